@@ -32,6 +32,7 @@
 #include "fsdp/fsdp.h"
 #include "fsdp/ema.h"
 #include "fsdp/replay.h"
+#include "state/dict.h"
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "models/resnet.h"

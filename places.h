@@ -417,6 +417,7 @@
 #define kn_replay_why(...)   KN_PLACE(kn_replay_why(__VA_ARGS__))
 #define kn_replay_count(...) KN_PLACE(kn_replay_count(__VA_ARGS__))
 
+#include "state/places.h"
 #include "models/places.h"
 #endif
 

@@ -24,7 +24,9 @@ static const struct {
     [KN_MEM_WORKSPACE] = { "workspace", "lower the batch or the number of threads" },
     [KN_MEM_BUFFER] = { "buffers", "choose a smaller model" },
     [KN_MEM_DATA] = { "data", "lower the batch" },
+    [KN_MEM_STATE] = { "state dicts", "take them on rank 0 only, or sharded" },
     [KN_MEM_GRAPH] = { "recorded steps", "lower the batch, or don't record the step" },
+    [KN_MEM_CHECKPOINT] = { "checkpoint", "save without .async (--async-save)" },
     [KN_MEM_STORE] = { "offloaded", "free space in the folder of the store or choose another" },
     [KN_MEM_HOST] = { "host", "lower the batch" },
 };

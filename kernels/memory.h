@@ -32,7 +32,9 @@ typedef enum kn_mem_category {
     KN_MEM_WORKSPACE,  /* scratch of kernels and libraries */
     KN_MEM_BUFFER,     /* module buffers */
     KN_MEM_DATA,       /* data sets and batches */
+    KN_MEM_STATE,      /* state dicts, and copies of states on their way to a file */
     KN_MEM_GRAPH,      /* kept by recorded steps for their replays (kn_graph_begin) */
+    KN_MEM_CHECKPOINT, /* copies that asynchronous saves write (state/checkpoint.h) */
     KN_MEM_STORE,      /* offloaded to a file (kn_store_open): not memory, in no total or limit */
     KN_MEM_HOST,       /* metadata: tensors, nodes, modules */
     KN_MEM_COUNT

@@ -47,6 +47,14 @@ spiral() {
     cp "$TMP/output" "$TMP/$1"
 }
 
+# A state that four ranks saved goes on with the same losses on two, in another layout.
+run timeout 600 "$BUILD/examples/state_dict" --ranks 4 --save "$TMP/state.safetensors"
+check "state_dict: four ranks save" succeeds
+tail -n 1 "$TMP/output" >"$TMP/four"
+run timeout 600 "$BUILD/examples/state_dict" --ranks 2 --load "$TMP/state.safetensors"
+check "state_dict: two ranks load" succeeds
+check "state_dict: the losses have the same bits" cmp "$TMP/output" "$TMP/four"
+
 # A step that fails prints no value: the limits let it fail at the first or at a later one.
 for program in function optimizer spiral; do
     for limit in 100K 200K 400K; do

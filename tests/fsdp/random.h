@@ -9,6 +9,7 @@
  *   random_step.c       code shared by ranks and reference
  *   random_wrap.c       its options of fsdp
  *   random_ranks.c      training on ranks
+ *   random_state.c      moving the state
  *   random_reference.c  plain training
  *   random_check.c      comparing, reporting, counting occurrences
  *
@@ -294,6 +295,8 @@ int random_turn(const random_program *p, int round, int order[2]);
 /* The event before a step's round, from number i on; NULL: no more. */
 const random_event *random_event_at(const random_program *p, int step, int round, int *i);
 bool random_scale_gain(random_net *n); /* by 3/4, where its bytes are whole */
+/* Takes the state of n and its optimizers, overwrites it, and loads it again (random_state.c). */
+bool random_move_state(random_net *n, const random_optims *optims, int number);
 float random_fill_value(const char *name, int64_t i);
 
 /* ---- random_check.c -------------------------------------------------------------------------- */

@@ -222,6 +222,12 @@ static bool read_all(trainer *t)
     return true;
 }
 
+/* Everything, one parameter after another and as state dicts. */
+static bool read_and_move(trainer *t, const random_event *e)
+{
+    return read_all(t) && random_move_state(t->n, &t->optims, e->step + e->round);
+}
+
 static bool clear_all(trainer *t)
 {
     const kn_param *p;
@@ -245,7 +251,7 @@ static bool happen(trainer *t, const random_event *e)
     case EVENT_APPLY:
         return kn_fsdp_apply(&t->n->m[0], scale_in_root, t);
     case EVENT_READ:
-        return read_all(t);
+        return read_and_move(t, e);
     case EVENT_UNSHARD:
         return kn_unshard_wait(kn_fsdp_unshard(unit));
     case EVENT_UNSHARD_RESHARD:
@@ -329,6 +335,12 @@ static bool needs_own_draws(const random_program *p)
     return yes;
 }
 
+/* Whether the state moves before the second step, and in which kind (random_move_state). */
+static int moves(const random_program *p)
+{
+    return (p->option[O_DIM] + p->option[O_BATCH]) % 6;
+}
+
 int random_ranks(kn_comm *world, void *arg)
 {
     const random_job *job = arg;
@@ -345,7 +357,8 @@ int random_ranks(kn_comm *world, void *arg)
     random_begin(p);
     bool ok = n && build(&t);
     for (int i = 0; ok && i < random_number(p, O_STEPS); i++) {
-        ok = train_step(&t, i);
+        ok = (i != 1 || moves(p) == 0 || random_move_state(n, &t.optims, moves(p))) &&
+             train_step(&t, i);
         t.out->steps += ok;
     }
     if (!ok)

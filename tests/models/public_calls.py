@@ -18,7 +18,7 @@ kn_live_tensors kn_threads kn_set_free_cores kn_tracing kn_now kn_finish kn_rank
 kn_comm_size kn_world kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_set_grad_mode kn_set_check kn_checking
 kn_get_step kn_seed""".split()
 
-PLACES = "places.h", "autograd/places.h", "models/places.h"
+PLACES = "places.h", "autograd/places.h", "state/places.h", "models/places.h"
 
 # Functions that would end the process or wait for other ranks.
 SKIP = {"kn_abort_on_error", "kn_place_leave"}

@@ -1,0 +1,336 @@
+/* state/dict.c: a dictionary of tensors, numbers and texts by name. */
+#include "kernels/error_internal.h"
+#include "kernels/kernels.h"
+#include "kernels/memory_internal.h"
+#include "state/dict_internal.h"
+#include "tensor/tensor_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* FNV-1a. */
+static uint64_t hash_of(const char *name)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *name; name++)
+        h = (h ^ (unsigned char)*name) * 0x100000001b3u;
+    return h;
+}
+
+/* The slot of name, or the empty one where it would be. */
+static int *slot_of(const kn_state *s, const char *name)
+{
+    for (uint64_t at = hash_of(name);; at++) {
+        int *slot = &s->slot[at & (uint64_t)(s->slots - 1)];
+        if (!*slot || strcmp(s->list[*slot - 1].name, name) == 0)
+            return slot;
+    }
+}
+
+static void fill_slots(kn_state *s)
+{
+    memset(s->slot, 0, (size_t)s->slots * sizeof *s->slot);
+    for (int i = 0; i < s->count; i++)
+        *slot_of(s, s->list[i].name) = i + 1;
+}
+
+/* At most half of the slots are taken. */
+static bool grow_slots(kn_state *s, int count)
+{
+    int slots = s->slots ? s->slots : 16;
+    while (slots < 2 * count)
+        slots *= 2;
+    if (slots == s->slots)
+        return true;
+    int *slot = kn_host_calloc((size_t)slots, sizeof *slot);
+    if (!slot)
+        return false;
+    kn_host_free(s->slot);
+    s->slot = slot;
+    s->slots = slots;
+    fill_slots(s);
+    return true;
+}
+
+kn_state_item *kn_state_find(const kn_state *s, const char *name)
+{
+    const int at = s->slots ? *slot_of(s, name) : 0;
+    return at ? &s->list[at - 1] : NULL;
+}
+
+char *kn_state_join(const char *prefix, const char *name, const char *after)
+{
+    prefix = prefix ? prefix : "";
+    size_t n = strlen(prefix) + strlen(name) + (after ? strlen(after) : 0) + 2;
+    char *joined = kn_host_alloc(n);
+    if (joined)
+        snprintf(joined, n, "%s%s%s%s", prefix, name, after ? "." : "", after ? after : "");
+    return joined;
+}
+
+const char *kn_state_below(const char *name, const char *prefix)
+{
+    const size_t n = prefix ? strlen(prefix) : 0;
+    return n == 0 || strncmp(name, prefix, n) == 0 ? name + n : NULL;
+}
+
+/* ---- items ----------------------------------------------------------------------------------- */
+
+/* Its name stays. */
+static void empty(kn_state_item *i)
+{
+    kn_tensor_free(i->tensor);
+    kn_host_free(i->text);
+    *i = (kn_state_item){ .name = i->name };
+}
+
+kn_state_item *kn_state_add(kn_state *s, const char *prefix, const char *name)
+{
+    char *joined = kn_state_join(prefix, name, NULL);
+    kn_state_item *there = joined ? kn_state_find(s, joined) : NULL;
+    if (there)
+        empty(there);
+    if (there || !joined || !grow_slots(s, s->count + 1) ||
+        !kn_host_grow(&s->list, &s->room, s->count + 1, sizeof *s->list)) {
+        kn_host_free(joined);
+        return there;
+    }
+    s->list[s->count] = (kn_state_item){ .name = joined };
+    int *slot = slot_of(s, joined);
+    *slot = ++s->count;
+    return &s->list[s->count - 1];
+}
+
+kn_tensor *kn_state_tensor_new(kn_dtype dtype, int ndim, const int64_t *shape)
+{
+    return kn_tensor_new(dtype, KN_CPU, NULL, KN_MEM_STATE, ndim, shape, NULL, false);
+}
+
+bool kn_state_convert(void *to, kn_dtype to_dtype, const void *from, kn_dtype from_dtype, int64_t n)
+{
+    if (n == 0)
+        return true;
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    const kn_copy_args args = { .dst = kn_array_make(to, to_dtype, 1, &n),
+                                .src = kn_array_make((void *)from, from_dtype, 1, &n) };
+    return KN_LAUNCH(s, KN_K_COPY, args) && kn_stream_sync(s);
+}
+
+kn_state *kn_state_new(void)
+{
+    return kn_ok() ? kn_host_calloc(1, sizeof(kn_state)) : NULL;
+}
+
+void kn_state_free(kn_state *s)
+{
+    for (int i = 0; s && i < s->count; i++) {
+        empty(&s->list[i]);
+        kn_host_free(s->list[i].name);
+    }
+    if (s) {
+        kn_host_free(s->list);
+        kn_host_free(s->slot);
+    }
+    kn_host_free(s);
+}
+
+int kn_state_count(const kn_state *s)
+{
+    return kn_given(s, "kn_state_count", "the state") ? s->count : 0;
+}
+
+const char *kn_state_name(const kn_state *s, int i)
+{
+    if (!kn_given(s, "kn_state_name", "the state"))
+        return NULL;
+    if (i >= 0 && i < s->count)
+        return s->list[i].name;
+    kn_fail("kn_state_name: number %d doesn't exist; the state has %d names", i, s->count);
+    return NULL;
+}
+
+bool kn_state_has(const kn_state *s, const char *name)
+{
+    return kn_given(s, "kn_state_has", "the state") && kn_given(name, "kn_state_has", "the name") &&
+           kn_state_find(s, name);
+}
+
+kn_state_value kn_state_type(const kn_state *s, const char *name)
+{
+    static const char what[] = "kn_state_type";
+    const kn_state_item *i = kn_given(s, what, "the state") && kn_given(name, what, "the name")
+                                 ? kn_state_find(s, name)
+                                 : NULL;
+    return i ? i->type : KN_STATE_NOTHING;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static const char *const types[] = { "nothing", "a tensor", "a whole number", "a number",
+                                     "a text" };
+
+/* The item of a value to set. */
+static kn_state_item *to_set(kn_state *s, const char *name, const char *what, kn_state_value type)
+{
+    if (!kn_ok() || !kn_given(s, what, "the state") || !kn_given_path(name, what, "the name"))
+        return NULL;
+    kn_state_item *i = kn_state_add(s, NULL, name);
+    if (i)
+        i->type = type;
+    return i;
+}
+
+bool kn_state_set_int(kn_state *s, const char *name, int64_t value)
+{
+    kn_state_item *i = to_set(s, name, "kn_state_set_int", KN_STATE_INT);
+    if (i)
+        i->whole_number = value;
+    return i != NULL;
+}
+
+bool kn_state_set_number(kn_state *s, const char *name, double value)
+{
+    kn_state_item *i = to_set(s, name, "kn_state_set_number", KN_STATE_NUMBER);
+    if (i)
+        i->number = value;
+    return i != NULL;
+}
+
+bool kn_state_set_text(kn_state *s, const char *name, const char *value)
+{
+    char *copy = kn_given(value, "kn_state_set_text", "the text") ? kn_host_strdup(value) : NULL;
+    kn_state_item *i = copy ? to_set(s, name, "kn_state_set_text", KN_STATE_TEXT) : NULL;
+    if (i)
+        i->text = copy;
+    else
+        kn_host_free(copy);
+    return i != NULL;
+}
+
+bool kn_state_set_tensor(kn_state *s, const char *name, const kn_tensor *value)
+{
+    static const char what[] = "kn_state_set_tensor";
+    if (!kn_ok() || !kn_given(s, what, "the state") || !kn_given_path(name, what, "the name") ||
+        !kn_check(value, what))
+        return false;
+    const kn_dtype t = kn_dtype_of(value);
+    kn_tensor *copy = kn_state_tensor_new(t, kn_ndim(value), kn_shape(value));
+    bool ok = copy &&
+              kn_to_host(value, kn_array_of(copy).data, (size_t)kn_numel(value) * kn_dtype_size(t));
+    kn_state_item *i = ok ? to_set(s, name, what, KN_STATE_TENSOR) : NULL;
+    if (!i) {
+        kn_tensor_free(copy);
+        return false;
+    }
+    i->tensor = copy;
+    i->dtype = t;
+    i->ndim = kn_ndim(copy);
+    memcpy(i->shape, kn_shape(copy), (size_t)i->ndim * sizeof *i->shape);
+    return true;
+}
+
+/* NULL with an error where there is no such value. */
+static const kn_state_item *to_read(const kn_state *s, const char *name, const char *what,
+                                    kn_state_value type)
+{
+    if (!kn_given(s, what, "the state") || !kn_given(name, what, "the name"))
+        return NULL;
+    const kn_state_item *i = kn_state_find(s, name);
+    if (i && (i->type == type || (type == KN_STATE_NUMBER && i->type == KN_STATE_INT)))
+        return i;
+    if (i)
+        kn_fail("%s: '%s' is %s, not %s", what, name, types[i->type], types[type]);
+    else
+        kn_fail("%s: the state has no '%s'", what, name);
+    return NULL;
+}
+
+int64_t kn_state_int(const kn_state *s, const char *name)
+{
+    const kn_state_item *i = to_read(s, name, "kn_state_int", KN_STATE_INT);
+    return i ? i->whole_number : 0;
+}
+
+double kn_state_number(const kn_state *s, const char *name)
+{
+    const kn_state_item *i = to_read(s, name, "kn_state_number", KN_STATE_NUMBER);
+    return !i ? 0 : i->type == KN_STATE_INT ? (double)i->whole_number : i->number;
+}
+
+const char *kn_state_text(const kn_state *s, const char *name)
+{
+    const kn_state_item *i = to_read(s, name, "kn_state_text", KN_STATE_TEXT);
+    return i ? i->text : NULL;
+}
+
+kn_tensor *kn_state_tensor(const kn_state *s, const char *name)
+{
+    const kn_state_item *i = to_read(s, name, "kn_state_tensor", KN_STATE_TENSOR);
+    return i ? i->tensor : NULL;
+}
+
+bool kn_state_remove(kn_state *s, const char *name)
+{
+    static const char what[] = "kn_state_remove";
+    if (!kn_given(s, what, "the state") || !kn_given(name, what, "the name"))
+        return false;
+    kn_state_item *i = kn_state_find(s, name);
+    if (!i)
+        return kn_fail("%s: the state has no '%s'", what, name);
+    empty(i);
+    kn_host_free(i->name);
+    memmove(i, i + 1, (size_t)(&s->list[s->count] - (i + 1)) * sizeof *i);
+    s->count--;
+    fill_slots(s);
+    return true;
+}
+
+/* ---- merging --------------------------------------------------------------------------------- */
+
+static bool same_value(const kn_state_item *a, const kn_state_item *b)
+{
+    if (a->type != b->type)
+        return false;
+    switch (a->type) {
+    case KN_STATE_INT:
+        return a->whole_number == b->whole_number;
+    case KN_STATE_NUMBER:
+        return memcmp(&a->number, &b->number, sizeof a->number) == 0;
+    case KN_STATE_TEXT:
+        return strcmp(a->text, b->text) == 0;
+    default:
+        return false;
+    }
+}
+
+bool kn_state_merge(kn_state *s, kn_state *other)
+{
+    static const char what[] = "kn_state_merge";
+    if (!kn_ok() || !kn_given(s, what, "the state") || !kn_given(other, what, "the other state"))
+        return false;
+    if (s == other)
+        return kn_fail("%s: both states are the same", what);
+    for (int i = 0; i < other->count; i++) {
+        const kn_state_item *there = kn_state_find(s, other->list[i].name);
+        if (there && !same_value(there, &other->list[i]))
+            return kn_fail("%s: both states have '%s', with other values; take one of them with "
+                           "another .prefix",
+                           what, there->name);
+    }
+    const int count = s->count + other->count;
+    if (!grow_slots(s, count) || !kn_host_grow(&s->list, &s->room, count, sizeof *s->list))
+        return false;
+    for (int i = 0; i < other->count; i++) {
+        kn_state_item *from = &other->list[i];
+        if (kn_state_find(s, from->name))
+            continue;
+        s->list[s->count] = *from;
+        int *slot = slot_of(s, from->name);
+        *slot = ++s->count;
+        *from = (kn_state_item){ 0 };
+    }
+    kn_state_free(other);
+    return true;
+}

@@ -1,0 +1,206 @@
+/* state/dict.h: state dicts: the parameters and buffers of a module, and what an optimizer and
+ * other objects keep, as a dictionary in host memory: tensors, numbers and texts by name.
+ *
+ *     kn_state *s = kn_state_dict(&net, .prefix = "model.");          // every rank calls
+ *     kn_state_merge(s, kn_optim_state_dict(opt, .prefix = "optim."));
+ *     kn_state_put(s, .loader = data, .random = true);
+ *     if (kn_rank(kn_world()) == 0)
+ *         kn_state_save(s, "run.safetensors");
+ *     kn_state_free(s);
+ *
+ *     kn_state *s = kn_state_open("run.safetensors");                 // on any number of ranks
+ *     kn_load_state_dict(&net, s, .prefix = "model.");
+ *     kn_load_optim_state_dict(opt, s, .prefix = "optim.");
+ *     kn_state_get(s, .loader = data, .random = true);
+ *
+ * Names and values don't depend on the number of ranks, strategy, layout, device or offload, nor on
+ * whether anything is wrapped. A parameter that several modules share comes once, under its first
+ * name; a load takes any of its names. A module's names begin below it; an optimizer's at the root
+ * of the tree, so that the states of optimizers over parts of a tree make up one dictionary:
+ *
+ *   h.0.attn.weight              a parameter or buffer
+ *   h.0.attn.weight.exp_avg      the optimizer's state of it (kn_optim_state_name_of)
+ *   h.0.attn.weight.step         steps taken; .lr, .lr_mul, .weight_decay: as its group has them
+ *
+ * A load that fails changes nothing on any rank. */
+#ifndef KNAP_STATE_DICT_H
+#define KNAP_STATE_DICT_H
+
+#include "data/loader.h"
+#include "fsdp/ema.h"
+#include "optim/optim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kn_state kn_state;
+
+typedef enum kn_state_kind {
+    KN_STATE_DEFAULT = 0, /* what kn_state_dict_type set, else KN_STATE_FULL */
+    KN_STATE_FULL,        /* whole tensors on every rank. Collective; buffers are rank 0's */
+    /* This rank's part of each tensor, and its own buffers: nothing is sent. Loaded on the ranks
+     * that took it, with any strategy and layout; nothing is sent where these are the same. */
+    KN_STATE_SHARDED,
+    /* This rank's flat part of each unit as it lies in memory, "<unit>._flat_param", with padding
+     * (FSDP1's local state dict); else as sharded. Nothing is sent. Only for the same sharding. */
+    KN_STATE_LOCAL,
+    KN_STATE_KINDS
+} kn_state_kind;
+
+/* ---- taking ---------------------------------------------------------------------------------- */
+
+typedef struct kn_state_dict_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_state_kind kind;
+    bool rank0_only;    /* full: the other ranks get an empty dictionary */
+    const char *prefix; /* before each name */
+    kn_dtype dtype;     /* of float tensors; default: that of the masters */
+    const kn_ema *ema;  /* module: averages in place of the parameters that have one */
+    kn_comm *comm; /* ranks that hold the same; NULL: those of the units, else this one alone */
+} kn_state_dict_options;
+/* The state of module, any struct that begins with a kn_module, or of an optimizer; between steps.
+ * A full one takes as many bytes as the whole tensors (KN_MEM_STATE) on the ranks that get it, and
+ * on the others as many as the largest. The caller frees the result; NULL with an error. */
+KN_API kn_state *kn_state_dict_(void *module, kn_state_dict_options o);
+#define kn_state_dict(module, ...)                                                                 \
+    kn_state_dict_((module),                                                                       \
+                   (kn_state_dict_options){ ._size = sizeof(kn_state_dict_options), __VA_ARGS__ })
+KN_API kn_state *kn_optim_state_dict_(const kn_optim *o, kn_state_dict_options options);
+#define kn_optim_state_dict(optim, ...)                                                            \
+    kn_optim_state_dict_(                                                                          \
+        (optim), (kn_state_dict_options){ ._size = sizeof(kn_state_dict_options), __VA_ARGS__ })
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+/* Names that didn't fit: lists that end with NULL; NULL where there are none. */
+typedef struct kn_load_report {
+    char **missing;    /* wanted, but not in the dictionary */
+    char **unexpected; /* tensors with the prefix that nothing wants */
+    char *
+        *mismatched; /* of another shape, or not of floats where floats are wanted, or reversely */
+} kn_load_report;
+KN_API void kn_load_report_free(kn_load_report *r); /* NULL is fine */
+
+typedef struct kn_load_state_dict_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    const char *prefix;     /* names with it are loaded; the others are left alone */
+    bool not_strict;        /* what fits is loaded; else a name that doesn't fit is an error */
+    kn_load_report *report; /* filled in, also where the load fails; kn_load_report_free */
+    /* Rank 0's whole tensors are dealt out, one at a time; the others give NULL as the state. */
+    bool from_rank0;
+    kn_ema *ema; /* module: fills the averages, and the parameters without one */
+    /* Optimizer: its steps, rate and groups stay as they are; only tensors are loaded. */
+    bool keep_options;
+    kn_comm *comm; /* as of kn_state_dict */
+} kn_load_state_dict_options;
+/* Fills module or optim, made with any sharding, from s, which stays the caller's. Floats are
+ * converted to the dtype of the masters. Each rank cuts its part of whole tensors. An optimizer for
+ * a part of a tree takes the names of that part. Ranks agree before anything is written, so every
+ * rank calls it. */
+KN_API bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_options o);
+#define kn_load_state_dict(module, s, ...)                                                         \
+    kn_load_state_dict_(                                                                           \
+        (module), (s),                                                                             \
+        (kn_load_state_dict_options){ ._size = sizeof(kn_load_state_dict_options), __VA_ARGS__ })
+KN_API bool kn_load_optim_state_dict_(kn_optim *optim, const kn_state *s,
+                                      kn_load_state_dict_options o);
+#define kn_load_optim_state_dict(optim, s, ...)                                                    \
+    kn_load_optim_state_dict_(                                                                     \
+        (optim), (s),                                                                              \
+        (kn_load_state_dict_options){ ._size = sizeof(kn_load_state_dict_options), __VA_ARGS__ })
+
+/* ---- a kind for a scope ---------------------------------------------------------------------- */
+
+typedef struct kn_state_dict_type_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_state_kind optim_kind; /* default: kind */
+    bool rank0_only;          /* of full ones */
+    bool optim_rank0_only;
+} kn_state_dict_type_options;
+typedef struct kn_state_dict_scope {
+    struct kn_state_scoped *type;
+} kn_state_dict_scope;
+/* From here to kn_state_dict_type_end: the kind, and with it .rank0_only, of the state dicts of the
+ * modules at and below module, and of their optimizers, that give no kind of their own; on the
+ * calling thread. The innermost scope that holds a module counts. */
+KN_API kn_state_dict_scope kn_state_dict_type_(void *module, kn_state_kind kind,
+                                               kn_state_dict_type_options o);
+#define kn_state_dict_type(module, kind, ...)                                                      \
+    kn_state_dict_type_(                                                                           \
+        (module), (kind),                                                                          \
+        (kn_state_dict_type_options){ ._size = sizeof(kn_state_dict_type_options), __VA_ARGS__ })
+KN_API bool kn_state_dict_type_end(kn_state_dict_scope scope);
+
+/* ---- other objects --------------------------------------------------------------------------- */
+
+typedef struct kn_state_objects {
+    size_t _size;
+    struct kn_guard *_positional;
+    const char *prefix;
+    kn_scaler *scaler;     /* scaler.scale, scaler.good, scaler.skipped */
+    kn_schedule *schedule; /* schedule.lr and its other numbers; put: only read */
+    kn_ema *ema;           /* ema.updates; the averages: kn_state_dict(.ema) */
+    kn_loader *loader;     /* loader.epoch and the rest of its position */
+    bool random;           /* random.seed and random.step, of which all draws are functions */
+} kn_state_objects;
+/* Puts their numbers into s, and sets the objects as s has them: all of them or, with an error,
+ * none. Nothing is sent. */
+KN_API bool kn_state_put_(kn_state *s, kn_state_objects o);
+#define kn_state_put(s, ...)                                                                       \
+    kn_state_put_((s), (kn_state_objects){ ._size = sizeof(kn_state_objects), __VA_ARGS__ })
+KN_API bool kn_state_get_(const kn_state *s, kn_state_objects o);
+#define kn_state_get(s, ...)                                                                       \
+    kn_state_get_((s), (kn_state_objects){ ._size = sizeof(kn_state_objects), __VA_ARGS__ })
+
+/* ---- the dictionary -------------------------------------------------------------------------- */
+
+KN_API kn_state *kn_state_new(void);    /* empty; the caller frees it */
+KN_API void kn_state_free(kn_state *s); /* NULL is fine */
+KN_API int kn_state_count(const kn_state *s);
+KN_API const char *kn_state_name(const kn_state *s, int i); /* in the order they came; borrowed */
+KN_API bool kn_state_has(const kn_state *s, const char *name);
+typedef enum kn_state_value {
+    KN_STATE_NOTHING = 0, /* the name isn't there */
+    KN_STATE_TENSOR,
+    KN_STATE_INT,
+    KN_STATE_NUMBER,
+    KN_STATE_TEXT
+} kn_state_value;
+KN_API kn_state_value kn_state_type(const kn_state *s, const char *name);
+/* Values. Set: a name that is there gets the new value; of tensors a copy. Reading what isn't
+ * there, or is of another type, is an error and 0 or NULL. Borrowed. */
+KN_API bool kn_state_set_int(kn_state *s, const char *name, int64_t value);
+KN_API bool kn_state_set_number(kn_state *s, const char *name, double value);
+KN_API bool kn_state_set_text(kn_state *s, const char *name, const char *value);
+KN_API bool kn_state_set_tensor(kn_state *s, const char *name, const kn_tensor *value);
+KN_API int64_t kn_state_int(const kn_state *s, const char *name);
+KN_API double kn_state_number(const kn_state *s, const char *name); /* of an int, too */
+KN_API const char *kn_state_text(const kn_state *s, const char *name);
+/* On the CPU: whole, or of a sharded or local state this rank's part, 1-d. */
+KN_API kn_tensor *kn_state_tensor(const kn_state *s, const char *name);
+KN_API bool kn_state_remove(kn_state *s, const char *name);
+/* Moves all of other into s and frees other. A name in both with another value is an error; then
+ * both stay as they are. */
+KN_API bool kn_state_merge(kn_state *s, kn_state *other);
+
+typedef enum kn_state_keys { KN_KEYS_DEFAULT = 0, KN_KEYS_NAME, KN_KEYS_INDEX } kn_state_keys;
+/* Keys of an optimizer's state: "h.0.attn.weight.exp_avg" becomes "3.exp_avg" and back; 3 is the
+ * parameter's number in kn_params(module). prefix (NULL: none) stays before both; names without it
+ * stay. A key of no parameter is an error; then s stays as it is. */
+KN_API bool kn_state_rekey(kn_state *s, void *module, kn_state_keys keys, const char *prefix);
+
+/* One .safetensors file with all tensors and values, by this process alone: rank 0 has a full
+ * state. An interrupted save leaves the old file whole. */
+KN_API bool kn_state_save(const kn_state *s, const char *path);
+/* The same of any .safetensors file, PyTorch's and Hugging Face's too. The caller frees the result;
+ * NULL with an error. */
+KN_API kn_state *kn_state_open(const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,115 @@
+/* state/dict_internal.h (private): items of state dicts, for the files of this folder. */
+#ifndef KNAP_STATE_DICT_INTERNAL_H
+#define KNAP_STATE_DICT_INTERNAL_H
+
+#include "state/dict.h"
+#include "state/entries.h"
+
+typedef struct kn_state_item {
+    char *name; /* owned */
+    kn_state_value type;
+    /* a tensor */
+    kn_tensor *tensor; /* owned; whole, or this rank's part, 1-d; NULL: another rank has it */
+    kn_dtype dtype;
+    int ndim;
+    int64_t shape[KN_MAX_DIMS]; /* of the whole */
+    /* a part of it; shards 0: it is whole */
+    kn_interval part;
+    int ranks, rank, shards; /* of the ranks that took it; this one; how many parts there are */
+    uint64_t split;          /* a hash of all parts, the same on all ranks */
+    bool flat;               /* a unit's flat part (KN_STATE_LOCAL): split is that of its layout */
+    /* another value */
+    int64_t whole_number;
+    double number;
+    char *text; /* owned */
+} kn_state_item;
+
+struct kn_state {
+    kn_state_item *list;
+    int count;
+    int64_t room;
+    int *slot; /* [slots] of a hash table over names: number in list + 1, or 0 */
+    int slots; /* a power of two, or 0 */
+};
+
+/* ---- dict.c ---------------------------------------------------------------------------------- */
+
+/* NULL, without an error, where there is none. */
+kn_state_item *kn_state_find(const kn_state *s, const char *name);
+/* Adds an item of that name, prefix + name, or empties the one that is there; NULL with an error.
+ * It stays at its place until the next one is added. */
+kn_state_item *kn_state_add(kn_state *s, const char *prefix, const char *name);
+/* prefix + name + (after: "." + after) in memory of the caller's; NULL with an error. */
+char *kn_state_join(const char *prefix, const char *name, const char *after);
+/* A tensor's bytes for s: row-major host memory; not filled. NULL with an error. */
+kn_tensor *kn_state_tensor_new(kn_dtype dtype, int ndim, const int64_t *shape);
+/* to[n] of one dtype = from[n] of another, both in host memory. Takes no memory. */
+bool kn_state_convert(void *to, kn_dtype to_dtype, const void *from, kn_dtype from_dtype,
+                      int64_t n);
+/* The name without prefix (NULL: none); NULL where it has another beginning. */
+const char *kn_state_below(const char *name, const char *prefix);
+
+/* ---- scope.c --------------------------------------------------------------------------------- */
+
+/* What a call with these options takes of m: sets *kind (never the default) and *rank0_only; false
+ * with an error where they don't fit. */
+bool kn_state_kind_for(const kn_module_impl *m, const kn_state_dict_options *o, bool optim,
+                       kn_state_kind *kind, bool *rank0_only, const char *what);
+
+/* ---- local.c --------------------------------------------------------------------------------- */
+
+/* Flat parts of the units at and below a module. */
+typedef struct kn_flat {
+    char *name; /* owned: prefix + "<unit below the module>._flat_param" */
+    kn_bucket *bucket;
+    uint64_t split; /* of its layout */
+} kn_flat;
+typedef struct kn_flats {
+    kn_flat *list;
+    int count;
+    int64_t room;
+} kn_flats;
+bool kn_flats_list(kn_flats *f, kn_module *module, const char *prefix);
+void kn_flats_free(kn_flats *f);
+bool kn_flats_take(const kn_flats *f, kn_state *s, kn_dtype dtype);
+/* Room for load's conversion; may be NULL where the dtype is the master's. */
+bool kn_flat_write(const kn_flat *f, const kn_state_item *item, void *room);
+/* A hash of how e is cut, over all its parts. */
+uint64_t kn_entry_split(const kn_entry *e);
+
+/* ---- optim_values.c -------------------------------------------------------------------------- */
+
+/* The numbers of an optimizer's dictionary: of each parameter that it steps "<parameter>.step",
+ * ".lr", ".lr_mul" and ".weight_decay". */
+bool kn_optim_values_take(kn_state *s, const kn_optim *o, const char *prefix);
+typedef struct kn_optim_values {
+    int64_t steps;
+    double lr, *lr_mul, *weight_decay; /* [parameters]; owned */
+    bool any;
+} kn_optim_values;
+typedef struct kn_names {
+    char **list; /* ends with NULL; owned */
+    int count;
+    int64_t room;
+} kn_names;
+bool kn_names_add(kn_names *n, const char *name);
+void kn_names_free(kn_names *n);
+/* Reads them; what isn't there comes into missing. False with an error where they contradict each
+ * other. */
+bool kn_optim_values_read(kn_optim_values *v, const kn_state *s, const kn_optim *o,
+                          const char *prefix, kn_names *missing);
+bool kn_optim_values_set(const kn_optim_values *v, kn_optim *o); /* frees them, too */
+void kn_optim_values_free(kn_optim_values *v);
+/* True if o steps its parameter number i and so keeps numbers of it. */
+bool kn_optim_steps_param(const kn_optim *o, const kn_param *p, int i);
+
+/* ---- share.c --------------------------------------------------------------------------------- */
+
+/* Every rank gets rank 0's names, shapes and values, without the bytes of tensors; s is NULL on the
+ * others. Collective. The caller frees it. */
+kn_state *kn_state_header(const kn_state *s, kn_comm *comm);
+/* The values of s as a JSON object, NULL with an error; and back into s. */
+char *kn_state_values_text(const kn_state *s); /* to be freed with free */
+bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where);
+
+#endif

@@ -1,0 +1,160 @@
+/* state/share.c: a state's names, shapes and values as JSON: in a file's metadata, and on their way
+ * from rank 0 to the others. */
+#include "comm/comm_internal.h"
+#include "kernels/error_internal.h"
+#include "state/dict_internal.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A whole number as such, a text as such, another number as {"number": "0.1"}, which may be inf. */
+static json_t *json_of(const kn_state_item *i)
+{
+    char text[40];
+    if (i->type == KN_STATE_INT)
+        return json_integer(i->whole_number);
+    if (i->type == KN_STATE_TEXT)
+        return json_string(i->text);
+    snprintf(text, sizeof text, "%.17g", i->number);
+    return json_pack("{s:s}", "number", text);
+}
+
+static bool value_from(kn_state_item *i, const json_t *j)
+{
+    const char *number = json_string_value(json_object_get(j, "number"));
+    char *end = NULL;
+    if (json_is_integer(j)) {
+        i->type = KN_STATE_INT;
+        i->whole_number = json_integer_value(j);
+        return true;
+    }
+    if (number) {
+        i->type = KN_STATE_NUMBER;
+        i->number = strtod(number, &end);
+        return end > number && !*end;
+    }
+    i->type = KN_STATE_TEXT;
+    i->text = json_is_string(j) ? kn_host_strdup(json_string_value(j)) : NULL;
+    return i->text != NULL;
+}
+
+static bool no_json(const kn_state_item *i)
+{
+    return kn_ok() && kn_fail("state: '%s' can't be written as JSON: it isn't UTF-8, or memory is "
+                              "out",
+                              i->name);
+}
+
+char *kn_state_values_text(const kn_state *s)
+{
+    json_t *all = json_object();
+    bool ok = all || kn_fail("state: no memory for its values");
+    for (int i = 0; ok && i < s->count; i++)
+        if (s->list[i].type != KN_STATE_TENSOR)
+            ok = json_object_set_new(all, s->list[i].name, json_of(&s->list[i])) == 0 ||
+                 no_json(&s->list[i]);
+    char *text = ok ? json_dumps(all, JSON_COMPACT) : NULL;
+    json_decref(all);
+    if (ok && !text)
+        kn_fail("state: no memory for its values");
+    return text;
+}
+
+bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where)
+{
+    json_error_t error;
+    json_t *all = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error), *value;
+    const char *name;
+    bool ok = json_is_object(all) || kn_fail("%s: its values are no JSON object (%s)", where,
+                                             all ? "another" : error.text);
+    if (ok)
+        json_object_foreach(all, name, value)
+        {
+            if (kn_state_find(s, name))
+                ok = kn_fail("%s: '%s' is a tensor and a value", where, name);
+            kn_state_item *i = ok ? kn_state_add(s, NULL, name) : NULL;
+            ok = i && value_from(i, value);
+            if (!ok)
+                break;
+        }
+    json_decref(all);
+    return ok || (kn_ok() && kn_fail("%s: a value in it is no number or text", where));
+}
+
+/* ---- rank 0's names -------------------------------------------------------------------------- */
+
+static json_t *header_of(const kn_state_item *i)
+{
+    if (i->type != KN_STATE_TENSOR)
+        return json_pack("[s,o]", i->name, json_of(i));
+    json_t *shape = json_array();
+    for (int d = 0; shape && d < i->ndim; d++)
+        json_array_append_new(shape, json_integer(i->shape[d]));
+    return json_pack("[s,i,o]", i->name, (int)i->dtype, shape);
+}
+
+static char *header_text(const kn_state *s)
+{
+    json_t *all = json_array();
+    bool ok = all || kn_fail("state: no memory for its names");
+    for (int i = 0; ok && i < s->count; i++) {
+        const kn_state_item *item = &s->list[i];
+        if (item->type == KN_STATE_TENSOR && (item->flat || item->shards > 1))
+            ok = kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full",
+                         item->name);
+        else
+            ok = json_array_append_new(all, header_of(item)) == 0 || no_json(item);
+    }
+    char *text = ok ? json_dumps(all, JSON_COMPACT) : NULL;
+    json_decref(all);
+    if (ok && !text)
+        kn_fail("state: no memory for its names");
+    return text;
+}
+
+static bool add_header(kn_state *s, const json_t *j)
+{
+    const char *name = json_string_value(json_array_get(j, 0));
+    const json_t *shape = json_array_get(j, 2);
+    kn_state_item *i = name ? kn_state_add(s, NULL, name) : NULL;
+    if (!i)
+        return false;
+    if (!shape)
+        return value_from(i, json_array_get(j, 1));
+    i->type = KN_STATE_TENSOR;
+    i->dtype = (kn_dtype)json_integer_value(json_array_get(j, 1));
+    i->ndim = (int)json_array_size(shape);
+    for (int d = 0; d < i->ndim && d < KN_MAX_DIMS; d++)
+        i->shape[d] = json_integer_value(json_array_get(shape, (size_t)d));
+    return true;
+}
+
+/* text: rank 0's own bytes, which it trusts. */
+static kn_state *parse_header(const char *text, size_t size)
+{
+    json_error_t error;
+    json_t *all = json_loadb(text, size, 0, &error);
+    kn_state *s = kn_state_new();
+    bool ok = s && (all || kn_fail("state: no memory for its names"));
+    for (size_t i = 0; ok && i < json_array_size(all); i++)
+        ok = add_header(s, json_array_get(all, i)) ||
+             (kn_ok() && kn_fail("state: no memory for its names"));
+    json_decref(all);
+    if (ok)
+        return s;
+    kn_state_free(s);
+    return NULL;
+}
+
+kn_state *kn_state_header(const kn_state *s, kn_comm *comm)
+{
+    char *text = kn_rank(comm) == 0 ? header_text(s) : NULL;
+    size_t size = text ? strlen(text) : 0;
+    char *all = kn_ok() ? kn_broadcast_bytes(comm, text, &size, 0) : NULL;
+    free(text);
+    kn_state *header = all ? parse_header(all, size) : NULL;
+    kn_host_free(all);
+    return header;
+}

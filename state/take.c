@@ -1,0 +1,152 @@
+/* state/take.c: takes the state of a module or an optimizer. What may fail for want of memory does
+ * so first; then the ranks gather one tensor after the other. */
+#include "comm/comm_internal.h"
+#include "kernels/error_internal.h"
+#include "state/dict_internal.h"
+
+#include <string.h>
+
+typedef struct taking {
+    kn_entries all;
+    kn_flats flats;
+    kn_state *s;
+    kn_state_kind kind;
+    bool here;    /* this rank gets the tensors */
+    size_t below; /* length of the path that names lose */
+    const char *prefix;
+    kn_dtype dtype; /* of floats; KN_DTYPE_DEFAULT: their own */
+    void *room;     /* for a tensor on its way */
+} taking;
+
+static kn_dtype dtype_of(const taking *t, const kn_entry *e)
+{
+    return t->dtype && kn_dtype_is_float(e->dtype) ? t->dtype : e->dtype;
+}
+
+/* Of a local state, another item holds it. */
+static bool left_out(const taking *t, const kn_entry *e)
+{
+    return t->flats.count > 0 && e->kind == KN_ENTRY_PARAM && e->bucket;
+}
+
+static bool add_item(taking *t, const kn_entry *e)
+{
+    const bool full = t->kind == KN_STATE_FULL;
+    const int64_t count = kn_interval_numel(e->part);
+    const int before = t->s->count;
+    kn_tensor *tensor =
+        kn_state_tensor_new(dtype_of(t, e), full ? e->ndim : 1, full ? e->shape : &count);
+    kn_state_item *i = tensor ? kn_state_add(t->s, t->prefix, e->name + t->below) : NULL;
+    if (!i || t->s->count == before) {
+        kn_tensor_free(tensor);
+        return i && kn_fail("state: two tensors are called '%s'", i->name);
+    }
+    i->type = KN_STATE_TENSOR;
+    i->tensor = tensor;
+    i->dtype = kn_dtype_of(tensor);
+    i->ndim = e->ndim;
+    memcpy(i->shape, e->shape, sizeof i->shape);
+    if (!full) {
+        i->part = e->part;
+        i->ranks = kn_comm_size(t->all.comm);
+        i->rank = kn_rank(t->all.comm);
+        i->shards = e->bucket ? e->bucket->shards : 1;
+        i->split = kn_entry_split(e);
+    }
+    return true;
+}
+
+/* Room for the largest tensor that doesn't go to its place at once. */
+static bool make_room(taking *t)
+{
+    size_t most = 0;
+    for (int i = 0; i < t->all.count; i++) {
+        const kn_entry *e = &t->all.list[i];
+        const size_t bytes = t->kind == KN_STATE_FULL ? kn_entry_bytes(e) : kn_entry_part_bytes(e);
+        if ((!t->here || dtype_of(t, e) != e->dtype) && bytes > most)
+            most = bytes;
+    }
+    t->room = kn_host_alloc(most + 1);
+    return t->room != NULL;
+}
+
+static bool fill(const taking *t, const kn_entry *e, int *item)
+{
+    kn_state_item *i = t->here ? &t->s->list[(*item)++] : NULL;
+    void *values = i ? kn_array_of(i->tensor).data : NULL;
+    const bool straight = i && i->dtype == e->dtype;
+    void *to = straight ? values : t->room;
+    if (t->kind == KN_STATE_FULL ? !kn_entry_gather(e, &t->all, to) : !kn_entry_read(e, to))
+        return false;
+    return !i || straight || kn_state_convert(values, i->dtype, to, e->dtype, kn_numel(i->tensor));
+}
+
+/* A rank that can't says so before the others begin to gather. */
+static bool run(taking *t)
+{
+    bool ok = true;
+    for (int i = 0; ok && t->here && i < t->all.count; i++)
+        ok = left_out(t, &t->all.list[i]) || add_item(t, &t->all.list[i]);
+    ok = ok && make_room(t);
+    if (t->kind == KN_STATE_FULL)
+        ok = kn_agree(t->all.comm, ok) && ok;
+    int item = 0;
+    for (int i = 0; ok && i < t->all.count; i++)
+        ok = left_out(t, &t->all.list[i]) || fill(t, &t->all.list[i], &item);
+    return ok && kn_flats_take(&t->flats, t->s, t->dtype) && kn_ok();
+}
+
+static kn_state *end(taking *t, bool ok)
+{
+    ok = kn_entries_end(&t->all) && ok && kn_ok();
+    kn_flats_free(&t->flats);
+    kn_host_free(t->room);
+    if (ok)
+        return t->s;
+    kn_state_free(t->s);
+    return NULL;
+}
+
+static bool begin(taking *t, const kn_module_impl *m, const kn_state_dict_options *o, bool optim,
+                  const char *what)
+{
+    bool rank0_only;
+    if (!kn_state_kind_for(m, o, optim, &t->kind, &rank0_only, what))
+        return false;
+    if (o->dtype && ((unsigned)o->dtype >= KN_DTYPE_COUNT || !kn_dtype_is_float(o->dtype)))
+        return kn_fail("%s: .dtype is %s; it is that of float tensors", what,
+                       kn_dtype_name(o->dtype));
+    t->dtype = o->dtype;
+    t->prefix = o->prefix;
+    t->s = kn_state_new();
+    bool ok = t->s && kn_entries_begin(&t->all, m->self, o->comm);
+    t->here = !rank0_only || kn_rank(t->all.comm) == 0;
+    return ok;
+}
+
+kn_state *kn_state_dict_(void *module, kn_state_dict_options o)
+{
+    static const char what[] = "kn_state_dict";
+    const kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
+    taking t = { 0 };
+    bool ok = m && begin(&t, m, &o, false, what);
+    t.below = ok && *m->path ? strlen(m->path) + 1 : 0;
+    ok = ok && (t.kind != KN_STATE_LOCAL || kn_flats_list(&t.flats, module, o.prefix));
+    if (ok && t.flats.count > 0 && o.ema)
+        ok = kn_fail("%s: .ema isn't for local states, which hold units as they lie in memory",
+                     what);
+    ok = ok && kn_entries_add_model(&t.all, o.ema) && run(&t);
+    return end(&t, ok);
+}
+
+kn_state *kn_optim_state_dict_(const kn_optim *optim, kn_state_dict_options o)
+{
+    static const char what[] = "kn_optim_state_dict";
+    taking t = { 0 };
+    bool ok = kn_ok() && kn_given(optim, what, "the optimizer");
+    const kn_module *m = ok ? kn_optim_module(optim) : NULL;
+    ok = m && (!o.ema || kn_fail("%s: .ema is for kn_state_dict", what)) &&
+         begin(&t, m->impl, &o, true, what) && kn_entries_add_optim(&t.all, optim) && run(&t) &&
+         (!t.here || kn_optim_values_take(t.s, optim, o.prefix));
+    return end(&t, ok);
+}
