@@ -33,6 +33,8 @@
 #include "fsdp/ema.h"
 #include "fsdp/replay.h"
 #include "state/dict.h"
+#include "state/folder.h"
+#include "state/checkpoint.h"
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "models/resnet.h"
@@ -41,8 +43,7 @@
 #include "models/text.h"
 #include "models/tokenizer.h"
 #include "models/sample.h"
-#include "models/checkpoint.h"
-#include "models/run_folder.h"
+#include "models/record.h"
 #include "models/image.h"
 #include "models/options.h"
 #include "places.h" /* comes last: its macros have the functions' names */

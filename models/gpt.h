@@ -3,7 +3,7 @@
 #ifndef KNAP_MODELS_GPT_H
 #define KNAP_MODELS_GPT_H
 
-#include "models/checkpoint.h"
+#include "state/checkpoint.h"
 #include "nn/layers.h"
 
 #ifdef __cplusplus

@@ -65,18 +65,17 @@ static bool check_sizes(const kn_checkpoint *c, const kn_gpt_config *g)
 {
     char last[64], after[64];
     kn_array wte, wpe;
-    const kn_safetensors *f = kn_checkpoint_model(c);
     snprintf(last, sizeof last, "transformer.h.%d.ln_1.weight", g->layers - 1);
     snprintf(after, sizeof after, "transformer.h.%d.ln_1.weight", g->layers);
-    if (!kn_safetensors_describe(f, "transformer.wte.weight", &wte) ||
-        !kn_safetensors_describe(f, "transformer.wpe.weight", &wpe))
+    if (!kn_checkpoint_describe(c, "transformer.wte.weight", &wte) ||
+        !kn_checkpoint_describe(c, "transformer.wpe.weight", &wpe))
         return false;
     if (wte.ndim == 2 && wpe.ndim == 2 && wte.shape[0] == g->vocab && wpe.shape[0] == g->ctx &&
-        wte.shape[1] == g->embd && wpe.shape[1] == g->embd && kn_safetensors_has(f, last) &&
-        !kn_safetensors_has(f, after))
+        wte.shape[1] == g->embd && wpe.shape[1] == g->embd && kn_checkpoint_has(c, last) &&
+        !kn_checkpoint_has(c, after))
         return true;
     return kn_fail("%s/state.json gives %d layers, %lld channels, context %lld, vocabulary %lld; "
-                   "model.safetensors holds a model of other sizes; the checkpoint is damaged",
+                   "it holds a model of other sizes; the checkpoint is damaged",
                    kn_checkpoint_folder(c), g->layers, (long long)g->embd, (long long)g->ctx,
                    (long long)g->vocab);
 }

@@ -4,7 +4,7 @@
 #ifndef KNAP_MODELS_LLAMA_H
 #define KNAP_MODELS_LLAMA_H
 
-#include "models/checkpoint.h"
+#include "state/checkpoint.h"
 #include "nn/layers.h"
 
 #ifdef __cplusplus

@@ -254,10 +254,10 @@ static bool read_config(source s, kn_llama_config *c)
 }
 
 /* A tensor of name in f has shape [rows, columns]. */
-static bool is(const kn_safetensors *f, const char *name, int64_t rows, int64_t columns)
+static bool is(const kn_checkpoint *c, const char *name, int64_t rows, int64_t columns)
 {
     kn_array a;
-    return kn_safetensors_has(f, name) && kn_safetensors_describe(f, name, &a) && a.ndim == 2 &&
+    return kn_checkpoint_has(c, name) && kn_checkpoint_describe(c, name, &a) && a.ndim == 2 &&
            a.shape[0] == rows && a.shape[1] == columns;
 }
 
@@ -265,18 +265,17 @@ static bool is(const kn_safetensors *f, const char *name, int64_t rows, int64_t 
 static bool check_sizes(const kn_checkpoint *c, const kn_llama_config *g)
 {
     char last[64], after[64];
-    const kn_safetensors *f = kn_checkpoint_model(c);
     snprintf(last, sizeof last, "model.layers.%d.input_layernorm.weight", g->layers - 1);
     snprintf(after, sizeof after, "model.layers.%d.input_layernorm.weight", g->layers);
-    if (is(f, "model.embed_tokens.weight", g->vocab, g->embd) &&
-        is(f, "model.layers.0.self_attn.k_proj.weight", g->embd / g->heads * g->kv_heads,
+    if (is(c, "model.embed_tokens.weight", g->vocab, g->embd) &&
+        is(c, "model.layers.0.self_attn.k_proj.weight", g->embd / g->heads * g->kv_heads,
            g->embd) &&
-        is(f, "model.layers.0.mlp.gate_proj.weight", g->hidden, g->embd) &&
-        kn_safetensors_has(f, "lm_head.weight") == g->untied && kn_safetensors_has(f, last) &&
-        !kn_safetensors_has(f, after))
+        is(c, "model.layers.0.mlp.gate_proj.weight", g->hidden, g->embd) &&
+        kn_checkpoint_has(c, "lm_head.weight") == g->untied && kn_checkpoint_has(c, last) &&
+        !kn_checkpoint_has(c, after))
         return true;
     return kn_fail("%s/state.json gives %d layers, %lld channels, %d of %d heads for keys, %lld "
-                   "channels in the MLP, vocabulary %lld, a head of %s; model.safetensors holds a "
+                   "channels in the MLP, vocabulary %lld, a head of %s; it holds a "
                    "model of other sizes; the checkpoint is damaged",
                    kn_checkpoint_folder(c), g->layers, (long long)g->embd, g->kv_heads, g->heads,
                    (long long)g->hidden, (long long)g->vocab,

@@ -80,22 +80,11 @@
 #define kn_sample(...)      KN_PLACE(kn_sample(__VA_ARGS__))
 #define kn_write_text_(...) KN_PLACE(kn_write_text_(__VA_ARGS__))
 
-/* models/checkpoint.h */
-#define kn_checkpoint_save_(...)     KN_PLACE(kn_checkpoint_save_(__VA_ARGS__))
-#define kn_checkpoint_open(...)      KN_PLACE(kn_checkpoint_open(__VA_ARGS__))
-#define kn_checkpoint_free(...)      KN_PLACE(kn_checkpoint_free(__VA_ARGS__))
-#define kn_checkpoint_step(...)      KN_PLACE(kn_checkpoint_step(__VA_ARGS__))
-#define kn_checkpoint_config(...)    KN_PLACE(kn_checkpoint_config(__VA_ARGS__))
-#define kn_checkpoint_tokenizer(...) KN_PLACE(kn_checkpoint_tokenizer(__VA_ARGS__))
+/* models/record.h */
+#define kn_options_text(...)         KN_PLACE(kn_options_text(__VA_ARGS__))
 #define kn_checkpoint_options(...)   KN_PLACE(kn_checkpoint_options(__VA_ARGS__))
-#define kn_checkpoint_load_(...)     KN_PLACE(kn_checkpoint_load_(__VA_ARGS__))
-#define kn_checkpoint_folder(...)    KN_PLACE(kn_checkpoint_folder(__VA_ARGS__))
-#define kn_checkpoint_model(...)     KN_PLACE(kn_checkpoint_model(__VA_ARGS__))
-
-/* models/run_folder.h */
-#define kn_run_folder_claim(...)          KN_PLACE(kn_run_folder_claim(__VA_ARGS__))
-#define kn_run_folder_release(...)        KN_PLACE(kn_run_folder_release(__VA_ARGS__))
-#define kn_run_folder_has_checkpoint(...) KN_PLACE(kn_run_folder_has_checkpoint(__VA_ARGS__))
+#define kn_tokenizer_text(...)       KN_PLACE(kn_tokenizer_text(__VA_ARGS__))
+#define kn_checkpoint_tokenizer(...) KN_PLACE(kn_checkpoint_tokenizer(__VA_ARGS__))
 
 /* models/image.h */
 #define kn_image_save_(...) KN_PLACE(kn_image_save_(__VA_ARGS__))

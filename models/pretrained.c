@@ -3,6 +3,7 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/pretrained_internal.h"
+#include "state/checkpoint_internal.h"
 #include "tensor/whole_file.h"
 
 #include <errno.h>
@@ -28,7 +29,7 @@ bool kn_pretrained_may_save(const char *dir)
     char path[PATH_SIZE];
     if (!kn_ok())
         return false;
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+    if (KN_AGAIN(mkdir(dir, 0777)) != 0 && errno != EEXIST)
         return kn_fail("cannot make the folder %s: %s", dir, strerror(errno));
     if (access(dir, W_OK | X_OK) != 0)
         return kn_fail("cannot write into %s: %s; choose another folder", dir, strerror(errno));
@@ -52,7 +53,8 @@ static bool rename_new(const char *dir, const char *name)
     snprintf(with, sizeof with, "%s.new", name);
     if (!kn_pretrained_path(from, dir, with) || !kn_pretrained_path(to, dir, name))
         return false;
-    return KN_AGAIN(rename(from, to)) == 0 || kn_fail("cannot rename %s: %s", from, strerror(errno));
+    return KN_AGAIN(rename(from, to)) == 0 ||
+           kn_fail("cannot rename %s: %s", from, strerror(errno));
 }
 
 static void remove_new(const char *dir, const char *name)
@@ -60,7 +62,7 @@ static void remove_new(const char *dir, const char *name)
     char path[PATH_SIZE], with[64];
     snprintf(with, sizeof with, "%s.new", name);
     if (kn_pretrained_path(path, dir, with))
-        unlink(path);
+        (void)KN_AGAIN(unlink(path));
 }
 
 static bool write_config(const char *dir, const kn_vision_config *c, const kn_vision_input *in)
@@ -210,10 +212,10 @@ bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_optio
 /* ---- opening --------------------------------------------------------------------------------- */
 
 struct kn_pretrained {
-    char path[PATH_SIZE];       /* of the tensors, for errors */
-    kn_comm *comm;              /* borrowed */
-    kn_checkpoint *checkpoint;  /* NULL: none */
-    kn_safetensors *own, *file; /* file: own, or the checkpoint's */
+    char path[PATH_SIZE];      /* of the tensors, for errors */
+    kn_comm *comm;             /* borrowed */
+    kn_checkpoint *checkpoint; /* NULL: none */
+    kn_pieces *own, *file;     /* file: own, or the checkpoint's */
     kn_vision_config config;
     kn_vision_input input;
 };
@@ -221,10 +223,10 @@ struct kn_pretrained {
 static bool open_checkpoint(kn_pretrained *p, const char *dir, const char *model)
 {
     p->checkpoint = kn_checkpoint_open(dir, p->comm);
-    p->file = p->checkpoint ? kn_checkpoint_model(p->checkpoint) : NULL;
-    if (!p->checkpoint || !kn_pretrained_path(p->path, dir, MODEL) ||
-        !kn_vision_config_saved(p->checkpoint, &p->config, &p->input))
+    if (!p->checkpoint || !kn_vision_config_saved(p->checkpoint, &p->config, &p->input))
         return false;
+    snprintf(p->path, sizeof p->path, "%s", p->checkpoint->dir);
+    p->file = p->checkpoint->model;
     const char *name = p->config.family->name(&p->config);
     return !model || (name && strcmp(name, model) == 0) ||
            kn_fail("%s holds a %s, not a %s; leave the name out", dir,
@@ -234,7 +236,7 @@ static bool open_checkpoint(kn_pretrained *p, const char *dir, const char *model
 static bool open_tensors(kn_pretrained *p, const char *path)
 {
     snprintf(p->path, sizeof p->path, "%s", path);
-    p->file = p->own = kn_safetensors_open(path);
+    p->file = p->own = kn_pieces_open(path);
     return p->own != NULL;
 }
 
@@ -295,7 +297,7 @@ void kn_pretrained_free(kn_pretrained *p)
 {
     if (!p)
         return;
-    kn_safetensors_close(p->own);
+    kn_pieces_close(p->own);
     kn_checkpoint_free(p->checkpoint);
     kn_host_free(p->input.label);
     kn_host_free(p);

@@ -115,14 +115,15 @@ char *kn_config_text(const kn_vision_config *c, const kn_vision_input *in)
 /* ---- reading --------------------------------------------------------------------------------- */
 
 /* The shape of a tensor of ndim dims, which the model's first or last layer must have. */
-static bool shape_of(const kn_safetensors *f, const char *path, const char *name, int ndim,
+static bool shape_of(const kn_pieces *f, const char *path, const char *name, int ndim,
                      const char *what, kn_array *a)
 {
     char text[96];
-    if (!kn_safetensors_has(f, name))
+    const int i = kn_pieces_find(f, name);
+    if (i < 0)
         return kn_fail("%s has no tensor '%s'; it isn't %s", path, name, what);
-    if (!kn_safetensors_describe(f, name, a))
-        return false;
+    const kn_piece *p = kn_pieces_tensor(f, i);
+    *a = kn_array_make(NULL, p->dtype, p->ndim, p->shape);
     return (a->ndim == ndim && a->shape[0] > 0) ||
            kn_fail("%s: '%s' is %s, which is no %s of %s", path, name,
                    kn_array_describe(a, text, sizeof text),
@@ -130,7 +131,7 @@ static bool shape_of(const kn_safetensors *f, const char *path, const char *name
 }
 
 /* Numbers of a vision transformer that its tensors don't show, by its preset or the arguments. */
-static bool vit_sizes(const kn_json_source args, const kn_safetensors *f, const char *path,
+static bool vit_sizes(const kn_json_source args, const kn_pieces *f, const char *path,
                       const char *what, const kn_array *first, kn_vit_config *v, kn_vision_sizes *s)
 {
     kn_array position;
@@ -164,7 +165,7 @@ static bool vit_sizes(const kn_json_source args, const kn_safetensors *f, const 
 }
 
 /* The preset name with the sizes of the tensors. */
-static bool from_tensors(const char *name, const kn_json_source args, const kn_safetensors *f,
+static bool from_tensors(const char *name, const kn_json_source args, const kn_pieces *f,
                          const char *path, kn_vision_config *c)
 {
     char tensor[64], what[96];
@@ -254,7 +255,7 @@ static bool read_name(const kn_json_source s, char *name, size_t size)
     return true;
 }
 
-static bool from_config(const kn_json_source s, const char *given, const kn_safetensors *f,
+static bool from_config(const kn_json_source s, const char *given, const kn_pieces *f,
                         const char *path, kn_vision_config *c)
 {
     char name[KN_LABEL_SIZE];
@@ -289,8 +290,7 @@ static bool from_config(const kn_json_source s, const char *given, const kn_safe
 }
 
 bool kn_config_model(const json_t *json, const char *config_path, const char *name,
-                     const kn_safetensors *f, const char *path, kn_vision_config *c,
-                     kn_vision_input *in)
+                     const kn_pieces *f, const char *path, kn_vision_config *c, kn_vision_input *in)
 {
     char than[4096 + 32];
     const kn_json_source s = { json, config_path }, none = { NULL, path };

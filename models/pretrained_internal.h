@@ -28,7 +28,7 @@ char *kn_config_text(const kn_vision_config *c, const kn_vision_input *in);
  * All tensors are checked. json may be NULL; in->label is the caller's to free, after an error,
  * too. */
 bool kn_config_model(const json_t *json, const char *config_path, const char *name,
-                     const kn_safetensors *f, const char *path, kn_vision_config *c,
+                     const kn_pieces *f, const char *path, kn_vision_config *c,
                      kn_vision_input *in);
 
 #endif

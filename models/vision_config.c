@@ -2,6 +2,7 @@
  * in a checkpoint, which have the names of timm's config.json where that has one. */
 #include "kernels/error.h"
 #include "models/vision_internal.h"
+#include "state/checkpoint_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -288,10 +289,10 @@ bool kn_resnet_config_read(kn_json_source s, kn_resnet_config *c)
 /* Compares the model of state.json with the tensors before memory is allocated by it. */
 static bool check_saved(const kn_checkpoint *c, const kn_vision_config *read)
 {
-    char path[FILE_PATH], than[FILE_PATH];
-    snprintf(path, sizeof path, "%s/model.safetensors", kn_checkpoint_folder(c));
-    snprintf(than, sizeof than, "%s/state.json gives", kn_checkpoint_folder(c));
-    return kn_vision_check(read, kn_checkpoint_model(c), path, than);
+    char than[FILE_PATH];
+    snprintf(than, sizeof than, "%s/state.json gives", c->dir);
+    return c->model ? kn_vision_check(read, c->model, c->dir, than)
+                    : kn_fail("%s holds no tensors; the checkpoint is damaged", c->dir);
 }
 
 bool kn_resnet_config_saved(const kn_checkpoint *c, kn_resnet_config *config)

@@ -4,6 +4,8 @@
 #define KNAP_MODELS_VISION_INTERNAL_H
 
 #include "models/vision.h"
+#include "state/pieces.h"
+#include "tensor/safetensors.h"
 
 #include <jansson.h>
 
@@ -45,15 +47,15 @@ typedef struct kn_vision_tensors {
 bool kn_vision_tensors_make(kn_vision_tensors *t, void *module);
 void kn_vision_tensors_free(kn_vision_tensors *t);
 
-/* The file f holds the tensors of t, and no others. head: a classifier of which the number of
+/* The files f hold the tensors of t, and no others. head: a classifier of which the number of
  * classes may differ; NULL: none. Errors name path and the tensors; than: "the module has". */
-bool kn_vision_match(const kn_vision_tensors *t, const kn_safetensors *f, const char *path,
+bool kn_vision_match(const kn_vision_tensors *t, const kn_pieces *f, const char *path,
                      const char *than, const char *head);
-/* The same for a model that isn't made, in memory within that of f's header. */
-bool kn_vision_check(const kn_vision_config *c, const kn_safetensors *f, const char *path,
+/* The same for a model that isn't made, in memory within that of f's headers. */
+bool kn_vision_check(const kn_vision_config *c, const kn_pieces *f, const char *path,
                      const char *than);
 /* Copies the tensors of f into module; collective. */
-bool kn_vision_fill(const kn_vision_tensors *t, void *module, kn_safetensors *f, const char *path,
+bool kn_vision_fill(const kn_vision_tensors *t, void *module, kn_pieces *f, const char *path,
                     const char *head);
 /* Writes module's tensors, or averages, with floats as dtype. Collective; rank 0 of comm writes. */
 bool kn_vision_write(const kn_vision_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,

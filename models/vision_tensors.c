@@ -87,7 +87,7 @@ static bool in_head(const char *name, const char *head)
 }
 
 /* The same kind of numbers and shape; of a head's tensor the first size may differ. */
-static bool same(const kn_safetensors_entry *e, const kn_array *a, bool head)
+static bool same(const kn_safetensors_entry *e, const kn_piece *a, bool head)
 {
     if (a->ndim != e->ndim || kn_dtype_is_float(a->dtype) != kn_dtype_is_float(e->dtype))
         return false;
@@ -105,15 +105,15 @@ static bool is_counter(const char *name)
     return n > m && strcmp(name + n - m, last) == 0;
 }
 
-static void describe(word_list *l, const kn_safetensors_entry *e, const kn_array *a)
+static void describe(word_list *l, const kn_safetensors_entry *e, const kn_piece *a)
 {
     char got[96], want[96];
-    kn_array ours = { .dtype = e->dtype, .ndim = e->ndim };
-    memcpy(ours.shape, e->shape, sizeof ours.shape);
+    kn_array ours = kn_array_make(NULL, e->dtype, e->ndim, e->shape),
+             theirs = kn_array_make(NULL, a->dtype, a->ndim, a->shape);
     const size_t n = strlen(l->text);
     if (l->count++ == 0)
         snprintf(l->text + n, sizeof l->text - n, "'%.100s' is %s, should be %s", e->name,
-                 kn_array_describe(a, got, sizeof got),
+                 kn_array_describe(&theirs, got, sizeof got),
                  kn_array_describe(&ours, want, sizeof want));
 }
 
@@ -122,11 +122,10 @@ static int by_name(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The file's tensors that aren't in t, where found of t's are in the file. */
-static bool list_others(const kn_vision_tensors *t, const kn_safetensors *f, int found,
-                        word_list *other)
+/* The files' tensors that aren't in t, where found of t's are in them. */
+static bool list_others(const kn_vision_tensors *t, const kn_pieces *f, int found, word_list *other)
 {
-    const int count = kn_safetensors_count(f);
+    const int count = kn_pieces_count(f);
     if (found == count)
         return true;
     const char **name = kn_host_calloc((size_t)t->count + 1, sizeof *name);
@@ -135,7 +134,7 @@ static bool list_others(const kn_vision_tensors *t, const kn_safetensors *f, int
     if (name)
         qsort(name, (size_t)t->count, sizeof *name, by_name);
     for (int i = 0; name && i < count; i++) {
-        const char *theirs = kn_safetensors_name(f, i);
+        const char *theirs = kn_pieces_tensor(f, i)->name;
         if (!bsearch(&theirs, name, (size_t)t->count, sizeof *name, by_name))
             list_add(other, theirs);
     }
@@ -143,7 +142,7 @@ static bool list_others(const kn_vision_tensors *t, const kn_safetensors *f, int
     return name != NULL;
 }
 
-bool kn_vision_match(const kn_vision_tensors *t, const kn_safetensors *f, const char *path,
+bool kn_vision_match(const kn_vision_tensors *t, const kn_pieces *f, const char *path,
                      const char *than, const char *head)
 {
     word_list missing = { 0 }, other = { 0 }, differs = { 0 };
@@ -151,15 +150,12 @@ bool kn_vision_match(const kn_vision_tensors *t, const kn_safetensors *f, const 
     int found = 0;
     for (int i = 0; i < t->count; i++) {
         const kn_safetensors_entry *e = &t->entry[i];
-        kn_array array;
-        const bool has = kn_safetensors_has(f, e->name);
-        found += has;
-        if (!has && !is_counter(e->name))
+        const int at = kn_pieces_find(f, e->name);
+        found += at >= 0;
+        if (at < 0 && !is_counter(e->name))
             list_add(&missing, e->name);
-        if (has && !kn_safetensors_describe(f, e->name, &array))
-            return false;
-        if (has && !same(e, &array, in_head(e->name, head)))
-            describe(&differs, e, &array);
+        if (at >= 0 && !same(e, kn_pieces_tensor(f, at), in_head(e->name, head)))
+            describe(&differs, e, kn_pieces_tensor(f, at));
     }
     if (!list_others(t, f, found, &other))
         return false;
@@ -180,12 +176,12 @@ static int64_t fewest_tensors(const kn_vision_config *c)
                : 10 * ((int64_t)blocks[0] + blocks[1] + blocks[2] + blocks[3]);
 }
 
-bool kn_vision_check(const kn_vision_config *c, const kn_safetensors *f, const char *path,
+bool kn_vision_check(const kn_vision_config *c, const kn_pieces *f, const char *path,
                      const char *than)
 {
     kn_vision_model m = { 0 };
     kn_vision_tensors t = { 0 };
-    const int count = kn_safetensors_count(f);
+    const int count = kn_pieces_count(f);
     if (fewest_tensors(c) > count)
         return kn_fail("%s holds a model of other sizes than %s: that one has at least %lld "
                        "tensors, the file %d",
@@ -206,11 +202,12 @@ static bool is_finite(kn_tensor *t)
            kn_item(kn_all(kn_isfinite(t), 0, NULL, false)) != 0;
 }
 
-static bool fill_one(const kn_vision_tensors *t, int i, void *module, kn_safetensors *f,
+/* From tensor number at of f. */
+static bool fill_one(const kn_vision_tensors *t, int i, void *module, kn_pieces *f, int at,
                      const char *path)
 {
     const kn_safetensors_entry *e = &t->entry[i];
-    kn_tensor *x = kn_safetensors_get(f, e->name);
+    kn_tensor *x = kn_pieces_get(f, at);
     if (!x || (!is_finite(x) && kn_ok()))
         return x && kn_fail("%s: '%s' holds a value that isn't finite; the model is damaged", path,
                             e->name);
@@ -220,18 +217,18 @@ static bool fill_one(const kn_vision_tensors *t, int i, void *module, kn_safeten
     return x && kn_param_write(module, i, kn_data(x));
 }
 
-bool kn_vision_fill(const kn_vision_tensors *t, void *module, kn_safetensors *f, const char *path,
+bool kn_vision_fill(const kn_vision_tensors *t, void *module, kn_pieces *f, const char *path,
                     const char *head)
 {
     bool ok = true, mode = kn_set_grad_mode(false);
     for (int i = 0; ok && i < t->count; i++) {
         const kn_safetensors_entry *e = &t->entry[i];
-        kn_array a;
-        if (!kn_safetensors_has(f, e->name)) /* a counter */
+        const int at = kn_pieces_find(f, e->name);
+        if (at < 0) /* a counter */
             continue;
         kn_scope scope = kn_scope_begin();
-        ok = kn_safetensors_describe(f, e->name, &a) &&
-             ((in_head(e->name, head) && !same(e, &a, false)) || fill_one(t, i, module, f, path));
+        ok = (in_head(e->name, head) && !same(e, kn_pieces_tensor(f, at), false)) ||
+             fill_one(t, i, module, f, at, path);
         kn_scope_end(scope);
     }
     kn_set_grad_mode(mode);

@@ -32,4 +32,28 @@
 #define kn_state_save(...)             KN_PLACE(kn_state_save(__VA_ARGS__))
 #define kn_state_open(...)             KN_PLACE(kn_state_open(__VA_ARGS__))
 
+/* state/folder.h */
+#define kn_run_folder_claim_(...)         KN_PLACE(kn_run_folder_claim_(__VA_ARGS__))
+#define kn_run_folder_release(...)        KN_PLACE(kn_run_folder_release(__VA_ARGS__))
+#define kn_run_folder_best(...)           KN_PLACE(kn_run_folder_best(__VA_ARGS__))
+#define kn_run_folder_has_checkpoint(...) KN_PLACE(kn_run_folder_has_checkpoint(__VA_ARGS__))
+
+/* state/checkpoint.h */
+#define kn_checkpoint_save_(...)      KN_PLACE(kn_checkpoint_save_(__VA_ARGS__))
+#define kn_checkpoint_copy_bytes(...) KN_PLACE(kn_checkpoint_copy_bytes(__VA_ARGS__))
+#define kn_checkpoint_poll(...)       KN_PLACE(kn_checkpoint_poll(__VA_ARGS__))
+#define kn_checkpoint_finish(...)     KN_PLACE(kn_checkpoint_finish(__VA_ARGS__))
+#define kn_checkpoint_wait(...)       KN_PLACE(kn_checkpoint_wait(__VA_ARGS__))
+#define kn_checkpoint_open(...)       KN_PLACE(kn_checkpoint_open(__VA_ARGS__))
+#define kn_checkpoint_free(...)       KN_PLACE(kn_checkpoint_free(__VA_ARGS__))
+#define kn_checkpoint_step(...)       KN_PLACE(kn_checkpoint_step(__VA_ARGS__))
+#define kn_checkpoint_folder(...)     KN_PLACE(kn_checkpoint_folder(__VA_ARGS__))
+#define kn_checkpoint_config(...)     KN_PLACE(kn_checkpoint_config(__VA_ARGS__))
+#define kn_checkpoint_record(...)     KN_PLACE(kn_checkpoint_record(__VA_ARGS__))
+#define kn_checkpoint_file_data(...)  KN_PLACE(kn_checkpoint_file_data(__VA_ARGS__))
+#define kn_checkpoint_has(...)        KN_PLACE(kn_checkpoint_has(__VA_ARGS__))
+#define kn_checkpoint_describe(...)   KN_PLACE(kn_checkpoint_describe(__VA_ARGS__))
+#define kn_checkpoint_get(...)        KN_PLACE(kn_checkpoint_get(__VA_ARGS__))
+#define kn_checkpoint_load_(...)      KN_PLACE(kn_checkpoint_load_(__VA_ARGS__))
+
 #endif

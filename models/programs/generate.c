@@ -1,6 +1,7 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
 #include "kernels/error.h"
 #include "models/language.h"
+#include "models/record.h"
 #include "models/sample.h"
 
 #include <stddef.h>
@@ -15,7 +16,8 @@ typedef struct settings {
 #define AT(field) offsetof(settings, field)
 
 static const kn_option table[] = {
-    { "from", KN_OPTION_PATH, AT(from), NULL, "the folder that train_gpt --out wrote" },
+    { "from", KN_OPTION_PATH, AT(from), NULL,
+      "the folder that train_gpt --out wrote, or in it step-N or best" },
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
     { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt",
       .max = 1 << 24 },

@@ -1,5 +1,5 @@
 /* models/programs/measures.c: a row of floats a rank and step: losses, norm, number of a parameter,
- * stop. */
+ * news. */
 #include "models/programs/measures.h"
 #include "autograd/autograd.h"
 #include "kernels/error.h"
@@ -18,7 +18,7 @@ struct measures {
     int waiting, most;
 };
 
-enum { NORM, NONFINITE, STOP, MORE }; /* columns after the losses */
+enum { NORM, NONFINITE, NEWS, MORE }; /* columns after the losses */
 
 measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int behind)
 {
@@ -79,12 +79,35 @@ bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite)
     return put(m, m->accum + NORM, norm) && put(m, m->accum + NONFINITE, nonfinite);
 }
 
-bool measures_send(measures *m, bool stop)
+/* One number, exact in an f32: 2^24 is more than 8 * MEASURES_SAVES. */
+static float encode(news n)
+{
+    return (float)((n.save * 4 + (int)n.state) * 2 + n.stop);
+}
+
+static news decode(float word)
+{
+    const int w = (int)word;
+    return (news){ .stop = w % 2, .save = w / 8, .state = (kn_save_state)(w / 2 % 4) };
+}
+
+/* News of two ranks together. */
+static news worse(news a, news b)
+{
+    const kn_save_state order[] = { KN_SAVE_RUNNING, KN_SAVE_FAILED, KN_SAVE_NONE };
+    news n = { .stop = a.stop || b.stop, .save = b.save, .state = KN_SAVE_WRITTEN };
+    for (int i = 2; i >= 0; i--)
+        if (a.state == order[i] || b.state == order[i])
+            n.state = order[i];
+    return n;
+}
+
+bool measures_send(measures *m, news mine)
 {
     kn_stream *s = kn_compute_stream(m->device);
     if (m->waiting == m->most)
         return kn_fail("measures: %d steps are pending; take one first", m->waiting);
-    bool ok = kn_fill_(place(m, m->accum + STOP), stop);
+    bool ok = kn_fill_(place(m, m->accum + NEWS), encode(mine));
     ok = ok && (m->all == m->row ||
                 kn_all_gather(m->world, kn_array_of(m->all).data, kn_array_of(m->row).data,
                               m->width, KN_F32, s, "losses"));
@@ -122,11 +145,12 @@ bool measures_take(measures *m, measured *out)
             sum += m->host[k * m->width + a];
     *out = (measured){ .loss = sum / (double)(m->accum * ranks),
                        .norm = m->host[m->accum + NORM],
-                       .nonfinite = -1 };
+                       .nonfinite = -1,
+                       .news = decode(m->host[m->accum + NEWS]) };
     for (int64_t k = 0; k < ranks; k++) {
         const float *more = m->host + k * m->width + m->accum;
         out->nonfinite = lower(out->nonfinite, more[NONFINITE]);
-        out->stop |= more[STOP] != 0;
+        out->news = worse(out->news, decode(more[NEWS]));
     }
     return true;
 }

@@ -5,6 +5,7 @@
 #define KNAP_MODELS_PROGRAMS_MEASURES_H
 
 #include "fsdp/fsdp.h"
+#include "state/checkpoint.h"
 
 typedef struct measures measures;
 
@@ -17,14 +18,23 @@ bool measures_loss(measures *m, int64_t a, kn_tensor *loss);
 /* The step's norm, and its first parameter with a gradient that isn't finite
  * (kn_first_nonfinite_grad). */
 bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite);
-/* Starts the copy of the step's measurements, with this rank's wish to stop. Collective. */
-bool measures_send(measures *m, bool stop);
+/* What ranks tell each other with a step's measurements. */
+typedef struct news {
+    bool stop; /* a wish to stop */
+    int save;  /* number of the save in the background, below MEASURES_SAVES */
+    kn_save_state state;
+} news;
+#define MEASURES_SAVES 1000000
+/* Starts the copy of the step's measurements, with this rank's news. Collective. */
+bool measures_send(measures *m, news mine);
 
 typedef struct measured {
     double loss; /* mean over all micro-batches, added in their order */
     double norm;
     int64_t nonfinite; /* lowest of all ranks, -1: none */
-    bool stop;         /* of any rank */
+    /* .stop of any rank; .state is RUNNING where a rank still writes, else FAILED where one failed,
+     * else WRITTEN or NONE, of all */
+    news news;
 } measured;
 
 int measures_waiting(const measures *m); /* steps sent and not yet taken */

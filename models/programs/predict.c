@@ -6,6 +6,7 @@
 #include "models/image.h"
 #include "models/options.h"
 #include "models/pretrained_internal.h"
+#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -23,8 +24,8 @@ typedef struct settings {
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
-      "a folder of train_resnet (--out, --export) or timm, or a .safetensors file of "
-      "torchvision or timm" },
+      "a folder of train_resnet (--out, in it step-N or best; --export) or timm, or a "
+      ".safetensors file of torchvision or timm" },
     { "model", KN_OPTION_CHOICE, AT(model), "by-folder",
       "the model of a file without a config.json beside it",
       .choices = "by-folder|" KN_RESNET_CHOICES "|" KN_VIT_CHOICES },
@@ -181,7 +182,7 @@ static bool predict_one(predictor *p, const kn_image_set *set, int64_t i, int64_
 static bool predict_set(predictor *p)
 {
     const settings *s = p->s;
-    if (s->save && mkdir(s->save, 0777) != 0 && errno != EEXIST)
+    if (s->save && KN_AGAIN(mkdir(s->save, 0777)) != 0 && errno != EEXIST)
         return kn_fail("--save %s: cannot make the folder: %s", s->save, strerror(errno));
     kn_image_set *set = kn_image_set_open(s->data, "test");
     const int64_t all = set ? kn_image_set_read_info(set).count : 0;

@@ -97,14 +97,23 @@ const kn_option settings_log[] = {
 
 const kn_option settings_saving[] = {
     { "saving", KN_OPTION_HEADING },
-    { "out", KN_OPTION_PATH, AT(out), NULL, "save into this folder at evaluations, Ctrl-C, the end",
+    { "out", KN_OPTION_PATH, AT(out), NULL, "the run's folder: each save makes a checkpoint in it",
       .transient = true },
-    { "resume", KN_OPTION_PATH, AT(resume), NULL, "continue from this folder, and save there",
+    { "save-every", KN_OPTION_INT, AT(save_every), NULL,
+      "steps between saves, beside those on Ctrl-C and at the end", .max = 1e12,
+      .note = "at evaluations", .transient = true },
+    { "keep", KN_OPTION_INT, AT(keep), "2", "checkpoints that stay, the newest; 0: all", .max = 1e9,
+      .transient = true },
+    { "keep-best", KN_OPTION_FLAG, AT(keep_best), NULL,
+      "keep the checkpoint with the best evaluation, too, as best below --out" },
+    { "async-save", KN_OPTION_FLAG, AT(async_save), NULL,
+      "save beside the training, from a copy in memory", .transient = true },
+    { "resume", KN_OPTION_PATH, AT(resume), NULL,
+      "continue from this folder, and save there; latest: from --out; auto: the same if it holds "
+      "a checkpoint, else begin",
       .transient = true },
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
       "begin anew in a folder that holds a checkpoint, and replace it", .transient = true },
-    { "keep-best", KN_OPTION_FLAG, AT(keep_best), NULL,
-      "keep the checkpoint with the best evaluation in the folder best below --out, too" },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
       .max = 1e12, .note = "never", .transient = true },
     { 0 },
@@ -219,6 +228,11 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
             "--keep-best keeps the model with the best evaluation; give --%s as well, or "
             "leave it out",
             s->out ? "eval-every above 0" : "out DIR");
+    if (!s->out && (s->save_every > 0 || s->async_save || kn_options_given(o, "keep")))
+        return kn_fail("--%s is for --out DIR; give that as well, or leave it out",
+                       s->save_every > 0 ? "save-every"
+                       : s->async_save   ? "async-save"
+                                         : "keep");
     kn_strategy strategy = (kn_strategy)(KN_FULL_SHARD + s->strategy);
     s->mesh = (kn_mesh){ (int)s->replicas, (int)s->shards };
     if (!kn_fsdp_mesh(&s->mesh, strategy, world) || !read_reshard(s) || !read_norm(s))
@@ -284,11 +298,13 @@ plan settings_plan(const settings *s)
         .eval_steps = s->eval_steps,
         .sample_every = s->sample_every,
         .stop_after = s->stop_after,
+        .save_every = s->save_every,
+        .keep = s->keep,
         .out = s->out,
-        .resume = s->resume,
         .log = s->log,
         .overwrite = s->overwrite,
         .keep_best = s->keep_best,
+        .async_save = s->async_save,
     };
 }
 

@@ -15,10 +15,10 @@ typedef struct settings {
     int optimizer, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
     int64_t batch, accum, steps, warmup, seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
-    int64_t eval_every, eval_steps, sample_every, stop_after;
+    int64_t eval_every, eval_steps, sample_every, save_every, keep, stop_after;
     double lr, min_lr, weight_decay, beta2, ema, clip, timeout;
     bool tf32, deterministic, cuda_graph;
-    bool overwrite, summary, check, keep_best;
+    bool overwrite, summary, check, keep_best, async_save;
     bool recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     const char *optimizer_name; /* the program's: "AdamW" */
     /* worked out by settings_check */
@@ -40,8 +40,10 @@ typedef struct plan {
     bool no_sync, keep_gathered, all_reduce_last; /* of the micro-batches before the last one */
     bool replay;                                  /* record a step as a graph */
     int64_t eval_every, eval_steps, sample_every, stop_after; /* 0: never */
-    const char *out, *resume, *log;                           /* NULL: none */
-    bool overwrite, keep_best;
+    int64_t save_every;                                       /* 0: at evaluations */
+    int64_t keep;                                             /* checkpoints, the newest; 0: all */
+    const char *out, *log;                                    /* NULL: none */
+    bool overwrite, keep_best, async_save;
     const char *config;            /* kn_checkpoint_save's */
     const kn_tokenizer *tokenizer; /* the same; may be NULL */
 } plan;

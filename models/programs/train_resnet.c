@@ -9,6 +9,7 @@
 #include "models/programs/pictures.h"
 #include "models/programs/stop.h"
 #include "nn/summary.h"
+#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -71,11 +72,15 @@ static bool keep_point(image_run *r, const step_report *p)
 
 /* Batch norms' statistics become the mean of the ranks', so that these evaluate and save one
  * model. */
+static bool image_settle(void *arg)
+{
+    image_run *r = arg;
+    return kn_comm_size(r->t.world) == 1 || kn_mean_buffers(&r->model, r->t.world);
+}
+
 static bool image_evaluate(void *arg, step_report *p)
 {
     image_run *r = arg;
-    if (kn_comm_size(r->t.world) > 1 && !kn_mean_buffers(&r->model, r->t.world))
-        return false;
     if (!image_eval_run(&r->eval, &r->t, r->test_images, r->s.run.batch))
         return false;
     p->has_val = p->has_accuracy = !r->t.stop;
@@ -247,8 +252,11 @@ static bool begin(image_run *r)
     training *t = &r->t;
     t->device = settings_device(s);
     kn_set_check(s->check);
-    t->task =
-        (task){ .arg = r, .batch = image_batch, .loss = image_loss, .evaluate = image_evaluate };
+    t->task = (task){ .arg = r,
+                      .batch = image_batch,
+                      .loss = image_loss,
+                      .evaluate = image_evaluate,
+                      .settle = image_settle };
     t->plan = settings_plan(s);
     t->plan.lr = image_settings_rates(&r->s);
     t->plan.item = "images";
@@ -398,7 +406,7 @@ static bool write_pictures(image_run *r)
 static bool check_folder(const char *dir)
 {
     struct stat st;
-    if (!dir || mkdir(dir, 0777) == 0 ||
+    if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0 ||
         (errno == EEXIST && stat(dir, &st) == 0 && S_ISDIR(st.st_mode)))
         return true;
     return kn_fail("--pictures %s: cannot make the folder: %s", dir, strerror(errno));

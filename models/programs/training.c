@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -20,31 +21,106 @@ bool same_folder(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* Rank 0 claims the folder that this run will save into, once. */
-static bool claim_folder(training *t, const char *out, const char *resume, bool overwrite)
+/* The folder of the run whose checkpoint lies in path: the folder around path/., where path is a
+ * checkpoint or a link to one (RUN/step-N, RUN/best), else path itself. Into run. */
+static bool run_of(const char *path, char run[FOLDER])
 {
-    out = out ? out : resume;
-    if (!out || t->folder || !first_rank(t))
+    char *real = realpath(path, NULL), *last = real ? strrchr(real, '/') : NULL;
+    const bool inside = last && strncmp(last + 1, "step-", 5) == 0 && last > real;
+    int n = snprintf(run, FOLDER, "%s", path);
+    if (inside) {
+        *last = 0;
+        while (n > 1 && n < FOLDER && run[n - 1] == '/')
+            run[--n] = 0;
+        char *slash = strrchr(run, '/');
+        snprintf(slash ? slash : run, 2, "%s", slash == run ? "/" : slash ? "" : ".");
+        if (!same_folder(run, real)) /* a link from elsewhere */
+            n = snprintf(run, FOLDER, "%s", real);
+    }
+    free(real);
+    return n < FOLDER || kn_fail("--resume: the path %s is too long", path);
+}
+
+/* What rank 0 finds, and tells the others. */
+typedef struct finding {
+    char resume[FOLDER], out[FOLDER]; /* "": none */
+    bool there;                       /* out holds a checkpoint */
+} finding;
+
+/* auto and latest stand for --out. */
+static bool find(finding *f, const char *out, const char *resume, bool overwrite)
+{
+    const bool automatic = resume && strcmp(resume, "auto") == 0,
+               of_out = automatic || (resume && strcmp(resume, "latest") == 0);
+    if (of_out && !out)
+        return kn_fail("--resume %s is for --out DIR, from where it goes on; give that as well",
+                       resume);
+    if (of_out && overwrite)
+        return kn_fail("--resume %s goes on from a checkpoint, --overwrite replaces it; leave one "
+                       "of them out",
+                       resume);
+    if (automatic && !kn_run_folder_has_checkpoint(out))
+        resume = NULL;
+    else if (of_out)
+        resume = out;
+    if (resume && !out && !run_of(resume, f->out))
+        return false;
+    if ((out && snprintf(f->out, FOLDER, "%s", out) >= FOLDER) ||
+        snprintf(f->resume, FOLDER, "%s", resume ? resume : "") >= FOLDER)
+        return kn_fail("--out, --resume: the path is too long");
+    f->there = f->out[0] && kn_run_folder_has_checkpoint(f->out);
+    return kn_ok();
+}
+
+/* May the run save into out? */
+static bool may_save(const finding *f, bool overwrite)
+{
+    char run[FOLDER];
+    if (!f->there || overwrite)
         return true;
-    bool goes_on = resume && same_folder(out, resume);
-    if (kn_run_folder_has_checkpoint(out) && !goes_on && !overwrite)
-        return kn_fail(
-            "%s already holds a checkpoint: go on from it with --resume %s, or begin anew "
-            "and replace it with --overwrite",
-            out, out);
-    return (t->folder = kn_run_folder_claim(out)) != NULL;
+    if (f->resume[0] && !run_of(f->resume, run))
+        return false;
+    return (f->resume[0] && same_folder(f->out, run)) ||
+           kn_fail("%s already holds a checkpoint: go on from it with --resume %s, or begin anew "
+                   "and replace it with --overwrite",
+                   f->out, f->out);
+}
+
+/* Whether the run goes on in its own folder: then nothing is replaced. */
+static bool goes_on(const training *t)
+{
+    char run[FOLDER];
+    return t->resume[0] && run_of(t->resume, run) && same_folder(t->out, run);
+}
+
+static bool claim_folder(training *t, bool overwrite)
+{
+    if (t->folder)
+        return true;
+    float replaces = first_rank(t) && overwrite && !goes_on(t); /* rank 0's overwrite counts */
+    return (t->folder =
+                kn_run_folder_claim(t->out, .comm = t->world, .overwrite = replaces != 0)) != NULL;
 }
 
 bool training_open(training *t, const char *out, const char *resume, bool overwrite)
 {
-    const char *folder = out ? out : resume;
-    if (folder && kn_run_folder_has_checkpoint(folder) && !claim_folder(t, out, resume, overwrite))
-        return false;
-    if (!resume)
+    finding f = { 0 };
+    if (!out && !resume)
         return true;
-    t->from = kn_checkpoint_open(resume, t->world);
+    if (first_rank(t) && (!find(&f, out, resume, overwrite) || !may_save(&f, overwrite)))
+        return false;
+    if (kn_comm_size(t->world) > 1 &&
+        !kn_broadcast(t->world, &f, sizeof f, 0, kn_compute_stream(KN_CPU), "--out"))
+        return false;
+    memcpy(t->out, f.out, sizeof t->out);
+    memcpy(t->resume, f.resume, sizeof t->resume);
+    if (f.there && !claim_folder(t, overwrite))
+        return false;
+    if (!f.resume[0])
+        return true;
+    t->from = kn_checkpoint_open(f.resume, t->world);
     return t->from && kn_checkpoint_options(t->from, t->options) &&
-           (out || kn_options_set(t->options, "out", resume));
+           (out || kn_options_set(t->options, "out", f.out));
 }
 
 bool training_has_steps(const training *t, int64_t steps, const char *option)
@@ -57,6 +133,17 @@ bool training_has_steps(const training *t, int64_t steps, const char *option)
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
 
+/* Claims the folder; what doesn't change from save to save. */
+static bool begin_saving(training *t)
+{
+    const plan *p = &t->plan;
+    if (!claim_folder(t, p->overwrite) || !(t->record = kn_options_text(t->options)) ||
+        (p->tokenizer && !(t->tokenizer = kn_tokenizer_text(p->tokenizer))))
+        return false;
+    t->best_step = p->keep_best ? kn_run_folder_best(t->folder, &t->best) : -1;
+    return kn_ok();
+}
+
 bool training_begin(training *t)
 {
     const plan *p = &t->plan;
@@ -67,14 +154,9 @@ bool training_begin(training *t)
     t->replay = p->replay && kn_ok() ? kn_replay_new(t->model) : NULL;
     if (!t->measures || !t->losses || !t->fixed || (p->replay && !t->replay))
         return false;
-    const bool goes_on = p->resume && p->out && same_folder(p->out, p->resume);
-    if (p->keep_best && !best_begin(t, goes_on))
-        return false;
-    if (!first_rank(t))
-        return true;
-    if (p->log && !(t->log = fopen(p->log, t->from ? "a" : "w")))
+    if (first_rank(t) && p->log && !(t->log = fopen(p->log, t->from ? "a" : "w")))
         return kn_fail("cannot write the log %s: %s", p->log, strerror(errno));
-    return claim_folder(t, p->out, p->resume, p->overwrite);
+    return !p->out || begin_saving(t);
 }
 
 void training_end(training *t)
@@ -91,6 +173,8 @@ void training_end(training *t)
     measures_free(t->measures);
     kn_checkpoint_free(t->from);
     kn_host_free(t->losses);
+    kn_host_free(t->record);
+    kn_host_free(t->tokenizer);
 }
 
 /* ---- training -------------------------------------------------------------------------------- */
@@ -122,13 +206,45 @@ static bool sample(training *t)
     return ok;
 }
 
-static bool save(training *t, int64_t step)
+/* The evaluation's number that is the lower the better; NAN: there was none. */
+static double score_of(const step_report *p)
 {
-    const plan *p = &t->plan;
-    return !p->out || kn_checkpoint_save(p->out, t->model, .comm = t->world, .step = step,
-                                         .optim = t->optim, .scaler = t->scaler, .ema = t->ema,
-                                         .config = p->config, .tokenizer = p->tokenizer,
-                                         .options = t->options, .folder = t->folder);
+    return !p->has_val ? NAN : p->has_accuracy ? 1 - p->accuracy : p->val_loss;
+}
+
+/* later: beside the next steps. */
+static bool save(training *t, const step_report *p, bool later)
+{
+    const plan *n = &t->plan;
+    const double score = score_of(p);
+    const kn_checkpoint_file file = { KN_TOKENIZER_FILE, t->tokenizer,
+                                      t->tokenizer ? strlen(t->tokenizer) : 0 };
+    if (!n->out || t->saved_step == p->step)
+        return true;
+    t->saved_step = p->step;
+    t->saves = (t->saves + later) % MEASURES_SAVES;
+    return kn_checkpoint_save(
+        n->out, t->model, .comm = t->world, .step = p->step, .optim = t->optim, .scaler = t->scaler,
+        .ema = t->ema, .config = n->config, .record = t->record, .files = &file,
+        .file_count = t->tokenizer != NULL, .score = score == 0 ? KN_ZERO : score,
+        .keep = (int)n->keep, .keep_best = n->keep_best, .folder = t->folder, .async = later);
+}
+
+void training_wait_for_save(training *t)
+{
+    if (t->folder && kn_ok())
+        kn_checkpoint_wait(t->folder);
+}
+
+/* The first evaluation, or one that is better than all before. */
+static bool is_better(training *t, const step_report *p)
+{
+    const double score = score_of(p);
+    if (!t->plan.keep_best || !isfinite(score) || (t->best_step >= 0 && score >= t->best))
+        return false;
+    t->best_step = p->step;
+    t->best = score;
+    return true;
 }
 
 static bool every(int64_t n, int64_t step)
@@ -138,14 +254,24 @@ static bool every(int64_t n, int64_t step)
 
 /* The next step's loss would end the run too, but only after this step replaced the last
  * checkpoint. */
-static bool refuse_diverged(const training *t, const step_report *p)
+static bool refuse_diverged(training *t, const step_report *p)
 {
     if (!p->has_val || isfinite(p->val_loss))
         return true;
+    training_wait_for_save(t);
     return kn_fail(
         "step %lld: the validation loss is %g: the run has diverged, and this step is not "
         "saved; use a smaller --lr or a longer --warmup%s",
         (long long)p->step, p->val_loss, t->plan.out ? ", or --resume the last checkpoint" : "");
+}
+
+/* An evaluation settles the model, also where a stop request leaves it out: a resumed run goes on
+ * as if it had been. */
+static bool settle_and_evaluate(training *t, step_report *p)
+{
+    if (t->task.settle && !t->task.settle(t->task.arg))
+        return false;
+    return t->stop || (swap_averages(t) && evaluate(t, p) && swap_averages(t));
 }
 
 /* After a step: evaluation, report, saving, a sample. A stop request leaves only the saving. */
@@ -156,22 +282,22 @@ static bool after_step(training *t, int64_t done)
     bool last = done == n->steps || done == n->stop_after;
     bool samples = t->task.sample && every(n->sample_every, done);
     bool evaluates = n->eval_every > 0 && (done == n->steps || every(n->eval_every, done));
-    if ((last || evaluates || samples || t->stop) && !take_measurements(t, 0))
+    bool due = n->save_every > 0 ? every(n->save_every, done) : evaluates;
+    if ((last || evaluates || samples || due || t->stop) && !take_measurements(t, 0))
         return false;
-    if (evaluates && !t->stop && !(swap_averages(t) && evaluate(t, p) && swap_averages(t)))
+    if (evaluates && !settle_and_evaluate(t, p))
         return false;
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);
-    bool saves = last || evaluates || t->stop;
-    /* the best one first: where the run dies in between, it evaluates this step again */
-    if (!refuse_diverged(t, p) || !best_keep(t, p) || (saves && !save(t, done)))
+    bool ends = last || t->stop, better = is_better(t, p), saves = ends || due || better;
+    if (!refuse_diverged(t, p) || (saves && !save(t, p, n->async_save && !ends)))
         return false;
     /* evaluating and sampling take long: look for a stop request before another step */
     if ((saves && n->out && !last) || samples)
         training_stop_requested(t);
     if (samples && !t->stop && !sample(t))
         return false;
-    if (t->stop && !saves && !save(t, done))
+    if (t->stop && !save(t, p, false))
         return false;
     t->stop |= done == n->stop_after;
     if (t->stop && done < n->steps)
@@ -182,6 +308,7 @@ static bool after_step(training *t, int64_t done)
 bool training_run(training *t)
 {
     int64_t begin = t->from ? kn_checkpoint_step(t->from) : 0, steps = t->plan.steps;
+    t->saved_step = -1;
     progress_begin(&t->progress, t->plan.item);
     if (t->device == KN_CUDA && t->plan.item_flops > 0) {
         t->progress.item_flops = t->plan.item_flops;
@@ -191,7 +318,10 @@ bool training_run(training *t)
     for (int64_t step = begin; step < steps && !t->stop; step++)
         if (!train_step(t, step) || !after_step(t, step + 1))
             return false;
+    training_wait_for_save(t);
+    if (t->plan.keep_best) /* a save in the background may have failed */
+        t->best_step = kn_run_folder_best(t->folder, &t->best);
     print_gpu_memory(t);
-    best_print(t);
-    return true;
+    print_best(t);
+    return kn_ok();
 }

@@ -11,11 +11,10 @@
 
 #include "fsdp/ema.h"
 #include "fsdp/replay.h"
-#include "models/checkpoint.h"
+#include "models/record.h"
 #include "models/programs/measures.h"
 #include "models/programs/report.h"
 #include "models/programs/settings.h"
-#include "models/run_folder.h"
 
 /* The tensors of a micro-batch. */
 typedef struct batch {
@@ -34,16 +33,11 @@ typedef struct task {
     /* Sets p's val_loss, and more that belongs to an evaluation; collective. NULL: the mean loss of
      * plan.eval_steps validation batches. */
     bool (*evaluate)(void *arg, step_report *p);
+    /* What an evaluation changes in the model, before it; collective; may be NULL. */
+    bool (*settle)(void *arg);
 } task;
 
-/* --keep-best: the checkpoint with the best evaluation of a run stays in DIR/best, beside the
- * latest one in DIR. */
-typedef struct best {
-    char dir[4096]; /* "": none is kept */
-    int64_t step;   /* 0: none yet */
-    double value;   /* the share of right ones, where the task has one; else the validation loss */
-    bool accuracy;
-} best;
+#define FOLDER 4096 /* bytes of a path */
 
 typedef struct training {
     /* the program's */
@@ -58,8 +52,10 @@ typedef struct training {
     kn_ema *ema;       /* NULL: no averages of the weights */
     kn_options *options;
     /* made by training_open, freed by training_end */
-    kn_checkpoint *from;   /* NULL: begins anew */
-    kn_run_folder *folder; /* rank 0's, with plan.out */
+    kn_checkpoint *from;              /* NULL: begins anew */
+    char out[FOLDER], resume[FOLDER]; /* "": none; the folders that the options stand for */
+    kn_run_folder *folder;            /* with plan.out */
+    char *record, *tokenizer;         /* what every save holds of the program; NULL: nothing */
     /* made by training_begin, freed by training_end */
     FILE *log;
     int log_error, output_error; /* errno of the write that failed first */
@@ -74,7 +70,10 @@ typedef struct training {
     int64_t launched;      /* steps launched so far */
     double taken;          /* time at which measurements were last taken */
     bool stop;             /* a stop was requested on some rank: save and end */
-    best best;             /* with plan.keep_best */
+    int saves;             /* in the background, so far, modulo MEASURES_SAVES */
+    int64_t saved_step;    /* of the last save; -1: none */
+    int64_t best_step;     /* with plan.keep_best; -1: none yet */
+    double best;           /* its score */
     double loss_sum;       /* of the loss_steps steps since the evaluation before */
     int64_t loss_steps;
     float *losses; /* [ranks, 2]: of an evaluation: loss, stop request */
@@ -89,8 +88,9 @@ static inline bool first_rank(const training *t)
 
 /* Two paths of one folder that is there. */
 bool same_folder(const char *a, const char *b);
-/* Claims out, or resume where out is NULL, if a checkpoint is there; opens the one to resume from
- * and sets the options that it recorded, and "out" where it was not given. */
+/* Claims out, or the folder of resume where out is NULL, if a checkpoint is there; opens the one to
+ * resume from and sets the options that it recorded, and "out" where it was not given. resume is a
+ * folder, or latest or auto, which stand for out. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
 /* True if steps remain to be trained; else an error that asks for a larger --option. */
 bool training_has_steps(const training *t, int64_t steps, const char *option);
@@ -100,6 +100,8 @@ bool training_begin(training *t);
 bool training_run(training *t);
 /* Frees what the functions above made. */
 void training_end(training *t);
+/* Waits for a save in the background, if there is one. Collective. */
+void training_wait_for_save(training *t);
 /* True on all ranks if a stop was requested on any. Collective; arg is the training. */
 bool training_stop_requested(void *arg);
 
@@ -115,16 +117,6 @@ bool take_measurements(training *t, int keep);
  * collective. Skipped after a stop request. */
 bool evaluate(training *t, step_report *p);
 
-/* ---- training_best.c: the best checkpoint ---------------------------------------------------- */
-
-/* Reads the best evaluation so far where the run goes on in its folder. Else a checkpoint there is
- * an error, but with --overwrite. Collective. */
-bool best_begin(training *t, bool goes_on);
-/* Saves the model if p's evaluation is better than all before. Collective. */
-bool best_keep(training *t, const step_report *p);
-/* Names it. Rank 0 prints. */
-void best_print(const training *t);
-
 /* ---- training_table.c: printed output -------------------------------------------------------- */
 
 /* Prints the rows of the start table that every model has, after the program's own rows. Rank 0
@@ -132,6 +124,8 @@ void best_print(const training *t);
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
 void print_stopped(const training *t, int64_t step);
+/* With plan.keep_best: which checkpoint it is. */
+void print_best(const training *t);
 /* The progress line and the log's line of a step. Requests a stop if they can't be written. */
 void report_step(training *t, const step_report *p);
 /* Closes the log. False with an error if some output of the run couldn't be written. */

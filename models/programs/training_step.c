@@ -62,6 +62,7 @@ static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinit
     bool finite = isfinite(p->grad_norm) || t->scaler; /* a scaler skips the step */
     if (isfinite(p->loss) && finite)
         return true;
+    training_wait_for_save(t);
     const kn_param *list;
     const char *name =
         nonfinite < kn_params(t->model, &list) && nonfinite >= 0 ? list[nonfinite].name : NULL;
@@ -82,7 +83,9 @@ bool take_measurements(training *t, int keep)
             return false;
         p->loss = m.loss;
         p->grad_norm = m.norm;
-        t->stop |= m.stop;
+        t->stop |= m.news.stop;
+        if (m.news.save == t->saves && m.news.state >= KN_SAVE_WRITTEN) /* on every rank */
+            kn_checkpoint_finish(t->folder, m.news.state == KN_SAVE_WRITTEN);
         t->loss_sum += m.loss;
         t->loss_steps++;
         double now = kn_now();
@@ -181,7 +184,8 @@ static bool launch_step(training *t)
 {
     bool ok = t->replay ? feed(t) && kn_replay_step(t->replay, run_step, t) : run_step(t);
     ok = ok && (!t->ema || kn_ema_update(t->ema));
-    if (!ok || !measures_send(t->measures, stop_requested()))
+    if (!ok || !measures_send(t->measures,
+                              (news){ stop_requested(), t->saves, kn_checkpoint_poll(t->folder) }))
         return false;
     t->launched = t->step + 1;
     print_why_not_recorded(t);

@@ -42,6 +42,19 @@ static void print_memory(const training *t, const settings *s, const kn_fsdp_mem
                    report_bytes((double)m->store, a, sizeof a), states, s->offload);
 }
 
+/* What an asynchronous save takes while it is written. */
+static bool print_copy(const training *t)
+{
+    char a[32];
+    if (!t->plan.async_save)
+        return true;
+    int64_t bytes = kn_checkpoint_copy_bytes(t->model, t->optim, t->ema);
+    if (bytes >= 0 && first_rank(t))
+        report_row("copy of a save", "%s on rank 0, while it is written",
+                   report_bytes((double)bytes, a, sizeof a));
+    return bytes >= 0;
+}
+
 /* Beside the optimizer's state, wherever that is. */
 static void print_averages(const training *t)
 {
@@ -61,7 +74,7 @@ static void print_averages(const training *t)
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
 {
     if (!first_rank(t))
-        return true;
+        return print_copy(t);
     report_row("ranks", "%d (%s)", kn_comm_size(t->world), kn_comm_backend(t->world));
     print_sharding(s);
     report_row("threads a rank", "%d", kn_threads());
@@ -75,6 +88,8 @@ bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
     }
     print_memory(t, s, m);
     print_averages(t);
+    if (!print_copy(t))
+        return false;
     if (t->from)
         report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
                    (long long)kn_checkpoint_step(t->from));
@@ -119,6 +134,20 @@ void print_stopped(const training *t, int64_t step)
         printf("saved. To go on: %s --resume %s\n", t->program, t->plan.out);
     else
         printf("nothing was saved: no --out DIR was given\n");
+}
+
+void print_best(const training *t)
+{
+    if (!t->plan.keep_best || !first_rank(t))
+        return;
+    if (t->best_step < 0)
+        printf("\nbest: no evaluation yet\n");
+    else if (t->task.evaluate) /* its score is the share of wrong ones */
+        printf("\nbest: step %lld with %.2f %% right, kept in %s/best\n", (long long)t->best_step,
+               100 * (1 - t->best), t->plan.out);
+    else
+        printf("\nbest: step %lld with a validation loss of %.4f, kept in %s/best\n",
+               (long long)t->best_step, t->best, t->plan.out);
 }
 
 bool end_output(training *t)

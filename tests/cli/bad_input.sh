@@ -88,25 +88,26 @@ damaged
 refused "a checkpoint of another shape" "transformer.wte.weight" "${resume[@]}" --embd 32
 refused "of another depth" "another model" "${resume[@]}" --layers 2
 refused "of another shape, two ranks" "transformer.wte.weight" "${resume[@]}" --embd 32 --ranks 2
-truncate -s 1000 "$TMP/bad/model.safetensors"
-refused "a truncated file" "model.safetensors" "${resume[@]}"
-refused "a truncated file, generate" "model.safetensors" "$generate" --from "$TMP/bad"
+step=$TMP/bad/step-00000002 shard=shard-00001-model-00001-of-00001.safetensors
+truncate -s 1000 "$step/model/$shard"
+refused "a truncated file" "$shard" "${resume[@]}"
+refused "a truncated file, generate" "$shard" "$generate" --from "$TMP/bad"
 damaged
-printf '\xff\xff\xff\xff\xff\xff\xff\x7f{}' >"$TMP/bad/model.safetensors"
-refused "a hostile header" "model.safetensors" "${resume[@]}"
+printf '\xff\xff\xff\xff\xff\xff\xff\x7f{}' >"$step/model/$shard"
+refused "a hostile header" "$shard" "${resume[@]}"
 damaged
-rm "$TMP/bad/optimizer.safetensors"
-refused "a missing file" "optimizer.safetensors" "${resume[@]}"
+rm "$step/optimizer/$shard"
+refused "a missing file" "optimizer" "${resume[@]}"
 damaged
-echo '{"version": 1, "step": -5}' >"$TMP/bad/state.json"
+echo '{"version": 2, "step": -5}' >"$step/state.json"
 refused "a bad step" "state.json" "${resume[@]}"
-echo '{"version": ' >"$TMP/bad/state.json"
+echo '{"version": ' >"$step/state.json"
 refused "broken JSON" "state.json" "${resume[@]}"
 damaged
-sed -i 's/"step": 2/"step": 3/' "$TMP/bad/state.json"
-refused "files of two checkpoints" "step 2" "${resume[@]}"
+sed -i 's/"step": 2/"step": 3/' "$step/state.json"
+refused "a step of another checkpoint" '"step"' "${resume[@]}"
 damaged
-echo '{}' >"$TMP/bad/tokenizer.json"
+echo '{}' >"$step/tokenizer.json"
 refused "a damaged tokenizer" "tokenizer.json" "${resume[@]}"
 refused "a prompt it can't read" "~" "$generate" --from "$TMP/good" --prompt "~"
 # a reader that has enough ends it without a word, as it ends cat
@@ -119,15 +120,29 @@ done
 
 # a complete save whose renaming was interrupted is renamed by the next run
 damaged
-for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
-    mv "$TMP/bad/$file" "$TMP/bad/$file.new"
-done
-mv "$TMP/bad/model.safetensors.new" "$TMP/bad/model.safetensors"
+mv "$step" "$step.saving"
 check "an interrupted rename is finished" "${resume[@]}"
 # an incomplete save leaves the old checkpoint
 damaged
-echo half >"$TMP/bad/model.safetensors.new"
+mkdir -p "$TMP/bad/step-00000003.saving/model"
+echo half >"$TMP/bad/step-00000003.saving/model/$shard"
 check "a save that broke off harms nothing" "${resume[@]}"
+# the newest that is whole
+damaged
+cp -r "$step" "$TMP/bad/step-00000007"
+sed -i 's/"step": 2/"step": 7/; s/"number": 1/"number": 2/' "$TMP/bad/step-00000007/state.json"
+truncate -s 1000 "$TMP/bad/step-00000007/optimizer/$shard"
+run "${resume[@]}" --ranks 2 --stop-after 3
+check "a damaged checkpoint gives way to the one before" succeeds
+check "and that is said" says "step-00000007 isn't whole"
+refused "a damaged one that is named" "$shard" "$train" --resume "$TMP/bad/step-00000007" --threads 1
+refused "the latest of nothing" "give that as well" "${tiny[@]}" --resume latest
+refused "the latest of an empty folder" "holds no checkpoint" "${tiny[@]}" --resume latest --out "$TMP/none"
+refused "going on and beginning anew" "leave one of them out" "${tiny[@]}" --resume auto --out "$TMP/none" --overwrite
+refused "the best without evaluations" "eval-every above 0" "${tiny[@]}" --keep-best --out "$TMP/none"
+refused "the best of no folder" "out DIR" "$train" --data "$TMP/text" --keep-best
+refused "saves without a folder" "--save-every is for --out" "${tiny[@]}" --save-every 3
+check "nothing was made" test ! -e "$TMP/none"
 
 # ---- a rank dies ------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ for _ in $(seq 200); do echo "the quick brown fox jumps over the lazy dog"; done
 tiny=("$train" --data "$TMP/text" --layers 1 --heads 2 --embd 16 --ctx 8 --batch 2 --threads 1)
 endless=("${tiny[@]}" --steps 1000000)
 lines_are_json() { python3 -c 'import json, sys; [json.loads(l, parse_constant=int) for l in open(sys.argv[1])]' "$1"; }
-step_of() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1] + "/state.json"))["step"])' "$1"; }
-clean() { [ -z "$(find "$1" -name '*.new*' -o -name '*.tmp*')" ] || { ls -la "$1"; return 1; }; }
+clean() { [ -z "$(find "$1" -name '*.saving' -o -name '*.tmp*' -o -name '*.old' -o -name '*.removing' -o -name '*.new')" ] || { ls -la "$1"; return 1; }; }
+has_saved() { test -s "$(newest "$1")/state.json"; }
 # faulty PATH OP AT DO COMMAND...: run it with that fault.
 faulty() {
     local path=$1 op=$2 at=$3 what=$4
@@ -35,7 +35,7 @@ in_time() {
     done
 }
 slow_save() {
-    faulty .safetensors sync 0 $((seconds * 1000 + 1000)) "${tiny[@]}" --ranks $ranks --timeout $seconds --steps 2 \
+    faulty optimizer/shard-00001-model-00001 sync 0 $((seconds * 1000 + 1000)) "${tiny[@]}" --ranks $ranks --timeout $seconds --steps 2 \
         --eval-every 0 --overwrite --out "$TMP/slow$ranks"
 }
 slow_load() {
@@ -67,7 +67,7 @@ for type in 0x6969 0x9123683e; do # NFS; btrfs that doesn't take the flag for wr
     check "a store where a mapped file is promised no space is refused ($type)" fails "can't promise"
 done
 again
-faulty optimizer.safetensors write 1 ENOSPC "$train" --resume "$TMP/w" --stop-after 3 --threads 1 --ranks 2
+faulty optimizer/shard write 1 ENOSPC "$train" --resume "$TMP/w" --stop-after 3 --threads 1 --ranks 2
 check "a full disk is said, on two ranks" fails "No space left on device"
 check "and harms nothing" test "$(step_of "$TMP/w")" -eq 2
 
@@ -78,16 +78,17 @@ check "the best checkpoint is named" says "best: step 2 with a validation loss o
 kept() { local step; step=$(step_of "$TMP/w/best") && [ "$step" -ge 2 ] && "$generate" --from "$TMP/w/best" --tokens 1 --threads 1; }
 go_on=("$train" --resume "$TMP/w" --stop-after 3 --threads 1)
 rm -rf "$TMP/w" && cp -r "$TMP/best" "$TMP/w"
-run env LD_PRELOAD="$faults" FAULT_PATH="$TMP/w/best/" FAULT_COUNT="$TMP/count" "${go_on[@]}"
+run env LD_PRELOAD="$faults" FAULT_PATH="$TMP/w" FAULT_COUNT="$TMP/count" "${go_on[@]}"
 check "a better one replaces it" [ "$(step_of "$TMP/w/best")" = 3 ]
 at=$(cat "$TMP/count")
 for what in kill ENOSPC; do
     for part in 3 6 9; do
         rm -rf "$TMP/w" && cp -r "$TMP/best" "$TMP/w"
-        faulty "$TMP/w/best/" any $((at * part / 10)) $what "${go_on[@]}"
+        faulty "$TMP/w" any $((at * part / 10)) $what "${go_on[@]}"
         check "$what at operation $((at * part / 10)) leaves a best checkpoint" kept
-        run "${go_on[@]}"
-        check "and the run goes on to the same one" [ "$(step_of "$TMP/w/best")" = 3 ]
+        run "$train" --resume "$TMP/w" --stop-after 4 --threads 1
+        check "and the run goes on to the same one" [ "$(step_of "$TMP/w/best")" = 4 ]
+        check "with nothing left behind" clean "$TMP/w"
     done
 done
 
@@ -99,25 +100,27 @@ check "a loss that isn't finite is refused" fails "diverged"
 check "and what was saved before stays" test "$(step_of "$TMP/w")" -eq 2
 check "the log is JSON" lines_are_json "$TMP/log"
 check "without NaN" test -z "$(grep -i 'nan\|inf' "$TMP/log")"
-again
-python3 - "$TMP/w/model.safetensors" <<'END'
+first_form "$TMP/good" "$TMP/old"
+python3 - "$TMP/old/model.safetensors" <<'END'
 import json, struct, sys # a weight so large that decay makes it infinite, while the loss is fine
 f = open(sys.argv[1], 'r+b')
 n = struct.unpack('<Q', f.read(8))[0]
-at = 8 + n + json.loads(f.read(n))['transformer.wpe.weight']['data_offsets'][0]
-f.seek(at)
+header = f.read(n)
+f.seek(8)
+f.write(header.replace(b'KNAP_XXH3', b'NO_SUMS__')) # else it is a damaged file
+f.seek(8 + n + json.loads(header)['transformer.wpe.weight']['data_offsets'][0])
 f.write(struct.pack('<f', 1e7))
 END
-run "$train" --resume "$TMP/w" --steps 3 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --weight-decay 1000 \
+run "$train" --resume "$TMP/old" --steps 3 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --weight-decay 1000 \
     --eval-every 0 --ranks 2 --threads 1
 check "weights that aren't finite are never saved" fails "not finite"
-check "what was saved before stays" test "$(step_of "$TMP/w")" -eq 2
+check "what was saved before stays" test "$(cd "$TMP/old" && echo *)" = "model.safetensors optimizer.safetensors state.json tokenizer.json"
 
 # ---- output that nobody takes ---------------------------------------------------------------------------
 
 run timeout 300 "${endless[@]}" --eval-every 0 --log /dev/full --out "$TMP/full"
 check "a full disk under the log is an error" fails "cannot write the log /dev/full"
-check "and the run is saved" test -s "$TMP/full/state.json"
+check "and the run is saved" has_saved "$TMP/full"
 "${tiny[@]}" --steps 2 >/dev/full 2>"$TMP/output" </dev/null
 status=$?
 check "a full disk under the table is an error" fails "standard output"
@@ -132,7 +135,7 @@ for ranks in 1 2; do
         echo $? >"$TMP/status"; } | head -n 25 >/dev/null
     status=$(cat "$TMP/status")
     check "a reader that leaves is an error, $ranks ranks" fails "Broken pipe"
-    check "and the run is saved" test -s "$TMP/pipe$ranks/state.json"
+    check "and the run is saved" has_saved "$TMP/pipe$ranks"
 done
 again
 (ulimit -f 1; run "$train" --resume "$TMP/w" --stop-after 3 --threads 1; [ "$status" -eq 1 ] && says "File too large")
@@ -159,7 +162,7 @@ one_request() {
         [ $status -ne 0 ] || break
     done
 }
-saved() { succeeds && test -s "$TMP/$1/state.json" && clean "$TMP/$1" && says "--resume $TMP/$1"; }
+saved() { succeeds && has_saved "$TMP/$1" && clean "$TMP/$1" && says "--resume $TMP/$1"; }
 
 for ranks in 1 4; do
     for sig in INT TERM HUP; do
@@ -185,11 +188,11 @@ for ranks in 1 4; do
         begin sig --ranks $ranks
         kill -TERM $pid
         ended $pid
-        [ ! -s "$TMP/sig/state.json" ] || status=0
+        ! has_saved "$TMP/sig" || status=0
     }
     one_request under_timeout
     endless=("${endless[@]:2}")
-    check "timeout(1): one request, $ranks ranks" test -s "$TMP/sig/state.json"
+    check "timeout(1): one request, $ranks ranks" has_saved "$TMP/sig"
 
     # an evaluation that would take hours, and a sample
     begin sig --ranks $ranks --eval-every 2 --eval-steps 100000000
@@ -204,7 +207,7 @@ for ranks in 1 4; do
     check "in a sample, $ranks ranks" saved sig
 
     # a slow save, and a second signal
-    export FAULT_PATH=model.safetensors.new FAULT_OP=sync FAULT_DO=1500
+    export FAULT_PATH=model/shard-00001-model-00001 FAULT_OP=sync FAULT_DO=1500
     twice() {
         LD_PRELOAD=$faults begin sig --ranks $ranks
         kill -INT -$pid
@@ -239,8 +242,8 @@ for ranks in 1 4; do
     check "signals that were ignored stay so, $ranks ranks" kill -0 "$pid"
     check "and nobody speaks of stopping" test -z "$(grep 'once more' "$TMP/output")"
     kill -TERM "$pid"
-    wait_for test -s "$TMP/sig/state.json"
-    check "SIGTERM still stops" test -s "$TMP/sig/state.json"
+    wait_for has_saved "$TMP/sig"
+    check "SIGTERM still stops" has_saved "$TMP/sig"
     wait_for gone "$pid"
 done
 again
@@ -273,17 +276,17 @@ check "a run's end frees the folder" "$train" --resume "$TMP/w" --steps 2000000 
 again
 run "${tiny[@]}" --steps 3 --eval-every 0 --out "$TMP/w"
 check "a checkpoint isn't replaced unasked" fails "--overwrite"
-check "it is as it was" cmp "$TMP/good/state.json" "$TMP/w/state.json"
+check "it is as it was" diff -r "$TMP/good" "$TMP/w"
 check "asked it is" "${tiny[@]}" --steps 3 --eval-every 0 --out "$TMP/w" --overwrite
-touch "$TMP/w/model.safetensors.new.tmp.99.0" "$TMP/w/optimizer.safetensors.new" "$TMP/w/state.json.new.tmp.7.1" "$TMP/w/mine.tmp"
+mkdir -p "$TMP/w/step-00000009.saving/model" "$TMP/w/step-00000001.removing" && touch "$TMP/w/step-00000009.saving/model/shard" "$TMP/w/mine.tmp"
 check "what dead saves left" "$train" --resume "$TMP/w" --steps 4 --threads 1
-check "is removed, and nothing else" test "$(cd "$TMP/w" && echo *)" = "mine.tmp model.safetensors optimizer.safetensors state.json tokenizer.json"
+check "is removed, and nothing else" test "$(cd "$TMP/w" && echo *)" = "mine.tmp step-00000003 step-00000004"
 
 # files of two saves of the same step
 check "another checkpoint of that step" "${tiny[@]}" --seed 5 --steps 9 --stop-after 2 --eval-every 0 --out "$TMP/other"
-for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
+for file in model/shard-00001-model-00001-of-00001.safetensors optimizer/shard-00001-model-00001-of-00001.safetensors state.json; do
     again
-    cp "$TMP/other/$file" "$TMP/w/"
+    cp "$TMP/other/step-00000002/$file" "$TMP/w/step-00000002/$file"
     run "$train" --resume "$TMP/w" --threads 1 --ranks 2
     check "another save's $file is refused" fails "two checkpoints"
 done
@@ -295,7 +298,7 @@ export FAULT_PATH="$TMP/live/" FAULT_OP=rename FAULT_DO=30
 LD_PRELOAD=$faults "${tiny[@]}" --steps 1000000 --eval-every 1 --eval-steps 1 --out "$TMP/live" >"$TMP/first" 2>&1 </dev/null &
 pid=$!
 unset FAULT_PATH FAULT_OP FAULT_DO
-wait_for test -s "$TMP/live/state.json"
+wait_for has_saved "$TMP/live"
 reads() { for _ in $(seq 15); do "$generate" --from "$TMP/live" --tokens 1 --threads 1 --ranks $1 || return 1; done; }
 check "generate reads while a run saves" reads 1
 check "and on 2 ranks" reads 2
@@ -304,7 +307,8 @@ wait $pid 2>/dev/null
 # a complete save before renaming: readers read it and leave its files
 rm -rf "$TMP/live"
 cp -r "$TMP/other" "$TMP/live"
-for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do cp "$TMP/good/$file" "$TMP/live/$file.new"; done
+cp -r "$TMP/good/step-00000002" "$TMP/live/step-00000002.saving"
+sed -i 's/"number": 1/"number": 2/' "$TMP/live/step-00000002.saving/state.json"
 files=$(ls "$TMP/live")
 check "a save that waits to be renamed is read" cmp <("$generate" --from "$TMP/live" --tokens 40 --threads 1) \
     <("$generate" --from "$TMP/good" --tokens 40 --threads 1)
@@ -315,16 +319,16 @@ check "and left alone" test "$(ls "$TMP/live")" = "$files"
 # forged TEXT: $TMP/w with state.json changed by that line of Python.
 forged() {
     again
-    python3 -c "import json; p='$TMP/w/state.json'; s=json.load(open(p)); $1; json.dump(s, open(p, 'w'))"
+    python3 -c "import json; p='$TMP/w/step-00000002/state.json'; s=json.load(open(p)); $1; json.dump(s, open(p, 'w'))"
 }
 echo mine >"$TMP/mine"
 for name in log out offload resume; do
-    forged "s['options']['$name'] = '$TMP/mine'"
+    forged "s['record']['$name'] = '$TMP/mine'"
     run "$train" --resume "$TMP/w" --threads 1
     check "--$name is never taken from a file" fails "--$name"
 done
 check "nothing was appended" test "$(cat "$TMP/mine")" = mine
-forged "s['options']['out'] = '$TMP/elsewhere/deep'"
+forged "s['record']['out'] = '$TMP/elsewhere/deep'"
 run "$train" --resume "$TMP/w" --threads 1
 check "and no folder made" test ! -e "$TMP/elsewhere"
 for size in "'vocab'] = 1 << 29" "'ctx'] = 1 << 29" "'embd'] = 1 << 22" "'layers'] = 90000"; do
@@ -332,14 +336,15 @@ for size in "'vocab'] = 1 << 29" "'ctx'] = 1 << 29" "'embd'] = 1 << 22" "'layers
     run timeout 300 bash -c "ulimit -v 4000000; exec '$generate' --from '$TMP/w' --threads 1"
     check "sizes that the files don't have are refused ($size)" fails "other sizes"
 done
-forged "s['options']['a\\\\x1b[2J\\\\u009b\\\\nb'] = 'x'"
+forged "s['record']['a\\\\x1b[2J\\\\u009b\\\\nb'] = 'x'"
 run "$train" --resume "$TMP/w" --threads 1
 check "an option's name is refused" fails "the checkpoint records an option"
 check "without its control characters" test -z "$(LC_ALL=C grep -P '\x1b|\xc2\x9b' "$TMP/output")"
-for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
+for file in model/shard-00001-model-00001-of-00001.safetensors optimizer/shard-00001-model-00001-of-00001.safetensors \
+    tokenizer.json state.json; do
     again
-    rm "$TMP/w/$file"
-    mkfifo "$TMP/w/$file"
+    rm "$TMP/w/step-00000002/$file"
+    mkfifo "$TMP/w/step-00000002/$file"
     run timeout 300 "$train" --resume "$TMP/w" --threads 1
     check "a FIFO in place of $file is refused" fails "not a regular file"
 done

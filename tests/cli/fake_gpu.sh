@@ -84,6 +84,6 @@ for ranks in 1 2; do
     check "the loss is not finite, $ranks ranks" fails "step 2:"
     check "it names a tensor, $ranks ranks" says "transformer."
     check "nothing of it is logged, $ranks ranks" test "$(wc -l <"$TMP/gpu")" -eq 1
-    check "nothing of it is saved, $ranks ranks" test ! -e "$TMP/out/model.safetensors"
+    check "nothing of it is saved, $ranks ranks" test -z "$(ls "$TMP/out")"
 done
 finish

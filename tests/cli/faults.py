@@ -13,6 +13,7 @@ silent, nothing is left behind after the next save, and no program crashes.
       --ways A,B    only these ways to fail
 """
 import argparse
+import glob
 import hashlib
 import json
 import os
@@ -52,8 +53,7 @@ class Run:
             return f'it hangs (ended after {SECONDS} s)'
         if 'closed twice' in self.output:
             return 'it closes a descriptor twice'
-        killed = self.status == -signal.SIGKILL or self.status == 128 + signal.SIGKILL
-        if may_die and killed:
+        if may_die and self.status in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return None
         if self.status < 0 or self.status >= 126:
             return f'it crashes (status {self.status})'
@@ -77,27 +77,23 @@ class Check:
 
 
 class Folder:
-    """A run's folder: checkpoints in folders step-N, or one in the folder itself (models/checkpoint.h)."""
+    """A run's folder: checkpoints in folders step-N (state/checkpoint.h)."""
 
     @staticmethod
     def read_step(at):
         """The step that a checkpoint's state tells; None: it isn't whole."""
-        for name in ('state.json.new', 'state.json'):  # the first: a save that is whole, and not renamed yet
-            try:
-                with open(os.path.join(at, name), encoding='utf-8') as f:
-                    return json.load(f)['step']
-            except (OSError, ValueError, KeyError, TypeError):
-                pass
-        return None
+        try:
+            with open(os.path.join(at, 'state.json'), encoding='utf-8') as f:
+                return json.load(f)['step']
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     @classmethod
     def newest(cls, at):
         """The step and the folder of the newest checkpoint that has its state; (None, None) without one. A folder
         step-N.saving that has it counts: the next run renames it."""
-        found = [(cls.read_step(at), at)]
-        for name in os.listdir(at) if os.path.isdir(at) else []:
-            if re.fullmatch(r'step-[0-9]+(\.saving)?', name):
-                found.append((cls.read_step(os.path.join(at, name)), os.path.join(at, name)))
+        found = [(cls.read_step(os.path.join(at, name)), os.path.join(at, name))
+                 for name in (os.listdir(at) if os.path.isdir(at) else []) if re.fullmatch(r'step-[0-9]+(\.saving)?', name)]
         return max((f for f in found if f[0] is not None), default=(None, None))
 
     @classmethod
@@ -107,21 +103,17 @@ class Folder:
     @staticmethod
     def leftovers(at):
         return [os.path.join(folder, n) for folder, folders, names in os.walk(at) for n in names + folders
-                if '.new' in n or '.tmp' in n or '.saving' in n or '.old' in n]
+                if re.search(r'\.(new|tmp|saving|old|removing)', n)]
 
     @classmethod
     def bits(cls, at):
         """A sum of all tensors of the newest checkpoint, without the save's random name."""
         h = hashlib.sha256()
-        for folder, folders, names in os.walk(cls.newest(at)[1]):
-            folders.sort()
-            for name in sorted(names):
-                if name.endswith('.safetensors') and not re.search(r'/step-', folder[len(cls.newest(at)[1]):]):
-                    with open(os.path.join(folder, name), 'rb') as f:
-                        size = int.from_bytes(f.read(8), 'little')
-                        header = json.loads(f.read(size))
-                        header.pop('__metadata__', None)
-                        h.update(name.encode() + json.dumps(header, sort_keys=True).encode() + f.read())
+        for path in sorted(glob.glob(os.path.join(cls.newest(at)[1], '*', '*.safetensors'))):
+            with open(path, 'rb') as f:
+                header = json.loads(f.read(int.from_bytes(f.read(8), 'little')))
+                header.pop('__metadata__', None)
+                h.update(os.path.basename(path).encode() + json.dumps(header, sort_keys=True).encode() + f.read())
         return h.hexdigest()
 
 
@@ -202,6 +194,8 @@ class Bench:
 class Save:
     """A run goes on from step 2, saves step 3."""
 
+    last = 3
+
     def __init__(self, bench, ranks, rank):
         self.b, self.rank, self.name = bench, rank, f'save, rank {rank} of {ranks}'
         self.more = ['--stop-after', '3', '--ranks', str(ranks)]
@@ -217,15 +211,36 @@ class Save:
 
     def fault(self, run):
         step = Folder.step(self.b.work)
-        if run.status == 0 and step != 3:
+        if run.status == 0 and step != self.last:
             return f'a silent fault: the run ends well, and the checkpoint is of step {step}'
-        go_on = self.b.run(self.b.resume(self.b.work, '--stop-after', '4'))
+        go_on = self.b.run(self.b.resume(self.b.work, '--stop-after', str(self.last + 1)))
         if go_on.status != 0:
             return 'there is no whole checkpoint: ' + go_on.output.strip()[-300:]
         if Folder.bits(self.b.work) != self.end.get(step):
-            return 'the run goes on with other bits'
+            return f'the run goes on from step {step} with other bits'
+        return self.left_behind()
+
+    def left_behind(self):
         left = Folder.leftovers(self.b.work)
         return f'the next save leaves {left}' if left else None
+
+
+class SaveBeside(Save):
+    """A run goes on from step 2, saves steps 3 and 4 beside the training. A save that fails doesn't end it: the one
+    that the run's end waits for does."""
+
+    last = 4
+
+    def __init__(self, bench, ranks, rank):
+        self.b, self.rank, self.name = bench, rank, f'save beside the training, rank {rank} of {ranks}'
+        self.more = ['--stop-after', '4', '--ranks', str(ranks), '--async-save', '--save-every', '1']
+        bench.fresh()
+        bench.must(self.command())
+        self.end = {4: bench.bits_at(bench.work, 5)}
+        for step in (2, 3): # where the run is lost after so many steps, it goes on from there on as many ranks
+            bench.fresh()
+            bench.must(bench.resume(bench.work, '--ranks', str(ranks), '--stop-after', '3') if step == 3 else ['true'])
+            self.end[step] = bench.bits_at(bench.work, 5)
 
 
 class Begin(Save):
@@ -249,8 +264,7 @@ class Begin(Save):
             return 'the same run again fails: ' + again.output.strip()[-300:]
         if Folder.bits(self.b.work) != Folder.bits(self.b.good):
             return 'the same run again has other bits'
-        left = Folder.leftovers(self.b.work)
-        return f'the next save leaves {left}' if left else None
+        return self.left_behind()
 
 
 class Load:
@@ -259,7 +273,6 @@ class Load:
     def __init__(self, bench):
         self.b, self.rank, self.name = bench, 0, 'load'
         self.want = bench.must(self.command_of(bench.good))
-        self.before = None
 
     def command_of(self, at):
         return [self.b.program('generate'), '--from', at, '--tokens', '20', '--threads', '1']
@@ -277,8 +290,36 @@ class Load:
         return None if listing(self.b.work) == self.before else 'the folder changed'
 
 
+def reads_once(bench, check):
+    """A run on 2 ranks that goes on reads each byte of the tensors' files once, and their headers once a rank."""
+    log = os.path.join(bench.at, 'log')
+    bench.fresh()
+    run = bench.run(bench.resume(bench.work, '--ranks', '2', '--stop-after', '3'), {
+        'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': '.safetensors', 'FAULT_OP': 'read', 'FAULT_LOG': log})
+    times, header = {}, {}
+    with open(log, encoding='utf-8') as f:
+        for line in f:
+            rank, _, _, at, count, path = line.strip().split(' ', 5)
+            at, count = int(at), int(count)
+            if count > 0 and os.path.relpath(path, bench.work) in listing(bench.good):
+                with open(path.replace(bench.work, bench.good), 'rb') as g:
+                    header[path] = 8 + int.from_bytes(g.read(8), 'little')
+                for i in range(at, at + count):
+                    key = (path, i) if i >= header[path] else (path, i, rank)
+                    times[key] = times.get(key, 0) + 1
+    os.remove(log)
+    twice = sorted({k[0] for k, n in times.items() if n > 1})
+    whole = sum(os.path.getsize(p.replace(bench.work, bench.good)) - n for p, n in header.items())
+    data = sum(1 for k in times if len(k) == 2)
+    fault = ('it fails' if run.status else f'{len(twice)} files have bytes that are read twice: {twice}' if twice else
+             f'{data} of {whole} bytes are read' if data != whole or not whole else None)
+    check('a load on 2 ranks reads each byte once', fault, run.output)
+
+
 def files(bench, o, check):
-    scenarios = [Save(bench, 1, 0), Save(bench, 2, 0), Save(bench, 2, 1), Begin(bench), Load(bench)]
+    scenarios = [Save(bench, 1, 0), Save(bench, 2, 0), Save(bench, 2, 1), Begin(bench), Load(bench),
+                 SaveBeside(bench, 1, 0), SaveBeside(bench, 2, 0), SaveBeside(bench, 2, 1)]
+    reads_once(bench, check)
     first = 0
     for s in scenarios:
         if o.only not in s.name:
@@ -397,25 +438,21 @@ def kill_one_run(command, cwd, wait, victim):
 
 def kills(bench, o, check):
     random.seed(o.seed)
-    new = '--save-every' in bench.run([bench.program('train_gpt'), '--help']).output
     shutil.rmtree(bench.work, ignore_errors=True)
-    saving = ['--save-every', '2', '--keep', '3'] if new else ['--eval-every', '2', '--eval-steps', '1']
-    asyncs = [[], ['--async-save']] if new else [[]]
+    saving = ['--save-every', '2', '--keep', '3']
     begin = [bench.program('train_gpt'), '--data', bench.text, '--layers', '1', '--heads', '2', '--embd', '16', '--ctx', '8',
              '--batch', '2', '--threads', '1', '--steps', str(10 ** 9), '--warmup', '0', '--lr', '1e-3', '--min-lr', '1e-3',
              '--ranks', '2', '--timeout', '600']
-    killed = lost = 0
-    last = 0
+    killed = lost = last = 0
     while killed < o.count:
         there = Folder.step(bench.work) is not None
         command = ([bench.program('train_gpt'), '--resume', bench.work, '--threads', '1', '--ranks', '2'] if there
-                   else begin + ['--eval-every', '0'] * new + ['--out', bench.work, '--overwrite'])
-        command += (saving if new or not there else []) + (random.choice(asyncs) if new else [])
+                   else begin + ['--eval-every', '0', '--out', bench.work, '--overwrite'])
+        command += saving + random.choice([[], ['--async-save']])
         in_time, status, output = kill_one_run(command, bench.at, o.least + random.random() * o.most,
                                                random.choice([None, None, 0, 1]))
         killed += in_time
-        step = Folder.step(bench.work)
-        fault = None
+        step, fault = Folder.step(bench.work), None
         if not in_time:
             fault = f'the run ends by itself (status {status})'
         elif status is None:
@@ -432,8 +469,7 @@ def kills(bench, o, check):
     run = bench.run([bench.program('train_gpt'), '--resume', bench.work, '--threads', '1', '--ranks', '2', '--stop-after',
                      str(end)])
     check(f'the run goes on after {killed} kills, from step {last}', None if run.status == 0 else 'it fails', run.output)
-    left = Folder.leftovers(bench.work)
-    check('and leaves nothing behind', f'{left}' if left else None)
+    check('and leaves nothing behind', ' '.join(Folder.leftovers(bench.work)) or None)
     whole = os.path.join(bench.at, 'whole')
     run = bench.run(begin + ['--out', whole, '--eval-every', '0', '--stop-after', str(end)])
     same = run.status == 0 and Folder.bits(bench.work) == Folder.bits(whole)

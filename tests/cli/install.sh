@@ -18,6 +18,7 @@ check "knap.h is there" test -f "$prefix/include/knap/knap.h"
 check "knap.pc is there" test -f "$lib/pkgconfig/knap.pc"
 check "train_gpt is there" test -x "$prefix/bin/train_gpt"
 check "generate is there" test -x "$prefix/bin/generate"
+check "knap-checkpoint is there" test -x "$prefix/bin/knap-checkpoint"
 
 # Hidden visibility: every exported name is Knap's.
 nm -D --defined-only "$lib/libknap.so" | awk '{print $3}' | grep -v '^kn_' >"$TMP/foreign"

@@ -78,10 +78,56 @@ loss_falls() {
         { cat "$TMP/output"; return 1; }
 }
 
-# same_save FILE FILE: files of two checkpoints agree except for the save's random name.
-same_save() {
-    cmp <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$1") <(LC_ALL=C sed -E 's/"save": ?"[0-9a-f]*"//' "$2")
+# newest RUN: the folder of its newest checkpoint; of a checkpoint: itself.
+newest() {
+    [ ! -s "$1/state.json" ] || { echo "$1" && return; }
+    python3 -c "
+import glob, json, sys
+found = [(json.load(open(path))['number'], path) for path in glob.glob(sys.argv[1] + '/step-*/state.json')]
+print(max(found)[1].rsplit('/', 1)[0])" "$1"
 }
+
+# step_of RUN: the step of its newest checkpoint, or of a checkpoint.
+step_of() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1] + "/state.json"))["step"])' "$(newest "$1")"; }
+
+# first_form RUN TO: the newest checkpoint as it was before each rank wrote its own part: whole tensors in two files in
+# the folder itself.
+first_form() {
+    local from
+    from=$(newest "$1")
+    "$BUILD/models/knap-checkpoint" merge "$from" --out "$2" >/dev/null &&
+        "$BUILD/models/knap-checkpoint" merge "$from" --part optimizer --out "$2/optimizer" >/dev/null || return 1
+    mv "$2/optimizer/model.safetensors" "$2/optimizer.safetensors" && rmdir "$2/optimizer" && cp "$from/tokenizer.json" "$2/" &&
+        python3 -c "
+import json, sys
+s = json.load(open(sys.argv[1] + '/state.json'))
+json.dump({'version': 1, 'step': s['step'], 'model': s['model'], 'options': s['record'], 'scaler': s['scaler']},
+          open(sys.argv[2] + '/state.json', 'w'))" "$from" "$2"
+}
+
+# same_part RUN RUN PART: the newest checkpoints agree in that part: the bytes of whole tensors, whichever rank wrote
+# them.
+same_part() {
+    local run n=0
+    for run in "$1" "$2"; do
+        n=$((n + 1))
+        rm -rf "$TMP/merged$n"
+        "$BUILD/models/knap-checkpoint" merge "$(newest "$run")" --part "$3" --out "$TMP/merged$n" >/dev/null || return 1
+    done
+    python3 -c "
+import json, sys
+def tensors(path):
+    with open(path, 'rb') as f:
+        size = int.from_bytes(f.read(8), 'little')
+        header, data = json.loads(f.read(size)), f.read()
+    header.pop('__metadata__', None)
+    return {name: (t['dtype'], t['shape'], data[slice(*t['data_offsets'])]) for name, t in header.items()}
+a, b = tensors(sys.argv[1]), tensors(sys.argv[2])
+differ = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+sys.exit(f'these differ: {differ}' if differ or not a else 0)" "$TMP/merged1/model.safetensors" "$TMP/merged2/model.safetensors"
+}
+same_model() { same_part "$1" "$2" model; }
+same_training() { same_model "$1" "$2" && same_part "$1" "$2" optimizer; }
 
 finish() {
     [ $bad -eq 0 ]

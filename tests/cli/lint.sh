@@ -5,12 +5,12 @@
 
 house=$TMP/house
 mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/tests/fsdp" "$house/tests/models" "$house/scripts" "$house/models" \
-    "$house/build-test" "$house/docs" "$house/autograd" "$house/examples"
+    "$house/build-test" "$house/docs" "$house/autograd" "$house/state" "$house/examples"
 cp "$ROOT"/tests/lint/*.py "$house/tests/lint/"
 cp "$ROOT/tests/models/public_calls.py" "$house/tests/models/"
 cp "$ROOT/.clang-format" "$house/"
 printf '/* places.h: places. */\n#define kn_do(...) kn_do(__VA_ARGS__)\n' >"$house/places.h"
-for folder in autograd models; do
+for folder in autograd models state; do
     printf '/* %s/places.h: more places. */\n' "$folder" >"$house/$folder/places.h"
 done
 printf '# Tour\n\n## The first hour\n\n| 1 | `kernels/a.c`\n\n## The rest\n' >"$house/docs/tour.md"

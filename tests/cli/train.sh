@@ -26,10 +26,19 @@ done
 check "a line a step" test "$(wc -l <"$TMP/log")" -eq 120
 check "the log is JSON" lines_are_json "$TMP/log"
 check "the loss falls" below "$(column "$TMP/log" val_loss | tail -n 1)" 1.0
-for file in model.safetensors optimizer.safetensors tokenizer.json state.json; do
-    check "$file is there" test -s "$TMP/out/$file"
+for rank in 1 2; do
+    for part in model optimizer; do
+        check "$part of rank $rank is there" test -n "$(echo "$TMP/out/step-00000120/$part/shard-0000$rank"-*)"
+    done
 done
-check "nothing half-written stays" test -z "$(find "$TMP/out" -name '*.new*' -o -name '*.tmp*')"
+for file in tokenizer.json state.json; do
+    check "$file is there" test -s "$TMP/out/step-00000120/$file"
+done
+check "the checkpoint before stays" test -s "$TMP/out/step-00000060/state.json"
+check "nothing half-written stays" test -z "$(find "$TMP/out" -name '*.saving' -o -name '*.tmp*' -o -name '*.old' -o -name '*.removing')"
+for part in "" /step-00000060; do
+    check "every byte agrees with its checksum (out$part)" "$BUILD/models/knap-checkpoint" verify "$TMP/out$part"
+done
 
 run "$generate" --from "$TMP/out" --prompt "the quick" --tokens 40 --temperature 0
 check "generate goes on from the prompt" says "the quick brown fox"
@@ -56,34 +65,18 @@ check "five more" "$train" --resume "$TMP/p" --log "$TMP/parts" --threads 1
 for name in step loss val_loss lr grad_norm; do
     check "the same $name" diff <(column "$TMP/whole" $name) <(column "$TMP/parts" $name)
 done
-for file in model.safetensors optimizer.safetensors; do
-    check "the same $file" same_save "$TMP/w/$file" "$TMP/p/$file"
-done
-# files of the first versions: no name of the save, no count of optimizer steps, no type of the model
-cp -r "$TMP/p" "$TMP/old" && rm "$TMP/old"/*.safetensors
-check "five steps again" "${tiny[@]}" "${bits[@]}" --out "$TMP/old" --overwrite --stop-after 5
-python3 - "$TMP/old" <<'END'
-import json, re, sys
-for name in 'state', 'tokenizer':
-    j = json.load(open(f'{sys.argv[1]}/{name}.json'))
-    for key in 'save', 'optimizer_steps':
-        j.pop(key, None)
-    j.get('model', {}).pop('model_type', None)
-    json.dump(j, open(f'{sys.argv[1]}/{name}.json', 'w'))
-for name in 'model', 'optimizer':
-    path = f'{sys.argv[1]}/{name}.safetensors'
-    data, count = re.subn(rb',\s*"save":\s*"[0-9a-f]{32}"', lambda m: b' ' * len(m.group(0)), open(path, 'rb').read())
-    assert count == 1
-    open(path, 'wb').write(data)
-END
-check "an old file is written from" "$generate" --from "$TMP/old" --tokens 3
+check "the same state" same_training "$TMP/w" "$TMP/p"
+# the first form: whole tensors in two files
+check "five steps again" "${tiny[@]}" "${bits[@]}" --out "$TMP/five" --stop-after 5
+check "in the first form" first_form "$TMP/five" "$TMP/old"
+check "are written from" "$generate" --from "$TMP/old" --tokens 3
 check "and gone on from" "$train" --resume "$TMP/old" --threads 1
-check "to the same bits" same_save "$TMP/w/model.safetensors" "$TMP/old/model.safetensors"
+check "to the same bits" same_training "$TMP/w" "$TMP/old"
 # the reverse: saved by two ranks with half the micro-batches each, resumed by one
 check "five steps on two ranks" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
 check "five more on one" "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
-check "the same weights" same_save "$TMP/w/model.safetensors" "$TMP/m/model.safetensors"
+check "the same state" same_training "$TMP/w" "$TMP/m"
 
 # a checkpoint is independent of strategy, layout, mesh and offload
 mkdir "$TMP/store"
@@ -95,9 +88,7 @@ check "five more on one, ragged" "$train" --resume "$TMP/x" --log "$TMP/cut" --t
 for name in loss grad_norm; do
     check "the same $name" diff <(column "$TMP/whole" $name) <(column "$TMP/cut" $name)
 done
-for file in model.safetensors optimizer.safetensors; do
-    check "the same $file" same_save "$TMP/w/$file" "$TMP/x/$file"
-done
+check "the same state" same_training "$TMP/w" "$TMP/x"
 # Muon's momentum and averages of the weights, saved by two ranks and gone on with by one
 muon=("${tiny[@]}" --optimizer muon --ema 0.9 --steps 10 --eval-every 5)
 run "${muon[@]}" --accum 2 --log "$TMP/muon" --out "$TMP/u"
@@ -112,10 +103,28 @@ for name in loss val_loss grad_norm; do
     check "the same $name with averages" diff <(column "$TMP/muon" $name) \
         <(column "$TMP/muon_parts" $name)
 done
-for file in model.safetensors optimizer.safetensors; do
-    check "the same $file with averages" same_save "$TMP/u/$file" "$TMP/v/$file"
-done
+check "the same state with averages" same_training "$TMP/u" "$TMP/v"
 check "the averages are written from" "$generate" --from "$TMP/u" --tokens 3
+# the best one, one command line for a job that is restarted, saving beside the training
+job=("${tiny[@]}" --steps 12 --lr 1e-2 --dropout 0.1 --accum 1 --ranks 2 --eval-every 3 --save-every 3 --keep 3 --keep-best --out)
+check "a run without a break" "${job[@]}" "$TMP/j1" --async-save
+check "keeps the newest" test "$(cd "$TMP/j1" && echo step-*)" = "step-00000006 step-00000009 step-00000012"
+check "and the best" test "$(readlink "$TMP/j1/best")" = step-00000012
+check "which is written from" "$generate" --from "$TMP/j1/best" --tokens 3
+for stop in 1 5 9 12; do
+    check "a job, started until step $stop" "${job[@]}" "$TMP/j2" --resume auto --stop-after $stop
+done
+check "the same state" same_training "$TMP/j1" "$TMP/j2"
+check "the same best" test "$(readlink "$TMP/j2/best")" = step-00000012
+check "and again from step 6" "$train" --resume "$TMP/j1/step-00000006" --threads 1 --accum 2 --layout per_param
+check "on one rank, cut otherwise" same_training "$TMP/j1" "$TMP/j2"
+rm -rf "$TMP/j1" "$TMP/j2"
+# a worse evaluation never replaces the best one, nor does a resumed run forget it
+check "a good start" "${tiny[@]}" --lr 1e-3 --min-lr 1e-3 --eval-every 2 --keep 1 --keep-best --out "$TMP/k" --steps 9 --stop-after 2
+best=$(readlink "$TMP/k/best")
+check "that gets worse" "$train" --resume "$TMP/k" --out "$TMP/k" --threads 1 --steps 6 --lr 3 --min-lr 3 --clip 0 --keep 1
+check "keeps its best" test "$(readlink "$TMP/k/best")" = "$best" -a -s "$TMP/k/best/state.json"
+check "and the newest" test "$(cd "$TMP/k" && echo step-*)" = "$best step-00000006"
 # the scale of the loss is saved as well; with a single token a step the first scales are too large
 f16=("$train" --data "$TMP/text" --layers 2 --heads 2 --embd 32 --ctx 1 --batch 1 --threads 1
     --warmup 5 --dropout 0.1 --steps 10 --dtype f16 --reduce-dtype f16 --eval-every 0)
@@ -128,7 +137,7 @@ for name in loss grad_norm; do
     check "the same $name in f16" diff <(column "$TMP/f16" $name) <(column "$TMP/f16_parts" $name)
 done
 scaler() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["scaler"])' "$1"; }
-check "and the same scale" test "$(scaler "$TMP/f/state.json")" = "$(scaler "$TMP/g/state.json")"
+check "and the same scale" test "$(scaler "$(newest "$TMP/f")/state.json")" = "$(scaler "$(newest "$TMP/g")/state.json")"
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------
 
@@ -144,7 +153,7 @@ for ranks in 1 2; do
     ended $pid
     check "Ctrl-C ends $ranks ranks well" succeeds
     check "and says how to resume" says "--resume $TMP/c$ranks"
-    check "and has saved" test -s "$TMP/c$ranks/state.json"
+    check "and has saved" test -s "$(newest "$TMP/c$ranks")/state.json"
 done
 run "${tiny[@]}" --steps 9 --stop-after 2
 check "without --out it says that nothing was saved" says "nothing was saved"

@@ -1,7 +1,7 @@
 /* tests/fuzz/checkpoint_fuzz.c: a checkpoint's state.json beside files of tensors that are sound:
  * opening, options, configurations, loading. */
 #include "tests/fuzz/fuzz.h"
-#include "models/checkpoint.h"
+#include "models/record.h"
 #include "models/language.h"
 #include "models/programs/gpt_settings.h"
 #include "models/vision.h"

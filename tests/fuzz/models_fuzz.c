@@ -1,7 +1,7 @@
 /* tests/fuzz/models_fuzz.c: the readers of tensor/ and models/: safetensors, tokenizers, token
  * files, texts, options, checkpoints. */
 #include "tests/fuzz/fuzz.h"
-#include "models/checkpoint.h"
+#include "models/record.h"
 #include "models/language.h"
 #include "models/programs/gpt_settings.h"
 #include "models/text.h"

@@ -228,15 +228,15 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     char path[300];
     make_job(&two, "run");
     on_ranks(2, resume, &two);
-    snprintf(path, sizeof path, "%s/model.safetensors", two.dir[PLAIN]);
-    kn_safetensors *model = kn_safetensors_open(path);
-    snprintf(path, sizeof path, "%s/optimizer.safetensors", two.dir[PLAIN]);
+    kn_checkpoint *c = kn_checkpoint_open(two.dir[PLAIN], NULL);
+    KN_CHECK(c != NULL, "%s", kn_error());
+    snprintf(path, sizeof path, "%s/optimizer/shard-00002-model-00001-of-00001.safetensors",
+             kn_checkpoint_folder(c));
     kn_safetensors *state = kn_safetensors_open(path);
-    KN_CHECK(model && state, "%s", kn_error());
-    KN_CHECK(kn_safetensors_count(model) == 5 + 3 + 1 && kn_safetensors_count(state) == 2,
-             "%d and %d", kn_safetensors_count(model), kn_safetensors_count(state));
+    KN_CHECK(state != NULL, "%s", kn_error());
+    KN_CHECK(kn_safetensors_count(state) == 2, "%d", kn_safetensors_count(state));
     kn_scope scope = kn_scope_begin();
-    kn_tensor *a = kn_safetensors_get(model, "norm.running_mean");
+    kn_tensor *a = kn_checkpoint_get(c, "norm.running_mean");
     kn_tensor *b = kn_safetensors_get(state, "norm.running_mean.rank1");
     KN_CHECK(a && b && !same_tensor(a, b), "%s", kn_error());
     KN_CHECK(
@@ -246,8 +246,8 @@ KN_TEST(checkpoint_module, files_hold_each_ranks_buffers)
     KN_CHECK(same_tensor(kn_module_buffer(&t.n, "norm.running_mean"), a));
     trainer_free(&t);
     kn_scope_end(scope);
-    kn_safetensors_close(model);
     kn_safetensors_close(state);
+    kn_checkpoint_free(c);
     remove_temp();
 }
 
@@ -300,7 +300,7 @@ KN_TEST(checkpoint_module, buffers_in_full_precision)
 
 static bool is_there(const char *dir, const char *file)
 {
-    char path[300];
+    char path[600];
     snprintf(path, sizeof path, "%s/%s", dir, file);
     return access(path, F_OK) == 0;
 }
@@ -308,19 +308,30 @@ static bool is_there(const char *dir, const char *file)
 KN_TEST(checkpoint_module, only_what_was_given)
 {
     trainer t, u;
+    char first[300];
     kn_tokenizer *tokenizer = kn_tokenizer_create("byte", "a", 1);
+    char *text = kn_tokenizer_text(tokenizer);
+    const kn_checkpoint_file file = { KN_TOKENIZER_FILE, text, strlen(text) };
     const char *dir = temp_path("run");
     KN_CHECK(trainer_init(&t, ADAMW) && train(&t, 0, 1), "%s", kn_error());
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1, .tokenizer = tokenizer));
-    KN_CHECK(is_there(dir, "optimizer.safetensors") && is_there(dir, "tokenizer.json"));
-    KN_CHECK(train(&t, 1, 2));
-    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}"), "%s",
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1, .files = &file,
+                                .file_count = 1));
+    snprintf(first, sizeof first, "%s/step-00000001", dir);
+    KN_CHECK(is_there(first, "optimizer/shard-00001-model-00001-of-00001.safetensors") &&
+             is_there(first, "tokenizer.json"));
+    kn_checkpoint *c = kn_checkpoint_open(first, NULL);
+    kn_tokenizer *again = c ? kn_checkpoint_tokenizer(c) : NULL;
+    KN_CHECK(again && !strcmp(kn_tokenizer_kind(again), "byte") && train(&t, 1, 2));
+    kn_tokenizer_free(again), kn_checkpoint_free(c);
+    KN_CHECK(kn_checkpoint_save(dir, &t.n, .step = 2, .config = "{\"a\": [1.5]}", .keep = 1), "%s",
              kn_error());
-    KN_CHECK(!is_there(dir, "optimizer.safetensors") && !is_there(dir, "tokenizer.json"));
-    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    KN_CHECK(c && kn_checkpoint_step(c) == 2 && !strcmp(kn_checkpoint_folder(c), dir));
+    KN_CHECK(!is_there(dir, "step-00000001"));
+    c = kn_checkpoint_open(dir, NULL);
+    snprintf(first, sizeof first, "%s/step-00000002", dir);
+    KN_CHECK(c && kn_checkpoint_step(c) == 2 && !strcmp(kn_checkpoint_folder(c), first));
+    KN_CHECK(!is_there(first, "optimizer") && !is_there(first, "tokenizer.json"));
     KN_CHECK(!strcmp(kn_checkpoint_config(c), "{\"a\": [1.5]}"), "%s", kn_checkpoint_config(c));
-    KN_CHECK(kn_safetensors_has(kn_checkpoint_model(c), "norm.running_var"));
+    KN_CHECK(kn_checkpoint_has(c, "norm.running_var"));
     KN_CHECK(trainer_init(&u, ADAMW) && kn_checkpoint_load(c, &u.n), "%s", kn_error());
     KN_CHECK(
         same_tensor(kn_module_param(&t.n, "norm.weight"), kn_module_param(&u.n, "norm.weight")));
@@ -329,9 +340,8 @@ KN_TEST(checkpoint_module, only_what_was_given)
     kn_gpt_config config;
     REFUSED(kn_gpt_config_saved(c, &config), "another model than a GPT");
     kn_checkpoint_free(c);
-    kn_tokenizer_free(tokenizer);
-    trainer_free(&t);
-    trainer_free(&u);
+    kn_tokenizer_free(tokenizer), kn_host_free(text);
+    trainer_free(&t), trainer_free(&u);
     remove_temp();
 }
 
@@ -381,7 +391,8 @@ KN_TEST(checkpoint_module, what_does_not_fit_is_an_error)
     REFUSED(kn_checkpoint_save(dir, &t.n, .config = "[1]"), ".config is no JSON object");
     REFUSED(kn_checkpoint_save(dir, &t.n, .config = "{"), ".config is no JSON object");
     REFUSED(kn_checkpoint_save(dir, &t.n, .optim = other.optim), "the optimizer was made for");
-    KN_CHECK(!is_there(dir, "state.json") && !is_there(dir, "model.safetensors"));
+    KN_CHECK(!kn_run_folder_has_checkpoint(dir) && !is_there(dir, "step-00000000") &&
+             !is_there(dir, "step-00000000.saving"));
     KN_CHECK(kn_checkpoint_save(dir, &t.n, .optim = t.optim, .step = 1), "%s", kn_error());
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     REFUSED(kn_checkpoint_load(c, &other.n, .optim = other.optim), "an optimizer with other state");
@@ -421,7 +432,7 @@ static void set_updates(const char *dir, const char *to)
 {
     static const char key[] = "\"ema_updates\": ";
     char path[300], text[4096], *at;
-    snprintf(path, sizeof path, "%s/state.json", dir);
+    snprintf(path, sizeof path, "%s/step-00000000/state.json", dir);
     FILE *f = fopen(path, "r+");
     size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
     text[n] = 0;

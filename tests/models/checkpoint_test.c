@@ -1,6 +1,5 @@
 /* tests/models/checkpoint_test.c: folders that runs save into, and files written all or nothing. */
 #include "knap.h"
-#include "models/run_folder.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 
@@ -10,7 +9,8 @@
 
 static bool is_there(const char *name)
 {
-    return access(temp_path(name), F_OK) == 0;
+    struct stat st;
+    return lstat(temp_path(name), &st) == 0;
 }
 
 KN_TEST(checkpoint, a_folder_has_one_run)
@@ -43,35 +43,82 @@ KN_TEST(checkpoint, a_folder_has_one_run)
     remove_temp();
 }
 
-/* Interrupted saves: a complete one is finished, files of the others are removed. */
+static void make_temp(const char *name)
+{
+    KN_CHECK(mkdir(temp_path(name), 0777) == 0, "%s", name);
+}
+
+static const char *state_of(int64_t step, int64_t number, const char *score)
+{
+    static char text[256];
+    snprintf(
+        text, sizeof text,
+        "{\"version\": 2, \"step\": %lld, \"number\": %lld, \"id\": \"%032llx\", \"score\": %s}",
+        (long long)step, (long long)number, (unsigned long long)number, score);
+    return text;
+}
+
+/* A folder that a reader of state.json alone takes for a checkpoint. */
+static void make_saved(const char *name, int64_t step, int64_t number)
+{
+    char path[150];
+    make_temp(name);
+    snprintf(path, sizeof path, "%s/state.json", name);
+    const char *text = state_of(step, number, "null");
+    write_temp(path, text, strlen(text));
+}
+
+static void make_leftover(const char *name)
+{
+    char path[150];
+    make_temp(name);
+    snprintf(path, sizeof path, "%s/model", name);
+    make_temp(path);
+    snprintf(path, sizeof path, "%s/model/shard-00001-model-00001-of-00001.safetensors", name);
+    write_temp(path, "half", 4);
+}
+
+/* Interrupted saves: a complete one is finished, files of the others are removed; so are replaced
+ * and removed checkpoints, and nothing else is. */
 KN_TEST(checkpoint, a_claim_tidies_up)
 {
-    static const char *const left[] = { "model.safetensors.new", "model.safetensors.new.tmp.7.0",
-                                        "optimizer.safetensors.new.tmp.7.1",
-                                        "state.json.new.tmp.8.0", "tokenizer.json.tmp.8.0" };
+    static const char *const left[] = { "step-00000010.saving", "step-00000020.removing",
+                                        "step-123456789.saving" };
+    static const char *const stay[] = {
+        "mine.saving",       "step-7.saving.mine", "step-00000001",
+        "step-00000001.bak", "model.safetensors",  "step-00000050"
+    };
     char dir[256];
-    write_temp("model.safetensors", "old", 3);
-    write_temp("mine.tmp", "mine", 4);
-    write_temp("model.safetensors.bak", "mine", 4);
-    for (size_t i = 0; i < sizeof left / sizeof *left; i++)
-        write_temp(left[i], "half", 4);
-    snprintf(dir, sizeof dir, "%s", temp_folder);
+    snprintf(dir, sizeof dir, "%s", temp_path("."));
     KN_CHECK(!kn_run_folder_has_checkpoint(dir));
-    kn_run_folder_release(kn_run_folder_claim(dir));
-    KN_CHECK_OK();
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
-        KN_CHECK(!is_there(left[i]), "%s stays", left[i]);
-    KN_CHECK(is_there("model.safetensors") && is_there("mine.tmp") &&
-             is_there("model.safetensors.bak"));
-    write_temp("model.safetensors.new", "new!", 4);
-    write_temp("state.json.new", "{}", 2); /* from here on the save counts */
+        make_leftover(left[i]);
+    for (size_t i = 0; i < sizeof stay / sizeof *stay; i++)
+        make_leftover(stay[i]);
+    make_saved("step-00000030", 30, 1); /* replaced by a save that broke off while renaming */
+    make_saved("step-00000030.saving", 30, 2);
+    make_saved("step-00000040.old", 40, 3); /* its replacement has never come */
+    make_saved("step-00000060", 60, 5);
+    make_saved("step-00000060.old", 60, 4); /* its replacement is there */
+    KN_CHECK(symlink("nowhere", temp_path(".best.new")) == 0);
     KN_CHECK(kn_run_folder_has_checkpoint(dir));
-    kn_run_folder_release(kn_run_folder_claim(dir));
-    struct stat st;
-    KN_CHECK(stat(temp_path("model.safetensors"), &st) == 0 && st.st_size == 4);
-    KN_CHECK(is_there("state.json") && !is_there("state.json.new") &&
-             !is_there("model.safetensors.new"));
-    KN_CHECK_OK();
+    for (int again = 0; again < 2; again++) {
+        kn_run_folder_release(kn_run_folder_claim(dir));
+        KN_CHECK_OK();
+        for (size_t i = 0; i < sizeof left / sizeof *left; i++)
+            KN_CHECK(!is_there(left[i]), "%s stays", left[i]);
+        for (size_t i = 0; i < sizeof stay / sizeof *stay; i++)
+            KN_CHECK(is_there(stay[i]), "%s is gone", stay[i]);
+        KN_CHECK(is_there("step-00000030") && !is_there("step-00000030.saving") &&
+                 !is_there("step-00000030.old"));
+        KN_CHECK(is_there("step-00000040") && !is_there("step-00000040.old"));
+        KN_CHECK(is_there("step-00000060") && !is_there("step-00000060.old"));
+        KN_CHECK(!is_there(".best.new"));
+    }
+    char text[300];
+    FILE *f = fopen(temp_path("step-00000030/state.json"), "r");
+    KN_CHECK(f && fgets(text, sizeof text, f) && strstr(text, "\"number\": 2"), "the old one");
+    fclose(f);
     remove_temp();
 }
 

@@ -246,6 +246,11 @@ static void sample(kn_sample_options o)
     X(kn_pretrained_save_options, mean, NEG, EXPORT(.mean = { v, 0, 0 }, .std = { 1, 1, 1 }))      \
     X(kn_pretrained_save_options, std, 0, EXPORT(.std = { v, 1, 1 }))                              \
     X(kn_pretrained_save_options, crop_pct, 0, EXPORT(.crop_pct = v))                              \
+    X(kn_checkpoint_save_options, keep, 0, (void)kn_checkpoint_save(in.path, &in.l, .keep = v))    \
+    X(kn_checkpoint_save_options, file_count, 0,                                                   \
+      (void)kn_checkpoint_save(in.path, &in.l, .file_count = v))                                   \
+    X(kn_checkpoint_save_options, score, NEG | INF | NANS,                                         \
+      (void)kn_checkpoint_save(in.path, &in.l, .score = v))                                        \
     X(kn_image_save_options, columns, 0, (void)kn_image_save(in.picture, in.image, .columns = v))  \
     X(kn_image_save_options, gap, 0, (void)kn_image_save(in.picture, in.image, .gap = v))          \
     X(kn_image_save_options, low, NEG,                                                             \

@@ -1,6 +1,6 @@
 /* tests/models/vision_input_test.c: what a checkpoint records of a model's images: the labels of
  * its classes, sizes, means and deviations; damaged ones are refused. */
-#include "models/checkpoint.h"
+#include "state/checkpoint.h"
 #include "models/vision.h"
 #include "tests/kn_test.h"
 #include "tests/models/temp.h"

@@ -1,0 +1,414 @@
+/* models/programs/knap_checkpoint.c: looks into checkpoints, checks their bytes and merges their
+ * shards: knap-checkpoint inspect|verify|merge DIR. */
+#include "comm/comm.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
+#include "models/options.h"
+#include "models/programs/report.h"
+#include "state/checkpoint_internal.h"
+#include "state/merge.h"
+#include "tensor/safetensors_format.h"
+#include "tensor/whole_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <jansson.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct settings {
+    const char *out, *part, *shard_size;
+} settings;
+
+#define AT(field) offsetof(settings, field)
+
+static const kn_option table[] = {
+    { "part", KN_OPTION_STRING, AT(part), NULL, "of a checkpoint: model, optimizer, ...",
+      .note = "inspect, verify: all; merge: model" },
+    { "out", KN_OPTION_PATH, AT(out), NULL,
+      "merge: the folder for the files; made if it's missing" },
+    { "shard-size", KN_OPTION_STRING, AT(shard_size), NULL,
+      "merge: bytes of tensors a file (5GB, 500MB), with an index", .note = "one file" },
+    { 0 },
+};
+
+static const char about[] =
+    "Looks into a checkpoint, checks its bytes, or merges the shards of its ranks:\n"
+    "  knap-checkpoint inspect DIR     names, dtypes, shapes and sizes of its tensors\n"
+    "  knap-checkpoint verify DIR      every byte against its checksum; exit status 1 if one "
+    "differs\n"
+    "  knap-checkpoint merge DIR --out OUT [--shard-size 5GB]\n"
+    "                                  whole tensors for other programs: OUT/model.safetensors, "
+    "or\n"
+    "                                  several files with an index\n"
+    "DIR: the folder of a run (its newest checkpoint), of a checkpoint, or any folder or file of\n"
+    ".safetensors.\n"
+    "Example:\n"
+    "  train_gpt --steps 200 --out run && knap-checkpoint verify run &&\n"
+    "      knap-checkpoint merge run --out merged --shard-size 2GB";
+
+/* ---- what DIR holds -------------------------------------------------------------------------- */
+
+#define MOST_PARTS 16
+
+/* A folder or file of tensors: DIR itself, or the folders in a checkpoint. */
+typedef struct part {
+    char name[256]; /* "" for DIR itself */
+    char path[4096];
+    kn_pieces *pieces;
+} part;
+
+typedef struct found {
+    kn_checkpoint *checkpoint; /* that holds the parts' pieces, or NULL */
+    part part[MOST_PARTS];
+    int parts;
+} found;
+
+static bool ends_in(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n > m && strcmp(name + n - m, end) == 0;
+}
+
+static bool has_tensors(const char *dir)
+{
+    bool has = false;
+    DIR *d = kn_open_folder(dir);
+    for (struct dirent *e; d && !has && (e = readdir(d));)
+        has = ends_in(e->d_name, ".safetensors");
+    if (d)
+        closedir(d);
+    return has;
+}
+
+static int compare_parts(const void *x, const void *y)
+{
+    const part *a = x, *b = y;
+    return strcmp(a->name, b->name);
+}
+
+/* The folders in a checkpoint that hold tensors. */
+static bool list_parts(found *f, const char *dir, const char *only)
+{
+    DIR *d = kn_open_folder(dir);
+    if (!d)
+        return kn_fail("%s: cannot read the folder: %s", dir, strerror(errno));
+    for (struct dirent *e; f->parts < MOST_PARTS && (e = readdir(d));) {
+        part *p = &f->part[f->parts];
+        snprintf(p->path, sizeof p->path, "%s/%s", dir, e->d_name);
+        snprintf(p->name, sizeof p->name, "%s", e->d_name);
+        f->parts +=
+            e->d_name[0] != '.' && has_tensors(p->path) && (!only || strcmp(only, e->d_name) == 0);
+    }
+    closedir(d);
+    qsort(f->part, (size_t)f->parts, sizeof *f->part, compare_parts);
+    return true;
+}
+
+static void close_parts(found *f)
+{
+    for (int i = 0; i < f->parts && !f->checkpoint; i++)
+        kn_pieces_close(f->part[i].pieces);
+    kn_checkpoint_free(f->checkpoint);
+}
+
+/* Whether dir is the folder of a run or of a checkpoint. */
+static bool is_checkpoint(const char *dir)
+{
+    bool is = false;
+    DIR *d = kn_open_folder(dir);
+    for (struct dirent *e; d && !is && (e = readdir(d));)
+        is = strcmp(e->d_name, "state.json") == 0 || strncmp(e->d_name, "step-", 5) == 0;
+    if (d)
+        closedir(d);
+    return is;
+}
+
+static void add_part(found *f, const char *name, const char *only, kn_pieces *pieces)
+{
+    part *p = &f->part[f->parts];
+    if (!pieces || (only && strcmp(only, name) != 0))
+        return;
+    *p = (part){ .pieces = pieces };
+    snprintf(p->name, sizeof p->name, "%s", name);
+    f->parts++;
+}
+
+/* The checkpoint of a folder, which a run may hold several of: the newest that is whole. */
+static bool open_checkpoint(found *f, const char *path, const char *only)
+{
+    f->checkpoint = kn_checkpoint_open(path, kn_comm_self());
+    if (!f->checkpoint)
+        return false;
+    add_part(f, "model", only, f->checkpoint->model);
+    add_part(f, "optimizer", only, f->checkpoint->optimizer);
+    return f->parts > 0 || kn_fail("%s has no part \"%.200s\": there are model and optimizer",
+                                   kn_checkpoint_folder(f->checkpoint), only ? only : "model");
+}
+
+/* Opens the parts of path, or only one. */
+static bool open_parts(found *f, const char *path, const char *only)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        return kn_fail("%s: cannot open: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode) && is_checkpoint(path))
+        return open_checkpoint(f, path, only);
+    if (!S_ISDIR(st.st_mode) || has_tensors(path)) {
+        if (only)
+            return kn_fail("%s has no parts: leave out --part", path);
+        snprintf(f->part[0].path, sizeof f->part[0].path, "%s", path);
+        f->parts = 1;
+    } else if (!list_parts(f, path, only))
+        return false;
+    if (f->parts == 0)
+        return only ? kn_fail("%s has no part \"%.200s\" with tensors", path, only)
+                    : kn_fail("%s holds no checkpoint: no .safetensors there or in its folders",
+                              path);
+    for (int i = 0; i < f->parts; i++)
+        if (!(f->part[i].pieces = kn_pieces_open(f->part[i].path)))
+            return false;
+    return true;
+}
+
+static int64_t bytes_of(const kn_piece *t)
+{
+    return kn_interval_numel(t->part) * (int64_t)kn_dtype_size(t->dtype);
+}
+
+static int64_t bytes_of_part(const part *p)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < kn_pieces_count(p->pieces); i++)
+        bytes += bytes_of(kn_pieces_tensor(p->pieces, i));
+    return bytes;
+}
+
+/* ---- inspect --------------------------------------------------------------------------------- */
+
+/* A name from a file, without what a terminal would obey. */
+static void print_name(const char *before, const char *name, int width)
+{
+    char *copy = kn_host_strdup(name);
+    if (!copy)
+        return;
+    kn_defuse(copy);
+    printf("%s%-*s", before, width, copy);
+    kn_host_free(copy);
+}
+
+static void print_tensor(const kn_piece *t, int width)
+{
+    char size[32], shape[KN_MAX_DIMS * 22 + 3] = "[";
+    int at = 1;
+    for (int d = 0; d < t->ndim; d++)
+        at += snprintf(shape + at, sizeof shape - (size_t)at, d ? ", %lld" : "%lld",
+                       (long long)t->shape[d]);
+    snprintf(shape + at, sizeof shape - (size_t)at, "]");
+    print_name("  ", t->name, width);
+    printf("  %-7s  %-20s  %9s\n", kn_safetensors_dtype_name(t->dtype), shape,
+           report_bytes((double)bytes_of(t), size, sizeof size));
+}
+
+static bool inspect(found *f)
+{
+    if (f->checkpoint) {
+        const json_t *ranks = json_object_get(f->checkpoint->state, "ranks");
+        print_name("", kn_checkpoint_folder(f->checkpoint), 0);
+        printf(": step %lld", (long long)kn_checkpoint_step(f->checkpoint));
+        if (json_is_integer(ranks))
+            printf(", saved by %lld ranks", (long long)json_integer_value(ranks));
+        printf("\n");
+    }
+    for (int k = 0; k < f->parts; k++) {
+        part *p = &f->part[k];
+        char size[32];
+        int n = kn_pieces_count(p->pieces), width = 4;
+        for (int i = 0; i < n; i++) {
+            int length = (int)strnlen(kn_pieces_tensor(p->pieces, i)->name, 60);
+            width = length > width ? length : width;
+        }
+        print_name("", p->name[0] ? p->name : p->path, 0);
+        printf(": %d tensors, %s in %d %s", n,
+               report_bytes((double)bytes_of_part(p), size, sizeof size),
+               kn_pieces_files(p->pieces), kn_pieces_files(p->pieces) == 1 ? "file" : "files");
+        if (*kn_pieces_id(p->pieces))
+            print_name(", checkpoint ", kn_pieces_id(p->pieces), 0);
+        printf("\n");
+        for (int i = 0; i < n; i++)
+            print_tensor(kn_pieces_tensor(p->pieces, i), width);
+    }
+    return true;
+}
+
+/* ---- verify and merge ------------------------------------------------------------------------ */
+
+/* A bar on the terminal; nothing elsewhere. */
+typedef struct bar {
+    const char *what;
+    int64_t done, all;
+    int shown; /* per cent; -1: nothing yet */
+    bool tty;
+} bar;
+
+static void bar_begin(bar *b, const char *what, int64_t all)
+{
+    *b = (bar){ what, 0, all, -1, isatty(STDERR_FILENO) };
+}
+
+static void bar_move(int64_t bytes, void *arg)
+{
+    static const char full[] = "########################################";
+    bar *b = arg;
+    b->done += bytes;
+    int now = b->all > 0 ? (int)(100 * ((double)b->done / (double)b->all)) : 100;
+    if (b->tty && now != b->shown)
+        fprintf(stderr, "\r%s [%-40.*s] %3d %%", b->what, now * 40 / 100, full, now);
+    b->shown = now;
+}
+
+static void bar_end(const bar *b)
+{
+    if (b->tty && b->shown >= 0)
+        fprintf(stderr, "\n");
+}
+
+/* Names every tensor with wrong bytes, and goes on; fails if there is one. */
+static bool verify(found *f)
+{
+    bar b;
+    int64_t all = 0;
+    int bad = 0, unsummed = 0, tensors = 0;
+    char size[32];
+    for (int k = 0; k < f->parts; k++)
+        all += bytes_of_part(&f->part[k]);
+    bar_begin(&b, "verify", all);
+    for (int k = 0; k < f->parts; k++)
+        for (int i = 0; i < kn_pieces_count(f->part[k].pieces); i++, tensors++) {
+            unsummed += !kn_pieces_has_sums(f->part[k].pieces, i);
+            if (kn_pieces_verify(f->part[k].pieces, i, bar_move, &b))
+                continue;
+            bar_end(&b);
+            printf("%s\n", kn_error());
+            kn_clear_error();
+            bad++;
+        }
+    bar_end(&b);
+    if (bad > 0)
+        return kn_fail("%d of %d tensors are damaged", bad, tensors);
+    if (unsummed > 0)
+        printf("%d of %d tensors have no checksum: their bytes weren't checked\n", unsummed,
+               tensors);
+    printf("%d tensors, %s: %s\n", tensors, report_bytes((double)all, size, sizeof size),
+           unsummed ? "no damage found" : "all bytes are as they were written");
+    return true;
+}
+
+/* "5GB", "500 MB", "1000": bytes; 0 for no text, -1 with an error. */
+static int64_t parse_size(const char *text)
+{
+    static const char *const unit[] = { "", "B", "KB", "MB", "GB", "TB" };
+    static const double times[] = { 1, 1, 1e3, 1e6, 1e9, 1e12 };
+    char *end;
+    if (!text)
+        return 0;
+    double n = strtod(text, &end);
+    while (*end == ' ')
+        end++;
+    for (int i = 0; i < 6; i++)
+        if (strcasecmp(end, unit[i]) == 0 && end != text && n * times[i] >= 1 &&
+            n * times[i] < 9e18)
+            return (int64_t)(n * times[i]);
+    kn_fail("--shard-size %.100s: give bytes with a unit: 500MB, 5GB", text);
+    return -1;
+}
+
+static bool merge(found *f, const settings *s)
+{
+    bar b;
+    char size[32];
+    int files = 0, k = 0;
+    int64_t most = parse_size(s->shard_size);
+    if (most < 0)
+        return false;
+    if (!s->out)
+        return kn_fail("merge: give --out FOLDER, where the files go");
+    while (k < f->parts - 1 && strcmp(f->part[k].name, "model") != 0)
+        k++;
+    if (f->parts > 1 && strcmp(f->part[k].name, "model") != 0)
+        return kn_fail("merge: no part is called model: give --part NAME");
+    if (KN_AGAIN(mkdir(s->out, 0777)) != 0 && errno != EEXIST)
+        return kn_fail("%s: cannot make the folder: %s", s->out, strerror(errno));
+    int64_t all = bytes_of_part(&f->part[k]);
+    bar_begin(&b, "merge", all);
+    bool ok = kn_pieces_merge(f->part[k].pieces, s->out, most, &files, bar_move, &b);
+    bar_end(&b);
+    if (ok)
+        printf("%d tensors, %s, in %s%s\n", kn_pieces_count(f->part[k].pieces),
+               report_bytes((double)all, size, sizeof size), s->out,
+               files == 1 ? "/model.safetensors" : " with an index");
+    return ok;
+}
+
+/* ---- the program ----------------------------------------------------------------------------- */
+
+/* Options and their values, then the other arguments; returns where those begin. sorted has room
+ * for twice as many. */
+static int options_first(int argc, char **argv, char **sorted)
+{
+    char **word = sorted + argc;
+    int n = 0, words = 0;
+    for (int i = 0; i < argc; i++) {
+        bool option = i > 0 && strncmp(argv[i], "--", 2) == 0;
+        if (i > 0 && !option) {
+            word[words++] = argv[i];
+            continue;
+        }
+        sorted[n++] = argv[i];
+        if (option && !strchr(argv[i], '=') && strcmp(argv[i], "--help") != 0 && i + 1 < argc)
+            sorted[n++] = argv[++i];
+    }
+    memcpy(sorted + n, word, (size_t)words * sizeof *word);
+    return n;
+}
+
+static bool run(const settings *s, char *const *word, int words)
+{
+    static found f;
+    if (words != 2)
+        return kn_fail("give a command and a folder: knap-checkpoint inspect|verify|merge DIR; "
+                       "--help explains them");
+    bool merges = strcmp(word[0], "merge") == 0;
+    if (!merges && strcmp(word[0], "inspect") != 0 && strcmp(word[0], "verify") != 0)
+        return kn_fail("the command \"%.100s\" is unknown; there are inspect, verify and merge",
+                       word[0]);
+    if (!merges && (s->out || s->shard_size))
+        return kn_fail("--%s is only for merge", s->out ? "out" : "shard-size");
+    bool ok = open_parts(&f, word[1], s->part);
+    ok = ok && (merges ? merge(&f, s) : word[0][0] == 'i' ? inspect(&f) : verify(&f));
+    close_parts(&f);
+    return ok;
+}
+
+int main(int argc, char **argv)
+{
+    settings s = { 0 };
+    char **sorted = kn_host_calloc(2 * (size_t)argc + 1, sizeof *sorted);
+    kn_options *o = sorted ? kn_options_create(table, &s) : NULL;
+    if (o) {
+        int n = options_first(argc, argv, sorted);
+        if (kn_options_parse(o, n, sorted)) {
+            if (kn_options_help_wanted(o) || argc == 1)
+                kn_options_help(o, stdout, "knap-checkpoint", about);
+            else
+                run(&s, sorted + n, argc - n);
+        }
+    }
+    kn_options_free(o);
+    kn_host_free(sorted);
+    return kn_finish();
+}

@@ -1,0 +1,79 @@
+/* models/record.c: options and tokenizer in a checkpoint. */
+#include "models/record.h"
+
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
+#include "models/tokenizer_internal.h"
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Takes j over; what names it in an error. */
+static char *text_of(json_t *j, int indent, const char *what)
+{
+    char *text = j ? json_dumps(j, JSON_INDENT((size_t)indent)) : NULL;
+    char *copy = text ? kn_host_strdup(text) : NULL;
+    json_decref(j);
+    free(text);
+    if (!copy && kn_ok())
+        kn_fail("no memory for the text of %s", what);
+    return copy;
+}
+
+char *kn_options_text(kn_options *o)
+{
+    kn_option_record r;
+    if (!kn_given(o, "kn_options_text", "the options' struct"))
+        return NULL;
+    json_t *j = json_object();
+    for (int i = 0; j && kn_options_record(o, i, &r); i++)
+        if (!r.transient && json_object_set_new(j, r.name, json_string(r.value)) != 0) {
+            json_decref(j);
+            j = NULL;
+        }
+    return text_of(j, 0, "the options");
+}
+
+char *kn_tokenizer_text(const kn_tokenizer *t)
+{
+    if (!kn_given(t, "kn_tokenizer_text", "the tokenizer"))
+        return NULL;
+    json_t *j = kn_tokenizer_json(t);
+    return j ? text_of(j, 1, "the tokenizer") : NULL;
+}
+
+bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
+{
+    if (!kn_given(c, "kn_checkpoint_options", "the checkpoint") ||
+        !kn_given(options, "kn_checkpoint_options", "the place for the options"))
+        return false;
+    const char *name;
+    json_t *value, *record = json_loads(kn_checkpoint_record(c), 0, NULL);
+    bool ok = true;
+    json_object_foreach(record, name, value)
+    {
+        if (ok && !json_is_string(value))
+            ok = kn_fail("%s: option %s in state.json has no text; the checkpoint is damaged",
+                         kn_checkpoint_folder(c), name);
+        ok = ok && kn_options_restore(options, name, json_string_value(value));
+    }
+    json_decref(record);
+    return ok;
+}
+
+kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
+{
+    if (!kn_given(c, "kn_checkpoint_tokenizer", "the checkpoint"))
+        return NULL;
+    char path[4200];
+    size_t size;
+    const char *text = kn_checkpoint_file_data(c, KN_TOKENIZER_FILE, &size);
+    if (!text) {
+        if (kn_ok())
+            kn_fail("%s: the checkpoint was saved without a tokenizer", kn_checkpoint_folder(c));
+        return NULL;
+    }
+    snprintf(path, sizeof path, "%s/%s", kn_checkpoint_folder(c), KN_TOKENIZER_FILE);
+    return kn_tokenizer_parse(text, size, path);
+}

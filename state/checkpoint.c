@@ -1,0 +1,401 @@
+/* state/checkpoint.c: saving a module with its training run. */
+#include "state/checkpoint.h"
+
+#include "autograd/autograd.h"
+#include "data/data.h"
+#include "kernels/error_internal.h"
+#include "state/checkpoint_internal.h"
+#include "state/saving.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- arguments ------------------------------------------------------------------------------- */
+
+/* text as a JSON object; NULL with an error. */
+static json_t *object_of(const char *text, const char *field)
+{
+    json_error_t error;
+    json_t *j = json_loads(text ? text : "{}", JSON_REJECT_DUPLICATES, &error);
+    if (json_is_object(j))
+        return j;
+    kn_fail("checkpoint: %s is no JSON object (%s): give text such as {\"layers\": 4}", field,
+            j ? "another value" : error.text);
+    json_decref(j);
+    return NULL;
+}
+
+static bool check_object(const char *text, const char *field)
+{
+    json_t *j = object_of(text, field);
+    json_decref(j);
+    return j != NULL;
+}
+
+static bool check_files(const kn_checkpoint_save_options *o)
+{
+    if (o->file_count < 0 || (o->file_count > 0 && !o->files))
+        return kn_fail("checkpoint: .file_count is %d%s", o->file_count,
+                       o->file_count < 0 ? "; it must be at least 0" : ", but .files is NULL");
+    for (int i = 0; i < o->file_count; i++) {
+        const kn_checkpoint_file *f = &o->files[i];
+        if (!f->name || !kn_checkpoint_file_name(f->name) || (!f->data && f->size > 0))
+            return kn_fail("checkpoint: .files[%d] is %s with %zu bytes; give a name of letters, "
+                           "digits, '_', '-' and '.', other than %s, and its data",
+                           i, f->name ? f->name : "nameless", f->size, KN_STATE_FILE);
+    }
+    return true;
+}
+
+static bool check_options(const kn_checkpoint_save_options *o, void *module)
+{
+    if (o->step < 0)
+        return kn_fail("checkpoint: .step is %lld; it must be at least 0", (long long)o->step);
+    if (o->keep < 0)
+        return kn_fail("checkpoint: .keep is %d; it must be at least 0 (0: all)", o->keep);
+    if (o->async && !o->folder)
+        return kn_fail("checkpoint: .async needs .folder, which remembers the save that runs; "
+                       "kn_run_folder_claim makes it");
+    return kn_checkpoint_ema(o->ema, module, o->optim != NULL, "kn_checkpoint_save") &&
+           check_object(o->config, ".config") && check_object(o->record, ".record") &&
+           check_files(o);
+}
+
+bool kn_checkpoint_ema(const kn_ema *ema, void *module, bool optim, const char *what)
+{
+    if (ema && kn_ema_module(ema) != (kn_module *)module)
+        return kn_fail("%s: .ema was made for another module", what);
+    return !ema || optim || kn_fail("%s: .ema needs .optim, beside which it is saved", what);
+}
+
+/* ---- what is saved --------------------------------------------------------------------------- */
+
+/* A module's name in messages: the root has no path. */
+static const char *shown(const kn_module *m)
+{
+    const char *path = kn_module_path(m);
+    return *path ? path : "the root";
+}
+
+static bool is_of(const kn_optim *optim, void *module)
+{
+    return kn_optim_module(optim) == (kn_module *)module ||
+           kn_fail("checkpoint: the optimizer was made for '%s' (%s), not for the module that "
+                   "it is saved or loaded with, '%s' (%s)",
+                   shown(kn_optim_module(optim)), kn_module_class(kn_optim_module(optim)),
+                   shown(module), kn_module_class(module));
+}
+
+bool kn_checkpoint_entries(kn_entries *e, int *models, void *module, kn_comm *comm,
+                           const kn_optim *optim, const kn_ema *ema)
+{
+    *models = 0;
+    if (!kn_entries_begin(e, module, comm) || !kn_entries_add_model(e, ema))
+        return false;
+    *models = e->count;
+    return !optim || (is_of(optim, module) && kn_entries_add_optim(e, optim) &&
+                      kn_entries_add_trained(e, ema));
+}
+
+/* Adds other ranks' buffers where they differ; *ranks: how many ranks have some of their own. */
+static bool add_rank_buffers(kn_entries *e, int *ranks)
+{
+    *ranks = 1;
+    if (!kn_entries_compare_buffers(e))
+        return false;
+    for (int i = 0; i < e->count; i++)
+        *ranks = e->list[i].differs ? kn_comm_size(e->comm) : *ranks;
+    return *ranks == 1 || kn_entries_add_rank_buffers(e, *ranks);
+}
+
+static bool list_all(kn_entries *e, int *models, int *ranks, void *module, kn_comm *comm,
+                     const kn_optim *optim, const kn_ema *ema)
+{
+    *ranks = 1;
+    return kn_checkpoint_entries(e, models, module, comm, optim, ema) &&
+           (!optim || add_rank_buffers(e, ranks)) && kn_entries_deal(e);
+}
+
+/* ---- state.json ------------------------------------------------------------------------------ */
+
+/* {} without a scaler. */
+static json_t *scaler_json(const kn_scaler *scaler)
+{
+    kn_scaler_state s = kn_scaler_get(scaler);
+    return scaler ? json_pack("{s:f, s:I, s:I}", "scale", s.scale, "good", (json_int_t)s.good,
+                              "skipped", (json_int_t)s.skipped)
+                  : json_object();
+}
+
+static json_t *names_of(const kn_checkpoint_save_options *o)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < o->file_count; i++)
+        if (json_array_append_new(list, json_string(o->files[i].name)) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    return list;
+}
+
+static double score_of(const kn_checkpoint_save_options *o)
+{
+    return o->score == KN_ZERO ? 0 : o->score == 0 || !isfinite(o->score) ? NAN : o->score;
+}
+
+static json_t *state_json(const kn_checkpoint_save_options *o, const kn_saving *s, int ranks)
+{
+    json_t *config = object_of(o->config, ".config"), *record = object_of(o->record, ".record");
+    double score = s->place.saved.score;
+    json_t *steps = o->optim ? json_integer((json_int_t)kn_optim_steps(o->optim)) : json_null();
+    json_t *j = json_pack("{s:i, s:s, s:I, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "version",
+                          2, "id", s->id, "number", (json_int_t)s->place.saved.number, "step",
+                          (json_int_t)o->step, "ranks", kn_comm_size(o->comm), "buffer_ranks",
+                          ranks, "score", isfinite(score) ? json_real(score) : json_null(),
+                          "optimizer_steps", steps, "scaler", scaler_json(o->scaler), "model",
+                          config, "record", record, "own_files", names_of(o));
+    if (j && o->ema &&
+        json_object_set_new(j, "ema_updates", json_integer(kn_ema_updates(o->ema))) != 0) {
+        json_decref(j);
+        j = NULL;
+    }
+    if (!j && kn_ok())
+        kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
+    return j;
+}
+
+/* ---- one save -------------------------------------------------------------------------------- */
+
+static bool make_id(char id[KN_CHECKPOINT_ID])
+{
+    unsigned char random[16];
+    if (getentropy(random, sizeof random) != 0)
+        return kn_fail("checkpoint: no random bytes: %s", strerror(errno));
+    for (size_t i = 0; i < sizeof random; i++)
+        snprintf(id + 2 * i, 3, "%02x", random[i]);
+    return true;
+}
+
+static bool write_files(const kn_checkpoint_save_options *o, const kn_saving *s)
+{
+    char path[KN_FOLDER_PATH];
+    bool ok = true;
+    for (int i = 0; ok && i < o->file_count; i++)
+        ok = kn_folder_path(path, s->place.path, o->files[i].name, "") &&
+             kn_file_write(path, (const void *const[]){ o->files[i].data },
+                           (const size_t[]){ o->files[i].size }, 1);
+    return ok;
+}
+
+/* Rank 0 makes the folder. */
+static bool prepare(kn_saving *s, const kn_checkpoint_save_options *o)
+{
+    return s->rank > 0 ||
+           (make_id(s->id) && kn_folder_begin(s->folder, &s->place) && write_files(o, s));
+}
+
+/* All ranks learn where the folder is, and the save's id. */
+static bool share(kn_saving *s, kn_comm *comm)
+{
+    struct {
+        char path[KN_FOLDER_PATH], id[KN_CHECKPOINT_ID];
+    } told;
+    memcpy(told.path, s->place.path, sizeof told.path);
+    memcpy(told.id, s->id, sizeof told.id);
+    if (kn_comm_size(comm) > 1 &&
+        !kn_broadcast(comm, &told, sizeof told, 0, kn_compute_stream(KN_CPU), "checkpoint"))
+        return false;
+    memcpy(s->place.path, told.path, sizeof told.path);
+    memcpy(s->id, told.id, sizeof told.id);
+    return kn_ok();
+}
+
+/* Lists what this rank writes; then writes it. */
+static bool write_all(kn_saving *s, void *module, const kn_checkpoint_save_options *o,
+                      bool (*write)(kn_saving *s))
+{
+    kn_entries e = { 0 };
+    int models, ranks;
+    bool ok = list_all(&e, &models, &ranks, module, o->comm, o->optim, o->ema) &&
+              kn_saving_list(s, &e, models) &&
+              (s->rank > 0 || (s->state = state_json(o, s, ranks)) != NULL) && write(s);
+    return kn_entries_end(&e) && ok;
+}
+
+static bool save_now(kn_saving *s, void *module, const kn_checkpoint_save_options *o)
+{
+    bool ok = prepare(s, o) && share(s, o->comm) && write_all(s, module, o, kn_saving_write) &&
+              kn_agree(o->comm, kn_ok()) && (s->rank > 0 || kn_saving_commit(s));
+    kn_saving_free(s, ok);
+    return ok;
+}
+
+/* ---- saves in the background ----------------------------------------------------------------- */
+
+/* True where it is on some rank. Collective. */
+static bool on_any(kn_comm *comm, bool it)
+{
+    float word = it;
+    if (kn_comm_size(comm) > 1)
+        kn_all_reduce_max(comm, &word, 1, kn_compute_stream(KN_CPU), "checkpoint");
+    return word != 0;
+}
+
+/* Tells of a save that failed on this rank. */
+static void tell(const kn_saving *s)
+{
+    char who[32] = "";
+    if (kn_comm_size(s->folder->comm) > 1)
+        snprintf(who, sizeof who, "rank %d: ", s->rank);
+    fprintf(stderr, "knap: %sthe save of step %lld failed, and the training goes on: %s\n", who,
+            (long long)s->place.saved.step, s->error);
+}
+
+/* A copy that finds no memory is the save's error, not the rank's. */
+static bool copy_or_say(kn_saving *s)
+{
+    kn_attempt a;
+    kn_attempt_begin(&a);
+    kn_saving_copy(s);
+    if (!kn_attempt_end(&a, s->error))
+        atomic_store(&s->result, KN_SAVE_FAILED);
+    return kn_ok();
+}
+
+static bool save_later(kn_saving *s, void *module, const kn_checkpoint_save_options *o)
+{
+    kn_attempt a;
+    kn_run_folder *f = s->folder;
+    kn_attempt_begin(&a); /* a disk that is full is no error of the rank either */
+    prepare(s, o);
+    f->failed = !kn_attempt_end(&a, s->error);
+    if (f->failed)
+        tell(s);
+    f->failed = on_any(o->comm, f->failed);
+    if (f->failed || !share(s, o->comm) || !write_all(s, module, o, copy_or_say)) {
+        kn_saving_free(s, false);
+        return kn_ok();
+    }
+    f->saving = s;
+    if (atomic_load(&s->result) != KN_SAVE_FAILED)
+        kn_saving_start(s, kn_saving_write);
+    return kn_ok();
+}
+
+kn_save_state kn_checkpoint_poll(const kn_run_folder *f)
+{
+    const kn_saving *s = f ? f->saving : NULL;
+    return !s || s->finished ? KN_SAVE_NONE : (kn_save_state)atomic_load(&s->result);
+}
+
+void kn_checkpoint_finish(kn_run_folder *f, bool written)
+{
+    kn_saving *s = f ? f->saving : NULL;
+    if (!s || s->finished)
+        return;
+    kn_saving_join(s);
+    s->finished = true;
+    f->failed = !written;
+    if (atomic_load(&s->result) == KN_SAVE_FAILED)
+        tell(s);
+    if (written && s->rank == 0) {
+        kn_saving_start(s, kn_saving_commit);
+        return;
+    }
+    kn_saving_free(s, s->rank > 0);
+    f->saving = NULL;
+}
+
+/* Rank 0 waits for the commit. */
+static void end_commit(kn_run_folder *f)
+{
+    kn_saving *s = f->saving;
+    if (!s || !s->finished)
+        return;
+    kn_saving_join(s);
+    bool ok = atomic_load(&s->result) == KN_SAVE_WRITTEN;
+    if (!ok)
+        tell(s);
+    f->failed = !ok;
+    kn_saving_free(s, ok);
+    f->saving = NULL;
+}
+
+bool kn_checkpoint_wait(kn_run_folder *f)
+{
+    if (!kn_given(f, "kn_checkpoint_wait", "the folder") || !kn_agree(f->comm, kn_ok()))
+        return false;
+    kn_comm_suspend_timeout(f->comm);
+    kn_saving *s = f->saving;
+    if (s && !s->finished) {
+        kn_saving_join(s);
+        kn_checkpoint_finish(f, !on_any(f->comm, atomic_load(&s->result) != KN_SAVE_WRITTEN));
+    }
+    end_commit(f);
+    bool failed = on_any(f->comm, f->failed);
+    kn_comm_resume_timeout(f->comm);
+    return !failed && kn_ok();
+}
+
+void kn_saving_drop(kn_run_folder *f)
+{
+    end_commit(f);
+    kn_saving_free(f->saving, false);
+    f->saving = NULL;
+}
+
+/* ---- the call -------------------------------------------------------------------------------- */
+
+static bool save(kn_run_folder *f, void *module, const kn_checkpoint_save_options *o)
+{
+    if (f->saving && !f->saving->finished)
+        kn_checkpoint_wait(f); /* all ranks do */
+    else
+        end_commit(f);
+    kn_saving *s = kn_ok() ? kn_host_calloc(1, sizeof *s) : NULL;
+    if (!s)
+        return false;
+    s->folder = f;
+    f->failed = false;
+    s->rank = kn_rank(o->comm);
+    s->place.saved.step = o->step;
+    s->place.saved.score = score_of(o);
+    s->place.keep = o->keep;
+    s->place.keep_best = o->keep_best;
+    return o->async ? save_later(s, module, o) : save_now(s, module, o);
+}
+
+bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o)
+{
+    if (!kn_given_path(dir, "kn_checkpoint_save", "the folder") ||
+        !kn_given(module, "kn_checkpoint_save", "the module") || !check_options(&o, module))
+        return false;
+    o.comm = o.comm ? o.comm : o.folder ? o.folder->comm : kn_world();
+    if (!kn_agree(o.comm, kn_ok())) /* the timeout still holds for reaching the save */
+        return false;
+    kn_comm_suspend_timeout(o.comm);
+    kn_run_folder *f = o.folder ? o.folder : kn_run_folder_claim(dir, .comm = o.comm);
+    bool ok = kn_agree(o.comm, f && save(f, module, &o));
+    if (!o.folder)
+        kn_run_folder_release(f);
+    kn_comm_resume_timeout(o.comm);
+    return ok;
+}
+
+int64_t kn_checkpoint_copy_bytes(void *module, kn_optim *optim, const kn_ema *ema)
+{
+    kn_entries e = { 0 };
+    int models, ranks;
+    int64_t bytes = 0;
+    if (!kn_given(module, "kn_checkpoint_copy_bytes", "the module") ||
+        !kn_checkpoint_ema(ema, module, optim != NULL, "kn_checkpoint_copy_bytes"))
+        return -1;
+    bool ok = list_all(&e, &models, &ranks, module, kn_world(), optim, ema);
+    for (int i = 0; ok && i < e.count; i++)
+        if (e.list[i].saver)
+            bytes += (int64_t)kn_saving_room(kn_entry_part_bytes(&e.list[i]));
+    return kn_entries_end(&e) && ok ? bytes : -1;
+}

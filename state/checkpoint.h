@@ -1,0 +1,145 @@
+/* state/checkpoint.h: the state of a training run of any module in a folder, to resume or to
+ * compute with (docs/checkpoints.md has the files and the guarantees).
+ *
+ *   RUN/step-00000200/model/shard-*.safetensors      parameters and buffers by canonical name
+ *                                                    (averages, where the save was given a kn_ema)
+ *   RUN/step-00000200/optimizer/shard-*.safetensors  "<parameter>.<state>": the optimizer's state;
+ *                                                    "<parameter>.trained": the training's values
+ *                                                    beside averages; "<buffer>.rank<K>": buffers
+ *                                                    of ranks that differ from rank 0's
+ *   RUN/step-00000200/state.json                     everything else; there once all is complete
+ *
+ * Each rank writes its own part, in files that PyTorch's distributed checkpoints read, and reads
+ * the bytes of its own part: no rank holds the model. Parameters and optimizer state are the same
+ * for every number of ranks, strategy and layout, so a checkpoint of one is loaded into any other.
+ * Buffers belong to each rank (batch norm's statistics are of the images that the rank saw). A load
+ * with an optimizer on as many ranks as saved returns each rank's own buffers; any other load gives
+ * those of rank 0 to all. Checkpoints of the first form (model.safetensors, optimizer.safetensors,
+ * state.json in the folder itself) are read as well. */
+#ifndef KNAP_STATE_CHECKPOINT_H
+#define KNAP_STATE_CHECKPOINT_H
+
+#include "fsdp/ema.h"
+#include "optim/optim.h"
+#include "state/folder.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kn_checkpoint kn_checkpoint;
+
+/* ---- saving ---------------------------------------------------------------------------------- */
+
+/* A file of the program's own beside the tensors: a tokenizer. */
+typedef struct kn_checkpoint_file {
+    const char *name; /* without a folder */
+    const void *data;
+    size_t size; /* bytes */
+} kn_checkpoint_file;
+
+/* All are borrowed during the call and optional. */
+typedef struct kn_checkpoint_save_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_comm *comm;   /* the ranks that hold module; NULL: .folder's, else kn_world() */
+    int64_t step;    /* steps done, by the caller's count: names the checkpoint */
+    kn_optim *optim; /* made for module */
+    const kn_scaler *scaler;
+    const kn_ema *ema; /* made for module; beside .optim */
+    /* JSON objects as text, which kn_checkpoint_config and kn_checkpoint_record return: sizes and
+     * settings to rebuild the module, and anything else; NULL: {}. */
+    const char *config, *record;
+    const kn_checkpoint_file *files; /* [file_count] */
+    int file_count;
+    /* Of an evaluation of these weights, the lower the better: a loss. One that isn't finite is
+     * none. 0: none; KN_ZERO: 0. */
+    double score;
+    int keep;       /* checkpoints that stay in the folder, the newest; 0: all */
+    bool keep_best; /* the one of the least score stays as well, and RUN/best is a link to it */
+    kn_run_folder *folder; /* the claim of dir; NULL: the save claims dir, makes it if missing */
+    bool async; /* with .folder: returns once this rank's part was copied; a thread writes */
+} kn_checkpoint_save_options;
+/* Saves module, any struct that begins with a kn_module, as RUN/step-N, where dir is RUN; a
+ * checkpoint of the same step is replaced. Collective. Errors: another run has claimed dir; a
+ * parameter or state isn't finite; a write failed. After an error the checkpoints saved before are
+ * intact. Meanwhile no timeout holds in comm's world (kn_comm_suspend_timeout); a dead rank is
+ * still noticed.
+ *
+ * .async: takes memory for a copy of what this rank writes (kn_checkpoint_copy_bytes) until the
+ * save is written. A save that fails is no error: it is told on standard error, and the training
+ * goes on. The next save waits for this one; kn_checkpoint_wait does so before the program ends. */
+KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o);
+#define kn_checkpoint_save(dir, module, ...)                                                       \
+    kn_checkpoint_save_(                                                                           \
+        (dir), (module),                                                                           \
+        (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
+
+/* Bytes of the copy of an asynchronous save on this rank: of each parameter, buffer, state of optim
+ * and average, the part that this rank writes, rounded up to KN_ALIGN. optim and ema may be NULL.
+ * They stand in the ledger as KN_MEM_CHECKPOINT, on a GPU's rank in page-locked memory. -1 with an
+ * error. Collective. */
+KN_API int64_t kn_checkpoint_copy_bytes(void *module, kn_optim *optim, const kn_ema *ema);
+
+/* ---- saves in the background ----------------------------------------------------------------- */
+
+/* The state of this rank's part. Sends nothing and doesn't wait. */
+KN_API kn_save_state kn_checkpoint_poll(const kn_run_folder *f);
+/* Ends a save whose part no rank is still writing, where ranks have told each other so along with
+ * something else: written says whether all ranks' states were KN_SAVE_WRITTEN. All ranks call it at
+ * the same point; it sends nothing itself and doesn't wait for the disk. The checkpoint counts soon
+ * afterwards; a failure is told on standard error. */
+KN_API void kn_checkpoint_finish(kn_run_folder *f, bool written);
+/* Waits until the save in the background has ended on all ranks. False where it, or the one before
+ * it that kn_checkpoint_finish ended, failed; that is no error. Collective. */
+KN_API bool kn_checkpoint_wait(kn_run_folder *f);
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Opens a checkpoint: RUN, whose newest whole one it takes, RUN/step-N, RUN/best, or a folder of
+ * the first form. Where RUN's newest isn't whole, it says so on standard error and takes the one
+ * before. Changes nothing in the folder; a run may save there meanwhile. The same on all ranks of
+ * comm (NULL: kn_world()), which must outlive the result. Collective. The caller frees the result;
+ * NULL with an error. */
+KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
+KN_API void kn_checkpoint_free(kn_checkpoint *c); /* NULL is fine */
+KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);
+/* The folder of the checkpoint, RUN/step-N; the saved .config and .record (JSON objects as text).
+ * All borrowed. */
+KN_API const char *kn_checkpoint_folder(const kn_checkpoint *c);
+KN_API const char *kn_checkpoint_config(const kn_checkpoint *c);
+KN_API const char *kn_checkpoint_record(const kn_checkpoint *c);
+/* The bytes of one of the saved .files; *size is their number. Borrowed. NULL
+ * without an error if there is no such file. */
+KN_API const void *kn_checkpoint_file_data(const kn_checkpoint *c, const char *name, size_t *size);
+/* Whether the model has a tensor of that name; its dtype, ndim and shape. */
+KN_API bool kn_checkpoint_has(const kn_checkpoint *c, const char *name);
+KN_API bool kn_checkpoint_describe(const kn_checkpoint *c, const char *name, kn_array *array);
+/* Reads a whole tensor of the model into memory of the CPU and gives it to the current scope. NULL
+ * with an error. Not collective. */
+KN_API kn_tensor *kn_checkpoint_get(const kn_checkpoint *c, const char *name);
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+typedef struct kn_checkpoint_load_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_optim *optim;   /* made for module, with the saved method */
+    kn_scaler *scaler; /* only with .optim; keeps its own scale if none was saved */
+    /* Only with .optim, and where one was saved: then the module gets the training's values.
+     * Without .optim the module gets the averages. */
+    kn_ema *ema;
+} kn_checkpoint_load_options;
+/* Fills module's parameters and buffers, and the optimizer and scaler of the options. All names,
+ * shapes and dtypes are checked on all ranks before anything is written. Collective; no timeout
+ * holds in comm's world meanwhile. */
+KN_API bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o);
+#define kn_checkpoint_load(c, module, ...)                                                         \
+    kn_checkpoint_load_(                                                                           \
+        (c), (module),                                                                             \
+        (kn_checkpoint_load_options){ ._size = sizeof(kn_checkpoint_load_options), __VA_ARGS__ })
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,288 @@
+/* state/checkpoint_open.c: chooses a checkpoint and opens it on all ranks.
+ *
+ * Rank 0 names one; each rank tries it; if some rank can't, rank 0 names the next. An attempt's
+ * errors don't count: the newest may be damaged, and a run that saves there may remove what is
+ * being opened. */
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
+#include "state/attempt.h"
+#include "state/checkpoint_internal.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ATTEMPTS 200 /* while a run removes what was chosen */
+
+/* What rank 0 tells the others: a folder, or (empty) that there is nothing left. */
+typedef struct choice {
+    char dir[KN_FOLDER_PATH], id[40], why[256]; /* why: it is known to be damaged */
+} choice;
+
+/* Rank 0's search. */
+typedef struct search {
+    const char *dir;    /* as given */
+    kn_listing refused; /* by name, step and number */
+    bool folder;        /* dir is a run's: there may be others */
+    char first[KN_ATTEMPT_TEXT], first_dir[KN_FOLDER_PATH]; /* the first that isn't whole */
+    int step;                                               /* attempts */
+} search;
+
+/* ---- rank 0 chooses -------------------------------------------------------------------------- */
+
+static bool was_refused(const search *s, const kn_listed *one)
+{
+    for (int i = 0; i < s->refused.count; i++) {
+        const kn_listed *r = &s->refused.list[i];
+        if (strcmp(r->name, one->name) == 0 && r->number == one->number &&
+            strcmp(r->id, one->id) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* A link to a checkpoint, as RUN/best: its target, so that a new one doesn't come between. */
+static bool follow(const char *dir, char to[KN_FOLDER_PATH])
+{
+    struct stat st;
+    char *real = lstat(dir, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(dir, NULL) : NULL;
+    bool ok = snprintf(to, KN_FOLDER_PATH, "%s", real ? real : dir) < KN_FOLDER_PATH;
+    free(real);
+    return ok || kn_fail("checkpoint: the path %s is too long", dir);
+}
+
+/* The newest that wasn't refused, into *one; .dir stays empty where there is none. */
+static bool choose(search *s, choice *it, kn_listed *one)
+{
+    kn_listing l;
+    bool ok = kn_folder_list(&l, s->dir);
+    *it = (choice){ 0 };
+    s->folder = false;
+    for (int i = 0; i < l.count; i++)
+        s->folder |= l.list[i].name[0] != 0;
+    for (int i = 0; ok && i < l.count; i++) {
+        if (was_refused(s, &l.list[i]))
+            continue;
+        *one = l.list[i];
+        ok = *one->name ? kn_folder_path(it->dir, s->dir, one->name, "") : follow(s->dir, it->dir);
+        memcpy(it->id, one->id, sizeof it->id);
+        memcpy(it->why, one->why, sizeof it->why);
+        break;
+    }
+    kn_listing_free(&l);
+    return ok && kn_ok();
+}
+
+/* After an attempt that failed: is that one still there, as it was? Else a run replaced or removed
+ * it meanwhile. */
+static bool is_still_there(const search *s, const kn_listed *one)
+{
+    kn_listing l;
+    bool there = false;
+    if (kn_folder_list(&l, s->dir))
+        for (int i = 0; i < l.count; i++)
+            there |= strcmp(l.list[i].name, one->name) == 0 && l.list[i].number == one->number &&
+                     strcmp(l.list[i].id, one->id) == 0;
+    kn_listing_free(&l);
+    return there;
+}
+
+static bool refuse(search *s, const kn_listed *one, const choice *it, const char *why)
+{
+    if (!is_still_there(s, one)) {
+        nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
+        return true;
+    }
+    if (!s->first[0]) {
+        snprintf(s->first, sizeof s->first, "%s", why);
+        snprintf(s->first_dir, sizeof s->first_dir, "%s", it->dir);
+    }
+    if (!kn_host_grow(&s->refused.list, &s->refused.room, s->refused.count + 1, sizeof *one))
+        return false;
+    s->refused.list[s->refused.count++] = *one;
+    return true;
+}
+
+/* Nothing is left to try. */
+static bool give_up(const search *s)
+{
+    if (!s->first[0])
+        return kn_fail("%s holds no checkpoint: there is no %s, nor a folder step-N with one; give "
+                       "a folder that kn_checkpoint_save or a trainer's --out wrote",
+                       s->dir, KN_STATE_FILE);
+    return s->folder ? kn_fail("%s; no other checkpoint in %s is whole", s->first, s->dir)
+                     : kn_fail("%s", s->first);
+}
+
+/* ---- all ranks try --------------------------------------------------------------------------- */
+
+static bool try_one(kn_checkpoint *c, const choice *it, char error[KN_ATTEMPT_TEXT])
+{
+    kn_attempt a;
+    kn_attempt_begin(&a);
+    c->dir = it->why[0] ? NULL : kn_host_strdup(it->dir);
+    if (it->why[0])
+        kn_fail("%s", it->why);
+    if (c->dir && kn_checkpoint_read(c) && strcmp(c->id, it->id) != 0)
+        kn_fail("%s: ranks see different files there", c->dir);
+    bool ok = kn_attempt_end(&a, error);
+    if (!ok) {
+        kn_checkpoint_clear(c);
+        kn_host_free(c->dir);
+        c->dir = NULL;
+    }
+    return ok;
+}
+
+/* The text of the first rank whose attempt failed, on every rank. *failed: whether one did. */
+static bool compare(kn_comm *comm, bool ok, char error[KN_ATTEMPT_TEXT], bool *failed)
+{
+    const int ranks = kn_comm_size(comm);
+    float who = ok ? 0 : (float)(ranks - kn_rank(comm));
+    if (ranks > 1 && !kn_all_reduce_max(comm, &who, 1, kn_compute_stream(KN_CPU), "checkpoint"))
+        return false;
+    *failed = who > 0;
+    return !*failed || ranks == 1 ||
+           kn_broadcast(comm, error, KN_ATTEMPT_TEXT, ranks - (int)who, kn_compute_stream(KN_CPU),
+                        "checkpoint");
+}
+
+/* One attempt. *done: opened on all ranks. False with an error. */
+static bool attempt(kn_checkpoint *c, search *s, bool *done)
+{
+    choice it = { 0 };
+    kn_listed one = { 0 };
+    char error[KN_ATTEMPT_TEXT] = "";
+    bool first = kn_rank(c->comm) == 0, failed;
+    if (first && (!choose(s, &it, &one) || (!it.dir[0] && !give_up(s))))
+        return false;
+    if (kn_comm_size(c->comm) > 1 &&
+        !kn_broadcast(c->comm, &it, sizeof it, 0, kn_compute_stream(KN_CPU), "checkpoint"))
+        return false;
+    bool ok = try_one(c, &it, error);
+    if (!compare(c->comm, ok, error, &failed))
+        return false;
+    *done = !failed;
+    if (failed && ok) {
+        kn_checkpoint_clear(c);
+        kn_host_free(c->dir);
+        c->dir = NULL;
+    }
+    return !failed || !first || refuse(s, &one, &it, error);
+}
+
+static bool open_all(kn_checkpoint *c, search *s)
+{
+    bool done = false;
+    for (int i = 0; i < ATTEMPTS && !done; i++)
+        if (!attempt(c, s, &done))
+            return false;
+    if (done && s->first[0])
+        fprintf(stderr, "knap: %s isn't whole: %s; %s is taken, the newest that is\n", s->first_dir,
+                s->first, c->dir);
+    return done || kn_fail("%s changes faster than it can be opened; try again", s->dir);
+}
+
+kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
+{
+    if (!kn_given_path(dir, "kn_checkpoint_open", "the folder"))
+        return NULL;
+    comm = comm ? comm : kn_world();
+    if (!kn_agree(comm, kn_ok()))
+        return NULL;
+    search s = { .dir = dir };
+    kn_checkpoint *c = kn_host_calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    c->comm = comm;
+    kn_comm_suspend_timeout(comm); /* a slow disk is no late rank */
+    bool ok = kn_agree(comm, open_all(c, &s));
+    kn_comm_resume_timeout(comm);
+    kn_listing_free(&s.refused);
+    if (ok)
+        return c;
+    kn_checkpoint_free(c);
+    return NULL;
+}
+
+void kn_checkpoint_free(kn_checkpoint *c)
+{
+    if (!c)
+        return;
+    kn_checkpoint_clear(c);
+    kn_host_free(c->dir);
+    kn_host_free(c);
+}
+
+/* ---- what it holds --------------------------------------------------------------------------- */
+
+int64_t kn_checkpoint_step(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_step", "the checkpoint") ? c->step : 0;
+}
+
+const char *kn_checkpoint_folder(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_folder", "the checkpoint") ? c->dir : NULL;
+}
+
+const char *kn_checkpoint_config(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_config", "the checkpoint") ? c->config : NULL;
+}
+
+const char *kn_checkpoint_record(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_record", "the checkpoint") ? c->record : NULL;
+}
+
+const void *kn_checkpoint_file_data(const kn_checkpoint *c, const char *name, size_t *size)
+{
+    if (!kn_given(c, "kn_checkpoint_file_data", "the checkpoint") ||
+        !kn_given(name, "kn_checkpoint_file_data", "the name") ||
+        !kn_given(size, "kn_checkpoint_file_data", "the place for the size"))
+        return NULL;
+    for (int i = 0; i < c->files; i++)
+        if (strcmp(c->file[i].name, name) == 0) {
+            *size = c->file[i].map.size;
+            return c->file[i].map.data;
+        }
+    return NULL;
+}
+
+static int find(const kn_checkpoint *c, const char *name, const char *what)
+{
+    if (!kn_given(c, what, "the checkpoint") || !kn_given(name, what, "the name") || !c->model)
+        return -1;
+    return kn_pieces_find(c->model, name);
+}
+
+bool kn_checkpoint_has(const kn_checkpoint *c, const char *name)
+{
+    return find(c, name, "kn_checkpoint_has") >= 0;
+}
+
+bool kn_checkpoint_describe(const kn_checkpoint *c, const char *name, kn_array *array)
+{
+    int i = find(c, name, "kn_checkpoint_describe");
+    if (!kn_ok() || !kn_given(array, "kn_checkpoint_describe", "the place for the array"))
+        return false;
+    if (i < 0)
+        return kn_fail("%s: its model has no tensor '%s'", c->dir, name);
+    const kn_piece *p = kn_pieces_tensor(c->model, i);
+    *array = kn_array_make(NULL, p->dtype, p->ndim, p->shape);
+    return true;
+}
+
+kn_tensor *kn_checkpoint_get(const kn_checkpoint *c, const char *name)
+{
+    kn_array a;
+    return kn_checkpoint_describe(c, name, &a)
+               ? kn_pieces_get(c->model, kn_pieces_find(c->model, name))
+               : NULL;
+}

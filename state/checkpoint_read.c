@@ -1,0 +1,250 @@
+/* state/checkpoint_read.c: one checkpoint's files, on this rank: are they there, whole, and of one
+ * save? A state.json may come from a stranger: nothing in it chooses a path outside of its folder,
+ * or an amount of memory beyond that of the files. */
+#include "kernels/error_internal.h"
+#include "state/checkpoint_internal.h"
+#include "state/saving.h"
+#include "tensor/safetensors.h"
+#include "tensor/whole_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool kn_checkpoint_file_name(const char *name)
+{
+    static const char *const taken[] = { KN_STATE_FILE, "model", "optimizer", "values" };
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (strcmp(name, taken[i]) == 0)
+            return false;
+    return n > 0 && n < 100 && name[0] != '.' &&
+           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == n;
+}
+
+/* ---- the tensors ----------------------------------------------------------------------------- */
+
+/* A file of state.json's list is the k-th of a part; both are ordered by name. */
+static bool same_file(const kn_checkpoint *c, const char *part, const char *name,
+                      const json_t *listed, const kn_pieces *p, int k)
+{
+    char sum[17];
+    if (k >= kn_pieces_files(p) || strcmp(kn_pieces_file(p, k)->name, name) != 0)
+        return kn_fail("%s/%s: the file %.100s of %s isn't there, or one is there that it doesn't "
+                       "list; the checkpoint is damaged",
+                       c->dir, part, name, KN_STATE_FILE);
+    const kn_piece_file *is = kn_pieces_file(p, k);
+    const char *text = json_string_value(json_object_get(listed, "checksum"));
+    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)is->checksum);
+    return (json_integer_value(json_object_get(listed, "bytes")) == is->bytes && text &&
+            strcmp(text, sum) == 0) ||
+           kn_fail("%s/%s/%s isn't as it was saved: its size or header differs; the checkpoint is "
+                   "damaged",
+                   c->dir, part, is->name);
+}
+
+/* The name of the i-th listed file in its part; NULL: of another part. */
+static const char *listed_name(const json_t *file, const char *part)
+{
+    const char *name = json_string_value(json_object_get(file, "name"));
+    size_t n = strlen(part);
+    return name && strncmp(name, part, n) == 0 && name[n] == '/' ? name + n + 1 : NULL;
+}
+
+/* The files of a part are those that state.json lists, unchanged. */
+static bool check_listed(const kn_checkpoint *c, const char *part, const kn_pieces *p)
+{
+    size_t i;
+    int k = 0;
+    json_t *f;
+    json_array_foreach(json_object_get(c->state, "files"), i, f)
+    {
+        const char *name = listed_name(f, part);
+        if (name && !same_file(c, part, name, f, p, k++))
+            return false;
+    }
+    return k == kn_pieces_files(p) ||
+           kn_fail("%s/%s holds %d files, but %s lists %d; the checkpoint is damaged", c->dir, part,
+                   kn_pieces_files(p), KN_STATE_FILE, k);
+}
+
+/* Does state.json list files of a part? */
+static bool has_part(const kn_checkpoint *c, const char *part)
+{
+    size_t i;
+    json_t *f;
+    json_array_foreach(json_object_get(c->state, "files"), i, f)
+    {
+        if (listed_name(f, part))
+            return true;
+    }
+    return false;
+}
+
+static bool open_part(kn_checkpoint *c, int which, kn_pieces **part)
+{
+    char path[KN_FOLDER_PATH];
+    const char *name = kn_part_name[which];
+    if (!has_part(c, name))
+        return true;
+    if (!kn_folder_path(path, c->dir, name, "") || !(*part = kn_pieces_open(path)))
+        return false;
+    return (strcmp(kn_pieces_id(*part), c->id) == 0 ||
+            kn_fail("%s: the files belong to two checkpoints: the tensors are of save %s, but "
+                    "state.json is of %s",
+                    path, kn_pieces_id(*part), c->id)) &&
+           check_listed(c, name, *part);
+}
+
+/* A file of the first form is of the save, and of the step, of its state.json. */
+static bool check_first(const kn_checkpoint *c, const char *path)
+{
+    kn_safetensors *f = kn_safetensors_open(path);
+    if (!f)
+        return false;
+    const char *save = kn_safetensors_meta(f, "save"), *step = kn_safetensors_meta(f, "step");
+    bool ok = strcmp(save ? save : "", c->id) == 0 && (!step || strtoll(step, NULL, 10) == c->step);
+    if (!ok)
+        kn_fail("%s is of step %s, but %s of another save, of step %lld: the files belong to two "
+                "checkpoints",
+                path, step ? step : "unknown", KN_STATE_FILE, (long long)c->step);
+    kn_safetensors_close(f);
+    return ok;
+}
+
+static bool open_first(kn_checkpoint *c, const char *name, kn_pieces **part, bool needed)
+{
+    char path[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, c->dir, name, ""))
+        return false;
+    if (!needed && access(path, F_OK) != 0)
+        return true; /* generating needs none */
+    return check_first(c, path) && (*part = kn_pieces_open(path)) != NULL;
+}
+
+static bool open_tensors(kn_checkpoint *c)
+{
+    const json_t *steps = json_object_get(c->state, "optimizer_steps");
+    c->has_optimizer = c->first_form ? !json_is_null(steps) : json_is_integer(steps);
+    if (c->first_form)
+        return open_first(c, "model.safetensors", &c->model, true) &&
+               (!c->has_optimizer || open_first(c, "optimizer.safetensors", &c->optimizer, false));
+    return open_part(c, KN_PART_MODEL, &c->model) && open_part(c, KN_PART_OPTIMIZER, &c->optimizer);
+}
+
+/* ---- the program's own files ----------------------------------------------------------------- */
+
+static bool add_file(kn_checkpoint *c, const char *name)
+{
+    char path[KN_FOLDER_PATH];
+    kn_own_file *f = &c->file[c->files];
+    if (!kn_folder_path(path, c->dir, name, "") || !(f->name = kn_host_strdup(name)))
+        return false;
+    c->files++;
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    if (fd < 0)
+        return kn_fail("cannot open %s: %s", path, strerror(errno));
+    return kn_file_map_fd(fd, path, "file of a checkpoint", &f->map);
+}
+
+/* The first form has one file of its program, which may be of another save. */
+static bool check_tokenizer(const kn_checkpoint *c)
+{
+    const kn_mapped *m = &c->file[0].map;
+    json_t *j = json_loadb((const char *)m->data, m->size, JSON_ALLOW_NUL, NULL);
+    const char *save = json_string_value(json_object_get(j, "save"));
+    bool ok = !j || strcmp(save ? save : "", c->id) == 0;
+    json_decref(j);
+    return ok ||
+           kn_fail("%s/tokenizer.json and %s belong to two checkpoints", c->dir, KN_STATE_FILE);
+}
+
+static bool open_files(kn_checkpoint *c)
+{
+    const json_t *list = json_object_get(c->state, "own_files"), *name;
+    const json_t *tokenizer = json_object_get(c->state, "tokenizer");
+    const size_t n = c->first_form ? 1 : json_array_size(list);
+    c->file = kn_host_calloc(n + 1, sizeof *c->file);
+    if (!c->file)
+        return false;
+    if (c->first_form)
+        return json_is_null(tokenizer) || (add_file(c, "tokenizer.json") && check_tokenizer(c));
+    for (size_t i = 0; i < n; i++) {
+        name = json_array_get(list, i);
+        if (!json_is_string(name) || !kn_checkpoint_file_name(json_string_value(name)))
+            return kn_fail("%s/%s: \"own_files\" has something other than the name of a file here; "
+                           "the checkpoint is damaged",
+                           c->dir, KN_STATE_FILE);
+        if (!add_file(c, json_string_value(name)))
+            return false;
+    }
+    return true;
+}
+
+/* ---- state.json ------------------------------------------------------------------------------ */
+
+/* An object of state.json, as text. */
+static char *text_of(const kn_checkpoint *c, const char *key)
+{
+    const json_t *object = json_object_get(c->state, key);
+    if (!json_is_object(object)) {
+        kn_fail("%s/%s: \"%s\" is missing or no object; the checkpoint is damaged", c->dir,
+                KN_STATE_FILE, key);
+        return NULL;
+    }
+    char *text = json_dumps(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
+    free(text);
+    if (!copy && kn_ok())
+        kn_fail("%s: no memory for its %s", c->dir, KN_STATE_FILE);
+    return copy;
+}
+
+static bool read_state(kn_checkpoint *c)
+{
+    int64_t version;
+    if (!(c->state = kn_folder_state(c->dir)) ||
+        !kn_folder_int(c->state, "version", 1, 2, &version, c->dir) ||
+        !kn_folder_int(c->state, "step", 0, INT64_MAX, &c->step, c->dir))
+        return false;
+    c->first_form = version == 1;
+    const char *id = json_string_value(json_object_get(c->state, c->first_form ? "save" : "id"));
+    snprintf(c->id, sizeof c->id, "%s", id ? id : "");
+    c->buffer_ranks = 1;
+    const char *ranks = c->first_form ? "ranks" : "buffer_ranks";
+    if ((!c->first_form || json_object_get(c->state, ranks)) &&
+        !kn_folder_int(c->state, ranks, 1, 1 << 20, &c->buffer_ranks, c->dir))
+        return false;
+    c->config = text_of(c, "model");
+    c->record = c->config ? text_of(c, c->first_form ? "options" : "record") : NULL;
+    return c->record != NULL;
+}
+
+bool kn_checkpoint_read(kn_checkpoint *c)
+{
+    return read_state(c) && open_tensors(c) &&
+           (c->buffer_ranks == 1 || !c->optimizer ||
+            c->buffer_ranks <= kn_pieces_count(c->optimizer) + 1 ||
+            kn_fail("%s/%s: the buffers of %lld ranks aren't there; the checkpoint is damaged",
+                    c->dir, KN_STATE_FILE, (long long)c->buffer_ranks)) &&
+           open_files(c);
+}
+
+void kn_checkpoint_clear(kn_checkpoint *c)
+{
+    json_decref(c->state);
+    kn_pieces_close(c->model);
+    kn_pieces_close(c->optimizer);
+    for (int i = 0; i < c->files; i++) {
+        kn_host_free(c->file[i].name);
+        kn_file_unmap(&c->file[i].map);
+    }
+    kn_host_free(c->file);
+    kn_host_free(c->config);
+    kn_host_free(c->record);
+    char *dir = c->dir;
+    kn_comm *comm = c->comm;
+    *c = (kn_checkpoint){ .dir = dir, .comm = comm };
+}

@@ -1,0 +1,111 @@
+/* state/folder.c: the folder of a run, from claim to release. */
+#include "kernels/error_internal.h"
+#include "state/folder_internal.h"
+#include "tensor/whole_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char LOCK[] = ".lock";
+
+static bool make_folders(const char *dir)
+{
+    char path[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, dir, "", ""))
+        return false;
+    for (char *p = path + 1; *p; p++) {
+        if (*p != '/')
+            continue;
+        *p = 0;
+        if (KN_AGAIN(mkdir(path, 0777)) != 0 && errno != EEXIST)
+            return kn_fail("checkpoint: cannot make the folder %s: %s", path, strerror(errno));
+        *p = '/';
+    }
+    if (access(dir, W_OK | X_OK) != 0)
+        return kn_fail("checkpoint: cannot write into %s: %s; choose another folder", dir,
+                       strerror(errno));
+    return true;
+}
+
+/* The error names the holder of the lock, which the lock file records. */
+static bool refuse_second(const char *dir, int fd)
+{
+    char who[160] = "";
+    ssize_t n = pread(fd, who, sizeof who - 1, 0);
+    who[n > 0 ? n : 0] = '\0';
+    return kn_fail("%s: another run saves there%s%s; wait for its end, or choose another "
+                   "folder",
+                   dir, *who ? ": " : "", who);
+}
+
+static void sign_lock(int fd)
+{
+    char who[160], host[65] = "";
+    gethostname(host, sizeof host - 1);
+    int n = snprintf(who, sizeof who, "process %ld on %s", (long)getpid(), host);
+    if (ftruncate(fd, 0) == 0 && pwrite(fd, who, (size_t)n, 0) < 0)
+        (void)ftruncate(fd, 0); /* on failure the holder stays unnamed */
+}
+
+static bool take_lock(kn_run_folder *f)
+{
+    char path[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, f->dir, LOCK, ""))
+        return false;
+    int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (fd < 0)
+        return kn_fail("checkpoint: cannot open %s: %s", path, strerror(errno));
+    int failed = KN_AGAIN(flock(fd, LOCK_EX | LOCK_NB));
+    bool held = failed && errno == EWOULDBLOCK;
+    if (!failed) {
+        sign_lock(fd);
+        f->lock = fd;
+        return true;
+    }
+    if (held)
+        refuse_second(f->dir, fd);
+    close(fd);
+    return !held;
+}
+
+static bool claim(kn_run_folder *f, bool overwrite)
+{
+    return make_folders(f->dir) && take_lock(f) && (f->lock < 0 || kn_folder_recover(f->dir)) &&
+           (!overwrite || kn_folder_list(&f->doomed, f->dir));
+}
+
+kn_run_folder *kn_run_folder_claim_(const char *dir, kn_run_folder_options o)
+{
+    if (!kn_given_path(dir, "kn_run_folder_claim", "the folder"))
+        return NULL;
+    kn_run_folder *f = kn_host_calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->lock = -1;
+    f->comm = o.comm ? o.comm : kn_world();
+    f->dir = kn_host_strdup(dir);
+    bool ok = f->dir && (kn_rank(f->comm) > 0 || claim(f, o.overwrite));
+    if (kn_agree(f->comm, ok))
+        return f;
+    kn_run_folder_release(f);
+    return NULL;
+}
+
+void kn_run_folder_release(kn_run_folder *f)
+{
+    if (!f)
+        return;
+    kn_saving_drop(f);
+    if (f->lock >= 0) {
+        (void)!ftruncate(f->lock, 0);
+        close(f->lock);
+    }
+    kn_listing_free(&f->doomed);
+    kn_host_free(f->dir);
+    kn_host_free(f);
+}

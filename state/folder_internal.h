@@ -1,0 +1,83 @@
+/* state/folder_internal.h (private): the checkpoints of a run's folder: their list, and what a save
+ * does there. Everything here is rank 0's. */
+#ifndef KNAP_STATE_FOLDER_INTERNAL_H
+#define KNAP_STATE_FOLDER_INTERNAL_H
+
+#include "state/folder.h"
+#include <jansson.h>
+
+#define KN_FOLDER_PATH 4096
+#define KN_FOLDER_NAME 48
+#define KN_STATE_FILE  "state.json"
+
+/* dir/name and the suffix into path; false with an error where it is too long. */
+bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name,
+                    const char *suffix);
+/* Reads dir/state.json: an object; the caller drops it. NULL with an error. */
+json_t *kn_folder_state(const char *dir);
+/* An integer of an object, within bounds; else an error that names dir's state.json. */
+bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t high, int64_t *value,
+                   const char *dir);
+
+/* ---- folder_list.c --------------------------------------------------------------------------- */
+
+/* A checkpoint, as its state.json says. */
+typedef struct kn_listed {
+    char name[KN_FOLDER_NAME]; /* "step-00000200", or with ".saving"; "": the folder itself */
+    char id[40];
+    int64_t step;
+    int64_t number; /* of the save in this folder, from 1; 0: unknown, or of the first form */
+    double score;   /* NAN: none */
+    char why[256];  /* its state.json can't be read; "": it can */
+    bool doomed;    /* of a run that is being replaced */
+} kn_listed;
+typedef struct kn_listing {
+    kn_listed *list;
+    int count;
+    int64_t room;
+} kn_listing;
+
+/* The checkpoints of dir, the newest first, damaged ones before all others. No folder: none. False
+ * with an error. The caller frees l, after an error too. */
+bool kn_folder_list(kn_listing *l, const char *dir);
+void kn_listing_free(kn_listing *l);
+/* "step-00000200" and the suffix into name. */
+void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix);
+/* The checkpoint of the least score, the oldest of several; NULL: none has one. */
+const kn_listed *kn_listing_best(const kn_listing *l);
+
+/* ---- folder_save.c --------------------------------------------------------------------------- */
+
+struct kn_run_folder {
+    char *dir;
+    kn_comm *comm;
+    int lock;                 /* -1: the file system has no locks, or this isn't rank 0 */
+    kn_listing doomed;        /* .overwrite: what was there, until the first complete save */
+    struct kn_saving *saving; /* saving.h: the save in the background; NULL: none */
+    bool failed;              /* on this rank, the last one */
+};
+
+/* A save of this folder. */
+typedef struct kn_folder_save {
+    kn_listed saved;           /* number is set by kn_folder_begin */
+    char path[KN_FOLDER_PATH]; /* where its files go: RUN/step-N.saving */
+    int keep;                  /* checkpoints to keep, 0: all */
+    bool keep_best;
+} kn_folder_save;
+
+/* Finishes or removes what dead saves left. Under the lock. */
+bool kn_folder_recover(const char *dir);
+/* Makes RUN/step-N.saving with the folders model and optimizer. */
+bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s);
+/* Removes an empty folder of it. */
+bool kn_folder_remove_empty(const char *path);
+/* All files are there and synced: writes state.json with text, and the checkpoint counts. Then sets
+ * the link to the best and removes the checkpoints that aren't kept. Any thread. */
+bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text);
+/* Removes RUN/step-N.saving. Reports nothing. */
+void kn_folder_abandon(const kn_folder_save *s);
+
+/* checkpoint.c: gives up the save in the background, if there is one. */
+void kn_saving_drop(kn_run_folder *f);
+
+#endif

@@ -1,0 +1,189 @@
+/* state/folder_list.c: the checkpoints that a run's folder holds. */
+#include "data/data.h"
+#include "kernels/error.h"
+#include "kernels/memory_internal.h"
+#include "state/attempt.h"
+#include "state/folder_internal.h"
+#include "tensor/whole_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name,
+                    const char *suffix)
+{
+    int n = snprintf(path, KN_FOLDER_PATH, "%s/%s%s", dir, name, suffix);
+    return (n > 0 && n < KN_FOLDER_PATH) || kn_fail("checkpoint: the path %s is too long", dir);
+}
+
+/* ---- state.json ------------------------------------------------------------------------------ */
+
+json_t *kn_folder_state(const char *dir)
+{
+    char path[KN_FOLDER_PATH];
+    json_error_t error;
+    kn_mapped map;
+    if (!kn_folder_path(path, dir, KN_STATE_FILE, ""))
+        return NULL;
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
+    if (fd < 0) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            kn_fail("%s holds no checkpoint: there is no %s; give a folder that "
+                    "kn_checkpoint_save or a trainer's --out wrote",
+                    dir, KN_STATE_FILE);
+        else
+            kn_fail("cannot open %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    if (!kn_file_map_fd(fd, path, "checkpoint's state", &map))
+        return NULL;
+    json_t *j = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &error);
+    kn_file_unmap(&map);
+    if (json_is_object(j))
+        return j;
+    kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,
+            j ? "another value" : error.text, j ? 1 : error.line);
+    json_decref(j);
+    return NULL;
+}
+
+bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t high, int64_t *value,
+                   const char *dir)
+{
+    const json_t *v = json_object_get(object, key);
+    *value = json_integer_value(v);
+    if (json_is_integer(v) && *value >= low && *value <= high)
+        return true;
+    return kn_fail("%s/%s: \"%s\" is missing or not a whole number from %lld to %lld; the "
+                   "checkpoint is damaged",
+                   dir, KN_STATE_FILE, key, (long long)low, (long long)high);
+}
+
+/* ---- the list -------------------------------------------------------------------------------- */
+
+void kn_listing_free(kn_listing *l)
+{
+    kn_host_free(l->list);
+    *l = (kn_listing){ 0 };
+}
+
+void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix)
+{
+    snprintf(name, KN_FOLDER_NAME, "step-%08lld%s", (long long)step, suffix);
+}
+
+/* The step of a name as kn_folder_name makes it; -1: another name. */
+static int64_t step_of(const char *name)
+{
+    char made[KN_FOLDER_NAME];
+    const char *const suffix[] = { "", ".saving" };
+    if (strncmp(name, "step-", 5) != 0)
+        return -1;
+    errno = 0;
+    int64_t step = strtoll(name + 5, NULL, 10);
+    for (size_t i = 0; i < 2 && step >= 0 && errno == 0; i++) {
+        kn_folder_name(made, step, suffix[i]);
+        if (strcmp(made, name) == 0)
+            return step;
+    }
+    return -1;
+}
+
+/* A folder of its own, "", may be of the first form. */
+static bool read_saved(kn_listed *s, const char *path)
+{
+    json_t *j = kn_folder_state(path);
+    int64_t version, step = 0;
+    const bool named = s->name[0] != 0;
+    const json_t *score = json_object_get(j, "score");
+    bool ok =
+        j && kn_folder_int(j, "version", named ? 2 : 1, 2, &version, path) &&
+        kn_folder_int(j, "step", named ? s->step : 0, named ? s->step : INT64_MAX, &step, path) &&
+        (version == 1 || kn_folder_int(j, "number", 1, INT64_MAX, &s->number, path));
+    const char *id = ok ? json_string_value(json_object_get(j, version == 1 ? "save" : "id")) : "";
+    s->step = step;
+    s->score = json_is_number(score) ? json_number_value(score) : NAN;
+    snprintf(s->id, sizeof s->id, "%s", id ? id : "");
+    json_decref(j);
+    return ok;
+}
+
+/* Adds the checkpoint name of dir, if it is one. */
+static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
+{
+    char path[KN_FOLDER_PATH], file[KN_FOLDER_PATH], error[KN_ATTEMPT_TEXT];
+    if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(file, path, KN_STATE_FILE, ""))
+        return false;
+    if (access(file, F_OK) != 0 && (!*name || strstr(name, ".saving")))
+        return true; /* being saved */
+    if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof *l->list))
+        return false;
+    kn_listed *s = &l->list[l->count++];
+    kn_attempt a;
+    *s = (kn_listed){ .step = step };
+    snprintf(s->name, sizeof s->name, "%s", name);
+    kn_attempt_begin(&a);
+    read_saved(s, path);
+    kn_attempt_end(&a, error);
+    snprintf(s->why, sizeof s->why, "%.*s", (int)sizeof s->why - 1, error);
+    return true;
+}
+
+static int newest_first(const void *x, const void *y)
+{
+    const kn_listed *a = x, *b = y;
+    if (!a->why[0] != !b->why[0])
+        return a->why[0] ? -1 : 1;
+    if (a->number != b->number)
+        return a->number > b->number ? -1 : 1;
+    return (a->step < b->step) - (a->step > b->step);
+}
+
+bool kn_folder_list(kn_listing *l, const char *dir)
+{
+    *l = (kn_listing){ 0 };
+    DIR *d = kn_open_folder(dir);
+    if (!d && errno != ENOENT && errno != ENOTDIR)
+        return kn_fail("cannot read the folder %s: %s", dir, strerror(errno));
+    if (!d)
+        return true;
+    bool ok = true;
+    errno = 0;
+    for (struct dirent *e; ok && (e = readdir(d)); errno = 0) {
+        int64_t step = step_of(e->d_name);
+        ok = step < 0 || add(l, dir, e->d_name, step);
+    }
+    if (ok && errno)
+        ok = kn_fail("cannot read the folder %s: %s", dir, strerror(errno));
+    closedir(d);
+    if (ok && add(l, dir, "", 0) && l->count > 1)
+        qsort(l->list, (size_t)l->count, sizeof *l->list, newest_first);
+    return ok && kn_ok();
+}
+
+const kn_listed *kn_listing_best(const kn_listing *l)
+{
+    const kn_listed *best = NULL;
+    for (int i = 0; i < l->count; i++) {
+        const kn_listed *s = &l->list[i];
+        bool counts = *s->name && !s->why[0] && !s->doomed && isfinite(s->score);
+        if (counts && (!best || s->score <= best->score))
+            best = s;
+    }
+    return best;
+}
+
+bool kn_run_folder_has_checkpoint(const char *dir)
+{
+    kn_listing l;
+    bool there = dir && kn_folder_list(&l, dir) && l.count > 0;
+    if (dir)
+        kn_listing_free(&l);
+    return there;
+}

@@ -1,0 +1,308 @@
+/* state/folder_save.c: what a save does in the run's folder, and what it leaves there. */
+#include "data/data.h"
+#include "kernels/error_internal.h"
+#include "state/folder_internal.h"
+#include "tensor/whole_file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char SAVING[] = ".saving", OLD[] = ".old", REMOVING[] = ".removing", BEST[] = "best",
+                  BEST_NEW[] = ".best.new";
+
+/* ---- removing -------------------------------------------------------------------------------- */
+
+bool kn_folder_remove_empty(const char *path)
+{
+    return KN_AGAIN(rmdir(path)) == 0 || errno == ENOENT ||
+           kn_fail("checkpoint: cannot remove the folder %s: %s", path, strerror(errno));
+}
+
+/* Removes path and what is below it; links are removed, not followed. depth: folders in folders. */
+static bool remove_tree(const char *path, int depth)
+{
+    char below[KN_FOLDER_PATH];
+    DIR *d = depth > 0 ? kn_open_folder(path) : NULL;
+    if (!d)
+        return errno == ENOENT || kn_fail("checkpoint: cannot read the folder %s to remove it: %s",
+                                          path, strerror(errno));
+    bool ok = true;
+    for (struct dirent *e; ok && (e = readdir(d));) {
+        struct stat st;
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        ok = kn_folder_path(below, path, e->d_name, "");
+        if (ok && lstat(below, &st) == 0 && S_ISDIR(st.st_mode))
+            ok = remove_tree(below, depth - 1);
+        else if (ok && KN_AGAIN(unlink(below)) != 0 && errno != ENOENT)
+            ok = kn_fail("checkpoint: cannot remove %s: %s", below, strerror(errno));
+    }
+    closedir(d);
+    return ok && kn_folder_remove_empty(path);
+}
+
+enum { DEPTH = 4 };
+
+static bool rename_or_fail(const char *from, const char *to)
+{
+    return KN_AGAIN(rename(from, to)) == 0 ||
+           kn_fail("checkpoint: cannot rename %s to %s: %s", from, to, strerror(errno));
+}
+
+/* Removes the checkpoint name, in two steps: under its new name a part of it is nothing. */
+static bool remove_saved(const char *dir, const char *name)
+{
+    char path[KN_FOLDER_PATH], gone[KN_FOLDER_PATH];
+    return kn_folder_path(path, dir, name, "") && kn_folder_path(gone, dir, name, REMOVING) &&
+           remove_tree(gone, DEPTH) && rename_or_fail(path, gone) && remove_tree(gone, DEPTH);
+}
+
+/* The files of the first form, which lay in the run's folder itself; state.json first: without it
+ * the others are nothing. */
+static bool remove_first_form(const char *dir)
+{
+    static const char *const file[] = { KN_STATE_FILE, "model.safetensors", "optimizer.safetensors",
+                                        "tokenizer.json" };
+    char path[KN_FOLDER_PATH];
+    bool ok = true;
+    for (size_t i = 0; ok && i < sizeof file / sizeof *file; i++)
+        ok = kn_folder_path(path, dir, file[i], "") &&
+             (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
+              kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno)));
+    return ok;
+}
+
+/* ---- what dead saves left -------------------------------------------------------------------- */
+
+static bool exists(const char *path)
+{
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+/* RUN/step-N.saving with its state.json becomes RUN/step-N; one that lies there already was to be
+ * replaced by it. */
+static bool put_in_place(const char *dir, const char *name)
+{
+    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], old[KN_FOLDER_PATH];
+    if (!kn_folder_path(from, dir, name, SAVING) || !kn_folder_path(to, dir, name, "") ||
+        !kn_folder_path(old, dir, name, OLD))
+        return false;
+    if (exists(to) && (!remove_tree(old, DEPTH) || !rename_or_fail(to, old)))
+        return false;
+    return rename_or_fail(from, to) && kn_sync_folder(dir) &&
+           (!exists(old) || remove_saved(dir, strrchr(old, '/') + 1));
+}
+
+/* A folder step-N.saving: whole, or nothing. */
+static bool recover_saving(const char *dir, const char *name, const char *base)
+{
+    char path[KN_FOLDER_PATH], state[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(state, path, KN_STATE_FILE, ""))
+        return false;
+    return exists(state) ? put_in_place(dir, base) : remove_tree(path, DEPTH);
+}
+
+/* A folder step-N.old: its replacement is in place, or has never come. */
+static bool recover_old(const char *dir, const char *name, const char *base)
+{
+    char path[KN_FOLDER_PATH], other[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(other, dir, base, ""))
+        return false;
+    return exists(other) ? remove_saved(dir, name) : rename_or_fail(path, other);
+}
+
+/* Any other leftover goes. */
+static bool recover_rest(const char *dir, const char *name, const char *base)
+{
+    char path[KN_FOLDER_PATH];
+    (void)base;
+    return kn_folder_path(path, dir, name, "") && remove_tree(path, DEPTH);
+}
+
+/* Calls recover for each entry of dir that is named step-N and end. */
+static bool recover_all(const char *dir, const char *end,
+                        bool (*recover)(const char *dir, const char *name, const char *base))
+{
+    DIR *d = kn_open_folder(dir);
+    bool ok = d || kn_fail("checkpoint: cannot read the folder %s: %s", dir, strerror(errno));
+    for (struct dirent *e; ok && (e = readdir(d));) {
+        char base[KN_FOLDER_NAME];
+        size_t n = strlen(e->d_name), m = strlen(end);
+        if (strncmp(e->d_name, "step-", 5) != 0 || n <= m || n - m >= sizeof base ||
+            strcmp(e->d_name + n - m, end) != 0)
+            continue;
+        snprintf(base, sizeof base, "%.*s", (int)(n - m), e->d_name);
+        ok = recover(dir, e->d_name, base);
+    }
+    if (d)
+        closedir(d);
+    return ok;
+}
+
+bool kn_folder_recover(const char *dir)
+{
+    char best[KN_FOLDER_PATH];
+    if (!recover_all(dir, SAVING, recover_saving) || !recover_all(dir, OLD, recover_old) ||
+        !recover_all(dir, REMOVING, recover_rest) || !kn_folder_path(best, dir, BEST_NEW, ""))
+        return false;
+    return KN_AGAIN(unlink(best)) == 0 || errno == ENOENT ||
+           kn_fail("checkpoint: cannot remove %s: %s", best, strerror(errno));
+}
+
+/* ---- a save ---------------------------------------------------------------------------------- */
+
+static bool make_folder(const char *path)
+{
+    return KN_AGAIN(mkdir(path, 0777)) == 0 ||
+           kn_fail("checkpoint: cannot make the folder %s: %s", path, strerror(errno));
+}
+
+bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
+{
+    char below[KN_FOLDER_PATH];
+    kn_listing l = { 0 };
+    kn_folder_name(s->saved.name, s->saved.step, "");
+    bool ok = (f->lock < 0 || kn_folder_recover(f->dir)) && kn_folder_list(&l, f->dir);
+    s->saved.number = 1;
+    for (int i = 0; i < l.count; i++)
+        if (l.list[i].number >= s->saved.number)
+            s->saved.number = l.list[i].number + 1;
+    kn_listing_free(&l);
+    return ok && kn_folder_path(s->path, f->dir, s->saved.name, SAVING) &&
+           remove_tree(s->path, DEPTH) && make_folder(s->path) &&
+           kn_folder_path(below, s->path, "model", "") && make_folder(below) &&
+           kn_folder_path(below, s->path, "optimizer", "") && make_folder(below);
+}
+
+void kn_folder_abandon(const kn_folder_save *s)
+{
+    char gone[KN_FOLDER_PATH];
+    snprintf(gone, sizeof gone, "%s", s->path); /* its errors don't count: one stands already */
+    if (*gone)
+        remove_tree(gone, DEPTH);
+}
+
+/* ---- after it -------------------------------------------------------------------------------- */
+
+/* The name that the link to the best has; "" if there is none. */
+static void best_name(const char *dir, char name[KN_FOLDER_NAME])
+{
+    char path[KN_FOLDER_PATH];
+    ssize_t n = snprintf(path, sizeof path, "%s/%s", dir, BEST) < (int)sizeof path
+                    ? readlink(path, name, KN_FOLDER_NAME - 1)
+                    : 0;
+    name[n > 0 ? n : 0] = 0;
+}
+
+/* Marks the checkpoints of the run that this one replaces. */
+static void mark_doomed(const kn_run_folder *f, kn_listing *l)
+{
+    for (int i = 0; i < l->count; i++)
+        for (int k = 0; k < f->doomed.count; k++) {
+            kn_listed *s = &l->list[i];
+            const kn_listed *d = &f->doomed.list[k];
+            s->doomed |= strcmp(d->name, s->name) == 0 && d->number == s->number;
+        }
+}
+
+/* RUN/best becomes a link to name; NULL: none. */
+static bool link_best(const char *dir, const char *name)
+{
+    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], now[KN_FOLDER_NAME];
+    best_name(dir, now);
+    if (strcmp(now, name ? name : "") == 0)
+        return true;
+    if (!kn_folder_path(from, dir, BEST_NEW, "") || !kn_folder_path(to, dir, BEST, ""))
+        return false;
+    if (!name)
+        return KN_AGAIN(unlink(to)) == 0 ||
+               kn_fail("checkpoint: cannot remove the link %s: %s", to, strerror(errno));
+    return (KN_AGAIN(symlink(name, from)) == 0 ||
+            kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
+           rename_or_fail(from, to) && kn_sync_folder(dir);
+}
+
+/* The best one known. A link that a save without .keep_best finds stays, unless its checkpoint
+ * goes. */
+static bool set_best(const char *dir, const kn_folder_save *s, const kn_listing *l)
+{
+    char now[KN_FOLDER_NAME];
+    const kn_listed *best = kn_listing_best(l);
+    bool goes = false;
+    best_name(dir, now);
+    for (int i = 0; i < l->count; i++)
+        goes |= l->list[i].doomed && strcmp(l->list[i].name, now) == 0;
+    if (s->keep_best && best)
+        return link_best(dir, best->name);
+    return !goes || link_best(dir, NULL);
+}
+
+/* Removes those of l, the newest first, that aren't kept. */
+static bool remove_others(const char *dir, const kn_folder_save *s, const kn_listing *l)
+{
+    char best[KN_FOLDER_NAME];
+    bool ok = true;
+    int kept = 0;
+    best_name(dir, best);
+    for (int i = 0; ok && i < l->count; i++) {
+        const kn_listed *c = &l->list[i];
+        if (c->doomed)
+            ok = *c->name ? remove_saved(dir, c->name) : remove_first_form(dir);
+        else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep &&
+                 strcmp(best, c->name) != 0)
+            ok = remove_saved(dir, c->name);
+    }
+    return ok;
+}
+
+static bool tidy(kn_run_folder *f, const kn_folder_save *s)
+{
+    kn_listing l;
+    bool ok = kn_folder_list(&l, f->dir);
+    mark_doomed(f, &l);
+    ok = ok && set_best(f->dir, s, &l) && remove_others(f->dir, s, &l);
+    kn_listing_free(&l);
+    if (ok)
+        kn_listing_free(&f->doomed);
+    return ok;
+}
+
+bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text)
+{
+    char path[KN_FOLDER_PATH];
+    return kn_folder_path(path, s->path, KN_STATE_FILE, "") && kn_sync_folder(s->path) &&
+           kn_file_write(path, (const void *const[]){ text, "\n" },
+                         (const size_t[]){ strlen(text), 1 }, 2) &&
+           put_in_place(f->dir, s->saved.name) && tidy(f, s);
+}
+
+int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
+{
+    struct {
+        int64_t step;
+        double score;
+    } told = { -1, NAN };
+    kn_listing l = { 0 };
+    if (!kn_given(f, "kn_run_folder_best", "the folder") ||
+        !kn_given(score, "kn_run_folder_best", "the place for the score"))
+        return -1;
+    if (kn_rank(f->comm) == 0 && kn_folder_list(&l, f->dir)) {
+        mark_doomed(f, &l);
+        const kn_listed *best = kn_listing_best(&l);
+        if (best) {
+            told.step = best->step;
+            told.score = best->score;
+        }
+    }
+    kn_listing_free(&l);
+    if (kn_comm_size(f->comm) > 1)
+        kn_broadcast(f->comm, &told, sizeof told, 0, kn_compute_stream(KN_CPU), "best checkpoint");
+    *score = told.score;
+    return kn_ok() ? told.step : -1;
+}

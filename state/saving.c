@@ -1,0 +1,321 @@
+/* state/saving.c: the files of one save, and the thread that writes them. */
+#include "state/saving.h"
+
+#include "kernels/error.h"
+#include "kernels/kernels.h"
+#include "tensor/whole_file.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define PORTION ((size_t)1 << 20) /* bytes that are checked and then written, from the caches */
+#define POLITE  5                 /* nice levels below the threads of the rank */
+
+const char *const kn_part_name[KN_PARTS] = { "model", "optimizer" };
+
+/* ---- what this rank writes ------------------------------------------------------------------- */
+
+static bool list_part(kn_saving_part *p, const kn_entry *list, int count)
+{
+    size_t room = (size_t)count + 1;
+    p->tensors = count;
+    p->piece = kn_host_calloc(room, sizeof *p->piece);
+    p->entry = kn_host_calloc(room, sizeof *p->entry);
+    p->finite = kn_host_calloc(room, sizeof *p->finite);
+    if (!p->piece || !p->entry || !p->finite)
+        return false;
+    for (int i = 0; i < count; i++) {
+        if (!list[i].saver)
+            continue;
+        kn_piece *to = &p->piece[p->count];
+        *to = (kn_piece){ list[i].name, list[i].dtype, list[i].ndim, .part = list[i].part };
+        memcpy(to->shape, list[i].shape, sizeof to->shape);
+        p->finite[p->count] = list[i].kind != KN_ENTRY_BUFFER;
+        p->entry[p->count++] = &list[i];
+    }
+    return true;
+}
+
+bool kn_saving_list(kn_saving *s, const kn_entries *all, int models)
+{
+    return list_part(&s->part[KN_PART_MODEL], all->list, models) &&
+           list_part(&s->part[KN_PART_OPTIMIZER], all->list + models, all->count - models);
+}
+
+static size_t piece_bytes(const kn_piece *p)
+{
+    return (size_t)kn_interval_numel(p->part) * kn_dtype_size(p->dtype);
+}
+
+size_t kn_saving_room(size_t bytes)
+{
+    return (bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
+}
+
+/* ---- the copy -------------------------------------------------------------------------------- */
+
+/* The names belong to the list of entries, which ends before the thread does. */
+static bool own_names(kn_saving_part *p)
+{
+    for (int i = 0; i < p->count; i++)
+        p->piece[i].name = kn_host_strdup(p->piece[i].name);
+    bool ok = true;
+    for (int i = 0; i < p->count; i++)
+        ok = ok && p->piece[i].name;
+    return ok;
+}
+
+static bool copy_entry(const kn_entry *e, char *to)
+{
+    const void *from = kn_entry_data(e);
+    if (!from)
+        return kn_entry_read(e, to);
+    memcpy(to, from, kn_entry_part_bytes(e));
+    return true;
+}
+
+static bool take_room(kn_saving *s)
+{
+    kn_device d = KN_CPU;
+    for (int k = 0; k < KN_PARTS; k++)
+        for (int i = 0; i < s->part[k].count; i++) {
+            s->bytes += kn_saving_room(piece_bytes(&s->part[k].piece[i]));
+            if (kn_device_of(s->part[k].entry[i]->tensor) == KN_CUDA)
+                d = KN_CUDA;
+        }
+    s->memory = kn_pinned_memory(d);
+    s->copy = s->memory ? kn_take(s->memory, s->bytes, KN_MEM_CHECKPOINT) : NULL;
+    return s->copy != NULL;
+}
+
+bool kn_saving_copy(kn_saving *s)
+{
+    bool ok = take_room(s);
+    char *at = s->copy;
+    for (int k = 0; k < KN_PARTS; k++) {
+        kn_saving_part *p = &s->part[k];
+        for (int i = 0; ok && i < p->count; i++) {
+            ok = copy_entry(p->entry[i], at);
+            at += kn_saving_room(piece_bytes(&p->piece[i]));
+        }
+        ok = own_names(p) && ok;
+        kn_host_free(p->entry);
+        p->entry = NULL;
+    }
+    return ok && kn_ok();
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* Element k of a part, as its number in the whole. */
+static int64_t in_whole(kn_interval i, int64_t k)
+{
+    return i.start + (i.blocks > 1 ? k / i.count * i.stride + k % i.count : k);
+}
+
+/* A diverged run must not replace its last good checkpoint. at: of data in the part. */
+static bool check_finite(const kn_piece *p, const void *data, size_t at, size_t bytes)
+{
+    const size_t size = kn_dtype_size(p->dtype);
+    const int64_t count = (int64_t)(bytes / size);
+    const uint32_t *w = data;
+    const uint16_t *h = data;
+    const uint64_t *d = data;
+    const uint32_t half = p->dtype == KN_BF16 ? 0x7f80 : 0x7c00;
+    int64_t bad = -1;
+    for (int64_t i = 0; p->dtype == KN_F32 && i < count && bad < 0; i++)
+        bad = (w[i] & 0x7f800000) == 0x7f800000 ? i : -1;
+    for (int64_t i = 0; (p->dtype == KN_BF16 || p->dtype == KN_F16) && i < count && bad < 0; i++)
+        bad = (h[i] & half) == half ? i : -1;
+    for (int64_t i = 0; p->dtype == KN_F64 && i < count && bad < 0; i++)
+        bad = (d[i] & 0x7ff0000000000000) == 0x7ff0000000000000 ? i : -1;
+    return bad < 0 || kn_fail("checkpoint: element %lld of %s is not finite: the run has diverged; "
+                              "nothing is saved; the checkpoint saved before stays",
+                              (long long)in_whole(p->part, (int64_t)(at / size) + bad), p->name);
+}
+
+static bool write_piece(kn_saving *s, kn_pieces_writer *w, const kn_piece *p, const char *data,
+                        bool finite)
+{
+    const size_t bytes = piece_bytes(p);
+    bool ok = true;
+    for (size_t at = 0, n; ok && at < bytes; at += n) {
+        n = bytes - at < PORTION ? bytes - at : PORTION;
+        if (atomic_load(&s->stop))
+            return kn_fail("checkpoint: the save was given up");
+        ok = (!finite || check_finite(p, data + at, at, n)) && kn_pieces_append(w, data + at, n);
+    }
+    return ok;
+}
+
+/* From the module: where its bytes don't lie in memory of the host, through memory for one part. */
+static bool write_entry(kn_saving *s, kn_pieces_writer *w, const kn_saving_part *p, int i)
+{
+    const kn_piece *piece = &p->piece[i];
+    const void *data = kn_entry_data(p->entry[i]);
+    if (data || piece_bytes(piece) == 0)
+        return write_piece(s, w, piece, data, p->finite[i]);
+    char *host = kn_ok() ? kn_host_alloc(piece_bytes(piece)) : NULL;
+    bool ok =
+        host && kn_entry_read(p->entry[i], host) && write_piece(s, w, piece, host, p->finite[i]);
+    kn_host_free(host);
+    return ok;
+}
+
+static bool write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part *p, size_t *at)
+{
+    bool ok = true;
+    for (int i = 0; ok && i < p->count; i++) {
+        ok = p->entry ? write_entry(s, w, p, i)
+                      : write_piece(s, w, &p->piece[i], s->copy + *at, p->finite[i]);
+        *at += kn_saving_room(piece_bytes(&p->piece[i]));
+    }
+    return ok;
+}
+
+static bool write_part(kn_saving *s, int which, size_t *at)
+{
+    char dir[KN_FOLDER_PATH];
+    kn_piece_file file[KN_MAX_RECTANGLES];
+    int files;
+    const kn_saving_part *p = &s->part[which];
+    if (p->count == 0)
+        return true;
+    if (!kn_folder_path(dir, s->place.path, kn_part_name[which], ""))
+        return false;
+    kn_pieces_writer *w = kn_pieces_create(dir, s->rank, s->id, p->piece, p->count);
+    bool ok = w && write_pieces(s, w, p, at);
+    if (ok)
+        ok = kn_pieces_commit(w, file, &files);
+    else
+        kn_pieces_abandon(w);
+    return ok && kn_sync_folder(dir);
+}
+
+bool kn_saving_write(kn_saving *s)
+{
+    size_t at = 0; /* in the copy */
+    return write_part(s, KN_PART_MODEL, &at) && write_part(s, KN_PART_OPTIMIZER, &at);
+}
+
+/* ---- the commit ------------------------------------------------------------------------------ */
+
+static bool add_file(json_t *list, const char *part, const kn_piece_file *f)
+{
+    char name[128], sum[17];
+    snprintf(name, sizeof name, "%s/%s", part, f->name);
+    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)f->checksum);
+    return json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", name, "bytes",
+                                                 (json_int_t)f->bytes, "checksum", sum)) == 0 ||
+           kn_fail("checkpoint: no memory for the list of files");
+}
+
+/* Adds the files of a part, as they are on the disk: together they hold every tensor of the list,
+ * each element once, under this save's id. */
+static bool add_files(const kn_saving *s, int which, json_t *list)
+{
+    char dir[KN_FOLDER_PATH];
+    const int tensors = s->part[which].tensors;
+    if (!kn_folder_path(dir, s->place.path, kn_part_name[which], ""))
+        return false;
+    if (tensors == 0)
+        return kn_folder_remove_empty(dir);
+    kn_pieces *p = kn_pieces_open(dir);
+    bool ok = p != NULL;
+    if (ok && (kn_pieces_count(p) != tensors || strcmp(kn_pieces_id(p), s->id) != 0))
+        ok = kn_fail("checkpoint: %s holds %d tensors of save %s, not %d of save %s: ranks see "
+                     "different files there",
+                     dir, kn_pieces_count(p), kn_pieces_id(p), tensors, s->id);
+    for (int i = 0; ok && i < kn_pieces_files(p); i++)
+        ok = add_file(list, kn_part_name[which], kn_pieces_file(p, i));
+    kn_pieces_close(p);
+    return ok;
+}
+
+bool kn_saving_commit(kn_saving *s)
+{
+    json_t *files = json_array();
+    bool ok = (files || kn_fail("checkpoint: no memory for the list of files")) &&
+              add_files(s, KN_PART_MODEL, files) && add_files(s, KN_PART_OPTIMIZER, files);
+    char *text = ok && json_object_set(s->state, "files", files) == 0
+                     ? json_dumps(s->state, JSON_INDENT(1))
+                     : NULL;
+    json_decref(files);
+    if (ok && !text)
+        ok = kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
+    ok = ok && kn_folder_commit(s->folder, &s->place, text);
+    free(text);
+    return ok;
+}
+
+/* ---- the thread ------------------------------------------------------------------------------ */
+
+/* It has a context of its own, so that its errors are the save's and not the rank's. */
+static void *thread_main(void *arg)
+{
+    kn_saving *s = arg;
+    kn_attempt a;
+    kn_set_threads(1);
+    setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), getpriority(PRIO_PROCESS, 0) + POLITE);
+    kn_attempt_begin(&a);
+    bool ok = s->run(s);
+    ok = kn_attempt_end(&a, s->error) && ok;
+    atomic_store(&s->result, ok ? KN_SAVE_WRITTEN : KN_SAVE_FAILED);
+    kn_context_end();
+    return NULL;
+}
+
+bool kn_saving_start(kn_saving *s, bool (*run)(kn_saving *s))
+{
+    sigset_t all, before;
+    s->run = run;
+    atomic_store(&s->result, KN_SAVE_RUNNING);
+    sigfillset(&all); /* Ctrl-C belongs to the main thread */
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    int error = pthread_create(&s->thread, NULL, thread_main, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    s->threaded = error == 0;
+    if (error == 0)
+        return true;
+    snprintf(s->error, sizeof s->error, "checkpoint: no thread could be started: %s",
+             strerror(error));
+    atomic_store(&s->result, KN_SAVE_FAILED);
+    return false;
+}
+
+void kn_saving_join(kn_saving *s)
+{
+    if (s->threaded)
+        pthread_join(s->thread, NULL);
+    s->threaded = false;
+}
+
+static void free_part(kn_saving_part *p, bool own)
+{
+    for (int i = 0; own && i < p->count; i++)
+        kn_host_free((void *)p->piece[i].name);
+    kn_host_free(p->piece);
+    kn_host_free(p->entry);
+    kn_host_free(p->finite);
+}
+
+void kn_saving_free(kn_saving *s, bool committed)
+{
+    if (!s)
+        return;
+    atomic_store(&s->stop, true);
+    kn_saving_join(s);
+    if (s->rank == 0 && !committed)
+        kn_folder_abandon(&s->place);
+    for (int k = 0; k < KN_PARTS; k++)
+        free_part(&s->part[k], !s->part[k].entry);
+    if (s->copy)
+        kn_give(s->memory, s->copy, s->bytes, KN_MEM_CHECKPOINT);
+    json_decref(s->state);
+    kn_host_free(s);
+}

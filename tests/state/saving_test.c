@@ -1,0 +1,466 @@
+/* tests/state/saving_test.c: the checkpoints of a run: which stay, which is best, what is taken
+ * where one is damaged, saves in the background, any number of ranks and layout. */
+#include "knap.h"
+#include "tests/comm/comm_test.h"
+#include "tests/models/temp.h"
+#include "tests/refused.h"
+
+#include <math.h>
+
+typedef struct net {
+    kn_module base;
+    kn_linear a, b;
+} net;
+
+static kn_tensor *net_forward(kn_module *self, kn_tensor *x) /* (B, 5) -> (B, 3) */
+{
+    net *n = (net *)self;
+    return kn_call(&n->b, kn_tanh(kn_call(&n->a, x)));
+}
+
+typedef struct run {
+    net n;
+    kn_optim *optim;
+} run;
+
+static bool run_init(run *r, kn_layout_kind layout)
+{
+    *r = (run){ 0 };
+    kn_seed(7);
+    return kn_module_init(&r->n.base, net_forward) &&
+           kn_module_defaults(&r->n, .device = KN_META) &&
+           kn_linear_init(&r->n.a, &r->n.base, "a", 5, 7) &&
+           kn_linear_init(&r->n.b, &r->n.base, "b", 7, 3) &&
+           kn_fsdp_wrap(&r->n, kn_world(), .wrap_class = "linear", .layout = layout, .seed = 42) &&
+           (r->optim = kn_adamw(&r->n, .lr = 0.01)) != NULL;
+}
+
+static void run_free(run *r)
+{
+    kn_optim_free(r->optim);
+    kn_module_free(&r->n);
+}
+
+/* Steps of four micro-batches, shared by the ranks. */
+static bool train(run *r, int64_t from, int64_t to)
+{
+    const int ranks = kn_comm_size(kn_world());
+    for (int64_t step = from; step < to && kn_ok(); step++) {
+        kn_scope scope = kn_scope_begin();
+        for (int a = 0; a < 4 / ranks; a++) {
+            uint64_t micro = (uint64_t)(step * 4 + a * ranks + kn_rank(kn_world()));
+            kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, micro, KN_SHAPE(2, 5));
+            kn_tensor *y = kn_call(&r->n, x);
+            kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
+        }
+        kn_step(r->optim);
+        kn_scope_end(scope);
+    }
+    return kn_ok();
+}
+
+/* All parameters and states, whole, in one buffer. */
+enum { WHOLE = 3 * (5 * 7 + 7 + 7 * 3 + 3) };
+static bool whole(run *r, float *to)
+{
+    const kn_param *p;
+    int n = kn_params(&r->n, &p);
+    bool ok = true;
+    for (int i = 0; ok && i < n; i++) {
+        ok =
+            kn_param_read(&r->n, i, to) &&
+            kn_shard_read(&r->n, i, kn_optim_state(r->optim, i, "exp_avg"), to + p[i].numel) &&
+            kn_shard_read(&r->n, i, kn_optim_state(r->optim, i, "exp_avg_sq"), to + 2 * p[i].numel);
+        to += 3 * p[i].numel;
+    }
+    return ok;
+}
+
+static bool load(run *r, const char *dir)
+{
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    bool ok = c && kn_checkpoint_load(c, &r->n, .optim = r->optim);
+    kn_checkpoint_free(c);
+    return ok;
+}
+
+static bool is_there(const char *dir, const char *name)
+{
+    char path[400];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return lstat(path, &st) == 0;
+}
+
+static bool links_to(const char *dir, const char *want)
+{
+    char path[400], name[64];
+    snprintf(path, sizeof path, "%s/best", dir);
+    ssize_t n = readlink(path, name, sizeof name - 1);
+    name[n > 0 ? n : 0] = 0;
+    return strcmp(name, want) == 0;
+}
+
+static int64_t newest(const char *dir)
+{
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    int64_t step = c ? kn_checkpoint_step(c) : -1;
+    kn_checkpoint_free(c);
+    return step;
+}
+
+/* ---- which stay ------------------------------------------------------------------------------ */
+
+KN_TEST(saving, the_newest_and_the_best_stay)
+{
+    static const struct {
+        int64_t step;
+        double score;
+        const char *best, *gone;
+    } saves[] = {
+        { 10, 3, "step-00000010", "step-00000000" },
+        { 20, 1, "step-00000020", "step-00000000" },
+        { 30, 2, "step-00000020", "step-00000010" },         /* worse */
+        { 40, NAN, "step-00000020", "step-00000010" },       /* no number */
+        { 50, -INFINITY, "step-00000020", "step-00000030" }, /* diverged */
+        { 60, 0, "step-00000020", "step-00000040" },         /* no evaluation */
+        { 25, KN_ZERO, "step-00000025", "step-00000020" },   /* resumed from an older one */
+        { 60, 0.5, "step-00000025", "step-00000050" },       /* replaces */
+    };
+    kn_linear l = { 0 };
+    double score;
+    const char *dir = temp_path("run");
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
+    for (size_t i = 0; i < sizeof saves / sizeof *saves; i++) {
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = saves[i].step, .score = saves[i].score,
+                                    .keep = 2, .keep_best = true),
+                 "%s", kn_error());
+        KN_CHECK(links_to(dir, saves[i].best), "after save %zu", i);
+        KN_CHECK(!is_there(dir, saves[i].gone), "after save %zu", i);
+        KN_CHECK(newest(dir) == saves[i].step, "after save %zu", i);
+    }
+    KN_CHECK(newest(temp_path("run/best")) == 25, "%s", kn_error());
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    KN_CHECK(kn_run_folder_best(f, &score) == 25 && score == 0);
+    REFUSED(kn_checkpoint_save(dir, &l, .folder = f, .keep = -1), ".keep is -1");
+    REFUSED(kn_checkpoint_save(dir, &l, .async = true), ".async needs .folder");
+    REFUSED(kn_checkpoint_save(dir, &l, .record = "[]"), ".record is no JSON object");
+    const kn_checkpoint_file bad = { "../x", "x", 1 };
+    REFUSED(kn_checkpoint_save(dir, &l, .files = &bad, .file_count = 1), ".files[0] is ../x");
+    /* without .keep_best the link stays, and so does what it names */
+    for (int64_t step = 70; step < 74; step++)
+        KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = step, .keep = 1));
+    KN_CHECK(links_to(dir, "step-00000025") && is_there(dir, "step-00000025/state.json"));
+    kn_run_folder_release(f);
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* Another run in its place: what was there goes once the first save is whole, and no sooner. */
+KN_TEST(saving, a_replaced_run)
+{
+    kn_linear l = { 0 };
+    double score;
+    const char *dir = temp_path("run");
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
+    for (int64_t step = 1; step < 4; step++)
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .score = 0.1, .keep_best = true));
+    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
+    KN_CHECK(f && is_there(dir, "step-00000003") && links_to(dir, "step-00000001"), "%s",
+             kn_error());
+    KN_CHECK(kn_run_folder_best(f, &score) == -1 && isnan(score), "no best of its own");
+    KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 2), "%s", kn_error());
+    KN_CHECK(!is_there(dir, "step-00000001") && is_there(dir, "step-00000002") &&
+             !is_there(dir, "step-00000003") && !is_there(dir, "best"));
+    KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 3, .score = 9, .keep_best = true));
+    KN_CHECK(links_to(dir, "step-00000003") && is_there(dir, "step-00000002"));
+    kn_run_folder_release(f);
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* ---- damage ---------------------------------------------------------------------------------- */
+
+static const char *model_file(const char *step)
+{
+    static char name[128];
+    snprintf(name, sizeof name, "run/%s/model/shard-00001-model-00001-of-00001.safetensors", step);
+    return name;
+}
+
+KN_TEST(saving, the_newest_whole_one_is_taken)
+{
+    kn_linear l = { 0 };
+    char dir[256], named[300];
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
+    for (int64_t step = 1; step < 6; step++)
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step));
+    KN_CHECK(newest(dir) == 5);
+    KN_CHECK(truncate(temp_path(model_file("step-00000005")), 100) == 0 && newest(dir) == 4);
+    KN_CHECK(unlink(temp_path(model_file("step-00000004"))) == 0 && newest(dir) == 3);
+    write_temp("run/step-00000003/state.json", "{\"version\": 2", 13);
+    KN_CHECK(newest(dir) == 2, "%s", kn_error());
+    /* bytes of the header change, the size doesn't */
+    FILE *f = fopen(temp_path(model_file("step-00000002")), "r+");
+    KN_CHECK(f && fseek(f, 60, SEEK_SET) == 0 && fputc('~', f) != EOF && fclose(f) == 0);
+    KN_CHECK(newest(dir) == 1, "%s", kn_error());
+    KN_CHECK_OK();
+    snprintf(named, sizeof named, "%s/step-00000001", dir);
+    KN_CHECK(newest(named) == 1, "%s", kn_error());
+    snprintf(named, sizeof named, "%s/step-00000005", dir);
+    REFUSED(kn_checkpoint_open(named, NULL), "step-00000005");
+    KN_CHECK(unlink(temp_path(model_file("step-00000001"))) == 0);
+    REFUSED(kn_checkpoint_open(dir, NULL), "no other checkpoint");
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* state.json from a stranger: a sentence, whatever it holds. */
+KN_TEST(saving, a_hostile_state)
+{
+    static const char *const bad[] = {
+        "[]",
+        "{\"version\": 3}",
+        "{\"version\": 2, \"step\": 1}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1000000}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": 7}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
+        "\"record\": {}, \"files\": [{\"name\": \"model/../../x\"}]}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
+        "\"record\": {}, \"files\": [7, {\"name\": []}], \"own_files\": [\"/etc/passwd\"]}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
+        "\"record\": {}, \"own_files\": [\"..\"]}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
+        "\"record\": {}, \"own_files\": [\"state.json\", 4]}",
+    };
+    kn_linear l = { 0 };
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
+    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        write_temp("run/step-00000001/state.json", bad[i], strlen(bad[i]));
+        KN_CHECK(!kn_checkpoint_open(dir, NULL) && kn_error() && strlen(kn_error()) > 20, "%zu", i);
+        kn_clear_error();
+    }
+    /* no tensors at all: it opens, and no module fits */
+    static const char none[] =
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
+        "\"record\": {}}";
+    write_temp("run/step-00000001/state.json", none, sizeof none - 1);
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    REFUSED(kn_checkpoint_load(c, &l), "another model");
+    kn_checkpoint_free(c);
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* ---- any ranks and layout -------------------------------------------------------------------- */
+
+typedef struct job {
+    char dir[256];
+    kn_layout_kind layout;
+    int64_t from, to;
+    float whole[WHOLE]; /* rank 0's, at the end */
+} job;
+
+/* Goes on from j->from, where that isn't 0, to j->to, and saves. */
+static int part_of_a_run(kn_comm *world, void *arg)
+{
+    job *j = arg;
+    run r;
+    float all[WHOLE];
+    kn_set_threads(1);
+    EXPECT(run_init(&r, j->layout) && (j->from == 0 || load(&r, j->dir)));
+    EXPECT(train(&r, j->from, j->to) && whole(&r, all));
+    EXPECT(kn_checkpoint_save(j->dir, &r.n, .optim = r.optim, .step = j->to, .keep = 1));
+    if (kn_rank(world) == 0)
+        memcpy(j->whole, all, sizeof all);
+    run_free(&r);
+    return 0;
+}
+
+KN_TEST(saving, any_ranks_and_layout_go_on_to_the_same_bits)
+{
+    static const struct {
+        int ranks;
+        kn_layout_kind layout;
+    } part[] = { { 4, KN_LAYOUT_FLAT },
+                 { 2, KN_LAYOUT_PER_PARAM },
+                 { 1, KN_LAYOUT_FLAT },
+                 { 2, KN_LAYOUT_RAGGED },
+                 { 4, KN_LAYOUT_PER_PARAM } };
+    static job undisturbed, j;
+    undisturbed.to = sizeof part / sizeof *part;
+    undisturbed.layout = KN_LAYOUT_FLAT;
+    snprintf(undisturbed.dir, sizeof undisturbed.dir, "%s", temp_path("whole"));
+    snprintf(j.dir, sizeof j.dir, "%s", temp_path("parts"));
+    KN_CHECK(kn_spawn_threads(1, part_of_a_run, &undisturbed) == 0);
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        j.layout = part[i].layout;
+        j.from = (int64_t)i;
+        j.to = (int64_t)i + 1;
+        KN_CHECK(kn_spawn_threads(part[i].ranks, part_of_a_run, &j) == 0, "part %zu", i);
+    }
+    KN_CHECK(memcmp(undisturbed.whole, j.whole, sizeof j.whole) == 0);
+    remove_temp();
+}
+
+/* ---- saves in the background ----------------------------------------------------------------- */
+
+static int64_t copies(void)
+{
+    return kn_ledger_read().live[KN_MEM_CHECKPOINT];
+}
+
+/* Until this rank's part is on the disk, or isn't. */
+static kn_save_state end_of_part(const kn_run_folder *f)
+{
+    kn_save_state s;
+    while ((s = kn_checkpoint_poll(f)) == KN_SAVE_RUNNING)
+        usleep(200);
+    return s;
+}
+
+/* The training goes on while the state of its step is written. */
+static int in_the_background(kn_comm *world, void *arg)
+{
+    const char *dir = arg;
+    run r, again;
+    float then[WHOLE], saved[WHOLE];
+    kn_set_threads(1);
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    EXPECT(f && run_init(&r, KN_LAYOUT_FLAT) && train(&r, 0, 1));
+    EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE && kn_checkpoint_wait(f));
+    int64_t bytes = kn_checkpoint_copy_bytes(&r.n, r.optim, NULL);
+    for (int64_t step = 1; step < 4; step++) { /* the third waits for the second */
+        EXPECT(whole(&r, then));
+        EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = step, .folder = f,
+                                  .async = true, .keep = 2));
+        EXPECT(copies() == bytes && bytes > 0, "%lld bytes, not %lld", (long long)copies(),
+               (long long)bytes);
+        EXPECT(train(&r, step, step + 1));
+        if (step == 1) { /* ranks tell each other in their own way */
+            EXPECT(end_of_part(f) == KN_SAVE_WRITTEN);
+            EXPECT(kn_barrier(world, kn_compute_stream(KN_CPU), "told"));
+            kn_checkpoint_finish(f, true);
+            EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE);
+        }
+    }
+    EXPECT(kn_checkpoint_wait(f) && copies() == 0);
+    EXPECT(run_init(&again, KN_LAYOUT_RAGGED) && load(&again, dir) && whole(&again, saved));
+    EXPECT(memcmp(then, saved, sizeof then) == 0);
+    EXPECT(is_there(dir, "step-00000002") && !is_there(dir, "step-00000001"));
+    kn_run_folder_release(f);
+    run_free(&r);
+    run_free(&again);
+    return 0;
+}
+
+/* A save that fails is told, and the training goes on: where no folder can be made, and where a
+ * value isn't finite. One that is given up leaves nothing. */
+static int failing_saves(kn_comm *world, void *arg)
+{
+    const char *dir = arg;
+    run r;
+    kn_set_threads(1);
+    EXPECT(run_init(&r, KN_LAYOUT_FLAT) && train(&r, 0, 1));
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = 1, .folder = f));
+    char path[300];
+    snprintf(path, sizeof path, "%s/step-00000002.saving", dir);
+    if (kn_rank(world) == 0)
+        fclose(fopen(path, "w")); /* a file, no folder */
+    EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = 2, .folder = f, .async = true));
+    EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE && !kn_checkpoint_wait(f) && kn_ok());
+    if (kn_rank(world) == 0)
+        unlink(path);
+    kn_tensor *state = kn_optim_state(r.optim, 0, "exp_avg");
+    const bool has = kn_numel(state) > 0;
+    EXPECT(!has || kn_fill_(state, NAN));
+    EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = 3, .folder = f, .async = true));
+    EXPECT(!kn_checkpoint_wait(f) && kn_ok() && copies() == 0);
+    EXPECT(newest(dir) == 1 && !is_there(dir, "step-00000003.saving"));
+    EXPECT(!has || kn_fill_(state, 0));
+    EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = 4, .folder = f, .async = true));
+    EXPECT(kn_checkpoint_wait(f) && newest(dir) == 4);
+    EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = 5, .folder = f, .async = true));
+    kn_run_folder_release(f); /* gives it up */
+    EXPECT(kn_barrier(world, kn_compute_stream(KN_CPU), "end"));
+    EXPECT(copies() == 0 && newest(dir) == 4 && !is_there(dir, "step-00000005.saving"));
+    run_free(&r);
+    return 0;
+}
+
+KN_TEST(saving, beside_the_training)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        char name[16];
+        snprintf(name, sizeof name, "run%d", ranks);
+        KN_CHECK(kn_spawn_threads(ranks, in_the_background, (void *)temp_path(name)) == 0);
+    }
+    remove_temp();
+}
+
+KN_TEST(saving, a_failed_one_does_not_stop_the_training)
+{
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        char name[16];
+        snprintf(name, sizeof name, "run%d", ranks);
+        KN_CHECK(kn_spawn_threads(ranks, failing_saves, (void *)temp_path(name)) == 0);
+    }
+    remove_temp();
+}
+
+/* ---- the first form -------------------------------------------------------------------------- */
+
+/* Whole tensors in two files in the folder itself, as checkpoints were before. */
+KN_TEST(saving, the_first_form_is_read)
+{
+    static const char state[] =
+        "{\"version\": 1, \"save\": \"ab\", \"step\": 3, \"optimizer_steps\": 2, \"tokenizer\": "
+        "null, \"model\": {\"n\": 1}, \"options\": {\"lr\": \"1\"}, \"scaler\": {}}";
+    float w[6] = { 1, 2, 3, 4, 5, 6 }, b[2] = { 7, 8 }, m[6] = { 9, 1, 2, 3, 4, 5 },
+          n[2] = { 6, 7 };
+    const kn_safetensors_entry model[] = { { "bias", KN_F32, 1, { 2 }, b },
+                                           { "weight", KN_F32, 2, { 2, 3 }, w } };
+    const kn_safetensors_entry optim[] = { { "bias.momentum", KN_F32, 1, { 2 }, n },
+                                           { "weight.momentum", KN_F32, 2, { 2, 3 }, m } };
+    const kn_safetensors_pair meta[] = { { "format", "knap" }, { "step", "3" }, { "save", "ab" } };
+    const kn_safetensors_pair other[] = { { "format", "knap" }, { "step", "3" }, { "save", "cd" } };
+    kn_linear l = { 0 };
+    char dir[256];
+    write_temp("state.json", state, sizeof state - 1);
+    KN_CHECK(kn_safetensors_save(temp_path("model.safetensors"), model, 2, meta, 3));
+    KN_CHECK(kn_safetensors_save(temp_path("optimizer.safetensors"), optim, 2, meta, 3));
+    snprintf(dir, sizeof dir, "%s", temp_folder);
+    KN_CHECK(kn_run_folder_has_checkpoint(dir));
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 3, 2) && kn_materialize(&l, KN_CPU, 1));
+    kn_optim *o = kn_sgd(&l, .lr = 0.1, .momentum = 0.9);
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    KN_CHECK(c && kn_checkpoint_step(c) == 3 && kn_checkpoint_load(c, &l, .optim = o), "%s",
+             kn_error());
+    KN_CHECK(!strcmp(kn_checkpoint_config(c), "{\"n\": 1}") &&
+             !strcmp(kn_checkpoint_record(c), "{\"lr\": \"1\"}"));
+    KN_CHECK(memcmp(kn_data(kn_module_param(&l, "weight")), w, sizeof w) == 0 &&
+             memcmp(kn_data(kn_optim_state(o, 0, "momentum")),
+                    kn_numel(kn_optim_state(o, 0, "momentum")) == 6 ? m : n, 8) == 0 &&
+             kn_optim_steps(o) == 2);
+    kn_checkpoint_free(c);
+    /* a run goes on in its folder; what was there stays until it is replaced */
+    KN_CHECK(kn_checkpoint_save(dir, &l, .optim = o, .step = 4, .keep = 1) && newest(dir) == 4);
+    KN_CHECK(is_there(dir, "model.safetensors"));
+    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
+    KN_CHECK(f && kn_checkpoint_save(dir, &l, .step = 1, .folder = f) && newest(dir) == 1);
+    KN_CHECK(!is_there(dir, "model.safetensors") && !is_there(dir, "state.json") &&
+             !is_there(dir, "step-00000004"));
+    kn_run_folder_release(f);
+    remove_temp();
+    write_temp("state.json", state, sizeof state - 1);
+    KN_CHECK(kn_safetensors_save(temp_path("model.safetensors"), model, 2, other, 3));
+    REFUSED(kn_checkpoint_open(temp_folder, NULL), "two checkpoints");
+    kn_optim_free(o);
+    kn_module_free(&l);
+    remove_temp();
+}
