@@ -56,6 +56,13 @@ check "a line a step" diff <(column "$TMP/gpu" step) <(seq 9)
 run "$train" "${tiny[@]}" --steps 9 --eval-every 4 --log "$TMP/cpu"
 check "as if it hadn't stopped" near loss
 
+for how in now beside; do
+    run "$gpu" "${tiny[@]}" --device cuda --steps 3 --eval-every 0 --save-every 1 --keep 0 --out "$TMP/$how" \
+        $([ $how = now ] || echo --async-save)
+    check "it saves each step, $how" succeeds
+done
+check "a save beside the training has the bytes of its step" same_training "$TMP/now/step-00000002" "$TMP/beside/step-00000002"
+
 # A step as a graph: to the same digits, also around evaluations and samples. (With collectives
 # through the host a step can't be recorded, which is reported.)
 for options in "--dropout 0.2 --recompute" "--dtype bf16 --dropout 0.1" "--dtype f16"; do
