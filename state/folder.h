@@ -46,7 +46,8 @@ KN_API kn_run_folder *kn_run_folder_claim_(const char *dir, kn_run_folder_option
  * kn_checkpoint_wait came first. */
 KN_API void kn_run_folder_release(kn_run_folder *f);
 /* The checkpoint of the least .score that a save in the background doesn't still write: its step,
- * and its score; -1 without an error where there is none. Collective. */
+ * and its score; -1 without an error where there is none. Waits for a save that
+ * kn_checkpoint_finish ended to count. Collective. */
 KN_API int64_t kn_run_folder_best(const kn_run_folder *f, double *score);
 /* True if there is a checkpoint in the folder, or the folder is one. Says nothing of whether it is
  * damaged. */

@@ -21,12 +21,15 @@ bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t h
 
 /* ---- folder_list.c --------------------------------------------------------------------------- */
 
+#define KN_FOLDER_SAVES ((int64_t)1 << 53) /* in one folder; every reader of JSON has the number */
+
 /* A checkpoint, as its state.json says. */
 typedef struct kn_listed {
     char name[KN_FOLDER_NAME]; /* "step-00000200", or with ".saving"; "": the folder itself */
     char id[40];
     int64_t step;
     int64_t number; /* of the save in this folder, from 1; 0: unknown, or of the first form */
+    int64_t order;  /* number; unknown: that of the newest one of a lower step */
     double score;   /* NAN: none */
     char why[256];  /* its state.json can't be read; "": it can */
     bool doomed;    /* of a run that is being replaced */
@@ -37,12 +40,15 @@ typedef struct kn_listing {
     int64_t room;
 } kn_listing;
 
-/* The checkpoints of dir, the newest first, damaged ones before all others. No folder: none. False
- * with an error. The caller frees l, after an error too. */
+/* The checkpoints of dir, the newest first; one whose state.json can't be read has the place that
+ * its step gives it. No folder: none. False with an error. The caller frees l, after an error
+ * too. */
 bool kn_folder_list(kn_listing *l, const char *dir);
 void kn_listing_free(kn_listing *l);
 /* "step-00000200" and the suffix into name. */
 void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix);
+/* The step of a name exactly as kn_folder_name makes it; -1: another name. */
+int64_t kn_folder_step(const char *name, const char *suffix);
 /* The checkpoint of the least score, the oldest of several; NULL: none has one. */
 const kn_listed *kn_listing_best(const kn_listing *l);
 
@@ -65,14 +71,16 @@ typedef struct kn_folder_save {
     bool keep_best;
 } kn_folder_save;
 
-/* Finishes or removes what dead saves left. Under the lock. */
+/* Finishes or removes what dead saves left. A leftover that can't be removed is told on standard
+ * error, and no error. Under the lock. */
 bool kn_folder_recover(const char *dir);
 /* Makes RUN/step-N.saving with the folders model and optimizer. */
 bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s);
 /* Removes an empty folder of it. */
 bool kn_folder_remove_empty(const char *path);
 /* All files are there and synced: writes state.json with text, and the checkpoint counts. Then sets
- * the link to the best and removes the checkpoints that aren't kept. Any thread. */
+ * the link to the best and removes the checkpoints that aren't kept: if that fails it is told on
+ * standard error, and the next save tries again. Any thread. */
 bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text);
 /* Removes RUN/step-N.saving. Reports nothing. */
 void kn_folder_abandon(const kn_folder_save *s);

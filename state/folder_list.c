@@ -78,36 +78,31 @@ void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix)
     snprintf(name, KN_FOLDER_NAME, "step-%08lld%s", (long long)step, suffix);
 }
 
-/* The step of a name as kn_folder_name makes it; -1: another name. */
-static int64_t step_of(const char *name)
+int64_t kn_folder_step(const char *name, const char *suffix)
 {
     char made[KN_FOLDER_NAME];
-    const char *const suffix[] = { "", ".saving" };
     if (strncmp(name, "step-", 5) != 0)
         return -1;
     errno = 0;
     int64_t step = strtoll(name + 5, NULL, 10);
-    for (size_t i = 0; i < 2 && step >= 0 && errno == 0; i++) {
-        kn_folder_name(made, step, suffix[i]);
-        if (strcmp(made, name) == 0)
-            return step;
-    }
-    return -1;
+    kn_folder_name(made, step, suffix);
+    return step >= 0 && errno == 0 && strcmp(made, name) == 0 ? step : -1;
 }
 
 /* A folder of its own, "", may be of the first form. */
 static bool read_saved(kn_listed *s, const char *path)
 {
     json_t *j = kn_folder_state(path);
-    int64_t version, step = 0;
+    int64_t version, step, number = 0;
     const bool named = s->name[0] != 0;
     const json_t *score = json_object_get(j, "score");
     bool ok =
         j && kn_folder_int(j, "version", named ? 2 : 1, 2, &version, path) &&
         kn_folder_int(j, "step", named ? s->step : 0, named ? s->step : INT64_MAX, &step, path) &&
-        (version == 1 || kn_folder_int(j, "number", 1, INT64_MAX, &s->number, path));
+        (version == 1 || kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path));
     const char *id = ok ? json_string_value(json_object_get(j, version == 1 ? "save" : "id")) : "";
-    s->step = step;
+    s->step = ok ? step : s->step;
+    s->number = ok ? number : 0;
     s->score = json_is_number(score) ? json_number_value(score) : NAN;
     snprintf(s->id, sizeof s->id, "%s", id ? id : "");
     json_decref(j);
@@ -135,13 +130,25 @@ static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
     return true;
 }
 
+/* Those of unknown number take their order from the others, by step. */
+static void set_orders(kn_listing *l)
+{
+    for (int i = 0; i < l->count; i++) {
+        kn_listed *s = &l->list[i];
+        s->order = s->number;
+        for (int k = 0; k < l->count && s->why[0]; k++)
+            if (l->list[k].step < s->step && l->list[k].number > s->order)
+                s->order = l->list[k].number;
+    }
+}
+
 static int newest_first(const void *x, const void *y)
 {
     const kn_listed *a = x, *b = y;
+    if (a->order != b->order)
+        return a->order > b->order ? -1 : 1;
     if (!a->why[0] != !b->why[0])
         return a->why[0] ? -1 : 1;
-    if (a->number != b->number)
-        return a->number > b->number ? -1 : 1;
     return (a->step < b->step) - (a->step > b->step);
 }
 
@@ -156,13 +163,16 @@ bool kn_folder_list(kn_listing *l, const char *dir)
     bool ok = true;
     errno = 0;
     for (struct dirent *e; ok && (e = readdir(d)); errno = 0) {
-        int64_t step = step_of(e->d_name);
+        int64_t step = kn_folder_step(e->d_name, "");
+        step = step >= 0 ? step : kn_folder_step(e->d_name, ".saving");
         ok = step < 0 || add(l, dir, e->d_name, step);
     }
     if (ok && errno)
         ok = kn_fail("cannot read the folder %s: %s", dir, strerror(errno));
     closedir(d);
-    if (ok && add(l, dir, "", 0) && l->count > 1)
+    ok = ok && add(l, dir, "", 0);
+    set_orders(l);
+    if (ok && l->count > 1)
         qsort(l->list, (size_t)l->count, sizeof *l->list, newest_first);
     return ok && kn_ok();
 }

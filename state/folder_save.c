@@ -1,7 +1,8 @@
 /* state/folder_save.c: what a save does in the run's folder, and what it leaves there. */
 #include "data/data.h"
 #include "kernels/error_internal.h"
-#include "state/folder_internal.h"
+#include "state/attempt.h"
+#include "state/saving.h"
 #include "tensor/whole_file.h"
 
 #include <dirent.h>
@@ -13,7 +14,7 @@
 #include <unistd.h>
 
 static const char SAVING[] = ".saving", OLD[] = ".old", REMOVING[] = ".removing", BEST[] = "best",
-                  BEST_NEW[] = ".best.new";
+                  BEST_NEW[] = ".best.new", FIRST_FORM[] = ".first-form";
 
 /* ---- removing -------------------------------------------------------------------------------- */
 
@@ -23,30 +24,59 @@ bool kn_folder_remove_empty(const char *path)
            kn_fail("checkpoint: cannot remove the folder %s: %s", path, strerror(errno));
 }
 
-/* Removes path and what is below it; links are removed, not followed. depth: folders in folders. */
-static bool remove_tree(const char *path, int depth)
+static bool remove_file(const char *path)
+{
+    return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
+           kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno));
+}
+
+static bool remove_tree(const char *path, int depth);
+
+static bool remove_folder(const char *path, int depth)
 {
     char below[KN_FOLDER_PATH];
-    DIR *d = depth > 0 ? kn_open_folder(path) : NULL;
+    if (depth == 0)
+        return kn_fail("checkpoint: cannot remove %s: no checkpoint has folders that deep", path);
+    DIR *d = kn_open_folder(path);
     if (!d)
-        return errno == ENOENT || kn_fail("checkpoint: cannot read the folder %s to remove it: %s",
-                                          path, strerror(errno));
+        return kn_fail("checkpoint: cannot read the folder %s to remove it: %s", path,
+                       strerror(errno));
     bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(d));) {
-        struct stat st;
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        ok = kn_folder_path(below, path, e->d_name, "");
-        if (ok && lstat(below, &st) == 0 && S_ISDIR(st.st_mode))
-            ok = remove_tree(below, depth - 1);
-        else if (ok && KN_AGAIN(unlink(below)) != 0 && errno != ENOENT)
-            ok = kn_fail("checkpoint: cannot remove %s: %s", below, strerror(errno));
-    }
+    for (struct dirent *e; ok && (e = readdir(d));)
+        ok = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
+             (kn_folder_path(below, path, e->d_name, "") && remove_tree(below, depth - 1));
     closedir(d);
     return ok && kn_folder_remove_empty(path);
 }
 
+/* Removes path, if it is there, and what is below it; links are removed, not followed. depth: of
+ * folders in folders. */
+static bool remove_tree(const char *path, int depth)
+{
+    struct stat st;
+    if (KN_AGAIN(lstat(path, &st)) != 0)
+        return errno == ENOENT ||
+               kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno));
+    return S_ISDIR(st.st_mode) ? remove_folder(path, depth) : remove_file(path);
+}
+
 enum { DEPTH = 4 };
+
+/* Ends an attempt at something on which no checkpoint depends: an error is told. */
+static void tell(kn_attempt *a)
+{
+    char error[KN_ATTEMPT_TEXT];
+    if (!kn_attempt_end(a, error) && !a->counts)
+        fprintf(stderr, "knap: %s\n", error);
+}
+
+static void remove_leftover(const char *path)
+{
+    kn_attempt a;
+    kn_attempt_begin(&a);
+    remove_tree(path, DEPTH);
+    tell(&a);
+}
 
 static bool rename_or_fail(const char *from, const char *to)
 {
@@ -54,12 +84,19 @@ static bool rename_or_fail(const char *from, const char *to)
            kn_fail("checkpoint: cannot rename %s to %s: %s", from, to, strerror(errno));
 }
 
-/* Removes the checkpoint name, in two steps: under its new name a part of it is nothing. */
-static bool remove_saved(const char *dir, const char *name)
+/* Removes the checkpoint name, step-N or step-N.old, in two steps: as step-N.removing a part of it
+ * is nothing. True once it is nothing; a part that stays is told. */
+static bool remove_saved(const char *dir, const char *name, const char *step)
 {
     char path[KN_FOLDER_PATH], gone[KN_FOLDER_PATH];
-    return kn_folder_path(path, dir, name, "") && kn_folder_path(gone, dir, name, REMOVING) &&
-           remove_tree(gone, DEPTH) && rename_or_fail(path, gone) && remove_tree(gone, DEPTH);
+    kn_attempt a;
+    kn_attempt_begin(&a);
+    bool ok = kn_folder_path(path, dir, name, "") && kn_folder_path(gone, dir, step, REMOVING) &&
+              remove_tree(gone, DEPTH) && rename_or_fail(path, gone);
+    if (ok)
+        remove_tree(gone, DEPTH);
+    tell(&a);
+    return ok;
 }
 
 /* The files of the first form, which lay in the run's folder itself; state.json first: without it
@@ -71,74 +108,88 @@ static bool remove_first_form(const char *dir)
     char path[KN_FOLDER_PATH];
     bool ok = true;
     for (size_t i = 0; ok && i < sizeof file / sizeof *file; i++)
-        ok = kn_folder_path(path, dir, file[i], "") &&
-             (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-              kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno)));
+        ok = kn_folder_path(path, dir, file[i], "") && remove_file(path);
     return ok;
 }
 
 /* ---- what dead saves left -------------------------------------------------------------------- */
 
+/* Where that can't be told it may be. */
 static bool exists(const char *path)
 {
     struct stat st;
-    return lstat(path, &st) == 0;
+    return KN_AGAIN(lstat(path, &st)) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
 /* RUN/step-N.saving with its state.json becomes RUN/step-N; one that lies there already was to be
- * replaced by it. */
+ * replaced by it, and stays if that fails. */
 static bool put_in_place(const char *dir, const char *name)
 {
     char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], old[KN_FOLDER_PATH];
     if (!kn_folder_path(from, dir, name, SAVING) || !kn_folder_path(to, dir, name, "") ||
         !kn_folder_path(old, dir, name, OLD))
         return false;
-    if (exists(to) && (!remove_tree(old, DEPTH) || !rename_or_fail(to, old)))
+    const bool replaces = exists(to);
+    if (replaces && (!remove_tree(old, DEPTH) || !rename_or_fail(to, old)))
         return false;
-    return rename_or_fail(from, to) && kn_sync_folder(dir) &&
-           (!exists(old) || remove_saved(dir, strrchr(old, '/') + 1));
+    if (!rename_or_fail(from, to)) {
+        if (replaces)
+            (void)KN_AGAIN(rename(old, to)); /* else the next claim does it */
+        return false;
+    }
+    if (!kn_sync_folder(dir))
+        return false;
+    if (exists(old))
+        remove_saved(dir, strrchr(old, '/') + 1, name);
+    return true;
 }
 
 /* A folder step-N.saving: whole, or nothing. */
-static bool recover_saving(const char *dir, const char *name, const char *base)
+static bool recover_saving(const char *dir, const char *path, const char *step)
 {
-    char path[KN_FOLDER_PATH], state[KN_FOLDER_PATH];
-    if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(state, path, KN_STATE_FILE, ""))
+    char state[KN_FOLDER_PATH];
+    if (!kn_folder_path(state, path, KN_STATE_FILE, ""))
         return false;
-    return exists(state) ? put_in_place(dir, base) : remove_tree(path, DEPTH);
+    if (exists(state))
+        return put_in_place(dir, step);
+    remove_leftover(path);
+    return true;
 }
 
 /* A folder step-N.old: its replacement is in place, or has never come. */
-static bool recover_old(const char *dir, const char *name, const char *base)
+static bool recover_old(const char *dir, const char *path, const char *step)
 {
-    char path[KN_FOLDER_PATH], other[KN_FOLDER_PATH];
-    if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(other, dir, base, ""))
+    char other[KN_FOLDER_PATH];
+    if (!kn_folder_path(other, dir, step, ""))
         return false;
-    return exists(other) ? remove_saved(dir, name) : rename_or_fail(path, other);
+    if (!exists(other))
+        return rename_or_fail(path, other);
+    remove_saved(dir, strrchr(path, '/') + 1, step);
+    return true;
 }
 
 /* Any other leftover goes. */
-static bool recover_rest(const char *dir, const char *name, const char *base)
+static bool recover_rest(const char *dir, const char *path, const char *step)
 {
-    char path[KN_FOLDER_PATH];
-    (void)base;
-    return kn_folder_path(path, dir, name, "") && remove_tree(path, DEPTH);
+    (void)dir;
+    (void)step;
+    remove_leftover(path);
+    return true;
 }
 
 /* Calls recover for each entry of dir that is named step-N and end. */
 static bool recover_all(const char *dir, const char *end,
-                        bool (*recover)(const char *dir, const char *name, const char *base))
+                        bool (*recover)(const char *dir, const char *path, const char *step))
 {
+    char path[KN_FOLDER_PATH], name[KN_FOLDER_NAME];
     DIR *d = kn_open_folder(dir);
     bool ok = d || kn_fail("checkpoint: cannot read the folder %s: %s", dir, strerror(errno));
     for (struct dirent *e; ok && (e = readdir(d));) {
-        char base[KN_FOLDER_NAME];
-        size_t n = strlen(e->d_name), m = strlen(end);
-        if (strncmp(e->d_name, "step-", 5) != 0 || n <= m || n - m >= sizeof base ||
-            strcmp(e->d_name + n - m, end) != 0)
+        int64_t step = kn_folder_step(e->d_name, end);
+        if (step < 0)
             continue;
-        snprintf(base, sizeof base, "%.*s", (int)(n - m), e->d_name);
-        ok = recover(dir, e->d_name, base);
+        kn_folder_name(name, step, "");
+        ok = kn_folder_path(path, dir, e->d_name, "") && recover(dir, path, name);
     }
     if (d)
         closedir(d);
@@ -151,8 +202,8 @@ bool kn_folder_recover(const char *dir)
     if (!recover_all(dir, SAVING, recover_saving) || !recover_all(dir, OLD, recover_old) ||
         !recover_all(dir, REMOVING, recover_rest) || !kn_folder_path(best, dir, BEST_NEW, ""))
         return false;
-    return KN_AGAIN(unlink(best)) == 0 || errno == ENOENT ||
-           kn_fail("checkpoint: cannot remove %s: %s", best, strerror(errno));
+    remove_leftover(best);
+    return true;
 }
 
 /* ---- a save ---------------------------------------------------------------------------------- */
@@ -174,6 +225,10 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
         if (l.list[i].number >= s->saved.number)
             s->saved.number = l.list[i].number + 1;
     kn_listing_free(&l);
+    if (s->saved.number > KN_FOLDER_SAVES)
+        return kn_fail("checkpoint: %s has a checkpoint of the last number that there is; choose "
+                       "another folder",
+                       f->dir);
     return ok && kn_folder_path(s->path, f->dir, s->saved.name, SAVING) &&
            remove_tree(s->path, DEPTH) && make_folder(s->path) &&
            kn_folder_path(below, s->path, "model", "") && make_folder(below) &&
@@ -182,10 +237,12 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
 
 void kn_folder_abandon(const kn_folder_save *s)
 {
-    char gone[KN_FOLDER_PATH];
-    snprintf(gone, sizeof gone, "%s", s->path); /* its errors don't count: one stands already */
-    if (*gone)
-        remove_tree(gone, DEPTH);
+    char error[KN_ATTEMPT_TEXT];
+    kn_attempt a;
+    kn_attempt_begin(&a);
+    if (*s->path)
+        remove_tree(s->path, DEPTH);
+    kn_attempt_end(&a, error); /* the next claim removes what stays */
 }
 
 /* ---- after it -------------------------------------------------------------------------------- */
@@ -211,6 +268,15 @@ static void mark_doomed(const kn_run_folder *f, kn_listing *l)
         }
 }
 
+/* Runs of the first form kept a checkpoint in a folder of the link's name: it gets another one. */
+static bool make_way(const char *dir, const char *best)
+{
+    char to[KN_FOLDER_PATH];
+    struct stat st;
+    return lstat(best, &st) != 0 || S_ISLNK(st.st_mode) ||
+           (kn_folder_path(to, dir, BEST, FIRST_FORM) && rename_or_fail(best, to));
+}
+
 /* RUN/best becomes a link to name; NULL: none. */
 static bool link_best(const char *dir, const char *name)
 {
@@ -225,7 +291,7 @@ static bool link_best(const char *dir, const char *name)
                kn_fail("checkpoint: cannot remove the link %s: %s", to, strerror(errno));
     return (KN_AGAIN(symlink(name, from)) == 0 ||
             kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
-           rename_or_fail(from, to) && kn_sync_folder(dir);
+           make_way(dir, to) && rename_or_fail(from, to) && kn_sync_folder(dir);
 }
 
 /* The best one known. A link that a save without .keep_best finds stays, unless its checkpoint
@@ -250,27 +316,29 @@ static bool remove_others(const char *dir, const kn_folder_save *s, const kn_lis
     bool ok = true;
     int kept = 0;
     best_name(dir, best);
-    for (int i = 0; ok && i < l->count; i++) {
+    for (int i = 0; i < l->count; i++) {
         const kn_listed *c = &l->list[i];
         if (c->doomed)
-            ok = *c->name ? remove_saved(dir, c->name) : remove_first_form(dir);
+            ok = (*c->name ? remove_saved(dir, c->name, c->name) : remove_first_form(dir)) && ok;
         else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep &&
                  strcmp(best, c->name) != 0)
-            ok = remove_saved(dir, c->name);
+            ok = remove_saved(dir, c->name, c->name) && ok;
     }
     return ok;
 }
 
-static bool tidy(kn_run_folder *f, const kn_folder_save *s)
+static void tidy(kn_run_folder *f, const kn_folder_save *s)
 {
     kn_listing l;
+    kn_attempt a;
+    kn_attempt_begin(&a);
     bool ok = kn_folder_list(&l, f->dir);
     mark_doomed(f, &l);
     ok = ok && set_best(f->dir, s, &l) && remove_others(f->dir, s, &l);
     kn_listing_free(&l);
+    tell(&a);
     if (ok)
         kn_listing_free(&f->doomed);
-    return ok;
 }
 
 bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text)
@@ -279,7 +347,7 @@ bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *tex
     return kn_folder_path(path, s->path, KN_STATE_FILE, "") && kn_sync_folder(s->path) &&
            kn_file_write(path, (const void *const[]){ text, "\n" },
                          (const size_t[]){ strlen(text), 1 }, 2) &&
-           put_in_place(f->dir, s->saved.name) && tidy(f, s);
+           put_in_place(f->dir, s->saved.name) && (tidy(f, s), true);
 }
 
 int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
@@ -290,8 +358,12 @@ int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
     } told = { -1, NAN };
     kn_listing l = { 0 };
     if (!kn_given(f, "kn_run_folder_best", "the folder") ||
-        !kn_given(score, "kn_run_folder_best", "the place for the score"))
+        !kn_given(score, "kn_run_folder_best", "the place for the score") ||
+        !kn_agree(f->comm, kn_ok()))
         return -1;
+    kn_comm_suspend_timeout(f->comm);
+    if (f->saving && f->saving->finished)
+        kn_saving_join(f->saving); /* its commit has the list of what it replaces */
     if (kn_rank(f->comm) == 0 && kn_folder_list(&l, f->dir)) {
         mark_doomed(f, &l);
         const kn_listed *best = kn_listing_best(&l);
@@ -303,6 +375,7 @@ int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
     kn_listing_free(&l);
     if (kn_comm_size(f->comm) > 1)
         kn_broadcast(f->comm, &told, sizeof told, 0, kn_compute_stream(KN_CPU), "best checkpoint");
+    kn_comm_resume_timeout(f->comm);
     *score = told.score;
     return kn_ok() ? told.step : -1;
 }

@@ -1,0 +1,318 @@
+/* tests/state/folder_test.c: saves and claims in a run's folder that holds links, files of others,
+ * folders that can't be removed, strangers' numbers; renames that fail; other threads. */
+#include "knap.h"
+#include "state/folder_internal.h"
+#include "tests/comm/comm_test.h"
+#include "tests/models/temp.h"
+#include "tests/refused.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+/* The library's renames are of this function: the failing-th from now fails; 0: none. */
+static atomic_int failing;
+
+int rename(const char *from, const char *to)
+{
+    if (atomic_load(&failing) > 0 && atomic_fetch_sub(&failing, 1) == 1) {
+        errno = EIO;
+        return -1;
+    }
+    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+static char dir[256]; /* of the run */
+
+static kn_linear l;
+
+static void begin(void)
+{
+    l = (kn_linear){ 0 };
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
+}
+
+static void end(void)
+{
+    kn_module_free(&l);
+    remove_temp();
+}
+
+static bool is_there(const char *name)
+{
+    struct stat st;
+    return lstat(temp_path(name), &st) == 0;
+}
+
+static void make(const char *name)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s", temp_path(name));
+    for (char *p = path + 1; *p; p++)
+        if (*p == '/') {
+            *p = 0;
+            mkdir(path, 0777);
+            *p = '/';
+        }
+    KN_CHECK(mkdir(path, 0777) == 0, "%s", name);
+}
+
+static void claim(void)
+{
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    KN_CHECK(f != NULL, "%s", kn_error());
+    kn_run_folder_release(f);
+}
+
+static int64_t newest(void)
+{
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    int64_t step = c ? kn_checkpoint_step(c) : -1;
+    kn_checkpoint_free(c);
+    return step;
+}
+
+static bool save(int64_t step, int keep)
+{
+    return kn_checkpoint_save(dir, &l, .step = step, .keep = keep);
+}
+
+/* A folder that no removal of checkpoints removes: it is too deep. */
+#define STUBBORN "/a/b/c/d/e"
+
+/* ---- files of others ------------------------------------------------------------------------- */
+
+KN_TEST(folder, links_are_not_followed)
+{
+    static const char *const link[] = { "run/step-00000001.saving", "run/step-00000002.old",
+                                        "run/step-00000003.removing", "run/step-00000002" };
+    begin();
+    make("home/mine");
+    make("run");
+    write_temp("home/letter", "x", 1);
+    for (size_t i = 0; i < 4; i++)
+        KN_CHECK(symlink(temp_path("home"), temp_path(link[i])) == 0);
+    claim();
+    for (size_t i = 0; i < 3; i++)
+        KN_CHECK(!is_there(link[i]), "%s", link[i]);
+    /* a checkpoint that lies elsewhere */
+    KN_CHECK(save(4, 0) && save(5, 0));
+    KN_CHECK(renameat(AT_FDCWD, temp_path("run/step-00000004"), AT_FDCWD, temp_path("home/4")) ==
+             0);
+    KN_CHECK(symlink(temp_path("home/4"), temp_path("run/step-00000004")) == 0);
+    KN_CHECK(save(6, 1) && !is_there("run/step-00000004") && !is_there("run/step-00000005"));
+    KN_CHECK(is_there("home/4/state.json") && is_there("home/letter") && is_there("home/mine"));
+    end();
+}
+
+KN_TEST(folder, only_names_of_checkpoints_are_touched)
+{
+    static const char *const stay[] = {
+        "run/step-notes.old",         "run/step-notes",
+        "run/step-by-step.saving",    "run/step-of.removing",
+        "run/step-7.removing",        "run/step-0000000000007.old",
+        "run/step-00000007.old.old",  "run/step-more.old",
+        "run/step--0000007.removing", "run/step-99999999999999999999.removing",
+    };
+    static const char *const go[] = { "run/step-00000007.saving", "run/step-00000008.removing" };
+    begin();
+    for (size_t i = 0; i < sizeof stay / sizeof *stay; i++)
+        make(stay[i]);
+    for (size_t i = 0; i < sizeof go / sizeof *go; i++)
+        write_temp(go[i], "a file", 6);
+    claim();
+    for (size_t i = 0; i < sizeof stay / sizeof *stay; i++)
+        KN_CHECK(is_there(stay[i]), "%s", stay[i]);
+    for (size_t i = 0; i < sizeof go / sizeof *go; i++)
+        KN_CHECK(!is_there(go[i]), "%s", go[i]);
+    end();
+}
+
+/* Runs of the first form kept their best checkpoint in a folder of this name. */
+KN_TEST(folder, a_folder_best_makes_way)
+{
+    begin();
+    make("run/best");
+    write_temp("run/best/state.json", "{}", 2);
+    for (int step = 1; step < 3; step++) {
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .score = 3 - step, .keep_best = true),
+                 "%s", kn_error());
+        KN_CHECK(is_there("run/best.first-form/state.json"));
+    }
+    KN_CHECK(is_there("run/best/model"));
+    /* where there is no way, the checkpoint counts, and none goes */
+    KN_CHECK(unlink(temp_path("run/best")) == 0);
+    make("run/best/more");
+    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 3, .score = 9, .keep = 1, .keep_best = true), "%s",
+             kn_error());
+    KN_CHECK(newest() == 3 && is_there("run/step-00000002") && is_there("run/best/more"));
+    end();
+}
+
+/* ---- what can't be removed ------------------------------------------------------------------- */
+
+KN_TEST(folder, an_old_checkpoint_that_stays_is_no_error)
+{
+    begin();
+    KN_CHECK(save(1, 0) && save(2, 0));
+    make("run/step-00000001" STUBBORN);
+    make("run/step-00000007.saving" STUBBORN);
+    make("run/step-00000002.old" STUBBORN);
+    for (int step = 3; step < 6; step++)
+        KN_CHECK(save(step, 1) && newest() == step, "%s", kn_error());
+    KN_CHECK(!is_there("run/step-00000001") && !is_there("run/step-00000004"));
+    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
+    make("run/step-00000005" STUBBORN);
+    KN_CHECK(f && kn_checkpoint_save(dir, &l, .folder = f, .step = 1), "%s", kn_error());
+    KN_CHECK(newest() == 1 && !is_there("run/step-00000005"));
+    kn_run_folder_release(f);
+    end();
+}
+
+/* The files of a save that failed stay; the run goes on. */
+KN_TEST(folder, a_failed_save_that_stays_is_no_error)
+{
+    begin();
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 1, .async = true));
+    make("run/step-00000001.saving" STUBBORN);
+    KN_CHECK(f && kn_ok());
+    kn_run_folder_release(f);
+    KN_CHECK_OK();
+    end();
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+static void write_state(const char *name, long long step, long long number)
+{
+    char text[200], path[100];
+    int n = snprintf(text, sizeof text,
+                     "{\"version\": 2, \"step\": %lld, \"number\": %lld, \"id\": \"x\", "
+                     "\"buffer_ranks\": 1, \"model\": {}, \"record\": {}}",
+                     step, number);
+    make(name);
+    snprintf(path, sizeof path, "%s/state.json", name);
+    write_temp(path, text, (size_t)n);
+}
+
+KN_TEST(folder, the_last_number)
+{
+    begin();
+    write_state("run/step-00000001", 1, INT64_MAX);
+    KN_CHECK(save(2, 0) && newest() == 2, "%s", kn_error());
+    write_state("run/step-00000003", 3, (int64_t)1 << 53);
+    REFUSED(save(4, 0), "the last number");
+    KN_CHECK(newest() == 3, "%s", kn_error());
+    end();
+}
+
+/* One whose state can't be read has the place of its step. */
+KN_TEST(folder, an_older_damaged_one_comes_later)
+{
+    static const int64_t want[] = { 9, 8, 6, 4, 2 };
+    kn_listing list;
+    begin();
+    for (int step = 4; step < 10; step += 4)
+        KN_CHECK(save(step, 0));
+    make("run/step-00000002");
+    make("run/step-00000006");
+    write_temp("run/step-00000006/state.json", "{", 1);
+    make("run/step-00000009");
+    KN_CHECK(kn_folder_list(&list, dir) && list.count == 5);
+    for (int i = 0; i < 5; i++)
+        KN_CHECK(list.list[i].step == want[i], "%d: step %lld", i, (long long)list.list[i].step);
+    kn_listing_free(&list);
+    KN_CHECK(newest() == 8, "%s", kn_error());
+    end();
+}
+
+/* ---- renames --------------------------------------------------------------------------------- */
+
+/* The renames of a save of the same step: state.json, step-N to step-N.old, step-N.saving to
+ * step-N. */
+KN_TEST(folder, a_replaced_one_comes_back)
+{
+    struct stat before, after;
+    begin();
+    KN_CHECK(save(1, 0) && stat(temp_path("run/step-00000001/state.json"), &before) == 0);
+    for (int i = 1; i < 4; i++) {
+        failing = i;
+        REFUSED(save(1, 0), "cannot rename");
+        KN_CHECK(failing == 0 && newest() == 1, "rename %d: %s", i, kn_error());
+        KN_CHECK(stat(temp_path("run/step-00000001/state.json"), &after) == 0 &&
+                     after.st_ino == before.st_ino,
+                 "rename %d: another one", i);
+        KN_CHECK(!is_there("run/step-00000001.old") && !is_there("run/step-00000001.saving"));
+    }
+    end();
+}
+
+/* ---- beside other threads and ranks ---------------------------------------------------------- */
+
+typedef struct noted {
+    const kn_comm *world;
+    double timeout;
+} noted;
+
+static void note_timeout(const char *error, void *arg)
+{
+    noted *n = arg;
+    (void)error;
+    n->timeout = kn_comm_get_timeout(n->world);
+}
+
+/* What one rank does there may take longer than the timeout. */
+static int refused_claim(kn_comm *world, void *arg)
+{
+    noted n = { world, 0 };
+    kn_set_error_handler(note_timeout, &n);
+    EXPECT(!kn_run_folder_claim(arg) && strstr(kn_error(), "cannot make the folder"));
+    kn_set_error_handler(NULL, NULL);
+    kn_clear_error();
+    EXPECT(isinf(n.timeout) && isfinite(kn_comm_get_timeout(world)), "%g", n.timeout);
+    return 0;
+}
+
+KN_TEST(folder, no_timeout_holds_during_a_claim)
+{
+    write_temp("file", "x", 1);
+    KN_CHECK(kn_spawn_threads(1, refused_claim, (void *)temp_path("file/run")) == 0);
+    remove_temp();
+}
+
+/* The commit runs on a thread; it removes what a run with .overwrite replaces. */
+static int best_during_a_commit(kn_comm *world, void *arg)
+{
+    double score;
+    kn_linear mine = { 0 };
+    EXPECT(kn_linear_init(&mine, NULL, NULL, 2, 2) && kn_materialize(&mine, KN_CPU, 1));
+    EXPECT(kn_checkpoint_save(dir, &mine, .step = 1, .score = 1));
+    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
+    EXPECT(kn_run_folder_best(f, &score) == -1);
+    for (int step = 2; step < 4; step++) {
+        EXPECT(kn_checkpoint_save(dir, &mine, .step = step, .folder = f, .score = step,
+                                  .async = true));
+        kn_save_state s;
+        while ((s = kn_checkpoint_poll(f)) == KN_SAVE_RUNNING)
+            usleep(200);
+        EXPECT(s == KN_SAVE_WRITTEN && kn_barrier(world, kn_compute_stream(KN_CPU), "told"));
+        kn_checkpoint_finish(f, true);
+        EXPECT(kn_run_folder_best(f, &score) == 2 && score == 2);
+    }
+    kn_run_folder_release(f);
+    kn_module_free(&mine);
+    return 0;
+}
+
+KN_TEST(folder, the_best_one_waits_for_a_commit)
+{
+    for (int ranks = 1; ranks < 3; ranks++) {
+        snprintf(dir, sizeof dir, "%s", temp_path(ranks == 1 ? "run" : "run2"));
+        KN_CHECK(kn_spawn_threads(ranks, best_during_a_commit, NULL) == 0);
+    }
+    remove_temp();
+}
