@@ -114,11 +114,16 @@ static bool remove_first_form(const char *dir)
 
 /* ---- what dead saves left -------------------------------------------------------------------- */
 
-/* Where that can't be told it may be. */
-static bool exists(const char *path)
+/* 1: path is there; 0: it isn't; -1 with an error: nobody knows. */
+static int find(const char *path)
 {
     struct stat st;
-    return KN_AGAIN(lstat(path, &st)) == 0 || (errno != ENOENT && errno != ENOTDIR);
+    if (KN_AGAIN(lstat(path, &st)) == 0)
+        return 1;
+    if (errno == ENOENT || errno == ENOTDIR)
+        return 0;
+    kn_fail("checkpoint: cannot look for %s: %s", path, strerror(errno));
+    return -1;
 }
 
 /* RUN/step-N.saving with its state.json becomes RUN/step-N; one that lies there already was to be
@@ -129,8 +134,8 @@ static bool put_in_place(const char *dir, const char *name)
     if (!kn_folder_path(from, dir, name, SAVING) || !kn_folder_path(to, dir, name, "") ||
         !kn_folder_path(old, dir, name, OLD))
         return false;
-    const bool replaces = exists(to);
-    if (replaces && (!remove_tree(old, DEPTH) || !rename_or_fail(to, old)))
+    const int replaces = find(to);
+    if (replaces < 0 || (replaces && (!remove_tree(old, DEPTH) || !rename_or_fail(to, old))))
         return false;
     if (!rename_or_fail(from, to)) {
         if (replaces)
@@ -139,7 +144,7 @@ static bool put_in_place(const char *dir, const char *name)
     }
     if (!kn_sync_folder(dir))
         return false;
-    if (exists(old))
+    if (replaces)
         remove_saved(dir, strrchr(old, '/') + 1, name);
     return true;
 }
@@ -150,10 +155,12 @@ static bool recover_saving(const char *dir, const char *path, const char *step)
     char state[KN_FOLDER_PATH];
     if (!kn_folder_path(state, path, KN_STATE_FILE, ""))
         return false;
-    if (exists(state))
+    int whole = find(state);
+    if (whole > 0)
         return put_in_place(dir, step);
-    remove_leftover(path);
-    return true;
+    if (whole == 0)
+        remove_leftover(path);
+    return whole == 0;
 }
 
 /* A folder step-N.old: its replacement is in place, or has never come. */
@@ -162,10 +169,12 @@ static bool recover_old(const char *dir, const char *path, const char *step)
     char other[KN_FOLDER_PATH];
     if (!kn_folder_path(other, dir, step, ""))
         return false;
-    if (!exists(other))
+    int replaced = find(other);
+    if (replaced == 0)
         return rename_or_fail(path, other);
-    remove_saved(dir, strrchr(path, '/') + 1, step);
-    return true;
+    if (replaced > 0)
+        remove_saved(dir, strrchr(path, '/') + 1, step);
+    return replaced > 0;
 }
 
 /* Any other leftover goes. */
@@ -289,9 +298,10 @@ static bool link_best(const char *dir, const char *name)
     if (!name)
         return KN_AGAIN(unlink(to)) == 0 ||
                kn_fail("checkpoint: cannot remove the link %s: %s", to, strerror(errno));
-    return (KN_AGAIN(symlink(name, from)) == 0 ||
+    return make_way(dir, to) &&
+           (KN_AGAIN(symlink(name, from)) == 0 ||
             kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
-           make_way(dir, to) && rename_or_fail(from, to) && kn_sync_folder(dir);
+           rename_or_fail(from, to) && kn_sync_folder(dir);
 }
 
 /* The best one known. A link that a save without .keep_best finds stays, unless its checkpoint
