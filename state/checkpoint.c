@@ -6,6 +6,7 @@
 #include "kernels/error_internal.h"
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
+#include "tensor/checksum.h"
 
 #include <errno.h>
 #include <math.h>
@@ -130,14 +131,20 @@ static json_t *scaler_json(const kn_scaler *scaler)
                   : json_object();
 }
 
-static json_t *names_of(const kn_checkpoint_save_options *o)
+/* Names, sizes and checksums. */
+static json_t *own_files(const kn_checkpoint_save_options *o)
 {
+    char sum[17];
     json_t *list = json_array();
-    for (int i = 0; list && i < o->file_count; i++)
-        if (json_array_append_new(list, json_string(o->files[i].name)) != 0) {
+    for (int i = 0; list && i < o->file_count; i++) {
+        const kn_checkpoint_file *f = &o->files[i];
+        snprintf(sum, sizeof sum, "%016llx", (unsigned long long)kn_checksum_of(f->data, f->size));
+        if (json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes",
+                                                  (json_int_t)f->size, "checksum", sum)) != 0) {
             json_decref(list);
             return NULL;
         }
+    }
     return list;
 }
 
@@ -156,7 +163,7 @@ static json_t *state_json(const kn_checkpoint_save_options *o, const kn_saving *
                           (json_int_t)o->step, "ranks", kn_comm_size(o->comm), "buffer_ranks",
                           ranks, "score", isfinite(score) ? json_real(score) : json_null(),
                           "optimizer_steps", steps, "scaler", scaler_json(o->scaler), "model",
-                          config, "record", record, "own_files", names_of(o));
+                          config, "record", record, "own_files", own_files(o));
     if (j && o->ema &&
         json_object_set_new(j, "ema_updates", json_integer(kn_ema_updates(o->ema))) != 0) {
         json_decref(j);
@@ -285,12 +292,6 @@ static bool save_later(kn_saving *s, void *module, const kn_checkpoint_save_opti
     return kn_ok();
 }
 
-kn_save_state kn_checkpoint_poll(const kn_run_folder *f)
-{
-    const kn_saving *s = f ? f->saving : NULL;
-    return !s || s->finished ? KN_SAVE_NONE : (kn_save_state)atomic_load(&s->result);
-}
-
 void kn_checkpoint_finish(kn_run_folder *f, bool written)
 {
     kn_saving *s = f ? f->saving : NULL;
@@ -301,6 +302,7 @@ void kn_checkpoint_finish(kn_run_folder *f, bool written)
     f->failed = !written;
     if (atomic_load(&s->result) == KN_SAVE_FAILED)
         tell(s);
+    kn_saving_give(s);
     if (written && s->rank == 0) {
         kn_saving_start(s, kn_saving_commit);
         return;
@@ -322,6 +324,16 @@ static void end_commit(kn_run_folder *f)
     f->failed = !ok;
     kn_saving_free(s, ok);
     f->saving = NULL;
+}
+
+kn_save_state kn_checkpoint_poll(kn_run_folder *f)
+{
+    const kn_saving *s = f ? f->saving : NULL;
+    if (!s || !s->finished)
+        return s ? (kn_save_state)atomic_load(&s->result) : KN_SAVE_NONE;
+    if (atomic_load(&s->result) != KN_SAVE_RUNNING)
+        end_commit(f);
+    return KN_SAVE_NONE;
 }
 
 bool kn_checkpoint_wait(kn_run_folder *f)
@@ -393,7 +405,8 @@ int64_t kn_checkpoint_copy_bytes(void *module, kn_optim *optim, const kn_ema *em
     if (!kn_given(module, "kn_checkpoint_copy_bytes", "the module") ||
         !kn_checkpoint_ema(ema, module, optim != NULL, "kn_checkpoint_copy_bytes"))
         return -1;
-    bool ok = list_all(&e, &models, &ranks, module, kn_world(), optim, ema);
+    kn_comm *comm = kn_entries_comm(module, kn_world());
+    bool ok = kn_ok() && list_all(&e, &models, &ranks, module, comm, optim, ema);
     for (int i = 0; ok && i < e.count; i++)
         if (e.list[i].saver)
             bytes += (int64_t)kn_saving_room(kn_entry_part_bytes(&e.list[i]));

@@ -75,20 +75,21 @@ KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_sav
         (dir), (module),                                                                           \
         (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
 
-/* Bytes of the copy of an asynchronous save on this rank: of each parameter, buffer, state of optim
- * and average, the part that this rank writes, rounded up to KN_ALIGN. optim and ema may be NULL.
- * They stand in the ledger as KN_MEM_CHECKPOINT, on a GPU's rank in page-locked memory. -1 with an
- * error. Collective. */
+/* Bytes of the copy of an asynchronous save on this rank of those that hold module: of each
+ * parameter, buffer, state of optim and average, the part that this rank writes, rounded up to
+ * KN_ALIGN. optim and ema may be NULL. They stand in the ledger as KN_MEM_CHECKPOINT, on a GPU's
+ * rank in page-locked memory. -1 with an error. Collective. */
 KN_API int64_t kn_checkpoint_copy_bytes(void *module, kn_optim *optim, const kn_ema *ema);
 
 /* ---- saves in the background ----------------------------------------------------------------- */
 
-/* The state of this rank's part. Sends nothing and doesn't wait. */
-KN_API kn_save_state kn_checkpoint_poll(const kn_run_folder *f);
+/* The state of this rank's part. Sends nothing and doesn't wait. Tells on standard error of a
+ * finished save whose checkpoint couldn't be completed. */
+KN_API kn_save_state kn_checkpoint_poll(kn_run_folder *f);
 /* Ends a save whose part no rank is still writing, where ranks have told each other so along with
  * something else: written says whether all ranks' states were KN_SAVE_WRITTEN. All ranks call it at
  * the same point; it sends nothing itself and doesn't wait for the disk. The checkpoint counts soon
- * afterwards; a failure is told on standard error. */
+ * afterwards; a failure is told on standard error, at the next call of any function here. */
 KN_API void kn_checkpoint_finish(kn_run_folder *f, bool written);
 /* Waits until the save in the background has ended on all ranks. False where it, or the one before
  * it that kn_checkpoint_finish ended, failed; that is no error. Collective. */
@@ -102,6 +103,10 @@ KN_API bool kn_checkpoint_wait(kn_run_folder *f);
  * comm (NULL: kn_world()), which must outlive the result. Collective. The caller frees the result;
  * NULL with an error. */
 KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
+/* The same, but a checkpoint is whole only if every byte of its tensors has the checksum that was
+ * saved with it. The ranks read equal shares of them once; kn_checkpoint_open reads none. Those of
+ * the first form have no checksums. */
+KN_API kn_checkpoint *kn_checkpoint_open_checked(const char *dir, kn_comm *comm);
 KN_API void kn_checkpoint_free(kn_checkpoint *c); /* NULL is fine */
 KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);
 /* The folder of the checkpoint, RUN/step-N; the saved .config and .record (JSON objects as text).
@@ -131,8 +136,10 @@ typedef struct kn_checkpoint_load_options {
     kn_ema *ema;
 } kn_checkpoint_load_options;
 /* Fills module's parameters and buffers, and the optimizer and scaler of the options. All names,
- * shapes and dtypes are checked on all ranks before anything is written. Collective; no timeout
- * holds in comm's world meanwhile. */
+ * shapes and dtypes are checked on all ranks before anything is written. A checksum that differs is
+ * an error where a rank reads all that one file has of a tensor, as on the saved number of ranks
+ * with the saved layout; where ranks read parts of it, only kn_checkpoint_open_checked compares.
+ * Collective; no timeout holds in comm's world meanwhile. */
 KN_API bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o);
 #define kn_checkpoint_load(c, module, ...)                                                         \
     kn_checkpoint_load_(                                                                           \

@@ -2,7 +2,6 @@
 #ifndef KNAP_STATE_CHECKPOINT_INTERNAL_H
 #define KNAP_STATE_CHECKPOINT_INTERNAL_H
 
-#include "data/data.h"
 #include "state/checkpoint.h"
 #include "state/entries.h"
 #include "state/folder_internal.h"
@@ -11,15 +10,16 @@
 /* A file of the program's own. */
 typedef struct kn_own_file {
     char *name;
-    kn_mapped map;
+    void *data;
+    size_t size;
 } kn_own_file;
 
 struct kn_checkpoint {
     char *dir;     /* of the checkpoint */
     kn_comm *comm; /* borrowed */
     json_t *state;
-    bool first_form;
-    char id[40]; /* of the save; "" in files older than it */
+    bool first_form, older; /* older: a newer one of the folder isn't whole */
+    char id[40];            /* of the save; "" in files older than it */
     int64_t step;
     int64_t buffer_ranks;         /* ranks with buffers of their own among the optimizer's */
     char *config, *record;        /* JSON text */
@@ -39,8 +39,10 @@ bool kn_checkpoint_ema(const kn_ema *ema, void *module, bool optim, const char *
  * something else there. */
 bool kn_checkpoint_file_name(const char *name);
 
-/* checkpoint_read.c: reads the checkpoint in c->dir, whole, on this rank. */
+/* checkpoint_read.c: reads the checkpoint in c->dir, all but its tensors' bytes, on this rank. */
 bool kn_checkpoint_read(kn_checkpoint *c);
+/* Reads this rank's share of the tensors' bytes, about equal, and compares their checksums. */
+bool kn_checkpoint_check(const kn_checkpoint *c);
 void kn_checkpoint_clear(kn_checkpoint *c); /* what kn_checkpoint_read made */
 
 #endif

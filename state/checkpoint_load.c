@@ -62,14 +62,18 @@ static bool check_optimizer(const kn_checkpoint *c)
 static bool mark_buffers(const kn_checkpoint *c, kn_entries *e)
 {
     char name[512];
+    int64_t differ = 0;
     for (int i = 0; i < e->count; i++) {
         if (e->list[i].kind != KN_ENTRY_BUFFER)
             continue;
         if (!kn_rank_buffer_name(name, sizeof name, e->list[i].name, 1))
             return false;
         e->list[i].differs = kn_pieces_find(c->optimizer, name) >= 0;
+        differ += e->list[i].differs;
     }
-    return true;
+    return differ * (c->buffer_ranks - 1) <= kn_pieces_count(c->optimizer) ||
+           kn_fail("%s/%s: the buffers of %lld ranks aren't there; the checkpoint is damaged",
+                   c->dir, KN_STATE_FILE, (long long)c->buffer_ranks);
 }
 
 /* A rank's own buffers return to it where as many ranks load as saved. */

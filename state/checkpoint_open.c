@@ -29,6 +29,7 @@ typedef struct search {
     const char *dir;    /* as given */
     kn_listing refused; /* by name, step and number */
     bool folder;        /* dir is a run's: there may be others */
+    bool checks;        /* on all ranks: the tensors' bytes, too */
     char first[KN_ATTEMPT_TEXT], first_dir[KN_FOLDER_PATH]; /* the first that isn't whole */
     int step;                                               /* attempts */
 } search;
@@ -92,8 +93,18 @@ static bool is_still_there(const search *s, const kn_listed *one)
     return there;
 }
 
+/* The machine's trouble, not the checkpoint's: a run that went on from an older one would remove
+ * this one in time. */
+static bool is_trouble(const char *why)
+{
+    return strstr(why, "out of memory") || strstr(why, strerror(ENOMEM)) ||
+           strstr(why, strerror(EMFILE)) || strstr(why, strerror(ENFILE));
+}
+
 static bool refuse(search *s, const kn_listed *one, const choice *it, const char *why)
 {
+    if (is_trouble(why))
+        return kn_fail("%s", why);
     if (!is_still_there(s, one)) {
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
         return true;
@@ -121,7 +132,7 @@ static bool give_up(const search *s)
 
 /* ---- all ranks try --------------------------------------------------------------------------- */
 
-static bool try_one(kn_checkpoint *c, const choice *it, char error[KN_ATTEMPT_TEXT])
+static bool try_one(kn_checkpoint *c, const choice *it, bool checks, char error[KN_ATTEMPT_TEXT])
 {
     kn_attempt a;
     kn_attempt_begin(&a);
@@ -130,6 +141,8 @@ static bool try_one(kn_checkpoint *c, const choice *it, char error[KN_ATTEMPT_TE
         kn_fail("%s", it->why);
     if (c->dir && kn_checkpoint_read(c) && strcmp(c->id, it->id) != 0)
         kn_fail("%s: ranks see different files there", c->dir);
+    if (checks && kn_ok())
+        kn_checkpoint_check(c);
     bool ok = kn_attempt_end(&a, error);
     if (!ok) {
         kn_checkpoint_clear(c);
@@ -164,7 +177,7 @@ static bool attempt(kn_checkpoint *c, search *s, bool *done)
     if (kn_comm_size(c->comm) > 1 &&
         !kn_broadcast(c->comm, &it, sizeof it, 0, kn_compute_stream(KN_CPU), "checkpoint"))
         return false;
-    bool ok = try_one(c, &it, error);
+    bool ok = try_one(c, &it, s->checks, error);
     if (!compare(c->comm, ok, error, &failed))
         return false;
     *done = !failed;
@@ -182,20 +195,21 @@ static bool open_all(kn_checkpoint *c, search *s)
     for (int i = 0; i < ATTEMPTS && !done; i++)
         if (!attempt(c, s, &done))
             return false;
-    if (done && s->first[0])
+    c->older = s->first[0] != 0;
+    if (done && c->older)
         fprintf(stderr, "knap: %s isn't whole: %s; %s is taken, the newest that is\n", s->first_dir,
                 s->first, c->dir);
     return done || kn_fail("%s changes faster than it can be opened; try again", s->dir);
 }
 
-kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
+static kn_checkpoint *open_dir(const char *dir, kn_comm *comm, bool checks, const char *what)
 {
-    if (!kn_given_path(dir, "kn_checkpoint_open", "the folder"))
+    if (!kn_given_path(dir, what, "the folder"))
         return NULL;
     comm = comm ? comm : kn_world();
     if (!kn_agree(comm, kn_ok()))
         return NULL;
-    search s = { .dir = dir };
+    search s = { .dir = dir, .checks = checks };
     kn_checkpoint *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
@@ -208,6 +222,16 @@ kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
         return c;
     kn_checkpoint_free(c);
     return NULL;
+}
+
+kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm)
+{
+    return open_dir(dir, comm, false, "kn_checkpoint_open");
+}
+
+kn_checkpoint *kn_checkpoint_open_checked(const char *dir, kn_comm *comm)
+{
+    return open_dir(dir, comm, true, "kn_checkpoint_open_checked");
 }
 
 void kn_checkpoint_free(kn_checkpoint *c)
@@ -249,8 +273,8 @@ const void *kn_checkpoint_file_data(const kn_checkpoint *c, const char *name, si
         return NULL;
     for (int i = 0; i < c->files; i++)
         if (strcmp(c->file[i].name, name) == 0) {
-            *size = c->file[i].map.size;
-            return c->file[i].map.data;
+            *size = c->file[i].size;
+            return c->file[i].data;
         }
     return NULL;
 }

@@ -4,10 +4,10 @@
 #include "kernels/error_internal.h"
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
+#include "tensor/checksum.h"
 #include "tensor/safetensors.h"
 #include "tensor/whole_file.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,26 +135,67 @@ static bool open_tensors(kn_checkpoint *c)
     return open_part(c, KN_PART_MODEL, &c->model) && open_part(c, KN_PART_OPTIMIZER, &c->optimizer);
 }
 
+/* Each tensor is of the rank in whose share its first byte lies. */
+bool kn_checkpoint_check(const kn_checkpoint *c)
+{
+    kn_pieces *const part[KN_PARTS] = { c->model, c->optimizer };
+    const int64_t ranks = kn_comm_size(c->comm);
+    int64_t all = 0, at = 0;
+    bool ok = true;
+    for (int k = 0; k < KN_PARTS; k++)
+        all += kn_pieces_bytes(part[k]);
+    for (int k = 0; k < KN_PARTS; k++)
+        for (int i = 0; ok && part[k] && i < kn_pieces_count(part[k]); i++) {
+            if (at / (all / ranks + 1) == kn_rank(c->comm))
+                ok = kn_pieces_verify(part[k], i, NULL, NULL);
+            at += kn_piece_bytes(kn_pieces_tensor(part[k], i));
+        }
+    return ok;
+}
+
 /* ---- the program's own files ----------------------------------------------------------------- */
 
-static bool add_file(kn_checkpoint *c, const char *name)
+static kn_own_file *add_file(kn_checkpoint *c, const char *name)
 {
     char path[KN_FOLDER_PATH];
     kn_own_file *f = &c->file[c->files];
     if (!kn_folder_path(path, c->dir, name, "") || !(f->name = kn_host_strdup(name)))
-        return false;
+        return NULL;
     c->files++;
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
     if (fd < 0)
-        return kn_fail("cannot open %s: %s", path, strerror(errno));
-    return kn_file_map_fd(fd, path, "file of a checkpoint", &f->map);
+        kn_fail("cannot open %s: %s", path, strerror(errno));
+    else
+        f->data = kn_file_copy(fd, path, &f->size);
+    return f->data ? f : NULL;
+}
+
+/* A file of "own_files", with its size and checksum. */
+static bool add_listed(kn_checkpoint *c, const json_t *listed)
+{
+    const char *name = json_string_value(json_object_get(listed, "name")),
+               *text = json_string_value(json_object_get(listed, "checksum"));
+    char sum[17];
+    if (!name || !kn_checkpoint_file_name(name))
+        return kn_fail("%s/%s: \"own_files\" has something other than the name of a file here; "
+                       "the checkpoint is damaged",
+                       c->dir, KN_STATE_FILE);
+    const kn_own_file *f = add_file(c, name);
+    if (!f)
+        return false;
+    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)kn_checksum_of(f->data, f->size));
+    return (json_integer_value(json_object_get(listed, "bytes")) == (json_int_t)f->size && text &&
+            strcmp(text, sum) == 0) ||
+           kn_fail("%s/%s isn't as it was saved: its size or checksum differs; the checkpoint is "
+                   "damaged",
+                   c->dir, name);
 }
 
 /* The first form has one file of its program, which may be of another save. */
 static bool check_tokenizer(const kn_checkpoint *c)
 {
-    const kn_mapped *m = &c->file[0].map;
-    json_t *j = json_loadb((const char *)m->data, m->size, JSON_ALLOW_NUL, NULL);
+    const kn_own_file *f = &c->file[0];
+    json_t *j = json_loadb(f->data, f->size, JSON_ALLOW_NUL, NULL);
     const char *save = json_string_value(json_object_get(j, "save"));
     bool ok = !j || strcmp(save ? save : "", c->id) == 0;
     json_decref(j);
@@ -164,7 +205,7 @@ static bool check_tokenizer(const kn_checkpoint *c)
 
 static bool open_files(kn_checkpoint *c)
 {
-    const json_t *list = json_object_get(c->state, "own_files"), *name;
+    const json_t *list = json_object_get(c->state, "own_files");
     const json_t *tokenizer = json_object_get(c->state, "tokenizer");
     const size_t n = c->first_form ? 1 : json_array_size(list);
     c->file = kn_host_calloc(n + 1, sizeof *c->file);
@@ -172,16 +213,10 @@ static bool open_files(kn_checkpoint *c)
         return false;
     if (c->first_form)
         return json_is_null(tokenizer) || (add_file(c, "tokenizer.json") && check_tokenizer(c));
-    for (size_t i = 0; i < n; i++) {
-        name = json_array_get(list, i);
-        if (!json_is_string(name) || !kn_checkpoint_file_name(json_string_value(name)))
-            return kn_fail("%s/%s: \"own_files\" has something other than the name of a file here; "
-                           "the checkpoint is damaged",
-                           c->dir, KN_STATE_FILE);
-        if (!add_file(c, json_string_value(name)))
-            return false;
-    }
-    return true;
+    bool ok = true;
+    for (size_t i = 0; ok && i < n; i++)
+        ok = add_listed(c, json_array_get(list, i));
+    return ok;
 }
 
 /* ---- state.json ------------------------------------------------------------------------------ */
@@ -239,7 +274,7 @@ void kn_checkpoint_clear(kn_checkpoint *c)
     kn_pieces_close(c->optimizer);
     for (int i = 0; i < c->files; i++) {
         kn_host_free(c->file[i].name);
-        kn_file_unmap(&c->file[i].map);
+        kn_host_free(c->file[i].data);
     }
     kn_host_free(c->file);
     kn_host_free(c->config);

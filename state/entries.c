@@ -29,13 +29,18 @@ static const kn_unit *unit_near(kn_module *m)
     return NULL;
 }
 
+kn_comm *kn_entries_comm(void *module, kn_comm *otherwise)
+{
+    const kn_unit *u = kn_impl(module, "state") ? unit_near(module) : NULL;
+    return u ? u->comm : otherwise;
+}
+
 bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm)
 {
     *e = (kn_entries){ 0 };
     if (!kn_ok() || !kn_impl(module, "state"))
         return false;
-    const kn_unit *u = comm ? NULL : unit_near(module);
-    e->comm = u ? u->comm : comm;
+    e->comm = comm ? comm : kn_entries_comm(module, NULL);
     e->module = module;
     return kn_ok() && kn_module_full_buffers(module, true);
 }

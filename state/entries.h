@@ -50,9 +50,11 @@ typedef struct kn_entries {
     kn_comm *comm; /* the ranks that hold module; NULL: this process alone */
 } kn_entries;
 
+/* The ranks that hold module: those of its units, else otherwise. */
+kn_comm *kn_entries_comm(void *module, kn_comm *otherwise);
 /* Begins an empty list for module, any struct that begins with a kn_module. comm NULL: the ranks of
- * its units, else kn_world(). Until kn_entries_end buffers are in full precision, and no forward
- * may run. The caller ends the list after an error too. */
+ * its units, else this process alone. Until kn_entries_end buffers are in full precision, and no
+ * forward may run. The caller ends the list after an error too. */
 bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm);
 bool kn_entries_end(kn_entries *e);
 

@@ -1,5 +1,4 @@
 /* state/folder_list.c: the checkpoints that a run's folder holds. */
-#include "data/data.h"
 #include "kernels/error.h"
 #include "kernels/memory_internal.h"
 #include "state/attempt.h"
@@ -28,7 +27,7 @@ json_t *kn_folder_state(const char *dir)
 {
     char path[KN_FOLDER_PATH];
     json_error_t error;
-    kn_mapped map;
+    size_t size;
     if (!kn_folder_path(path, dir, KN_STATE_FILE, ""))
         return NULL;
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
@@ -41,10 +40,11 @@ json_t *kn_folder_state(const char *dir)
             kn_fail("cannot open %s: %s", path, strerror(errno));
         return NULL;
     }
-    if (!kn_file_map_fd(fd, path, "checkpoint's state", &map))
+    char *text = kn_file_copy(fd, path, &size);
+    if (!text)
         return NULL;
-    json_t *j = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &error);
-    kn_file_unmap(&map);
+    json_t *j = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    kn_host_free(text);
     if (json_is_object(j))
         return j;
     kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,

@@ -70,6 +70,8 @@ const char *kn_pieces_id(const kn_pieces *p);                /* "" where the fil
 int kn_pieces_count(const kn_pieces *p);                     /* of tensors */
 const kn_piece *kn_pieces_tensor(const kn_pieces *p, int i); /* in the order of the files */
 int kn_pieces_find(const kn_pieces *p, const char *name);    /* -1: there is none */
+int64_t kn_piece_bytes(const kn_piece *t);
+int64_t kn_pieces_bytes(const kn_pieces *p); /* of all tensors; NULL: 0 */
 int kn_pieces_files(const kn_pieces *p);
 const kn_piece_file *kn_pieces_file(const kn_pieces *p, int i); /* by name in order of bytes */
 

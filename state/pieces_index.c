@@ -135,12 +135,8 @@ static bool read_file(reading *r, int file)
 {
     kn_indexed_file *f = &r->p->file[file];
     r->path = f->path;
-    int fd = kn_indexed_open(r->p, file), copy = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0)
-        return false;
-    if (copy < 0)
-        return kn_fail("%s: cannot open: %s", f->path, strerror(errno));
-    if (!(r->header = kn_safetensors_open_fd(f->path, copy)))
+    int fd = kn_indexed_copy(r->p, file);
+    if (fd < 0 || !(r->header = kn_safetensors_open_fd(f->path, fd)))
         return false;
     f->info.bytes = kn_safetensors_size(r->header);
     f->info.checksum = kn_safetensors_header_sum(r->header);

@@ -40,5 +40,7 @@ struct kn_pieces {
 
 /* Opens path, takes its identity, and remembers descriptors of the first files. */
 int kn_indexed_open(kn_pieces *p, int file);
+/* A copy of its descriptor, for the caller to close; -1 with an error. */
+int kn_indexed_copy(kn_pieces *p, int file);
 
 #endif

@@ -25,15 +25,36 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-static void close_one(kn_pieces *p)
+/* Any but keep; false: no other is open. */
+static bool close_one(kn_pieces *p, int keep)
 {
     for (int i = 0; i < p->files; i++)
-        if (p->file[i].fd >= 0) {
+        if (p->file[i].fd >= 0 && i != keep) {
             close(p->file[i].fd);
             p->file[i].fd = -1;
             p->open--;
-            return;
+            return true;
         }
+    return false;
+}
+
+/* After a call that failed for want of a descriptor: is there one more? */
+static bool makes_room(kn_pieces *p, int keep)
+{
+    return (errno == EMFILE || errno == ENFILE) && close_one(p, keep);
+}
+
+int kn_indexed_copy(kn_pieces *p, int file)
+{
+    int fd = kn_indexed_open(p, file), copy;
+    if (fd < 0)
+        return -1;
+    do
+        copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    while (copy < 0 && makes_room(p, file));
+    if (copy < 0)
+        kn_fail("%s: cannot open: %s", p->file[file].path, strerror(errno));
+    return copy;
 }
 
 int kn_indexed_open(kn_pieces *p, int file)
@@ -43,10 +64,10 @@ int kn_indexed_open(kn_pieces *p, int file)
     if (f->fd >= 0)
         return f->fd;
     if (p->open == MOST_OPEN)
-        close_one(p);
+        close_one(p, file);
     do
         f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no wait at a FIFO */
-    while (f->fd < 0 && errno == EINTR);
+    while (f->fd < 0 && (errno == EINTR || makes_room(p, file)));
     if (f->fd < 0) {
         kn_fail("%s: cannot open: %s", f->path, strerror(errno));
         return -1;
@@ -316,6 +337,19 @@ bool kn_pieces_has_sums(const kn_pieces *p, int i)
         if (!t->part[k].has_sum)
             return false;
     return true;
+}
+
+int64_t kn_piece_bytes(const kn_piece *t)
+{
+    return kn_interval_numel(t->part) * (int64_t)kn_dtype_size(t->dtype);
+}
+
+int64_t kn_pieces_bytes(const kn_pieces *p)
+{
+    int64_t bytes = 0;
+    for (int i = 0; p && i < p->tensors; i++)
+        bytes += kn_piece_bytes(&p->tensor[i].piece);
+    return bytes;
 }
 
 int kn_pieces_files(const kn_pieces *p)

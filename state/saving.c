@@ -110,6 +110,13 @@ bool kn_saving_copy(kn_saving *s)
     return ok && kn_ok();
 }
 
+void kn_saving_give(kn_saving *s)
+{
+    if (s->copy)
+        kn_give(s->memory, s->copy, s->bytes, KN_MEM_CHECKPOINT);
+    s->copy = NULL;
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 /* Element k of a part, as its number in the whole. */
@@ -314,8 +321,7 @@ void kn_saving_free(kn_saving *s, bool committed)
         kn_folder_abandon(&s->place);
     for (int k = 0; k < KN_PARTS; k++)
         free_part(&s->part[k], !s->part[k].entry);
-    if (s->copy)
-        kn_give(s->memory, s->copy, s->bytes, KN_MEM_CHECKPOINT);
+    kn_saving_give(s);
     json_decref(s->state);
     kn_host_free(s);
 }

@@ -52,6 +52,8 @@ bool kn_saving_list(kn_saving *s, const kn_entries *all, int models);
 size_t kn_saving_room(size_t bytes);
 /* Copies this rank's parts, after which nothing of the module is needed. */
 bool kn_saving_copy(kn_saving *s);
+/* Frees the copy. */
+void kn_saving_give(kn_saving *s);
 /* Writes and syncs this rank's files. */
 bool kn_saving_write(kn_saving *s);
 /* Rank 0: reads back which files there are, writes state.json; the checkpoint counts. */

@@ -145,3 +145,39 @@ void kn_whole_file_abandon(kn_whole_file *f)
     kn_host_free(f->path);
     kn_host_free(f);
 }
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static bool read_all(int fd, char *to, size_t size, const char *path)
+{
+    for (size_t at = 0; at < size;) {
+        ssize_t n = pread(fd, to + at, size - at, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return kn_fail("cannot read %s: %s", path,
+                           n < 0 ? strerror(errno) : "it was cut meanwhile");
+        at += (size_t)n;
+    }
+    return true;
+}
+
+void *kn_file_copy(int fd, const char *path, size_t *size)
+{
+    struct stat st;
+    char *to = NULL;
+    if (fstat(fd, &st) != 0)
+        kn_fail("cannot read %s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        kn_fail("%s is not a regular file", path);
+    else {
+        *size = (size_t)st.st_size;
+        to = kn_host_alloc(*size + 1);
+    }
+    if (to && !read_all(fd, to, *size, path)) {
+        kn_host_free(to);
+        to = NULL;
+    }
+    close(fd);
+    return to;
+}

@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <stddef.h>
 
 typedef struct kn_whole_file kn_whole_file;
 
@@ -16,6 +17,10 @@ bool kn_whole_file_write(kn_whole_file *f, const void *data, size_t bytes);
 bool kn_whole_file_commit(kn_whole_file *f);
 /* Removes the temporary file and frees f; NULL is fine. */
 void kn_whole_file_abandon(kn_whole_file *f);
+
+/* The bytes of a regular file, which may be empty, in memory of the host that the caller frees; fd
+ * is closed. NULL with an error, also where the file is cut meanwhile. */
+void *kn_file_copy(int fd, const char *path, size_t *size);
 
 /* System calls, again if a signal came between: file systems over a network and in user space may
  * say so. KN_AGAIN: those that return 0 if all is well. */

@@ -116,18 +116,6 @@ static void close_parts(found *f)
     kn_checkpoint_free(f->checkpoint);
 }
 
-/* Whether dir is the folder of a run or of a checkpoint. */
-static bool is_checkpoint(const char *dir)
-{
-    bool is = false;
-    DIR *d = kn_open_folder(dir);
-    for (struct dirent *e; d && !is && (e = readdir(d));)
-        is = strcmp(e->d_name, "state.json") == 0 || strncmp(e->d_name, "step-", 5) == 0;
-    if (d)
-        closedir(d);
-    return is;
-}
-
 static void add_part(found *f, const char *name, const char *only, kn_pieces *pieces)
 {
     part *p = &f->part[f->parts];
@@ -156,7 +144,7 @@ static bool open_parts(found *f, const char *path, const char *only)
     struct stat st;
     if (stat(path, &st) != 0)
         return kn_fail("%s: cannot open: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode) && is_checkpoint(path))
+    if (S_ISDIR(st.st_mode) && kn_run_folder_has_checkpoint(path))
         return open_checkpoint(f, path, only);
     if (!S_ISDIR(st.st_mode) || has_tensors(path)) {
         if (only)
@@ -173,19 +161,6 @@ static bool open_parts(found *f, const char *path, const char *only)
         if (!(f->part[i].pieces = kn_pieces_open(f->part[i].path)))
             return false;
     return true;
-}
-
-static int64_t bytes_of(const kn_piece *t)
-{
-    return kn_interval_numel(t->part) * (int64_t)kn_dtype_size(t->dtype);
-}
-
-static int64_t bytes_of_part(const part *p)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < kn_pieces_count(p->pieces); i++)
-        bytes += bytes_of(kn_pieces_tensor(p->pieces, i));
-    return bytes;
 }
 
 /* ---- inspect --------------------------------------------------------------------------------- */
@@ -211,7 +186,7 @@ static void print_tensor(const kn_piece *t, int width)
     snprintf(shape + at, sizeof shape - (size_t)at, "]");
     print_name("  ", t->name, width);
     printf("  %-7s  %-20s  %9s\n", kn_safetensors_dtype_name(t->dtype), shape,
-           report_bytes((double)bytes_of(t), size, sizeof size));
+           report_bytes((double)kn_piece_bytes(t), size, sizeof size));
 }
 
 static bool inspect(found *f)
@@ -234,7 +209,7 @@ static bool inspect(found *f)
         }
         print_name("", p->name[0] ? p->name : p->path, 0);
         printf(": %d tensors, %s in %d %s", n,
-               report_bytes((double)bytes_of_part(p), size, sizeof size),
+               report_bytes((double)kn_pieces_bytes(p->pieces), size, sizeof size),
                kn_pieces_files(p->pieces), kn_pieces_files(p->pieces) == 1 ? "file" : "files");
         if (*kn_pieces_id(p->pieces))
             print_name(", checkpoint ", kn_pieces_id(p->pieces), 0);
@@ -285,7 +260,7 @@ static bool verify(found *f)
     int bad = 0, unsummed = 0, tensors = 0;
     char size[32];
     for (int k = 0; k < f->parts; k++)
-        all += bytes_of_part(&f->part[k]);
+        all += kn_pieces_bytes(f->part[k].pieces);
     bar_begin(&b, "verify", all);
     for (int k = 0; k < f->parts; k++)
         for (int i = 0; i < kn_pieces_count(f->part[k].pieces); i++, tensors++) {
@@ -305,6 +280,9 @@ static bool verify(found *f)
                tensors);
     printf("%d tensors, %s: %s\n", tensors, report_bytes((double)all, size, sizeof size),
            unsummed ? "no damage found" : "all bytes are as they were written");
+    if (f->checkpoint && f->checkpoint->older)
+        return kn_fail("the newest checkpoint isn't whole; those were the bytes of %s",
+                       kn_checkpoint_folder(f->checkpoint));
     return true;
 }
 
@@ -343,7 +321,7 @@ static bool merge(found *f, const settings *s)
         return kn_fail("merge: no part is called model: give --part NAME");
     if (KN_AGAIN(mkdir(s->out, 0777)) != 0 && errno != EEXIST)
         return kn_fail("%s: cannot make the folder: %s", s->out, strerror(errno));
-    int64_t all = bytes_of_part(&f->part[k]);
+    int64_t all = kn_pieces_bytes(f->part[k].pieces);
     bar_begin(&b, "merge", all);
     bool ok = kn_pieces_merge(f->part[k].pieces, s->out, most, &files, bar_move, &b);
     bar_end(&b);

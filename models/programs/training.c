@@ -6,12 +6,14 @@
 #include "kernels/error.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
+#include "state/folder_internal.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
@@ -21,14 +23,22 @@ bool same_folder(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+/* Whether path, which is called name, is a checkpoint of a run, and no run of that name. */
+static bool is_checkpoint(const char *path, const char *name)
+{
+    char state[FOLDER];
+    return kn_folder_step(name, "") >= 0 &&
+           snprintf(state, sizeof state, "%s/%s", path, KN_STATE_FILE) < (int)sizeof state &&
+           access(state, F_OK) == 0;
+}
+
 /* The folder of the run whose checkpoint lies in path: the folder around path/., where path is a
  * checkpoint or a link to one (RUN/step-N, RUN/best), else path itself. Into run. */
 static bool run_of(const char *path, char run[FOLDER])
 {
     char *real = realpath(path, NULL), *last = real ? strrchr(real, '/') : NULL;
-    const bool inside = last && strncmp(last + 1, "step-", 5) == 0 && last > real;
     int n = snprintf(run, FOLDER, "%s", path);
-    if (inside) {
+    if (last && last > real && is_checkpoint(real, last + 1)) {
         *last = 0;
         while (n > 1 && n < FOLDER && run[n - 1] == '/')
             run[--n] = 0;
@@ -118,7 +128,7 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
         return false;
     if (!f.resume[0])
         return true;
-    t->from = kn_checkpoint_open(f.resume, t->world);
+    t->from = kn_checkpoint_open_checked(f.resume, t->world);
     return t->from && kn_checkpoint_options(t->from, t->options) &&
            (out || kn_options_set(t->options, "out", f.out));
 }
@@ -133,11 +143,23 @@ bool training_has_steps(const training *t, int64_t steps, const char *option)
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
 
+/* Claims the folder, where none held a checkpoint when it was looked for: another run may have
+ * saved one since, and this run's saves would remove it. */
+static bool claim_empty(training *t)
+{
+    return t->folder ||
+           (claim_folder(t, t->plan.overwrite) &&
+            (!first_rank(t) || t->plan.overwrite || !kn_run_folder_has_checkpoint(t->out) ||
+             kn_fail("another run saved a checkpoint in %s meanwhile: go on from it "
+                     "with --resume %s, or choose another folder",
+                     t->out, t->out)));
+}
+
 /* Claims the folder; what doesn't change from save to save. */
 static bool begin_saving(training *t)
 {
     const plan *p = &t->plan;
-    if (!claim_folder(t, p->overwrite) || !(t->record = kn_options_text(t->options)) ||
+    if (!claim_empty(t) || !(t->record = kn_options_text(t->options)) ||
         (p->tokenizer && !(t->tokenizer = kn_tokenizer_text(p->tokenizer))))
         return false;
     t->best_step = p->keep_best ? kn_run_folder_best(t->folder, &t->best) : -1;
@@ -212,6 +234,24 @@ static double score_of(const step_report *p)
     return !p->has_val ? NAN : p->has_accuracy ? 1 - p->accuracy : p->val_loss;
 }
 
+/* Waits for a save in the background. One that failed is none. */
+static void settle_save(training *t)
+{
+    if (!t->saves_later)
+        return;
+    t->saves_later = false;
+    if (kn_checkpoint_wait(t->folder) || !kn_ok())
+        return;
+    t->saved_step = -1;
+    if (t->plan.keep_best)
+        t->best_step = kn_run_folder_best(t->folder, &t->best);
+}
+
+static bool beats_best(const training *t, double score)
+{
+    return isfinite(score) && (t->best_step < 0 || score < t->best);
+}
+
 /* later: beside the next steps. */
 static bool save(training *t, const step_report *p, bool later)
 {
@@ -219,10 +259,18 @@ static bool save(training *t, const step_report *p, bool later)
     const double score = score_of(p);
     const kn_checkpoint_file file = { KN_TOKENIZER_FILE, t->tokenizer,
                                       t->tokenizer ? strlen(t->tokenizer) : 0 };
-    if (!n->out || t->saved_step == p->step)
+    if (!n->out)
         return true;
+    settle_save(t); /* it may be of this step, before a stop was requested */
+    if (t->saved_step == p->step)
+        return kn_ok();
     t->saved_step = p->step;
+    t->saves_later = later;
     t->saves = (t->saves + later) % MEASURES_SAVES;
+    if (n->keep_best && beats_best(t, score)) {
+        t->best_step = p->step;
+        t->best = score;
+    }
     return kn_checkpoint_save(
         n->out, t->model, .comm = t->world, .step = p->step, .optim = t->optim, .scaler = t->scaler,
         .ema = t->ema, .config = n->config, .record = t->record, .files = &file,
@@ -236,15 +284,15 @@ void training_wait_for_save(training *t)
         kn_checkpoint_wait(t->folder);
 }
 
-/* The first evaluation, or one that is better than all before. */
+/* The first evaluation, or one that is better than all before whose save didn't fail. */
 static bool is_better(training *t, const step_report *p)
 {
     const double score = score_of(p);
-    if (!t->plan.keep_best || !isfinite(score) || (t->best_step >= 0 && score >= t->best))
+    if (!t->plan.keep_best || !isfinite(score))
         return false;
-    t->best_step = p->step;
-    t->best = score;
-    return true;
+    if (!beats_best(t, score) && t->best_step == t->saved_step)
+        settle_save(t);
+    return beats_best(t, score);
 }
 
 static bool every(int64_t n, int64_t step)

@@ -71,7 +71,8 @@ typedef struct training {
     double taken;          /* time at which measurements were last taken */
     bool stop;             /* a stop was requested on some rank: save and end */
     int saves;             /* in the background, so far, modulo MEASURES_SAVES */
-    int64_t saved_step;    /* of the last save; -1: none */
+    int64_t saved_step;    /* of the last save; -1: none, or it failed */
+    bool saves_later;      /* it is in the background, and nobody asked yet how it ended */
     int64_t best_step;     /* with plan.keep_best; -1: none yet */
     double best;           /* its score */
     double loss_sum;       /* of the loss_steps steps since the evaluation before */

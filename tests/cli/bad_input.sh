@@ -136,6 +136,16 @@ run "${resume[@]}" --ranks 2 --stop-after 3
 check "a damaged checkpoint gives way to the one before" succeeds
 check "and that is said" says "step-00000007 isn't whole"
 refused "a damaged one that is named" "$shard" "$train" --resume "$TMP/bad/step-00000007" --threads 1
+flip() { printf "\\x$(printf %02x $(($(tail -c 1 "$1" | od -An -tu1) ^ 1)))" | dd of="$1" bs=1 seek=$(($(stat -c %s "$1") - 1)) conv=notrunc status=none; }
+for ranks in 1 2; do
+    damaged
+    cp -r "$step" "$TMP/bad/step-00000007"
+    sed -i 's/"step": 2/"step": 7/; s/"number": 1/"number": 2/' "$TMP/bad/step-00000007/state.json"
+    flip "$TMP/bad/step-00000007/optimizer/$shard"
+    run "${tiny[@]}" --steps 9 --stop-after 3 --out "$TMP/bad" --resume latest --ranks $ranks
+    check "so does one with a byte that differs, $ranks ranks" succeeds
+    check "and it says which" says "step-00000007 isn't whole: $TMP/bad/step-00000007/optimizer/$shard: tensor"
+done
 refused "the latest of nothing" "give that as well" "${tiny[@]}" --resume latest
 refused "the latest of an empty folder" "holds no checkpoint" "${tiny[@]}" --resume latest --out "$TMP/none"
 refused "going on and beginning anew" "leave one of them out" "${tiny[@]}" --resume auto --out "$TMP/none" --overwrite

@@ -119,6 +119,14 @@ shard=$TMP/trained/step-00000002/optimizer/shard-00002-model-00001-of-00002.safe
 printf '\377' | dd of="$shard" bs=1 seek=$(($(stat -c %s "$shard") - 1)) conv=notrunc status=none
 run "$tool" verify "$TMP/trained"
 check "a damaged byte of a shard is found" fails "1 of 48 tensors are damaged"
+truncate -s 100 "$shard"
+run "$tool" verify "$TMP/trained"
+check "verify fails where only an older checkpoint is whole" fails "the newest checkpoint isn't whole"
+check "and says why" says "step-00000002 isn't whole"
+mkdir "$TMP/plain"
+cp "$TMP/one/model.safetensors" "$TMP/plain/step-1000.safetensors"
+run "$tool" inspect "$TMP/plain"
+check "a file's name makes no checkpoint" says "4 tensors, 84 B in 1 file"
 run "$tool" inspect --part nothing "$TMP/trained"
 check "a part that a checkpoint hasn't is refused" fails "there are model and optimizer"
 

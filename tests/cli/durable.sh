@@ -291,6 +291,43 @@ for file in model/shard-00001-model-00001-of-00001.safetensors optimizer/shard-0
     check "another save's $file is refused" fails "two checkpoints"
 done
 
+# another run's first checkpoint, after this one found none: the log is a pipe, which nobody reads yet
+mkfifo "$TMP/pipe"
+timeout 300 "${tiny[@]}" --steps 3 --summary --log "$TMP/pipe" --out "$TMP/late" >"$TMP/output" 2>&1 </dev/null &
+pid=$!
+wait_for says "wte" # the summary comes between looking and claiming
+cp -r "$TMP/good" "$TMP/late"
+cat "$TMP/pipe" >/dev/null
+ended $pid
+check "a checkpoint that appeared meanwhile isn't replaced" fails "another run saved a checkpoint in $TMP/late meanwhile"
+check "and stays" diff -r -x .lock "$TMP/good" "$TMP/late"
+
+# a run whose folder has the name of a checkpoint
+run "${tiny[@]}" --steps 9 --stop-after 2 --eval-every 0 --out "$TMP/step-00000123"
+check "a run's folder called like a checkpoint" "${tiny[@]}" --steps 9 --stop-after 3 --eval-every 0 --out "$TMP/step-00000123" --resume auto
+check "goes on there" "$train" --resume "$TMP/step-00000123" --stop-after 4 --threads 1
+check "and saves there" test "$(step_of "$TMP/step-00000123")" -eq 4 -a ! -e "$TMP/step-00000004"
+
+# ---- saves beside the training that fail ---------------------------------------------------------------------
+
+# the save of step 3 fails in its thread, and Ctrl-C comes while the main thread is still at it
+FAULT_PATH=step-00000003.saving/optimizer FAULT_OP=mkdir FAULT_AT=1 FAULT_DO=stop LD_PRELOAD=$faults \
+    "${tiny[@]}" --steps 9 --eval-every 0 --save-every 3 --async-save --out "$TMP/i" >"$TMP/output" 2>&1 </dev/null &
+pid=$!
+wait_for grep -q "^State:.T" /proc/$pid/status
+rmdir "$TMP/i/step-00000003.saving/model" && touch "$TMP/i/step-00000003.saving/model"
+kill -TERM $pid
+kill -CONT $pid
+ended $pid
+check "a save that fails where the run stops is told" says "the save of step 3 failed"
+check "and made again" succeeds
+check "before the run says so" test "$(step_of "$TMP/i")" -eq 3
+# equal scores: the second is the best one, since the first has none on the disk
+faulty step-00000001.saving/model/shard write 1 ENOSPC "${tiny[@]}" --steps 9 --stop-after 3 --lr 1e-30 --min-lr 1e-30 --weight-decay 0 \
+    --eval-every 1 --save-every 9 --keep-best --async-save --out "$TMP/b"
+check "a best one that wasn't saved is told" says "the save of step 1 failed"
+check "and counts no more" test "$(readlink "$TMP/b/best")" = step-00000002
+
 # ---- readers beside a run --------------------------------------------------------------------------------
 
 rm -rf "$TMP/live"

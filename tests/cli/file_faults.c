@@ -6,7 +6,7 @@
  *                (opendir), lock, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
  *   FAULT_DO     EIO, ENOSPC, EINTR, EACCES, short (half of a read or write), torn (half of a write, then
- *                SIGKILL), kill (SIGKILL before it), or milliseconds to wait
+ *                SIGKILL), kill (SIGKILL before it), stop (SIGSTOP before it), or milliseconds to wait
  *   FAULT_RANK   only in the process of this rank; in all processes, if it isn't set
  *   FAULT_FS     the number of a type of file system, on which all files seem to lie
  *   FAULT_COUNT  a file to write their number to at the end
@@ -103,6 +103,8 @@ static void meet(fault *f, const char *op)
         note(f, 0, 0);
         raise(SIGKILL);
     }
+    if (strcmp(what, "stop") == 0)
+        raise(SIGSTOP);
     int ms = atoi(what);
     for (struct timespec t = { ms / 1000, ms % 1000 * 1000000 }; ms && nanosleep(&t, &t) != 0;)
         ;

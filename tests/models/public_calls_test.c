@@ -209,6 +209,7 @@ KN_TEST(public_calls, an_empty_path)
     KN_CHECK_OK();
     FAILS_FOR_EMPTY(kn_checkpoint_save("", &m));
     FAILS_FOR_EMPTY(kn_checkpoint_open("", NULL));
+    FAILS_FOR_EMPTY(kn_checkpoint_open_checked("", NULL));
     FAILS_FOR_EMPTY(kn_safetensors_save("", NULL, 0, NULL, 0));
     FAILS_FOR_EMPTY(kn_safetensors_create("", NULL, 0, NULL, 0));
     FAILS_FOR_EMPTY(kn_safetensors_open(""));

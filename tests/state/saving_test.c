@@ -228,11 +228,12 @@ KN_TEST(saving, a_hostile_state)
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
         "\"record\": {}, \"files\": [{\"name\": \"model/../../x\"}]}",
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"files\": [7, {\"name\": []}], \"own_files\": [\"/etc/passwd\"]}",
+        "\"record\": {}, \"files\": [7, {\"name\": []}], \"own_files\": [{\"name\": "
+        "\"/etc/passwd\"}]}",
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"own_files\": [\"..\"]}",
+        "\"record\": {}, \"own_files\": [{\"name\": \"..\"}]}",
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"own_files\": [\"state.json\", 4]}",
+        "\"record\": {}, \"own_files\": [4, {\"name\": \"state.json\"}]}",
     };
     kn_linear l = { 0 };
     char dir[256];
@@ -315,7 +316,7 @@ static int64_t copies(void)
 }
 
 /* Until this rank's part is on the disk, or isn't. */
-static kn_save_state end_of_part(const kn_run_folder *f)
+static kn_save_state end_of_part(kn_run_folder *f)
 {
     kn_save_state s;
     while ((s = kn_checkpoint_poll(f)) == KN_SAVE_RUNNING)

@@ -1,0 +1,254 @@
+/* tests/state/damage_test.c: bytes that differ from those saved, a machine in trouble, hostile
+ * counts: which checkpoint is opened, and what is said. */
+#include "knap.h"
+#include "tests/comm/comm_test.h"
+#include "tests/models/temp.h"
+#include "tests/refused.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/resource.h>
+
+static bool net_init(kn_linear *l, kn_comm *comm)
+{
+    *l = (kn_linear){ 0 };
+    return kn_linear_init(l, NULL, NULL, 6, 4) &&
+           kn_fsdp_wrap(l, comm, .layout = KN_LAYOUT_FLAT, .seed = 3);
+}
+
+/* A linear's two steps in arg, on all ranks. */
+static bool with_optim = true;
+static int two_saves(kn_comm *world, void *arg)
+{
+    kn_linear l;
+    kn_set_threads(1);
+    EXPECT(net_init(&l, world));
+    kn_optim *o = with_optim ? kn_adamw(&l, .lr = 0.1) : NULL;
+    for (int64_t step = 1; step < 3; step++)
+        EXPECT(kn_checkpoint_save(arg, &l, .step = step, .optim = o));
+    kn_optim_free(o);
+    kn_module_free(&l);
+    return 0;
+}
+
+static void flip_last_byte(const char *pattern)
+{
+    char byte;
+    glob_t found;
+    KN_CHECK(glob(pattern, 0, NULL, &found) == 0, "%s", pattern);
+    const char *path = found.gl_pathv[0];
+    int fd = open(path, O_RDWR);
+    off_t at = lseek(fd, -1, SEEK_END);
+    KN_CHECK(fd >= 0 && pread(fd, &byte, 1, at) == 1, "%s", path);
+    byte ^= 1;
+    KN_CHECK(pwrite(fd, &byte, 1, at) == 1 && close(fd) == 0);
+    globfree(&found);
+}
+
+static int64_t step_of(kn_checkpoint *c)
+{
+    int64_t step = c ? kn_checkpoint_step(c) : -1;
+    kn_checkpoint_free(c);
+    return step;
+}
+
+/* ---- bytes of tensors ------------------------------------------------------------------------ */
+
+static int opens_the_whole_one(kn_comm *world, void *arg)
+{
+    kn_linear l;
+    kn_set_threads(1);
+    EXPECT(net_init(&l, world));
+    EXPECT(step_of(kn_checkpoint_open(arg, world)) == 2, "headers alone show no damage");
+    kn_checkpoint *c = kn_checkpoint_open_checked(arg, world);
+    EXPECT(c && kn_checkpoint_load(c, &l) && step_of(c) == 1, "%s", kn_error());
+    kn_module_free(&l);
+    return 0;
+}
+
+/* Whichever rank wrote the byte, on whatever number of ranks: those read parts of the files. */
+KN_TEST(damage, a_flipped_byte_gives_way_to_the_one_before)
+{
+    static const char *const file[] = {
+        "run/step-00000002/model/shard-00001-*",
+        "run/step-00000002/optimizer/shard-00002-*",
+    };
+    char dir[256], named[300];
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    snprintf(named, sizeof named, "%s/step-00000002", dir);
+    KN_CHECK(kn_spawn_threads(2, two_saves, dir) == 0);
+    KN_CHECK(step_of(kn_checkpoint_open_checked(dir, NULL)) == 2, "%s", kn_error());
+    for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
+        flip_last_byte(temp_path(file[i]));
+        for (int ranks = 1; ranks <= 4; ranks *= 2)
+            KN_CHECK(kn_spawn_threads(ranks, opens_the_whole_one, dir) == 0, "%d ranks", ranks);
+        REFUSED(kn_checkpoint_open_checked(named, NULL), "have the checksum");
+        flip_last_byte(temp_path(file[i]));
+    }
+    remove_temp();
+}
+
+/* ---- the program's own files ----------------------------------------------------------------- */
+
+KN_TEST(damage, own_files_are_under_a_checksum)
+{
+    static const char text[] = "words of the tokenizer";
+    const kn_checkpoint_file own[] = { { "words.txt", text, sizeof text }, { "none", "", 0 } };
+    const char *path;
+    char dir[256];
+    size_t size = 1;
+    kn_linear l;
+    KN_CHECK(net_init(&l, NULL));
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    for (int64_t step = 1; step < 3; step++)
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .files = own, .file_count = 2));
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    KN_CHECK(c && kn_checkpoint_file_data(c, "none", &size) && size == 0, "%s", kn_error());
+    KN_CHECK(memcmp(kn_checkpoint_file_data(c, "words.txt", &size), text, sizeof text) == 0 &&
+             size == sizeof text);
+    KN_CHECK(step_of(c) == 2);
+    path = temp_path("run/step-00000002/words.txt");
+    flip_last_byte(path);
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    flip_last_byte(path);
+    KN_CHECK(truncate(path, 3) == 0 && step_of(kn_checkpoint_open(dir, NULL)) == 1);
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* ---- a machine in trouble -------------------------------------------------------------------- */
+
+/* Descriptors of which few are left say nothing of the newest checkpoint: it is opened, or there is
+ * an error. A run that went on from the one before would remove it. */
+KN_TEST(damage, no_descriptors_left_is_no_damage)
+{
+    struct rlimit before, few;
+    char dir[256];
+    int opened = 0;
+    kn_linear l;
+    KN_CHECK(net_init(&l, NULL));
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    with_optim = false;
+    KN_CHECK(kn_spawn_threads(4, two_saves, dir) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
+    int free = open("/dev/null",
+                    O_RDONLY); /* the least number that is free, and as many as that are not */
+    close(free);
+    few = before;
+    for (int left = 0; left < 6; left++) {
+        few.rlim_cur = (rlim_t)(free + left);
+        KN_CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+        kn_checkpoint *c = kn_checkpoint_open_checked(dir, NULL);
+        bool loaded = c && kn_checkpoint_load(c, &l);
+        KN_CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+        KN_CHECK(!c || kn_checkpoint_step(c) == 2, "with %d descriptors left", left);
+        if (!loaded)
+            KN_CHECK_ERROR("Too many open files");
+        opened += loaded;
+        kn_checkpoint_free(c);
+    }
+    KN_CHECK(opened >= 2, "with %d of 5 descriptors", opened);
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* ---- hostile counts -------------------------------------------------------------------------- */
+
+/* Buffers that differ, times ranks: more than the tensors that are there. */
+static int save_buffers(kn_comm *world, void *arg)
+{
+    kn_batch_norm b = { 0 };
+    kn_set_threads(1);
+    EXPECT(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, world, .seed = 1));
+    EXPECT(kn_fill_(kn_module_buffer(&b, "running_mean"), kn_rank(world)) &&
+           kn_fill_(kn_module_buffer(&b, "running_var"), kn_rank(world)));
+    kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
+    EXPECT(kn_checkpoint_save(arg, &b, .optim = o, .step = 1));
+    kn_optim_free(o);
+    kn_module_free(&b);
+    return 0;
+}
+
+KN_TEST(damage, more_ranks_of_buffers_than_tensors)
+{
+    kn_batch_norm b = { 0 };
+    char dir[256], state[8192];
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    KN_CHECK(kn_spawn_threads(2, save_buffers, dir) == 0);
+    FILE *f = fopen(temp_path("run/step-00000001/state.json"), "r");
+    size_t n = f ? fread(state, 1, sizeof state - 1, f) : 0;
+    state[n] = 0;
+    fclose(f);
+    char *ranks = strstr(state, "\"buffer_ranks\": 2");
+    KN_CHECK(ranks != NULL, "%s", state);
+    ranks[16] = '5'; /* 8 tensors of other ranks; the optimizer has 4 in all */
+    write_temp("run/step-00000001/state.json", state, n);
+    KN_CHECK(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, NULL, .seed = 1));
+    kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    REFUSED(kn_checkpoint_load(c, &b, .optim = o), "aren't there");
+    kn_checkpoint_free(c);
+    kn_optim_free(o);
+    kn_module_free(&b);
+    remove_temp();
+}
+
+/* ---- saves in the background ----------------------------------------------------------------- */
+
+/* A commit that fails is told while the training goes on, and the copy goes before it begins. */
+static int failed_commit(kn_comm *world, void *arg)
+{
+    char path[400];
+    kn_linear l;
+    kn_set_threads(1);
+    EXPECT(net_init(&l, world));
+    kn_run_folder *f = kn_run_folder_claim(arg);
+    EXPECT(kn_checkpoint_save(arg, &l, .step = 1, .folder = f, .async = true));
+    while (kn_checkpoint_poll(f) == KN_SAVE_RUNNING)
+        usleep(200);
+    EXPECT(kn_checkpoint_poll(f) == KN_SAVE_WRITTEN);
+    EXPECT(kn_barrier(world, kn_compute_stream(KN_CPU), "written"));
+    snprintf(path, sizeof path, "%s/step-00000001.saving", (char *)arg);
+    if (kn_rank(world) == 0) { /* a shard goes, so the commit finds elements missing */
+        glob_t found;
+        char pattern[500];
+        snprintf(pattern, sizeof pattern, "%s/model/shard-00001-*", path);
+        EXPECT(glob(pattern, 0, NULL, &found) == 0 && unlink(found.gl_pathv[0]) == 0);
+        globfree(&found);
+    }
+    kn_checkpoint_finish(f, true);
+    EXPECT(kn_ledger_read().live[KN_MEM_CHECKPOINT] == 0, "the copy is no longer needed");
+    while (kn_ok() && access(path, F_OK) == 0) { /* the next steps of the training */
+        EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE);
+        usleep(200);
+    }
+    EXPECT(!kn_checkpoint_wait(f) && kn_ok());
+    kn_run_folder_release(f);
+    kn_module_free(&l);
+    return 0;
+}
+
+KN_TEST(damage, a_commit_that_fails_is_told_at_the_next_step)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        KN_CHECK(kn_spawn_threads(ranks, failed_commit, (void *)temp_path("run")) == 0);
+        remove_temp();
+    }
+}
+
+/* Each rank has a module of its own, of which it writes all. */
+static int own_module(kn_comm *world, void *arg)
+{
+    kn_linear l;
+    (void)arg;
+    (void)world;
+    EXPECT(net_init(&l, kn_comm_self()));
+    int64_t bytes = kn_checkpoint_copy_bytes(&l, NULL, NULL);
+    EXPECT(bytes == 128 + 64, "%lld bytes", (long long)bytes);
+    kn_module_free(&l);
+    return 0;
+}
+
+KN_TEST(damage, the_copy_of_a_module_on_few_ranks)
+{
+    KN_CHECK(kn_spawn_threads(2, own_module, NULL) == 0);
+}
