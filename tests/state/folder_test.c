@@ -131,6 +131,21 @@ KN_TEST(folder, only_names_of_checkpoints_are_touched)
     end();
 }
 
+KN_TEST(folder, an_empty_file_of_the_program)
+{
+    const kn_checkpoint_file own[] = { { "notes.txt", "", 0 }, { "none.txt", NULL, 0 } };
+    size_t size = 1;
+    begin();
+    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .files = own, .file_count = 2));
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    KN_CHECK(c != NULL, "%s", kn_error());
+    KN_CHECK(kn_checkpoint_file_data(c, "notes.txt", &size) && size == 0);
+    KN_CHECK(kn_checkpoint_file_data(c, "none.txt", &size) && size == 0);
+    KN_CHECK(!kn_checkpoint_file_data(c, "other.txt", &size));
+    kn_checkpoint_free(c);
+    end();
+}
+
 /* Runs of the first form kept their best checkpoint in a folder of this name. */
 KN_TEST(folder, a_folder_best_makes_way)
 {
