@@ -55,6 +55,7 @@ static bool run_of(const char *path, char run[FOLDER])
 typedef struct finding {
     char resume[FOLDER], out[FOLDER]; /* "": none */
     bool there;                       /* out holds a checkpoint */
+    bool checks; /* auto, latest: nobody chose the checkpoint, so all of its bytes are compared */
 } finding;
 
 /* auto and latest stand for --out. */
@@ -73,6 +74,7 @@ static bool find(finding *f, const char *out, const char *resume, bool overwrite
         resume = NULL;
     else if (of_out)
         resume = out;
+    f->checks = of_out;
     if (resume && !out && !run_of(resume, f->out))
         return false;
     if ((out && snprintf(f->out, FOLDER, "%s", out) >= FOLDER) ||
@@ -128,7 +130,8 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
         return false;
     if (!f.resume[0])
         return true;
-    t->from = kn_checkpoint_open_checked(f.resume, t->world);
+    t->from = f.checks ? kn_checkpoint_open_checked(f.resume, t->world)
+                       : kn_checkpoint_open(f.resume, t->world);
     return t->from && kn_checkpoint_options(t->from, t->options) &&
            (out || kn_options_set(t->options, "out", f.out));
 }
