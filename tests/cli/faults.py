@@ -13,6 +13,7 @@ silent, nothing is left behind after the next save, and no program crashes.
       --ways A,B    only these ways to fail
 """
 import argparse
+import fcntl
 import glob
 import hashlib
 import json
@@ -25,6 +26,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 
 WAYS = ['kill', 'torn', 'EIO', 'ENOSPC', 'EINTR', 'short']
@@ -99,6 +101,18 @@ class Folder:
     @classmethod
     def step(cls, at):
         return cls.newest(at)[0]
+
+    @staticmethod
+    def wait_for_lock(at):
+        """Until nobody holds it: a killed process closes its output before its other files."""
+        path, end = os.path.join(at, '.lock'), time.monotonic() + SECONDS
+        while os.path.exists(path) and time.monotonic() < end:
+            with open(path, encoding='utf-8') as f:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except BlockingIOError:
+                    time.sleep(0.005)
 
     @staticmethod
     def leftovers(at):
@@ -452,6 +466,7 @@ def kills(bench, o, check):
         in_time, status, output = kill_one_run(command, bench.at, o.least + random.random() * o.most,
                                                random.choice([None, None, 0, 1]))
         killed += in_time
+        Folder.wait_for_lock(bench.work)
         step, fault = Folder.step(bench.work), None
         if not in_time:
             fault = f'the run ends by itself (status {status})'
