@@ -366,7 +366,7 @@ typedef struct kn_batch_norm_options {
  * be NULL, or f32 while x is bf16 or f16; the running ones may be NULL in training.
  *
  * .relu, .residual: relu of it and of its sum with .residual, as kn_relu and kn_add give them, but
- * rounded once, without passes over memory of their own, forward or backward.
+ * rounded once; on the CPU without passes over memory of their own, forward or backward.
  *
  * .sync: mean and variance are those of the batches of all its ranks, of any sizes; a batch may be
  * empty, but all together must hold more than one value a channel (on a GPU nobody looks). The

@@ -119,16 +119,17 @@ static bool name_classes(kn_image_set *s, const char *folder, const char *file)
         ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
     }
     for (int64_t c = 0; ok && c < s->info.classes; c++) {
-        if (f && fgets(line, sizeof line, f) && line[strcspn(line, "\r\n")] && line[0] > ' ')
+        bool given = f && fgets(line, sizeof line, f);
+        if (f && ferror(f)) /* made-up names would be the wrong ones */
+            ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
+        if (given && line[strcspn(line, "\r\n")] && line[0] > ' ')
             line[strcspn(line, "\r\n")] = '\0';
         else if (s->info.classes == 10)
             snprintf(line, sizeof line, "%s", classes_of_10[c]);
         else
             snprintf(line, sizeof line, "class %d", (int)c);
-        ok = (s->class_name[c] = kn_host_strdup(line)) != NULL;
+        ok = ok && (s->class_name[c] = kn_host_strdup(line)) != NULL;
     }
-    if (ok && f && ferror(f)) /* made-up names would be the wrong ones */
-        ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
     if (f)
         fclose(f);
     return ok;

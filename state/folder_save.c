@@ -322,16 +322,17 @@ static bool set_best(const char *dir, const kn_folder_save *s, const kn_listing 
 /* Removes those of l, the newest first, that aren't kept. */
 static bool remove_others(const char *dir, const kn_folder_save *s, const kn_listing *l)
 {
-    char best[KN_FOLDER_NAME];
+    char linked[KN_FOLDER_NAME];
+    const kn_listed *best = s->keep_best ? kn_listing_best(l) : NULL; /* the link may have failed */
     bool ok = true;
     int kept = 0;
-    best_name(dir, best);
+    best_name(dir, linked);
     for (int i = 0; i < l->count; i++) {
         const kn_listed *c = &l->list[i];
         if (c->doomed)
             ok = (*c->name ? remove_saved(dir, c->name, c->name) : remove_first_form(dir)) && ok;
-        else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep &&
-                 strcmp(best, c->name) != 0)
+        else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
+                 strcmp(linked, c->name) != 0)
             ok = remove_saved(dir, c->name, c->name) && ok;
     }
     return ok;
@@ -342,11 +343,14 @@ static void tidy(kn_run_folder *f, const kn_folder_save *s)
     kn_listing l;
     kn_attempt a;
     kn_attempt_begin(&a);
-    bool ok = kn_folder_list(&l, f->dir);
+    bool listed = kn_folder_list(&l, f->dir);
     mark_doomed(f, &l);
-    ok = ok && set_best(f->dir, s, &l) && remove_others(f->dir, s, &l);
-    kn_listing_free(&l);
+    bool ok = listed && set_best(f->dir, s, &l);
     tell(&a);
+    kn_attempt_begin(&a); /* a folder without links is no reason to keep all */
+    ok = listed && remove_others(f->dir, s, &l) && ok;
+    tell(&a);
+    kn_listing_free(&l);
     if (ok)
         kn_listing_free(&f->doomed);
 }

@@ -158,12 +158,13 @@ KN_TEST(folder, a_folder_best_makes_way)
         KN_CHECK(is_there("run/best.first-form/state.json"));
     }
     KN_CHECK(is_there("run/best/model"));
-    /* where there is no way, the checkpoint counts, and none goes */
+    /* where there is no way, the checkpoint counts, and others go, but not the best */
     KN_CHECK(unlink(temp_path("run/best")) == 0);
     make("run/best/more");
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 3, .score = 9, .keep = 1, .keep_best = true), "%s",
              kn_error());
     KN_CHECK(newest() == 3 && is_there("run/step-00000002") && is_there("run/best/more"));
+    KN_CHECK(!is_there("run/step-00000001"));
     end();
 }
 
