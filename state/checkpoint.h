@@ -104,8 +104,8 @@ KN_API bool kn_checkpoint_wait(kn_run_folder *f);
  * NULL with an error. */
 KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
 /* The same, but a checkpoint is whole only if every byte of its tensors has the checksum that was
- * saved with it. The ranks share the reading, tensor by tensor; kn_checkpoint_open reads none. Those of
- * the first form have no checksums. */
+ * saved with it. The ranks share the reading, tensor by tensor; kn_checkpoint_open reads none.
+ * Those of the first form have no checksums. */
 KN_API kn_checkpoint *kn_checkpoint_open_checked(const char *dir, kn_comm *comm);
 KN_API void kn_checkpoint_free(kn_checkpoint *c); /* NULL is fine */
 KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);
