@@ -52,6 +52,13 @@ int64_t kn_folder_step(const char *name, const char *suffix);
 /* The checkpoint of the least score, the oldest of several; NULL: none has one. */
 const kn_listed *kn_listing_best(const kn_listing *l);
 
+/* ---- folder_remove.c ------------------------------------------------------------------------- */
+
+/* Removes path, if it is there, and what is below it; links are removed, not followed, also where
+ * another user puts them there meanwhile: in RUN only the folder above path is taken by its name.
+ * False with an error, as for a folder that is deeper than any checkpoint's. */
+bool kn_folder_remove(const char *path);
+
 /* ---- folder_save.c --------------------------------------------------------------------------- */
 
 struct kn_run_folder {

@@ -30,38 +30,6 @@ static bool remove_file(const char *path)
            kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno));
 }
 
-static bool remove_tree(const char *path, int depth);
-
-static bool remove_folder(const char *path, int depth)
-{
-    char below[KN_FOLDER_PATH];
-    if (depth == 0)
-        return kn_fail("checkpoint: cannot remove %s: no checkpoint has folders that deep", path);
-    DIR *d = kn_open_folder(path);
-    if (!d)
-        return kn_fail("checkpoint: cannot read the folder %s to remove it: %s", path,
-                       strerror(errno));
-    bool ok = true;
-    for (struct dirent *e; ok && (e = readdir(d));)
-        ok = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-             (kn_folder_path(below, path, e->d_name, "") && remove_tree(below, depth - 1));
-    closedir(d);
-    return ok && kn_folder_remove_empty(path);
-}
-
-/* Removes path, if it is there, and what is below it; links are removed, not followed. depth: of
- * folders in folders. */
-static bool remove_tree(const char *path, int depth)
-{
-    struct stat st;
-    if (KN_AGAIN(lstat(path, &st)) != 0)
-        return errno == ENOENT ||
-               kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno));
-    return S_ISDIR(st.st_mode) ? remove_folder(path, depth) : remove_file(path);
-}
-
-enum { DEPTH = 4 };
-
 /* Ends an attempt at something on which no checkpoint depends: an error is told. */
 static void tell(kn_attempt *a)
 {
@@ -74,7 +42,7 @@ static void remove_leftover(const char *path)
 {
     kn_attempt a;
     kn_attempt_begin(&a);
-    remove_tree(path, DEPTH);
+    kn_folder_remove(path);
     tell(&a);
 }
 
@@ -92,9 +60,9 @@ static bool remove_saved(const char *dir, const char *name, const char *step)
     kn_attempt a;
     kn_attempt_begin(&a);
     bool ok = kn_folder_path(path, dir, name, "") && kn_folder_path(gone, dir, step, REMOVING) &&
-              remove_tree(gone, DEPTH) && rename_or_fail(path, gone);
+              kn_folder_remove(gone) && rename_or_fail(path, gone);
     if (ok)
-        remove_tree(gone, DEPTH);
+        kn_folder_remove(gone);
     tell(&a);
     return ok;
 }
@@ -135,7 +103,7 @@ static bool put_in_place(const char *dir, const char *name)
         !kn_folder_path(old, dir, name, OLD))
         return false;
     const int replaces = find(to);
-    if (replaces < 0 || (replaces && (!remove_tree(old, DEPTH) || !rename_or_fail(to, old))))
+    if (replaces < 0 || (replaces && (!kn_folder_remove(old) || !rename_or_fail(to, old))))
         return false;
     if (!rename_or_fail(from, to)) {
         if (replaces)
@@ -239,7 +207,7 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
                        "another folder",
                        f->dir);
     return ok && kn_folder_path(s->path, f->dir, s->saved.name, SAVING) &&
-           remove_tree(s->path, DEPTH) && make_folder(s->path) &&
+           kn_folder_remove(s->path) && make_folder(s->path) &&
            kn_folder_path(below, s->path, "model", "") && make_folder(below) &&
            kn_folder_path(below, s->path, "optimizer", "") && make_folder(below);
 }
@@ -250,7 +218,7 @@ void kn_folder_abandon(const kn_folder_save *s)
     kn_attempt a;
     kn_attempt_begin(&a);
     if (*s->path)
-        remove_tree(s->path, DEPTH);
+        kn_folder_remove(s->path);
     kn_attempt_end(&a, error); /* the next claim removes what stays */
 }
 
