@@ -173,6 +173,8 @@ def files(bench, o, check):
             first = first % o.every + 1
             for at in range(first, len(ops) + 1, o.every):
                 op, path = ops[at - 1][2], os.path.relpath(ops[at - 1][5].strip(), bench.work)
+                if op in ('look', 'entry'):
+                    continue
                 s.prepare()
                 run = bench.run(s.command(), dict(env, FAULT_AT=at, FAULT_DO=way))
                 fault = run.fault(may_die=way in ('kill', 'torn'))

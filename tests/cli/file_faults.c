@@ -3,10 +3,10 @@
  *
  *   FAULT_PATH   only files whose path has this text; required
  *   FAULT_OP     open, read, write, sync, close, rename, unlink, link, mkdir, rmdir, truncate, grow, list
- *                (opendir), lock, or any (default)
+ *                (opendir), entry (readdir), look (stat, access, readlink, realpath), lock, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
- *   FAULT_DO     EIO, ENOSPC, EINTR, EACCES, short (half of a read or write), torn (half of a write, then
- *                SIGKILL), kill (SIGKILL before it), stop (SIGSTOP before it), or milliseconds to wait
+ *   FAULT_DO     the name of an error (errors below), short (half of a read or write), torn (half of a write,
+ *                then SIGKILL), kill (SIGKILL before it), stop (SIGSTOP before it), or milliseconds to wait
  *   FAULT_RANK   only in the process of this rank; in all processes, if it isn't set
  *   FAULT_FS     the number of a type of file system, on which all files seem to lie
  *   FAULT_COUNT  a file to write their number to at the end
@@ -50,13 +50,20 @@ typedef struct fault {
     char path[4096];
 } fault;
 
+static const struct {
+    const char *name;
+    int number;
+} errors[] = {
+    { "EIO", EIO },       { "ENOSPC", ENOSPC }, { "EINTR", EINTR },   { "EACCES", EACCES },
+    { "EMFILE", EMFILE }, { "ENFILE", ENFILE }, { "ENOMEM", ENOMEM }, { "ESTALE", ESTALE },
+};
+
 static int failure(const char *what)
 {
-    return strcmp(what, "EIO") == 0      ? EIO
-           : strcmp(what, "ENOSPC") == 0 ? ENOSPC
-           : strcmp(what, "EINTR") == 0  ? EINTR
-           : strcmp(what, "EACCES") == 0 ? EACCES
-                                         : 0;
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (strcmp(what, errors[i].name) == 0)
+            return errors[i].number;
+    return 0;
 }
 
 static void begin_rank(void) __attribute__((constructor));
@@ -126,7 +133,7 @@ static fault fault_at(const char *op, int fd)
     char link[40];
     int error = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(link, f.path, sizeof f.path - 1);
+    ssize_t n = REAL(readlink)(link, f.path, sizeof f.path - 1);
     f.path[n > 0 ? n : 0] = '\0';
     errno = error;
     meet(&f, op);
@@ -139,7 +146,8 @@ static fault fault_in(const char *op, int dir, const char *path)
     char link[40], folder[2048] = "";
     int error = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
-    ssize_t n = dir == AT_FDCWD || path[0] == '/' ? 0 : readlink(link, folder, sizeof folder - 1);
+    ssize_t n =
+        dir == AT_FDCWD || path[0] == '/' ? 0 : REAL(readlink)(link, folder, sizeof folder - 1);
     folder[n > 0 ? n : 0] = '\0';
     snprintf(f.path, sizeof f.path, "%s%s%s", folder, n > 0 ? "/" : "", path);
     errno = error;
@@ -191,6 +199,16 @@ static int with_errno(int error)
         note(&fault_, 0, 0);                                                                       \
         return fault_.error ? with_errno(fault_.error) : (call);                                   \
     } while (0)
+/* One that returns a pointer. */
+#define POINTER(f, call)                                                                           \
+    do {                                                                                           \
+        fault fault_ = (f);                                                                        \
+        note(&fault_, 0, 0);                                                                       \
+        if (!fault_.error)                                                                         \
+            return (call);                                                                         \
+        errno = fault_.error;                                                                      \
+        return NULL;                                                                               \
+    } while (0)
 
 static mode_t mode_of(int flags, va_list ap)
 {
@@ -217,22 +235,52 @@ int openat(int dir, const char *path, int flags, ...)
 
 FILE *fopen(const char *path, const char *mode)
 {
-    fault f = fault_of("open", path);
-    note(&f, 0, 0);
-    if (!f.error)
-        return REAL(fopen)(path, mode);
-    errno = f.error;
-    return NULL;
+    POINTER(fault_of("open", path), REAL(fopen)(path, mode));
 }
 
 DIR *opendir(const char *path)
 {
-    fault f = fault_of("list", path);
-    note(&f, 0, 0);
-    if (!f.error)
-        return REAL(opendir)(path);
-    errno = f.error;
-    return NULL;
+    POINTER(fault_of("list", path), REAL(opendir)(path));
+}
+
+struct dirent *readdir(DIR *d)
+{
+    POINTER(fault_at("entry", dirfd(d)), REAL(readdir)(d));
+}
+
+int stat(const char *path, struct stat *st)
+{
+    SIMPLE(fault_of("look", path), REAL(stat)(path, st));
+}
+
+int lstat(const char *path, struct stat *st)
+{
+    SIMPLE(fault_of("look", path), REAL(lstat)(path, st));
+}
+
+int fstat(int fd, struct stat *st)
+{
+    SIMPLE(fault_at("look", fd), REAL(fstat)(fd, st));
+}
+
+int fstatat(int dir, const char *path, struct stat *st, int flags)
+{
+    SIMPLE(fault_in("look", dir, path), REAL(fstatat)(dir, path, st, flags));
+}
+
+int access(const char *path, int how)
+{
+    SIMPLE(fault_of("look", path), REAL(access)(path, how));
+}
+
+ssize_t readlink(const char *path, char *to, size_t room)
+{
+    SIMPLE(fault_of("look", path), REAL(readlink)(path, to, room));
+}
+
+char *realpath(const char *path, char *to)
+{
+    POINTER(fault_of("look", path), REAL(realpath)(path, to));
 }
 
 ssize_t write(int fd, const void *p, size_t n)
@@ -419,3 +467,26 @@ int rmdir(const char *path)
 {
     SIMPLE(fault_of("rmdir", path), REAL(rmdir)(path));
 }
+
+/* The same functions under the names that libraries without large files take. */
+#if defined __USE_FILE_OFFSET64 && __SIZEOF_LONG__ == 8
+#ifdef __GNUC__
+#pragma GCC diagnostic ignored "-Wattributes" /* an alias has none of its own */
+#ifndef __clang__
+#pragma GCC diagnostic ignored "-Wmissing-attributes"
+#endif
+#endif
+#define PLAIN(name)                                                                                \
+    extern __typeof__(name) plain_##name __asm__(#name) __attribute__((alias(#name "64")))
+PLAIN(open);
+PLAIN(openat);
+PLAIN(fopen);
+PLAIN(readdir);
+PLAIN(stat);
+PLAIN(lstat);
+PLAIN(fstat);
+PLAIN(fstatat);
+PLAIN(pread);
+PLAIN(pwrite);
+PLAIN(ftruncate);
+#endif
