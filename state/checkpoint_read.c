@@ -155,7 +155,8 @@ bool kn_checkpoint_check(const kn_checkpoint *c)
 
 /* ---- the program's own files ----------------------------------------------------------------- */
 
-static kn_own_file *add_file(kn_checkpoint *c, const char *name)
+/* Of at most so many bytes. */
+static kn_own_file *add_file(kn_checkpoint *c, const char *name, int64_t most)
 {
     char path[KN_FOLDER_PATH];
     kn_own_file *f = &c->file[c->files];
@@ -166,7 +167,7 @@ static kn_own_file *add_file(kn_checkpoint *c, const char *name)
     if (fd < 0)
         kn_fail("cannot open %s: %s", path, strerror(errno));
     else
-        f->data = kn_file_copy(fd, path, &f->size);
+        f->data = kn_file_copy(fd, path, most < 0 ? 0 : (size_t)most, &f->size);
     return f->data ? f : NULL;
 }
 
@@ -180,12 +181,12 @@ static bool add_listed(kn_checkpoint *c, const json_t *listed)
         return kn_fail("%s/%s: \"own_files\" has something other than the name of a file here; "
                        "the checkpoint is damaged",
                        c->dir, KN_STATE_FILE);
-    const kn_own_file *f = add_file(c, name);
+    const json_int_t bytes = json_integer_value(json_object_get(listed, "bytes"));
+    const kn_own_file *f = add_file(c, name, bytes);
     if (!f)
         return false;
     snprintf(sum, sizeof sum, "%016llx", (unsigned long long)kn_checksum_of(f->data, f->size));
-    return (json_integer_value(json_object_get(listed, "bytes")) == (json_int_t)f->size && text &&
-            strcmp(text, sum) == 0) ||
+    return (bytes == (json_int_t)f->size && text && strcmp(text, sum) == 0) ||
            kn_fail("%s/%s isn't as it was saved: its size or checksum differs; the checkpoint is "
                    "damaged",
                    c->dir, name);
@@ -212,7 +213,8 @@ static bool open_files(kn_checkpoint *c)
     if (!c->file)
         return false;
     if (c->first_form)
-        return json_is_null(tokenizer) || (add_file(c, "tokenizer.json") && check_tokenizer(c));
+        return json_is_null(tokenizer) ||
+               (add_file(c, "tokenizer.json", KN_STATE_MOST) && check_tokenizer(c));
     bool ok = true;
     for (size_t i = 0; ok && i < n; i++)
         ok = add_listed(c, json_array_get(list, i));
@@ -241,7 +243,7 @@ static bool read_state(kn_checkpoint *c)
 {
     int64_t version;
     if (!(c->state = kn_folder_state(c->dir)) ||
-        !kn_folder_int(c->state, "version", 1, 2, &version, c->dir) ||
+        !kn_folder_int(c->state, "version", 1, KN_STATE_VERSION, &version, c->dir) ||
         !kn_folder_int(c->state, "step", 0, INT64_MAX, &c->step, c->dir))
         return false;
     c->first_form = version == 1;

@@ -13,8 +13,17 @@
 /* dir/name and the suffix into path; false with an error where it is too long. */
 bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name,
                     const char *suffix);
-/* Reads dir/state.json: an object; the caller drops it. NULL with an error. */
+/* ---- folder_state.c -------------------------------------------------------------------------- */
+
+/* Of state.json: 1: the first form; 2: without a checksum of its own. */
+#define KN_STATE_VERSION 3
+#define KN_STATE_MOST    ((size_t)64 << 20) /* bytes: a reader takes no more into memory */
+
+/* Reads dir/state.json: an object with a right checksum; the caller drops it. NULL with an
+ * error. */
 json_t *kn_folder_state(const char *dir);
+/* Writes dir/state.json: text, an object of indented JSON, with its checksum as the last member. */
+bool kn_folder_state_write(const char *dir, const char *text);
 /* An integer of an object, within bounds; else an error that names dir's state.json. */
 bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t high, int64_t *value,
                    const char *dir);

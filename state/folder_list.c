@@ -7,7 +7,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,50 +18,6 @@ bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name
 {
     int n = snprintf(path, KN_FOLDER_PATH, "%s/%s%s", dir, name, suffix);
     return (n > 0 && n < KN_FOLDER_PATH) || kn_fail("checkpoint: the path %s is too long", dir);
-}
-
-/* ---- state.json ------------------------------------------------------------------------------ */
-
-json_t *kn_folder_state(const char *dir)
-{
-    char path[KN_FOLDER_PATH];
-    json_error_t error;
-    size_t size;
-    if (!kn_folder_path(path, dir, KN_STATE_FILE, ""))
-        return NULL;
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
-    if (fd < 0) {
-        if (errno == ENOENT || errno == ENOTDIR)
-            kn_fail("%s holds no checkpoint: there is no %s; give a folder that "
-                    "kn_checkpoint_save or a trainer's --out wrote",
-                    dir, KN_STATE_FILE);
-        else
-            kn_fail("cannot open %s: %s", path, strerror(errno));
-        return NULL;
-    }
-    char *text = kn_file_copy(fd, path, &size);
-    if (!text)
-        return NULL;
-    json_t *j = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
-    kn_host_free(text);
-    if (json_is_object(j))
-        return j;
-    kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,
-            j ? "another value" : error.text, j ? 1 : error.line);
-    json_decref(j);
-    return NULL;
-}
-
-bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t high, int64_t *value,
-                   const char *dir)
-{
-    const json_t *v = json_object_get(object, key);
-    *value = json_integer_value(v);
-    if (json_is_integer(v) && *value >= low && *value <= high)
-        return true;
-    return kn_fail("%s/%s: \"%s\" is missing or not a whole number from %lld to %lld; the "
-                   "checkpoint is damaged",
-                   dir, KN_STATE_FILE, key, (long long)low, (long long)high);
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -97,7 +52,7 @@ static bool read_saved(kn_listed *s, const char *path)
     const bool named = s->name[0] != 0;
     const json_t *score = json_object_get(j, "score");
     bool ok =
-        j && kn_folder_int(j, "version", named ? 2 : 1, 2, &version, path) &&
+        j && kn_folder_int(j, "version", named ? 2 : 1, KN_STATE_VERSION, &version, path) &&
         kn_folder_int(j, "step", named ? s->step : 0, named ? s->step : INT64_MAX, &step, path) &&
         (version == 1 || kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path));
     const char *id = ok ? json_string_value(json_object_get(j, version == 1 ? "save" : "id")) : "";

@@ -325,10 +325,7 @@ static void tidy(kn_run_folder *f, const kn_folder_save *s)
 
 bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text)
 {
-    char path[KN_FOLDER_PATH];
-    return kn_folder_path(path, s->path, KN_STATE_FILE, "") && kn_sync_folder(s->path) &&
-           kn_file_write(path, (const void *const[]){ text, "\n" },
-                         (const size_t[]){ strlen(text), 1 }, 2) &&
+    return kn_sync_folder(s->path) && kn_folder_state_write(s->path, text) &&
            put_in_place(f->dir, s->saved.name) && (tidy(f, s), true);
 }
 

@@ -162,7 +162,7 @@ static bool read_all(int fd, char *to, size_t size, const char *path)
     return true;
 }
 
-void *kn_file_copy(int fd, const char *path, size_t *size)
+void *kn_file_copy(int fd, const char *path, size_t most, size_t *size)
 {
     struct stat st;
     char *to = NULL;
@@ -170,6 +170,9 @@ void *kn_file_copy(int fd, const char *path, size_t *size)
         kn_fail("cannot read %s: %s", path, strerror(errno));
     else if (!S_ISREG(st.st_mode))
         kn_fail("%s is not a regular file", path);
+    else if ((uint64_t)st.st_size > most)
+        kn_fail("%s has %lld bytes, and may have %zu: it is damaged, or another file", path,
+                (long long)st.st_size, most);
     else {
         *size = (size_t)st.st_size;
         to = kn_host_alloc(*size + 1);

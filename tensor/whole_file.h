@@ -19,8 +19,9 @@ bool kn_whole_file_commit(kn_whole_file *f);
 void kn_whole_file_abandon(kn_whole_file *f);
 
 /* The bytes of a regular file, which may be empty, in memory of the host that the caller frees; fd
- * is closed. NULL with an error, also where the file is cut meanwhile. */
-void *kn_file_copy(int fd, const char *path, size_t *size);
+ * is closed. NULL with an error, also where the file has more than `most` bytes, or is cut
+ * meanwhile. */
+void *kn_file_copy(int fd, const char *path, size_t most, size_t *size);
 
 /* System calls, again if a signal came between: file systems over a network and in user space may
  * say so. KN_AGAIN: those that return 0 if all is well. */

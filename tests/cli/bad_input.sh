@@ -104,8 +104,12 @@ refused "a bad step" "state.json" "${resume[@]}"
 echo '{"version": ' >"$step/state.json"
 refused "broken JSON" "state.json" "${resume[@]}"
 damaged
-sed -i 's/"step": 2/"step": 3/' "$step/state.json"
+edit_state "$step" "s['step'] = 3"
 refused "a step of another checkpoint" '"step"' "${resume[@]}"
+damaged
+sed -i 's/"score": /"score":  /' "$step/state.json"
+refused "a byte more in state.json" "state.json isn't as it was saved: its checksum differs" "${resume[@]}"
+refused "which knap-checkpoint finds" "state.json isn't as it was saved" "$BUILD/models/knap-checkpoint" verify "$step"
 damaged
 echo '{}' >"$step/tokenizer.json"
 refused "a damaged tokenizer" "tokenizer.json" "${resume[@]}"
@@ -130,7 +134,7 @@ check "a save that broke off harms nothing" "${resume[@]}"
 # the newest that is whole
 damaged
 cp -r "$step" "$TMP/bad/step-00000007"
-sed -i 's/"step": 2/"step": 7/; s/"number": 1/"number": 2/' "$TMP/bad/step-00000007/state.json"
+edit_state "$TMP/bad/step-00000007" "s['step'] = 7; s['number'] = 2"
 truncate -s 1000 "$TMP/bad/step-00000007/optimizer/$shard"
 run "${resume[@]}" --ranks 2 --stop-after 3
 check "a damaged checkpoint gives way to the one before" succeeds
@@ -140,7 +144,7 @@ flip() { printf "\\x$(printf %02x $(($(tail -c 1 "$1" | od -An -tu1) ^ 1)))" | d
 for ranks in 1 2; do
     damaged
     cp -r "$step" "$TMP/bad/step-00000007"
-    sed -i 's/"step": 2/"step": 7/; s/"number": 1/"number": 2/' "$TMP/bad/step-00000007/state.json"
+    edit_state "$TMP/bad/step-00000007" "s['step'] = 7; s['number'] = 2"
     flip "$TMP/bad/step-00000007/optimizer/$shard"
     run "${tiny[@]}" --steps 9 --stop-after 3 --out "$TMP/bad" --resume latest --ranks $ranks
     check "so does one with a byte that differs, $ranks ranks" succeeds

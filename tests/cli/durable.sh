@@ -345,7 +345,7 @@ wait $pid 2>/dev/null
 rm -rf "$TMP/live"
 cp -r "$TMP/other" "$TMP/live"
 cp -r "$TMP/good/step-00000002" "$TMP/live/step-00000002.saving"
-sed -i 's/"number": 1/"number": 2/' "$TMP/live/step-00000002.saving/state.json"
+edit_state "$TMP/live/step-00000002.saving" "s['number'] = 2"
 files=$(ls "$TMP/live")
 check "a save that waits to be renamed is read" cmp <("$generate" --from "$TMP/live" --tokens 40 --threads 1) \
     <("$generate" --from "$TMP/good" --tokens 40 --threads 1)
@@ -356,7 +356,7 @@ check "and left alone" test "$(ls "$TMP/live")" = "$files"
 # forged TEXT: $TMP/w with state.json changed by that line of Python.
 forged() {
     again
-    python3 -c "import json; p='$TMP/w/step-00000002/state.json'; s=json.load(open(p)); $1; json.dump(s, open(p, 'w'))"
+    edit_state "$TMP/w/step-00000002" "$1"
 }
 echo mine >"$TMP/mine"
 for name in log out offload resume; do

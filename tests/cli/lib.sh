@@ -90,6 +90,19 @@ print(max(found)[1].rsplit('/', 1)[0])" "$1"
 # step_of RUN: the step of its newest checkpoint, or of a checkpoint.
 step_of() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1] + "/state.json"))["step"])' "$(newest "$1")"; }
 
+# edit_state CHECKPOINT PYTHON: changes its state.json, s, by that line of Python, and leaves it without its checksum, as
+# it was before version 3.
+edit_state() {
+    python3 -c "
+import json
+path = '$1/state.json'
+s = json.load(open(path))
+del s['checksum']
+s['version'] = 2
+$2
+json.dump(s, open(path, 'w'))"
+}
+
 # first_form RUN TO: the newest checkpoint as it was before each rank wrote its own part: whole tensors in two files in
 # the folder itself.
 first_form() {

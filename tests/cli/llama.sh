@@ -88,7 +88,7 @@ refused "another kind of model" "--model is a GPT, but the checkpoint in $(newes
 refused "other heads" "the options give 2 heads and 2 of keys and values" "${resume[@]}" --heads 2
 refused "another MLP" "model.layers.0.mlp.gate_proj.weight" "${resume[@]}" --hidden 96
 refused "a head that isn't there" "lm_head.weight" "${resume[@]}" --no-tied
-sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$(newest "$TMP/two")/state.json"
+edit_state "$(newest "$TMP/two")" "s['model']['num_hidden_layers'] = 3"
 refused "a damaged configuration" "holds a model of other sizes" "${resume[@]}"
 refused "a damaged configuration, generate" "holds a model of other sizes" "$generate" --from "$TMP/two"
 finish

@@ -119,7 +119,7 @@ best = max(e, key=lambda x: (x["val_accuracy"], -x["step"])); print(best["step"]
 check "the best evaluation's checkpoint is kept" [ "$(evaluation "$TMP/run/best")" = "$(best_of_log "$TMP/log")" ]
 check "a resumed run keeps the same one" same_training "$TMP/whole2/best" "$TMP/half2/best"
 cp -r "$TMP/run" "$TMP/better"
-sed -i 's/"score": [^,}]*/"score": -1.0/' "$TMP/better/best/state.json"
+edit_state "$TMP/better/best" "s['score'] = -1.0"
 kept=$(readlink "$TMP/better/best") before=$(cksum "$TMP"/better/best/*.json "$TMP"/better/best/*/*)
 train --resume "$TMP/better" --epochs 8 --keep 1
 check "a run that goes on names the best one" says "with 200.00 % right, kept in $TMP/better/best"

@@ -4,6 +4,7 @@
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
+#include "tests/state/forged.h"
 
 #include <fcntl.h>
 #include <glob.h>
@@ -116,6 +117,79 @@ KN_TEST(damage, own_files_are_under_a_checksum)
     remove_temp();
 }
 
+/* ---- state.json ------------------------------------------------------------------------------ */
+
+/* Each of its bits, and a byte more or less; the folder is a checkpoint's. */
+KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
+{
+    char dir[256], path[256], text[4096];
+    kn_linear l;
+    KN_CHECK(net_init(&l, NULL));
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .score = 0.25, .config = "{\"layers\": 4}"));
+    snprintf(path, sizeof path, "%s", temp_path("run/step-00000001/state.json"));
+    snprintf(dir, sizeof dir, "%s", temp_path("run/step-00000001"));
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    int fd = open(path, O_RDWR);
+    ssize_t n = pread(fd, text, sizeof text, 0);
+    KN_CHECK(n > 100 && n < (ssize_t)sizeof text);
+    for (ssize_t at = 0; at < n; at++)
+        for (int bit = 0; bit < 8; bit++) {
+            char byte = (char)(text[at] ^ (1 << bit));
+            KN_CHECK(pwrite(fd, &byte, 1, at) == 1);
+            KN_CHECK(!kn_checkpoint_open(dir, NULL), "bit %d of byte %zd: %.20s", bit, at,
+                     text + at);
+            KN_CHECK(strlen(kn_error()) > 20);
+            kn_clear_error();
+            KN_CHECK(pwrite(fd, text + at, 1, at) == 1);
+        }
+    KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+    KN_CHECK(pwrite(fd, " ", 1, n) == 1);
+    REFUSED(kn_checkpoint_open(dir, NULL), "state.json isn't as it was saved");
+    KN_CHECK(ftruncate(fd, n - 1) == 0);
+    REFUSED(kn_checkpoint_open(dir, NULL), "state.json isn't as it was saved");
+    close(fd);
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* Of a size that says nothing of the memory that there is. */
+KN_TEST(damage, a_giant_state_gives_way)
+{
+    char dir[256];
+    kn_linear l;
+    KN_CHECK(net_init(&l, NULL));
+    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    for (int64_t step = 1; step < 3; step++)
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step));
+    for (int i = 0; i < 2; i++) {
+        off_t bytes = i ? (off_t)100 << 20 : (off_t)1 << 40;
+        KN_CHECK(truncate(temp_path("run/step-00000002/state.json"), bytes) == 0);
+        KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
+        REFUSED(kn_checkpoint_open(temp_path("run/step-00000002"), NULL), "state.json has 1");
+    }
+    kn_module_free(&l);
+    remove_temp();
+}
+
+/* A state.json that no reader takes isn't written. */
+KN_TEST(damage, a_giant_record_is_refused)
+{
+    const size_t size = (size_t)65 << 20;
+    static const char begin[] = "{\"a\": \"";
+    char *text = malloc(size + 1);
+    kn_linear l;
+    KN_CHECK(text && net_init(&l, NULL));
+    memset(text, 'a', size);
+    memcpy(text, begin, sizeof begin - 1);
+    memcpy(text + size - 2, "\"}", 3);
+    REFUSED(kn_checkpoint_save(temp_path("run"), &l, .step = 1, .record = text), "state.json");
+    KN_CHECK(!kn_run_folder_has_checkpoint(temp_path("run")));
+    free(text);
+    kn_module_free(&l);
+    remove_temp();
+}
+
 /* ---- a machine in trouble -------------------------------------------------------------------- */
 
 /* Descriptors of which few are left say nothing of the newest checkpoint: it is opened, or there is
@@ -171,17 +245,12 @@ static int save_buffers(kn_comm *world, void *arg)
 KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 {
     kn_batch_norm b = { 0 };
-    char dir[256], state[8192];
+    char dir[256];
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     KN_CHECK(kn_spawn_threads(2, save_buffers, dir) == 0);
-    FILE *f = fopen(temp_path("run/step-00000001/state.json"), "r");
-    size_t n = f ? fread(state, 1, sizeof state - 1, f) : 0;
-    state[n] = 0;
-    fclose(f);
-    char *ranks = strstr(state, "\"buffer_ranks\": 2");
-    KN_CHECK(ranks != NULL, "%s", state);
-    ranks[16] = '5'; /* 8 tensors of other ranks; the optimizer has 4 in all */
-    write_temp("run/step-00000001/state.json", state, n);
+    /* 8 tensors of other ranks; the optimizer has 4 in all */
+    forge_state(temp_path("run/step-00000001/state.json"), "\"buffer_ranks\": 2",
+                "\"buffer_ranks\": 5");
     KN_CHECK(kn_batch_norm_init(&b, NULL, NULL, 3) && kn_fsdp_wrap(&b, NULL, .seed = 1));
     kn_optim *o = kn_sgd(&b, .lr = 0.1, .momentum = 0.9);
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);

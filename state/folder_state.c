@@ -1,0 +1,119 @@
+/* state/folder_state.c: state.json, with which a checkpoint counts.
+ *
+ * It ends in the checksum of its own bytes, XXH3 of all that come before the digits, so that
+ * `head -c -20 state.json | xxhsum -H3` prints them:
+ *
+ *     {
+ *      "version": 3,
+ *      ...
+ *      "checksum": "0123456789abcdef"
+ *     }
+ */
+#include "data/data.h"
+#include "kernels/error_internal.h"
+#include "state/folder_internal.h"
+#include "tensor/checksum.h"
+#include "tensor/whole_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char SUM[] = ",\n \"checksum\": \"", END[] = "\"\n}\n";
+enum { DIGITS = 16, TAIL = DIGITS + sizeof END - 1 };
+
+static void digits_of(uint64_t sum, char digits[DIGITS + 1])
+{
+    snprintf(digits, DIGITS + 1, "%016llx", (unsigned long long)sum);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static bool has_right_sum(const char *text, size_t size)
+{
+    char digits[DIGITS + 1];
+    if (size < TAIL)
+        return false;
+    const char *tail = text + size - TAIL;
+    digits_of(kn_checksum_of(text, size - TAIL), digits);
+    return memcmp(tail, digits, DIGITS) == 0 && memcmp(tail + DIGITS, END, TAIL - DIGITS) == 0;
+}
+
+/* Versions before the third had no checksum. One bit that differs doesn't make an older version of
+ * this one, since its checksum would still be there. */
+static bool check_sum(const json_t *j, const char *text, size_t size, const char *path)
+{
+    const bool summed = json_integer_value(json_object_get(j, "version")) >= KN_STATE_VERSION ||
+                        json_object_get(j, "checksum");
+    return !summed || has_right_sum(text, size) ||
+           kn_fail("%s isn't as it was saved: its checksum differs; the checkpoint is damaged",
+                   path);
+}
+
+static json_t *parse(const char *text, size_t size, const char *path)
+{
+    json_error_t error;
+    json_t *j = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    if (!json_is_object(j))
+        kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,
+                j ? "another value" : error.text, j ? 1 : error.line);
+    else if (check_sum(j, text, size, path))
+        return j;
+    json_decref(j);
+    return NULL;
+}
+
+json_t *kn_folder_state(const char *dir)
+{
+    char path[KN_FOLDER_PATH];
+    size_t size;
+    if (!kn_folder_path(path, dir, KN_STATE_FILE, ""))
+        return NULL;
+    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
+    if (fd < 0) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            kn_fail("%s holds no checkpoint: there is no %s; give a folder that "
+                    "kn_checkpoint_save or a trainer's --out wrote",
+                    dir, KN_STATE_FILE);
+        else
+            kn_fail("cannot open %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    char *text = kn_file_copy(fd, path, KN_STATE_MOST, &size);
+    json_t *j = text ? parse(text, size, path) : NULL;
+    kn_host_free(text);
+    return j;
+}
+
+bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t high, int64_t *value,
+                   const char *dir)
+{
+    const json_t *v = json_object_get(object, key);
+    *value = json_integer_value(v);
+    if (json_is_integer(v) && *value >= low && *value <= high)
+        return true;
+    return kn_fail("%s/%s: \"%s\" is missing or not a whole number from %lld to %lld; the "
+                   "checkpoint is damaged",
+                   dir, KN_STATE_FILE, key, (long long)low, (long long)high);
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+bool kn_folder_state_write(const char *dir, const char *text)
+{
+    char path[KN_FOLDER_PATH], digits[DIGITS + 1];
+    kn_checksum sum;
+    const size_t n = strlen(text) - 2; /* without the last line and brace */
+    if (n > KN_STATE_MOST - sizeof SUM - TAIL)
+        return kn_fail("checkpoint: %s would have %zu bytes, more than the %zu that readers take; "
+                       "keep .config and .record small",
+                       KN_STATE_FILE, n, KN_STATE_MOST);
+    kn_checksum_begin(&sum);
+    kn_checksum_add(&sum, text, n);
+    kn_checksum_add(&sum, SUM, sizeof SUM - 1);
+    digits_of(kn_checksum_end(&sum), digits);
+    return kn_folder_path(path, dir, KN_STATE_FILE, "") &&
+           kn_file_write(path, (const void *const[]){ text, SUM, digits, END },
+                         (const size_t[]){ n, sizeof SUM - 1, DIGITS, sizeof END - 1 }, 4);
+}
