@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,19 +15,55 @@ struct kn_whole_file {
     int fd; /* -1: closed */
 };
 
-/* The first N that is free: files of dead processes with the same number may lie there. */
+/* Does the file that is open as fd still lie at path? */
+static bool lies_at(int fd, const char *path)
+{
+    struct stat is, there;
+    return KN_AGAIN(fstat(fd, &is)) == 0 && KN_AGAIN(lstat(path, &there)) == 0 &&
+           is.st_dev == there.st_dev && is.st_ino == there.st_ino;
+}
+
+/* Removes what a dead process left: nobody holds its lock. */
+static bool remove_dead(const char *temp)
+{
+    int fd = kn_open(temp, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
+    bool dead = fd >= 0 && KN_AGAIN(flock(fd, LOCK_EX | LOCK_NB)) == 0;
+    bool gone = dead && (!lies_at(fd, temp) || KN_AGAIN(unlink(temp)) == 0);
+    if (fd >= 0)
+        close(fd);
+    return gone;
+}
+
+/* Creates f->temp and locks it. False with errno; EAGAIN: another process took it for a dead one's.
+ * A file system without locks has no leftovers removed. */
+static bool create_temp(kn_whole_file *f)
+{
+    f->fd = kn_open(f->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (f->fd < 0)
+        return false;
+    bool taken = KN_AGAIN(flock(f->fd, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK;
+    if (!taken && lies_at(f->fd, f->temp))
+        return true;
+    close(f->fd);
+    f->fd = -1;
+    errno = EAGAIN;
+    return false;
+}
+
+/* The first N that no living process has. */
 static bool open_temp(kn_whole_file *f)
 {
-    size_t room = strlen(f->path) + 40;
+    size_t room = strlen(f->path) + 20;
     if (!(f->temp = kn_host_alloc(room)))
         return false;
     for (int i = 0; i < 1000; i++) {
-        snprintf(f->temp, room, "%s.tmp.%ld.%d", f->path, (long)getpid(), i);
-        f->fd = kn_open(f->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (f->fd >= 0)
+        snprintf(f->temp, room, i ? "%s.tmp.%d" : "%s.tmp", f->path, i);
+        if (create_temp(f))
             return true;
-        if (errno != EEXIST)
+        if (errno != EEXIST && errno != EAGAIN)
             break;
+        if (errno == EEXIST && remove_dead(f->temp) && create_temp(f))
+            return true;
     }
     kn_fail("cannot write %s: cannot create %s: %s", f->path, f->temp, strerror(errno));
     kn_host_free(f->temp); /* nothing to remove */
@@ -119,7 +156,9 @@ bool kn_whole_file_commit(kn_whole_file *f)
     if (ok && KN_AGAIN(fsync(f->fd)) != 0)
         ok = kn_fail("cannot sync %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
     int fd = f->fd;
-    f->fd = -1; /* close gives the descriptor back even if it fails */
+    f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* keeps the lock until the file has its name */
+    if (f->fd < 0 && ok)
+        ok = kn_fail("cannot write %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
     if (close(fd) != 0 && ok && errno != EINTR)
         ok = kn_fail("cannot close %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
     if (ok && KN_AGAIN(rename(f->temp, f->path)) != 0)
@@ -137,10 +176,10 @@ void kn_whole_file_abandon(kn_whole_file *f)
 {
     if (!f)
         return;
-    if (f->fd >= 0)
-        close(f->fd);
     if (f->temp)
         (void)KN_AGAIN(unlink(f->temp));
+    if (f->fd >= 0)
+        close(f->fd);
     kn_host_free(f->temp);
     kn_host_free(f->path);
     kn_host_free(f);

@@ -1,10 +1,13 @@
 /* tensor/whole_file.h (private to the library): files that are there whole or not at all. The bytes
- * go into a temporary file beside the target, PATH.tmp.PID.N, which a commit syncs and renames. */
+ * go into a temporary file beside the target, PATH.tmp or PATH.tmp.N, which a commit syncs and
+ * renames. Its writer holds a lock of it; one that a dead process left is replaced by the next that
+ * writes PATH. */
 #ifndef KNAP_TENSOR_WHOLE_FILE_H
 #define KNAP_TENSOR_WHOLE_FILE_H
 
 #include <dirent.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct kn_whole_file kn_whole_file;
