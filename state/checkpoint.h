@@ -55,8 +55,10 @@ typedef struct kn_checkpoint_save_options {
     /* Of an evaluation of these weights, the lower the better: a loss. One that isn't finite is
      * none. 0: none; KN_ZERO: 0. */
     double score;
-    int keep;       /* checkpoints that stay in the folder, the newest; 0: all */
-    bool keep_best; /* the one of the least score stays as well, and RUN/best is a link to it */
+    int keep; /* checkpoints that stay in the folder, the newest; 0: all */
+    /* The one of the least score stays as well, and RUN/best is a link to it. Where there is that
+     * link already, it is kept without this. */
+    bool keep_best;
     kn_run_folder *folder; /* the claim of dir; NULL: the save claims dir, makes it if missing */
     bool async; /* with .folder: returns once this rank's part was copied; a thread writes */
 } kn_checkpoint_save_options;

@@ -57,7 +57,8 @@ static bool follow(const char *dir, char to[KN_FOLDER_PATH])
     return ok || kn_fail("checkpoint: the path %s is too long", dir);
 }
 
-/* The newest that wasn't refused, into *one; .dir stays empty where there is none. */
+/* The newest that wasn't refused, nor replaced by another run, into *one; .dir stays empty where
+ * there is none. */
 static bool choose(search *s, choice *it, kn_listed *one)
 {
     kn_listing l;
@@ -67,7 +68,7 @@ static bool choose(search *s, choice *it, kn_listed *one)
     for (int i = 0; i < l.count; i++)
         s->folder |= l.list[i].name[0] != 0;
     for (int i = 0; ok && i < l.count; i++) {
-        if (was_refused(s, &l.list[i]))
+        if (l.list[i].doomed || was_refused(s, &l.list[i]))
             continue;
         *one = l.list[i];
         ok = *one->name ? kn_folder_path(it->dir, s->dir, one->name, "") : follow(s->dir, it->dir);

@@ -75,8 +75,12 @@ static bool take_lock(kn_run_folder *f)
 
 static bool claim(kn_run_folder *f, bool overwrite)
 {
-    return make_folders(f->dir) && take_lock(f) && (f->lock < 0 || kn_folder_recover(f->dir)) &&
-           (!overwrite || kn_folder_list(&f->doomed, f->dir));
+    kn_listing l = { 0 };
+    bool ok =
+        make_folders(f->dir) && take_lock(f) && (f->lock < 0 || kn_folder_recover(f->dir, &l));
+    kn_listing_free(&l);
+    f->overwrites = overwrite;
+    return ok;
 }
 
 kn_run_folder *kn_run_folder_claim_(const char *dir, kn_run_folder_options o)
@@ -109,7 +113,6 @@ void kn_run_folder_release(kn_run_folder *f)
         (void)!ftruncate(f->lock, 0);
         close(f->lock);
     }
-    kn_listing_free(&f->doomed);
     kn_host_free(f->dir);
     kn_host_free(f);
 }

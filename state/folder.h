@@ -31,8 +31,11 @@ typedef enum kn_save_state {
 typedef struct kn_run_folder_options {
     size_t _size;
     struct kn_guard *_positional;
-    kn_comm *comm;  /* the ranks of the run; NULL: kn_world(). It must outlive the result */
-    bool overwrite; /* the first complete save removes the checkpoints that are there now */
+    kn_comm *comm; /* the ranks of the run; NULL: kn_world(). It must outlive the result */
+    /* The first complete save removes the checkpoints that are there now. From when it counts
+     * nobody takes one of them for this run's, also where the process ends before they are gone:
+     * then the next claim removes them. */
+    bool overwrite;
 } kn_run_folder_options;
 /* Makes the folder and those above it, checks that it can be written, and locks it until it is
  * released or the process of rank 0 ends; then finishes an interrupted save or removes its files.

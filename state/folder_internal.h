@@ -39,14 +39,16 @@ typedef struct kn_listed {
     int64_t step;
     int64_t number; /* of the save in this folder, from 1; 0: unknown, or of the first form */
     int64_t order;  /* number; unknown: that of the newest one of a lower step */
+    int64_t since;  /* number of the save with which its run replaced another one; 0: it didn't */
     double score;   /* NAN: none */
     char why[256];  /* its state.json can't be read; "": it can */
-    bool doomed;    /* of a run that is being replaced */
+    bool doomed;    /* it is of a run that was replaced, and goes */
 } kn_listed;
 typedef struct kn_listing {
     kn_listed *list;
     int count;
     int64_t room;
+    int64_t since; /* the greatest of the list: lower numbers are doomed */
 } kn_listing;
 
 /* The checkpoints of dir, the newest first; one whose state.json can't be read has the place that
@@ -74,22 +76,22 @@ struct kn_run_folder {
     char *dir;
     kn_comm *comm;
     int lock;                 /* -1: the file system has no locks, or this isn't rank 0 */
-    kn_listing doomed;        /* .overwrite: what was there, until the first complete save */
+    bool overwrites;          /* the first complete save dooms what was there; rank 0's */
     struct kn_saving *saving; /* saving.h: the save in the background; NULL: none */
     bool failed;              /* on this rank, the last one */
 };
 
 /* A save of this folder. */
 typedef struct kn_folder_save {
-    kn_listed saved;           /* number is set by kn_folder_begin */
+    kn_listed saved;           /* number and since are set by kn_folder_begin */
     char path[KN_FOLDER_PATH]; /* where its files go: RUN/step-N.saving */
     int keep;                  /* checkpoints to keep, 0: all */
     bool keep_best;
 } kn_folder_save;
 
-/* Finishes or removes what dead saves left. A leftover that can't be removed is told on standard
- * error, and no error. Under the lock. */
-bool kn_folder_recover(const char *dir);
+/* Finishes or removes what dead saves left, and what was replaced. A leftover that can't be removed
+ * is told on standard error, and no error. Lists what there is. Under the lock. */
+bool kn_folder_recover(const char *dir, kn_listing *l);
 /* Makes RUN/step-N.saving with the folders model and optimizer. */
 bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s);
 /* Removes an empty folder of it. */

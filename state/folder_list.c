@@ -48,16 +48,18 @@ int64_t kn_folder_step(const char *name, const char *suffix)
 static bool read_saved(kn_listed *s, const char *path)
 {
     json_t *j = kn_folder_state(path);
-    int64_t version, step, number = 0;
+    int64_t version, step, number = 0, since = 0;
     const bool named = s->name[0] != 0;
     const json_t *score = json_object_get(j, "score");
     bool ok =
         j && kn_folder_int(j, "version", named ? 2 : 1, KN_STATE_VERSION, &version, path) &&
         kn_folder_int(j, "step", named ? s->step : 0, named ? s->step : INT64_MAX, &step, path) &&
-        (version == 1 || kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path));
+        (version == 1 || kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path)) &&
+        (!json_object_get(j, "since") || kn_folder_int(j, "since", 0, number, &since, path));
     const char *id = ok ? json_string_value(json_object_get(j, version == 1 ? "save" : "id")) : "";
     s->step = ok ? step : s->step;
     s->number = ok ? number : 0;
+    s->since = ok ? since : 0;
     s->score = json_is_number(score) ? json_number_value(score) : NAN;
     snprintf(s->id, sizeof s->id, "%s", id ? id : "");
     json_decref(j);
@@ -97,6 +99,19 @@ static void set_orders(kn_listing *l)
     }
 }
 
+/* A run that began anew replaced those with lower numbers, and all of the first form, which have
+ * none. Nobody knows that of a step-N whose state.json can't be read. */
+static void set_doomed(kn_listing *l)
+{
+    for (int i = 0; i < l->count; i++)
+        if (l->list[i].since > l->since)
+            l->since = l->list[i].since;
+    for (int i = 0; i < l->count; i++) {
+        kn_listed *s = &l->list[i];
+        s->doomed = s->number < l->since && (!s->why[0] || !*s->name);
+    }
+}
+
 static int newest_first(const void *x, const void *y)
 {
     const kn_listed *a = x, *b = y;
@@ -127,6 +142,7 @@ bool kn_folder_list(kn_listing *l, const char *dir)
     closedir(d);
     ok = ok && add(l, dir, "", 0);
     set_orders(l);
+    set_doomed(l);
     if (ok && l->count > 1)
         qsort(l->list, (size_t)l->count, sizeof *l->list, newest_first);
     return ok && kn_ok();

@@ -80,6 +80,87 @@ static bool remove_first_form(const char *dir)
     return ok;
 }
 
+/* ---- which stay ------------------------------------------------------------------------------ */
+
+/* The name that the link to the best has; "" if there is none. */
+static void best_name(const char *dir, char name[KN_FOLDER_NAME])
+{
+    char path[KN_FOLDER_PATH];
+    ssize_t n = snprintf(path, sizeof path, "%s/%s", dir, BEST) < (int)sizeof path
+                    ? readlink(path, name, KN_FOLDER_NAME - 1)
+                    : 0;
+    name[n > 0 ? n : 0] = 0;
+}
+
+/* Runs of the first form kept a checkpoint in a folder of the link's name: it gets another one. */
+static bool make_way(const char *dir, const char *best)
+{
+    char to[KN_FOLDER_PATH];
+    struct stat st;
+    return lstat(best, &st) != 0 || S_ISLNK(st.st_mode) ||
+           (kn_folder_path(to, dir, BEST, FIRST_FORM) && rename_or_fail(best, to));
+}
+
+/* RUN/best becomes a link to name; NULL: none. */
+static bool link_best(const char *dir, const char *name)
+{
+    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], now[KN_FOLDER_NAME];
+    best_name(dir, now);
+    if (strcmp(now, name ? name : "") == 0)
+        return true;
+    if (!kn_folder_path(from, dir, BEST_NEW, "") || !kn_folder_path(to, dir, BEST, ""))
+        return false;
+    if (!name)
+        return KN_AGAIN(unlink(to)) == 0 ||
+               kn_fail("checkpoint: cannot remove the link %s: %s", to, strerror(errno));
+    return make_way(dir, to) &&
+           (KN_AGAIN(symlink(name, from)) == 0 ||
+            kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
+           rename_or_fail(from, to) && kn_sync_folder(dir);
+}
+
+/* RUN/best becomes a link to the best one known, if it is to be kept or there is a link: that may
+ * be to one that was replaced. */
+static bool set_best(const char *dir, bool keep_best, const kn_listing *l)
+{
+    char now[KN_FOLDER_NAME];
+    const kn_listed *best = kn_listing_best(l);
+    best_name(dir, now);
+    const bool linked = kn_folder_step(now, "") >= 0;
+    return (!linked && !(keep_best && best)) || link_best(dir, best ? best->name : NULL);
+}
+
+/* Removes those of l, the newest first, that aren't kept. */
+static bool remove_others(const char *dir, const kn_folder_save *s, const kn_listing *l)
+{
+    char linked[KN_FOLDER_NAME];
+    const kn_listed *best = s->keep_best ? kn_listing_best(l) : NULL; /* the link may have failed */
+    bool ok = true;
+    int kept = 0;
+    best_name(dir, linked);
+    for (int i = 0; i < l->count; i++) {
+        const kn_listed *c = &l->list[i];
+        if (c->doomed)
+            ok = (*c->name ? remove_saved(dir, c->name, c->name) : remove_first_form(dir)) && ok;
+        else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
+                 strcmp(linked, c->name) != 0)
+            ok = remove_saved(dir, c->name, c->name) && ok;
+    }
+    return ok;
+}
+
+/* After the save s, or with none: of the checkpoints l only those stay that are kept. */
+static void tidy(const char *dir, const kn_folder_save *s, const kn_listing *l)
+{
+    kn_attempt a;
+    kn_attempt_begin(&a);
+    set_best(dir, s->keep_best, l);
+    tell(&a);
+    kn_attempt_begin(&a); /* a folder without links is no reason to keep all */
+    remove_others(dir, s, l);
+    tell(&a);
+}
+
 /* ---- what dead saves left -------------------------------------------------------------------- */
 
 /* 1: path is there; 0: it isn't; -1 with an error: nobody knows. */
@@ -173,13 +254,16 @@ static bool recover_all(const char *dir, const char *end,
     return ok;
 }
 
-bool kn_folder_recover(const char *dir)
+bool kn_folder_recover(const char *dir, kn_listing *l)
 {
     char best[KN_FOLDER_PATH];
     if (!recover_all(dir, SAVING, recover_saving) || !recover_all(dir, OLD, recover_old) ||
         !recover_all(dir, REMOVING, recover_rest) || !kn_folder_path(best, dir, BEST_NEW, ""))
         return false;
     remove_leftover(best);
+    if (!kn_folder_list(l, dir))
+        return false;
+    tidy(dir, &(kn_folder_save){ 0 }, l);
     return true;
 }
 
@@ -196,11 +280,12 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
     char below[KN_FOLDER_PATH];
     kn_listing l = { 0 };
     kn_folder_name(s->saved.name, s->saved.step, "");
-    bool ok = (f->lock < 0 || kn_folder_recover(f->dir)) && kn_folder_list(&l, f->dir);
+    bool ok = f->lock < 0 ? kn_folder_list(&l, f->dir) : kn_folder_recover(f->dir, &l);
     s->saved.number = 1;
     for (int i = 0; i < l.count; i++)
         if (l.list[i].number >= s->saved.number)
             s->saved.number = l.list[i].number + 1;
+    s->saved.since = f->overwrites ? s->saved.number : l.since;
     kn_listing_free(&l);
     if (s->saved.number > KN_FOLDER_SAVES)
         return kn_fail("checkpoint: %s has a checkpoint of the last number that there is; choose "
@@ -222,112 +307,26 @@ void kn_folder_abandon(const kn_folder_save *s)
     kn_attempt_end(&a, error); /* the next claim removes what stays */
 }
 
-/* ---- after it -------------------------------------------------------------------------------- */
-
-/* The name that the link to the best has; "" if there is none. */
-static void best_name(const char *dir, char name[KN_FOLDER_NAME])
-{
-    char path[KN_FOLDER_PATH];
-    ssize_t n = snprintf(path, sizeof path, "%s/%s", dir, BEST) < (int)sizeof path
-                    ? readlink(path, name, KN_FOLDER_NAME - 1)
-                    : 0;
-    name[n > 0 ? n : 0] = 0;
-}
-
-/* Marks the checkpoints of the run that this one replaces. */
-static void mark_doomed(const kn_run_folder *f, kn_listing *l)
-{
-    for (int i = 0; i < l->count; i++)
-        for (int k = 0; k < f->doomed.count; k++) {
-            kn_listed *s = &l->list[i];
-            const kn_listed *d = &f->doomed.list[k];
-            s->doomed |= strcmp(d->name, s->name) == 0 && d->number == s->number;
-        }
-}
-
-/* Runs of the first form kept a checkpoint in a folder of the link's name: it gets another one. */
-static bool make_way(const char *dir, const char *best)
-{
-    char to[KN_FOLDER_PATH];
-    struct stat st;
-    return lstat(best, &st) != 0 || S_ISLNK(st.st_mode) ||
-           (kn_folder_path(to, dir, BEST, FIRST_FORM) && rename_or_fail(best, to));
-}
-
-/* RUN/best becomes a link to name; NULL: none. */
-static bool link_best(const char *dir, const char *name)
-{
-    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], now[KN_FOLDER_NAME];
-    best_name(dir, now);
-    if (strcmp(now, name ? name : "") == 0)
-        return true;
-    if (!kn_folder_path(from, dir, BEST_NEW, "") || !kn_folder_path(to, dir, BEST, ""))
-        return false;
-    if (!name)
-        return KN_AGAIN(unlink(to)) == 0 ||
-               kn_fail("checkpoint: cannot remove the link %s: %s", to, strerror(errno));
-    return make_way(dir, to) &&
-           (KN_AGAIN(symlink(name, from)) == 0 ||
-            kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
-           rename_or_fail(from, to) && kn_sync_folder(dir);
-}
-
-/* The best one known. A link that a save without .keep_best finds stays, unless its checkpoint
- * goes. */
-static bool set_best(const char *dir, const kn_folder_save *s, const kn_listing *l)
-{
-    char now[KN_FOLDER_NAME];
-    const kn_listed *best = kn_listing_best(l);
-    bool goes = false;
-    best_name(dir, now);
-    for (int i = 0; i < l->count; i++)
-        goes |= l->list[i].doomed && strcmp(l->list[i].name, now) == 0;
-    if (s->keep_best && best)
-        return link_best(dir, best->name);
-    return !goes || link_best(dir, NULL);
-}
-
-/* Removes those of l, the newest first, that aren't kept. */
-static bool remove_others(const char *dir, const kn_folder_save *s, const kn_listing *l)
-{
-    char linked[KN_FOLDER_NAME];
-    const kn_listed *best = s->keep_best ? kn_listing_best(l) : NULL; /* the link may have failed */
-    bool ok = true;
-    int kept = 0;
-    best_name(dir, linked);
-    for (int i = 0; i < l->count; i++) {
-        const kn_listed *c = &l->list[i];
-        if (c->doomed)
-            ok = (*c->name ? remove_saved(dir, c->name, c->name) : remove_first_form(dir)) && ok;
-        else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
-                 strcmp(linked, c->name) != 0)
-            ok = remove_saved(dir, c->name, c->name) && ok;
-    }
-    return ok;
-}
-
-static void tidy(kn_run_folder *f, const kn_folder_save *s)
+bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text)
 {
     kn_listing l;
     kn_attempt a;
+    if (!kn_sync_folder(s->path) || !kn_folder_state_write(s->path, text) ||
+        !put_in_place(f->dir, s->saved.name))
+        return false;
     kn_attempt_begin(&a);
     bool listed = kn_folder_list(&l, f->dir);
-    mark_doomed(f, &l);
-    bool ok = listed && set_best(f->dir, s, &l);
     tell(&a);
-    kn_attempt_begin(&a); /* a folder without links is no reason to keep all */
-    ok = listed && remove_others(f->dir, s, &l) && ok;
-    tell(&a);
+    for (int i = 0; i < l.count; i++) /* those that can't be read were there before */
+        l.list[i].doomed |= f->overwrites && l.list[i].why[0];
+    f->overwrites = false;
+    if (listed)
+        tidy(f->dir, s, &l);
     kn_listing_free(&l);
-    if (ok)
-        kn_listing_free(&f->doomed);
+    return true;
 }
 
-bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *text)
-{
-    return kn_sync_folder(s->path) && kn_folder_state_write(s->path, text) &&
-           put_in_place(f->dir, s->saved.name) && (tidy(f, s), true);
-}
+/* ---- the best one ---------------------------------------------------------------------------- */
 
 int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
 {
@@ -342,10 +341,9 @@ int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
         return -1;
     kn_comm_suspend_timeout(f->comm);
     if (f->saving && f->saving->finished)
-        kn_saving_join(f->saving); /* its commit has the list of what it replaces */
+        kn_saving_join(f->saving); /* until then nothing was replaced */
     if (kn_rank(f->comm) == 0 && kn_folder_list(&l, f->dir)) {
-        mark_doomed(f, &l);
-        const kn_listed *best = kn_listing_best(&l);
+        const kn_listed *best = f->overwrites ? NULL : kn_listing_best(&l);
         if (best) {
             told.step = best->step;
             told.score = best->score;

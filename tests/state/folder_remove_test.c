@@ -2,70 +2,27 @@
  * place. */
 #include "knap.h"
 #include "tests/models/temp.h"
+#include "tests/state/operations.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <sys/syscall.h>
 
-/* ---- another user, before any one operation on files ----------------------------------------- */
+/* ---- another user, before any one operation on folders --------------------------------------- */
 
 static atomic_int left; /* operations until the swap; 0: none comes */
 static const char *victim;
 
 /* The victim moves away, and a link to a home comes in its place. */
-static void swap(void)
+static int swap(const char *operation)
 {
+    (void)operation;
     if (atomic_load(&left) == 0 || atomic_fetch_sub(&left, 1) > 1)
-        return;
+        return 0;
     renameat(AT_FDCWD, temp_path(victim), AT_FDCWD, temp_path("moved"));
-    KN_CHECK(symlink(temp_path("home"), temp_path(victim)) == 0 || errno == ENOENT ||
+    KN_CHECK(symlinkat(temp_path("home"), AT_FDCWD, temp_path(victim)) == 0 || errno == ENOENT ||
              errno == EEXIST);
-}
-
-/* The library's operations are these functions. */
-
-int lstat(const char *path, struct stat *st)
-{
-    swap();
-    return fstatat(AT_FDCWD, path, st, AT_SYMLINK_NOFOLLOW);
-}
-
-int unlink(const char *path)
-{
-    swap();
-    return (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
-}
-
-int rmdir(const char *path)
-{
-    swap();
-    return (int)syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR);
-}
-
-int unlinkat(int dir, const char *path, int flags)
-{
-    swap();
-    return (int)syscall(SYS_unlinkat, dir, path, flags);
-}
-
-DIR *opendir(const char *path)
-{
-    swap();
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd < 0 ? NULL : fdopendir(fd);
-}
-
-int openat(int dir, const char *path, int flags, ...)
-{
-    va_list ap;
-    swap();
-    va_start(ap, flags);
-    mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0;
-    va_end(ap);
-    return (int)syscall(SYS_openat, dir, path, flags, mode);
+    return 0;
 }
 
 /* ---- what stays ------------------------------------------------------------------------------ */
@@ -103,7 +60,9 @@ static bool claim_while(int at)
 {
     begin();
     atomic_store(&left, at);
+    operation_hook = swap;
     kn_run_folder *f = kn_run_folder_claim(temp_path("run"));
+    operation_hook = NULL;
     bool swapped = atomic_exchange(&left, 0) == 0;
     KN_CHECK(f != NULL, "%s", kn_error());
     kn_run_folder_release(f);

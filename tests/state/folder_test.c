@@ -5,6 +5,7 @@
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
+#include "tests/state/operations.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -12,16 +13,12 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-/* The library's renames are of this function: the failing-th from now fails; 0: none. */
-static atomic_int failing;
+static atomic_int failing; /* the failing-th rename from now fails; 0: none */
 
-int rename(const char *from, const char *to)
+static int fail_rename(const char *operation)
 {
-    if (atomic_load(&failing) > 0 && atomic_fetch_sub(&failing, 1) == 1) {
-        errno = EIO;
-        return -1;
-    }
-    return renameat(AT_FDCWD, from, AT_FDCWD, to);
+    bool counts = strcmp(operation, "rename") == 0 && atomic_load(&failing) > 0;
+    return counts && atomic_fetch_sub(&failing, 1) == 1 ? EIO : 0;
 }
 
 static char dir[256]; /* of the run */
@@ -255,6 +252,7 @@ KN_TEST(folder, a_replaced_one_comes_back)
     struct stat before, after;
     begin();
     KN_CHECK(save(1, 0) && stat(temp_path("run/step-00000001/state.json"), &before) == 0);
+    operation_hook = fail_rename;
     for (int i = 1; i < 4; i++) {
         failing = i;
         REFUSED(save(1, 0), "cannot rename");
@@ -264,6 +262,7 @@ KN_TEST(folder, a_replaced_one_comes_back)
                  "rename %d: another one", i);
         KN_CHECK(!is_there("run/step-00000001.old") && !is_there("run/step-00000001.saving"));
     }
+    operation_hook = NULL;
     end();
 }
 

@@ -156,29 +156,6 @@ KN_TEST(saving, the_newest_and_the_best_stay)
     remove_temp();
 }
 
-/* Another run in its place: what was there goes once the first save is whole, and no sooner. */
-KN_TEST(saving, a_replaced_run)
-{
-    kn_linear l = { 0 };
-    double score;
-    const char *dir = temp_path("run");
-    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
-    for (int64_t step = 1; step < 4; step++)
-        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .score = 0.1, .keep_best = true));
-    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
-    KN_CHECK(f && is_there(dir, "step-00000003") && links_to(dir, "step-00000001"), "%s",
-             kn_error());
-    KN_CHECK(kn_run_folder_best(f, &score) == -1 && isnan(score), "no best of its own");
-    KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 2), "%s", kn_error());
-    KN_CHECK(!is_there(dir, "step-00000001") && is_there(dir, "step-00000002") &&
-             !is_there(dir, "step-00000003") && !is_there(dir, "best"));
-    KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 3, .score = 9, .keep_best = true));
-    KN_CHECK(links_to(dir, "step-00000003") && is_there(dir, "step-00000002"));
-    kn_run_folder_release(f);
-    kn_module_free(&l);
-    remove_temp();
-}
-
 /* ---- damage ---------------------------------------------------------------------------------- */
 
 static const char *model_file(const char *step)
