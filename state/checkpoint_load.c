@@ -83,27 +83,24 @@ static bool is_wanted(const kn_checkpoint *c, const kn_entry *e)
            (e->rank == kn_rank(c->comm) && kn_comm_size(c->comm) == c->buffer_ranks);
 }
 
-static bool read_part(const kn_checkpoint *c, kn_pieces *p, const kn_entry *list, int count,
-                      void *host)
+/* Straight to where the values lie; through memory for one part where that isn't memory of the
+ * host, or where they lie in another order. */
+static bool read_entry(kn_pieces *p, const kn_entry *e)
 {
-    bool ok = true;
-    for (int i = 0; ok && i < count; i++)
-        ok = !is_wanted(c, &list[i]) ||
-             (kn_pieces_read(p, kn_pieces_find(p, list[i].name), list[i].part, host) &&
-              kn_entry_write(&list[i], host));
+    char *to = kn_entry_data(e), *room = NULL;
+    if (!to && kn_ok())
+        to = room = kn_host_alloc(kn_entry_part_bytes(e) + 1);
+    bool ok =
+        to && kn_pieces_read(p, kn_pieces_find(p, e->name), e->part, to) && kn_entry_write(e, to);
+    kn_host_free(room);
     return ok;
 }
 
-static bool read_all(const kn_checkpoint *c, const kn_entries *e, int models)
+static bool read_part(const kn_checkpoint *c, kn_pieces *p, const kn_entry *list, int count)
 {
-    size_t most = 0;
-    for (int i = 0; i < e->count; i++)
-        if (is_wanted(c, &e->list[i]) && kn_entry_part_bytes(&e->list[i]) > most)
-            most = kn_entry_part_bytes(&e->list[i]);
-    void *host = kn_host_alloc(most + 1);
-    bool ok = host && read_part(c, c->model, e->list, models, host) &&
-              read_part(c, c->optimizer, e->list + models, e->count - models, host);
-    kn_host_free(host);
+    bool ok = true;
+    for (int i = 0; ok && i < count; i++)
+        ok = !is_wanted(c, &list[i]) || read_entry(p, &list[i]);
     return ok;
 }
 
@@ -163,7 +160,9 @@ static bool load(const kn_checkpoint *c, void *module, const kn_checkpoint_load_
     counts n = { 0 };
     int models;
     bool ok = list_and_check(c, &e, &models, module, o) && (!o->optim || read_counts(c, o, &n));
-    ok = kn_agree(c->comm, ok) && read_all(c, &e, models) && (!o->optim || set_counts(o, &n));
+    ok = kn_agree(c->comm, ok) && read_part(c, c->model, e.list, models) &&
+         read_part(c, c->optimizer, e.list + models, e.count - models) &&
+         (!o->optim || set_counts(o, &n));
     return kn_entries_end(&e) && ok;
 }
 

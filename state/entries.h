@@ -87,17 +87,17 @@ kn_interval kn_entry_part(const kn_entry *e, const kn_entries *all, int rank); /
 
 /* This rank's part, as it lies in memory of the host; NULL, without an error, where it lies on
  * another device or in another order, or is empty: kn_entry_read copies. Nothing writes it until
- * the next launch. */
-const void *kn_entry_data(const kn_entry *e);
+ * the next launch but the caller, who then gives it to kn_entry_write. */
+void *kn_entry_data(const kn_entry *e);
 /* Copies this rank's part to host memory of kn_entry_part_bytes. */
 bool kn_entry_read(const kn_entry *e, void *host);
 /* Reads the whole into host memory of every rank: rank 0's where it is whole on all. Collective. */
 bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host);
 /* True if all entries may be written: nothing is summoned, nothing records. */
 bool kn_entries_may_write(const kn_entries *e, const char *what);
-/* This rank's part becomes host's kn_entry_part_bytes, in e's dtype. What was gathered of a
- * parameter is dropped, so ranks with an empty part call it too. Fails only where the device
- * does. */
+/* This rank's part becomes host's kn_entry_part_bytes, in e's dtype; host may be kn_entry_data, with
+ * the new values in it. What was gathered of a parameter is dropped, so ranks with an empty part
+ * call it too. Fails only where the device does. */
 bool kn_entry_write(const kn_entry *e, const void *host);
 
 #endif

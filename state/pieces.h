@@ -84,7 +84,7 @@ bool kn_pieces_read(kn_pieces *p, int i, kn_interval part, void *to);
 kn_tensor *kn_pieces_get(kn_pieces *p, int i);
 /* Whether every byte of tensor i has a checksum; files of other programs have none. */
 bool kn_pieces_has_sums(const kn_pieces *p, int i);
-/* Reads all bytes of tensor i that have a checksum, and compares, in memory of a MiB. progress (may
+/* Reads all bytes of tensor i that have a checksum, and compares. progress (may
  * be NULL) is called with the bytes of each portion. */
 typedef void (*kn_pieces_progress)(int64_t bytes, void *arg);
 bool kn_pieces_verify(kn_pieces *p, int i, kn_pieces_progress progress, void *arg);

@@ -435,5 +435,6 @@ void kn_pieces_close(kn_pieces *p)
     kn_host_free(p->tensor);
     kn_host_free(p->by_name);
     kn_host_free(p->part);
+    kn_host_free(p->room);
     kn_host_free(p);
 }

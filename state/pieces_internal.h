@@ -36,6 +36,7 @@ struct kn_pieces {
     int *by_name;              /* [tensors]: their indices in order of names */
     int tensors;
     kn_indexed_part *part;
+    char *room; /* for bytes on their way; NULL before the first */
 };
 
 /* Opens path, takes its identity, and remembers descriptors of the first files. */

@@ -1,21 +1,23 @@
 /* state/pieces_read.c: bytes of an index's files. An interval is rectangles of the whole shape, a
  * file holds rectangles of it, and what two rectangles share is runs of bytes in the file and runs
- * in memory: neighbours in the file are read together, straight to their places.
+ * in memory: neighbours in the file are read together.
  *
  * Nothing is mapped: a file that is cut while it is read is an error, not a signal. */
 #include "kernels/error.h"
 #include "kernels/memory.h"
+#include "state/copy.h"
 #include "state/pieces_internal.h"
 #include "tensor/checksum.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#define MOST_OPEN 256       /* files; more are opened again when they are read */
-#define PORTION   (1 << 20) /* bytes read, then summed while they are in the processor's cache */
-#define RUNS      256       /* in memory, read together */
+#define MOST_OPEN 256 /* files; more are opened again when they are read */
+/* Bytes that are read, summed and copied to their places while they are in a core's own cache. The
+ * system's copies to memory that isn't there take twice as long as all of that. */
+#define PORTION (1 << 18)
+#define RUNS    256 /* in memory, read together */
 
 /* ---- the files ------------------------------------------------------------------------------- */
 
@@ -92,33 +94,31 @@ int kn_indexed_open(kn_pieces *p, int file)
 typedef struct batch {
     const char *path;
     int fd;
+    char *room;   /* [PORTION] */
     int64_t at;   /* where they begin in the file */
-    size_t bytes; /* of all runs */
-    struct iovec run[RUNS];
+    size_t bytes; /* of all runs, at most PORTION */
+    struct {
+        char *to;
+        size_t bytes;
+    } run[RUNS];
     int runs;
     kn_checksum *sum; /* NULL: none is made */
 } batch;
 
-/* Moves the first run past bytes that were read. */
-static int pass(struct iovec *run, int n, size_t bytes)
+/* The room that all batches of p take turns with. */
+static bool batch_begin(batch *b, kn_pieces *p, int file, kn_checksum *sum)
 {
-    int first = 0;
-    while (first < n && bytes >= run[first].iov_len)
-        bytes -= run[first++].iov_len;
-    if (first < n) {
-        run[first].iov_base = (char *)run[first].iov_base + bytes;
-        run[first].iov_len -= bytes;
-    }
-    return first;
+    if (!p->room)
+        p->room = kn_host_alloc(PORTION);
+    *b = (batch){ .path = p->file[file].path, .fd = kn_indexed_open(p, file), .sum = sum };
+    b->room = p->room;
+    return b->fd >= 0 && b->room;
 }
 
 static bool read_batch(batch *b)
 {
-    struct iovec run[RUNS];
-    memcpy(run, b->run, sizeof *run * (size_t)b->runs);
-    int first = 0;
     for (size_t done = 0; done < b->bytes;) {
-        ssize_t n = preadv(b->fd, run + first, b->runs - first, (off_t)(b->at + (int64_t)done));
+        ssize_t n = pread(b->fd, b->room + done, b->bytes - done, (off_t)(b->at + (int64_t)done));
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -127,11 +127,13 @@ static bool read_batch(batch *b)
             return kn_fail("%s: the file was cut to %lld bytes while it was read; save or fetch it "
                            "again",
                            b->path, (long long)(b->at + (int64_t)done));
-        first += pass(run + first, b->runs - first, (size_t)n);
         done += (size_t)n;
     }
-    for (int i = 0; i < b->runs && b->sum; i++)
-        kn_checksum_add(b->sum, b->run[i].iov_base, b->run[i].iov_len);
+    if (b->sum)
+        kn_checksum_add(b->sum, b->room, b->bytes);
+    const char *from = b->room;
+    for (int i = 0; i < b->runs; from += b->run[i++].bytes)
+        kn_copy_past_caches(b->run[i].to, from, b->run[i].bytes);
     b->at += (int64_t)b->bytes;
     b->bytes = 0;
     b->runs = 0;
@@ -144,13 +146,10 @@ static bool add_run(batch *b, char *to, size_t bytes, int64_t at)
     bool joins = at == b->at + (int64_t)b->bytes;
     if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > PORTION) && !read_batch(b))
         return false;
-    struct iovec *last = b->runs ? &b->run[b->runs - 1] : NULL;
-    if (!last)
+    if (b->runs == 0)
         b->at = at;
-    if (last && (char *)last->iov_base + last->iov_len == to)
-        last->iov_len += bytes;
-    else
-        b->run[b->runs++] = (struct iovec){ to, bytes };
+    b->run[b->runs].to = to;
+    b->run[b->runs++].bytes = bytes;
     b->bytes += bytes;
     return true;
 }
@@ -229,9 +228,9 @@ static bool read_part(kn_pieces *p, const kn_indexed_tensor *t, const kn_indexed
     kn_checksum sum;
     kn_checksum_begin(&sum);
     bool whole = held->has_sum && memcmp(&box, &held->r, sizeof box) == 0;
-    batch b = { .path = p->file[held->file].path, .fd = kn_indexed_open(p, held->file) };
-    b.sum = whole ? &sum : NULL;
-    return b.fd >= 0 && read_box(&b, ndim, kn_dtype_size(t->piece.dtype), &box, held, wanted, to) &&
+    batch b;
+    return batch_begin(&b, p, held->file, whole ? &sum : NULL) &&
+           read_box(&b, ndim, kn_dtype_size(t->piece.dtype), &box, held, wanted, to) &&
            (!whole || compare_sum(p, t, held, kn_checksum_end(&sum)));
 }
 
@@ -265,35 +264,33 @@ kn_tensor *kn_pieces_get(kn_pieces *p, int i)
 /* ---- all bytes ------------------------------------------------------------------------------- */
 
 static bool verify_part(kn_pieces *p, const kn_indexed_tensor *t, const kn_indexed_part *part,
-                        char *buffer, kn_pieces_progress progress, void *arg)
+                        kn_pieces_progress progress, void *arg)
 {
     int64_t left =
         kn_rectangle_numel(t->piece.ndim, &part->r) * (int64_t)kn_dtype_size(t->piece.dtype);
     kn_checksum sum;
     kn_checksum_begin(&sum);
-    batch b = { .path = p->file[part->file].path, .fd = kn_indexed_open(p, part->file) };
-    b.sum = &sum;
+    batch b;
+    if (!batch_begin(&b, p, part->file, &sum))
+        return false;
     b.at = part->at;
-    for (int64_t at = part->at; left > 0 && b.fd >= 0;) {
-        int64_t n = left < PORTION ? left : PORTION;
-        if (!add_run(&b, buffer, (size_t)n, at) || !read_batch(&b))
+    for (int64_t n; left > 0; left -= n) {
+        n = left < PORTION ? left : PORTION;
+        b.bytes = (size_t)n;
+        if (!read_batch(&b))
             return false;
         if (progress)
             progress(n, arg);
-        at += n;
-        left -= n;
     }
-    return b.fd >= 0 && compare_sum(p, t, part, kn_checksum_end(&sum));
+    return compare_sum(p, t, part, kn_checksum_end(&sum));
 }
 
 bool kn_pieces_verify(kn_pieces *p, int i, kn_pieces_progress progress, void *arg)
 {
     const kn_indexed_tensor *t = &p->tensor[i];
-    char *buffer = kn_ok() ? kn_host_alloc(PORTION) : NULL;
-    bool ok = buffer != NULL;
+    bool ok = kn_ok();
     for (int k = 0; k < t->parts && ok; k++)
-        ok = !t->part[k].has_sum || verify_part(p, t, &t->part[k], buffer, progress, arg);
-    kn_host_free(buffer);
+        ok = !t->part[k].has_sum || verify_part(p, t, &t->part[k], progress, arg);
     return ok;
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels/error.h"
 #include "kernels/kernels.h"
+#include "state/copy.h"
 #include "tensor/whole_file.h"
 
 #include <errno.h>
@@ -75,7 +76,7 @@ static bool copy_entry(const kn_entry *e, char *to)
     const void *from = kn_entry_data(e);
     if (!from)
         return kn_entry_read(e, to);
-    memcpy(to, from, kn_entry_part_bytes(e));
+    kn_copy_past_caches(to, from, kn_entry_part_bytes(e));
     return true;
 }
 

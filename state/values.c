@@ -32,7 +32,7 @@ static bool settle(const kn_entry *e)
     return !e->bucket || kn_bucket_sync_transfers(e->bucket);
 }
 
-const void *kn_entry_data(const kn_entry *e)
+void *kn_entry_data(const kn_entry *e)
 {
     if (kn_entry_part_bytes(e) == 0 || kn_device_of(e->tensor) != KN_CPU ||
         !kn_is_contiguous(e->tensor) || !settle(e) || !kn_stream_sync(kn_compute_stream(KN_CPU)))
@@ -99,7 +99,8 @@ static bool put(kn_tensor *t, kn_dtype dtype, const void *host, size_t bytes)
         return true;
     if (d != KN_CPU)
         return kn_transfer(kn_compute_stream(d), a.data, host, bytes, KN_TO_DEVICE, false);
-    memcpy(a.data, host, bytes);
+    if (a.data != host)
+        memcpy(a.data, host, bytes);
     return true;
 }
 
