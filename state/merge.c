@@ -1,4 +1,8 @@
-/* state/merge.c: whole tensors from shards, one after another. */
+/* state/merge.c: whole tensors from shards, one after another.
+ *
+ * UNFINISHED lies in the folder from before the first file until after the last, locked, and tells
+ * their number: the next merge there removes the files of one that died. Readers refuse what such
+ * a merge leaves: a file without its header, or fewer files than their names tell. */
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "state/merge.h"
@@ -6,30 +10,37 @@
 #include "tensor/safetensors_format.h"
 #include "tensor/whole_file.h"
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#define INDEX "model.safetensors.index.json"
+#define INDEX      "model.safetensors.index.json"
+#define UNFINISHED "merge.unfinished"
+#define MOST_FILES 99999 /* as many as their names have digits for */
 
 typedef struct merging {
     kn_pieces *p;
     const char *dir;
     int64_t *bytes; /* [tensors] */
     int *file;      /* [tensors]: which takes it */
-    int files, done;
+    int files;
+    int lock;     /* of UNFINISHED; -1: not open */
     char *values; /* of one tensor */
     kn_pieces_progress progress;
     void *arg;
 } merging;
 
-static void name_file(const merging *m, int file, char name[64])
+static void name_file(int files, int file, char name[64])
 {
-    if (m->files == 1)
+    if (files == 1)
         snprintf(name, 64, "model.safetensors");
     else
-        snprintf(name, 64, "model-%05d-of-%05d.safetensors", file + 1, m->files);
+        snprintf(name, 64, "model-%05d-of-%05d.safetensors", file + 1, files);
 }
 
 static char *path_of(const merging *m, const char *name)
@@ -63,6 +74,9 @@ static bool plan(merging *m, int64_t most)
         m->file[i] = m->files;
     }
     m->files++;
+    if (m->files > MOST_FILES)
+        return kn_fail("%s: %d files of at most %lld bytes; give a larger size", m->dir, m->files,
+                       (long long)most);
     return (m->values = kn_host_alloc((size_t)largest + 1)) != NULL;
 }
 
@@ -95,12 +109,11 @@ static bool write_file(merging *m, int file)
         memcpy(one->shape, t->shape, sizeof t->shape);
         memcpy(one->part.size, t->shape, sizeof t->shape);
     }
-    name_file(m, file, name);
+    name_file(m->files, file, name);
     kn_shard_file *f = item ? kn_shard_file_create(m->dir, name, item, items, false, NULL) : NULL;
     bool ok = f && write_tensors(m, f, file) && kn_shard_file_finish(f, &written);
     kn_shard_file_free(f, ok);
     kn_host_free(item);
-    m->done += ok;
     return ok;
 }
 
@@ -112,7 +125,7 @@ static char *index_text(const merging *m, size_t *size)
     json_t *map = json_object();
     bool ok = map != NULL;
     for (int i = 0; i < kn_pieces_count(m->p) && ok; i++) {
-        name_file(m, m->file[i], name);
+        name_file(m->files, m->file[i], name);
         total += m->bytes[i];
         ok = json_object_set_new(map, kn_pieces_tensor(m->p, i)->name, json_string(name)) == 0;
     }
@@ -144,14 +157,15 @@ static bool write_index(const merging *m)
     return ok;
 }
 
-/* Whether none of the names that the files may have is taken: a reader takes all of them for one
- * model. */
+/* Whether none of the names is taken that readers would take for this model. */
 static bool check_free(const merging *m)
 {
-    static const char *const taken[] = { "model.safetensors", INDEX };
+    char name[64] = "model.safetensors";
     bool ok = true;
-    for (int i = 0; i < 2 && ok; i++) {
-        char *path = path_of(m, taken[i]);
+    for (int i = 0; i < m->files + 2 && ok; i++) {
+        if (i >= 2)
+            name_file(m->files, i - 2, name);
+        char *path = path_of(m, i == 1 ? INDEX : name);
         ok = path != NULL;
         if (ok && (access(path, F_OK) == 0 || errno != ENOENT))
             ok = kn_fail("%s is there already: remove it or choose another folder", path);
@@ -160,28 +174,110 @@ static bool check_free(const merging *m)
     return ok;
 }
 
-static void remove_files(const merging *m)
+/* ---- the mark of a merge that has begun ------------------------------------------------------ */
+
+static bool remove_one(const merging *m, const char *name)
 {
-    for (int file = 0; file < m->done; file++) {
-        char name[64];
-        name_file(m, file, name);
-        char *path = path_of(m, name);
-        if (path)
-            (void)KN_AGAIN(unlink(path));
-        kn_host_free(path);
+    char *path = path_of(m, name);
+    bool ok = path && (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
+                       kn_fail("cannot remove %s: %s", path, strerror(errno)));
+    kn_host_free(path);
+    return ok;
+}
+
+/* Removes what a merge into so many files made. */
+static bool remove_files(const merging *m, int files)
+{
+    char name[64];
+    bool ok = remove_one(m, INDEX);
+    for (int file = 0; file < files && ok; file++) {
+        name_file(files, file, name);
+        ok = remove_one(m, name);
     }
+    return ok;
+}
+
+/* Writes the number of files that will come. */
+static bool sign(const merging *m)
+{
+    char text[16];
+    int n = snprintf(text, sizeof text, "%d\n", m->files);
+    ssize_t written;
+    while ((written = pwrite(m->lock, text, (size_t)n, 0)) < 0 && errno == EINTR)
+        ;
+    return (written == n && KN_AGAIN(ftruncate(m->lock, n)) == 0 && KN_AGAIN(fsync(m->lock)) == 0 &&
+            kn_sync_folder(m->dir)) ||
+           kn_fail("cannot write %s/" UNFINISHED ": %s", m->dir, strerror(errno));
+}
+
+/* The files that the dead merge made. One that died before it signed has made none. */
+static bool remove_dead(const merging *m)
+{
+    char text[16] = "";
+    ssize_t n;
+    while ((n = pread(m->lock, text, sizeof text - 1, 0)) < 0 && errno == EINTR)
+        ;
+    if (n < 0)
+        return kn_fail("cannot read %s/" UNFINISHED ": %s", m->dir, strerror(errno));
+    const int files = strchr(text, '\n') ? atoi(text) : 0;
+    return remove_files(m, files < MOST_FILES ? files : MOST_FILES);
+}
+
+/* Makes this process the only one that merges into the folder. */
+static bool claim(merging *m)
+{
+    char *path = path_of(m, UNFINISHED);
+    const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+    struct stat st = { 0 };
+    bool ok = path != NULL, fresh = false;
+    m->lock = ok ? kn_open(path, flags, 0) : -1;
+    if (ok && m->lock < 0 && errno == ENOENT) {
+        fresh = true;
+        ok = check_free(m); /* before there is a mark: what lies there is no dead merge's */
+        m->lock = ok ? kn_open(path, flags | O_CREAT | O_EXCL, 0666) : -1;
+    }
+    if (ok && m->lock < 0 && errno != EEXIST)
+        ok = kn_fail("cannot make %s: %s", path, strerror(errno));
+    if (ok &&
+        (m->lock < 0 || (KN_AGAIN(flock(m->lock, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK)))
+        ok = kn_fail("%s: another merge writes there; wait for its end, or choose another folder",
+                     m->dir);
+    if (ok && (KN_AGAIN(fstat(m->lock, &st)) != 0 || !S_ISREG(st.st_mode) || st.st_nlink != 1))
+        ok = kn_fail("%s is no mark of a merge: it was removed meanwhile, or is no file of its own",
+                     path);
+    kn_host_free(path);
+    if (!ok && m->lock >= 0) {
+        close(m->lock);
+        m->lock = -1;
+    }
+    ok = ok && (fresh || remove_dead(m)) && sign(m);
+    if (!ok && fresh && m->lock >= 0)
+        remove_one(m, UNFINISHED);
+    return ok;
+}
+
+/* The files are there, or after an error none is; in the end the mark goes. */
+static bool finish(const merging *m, bool ok)
+{
+    ok = ok && remove_one(m, UNFINISHED);
+    if (!ok && remove_files(m, m->files))
+        remove_one(m, UNFINISHED);
+    return ok;
 }
 
 bool kn_pieces_merge(kn_pieces *p, const char *dir, int64_t most, int *files,
                      kn_pieces_progress progress, void *arg)
 {
-    merging m = { .p = p, .dir = dir, .progress = progress, .arg = arg };
-    bool ok = kn_ok() && plan(&m, most) && check_free(&m);
+    merging m = { .p = p, .dir = dir, .lock = -1, .progress = progress, .arg = arg };
+    const bool claimed = kn_ok() && plan(&m, most) && claim(&m);
+    bool ok = claimed;
     for (int file = 0; file < m.files && ok; file++)
         ok = write_file(&m, file);
     ok = ok && (m.files == 1 || write_index(&m)) && kn_sync_folder(dir);
-    if (!ok)
-        remove_files(&m);
+    if (claimed)
+        ok = finish(&m, ok);
+    if (m.lock >= 0)
+        close(m.lock);
     if (files)
         *files = m.files;
     kn_host_free(m.bytes);

@@ -318,6 +318,38 @@ static bool list_folder(kn_pieces *p, const char *dir)
     return ok;
 }
 
+/* "model-00002-of-00007.safetensors": the length before the numbers, 0 for other names. Names of
+ * shards say how many files some rank wrote: others may have written fewer. */
+static size_t read_numbers(const char *name, int *file, int *files)
+{
+    char again[sizeof((kn_piece_file *)0)->name];
+    size_t n = strlen(name), end = strlen("-00002-of-00007." ENDING);
+    if (n <= end || strncmp(name, "shard-", 6) == 0 ||
+        sscanf(name + n - end, "-%5d-of-%5d", file, files) != 2)
+        return 0;
+    snprintf(again, sizeof again, "%.*s-%05d-of-%05d." ENDING, (int)(n - end), name, *file, *files);
+    return strcmp(again, name) == 0 ? n - end : 0;
+}
+
+/* Without an index a file's name alone tells that there are others: a model whose files were
+ * written, or fetched, in part would pass for a whole one. */
+static bool check_numbers(kn_pieces *p, const char *dir)
+{
+    for (int i = 0, before = 0; i < p->files; i++) { /* in order of names */
+        int file = 0, files = 0, next = 0, of = 0;
+        const char *name = p->file[i].info.name;
+        size_t n = read_numbers(name, &file, &files);
+        bool last = i + 1 == p->files || read_numbers(p->file[i + 1].info.name, &next, &of) != n ||
+                    of != files || strncmp(p->file[i + 1].info.name, name, n) != 0;
+        if (n > 0 && (file != before + 1 || (last && file != files)))
+            return kn_fail("%s: %s is one of %d files, but not all of them are there, nor an index "
+                           "that says which belong together; the folder holds a part of a model",
+                           dir, name, files);
+        before = n > 0 && !last ? file : 0;
+    }
+    return true;
+}
+
 /* The files that the map of an index names, each once, and in this folder. */
 static bool list_map(kn_pieces *p, const char *dir, const char *path, json_t *map)
 {
@@ -381,7 +413,6 @@ static json_t *read_map(const char *dir, char **path)
 static bool index_files(kn_pieces *p)
 {
     reading r = { .p = p };
-    qsort(p->file, (size_t)p->files, sizeof *p->file, compare_files);
     bool ok = true;
     for (int i = 0; i < p->files && ok; i++)
         ok = read_file(&r, i);
@@ -396,8 +427,11 @@ static bool open_folder(kn_pieces *p, const char *dir)
 {
     char *path = NULL;
     json_t *map = read_map(dir, &path);
-    bool ok = kn_ok() && (map ? list_map(p, dir, path, map) : list_folder(p, dir)) &&
-              index_files(p) && (!map || check_map(p, path, map));
+    bool ok = kn_ok() && (map ? list_map(p, dir, path, map) : list_folder(p, dir));
+    if (p->files > 0)
+        qsort(p->file, (size_t)p->files, sizeof *p->file, compare_files);
+    ok =
+        ok && (map || check_numbers(p, dir)) && index_files(p) && (!map || check_map(p, path, map));
     json_decref(map);
     kn_host_free(path);
     return ok;
