@@ -31,6 +31,11 @@ KN_API bool kn_cuda_available(void);
 /* "NVIDIA H200 (sm_90, 140 GiB, 132 multiprocessors), driver 13.0, CUDA 13.0, cuBLASLt 13.1.0,
  * cuDNN 9.19.0"; NULL with an error if no GPU can be used. Valid until the thread's next call. */
 KN_API const char *kn_cuda_describe(void);
+/* The i-th library of NVIDIA's that this GPU computes without, and what takes its place: "cuDNN
+ * 9.1.0 is too old: ...; attention, convolutions and batch norm run on Knap's kernels, without
+ * tensor cores". NULL after the last, and where no GPU can be used. Valid until the thread's next
+ * call. */
+KN_API const char *kn_cuda_lacks(int i);
 /* f32 products in TF32 (10 bits of mantissa) from now on; off at start. Also KNAP_CUDA_TF32=1. */
 KN_API void kn_cuda_allow_tf32(bool on);
 /* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1.

@@ -184,10 +184,8 @@ KN_TEST(cuda_gemm, declines)
 KN_TEST(cuda_gemm, descriptors_without_a_gpu)
 {
     static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
-    if (!kn_cuda_library("libcublasLt.so.13", "this test")) {
-        kn_clear_error();
-        KN_SKIP("no libcublasLt.so.13");
-    }
+    if (!kn_cuda_library_open(&kn_cublaslt_library))
+        KN_SKIP("%s", kn_cublaslt_library.lack);
     for (int i = 0; i < PRODUCTS; i++)
         for (int t = 0; t < 4; t++) {
             kn_gemm g;
@@ -203,10 +201,8 @@ KN_TEST(cuda_gemm, products_for_a_part_of_the_gpu)
 {
     kn_gemm g;
     kn_matmul_args a = args_of(&products[0], D, KN_BF16);
-    if (!kn_cuda_library("libcublasLt.so.13", "this test")) {
-        kn_clear_error();
-        KN_SKIP("no libcublasLt.so.13");
-    }
+    if (!kn_cuda_library_open(&kn_cublaslt_library))
+        KN_SKIP("%s", kn_cublaslt_library.lack);
     setenv("KNAP_CUDA_SM_TARGET", "100", 1);
     KN_CHECK(kn_cuda_sm_target() == 100 && kn_gemm_map(&a, &g));
     KN_CHECK(kn_cublaslt_try(&g), "%s", kn_error());

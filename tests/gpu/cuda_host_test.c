@@ -1,7 +1,7 @@
 /* tests/gpu/cuda_host_test.c: errors of the CUDA device on a machine without a GPU; some provider
  * takes every kernel. */
 #include "kernels/device.h"
-#include "kernels/kernels_internal.h"
+#include "kernels/cuda/runtime/runtime.h"
 #include "tests/kn_test.h"
 
 KN_TEST(cuda_host, every_kernel_has_a_taker)
@@ -24,6 +24,32 @@ KN_TEST(cuda_host, table_is_complete)
              t->launch && t->event_create && t->event_destroy && t->event_record && t->event_wait &&
              t->event_sync && t->event_done && t->providers && t->transfer && t->trace_begin &&
              t->trace_end && t->trace_flush);
+}
+
+/* A library that can't be used is no error: its kernels decline. Its lack names the cause. */
+KN_TEST(cuda_host, libraries_that_do_not_fit)
+{
+    static void (*there)(void), (*absent)(void);
+    const kn_cuda_symbol symbols[] = { { "abort", &there }, { "knap_no_such_function", &absent } };
+    const kn_cuda_symbol optional[] = { { "knap_no_such_function", &absent, true } };
+    kn_cuda_library none = { .name = "Flint", .soname = "libflint.so.99", .least = 90800 };
+    kn_cuda_library old = { .name = "Libc", .soname = "libc.so.6", .least = 90800 };
+    kn_cuda_library other = { .name = "Libc", .soname = "libc.so.6" };
+    kn_cuda_library good = other;
+    other.symbols = symbols, other.count = 2;
+    good.symbols = optional, good.count = 1;
+    for (int again = 0; again < 2; again++) {
+        KN_CHECK(!kn_cuda_library_open(&none) && !kn_cuda_library_open(&old));
+        KN_CHECK(!kn_cuda_library_open(&other) && kn_cuda_library_open(&good) && !absent);
+        KN_CHECK_OK();
+    }
+    KN_CHECK(strstr(none.lack, "Flint can't be loaded: libflint.so.99: "), "%s", none.lack);
+    KN_CHECK(strstr(old.lack, "is too old: this build needs 9.8.0 or newer"), "%s", old.lack);
+    KN_CHECK(strstr(other.lack, "it has no knap_no_such_function"), "%s", other.lack);
+    setenv("KNAP_FLINT", "/no/such/libc.so.6", 1);
+    kn_cuda_library given = { .name = "Libc", .soname = "libc.so.6", .variable = "KNAP_FLINT" };
+    KN_CHECK(!kn_cuda_library_open(&given), "a given path isn't looked for elsewhere");
+    KN_CHECK(strstr(given.lack, "/no/such/"), "%s", given.lack);
 }
 
 KN_TEST(cuda_host, one_sentence_without_a_gpu)

@@ -3,6 +3,7 @@
  *
  *   cuda_plans DEVICE.json ARCH     one line a case; TAP on the standard output */
 #include "kernels/device.h"
+#include "kernels/cuda/runtime/runtime.h"
 #include "tests/gpu/cuda_plans.h"
 
 #include <stdio.h>
@@ -123,8 +124,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: cuda_plans DEVICE.json ARCH\n");
         return 2;
     }
-    if (!kn_dnn_load()) {
-        printf("1..0 # SKIP %s\n", kn_error());
+    if (!kn_cuda_library_open(&kn_cudnn_library)) {
+        printf("1..0 # SKIP %s\n", kn_cudnn_library.lack);
         return 77;
     }
     plan_attentions(json, atoi(argv[2]));

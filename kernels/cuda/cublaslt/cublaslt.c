@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <string.h>
 
-#define SONAME    "libcublasLt.so.13"
 #define WORKSPACE ((size_t)32 << 20) /* what Hopper's algorithms can use */
 #define PLANS     1024               /* a power of two; once 3/4 full, all are forgotten */
 
@@ -55,7 +54,6 @@ typedef struct plan {
 
 static struct {
     pthread_mutex_t lock;
-    bool loaded;
     cublasLtHandle_t handle;
     plan plan[PLANS];
     int plans;
@@ -63,30 +61,33 @@ static struct {
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-static bool load(void)
-{
-    const kn_cuda_symbol symbols[] = {
-        { "cublasLtCreate", &lt.create },
-        { "cublasLtMatmul", &lt.matmul },
-        { "cublasLtMatmulDescCreate", &lt.desc_create },
-        { "cublasLtMatmulDescDestroy", &lt.desc_destroy },
-        { "cublasLtMatmulDescSetAttribute", &lt.desc_set },
-        { "cublasLtMatrixLayoutCreate", &lt.layout_create },
-        { "cublasLtMatrixLayoutDestroy", &lt.layout_destroy },
-        { "cublasLtMatrixLayoutSetAttribute", &lt.layout_set },
-        { "cublasLtMatmulPreferenceCreate", &lt.pref_create },
-        { "cublasLtMatmulPreferenceDestroy", &lt.pref_destroy },
-        { "cublasLtMatmulPreferenceSetAttribute", &lt.pref_set },
-        { "cublasLtMatmulAlgoGetHeuristic", &lt.heuristic },
-        { "cublasLtGetStatusString", &lt.status },
-    };
-    if (state.loaded)
-        return true;
-    void *library = kn_cuda_library(SONAME, "matmul on cuda");
-    state.loaded =
-        library && kn_cuda_symbols(library, SONAME, symbols, sizeof symbols / sizeof *symbols);
-    return state.loaded;
-}
+static const kn_cuda_symbol symbols[] = {
+    { "cublasLtCreate", &lt.create },
+    { "cublasLtMatmul", &lt.matmul },
+    { "cublasLtMatmulDescCreate", &lt.desc_create },
+    { "cublasLtMatmulDescDestroy", &lt.desc_destroy },
+    { "cublasLtMatmulDescSetAttribute", &lt.desc_set },
+    { "cublasLtMatrixLayoutCreate", &lt.layout_create },
+    { "cublasLtMatrixLayoutDestroy", &lt.layout_destroy },
+    { "cublasLtMatrixLayoutSetAttribute", &lt.layout_set },
+    { "cublasLtMatmulPreferenceCreate", &lt.pref_create },
+    { "cublasLtMatmulPreferenceDestroy", &lt.pref_destroy },
+    { "cublasLtMatmulPreferenceSetAttribute", &lt.pref_set },
+    { "cublasLtMatmulAlgoGetHeuristic", &lt.heuristic },
+    { "cublasLtGetStatusString", &lt.status },
+};
+
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+
+kn_cuda_library kn_cublaslt_library = {
+    .name = "cuBLASLt",
+    .soname = "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR),
+    .versions = "cublasLtGetVersion",
+    .without = "matrix products run on Knap's kernels, without tensor cores",
+    .symbols = symbols,
+    .count = sizeof symbols / sizeof *symbols,
+};
 
 static bool check(cublasStatus_t e, const char *what)
 {
@@ -96,8 +97,6 @@ static bool check(cublasStatus_t e, const char *what)
 
 static bool ready(void)
 {
-    if (!load())
-        return false;
     return state.handle || check(lt.create(&state.handle), "making its handle");
 }
 
@@ -299,7 +298,7 @@ static kn_status matmul(const void *args)
     kn_gemm g;
     void *workspace = NULL;
     kn_status status = KN_FAILED;
-    if (!kn_gemm_map(args, &g))
+    if (!kn_gemm_map(args, &g) || !kn_cuda_library_open(&kn_cublaslt_library))
         return KN_DECLINED;
     g.tf32 = g.in == KN_F32 && kn_cuda_tf32();
     lower_alignment(&g);
@@ -321,12 +320,13 @@ bool kn_cublaslt_try(const kn_gemm *g)
 {
     plan p = { 0 };
     cublasLtMatmulPreference_t pref = NULL;
+    if (!kn_cuda_library_open(&kn_cublaslt_library))
+        return false;
     pthread_mutex_lock(&state.lock);
-    bool ok = load() && describe(&p, g) && make_preference(&pref, g);
+    bool ok = describe(&p, g) && make_preference(&pref, g);
     if (pref)
         lt.pref_destroy(pref);
-    if (state.loaded)
-        forget(&p);
+    forget(&p);
     pthread_mutex_unlock(&state.lock);
     return ok;
 }

@@ -29,13 +29,10 @@ typedef struct kn_dnn_functions {
     cudnnStatus_t (*set_stream)(cudnnHandle_t, cudaStream_t);
     const char *(*status)(cudnnStatus_t);
     void (*last)(char *, size_t);
-    bool loaded;
 } kn_dnn_functions;
 
-extern kn_dnn_functions kn_dnn;
+extern kn_dnn_functions kn_dnn; /* filled where kn_cudnn_library is there */
 
-/* Opens the library; false with a sentence where it isn't installed. */
-bool kn_dnn_load(void);
 /* cuDNN's last status. */
 const char *kn_dnn_said(char *text, size_t size);
 

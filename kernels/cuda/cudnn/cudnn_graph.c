@@ -5,39 +5,37 @@
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
 
-#include <pthread.h>
 #include <string.h>
-
-#define SONAME "libcudnn.so.9"
 
 kn_dnn_functions kn_dnn;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const kn_cuda_symbol symbols[] = {
+    { "cudnnBackendCreateDescriptor", &kn_dnn.make },
+    { "cudnnBackendDestroyDescriptor", &kn_dnn.destroy },
+    { "cudnnBackendFinalize", &kn_dnn.finalize },
+    { "cudnnBackendSetAttribute", &kn_dnn.set },
+    { "cudnnBackendGetAttribute", &kn_dnn.get },
+    { "cudnnBackendExecute", &kn_dnn.execute },
+    { "cudnnCreate", &kn_dnn.create },
+    { "cudnnSetStream", &kn_dnn.set_stream },
+    { "cudnnGetErrorString", &kn_dnn.status },
+    { "cudnnGetLastErrorString", &kn_dnn.last },
+};
 
-bool kn_dnn_load(void)
-{
-    const kn_cuda_symbol symbols[] = {
-        { "cudnnBackendCreateDescriptor", &kn_dnn.make },
-        { "cudnnBackendDestroyDescriptor", &kn_dnn.destroy },
-        { "cudnnBackendFinalize", &kn_dnn.finalize },
-        { "cudnnBackendSetAttribute", &kn_dnn.set },
-        { "cudnnBackendGetAttribute", &kn_dnn.get },
-        { "cudnnBackendExecute", &kn_dnn.execute },
-        { "cudnnCreate", &kn_dnn.create },
-        { "cudnnSetStream", &kn_dnn.set_stream },
-        { "cudnnGetErrorString", &kn_dnn.status },
-        { "cudnnGetLastErrorString", &kn_dnn.last },
-    };
-    pthread_mutex_lock(&lock);
-    if (!kn_dnn.loaded) {
-        void *library = kn_cuda_library(SONAME, "attention, convolutions and batch norm on cuda");
-        kn_dnn.loaded =
-            library && kn_cuda_symbols(library, SONAME, symbols, sizeof symbols / sizeof *symbols);
-    }
-    bool ok = kn_dnn.loaded;
-    pthread_mutex_unlock(&lock);
-    return ok;
-}
+#define TEXT_OF(x) #x
+#define TEXT(x)    TEXT_OF(x)
+
+/* Older than 9.8 it has no descriptor of a device, without which there is no plan; older than 9.6
+ * it wants the sum of dQ zeroed. */
+kn_cuda_library kn_cudnn_library = {
+    .name = "cuDNN",
+    .soname = "libcudnn.so." TEXT(CUDNN_MAJOR),
+    .versions = "cudnnGetVersion",
+    .least = 90800,
+    .without = KN_WITHOUT_CUDNN,
+    .symbols = symbols,
+    .count = sizeof symbols / sizeof *symbols,
+};
 
 const char *kn_dnn_said(char *text, size_t size)
 {

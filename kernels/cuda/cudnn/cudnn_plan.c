@@ -293,10 +293,8 @@ kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args)
     kn_dnn_problem p;
     kn_status status = KN_DECLINED;
     begin(&p, k, kn_cuda_arch());
-    if (!how->describe(&p, args))
+    if (!how->describe(&p, args) || !kn_cuda_library_open(&kn_cudnn_library))
         return KN_DECLINED;
-    if (!kn_dnn_load())
-        return KN_FAILED;
     pthread_mutex_lock(&state.lock);
     kn_dnn_plan *plan = find(&p, how);
     if (plan) {
@@ -313,7 +311,7 @@ bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *ho
 {
     kn_dnn_problem p;
     begin(&p, k, arch);
-    if (!how->describe(&p, args) || !kn_dnn_load())
+    if (!how->describe(&p, args) || !kn_cuda_library_open(&kn_cudnn_library))
         return false;
     kn_dnn_desc device = device_of(0, json);
     kn_dnn_plan *plan = plan_make(&p, how, device);

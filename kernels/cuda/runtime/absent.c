@@ -19,6 +19,12 @@ const char *kn_cuda_describe(void)
     return NULL;
 }
 
+const char *kn_cuda_lacks(int i)
+{
+    (void)i;
+    return NULL;
+}
+
 void kn_cuda_allow_tf32(bool on)
 {
     (void)on;

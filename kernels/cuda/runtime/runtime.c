@@ -193,20 +193,10 @@ bool kn_cuda_capturing(cudaStream_t s)
 
 /* ---- what it is ------------------------------------------------------------------------------ */
 
-/* "13.1.0" of the number that a library's function gives; "missing" without the library. */
-static void library_version(const char *soname, const char *function, int major, int minor,
-                            char *text, size_t size)
+static const char *version_of(kn_cuda_library *l, char text[32])
 {
-    void *library = dlopen(soname, RTLD_NOW | RTLD_LOCAL);
-    size_t (*version)(void) = NULL;
-    void *at = library ? dlsym(library, function) : NULL;
-    memcpy(&version, &at, sizeof at);
-    if (!version) {
-        snprintf(text, size, "missing");
-        return;
-    }
-    int v = (int)version();
-    snprintf(text, size, "%d.%d.%d", v / major, v % major / minor, v % minor);
+    return kn_cuda_library_open(l) || l->version > 0 ? kn_cuda_version_text(l->version, text)
+                                                     : "missing";
 }
 
 const char *kn_cuda_describe(void)
@@ -219,13 +209,12 @@ const char *kn_cuda_describe(void)
         !kn_cuda_check(cudaGetDeviceProperties(&properties, gpu.index), "device cuda"))
         return NULL;
     cudaRuntimeGetVersion(&runtime);
-    library_version("libcublasLt.so.13", "cublasLtGetVersion", 10000, 100, lt, sizeof lt);
-    library_version("libcudnn.so.9", "cudnnGetVersion", 10000, 100, dnn, sizeof dnn);
     snprintf(
         text, sizeof text,
         "%s (sm_%d, %.0f GiB, %d multiprocessors), driver %d.%d, CUDA %d.%d, cuBLASLt %s, cuDNN %s",
         properties.name, gpu.arch, (double)properties.totalGlobalMem / (1 << 30),
         gpu.multiprocessors, gpu.driver / 1000, gpu.driver % 1000 / 10, runtime / 1000,
-        runtime % 1000 / 10, lt, dnn);
+        runtime % 1000 / 10, version_of(&kn_cublaslt_library, lt),
+        version_of(&kn_cudnn_library, dnn));
     return text;
 }

@@ -6,6 +6,7 @@
 #include "kernels/kernels_internal.h"
 
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 
 /* ---- the device (runtime.c) ------------------------------------------------------------------ */
 
@@ -122,16 +123,38 @@ extern void (*kn_gpu_trim_more)(void);
 
 /* ---- libraries (load.c) ---------------------------------------------------------------------- */
 
-/* Opens a library by its SONAME where the system, CUDA_HOME, CUDA_PATH or /usr/local/cuda has it;
- * the handle stays. NULL with one sentence otherwise (`use` says what it is needed for). */
-void *kn_cuda_library(const char *soname, const char *use);
-
 typedef struct kn_cuda_symbol {
     const char *name;
     void *to; /* the function pointer to fill */
+    bool optional;
 } kn_cuda_symbol;
-/* Fills all pointers, or false with a sentence that names the missing function. */
-bool kn_cuda_symbols(void *library, const char *soname, const kn_cuda_symbol *list, int n);
+
+/* Its SONAME has the number of the headers that this build was made with. A kernel that needs one
+ * that isn't there declines, so that the next provider takes it (kn_cuda_lacks says so). */
+typedef struct kn_cuda_library {
+    const char *name, *soname;
+    const char *variable; /* of the environment, with another path; or NULL */
+    const char *versions; /* its function that tells its version, as 130100 for 13.1.0; or NULL */
+    int least;            /* the oldest version that fits */
+    const char *without;  /* what computes without it */
+    const kn_cuda_symbol *symbols;
+    int count;
+    /* known once it was looked for */
+    _Atomic bool looked;
+    bool there;
+    int version;
+    char lack[256]; /* why it isn't there */
+} kn_cuda_library;
+
+extern kn_cuda_library kn_cublaslt_library;
+extern kn_cuda_library kn_cudnn_library; /* never there in a build without cuDNN */
+#define KN_WITHOUT_CUDNN                                                                           \
+    "attention, convolutions and batch norm run on Knap's kernels, without tensor cores"
+
+/* Opens it where the system, CUDA_HOME, CUDA_PATH or /usr/local/cuda has it; it stays open. false
+ * without an error where it isn't there, is too old or lacks a function. */
+bool kn_cuda_library_open(kn_cuda_library *l);
+const char *kn_cuda_version_text(int v, char text[32]); /* "13.1.0" */
 
 /* ---- providers (providers.c) ----------------------------------------------------------------- */
 
