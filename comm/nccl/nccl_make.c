@@ -9,6 +9,7 @@
 #include "comm/nccl/nccl.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,11 +118,18 @@ static bool nap(kn_nccl_comm *n, int64_t ns)
     return well && !atomic_load(&n->aborted);
 }
 
+/* A call that doesn't block is finished by a thread that NCCL starts for it, some 10 us later. A
+ * sleep takes the host longer than that, so the first SPIN_S are looked through. */
+#define SPIN_S 200e-6
+enum { NAP_NS = 20000, LONG_NAP_NS = 200000 };
+
 bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label)
 {
     const nccl_functions *f = kn_nccl();
     double begin = kn_now(), limit = kn_comm_timeout(n->comm), failed = 0;
-    for (int looks = 0; error != NCCL_SUCCESS; looks++) {
+    double looked = begin;
+    int64_t ns = NAP_NS;
+    while (error != NCCL_SUCCESS) {
         bool pending = error == NCCL_IN_PROGRESS;
         double now = kn_now();
         if (!pending && failed == 0)
@@ -133,10 +141,16 @@ bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *l
                 "%s %s: rank %d waited %g s for the others: a rank is stopped, stuck or late "
                 "(to wait longer: kn_comm_set_timeout, KNAP_TIMEOUT)",
                 what, label ? label : "-", n->comm->rank, limit);
-        if ((looks >= 200 || !pending) && !nap(n, 200000))
-            return false;
+        if (!pending || looked - begin > SPIN_S) {
+            if (!nap(n, pending ? ns : LONG_NAP_NS))
+                return false;
+            ns = ns * 2 < LONG_NAP_NS ? ns * 2 : LONG_NAP_NS;
+        } else {
+            sched_yield();
+        }
         if (!pending)
             continue;
+        looked = kn_now();
         int asked = f->async_error(n->handle, &error);
         error = asked == NCCL_SUCCESS ? error : asked;
     }

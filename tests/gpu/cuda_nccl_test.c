@@ -131,6 +131,32 @@ KN_TEST(cuda_nccl, collectives)
     }
 }
 
+/* NCCL finishes most calls some 10 us after it returned: a sleep of the host would take longer. A
+ * call that takes long leaves the processor to others. */
+static int settling_rank(kn_comm *w)
+{
+    int64_t one = 1, *i = gpu(kn_device_memory(KN_CUDA), &one, sizeof one);
+    kn_stream *s = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
+    EXPECT(kn_all_reduce_i64(w, i, 1, s, "first") && kn_stream_sync(s));
+    nccl->busy_us = 100, naps = 0;
+    for (int k = 0; k < 10; k++)
+        EXPECT(kn_all_reduce_i64(w, i, 1, s, "quick"));
+    EXPECT(naps == 0, "the host slept %d times for calls of 100 us", naps);
+    nccl->busy_us = 2000;
+    EXPECT(kn_all_reduce_i64(w, i, 1, s, "slow"));
+    EXPECT(naps > 0, "the host did not sleep in a call of 2 ms");
+    nccl->busy_us = 0;
+    EXPECT(kn_stream_sync(s));
+    kn_stream_destroy(s);
+    return 0;
+}
+
+KN_TEST(cuda_nccl, quick_calls_are_not_slept_through)
+{
+    nccl->polls = 1;
+    good(2, settling_rank);
+}
+
 /* ---- meshes ---------------------------------------------------------------------------------- */
 
 static bool sum_of(kn_comm *c, int64_t mine, int64_t want)

@@ -64,6 +64,14 @@ __attribute__((constructor)) static void machine(void)
     library("libfake_nccl.so");
 }
 
+static _Thread_local int naps; /* of this thread */
+
+int nanosleep(const struct timespec *time, struct timespec *rest)
+{
+    naps++;
+    return clock_nanosleep(CLOCK_REALTIME, 0, time, rest) == 0 ? 0 : -1;
+}
+
 /* ---- what is common -------------------------------------------------------------------------- */
 
 /* Memory shared by all ranks of a test. */

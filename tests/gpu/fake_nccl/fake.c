@@ -60,9 +60,19 @@ bool fake_nccl_may(comm *c)
            must(c->pending <= 0 && !c->joining && !c->child, "a call while another is in progress");
 }
 
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 int fake_nccl_later(comm *c)
 {
     c->pending = fake_nccl_state.polls;
+    c->begun = fake_nccl_state.busy_us > 0 ? seconds() : 0;
+    if (c->begun > 0 && c->pending == 0)
+        c->pending = 1;
     return c->pending ? IN_PROGRESS : SUCCESS;
 }
 
@@ -92,6 +102,10 @@ API int ncclCommGetAsyncError(comm *c, int *error)
 {
     must(!atomic_load(&c->aborted), "a question to a communicator that is gone");
     *error = IN_PROGRESS;
+    if (c->begun > 0 && seconds() < c->begun + 1e-6 * fake_nccl_state.busy_us)
+        return SUCCESS;
+    if (c->begun > 0)
+        c->begun = c->pending = 0;
     if (c->pending > 0)
         c->pending--;
     else if (c->joining && all_here(c))
@@ -111,10 +125,8 @@ API int ncclGetVersion(int *v)
 
 API int ncclGetUniqueId(nccl_id *id)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    snprintf(id->bytes, sizeof id->bytes, "knap-fake-%d-%lld-%d", (int)getpid(),
-             (long long)t.tv_sec * 1000000000 + t.tv_nsec, fake_nccl_state.ids++);
+    snprintf(id->bytes, sizeof id->bytes, "knap-fake-%d-%.9f-%d", (int)getpid(), seconds(),
+             fake_nccl_state.ids++);
     return SUCCESS;
 }
 

@@ -13,6 +13,7 @@ typedef struct fake_nccl {
     void (*launch)(void *stream, void (*work)(void *arg), void *arg);
     /* faults to inject */
     int polls;         /* ncclInProgress this often, after each call */
+    int busy_us;       /* and for so long */
     int async_error;   /* result of ncclCommGetAsyncError from now on */
     int fail_register; /* ncclCommRegister fails */
     int fail_memory;   /* ncclMemAlloc fails */

@@ -52,6 +52,7 @@ typedef struct comm {
     char name[160];
     int rank, size, splits;
     int pending;         /* remaining polls until done; more while ranks are missing */
+    double begun;        /* when the newest call was made, in seconds */
     bool joining;        /* until all ranks have joined */
     struct comm **child; /* the running split's handle goes here */
     int child_color, child_at;
