@@ -159,12 +159,12 @@ static json_t *state_json(const kn_checkpoint_save_options *o, const kn_saving *
     double score = s->place.saved.score;
     json_t *steps = o->optim ? json_integer((json_int_t)kn_optim_steps(o->optim)) : json_null();
     json_t *j = json_pack(
-        "{s:i, s:s, s:I, s:I, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "version",
-        KN_STATE_VERSION, "id", s->id, "number", (json_int_t)s->place.saved.number, "since",
-        (json_int_t)s->place.saved.since, "step", (json_int_t)o->step, "ranks",
-        kn_comm_size(o->comm), "buffer_ranks", ranks, "score",
-        isfinite(score) ? json_real(score) : json_null(), "optimizer_steps", steps, "scaler",
-        scaler_json(o->scaler), "model", config, "record", record, "own_files", own_files(o));
+        "{s:i, s:s, s:I, s:O, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "version",
+        KN_STATE_VERSION, "id", s->id, "number", (json_int_t)s->place.saved.number, "replaces",
+        s->folder->replaces, "step", (json_int_t)o->step, "ranks", kn_comm_size(o->comm),
+        "buffer_ranks", ranks, "score", isfinite(score) ? json_real(score) : json_null(),
+        "optimizer_steps", steps, "scaler", scaler_json(o->scaler), "model", config, "record",
+        record, "own_files", own_files(o));
     if (j && o->ema &&
         json_object_set_new(j, "ema_updates", json_integer(kn_ema_updates(o->ema))) != 0) {
         json_decref(j);

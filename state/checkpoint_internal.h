@@ -19,7 +19,7 @@ struct kn_checkpoint {
     kn_comm *comm; /* borrowed */
     json_t *state;
     bool first_form, older; /* older: a newer one of the folder isn't whole */
-    char id[40];            /* of the save; "" in files older than it */
+    char id[KN_FOLDER_ID];  /* of the save; "" in files older than it */
     int64_t step;
     int64_t buffer_ranks;         /* ranks with buffers of their own among the optimizer's */
     char *config, *record;        /* JSON text */

@@ -21,7 +21,7 @@
 
 /* What rank 0 tells the others: a folder, or (empty) that there is nothing left. */
 typedef struct choice {
-    char dir[KN_FOLDER_PATH], id[40], why[256]; /* why: it is known to be damaged */
+    char dir[KN_FOLDER_PATH], id[KN_FOLDER_ID], why[256]; /* why: it is known to be damaged */
 } choice;
 
 /* Rank 0's search. */

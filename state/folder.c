@@ -113,6 +113,7 @@ void kn_run_folder_release(kn_run_folder *f)
         (void)!ftruncate(f->lock, 0);
         close(f->lock);
     }
+    json_decref(f->replaces);
     kn_host_free(f->dir);
     kn_host_free(f);
 }

@@ -8,6 +8,7 @@
 
 #define KN_FOLDER_PATH 4096
 #define KN_FOLDER_NAME 48
+#define KN_FOLDER_ID   40
 #define KN_STATE_FILE  "state.json"
 
 /* dir/name and the suffix into path; false with an error where it is too long. */
@@ -35,20 +36,21 @@ bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t h
 /* A checkpoint, as its state.json says. */
 typedef struct kn_listed {
     char name[KN_FOLDER_NAME]; /* "step-00000200", or with ".saving"; "": the folder itself */
-    char id[40];
+    char id[KN_FOLDER_ID];
     int64_t step;
     int64_t number; /* of the save in this folder, from 1; 0: unknown, or of the first form */
     int64_t order;  /* number; unknown: that of the newest one of a lower step */
-    int64_t since;  /* number of the save with which its run replaced another one; 0: it didn't */
     double score;   /* NAN: none */
     char why[256];  /* its state.json can't be read; "": it can */
-    bool doomed;    /* it is of a run that was replaced, and goes */
+    bool doomed;    /* another one of the list replaces it: it goes */
 } kn_listed;
 typedef struct kn_listing {
     kn_listed *list;
     int count;
     int64_t room;
-    int64_t since; /* the greatest of the list: lower numbers are doomed */
+    char (*replaced)[KN_FOLDER_ID]; /* ids that the list replaces */
+    int replaced_count;
+    int64_t replaced_room;
 } kn_listing;
 
 /* The checkpoints of dir, the newest first; one whose state.json can't be read has the place that
@@ -76,14 +78,15 @@ struct kn_run_folder {
     char *dir;
     kn_comm *comm;
     int lock;                 /* -1: the file system has no locks, or this isn't rank 0 */
-    bool overwrites;          /* the first complete save dooms what was there; rank 0's */
+    bool overwrites;          /* the first complete save replaces what was there; rank 0's */
+    json_t *replaces;         /* ids of what the save that was begun last replaces; rank 0's */
     struct kn_saving *saving; /* saving.h: the save in the background; NULL: none */
     bool failed;              /* on this rank, the last one */
 };
 
 /* A save of this folder. */
 typedef struct kn_folder_save {
-    kn_listed saved;           /* number and since are set by kn_folder_begin */
+    kn_listed saved;           /* number is set by kn_folder_begin */
     char path[KN_FOLDER_PATH]; /* where its files go: RUN/step-N.saving */
     int keep;                  /* checkpoints to keep, 0: all */
     bool keep_best;

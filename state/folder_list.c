@@ -25,6 +25,7 @@ bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name
 void kn_listing_free(kn_listing *l)
 {
     kn_host_free(l->list);
+    kn_host_free(l->replaced);
     *l = (kn_listing){ 0 };
 }
 
@@ -44,22 +45,40 @@ int64_t kn_folder_step(const char *name, const char *suffix)
     return step >= 0 && errno == 0 && strcmp(made, name) == 0 ? step : -1;
 }
 
+/* Adds the ids of those that a checkpoint replaces. */
+static bool add_replaced(kn_listing *l, const json_t *ids)
+{
+    size_t i;
+    const json_t *id;
+    json_array_foreach(ids, i, id)
+    {
+        if (!json_is_string(id))
+            continue;
+        if (!kn_host_grow(&l->replaced, &l->replaced_room, l->replaced_count + 1,
+                          sizeof *l->replaced))
+            return false;
+        snprintf(l->replaced[l->replaced_count++], KN_FOLDER_ID, "%s", json_string_value(id));
+    }
+    return true;
+}
+
 /* A folder of its own, "", may be of the first form. */
-static bool read_saved(kn_listed *s, const char *path)
+static bool read_saved(kn_listing *l, kn_listed *s, const char *path)
 {
     json_t *j = kn_folder_state(path);
-    int64_t version, step, number = 0, since = 0;
+    int64_t version, step, number = 0;
     const bool named = s->name[0] != 0;
     const json_t *score = json_object_get(j, "score");
     bool ok =
         j && kn_folder_int(j, "version", named ? 2 : 1, KN_STATE_VERSION, &version, path) &&
         kn_folder_int(j, "step", named ? s->step : 0, named ? s->step : INT64_MAX, &step, path) &&
         (version == 1 || kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path)) &&
-        (!json_object_get(j, "since") || kn_folder_int(j, "since", 0, number, &since, path));
+        add_replaced(l, json_object_get(j, "replaces"));
     const char *id = ok ? json_string_value(json_object_get(j, version == 1 ? "save" : "id")) : "";
+    ok = ok && (!id || strlen(id) < KN_FOLDER_ID ||
+                kn_fail("%s/%s: its id is no id; the checkpoint is damaged", path, KN_STATE_FILE));
     s->step = ok ? step : s->step;
     s->number = ok ? number : 0;
-    s->since = ok ? since : 0;
     s->score = json_is_number(score) ? json_number_value(score) : NAN;
     snprintf(s->id, sizeof s->id, "%s", id ? id : "");
     json_decref(j);
@@ -81,7 +100,7 @@ static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
     *s = (kn_listed){ .step = step };
     snprintf(s->name, sizeof s->name, "%s", name);
     kn_attempt_begin(&a);
-    read_saved(s, path);
+    read_saved(l, s, path);
     kn_attempt_end(&a, error);
     snprintf(s->why, sizeof s->why, "%.*s", (int)sizeof s->why - 1, error);
     return true;
@@ -99,17 +118,15 @@ static void set_orders(kn_listing *l)
     }
 }
 
-/* A run that began anew replaced those with lower numbers, and all of the first form, which have
- * none. Nobody knows that of a step-N whose state.json can't be read. */
+/* By id: checkpoints are copied from run to run, and a number says something in one folder only.
+ * Those of the first form may have none. */
 static void set_doomed(kn_listing *l)
 {
     for (int i = 0; i < l->count; i++)
-        if (l->list[i].since > l->since)
-            l->since = l->list[i].since;
-    for (int i = 0; i < l->count; i++) {
-        kn_listed *s = &l->list[i];
-        s->doomed = s->number < l->since && (!s->why[0] || !*s->name);
-    }
+        for (int k = 0; k < l->replaced_count; k++) {
+            kn_listed *s = &l->list[i];
+            s->doomed |= !s->why[0] && (s->id[0] || !*s->name) && !strcmp(s->id, l->replaced[k]);
+        }
 }
 
 static int newest_first(const void *x, const void *y)

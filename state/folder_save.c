@@ -275,6 +275,18 @@ static bool make_folder(const char *path)
            kn_fail("checkpoint: cannot make the folder %s: %s", path, strerror(errno));
 }
 
+/* What the next save of f replaces: all, or what is still there of those that were replaced. */
+static bool list_replaced(kn_run_folder *f, const kn_listing *l)
+{
+    json_decref(f->replaces);
+    f->replaces = json_array();
+    bool ok = f->replaces != NULL;
+    for (int i = 0; ok && i < l->count; i++)
+        if (l->list[i].doomed || (f->overwrites && !l->list[i].why[0]))
+            ok = json_array_append_new(f->replaces, json_string(l->list[i].id)) == 0;
+    return ok || kn_fail("checkpoint: no memory for the list of what is replaced");
+}
+
 bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
 {
     char below[KN_FOLDER_PATH];
@@ -285,7 +297,7 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
     for (int i = 0; i < l.count; i++)
         if (l.list[i].number >= s->saved.number)
             s->saved.number = l.list[i].number + 1;
-    s->saved.since = f->overwrites ? s->saved.number : l.since;
+    ok = ok && list_replaced(f, &l);
     kn_listing_free(&l);
     if (s->saved.number > KN_FOLDER_SAVES)
         return kn_fail("checkpoint: %s has a checkpoint of the last number that there is; choose "

@@ -4,6 +4,7 @@
 #include "state/folder_internal.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
+#include "tests/state/forged.h"
 #include "tests/state/operations.h"
 
 #include <fcntl.h>
@@ -177,6 +178,13 @@ KN_TEST(replaced, a_kill_leaves_one_run_or_the_other)
 
 /* ---- replaced ones that are still there ------------------------------------------------------ */
 
+static void copy(const char *from, const char *to)
+{
+    char command[600];
+    snprintf(command, sizeof command, "cp -r %s %s", temp_path(from), temp_path(to));
+    KN_CHECK(system(command) == 0, "%s", command);
+}
+
 /* A reader takes none of those that a killed run didn't remove, also where all of the new run's are
  * damaged. */
 KN_TEST(replaced, readers_take_none)
@@ -184,7 +192,7 @@ KN_TEST(replaced, readers_take_none)
     char run[8];
     begin();
     save_old();
-    KN_CHECK(rename(temp_path("run/step-00000001"), temp_path("kept")) == 0);
+    copy("run/step-00000001", "kept");
     kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
     KN_CHECK(f && save(f, "new", 2, 0.5, true) && save(f, "new", 4, 0.7, true));
     kn_run_folder_release(f);
@@ -209,25 +217,30 @@ static kn_run_folder *begin_anew(void)
     return f;
 }
 
-/* An old one of the first form, and one that can't be read. */
+/* An old one of the first form, with an id or without, and one that can't be read. */
 KN_TEST(replaced, all_kinds_go)
 {
-    static const char state[] =
-        "{\"version\": 1, \"step\": 9, \"model\": {}, \"options\": {}, \"scaler\": {}}";
-    kn_run_folder_release(begin_anew());
-    write_temp("run/state.json", state, sizeof state - 1);
-    write_temp("run/model.safetensors", "x", 1);
-    kn_run_folder_release(kn_run_folder_claim(dir));
-    KN_CHECK_OK();
-    KN_CHECK(!is_there("run/state.json") && !is_there("run/model.safetensors"));
-    KN_CHECK(count_of("new") == 1 && links_to("step-00000002"));
-    KN_CHECK(mkdir(temp_path("run/step-00000007"), 0777) == 0);
-    write_temp("run/step-00000007/state.json", "{", 1);
-    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
-    KN_CHECK(f && save(f, "newer", 1, 0, false), "%s", kn_error());
-    KN_CHECK(!is_there("run/step-00000007") && count_of("newer") == 1 && count_of("new") == 0);
-    KN_CHECK(!is_there("run/best"));
-    kn_run_folder_release(f);
+    static const char *const state[] = {
+        "{\"version\": 1, \"step\": 9, \"model\": {}, \"options\": {}}",
+        "{\"version\": 1, \"save\": \"ab\", \"step\": 9, \"model\": {}, \"options\": {}}",
+    };
+    begin();
+    for (int i = 0; i < 2; i++) {
+        save_old();
+        KN_CHECK(mkdir(temp_path("run/step-00000007"), 0777) == 0);
+        write_temp("run/step-00000007/state.json", "{", 1);
+        for (int killed = 0; killed < 2; killed++) {
+            write_temp("run/state.json", state[i], strlen(state[i]));
+            write_temp("run/model.safetensors", "x", 1);
+            kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = !killed);
+            KN_CHECK(f && (killed || save(f, "new", 2, 0, false)), "%s", kn_error());
+            kn_run_folder_release(f);
+            KN_CHECK(!is_there("run/state.json") && !is_there("run/model.safetensors"));
+            KN_CHECK(count_of("new") == 1 && count_of("old") == 0 && !is_there("run/best"));
+            KN_CHECK(!is_there("run/step-00000007"));
+        }
+        KN_CHECK(rename(dir, temp_path(i ? "second" : "first")) == 0);
+    }
     end();
 }
 
@@ -239,6 +252,22 @@ KN_TEST(replaced, a_run_that_goes_on_replaces_none)
     for (int step = 3; step < 6; step++)
         KN_CHECK(save(NULL, "new", step, 1, false), "%s", kn_error());
     KN_CHECK(count_of("new") == 4 && links_to("step-00000002"));
+    end();
+}
+
+/* A checkpoint of a run that replaced another one is copied into a third one's folder: it replaces
+ * nothing there, whatever its number. */
+KN_TEST(replaced, a_copy_replaces_none_elsewhere)
+{
+    kn_run_folder_release(begin_anew());
+    KN_CHECK(rename(temp_path("run/step-00000002"), temp_path("copy")) == 0);
+    KN_CHECK(rename(dir, temp_path("elsewhere")) == 0);
+    save_old();
+    KN_CHECK(rename(temp_path("copy"), temp_path("run/step-00000007")) == 0);
+    forge_state(temp_path("run/step-00000007/state.json"), "\"step\": 2", "\"step\": 7");
+    kn_run_folder_release(kn_run_folder_claim(dir));
+    KN_CHECK_OK();
+    KN_CHECK(count_of("old") == 3 && count_of("new") == 1);
     end();
 }
 

@@ -200,6 +200,8 @@ KN_TEST(saving, a_hostile_state)
         "[]",
         "{\"version\": 3}",
         "{\"version\": 2, \"step\": 1}",
+        "{\"version\": 2, \"step\": 1, \"number\": 1, \"replaces\": [7, \"x\"], \"id\": "
+        "\"012345678901234567890123456789012345678\xc3\xa4\"}",
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1000000}",
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": 7}",
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
