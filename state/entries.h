@@ -95,9 +95,9 @@ bool kn_entry_read(const kn_entry *e, void *host);
 bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host);
 /* True if all entries may be written: nothing is summoned, nothing records. */
 bool kn_entries_may_write(const kn_entries *e, const char *what);
-/* This rank's part becomes host's kn_entry_part_bytes, in e's dtype; host may be kn_entry_data, with
- * the new values in it. What was gathered of a parameter is dropped, so ranks with an empty part
- * call it too. Fails only where the device does. */
+/* This rank's part becomes host's kn_entry_part_bytes, in e's dtype; host may be kn_entry_data,
+ * which then holds the new values. What was gathered of a parameter is dropped, so ranks with an
+ * empty part call it too. Fails only where the device does. */
 bool kn_entry_write(const kn_entry *e, const void *host);
 
 #endif
