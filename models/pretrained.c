@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 enum { PATH_SIZE = 4096 };
-static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json";
+static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json",
+                  CONFIG_NEW[] = "config.json.new";
 
 /* ---- saving ---------------------------------------------------------------------------------- */
 
@@ -24,9 +25,20 @@ static bool is_there(const char *dir, const char *name)
     return kn_pretrained_path(path, dir, name) && access(path, F_OK) == 0;
 }
 
-bool kn_pretrained_may_save(const char *dir)
+/* Is dir/name the configuration of an export? */
+static bool is_own(const char *dir, const char *name)
 {
     char path[PATH_SIZE];
+    json_t *j =
+        is_there(dir, name) && kn_pretrained_path(path, dir, name) ? kn_config_read(path) : NULL;
+    const bool own = json_object_get(j, "knap") != NULL;
+    json_decref(j);
+    kn_clear_error();
+    return own;
+}
+
+bool kn_pretrained_may_save(const char *dir)
+{
     if (!kn_ok())
         return false;
     if (KN_AGAIN(mkdir(dir, 0777)) != 0 && errno != EEXIST)
@@ -35,15 +47,12 @@ bool kn_pretrained_may_save(const char *dir)
         return kn_fail("cannot write into %s: %s; choose another folder", dir, strerror(errno));
     if (kn_run_folder_has_checkpoint(dir))
         return kn_fail("%s holds the checkpoint of a run; export into another folder", dir);
-    if (!is_there(dir, CONFIG))
-        return !is_there(dir, MODEL) ||
-               kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir, MODEL);
-    json_t *j = kn_pretrained_path(path, dir, CONFIG) ? kn_config_read(path) : NULL;
-    const bool own = json_object_get(j, "knap") != NULL;
-    json_decref(j);
-    kn_clear_error();
-    return own ||
-           kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir, CONFIG);
+    if (is_own(dir, is_there(dir, CONFIG) ? CONFIG : CONFIG_NEW))
+        return true;
+    const char *other = is_there(dir, CONFIG) ? CONFIG : is_there(dir, MODEL) ? MODEL : NULL;
+    return kn_ok() &&
+           (!other ||
+            kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir, other));
 }
 
 /* dir/name.new becomes dir/name. */
@@ -65,11 +74,29 @@ static void remove_new(const char *dir, const char *name)
         (void)KN_AGAIN(unlink(path));
 }
 
+/* A reader never finds a model with the configuration of another: the old one goes first, the new
+ * one comes last. What lies between is no model for anyone, and config.json.new tells the next
+ * export that it may replace it. */
+static bool remove_config(const char *dir)
+{
+    char path[PATH_SIZE];
+    if (!kn_pretrained_path(path, dir, CONFIG))
+        return false;
+    return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
+           kn_fail("cannot remove %s: %s", path, strerror(errno));
+}
+
+static bool rename_both(const char *dir)
+{
+    return kn_sync_folder(dir) && rename_new(dir, MODEL) && kn_sync_folder(dir) &&
+           rename_new(dir, CONFIG) && kn_sync_folder(dir);
+}
+
 static bool write_config(const char *dir, const kn_vision_config *c, const kn_vision_input *in)
 {
     char path[PATH_SIZE];
     char *text = kn_config_text(c, in);
-    bool ok = text && kn_pretrained_path(path, dir, "config.json.new") &&
+    bool ok = text && kn_pretrained_path(path, dir, CONFIG_NEW) &&
               kn_file_write(path, (const void *const[]){ text, "\n" },
                             (const size_t[]){ strlen(text), 1 }, 2);
     kn_host_free(text);
@@ -116,13 +143,12 @@ static bool save(const char *dir, void *module, const kn_vision_config *c,
     bool ok = kn_vision_tensors_make(&t, module) && is_model(&t, c) &&
               kn_pretrained_path(path, dir, "model.safetensors.new") &&
               kn_vision_write(&t, module, o->ema, o->comm, o->dtype, path);
-    if (ok && first)
-        ok = write_config(dir, c, in) && rename_new(dir, MODEL) && rename_new(dir, CONFIG) &&
-             kn_sync_folder(dir);
-    if (!ok && first) {
+    const bool begun = ok && first && write_config(dir, c, in) && remove_config(dir);
+    ok = ok && (!first || (begun && rename_both(dir)));
+    if (!ok && first)
         remove_new(dir, MODEL);
+    if (!begun && first)
         remove_new(dir, CONFIG);
-    }
     kn_vision_tensors_free(&t);
     return ok;
 }
@@ -261,7 +287,9 @@ static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
                            ? "; write its pytorch_model.bin again by safetensors.torch.save_file"
                            : "");
     if (!is_there(dir, CONFIG))
-        return open_file(p, path, model);
+        return is_there(dir, CONFIG_NEW)
+                   ? kn_fail("%s: an export into this folder didn't end; export again", dir)
+                   : open_file(p, path, model);
     json_t *j = kn_config_read(config);
     bool ok = j && open_tensors(p, path) &&
               kn_config_model(j, config, model, p->file, p->path, &p->config, &p->input);

@@ -41,10 +41,11 @@ typedef struct kn_pretrained_save_options {
 } kn_pretrained_save_options;
 /* Writes module into the folder dir, which is made if missing; the folder above it must be there.
  * A model that this function wrote there before is replaced by renaming both files at the end: an
- * error or a death before that leaves it whole. Collective: one tensor at a time passes through
- * each rank, rank 0 writes, and buffers are its own. Errors: module hasn't these sizes; a value
- * isn't finite, or isn't in .dtype; dir holds a run's checkpoint or a model of another origin; a
- * write failed. */
+ * error or a death before that leaves it whole. One between the two leaves a folder that is refused
+ * until it is exported to again: no reader finds a model with the configuration of another.
+ * Collective: one tensor at a time passes through each rank, rank 0 writes, and buffers are its
+ * own. Errors: module hasn't these sizes; a value isn't finite, or isn't in .dtype; dir holds a
+ * run's checkpoint or a model of another origin; a write failed. */
 KN_API bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_options o);
 #define kn_pretrained_save(dir, module, ...)                                                       \
     kn_pretrained_save_(                                                                           \

@@ -15,12 +15,15 @@ struct kn_whole_file {
     int fd; /* -1: closed */
 };
 
-/* Does the file that is open as fd still lie at path? */
-static bool lies_at(int fd, const char *path)
+/* 1: the file that is open as fd still lies at path; 0: it doesn't; -1: nobody knows. */
+static int lies_at(int fd, const char *path)
 {
     struct stat is, there;
-    return KN_AGAIN(fstat(fd, &is)) == 0 && KN_AGAIN(lstat(path, &there)) == 0 &&
-           is.st_dev == there.st_dev && is.st_ino == there.st_ino;
+    if (KN_AGAIN(fstat(fd, &is)) != 0)
+        return -1;
+    if (KN_AGAIN(lstat(path, &there)) != 0)
+        return errno == ENOENT ? 0 : -1;
+    return is.st_dev == there.st_dev && is.st_ino == there.st_ino;
 }
 
 /* Removes what a dead process left: nobody holds its lock. */
@@ -28,7 +31,8 @@ static bool remove_dead(const char *temp)
 {
     int fd = kn_open(temp, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
     bool dead = fd >= 0 && KN_AGAIN(flock(fd, LOCK_EX | LOCK_NB)) == 0;
-    bool gone = dead && (!lies_at(fd, temp) || KN_AGAIN(unlink(temp)) == 0);
+    int there = dead ? lies_at(fd, temp) : -1;
+    bool gone = there == 0 || (there > 0 && KN_AGAIN(unlink(temp)) == 0);
     if (fd >= 0)
         close(fd);
     return gone;
@@ -42,7 +46,7 @@ static bool create_temp(kn_whole_file *f)
     if (f->fd < 0)
         return false;
     bool taken = KN_AGAIN(flock(f->fd, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK;
-    if (!taken && lies_at(f->fd, f->temp))
+    if (!taken && lies_at(f->fd, f->temp) != 0)
         return true;
     close(f->fd);
     f->fd = -1;

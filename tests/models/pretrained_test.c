@@ -324,6 +324,29 @@ KN_TEST(pretrained, only_exports_are_replaced)
     remove_temp();
 }
 
+/* The old configuration goes before the model, the new one comes after it. */
+KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
+{
+    any_net n;
+    char config[256], new[256];
+    KN_CHECK(init(&n, 1, 0) && kn_materialize(&n, KN_CPU, 1));
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    snprintf(config, sizeof config, "%s", temp_path("config.json"));
+    snprintf(new, sizeof new, "%s", temp_path("config.json.new"));
+    KN_CHECK(rename(config, new) == 0);
+    KN_CHECK(!kn_pretrained_open(temp_path("")));
+    KN_CHECK_ERROR("an export into this folder didn't end");
+    KN_CHECK(!kn_pretrained_open(temp_path(""), .model = "resnet18"));
+    KN_CHECK_ERROR("an export into this folder didn't end");
+    KN_CHECK(save(temp_path(""), &n, 1, KN_F32, NULL), "%s", kn_error());
+    KN_CHECK(access(new, F_OK) != 0);
+    kn_pretrained *p = kn_pretrained_open(temp_path(""));
+    KN_CHECK(p != NULL, "%s", kn_error());
+    kn_pretrained_free(p);
+    kn_module_free(&n);
+    remove_temp();
+}
+
 /* With every allocation failing in turn: a standing error, nothing leaked. */
 KN_TEST(pretrained, out_of_memory_anywhere)
 {
