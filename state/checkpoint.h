@@ -109,6 +109,12 @@ KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
  * saved with it. The ranks share the reading, tensor by tensor; kn_checkpoint_open reads none.
  * Those of the first form have no checksums. */
 KN_API kn_checkpoint *kn_checkpoint_open_checked(const char *dir, kn_comm *comm);
+/* Sets aside what isn't whole, where the run that claimed f goes on from c: newer checkpoints of
+ * f's folder that c's opening passed over become step-N.damaged (or step-N.damaged-2, and so on),
+ * and standard error says so. As such no reader takes them, and no save counts, replaces or removes
+ * them. Without this they count among those that .keep keeps, and a save of their step replaces
+ * them. Comes once c is loaded. Does nothing where c is of another folder. Collective. */
+KN_API bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c);
 KN_API void kn_checkpoint_free(kn_checkpoint *c); /* NULL is fine */
 KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);
 /* The folder of the checkpoint, RUN/step-N; the saved .config and .record (JSON objects as text).

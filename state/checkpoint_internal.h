@@ -18,8 +18,9 @@ struct kn_checkpoint {
     char *dir;     /* of the checkpoint */
     kn_comm *comm; /* borrowed */
     json_t *state;
-    bool first_form, older; /* older: a newer one of the folder isn't whole */
-    char id[KN_FOLDER_ID];  /* of the save; "" in files older than it */
+    bool first_form;
+    kn_listing passed;     /* rank 0's: newer ones of the folder, which aren't whole */
+    char id[KN_FOLDER_ID]; /* of the save; "" in files older than it */
     int64_t step;
     int64_t buffer_ranks;         /* ranks with buffers of their own among the optimizer's */
     char *config, *record;        /* JSON text */

@@ -196,8 +196,7 @@ static bool open_all(kn_checkpoint *c, search *s)
     for (int i = 0; i < ATTEMPTS && !done; i++)
         if (!attempt(c, s, &done))
             return false;
-    c->older = s->first[0] != 0;
-    if (done && c->older)
+    if (done && s->first[0])
         fprintf(stderr, "knap: %s isn't whole: %s; %s is taken, the newest that is\n", s->first_dir,
                 s->first, c->dir);
     return done || kn_fail("%s changes faster than it can be opened; try again", s->dir);
@@ -218,7 +217,7 @@ static kn_checkpoint *open_dir(const char *dir, kn_comm *comm, bool checks, cons
     kn_comm_suspend_timeout(comm); /* a slow disk is no late rank */
     bool ok = kn_agree(comm, open_all(c, &s));
     kn_comm_resume_timeout(comm);
-    kn_listing_free(&s.refused);
+    c->passed = s.refused;
     if (ok)
         return c;
     kn_checkpoint_free(c);
@@ -240,6 +239,7 @@ void kn_checkpoint_free(kn_checkpoint *c)
     if (!c)
         return;
     kn_checkpoint_clear(c);
+    kn_listing_free(&c->passed);
     kn_host_free(c->dir);
     kn_host_free(c);
 }

@@ -8,6 +8,7 @@
 
 #define KN_FOLDER_PATH 4096
 #define KN_FOLDER_NAME 48
+#define KN_DAMAGED     ".damaged"
 #define KN_FOLDER_ID   40
 #define KN_STATE_FILE  "state.json"
 
@@ -62,6 +63,9 @@ void kn_listing_free(kn_listing *l);
 void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix);
 /* The step of a name exactly as kn_folder_name makes it; -1: another name. */
 int64_t kn_folder_step(const char *name, const char *suffix);
+/* The step of the checkpoint that a folder of this name is, or was until it was set aside
+ * (kn_run_folder_set_aside); -1: another name. */
+int64_t kn_folder_checkpoint(const char *name);
 /* The checkpoint of the least score, the oldest of several; NULL: none has one. */
 const kn_listed *kn_listing_best(const kn_listing *l);
 
@@ -95,6 +99,9 @@ typedef struct kn_folder_save {
 /* Finishes or removes what dead saves left, and what was replaced. A leftover that can't be removed
  * is told on standard error, and no error. Lists what there is. Under the lock. */
 bool kn_folder_recover(const char *dir, kn_listing *l);
+/* 1: path is there; 0: it isn't; -1 with an error: nobody knows. */
+int kn_folder_find(const char *path);
+bool kn_folder_rename(const char *from, const char *to);
 /* Makes RUN/step-N.saving with the folders model and optimizer. */
 bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s);
 /* Removes an empty folder of it. */

@@ -62,6 +62,20 @@ static bool add_replaced(kn_listing *l, const json_t *ids)
     return true;
 }
 
+int64_t kn_folder_checkpoint(const char *name)
+{
+    char whole[KN_FOLDER_NAME] = "", end;
+    int again = 0;
+    const char *damaged = strstr(name, KN_DAMAGED);
+    const size_t n = damaged ? (size_t)(damaged - name) : strlen(name);
+    if (n >= sizeof whole ||
+        (damaged && damaged[strlen(KN_DAMAGED)] &&
+         (sscanf(damaged, KN_DAMAGED "-%d%c", &again, &end) != 1 || again < 2)))
+        return -1;
+    memcpy(whole, name, n);
+    return kn_folder_step(whole, "");
+}
+
 /* A folder of its own, "", may be of the first form. */
 static bool read_saved(kn_listing *l, kn_listed *s, const char *path)
 {

@@ -46,7 +46,18 @@ static void remove_leftover(const char *path)
     tell(&a);
 }
 
-static bool rename_or_fail(const char *from, const char *to)
+int kn_folder_find(const char *path)
+{
+    struct stat st;
+    if (KN_AGAIN(lstat(path, &st)) == 0)
+        return 1;
+    if (errno == ENOENT || errno == ENOTDIR)
+        return 0;
+    kn_fail("checkpoint: cannot look for %s: %s", path, strerror(errno));
+    return -1;
+}
+
+bool kn_folder_rename(const char *from, const char *to)
 {
     return KN_AGAIN(rename(from, to)) == 0 ||
            kn_fail("checkpoint: cannot rename %s to %s: %s", from, to, strerror(errno));
@@ -60,7 +71,7 @@ static bool remove_saved(const char *dir, const char *name, const char *step)
     kn_attempt a;
     kn_attempt_begin(&a);
     bool ok = kn_folder_path(path, dir, name, "") && kn_folder_path(gone, dir, step, REMOVING) &&
-              kn_folder_remove(gone) && rename_or_fail(path, gone);
+              kn_folder_remove(gone) && kn_folder_rename(path, gone);
     if (ok)
         kn_folder_remove(gone);
     tell(&a);
@@ -98,7 +109,7 @@ static bool make_way(const char *dir, const char *best)
     char to[KN_FOLDER_PATH];
     struct stat st;
     return lstat(best, &st) != 0 || S_ISLNK(st.st_mode) ||
-           (kn_folder_path(to, dir, BEST, FIRST_FORM) && rename_or_fail(best, to));
+           (kn_folder_path(to, dir, BEST, FIRST_FORM) && kn_folder_rename(best, to));
 }
 
 /* RUN/best becomes a link to name; NULL: none. */
@@ -116,7 +127,7 @@ static bool link_best(const char *dir, const char *name)
     return make_way(dir, to) &&
            (KN_AGAIN(symlink(name, from)) == 0 ||
             kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
-           rename_or_fail(from, to) && kn_sync_folder(dir);
+           kn_folder_rename(from, to) && kn_sync_folder(dir);
 }
 
 /* RUN/best becomes a link to the best one known, if it is to be kept or there is a link: that may
@@ -163,18 +174,6 @@ static void tidy(const char *dir, const kn_folder_save *s, const kn_listing *l)
 
 /* ---- what dead saves left -------------------------------------------------------------------- */
 
-/* 1: path is there; 0: it isn't; -1 with an error: nobody knows. */
-static int find(const char *path)
-{
-    struct stat st;
-    if (KN_AGAIN(lstat(path, &st)) == 0)
-        return 1;
-    if (errno == ENOENT || errno == ENOTDIR)
-        return 0;
-    kn_fail("checkpoint: cannot look for %s: %s", path, strerror(errno));
-    return -1;
-}
-
 /* RUN/step-N.saving with its state.json becomes RUN/step-N; one that lies there already was to be
  * replaced by it, and stays if that fails. */
 static bool put_in_place(const char *dir, const char *name)
@@ -183,10 +182,10 @@ static bool put_in_place(const char *dir, const char *name)
     if (!kn_folder_path(from, dir, name, SAVING) || !kn_folder_path(to, dir, name, "") ||
         !kn_folder_path(old, dir, name, OLD))
         return false;
-    const int replaces = find(to);
-    if (replaces < 0 || (replaces && (!kn_folder_remove(old) || !rename_or_fail(to, old))))
+    const int replaces = kn_folder_find(to);
+    if (replaces < 0 || (replaces && (!kn_folder_remove(old) || !kn_folder_rename(to, old))))
         return false;
-    if (!rename_or_fail(from, to)) {
+    if (!kn_folder_rename(from, to)) {
         if (replaces)
             (void)KN_AGAIN(rename(old, to)); /* else the next claim does it */
         return false;
@@ -204,7 +203,7 @@ static bool recover_saving(const char *dir, const char *path, const char *step)
     char state[KN_FOLDER_PATH];
     if (!kn_folder_path(state, path, KN_STATE_FILE, ""))
         return false;
-    int whole = find(state);
+    int whole = kn_folder_find(state);
     if (whole > 0)
         return put_in_place(dir, step);
     if (whole == 0)
@@ -218,9 +217,9 @@ static bool recover_old(const char *dir, const char *path, const char *step)
     char other[KN_FOLDER_PATH];
     if (!kn_folder_path(other, dir, step, ""))
         return false;
-    int replaced = find(other);
+    int replaced = kn_folder_find(other);
     if (replaced == 0)
-        return rename_or_fail(path, other);
+        return kn_folder_rename(path, other);
     if (replaced > 0)
         remove_saved(dir, strrchr(path, '/') + 1, step);
     return replaced > 0;

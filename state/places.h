@@ -46,6 +46,7 @@
 #define kn_checkpoint_wait(...)         KN_PLACE(kn_checkpoint_wait(__VA_ARGS__))
 #define kn_checkpoint_open(...)         KN_PLACE(kn_checkpoint_open(__VA_ARGS__))
 #define kn_checkpoint_open_checked(...) KN_PLACE(kn_checkpoint_open_checked(__VA_ARGS__))
+#define kn_run_folder_set_aside(...)    KN_PLACE(kn_run_folder_set_aside(__VA_ARGS__))
 #define kn_checkpoint_free(...)         KN_PLACE(kn_checkpoint_free(__VA_ARGS__))
 #define kn_checkpoint_step(...)         KN_PLACE(kn_checkpoint_step(__VA_ARGS__))
 #define kn_checkpoint_folder(...)       KN_PLACE(kn_checkpoint_folder(__VA_ARGS__))

@@ -280,7 +280,7 @@ static bool verify(found *f)
                tensors);
     printf("%d tensors, %s: %s\n", tensors, report_bytes((double)all, size, sizeof size),
            unsummed ? "no damage found" : "all bytes are as they were written");
-    if (f->checkpoint && f->checkpoint->older)
+    if (f->checkpoint && f->checkpoint->passed.count > 0)
         return kn_fail("the newest checkpoint isn't whole; those were the bytes of %s",
                        kn_checkpoint_folder(f->checkpoint));
     return true;

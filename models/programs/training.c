@@ -27,7 +27,7 @@ bool same_folder(const char *a, const char *b)
 static bool is_checkpoint(const char *path, const char *name)
 {
     char state[FOLDER];
-    return kn_folder_step(name, "") >= 0 &&
+    return kn_folder_checkpoint(name) >= 0 &&
            snprintf(state, sizeof state, "%s/%s", path, KN_STATE_FILE) < (int)sizeof state &&
            access(state, F_OK) == 0;
 }
@@ -164,6 +164,8 @@ static bool begin_saving(training *t)
     const plan *p = &t->plan;
     if (!claim_empty(t) || !(t->record = kn_options_text(t->options)) ||
         (p->tokenizer && !(t->tokenizer = kn_tokenizer_text(p->tokenizer))))
+        return false;
+    if (t->from && !kn_run_folder_set_aside(t->folder, t->from))
         return false;
     t->best_step = p->keep_best ? kn_run_folder_best(t->folder, &t->best) : -1;
     return kn_ok();

@@ -139,7 +139,24 @@ truncate -s 1000 "$TMP/bad/step-00000007/optimizer/$shard"
 run "${resume[@]}" --ranks 2 --stop-after 3
 check "a damaged checkpoint gives way to the one before" succeeds
 check "and that is said" says "step-00000007 isn't whole"
-refused "a damaged one that is named" "$shard" "$train" --resume "$TMP/bad/step-00000007" --threads 1
+check "and counts no more" says "step-00000007 is set aside as $TMP/bad/step-00000007.damaged"
+check "so that --keep 2 leaves two that are whole" test "$(cd "$TMP/bad" && echo step-*)" = "step-00000002 step-00000003 step-00000007.damaged"
+refused "a damaged one that is named" "$shard" "$train" --resume "$TMP/bad/step-00000007.damaged" --threads 1
+run "${resume[@]}" --stop-after 8
+check "a save of its step replaces nothing" test -d "$TMP/bad/step-00000007.damaged" -a -s "$TMP/bad/step-00000008/state.json"
+# nothing is set aside where the run doesn't go on, or only reads
+damaged
+cp -r "$step" "$TMP/bad/step-00000007"
+edit_state "$TMP/bad/step-00000007" "s['step'] = 7; s['number'] = 2"
+truncate -s 1000 "$TMP/bad/step-00000007/optimizer/$shard"
+files=$(ls "$TMP/bad")
+run "${resume[@]}" --embd 32
+check "a run of other sizes" fails "transformer.wte.weight"
+check "a reader takes the one before" "$generate" --from "$TMP/bad" --tokens 1 --threads 1
+run "$BUILD/models/knap-checkpoint" verify "$TMP/bad"
+check "verify names the newest" fails "the newest checkpoint isn't whole"
+check "a run that saves elsewhere goes on" "${resume[@]}" --stop-after 3 --out "$TMP/elsewhere"
+check "the folder is as it was" test "$(ls "$TMP/bad")" = "$files"
 flip() { printf "\\x$(printf %02x $(($(tail -c 1 "$1" | od -An -tu1) ^ 1)))" | dd of="$1" bs=1 seek=$(($(stat -c %s "$1") - 1)) conv=notrunc status=none; }
 for ranks in 1 2; do
     damaged
@@ -149,6 +166,7 @@ for ranks in 1 2; do
     run "${tiny[@]}" --steps 9 --stop-after 3 --out "$TMP/bad" --resume latest --ranks $ranks
     check "so does one with a byte that differs, $ranks ranks" succeeds
     check "and it says which" says "step-00000007 isn't whole: $TMP/bad/step-00000007/optimizer/$shard: tensor"
+    check "and sets it aside" test -d "$TMP/bad/step-00000007.damaged" -a ! -e "$TMP/bad/step-00000007"
 done
 refused "the latest of nothing" "give that as well" "${tiny[@]}" --resume latest
 refused "the latest of an empty folder" "holds no checkpoint" "${tiny[@]}" --resume latest --out "$TMP/none"

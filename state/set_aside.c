@@ -1,0 +1,86 @@
+/* state/set_aside.c: checkpoints that aren't whole, where a run goes on from an older one. */
+#include "kernels/error_internal.h"
+#include "state/checkpoint_internal.h"
+#include "tensor/whole_file.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Whether c is a checkpoint of the run that saves in dir. */
+static bool is_of(const kn_checkpoint *c, const char *dir)
+{
+    char above[KN_FOLDER_PATH];
+    struct stat a, b;
+    const char *slash = strrchr(c->dir, '/');
+    snprintf(above, sizeof above, "%.*s", slash ? (int)(slash - c->dir) : 1, slash ? c->dir : ".");
+    return stat(above, &a) == 0 && stat(dir, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+/* A name in dir that nothing has, RUN/step-N.damaged if that is one. */
+static bool free_path(char path[KN_FOLDER_PATH], const char *dir, int64_t step)
+{
+    char name[KN_FOLDER_NAME], again[16] = "";
+    kn_folder_name(name, step, KN_DAMAGED);
+    for (int i = 2; i < 1000; i++) {
+        if (!kn_folder_path(path, dir, name, again))
+            return false;
+        const int there = kn_folder_find(path);
+        if (there <= 0)
+            return there == 0;
+        snprintf(again, sizeof again, "-%d", i);
+    }
+    return kn_fail("checkpoint: there is no end of %s/%s; remove some", dir, name);
+}
+
+static bool set_aside(const char *dir, const kn_listed *one)
+{
+    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH];
+    if (!kn_folder_path(from, dir, one->name, "") || !free_path(to, dir, one->step) ||
+        !kn_folder_rename(from, to) || !kn_sync_folder(dir))
+        return false;
+    fprintf(stderr, "knap: %s is set aside as %s; no run counts, replaces or removes it there\n",
+            from, to);
+    return true;
+}
+
+static bool is_same(const kn_listed *a, const kn_listed *b)
+{
+    return strcmp(a->name, b->name) == 0 && a->number == b->number && strcmp(a->id, b->id) == 0;
+}
+
+/* Those that are still there as they were when they were passed over. One of the first form lies in
+ * RUN itself, where no save counts or replaces it. */
+static bool set_all_aside(const char *dir, const kn_listing *passed)
+{
+    kn_listing l;
+    bool ok = kn_folder_list(&l, dir);
+    for (int i = 0; i < l.count; i++)
+        for (int k = 0; ok && k < passed->count; k++)
+            if (*l.list[i].name && is_same(&l.list[i], &passed->list[k]))
+                ok = set_aside(dir, &l.list[i]);
+    kn_listing_free(&l);
+    return ok;
+}
+
+/* The link to the best may have named one of them. */
+static bool set_links(kn_run_folder *f)
+{
+    kn_listing l = { 0 };
+    bool ok = f->lock < 0 || kn_folder_recover(f->dir, &l);
+    kn_listing_free(&l);
+    return ok;
+}
+
+bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c)
+{
+    if (!kn_given(f, "kn_run_folder_set_aside", "the folder") ||
+        !kn_given(c, "kn_run_folder_set_aside", "the checkpoint") || !kn_agree(f->comm, kn_ok()))
+        return false;
+    kn_comm_suspend_timeout(f->comm);
+    const bool some = kn_rank(f->comm) == 0 && c->passed.count > 0 && is_of(c, f->dir);
+    bool ok = kn_agree(f->comm, !some || (set_all_aside(f->dir, &c->passed) && set_links(f)));
+    kn_comm_resume_timeout(f->comm);
+    return ok;
+}
