@@ -3,8 +3,9 @@
  * label) and 3 x 32 x 32 bytes: red, green, blue. */
 #include "data/data.h"
 #include "data/images_internal.h"
+#include "kernels/error_internal.h"
+#include "tensor/files.h"
 #include "tensor/tensor_internal.h"
-#include "tensor/whole_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,8 +25,8 @@ static int open_batch(const char *path, int64_t record, int64_t *size)
 {
     struct stat st;
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    if (fd < 0 || fstat(fd, &st) != 0)
-        kn_fail("cannot open the batch %s: %s", path, strerror(errno));
+    if (fd < 0 || kn_file_facts(fd, &st) != 0)
+        kn_fail_system("cannot open the batch %s: %m", path);
     else if (!S_ISREG(st.st_mode))
         kn_fail("the batch %s is not a regular file", path);
     else if (st.st_size == 0 || st.st_size % record != 0 || st.st_size > MOST)
@@ -43,16 +44,10 @@ static int open_batch(const char *path, int64_t record, int64_t *size)
 
 static bool read_batch(int fd, const char *path, uint8_t *to, int64_t size)
 {
-    for (int64_t at = 0; at < size;) {
-        ssize_t n = pread(fd, to + at, (size_t)(size - at), at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return kn_fail("cannot read the batch %s: %s", path,
-                           n < 0 ? strerror(errno) : "it was truncated meanwhile");
-        at += n;
-    }
-    return true;
+    ssize_t n = kn_read_at(fd, to, (size_t)size, 0);
+    if (n < 0)
+        return kn_fail_system("cannot read the batch %s: %m", path);
+    return n == size || kn_fail("cannot read the batch %s: it was truncated meanwhile", path);
 }
 
 static bool check_labels(const kn_image_set *s, const char *folder)
@@ -112,16 +107,16 @@ static bool name_classes(kn_image_set *s, const char *folder, const char *file)
     snprintf(path, sizeof path, "%s/%s", folder, file);
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     bool ok = fd >= 0 || errno == ENOENT ||
-              kn_fail("cannot open the names of classes %s: %s", path, strerror(errno));
+              kn_fail_system("cannot open the names of classes %s: %m", path);
     FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
     if (fd >= 0 && !f) {
         close(fd);
-        ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
+        ok = kn_fail_system("cannot read the names of classes %s: %m", path);
     }
     for (int64_t c = 0; ok && c < s->info.classes; c++) {
         bool given = f && fgets(line, sizeof line, f);
         if (f && ferror(f)) /* made-up names would be the wrong ones */
-            ok = kn_fail("cannot read the names of classes %s: %s", path, strerror(errno));
+            ok = kn_fail_system("cannot read the names of classes %s: %m", path);
         if (given && line[strcspn(line, "\r\n")] && line[0] > ' ')
             line[strcspn(line, "\r\n")] = '\0';
         else if (s->info.classes == 10)

@@ -50,9 +50,9 @@ static char *join(const char *a, size_t a_length, const char *b, const char *c)
 static bool is_there(const struct named_set *set, const char *path, bool whole)
 {
     if (!set->file || !whole)
-        return access(path, F_OK) == 0;
+        return kn_is_there(path);
     char *file = join(path, strlen(path), set->file, NULL);
-    bool there = file && access(file, F_OK) == 0;
+    bool there = file && kn_is_there(file);
     kn_host_free(file);
     return there;
 }
@@ -67,6 +67,8 @@ static char *find_one(const struct named_set *set, bool whole)
         if (n && (!path || is_there(set, path, whole)))
             return path;
         kn_host_free(path);
+        if (!kn_ok())
+            return NULL;
         p += n + (p[n] == ':');
     }
     char *path = home && *home ? join(home, strlen(home), ".cache/knap", set->path) : NULL;
@@ -97,8 +99,10 @@ char *kn_data_find(const char *name)
     char buf[32];
     const struct named_set *set = find_set(name);
     if (!set) {
-        if (access(name, F_OK) == 0)
+        if (kn_is_there(name))
             return kn_host_strdup(name);
+        if (!kn_ok())
+            return NULL;
         const char *near = kn_nearest(name, SET_NAMES, buf, sizeof buf);
         if (near)
             kn_fail("there is no data set or file '%s'; did you mean %s?", name, near);
@@ -124,16 +128,11 @@ char *kn_data_find(const char *name)
 /* Reads size bytes from the beginning. */
 static bool read_whole(int fd, char *to, size_t size, const char *path, const char *what)
 {
-    for (size_t at = 0; at < size;) {
-        ssize_t n = pread(fd, to + at, size - at, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return kn_fail("cannot read the %s %s: %s", what, path,
-                           n < 0 ? strerror(errno) : "it was truncated meanwhile");
-        at += (size_t)n;
-    }
-    return true;
+    ssize_t n = kn_read_at(fd, to, size, 0);
+    if (n < 0)
+        return kn_fail_system("cannot read the %s %s: %m", what, path);
+    return (size_t)n == size ||
+           kn_fail("cannot read the %s %s: it was truncated meanwhile", what, path);
 }
 
 /* Small files are copied, so that truncating one afterwards does no harm. */
@@ -143,7 +142,7 @@ static void take_bytes(int fd, size_t size, const char *path, const char *what, 
     void *p = mmap(NULL, size, copy ? PROT_READ | PROT_WRITE : PROT_READ,
                    MAP_PRIVATE | (copy ? MAP_ANONYMOUS : 0), copy ? -1 : fd, 0);
     if (p == MAP_FAILED)
-        kn_fail("cannot map the %s %s: %s", what, path, strerror(errno));
+        kn_fail_system("cannot map the %s %s: %m", what, path);
     else if (copy && !read_whole(fd, p, size, path, what))
         munmap(p, size);
     else
@@ -157,8 +156,8 @@ bool kn_file_map_fd(int fd, const char *path, const char *what, kn_mapped *map)
         return false;
     struct stat st;
     *map = (kn_mapped){ 0 };
-    if (fstat(fd, &st) != 0)
-        kn_fail("cannot read the %s %s: %s", what, path, strerror(errno));
+    if (kn_file_facts(fd, &st) != 0)
+        kn_fail_system("cannot read the %s %s: %m", what, path);
     else if (S_ISDIR(st.st_mode))
         kn_fail("%s is a folder; give the path of a %s", path, what);
     else if (!S_ISREG(st.st_mode))
@@ -180,7 +179,7 @@ bool kn_file_map(const char *path, const char *what, kn_mapped *map)
     /* O_NONBLOCK: opening a FIFO must not block */
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     if (fd < 0)
-        return kn_fail("cannot open the %s %s: %s", what, path, strerror(errno));
+        return kn_fail_system("cannot open the %s %s: %m", what, path);
     return kn_file_map_fd(fd, path, what, map);
 }
 

@@ -1,12 +1,16 @@
 /* data/idx.c: reads idx files, gzipped or not: arrays with a header of their type and sizes. */
 #include "data/data.h"
 #include "data/idx_internal.h"
+#include "kernels/error_internal.h"
+#include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #ifdef KN_HAVE_ZLIB
 #include <zlib.h>
 #endif
@@ -30,17 +34,28 @@ typedef struct idx_file {
 #ifdef KN_HAVE_ZLIB
 static bool start(idx_file *f)
 {
-    f->file = gzopen(f->path, "rbe");
+    int fd = kn_open(f->path, O_RDONLY | O_CLOEXEC, 0);
+    f->file = fd >= 0 ? gzdopen(fd, "rb") : NULL;
     if (f->file)
         gzbuffer(f->file, 1 << 16);
-    return f->file || kn_fail("cannot open %s", f->path);
+    else if (fd >= 0) {
+        close(fd);
+        return kn_fail_memory("%s could not be read", f->path);
+    }
+    return f->file || kn_fail_system("cannot open %s: %m", f->path);
 }
 
-/* The number of bytes read; 0 at the end, -1 if the file is damaged: *why tells it. */
+/* The number of bytes read; 0 at the end, -1 if the file is damaged: *why tells it; or where it is
+ * NULL, errno that it can't be read just now. */
 static int64_t read_some(idx_file *f, void *to, unsigned size, const char **why)
 {
-    int code = Z_OK, n = gzread(f->file, to, size);
+    int code = Z_OK, n = gzread(f->file, to, size), error = errno;
     *why = gzerror(f->file, &code);
+    if (code == Z_ERRNO || code == Z_MEM_ERROR) {
+        *why = NULL;
+        errno = code == Z_ERRNO ? error : ENOMEM;
+        return -1;
+    }
     if (n == 0 && code == Z_BUF_ERROR)
         *why = "cut short";
     return code == Z_OK || code == Z_STREAM_END || n > 0 ? n : code == Z_BUF_ERROR ? 0 : -1;
@@ -62,9 +77,12 @@ static void stop(idx_file *f)
 #else
 static bool start(idx_file *f)
 {
-    f->file = fopen(f->path, "rbe");
+    int fd = kn_open(f->path, O_RDONLY | O_CLOEXEC, 0);
+    f->file = fd >= 0 ? fdopen(fd, "rb") : NULL;
+    if (fd >= 0 && !f->file)
+        close(fd);
     if (!f->file)
-        return kn_fail("cannot open %s: %s", f->path, strerror(errno));
+        return kn_fail_system("cannot open %s: %m", f->path);
     int first = getc(f->file), second = getc(f->file);
     rewind(f->file);
     return first != 0x1f || second != 0x8b ||
@@ -76,7 +94,7 @@ static bool start(idx_file *f)
 static int64_t read_some(idx_file *f, void *to, unsigned size, const char **why)
 {
     size_t n = fread(to, 1, size, f->file);
-    *why = strerror(errno);
+    *why = NULL;
     return n > 0 || !ferror(f->file) ? (int64_t)n : -1;
 }
 
@@ -96,8 +114,9 @@ static bool idx_open(idx_file *f, const char *path)
 {
     struct stat st;
     f->path = path;
-    if (stat(path, &st) != 0)
-        return kn_fail("cannot open %s: %s", path, strerror(errno));
+    const int there = kn_look(path, &st);
+    if (there <= 0)
+        return there == 0 && kn_fail("cannot open %s: No such file or directory", path);
     if (!S_ISREG(st.st_mode))
         return kn_fail("%s is not a regular file", path);
     f->limit = ((uint64_t)st.st_size + 1) * 1032;
@@ -112,7 +131,8 @@ static bool idx_read(idx_file *f, void *to, size_t size)
     while (size > 0) {
         int64_t n = read_some(f, p, size > 1u << 30 ? 1u << 30 : (unsigned)size, &why);
         if (n < 0)
-            return kn_fail("%s is damaged: %s; download it again", f->path, why);
+            return why ? kn_fail("%s is damaged: %s; download it again", f->path, why)
+                       : kn_fail_system("cannot read %s: %m", f->path);
         if (n == 0)
             return kn_fail("%s is cut short (%zu bytes are missing); download it again", f->path,
                            size);
@@ -130,8 +150,10 @@ static bool idx_end(idx_file *f)
     int64_t n = read_some(f, &extra, 1, &why);
     if (n > 0)
         return kn_fail("%s holds more bytes than its header says", f->path);
+    if (n < 0 && !why)
+        return kn_fail_system("cannot read %s: %m", f->path);
     return (n == 0 && is_complete(f)) ||
-           kn_fail("%s is damaged at its end: %s; download it again", f->path, why);
+           kn_fail("%s is damaged at its end: %s; download it again", f->path, why ? why : "");
 }
 
 /* ---- the header ------------------------------------------------------------------------------ */

@@ -2,7 +2,7 @@
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -39,12 +39,13 @@ int kn_image_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_ima
     return unusable(room, size == 0 ? "the file is empty" : "it is neither a JPEG nor a PNG file");
 }
 
-/* The bytes of a descriptor in the room. */
-static int read_bytes(int fd, int64_t most, kn_image_room *room, size_t *size)
+/* The bytes of a descriptor in the room. What can't be read just now is an error: the run would go
+ * on without images that are fine. */
+static int read_bytes(int fd, const char *path, int64_t most, kn_image_room *room, size_t *size)
 {
     struct stat st;
-    if (fstat(fd, &st) != 0)
-        return unusable(room, strerror(errno));
+    if (kn_file_facts(fd, &st) != 0)
+        return kn_fail_system("cannot read the image %s: %m", path);
     if (!S_ISREG(st.st_mode))
         return unusable(room, "it is not a regular file");
     if (st.st_size > most)
@@ -52,23 +53,21 @@ static int read_bytes(int fd, int64_t most, kn_image_room *room, size_t *size)
     uint8_t *to = kn_room_take(room, KN_ROOM_FILE, (size_t)st.st_size);
     if (!to)
         return false;
-    for (*size = 0; *size < (size_t)st.st_size;) {
-        ssize_t n = pread(fd, to + *size, (size_t)st.st_size - *size, (off_t)*size);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return unusable(room, n < 0 ? strerror(errno) : "it was truncated meanwhile");
-        *size += (size_t)n;
-    }
-    return true;
+    ssize_t n = kn_read_at(fd, to, (size_t)st.st_size, 0);
+    if (n < 0)
+        return kn_fail_system("cannot read the image %s: %m", path);
+    *size = (size_t)n;
+    return n == st.st_size ? true : unusable(room, "it was truncated meanwhile");
 }
 
 int kn_image_file_read(const char *path, int64_t max_pixels, kn_image_room *room, kn_pixels *out)
 {
     size_t size = 0;
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
+        return kn_fail_system("cannot open the image %s: %m", path);
     int answer = fd < 0 ? unusable(room, strerror(errno))
-                        : read_bytes(fd, 8 * max_pixels + (1 << 20), room, &size);
+                        : read_bytes(fd, path, 8 * max_pixels + (1 << 20), room, &size);
     if (fd >= 0)
         close(fd);
     if (answer == true)

@@ -1,8 +1,8 @@
 /* data/image_folder.c: sets of images in files, a folder per class. */
 #include "data/images_internal.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -95,28 +95,29 @@ static bool join(char *to, const char *a, const char *b)
            kn_fail("the path %s/%s is longer than %d bytes", a, b, MOST_PATH - 1);
 }
 
+/* False also with an error. */
 static bool is_folder(const char *path)
 {
     struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    return kn_look(path, &st) > 0 && S_ISDIR(st.st_mode);
 }
 
 /* The images below root/part, at whatever depth. */
 static bool find_images(struct kn_image_files *f, const char *part, int depth)
 {
-    char *path = kn_host_alloc(2 * MOST_PATH), *below = path ? path + MOST_PATH : NULL;
-    bool ok = path && join(path, f->root, part);
-    DIR *d = ok ? kn_open_folder(path) : NULL;
-    if (ok && !d)
-        ok = kn_fail("cannot open the folder %s: %s", path, strerror(errno));
+    char *path = kn_host_alloc(MOST_PATH), *below = kn_host_alloc(MOST_PATH);
+    bool ok = path && below && join(path, f->root, part);
+    kn_folder_names n = { 0 };
+    ok = ok && kn_folder_names_read(&n, path, NULL);
     if (ok && depth > MOST_DEPTH)
         ok = kn_fail("%s has more than %d folders in each other", f->root, MOST_DEPTH);
-    for (struct dirent *e; ok && (e = readdir(d));) {
-        if (e->d_name[0] == '.')
+    for (int64_t i = 0; ok && i < n.count; i++) {
+        const char *name = n.list[i].name;
+        if (name[0] == '.')
             continue;
-        ok = join(below, part, e->d_name);
-        bool image = is_image(e->d_name);
-        if (ok && image && e->d_type == DT_REG)
+        ok = join(below, part, name);
+        bool image = is_image(name);
+        if (ok && image && n.list[i].type == DT_REG)
             ok = add_name(&f->file, below);
         else if (ok && join(path, f->root, below) && is_folder(path))
             ok = find_images(f, below, depth + 1);
@@ -126,8 +127,8 @@ static bool find_images(struct kn_image_files *f, const char *part, int depth)
             f->others++;
         ok = ok && kn_ok();
     }
-    if (d)
-        closedir(d);
+    kn_folder_names_free(&n);
+    kn_host_free(below);
     kn_host_free(path);
     return ok;
 }
@@ -135,13 +136,15 @@ static bool find_images(struct kn_image_files *f, const char *part, int depth)
 static bool find_classes(const char *root, names *classes)
 {
     char path[MOST_PATH];
-    DIR *d = kn_open_folder(root);
-    bool ok = d || kn_fail("cannot open the folder %s: %s", root, strerror(errno));
-    for (struct dirent *e; ok && (e = readdir(d));)
-        if (e->d_name[0] != '.' && (ok = join(path, root, e->d_name)) && is_folder(path))
-            ok = add_name(classes, e->d_name);
-    if (d)
-        closedir(d);
+    kn_folder_names n;
+    bool ok = kn_folder_names_read(&n, root, NULL);
+    for (int64_t i = 0; ok && i < n.count; i++) {
+        const char *name = n.list[i].name;
+        if (name[0] != '.' && (ok = join(path, root, name)) && is_folder(path))
+            ok = add_name(classes, name);
+        ok = ok && kn_ok();
+    }
+    kn_folder_names_free(&n);
     sort_names(classes, 0);
     if (ok && classes->count == 0)
         return kn_fail("%s has no folders, should have one for each class of images", root);
@@ -201,9 +204,10 @@ static char *find_root(const char *folder, const char *split)
         return NULL;
     if (is_folder(path))
         return kn_host_strdup(path);
-    kn_fail("there is no folder %s/%s with a folder for each class; where %s itself holds the "
-            "classes, give NULL as the split",
-            folder, split, folder);
+    if (kn_ok())
+        kn_fail("there is no folder %s/%s with a folder for each class; where %s itself holds the "
+                "classes, give NULL as the split",
+                folder, split, folder);
     return NULL;
 }
 

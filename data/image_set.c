@@ -2,6 +2,7 @@
 #include "data/data.h"
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
+#include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 
 #include <stdio.h>
@@ -15,7 +16,7 @@ static bool has(const char *folder, const char *name)
 {
     char path[4096];
     return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
-           access(path, F_OK) == 0;
+           kn_is_there(path);
 }
 
 static bool has_idx(const char *folder)
@@ -32,6 +33,8 @@ static bool open_files(kn_image_set *s, const char *data, const char *folder, co
     const bool hundred =
         named ? strcmp(data, "cifar100") == 0 : has(folder, "train.bin") || has(folder, "test.bin");
     const bool idx = named || has_idx(folder);
+    if (!kn_ok()) /* nobody knows what is there */
+        return false;
     if (!ten && !hundred && !idx)
         return kn_image_folder_open(s, folder, split);
     if (!split || (strcmp(split, "train") != 0 && strcmp(split, "test") != 0))

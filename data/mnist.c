@@ -4,6 +4,7 @@
 #include "data/idx_internal.h"
 #include "data/loader_internal.h"
 #include "kernels/convert.h"
+#include "tensor/files.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -23,10 +24,10 @@ static char *find(const char *folder, const char *prefix, const char *kind)
     char *path = kn_host_alloc(size);
     for (int i = 0; path && i < 2; i++) {
         snprintf(path, size, "%s/%s-%s-ubyte%s", folder, prefix, kind, endings[i]);
-        if (access(path, F_OK) == 0)
+        if (kn_is_there(path))
             return path;
     }
-    if (path)
+    if (path && kn_ok())
         kn_fail(
             "there is no %s/%s-%s-ubyte.gz (nor %s-%s-ubyte); scripts/get-data fetches mnist and "
             "fashion-mnist",

@@ -26,6 +26,7 @@ typedef struct kn_context {
     _Atomic bool failed;
     char *error;
     char error_room[2048]; /* so that running out of memory can still be reported */
+    int error_number;      /* errno of a system call that failed; 0: the error is none of one */
     void (*on_error)(const char *message, void *arg);
     void *on_error_arg;
     bool abort_on_error;

@@ -4,6 +4,7 @@
 #include "kernels/context.h"
 #include "kernels/error_internal.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -87,8 +88,8 @@ static void name_nulls(char *text, size_t size)
     }
 }
 
-/* text has room for the context's. */
-static void record(kn_context *c, char *text)
+/* text has room for the context's; number: errno, or 0. */
+static void record(kn_context *c, char *text, int number)
 {
     kn_defuse(text);
     pthread_mutex_lock(&c->lock);
@@ -96,6 +97,7 @@ static void record(kn_context *c, char *text)
     if (first) {
         memcpy(c->error_room, text, sizeof c->error_room);
         c->error = c->error_room;
+        c->error_number = number;
         atomic_store(&c->failed, true);
     }
     kn_error_handler internal = c->on_error_internal, user = c->on_error;
@@ -115,22 +117,48 @@ static void record(kn_context *c, char *text)
 
 void (*kn_error_details)(char *text, size_t size);
 
-bool kn_fail(const char *fmt, ...)
+static void KN_PRINTF(3, 0) fail(int number, const char *before, const char *fmt, va_list ap)
 {
     kn_context *c = kn_context_get();
     char text[sizeof c->error_room];
-    va_list ap;
     if (atomic_load(&c->failed))
-        return false;
-    va_start(ap, fmt);
-    if (vsnprintf(text, sizeof text, fmt, ap) < 0)
+        return;
+    const size_t used = (size_t)snprintf(text, sizeof text, "%s", before);
+    errno = number; /* for %m */
+    if (vsnprintf(text + used, sizeof text - used, fmt, ap) < 0)
         snprintf(text, sizeof text, "an error whose text cannot be formatted: %s", fmt);
-    va_end(ap);
     name_nulls(text, sizeof text);
     if (kn_error_details && !kn_context_is_worker())
         kn_error_details(text, sizeof text);
     append_place(c, text, sizeof text);
-    record(c, text);
+    record(c, text, number);
+}
+
+bool kn_fail(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fail(0, "", fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+bool kn_fail_system(const char *fmt, ...)
+{
+    const int number = errno;
+    va_list ap;
+    va_start(ap, fmt);
+    fail(number ? number : EIO, "", fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+bool kn_fail_memory(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fail(ENOMEM, "out of memory: ", fmt, ap);
+    va_end(ap);
     return false;
 }
 
@@ -145,7 +173,7 @@ bool kn_fail_of_rank(int rank, const char *error)
         snprintf(text, sizeof text, "%s", error); /* that rank passed it on */
     else
         snprintf(text, sizeof text, "rank %d failed: %s", rank, error);
-    record(c, text);
+    record(c, text, 0);
     return false;
 }
 
@@ -171,6 +199,15 @@ const char *kn_error(void)
     const char *text = c->error;
     pthread_mutex_unlock(&c->lock);
     return text;
+}
+
+int kn_error_number(void)
+{
+    kn_context *c = kn_context_get();
+    pthread_mutex_lock(&c->lock);
+    int number = c->error ? c->error_number : 0;
+    pthread_mutex_unlock(&c->lock);
+    return number;
 }
 
 void kn_clear_error(void)

@@ -8,6 +8,14 @@
 bool kn_given(const void *p, const char *what, const char *noun);
 /* The same, and path isn't empty: "what: noun is empty". */
 bool kn_given_path(const char *path, const char *what, const char *noun);
+/* kn_fail where a system call failed, or memory ran out: %m in fmt prints errno's words, and the
+ * error keeps errno. It says that something could not be done just now, where kn_fail says that
+ * something is wrong; who reads a checkpoint must tell the two apart. */
+bool kn_fail_system(const char *fmt, ...) KN_PRINTF(1, 2);
+/* The same where another library's call took no memory: "out of memory: " and the text. */
+bool kn_fail_memory(const char *fmt, ...) KN_PRINTF(1, 2);
+/* The errno of the error that stands; 0 where it is none of a system call. */
+int kn_error_number(void);
 /* kn_fail with the error of another rank, which names its own place and the rank that failed
  * first. */
 bool kn_fail_of_rank(int rank, const char *error);

@@ -125,9 +125,9 @@ int64_t kn_fail_alloc(int64_t n)
 static void *entered(kn_context *c, void *p, size_t bytes)
 {
     if (!p) {
-        kn_fail("out of memory: the host has no %zu bytes for metadata; lower the batch or end "
-                "other programs",
-                bytes);
+        kn_fail_memory("the host has no %zu bytes for metadata; lower the batch or end "
+                       "other programs",
+                       bytes);
         return NULL;
     }
     enter(c, KN_MEM_HOST, false, (int64_t)malloc_usable_size(p));
@@ -226,9 +226,9 @@ static void fail_take(const kn_memory *m, const kn_context *c, size_t bytes,
     describe_live(c, live, sizeof live);
     if (c->memory_limit > 0)
         snprintf(limit, sizeof limit, ", limit %.1f MiB", (double)c->memory_limit / (1 << 20));
-    kn_fail("out of memory: no %zu bytes (%.1f MiB) of %s left in %s%s; live: %s; %s", bytes,
-            (double)bytes / (1 << 20), categories[category].name, m->name, limit, live,
-            categories[category].remedy);
+    kn_fail_memory("no %zu bytes (%.1f MiB) of %s left in %s%s; live: %s; %s", bytes,
+                   (double)bytes / (1 << 20), categories[category].name, m->name, limit, live,
+                   categories[category].remedy);
 }
 
 /* Counts stay below 2^63, also while bytes move from one category to another. */

@@ -22,7 +22,7 @@ static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json",
 static bool is_there(const char *dir, const char *name)
 {
     char path[PATH_SIZE];
-    return kn_pretrained_path(path, dir, name) && access(path, F_OK) == 0;
+    return kn_pretrained_path(path, dir, name) && kn_is_there(path);
 }
 
 /* Is dir/name the configuration of an export? */
@@ -33,7 +33,8 @@ static bool is_own(const char *dir, const char *name)
         is_there(dir, name) && kn_pretrained_path(path, dir, name) ? kn_config_read(path) : NULL;
     const bool own = json_object_get(j, "knap") != NULL;
     json_decref(j);
-    kn_clear_error();
+    if (!kn_error_number()) /* else it can't be read just now */
+        kn_clear_error();
     return own;
 }
 
@@ -42,9 +43,9 @@ bool kn_pretrained_may_save(const char *dir)
     if (!kn_ok())
         return false;
     if (KN_AGAIN(mkdir(dir, 0777)) != 0 && errno != EEXIST)
-        return kn_fail("cannot make the folder %s: %s", dir, strerror(errno));
+        return kn_fail_system("cannot make the folder %s: %m", dir);
     if (access(dir, W_OK | X_OK) != 0)
-        return kn_fail("cannot write into %s: %s; choose another folder", dir, strerror(errno));
+        return kn_fail_system("cannot write into %s: %m; choose another folder", dir);
     if (kn_run_folder_has_checkpoint(dir))
         return kn_fail("%s holds the checkpoint of a run; export into another folder", dir);
     if (is_own(dir, is_there(dir, CONFIG) ? CONFIG : CONFIG_NEW))
@@ -62,8 +63,7 @@ static bool rename_new(const char *dir, const char *name)
     snprintf(with, sizeof with, "%s.new", name);
     if (!kn_pretrained_path(from, dir, with) || !kn_pretrained_path(to, dir, name))
         return false;
-    return KN_AGAIN(rename(from, to)) == 0 ||
-           kn_fail("cannot rename %s: %s", from, strerror(errno));
+    return KN_AGAIN(rename(from, to)) == 0 || kn_fail_system("cannot rename %s: %m", from);
 }
 
 static void remove_new(const char *dir, const char *name)
@@ -83,7 +83,7 @@ static bool remove_config(const char *dir)
     if (!kn_pretrained_path(path, dir, CONFIG))
         return false;
     return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-           kn_fail("cannot remove %s: %s", path, strerror(errno));
+           kn_fail_system("cannot remove %s: %m", path);
 }
 
 static bool rename_both(const char *dir)
@@ -300,8 +300,9 @@ static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
 static bool open_any(kn_pretrained *p, const char *path, const char *model)
 {
     struct stat st;
-    if (stat(path, &st) != 0)
-        return kn_fail("cannot open %s: %s", path, strerror(errno));
+    const int there = kn_look(path, &st);
+    if (there <= 0)
+        return there == 0 && kn_fail("cannot open %s: No such file or directory", path);
     return S_ISDIR(st.st_mode) ? open_folder(p, path, model) : open_file(p, path, model);
 }
 
@@ -313,8 +314,8 @@ kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options 
     if (!p)
         return NULL;
     p->comm = o.comm ? o.comm : kn_world();
-    bool ok = kn_run_folder_has_checkpoint(path) ? open_checkpoint(p, path, o.model)
-                                                 : open_any(p, path, o.model);
+    bool run = kn_run_folder_has_checkpoint(path),
+         ok = kn_ok() && (run ? open_checkpoint(p, path, o.model) : open_any(p, path, o.model));
     if (kn_agree(p->comm, ok))
         return p;
     kn_pretrained_free(p);

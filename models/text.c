@@ -2,6 +2,7 @@
 #include "models/text.h"
 #include "kernels/error_internal.h"
 #include "data/loader_internal.h"
+#include "tensor/files.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -138,7 +139,7 @@ static bool open_sidecar(const char *path, kn_tokenizer **tokenizer)
     if (!json)
         return false;
     snprintf(json, size, "%s.json", path);
-    if (access(json, F_OK) == 0)
+    if (kn_is_there(json))
         *tokenizer = kn_tokenizer_load(json);
     kn_host_free(json);
     return kn_ok();

@@ -1,7 +1,7 @@
 /* state/attempt.c: an error that doesn't count. */
 #include "state/attempt.h"
 
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include <stdio.h>
 
 void kn_attempt_begin(kn_attempt *a)
@@ -22,6 +22,7 @@ bool kn_attempt_end(kn_attempt *a, char error[KN_ATTEMPT_TEXT])
 {
     kn_context *c = kn_context_get();
     bool ok = kn_ok();
+    a->number = kn_error_number();
     snprintf(error, KN_ATTEMPT_TEXT, "%s", ok ? "" : kn_error());
     if (!ok && !a->counts)
         kn_clear_error();

@@ -13,11 +13,12 @@ typedef struct kn_attempt {
     void (*internal)(const char *message, void *arg);
     kn_error_handler user;
     bool abort;
+    int number; /* at the end: of the error, as kn_error_number tells it */
 } kn_attempt;
 
 /* From here to the end the thread's errors are told to nobody. */
 void kn_attempt_begin(kn_attempt *a);
-/* True where there was none; else its text is in error, and no error stands. */
+/* True where there was none; else its text is in error, and its number in a; no error stands. */
 bool kn_attempt_end(kn_attempt *a, char error[KN_ATTEMPT_TEXT]);
 
 #endif

@@ -181,7 +181,7 @@ static bool make_id(char id[KN_CHECKPOINT_ID])
 {
     unsigned char random[16];
     if (getentropy(random, sizeof random) != 0)
-        return kn_fail("checkpoint: no random bytes: %s", strerror(errno));
+        return kn_fail_system("checkpoint: no random bytes: %m");
     for (size_t i = 0; i < sizeof random; i++)
         snprintf(id + 2 * i, 3, "%02x", random[i]);
     return true;

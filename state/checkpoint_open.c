@@ -1,12 +1,16 @@
 /* state/checkpoint_open.c: chooses a checkpoint and opens it on all ranks.
  *
- * Rank 0 names one; each rank tries it; if some rank can't, rank 0 names the next. An attempt's
- * errors don't count: the newest may be damaged, and a run that saves there may remove what is
- * being opened. */
+ * Rank 0 names one; each rank tries it; if some rank finds it damaged, rank 0 names the next. An
+ * attempt's errors don't count: the newest may be damaged, and a run that saves there may remove
+ * what is being opened.
+ *
+ * One that can't be read just now (kn_is_passing) isn't damaged: that is an error. A run that went
+ * on from an older one would remove it in time. */
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "state/attempt.h"
 #include "state/checkpoint_internal.h"
+#include "tensor/files.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -23,6 +27,12 @@
 typedef struct choice {
     char dir[KN_FOLDER_PATH], id[KN_FOLDER_ID], why[256]; /* why: it is known to be damaged */
 } choice;
+
+/* An attempt's error: first the number of kn_error_number. "": none. */
+typedef struct failure {
+    int number;
+    char text[KN_ATTEMPT_TEXT];
+} failure;
 
 /* Rank 0's search. */
 typedef struct search {
@@ -51,10 +61,13 @@ static bool was_refused(const search *s, const kn_listed *one)
 static bool follow(const char *dir, char to[KN_FOLDER_PATH])
 {
     struct stat st;
-    char *real = lstat(dir, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(dir, NULL) : NULL;
+    const int there = kn_look_at_link(dir, &st);
+    char *real = NULL;
+    if (there > 0 && S_ISLNK(st.st_mode) && !(real = kn_real_path(dir)))
+        return false;
     bool ok = snprintf(to, KN_FOLDER_PATH, "%s", real ? real : dir) < KN_FOLDER_PATH;
     free(real);
-    return ok || kn_fail("checkpoint: the path %s is too long", dir);
+    return there >= 0 && (ok || kn_fail("checkpoint: the path %s is too long", dir));
 }
 
 /* The newest that wasn't refused, nor replaced by another run, into *one; .dir stays empty where
@@ -62,7 +75,7 @@ static bool follow(const char *dir, char to[KN_FOLDER_PATH])
 static bool choose(search *s, choice *it, kn_listed *one)
 {
     kn_listing l;
-    bool ok = kn_folder_list(&l, s->dir);
+    bool ok = kn_folder_list(&l, s->dir) && kn_listing_is_sure(&l);
     *it = (choice){ 0 };
     s->folder = false;
     for (int i = 0; i < l.count; i++)
@@ -94,24 +107,20 @@ static bool is_still_there(const search *s, const kn_listed *one)
     return there;
 }
 
-/* The machine's trouble, not the checkpoint's: a run that went on from an older one would remove
- * this one in time. */
-static bool is_trouble(const char *why)
+static bool refuse(search *s, const kn_listed *one, const choice *it, const failure *f)
 {
-    return strstr(why, "out of memory") || strstr(why, strerror(ENOMEM)) ||
-           strstr(why, strerror(EMFILE)) || strstr(why, strerror(ENFILE));
-}
-
-static bool refuse(search *s, const kn_listed *one, const choice *it, const char *why)
-{
-    if (is_trouble(why))
-        return kn_fail("%s", why);
     if (!is_still_there(s, one)) {
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
         return true;
     }
+    if (kn_is_passing(f->number)) {
+        errno = f->number;
+        return kn_fail_system("%s; no other checkpoint is taken for it: try again, or name "
+                              "another one",
+                              f->text);
+    }
     if (!s->first[0]) {
-        snprintf(s->first, sizeof s->first, "%s", why);
+        snprintf(s->first, sizeof s->first, "%s", f->text);
         snprintf(s->first_dir, sizeof s->first_dir, "%s", it->dir);
     }
     if (!kn_host_grow(&s->refused.list, &s->refused.room, s->refused.count + 1, sizeof *one))
@@ -133,7 +142,7 @@ static bool give_up(const search *s)
 
 /* ---- all ranks try --------------------------------------------------------------------------- */
 
-static bool try_one(kn_checkpoint *c, const choice *it, bool checks, char error[KN_ATTEMPT_TEXT])
+static bool try_one(kn_checkpoint *c, const choice *it, bool checks, failure *f)
 {
     kn_attempt a;
     kn_attempt_begin(&a);
@@ -144,7 +153,8 @@ static bool try_one(kn_checkpoint *c, const choice *it, bool checks, char error[
         kn_fail("%s: ranks see different files there", c->dir);
     if (checks && kn_ok())
         kn_checkpoint_check(c);
-    bool ok = kn_attempt_end(&a, error);
+    bool ok = kn_attempt_end(&a, f->text);
+    f->number = a.number;
     if (!ok) {
         kn_checkpoint_clear(c);
         kn_host_free(c->dir);
@@ -153,17 +163,19 @@ static bool try_one(kn_checkpoint *c, const choice *it, bool checks, char error[
     return ok;
 }
 
-/* The text of the first rank whose attempt failed, on every rank. *failed: whether one did. */
-static bool compare(kn_comm *comm, bool ok, char error[KN_ATTEMPT_TEXT], bool *failed)
+/* The failure of the first rank that could not read it just now, else of the first that found it
+ * damaged, on every rank. *failed: whether one did. */
+static bool compare(kn_comm *comm, bool ok, failure *f, bool *failed)
 {
     const int ranks = kn_comm_size(comm);
-    float who = ok ? 0 : (float)(ranks - kn_rank(comm));
+    const int place = ranks - kn_rank(comm) + (kn_is_passing(f->number) ? ranks : 0);
+    float who = ok ? 0 : (float)place;
     if (ranks > 1 && !kn_all_reduce_max(comm, &who, 1, kn_compute_stream(KN_CPU), "checkpoint"))
         return false;
     *failed = who > 0;
+    const int from = ranks - ((int)who > ranks ? (int)who - ranks : (int)who);
     return !*failed || ranks == 1 ||
-           kn_broadcast(comm, error, KN_ATTEMPT_TEXT, ranks - (int)who, kn_compute_stream(KN_CPU),
-                        "checkpoint");
+           kn_broadcast(comm, f, sizeof *f, from, kn_compute_stream(KN_CPU), "checkpoint");
 }
 
 /* One attempt. *done: opened on all ranks. False with an error. */
@@ -171,15 +183,15 @@ static bool attempt(kn_checkpoint *c, search *s, bool *done)
 {
     choice it = { 0 };
     kn_listed one = { 0 };
-    char error[KN_ATTEMPT_TEXT] = "";
+    failure f = { 0 };
     bool first = kn_rank(c->comm) == 0, failed;
     if (first && (!choose(s, &it, &one) || (!it.dir[0] && !give_up(s))))
         return false;
     if (kn_comm_size(c->comm) > 1 &&
         !kn_broadcast(c->comm, &it, sizeof it, 0, kn_compute_stream(KN_CPU), "checkpoint"))
         return false;
-    bool ok = try_one(c, &it, s->checks, error);
-    if (!compare(c->comm, ok, error, &failed))
+    bool ok = try_one(c, &it, s->checks, &f);
+    if (!compare(c->comm, ok, &f, &failed))
         return false;
     *done = !failed;
     if (failed && ok) {
@@ -187,7 +199,7 @@ static bool attempt(kn_checkpoint *c, search *s, bool *done)
         kn_host_free(c->dir);
         c->dir = NULL;
     }
-    return !failed || !first || refuse(s, &one, &it, error);
+    return !failed || !first || refuse(s, &one, &it, &f);
 }
 
 static bool open_all(kn_checkpoint *c, search *s)

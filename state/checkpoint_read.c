@@ -6,7 +6,8 @@
 #include "state/saving.h"
 #include "tensor/checksum.h"
 #include "tensor/safetensors.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
+#include "tensor/json.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -120,9 +121,10 @@ static bool open_first(kn_checkpoint *c, const char *name, kn_pieces **part, boo
     char path[KN_FOLDER_PATH];
     if (!kn_folder_path(path, c->dir, name, ""))
         return false;
-    if (!needed && access(path, F_OK) != 0)
-        return true; /* generating needs none */
-    return check_first(c, path) && (*part = kn_pieces_open(path)) != NULL;
+    struct stat st;
+    const int there = needed ? 1 : kn_look(path, &st); /* generating needs none */
+    return there == 0 ||
+           (there > 0 && check_first(c, path) && (*part = kn_pieces_open(path)) != NULL);
 }
 
 static bool open_tensors(kn_checkpoint *c)
@@ -165,7 +167,7 @@ static kn_own_file *add_file(kn_checkpoint *c, const char *name, int64_t most)
     c->files++;
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
     if (fd < 0)
-        kn_fail("cannot open %s: %s", path, strerror(errno));
+        kn_fail_system("cannot open %s: %m", path);
     else
         f->data = kn_file_copy(fd, path, most < 0 ? 0 : (size_t)most, &f->size);
     return f->data ? f : NULL;
@@ -196,9 +198,10 @@ static bool add_listed(kn_checkpoint *c, const json_t *listed)
 static bool check_tokenizer(const kn_checkpoint *c)
 {
     const kn_own_file *f = &c->file[0];
-    json_t *j = json_loadb(f->data, f->size, JSON_ALLOW_NUL, NULL);
+    json_error_t e;
+    json_t *j = kn_json_parse(f->data, f->size, f->name, &e);
     const char *save = json_string_value(json_object_get(j, "save"));
-    bool ok = !j || strcmp(save ? save : "", c->id) == 0;
+    bool ok = kn_ok() && (!j || strcmp(save ? save : "", c->id) == 0);
     json_decref(j);
     return ok ||
            kn_fail("%s/tokenizer.json and %s belong to two checkpoints", c->dir, KN_STATE_FILE);
@@ -235,7 +238,7 @@ static char *text_of(const kn_checkpoint *c, const char *key)
     char *text = json_dumps(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
     free(text);
     if (!copy && kn_ok())
-        kn_fail("%s: no memory for its %s", c->dir, KN_STATE_FILE);
+        kn_fail_memory("%s/%s could not be read", c->dir, KN_STATE_FILE);
     return copy;
 }
 

@@ -16,6 +16,7 @@ static const char LOCK[] = ".lock";
 static bool make_folders(const char *dir)
 {
     char path[KN_FOLDER_PATH];
+    int failed, tries = 0;
     if (!kn_folder_path(path, dir, "", ""))
         return false;
     for (char *p = path + 1; *p; p++) {
@@ -23,12 +24,13 @@ static bool make_folders(const char *dir)
             continue;
         *p = 0;
         if (KN_AGAIN(mkdir(path, 0777)) != 0 && errno != EEXIST)
-            return kn_fail("checkpoint: cannot make the folder %s: %s", path, strerror(errno));
+            return kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
         *p = '/';
     }
-    if (access(dir, W_OK | X_OK) != 0)
-        return kn_fail("checkpoint: cannot write into %s: %s; choose another folder", dir,
-                       strerror(errno));
+    while ((failed = access(dir, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
+        ;
+    if (failed)
+        return kn_fail_system("checkpoint: cannot write into %s: %m; choose another folder", dir);
     return true;
 }
 
@@ -59,7 +61,7 @@ static bool take_lock(kn_run_folder *f)
         return false;
     int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0)
-        return kn_fail("checkpoint: cannot open %s: %s", path, strerror(errno));
+        return kn_fail_system("checkpoint: cannot open %s: %m", path);
     int failed = KN_AGAIN(flock(fd, LOCK_EX | LOCK_NB));
     bool held = failed && errno == EWOULDBLOCK;
     if (!failed) {
@@ -76,8 +78,10 @@ static bool take_lock(kn_run_folder *f)
 static bool claim(kn_run_folder *f, bool overwrite)
 {
     kn_listing l = { 0 };
-    bool ok =
-        make_folders(f->dir) && take_lock(f) && (f->lock < 0 || kn_folder_recover(f->dir, &l));
+    bool ok = make_folders(f->dir) && take_lock(f) &&
+              (f->lock < 0 ? kn_folder_list(&l, f->dir) : kn_folder_recover(f->dir, &l)) &&
+              kn_listing_is_sure(&l);
+    f->number = kn_listing_number(&l);
     kn_listing_free(&l);
     f->overwrites = overwrite;
     return ok;

@@ -43,6 +43,7 @@ typedef struct kn_listed {
     int64_t order;  /* number; unknown: that of the newest one of a lower step */
     double score;   /* NAN: none */
     char why[256];  /* its state.json can't be read; "": it can */
+    int error;      /* just now: errno; 0: it is damaged, or isn't there */
     bool doomed;    /* another one of the list replaces it: it goes */
 } kn_listed;
 typedef struct kn_listing {
@@ -59,6 +60,13 @@ typedef struct kn_listing {
  * too. */
 bool kn_folder_list(kn_listing *l, const char *dir);
 void kn_listing_free(kn_listing *l);
+/* True if each checkpoint's state.json can be read, or is damaged; else an error: one that can't be
+ * read just now may be the newest, or the best. */
+bool kn_listing_is_sure(const kn_listing *l);
+int64_t kn_listing_number(const kn_listing *l); /* the highest; 0: none is known */
+/* Whether an error of that number (kn_error_number) says that something can't be read just now: it
+ * is neither damaged nor missing. */
+bool kn_is_passing(int number);
 /* "step-00000200" and the suffix into name. */
 void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix);
 /* The step of a name exactly as kn_folder_name makes it; -1: another name. */
@@ -80,6 +88,7 @@ bool kn_folder_remove(const char *path);
 
 struct kn_run_folder {
     char *dir;
+    int64_t number; /* the highest that a save there had; rank 0's */
     kn_comm *comm;
     int lock;                 /* -1: the file system has no locks, or this isn't rank 0 */
     bool overwrites;          /* the first complete save replaces what was there; rank 0's */

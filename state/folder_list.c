@@ -1,11 +1,11 @@
 /* state/folder_list.c: the checkpoints that a run's folder holds. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "state/attempt.h"
 #include "state/folder_internal.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
+#include "tensor/json.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +27,29 @@ void kn_listing_free(kn_listing *l)
     kn_host_free(l->list);
     kn_host_free(l->replaced);
     *l = (kn_listing){ 0 };
+}
+
+bool kn_is_passing(int number)
+{
+    return number != 0 && number != ENOENT && number != ENOTDIR;
+}
+
+int64_t kn_listing_number(const kn_listing *l)
+{
+    int64_t most = 0;
+    for (int i = 0; i < l->count; i++)
+        most = l->list[i].number > most ? l->list[i].number : most;
+    return most;
+}
+
+bool kn_listing_is_sure(const kn_listing *l)
+{
+    for (int i = 0; i < l->count; i++)
+        if (l->list[i].error) {
+            errno = l->list[i].error;
+            return kn_fail_system("%s; try again, or move that checkpoint away", l->list[i].why);
+        }
+    return true;
 }
 
 void kn_folder_name(char name[KN_FOLDER_NAME], int64_t step, const char *suffix)
@@ -105,7 +128,11 @@ static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
     char path[KN_FOLDER_PATH], file[KN_FOLDER_PATH], error[KN_ATTEMPT_TEXT];
     if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(file, path, KN_STATE_FILE, ""))
         return false;
-    if (access(file, F_OK) != 0 && (!*name || strstr(name, ".saving")))
+    struct stat st;
+    const int there = kn_look(file, &st);
+    if (there < 0)
+        return false;
+    if (!there && (!*name || strstr(name, ".saving")))
         return true; /* being saved */
     if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof *l->list))
         return false;
@@ -116,6 +143,7 @@ static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
     kn_attempt_begin(&a);
     read_saved(l, s, path);
     kn_attempt_end(&a, error);
+    s->error = kn_is_passing(a.number) ? a.number : 0;
     snprintf(s->why, sizeof s->why, "%.*s", (int)sizeof s->why - 1, error);
     return true;
 }
@@ -156,21 +184,16 @@ static int newest_first(const void *x, const void *y)
 bool kn_folder_list(kn_listing *l, const char *dir)
 {
     *l = (kn_listing){ 0 };
-    DIR *d = kn_open_folder(dir);
-    if (!d && errno != ENOENT && errno != ENOTDIR)
-        return kn_fail("cannot read the folder %s: %s", dir, strerror(errno));
-    if (!d)
-        return true;
-    bool ok = true;
-    errno = 0;
-    for (struct dirent *e; ok && (e = readdir(d)); errno = 0) {
-        int64_t step = kn_folder_step(e->d_name, "");
-        step = step >= 0 ? step : kn_folder_step(e->d_name, ".saving");
-        ok = step < 0 || add(l, dir, e->d_name, step);
+    kn_folder_names n;
+    bool there, ok = kn_folder_names_read(&n, dir, &there);
+    for (int64_t i = 0; ok && i < n.count; i++) {
+        int64_t step = kn_folder_step(n.list[i].name, "");
+        step = step >= 0 ? step : kn_folder_step(n.list[i].name, ".saving");
+        ok = step < 0 || add(l, dir, n.list[i].name, step);
     }
-    if (ok && errno)
-        ok = kn_fail("cannot read the folder %s: %s", dir, strerror(errno));
-    closedir(d);
+    kn_folder_names_free(&n);
+    if (ok && !there)
+        return true;
     ok = ok && add(l, dir, "", 0);
     set_orders(l);
     set_doomed(l);

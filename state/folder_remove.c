@@ -3,9 +3,9 @@
  * Each folder is opened by its name in the open folder above it, and never through a link, and its
  * files are removed by their names in it. So nothing outside of it is removed, even if another user
  * who may write there puts a link in the place of one of the folders meanwhile. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "state/folder_internal.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -18,9 +18,9 @@ enum { DEPTH = 4 }; /* of folders in folders */
 
 static int open_folder_at(int above, const char *name, int flags)
 {
-    int fd;
+    int fd, tries = 0;
     while ((fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | flags)) < 0 &&
-           errno == EINTR)
+           kn_try_again(&tries, false))
         ;
     return fd;
 }
@@ -34,8 +34,7 @@ static bool remove_entries(int fd, const char *path, int depth)
     DIR *d = fdopendir(fd);
     if (!d) {
         close(fd);
-        return kn_fail("checkpoint: cannot read the folder %s to remove it: %s", path,
-                       strerror(errno));
+        return kn_fail_system("checkpoint: cannot read the folder %s to remove it: %m", path);
     }
     bool ok = true;
     for (struct dirent *e; ok && (e = readdir(d));)
@@ -52,16 +51,15 @@ static bool remove_at(int above, const char *name, const char *path, int depth)
     if (KN_AGAIN(unlinkat(above, name, 0)) == 0 || errno == ENOENT)
         return true;
     if (errno != EISDIR)
-        return kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno));
+        return kn_fail_system("checkpoint: cannot remove %s: %m", path);
     if (depth == 0)
         return kn_fail("checkpoint: cannot remove %s: no checkpoint has folders that deep", path);
     int fd = open_folder_at(above, name, O_NOFOLLOW);
     if (fd < 0)
-        return kn_fail("checkpoint: cannot read the folder %s to remove it: %s", path,
-                       strerror(errno));
+        return kn_fail_system("checkpoint: cannot read the folder %s to remove it: %m", path);
     return remove_entries(fd, path, depth) &&
            (KN_AGAIN(unlinkat(above, name, AT_REMOVEDIR)) == 0 || errno == ENOENT ||
-            kn_fail("checkpoint: cannot remove the folder %s: %s", path, strerror(errno)));
+            kn_fail_system("checkpoint: cannot remove the folder %s: %m", path));
 }
 
 bool kn_folder_remove(const char *path)
@@ -71,8 +69,8 @@ bool kn_folder_remove(const char *path)
     snprintf(above, sizeof above, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
     int fd = open_folder_at(AT_FDCWD, above, 0);
     if (fd < 0)
-        return errno == ENOENT || kn_fail("checkpoint: cannot remove %s: cannot open %s: %s", path,
-                                          above, strerror(errno));
+        return errno == ENOENT ||
+               kn_fail_system("checkpoint: cannot remove %s: cannot open %s: %m", path, above);
     bool ok = remove_at(fd, slash ? slash + 1 : path, path, DEPTH);
     close(fd);
     return ok;

@@ -5,7 +5,6 @@
 #include "state/saving.h"
 #include "tensor/whole_file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,13 +20,13 @@ static const char SAVING[] = ".saving", OLD[] = ".old", REMOVING[] = ".removing"
 bool kn_folder_remove_empty(const char *path)
 {
     return KN_AGAIN(rmdir(path)) == 0 || errno == ENOENT ||
-           kn_fail("checkpoint: cannot remove the folder %s: %s", path, strerror(errno));
+           kn_fail_system("checkpoint: cannot remove the folder %s: %m", path);
 }
 
 static bool remove_file(const char *path)
 {
     return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-           kn_fail("checkpoint: cannot remove %s: %s", path, strerror(errno));
+           kn_fail_system("checkpoint: cannot remove %s: %m", path);
 }
 
 /* Ends an attempt at something on which no checkpoint depends: an error is told. */
@@ -49,18 +48,13 @@ static void remove_leftover(const char *path)
 int kn_folder_find(const char *path)
 {
     struct stat st;
-    if (KN_AGAIN(lstat(path, &st)) == 0)
-        return 1;
-    if (errno == ENOENT || errno == ENOTDIR)
-        return 0;
-    kn_fail("checkpoint: cannot look for %s: %s", path, strerror(errno));
-    return -1;
+    return kn_look_at_link(path, &st);
 }
 
 bool kn_folder_rename(const char *from, const char *to)
 {
     return KN_AGAIN(rename(from, to)) == 0 ||
-           kn_fail("checkpoint: cannot rename %s to %s: %s", from, to, strerror(errno));
+           kn_fail_system("checkpoint: cannot rename %s to %s: %m", from, to);
 }
 
 /* Removes the checkpoint name, step-N or step-N.old, in two steps: as step-N.removing a part of it
@@ -93,14 +87,20 @@ static bool remove_first_form(const char *dir)
 
 /* ---- which stay ------------------------------------------------------------------------------ */
 
-/* The name that the link to the best has; "" if there is none. */
-static void best_name(const char *dir, char name[KN_FOLDER_NAME])
+/* The name that the link to the best has; "" if there is none. False with an error. */
+static bool best_name(const char *dir, char name[KN_FOLDER_NAME])
 {
     char path[KN_FOLDER_PATH];
-    ssize_t n = snprintf(path, sizeof path, "%s/%s", dir, BEST) < (int)sizeof path
-                    ? readlink(path, name, KN_FOLDER_NAME - 1)
-                    : 0;
+    ssize_t n;
+    int tries = 0;
+    *name = 0;
+    if (!kn_folder_path(path, dir, BEST, ""))
+        return false;
+    while ((n = readlink(path, name, KN_FOLDER_NAME - 1)) < 0 && kn_try_again(&tries, false))
+        ;
     name[n > 0 ? n : 0] = 0;
+    return n >= 0 || errno == ENOENT || errno == EINVAL || /* EINVAL: it is no link */
+           kn_fail_system("checkpoint: cannot read the link %s: %m", path);
 }
 
 /* Runs of the first form kept a checkpoint in a folder of the link's name: it gets another one. */
@@ -108,25 +108,27 @@ static bool make_way(const char *dir, const char *best)
 {
     char to[KN_FOLDER_PATH];
     struct stat st;
-    return lstat(best, &st) != 0 || S_ISLNK(st.st_mode) ||
-           (kn_folder_path(to, dir, BEST, FIRST_FORM) && kn_folder_rename(best, to));
+    const int there = kn_look_at_link(best, &st);
+    return there == 0 || (there > 0 && S_ISLNK(st.st_mode)) ||
+           (there > 0 && kn_folder_path(to, dir, BEST, FIRST_FORM) && kn_folder_rename(best, to));
 }
 
 /* RUN/best becomes a link to name; NULL: none. */
 static bool link_best(const char *dir, const char *name)
 {
     char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], now[KN_FOLDER_NAME];
-    best_name(dir, now);
+    if (!best_name(dir, now))
+        return false;
     if (strcmp(now, name ? name : "") == 0)
         return true;
     if (!kn_folder_path(from, dir, BEST_NEW, "") || !kn_folder_path(to, dir, BEST, ""))
         return false;
     if (!name)
         return KN_AGAIN(unlink(to)) == 0 ||
-               kn_fail("checkpoint: cannot remove the link %s: %s", to, strerror(errno));
+               kn_fail_system("checkpoint: cannot remove the link %s: %m", to);
     return make_way(dir, to) &&
            (KN_AGAIN(symlink(name, from)) == 0 ||
-            kn_fail("checkpoint: cannot make the link %s: %s", from, strerror(errno))) &&
+            kn_fail_system("checkpoint: cannot make the link %s: %m", from)) &&
            kn_folder_rename(from, to) && kn_sync_folder(dir);
 }
 
@@ -136,7 +138,8 @@ static bool set_best(const char *dir, bool keep_best, const kn_listing *l)
 {
     char now[KN_FOLDER_NAME];
     const kn_listed *best = kn_listing_best(l);
-    best_name(dir, now);
+    if (!best_name(dir, now))
+        return false;
     const bool linked = kn_folder_step(now, "") >= 0;
     return (!linked && !(keep_best && best)) || link_best(dir, best ? best->name : NULL);
 }
@@ -148,7 +151,8 @@ static bool remove_others(const char *dir, const kn_folder_save *s, const kn_lis
     const kn_listed *best = s->keep_best ? kn_listing_best(l) : NULL; /* the link may have failed */
     bool ok = true;
     int kept = 0;
-    best_name(dir, linked);
+    if (!best_name(dir, linked)) /* one that it names must stay */
+        return false;
     for (int i = 0; i < l->count; i++) {
         const kn_listed *c = &l->list[i];
         if (c->doomed)
@@ -164,6 +168,11 @@ static bool remove_others(const char *dir, const kn_folder_save *s, const kn_lis
 static void tidy(const char *dir, const kn_folder_save *s, const kn_listing *l)
 {
     kn_attempt a;
+    kn_attempt_begin(&a);
+    const bool sure = kn_listing_is_sure(l); /* else the next save does it */
+    tell(&a);
+    if (!sure)
+        return;
     kn_attempt_begin(&a);
     set_best(dir, s->keep_best, l);
     tell(&a);
@@ -239,17 +248,16 @@ static bool recover_all(const char *dir, const char *end,
                         bool (*recover)(const char *dir, const char *path, const char *step))
 {
     char path[KN_FOLDER_PATH], name[KN_FOLDER_NAME];
-    DIR *d = kn_open_folder(dir);
-    bool ok = d || kn_fail("checkpoint: cannot read the folder %s: %s", dir, strerror(errno));
-    for (struct dirent *e; ok && (e = readdir(d));) {
-        int64_t step = kn_folder_step(e->d_name, end);
+    kn_folder_names n;
+    bool ok = kn_folder_names_read(&n, dir, NULL);
+    for (int64_t i = 0; ok && i < n.count; i++) {
+        int64_t step = kn_folder_step(n.list[i].name, end);
         if (step < 0)
             continue;
         kn_folder_name(name, step, "");
-        ok = kn_folder_path(path, dir, e->d_name, "") && recover(dir, path, name);
+        ok = kn_folder_path(path, dir, n.list[i].name, "") && recover(dir, path, name);
     }
-    if (d)
-        closedir(d);
+    kn_folder_names_free(&n);
     return ok;
 }
 
@@ -271,7 +279,7 @@ bool kn_folder_recover(const char *dir, kn_listing *l)
 static bool make_folder(const char *path)
 {
     return KN_AGAIN(mkdir(path, 0777)) == 0 ||
-           kn_fail("checkpoint: cannot make the folder %s: %s", path, strerror(errno));
+           kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
 }
 
 /* What the next save of f replaces: all, or what is still there of those that were replaced. */
@@ -292,10 +300,10 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
     kn_listing l = { 0 };
     kn_folder_name(s->saved.name, s->saved.step, "");
     bool ok = f->lock < 0 ? kn_folder_list(&l, f->dir) : kn_folder_recover(f->dir, &l);
-    s->saved.number = 1;
-    for (int i = 0; i < l.count; i++)
-        if (l.list[i].number >= s->saved.number)
-            s->saved.number = l.list[i].number + 1;
+    const int64_t known = kn_listing_number(&l);
+    if (known > f->number) /* else the newest may be one that can't be read just now */
+        f->number = known;
+    s->saved.number = ++f->number;
     ok = ok && list_replaced(f, &l);
     kn_listing_free(&l);
     if (s->saved.number > KN_FOLDER_SAVES)
@@ -353,7 +361,7 @@ int64_t kn_run_folder_best(const kn_run_folder *f, double *score)
     kn_comm_suspend_timeout(f->comm);
     if (f->saving && f->saving->finished)
         kn_saving_join(f->saving); /* until then nothing was replaced */
-    if (kn_rank(f->comm) == 0 && kn_folder_list(&l, f->dir)) {
+    if (kn_rank(f->comm) == 0 && kn_folder_list(&l, f->dir) && kn_listing_is_sure(&l)) {
         const kn_listed *best = f->overwrites ? NULL : kn_listing_best(&l);
         if (best) {
             told.step = best->step;

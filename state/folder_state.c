@@ -13,7 +13,8 @@
 #include "kernels/error_internal.h"
 #include "state/folder_internal.h"
 #include "tensor/checksum.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
+#include "tensor/json.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -54,7 +55,7 @@ static bool check_sum(const json_t *j, const char *text, size_t size, const char
 static json_t *parse(const char *text, size_t size, const char *path)
 {
     json_error_t error;
-    json_t *j = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
+    json_t *j = kn_json_parse(text, size, path, &error);
     if (!json_is_object(j))
         kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,
                 j ? "another value" : error.text, j ? 1 : error.line);
@@ -77,7 +78,7 @@ json_t *kn_folder_state(const char *dir)
                     "kn_checkpoint_save or a trainer's --out wrote",
                     dir, KN_STATE_FILE);
         else
-            kn_fail("cannot open %s: %s", path, strerror(errno));
+            kn_fail_system("cannot open %s: %m", path);
         return NULL;
     }
     char *text = kn_file_copy(fd, path, KN_STATE_MOST, &size);

@@ -3,7 +3,7 @@
  * UNFINISHED lies in the folder from before the first file until after the last, locked, and tells
  * their number: the next merge there removes the files of one that died. Readers refuse what such
  * a merge leaves: a file without its header, or fewer files than their names tell. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "state/merge.h"
 #include "state/shard_file.h"
@@ -138,7 +138,7 @@ static char *index_text(const merging *m, size_t *size)
     json_decref(index);
     json_decref(map);
     if (!text)
-        kn_fail("%s/" INDEX ": out of memory", m->dir);
+        kn_fail_memory("%s/" INDEX, m->dir);
     return text;
 }
 
@@ -163,12 +163,14 @@ static bool check_free(const merging *m)
     char name[64] = "model.safetensors";
     bool ok = true;
     for (int i = 0; i < m->files + 2 && ok; i++) {
+        struct stat st;
         if (i >= 2)
             name_file(m->files, i - 2, name);
         char *path = path_of(m, i == 1 ? INDEX : name);
-        ok = path != NULL;
-        if (ok && (access(path, F_OK) == 0 || errno != ENOENT))
-            ok = kn_fail("%s is there already: remove it or choose another folder", path);
+        const int there = path ? kn_look(path, &st) : -1;
+        ok = there == 0;
+        if (there > 0)
+            kn_fail("%s is there already: remove it or choose another folder", path);
         kn_host_free(path);
     }
     return ok;
@@ -180,7 +182,7 @@ static bool remove_one(const merging *m, const char *name)
 {
     char *path = path_of(m, name);
     bool ok = path && (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-                       kn_fail("cannot remove %s: %s", path, strerror(errno)));
+                       kn_fail_system("cannot remove %s: %m", path));
     kn_host_free(path);
     return ok;
 }
@@ -207,7 +209,7 @@ static bool sign(const merging *m)
         ;
     return (written == n && KN_AGAIN(ftruncate(m->lock, n)) == 0 && KN_AGAIN(fsync(m->lock)) == 0 &&
             kn_sync_folder(m->dir)) ||
-           kn_fail("cannot write %s/" UNFINISHED ": %s", m->dir, strerror(errno));
+           kn_fail_system("cannot write %s/" UNFINISHED ": %m", m->dir);
 }
 
 /* The files that the dead merge made. One that died before it signed has made none. */
@@ -218,7 +220,7 @@ static bool remove_dead(const merging *m)
     while ((n = pread(m->lock, text, sizeof text - 1, 0)) < 0 && errno == EINTR)
         ;
     if (n < 0)
-        return kn_fail("cannot read %s/" UNFINISHED ": %s", m->dir, strerror(errno));
+        return kn_fail_system("cannot read %s/" UNFINISHED ": %m", m->dir);
     const int files = strchr(text, '\n') ? atoi(text) : 0;
     return remove_files(m, files < MOST_FILES ? files : MOST_FILES);
 }
@@ -237,7 +239,7 @@ static bool claim(merging *m)
         m->lock = ok ? kn_open(path, flags | O_CREAT | O_EXCL, 0666) : -1;
     }
     if (ok && m->lock < 0 && errno != EEXIST)
-        ok = kn_fail("cannot make %s: %s", path, strerror(errno));
+        ok = kn_fail_system("cannot make %s: %m", path);
     if (ok &&
         (m->lock < 0 || (KN_AGAIN(flock(m->lock, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK)))
         ok = kn_fail("%s: another merge writes there; wait for its end, or choose another folder",

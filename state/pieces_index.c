@@ -1,12 +1,12 @@
 /* state/pieces_index.c: which bytes of which files hold which part of which tensor. Headers and
  * indices may come from a stranger: each claim is checked before it is used. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "state/pieces_internal.h"
 #include "state/shard_file.h"
 #include "tensor/safetensors_format.h"
-#include "tensor/whole_file.h"
-#include <dirent.h>
+#include "tensor/files.h"
+#include "tensor/json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -58,7 +58,7 @@ static bool read_text(const reading *r, const char *key, json_t **object)
     *object = NULL;
     if (!text)
         return true;
-    *object = json_loads(text, JSON_REJECT_DUPLICATES, &e);
+    *object = kn_json_parse(text, strlen(text), r->path, &e);
     if (!*object)
         return kn_fail("%s: bad metadata %s: %s at byte %d", r->path, key, e.text, e.position);
     return json_is_object(*object) || kn_fail("%s: metadata %s is no object", r->path, key);
@@ -300,19 +300,14 @@ static int compare_files(const void *x, const void *y)
 
 static bool list_folder(kn_pieces *p, const char *dir)
 {
-    DIR *d = kn_open_folder(dir);
-    bool ok = true;
-    if (!d)
-        return kn_fail("%s: cannot read the folder: %s", dir, strerror(errno));
-    errno = 0;
-    for (struct dirent *e; ok && (e = readdir(d)); errno = 0) {
-        const char *dot = strrchr(e->d_name, '.');
-        if (dot && dot != e->d_name && strcmp(dot + 1, ENDING) == 0)
-            ok = add_file(p, dir, e->d_name);
+    kn_folder_names n;
+    bool ok = kn_folder_names_read(&n, dir, NULL);
+    for (int64_t i = 0; ok && i < n.count; i++) {
+        const char *name = n.list[i].name, *dot = strrchr(name, '.');
+        if (dot && dot != name && strcmp(dot + 1, ENDING) == 0)
+            ok = add_file(p, dir, name);
     }
-    if (ok && errno)
-        ok = kn_fail("%s: cannot read the folder: %s", dir, strerror(errno));
-    closedir(d);
+    kn_folder_names_free(&n);
     if (ok && p->files == 0)
         return kn_fail("%s: no file in this folder ends in .%s", dir, ENDING);
     return ok;
@@ -355,7 +350,7 @@ static bool list_map(kn_pieces *p, const char *dir, const char *path, json_t *ma
 {
     const char *name;
     json_t *file, *seen = json_object();
-    bool ok = seen || kn_fail("%s: out of memory", path);
+    bool ok = seen || kn_fail_memory("%s could not be read", path);
     if (!json_is_object(map) || json_object_size(map) == 0)
         ok = kn_fail("%s: it has no weight_map of names and files", path);
     json_object_foreach(map, name, file)
@@ -365,7 +360,9 @@ static bool list_map(kn_pieces *p, const char *dir, const char *path, json_t *ma
             ok = kn_fail("%s: the file of \"%.200s\" is no name of a file in this folder", path,
                          name);
         if (ok && !json_object_get(seen, text))
-            ok = json_object_set_new(seen, text, json_true()) == 0 && add_file(p, dir, text);
+            ok = (json_object_set_new(seen, text, json_true()) == 0 ||
+                  kn_fail_memory("%s could not be read", path)) &&
+                 add_file(p, dir, text);
     }
     json_decref(seen);
     return ok;
@@ -391,18 +388,23 @@ static json_t *read_map(const char *dir, char **path)
 {
     json_error_t e;
     struct stat st;
-    size_t room = strlen(dir) + 64;
+    size_t size, room = strlen(dir) + 64;
     if (!(*path = kn_host_alloc(room)))
         return NULL;
     snprintf(*path, room, "%s/model.%s.index.json", dir, ENDING);
-    if (stat(*path, &st) != 0)
+    if (kn_look(*path, &st) <= 0)
         return NULL;
     if (!S_ISREG(st.st_mode) || st.st_size > SAFETENSORS_MAX_HEADER) {
         kn_fail("%s: not a regular file of at most %u bytes", *path, SAFETENSORS_MAX_HEADER);
         return NULL;
     }
-    json_t *map = NULL, *index = json_load_file(*path, JSON_REJECT_DUPLICATES, &e);
-    if (!index)
+    int fd = kn_open(*path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
+    char *text = fd >= 0 ? kn_file_copy(fd, *path, SAFETENSORS_MAX_HEADER, &size) : NULL;
+    json_t *map = NULL, *index = text ? kn_json_parse(text, size, *path, &e) : NULL;
+    kn_host_free(text);
+    if (fd < 0)
+        kn_fail_system("%s: cannot open: %m", *path);
+    else if (!index)
         kn_fail("%s: %s in line %d", *path, e.text, e.line);
     else if (!(map = json_incref(json_object_get(index, "weight_map"))))
         kn_fail("%s: it has no weight_map of names and files", *path);
@@ -443,7 +445,10 @@ kn_pieces *kn_pieces_open(const char *path)
     kn_pieces *p = kn_ok() ? kn_host_calloc(1, sizeof *p) : NULL;
     if (!p)
         return NULL;
-    bool ok = stat(path, &st) == 0 || kn_fail("%s: cannot open: %s", path, strerror(errno));
+    const int there = kn_look(path, &st);
+    bool ok = there > 0;
+    if (there == 0)
+        kn_fail("%s: cannot open: there is no such file or folder", path);
     if (ok && S_ISDIR(st.st_mode))
         ok = open_folder(p, path);
     else if (ok)

@@ -3,11 +3,12 @@
  * in memory: neighbours in the file are read together.
  *
  * Nothing is mapped: a file that is cut while it is read is an error, not a signal. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "state/copy.h"
 #include "state/pieces_internal.h"
 #include "tensor/checksum.h"
+#include "tensor/files.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -27,14 +28,19 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
+static void close_file(kn_pieces *p, int file)
+{
+    close(p->file[file].fd);
+    p->file[file].fd = -1;
+    p->open--;
+}
+
 /* Any but keep; false: no other is open. */
 static bool close_one(kn_pieces *p, int keep)
 {
     for (int i = 0; i < p->files; i++)
         if (p->file[i].fd >= 0 && i != keep) {
-            close(p->file[i].fd);
-            p->file[i].fd = -1;
-            p->open--;
+            close_file(p, i);
             return true;
         }
     return false;
@@ -55,7 +61,7 @@ int kn_indexed_copy(kn_pieces *p, int file)
         copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     while (copy < 0 && makes_room(p, file));
     if (copy < 0)
-        kn_fail("%s: cannot open: %s", p->file[file].path, strerror(errno));
+        kn_fail_system("%s: cannot open: %m", p->file[file].path);
     return copy;
 }
 
@@ -68,23 +74,21 @@ int kn_indexed_open(kn_pieces *p, int file)
     if (p->open == MOST_OPEN)
         close_one(p, file);
     do
-        f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* no wait at a FIFO */
-    while (f->fd < 0 && (errno == EINTR || makes_room(p, file)));
+        f->fd = kn_open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* no wait at a FIFO */
+    while (f->fd < 0 && makes_room(p, file));
     if (f->fd < 0) {
-        kn_fail("%s: cannot open: %s", f->path, strerror(errno));
+        kn_fail_system("%s: cannot open: %m", f->path);
         return -1;
     }
     p->open++;
-    if (fstat(f->fd, &now) != 0) {
-        kn_fail("%s: cannot read its size: %s", f->path, strerror(errno));
-        return -1;
-    }
-    if (f->info.bytes == 0)
+    if (kn_file_facts(f->fd, &now) != 0)
+        kn_fail_system("%s: cannot read its size: %m", f->path);
+    else if (f->info.bytes == 0)
         f->identity = now;
-    else if (!same_file(&f->identity, &now)) {
+    else if (!same_file(&f->identity, &now))
         kn_fail("%s: the file was replaced or changed while it was read", f->path);
-        return -1;
-    }
+    if (!kn_ok())
+        close_file(p, file);
     return f->fd;
 }
 
@@ -117,17 +121,19 @@ static bool batch_begin(batch *b, kn_pieces *p, int file, kn_checksum *sum)
 
 static bool read_batch(batch *b)
 {
+    int tries = 0;
     for (size_t done = 0; done < b->bytes;) {
         ssize_t n = pread(b->fd, b->room + done, b->bytes - done, (off_t)(b->at + (int64_t)done));
-        if (n < 0 && errno == EINTR)
+        if (n < 0 && kn_try_again(&tries, true))
             continue;
         if (n < 0)
-            return kn_fail("%s: cannot read: %s", b->path, strerror(errno));
+            return kn_fail_system("%s: cannot read: %m", b->path);
         if (n == 0)
             return kn_fail("%s: the file was cut to %lld bytes while it was read; save or fetch it "
                            "again",
                            b->path, (long long)(b->at + (int64_t)done));
         done += (size_t)n;
+        tries = 0;
     }
     if (b->sum)
         kn_checksum_add(b->sum, b->room, b->bytes);

@@ -7,14 +7,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Whether c is a checkpoint of the run that saves in dir. */
+/* Whether c is a checkpoint of the run that saves in dir; false also with an error. */
 static bool is_of(const kn_checkpoint *c, const char *dir)
 {
     char above[KN_FOLDER_PATH];
     struct stat a, b;
     const char *slash = strrchr(c->dir, '/');
     snprintf(above, sizeof above, "%.*s", slash ? (int)(slash - c->dir) : 1, slash ? c->dir : ".");
-    return stat(above, &a) == 0 && stat(dir, &b) == 0 && a.st_dev == b.st_dev &&
+    return kn_look(above, &a) > 0 && kn_look(dir, &b) > 0 && a.st_dev == b.st_dev &&
            a.st_ino == b.st_ino;
 }
 
@@ -80,7 +80,7 @@ bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c)
         return false;
     kn_comm_suspend_timeout(f->comm);
     const bool some = kn_rank(f->comm) == 0 && c->passed.count > 0 && is_of(c, f->dir);
-    bool ok = kn_agree(f->comm, !some || (set_all_aside(f->dir, &c->passed) && set_links(f)));
+    bool ok = kn_agree(f->comm, some ? set_all_aside(f->dir, &c->passed) && set_links(f) : kn_ok());
     kn_comm_resume_timeout(f->comm);
     return ok;
 }

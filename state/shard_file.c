@@ -1,6 +1,6 @@
 /* state/shard_file.c: writing one .safetensors file of rectangles. Each byte is summed and handed
  * to the kernel while it is in the processor's cache, in portions of a MiB. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "state/shard_file.h"
 #include "tensor/checksum.h"
@@ -120,11 +120,12 @@ static bool write_at(const kn_shard_file *f, const void *data, size_t bytes, int
 {
     const char *p = data;
     while (bytes > 0) {
+        errno = EIO; /* where nothing is written */
         ssize_t n = pwrite(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return kn_fail("cannot write %s: %s", f->path, strerror(n < 0 ? errno : EIO));
+            return kn_fail_system("cannot write %s: %m", f->path);
         p += n;
         at += n;
         bytes -= (size_t)n;
@@ -216,9 +217,7 @@ static bool copy_items(kn_shard_file *f, const kn_shard_item *item, int items)
 
 static bool create_file(kn_shard_file *f)
 {
-    do
-        f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    while (f->fd < 0 && errno == EINTR);
+    f->fd = kn_open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     f->created = f->fd >= 0;
     if (f->created)
         return true;
@@ -226,7 +225,7 @@ static bool create_file(kn_shard_file *f)
         return kn_fail("%s is there already, and a file of a checkpoint is never replaced: remove "
                        "it or write to another folder",
                        f->path);
-    return kn_fail("cannot create %s: %s", f->path, strerror(errno));
+    return kn_fail_system("cannot create %s: %m", f->path);
 }
 
 kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_shard_item *item,
@@ -280,10 +279,9 @@ static bool sync_and_close(kn_shard_file *f)
     while ((failed = fsync(fd)) != 0 && errno == EINTR)
         ;
     if (failed)
-        return kn_fail("cannot sync %s: %s", f->path, strerror(errno));
+        return kn_fail_system("cannot sync %s: %m", f->path);
     f->fd = -1; /* close gives the descriptor back even if it fails */
-    return close(fd) == 0 || errno == EINTR ||
-           kn_fail("cannot close %s: %s", f->path, strerror(errno));
+    return close(fd) == 0 || errno == EINTR || kn_fail_system("cannot close %s: %m", f->path);
 }
 
 bool kn_shard_file_finish(kn_shard_file *f, kn_piece_file *file)

@@ -1,4 +1,5 @@
 /* tensor/print.c: values as text: one element as a double, whole tensors as nested rows. */
+#include "kernels/error_internal.h"
 #include "tensor/tensor_internal.h"
 #include <errno.h>
 #include <math.h>
@@ -209,6 +210,6 @@ bool kn_print(FILE *out, const kn_tensor *t)
         kn_host_free(host);
     }
     if (ferror(out))
-        return kn_fail("print: cannot write: %s", strerror(errno));
+        return kn_fail_system("print: cannot write: %m");
     return kn_ok();
 }

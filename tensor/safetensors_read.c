@@ -1,10 +1,12 @@
 /* tensor/safetensors_read.c: reading .safetensors files. The header is not trusted: each claim is
  * checked against the format and the file's size before it is used. Bytes are read, not mapped: a
  * file that is cut meanwhile is an error; with a mapping it would be SIGBUS. */
+#include "kernels/error_internal.h"
 #include "tensor/checksum.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/tensor_internal.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
+#include "tensor/json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -38,29 +40,19 @@ struct kn_safetensors {
 /* Reads bytes at a place in the file; a file that lost them meanwhile is an error. */
 static bool read_at(const kn_safetensors *f, void *to, size_t bytes, size_t at)
 {
-    char *p = to;
-    while (bytes > 0) {
-        ssize_t n = pread(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30), (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return kn_fail("%s: cannot read: %s", f->path, strerror(errno));
-        if (n == 0)
-            return kn_fail(
-                "%s: the file was cut to %zu bytes while it was read; save or fetch it again",
-                f->path, at);
-        p += n;
-        at += (size_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
+    ssize_t n = kn_read_at(f->fd, to, bytes, (int64_t)at);
+    if (n < 0)
+        return kn_fail_system("%s: cannot read: %m", f->path);
+    return (size_t)n == bytes ||
+           kn_fail("%s: the file was cut to %zu bytes while it was read; save or fetch it again",
+                   f->path, at + (size_t)n);
 }
 
 static bool check_file(kn_safetensors *f)
 {
     struct stat st;
-    if (fstat(f->fd, &st) != 0)
-        return kn_fail("%s: cannot read its size: %s", f->path, strerror(errno));
+    if (kn_file_facts(f->fd, &st) != 0)
+        return kn_fail_system("%s: cannot read its size: %m", f->path);
     if (!S_ISREG(st.st_mode))
         return kn_fail("%s: not a regular file", f->path);
     if (st.st_size < 8)
@@ -77,7 +69,7 @@ static bool parse_header(kn_safetensors *f, const char *text, size_t length)
     json_error_t e;
     if (length == 0 || text[0] != '{')
         return kn_fail("%s: not a safetensors file: the header does not begin with '{'", f->path);
-    f->header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &e);
+    f->header = kn_json_parse(text, length, f->path, &e);
     return f->header || kn_fail("%s: bad header: %s at byte %d", f->path, e.text, e.position);
 }
 
@@ -266,7 +258,7 @@ kn_safetensors *kn_safetensors_open(const char *path)
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* no wait at a FIFO */
     if (fd >= 0)
         return kn_safetensors_open_fd(path, fd);
-    kn_fail("%s: cannot open: %s", path, strerror(errno));
+    kn_fail_system("%s: cannot open: %m", path);
     return NULL;
 }
 

@@ -1,5 +1,5 @@
 /* tensor/whole_file.c: files that are there whole or not at all. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "tensor/whole_file.h"
 #include <errno.h>
@@ -19,7 +19,7 @@ struct kn_whole_file {
 static int lies_at(int fd, const char *path)
 {
     struct stat is, there;
-    if (KN_AGAIN(fstat(fd, &is)) != 0)
+    if (kn_file_facts(fd, &is) != 0)
         return -1;
     if (KN_AGAIN(lstat(path, &there)) != 0)
         return errno == ENOENT ? 0 : -1;
@@ -69,7 +69,7 @@ static bool open_temp(kn_whole_file *f)
         if (errno == EEXIST && remove_dead(f->temp) && create_temp(f))
             return true;
     }
-    kn_fail("cannot write %s: cannot create %s: %s", f->path, f->temp, strerror(errno));
+    kn_fail_system("cannot write %s: cannot create %s: %m", f->path, f->temp);
     kn_host_free(f->temp); /* nothing to remove */
     f->temp = NULL;
     return false;
@@ -79,7 +79,8 @@ static bool open_temp(kn_whole_file *f)
 static bool may_be_replaced(const char *path)
 {
     struct stat st;
-    return stat(path, &st) != 0 || S_ISREG(st.st_mode) || S_ISDIR(st.st_mode) ||
+    int there = kn_look(path, &st);
+    return there == 0 || (there > 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode))) ||
            kn_fail("cannot write %s: it is a device or a pipe, no file", path);
 }
 
@@ -99,32 +100,16 @@ bool kn_whole_file_write(kn_whole_file *f, const void *data, size_t bytes)
 {
     const char *p = data;
     while (bytes > 0) {
+        errno = EIO; /* where nothing is written */
         ssize_t n = write(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return kn_fail("cannot write %s: %s; %s is as it was", f->temp,
-                           strerror(n < 0 ? errno : EIO), f->path);
+            return kn_fail_system("cannot write %s: %m; %s is as it was", f->temp, f->path);
         p += n;
         bytes -= (size_t)n;
     }
     return true;
-}
-
-int kn_open(const char *path, int flags, unsigned mode)
-{
-    int fd;
-    while ((fd = open(path, flags, mode)) < 0 && errno == EINTR)
-        ;
-    return fd;
-}
-
-DIR *kn_open_folder(const char *path)
-{
-    DIR *d;
-    while (!(d = opendir(path)) && errno == EINTR)
-        ;
-    return d;
 }
 
 bool kn_sync_folder(const char *dir)
@@ -132,12 +117,12 @@ bool kn_sync_folder(const char *dir)
     int fd = kn_open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0), error = 0;
     if (fd < 0)
         return errno == EACCES ||
-               kn_fail("cannot sync the folder %s: cannot open it: %s", dir, strerror(errno));
+               kn_fail_system("cannot sync the folder %s: cannot open it: %m", dir);
     if (KN_AGAIN(fsync(fd)) != 0)
         error = errno;
     close(fd);
     if (error == EIO || error == ENOSPC || error == EDQUOT)
-        return kn_fail("cannot sync the folder %s: %s", dir, strerror(error));
+        return errno = error, kn_fail_system("cannot sync the folder %s: %m", dir);
     return true;
 }
 
@@ -158,15 +143,15 @@ bool kn_whole_file_commit(kn_whole_file *f)
 {
     bool ok = kn_ok();
     if (ok && KN_AGAIN(fsync(f->fd)) != 0)
-        ok = kn_fail("cannot sync %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
+        ok = kn_fail_system("cannot sync %s: %m; %s is as it was", f->temp, f->path);
     int fd = f->fd;
     f->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0); /* keeps the lock until the file has its name */
     if (f->fd < 0 && ok)
-        ok = kn_fail("cannot write %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
+        ok = kn_fail_system("cannot write %s: %m; %s is as it was", f->temp, f->path);
     if (close(fd) != 0 && ok && errno != EINTR)
-        ok = kn_fail("cannot close %s: %s; %s is as it was", f->temp, strerror(errno), f->path);
+        ok = kn_fail_system("cannot close %s: %m; %s is as it was", f->temp, f->path);
     if (ok && KN_AGAIN(rename(f->temp, f->path)) != 0)
-        ok = kn_fail("cannot rename %s to %s: %s", f->temp, f->path, strerror(errno));
+        ok = kn_fail_system("cannot rename %s to %s: %m", f->temp, f->path);
     if (ok) {
         kn_host_free(f->temp); /* renamed: nothing to remove */
         f->temp = NULL;
@@ -187,43 +172,4 @@ void kn_whole_file_abandon(kn_whole_file *f)
     kn_host_free(f->temp);
     kn_host_free(f->path);
     kn_host_free(f);
-}
-
-/* ---- reading --------------------------------------------------------------------------------- */
-
-static bool read_all(int fd, char *to, size_t size, const char *path)
-{
-    for (size_t at = 0; at < size;) {
-        ssize_t n = pread(fd, to + at, size - at, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return kn_fail("cannot read %s: %s", path,
-                           n < 0 ? strerror(errno) : "it was cut meanwhile");
-        at += (size_t)n;
-    }
-    return true;
-}
-
-void *kn_file_copy(int fd, const char *path, size_t most, size_t *size)
-{
-    struct stat st;
-    char *to = NULL;
-    if (fstat(fd, &st) != 0)
-        kn_fail("cannot read %s: %s", path, strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        kn_fail("%s is not a regular file", path);
-    else if ((uint64_t)st.st_size > most)
-        kn_fail("%s has %lld bytes, and may have %zu: it is damaged, or another file", path,
-                (long long)st.st_size, most);
-    else {
-        *size = (size_t)st.st_size;
-        to = kn_host_alloc(*size + 1);
-    }
-    if (to && !read_all(fd, to, *size, path)) {
-        kn_host_free(to);
-        to = NULL;
-    }
-    close(fd);
-    return to;
 }

@@ -5,10 +5,7 @@
 #ifndef KNAP_TENSOR_WHOLE_FILE_H
 #define KNAP_TENSOR_WHOLE_FILE_H
 
-#include <dirent.h>
-#include <errno.h>
-#include <stdbool.h>
-#include <stddef.h>
+#include "tensor/files.h"
 
 typedef struct kn_whole_file kn_whole_file;
 
@@ -21,22 +18,6 @@ bool kn_whole_file_commit(kn_whole_file *f);
 /* Removes the temporary file and frees f; NULL is fine. */
 void kn_whole_file_abandon(kn_whole_file *f);
 
-/* The bytes of a regular file, which may be empty, in memory of the host that the caller frees; fd
- * is closed. NULL with an error, also where the file has more than `most` bytes, or is cut
- * meanwhile. */
-void *kn_file_copy(int fd, const char *path, size_t most, size_t *size);
-
-/* System calls, again if a signal came between: file systems over a network and in user space may
- * say so. KN_AGAIN: those that return 0 if all is well. */
-#define KN_AGAIN(call)                                                                             \
-    ({                                                                                             \
-        int failed_;                                                                               \
-        while ((failed_ = (call)) != 0 && errno == EINTR)                                          \
-            ;                                                                                      \
-        failed_;                                                                                   \
-    })
-int kn_open(const char *path, int flags, unsigned mode);
-DIR *kn_open_folder(const char *path);
 /* Makes the renames in dir durable. File systems that cannot sync a folder are no error, nor is a
  * folder that may be written and not read. */
 bool kn_sync_folder(const char *dir);

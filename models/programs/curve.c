@@ -1,6 +1,6 @@
 /* models/programs/curve.c: the evaluations of a training, also of the part before it was resumed,
  * which its log tells. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "models/programs/pictures.h"
 
 #include <errno.h>
@@ -51,13 +51,13 @@ bool curve_read(const char *log, int64_t last, int64_t steps, double epochs, cur
 {
     FILE *in = fopen(log, "r");
     if (!in) /* a log that begins with this run */
-        return errno == ENOENT || kn_fail("cannot read the log %s: %s", log, strerror(errno));
+        return errno == ENOENT || kn_fail_system("cannot read the log %s: %m", log);
     char *line = NULL;
     size_t size = 0;
     bool ok = true;
     while (ok && getline(&line, &size, in) > 0)
         ok = read_line(line, last, epochs / (double)steps, since, point, n);
-    ok = ok && (feof(in) || kn_fail("cannot read the log %s: %s", log, strerror(errno)));
+    ok = ok && (feof(in) || kn_fail_system("cannot read the log %s: %m", log));
     free(line);
     fclose(in);
     return ok;

@@ -8,9 +8,8 @@
 #include "state/checkpoint_internal.h"
 #include "state/merge.h"
 #include "tensor/safetensors_format.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
 #include <stddef.h>
@@ -74,39 +73,32 @@ static bool ends_in(const char *name, const char *end)
     return n > m && strcmp(name + n - m, end) == 0;
 }
 
+/* False also with an error, and where dir is no folder. */
 static bool has_tensors(const char *dir)
 {
-    bool has = false;
-    DIR *d = kn_open_folder(dir);
-    for (struct dirent *e; d && !has && (e = readdir(d));)
-        has = ends_in(e->d_name, ".safetensors");
-    if (d)
-        closedir(d);
+    kn_folder_names n;
+    bool has = false, there, ok = kn_folder_names_read(&n, dir, &there);
+    for (int64_t i = 0; ok && !has && i < n.count; i++)
+        has = ends_in(n.list[i].name, ".safetensors");
+    kn_folder_names_free(&n);
     return has;
-}
-
-static int compare_parts(const void *x, const void *y)
-{
-    const part *a = x, *b = y;
-    return strcmp(a->name, b->name);
 }
 
 /* The folders in a checkpoint that hold tensors. */
 static bool list_parts(found *f, const char *dir, const char *only)
 {
-    DIR *d = kn_open_folder(dir);
-    if (!d)
-        return kn_fail("%s: cannot read the folder: %s", dir, strerror(errno));
-    for (struct dirent *e; f->parts < MOST_PARTS && (e = readdir(d));) {
+    kn_folder_names n;
+    bool ok = kn_folder_names_read(&n, dir, NULL);
+    for (int64_t i = 0; ok && f->parts < MOST_PARTS && i < n.count; i++) {
+        const char *name = n.list[i].name;
         part *p = &f->part[f->parts];
-        snprintf(p->path, sizeof p->path, "%s/%s", dir, e->d_name);
-        snprintf(p->name, sizeof p->name, "%s", e->d_name);
-        f->parts +=
-            e->d_name[0] != '.' && has_tensors(p->path) && (!only || strcmp(only, e->d_name) == 0);
+        snprintf(p->path, sizeof p->path, "%s/%s", dir, name);
+        snprintf(p->name, sizeof p->name, "%s", name);
+        f->parts += name[0] != '.' && (!only || strcmp(only, name) == 0) && has_tensors(p->path);
+        ok = kn_ok();
     }
-    closedir(d);
-    qsort(f->part, (size_t)f->parts, sizeof *f->part, compare_parts);
-    return true;
+    kn_folder_names_free(&n);
+    return ok;
 }
 
 static void close_parts(found *f)
@@ -142,16 +134,19 @@ static bool open_checkpoint(found *f, const char *path, const char *only)
 static bool open_parts(found *f, const char *path, const char *only)
 {
     struct stat st;
-    if (stat(path, &st) != 0)
-        return kn_fail("%s: cannot open: %s", path, strerror(errno));
+    const int there = kn_look(path, &st);
+    if (there <= 0)
+        return there == 0 && kn_fail("%s: cannot open: No such file or directory", path);
     if (S_ISDIR(st.st_mode) && kn_run_folder_has_checkpoint(path))
         return open_checkpoint(f, path, only);
+    if (!kn_ok())
+        return false;
     if (!S_ISDIR(st.st_mode) || has_tensors(path)) {
         if (only)
             return kn_fail("%s has no parts: leave out --part", path);
         snprintf(f->part[0].path, sizeof f->part[0].path, "%s", path);
         f->parts = 1;
-    } else if (!list_parts(f, path, only))
+    } else if (!kn_ok() || !list_parts(f, path, only))
         return false;
     if (f->parts == 0)
         return only ? kn_fail("%s has no part \"%.200s\" with tensors", path, only)
@@ -268,6 +263,8 @@ static bool verify(found *f)
             if (kn_pieces_verify(f->part[k].pieces, i, bar_move, &b))
                 continue;
             bar_end(&b);
+            if (kn_error_number()) /* it can't be read just now: that is no damage */
+                return false;
             printf("%s\n", kn_error());
             kn_clear_error();
             bad++;
@@ -320,7 +317,7 @@ static bool merge(found *f, const settings *s)
     if (f->parts > 1 && strcmp(f->part[k].name, "model") != 0)
         return kn_fail("merge: no part is called model: give --part NAME");
     if (KN_AGAIN(mkdir(s->out, 0777)) != 0 && errno != EEXIST)
-        return kn_fail("%s: cannot make the folder: %s", s->out, strerror(errno));
+        return kn_fail_system("%s: cannot make the folder: %m", s->out);
     int64_t all = kn_pieces_bytes(f->part[k].pieces);
     bar_begin(&b, "merge", all);
     bool ok = kn_pieces_merge(f->part[k].pieces, s->out, most, &files, bar_move, &b);

@@ -2,7 +2,7 @@
  * PyTorch's programs wrote: predict --from PATH IMAGE..., or on the test images of a set: predict
  * --from PATH --data cifar10 */
 #include "data/images.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "models/image.h"
 #include "models/options.h"
 #include "models/pretrained_internal.h"
@@ -98,7 +98,7 @@ static bool write_logits(const predictor *p, kn_tensor *logits)
     for (int64_t i = 0; ok && i < n; i++)
         ok = fprintf(p->logits, "%.9g%c", value[i], i == n - 1 ? '\n' : '\t') > 0;
     kn_host_free(value);
-    return ok || (kn_ok() && kn_fail("cannot write %s: %s", p->s->logits, strerror(errno)));
+    return ok || (kn_ok() && kn_fail_system("cannot write %s: %m", p->s->logits));
 }
 
 /* Prints name and the likeliest classes, of which *best is the first. */
@@ -183,7 +183,7 @@ static bool predict_set(predictor *p)
 {
     const settings *s = p->s;
     if (s->save && KN_AGAIN(mkdir(s->save, 0777)) != 0 && errno != EEXIST)
-        return kn_fail("--save %s: cannot make the folder: %s", s->save, strerror(errno));
+        return kn_fail_system("--save %s: cannot make the folder: %m", s->save);
     kn_image_set *set = kn_image_set_open(s->data, "test");
     const int64_t all = set ? kn_image_set_read_info(set).count : 0;
     const int64_t n = s->count > 0 && s->count < all ? s->count : all;
@@ -215,14 +215,14 @@ static bool export_model(predictor *p)
 static bool open_logits(predictor *p)
 {
     if (p->s->logits && !(p->logits = fopen(p->s->logits, "w")))
-        return kn_fail("cannot write %s: %s", p->s->logits, strerror(errno));
+        return kn_fail_system("cannot write %s: %m", p->s->logits);
     return true;
 }
 
 static bool close_logits(predictor *p)
 {
     return !p->logits || fclose(p->logits) == 0 ||
-           kn_fail("cannot write %s: %s", p->s->logits, strerror(errno));
+           kn_fail_system("cannot write %s: %m", p->s->logits);
 }
 
 static bool run(const settings *s, const char *model, char *const *path, int n)

@@ -2,14 +2,14 @@
  * rank or on N sharded ranks. This file holds the parts specific to image models; training.c has
  * the loop. */
 #include "data/data.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "models/image.h"
 #include "models/programs/image_export.h"
 #include "models/programs/image_settings.h"
 #include "models/programs/pictures.h"
 #include "models/programs/stop.h"
 #include "nn/summary.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -406,10 +406,12 @@ static bool write_pictures(image_run *r)
 static bool check_folder(const char *dir)
 {
     struct stat st;
-    if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0 ||
-        (errno == EEXIST && stat(dir, &st) == 0 && S_ISDIR(st.st_mode)))
+    if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0)
         return true;
-    return kn_fail("--pictures %s: cannot make the folder: %s", dir, strerror(errno));
+    if (errno != EEXIST)
+        return kn_fail_system("--pictures %s: cannot make the folder: %m", dir);
+    return (kn_look(dir, &st) > 0 && S_ISDIR(st.st_mode)) ||
+           kn_fail("--pictures %s: a file that is no folder lies there", dir);
 }
 
 /* --grid: the first images of the training, as the model sees them. */

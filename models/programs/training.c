@@ -3,10 +3,11 @@
  * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
  * the next step has been launched, and at once only where training pauses. All ranks do so at the
  * same point. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
 #include "state/folder_internal.h"
+#include "tensor/files.h"
 
 #include <errno.h>
 #include <math.h>
@@ -17,10 +18,11 @@
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
+/* False also with an error. */
 bool same_folder(const char *a, const char *b)
 {
     struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    return kn_look(a, &x) > 0 && kn_look(b, &y) > 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
 /* Whether path, which is called name, is a checkpoint of a run, and no run of that name. */
@@ -29,14 +31,16 @@ static bool is_checkpoint(const char *path, const char *name)
     char state[FOLDER];
     return kn_folder_checkpoint(name) >= 0 &&
            snprintf(state, sizeof state, "%s/%s", path, KN_STATE_FILE) < (int)sizeof state &&
-           access(state, F_OK) == 0;
+           kn_is_there(state);
 }
 
 /* The folder of the run whose checkpoint lies in path: the folder around path/., where path is a
  * checkpoint or a link to one (RUN/step-N, RUN/best), else path itself. Into run. */
 static bool run_of(const char *path, char run[FOLDER])
 {
-    char *real = realpath(path, NULL), *last = real ? strrchr(real, '/') : NULL;
+    struct stat st;
+    char *real = kn_look(path, &st) > 0 ? kn_real_path(path) : NULL;
+    char *last = real ? strrchr(real, '/') : NULL;
     int n = snprintf(run, FOLDER, "%s", path);
     if (last && last > real && is_checkpoint(real, last + 1)) {
         *last = 0;
@@ -48,7 +52,7 @@ static bool run_of(const char *path, char run[FOLDER])
             n = snprintf(run, FOLDER, "%s", real);
     }
     free(real);
-    return n < FOLDER || kn_fail("--resume: the path %s is too long", path);
+    return (n < FOLDER && kn_ok()) || kn_fail("--resume: the path %s is too long", path);
 }
 
 /* What rank 0 finds, and tells the others. */
@@ -71,7 +75,7 @@ static bool find(finding *f, const char *out, const char *resume, bool overwrite
                        "of them out",
                        resume);
     if (automatic && !kn_run_folder_has_checkpoint(out))
-        resume = NULL;
+        resume = NULL; /* without an error: there is none */
     else if (of_out)
         resume = out;
     f->checks = of_out;
@@ -182,7 +186,7 @@ bool training_begin(training *t)
     if (!t->measures || !t->losses || !t->fixed || (p->replay && !t->replay))
         return false;
     if (first_rank(t) && p->log && !(t->log = fopen(p->log, t->from ? "a" : "w")))
-        return kn_fail("cannot write the log %s: %s", p->log, strerror(errno));
+        return kn_fail_system("cannot write the log %s: %m", p->log);
     return !p->out || begin_saving(t);
 }
 

@@ -1,7 +1,7 @@
 /* models/programs/training_table.c: a run's printed output: the table at the start, progress, the
  * end. */
 #include "kernels/device.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
@@ -96,7 +96,7 @@ bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
         report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
                    (long long)kn_checkpoint_step(t->from));
     printf("\n");
-    return fflush(stdout) == 0 || kn_fail("cannot write to standard output: %s", strerror(errno));
+    return fflush(stdout) == 0 || kn_fail_system("cannot write to standard output: %m");
 }
 
 void report_step(training *t, const step_report *p)

@@ -4,6 +4,7 @@ every way; and while they are killed. Prints TAP. Whatever fails, the last whole
 silent, nothing is left behind after the next save, and no program crashes.
 
     tests/cli/faults.py --build build files            every operation of saves and loads
+    tests/cli/faults.py --build build reading          every operation that opens the newest of two checkpoints
     tests/cli/faults.py --build build memory           every allocation of the programs
     tests/cli/faults.py --build build kills            a run on 2 ranks that saves every other step, killed at random
                                                        moments: one rank, or all of them
@@ -22,6 +23,7 @@ import sys
 import tempfile
 
 from faults_bench import Bench, Check, Folder, SECONDS, listing
+from faults_reading import reading
 
 WAYS = ['kill', 'torn', 'EIO', 'ENOSPC', 'EINTR', 'short']
 
@@ -319,7 +321,7 @@ def kills(bench, o, check):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=['files', 'memory', 'kills'])
+    parser.add_argument('what', choices=['files', 'reading', 'memory', 'kills'])
     parser.add_argument('--build', required=True)
     parser.add_argument('--every', type=int, default=1)
     parser.add_argument('--only', default='')
@@ -332,7 +334,7 @@ def main():
     check = Check()
     with tempfile.TemporaryDirectory(prefix='knap-faults-') as at:
         bench = Bench(os.path.abspath(o.build), at)
-        {'files': files, 'memory': memory, 'kills': kills}[o.what](bench, o, check)
+        {'files': files, 'reading': reading, 'memory': memory, 'kills': kills}[o.what](bench, o, check)
     return 1 if check.failed else 0
 
 

@@ -5,8 +5,10 @@
  *   FAULT_OP     open, read, write, sync, close, rename, unlink, link, mkdir, rmdir, truncate, grow, list
  *                (opendir), entry (readdir), look (stat, access, readlink, realpath), lock, or any (default)
  *   FAULT_AT     which of them, from 1; 0 (default): each
+ *   FAULT_TIMES  how many in turn, from FAULT_AT on (default 1); 0: all that follow
  *   FAULT_DO     the name of an error (errors below), short (half of a read or write), torn (half of a write,
- *                then SIGKILL), kill (SIGKILL before it), stop (SIGSTOP before it), or milliseconds to wait
+ *                then SIGKILL), kill (SIGKILL before it), stop (SIGSTOP before it), TERM, INT or HUP (that
+ *                signal to the process before it; twice: TERM-TERM), or milliseconds to wait
  *   FAULT_RANK   only in the process of this rank; in all processes, if it isn't set
  *   FAULT_FS     the number of a type of file system, on which all files seem to lie
  *   FAULT_COUNT  a file to write their number to at the end
@@ -15,172 +17,7 @@
  *
  * Opening counts whether or not it makes a file. Closing a descriptor that isn't open is reported on
  * stderr. Operations inside of the C library (stdio's writes) aren't seen; its fopen is. */
-#include <dirent.h>
-#include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/vfs.h>
-#include <time.h>
-#include <unistd.h>
-
-#define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
-
-static atomic_int count;
-static char rank[16] = "0"; /* the library forgets the variable once it has read it */
-
-/* ---- the fault --------------------------------------------------------------------------------- */
-
-/* What to do at an operation. */
-typedef struct fault {
-    int error;       /* fail with it; 0: don't */
-    bool half, torn; /* do half of it; and end the process then */
-    int number;      /* of the operation; 0: it isn't counted */
-    const char *op;
-    char path[4096];
-} fault;
-
-static const struct {
-    const char *name;
-    int number;
-} errors[] = {
-    { "EIO", EIO },       { "ENOSPC", ENOSPC }, { "EINTR", EINTR },   { "EACCES", EACCES },
-    { "EMFILE", EMFILE }, { "ENFILE", ENFILE }, { "ENOMEM", ENOMEM }, { "ESTALE", ESTALE },
-};
-
-static int failure(const char *what)
-{
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (strcmp(what, errors[i].name) == 0)
-            return errors[i].number;
-    return 0;
-}
-
-static void begin_rank(void) __attribute__((constructor));
-static void begin_rank(void)
-{
-    const char *r = getenv("KNAP_RANK");
-    snprintf(rank, sizeof rank, "%s", r ? r : "0");
-}
-
-static void note(const fault *f, long long at, long long bytes)
-{
-    const char *name = getenv("FAULT_LOG");
-    char line[4300];
-    int error = errno;
-    if (f->number && name) {
-        int n = snprintf(line, sizeof line, "%s %d %s %lld %lld %s\n", rank, f->number, f->op, at,
-                         bytes, f->path);
-        long fd =
-            syscall(SYS_openat, AT_FDCWD, name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-        syscall(SYS_write, fd, line, (size_t)n);
-        syscall(SYS_close, fd);
-    }
-    errno = error;
-}
-
-static void meet(fault *f, const char *op)
-{
-    const char *wanted = getenv("FAULT_PATH"), *only = getenv("FAULT_OP"), *at = getenv("FAULT_AT");
-    const char *what = getenv("FAULT_DO"), *who = getenv("FAULT_RANK");
-    f->op = op;
-    f->error = f->number = 0;
-    f->half = f->torn = false;
-    if (!wanted || !strstr(f->path, wanted) ||
-        (only && strcmp(only, "any") != 0 && strcmp(only, op) != 0) ||
-        (who && strcmp(who, rank) != 0))
-        return;
-    f->number = atomic_fetch_add(&count, 1) + 1;
-    int when = at ? atoi(at) : 0, error = errno;
-    if (!what || (when && f->number != when))
-        return;
-    f->torn = strcmp(what, "torn") == 0;
-    f->half = f->torn || strcmp(what, "short") == 0;
-    if (strcmp(what, "kill") == 0 || (f->torn && strcmp(op, "write") != 0)) {
-        note(f, 0, 0);
-        raise(SIGKILL);
-    }
-    if (strcmp(what, "stop") == 0)
-        raise(SIGSTOP);
-    int ms = atoi(what);
-    for (struct timespec t = { ms / 1000, ms % 1000 * 1000000 }; ms && nanosleep(&t, &t) != 0;)
-        ;
-    f->error = failure(what);
-    errno = error;
-}
-
-static fault fault_of(const char *op, const char *path)
-{
-    fault f;
-    snprintf(f.path, sizeof f.path, "%s", path ? path : "");
-    meet(&f, op);
-    return f;
-}
-
-static fault fault_at(const char *op, int fd)
-{
-    fault f;
-    char link[40];
-    int error = errno;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t n = REAL(readlink)(link, f.path, sizeof f.path - 1);
-    f.path[n > 0 ? n : 0] = '\0';
-    errno = error;
-    meet(&f, op);
-    return f;
-}
-
-static fault fault_in(const char *op, int dir, const char *path)
-{
-    fault f;
-    char link[40], folder[2048] = "";
-    int error = errno;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
-    ssize_t n =
-        dir == AT_FDCWD || path[0] == '/' ? 0 : REAL(readlink)(link, folder, sizeof folder - 1);
-    folder[n > 0 ? n : 0] = '\0';
-    snprintf(f.path, sizeof f.path, "%s%s%s", folder, n > 0 ? "/" : "", path);
-    errno = error;
-    meet(&f, op);
-    return f;
-}
-
-/* Half of the bytes where the fault asks for it. */
-static size_t part(const fault *f, size_t n)
-{
-    return f->half ? (n + 1) / 2 : n;
-}
-
-static ssize_t moved(const fault *f, long long at, ssize_t n)
-{
-    note(f, at, n);
-    if (f->torn)
-        raise(SIGKILL);
-    return n;
-}
-
-static void fault_end(void) __attribute__((destructor));
-static void fault_end(void)
-{
-    const char *path = getenv("FAULT_COUNT");
-    char line[16];
-    int n = snprintf(line, sizeof line, "%d\n", atomic_load(&count));
-    if (!path || atomic_load(&count) == 0)
-        return;
-    long fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    syscall(SYS_write, fd, line, (size_t)n);
-    syscall(SYS_close, fd);
-}
+#include "tests/cli/file_faults.h"
 
 /* ---- the C library's, replaced ------------------------------------------------------------------ */
 

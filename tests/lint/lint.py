@@ -238,6 +238,18 @@ def tour():
         yield f'docs/tour.md: the first hour covers {count} lines in {len(files)} files'
 
 
+def faults():
+    """What reads files tells a fault of a system call by kn_fail_system, which keeps errno: a reader of checkpoints must
+    not take it for damage. And it looks for files by tensor/files.h: a fault isn't a file that isn't there."""
+    for path in sources('.c'):
+        if path.split('/')[0] not in ('tensor', 'data', 'state', 'models') or path == 'tensor/files.c':
+            continue
+        code = code_without_comments(path)
+        for m in re.finditer(r'\bkn_fail\((?:[^;"]|"(?:[^"\\]|\\.)*")*?\bstrerror\(errno|\baccess\([^;]*F_OK|'
+                             r'(?<![\w.])(?:stat|opendir)\(', code):
+            yield f'{path}:{code.count(chr(10), 0, m.end()) + 1}: {m.group(0).split("(")[0]}: see tensor/files.h'
+
+
 def words():
     """Nothing left to do, no path of somebody's machine."""
     wrong = re.compile('|'.join([r'\bTO' + r'DO\b', r'\bFIX' + r'ME\b', r'\bXX' + r'X\b',
@@ -349,7 +361,7 @@ def openmp_header(build):
 # ---- running --------------------------------------------------------------------------------------
 
 CHECKS = [layers, circles, installed_includes, model_includes, places, functions_page,
-          operations_page, snippets, public_comments, opening_comments, sizes, columns, tour, characters, words, listed, names, suites, parity,
+          operations_page, snippets, public_comments, opening_comments, sizes, columns, tour, characters, faults, words, listed, names, suites, parity,
           kind_files, shell, format_, warnings_gcc, warnings_clang]
 
 

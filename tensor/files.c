@@ -1,0 +1,206 @@
+/* tensor/files.c: system calls on files. */
+#include "tensor/files.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- trying again ---------------------------------------------------------------------------- */
+
+bool kn_try_again(int *tries, bool reads)
+{
+    static const long wait_ms[] = { 1, 5, 25, 125 };
+    const int again = (int)(sizeof wait_ms / sizeof *wait_ms), error = errno;
+    if (error == EINTR)
+        return true;
+    if (error == EIO && reads && *tries == 0) {
+        *tries = again;
+        return true;
+    }
+    if ((error != EAGAIN && error != ESTALE && error != ETIMEDOUT) || *tries >= again)
+        return false;
+    nanosleep(&(struct timespec){ .tv_nsec = wait_ms[(*tries)++] * 1000000 }, NULL);
+    errno = error;
+    return true;
+}
+
+int kn_open(const char *path, int flags, unsigned mode)
+{
+    int fd, tries = 0;
+    while ((fd = open(path, flags, mode)) < 0 &&
+           (flags & O_EXCL ? errno == EINTR : kn_try_again(&tries, false)))
+        ;
+    return fd;
+}
+
+int kn_file_facts(int fd, struct stat *st)
+{
+    int failed, tries = 0;
+    while ((failed = fstat(fd, st)) != 0 && kn_try_again(&tries, false))
+        ;
+    return failed;
+}
+
+ssize_t kn_read_at(int fd, void *to, size_t bytes, int64_t at)
+{
+    const size_t portion = (size_t)1 << 30; /* read(2) takes at most 2 GiB at once */
+    size_t done = 0;
+    for (int tries = 0; done < bytes;) {
+        const size_t left = bytes - done;
+        ssize_t n = pread(fd, (char *)to + done, left < portion ? left : portion,
+                          (off_t)(at + (int64_t)done));
+        if (n < 0 && kn_try_again(&tries, true))
+            continue;
+        if (n < 0)
+            return -1;
+        if (n == 0)
+            break;
+        done += (size_t)n;
+        tries = 0;
+    }
+    return (ssize_t)done;
+}
+
+/* ---- looking --------------------------------------------------------------------------------- */
+
+static int look(const char *path, struct stat *st,
+                int (*call)(const char *restrict path, struct stat *restrict st))
+{
+    int tries = 0;
+    while (call(path, st) != 0) {
+        if (kn_try_again(&tries, false))
+            continue;
+        if (errno == ENOENT || errno == ENOTDIR)
+            return 0;
+        kn_fail_system("cannot look at %s: %m", path);
+        return -1;
+    }
+    return 1;
+}
+
+int kn_look(const char *path, struct stat *st)
+{
+    return look(path, st, stat);
+}
+
+int kn_look_at_link(const char *path, struct stat *st)
+{
+    return look(path, st, lstat);
+}
+
+bool kn_is_there(const char *path)
+{
+    struct stat st;
+    return kn_look(path, &st) > 0;
+}
+
+char *kn_real_path(const char *path)
+{
+    char *real;
+    int tries = 0;
+    while (!(real = realpath(path, NULL)) && kn_try_again(&tries, false))
+        ;
+    if (!real)
+        kn_fail_system("cannot find the way to %s: %m", path);
+    return real;
+}
+
+/* ---- folders --------------------------------------------------------------------------------- */
+
+typedef struct kn_folder_name folder_name;
+
+/* Adds the entries of d; false: errno tells a fault of the folder, or an error stands. */
+static bool list_entries(DIR *d, kn_folder_names *n, int64_t *room)
+{
+    errno = 0;
+    for (struct dirent *e; (e = readdir(d)); errno = 0) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        if (!kn_host_grow(&n->list, room, n->count + 1, sizeof *n->list))
+            return false;
+        folder_name *f = &n->list[n->count];
+        *f = (folder_name){ kn_host_strdup(e->d_name), e->d_type };
+        if (!f->name)
+            return false;
+        n->count++;
+    }
+    return errno == 0;
+}
+
+static int by_name(const void *x, const void *y)
+{
+    const folder_name *a = x, *b = y;
+    return strcmp(a->name, b->name);
+}
+
+bool kn_folder_names_read(kn_folder_names *n, const char *path, bool *there)
+{
+    bool ok = false;
+    *n = (kn_folder_names){ 0 };
+    for (int tries = 0; !ok;) { /* a list that ends with an error begins again */
+        int64_t room = 0;
+        kn_folder_names_free(n);
+        DIR *d = opendir(path);
+        ok = d && list_entries(d, n, &room);
+        const int error = errno;
+        if (d)
+            closedir(d);
+        errno = error;
+        if (!ok && there && (error == ENOENT || error == ENOTDIR)) {
+            kn_folder_names_free(n); /* removed meanwhile */
+            *there = false;
+            return true;
+        }
+        if (!ok && (!kn_ok() || !kn_try_again(&tries, false)))
+            return kn_fail_system("cannot read the folder %s: %m", path);
+    }
+    if (there)
+        *there = true;
+    if (n->count > 1)
+        qsort(n->list, (size_t)n->count, sizeof *n->list, by_name);
+    return true;
+}
+
+void kn_folder_names_free(kn_folder_names *n)
+{
+    for (int64_t i = 0; i < n->count; i++)
+        kn_host_free(n->list[i].name);
+    kn_host_free(n->list);
+    *n = (kn_folder_names){ 0 };
+}
+
+/* ---- a file ---------------------------------------------------------------------------------- */
+
+void *kn_file_copy(int fd, const char *path, size_t most, size_t *size)
+{
+    struct stat st;
+    char *to = NULL;
+    *size = 0;
+    if (kn_file_facts(fd, &st) != 0)
+        kn_fail_system("cannot read %s: %m", path);
+    else if (!S_ISREG(st.st_mode))
+        kn_fail("%s is not a regular file", path);
+    else if ((uint64_t)st.st_size > most)
+        kn_fail("%s has %lld bytes, and may have %zu: it is damaged, or another file", path,
+                (long long)st.st_size, most);
+    else {
+        *size = (size_t)st.st_size;
+        to = kn_host_alloc(*size + 1);
+    }
+    ssize_t n = to ? kn_read_at(fd, to, *size, 0) : 0;
+    if (n < 0)
+        kn_fail_system("cannot read %s: %m", path);
+    else if (to && (size_t)n < *size)
+        kn_fail("cannot read %s: it was cut meanwhile", path);
+    if (to && (n < 0 || (size_t)n < *size)) {
+        kn_host_free(to);
+        to = NULL;
+    }
+    close(fd);
+    return to;
+}

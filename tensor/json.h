@@ -1,0 +1,12 @@
+/* tensor/json.h (private to the library): texts of JSON that may come from a stranger. */
+#ifndef KNAP_TENSOR_JSON_H
+#define KNAP_TENSOR_JSON_H
+
+#include <jansson.h>
+#include <stddef.h>
+
+/* The value of a text without duplicate keys, which the caller drops. NULL where the text isn't
+ * JSON: e says why; or with an error, where memory ran out: that says nothing of the text. */
+json_t *kn_json_parse(const char *text, size_t size, const char *where, json_error_t *e);
+
+#endif
