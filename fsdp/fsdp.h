@@ -109,7 +109,9 @@ struct kn_fsdp_wrap_options {
     int64_t keep_whole_below; /* parameters with fewer elements are replicated, not sharded */
     /* when */
     kn_backward_prefetch backward_prefetch;
-    bool forward_prefetch; /* gather the next unit of the previous iteration's order early */
+    /* Gather the next unit of the previous iteration's order early; on by default on a GPU with
+     * KN_PREFETCH_PRE, and with .offload_dir "memory". */
+    bool forward_prefetch;
     /* These two are the outermost unit's: */
     int max_gathers;    /* units gathered ahead of their use at any time (0: 2) */
     int max_reductions; /* units whose reductions run while backward goes on (0: 1) */

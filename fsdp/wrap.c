@@ -172,12 +172,21 @@ static void set_defaults(kn_fsdp_wrap_options *o)
     o->max_reductions = o->max_reductions ? o->max_reductions : 1;
 }
 
+/* A gather begins after the kernels that were launched before it (schedule.c), so on a GPU one that
+ * is issued when its unit is needed never runs beside compute. PRE holds two units in backward
+ * anyway: gathering early in forward adds nothing to the peak. Uploads are never free. */
+static bool gathers_early(const kn_fsdp_wrap_options *o)
+{
+    bool gpu = o->device != KN_CPU && o->device != KN_META;
+    return (gpu && o->backward_prefetch == KN_PREFETCH_PRE) || kn_offloads_to_memory(o);
+}
+
 /* Fills in defaults and checks; the mesh is resolved. */
 static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
 {
     set_defaults(o);
     o->device = o->device ? o->device : KN_CPU;
-    o->forward_prefetch |= kn_offloads_to_memory(o); /* uploads are never free */
+    o->forward_prefetch |= gathers_early(o);
     return kn_fsdp_mesh(&o->mesh, o->strategy, comm) && check_options(o);
 }
 
