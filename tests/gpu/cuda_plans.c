@@ -23,8 +23,11 @@ static const test tests[] = {
     { 8, 12, 12, 1024, 1024, 64, KN_F16, true, false, false },
     { 1, 4, 4, 100, 100, 64, KN_BF16, true, true, false },
     { 2, 8, 8, 1000, 1000, 80, KN_BF16, false, false, false },
-    { 2, 8, 2, 64, 256, 64, KN_F16, false, false, false }, /* T != S without a mask */
-    { 2, 8, 8, 64, 256, 64, KN_BF16, true, false, true },  /* cuDNN aligns the mask otherwise */
+    { 2, 8, 2, 64, 256, 64, KN_F16, false, false, false },       /* T != S without a mask */
+    { 61, 12, 12, 1024, 1024, 64, KN_BF16, true, true, false },  /* in two parts, if bits repeat */
+    { 3, 16, 4, 4096, 4096, 128, KN_BF16, true, true, false },   /* parts of one sequence, too */
+    { 1, 10, 10, 16384, 16384, 64, KN_F16, true, false, false }, /* a head each */
+    { 2, 8, 8, 64, 256, 64, KN_BF16, true, false, true }, /* cuDNN aligns the mask otherwise */
     { 2, 8, 8, 128, 128, 60, KN_BF16, true, false, true },
     { 2, 8, 8, 128, 128, 64, KN_F32, true, false, true },
 };

@@ -163,15 +163,26 @@ void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value);
 /* room has dtype, shape and strides; its data is given when the plan runs. */
 void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after);
 
+typedef union kn_dnn_args {
+    kn_attention_grad_args attention_grad;
+} kn_dnn_args;
+
 /* How cuDNN computes a kernel of the table. */
 typedef struct kn_dnn_kernel {
     /* Fills p, which is zero but for kernel, arch and most; false: declined. */
     bool (*describe)(kn_dnn_problem *p, const void *args);
     void (*draw)(kn_dnn_graph *g, const kn_dnn_problem *p);
     void (*bind)(kn_dnn_pack *b, const kn_dnn_problem *p, const void *args);
+    /* Optional, for arguments that describe took: in how many parts they are computed, one after
+     * the other, and the arguments of part i. All sizes of a part are those of the first or the
+     * last. */
+    int64_t (*parts)(const void *args);
+    void (*part)(const void *args, int64_t i, kn_dnn_args *to);
 } kn_dnn_kernel;
 
 extern const kn_dnn_kernel kn_dnn_attention_forward, kn_dnn_attention_backward;
+/* Bytes that a part of a deterministic backward of attention may take; tests lower it. */
+extern uint64_t kn_dnn_attention_most;
 /* cudnn_image.c; the wide one widens x and dy, for dw in f32. */
 extern const kn_dnn_kernel kn_dnn_conv_y, kn_dnn_conv_x, kn_dnn_conv_w, kn_dnn_conv_w_wide;
 extern const kn_dnn_kernel kn_dnn_batch_norm_y, kn_dnn_batch_norm_x;
@@ -184,7 +195,8 @@ typedef struct kn_dnn_found {
     uint32_t notes;
 } kn_dnn_found;
 
-/* A plan for a device that is only described, sm_<arch>; false where the provider would decline. */
+/* Plans for a device that is only described, sm_<arch>, of all parts: *found is the largest one's.
+ * false where the provider would decline. */
 bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
                 kn_dnn_found *found);
 

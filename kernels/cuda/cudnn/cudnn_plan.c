@@ -288,26 +288,61 @@ static void begin(kn_dnn_problem *p, kn_kernel k, int arch)
     p->most = MOST;
 }
 
+static int64_t parts_of(const kn_dnn_kernel *how, const void *args)
+{
+    return how->parts ? how->parts(args) : 1;
+}
+
+/* The arguments of part i, which are those of the whole where there is only one. */
+static const void *part_of(const kn_dnn_kernel *how, const void *args, int64_t n, int64_t i,
+                           kn_dnn_args *to)
+{
+    if (n == 1)
+        return args;
+    how->part(args, i, to);
+    return to;
+}
+
+/* The lock is held. Declines without a trace where the library has no plan. */
+static kn_status run_part(kn_kernel k, const kn_dnn_kernel *how, const void *args, bool plan_only)
+{
+    kn_dnn_problem p;
+    begin(&p, k, kn_cuda_arch());
+    kn_dnn_plan *plan = how->describe(&p, args) ? find(&p, how) : NULL;
+    if (!plan || plan_only)
+        return plan ? KN_DONE : KN_DECLINED;
+    kn_dnn_pack b = { 0 };
+    how->bind(&b, &p, args);
+    return execute(k, args, plan, &b) ? KN_DONE : KN_FAILED;
+}
+
+/* Nothing is written before each size of a part has its plan. */
+static kn_status run_parts(kn_kernel k, const kn_dnn_kernel *how, const void *args)
+{
+    kn_dnn_args to;
+    kn_status s = KN_DONE;
+    int64_t n = parts_of(how, args);
+    for (int64_t i = 0; n > 1 && i < n && s == KN_DONE; i += n - 1)
+        s = run_part(k, how, part_of(how, args, n, i, &to), true);
+    for (int64_t i = 0; i < n && s == KN_DONE; i++)
+        s = run_part(k, how, part_of(how, args, n, i, &to), false);
+    return s;
+}
+
 kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args)
 {
     kn_dnn_problem p;
-    kn_status status = KN_DECLINED;
     begin(&p, k, kn_cuda_arch());
     if (!how->describe(&p, args) || !kn_cuda_library_open(&kn_cudnn_library))
         return KN_DECLINED;
     pthread_mutex_lock(&state.lock);
-    kn_dnn_plan *plan = find(&p, how);
-    if (plan) {
-        kn_dnn_pack b = { 0 };
-        how->bind(&b, &p, args);
-        status = execute(k, args, plan, &b) ? KN_DONE : KN_FAILED;
-    }
+    kn_status status = run_parts(k, how, args);
     pthread_mutex_unlock(&state.lock);
     return status;
 }
 
-bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
-                kn_dnn_found *found)
+static bool try_part(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how,
+                     const void *args, kn_dnn_found *found)
 {
     kn_dnn_problem p;
     begin(&p, k, arch);
@@ -315,10 +350,24 @@ bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *ho
         return false;
     kn_dnn_desc device = device_of(0, json);
     kn_dnn_plan *plan = plan_make(&p, how, device);
-    if (plan)
+    if (plan && plan->workspace >= found->workspace)
         *found = (kn_dnn_found){ plan->workspace, plan->notes };
     bool made = plan != NULL;
     plan_end(plan);
     kn_dnn_destroy(device);
+    return made;
+}
+
+bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *how, const void *args,
+                kn_dnn_found *found)
+{
+    kn_dnn_problem p;
+    kn_dnn_args to;
+    begin(&p, k, arch);
+    bool made = how->describe(&p, args);
+    *found = (kn_dnn_found){ 0 };
+    int64_t n = made ? parts_of(how, args) : 0;
+    for (int64_t i = 0; i < n && made; i += n > 1 ? n - 1 : 1)
+        made = try_part(json, arch, k, how, part_of(how, args, n, i, &to), found);
     return made;
 }
