@@ -12,8 +12,10 @@
  * gradients and AdamW's state on the host ("memory", or a folder).
  *
  * Prints a line for each: the speed; memory by category beside kn_fsdp_predict (exit status 1 if
- * they differ); for three more, traced steps how long each stream was busy and the device idle. */
+ * they differ); for three more, traced steps how long each stream was busy and the device idle,
+ * and, on one rank, each kernel's calls and time, which bench/predict.c prints beside its own. */
 #include "bench/args.h"
+#include "bench/kernel_rows.h"
 #include "knap.h"
 
 #include <math.h>
@@ -166,6 +168,14 @@ static result measure(const sizes *s, kn_comm *world, bool wrap)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
+/* Of products: f32 ones may round their operands to TF32 on a GPU. */
+static const char *dtype_name(const sizes *s)
+{
+    const char *tf32 = getenv("KNAP_CUDA_TF32");
+    bool rounds = s->device == KN_CUDA && s->dtype == KN_F32 && tf32 && strcmp(tf32, "1") == 0;
+    return rounds ? "tf32" : kn_dtype_name(s->dtype);
+}
+
 static void print_speed(const sizes *s, int ranks, const char *what, const result *r)
 {
     double tokens = (double)(s->batch * s->ctx) * ranks / r->seconds;
@@ -173,11 +183,11 @@ static void print_speed(const sizes *s, int ranks, const char *what, const resul
     char mfu[32] = "n/a";
     if (s->peak > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 100 * flops / (s->peak * 1e12 * ranks));
-    printf("%s%s %s, batch %lld x %lld, %d rank%s: %.2f ms a step, %.0f tokens/s, %.2f TFLOP/s, "
+    printf("%s%s%s %s, batch %lld x %lld, %d rank%s: %.2f ms a step, %.0f tokens/s, %.2f TFLOP/s, "
            "MFU %s, peak %.2f GB\n",
-           s->name, what, kn_dtype_name(s->dtype), (long long)s->batch, (long long)s->ctx, ranks,
-           ranks == 1 ? "" : "s", 1e3 * r->seconds, tokens, flops / 1e12, mfu,
-           (double)r->ledger.peak_total / 1e9);
+           s->name, what, s->recompute ? ", recomputed," : "", dtype_name(s), (long long)s->batch,
+           (long long)s->ctx, ranks, ranks == 1 ? "" : "s", 1e3 * r->seconds, tokens, flops / 1e12,
+           mfu, (double)r->ledger.peak_total / 1e9);
     if (s->goal > 0 && r->wrapped)
         printf("goal %.0f tokens/s: %s, %.1f %% of it\n", s->goal,
                tokens >= s->goal ? "reached" : "MISSED", 100 * tokens / s->goal);
@@ -266,6 +276,17 @@ static void print_trace(const result *r)
            100 * (1 - busy(r, NULL) / span), longest > 0 ? span / longest : 0);
 }
 
+/* Each kernel's part of a step. */
+static void print_kernels(const result *r)
+{
+    kernel_rows t = { .count = 0 };
+    for (size_t i = 0; i < r->count; i++)
+        if (on_device(&r->events[i]))
+            kernel_rows_add(&t, &r->events[i], r->events[i].end - r->events[i].begin);
+    for (int i = 0; i < t.count; i++)
+        kernel_row_print(&t.row[i], TRACED);
+}
+
 /* ---- modes ----------------------------------------------------------------------------------- */
 
 static bool one(const sizes *s, kn_comm *world, bool overhead)
@@ -286,6 +307,8 @@ static bool one(const sizes *s, kn_comm *world, bool overhead)
                     &r);
         same = print_memory(s, &r);
         print_trace(&r);
+        if (kn_comm_size(world) == 1)
+            print_kernels(&r);
         if (alone.seconds > 0)
             printf("wrapping costs %.2f %% on one rank\n", 100 * (r.seconds / alone.seconds - 1));
     }
@@ -307,6 +330,7 @@ static bool sweep(sizes s, kn_comm *world)
             print_speed(&s, kn_comm_size(world), "", &r);
             same = print_memory(&s, &r) && same;
             print_trace(&r);
+            print_kernels(&r);
             fits = s.batch;
         }
         kn_host_free(r.events);

@@ -6,13 +6,15 @@
 
 trainer=$BUILD/models/train_gpt
 [ -x "$trainer" ] && [ -x "$BUILD/models/train_resnet" ] || skip "the trainers are not built"
+[ -x "$BUILD/bench/bench_predict" ] || skip "bench/bench_predict is not built"
 command -v pgrep >/dev/null || skip "no pgrep (procps)"
 
 mkdir -p "$TMP"/{bin,b/models,b/bench,b/tests/gpu}
 script() { cat >"$1" && chmod +x "$1"; }
 script "$TMP/bin/nvidia-smi" <<'S'
 #!/bin/sh
-case $* in *--query-gpu=name\ *) echo "Pretended GPU 9000" ;; *) echo "Pretended GPU 9000, 999.99, 1 MiB, 1 MHz, 1 W" ;; esac
+name=${GPU:-Pretended GPU 9000}
+case $* in *--query-gpu=name\ *) echo "$name" ;; *) echo "$name, 999.99, 1 MiB, 1 MHz, 1 W" ;; esac
 S
 script "$TMP/bin/nvcc" <<'S'
 #!/bin/sh
@@ -53,6 +55,8 @@ echo "\${0##*/} \$*"
 S
 done
 
+ln -s "$BUILD/bench/bench_predict" "$TMP/b/bench/"
+
 gpu_check() { run env PATH="$TMP/bin:$PATH" KNAP_DATA= HOME="$TMP" timeout 900 "$ROOT/scripts/gpu-check" --build "$TMP/b" --out "$TMP/out" "$@"; }
 
 gpu_check --part correctness
@@ -88,9 +92,57 @@ rm "$TMP/bench_gpt2.does"
 gpu_check --part gpt2
 check "the next call goes on" succeeds
 check "to the end" test "$(tail -1 "$TMP/out/gpt2.txt")" = done
+check "a GPU without a data sheet has no prediction" grep -q "^n/a the predicted steps: no data sheet of 'Pretended GPU 9000'" "$TMP/out/gpt2.txt"
+cat >"$TMP/bench_gpt2.does" <<'S'
+case "$*" in
+*--graph*) echo "gpt2, as a graph, bf16, batch 4 x 1024, 1 rank: 1.00 ms a step, 4096000 tokens/s" ;;
+*"--model gpt2 "*--sweep*)
+    echo "gpt2 bf16, batch 1 x 1024, 1 rank: 9.00 ms a step, 113777 tokens/s"
+    echo "kernel adamw: 1 calls, 9.0000 ms a step by cuda"
+    echo "gpt2 bf16, batch 2 x 1024, 1 rank: 6.00 ms a step, 341333 tokens/s"
+    echo "kernel matmul, 9.664 GFLOP: 72 calls, 0.9900 ms a step by cublaslt"
+    echo "kernel adamw: 1 calls, 2.5000 ms a step by cuda"
+    echo "kernel softmax: 12 calls, 0.5000 ms a step by cuda"
+    echo "gpt2 bf16, batch 4 x 1024, 1 rank: 16.00 ms a step, 256000 tokens/s"
+    echo "kernel adamw: 1 calls, 9.0000 ms a step by cuda"
+    ;;
+esac
+S
+GPU="NVIDIA H200" gpu_check --part gpt2 --again
+rm "$TMP/bench_gpt2.does"
+check "a prediction stands beside what was measured" succeeds
+check "of the fastest batch" grep -q '^predicted  a step of gpt2 bf16, batch 2 x 1024, on one H200' "$TMP/out/gpt2.txt"
+check "a kernel as predicted isn't marked" grep -Eq '^predicted  matmul, 9.664 GFLOP +72 .* 0.990 +[01]\.[0-9]+  cublaslt$' "$TMP/out/gpt2.txt"
+check "one that isn't, is" grep -Eq '^predicted  adamw .* 2.500 +2.9[0-9]  cuda  OFF$' "$TMP/out/gpt2.txt"
+check "and one that wasn't predicted" grep -Eq '^predicted  softmax .* 0.500 +-  cuda  OFF$' "$TMP/out/gpt2.txt"
+check "other models' steps aren't taken" grep -q '^predicted  nothing measured stands beside it: no such step in ' "$TMP/out/gpt2.txt"
 gpu_check --part train
 check "no text is no failure" succeeds
 check "and is said" grep -q '^n/a Tiny Shakespeare' "$TMP/out/train.txt"
+
+mv "$TMP/out/gpt2.txt" "$TMP/measured.txt"
+gpu_check --predict --device H200 --batch 64
+check "a step is predicted without a GPU" succeeds
+check "each line says so" test "$(grep -vc '^predicted  ' "$TMP/output")" = 0
+check "with its speed" grep -Eq '^predicted  [0-9]+ tokens/s, MFU [0-9.]+ %' "$TMP/output"
+check "and that nothing was measured" says "nothing measured stands beside it: no results of this GPU were given"
+cp "$TMP/measured.txt" "$TMP/out/gpt2.txt"
+gpu_check --predict --device H200
+check "saved results stand beside it" grep -Eq '^predicted  adamw .* 2.500 +2.9[0-9]  cuda  OFF$' "$TMP/output"
+gpu_check --predict --device H200 --batch 4 --measured "$TMP/measured.txt"
+check "those of the batch that was asked for" grep -Eq '^predicted  in all .* 16.000 ' "$TMP/output"
+gpu_check --predict --device A100 --model gpt2-xl
+check "where none is measured, the batch is one that fits" grep -q 'gpt2-xl bf16, batch 16 x 1024, on one A100' "$TMP/output"
+gpu_check --predict --device A100 --model gpt2-xl --batch 32
+check "a batch that doesn't fit is said to" grep -Eq 'GB of 80: it does NOT fit$' "$TMP/output"
+gpu_check --predict --device H300
+check "an unknown GPU is an error" fails "--device has no choice 'H300'; did you mean H100? (choices: A100|H100|H200|B200)"
+gpu_check --predict --model gpt3
+check "so is an unknown model" fails "there is no model 'gpt3'; there are gpt2, "
+gpu_check --predict --measured "$TMP/none"
+check "and a file that is not there" fails "--measured $TMP/none"
+gpu_check --predict --help
+check "--help has the options" says "--device NAME"
 run "$ROOT/scripts/gpu-check" --part speed
 check "an unknown part is an error" fails "no part 'speed'"
 finish
