@@ -1,6 +1,7 @@
 /* models/language.c: the rows of the families, and the choice among them. */
 #include "models/language.h"
 #include "kernels/error.h"
+#include "tensor/json.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -150,7 +151,8 @@ const char *kn_language_config_text(const kn_language_config *c, char buf[KN_LAN
 bool kn_language_config_saved(const kn_checkpoint *c, kn_language_config *config)
 {
     const char *text = kn_checkpoint_config(c);
-    json_t *m = text ? json_loads(text, 0, NULL) : NULL;
+    json_error_t error;
+    json_t *m = text ? kn_json_parse(text, strlen(text), 0, "a configuration", &error) : NULL;
     if (!m)
         return kn_ok() && kn_fail("kn_language_config_saved: no memory");
     /* a GPT's had no type at first */

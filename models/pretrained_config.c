@@ -4,6 +4,7 @@
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "models/pretrained_internal.h"
+#include "tensor/json.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -49,7 +50,7 @@ json_t *kn_config_read(const char *path)
         return NULL;
     const int64_t values = map.size <= MOST_BYTES ? count_values(&map) : INT64_MAX;
     if (values <= MOST_VALUES)
-        j = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &error);
+        j = kn_json_parse((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, path, &error);
     kn_file_unmap(&map);
     if (json_is_object(j))
         return j;
@@ -94,8 +95,9 @@ char *kn_config_text(const kn_vision_config *c, const kn_vision_input *in)
     char own[1024], name[64];
     if (!c->family->text(c, own))
         return NULL;
-    json_t *sizes = json_loads(own, 0, NULL), *labels = kn_vision_labels_json(in),
-           *images = kn_vision_images_json(c, in);
+    json_error_t error;
+    json_t *sizes = kn_json_parse(own, strlen(own), 0, "a configuration", &error),
+           *labels = kn_vision_labels_json(in), *images = kn_vision_images_json(c, in);
     const json_int_t features = json_integer_value(json_object_get(sizes, "num_features"));
     json_t *j = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o, s:o}", "architecture",
                           architecture(c, name), "num_classes", (json_int_t)in->classes,

@@ -4,6 +4,7 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/tokenizer_internal.h"
+#include "tensor/json.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,8 +50,10 @@ bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
         !kn_given(options, "kn_checkpoint_options", "the place for the options"))
         return false;
     const char *name;
-    json_t *value, *record = json_loads(kn_checkpoint_record(c), 0, NULL);
-    bool ok = true;
+    const char *text = kn_checkpoint_record(c);
+    json_error_t error;
+    json_t *value, *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
+    bool ok = kn_ok();
     json_object_foreach(record, name, value)
     {
         if (ok && !json_is_string(value))

@@ -3,6 +3,7 @@
 #include "kernels/error_internal.h"
 #include "models/tokenizer_internal.h"
 #include "data/data.h"
+#include "tensor/json.h"
 
 #include <errno.h>
 #include <string.h>
@@ -133,7 +134,7 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
     kn_tokenizer *t = NULL;
     if (!kn_given(json, "kn_tokenizer_parse", "the text"))
         return NULL;
-    json_t *root = json_loadb(json, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    json_t *root = kn_json_parse(json, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, where, &error);
     if (!root) {
         kn_fail("%s is no tokenizer file: line %d: %s", where, error.line, error.text);
         return NULL;

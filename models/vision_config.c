@@ -3,6 +3,7 @@
 #include "kernels/error.h"
 #include "models/vision_internal.h"
 #include "state/checkpoint_internal.h"
+#include "tensor/json.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -249,7 +250,8 @@ bool kn_json_int(kn_json_source s, const char *key, int64_t low, int64_t high, i
 static json_t *saved_object(const kn_checkpoint *c, const char *type, const char *noun)
 {
     const char *text = kn_checkpoint_config(c);
-    json_t *m = text ? json_loads(text, 0, NULL) : NULL;
+    json_error_t error;
+    json_t *m = text ? kn_json_parse(text, strlen(text), 0, "a configuration", &error) : NULL;
     if (!m) {
         if (kn_ok())
             kn_fail("%s: no memory", type);

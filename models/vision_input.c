@@ -4,6 +4,7 @@
 #include "kernels/memory.h"
 #include "models/tokenizer_internal.h"
 #include "models/vision_internal.h"
+#include "tensor/json.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -110,7 +111,9 @@ char *kn_vision_config_text(const kn_vision_config *c, const kn_vision_input *in
                                                           : KN_VIT_CONFIG_TEXT];
     if (!c->family->text(c, small))
         return NULL;
-    json_t *j = json_loads(small, 0, NULL), *labels = kn_vision_labels_json(in);
+    json_error_t error;
+    json_t *j = kn_json_parse(small, strlen(small), 0, "a configuration", &error),
+           *labels = kn_vision_labels_json(in);
     bool ok = j && labels && json_object_set_new(j, "label_names", labels) == 0 &&
               json_object_set_new(j, "pretrained_cfg", kn_vision_images_json(c, in)) == 0;
     char *text = ok ? json_dumps(j, 0) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
@@ -260,7 +263,8 @@ bool kn_vision_config_saved(const kn_checkpoint *c, kn_vision_config *config, kn
 {
     char file[4096 + 16];
     const char *text = kn_checkpoint_config(c);
-    json_t *m = text ? json_loads(text, 0, NULL) : NULL;
+    json_error_t error;
+    json_t *m = text ? kn_json_parse(text, strlen(text), 0, "a configuration", &error) : NULL;
     if (!m)
         return kn_ok() && kn_fail("kn_vision_config_saved: no memory");
     const char *type = json_string_value(json_object_get(m, "model_type"));

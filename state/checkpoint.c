@@ -7,6 +7,7 @@
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
 #include "tensor/checksum.h"
+#include "tensor/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -20,7 +21,8 @@
 static json_t *object_of(const char *text, const char *field)
 {
     json_error_t error;
-    json_t *j = json_loads(text ? text : "{}", JSON_REJECT_DUPLICATES, &error);
+    const char *given = text ? text : "{}";
+    json_t *j = kn_json_parse(given, strlen(given), JSON_REJECT_DUPLICATES, field, &error);
     if (json_is_object(j))
         return j;
     kn_fail("checkpoint: %s is no JSON object (%s): give text such as {\"layers\": 4}", field,

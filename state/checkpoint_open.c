@@ -250,8 +250,8 @@ void kn_checkpoint_free(kn_checkpoint *c)
 {
     if (!c)
         return;
-    kn_checkpoint_clear(c);
     kn_listing_free(&c->passed);
+    kn_checkpoint_clear(c);
     kn_host_free(c->dir);
     kn_host_free(c);
 }

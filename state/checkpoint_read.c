@@ -199,7 +199,7 @@ static bool check_tokenizer(const kn_checkpoint *c)
 {
     const kn_own_file *f = &c->file[0];
     json_error_t e;
-    json_t *j = kn_json_parse(f->data, f->size, f->name, &e);
+    json_t *j = kn_json_parse(f->data, f->size, JSON_ALLOW_NUL, f->name, &e);
     const char *save = json_string_value(json_object_get(j, "save"));
     bool ok = kn_ok() && (!j || strcmp(save ? save : "", c->id) == 0);
     json_decref(j);

@@ -55,7 +55,7 @@ static bool check_sum(const json_t *j, const char *text, size_t size, const char
 static json_t *parse(const char *text, size_t size, const char *path)
 {
     json_error_t error;
-    json_t *j = kn_json_parse(text, size, path, &error);
+    json_t *j = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, path, &error);
     if (!json_is_object(j))
         kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,
                 j ? "another value" : error.text, j ? 1 : error.line);

@@ -58,7 +58,7 @@ static bool read_text(const reading *r, const char *key, json_t **object)
     *object = NULL;
     if (!text)
         return true;
-    *object = kn_json_parse(text, strlen(text), r->path, &e);
+    *object = kn_json_parse(text, strlen(text), JSON_REJECT_DUPLICATES, r->path, &e);
     if (!*object)
         return kn_fail("%s: bad metadata %s: %s at byte %d", r->path, key, e.text, e.position);
     return json_is_object(*object) || kn_fail("%s: metadata %s is no object", r->path, key);
@@ -400,7 +400,8 @@ static json_t *read_map(const char *dir, char **path)
     }
     int fd = kn_open(*path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     char *text = fd >= 0 ? kn_file_copy(fd, *path, SAFETENSORS_MAX_HEADER, &size) : NULL;
-    json_t *map = NULL, *index = text ? kn_json_parse(text, size, *path, &e) : NULL;
+    json_t *map = NULL,
+           *index = text ? kn_json_parse(text, size, JSON_REJECT_DUPLICATES, *path, &e) : NULL;
     kn_host_free(text);
     if (fd < 0)
         kn_fail_system("%s: cannot open: %m", *path);

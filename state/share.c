@@ -3,6 +3,7 @@
 #include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
 #include "state/dict_internal.h"
+#include "tensor/json.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -65,7 +66,7 @@ char *kn_state_values_text(const kn_state *s)
 bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where)
 {
     json_error_t error;
-    json_t *all = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error), *value;
+    json_t *all = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, where, &error), *value;
     const char *name;
     bool ok = json_is_object(all) || kn_fail("%s: its values are no JSON object (%s)", where,
                                              all ? "another" : error.text);
@@ -135,7 +136,7 @@ static bool add_header(kn_state *s, const json_t *j)
 static kn_state *parse_header(const char *text, size_t size)
 {
     json_error_t error;
-    json_t *all = json_loadb(text, size, 0, &error);
+    json_t *all = kn_json_parse(text, size, 0, "a state", &error);
     kn_state *s = kn_state_new();
     bool ok = s && (all || kn_fail("state: no memory for its names"));
     for (size_t i = 0; ok && i < json_array_size(all); i++)

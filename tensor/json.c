@@ -1,19 +1,41 @@
-/* tensor/json.c: texts of JSON. Where memory runs out jansson may drop a character of a name or a
- * number and go on, so its allocations are watched: a text that was read in part must not be taken
- * for a damaged one, or for another one. */
+/* tensor/json.c: texts of JSON. jansson 2.14 collects each string and number in a buffer, and takes
+ * no notice where that can't grow: it goes on without a character, or ends the program. So a parse
+ * whose memory ran out goes on in memory that was taken before, enough for that buffer, and its
+ * result is dropped. */
 #include "tensor/json.h"
 #include "kernels/error_internal.h"
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 
-static _Thread_local bool ran_out;
+/* Of the parse that runs on this thread. */
+static _Thread_local struct {
+    char *room; /* NULL: none runs */
+    size_t size, used;
+    bool ran_out;
+} parse;
 
 static void *take(size_t bytes)
 {
     void *p = malloc(bytes);
-    ran_out |= !p;
+    if (p || !parse.room)
+        return p;
+    parse.ran_out = true;
+    if (bytes > parse.size - parse.used)
+        return NULL;
+    p = parse.room + parse.used;
+    bytes += -bytes % sizeof(max_align_t);
+    parse.used += bytes < parse.size - parse.used ? bytes : parse.size - parse.used;
     return p;
+}
+
+static void release(void *p)
+{
+    const uintptr_t at = (uintptr_t)p, room = (uintptr_t)parse.room;
+    if (!room || at < room || at >= room + parse.size)
+        free(p);
 }
 
 /* A program that has given jansson its own allocator keeps it. */
@@ -21,19 +43,43 @@ static void watch(void) __attribute__((constructor));
 static void watch(void)
 {
     json_malloc_t allocate;
-    json_free_t release;
-    json_get_alloc_funcs(&allocate, &release);
-    if (allocate == malloc && release == free)
-        json_set_alloc_funcs(take, free);
+    json_free_t give;
+    json_get_alloc_funcs(&allocate, &give);
+    if (allocate == malloc && give == free)
+        json_set_alloc_funcs(take, release);
 }
 
-json_t *kn_json_parse(const char *text, size_t size, const char *where, json_error_t *e)
+/* No string or number of the text is longer. */
+static size_t longest(const char *text, size_t size)
 {
-    ran_out = false;
-    json_t *j = json_loadb(text, size, JSON_REJECT_DUPLICATES, e);
-    if (!ran_out)
-        return j;
-    json_decref(j);
-    kn_fail_memory("%s could not be read", where);
-    return NULL;
+    size_t most = 0, begin = 0;
+    for (size_t i = 0; i < size; i++)
+        if (text[i] == '\\')
+            i++;
+        else if (text[i] == '"') {
+            most = i - begin > most ? i - begin : most;
+            begin = i;
+        }
+    return size - begin > most ? size - begin : most;
+}
+
+json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
+                      json_error_t *e)
+{
+    parse.size = 4 * longest(text, size) + 1024; /* the buffer doubles from 16 bytes on */
+    parse.used = 0;
+    parse.ran_out = false;
+    if (!(parse.room = malloc(parse.size))) {
+        kn_fail_memory("%s could not be read", where);
+        return NULL;
+    }
+    json_t *j = json_loadb(text, size, flags, e);
+    if (parse.ran_out) {
+        json_decref(j);
+        j = NULL;
+        kn_fail_memory("%s could not be read", where);
+    }
+    free(parse.room);
+    parse.room = NULL;
+    return j;
 }

@@ -5,8 +5,9 @@
 #include <jansson.h>
 #include <stddef.h>
 
-/* The value of a text without duplicate keys, which the caller drops. NULL where the text isn't
- * JSON: e says why; or with an error, where memory ran out: that says nothing of the text. */
-json_t *kn_json_parse(const char *text, size_t size, const char *where, json_error_t *e);
+/* json_loadb; the caller drops the value. NULL where the text isn't JSON: e says why; or with an
+ * error, where memory ran out: that says nothing of the text. */
+json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
+                      json_error_t *e);
 
 #endif

@@ -69,7 +69,7 @@ static bool parse_header(kn_safetensors *f, const char *text, size_t length)
     json_error_t e;
     if (length == 0 || text[0] != '{')
         return kn_fail("%s: not a safetensors file: the header does not begin with '{'", f->path);
-    f->header = kn_json_parse(text, length, f->path, &e);
+    f->header = kn_json_parse(text, length, JSON_REJECT_DUPLICATES, f->path, &e);
     return f->header || kn_fail("%s: bad header: %s at byte %d", f->path, e.text, e.position);
 }
 

@@ -2,6 +2,7 @@
  * which its log tells. */
 #include "kernels/error_internal.h"
 #include "models/programs/pictures.h"
+#include "tensor/json.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -24,11 +25,12 @@ bool curve_add(curve_point **point, int *n, curve_point p)
 static bool read_line(const char *line, int64_t last, double epochs_a_step, curve_since *s,
                       curve_point **point, int *n)
 {
-    json_t *j = json_loads(line, 0, NULL);
+    json_error_t error;
+    json_t *j = kn_json_parse(line, strlen(line), 0, "the log", &error);
     const json_int_t step = json_integer_value(json_object_get(j, "step"));
     const json_t *loss = json_object_get(j, "loss"), *val = json_object_get(j, "val_loss");
     const json_t *right = json_object_get(j, "val_accuracy");
-    bool ok = true;
+    bool ok = kn_ok();
     if (step > 0 && step <= last && json_is_number(loss)) {
         const double epoch = (double)step * epochs_a_step;
         while (*n > 0 && (*point)[*n - 1].epoch >= epoch)

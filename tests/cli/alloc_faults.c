@@ -2,7 +2,7 @@
  *
  *   ALLOC_AT      which one, from 1; 0 (default): none
  *   ALLOC_MORE    with 1, all that follow fail, too
- *   ALLOC_RANK    only in the process of this rank (default 0)
+ *   ALLOC_RANK    only in the process of this rank, or in the "launcher" of ranks; else in every process
  *   ALLOC_COUNT   a file to write the number of allocations to at the end
  *   ALLOC_NOT     "BEGIN-END BEGIN-END ...", hexadecimal: code of the program that isn't counted, as
  *                 its symbols say: a library that is linked into it
@@ -85,7 +85,7 @@ static void begin(void)
     const char *at = getenv("ALLOC_AT"), *rank = getenv("KNAP_RANK"),
                *wanted = getenv("ALLOC_RANK");
     const char *more = getenv("ALLOC_MORE");
-    counting = strcmp(rank ? rank : "0", wanted ? wanted : "0") == 0;
+    counting = !wanted || strcmp(rank ? rank : "launcher", wanted) == 0;
     fail_at = at ? atoll(at) : 0;
     fail_more = more && atoi(more);
     dl_iterate_phdr(enter, NULL);

@@ -23,6 +23,7 @@ import sys
 import tempfile
 
 from faults_bench import Bench, Check, Folder, SECONDS, listing
+from faults_memory import memory
 from faults_reading import reading
 
 WAYS = ['kill', 'torn', 'EIO', 'ENOSPC', 'EINTR', 'short']
@@ -184,61 +185,6 @@ def files(bench, o, check):
                     fault = f'it does harm (status {run.status})'
                 fault = fault or s.fault(run)
                 check(f'{s.name}: {way} at operation {at} of {len(ops)} ({op} {path})', fault, run.output)
-
-
-# ---- memory ------------------------------------------------------------------------------------------------
-
-def code_of(library, program):
-    """Where the code of a library lies that is linked into a program, by the names of its symbols: "BEGIN-END BEGIN-END ...".
-    The CUDA runtime ends a program that has no memory in ways of its own."""
-    lines = subprocess.run(['nm', '--numeric-sort', program], capture_output=True, text=True, check=True).stdout.splitlines()
-    code = [line.split() for line in lines if line.split()[-2] in 'tT']
-    runs, inside = [], False
-    for address, _, name in code:
-        if library in name and not inside:
-            runs.append([address, address])
-        elif inside:
-            runs[-1][1] = address # of the next function, too: where this one ends
-        inside = library in name
-    return ' '.join(f'{begin}-{end}' for begin, end in runs if begin < end)
-
-
-def memory(bench, o, check):
-    work = bench.work
-    runs = {
-        'train_gpt': bench.tiny + ['--steps', '2', '--out', work, '--overwrite'],
-        'train_gpt on 2 ranks': bench.tiny + ['--steps', '2', '--out', work, '--overwrite', '--ranks', '2'],
-        'train_gpt --resume': bench.resume(work, '--stop-after', '3'),
-        'generate': [bench.program('generate'), '--from', bench.good, '--tokens', '4', '--threads', '1'],
-        'train_resnet': bench.train_resnet(work),
-        'predict': [bench.program('predict'), '--from', bench.net, '--threads', '1',
-                    os.path.join(bench.images, 'test', 'cat', '0.png')],
-        'predict --export': [bench.program('predict'), '--from', bench.net, '--threads', '1', '--export', bench.exported],
-        'predict from an export': [bench.program('predict'), '--from', bench.exported, '--threads', '1',
-                                   os.path.join(bench.images, 'test', 'cat', '0.png')],
-    }
-    bench.must(bench.train_resnet(bench.net))
-    bench.must(runs['predict --export'])
-    for name, command in runs.items():
-        if o.only not in name:
-            continue
-        for rank in (0, 1) if '2 ranks' in name else (0,):
-            counted = os.path.join(bench.at, 'count')
-            env = {'LD_PRELOAD': bench.shim('alloc_faults'), 'ALLOC_RANK': rank, 'KNAP_POOL': '0',
-                   'ALLOC_NOT': code_of('libcudart_static', command[0])}
-            bench.fresh()
-            r = bench.run(command, dict(env, ALLOC_COUNT=counted))
-            check(f'{name}, rank {rank}: undisturbed', None if r.status == 0 else 'it fails', r.output)
-            if r.status != 0:
-                continue
-            with open(counted, encoding='utf-8') as f:
-                count = int(f.read())
-            for more in (0, 1):
-                for at in range(1 + more * (o.every // 2), count + 1, o.every):
-                    bench.fresh()
-                    run = bench.run(command, dict(env, ALLOC_AT=at, ALLOC_MORE=more))
-                    fault = run.fault(may_die=False)
-                    check(f'{name}, rank {rank}: allocation {at} of {count}{" and all after it" if more else ""}', fault, run.output)
 
 
 # ---- kills -------------------------------------------------------------------------------------------------
