@@ -40,7 +40,7 @@ static bool is_own(const char *dir, const char *name)
 
 bool kn_pretrained_may_save(const char *dir)
 {
-    if (!kn_ok())
+    if (!kn_ok() || !kn_folder_outside(dir))
         return false;
     if (KN_AGAIN(mkdir(dir, 0777)) != 0 && errno != EEXIST)
         return kn_fail_system("cannot make the folder %s: %m", dir);

@@ -45,7 +45,8 @@ typedef struct kn_pretrained_save_options {
  * until it is exported to again: no reader finds a model with the configuration of another.
  * Collective: one tensor at a time passes through each rank, rank 0 writes, and buffers are its
  * own. Errors: module hasn't these sizes; a value isn't finite, or isn't in .dtype; dir holds a
- * run's checkpoint or a model of another origin; a write failed. */
+ * run's checkpoint or a model of another origin, or is one of a run's folders or within one; a
+ * write failed. */
 KN_API bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_options o);
 #define kn_pretrained_save(dir, module, ...)                                                       \
     kn_pretrained_save_(                                                                           \

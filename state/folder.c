@@ -11,8 +11,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char LOCK[] = ".lock";
-
 static bool make_folders(const char *dir)
 {
     char path[KN_FOLDER_PATH];
@@ -57,7 +55,7 @@ static void sign_lock(int fd)
 static bool take_lock(kn_run_folder *f)
 {
     char path[KN_FOLDER_PATH];
-    if (!kn_folder_path(path, f->dir, LOCK, ""))
+    if (!kn_folder_path(path, f->dir, KN_LOCK_FILE, ""))
         return false;
     int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0)
@@ -78,7 +76,7 @@ static bool take_lock(kn_run_folder *f)
 static bool claim(kn_run_folder *f, bool overwrite)
 {
     kn_listing l = { 0 };
-    bool ok = make_folders(f->dir) && take_lock(f) &&
+    bool ok = kn_folder_outside(f->dir) && make_folders(f->dir) && take_lock(f) &&
               (f->lock < 0 ? kn_folder_list(&l, f->dir) : kn_folder_recover(f->dir, &l)) &&
               kn_listing_is_sure(&l);
     f->number = kn_listing_number(&l);

@@ -39,7 +39,8 @@ typedef struct kn_run_folder_options {
 } kn_run_folder_options;
 /* Makes the folder and those above it, checks that it can be written, and locks it until it is
  * released or the process of rank 0 ends; then finishes an interrupted save or removes its files.
- * NULL with an error, which names the process that holds the lock. On a file system without locks
+ * NULL with an error, which names the process that holds the lock, or where dir is a checkpoint's
+ * in the folder of a run, or lies in one. On a file system without locks
  * two runs may save at once. Collective; the caller releases the result. */
 KN_API kn_run_folder *kn_run_folder_claim_(const char *dir, kn_run_folder_options o);
 #define kn_run_folder_claim(dir, ...)                                                              \

@@ -11,6 +11,7 @@
 #define KN_DAMAGED     ".damaged"
 #define KN_FOLDER_ID   40
 #define KN_STATE_FILE  "state.json"
+#define KN_LOCK_FILE   ".lock"
 
 /* dir/name and the suffix into path; false with an error where it is too long. */
 bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name,
@@ -74,6 +75,9 @@ int64_t kn_folder_step(const char *name, const char *suffix);
 /* The step of the checkpoint that a folder of this name is, or was until it was set aside
  * (kn_run_folder_set_aside); -1: another name. */
 int64_t kn_folder_checkpoint(const char *name);
+/* True where dir, which may not be there yet, isn't a folder that a run makes and removes in its
+ * own (step-N and the like, best), nor within one; else an error. */
+bool kn_folder_outside(const char *dir);
 /* The checkpoint of the least score, the oldest of several; NULL: none has one. */
 const kn_listed *kn_listing_best(const kn_listing *l);
 

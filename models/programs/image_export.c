@@ -4,27 +4,10 @@
 #include "kernels/error.h"
 
 #include <stdio.h>
-#include <string.h>
-
-/* Is dir the run's folder, or does it have the name of a checkpoint there? dir may not exist. */
-static bool is_of_run(const char *dir, const char *run)
-{
-    char above[FOLDER];
-    size_t n = strlen(dir);
-    while (n > 1 && dir[n - 1] == '/')
-        n--;
-    size_t name = n;
-    while (name > 0 && dir[name - 1] != '/')
-        name--;
-    const bool taken = (n - name == 4 && strncmp(dir + name, "best", 4) == 0) ||
-                       strncmp(dir + name, "step-", 5) == 0;
-    snprintf(above, sizeof above, "%.*s", name ? (int)name : 1, name ? dir : ".");
-    return same_folder(dir, run) || (taken && same_folder(above, run));
-}
 
 static bool check(const training *t, const char *dir)
 {
-    return t->plan.out && is_of_run(dir, t->plan.out)
+    return t->plan.out && same_folder(dir, t->plan.out)
                ? kn_fail("--export %s: the run saves its checkpoints there; choose another folder",
                          dir)
                : kn_pretrained_may_save(dir);

@@ -316,6 +316,10 @@ static bool merge(found *f, const settings *s)
         k++;
     if (f->parts > 1 && strcmp(f->part[k].name, "model") != 0)
         return kn_fail("merge: no part is called model: give --part NAME");
+    if (!kn_folder_outside(s->out))
+        return false;
+    if (kn_run_folder_has_checkpoint(s->out))
+        return kn_fail("%s holds checkpoints of a run; choose another folder", s->out);
     if (KN_AGAIN(mkdir(s->out, 0777)) != 0 && errno != EEXIST)
         return kn_fail_system("%s: cannot make the folder: %m", s->out);
     int64_t all = kn_pieces_bytes(f->part[k].pieces);

@@ -6,6 +6,7 @@
 #include "models/image.h"
 #include "models/options.h"
 #include "models/pretrained_internal.h"
+#include "state/folder_internal.h"
 #include "tensor/whole_file.h"
 
 #include <errno.h>
@@ -182,6 +183,8 @@ static bool predict_one(predictor *p, const kn_image_set *set, int64_t i, int64_
 static bool predict_set(predictor *p)
 {
     const settings *s = p->s;
+    if (s->save && !kn_folder_outside(s->save))
+        return false;
     if (s->save && KN_AGAIN(mkdir(s->save, 0777)) != 0 && errno != EEXIST)
         return kn_fail_system("--save %s: cannot make the folder: %m", s->save);
     kn_image_set *set = kn_image_set_open(s->data, "test");

@@ -9,6 +9,7 @@
 #include "models/programs/pictures.h"
 #include "models/programs/stop.h"
 #include "nn/summary.h"
+#include "state/folder_internal.h"
 #include "tensor/files.h"
 
 #include <errno.h>
@@ -406,6 +407,8 @@ static bool write_pictures(image_run *r)
 static bool check_folder(const char *dir)
 {
     struct stat st;
+    if (dir && !kn_folder_outside(dir))
+        return false;
     if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0)
         return true;
     if (errno != EEXIST)

@@ -267,8 +267,15 @@ refuses "resume" --init "$TMP/run" --resume "$TMP/run"
 refuses "give --out DIR as well" --keep-best
 refuses "give --eval-every above 0 as well" --keep-best --eval-every 0 --out "$TMP/never"
 refuses "holds the checkpoint of a run" --export "$TMP/run" --epochs 0.1
+run_step=$(basename "$(newest "$TMP/run")")
+for at in "$run_step/model" step-00000009 step-00000009.damaged best/more; do
+    refuses "choose another folder" --export "$TMP/run/$at" --epochs 0.1
+    check "nothing is made there ($at)" test -z "$(find "$TMP/run" -name 'model.safetensors' -o -name 'step-00000009*' -o -name more)"
+done
+refuses "choose another folder" --pictures "$TMP/run/step-00000009" --epochs 0.1
+check "nor a folder for pictures" test ! -e "$TMP/run/step-00000009"
 refuses "saves its checkpoints there" --export "$TMP/same" --out "$TMP/same" --epochs 0.1
-refuses "saves its checkpoints there" --export "$TMP/same/best" --out "$TMP/same" --keep-best --epochs 0.1
+refuses "choose another folder" --export "$TMP/same/best" --out "$TMP/same" --keep-best --epochs 0.1
 refuses "--resume $TMP/run" --out "$TMP/run" --epochs 1
 refuses "cannot make the folder" --pictures /dev/null/x --epochs 0.1
 refuses "cannot make the folder" --pictures "$TMP/log" --epochs 0.1

@@ -165,6 +165,52 @@ KN_TEST(folder, a_folder_best_makes_way)
     end();
 }
 
+/* ---- folders of others within a run's -------------------------------------------------------- */
+
+KN_TEST(folder, nobody_else_writes_among_its_checkpoints)
+{
+    static const char *const taken[] = {
+        "run/step-00000001",
+        "run/step-00000001/",
+        "run/step-00000001/model",
+        "run/step-00000001/more",
+        "run/step-00000009",
+        "run/step-00000009/a/b",
+        "run/step-00000009.saving",
+        "run/step-00000009.old",
+        "run/step-00000009.removing",
+        "run/step-00000009.damaged",
+        "run/step-00000009.damaged-2",
+        "run/best",
+        "run/best/more",
+        "link/more",
+        "run/best.first-form",
+    };
+    static const char *const free[] = {
+        "run/export", "run/step-by-step", "run/a/step-00000009", "step-00000009",
+        "best",       "step-00000009/a"
+    };
+    char named[256];
+    begin();
+    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .score = 1, .keep_best = true));
+    KN_CHECK(symlink(temp_path("run/step-00000001"), temp_path("link")) == 0);
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++) {
+        snprintf(named, sizeof named, "%s", temp_path(taken[i]));
+        REFUSED(kn_folder_outside(named), "another folder");
+        REFUSED(kn_run_folder_claim(named), "another folder");
+    }
+    KN_CHECK(!is_there("run/step-00000009") && !is_there("run/step-00000001/more"));
+    for (size_t i = 0; i < sizeof free / sizeof *free; i++) {
+        KN_CHECK(kn_folder_outside(temp_path(free[i])), "%s: %s", free[i], kn_error());
+        kn_run_folder *f = kn_run_folder_claim(temp_path(free[i]));
+        KN_CHECK(f && kn_checkpoint_save(temp_path(free[i]), &l, .folder = f), "%s", kn_error());
+        kn_run_folder_release(f);
+        KN_CHECK(kn_folder_outside(temp_path(free[i])), "%s: %s", free[i], kn_error());
+    }
+    KN_CHECK(newest() == 1, "%s", kn_error());
+    end();
+}
+
 /* ---- what can't be removed ------------------------------------------------------------------- */
 
 KN_TEST(folder, an_old_checkpoint_that_stays_is_no_error)
