@@ -235,6 +235,27 @@ KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
         (logits), (targets),                                                                       \
         (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
 
+typedef struct kn_linear_cross_entropy_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_tensor *bias;             /* [V], x's dtype or f32; or NULL */
+    bool in_out;                 /* w is stored [C, V] */
+    int64_t ignore_index;        /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
+    double smoothing;            /* label smoothing in [0, 1) */
+    kn_loss_reduction reduction; /* MEAN or SUM */
+} kn_linear_cross_entropy_options;
+/* kn_cross_entropy(kn_linear(x[..., C], w[V, C], bias), targets[...]), but the logits [..., V]
+ * never exist as a whole: they are made for max(1024, N / 8) of the N rows at a time, and turned
+ * into their gradient in place. Beyond so many rows the gradients of x, w and bias are made in the
+ * forward, where w's takes memory in f32 (f64 for f64) until backward, which multiplies them by
+ * the gradient that arrives. Without gradients it makes the loss only. */
+KN_API kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targets,
+                                           kn_linear_cross_entropy_options o);
+#define kn_linear_cross_entropy(x, w, targets, ...)                                                \
+    kn_linear_cross_entropy_((x), (w), (targets),                                                  \
+                             (kn_linear_cross_entropy_options){                                    \
+                                 ._size = sizeof(kn_linear_cross_entropy_options), __VA_ARGS__ })
+
 typedef struct kn_normalize_options {
     size_t _size;
     struct kn_guard *_positional;

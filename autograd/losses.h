@@ -7,6 +7,8 @@
 /* Checks, false with an error that names op. BATCHMEAN is a reduction where batch. */
 bool kn_loss_reduction_is_one(const char *op, kn_loss_reduction r, bool batch);
 bool kn_loss_same_device(const char *op, const kn_tensor *a, const kn_tensor *b);
+/* The index that isn't counted, of an option .ignore_index. */
+int64_t kn_loss_ignored(int64_t given);
 /* x and target: floats of one dtype, shape and device. */
 bool kn_loss_pair(const char *op, const kn_tensor *x, const kn_tensor *target);
 

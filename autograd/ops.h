@@ -34,6 +34,11 @@ kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool ke
 kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size);
 /* [..., C], which is contiguous, as [rows, C]; [1, 1] for a scalar. */
 kn_array kn_rows_of(const kn_tensor *t);
+/* a with its last two dims exchanged. */
+kn_array kn_transposed(kn_array a);
+/* Whether x, weight and bias (or NULL) are those of a kn_linear; false with an error of op. */
+bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *bias,
+                    bool in_out);
 /* kn_unfold whose windows take one element in dilation; errors name op. */
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation);

@@ -8,7 +8,7 @@
 
 /* ---- of classes ------------------------------------------------------------------------------ */
 
-static int64_t index_to_ignore(int64_t given)
+int64_t kn_loss_ignored(int64_t given)
 {
     return given == KN_ZERO ? 0 : given ? given : -100;
 }
@@ -87,7 +87,7 @@ kn_tensor *kn_nll_loss_(kn_tensor *x, kn_tensor *targets, kn_nll_loss_options o)
     if (!kn_ok() || !kn_check(x, op) || !kn_check(targets, op) || !fits_classes(op, x, targets) ||
         !fits_class_weights(op, o.weight, x) || !kn_loss_reduction_is_one(op, o.reduction, false))
         return NULL;
-    picked p = pick(x, targets, o.weight, index_to_ignore(o.ignore_index));
+    picked p = pick(x, targets, o.weight, kn_loss_ignored(o.ignore_index));
     return weighted(p.loss, p.weight, o.reduction);
 }
 
@@ -119,7 +119,7 @@ static kn_tensor *cross_entropy_by_rows(kn_tensor *logits, kn_tensor *targets,
     kn_tensor *lp = kn_log_softmax(kn_loss_wide(logits)), *w = kn_loss_wide(o->weight);
     if (!lp)
         return NULL;
-    picked p = pick(lp, targets, w, index_to_ignore(o->ignore_index));
+    picked p = pick(lp, targets, w, kn_loss_ignored(o->ignore_index));
     kn_tensor *loss = p.loss;
     if (s > 0 && loss) {
         kn_tensor *rest = kn_scale(sum_of_classes(lp, w), -s / V);
@@ -149,7 +149,7 @@ kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_ent
     if (o.weight || o.reduction == KN_REDUCTION_NONE)
         return fits_classes(op, logits, targets) ? cross_entropy_by_rows(logits, targets, &o)
                                                  : NULL;
-    if (!kn_fused_cross_entropy(logits, targets, index_to_ignore(o.ignore_index), o.smoothing, out))
+    if (!kn_fused_cross_entropy(logits, targets, kn_loss_ignored(o.ignore_index), o.smoothing, out))
         return NULL;
     return o.reduction == KN_REDUCTION_SUM ? kn_mul(out[0], out[1]) : out[0];
 }

@@ -3,7 +3,7 @@
 #include "autograd/ops.h"
 #include <string.h>
 
-static kn_array transposed(kn_array a)
+kn_array kn_transposed(kn_array a)
 {
     int i = a.ndim - 2, j = a.ndim - 1;
     int64_t n = a.shape[i], s = a.stride[i];
@@ -89,8 +89,8 @@ static bool matmul_grad(kn_op_grad *g, int i, kn_array x, kn_array y)
 static bool matmul_backward(kn_op_grad *g)
 {
     kn_array dy = kn_array_of(g->dout[0]), a = kn_array_of(g->in[0]), b = kn_array_of(g->in[1]);
-    return (!g->want[0] || matmul_grad(g, 0, dy, transposed(b))) && /* dA = dY B^T */
-           (!g->want[1] || matmul_grad(g, 1, transposed(a), dy));   /* dB = A^T dY */
+    return (!g->want[0] || matmul_grad(g, 0, dy, kn_transposed(b))) && /* dA = dY B^T */
+           (!g->want[1] || matmul_grad(g, 1, kn_transposed(a), dy));   /* dB = A^T dY */
 }
 
 KN_OP(kn_op_matmul, .name = "matmul", .save_in = 3, .shape = matmul_shape,
@@ -107,26 +107,34 @@ typedef struct linear_attr {
     bool in_out;
 } linear_attr;
 
-static bool linear_shape(kn_op_call *c)
+bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *b,
+                    bool in_out)
 {
-    const linear_attr *l = c->attr;
-    const kn_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     char dx[128], dw[128], db[128];
     kn_describe(x, dx, sizeof dx);
     kn_describe(w, dw, sizeof dw);
     if (x->ndim < 1 || w->ndim != 2 || !kn_dtype_is_float(x->dtype) || x->dtype != w->dtype)
-        return kn_fail("linear: needs x[..., in] and a 2-d weight of the same float dtype: x is "
-                       "%s, weight is %s",
-                       dx, dw);
-    int64_t in = w->shape[l->in_out ? 0 : 1], out = w->shape[l->in_out ? 1 : 0];
+        return kn_fail("%s: needs x[..., in] and a 2-d weight of the same float dtype: x is %s, "
+                       "weight is %s",
+                       op, dx, dw);
+    int64_t in = w->shape[in_out ? 0 : 1], out = w->shape[in_out ? 1 : 0];
     if (x->shape[x->ndim - 1] != in)
-        return kn_fail("linear: x is %s, its last dim should be %lld for weight %s%s", dx,
-                       (long long)in, dw, l->in_out ? " stored [in, out]" : " stored [out, in]");
+        return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, dx,
+                       (long long)in, dw, in_out ? " stored [in, out]" : " stored [out, in]");
     if (b && (b->ndim != 1 || b->shape[0] != out || (b->dtype != x->dtype && b->dtype != KN_F32)))
-        return kn_fail("linear: bias is %s, should be [%lld] in x's dtype or f32",
+        return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op,
                        kn_describe(b, db, sizeof db), (long long)out);
+    return true;
+}
+
+static bool linear_shape(kn_op_call *c)
+{
+    const linear_attr *l = c->attr;
+    const kn_tensor *x = c->in[0], *w = c->in[1];
+    if (!kn_linear_fits(c->op->name, x, w, c->in[2], l->in_out))
+        return false;
     c->spec[0] = kn_spec_like(x);
-    c->spec[0].shape[x->ndim - 1] = out;
+    c->spec[0].shape[x->ndim - 1] = w->shape[l->in_out ? 1 : 0];
     return true;
 }
 
@@ -137,7 +145,7 @@ static bool linear_forward(kn_op_call *c)
     if (c->in[2])
         bias = kn_array_of(c->in[2]);
     return product(c->out[0], kn_rows_of(c->out[0]), kn_rows_of(c->in[0]),
-                   l->in_out ? w : transposed(w), c->in[2] ? &bias : NULL);
+                   l->in_out ? w : kn_transposed(w), c->in[2] ? &bias : NULL);
 }
 
 /* dX = dY W^T, dW = X^T dY, db = sum of dY over rows (written for w[in, out]). */
@@ -151,15 +159,15 @@ static bool linear_backward(kn_op_grad *g)
     if (g->want[0]) {
         kn_array w = kn_array_of(g->in[1]);
         kn_tensor *dx = kn_grad_out(g, 0);
-        if (!dx || !product(dx, kn_rows_of(dx), dy, l->in_out ? transposed(w) : w, NULL))
+        if (!dx || !product(dx, kn_rows_of(dx), dy, l->in_out ? kn_transposed(w) : w, NULL))
             return false;
         g->din[0] = dx;
     }
     if (g->want[1]) {
         kn_array x = kn_rows_of(g->in[0]);
         kn_tensor *dw = kn_grad_out(g, 1);
-        if (!dw || !(l->in_out ? product(dw, kn_array_of(dw), transposed(x), dy, NULL)
-                               : product(dw, kn_array_of(dw), transposed(dy), x, NULL)))
+        if (!dw || !(l->in_out ? product(dw, kn_array_of(dw), kn_transposed(x), dy, NULL)
+                               : product(dw, kn_array_of(dw), kn_transposed(dy), x, NULL)))
             return false;
         g->din[1] = dw;
     }

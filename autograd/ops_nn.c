@@ -133,13 +133,13 @@ static kn_array flat(const kn_tensor *t)
 static bool ce_forward(kn_op_call *c)
 {
     const ce_attr *a = c->attr;
-    kn_cross_entropy_args args = { kn_array_of(c->out[0]),
-                                   kn_array_of(c->out[1]),
-                                   kn_array_of(c->out[2]),
-                                   kn_rows_of(c->in[0]),
-                                   flat(c->in[1]),
-                                   a->ignore_index,
-                                   a->smoothing };
+    kn_cross_entropy_args args = { .loss = kn_array_of(c->out[0]),
+                                   .count = kn_array_of(c->out[1]),
+                                   .lse = kn_array_of(c->out[2]),
+                                   .logits = kn_rows_of(c->in[0]),
+                                   .targets = flat(c->in[1]),
+                                   .ignore_index = a->ignore_index,
+                                   .smoothing = a->smoothing };
     return KN_RUN(c->out[0], KN_K_CROSS_ENTROPY, args);
 }
 

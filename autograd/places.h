@@ -170,6 +170,7 @@
 
 /* autograd/functional.h: losses */
 #define kn_cross_entropy_(...)        KN_PLACE(kn_cross_entropy_(__VA_ARGS__))
+#define kn_linear_cross_entropy_(...) KN_PLACE(kn_linear_cross_entropy_(__VA_ARGS__))
 #define kn_mse_loss_(...)             KN_PLACE(kn_mse_loss_(__VA_ARGS__))
 #define kn_l1_loss_(...)              KN_PLACE(kn_l1_loss_(__VA_ARGS__))
 #define kn_huber_loss_(...)           KN_PLACE(kn_huber_loss_(__VA_ARGS__))

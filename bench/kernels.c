@@ -183,9 +183,12 @@ static void rows(bench *b, kn_dtype t, const char *dtype)
     LINE(b, NAME("softmax"), KN_K_SOFTMAX,
          ((kn_softmax_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(n, c)), false }));
     LINE(b, NAME("cross entropy"), KN_K_CROSS_ENTROPY,
-         ((kn_cross_entropy_args){ array(b, KN_F32, 0, NULL), array(b, KN_F32, 0, NULL),
-                                   array(b, KN_F32, SHAPE(tokens)), array(b, t, SHAPE(tokens, v)),
-                                   array(b, KN_I64, SHAPE(tokens)), -1, 0 }));
+         ((kn_cross_entropy_args){ .loss = array(b, KN_F32, 0, NULL),
+                                   .count = array(b, KN_F32, 0, NULL),
+                                   .lse = array(b, KN_F32, SHAPE(tokens)),
+                                   .logits = array(b, t, SHAPE(tokens, v)),
+                                   .targets = array(b, KN_I64, SHAPE(tokens)),
+                                   .ignore_index = -1 }));
     LINE(b, NAME("embedding"), KN_K_INDEX_SELECT,
          ((kn_index_select_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(v, c)),
                                   array(b, KN_I64, SHAPE(n)), 0 }));

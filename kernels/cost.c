@@ -148,8 +148,9 @@ static kn_cost rows_cost(kn_kernel k, const void *args)
     case KN_K_MATMUL: { /* one multiplication and one addition for each of M N K */
         const kn_matmul_args *a = args;
         double bias = a->bias.ndim > 0 ? bytes_of(&a->bias) : 0;
+        double before = a->add ? bytes_of(&a->dst) : 0;
         return (kn_cost){ 2 * elements(&a->dst) * dim(&a->a, 0),
-                          MOVED(&a->dst, &a->a, &a->b) + bias };
+                          MOVED(&a->dst, &a->a, &a->b) + bias + before };
     }
     case KN_K_SOFTMAX: {
         const kn_softmax_args *a = args;
@@ -161,7 +162,9 @@ static kn_cost rows_cost(kn_kernel k, const void *args)
     }
     case KN_K_CROSS_ENTROPY: {
         const kn_cross_entropy_args *a = args;
-        return (kn_cost){ 4 * elements(&a->logits), MOVED(&a->logits, &a->targets, &a->lse) };
+        const double passes = a->dlogits.data ? 2 : 1;
+        return (kn_cost){ 4 * passes * elements(&a->logits),
+                          MOVED(&a->logits, &a->targets, &a->lse, &a->dlogits) };
     }
     case KN_K_CROSS_ENTROPY_GRAD: {
         const kn_cross_entropy_grad_args *a = args;

@@ -146,9 +146,10 @@ typedef struct kn_reduce_args {
 /* dst[..., M, N] = a[..., M, K] @ b[..., K, N] (+ bias[N]); leading dims equal (stride 0 where
  * broadcast), at least 2 dims. Transposes are strides. dst may be f32 while a and b are bf16/f16
  * (gradients in the reduce dtype). K == 0 gives bias or 0. bias.data NULL: none; bias has a's
- * dtype or f32. */
+ * dtype or f32. add: the product is added to dst, in f32 (f64 for f64), and rounded once. */
 typedef struct kn_matmul_args {
     kn_array dst, a, b, bias;
+    bool add;
 } kn_matmul_args;
 
 /* ---- rows ----------------------------------------------------------------------------------- */
@@ -170,11 +171,15 @@ typedef struct kn_softmax_grad_args {
  *   loss   = sum_n w_n ((1-s) (lse - logit[target]) + s (lse - mean_v logit)) / sum_n w_n
  * w_n = 0 where target == ignore_index, else 1; s = smoothing. loss is a scalar array of lse's
  * dtype, count an f32/f64 scalar with sum w_n; loss is 0 where count is 0. Targets outside
- * [0, V) other than ignore_index are an error that names row and value. */
+ * [0, V) other than ignore_index are an error that names row and value.
+ * part: these are the rows from first_row on of more. loss is the sum, not divided; dlogits (data
+ * NULL: not wanted; in place on logits) its gradient, w_n (softmax - (1-s) onehot - s / V). */
 typedef struct kn_cross_entropy_args {
-    kn_array loss, count, lse, logits, targets;
+    kn_array loss, count, lse, logits, targets, dlogits;
     int64_t ignore_index;
     double smoothing;
+    bool part;
+    int64_t first_row;
 } kn_cross_entropy_args;
 
 /* dlogits = dloss / count * w_n * (softmax - (1-s) onehot - s / V). In place on logits. */

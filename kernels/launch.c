@@ -29,7 +29,7 @@ static const struct {
     [KN_K_SOFTMAX] = { "softmax", sizeof(kn_softmax_args), "y x" },
     [KN_K_SOFTMAX_GRAD] = { "softmax_grad", sizeof(kn_softmax_grad_args), "dx dy y" },
     [KN_K_CROSS_ENTROPY] = { "cross_entropy", sizeof(kn_cross_entropy_args),
-                             "loss count lse logits targets" },
+                             "loss count lse logits targets dlogits?" },
     [KN_K_CROSS_ENTROPY_GRAD] = { "cross_entropy_grad", sizeof(kn_cross_entropy_grad_args),
                                   "dlogits logits targets lse count dloss" },
     [KN_K_NORM] = { "norm", sizeof(kn_norm_args), "y x w? b? mean? rstd" },

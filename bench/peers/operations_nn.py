@@ -231,6 +231,23 @@ for word in ('nll_loss', 'cross_entropy'):
                                                      0 if ignore is None else ZERO, **own), in_torch
 
 
+@row('kn_linear_cross_entropy', 'cross_entropy of linear')
+def _(d):
+    shape, classes, in_out = d.shape(least=2, largest=6), d.int(1, 8), d.choice([True, False])
+    reduction, smoothing = d.choice(['mean', 'sum']), d.choice([0, 0.2])
+    if d.int(0, 9) == 0:
+        shape = [1100, 3]  # several chunks
+    weight = d.input([shape[-1], classes] if in_out else [classes, shape[-1]])
+    bias = [d.input([classes])] if d.int(0, 1) else []
+
+    def in_torch(x, t, w, b=None):
+        y = F.linear(x, w.t() if in_out else w, b)
+        return torch_rows(F.cross_entropy, y, t, None, reduction=reduction, label_smoothing=smoothing)
+    return [d.input(shape), d.index(shape[:-1], classes), weight, *bias], \
+        lambda k, x, t, w, b=None: k.linear_cross_entropy(x, w, t, bias=b, in_out=in_out, smoothing=smoothing,
+                                                          reduction=code(k, reduction)), in_torch
+
+
 @row('kn_normalize', 'normalize')
 def _(d):
     shape, eps = d.shape(least=1), d.choice([0, 1e-3, 2.0])

@@ -185,6 +185,22 @@ dnnl_primitive_attr_t kn_onednn_attr(void)
     return NULL;
 }
 
+bool kn_onednn_attr_add(dnnl_primitive_attr_t attr)
+{
+    dnnl_post_ops_t ops = NULL;
+    if (dnnl_post_ops_create(&ops) != dnnl_success)
+        return false;
+#if DNNL_VERSION_MAJOR >= 3
+    dnnl_status_t s = dnnl_post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef);
+#else
+    dnnl_status_t s = dnnl_post_ops_append_sum(ops, 1);
+#endif
+    if (s == dnnl_success)
+        s = dnnl_primitive_attr_set_post_ops(attr, ops);
+    dnnl_post_ops_destroy(ops);
+    return s == dnnl_success;
+}
+
 void kn_onednn_make(dnnl_primitive_t *p, dnnl_memory_desc_t *scratch, size_t *bytes,
                     const_dnnl_primitive_desc_t pd)
 {

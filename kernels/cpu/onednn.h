@@ -55,6 +55,8 @@ bool kn_onednn_conv_desc(dnnl_primitive_desc_t *pd, kn_onednn_conv_kind kind, dn
 bool kn_onednn_worth_calling(const_dnnl_primitive_desc_t pd);
 /* Attributes of a primitive whose scratchpad the caller gives; NULL if there are none. */
 dnnl_primitive_attr_t kn_onednn_attr(void);
+/* The primitive adds its result to the destination. False if there is no such attribute. */
+bool kn_onednn_attr_add(dnnl_primitive_attr_t attr);
 /* Makes the primitive that pd describes (*p; NULL where oneDNN can't) and tells its scratch. */
 void kn_onednn_make(dnnl_primitive_t *p, dnnl_memory_desc_t *scratch, size_t *bytes,
                     const_dnnl_primitive_desc_t pd);

@@ -18,10 +18,10 @@ enum {
 
 /* ---- one tile's product as a primitive ------------------------------------------------------ */
 
-/* c[M, N] = a[M, K] b[K, N] + bias[N]. Compared as bytes: unused parts are 0. */
+/* c[M, N] = a[M, K] b[K, N] + bias[N], or c += that. Compared as bytes: unused parts are 0. */
 typedef struct tile_key {
     int64_t M, N, K, am, ak, bk, bn, cm, cn;
-    int64_t t, ct, bias; /* bias: whether there is one */
+    int64_t t, ct, bias, add; /* bias: whether there is one */
 } tile_key;
 
 typedef struct tile {
@@ -53,7 +53,7 @@ static void tile_make_primitive(tile *t)
 {
     dnnl_primitive_desc_t pd = NULL;
     dnnl_primitive_attr_t attr = kn_onednn_attr();
-    if (attr && tile_descs(t) &&
+    if (attr && (!t->key.add || kn_onednn_attr_add(attr)) && tile_descs(t) &&
         kn_onednn_matmul_desc(&pd, &t->a, &t->b, t->key.bias ? &t->bias : NULL, &t->c, attr) &&
         kn_onednn_worth_calling(pd))
         kn_onednn_make(&t->primitive, &t->scratch_desc, &t->scratch, pd);
@@ -225,7 +225,7 @@ static bool product_make(product *p, const kn_matmul_args *x)
     k->am = x->a.stride[r], k->ak = x->a.stride[c];
     k->bk = x->b.stride[r], k->bn = x->b.stride[c];
     k->cm = x->dst.stride[r], k->cn = x->dst.stride[c];
-    k->t = x->a.dtype, k->ct = x->dst.dtype, k->bias = p->bias != NULL;
+    k->t = x->a.dtype, k->ct = x->dst.dtype, k->bias = p->bias != NULL, k->add = x->add;
     p->bias_t = x->bias.dtype;
     plain_strides(k->M, k->K, &k->am, &k->ak);
     plain_strides(k->K, k->N, &k->bk, &k->bn);

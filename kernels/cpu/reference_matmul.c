@@ -24,7 +24,8 @@ static bool matmul_check(const kn_array *dst, const kn_array *a, const kn_array 
            kn_ref_check_float(KN_K_MATMUL, b);
 }
 
-/* dst[..., m, n] = sum_k a[..., m, k] b[..., k, n] + bias[n], summed in f64, rounded once. */
+/* dst[..., m, n] = sum_k a[..., m, k] b[..., k, n] + bias[n], summed in f64, rounded once; add:
+ * plus what dst held. */
 kn_status kn_ref_matmul(const void *args)
 {
     const kn_matmul_args *p = args;
@@ -45,8 +46,8 @@ kn_status kn_ref_matmul(const void *args)
                            kn_ref_get(b, bi + k * b->stride[row]);
                 if (bias->data)
                     sum += kn_ref_get(bias, n * bias->stride[0]);
-                kn_ref_set_computed(dst, w.off[0] + m * dst->stride[row] + n * dst->stride[col],
-                                    sum);
+                const int64_t to = w.off[0] + m * dst->stride[row] + n * dst->stride[col];
+                kn_ref_set_computed(dst, to, p->add ? kn_ref_get(dst, to) + sum : sum);
             }
         }
     }

@@ -69,15 +69,15 @@ kn_status kn_ref_softmax_grad(const void *args)
 /* ---- cross-entropy --------------------------------------------------------------------------- */
 
 /* The target of row n, checked: false with an error if it is neither a class nor ignored. */
-static bool target_of(kn_kernel k, const kn_array *targets, int64_t n, int64_t V, int64_t ignore,
-                      int64_t *target)
+static bool target_of(kn_kernel k, const kn_array *targets, int64_t n, int64_t first, int64_t V,
+                      int64_t ignore, int64_t *target)
 {
     *target = kn_ref_get_int(targets, n * targets->stride[0]);
     if (*target == ignore || (*target >= 0 && *target < V))
         return true;
     return kn_fail("%s: target %lld in row %lld is outside [0, %lld) and not the ignored index "
                    "%lld; check the labels",
-                   kn_kernel_name(k), (long long)*target, (long long)n, (long long)V,
+                   kn_kernel_name(k), (long long)*target, (long long)(first + n), (long long)V,
                    (long long)ignore);
 }
 
@@ -96,35 +96,53 @@ static bool cross_entropy_check(kn_kernel k, const kn_array *logits, const kn_ar
     return kn_ref_check_float(k, logits) && kn_ref_check_float(k, lse);
 }
 
+/* dx[n, v] = each (exp(x[n, v] - lse) - (1 - s) [v == target] - s / V); 0 where the row is ignored.
+ * In place. */
+static void cross_entropy_grad_row(const kn_array *dx, const kn_array *x, int64_t n, int64_t target,
+                                   bool ignored, double lse, double each, double s)
+{
+    const int64_t V = x->shape[1];
+    for (int64_t v = 0; v < V; v++) {
+        double p = exp(kn_ref_get(x, n * x->stride[0] + v * x->stride[1]) - lse);
+        double d = each * (p - (v == target ? 1 - s : 0) - s / (double)V);
+        kn_ref_set_computed(dx, n * dx->stride[0] + v * dx->stride[1], ignored ? 0 : d);
+    }
+}
+
 /* lse[n] = log sum_v exp(logits[n, v]);
  * loss = sum_n w_n ((1 - s)(lse - logit[target]) + s (lse - mean_v logit)) / sum_n w_n. */
 kn_status kn_ref_cross_entropy(const void *args)
 {
     const kn_cross_entropy_args *a = args;
     const kn_array *x = &a->logits;
-    if (!cross_entropy_check(KN_K_CROSS_ENTROPY, x, &a->targets, &a->lse))
+    if (!cross_entropy_check(KN_K_CROSS_ENTROPY, x, &a->targets, &a->lse) ||
+        (a->dlogits.data && !kn_ref_check_same_shape(KN_K_CROSS_ENTROPY, &a->dlogits, x)))
         return KN_FAILED;
     int64_t N = x->shape[0], V = x->shape[1];
     double s = a->smoothing, total = 0, count = 0;
     for (int64_t n = 0; n < N; n++) {
         int64_t target, row = n * x->stride[0];
-        if (!target_of(KN_K_CROSS_ENTROPY, &a->targets, n, V, a->ignore_index, &target))
+        if (!target_of(KN_K_CROSS_ENTROPY, &a->targets, n, a->first_row, V, a->ignore_index,
+                       &target))
             return KN_FAILED;
+        const bool ignored = target == a->ignore_index;
         double lse = log_sum_exp(x, row, V, x->stride[1]);
         kn_ref_set(&a->lse, n, lse);
-        if (target == a->ignore_index)
-            continue;
-        count++;
-        total += (1 - s) * (lse - kn_ref_get(x, row + target * x->stride[1]));
-        if (s > 0) {
+        if (!ignored) {
+            count++;
+            total += (1 - s) * (lse - kn_ref_get(x, row + target * x->stride[1]));
+        }
+        if (s > 0 && !ignored) {
             double mean = 0;
             for (int64_t v = 0; v < V; v++)
                 mean += kn_ref_get(x, row + v * x->stride[1]) / (double)V;
             total += s * (lse - mean);
         }
+        if (a->dlogits.data)
+            cross_entropy_grad_row(&a->dlogits, x, n, target, ignored, lse, 1, s);
     }
     kn_ref_set(&a->count, 0, count);
-    kn_ref_set(&a->loss, 0, count > 0 ? total / count : 0);
+    kn_ref_set(&a->loss, 0, a->part || count == 0 ? total : total / count);
     return KN_DONE;
 }
 
@@ -137,19 +155,14 @@ kn_status kn_ref_cross_entropy_grad(const void *args)
         !kn_ref_check_same_shape(KN_K_CROSS_ENTROPY_GRAD, dx, x))
         return KN_FAILED;
     int64_t N = x->shape[0], V = x->shape[1];
-    double s = a->smoothing, count = kn_ref_get(&a->count, 0);
+    double count = kn_ref_get(&a->count, 0);
     double each = count > 0 ? kn_ref_get(&a->dloss, 0) / count : 0;
     for (int64_t n = 0; n < N; n++) {
         int64_t target;
-        if (!target_of(KN_K_CROSS_ENTROPY_GRAD, &a->targets, n, V, a->ignore_index, &target))
+        if (!target_of(KN_K_CROSS_ENTROPY_GRAD, &a->targets, n, 0, V, a->ignore_index, &target))
             return KN_FAILED;
-        bool ignored = target == a->ignore_index;
-        double lse = kn_ref_get(&a->lse, n);
-        for (int64_t v = 0; v < V; v++) {
-            double p = exp(kn_ref_get(x, n * x->stride[0] + v * x->stride[1]) - lse);
-            double d = each * (p - (v == target ? 1 - s : 0) - s / (double)V);
-            kn_ref_set_computed(dx, n * dx->stride[0] + v * dx->stride[1], ignored ? 0 : d);
-        }
+        cross_entropy_grad_row(dx, x, n, target, target == a->ignore_index, kn_ref_get(&a->lse, n),
+                               each, a->smoothing);
     }
     return KN_DONE;
 }

@@ -47,6 +47,12 @@ KN_TEST(errors, of_dtypes_and_ranges)
     REFUSED(kn_amax(zeros(0, 3), 0, false), "no extremum");
     REFUSED(kn_where(a, a, a), "bool condition");
     REFUSED(kn_cross_entropy(a, i), "cross_entropy: logits f32[2,4]");
+    REFUSED(kn_linear_cross_entropy(a, a, i), "linear_cross_entropy: x f32[2,4] needs i64 or i32");
+    REFUSED(kn_linear_cross_entropy(a, zeros(3, 5), i), "its last dim should be 5");
+    REFUSED(kn_linear_cross_entropy(a, a, i, .bias = a), "linear_cross_entropy: bias is f32[2,4]");
+    REFUSED(kn_linear_cross_entropy(a, a, i, .smoothing = 1), "should lie in [0, 1)");
+    REFUSED(kn_linear_cross_entropy(a, a, i, .reduction = KN_REDUCTION_NONE), "no loss a row");
+    REFUSED(kn_linear_cross_entropy(a, a, i, .reduction = 9), "reduction 9 is none of");
     REFUSED(kn_embedding(a, a), "indices must be i64 or i32");
     REFUSED(kn_scaled_dot_product_attention(a, a, a), "needs q[B,H,T,D]");
     REFUSED(kn_linear(a, zeros(3, 5), NULL, false), "its last dim should be 5");

@@ -23,6 +23,9 @@ EVERY(kn_binary_cross_entropy_with_logits, "2 3; %2 3",
 EVERY(kn_kl_div, "2 3; %2 3", kn_kl_div(x, y));
 EVERY(kn_nll_loss, "3 4", kn_nll_loss(x, WHOLE(x, (3), 3, 0, 1)));
 EVERY(kn_cross_entropy, "3 4", kn_cross_entropy(x, WHOLE(x, (3), 3, 0, 1), .smoothing = 0.1));
+EVERY(kn_linear_cross_entropy, "2 2 3; 3 4; 4",
+      kn_linear_cross_entropy(x, y, WHOLE(x, (2, 2), 3, -100, 1, 0), .bias = z, .in_out = true,
+                              .smoothing = 0.1));
 EVERY(kn_normalize, "2 3", kn_normalize(x));
 EVERY(kn_cosine_similarity, "2 3; 3", kn_cosine_similarity(x, y));
 EVERY(kn_cosine_embedding_loss, "2 3; 2 3", kn_cosine_embedding_loss(x, y, WHOLE(x, (2), 1, -1)));

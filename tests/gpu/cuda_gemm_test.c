@@ -58,6 +58,7 @@ static void multiply(const kn_gemm *g)
             for (int64_t j = 0; j < g->n; j++)
                 for (int64_t i = 0; i < g->m; i++) {
                     float sum = g->bias ? ((const float *)g->bias)[i] : 0;
+                    sum += g->add ? d[i + j * g->ldd] : 0;
                     for (int64_t l = 0; l < g->k; l++)
                         sum += (g->ta ? a[l + i * g->lda] : a[i + l * g->lda]) *
                                (g->tb ? b[j + l * g->ldb] : b[l + j * g->ldb]);
@@ -72,9 +73,9 @@ static kn_matmul_args args_of(const product *p, float *dst, kn_dtype t)
     int64_t d[4] = { p->lead[0], p->lead[1], p->m, p->n },
             a[4] = { p->lead[0], p->lead[1], p->m, p->k };
     int64_t b[4] = { p->lead[0], p->lead[1], p->k, p->n };
-    kn_matmul_args x = {
-        array(dst, t, d, &p->dst), array(A, t, a, &p->a), array(B, t, b, &p->b), { 0 }
-    };
+    kn_matmul_args x = { .dst = array(dst, t, d, &p->dst),
+                         .a = array(A, t, a, &p->a),
+                         .b = array(B, t, b, &p->b) };
     if (p->bias)
         x.bias = kn_array_make(bias, t, 1, &p->n);
     return x;
@@ -140,15 +141,17 @@ static void fill(void)
 
 KN_TEST(cuda_gemm, maps_every_layout)
 {
-    for (int i = 0; i < PRODUCTS; i++) {
+    for (int i = 0; i < 2 * PRODUCTS; i++) {
         kn_gemm g;
         fill();
-        kn_matmul_args want = args_of(&products[i], expected, KN_F32),
-                       got = args_of(&products[i], D, KN_F32);
+        kn_matmul_args want = args_of(&products[i / 2], expected, KN_F32),
+                       got = args_of(&products[i / 2], D, KN_F32);
+        want.add = got.add = i % 2;
         KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_MATMUL, want), "%s", kn_error());
-        KN_CHECK(kn_gemm_map(&got, &g), "product %d is declined", i);
+        KN_CHECK(kn_gemm_map(&got, &g), "product %d is declined", i / 2);
         multiply(&g);
-        KN_CHECK(memcmp(D, expected, sizeof D) == 0, "product %d is another one", i);
+        KN_CHECK(memcmp(D, expected, sizeof D) == 0, "product %d is another one, add %d", i / 2,
+                 i % 2);
     }
 }
 

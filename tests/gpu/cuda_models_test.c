@@ -55,6 +55,7 @@ static int variant_of(kn_kernel k, const void *args)
     const kn_sum_n_args *sum = args;
     const kn_opt_step *opt = args;
     const kn_sgd_args *sgd = args;
+    const kn_cross_entropy_args *loss = args;
     switch (k) {
     case KN_K_UNARY:
         return (int)((const kn_unary_args *)args)->kind;
@@ -87,7 +88,9 @@ static int variant_of(kn_kernel k, const void *args)
     case KN_K_BATCH_NORM_JOIN:
         return 2 * join->moments + join->finish;
     case KN_K_CROSS_ENTROPY:
-        return ((const kn_cross_entropy_args *)args)->smoothing > 0;
+        return 2 * (loss->dlogits.data != NULL) + (loss->smoothing > 0);
+    case KN_K_MATMUL:
+        return ((const kn_matmul_args *)args)->add;
     case KN_K_ATTENTION:
         return 2 * (attention->dropout_p > 0) + attention->causal;
     case KN_K_ROPE:

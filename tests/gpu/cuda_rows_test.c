@@ -56,6 +56,12 @@ KN_TEST(cuda_rows, cross_entropy)
         case_close(c, &f.lse, 1e-6);
         case_run(c, &f);
 
+        kn_cross_entropy_args part = f;
+        part.part = true;
+        part.dlogits = rows_array(c, i, i % 5 == 4 ? PITCHED : DENSE, UNSET);
+        case_close(c, &part.dlogits, 1e-6);
+        case_run(c, &part);
+
         c->kernel = KN_K_CROSS_ENTROPY_GRAD;
         c->outs = 0;
         case_prepare(KN_K_CROSS_ENTROPY, &f);
@@ -232,7 +238,13 @@ KN_TEST(cuda_rows, addresses_do_not_matter)
             case_set(&targets, k, k);
         for (int k = 0; k < 2; k++) {
             total[k] = case_vector(c, stat, UNSET, 1);
-            kn_cross_entropy_args loss = { total[k], count, mean[k], x[k], targets, -1, 0.1 };
+            kn_cross_entropy_args loss = { .loss = total[k],
+                                           .count = count,
+                                           .lse = mean[k],
+                                           .logits = x[k],
+                                           .targets = targets,
+                                           .ignore_index = -1,
+                                           .smoothing = 0.1 };
             run_own(KN_K_CROSS_ENTROPY, &loss);
         }
         check_same(KN_K_CROSS_ENTROPY, &total[0], &total[1]);

@@ -115,7 +115,7 @@ static const struct {
     [KN_K_MATMUL] = { 4, sizeof(kn_matmul_args) },
     [KN_K_SOFTMAX] = { 2, sizeof(kn_softmax_args) },
     [KN_K_SOFTMAX_GRAD] = { 3, sizeof(kn_softmax_grad_args) },
-    [KN_K_CROSS_ENTROPY] = { 5, sizeof(kn_cross_entropy_args) },
+    [KN_K_CROSS_ENTROPY] = { 6, sizeof(kn_cross_entropy_args) },
     [KN_K_CROSS_ENTROPY_GRAD] = { 6, sizeof(kn_cross_entropy_grad_args) },
     [KN_K_NORM] = { 6, sizeof(kn_norm_args) },
     [KN_K_NORM_GRAD] = { 8, sizeof(kn_norm_grad_args) },

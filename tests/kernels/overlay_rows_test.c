@@ -41,8 +41,10 @@ KN_TEST(overlay_rows, matmul)
         layout lb = batch && case_pick(c, 4) == 0 ? ONE_ROW : output_layout(c);
         kn_array a = case_array(c, t, output_layout(c), NORMAL, batch + 2, as);
         kn_array b = case_array(c, t, lb, NORMAL, batch + 2, bs);
-        kn_array dst = case_array(c, to, output_layout(c), UNSET, batch + 2, ds);
-        kn_matmul_args args = { .dst = dst, .a = a, .b = b };
+        const bool add = case_pick(c, 4) == 0;
+        kn_array dst = case_array(c, to, output_layout(c), add ? NORMAL : UNSET, batch + 2, ds);
+        kn_matmul_args args = { .dst = dst, .a = a, .b = b, .add = add };
+        case_note(c, " add %d", add);
         if (case_pick(c, 2))
             args.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, n);
         case_close(c, &args.dst, 4e-7 * (double)(k + 1) * 4);
@@ -136,6 +138,26 @@ static kn_cross_entropy_args cross_entropy_case(overlay_case *c, int i)
     return a;
 }
 
+/* Rows of a larger loss, whose gradient is made beside it: in place, or elsewhere. */
+KN_TEST(overlay_rows, cross_entropy_of_a_part)
+{
+    for (int i = 0; i < overlay_cases(160); i++) {
+        overlay_case *c = case_begin(KN_K_CROSS_ENTROPY, (uint64_t)i);
+        kn_cross_entropy_args args = cross_entropy_case(c, i);
+        args.part = true;
+        if (i % 4)
+            args.dlogits = i % 4 == 1 ? args.logits
+                                      : case_array(c, args.logits.dtype, output_layout(c), UNSET, 2,
+                                                   args.logits.shape);
+        case_close(c, &args.loss, 1e-5);
+        case_close(c, &args.count, 0);
+        case_close(c, &args.lse, 1e-6);
+        if (args.dlogits.data)
+            case_close(c, &args.dlogits, 1e-6);
+        case_run(c, &args);
+    }
+}
+
 KN_TEST(overlay_rows, cross_entropy)
 {
     for (int i = 0; i < overlay_cases(160); i++) {
@@ -176,18 +198,20 @@ KN_TEST(overlay_rows, bad_target)
         int64_t target[3] = { 1, -100, 5 };
         kn_array scalar = kn_array_make(out, KN_F32, 0, NULL), count = scalar;
         count.data = out + 1;
-        kn_cross_entropy_args args = { scalar,
-                                       count,
-                                       kn_array_make(out + 2, KN_F32, 1, (int64_t[]){ 3 }),
-                                       kn_array_make(x, KN_F32, 2, (int64_t[]){ 3, 5 }),
-                                       kn_array_make(target, KN_I64, 1, (int64_t[]){ 3 }),
-                                       -100,
-                                       0 };
+        kn_cross_entropy_args args = {
+            .loss = scalar,
+            .count = count,
+            .lse = kn_array_make(out + 2, KN_F32, 1, (int64_t[]){ 3 }),
+            .logits = kn_array_make(x, KN_F32, 2, (int64_t[]){ 3, 5 }),
+            .targets = kn_array_make(target, KN_I64, 1, (int64_t[]){ 3 }),
+            .ignore_index = -100,
+            .first_row = 40,
+        };
         kn_kernel_fn run = providers[i]->run[KN_K_CROSS_ENTROPY];
         kn_status s = run ? run(&args) : KN_DECLINED;
         KN_CHECK(s != KN_DONE, "%s took target 5 of 5 classes", providers[i]->name);
         if (s == KN_FAILED)
-            KN_CHECK_ERROR("target 5 in row 2");
+            KN_CHECK_ERROR("target 5 in row 42");
     }
 }
 

@@ -258,6 +258,10 @@ KN_TEST(reference, matmul)
     KN_CHECK(c[0] == 15 && c[1] == 25 && c[2] == 24 && c[3] == 31, "a b + bias");
     RUN(KN_K_MATMUL, (kn_matmul_args){ F64(c, 2, 2), F64(a, 2, 3), transposed(F64(b, 2, 3)) });
     KN_CHECK(c[0] == 7 && c[1] == 4 && c[2] == 16 && c[3] == 10, "a b^T");
+    RUN(KN_K_MATMUL,
+        (kn_matmul_args){
+            .dst = F64(c, 2, 2), .a = F64(a, 2, 3), .b = transposed(F64(b, 2, 3)), .add = true });
+    KN_CHECK(c[0] == 14 && c[1] == 8 && c[2] == 32 && c[3] == 20, "a b^T added");
     kn_array batch = F64(a, 2, 1, 3), shared = F64(b, 2, 3, 2);
     shared.stride[0] = 0;
     RUN(KN_K_MATMUL, (kn_matmul_args){ F64(c, 2, 1, 2), batch, shared });
@@ -309,8 +313,12 @@ KN_TEST(reference, cross_entropy)
     double x[N * V], dx[N * V], loss, count, lse[N], one = 1;
     int64_t targets[N] = { 2, -100, 0, 4 };
     randomize(x, N * V, 9);
-    kn_cross_entropy_args f = { F64(&loss, 1),   F64(&count, 1), F64(lse, N), F64(x, N, V),
-                                I64(targets, N), -100,           0.0 };
+    kn_cross_entropy_args f = { .loss = F64(&loss, 1),
+                                .count = F64(&count, 1),
+                                .lse = F64(lse, N),
+                                .logits = F64(x, N, V),
+                                .targets = I64(targets, N),
+                                .ignore_index = -100 };
     double want = 0;
     RUN(KN_K_CROSS_ENTROPY, f);
     for (int n = 0; n < N; n++) {
@@ -328,6 +336,15 @@ KN_TEST(reference, cross_entropy)
             (kn_cross_entropy_grad_args){ F64(dx, N, V), F64(x, N, V), I64(targets, N), F64(lse, N),
                                           F64(&count, 1), F64(&one, 1), -100, f.smoothing });
         check_gradient("cross_entropy", x, dx, N * V, cross_entropy_loss, &f);
+        kn_cross_entropy_args part = f;
+        part.part = true;
+        const double mean = cross_entropy_loss(&f);
+        cross_entropy_loss(&part);
+        KN_CHECK(near(loss, 3 * mean, 1e-13), "a sum of %.15g, not %.15g", loss, 3 * mean);
+        part.dlogits = F64(dx, N, V);
+        RUN(KN_K_CROSS_ENTROPY, part);
+        part.dlogits = (kn_array){ 0 };
+        check_gradient("cross_entropy of a part", x, dx, N * V, cross_entropy_loss, &part);
     }
     for (int n = 0; n < N; n++)
         targets[n] = -100;

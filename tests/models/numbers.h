@@ -300,6 +300,10 @@ static void sample(kn_sample_options o)
     X(kn_cross_entropy_options, ignore_index, NEG,                                                 \
       kn_cross_entropy(in.rows, in.to, .ignore_index = v))                                         \
     X(kn_cross_entropy_options, smoothing, 0, kn_cross_entropy(in.rows, in.to, .smoothing = v))    \
+    X(kn_linear_cross_entropy_options, ignore_index, NEG,                                          \
+      kn_linear_cross_entropy(in.rows, in.rows, in.to, .ignore_index = v))                         \
+    X(kn_linear_cross_entropy_options, smoothing, 0,                                               \
+      kn_linear_cross_entropy(in.rows, in.rows, in.to, .smoothing = v))                            \
     X(kn_normalize_options, dim, 0, kn_normalize(in.rows, .dim = v == -1 ? -9 : v))                \
     X(kn_normalize_options, eps, 0, kn_normalize(in.rows, .eps = v))                               \
     X(kn_cosine_similarity_options, dim, 0,                                                        \

@@ -19,7 +19,7 @@ enum {
     ROOM = 4096,    /* floats of workspace that a small product has on the stack */
 };
 
-/* c[m, n] = a[m, k] b[k, n] + bias[n] with strides in elements. */
+/* c[m, n] = a[m, k] b[k, n] + bias[n], or c += that, with strides in elements. */
 typedef struct product {
     int64_t M, N, K;
     char *c;
@@ -27,6 +27,7 @@ typedef struct product {
     const void *bias; /* NULL: none */
     kn_dtype t, ct, bias_t;
     int64_t cm, cn, am, ak, bk, bn, bias_n;
+    bool add;
 } product;
 
 /* Packed operands of one block. */
@@ -174,7 +175,7 @@ static void panel_product(const product *p, const team *t, const room *r, const 
     const int64_t ldc = through ? p->cm : columns_padded(p);
     float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
     gemm_micro(b->kb, r->left + i * GEMM_MR * b->kb, r->right + j * GEMM_NR * b->kb, c, ldc, m, n,
-               b->k > 0, last && p->bias ? r->bias + j * GEMM_NR : NULL);
+               b->k > 0 || p->add, last && p->bias ? r->bias + j * GEMM_NR : NULL);
     if (last && !through)
         VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
 }
@@ -320,7 +321,7 @@ static bool batch_divided(const batch *s, int threads)
 
 static bool few_takes(const product *p)
 {
-    return p->M <= FEW && p->K > 0 && (p->bn == 1 || p->bk == 1);
+    return p->M <= FEW && p->K > 0 && !p->add && (p->bn == 1 || p->bk == 1);
 }
 
 /* Columns [n, n + w) of the product; a is the left operand as f32 [M, K]. */
@@ -440,6 +441,7 @@ static void batch_swap(batch *s)
     *p = (product){
         .M = q.N, .N = q.M, .K = q.K, .c = q.c, .a = q.b, .b = q.a, .t = q.t, .ct = q.ct
     };
+    p->add = q.add;
     p->cm = q.cn, p->cn = q.cm;
     p->am = q.bn, p->ak = q.bk;
     p->bk = q.ak, p->bn = q.am;
@@ -466,10 +468,13 @@ kn_status vec_matmul(const void *args)
     p->am = x->a.stride[r], p->ak = x->a.stride[c];
     p->bk = x->b.stride[r], p->bn = x->b.stride[c];
     p->bias_n = x->bias.stride[0];
+    p->add = x->add;
     batch_fold(&s, x);
     const bool transposed = p->cn != 1 && p->cm == 1;
     if (!p->bias && (transposed || p->N == 1))
         batch_swap(&s);
+    if (p->add && !writes_through(p))
+        return KN_DECLINED;
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
     const bool few = few_takes(p); /* counts bytes */
     const double work = few ? each : each * (double)s.count / 16;

@@ -223,15 +223,27 @@ VEC_INLINE double row_lse(const void *x, int64_t n, double *total, kn_dtype t)
     return max == -__builtin_inff() ? __builtin_nan("") : max + __builtin_log(sum);
 }
 
+/* dx = scale (e^(x - lse) - s/V), less scale (1-s) at the target */
+VEC_INLINE void cross_entropy_grad_row(void *dx, const void *x, int64_t n, int64_t target,
+                                       float lse, float scale, double smoothing, kn_dtype t)
+{
+    const vf l = v_set1(lse), k = v_set1(scale), s = v_set1((float)(smoothing / (double)n));
+    const vf p = v_exp(v_get1(t, x, target) - l); /* before x may be overwritten */
+    for (int64_t i = 0; i < n; i += KN_VW)
+        v_put_n(t, dx, i, k * (v_exp(v_get_n(t, x, i, n - i) - l) - s), n - i);
+    v_put_n(t, dx, target, k * ((p - v_set1((float)(1 - smoothing))) - s), 1);
+}
+
 typedef struct loss_call {
-    vec_rows x;
+    vec_rows x, dx;
+    bool grad;
     kn_dtype x_dtype;
     targets targets;
     float *lse;
     double *row_loss, smoothing;
 } loss_call;
 
-/* lse of row n, and its weighted loss in row_loss. */
+/* lse of row n, its weighted loss in row_loss, and its gradient where wanted. */
 VEC_INLINE void cross_entropy_row(const loss_call *c, int64_t n, kn_dtype type)
 {
     const int64_t size = type == KN_F32 ? 4 : 2, v = target_at(&c->targets, n);
@@ -239,13 +251,19 @@ VEC_INLINE void cross_entropy_row(const loss_call *c, int64_t n, kn_dtype type)
     const double smoothing = c->smoothing;
     double total = 0;
     const double l = row_lse(row, c->x.cols, smoothing != 0 ? &total : NULL, type);
+    void *out = c->grad ? vec_row(&c->dx, n, size) : NULL;
     c->lse[n] = (float)l;
     c->row_loss[n] = 0;
-    if (v == c->targets.ignore)
+    if (v == c->targets.ignore) {
+        if (out)
+            memset(out, 0, (size_t)(c->x.cols * size));
         return;
+    }
     c->row_loss[n] = (1 - smoothing) * (l - v_get1(type, row, v)[0]);
     if (smoothing != 0)
         c->row_loss[n] += smoothing * (l - total / (double)c->x.cols);
+    if (out) /* the row is still in a cache */
+        cross_entropy_grad_row(out, row, c->x.cols, v, (float)l, 1, smoothing, type);
 }
 
 static void cross_entropy_rows(const void *ctx, int64_t begin, int64_t end)
@@ -263,6 +281,10 @@ kn_status vec_cross_entropy(const void *args)
         a->loss.dtype != KN_F32 || a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse) ||
         kn_array_numel(&a->lse) != a->logits.shape[0])
         return KN_DECLINED;
+    c.grad = a->dlogits.data != NULL;
+    if (c.grad && (a->dlogits.dtype != a->logits.dtype ||
+                   !vec_same_shape(&a->dlogits, &a->logits) || !vec_rows_of(&a->dlogits, &c.dx)))
+        return KN_DECLINED;
     if (!vec_rows_of(&a->logits, &c.x) || c.x.rows * c.x.cols == 0 ||
         !targets_of(&a->targets, &c.x, a->ignore_index, &c.targets))
         return KN_DECLINED;
@@ -271,26 +293,16 @@ kn_status vec_cross_entropy(const void *args)
     c.row_loss = vec_scratch(bytes);
     if (!c.row_loss)
         return KN_FAILED;
-    kn_each_range(kn_threads_for(c.x.rows * c.x.cols * 16), c.x.rows, cross_entropy_rows, &c);
+    kn_each_range(kn_threads_for(c.x.rows * c.x.cols * (c.grad ? 32 : 16)), c.x.rows,
+                  cross_entropy_rows, &c);
     for (int64_t n = 0; n < c.x.rows; n++) {
         loss += c.row_loss[n];
         count += target_at(&c.targets, n) != a->ignore_index;
     }
-    *(float *)a->loss.data = count > 0 ? (float)(loss / count) : 0.0f;
+    *(float *)a->loss.data = (float)(a->part || count == 0 ? loss : loss / count);
     *(float *)a->count.data = (float)count;
     vec_scratch_end(c.row_loss, bytes);
     return KN_DONE;
-}
-
-/* dx = scale (e^(x - lse) - s/V), less scale (1-s) at the target */
-VEC_INLINE void cross_entropy_grad_row(void *dx, const void *x, int64_t n, int64_t target,
-                                       float lse, float scale, double smoothing, kn_dtype t)
-{
-    const vf l = v_set1(lse), k = v_set1(scale), s = v_set1((float)(smoothing / (double)n));
-    const vf p = v_exp(v_get1(t, x, target) - l); /* before x may be overwritten */
-    for (int64_t i = 0; i < n; i += KN_VW)
-        v_put_n(t, dx, i, k * (v_exp(v_get_n(t, x, i, n - i) - l) - s), n - i);
-    v_put_n(t, dx, target, k * ((p - v_set1((float)(1 - smoothing))) - s), 1);
 }
 
 typedef struct loss_grad_call {

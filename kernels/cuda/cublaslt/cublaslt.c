@@ -260,8 +260,9 @@ static bool run(plan *p, const kn_gemm *g, void *workspace)
 {
     static const float one = 1, zero = 0;
     static const double one64 = 1, zero64 = 0;
-    const void *alpha = g->in == KN_F64 ? (const void *)&one64 : &one;
-    const void *beta = g->in == KN_F64 ? (const void *)&zero64 : &zero;
+    const bool wide = g->in == KN_F64;
+    const void *alpha = wide ? (const void *)&one64 : &one;
+    const void *beta = g->add ? alpha : wide ? (const void *)&zero64 : &zero;
     size_t in = kn_dtype_size(g->in), out = kn_dtype_size(g->out);
     if (g->has_bias && !SET(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias))
         return false;

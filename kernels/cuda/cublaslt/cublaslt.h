@@ -5,11 +5,11 @@
 
 #include "kernels/kernels.h"
 
-/* d[i + j*ldd] = sum_l A[i,l] B[l,j] (+ bias[i]), i < m, j < n, l < k, with A[i,l] at a[i + l*lda]
- * (or a[l + i*lda] where ta) and B[l,j] at b[l + j*ldb] (or b[j + l*ldb] where tb): column-major. A
- * row-major product is this with the operands swapped. Repeated `batch` times, sa, sb, sd elements
- * on, and that for each index of the outer dims. Fields without pointers come first: they are what
- * a plan depends on. */
+/* d[i + j*ldd] = sum_l A[i,l] B[l,j] (+ bias[i]) (+ d[i + j*ldd], where add), i < m, j < n, l < k,
+ * with A[i,l] at a[i + l*lda] (or a[l + i*lda] where ta) and B[l,j] at b[l + j*ldb] (or b[j +
+ * l*ldb] where tb): column-major. A row-major product is this with the operands swapped. Repeated
+ * `batch` times, sa, sb, sd elements on, and that for each index of the outer dims. Fields without
+ * pointers come first: they are what a plan depends on. */
 typedef struct kn_gemm {
     int64_t m, n, k, lda, ldb, ldd;
     int64_t batch, sa, sb, sd;
@@ -19,6 +19,7 @@ typedef struct kn_gemm {
     /* per call */
     const void *a, *b, *bias;
     void *d;
+    bool add;
     int outers;
     int64_t outer[KN_MAX_DIMS], outer_a[KN_MAX_DIMS], outer_b[KN_MAX_DIMS], outer_d[KN_MAX_DIMS];
 } kn_gemm;

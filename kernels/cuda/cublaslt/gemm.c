@@ -145,6 +145,7 @@ bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
     g->d = p->dst.data;
     g->bias = p->bias.data;
     g->has_bias = g->bias != NULL;
+    g->add = p->add;
     int count = fold_rows(leads, merge_leads(p, leads), &m, &am, &dm);
     if (!place_leads(leads, count, g))
         return false;

@@ -16,7 +16,7 @@ template <typename T> struct matmul_call {
     void *dst; /* T, or f32 */
     const T *a, *b;
     const void *bias; /* T, or f32; NULL: none */
-    bool dst_f32, bias_f32;
+    bool dst_f32, bias_f32, add;
     kn_walk<3> batch;
     int64_t M, N, K, tiles; /* tiles: in a row of tiles */
     int64_t dm, dn, am, ak, bk, bn, bias_stride;
@@ -41,10 +41,14 @@ template <typename T>
 static __device__ inline void matmul_put(const matmul_call<T> &c, int64_t at,
                                          typename kn_compute<T>::type x)
 {
-    if (c.dst_f32)
-        ((float *)c.dst)[at] = (float)x;
-    else
-        kn_put((T *)c.dst + at, x);
+    typedef typename kn_compute<T>::type A;
+    if (c.dst_f32) {
+        float *to = (float *)c.dst + at;
+        *to = (float)(c.add ? (A)*to + x : x);
+    } else {
+        T *to = (T *)c.dst + at;
+        kn_put(to, c.add ? kn_get(to) + x : x);
+    }
 }
 
 template <typename T>
@@ -115,6 +119,7 @@ template <typename T> static kn_status matmul_run(const kn_matmul_args *p)
     c.bias = bias->data;
     c.dst_f32 = dst->dtype == KN_F32;
     c.bias_f32 = bias->dtype == KN_F32;
+    c.add = p->add;
     c.batch = kn_walk_make(arrays);
     c.M = dst->shape[row], c.N = dst->shape[col], c.K = a->shape[col];
     c.dm = dst->stride[row], c.dn = dst->stride[col];

@@ -153,6 +153,24 @@ static __device__ inline void row_each(const row_group &g, const T *const (&p)[M
     }
 }
 
+/* row_each over one row of any length, where VEC means that the row begins aligned: a last unit
+ * that isn't whole goes element by element, to the thread that has it in any case. */
+template <bool VEC, int N, typename T, typename F>
+static __device__ inline void row_each_of_any_length(const row_group &g, const T *p, int64_t stride,
+                                                     int64_t length, F use)
+{
+    int64_t whole = length / N;
+    row_each<VEC, N, 1>(
+        g, { p }, { stride }, VEC ? whole * N : length, { (T *)nullptr },
+        [&](int64_t u, int n, typename kn_compute<T>::type(&x)[1][N]) { use(u, n, x[0]); });
+    int n = (int)(length - whole * N);
+    if (VEC && n > 0 && g.lane == whole % g.lanes) {
+        typename kn_compute<T>::type x[N];
+        row_load<false, N>(p, stride, whole, n, x);
+        use(whole, n, x);
+    }
+}
+
 /* Sum and maximum over a row's threads; every one gets the result. */
 template <typename A> static __device__ inline A row_sum(const row_group &g, A x, A *buffer)
 {
@@ -207,14 +225,20 @@ static inline int64_t row_stride(const kn_array *a)
     return a->ndim > 0 ? a->stride[a->ndim - 1] : 1;
 }
 
-/* Whether rows of a can be moved by 16 bytes: dense, and all of them aligned. */
-static inline bool row_aligned(const kn_array *a)
+/* Whether rows of a are dense and all begin aligned to 16 bytes. */
+static inline bool row_begins_aligned(const kn_array *a)
 {
     int64_t n = 16 / (int64_t)kn_dtype_size(a->dtype);
-    bool fits = (uintptr_t)a->data % 16 == 0 && row_stride(a) == 1 && row_length(a) % n == 0;
+    bool fits = (uintptr_t)a->data % 16 == 0 && row_stride(a) == 1;
     for (int d = 0; d < a->ndim - 1; d++)
         fits = fits && (a->shape[d] == 1 || a->stride[d] % n == 0);
     return fits && row_length(a) > 0;
+}
+
+/* Whether rows of a can be moved by 16 bytes: dense, aligned, of whole units. */
+static inline bool row_aligned(const kn_array *a)
+{
+    return row_begins_aligned(a) && row_length(a) % (16 / (int64_t)kn_dtype_size(a->dtype)) == 0;
 }
 
 /* The leading dims of arrays of one shape. */
