@@ -4,12 +4,13 @@
  *   gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--batch N] [--ctx N]
  *   [--dtype f32|bf16]
  *        [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] [--offload PATH] [--recompute]
- *        [--graph] [--sweep] [--overhead] [--ranks N]
+ *        [--graph] [--sweep] [--overhead] [--expect KERNEL=PROVIDER,...] [--ranks N]
  *
  * --graph: records and replays steps (kn_replay_step), or prints the reason against it. --overhead:
  * f32; also runs the model without kn_fsdp_wrap and prints the cost of wrapping on one rank.
- * --sweep: doubles --batch until the memory is full, then prints the fastest. --offload: masters,
- * gradients and AdamW's state on the host ("memory", or a folder).
+ * --sweep: doubles --batch until the memory is full, then prints the fastest. --expect: in the
+ * traced steps each of these kernels runs, and only in that provider; else the exit status is 1.
+ * --offload: masters, gradients and AdamW's state on the host ("memory", or a folder).
  *
  * Prints a line for each: the speed; memory by category beside kn_fsdp_predict (exit status 1 if
  * they differ); for three more, traced steps how long each stream was busy and the device idle,
@@ -35,7 +36,7 @@ typedef struct sizes {
     kn_dtype dtype;
     bool recompute, graph;
     double peak, goal;
-    const char *offload;
+    const char *offload, *expect;
 } sizes;
 
 #define TRACED 3 /* steps */
@@ -287,6 +288,32 @@ static void print_kernels(const result *r)
         kernel_row_print(&t.row[i], TRACED);
 }
 
+/* Names each kernel of --expect that another provider ran, or none. */
+static bool print_unexpected(const sizes *s, const result *r)
+{
+    bool well = true;
+    for (const char *at = s->expect, *next; at && *at; at = *next ? next + 1 : next) {
+        next = at + strcspn(at, ",");
+        const char *provider = at + strcspn(at, "=,");
+        int name = (int)(provider - at), want = (int)(next - provider) - 1, runs = 0;
+        const char *other = NULL;
+        for (size_t i = 0; i < r->count; i++) {
+            const kn_trace_event *e = &r->events[i];
+            if ((int)strlen(e->what) != name || strncmp(e->what, at, (size_t)name) != 0)
+                continue;
+            runs++;
+            if ((int)strlen(e->provider) != want ||
+                strncmp(e->provider, provider + 1, (size_t)want))
+                other = e->provider;
+        }
+        if (runs == 0 || other)
+            printf("%.*s ran %s%s, NOT %s %.*s\n", name, at, other ? "in " : "nowhere",
+                   other ? other : "", other ? "only in" : "in", want, provider + 1);
+        well = well && runs > 0 && !other;
+    }
+    return well;
+}
+
 /* ---- modes ----------------------------------------------------------------------------------- */
 
 static bool one(const sizes *s, kn_comm *world, bool overhead)
@@ -309,6 +336,7 @@ static bool one(const sizes *s, kn_comm *world, bool overhead)
         print_trace(&r);
         if (kn_comm_size(world) == 1)
             print_kernels(&r);
+        same = print_unexpected(s, &r) && same;
         if (alone.seconds > 0)
             printf("wrapping costs %.2f %% on one rank\n", 100 * (r.seconds / alone.seconds - 1));
     }
@@ -331,6 +359,7 @@ static bool sweep(sizes s, kn_comm *world)
             same = print_memory(&s, &r) && same;
             print_trace(&r);
             print_kernels(&r);
+            same = print_unexpected(&s, &r) && same;
             fits = s.batch;
         }
         kn_host_free(r.events);
@@ -362,6 +391,7 @@ int main(int argc, char **argv)
     s.peak = atof(word(argc, argv, "--peak", "0"));
     s.goal = atof(word(argc, argv, "--goal", "0"));
     s.offload = word(argc, argv, "--offload", NULL);
+    s.expect = word(argc, argv, "--expect", NULL);
     s.recompute = flag(argc, argv, "--recompute");
     s.graph = flag(argc, argv, "--graph");
     s.dtype = overhead ? KN_F32 : kn_dtype_parse(word(argc, argv, "--dtype", "bf16"));

@@ -20,7 +20,11 @@ script "$TMP/bin/nvcc" <<'S'
 #!/bin/sh
 echo "Cuda compilation tools, release 13.0, V13.0.0"
 S
-printf '#!/bin/sh\n' | tee "$TMP/bin/ninja" "$TMP/bin/meson" >/dev/null
+printf '#!/bin/sh\n' | tee "$TMP/bin/ldconfig" "$TMP/bin/meson" >/dev/null
+script "$TMP/bin/ninja" <<S
+#!/bin/sh
+echo "\$CFLAGS \$LD_LIBRARY_PATH" >$TMP/environment
+S
 chmod +x "$TMP"/bin/*
 touch "$TMP/b/build.ninja"
 
@@ -59,6 +63,9 @@ ln -s "$BUILD/bench/bench_predict" "$TMP/b/bench/"
 
 gpu_check() { run env PATH="$TMP/bin:$PATH" KNAP_DATA= HOME="$TMP" timeout 900 "$ROOT/scripts/gpu-check" --build "$TMP/b" --out "$TMP/out" "$@"; }
 
+gpu_check --part correctness
+check "a build without cuDNN isn't measured" fails "this build is without cuDNN"
+echo "args: -DKN_HAVE_CUDNN" >"$TMP/b/build.ninja"
 gpu_check --part correctness
 check "a part that passes" succeeds
 check "its result is written" grep -q '^ok gradients of all operations' "$TMP/out/correctness.txt"
@@ -116,6 +123,41 @@ check "a kernel as predicted isn't marked" grep -Eq '^predicted  matmul, 9.664 G
 check "one that isn't, is" grep -Eq '^predicted  adamw .* 2.500 +2.9[0-9]  cuda  OFF$' "$TMP/out/gpt2.txt"
 check "and one that wasn't predicted" grep -Eq '^predicted  softmax .* 0.500 +-  cuda  OFF$' "$TMP/out/gpt2.txt"
 check "other models' steps aren't taken" grep -q '^predicted  nothing measured stands beside it: no such step in ' "$TMP/out/gpt2.txt"
+check "products and attention must run in NVIDIA's libraries" \
+    grep -q 'gpt2-xl .*--sweep.* --expect matmul=cublaslt,attention=cudnn,attention_grad=cudnn' "$TMP/out/gpt2.txt"
+
+# A peer is built with its authors' flags, and given tokens; what Python's packages of NVIDIA's bring is used.
+mkdir -p "$TMP"/{llmc,site/nvidia/cudnn/include,site/nvidia/cudnn/lib}
+touch "$TMP/site/nvidia/cudnn/include/cudnn.h" "$TMP/site/nvidia/cudnn/lib/libcudnn.so.9"
+echo 'raise ImportError' >"$TMP/site/torch.py"
+cat >"$TMP/llmc/Makefile" <<'M'
+train_gpt2cu: ; printf '#!/bin/sh\necho cudnn $(USE_CUDNN), sm_$(GPU_COMPUTE_CAPABILITY): "$$@"\n' >$@ && chmod +x $@
+M
+export PYTHONPATH=$TMP/site
+gpu_check --part peers --llmc "$TMP/llmc"
+check "the peers" succeeds
+check "PyTorch isn't here" grep -q '^n/a PyTorch' "$TMP/out/peers.txt"
+check "llm.c is built with cuDNN" grep -q '^cudnn 1, sm_90: -e d12 -b 64 .*-i .*llmc.train.bin' "$TMP/out/peers.txt"
+check "it has tokens" test "$(stat -c %s "$TMP/b/llmc.train.bin")" = $((1024 + 2 * 1048576))
+check "Python's libraries are found" grep -q "$TMP/site/nvidia/cudnn/lib" "$TMP/environment"
+echo '#include <cudnn.h>' | "${CC:-cc}" -E - >/dev/null 2>&1 ||
+    check "and headers" grep -q -- "-I$TMP/site/nvidia/cudnn/include" "$TMP/environment"
+rm "$TMP/llmc/train_gpt2cu"
+echo 'train_gpt2cu: ; false' >"$TMP/llmc/Makefile"
+gpu_check --part peers --llmc "$TMP/llmc" --again
+check "a peer that doesn't build is said" fails "FAILED llm.c: status 1"
+unset PYTHONPATH
+
+if [ -x "$BUILD/bench/bench_gpt2" ]; then
+    small=(--device cpu --layers 1 --batch 1 --ctx 8 --steps 1 --dtype f32)
+    run "$BUILD/bench/bench_gpt2" "${small[@]}" --expect norm=cublaslt,conv=cudnn
+    check "a kernel of another provider is a failure" fails "NOT only in cublaslt"
+    check "so is one that didn't run" says "conv ran nowhere, NOT in cudnn"
+    provider=$(sed -n 's/^norm ran in \([a-z0-9]*\), .*/\1/p' "$TMP/output")
+    run "$BUILD/bench/bench_gpt2" "${small[@]}" --expect "norm=$provider"
+    check "the right one is none" succeeds
+fi
+
 gpu_check --part train
 check "no text is no failure" succeeds
 check "and is said" grep -q '^n/a Tiny Shakespeare' "$TMP/out/train.txt"
