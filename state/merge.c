@@ -203,11 +203,15 @@ static bool remove_files(const merging *m, int files)
 static bool sign(const merging *m)
 {
     char text[16];
-    int n = snprintf(text, sizeof text, "%d\n", m->files);
-    ssize_t written;
-    while ((written = pwrite(m->lock, text, (size_t)n, 0)) < 0 && errno == EINTR)
-        ;
-    return (written == n && KN_AGAIN(ftruncate(m->lock, n)) == 0 && KN_AGAIN(fsync(m->lock)) == 0 &&
+    const int n = snprintf(text, sizeof text, "%d\n", m->files);
+    int done = 0;
+    while (done < n) {
+        ssize_t more = pwrite(m->lock, text + done, (size_t)(n - done), done);
+        if (more <= 0 && errno != EINTR)
+            break;
+        done += more > 0 ? (int)more : 0;
+    }
+    return (done == n && KN_AGAIN(ftruncate(m->lock, n)) == 0 && KN_AGAIN(fsync(m->lock)) == 0 &&
             kn_sync_folder(m->dir)) ||
            kn_fail_system("cannot write %s/" UNFINISHED ": %m", m->dir);
 }

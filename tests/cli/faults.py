@@ -11,9 +11,12 @@ silent, nothing is left behind after the next save, and no program crashes.
       --every N     only each N-th operation or allocation (the first is another one for each way)
       --count N     kills (default 200); --seed N: other moments (default 1)
       --only TEXT   only scenarios with this in their name
-      --ways A,B    only these ways to fail
+      --ways A,B    only these ways to fail: kill, torn, EIO, ENOSPC, EINTR, short, EACCES, ENFILE
+      --jobs N      runs at a time (default the cores)
 """
 import argparse
+import concurrent.futures
+import itertools
 import os
 import random
 import shutil
@@ -21,118 +24,49 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 from faults_bench import Bench, Check, Folder, SECONDS, listing
+from faults_files import scenarios
 from faults_memory import memory
 from faults_reading import reading
-
-WAYS = ['kill', 'torn', 'EIO', 'ENOSPC', 'EINTR', 'short']
 
 
 # ---- files ------------------------------------------------------------------------------------------------
 
-class Save:
-    """A run goes on from step 2, saves step 3."""
-
-    last = 3
-
-    def __init__(self, bench, ranks, rank):
-        self.b, self.rank, self.name = bench, rank, f'save, rank {rank} of {ranks}'
-        self.more = ['--stop-after', '3', '--ranks', str(ranks)]
-        bench.fresh() # a step on two ranks is another one than on one: it has twice the batch
-        bench.must(self.command())
-        self.end = {2: bench.end, 3: bench.bits_at(bench.work, 4)}
-
-    def prepare(self):
-        self.b.fresh()
-
-    def command(self):
-        return self.b.resume(self.b.work, *self.more)
-
-    def fault(self, run):
-        step = Folder.step(self.b.work)
-        if run.status == 0 and step != self.last:
-            return f'a silent fault: the run ends well, and the checkpoint is of step {step}'
-        go_on = self.b.run(self.b.resume(self.b.work, '--stop-after', str(self.last + 1)))
-        if go_on.status != 0:
-            return 'there is no whole checkpoint: ' + go_on.output.strip()[-300:]
-        if Folder.bits(self.b.work) != self.end.get(step):
-            return f'the run goes on from step {step} with other bits'
-        return self.left_behind()
-
-    def left_behind(self):
-        left = Folder.leftovers(self.b.work)
-        return f'the next save leaves {left}' if left else None
+CHANGES = {'write', 'sync', 'close', 'rename', 'unlink', 'link', 'mkdir', 'rmdir', 'truncate', 'grow'}
+# The ways in which an operation on files can fail, and which can: all where there is no set.
+WAYS = {'kill': None, 'torn': {'write'}, 'EIO': None, 'ENOSPC': CHANGES | {'open'}, 'EINTR': None, 'short': {'read', 'write'},
+        'EACCES': {'open', 'list', 'look', 'rename', 'unlink', 'link', 'mkdir', 'rmdir'}, 'ENFILE': {'open', 'list'}}
 
 
-class SaveBeside(Save):
-    """A run goes on from step 2, saves steps 3 and 4 beside the training. A save that fails doesn't end it: the one
-    that the run's end waits for does."""
-
-    last = 4
-
-    def __init__(self, bench, ranks, rank):
-        self.b, self.rank, self.name = bench, rank, f'save beside the training, rank {rank} of {ranks}'
-        self.more = ['--stop-after', '4', '--ranks', str(ranks), '--async-save', '--save-every', '1']
-        bench.fresh()
-        bench.must(self.command())
-        self.end = {4: bench.bits_at(bench.work, 5)}
-        for step in (2, 3): # where the run is lost after so many steps, it goes on from there on as many ranks
-            bench.fresh()
-            bench.must(bench.resume(bench.work, '--ranks', str(ranks), '--stop-after', '3') if step == 3 else ['true'])
-            self.end[step] = bench.bits_at(bench.work, 5)
+def operations(bench, s, check):
+    """Those of a scenario's undisturbed run, in order: their names and paths."""
+    log = bench.place('log')
+    s.prepare()
+    run = bench.run(s.command(), {'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': s.folder(), 'FAULT_RANK': s.rank,
+                                  'FAULT_LOG': log})
+    check(f'{s.name}: undisturbed', s.fault(run) if run.status == 0 else 'it fails', run.output)
+    with open(log, encoding='utf-8', errors='replace') as f:
+        ops = [line.rstrip('\n').split(' ', 5) for line in f if line.split(' ', 1)[0] == str(s.rank)]
+    os.remove(log)
+    return [(op[2], os.path.relpath(op[5], bench.at)) for op in ops]
 
 
-class Begin(Save):
-    """A new run makes its folder and saves step 2."""
-
-    def __init__(self, bench):
-        self.b, self.rank, self.name = bench, 0, 'first save'
-
-    def prepare(self):
-        shutil.rmtree(self.b.work, ignore_errors=True)
-
-    def command(self):
-        return self.b.tiny + ['--steps', '9', '--stop-after', '2', '--out', self.b.work]
-
-    def fault(self, run):
-        step = Folder.step(self.b.work)
-        if run.status == 0 and step != 2:
-            return f'a silent fault: the run ends well, and the checkpoint is of step {step}'
-        again = self.b.run(self.command() + ['--overwrite'])
-        if again.status != 0:
-            return 'the same run again fails: ' + again.output.strip()[-300:]
-        if Folder.bits(self.b.work) != Folder.bits(self.b.good):
-            return 'the same run again has other bits'
-        return self.left_behind()
-
-
-class Load:
-    """generate reads a checkpoint, which stays as it was."""
-
-    def __init__(self, bench):
-        self.b, self.rank, self.name = bench, 0, 'load'
-        self.want = bench.must(self.command_of(bench.good))
-
-    def command_of(self, at):
-        return [self.b.program('generate'), '--from', at, '--tokens', '20', '--threads', '1']
-
-    def prepare(self):
-        self.b.fresh()
-        self.before = listing(self.b.work)
-
-    def command(self):
-        return self.command_of(self.b.work)
-
-    def fault(self, run):
-        if run.status == 0 and run.output != self.want:
-            return 'a silent fault: the text is another one'
-        return None if listing(self.b.work) == self.before else 'the folder changed'
+def disturb(bench, s, way, at):
+    """A scenario's run whose operation at fails in that way."""
+    s.prepare()
+    run = bench.run(s.command(), {'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': s.folder(), 'FAULT_RANK': s.rank,
+                                  'FAULT_AT': at, 'FAULT_DO': way})
+    fault = run.fault(may_die=way in ('kill', 'torn'))
+    if not fault and way in ('EINTR', 'short') and run.status != 0:
+        fault = f'it does harm (status {run.status})'
+    return fault or s.fault(run), run.output
 
 
 def reads_once(bench, check):
     """A run on 2 ranks that goes on reads each byte of the tensors' files once, and their headers once a rank."""
-    log = os.path.join(bench.at, 'log')
+    log = bench.place('log')
     bench.fresh()
     run = bench.run(bench.resume(bench.work, '--ranks', '2', '--stop-after', '3'), {
         'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': '.safetensors', 'FAULT_OP': 'read', 'FAULT_LOG': log})
@@ -156,35 +90,45 @@ def reads_once(bench, check):
     check('a load on 2 ranks reads each byte once', fault, run.output)
 
 
+class Scenarios:
+    """Those of a bench, made when they are needed."""
+
+    def __init__(self, bench):
+        self.bench, self.makers, self.made = bench, scenarios(bench), {}
+
+    def __getitem__(self, name):
+        if name not in self.made:
+            self.made[name] = self.makers[name]()
+            self.made[name].name = name
+        return self.made[name]
+
+
 def files(bench, o, check):
-    scenarios = [Save(bench, 1, 0), Save(bench, 2, 0), Save(bench, 2, 1), Begin(bench), Load(bench),
-                 SaveBeside(bench, 1, 0), SaveBeside(bench, 2, 0), SaveBeside(bench, 2, 1)]
+    """Each case is a scenario, a way and an operation; threads take them one after another, each in a folder of its own."""
     reads_once(bench, check)
-    first = 0
-    for s in scenarios:
-        if o.only not in s.name:
-            continue
-        log = os.path.join(bench.at, 'log')
-        env = {'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': bench.work, 'FAULT_RANK': s.rank}
-        s.prepare()
-        undisturbed = bench.run(s.command(), dict(env, FAULT_LOG=log))
-        check(f'{s.name}: undisturbed', s.fault(undisturbed) if undisturbed.status == 0 else 'it fails', undisturbed.output)
-        with open(log, encoding='utf-8', errors='replace') as f:
-            ops = [line.split(' ', 5) for line in f if line.split(' ', 1)[0] == str(s.rank)]
-        os.remove(log)
+    every = Scenarios(bench)
+    names = [n for n in every.makers if o.only in n]
+    cases, first = [], 0
+    for name in names:
+        s = every[name]
+        ops = operations(bench, s, check)
         for way in o.ways:
             first = first % o.every + 1
-            for at in range(first, len(ops) + 1, o.every):
-                op, path = ops[at - 1][2], os.path.relpath(ops[at - 1][5].strip(), bench.work)
-                if op in ('look', 'entry'):
-                    continue
-                s.prepare()
-                run = bench.run(s.command(), dict(env, FAULT_AT=at, FAULT_DO=way))
-                fault = run.fault(may_die=way in ('kill', 'torn'))
-                if not fault and way in ('EINTR', 'short') and run.status != 0:
-                    fault = f'it does harm (status {run.status})'
-                fault = fault or s.fault(run)
-                check(f'{s.name}: {way} at operation {at} of {len(ops)} ({op} {path})', fault, run.output)
+            cases += [(name, way, at + 1, len(ops), *op) for at, op in enumerate(ops)
+                      if (at + 1 - first) % o.every == 0 and (WAYS[way] is None or op[0] in WAYS[way])]
+    local, made = threading.local(), itertools.count(1)
+
+    def one(case):
+        name, way, at, count, op, path = case
+        if not hasattr(local, 'every'):
+            local.every = Scenarios(Bench(bench.build, f'{bench.at}{next(made)}'))
+        fault, output = disturb(local.every.bench, local.every[name], way, at)
+        return f'{name}: {way} at operation {at} of {count} ({op} {path})', fault, output
+
+    with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+        for result in pool.map(one, cases):
+            check(*result)
+    print(f'# {len(cases)} faults in {len(names)} scenarios, {check.failed} failed')
 
 
 # ---- kills -------------------------------------------------------------------------------------------------
@@ -265,21 +209,29 @@ def kills(bench, o, check):
     print(f'# {killed} kills, {lost} lost')
 
 
+def workplace():
+    """Where runs save thousands of times: in memory, where there is room."""
+    memory = '/dev/shm'
+    room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 ** 30
+    return os.environ.get('TMPDIR') or (memory if room else None)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('what', choices=['files', 'reading', 'memory', 'kills'])
     parser.add_argument('--build', required=True)
     parser.add_argument('--every', type=int, default=1)
     parser.add_argument('--only', default='')
-    parser.add_argument('--ways', type=lambda t: t.split(','), default=WAYS)
+    parser.add_argument('--ways', type=lambda t: t.split(','), default=list(WAYS))
+    parser.add_argument('--jobs', type=int, default=os.cpu_count())
     parser.add_argument('--count', type=int, default=200)
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--least', type=float, default=0.05, help='seconds before a kill')
     parser.add_argument('--most', type=float, default=1, help='seconds more, drawn up to this')
     o = parser.parse_args()
     check = Check()
-    with tempfile.TemporaryDirectory(prefix='knap-faults-') as at:
-        bench = Bench(os.path.abspath(o.build), at)
+    with tempfile.TemporaryDirectory(prefix='knap-faults-', dir=workplace()) as at:
+        bench = Bench(os.path.abspath(o.build), os.path.join(at, 'b'))
         {'files': files, 'reading': reading, 'memory': memory, 'kills': kills}[o.what](bench, o, check)
     return 1 if check.failed else 0
 

@@ -63,11 +63,12 @@ class Folder:
     """A run's folder: checkpoints in folders step-N (state/checkpoint.h)."""
 
     @staticmethod
-    def read_step(at):
-        """The step that a checkpoint's state tells; None: it isn't whole."""
+    def read_state(at):
+        """The number of the save and the step that a checkpoint's state tells; None: it isn't whole."""
         try:
             with open(os.path.join(at, 'state.json'), encoding='utf-8') as f:
-                return json.load(f)['step']
+                state = json.load(f)
+            return state['number'], state['step']
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -75,9 +76,10 @@ class Folder:
     def newest(cls, at):
         """The step and the folder of the newest checkpoint that has its state; (None, None) without one. A folder
         step-N.saving that has it counts: the next run renames it."""
-        found = [(cls.read_step(os.path.join(at, name)), os.path.join(at, name))
+        found = [(cls.read_state(os.path.join(at, name)), os.path.join(at, name))
                  for name in (os.listdir(at) if os.path.isdir(at) else []) if re.fullmatch(r'step-[0-9]+(\.saving)?', name)]
-        return max((f for f in found if f[0] is not None), default=(None, None))
+        state, path = max((f for f in found if f[0]), default=((None, None), None))
+        return state[1], path
 
     @classmethod
     def step(cls, at):
@@ -125,32 +127,82 @@ def png(side, grey):
 
 
 class Bench:
-    """The programs, a text, pictures and a sound checkpoint of each trainer, in a temporary folder."""
+    """The programs, a text, pictures and sound checkpoints of each trainer, in a temporary folder."""
 
     def __init__(self, build, at):
-        self.at = at
+        self.build, self.at = build, at
+        os.makedirs(at, exist_ok=True)
         self.program = lambda n: os.path.join(build, 'models', n)
         self.shim = lambda n: os.path.join(build, 'tests', f'lib{n}.so')
-        self.text = os.path.join(at, 'text')
-        self.good, self.work = os.path.join(at, 'good'), os.path.join(at, 'w')
+        self.place = lambda n: os.path.join(at, n)
+        self.text, self.images, self.work = self.place('text'), self.place('images'), self.place('w')
         with open(self.text, 'w', encoding='utf-8') as f:
             f.write('the quick brown fox jumps over the lazy dog\n' * 200)
-        self.tiny = [self.program('train_gpt'), '--data', self.text, '--layers', '1', '--heads', '2', '--embd', '16',
-                     '--ctx', '8', '--batch', '2', '--threads', '1', '--eval-every', '0']
-        self.must(self.tiny + ['--steps', '9', '--stop-after', '2', '--out', self.good])
-        self.end = self.bits_at(self.good, 4)
-        self.images, self.net = os.path.join(at, 'images'), os.path.join(at, 'net')
-        self.exported = os.path.join(at, 'exported')
         for part in ('train', 'test'):
             for c in ('cat', 'dog'):
                 os.makedirs(os.path.join(self.images, part, c))
                 for i in range(2):
                     with open(os.path.join(self.images, part, c, f'{i}.png'), 'wb') as f:
                         f.write(png(8 + i, 40 * i))
+        self.tiny = [self.program('train_gpt'), '--data', self.text, '--layers', '1', '--heads', '2', '--embd', '16',
+                     '--ctx', '8', '--batch', '2', '--threads', '1', '--eval-every', '0']
+        self.good, self.net = self.place('good'), self.place('net')
+        self.must(self.tiny + ['--steps', '9', '--stop-after', '2', '--out', self.good])
+        self.must(self.train_resnet(self.net))
+        self.exported = self.export(self.net)
 
-    def train_resnet(self, at):
-        return [self.program('train_resnet'), '--data', self.images, '--model', 'resnet20', '--image', '8', '--augment',
+    def make(self, name, command):
+        """A folder that a command makes, once. """
+        at = self.place(name)
+        if not os.path.exists(at):
+            self.must(command(at))
+        return at
+
+    # Sound folders: with steps 1 and 2; with step 2, and step 1 as the best; of another run; merged in parts; of
+    # train_resnet at step 1, and of another model.
+
+    @property
+    def two(self):
+        return self.make('two', lambda at: self.tiny + ['--steps', '9', '--stop-after', '2', '--save-every', '1', '--out', at])
+
+    @property
+    def kept(self):
+        return self.make('kept', lambda at: self.tiny[:-1] + ['1', '--steps', '9', '--stop-after', '2', '--lr', '9', '--warmup', '0',
+                                                              '--eval-steps', '2', '--keep', '1', '--keep-best', '--out', at])
+
+    @property
+    def other(self):
+        return self.make('other', lambda at: self.tiny + ['--seed', '7', '--steps', '9', '--stop-after', '3', '--save-every', '1',
+                                                          '--out', at])
+
+    @property
+    def parts(self):
+        return self.make('parts', lambda at: [self.program('knap-checkpoint'), 'merge', self.good, '--out', at,
+                                              '--shard-size', '5KB'])
+
+    @property
+    def first_net(self):
+        return self.make('first-net', lambda at: self.train_resnet(at) + ['--stop-after', '1'])
+
+    @property
+    def other_net(self):
+        return self.make('other-net', lambda at: self.train_resnet(at, 'resnet32'))
+
+    def train_resnet(self, at, model='resnet20'):
+        return [self.program('train_resnet'), '--data', self.images, '--model', model, '--image', '8', '--augment',
                 'resized', '--batch', '2', '--epochs', '1', '--threads', '1', '--out', at, '--overwrite', '--keep-best']
+
+    def export(self, net):
+        return self.make('exported', lambda at: [self.program('predict'), '--from', net, '--threads', '1', '--export', at])
+
+    def predict(self, at):
+        return [self.program('predict'), '--from', at, '--threads', '1', os.path.join(self.images, 'test', 'cat', '0.png')]
+
+    def generate(self, at):
+        return [self.program('generate'), '--from', at, '--tokens', '20', '--threads', '1']
+
+    def resume(self, at, *more):
+        return [self.program('train_gpt'), '--resume', at, '--threads', '1', *more]
 
     def run(self, command, env=None):
         return Run(command, env or {}, self.at)
@@ -161,19 +213,17 @@ class Bench:
             sys.exit(f'{" ".join(command)}\n{r.output}')
         return r.output
 
-    def resume(self, at, *more):
-        return [self.program('train_gpt'), '--resume', at, '--threads', '1', *more]
-
-    def fresh(self):
+    def fresh(self, start=None):
+        """A copy of a folder (good) to work in. """
         shutil.rmtree(self.work, ignore_errors=True)
-        shutil.copytree(self.good, self.work)
+        shutil.copytree(start or self.good, self.work, symlinks=True)
 
-    def bits_at(self, at, step):
+    def bits_at(self, at, step, *more):
         """The bits of the run after so many steps, gone on from a copy of the folder."""
         copy = at + '.copy'
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(at, copy)
-        self.must(self.resume(copy, '--stop-after', str(step)))
+        shutil.copytree(at, copy, symlinks=True)
+        self.must(self.resume(copy, '--stop-after', str(step), *more))
         bits = Folder.bits(copy)
         shutil.rmtree(copy)
         return bits
