@@ -279,31 +279,63 @@ static bool open_file(kn_pretrained *p, const char *path, const char *model)
 static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
 {
     char path[PATH_SIZE], config[PATH_SIZE];
-    if (!kn_pretrained_path(path, dir, MODEL) || !kn_pretrained_path(config, dir, CONFIG))
-        return false;
-    if (!is_there(dir, MODEL))
-        return kn_fail("%s holds no model: there is neither a state.json nor a %s%s", dir, MODEL,
-                       is_there(dir, "pytorch_model.bin")
-                           ? "; write its pytorch_model.bin again by safetensors.torch.save_file"
-                           : "");
-    if (!is_there(dir, CONFIG))
-        return is_there(dir, CONFIG_NEW)
-                   ? kn_fail("%s: an export into this folder didn't end; export again", dir)
-                   : open_file(p, path, model);
-    json_t *j = kn_config_read(config);
+    json_t *j = kn_pretrained_path(path, dir, MODEL) && kn_pretrained_path(config, dir, CONFIG)
+                    ? kn_config_read(config)
+                    : NULL;
     bool ok = j && open_tensors(p, path) &&
               kn_config_model(j, config, model, p->file, p->path, &p->config, &p->input);
     json_decref(j);
     return ok;
 }
 
-static bool open_any(kn_pretrained *p, const char *path, const char *model)
+/* What a path is. */
+typedef enum kind {
+    NOTHING = 0, /* with an error */
+    CHECKPOINT,
+    FOLDER,       /* with a configuration */
+    BARE_TENSORS, /* a folder with tensors alone */
+    TENSORS
+} kind;
+
+static kind kind_of_folder(const char *dir)
+{
+    if (!is_there(dir, MODEL))
+        kn_fail("%s holds no model: there is neither a state.json nor a %s%s", dir, MODEL,
+                is_there(dir, "pytorch_model.bin")
+                    ? "; write its pytorch_model.bin again by safetensors.torch.save_file"
+                    : "");
+    else if (is_there(dir, CONFIG))
+        return FOLDER;
+    else if (is_there(dir, CONFIG_NEW))
+        kn_fail("%s: an export into this folder didn't end; export again", dir);
+    return kn_ok() ? BARE_TENSORS : NOTHING;
+}
+
+static kind kind_of(const char *path)
 {
     struct stat st;
-    const int there = kn_look(path, &st);
-    if (there <= 0)
-        return there == 0 && kn_fail("cannot open %s: No such file or directory", path);
-    return S_ISDIR(st.st_mode) ? open_folder(p, path, model) : open_file(p, path, model);
+    if (kn_run_folder_has_checkpoint(path))
+        return CHECKPOINT;
+    const int there = kn_ok() ? kn_look(path, &st) : -1;
+    if (there == 0)
+        kn_fail("cannot open %s: No such file or directory", path);
+    return there <= 0 ? NOTHING : S_ISDIR(st.st_mode) ? kind_of_folder(path) : TENSORS;
+}
+
+/* Rank 0 says what path is, since a run may change it meanwhile. */
+static bool open_any(kn_pretrained *p, const char *path, const char *model)
+{
+    char tensors[PATH_SIZE];
+    int32_t is = kn_rank(p->comm) == 0 ? (int32_t)kind_of(path) : 0;
+    if (!kn_agree(p->comm, kn_ok()) ||
+        (kn_comm_size(p->comm) > 1 &&
+         !kn_broadcast(p->comm, &is, sizeof is, 0, kn_compute_stream(KN_CPU), "the model's kind")))
+        return false;
+    return is == CHECKPOINT ? open_checkpoint(p, path, model)
+           : is == FOLDER   ? open_folder(p, path, model)
+           : is == BARE_TENSORS
+               ? kn_pretrained_path(tensors, path, MODEL) && open_file(p, tensors, model)
+               : open_file(p, path, model);
 }
 
 kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options o)
@@ -314,8 +346,7 @@ kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options 
     if (!p)
         return NULL;
     p->comm = o.comm ? o.comm : kn_world();
-    bool run = kn_run_folder_has_checkpoint(path),
-         ok = kn_ok() && (run ? open_checkpoint(p, path, o.model) : open_any(p, path, o.model));
+    bool ok = open_any(p, path, o.model);
     if (kn_agree(p->comm, ok))
         return p;
     kn_pretrained_free(p);

@@ -67,8 +67,8 @@ typedef struct kn_pretrained_open_options {
  *   a folder of kn_pretrained_save, of timm (save_for_hf, push_to_hf_hub) or of kn_checkpoint_save
  *   a folder with model.safetensors alone, or a file of safetensors.torch.save_file: a state
  *   dictionary of torchvision or timm, with .model
- * comm must outlive the result, which the caller frees. Collective; NULL with an error, which names
- * the tensor or the key. */
+ * The first rank looks what path is, and all ranks open that. comm must outlive the result, which
+ * the caller frees. Collective; NULL with an error, which names the tensor or the key. */
 KN_API kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options o);
 #define kn_pretrained_open(path, ...)                                                              \
     kn_pretrained_open_((path), (kn_pretrained_open_options){                                      \

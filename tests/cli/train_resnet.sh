@@ -278,7 +278,7 @@ refuses "saves its checkpoints there" --export "$TMP/same" --out "$TMP/same" --e
 refuses "choose another folder" --export "$TMP/same/best" --out "$TMP/same" --keep-best --epochs 0.1
 refuses "--resume $TMP/run" --out "$TMP/run" --epochs 1
 refuses "cannot make the folder" --pictures /dev/null/x --epochs 0.1
-refuses "cannot make the folder" --pictures "$TMP/log" --epochs 0.1
+refuses "a file that is no folder lies there" --pictures "$TMP/log" --epochs 0.1
 refuses "give a larger --epochs" --resume "$TMP/run" --epochs 6
 refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 10
 refuses "so that 1 to 9 of these 10 steps" --epochs 1 --warmup 0

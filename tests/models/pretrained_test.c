@@ -222,6 +222,64 @@ KN_TEST(pretrained, models_return_on_any_number_of_ranks)
     remove_temp();
 }
 
+/* ---- a folder that changes ------------------------------------------------------------------- */
+
+/* What each of two ranks finds at the path "model", each in a folder of its own. */
+typedef struct views {
+    char at[2][256];
+    bool opens;
+} views;
+
+static int see_others(kn_comm *world, void *arg)
+{
+    const views *v = arg;
+    EXPECT(chdir(v->at[kn_rank(world)]) == 0);
+    kn_pretrained *p = kn_pretrained_open("model");
+    EXPECT((p != NULL) == v->opens && kn_ok() == v->opens, "%s", kn_ok() ? "opened" : kn_error());
+    EXPECT(v->opens || strstr(kn_error(), "model"), "%s", kn_error());
+    EXPECT(v->opens || !strstr(kn_error(), "collective"), "%s", kn_error());
+    kn_clear_error();
+    kn_pretrained_free(p);
+    return 0;
+}
+
+/* Each kind against each: the first rank's view counts, and all ranks open that, or none. */
+KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
+{
+    static const char *const kind[] = { "export", "run", "bare", "file", "empty", "none" };
+    any_net n;
+    char path[256], names[CLASSES][KN_LABEL_SIZE] = { "cat", "dog", "ox" };
+    const kn_vision_config c = { .family = &kn_vit_family, .vit = vit };
+    kn_vision_input in = { .channels = 3, .classes = CLASSES, .side = 8, .crop_pct = 1 };
+    if (THREADS_ONLY)
+        KN_SKIP("threads are in one folder");
+    KN_CHECK(make(&n, 3, 1));
+    for (int k = 0; k < 6; k++)
+        KN_CHECK(mkdir(temp_path(kind[k]), 0777) == 0);
+    KN_CHECK(save(temp_path("export/model"), &n, 3, KN_F32, NULL), "%s", kn_error());
+    kn_vision_input_guess(&in, false);
+    in.label = names;
+    char *config = kn_vision_config_text(&c, &in);
+    KN_CHECK(kn_checkpoint_save(temp_path("run/model"), &n, .step = 1, .config = config), "%s",
+             kn_error());
+    kn_host_free(config);
+    KN_CHECK(mkdir(temp_path("bare/model"), 0777) == 0 &&
+             mkdir(temp_path("empty/model"), 0777) == 0);
+    snprintf(path, sizeof path, "%s", temp_path("export/model/model.safetensors"));
+    KN_CHECK(link(path, temp_path("bare/model/model.safetensors")) == 0 &&
+             link(path, temp_path("file/model")) == 0);
+    for (int a = 0; a < 6; a++)
+        for (int b = 0; b < 6; b++) {
+            static views v;
+            snprintf(v.at[0], sizeof v.at[0], "%s", temp_path(kind[a]));
+            snprintf(v.at[1], sizeof v.at[1], "%s", temp_path(kind[b]));
+            v.opens = a == b && a < 2; /* .model names none */
+            on_ranks(2, see_others, &v);
+        }
+    kn_module_free(&n);
+    remove_temp();
+}
+
 /* The file has the averages, and the module goes on with its own values. */
 static int averages(kn_comm *world, void *arg)
 {
