@@ -139,9 +139,9 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->ln_f, x);
-    x = kn_linear(x, kn_module_param(&s->wte, "weight"), NULL, false); /* (B, T, V) */
-    if (in.n == 2)
-        x = kn_cross_entropy(x, in.v[1]);
+    kn_tensor *head = kn_module_param(&s->wte, "weight");
+    x = in.n == 2 ? kn_linear_cross_entropy(x, head, in.v[1]) /* logits are never whole */
+                  : kn_linear(x, head, NULL, false);          /* (B, T, V) */
     if (x)
         out = (kn_values){ 1, { x } };
     return out;

@@ -32,7 +32,8 @@ KN_API bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_devi
 KN_API kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids);
 /* ids[B, T] -> logits[B, vocab] of the token after the last one. */
 KN_API kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids);
-/* Mean cross-entropy against targets[B, T]; one call of the root module. */
+/* Mean cross-entropy against targets[B, T]; one call of the root module. The logits of all
+ * positions never exist at once (kn_linear_cross_entropy). */
 KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
 KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g); /* borrowed */
 /* Writes the configuration as JSON, for kn_checkpoint_save's .config, into buf[KN_GPT_CONFIG_TEXT]

@@ -62,6 +62,29 @@ static bool check_input(const llama_state *s, const kn_values *in)
     return true;
 }
 
+/* The loss in place of lm_head's logits, which are never whole. */
+static kn_values head_loss(kn_module *self, kn_values in, const void *arg)
+{
+    (void)arg;
+    return KN_VALUES(kn_linear_cross_entropy(in.v[0], kn_module_param(self, "weight"), in.v[1]));
+}
+
+/* Logits of x, or the loss against targets unless they are NULL. */
+static kn_tensor *head(kn_module *self, llama_state *s, kn_tensor *x, kn_tensor *targets)
+{
+    if (!s->config.untied) {
+        kn_tensor *weight = kn_module_param(&s->embed_tokens, "weight");
+        return targets ? kn_linear_cross_entropy(x, weight, targets)
+                       : kn_linear(x, weight, NULL, false);
+    }
+    if (!targets)
+        return kn_call(&s->lm_head, x);
+    /* a module that took lm_head's place (kn_module_replace) has a forward of its own */
+    if (kn_module_find(self, "lm_head") != &s->lm_head.base)
+        return kn_cross_entropy(kn_call(&s->lm_head, x), targets);
+    return kn_call_method_n(&s->lm_head, head_loss, KN_VALUES(x, targets), NULL, 0).v[0];
+}
+
 static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
 {
     llama_state *s = kn_module_data(self);
@@ -76,10 +99,7 @@ static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->norm, x);
-    x = s->config.untied ? kn_call(&s->lm_head, x)
-                         : kn_linear(x, kn_module_param(&s->embed_tokens, "weight"), NULL, false);
-    if (in.n == 2)
-        x = kn_cross_entropy(x, in.v[1]);
+    x = head(self, s, x, in.n == 2 ? in.v[1] : NULL);
     if (x)
         out = (kn_values){ 1, { x } };
     return out;

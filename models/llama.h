@@ -43,7 +43,9 @@ KN_API bool kn_llama_init(kn_llama *g, kn_llama_config config, kn_dtype dtype, k
 KN_API kn_tensor *kn_llama_logits(kn_llama *g, kn_tensor *ids);
 /* ids[B, T] -> logits[B, vocab] of the token after the last one. */
 KN_API kn_tensor *kn_llama_next_logits(kn_llama *g, kn_tensor *ids);
-/* Mean cross-entropy against targets[B, T]; one call of the root module. */
+/* Mean cross-entropy against targets[B, T]; one call of the root module. The logits of all
+ * positions never exist at once (kn_linear_cross_entropy): with .untied the call of lm_head gives
+ * the loss, which its hooks see. */
 KN_API kn_tensor *kn_llama_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets);
 /* With the defaults filled in; borrowed. */
 KN_API const kn_llama_config *kn_llama_config_of(const kn_llama *g);

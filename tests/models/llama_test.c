@@ -6,6 +6,7 @@
 #include "tests/kn_test.h"
 #include "tests/models/ids.h"
 #include "tests/models/temp.h"
+#include <math.h>
 
 static const kn_llama_config small = {
     .layers = 2, .heads = 4, .kv_heads = 2, .embd = 16, .ctx = 6, .vocab = 11
@@ -39,6 +40,44 @@ KN_TEST(llama, preset_sizes_are_the_published_ones)
     KN_CHECK(kn_llama_preset("llama3.2-1b", &c) && !c.untied && c.rope_scaling.factor == 32);
     KN_CHECK(!kn_llama_preset("llama9", &c));
     KN_CHECK_ERROR("llama3.2-1b, llama3.2-3b");
+}
+
+/* A head that took lm_head's place: its own logits count. */
+typedef struct doubled {
+    kn_module base;
+    kn_module *inner;
+} doubled;
+
+static kn_tensor *doubled_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_scale(kn_call(((doubled *)self)->inner, x), 2);
+}
+
+static void check_loss(kn_llama *g)
+{
+    kn_tensor *x = ids_of(2, 6, 1);
+    const double loss = kn_item(kn_llama_loss(g, x, x));
+    const double want = kn_item(kn_cross_entropy(kn_llama_logits(g, x), x));
+    KN_CHECK(fabs(loss - want) < 1e-6 * want, "%.9g, not %.9g: %s", loss, want, kn_error());
+}
+
+KN_TEST(llama, loss_is_that_of_the_logits)
+{
+    for (int untied = 0; untied < 2; untied++) {
+        kn_llama g = { 0 };
+        kn_llama_config c = small;
+        c.untied = untied;
+        begin(&g, c, KN_F32);
+        check_loss(&g);
+        if (untied) {
+            doubled d = { 0 };
+            kn_module_init(&d.base, doubled_forward);
+            d.inner = kn_module_replace(&g, "lm_head", &d);
+            KN_CHECK(d.inner && kn_module_add(&d.base, "inner", d.inner), "%s", kn_error());
+            check_loss(&g);
+        }
+        kn_module_free(&g);
+    }
 }
 
 KN_TEST(llama, names_and_shapes_are_those_of_hugging_face)
