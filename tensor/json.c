@@ -1,10 +1,12 @@
 /* tensor/json.c: texts of JSON. jansson 2.14 collects each string and number in a buffer, and takes
  * no notice where that can't grow: it goes on without a character, or ends the program. So a parse
  * whose memory ran out goes on in memory that was taken before, enough for that buffer, and its
- * result is dropped. */
+ * result is dropped. Others' parses, of short texts such as a model's configuration, have a spare
+ * for the whole process, which is never given back: their results hold. */
 #include "tensor/json.h"
 #include "kernels/error_internal.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,24 +19,43 @@ static _Thread_local struct {
     bool ran_out;
 } parse;
 
+static _Alignas(max_align_t) char spare[1 << 14];
+static atomic_size_t spared;
+
+static size_t rounded(size_t bytes)
+{
+    return (bytes + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+}
+
+static void *take_spare(size_t bytes)
+{
+    size_t at = atomic_load(&spared);
+    while (rounded(bytes) <= sizeof spare - at)
+        if (atomic_compare_exchange_weak(&spared, &at, at + rounded(bytes)))
+            return spare + at;
+    return NULL;
+}
+
 static void *take(size_t bytes)
 {
     void *p = malloc(bytes);
-    if (p || !parse.room)
+    if (p || bytes > PTRDIFF_MAX)
         return p;
+    if (!parse.room)
+        return take_spare(bytes);
     parse.ran_out = true;
-    if (bytes > parse.size - parse.used)
+    if (rounded(bytes) > parse.size - parse.used)
         return NULL;
     p = parse.room + parse.used;
-    bytes += -bytes % sizeof(max_align_t);
-    parse.used += bytes < parse.size - parse.used ? bytes : parse.size - parse.used;
+    parse.used += rounded(bytes);
     return p;
 }
 
 static void release(void *p)
 {
-    const uintptr_t at = (uintptr_t)p, room = (uintptr_t)parse.room;
-    if (!room || at < room || at >= room + parse.size)
+    const uintptr_t at = (uintptr_t)p, room = (uintptr_t)parse.room, one = (uintptr_t)spare;
+    const bool taken = room && at >= room && at < room + parse.size;
+    if (!taken && (at < one || at >= one + sizeof spare))
         free(p);
 }
 
