@@ -65,8 +65,9 @@ typedef struct kn_checkpoint_save_options {
 /* Saves module, any struct that begins with a kn_module, as RUN/step-N, where dir is RUN; a
  * checkpoint of the same step is replaced. Collective. Errors: another run has claimed dir; a
  * parameter or state isn't finite; a write failed. After an error the checkpoints saved before are
- * intact. Meanwhile no timeout holds in comm's world (kn_comm_suspend_timeout); a dead rank is
- * still noticed.
+ * intact; where RUN itself can't be synced at the end, the new one of the same step is in place.
+ * Meanwhile no timeout holds in comm's world (kn_comm_suspend_timeout); a dead rank is still
+ * noticed.
  *
  * .async: takes memory for a copy of what this rank writes (kn_checkpoint_copy_bytes) until the
  * save is written. A save that fails is no error: it is told on standard error, and the training
@@ -113,7 +114,8 @@ KN_API kn_checkpoint *kn_checkpoint_open_checked(const char *dir, kn_comm *comm)
  * f's folder that c's opening passed over become step-N.damaged (or step-N.damaged-2, and so on),
  * and standard error says so. As such no reader takes them, and no save counts, replaces or removes
  * them. Without this they count among those that .keep keeps, and a save of their step replaces
- * them. Comes once c is loaded. Does nothing where c is of another folder. Collective. */
+ * them. Comes once c is loaded, and not beside a save in the background. Does
+ * nothing where c is of another folder. Collective. */
 KN_API bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c);
 KN_API void kn_checkpoint_free(kn_checkpoint *c); /* NULL is fine */
 KN_API int64_t kn_checkpoint_step(const kn_checkpoint *c);

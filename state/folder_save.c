@@ -155,6 +155,9 @@ static bool remove_others(const char *dir, const kn_folder_save *s, const kn_lis
         return false;
     for (int i = 0; i < l->count; i++) {
         const kn_listed *c = &l->list[i];
+        if (c->doomed && !*s->saved.name) /* the run that replaced it has ended, and can't say so */
+            fprintf(stderr, "knap: %s/%s was replaced by a run that began anew here, and goes\n",
+                    dir, *c->name ? c->name : KN_STATE_FILE);
         if (c->doomed)
             ok = (*c->name ? remove_saved(dir, c->name, c->name) : remove_first_form(dir)) && ok;
         else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
@@ -282,6 +285,21 @@ static bool make_folder(const char *path)
            kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
 }
 
+/* Without a lock another run may be saving here, and its leftovers can't be told from this run's:
+ * only what is in the way of the step that is saved next is put right. */
+static bool recover_step(const char *dir, const char *step)
+{
+    char path[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, dir, step, SAVING))
+        return false;
+    int there = kn_folder_find(path);
+    if (there < 0 || (there > 0 && !recover_saving(dir, path, step)) ||
+        !kn_folder_path(path, dir, step, OLD))
+        return false;
+    there = kn_folder_find(path);
+    return there == 0 || (there > 0 && recover_old(dir, path, step));
+}
+
 /* What the next save of f replaces: all, or what is still there of those that were replaced. */
 static bool list_replaced(kn_run_folder *f, const kn_listing *l)
 {
@@ -299,12 +317,13 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
     char below[KN_FOLDER_PATH];
     kn_listing l = { 0 };
     kn_folder_name(s->saved.name, s->saved.step, "");
-    bool ok = f->lock < 0 ? kn_folder_list(&l, f->dir) : kn_folder_recover(f->dir, &l);
+    bool ok = f->lock < 0 ? recover_step(f->dir, s->saved.name) && kn_folder_list(&l, f->dir)
+                          : kn_folder_recover(f->dir, &l);
     const int64_t known = kn_listing_number(&l);
     if (known > f->number) /* else the newest may be one that can't be read just now */
         f->number = known;
     s->saved.number = ++f->number;
-    ok = ok && list_replaced(f, &l);
+    ok = ok && (!f->overwrites || kn_listing_is_sure(&l)) && list_replaced(f, &l);
     kn_listing_free(&l);
     if (s->saved.number > KN_FOLDER_SAVES)
         return kn_fail("checkpoint: %s has a checkpoint of the last number that there is; choose "
@@ -318,10 +337,12 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
 
 void kn_folder_abandon(const kn_folder_save *s)
 {
-    char error[KN_ATTEMPT_TEXT];
+    char error[KN_ATTEMPT_TEXT], state[KN_FOLDER_PATH];
     kn_attempt a;
     kn_attempt_begin(&a);
-    if (*s->path)
+    /* Without state.json the others are nothing; with it, what stays of them would count. */
+    if (*s->path && kn_folder_path(state, s->path, KN_STATE_FILE, "") && remove_file(state) &&
+        kn_sync_folder(s->path))
         kn_folder_remove(s->path);
     kn_attempt_end(&a, error); /* the next claim removes what stays */
 }
@@ -336,8 +357,8 @@ bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *tex
     kn_attempt_begin(&a);
     bool listed = kn_folder_list(&l, f->dir);
     tell(&a);
-    for (int i = 0; i < l.count; i++) /* those that can't be read were there before */
-        l.list[i].doomed |= f->overwrites && l.list[i].why[0];
+    for (int i = 0; i < l.count; i++) /* those that are damaged were there before */
+        l.list[i].doomed |= f->overwrites && l.list[i].why[0] && l.list[i].step != s->saved.step;
     f->overwrites = false;
     if (listed)
         tidy(f->dir, s, &l);

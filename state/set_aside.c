@@ -45,9 +45,10 @@ static bool set_aside(const char *dir, const kn_listed *one)
     return true;
 }
 
+/* A claim may have renamed it meanwhile, from step-N.saving. */
 static bool is_same(const kn_listed *a, const kn_listed *b)
 {
-    return strcmp(a->name, b->name) == 0 && a->number == b->number && strcmp(a->id, b->id) == 0;
+    return a->step == b->step && a->number == b->number && strcmp(a->id, b->id) == 0;
 }
 
 /* Those that are still there as they were when they were passed over. One of the first form lies in
@@ -78,6 +79,9 @@ bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c)
     if (!kn_given(f, "kn_run_folder_set_aside", "the folder") ||
         !kn_given(c, "kn_run_folder_set_aside", "the checkpoint") || !kn_agree(f->comm, kn_ok()))
         return false;
+    if (f->saving) /* on all ranks alike */
+        return kn_fail("kn_run_folder_set_aside: a save runs in the background; call this before "
+                       "the first one, or after kn_checkpoint_wait");
     kn_comm_suspend_timeout(f->comm);
     const bool some = kn_rank(f->comm) == 0 && c->passed.count > 0 && is_of(c, f->dir);
     bool ok = kn_agree(f->comm, some ? set_all_aside(f->dir, &c->passed) && set_links(f) : kn_ok());

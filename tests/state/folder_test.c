@@ -21,6 +21,15 @@ static int fail_rename(const char *operation)
     return counts && atomic_fetch_sub(&failing, 1) == 1 ? EIO : 0;
 }
 
+static int removals; /* that come before all others fail, once a rename has failed */
+
+static int fail_rename_and_removals(const char *operation)
+{
+    if (strcmp(operation, "unlinkat") == 0 && atomic_load(&failing) == 0)
+        return removals-- > 0 ? 0 : EIO;
+    return fail_rename(operation);
+}
+
 static char dir[256]; /* of the run */
 
 static kn_linear l;
@@ -309,6 +318,55 @@ KN_TEST(folder, a_replaced_one_comes_back)
         KN_CHECK(!is_there("run/step-00000001.old") && !is_there("run/step-00000001.saving"));
     }
     operation_hook = NULL;
+    end();
+}
+
+/* A save that failed after it had its state.json is removed in part: what stays of it isn't taken
+ * for a checkpoint, and doesn't replace the one of the same step. */
+KN_TEST(folder, a_part_of_a_failed_save_is_nothing)
+{
+    struct stat before, after;
+    begin();
+    KN_CHECK(save(1, 0) && stat(temp_path("run/step-00000001/state.json"), &before) == 0);
+    for (int most = 0; most < 6; most++)
+        for (int i = 2; i < 4; i++) {
+            operation_hook = fail_rename_and_removals;
+            failing = i;
+            removals = most;
+            REFUSED(save(1, 0), "cannot rename");
+            operation_hook = NULL;
+            claim();
+            KN_CHECK(newest() == 1, "rename %d, removal %d: %s", i, most, kn_error());
+            KN_CHECK(stat(temp_path("run/step-00000001/state.json"), &after) == 0 &&
+                         after.st_ino == before.st_ino,
+                     "rename %d, removal %d: another one", i, most);
+        }
+    end();
+}
+
+/* A file system without locks: what a killed save left of a step is put right before that step is
+ * saved again. */
+KN_TEST(folder, without_locks_a_whole_save_stays)
+{
+    char from[300];
+    begin();
+    KN_CHECK(save(1, 0));
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    KN_CHECK(f && close(f->lock) == 0);
+    f->lock = -1;
+    for (int old = 0; old < 2; old++) { /* killed between the two renames, without and with .old */
+        const char *left = old ? ".old" : ".saving";
+        snprintf(from, sizeof from, "%s", temp_path("run/step-00000001"));
+        KN_CHECK(rename(from, temp_path(old ? "run/step-00000001.old"
+                                            : "run/step-00000001.saving")) == 0);
+        operation_hook = fail_rename;
+        failing = 2; /* the first one puts it back */
+        REFUSED(kn_checkpoint_save(dir, &l, .step = 1, .folder = f), "cannot rename");
+        operation_hook = NULL;
+        KN_CHECK(newest() == 1, "%s: %s", left, kn_error());
+    }
+    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .folder = f) && newest() == 1);
+    kn_run_folder_release(f);
     end();
 }
 

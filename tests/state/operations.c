@@ -57,8 +57,18 @@ int unlinkat(int dir, const char *path, int flags)
 
 DIR *opendir(const char *path)
 {
-    int fd = refused("opendir") ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+    int fd = refused("opendir") ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, 0);
     return fd < 0 ? NULL : fdopendir(fd);
+}
+
+int open(const char *path, int flags, ...)
+{
+    va_list ap;
+    va_start(ap, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0;
+    va_end(ap);
+    return refused("open") ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
 int openat(int dir, const char *path, int flags, ...)

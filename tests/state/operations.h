@@ -1,5 +1,5 @@
 /* tests/state/operations.h: the library's operations on folders, which a test sees and makes fail.
- * Within test_state its renames, removals, links, folders and looks are the functions of
+ * Within test_state its opens, renames, removals, links, folders and looks are the functions of
  * operations.c. */
 #ifndef KNAP_TESTS_STATE_OPERATIONS_H
 #define KNAP_TESTS_STATE_OPERATIONS_H

@@ -7,6 +7,7 @@
 #include "tests/state/forged.h"
 #include "tests/state/operations.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
@@ -281,4 +282,37 @@ KN_TEST(replaced, the_best_step_is_saved_again)
     KN_CHECK(save(NULL, "new", 2, 0, false), "%s", kn_error());
     KN_CHECK(links_to("step-00000003"), "which has the least score now");
     end();
+}
+
+static atomic_int opens; /* the opens-th from now is refused */
+
+static int refuse_open(const char *operation)
+{
+    return strcmp(operation, "open") == 0 && atomic_fetch_sub(&opens, 1) == 1 ? EACCES : 0;
+}
+
+/* One that can't be read just now is neither left out of the list of what goes, nor taken for a
+ * damaged one, the new one least of all. */
+KN_TEST(replaced, what_can_not_be_read_just_now)
+{
+    bool all = false;
+    int failed = 0;
+    for (int n = 1; !all; n++) {
+        begin();
+        save_old();
+        kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
+        atomic_store(&opens, n);
+        operation_hook = refuse_open;
+        bool ok = save(f, "new", 1, 5, false);
+        operation_hook = NULL;
+        all = atomic_load(&opens) > 0;
+        kn_clear_error();
+        kn_run_folder_release(f);
+        kn_run_folder_release(kn_run_folder_claim(dir));
+        KN_CHECK(count_of("new") == ok && count_of("old") == (ok ? 0 : 3), "open %d: %s", n,
+                 ok ? "saved" : "refused");
+        failed += !ok;
+        end();
+    }
+    KN_CHECK(failed > 3, "%d", failed);
 }

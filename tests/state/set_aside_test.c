@@ -110,6 +110,29 @@ KN_TEST(set_aside, only_what_was_passed_over)
     remove_temp();
 }
 
+/* A claim has put a save in its place since. */
+KN_TEST(set_aside, by_another_name)
+{
+    char from[300];
+    begin(3);
+    cut("step-00000003");
+    snprintf(from, sizeof from, "%s", temp_path("run/step-00000003"));
+    KN_CHECK(rename(from, temp_path("run/step-00000003.saving")) == 0);
+    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
+    kn_run_folder *f = kn_run_folder_claim(dir);
+    KN_CHECK(c && f && kn_checkpoint_step(c) == 2 && is_there("run/step-00000003"));
+    KN_CHECK(kn_run_folder_set_aside(f, c) && is_there("run/step-00000003.damaged"));
+    /* a save's own folder is none of its business */
+    kn_linear l;
+    KN_CHECK(net_init(&l) && kn_checkpoint_save(dir, &l, .folder = f, .step = 4, .async = true));
+    REFUSED(kn_run_folder_set_aside(f, c), "a save runs in the background");
+    KN_CHECK(kn_checkpoint_wait(f) && kn_run_folder_set_aside(f, c), "%s", kn_error());
+    kn_module_free(&l);
+    kn_run_folder_release(f);
+    kn_checkpoint_free(c);
+    remove_temp();
+}
+
 static int one_rank(kn_comm *world, void *arg)
 {
     (void)arg;
