@@ -165,10 +165,13 @@ bool kn_language_config_saved(const kn_checkpoint *c, kn_language_config *config
         snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
                  families[i]->type);
     }
-    bool ok = read.family ? read.family->saved(c, &read)
-                          : kn_fail("%s/state.json: the model is a %s; there are %s",
-                                    kn_checkpoint_folder(c), type, types);
+    bool ok = read.family || kn_fail("%s/state.json: the model is a %s; there are %s",
+                                     kn_checkpoint_folder(c), type, types);
     json_decref(m);
+    if (!ok || !kn_json_watch(text, strlen(text), "a configuration"))
+        return false;
+    ok = read.family->saved(c, &read);
+    ok = kn_json_watched("a configuration") && ok;
     if (ok)
         *config = read;
     return ok;

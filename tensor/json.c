@@ -1,12 +1,10 @@
 /* tensor/json.c: texts of JSON. jansson 2.14 collects each string and number in a buffer, and takes
  * no notice where that can't grow: it goes on without a character, or ends the program. So a parse
  * whose memory ran out goes on in memory that was taken before, enough for that buffer, and its
- * result is dropped. Others' parses, of short texts such as a model's configuration, have a spare
- * for the whole process, which is never given back: their results hold. */
+ * result is dropped. */
 #include "tensor/json.h"
 #include "kernels/error_internal.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,43 +17,24 @@ static _Thread_local struct {
     bool ran_out;
 } parse;
 
-static _Alignas(max_align_t) char spare[1 << 14];
-static atomic_size_t spared;
-
-static size_t rounded(size_t bytes)
-{
-    return (bytes + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
-}
-
-static void *take_spare(size_t bytes)
-{
-    size_t at = atomic_load(&spared);
-    while (rounded(bytes) <= sizeof spare - at)
-        if (atomic_compare_exchange_weak(&spared, &at, at + rounded(bytes)))
-            return spare + at;
-    return NULL;
-}
-
 static void *take(size_t bytes)
 {
     void *p = malloc(bytes);
-    if (p || bytes > PTRDIFF_MAX)
+    if (p || !parse.room)
         return p;
-    if (!parse.room)
-        return take_spare(bytes);
     parse.ran_out = true;
-    if (rounded(bytes) > parse.size - parse.used)
+    if (bytes > parse.size - parse.used)
         return NULL;
     p = parse.room + parse.used;
-    parse.used += rounded(bytes);
+    bytes += -bytes % sizeof(max_align_t);
+    parse.used += bytes < parse.size - parse.used ? bytes : parse.size - parse.used;
     return p;
 }
 
 static void release(void *p)
 {
-    const uintptr_t at = (uintptr_t)p, room = (uintptr_t)parse.room, one = (uintptr_t)spare;
-    const bool taken = room && at >= room && at < room + parse.size;
-    if (!taken && (at < one || at >= one + sizeof spare))
+    const uintptr_t at = (uintptr_t)p, room = (uintptr_t)parse.room;
+    if (!room || at < room || at >= room + parse.size)
         free(p);
 }
 
@@ -84,23 +63,32 @@ static size_t longest(const char *text, size_t size)
     return size - begin > most ? size - begin : most;
 }
 
-json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
-                      json_error_t *e)
+bool kn_json_watch(const char *text, size_t size, const char *where)
 {
     parse.size = 4 * longest(text, size) + 1024; /* the buffer doubles from 16 bytes on */
     parse.used = 0;
     parse.ran_out = false;
-    if (!(parse.room = malloc(parse.size))) {
-        kn_fail_memory("%s could not be read", where);
+    parse.room = malloc(parse.size);
+    return parse.room || kn_fail_memory("%s could not be read", where);
+}
+
+bool kn_json_watched(const char *where)
+{
+    free(parse.room);
+    parse.room = NULL;
+    return !parse.ran_out || kn_fail_memory("%s could not be read", where);
+}
+
+json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
+                      json_error_t *e)
+{
+    if (!kn_json_watch(text, size, where))
         return NULL;
-    }
     json_t *j = json_loadb(text, size, flags, e);
     if (parse.ran_out) {
         json_decref(j);
         j = NULL;
-        kn_fail_memory("%s could not be read", where);
     }
-    free(parse.room);
-    parse.room = NULL;
+    kn_json_watched(where);
     return j;
 }

@@ -3,11 +3,18 @@
 #define KNAP_TENSOR_JSON_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 /* json_loadb; the caller drops the value. NULL where the text isn't JSON: e says why; or with an
  * error, where memory ran out: that says nothing of the text. */
 json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
                       json_error_t *e);
+
+/* The same for others' calls that parse text, drop the value and free nothing that jansson made
+ * with free: watch comes before them, watched after them. False with an error where memory ran
+ * out. */
+bool kn_json_watch(const char *text, size_t size, const char *where);
+bool kn_json_watched(const char *where);
 
 #endif
