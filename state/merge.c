@@ -28,7 +28,7 @@ typedef struct merging {
     const char *dir;
     int64_t *bytes; /* [tensors] */
     int *file;      /* [tensors]: which takes it */
-    int files;
+    int files, made;
     int lock;     /* of UNFINISHED; -1: not open */
     char *values; /* of one tensor */
     kn_pieces_progress progress;
@@ -187,12 +187,12 @@ static bool remove_one(const merging *m, const char *name)
     return ok;
 }
 
-/* Removes what a merge into so many files made. */
-static bool remove_files(const merging *m, int files)
+/* Removes the index and the first `made` files of a merge into so many. */
+static bool remove_files(const merging *m, int files, int made)
 {
     char name[64];
     bool ok = remove_one(m, INDEX);
-    for (int file = 0; file < files && ok; file++) {
+    for (int file = 0; file < made && ok; file++) {
         name_file(files, file, name);
         ok = remove_one(m, name);
     }
@@ -220,13 +220,11 @@ static bool sign(const merging *m)
 static bool remove_dead(const merging *m)
 {
     char text[16] = "";
-    ssize_t n;
-    while ((n = pread(m->lock, text, sizeof text - 1, 0)) < 0 && errno == EINTR)
-        ;
-    if (n < 0)
+    if (kn_read_at(m->lock, text, sizeof text - 1, 0) < 0)
         return kn_fail_system("cannot read %s/" UNFINISHED ": %m", m->dir);
-    const int files = strchr(text, '\n') ? atoi(text) : 0;
-    return remove_files(m, files < MOST_FILES ? files : MOST_FILES);
+    int files = strchr(text, '\n') ? atoi(text) : 0;
+    files = files < MOST_FILES ? files : MOST_FILES;
+    return remove_files(m, files, files);
 }
 
 /* Makes this process the only one that merges into the folder. */
@@ -256,7 +254,7 @@ static bool claim(merging *m)
         close(m->lock);
         m->lock = -1;
     }
-    ok = ok && (fresh || remove_dead(m)) && sign(m);
+    ok = ok && (fresh || (remove_dead(m) && check_free(m))) && sign(m);
     if (!ok && fresh && m->lock >= 0)
         remove_one(m, UNFINISHED);
     return ok;
@@ -266,7 +264,7 @@ static bool claim(merging *m)
 static bool finish(const merging *m, bool ok)
 {
     ok = ok && remove_one(m, UNFINISHED);
-    if (!ok && remove_files(m, m->files))
+    if (!ok && remove_files(m, m->files, m->made))
         remove_one(m, UNFINISHED);
     return ok;
 }
@@ -277,8 +275,10 @@ bool kn_pieces_merge(kn_pieces *p, const char *dir, int64_t most, int *files,
     merging m = { .p = p, .dir = dir, .lock = -1, .progress = progress, .arg = arg };
     const bool claimed = kn_ok() && plan(&m, most) && claim(&m);
     bool ok = claimed;
-    for (int file = 0; file < m.files && ok; file++)
-        ok = write_file(&m, file);
+    while (m.made < m.files && ok) {
+        ok = write_file(&m, m.made);
+        m.made += ok;
+    }
     ok = ok && (m.files == 1 || write_index(&m)) && kn_sync_folder(dir);
     if (claimed)
         ok = finish(&m, ok);

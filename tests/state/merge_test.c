@@ -126,6 +126,13 @@ KN_TEST(merge, files_of_others_stay)
     is_left_alone(p, "model.safetensors", "is there already");
     is_left_alone(p, "model.safetensors.index.json", "is there already");
     is_left_alone(p, "model-00002-of-00003.safetensors", "is there already");
+    merge_and_die(p, 8, 3); /* its files go, and only they */
+    place_put_text("out/model-00002-of-00003.safetensors", "mine");
+    KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
+    KN_CHECK(strstr(kn_error(), "is there already"), "%s", kn_error());
+    kn_clear_error();
+    KN_CHECK(access(place_path("out/model-00002-of-00003.safetensors"), F_OK) == 0);
+    KN_CHECK(clear("out") == 2); /* it, and the mark */
     KN_CHECK(symlink("nowhere", place_path("out/merge.unfinished")) == 0);
     KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
     kn_clear_error();
