@@ -2,6 +2,7 @@
  * values and gradients, of one chunk of rows and of several; memory; narrow dtypes; frozen inputs;
  * the same bits by any number of threads. */
 #include "autograd/gradcheck.h"
+#include "kernels/faults.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
 #include "tests/refused.h"
@@ -217,7 +218,7 @@ static int64_t peak(int64_t rows, int64_t classes, bool grad, double *loss)
 /* Eight chunks: an eighth of the logits, and the gradients. Without gradients the same loss. */
 KN_TEST(linear_loss, logits_are_never_whole)
 {
-    enum { ROWS = 8192, CLASSES = 512 };
+    enum { ROWS = 16384, CLASSES = 512 };
     const int64_t logits = ROWS * CLASSES * 4, grads = (ROWS + CLASSES) * 4 * 4;
     double loss, same;
     const int64_t with = peak(ROWS, CLASSES, true, &loss),
@@ -255,6 +256,33 @@ KN_TEST(linear_loss, a_bad_target_has_its_row)
     kn_tensor *t = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(MORE));
     ((int64_t *)kn_data(t))[MORE - 10] = V;
     REFUSED(kn_linear_cross_entropy(x, w, t), "target 11 in row 1090");
+}
+
+/* Each allocation of a forward and a backward fails once: an error, and nothing stays. */
+KN_TEST(linear_loss, every_allocation_fails_once)
+{
+    for (int i = 0; i < 2; i++) {
+        const setting s = { .rows = i ? MORE : 9, .dtype = KN_BF16, .bias = true };
+        int64_t n = 0;
+        for (bool done = false; !done;) {
+            kn_scope scope = kn_scope_begin();
+            kn_tensor *in[INPUTS] = { input(&s, 0, KN_SHAPE(s.rows, C)),
+                                      input(&s, 1, KN_SHAPE(V, C)), input(&s, 2, KN_SHAPE(V)) };
+            kn_tensor *t = targets(s.rows);
+            const int64_t live = kn_ledger_read().live_total;
+            kn_fail_alloc(++n);
+            kn_scope inner = kn_scope_begin();
+            done = kn_backward(kn_linear_cross_entropy(in[0], in[1], t, .bias = in[2]));
+            kn_scope_end(inner);
+            kn_fail_alloc(0);
+            KN_CHECK(done || !kn_ok(), "allocation %d failed without an error", (int)n);
+            kn_clear_error();
+            KN_CHECK(done || kn_ledger_read().live_total == live, "allocation %d: bytes stay",
+                     (int)n);
+            kn_scope_end(scope);
+        }
+        KN_CHECK(n > 20, "%d allocations", (int)n);
+    }
 }
 
 /* Sizes on meta are those of a real step: so is the memory. */
