@@ -17,6 +17,8 @@ OLDER = "isn't whole"
 class Newest:
     """A folder with checkpoints of steps 2 and 3."""
 
+    rank = 0 # where the faults are
+
     def __init__(self, bench):
         self.b = bench
         self.two = os.path.join(bench.at, 'two')
@@ -79,19 +81,23 @@ def operations(bench, s):
     """(number, operation, path) of each that reads, and what the undisturbed run gives."""
     log = os.path.join(bench.at, 'log')
     s.prepare()
-    run = bench.run(s.command(), {'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': bench.work, 'FAULT_LOG': log})
+    run = bench.run(s.command(), {'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': bench.work, 'FAULT_LOG': log,
+                                  'FAULT_RANK': s.rank})
     s.want = run.output if isinstance(s, Reads) else Folder.bits(bench.work)
     with open(log, encoding='utf-8', errors='replace') as f:
         ops = [line.rstrip('\n').split(' ', 5) for line in f]
     os.remove(log)
     end = next((i for i, o in enumerate(ops) if o[2] == 'mkdir' and '.saving' in o[5]), len(ops)) # a save: faults.py files
-    return run, [(int(o[1]), o[2], os.path.relpath(o[5], bench.work)) for o in ops[:end] if o[2] in LOOKS]
+    return run, [(int(o[1]), o[2], os.path.relpath(o[5], bench.work)) for o in ops[:end] if o[2] in LOOKS and o[0] == str(s.rank)]
 
 
 def reading(bench, o, check):
     scenarios = [Reads(bench, 'generate', 'generate', '--from', bench.work, '--tokens', '8', '--threads', '1'),
                  Reads(bench, 'knap-checkpoint verify', 'knap-checkpoint', 'verify', bench.work),
-                 GoesOn(bench, '--resume', 'latest'), GoesOn(bench, '--resume', 'auto')]
+                 GoesOn(bench, '--resume', 'latest'), GoesOn(bench, '--resume', 'auto'),
+                 Reads(bench, 'generate on 2 ranks, rank 1', 'generate', '--from', bench.work, '--tokens', '8', '--threads', '1',
+                       '--ranks', '2')]
+    scenarios[-1].rank = 1
     for s in scenarios:
         if o.only not in s.name:
             continue
@@ -103,7 +109,7 @@ def reading(bench, o, check):
                 s.prepare()
                 run = bench.run(s.command(), {
                     'LD_PRELOAD': bench.shim('file_faults'), 'FAULT_PATH': bench.work, 'FAULT_AT': at, 'FAULT_DO': error,
-                    'FAULT_TIMES': times})
+                    'FAULT_TIMES': times, 'FAULT_RANK': s.rank})
                 fault = run.fault(may_die=False) or s.fault(run)
                 if not fault and times and run.status != 0 and (error != 'EIO' or op == 'read'):
                     fault = f'it is not got over (status {run.status})'
