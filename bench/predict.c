@@ -276,7 +276,9 @@ int main(int argc, char **argv)
     static prediction p;
     kn_options *o = kn_options_main(
         options, &s, argc, argv, "Predicts a training step of GPT-2 on a GPU, kernel by kernel.");
-    if (o && kn_gpt_preset(s.model, &config) && (!s.measured || read_measured(&s, &m))) {
+    if (o && kn_comm_size(kn_world()) > 1)
+        kn_fail("bench_predict: a step of one rank is predicted; leave --ranks away");
+    if (o && kn_ok() && kn_gpt_preset(s.model, &config) && (!s.measured || read_measured(&s, &m))) {
         bool chosen = s.batch == 0 && m.batch == 0;
         s.batch = chosen ? 64 : s.batch ? s.batch : m.batch;
         bool ok = predict(&s, &config, &p);

@@ -183,6 +183,8 @@ gpu_check --predict --model gpt3
 check "so is an unknown model" fails "there is no model 'gpt3'; there are gpt2, "
 gpu_check --predict --measured "$TMP/none"
 check "and a file that is not there" fails "--measured $TMP/none"
+gpu_check --predict --ranks 2
+check "several ranks are" fails "a step of one rank is predicted; leave --ranks away"
 gpu_check --predict --help
 check "--help has the options" says "--device NAME"
 run "$ROOT/scripts/gpu-check" --part speed
