@@ -8,6 +8,7 @@
 #include "state/merge.h"
 #include "state/shard_file.h"
 #include "tensor/safetensors_format.h"
+#include "tensor/files.h"
 #include "tensor/whole_file.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -157,22 +158,21 @@ static bool write_index(const merging *m)
     return ok;
 }
 
-/* Whether none of the names is taken that readers would take for this model. */
+/* Readers take all tensors of a folder for one model: nobody else's may lie there. */
 static bool check_free(const merging *m)
 {
-    char name[64] = "model.safetensors";
-    bool ok = true;
-    for (int i = 0; i < m->files + 2 && ok; i++) {
-        struct stat st;
-        if (i >= 2)
-            name_file(m->files, i - 2, name);
-        char *path = path_of(m, i == 1 ? INDEX : name);
-        const int there = path ? kn_look(path, &st) : -1;
-        ok = there == 0;
-        if (there > 0)
-            kn_fail("%s is there already: remove it or choose another folder", path);
-        kn_host_free(path);
+    static const char end[] = ".safetensors";
+    kn_folder_names n;
+    bool there, ok = kn_folder_names_read(&n, m->dir, &there);
+    for (int64_t i = 0; i < n.count && ok; i++) {
+        const char *name = n.list[i].name;
+        const size_t length = strlen(name), after = sizeof end - 1;
+        if (strcmp(name, INDEX) == 0 ||
+            (length >= after && strcmp(name + length - after, end) == 0))
+            ok =
+                kn_fail("%s/%s is there already: remove it or choose another folder", m->dir, name);
     }
+    kn_folder_names_free(&n);
     return ok;
 }
 
@@ -224,7 +224,7 @@ static bool remove_dead(const merging *m)
         return kn_fail_system("cannot read %s/" UNFINISHED ": %m", m->dir);
     int files = strchr(text, '\n') ? atoi(text) : 0;
     files = files < MOST_FILES ? files : MOST_FILES;
-    return remove_files(m, files, files);
+    return files == 0 || remove_files(m, files, files);
 }
 
 /* Makes this process the only one that merges into the folder. */
@@ -263,7 +263,7 @@ static bool claim(merging *m)
 /* The files are there, or after an error none is; in the end the mark goes. */
 static bool finish(const merging *m, bool ok)
 {
-    ok = ok && remove_one(m, UNFINISHED);
+    ok = ok && remove_one(m, UNFINISHED) && kn_sync_folder(m->dir);
     if (!ok && remove_files(m, m->files, m->made))
         remove_one(m, UNFINISHED);
     return ok;

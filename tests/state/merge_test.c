@@ -106,7 +106,8 @@ KN_TEST(merge, the_next_merge_replaces_what_a_dead_one_left)
     end(p);
 }
 
-static void is_left_alone(kn_pieces *p, const char *name, const char *text)
+/* out holds `files` files beside it. */
+static void is_left_alone(kn_pieces *p, const char *name, int files, const char *text)
 {
     char path[64], got[8] = "";
     snprintf(path, sizeof path, "out/%s", name);
@@ -117,15 +118,18 @@ static void is_left_alone(kn_pieces *p, const char *name, const char *text)
     int fd = open(place_path(path), O_RDONLY);
     KN_CHECK(fd >= 0 && read(fd, got, 7) == 4 && strcmp(got, "mine") == 0, "%s is lost", name);
     close(fd);
-    KN_CHECK(clear("out") == 1);
+    KN_CHECK(clear("out") == 1 + files);
 }
 
 KN_TEST(merge, files_of_others_stay)
 {
     kn_pieces *p = begin();
-    is_left_alone(p, "model.safetensors", "is there already");
-    is_left_alone(p, "model.safetensors.index.json", "is there already");
-    is_left_alone(p, "model-00002-of-00003.safetensors", "is there already");
+    is_left_alone(p, "model.safetensors", 0, "is there already");
+    is_left_alone(p, "model.safetensors.index.json", 0, "is there already");
+    is_left_alone(p, "model-00002-of-00003.safetensors", 0, "is there already");
+    is_left_alone(p, "shard-00001-model-00001-of-00001.safetensors", 0, "is there already");
+    place_put_text("out/merge.unfinished", ""); /* of one that died before it wrote anything */
+    is_left_alone(p, "model.safetensors.index.json", 1, "is there already");
     merge_and_die(p, 8, 3); /* its files go, and only they */
     place_put_text("out/model-00002-of-00003.safetensors", "mine");
     KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
