@@ -5,6 +5,9 @@
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/kn_test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 /* One product: leading dims, m, n, k, and how each operand lies: order[i] is the place of dim i in
  * memory, outermost first; gap: elements between rows beyond their length. */
 typedef struct layout {
@@ -182,6 +185,70 @@ KN_TEST(cuda_gemm, declines)
     a = args_of(&p, D, KN_F32);
     a.a.shape[3] = a.b.shape[2] = 0;
     KN_CHECK(!kn_gemm_map(&a, &g), "no terms");
+}
+
+/* cuBLASLt's heuristics know of the first matrices only the alignment that they are told. */
+KN_TEST(cuda_gemm, alignments_hold_for_every_matrix)
+{
+    static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F64 };
+    int low = 0;
+    for (int i = 0; i < PRODUCTS * 3; i++) {
+        kn_gemm g;
+        kn_matmul_args args = args_of(&products[i / 3], D, types[i % 3]);
+        KN_CHECK(kn_gemm_map(&args, &g));
+        int64_t in = (int64_t)kn_dtype_size(g.in), out = (int64_t)kn_dtype_size(g.out);
+        low += g.align_a < 16 || g.align_b < 16 || g.align_d < 16;
+        for (int64_t r = 0; r < kn_gemm_repeats(&g); r++)
+            for (int64_t x = 0, a, b, d; x < g.batch; x++) {
+                kn_gemm_offsets(&g, r, &a, &b, &d);
+                uintptr_t at = (uintptr_t)g.a + (uintptr_t)((a + x * g.sa) * in);
+                uintptr_t bt = (uintptr_t)g.b + (uintptr_t)((b + x * g.sb) * in);
+                uintptr_t dt = (uintptr_t)g.d + (uintptr_t)((d + x * g.sd) * out);
+                KN_CHECK(at % (uintptr_t)g.align_a == 0 && bt % (uintptr_t)g.align_b == 0 &&
+                             dt % (uintptr_t)g.align_d == 0,
+                         "product %d, matrix %lld of %lld", i, (long long)x, (long long)g.batch);
+            }
+    }
+    KN_CHECK(low > 0, "strides of some are odd");
+}
+
+/* In a process of its own, whose cuBLASLt is fake_cublaslt.c: the product's status; 9: no such
+ * library. */
+static int answered(const char *numbers, const char *error)
+{
+    char path[4200], self[4000] = "";
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    char *slash = n > 0 ? strrchr(self, '/') : NULL;
+    int status = -1;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        kn_matmul_args a = args_of(&products[0], D, KN_F32);
+        snprintf(path, sizeof path, "%.*s/gpu/libfake_cublaslt.so", (int)(slash - self), self);
+        setenv("FAKE_HEURISTIC", numbers, 1);
+        kn_cublaslt_library.soname = path, kn_cublaslt_library.looked = false;
+        if (access(path, R_OK) != 0)
+            _exit(9);
+        kn_status s = kn_cuda_cublaslt.run[KN_K_MATMUL](&a);
+        bool said = error ? kn_error() && strstr(kn_error(), error) : kn_ok();
+        _exit(said ? (int)s : 8);
+    }
+    KN_CHECK(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 7;
+}
+
+/* Where the heuristics have no algorithm, or none that works, another provider takes the product;
+ * a library in trouble is an error. 15: not supported, 7: an invalid value, 3: no memory. */
+KN_TEST(cuda_gemm, products_without_an_algorithm_are_declined)
+{
+    static const char *const none[] = { "0 0 0", "0 15 1", "15 0 0", "7 0 0" };
+    if (answered(none[0], NULL) == 9)
+        KN_SKIP("libfake_cublaslt.so is not built");
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
+        int s = answered(none[i], NULL);
+        KN_CHECK(s == KN_DECLINED, "heuristics that answer %s: %d", none[i], s);
+    }
+    KN_CHECK(answered("3 0 0", "CUBLAS_STATUS_ALLOC_FAILED") == KN_FAILED);
 }
 
 KN_TEST(cuda_gemm, descriptors_without_a_gpu)

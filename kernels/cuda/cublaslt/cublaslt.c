@@ -1,7 +1,8 @@
 /* kernels/cuda/cublaslt/cublaslt.c: matrix products by cuBLASLt, with the bias in the epilogue.
  * Descriptors and the algorithm that the library's heuristics put first are kept for each shape.
- * Reductions across blocks are in the compute type or none, and the workspace belongs to the
- * stream: the same shapes give the same bits. */
+ * Sums across blocks are in the compute type or none: the library's other ways round each partial
+ * sum to the result's dtype. The workspace belongs to the stream: the same shapes give the same
+ * bits. */
 #include "kernels/cuda/cublaslt/cublaslt.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -197,18 +198,20 @@ static bool make_preference(cublasLtMatmulPreference_t *pref, const kn_gemm *g)
     return ok;
 }
 
-/* The heuristics' first choice; none is no error: another provider takes the product. */
+/* The heuristics' first choice; none is no error: another provider takes the product, and the trace
+ * says which. A library without memory or in a bad state is an error. */
 static bool choose(plan *p, const kn_gemm *g)
 {
     cublasLtMatmulPreference_t pref = NULL;
-    cublasLtMatmulHeuristicResult_t best;
+    cublasLtMatmulHeuristicResult_t best = { .state = CUBLAS_STATUS_NOT_SUPPORTED };
     int found = 0;
     bool ok = make_preference(&pref, g);
     if (ok) {
         cublasStatus_t e =
             lt.heuristic(state.handle, p->desc, p->a, p->b, p->d, p->d, pref, 1, &best, &found);
-        p->declined =
-            e == CUBLAS_STATUS_NOT_SUPPORTED || (e == CUBLAS_STATUS_SUCCESS && found == 0);
+        bool none =
+            e == CUBLAS_STATUS_SUCCESS && (found == 0 || best.state != CUBLAS_STATUS_SUCCESS);
+        p->declined = none || e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_INVALID_VALUE;
         ok = p->declined || check(e, "choosing an algorithm");
     }
     if (pref)
@@ -280,20 +283,6 @@ static bool run(plan *p, const kn_gemm *g, void *workspace)
     return true;
 }
 
-/* Alignments that hold for every repetition. */
-static void lower_alignment(kn_gemm *g)
-{
-    int in = (int)kn_dtype_size(g->in), out = (int)kn_dtype_size(g->out);
-    for (int i = 0; i < g->outers; i++) {
-        while (g->outer_a[i] * in % g->align_a)
-            g->align_a /= 2;
-        while (g->outer_b[i] * in % g->align_b)
-            g->align_b /= 2;
-        while (g->outer_d[i] * out % g->align_d)
-            g->align_d /= 2;
-    }
-}
-
 static kn_status matmul(const void *args)
 {
     kn_gemm g;
@@ -302,7 +291,6 @@ static kn_status matmul(const void *args)
     if (!kn_gemm_map(args, &g) || !kn_cuda_library_open(&kn_cublaslt_library))
         return KN_DECLINED;
     g.tf32 = g.in == KN_F32 && kn_cuda_tf32();
-    lower_alignment(&g);
     pthread_mutex_lock(&state.lock);
     plan *p = ready() ? find(&g) : NULL;
     if (p && p->declined) {

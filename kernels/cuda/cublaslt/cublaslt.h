@@ -15,7 +15,7 @@ typedef struct kn_gemm {
     int64_t batch, sa, sb, sd;
     kn_dtype in, out;
     bool ta, tb, has_bias, tf32;
-    int align_a, align_b, align_d, align_bias; /* bytes: powers of two up to 256 */
+    int align_a, align_b, align_d, align_bias; /* bytes, of all matrices: powers of two up to 256 */
     /* per call */
     const void *a, *b, *bias;
     void *d;

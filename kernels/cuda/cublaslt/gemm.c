@@ -125,6 +125,26 @@ static void swap_operands(kn_gemm *g)
     g->b = p;
 }
 
+/* The largest power of two up to align that divides stride too. */
+static int align_with(int align, int64_t stride)
+{
+    while (stride % align != 0)
+        align /= 2;
+    return align;
+}
+
+/* Alignments that hold for every matrix of the batch and every repetition. */
+static void lower_alignments(kn_gemm *g)
+{
+    int64_t in = (int64_t)kn_dtype_size(g->in), out = (int64_t)kn_dtype_size(g->out);
+    for (int i = -1; i < g->outers; i++) {
+        int64_t a = i < 0 ? g->sa : g->outer_a[i], b = i < 0 ? g->sb : g->outer_b[i];
+        g->align_a = align_with(g->align_a, a * in);
+        g->align_b = align_with(g->align_b, b * in);
+        g->align_d = align_with(g->align_d, (i < 0 ? g->sd : g->outer_d[i]) * out);
+    }
+}
+
 bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
 {
     int nd = p->dst.ndim;
@@ -171,6 +191,7 @@ bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
     g->align_b = align_of(g->b);
     g->align_d = align_of(g->d);
     g->align_bias = g->bias ? align_of(g->bias) : 0;
+    lower_alignments(g);
     int64_t most = INT32_MAX;
     return fits && g->m <= most && g->n <= most && g->k <= most && g->batch <= most;
 }
