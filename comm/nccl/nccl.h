@@ -84,6 +84,8 @@ typedef struct kn_nccl_held {
 typedef struct kn_nccl {
     kn_comm *comm;
     nccl_comm_t handle;
+    /* Where NCCL puts what is split off; here, because it may do so after a split has failed. */
+    nccl_comm_t split;
     /* Held by the thread that calls NCCL with handle, let go of while waiting for it. */
     pthread_mutex_t calls;
     kn_context *context;  /* where errors go */

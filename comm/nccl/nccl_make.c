@@ -206,7 +206,6 @@ bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key)
 {
     const nccl_functions *f = kn_nccl();
     kn_nccl_comm *from = parent->nccl, *n = NULL;
-    nccl_comm_t handle = NULL;
     if (!f || !from)
         return f != NULL;
     if (!f->split) /* each makes its own, then */
@@ -214,11 +213,13 @@ bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key)
     if (!kn_event_sync(from->last)) /* the parent has to be idle */
         return false;
     pthread_mutex_lock(&from->calls);
+    from->split = NULL;
     bool ok = !atomic_load(&from->aborted) &&
               kn_nccl_settled(from,
                               f->split(from->handle, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key,
-                                       &handle, NULL),
+                                       &from->split, NULL),
                               "nccl: splitting communicator", parent->name);
+    nccl_comm_t handle = from->split;
     pthread_mutex_unlock(&from->calls);
     if (!ok)
         return kn_ok() ? kn_fail("nccl: the communicator %s was aborted", parent->name) : false;

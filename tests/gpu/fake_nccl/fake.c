@@ -179,12 +179,21 @@ API const char *ncclGetLastError(comm *c)
 }
 
 #ifndef OLD
+/* Of this thread, in one of the frames just above. */
+static bool on_stack(const void *p)
+{
+    char here;
+    uintptr_t from = (uintptr_t)&here;
+    return (uintptr_t)p > from && (uintptr_t)p < from + 65536;
+}
+
 API int ncclCommSplit(comm *c, int color, int key, comm **made, void *config)
 {
     (void)config;
     if (!fake_nccl_may(c) || c->splits >= SPLITS)
         return INVALID_USAGE;
     fake_nccl_state.splits++;
+    must(!on_stack(made), "a split whose handle lies on the stack, and may come after its caller");
     c->child_at = c->splits++;
     c->child = made;
     c->s->split[c->child_at][c->rank].color = color;
