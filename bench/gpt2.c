@@ -13,8 +13,9 @@
  * --offload: masters, gradients and AdamW's state on the host ("memory", or a folder).
  *
  * Prints a line for each: the speed; memory by category beside kn_fsdp_predict (exit status 1 if
- * they differ); for three more, traced steps how long each stream was busy and the device idle,
- * and, on one rank, each kernel's calls and time, which bench/predict.c prints beside its own. */
+ * they differ), and what else the GPU holds, which depends on its libraries; for three more, traced
+ * steps how long each stream was busy and the device idle, and, on one rank, each kernel's calls
+ * and time, which bench/predict.c prints beside its own. */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
 #include "knap.h"
@@ -24,8 +25,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of GPU memory besides Knap's: the context with its code, the libraries' workspaces. Other
- * programs must not use the GPU. */
+/* Bytes of GPU memory besides Knap's that are no surprise: the context with its code, the modules
+ * that libraries load, NCCL's buffers. More is said, but no failure. */
 #define BESIDES 2e9
 
 typedef struct sizes {
@@ -222,9 +223,9 @@ static bool print_memory(const sizes *s, const result *r)
     if (s->device == KN_CUDA) {
         const kn_cuda_memory_stats *p = &r->pool;
         int64_t rest = p->device_total - p->device_free - p->reserved;
-        printf("; %.3f GB from the driver, %.3f GB besides (contexts, workspaces: at most %.1f)",
+        printf("; %.3f GB from the driver, %.3f GB besides (contexts, libraries: above %.1f is "
+               "unusual)",
                (double)p->peak_reserved / 1e9, (double)rest / 1e9, BESIDES / 1e9);
-        same = same && (double)rest <= BESIDES;
     }
     printf("\n");
     return same;

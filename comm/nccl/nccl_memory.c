@@ -7,6 +7,9 @@
  * gradient from it, in the same program on every rank; and a segment that can't be registered later
  * is an error, not plain memory.
  *
+ * Offsets into a segment may differ between ranks, after a branch that only one took: NCCL compares
+ * them for each call and uses buffers of its own where NVLS wants equal ones.
+ *
  * Left out: symmetric windows (ncclCommWindowRegister), and with them gathers without
  * multiprocessors (NCCL_CTA_POLICY_ZERO). They want a call's buffers at the same offset on every
  * rank, which NCCL doesn't check: a pool can't promise that if one rank takes a branch that another
