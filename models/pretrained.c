@@ -40,11 +40,14 @@ static bool is_own(const char *dir, const char *name)
 
 bool kn_pretrained_may_save(const char *dir)
 {
+    int failed, tries = 0;
     if (!kn_ok() || !kn_folder_outside(dir))
         return false;
     if (KN_AGAIN(mkdir(dir, 0777)) != 0 && errno != EEXIST)
         return kn_fail_system("cannot make the folder %s: %m", dir);
-    if (access(dir, W_OK | X_OK) != 0)
+    while ((failed = access(dir, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
+        ;
+    if (failed)
         return kn_fail_system("cannot write into %s: %m; choose another folder", dir);
     if (kn_run_folder_has_checkpoint(dir))
         return kn_fail("%s holds the checkpoint of a run; export into another folder", dir);
