@@ -276,6 +276,9 @@ bool kn_comm_default(kn_comm **c, const char *what);
 
 /* ---- becoming a rank (init.c) ---------------------------------------------------------------- */
 
+/* Whether the program started its ranks itself (--ranks, KNAP_RANKS), and no launcher did. */
+bool kn_comm_started_ranks(void);
+
 /* Makes world the world of this thread's context: kn_world(), rank and size, and an error handler
  * that poisons it. It is freed by kn_context_end, after everything that may lie in its memory. */
 bool kn_rank_enter(kn_comm *world);

@@ -129,14 +129,30 @@ static bool refuse(search *s, const kn_listed *one, const choice *it, const fail
     return true;
 }
 
+static bool refuse_empty(const char *dir)
+{
+    struct stat st;
+    const int there = kn_look(dir, &st);
+    if (there == 0)
+        return kn_fail("%s holds no checkpoint: there is no such folder", dir);
+    if (there > 0 && !S_ISDIR(st.st_mode))
+        return kn_fail("%s holds no checkpoint: it is a file; give the folder of a run or of a "
+                       "checkpoint",
+                       dir);
+    return there > 0 && kn_fail("%s holds no checkpoint: there is no %s, nor a folder step-N with "
+                                "one; give a folder that a trainer's --out (kn_checkpoint_save) "
+                                "wrote",
+                                dir, KN_STATE_FILE);
+}
+
 /* Nothing is left to try. */
 static bool give_up(const search *s)
 {
     if (!s->first[0])
-        return kn_fail("%s holds no checkpoint: there is no %s, nor a folder step-N with one; give "
-                       "a folder that kn_checkpoint_save or a trainer's --out wrote",
-                       s->dir, KN_STATE_FILE);
-    return s->folder ? kn_fail("%s; no other checkpoint in %s is whole", s->first, s->dir)
+        return refuse_empty(s->dir);
+    return s->folder ? kn_fail("%s; no other checkpoint in %s is whole: only a run that begins "
+                               "anew (--overwrite) can save there",
+                               s->first, s->dir)
                      : kn_fail("%s", s->first);
 }
 

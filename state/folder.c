@@ -25,7 +25,8 @@ static bool make_folders(const char *dir)
             return kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
         *p = '/';
     }
-    while ((failed = access(dir, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
+    /* with its slash at the end: a file is none */
+    while ((failed = access(path, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
         ;
     if (failed)
         return kn_fail_system("checkpoint: cannot write into %s: %m; choose another folder", dir);

@@ -194,6 +194,13 @@ static bool check_timeout(void)
 
 /* ---- launchers ------------------------------------------------------------------------------- */
 
+static bool started_here;
+
+bool kn_comm_started_ranks(void)
+{
+    return started_here;
+}
+
 static bool started_by_supervisor(void)
 {
     return getenv("KNAP_RANK") != NULL;
@@ -212,6 +219,7 @@ static kn_comm *join_supervisor(const options *o)
     int rank = environment_number("KNAP_RANK"), size = environment_number("KNAP_WORLD");
     int fd = environment_number("KNAP_LOCAL_FD");
     /* a child of this process is not this rank */
+    started_here = true;
     unsetenv("KNAP_RANK");
     unsetenv("KNAP_WORLD");
     unsetenv("KNAP_LOCAL_FD");

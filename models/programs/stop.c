@@ -11,8 +11,8 @@
 
 #define REPEAT_NS 1000000000 /* a repeat of the request within this time doesn't count */
 
-static const char NOTICE[] =
-    "\nknap: stopping: the run saves as soon as it can; once more to end it at once\n";
+static const char NOTICE[] = "\nknap: stopping: the run saves as soon as it can; once more, a "
+                             "second later, to end it at once\n";
 /* Atomic: a signal may interrupt any thread. */
 static atomic_bool requested, reporting;
 static _Atomic int64_t first_at;

@@ -92,28 +92,29 @@ static bool find(finding *f, const char *out, const char *resume, bool overwrite
 static bool may_save(const finding *f, bool overwrite)
 {
     char run[FOLDER];
-    if (!f->there || overwrite)
-        return true;
+    if (!f->there || !kn_folder_outside(f->out))
+        return kn_ok();
     if (f->resume[0] && !run_of(f->resume, run))
         return false;
-    return (f->resume[0] && same_folder(f->out, run)) ||
-           kn_fail("%s already holds a checkpoint: go on from it with --resume %s, or begin anew "
-                   "and replace it with --overwrite",
-                   f->out, f->out);
-}
-
-/* Whether the run goes on in its own folder: then nothing is replaced. */
-static bool goes_on(const training *t)
-{
-    char run[FOLDER];
-    return t->resume[0] && run_of(t->resume, run) && same_folder(t->out, run);
+    const bool same = f->resume[0] && same_folder(f->out, run);
+    if (same && overwrite)
+        return kn_fail(
+            "--resume %s goes on in %s, --overwrite replaces what is there; leave one of "
+            "them out, or save elsewhere (--out)",
+            f->resume, f->out);
+    return !kn_ok() ? false
+                    : same || overwrite ||
+                          kn_fail("%s already holds a checkpoint: go on from it with --resume %s, "
+                                  "or begin anew "
+                                  "and replace it with --overwrite",
+                                  f->out, f->out);
 }
 
 static bool claim_folder(training *t, bool overwrite)
 {
     if (t->folder)
         return true;
-    float replaces = first_rank(t) && overwrite && !goes_on(t); /* rank 0's overwrite counts */
+    float replaces = first_rank(t) && overwrite; /* rank 0's counts */
     return (t->folder =
                 kn_run_folder_claim(t->out, .comm = t->world, .overwrite = replaces != 0)) != NULL;
 }

@@ -1,13 +1,17 @@
 /* models/programs/training_table.c: a run's printed output: the table at the start, progress, the
  * end. */
+#include "comm/comm_internal.h"
 #include "kernels/device.h"
 #include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
+#include "state/checkpoint_internal.h"
+#include "tensor/json.h"
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void print_sharding(const settings *s)
@@ -71,6 +75,34 @@ static void print_averages(const training *t)
                    report_bytes(bytes, a, sizeof a));
 }
 
+/* Samples of a step of the training that saved c, and its ranks. 0: it doesn't say. */
+static int64_t rows_before(const kn_checkpoint *c, int64_t *ranks)
+{
+    json_error_t error;
+    const char *text = kn_checkpoint_record(c);
+    json_t *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
+    const char *micro = json_string_value(json_object_get(record, "batch")),
+               *accum = json_string_value(json_object_get(record, "accum"));
+    int64_t rows = micro ? strtoll(micro, NULL, 10) : 0;
+    *ranks = json_integer_value(json_object_get(c->state, "ranks"));
+    const bool wrong = __builtin_mul_overflow(rows, accum ? strtoll(accum, NULL, 10) : 0, &rows) ||
+                       __builtin_mul_overflow(rows, *ranks, &rows);
+    json_decref(record);
+    return wrong ? 0 : rows;
+}
+
+/* Where a step isn't as many samples as it was before: the losses are others then. */
+static void print_resumed(const training *t, const settings *s)
+{
+    int64_t ranks, before = rows_before(t->from, &ranks);
+    const int64_t now = s->batch * s->accum * kn_comm_size(t->world);
+    report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
+               (long long)kn_checkpoint_step(t->from));
+    if (before > 0 && before != now)
+        report_row("other steps", "%lld rows a step; %lld, on %lld rank%s, when it was saved",
+                   (long long)now, (long long)before, (long long)ranks, ranks == 1 ? "" : "s");
+}
+
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
 {
     if (!first_rank(t))
@@ -93,8 +125,7 @@ bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
     if (!print_copy(t))
         return false;
     if (t->from)
-        report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
-                   (long long)kn_checkpoint_step(t->from));
+        print_resumed(t, s);
     printf("\n");
     return fflush(stdout) == 0 || kn_fail_system("cannot write to standard output: %m");
 }
@@ -132,7 +163,10 @@ void print_stopped(const training *t, int64_t step)
     if (!first_rank(t))
         return;
     printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->plan.steps);
-    if (t->plan.out)
+    if (t->plan.out && kn_comm_started_ranks())
+        printf("saved. To go on: %s --ranks %d --resume %s\n", t->program, kn_comm_size(t->world),
+               t->plan.out);
+    else if (t->plan.out)
         printf("saved. To go on: %s --resume %s\n", t->program, t->plan.out);
     else
         printf("nothing was saved: no --out DIR was given\n");

@@ -80,8 +80,15 @@ damaged() {
     cp -r "$TMP/good" "$TMP/bad"
 }
 resume=("$train" --resume "$TMP/bad" --threads 1)
-refused "no checkpoint" "holds no checkpoint" "$train" --resume "$TMP/none"
-refused "a file for a checkpoint" "holds no checkpoint" "$train" --resume "$0"
+refused "no checkpoint" "holds no checkpoint: there is no such folder" "$train" --resume "$TMP/none"
+refused "a file for a checkpoint" "holds no checkpoint: it is a file" "$train" --resume "$0"
+refused "a file for a folder" "cannot write into $TMP/empty: Not a directory" "${tiny[@]}" --out "$TMP/empty"
+refused "a folder for a checkpoint" "nor a folder step-N with one" "$train" --resume "$TMP"
+refused "a checkpoint for a run's folder" "lies in a folder of the run in" "${tiny[@]}" --out "$TMP/good/step-00000002"
+for from in "$TMP/good" "$TMP/good/step-00000002"; do
+    refused "going on in a run and replacing it" "leave one of them out, or save elsewhere" "$train" --resume "$from" \
+        --overwrite
+done
 refused "generate without one" "--from" "$generate"
 refused "nothing left" "nothing is left" "$train" --resume "$TMP/good" --steps 2
 damaged

@@ -73,9 +73,16 @@ check "are written from" "$generate" --from "$TMP/old" --tokens 3
 check "and gone on from" "$train" --resume "$TMP/old" --threads 1
 check "to the same bits" same_training "$TMP/w" "$TMP/old"
 # the reverse: saved by two ranks with half the micro-batches each, resumed by one
-check "five steps on two ranks" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
+run "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
-check "five more on one" "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
+check "five steps on two ranks" succeeds
+check "how they go on" says "To go on: $train --ranks 2 --resume $TMP/m"
+cp -r "$TMP/m" "$TMP/halved"
+run "$train" --resume "$TMP/halved" --threads 1 --stop-after 6
+check "a step of half the rows is told" says "when it was saved"
+run "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
+check "five more on one" succeeds
+check "whose steps are the same" test -z "$(grep -F "when it was saved" "$TMP/output")"
 check "the same state" same_training "$TMP/w" "$TMP/m"
 
 # a checkpoint is independent of strategy, layout, mesh and offload
