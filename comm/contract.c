@@ -175,6 +175,8 @@ char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
 bool kn_call_mismatch(int rank_a, const kn_call_note *a, int rank_b, const kn_call_note *b)
 {
     char of_a[256], of_b[256];
+    if (rank_a > rank_b) /* the same sentence on every rank, whichever saw it first */
+        return kn_call_mismatch(rank_b, b, rank_a, a);
     bool lists = a->pieces > 1 && a->pieces == b->pieces && a->content != b->content;
     return kn_fail("collectives don't match: rank %d calls %s, rank %d calls %s%s: every rank must "
                    "make the same calls in the same order",

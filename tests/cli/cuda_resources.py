@@ -21,7 +21,7 @@ SPILLS = {
     "reduce_parts_kernel": 8,  # around the division of a place, once an output
     "reduce_rows_any_kernel": 64,
     "reduce_columns_any_kernel": 64,
-    "cross_entropy_kernel": 40,  # bf16: what lets two blocks of rows share a multiprocessor
+    "cross_entropy_kernel": 80,  # bf16, between its two passes: two blocks of rows share a multiprocessor
     "conv_each_kernel": 128,
     "conv_tile_kernel": 64,
     "grad_w_tile_kernel": 32,
