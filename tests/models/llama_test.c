@@ -65,12 +65,12 @@ KN_TEST(llama, loss_is_that_of_the_logits)
 {
     for (int untied = 0; untied < 2; untied++) {
         kn_llama g = { 0 };
+        doubled d = { 0 }; /* lives as long as g, of which it becomes a part */
         kn_llama_config c = small;
         c.untied = untied;
         begin(&g, c, KN_F32);
         check_loss(&g);
         if (untied) {
-            doubled d = { 0 };
             kn_module_init(&d.base, doubled_forward);
             d.inner = kn_module_replace(&g, "lm_head", &d);
             KN_CHECK(d.inner && kn_module_add(&d.base, "inner", d.inner), "%s", kn_error());
