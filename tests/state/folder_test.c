@@ -5,6 +5,7 @@
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
+#include "tests/state/linear_run.h"
 #include "tests/state/operations.h"
 
 #include <errno.h>
@@ -28,29 +29,6 @@ static int fail_rename_and_removals(const char *operation)
     if (strcmp(operation, "unlinkat") == 0 && atomic_load(&failing) == 0)
         return removals-- > 0 ? 0 : EIO;
     return fail_rename(operation);
-}
-
-static char dir[256]; /* of the run */
-
-static kn_linear l;
-
-static void begin(void)
-{
-    l = (kn_linear){ 0 };
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
-    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
-}
-
-static void end(void)
-{
-    kn_module_free(&l);
-    remove_temp();
-}
-
-static bool is_there(const char *name)
-{
-    struct stat st;
-    return lstat(temp_path(name), &st) == 0;
 }
 
 static void make(const char *name)

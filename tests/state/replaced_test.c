@@ -5,6 +5,7 @@
 #include "tests/models/temp.h"
 #include "tests/refused.h"
 #include "tests/state/forged.h"
+#include "tests/state/linear_run.h"
 #include "tests/state/operations.h"
 
 #include <errno.h>
@@ -13,28 +14,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
-
-static char dir[256]; /* of the run */
-static kn_linear l;
-
-static void begin(void)
-{
-    l = (kn_linear){ 0 };
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
-    KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
-}
-
-static void end(void)
-{
-    kn_module_free(&l);
-    remove_temp();
-}
-
-static bool is_there(const char *name)
-{
-    struct stat st;
-    return fstatat(AT_FDCWD, temp_path(name), &st, AT_SYMLINK_NOFOLLOW) == 0;
-}
 
 static bool links_to(const char *want)
 {

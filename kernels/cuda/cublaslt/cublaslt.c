@@ -78,12 +78,9 @@ static const kn_cuda_symbol symbols[] = {
     { "cublasLtGetStatusString", &lt.status },
 };
 
-#define TEXT_OF(x) #x
-#define TEXT(x)    TEXT_OF(x)
-
 kn_cuda_library kn_cublaslt_library = {
     .name = "cuBLASLt",
-    .soname = "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR),
+    .soname = "libcublasLt.so." KN_CUDA_NUMBER(CUBLAS_VER_MAJOR),
     .versions = "cublasLtGetVersion",
     .without = "matrix products run on Knap's kernels, without tensor cores",
     .symbols = symbols,

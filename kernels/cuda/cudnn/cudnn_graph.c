@@ -22,14 +22,11 @@ static const kn_cuda_symbol symbols[] = {
     { "cudnnGetLastErrorString", &kn_dnn.last },
 };
 
-#define TEXT_OF(x) #x
-#define TEXT(x)    TEXT_OF(x)
-
 /* Older than 9.8 it has no descriptor of a device, without which there is no plan; older than 9.6
  * it wants the sum of dQ zeroed. */
 kn_cuda_library kn_cudnn_library = {
     .name = "cuDNN",
-    .soname = "libcudnn.so." TEXT(CUDNN_MAJOR),
+    .soname = "libcudnn.so." KN_CUDA_NUMBER(CUDNN_MAJOR),
     .versions = "cudnnGetVersion",
     .least = 90800,
     .without = KN_WITHOUT_CUDNN,

@@ -129,6 +129,10 @@ typedef struct kn_cuda_symbol {
     bool optional;
 } kn_cuda_symbol;
 
+/* The text of a macro's number, for a SONAME. */
+#define KN_CUDA_NUMBER_AS(x) #x
+#define KN_CUDA_NUMBER(x)    KN_CUDA_NUMBER_AS(x)
+
 /* Its SONAME has the number of the headers that this build was made with. A kernel that needs one
  * that isn't there declines, so that the next provider takes it (kn_cuda_lacks says so). */
 typedef struct kn_cuda_library {
