@@ -102,12 +102,11 @@ static bool may_save(const finding *f, bool overwrite)
             "--resume %s goes on in %s, --overwrite replaces what is there; leave one of "
             "them out, or save elsewhere (--out)",
             f->resume, f->out);
-    return !kn_ok() ? false
-                    : same || overwrite ||
-                          kn_fail("%s already holds a checkpoint: go on from it with --resume %s, "
-                                  "or begin anew "
-                                  "and replace it with --overwrite",
-                                  f->out, f->out);
+    return kn_ok() && (same || overwrite ||
+                       kn_fail("%s already holds a checkpoint: go on from it with --resume %s, "
+                               "or begin anew "
+                               "and replace it with --overwrite",
+                               f->out, f->out));
 }
 
 static bool claim_folder(training *t, bool overwrite)
