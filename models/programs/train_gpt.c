@@ -71,7 +71,7 @@ static bool read_options(gpt_run *r, int argc, char **argv)
         return true;
     return training_open(t, r->s.run.out, r->s.run.resume, r->s.run.overwrite) &&
            (!t->from || kn_language_config_saved(t->from, &r->saved)) &&
-           training_has_steps(t, r->s.run.steps, "steps") &&
+           training_has_steps(t, &r->s.run, "steps") &&
            gpt_settings_check(&r->s, t->options, t->world);
 }
 

@@ -449,7 +449,7 @@ static bool run(image_run *r)
     training *t = &r->t;
     image_settings *s = &r->s;
     if (!open_images(r) || !image_settings_check(s, t->options, t->world, r->set.count) ||
-        !training_has_steps(t, s->run.steps, "epochs") || !make_model(r) || !make_loaders(r))
+        !training_has_steps(t, &s->run, "epochs") || !make_model(r) || !make_loaders(r))
         return false;
     if (s->grid)
         return !first_rank(t) || write_grid(r);

@@ -140,12 +140,16 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
            (out || kn_options_set(t->options, "out", f.out));
 }
 
-bool training_has_steps(const training *t, int64_t steps, const char *option)
+bool training_has_steps(const training *t, const settings *s, const char *option)
 {
     int64_t done = t->from ? kn_checkpoint_step(t->from) : 0;
-    return !t->from || done < steps ||
-           kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
-                   kn_checkpoint_folder(t->from), (long long)done, (long long)steps, option);
+    if (t->from && done >= s->steps)
+        return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
+                       kn_checkpoint_folder(t->from), (long long)done, (long long)s->steps, option);
+    return s->stop_after == 0 || done < s->stop_after ||
+           kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
+                   "step, or leave it out to train to the end",
+                   kn_checkpoint_folder(t->from), (long long)done, (long long)s->stop_after);
 }
 
 /* ---- beginning and ending -------------------------------------------------------------------- */

@@ -93,8 +93,9 @@ bool same_folder(const char *a, const char *b);
  * resume from and sets the options that it recorded, and "out" where it was not given. resume is a
  * folder, or latest or auto, which stand for out. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
-/* True if steps remain to be trained; else an error that asks for a larger --option. */
-bool training_has_steps(const training *t, int64_t steps, const char *option);
+/* True if steps remain before s->steps and .stop_after; else an error that asks for a larger
+ * --option. */
+bool training_has_steps(const training *t, const settings *s, const char *option);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
 /* Trains to the end of the plan, or until a request to stop. */

@@ -75,32 +75,56 @@ static void print_averages(const training *t)
                    report_bytes(bytes, a, sizeof a));
 }
 
-/* Samples of a step of the training that saved c, and its ranks. 0: it doesn't say. */
-static int64_t rows_before(const kn_checkpoint *c, int64_t *ranks)
+/* Samples of a step of the training that left record, on that many ranks. 0: it doesn't say. */
+static int64_t rows_before(const json_t *record, int64_t ranks)
 {
-    json_error_t error;
-    const char *text = kn_checkpoint_record(c);
-    json_t *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
     const char *micro = json_string_value(json_object_get(record, "batch")),
                *accum = json_string_value(json_object_get(record, "accum"));
     int64_t rows = micro ? strtoll(micro, NULL, 10) : 0;
-    *ranks = json_integer_value(json_object_get(c->state, "ranks"));
-    const bool wrong = __builtin_mul_overflow(rows, accum ? strtoll(accum, NULL, 10) : 0, &rows) ||
-                       __builtin_mul_overflow(rows, *ranks, &rows);
-    json_decref(record);
-    return wrong ? 0 : rows;
+    return __builtin_mul_overflow(rows, accum ? strtoll(accum, NULL, 10) : 0, &rows) ||
+                   __builtin_mul_overflow(rows, ranks, &rows)
+               ? 0
+               : rows;
 }
 
-/* Where a step isn't as many samples as it was before: the losses are others then. */
+/* As options mean them: 0.001 is 1e-3. */
+static bool same_value(const char *a, const char *b)
+{
+    char *end_a, *end_b;
+    const double x = strtod(a, &end_a), y = strtod(b, &end_b);
+    return strcmp(a, b) == 0 || (end_a != a && end_b != b && !*end_a && !*end_b && x == y);
+}
+
+/* The options that were given with another value than the checkpoint's: from here on the training
+ * is another one. Rows of a step are told as such. */
+static void print_changed(const training *t, const json_t *record)
+{
+    kn_option_record r;
+    for (int i = 0; kn_options_record(t->options, i, &r); i++) {
+        const char *before = json_string_value(json_object_get(record, r.name));
+        if (r.given && !r.transient && before && !same_value(r.value, before) &&
+            strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
+            report_row("changed", "--%s %s; %s when it was saved", r.name, r.value,
+                       *before ? before : "none");
+    }
+}
+
+/* Where a step isn't as many samples as it was before, the losses are others. */
 static void print_resumed(const training *t, const settings *s)
 {
-    int64_t ranks, before = rows_before(t->from, &ranks);
-    const int64_t now = s->batch * s->accum * kn_comm_size(t->world);
+    json_error_t error;
+    const char *text = kn_checkpoint_record(t->from);
+    json_t *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
+    const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks")),
+                  before = rows_before(record, ranks),
+                  now = s->batch * s->accum * kn_comm_size(t->world);
     report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
                (long long)kn_checkpoint_step(t->from));
+    print_changed(t, record);
     if (before > 0 && before != now)
         report_row("other steps", "%lld rows a step; %lld, on %lld rank%s, when it was saved",
                    (long long)now, (long long)before, (long long)ranks, ranks == 1 ? "" : "s");
+    json_decref(record);
 }
 
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
