@@ -141,7 +141,7 @@ static bool refuse_empty(const char *dir)
                        dir);
     return there > 0 && kn_fail("%s holds no checkpoint: there is no %s, nor a folder step-N with "
                                 "one; give a folder that a trainer's --out (kn_checkpoint_save) "
-                                "wrote",
+                                "wrote (merges and exports hold tensors alone)",
                                 dir, KN_STATE_FILE);
 }
 

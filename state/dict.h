@@ -86,8 +86,10 @@ KN_API void kn_load_report_free(kn_load_report *r); /* NULL is fine */
 typedef struct kn_load_state_dict_options {
     size_t _size;
     struct kn_guard *_positional;
-    const char *prefix;     /* names with it are loaded; the others are left alone */
-    bool not_strict;        /* what fits is loaded; else a name that doesn't fit is an error */
+    const char *prefix; /* names with it are loaded; the others are left alone */
+    /* Loads what fits; without a .report at least one name must. Else a name that doesn't fit is an
+     * error. */
+    bool not_strict;
     kn_load_report *report; /* filled in, also where the load fails; kn_load_report_free */
     /* Rank 0's whole tensors are dealt out, one at a time; the others give NULL as the state. */
     bool from_rank0;

@@ -278,11 +278,25 @@ static void tell(char *text, size_t size, const kn_names *n, const char *how)
     snprintf(text + at, size - at, "%s)", n->count > 3 ? ", ..." : "");
 }
 
+/* .not_strict, and nothing is loaded: most likely .prefix is another's. */
+static bool some_fit(const kn_loading *l)
+{
+    bool some = l->all.count == 0 || l->o->report;
+    for (int i = 0; i < l->all.count; i++)
+        some = some || l->item[i];
+    for (int i = 0; i < l->flats.count; i++)
+        some = some || l->flat[i];
+    return some || kn_fail("%s: no name fits: the module has %d (%.80s), the state %d%s; check "
+                           ".prefix, or give a .report if nothing may fit",
+                           l->what, l->all.count, l->missing.count ? l->missing.list[0] : "none",
+                           l->names->count, l->o->prefix ? " with and without the prefix" : "");
+}
+
 bool kn_loading_fits(const kn_loading *l)
 {
     char text[1200] = "";
     if (l->o->not_strict)
-        return kn_ok();
+        return kn_ok() && some_fit(l);
     tell(text, sizeof text, &l->missing, "missing");
     tell(text, sizeof text, &l->unexpected, "unexpected");
     tell(text, sizeof text, &l->mismatched, "mismatched");

@@ -136,7 +136,9 @@ static bool open_parts(found *f, const char *path, const char *only)
     struct stat st;
     const int there = kn_look(path, &st);
     if (there <= 0)
-        return there == 0 && kn_fail("%s: cannot open: No such file or directory", path);
+        return there == 0 && kn_fail("%s: there is no such file or folder; give a trainer's --out, "
+                                     "a checkpoint in it, or a .safetensors file",
+                                     path);
     if (S_ISDIR(st.st_mode) && kn_run_folder_has_checkpoint(path))
         return open_checkpoint(f, path, only);
     if (!kn_ok())

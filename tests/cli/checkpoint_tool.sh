@@ -141,7 +141,7 @@ mkdir "$TMP/empty"
 run "$tool" inspect "$TMP/empty"
 check "a folder without tensors is refused" fails "holds no checkpoint"
 run "$tool" inspect "$TMP/nowhere"
-check "a missing folder is refused" fails "nowhere: cannot open"
+check "a missing folder is refused" fails "nowhere: there is no such file or folder"
 run "$tool" frobnicate "$TMP/run"
 check "an unknown command is refused" fails 'the command "frobnicate" is unknown; there are inspect, verify and merge'
 run "$tool" inspect

@@ -53,6 +53,30 @@ KN_TEST(state_names, lists_of_what_does_not_fit)
     on_threads(2, lists, (void *)&ways[1]);
 }
 
+static int nothing_fits(kn_comm *world, void *arg)
+{
+    net m;
+    kn_load_report r;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    kn_state *s = kn_state_dict(&m);
+    EXPECT(s && kn_load_state_dict(&m, s, .prefix = "other.", .not_strict = true, .report = &r) &&
+               r.missing,
+           "a report tells it");
+    kn_load_report_free(&r);
+    EXPECT(!kn_load_state_dict(&m, s, .prefix = "other.", .not_strict = true), "loads");
+    EXPECT(strstr(kn_error(), "no name fits: the module has") && strstr(kn_error(), ".prefix"),
+           "%s", kn_error());
+    kn_state_free(s);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(state_names, a_load_of_nothing_is_an_error)
+{
+    on_threads(1, nothing_fits, (void *)&ways[0]);
+    on_threads(2, nothing_fits, (void *)&ways[1]);
+}
+
 /* The other rank has nothing against the state, and yet nothing is written there. */
 static int one_refuses(kn_comm *world, void *arg)
 {
