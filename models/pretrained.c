@@ -4,6 +4,7 @@
 #include "kernels/memory.h"
 #include "models/pretrained_internal.h"
 #include "state/checkpoint_internal.h"
+#include "tensor/checksum.h"
 #include "tensor/whole_file.h"
 
 #include <errno.h>
@@ -279,16 +280,47 @@ static bool open_file(kn_pretrained *p, const char *path, const char *model)
            kn_config_model(NULL, NULL, model, p->file, p->path, &p->config, &p->input);
 }
 
+/* An export takes the configuration away before it replaces the tensors. So these belong together
+ * if the configuration is still the file that it was before. */
 static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
 {
     char path[PATH_SIZE], config[PATH_SIZE];
-    json_t *j = kn_pretrained_path(path, dir, MODEL) && kn_pretrained_path(config, dir, CONFIG)
-                    ? kn_config_read(config)
-                    : NULL;
+    struct stat before, now;
+    if (!kn_pretrained_path(path, dir, MODEL) || !kn_pretrained_path(config, dir, CONFIG) ||
+        kn_look(config, &before) < 0)
+        return false;
+    json_t *j = kn_config_read(config);
     bool ok = j && open_tensors(p, path) &&
               kn_config_model(j, config, model, p->file, p->path, &p->config, &p->input);
     json_decref(j);
-    return ok;
+    if (!ok)
+        return false;
+    const int there = kn_look(config, &now);
+    return there >= 0 &&
+           ((there > 0 && now.st_ino == before.st_ino &&
+             now.st_mtim.tv_sec == before.st_mtim.tv_sec &&
+             now.st_mtim.tv_nsec == before.st_mtim.tv_nsec) ||
+            kn_fail("%s: the model was replaced while it was opened; open it again", dir));
+}
+
+/* All ranks opened one model: each looks for itself, and an export may come in between. */
+static bool same_model(kn_pretrained *p, const char *path)
+{
+    uint64_t sum = 0, first;
+    kn_checksum c;
+    char *text = kn_config_text(&p->config, &p->input);
+    const bool seen = text && kn_pieces_glance(p->file, &sum);
+    kn_checksum_begin(&c);
+    if (text)
+        kn_checksum_add(&c, text, strlen(text));
+    first = sum ^= kn_checksum_end(&c);
+    kn_host_free(text);
+    return kn_agree(p->comm, seen) &&
+           kn_broadcast(p->comm, &first, sizeof first, 0, kn_compute_stream(KN_CPU), "the model") &&
+           kn_agree(p->comm, first == sum || kn_fail("%s: rank 0 opened another model there than "
+                                                     "rank %d; if an export replaced it meanwhile, "
+                                                     "open it again",
+                                                     path, kn_rank(p->comm)));
 }
 
 /* What a path is. */
@@ -349,8 +381,8 @@ kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options 
     if (!p)
         return NULL;
     p->comm = o.comm ? o.comm : kn_world();
-    bool ok = open_any(p, path, o.model);
-    if (kn_agree(p->comm, ok))
+    bool ok = kn_agree(p->comm, open_any(p, path, o.model));
+    if (ok && (kn_comm_size(p->comm) == 1 || same_model(p, path)))
         return p;
     kn_pretrained_free(p);
     return NULL;

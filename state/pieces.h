@@ -75,6 +75,10 @@ int64_t kn_pieces_bytes(const kn_pieces *p); /* of all tensors; NULL: 0 */
 int kn_pieces_files(const kn_pieces *p);
 const kn_piece_file *kn_pieces_file(const kn_pieces *p, int i); /* by name in order of bytes */
 
+/* A checksum of every header and of the first and last 64 KiB of each file, by which ranks notice
+ * that they opened different files. */
+bool kn_pieces_glance(kn_pieces *p, uint64_t *sum);
+
 /* Reads the elements of part of tensor i into to, contiguous, in the file's dtype. Only the bytes
  * that are wanted are read, each once. Where all of a file's rectangle is read, and the file has
  * checksums, its bytes must agree with them. */

@@ -6,6 +6,8 @@
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 
+#include <sys/wait.h>
+
 enum { KINDS = 4, CLASSES = 3 };
 
 static const kn_resnet_config resnets[] = {
@@ -246,17 +248,19 @@ static int see_others(kn_comm *world, void *arg)
 /* Each kind against each: the first rank's view counts, and all ranks open that, or none. */
 KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
 {
-    static const char *const kind[] = { "export", "run", "bare", "file", "empty", "none" };
-    any_net n;
+    static const char *const kind[] = { "export", "run", "bare", "file", "empty", "none", "other" };
+    any_net n, other;
     char path[256], names[CLASSES][KN_LABEL_SIZE] = { "cat", "dog", "ox" };
     const kn_vision_config c = { .family = &kn_vit_family, .vit = vit };
     kn_vision_input in = { .channels = 3, .classes = CLASSES, .side = 8, .crop_pct = 1 };
     if (THREADS_ONLY)
         KN_SKIP("threads are in one folder");
-    KN_CHECK(make(&n, 3, 1));
-    for (int k = 0; k < 6; k++)
+    KN_CHECK(make(&n, 3, 1) && make(&other, 3, 2));
+    for (int k = 0; k < 7; k++)
         KN_CHECK(mkdir(temp_path(kind[k]), 0777) == 0);
-    KN_CHECK(save(temp_path("export/model"), &n, 3, KN_F32, NULL), "%s", kn_error());
+    KN_CHECK(save(temp_path("export/model"), &n, 3, KN_F32, NULL) &&
+                 save(temp_path("other/model"), &other, 3, KN_F32, NULL), /* of one shape */
+             "%s", kn_error());
     kn_vision_input_guess(&in, false);
     in.label = names;
     char *config = kn_vision_config_text(&c, &in);
@@ -268,15 +272,58 @@ KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
     snprintf(path, sizeof path, "%s", temp_path("export/model/model.safetensors"));
     KN_CHECK(link(path, temp_path("bare/model/model.safetensors")) == 0 &&
              link(path, temp_path("file/model")) == 0);
-    for (int a = 0; a < 6; a++)
-        for (int b = 0; b < 6; b++) {
+    for (int a = 0; a < 7; a++)
+        for (int b = 0; b < 7; b++) {
             static views v;
             snprintf(v.at[0], sizeof v.at[0], "%s", temp_path(kind[a]));
             snprintf(v.at[1], sizeof v.at[1], "%s", temp_path(kind[b]));
-            v.opens = a == b && a < 2; /* .model names none */
+            v.opens = a == b && (a < 2 || a == 6); /* .model names none */
             on_ranks(2, see_others, &v);
         }
-    kn_module_free(&n);
+    kn_module_free(&n), kn_module_free(&other);
+    remove_temp();
+}
+
+/* Two models of one shape in turn; the number of the one that failed, or 0. */
+static int replace_often(const char *dir)
+{
+    any_net a, b;
+    int failed = !make(&a, 3, 1) || !make(&b, 3, 2);
+    for (int i = 1; i <= 100 && !failed; i++) {
+        const double shade = i % 2;
+        failed = kn_pretrained_save(dir, i % 2 ? &b : &a, .vit = &vit,
+                                    .mean = { shade, shade, shade }, .std = { 1, 1, 1 })
+                     ? 0
+                     : i;
+    }
+    return failed;
+}
+
+/* What opens is one of the two, with its own configuration. */
+KN_TEST(pretrained, a_model_that_is_replaced_meanwhile)
+{
+    any_net a, b, c;
+    int status = -1, opened = 0;
+    const char *dir = temp_path("replaced");
+    if (THREADS_ONLY)
+        KN_SKIP("another process exports");
+    const pid_t exports = fork();
+    if (exports == 0)
+        _exit(replace_often(dir));
+    KN_CHECK(exports > 0 && make(&a, 3, 1) && make(&b, 3, 2) && make(&c, 3, 3));
+    for (bool over = false; !over;) {
+        over = waitpid(exports, &status, WNOHANG) == exports;
+        kn_pretrained *p = kn_pretrained_open(dir);
+        if (p && kn_pretrained_load(p, &c)) {
+            const bool second = kn_pretrained_augment(p).normalize.mean[0] != 0;
+            KN_CHECK(same_model(&c, second ? &b : &a, KN_F32), "another's weights");
+            opened++;
+        }
+        kn_pretrained_free(p);
+        kn_clear_error(); /* it is being replaced */
+    }
+    KN_CHECK(status == 0 && opened > 0, "status %d, opened %d", status, opened);
+    kn_module_free(&a), kn_module_free(&b), kn_module_free(&c);
     remove_temp();
 }
 
