@@ -70,14 +70,15 @@ def kernels_in(path, shared):
     return found
 
 
-def plain(symbols):
-    """Kernels' plain names, of their mangled ones."""
+def short(symbols):
+    """Kernels' plain names and the arguments of their templates, of their mangled names."""
     said = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True)
-    names = {}
-    for symbol, name in zip(symbols, said.stdout.splitlines()):
-        name = re.sub(r"^void ", "", name).replace("(anonymous namespace)::", "")
-        name = re.sub(r"^_?GLOBAL__N__\w+::", "", name)
-        names[symbol] = re.match(r"\w+", name).group(0)
+    names = []
+    for name in said.stdout.splitlines():
+        name = re.sub(r"\(anonymous namespace\)::|\b_?GLOBAL__N__\w+::", "", re.sub(r"^void ", "", name))
+        plain = re.match(r"\w+", name).group(0)
+        arguments = re.match(r"<(.*?)>?\(", name[len(plain):])
+        names.append((plain, arguments.group(1).strip() if arguments else ""))
     return names
 
 
@@ -86,11 +87,12 @@ def measured(path):
     entries, entry = [], None
     for line in path.read_text().splitlines():
         if match := re.search(r"Compiling entry function '(\S+)' for '(\w+)'", line):
-            entry = {"symbol": match.group(1), "arch": match.group(2), "spill": 0, "smem": 0, "registers": None}
+            entry = {"symbol": match.group(1), "arch": match.group(2), "spill": 0, "stack": 0, "smem": 0, "registers": None}
             entries.append(entry)
-        elif match := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+        elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line):
             if entry:
-                entry["spill"] = max(int(match.group(1)), int(match.group(2)))
+                entry["stack"] = int(match.group(1))
+                entry["spill"] = max(int(match.group(2)), int(match.group(3)))
         elif match := re.search(r"Used (\d+) registers", line):
             entry["registers"] = int(match.group(1))
             if smem := re.search(r"(\d+) bytes smem", line):
@@ -120,9 +122,8 @@ def main():
             bare.append(f"{source.name}: a kernel without KN_KERNEL has no bound")
     for path in folders:
         entries = measured(path)
-        names = plain([e["symbol"] for e in entries])
-        for e in entries:
-            name, count = names[e["symbol"]], count + 1
+        for (name, _), e in zip(short([e["symbol"] for e in entries]), entries):
+            count += 1
             where = f"{name} ({path.name[:-4]}, {e['arch']})"
             threads, dynamic = bounds.get(name, (None, False))
             if threads is None:

@@ -90,6 +90,16 @@ struct kn_f16 {
     uint16_t bits;
 };
 
+/* p, which a kernel read from a table, so that the compiler can't see where it points: it points to
+ * the device's memory (as NULL does to a GPU), and no access need find that out. */
+template <typename T> static inline __device__ T *kn_global(T *p)
+{
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isGlobal(p));
+#endif
+    return p;
+}
+
 /* T: storage, A: what it is computed in. */
 template <typename T> struct kn_compute {
     typedef T type;

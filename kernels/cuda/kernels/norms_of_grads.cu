@@ -18,8 +18,9 @@ struct run_list {
 
 /* Calls use(x, r) for each of this thread's values of run r. */
 template <typename T, typename F>
-static __device__ inline void each_of_run(const T *p, int64_t count, int r, F use)
+static __device__ inline void each_of_run(const T *run, int64_t count, int r, F use)
 {
+    const T *p = kn_global(run);
     const int n = 16 / (int)sizeof(T);
     typedef typename kn_compute<T>::type A;
     int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;

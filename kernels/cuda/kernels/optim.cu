@@ -65,7 +65,9 @@ static __device__ const entry *entry_of(const piece_table &r, int64_t chunk)
     int low = 0, high = r.n;
     while (high - low > 1) {
         int mid = (low + high) / 2;
-        *(r.at[mid].chunks_before <= chunk ? &low : &high) = mid;
+        bool before = r.at[mid].chunks_before <= chunk;
+        low = before ? mid : low;
+        high = before ? high : mid;
     }
     return r.at + low;
 }
@@ -127,7 +129,9 @@ KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
         return;
     for (int64_t chunk = blockIdx.x; chunk < r.chunks; chunk += gridDim.x) {
         const entry *at = entry_of(r, chunk);
-        const kn_opt_piece p = at->piece;
+        kn_opt_piece p = at->piece;
+        p.param = kn_global(p.param), p.out = kn_global(p.out), p.m = kn_global(p.m);
+        p.v = kn_global(p.v), p.grad = kn_global(p.grad);
         int64_t from = (chunk - at->chunks_before) * CHUNK;
         int64_t to = from + CHUNK < p.count ? from + CHUNK : p.count, i = from;
         const typename Step::constants c = step.prepare(p);

@@ -90,6 +90,30 @@ static __device__ inline pool_span pool_span_of(const pool_dim &d, bool adaptive
     return s;
 }
 
+/* kn_save_wide by 16 bytes: behind loops over windows nvcc would store element by element. */
+template <int V, typename T> static __device__ inline void pool_save(T *p, const kn_pack<T, V> &r)
+{
+#ifdef __CUDA_ARCH__
+    for (int i = 0; sizeof r % 16 == 0 && i < (int)(sizeof r / 16); i++) {
+        uint4 unit;
+        memcpy(&unit, (const char *)&r + 16 * i, 16);
+        __stwb((uint4 *)p + i, unit);
+    }
+    if (sizeof r % 16 == 0)
+        return;
+#endif
+    kn_save<V>(p, r);
+}
+template <int V, typename T>
+static __device__ inline void pool_save_wide(T *p, const typename kn_wide<T>::type (&x)[V])
+{
+    kn_pack<T, V> r;
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        kn_write(r.x[v], x[v]);
+    pool_save<V>(p, r);
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 template <typename T, int V>
@@ -155,10 +179,10 @@ template <typename T, int V> KN_KERNEL(256, pool_kernel, pool_call<T> c)
             pool_largest<T, V>(c, plane, rows, columns, r, where);
         else
             pool_mean<T, V>(c, plane, rows, columns, r);
-        kn_save_wide<V>(c.out + p.n * c.so.n + p.c * V * c.so.c + p.h * c.so.h + p.w * c.so.w, r);
+        pool_save_wide<V>(c.out + p.n * c.so.n + p.c * V * c.so.c + p.h * c.so.h + p.w * c.so.w, r);
         if (c.index && c.kind == KN_POOL_MAX)
-            kn_save<V>(c.index + p.n * c.sn.n + p.c * V * c.sn.c + p.h * c.sn.h + p.w * c.sn.w,
-                       where);
+            pool_save<V>(c.index + p.n * c.sn.n + p.c * V * c.sn.c + p.h * c.sn.h + p.w * c.sn.w,
+                         where);
     }
 }
 
@@ -231,7 +255,7 @@ template <typename T, int V> KN_KERNEL(256, pool_grad_kernel, pool_call<T> c)
                 if (divide > 0)
                     pool_grad_add<T, V>(c, from, p.h * W + p.w, divide, sum);
             }
-        kn_save_wide<V>(c.out + p.n * c.so.n + p.c * V * c.so.c + p.h * c.so.h + p.w * c.so.w, sum);
+        pool_save_wide<V>(c.out + p.n * c.so.n + p.c * V * c.so.c + p.h * c.so.h + p.w * c.so.w, sum);
     }
 }
 
