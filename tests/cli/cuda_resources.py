@@ -18,7 +18,6 @@ BESIDE = 1024      # of them what kernels with dynamic shared memory may have be
 SPILLS = {
     "add_kernel": 8,  # of any dtype, an element a thread
     "matmul_kernel": 32,  # f64
-    "reduce_parts_kernel": 8,  # around the division of a place, once an output
     "reduce_rows_any_kernel": 64,
     "reduce_columns_any_kernel": 64,
     "cross_entropy_kernel": 80,  # bf16, between its two passes: two blocks of rows share a multiprocessor

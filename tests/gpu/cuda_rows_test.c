@@ -144,6 +144,30 @@ KN_TEST(cuda_rows, folds_in_parts)
     }
 }
 
+/* Columns in 1 to 260 parts (of 64 rows each) and outputs to either side of a block of threads:
+ * where the parts of an output begin to be shared among threads, and where a thread's loads begin to
+ * be several rounds. */
+KN_TEST(cuda_rows, parts_are_joined)
+{
+    static const int64_t parts[] = { 1, 2, 7, 15, 16, 17, 31, 33, 127, 128, 129, 145, 256, 260 };
+    static const int64_t outputs[] = { 1, 31, 32, 33, 72, 257 };
+    for (int i = 0; i < 14 * 6; i++) {
+        overlay_case *c = case_begin(KN_K_REDUCE, 7000 + (uint64_t)i);
+        int64_t shape[2] = { 64 * parts[i % 14] + (i % 3 ? 0 : 63), outputs[i / 14] };
+        kn_reduce_kind kind = i % 4 ? KN_SUM : i % 8 ? KN_ARGMAX : KN_MEAN;
+        kn_dtype t = i % 5 == 4 ? KN_I32 : types[i % 7 % 4];
+        kind = t == KN_I32 && kind == KN_MEAN ? KN_MAX : kind;
+        kn_reduce_args a = { .kind = kind, .src = case_array(c, t, DENSE, SMALL, 2, shape) };
+        kn_dtype out = kind == KN_ARGMAX || (kind == KN_SUM && t == KN_I32) ? KN_I64 : t;
+        shape[0] = 1;
+        a.dst = case_array(c, out, DENSE, UNSET, 2, shape);
+        case_note(c, " %lld parts of %lld outputs, kind %d", (long long)parts[i % 14],
+                  (long long)shape[1], kind);
+        case_close(c, &a.dst, kind == KN_SUM ? 1e-5 : kind == KN_MEAN ? 1e-6 : 0);
+        case_run(c, &a);
+    }
+}
+
 KN_TEST(cuda_rows, powsum)
 {
     for (int i = 0; i < 12; i++) {

@@ -4,8 +4,8 @@
  * elements are neighbours in memory:
  *   rows     a warp or a block an output, its threads side by side along the folded dims;
  *   columns  threads side by side along the outputs (bias gradients), rows shared among them.
- * Where there are few outputs their elements are folded in parts, which a last kernel joins in
- * order. Everything that decides the order of additions is a function of shape and layout.
+ * Where there are few outputs their elements are folded in parts, which a last kernel joins.
+ * Everything that decides the order of additions is a function of shape and layout.
  *
  * Floor: each element is read once, by 16 bytes where aligned. Sums are kept in f64: at most one
  * conversion and addition an element, below the rate of memory. */
@@ -213,19 +213,48 @@ template <typename F, typename V> KN_KERNEL(256, reduce_columns_any_kernel, redu
     });
 }
 
-/* Joins the parts of each output in order. */
-template <typename F> KN_KERNEL(128, reduce_parts_kernel, reduce_call a)
+#define PARTS_DEEP  16 /* threads that share an output's parts, where there are so many parts */
+#define PARTS_AHEAD 8  /* loads of a thread that are on their way at once */
+
+/* Joins the parts of each output: thread y of `deep` takes the parts y, y + deep, ... in order, and
+ * what the threads have is joined in order of y. deep depends on the number of parts only, and that
+ * on the shape. Six blocks that add 340 parts of a bias' gradient one after the other would wait for
+ * memory longer than the sums over the rows take. */
+template <typename F> KN_KERNEL(WIDE_BLOCK *PARTS_DEEP, reduce_parts_kernel, reduce_call a)
 {
     typedef typename F::S S;
-    const S *partial = (const S *)a.partial;
-    int64_t k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    for (; k < a.out.count; k += (int64_t)gridDim.x * blockDim.x) {
-        S s = partial[k];
-#pragma unroll 2
-        for (int64_t p = 1; p < a.parts; p++)
-            F::join(s, partial[p * a.out.count + k]);
-        reduce_finish(a, k, s);
+    KN_SHARED S buffer[PARTS_DEEP][WIDE_BLOCK];
+    int64_t deep = blockDim.y, k = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    const S *partial = (const S *)a.partial + k;
+    S s = F::start();
+    for (int64_t p = threadIdx.y; k < a.out.count && p < a.parts; p += PARTS_AHEAD * deep) {
+        S next[PARTS_AHEAD]; /* the start joined changes nothing */
+#pragma unroll
+        for (int i = 0; i < PARTS_AHEAD; i++)
+            next[i] = p + i * deep < a.parts ? partial[(p + i * deep) * a.out.count] : F::start();
+#pragma unroll
+        for (int i = 0; i < PARTS_AHEAD; i++)
+            F::join(s, next[i]);
     }
+    if (deep > 1) { /* then blockDim.x is WIDE_BLOCK */
+        buffer[threadIdx.y][threadIdx.x] = s;
+        __syncthreads();
+#pragma unroll 1
+        for (int y = 1; threadIdx.y == 0 && y < deep; y++)
+            F::join(s, buffer[y][threadIdx.x]);
+    }
+    if (threadIdx.y == 0 && k < a.out.count)
+        reduce_finish(a, k, s);
+}
+
+template <typename F> static kn_status reduce_join_parts(const reduce_call &c)
+{
+    int64_t deep = c.parts < PARTS_DEEP ? 1 : PARTS_DEEP, wide = deep > 1 ? WIDE_BLOCK : 128;
+    dim3 grid((unsigned)((c.out.count + wide - 1) / wide)),
+        block((unsigned)wide, (unsigned)deep);
+    if (deep == 1)
+        return KN_RUN_FLAT(reduce_parts_kernel<F>, grid, block, c);
+    return KN_RUN(reduce_parts_kernel<F>, grid, block, 0, c);
 }
 
 /* ---- on the host ----------------------------------------------------------------------------- */
@@ -322,9 +351,7 @@ static bool reduce_by_rows(const reduce_call &c)
 template <typename F, typename V, typename T> static kn_status reduce_as(reduce_call &c, bool rows, int n)
 {
     kn_status s = rows ? reduce_rows<F, V, T>(c) : reduce_columns<F, V, T>(c, n);
-    if (s != KN_DONE || c.parts == 1)
-        return s;
-    return KN_RUN_FLAT(reduce_parts_kernel<F>, kn_blocks(c.out.count, 128, 1), 128, c);
+    return s != KN_DONE || c.parts == 1 ? s : reduce_join_parts<F>(c);
 }
 
 /* A fold of any dtype of its kind. */

@@ -462,9 +462,16 @@ static kn_status own_launched(const char *kernel)
     return kn_ok() ? KN_DONE : KN_FAILED;
 }
 
+static int multiprocessors = 2; /* few, so that grid-stride loops iterate */
+
+void emulated_multiprocessors(int n)
+{
+    multiprocessors = n;
+}
+
 static int own_multiprocessors(void)
 {
-    return 2; /* few, so that grid-stride loops iterate */
+    return multiprocessors;
 }
 
 /* Two buffers in turn: use of the old one after taking the next is detected. */

@@ -16,6 +16,9 @@ extern const kn_provider kn_emulated_kernels;
 KN_API void emulated_allow(const void *p, size_t bytes);
 KN_API void emulated_allow_all(void);
 
+/* The GPU has n multiprocessors from now on; 2 at the start. For the emulator's own runtime. */
+KN_API void emulated_multiprocessors(int n);
+
 /* The runtime that gives kernels streams and memory; kernels/cuda/kernels/cuda.cuh describes its
  * functions. record: true if the running launch's stream is being recorded; run(arg) then becomes a
  * part of the recording and drop(arg) ends it (run NULL: only the answer). The emulator's default
