@@ -145,8 +145,8 @@ KN_TEST(cuda_rows, folds_in_parts)
 }
 
 /* Columns in 1 to 260 parts (of 64 rows each) and outputs to either side of a block of threads:
- * where the parts of an output begin to be shared among threads, and where a thread's loads begin to
- * be several rounds. */
+ * where the parts of an output begin to be shared among threads, and where a thread's loads begin
+ * to be several rounds. */
 KN_TEST(cuda_rows, parts_are_joined)
 {
     static const int64_t parts[] = { 1, 2, 7, 15, 16, 17, 31, 33, 127, 128, 129, 145, 256, 260 };
