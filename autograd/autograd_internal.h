@@ -59,12 +59,16 @@ struct kn_op {
     const char *name;
     size_t attr_size;
     bool view;                       /* outputs are views of input 0 */
+    bool slice;                      /* it is a kn_slice: attr is a kn_slice_attr */
     bool may_fill;                   /* outputs may hold a value of attr, which may be infinite */
     uint32_t save_in, save_out;      /* bit i: input / output i is saved for backward */
     uint32_t const_in;               /* bit i: input i never gets a gradient (indices, ...) */
     bool (*shape)(kn_op_call *c);    /* shape rule and checks: fills spec[] */
     bool (*forward)(kn_op_call *c);  /* computes out[]; NULL for views */
     bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
+    /* Of a view that shows no element twice: as shape, for another tensor of input 0's shape, but
+     * false without an error where its strides don't allow the view (parts.c). Else NULL. */
+    bool (*part)(kn_op_call *c);
 };
 
 /* Defines operations, whole: KN_OP(kn_op_where, .name = "where", ...), or an array of them,
@@ -150,6 +154,13 @@ struct kn_node {
     uint64_t mark;
     kn_tensor *dout[KN_MAX_OUT];
     bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
+    struct kn_home {             /* where the gradient of an output is to lie (parts.c) */
+        kn_tensor *place;        /* NULL: anywhere; a reference */
+        int users;               /* edges to the output in this pass */
+        int came;                /* slices of it whose gradients lie in place */
+        bool sliced, uncut;      /* its users are slices, each element once; they aren't */
+    } home[KN_MAX_OUT];
+    kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */
     bool has_grad;
     bool leads;   /* to a gradient that is wanted; else its own is caught, and it doesn't run */
     bool touched; /* a nested pass counts what comes to touch, or nothing comes */
@@ -168,6 +179,7 @@ bool kn_save(kn_saved *s, const kn_tensor *t);
 void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
 char *kn_spec_describe(const kn_spec *s, char *text, size_t size); /* "f32[2,3]"; returns text */
 void kn_node_drop_parts(kn_node *n);
+void kn_node_drop_places(kn_node *n);                     /* home and whole, with their counts */
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t); /* t becomes output i of n */
 bool kn_node_set_input(kn_node *n, int i, kn_tensor *t);
 

@@ -247,7 +247,7 @@ static bool compute(const kn_engine *e, kn_node *n)
 
 static bool run_node(kn_engine *e, kn_node *n)
 {
-    if (n->leads && !fire_pre_backward(e, n->frame))
+    if ((n->leads && !fire_pre_backward(e, n->frame)) || !kn_engine_settle(e, n))
         return false;
     if (n->has_grad) {
         /* errors of backward name the call that made the node */
@@ -266,6 +266,7 @@ static bool run_node(kn_engine *e, kn_node *n)
         n->dout[i] = NULL;
     }
     kn_node_drop_parts(n);
+    kn_node_drop_places(n);
     if (!e->retain && n->leads)
         kn_node_free_saved(n);
     return finish_node(e, n);
@@ -338,6 +339,7 @@ static void clean(kn_engine *e, bool ok)
             n->dout[k] = NULL;
         }
         kn_node_drop_parts(n);
+        kn_node_drop_places(n);
     }
     for (int64_t i = 0; i < e->groups && !ok; i++) {
         e->group[i]->pending = 0;

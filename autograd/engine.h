@@ -60,6 +60,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
  * g, so the leaf may keep it and add into it. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g);
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own);
+/* parts.c. Before n runs: gives it the gradients that its slices wrote to one place. */
+bool kn_engine_settle(kn_engine *e, kn_node *n);
 bool kn_grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b);
 bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src);
 

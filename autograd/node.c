@@ -96,6 +96,7 @@ static void destroy(kn_node *n, kn_node **list)
     if (n->frame && n->frame->grads && n->frame->grads->results == n)
         n->frame->grads->results = NULL;
     kn_node_drop_parts(n);
+    kn_node_drop_places(n);
     kn_host_free(n->part);
     kn_frame_unref(n->frame);
     kn_host_free(n->touch);

@@ -17,6 +17,22 @@ kn_tensor *kn_empty_as(const kn_tensor *t);
 kn_tensor *kn_grad_as(kn_op_grad *g, int i, const kn_tensor *like);
 /* The same with the memory order of input i. */
 kn_tensor *kn_grad_in_order(kn_op_grad *g, int i);
+/* Elements [begin, end) of a dim: the attributes of a kn_slice. */
+typedef struct kn_slice_attr {
+    int dim;
+    int64_t begin, end;
+} kn_slice_attr;
+/* parts.c. Where the gradient of input i lies in that of a larger tensor, of which the input is a
+ * part by kn_chunk, kn_split or kn_slice, and any kn_view, kn_permute or kn_transpose: a tensor
+ * with that part's strides, borrowed, to write to and hand on as din[i], so that nothing is copied
+ * later. NULL if there is no such place; then make a tensor. */
+kn_tensor *kn_grad_part(kn_op_grad *g, int i);
+/* In the backward of a kn_split or kn_slice: the gradient of its input in which its parts lie, or
+ * will lie once they are copied; NULL: there is none yet. */
+kn_tensor *kn_grad_whole(kn_op_grad *g);
+bool kn_grad_in_place(const kn_op_grad *g, int i); /* dout[i] lies in it already */
+/* Of a slice: its gradient lies there now, and isn't passed on. */
+void kn_grad_came(kn_op_grad *g);
 /* t in the memory order of like, which has as many dims: itself, or a copy. */
 kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like);
 /* Reads an option for rows and columns into out: each if either of its values isn't 0, else both

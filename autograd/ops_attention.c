@@ -12,6 +12,13 @@ static const uint64_t *seed_place(const kn_tensor *t, double dropout, uint64_t s
     return dropout > 0 ? kn_seed_place(kn_device_of(t), seed, ok) : NULL;
 }
 
+/* kn_grad_part, if the elements of a row are side by side there, as fast kernels want them. */
+static kn_tensor *rows_place(kn_op_grad *g, int i)
+{
+    kn_tensor *place = kn_grad_part(g, i);
+    return place && (place->stride[3] == 1 || place->shape[3] == 1) ? place : NULL;
+}
+
 /* ---- attention: outputs o[B,H,T,D] (laid out [B,T,H,D]) and lse[B,H,T] ----------------------- */
 
 typedef struct attention_attr {
@@ -109,10 +116,12 @@ static bool attention_backward(kn_op_grad *g)
         return true;
     if (dy->shape[3] > 1 && dy->stride[3] != 1 && !(dy = kn_contiguous(dy)))
         return false;
-    for (int i = 0; i < 3; i++) { /* in memory as [B,T,H,D], the usual order of q, k, v */
+    for (int i = 0; i < 3; i++) { /* else in memory as [B,T,H,D], the usual order */
         const kn_spec *s = &g->in_spec[i];
-        d[i] = kn_tensor_new(s->dtype, kn_device_of(dy), NULL, KN_MEM_ACTIVATION, 4, s->shape,
-                             positions_first, true);
+        d[i] = rows_place(g, i);
+        if (!d[i])
+            d[i] = kn_tensor_new(s->dtype, kn_device_of(dy), NULL, KN_MEM_ACTIVATION, 4, s->shape,
+                                 positions_first, true);
         if (!d[i])
             return false;
         g->din[i] = g->want[i] ? d[i] : NULL;
@@ -211,7 +220,8 @@ static bool rope_forward(kn_op_call *c)
 
 static bool rope_backward(kn_op_grad *g)
 {
-    g->din[0] = kn_empty_like(g->dout[0]);
+    kn_tensor *place = rows_place(g, 0);
+    g->din[0] = place ? place : kn_empty_like(g->dout[0]);
     return g->din[0] && rope_run(g->din[0], g->dout[0], g->attr, true);
 }
 

@@ -28,14 +28,20 @@ static const char *sizes(int n, const int64_t *size, char *buf, size_t room)
     return buf;
 }
 
-static bool reshape_shape(kn_op_call *c)
+static bool reshape_part(kn_op_call *c)
 {
     const shape_attr *a = c->attr;
     kn_spec *s = &c->spec[0];
     *s = kn_spec_like(c->in[0]);
     s->ndim = a->n;
     memcpy(s->shape, a->size, sizeof s->shape);
-    if (kn_view_strides(c->in[0], a->n, a->size, s->stride))
+    return kn_view_strides(c->in[0], a->n, a->size, s->stride);
+}
+
+static bool reshape_shape(kn_op_call *c)
+{
+    const shape_attr *a = c->attr;
+    if (reshape_part(c))
         return true;
     char from[128], to[192];
     return kn_fail(
@@ -61,7 +67,7 @@ static bool reshape_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_reshape, .name = "reshape", .attr_size = sizeof(shape_attr), .view = true,
-      .shape = reshape_shape, .backward = reshape_backward);
+      .shape = reshape_shape, .part = reshape_part, .backward = reshape_backward);
 
 /* Fills in a size of -1 and checks the element count. */
 static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
@@ -152,7 +158,7 @@ static bool permute_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_permute, .name = "permute", .attr_size = sizeof(shape_attr), .view = true,
-      .shape = permute_shape, .backward = permute_backward);
+      .shape = permute_shape, .part = permute_shape, .backward = permute_backward);
 
 kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
 {
@@ -187,11 +193,6 @@ kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1)
 
 /* ---- slice and split ------------------------------------------------------------------------- */
 
-typedef struct slice_attr {
-    int dim;
-    int64_t begin, end;
-} slice_attr;
-
 kn_array kn_rows_of(const kn_tensor *t)
 {
     int64_t rows = 1; /* not numel / columns: there are rows without columns */
@@ -210,9 +211,17 @@ kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size)
     return a;
 }
 
+/* The gradient of output i, or zeros, into its part of dx. */
+static bool put(kn_op_grad *g, int i, kn_tensor *dx, kn_array part)
+{
+    if (!g->dout[i])
+        return KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ part, 0, 0 }));
+    return kn_grad_in_place(g, i) || copy(dx, part, kn_array_of(g->dout[i]));
+}
+
 static bool slice_shape(kn_op_call *c)
 {
-    const slice_attr *a = c->attr;
+    const kn_slice_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
     kn_spec *s = &c->spec[0];
     if (a->begin < 0 || a->end < a->begin || a->end > x->shape[a->dim])
@@ -227,22 +236,25 @@ static bool slice_shape(kn_op_call *c)
 
 static bool slice_backward(kn_op_grad *g)
 {
-    const slice_attr *a = g->attr;
-    kn_tensor *dx = kn_grad_out(g, 0);
-    if (!dx || !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 })))
+    const kn_slice_attr *a = g->attr;
+    kn_tensor *whole = kn_grad_whole(g), *dx = whole ? whole : kn_grad_out(g, 0);
+    if (!dx || (!whole && !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 }))))
         return false;
-    g->din[0] = dx;
-    return copy(dx, kn_part(dx, a->dim, a->begin, a->end - a->begin), kn_array_of(g->dout[0]));
+    if (whole)
+        kn_grad_came(g);
+    else
+        g->din[0] = dx;
+    return put(g, 0, dx, kn_part(dx, a->dim, a->begin, a->end - a->begin));
 }
 
-KN_OP(kn_op_slice, .name = "slice", .attr_size = sizeof(slice_attr), .view = true,
-      .shape = slice_shape, .backward = slice_backward);
+KN_OP(kn_op_slice, .name = "slice", .attr_size = sizeof(kn_slice_attr), .view = true,
+      .shape = slice_shape, .part = slice_shape, .slice = true, .backward = slice_backward);
 
 kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end)
 {
     if (!kn_ok() || !kn_check(x, "slice"))
         return NULL;
-    slice_attr a = { kn_dim("slice", x, dim), begin, end };
+    kn_slice_attr a = { kn_dim("slice", x, dim), begin, end };
     return a.dim < 0 ? NULL : kn_apply1(&kn_op_slice, 1, &x, 0, &a);
 }
 
@@ -269,12 +281,10 @@ static bool split_shape(kn_op_call *c)
 static bool split_backward(kn_op_grad *g)
 {
     const split_attr *a = g->attr;
-    kn_tensor *dx = kn_grad_out(g, 0);
+    kn_tensor *whole = kn_grad_whole(g), *dx = whole ? whole : kn_grad_out(g, 0);
     int64_t at = 0;
     for (int i = 0; dx && i < g->nout; i++) {
-        kn_array part = kn_part(dx, a->dim, at, a->size[i]);
-        if (g->dout[i] ? !copy(dx, part, kn_array_of(g->dout[i]))
-                       : !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ part, 0, 0 })))
+        if (!put(g, i, dx, kn_part(dx, a->dim, at, a->size[i])))
             return false;
         at += a->size[i];
     }
@@ -283,7 +293,7 @@ static bool split_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_split, .name = "split", .attr_size = sizeof(split_attr), .view = true,
-      .shape = split_shape, .backward = split_backward);
+      .shape = split_shape, .part = split_shape, .backward = split_backward);
 
 /* Checks x, dim and the number of parts, and begins with no parts. */
 static bool split_begin(const char *op, const kn_tensor *x, int dim, int n, kn_tensor **out,

@@ -21,6 +21,7 @@ static bool reach(kn_engine *e, kn_node *n)
         return false;
     n->mark = e->pass;
     n->has_grad = n->touched = false;
+    kn_node_drop_places(n);
     n->leads = true;
     n->refs++;
     e->node[e->nodes++] = n;
@@ -172,9 +173,13 @@ bool kn_engine_count(kn_engine *e)
 {
     for (int64_t i = 0; i < e->nodes; i++) {
         kn_node *n = e->node[i];
-        for (int k = 0; k < n->nin; k++)
-            if (!see_leaf(e, n->edge[k].leaf))
+        for (int k = 0; k < n->nin; k++) {
+            const kn_edge *to = &n->edge[k];
+            if (to->node)
+                to->node->home[to->out_index].users++;
+            if (!see_leaf(e, to->leaf))
                 return false;
+        }
         for (int k = 0; k < n->ntouch; k++)
             if (!see_leaf(e, n->touch[k]))
                 return false;

@@ -9,27 +9,35 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* PACKED: q, k and v are columns of one product [B, T, (H + 2G) D], and their gradients of its
+ * gradient. ROTATED: so are v and its gradient only, for q and k were turned by rope. */
+typedef enum layout { APART, PACKED, ROTATED } layout;
+
 typedef struct test {
     int64_t b, h, g, t, s, d;
     kn_dtype dtype;
-    bool causal, packed; /* packed: q, k and v are columns of one product [B, T, (H + 2G) D] */
-    bool declined;       /* on every device: Knap's kernel takes it */
+    bool causal;
+    layout layout;
+    bool declined; /* on every device: Knap's kernel takes it */
 } test;
 
 static const test tests[] = {
-    { 8, 12, 12, 1024, 1024, 64, KN_BF16, true, true, false },  /* GPT-2 124M */
-    { 4, 25, 25, 1024, 1024, 64, KN_BF16, true, true, false },  /* GPT-2 1558M */
-    { 2, 32, 8, 2048, 2048, 128, KN_BF16, true, false, false }, /* grouped heads */
-    { 8, 12, 12, 1024, 1024, 64, KN_F16, true, false, false },
-    { 1, 4, 4, 100, 100, 64, KN_BF16, true, true, false },
-    { 2, 8, 8, 1000, 1000, 80, KN_BF16, false, false, false },
-    { 2, 8, 2, 64, 256, 64, KN_F16, false, false, false },       /* T != S without a mask */
-    { 61, 12, 12, 1024, 1024, 64, KN_BF16, true, true, false },  /* in two parts, if bits repeat */
-    { 3, 16, 4, 4096, 4096, 128, KN_BF16, true, true, false },   /* parts of one sequence, too */
-    { 1, 10, 10, 16384, 16384, 64, KN_F16, true, false, false }, /* a head each */
-    { 2, 8, 8, 64, 256, 64, KN_BF16, true, false, true }, /* cuDNN aligns the mask otherwise */
-    { 2, 8, 8, 128, 128, 60, KN_BF16, true, false, true },
-    { 2, 8, 8, 128, 128, 64, KN_F32, true, false, true },
+    { 8, 12, 12, 1024, 1024, 64, KN_BF16, true, PACKED, false }, /* GPT-2 124M */
+    { 4, 25, 25, 1024, 1024, 64, KN_BF16, true, PACKED, false }, /* GPT-2 1558M */
+    { 2, 32, 8, 2048, 2048, 128, KN_BF16, true, APART, false },  /* grouped heads: Llama */
+    { 2, 32, 8, 2048, 2048, 128, KN_BF16, true, PACKED, false },
+    { 2, 32, 8, 2048, 2048, 128, KN_BF16, true, ROTATED, false },
+    { 8, 12, 12, 197, 197, 64, KN_BF16, false, PACKED, false }, /* ViT-B/16 */
+    { 8, 12, 12, 1024, 1024, 64, KN_F16, true, APART, false },
+    { 1, 4, 4, 100, 100, 64, KN_BF16, true, PACKED, false },
+    { 2, 8, 8, 1000, 1000, 80, KN_BF16, false, APART, false },
+    { 2, 8, 2, 64, 256, 64, KN_F16, false, APART, false },        /* T != S without a mask */
+    { 61, 12, 12, 1024, 1024, 64, KN_BF16, true, PACKED, false }, /* in two parts, if bits repeat */
+    { 3, 16, 4, 4096, 4096, 128, KN_BF16, true, PACKED, false },  /* parts of one sequence, too */
+    { 1, 10, 10, 16384, 16384, 64, KN_F16, true, APART, false },  /* a head each */
+    { 2, 8, 8, 64, 256, 64, KN_BF16, true, APART, true }, /* cuDNN aligns the mask otherwise */
+    { 2, 8, 8, 128, 128, 60, KN_BF16, true, APART, true },
+    { 2, 8, 8, 128, 128, 64, KN_F32, true, APART, true },
 };
 enum { TESTS = sizeof tests / sizeof *tests };
 
@@ -48,9 +56,10 @@ static kn_array view(const test *c, int64_t heads, int64_t t, int64_t row, int64
 static void views(const test *c, kn_array *q, kn_array *k, kn_array *v)
 {
     int64_t row = (c->h + 2 * c->g) * c->d;
-    *q = view(c, c->h, c->t, c->packed ? row : c->h * c->d, 0);
-    *k = view(c, c->g, c->s, c->packed ? row : c->g * c->d, c->packed ? c->h * c->d : 0);
-    *v = view(c, c->g, c->s, c->packed ? row : c->g * c->d, c->packed ? (c->h + c->g) * c->d : 0);
+    const bool all = c->layout == PACKED, last = c->layout != APART;
+    *q = view(c, c->h, c->t, all ? row : c->h * c->d, 0);
+    *k = view(c, c->g, c->s, all ? row : c->g * c->d, all ? c->h * c->d : 0);
+    *v = view(c, c->g, c->s, last ? row : c->g * c->d, last ? (c->h + c->g) * c->d : 0);
 }
 
 static bool plan(const char *json, int arch, const test *c, bool backward, kn_dnn_found *found)
@@ -113,7 +122,9 @@ static void plan_attentions(const char *json, int arch)
                          deterministic ? " deterministic" : "", (long long)c->b, (long long)c->h,
                          (long long)c->g, (long long)c->t, (long long)c->s, (long long)c->d,
                          kn_dtype_name(c->dtype), c->causal ? " causal" : "",
-                         c->packed ? " packed" : "");
+                         c->layout == PACKED    ? " packed"
+                         : c->layout == ROTATED ? " rotated"
+                                                : "");
                 plan_line(made == !c->declined, what, made, &found);
             }
     }
