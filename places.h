@@ -83,6 +83,7 @@
 #define kn_cuda_available(...)     KN_PLACE(kn_cuda_available(__VA_ARGS__))
 #define kn_cuda_describe(...)      KN_PLACE(kn_cuda_describe(__VA_ARGS__))
 #define kn_cuda_lacks(...)         KN_PLACE(kn_cuda_lacks(__VA_ARGS__))
+#define kn_cuda_choices(...)       KN_PLACE(kn_cuda_choices(__VA_ARGS__))
 #define kn_cuda_allow_tf32(...)    KN_PLACE(kn_cuda_allow_tf32(__VA_ARGS__))
 #define kn_cuda_deterministic(...) KN_PLACE(kn_cuda_deterministic(__VA_ARGS__))
 #define kn_cuda_memory_read(...)   KN_PLACE(kn_cuda_memory_read(__VA_ARGS__))

@@ -406,6 +406,8 @@ int main(int argc, char **argv)
         printf("device: %s\n", kn_cuda_describe());
     bool same = flag(argc, argv, "--sweep") && kn_comm_size(world) == 1 ? sweep(s, world)
                                                                         : one(&s, world, overhead);
+    if (kn_rank(world) == 0 && s.device == KN_CUDA)
+        printf("algorithms: %s\n", kn_cuda_choices() ? kn_cuda_choices() : "none of cuBLASLt's");
     int status = kn_finish();
     return status ? status : !same;
 }

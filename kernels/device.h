@@ -36,6 +36,11 @@ KN_API const char *kn_cuda_describe(void);
  * tensor cores". NULL after the last, and where no GPU can be used. Valid until the thread's next
  * call. */
 KN_API const char *kn_cuda_lacks(int i);
+/* How the algorithms of matrix products are chosen: "24 timed before: FILE", "timed when first met,
+ * 24 so far: FILE" (KNAP_TUNE=1), or "chosen by heuristics, ..". It says too where the file is
+ * damaged or can't be written. NULL without a GPU or cuBLASLt. Valid until the thread's next call.
+ */
+KN_API const char *kn_cuda_choices(void);
 /* f32 products in TF32 (10 bits of mantissa) from now on; off at start. Also KNAP_CUDA_TF32=1. */
 KN_API void kn_cuda_allow_tf32(bool on);
 /* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1.

@@ -2,6 +2,7 @@
  * supervisor (--ranks), or by another launcher (launch.c). */
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
+#include "kernels/choices.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -31,6 +32,10 @@ bool kn_rank_enter(kn_comm *world)
         return true; /* there is no other rank */
     c->on_error_internal = poison_world;
     c->on_error_internal_arg = world;
+    if (kn_tuning())
+        kn_fail("KNAP_TUNE=1 on %d ranks: one rank times algorithms, and all compute with the same "
+                "ones; run it on one rank first, then here without KNAP_TUNE",
+                world->size);
     if (!kn_ok())
         kn_comm_poison(world, kn_error());
     return true;

@@ -141,6 +141,8 @@ bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
         report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());
         for (int i = 0; kn_cuda_lacks(i); i++)
             report_row("slow here", "%s", kn_cuda_lacks(i));
+        if (kn_cuda_choices())
+            report_row("algorithms", "%s", kn_cuda_choices());
         report_row("tf32, deterministic", "%s, %s", s->tf32 ? "yes" : "no",
                    s->deterministic ? "yes" : "no");
     }

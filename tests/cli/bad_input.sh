@@ -65,6 +65,9 @@ refused "a preset with sizes" "--layers" "$train" --data "$TMP/text" --model gpt
 refused "a folder that can't be made" "$TMP/text" "${tiny[@]}" --out "$TMP/text/out"
 refused "a log that can't be written" "no/such/folder" "${tiny[@]}" --log no/such/folder/log
 
+KNAP_TUNE=1 refused "ranks that would time algorithms each by itself" "KNAP_TUNE=1 on 2 ranks" "${tiny[@]}" --ranks 2
+KNAP_TUNE=yes refused "a switch that is neither on nor off" "KNAP_TUNE=yes: must be 1 (on) or 0 (off)" "${tiny[@]}" --ranks 2
+
 for ranks in 1 2; do
     refused "the loss is not finite, $ranks ranks" "step 2:" "${tiny[@]}" --lr 1e30 --warmup 0 \
         --clip 0 --ranks $ranks

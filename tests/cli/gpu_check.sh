@@ -126,6 +126,23 @@ check "other models' steps aren't taken" grep -q '^predicted  nothing measured s
 check "products and attention must run in NVIDIA's libraries" \
     grep -q 'gpt2-xl .*--sweep.* --expect matmul=cublaslt,attention=cudnn,attention_grad=cudnn' "$TMP/out/gpt2.txt"
 
+# Algorithms are timed into a file beside the results; a step runs without it and with it.
+gpu_check --part tune
+check "a file without a product is a failure" fails "FAILED timing: no product was kept"
+key="cuBLASLt 13.1.0, NVIDIA H200, 0 of 132 multiprocessors, workspace 1, m 8, n 9, k 10, lda 8, ldb 9, ldd 8, batch 1, sa 0, sb 0, sd 0, in bf16, out f32, ta 0"
+cat >"$TMP/bench_gpt2.does" <<S
+[ "\$KNAP_TUNE" != 1 ] || printf '\n0123456789abcdef %s = algorithm 0a, first 40.5 us, best 30.0 us\n' "$key" >>"\$KNAP_TUNED"
+echo "tuned: \$KNAP_TUNE \${KNAP_TUNED##*/}"
+S
+gpu_check --part tune
+check "algorithms are timed" succeeds
+check "the first beside the best" grep -q '^10.5 us less: m 8, n 9, k 10, batch 1, bf16 to f32, algorithm: first 40.5 us, best 30.0 us' "$TMP/out/tune.txt"
+check "and in all" grep -q '^1 products: first 40.5 us, best 30.0 us in all' "$TMP/out/tune.txt"
+check "a step without, one that times, one with them" test "$(grep '^tuned: ' "$TMP/out/tune.txt" | tr '\n' ,)" = "tuned:  none,tuned: 1 tuned.txt,tuned:  tuned.txt,"
+gpu_check --part gpt2 --out "$TMP/others"
+check "other parts don't read it" test "$(grep -c '^tuned:  none' "$TMP/others/gpt2.txt")" = 6
+rm "$TMP/bench_gpt2.does"
+
 # A peer is built with its authors' flags, and given tokens; what Python's packages of NVIDIA's bring is used.
 mkdir -p "$TMP"/{llmc,site/nvidia/cudnn/include,site/nvidia/cudnn/lib}
 touch "$TMP/site/nvidia/cudnn/include/cudnn.h" "$TMP/site/nvidia/cudnn/lib/libcudnn.so.9"

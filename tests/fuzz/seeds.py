@@ -58,6 +58,21 @@ def write_texts():
     seed('text', 'byte', tokens(2, 256, list(range(60))) + b'||{"version": 1, "kind": "byte"}')
 
 
+def choice(line):
+    total = 0xcbf29ce484222325
+    for byte in line.encode():
+        total = (total ^ byte) * 0x100000001b3 % (1 << 64)
+    return f'\n{total:016x} {line}\n'
+
+
+def write_choices():
+    algorithm = 'gpu, m 1 = algorithm ' + '0a' * 64 + ', first 40.1 us, best 38.0 us'
+    seed('choices', 'one', choice(algorithm)[1:])
+    seed('choices', 'lines', choice(algorithm) + choice('gpu, m 2 = parts, first 2.0 us, best 1.0 us'))
+    seed('choices', 'damaged', choice(algorithm)[1:70] + choice(algorithm))
+    seed('choices', 'foreign', 'another file = of another program\n')
+
+
 def write_options():
     seed('options', 'model', '--layers\n2\n--heads=2\n--embd\n16\n--ctx\n8\n--no-bias\n--dropout=0.1\n')
     seed('options', 'llama', '--model\nllama\n--kv-heads\n2\n--hidden\n64\n--rope-base\n1e4\n--tied\n')
@@ -226,6 +241,6 @@ def write_shards():
 
 
 if __name__ == '__main__':
-    for write in (write_safetensors, write_tokenizers, write_texts, write_options, write_tables, write_idx, write_cifar,
+    for write in (write_safetensors, write_tokenizers, write_texts, write_choices, write_options, write_tables, write_idx, write_cifar,
                   write_pictures, write_checkpoints, write_pretrained, write_meetings, write_shards):
         write()

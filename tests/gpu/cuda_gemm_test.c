@@ -1,7 +1,7 @@
 /* tests/gpu/cuda_gemm_test.c: the mapping of matrix products to cuBLASLt. A plain column-major
  * product on the host carries out the mapping, and is compared with the reference; cuBLASLt's
  * descriptors are made without a GPU. */
-#include "kernels/cuda/cublaslt/cublaslt.h"
+#include "kernels/cuda/cublaslt/plan.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/kn_test.h"
 
@@ -262,8 +262,7 @@ KN_TEST(cuda_gemm, descriptors_without_a_gpu)
             kn_matmul_args a = args_of(&products[i], D, types[t]);
             KN_CHECK(kn_gemm_map(&a, &g));
             g.tf32 = i % 2 && types[t] == KN_F32;
-            KN_CHECK(kn_cublaslt_try(&g), "product %d, %s: %s", i, kn_dtype_name(types[t]),
-                     kn_error());
+            KN_CHECK(kn_blas_try(&g), "product %d, %s: %s", i, kn_dtype_name(types[t]), kn_error());
         }
 }
 
@@ -275,5 +274,5 @@ KN_TEST(cuda_gemm, products_for_a_part_of_the_gpu)
         KN_SKIP("%s", kn_cublaslt_library.lack);
     setenv("KNAP_CUDA_SM_TARGET", "100", 1);
     KN_CHECK(kn_cuda_sm_target() == 100 && kn_gemm_map(&a, &g));
-    KN_CHECK(kn_cublaslt_try(&g), "%s", kn_error());
+    KN_CHECK(kn_blas_try(&g), "%s", kn_error());
 }

@@ -1,6 +1,6 @@
 /* kernels/cuda/cublaslt/gemm.c: a matrix product with any strides as column-major products with
  * leading dims, for cuBLASLt. Nothing here depends on CUDA. */
-#include "kernels/cuda/cublaslt/cublaslt.h"
+#include "kernels/cuda/cublaslt/gemm.h"
 
 #include <string.h>
 

@@ -25,6 +25,11 @@ const char *kn_cuda_lacks(int i)
     return NULL;
 }
 
+const char *kn_cuda_choices(void)
+{
+    return NULL;
+}
+
 void kn_cuda_allow_tf32(bool on)
 {
     (void)on;

@@ -90,6 +90,17 @@ void kn_gpu_trace_end(kn_stream *s, const char *what, const char *provider, doub
 /* Waits for the stream and enters what was timed into the trace. */
 void kn_gpu_trace_flush(kn_stream *s);
 
+/* A way to compute something: run launches it once on the running stream, or declines. */
+typedef struct kn_gpu_way {
+    kn_status (*run)(void *arg);
+    void *arg;
+    double us; /* the median of its times; INFINITY where it declines */
+} kn_gpu_way;
+/* Times ways on the stream of the running launch, which must not be recorded: all of them in turn,
+ * several times, each with a cold L2 cache, for which the stream's scratch is overwritten. The host
+ * waits. False with an error. */
+bool kn_gpu_time_ways(kn_gpu_way *way, int count);
+
 /* ---- events (event.c) ------------------------------------------------------------------------ */
 
 /* From a pool of the process; timing events can be subtracted. NULL with an error. */

@@ -5,11 +5,12 @@
 #include "tests/gpu/emulator/emulated.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-cuda_fake fake = { .devices = 1, .memory = (size_t)1 << 30 };
+cuda_fake fake = { .devices = 1, .memory = (size_t)1 << 30, .name = "Pretended GPU" };
 
 static _Thread_local cudaError_t last_error;
 
@@ -261,6 +262,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int dev
     (void)device;
     *value = name == cudaDevAttrComputeCapabilityMajor ? 9
              : name == cudaDevAttrMultiProcessorCount  ? 132
+             : name == cudaDevAttrL2CacheSize          ? 1 << 16
              : name == cudaDevAttrPageableMemoryAccess ? fake.reads_pageable
                                                        : 0;
     return cudaSuccess;
@@ -270,7 +272,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
 {
     (void)device;
     memset(p, 0, sizeof *p);
-    strcpy(p->name, "Pretended GPU");
+    snprintf(p->name, sizeof p->name, "%s", fake.name);
+    p->multiProcessorCount = 132;
     p->totalGlobalMem = fake.memory;
     return cudaSuccess;
 }
@@ -379,11 +382,18 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *arg)
     return fake_add(s, run_host, free, kept);
 }
 
+static double passed; /* of the device's clock alone */
+
+void fake_pass(double seconds)
+{
+    passed += seconds;
+}
+
 static double now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return passed + (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 static int64_t recordings;

@@ -25,6 +25,7 @@ typedef struct cuda_fake {
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */
     int late;     /* an event is done only after this many later records, or after a wait */
     int device;   /* the chosen one */
+    const char *name;
 } cuda_fake;
 
 extern cuda_fake fake;
@@ -82,6 +83,9 @@ void fake_stream_end(cudaStream_t s);
 /* For fake libraries: appends work(arg) to the stream; it runs on another thread after the stream's
  * present work. */
 void fake_launch(void *stream, void (*work)(void *arg), void *arg);
-void fake_wait(void *stream); /* until all its work is done */
+#define FAKE_SHOWN __attribute__((visibility("default"))) /* fake_cublaslt.c looks for them */
+FAKE_SHOWN void fake_wait(void *stream);                  /* until all its work is done */
+/* The device's clock goes on, for events that come later. */
+FAKE_SHOWN void fake_pass(double seconds);
 
 #endif
