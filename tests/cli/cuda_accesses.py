@@ -53,7 +53,7 @@ HOT = [
     # Rows. Four loads of a pass are on their way at once.
     Hot("softmax_kernel", rf"{FLOATS}, true", 6, 1, 0),
     Hot("softmax_grad_kernel", rf"{FLOATS}, true", 6, 1, 0),
-    Hot("cross_entropy_kernel", rf"{FLOATS}, true", 8, 4, stack=40),  # spilled between the passes
+    Hot("cross_entropy_kernel", rf"{FLOATS}, true", 8, 4, stack=16),  # spilled between the passes
     Hot("cross_entropy_grad_kernel", rf"{FLOATS}, true", 4, 4),
     Hot("norm_kernel", rf"{FLOATS}, true", 8, 1, 2),  # a row's mean and rstd
     Hot("norm_grad_kernel", rf"{FLOATS}, true", 9, 1, 2),

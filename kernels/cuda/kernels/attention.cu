@@ -39,7 +39,7 @@ attention_weights(const attention_sizes &a, A (&z)[R][C], A (&max)[R], A (&sum)[
             top = z[i][j] > top || z[i][j] != z[i][j] ? z[i][j] : top;
         }
         top = lanes_max<A, G>(top);
-        A shrink = top == max[i] ? (A)1 : row_exp(max[i] - top);
+        A shrink = top == max[i] ? (A)1 : kn_exp(max[i] - top);
         max[i] = top;
         sum[i] *= shrink;
 #pragma unroll
@@ -48,7 +48,7 @@ attention_weights(const attention_sizes &a, A (&z)[R][C], A (&max)[R], A (&sum)[
 #pragma unroll
         for (int j = 0; j < C; j++) {
             int64_t s = s0 + tx + j * G;
-            A p = sees[j] ? row_exp(z[i][j] - top) : (A)0;
+            A p = sees[j] ? kn_exp(z[i][j] - top) : (A)0;
             sum[i] += p;
             if (a.dropout && sees[j])
                 p *= attention_factor<A>(a, head * a.T + t, s);

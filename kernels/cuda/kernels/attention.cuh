@@ -8,6 +8,7 @@
 #ifndef KNAP_KERNELS_CUDA_ATTENTION_CUH
 #define KNAP_KERNELS_CUDA_ATTENTION_CUH
 
+#include "kernels/cuda/kernels/exponentials.cuh"
 #include "kernels/cuda/kernels/rows.cuh"
 
 /* One of q, k, v, ...: [B, heads, rows, D]. */

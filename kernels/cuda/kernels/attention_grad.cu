@@ -67,7 +67,7 @@ static __device__ inline void attention_dz(const attention_grad_call<A> &p, A (&
             A bias;
             if (attention_sees<A>(a, head, t, s, bias)) {
                 int64_t row = head * a.T + t;
-                P = row_exp((A)a.scale * z[i][j] + bias - p.lse[row]);
+                P = kn_exp((A)a.scale * z[i][j] + bias - p.lse[row]);
                 factor = attention_factor<A>(a, row, s);
                 dz = P * (factor * d[i][j] - p.delta[row]);
                 if (KEYS && s == p.heavy[row])

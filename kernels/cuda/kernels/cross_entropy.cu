@@ -5,6 +5,7 @@
  * them once; everything else is [N]. The rows' losses are added by one block, in f64. A forward
  * that also makes the gradient finds the row in the L2 cache. */
 #include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/cuda/kernels/exponentials.cuh"
 #include "kernels/cuda/kernels/rows.cuh"
 
 /* The numbers of a row's target for forward and backward. */
@@ -51,7 +52,7 @@ static __device__ inline void ce_grad_row(const row_group &g, T *dx, int64_t sd,
     row_each_of_any_length<VEC, N>(g, x, sx, classes, [&](int64_t u, int n, A(&v)[N]) {
         for (int i = 0; i < N; i++) {
             A hit = u * N + i == target ? rest : (A)0;
-            v[i] = target >= 0 ? each * (row_exp(v[i] - lse) - hit - share) : (A)0;
+            v[i] = target >= 0 ? each * (kn_exp(v[i] - lse) - hit - share) : (A)0;
         }
         if (n == N)
             row_store<VEC, N>(dx, sd, u, n, v);
@@ -82,10 +83,10 @@ static __device__ inline void ce_online(A &max, A &sum, const A (&x)[N], int n)
     if (top == -row_infinity<A>())
         return;
     if (top != max)
-        sum *= row_exp(max - top);
+        sum *= kn_exp_term(max - top);
     max = top;
     for (int i = 0; i < N; i++)
-        sum += i < n ? row_exp(x[i] - top) : 0;
+        sum += i < n ? kn_exp_term(x[i] - top) : 0;
 }
 
 template <typename T, bool VEC>
@@ -95,18 +96,18 @@ KN_KERNEL_RESIDENT(ROW_MOST, 2, cross_entropy_kernel, ce_call<T> a, int mode)
     KN_SHARED A buffer[33];
     row_group g(mode);
     const int N = row_unit<T>::size;
-    A s = (A)a.smoothing;
+    A s = (A)a.smoothing, share = 1 / (A)a.classes;
     for (int64_t r = g.first; r < a.rows; r += g.step) {
         const T *px = a.x + r * a.row;
         A max = -row_infinity<A>(), sum = 0, all = 0;
         row_each_of_any_length<VEC, N>(g, px, a.sx, a.classes, [&](int64_t, int n, A(&x)[N]) {
             ce_online(max, sum, x, n);
             for (int i = 0; s > 0 && i < N; i++)
-                all += x[i] / (A)a.classes;
+                all += x[i] * share;
         });
         A top = row_max(g, max, buffer);
         if (max != -row_infinity<A>())
-            sum *= row_exp(max - top);
+            sum *= kn_exp_term(max - top);
         sum = row_sum(g, sum, buffer);
         if (s > 0)
             all = row_sum(g, all, buffer);

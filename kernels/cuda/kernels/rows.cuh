@@ -189,14 +189,6 @@ template <typename A> static __device__ inline A row_infinity(void)
 {
     return (A)INFINITY;
 }
-static __device__ inline float row_exp(float x)
-{
-    return expf(x);
-}
-static __device__ inline double row_exp(double x)
-{
-    return exp(x);
-}
 static __device__ inline float row_log(float x)
 {
     return logf(x);

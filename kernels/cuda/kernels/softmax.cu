@@ -3,6 +3,7 @@
  * Floor: each row is read once and written once (the backward reads two). A row is kept in shared
  * memory between its passes where it fits in 48 KB, and comes from L2 again where it doesn't. */
 #include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/cuda/kernels/exponentials.cuh"
 #include "kernels/cuda/kernels/rows.cuh"
 
 template <typename T> struct softmax_call {
@@ -39,7 +40,7 @@ KN_KERNEL(ROW_MOST, softmax_kernel, softmax_call<T> a, int mode)
             int n = row_live<VEC, N>(u, a.length);
             row_again<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
-                sum += i < n ? row_exp(x[i] - max) : 0;
+                sum += i < n ? kn_exp_term(x[i] - max) : 0;
         }
         sum = row_sum(g, sum, buffer);
         A factor = 1 / sum, log_sum = row_log(sum);
@@ -47,7 +48,7 @@ KN_KERNEL(ROW_MOST, softmax_kernel, softmax_call<T> a, int mode)
             int n = row_live<VEC, N>(u, a.length);
             row_again<VEC, N>(px, a.sx, u, n, cache, x);
             for (int i = 0; i < N; i++)
-                x[i] = a.log ? x[i] - max - log_sum : row_exp(x[i] - max) * factor;
+                x[i] = a.log ? x[i] - max - log_sum : kn_exp(x[i] - max) * factor;
             row_store<VEC, N>(a.y + at[0], a.sy, u, n, x);
         }
     }
@@ -116,7 +117,7 @@ KN_KERNEL(ROW_MOST, softmax_grad_kernel, softmax_grad_call<T> a, int mode)
             row_again<VEC, N>(pd, a.sd, u, n, kept_dy, d);
             row_again<VEC, N>(py, a.sy, u, n, kept_y, y);
             for (int i = 0; i < N; i++)
-                d[i] = a.log ? d[i] - row_exp(y[i]) * sum : y[i] * (d[i] - sum);
+                d[i] = a.log ? d[i] - kn_exp(y[i]) * sum : y[i] * (d[i] - sum);
             row_store<VEC, N>(a.dx + at[0], a.sx, u, n, d);
         }
     }

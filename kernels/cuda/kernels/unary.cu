@@ -2,14 +2,33 @@
  * once; the dearest function (pow) still computes faster than its bytes arrive. Floor of f': three
  * arrays' bytes once (NEG, AFFINE: two), since of x and y only what the kind's row says is read. */
 #include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/cuda/kernels/exponentials.cuh"
 
 namespace
 {
 
-/* y = x / (1 + exp(-u)). */
-template <typename A> __device__ A gated(A x, A u)
+/* x / (1 + exp(-u)). Of f32 within 1.5e-7 |u| and 6 units in the last place. */
+__device__ double gated(double x, double u)
 {
-    return x / kn_add_rn((A)1, exp(-u));
+    return x / kn_add_rn(1.0, exp(-u));
+}
+__device__ float gated(float x, float u)
+{
+    return kn_mul_rn(x, kn_reciprocal(kn_add_rn(1.0f, kn_exp_term(-u))));
+}
+
+/* s = sigmoid(u) and 1 - s, of f32 without the difference, which would lose all places where s is
+ * near 1; u is at least -88. */
+__device__ void sigmoids(double u, double &s, double &rest)
+{
+    s = gated(1.0, u);
+    rest = 1 - s;
+}
+__device__ void sigmoids(float u, float &s, float &rest)
+{
+    float e = kn_exp_term(-u);
+    s = kn_reciprocal(kn_add_rn(1.0f, e));
+    rest = kn_mul_rn(e, s);
 }
 
 /* 0.5 x (1 + tanh u) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). */
@@ -285,10 +304,14 @@ extern "C" kn_status kn_cuda_unary(const void *args)
 namespace
 {
 /* Slopes below are 0 or 1 in every dtype far from 0: there x counts as this bound, so that no
- * product is of 0 and infinity. NaN passes. */
+ * product is of 0 and infinity. NaN passes. For sigmoids() f32's is nearer: where e^-u is finite. */
 template <typename A> __device__ A within(A x, A bound)
 {
     return x > bound ? bound : x < -bound ? -bound : x;
+}
+template <typename A> __device__ A within(A x, A bound, float bound_f32)
+{
+    return within(x, sizeof(A) == sizeof(float) ? (A)bound_f32 : bound);
 }
 
 /* With s = sigmoid(2u), u = c (x + k x^3): 0.5 x (1 + tanh u) = x s, whose derivative is
@@ -296,11 +319,11 @@ template <typename A> __device__ A within(A x, A bound)
 template <typename A> __device__ A gelu_tanh_slope(A x)
 {
     const double c = 2 * 0.79788456080286535588, k = 0.044715;
-    x = within(x, (A)30);
-    A x2 = kn_mul_rn(x, x);
-    A s = gated((A)1, kn_mul_rn(x, kn_fma_rn((A)(c * k), x2, (A)c)));
+    x = within(x, (A)30, 10);
+    A x2 = kn_mul_rn(x, x), s, rest;
+    sigmoids(kn_mul_rn(x, kn_fma_rn((A)(c * k), x2, (A)c)), s, rest);
     A slope = kn_fma_rn((A)(3 * c * k), x2, (A)c);
-    return kn_mul_rn(s, kn_fma_rn(kn_mul_rn(x, 1 - s), slope, (A)1));
+    return kn_mul_rn(s, kn_fma_rn(kn_mul_rn(x, rest), slope, (A)1));
 }
 
 /* Phi(x) + x phi(x). */
@@ -314,9 +337,10 @@ template <typename A> __device__ A gelu_erf_slope(A x)
 
 template <typename A> __device__ A silu_slope(A x)
 {
-    x = within(x, (A)750);
-    A s = gated((A)1, x);
-    return kn_mul_rn(s, kn_fma_rn(x, 1 - s, (A)1));
+    x = within(x, (A)750, 87);
+    A s, rest;
+    sigmoids(x, s, rest);
+    return kn_mul_rn(s, kn_fma_rn(x, rest, (A)1));
 }
 
 /* With t = tanh(log(1 + e^x)) and s = sigmoid(x): t + x s (1 - t^2). */
