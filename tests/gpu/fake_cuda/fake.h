@@ -72,8 +72,9 @@ struct CUevent_st {
 
 /* Adds work to the capture of s. */
 cudaError_t fake_add(cudaStream_t s, void (*run)(void *), void (*drop)(void *), void *arg);
-bool fake_record(void (*run)(void *), void (*drop)(void *),
-                 void *arg); /* emulated_runtime.record */
+#define FAKE_SHOWN __attribute__((visibility("default"))) /* fake_cublaslt.c looks for them */
+/* emulated_runtime.record */
+FAKE_SHOWN bool fake_record(void (*run)(void *), void (*drop)(void *), void *arg);
 /* A call that waits or may wait: an error that ends the capture of s (NULL: of this thread). */
 cudaError_t fake_waiting(cudaStream_t s);
 cudaError_t fake_capture_record(cudaEvent_t e, cudaStream_t s);
@@ -83,8 +84,7 @@ void fake_stream_end(cudaStream_t s);
 /* For fake libraries: appends work(arg) to the stream; it runs on another thread after the stream's
  * present work. */
 void fake_launch(void *stream, void (*work)(void *arg), void *arg);
-#define FAKE_SHOWN __attribute__((visibility("default"))) /* fake_cublaslt.c looks for them */
-FAKE_SHOWN void fake_wait(void *stream);                  /* until all its work is done */
+FAKE_SHOWN void fake_wait(void *stream); /* until all its work is done */
 /* The device's clock goes on, for events that come later. */
 FAKE_SHOWN void fake_pass(double seconds);
 
