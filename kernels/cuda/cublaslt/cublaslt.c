@@ -145,34 +145,26 @@ static size_t hash(const kn_gemm *g)
     return (size_t)(h ^ h >> 32) & (PLANS - 1);
 }
 
-/* Where g is kept, or would be. */
-static kn_blas_plan *slot(const kn_gemm *g)
-{
-    size_t at = hash(g);
-    while (state.plan[at].used && memcmp(&state.plan[at].key, g, KN_GEMM_KEY) != 0)
-        at = (at + 1) & (PLANS - 1);
-    return &state.plan[at];
-}
-
 static kn_blas_plan *find(const kn_gemm *g)
 {
-    kn_blas_plan *p = slot(g), made = { 0 };
-    if (p->used)
-        return p;
-    if (!describe(&made, g) || !kn_blas_choose(&made, g)) {
-        forget(&made);
-        return NULL;
-    }
     if (state.plans >= PLANS / 4 * 3) {
         for (int i = 0; i < PLANS; i++)
             forget(&state.plan[i]);
         state.plans = 0;
     }
-    memcpy(&made.key, g, KN_GEMM_KEY);
-    made.used = true;
+    size_t at = hash(g);
+    while (state.plan[at].used && memcmp(&state.plan[at].key, g, KN_GEMM_KEY) != 0)
+        at = (at + 1) & (PLANS - 1);
+    kn_blas_plan *p = &state.plan[at];
+    if (p->used)
+        return p;
+    if (!describe(p, g) || !kn_blas_choose(p, g)) {
+        forget(p);
+        return NULL;
+    }
+    memcpy(&p->key, g, KN_GEMM_KEY);
+    p->used = true;
     state.plans++;
-    p = slot(g);
-    *p = made;
     return p;
 }
 
