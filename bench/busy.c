@@ -126,6 +126,10 @@ static int count(int argc, char **argv, const char *name, int otherwise, int mos
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "How much slower a small GPT generates and trains beside busy threads.\n"
+               "  bench_busy [--times N] [--busy N] [--threads N]",
+               0);
     kn_init(&argc, &argv);
     work w = { .config = { .layers = 4, .heads = 4, .embd = 128, .ctx = 64, .vocab = 256 } };
     const int times = count(argc, argv, "--times", 7, TIMES);

@@ -276,6 +276,12 @@ static void measure(load *l, int rounds)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "The speed of checkpoints' files, or the shards of a small model.\n"
+               "  bench_checkpoint [--dir DIR] [--mib N] [--rounds N] | [--example DIR] [--layout "
+               "flat|per_param|ragged]"
+               "\n    [--ranks N]",
+               0);
     load l = { 0 };
     const char *dir = word(argc, argv, "--example", NULL);
     int rounds = (int)number(argc, argv, "--rounds", 5);

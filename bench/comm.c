@@ -189,6 +189,10 @@ static bool prepare(bench *b)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Collectives among local ranks beside the memory copies they need.\n"
+               "  bench_comm [--ranks N] [--threads N] [--mib N] [--times N]",
+               0);
     if (number(argc, argv, "--ranks", 0) == 0)
         setenv("KNAP_RANKS", "2", 0);
     kn_comm *w = kn_init(&argc, &argv);

@@ -160,6 +160,12 @@ static int64_t option(int argc, char **argv, const char *name, int64_t otherwise
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Tokens/s of a training step sharded in several ways, over those without sharding.\n"
+               "  bench_fsdp [--ranks N] [--threads N] [--repeats N] [--steps N] [--only NAME] "
+               "[--layers N] [--embd N]"
+               "\n    [--heads N] [--vocab N] [--batch N] [--ctx N]",
+               0);
     if (!word(argc, argv, "--ranks", NULL))
         setenv("KNAP_RANKS", "2", 0);
     kn_comm *world = kn_init(&argc, &argv);

@@ -383,14 +383,24 @@ static bool sweep(sizes s, kn_comm *world)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Tokens/s of training GPT-2.\n"
+               "  bench_gpt2 [--device cpu|cuda] [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] "
+               "[--batch N] [--ctx N]"
+               "\n    [--dtype f32|bf16] [--steps N] [--layers N] [--peak TFLOPS] [--goal TOKENS] "
+               "[--offload PATH]"
+               "\n    [--recompute] [--graph] [--sweep] [--overhead] [--expect "
+               "KERNEL=PROVIDER,...] [--ranks N]"
+               "\n    [--threads N]",
+               0);
     kn_comm *world = kn_init(&argc, &argv);
     bool overhead = flag(argc, argv, "--overhead");
     sizes s = { .name = word(argc, argv, "--model", "gpt2") };
     s.device = strcmp(word(argc, argv, "--device", "cuda"), "cuda") == 0 ? KN_CUDA : KN_CPU;
-    s.batch = atoll(word(argc, argv, "--batch", "8"));
-    s.steps = atoll(word(argc, argv, "--steps", "20"));
-    s.peak = atof(word(argc, argv, "--peak", "0"));
-    s.goal = atof(word(argc, argv, "--goal", "0"));
+    s.batch = number(argc, argv, "--batch", 8);
+    s.steps = number(argc, argv, "--steps", 20);
+    s.peak = real(argc, argv, "--peak", 0);
+    s.goal = real(argc, argv, "--goal", 0);
     s.offload = word(argc, argv, "--offload", NULL);
     s.expect = word(argc, argv, "--expect", NULL);
     s.recompute = flag(argc, argv, "--recompute");
@@ -398,10 +408,8 @@ int main(int argc, char **argv)
     s.dtype = overhead ? KN_F32 : kn_dtype_parse(word(argc, argv, "--dtype", "bf16"));
     if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(s.device))
         return kn_finish();
-    s.ctx = atoll(word(argc, argv, "--ctx", "1024"));
-    s.model.layers = atoi(word(argc, argv, "--layers", "0"))
-                         ? atoi(word(argc, argv, "--layers", "0"))
-                         : s.model.layers;
+    s.ctx = number(argc, argv, "--ctx", 1024);
+    s.model.layers = (int)number(argc, argv, "--layers", s.model.layers);
     if (kn_rank(world) == 0 && s.device == KN_CUDA)
         printf("device: %s\n", kn_cuda_describe());
     bool same = flag(argc, argv, "--sweep") && kn_comm_size(world) == 1 ? sweep(s, world)

@@ -43,8 +43,12 @@ static double measure(kn_loader *l, int64_t batches, int64_t batch)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Images a second that a core reads, augments and stores in batches.\n"
+               "  bench_images DATA [SPLIT] [--images N] [--batch N] [--workers N]",
+               2);
     if (argc < 2 || argv[1][0] == '-') {
-        fprintf(stderr, "bench_images DATA [SPLIT] [--images N] [--batch N] [--workers N]\n");
+        fprintf(stderr, "bench_images: DATA is missing; --help lists the options\n");
         return 2;
     }
     const char *split = argc > 2 && argv[2][0] != '-' ? argv[2] : NULL;

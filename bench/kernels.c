@@ -3,7 +3,7 @@
  * kernel's time a call, its GB/s and TFLOP/s (bytes and operations by kn_kernel_cost), and their
  * shares of the ceilings. The last line names the kernels below 60 % of both.
  *
- *   kernels [--device cpu|cuda] [--mb N] [--only WORD]
+ *   kernels [--device cpu|cuda] [--only WORD]
  *
  * N: MiB of the largest array, default 256. WORD: only the lines whose name begins with it. */
 #include "bench/args.h"
@@ -345,9 +345,13 @@ static void optimizer(bench *b)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "The speed of a device's kernels beside the device's ceilings.\n"
+               "  bench_kernels [--device cpu|cuda] [--mb N] [--only WORD] [--threads N]",
+               0);
     kn_init(&argc, &argv);
     bool cuda = strcmp(word(argc, argv, "--device", "cpu"), "cuda") == 0;
-    bench b = { .device = cuda ? KN_CUDA : KN_CPU, .mb = atoi(word(argc, argv, "--mb", "256")) };
+    bench b = { .device = cuda ? KN_CUDA : KN_CPU, .mb = (int)number(argc, argv, "--mb", 256) };
     b.only = word(argc, argv, "--only", "");
     b.s = kn_device_memory(b.device) ? kn_compute_stream(b.device) : NULL;
     if (!b.s || b.mb < 1)

@@ -100,6 +100,11 @@ static bool line(kn_device device, kn_dtype dtype, int64_t rows, int64_t embd, i
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "The head of a language model in one operation and in two.\n"
+               "  bench_linear_loss [--device cpu|cuda] [--dtype f32|bf16] [--rows N] [--embd N] "
+               "[--vocab N] [--threads N]",
+               0);
     kn_init(&argc, &argv);
     const kn_device device = strcmp(word(argc, argv, "--device", "cpu"), "cuda") ? KN_CPU : KN_CUDA;
     const kn_dtype dtype = strcmp(word(argc, argv, "--dtype", "f32"), "bf16") ? KN_F32 : KN_BF16;

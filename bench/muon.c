@@ -104,6 +104,10 @@ static void share_of_a_step(kn_dtype t, int steps)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Muon's matrices beside their products, and its share of a step.\n"
+               "  bench_muon [--dtype bf16|f32] [--threads N] [--steps N]",
+               0);
     kn_init(&argc, &argv);
     const char *dtype = word(argc, argv, "--dtype", "bf16");
     kn_dtype t = strcmp(dtype, "f32") == 0 ? KN_F32 : KN_BF16;

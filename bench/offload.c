@@ -200,6 +200,12 @@ static void report(const sizes *s, const result *r, double compute, const char *
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "A step of GPT-2 offloaded to the host, beside the longest of its parts.\n"
+               "  bench_offload [--model gpt2|gpt2-medium|gpt2-large|gpt2-xl] [--layers N] "
+               "[--batch N] [--ctx N]"
+               "\n    [--dtype f32|bf16] [--steps N] [--embd N] [--threads N]",
+               0);
 #ifdef KN_STAND_IN
     stand_in_begin((stand_in){ 0 });
 #endif
@@ -207,12 +213,12 @@ int main(int argc, char **argv)
     sizes s = { .name = word(argc, argv, "--model", "gpt2-large") };
     if (!kn_ok() || !kn_gpt_preset(s.name, &s.model) || !kn_device_memory(DEVICE))
         return kn_finish();
-    s.batch = atoll(word(argc, argv, "--batch", "8"));
-    s.ctx = atoll(word(argc, argv, "--ctx", "1024"));
-    s.steps = atoll(word(argc, argv, "--steps", "10"));
+    s.batch = number(argc, argv, "--batch", 8);
+    s.ctx = number(argc, argv, "--ctx", 1024);
+    s.steps = number(argc, argv, "--steps", 10);
     s.dtype = kn_dtype_parse(word(argc, argv, "--dtype", "bf16"));
-    int layers = atoi(word(argc, argv, "--layers", "0")),
-        embd = atoi(word(argc, argv, "--embd", "0"));
+    int layers = (int)number(argc, argv, "--layers", 0),
+        embd = (int)number(argc, argv, "--embd", 0);
     s.model.layers = layers > 0 ? layers : s.model.layers;
     s.model.embd = embd > 0 ? embd : s.model.embd;
     result r = { 0 };

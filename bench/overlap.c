@@ -14,6 +14,7 @@
  * for compute, one for each worker) it would wait for a product to end. There, or with
  * --compute_us, a layer's compute is a wait too, of --compute_us (default 1500) forward and twice
  * that backward; else it is a real product. */
+#include "bench/args.h"
 #include "fsdp/schedule.h"
 #include "knap.h"
 #include <stdio.h>
@@ -159,27 +160,29 @@ static bool row(kn_comm *world, settings *s, bool prefetch, double compute, doub
     return good;
 }
 
-static int number(int argc, char **argv, const char *name, int otherwise, int most)
+static int size(int argc, char **argv, const char *name, int64_t otherwise, int64_t most)
 {
-    for (int i = 1; i + 1 < argc; i += 2)
-        if (strcmp(argv[i], name) == 0) {
-            int v = atoi(argv[i + 1]);
-            if (v >= 1 && v <= most)
-                return v;
-            kn_fail("bench_overlap: %s %s must be 1 to %d", name, argv[i + 1], most);
-        }
-    return otherwise;
+    int64_t v = number(argc, argv, name, otherwise);
+    if (v < 0 || v > most || (v == 0 && otherwise > 0))
+        kn_fail("bench_overlap: %s %lld must be 1 to %lld", name, (long long)v, (long long)most);
+    return (int)v;
 }
 
 int main(int argc, char **argv)
 {
-    setenv("KNAP_RANKS", "2", 0);
+    args_begin(argc, argv,
+               "Whether communication hides behind computation.\n"
+               "  bench_overlap [--ranks N] [--layers N] [--dim N] [--batch N] [--times N] "
+               "[--compute_us N]",
+               0);
+    if (!word(argc, argv, "--ranks", NULL))
+        setenv("KNAP_RANKS", "2", 0);
     kn_comm *world = kn_init(&argc, &argv);
-    settings s = { number(argc, argv, "--layers", 24, MAX_LAYERS),
-                   number(argc, argv, "--dim", 256, 1 << 14),
-                   number(argc, argv, "--batch", 1024, 1 << 20),
-                   number(argc, argv, "--times", 7, MAX_TIMES),
-                   number(argc, argv, "--compute_us", 0, 400000) };
+    settings s = { size(argc, argv, "--layers", 24, MAX_LAYERS),
+                   size(argc, argv, "--dim", 256, 1 << 14),
+                   size(argc, argv, "--batch", 1024, 1 << 20),
+                   size(argc, argv, "--times", 7, MAX_TIMES),
+                   size(argc, argv, "--compute_us", 0, 400000) };
     if (s.compute_us == 0 && sysconf(_SC_NPROCESSORS_ONLN) < 3L * kn_comm_size(world)) {
         s.compute_us = 1500;
         s.dim = s.batch = 16; /* the waits replace the products */

@@ -189,6 +189,12 @@ static bool measure(work *w)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Images/s of training a ResNet.\n"
+               "  bench_resnet [--model NAME] [--batch N] [--size N] [--dtype f32|bf16|f16] "
+               "[--device cpu|cuda]"
+               "\n    [--steps N] [--trace FILE] [--threads N]",
+               0);
     kn_init(&argc, &argv);
     work w = { .name = word(argc, argv, "--model", "resnet50") };
     if (!kn_ok() || !kn_resnet_preset(w.name, &w.config))

@@ -294,6 +294,10 @@ static bool begin(bench *b, int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "Saving and loading GPT-2 124M with AdamW's state.\n"
+               "  bench_saves [--dir DIR] [--ranks N] [--layers N] [--rounds N] [--threads N]",
+               0);
     kn_comm *world = kn_init(&argc, &argv);
     bench b = { .world = world };
     const int64_t n = number(argc, argv, "--rounds", 5);

@@ -98,6 +98,10 @@ static double train_step(kn_gpt *g, kn_optim *opt, int64_t vocab, int step)
 
 int main(int argc, char **argv)
 {
+    args_begin(argc, argv,
+               "A training step of GPT-2 124M beside this machine's ceilings.\n"
+               "  bench_step [--steps N] [--threads N] [--layers N]",
+               0);
     kn_comm *world = kn_init(&argc, &argv);
     int steps = (int)number(argc, argv, "--steps", 5);
     kn_gpt_config c;
