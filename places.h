@@ -288,6 +288,7 @@
 #define kn_embedding_init_(...)            KN_PLACE(kn_embedding_init_(__VA_ARGS__))
 #define kn_layer_norm_init_(...)           KN_PLACE(kn_layer_norm_init_(__VA_ARGS__))
 #define kn_rms_norm_init_(...)             KN_PLACE(kn_rms_norm_init_(__VA_ARGS__))
+#define kn_add_norm(...)                   KN_PLACE(kn_add_norm(__VA_ARGS__))
 #define kn_conv2d_init_(...)               KN_PLACE(kn_conv2d_init_(__VA_ARGS__))
 #define kn_batch_norm_init_(...)           KN_PLACE(kn_batch_norm_init_(__VA_ARGS__))
 #define kn_dropout_init(...)               KN_PLACE(kn_dropout_init(__VA_ARGS__))

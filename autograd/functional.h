@@ -27,6 +27,11 @@ KN_API kn_tensor *kn_layer_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, doubl
 #define kn_layer_norm(x, w, b, eps) kn_layer_norm_((x), (w), (b), (eps))
 KN_API kn_tensor *kn_rms_norm_(kn_tensor *x, kn_tensor *w, double eps);
 #define kn_rms_norm(x, w, eps) kn_rms_norm_((x), (w), (eps))
+/* *sum = kn_add(x, add), of one shape and dtype, and its norm. x and add share their gradient. */
+KN_API kn_tensor *kn_add_layer_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, kn_tensor *b,
+                                    double eps, kn_tensor **sum);
+KN_API kn_tensor *kn_add_rms_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, double eps,
+                                  kn_tensor **sum);
 /* Rows of w[V, C] picked by index[...] -> [..., C]. */
 KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index);
 #define kn_embedding(w, index) kn_embedding_((w), (index))
@@ -103,7 +108,6 @@ typedef enum kn_loss_reduction {
 
 /* x and target have one shape and one float dtype, but for losses of classes; a target that
  * requires a gradient gets one. */
-
 typedef struct kn_mse_loss_options {
     size_t _size;
     struct kn_guard *_positional;

@@ -1,4 +1,4 @@
-/* autograd/ops_nn.c: softmax, cross-entropy, norms, dropout. */
+/* autograd/ops_nn.c: softmax, cross-entropy, dropout. */
 #include "autograd/ops.h"
 #include <math.h>
 #include <string.h>
@@ -170,106 +170,6 @@ bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignor
     logits = kn_contiguous(logits);
     targets = kn_contiguous(targets);
     return kn_apply(&kn_op_cross_entropy, 2, (kn_tensor *[]){ logits, targets }, 0, &a, 3, out);
-}
-
-/* ---- layer_norm and rms_norm: outputs y, mean, rstd ------------------------------------------ */
-
-typedef struct norm_attr {
-    double eps;
-    bool rms;
-} norm_attr;
-
-static bool norm_shape(kn_op_call *c)
-{
-    const kn_tensor *x = c->in[0];
-    char dx[128], dw[128];
-    if (!need_float(c, 0, 1))
-        return false;
-    for (int i = 1; i < 3; i++) {
-        const kn_tensor *w = c->in[i];
-        if (w && (w->ndim != 1 || w->shape[0] != x->shape[x->ndim - 1] ||
-                  (w->dtype != x->dtype && w->dtype != KN_F32)))
-            return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           c->op->name, kn_describe(x, dx, sizeof dx), i == 1 ? "weight" : "bias",
-                           kn_describe(w, dw, sizeof dw), (long long)x->shape[x->ndim - 1]);
-    }
-    c->spec[0] = kn_spec_like(x);
-    c->spec[1] = c->spec[2] =
-        (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { kn_rows_of(x).shape[0] } };
-    return true;
-}
-
-static bool norm_forward(kn_op_call *c)
-{
-    const norm_attr *a = c->attr;
-    kn_norm_args args = { .y = kn_array_of(c->out[0]),
-                          .x = kn_array_of(c->in[0]),
-                          .mean = kn_array_of(c->out[1]),
-                          .rstd = kn_array_of(c->out[2]),
-                          .eps = a->eps,
-                          .rms = a->rms };
-    if (c->in[1])
-        args.w = kn_array_of(c->in[1]);
-    if (c->in[2])
-        args.b = kn_array_of(c->in[2]);
-    return KN_RUN(c->out[0], KN_K_NORM, args);
-}
-
-static bool norm_backward(kn_op_grad *g)
-{
-    const norm_attr *a = g->attr;
-    kn_tensor *d[3] = { 0 };
-    if (!g->dout[0])
-        return true;
-    for (int i = 0; i < 3; i++) {
-        if (!g->want[i])
-            continue;
-        d[i] = kn_grad_out(g, i);
-        if (!d[i])
-            return false;
-        g->din[i] = d[i];
-    }
-    kn_norm_grad_args args = { .dy = kn_array_of(g->dout[0]),
-                               .x = kn_array_of(g->in[0]),
-                               .mean = kn_array_of(g->out[1]),
-                               .rstd = kn_array_of(g->out[2]),
-                               .rms = a->rms };
-    if (d[0])
-        args.dx = kn_array_of(d[0]);
-    if (d[1])
-        args.dw = kn_array_of(d[1]);
-    if (d[2])
-        args.db = kn_array_of(d[2]);
-    if (g->in[1])
-        args.w = kn_array_of(g->in[1]);
-    return KN_RUN(g->dout[0], KN_K_NORM_GRAD, args);
-}
-
-KN_OP(kn_op_layer_norm, .name = "layer_norm", .attr_size = sizeof(norm_attr), .save_in = 3,
-      .save_out = 6, .shape = norm_shape, .forward = norm_forward, .backward = norm_backward);
-KN_OP(kn_op_rms_norm, .name = "rms_norm", .attr_size = sizeof(norm_attr), .save_in = 3,
-      .save_out = 6, .shape = norm_shape, .forward = norm_forward, .backward = norm_backward);
-
-static kn_tensor *norm(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
-                       bool rms)
-{
-    norm_attr a = { kn_value_or(eps, 1e-5), rms };
-    if (!(a.eps >= 0 && isfinite(a.eps))) {
-        kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
-        return NULL;
-    }
-    kn_tensor *out[3];
-    return kn_apply(op, 3, (kn_tensor *[]){ x, w, b }, 6, &a, 3, out) ? out[0] : NULL;
-}
-
-kn_tensor *kn_layer_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
-{
-    return norm(&kn_op_layer_norm, x, w, b, eps, false);
-}
-
-kn_tensor *kn_rms_norm_(kn_tensor *x, kn_tensor *w, double eps)
-{
-    return norm(&kn_op_rms_norm, x, w, NULL, eps, true);
 }
 
 /* ---- dropout: the backward draws the same numbers again -------------------------------------- */

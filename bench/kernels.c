@@ -171,15 +171,30 @@ static void rows(bench *b, kn_dtype t, const char *dtype)
     int64_t c = 768, n = (b->mb << 20) / (int64_t)kn_dtype_size(t) / c, v = 50304;
     int64_t tokens = (b->mb << 20) / (int64_t)kn_dtype_size(t) / v + 1;
     char name[64];
-    LINE(b, NAME("layer_norm"), KN_K_NORM,
-         ((kn_norm_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(n, c)),
-                          array(b, KN_F32, SHAPE(c)), array(b, KN_F32, SHAPE(c)),
-                          array(b, KN_F32, SHAPE(n)), array(b, KN_F32, SHAPE(n)), 1e-5, false }));
-    LINE(b, NAME("layer_norm backward"), KN_K_NORM_GRAD,
-         ((kn_norm_grad_args){ array(b, t, SHAPE(n, c)), array(b, KN_F32, SHAPE(c)),
-                               array(b, KN_F32, SHAPE(c)), array(b, t, SHAPE(n, c)),
-                               array(b, t, SHAPE(n, c)), array(b, KN_F32, SHAPE(c)),
-                               array(b, KN_F32, SHAPE(n)), array(b, KN_F32, SHAPE(n)), false }));
+    for (int added = 0; added < 2; added++) { /* of a sum, and with another gradient of it */
+        const kn_array none = { 0 };
+        LINE(b, added ? NAME("add + layer_norm") : NAME("layer_norm"), KN_K_NORM,
+             ((kn_norm_args){ .y = array(b, t, SHAPE(n, c)),
+                              .x = array(b, t, SHAPE(n, c)),
+                              .w = array(b, KN_F32, SHAPE(c)),
+                              .b = array(b, KN_F32, SHAPE(c)),
+                              .mean = array(b, KN_F32, SHAPE(n)),
+                              .rstd = array(b, KN_F32, SHAPE(n)),
+                              .add = added ? array(b, t, SHAPE(n, c)) : none,
+                              .sum = added ? array(b, t, SHAPE(n, c)) : none,
+                              .eps = 1e-5 }));
+        LINE(b, added ? NAME("layer_norm backward + add") : NAME("layer_norm backward"),
+             KN_K_NORM_GRAD,
+             ((kn_norm_grad_args){ .dx = array(b, t, SHAPE(n, c)),
+                                   .dw = array(b, KN_F32, SHAPE(c)),
+                                   .db = array(b, KN_F32, SHAPE(c)),
+                                   .dy = array(b, t, SHAPE(n, c)),
+                                   .x = array(b, t, SHAPE(n, c)),
+                                   .w = array(b, KN_F32, SHAPE(c)),
+                                   .mean = array(b, KN_F32, SHAPE(n)),
+                                   .rstd = array(b, KN_F32, SHAPE(n)),
+                                   .more = added ? array(b, t, SHAPE(n, c)) : none }));
+    }
     LINE(b, NAME("softmax"), KN_K_SOFTMAX,
          ((kn_softmax_args){ array(b, t, SHAPE(n, c)), array(b, t, SHAPE(n, c)), false }));
     LINE(b, NAME("cross entropy"), KN_K_CROSS_ENTROPY,

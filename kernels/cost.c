@@ -173,13 +173,14 @@ static kn_cost rows_cost(kn_kernel k, const void *args)
     }
     case KN_K_NORM: {
         const kn_norm_args *a = args;
-        return (kn_cost){ 7 * elements(&a->x),
-                          MOVED(&a->y, &a->x, &a->w, &a->b, &a->mean, &a->rstd) };
+        return (kn_cost){ (a->add.dtype ? 8 : 7) * elements(&a->x),
+                          MOVED(&a->y, &a->x, &a->w, &a->b, &a->mean, &a->rstd, &a->add, &a->sum) };
     }
     case KN_K_NORM_GRAD: {
         const kn_norm_grad_args *a = args;
-        return (kn_cost){ 12 * elements(&a->x),
-                          MOVED(&a->dx, &a->dw, &a->db, &a->dy, &a->x, &a->w, &a->mean, &a->rstd) };
+        return (kn_cost){ (a->more.dtype ? 13 : 12) * elements(&a->x),
+                          MOVED(&a->dx, &a->dw, &a->db, &a->dy, &a->x, &a->w, &a->mean, &a->rstd,
+                                &a->more) };
     }
     default: { /* KN_K_ROPE */
         const kn_rope_args *a = args;

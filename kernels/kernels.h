@@ -192,17 +192,21 @@ typedef struct kn_cross_entropy_grad_args {
 
 /* layer_norm: y = (x - mean) * rstd * w + b over the last dim C; rms: y = x * rstd * w with
  * rstd = 1/sqrt(mean(x^2) + eps). w, b: [C], x's dtype or f32; data NULL: absent. mean, rstd:
- * [rows], f32 (f64 for f64 x), row-major over the leading dims; mean unused for rms. */
+ * [rows], f32 (f64 for f64 x), row-major over the leading dims; mean unused for rms.
+ * add and sum, both or neither (data NULL), of x's shape and dtype: sum = x + add, rounded, and y,
+ * mean and rstd are those of sum, with the bits that they have as a call of their own on it. sum
+ * may be x or add. */
 typedef struct kn_norm_args {
-    kn_array y, x, w, b, mean, rstd;
+    kn_array y, x, w, b, mean, rstd, add, sum;
     double eps;
     bool rms;
 } kn_norm_args;
 
 /* dx (data NULL: not wanted), dw, db (likewise; x's dtype or f32, overwritten). Row sums for dw
- * and db are added in an order that depends only on the shape. */
+ * and db are added in an order that depends only on the shape. more (data NULL: none), of x's shape
+ * and dtype, is added to dx before it is rounded: another gradient of x. dx may be more. */
 typedef struct kn_norm_grad_args {
-    kn_array dx, dw, db, dy, x, w, mean, rstd;
+    kn_array dx, dw, db, dy, x, w, mean, rstd, more;
     bool rms;
 } kn_norm_grad_args;
 

@@ -102,8 +102,9 @@ static bool check_config(const kn_gpt_config *c)
 static kn_tensor *gpt_block_forward(kn_module *self, kn_tensor *x)
 {
     gpt_block *b = (gpt_block *)self;
-    x = kn_add(x, kn_call(&b->attn, kn_call(&b->ln_1, x)));
-    return kn_add(x, kn_call(&b->mlp, kn_call(&b->ln_2, x)));
+    kn_tensor *h = kn_call(&b->attn, kn_call(&b->ln_1, x));
+    h = kn_add_norm(&b->ln_2, x, h, &x); /* x += h; ln_2(x) */
+    return kn_add(x, kn_call(&b->mlp, h));
 }
 
 static bool check_input(const gpt_state *s, const kn_values *in)

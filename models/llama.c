@@ -42,8 +42,9 @@ typedef struct llama_call {
 static kn_tensor *llama_block_forward(kn_module *self, kn_tensor *x)
 {
     llama_block *b = (llama_block *)self;
-    x = kn_add(x, kn_call(&b->self_attn, kn_call(&b->input_layernorm, x)));
-    return kn_add(x, kn_call(&b->mlp, kn_call(&b->post_attention_layernorm, x)));
+    kn_tensor *h = kn_call(&b->self_attn, kn_call(&b->input_layernorm, x));
+    h = kn_add_norm(&b->post_attention_layernorm, x, h, &x); /* x += h; its norm */
+    return kn_add(x, kn_call(&b->mlp, h));
 }
 
 static bool check_input(const llama_state *s, const kn_values *in)

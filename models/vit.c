@@ -71,8 +71,9 @@ static kn_tensor *vit_mlp_forward(kn_module *self, kn_tensor *x)
 static kn_tensor *vit_block_forward(kn_module *self, kn_tensor *x)
 {
     vit_block *b = (vit_block *)self;
-    x = kn_add(x, kn_call(&b->attn, kn_call(&b->norm1, x)));
-    return kn_add(x, kn_call(&b->mlp, kn_call(&b->norm2, x)));
+    kn_tensor *h = kn_call(&b->attn, kn_call(&b->norm1, x));
+    h = kn_add_norm(&b->norm2, x, h, &x); /* x += h; norm2(x) */
+    return kn_add(x, kn_call(&b->mlp, h));
 }
 
 static kn_tensor *vit_forward(kn_module *self, kn_tensor *x)

@@ -1,5 +1,6 @@
 /* nn/layers.c: linear, embedding, norms, dropout. A layer is a module that keeps its settings as
  * the module's data and finds its parameters by their order. */
+#include "nn/edit.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
@@ -88,6 +89,47 @@ static kn_tensor *rms_norm_forward(kn_module *self, kn_tensor *x)
 {
     const kn_norm_init_options *o = kn_module_data(self);
     return kn_rms_norm(x, kn_layer_param(self, 0), o->eps);
+}
+
+/* in: x and what is added to it; the norm, and the sum. */
+static kn_values layer_norm_of_sum(kn_module *self, kn_values in, const void *arg)
+{
+    const kn_norm_init_options *o = kn_module_data(self);
+    kn_tensor *sum, *y = kn_add_layer_norm(in.v[0], in.v[1], kn_layer_param(self, 0),
+                                           kn_layer_param(self, 1), o->eps, &sum);
+    (void)arg;
+    return KN_VALUES(y, sum);
+}
+
+static kn_values rms_norm_of_sum(kn_module *self, kn_values in, const void *arg)
+{
+    const kn_norm_init_options *o = kn_module_data(self);
+    kn_tensor *sum, *y = kn_add_rms_norm(in.v[0], in.v[1], kn_layer_param(self, 0), o->eps, &sum);
+    (void)arg;
+    return KN_VALUES(y, sum);
+}
+
+kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **sum)
+{
+    if (!sum) {
+        kn_fail("kn_add_norm: the place for the sum is NULL");
+        return NULL;
+    }
+    *sum = NULL;
+    const kn_module_impl *m = kn_module_in_place(module, "kn_add_norm");
+    if (!m || !kn_ok())
+        return NULL;
+    const kn_forward_n of_sum = m->forward.f1 == layer_norm_forward ? layer_norm_of_sum
+                                : m->forward.f1 == rms_norm_forward ? rms_norm_of_sum
+                                                                    : NULL;
+    if (of_sum) {
+        const kn_values out = kn_call_method_n(m->self, of_sum, KN_VALUES(x, add), NULL, 0);
+        *sum = out.v[1];
+        return out.v[0];
+    }
+    kn_tensor *added = kn_add(x, add), *y = kn_call(module, added);
+    *sum = y ? added : NULL;
+    return y;
 }
 
 static bool norm_init(void *m, kn_module *parent, const char *name, int64_t dim,

@@ -14,6 +14,7 @@ from functions import functions
 
 HEADERS = {'autograd/operations.h': 'Operations', 'autograd/functional.h': 'Operations of neural networks',
            'nn/layers.h': 'Layers', 'optim/optim.h': 'Optimizers'}
+SUM = 'kn_add and the norm in one step: add_norm.is_kn_add_and_the_norm_in_each_dtype compares them'
 DRAWS, CACHE, STEP, SCALER = ('draws numbers of its own', 'keeps keys and values; no gradient', 'counts and settings of a step',
                               'part of kn_scaler_new\'s row')
 WITHOUT = {
@@ -24,6 +25,7 @@ WITHOUT = {
     'kn_kv_cache_truncate': CACHE,
     'kn_sequential_append': 'in the row of kn_sequential_init', 'kn_sequential_extend': 'in the row of kn_sequential_init',
     'kn_batch_norm_relu': 'the bits of kn_batch_norm_init, kn_add and kn_relu: conv.norm_and_relu compares them',
+    'kn_add_layer_norm': SUM, 'kn_add_rms_norm': SUM, 'kn_add_norm': 'kn_add and a call of the norm: layers.norms_of_sums compares them',
     'kn_own_optim': 'the formula is the user\'s',
     'kn_optim_free': STEP, 'kn_step': STEP, 'kn_set_lr': STEP, 'kn_lr': STEP, 'kn_optim_steps': STEP,
     'kn_optim_state_name': STEP, 'kn_optim_state_name_of': STEP, 'kn_muon_seconds': STEP, 'kn_optim_state': STEP, 'kn_optim_set_steps': STEP, 'kn_optim_module': STEP,

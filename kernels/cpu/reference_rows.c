@@ -186,15 +186,49 @@ static double weight(const kn_array *w, int64_t j, double fallback)
     return w->data ? kn_ref_get(w, j * w->stride[0]) : fallback;
 }
 
+/* Of x and something else that is added, or absent. */
+static bool norm_check_added(kn_kernel k, const kn_array *x, const kn_array *added)
+{
+    char one[128], two[128];
+    if (!added->data)
+        return true;
+    return kn_ref_check_same_shape(k, x, added) &&
+           (added->dtype == x->dtype ||
+            kn_fail("%s: %s and %s are added; their dtypes must be the same", kn_kernel_name(k),
+                    kn_array_describe(x, one, sizeof one),
+                    kn_array_describe(added, two, sizeof two)));
+}
+
+static bool norm_check_sum(const kn_norm_args *a)
+{
+    if (!a->add.data != !a->sum.data && kn_array_numel(&a->x) > 0)
+        return kn_fail("norm: %s is given without %s", a->add.data ? "add" : "sum",
+                       a->add.data ? "sum" : "add");
+    return norm_check_added(KN_K_NORM, &a->x, &a->add) &&
+           norm_check_added(KN_K_NORM, &a->x, &a->sum);
+}
+
+/* sum = x + add. */
+static void norm_add(const kn_norm_args *a)
+{
+    kn_ref_walk w = kn_ref_walk_over(&a->sum, &a->x, &a->add, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        double x = kn_ref_get(&a->x, w.off[1]), add = kn_ref_get(&a->add, w.off[2]);
+        kn_ref_set_computed(&a->sum, w.off[0], x + add);
+    }
+}
+
 /* mean = sum x / C (0 for rms), var = sum (x - mean)^2 / C, rstd = 1 / sqrt(var + eps);
  * y = (x - mean) rstd w + b. */
 kn_status kn_ref_norm(const void *args)
 {
     const kn_norm_args *a = args;
-    const kn_array *y = &a->y, *x = &a->x;
-    if (!kn_ref_check_same_shape(KN_K_NORM, y, x) || !norm_check(KN_K_NORM, x, &a->w) ||
-        !norm_check(KN_K_NORM, x, &a->b))
+    const kn_array *y = &a->y, *x = a->add.data ? &a->sum : &a->x;
+    if (!norm_check_sum(a) || !kn_ref_check_same_shape(KN_K_NORM, y, x) ||
+        !norm_check(KN_K_NORM, x, &a->w) || !norm_check(KN_K_NORM, x, &a->b))
         return KN_FAILED;
+    if (a->add.data)
+        norm_add(a);
     int64_t C = kn_ref_last_dim(x), sy = kn_ref_last_stride(y), sx = kn_ref_last_stride(x);
     const kn_array *arrays[] = { y, x };
     kn_ref_walk w = kn_ref_walk_shape(kn_ref_leading(x), x->shape, 2, arrays);
@@ -262,12 +296,14 @@ static void norm_grad_weights(const kn_norm_grad_args *a)
     }
 }
 
-/* With g = dy w: dx = rstd (g - mean_j(g) - h mean_j(g h)); rms has no mean_j(g). */
+/* With g = dy w: dx = rstd (g - mean_j(g) - h mean_j(g h)) + more; rms has no mean_j(g). */
 static void norm_grad_input(const kn_norm_grad_args *a)
 {
-    const kn_array *arrays[] = { &a->dx, &a->dy, &a->x };
-    int64_t C = kn_ref_last_dim(&a->x), sx = kn_ref_last_stride(&a->dx);
-    kn_ref_walk w = kn_ref_walk_shape(kn_ref_leading(&a->x), a->x.shape, 3, arrays);
+    const kn_array *more = a->more.data ? &a->more : &a->dx;
+    const kn_array *arrays[] = { &a->dx, &a->dy, &a->x, more };
+    int64_t C = kn_ref_last_dim(&a->x), sx = kn_ref_last_stride(&a->dx),
+            sm = kn_ref_last_stride(more);
+    kn_ref_walk w = kn_ref_walk_shape(kn_ref_leading(&a->x), a->x.shape, 4, arrays);
     for (; w.more; kn_ref_walk_next(&w)) {
         norm_row r = row_of(a, w.i, w.off[1], w.off[2]);
         double mean_g = 0, mean_gh = 0;
@@ -279,6 +315,8 @@ static void norm_grad_input(const kn_norm_grad_args *a)
         for (int64_t j = 0; j < C; j++) {
             double g = row_dy(&r, j) * weight(&a->w, j, 1);
             double d = r.rstd * (g - mean_g - row_h(&r, j) * mean_gh);
+            if (a->more.data)
+                d += kn_ref_get(more, w.off[3] + j * sm);
             kn_ref_set_computed(&a->dx, w.off[0] + j * sx, d);
         }
     }
@@ -290,7 +328,8 @@ kn_status kn_ref_norm_grad(const void *args)
     if (!kn_ref_check_same_shape(KN_K_NORM_GRAD, &a->dy, &a->x) ||
         (a->dx.data && !kn_ref_check_same_shape(KN_K_NORM_GRAD, &a->dx, &a->x)) ||
         !norm_check(KN_K_NORM_GRAD, &a->x, &a->w) || !norm_check(KN_K_NORM_GRAD, &a->x, &a->dw) ||
-        !norm_check(KN_K_NORM_GRAD, &a->x, &a->db))
+        !norm_check(KN_K_NORM_GRAD, &a->x, &a->db) ||
+        !norm_check_added(KN_K_NORM_GRAD, &a->x, &a->more))
         return KN_FAILED;
     if (a->dw.data || a->db.data)
         norm_grad_weights(a);

@@ -3,10 +3,24 @@
 
 /* ---- neural networks ------------------------------------------------------------------------- */
 
+static kn_tensor *layer_norm_and_sum(kn_tensor *x, kn_tensor *add, kn_tensor *w, kn_tensor *b)
+{
+    kn_tensor *sum, *y = kn_add_layer_norm(x, add, w, b, 0, &sum);
+    return kn_add_scaled(y, sum, 0.5);
+}
+
+static kn_tensor *rms_norm_and_sum(kn_tensor *x, kn_tensor *add, kn_tensor *w)
+{
+    kn_tensor *sum, *y = kn_add_rms_norm(x, add, w, 0, &sum);
+    return kn_add_scaled(y, sum, 0.5);
+}
+
 EVERY(kn_softmax, "2 3", kn_softmax(x, 0));
 EVERY(kn_log_softmax, "2 3", kn_log_softmax(x));
 EVERY(kn_layer_norm, "2 4; 4; 4", kn_layer_norm(x, y, z, 0));
 EVERY(kn_rms_norm, "2 4; 4", kn_rms_norm(x, y, 0));
+EVERY(kn_add_layer_norm, "2 4; 2 4; 4; 4", layer_norm_and_sum(x, y, z, w));
+EVERY(kn_add_rms_norm, "2 4; 2 4; 4", rms_norm_and_sum(x, y, z));
 EVERY(kn_scaled_dot_product_attention, "1 2 3 2; 1 1 4 2; 1 1 4 2; 3 4",
       kn_scaled_dot_product_attention(x, y, z, .causal = true, .mask = w));
 EVERY(kn_rope, "1 2 3 4", kn_rope(x, 0, 2));

@@ -244,6 +244,17 @@ static kn_tensor *run_rms_norm(kn_tensor *const *x)
 {
     return kn_rms_norm(x[0], x[1], 0);
 }
+/* The norm of x + add, and the sum. */
+static kn_tensor *run_add_layer_norm(kn_tensor *const *x)
+{
+    kn_tensor *sum, *y = kn_add_layer_norm(x[0], x[1], x[2], x[3], 0, &sum);
+    return kn_add_scaled(y, sum, 0.5);
+}
+static kn_tensor *run_add_rms_norm(kn_tensor *const *x)
+{
+    kn_tensor *sum, *y = kn_add_rms_norm(x[0], x[1], x[2], 0, &sum);
+    return kn_add_scaled(y, sum, 0.5);
+}
 static kn_tensor *run_dropout(kn_tensor *const *x)
 {
     return kn_dropout(x[0], 0.4);
@@ -395,6 +406,20 @@ static const op_case cases[] = {
     { "layer_norm", run_layer_norm, 1, { { 2, { 0, 6 } } }, 0, 0 },
     { "rms_norm", run_rms_norm, 2, { { 2, { 3, 5 }, SLICED }, { 1, { 5 } } }, 0, 0 },
     { "rms_norm", run_rms_norm, 1, { { 3, { 2, 1, 7 } } }, 0, 0 },
+    { "add_layer_norm",
+      run_add_layer_norm,
+      4,
+      { { 3, { 2, 3, 5 }, TRANSPOSED }, { 3, { 2, 3, 5 } }, { 1, { 5 } }, { 1, { 5 } } },
+      0,
+      0 },
+    { "add_layer_norm", run_add_layer_norm, 2, { { 1, { 6 } }, { 1, { 6 } } }, 0, 0 },
+    { "add_layer_norm", run_add_layer_norm, 2, { { 2, { 0, 6 } }, { 2, { 0, 6 } } }, 0, 0 },
+    { "add_rms_norm",
+      run_add_rms_norm,
+      3,
+      { { 2, { 3, 5 }, SLICED }, { 2, { 3, 5 }, STRETCHED }, { 1, { 5 } } },
+      0,
+      0 },
     ALL_LAYOUTS("dropout", run_dropout, 0, 0),
     { "embedding", run_embedding, 1, { { 2, { 5, 3 } } }, 0, 0 },
     { "embedding", run_embedding, 1, { { 2, { 4, 1 }, TRANSPOSED } }, 0, 0 },

@@ -56,8 +56,9 @@ HOT = [
     Hot("cross_entropy_kernel", rf"{FLOATS}, true", 8, 4, stack=16),  # spilled between the passes
     Hot("cross_entropy_grad_kernel", rf"{FLOATS}, true", 4, 4),
     Hot("norm_kernel", rf"{FLOATS}, true", 8, 1, 2),  # a row's mean and rstd
-    Hot("norm_grad_kernel", rf"{FLOATS}, true", 9, 1, 2),
-    Hot("norm_grad_fused_kernel", rf"{FLOATS}, true", 9, 1, 18),  # a block's sums for dw and db
+    Hot("norm_sum_kernel", rf"{FLOATS}, true", 8, 3, 2),
+    Hot("norm_grad_kernel", rf"{FLOATS}, true", 11, 1, 2),
+    Hot("norm_grad_fused_kernel", rf"{FLOATS}, true", 11, 1, 18),  # a block's sums for dw and db
     Hot("reduce_rows_kernel", rf"(sum_floats|greatest<float>), {FLOATS}", 2, 0, stack=16),
     Hot("reduce_columns_kernel", rf"(sum_floats|greatest<float>), {FLOATS}", 2, 0, stack=16),
     # Images, channels last.

@@ -76,9 +76,11 @@ static int variant_of(kn_kernel k, const void *args)
     case KN_K_SOFTMAX_GRAD:
         return ((const kn_softmax_grad_args *)args)->log;
     case KN_K_NORM:
-        return ((const kn_norm_args *)args)->rms;
+        return 2 * (((const kn_norm_args *)args)->add.data != NULL) +
+               ((const kn_norm_args *)args)->rms;
     case KN_K_NORM_GRAD:
-        return ((const kn_norm_grad_args *)args)->rms;
+        return 2 * (((const kn_norm_grad_args *)args)->more.data != NULL) +
+               ((const kn_norm_grad_args *)args)->rms;
     case KN_K_BATCH_NORM:
         return 2 * ((const kn_batch_norm_args *)args)->relu +
                ((const kn_batch_norm_args *)args)->training;

@@ -81,6 +81,11 @@ KN_TEST(cuda_rows, norm)
         kn_norm_args f = { .eps = 1e-5, .rms = i / 2 % 2 };
         f.x = rows_array(c, i, i % 5 == 4 ? PITCHED : DENSE, NORMAL);
         f.y = rows_array(c, i, DENSE, UNSET);
+        if (i % 3 == 1) {
+            f.add = rows_array(c, i, i % 5 == 1 ? PITCHED : DENSE, NORMAL);
+            f.sum = i % 2 ? f.x : f.add;
+            case_exact(c, &f.sum);
+        }
         kn_dtype t = f.x.dtype, stat = t == KN_F64 ? KN_F64 : KN_F32, wt = i % 4 ? t : KN_F32;
         f.w = case_vector(c, wt, NORMAL, C);
         if (!f.rms)
@@ -96,10 +101,14 @@ KN_TEST(cuda_rows, norm)
         c->kernel = KN_K_NORM_GRAD;
         c->outs = 0;
         case_prepare(KN_K_NORM, &f);
-        kn_norm_grad_args g = { .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .rms = f.rms };
+        kn_norm_grad_args g = {
+            .x = f.add.data ? f.sum : f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .rms = f.rms
+        };
         g.dy = rows_array(c, i, DENSE, NORMAL);
         if (i % 7 != 3)
-            g.dx = rows_array(c, i, DENSE, UNSET);
+            g.dx = rows_array(c, i, DENSE, NORMAL);
+        if (i % 3 == 2)
+            g.more = i % 2 && g.dx.data ? g.dx : rows_array(c, i, DENSE, NORMAL);
         if (i % 4 != 1)
             g.dw = case_vector(c, wt, UNSET, C);
         if (i % 4 != 2)
@@ -215,7 +224,7 @@ KN_TEST(cuda_rows, addresses_do_not_matter)
     for (int i = 0; i < 12; i++) {
         overlay_case *c = case_begin(KN_K_NORM, (uint64_t)i);
         kn_dtype t = types[(i + i / 6) % 4], stat = t == KN_F64 ? KN_F64 : KN_F32;
-        kn_array x[2], y[2], w[2], dy[2], dw[2], mean[2], rstd[2], s[2];
+        kn_array x[2], y[2], w[2], dy[2], dw[2], mean[2], rstd[2], s[2], z[2];
         int64_t C = lengths[i % 6], one[2] = { 3, 1 };
         x[0] = rows_array(c, i, DENSE, NORMAL);
         x[1] = moved(c, &x[0]);
@@ -226,16 +235,23 @@ KN_TEST(cuda_rows, addresses_do_not_matter)
         for (int k = 0; k < 2; k++) {
             layout l = k ? OFFSET : DENSE;
             y[k] = rows_array(c, i, l, UNSET);
+            z[k] = rows_array(c, i, l, UNSET);
             dw[k] = case_array(c, t, l, UNSET, 1, &C);
             mean[k] = case_vector(c, stat, UNSET, 3);
             rstd[k] = case_vector(c, stat, UNSET, 3);
             s[k] = case_array(c, t, l, UNSET, 2, one);
-            kn_norm_args norm = {
-                y[k], x[k], w[k], (kn_array){ 0 }, mean[k], rstd[k], 1e-5, false
-            };
+            kn_norm_args norm = { .y = y[k],
+                                  .x = x[k],
+                                  .w = w[k],
+                                  .mean = mean[k],
+                                  .rstd = rstd[k],
+                                  .add = dy[k],
+                                  .sum = z[k],
+                                  .eps = 1e-5 };
             run_own(KN_K_NORM, &norm);
         }
         check_same(KN_K_NORM, &y[0], &y[1]);
+        check_same(KN_K_NORM, &z[0], &z[1]);
         for (int k = 0; k < 2; k++) {
             kn_norm_grad_args grad = { .dx = y[k],
                                        .dw = dw[k],
@@ -243,7 +259,8 @@ KN_TEST(cuda_rows, addresses_do_not_matter)
                                        .x = x[k],
                                        .w = w[k],
                                        .mean = mean[0],
-                                       .rstd = rstd[0] };
+                                       .rstd = rstd[0],
+                                       .more = z[k] };
             run_own(KN_K_NORM_GRAD, &grad);
         }
         check_same(KN_K_NORM_GRAD, &y[0], &y[1]);

@@ -50,8 +50,12 @@ KN_TEST(cost, bytes_of_the_other_kernels_of_a_step)
     KN_CHECK(kn_kernel_cost(KN_K_ATTENTION_GRAD, &ag).bytes == 8 * 96 + 24);
     kn_norm_args n = { .y = x, .x = x, .w = w, .b = w, .mean = rows, .rstd = rows };
     KN_CHECK(kn_kernel_cost(KN_K_NORM, &n).bytes == 2 * 96 + 2 * 16 + 2 * 24);
+    n.add = n.sum = x;
+    KN_CHECK(kn_kernel_cost(KN_K_NORM, &n).bytes == 4 * 96 + 2 * 16 + 2 * 24, "of a sum");
     kn_norm_grad_args ng = { .dx = x, .dw = w, .dy = x, .x = x, .w = w, .rstd = rows, .rms = true };
     KN_CHECK(kn_kernel_cost(KN_K_NORM_GRAD, &ng).bytes == 3 * 96 + 2 * 16 + 24, "rms, no bias");
+    ng.more = x;
+    KN_CHECK(kn_kernel_cost(KN_K_NORM_GRAD, &ng).bytes == 4 * 96 + 2 * 16 + 24, "and more");
     kn_cross_entropy_args e = { .lse = rows, .logits = x, .targets = OF(KN_I64, 6) };
     KN_CHECK(kn_kernel_cost(KN_K_CROSS_ENTROPY, &e).bytes == 96 + 48 + 24);
     kn_cross_entropy_grad_args eg = {

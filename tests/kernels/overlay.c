@@ -64,6 +64,22 @@ int64_t case_size(overlay_case *c, int64_t max)
     return n;
 }
 
+int case_row_shape(overlay_case *c, int number, int64_t *shape)
+{
+    int ndim = 1 + (int)case_pick(c, 3);
+    if (number % 30 == 11) {
+        shape[0] = 130;
+        shape[1] = 1000;
+        return 2;
+    }
+    int64_t room = 20000;
+    for (int d = ndim - 1; d >= 0; d--) {
+        shape[d] = case_size(c, room);
+        room /= shape[d] > 0 ? shape[d] : 1;
+    }
+    return ndim;
+}
+
 kn_dtype case_float(overlay_case *c)
 {
     static const kn_dtype floats[] = { KN_F32, KN_F32, KN_F32, KN_BF16, KN_BF16, KN_F16, KN_F64 };

@@ -57,6 +57,8 @@ void case_note(overlay_case *c, const char *fmt, ...) KN_PRINTF(2, 3);
 int64_t case_pick(overlay_case *c, int64_t n);
 /* One of 0, 1, 3, 7, 17, 31, 33, 64, 100, 257, 1000, at most max. */
 int64_t case_size(overlay_case *c, int64_t max);
+/* 1 to 3 dims of at most 20000 elements, now and then [130, 1000]; gives their number. */
+int case_row_shape(overlay_case *c, int number, int64_t *shape);
 kn_dtype case_float(overlay_case *c);              /* f32 half of the time, else bf16, f16, f64 */
 layout case_layout(overlay_case *c, layout count); /* DENSE half of the time */
 

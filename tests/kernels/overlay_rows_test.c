@@ -1,5 +1,5 @@
 /* tests/kernels/overlay_rows_test.c: the fast providers against the reference (overlay.h): matrix
- * products, softmax, cross-entropy, norms, attention, rope. */
+ * products, softmax, cross-entropy, attention, rope. */
 #include "tests/kernels/overlay.h"
 
 static layout input_layout(overlay_case *c)
@@ -55,28 +55,12 @@ KN_TEST(overlay_rows, matmul)
 
 /* ---- softmax ------------------------------------------------------------------------------- */
 
-static int row_shape(overlay_case *c, int number, int64_t *shape)
-{
-    int ndim = 1 + (int)case_pick(c, 3);
-    if (number % 30 == 11) {
-        shape[0] = 130;
-        shape[1] = 1000;
-        return 2;
-    }
-    int64_t room = 20000;
-    for (int d = ndim - 1; d >= 0; d--) {
-        shape[d] = case_size(c, room);
-        room /= shape[d] > 0 ? shape[d] : 1;
-    }
-    return ndim;
-}
-
 KN_TEST(overlay_rows, softmax)
 {
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_SOFTMAX, (uint64_t)i);
         int64_t shape[KN_MAX_DIMS];
-        int ndim = row_shape(c, i, shape);
+        int ndim = case_row_shape(c, i, shape);
         kn_dtype t = case_float(c);
         layout l = input_layout(c);
         kn_array x = case_array(c, t, l, NORMAL, ndim, shape);
@@ -98,7 +82,7 @@ KN_TEST(overlay_rows, softmax_grad)
     for (int i = 0; i < overlay_cases(240); i++) {
         overlay_case *c = case_begin(KN_K_SOFTMAX_GRAD, (uint64_t)i);
         int64_t shape[KN_MAX_DIMS];
-        int ndim = row_shape(c, i, shape);
+        int ndim = case_row_shape(c, i, shape);
         kn_dtype t = case_float(c);
         kn_array x = case_array(c, t, DENSE, NORMAL, ndim, shape);
         kn_array y = case_array(c, t, output_layout(c), UNSET, ndim, shape);
@@ -213,75 +197,6 @@ KN_TEST(overlay_rows, bad_target)
         if (s == KN_FAILED)
             KN_CHECK_ERROR("target 5 in row 42");
     }
-}
-
-/* ---- norms --------------------------------------------------------------------------------- */
-
-/* Arguments of a forward over x [.., C]; weight and bias now and then absent or f32. */
-static kn_norm_args norm_case(overlay_case *c, int i)
-{
-    int64_t shape[KN_MAX_DIMS];
-    int ndim = row_shape(c, i, shape);
-    int64_t C = shape[ndim - 1], rows = 1;
-    for (int d = 0; d < ndim - 1; d++)
-        rows *= shape[d];
-    kn_dtype t = case_float(c), stat = t == KN_F64 ? KN_F64 : KN_F32;
-    kn_dtype wt = case_pick(c, 2) && t != KN_F64 ? KN_F32 : t;
-    kn_norm_args a = { .eps = 1e-5, .rms = i % 2 };
-    a.x = case_array(c, t, output_layout(c), NORMAL, ndim, shape);
-    a.y = case_array(c, t, output_layout(c), UNSET, ndim, shape);
-    if (case_pick(c, 4))
-        a.w = case_vector(c, wt, NORMAL, C);
-    if (case_pick(c, 4) && !a.rms)
-        a.b = case_vector(c, wt, NORMAL, C);
-    if (!a.rms)
-        a.mean = case_vector(c, stat, UNSET, rows);
-    a.rstd = case_vector(c, stat, UNSET, rows);
-    case_note(c, "%s", a.rms ? " rms" : "");
-    return a;
-}
-
-KN_TEST(overlay_rows, norm)
-{
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_NORM, (uint64_t)i);
-        kn_norm_args args = norm_case(c, i);
-        case_close(c, &args.y, 1e-5);
-        if (args.mean.data)
-            case_close(c, &args.mean, 1e-6);
-        case_close(c, &args.rstd, 1e-6);
-        case_run(c, &args);
-    }
-    case_report(KN_K_NORM);
-}
-
-KN_TEST(overlay_rows, norm_grad)
-{
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_NORM_GRAD, (uint64_t)i);
-        kn_norm_args f = norm_case(c, i);
-        case_prepare(KN_K_NORM, &f);
-        int last = f.x.ndim - 1;
-        int64_t C = f.x.shape[last], rows = kn_array_numel(&f.rstd);
-        kn_norm_grad_args a = { .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .rms = f.rms };
-        a.dy = case_array(c, f.x.dtype, output_layout(c), NORMAL, last + 1, f.x.shape);
-        kn_dtype wt = f.w.data ? f.w.dtype : f.x.dtype;
-        if (i % 5)
-            a.dx = case_array(c, f.x.dtype, output_layout(c), UNSET, last + 1, f.x.shape);
-        if (i % 7)
-            a.dw = case_vector(c, wt, UNSET, C);
-        if (i % 3 && !f.rms)
-            a.db = case_vector(c, wt, UNSET, C);
-        double scale = C > 2 ? 2e-5 : 1e-2; /* rows of 1 or 2 values have rstd up to 1/sqrt(eps) */
-        if (a.dx.data)
-            case_close(c, &a.dx, scale);
-        if (a.dw.data)
-            case_close(c, &a.dw, 1e-5 + 2e-6 * (double)rows);
-        if (a.db.data)
-            case_close(c, &a.db, 1e-5 + 2e-6 * (double)rows);
-        case_run(c, &a);
-    }
-    case_report(KN_K_NORM_GRAD);
 }
 
 /* ---- attention ----------------------------------------------------------------------------- */

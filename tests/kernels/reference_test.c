@@ -358,19 +358,22 @@ static double norm_loss(const void *args)
 {
     const kn_norm_args *a = args;
     RUN(KN_K_NORM, *a);
-    return weigh(a->y.data, (int)kn_array_numel(&a->y));
+    const int n = (int)kn_array_numel(&a->y);
+    return weigh(a->y.data, n) + 2 * weigh(a->sum.data, n);
 }
 
 KN_TEST(reference, norms)
 {
     enum { R = 3, C = 5 };
     double x[R * C], y[R * C], w[C], b[C], mean[R], rstd[R], dy[R * C], dx[R * C], dw[C], db[C];
+    double add[R * C], sum[R * C], more[R * C];
     for (int rms = 0; rms < 2; rms++) {
         randomize(x, R * C, 20);
         randomize(w, C, 21);
         randomize(b, C, 22);
-        kn_norm_args f = { F64(y, R, C), F64(x, R, C), F64(w, C), F64(b, C),
-                           F64(mean, R), F64(rstd, R), 1e-5,      rms };
+        randomize(add, R * C, 23);
+        kn_norm_args f = { F64(y, R, C), F64(x, R, C),   F64(w, C),      F64(b, C), F64(mean, R),
+                           F64(rstd, R), F64(add, R, C), F64(sum, R, C), 1e-5,      rms };
         if (rms)
             f.b = (kn_array){ 0 };
         norm_loss(&f);
@@ -381,14 +384,17 @@ KN_TEST(reference, norms)
         }
         KN_CHECK(near(square, 1, 1e-3), "normalised mean square %g", square);
         for (int i = 0; i < R * C; i++)
-            dy[i] = weight(i);
+            dy[i] = weight(i), more[i] = 2 * weight(i);
         RUN(KN_K_NORM_GRAD,
-            (kn_norm_grad_args){ F64(dx, R, C), F64(dw, C), F64(db, C), F64(dy, R, C), F64(x, R, C),
-                                 f.w, F64(mean, R), F64(rstd, R), rms });
+            (kn_norm_grad_args){ F64(dx, R, C), F64(dw, C), F64(db, C), F64(dy, R, C), f.sum, f.w,
+                                 F64(mean, R), F64(rstd, R), F64(more, R, C), rms });
         check_gradient("norm dx", x, dx, R * C, norm_loss, &f);
         check_gradient("norm dw", w, dw, C, norm_loss, &f);
         if (!rms)
             check_gradient("norm db", b, db, C, norm_loss, &f);
+        f.sum = (kn_array){ 0 };
+        KN_CHECK(!reference(KN_K_NORM, &f), "no place for the sum");
+        KN_CHECK_ERROR("norm: add is given without sum");
     }
 }
 

@@ -1,5 +1,6 @@
 /* tests/nn/layers_test.c: every layer's gradient by finite differences through kn_call, in f64: of
  * the input and of all parameters. */
+#include "nn/hooks.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/refused.h"
@@ -156,6 +157,80 @@ KN_TEST(layers, norms)
     check(&n, input(2, 3, 5, 0));
     KN_CHECK(kn_rms_norm_init(&r, NULL, "", 5, .dtype = KN_F64));
     check(&r, input(3, 2, 3, 5));
+}
+
+typedef struct norms {
+    kn_module base;
+    kn_layer_norm layer;
+    kn_rms_norm rms, other;
+    kn_linear linear;
+    bool at_once;
+} norms;
+
+/* The norm and the sum, by each of the norms in turn. */
+static kn_values norms_forward(kn_module *self, kn_values in, const void *arg)
+{
+    norms *m = (norms *)self;
+    kn_tensor *x = in.v[0], *h = in.v[1];
+    void *const norm[] = { &m->layer, &m->rms, &m->other };
+    (void)arg;
+    for (int i = 0; i < 3; i++) {
+        if (m->at_once)
+            h = kn_add_norm(norm[i], x, h, &x);
+        else
+            h = kn_call(norm[i], x = kn_add(x, h));
+    }
+    return KN_VALUES(x, h);
+}
+
+static void count_values(kn_module_event *e, void *arg)
+{
+    int *seen = arg;
+    seen[0] += e->again ? 0 : e->in.n;
+    seen[1] += e->again ? 0 : e->out.n;
+}
+
+/* kn_add_norm is kn_add and a call of the norm, recomputed or not, also where another module has
+ * taken the norm's place; its hooks see two tensors come and two go. */
+KN_TEST(layers, norms_of_sums)
+{
+    kn_tensor *y[2][2], *grad[2][3];
+    for (int i = 0; i < 4; i++) {
+        int seen[2] = { 0 };
+        for (int at_once = 0; at_once < 2; at_once++) {
+            norms m = { .at_once = at_once };
+            KN_CHECK(kn_module_init_n(&m.base, norms_forward) &&
+                         kn_module_defaults(&m, .dtype = KN_F64) &&
+                         kn_layer_norm_init(&m.layer, &m.base, "layer", 5) &&
+                         kn_rms_norm_init(&m.rms, &m.base, "rms", 5, .eps = 0.1) &&
+                         kn_rms_norm_init(&m.other, &m.base, "other", 5) &&
+                         kn_recompute(&m, i & 1) && kn_recompute(&m.rms, i & 2) &&
+                         kn_linear_init(&m.linear, NULL, "", 5, 5, .dtype = KN_F64) &&
+                         kn_module_replace(&m.base, "other", &m.linear) &&
+                         kn_materialize(&m, KN_CPU, 1),
+                     "%s", kn_error());
+            kn_module_hook(&m.layer,
+                           (kn_module_hooks){ .post_forward = count_values, .arg = seen });
+            kn_tensor *x = kn_require_grad(input(3, 2, 3, 5), true),
+                      *h = kn_require_grad(kn_scale(input(3, 2, 3, 5), 0.5), true);
+            kn_values out = kn_call_n(&m, KN_VALUES(x, h), NULL, 0);
+            kn_tensor *weigh = input(3, 2, 3, 5);
+            KN_CHECK(kn_backward(kn_sum(kn_mul(kn_add(out.v[0], kn_square(out.v[1])), weigh), 0,
+                                        NULL, false)),
+                     "%s", kn_error());
+            memcpy(y[at_once], out.v, sizeof y[at_once]);
+            grad[at_once][0] = kn_grad(x), grad[at_once][1] = kn_grad(h);
+            grad[at_once][2] = kn_scale(kn_grad(kn_module_param(&m, "rms.weight")), 1);
+            kn_module_free(&m);
+        }
+        KN_CHECK(seen[0] == 1 + 2 && seen[1] == 1 + 2, "hooks saw %d tensors come, %d go", seen[0],
+                 seen[1]);
+        for (int k = 0; k < 5; k++) {
+            kn_tensor *a = k < 2 ? y[0][k] : grad[0][k - 2], *b = k < 2 ? y[1][k] : grad[1][k - 2];
+            KN_CHECK(a && b && memcmp(kn_data(a), kn_data(b), (size_t)kn_numel(a) * 8) == 0,
+                     "case %d: other bits of tensor %d", i, k);
+        }
+    }
 }
 
 KN_TEST(layers, dropout)

@@ -12,6 +12,7 @@ typedef struct net {
     kn_module base;
     kn_embedding wte;
     kn_layer_norm ln;
+    kn_rms_norm rms;
     kn_self_attention attn;
     kn_multi_head_attention other;
     kn_mlp mlp;
@@ -23,8 +24,8 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *ids)
 {
     net *m = (net *)self;
     kn_tensor *x = kn_call(&m->wte, ids);
-    x = kn_add(x, kn_call(&m->attn, kn_call(&m->ln, x)));
-    x = kn_call_n(&m->other, KN_VALUES(x, NULL), NULL, 0).v[0];
+    kn_tensor *h = kn_add_norm(&m->rms, x, kn_call(&m->attn, kn_call(&m->ln, x)), &x);
+    x = kn_add(x, kn_call_n(&m->other, KN_VALUES(h, NULL), NULL, 0).v[0]);
     return kn_call(&m->head, kn_add(kn_call(&m->glu, x), kn_call(&m->mlp, x)));
 }
 
@@ -33,6 +34,7 @@ static bool build(net *m)
     return kn_module_init(&m->base, net_forward) &&
            kn_embedding_init(&m->wte, &m->base, "wte", 5, 8) &&
            kn_layer_norm_init(&m->ln, &m->base, "ln", 8) &&
+           kn_rms_norm_init(&m->rms, &m->base, "rms", 8) &&
            kn_self_attention_init(&m->attn, &m->base, "attn", 8, 2, .kv_heads = 1, .rope = true,
                                   .rope_base = 100, .dropout = 0.1) &&
            kn_multi_head_attention_init(&m->other, &m->base, "other", 8, 2, .qk_norm = true) &&

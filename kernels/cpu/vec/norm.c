@@ -36,9 +36,16 @@ VEC_INLINE double row_sum(const void *x, int64_t n, bool square, float shift, kn
     return sum;
 }
 
+/* sum = x + add */
+VEC_INLINE void row_add(void *sum, const void *x, const void *add, int64_t n, kn_dtype t)
+{
+    for (int64_t i = 0; i < n; i += KN_VW)
+        v_put_n(t, sum, i, v_get_n(t, x, i, n - i) + v_get_n(t, add, i, n - i), n - i);
+}
+
 typedef struct norm_plan {
-    vec_rows y, x;
-    const void *w, *b; /* dense [C] or NULL */
+    vec_rows y, x, add, sum; /* add.data NULL: the norm of x alone */
+    const void *w, *b;       /* dense [C] or NULL */
     float *mean, *rstd;
     double eps;
     kn_dtype t;
@@ -51,6 +58,11 @@ VEC_INLINE void norm_row(const norm_plan *p, int64_t r, kn_dtype wt, kn_dtype t)
     const int64_t n = p->x.cols, size = t == KN_F32 ? 4 : 2;
     const void *x = vec_row(&p->x, r, size);
     void *y = vec_row(&p->y, r, size);
+    if (p->add.data) {
+        void *sum = vec_row(&p->sum, r, size);
+        row_add(sum, x, vec_row(&p->add, r, size), n, t);
+        x = sum;
+    }
     const float mean = p->rms ? 0.0f : (float)(row_sum(x, n, false, 0.0f, t) / (double)n);
     const double var = row_sum(x, n, true, mean, t) / (double)n;
     const float rstd = (float)(1.0 / __builtin_sqrt(var + p->eps));
@@ -95,13 +107,22 @@ static bool vector_ok(const kn_array *v, const kn_array *x, bool *wide)
     return (v->dtype == x->dtype || v->dtype == KN_F32) && kn_array_contiguous(v);
 }
 
+/* Rows of a that can be read beside x's: its shape and dtype. */
+static bool rows_like(const kn_array *a, const kn_array *x, vec_rows *rows)
+{
+    return a->dtype == x->dtype && vec_same_shape(a, x) && vec_rows_of(a, rows);
+}
+
 kn_status vec_norm(const void *args)
 {
     const kn_norm_args *a = args;
     norm_plan p = { .w = a->w.data, .b = a->b.data, .eps = a->eps, .rms = a->rms };
     bool wide = false, wide_b = false;
-    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->y, &a->x) ||
-        !vec_rows_of(&a->x, &p.x) || !vec_rows_of(&a->y, &p.y) || p.x.rows * p.x.cols == 0)
+    if (!vec_float(a->x.dtype) || !vec_rows_of(&a->x, &p.x) || !rows_like(&a->y, &a->x, &p.y) ||
+        p.x.rows * p.x.cols == 0)
+        return KN_DECLINED;
+    if (!a->add.data != !a->sum.data ||
+        (a->add.data && (!rows_like(&a->add, &a->x, &p.add) || !rows_like(&a->sum, &a->x, &p.sum))))
         return KN_DECLINED;
     if (!vector_ok(&a->w, &a->x, &wide) || !vector_ok(&a->b, &a->x, &wide_b) ||
         (p.w && p.b && wide != wide_b))
@@ -117,7 +138,7 @@ kn_status vec_norm(const void *args)
 /* ---- backward ------------------------------------------------------------------------------- */
 
 typedef struct grad_plan {
-    vec_rows dx, dy, x; /* dx.data NULL: not wanted */
+    vec_rows dx, dy, x, more; /* dx.data NULL: not wanted, more.data NULL: nothing to add */
     const void *w;
     const float *mean, *rstd;
     float *partial; /* [chunks][2][C]: sums of dy * xhat and of dy over a chunk of rows, or NULL */
@@ -127,7 +148,7 @@ typedef struct grad_plan {
 } grad_plan;
 
 /* With xhat = (x - mean) rstd and g = dy w:
- *   dx = rstd (g - mean_c(g) - xhat mean_c(g xhat)),   without the mean_c(g) term for rms. */
+ *   dx = rstd (g - mean_c(g) - xhat mean_c(g xhat)) + more,   for rms without mean_c(g). */
 VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn_dtype wt,
                          kn_dtype t)
 {
@@ -155,13 +176,15 @@ VEC_INLINE void grad_row(const grad_plan *p, int64_t r, float *dw, float *db, kn
     if (!p->dx.data)
         return;
     void *dx = vec_row(&p->dx, r, size);
+    const void *more = p->more.data ? vec_row(&p->more, r, size) : NULL;
     const vf c1 = v_set1(p->rms ? 0.0f : (float)(sum / (double)n));
     const vf c2 = v_set1((float)(dot / (double)n));
     for (int64_t i = 0; i < n; i += KN_VW) {
         const int64_t w = n - i;
         const vf gy = v_get_n(t, dy, i, w), hat = (v_get_n(t, x, i, w) - m) * k;
         const vf g = gy * (weight ? v_get_n(wt, weight, i, w) : one);
-        v_put_n(t, dx, i, k * v_fnma(hat, c2, g - c1), w);
+        const vf d = k * v_fnma(hat, c2, g - c1);
+        v_put_n(t, dx, i, more ? d + v_get_n(t, more, i, w) : d, w);
     }
 }
 
@@ -204,11 +227,11 @@ kn_status vec_norm_grad(const void *args)
     const kn_dtype t = a->x.dtype;
     grad_plan p = { .w = a->w.data, .mean = a->mean.data, .rstd = a->rstd.data, .rms = a->rms };
     bool wide = false, any;
-    if (!vec_float(t) || a->dy.dtype != t || !vec_same_shape(&a->dy, &a->x) ||
-        !vec_rows_of(&a->x, &p.x) || !vec_rows_of(&a->dy, &p.dy) || p.x.rows * p.x.cols == 0)
+    if (!vec_float(t) || !vec_rows_of(&a->x, &p.x) || !rows_like(&a->dy, &a->x, &p.dy) ||
+        p.x.rows * p.x.cols == 0)
         return KN_DECLINED;
-    if (a->dx.data &&
-        (a->dx.dtype != t || !vec_same_shape(&a->dx, &a->x) || !vec_rows_of(&a->dx, &p.dx)))
+    if ((a->dx.data && !rows_like(&a->dx, &a->x, &p.dx)) ||
+        (a->more.data && !rows_like(&a->more, &a->x, &p.more)))
         return KN_DECLINED;
     if (!vector_ok(&a->w, &a->x, &wide) || !vector_ok(&a->dw, &a->x, &any) ||
         !vector_ok(&a->db, &a->x, &any))

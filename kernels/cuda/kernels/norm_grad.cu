@@ -1,9 +1,9 @@
 /* kernels/cuda/kernels/norm_grad.cu: the backward of layer_norm and rms_norm.
  *
- * With h = (x - mean) rstd and g = dy w: dx = rstd (g - mean_j(g) - h mean_j(g h)), dw_j = sum_rows
- * dy h, db_j = sum_rows dy. dw and db: each block adds its rows in ascending order, then the
- * blocks' sums are added in the order of the blocks, in f64. How rows are given to blocks depends
- * on the shape alone.
+ * With h = (x - mean) rstd and g = dy w: dx = rstd (g - mean_j(g) - h mean_j(g h)) + more,
+ * dw_j = sum_rows dy h, db_j = sum_rows dy. dw and db: each block adds its rows in ascending order,
+ * then the blocks' sums are added in the order of the blocks, in f64. How rows are given to blocks
+ * depends on the shape alone.
  *
  * Floor: dy and x read once, dx written once. Where a row and two rows of f32 sums fit in shared
  * memory one kernel does all (norm_grad_fused_kernel); else dx and the sums read their inputs
@@ -14,9 +14,9 @@
 template <typename T> struct norm_grad_call {
     typedef typename kn_compute<T>::type A;
     T *dx;
-    const T *dy, *x;
-    kn_walk<3> rows;
-    int64_t length, sd, sy, sx; /* strides of dx, dy, x */
+    const T *dy, *x, *more; /* more NULL: nothing is added to dx */
+    kn_walk<4> rows;
+    int64_t length, sd, sy, sx, sm; /* strides of dx, dy, x, more */
     norm_vector w;
     const A *mean, *rstd;
     A *partial; /* [parts][2][length]: dw and db of each part of the rows */
@@ -33,10 +33,14 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
 {
     typedef typename kn_compute<T>::type A;
     const int N = row_unit<T>::size;
-    int64_t at[3], units = (a.length + N - 1) / N;
+    int64_t at[4], units = (a.length + N - 1) / N;
     kn_walk_at(a.rows, r, at);
     const T *pd = a.dy + at[1], *px = a.x + at[2];
+    const T *more = a.dx && a.more ? a.more + at[3] : nullptr;
     A mean = a.rms ? 0 : a.mean[r], rstd = a.rstd[r], mean_g = 0, mean_gh = 0, d[N], x[N], w[N];
+    A added[N]; /* a unit of more: the first is on its way while the row's sums are made */
+    if (more && g.lane < units)
+        row_load<VEC, N>(more, a.sm, g.lane, row_live<VEC, N>(g.lane, a.length), added);
     row_each<VEC, N, 2>(g, { pd, px }, { a.sy, a.sx }, a.length, { kept_dy, kept_x },
                         [&](int64_t u, int n, const A(&z)[2][N]) {
                             norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
@@ -59,6 +63,11 @@ static __device__ inline void norm_grad_row(const norm_grad_call<T> &a, int64_t 
         norm_vector_load<T, VEC, N>(a.w, u, n, 1, w);
         for (int i = 0; i < N; i++)
             d[i] = rstd * (d[i] * w[i] - mean_g - (x[i] - mean) * rstd * mean_gh);
+        if (more && u != g.lane)
+            row_load<VEC, N>(more, a.sm, u, n, added);
+        if (more)
+            for (int i = 0; i < N; i++)
+                d[i] += added[i];
         row_store<VEC, N>(a.dx + at[0], a.sd, u, n, d);
     }
 }
@@ -123,7 +132,7 @@ template <typename T> KN_KERNEL(STRIP *DEEP, norm_grad_columns_kernel, norm_grad
     if (end > a.rows.count)
         end = a.rows.count;
     for (int64_t r = part * each + threadIdx.y; r < end && j < a.length; r += DEEP) {
-        int64_t at[3];
+        int64_t at[4];
         kn_walk_at(a.rows, r, at);
         A d = kn_get(a.dy + at[1] + j * a.sy), mean = a.rms ? 0 : a.mean[r];
         dw += d * (kn_get(a.x + at[2] + j * a.sx) - mean) * a.rstd[r];
@@ -221,15 +230,18 @@ template <typename T> static kn_status norm_grad_run(const kn_norm_grad_args *a)
 {
     typedef typename kn_compute<T>::type A;
     const kn_array *dx = a->dx.data ? &a->dx : &a->dy;
-    const kn_array *const arrays[3] = { dx, &a->dy, &a->x };
+    const kn_array *more = a->more.data ? &a->more : dx;
+    const kn_array *const arrays[4] = { dx, &a->dy, &a->x, more };
     norm_grad_call<T> c = { (T *)a->dx.data,
                             (const T *)a->dy.data,
                             (const T *)a->x.data,
+                            (const T *)a->more.data,
                             row_walk(arrays),
                             row_length(&a->x),
                             row_stride(dx),
                             row_stride(&a->dy),
                             row_stride(&a->x),
+                            row_stride(more),
                             norm_vector_of(&a->w, a->x.dtype),
                             (const A *)a->mean.data,
                             (const A *)a->rstd.data,
@@ -240,8 +252,8 @@ template <typename T> static kn_status norm_grad_run(const kn_norm_grad_args *a)
     if (c.length == 0)
         return KN_DONE;
     bool sums = a->dw.data || a->db.data;
-    bool vec =
-        row_aligned(dx) && row_aligned(&a->dy) && row_aligned(&a->x) && norm_vector_aligned(&a->w);
+    bool vec = row_aligned(dx) && row_aligned(&a->dy) && row_aligned(&a->x) && row_aligned(more) &&
+               norm_vector_aligned(&a->w);
     kn_status s = KN_DECLINED;
     if (sums && c.rows.count > 0)
         s = norm_grad_fused(c, vec);
@@ -267,7 +279,8 @@ extern "C" kn_status kn_cuda_norm_grad(const void *args)
 {
     const kn_norm_grad_args *a = (const kn_norm_grad_args *)args;
     kn_dtype t = a->x.dtype;
-    if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) || !norm_vector_takes(&a->w, t) ||
+    if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) ||
+        (a->more.data && a->more.dtype != t) || !norm_vector_takes(&a->w, t) ||
         !norm_vector_takes(&a->dw, t) || !norm_vector_takes(&a->db, t) ||
         (!a->rms && !norm_stat_takes(&a->mean, t)) || !norm_stat_takes(&a->rstd, t))
         return KN_DECLINED;

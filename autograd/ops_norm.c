@@ -1,0 +1,198 @@
+/* autograd/ops_norm.c: layer_norm and rms_norm over the last dim, of a tensor or the sum of two. */
+#include "autograd/ops.h"
+#include <math.h>
+
+typedef struct norm_attr {
+    double eps;
+    bool rms;
+} norm_attr;
+
+/* Inputs, and outputs; ADD and SUM of a sum only. */
+enum { X, WEIGHT, BIAS, ADD };
+enum { Y, MEAN, RSTD, SUM };
+
+static bool check_vector(const kn_op_call *c, int i, const char *what)
+{
+    const kn_tensor *x = c->in[X], *w = c->in[i];
+    char dx[128], dw[128];
+    if (!w || (w->ndim == 1 && w->shape[0] == x->shape[x->ndim - 1] &&
+               (w->dtype == x->dtype || w->dtype == KN_F32)))
+        return true;
+    return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32", c->op->name,
+                   kn_describe(x, dx, sizeof dx), what, kn_describe(w, dw, sizeof dw),
+                   (long long)x->shape[x->ndim - 1]);
+}
+
+static bool check_added(const kn_op_call *c)
+{
+    const kn_tensor *x = c->in[X], *add = c->in[ADD];
+    char dx[128], da[128];
+    if (add->dtype == x->dtype && kn_has_shape(add, x->ndim, x->shape))
+        return true;
+    return kn_fail("%s: x is %s, what is added to it is %s; both should have one shape and dtype",
+                   c->op->name, kn_describe(x, dx, sizeof dx), kn_describe(add, da, sizeof da));
+}
+
+static bool norm_shape(kn_op_call *c)
+{
+    const kn_tensor *x = c->in[X];
+    char dx[128];
+    if (!kn_dtype_is_float(x->dtype) || x->ndim < 1)
+        return kn_fail("%s: needs a float tensor with at least 1 dim(s), got %s", c->op->name,
+                       kn_describe(x, dx, sizeof dx));
+    if (!check_vector(c, WEIGHT, "weight") || !check_vector(c, BIAS, "bias") ||
+        (c->nin > ADD && !check_added(c)))
+        return false;
+    c->spec[Y] = c->spec[SUM] = kn_spec_like(x);
+    c->spec[MEAN] = c->spec[RSTD] = (kn_spec){ .dtype = x->dtype == KN_F64 ? KN_F64 : KN_F32,
+                                               .ndim = 1,
+                                               .shape = { kn_rows_of(x).shape[0] } };
+    return true;
+}
+
+static kn_array array_or_none(const kn_tensor *t)
+{
+    return t ? kn_array_of(t) : (kn_array){ 0 };
+}
+
+static bool norm_forward(kn_op_call *c)
+{
+    const norm_attr *a = c->attr;
+    kn_norm_args args = { .y = kn_array_of(c->out[Y]),
+                          .x = kn_array_of(c->in[X]),
+                          .w = array_or_none(c->in[WEIGHT]),
+                          .b = array_or_none(c->in[BIAS]),
+                          .mean = kn_array_of(c->out[MEAN]),
+                          .rstd = kn_array_of(c->out[RSTD]),
+                          .eps = a->eps,
+                          .rms = a->rms };
+    if (c->nin > ADD) {
+        args.add = kn_array_of(c->in[ADD]);
+        args.sum = kn_array_of(c->out[SUM]);
+    }
+    return KN_RUN(c->out[Y], KN_K_NORM, args);
+}
+
+/* The gradients by what was normed (dx, or NULL: not wanted), weight and bias. */
+static bool norm_grad(kn_op_grad *g, const kn_tensor *normed, kn_tensor *dx, const kn_tensor *more)
+{
+    const norm_attr *a = g->attr;
+    for (int i = WEIGHT; i <= BIAS; i++)
+        if (g->want[i] && !(g->din[i] = kn_grad_out(g, i)))
+            return false;
+    kn_norm_grad_args args = { .dx = array_or_none(dx),
+                               .dw = array_or_none(g->din[WEIGHT]),
+                               .db = array_or_none(g->din[BIAS]),
+                               .dy = kn_array_of(g->dout[Y]),
+                               .x = kn_array_of(normed),
+                               .w = array_or_none(g->in[WEIGHT]),
+                               .mean = kn_array_of(g->out[MEAN]),
+                               .rstd = kn_array_of(g->out[RSTD]),
+                               .more = array_or_none(more),
+                               .rms = a->rms };
+    return KN_RUN(g->dout[Y], KN_K_NORM_GRAD, args);
+}
+
+static bool norm_backward(kn_op_grad *g)
+{
+    if (!g->dout[Y])
+        return true;
+    if (g->want[X] && !(g->din[X] = kn_grad_out(g, X)))
+        return false;
+    return norm_grad(g, g->in[X], g->din[X], NULL);
+}
+
+/* x and add have one gradient, that of the sum: what came to the sum and what comes by the norm. */
+static bool add_norm_backward(kn_op_grad *g)
+{
+    kn_tensor *dsum = g->dout[SUM];
+    if (g->dout[Y]) {
+        const bool both = g->want[X] && g->want[ADD];
+        kn_tensor *more = dsum ? kn_contiguous(dsum) : NULL, *dx = NULL;
+        if (both)
+            dx = kn_empty_like(g->out[SUM]);
+        else if (g->want[X] || g->want[ADD])
+            dx = kn_grad_out(g, g->want[X] ? X : ADD);
+        if (!kn_ok() || !norm_grad(g, g->out[SUM], dx, more))
+            return false;
+        dsum = dx;
+    }
+    g->din[X] = g->want[X] ? dsum : NULL;
+    g->din[ADD] = g->want[ADD] ? dsum : NULL;
+    return true;
+}
+
+#define NORM_OP(id, the_name)                                                                      \
+    KN_OP(id, .name = the_name, .attr_size = sizeof(norm_attr), .save_in = 1 << X | 1 << WEIGHT,   \
+          .save_out = 1 << MEAN | 1 << RSTD, .shape = norm_shape, .forward = norm_forward,         \
+          .backward = norm_backward)
+NORM_OP(kn_op_layer_norm, "layer_norm");
+NORM_OP(kn_op_rms_norm, "rms_norm");
+
+#define ADD_NORM_OP(id, the_name)                                                                  \
+    KN_OP(id, .name = the_name, .attr_size = sizeof(norm_attr), .save_in = 1 << WEIGHT,            \
+          .save_out = 1 << MEAN | 1 << RSTD | 1 << SUM, .shape = norm_shape,                       \
+          .forward = norm_forward, .backward = add_norm_backward)
+ADD_NORM_OP(kn_op_add_layer_norm, "add_layer_norm");
+ADD_NORM_OP(kn_op_add_rms_norm, "add_rms_norm");
+
+/* sum: NULL without an add. */
+static kn_tensor *norm(const kn_op *op, kn_tensor *const in[4], double eps, bool rms,
+                       kn_tensor **sum)
+{
+    norm_attr a = { kn_value_or(eps, 1e-5), rms };
+    if (!(a.eps >= 0 && isfinite(a.eps))) {
+        kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
+        return NULL;
+    }
+    kn_tensor *out[4];
+    const int n = sum ? 4 : 3;
+    if (!kn_apply(op, n, in, 1 << WEIGHT | 1 << BIAS, &a, n, out))
+        return NULL;
+    if (sum)
+        *sum = out[SUM];
+    return out[Y];
+}
+
+kn_tensor *kn_layer_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
+{
+    return norm(&kn_op_layer_norm, (kn_tensor *[]){ x, w, b, NULL }, eps, false, NULL);
+}
+
+kn_tensor *kn_rms_norm_(kn_tensor *x, kn_tensor *w, double eps)
+{
+    return norm(&kn_op_rms_norm, (kn_tensor *[]){ x, w, NULL, NULL }, eps, true, NULL);
+}
+
+/* Kernels take rows as they lie in memory, or the slow way: in two steps the sum would be dense. */
+static kn_tensor *dense(kn_tensor *x)
+{
+    return x ? kn_contiguous(x) : NULL;
+}
+
+static kn_tensor *norm_of_sum(const kn_op *op, kn_tensor *const in[4], double eps, bool rms,
+                              kn_tensor **sum)
+{
+    if (!sum) {
+        kn_fail("%s: the place for the sum is NULL", op->name);
+        return NULL;
+    }
+    *sum = NULL;
+    if (!in[ADD] && kn_ok()) {
+        kn_fail("%s: argument 2 is NULL although no error stands", op->name);
+        return NULL;
+    }
+    return norm(op, (kn_tensor *[]){ dense(in[X]), in[WEIGHT], in[BIAS], dense(in[ADD]) }, eps, rms,
+                sum);
+}
+
+kn_tensor *kn_add_layer_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, kn_tensor *b, double eps,
+                             kn_tensor **sum)
+{
+    return norm_of_sum(&kn_op_add_layer_norm, (kn_tensor *[]){ x, w, b, add }, eps, false, sum);
+}
+
+kn_tensor *kn_add_rms_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, double eps, kn_tensor **sum)
+{
+    return norm_of_sum(&kn_op_add_rms_norm, (kn_tensor *[]){ x, w, NULL, add }, eps, true, sum);
+}
