@@ -6,6 +6,7 @@
  * Nothing of size T x S is stored: the backward computes P again from lse (Dao and others,
  * arXiv:2205.14135). */
 #include "kernels/cpu/reference.h"
+#include "kernels/lse.h"
 #include "kernels/philox.h"
 #include "kernels/rope.h"
 #include <math.h>
@@ -143,6 +144,21 @@ static double dot(const kn_array *x, int64_t xi, const kn_array *y, int64_t yi, 
     return sum;
 }
 
+/* What weights of a row are multiplied by: 1, or where lse is coarse one over their sum. */
+static double row_share(const attention *a, const kn_attention_grad_args *p, int64_t b, int64_t h,
+                        int64_t t, double lse)
+{
+    int64_t n = visible(a, t), g = h / (a->H / a->G);
+    double sum = 0;
+    if (!kn_lse_is_coarse(lse))
+        return 1;
+    for (int64_t s = hidden(a, t); s < n; s++) {
+        double z = dot(&p->q, offset4(&p->q, b, h, t), &p->k, offset4(&p->k, b, g, s), a->D);
+        sum += probability(a, a->scale * z + bias(a, b, h, t, s), lse);
+    }
+    return 1 / sum;
+}
+
 /* One row: z in room [S], then o_t and lse. */
 static void attention_row(const attention *a, const kn_attention_args *p, int64_t b, int64_t h,
                           int64_t t, double *z)
@@ -227,7 +243,7 @@ static void attention_grad_row(const grad_row *r)
     const int64_t b = r->b, h = r->h, t = r->t;
     int64_t n = visible(a, t), g = h / (a->H / a->G), row = (b * a->H + h) * a->T + t;
     int64_t qt = offset4(&p->q, b, h, t), dt = offset4(&p->dout, b, h, t), heavy = -1;
-    double lse = kn_ref_get(&p->lse, row), rest = 0;
+    double lse = kn_ref_get(&p->lse, row), rest = 0, share = row_share(a, p, b, h, t, lse);
     double delta = dot(&p->dout, dt, &p->o, offset4(&p->o, b, h, t), a->D);
     for (int64_t d = 0; d < a->D; d++)
         r->dq[d] = 0;
@@ -235,7 +251,7 @@ static void attention_grad_row(const grad_row *r)
         int64_t ks = offset4(&p->k, b, g, s), vs = offset4(&p->v, b, g, s);
         double m = dropout_factor(a, row, s);
         double z = a->scale * dot(&p->q, qt, &p->k, ks, a->D) + bias(a, b, h, t, s);
-        double P = probability(a, z, lse);
+        double P = probability(a, z, lse) * share;
         double dz = P * (m * dot(&p->dout, dt, &p->v, vs, a->D) - delta);
         for (int64_t d = 0; d < a->D; d++)
             r->dv[s * a->D + d] += m * P * kn_ref_get(&p->dout, dt + d * p->dout.stride[3]);

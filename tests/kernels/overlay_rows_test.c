@@ -320,6 +320,50 @@ KN_TEST(overlay_rows, attention_grad_of_one_key)
     }
 }
 
+/* Rows in which a mask adds -1e9 (or less) to every score: f32's lse is the maximum alone. Weights
+ * of a row add up to 1 all the same: values get gradients as large as those of the result. */
+KN_TEST(overlay_rows, attention_grad_of_masked_rows)
+{
+    enum { T = 37, D = 24 };
+    static const double masks[] = { 0, -300, -3e4, -1e9, -3e38, 5e6 };
+    for (int i = 0; i < 4; i++) {
+        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
+        const int64_t S = i % 2 ? T : 150, qs[4] = { 2, 2, T, D }, ks[4] = { 2, 1, S, D };
+        const int64_t ms[4] = { 2, 2, T, S };
+        const kn_dtype t = i == 2 ? KN_F64 : KN_F32;
+        kn_attention_args f = { .o = case_array(c, t, DENSE, UNSET, 4, qs),
+                                .lse = case_array(c, t, DENSE, UNSET, 3, qs),
+                                .q = case_array(c, t, DENSE, NORMAL, 4, qs),
+                                .k = case_array(c, t, DENSE, NORMAL, 4, ks),
+                                .v = case_array(c, t, DENSE, NORMAL, 4, ks),
+                                .mask = case_array(c, t, DENSE, NORMAL, 4, ms),
+                                .scale = 0.25,
+                                .causal = i % 2 };
+        for (int64_t j = 0; j < 2 * 2 * T * S; j++) /* the keys of a row are masked alike ... */
+            case_set(&f.mask, j, masks[j / S % 6]);
+        for (int64_t j = D; j < 2 * S * D; j++) /* ... and alike: so is f32's rounding of scores */
+            case_set(&f.k, j, case_get(&f.k, j % D));
+        case_prepare(KN_K_ATTENTION, &f);
+        kn_attention_grad_args a = case_attention_grad(&f);
+        a.dout = case_array(c, t, DENSE, NORMAL, 4, qs);
+        a.dq = case_array(c, t, DENSE, UNSET, 4, qs);
+        a.dk = case_array(c, t, DENSE, UNSET, 4, ks);
+        a.dv = case_array(c, t, DENSE, UNSET, 4, ks);
+        case_dmask(c, &a, 1e-5);
+        case_close(c, &a.dq, 1e-3);
+        case_close(c, &a.dk, 1e-3);
+        case_close(c, &a.dv, 1e-4);
+        case_prepare(KN_K_ATTENTION_GRAD, &a);
+        double given = 0, got = 0;
+        for (int64_t j = 0; j < 2 * 2 * T * D; j++)
+            given += case_get(&a.dout, j);
+        for (int64_t j = 0; j < 2 * S * D; j++)
+            got += case_get(&a.dv, j);
+        KN_CHECK(fabs(got - given) < 1e-3, "values got %g of %g", got, given);
+        case_run(c, &a);
+    }
+}
+
 KN_TEST(overlay_rows, rope)
 {
     for (int i = 0; i < overlay_cases(120); i++) {

@@ -11,6 +11,7 @@
  * One thread does a group of heads (b, g) with its keys and values from first to last, so no sum
  * has two writers and its order is that of the shape: heads, blocks of keys, blocks of queries. */
 #include "kernels/cpu/vec/attention.h"
+#include "kernels/lse.h"
 
 #include <stdatomic.h>
 
@@ -24,7 +25,7 @@ typedef struct backward {
     float *kt, *vt;       /* panels of k^T and v^T */
     float *k, *dk, *dv;   /* [keys, width] */
     float *q, *dout, *dq; /* [queries, width] of head h, q scaled */
-    float *delta;         /* [queries] */
+    float *delta, *share; /* [queries]; share: what weights are multiplied by (row_share) */
     float *rest;          /* [queries, KN_VW]: sums of a row's dz but the heavy key's */
     int64_t *heavy;       /* [queries]: the key with more than half of a row's weight, or -1 */
     float *p, *dz;        /* tiles [QB, SB] */
@@ -33,7 +34,7 @@ typedef struct backward {
 static int64_t backward_floats(const attn *a)
 {
     return 2 * attn_panels_floats(a) + 3 * (a->keys + a->queries) * a->width +
-           (1 + KN_VW + 2) * a->queries + 2 * QB * SB;
+           (2 + KN_VW + 2) * a->queries + 2 * QB * SB;
 }
 
 static void backward_place(backward *w, float *room)
@@ -48,7 +49,8 @@ static void backward_place(backward *w, float *room)
     w->dout = w->q + a->queries * a->width;
     w->dq = w->dout + a->queries * a->width;
     w->delta = w->dq + a->queries * a->width;
-    w->rest = w->delta + a->queries;
+    w->share = w->delta + a->queries;
+    w->rest = w->share + a->queries;
     w->heavy = (int64_t *)(w->rest + KN_VW * a->queries);
     w->p = (float *)(w->heavy + a->queries);
     w->dz = w->p + QB * SB;
@@ -125,6 +127,7 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t n, int64_
     const attn *a = w->a;
     const int64_t row = (w->b * a->H + w->h) * a->T + t;
     const vf lse = v_set1(((const float *)w->x->lse.data)[row]), delta = v_set1(w->delta[t]);
+    const vf share = v_set1(w->share[t]);
     float factor[SB], *weight = a->dropout ? factor : p;
     attn_scores(a, p, w->b, w->h, t, s, n);
     for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
@@ -133,7 +136,7 @@ static void row_grads(const backward *w, int64_t t, int64_t s, int64_t n, int64_
         attn_factors(a, factor, row, s, n);
     vf top = v_zero(), rest = v_zero();
     for (int64_t j = 0; j < n; j += KN_VW) {
-        const vf e = attn_exp(v_load(p + j) - lse), dp = v_load(dz + j);
+        const vf e = attn_exp(v_load(p + j) - lse) * share, dp = v_load(dz + j);
         const vf f = a->dropout ? v_load(factor + j) : v_set1(1.0f);
         v_store(p + j, f * e);
         v_store(dz + j, e * (f * dp - delta));
@@ -165,6 +168,31 @@ static void tile_row(const backward *w, int64_t t, int64_t i, int64_t s, int64_t
     }
     for (int64_t j = 0; j < end; j++)
         p[j] = dz[j] = 0;
+}
+
+/* 1, or of a row whose lse is coarse one over the sum of its weights, from the scores that
+ * tile_pair makes of it. */
+static float row_share(const backward *w, int64_t t)
+{
+    const attn *a = w->a;
+    const float lse = ((const float *)w->x->lse.data)[(w->b * a->H + w->h) * a->T + t];
+    const int64_t i = t / GEMM_MR * GEMM_MR; /* its panel of queries */
+    float *p = w->p + (t - i) * SB, sum = 0;
+    if (!kn_lse_is_coarse(lse))
+        return 1;
+    for (int64_t s = 0; s < a->S; s += SB) {
+        const int64_t n = attn_visible(a, t, s, v_min_i64(SB, a->S - s));
+        for (int64_t j = 0; j < n; j += GEMM_NR)
+            gemm_tile(a->D, w->q + i * a->width, a->width, 1, w->kt + (s + j) * a->D, GEMM_NR,
+                      w->p + j, SB, false, NULL);
+        if (n > 0)
+            attn_scores(a, p, w->b, w->h, t, s, n);
+        for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
+            p[j] = -INFINITY;
+        for (int64_t j = 0; j < n; j += KN_VW)
+            sum += v_hsum(attn_exp(v_load(p + j) - v_set1(lse)));
+    }
+    return 1 / sum;
 }
 
 /* Keys [s, s + n) against queries [t, t + QB). */
@@ -233,6 +261,8 @@ static void backward_group(backward *w)
     memset(w->dv, 0, sums);
     for (w->h = w->g * a->heads; w->h < (w->g + 1) * a->heads; w->h++) {
         head_begin(w);
+        for (int64_t t = 0; t < a->T; t++)
+            w->share[t] = row_share(w, t);
         for (int64_t s = 0; s < a->S; s += SB)
             for (int64_t t = 0; t < a->T; t += QB)
                 if (attn_meets(a, t, t + QB, s, SB))

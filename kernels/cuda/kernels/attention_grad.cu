@@ -11,13 +11,14 @@
  * (half if causal) on f32 cores. */
 #include "kernels/cuda/kernels/attention.cuh"
 #include "kernels/cuda/kernels/cuda_internal.h"
+#include "kernels/lse.h"
 
 template <typename A> struct attention_grad_call {
     attention_sizes size;
     attention_array q, k, v, o, dout, dq, dk, dv, dmask;
     const A *lse;
     /* scratch [B, H, T]: delta, the sum of dz, the key with more than half of the weight or -1 */
-    A *delta, *sum;
+    A *delta, *sum, *share; /* share: what weights are multiplied by (row_share) */
     int64_t *heavy;
 };
 
@@ -28,7 +29,31 @@ template <typename A, int R> struct attention_rest {
     int64_t key[R];
 };
 
-/* A warp a row of [B, H, T]. */
+/* 1, or of a row whose lse is coarse one over the sum of its weights. Each lane takes keys; scores
+ * are added up as tile_dot does. */
+template <typename T, typename A>
+static __device__ inline A row_share(const attention_grad_call<A> &p, int64_t b, int64_t h,
+                                     int64_t t, int lane)
+{
+    const attention_sizes &a = p.size;
+    const int64_t head = b * a.H + h, *sq = p.q.stride, *sk = p.k.stride;
+    const A lse = p.lse[head * a.T + t];
+    if (!kn_lse_is_coarse(lse))
+        return 1;
+    const T *q = (const T *)p.q.data + b * sq[0] + h * sq[1] + t * sq[2];
+    const T *k = (const T *)p.k.data + b * sk[0] + h / (a.H / a.G) * sk[1];
+    A sum = 0, bias;
+    for (int64_t s = attention_hidden(a, t) + lane; s < attention_visible(a, t); s += 32) {
+        A z = 0;
+        for (int64_t d = 0; d < a.D; d++)
+            z = kn_fma_rn((A)kn_get(q + d * sq[3]), (A)kn_get(k + s * sk[2] + d * sk[3]), z);
+        if (attention_sees<A>(a, head, t, s, bias))
+            sum += kn_exp((A)a.scale * z + bias - lse);
+    }
+    return 1 / kn_warp_sum(sum);
+}
+
+/* A warp a row of [B, H, T]: delta and share. */
 template <typename T, typename A>
 KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
 {
@@ -43,8 +68,9 @@ KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
         for (int64_t d = g.lane; d < a.D; d += 32)
             sum += kn_get(o + d * so[3]) * kn_get(dout + d * sd[3]);
         sum = kn_warp_sum(sum);
+        A share = row_share<T>(p, b, h, t, g.lane);
         if (g.lane == 0)
-            p.delta[r] = sum;
+            p.delta[r] = sum, p.share[r] = share;
     }
 }
 
@@ -67,7 +93,7 @@ static __device__ inline void attention_dz(const attention_grad_call<A> &p, A (&
             A bias;
             if (attention_sees<A>(a, head, t, s, bias)) {
                 int64_t row = head * a.T + t;
-                P = kn_exp((A)a.scale * z[i][j] + bias - p.lse[row]);
+                P = kn_exp((A)a.scale * z[i][j] + bias - p.lse[row]) * p.share[row];
                 factor = attention_factor<A>(a, row, s);
                 dz = P * (factor * d[i][j] - p.delta[row]);
                 if (KEYS && s == p.heavy[row])
@@ -276,15 +302,17 @@ static kn_status attention_grad_prepare(const kn_attention_grad_args *p, attenti
            (const A *)p->lse.data,
            nullptr,
            nullptr,
+           nullptr,
            nullptr };
     int64_t rows = c->size.B * c->size.H * c->size.T;
     if (rows == 0)
         return KN_DONE;
-    c->heavy = (int64_t *)kn_cuda_scratch((size_t)rows * (sizeof(int64_t) + 2 * sizeof(A)));
+    c->heavy = (int64_t *)kn_cuda_scratch((size_t)rows * (sizeof(int64_t) + 3 * sizeof(A)));
     if (!c->heavy)
         return KN_FAILED;
     c->delta = (A *)(c->heavy + rows);
     c->sum = c->delta + rows;
+    c->share = c->sum + rows;
     switch (p->q.dtype) {
     case KN_F32:
         return attention_delta<float>(*c);
