@@ -286,6 +286,55 @@ KN_TEST(overlay_rows, attention_grad)
     case_report(KN_K_ATTENTION_GRAD);
 }
 
+/* `heads` heads from `first` on of x [B, T, heads x D]. */
+static kn_array heads_of(const kn_array *x, int64_t first, int64_t heads, int64_t D)
+{
+    const int64_t shape[4] = { x->shape[0], heads, x->shape[1], D };
+    const int64_t bytes = first * D * (int64_t)kn_dtype_size(x->dtype);
+    kn_array a = kn_array_make((char *)x->data + bytes, x->dtype, 4, shape);
+    a.stride[0] = x->stride[0], a.stride[1] = D, a.stride[2] = x->stride[1];
+    return a;
+}
+
+/* Queries, keys and values side by side in one array, their gradients in another: what lies between
+ * and behind them stays as it was. */
+KN_TEST(overlay_rows, attention_grad_into_parts)
+{
+    static const struct {
+        int64_t B, H, G, T, D;
+    } sizes[] = {
+        { 2, 3, 1, 37, 20 }, { 1, 4, 2, 65, 33 }, { 2, 2, 2, 16, 64 }, { 1, 2, 1, 1, 7 }
+    };
+    static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
+    for (int i = 0; i < 16; i++) {
+        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, 9000 + (uint64_t)i);
+        const int64_t H = sizes[i % 4].H, G = sizes[i % 4].G, D = sizes[i % 4].D;
+        const int64_t T = sizes[i % 4].T, B = sizes[i % 4].B, gap = i / 4 % 2;
+        const int64_t all[3] = { B, T, (H + 2 * G + gap) * D }, qs[4] = { B, H, T, D };
+        const kn_dtype t = types[(i + i / 4) % 4];
+        kn_array x = case_array(c, t, DENSE, NORMAL, 3, all);
+        kn_array dx = case_array(c, t, i % 3 ? DENSE : PITCHED, NORMAL, 3, all);
+        kn_attention_args f = { .o = case_array(c, t, DENSE, UNSET, 4, qs),
+                                .lse = case_array(c, t == KN_F64 ? t : KN_F32, DENSE, UNSET, 3, qs),
+                                .q = heads_of(&x, 0, H, D),
+                                .k = heads_of(&x, H, G, D),
+                                .v = heads_of(&x, H + G, G, D),
+                                .scale = 0.2,
+                                .causal = i % 2 };
+        case_prepare(KN_K_ATTENTION, &f);
+        kn_attention_grad_args a = case_attention_grad(&f);
+        a.dout = case_array(c, t, DENSE, NORMAL, 4, qs);
+        a.dq = heads_of(&dx, 0, H, D);
+        a.dk = heads_of(&dx, H, G, D);
+        a.dv = heads_of(&dx, H + G, G, D);
+        const double scale = t == KN_BF16 ? 4e-3 : t == KN_F16 ? 5e-4 : 1e-4;
+        case_close(c, &a.dq, scale);
+        case_close(c, &a.dk, 2 * scale);
+        case_close(c, &a.dv, scale);
+        case_run(c, &a);
+    }
+}
+
 /* Gradients by the scores where one key has nearly all of a row's weight: small ones to their
  * digits, and none at all where it is the only key. */
 KN_TEST(overlay_rows, attention_grad_of_one_key)
