@@ -4,6 +4,8 @@
 #include "kernels/cuda/kernels/cuda_internal.h"
 #include "tests/kernels/overlay.h"
 
+#include <math.h>
+
 /* [N,C,H,W], channels-last or not. */
 static kn_array image(overlay_case *c, kn_dtype t, values v, bool last, int64_t N, int64_t C,
                       int64_t H, int64_t W)
@@ -110,4 +112,53 @@ KN_TEST(cuda_image, conv_of_enormous_windows)
                        .groups = 1 };
     KN_CHECK(kn_cuda_kernels.run[KN_K_CONV](&a) == KN_FAILED, "taken");
     KN_CHECK_ERROR("more than 10^9 positions");
+}
+
+static kn_status run_own(kn_kernel k, const void *args)
+{
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    KN_CHECK(overlay_providers(providers) == 1);
+    return providers[0]->run[k](args);
+}
+
+/* Without y, relu's mask is made from x again: it must be the forward's also where rounding decides
+ * whether a value is above 0. */
+KN_TEST(cuda_image, relu_masks_what_the_forward_masked)
+{
+    enum { C = 37, S = 64 };
+    int beside = 0;
+    for (int last = 0; last < 2; last++) {
+        overlay_case *c = case_begin(KN_K_BATCH_NORM, 9000 + (uint64_t)last);
+        kn_batch_norm_args f = { .eps = 1e-5, .relu = true };
+        f.x = image(c, KN_F32, NORMAL, last, 2, C, 8, S / 8);
+        f.y = image(c, KN_F32, UNSET, last, 2, C, 8, S / 8);
+        kn_array dy = image(c, KN_F32, NORMAL, last, 2, C, 8, S / 8);
+        kn_array dadd = image(c, KN_F32, UNSET, last, 2, C, 8, S / 8);
+        f.w = case_vector(c, KN_F32, NORMAL, C);
+        f.b = case_vector(c, KN_F32, NORMAL, C);
+        f.mean = case_vector(c, KN_F32, UNSET, C);
+        f.rstd = case_vector(c, KN_F32, UNSET, C);
+        f.running_mean = case_vector(c, KN_F32, NORMAL, C);
+        f.running_var = case_vector(c, KN_F32, POSITIVE, C);
+        for (int64_t i = 0; i < 2 * C * S; i++) { /* around where the result is 0 */
+            const int64_t k = last ? i % C : i / S % C;
+            const double sd = sqrt(case_get(&f.running_var, k) + f.eps);
+            float x =
+                (float)(case_get(&f.running_mean, k) - case_get(&f.b, k) * sd / case_get(&f.w, k));
+            for (int64_t up = i / 7 % 9 - 4; up; up += up > 0 ? -1 : 1)
+                x = nextafterf(x, up > 0 ? INFINITY : -INFINITY);
+            ((float *)f.x.data)[i] = x, ((float *)dy.data)[i] = 1;
+        }
+        kn_batch_norm_grad_args g = { .dadd = dadd, .dy = dy, .x = f.x, .w = f.w, .b = f.b };
+        g.mean = f.mean, g.rstd = f.rstd, g.relu = true;
+        KN_CHECK(run_own(KN_K_BATCH_NORM, &f) == KN_DONE, "%s", kn_error());
+        KN_CHECK(run_own(KN_K_BATCH_NORM_GRAD, &g) == KN_DONE, "%s", kn_error());
+        for (int64_t i = 0; i < 2 * C * S; i++) {
+            const float y = ((float *)f.y.data)[i], d = ((float *)dadd.data)[i];
+            KN_CHECK((y > 0) == (d > 0), "element %lld: y %.9g, but a gradient of %g", (long long)i,
+                     (double)y, (double)d);
+            beside += y > 0;
+        }
+    }
+    KN_CHECK(beside > C * S / 2 && beside < 4 * C * S - C * S / 2, "%d of %d", beside, 4 * C * S);
 }

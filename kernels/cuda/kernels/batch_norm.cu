@@ -75,7 +75,8 @@ template <typename A> KN_KERNEL(CHANNEL_THREADS, batch_norm_finish_kernel, batch
     f.mean[c] = (A)mean;
     f.rstd[c] = (A)rstd;
     f.coefficients[c] = (A)mean;
-    f.coefficients[f.channels + c] = (A)(rstd * channel_get(f.w, c, 1));
+    /* from rstd as stored, so that the backward can make the same scale, and relu's mask with it */
+    f.coefficients[f.channels + c] = kn_mul_rn((A)rstd, (A)channel_get(f.w, c, 1));
     f.coefficients[2 * f.channels + c] = (A)channel_get(f.b, c, 0);
     if (f.training && M > 1) {
         double kept = 1 - f.momentum;

@@ -132,7 +132,8 @@ static kn_status batch_norm_grad_apply(const kn_batch_norm_grad_args *a,
     return kn_each<16 / (int)sizeof(T)>(all, op, op);
 }
 
-/* dadd = dy, or 0 where relu gave 0: where y, or without it h w + b, is 0 or less. */
+/* dadd = dy, or 0 where relu gave 0: where y is 0 or less, or without it what batch_norm_op
+ * computed of x, to the bit. */
 template <typename T> struct batch_norm_mask_op {
     typedef typename kn_compute<T>::type A;
     T *dadd;
@@ -159,7 +160,7 @@ template <typename T> struct batch_norm_mask_op {
         for (int v = 0; v < V; v++) {
             int64_t c = at[3] + (last ? v : 0);
             if (relu && from_x)
-                y[v] = kn_fma_rn((y[v] - mean[c]) * rstd[c], (A)channel_get(w, c, 1),
+                y[v] = kn_fma_rn(y[v] - mean[c], kn_mul_rn(rstd[c], (A)channel_get(w, c, 1)),
                                  (A)channel_get(b, c, 0));
             r[v] = relu && y[v] <= 0 ? 0 : r[v]; /* NaN passes */
         }
