@@ -45,7 +45,7 @@ KN_API const char *kn_cuda_choices(void);
 KN_API void kn_cuda_allow_tf32(bool on);
 /* Only algorithms that repeat their bits from now on; off at start. Also KNAP_CUDA_DETERMINISTIC=1.
  * Everything but cuDNN's backward of attention and some of its gradients of f32 convolutions
- * repeats them anyway. */
+ * repeats them anyway. Not to be changed between attention with dropout and its backward. */
 KN_API void kn_cuda_deterministic(bool on);
 
 /* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is

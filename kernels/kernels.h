@@ -309,7 +309,7 @@ typedef struct kn_round_args {
  * q's dtype: added, where -infinity hides a key. lse[B,H,T] = log of the row sums (f32, f64 for
  * f64), contiguous. Memory is linear in T. dropout_p > 0 drops probabilities, element index ((b*H +
  * h)*T + t)*S + s, and scales by 1/(1-p); seed_at as in kn_random_args. A row that sees no key
- * gives o = 0 and lse = -infinity. */
+ * gives o = 0 and lse = -infinity. cuDNN drops by a generator of its own (cudnn_attention.c). */
 typedef struct kn_attention_args {
     kn_array o, lse, q, k, v, mask;
     double scale;

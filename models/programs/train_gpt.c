@@ -240,9 +240,6 @@ static bool print_table(gpt_run *r)
         report_row("step", "%lld rows of %lld x %lld micro-batches x %d ranks = %lld tokens",
                    (long long)s->run.batch, (long long)s->ctx, (long long)s->run.accum, ranks,
                    (long long)(s->run.batch * s->ctx * s->run.accum * ranks));
-        if (t->device == KN_CUDA && s->run.dtype != 0 && s->dropout > 0)
-            report_row("slow here", "attention with --dropout runs on Knap's kernels, without "
-                                    "tensor cores: cuDNN's dropout draws other numbers");
     }
     return print_run(t, &s->run, &m);
 }

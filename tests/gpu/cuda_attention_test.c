@@ -1,5 +1,7 @@
 /* tests/gpu/cuda_attention_test.c: attention of the CUDA kernels with heads and lengths beyond
  * those of the overlay's cases: every tile size, several tiles, queries without keys. */
+#include "kernels/philox.h"
+#include "tests/gpu/emulator/emulated.h"
 #include "tests/kernels/overlay.h"
 
 static kn_attention_args attention_case(overlay_case *c, int i)
@@ -67,5 +69,23 @@ KN_TEST(cuda_attention, backward)
         case_close(c, &a.dv, scale);
         case_dmask(c, &a, scale);
         case_run(c, &a);
+    }
+}
+
+/* The seed that cuDNN's dropout gets: another for each seed and each stream, and the same one
+ * whether the seed is a value or lies in memory, as in a recorded step. */
+KN_TEST(cuda_attention, key_of_another_generator)
+{
+    uint64_t key[64], offset, at;
+    for (uint64_t i = 0; i < 64; i++) {
+        const uint64_t seed = i / 8 << 40 | 3, stream = i % 8 << 33 | 5;
+        const kn_philox4 words = kn_philox(seed, stream, 0);
+        offset = 1, at = seed;
+        KN_CHECK(emulated_draw_key(&key[i], &offset, seed, NULL, stream) == KN_DONE);
+        KN_CHECK(offset == 0 && key[i] == (words.word[0] | (uint64_t)words.word[1] << 32));
+        KN_CHECK(emulated_draw_key(&offset, &at, 7, &at, stream) == KN_DONE && at == 0 &&
+                 offset == key[i]);
+        for (uint64_t j = 0; j < i; j++)
+            KN_CHECK(key[j] != key[i] && (uint32_t)key[j] != (uint32_t)key[i]);
     }
 }

@@ -1,6 +1,6 @@
 /* tests/gpu/cuda_parts_test.c: a deterministic backward of attention through cuDNN is computed in
  * parts that fit its workspace. Here the CPU's reference computes the parts: the same bits as of
- * the whole. */
+ * the whole. And with dropout forward and backward agree whether cuDNN computes them. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/device.h"
 #include "kernels/kernels_internal.h"
@@ -100,4 +100,134 @@ KN_TEST(cuda_parts, of_a_deterministic_backward)
         }
     }
     KN_CHECK(cut > 50);
+}
+
+/* ---- dropout --------------------------------------------------------------------------------- */
+
+/* A call of bf16 whose arrays have places but no bytes; its backward with gradients in other
+ * places, dense or with rows of three heads' channels. */
+typedef struct call {
+    kn_attention_args forward;
+    kn_attention_grad_args backward;
+} call;
+
+static kn_array place(int64_t heads, int64_t row)
+{
+    kn_array a = kn_array_make((void *)4096, KN_BF16, 4, (int64_t[]){ B, heads, T, D });
+    a.stride[0] = T * row, a.stride[1] = D, a.stride[2] = row;
+    return a;
+}
+
+static call call_of(double dropout, bool packed)
+{
+    const int64_t all = 12 * D;
+    const kn_array q = place(6, all), k = place(G, all), d = place(6, packed ? all : 6 * D);
+    call c = { .forward = { .o = place(6, 6 * D),
+                            .lse = kn_array_make((void *)4096, KN_F32, 3, (int64_t[]){ B, 6, T }),
+                            .q = q,
+                            .k = k,
+                            .v = k,
+                            .causal = true,
+                            .dropout_p = dropout } };
+    c.backward = (kn_attention_grad_args){ .dq = d,
+                                           .dk = packed ? k : place(G, G * D),
+                                           .dv = packed ? k : place(G, G * D),
+                                           .dout = d,
+                                           .o = c.forward.o,
+                                           .lse = c.forward.lse,
+                                           .q = q,
+                                           .k = k,
+                                           .v = k,
+                                           .causal = true,
+                                           .dropout_p = dropout };
+    return c;
+}
+
+static bool described(const kn_dnn_kernel *how, const void *args, kn_dnn_problem *p)
+{
+    memset(p, 0, sizeof *p);
+    p->arch = 90;
+    return how->describe(p, args);
+}
+
+static bool same_plan(const kn_dnn_problem *a, const kn_dnn_problem *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+/* Both ask for the plans of the same problems: the forward, and the dense backward. */
+static void check_agreement(const call *c, bool takes)
+{
+    kn_dnn_problem forward, dense, asked;
+    kn_dnn_args to;
+    kn_kernel k;
+    const kn_dnn_kernel *need = kn_dnn_attention_forward.needs(&c->forward, 0, &k, &to);
+    KN_CHECK(need == &kn_dnn_attention_backward_dense && k == KN_K_ATTENTION_GRAD);
+    KN_CHECK(described(&kn_dnn_attention_forward, &c->forward, &forward));
+    KN_CHECK(described(need, &to, &dense) == takes);
+    KN_CHECK(!kn_dnn_attention_forward.needs(&c->forward, 1, &k, &to));
+    const kn_dnn_kernel *const ways[] = { &kn_dnn_attention_backward,
+                                          &kn_dnn_attention_backward_dense };
+    for (int i = 0; i < 2; i++) {
+        KN_CHECK(described(ways[i], &c->backward, &asked) == takes);
+        KN_CHECK(i == 0 || !takes || same_plan(&asked, &dense), "the plan that the forward saw");
+        need = ways[i]->needs(&c->backward, 0, &k, &to);
+        KN_CHECK(need == &kn_dnn_attention_forward && k == KN_K_ATTENTION);
+        KN_CHECK(described(need, &to, &asked) && same_plan(&asked, &forward));
+        need = ways[i]->needs(&c->backward, 1, &k, &to);
+        KN_CHECK(need == &kn_dnn_attention_backward_dense && described(need, &to, &asked) == takes);
+        KN_CHECK(!takes || same_plan(&asked, &dense));
+        KN_CHECK(!ways[i]->needs(&c->backward, 2, &k, &to));
+    }
+}
+
+KN_TEST(cuda_parts, forward_and_backward_agree_on_dropout)
+{
+    kn_dnn_attention_most = (uint64_t)1 << 30;
+    for (int i = 0; i < 4; i++) {
+        const call c = call_of(i & 1 ? 0.1 : 0.5, i & 2);
+        kn_cuda_deterministic(false);
+        check_agreement(&c, true);
+        kn_cuda_deterministic(true);
+        check_agreement(&c, true);
+        kn_dnn_attention_most = 1; /* parts, which would draw other elements */
+        check_agreement(&c, false);
+        kn_dnn_attention_most = (uint64_t)1 << 30;
+        kn_cuda_deterministic(false);
+    }
+    kn_dnn_problem a, b;
+    kn_dnn_args to;
+    kn_kernel k;
+    const call none = call_of(0, false), some = call_of(0.1, false), more = call_of(0.2, false);
+    KN_CHECK(described(&kn_dnn_attention_forward, &some.forward, &a) &&
+             described(&kn_dnn_attention_forward, &more.forward, &b) && !same_plan(&a, &b));
+    KN_CHECK(!kn_dnn_attention_forward.needs(&none.forward, 0, &k, &to) &&
+             !kn_dnn_attention_backward.needs(&none.backward, 0, &k, &to));
+    KN_CHECK(!described(&kn_dnn_attention_backward_dense, &none.backward, &a));
+}
+
+/* What a plan with dropout is bound to: a seed and an offset of the call's draw, and 1 / keep. */
+KN_TEST(cuda_parts, dropout_is_bound)
+{
+    const uint64_t at = 5;
+    const kn_dnn_kernel *const ways[] = { &kn_dnn_attention_forward, &kn_dnn_attention_backward,
+                                          &kn_dnn_attention_backward_dense };
+    for (int i = 0; i < 3; i++) {
+        call c = call_of(0.25, true);
+        c.forward.seed = c.backward.seed = 3, c.forward.stream = c.backward.stream = 4;
+        c.forward.seed_at = c.backward.seed_at = &at;
+        const void *args = i ? (const void *)&c.backward : &c.forward;
+        kn_dnn_problem p;
+        kn_dnn_pack b = { 0 };
+        KN_CHECK(described(ways[i], args, &p));
+        ways[i]->bind(&b, &p, args);
+        KN_CHECK(b.draw.used && b.draw.seed == 3 && b.draw.stream == 4 && b.draw.seed_at == &at);
+        KN_CHECK(b.room[b.draw.at] >= 8 && b.room[b.draw.at + 1] >= 8 && b.n <= KN_DNN_BOUND);
+        bool scale = false, keep = i == 0;
+        for (int s = 0; s < b.scalars; s++) {
+            scale = scale || b.scalar[s] == (float)(1 / 0.75);
+            keep = keep || b.scalar[s] == 0.75f;
+        }
+        KN_CHECK(scale && keep && b.scalars <= KN_DNN_SCALARS && b.copies == (i == 2 ? 4 : 0));
+    }
 }

@@ -261,6 +261,7 @@ static void note_call(kn_kernel k, const void *args)
 typedef union any_args {
     kn_array array[11];
     kn_attention_grad_args largest;
+    kn_attention_args attention;
     kn_norm_grad_args norm_grad;
     kn_batch_norm_args batch_norm;
     kn_batch_norm_grad_args batch_norm_grad;
@@ -342,17 +343,30 @@ void call_memory(kn_kernel k, const void *args, void (*use)(const void *p, size_
 
 /* ---- the provider ---------------------------------------------------------------------------- */
 
+/* cuDNN's dropout draws other numbers than the reference: then Knap's kernels are asked. */
+static bool draws_otherwise(kn_kernel k, const any_args *a)
+{
+    return (k == KN_K_ATTENTION && a->attention.dropout_p > 0) ||
+           (k == KN_K_ATTENTION_GRAD && a->largest.dropout_p > 0);
+}
+
 static kn_status run(kn_kernel k, const void *args)
 {
     any_args a;
     ranges = 0;
     memcpy(&a, args, shape[k].size);
+    const bool own = draws_otherwise(k, &a);
     note_call(k, args);
     merge();
     bool ok = move(KN_TO_DEVICE);
     if (ok) {
         point_there(k, &a);
-        ok = kn_launch(kn_compute_stream(KN_CUDA), k, &a, shape[k].size) && move(KN_TO_HOST);
+        if (own)
+            kn_providers_only("cuda");
+        ok = kn_launch(kn_compute_stream(KN_CUDA), k, &a, shape[k].size);
+        if (own)
+            kn_providers_only(NULL);
+        ok = ok && move(KN_TO_HOST);
     }
     give_back();
     return ok ? KN_DONE : KN_FAILED;

@@ -5,7 +5,7 @@
 /* How each kernel is computed: the first way that has a plan. */
 static const kn_dnn_kernel *const ways[KN_K_COUNT][2] = {
     [KN_K_ATTENTION] = { &kn_dnn_attention_forward },
-    [KN_K_ATTENTION_GRAD] = { &kn_dnn_attention_backward },
+    [KN_K_ATTENTION_GRAD] = { &kn_dnn_attention_backward, &kn_dnn_attention_backward_dense },
     [KN_K_CONV] = { &kn_dnn_conv_y },
     [KN_K_CONV_GRAD_X] = { &kn_dnn_conv_x },
     [KN_K_CONV_GRAD_W] = { &kn_dnn_conv_w, &kn_dnn_conv_w_wide },

@@ -71,6 +71,9 @@ void kn_dnn_pointwise(kn_dnn_graph *g, cudnnPointwiseMode_t mode, cudnnDataType_
                       int64_t axis, kn_dnn_desc x, kn_dnn_desc b, kn_dnn_desc t, kn_dnn_desc y);
 void kn_dnn_reduce(kn_dnn_graph *g, cudnnReduceTensorOp_t op, kn_dnn_desc x, kn_dnn_desc y);
 void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y);
+/* y = 1 with the probability keep, else 0, drawn by cuDNN's generator from seed and offset. */
+void kn_dnn_bernoulli(kn_dnn_graph *g, double keep, kn_dnn_desc seed, kn_dnn_desc offset,
+                      kn_dnn_desc y);
 
 typedef struct kn_dnn_window {
     int64_t stride[2], pad[2], dilation[2];
@@ -102,6 +105,7 @@ typedef struct kn_dnn_attention {
     int64_t q[3], k[3], v[3], o[3], dout[3], dq[3], dk[3], dv[3];
     int32_t type;
     bool causal, deterministic;
+    double dropout; /* the probability to drop; 0: none */
 } kn_dnn_attention;
 
 /* Images lie packed, in the order of their dims or channels-last: a bit of layouts for x and y, and
@@ -148,6 +152,14 @@ typedef struct kn_dnn_copy {
     bool after; /* from room to there when the plan has run; else the other way before it */
 } kn_dnn_copy;
 
+/* The key of a draw of cuDNN's: two numbers of 64 bits, the seed and an offset of 0. */
+typedef struct kn_dnn_draw {
+    bool used;
+    int at; /* the number of the seed's room, before the offset's */
+    uint64_t seed, stream;
+    const uint64_t *seed_at;
+} kn_dnn_draw;
+
 typedef struct kn_dnn_pack {
     int n, scalars, copies;
     int64_t id[KN_DNN_BOUND];
@@ -155,20 +167,27 @@ typedef struct kn_dnn_pack {
     size_t room[KN_DNN_BOUND]; /* bytes of scratch that data is given when the plan runs */
     float scalar[KN_DNN_SCALARS];
     kn_dnn_copy copy[KN_DNN_COPIES];
+    kn_dnn_draw draw;
 } kn_dnn_pack;
 
 void kn_dnn_bind(kn_dnn_pack *b, int64_t id, const void *data);
 void kn_dnn_bind_room(kn_dnn_pack *b, int64_t id, size_t bytes);
 void kn_dnn_bind_scalar(kn_dnn_pack *b, int64_t id, float value);
+/* Binds seed and offset to what the draw (seed, stream) of kernels/philox.h makes of them; seed_at
+ * as in kn_random_args. */
+void kn_dnn_bind_draw(kn_dnn_pack *b, int64_t seed_id, int64_t offset_id, uint64_t seed,
+                      const uint64_t *seed_at, uint64_t stream);
 /* room has dtype, shape and strides; its data is given when the plan runs. */
 void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_array room, bool after);
 
 typedef union kn_dnn_args {
+    kn_attention_args attention;
     kn_attention_grad_args attention_grad;
 } kn_dnn_args;
 
 /* How cuDNN computes a kernel of the table. */
-typedef struct kn_dnn_kernel {
+typedef struct kn_dnn_kernel kn_dnn_kernel;
+struct kn_dnn_kernel {
     /* Fills p, which is zero but for kernel, arch and most; false: declined. */
     bool (*describe)(kn_dnn_problem *p, const void *args);
     void (*draw)(kn_dnn_graph *g, const kn_dnn_problem *p);
@@ -178,11 +197,19 @@ typedef struct kn_dnn_kernel {
      * last. */
     int64_t (*parts)(const void *args);
     void (*part)(const void *args, int64_t i, kn_dnn_args *to);
-} kn_dnn_kernel;
+    /* Optional, for arguments that describe took: the i-th other computation that must have a plan
+     * too, or this one declines; its arguments go to *to. NULL after the last. */
+    const kn_dnn_kernel *(*needs)(const void *args, int i, kn_kernel *k, kn_dnn_args *to);
+};
 
+/* The backward's dense one copies dout, and dq, dk and dv, between their places and row-major
+ * arrays: only of these is its plan's key, beside what the forward has. */
 extern const kn_dnn_kernel kn_dnn_attention_forward, kn_dnn_attention_backward;
+extern const kn_dnn_kernel kn_dnn_attention_backward_dense;
 /* Bytes that a part of a deterministic backward of attention may take; tests lower it. */
 extern uint64_t kn_dnn_attention_most;
+int64_t kn_dnn_attention_parts(const void *args); /* kn_dnn_kernel.parts and .part of these */
+void kn_dnn_attention_part(const void *args, int64_t i, kn_dnn_args *to);
 /* cudnn_image.c; the wide one widens x and dy, for dw in f32. */
 extern const kn_dnn_kernel kn_dnn_conv_y, kn_dnn_conv_x, kn_dnn_conv_w, kn_dnn_conv_w_wide;
 extern const kn_dnn_kernel kn_dnn_batch_norm_y, kn_dnn_batch_norm_x;

@@ -1,18 +1,22 @@
 /* kernels/cuda/cudnn/cudnn_attention.c: attention of bf16 and f16 by cuDNN's fused kernels, forward
  * and backward, as graphs of simple operations that the library recognises as flash attention (Dao,
- * arXiv:2307.08691). Its own kind of dropout isn't ours, so dropout, f32, f64 and odd head sizes go
- * to Knap's kernels; so do masks, windows, and causal attention of T != S, whose mask starts
- * elsewhere.
+ * arXiv:2307.08691). f32, f64 and odd head sizes go to Knap's kernels; so do masks, windows, and
+ * causal attention of T != S, whose mask starts elsewhere.
+ *
+ * Dropout is drawn by cuDNN's generator, in forward and again in backward, from a seed that is a
+ * function of the draw's seed and stream, so of (seed, step, micro-batch, path, call), and from the
+ * place of an element in the call: never of the rank. These aren't the numbers of kernels/philox.h,
+ * so one call's forward and backward must both be computed here, or both by Knap's kernels. Which
+ * it is depends on nothing but what both know: the forward's arrays. It is here if there are plans
+ * for the forward and for the dense backward, which copies the arrays that the forward doesn't
+ * know; a backward that has a plan for these as they lie uses it.
  *
  * The backward adds dQ with atomics, in an order that varies, unless bits must repeat
- * (kn_cuda_deterministic): then dQ is a product of its own, which stores T * S elements a head. So
- * that these fit, the batch is computed in parts; Knap's kernel takes T * S so large that one group
- * of heads doesn't fit. */
+ * (cudnn_attention_parts.c). */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
 
-uint64_t kn_dnn_attention_most = (uint64_t)1 << 30;
 #define LITTLE ((uint64_t)1 << 20) /* of a workspace, beside what group_bytes counts */
 
 #define F32 CUDNN_DATA_FLOAT
@@ -32,7 +36,10 @@ enum {
     ID_DV,
     ID_DQ_SUM,
     ID_ROW_SUM,
-    ID_ONE
+    ID_KEEP,
+    ID_KEPT_SCALE,
+    ID_SEED,
+    ID_OFFSET
 };
 
 typedef kn_dnn_attention problem;
@@ -60,12 +67,13 @@ static bool describe_common(problem *p, const kn_array *q, const kn_array *k, co
                             const kn_array *lse, bool causal, double dropout)
 {
     kn_dtype t = q->dtype;
-    if ((t != KN_BF16 && t != KN_F16) || dropout > 0 || q->ndim != 4 || lse->dtype != KN_F32)
+    if ((t != KN_BF16 && t != KN_F16) || q->ndim != 4 || lse->dtype != KN_F32)
         return false;
     p->b = q->shape[0], p->h = q->shape[1], p->t = q->shape[2], p->d = q->shape[3];
     p->g = k->shape[1], p->s = k->shape[2];
     p->type = t == KN_BF16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
     p->causal = causal;
+    p->dropout = dropout;
     if (p->b < 1 || p->t < 1 || p->s < 1 || p->g < 1 || p->d % 8 || p->d > 256 ||
         (causal && p->t != p->s))
         return false;
@@ -81,19 +89,46 @@ static bool describe_forward(kn_dnn_problem *whole, const void *args)
            strides_of(&a->o, a->q.dtype, p->o);
 }
 
-static bool describe_backward(kn_dnn_problem *whole, const void *args)
+/* All but the places of dout, dq, dk and dv. */
+static bool describe_inputs(kn_dnn_problem *whole, const kn_attention_grad_args *a)
 {
-    const kn_attention_grad_args *a = args;
     problem *p = &whole->as.attention;
-    kn_dtype t = a->q.dtype;
     if (a->mask.data || a->window ||
-        !describe_common(p, &a->q, &a->k, &a->v, &a->lse, a->causal, a->dropout_p))
+        !describe_common(p, &a->q, &a->k, &a->v, &a->lse, a->causal, a->dropout_p) ||
+        (a->dropout_p > 0 && kn_dnn_attention_parts(a) > 1))
         return false;
     p->deterministic = kn_cuda_is_deterministic();
     whole->most = p->deterministic ? kn_dnn_attention_most + LITTLE : UINT64_MAX;
-    return (p->d <= 128 || whole->arch == 90) && strides_of(&a->o, t, p->o) &&
-           strides_of(&a->dout, t, p->dout) && strides_of(&a->dq, t, p->dq) &&
-           strides_of(&a->dk, t, p->dk) && strides_of(&a->dv, t, p->dv);
+    return (p->d <= 128 || whole->arch == 90) && strides_of(&a->o, a->q.dtype, p->o);
+}
+
+static bool describe_outputs(problem *p, kn_dtype t, const kn_array *const array[4])
+{
+    return strides_of(array[0], t, p->dout) && strides_of(array[1], t, p->dq) &&
+           strides_of(array[2], t, p->dk) && strides_of(array[3], t, p->dv);
+}
+
+static bool describe_backward(kn_dnn_problem *whole, const void *args)
+{
+    const kn_attention_grad_args *a = args;
+    const kn_array *const array[4] = { &a->dout, &a->dq, &a->dk, &a->dv };
+    return describe_inputs(whole, a) && describe_outputs(&whole->as.attention, a->q.dtype, array);
+}
+
+/* x's shape, row-major. */
+static kn_array dense(const kn_array *x)
+{
+    return kn_array_make(NULL, x->dtype, 4, x->shape);
+}
+
+static bool describe_dense(kn_dnn_problem *whole, const void *args)
+{
+    const kn_attention_grad_args *a = args;
+    if (a->dropout_p == 0 || !describe_inputs(whole, a))
+        return false;
+    const kn_array q = dense(&a->q), k = dense(&a->k);
+    return describe_outputs(&whole->as.attention, a->q.dtype,
+                            (const kn_array *const[4]){ &q, &q, &k, &k });
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -140,6 +175,16 @@ static kn_dnn_desc product(kn_dnn_graph *g, kn_dnn_shape s, kn_dnn_desc a, kn_dn
     return c;
 }
 
+/* The mask of dropout, drawn: 1 is kept. */
+static kn_dnn_desc drawn(kn_dnn_graph *g, const problem *p)
+{
+    const kn_dnn_shape one = { { 1, 1, 1, 1 }, { 1, 1, 1, 1 } };
+    kn_dnn_desc y = virtual(g, F32, shape(p->b, p->h, p->t, p->s));
+    kn_dnn_bernoulli(g, 1 - p->dropout, real(g, ID_SEED, CUDNN_DATA_INT64, one),
+                     real(g, ID_OFFSET, CUDNN_DATA_INT64, one), y);
+    return y;
+}
+
 static kn_dnn_desc rows(kn_dnn_graph *g, cudnnReduceTensorOp_t op, const problem *p, kn_dnn_desc x)
 {
     kn_dnn_desc y = virtual(g, F32, shape(p->b, p->h, p->t, 1));
@@ -163,7 +208,7 @@ static kn_dnn_desc masked(kn_dnn_graph *g, const problem *p, kn_dnn_desc x)
 
 /* ---- the graphs ------------------------------------------------------------------------------ */
 
-/* o = softmax(scale q k^T + mask) v, lse = max + log(sum(exp(x - max))) */
+/* o = dropout(softmax(scale q k^T + mask)) v, lse = max + log(sum(exp(x - max))) */
 static void draw_forward(kn_dnn_graph *g, const kn_dnn_problem *whole)
 {
     const problem *p = &whole->as.attention;
@@ -186,7 +231,14 @@ static void draw_forward(kn_dnn_graph *g, const kn_dnn_problem *whole)
     kn_dnn_pointwise(g, CUDNN_POINTWISE_ADD, F32, 0, most,
                      point(g, CUDNN_POINTWISE_LOG, one, sum, NULL), NULL, lse);
     kn_dnn_desc y = virtual(g, t, all);
-    kn_dnn_pointwise(g, CUDNN_POINTWISE_DIV, F32, 0, e, sum, NULL, y);
+    if (p->dropout > 0) {
+        kn_dnn_desc kept = point(g, CUDNN_POINTWISE_MUL, all,
+                                 point(g, CUDNN_POINTWISE_DIV, all, e, sum), drawn(g, p));
+        kn_dnn_pointwise(g, CUDNN_POINTWISE_MUL, F32, 0, kept, kn_dnn_scalar(g, ID_KEPT_SCALE),
+                         NULL, y);
+    } else {
+        kn_dnn_pointwise(g, CUDNN_POINTWISE_DIV, F32, 0, e, sum, NULL, y);
+    }
     kn_dnn_matmul(g, y, v, o);
 }
 
@@ -203,8 +255,9 @@ static void group_product(kn_dnn_graph *g, const problem *p, kn_dnn_desc x, kn_d
     kn_dnn_reduce(g, CUDNN_REDUCE_TENSOR_ADD, each, to);
 }
 
-/* p = exp(scale q k^T - lse);  dv = p^T do;  ds = scale p (do v^T - rowsum(do o));  dq = ds k;
- * dk = ds^T q */
+/* p = exp(scale q k^T - lse);  dv = (f p)^T do;  ds = scale p (f do v^T - rowsum(do o));
+ * dq = ds k;  dk = ds^T q,  with the factors f of dropout: the mask m / keep, which stands before
+ * the sum in brackets, so that within it are m do v^T - keep rowsum(do o) */
 static void draw_backward(kn_dnn_graph *g, const kn_dnn_problem *whole)
 {
     const problem *p = &whole->as.attention;
@@ -227,19 +280,29 @@ static void draw_backward(kn_dnn_graph *g, const kn_dnn_problem *whole)
 
     kn_dnn_desc both = point(g, CUDNN_POINTWISE_MUL, head, dout, o);
     kn_dnn_pointwise(g, CUDNN_POINTWISE_MUL, F32, 0, rows(g, CUDNN_REDUCE_TENSOR_ADD, p, both),
-                     kn_dnn_scalar(g, ID_ONE), NULL, row_sum);
+                     kn_dnn_scalar(g, ID_KEEP), NULL, row_sum);
 
     kn_dnn_desc x = point(g, CUDNN_POINTWISE_MUL, all, product(g, all, q, kt), scale);
     x = point(g, CUDNN_POINTWISE_SUB, all, x, lse);
     if (p->causal)
         x = masked(g, p, x);
     kn_dnn_desc e = point(g, CUDNN_POINTWISE_EXP, all, x, NULL);
-    kn_dnn_desc et = virtual(g, t, turned);
-    kn_dnn_reshape(g, e, et);
+    kn_dnn_desc et = virtual(g, t, turned), kept = e;
+    kn_dnn_desc mask = p->dropout > 0 ? drawn(g, p) : NULL;
+    kn_dnn_desc kept_scale = mask ? kn_dnn_scalar(g, ID_KEPT_SCALE) : NULL;
+    if (mask)
+        kept = point(g, CUDNN_POINTWISE_MUL, all, point(g, CUDNN_POINTWISE_MUL, all, e, mask),
+                     kept_scale);
+    kn_dnn_reshape(g, kept, et);
     group_product(g, p, et, dout, dv);
 
-    kn_dnn_desc ds = point(g, CUDNN_POINTWISE_SUB, all, product(g, all, dout, vt), row_sum);
+    kn_dnn_desc ds = product(g, all, dout, vt);
+    if (mask)
+        ds = point(g, CUDNN_POINTWISE_MUL, all, ds, mask);
+    ds = point(g, CUDNN_POINTWISE_SUB, all, ds, row_sum);
     ds = point(g, CUDNN_POINTWISE_MUL, all, ds, e);
+    if (mask)
+        ds = point(g, CUDNN_POINTWISE_MUL, all, ds, kept_scale);
     ds = point(g, CUDNN_POINTWISE_MUL, all, ds, scale);
     kn_dnn_desc dst = virtual(g, t, turned);
     kn_dnn_reshape(g, ds, dst);
@@ -266,6 +329,8 @@ static void bind_common(kn_dnn_pack *b, const problem *p, const kn_array *const 
     kn_dnn_bind_scalar(b, ID_SCALE, (float)scale);
     if (p->causal)
         kn_dnn_bind_scalar(b, ID_MINUS_INFINITY, -__builtin_inff());
+    if (p->dropout > 0)
+        kn_dnn_bind_scalar(b, ID_KEPT_SCALE, (float)(1 / (1 - p->dropout)));
 }
 
 static void bind_forward(kn_dnn_pack *b, const kn_dnn_problem *whole, const void *args)
@@ -273,100 +338,108 @@ static void bind_forward(kn_dnn_pack *b, const kn_dnn_problem *whole, const void
     const kn_attention_args *a = args;
     const kn_array *const real[5] = { &a->q, &a->k, &a->v, &a->o, &a->lse };
     bind_common(b, &whole->as.attention, real, a->scale);
+    if (a->dropout_p > 0)
+        kn_dnn_bind_draw(b, ID_SEED, ID_OFFSET, a->seed, a->seed_at, a->stream);
+}
+
+static void bind_inputs(kn_dnn_pack *b, const kn_dnn_problem *whole,
+                        const kn_attention_grad_args *a)
+{
+    const problem *p = &whole->as.attention;
+    const kn_array *const real[5] = { &a->q, &a->k, &a->v, &a->o, &a->lse };
+    size_t rows_bytes = (size_t)(p->b * p->h * p->t) * sizeof(float);
+    bind_common(b, p, real, a->scale);
+    kn_dnn_bind_room(b, ID_ROW_SUM, rows_bytes);
+    kn_dnn_bind_scalar(b, ID_KEEP, (float)(1 - p->dropout));
+    if (!p->deterministic)
+        kn_dnn_bind_room(b, ID_DQ_SUM, rows_bytes * (size_t)p->d);
+    if (p->dropout > 0)
+        kn_dnn_bind_draw(b, ID_SEED, ID_OFFSET, a->seed, a->seed_at, a->stream);
 }
 
 static void bind_backward(kn_dnn_pack *b, const kn_dnn_problem *whole, const void *args)
 {
     const kn_attention_grad_args *a = args;
-    const problem *p = &whole->as.attention;
-    const kn_array *const real[5] = { &a->q, &a->k, &a->v, &a->o, &a->lse };
-    size_t rows_bytes = (size_t)(p->b * p->h * p->t) * sizeof(float);
-    bind_common(b, p, real, a->scale);
+    bind_inputs(b, whole, a);
     kn_dnn_bind(b, ID_DO, a->dout.data);
     kn_dnn_bind(b, ID_DQ, a->dq.data);
     kn_dnn_bind(b, ID_DK, a->dk.data);
     kn_dnn_bind(b, ID_DV, a->dv.data);
-    kn_dnn_bind_room(b, ID_ROW_SUM, rows_bytes);
-    kn_dnn_bind_scalar(b, ID_ONE, 1);
-    if (!p->deterministic)
-        kn_dnn_bind_room(b, ID_DQ_SUM, rows_bytes * (size_t)p->d);
 }
 
-/* ---- parts of a deterministic backward ------------------------------------------------------- */
-
-/* Of a part: so many elements of the batch, and groups of heads of each. */
-typedef struct cut {
-    int64_t b, g;
-} cut;
-
-static int64_t rounded(int64_t n)
-{
-    return (n + 127) / 128 * 128;
-}
-
-/* What a group of heads takes of a plan's workspace: dS, and where heads share a group each one's
- * dK and dV. */
-static int64_t group_bytes(const kn_attention_grad_args *a)
-{
-    int64_t heads = a->q.shape[1] / a->k.shape[1], s = rounded(a->k.shape[2]);
-    int64_t head = rounded(a->q.shape[2]) * s + (heads > 1 ? 2 * s * rounded(a->q.shape[3]) : 0);
-    return heads * head * 2;
-}
-
-static int64_t parts_of(int64_t n, int64_t each)
-{
-    return (n + each - 1) / each;
-}
-
-/* n in as few parts as fit, about equal. */
-static int64_t even(int64_t n, int64_t fit)
-{
-    return parts_of(n, parts_of(n, fit < 1 ? 1 : fit));
-}
-
-static cut cut_of(const kn_attention_grad_args *a)
-{
-    int64_t b = a->q.shape[0], g = a->k.shape[1];
-    int64_t fit = (int64_t)kn_dnn_attention_most / group_bytes(a); /* groups of heads */
-    if (!kn_cuda_is_deterministic() || fit / g >= b)
-        return (cut){ b, g };
-    return fit >= g ? (cut){ even(b, fit / g), g } : (cut){ 1, even(g, fit) };
-}
-
-static int64_t parts(const void *args)
+static void bind_dense(kn_dnn_pack *b, const kn_dnn_problem *whole, const void *args)
 {
     const kn_attention_grad_args *a = args;
-    cut c = cut_of(a);
-    return parts_of(a->q.shape[0], c.b) * parts_of(a->k.shape[1], c.g);
+    bind_inputs(b, whole, a);
+    kn_dnn_bind_copy(b, ID_DO, &a->dout, dense(&a->dout), false);
+    kn_dnn_bind_copy(b, ID_DQ, &a->dq, dense(&a->dq), true);
+    kn_dnn_bind_copy(b, ID_DK, &a->dk, dense(&a->dk), true);
+    kn_dnn_bind_copy(b, ID_DV, &a->dv, dense(&a->dv), true);
 }
 
-/* x[b0 .. b0+b, h0 .. h0+h] */
-static void narrow(kn_array *x, int64_t b0, int64_t b, int64_t h0, int64_t h)
+/* ---- what dropout needs ---------------------------------------------------------------------- */
+
+static const kn_dnn_kernel *forward_needs(const void *args, int i, kn_kernel *k, kn_dnn_args *to)
 {
-    int64_t at = b0 * x->stride[0] + h0 * x->stride[1];
-    x->data = (char *)x->data + at * (int64_t)kn_dtype_size(x->dtype);
-    x->shape[0] = b, x->shape[1] = h;
+    const kn_attention_args *a = args;
+    if (a->dropout_p == 0 || i > 0)
+        return NULL;
+    *k = KN_K_ATTENTION_GRAD;
+    to->attention_grad = (kn_attention_grad_args){ .dout = a->o,
+                                                   .dq = a->q,
+                                                   .dk = a->k,
+                                                   .dv = a->v,
+                                                   .o = a->o,
+                                                   .lse = a->lse,
+                                                   .q = a->q,
+                                                   .k = a->k,
+                                                   .v = a->v,
+                                                   .mask = a->mask,
+                                                   .causal = a->causal,
+                                                   .window = a->window,
+                                                   .dropout_p = a->dropout_p };
+    return &kn_dnn_attention_backward_dense;
 }
 
-static void part(const void *args, int64_t i, kn_dnn_args *to)
+/* What the forward asked, again: the forward itself, and what that needs. */
+static const kn_dnn_kernel *backward_needs(const void *args, int i, kn_kernel *k, kn_dnn_args *to)
 {
     const kn_attention_grad_args *a = args;
-    kn_attention_grad_args *p = &to->attention_grad;
-    kn_array *of_heads[] = { &p->q, &p->o, &p->lse, &p->dout, &p->dq };
-    kn_array *of_groups[] = { &p->k, &p->v, &p->dk, &p->dv };
-    int64_t b = a->q.shape[0], g = a->k.shape[1], heads = a->q.shape[1] / g;
-    cut c = cut_of(a);
-    int64_t across = parts_of(g, c.g), b0 = i / across * c.b, g0 = i % across * c.g;
-    b = b - b0 < c.b ? b - b0 : c.b;
-    g = g - g0 < c.g ? g - g0 : c.g;
-    *p = *a;
-    for (size_t k = 0; k < sizeof of_heads / sizeof *of_heads; k++)
-        narrow(of_heads[k], b0, b, g0 * heads, g * heads);
-    for (size_t k = 0; k < sizeof of_groups / sizeof *of_groups; k++)
-        narrow(of_groups[k], b0, b, g0, g);
+    const kn_attention_args forward = { .o = a->o,
+                                        .lse = a->lse,
+                                        .q = a->q,
+                                        .k = a->k,
+                                        .v = a->v,
+                                        .mask = a->mask,
+                                        .causal = a->causal,
+                                        .window = a->window,
+                                        .dropout_p = a->dropout_p };
+    if (a->dropout_p == 0)
+        return NULL;
+    if (i > 0)
+        return forward_needs(&forward, i - 1, k, to);
+    *k = KN_K_ATTENTION;
+    to->attention = forward;
+    return &kn_dnn_attention_forward;
 }
 
-const kn_dnn_kernel kn_dnn_attention_forward = { describe_forward, draw_forward, bind_forward, NULL,
-                                                 NULL };
-const kn_dnn_kernel kn_dnn_attention_backward = { describe_backward, draw_backward, bind_backward,
-                                                  parts, part };
+const kn_dnn_kernel kn_dnn_attention_forward = {
+    .describe = describe_forward,
+    .draw = draw_forward,
+    .bind = bind_forward,
+    .needs = forward_needs,
+};
+const kn_dnn_kernel kn_dnn_attention_backward = {
+    .describe = describe_backward,
+    .draw = draw_backward,
+    .bind = bind_backward,
+    .parts = kn_dnn_attention_parts,
+    .part = kn_dnn_attention_part,
+    .needs = backward_needs,
+};
+const kn_dnn_kernel kn_dnn_attention_backward_dense = {
+    .describe = describe_dense,
+    .draw = draw_backward,
+    .bind = bind_dense,
+    .needs = backward_needs,
+};

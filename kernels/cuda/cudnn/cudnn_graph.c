@@ -201,6 +201,22 @@ void kn_dnn_reshape(kn_dnn_graph *g, kn_dnn_desc x, kn_dnn_desc y)
     add(g, op);
 }
 
+void kn_dnn_bernoulli(kn_dnn_graph *g, double keep, kn_dnn_desc seed, kn_dnn_desc offset,
+                      kn_dnn_desc y)
+{
+    cudnnRngDistribution_t bernoulli = CUDNN_RNG_DISTRIBUTION_BERNOULLI;
+    kn_dnn_desc r = fresh(g, CUDNN_BACKEND_RNG_DESCRIPTOR);
+    set(g, r, CUDNN_ATTR_RNG_DISTRIBUTION, CUDNN_TYPE_RNG_DISTRIBUTION, 1, &bernoulli);
+    set(g, r, CUDNN_ATTR_RNG_BERNOULLI_DIST_PROBABILITY, CUDNN_TYPE_DOUBLE, 1, &keep);
+    end(g, r);
+    kn_dnn_desc op = fresh(g, CUDNN_BACKEND_OPERATION_RNG_DESCRIPTOR);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_RNG_YDESC, y);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_RNG_DESC, r);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_RNG_SEED, seed);
+    set_desc(g, op, CUDNN_ATTR_OPERATION_RNG_OFFSET_DESC, offset);
+    add(g, op);
+}
+
 /* ---- operations on images -------------------------------------------------------------------- */
 
 static kn_dnn_desc window_desc(kn_dnn_graph *g, const kn_dnn_window *w)

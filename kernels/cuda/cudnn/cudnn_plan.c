@@ -2,6 +2,7 @@
  * inputs are a plan's key; the fact that cuDNN has none is kept as well. */
 #include "kernels/cuda/cudnn/cudnn.h"
 #include "kernels/cuda/kernels/cuda.cuh"
+#include "kernels/cuda/kernels/cuda_internal.h"
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <pthread.h>
@@ -215,6 +216,21 @@ void kn_dnn_bind_copy(kn_dnn_pack *b, int64_t id, const kn_array *there, kn_arra
     bind(b, id, NULL, (size_t)kn_array_numel(&room) * kn_dtype_size(room.dtype));
 }
 
+void kn_dnn_bind_draw(kn_dnn_pack *b, int64_t seed_id, int64_t offset_id, uint64_t seed,
+                      const uint64_t *seed_at, uint64_t stream)
+{
+    b->draw = (kn_dnn_draw){ true, b->n, seed, stream, seed_at };
+    bind(b, seed_id, NULL, sizeof(uint64_t));
+    bind(b, offset_id, NULL, sizeof(uint64_t));
+}
+
+static bool make_key(const kn_dnn_pack *b)
+{
+    const kn_dnn_draw *d = &b->draw;
+    return !d->used || kn_cuda_draw_key(b->data[d->at], b->data[d->at + 1], d->seed, d->seed_at,
+                                        d->stream) == KN_DONE;
+}
+
 /* Before the plan or after it. Knap's copy needs no scratch. */
 static bool copy(kn_dnn_pack *b, bool after)
 {
@@ -261,7 +277,7 @@ static bool execute(kn_kernel k, const kn_array *out, const kn_dnn_plan *p, kn_d
     ok = ok && (state.handle || check(k, out, kn_dnn.create(&state.handle), "making its handle"));
     ok = ok && check(k, out, kn_dnn.set_stream(state.handle, (cudaStream_t)kn_cuda_stream()),
                      "the stream");
-    ok = ok && copy(b, false);
+    ok = ok && make_key(b) && copy(b, false);
     if (ok) {
         ok = kn_dnn_make(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack) &&
              kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, b->n, b->id) &&
@@ -329,6 +345,18 @@ static kn_status run_parts(kn_kernel k, const kn_dnn_kernel *how, const void *ar
     return s;
 }
 
+/* Whether all that the computation needs has its plan. */
+static bool has_needs(const kn_dnn_kernel *how, const void *args)
+{
+    const kn_dnn_kernel *other;
+    kn_dnn_args to;
+    kn_kernel k;
+    for (int i = 0; how->needs && (other = how->needs(args, i, &k, &to)); i++)
+        if (run_part(k, other, &to, true) != KN_DONE)
+            return false;
+    return true;
+}
+
 kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args)
 {
     kn_dnn_problem p;
@@ -336,7 +364,7 @@ kn_status kn_dnn_run(kn_kernel k, const kn_dnn_kernel *how, const void *args)
     if (!how->describe(&p, args) || !kn_cuda_library_open(&kn_cudnn_library))
         return KN_DECLINED;
     pthread_mutex_lock(&state.lock);
-    kn_status status = run_parts(k, how, args);
+    kn_status status = has_needs(how, args) ? run_parts(k, how, args) : KN_DECLINED;
     pthread_mutex_unlock(&state.lock);
     return status;
 }
@@ -369,5 +397,9 @@ bool kn_dnn_try(const char *json, int arch, kn_kernel k, const kn_dnn_kernel *ho
     int64_t n = made ? parts_of(how, args) : 0;
     for (int64_t i = 0; i < n && made; i += n > 1 ? n - 1 : 1)
         made = try_part(json, arch, k, how, part_of(how, args, n, i, &to), found);
+    const kn_dnn_kernel *other;
+    kn_dnn_found unused;
+    for (int i = 0; made && how->needs && (other = how->needs(args, i, &k, &to)); i++)
+        made = try_part(json, arch, k, other, &to, &unused);
     return made;
 }

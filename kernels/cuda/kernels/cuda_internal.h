@@ -36,6 +36,10 @@ kn_status kn_cuda_attention_grad(const void *args);
 kn_status kn_cuda_rope(const void *args);
 kn_status kn_cuda_random(const void *args);
 kn_status kn_cuda_round(const void *args);
+/* For a generator of another library: *to, a function of the draw (seed, stream) alone, and an
+ * offset of 0, both in device memory. seed_at as in kn_random_args. */
+kn_status kn_cuda_draw_key(uint64_t *to, uint64_t *offset, uint64_t seed, const uint64_t *seed_at,
+                           uint64_t stream);
 kn_status kn_cuda_sum_n(const void *args);
 kn_status kn_cuda_adamw(const void *args);
 kn_status kn_cuda_sgd(const void *args);

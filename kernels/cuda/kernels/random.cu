@@ -216,3 +216,24 @@ extern "C" kn_status kn_cuda_round(const void *args)
     KN_FLOATS(a->src.dtype, CASE);
 #undef CASE
 }
+
+/* ---- the key of another generator's draw ----------------------------------------------------- */
+
+namespace
+{
+KN_KERNEL(32, key_kernel, uint64_t *to, uint64_t *offset, uint64_t seed, const uint64_t *seed_at,
+          uint64_t stream)
+{
+    if (threadIdx.x > 0)
+        return;
+    kn_philox4 words = kn_philox(kn_seed_of(seed, seed_at), stream, 0);
+    *to = (uint64_t)words.word[1] << 32 | words.word[0];
+    *offset = 0;
+}
+} // namespace
+
+extern "C" kn_status kn_cuda_draw_key(uint64_t *to, uint64_t *offset, uint64_t seed,
+                                      const uint64_t *seed_at, uint64_t stream)
+{
+    return KN_RUN_FLAT(key_kernel, 1, 32, to, offset, seed, seed_at, stream);
+}

@@ -10,6 +10,7 @@
 #undef _FORTIFY_SOURCE /* the fortified _longjmp rejects a jump to another stack */
 #include "kernels/error.h"
 #include "kernels/cuda/kernels/cuda.cuh"
+#include "kernels/cuda/kernels/cuda_internal.h"
 
 #include "tests/gpu/emulator/emulate_check.h"
 
@@ -547,4 +548,10 @@ extern "C" kn_cuda_flag *kn_cuda_flags(void)
 extern "C" bool kn_cuda_record(void (*run)(void *), void (*drop)(void *), void *arg)
 {
     return runtime.record(run, drop, arg);
+}
+
+extern "C" kn_status emulated_draw_key(uint64_t *to, uint64_t *offset, uint64_t seed,
+                                       const uint64_t *seed_at, uint64_t stream)
+{
+    return kn_cuda_draw_key(to, offset, seed, seed_at, stream);
 }

@@ -19,6 +19,10 @@ KN_API void emulated_allow_all(void);
 /* The GPU has n multiprocessors from now on; 2 at the start. For the emulator's own runtime. */
 KN_API void emulated_multiprocessors(int n);
 
+/* kn_cuda_draw_key, which is no kernel of the table, run on the host. */
+KN_API kn_status emulated_draw_key(uint64_t *to, uint64_t *offset, uint64_t seed,
+                                   const uint64_t *seed_at, uint64_t stream);
+
 /* The runtime that gives kernels streams and memory; kernels/cuda/kernels/cuda.cuh describes its
  * functions. record: true if the running launch's stream is being recorded; run(arg) then becomes a
  * part of the recording and drop(arg) ends it (run NULL: only the answer). The emulator's default
