@@ -4,6 +4,8 @@
 #include "tests/kn_test.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -290,6 +292,35 @@ KN_TEST(choices, a_torn_line_harms_no_other)
     KN_CHECK(whole_lines() == LINES);
     use("a", false);
     KN_CHECK(whole_lines() == LINES && tells("without 1 damaged line"));
+    end();
+}
+
+static void bound_files(rlim_t bytes)
+{
+    const struct rlimit most = { bytes, RLIM_INFINITY };
+    KN_CHECK(setrlimit(RLIMIT_FSIZE, &most) == 0);
+}
+
+/* What was written in part is left out, and harms no line that comes later. */
+KN_TEST(choices, a_full_disk_is_said)
+{
+    const char *said[] = { "can't be written: File too large",
+                           "can't be written: the disk is full" };
+    char good[1024];
+    const size_t size = make(good), two = size / LINES * (LINES - 1);
+    signal(SIGXFSZ, SIG_IGN);
+    for (int part = 0; part < 2; part++) {
+        put(good, two);
+        bound_files(part ? size - 2 : two);
+        kn_choice_keep("gpu, m 2", "algorithm 4");
+        KN_CHECK(whole_lines() == LINES && tells(said[part]), "this process has it");
+        kn_choices_forget();
+        KN_CHECK(whole_lines() == LINES - 1 && tells("damaged") == part);
+        bound_files(RLIM_INFINITY);
+        kn_choice_keep("gpu, m 2", "algorithm 4");
+        kn_choices_forget();
+        KN_CHECK(whole_lines() == LINES && tells("damaged") == part);
+    }
     end();
 }
 
