@@ -1,5 +1,5 @@
-/* kernels/choices.c: the file of choices (choices.h): a text in memory, in which each search goes
- * from line to line. A search comes once for each kind of call in a process. */
+/* kernels/choices.c: the file of choices (choices.h): in memory, a sorted list of the lines that
+ * count, one for each key. */
 #include "kernels/choices.h"
 #include "kernels/environment.h"
 #include "kernels/error_internal.h"
@@ -20,8 +20,8 @@ static struct {
     bool read, tuning;
     char path[4096]; /* empty: no file */
     bool there;      /* the file was there */
-    char *text;      /* lines without checksums, "key = value" and a 0 each */
-    size_t size, room;
+    char **line;     /* "key = value", in strcmp's order, no key twice */
+    size_t count, room;
     int64_t damaged;  /* lines that were left out */
     char unread[256]; /* why the file isn't used, or is not to be written; else empty */
     char unwritten[256];
@@ -65,28 +65,63 @@ static bool is_choice(const char *line, size_t n)
     return memcmp(line, sum, SUM) == 0 && key_of(line + SUM + 1, n - SUM - 1) > 0;
 }
 
-/* Puts a line into memory; false: there is none. */
-static bool enter(const char *line, size_t n)
+/* 0: the line is for this key of n letters; else where it stands, before or behind. */
+static int order(const char *line, const char *key, size_t n)
 {
-    if (all.size + n + 1 > all.room) {
-        size_t room = 2 * (all.size + n + 1);
-        char *grown = realloc(all.text, room);
-        if (!grown)
-            return false;
-        all.text = grown;
-        all.room = room;
+    const int before = strncmp(line, key, n);
+    return before ? before : strncmp(line + n, " = ", 3);
+}
+
+/* Where the key's line is, or would be. */
+static size_t place(const char *key, size_t n)
+{
+    size_t low = 0, high = all.count;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (order(all.line[middle], key, n) < 0)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    memcpy(all.text + all.size, line, n);
-    all.size += n;
-    all.text[all.size++] = 0;
+    return low;
+}
+
+static bool grow(void)
+{
+    const size_t room = 2 * all.room + 64;
+    char **grown = realloc(all.line, room * sizeof *grown);
+    if (!grown)
+        return false;
+    all.line = grown;
+    all.room = room;
     return true;
 }
 
-/* The line after `line` (NULL: the first), or NULL. */
-static const char *next(const char *line)
+/* Puts a line into memory, in the place of one with its key; false: there is none. */
+static bool enter(const char *line, size_t n)
 {
-    const char *at = line ? line + strlen(line) + 1 : all.text;
-    return at && at < all.text + all.size ? at : NULL;
+    const size_t key = key_of(line, n), at = place(line, key);
+    const bool again = at < all.count && order(all.line[at], line, key) == 0;
+    char *copy = again || all.count < all.room || grow() ? strndup(line, n) : NULL;
+    if (!copy)
+        return false;
+    if (again) {
+        free(all.line[at]);
+    } else {
+        memmove(all.line + at + 1, all.line + at, (all.count - at) * sizeof *all.line);
+        all.count++;
+    }
+    all.line[at] = copy;
+    return true;
+}
+
+static void drop_lines(void)
+{
+    for (size_t i = 0; i < all.count; i++)
+        free(all.line[i]);
+    free(all.line);
+    all.line = NULL;
+    all.count = all.room = 0;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -129,13 +164,14 @@ static void take_lines(const char *text, size_t size)
         size_t n = (size_t)((stop ? stop : end) - at);
         bool whole = stop && is_choice(at, n);
         if (whole && !enter(at + SUM + 1, n - SUM - 1)) {
+            drop_lines();
             unread("no memory is left");
             return;
         }
         all.damaged += n > 0 && !whole;
         at += n + 1;
     }
-    if (all.damaged > 0 && all.size == 0)
+    if (all.damaged > 0 && all.count == 0)
         unread("it isn't one of Knap's files of choices");
 }
 
@@ -211,15 +247,13 @@ static void read_once(void)
 
 bool kn_choice_find(const char *key, char value[KN_CHOICE_KEY])
 {
-    size_t n = strlen(key);
-    bool found = false;
+    const size_t n = strlen(key);
     pthread_mutex_lock(&all.lock);
     read_once();
-    for (const char *line = NULL; (line = next(line));)
-        if (strncmp(line, key, n) == 0 && strncmp(line + n, " = ", 3) == 0) {
-            snprintf(value, KN_CHOICE_KEY, "%s", line + n + 3);
-            found = true;
-        }
+    const size_t at = place(key, n);
+    const bool found = at < all.count && order(all.line[at], key, n) == 0;
+    if (found)
+        snprintf(value, KN_CHOICE_KEY, "%s", all.line[at] + n + 3);
     pthread_mutex_unlock(&all.lock);
     return found;
 }
@@ -264,8 +298,8 @@ int64_t kn_choices_of(const char *machine)
     int64_t count = 0;
     pthread_mutex_lock(&all.lock);
     read_once();
-    for (const char *line = NULL; (line = next(line));)
-        count += strncmp(line, machine, strlen(machine)) == 0;
+    for (size_t i = 0; i < all.count; i++)
+        count += strncmp(all.line[i], machine, strlen(machine)) == 0;
     pthread_mutex_unlock(&all.lock);
     return count;
 }
@@ -275,8 +309,8 @@ uint64_t kn_choices_hash(void)
     uint64_t hash = 0;
     pthread_mutex_lock(&all.lock);
     read_once();
-    for (const char *line = NULL; (line = next(line));)
-        hash += sum_of(line, strlen(line));
+    for (size_t i = 0; i < all.count; i++)
+        hash += sum_of(all.line[i], strlen(all.line[i]));
     pthread_mutex_unlock(&all.lock);
     return hash;
 }
@@ -305,10 +339,8 @@ const char *kn_choices_tell(char *text, size_t size)
 void kn_choices_forget(void)
 {
     pthread_mutex_lock(&all.lock);
-    free(all.text);
+    drop_lines();
     all.read = all.tuning = all.there = false;
-    all.text = NULL;
-    all.size = all.room = 0;
     all.damaged = 0;
     all.path[0] = all.unread[0] = all.unwritten[0] = 0;
     pthread_mutex_unlock(&all.lock);

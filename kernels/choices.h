@@ -28,9 +28,9 @@ bool kn_choice_find(const char *key, char value[KN_CHOICE_KEY]);
 /* Keeps a value for key in this process and adds it to the file; kn_choices_tell says where that
  * failed. */
 void kn_choice_keep(const char *key, const char *value);
-/* How many lines have keys that begin so. */
+/* How many keys begin so. */
 int64_t kn_choices_of(const char *machine);
-/* A hash of all choices, whatever their order; 0: there are none. */
+/* A hash of the lines that count, one for each key, whatever their order; 0: there are none. */
 uint64_t kn_choices_hash(void);
 /* One sentence about the file: its path, whether it is there, what was left out, what couldn't be
  * written. Returns text. */

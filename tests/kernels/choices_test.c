@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+enum { MANY = 20000 };
+
 static char path[256], folder[200];
 
 /* From now on the file is `name` in a fresh folder. */
@@ -109,6 +111,28 @@ KN_TEST(choices, hashes_differ_by_content_not_by_order)
     end();
 }
 
+/* A line that another with its key follows is none. */
+KN_TEST(choices, only_the_last_line_with_a_key_is_counted_and_hashed)
+{
+    uint64_t hash[3];
+    for (int i = 0; i < 3; i++) {
+        use((const char *[]){ "a", "b", "c" }[i], true);
+        kn_choice_keep("k 1", i == 1 ? "v 2" : "v 1");
+        kn_choice_keep("k 2", "v");
+        kn_choice_keep("l 1", "v");
+        if (i < 2)
+            kn_choice_keep("k 1", i == 1 ? "v 1" : "v 2");
+        hash[i] = kn_choices_hash();
+        KN_CHECK(kn_choices_of("k ") == 2 && kn_choices_of("") == 3, "file %d", i);
+        kn_choices_forget();
+        KN_CHECK(kn_choices_hash() == hash[i] && holds("k 1", i == 0 ? "v 2" : "v 1"));
+        KN_CHECK(kn_choices_of("k ") == 2 && kn_choices_of("") == 3, "file %d", i);
+    }
+    KN_CHECK(hash[0] != hash[1], "ranks with other algorithms have one hash");
+    KN_CHECK(hash[1] == hash[2], "ranks with the same algorithms have other hashes");
+    end();
+}
+
 KN_TEST(choices, the_file_is_where_caches_are)
 {
     char home[300], want[400];
@@ -202,6 +226,61 @@ KN_TEST(choices, a_line_that_cannot_be_is_not_written)
         kn_choice_keep(bad[i][0], bad[i][1]);
         KN_CHECK(kn_choices_of("") == 0 && tells("a line can't hold") && get() == 0, "%zu", i);
     }
+    end();
+}
+
+/* Writes a line as the file has them. */
+static void put_line(FILE *f, const char *line)
+{
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    for (const char *c = line; *c; c++)
+        h = (h ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
+    KN_CHECK(fprintf(f, "%016llx %s\n", (unsigned long long)h, line) > 0);
+}
+
+/* A process with so many bytes of memory more: all lines are there, or none and it says so. */
+static int read_with(size_t bytes)
+{
+    size_t pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    const bool known = f && fscanf(f, "%*u %*u %*u %*u %*u %zu", &pages) == 1;
+    const rlim_t most = pages * (size_t)sysconf(_SC_PAGESIZE) + bytes;
+    if (!known || fclose(f) != 0 || setrlimit(RLIMIT_DATA, &(struct rlimit){ most, most }) != 0)
+        return 3;
+    const int64_t count = kn_choices_of("");
+    const bool used = !tells("isn't used: ");
+    return used ? count == MANY ? 0 : 2 : count == 0 && kn_choices_hash() == 0 ? 1 : 2;
+}
+
+/* Whatever of its memory a process lacks: never half of a file. */
+KN_TEST(choices, without_memory_no_line_is_used)
+{
+    int had[4] = { 0 };
+    char line[200];
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    KN_SKIP("a sanitizer takes memory of its own");
+#endif
+    use("a", false);
+    FILE *f = fopen(path, "wb");
+    KN_CHECK(f != NULL);
+    for (int i = 0; i < MANY; i++) {
+        snprintf(line, sizeof line, "gpu, m %d, %0100d = algorithm", i, 0);
+        put_line(f, line);
+    }
+    KN_CHECK(fclose(f) == 0);
+    fflush(NULL);
+    for (size_t bytes = 0; bytes < (size_t)16 << 20; bytes += (size_t)512 << 10) {
+        pid_t child = fork();
+        int status = -1;
+        if (child == 0)
+            _exit(read_with(bytes));
+        KN_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+        had[WEXITSTATUS(status) & 3]++;
+    }
+    KN_CHECK(had[0] > 0 && had[1] > 0 && had[2] == 0 && had[3] == 0,
+             "%d with all, %d with none, "
+             "%d with other lines",
+             had[0], had[1], had[2]);
     end();
 }
 
