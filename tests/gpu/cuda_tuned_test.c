@@ -278,6 +278,30 @@ KN_TEST(cuda_tuned, refused_choices_are_made_again)
     end();
 }
 
+/* Nothing sums up in an order that varies, neither of the file (the library takes it) nor of the
+ * heuristics (which ought to leave it out). */
+KN_TEST(cuda_tuned, sums_in_any_order_are_never_chosen)
+{
+    begin();
+    PROCESS(true, "6 5 4", plain);
+    const struct {
+        const char *schemes;
+        int algorithm;
+    } list[] = { { "0 0 0", 2 }, { "0 0 1", 0 }, { "0 0 2", 2 }, { "0 0 3", 0 },
+                 { "0 0 4", 2 }, { "0 0 8", 0 }, { "1 1 0", 2 } };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        setenv("FAKE_SCHEMES", list[i].schemes, 1);
+        PROCESS(false, "6 5 4", plain);
+        KN_CHECK(computed_by(list[i].algorithm, plain), "%s: %s", list[i].schemes, of->calls);
+    }
+    unlink(file);
+    setenv("FAKE_SCHEMES", "0 0 1", 1);
+    PROCESS(true, "6 5 4", plain);
+    KN_CHECK(computed_by(1, plain) && count("run 2") == 0, "%s", of->calls);
+    unsetenv("FAKE_SCHEMES");
+    end();
+}
+
 /* Not a word of the file reaches cuBLASLt but an algorithm whose line is whole. */
 KN_TEST(cuda_tuned, values_are_read_strictly)
 {

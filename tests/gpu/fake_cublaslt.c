@@ -5,6 +5,7 @@
  *   FAKE_ALGORITHMS  seconds that each of its algorithms takes, in the order of the heuristics: "4
  *                    2 3". Algorithm i begins a sum with its i-th term, so that each has bits of
  *                    its own. -1: it is found not to be for these products; -2: when it runs.
+ *   FAKE_SCHEMES     how each adds up what blocks have (CUBLASLT_REDUCTION_SCHEME_..), else 0
  *   FAKE_REFUSES     1: no algorithm that somebody brings is for this product
  *   FAKE_VERSION     its version
  *   FAKE_CALLS       a file with a line a call: "heuristic 8", "run 2", "check 2"
@@ -32,15 +33,20 @@ static int number_in(const char *name, int otherwise)
     return text && *text ? atoi(text) : otherwise;
 }
 
-/* Of algorithm i; 0 behind the last. */
-static double seconds_of(int i)
+/* The i-th number; 0 behind the last. */
+static double item(const char *name, int i)
 {
-    const char *text = getenv("FAKE_ALGORITHMS");
+    const char *text = getenv(name);
     char *end;
     for (double s; text && (s = strtod(text, &end), end != text); text = end)
         if (i-- == 0)
             return s;
     return 0;
+}
+
+static double seconds_of(int i)
+{
+    return item("FAKE_ALGORITHMS", i);
 }
 
 static void tell(const char *call, int value)
@@ -195,6 +201,19 @@ int cublasLtMatmulAlgoCheck(void *handle, void *desc, void *a, void *b, void *c,
         return INVALID;
     result->workspace = x->data[1] % 2 ? 4096 : 0;
     result->state = OK;
+    return OK;
+}
+
+API int cublasLtMatmulAlgoConfigGetAttribute(const algorithm *x, int name, void *value, size_t size,
+                                             size_t *wrote);
+int cublasLtMatmulAlgoConfigGetAttribute(const algorithm *x, int name, void *value, size_t size,
+                                         size_t *wrote)
+{
+    const uint32_t scheme = (uint32_t)item("FAKE_SCHEMES", (int)x->data[1]);
+    if (name != 3 || size != sizeof scheme || x->data[0] != MAGIC)
+        return INVALID;
+    memcpy(value, &scheme, sizeof scheme);
+    *wrote = sizeof scheme;
     return OK;
 }
 

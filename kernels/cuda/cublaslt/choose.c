@@ -133,7 +133,19 @@ static bool time_all(kn_blas_plan *p, const kn_gemm *g, const cublasLtMatmulHeur
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
-/* What was timed before; false where the library doesn't take it for this product. */
+/* Does it sum across blocks in one of the ways that are allowed? A preference's mask binds the
+ * heuristics, but not an algorithm that comes as bytes. */
+static bool sums_as_allowed(const kn_gemm *g, const cublasLtMatmulAlgo_t *algo)
+{
+    uint32_t scheme;
+    size_t wrote;
+    return kn_blas.config_get(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme,
+                              &wrote) == CUBLAS_STATUS_SUCCESS &&
+           (scheme & ~reductions(g, true)) == 0;
+}
+
+/* What was timed before; false where the library doesn't take it for this product, or where it
+ * might sum in an order that varies. */
 static bool take_tuned(kn_blas_plan *p, const kn_gemm *g)
 {
     cublasLtMatmulHeuristicResult_t r = { .state = CUBLAS_STATUS_NOT_SUPPORTED };
@@ -147,7 +159,8 @@ static bool take_tuned(kn_blas_plan *p, const kn_gemm *g)
     memcpy(&algo, t.algorithm, sizeof algo);
     if (kn_blas.fits(kn_blas_handle, p->desc, p->a, p->b, p->d, p->d, &algo, &r) !=
             CUBLAS_STATUS_SUCCESS ||
-        r.state != CUBLAS_STATUS_SUCCESS || r.workspaceSize > KN_BLAS_WORKSPACE)
+        r.state != CUBLAS_STATUS_SUCCESS || r.workspaceSize > KN_BLAS_WORKSPACE ||
+        !sums_as_allowed(g, &algo))
         return false;
     p->algo = algo;
     p->workspace = r.workspaceSize;
@@ -174,7 +187,8 @@ bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g)
     if (!ask(p, g, true, TIMED, list + 1, &more))
         return false;
     for (int i = 1; i <= more; i++)
-        if (memcmp(&list[i].algo, &list[0].algo, sizeof list[i].algo) != 0)
+        if (memcmp(&list[i].algo, &list[0].algo, sizeof list[i].algo) != 0 &&
+            sums_as_allowed(g, &list[i].algo))
             list[count++] = list[i];
     return time_all(p, g, list, count);
 }

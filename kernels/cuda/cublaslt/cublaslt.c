@@ -36,6 +36,7 @@ static const kn_cuda_symbol symbols[] = {
     { "cublasLtMatmulPreferenceSetAttribute", &kn_blas.pref_set },
     { "cublasLtMatmulAlgoGetHeuristic", &kn_blas.heuristic },
     { "cublasLtMatmulAlgoCheck", &kn_blas.fits },
+    { "cublasLtMatmulAlgoConfigGetAttribute", &kn_blas.config_get },
     { "cublasLtGetStatusString", &kn_blas.status },
 };
 

@@ -37,6 +37,8 @@ extern struct kn_blas_functions {
     cublasStatus_t (*fits)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                            const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *);
+    cublasStatus_t (*config_get)(const cublasLtMatmulAlgo_t *, cublasLtMatmulAlgoConfigAttributes_t,
+                                 void *, size_t, size_t *);
     const char *(*status)(cublasStatus_t);
 } kn_blas;
 extern cublasLtHandle_t kn_blas_handle; /* NULL before the first product */

@@ -97,8 +97,8 @@ typedef struct kn_gpu_way {
     double us; /* the median of its times; INFINITY where it declines */
 } kn_gpu_way;
 /* Times ways on the stream of the running launch, which must not be recorded: all of them in turn,
- * several times, each with a cold L2 cache, for which the stream's scratch is overwritten. The host
- * waits. False with an error. */
+ * several times, each with a cold L2 cache, for which the stream's scratch is overwritten: it grows
+ * to the cache's size and stays so. The host waits. False with an error. */
 bool kn_gpu_time_ways(kn_gpu_way *way, int count);
 
 /* ---- events (event.c) ------------------------------------------------------------------------ */
