@@ -150,7 +150,7 @@ struct kn_node {
      * gradients, each of them is passed on alone, so that sums have the bits that they would have
      * without the node. */
     bool apart;
-    /* during a backward */
+    /* during a backward; a nested one sets it aside (lend.c) */
     uint64_t mark;
     kn_tensor *dout[KN_MAX_OUT];
     bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
@@ -159,11 +159,14 @@ struct kn_node {
         int users;               /* edges to the output in this pass */
         int came;                /* slices of it whose gradients lie in place */
         bool sliced, uncut;      /* its users are slices, each element once; they aren't */
+        kn_node *cut;            /* its first slice in this pass; each has the next_cut */
     } home[KN_MAX_OUT];
+    kn_node *next_cut;
     kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */
     bool has_grad;
     bool leads;   /* to a gradient that is wanted; else its own is caught, and it doesn't run */
     bool touched; /* a nested pass counts what comes to touch, or nothing comes */
+    bool lent;    /* a pass around this one goes on with the node, and needs its saved tensors */
     struct kn_part {
         kn_tensor *grad; /* a reference */
         int out;
@@ -257,7 +260,7 @@ struct kn_frame {
     bool replay;                 /* inside a recompute */
     bool recorded;               /* grad mode is off, but a recompute will follow */
     struct kn_call_grads *grads; /* nn/hooks.c; NULL: no hook looks at gradients */
-    /* during a backward */
+    /* during a backward; a nested one sets it aside (lend.c) */
     uint64_t mark;
     int64_t pending;
     bool fired;

@@ -247,7 +247,7 @@ static bool compute(const kn_engine *e, kn_node *n)
 
 static bool run_node(kn_engine *e, kn_node *n)
 {
-    if ((n->leads && !fire_pre_backward(e, n->frame)) || !kn_engine_settle(e, n))
+    if ((n->leads && !fire_pre_backward(e, n->frame)) || !kn_engine_settle(n))
         return false;
     if (n->has_grad) {
         /* errors of backward name the call that made the node */
@@ -267,7 +267,7 @@ static bool run_node(kn_engine *e, kn_node *n)
     }
     kn_node_drop_parts(n);
     kn_node_drop_places(n);
-    if (!e->retain && n->leads)
+    if (!e->retain && n->leads && !n->lent)
         kn_node_free_saved(n);
     return finish_node(e, n);
 }
@@ -354,6 +354,7 @@ static void clean(kn_engine *e, bool ok)
         if (!passing)
             kn_tensor_free(t);
     }
+    kn_engine_give_back(e);
     for (int64_t i = 0; i < e->nodes; i++)
         kn_node_unref(e->node[i]);
     kn_host_free(e->node);

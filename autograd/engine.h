@@ -23,6 +23,8 @@ struct kn_engine {
     kn_engine *outer;
     kn_node **node; /* reachable nodes, by falling seq */
     int64_t nodes, room;
+    struct kn_lent *lent; /* lend.c */
+    int64_t lents, lent_room;
     kn_group **group;
     int64_t groups, group_room;
     /* The outermost pass has all leaves, with references, except passing ones: these belong to
@@ -43,6 +45,9 @@ kn_engine *kn_engine_outermost(kn_engine *e);
  * is wanted; counts the contributions that each waits for. */
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
 bool kn_engine_count(kn_engine *e);
+/* lend.c: before e marks n; at the end of e, when nodes become what they were for passes around. */
+bool kn_engine_lend(kn_engine *e, kn_node *n);
+void kn_engine_give_back(kn_engine *e);
 /* The list of e, or of the pass that it replays a part of: the first catch of a leaf, of a node's
  * output; NULL if there is none. */
 bool kn_engine_catches(const kn_engine *e);
@@ -60,8 +65,10 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
  * g, so the leaf may keep it and add into it. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g);
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own);
-/* parts.c. Before n runs: gives it the gradients that its slices wrote to one place. */
-bool kn_engine_settle(kn_engine *e, kn_node *n);
+/* parts.c. While edges are counted: n uses an output. */
+void kn_engine_uses(kn_node *n, struct kn_home *h);
+/* Before n runs: gives it the gradients that its slices wrote to one place. */
+bool kn_engine_settle(kn_node *n);
 bool kn_grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b);
 bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src);
 

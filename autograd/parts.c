@@ -49,38 +49,21 @@ static kn_tensor *reserve(kn_engine *e, kn_node *n, int o)
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 
+void kn_engine_uses(kn_node *n, struct kn_home *h)
+{
+    h->users++;
+    if (n->op->slice) {
+        n->next_cut = h->cut;
+        h->cut = n;
+    }
+}
+
 static int by_begin(const void *a, const void *b)
 {
     const kn_slice_attr *x = a, *y = b;
     if (x->begin != y->begin)
         return x->begin < y->begin ? -1 : 1;
     return (x->end > y->end) - (x->end < y->end);
-}
-
-/* The next user of n's output o before place *i of the list; NULL: no other. Users were made after
- * n, so they come before it. */
-static kn_node *next_user(const kn_engine *e, const kn_node *n, int o, int64_t *i)
-{
-    while (--*i >= 0) {
-        kn_node *u = e->node[*i];
-        for (int k = 0; k < u->nin; k++)
-            if (u->edge[k].node == n && u->edge[k].out_index == o)
-                return u;
-    }
-    return NULL;
-}
-
-static int64_t index_of(const kn_engine *e, const kn_node *n)
-{
-    int64_t low = 0, high = e->nodes - 1;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (e->node[middle]->seq > n->seq)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
 }
 
 /* Whether the cuts, all of one dim, are each element of it once. */
@@ -96,20 +79,19 @@ static bool covers(kn_slice_attr *cut, int n, int64_t size)
     return at == size;
 }
 
-static bool is_cut(const kn_engine *e, const kn_node *n, int o)
+static bool is_cut(const kn_node *n, int o)
 {
-    const int users = n->home[o].users;
-    kn_slice_attr *cut = kn_host_alloc((size_t)users * sizeof *cut);
-    int64_t i = index_of(e, n);
+    const struct kn_home *h = &n->home[o];
+    kn_slice_attr *cut = h->cut ? kn_host_alloc((size_t)h->users * sizeof *cut) : NULL;
     int found = 0;
-    for (const kn_node *u; cut && found < users && (u = next_user(e, n, o, &i)); found++) {
-        if (!u->op->slice || u->hooks)
-            break;
+    for (const kn_node *u = h->cut; cut && u; u = u->next_cut) {
         cut[found] = *(const kn_slice_attr *)u->attr;
-        if (cut[found].dim != cut[0].dim)
+        if (u->hooks || cut[found].dim != cut[0].dim)
             break;
+        found++;
     }
-    const bool cuts = cut && found == users && covers(cut, users, n->out_spec[o].shape[cut[0].dim]);
+    const bool cuts =
+        cut && found == h->users && covers(cut, found, n->out_spec[o].shape[cut[0].dim]);
     kn_host_free(cut);
     return cuts;
 }
@@ -120,7 +102,7 @@ static kn_tensor *shared(kn_engine *e, kn_node *n, int o)
     struct kn_home *h = &n->home[o];
     if (h->sliced || h->uncut)
         return h->sliced ? h->place : NULL;
-    h->sliced = n->mark == e->pass && is_cut(e, n, o) && reserve(e, n, o);
+    h->sliced = n->mark == e->pass && is_cut(n, o) && reserve(e, n, o);
     h->uncut = !h->sliced;
     return h->sliced ? h->place : NULL;
 }
@@ -132,27 +114,25 @@ void kn_grad_came(kn_op_grad *g)
     to->node->has_grad = true;
 }
 
-/* Zeros for the slices of n's output o to which no gradient came. */
-static bool fill_others(const kn_engine *e, kn_node *n, int o)
+/* Zeros for the slices of an output to which no gradient came. */
+static bool fill_others(const struct kn_home *h)
 {
-    int64_t i = index_of(e, n);
-    for (const kn_node *u; (u = next_user(e, n, o, &i));) {
+    for (const kn_node *u = h->cut; u; u = u->next_cut) {
         const kn_slice_attr *cut = u->attr;
-        const kn_array part =
-            kn_part(n->home[o].place, cut->dim, cut->begin, cut->end - cut->begin);
-        if (!u->has_grad && !KN_RUN(n->home[o].place, KN_K_FILL, ((kn_fill_args){ part, 0, 0 })))
+        const kn_array part = kn_part(h->place, cut->dim, cut->begin, cut->end - cut->begin);
+        if (!u->has_grad && !KN_RUN(h->place, KN_K_FILL, ((kn_fill_args){ part, 0, 0 })))
             return false;
     }
     return true;
 }
 
-bool kn_engine_settle(kn_engine *e, kn_node *n)
+bool kn_engine_settle(kn_node *n)
 {
     for (int o = 0; o < n->nout; o++) {
         struct kn_home *h = &n->home[o];
         if (h->came == 0)
             continue;
-        if ((h->came < h->users && !fill_others(e, n, o)) || !kn_give_node(n, o, h->place))
+        if ((h->came < h->users && !fill_others(h)) || !kn_give_node(n, o, h->place))
             return false;
     }
     return true;

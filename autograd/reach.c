@@ -17,7 +17,7 @@ static bool reach(kn_engine *e, kn_node *n)
 {
     if (!n || n->mark == e->pass)
         return true;
-    if (!kn_host_grow(&e->node, &e->room, e->nodes + 1, sizeof *e->node))
+    if (!kn_host_grow(&e->node, &e->room, e->nodes + 1, sizeof *e->node) || !kn_engine_lend(e, n))
         return false;
     n->mark = e->pass;
     n->has_grad = n->touched = false;
@@ -176,7 +176,7 @@ bool kn_engine_count(kn_engine *e)
         for (int k = 0; k < n->nin; k++) {
             const kn_edge *to = &n->edge[k];
             if (to->node)
-                to->node->home[to->out_index].users++;
+                kn_engine_uses(n, &to->node->home[to->out_index]);
             if (!see_leaf(e, to->leaf))
                 return false;
         }

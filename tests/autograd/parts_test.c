@@ -402,3 +402,21 @@ KN_TEST(parts, random_graphs_have_the_gradients_of_copies)
     }
     KN_CHECK(fewer > 40, "%d graphs copied less", (int)fewer);
 }
+
+/* All made first, then all cut: a search for a tensor's slices among all nodes takes minutes. */
+KN_TEST(parts, of_very_many_tensors)
+{
+    enum { MANY = 20000 };
+    static kn_tensor *h[MANY];
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4)), true), *sum = NULL;
+    for (int i = 0; i < MANY; i++)
+        h[i] = kn_scale(x, 1);
+    for (int i = 0; i < MANY; i++) {
+        kn_tensor *a = kn_slice(h[i], 0, 0, 2), *b = kn_slice(h[i], 0, 2, 4);
+        kn_tensor *both = kn_add(a, i % 2 ? b : kn_detach(b));
+        sum = sum ? kn_add(sum, both) : both;
+    }
+    KN_CHECK(kn_backward(kn_sum(sum, 0, NULL, false)), "%s", kn_error());
+    const float *g = kn_data(kn_grad(x));
+    KN_CHECK(g[0] == MANY && g[1] == MANY && g[2] == MANY / 2 && g[3] == MANY / 2);
+}
