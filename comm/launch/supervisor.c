@@ -154,6 +154,15 @@ static void press(watch *w)
     w->left = TERM_S;
 }
 
+static void close_ended(struct pollfd *p, int n, const int *status)
+{
+    for (int r = 0; r < n; r++)
+        if (status[r] != -1 && p[r].fd >= 0) {
+            close(p[r].fd);
+            p[r].fd = -1;
+        }
+}
+
 int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, int signals,
                    int *status, int *forwarded)
 {
@@ -184,13 +193,10 @@ int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, in
         reap(&w);
         if (w.stage != stage) /* stopped ranks among those that were looked at before */
             reap(&w);
-        for (int r = 0; r < n; r++)
-            if (status[r] != -1 && p[r].fd >= 0) {
-                close(p[r].fd);
-                p[r].fd = -1;
-            }
+        close_ended(p, n, status);
         press(&w);
     }
+    close_ended(p, n, status); /* all may have ended before the first look */
     if (forwarded)
         *forwarded = w.forwarded;
     return w.culprit;

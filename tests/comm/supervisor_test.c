@@ -1,5 +1,6 @@
 /* tests/comm/supervisor_test.c: programs started with --ranks (rank_program.c): their output, their
  * end, and that nothing is left behind. */
+#include "comm/local/local.h"
 #include "tests/comm/program_test.h"
 
 KN_TEST(supervisor, runs_ranks)
@@ -172,4 +173,31 @@ KN_TEST(supervisor, a_rank_killed_from_outside)
     KN_CHECK(r.status == 137 && strstr(r.errors, "was killed by signal 9"), "%d %s", r.status,
              r.errors);
     check_no_orphans();
+}
+
+/* All ranks ended before the supervisor looks for the first time. */
+KN_TEST(supervisor, watches_ranks_that_have_ended)
+{
+    enum { RANKS = 4 };
+    size_t bytes;
+    pid_t pid[RANKS];
+    siginfo_t end;
+    int status[RANKS], forwarded, before = dup(0);
+    kn_local_head *head = kn_local_create(RANKS, NULL, &bytes);
+    KN_CHECK(head != NULL, "%s", kn_error());
+    close(before); /* the next one again */
+    for (int r = 0; r < RANKS; r++) {
+        pid[r] = fork();
+        if (pid[r] == 0)
+            _exit(0);
+        KN_CHECK(pid[r] > 0 && waitid(P_PID, (id_t)pid[r], &end, WEXITED | WNOWAIT) == 0);
+    }
+    KN_CHECK(kn_local_watch(head, RANKS, pid, true, -1, status, &forwarded) == -1);
+    for (int r = 0; r < RANKS; r++)
+        KN_CHECK(status[r] == 0, "rank %d: %d", r, status[r]);
+    kn_local_unmap(head, bytes);
+    const int after = dup(0);
+    KN_CHECK(after == before, "descriptors stay open: the next is %d, before it was %d", after,
+             before);
+    close(after);
 }
