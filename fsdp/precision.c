@@ -18,11 +18,16 @@ static kn_dtype input_dtype(const kn_unit *u)
     return u->buckets > 0 ? u->bucket[0]->param_dtype : KN_DTYPE_DEFAULT;
 }
 
+static kn_device device_of(const kn_unit *u)
+{
+    return u->options.device ? u->options.device : KN_CPU;
+}
+
 /* x where u computes. On meta only its shape matters, so a gradient that arrives there stays
  * there. */
 static kn_tensor *moved(const kn_unit *u, kn_tensor *x)
 {
-    kn_device have = kn_device_of(x), want = u->options.device ? u->options.device : KN_CPU;
+    kn_device have = kn_device_of(x), want = device_of(u);
     if (have == want)
         return x;
     if (have == KN_META) {
@@ -51,18 +56,19 @@ static kn_dtype stays(const kn_unit *u)
     return widens && (t == KN_BF16 || t == KN_F16) ? t : KN_DTYPE_DEFAULT;
 }
 
-/* But those that have the dtype `as_is`. Both run inside the scope of the module's call, which then
- * owns what was cast. */
+/* Whether x becomes dtype (default: it stays). Floats do, but those that have the dtype `as_is`. */
+static bool to_cast(const kn_tensor *x, kn_dtype dtype, kn_dtype as_is)
+{
+    const kn_dtype have = kn_dtype_of(x);
+    return dtype && kn_dtype_is_float(have) && have != dtype && !(as_is && have == as_is);
+}
+
+/* Runs inside the scope of the module's call, which then owns what was cast. */
 static bool cast_floats(kn_values *v, kn_dtype dtype, kn_dtype as_is)
 {
-    for (int i = 0; i < v->n && dtype; i++) {
-        if (!v->v[i] || !kn_dtype_is_float(kn_dtype_of(v->v[i])) ||
-            (as_is && kn_dtype_of(v->v[i]) == as_is))
-            continue;
-        v->v[i] = kn_cast(v->v[i], dtype);
-        if (!v->v[i])
+    for (int i = 0; i < v->n; i++)
+        if (v->v[i] && to_cast(v->v[i], dtype, as_is) && !(v->v[i] = kn_cast(v->v[i], dtype)))
             return false;
-    }
     return kn_ok();
 }
 
@@ -77,4 +83,11 @@ bool kn_unit_cast_inputs(kn_unit *u, kn_values *in)
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out)
 {
     return !out || cast_floats(out, u->options.output_dtype, KN_DTYPE_DEFAULT);
+}
+
+bool kn_unit_converts(const void *unit, const kn_tensor *x)
+{
+    const kn_unit *u = unit;
+    return kn_device_of(x) != device_of(u) || to_cast(x, input_dtype(u), stays(u)) ||
+           to_cast(x, u->options.output_dtype, KN_DTYPE_DEFAULT);
 }

@@ -109,6 +109,7 @@ kn_unit_hooks *kn_unit_hooks_new(kn_unit *u)
     if (h)
         *h = (kn_unit_hooks){ .pre_forward = pre_forward,
                               .post_forward = post_forward,
+                              .converts = kn_unit_converts,
                               .reach = kn_turns_reach,
                               .leave = kn_unit_leave,
                               .group = &u->group,

@@ -111,7 +111,7 @@ bool kn_check_backward(const kn_unit *u);
 bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
 /* The call is over. False while others of the unit run, or are to come, and where it failed. */
 bool kn_call_end(kn_unit *u);
-/* Whether the running call lies in a call of another unit of u's tree. */
+/* Whether the running call, or one of u from it, lies in a call of another unit of u's tree. */
 bool kn_call_is_inside(const kn_unit *u);
 /* The outermost call is over: units that a group or a prefetch left gathered are released. */
 void kn_forward_end(kn_schedule_state *s);

@@ -118,5 +118,6 @@ bool kn_unit_show_buffers(kn_unit *u, bool full);
 /* precision.c */
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out);
+bool kn_unit_converts(const void *unit, const kn_tensor *x); /* of kn_unit_hooks */
 
 #endif

@@ -109,6 +109,18 @@ static kn_values rms_norm_of_sum(kn_module *self, kn_values in, const void *arg)
     return KN_VALUES(y, sum);
 }
 
+/* The norm of the sum of x and add in one operation, if m is a norm. NULL where m's unit would
+ * convert these two and the sum: that is only for what is normed. */
+static kn_forward_n at_once(const kn_module_impl *m, const kn_tensor *x, const kn_tensor *add)
+{
+    const kn_unit_hooks *u = m->unit;
+    if (u && ((x && u->converts(u->unit, x)) || (add && u->converts(u->unit, add))))
+        return NULL;
+    return m->forward.f1 == layer_norm_forward ? layer_norm_of_sum
+           : m->forward.f1 == rms_norm_forward ? rms_norm_of_sum
+                                               : NULL;
+}
+
 kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **sum)
 {
     if (!sum) {
@@ -119,9 +131,7 @@ kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **s
     const kn_module_impl *m = kn_module_in_place(module, "kn_add_norm");
     if (!m || !kn_ok())
         return NULL;
-    const kn_forward_n of_sum = m->forward.f1 == layer_norm_forward ? layer_norm_of_sum
-                                : m->forward.f1 == rms_norm_forward ? rms_norm_of_sum
-                                                                    : NULL;
+    const kn_forward_n of_sum = at_once(m, x, add);
     if (of_sum) {
         const kn_values out = kn_call_method_n(m->self, of_sum, KN_VALUES(x, add), NULL, 0);
         *sum = out.v[1];

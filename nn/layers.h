@@ -82,13 +82,15 @@ KN_API bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *nam
         (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
 
 /* *sum = kn_add(x, add) and kn_call(norm, *sum), to the bit, in fewer passes over memory
- * (kn_add_layer_norm, kn_add_rms_norm). So a residual stream x goes on past a norm:
+ * (kn_add_layer_norm, kn_add_rms_norm); gradients in 16 bits are rounded once less. So a residual
+ * stream x goes on past a norm:
  *
  *     h = kn_add_norm(&b->ln_2, x, kn_call(&b->attn, h), &x);
  *
- * Any other module that stands in norm's place is called after kn_add. It is a call of the norm,
- * whose hooks see x and add come, the result and the sum go; a unit of fsdp that casts the norm's
- * inputs casts these two. x and add have one shape and dtype. NULL with an error. */
+ * It is a call of the norm, whose hooks see x and add come, the result and the sum go. kn_add and
+ * an ordinary call run instead where another module stands in norm's place, or where norm is a unit
+ * of fsdp that would cast or move its input or its result: that is not for the sum. x and add have
+ * one shape and dtype. NULL with an error. */
 KN_API kn_tensor *kn_add_norm(void *norm, kn_tensor *x, kn_tensor *add, kn_tensor **sum);
 
 /* kn_conv2d of x[N,in,H,W]; weight [out, in/groups, R, S], bias [out] (torch.nn.Conv2d). */

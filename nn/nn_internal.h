@@ -69,6 +69,7 @@ typedef struct kn_unit_hooks {
     /* True: the call begins, and post_forward must end it, even if an error stands. */
     bool (*pre_forward)(void *unit, kn_module_impl *m, kn_values *in);
     void (*post_forward)(void *unit, kn_values *out);
+    bool (*converts)(const void *unit, const kn_tensor *x); /* it, or a result like it */
     void (*reach)(void *unit);                    /* backward comes to a call of its modules */
     void (*leave)(void *unit, kn_module_impl *m); /* m is being freed */
     kn_group *group;
