@@ -86,6 +86,7 @@
 #define kn_cuda_choices(...)       KN_PLACE(kn_cuda_choices(__VA_ARGS__))
 #define kn_cuda_allow_tf32(...)    KN_PLACE(kn_cuda_allow_tf32(__VA_ARGS__))
 #define kn_cuda_deterministic(...) KN_PLACE(kn_cuda_deterministic(__VA_ARGS__))
+#define kn_cuda_epilogues(...)     KN_PLACE(kn_cuda_epilogues(__VA_ARGS__))
 #define kn_cuda_memory_read(...)   KN_PLACE(kn_cuda_memory_read(__VA_ARGS__))
 
 /* kernels/graph.h */

@@ -105,7 +105,8 @@ typedef uint64_t kn_hook;
  * replacement of the same shape, dtype and device, which the next hook sees. It must not write to
  * grad. t requires grad. Of a leaf it sees what one backward brings, before that is added to
  * kn_grad; of a parameter in a unit of fsdp this rank's whole gradient, in the dtype that is
- * reduced, before the reduction. */
+ * reduced, before the reduction. Put on while a backward runs, after the gradient has gone by, it
+ * may be an error of that backward (t of kn_gelu_tanh, taken by kn_linear: one product is both). */
 typedef kn_tensor *(*kn_tensor_hook)(kn_tensor *grad, void *arg);
 KN_API kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg);
 /* Runs after a leaf's gradient of one backward was complete and accumulated. */

@@ -52,6 +52,7 @@ typedef struct kn_op_grad {
     kn_tensor *kept[KN_MAX_OUT];                /* what a user's function saved */
     const kn_spec *in_spec, *out_spec;          /* shapes and dtypes, always */
     bool want[KN_MAX_IN];
+    bool alone;                /* it may not go on through another operation (kn_grad_through) */
     kn_tensor *din[KN_MAX_IN]; /* to be set for each wanted input; NULL counts as zero */
 } kn_op_grad;
 
@@ -152,6 +153,7 @@ struct kn_node {
     bool apart;
     /* during a backward; a nested one sets it aside (lend.c) */
     uint64_t mark;
+    bool passed; /* what comes is the gradient of its input already (kn_grad_through) */
     kn_tensor *dout[KN_MAX_OUT];
     bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
     struct kn_home {             /* where the gradient of an output is to lie (parts.c) */

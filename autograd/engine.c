@@ -218,8 +218,13 @@ static bool compute(const kn_engine *e, kn_node *n)
                      .attr = n->attr,
                      .nin = n->nin,
                      .nout = n->nout,
+                     .alone = n->hooks || kn_checking(),
                      .in_spec = n->in_spec,
                      .out_spec = n->out_spec };
+    if (n->passed && n->hooks) /* it would see the gradient of n's input */
+        return kn_fail("backward of '%s': a hook was put on its result after the gradient had gone "
+                       "by; put hooks on before the backward",
+                       n->op->name);
     if (!take_dout(e, n, g.dout) || !n->leads)
         return kn_ok();
     for (int i = 0; i < n->nout; i++)
@@ -235,7 +240,9 @@ static bool compute(const kn_engine *e, kn_node *n)
             return false;
     kn_run_node_hooks(n, g.dout, g.nout, false);
     const bool check = kn_check_pause(n);
-    const bool ok = n->op->backward(&g);
+    if (n->passed)
+        g.din[0] = g.dout[0];
+    const bool ok = n->passed || n->op->backward(&g);
     kn_check_resume(check);
     if (!ok)
         return kn_fail("backward of '%s' failed", n->op->name);

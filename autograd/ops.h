@@ -38,6 +38,14 @@ kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like);
 /* Reads an option for rows and columns into out: each if either of its values isn't 0, else both
  * for the two if it isn't 0, else otherwise. */
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
+/* For backward functions that end in a product: if input i is y = f(x), f an operation whose
+ * derivative a product's epilogue may apply (kn_matmul_args.x), and nothing sees the gradient of y
+ * but f's backward, then x and f's kind: din[i] has to be the gradient of x, in y's shape and
+ * dtype, and f's backward hands it on as it is. NULL: din[i] is the gradient of y. */
+kn_tensor *kn_grad_through(kn_op_grad *g, int i, kn_unary *kind);
+/* Whether op is y = f(x) of a kind whose derivative some provider applies in a product's epilogue:
+ * its kind. */
+bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind);
 /* The index of dim, where a negative one counts from the end; -1 with an error if it is out of
  * range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);

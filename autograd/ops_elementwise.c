@@ -83,6 +83,12 @@ static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
     return kn_apply1(&unary_ops[kind], 1, &x, 0, &a);
 }
 
+bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind)
+{
+    *kind = KN_GELU_TANH; /* cuBLASLt has this one */
+    return op == &unary_ops[KN_GELU_TANH];
+}
+
 #define UNARY_FUNCTION(id, name, function, ...) UNARY_##function(id, name)
 #define UNARY_PLAIN(id, name)                                                                      \
     kn_tensor *kn_##name(kn_tensor *x)                                                             \

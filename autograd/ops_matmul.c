@@ -24,15 +24,11 @@ static kn_array stretched(kn_array a, const kn_array *out)
     return kn_array_expand(a, out->ndim, shape);
 }
 
-static bool product(kn_tensor *on, kn_array dst, kn_array a, kn_array b, const kn_array *bias)
+static bool product(kn_tensor *on, kn_array dst, kn_array a, kn_array b)
 {
-    kn_matmul_args args = { .dst = dst, .a = stretched(a, &dst), .b = stretched(b, &dst) };
-    if (bias)
-        args.bias = *bias;
-    return KN_RUN(on, KN_K_MATMUL, args);
+    kn_matmul_args p = { .dst = dst, .a = stretched(a, &dst), .b = stretched(b, &dst) };
+    return KN_RUN(on, KN_K_MATMUL, p);
 }
-
-/* ---- matmul ---------------------------------------------------------------------------------- */
 
 static bool matmul_shape(kn_op_call *c)
 {
@@ -61,8 +57,7 @@ static bool matmul_shape(kn_op_call *c)
 
 static bool matmul_forward(kn_op_call *c)
 {
-    return product(c->out[0], kn_array_of(c->out[0]), kn_array_of(c->in[0]), kn_array_of(c->in[1]),
-                   NULL);
+    return product(c->out[0], kn_array_of(c->out[0]), kn_array_of(c->in[0]), kn_array_of(c->in[1]));
 }
 
 /* dst[..] = x @ y summed to input i's shape. */
@@ -80,7 +75,7 @@ static bool matmul_grad(kn_op_grad *g, int i, kn_array x, kn_array y)
         shape[dy->ndim - 1] = s->shape[s->ndim - 1];
         dst = kn_empty(s->dtype, kn_device_of(dy), dy->ndim, shape);
     }
-    if (!dst || !product(dst, kn_array_of(dst), x, y, NULL))
+    if (!dst || !product(dst, kn_array_of(dst), x, y))
         return false;
     g->din[i] = same ? dst : kn_grad_unbroadcast(g, i, dst);
     return g->din[i] != NULL;
@@ -99,98 +94,4 @@ KN_OP(kn_op_matmul, .name = "matmul", .save_in = 3, .shape = matmul_shape,
 kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b)
 {
     return kn_apply1(&kn_op_matmul, 2, (kn_tensor *[]){ a, b }, 0, NULL);
-}
-
-/* ---- linear ---------------------------------------------------------------------------------- */
-
-typedef struct linear_attr {
-    bool in_out;
-} linear_attr;
-
-bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *b,
-                    bool in_out)
-{
-    char dx[128], dw[128], db[128];
-    kn_describe(x, dx, sizeof dx);
-    kn_describe(w, dw, sizeof dw);
-    if (x->ndim < 1 || w->ndim != 2 || !kn_dtype_is_float(x->dtype) || x->dtype != w->dtype)
-        return kn_fail("%s: needs x[..., in] and a 2-d weight of the same float dtype: x is %s, "
-                       "weight is %s",
-                       op, dx, dw);
-    int64_t in = w->shape[in_out ? 0 : 1], out = w->shape[in_out ? 1 : 0];
-    if (x->shape[x->ndim - 1] != in)
-        return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, dx,
-                       (long long)in, dw, in_out ? " stored [in, out]" : " stored [out, in]");
-    if (b && (b->ndim != 1 || b->shape[0] != out || (b->dtype != x->dtype && b->dtype != KN_F32)))
-        return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op,
-                       kn_describe(b, db, sizeof db), (long long)out);
-    return true;
-}
-
-static bool linear_shape(kn_op_call *c)
-{
-    const linear_attr *l = c->attr;
-    const kn_tensor *x = c->in[0], *w = c->in[1];
-    if (!kn_linear_fits(c->op->name, x, w, c->in[2], l->in_out))
-        return false;
-    c->spec[0] = kn_spec_like(x);
-    c->spec[0].shape[x->ndim - 1] = w->shape[l->in_out ? 1 : 0];
-    return true;
-}
-
-static bool linear_forward(kn_op_call *c)
-{
-    const linear_attr *l = c->attr;
-    kn_array w = kn_array_of(c->in[1]), bias;
-    if (c->in[2])
-        bias = kn_array_of(c->in[2]);
-    return product(c->out[0], kn_rows_of(c->out[0]), kn_rows_of(c->in[0]),
-                   l->in_out ? w : kn_transposed(w), c->in[2] ? &bias : NULL);
-}
-
-/* dX = dY W^T, dW = X^T dY, db = sum of dY over rows (written for w[in, out]). */
-static bool linear_backward(kn_op_grad *g)
-{
-    const linear_attr *l = g->attr;
-    kn_tensor *dy_tensor = kn_contiguous(g->dout[0]);
-    if (!dy_tensor)
-        return false;
-    kn_array dy = kn_rows_of(dy_tensor);
-    if (g->want[0]) {
-        kn_array w = kn_array_of(g->in[1]);
-        kn_tensor *dx = kn_grad_out(g, 0);
-        if (!dx || !product(dx, kn_rows_of(dx), dy, l->in_out ? kn_transposed(w) : w, NULL))
-            return false;
-        g->din[0] = dx;
-    }
-    if (g->want[1]) {
-        kn_array x = kn_rows_of(g->in[0]);
-        kn_tensor *dw = kn_grad_out(g, 1);
-        if (!dw || !(l->in_out ? product(dw, kn_array_of(dw), kn_transposed(x), dy, NULL)
-                               : product(dw, kn_array_of(dw), kn_transposed(dy), x, NULL)))
-            return false;
-        g->din[1] = dw;
-    }
-    if (g->want[2]) {
-        kn_tensor *db = kn_grad_out(g, 2);
-        if (!db)
-            return false;
-        kn_array d =
-            kn_array_make(kn_array_of(db).data, db->dtype, 2, (int64_t[]){ 1, db->shape[0] });
-        if (!KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ d, dy, KN_SUM })))
-            return false;
-        g->din[2] = db;
-    }
-    return true;
-}
-
-KN_OP(kn_op_linear, .name = "linear", .attr_size = sizeof(linear_attr), .save_in = 3,
-      .shape = linear_shape, .forward = linear_forward, .backward = linear_backward);
-
-kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out)
-{
-    linear_attr l = { in_out };
-    if (!kn_ok() || !kn_check(x, "linear") || !(x = kn_contiguous(x)))
-        return NULL;
-    return kn_apply1(&kn_op_linear, 3, (kn_tensor *[]){ x, w, bias }, 4, &l);
 }

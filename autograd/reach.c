@@ -20,7 +20,7 @@ static bool reach(kn_engine *e, kn_node *n)
     if (!kn_host_grow(&e->node, &e->room, e->nodes + 1, sizeof *e->node) || !kn_engine_lend(e, n))
         return false;
     n->mark = e->pass;
-    n->has_grad = n->touched = false;
+    n->has_grad = n->touched = n->passed = false;
     kn_node_drop_places(n);
     n->leads = true;
     n->refs++;

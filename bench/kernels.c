@@ -209,6 +209,37 @@ static void rows(bench *b, kn_dtype t, const char *dtype)
                                   array(b, KN_I64, SHAPE(n)), 0 }));
 }
 
+static void turn(kn_array *a)
+{
+    int64_t rows = a->shape[0];
+    a->shape[0] = a->shape[1], a->shape[1] = rows;
+    a->stride[1] = a->stride[0], a->stride[0] = 1;
+}
+
+/* Gradients of an MLP's products with what follows them: in parts, and on GPUs by cuBLASLt in one
+ * kernel, where it has one. */
+static void epilogues(bench *b, kn_dtype t, const char *dtype, int64_t m, int64_t c)
+{
+    char name[64];
+    for (int one = 0; one < (b->device == KN_CUDA ? 2 : 1); one++) {
+        kn_cuda_epilogues(one ? "all" : "none");
+        kn_array w = array(b, t, SHAPE(4 * c, c)), x = array(b, t, SHAPE(m, c));
+        kn_array dx = array(b, t, SHAPE(m, 4 * c)), z = array(b, t, SHAPE(m, 4 * c));
+        turn(&w);
+        LINE(b, one ? NAME("dX C -> 4C, gelu' at once") : NAME("dX C -> 4C, gelu'"), KN_K_MATMUL,
+             ((kn_matmul_args){ .dst = dx, .a = x, .b = w, .x = z, .grad_of = KN_GELU_TANH }));
+        x = array(b, t, SHAPE(m, c));
+        turn(&x);
+        LINE(b, one ? NAME("dW C -> 4C, db at once") : NAME("dW C -> 4C, db"), KN_K_MATMUL,
+             ((kn_matmul_args){ .dst = array(b, t, SHAPE(c, 4 * c)),
+                                .a = x,
+                                .b = array(b, t, SHAPE(m, 4 * c)),
+                                .sum = array(b, t, SHAPE(4 * c)),
+                                .sum_of_b = true }));
+    }
+    kn_cuda_epilogues("none");
+}
+
 static void products(bench *b, kn_dtype t, const char *dtype)
 {
     int64_t m = b->mb >= 256 ? 8192 : 512, c = b->mb >= 256 ? 768 : 128;
@@ -221,6 +252,7 @@ static void products(bench *b, kn_dtype t, const char *dtype)
                             array(b, t, SHAPE(m, 4 * c)),
                             array(b, t, SHAPE(4 * c, c)),
                             { 0 } }));
+    epilogues(b, t, dtype, m, c);
     int64_t B = b->mb >= 256 ? 8 : 1, H = c / 64, T = b->mb >= 256 ? 1024 : 128;
     LINE(b, NAME("attention, causal"), KN_K_ATTENTION,
          ((kn_attention_args){ .o = array(b, t, SHAPE(B, H, T, 64)),

@@ -145,12 +145,13 @@ static kn_cost elementwise_cost(kn_kernel k, const void *args)
 static kn_cost rows_cost(kn_kernel k, const void *args)
 {
     switch (k) {
-    case KN_K_MATMUL: { /* one multiplication and one addition for each of M N K */
+    case KN_K_MATMUL: { /* one multiplication and one addition for each of M N K; the few of a bias
+                           or an epilogue aren't counted */
         const kn_matmul_args *a = args;
         double bias = a->bias.ndim > 0 ? bytes_of(&a->bias) : 0;
         double before = a->add ? bytes_of(&a->dst) : 0;
         return (kn_cost){ 2 * elements(&a->dst) * dim(&a->a, 0),
-                          MOVED(&a->dst, &a->a, &a->b) + bias + before };
+                          MOVED(&a->dst, &a->a, &a->b, &a->sum, &a->x) + bias + before };
     }
     case KN_K_SOFTMAX: {
         const kn_softmax_args *a = args;

@@ -47,6 +47,13 @@ KN_API void kn_cuda_allow_tf32(bool on);
  * Everything but cuDNN's backward of attention and some of its gradients of f32 convolutions
  * repeats them anyway. Not to be changed between attention with dropout and its backward. */
 KN_API void kn_cuda_deterministic(bool on);
+/* What cuBLASLt computes along with a product from now on, a comma-separated list: bgrad (a bias's
+ * gradient, with that of its weight), dgelu (the derivative of kn_gelu_tanh, in the product before
+ * it), all or none of the two. Else kernels of their own compute it, which read an operand or the
+ * result once more. At start "timed": where a run with KNAP_TUNE=1 timed both ways, and this one
+ * was faster. cuBLASLt's sum has an order of its own, and its derivative multiplies what isn't
+ * rounded yet, so bits differ. Also KNAP_CUDA_EPILOGUES. false with an error for another name. */
+KN_API bool kn_cuda_epilogues(const char *list);
 
 /* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is
  * fragmented. */

@@ -147,11 +147,27 @@ typedef struct kn_reduce_args {
 /* dst[..., M, N] = a[..., M, K] @ b[..., K, N] (+ bias[N]); leading dims equal (stride 0 where
  * broadcast), at least 2 dims. Transposes are strides. dst may be f32 while a and b are bf16/f16
  * (gradients in the reduce dtype). K == 0 gives bias or 0. bias.data NULL: none; bias has a's
- * dtype or f32. add: the product is added to dst, in f32 (f64 for f64), and rounded once. */
+ * dtype or f32. add: the product is added to dst, in f32 (f64 for f64), and rounded once.
+ *
+ * An epilogue, what backward computes right after a product of 2-d arrays, is one of these:
+ *   sum  [M] = sum over K of a, or (sum_of_b) [N] = of b: the gradient of a bias beside that of its
+ *        weight; SUM's dtypes
+ *   x    dst = product * f'(x), f of kind grad_of, whose derivative reads x alone (KN_READS_X) and
+ *        which has no parameters: the gradient goes on through y = f(x); dst's shape and dtype, no
+ *        bias, not with add
+ * A provider that computes it along with the product sets kn_provider.epilogues; where none takes
+ * it, the product runs without it, then KN_K_UNARY_GRAD (in place) or KN_K_REDUCE. */
 typedef struct kn_matmul_args {
-    kn_array dst, a, b, bias;
-    bool add;
+    kn_array dst, a, b, bias, sum, x; /* sum, x: data NULL: none */
+    bool add, sum_of_b;
+    kn_unary grad_of;
 } kn_matmul_args;
+
+/* Whether there is an epilogue. */
+static inline bool kn_matmul_has_epilogue(const kn_matmul_args *p)
+{
+    return p->sum.data || p->x.data;
+}
 
 /* ---- rows ----------------------------------------------------------------------------------- */
 
@@ -356,6 +372,7 @@ typedef kn_status (*kn_kernel_fn)(const void *args);
 typedef struct kn_provider {
     const char *name;
     kn_kernel_fn run[KN_K_COUNT];
+    bool epilogues; /* its matmul is called for products with an epilogue, too */
 } kn_provider;
 
 #define KN_MAX_PROVIDERS 6

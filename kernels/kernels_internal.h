@@ -80,6 +80,14 @@ bool kn_alloc_due(kn_context *c);
 
 /* Tries the device's providers in order, records the trace, turns "all declined" into an error. */
 bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args);
+/* A product with an epilogue in parts: the product, and the arguments of the kernel after it, which
+ * is returned. */
+typedef union kn_epilogue_args {
+    kn_unary_grad_args through;
+    kn_reduce_args sum;
+} kn_epilogue_args;
+kn_kernel kn_matmul_parts(const kn_matmul_args *whole, kn_matmul_args *product,
+                          kn_epilogue_args *after);
 /* How many arrays the struct of k's arguments begins with. */
 KN_API int kn_kernel_arrays(kn_kernel k);
 

@@ -25,7 +25,7 @@ static const struct {
     [KN_K_BINARY] = { "binary", sizeof(kn_binary_args), "dst a b" },
     [KN_K_WHERE] = { "where", sizeof(kn_where_args), "dst cond a b" },
     [KN_K_REDUCE] = { "reduce", sizeof(kn_reduce_args), "dst src" },
-    [KN_K_MATMUL] = { "matmul", sizeof(kn_matmul_args), "dst a b bias?" },
+    [KN_K_MATMUL] = { "matmul", sizeof(kn_matmul_args), "dst a b bias? sum? x?" },
     [KN_K_SOFTMAX] = { "softmax", sizeof(kn_softmax_args), "y x" },
     [KN_K_SOFTMAX_GRAD] = { "softmax_grad", sizeof(kn_softmax_grad_args), "dx dy y" },
     [KN_K_CROSS_ENTROPY] = { "cross_entropy", sizeof(kn_cross_entropy_args),
@@ -218,9 +218,45 @@ static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
                    kn_device_name(s->device), describe_args(k, args, text, sizeof text));
 }
 
+kn_kernel kn_matmul_parts(const kn_matmul_args *whole, kn_matmul_args *product,
+                          kn_epilogue_args *after)
+{
+    *product = *whole;
+    product->sum = product->x = (kn_array){ 0 };
+    if (whole->x.data) {
+        after->through = (kn_unary_grad_args){
+            .dx = whole->dst, .dy = whole->dst, .x = whole->x, .kind = whole->grad_of
+        };
+        return KN_K_UNARY_GRAD;
+    }
+    kn_reduce_args *r = &after->sum;
+    *r = (kn_reduce_args){ .dst = whole->sum, .src = whole->b, .kind = KN_SUM };
+    if (!whole->sum_of_b) { /* K comes first, as it does in b */
+        const kn_array *a = &whole->a;
+        r->src = *a;
+        r->src.shape[0] = a->shape[1], r->src.shape[1] = a->shape[0];
+        r->src.stride[0] = a->stride[1], r->src.stride[1] = a->stride[0];
+    }
+    r->dst.ndim = 2;
+    r->dst.shape[1] = whole->sum.shape[0], r->dst.stride[1] = whole->sum.stride[0];
+    r->dst.shape[0] = 1, r->dst.stride[0] = r->dst.shape[1];
+    return KN_K_REDUCE;
+}
+
+/* A product and then its epilogue, by two calls of run. */
+static bool run_parts(kn_stream *s, const kn_matmul_args *whole,
+                      bool (*run)(kn_stream *s, kn_kernel k, const void *args))
+{
+    kn_matmul_args product;
+    kn_epilogue_args after;
+    const kn_kernel k = kn_matmul_parts(whole, &product, &after);
+    return run(s, KN_K_MATMUL, &product) && run(s, k, &after);
+}
+
 bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
+    const bool epilogue = k == KN_K_MATMUL && kn_matmul_has_epilogue(args);
     int n = s->table->providers(providers);
     unsigned off = atomic_load_explicit(&disabled[s->device], memory_order_relaxed);
     bool tracing = kn_tracing();
@@ -228,7 +264,7 @@ bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args)
     if (tracing && s->table->trace_begin)
         s->table->trace_begin(s);
     for (int i = 0; i < n; i++) {
-        if (off >> i & 1 || !providers[i]->run[k])
+        if (off >> i & 1 || !providers[i]->run[k] || (epilogue && !providers[i]->epilogues))
             continue;
         kn_status status = providers[i]->run[k](args);
         if (status == KN_DECLINED)
@@ -239,7 +275,24 @@ bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args)
             trace_run(providers[i], s, k, args, begin);
         return true;
     }
-    return fail_declined(s, k, args);
+    return epilogue ? run_parts(s, args, kn_run_providers) : fail_declined(s, k, args);
+}
+
+/* Whether some provider of s computes epilogues with their products. Elsewhere the device is given
+ * the parts, and knows of no epilogue. */
+static bool has_epilogues(const kn_stream *s)
+{
+    const kn_provider *providers[KN_MAX_PROVIDERS];
+    const unsigned off = atomic_load_explicit(&disabled[s->device], memory_order_relaxed);
+    for (int i = 0, n = s->table->providers(providers); i < n; i++)
+        if (providers[i]->epilogues && !(off >> i & 1))
+            return true;
+    return false;
+}
+
+static bool give_device(kn_stream *s, kn_kernel k, const void *args)
+{
+    return s->table->launch(s, k, args, kernels[k].size);
 }
 
 bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
@@ -259,5 +312,7 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
         return false;
     if (s->device != KN_META && !has_bytes(k, args))
         return false;
-    return s->table->launch(s, k, args, size);
+    if (k == KN_K_MATMUL && kn_matmul_has_epilogue(args) && !has_epilogues(s))
+        return run_parts(s, args, give_device);
+    return give_device(s, k, args);
 }

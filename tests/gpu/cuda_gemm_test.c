@@ -46,7 +46,7 @@ static float value(uint64_t i)
 }
 
 enum { ROOM = 4096 };
-static float A[ROOM], B[ROOM], D[ROOM], expected[ROOM], bias[64];
+static float A[ROOM], B[ROOM], D[ROOM], expected[ROOM] __attribute__((aligned(16))), bias[64];
 
 /* The result of cuBLASLt for g. */
 static void multiply(const kn_gemm *g)
@@ -264,6 +264,43 @@ KN_TEST(cuda_gemm, descriptors_without_a_gpu)
             g.tf32 = i % 2 && types[t] == KN_F32;
             KN_CHECK(kn_blas_try(&g), "product %d, %s: %s", i, kn_dtype_name(types[t]), kn_error());
         }
+}
+
+/* Sums and gelu's gradient beside dX and dW of a linear layer whose weight lies either way. */
+KN_TEST(cuda_gemm, descriptors_of_epilogues_without_a_gpu)
+{
+    static const product grads[] = {
+        { { 1, 1 }, 8, 16, 24, ROWS, ROWS, COLS, false }, /* dY W^T */
+        { { 1, 1 }, 8, 16, 24, ROWS, ROWS, ROWS, false }, /* dY W */
+        { { 1, 1 }, 8, 16, 24, ROWS, COLS, ROWS, false }, /* X^T dY */
+    };
+    static const kn_dtype types[][2] = {
+        { KN_F32, KN_F32 }, { KN_BF16, KN_BF16 }, { KN_F16, KN_F16 }, { KN_BF16, KN_F32 }
+    };
+    static const kn_gemm_epilogue wanted[] = { KN_GEMM_SUM_B, KN_GEMM_SUM_A, KN_GEMM_DGELU };
+    if (!kn_cuda_library_open(&kn_cublaslt_library))
+        KN_SKIP("%s", kn_cublaslt_library.lack);
+    for (int i = 0; i < 3 * 4 * 3; i++) {
+        kn_gemm g;
+        kn_matmul_args a = args_of(&grads[i % 3], D, types[i / 3 % 4][0]);
+        kn_array *const all[] = { &a.dst, &a.a, &a.b };
+        for (int k = 0; k < 3; k++) { /* two dims */
+            memmove(all[k]->shape, all[k]->shape + 2, 2 * sizeof(int64_t));
+            memmove(all[k]->stride, all[k]->stride + 2, 2 * sizeof(int64_t));
+            all[k]->ndim = 2;
+        }
+        a.dst.dtype = types[i / 3 % 4][1];
+        const int what = i / 12;
+        if (what < 2) {
+            a.sum = kn_array_make(bias, a.dst.dtype, 1, (int64_t[]){ what ? 16 : 8 });
+            a.sum_of_b = what;
+        } else {
+            a.x = kn_array_make(expected, a.dst.dtype, 2, a.dst.shape);
+            a.grad_of = KN_GELU_TANH;
+        }
+        KN_CHECK(kn_gemm_map(&a, &g) && g.epilogue == wanted[what], "%d is declined", i);
+        KN_CHECK(kn_blas_try(&g), "%d: %s", i, kn_error());
+    }
 }
 
 KN_TEST(cuda_gemm, products_for_a_part_of_the_gpu)

@@ -1,4 +1,5 @@
-/* tests/gpu/fake_cublaslt.c: a cuBLASLt for f32 on the host. The environment says what it is like:
+/* tests/gpu/fake_cublaslt.c: a cuBLASLt on the host, which holds its caller to the rules of
+ * epilogues. The environment says what it is like:
  *
  *   FAKE_HEURISTIC   numbers with which its heuristics answer: their status, the algorithm's, and
  *                    how many they found. Nothing is computed then.
@@ -6,10 +7,14 @@
  *                    2 3". Algorithm i begins a sum with its i-th term, so that each has bits of
  *                    its own. -1: it is found not to be for these products; -2: when it runs.
  *   FAKE_SCHEMES     how each adds up what blocks have (CUBLASLT_REDUCTION_SCHEME_..), else 0
+ *   FAKE_EPILOGUE    seconds more of a product with a gradient in its epilogue
  *   FAKE_REFUSES     1: no algorithm that somebody brings is for this product
  *   FAKE_VERSION     its version
  *   FAKE_CALLS       a file with a line a call: "heuristic 8", "run 2", "check 2"
  */
+#include "kernels/convert.h"
+
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +24,8 @@
 
 #define API __attribute__((visibility("default")))
 enum { OK = 0, INVALID = 7, NOT_SUPPORTED = 15, MAGIC = 0x616c676f };
+enum { F32 = 0, F64 = 1, F16 = 2, BF16 = 14 };                        /* cudaDataType */
+enum { NONE = 1, BIAS = 4, DGELU = 192, BGRADA = 256, BGRADB = 512 }; /* cublasLtEpilogue_t */
 
 /* Of fake CUDA, in programs that have it: the device's clock goes on, and what is recorded. */
 __attribute__((weak)) void fake_pass(double seconds);
@@ -82,11 +89,14 @@ int cublasLtCreate(void **handle)
 /* ---- descriptions ---------------------------------------------------------------------------- */
 
 typedef struct product {
-    int32_t transposed[2];
-    const float *bias;
+    int32_t transposed[2], epilogue, bias_type, x_type;
+    char *bias;
+    const char *x;
+    int64_t ldx;
 } product;
 
 typedef struct layout {
+    int type;
     uint64_t rows, cols;
     int64_t ld, stride;
     int32_t batch;
@@ -97,17 +107,25 @@ int cublasLtMatmulDescCreate(product **p, int compute, int scale)
 {
     (void)compute, (void)scale;
     *p = calloc(1, sizeof **p);
+    (*p)->epilogue = NONE;
     return OK;
 }
 
 API int cublasLtMatmulDescSetAttribute(product *p, int name, const void *value, size_t size);
 int cublasLtMatmulDescSetAttribute(product *p, int name, const void *value, size_t size)
 {
-    void *to = name == 3 ? &p->transposed[0] : name == 4 ? &p->transposed[1] : NULL;
-    if (name == 8)
-        to = &p->bias;
-    if (to)
-        memcpy(to, value, size);
+    void *const fields[30] = {
+        [3] = &p->transposed[0],
+        [4] = &p->transposed[1],
+        [7] = &p->epilogue,
+        [8] = &p->bias,
+        [11] = &p->x,
+        [12] = &p->ldx,
+        [22] = &p->x_type,
+        [26] = &p->bias_type,
+    };
+    if (name < 30 && fields[name])
+        memcpy(fields[name], value, size);
     return OK;
 }
 
@@ -121,9 +139,8 @@ int cublasLtMatmulDescDestroy(product *p)
 API int cublasLtMatrixLayoutCreate(layout **l, int type, uint64_t rows, uint64_t cols, int64_t ld);
 int cublasLtMatrixLayoutCreate(layout **l, int type, uint64_t rows, uint64_t cols, int64_t ld)
 {
-    (void)type;
     *l = calloc(1, sizeof **l);
-    **l = (layout){ rows, cols, ld, 0, 1 };
+    **l = (layout){ type, rows, cols, ld, 0, 1 };
     return OK;
 }
 
@@ -219,56 +236,155 @@ int cublasLtMatmulAlgoConfigGetAttribute(const algorithm *x, int name, void *val
 
 /* ---- the product ----------------------------------------------------------------------------- */
 
-static float element(const float *x, const layout *l, int transposed, uint64_t row, uint64_t col)
+static double get(const char *p, int type, uint64_t i)
 {
-    return transposed ? x[col + row * (uint64_t)l->ld] : x[row + col * (uint64_t)l->ld];
+    switch (type) {
+    case BF16:
+        return (double)kn_bf16_to_f32(((const uint16_t *)p)[i]);
+    case F16:
+        return (double)kn_f16_to_f32(((const uint16_t *)p)[i]);
+    case F64:
+        return ((const double *)p)[i];
+    default:
+        return (double)((const float *)p)[i];
+    }
+}
+
+static void set(char *p, int type, uint64_t i, double v)
+{
+    if (type == BF16)
+        ((uint16_t *)p)[i] = kn_f64_to_bf16(v);
+    else if (type == F16)
+        ((uint16_t *)p)[i] = kn_f64_to_f16(v);
+    else if (type == F64)
+        ((double *)p)[i] = v;
+    else
+        ((float *)p)[i] = (float)v;
+}
+
+static int64_t bytes_of(int type)
+{
+    return type == F64 ? 8 : type == F32 ? 4 : 2;
+}
+
+static double element(const char *x, const layout *l, int transposed, uint64_t row, uint64_t col)
+{
+    return get(x, l->type, transposed ? col + row * (uint64_t)l->ld : row + col * (uint64_t)l->ld);
+}
+
+/* Of 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3). */
+static double gelu_slope(double x)
+{
+    const double s = 0.79788456080286535588, u = s * (x + 0.044715 * x * x * x), t = tanh(u);
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * s * (1 + 3 * 0.044715 * x * x);
+}
+
+/* What is computed from a sum on its way to d. */
+static double finished(const product *p, const layout *d, uint64_t i, uint64_t j, double sum)
+{
+    if (p->epilogue == BIAS)
+        return sum + get(p->bias, p->bias_type, i);
+    if (p->epilogue == DGELU)
+        return sum * gelu_slope(get(p->x, d->type, i + j * (uint64_t)p->ldx));
+    return sum;
+}
+
+static bool has_gradient(const product *p)
+{
+    return p->epilogue == DGELU || p->epilogue == BGRADA || p->epilogue == BGRADB;
+}
+
+static bool keeps_rules(const product *p, const layout *d)
+{
+    if (has_gradient(p) && d->batch != 1)
+        return false;
+    if (p->epilogue == DGELU)
+        return p->x && (uintptr_t)p->x % 16 == 0 && p->ldx % 8 == 0 && p->ldx >= (int64_t)d->rows &&
+               p->x_type == d->type;
+    return p->epilogue == NONE || (p->bias && p->bias_type == d->type);
 }
 
 /* A product, as long as a recorded step may run it. */
 typedef struct call {
     product p;
     layout la, lb, ld;
-    float alpha, beta;
-    const float *a, *b;
-    float *d; /* and c */
+    double beta;
+    const char *a, *b;
+    char *d; /* and c */
     uint64_t first;
 } call;
+
+static uint64_t terms(const call *c)
+{
+    return c->p.transposed[0] ? c->la.rows : c->la.cols;
+}
+
+/* Of the n-th matrices; in f32, but for f64; from the first-th term on. */
+static double dot(const call *c, int32_t n, uint64_t i, uint64_t j)
+{
+    const char *a = c->a + n * c->la.stride * bytes_of(c->la.type),
+               *b = c->b + n * c->lb.stride * bytes_of(c->lb.type);
+    double wide = 0;
+    float sum = 0;
+    for (uint64_t k = 0; k < terms(c); k++) {
+        const uint64_t l = (k + c->first) % terms(c);
+        const double x = element(a, &c->la, c->p.transposed[0], i, l),
+                     y = element(b, &c->lb, c->p.transposed[1], l, j);
+        wide += x * y;
+        sum += (float)x * (float)y;
+    }
+    return c->la.type == F64 ? wide : (double)sum;
+}
+
+/* The sum of A or B over their common dim. */
+static void add_up(const call *c)
+{
+    const bool of_a = c->p.epilogue == BGRADA;
+    for (uint64_t i = 0; i < (of_a ? c->ld.rows : c->ld.cols); i++) {
+        double sum = 0;
+        for (uint64_t l = 0; l < terms(c); l++)
+            sum += of_a ? element(c->a, &c->la, c->p.transposed[0], i, l)
+                        : element(c->b, &c->lb, c->p.transposed[1], l, i);
+        set(c->p.bias, c->p.bias_type, i, sum);
+    }
+}
 
 static void compute(void *arg)
 {
     const call *c = arg;
-    const uint64_t terms = c->p.transposed[0] ? c->la.rows : c->la.cols;
-    for (int32_t n = 0; n < c->ld.batch; n++)
-        for (uint64_t j = 0; j < c->ld.cols; j++)
-            for (uint64_t i = 0; i < c->ld.rows; i++) {
-                const float *a = c->a + n * c->la.stride, *b = c->b + n * c->lb.stride;
-                float *to = c->d + n * c->ld.stride + i + j * (uint64_t)c->ld.ld, sum = 0;
-                for (uint64_t k = 0; k < terms; k++) {
-                    uint64_t l = (k + c->first) % terms;
-                    sum += element(a, &c->la, c->p.transposed[0], i, l) *
-                           element(b, &c->lb, c->p.transposed[1], l, j);
-                }
-                sum = c->alpha * sum + (c->p.bias ? c->p.bias[i] : 0);
-                *to = c->beta != 0 ? sum + c->beta * *to : sum;
+    const layout *d = &c->ld;
+    if (c->p.epilogue == BGRADA || c->p.epilogue == BGRADB)
+        add_up(c);
+    for (int32_t n = 0; n < d->batch; n++)
+        for (uint64_t j = 0; j < d->cols; j++)
+            for (uint64_t i = 0; i < d->rows; i++) {
+                char *to = c->d + n * d->stride * bytes_of(d->type);
+                const uint64_t at = i + j * (uint64_t)d->ld;
+                const double sum = finished(&c->p, d, i, j, dot(c, n, i, j));
+                set(to, d->type, at, c->beta != 0 ? sum + c->beta * get(to, d->type, at) : sum);
             }
 }
 
-API int cublasLtMatmul(void *handle, const product *p, const float *alpha, const float *a,
-                       const layout *la, const float *b, const layout *lb, const float *beta,
-                       const float *c, const layout *lc, float *d, const layout *ld,
+API int cublasLtMatmul(void *handle, const product *p, const void *alpha, const char *a,
+                       const layout *la, const char *b, const layout *lb, const void *beta,
+                       const void *c, const layout *lc, char *d, const layout *ld,
                        const algorithm *x, void *workspace, size_t workspace_size, void *stream);
-int cublasLtMatmul(void *handle, const product *p, const float *alpha, const float *a,
-                   const layout *la, const float *b, const layout *lb, const float *beta,
-                   const float *c, const layout *lc, float *d, const layout *ld, const algorithm *x,
+int cublasLtMatmul(void *handle, const product *p, const void *alpha, const char *a,
+                   const layout *la, const char *b, const layout *lb, const void *beta,
+                   const void *c, const layout *lc, char *d, const layout *ld, const algorithm *x,
                    void *workspace, size_t workspace_size, void *stream)
 {
-    call now = { *p, *la, *lb, *ld, *alpha, *beta, a, b, d, x->data[1] };
-    (void)handle, (void)lc;
+    const double scale = ld->type == F64 ? *(const double *)beta : (double)*(const float *)beta;
+    const char *more = has_gradient(p) ? getenv("FAKE_EPILOGUE") : NULL;
+    call now = { *p, *la, *lb, *ld, scale, a, b, d, x->data[1] };
+    (void)handle, (void)lc, (void)alpha; /* which is 1 */
     if (getenv("FAKE_HEURISTIC") || x->data[0] != MAGIC || c != d)
         abort(); /* nothing that was declined is computed */
-    tell("run", (int)now.first);
+    tell(has_gradient(p) ? "run with a gradient" : "run", (int)now.first);
     if (seconds_of((int)now.first) < 0 || workspace_size != (now.first % 2 ? 4096u : 0))
         return NOT_SUPPORTED;
+    if (!keeps_rules(p, ld))
+        return INVALID;
     if (fake_record && fake_record(NULL, NULL, NULL)) { /* replays run it */
         call *later = malloc(sizeof *later);
         *later = now;
@@ -280,6 +396,6 @@ int cublasLtMatmul(void *handle, const product *p, const float *alpha, const flo
     memset(workspace, 0x5a, workspace_size);
     compute(&now);
     if (fake_pass)
-        fake_pass(seconds_of((int)now.first));
+        fake_pass(seconds_of((int)now.first) + (more ? atof(more) : 0));
     return OK;
 }

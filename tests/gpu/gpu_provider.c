@@ -112,7 +112,7 @@ static const struct {
     [KN_K_BINARY] = { 3, sizeof(kn_binary_args) },
     [KN_K_WHERE] = { 4, sizeof(kn_where_args) },
     [KN_K_REDUCE] = { 2, sizeof(kn_reduce_args) },
-    [KN_K_MATMUL] = { 4, sizeof(kn_matmul_args) },
+    [KN_K_MATMUL] = { 6, sizeof(kn_matmul_args) },
     [KN_K_SOFTMAX] = { 2, sizeof(kn_softmax_args) },
     [KN_K_SOFTMAX_GRAD] = { 3, sizeof(kn_softmax_grad_args) },
     [KN_K_CROSS_ENTROPY] = { 6, sizeof(kn_cross_entropy_args) },

@@ -93,6 +93,17 @@ static kn_status try_one(void *arg)
                                                                                : KN_DECLINED;
 }
 
+static kn_status try_parts(void *arg)
+{
+    const kn_blas_parts *x = arg;
+    void *workspace = kn_cuda_scratch(KN_BLAS_WORKSPACE);
+    if (!workspace)
+        return KN_FAILED;
+    return kn_blas_multiply(x->product, &x->g, workspace) == CUBLAS_STATUS_SUCCESS
+               ? kn_cuda_own_provider->run[x->after](&x->args)
+               : KN_DECLINED;
+}
+
 /* Elements from a result's first to behind its last. */
 static int64_t span(const kn_gemm *g)
 {
@@ -104,10 +115,10 @@ static int64_t span(const kn_gemm *g)
 
 /* Times the candidates and keeps the best. A sum is added up elsewhere meanwhile: it comes once. */
 static bool time_all(kn_blas_plan *p, const kn_gemm *g, const cublasLtMatmulHeuristicResult_t *list,
-                     int count)
+                     int count, kn_blas_parts *parts)
 {
     trial trials[TIMED + 1];
-    kn_gpu_way ways[TIMED + 1];
+    kn_gpu_way ways[TIMED + 2];
     int best = 0;
     for (int i = 0; i < count; i++) {
         trials[i] = (trial){ *p, *g, KN_BLAS_WORKSPACE, g->add ? KN_BLAS_WORKSPACE : 0 };
@@ -116,7 +127,9 @@ static bool time_all(kn_blas_plan *p, const kn_gemm *g, const cublasLtMatmulHeur
         trials[i].plan.workspace = list[i].workspaceSize;
         ways[i] = (kn_gpu_way){ try_one, &trials[i], 0 };
     }
-    if (!kn_gpu_time_ways(ways, count))
+    if (parts)
+        ways[count] = (kn_gpu_way){ try_parts, parts, 0 };
+    if (!kn_gpu_time_ways(ways, count + (parts != NULL)))
         return false;
     for (int i = 1; i < count; i++)
         if (ways[i].us < ways[best].us && ways[i].us < FASTER * ways[0].us)
@@ -126,7 +139,12 @@ static bool time_all(kn_blas_plan *p, const kn_gemm *g, const cublasLtMatmulHeur
     p->algo = trials[best].plan.algo;
     p->workspace = trials[best].plan.workspace;
     kn_tuned t = { .first_us = ways[0].us == INFINITY ? 0 : ways[0].us, .best_us = ways[best].us };
-    memcpy(t.algorithm, &p->algo, sizeof t.algorithm);
+    p->slower = parts && ways[best].us >= FASTER * ways[count].us;
+    t.parts = p->slower;
+    if (t.parts)
+        t.best_us = ways[count].us;
+    else
+        memcpy(t.algorithm, &p->algo, sizeof t.algorithm);
     kn_tuned_keep(g, &t);
     return true;
 }
@@ -145,8 +163,8 @@ static bool sums_as_allowed(const kn_gemm *g, const cublasLtMatmulAlgo_t *algo)
 }
 
 /* What was timed before; false where the library doesn't take it for this product, or where it
- * might sum in an order that varies. */
-static bool take_tuned(kn_blas_plan *p, const kn_gemm *g)
+ * might sum in an order that varies. *slower: than its parts. */
+static bool take_tuned(kn_blas_plan *p, const kn_gemm *g, bool *slower)
 {
     cublasLtMatmulHeuristicResult_t r = { .state = CUBLAS_STATUS_NOT_SUPPORTED };
     cublasLtMatmulAlgo_t algo;
@@ -154,8 +172,9 @@ static bool take_tuned(kn_blas_plan *p, const kn_gemm *g)
     _Static_assert(sizeof algo == sizeof t.algorithm, "kept as bytes");
     if (!kn_tuned_find(g, &t))
         return false;
+    *slower = t.parts;
     if (t.parts)
-        return p->declined = true;
+        return p->declined = !kn_gemm_has_gradient(g); /* which may be asked for all the same */
     memcpy(&algo, t.algorithm, sizeof algo);
     if (kn_blas.fits(kn_blas_handle, p->desc, p->a, p->b, p->d, p->d, &algo, &r) !=
             CUBLAS_STATUS_SUCCESS ||
@@ -169,12 +188,14 @@ static bool take_tuned(kn_blas_plan *p, const kn_gemm *g)
 
 /* Of the timed ones stands first what would be taken without timing. A recorded launch isn't timed:
  * the step before it, which isn't recorded, has met the same products. */
-bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g)
+bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g, kn_blas_parts *parts)
 {
     cublasLtMatmulHeuristicResult_t list[TIMED + 1];
+    bool slower = false;
     int count, more = 0;
-    if (take_tuned(p, g))
+    if (take_tuned(p, g, &slower))
         return true;
+    p->slower = kn_gemm_has_gradient(g); /* as far as is known */
     if (!ask(p, g, false, 1, list, &count))
         return false;
     p->declined = count == 0;
@@ -182,7 +203,8 @@ bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g)
         return true;
     p->algo = list[0].algo;
     p->workspace = list[0].workspaceSize;
-    if (!kn_tuning() || kn_cuda_capturing((cudaStream_t)kn_cuda_stream()))
+    if (slower || !kn_tuning() || kn_cuda_capturing((cudaStream_t)kn_cuda_stream()) ||
+        (kn_gemm_has_gradient(g) && !parts))
         return kn_ok();
     if (!ask(p, g, true, TIMED, list + 1, &more))
         return false;
@@ -190,5 +212,5 @@ bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g)
         if (memcmp(&list[i].algo, &list[0].algo, sizeof list[i].algo) != 0 &&
             sums_as_allowed(g, &list[i].algo))
             list[count++] = list[i];
-    return time_all(p, g, list, count);
+    return time_all(p, g, list, count, parts);
 }

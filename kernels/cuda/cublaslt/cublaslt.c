@@ -1,7 +1,9 @@
-/* kernels/cuda/cublaslt/cublaslt.c: matrix products by cuBLASLt, with the bias in the epilogue.
+/* kernels/cuda/cublaslt/cublaslt.c: matrix products by cuBLASLt, with the bias in the epilogue, or
+ * the gradient of a bias or of gelu_tanh, where that was timed to be faster or is asked for.
  * Descriptors and an algorithm (choose.c) are kept for each shape. Sums across blocks are in the
  * compute type or none: the library's other ways round each partial sum to the result's dtype. The
  * workspace belongs to the stream: the same shapes give the same bits. */
+#include "kernels/choices.h"
 #include "kernels/cuda/cublaslt/plan.h"
 #include "kernels/cuda/kernels/cuda.cuh"
 #include "kernels/cuda/runtime/runtime.h"
@@ -96,24 +98,48 @@ static bool make_layout(cublasLtMatrixLayout_t *l, kn_dtype t, bool transposed, 
 #define SET(desc, name, value)                                                                     \
     kn_blas_check(kn_blas.desc_set((desc), (name), &(value), sizeof(value)), #name)
 
+/* The pointers of a call; the heuristics read alignments from the first one's. */
+static cublasStatus_t set_pointers(cublasLtMatmulDesc_t desc, const kn_gemm *g)
+{
+    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
+    if (g->bias)
+        e = kn_blas.desc_set(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias);
+    if (g->x && e == CUBLAS_STATUS_SUCCESS)
+        e = kn_blas.desc_set(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->x, sizeof g->x);
+    return e;
+}
+
+static bool set_epilogue(cublasLtMatmulDesc_t desc, const kn_gemm *g)
+{
+    static const cublasLtEpilogue_t numbers[] = {
+        [KN_GEMM_BIAS] = CUBLASLT_EPILOGUE_BIAS,
+        [KN_GEMM_SUM_A] = CUBLASLT_EPILOGUE_BGRADA,
+        [KN_GEMM_SUM_B] = CUBLASLT_EPILOGUE_BGRADB,
+        [KN_GEMM_DGELU] = CUBLASLT_EPILOGUE_DGELU,
+    };
+    const cudaDataType type = type_of(g->out);
+    return SET(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, numbers[g->epilogue]) &&
+           (!g->bias || SET(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type)) &&
+           (!g->x || (SET(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, type) &&
+                      SET(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, g->ldx))) &&
+           kn_blas_check(set_pointers(desc, g), "an epilogue's pointers");
+}
+
 static bool make_desc(kn_blas_plan *p, const kn_gemm *g)
 {
     cublasComputeType_t compute = g->in == KN_F64 ? CUBLAS_COMPUTE_64F
                                   : g->tf32       ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                   : CUBLAS_COMPUTE_32F;
-    cudaDataType scale = g->in == KN_F64 ? CUDA_R_64F : CUDA_R_32F, bias = type_of(g->out);
+    cudaDataType scale = g->in == KN_F64 ? CUDA_R_64F : CUDA_R_32F;
     cublasOperation_t ta = g->ta ? CUBLAS_OP_T : CUBLAS_OP_N,
                       tb = g->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     int32_t sms = kn_cuda_sm_target();
     if (!kn_blas_check(kn_blas.desc_create(&p->desc, compute, scale), "a product's description") ||
         (sms > 0 && !SET(p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sms)) ||
         !SET(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, ta) ||
         !SET(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, tb))
         return false;
-    return !g->has_bias || (SET(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) &&
-                            SET(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias) &&
-                            SET(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g->bias));
+    return g->epilogue == KN_GEMM_PLAIN || set_epilogue(p->desc, g);
 }
 
 static bool describe(kn_blas_plan *p, const kn_gemm *g)
@@ -146,20 +172,24 @@ static size_t hash(const kn_gemm *g)
     return (size_t)(h ^ h >> 32) & (PLANS - 1);
 }
 
-static kn_blas_plan *find(const kn_gemm *g)
+static void make_room(void)
 {
-    if (state.plans >= PLANS / 4 * 3) {
-        for (int i = 0; i < PLANS; i++)
-            forget(&state.plan[i]);
-        state.plans = 0;
-    }
+    if (state.plans < PLANS / 4 * 3)
+        return;
+    for (int i = 0; i < PLANS; i++)
+        forget(&state.plan[i]);
+    state.plans = 0;
+}
+
+static kn_blas_plan *find(const kn_gemm *g, kn_blas_parts *parts)
+{
     size_t at = hash(g);
     while (state.plan[at].used && memcmp(&state.plan[at].key, g, KN_GEMM_KEY) != 0)
         at = (at + 1) & (PLANS - 1);
     kn_blas_plan *p = &state.plan[at];
     if (p->used)
         return p;
-    if (!describe(p, g) || !kn_blas_choose(p, g)) {
+    if (!describe(p, g) || !kn_blas_choose(p, g, parts)) {
         forget(p);
         return NULL;
     }
@@ -167,6 +197,19 @@ static kn_blas_plan *find(const kn_gemm *g)
     p->used = true;
     state.plans++;
     return p;
+}
+
+/* The product of one with a gradient in its epilogue, and the kernel after it; NULL: they can't be
+ * compared. Its algorithm is timed first. */
+static kn_blas_parts *find_parts(const kn_matmul_args *whole, kn_blas_parts *parts)
+{
+    kn_matmul_args product;
+    parts->after = kn_matmul_parts(whole, &product, &parts->args);
+    if (!kn_gemm_map(&product, &parts->g))
+        return NULL;
+    parts->g.tf32 = parts->g.in == KN_F32 && kn_cuda_tf32();
+    parts->product = find(&parts->g, NULL);
+    return parts->product && !parts->product->declined ? parts : NULL;
 }
 
 /* ---- the product ----------------------------------------------------------------------------- */
@@ -179,9 +222,7 @@ cublasStatus_t kn_blas_multiply(const kn_blas_plan *p, const kn_gemm *g, void *w
     const void *alpha = wide ? (const void *)&one64 : &one;
     const void *beta = g->add ? alpha : wide ? (const void *)&zero64 : &zero;
     size_t in = kn_dtype_size(g->in), out = kn_dtype_size(g->out);
-    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
-    if (g->has_bias)
-        e = kn_blas.desc_set(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias);
+    cublasStatus_t e = set_pointers(p->desc, g);
     for (int64_t i = 0, n = kn_gemm_repeats(g); i < n && e == CUBLAS_STATUS_SUCCESS; i++) {
         int64_t a, b, d;
         kn_gemm_offsets(g, i, &a, &b, &d);
@@ -195,17 +236,34 @@ cublasStatus_t kn_blas_multiply(const kn_blas_plan *p, const kn_gemm *g, void *w
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
+/* Someone asked for the epilogue of g, or it is a bias or none. */
+static bool is_asked_for(const kn_gemm *g)
+{
+    const unsigned one = g->epilogue == KN_GEMM_DGELU ? KN_EPILOGUE_DGELU : KN_EPILOGUE_BGRAD;
+    return !kn_gemm_has_gradient(g) || kn_cuda_epilogues_chosen() & one;
+}
+
+/* Nor does timing decide. */
+static bool is_refused(const kn_gemm *g)
+{
+    return !is_asked_for(g) && !(kn_cuda_epilogues_chosen() & KN_EPILOGUES_TIMED);
+}
+
 static kn_status matmul(const void *args)
 {
     kn_gemm g;
+    kn_blas_parts parts;
     void *workspace = NULL;
     kn_status status = KN_FAILED;
-    if (!kn_gemm_map(args, &g) || !kn_cuda_library_open(&kn_cublaslt_library))
+    if (!kn_gemm_map(args, &g) || is_refused(&g) || !kn_cuda_library_open(&kn_cublaslt_library))
         return KN_DECLINED;
     g.tf32 = g.in == KN_F32 && kn_cuda_tf32();
     pthread_mutex_lock(&state.lock);
-    kn_blas_plan *p = ready() ? find(&g) : NULL;
-    if (p && p->declined) {
+    make_room();
+    const bool compare = kn_gemm_has_gradient(&g) && kn_tuning() && ready();
+    kn_blas_parts *apart = compare ? find_parts(args, &parts) : NULL;
+    kn_blas_plan *p = ready() ? find(&g, apart) : NULL;
+    if (p && (p->declined || (p->slower && !is_asked_for(&g)))) {
         status = KN_DECLINED;
     } else if (p) {
         if (p->workspace > 0)
@@ -215,7 +273,7 @@ static kn_status matmul(const void *args)
             status = KN_DONE;
     }
     pthread_mutex_unlock(&state.lock);
-    return status;
+    return kn_ok() ? status : KN_FAILED;
 }
 
 bool kn_blas_try(const kn_gemm *g)
@@ -233,4 +291,6 @@ bool kn_blas_try(const kn_gemm *g)
     return ok;
 }
 
-const kn_provider kn_cuda_cublaslt = { .name = "cublaslt", .run = { [KN_K_MATMUL] = matmul } };
+const kn_provider kn_cuda_cublaslt = { .name = "cublaslt",
+                                       .run = { [KN_K_MATMUL] = matmul },
+                                       .epilogues = true };

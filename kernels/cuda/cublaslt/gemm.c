@@ -96,6 +96,24 @@ static int align_of(const void *p)
     return 1;
 }
 
+/* A vector of an epilogue lies close, and has the result's dtype. */
+static bool fits(const kn_array *v, kn_dtype out)
+{
+    return !v->data || (v->dtype == out && (v->stride[0] == 1 || v->shape[0] == 1));
+}
+
+/* cuBLASLt's rows of products with a gradient in the epilogue: one alone, of a single product. */
+static bool takes_epilogue(const kn_matmul_args *p)
+{
+    const kn_array *x = &p->x;
+    if (p->dst.ndim != 2 || p->bias.data || p->add || p->a.dtype == KN_F64)
+        return false;
+    if (!x->data)
+        return true;
+    return !p->sum.data && p->grad_of == KN_GELU_TANH && x->dtype == p->dst.dtype &&
+           (x->stride[1] == 1 || x->shape[1] == 1);
+}
+
 static bool takes_types(const kn_matmul_args *p)
 {
     kn_dtype in = p->a.dtype, out = p->dst.dtype;
@@ -104,9 +122,9 @@ static bool takes_types(const kn_matmul_args *p)
         return false;
     if (out != in && !(half && out == KN_F32))
         return false;
-    /* the bias of an epilogue has the result's dtype */
-    return !p->bias.data ||
-           (p->bias.dtype == out && (p->bias.stride[0] == 1 || p->bias.shape[0] == 1));
+    if (kn_matmul_has_epilogue(p) && !takes_epilogue(p))
+        return false;
+    return fits(&p->bias, out) && fits(&p->sum, out);
 }
 
 /* Exchanges the operands: row-major is column-major of the transposed product. */
@@ -145,6 +163,29 @@ static void lower_alignments(kn_gemm *g)
     }
 }
 
+/* The bias, or what else is computed with the product. by_columns: dst lies so, and A is p's a. */
+static bool map_epilogue(const kn_matmul_args *p, bool by_columns, kn_gemm *g)
+{
+    const kn_array *sum = &p->sum, *x = &p->x;
+    if (p->bias.data) {
+        g->epilogue = KN_GEMM_BIAS;
+        g->bias = p->bias.data;
+    } else if (sum->data) {
+        g->epilogue = p->sum_of_b == by_columns ? KN_GEMM_SUM_B : KN_GEMM_SUM_A;
+        g->bias = sum->data;
+    } else if (x->data) {
+        g->epilogue = KN_GEMM_DGELU;
+        g->x = x->data;
+        g->ldx = g->n == 1 ? g->m : x->stride[0];
+    }
+    g->align_bias = g->bias ? align_of(g->bias) : 0;
+    g->align_x = g->x ? align_of(g->x) : 0;
+    if (by_columns && (g->epilogue == KN_GEMM_BIAS || g->epilogue == KN_GEMM_DGELU))
+        return false; /* along d's rows */
+    /* cuBLASLt's rules for x */
+    return !g->x || (g->ldx % 8 == 0 && g->ldx >= g->m && g->align_x >= 16);
+}
+
 bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
 {
     int nd = p->dst.ndim;
@@ -163,8 +204,6 @@ bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
     g->a = p->a.data;
     g->b = p->b.data;
     g->d = p->dst.data;
-    g->bias = p->bias.data;
-    g->has_bias = g->bias != NULL;
     g->add = p->add;
     int count = fold_rows(leads, merge_leads(p, leads), &m, &am, &dm);
     if (!place_leads(leads, count, g))
@@ -174,14 +213,14 @@ bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
     if (operand(n, m, dn, dm, &t, &g->ldd) && !t) {
         by_columns = false; /* of dst: its transpose is */
     } else {
-        if (!operand(m, n, dm, dn, &t, &g->ldd) || t || g->bias)
+        if (!operand(m, n, dm, dn, &t, &g->ldd) || t)
             return false;
         by_columns = true;
     }
     g->k = k;
     g->m = by_columns ? m : n;
     g->n = by_columns ? n : m;
-    bool fits =
+    bool operands =
         by_columns
             ? operand(m, k, am, ak, &g->ta, &g->lda) && operand(k, n, bk, bn, &g->tb, &g->ldb)
             : operand(n, k, bn, bk, &g->ta, &g->lda) && operand(k, m, ak, am, &g->tb, &g->ldb);
@@ -190,10 +229,10 @@ bool kn_gemm_map(const kn_matmul_args *p, kn_gemm *g)
     g->align_a = align_of(g->a);
     g->align_b = align_of(g->b);
     g->align_d = align_of(g->d);
-    g->align_bias = g->bias ? align_of(g->bias) : 0;
     lower_alignments(g);
     int64_t most = INT32_MAX;
-    return fits && g->m <= most && g->n <= most && g->k <= most && g->batch <= most;
+    return operands && map_epilogue(p, by_columns, g) && g->m <= most && g->n <= most &&
+           g->k <= most && g->batch <= most;
 }
 
 int64_t kn_gemm_repeats(const kn_gemm *g)

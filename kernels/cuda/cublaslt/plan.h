@@ -4,6 +4,7 @@
 #define KNAP_KERNELS_CUDA_PLAN_H
 
 #include "kernels/cuda/cublaslt/gemm.h"
+#include "kernels/kernels_internal.h"
 
 #include <cublasLt.h>
 
@@ -49,17 +50,27 @@ bool kn_blas_check(cublasStatus_t e, const char *what);
 typedef struct kn_blas_plan {
     kn_gemm key; /* the fields before the pointers */
     bool used;
-    bool declined; /* the library has no algorithm for it, or a slower one than its parts */
+    bool declined; /* the library has no algorithm for it */
+    bool slower;   /* than its parts, or that isn't known: where no one asked for the epilogue */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, d;
     cublasLtMatmulAlgo_t algo;
     size_t workspace;
 } kn_blas_plan;
 
+/* The same as a product with a gradient in its epilogue, in two kernels. */
+typedef struct kn_blas_parts {
+    kn_blas_plan *product;
+    kn_gemm g;
+    kn_kernel after;
+    kn_epilogue_args args;
+} kn_blas_parts;
+
 /* Launches g on the running stream with p's algorithm. */
 cublasStatus_t kn_blas_multiply(const kn_blas_plan *p, const kn_gemm *g, void *workspace);
-/* Finds p's algorithm for g, or declines; p has its descriptors (choose.c). */
-bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g);
+/* Finds p's algorithm for g, or declines; p has its descriptors (choose.c). parts, or NULL: where
+ * algorithms are timed, these are, too. */
+bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g, kn_blas_parts *parts);
 /* What g asks of an algorithm. all: also of those that are taken only where they were timed. */
 bool kn_blas_preference(cublasLtMatmulPreference_t *pref, const kn_gemm *g, bool all);
 

@@ -180,6 +180,9 @@ int kn_cuda_providers(const kn_provider *out[KN_MAX_PROVIDERS]);
 /* Options of the products and of attention, process-wide. */
 bool kn_cuda_tf32(void);
 bool kn_cuda_is_deterministic(void);
+/* The set of kn_cuda_epilogues. */
+enum { KN_EPILOGUE_BGRAD = 1, KN_EPILOGUE_DGELU = 2, KN_EPILOGUES_TIMED = 4 };
+unsigned kn_cuda_epilogues_chosen(void);
 /* KNAP_CUDA_SM_TARGET: multiprocessors that products are made for, so that collectives beside them
  * have the rest; 0: all. */
 int kn_cuda_sm_target(void);

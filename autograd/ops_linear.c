@@ -1,0 +1,113 @@
+/* autograd/ops_linear.c: y = x W + b. Transposes are strides; a gradient is written straight into
+ * its leaf's place, in that place's dtype. */
+#include "autograd/ops.h"
+
+static kn_matmul_args product_of(kn_array dst, kn_array a, kn_array b)
+{
+    return (kn_matmul_args){ .dst = dst, .a = a, .b = b };
+}
+
+typedef struct linear_attr {
+    bool in_out;
+} linear_attr;
+
+bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *b,
+                    bool in_out)
+{
+    char dx[128], dw[128], db[128];
+    kn_describe(x, dx, sizeof dx);
+    kn_describe(w, dw, sizeof dw);
+    if (x->ndim < 1 || w->ndim != 2 || !kn_dtype_is_float(x->dtype) || x->dtype != w->dtype)
+        return kn_fail("%s: needs x[..., in] and a 2-d weight of the same float dtype: x is %s, "
+                       "weight is %s",
+                       op, dx, dw);
+    int64_t in = w->shape[in_out ? 0 : 1], out = w->shape[in_out ? 1 : 0];
+    if (x->shape[x->ndim - 1] != in)
+        return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, dx,
+                       (long long)in, dw, in_out ? " stored [in, out]" : " stored [out, in]");
+    if (b && (b->ndim != 1 || b->shape[0] != out || (b->dtype != x->dtype && b->dtype != KN_F32)))
+        return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op,
+                       kn_describe(b, db, sizeof db), (long long)out);
+    return true;
+}
+
+static bool linear_shape(kn_op_call *c)
+{
+    const linear_attr *l = c->attr;
+    const kn_tensor *x = c->in[0], *w = c->in[1];
+    if (!kn_linear_fits(c->op->name, x, w, c->in[2], l->in_out))
+        return false;
+    c->spec[0] = kn_spec_like(x);
+    c->spec[0].shape[x->ndim - 1] = w->shape[l->in_out ? 1 : 0];
+    return true;
+}
+
+static bool linear_forward(kn_op_call *c)
+{
+    const linear_attr *l = c->attr;
+    kn_array w = kn_array_of(c->in[1]);
+    kn_matmul_args y =
+        product_of(kn_rows_of(c->out[0]), kn_rows_of(c->in[0]), l->in_out ? w : kn_transposed(w));
+    y.bias = c->in[2] ? kn_array_of(c->in[2]) : y.bias;
+    return KN_RUN(c->out[0], KN_K_MATMUL, y);
+}
+
+/* dX = dY W^T; where x = f(z) and nothing else sees dX, dZ = dX f'(z). */
+static bool linear_grad_x(kn_op_grad *g, kn_array dy)
+{
+    const linear_attr *l = g->attr;
+    kn_array w = kn_array_of(g->in[1]);
+    kn_tensor *dx = g->din[0] = kn_grad_out(g, 0);
+    if (!dx)
+        return false;
+    kn_matmul_args p = product_of(kn_rows_of(dx), dy, l->in_out ? kn_transposed(w) : w);
+    kn_tensor *z = kn_grad_through(g, 0, &p.grad_of);
+    p.x = z ? kn_rows_of(z) : p.x;
+    return KN_RUN(dx, KN_K_MATMUL, p);
+}
+
+/* dW = X^T dY, and db, if it is wanted: both read dY. */
+static bool linear_grad_w(kn_op_grad *g, kn_array dy, kn_tensor *db)
+{
+    const linear_attr *l = g->attr;
+    kn_array x = kn_rows_of(g->in[0]);
+    kn_tensor *dw = g->din[1] = kn_grad_out(g, 1);
+    if (!dw)
+        return false;
+    kn_matmul_args p = l->in_out ? product_of(kn_array_of(dw), kn_transposed(x), dy)
+                                 : product_of(kn_array_of(dw), kn_transposed(dy), x);
+    p.sum = db ? kn_array_of(db) : p.sum;
+    p.sum_of_b = l->in_out;
+    return KN_RUN(dw, KN_K_MATMUL, p);
+}
+
+/* db = sum of dY over rows (written for w[in, out]). */
+static bool linear_backward(kn_op_grad *g)
+{
+    kn_tensor *dy_tensor = kn_contiguous(g->dout[0]);
+    if (!dy_tensor)
+        return false;
+    kn_array dy = kn_rows_of(dy_tensor);
+    if (g->want[0] && !linear_grad_x(g, dy))
+        return false;
+    kn_tensor *db = g->din[2] = g->want[2] ? kn_grad_out(g, 2) : NULL;
+    if (g->want[2] && !db)
+        return false;
+    if (g->want[1])
+        return linear_grad_w(g, dy, db);
+    if (!db)
+        return true;
+    kn_array d = kn_array_make(kn_array_of(db).data, db->dtype, 2, (int64_t[]){ 1, db->shape[0] });
+    return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ d, dy, KN_SUM }));
+}
+
+KN_OP(kn_op_linear, .name = "linear", .attr_size = sizeof(linear_attr), .save_in = 3,
+      .shape = linear_shape, .forward = linear_forward, .backward = linear_backward);
+
+kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out)
+{
+    linear_attr l = { in_out };
+    if (!kn_ok() || !kn_check(x, "linear") || !(x = kn_contiguous(x)))
+        return NULL;
+    return kn_apply1(&kn_op_linear, 3, (kn_tensor *[]){ x, w, bias }, 4, &l);
+}
