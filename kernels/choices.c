@@ -136,6 +136,7 @@ static char *unread(const char *why)
 static char *contents(int fd, size_t *size)
 {
     struct stat st;
+    *size = 0;
     if (fstat(fd, &st) != 0)
         return unread(strerror(errno));
     if (!S_ISREG(st.st_mode))
@@ -144,7 +145,7 @@ static char *contents(int fd, size_t *size)
         return unread("it is too large for a file of choices");
     char *text = malloc((size_t)st.st_size + 1);
     ssize_t got = text ? 0 : -1;
-    for (*size = 0; text && *size < (size_t)st.st_size; *size += (size_t)got) {
+    for (; text && *size < (size_t)st.st_size; *size += (size_t)got) {
         while ((got = read(fd, text + *size, (size_t)st.st_size - *size)) < 0 && errno == EINTR)
             ;
         if (got <= 0)
