@@ -104,7 +104,7 @@ char *kn_config_text(const kn_vision_config *c, const kn_vision_input *in)
                           "num_features", features, "global_pool", c->family->global_pool,
                           "model_args", model_args(c), "pretrained_cfg", images, OWN, sizes);
     bool ok = j && labels && (!in->label || json_object_set(j, "label_names", labels) == 0);
-    char *text = ok ? json_dumps(j, JSON_INDENT(2)) : NULL,
+    char *text = ok ? kn_json_text(j, JSON_INDENT(2)) : NULL,
          *copy = text ? kn_host_strdup(text) : NULL;
     free(text);
     json_decref(labels);

@@ -13,7 +13,7 @@
 /* Takes j over; what names it in an error. */
 static char *text_of(json_t *j, int indent, const char *what)
 {
-    char *text = j ? json_dumps(j, JSON_INDENT((size_t)indent)) : NULL;
+    char *text = j ? kn_json_text(j, JSON_INDENT((size_t)indent)) : NULL;
     char *copy = text ? kn_host_strdup(text) : NULL;
     json_decref(j);
     free(text);

@@ -118,7 +118,7 @@ bool kn_tokenizer_save(const kn_tokenizer *t, const char *path)
         !kn_given_path(path, "kn_tokenizer_save", "the path"))
         return false;
     json_t *root = kn_tokenizer_json(t);
-    char *text = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
+    char *text = root ? kn_json_text(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     if (!text)
         return kn_ok() && kn_fail("%s: out of memory while writing the tokenizer", path);

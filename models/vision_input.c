@@ -116,7 +116,7 @@ char *kn_vision_config_text(const kn_vision_config *c, const kn_vision_input *in
            *labels = kn_vision_labels_json(in);
     bool ok = j && labels && json_object_set_new(j, "label_names", labels) == 0 &&
               json_object_set_new(j, "pretrained_cfg", kn_vision_images_json(c, in)) == 0;
-    char *text = ok ? json_dumps(j, 0) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
+    char *text = ok ? kn_json_text(j, 0) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
     free(text);
     json_decref(j);
     if (!copy && kn_ok())

@@ -235,7 +235,7 @@ static char *text_of(const kn_checkpoint *c, const char *key)
                 KN_STATE_FILE, key);
         return NULL;
     }
-    char *text = json_dumps(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
+    char *text = kn_json_text(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
     free(text);
     if (!copy && kn_ok())
         kn_fail_memory("%s/%s could not be read", c->dir, KN_STATE_FILE);

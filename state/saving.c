@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "state/copy.h"
 #include "tensor/whole_file.h"
+#include "tensor/json.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -251,7 +252,7 @@ bool kn_saving_commit(kn_saving *s)
     bool ok = (files || kn_fail("checkpoint: no memory for the list of files")) &&
               add_files(s, KN_PART_MODEL, files) && add_files(s, KN_PART_OPTIMIZER, files);
     char *text = ok && json_object_set(s->state, "files", files) == 0
-                     ? json_dumps(s->state, JSON_INDENT(1))
+                     ? kn_json_text(s->state, JSON_INDENT(1))
                      : NULL;
     json_decref(files);
     if (ok && !text)

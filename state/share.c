@@ -56,7 +56,7 @@ char *kn_state_values_text(const kn_state *s)
         if (s->list[i].type != KN_STATE_TENSOR)
             ok = json_object_set_new(all, s->list[i].name, json_of(&s->list[i])) == 0 ||
                  no_json(&s->list[i]);
-    char *text = ok ? json_dumps(all, JSON_COMPACT) : NULL;
+    char *text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
     json_decref(all);
     if (ok && !text)
         kn_fail("state: no memory for its values");
@@ -108,7 +108,7 @@ static char *header_text(const kn_state *s)
         else
             ok = json_array_append_new(all, header_of(item)) == 0 || no_json(item);
     }
-    char *text = ok ? json_dumps(all, JSON_COMPACT) : NULL;
+    char *text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
     json_decref(all);
     if (ok && !text)
         kn_fail("state: no memory for its names");

@@ -92,3 +92,15 @@ json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *w
     kn_json_watched(where);
     return j;
 }
+
+char *kn_json_text(const json_t *j, size_t flags)
+{
+    const size_t size = j ? json_dumpb(j, NULL, 0, flags) : 0;
+    char *text = size > 0 ? malloc(size + 1) : NULL;
+    if (!text || json_dumpb(j, text, size, flags) != size) {
+        free(text);
+        return NULL;
+    }
+    text[size] = 0;
+    return text;
+}

@@ -240,14 +240,17 @@ def tour():
 
 def faults():
     """What reads files tells a fault of a system call by kn_fail_system, which keeps errno: a reader of checkpoints must
-    not take it for damage. And it looks for files by tensor/files.h: a fault isn't a file that isn't there."""
+    not take it for damage. And it looks for files by tensor/files.h: a fault isn't a file that isn't there. Texts of JSON
+    are made by kn_json_text: jansson's own call goes on without a key where memory runs out."""
     for path in sources('.c'):
         if path.split('/')[0] not in ('tensor', 'data', 'state', 'models') or path == 'tensor/files.c':
             continue
         code = code_without_comments(path)
         for m in re.finditer(r'\bkn_fail\((?:[^;"]|"(?:[^"\\]|\\.)*")*?\bstrerror\(errno|\baccess\([^;]*F_OK|'
-                             r'(?<![\w.])(?:stat|opendir)\(', code):
-            yield f'{path}:{code.count(chr(10), 0, m.end()) + 1}: {m.group(0).split("(")[0]}: see tensor/files.h'
+                             r'(?<![\w.])(?:stat|opendir|json_dumps)\(', code):
+            call = m.group(0).split('(')[0]
+            header = 'tensor/json.h' if call == 'json_dumps' else 'tensor/files.h'
+            yield f'{path}:{code.count(chr(10), 0, m.end()) + 1}: {call}: see {header}'
 
 
 def words():
