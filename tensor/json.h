@@ -17,8 +17,9 @@ json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *w
 bool kn_json_watch(const char *text, size_t size, const char *where);
 bool kn_json_watched(const char *where);
 
-/* json_dumps, which in jansson 2.14 goes on without an object's key where its buffer can't grow: the
- * text is measured first. The caller frees it with free; NULL without an error: no memory. */
+/* json_dumps, which in jansson 2.14 goes on without an object's key where its buffer can't grow:
+ * here the text is measured first. The caller frees it with free. NULL without an error: no memory,
+ * or j is NULL. */
 char *kn_json_text(const json_t *j, size_t flags);
 
 #endif
