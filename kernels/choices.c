@@ -151,8 +151,10 @@ static char *contents(int fd, size_t *size)
         if (got <= 0)
             break;
     }
-    if (got >= 0)
+    if (got >= 0) {
+        text[*size] = 0;
         return text;
+    }
     int error = errno;
     free(text);
     return unread(strerror(error));

@@ -7,6 +7,7 @@
 #include "kernels/memory.h"
 #include "state/merge.h"
 #include "state/shard_file.h"
+#include "tensor/json.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 #include "tensor/whole_file.h"
@@ -119,7 +120,7 @@ static bool write_file(merging *m, int file)
 }
 
 /* {"metadata": {"total_size": bytes}, "weight_map": {name: file, ...}} */
-static char *index_text(const merging *m, size_t *size)
+static char *index_text(const merging *m)
 {
     int64_t total = 0;
     char name[64], *text = NULL;
@@ -133,9 +134,7 @@ static char *index_text(const merging *m, size_t *size)
     json_t *index = ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total,
                                    "weight_map", map)
                        : NULL;
-    *size = index ? json_dumpb(index, NULL, 0, JSON_INDENT(2)) : 0;
-    if (*size > 0 && (text = kn_host_alloc(*size)))
-        json_dumpb(index, text, *size, JSON_INDENT(2));
+    text = kn_json_text(index, JSON_INDENT(2));
     json_decref(index);
     json_decref(map);
     if (!text)
@@ -145,15 +144,14 @@ static char *index_text(const merging *m, size_t *size)
 
 static bool write_index(const merging *m)
 {
-    size_t size;
-    char *path = path_of(m, INDEX), *text = path ? index_text(m, &size) : NULL;
+    char *path = path_of(m, INDEX), *text = path ? index_text(m) : NULL;
     kn_whole_file *f = text ? kn_whole_file_create(path) : NULL;
-    bool ok = f && kn_whole_file_write(f, text, size);
+    bool ok = f && kn_whole_file_write(f, text, strlen(text));
     if (ok)
         ok = kn_whole_file_commit(f);
     else
         kn_whole_file_abandon(f);
-    kn_host_free(text);
+    free(text);
     kn_host_free(path);
     return ok;
 }
