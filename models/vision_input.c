@@ -69,11 +69,15 @@ kn_augment kn_vision_augment(const kn_vision_input *in)
 
 /* ---- to JSON --------------------------------------------------------------------------------- */
 
+/* NULL without an error: no memory, or a number that isn't finite. */
 static json_t *numbers(const double *x, int64_t n)
 {
     json_t *list = json_array();
     for (int64_t i = 0; i < n; i++)
-        json_array_append_new(list, json_real(x[i]));
+        if (json_array_append_new(list, json_real(x[i])) != 0) {
+            json_decref(list);
+            return NULL;
+        }
     return list;
 }
 

@@ -92,7 +92,10 @@ static json_t *header_of(const kn_state_item *i)
         return json_pack("[s,o]", i->name, json_of(i));
     json_t *shape = json_array();
     for (int d = 0; shape && d < i->ndim; d++)
-        json_array_append_new(shape, json_integer(i->shape[d]));
+        if (json_array_append_new(shape, json_integer(i->shape[d])) != 0) {
+            json_decref(shape);
+            return NULL;
+        }
     return json_pack("[s,i,o]", i->name, (int)i->dtype, shape);
 }
 
