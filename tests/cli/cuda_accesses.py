@@ -10,7 +10,7 @@ import sys
 from collections import Counter, namedtuple
 from pathlib import Path
 
-from cuda_resources import measured, short
+from cuda_resources import check, measured, short
 
 # Kernels named so, with arguments of the template that match `of` from their beginning on:
 # loads, stores: accesses of the device's memory by 16 bytes, at least; shared: loads of shared memory by 16, at least
@@ -118,13 +118,6 @@ def lost(row, found, stack):
         yield f"{anywhere} accesses whose memory the compiler doesn't know (kn_global)"
     if stack > row.stack:
         yield f"{stack} bytes of local memory, {row.stack} expected"
-
-
-def check(number, what, wrong):
-    print(f"{'not ok' if wrong else 'ok'} {number} - {what}")
-    for line in wrong:
-        print(f"#   {line}")
-    return bool(wrong)
 
 
 def main():
