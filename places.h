@@ -316,6 +316,7 @@
 #define kn_optim_set_steps(...)      KN_PLACE(kn_optim_set_steps(__VA_ARGS__))
 #define kn_optim_module(...)         KN_PLACE(kn_optim_module(__VA_ARGS__))
 #define kn_clip_grad_norm(...)       KN_PLACE(kn_clip_grad_norm(__VA_ARGS__))
+#define kn_unclip_grads(...)         KN_PLACE(kn_unclip_grads(__VA_ARGS__))
 #define kn_clip_grad_norm_p(...)     KN_PLACE(kn_clip_grad_norm_p(__VA_ARGS__))
 #define kn_first_nonfinite_grad(...) KN_PLACE(kn_first_nonfinite_grad(__VA_ARGS__))
 #define kn_find_nonfinite_grad(...)  KN_PLACE(kn_find_nonfinite_grad(__VA_ARGS__))

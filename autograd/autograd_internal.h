@@ -202,6 +202,23 @@ typedef enum kn_accum {
 
 /* A leaf's gradient. Without a destination: fresh is allocated, then becomes or is added to grad.
  * With one (fsdp): contributions go to dest(); grad stays NULL and the group's owner takes over. */
+/* Backwards by their numbers (kn_backward_number): runs of successive ones, rising, with gaps between
+ * them (passes.c). Functions that return bool fail with an error where memory is out. */
+typedef struct kn_pass_run {
+    int64_t first, last;
+} kn_pass_run;
+typedef struct kn_passes {
+    kn_pass_run *run;
+    int runs;
+    int64_t room;
+} kn_passes;
+bool kn_passes_add(kn_passes *s, int64_t first, int64_t last); /* all of first ... last */
+bool kn_passes_join(kn_passes *s, const kn_passes *from);
+bool kn_passes_have(const kn_passes *s, int64_t pass);
+int64_t kn_passes_count(const kn_passes *s);
+void kn_passes_clear(kn_passes *s);
+void kn_passes_free(kn_passes *s);
+
 struct kn_leaf {
     kn_tensor *tensor; /* back pointer */
     kn_tensor *grad;   /* accumulated; owned */
@@ -215,10 +232,9 @@ struct kn_leaf {
     bool passing;                   /* an input of a recompute: its gradient is an activation's */
     bool filled;                    /* dest holds contributions of the running backward */
     kn_group *group;                /* borrowed; the group that waits for this leaf, or NULL */
-    /* Called once the gradient of a backward is complete (nn counts). */
-    void (*on_round)(void *arg);
-    void *on_round_arg;
-    void (*on_clear)(void *arg); /* called once kn_clear_grad dropped the gradient (nn counts) */
+    kn_passes passes;   /* whose gradients are summed in grad (dest: where it leads counts them) */
+    int64_t consumed;   /* the newest backward when a step last consumed the gradient */
+    void (*on_clear)(void *arg); /* called once kn_clear_grad dropped the gradient; NULL: nothing */
     void *on_clear_arg;
     kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
     struct kn_leaf_hook_entry {
@@ -290,6 +306,10 @@ const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok);
 
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);
+/* The number of the running backward that adds to gradients, those in it included: more than that of
+ * any before; 0: none runs. The number of the newest one so far. */
+int64_t kn_backward_number(void);
+int64_t kn_newest_backward(void);
 bool kn_in_backward(void);
 bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape);
 /* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did,
@@ -303,7 +323,6 @@ kn_leaf *kn_leaf_of(kn_tensor *t);
 /* module, with the user's function that is running in it, if any: "mlp.act, forward of 'swish'".
  * Valid until the thread's next call. */
 const char *kn_function_path(const kn_context *c, const char *module);
-/* Called after each outermost backward, e.g. to count rounds; set by nn. */
 void kn_autograd_setup(void); /* installs the hooks of tensor/ and kernels/; idempotent */
 
 #endif

@@ -19,11 +19,23 @@
 #include <string.h>
 
 static _Atomic uint64_t marks; /* each pass marks with a number of its own */
+static _Atomic int64_t backwards;
 
 uint64_t kn_backward_pass(void)
 {
     const kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
     return e ? e->pass : 0;
+}
+
+int64_t kn_backward_number(void)
+{
+    const kn_engine *e = kn_context_get()->engine;
+    return e ? e->number : 0;
+}
+
+int64_t kn_newest_backward(void)
+{
+    return backwards;
 }
 
 bool kn_in_backward(void)
@@ -74,9 +86,9 @@ static bool leaf_complete(kn_leaf *leaf)
     } else if (!leaf->filled) {
         return true; /* nothing came: a branch without gradient */
     }
-    if (leaf->on_round)
-        leaf->on_round(leaf->on_round_arg);
-    return kn_run_leaf_hooks(leaf);
+    int64_t number = kn_backward_number();
+    bool counts = !leaf->dest && !leaf->passing;
+    return (!counts || kn_passes_add(&leaf->passes, number, number)) && kn_run_leaf_hooks(leaf);
 }
 
 static bool group_event(kn_group *g)
@@ -332,6 +344,7 @@ static void clean_leaf(kn_leaf *leaf, bool ok)
     if (leaf->accum == KN_ACCUM_BEGUN) {
         kn_tensor_free(leaf->grad);
         leaf->grad = NULL;
+        kn_passes_clear(&leaf->passes);
     }
     leaf->accum = leaf->accum >= KN_ACCUM_GROWN ? KN_ACCUM_SPOILED : KN_ACCUM_SETTLED;
 }
@@ -377,6 +390,10 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     e->outer = c->engine;
     e->replays = replayed != NULL;
     e->pass = ++marks;
+    if (e->outer && e->outer->number)
+        e->number = e->outer->number;
+    else if (!e->caught)
+        e->number = ++backwards;
     c->engine = e;
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e) &&
          (!replayed || end_touch(replayed));

@@ -16,6 +16,7 @@ static void leaf_free(kn_leaf *leaf)
     }
     kn_tensor_free(leaf->grad);
     kn_tensor_free(leaf->fresh);
+    kn_passes_free(&leaf->passes);
     kn_host_free(leaf);
 }
 
@@ -121,6 +122,7 @@ void kn_clear_grad(kn_tensor *t)
     if (t && t->leaf) {
         kn_tensor_free(t->leaf->grad);
         t->leaf->grad = NULL;
+        kn_passes_clear(&t->leaf->passes);
         t->leaf->accum = KN_ACCUM_SETTLED;
         if (t->leaf->dest && t->leaf->clear)
             t->leaf->clear(t->leaf->dest_arg, t);

@@ -249,6 +249,8 @@ bool kn_comm_device_choose(const char *way);
  * and LOCAL_WORLD_SIZE say so from now on. replace: also where they are set already; those of a job
  * around this one are inherited. */
 void kn_comm_device_place(int local_rank, int local_size, bool replace);
+/* The smallest communicator that a and b are or were split off; NULL: there is none. */
+kn_comm *kn_comm_around(kn_comm *a, kn_comm *b);
 /* made (NULL: this rank is in none) was just split off c: its device resources are split too.
  * Collective over c. */
 bool kn_comm_device_split(kn_comm *c, kn_comm *made, int color, int key);

@@ -8,6 +8,15 @@ kn_comm *kn_comm_dup(kn_comm *c, const char *name)
     return kn_comm_split(c, 0, c ? c->rank : 0, name);
 }
 
+kn_comm *kn_comm_around(kn_comm *a, kn_comm *b)
+{
+    for (const kn_comm *x = a; x; x = x->parent)
+        for (const kn_comm *y = b; y; y = y->parent)
+            if (x == y)
+                return (kn_comm *)x;
+    return NULL;
+}
+
 /* Ranks of my color by (key, rank): insertion into an order that starts by rank. */
 static int members_of(const int64_t (*choice)[2], int n, int64_t color, int *member)
 {

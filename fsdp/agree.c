@@ -1,10 +1,16 @@
 /* fsdp/agree.c: what ranks must know of each other, because their data may choose other branches:
- * which parameters got a gradient on any rank, and which calls any rank's backward reaches.
+ * which parameters got a gradient on any rank, in which backwards, and which calls any rank's
+ * backward reaches.
  *
  * The first travels with the gradients: one more piece of a bucket's reduction adds a 1 for each
  * parameter that this rank's backward brought a gradient, so the sum is the number of ranks that
  * have one. That takes no round and no message of its own. A rank that has all gradients itself
- * doesn't look at the sum: only on a GPU does a look wait. */
+ * doesn't look at the sum: only on a GPU does a look wait.
+ *
+ * What a reduction brings may be of several backwards: of those without sync or all-reduce before
+ * it. Then the sums can't tell which, and the hosts tell each other, in one small message for all
+ * units of the tree. So they do where zeros are reduced for what is unused, and while a step is
+ * recorded, where nothing computes. */
 #include "fsdp/schedule.h"
 #include "kernels/graph.h"
 #include "kernels/kernels_internal.h"
@@ -90,8 +96,21 @@ static bool must_look(const kn_bucket *b)
 {
     bool lacks = false;
     for (int i = 0; i < b->params; i++)
-        lacks |= b->param[i].tensor->requires_grad && !b->param[i].pending;
+        lacks |= !b->param[i].pending;
     return b->flags_came && !b->has_partial && lacks;
+}
+
+/* The running backward brought p a gradient, on this rank or another. */
+static bool note(kn_bucket_param *p)
+{
+    int64_t number = kn_backward_number();
+    p->pending = true;
+    return kn_passes_add(&p->mine, number, number);
+}
+
+bool kn_bucket_note_grad(kn_bucket *b, int i)
+{
+    return note(&b->param[i]);
 }
 
 /* What came with the reduction, which the compute stream is past. */
@@ -107,75 +126,119 @@ static bool look(kn_bucket *b)
         sums = copy;
     }
     for (int i = 0; ok && i < b->params; i++)
-        b->param[i].pending |= sums[i] > 0 && !b->param[i].dropped;
+        ok = sums[i] <= 0 || b->param[i].dropped || note(&b->param[i]);
     kn_host_free(copy);
     return ok;
 }
 
-/* All parameters of the tree's units; returns their number. list: NULL, or where they go. */
-static int params_of(const kn_schedule_state *s, kn_bucket_param **list)
+/* ---- which of several backwards brought them ------------------------------------------------- */
+
+bool kn_unit_note_backward(kn_unit *u)
 {
-    int n = 0;
-    for (int i = 0; i < s->units; i++)
-        for (int k = 0; k < s->unit[i]->buckets; k++) {
-            kn_bucket *b = s->unit[i]->bucket[k];
-            for (int j = 0; j < b->params; j++, n++)
-                if (list)
-                    list[n] = &b->param[j];
-        }
-    return n;
+    int64_t number = kn_backward_number();
+    return !(kn_unit_awaits_sync(u) || kn_unit_awaits_last(u)) ||
+           kn_passes_add(&u->open, number, number);
 }
 
-/* While a step is recorded nothing computes, and the hosts tell each other. */
-static bool look_by_hosts(kn_schedule_state *s)
+/* The hosts tell each other what u's buckets got. The same on all ranks. */
+static bool asks_hosts(const kn_unit *u)
 {
-    int n = params_of(s, NULL);
-    kn_bucket_param **p = kn_host_calloc((size_t)n + 1, sizeof *p);
-    unsigned char *flag = kn_host_calloc((size_t)n + 1, sizeof *flag);
-    bool ok = p && flag;
-    if (ok)
-        params_of(s, p);
-    for (int i = 0; ok && i < n; i++)
-        flag[i] = p[i]->pending;
-    ok = ok && kn_agree_on_any(s, flag, n, "which parameters got a gradient");
-    for (int i = 0; ok && i < n; i++)
-        p[i]->pending = flag[i];
-    kn_host_free(p);
-    kn_host_free(flag);
+    const kn_passes *open = &u->open;
+    bool earlier = open->runs > 0 && (open->runs > 1 || open->run[0].first != open->run[0].last ||
+                                      open->run[0].first != kn_backward_number());
+    return u->sync && u->size > 1 && (kn_recording() || u->reduce_unused || earlier);
+}
+
+/* One flag a parameter and backward, in an order that is the same on all ranks. */
+typedef struct flags {
+    unsigned char *flag; /* NULL: they are counted */
+    int count;
+    bool agreed;
+} flags;
+
+static bool each_flag(kn_bucket_param *p, int64_t number, flags *f)
+{
+    unsigned char *flag = f->flag ? &f->flag[f->count] : NULL;
+    f->count++;
+    if (flag && !f->agreed)
+        *flag = number ? kn_passes_have(&p->mine, number) : p->pending;
+    if (!flag || !f->agreed || !*flag)
+        return true;
+    p->pending = true;
+    return !number || kn_passes_add(&p->mine, number, number);
+}
+
+static bool flags_of(const kn_unit *u, kn_bucket_param *p, flags *f)
+{
+    int64_t now = kn_backward_number();
+    bool ok = each_flag(p, 0, f) && (!now || kn_passes_have(&u->open, now) || each_flag(p, now, f));
+    for (int r = 0; r < u->open.runs; r++)
+        for (int64_t k = u->open.run[r].first; ok && k <= u->open.run[r].last; k++)
+            ok = each_flag(p, k, f);
     return ok;
 }
 
-/* What this and the last reduction brought is every rank's. Returns whether any came. */
+static bool walk(const kn_schedule_state *s, flags *f)
+{
+    bool ok = true;
+    f->count = 0;
+    for (int i = 0; i < s->units; i++) {
+        const kn_unit *u = s->unit[i];
+        for (int k = 0; ok && asks_hosts(u) && k < u->buckets; k++)
+            for (int j = 0; ok && j < u->bucket[k]->params && !u->bucket[k]->has_partial; j++)
+                ok = flags_of(u, &u->bucket[k]->param[j], f);
+    }
+    return ok;
+}
+
+static bool ask_hosts(kn_schedule_state *s)
+{
+    flags f = { 0 };
+    if (!walk(s, &f) || f.count == 0)
+        return kn_ok();
+    f.flag = kn_host_calloc((size_t)f.count, 1);
+    bool ok = f.flag && walk(s, &f) &&
+              kn_agree_on_any(s, f.flag, f.count, "which backwards brought gradients");
+    f.agreed = true;
+    ok = ok && walk(s, &f);
+    kn_host_free(f.flag);
+    return ok;
+}
+
+/* ---- the end of an iteration ----------------------------------------------------------------- */
+
+/* What this and the last reduction brought is every rank's. */
 static bool settle(kn_bucket *b)
 {
-    bool came = false;
+    bool ok = true;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         p->open = false;
         if (b->has_partial) /* it waits for a backward with all-reduce */
             continue;
-        came |= p->pending;
         p->has_grad |= p->pending;
         p->pending = false;
+        ok = kn_passes_join(&p->passes, &p->mine) && ok;
+        kn_passes_clear(&p->mine);
     }
     b->flags_came = b->flags_came && b->has_partial;
-    return came;
+    return ok;
 }
 
 /* A parameter that no rank's backward reached has no gradient, as without sharding: its values and
  * its optimizer state stay. What waits for a backward with sync or all-reduce waits here, too. */
-bool kn_agree_on_grads(kn_schedule_state *s, bool *came)
+bool kn_agree_on_grads(kn_schedule_state *s)
 {
-    bool recording = kn_recording();
-    if (recording && !look_by_hosts(s))
+    if (!ask_hosts(s))
         return false;
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
-        for (int k = 0; u->sync && k < u->buckets; k++) {
-            if (!recording && must_look(u->bucket[k]) && !look(u->bucket[k]))
+        bool asked = asks_hosts(u);
+        for (int k = 0; u->sync && k < u->buckets; k++)
+            if ((!asked && must_look(u->bucket[k]) && !look(u->bucket[k])) || !settle(u->bucket[k]))
                 return false;
-            *came |= settle(u->bucket[k]);
-        }
+        if (u->sync && !kn_unit_awaits_sync(u))
+            kn_passes_clear(&u->open);
     }
     return true;
 }

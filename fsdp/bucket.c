@@ -46,11 +46,17 @@ int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
     return b->full != b->master ? (int64_t)b->full->bytes : 0;
 }
 
+/* What was frozen since its forward gets the gradient that this forward recorded. */
+bool kn_bucket_param_trains(const kn_bucket_param *p)
+{
+    return p->tensor->requires_grad || p->wanted;
+}
+
 bool kn_bucket_trains(const kn_bucket *b)
 {
     bool any = false;
     for (int i = 0; i < b->params; i++)
-        any |= b->param[i].tensor->requires_grad;
+        any |= kn_bucket_param_trains(&b->param[i]);
     return any;
 }
 

@@ -52,12 +52,16 @@ typedef struct kn_bucket_param {
     int ndim;
     int dim;         /* along which it is cut, where .placement chose it */
     char *name;      /* canonical */
+    bool wanted;     /* it required a gradient in a forward that a backward may follow */
     bool pending;    /* a backward brought it a gradient, which the other ranks don't know of yet */
     bool unsynced;   /* a backward without sync may have left some of it, on this rank or another */
     bool in_partial; /* the same of one without all-reduce */
     bool open;       /* a backward that was not the last may have brought it one, on any rank */
     bool dropped;    /* by the user, since flags were last sent (agree.c) */
     bool has_grad;   /* some rank's backward did since the last step */
+    /* The backwards that brought it one: on this rank, not agreed on yet; on any rank, in
+     * grad_shard. */
+    kn_passes mine, passes;
     bool consumed;   /* a step used what grad_shard may still hold of it */
 } kn_bucket_param;
 
@@ -109,7 +113,9 @@ void kn_bucket_free(kn_bucket *b);
 /* Of its whole parameters while they are gathered; 0 where they are the master. */
 int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
 /* Bytes of each buffer as the ledger counts them. */
-bool kn_bucket_trains(const kn_bucket *b); /* one of its parameters wants a gradient now */
+/* A backward may bring it a gradient; one of b's. */
+bool kn_bucket_param_trains(const kn_bucket_param *p);
+bool kn_bucket_trains(const kn_bucket *b);
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
@@ -164,6 +170,8 @@ bool kn_reduce_in_stages(const kn_grad_reduction *r, int n, const kn_sending *ho
 /* *r becomes the reduction that tells all ranks which parameters of b any of them has a gradient
  * for; goes with that of the gradients. False with an error. */
 bool kn_bucket_send_flags(kn_bucket *b, kn_stream *s, kn_grad_reduction *r);
+/* The running backward brought b's parameter i a gradient. */
+bool kn_bucket_note_grad(kn_bucket *b, int i);
 /* Whether other ranks may know of gradients that this one doesn't. */
 bool kn_bucket_has_peers(const kn_bucket *b);
 
@@ -174,6 +182,8 @@ bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e);
 /* Cannot fail: from here on the parameter is the bucket's. */
 void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e);
 void kn_bucket_free_param(kn_bucket_param *p);
+/* It has no gradient any more, nor the prospect of one. */
+void kn_bucket_param_forget(kn_bucket_param *p);
 /* The bucket that holds p, or NULL for a parameter of its own. */
 kn_bucket *kn_bucket_of(const kn_param *p);
 /* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are

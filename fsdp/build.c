@@ -1,5 +1,6 @@
 /* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the
  * buffers of a bucket. */
+#include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <string.h>
@@ -240,16 +241,63 @@ bool kn_unit_same_place(const kn_unit *u, const kn_unit *root)
                kn_device_name(root->options.device));
 }
 
-/* Each part of a gradient is counted by one rank (kn_param.elsewhere tells the others), so sums and
- * maxima go over all ranks of the tree, whatever its meshes are. */
-static bool reduce_scalars(void *unit, int64_t *sum, int sums, float *max)
+/* ---- scalars over the ranks of a tree -------------------------------------------------------- */
+
+typedef struct ranks {
+    kn_comm *comm;
+    const kn_unit *one, *odd; /* two units whose ranks are not in one communicator */
+} ranks;
+
+/* Stops (false) at a unit whose communicator and the others' come from none. */
+static bool join_ranks(kn_module *m, void *arg)
 {
-    kn_unit *u = unit;
-    kn_stream *s = kn_compute_stream(u->master_device == KN_META ? KN_CPU : u->master_device);
-    if (u->size == 1)
+    ranks *r = arg;
+    kn_unit *u = kn_unit_of(m->impl);
+    if (!u || u->size == 1)
         return true;
-    return (!max || kn_all_reduce_max(u->comm, max, 1, s, "gradient norm")) &&
-           (!sum || kn_all_reduce_i64(u->comm, sum, sums, s, "gradient norm"));
+    kn_comm *both = r->comm ? kn_comm_around(r->comm, u->comm) : u->comm;
+    r->odd = both ? NULL : u;
+    r->one = r->one ? r->one : u;
+    r->comm = both ? both : r->comm;
+    return both != NULL;
+}
+
+/* The ranks over which norms of the tree go: the smallest communicator that those of all its units
+ * were split off, or are. Each part of a gradient is counted by one rank of its own unit, so groups
+ * that hold different parameters add up, and all ranks have one factor. */
+static kn_comm *ranks_of(kn_module_impl *top)
+{
+    ranks r = { 0 };
+    kn_apply_modules(top->self, join_ranks, &r);
+    return r.comm;
+}
+
+static bool reduce_scalars(kn_module_impl *top, kn_device d, int64_t *sum, int sums, float *max)
+{
+    kn_comm *comm = ranks_of(top);
+    kn_stream *s = kn_compute_stream(d);
+    if (!comm || kn_comm_size(comm) == 1)
+        return true;
+    return (!max || kn_all_reduce_max(comm, max, 1, s, "gradient norm")) &&
+           (!sum || kn_all_reduce_i64(comm, sum, sums, s, "gradient norm"));
+}
+
+static bool is_first(kn_module_impl *top)
+{
+    kn_comm *comm = ranks_of(top);
+    return !comm || kn_rank(comm) == 0;
+}
+
+bool kn_ranks_join(kn_module_impl *m, kn_comm *comm)
+{
+    ranks r = { 0 };
+    bool ok = kn_apply_modules(kn_impl_root(m)->self, join_ranks, &r);
+    if (ok && (!r.comm || kn_comm_size(comm) == 1 || kn_comm_around(r.comm, comm)))
+        return true;
+    return kn_fail("fsdp: '%s' is to be wrapped on a communicator that has no common origin with "
+                   "that of unit '%s' in its tree, so norms can't go over the ranks of both; make "
+                   "both by kn_comm_split from one",
+                   kn_module_shown(m), kn_unit_name(r.one));
 }
 
 /* The options' strings and lists are the caller's. */
@@ -301,8 +349,7 @@ bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
     }
     kn_root *root = kn_root_of(module[0]);
     root->scalar_reduce = reduce_scalars;
-    root->scalar_reduce_arg = u;
-    root->not_first = u->rank != 0;
+    root->first = is_first;
     forget_borrowed(u);
 done:
     if (!ok && u) {

@@ -33,6 +33,9 @@ bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
 void kn_claims_free(kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_wrap_options *o);
+/* Whether the ranks of comm and of all units in m's tree are in one communicator, over which norms
+ * can go; else false with a sentence. */
+bool kn_ranks_join(kn_module_impl *m, kn_comm *comm);
 /* Whether u has the root's ranks and device, which one schedule needs; else false with a
  * sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);

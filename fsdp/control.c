@@ -93,19 +93,14 @@ static bool set_after_backward(kn_unit *u, const change *c)
     return true;
 }
 
-/* Gradients that wait are divided by it as well, and a step that finds them clipped would read
- * other norms. */
+/* Gradients that wait are divided by it as well. */
 static bool set_factor(kn_unit *u, const change *c)
 {
-    kn_root *root = kn_root_of(u->module[0]);
     if (u->comm != *c->compared &&
         !kn_numbers_agree(c->factor, u->comm, "kn_fsdp_set_divide_factor", "the factor"))
         return false;
     *c->compared = u->comm;
     u->options.divide_factor = c->factor;
-    root->grad_changes++;
-    if (u->schedule && u == u->schedule->root)
-        root->divisor = kn_unit_divisor(u);
     return true;
 }
 

@@ -84,8 +84,19 @@ static void push(kn_order *o, kn_unit *u, kn_visit_kind kind)
     o->visit[o->visits++] = (kn_visit){ u, f, kind, o->forward, false };
 }
 
+/* Backward brings gradients to what requires them now, also if it is frozen by then. */
+static void note_wanted(const kn_order *o, const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        for (int k = 0; k < u->bucket[i]->params; k++) {
+            kn_bucket_param *p = &u->bucket[i]->param[k];
+            p->wanted = p->tensor->requires_grad || (p->wanted && o->forwards > 1);
+        }
+}
+
 bool kn_order_begin(kn_order *o, kn_unit *u)
 {
+    note_wanted(o, u);
     if (u->buckets == 0) /* it has no collectives */
         return true;
     /* the ends of open calls have their places, so that they can't fail */
@@ -119,11 +130,10 @@ void kn_order_free(kn_order *o)
 
 static bool trains(const kn_unit *u)
 {
+    bool any = false;
     for (int i = 0; i < u->buckets; i++)
-        for (int k = 0; k < u->bucket[i]->params; k++)
-            if (u->bucket[i]->param[k].tensor->requires_grad)
-                return true;
-    return false;
+        any |= kn_bucket_trains(u->bucket[i]);
+    return any;
 }
 
 static bool must_agree(const kn_order *o)

@@ -39,11 +39,27 @@ static kn_tensor *grad(const kn_param *p)
     if (!b->has_grad || !own->has_grad || b->grad_shard->released ||
         !kn_unit_finish_reduce(b->unit))
         return NULL;
-    kn_module_impl *m = b->unit->module[0];
-    double divisor = kn_unit_divisor(b->unit);
-    if (divisor != kn_root_of(m)->divisor && !kn_bucket_sync_transfers(b)) /* it is read now */
-        return NULL;
-    return kn_grad_by_root(own->grad_part, m, divisor);
+    return own->grad_part;
+}
+
+static bool passes(const kn_param *p, kn_passes *all)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    const kn_bucket_param *own = &b->param[p->index];
+    bool in_doubt = own->unsynced || own->open || own->in_partial; /* any rank's may have come */
+    return kn_passes_join(all, &own->passes) && kn_passes_join(all, &own->mine) &&
+           (!in_doubt || kn_passes_join(all, &b->unit->open));
+}
+
+static double divisor(const kn_param *p)
+{
+    return kn_unit_divisor(((const kn_bucket *)p->source)->unit);
+}
+
+static double step_divisor(const kn_param *p)
+{
+    const kn_unit *u = ((const kn_bucket *)p->source)->unit;
+    return kn_unit_divisor(u->schedule ? u->schedule->root : u);
 }
 
 /* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters
@@ -57,6 +73,7 @@ static void clear(const kn_param *p)
         b->full->version++; /* a graph that used the older values must not go on with these */
     own->consumed |= own->has_grad;
     own->has_grad = false;
+    kn_passes_clear(&own->passes);
     for (int i = 0; i < b->params; i++)
         left |= b->param[i].has_grad;
     b->has_grad = b->has_grad && left;
@@ -124,7 +141,7 @@ static void clear_grad(void *bucket, kn_tensor *leaf)
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
-        p->has_grad = p->pending = p->unsynced = p->open = p->in_partial = false;
+        kn_bucket_param_forget(p);
         p->dropped = true;
         if (!blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
@@ -155,12 +172,6 @@ bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s)
 
 /* ---- taking a parameter over ----------------------------------------------------------------- */
 
-static void on_round(void *bucket)
-{
-    kn_unit *u = ((kn_bucket *)bucket)->unit;
-    kn_module_round(u->module[0], kn_unit_divisor(u->schedule ? u->schedule->root : u));
-}
-
 /* The module's handle now looks into the gathered buffer. */
 static void redirect(kn_bucket *b, int i, kn_tensor *t)
 {
@@ -174,8 +185,6 @@ static void redirect(kn_bucket *b, int i, kn_tensor *t)
     t->leaf->dest_arg = b;
     t->leaf->clear = clear_grad;
     t->leaf->group = &b->unit->group;
-    t->leaf->on_round = on_round;
-    t->leaf->on_round_arg = b;
 }
 
 bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)
@@ -206,6 +215,9 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
                                    .clear = clear,
                                    .held_back = held_back,
                                    .waits = waits,
+                                   .passes = passes,
+                                   .divisor = divisor,
+                                   .step_divisor = step_divisor,
                                    .sync_host = offloads ? sync_host : NULL,
                                    .step = offloads ? kn_offload_step : NULL,
                                    .matrices = kn_step_matrices };
@@ -224,13 +236,21 @@ kn_bucket *kn_bucket_of(const kn_param *p)
     return leaf && leaf->dest == grad_dest ? leaf->dest_arg : NULL;
 }
 
+void kn_bucket_param_forget(kn_bucket_param *p)
+{
+    p->has_grad = p->pending = p->unsynced = p->open = p->in_partial = false;
+    kn_passes_clear(&p->mine);
+    kn_passes_clear(&p->passes);
+}
+
 void kn_bucket_free_param(kn_bucket_param *p)
 {
     if (p->tensor && p->tensor->leaf) {
         p->tensor->leaf->dest = NULL;
         p->tensor->leaf->group = NULL;
-        p->tensor->leaf->on_round = NULL;
     }
+    kn_passes_free(&p->mine);
+    kn_passes_free(&p->passes);
     kn_tensor_free(p->master);
     kn_tensor_free(p->grad_part);
     kn_tensor_free(p->grad);

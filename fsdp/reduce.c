@@ -24,8 +24,7 @@ static bool fill_gaps(kn_bucket *b)
         bool filled = leaf && leaf->filled;
         if (leaf)
             leaf->filled = false;
-        b->param[i].pending |= filled;
-        if (filled && !zero(b, done, l->offset[i]))
+        if (filled && (!kn_bucket_note_grad(b, i) || !zero(b, done, l->offset[i])))
             return false;
         done = filled ? l->offset[i] + l->numel[i] : done;
     }
@@ -184,7 +183,7 @@ static bool note_issued(const kn_grad_reduction *r)
     b->has_grad |= into_shard;
     for (int i = 0; i < b->params; i++)
         b->param[i].in_partial =
-            b->has_partial && (b->param[i].in_partial || b->param[i].tensor->requires_grad);
+            b->has_partial && (b->param[i].in_partial || kn_bucket_param_trains(&b->param[i]));
     return kn_event_record(b->reduced, r->stream) &&
            (!into_shard || !b->offloaded ||
             kn_bucket_download_grad(b, b->grad_transfer, b->reduced));
@@ -300,7 +299,7 @@ static void note_owed(kn_bucket *b, bool sync)
         kn_bucket_param *p = &b->param[i];
         bool pending = p->pending, open = p->open, unsynced = p->unsynced;
         p->pending |= p->tensor->requires_grad && unused_are_zeros(b->unit);
-        bool leaves = b->unit->size > 1 ? p->tensor->requires_grad : p->pending;
+        bool leaves = b->unit->size > 1 ? kn_bucket_param_trains(p) : p->pending;
         bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
         p->open |= !last && (p->unsynced || due);
         p->unsynced = !sync && (p->unsynced || leaves);
@@ -327,8 +326,7 @@ void kn_bucket_recover(kn_bucket *b)
     if (b->accum != KN_ACCUM_BEGUN)
         return;
     for (int i = 0; i < b->params; i++)
-        b->param[i].pending = b->param[i].has_grad = b->param[i].unsynced = b->param[i].open =
-            b->param[i].in_partial = false;
+        kn_bucket_param_forget(&b->param[i]);
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);

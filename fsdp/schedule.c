@@ -62,16 +62,14 @@ bool kn_post_backward(kn_unit *u)
 }
 
 /* Gradients that came out of turn, or that were held back for a unit that this backward did not
- * reach, are reduced now; all that was kept is released. *waits: backward may have brought u
- * gradients that wait for another backward. */
-static bool end_unit(kn_unit *u, bool *waits)
+ * reach, are reduced now; all that was kept is released. */
+static bool end_unit(kn_unit *u)
 {
     kn_unit_state was = u->state;
     bool reduced = was == KN_UNIT_POST_BACKWARD || (was == KN_UNIT_IDLE && !u->sync);
     if (was == KN_UNIT_LATE)
         u->state = KN_UNIT_POST_BACKWARD;
-    bool ok = reduced || kn_unit_reduce(u);
-    *waits |= was != KN_UNIT_IDLE && (kn_unit_awaits_sync(u) || kn_unit_awaits_last(u));
+    bool ok = (reduced || kn_unit_reduce(u)) && (was == KN_UNIT_IDLE || kn_unit_note_backward(u));
     u->state = KN_UNIT_IDLE;
     u->group_calls = 0;
     u->ran = u->ran && !u->sync;
@@ -79,26 +77,23 @@ static bool end_unit(kn_unit *u, bool *waits)
 }
 
 /* Of an iteration: nothing runs any more, and ranks agree on what came. */
-static bool end_iteration(kn_schedule_state *s, bool *came)
+static bool end_iteration(kn_schedule_state *s)
 {
     return kn_finish_reductions(s, 0) && kn_unit_end_download(s->downloading) &&
-           kn_agree_on_grads(s, came);
+           kn_agree_on_grads(s);
 }
 
 void kn_end_of_backward(void *schedule)
 {
     kn_schedule_state *s = schedule;
     bool last = s->root->is_last_backward;
-    bool waits = false, came = false; /* the same on all ranks */
     if (!kn_order_go_on(&s->order) || (last && !kn_finish_reductions(s, 0)))
         return;
     s->settled = last;
     for (int i = 0; i < s->units; i++)
-        if (!end_unit(s->unit[i], &waits))
+        if (!end_unit(s->unit[i]))
             return;
-    if (last && !end_iteration(s, &came))
-        return;
-    if (!kn_passes_end(s, waits, came))
+    if (last && !end_iteration(s))
         return;
     s->phase = KN_PHASE_OUTSIDE;
 }

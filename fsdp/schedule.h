@@ -52,15 +52,6 @@ typedef struct kn_lanes {
     kn_rank_groups groups;
 } kn_lanes;
 
-/* passes.c: the backwards that are counted in doubt. */
-typedef struct kn_passes {
-    uint64_t *id;
-    unsigned char *brought; /* this rank a gradient */
-    int count;              /* the same on all ranks */
-    int64_t room;           /* in both */
-    bool some_wait;         /* gradients, since the last backward; the same on all ranks */
-} kn_passes;
-
 struct kn_schedule_state {
     kn_unit *root;
     kn_comm *comm;
@@ -72,7 +63,6 @@ struct kn_schedule_state {
     kn_unit **unit;     /* all units of the tree, children first */
     int units;
     kn_order order;
-    kn_passes passes;
     kn_phase phase;
     bool settled;         /* the last backward ended since the last forward began */
     kn_unit *reducing;    /* whose reductions may still run, the oldest first (reducing_next) */
@@ -141,15 +131,10 @@ void kn_schedule_drop_forward(kn_unit *u);
 void kn_schedule_recover(kn_schedule_state *s);
 
 /* agree.c: a parameter that any rank's backward brought a gradient has one on all, once it is
- * reduced. *came becomes true where any has. */
-bool kn_agree_on_grads(kn_schedule_state *s, bool *came);
+ * reduced, and counts the same backwards. */
+bool kn_agree_on_grads(kn_schedule_state *s);
 /* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
 bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
-
-/* passes.c: a backward is over: counts it where it brought any rank a gradient. waits, came: some
- * gradients wait, or were reduced, on any rank. Collective. */
-bool kn_passes_end(kn_schedule_state *s, bool waits, bool came);
-void kn_passes_free(kn_passes *p);
 
 /* order.c. An outermost forward begins, or failed: nothing of it stays. */
 void kn_order_forward(kn_order *o, int units, bool after_last_backward); /* units: of the tree */

@@ -93,6 +93,5 @@ void kn_schedule_free(kn_schedule_state *s)
     kn_lanes_leave(s);
     kn_host_free(s->unit);
     kn_order_free(&s->order);
-    kn_passes_free(&s->passes);
     kn_host_free(s);
 }

@@ -43,6 +43,7 @@ struct kn_unit {
     bool ahead;      /* gathered before its turn, not used yet */
     bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
     bool is_last_backward; /* the outermost unit's counts */
+    kn_passes open; /* backwards that ranks have to agree on; as many on all ranks */
     bool ran;              /* in a forward since the last backward with sync */
     bool replays;          /* it lies in a call that this backward recomputes */
     bool reducing;         /* its reduction may still run */
@@ -94,6 +95,8 @@ bool kn_unit_is_unsharded(const kn_unit *u);
 bool kn_unit_awaits_sync(const kn_unit *u);
 /* Backwards that were not the last did, reduced or not. */
 bool kn_unit_awaits_last(const kn_unit *u);
+/* agree.c: the running backward came to u: ranks have to agree on it later where gradients wait. */
+bool kn_unit_note_backward(kn_unit *u);
 /* Whether backward needs the whole parameters. */
 bool kn_unit_needed_in_backward(const kn_unit *u);
 /* The unit around all of u's tree. */

@@ -194,6 +194,7 @@ void kn_unit_free(void *unit)
     kn_schedule_free(u->schedule); /* which speaks of all its units */
     for (int i = 0; i < u->buckets; i++)
         kn_bucket_free(u->bucket[i]);
+    kn_passes_free(&u->open);
     kn_host_free(u->bucket);
     kn_host_free(u->module);
     kn_host_free(u->next_forward);

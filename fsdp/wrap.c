@@ -366,7 +366,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     if (!check_lists(o, module[0]) || (!comm && !kn_comm_default(&comm, "kn_fsdp_wrap")))
         return false;
     for (int i = 0; i < n; i++)
-        if (!check_place(module[i], o) || !kn_classes_known(o, module[i]))
+        if (!check_place(module[i], o) || !kn_classes_known(o, module[i]) ||
+            !kn_ranks_join(module[i], comm))
             return false;
     set_defaults(o);
     if (!kn_options_agree(o, comm))

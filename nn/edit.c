@@ -130,16 +130,12 @@ static int place_of(const kn_module_impl *c)
     return at;
 }
 
-/* c becomes the root of a tree with the record root, which counts as the one that it leaves: the
- * gradients that wait in both stay what they are. */
+/* c becomes the root of a tree with the record root: its gradients carry what they count. */
 static void become_root(kn_module_impl *c, kn_root *root)
 {
-    kn_root *from = kn_root_of(c);
-    root->rounds = from->rounds;
-    root->last_pass = from->last_pass;
-    root->brought = from->brought;
-    root->divisor = from->divisor;
-    root->grad_changes = ++from->grad_changes; /* measured norms are out of date */
+    const kn_root *from = kn_root_of(c);
+    root->scalar_reduce = from->scalar_reduce;
+    root->first = from->first;
     kn_set_loss_scale(root, from->loss_scale);
     kn_params_changed(c);
     c->parent = NULL;
@@ -258,7 +254,8 @@ static bool may_come(const kn_module_impl *m, const kn_module_impl *top, const c
 kn_module *kn_module_replace(void *module, const char *path, void *child)
 {
     kn_module_impl *m = kn_impl(child, "kn_module_replace");
-    if (m && !may_come(m, kn_impl(module, "kn_module_replace"), path))
+    kn_module_impl *top = m ? kn_impl(module, "kn_module_replace") : NULL;
+    if (m && (!may_come(m, top, path) || (top && !kn_root_may_merge(top, m, "kn_module_replace"))))
         return NULL;
     kn_module_impl *c = leaving(module, path, "kn_module_replace");
     if (c && c->replaced_by)

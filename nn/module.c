@@ -130,7 +130,7 @@ bool kn_module_add(kn_module *parent, const char *name, kn_module *child)
         if (up == c)
             return kn_fail("kn_module_add: '%s' would become its own ancestor",
                            name ? name : c->class_name);
-    if (p && c && kn_ok() && may_be_added(p, name, c)) {
+    if (p && c && kn_ok() && kn_root_may_merge(p, c, "kn_module_add") && may_be_added(p, name, c)) {
         p->child[p->children++] = child;
         kn_root_merge(c);
         kn_params_changed(p);
@@ -168,7 +168,6 @@ static void free_entries(kn_module_impl *i)
         if (s->first_arg == i)
             s->first = NULL;
         if (leaf && i->param[k].owner) { /* the program may have kept the tensor */
-            leaf->on_round = NULL;
             leaf->on_clear = NULL;
         }
         kn_tensor_free(i->param[k].tensor);

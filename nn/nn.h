@@ -243,6 +243,7 @@ typedef struct kn_param {
     kn_memory *state_memory;              /* private: of optimizer state; NULL: the device's pool */
     const struct kn_param_source *source; /* private: where the gradient lies */
     int index;                            /* private */
+    const struct kn_module_impl *owner;   /* private: the module that declared it */
 } kn_param;
 
 /* The parameters of root in order of declaration, shared ones once. Borrowed until the tree or its
@@ -250,8 +251,10 @@ typedef struct kn_param {
 KN_API int kn_params(void *root, const kn_param **list);
 /* This rank's part of the parameter's accumulated gradient (raw sum); NULL where none arrived. */
 KN_API kn_tensor *kn_param_grad(const kn_param *p);
-/* The factor that makes the raw sum a mean: 1 / (micro-batches accumulated over all ranks * scale
- * of their losses (kn_scale_loss)). Waits for the device where a loss was scaled. */
+/* The factor that makes means of the raw sums that wait in root's gradients: 1 / (backwards that
+ * brought any of them * ranks * scale of their losses (kn_scale_loss)); 1 where none waits. Parts
+ * with optimizers or divide factors of their own may differ: an error then, ask for each. Waits for
+ * the device where a loss was scaled. */
 KN_API double kn_grad_scale(void *root);
 /* Drops the gradients of module's parameters, also those that fsdp hasn't reduced yet, together
  * with their count of micro-batches. Call it where the next step must not see them: after a bad

@@ -30,6 +30,12 @@ typedef struct kn_param_source {
      * can. */
     const char *(*held_back)(const kn_param *p);
     bool (*waits)(const kn_param *p); /* gradients wait for a step, held back or not */
+    /* Joins the backwards that are summed in p's gradient to *all, on all ranks alike once it is
+     * reduced. False with an error. */
+    bool (*passes)(const kn_param *p, kn_passes *all);
+    /* What a backward's sum is divided by, and what most of the tree's are; NULL: 1 for each rank
+     * has a gradient of its own. */
+    double (*divisor)(const kn_param *p), (*step_divisor)(const kn_param *p);
     /* This and step are NULL without offload. Blocks until the host may read p's gradient and write
      * its master. */
     bool (*sync_host)(const kn_param *p);
@@ -77,27 +83,13 @@ typedef struct kn_unit_hooks {
 } kn_unit_hooks;
 
 /* The record of a whole tree of modules (root.c). */
-/* A round that was counted before ranks agreed on whether its backward brought any a gradient. */
-typedef struct kn_doubt {
-    uint64_t pass; /* the backward */
-    int64_t round; /* the value of kn_root.rounds since */
-} kn_doubt;
-
 typedef struct kn_root {
-    int64_t rounds;     /* backwards that brought gradients, since the tree last had none */
-    uint64_t last_pass; /* the last backward that was counted */
-    uint64_t brought;   /* the last backward that brought this rank a gradient */
-    kn_doubt *doubt;    /* of the rounds, in their order */
-    int doubts;
-    int64_t doubt_room;
-    double divisor;        /* divides the sum over ranks */
-    int64_t grad_changes;  /* changes of gradients, not counting a step of some of them */
     kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */
-    /* All-reduces sum[sums] by addition and *max by maximum over the ranks; both lie in memory of
-     * the device that holds the masters. Set by fsdp; NULL: one rank. */
-    bool (*scalar_reduce)(void *arg, int64_t *sum, int sums, float *max);
-    void *scalar_reduce_arg;
-    bool not_first; /* among those ranks; the first one counts the parameters outside units */
+    /* Set by fsdp; NULL: one rank. All-reduces sum[sums] by addition and *max by maximum over the
+     * ranks of all units of top's tree; both lie in memory of device d. */
+    bool (*scalar_reduce)(kn_module_impl *top, kn_device d, int64_t *sum, int sums, float *max);
+    /* Whether this rank is the first of those: it counts the parameters outside units. */
+    bool (*first)(kn_module_impl *top);
 } kn_root;
 
 /* First member of an object that a floor above keeps with a module; freed with the module. */
@@ -141,8 +133,7 @@ struct kn_module_impl {
     size_t data_size;
     kn_unit_hooks *unit; /* owned; NULL without fsdp */
     kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
-    /* kn_root.rounds when the gradients from this module down were last gone (kn_rounds_take). */
-    int64_t taken;
+    int optims;                /* optimizers that were made for it */
     kn_module_extra *clipping; /* optim/clip.c; owned; NULL: gradients were never measured */
     kn_param *list;            /* cache of kn_params(); names are owned by it */
     int list_count;
@@ -158,6 +149,8 @@ kn_root *kn_root_of(const kn_module_impl *m);         /* of m's tree; never NULL
 bool kn_root_begin(kn_module_impl *m);
 void kn_root_end(kn_module_impl *m);
 void kn_root_merge(kn_module_impl *m);
+/* False with an error (of what) where one step couldn't treat the gradients of m and to's tree. */
+bool kn_root_may_merge(kn_module_impl *to, kn_module_impl *m, const char *what);
 /* Sets the paths of m's subtree by its parent and its name. */
 bool kn_module_set_paths(kn_module_impl *m);
 /* Walks over a comma-separated list of names: *name[*length] without blanks around it; false at the
@@ -172,41 +165,29 @@ char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p);
 /* The module that holds the dotted *name, relative to module; *name becomes its last part. NULL
  * with an error. */
 kn_module_impl *kn_module_holding(const void *module, const char **name, const char *what);
-/* kn_param_source.waits for a parameter outside units. Doesn't wait for the gradient's value. */
-bool kn_leaf_waits(const kn_param *p);
 /* Invalidates the parameter lists of the modules above and below m. */
 void kn_params_changed(kn_module_impl *m);
 void kn_params_free(kn_module_impl *m); /* drops the list */
-/* Records that the running backward brought gradients to m's tree: one round a backward. divisor
- * divides their sum over ranks (0: unchanged). */
-void kn_module_round(kn_module_impl *m, double divisor);
-/* Counts the running backward, which may have brought gradients to m's tree on another rank.
- * *brought: it has on this one. */
-bool kn_module_round_in_doubt(kn_module_impl *m, unsigned char *brought);
-/* Ranks agreed on whether that backward brought any of them a gradient: if not, it counts no more.
- * Does nothing for a backward that isn't in doubt. */
-void kn_module_round_settle(kn_module_impl *m, uint64_t pass, bool brought);
-/* Gradients of m's tree changed. divisor: as of kn_module_round. */
-void kn_module_grads_changed(kn_module_impl *m, double divisor);
-/* Records that gradients of m's parameters are gone: a step consumed them, or the program dropped
- * them. m and the modules around it that hold no gradient any more restart their count; where the
- * whole tree holds none, so does the root. */
-void kn_rounds_take(kn_module_impl *m);
-/* Number of rounds summed in the gradients of m's parameters. */
-int64_t kn_rounds_of(const kn_module_impl *m);
-/* 1 / (micro-batches summed in m's gradients, over all ranks): kn_grad_scale without the loss
- * scale. */
-double kn_grad_share(kn_module_impl *m);
-/* Rescales g, a gradient of m's tree that divisor would make a mean, for a step, which divides all
- * gradients by the root's divisor (that of the unit whose backward ended last). Returns g itself
- * where the two are equal. */
-kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor);
+/* A gradient of a module at or below it waits for a step, held back or not. */
+bool kn_grads_wait(void *module);
+/* Joins the backwards that are summed in gradients of the module. */
+bool kn_grads_passes(void *module, kn_passes *all);
+/* Gradients of m's parameters are gone: where the tree holds none, the loss scale is nobody's. */
+void kn_grads_gone(kn_module_impl *m);
+/* What makes means of the raw sums in m's gradients, without the loss scale (rounds.c). */
+typedef struct kn_means {
+    double base; /* divides most of them */
+    double *by;  /* divides the gradient of kn_params' i-th */
+} kn_means;
+/* False where an optimizer's gradients are of different backwards; the message begins with what
+ * (NULL: not looked at). The caller ends it in either case. */
+bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what);
+void kn_means_end(kn_means *means);
+/* g, the i-th gradient, such that base divides it: g itself where it does. */
+kn_tensor *kn_grad_by_mean(kn_tensor *g, const kn_means *means, int i);
 /* Stores scale, the tensor that multiplied the losses of this step; the root takes a reference.
  * NULL: none. */
 void kn_set_loss_scale(kn_root *root, kn_tensor *scale);
-/* True if all gradients of m sum the same number of rounds; else an error whose message begins with
- * what. */
-bool kn_rounds_agree(const kn_module_impl *m, const char *what);
 /* Dtype and device of a parameter or buffer declared in m: the given one, else the default of the
  * nearest module from m up (kn_module_defaults). */
 kn_dtype kn_dtype_in(const kn_module_impl *m, kn_dtype given);

@@ -27,14 +27,9 @@ void kn_params_changed(kn_module_impl *m)
         m->list_valid = false;
 }
 
-static void on_round(void *arg)
-{
-    kn_module_round(arg, 0);
-}
-
 static void on_clear(void *arg)
 {
-    kn_rounds_take(arg);
+    kn_grads_gone(arg);
 }
 
 static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
@@ -175,8 +170,6 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
     e->tensor = t;
     e->owner = true;
     e->init = init;
-    t->leaf->on_round = on_round;
-    t->leaf->on_round_arg = m;
     t->leaf->on_clear = on_clear;
     t->leaf->on_clear_arg = m;
     return t;
@@ -265,20 +258,9 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-kn_tensor *kn_grad_by_root(kn_tensor *g, kn_module_impl *m, double divisor)
-{
-    double factor = g ? kn_root_of(m)->divisor / divisor : 1;
-    if (factor == 1)
-        return g;
-    bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
-    return kn_scale(narrow ? kn_cast(g, KN_F32) : g, factor);
-}
-
-/* Outside units the gradient is this rank's own: its divisor is 1. */
 static kn_tensor *leaf_grad(const kn_param *p)
 {
     kn_tensor *g = kn_grad(p->tensor);
-    g = g ? kn_grad_by_root(g, p->tensor->leaf->on_clear_arg, 1) : NULL;
     return g ? kn_tensor_alias(g, 0, 1, &p->numel, (int64_t[]){ 1 }) : NULL;
 }
 
@@ -287,9 +269,14 @@ static void leaf_clear(const kn_param *p)
     kn_clear_grad(p->tensor);
 }
 
-bool kn_leaf_waits(const kn_param *p)
+static bool leaf_waits(const kn_param *p)
 {
     return p->tensor->leaf && p->tensor->leaf->grad;
+}
+
+static bool leaf_passes(const kn_param *p, kn_passes *all)
+{
+    return !p->tensor->leaf || kn_passes_join(all, &p->tensor->leaf->passes);
 }
 
 static const char *leaf_held_back(const kn_param *p)
@@ -299,7 +286,11 @@ static const char *leaf_held_back(const kn_param *p)
 }
 
 static const kn_param_source leaf_source = {
-    .grad = leaf_grad, .clear = leaf_clear, .held_back = leaf_held_back, .waits = kn_leaf_waits
+    .grad = leaf_grad,
+    .clear = leaf_clear,
+    .held_back = leaf_held_back,
+    .waits = leaf_waits,
+    .passes = leaf_passes,
 };
 
 static void drop_list(kn_module_impl *root)
@@ -330,10 +321,14 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
         }
         kn_param *e = &root->list[root->list_count++];
         *e = (kn_param){
-            .name = name, .tensor = p->tensor, .numel = kn_numel(p->tensor), .index = p->unit_index
+            .name = name,
+            .tensor = p->tensor,
+            .numel = kn_numel(p->tensor),
+            .index = p->unit_index,
+            .owner = m,
         };
         e->source = p->source ? p->source : &leaf_source;
-        e->elsewhere = p->source ? p->elsewhere : kn_root_of(root)->not_first;
+        e->elsewhere = p->elsewhere;
         e->state_memory = p->state_memory;
         e->start = p->start;
         e->master = p->source ? p->master

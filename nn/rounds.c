@@ -1,139 +1,39 @@
-/* nn/rounds.c: counts the micro-batches that are summed in gradients; a step divides the raw sums
- * by their number. */
-#include "kernels/memory_internal.h"
+/* nn/rounds.c: what makes means of the raw sums in gradients.
+ *
+ * Each gradient carries the backwards that are summed in it (kn_passes). A step divides by the
+ * number of backwards that brought any gradient to what its optimizer steps: a parameter that some
+ * of them didn't reach has a gradient of zero there. Other optimizers' parameters have numbers of
+ * their own, also where one call measures all. Nothing else is counted anywhere, so a call that
+ * drops, moves or merges gradients keeps the numbers true. */
 #include "nn/nn_internal.h"
 
-/* The doubt about a backward goes. Returns the round that it counted, or 0. */
-static int64_t take_doubt(kn_root *root, uint64_t pass)
-{
-    int64_t round = 0;
-    int left = 0;
-    for (int i = 0; i < root->doubts; i++)
-        if (root->doubt[i].pass == pass)
-            round = root->doubt[i].round;
-        else
-            root->doubt[left++] = root->doubt[i];
-    root->doubts = left;
-    return round;
-}
+/* ---- which gradients there are --------------------------------------------------------------- */
 
-/* Undoes the count of a backward that failed. */
-static void take_round_back(void *arg)
+bool kn_grads_wait(void *module)
 {
-    kn_root *root = ((kn_module_impl *)arg)->root;
-    if (!root) /* the module was added to another tree meanwhile */
-        return;
-    take_doubt(root, root->last_pass);
-    root->last_pass = 0;
-    root->rounds -= root->rounds > 0;
-}
-
-void kn_module_grads_changed(kn_module_impl *m, double divisor)
-{
-    kn_root *root = kn_root_of(m);
-    if (divisor > 0)
-        root->divisor = divisor;
-    root->grad_changes++; /* measured norms are out of date */
-}
-
-static bool count(kn_module_impl *top)
-{
-    kn_root *root = top->root;
-    if (!kn_on_backward(NULL, take_round_back, top))
-        return false;
-    root->last_pass = kn_backward_pass();
-    root->rounds++;
-    return true;
-}
-
-void kn_module_round(kn_module_impl *m, double divisor)
-{
-    kn_module_impl *top = kn_impl_root(m);
-    if (top->root->last_pass != kn_backward_pass() && !count(top))
-        return;
-    top->root->brought = kn_backward_pass();
-    kn_module_grads_changed(m, divisor);
-}
-
-bool kn_module_round_in_doubt(kn_module_impl *m, unsigned char *brought)
-{
-    kn_module_impl *top = kn_impl_root(m);
-    kn_root *root = top->root;
-    uint64_t pass = kn_backward_pass();
-    *brought = root->brought == pass;
-    if (root->last_pass == pass)
-        return true;
-    if (!kn_host_grow(&root->doubt, &root->doubt_room, root->doubts + 1, sizeof *root->doubt) ||
-        !count(top))
-        return false;
-    root->doubt[root->doubts++] = (kn_doubt){ pass, root->rounds };
-    return true;
-}
-
-/* Rounds that were taken from m and the modules below it may include the one that goes. */
-static void forget_round(kn_module_impl *m, int64_t round)
-{
-    m->taken -= m->taken >= round;
-    for (int i = 0; i < m->children; i++)
-        forget_round(m->child[i]->impl, round);
-}
-
-void kn_module_round_settle(kn_module_impl *m, uint64_t pass, bool brought)
-{
-    kn_module_impl *top = kn_impl_root(m);
-    kn_root *root = top->root;
-    int64_t round = take_doubt(root, pass);
-    if (brought || round == 0)
-        return;
-    root->rounds--;
-    for (int i = 0; i < root->doubts; i++)
-        root->doubt[i].round -= root->doubt[i].round > round;
-    forget_round(top, round);
-}
-
-static void forget_taken(kn_module_impl *m)
-{
-    m->taken = 0;
-    for (int i = 0; i < m->children; i++)
-        forget_taken(m->child[i]->impl);
-}
-
-/* Restarts the count of a tree that holds no gradient. */
-static void rounds_reset(kn_module_impl *top)
-{
-    top->root->rounds = 0;
-    top->root->doubts = 0;
-    top->root->grad_changes++;
-    kn_set_loss_scale(top->root, NULL);
-    forget_taken(top);
-}
-
-static bool waits(const kn_module_impl *m)
-{
-    for (int i = 0; i < m->params; i++) {
-        const kn_param_entry *e = &m->param[i];
-        const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
-        const kn_param_source *s = e->source;
-        if (e->owner && (s ? s->waits(&p) : kn_leaf_waits(&p)))
-            return true;
-    }
-    for (int i = 0; i < m->children; i++)
-        if (waits(m->child[i]->impl))
+    const kn_param *p;
+    int n = kn_params(module, &p);
+    for (int i = 0; i < n; i++)
+        if (p[i].source->waits(&p[i]))
             return true;
     return false;
 }
 
-void kn_rounds_take(kn_module_impl *m)
+bool kn_grads_passes(void *module, kn_passes *all)
 {
-    kn_module_impl *top = kn_impl_root(m), *empty = NULL;
-    if (top->root->rounds == 0)
-        return;
-    for (; m && !waits(m); m = m->parent)
-        empty = m;
-    if (empty == top)
-        rounds_reset(top);
-    else if (empty)
-        empty->taken = top->root->rounds;
+    const kn_param *p;
+    int n = kn_params(module, &p);
+    for (int i = 0; i < n; i++)
+        if (!p[i].source->passes(&p[i], all))
+            return false;
+    return kn_ok();
+}
+
+void kn_grads_gone(kn_module_impl *m)
+{
+    kn_module_impl *top = kn_impl_root(m);
+    if (top->root->loss_scale && !kn_grads_wait(top->self))
+        kn_set_loss_scale(top->root, NULL);
 }
 
 void kn_zero_grad(void *module)
@@ -144,52 +44,120 @@ void kn_zero_grad(void *module)
         kn_clear_grad(p[i].tensor);
 }
 
-int64_t kn_rounds_of(const kn_module_impl *m)
+/* ---- their divisors -------------------------------------------------------------------------- */
+
+/* The module whose optimizer steps owner's parameters: the nearest one; NULL: none does. */
+static const kn_module_impl *stepped_by(const kn_module_impl *owner)
 {
-    int64_t taken = 0;
-    for (; m->parent; m = m->parent)
-        taken = m->taken > taken ? m->taken : taken;
-    taken = m->taken > taken ? m->taken : taken;
-    return m->root->rounds - taken;
+    while (owner && owner->optims == 0)
+        owner = owner->parent;
+    return owner;
 }
 
-/* A module at or below m with gradients of other rounds, or NULL. */
-static const kn_module_impl *odd_one(const kn_module_impl *m, int64_t rounds)
+/* Fails where a gradient among these lacks backwards that others have, because a step consumed it
+ * in between. */
+static bool is_whole(const kn_param *p, const kn_passes *all, const char *what)
 {
-    if (kn_rounds_of(m) != rounds && waits(m))
-        return m;
-    for (int i = 0; i < m->children; i++) {
-        const kn_module_impl *odd = odd_one(m->child[i]->impl, rounds);
-        if (odd)
-            return odd;
+    const kn_leaf *leaf = p->tensor->leaf;
+    if (!leaf || leaf->consumed < all->run[0].first || !p->source->waits(p))
+        return true;
+    kn_passes own = { 0 };
+    int64_t count = p->source->passes(p, &own) ? kn_passes_count(&own) : 0;
+    kn_passes_free(&own);
+    return kn_fail("%s: gradients of '%s' are of %lld micro-batches a rank, others of %lld, "
+                   "because another optimizer stepped it in between; give every parameter to one "
+                   "optimizer",
+                   what, kn_module_shown(p->owner), (long long)count,
+                   (long long)kn_passes_count(all));
+}
+
+/* The number of backwards in the gradients of m's parameters that the optimizer of `by` steps. */
+static bool count(const kn_module_impl *m, const kn_module_impl *by, const char *what,
+                  int64_t *passes)
+{
+    const kn_param *p;
+    int n = kn_params((by ? by : m)->self, &p);
+    kn_passes all = { 0 };
+    bool ok = kn_ok();
+    for (int i = 0; ok && i < n; i++)
+        ok = stepped_by(p[i].owner) != by || p[i].source->passes(&p[i], &all);
+    for (int i = 0; ok && what && all.runs > 0 && i < n; i++)
+        ok = stepped_by(p[i].owner) != by || is_whole(&p[i], &all, what);
+    *passes = kn_passes_count(&all);
+    kn_passes_free(&all);
+    return ok;
+}
+
+static double times(int64_t passes, const kn_param *p, double (*divisor)(const kn_param *))
+{
+    return passes == 0 ? 1 : (double)passes * (divisor ? divisor(p) : 1);
+}
+
+bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what)
+{
+    const kn_param *p;
+    int n = kn_params(m->self, &p), base = 0;
+    const kn_module_impl *by = NULL;
+    int64_t passes = 0;
+    *means = (kn_means){ .base = 1, .by = kn_host_calloc((size_t)n + 1, sizeof *means->by) };
+    bool ok = means->by != NULL;
+    while (base < n && !p[base].source->step_divisor)
+        base++;
+    base = base < n ? base : 0;
+    for (int i = 0; ok && i < n; i++) {
+        const kn_module_impl *now = stepped_by(p[i].owner);
+        ok = (i > 0 && now == by) || count(m, now, what, &passes);
+        by = now;
+        means->by[i] = times(passes, &p[i], p[i].source->divisor);
+        if (i == base)
+            means->base = times(passes, &p[i], p[i].source->step_divisor);
     }
-    return NULL;
+    return ok;
 }
 
-bool kn_rounds_agree(const kn_module_impl *m, const char *what)
+void kn_means_end(kn_means *means)
 {
-    int64_t rounds = kn_rounds_of(m);
-    const kn_module_impl *odd = odd_one(m, rounds);
-    return !odd ||
-           kn_fail(
-               "%s: gradients of '%s' are of %lld micro-batches a rank, others of %lld, because "
-               "another optimizer stepped it in between; give every parameter to one optimizer",
-               what, kn_module_shown(odd), (long long)kn_rounds_of(odd), (long long)rounds);
+    kn_host_free(means->by);
+    means->by = NULL;
 }
 
-double kn_grad_share(kn_module_impl *m)
+kn_tensor *kn_grad_by_mean(kn_tensor *g, const kn_means *means, int i)
 {
-    int64_t rounds = kn_rounds_of(m);
-    return rounds == 0 ? 1 : 1.0 / ((double)rounds * kn_root_of(m)->divisor);
+    double factor = means ? means->base / means->by[i] : 1;
+    if (factor == 1 || !g)
+        return g;
+    bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
+    return kn_scale(narrow ? kn_cast(g, KN_F32) : g, factor);
+}
+
+/* Writes to *by the one number that divides all gradients that wait in m; 0: none does. */
+static bool one_divisor(kn_module_impl *m, double *by)
+{
+    const kn_param *p;
+    int n = kn_params(m->self, &p), first = -1;
+    kn_means means;
+    bool ok = kn_means_begin(&means, m, NULL);
+    *by = 0;
+    for (int i = 0; ok && i < n; i++) {
+        if (!p[i].source->waits(&p[i]))
+            continue;
+        first = first < 0 ? i : first;
+        *by = means.by[first];
+        if (means.by[i] != *by)
+            ok = kn_fail("kn_grad_scale: the gradient of '%s' is the sum of %g terms, that of '%s' "
+                         "of %g; ask for each part of '%s'",
+                         p[first].name, *by, p[i].name, means.by[i], kn_module_shown(m));
+    }
+    kn_means_end(&means);
+    return ok;
 }
 
 double kn_grad_scale(void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_grad_scale");
-    int64_t rounds = m ? kn_rounds_of(m) : 0;
-    if (rounds == 0)
+    double by;
+    if (!m || !one_divisor(m, &by) || by == 0)
         return 1;
-    kn_root *root = kn_root_of(m);
-    double scale = root->loss_scale ? kn_item(root->loss_scale) : 1;
-    return 1.0 / ((double)rounds * root->divisor * scale);
+    const kn_tensor *scale = kn_root_of(m)->loss_scale;
+    return 1 / (by * (scale ? kn_item(scale) : 1));
 }

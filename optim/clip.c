@@ -3,18 +3,35 @@
  *
  * A norm takes two passes: the largest magnitude M of all ranks, then the sum of (|g| / M)^p in
  * fixed point. Integers add to the same sum in any order, so the norm is the same bits however the
- * gradients are cut over ranks. A part that several ranks hold is counted by one of them
- * (kn_param.elsewhere). */
+ * gradients are cut over ranks. The sums go over the ranks of all units of the tree. A part that
+ * several ranks of its unit hold is counted by one of them (kn_param.elsewhere); parameters outside
+ * units, of which each rank has a gradient of its own, by the first rank. */
 #include "optim/optim_internal.h"
 #include <math.h>
 
+/* Gradients of a module, and how they are looked at. */
+typedef struct grads {
+    kn_module_impl *m;
+    const kn_param *p;
+    int n;
+    const kn_means *means; /* NULL: as they are */
+} grads;
+
+static bool counts(const grads *x, int i)
+{
+    kn_module_impl *top = kn_impl_root(x->m);
+    bool outside = !x->p[i].source->step_divisor;
+    return outside ? !top->root->first || top->root->first(top) : !x->p[i].elsewhere;
+}
+
 /* Lists this rank's gradients, one run a parameter. A run is empty where there is no gradient and,
  * if counted, where another rank counts the part. */
-static bool grad_runs(const kn_param *p, int n, kn_run *run, bool counted)
+static bool grad_runs(const grads *x, kn_run *run, bool counted)
 {
-    for (int i = 0; i < n; i++) {
-        bool wanted = p[i].trainable && !(counted && p[i].elsewhere);
-        kn_tensor *g = wanted ? kn_param_grad(&p[i]) : NULL;
+    const kn_param *p = x->p;
+    for (int i = 0; i < x->n; i++) {
+        bool wanted = p[i].trainable && (!counted || counts(x, i));
+        kn_tensor *g = wanted ? kn_grad_by_mean(kn_param_grad(&p[i]), x->means, i) : NULL;
         run[i] = (kn_run){ .dtype = KN_F32 };
         if (g && kn_numel(g))
             run[i] = (kn_run){ kn_array_of(g).data, kn_numel(g), g->dtype };
@@ -30,11 +47,14 @@ kn_device kn_norms_device(const kn_param *p)
     return d == KN_META ? KN_CPU : d; /* meta's memory can't be read */
 }
 
-/* Kept with a module whose gradients were measured. */
+/* Kept with a module whose gradients were measured. A step reads the norms that it was clipped by
+ * where they lie, so later measurements have a room of their own. */
 typedef struct clipping {
     kn_module_extra extra;
-    kn_tensor *norms; /* kn_norms where the gradients lie; owned */
-    int64_t stamp;    /* the gradients are clipped while this is kn_root.grad_changes + 1 */
+    kn_tensor *norms[2]; /* kn_norms where the gradients lie, [1]: it was clipped by them; owned */
+    bool clipped_last;
+    int64_t at;  /* the newest backward when it was clipped; 0: it isn't */
+    double base; /* kn_means.base of that time: the factor goes with it */
 } clipping;
 
 static clipping *clipping_of(const kn_module_impl *m)
@@ -44,18 +64,20 @@ static clipping *clipping_of(const kn_module_impl *m)
 
 static void clipping_free(kn_module_extra *self)
 {
-    kn_tensor_free(((clipping *)self)->norms);
-    kn_host_free(self);
+    clipping *c = (clipping *)self;
+    kn_tensor_free(c->norms[0]);
+    kn_tensor_free(c->norms[1]);
+    kn_host_free(c);
 }
 
-kn_tensor *kn_norms_tensor(const kn_module_impl *m)
+kn_tensor *kn_norms_tensor(const kn_module_impl *m, bool clipped)
 {
-    return m->clipping ? clipping_of(m)->norms : NULL;
+    return m->clipping ? clipping_of(m)->norms[clipped] : NULL;
 }
 
-kn_norms *kn_norms_of(const kn_module_impl *m)
+kn_norms *kn_norms_of(const kn_module_impl *m, bool clipped)
 {
-    kn_tensor *norms = kn_norms_tensor(m);
+    kn_tensor *norms = kn_norms_tensor(m, clipped);
     return norms ? kn_array_of(norms).data : NULL;
 }
 
@@ -72,7 +94,7 @@ static kn_tensor *norms_new(const kn_param *p)
 
 /* Allocates m's norms, once. The device hands them from one pass to the next and to the step
  * without the host, and a recorded step needs them at a fixed address. */
-static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
+static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p, bool clipped)
 {
     clipping *c = clipping_of(m);
     if (!c) {
@@ -82,11 +104,13 @@ static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p)
         c->extra.free = clipping_free;
         m->clipping = &c->extra;
     }
-    if (!c->norms || kn_device_of(c->norms) != kn_norms_device(p)) {
-        kn_tensor_free(c->norms);
-        c->norms = norms_new(p);
+    kn_tensor **norms = &c->norms[clipped];
+    if (!*norms || kn_device_of(*norms) != kn_norms_device(p)) {
+        kn_tensor_free(*norms);
+        *norms = norms_new(p);
     }
-    return kn_norms_of(m);
+    c->clipped_last = clipped;
+    return kn_norms_of(m, clipped);
 }
 
 static kn_stream *stream_of(const kn_param *p)
@@ -94,67 +118,65 @@ static kn_stream *stream_of(const kn_param *p)
     return kn_compute_stream(kn_device_of(p[0].master));
 }
 
-static bool find_absmax(const kn_root *root, const kn_param *p, int n, float *absmax,
-                        int64_t *first)
+static bool find_absmax(const grads *x, float *absmax, int64_t *first)
 {
-    if (!kn_one_place(p, n, "the gradients' norm"))
+    if (!kn_one_place(x->p, x->n, "the gradients' norm"))
         return false;
-    kn_run *run = kn_host_calloc((size_t)n, sizeof *run);
+    kn_run *run = kn_host_calloc((size_t)x->n, sizeof *run);
     kn_scope scope = kn_scope_begin();
-    bool ok = run && grad_runs(p, n, run, false) &&
-              KN_LAUNCH(stream_of(p), KN_K_ABSMAX, ((kn_absmax_args){ run, n, absmax, first }));
+    bool ok =
+        run && grad_runs(x, run, false) &&
+        KN_LAUNCH(stream_of(x->p), KN_K_ABSMAX, ((kn_absmax_args){ run, x->n, absmax, first }));
     kn_scope_end(scope);
     kn_host_free(run);
-    return ok && kn_reduce_over_ranks(root, NULL, absmax);
+    return ok && kn_reduce_over_ranks(x->m, x->p, NULL, absmax);
 }
 
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
 {
-    kn_norms *at = norms_begin(m, p);
-    return at && find_absmax(kn_root_of(m), p, n, &at->absmax, &at->first);
+    kn_norms *at = norms_begin(m, p, false);
+    return at && find_absmax(&(grads){ m, p, n, NULL }, &at->absmax, &at->first);
 }
 
 /* limbs = sum over all ranks of (|g| / M)^p; order 0 means 2, by the kernel for squares. */
-static bool sum_powers(const kn_root *root, const kn_param *p, int n, double order, kn_norms *at)
+static bool sum_powers(const grads *x, double order, kn_norms *at)
 {
-    kn_run *run = kn_host_calloc((size_t)n, sizeof *run);
+    kn_run *run = kn_host_calloc((size_t)x->n, sizeof *run);
     if (!run)
         return false;
+    kn_stream *s = stream_of(x->p);
     kn_scope scope = kn_scope_begin();
-    bool ok = grad_runs(p, n, run, true);
-    ok =
-        ok && (order == 0 ? KN_LAUNCH(stream_of(p), KN_K_SQSUM,
-                                      ((kn_sqsum_args){ run, n, &at->absmax, at->limbs }))
-                          : KN_LAUNCH(stream_of(p), KN_K_POWSUM,
-                                      ((kn_powsum_args){ run, n, &at->absmax, order, at->limbs })));
+    bool ok = grad_runs(x, run, true);
+    ok = ok && (order == 0
+                    ? KN_LAUNCH(s, KN_K_SQSUM,
+                                ((kn_sqsum_args){ run, x->n, &at->absmax, at->limbs }))
+                    : KN_LAUNCH(s, KN_K_POWSUM,
+                                ((kn_powsum_args){ run, x->n, &at->absmax, order, at->limbs })));
     kn_scope_end(scope);
     kn_host_free(run);
-    return ok && kn_reduce_over_ranks(root, at->limbs, NULL);
+    return ok && kn_reduce_over_ranks(x->m, x->p, at->limbs, NULL);
 }
 
-bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale)
+bool kn_loss_scale_at(const kn_module_impl *m, kn_device d, double base, double *scale,
+                      const float **loss_scale)
 {
     const kn_tensor *carried = kn_root_of(m)->loss_scale;
     bool there = carried && kn_device_of(carried) == d;
     *loss_scale = there ? kn_array_of(carried).data : NULL;
-    *scale = carried && !there ? kn_grad_scale(m->self) : kn_grad_share(m);
+    *scale = 1 / (base * (carried && !there ? kn_item(carried) : 1));
     return kn_ok();
 }
 
 /* Launches both passes and doesn't wait; *norm: f32 on at's device. */
-static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
-                      float *norm)
+static bool find_norm(const grads *x, double max_norm, double order, kn_norms *at, float *norm)
 {
-    const kn_root *root = kn_root_of(m);
     double scale;
     const float *loss_scale;
-    if (!kn_find_absmax(m, p, n))
+    if (!at || !find_absmax(x, &at->absmax, &at->first) ||
+        (isfinite(order) && !sum_powers(x, order, at)))
         return false;
-    kn_norms *at = kn_norms_of(m);
-    if (isfinite(order) && !sum_powers(root, p, n, order, at))
-        return false;
-    kn_device d = kn_norms_device(p);
-    if (!kn_loss_scale_at(m, d, &scale, &loss_scale))
+    kn_device d = kn_norms_device(x->p);
+    if (!kn_loss_scale_at(x->m, d, x->means->base, &scale, &loss_scale))
         return false;
     kn_clip_args args = { at->limbs, &at->absmax, scale, max_norm,
                           norm,      &at->coef,   order, loss_scale };
@@ -163,50 +185,98 @@ static bool find_norm(kn_module_impl *m, const kn_param *p, int n, double max_no
 
 /* ---- clipping -------------------------------------------------------------------------------- */
 
-static bool clipped(const kn_module_impl *m, int64_t stamp)
+/* at's factor holds for gradients of backwards up to then. *yes: for all of m's that there are. False
+ * with an error: for some. */
+static bool holds(const kn_module_impl *at, const kn_module_impl *m, bool *yes)
 {
-    return m->clipping && clipping_of(m)->stamp == stamp;
-}
-
-static int64_t stamp_of(const kn_module_impl *m)
-{
-    return kn_root_of(m)->grad_changes + 1;
-}
-
-const kn_module_impl *kn_clipped(const kn_module_impl *m)
-{
-    int64_t stamp = stamp_of(m);
-    while (m && !clipped(m, stamp))
-        m = m->parent;
-    return m;
-}
-
-static const kn_module_impl *clipped_below(const kn_module_impl *m, int64_t stamp)
-{
-    const kn_module_impl *found = NULL;
-    for (int i = 0; i < m->children && !found; i++) {
-        const kn_module_impl *c = m->child[i]->impl;
-        found = clipped(c, stamp) ? c : clipped_below(c, stamp);
+    int64_t newest = at->clipping ? clipping_of(at)->at : 0;
+    kn_passes all = { 0 };
+    *yes = false;
+    if (newest == 0)
+        return true;
+    bool ok = kn_grads_passes(m->self, &all), mixed = false;
+    if (all.runs > 0 && all.run[0].first <= newest) {
+        *yes = all.run[all.runs - 1].last <= newest;
+        mixed = !*yes;
     }
-    return found;
+    kn_passes_free(&all);
+    if (mixed)
+        kn_fail("gradients of '%s' were clipped, and a later backward added to them; clip right "
+                "before the step, or call kn_unclip_grads('%s') for a step without",
+                kn_module_shown(at), kn_module_shown(at));
+    return ok && !mixed;
+}
+
+bool kn_clipped(const kn_module_impl *m, const kn_module_impl **at)
+{
+    bool yes = false;
+    for (*at = m; *at; *at = (*at)->parent)
+        if (!holds(*at, m, &yes) || yes)
+            break;
+    return kn_ok();
+}
+
+double kn_clipped_base(const kn_module_impl *at)
+{
+    return clipping_of(at)->base;
+}
+
+static bool clipped_below(const kn_module_impl *m, const kn_module_impl **found)
+{
+    bool yes = false;
+    for (int i = 0; i < m->children && !yes; i++) {
+        const kn_module_impl *c = m->child[i]->impl;
+        if (!holds(c, c, &yes) || (!yes && !clipped_below(c, found)))
+            return false;
+        *found = yes ? c : *found;
+        yes = *found != NULL;
+    }
+    return true;
 }
 
 bool kn_clipped_whole(const kn_module_impl *m, const char *what)
 {
-    const kn_module_impl *part = kn_clipped(m) ? NULL : clipped_below(m, stamp_of(m));
+    const kn_module_impl *part = NULL, *whole;
+    if (!kn_clipped(m, &whole) || whole || !clipped_below(m, &part))
+        return kn_ok();
     return !part ||
            kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
                    "step; clip the module that the optimizer was made for",
                    what, kn_module_shown(part), kn_module_shown(m));
 }
 
-/* The factor applies to all of m: factors of modules below it end. */
-static void set_clipped(kn_module_impl *m, int64_t stamp)
+/* Factors of m and of modules below it end. */
+static void unclip(kn_module_impl *m)
 {
     if (m->clipping)
-        clipping_of(m)->stamp = stamp;
+        clipping_of(m)->at = 0;
     for (int i = 0; i < m->children; i++)
-        set_clipped(m->child[i]->impl, 0);
+        unclip(m->child[i]->impl);
+}
+
+bool kn_unclip_grads(void *module)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_unclip_grads") : NULL;
+    if (m)
+        unclip(m);
+    return m;
+}
+
+/* The norm of m's gradients goes to *norm; the next step clips by it where max_norm is above 0. */
+static bool clip(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
+                 float *norm)
+{
+    kn_means means;
+    bool clips = max_norm > 0;
+    bool ok = kn_means_begin(&means, m, "kn_clip_grad_norm") &&
+              find_norm(&(grads){ m, p, n, &means }, max_norm, order, norms_begin(m, p, clips), norm);
+    if (ok && clips) {
+        unclip(m);
+        clipping_of(m)->at = kn_newest_backward();
+        clipping_of(m)->base = means.base;
+    }
+    kn_means_end(&means);
+    return ok;
 }
 
 kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double order)
@@ -223,13 +293,11 @@ kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double order)
     }
     const kn_param *p;
     int n = m ? kn_params(module, &p) : 0;
-    if (n == 0 || !kn_rounds_agree(m, "kn_clip_grad_norm"))
+    if (n == 0)
         return m && kn_ok() ? kn_zeros(KN_F32, KN_CPU, KN_SCALAR) : NULL;
     kn_tensor *norm = kn_empty(KN_F32, kn_norms_device(p), KN_SCALAR);
-    if (!norm || !find_norm(m, p, n, max_norm, order == 2 ? 0 : order, kn_array_of(norm).data))
-        return NULL;
-    set_clipped(m, stamp_of(m));
-    return norm;
+    bool ok = norm && clip(m, p, n, max_norm, order == 2 ? 0 : order, kn_array_of(norm).data);
+    return ok ? norm : NULL;
 }
 
 kn_tensor *kn_clip_grad_norm(void *module, double max_norm)
@@ -244,16 +312,17 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_first_nonfinite_grad") : NULL;
     if (!m)
         return NULL;
-    if (!kn_norms_tensor(m)) {
+    if (!m->clipping) {
         kn_fail("kn_first_nonfinite_grad: the gradients were never measured; call "
                 "kn_clip_grad_norm for the same module first");
         return NULL;
     }
-    kn_tensor *first = kn_empty(KN_I64, kn_device_of(kn_norms_tensor(m)), KN_SCALAR);
+    bool last = clipping_of(m)->clipped_last;
+    kn_tensor *first = kn_empty(KN_I64, kn_device_of(kn_norms_tensor(m, last)), KN_SCALAR);
     int64_t one = 1;
     kn_copy_args args = { .dst = kn_array_make(first ? kn_array_of(first).data : NULL, KN_I64, 1,
                                                &one),
-                          .src = kn_array_make(&kn_norms_of(m)->first, KN_I64, 1, &one) };
+                          .src = kn_array_make(&kn_norms_of(m, last)->first, KN_I64, 1, &one) };
     bool ok = first && KN_LAUNCH(kn_compute_stream(kn_device_of(first)), KN_K_COPY, args);
     return ok ? first : NULL;
 }
@@ -262,16 +331,16 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
  * finite. The norms that clipping left at the module stay as they are. */
 static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *room, int64_t *first)
 {
-    const kn_root *root = kn_root_of(m);
     kn_norms host, *at = kn_array_of(room).data;
-    if (!find_absmax(root, p, n, &at->absmax, &at->first) || !kn_to_host(room, &host, sizeof host))
+    if (!find_absmax(&(grads){ m, p, n, NULL }, &at->absmax, &at->first) ||
+        !kn_to_host(room, &host, sizeof host))
         return false;
     *first = -1;
     if (isfinite(host.absmax)) /* of all ranks */
         return true;
     float mine = host.first < 0 ? -INFINITY : -(float)host.first;
     if (!kn_transfer(stream_of(p), &at->absmax, &mine, sizeof mine, KN_TO_DEVICE, false) ||
-        !kn_reduce_over_ranks(root, NULL, &at->absmax) || !kn_to_host(room, &host, sizeof host))
+        !kn_reduce_over_ranks(m, p, NULL, &at->absmax) || !kn_to_host(room, &host, sizeof host))
         return false;
     *first = isfinite(host.absmax) ? (int64_t)-host.absmax : -1;
     return true;

@@ -26,6 +26,7 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     if (!o)
         return NULL;
     kn_live_begin(&o->live, m);
+    m->optims++;
     o->method = method;
     o->lr = kn_value_or(groups.lr, 0);
     o->seen = kn_steps_seen();
@@ -65,6 +66,8 @@ void kn_optim_free(kn_optim *o)
         return;
     kn_graph_forget(o);
     kn_changed();
+    if (o->live.module)
+        o->live.module->optims--;
     for (int i = 0; o->slot && i < o->slots; i++)
         for (int k = 0; k < KN_OPTIM_STATES; k++)
             kn_tensor_free(o->slot[i].state[k]);

@@ -27,7 +27,9 @@ static int collect(kn_optim *o, const kn_param *p, int n, bool matrix, int piece
     for (int i = 0; i < n && pieces >= 0; i++) {
         const kn_optim_slot *s = &o->slot[i];
         bool mine = p[i].trainable && !s->group.frozen && s->matrix == matrix;
-        kn_tensor *g = mine ? p[i].source->grad(&p[i]) : NULL;
+        bool now = o->means.by[i] != o->means.base; /* it is read here */
+        kn_tensor *g = mine ? (now ? kn_param_grad : p[i].source->grad)(&p[i]) : NULL;
+        g = kn_grad_by_mean(g, &o->means, i);
         if (!kn_ok() || (g && !kn_optim_make_state(o, &p[i], i)))
             return -1;
         if (!g)
@@ -74,31 +76,36 @@ static bool update_all(kn_optim *o, int others, int pieces)
  * host. */
 static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
 {
-    if (kn_device_of(kn_norms_tensor(clipped)) == kn_device_of(o->scalars)) {
-        o->update.grad_scale = &kn_norms_of(clipped)->coef;
+    if (kn_device_of(kn_norms_tensor(clipped, true)) == kn_device_of(o->scalars)) {
+        o->update.grad_scale = &kn_norms_of(clipped, true)->coef;
         return true;
     }
     kn_norms host = { 0 };
-    bool ok = kn_to_host(kn_norms_tensor(clipped), &host, sizeof host);
+    bool ok = kn_to_host(kn_norms_tensor(clipped, true), &host, sizeof host);
     *scale = host.coef;
     return ok;
 }
 
-static bool launch(kn_optim *o, int others, int pieces, const kn_loss_scale_args *scaling)
+static bool launch(kn_optim *o, int others, int pieces, const kn_module_impl *clipped,
+                   const kn_loss_scale_args *scaling)
 {
     kn_step_scalars *at = kn_data_of(o->scalars);
-    const kn_module_impl *clipped = kn_clipped(o->live.module);
+    const kn_module_impl *m = o->live.module;
+    const kn_tensor *carried = kn_root_of(m)->loss_scale;
     double scale = 0;
     o->update = (kn_opt_step){ .lr = &at->lr, .grad_scale = &at->grad_scale, .step = &at->step };
     if (clipped && !find_coef(o, clipped, &scale))
         return false;
     if (!clipped && !scaling)
-        scale = kn_grad_scale(o->live.module->self);
+        scale = 1 / (o->means.base * (carried ? kn_item(carried) : 1));
     if (!kn_send_numbers(o, scale))
         return false;
     if (scaling) {
         kn_loss_scale_args args = *scaling;
         args.step = at;
+        if (!kn_loss_scale_at(m, kn_device_of(o->scalars), o->means.base, &args.scale,
+                              &args.loss_scale))
+            return false;
         o->update.skip = &at->skip;
         if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
             return false;
@@ -114,6 +121,23 @@ static bool freezes(const kn_optim *o)
     return any;
 }
 
+/* Updates what has gradients; false without an error where nothing has. */
+static bool update(kn_optim *o, const kn_param *p, int n, const kn_loss_scale_args *scaling)
+{
+    const kn_module_impl *clipped;
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_clipped(o->live.module, &clipped) &&
+              kn_means_begin(&o->means, o->live.module, "kn_step");
+    if (ok && clipped)
+        o->means.base = kn_clipped_base(clipped);
+    int others = ok ? collect(o, p, n, false, 0) : -1,
+        pieces = others >= 0 ? collect(o, p, n, true, others) : -1;
+    ok = pieces > 0 && launch(o, others, pieces, clipped, scaling);
+    kn_means_end(&o->means);
+    kn_scope_end(scope);
+    return ok;
+}
+
 static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 {
     const kn_param *p;
@@ -121,15 +145,10 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
     if (!kn_ok() || !kn_optim_unchanged(o, p, n, "kn_step") ||
         !kn_may_step(o->live.module, p, n, "kn_step") || !kn_streams_look())
         return false;
-    kn_scope scope = kn_scope_begin();
-    int others = collect(o, p, n, false, 0), pieces = collect(o, p, n, true, others);
-    bool ok = pieces > 0 && launch(o, others, pieces, scaling);
-    kn_scope_end(scope);
-    if (pieces == 0)
-        return kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
-                       freezes(o) ? " but those of frozen groups" : "");
-    if (!ok)
-        return false;
+    if (!update(o, p, n, scaling))
+        return kn_ok() ? kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
+                                 freezes(o) ? " but those of frozen groups" : "")
+                       : false;
     kn_consume_grads(o->live.module, p, n);
     kn_step_taken(&o->seen);
     o->steps++;

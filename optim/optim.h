@@ -219,6 +219,8 @@ KN_API kn_tensor *kn_clip_grad_norm(void *module, double max_norm);
 /* The same with the p-norm, p in (0, HUGE_VAL]: (sum |g|^p)^(1/p), or max |g| for HUGE_VAL, which
  * is exact. */
 KN_API kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double p);
+/* The next step of module's gradients, and of those below it, is as without clipping. */
+KN_API bool kn_unclip_grads(void *module);
 /* The first parameter, as its number in kn_params, whose part on this rank had a gradient that
  * wasn't finite when kn_clip_grad_norm last measured module; -1 if there was none. An i64 without
  * dims, on the device of the norm. Doesn't wait. */

@@ -6,9 +6,10 @@
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 
-/* All-reduces over the ranks that hold the module's shards: limbs[KN_SQSUM_LIMBS] by addition,
- * *absmax by maximum; either may be NULL. Does nothing without sharding. */
-bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax);
+/* All-reduces over the ranks of all units of m's tree: limbs[KN_SQSUM_LIMBS] by addition, *absmax by
+ * maximum; either may be NULL. They lie where norms of parameters p do. Does nothing without
+ * sharding. */
+bool kn_reduce_over_ranks(kn_module_impl *m, const kn_param *p, int64_t *limbs, float *absmax);
 /* Measurements of a module's raw gradients, in memory of the gradients' device (meta: of the host),
  * inside kn_norms_tensor. */
 typedef struct kn_norms {
@@ -17,8 +18,10 @@ typedef struct kn_norms {
     int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
     int64_t limbs[KN_SQSUM_LIMBS];
 } kn_norms;
-kn_norms *kn_norms_of(const kn_module_impl *m);      /* NULL: nothing was measured yet */
-kn_tensor *kn_norms_tensor(const kn_module_impl *m); /* holds them; borrowed; NULL the same way */
+/* Those that m was clipped by, or those that were only measured; NULL: none were. The tensor holds
+ * them; borrowed. */
+kn_norms *kn_norms_of(const kn_module_impl *m, bool clipped);
+kn_tensor *kn_norms_tensor(const kn_module_impl *m, bool clipped);
 /* Launches the search for m's absmax and first. Collective. */
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
 /* True if the masters of all p[n] lie on one device; else an error whose message begins with
@@ -26,18 +29,20 @@ bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
 bool kn_one_place(const kn_param *p, int n, const char *what);
 /* The device of the norms of parameters p. */
 kn_device kn_norms_device(const kn_param *p);
-/* The factor that makes m's raw gradients a mean, for kernels on d: *scale, divided by **loss_scale
- * where *loss_scale isn't NULL. Waits only where the loss scale lies on another device. */
-bool kn_loss_scale_at(kn_module_impl *m, kn_device d, double *scale, const float **loss_scale);
-/* True if the gradients of m's parameters p[n] are complete and share one factor; else an error. */
+/* The factor that makes m's raw gradients means (kn_means.base), for kernels on d: *scale, divided
+ * by **loss_scale where *loss_scale isn't NULL. Waits only where the loss scale lies on another
+ * device. */
+bool kn_loss_scale_at(const kn_module_impl *m, kn_device d, double base, double *scale,
+                      const float **loss_scale);
+/* True if the gradients of m's parameters p[n] are complete; else an error. */
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what);
-/* The nearest module from m up whose gradients were clipped and haven't changed since; NULL:
- * none. */
-const kn_module_impl *kn_clipped(const kn_module_impl *m);
+/* *at: the nearest module from m up whose gradients were clipped; NULL: none. False with an error
+ * where gradients came to m since. */
+bool kn_clipped(const kn_module_impl *m, const kn_module_impl **at);
+double kn_clipped_base(const kn_module_impl *at); /* kn_means.base that its factor is for */
 /* True unless only a part of m was clipped; then an error. */
 bool kn_clipped_whole(const kn_module_impl *m, const char *what);
-/* Ends a step, taken or skipped: drops the gradients and restarts the count of m's
- * micro-batches. */
+/* Ends a step, taken or skipped: drops the gradients. */
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
 kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
@@ -90,6 +95,7 @@ struct kn_optim {
     int slots;
     kn_opt_piece *piece;    /* scratch of a step */
     const kn_param **param; /* the parameter of piece[i] */
+    kn_means means;         /* of the running step's gradients */
     kn_tensor *scalars;     /* kn_step_scalars in device memory */
     kn_opt_step update;     /* of the running step: where its scalars lie */
     /* numbers.c */

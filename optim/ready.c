@@ -1,4 +1,4 @@
-/* optim/ready.c: checks before a step: every gradient is complete, and all share one factor. */
+/* optim/ready.c: checks before a step: every gradient is complete, and one clipping holds for all. */
 #include "optim/optim_internal.h"
 
 /* Fails at the first parameter whose gradient a step can't use yet. */
@@ -33,7 +33,7 @@ static bool none_averaged(const kn_module_impl *m, const char *what)
 
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what)
 {
-    return none_averaged(m, what) && all_there(p, n, what) && kn_rounds_agree(m, what) &&
+    return none_averaged(m, what) && all_there(p, n, what) &&
            kn_clipped_whole(m, what);
 }
 
@@ -51,7 +51,10 @@ bool kn_one_place(const kn_param *p, int n, const char *what)
 
 void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n)
 {
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         p[i].source->clear(&p[i]);
-    kn_rounds_take(m);
+        if (p[i].tensor->leaf)
+            p[i].tensor->leaf->consumed = kn_newest_backward();
+    }
+    kn_grads_gone(m);
 }

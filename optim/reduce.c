@@ -2,9 +2,10 @@
  * the root of a sharded tree (optim/ uses no communicator). */
 #include "optim/optim_internal.h"
 
-bool kn_reduce_over_ranks(const kn_root *root, int64_t *limbs, float *absmax)
+bool kn_reduce_over_ranks(kn_module_impl *m, const kn_param *p, int64_t *limbs, float *absmax)
 {
-    if (!root->scalar_reduce)
-        return true;
-    return root->scalar_reduce(root->scalar_reduce_arg, limbs, limbs ? KN_SQSUM_LIMBS : 0, absmax);
+    kn_module_impl *top = kn_impl_root(m);
+    const kn_root *root = top->root;
+    return !root->scalar_reduce || root->scalar_reduce(top, kn_norms_device(p), limbs,
+                                                       limbs ? KN_SQSUM_LIMBS : 0, absmax);
 }

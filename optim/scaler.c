@@ -111,11 +111,17 @@ static bool carry(kn_scaler *s)
 
 /* ---- scaling --------------------------------------------------------------------------------- */
 
+/* Gradients of the tree wait for a step. */
+static bool waits(const kn_scaler *s)
+{
+    return kn_grads_wait(kn_impl_root(s->module)->self);
+}
+
 /* True if the gradients of this step carry the scale that this loss would get. */
 static bool same_scaler(const kn_scaler *s, const kn_root *root)
 {
     kn_loss_scale_state mine;
-    if (root->rounds == 0 || root->loss_scale == s->carried)
+    if (root->loss_scale == s->carried || !waits(s))
         return true;
     if (!read_state(s, &mine))
         return false;
@@ -131,7 +137,7 @@ kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
     if (!kn_given(s, "kn_scale_loss", "the scaler") || !kn_ok() || !kn_check(loss, "kn_scale_loss"))
         return NULL;
     kn_root *root = kn_root_of(s->module);
-    if (!state_begin(s) || !same_scaler(s, root) || (root->rounds == 0 && !carry(s)))
+    if (!state_begin(s) || !same_scaler(s, root) || (!waits(s) && !carry(s)))
         return NULL;
     kn_set_loss_scale(root, s->carried);
     kn_context_get()->scaled_loss = true;
@@ -183,13 +189,13 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
     const kn_root *root = kn_root_of(m);
     if (root != kn_root_of(s->module))
         return kn_fail("kn_scaler_step: scaler and optimizer belong to different modules");
-    if (root->rounds > 0 && !root->loss_scale)
+    if (!root->loss_scale && kn_grads_wait(m->self))
         return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
     const kn_param *p;
     int n = kn_params(m->self, &p);
-    const kn_module_impl *clipped = kn_clipped(m); /* clipping has reduced over all ranks */
+    const kn_module_impl *clipped; /* clipping has reduced over all ranks */
     if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
-        (!clipped && !kn_find_absmax(m, p, n)))
+        !kn_clipped(m, &clipped) || (!clipped && !kn_find_absmax(m, p, n)))
         return false;
     kn_device d = kn_device_of(s->state);
     if (kn_norms_device(p) != d)
@@ -197,14 +203,14 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
                        "make a scaler for the module of the optimizer",
                        kn_device_name(d), kn_device_name(kn_norms_device(p)));
     kn_loss_scale_args args = { .state = kn_array_of(s->state).data,
-                                .absmax = &kn_norms_of(clipped ? clipped : m)->absmax,
+                                .absmax = &kn_norms_of(clipped ? clipped : m, clipped != NULL)->absmax,
                                 .growth = s->options.growth,
                                 .backoff = s->options.backoff,
                                 .smallest = SMALLEST,
                                 .largest = LARGEST,
                                 .interval = s->options.interval };
     s->moved = true;
-    return kn_loss_scale_at(m, d, &args.scale, &args.loss_scale) && kn_step_scaled(o, args) &&
+    return kn_step_scaled(o, args) &&
            kn_graph_host_part((kn_graph_hook){ .after = after_launch, .arg = s });
 }
 
@@ -225,7 +231,7 @@ bool kn_scaler_set(kn_scaler *s, kn_scaler_state state)
             "kn_scaler_set: a scale of %g after %lld good and %lld skipped steps is no state "
             "of a scaler",
             state.scale, (long long)state.good, (long long)state.skipped);
-    if (kn_root_of(s->module)->rounds > 0)
+    if (waits(s))
         return kn_fail(
             "kn_scaler_set: gradients with the old scale wait for their step; set the state "
             "before the next backward");

@@ -297,7 +297,15 @@ static void set_scale(matrix_net *n, const matrix_spec *s)
     double over_ranks = s->o.divide_factor > 0            ? s->o.divide_factor
                         : s->o.reduce_op == KN_REDUCE_SUM ? 1
                                                           : s->ranks;
-    n->root->impl->root->rounds = (int64_t)(s->rounds * over_ranks);
+    const int64_t newest = kn_newest_backward(), count = (int64_t)(s->rounds * over_ranks);
+    const kn_param *p;
+    for (int i = kn_params(n->root, &p); i-- > 0;) {
+        kn_leaf *leaf = p[i].tensor->leaf;
+        kn_passes_clear(&leaf->passes);
+        if (leaf->grad)
+            kn_passes_add(&leaf->passes, newest - count + 1, newest);
+        leaf->consumed = INT64_MIN;
+    }
 }
 
 static bool reference_step(matrix_net *n, const matrix_spec *s, grouping *g, kn_optim *opt,

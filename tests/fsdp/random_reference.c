@@ -14,7 +14,7 @@
 #include "tests/fsdp/random.h"
 
 typedef struct sum {
-    bool has[RANDOM_PARAMS];
+    bool has[RANDOM_PARAMS], zeros[RANDOM_PARAMS]; /* zeros: for what no gradient came for */
     float v[RANDOM_ELEMENTS];
 } sum;
 
@@ -22,7 +22,8 @@ typedef struct plain {
     const random_program *p;
     random_net masters, net;
     random_optims optims;
-    int ranks, rounds, params, done; /* done: rounds with pending gradients */
+    int ranks, rounds, params, done; /* done: rounds of this step so far */
+    uint64_t came[RANDOM_PARAMS];    /* those of them that are summed in the gradient */
     int64_t begin[RANDOM_PARAMS + 1];
     kn_dtype compute, reduce;
     sum local[RANDOM_RANKS], partial[RANDOM_RANKS], shown, total, fresh[2 * RANDOM_RANKS];
@@ -177,8 +178,10 @@ static void add_ignored(plain *s, sum *fresh, int i)
 static bool add_round(plain *s, sum *fresh, int round)
 {
     bool sync = !(s->p->option[O_SKIP_SYNC] >> round & 1);
-    s->done++;
+    uint64_t bit = (uint64_t)1 << s->done++;
     for (int i = 0; i < s->params; i++) {
+        for (int r = 0; r < (s->ignored[i] ? 1 : s->ranks); r++)
+            s->came[i] |= fresh[r].has[i] && !fresh[r].zeros[i] ? bit : 0;
         if (s->ignored[i]) {
             add_ignored(s, &fresh[0], i);
             continue;
@@ -199,6 +202,7 @@ static void forget(plain *s)
     memset(s->local, 0, sizeof s->local);
     memset(s->partial, 0, sizeof s->partial);
     memset(&s->total, 0, sizeof s->total);
+    memset(s->came, 0, sizeof s->came);
     s->done = 0;
 }
 
@@ -227,9 +231,10 @@ static bool take_gradients(plain *s, sum *to)
             if (!g || !kn_to_host(g, to->v + s->begin[i], (size_t)p[i].numel * sizeof(float)))
                 return false;
             to->has[i] = true;
+            to->zeros[i] = false;
         } else if (s->p->option[O_UNUSED] && p[i].tensor->requires_grad && !s->ignored[i]) {
             memset(to->v + s->begin[i], 0, (size_t)p[i].numel * sizeof(float));
-            to->has[i] = true;
+            to->has[i] = to->zeros[i] = true;
         }
         if (leaf)
             leaf->filled = false;
@@ -300,24 +305,12 @@ static bool retained_round(plain *s, const random_event *e)
     return true;
 }
 
-static bool any_has(const plain *s)
-{
-    bool any = false;
-    for (int k = 0; k < s->ranks * s->params; k++)
-        any |= s->fresh[k / s->params].has[k % s->params];
-    return any;
-}
-
-/* A micro-batch that brings no gradient to any rank isn't counted, but reduces what was held
- * back. */
 static bool part_round(plain *s, const random_event *e)
 {
     for (int r = 0; r < s->ranks; r++)
         if (!micro_batch_of(s, e->node, e->step, e->round, r, NULL, &s->fresh[r]))
             return false;
-    bool any = any_has(s), ok = add_round(s, s->fresh, e->round);
-    s->done -= !any;
-    return ok;
+    return add_round(s, s->fresh, e->round);
 }
 
 static int happen(plain *s, const random_event *e)
@@ -353,27 +346,42 @@ static int happen(plain *s, const random_event *e)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* The number of micro-batches that divides the raw sum. */
-static int divisor(const plain *s)
+/* Whose parameter i is: of the optimizer that has a part of the tree, or of the other. */
+static int optimizer_of(const plain *s, int i)
+{
+    const char *path = s->optims.of[0] ? kn_module_path(s->optims.of[0]) : "";
+    size_t n = strlen(path);
+    const char *name = params_of((random_net *)&s->masters)[i].name;
+    return n == 0 || strncmp(name, path, n) != 0 || name[n] != '.';
+}
+
+/* The numbers of micro-batches that divide the raw sums of either optimizer. */
+static void find_divisors(const plain *s, int divisor[2])
 {
     int each = s->factor ? s->factor : random_number(s->p, O_DIVIDE);
     if (!each)
         each = s->p->option[O_REDUCE_OP] == 2 ? 1 : s->ranks;
-    return s->done * each;
+    uint64_t came[2] = { 0 };
+    for (int i = 0; i < s->params; i++)
+        came[optimizer_of(s, i)] |= s->came[i];
+    for (int k = 0; k < 2; k++)
+        divisor[k] = came[k] ? __builtin_popcountll(came[k]) * each : 1;
 }
 
 /* Gives the masters the sums as gradients by ordinary backwards, of losses with these gradients.
  * The first brings the sum, the others -0, so that the library counts as many micro-batches. */
-static bool give_gradients(plain *s, int count)
+static bool give_gradients(plain *s)
 {
     const kn_param *p = params_of(&s->masters);
     double scale = s->optims.scaler ? kn_scaler_get(s->optims.scaler).scale : 1;
-    for (int k = 0; k < count; k++) {
+    int divisor[2];
+    find_divisors(s, divisor);
+    for (int k = 0; k < divisor[0] || k < divisor[1]; k++) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *loss = NULL;
         for (int i = 0; i < s->params; i++) {
             kn_tensor *t = p[i].tensor, *c;
-            if (!s->total.has[i])
+            if (!s->total.has[i] || k >= divisor[optimizer_of(s, i)])
                 continue;
             c = kn_from(KN_F32, KN_CPU, s->total.v + s->begin[i], kn_ndim(t), kn_shape(t));
             c = k == 0 ? kn_scale(c, 1 / scale)
@@ -409,7 +417,7 @@ static bool plain_step(plain *s, int step)
                 return false;
         }
     }
-    return give_gradients(s, divisor(s)) &&
+    return give_gradients(s) &&
            random_optims_step(&s->optims, &s->masters, &s->out->norm[step]) &&
            random_read_params(&s->masters, s->out, step) && kn_ok();
 }

@@ -152,16 +152,24 @@ KN_TEST(optim, clipping_by_any_norm)
     kn_module_free(&m);
 }
 
-/* Measurements don't cover gradients that arrive later. */
-KN_TEST(optim, a_backward_after_clipping_undoes_it)
+/* A factor doesn't cover gradients that arrive later; a measurement leaves it as it is. */
+KN_TEST(optim, a_step_refuses_gradients_that_came_after_clipping)
 {
     two_layers m;
     build(&m, KN_F32);
     kn_optim *o = kn_sgd(&m, .lr = 1);
     backward(&m, KN_F32, 1);
-    kn_clip_grad_norm(&m, 0.001);
+    KN_CHECK(kn_item(kn_clip_grad_norm(&m, 0.001)) > 0.001);
     backward(&m, KN_F32, 2);
+    KN_CHECK(!kn_step(o));
+    KN_CHECK_ERROR("gradients of 'two_layers' were clipped, and a later backward added to them");
+    KN_CHECK(kn_unclip_grads(&m));
     step_by(&m, o, 0.5, 1e-6);
+    backward(&m, KN_F32, 1);
+    KN_CHECK(kn_item(kn_clip_grad_norm(&m, 0.001)) > 0.001);
+    kn_zero_grad(&m); /* what was clipped is gone */
+    backward(&m, KN_F32, 1);
+    step_by(&m, o, 1, 1e-6);
     kn_optim_free(o);
     kn_module_free(&m);
 }
