@@ -388,6 +388,7 @@
 #define kn_fsdp_prefetch_backward(...) KN_PLACE(kn_fsdp_prefetch_backward(__VA_ARGS__))
 #define kn_fsdp_unshard(...)           KN_PLACE(kn_fsdp_unshard(__VA_ARGS__))
 #define kn_unshard_wait(...)           KN_PLACE(kn_unshard_wait(__VA_ARGS__))
+#define kn_fsdp_reduce_grads(...)      KN_PLACE(kn_fsdp_reduce_grads(__VA_ARGS__))
 #define kn_fsdp_reshard(...)           KN_PLACE(kn_fsdp_reshard(__VA_ARGS__))
 #define kn_reduce_default(...)         KN_PLACE(kn_reduce_default(__VA_ARGS__))
 #define kn_reduction_scratch(...)      KN_PLACE(kn_reduction_scratch(__VA_ARGS__))

@@ -62,7 +62,7 @@ typedef struct kn_bucket_param {
     /* The backwards that brought it one: on this rank, not agreed on yet; on any rank, in
      * grad_shard. */
     kn_passes mine, passes;
-    bool consumed;   /* a step used what grad_shard may still hold of it */
+    bool consumed; /* a step used what grad_shard may still hold of it */
 } kn_bucket_param;
 
 struct kn_bucket {

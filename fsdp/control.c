@@ -283,6 +283,59 @@ bool kn_unshard_wait(kn_unshard_handle h)
     return kn_unit_unshard(h.unit) && kn_unit_wait(h.unit); /* may have been released since */
 }
 
+/* The end of a backward that reached nothing, as if all of s's units had sync, all-reduce and the
+ * last backward on. */
+static bool reduce_held(kn_schedule_state *s)
+{
+    bool settled = s->settled, last = s->root->is_last_backward;
+    kn_schedule_recover(s);
+    if (s->phase != KN_PHASE_OUTSIDE)
+        return kn_fail("kn_fsdp_reduce_grads: a backward of '%s' runs; call it after that",
+                       kn_unit_name(s->root));
+    bool *was = kn_host_calloc(2 * (size_t)s->units, sizeof *was);
+    for (int i = 0; was && i < s->units; i++) {
+        was[2 * i] = s->unit[i]->sync;
+        was[2 * i + 1] = s->unit[i]->all_reduce;
+        s->unit[i]->sync = s->unit[i]->all_reduce = true;
+    }
+    s->root->is_last_backward = true;
+    if (was)
+        kn_end_of_backward(s);
+    for (int i = 0; was && i < s->units; i++) {
+        s->unit[i]->sync = was[2 * i];
+        s->unit[i]->all_reduce = was[2 * i + 1];
+    }
+    s->root->is_last_backward = last;
+    s->settled = settled;
+    kn_host_free(was);
+    return kn_ok();
+}
+
+static bool reduce_tree(kn_module *m, void *arg)
+{
+    const kn_unit *u = kn_unit_of(m->impl);
+    bool *any = arg;
+    *any |= u != NULL;
+    return !u || !u->schedule || u->schedule->root != u || m->impl != u->module[0] ||
+           reduce_held(u->schedule);
+}
+
+bool kn_fsdp_reduce_grads(void *module)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_fsdp_reduce_grads") : NULL;
+    kn_unit *u = kn_unit_of(m);
+    bool any = false;
+    if (!m)
+        return false;
+    if (u && u->schedule && u->schedule->root != u)
+        return kn_fail("kn_fsdp_reduce_grads: '%s' lies in the tree of unit '%s'; name that one",
+                       kn_unit_name(u), kn_unit_name(u->schedule->root));
+    return kn_apply_modules(module, reduce_tree, &any) &&
+           (any || kn_fail("kn_fsdp_reduce_grads: there is no unit of fsdp at or below '%s' (%s); "
+                           "wrap it first",
+                           kn_module_shown(m), m->class_name));
+}
+
 bool kn_fsdp_reshard(void *module)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_reshard");

@@ -91,13 +91,13 @@ static const char *held_back(const kn_param *p)
         return KN_SPOILED_GRAD;
     if (b->has_unsynced || kn_bucket_awaits_sync(b))
         return "a part is held back on its rank; run the last backward before a step with "
-               "kn_fsdp_set_gradient_sync on";
+               "kn_fsdp_set_gradient_sync on, or call kn_fsdp_reduce_grads";
     if (kn_bucket_awaits_last(b))
         return "a part may still be on its way; run the last backward before a step with "
-               "kn_fsdp_set_is_last_backward on";
+               "kn_fsdp_set_is_last_backward on, or call kn_fsdp_reduce_grads";
     if (b->has_partial)
         return "a part is held back in its shard group; run the last backward before a step with "
-               "kn_fsdp_set_all_reduce on";
+               "kn_fsdp_set_all_reduce on, or call kn_fsdp_reduce_grads";
     return NULL;
 }
 
@@ -191,6 +191,10 @@ bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)
 {
     kn_bucket_param *p = &b->param[i];
     kn_tensor *t = e->tensor;
+    if (t->leaf && t->leaf->grad)
+        return kn_fail("fsdp: '%s' holds a gradient of before it is sharded, which no rank's step "
+                       "could count; step or kn_zero_grad before kn_fsdp_wrap",
+                       p->name);
     p->part = kn_layout_part(&b->layout, i, b->shard);
     p->ndim = t->ndim;
     memcpy(p->shape, t->shape, sizeof p->shape);

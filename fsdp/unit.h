@@ -43,7 +43,7 @@ struct kn_unit {
     bool ahead;      /* gathered before its turn, not used yet */
     bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
     bool is_last_backward; /* the outermost unit's counts */
-    kn_passes open; /* backwards that ranks have to agree on; as many on all ranks */
+    kn_passes open;        /* backwards that ranks have to agree on; as many on all ranks */
     bool ran;              /* in a forward since the last backward with sync */
     bool replays;          /* it lies in a call that this backward recomputes */
     bool reducing;         /* its reduction may still run */

@@ -131,8 +131,8 @@ struct kn_module_impl {
     const void *place; /* the struct by which forwards call it, maybe of a freed one; NULL: self */
     void *data;        /* a layer's own settings; freed with the module */
     size_t data_size;
-    kn_unit_hooks *unit; /* owned; NULL without fsdp */
-    kn_root *root;       /* owned by the module on top; NULL in all others (kn_root_of) */
+    kn_unit_hooks *unit;       /* owned; NULL without fsdp */
+    kn_root *root;             /* owned by the module on top; NULL in all others (kn_root_of) */
     int optims;                /* optimizers that were made for it */
     kn_module_extra *clipping; /* optim/clip.c; owned; NULL: gradients were never measured */
     kn_param *list;            /* cache of kn_params(); names are owned by it */

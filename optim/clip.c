@@ -147,11 +147,11 @@ static bool sum_powers(const grads *x, double order, kn_norms *at)
     kn_stream *s = stream_of(x->p);
     kn_scope scope = kn_scope_begin();
     bool ok = grad_runs(x, run, true);
-    ok = ok && (order == 0
-                    ? KN_LAUNCH(s, KN_K_SQSUM,
-                                ((kn_sqsum_args){ run, x->n, &at->absmax, at->limbs }))
-                    : KN_LAUNCH(s, KN_K_POWSUM,
-                                ((kn_powsum_args){ run, x->n, &at->absmax, order, at->limbs })));
+    ok = ok &&
+         (order == 0
+              ? KN_LAUNCH(s, KN_K_SQSUM, ((kn_sqsum_args){ run, x->n, &at->absmax, at->limbs }))
+              : KN_LAUNCH(s, KN_K_POWSUM,
+                          ((kn_powsum_args){ run, x->n, &at->absmax, order, at->limbs })));
     kn_scope_end(scope);
     kn_host_free(run);
     return ok && kn_reduce_over_ranks(x->m, x->p, at->limbs, NULL);
@@ -268,8 +268,9 @@ static bool clip(kn_module_impl *m, const kn_param *p, int n, double max_norm, d
 {
     kn_means means;
     bool clips = max_norm > 0;
-    bool ok = kn_means_begin(&means, m, "kn_clip_grad_norm") &&
-              find_norm(&(grads){ m, p, n, &means }, max_norm, order, norms_begin(m, p, clips), norm);
+    bool ok =
+        kn_means_begin(&means, m, "kn_clip_grad_norm") &&
+        find_norm(&(grads){ m, p, n, &means }, max_norm, order, norms_begin(m, p, clips), norm);
     if (ok && clips) {
         unclip(m);
         clipping_of(m)->at = kn_newest_backward();

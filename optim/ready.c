@@ -33,8 +33,7 @@ static bool none_averaged(const kn_module_impl *m, const char *what)
 
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what)
 {
-    return none_averaged(m, what) && all_there(p, n, what) &&
-           kn_clipped_whole(m, what);
+    return none_averaged(m, what) && all_there(p, n, what) && kn_clipped_whole(m, what);
 }
 
 bool kn_one_place(const kn_param *p, int n, const char *what)

@@ -6,6 +6,6 @@ bool kn_reduce_over_ranks(kn_module_impl *m, const kn_param *p, int64_t *limbs, 
 {
     kn_module_impl *top = kn_impl_root(m);
     const kn_root *root = top->root;
-    return !root->scalar_reduce || root->scalar_reduce(top, kn_norms_device(p), limbs,
-                                                       limbs ? KN_SQSUM_LIMBS : 0, absmax);
+    return !root->scalar_reduce ||
+           root->scalar_reduce(top, kn_norms_device(p), limbs, limbs ? KN_SQSUM_LIMBS : 0, absmax);
 }

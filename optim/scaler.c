@@ -203,7 +203,8 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
                        "make a scaler for the module of the optimizer",
                        kn_device_name(d), kn_device_name(kn_norms_device(p)));
     kn_loss_scale_args args = { .state = kn_array_of(s->state).data,
-                                .absmax = &kn_norms_of(clipped ? clipped : m, clipped != NULL)->absmax,
+                                .absmax =
+                                    &kn_norms_of(clipped ? clipped : m, clipped != NULL)->absmax,
                                 .growth = s->options.growth,
                                 .backoff = s->options.backoff,
                                 .smallest = SMALLEST,
