@@ -205,8 +205,8 @@ KN_API kn_module *kn_optim_module(const kn_optim *o);
 
 /* Clips the gradients of module by their global 2-norm, over all ranks, of the mean over
  * micro-batches. The next steps of optimizers for module or for modules below it read the gradients
- * scaled so that this norm is at most max_norm (<= 0: unscaled, the norm is only measured). The
- * next backward ends that. Returns the norm before clipping, an f32 without dims on the device of
+ * scaled so that this norm is at most max_norm (<= 0: the norm is only measured, which changes
+ * nothing). A step refuses gradients that came after that. Returns the norm before clipping, an f32 without dims on the device of
  * the gradients (kn_item reads it); it isn't finite where a gradient isn't. Collective where the
  * module is sharded. On a GPU the host doesn't wait: norm and factor stay in device memory, where
  * the step reads them.
