@@ -202,8 +202,8 @@ typedef enum kn_accum {
 
 /* A leaf's gradient. Without a destination: fresh is allocated, then becomes or is added to grad.
  * With one (fsdp): contributions go to dest(); grad stays NULL and the group's owner takes over. */
-/* Backwards by their numbers (kn_backward_number): runs of successive ones, rising, with gaps between
- * them (passes.c). Functions that return bool fail with an error where memory is out. */
+/* Backwards by their numbers (kn_backward_number): runs of successive ones, rising, with gaps
+ * between them (passes.c). Functions that return bool fail with an error where memory is out. */
 typedef struct kn_pass_run {
     int64_t first, last;
 } kn_pass_run;
@@ -306,8 +306,8 @@ const uint64_t *kn_seed_place(kn_device d, uint64_t seed, bool *ok);
 
 /* The pass number of the running (outermost) backward, 0 outside. */
 uint64_t kn_backward_pass(void);
-/* The number of the running backward that adds to gradients, those in it included: more than that of
- * any before; 0: none runs. The number of the newest one so far. */
+/* The number of the running backward that adds to gradients, those in it included: more than that
+ * of any before; 0: none runs. The number of the newest one so far. */
 int64_t kn_backward_number(void);
 int64_t kn_newest_backward(void);
 bool kn_in_backward(void);

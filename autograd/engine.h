@@ -33,7 +33,7 @@ struct kn_engine {
     int64_t leaves, leaf_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
-    int64_t number; /* kn_backward_number */
+    int64_t number;       /* kn_backward_number */
     bool retain, replays; /* replays: it is the backward of a node that computes again */
     /* Not NULL: the pass, and those that replay in it, compute only what leads to these, catch
      * their gradients, and add nothing to any leaf's. */

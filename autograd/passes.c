@@ -1,6 +1,6 @@
-/* autograd/passes.c: sets of backwards. Each gradient carries the set of those that are summed in it,
- * so the number of micro-batches in any gradients is the size of a union (nn/rounds.c). Backwards
- * that follow each other are one run of numbers. */
+/* autograd/passes.c: sets of backwards. Each gradient carries the set of those that are summed in
+ * it, so the number of micro-batches in any gradients is the size of a union (nn/rounds.c).
+ * Backwards that follow each other are one run of numbers. */
 #include "autograd/autograd_internal.h"
 #include "kernels/memory_internal.h"
 #include <string.h>

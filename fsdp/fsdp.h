@@ -239,9 +239,9 @@ KN_API bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse)
  * find out which parameters got a gradient. Forwards whose backward is still to come keep their
  * order. A step needs a backward with it on. For the whole trees of units at and below module. */
 KN_API bool kn_fsdp_set_is_last_backward(void *module, bool on);
-/* Reduces the gradients that backwards without sync, without all-reduce, or before the last one left
- * on this rank or another, of all trees of units at and below module, without a backward. Collective;
- * false with an error, or while a backward runs. */
+/* Reduces the gradients that backwards without sync, without all-reduce, or before the last one
+ * left on this rank or another, of all trees of units at and below module, without a backward.
+ * Collective; false with an error, or while a backward runs. */
 KN_API bool kn_fsdp_reduce_grads(void *module);
 /* on: trainable parameters that no rank's backward reached get a gradient of zeros where their unit
  * ran in forward, so that a step decays them and moves by their moments. off: they have none. All

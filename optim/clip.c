@@ -185,8 +185,8 @@ static bool find_norm(const grads *x, double max_norm, double order, kn_norms *a
 
 /* ---- clipping -------------------------------------------------------------------------------- */
 
-/* at's factor holds for gradients of backwards up to then. *yes: for all of m's that there are. False
- * with an error: for some. */
+/* at's factor holds for gradients of backwards up to then. *yes: for all of m's that there are.
+ * False with an error: for some. */
 static bool holds(const kn_module_impl *at, const kn_module_impl *m, bool *yes)
 {
     int64_t newest = at->clipping ? clipping_of(at)->at : 0;

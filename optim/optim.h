@@ -206,10 +206,10 @@ KN_API kn_module *kn_optim_module(const kn_optim *o);
 /* Clips the gradients of module by their global 2-norm, over all ranks, of the mean over
  * micro-batches. The next steps of optimizers for module or for modules below it read the gradients
  * scaled so that this norm is at most max_norm (<= 0: the norm is only measured, which changes
- * nothing). A step refuses gradients that came after that. Returns the norm before clipping, an f32 without dims on the device of
- * the gradients (kn_item reads it); it isn't finite where a gradient isn't. Collective where the
- * module is sharded. On a GPU the host doesn't wait: norm and factor stay in device memory, where
- * the step reads them.
+ * nothing). A step refuses gradients that came after that. Returns the norm before clipping, an f32
+ * without dims on the device of the gradients (kn_item reads it); it isn't finite where a gradient
+ * isn't. Collective where the module is sharded. On a GPU the host doesn't wait: norm and factor
+ * stay in device memory, where the step reads them.
  *
  * With M the largest magnitude, the sum of (|g| / M)^p is taken in integers, each term rounded down
  * to a multiple of 2^-60 (for p = 2 with M's power of two instead of M): the norm is the same bits

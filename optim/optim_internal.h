@@ -6,8 +6,8 @@
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
 
-/* All-reduces over the ranks of all units of m's tree: limbs[KN_SQSUM_LIMBS] by addition, *absmax by
- * maximum; either may be NULL. They lie where norms of parameters p do. Does nothing without
+/* All-reduces over the ranks of all units of m's tree: limbs[KN_SQSUM_LIMBS] by addition, *absmax
+ * by maximum; either may be NULL. They lie where norms of parameters p do. Does nothing without
  * sharding. */
 bool kn_reduce_over_ranks(kn_module_impl *m, const kn_param *p, int64_t *limbs, float *absmax);
 /* Measurements of a module's raw gradients, in memory of the gradients' device (meta: of the host),

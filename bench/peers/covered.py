@@ -27,7 +27,7 @@ WITHOUT = {
     'kn_batch_norm_relu': 'the bits of kn_batch_norm_init, kn_add and kn_relu: conv.norm_and_relu compares them',
     'kn_add_layer_norm': SUM, 'kn_add_rms_norm': SUM, 'kn_add_norm': 'kn_add and a call of the norm: layers.norms_of_sums compares them',
     'kn_own_optim': 'the formula is the user\'s',
-    'kn_optim_free': STEP, 'kn_step': STEP, 'kn_set_lr': STEP, 'kn_lr': STEP, 'kn_optim_steps': STEP,
+    'kn_optim_free': STEP, 'kn_step': STEP, 'kn_unclip_grads': STEP, 'kn_set_lr': STEP, 'kn_lr': STEP, 'kn_optim_steps': STEP,
     'kn_optim_state_name': STEP, 'kn_optim_state_name_of': STEP, 'kn_muon_seconds': STEP, 'kn_optim_state': STEP, 'kn_optim_set_steps': STEP, 'kn_optim_module': STEP,
     'kn_first_nonfinite_grad': 'finds a number that is no number', 'kn_find_nonfinite_grad': 'finds a number that is no number',
     'kn_scaler_free': SCALER, 'kn_scale_loss': SCALER, 'kn_scaler_step': SCALER, 'kn_scaler_get': SCALER,

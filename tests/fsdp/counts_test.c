@@ -168,9 +168,9 @@ KN_TEST(counts, two_losses_and_two_optimizers_are_as_in_one_process)
 
 /* ---- frozen between micro-batches ------------------------------------------------------------ */
 
-/* Rank 0 alone (of two trees: all, which each must reach) reaches b, in a backward without sync or in
- * one whose forward came before b was frozen. Then a backward in which b is frozen, or none, and b
- * trains again before the step. */
+/* Rank 0 alone (of two trees: all, which each must reach) reaches b, in a backward without sync or
+ * in one whose forward came before b was frozen. Then a backward in which b is frozen, or none, and
+ * b trains again before the step. */
 static bool frozen_meanwhile(parts *m, kn_comm *world, bool frozen_first, bool reaches, int rank)
 {
     bool ok = true;
@@ -298,7 +298,7 @@ KN_TEST(counts, trees_with_gradients_of_other_backwards_do_not_merge)
     }
 }
 
-/* ---- what waits without a backward that would reduce it --------------------------------------- */
+/* ---- what waits without a backward that would reduce it -------------------------------------- */
 
 /* Nothing but the call reduces what waits; rank 0 alone has a gradient of b (of two trees: all). */
 static int one_reached(kn_comm *world, void *arg)

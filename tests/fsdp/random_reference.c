@@ -417,8 +417,7 @@ static bool plain_step(plain *s, int step)
                 return false;
         }
     }
-    return give_gradients(s) &&
-           random_optims_step(&s->optims, &s->masters, &s->out->norm[step]) &&
+    return give_gradients(s) && random_optims_step(&s->optims, &s->masters, &s->out->norm[step]) &&
            random_read_params(&s->masters, s->out, step) && kn_ok();
 }
 

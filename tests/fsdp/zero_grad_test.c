@@ -323,8 +323,8 @@ static kn_tensor *trees_forward(kn_module *self, kn_tensor *x)
     return kn_call(&m->b, kn_call(&m->a, x));
 }
 
-/* A backward whose gradients wait, b's dropped or not, then one of both. Each tree counts those that
- * brought it any, on any rank. */
+/* A backward whose gradients wait, b's dropped or not, then one of both. Each tree counts those
+ * that brought it any, on any rank. */
 static int counts_of_trees(kn_comm *world, void *arg)
 {
     trees m;
@@ -342,8 +342,8 @@ static int counts_of_trees(kn_comm *world, void *arg)
                branch_set(&m.b, world, USED_BY_ALL, SETTLES) && branch_backward(&m));
         double n = 1 / kn_grad_scale(&m.a) / kn_comm_size(world),
                n_b = 1 / kn_grad_scale(&m.b) / kn_comm_size(world);
-        EXPECT(n == 1 + any_a && n_b == 1 + any_b, "%d %d, mode %d, drop %d: %g and %g", a,
-               b, mode, drops, n, n_b);
+        EXPECT(n == 1 + any_a && n_b == 1 + any_b, "%d %d, mode %d, drop %d: %g and %g", a, b, mode,
+               drops, n, n_b);
         kn_zero_grad(&m);
     }
     kn_module_free(&m);
