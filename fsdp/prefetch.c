@@ -1,7 +1,7 @@
 /* fsdp/prefetch.c: gathers ahead of their use. The next unit of a backward is known from the
  * forward just run (order.c), the next one of a forward from the outermost call of the same unit
- * before: a wrong guess there costs memory until the forward's end, never correctness. At most
- * .max_gathers units are gathered ahead of their use. */
+ * before, where evaluations follow evaluations: a wrong guess there costs memory until the
+ * forward's end, never correctness. At most .max_gathers units are gathered ahead of their use. */
 #include "fsdp/schedule.h"
 #include "kernels/memory_internal.h"
 
@@ -15,27 +15,31 @@ static bool append(kn_unit_list *l, kn_unit *u)
 
 void kn_prefetch_begin(kn_unit *u)
 {
-    kn_unit_list recycled = u->last;
-    u->last = u->begun;
-    u->begun = recycled;
-    u->begun.count = 0;
+    const bool trains = u->schedule->recording;
+    kn_unit_list recycled = u->last[trains];
+    u->last[trains] = u->begun[trains];
+    u->begun[trains] = recycled;
+    u->begun[trains].count = 0;
 }
 
 bool kn_prefetch_note(kn_unit *u)
 {
-    return append(&u->schedule->outermost->begun, u);
+    return append(&u->schedule->outermost->begun[u->schedule->recording], u);
 }
 
 void kn_prefetch_forget(kn_unit *u)
 {
-    u->begun.count = u->last.count = 0;
+    const bool trains = u->schedule->recording;
+    u->begun[trains].count = u->last[trains].count = 0;
 }
 
 void kn_prefetch_free(kn_unit *u)
 {
-    kn_host_free(u->begun.list);
-    kn_host_free(u->last.list);
-    u->begun = u->last = (kn_unit_list){ 0 };
+    for (int i = 0; i < 2; i++) {
+        kn_host_free(u->begun[i].list);
+        kn_host_free(u->last[i].list);
+        u->begun[i] = u->last[i] = (kn_unit_list){ 0 };
+    }
 }
 
 static bool ahead(kn_unit *u)
@@ -61,12 +65,14 @@ static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n, bool ba
     return true;
 }
 
-/* The unit that began after u in the call before: looked for from where this one has got to. */
+/* The unit that began after u in the call before: looked for from where this one has got to. The
+ * first evaluation goes by training. */
 static kn_unit *next_in_forward(const kn_unit *u)
 {
     const kn_unit *outer = u->schedule->outermost;
-    const kn_unit_list *last = &outer->last;
-    int here = outer->begun.count - 1;
+    const bool trains = u->schedule->recording;
+    const kn_unit_list *last = &outer->last[trains || outer->last[false].count == 0];
+    int here = outer->begun[trains].count - 1;
     for (int i = here < 0 ? 0 : here; i + 1 < last->count; i++)
         if (last->list[i] == u && last->list[i + 1] != u)
             return last->list[i + 1];

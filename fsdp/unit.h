@@ -58,8 +58,8 @@ struct kn_unit {
     kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
     int nexts_forward, nexts_backward;
     /* Units as their forwards began in the last outermost call of this one, and in the call
-     * before (prefetch.c). */
-    kn_unit_list begun, last;
+     * before: of calls that no backward follows, and of the others (prefetch.c). */
+    kn_unit_list begun[2], last[2];
     kn_schedule_state *schedule; /* shared; owned by the root unit */
     int enter_at, leave_at;      /* its turns in this backward, -1: none */
     int slice_ranks; /* .reshard_after_forward as wrapped where it is a number of ranks, else 0 */

@@ -92,6 +92,13 @@ KN_TEST(schedule, forward_prefetch)
     chain_check_line("the second does", chain_step(&c, true).line,
                      "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
     chain_check_line("evaluation too", chain_step(&c, false).line, "g0 g1 F0 g2 F1 F2");
+    memcpy(c.order, (int[]){ 2, 0, 1 }, 3 * sizeof(int));
+    chain_step(&c, false);
+    chain_check_line("evaluations have an order of their own", chain_step(&c, false).line,
+                     "g2 g0 F2 g1 F0 F1");
+    memcpy(c.order, (int[]){ 0, 1, 2 }, 3 * sizeof(int));
+    chain_check_line("which training doesn't know", chain_step(&c, true).line,
+                     "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
     chain_free(&c);
 }
 
