@@ -280,6 +280,8 @@ bool kn_unshard_wait(kn_unshard_handle h)
     if (!h.unit)
         return kn_ok() ? kn_fail("kn_unshard_wait: the handle is empty: its unshard failed")
                        : false;
+    if (!kn_lives(&h.unit->live, "unit", "kn_unshard_wait"))
+        return false;
     return kn_unit_unshard(h.unit) && kn_unit_wait(h.unit); /* may have been released since */
 }
 

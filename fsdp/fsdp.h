@@ -264,7 +264,7 @@ typedef struct kn_unshard_handle {
     struct kn_unit *unit;
 } kn_unshard_handle;
 KN_API kn_unshard_handle kn_fsdp_unshard(void *module);
-KN_API bool kn_unshard_wait(kn_unshard_handle h);
+KN_API bool kn_unshard_wait(kn_unshard_handle h); /* an error where the unit was freed */
 KN_API bool kn_fsdp_reshard(void *module);
 
 /* ---- watching the schedule ------------------------------------------------------------------- */

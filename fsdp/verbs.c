@@ -190,6 +190,7 @@ void kn_unit_free(void *unit)
     kn_unit *u = unit;
     if (!u)
         return;
+    kn_live_end(&u->live, "unit", "kn_module_free");
     kn_summon_forget(u);
     kn_schedule_free(u->schedule); /* which speaks of all its units */
     for (int i = 0; i < u->buckets; i++)
@@ -202,6 +203,26 @@ void kn_unit_free(void *unit)
     kn_host_free(u);
 }
 
+static void unlist(kn_unit **list, int *count, const kn_unit *gone)
+{
+    int left = 0;
+    for (int i = 0; i < *count; i++)
+        if (list[i] != gone)
+            list[left++] = list[i];
+    *count = left;
+}
+
+/* m's unit gathers the unit that goes ahead of its use no more. */
+static bool forget_unit(kn_module *m, void *gone)
+{
+    kn_unit *u = kn_unit_of(m->impl);
+    if (u) {
+        unlist(u->next_forward, &u->nexts_forward, gone);
+        unlist(u->next_backward, &u->nexts_backward, gone);
+    }
+    return true;
+}
+
 void kn_unit_leave(void *unit, kn_module_impl *m)
 {
     kn_unit *u = unit;
@@ -212,6 +233,8 @@ void kn_unit_leave(void *unit, kn_module_impl *m)
         if (u->module[i] != m)
             u->module[left++] = u->module[i];
     u->modules = left;
-    if (left == 0)
-        kn_unit_free(u);
+    if (left > 0)
+        return;
+    kn_apply_modules(kn_impl_root(m)->self, forget_unit, u);
+    kn_unit_free(u);
 }

@@ -125,9 +125,20 @@ static void shorten_paths(kn_module_impl *m, size_t n)
 static int place_of(const kn_module_impl *c)
 {
     int at = 0;
-    while (c->parent->child[at] != c->self)
+    while (at < c->parent->children && c->parent->child[at] != c->self)
         at++;
     return at;
+}
+
+void kn_module_unlist(kn_module_impl *c)
+{
+    kn_module_impl *p = c->parent;
+    const int at = p ? place_of(c) : 0;
+    if (!p || at == p->children)
+        return;
+    p->children--;
+    memmove(p->child + at, p->child + at + 1, (size_t)(p->children - at) * sizeof *p->child);
+    kn_params_changed(p);
 }
 
 /* c becomes the root of a tree with the record root: its gradients carry what they count. */
@@ -156,12 +167,8 @@ kn_module *kn_module_remove(void *module, const char *path)
     kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root)
         return NULL;
-    kn_module_impl *parent = c->parent;
-    const int at = place_of(c);
+    kn_module_unlist(c);
     become_root(c, root);
-    parent->children--;
-    for (int i = at; i < parent->children; i++)
-        parent->child[i] = parent->child[i + 1];
     kn_module_unreplace(c);
     return c->self;
 }

@@ -10,5 +10,7 @@ kn_module_impl *kn_module_in_place(void *m, const char *what);
 /* m itself, where it is that one; else an error: no other module can run m's methods. */
 kn_module_impl *kn_module_in_its_place(void *m, const char *what);
 void kn_module_unreplace(kn_module_impl *m); /* m stands for no module, and none for m */
+/* The parent of m, if any, lists m no more; m still knows its parent. */
+void kn_module_unlist(kn_module_impl *m);
 
 #endif

@@ -185,9 +185,10 @@ void kn_module_free(void *root)
     if (!i)
         return;
     kn_live_module_dies(i);
+    kn_module_unlist(i);
     kn_params_free(i);
-    for (int k = 0; k < i->children; k++)
-        kn_module_free(i->child[k]);
+    while (i->children > 0)
+        kn_module_free(i->child[0]);
     if (i->unit) {
         i->unit->leave(i->unit->unit, i);
         kn_host_free(i->unit);

@@ -37,7 +37,7 @@ KN_API bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const
 KN_API bool kn_module_add(kn_module *parent, const char *name, kn_module *child);
 /* A module that only holds children (ModuleList): add with names "0", "1", ... */
 KN_API bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name);
-KN_API void kn_module_free(void *root);            /* what its tree holds */
+KN_API void kn_module_free(void *m); /* what its tree holds; m leaves the tree around it */
 KN_API const char *kn_module_path(const void *m);  /* dotted, "" for the root; borrowed */
 KN_API const char *kn_module_class(const void *m); /* borrowed */
 KN_API int kn_module_children(const void *m);

@@ -2,6 +2,7 @@
  * parameters frozen by patterns of their names. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
+#include "nn/walk.h"
 #include "optim/optim.h"
 #include "tests/refused.h"
 
@@ -200,6 +201,59 @@ KN_TEST(edit, optimizers_notice)
     kn_optim_free(o);
     kn_module_free(&n.b);
     kn_module_free(&n);
+}
+
+/* Everything that walks over n's tree: params[] has so many entries. */
+static void walk_everything(net *n, int params)
+{
+    const kn_param *p;
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    KN_CHECK(kn_params(n, &p) == params && kn_module_print(out, n), "%s", kn_error());
+    fclose(out);
+    KN_CHECK(!strstr(text, "b: linear"), "%s", text);
+    free(text);
+    int walked = 0;
+    for (kn_walk w = kn_walk_begin(n); kn_next_param(&w);)
+        walked++;
+    KN_CHECK(walked == params && kn_module_find(n, "body.c") == &n->c.base);
+    kn_train(n, true);
+    kn_zero_grad(n);
+    kn_tensor *y = kn_call(n, input());
+    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+    kn_optim *o = kn_sgd(n, .lr = 0.1);
+    KN_CHECK(kn_clip_grad_norm(n, 1) && kn_step(o), "%s", kn_error());
+    kn_optim_free(o);
+}
+
+/* Whatever walks over the tree then doesn't meet it: also one that came in another's place, and one
+ * whose struct is used anew. */
+KN_TEST(edit, a_freed_child_leaves_the_tree)
+{
+    for (int i = 0; i < 3; i++) {
+        net n = { 0 };
+        kn_linear other;
+        build(&n);
+        KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)), "%s", kn_error());
+        kn_optim *before = kn_sgd(&n, .lr = 0.1);
+        if (i == 1)
+            KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3) &&
+                         kn_module_replace(&n, "body.b", &other) == &n.b.base,
+                     "%s", kn_error());
+        kn_module_free(i == 1 ? &other : &n.b);
+        walk_everything(&n, 4);
+        REFUSED(kn_step(before), "make the optimizer after the module is complete");
+        kn_optim_free(before);
+        REFUSED(kn_call(&n.b, input()), "that was freed");
+        KN_CHECK(i != 2 || kn_linear_init(&n.b, &n.body.base, "b", 3, 3, .no_bias = true), "%s",
+                 kn_error());
+        KN_CHECK(kn_module_children(&n.body) == 2 + (i == 2));
+        kn_module_free(&n.body);
+        KN_CHECK(kn_module_children(&n) == 0 && kn_param_count(&n) == 0);
+        kn_module_free(&n);
+        KN_CHECK_OK();
+    }
 }
 
 static net *open_net;
