@@ -164,12 +164,12 @@ static bool owns(const kn_op_grad *g, int i)
 static bool unpack(const kn_node *n, const kn_saved *s, kn_tensor **out, const char *what, int i)
 {
     *out = s->tensor;
-    if (!s->tensor || s->tensor->storage->version == s->version)
+    if (!s->tensor || kn_version_of(s->tensor) == s->version)
         return true;
     return kn_fail(
         "backward of '%s': its %s %d was written in place after forward used it (version %u, "
         "saved at %u); write to a copy instead",
-        n->op->name, what, i + 1, s->tensor->storage->version, s->version);
+        n->op->name, what, i + 1, kn_version_of(s->tensor), s->version);
 }
 
 /* The gradients of n's outputs, after hooks; those that are caught. */

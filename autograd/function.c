@@ -178,7 +178,7 @@ static bool check_results(const state *s, kn_values in, kn_values out, const uin
         else if (!kn_check(out.v[i], s->name))
             return false;
     for (int i = 0; i < in.n; i++)
-        if (s->run.needs[i] && in.v[i]->storage->version != version[i])
+        if (s->run.needs[i] && kn_version_of(in.v[i]) != version[i])
             return fail(s, "wrote in place to input %d, which needs a gradient; write to a copy",
                         i + 1);
     return true;
@@ -189,7 +189,7 @@ static kn_values run_forward(state *s, kn_values in)
     kn_values out = { 0 };
     uint32_t version[KN_MAX_VALUES] = { 0 };
     for (int i = 0; i < in.n; i++)
-        version[i] = in.v[i] ? in.v[i]->storage->version : 0;
+        version[i] = in.v[i] ? kn_version_of(in.v[i]) : 0;
     const bool mode = kn_set_grad_mode(false);
     const double begin = kn_tracing() ? kn_now() : 0;
     enter(s, false);
@@ -346,7 +346,7 @@ static kn_values run_backward(state *s, kn_op_grad *g)
     kn_values dout = gradients_of_results(g);
     uint32_t version[KN_MAX_VALUES] = { 0 };
     for (int i = 0; i < dout.n; i++)
-        version[i] = dout.v[i] ? dout.v[i]->storage->version : 0;
+        version[i] = dout.v[i] ? kn_version_of(dout.v[i]) : 0;
     memcpy(s->run.saved.v, g->kept, sizeof s->run.saved.v);
     enter(s, true);
     kn_values din = !kn_ok()   ? (kn_values){ 0 }
@@ -356,7 +356,7 @@ static kn_values run_backward(state *s, kn_op_grad *g)
     memset(s->run.saved.v, 0, sizeof s->run.saved.v);
     kn_set_grad_mode(mode);
     for (int i = 0; i < dout.n && kn_ok(); i++) /* another node may have it too */
-        if (dout.v[i] && dout.v[i]->storage->version != version[i])
+        if (dout.v[i] && kn_version_of(dout.v[i]) != version[i])
             fail(s, "wrote in place to the gradient of result %d; write to a copy", i + 1);
     account(s, first_of(dout) ? kn_device_of(first_of(dout)) : KN_CPU, begin);
     return din;

@@ -179,11 +179,11 @@ kn_tensor *kn_run_grad_hooks(kn_hook_entry *h, int out_index, kn_tensor *g, cons
     for (; h && g; h = h->next) {
         if (!h->id || !h->hook || h->out_index != out_index)
             continue;
-        const uint32_t version = g->storage->version;
+        const uint32_t version = kn_version_of(g);
         kn_hook_run run;
         kn_hook_begin(&run, "hook on the gradient of %s'%s'", of, name);
         kn_tensor *other = h->hook(g, h->arg);
-        if (kn_ok() && g->storage->version != version)
+        if (kn_ok() && kn_version_of(g) != version)
             kn_fail("the hook wrote to the gradient in place, which others may hold; return a "
                     "changed copy");
         bool ok = kn_ok() && (!other || kn_gradient_fits(other, g));

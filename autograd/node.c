@@ -18,7 +18,7 @@ static void drop_saved(kn_saved *s, int n)
 bool kn_save(kn_saved *s, const kn_tensor *t)
 {
     s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
-    s->version = t->storage->version;
+    s->version = kn_version_of(t);
     const kn_context *c = kn_context_get();
     if (c->on_save)
         c->on_save(c->on_save_arg, t);

@@ -15,7 +15,7 @@ kn_tensor *kn_grad_through(kn_op_grad *g, int i, kn_unary *kind)
     const kn_saved *x = &f->saved_in[0];
     if (f->home[0].users != 1 || f->has_grad || !f->leads || f->hooks || f->edge[0].leaf ||
         (kn_engine_catches(e) && kn_engine_catch(e, NULL, f, 0)) ||
-        x->tensor->storage->version != x->version || !kn_is_contiguous(x->tensor))
+        kn_version_of(x->tensor) != x->version || !kn_is_contiguous(x->tensor))
         return NULL;
     f->passed = true;
     return x->tensor;

@@ -86,11 +86,21 @@ static bool may_write(const kn_param *p, const kn_bucket *b, const char *what)
                    p->name);
 }
 
-bool kn_bucket_drop_gathered(kn_bucket *b)
+void kn_bucket_written(kn_bucket *b, int index)
+{
+    b->full->part[index].version++;
+    if (b->full != b->master)
+        b->master->version++;
+}
+
+bool kn_bucket_drop_gathered(kn_bucket *b, int index)
 {
     if (b->full == b->master)
         return true;
-    b->full->version++;
+    if (index < 0)
+        b->full->version++;
+    else
+        b->full->part[index].version++;
     return b->residency == KN_SHARDED || kn_unit_reshard(b->unit);
 }
 
@@ -107,7 +117,7 @@ static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, co
     if (master && !kn_bucket_sync_transfers(b)) /* a gather may read what is written now */
         return false;
     if (kn_numel(shard) == 0)
-        return !master || kn_bucket_drop_gathered(b);
+        return !master || kn_bucket_drop_gathered(b, p->index);
     if (!kn_is_contiguous(shard))
         return kn_fail("%s: the part of '%s' must lie in one piece", what, p->name);
     kn_array a = kn_array_of(shard);
@@ -127,8 +137,8 @@ static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, co
         if (!ok)
             return false;
     }
-    shard->storage->version++;
-    return kn_ok() && (!master || kn_bucket_drop_gathered(b));
+    kn_written(shard);
+    return kn_ok() && (!master || kn_bucket_drop_gathered(b, p->index));
 }
 
 bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *host)

@@ -106,7 +106,8 @@ static bool make_buffers(kn_bucket *b)
     b->grad = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->unsynced = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->grad_shard = RELEASED(n, g, b->memory, stored ? KN_MEM_STORE : KN_MEM_GRAD);
-    bool ok = b->full && b->grad && b->unsynced && b->grad_shard;
+    bool ok = b->full && kn_storage_divide(b->full, l->offset, l->params) && b->grad &&
+              b->unsynced && b->grad_shard;
     if (ok && !l->zero_copy)
         ok = (b->gather_stage = RELEASED(chunks, p, shared, KN_MEM_GATHERED)) &&
              (b->reduce_stage = RELEASED(chunks, r, shared, KN_MEM_UNREDUCED));

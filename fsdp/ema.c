@@ -152,8 +152,8 @@ static bool exchange(kn_tensor *a, kn_tensor *b, const kn_tensor *room)
         return true;
     kn_array was = kn_array_make(kn_array_of(room).data, a->dtype, 1, a->shape);
     bool ok = copy(d, was, x) && copy(d, x, y) && copy(d, y, was);
-    a->storage->version++;
-    b->storage->version++;
+    kn_written(a);
+    kn_written(b);
     return ok;
 }
 
@@ -187,7 +187,7 @@ bool kn_ema_swap(kn_ema *e)
         kn_bucket *b = kn_bucket_of(&p[i]);
         if (e->slot[i].value)
             ok = exchange(p[i].master, e->slot[i].value, room[kn_device_of(p[i].master)]) &&
-                 (!b || kn_bucket_drop_gathered(b));
+                 (!b || kn_bucket_drop_gathered(b, p[i].index));
     }
     kn_scope_end(scope);
     if (ok)

@@ -62,15 +62,18 @@ static double step_divisor(const kn_param *p)
     return kn_unit_divisor(u->schedule ? u->schedule->root : u);
 }
 
-/* A step consumed the gradient and wrote the master: what is gathered is no longer true. Parameters
- * that another optimizer steps keep their gradients. */
+static void written(const kn_param *p)
+{
+    kn_bucket_written((kn_bucket *)p->source, p->index);
+}
+
+/* A step consumed the gradient, and may have written the master: what is gathered is no longer
+ * true. Parameters that another optimizer steps keep their gradients. */
 static void clear(const kn_param *p)
 {
     kn_bucket *b = (kn_bucket *)p->source;
     kn_bucket_param *own = &b->param[p->index];
     bool left = false;
-    if (b->full != b->master)
-        b->full->version++; /* a graph that used the older values must not go on with these */
     own->consumed |= own->has_grad;
     own->has_grad = false;
     kn_passes_clear(&own->passes);
@@ -224,7 +227,8 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
                                    .step_divisor = step_divisor,
                                    .sync_host = offloads ? sync_host : NULL,
                                    .step = offloads ? kn_offload_step : NULL,
-                                   .matrices = kn_step_matrices };
+                                   .matrices = kn_step_matrices,
+                                   .written = written };
     e->source = &b->source;
     e->unit = b;
     e->unit_index = i;

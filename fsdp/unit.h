@@ -77,9 +77,12 @@ bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather, if
 bool kn_unit_reshard(kn_unit *u); /* releases whole parameters, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the options say */
 bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
-/* access.c. b's masters were written, past the schedule: what is gathered is out of date, and a
- * graph that used it must not go on. */
-bool kn_bucket_drop_gathered(kn_bucket *b);
+/* access.c. The master of b's parameter number index was written: a graph that used it must not go
+ * on, others may. */
+void kn_bucket_written(kn_bucket *b, int index);
+/* access.c. The master of b's parameter number index was written (-1: all were), past the schedule:
+ * what is gathered is out of date, and a graph that used it must not go on. */
+bool kn_bucket_drop_gathered(kn_bucket *b, int index);
 /* access.c. shard, cut as b's parameter number index: its whole, into host memory of every rank.
  * Collective. */
 bool kn_bucket_gather_param(kn_bucket *b, int index, kn_tensor *shard, void *host);

@@ -181,67 +181,87 @@ static const void *on_host(const void *p, kn_device d, size_t bytes, void **room
     return ok ? *room : NULL;
 }
 
-/* This rank's master becomes chunk; *changed where it was something else. */
-static bool take_chunk(const kn_whole *w, const char *chunk, float *changed)
+/* What was whole, and the shards that it becomes: of parameters, or of their gradients. */
+typedef struct sides {
+    const kn_storage *full;
+    kn_storage *shard;
+    kn_dtype dtype;
+    bool grads;
+} sides;
+
+/* This rank's shard becomes chunk, parameter by parameter; changed[i] where the part of number i
+ * was something else. Gradients that were dropped since stay so. */
+static bool take_chunk(const kn_whole *w, const sides *s, char *chunk, float *changed)
 {
     kn_bucket *b = w->bucket;
-    size_t bytes = chunk_bytes(b, b->master_dtype);
-    kn_device device = b->master->device;
+    size_t bytes = chunk_bytes(b, s->dtype), size = kn_dtype_size(s->dtype);
+    kn_device device = s->shard->device;
     void *room[2];
-    const void *now = on_host(chunk, w->place, bytes, &room[0]);
-    const void *was = on_host(b->master->data, device, bytes, &room[1]);
+    const char *now = on_host(chunk, w->place, bytes, &room[0]);
+    const char *was = on_host(s->shard->data, device, bytes, &room[1]);
     bool ok = now && was;
-    if (ok && memcmp(was, now, bytes) != 0) {
+    for (int i = 0; ok && i < b->params; i++) {
+        kn_interval part = kn_layout_part(&b->layout, i, b->shard);
+        size_t at = (size_t)part.at * size, n = (size_t)kn_interval_numel(part) * size;
+        if ((s->grads && !b->param[i].has_grad) || memcmp(was + at, now + at, n) == 0)
+            continue;
         ok = kn_bucket_sync_transfers(b) &&
-             move(w, b->master->data, device, chunk, w->place, bytes) &&
+             move(w, (char *)s->shard->data + at, device, chunk + at, w->place, n) &&
              (device == w->place || kn_stream_sync(stream_of(w)));
-        *changed = 1;
+        changed[i] = 1;
     }
     kn_host_free(room[0]);
     kn_host_free(room[1]);
     return ok;
 }
 
-static bool write_chunks(const kn_whole *w, char *room, float *changed)
+static bool write_chunks(const kn_whole *w, const sides *p, char *room, float *changed)
 {
     const kn_bucket *b = w->bucket;
-    kn_dtype t = b->master_dtype;
     for (int s = 0; s < b->shards; s++) {
-        char *chunk = chunk_in(b, w->values, t, s);
-        bool wanted = w->rank0_only ? !w->values->released : b->shard == s;
+        char *chunk = chunk_in(b, p->full, p->dtype, s);
+        bool wanted = w->rank0_only ? !p->full->released : b->shard == s;
         if (!chunk) {
             chunk = room;
-            if (wanted && !cut_chunk(w, w->values, t, s, chunk))
+            if (wanted && !cut_chunk(w, p->full, p->dtype, s, chunk))
                 return false;
         }
-        if (w->rank0_only && !send(w, chunk, t, 0))
+        if (w->rank0_only && !send(w, chunk, p->dtype, 0))
             return false;
-        if (b->shard == s && !take_chunk(w, chunk, changed))
+        if (b->shard == s && !take_chunk(w, p, chunk, changed))
             return false;
     }
     return true;
 }
 
-/* Gathered copies that a graph has saved are out of date on every rank if a shard of any
- * changed. */
+static bool write_side(const kn_whole *w, sides s, float *changed)
+{
+    kn_memory *pool = kn_device_memory(w->place);
+    size_t bytes = chunk_bytes(w->bucket, s.dtype);
+    char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
+    bool ok = room && write_chunks(w, &s, room, changed);
+    if (room)
+        kn_give(pool, room, bytes, KN_MEM_GATHERED);
+    done_with(w->bucket, s.shard);
+    return ok && kn_ok();
+}
+
+/* A gathered copy that a graph has saved is out of date on every rank if a shard of any changed. */
 bool kn_whole_write_back(const kn_whole *w)
 {
     kn_bucket *b = w->bucket;
-    kn_memory *pool = kn_device_memory(w->place);
-    size_t bytes = chunk_bytes(b, b->master_dtype);
-    char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
-    float changed = 0;
-    bool ok = room && write_chunks(w, room, &changed);
-    if (room)
-        kn_give(pool, room, bytes, KN_MEM_GATHERED);
-    done_with(b, b->master);
+    float *changed = kn_host_calloc((size_t)b->params + 1, sizeof *changed);
+    bool ok = changed &&
+              (!w->grads ||
+               write_side(w, (sides){ w->grads, b->grad_shard, b->grad_dtype, true }, changed)) &&
+              memset(changed, 0, (size_t)b->params * sizeof *changed) &&
+              write_side(w, (sides){ w->values, b->master, b->master_dtype, false }, changed);
     if (ok && b->unit->size > 1)
-        ok = kn_all_reduce_max(b->unit->comm, &changed, 1, kn_compute_stream(KN_CPU),
+        ok = kn_all_reduce_max(b->unit->comm, changed, b->params, kn_compute_stream(KN_CPU),
                                kn_unit_name(b->unit));
-    if (ok && changed > 0) {
-        b->master->version++;
-        if (b->full != b->master)
-            b->full->version++;
-    }
+    for (int i = 0; ok && i < b->params; i++)
+        if (changed[i] > 0)
+            kn_bucket_written(b, i);
+    kn_host_free(changed);
     return ok && kn_ok();
 }

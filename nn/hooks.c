@@ -113,7 +113,7 @@ static bool good_gradients(const kn_values *now, const kn_values *was, const uin
             return kn_fail("the hook left %s gradient of %s %d, which had %s",
                            now->v[i] ? "a" : "no", noun, i + 1,
                            now->v[i] ? "none: none came by" : "one; zeros (kn_zeros_like) drop it");
-        if (was->v[i] && was->v[i]->storage->version != version[i])
+        if (was->v[i] && kn_version_of(was->v[i]) != version[i])
             return kn_fail("the hook wrote in place to the gradient of %s %d, which others may "
                            "hold; put a changed copy in its place",
                            noun, i + 1);
@@ -126,7 +126,7 @@ static bool good_gradients(const kn_values *now, const kn_values *was, const uin
 static void versions(const kn_values *g, uint32_t *version)
 {
     for (int i = 0; i < g->n; i++)
-        version[i] = g->v[i] ? g->v[i]->storage->version : 0;
+        version[i] = g->v[i] ? kn_version_of(g->v[i]) : 0;
 }
 
 static void run_one(kn_module_impl *m, int at, kn_module_event *e)

@@ -269,6 +269,11 @@ static void leaf_clear(const kn_param *p)
     kn_clear_grad(p->tensor);
 }
 
+static void leaf_written(const kn_param *p)
+{
+    kn_written(p->master);
+}
+
 static bool leaf_waits(const kn_param *p)
 {
     return p->tensor->leaf && p->tensor->leaf->grad;
@@ -291,6 +296,7 @@ static const kn_param_source leaf_source = {
     .held_back = leaf_held_back,
     .waits = leaf_waits,
     .passes = leaf_passes,
+    .written = leaf_written,
 };
 
 static void drop_list(kn_module_impl *root)

@@ -67,11 +67,11 @@ static bool pass_through(kn_op_grad *g, const kn_values *in, const kn_values *ou
 static bool unwritten(const kn_node *n, const replay *r)
 {
     for (int i = 0; i < n->ntouch; i++)
-        if (n->touch[i]->storage->version != r->version[i])
+        if (kn_version_of(n->touch[i]) != r->version[i])
             return kn_fail(
                 "backward of a call of '%s' that recomputes: its parameter '%s' was written in "
                 "place after forward used it (version %u, then %u); run the forward again",
-                kn_module_shown(r->module), kn_name(n->touch[i]), n->touch[i]->storage->version,
+                kn_module_shown(r->module), kn_name(n->touch[i]), kn_version_of(n->touch[i]),
                 r->version[i]);
     return true;
 }
@@ -135,7 +135,7 @@ static bool touch(kn_module *m, void *arg)
         if (t->leaf && t->leaf->group && t->leaf->group->used < all->run)
             continue;
         if (all->node && kn_leaf_of(t)) {
-            ((replay *)all->node->attr)->version[all->node->ntouch] = t->storage->version;
+            ((replay *)all->node->attr)->version[all->node->ntouch] = kn_version_of(t);
             all->node->touch[all->node->ntouch++] = kn_tensor_ref(t);
         }
         all->count++;

@@ -25,7 +25,7 @@ static bool before_step(void *arg, bool first)
     const kn_param *p;
     int n = first ? 0 : kn_params(o->live.module->self, &p);
     for (int i = 0; i < n; i++)
-        p[i].master->storage->version++;
+        p[i].source->written(&p[i]);
     if (!first) {
         o->sent_step = ++o->steps;
         o->sent_scale = o->recorded_scale;

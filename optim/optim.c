@@ -52,7 +52,7 @@ static bool update_pieces(void *optim, const kn_opt_piece *piece, int count, kn_
 static void written(const kn_optim *o, int from, int to)
 {
     for (int i = from; i < to; i++) /* also after a failure half way */
-        o->param[i]->master->storage->version++;
+        o->param[i]->source->written(o->param[i]);
 }
 
 static bool update_all(kn_optim *o, int others, int pieces)

@@ -183,5 +183,5 @@ bool kn_flat_write(const kn_flat *f, const kn_state_item *item, void *room)
     else if (ok && d != KN_META)
         ok = kn_transfer(kn_compute_stream(d), b->master->data, from, bytes, KN_TO_DEVICE, false);
     b->master->version++;
-    return ok && kn_bucket_drop_gathered(b);
+    return ok && kn_bucket_drop_gathered(b, -1);
 }

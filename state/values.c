@@ -94,7 +94,7 @@ static bool put(kn_tensor *t, kn_dtype dtype, const void *host, size_t bytes)
     const kn_array a = kn_array_of(t);
     if (!a.data)
         return false;
-    t->storage->version++;
+    kn_written(t);
     if (d == KN_META)
         return true;
     if (d != KN_CPU)
@@ -111,7 +111,7 @@ bool kn_entry_write(const kn_entry *e, const void *host)
     if (!kn_ok() || (master && !kn_bucket_sync_transfers(e->bucket)))
         return false;
     bool ok = bytes == 0 || put(e->tensor, e->dtype, host, bytes);
-    return ok && kn_ok() && (!master || kn_bucket_drop_gathered(e->bucket));
+    return ok && kn_ok() && (!master || kn_bucket_drop_gathered(e->bucket, e->index));
 }
 
 /* ---- buffers that differ --------------------------------------------------------------------- */

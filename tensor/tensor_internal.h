@@ -1,7 +1,7 @@
 /* tensor/tensor_internal.h (private): storage and the tensor struct, for autograd/, nn/ and fsdp/.
  *
  * A storage owns bytes on a device and can let go of them and take bytes again while tensors refer
- * to it: resharding is exactly this. Releasing and retaking don't count as writes (version
+ * to it: resharding is exactly this. Releasing and retaking don't count as writes (the version
  * stays). */
 #ifndef KNAP_TENSOR_INTERNAL_H
 #define KNAP_TENSOR_INTERNAL_H
@@ -10,6 +10,12 @@
 #include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 #include "tensor/tensor.h"
+
+/* A part of a storage that is written apart from the others: a parameter among those of a unit. */
+typedef struct kn_storage_part {
+    int64_t offset; /* of its first element */
+    uint32_t version;
+} kn_storage_part;
 
 typedef struct kn_storage kn_storage;
 struct kn_storage {
@@ -23,8 +29,10 @@ struct kn_storage {
     /* NULL, or fills the bytes before their first read (parameters that were never filled) */
     bool (*first)(void *arg, kn_storage *s);
     void *first_arg;
-    uint32_t version; /* counts in-place writes */
-    char *label;      /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
+    uint32_t version;      /* counts in-place writes, but those that a part counts */
+    kn_storage_part *part; /* NULL: all of it is written at once; owned */
+    int parts;
+    char *label; /* names it in errors ("transformer.h.0.attn.c_attn.weight"); may be NULL */
     void (*on_free)(void *arg); /* wrapped bytes: called at the end */
     void *on_free_arg;
 };
@@ -44,6 +52,12 @@ void kn_storage_unref(kn_storage *s);
 void *kn_storage_at(const kn_storage *s, int64_t element, kn_dtype t);
 void kn_storage_release(kn_storage *s); /* gives the bytes back; nothing if released already */
 bool kn_storage_retake(kn_storage *s);  /* bytes again, content undefined; nothing if present */
+/* Writes to tensors in the n parts that begin at offset[n], in elements, count for one part. */
+bool kn_storage_divide(kn_storage *s, const int64_t *offset, int n);
+/* t was written in place; so often were the bytes of t, by which backward finds out that those that
+ * it saved are others now. */
+void kn_written(const kn_tensor *t);
+uint32_t kn_version_of(const kn_tensor *t);
 /* Before a read: if first is set, takes bytes and fills them, once. */
 bool kn_storage_settle(kn_storage *s);
 

@@ -45,7 +45,7 @@ void kn_bump_version(kn_tensor *t)
         return;
     if (kn_tensor_before_write)
         kn_tensor_before_write(t, "kn_bump_version");
-    t->storage->version++;
+    kn_written(t);
 }
 
 /* t = value everywhere. */
@@ -56,7 +56,7 @@ bool kn_fill_(kn_tensor *t, double value)
     kn_fill_args args = { .dst = kn_array_of(t), .value = value };
     if (!KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_FILL, args))
         return false;
-    t->storage->version++;
+    kn_written(t);
     return true;
 }
 
@@ -175,7 +175,7 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
         bool done =
             args.dst.data && args.src.data && copy_across(&args.dst, device, &args.src, source);
         if (done)
-            dst->storage->version++;
+            kn_written(dst);
         return done;
     }
     kn_tensor *aside = NULL;
@@ -192,7 +192,7 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
     if (aside)
         kn_tensor_free(aside);
     if (ok)
-        dst->storage->version++;
+        kn_written(dst);
     return ok;
 }
 
@@ -241,7 +241,7 @@ static bool update(kn_tensor *t, const kn_tensor *x, kn_binary kind, double p0, 
     ok = ok && KN_LAUNCH(s, KN_K_BINARY, args);
     kn_tensor_free(aside);
     if (ok)
-        t->storage->version++;
+        kn_written(t);
     return ok;
 }
 
@@ -289,7 +289,7 @@ bool kn_scale_(kn_tensor *t, double factor)
     kn_unary_args args = { a, a, KN_AFFINE, factor, 0 };
     if (!KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_UNARY, args))
         return false;
-    t->storage->version++;
+    kn_written(t);
     return true;
 }
 
