@@ -258,13 +258,14 @@ KN_API bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse)
 KN_API bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n);
 KN_API bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n);
 
-/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait.
- * Not one of the .max_gathers that the schedule is bound to. Refused while the unit is summoned. */
+/* Gathers module's unit now, on the gather stream; kn_unshard_wait makes the compute stream wait,
+ * and is an error where the unit was freed. Not one of the .max_gathers that the schedule is bound
+ * to. Refused while the unit is summoned. */
 typedef struct kn_unshard_handle {
     struct kn_unit *unit;
 } kn_unshard_handle;
 KN_API kn_unshard_handle kn_fsdp_unshard(void *module);
-KN_API bool kn_unshard_wait(kn_unshard_handle h); /* an error where the unit was freed */
+KN_API bool kn_unshard_wait(kn_unshard_handle h);
 KN_API bool kn_fsdp_reshard(void *module);
 
 /* ---- watching the schedule ------------------------------------------------------------------- */
@@ -356,7 +357,9 @@ typedef struct kn_summon_options {
     bool not_recursive; /* only the unit of module itself */
     bool rank0_only;    /* others see parameters without bytes */
     bool read_only;  /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
-    bool with_grads; /* kn_grad() of the parameters is the accumulated gradient (raw sum) */
+    /* kn_grad() of the parameters is the accumulated gradient (raw sum over ranks), where there is
+     * one; changes of it are kept as those of values. An error where gradients are held back. */
+    bool with_grads;
     /* They are whole in host memory, where the unit computes elsewhere: the device takes no bytes
      * for them. Beside rank0_only, for files. */
     bool offload_to_cpu;

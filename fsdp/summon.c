@@ -2,8 +2,8 @@
  *
  * Inside kn_summon .. kn_summon_end each parameter's handle points at a buffer of its own that
  * holds the whole parameter in the master dtype, gathered from the ranks' masters; so what is read
- * and changed there is what the optimizer works on, not the rounded copy that computes. At the end
- * each rank takes its part of what was changed. Units are resharded first, so both never meet. */
+ * and changed there is what the optimizer works on, not the rounded copy that computes. So are the
+ * gradients, where asked for. At the end each rank takes its part of what was changed. Units are resharded first, so both never meet. */
 #include "fsdp/schedule.h"
 #include "fsdp/whole.h"
 
@@ -98,6 +98,19 @@ static bool may_summon(const kn_unit *u)
     return true;
 }
 
+/* Gradients that wait on a rank for a reduction are no sums over ranks. */
+static bool grads_are_there(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++) {
+        const kn_bucket *b = u->bucket[i];
+        const char *why = b->source.held_back(&(kn_param){ .source = &b->source });
+        if (why)
+            return kn_fail("kn_summon: .with_grads can't show the gradients of unit '%s': %s",
+                           kn_unit_name(u), why);
+    }
+    return true;
+}
+
 /* ---- a scope --------------------------------------------------------------------------------- */
 
 static bool turn_handles(opened *o)
@@ -127,7 +140,8 @@ static bool turn_handles(opened *o)
 
 static bool open_unit(summoned *s, kn_unit *u)
 {
-    if (!may_summon(u) || !kn_unit_reshard(u) || (u->schedule && !kn_unit_finish_reduce(u)))
+    if (!may_summon(u) || (s->o.with_grads && !grads_are_there(u)) || !kn_unit_reshard(u) ||
+        (u->schedule && !kn_unit_finish_reduce(u)))
         return false;
     u->summoned = s;
     if (!kn_unit_show_buffers(u, true))

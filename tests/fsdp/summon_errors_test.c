@@ -67,6 +67,34 @@ KN_TEST(summon_errors, step_inside_is_a_sentence)
     kn_module_free(&m);
 }
 
+/* Whole gradients that wait on a rank are its own; without .with_grads nobody asks for them. */
+static int held_back(kn_comm *world, void *arg)
+{
+    net m;
+    (void)arg;
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    EXPECT(kn_fsdp_set_gradient_sync(&m, false, true) && net_backward(&m, 0));
+    kn_summon_scope s = kn_summon(&m);
+    EXPECT(s.s && kn_summon_end(s) && kn_agree(world, true));
+    EXPECT(!kn_summon(&m, .with_grads = true).s && kn_error() &&
+           strstr(kn_error(), "held back on its rank; run the last backward"));
+    if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
+        kn_clear_error();
+        EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && net_backward(&m, 1));
+        s = kn_summon(&m, .with_grads = true);
+        EXPECT(s.s && kn_grad(kn_module_param(&m.fc2, "weight")) && kn_summon_end(s));
+    }
+    kn_clear_error();
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(summon_errors, gradients_that_are_held_back)
+{
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
+}
+
 KN_TEST(summon_errors, units_on_meta_have_nothing_to_show)
 {
     net m;

@@ -145,6 +145,83 @@ KN_TEST(summon, with_grads)
     in_all_ways(with_grads);
 }
 
+/* The ways in which a scope changes gradients. */
+typedef enum edit { EDIT_ALL, EDIT_SOME, EDIT_RANK0, EDIT_AND_DROP, EDIT_READ_ONLY, EDITS } edit;
+
+/* Gradients of m become others, by its ranks in a scope or by one process. */
+static bool edit_grads(void *m, edit how)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p);
+    for (int i = 0; i < n; i++) {
+        kn_tensor *g = kn_grad(p[i].tensor);
+        if (how == EDIT_AND_DROP && i % 3 == 0) {
+            kn_clear_grad(p[i].tensor);
+            continue;
+        }
+        if (!g || g->storage->released || (how == EDIT_SOME && i % 2))
+            continue;
+        float *x = kn_data(g);
+        for (int64_t k = 0; x && k < kn_numel(g); k += 1 + (how == EDIT_SOME))
+            x[k] = (float)(k % 5) - 2 * x[k];
+    }
+    return kn_ok();
+}
+
+static bool close_to(net *m, net *ref, float most)
+{
+    const kn_param *r;
+    int n = kn_params(ref, &r);
+    float *x = malloc(NET_HIDDEN * NET_VOCAB * sizeof *x);
+    bool close = true;
+    for (int i = 0; i < n && close; i++) {
+        const float *y = kn_data(r[i].tensor);
+        close = kn_param_read(m, i, x);
+        for (int64_t k = 0; close && k < r[i].numel; k++)
+            close = fabsf(x[k] - y[k]) <= most;
+    }
+    free(x);
+    return close;
+}
+
+static bool all_backward(net *m, int from, int to)
+{
+    bool ok = true;
+    for (int i = from; i < to && ok; i++)
+        ok = net_backward(m, i);
+    return ok;
+}
+
+/* Two steps, and changes of the gradients before the first. */
+static int write_grads(kn_comm *world, void *arg)
+{
+    const int ranks = kn_comm_size(world), rank = kn_rank(world);
+    const float most = ((const way *)arg)->ranks != 0 ? 1e-4f : 0; /* hybrid: in another order */
+    for (int how = 0; how < EDITS; how++) {
+        net m, ref;
+        EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+        kn_optim *o = kn_sgd(&m, .lr = 0.1), *of_ref = kn_sgd(&ref, .lr = 0.1);
+        EXPECT(net_backward(&m, rank) && all_backward(&ref, 0, ranks));
+        kn_summon_scope s = kn_summon(&m, .with_grads = true, .rank0_only = how == EDIT_RANK0,
+                                      .read_only = how == EDIT_READ_ONLY);
+        EXPECT(s.s && edit_grads(&m, (edit)how) && kn_summon_end(s));
+        EXPECT(how == EDIT_READ_ONLY || edit_grads(&ref, (edit)how));
+        EXPECT(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "edit %d", how);
+        EXPECT(net_backward(&m, ranks + rank) && all_backward(&ref, ranks, 2 * ranks));
+        EXPECT(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "then, edit %d", how);
+        kn_optim_free(o);
+        kn_optim_free(of_ref);
+        kn_module_free(&m);
+        kn_module_free(&ref);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(summon, changes_of_gradients_come_back)
+{
+    in_all_ways(write_grads);
+}
+
 /* A parameter that took gradients only after its unit was wrapped. */
 KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
 {
