@@ -71,7 +71,8 @@ static kn_unit *next_in_forward(const kn_unit *u)
 {
     const kn_unit *outer = u->schedule->outermost;
     const bool trains = u->schedule->recording;
-    const kn_unit_list *last = &outer->last[trains || outer->last[false].count == 0];
+    const bool first = !trains && outer->last[false].count == 0;
+    const kn_unit_list *last = first ? &outer->begun[true] : &outer->last[trains];
     int here = outer->begun[trains].count - 1;
     for (int i = here < 0 ? 0 : here; i + 1 < last->count; i++)
         if (last->list[i] == u && last->list[i + 1] != u)
