@@ -223,6 +223,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->sync = u->all_reduce = u->reshard_after_backward = true;
     u->unshard_in_backward = u->is_last_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
+    u->fresh = true;
     u->enter_at = u->leave_at = -1;
     u->slice_ranks = o->reshard_after_forward > 1 ? o->reshard_after_forward : 0;
     return u;

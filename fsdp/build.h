@@ -39,6 +39,12 @@ bool kn_ranks_join(kn_module_impl *m, kn_comm *comm);
 /* Whether u has the root's ranks and device, which one schedule needs; else false with a
  * sentence. */
 bool kn_unit_same_place(const kn_unit *u, const kn_unit *root);
+/* undo.c: notes what a kn_fsdp_wrap of modules changes, which must stay until its end. NULL with an
+ * error. */
+typedef struct kn_undo kn_undo;
+kn_undo *kn_undo_begin(kn_module_impl *const *module, int modules);
+/* The wrap is over; not done: the tree is as it was. NULL is fine. */
+void kn_undo_end(kn_undo *u, bool done);
 /* options.c: the ranks of comm give the same options, but for those that may differ; else false
  * with a sentence that names one, on all ranks. Collective. */
 bool kn_options_agree(const kn_fsdp_wrap_options *o, kn_comm *comm);

@@ -49,7 +49,8 @@ struct kn_unit {
     bool replays;          /* it lies in a call that this backward recomputes */
     bool reducing;         /* its reduction may still run */
     kn_unit *reducing_next;
-    bool cast; /* .param_dtype was given: inputs follow it */
+    bool cast;  /* .param_dtype was given: inputs follow it */
+    bool fresh; /* made by a kn_fsdp_wrap that may still be refused (undo.c) */
     kn_comm_hook hook, all_reduce_hook;
     void *hook_arg, *all_reduce_hook_arg;
     kn_gather_hook gather_hook;

@@ -380,19 +380,24 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
         return false;
     if (!complete(o, comm) || !choices_agree(o, comm))
         return false;
+    const double timeout = comm ? comm->timeout : 0;
     if (o->timeout_s > 0 && comm)
         kn_comm_set_timeout(comm, o->timeout_s);
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false), ok = true;
     kn_fsdp_wrap_options below = *o;
     below.mesh = asked; /* an override may choose another strategy */
+    kn_scope scope = kn_scope_begin();
     wrapping w = { comm, &below, 0 };
+    kn_undo *undo = kn_undo_begin(module, n);
+    bool mode = kn_set_grad_mode(false), ok = undo != NULL;
     for (int i = 0; i < n && ok; i++)
         ok = wrap_below(module[i], &w);
     ok = ok && check_wrapped(module, n, &w) && build(module, n, o, comm);
     ok = ok && (!below.policy || kn_units_agree(module, n, comm));
     for (int i = 0; i < n && ok; i++)
         ok = kn_choose_recompute(&below, module[i]);
+    kn_undo_end(undo, ok);
+    if (!ok && comm)
+        kn_comm_set_timeout(comm, timeout);
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
     return ok;

@@ -1,0 +1,175 @@
+/* fsdp/undo.c: a kn_fsdp_wrap that is refused leaves the tree as it was: parameters, buffers and
+ * modules are noted before the first unit is made, and turned back where the last one isn't. So the
+ * bytes that parameters had stay until the call is over. */
+#include "fsdp/build.h"
+#include "kernels/memory_internal.h"
+#include <string.h>
+
+/* A parameter or a buffer as it was. */
+typedef struct noted {
+    kn_tensor *tensor;   /* a reference */
+    kn_storage *storage; /* a reference */
+    int64_t offset, stride[KN_MAX_DIMS];
+    kn_dtype dtype;
+    bool cast;                               /* a buffer that computed in another dtype */
+    bool (*first)(void *arg, kn_storage *s); /* of a parameter that nothing had filled */
+    kn_param_entry *entry;                   /* NULL: a buffer */
+    kn_param_entry was;
+    void (*on_round)(void *arg);
+    void *on_round_arg;
+} noted;
+
+struct kn_undo {
+    kn_module_impl *const *module;
+    int modules;
+    noted *list;
+    int count;
+    int64_t room;
+    bool *recompute; /* of all modules, in the order of kn_apply_modules */
+    int below, at;
+    int64_t below_room;
+    kn_root root; /* what fsdp has set there */
+};
+
+/* ---- before ---------------------------------------------------------------------------------- */
+
+static bool note(kn_undo *u, kn_tensor *t, kn_param_entry *e)
+{
+    if (!kn_host_grow(&u->list, &u->room, u->count + 1, sizeof *u->list))
+        return false;
+    noted *n = &u->list[u->count++];
+    *n = (noted){ .tensor = kn_tensor_ref(t),
+                  .storage = kn_storage_ref(t->storage),
+                  .offset = t->offset,
+                  .dtype = t->dtype,
+                  .cast = t->dtypes != NULL,
+                  .first = t->storage->first,
+                  .entry = e };
+    memcpy(n->stride, t->stride, sizeof n->stride);
+    if (e)
+        n->was = *e;
+    if (t->leaf) {
+        n->on_round = t->leaf->on_round;
+        n->on_round_arg = t->leaf->on_round_arg;
+    }
+    return true;
+}
+
+static bool note_module(kn_module *self, void *undo)
+{
+    kn_undo *u = undo;
+    kn_module_impl *m = self->impl;
+    bool ok = kn_host_grow(&u->recompute, &u->below_room, u->below + 1, sizeof *u->recompute);
+    if (ok)
+        u->recompute[u->below++] = m->recompute;
+    for (int i = 0; ok && i < m->params; i++)
+        ok = !m->param[i].owner || m->param[i].source || note(u, m->param[i].tensor, &m->param[i]);
+    for (int i = 0; ok && i < m->buffers; i++)
+        ok = note(u, m->buffer[i].tensor, NULL);
+    return ok;
+}
+
+kn_undo *kn_undo_begin(kn_module_impl *const *module, int modules)
+{
+    kn_undo *u = kn_host_calloc(1, sizeof *u);
+    if (!u)
+        return NULL;
+    u->module = module;
+    u->modules = modules;
+    u->root = *kn_root_of(module[0]);
+    bool ok = true;
+    for (int i = 0; ok && i < modules; i++)
+        ok = kn_apply_modules(module[i]->self, note_module, u);
+    if (ok)
+        return u;
+    kn_undo_end(u, true);
+    return NULL;
+}
+
+/* ---- after ----------------------------------------------------------------------------------- */
+
+static void turn_back(noted *n)
+{
+    kn_tensor *t = n->tensor;
+    if (t->dtypes && !n->cast)
+        kn_buffer_uncast(t);
+    if (n->first && !n->storage->first) { /* it was filled meanwhile, maybe from another seed */
+        kn_storage_release(n->storage);
+        n->storage->first = n->first;
+    }
+    if (t->dtypes)
+        return;
+    kn_storage *now = t->storage;
+    t->storage = kn_storage_ref(n->storage);
+    kn_storage_unref(now);
+    t->offset = n->offset;
+    t->dtype = n->dtype;
+    memcpy(t->stride, n->stride, sizeof n->stride);
+}
+
+static void settle_entry(const noted *n)
+{
+    if (!n->entry)
+        return;
+    *n->entry = n->was;
+    if (n->tensor->leaf) {
+        n->tensor->leaf->on_round = n->on_round;
+        n->tensor->leaf->on_round_arg = n->on_round_arg;
+    }
+}
+
+static bool leave(kn_module *self, void *undo)
+{
+    kn_undo *u = undo;
+    kn_module_impl *m = self->impl;
+    kn_unit *unit = kn_unit_of(m);
+    m->recompute = u->recompute[u->at++];
+    if (!unit || !unit->fresh)
+        return true;
+    kn_host_free(m->unit);
+    m->unit = NULL;
+    kn_unit_leave(unit, m);
+    return true;
+}
+
+static bool stay(kn_module *self, void *undo)
+{
+    kn_unit *unit = kn_unit_of(self->impl);
+    (void)undo;
+    if (unit)
+        unit->fresh = false;
+    return true;
+}
+
+static void turn_all_back(kn_undo *u)
+{
+    kn_root *root = kn_root_of(u->module[0]);
+    for (int i = 0; i < u->count; i++)
+        turn_back(&u->list[i]);
+    for (int i = 0; i < u->modules; i++) {
+        kn_apply_modules(u->module[i]->self, leave, u);
+        kn_params_changed(u->module[i]);
+    }
+    for (int i = 0; i < u->count; i++)
+        settle_entry(&u->list[i]);
+    root->scalar_reduce = u->root.scalar_reduce;
+    root->scalar_reduce_arg = u->root.scalar_reduce_arg;
+    root->not_first = u->root.not_first;
+}
+
+void kn_undo_end(kn_undo *u, bool done)
+{
+    if (!u)
+        return;
+    if (!done)
+        turn_all_back(u);
+    for (int i = 0; i < u->modules && done; i++)
+        kn_apply_modules(u->module[i]->self, stay, NULL);
+    for (int i = 0; i < u->count; i++) {
+        kn_storage_unref(u->list[i].storage);
+        kn_tensor_free(u->list[i].tensor);
+    }
+    kn_host_free(u->list);
+    kn_host_free(u->recompute);
+    kn_host_free(u);
+}
