@@ -62,7 +62,7 @@ static const kn_fsdp_wrap_options refused[] = {
     { .fill = bad_fill },
     { .fill_module = bad_module },
     { .policy = bad_policy },
-    { .recompute_policy = bad_recompute, .offload_dir = "/tmp" },
+    { .recompute_policy = bad_recompute, .offload_dir = "/tmp", .buffer_dtype = KN_BF16 },
     { .ignore = "*bias,ln.*,scale", .recompute_policy = bad_recompute, .seed = 5 },
 };
 enum { REFUSED = sizeof refused / sizeof *refused };
