@@ -356,7 +356,7 @@ typedef struct kn_summon_options {
     struct kn_guard *_positional;
     bool not_recursive; /* only the unit of module itself */
     bool rank0_only;    /* others see parameters without bytes */
-    bool read_only;  /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
+    bool read_only; /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
     /* kn_grad() of the parameters is the accumulated gradient (raw sum over ranks), where there is
      * one; changes of it are kept as those of values. An error where gradients are held back. */
     bool with_grads;

@@ -28,7 +28,7 @@ typedef struct kn_unit_list {
 } kn_unit_list;
 
 struct kn_unit {
-    kn_live live; /* for handles: kn_unshard_wait */
+    kn_live live;            /* for handles: kn_unshard_wait */
     kn_module_impl **module; /* one, or a group */
     int modules;
     kn_comm *comm;

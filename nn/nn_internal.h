@@ -43,7 +43,7 @@ typedef struct kn_param_source {
      * ready. */
     bool (*step)(const kn_step_pieces *s);
     bool (*matrices)(const struct kn_matrix_step *s); /* nn/matrices.h; NULL: whole on the rank */
-    void (*written)(const kn_param *p); /* the master */
+    void (*written)(const kn_param *p);               /* the master */
 } kn_param_source;
 
 /* One parameter in the module that declared it (owner) or that shares it. */

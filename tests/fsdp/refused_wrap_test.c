@@ -199,6 +199,36 @@ KN_TEST(refused_wrap, of_a_group_leaves_the_tree)
     }
 }
 
+/* Rank 0 alone chooses linear layers. */
+static bool odd_policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                       void *world)
+{
+    (void)unclaimed;
+    (void)o;
+    return recurse || (kn_rank(world) == 0 && strcmp(kn_module_class(m), "linear") == 0) ||
+           strcmp(kn_module_class(m), "layer_norm") == 0;
+}
+
+static int disagree(kn_comm *world, void *arg)
+{
+    net m;
+    look before = { 0 };
+    (void)arg;
+    EXPECT(tree(&m, FILLED));
+    kn_apply_modules(&m, look_at, &before);
+    EXPECT(!wrap(&m, world,
+                 (kn_fsdp_wrap_options){ .policy = odd_policy, .policy_arg = world, .seed = 5 }));
+    kn_clear_error();
+    EXPECT(same_look(&m, &before));
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(refused_wrap, where_ranks_disagree_leaves_the_tree)
+{
+    KN_CHECK(kn_spawn_threads(2, disagree, NULL) == 0);
+}
+
 /* ---- out of memory --------------------------------------------------------------------------- */
 
 KN_TEST(refused_wrap, leaves_the_tree_where_memory_runs_out)
