@@ -15,8 +15,6 @@ typedef struct noted {
     bool (*first)(void *arg, kn_storage *s); /* of a parameter that nothing had filled */
     kn_param_entry *entry;                   /* NULL: a buffer */
     kn_param_entry was;
-    void (*on_round)(void *arg);
-    void *on_round_arg;
 } noted;
 
 struct kn_undo {
@@ -28,7 +26,6 @@ struct kn_undo {
     bool *recompute; /* of all modules, in the order of kn_apply_modules */
     int below, at;
     int64_t below_room;
-    kn_root root; /* what fsdp has set there */
 };
 
 /* ---- before ---------------------------------------------------------------------------------- */
@@ -48,10 +45,6 @@ static bool note(kn_undo *u, kn_tensor *t, kn_param_entry *e)
     memcpy(n->stride, t->stride, sizeof n->stride);
     if (e)
         n->was = *e;
-    if (t->leaf) {
-        n->on_round = t->leaf->on_round;
-        n->on_round_arg = t->leaf->on_round_arg;
-    }
     return true;
 }
 
@@ -76,7 +69,6 @@ kn_undo *kn_undo_begin(kn_module_impl *const *module, int modules)
         return NULL;
     u->module = module;
     u->modules = modules;
-    u->root = *kn_root_of(module[0]);
     bool ok = true;
     for (int i = 0; ok && i < modules; i++)
         ok = kn_apply_modules(module[i]->self, note_module, u);
@@ -107,17 +99,6 @@ static void turn_back(noted *n)
     memcpy(t->stride, n->stride, sizeof n->stride);
 }
 
-static void settle_entry(const noted *n)
-{
-    if (!n->entry)
-        return;
-    *n->entry = n->was;
-    if (n->tensor->leaf) {
-        n->tensor->leaf->on_round = n->on_round;
-        n->tensor->leaf->on_round_arg = n->on_round_arg;
-    }
-}
-
 static bool leave(kn_module *self, void *undo)
 {
     kn_undo *u = undo;
@@ -143,7 +124,6 @@ static bool stay(kn_module *self, void *undo)
 
 static void turn_all_back(kn_undo *u)
 {
-    kn_root *root = kn_root_of(u->module[0]);
     for (int i = 0; i < u->count; i++)
         turn_back(&u->list[i]);
     for (int i = 0; i < u->modules; i++) {
@@ -151,10 +131,8 @@ static void turn_all_back(kn_undo *u)
         kn_params_changed(u->module[i]);
     }
     for (int i = 0; i < u->count; i++)
-        settle_entry(&u->list[i]);
-    root->scalar_reduce = u->root.scalar_reduce;
-    root->scalar_reduce_arg = u->root.scalar_reduce_arg;
-    root->not_first = u->root.not_first;
+        if (u->list[i].entry)
+            *u->list[i].entry = u->list[i].was;
 }
 
 void kn_undo_end(kn_undo *u, bool done)
