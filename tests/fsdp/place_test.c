@@ -139,10 +139,11 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
     }
 }
 
-/* Without .device the parameters' device is used. */
+/* Without .device the parameters' device is used, to hold them and to compute. */
 static int where_parameters_are(kn_comm *world, void *arg)
 {
     place_net m;
+    float v[ROWS * DIM] = { 1 };
     (void)arg;
     EXPECT(place_init(&m) && kn_materialize(&m, STAND_IN, 5), "init");
     EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
@@ -152,6 +153,16 @@ static int where_parameters_are(kn_comm *world, void *arg)
         EXPECT(kn_device_of(p[i].tensor) == STAND_IN && kn_device_of(p[i].master) == STAND_IN,
                "'%s' is elsewhere", p[i].name);
     EXPECT(kn_device_of(m.scale) == STAND_IN, "the buffer is elsewhere");
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(DIM, ROWS));
+    kn_tensor *side = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(ROWS, DIM));
+    kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
+    kn_values y = kn_call_n(&m, (kn_values){ 3, { x, side, ids } }, NULL, 0);
+    EXPECT(y.n == 2 && kn_device_of(y.v[0]) == STAND_IN, "it computes elsewhere");
+    EXPECT(kn_backward(kn_sum(y.v[0], 0, NULL, false)), "backward");
+    for (int i = 0; i < n; i++)
+        EXPECT(kn_device_of(kn_param_grad(&p[i])) == STAND_IN, "the gradient of '%s'", p[i].name);
+    kn_scope_end(scope);
     kn_module_free(&m);
     return !kn_ok();
 }

@@ -393,6 +393,38 @@ KN_TEST(wrap, policy_by_size)
     kn_module_free(&g);
 }
 
+/* What a unit below has claimed doesn't count for the module around it. */
+KN_TEST(wrap, policy_by_size_counts_what_is_left)
+{
+    kn_gpt g = { 0 };
+    kn_gpt_config c = { .layers = 2, .heads = 4, .embd = 24, .ctx = 8, .vocab = 37 };
+    kn_gpt_init(&g, c, KN_F32, KN_META);
+    kn_fsdp_wrap(&g, NULL, .min_params = 3000);
+    KN_CHECK_OK();
+    kn_module *unit[8];
+    int n = kn_fsdp_units(&g, unit, 8);
+    KN_CHECK(n == 3 && unit[0] != &g.base && unit[1] != &g.base, "%d units", n);
+    for (int i = 0; i < 2; i++)
+        KN_CHECK(strcmp(kn_module_class(unit[i]), "gpt_block") != 0, "%s is left with too little",
+                 kn_module_path(unit[i]));
+    kn_module_free(&g);
+}
+
+/* FSDP1's default: modules of 100 million elements and more. */
+KN_TEST(wrap, size_policy_of_fsdp1)
+{
+    kn_module m = { 0 };
+    kn_linear at = { 0 }, below = { 0 };
+    KN_CHECK(
+        kn_module_init(&m, NULL) &&
+            kn_linear_init(&at, &m, "at", 10000, 10000, .device = KN_META, .no_bias = true) &&
+            kn_linear_init(&below, &m, "below", 9999, 10001, .device = KN_META, .no_bias = true) &&
+            kn_fsdp_wrap(&m, NULL, .device = KN_META, .min_params = KN_SIZE_POLICY),
+        "%s", kn_error());
+    KN_CHECK(kn_fsdp_is_unit(&at) && !kn_fsdp_is_unit(&below) && kn_fsdp_is_unit(&m));
+    kn_module_free(&m);
+}
+
 /* ---- classes of one name --------------------------------------------------------------------- */
 
 /* As from another file: the class has the same name. */
