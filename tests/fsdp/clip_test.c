@@ -41,6 +41,41 @@ static int whole_grads(void *m, float *room, kn_run *run)
     return runs;
 }
 
+/* The same by plain arithmetic, of the gradients' sums by scale. */
+static double norm_in_f64(const kn_run *run, int runs, double scale, double p)
+{
+    double sum = 0;
+    for (int i = 0; i < runs; i++)
+        for (int64_t k = 0; k < run[i].count; k++) {
+            double x = fabs((double)((const float *)run[i].data)[k]) * scale;
+            sum = isinf(p) ? fmax(sum, x) : sum + pow(x, p);
+        }
+    return isinf(p) ? sum : pow(sum, 1 / p);
+}
+
+/* Whether a step of sgd by factor times whole gradients has led from one to the other. */
+static bool moved_by(double factor, const float *grad, const float *from, const float *to,
+                     int64_t count)
+{
+    for (int64_t k = 0; k < count; k++) {
+        double want = (double)from[k] - factor * (double)grad[k];
+        if (fabs((double)to[k] - want) > 1e-6 * (1 + fabs(want)))
+            return kn_fail("element %lld: %g, not %g", (long long)k, (double)to[k], want);
+    }
+    return true;
+}
+
+/* All trainable parameters (collective), in the order of whole_grads. */
+static bool read_all(void *m, float *room)
+{
+    const kn_param *p;
+    int n = kn_params(m, &p);
+    for (int i = 0; i < n && kn_ok(); i++)
+        if (p[i].trainable && kn_param_read(m, i, room))
+            room += p[i].numel;
+    return kn_ok();
+}
+
 static bool accumulate(net *m, kn_comm *world)
 {
     int n = kn_comm_size(world);
@@ -68,7 +103,7 @@ static bool reference(float norm[ORDERS], net *m, int ranks)
  * process (linear), norms and a clipped step equal that process's. */
 static int compare(kn_comm *world, net *m, bool linear)
 {
-    static _Thread_local float room[MOST];
+    static _Thread_local float room[MOST], before[MOST], after[MOST];
     kn_run run[16];
     net plain;
     float want[ORDERS], absmax = 0;
@@ -85,12 +120,20 @@ static int compare(kn_comm *world, net *m, bool linear)
         float put_together = plain_norm(run, runs, absmax, kn_grad_scale(m), order[k]);
         EXPECT(norm == put_together, "p %g: %.9g, whole gradients give %.9g", order[k],
                (double)norm, (double)put_together);
+        double far = norm_in_f64(run, runs, kn_grad_scale(m), order[k]);
+        EXPECT(fabs((double)norm - far) < 1e-4 * far, "p %g: %.9g, not about %.9g", order[k],
+               (double)norm, far);
         EXPECT(!linear || norm == want[k], "p %g: %.9g, one process gets %.9g", order[k],
                (double)norm, (double)want[k]);
         EXPECT(order[k] != 2 || norm == kn_item(kn_clip_grad_norm(m, 0.01)));
     }
+    int64_t elements = run[runs - 1].count + ((float *)run[runs - 1].data - room);
+    double norm = norm_in_f64(run, runs, kn_grad_scale(m), 3), scale = kn_grad_scale(m);
+    EXPECT(norm > 0.02 && read_all(m, before));
     EXPECT(kn_item(kn_clip_grad_norm_p(m, 0.01, 3)) > 0.01f && kn_step(o));
     EXPECT(!linear || all_read_as(m, &plain), "after a clipped step");
+    EXPECT(read_all(m, after) && moved_by(scale * 0.01 / norm, room, before, after, elements),
+           "a clipped step");
     kn_scope_end(scope);
     kn_optim_free(o);
     kn_module_free(&plain);
@@ -182,6 +225,33 @@ static int finds(kn_comm *world, void *arg)
 KN_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all)
 {
     in_all_ways(finds);
+}
+
+/* A rank that doesn't clip while the others do is named, and nothing hangs. */
+static int one_does_not_clip(kn_comm *world, void *arg)
+{
+    net m;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && accumulate(&m, world));
+    kn_optim *o = kn_sgd(&m, .lr = 1);
+    EXPECT(o != NULL);
+    if (kn_rank(world) == 1)
+        kn_step(o);
+    else
+        kn_clip_grad_norm(&m, 1);
+    net_backward(&m, kn_rank(world));
+    EXPECT(!kn_ok() && strstr(kn_error(), "collectives don't match: rank ") &&
+               strstr(kn_error(), "gradient norm"),
+           "the message");
+    kn_clear_error();
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(clip, a_rank_that_does_not_clip_is_found)
+{
+    on_ranks(2, one_does_not_clip, (void *)&ways[0]);
+    on_ranks(3, one_does_not_clip, (void *)&ways[4]);
 }
 
 /* ---- parameters of no unit ------------------------------------------------------------------- */
