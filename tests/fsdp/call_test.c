@@ -236,11 +236,13 @@ KN_TEST(call, a_nested_unit_that_fails)
 /* ---- methods --------------------------------------------------------------------------------- */
 
 static _Thread_local kn_dtype seen; /* by the method, at its begin */
+static _Thread_local int encoded;   /* how often the method ran */
 
 static kn_tensor *encode(kn_module *self, kn_tensor *x)
 {
     two *m = (two *)self;
     seen = x ? kn_dtype_of(x) : KN_DTYPE_DEFAULT;
+    encoded++;
     return kn_call(&m->b, kn_relu(kn_call(&m->a, x)));
 }
 
@@ -266,6 +268,7 @@ static const method_setting methods[] = {
     { .o = { .param_dtype = KN_BF16, .output_dtype = KN_F32, .strategy = KN_SHARD_GRAD_OP },
       .nested = true,
       .several = true },
+    { .o = { .strategy = KN_FULL_SHARD }, .nested = true }, /* released after it */
 };
 
 typedef struct outer {
@@ -322,13 +325,22 @@ static void backward_begins(kn_module_event *e, void *arg)
     (*(int *)arg)++;
 }
 
-/* A call by the method equals a call of a module whose forward is the method. */
+static void hear_move(const kn_fsdp_event *e, void *arg)
+{
+    char *line = arg;
+    size_t n = strlen(line);
+    snprintf(line + n, 2048 - n, "%s %s, ", kn_fsdp_event_name(e->kind), e->unit);
+}
+
+/* A call by the method equals a call of a module whose forward is the method: its values, the
+ * gathers and releases of units, and how often it runs. */
 static int by_method(kn_comm *world, void *arg)
 {
     const method_setting *s = arg;
     outer n[2]; /* the second has the method as its forward */
-    int begun = 0;
+    int begun = 0, ran[2];
     double loss[2];
+    char moves[2][2048];
     const kn_param *p[2];
     EXPECT(make_method(&n[0], world, s, two_forward) && make_method(&n[1], world, s, encode));
     EXPECT(kn_module_hook(&n[0].m,
@@ -337,9 +349,15 @@ static int by_method(kn_comm *world, void *arg)
     for (int step = 0; step < 2; step++)
         for (int k = 0; k < 2; k++) {
             kn_scope scope = kn_scope_begin();
+            moves[k][0] = '\0';
+            encoded = 0;
+            EXPECT(kn_fsdp_on_event(&n[k], hear_move, moves[k]));
             kn_tensor *l = method_loss(&n[k], s, k == 0, step * 4 + kn_rank(world));
             loss[k] = l ? kn_item(l) : NAN;
             EXPECT(kn_backward(l) && kn_step(o[k]));
+            ran[k] = encoded;
+            EXPECT(ran[k] == 1 + s->recompute, "it ran %d times", ran[k]);
+            EXPECT(k == 0 || strcmp(moves[0], moves[1]) == 0, "%s, not %s", moves[0], moves[1]);
             EXPECT(k == 0 || loss[0] == loss[1], "%g, not %g", loss[0], loss[1]);
             kn_scope_end(scope);
         }

@@ -73,6 +73,35 @@ KN_TEST(precision, inputs_of_each_tree_s_root_are_cast)
     kn_module_free(&both);
 }
 
+/* Units of one tree with policies of their own: each computes, takes its inputs, gives its outputs
+ * and reduces by its own. */
+KN_TEST(precision, of_each_unit)
+{
+    for (int by_hand = 0; by_hand < 2; by_hand++) {
+        pair m;
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(pair_init(&m, false) &&
+                     kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_F16, .reduce_dtype = KN_F32,
+                                  .output_dtype = KN_BF16, .cast_inputs = KN_CAST_NONE) &&
+                     kn_fsdp_wrap(&m.b, NULL, .param_dtype = by_hand ? KN_BF16 : KN_F16) &&
+                     kn_fsdp_wrap(&m, NULL, .param_dtype = KN_F64, .output_dtype = KN_F32),
+                 "%s", kn_error());
+        kn_values out = call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
+        KN_CHECK_OK();
+        const kn_dtype b = by_hand ? KN_BF16 : KN_F16;
+        KN_CHECK(m.in == KN_F64 && m.a.in == KN_F32 && m.b.in == b, "inputs: %s, %s, %s",
+                 kn_dtype_name(m.in), kn_dtype_name(m.a.in), kn_dtype_name(m.b.in));
+        KN_CHECK(m.a.weight == KN_F16 && m.b.weight == b, "weights: %s, %s",
+                 kn_dtype_name(m.a.weight), kn_dtype_name(m.b.weight));
+        KN_CHECK(m.between == KN_BF16 && kn_dtype_of(out.v[0]) == KN_F32, "outputs: %s, %s",
+                 kn_dtype_name(m.between), kn_dtype_name(kn_dtype_of(out.v[0])));
+        KN_CHECK(kn_unit_of(m.a.base.impl)->bucket[0]->reduce_dtype == KN_F32 &&
+                 kn_unit_of(m.b.base.impl)->bucket[0]->reduce_dtype == b);
+        kn_scope_end(scope);
+        pair_free(&m);
+    }
+}
+
 KN_TEST(precision, without_param_dtype_nothing_is_cast)
 {
     pair m;

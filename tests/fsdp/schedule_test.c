@@ -346,6 +346,43 @@ KN_TEST(schedule, all_reduce_on_the_last_micro_batch)
     chain_free(&c);
 }
 
+/* It is gathered and released as others are, and reduces nothing; behind it nothing is gathered
+ * that only frozen units hold. */
+KN_TEST(schedule, a_frozen_unit)
+{
+    for (int frozen = 0; frozen < 3; frozen++) {
+        static const char *const want[] = { "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 B1 s1",
+                                            "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 g0 B1 B0 s0",
+                                            "g0 F0 g1 F1 g2 F2 g2 g1 B2 g0 B1 s1 B0 s0" };
+        chain c;
+        chain_init(&c, 3, DIM, 4);
+        kn_freeze(&c.layer[frozen], true);
+        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+        chain_step(&c, true);
+        chain_check_line("frozen", chain_step(&c, true).line, want[frozen]);
+        KN_CHECK(c.gathered == 0, "%d layers stay gathered", c.gathered);
+        chain_free(&c);
+    }
+}
+
+/* A forward without gradients releases what one with them would keep, and leaves no turn for a
+ * backward. */
+KN_TEST(schedule, evaluation_leaves_nothing)
+{
+    chain c;
+    chain_init(&c, 3, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.reshard_after_forward = KN_RESHARD_NEVER));
+    chain_check_line("training keeps them", chain_step(&c, true).counted,
+                     "g0 F0:1 g1 F1:2 g2 F2:3 B2:3 s2 B1:2 s1 B0:1 s0");
+    const kn_order *order = &kn_unit_of(c.base.impl)->schedule->order;
+    const int visits = order->visits, forwards = order->forwards;
+    chain_check_line("evaluation", chain_step(&c, false).counted, "g0 F0:1 g1 F1:1 g2 F2:1");
+    KN_CHECK(c.gathered == 0 && order->visits == visits && order->forwards == forwards,
+             "%d layers stay gathered, %d visits, %d forwards", c.gathered, order->visits,
+             order->forwards);
+    chain_free(&c);
+}
+
 KN_TEST(schedule, keep_gathered_across_micro_batches)
 {
     chain c;

@@ -359,12 +359,28 @@ KN_TEST(summon, host_memory_reads_and_writes)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
+static bool buffer_of_a_unit(net *m)
+{
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_buffer(&m->fc2, "mean", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)));
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* By the module and in state dicts names are those that the modules were given, as before it was
+ * wrapped. */
 static int clean_names(kn_comm *world, void *arg)
 {
+    static const char *const name[] = { "wte.weight", "fc1.weight", "fc1.bias",
+                                        "fc2.weight", "fc2.bias",   "ln.weight",
+                                        "ln.bias",    "scale",      "fc2.mean" };
+    enum { PARAMS = 7, NAMES = sizeof name / sizeof *name };
     net m, ref;
     const kn_param *p, *r;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && buffer_of_a_unit(&m), "init");
+    EXPECT(net_reference(&ref) && buffer_of_a_unit(&ref), "init of the reference");
     EXPECT(net_wrap(&m, world, arg), "wrap");
+    EXPECT(kn_fsdp_is_unit(&m.fc2) && kn_fsdp_is_unit(&m), "the units");
     int n = kn_params(&m, &p);
     EXPECT(kn_params(&ref, &r) == n && n == 7, "%d parameters", n);
     for (int i = 0; i < n; i++) {
@@ -372,10 +388,20 @@ static int clean_names(kn_comm *world, void *arg)
         EXPECT(p[i].numel == r[i].numel && p[i].trainable == r[i].trainable, "%s", p[i].name);
         EXPECT(kn_ndim(p[i].tensor) == kn_ndim(r[i].tensor), "%s: the handle's shape", p[i].name);
     }
-    EXPECT(strcmp(p[0].name, "wte.weight") == 0, "%s", p[0].name);
-    EXPECT(kn_module_param(&m, "fc1.weight") == p[1].tensor, "found by name");
-    EXPECT(m.base.impl->buffers == 1 && strcmp(m.base.impl->buffer[0].name, "scale") == 0,
-           "buffer");
+    kn_state *s = kn_state_dict(&m);
+    EXPECT(kn_state_count(s) == NAMES, "%d names of a state", kn_state_count(s));
+    for (int i = 0; i < NAMES; i++) {
+        EXPECT(i >= PARAMS || strcmp(p[i].name, name[i]) == 0, "%s", p[i].name);
+        EXPECT(i >= PARAMS || kn_module_param(&m, name[i]) == p[i].tensor, "%s by name", name[i]);
+        EXPECT(i < PARAMS || kn_module_buffer(&m, name[i]), "%s by name", name[i]);
+        EXPECT(kn_state_has(s, name[i]), "%s of the state", name[i]);
+    }
+    kn_state_free(s);
+    const char *scale = NULL, *mean = NULL;
+    EXPECT(kn_module_buffers(&m) == 1 && kn_module_buffer_at(&m, 0, &scale) &&
+               kn_module_buffers(&m.fc2) == 1 && kn_module_buffer_at(&m.fc2, 0, &mean) &&
+               strcmp(scale, "scale") == 0 && strcmp(mean, "mean") == 0,
+           "names of buffers");
     kn_module_free(&m);
     kn_module_free(&ref);
     return !kn_ok();
