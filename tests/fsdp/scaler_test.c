@@ -1,9 +1,10 @@
 /* tests/fsdp/scaler_test.c: loss scaling agrees over ranks: if one rank's gradients overflow, all
- * skip, lower the scale equally, and continue as one process does. Rank functions return a
- * status. */
+ * skip, lower the scale equally, and continue as one process does, which trains as one without a
+ * scale. Rank functions return a status. */
 #include "tests/fsdp/net.h"
 
 enum { STEPS = 6, MICRO = 4, OVERFLOWS = 2 };
+#define CLIP 0.001
 
 /* A linear model in f16: the size of its inputs decides whether its gradients overflow. */
 typedef struct half {
@@ -25,15 +26,16 @@ static bool half_init(half *m)
            kn_linear_init(&m->out, &m->base, "out", 7, 3, .device = KN_META);
 }
 
-/* Micro-batch 1 of step OVERFLOWS is large: its gradients, not its loss, overflow f16. */
+/* Micro-batch 1 of step OVERFLOWS is large: its gradients, not its loss, overflow f16. Without a
+ * scaler the loss has no scale. */
 static bool half_backward(half *m, kn_scaler *s, int step, int micro)
 {
     kn_scope scope = kn_scope_begin();
     double size = step == OVERFLOWS && micro == 1 ? 600 : 0.1;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)(2 * step + micro), KN_SHAPE(4, 5));
     kn_tensor *y = kn_cast(kn_call(m, kn_scale(x, size)), KN_F32);
-    bool ok =
-        kn_backward(kn_scale_loss(s, kn_mse_loss(y, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4, 3)))));
+    kn_tensor *loss = kn_mse_loss(y, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4, 3)));
+    bool ok = kn_backward(s ? kn_scale_loss(s, loss) : loss);
     kn_scope_end(scope);
     return ok;
 }
@@ -68,6 +70,12 @@ typedef struct job {
     outcome *out; /* one a rank; shared */
 } job;
 
+/* AdamW doesn't see a constant scale; SGD does. */
+static kn_optim *optim_of(half *m, bool clip)
+{
+    return clip ? kn_adamw(m, .lr = 0.01) : kn_sgd(m, .lr = 1);
+}
+
 static int train(kn_comm *world, void *arg)
 {
     job *j = arg;
@@ -79,13 +87,13 @@ static int train(kn_comm *world, void *arg)
     EXPECT(half_init(&m) && kn_fsdp_wrap(&m, world, .strategy = j->s->strategy, .mesh = j->s->mesh,
                                          .layout = j->s->layout, .wrap_class = "linear",
                                          .param_dtype = KN_F16, .reduce_dtype = KN_F32, .seed = 5));
-    kn_optim *o = kn_adamw(&m, .lr = 0.01);
+    kn_optim *o = optim_of(&m, j->clip);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 4096, .interval = 2);
     EXPECT(o && s);
     for (int step = 0; step < STEPS; step++) {
         for (int a = 0; a < MICRO / n; a++)
             EXPECT(half_backward(&m, s, step, a * n + rank));
-        out->norm[step] = j->clip ? (float)kn_item(kn_clip_grad_norm(&m, 0.001)) : 0;
+        out->norm[step] = j->clip ? (float)kn_item(kn_clip_grad_norm(&m, CLIP)) : 0;
         EXPECT(kn_scaler_step(s, o), "step %d", step);
         out->scale[step] = kn_scaler_get(s).scale;
     }
@@ -130,6 +138,49 @@ static void check_rank(const outcome *o, const outcome *alone, const setting *s,
              "%d ranks, strategy %d: rank %d went another way", s->ranks, s->strategy, rank);
 }
 
+/* One process without scaler in f32 that leaves out step OVERFLOWS. */
+static int train_unscaled(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    half m;
+    (void)world;
+    kn_set_threads(1);
+    kn_set_step(0);
+    EXPECT(half_init(&m) && kn_materialize(&m, KN_CPU, 5));
+    kn_optim *o = optim_of(&m, j->clip);
+    for (int step = 0; step < STEPS; step++) {
+        for (int a = 0; a < MICRO && step != OVERFLOWS; a++)
+            EXPECT(half_backward(&m, NULL, step, a));
+        if (step == OVERFLOWS)
+            continue;
+        j->out->norm[step] = j->clip ? (float)kn_item(kn_clip_grad_norm(&m, CLIP)) : 0;
+        EXPECT(kn_step(o), "step %d", step);
+    }
+    EXPECT(kn_param_read(&m, 0, j->out->param[0]) && kn_param_read(&m, 2, j->out->param[1]));
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+/* The scale changes nothing but rounding: neither norms nor parameters. */
+static void check_unscaled(const outcome *o, bool clip)
+{
+    outcome *plain =
+        mmap(NULL, sizeof *plain, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    job j = { NULL, clip, plain };
+    KN_CHECK((THREADS_ONLY ? kn_spawn_threads : kn_spawn)(1, train_unscaled, &j) == 0);
+    for (int i = 0; i < STEPS; i++)
+        KN_CHECK(i == OVERFLOWS || fabsf(o->norm[i] - plain->norm[i]) <= 0.01f * plain->norm[i],
+                 "step %d: norm %g, without a scale %g", i, (double)o->norm[i],
+                 (double)plain->norm[i]);
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < (k ? 21 : 35); i++)
+            KN_CHECK(fabsf(o->param[k][i] - plain->param[k][i]) < 2e-3f,
+                     "element %d: %g, without a scale %g", i, (double)o->param[k][i],
+                     (double)plain->param[k][i]);
+    munmap(plain, sizeof *plain);
+}
+
 KN_TEST(scaler, an_overflow_on_one_rank_skips_the_step_on_all)
 {
     outcome *out = mmap(NULL, RUNS * 4 * sizeof *out, PROT_READ | PROT_WRITE,
@@ -146,6 +197,7 @@ KN_TEST(scaler, an_overflow_on_one_rank_skips_the_step_on_all)
                 check_rank(&j.out[r], out, s, r);
         }
         check_alone(out, clip);
+        check_unscaled(out, clip);
     }
     munmap(out, RUNS * 4 * sizeof *out);
 }
