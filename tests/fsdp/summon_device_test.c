@@ -85,6 +85,62 @@ static int host_and_back(kn_comm *world, void *arg)
     return !kn_ok();
 }
 
+/* Whole states of units on a device, on all ranks or on the first, lie in the host's memory. */
+static int states_in_host_memory(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    const way *w = j->way;
+    net m, ref;
+    const bool here = !j->rank0_only || kn_rank(world) == 0;
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
+                        .device = STAND_IN, .seed = NET_SEED),
+           "wrap");
+    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    EXPECT(backward(&m, kn_rank(world)) && kn_step(o), "step");
+    kn_state *s[] = { kn_state_dict(&m, .rank0_only = j->rank0_only),
+                      kn_optim_state_dict(o, .rank0_only = j->rank0_only) };
+    for (int k = 0; k < 2; k++) {
+        EXPECT(s[k] && (kn_state_count(s[k]) > 5) == here, "state %d", k);
+        for (int i = 0; i < kn_state_count(s[k]); i++) {
+            const char *name = kn_state_name(s[k], i);
+            bool number = k == 1 && !strstr(name, ".exp_avg");
+            EXPECT(number || kn_device_of(kn_state_tensor(s[k], name)) == KN_CPU, "%s", name);
+        }
+    }
+    EXPECT(!here || kn_load_state_dict(&ref, s[0]), "load");
+    for (int i = 0; i < 7; i++) {
+        const kn_param *r;
+        kn_params(&ref, &r);
+        float whole[128];
+        EXPECT(kn_param_read(&m, i, whole), "read");
+        EXPECT(!here || memcmp(whole, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "%s",
+               r[i].name);
+    }
+    kn_state_free(s[0]), kn_state_free(s[1]);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    kn_module_free(&ref);
+    return !kn_ok();
+}
+
+KN_TEST(summon_device, states_lie_in_host_memory)
+{
+    for (int i = 0; i < WAYS; i++)
+        for (int ranks = 1; ranks <= 4; ranks *= 2) {
+            if (THREADS_ONLY)
+                KN_SKIP("the stand-in is a process's");
+            if (ways[i].offload_dir || (ways[i].ranks && ways[i].ranks != ranks))
+                continue;
+            job j = { .way = &ways[i], .rank0_only = (i + ranks) % 2 };
+            stand_in_begin((stand_in){ .inline_streams = true });
+            int failed = kn_spawn(ranks, states_in_host_memory, &j);
+            stand_in_end();
+            KN_CHECK(failed == 0, "way %d, %d of %d ranks failed", i, failed, ranks);
+        }
+}
+
 static void run(job j, int ranks)
 {
     stand_in_begin((stand_in){ .inline_streams = true });

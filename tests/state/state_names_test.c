@@ -244,17 +244,37 @@ KN_TEST(state_names, floats_are_converted)
     on_threads(2, rounded, (void *)&ways[0]);
 }
 
+/* The moments at number i are those of parameter i, by name in the other state. */
+static bool moments_by_number(const kn_state *s, net *m, const kn_state *by_name)
+{
+    static const char *const what[] = { "exp_avg", "exp_avg_sq" };
+    const kn_param *p;
+    const int n = kn_params(m, &p);
+    int seen = 0;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < 2 && p[i].trainable; k++, seen++) {
+            char number[64], name[64];
+            snprintf(number, sizeof number, "o.%d.%s", i, what[k]);
+            snprintf(name, sizeof name, "o.%s.%s", p[i].name, what[k]);
+            if (!same_bytes(kn_state_tensor(s, number), kn_state_tensor(by_name, name)))
+                return kn_ok() && kn_fail("%s differs from %s", number, name);
+        }
+    return kn_ok() && seen == 2 * 6;
+}
+
 KN_TEST(state_names, keys_by_number_and_back)
 {
     net m;
     KN_CHECK(net_reference(&m));
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    KN_CHECK(net_step(&m, o, NULL, 0), "%s", kn_error());
     kn_state *s = kn_optim_state_dict(o, .prefix = "o."),
              *was = kn_optim_state_dict(o, .prefix = "o.");
     KN_CHECK(kn_state_set_int(s, "epoch", 3) && kn_state_set_int(was, "epoch", 3));
     KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."), "%s", kn_error());
     KN_CHECK(kn_state_has(s, "o.0.exp_avg") && kn_state_has(s, "o.3.step") &&
              kn_state_has(s, "epoch") && !kn_state_has(s, "o.wte.weight.exp_avg"));
+    KN_CHECK(moments_by_number(s, &m, was), "%s", kn_error());
     REFUSED(kn_state_rekey(s, &m, KN_KEYS_INDEX, "o."), "begins with no name of a parameter");
     KN_CHECK(kn_state_has(s, "o.0.exp_avg"));
     KN_CHECK(kn_state_rekey(s, &m, KN_KEYS_NAME, "o.") && kn_state_int(s, "epoch") == 3);

@@ -41,6 +41,7 @@ KN_TEST(state_values, by_name)
 
 typedef struct moved {
     const char *path;
+    bool plain; /* the model that is saved isn't wrapped */
     float param[4][MOST];
 } moved;
 
@@ -57,7 +58,8 @@ static int saves(kn_comm *world, void *arg)
 {
     moved *out = arg;
     net m;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, &ways[0]), "init");
+    EXPECT(out->plain ? net_reference(&m) : net_init(&m, KN_META) && net_wrap(&m, world, &ways[0]),
+           "init");
     kn_optim *o = kn_adamw(&m, .lr = 0.05);
     EXPECT(net_step(&m, o, world, 0), "step");
     kn_state *s = kn_state_dict(&m, .rank0_only = true, .prefix = "model.");
@@ -113,6 +115,16 @@ KN_TEST(state_values, saved_on_four_ranks_and_opened_on_two)
     on_threads(4, saves, &m);
     on_threads(2, opens, &m);
     on_threads(1, opens, &m);
+    remove_temp();
+}
+
+KN_TEST(state_values, saved_without_sharding_and_opened_on_two)
+{
+    static moved m;
+    m.path = temp_path("state.safetensors");
+    m.plain = true;
+    on_threads(1, saves, &m);
+    on_threads(2, opens, &m);
     remove_temp();
 }
 
