@@ -4,6 +4,48 @@
 #include "tests/fsdp/chain.h"
 #include "tests/fsdp/two.h"
 
+/* ---- of one unit, or of all below ------------------------------------------------------------ */
+
+static bool set_all(two *m, int setter, bool recurse)
+{
+    bool (*const off[])(void *, bool, bool) = { kn_fsdp_set_gradient_sync, kn_fsdp_set_all_reduce,
+                                                kn_fsdp_set_reshard_after_backward,
+                                                kn_fsdp_set_unshard_in_backward };
+    return setter < 4    ? off[setter](m, false, recurse)
+           : setter == 4 ? kn_fsdp_set_reshard_after_forward(m, KN_RESHARD_NEVER, recurse)
+           : setter == 5 ? kn_fsdp_set_reduce_unused(m, true, recurse)
+                         : kn_fsdp_set_divide_factor(m, 3, recurse);
+}
+
+static bool is_set(const kn_linear *m, int setter)
+{
+    const kn_unit *u = kn_unit_of(m->base.impl);
+    const bool set[] = { !u->sync,
+                         !u->all_reduce,
+                         !u->reshard_after_backward,
+                         !u->unshard_in_backward,
+                         u->options.reshard_after_forward == KN_RESHARD_NEVER,
+                         u->reduce_unused,
+                         u->options.divide_factor == 3 };
+    return set[setter];
+}
+
+KN_TEST(control, setters_of_one_unit_or_of_all)
+{
+    for (int setter = 0; setter < 7; setter++)
+        for (int recurse = 0; recurse < 2; recurse++) {
+            two m;
+            KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+                         kn_fsdp_wrap(&m, kn_comm_self(), .wrap_class = "linear") &&
+                         set_all(&m, setter, recurse),
+                     "%s", kn_error());
+            KN_CHECK(is_set((kn_linear *)&m, setter) && is_set(&m.a, setter) == recurse &&
+                         is_set(&m.b, setter) == recurse,
+                     "setter %d, recurse %d", setter, recurse);
+            kn_module_free(&m);
+        }
+}
+
 /* ---- several backwards before a step --------------------------------------------------------- */
 
 enum { ROUNDS = 4, STEPS = 2 };

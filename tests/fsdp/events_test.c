@@ -2,6 +2,7 @@
  * among simulated ranks (chain.h). */
 #include "fsdp/schedule.h"
 #include "tests/fsdp/chain.h"
+#include "tests/fsdp/two.h"
 
 enum { DIM = 16 };
 
@@ -52,6 +53,33 @@ KN_TEST(events, of_a_step)
     KN_CHECK(kn_error() && strstr(kn_error(), "no unit of fsdp"), "%s", kn_error());
     kn_clear_error();
     chain_free(&c);
+}
+
+/* A root with a parameter of its own stays gathered between its forward and its backward, unless it
+ * is told otherwise; the units inside it go. */
+KN_TEST(events, the_root_stays)
+{
+    for (int always = 0; always < 2; always++) {
+        two m;
+        heard h = { .line = "" };
+        kn_comm *world = kn_comm_simulated(2, 0, 1e6);
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world, .device = KN_META) &&
+                     kn_fsdp_wrap(&m, world, .device = KN_META,
+                                  .reshard_after_forward =
+                                      always ? KN_RESHARD_ALWAYS : KN_RESHARD_DEFAULT) &&
+                     kn_fsdp_on_event(&m, hear_event, &h),
+                 "%s", kn_error());
+        kn_tensor *y = kn_call(&m, kn_zeros(KN_F32, KN_META, KN_SHAPE(2, 4)));
+        chain_check_line(
+            "forward", h.line,
+            always ? "gather two, gathered two, gather a, gathered a, release a, release two"
+                   : "gather two, gathered two, gather a, gathered a, release a");
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && h.gathered == 0, "%s", kn_error());
+        kn_scope_end(scope);
+        kn_module_free(&m);
+        kn_comm_simulated_free(world);
+    }
 }
 
 /* Reductions in the order of events: r is issued, d is done, of four layers. */

@@ -26,17 +26,27 @@ KN_TEST(gather, explicit_prefetch_lists)
     chain_free(&c);
 }
 
+static void hear_kinds(const kn_fsdp_event *e, void *arg)
+{
+    char *line = arg;
+    size_t n = strlen(line);
+    snprintf(line + n, 64 - n, "%s ", kn_fsdp_event_name(e->kind));
+}
+
 KN_TEST(gather, manual_unshard)
 {
     chain c;
     chain_init(&c, 2, DIM, 4);
     chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
     chain_step(&c, true);
-    kn_trace_start(100);
+    char heard[64] = "";
+    KN_CHECK(kn_fsdp_on_event(&c.layer[1], hear_kinds, heard));
     kn_unshard_handle h = kn_fsdp_unshard(&c.layer[1]);
+    chain_check_line("issued", heard, "gather ");
     int64_t bytes = kn_ledger_read().live[KN_MEM_GATHERED];
     KN_CHECK(bytes == DIM * DIM * 4, "%lld bytes gathered before the wait", (long long)bytes);
     KN_CHECK(h.unit && kn_unshard_wait(h));
+    chain_check_line("waited for", heard, "gather gathered ");
     bytes = kn_ledger_read().live[KN_MEM_GATHERED];
     KN_CHECK(bytes == DIM * DIM * 4, "%lld bytes gathered", (long long)bytes);
     chain_check_line("layer 1 is there already", chain_step(&c, true).line,

@@ -212,15 +212,21 @@ KN_TEST(unit, size_policy)
 }
 
 /* Units inside units: the outer one holds the remaining parameters. */
+static bool nested(matrix_net *n, const matrix_spec *s)
+{
+    return count_units(n, s->model == MATRIX_GPT ? 1 + 2 * (3 + 4) : 1 + 1 + 4 * 2);
+}
+
 KN_TEST(unit, nested_units)
 {
     for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) {
-        MATRIX_CHECK(.model = MATRIX_GPT, .ranks = 3,
+        MATRIX_CHECK(.model = MATRIX_GPT, .ranks = 3, .prepare = nested,
                      .o = { .strategy = s, .wrap_class = "gpt_block,self_attention,mlp,linear" });
-        MATRIX_CHECK(.model = MATRIX_TURN, .o = { .strategy = s,
-                                                  .wrap_class = "turn_block,linear",
-                                                  .forward_prefetch = true,
-                                                  .max_gathers = 1 });
+        MATRIX_CHECK(.model = MATRIX_TURN, .prepare = nested,
+                     .o = { .strategy = s,
+                            .wrap_class = "turn_block,linear",
+                            .forward_prefetch = true,
+                            .max_gathers = 1 });
     }
 }
 

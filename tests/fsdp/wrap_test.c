@@ -111,6 +111,17 @@ KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
             KN_CHECK(error_has("names 'lineal', but no module of 'two'", "did you mean 'linear'?"));
         kn_module_free(&m);
     }
+    for (int i = 0; i < 2; i++) { /* the policy wraps the others */
+        two m;
+        KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_fsdp_wrap(&m.a, NULL), "%s", kn_error());
+        const void *by_hand = kn_unit_of(m.a.base.impl);
+        KN_CHECK(i ? kn_fsdp_wrap(&m, NULL, .min_params = 10)
+                   : kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"),
+                 "%s", kn_error());
+        KN_CHECK(kn_fsdp_is_unit(&m.b) && kn_unit_of(m.a.base.impl) == by_hand &&
+                 kn_fsdp_units(&m, NULL, 0) == 3);
+        kn_module_free(&m);
+    }
 }
 
 /* A name in a list that no module has is an error, for any other names. The whole tree counts: the

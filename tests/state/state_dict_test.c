@@ -54,6 +54,9 @@ static int sharded(kn_comm *world, void *arg)
     kn_state *so = kn_optim_state_dict(a, .kind = KN_STATE_SHARDED);
     kn_state *local = kn_state_dict(&m, .kind = KN_STATE_LOCAL);
     EXPECT(s && so && local && calls_of(world) == before, "something was sent");
+    EXPECT(kn_state_has(s, "fc1.weight") && !kn_state_has(local, "fc1.weight") &&
+               kn_state_has(local, "fc2._flat_param"),
+           "names of a local state: units as they lie in memory");
     EXPECT(net_step(&m, a, world, 1) && kn_load_state_dict(&m, s) &&
                kn_load_optim_state_dict(a, so) && all_read_as(&m, &ref),
            "back");
