@@ -139,6 +139,25 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
     }
 }
 
+/* .timeout_s is that of the ranks that the unit was wrapped with; without it theirs stays. */
+static int timeouts(kn_comm *world, void *arg)
+{
+    place_net m;
+    (void)arg;
+    kn_comm_set_timeout(world, 50);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(place_init(&m) && kn_fsdp_wrap(&m, world, .timeout_s = i ? 70 : 0), "wrap");
+        EXPECT(kn_comm_get_timeout(world) == (i ? 70 : 50), "%g s", kn_comm_get_timeout(world));
+        kn_module_free(&m);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(place, the_timeout_of_the_ranks)
+{
+    KN_CHECK(kn_spawn_threads(2, timeouts, NULL) == 0);
+}
+
 /* Without .device the parameters' device is used, to hold them and to compute. */
 static int where_parameters_are(kn_comm *world, void *arg)
 {

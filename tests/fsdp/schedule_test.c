@@ -133,6 +133,13 @@ KN_TEST(schedule, changed_order)
                      "g1 g0 F1 g2 F0 F2 g2 g0 B2 s2 g1 B0 s0 B1 s1");
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0, "nothing stays gathered");
     chain_free(&c);
+    chain_init(&c, 3, DIM, 4);
+    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_POST));
+    chain_step(&c, true);
+    memcpy(c.order, (int[]){ 1, 0, 2 }, 3 * sizeof(int));
+    chain_check_line("backward gathers by the forward just run", chain_step(&c, true).line,
+                     "g1 F1 g0 F0 g2 F2 g2 B2 g0 s2 B0 g1 s0 B1 s1");
+    chain_free(&c);
 }
 
 KN_TEST(schedule, branch_skips_a_unit)

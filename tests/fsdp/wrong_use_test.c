@@ -332,6 +332,28 @@ KN_TEST(wrong_use, step_without_gradients)
     drop(n);
 }
 
+static kn_tensor *backward_forward(kn_module *self, kn_tensor *x)
+{
+    kn_tensor *y = kn_linear(x, kn_module_param(self, "weight"), NULL, false);
+    kn_backward(kn_sum(y, 0, NULL, false));
+    return y;
+}
+
+/* A unit's forward that runs its backward, before it is over. */
+KN_TEST(wrong_use, backward_inside_forward)
+{
+    kn_module m = { 0 };
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_module_init(&m, backward_forward) &&
+                 kn_parameter(&m, "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(3, 3)) &&
+                 kn_fsdp_wrap(&m, NULL),
+             "%s", kn_error());
+    KN_CHECK(!kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))));
+    CHECK_SAYS("is in forward, so a backward cannot happen now", "calls of its units are over");
+    kn_scope_end(scope);
+    kn_module_free(&m);
+}
+
 KN_TEST(wrong_use, calls_during_summon)
 {
     matrix_net *n = wrapped(MATRIX_TURN);

@@ -21,7 +21,10 @@ static int any_into_any(kn_comm *world, void *arg)
     kn_state *mine_o = kn_optim_state_dict(a), *want_o = kn_optim_state_dict(b);
     EXPECT(mine && want && same_states(mine, want), "model");
     EXPECT(mine_o && want_o && same_states(mine_o, want_o), "optimizer");
+    EXPECT(kn_fill_(kn_module_buffer(&other, "scale"), 7), "a buffer of other values");
     EXPECT(kn_load_state_dict(&other, want) && kn_load_optim_state_dict(c, want_o), "load");
+    EXPECT(same_bytes(kn_module_buffer(&other, "scale"), kn_module_buffer(&ref, "scale")),
+           "the buffer");
     EXPECT(all_read_as(&other, &ref) && kn_lr(c) == 0.05 && kn_optim_steps(c) == 2, "loaded");
     for (int i = 2; i < 4; i++) {
         EXPECT(net_step(&m, a, world, i) && net_step(&other, c, world, i) &&
