@@ -1,0 +1,63 @@
+/* tests/fsdp/offload_units_test.c: offload of one unit of a tree alone: to files beside masters in
+ * memory, which trains as a plain process does; from a device beside masters on it, which no
+ * optimizer takes. Rank functions return a status and never assert. */
+#include "tests/fsdp/stand_in.h"
+#include "tests/fsdp/two.h"
+
+static int to_files(kn_comm *world, void *arg)
+{
+    two m, plain;
+    const int ranks = kn_comm_size(world);
+    (void)arg;
+    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m.a, world, .offload_dir = "/tmp", .seed = NET_SEED) &&
+           kn_fsdp_wrap(&m, world, .seed = NET_SEED));
+    EXPECT(kn_memory_is_store(kn_unit_of(m.a.base.impl)->bucket[0]->memory) &&
+               !kn_memory_is_store(kn_unit_of(m.base.impl)->bucket[0]->memory),
+           "where the masters are");
+    kn_optim *a = kn_adamw(&plain, .lr = 0.1), *b = kn_adamw(&m, .lr = 0.1);
+    for (int step = 0; step < 2; step++) {
+        for (int i = 0; i < ranks; i++)
+            EXPECT(two_backward(&plain, step * ranks + i));
+        EXPECT(two_backward(&m, step * ranks + kn_rank(world)) && kn_step(a) && kn_step(b));
+        EXPECT(all_read_as(&m, &plain), "step %d", step);
+    }
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    kn_module_free(&plain);
+    return !kn_ok();
+}
+
+KN_TEST(offload_units, one_in_files)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, to_files, NULL) == 0, "%d ranks", ranks);
+}
+
+static int from_the_device(kn_comm *world, void *arg)
+{
+    two m;
+    (void)arg;
+    EXPECT(two_init(&m, KN_META, KN_F32) &&
+           kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
+           kn_fsdp_wrap(&m, world, .device = STAND_IN));
+    EXPECT(!kn_sgd(&m, .lr = 0.1) &&
+           error_has("'a.weight' lies on cpu and 'b.weight' on stand-in", "offload all"));
+    kn_optim *a = kn_sgd(&m.a, .lr = 0.1);
+    EXPECT(a != NULL);
+    kn_optim_free(a);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+KN_TEST(offload_units, one_beside_others_on_the_device_is_refused)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("the stand-in is a process's");
+    stand_in_begin((stand_in){ .inline_streams = true });
+    int failed = kn_spawn(1, from_the_device, NULL) + kn_spawn(2, from_the_device, NULL);
+    stand_in_end();
+    KN_CHECK(failed == 0, "%d ranks failed", failed);
+}
