@@ -274,8 +274,11 @@ KN_TEST(precision, batchnorm_is_in_full_precision_by_itself)
                      kn_parameter(&m.a, "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(DIM)) &&
                      spy_init(&m.b, &m.base, "b", false),
                  "%s", kn_error());
-        KN_CHECK(kn_fsdp_wrap(&m, NULL, .param_dtype = mixed ? KN_BF16 : KN_DTYPE_DEFAULT), "%s",
-                 kn_error());
+        KN_CHECK(kn_fsdp_wrap(&m, NULL, .param_dtype = mixed ? KN_BF16 : KN_DTYPE_DEFAULT,
+                              .reduce_dtype = mixed ? KN_BF16 : KN_DTYPE_DEFAULT),
+                 "%s", kn_error());
+        const kn_unit *of_a = kn_unit_of(mixed ? m.a.base.impl : m.base.impl);
+        KN_CHECK(of_a->bucket[0]->reduce_dtype == KN_F32, "gradients are reduced in less");
         call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)));
         KN_CHECK_OK();
         KN_CHECK(m.a.in == KN_F32 && m.a.weight == KN_F32, "mixed %d", mixed);

@@ -404,6 +404,30 @@ KN_TEST(wrap, policy_by_size)
     kn_module_free(&g);
 }
 
+static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
+                      void *arg)
+{
+    (void)unclaimed, (void)arg;
+    if (!recurse && strcmp(kn_module_path(m), "b") == 0) {
+        o->layout = KN_LAYOUT_PER_PARAM;
+        o->param_dtype = KN_BF16;
+    }
+    return true;
+}
+
+/* What a policy changes in the options is for that unit alone. */
+KN_TEST(wrap, policy_gives_units_options_of_their_own)
+{
+    two m;
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .policy = changes_b), "%s",
+             kn_error());
+    const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
+    KN_CHECK(a && a->options.layout == KN_LAYOUT_FLAT && !a->options.param_dtype);
+    KN_CHECK(b && b->options.layout == KN_LAYOUT_PER_PARAM && b->options.param_dtype == KN_BF16);
+    KN_CHECK(kn_unit_of(m.base.impl)->options.layout == KN_LAYOUT_FLAT);
+    kn_module_free(&m);
+}
+
 /* What a unit below has claimed doesn't count for the module around it. */
 KN_TEST(wrap, policy_by_size_counts_what_is_left)
 {

@@ -332,17 +332,23 @@ KN_TEST(wrong_use, step_without_gradients)
     drop(n);
 }
 
+static bool releases; /* in place of a backward */
+
 static kn_tensor *backward_forward(kn_module *self, kn_tensor *x)
 {
     kn_tensor *y = kn_linear(x, kn_module_param(self, "weight"), NULL, false);
-    kn_backward(kn_sum(y, 0, NULL, false));
+    if (releases)
+        kn_fsdp_reshard(self);
+    else
+        kn_backward(kn_sum(y, 0, NULL, false));
     return y;
 }
 
-/* A unit's forward that runs its backward, before it is over. */
+/* A unit's forward that runs its backward, or releases its parameters, before it is over. */
 KN_TEST(wrong_use, backward_inside_forward)
 {
     kn_module m = { 0 };
+    releases = false;
     kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_module_init(&m, backward_forward) &&
                  kn_parameter(&m, "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(3, 3)) &&
@@ -350,6 +356,9 @@ KN_TEST(wrong_use, backward_inside_forward)
              "%s", kn_error());
     KN_CHECK(!kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))));
     CHECK_SAYS("is in forward, so a backward cannot happen now", "calls of its units are over");
+    releases = true;
+    KN_CHECK(!kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))));
+    CHECK_SAYS("kn_fsdp_reshard", "in a forward or backward and needs its parameters");
     kn_scope_end(scope);
     kn_module_free(&m);
 }

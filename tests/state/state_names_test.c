@@ -207,9 +207,32 @@ static int scoped(kn_comm *world, void *arg)
     return !kn_ok();
 }
 
+/* A scope's .rank0_only is for modules, .optim_rank0_only for optimizers. */
+static int scoped_rank0(kn_comm *world, void *arg)
+{
+    net m;
+    const bool first = kn_rank(world) == 0;
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    for (int optim = 0; optim < 2; optim++) {
+        kn_state_dict_scope t =
+            kn_state_dict_type(&m, KN_STATE_FULL, .rank0_only = !optim, .optim_rank0_only = optim);
+        kn_state *s = kn_state_dict(&m), *so = kn_optim_state_dict(o);
+        EXPECT(s && so && (kn_state_count(s) > 0) == (first || optim) &&
+                   (kn_state_count(so) > 0) == (first || !optim),
+               "optim %d", optim);
+        kn_state_free(s), kn_state_free(so);
+        EXPECT(kn_state_dict_type_end(t));
+    }
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
 KN_TEST(state_names, a_scope_sets_the_kind)
 {
     on_threads(2, scoped, (void *)&ways[0]);
+    on_threads(2, scoped_rank0, (void *)&ways[0]);
 }
 
 /* ---- dtypes and keys ------------------------------------------------------------------------- */
