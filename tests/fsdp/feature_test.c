@@ -195,6 +195,7 @@ KN_TEST(feature, no_sync)
             MATRIX_CHECK(.model = m, .o.strategy = s, .skip_sync = 3, .rounds = 3);
     MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 4, .skip_sync = 5, .rounds = 4);
     MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 3, .skip_sync = 1, .o.layout = KN_LAYOUT_PER_PARAM);
+    MATRIX_CHECK(.model = MATRIX_ODD, .skip_sync = 3, .rounds = 3, .offload = true);
 }
 
 /* One unit adds up on its rank while the others reduce: two groupings in one step. */
