@@ -322,7 +322,7 @@ static bool begin_buffer(const kn_unit *u, kn_buffer_entry *b, const char *name)
             name, shares(u) ? ", on rank 0 too" : "", kn_unit_name(u), kn_device_name(o->device));
     return kn_buffer_settle(b, o->device, o->seed, false) &&
            (!shares(u) || buffer_from_rank0(u, b->tensor, name)) &&
-           (!o->buffer_dtype || kn_buffer_cast(b->tensor, o->buffer_dtype, u));
+           (!o->buffer_dtype || kn_buffer_cast(b->tensor, o->buffer_dtype));
 }
 
 static bool begin_below(const kn_unit *u, kn_module_impl *m)
@@ -349,51 +349,21 @@ bool kn_unit_begin_buffers(kn_unit *u)
     return true;
 }
 
-typedef bool (*buffer_fn)(const kn_unit *u, kn_tensor *buffer);
-
-/* fn for all buffers at and below m that belong to u. */
-static bool each_below(const kn_unit *u, kn_module_impl *m, buffer_fn fn)
+static bool show_below(kn_module_impl *m, bool full)
 {
     bool ok = true;
     for (int i = 0; i < m->buffers; i++)
-        ok = fn(u, m->buffer[i].tensor) && ok;
+        ok = kn_buffer_show(m->buffer[i].tensor, full) && ok;
     for (int i = 0; i < m->children; i++)
         if (!m->child[i]->impl->unit)
-            ok = each_below(u, m->child[i]->impl, fn) && ok;
+            ok = show_below(m->child[i]->impl, full) && ok;
     return ok;
-}
-
-static bool each_buffer(const kn_unit *u, buffer_fn fn)
-{
-    bool ok = true;
-    for (int i = 0; i < u->modules; i++)
-        ok = each_below(u, u->module[i], fn) && ok;
-    return ok;
-}
-
-static bool show_full(const kn_unit *u, kn_tensor *buffer)
-{
-    (void)u;
-    return kn_buffer_show(buffer, true);
-}
-
-static bool show_computing(const kn_unit *u, kn_tensor *buffer)
-{
-    (void)u;
-    return kn_buffer_show(buffer, false);
 }
 
 bool kn_unit_show_buffers(kn_unit *u, bool full)
 {
-    return each_buffer(u, full ? show_full : show_computing);
-}
-
-static bool uncast(const kn_unit *u, kn_tensor *buffer)
-{
-    return !buffer->dtypes || buffer->dtypes->by != u || kn_buffer_uncast(buffer);
-}
-
-void kn_unit_uncast_buffers(kn_unit *u)
-{
-    each_buffer(u, uncast);
+    bool ok = true;
+    for (int i = 0; i < u->modules; i++)
+        ok = show_below(u->module[i], full) && ok;
+    return ok;
 }

@@ -320,7 +320,7 @@ static void forget_borrowed(kn_unit *u)
 }
 
 /* Everything that can fail comes first, and only then do the modules' handles turn to the unit:
- * where making it fails, the modules have their parameters as before. */
+ * where making it fails, the modules have their parameters as before (buffers: undo.c). */
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_wrap_options *o)
 {
@@ -360,7 +360,6 @@ done:
             kn_host_free(module[i]->unit);
             module[i]->unit = NULL;
         }
-        kn_unit_uncast_buffers(u);
         kn_unit_free(u);
     }
     kn_claims_free(&c);

@@ -20,8 +20,6 @@ typedef struct kn_claims {
 /* Buffers of u's modules, and of those below outside other units, move to u's device, get rank 0's
  * values with .sync_from_rank0 (collective), and .buffer_dtype. Ignored ones stay as they are. */
 bool kn_unit_begin_buffers(kn_unit *u);
-/* Buffers that u gave another dtype have their own again. */
-void kn_unit_uncast_buffers(kn_unit *u);
 /* This rank's parts of the claimed parameters, whose buckets are there, get their values.
  * Collective with .sync_from_rank0. */
 bool kn_unit_begin_params(kn_unit *u, const kn_claims *c);

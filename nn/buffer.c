@@ -129,8 +129,7 @@ bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool 
     kn_tensor *t = b->tensor;
     bool fill = b->declared && (again || kn_device_of(t) == KN_META);
     kn_dtype computes = t->dtypes ? t->dtypes->dtype[1] : t->dtype;
-    const void *by = t->dtypes ? t->dtypes->by : NULL;
-    return kn_buffer_uncast(t) && settle(b, device, seed, fill) && kn_buffer_cast(t, computes, by);
+    return kn_buffer_uncast(t) && settle(b, device, seed, fill) && kn_buffer_cast(t, computes);
 }
 
 /* ---- two dtypes ------------------------------------------------------------------------------ */
@@ -141,7 +140,7 @@ static void note_versions(kn_dtypes *d)
         d->version[i] = d->storage[i]->version;
 }
 
-bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype, const void *by)
+bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype)
 {
     if (!kn_dtype_is_float(t->dtype) || t->dtype == dtype)
         return true;
@@ -155,7 +154,7 @@ bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype, const void *by)
         kn_host_free(d);
         return false;
     }
-    *d = (kn_dtypes){ { full, cast }, { t->dtype, dtype }, { 0 }, by };
+    *d = (kn_dtypes){ { full, cast }, { t->dtype, dtype }, { 0 } };
     note_versions(d);
     t->dtypes = d;
     turn(t, cast, dtype);

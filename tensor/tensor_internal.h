@@ -73,7 +73,6 @@ typedef struct kn_dtypes {
     kn_storage *storage[2];
     kn_dtype dtype[2];
     uint32_t version[2]; /* of the storages when both agreed */
-    const void *by;      /* the unit that asked for it */
 } kn_dtypes;
 
 struct kn_tensor {
