@@ -3,7 +3,8 @@
  * Inside kn_summon .. kn_summon_end each parameter's handle points at a buffer of its own that
  * holds the whole parameter in the master dtype, gathered from the ranks' masters; so what is read
  * and changed there is what the optimizer works on, not the rounded copy that computes. So are the
- * gradients, where asked for. At the end each rank takes its part of what was changed. Units are resharded first, so both never meet. */
+ * gradients, where asked for. At the end each rank takes its part of what was changed. Units are
+ * resharded first, so both never meet. */
 #include "fsdp/schedule.h"
 #include "fsdp/whole.h"
 

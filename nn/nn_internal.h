@@ -209,8 +209,8 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
 /* Moves b to device. Fills a declared buffer with its initial values if it was on meta, or if
  * again. The handle stays. */
 bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
-/* Makes a float buffer compute in dtype and keeps its values in full precision beside it. The handle
- * stays, also in other modules that hold it. */
+/* Makes a float buffer compute in dtype and keeps its values in full precision beside it. The
+ * handle stays, also in other modules that hold it. */
 bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype);
 /* Undoes it: the buffer has one dtype, in full precision. */
 bool kn_buffer_uncast(kn_tensor *t);

@@ -80,41 +80,6 @@ void kn_storage_unref(kn_storage *s)
     kn_host_free(s);
 }
 
-bool kn_storage_divide(kn_storage *s, const int64_t *offset, int n)
-{
-    s->part = kn_host_calloc((size_t)n + 1, sizeof *s->part);
-    s->parts = s->part ? n : 0;
-    for (int i = 0; i < s->parts; i++)
-        s->part[i].offset = offset[i];
-    return s->part != NULL;
-}
-
-/* The part in which t begins: no view goes beyond one. */
-static kn_storage_part *part_of(const kn_tensor *t)
-{
-    const kn_storage *s = t->storage;
-    kn_storage_part *found = NULL;
-    for (int i = 0; i < s->parts; i++)
-        if (s->part[i].offset <= t->offset && (!found || s->part[i].offset >= found->offset))
-            found = &s->part[i];
-    return found;
-}
-
-void kn_written(const kn_tensor *t)
-{
-    kn_storage_part *p = part_of(t);
-    if (p)
-        p->version++;
-    else
-        t->storage->version++;
-}
-
-uint32_t kn_version_of(const kn_tensor *t)
-{
-    const kn_storage_part *p = part_of(t);
-    return t->storage->version + (p ? p->version : 0);
-}
-
 void *kn_storage_at(const kn_storage *s, int64_t element, kn_dtype t)
 {
     return (char *)s->data + (size_t)element * kn_dtype_size(t);

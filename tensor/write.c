@@ -1,6 +1,6 @@
 /* tensor/write.c: writes in place (never on the tape) and reads into host memory. Every write
- * raises the storage's version; autograd compares versions to detect that a saved tensor was
- * overwritten. */
+ * raises the version of the storage, or of its part; autograd compares versions to detect that a
+ * saved tensor was overwritten. */
 #include "kernels/graph_internal.h"
 #include "tensor/tensor_internal.h"
 #include <math.h>
@@ -37,6 +37,41 @@ static bool writable(kn_tensor *t, const char *what)
                        "write to the tensor it was made from",
                        what, kn_describe(t, text, sizeof text));
     return !kn_tensor_before_write || kn_tensor_before_write(t, what);
+}
+
+bool kn_storage_divide(kn_storage *s, const int64_t *offset, int n)
+{
+    s->part = kn_host_calloc((size_t)n + 1, sizeof *s->part);
+    s->parts = s->part ? n : 0;
+    for (int i = 0; i < s->parts; i++)
+        s->part[i].offset = offset[i];
+    return s->part != NULL;
+}
+
+/* The part in which t begins: no view goes beyond one. */
+static kn_storage_part *part_of(const kn_tensor *t)
+{
+    const kn_storage *s = t->storage;
+    kn_storage_part *found = NULL;
+    for (int i = 0; i < s->parts; i++)
+        if (s->part[i].offset <= t->offset && (!found || s->part[i].offset >= found->offset))
+            found = &s->part[i];
+    return found;
+}
+
+void kn_written(const kn_tensor *t)
+{
+    kn_storage_part *p = part_of(t);
+    if (p)
+        p->version++;
+    else
+        t->storage->version++;
+}
+
+uint32_t kn_version_of(const kn_tensor *t)
+{
+    const kn_storage_part *p = part_of(t);
+    return t->storage->version + (p ? p->version : 0);
 }
 
 void kn_bump_version(kn_tensor *t)

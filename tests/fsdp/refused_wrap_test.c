@@ -1,5 +1,5 @@
-/* tests/fsdp/refused_wrap_test.c: a kn_fsdp_wrap that fails, wherever it does, leaves the tree as it
- * was, and one with better options goes on to the bits of one that never failed. */
+/* tests/fsdp/refused_wrap_test.c: a kn_fsdp_wrap that fails, wherever it does, leaves the tree as
+ * it was, and one with better options goes on to the bits of one that never failed. */
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
 
