@@ -367,6 +367,7 @@
 /* fsdp/fsdp.h */
 #define kn_fsdp_wrap_(...)                   KN_PLACE(kn_fsdp_wrap_(__VA_ARGS__))
 #define kn_fsdp_wrap_group_(...)             KN_PLACE(kn_fsdp_wrap_group_(__VA_ARGS__))
+#define kn_fsdp_check_(...)                  KN_PLACE(kn_fsdp_check_(__VA_ARGS__))
 #define kn_fsdp_mesh(...)                    KN_PLACE(kn_fsdp_mesh(__VA_ARGS__))
 #define kn_fsdp_is_unit(...)                 KN_PLACE(kn_fsdp_is_unit(__VA_ARGS__))
 #define kn_fsdp_units(...)                   KN_PLACE(kn_fsdp_units(__VA_ARGS__))

@@ -146,7 +146,7 @@ typedef struct handle {
     kn_dtype dtype;
 } handle;
 
-static bool has_values(const kn_tensor *t)
+bool kn_has_values(const kn_tensor *t)
 {
     return kn_device_of(t) != KN_META && !kn_param_unfilled(t);
 }
@@ -247,7 +247,7 @@ static bool find_values(const kn_unit *u, const kn_claim *c, int count, bool *ha
         k += claimed;
         if (!e->owner || !(claimed || u->options.fill_module))
             continue;
-        has[i] = e->source || e->ignored ? e->given : has_values(e->tensor);
+        has[i] = e->source || e->ignored ? e->given : kn_has_values(e->tensor);
         if (shares(u) && !rank0_has(u, has[i], e->name, &has[i]))
             return false;
         e->given = has[i];
@@ -278,7 +278,7 @@ bool kn_unit_begin_params(kn_unit *u, const kn_claims *c)
         return true;
     for (int i = 0; i < c->ignores; i++) {
         kn_param_entry *e = &c->ignored[i].module->param[c->ignored[i].index];
-        e->given = has_values(e->tensor);
+        e->given = kn_has_values(e->tensor);
     }
     for (int i = 0, end; ok && i < c->count; i = end) {
         for (end = i; end < c->count && c->list[end].module == c->list[i].module;)

@@ -2,6 +2,7 @@
 #ifndef KNAP_FSDP_BUILD_H
 #define KNAP_FSDP_BUILD_H
 
+#include "fsdp/alike.h"
 #include "fsdp/unit.h"
 
 typedef struct kn_claim {
@@ -20,6 +21,8 @@ typedef struct kn_claims {
 /* Buffers of u's modules, and of those below outside other units, move to u's device, get rank 0's
  * values with .sync_from_rank0 (collective), and .buffer_dtype. Ignored ones stay as they are. */
 bool kn_unit_begin_buffers(kn_unit *u);
+/* Whether the parameter t was filled, read or written. */
+bool kn_has_values(const kn_tensor *t);
 /* This rank's parts of the claimed parameters, whose buckets are there, get their values.
  * Collective with .sync_from_rank0. */
 bool kn_unit_begin_params(kn_unit *u, const kn_claims *c);
@@ -43,13 +46,19 @@ typedef struct kn_undo kn_undo;
 kn_undo *kn_undo_begin(kn_module_impl *const *module, int modules);
 /* The wrap is over; not done: the tree is as it was. NULL is fine. */
 void kn_undo_end(kn_undo *u, bool done);
-/* options.c: the ranks of comm give the same options, but for those that may differ; else false
- * with a sentence that names one, on all ranks. Collective. */
-bool kn_options_agree(const kn_fsdp_wrap_options *o, kn_comm *comm);
-/* The same of a setter's (what) argument name. */
+/* options.c: adds the options that all ranks of comm must give alike. */
+bool kn_alike_options(kn_alike *a, const kn_fsdp_wrap_options *o, kn_comm *comm);
+/* The ranks of comm give the same number for a setter's (what) argument name. */
 bool kn_numbers_agree(double number, kn_comm *comm, const char *what, const char *name);
-/* The same of the units at and below the modules, which a policy made. */
+/* The ranks of comm have the same units at and below the modules, which functions of the user
+ * made. */
 bool kn_units_agree(kn_module_impl *const *module, int n, kn_comm *comm);
+/* check.c: before a wrap of the modules changes anything: the ranks of comm give the same options,
+ * have the same parameters to claim, and hold the same values of them, unless rank 0's become
+ * everyone's. Else false with a sentence that names the first difference, on all ranks. Collective,
+ * in one message. */
+bool kn_wrap_agrees(kn_module_impl *const *module, int n, const kn_fsdp_wrap_options *o,
+                    kn_comm *comm);
 /* classes.c: each name of the options' lists of classes is the class of a module of m's tree; else
  * false with a sentence. */
 bool kn_classes_known(const kn_fsdp_wrap_options *o, kn_module_impl *m);

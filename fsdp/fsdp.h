@@ -219,6 +219,25 @@ KN_API kn_device kn_fsdp_device(const void *module);
  * no unit. */
 KN_API bool kn_fsdp_print(FILE *out, void *root);
 
+/* Whether the ranks hold alike what several of them have a copy of; else each gets an error that
+ * names the tensor and two ranks. Compared are names, shapes, dtypes and need of gradients of all
+ * parameters at and below root; the values of those that are whole on several ranks (of units that
+ * aren't cut, or of no unit: ignored, plain) and of the shards of a hybrid mesh; buffers, but not a
+ * batch norm's of its rank's own batches (kn_sync_batch_norm joins them); with optim its numbers and
+ * its states of such parameters, with ema their averages. A pass over these values, and one small
+ * message for each group of ranks. Collective. */
+typedef struct kn_fsdp_check_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    const kn_optim *optim;
+    const struct kn_ema *ema;
+    const char *ignore; /* patterns (fnmatch, comma-separated) of what is each rank's own */
+} kn_fsdp_check_options;
+KN_API bool kn_fsdp_check_(void *root, kn_fsdp_check_options o);
+#define kn_fsdp_check(root, ...)                                                                   \
+    kn_fsdp_check_((root),                                                                         \
+                   (kn_fsdp_check_options){ ._size = sizeof(kn_fsdp_check_options), __VA_ARGS__ })
+
 /* ---- what may change between steps ----------------------------------------------------------- */
 
 /* Each applies to the unit of module, or, recurse, to all units below as well. */

@@ -7,6 +7,7 @@
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef enum kind { NUMBER, FACTOR, TEXT, FUNCTION } kind;
@@ -110,111 +111,87 @@ static kn_fsdp_wrap_options meaning(kn_fsdp_wrap_options o, kn_comm *comm)
     return o;
 }
 
-static bool differs(int i, int64_t first, int64_t here, int rank)
+/* The option as it was given. */
+static bool add_option(kn_alike *a, int i, const char *name, int64_t means, int64_t given,
+                       const char *text)
 {
-    const char *name = option[i].name;
-    double a, b;
+    double factor;
     switch (option[i].kind) {
     case NUMBER:
-        return kn_fail("kn_fsdp_wrap: .%s is %lld on rank 0 and %lld on rank %d; give all ranks "
-                       "the same",
-                       name, (long long)first, (long long)here, rank);
+        return kn_alike_add(a, (uint64_t)means, name, "%lld", (long long)given);
     case FACTOR:
-        memcpy(&a, &first, sizeof a);
-        memcpy(&b, &here, sizeof b);
-        return kn_fail("kn_fsdp_wrap: .%s is %g on rank 0 and %g on rank %d; give all ranks the "
-                       "same",
-                       name, a, b, rank);
+        memcpy(&factor, &given, sizeof factor);
+        return kn_alike_add(a, (uint64_t)means, name, "%g", factor);
     case TEXT:
-        return kn_fail("kn_fsdp_wrap: .%s is another text on rank %d than on rank 0; give all "
-                       "ranks the same",
-                       name, rank);
+        return kn_alike_add(a, (uint64_t)means, name, text ? "'%s'" : "not given", text);
     default:
-        return kn_fail("kn_fsdp_wrap: .%s is given on rank %d and not on rank %d; give all ranks "
-                       "the same",
-                       name, here ? rank : 0, here ? 0 : rank);
+        return kn_alike_add(a, (uint64_t)means, name, given ? "given" : "not given");
     }
 }
 
-bool kn_options_agree(const kn_fsdp_wrap_options *o, kn_comm *comm)
+static bool add_options(kn_alike *a, const kn_fsdp_wrap_options *o,
+                        const kn_fsdp_wrap_options *means, const char *of)
 {
-    int size = kn_comm_size(comm), rank = kn_rank(comm);
-    if (size == 1)
-        return true;
-    const kn_fsdp_wrap_options means = meaning(*o, comm);
-    int64_t(*all)[2][OPTIONS] = kn_ok() ? kn_host_alloc((size_t)size * sizeof *all) : NULL;
-    if (!all)
-        return false;
-    for (int r = 0; r < size; r++) /* where the others are simulated they give the same */
-        for (int i = 0; i < OPTIONS; i++) {
-            all[r][0][i] = value_of(&means, i);
-            all[r][1][i] = value_of(o, i);
-        }
-    bool ok = kn_all_gather(comm, all, all[rank], 2 * OPTIONS, KN_I64, kn_compute_stream(KN_CPU),
-                            "options of kn_fsdp_wrap");
-    for (int r = 1; ok && r < size; r++)
-        for (int i = 0; ok && i < OPTIONS; i++)
-            if (all[r][0][i] != all[0][0][i] && all[r][1][i] != all[0][1][i])
-                ok = differs(i, all[0][1][i], all[r][1][i], r);
-    kn_host_free(all);
+    bool ok = true;
+    for (int i = 0; ok && i < OPTIONS; i++) {
+        const char *text = NULL;
+        char name[256];
+        snprintf(name, sizeof name, ".%s%s%s%s", option[i].name, of ? " of unit '" : "",
+                 of ? of : "", of ? "'" : "");
+        if (option[i].kind == TEXT)
+            memcpy(&text, (const char *)o + option[i].at, sizeof text);
+        ok = add_option(a, i, name, value_of(means, i), value_of(o, i), text);
+    }
     return ok;
 }
 
-/* ---- what came of them ----------------------------------------------------------------------- */
+bool kn_alike_options(kn_alike *a, const kn_fsdp_wrap_options *o, kn_comm *comm)
+{
+    const kn_fsdp_wrap_options means = meaning(*o, comm);
+    a->advice = "give all ranks the same";
+    return kn_ok() && add_options(a, o, &means, NULL);
+}
 
-typedef struct made {
-    int64_t units;
-    uint64_t hash; /* of their names and options, in order */
-} made;
+/* ---- what came of functions ------------------------------------------------------------------ */
 
 static bool add_unit(kn_module *m, void *arg)
 {
-    made *sum = arg;
+    kn_alike *a = arg;
     const kn_unit *u = kn_unit_of(m->impl);
     if (!u || u->module[0] != m->impl)
         return true;
-    sum->units++;
-    sum->hash = kn_hash64(sum->hash, kn_hash_string(m->impl->path));
-    for (int i = 0; i < OPTIONS; i++)
-        if (option[i].kind != TEXT) /* a unit borrows none */
-            sum->hash = kn_hash64(sum->hash, (uint64_t)value_of(&u->options, i));
-    return true;
+    const char *name = kn_unit_name(u);
+    bool ok = kn_alike_add(a, kn_hash_string(name), "the next unit of .policy", "'%s'", name) &&
+              add_options(a, &u->options, &u->options, name); /* a unit borrows no texts */
+    for (int i = 0; ok && i < u->buckets; i++)
+        for (int k = 0; ok && k < u->bucket[i]->params; k++) {
+            const kn_bucket *b = u->bucket[i];
+            const kn_bucket_param *p = &b->param[k];
+            ok = kn_alike_add(a, (uint64_t)b->param_dtype << 8 | (uint64_t)p->dim,
+                              "the next parameter", "'%s', in %s, cut along dim %d", p->name,
+                              kn_dtype_name(b->param_dtype), p->dim);
+        }
+    return ok;
 }
 
 bool kn_units_agree(kn_module_impl *const *module, int n, kn_comm *comm)
 {
-    int size = kn_comm_size(comm), rank = kn_rank(comm);
-    made here = { 0 };
-    for (int i = 0; i < n; i++)
-        kn_apply_modules(module[i]->self, add_unit, &here);
-    made *all = size > 1 ? kn_host_alloc((size_t)size * sizeof *all) : NULL;
-    for (int r = 0; all && r < size; r++)
-        all[r] = here;
-    bool ok = size == 1 || (all && kn_all_gather(comm, all, &all[rank], 2, KN_I64,
-                                                 kn_compute_stream(KN_CPU), "units of .policy"));
-    for (int r = 1; ok && r < size; r++)
-        if (all[r].units != all[0].units || all[r].hash != all[0].hash)
-            ok =
-                kn_fail("kn_fsdp_wrap: .policy made %lld units on rank 0 and %lld on rank %d%s; it "
-                        "must answer alike on all ranks",
-                        (long long)all[0].units, (long long)all[r].units, r,
-                        all[r].units == all[0].units ? ", but others, or with other options" : "");
-    kn_host_free(all);
+    kn_alike a = { .advice = ".policy, .param_dtype_of and .placement must answer alike on all "
+                             "ranks" };
+    bool ok = true;
+    for (int i = 0; ok && i < n; i++)
+        ok = kn_apply_modules(module[i]->self, add_unit, &a);
+    ok = ok && kn_alike_agree(&a, 1, comm, "kn_fsdp_wrap");
+    kn_alike_free(&a);
     return ok;
 }
 
 bool kn_numbers_agree(double number, kn_comm *comm, const char *what, const char *name)
 {
-    int size = kn_comm_size(comm), rank = kn_rank(comm);
-    double *all = size > 1 ? kn_host_alloc((size_t)size * sizeof *all) : NULL;
-    for (int r = 0; all && r < size; r++)
-        all[r] = number;
-    bool ok = size == 1 || (all && kn_all_gather(comm, all, &all[rank], 1, KN_F64,
-                                                 kn_compute_stream(KN_CPU), what));
-    for (int r = 1; ok && r < size; r++)
-        if (all[r] != all[0])
-            ok = kn_fail("%s: %s is %g on rank 0 and %g on rank %d; give all ranks the same", what,
-                         name, all[0], all[r], r);
-    kn_host_free(all);
+    kn_alike a = { .advice = "give all ranks the same" };
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    bool ok = kn_alike_add(&a, bits, name, "%.17g", number) && kn_alike_agree(&a, 1, comm, what);
+    kn_alike_free(&a);
     return ok;
 }

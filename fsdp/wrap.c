@@ -370,11 +370,11 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
             !kn_ranks_join(module[i], comm))
             return false;
     set_defaults(o);
-    if (!kn_options_agree(o, comm))
-        return false;
     kn_mesh asked = o->mesh;
     for (int i = 0; i < n && !o->device; i++)
         kn_apply_modules(module[i]->self, find_device, o);
+    if (!kn_wrap_agrees(module, n, o, comm))
+        return false;
     if (o->sync_from_rank0 && kn_comm_size(comm) > 1 && /* the others may have declared on meta */
         !kn_broadcast(comm, &o->device, sizeof o->device, 0, kn_compute_stream(KN_CPU), "device"))
         return false;
@@ -392,7 +392,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     for (int i = 0; i < n && ok; i++)
         ok = wrap_below(module[i], &w);
     ok = ok && check_wrapped(module, n, &w) && build(module, n, o, comm);
-    ok = ok && (!below.policy || kn_units_agree(module, n, comm));
+    ok = ok && (!(o->policy || o->placement || o->param_dtype_of) ||
+                kn_units_agree(module, n, comm));
     for (int i = 0; i < n && ok; i++)
         ok = kn_choose_recompute(&below, module[i]);
     kn_undo_end(undo, ok);

@@ -146,6 +146,11 @@ static bool sync_one(kn_module *m, void *arg)
     return true;
 }
 
+bool kn_buffers_are_own(const kn_module_impl *m)
+{
+    return m->forward.f1 == batch_norm_forward && !((const batch_norm_state *)m->data)->sync;
+}
+
 int kn_sync_batch_norm(void *module, kn_comm *comm)
 {
     static const char what[] = "kn_sync_batch_norm";

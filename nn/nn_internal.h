@@ -218,6 +218,8 @@ bool kn_buffer_uncast(kn_tensor *t);
  * where the others were written since. Does nothing for a buffer with one dtype. With an error
  * standing it only switches the handle. */
 bool kn_buffer_show(kn_tensor *t, bool full);
+/* batch_norm.c: m's buffers are statistics of this rank's own batches. */
+bool kn_buffers_are_own(const kn_module_impl *m);
 /* Gives an initialised layer a copy of settings[size] and adds it to parent, which may be NULL; on
  * an error frees it. */
 bool kn_layer_place(void *m, kn_module *parent, const char *name, const void *settings,
