@@ -14,24 +14,28 @@
 #include "fsdp/schedule.h"
 #include "kernels/graph.h"
 #include "kernels/kernels_internal.h"
+#include <stdio.h>
 
 /* Four counts of ranks in a word. */
 #define FLAGS_A_WORD 4
 #define FLAG_BITS    15
 
-bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what)
+bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, uint64_t of,
+                     const char *what)
 {
+    char label[64]; /* the contract of collectives compares it */
     int words = (n + FLAGS_A_WORD - 1) / FLAGS_A_WORD;
     if (s->root->size == 1 || n == 0)
         return true;
     int64_t *word = kn_host_calloc((size_t)words, sizeof *word);
     if (!word)
         return false;
+    snprintf(label, sizeof label, "%.40s: %d, %08x", what, n, (unsigned)(of ^ of >> 32));
     for (int i = 0; i < n; i++)
         word[i / FLAGS_A_WORD] |= (int64_t)(flag[i] != 0) << i % FLAGS_A_WORD * FLAG_BITS;
     /* between hosts: what the device computes goes on meanwhile */
     kn_device d = s->root->options.device == KN_META ? KN_META : KN_CPU;
-    bool ok = kn_all_reduce_i64(s->comm, word, words, kn_compute_stream(d), what);
+    bool ok = kn_all_reduce_i64(s->comm, word, words, kn_compute_stream(d), label);
     for (int i = 0; i < n && ok; i++)
         flag[i] =
             (word[i / FLAGS_A_WORD] >> i % FLAGS_A_WORD * FLAG_BITS & ((1 << FLAG_BITS) - 1)) > 0;
@@ -153,6 +157,7 @@ static bool asks_hosts(const kn_unit *u)
 typedef struct flags {
     unsigned char *flag; /* NULL: they are counted */
     int count;
+    uint64_t of; /* a hash of what each flag is: of a parameter, or of a backward too */
     bool agreed;
 } flags;
 
@@ -160,6 +165,8 @@ static bool each_flag(kn_bucket_param *p, int64_t number, flags *f)
 {
     unsigned char *flag = f->flag ? &f->flag[f->count] : NULL;
     f->count++;
+    /* not the number: ranks may count other backwards beside */
+    f->of = kn_hash64(f->of, number ? 1 : kn_hash_string(p->name));
     if (flag && !f->agreed)
         *flag = number ? kn_passes_have(&p->mine, number) : p->pending;
     if (!flag || !f->agreed || !*flag)
@@ -182,6 +189,7 @@ static bool walk(const kn_schedule_state *s, flags *f)
 {
     bool ok = true;
     f->count = 0;
+    f->of = 0;
     for (int i = 0; i < s->units; i++) {
         const kn_unit *u = s->unit[i];
         for (int k = 0; ok && asks_hosts(u) && k < u->buckets; k++)
@@ -198,7 +206,7 @@ static bool ask_hosts(kn_schedule_state *s)
         return kn_ok();
     f.flag = kn_host_calloc((size_t)f.count, 1);
     bool ok = f.flag && walk(s, &f) &&
-              kn_agree_on_any(s, f.flag, f.count, "which backwards brought gradients");
+              kn_agree_on_any(s, f.flag, f.count, f.of, "which backwards brought gradients");
     f.agreed = true;
     ok = ok && walk(s, &f);
     kn_host_free(f.flag);

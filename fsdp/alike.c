@@ -104,8 +104,8 @@ bool kn_alike_agree(const kn_alike *a, int n, kn_comm *comm, const char *what)
     for (int r = 0; all && r < size; r++) /* ranks that are simulated have the same */
         for (int i = 0; i < n; i++)
             all[r * n + i] = a[i].hash;
-    bool ok = all && kn_all_gather(comm, all, &all[rank * n], n, KN_I64,
-                                   kn_compute_stream(KN_CPU), what);
+    bool ok =
+        all && kn_all_gather(comm, all, &all[rank * n], n, KN_I64, kn_compute_stream(KN_CPU), what);
     for (int i = 0; ok && i < n; i++)
         for (int r = 1; ok && r < size; r++) {
             int first = r % (a[i].shards ? a[i].shards : 1);

@@ -24,8 +24,7 @@ static bool hash_chunks(const kn_tensor *t, kn_checksum *sum)
     for (int64_t at = 0; ok && at < numel; at += most) {
         int64_t n = numel - at < most ? numel - at : most;
         kn_scope scope = kn_scope_begin();
-        const kn_tensor *run =
-            most < numel ? kn_tensor_alias(t, at, 1, &n, (int64_t[]){ 1 }) : t;
+        const kn_tensor *run = most < numel ? kn_tensor_alias(t, at, 1, &n, (int64_t[]){ 1 }) : t;
         ok = run && kn_to_host(run, room, (size_t)n * size);
         kn_scope_end(scope);
         if (ok)
@@ -59,8 +58,7 @@ static bool add_hash(kn_alike *a, const kn_tensor *t, const char *before, const 
     snprintf(line, sizeof line, "the hash of %s'%.400s'", before, name);
     if (!t)
         return kn_alike_add(a, 0, line, "missing");
-    return hash_of(t, &hash) &&
-           kn_alike_add(a, hash, line, "%016llx", (unsigned long long)hash);
+    return hash_of(t, &hash) && kn_alike_add(a, hash, line, "%016llx", (unsigned long long)hash);
 }
 
 /* Name, shape, dtype, a parameter's need of gradients. */
@@ -113,8 +111,9 @@ static bool add_buffers(kn_alike *list, const kn_module_impl *m, const kn_fsdp_w
     bool ok = true;
     for (int i = 0; ok && i < m->buffers && !kn_ignores_module(o, m); i++) {
         char *name = kn_param_path(m, &(kn_param_entry){ .name = m->buffer[i].name });
-        ok = name && (kn_matched(o->ignore, name) ||
-                      (kn_ok() && add_tensor(list, m->buffer[i].tensor, "the next buffer", name, false)));
+        ok = name &&
+             (kn_matched(o->ignore, name) ||
+              (kn_ok() && add_tensor(list, m->buffer[i].tensor, "the next buffer", name, false)));
         kn_host_free(name);
     }
     for (int i = 0; ok && i < m->children; i++)
@@ -168,9 +167,10 @@ static kn_alike *copies_of(checking *c, kn_comm *comm, int shards)
             return &c->of[i].list;
     if (!kn_host_grow(&c->of, &c->room, c->count + 1, sizeof *c->of))
         return NULL;
-    c->of[c->count] = (copies){ comm, { .shards = shards,
-                                        .advice = "a rank changed it alone, or began with "
-                                                  "another" } };
+    c->of[c->count] = (copies){ comm,
+                                { .shards = shards,
+                                  .advice = "a rank changed it alone, or began with "
+                                            "another" } };
     return &c->of[c->count++].list;
 }
 

@@ -144,6 +144,19 @@ static bool must_agree(const kn_order *o)
     return ask;
 }
 
+/* A hash of the calls that wait for a backward: which units ran, in which forwards. */
+static uint64_t hash_of_visits(const kn_order *o)
+{
+    uint64_t hash = 0;
+    for (int i = 0; i < o->visits; i++) {
+        const kn_visit *v = &o->visit[i];
+        hash = kn_hash64(hash, kn_hash_string(kn_unit_name(v->unit)));
+        hash = kn_hash64(hash, (uint64_t)(v->forward - o->visit[0].forward) << 1 |
+                                   (v->kind == KN_VISIT_END));
+    }
+    return hash;
+}
+
 /* o->reached: by visit, whether any rank's backward comes to the call. */
 static bool find_reached(kn_schedule_state *s)
 {
@@ -154,7 +167,8 @@ static bool find_reached(kn_schedule_state *s)
     for (int i = 0; i < o->visits; i++)
         o->reached[i] =
             (s->root->size > 1 && !ask) || o->visit[i].frame->mark == kn_backward_pass();
-    if (ask && !kn_agree_on_any(s, o->reached, o->visits, "which units backward reaches"))
+    if (ask && !kn_agree_on_any(s, o->reached, o->visits, hash_of_visits(o),
+                                "which units backward reaches"))
         return false;
     for (int i = 0; i < o->visits; i++)
         o->visit[i].spent |= o->reached[i];

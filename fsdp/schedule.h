@@ -133,8 +133,10 @@ void kn_schedule_recover(kn_schedule_state *s);
 /* agree.c: a parameter that any rank's backward brought a gradient has one on all, once it is
  * reduced, and counts the same backwards. */
 bool kn_agree_on_grads(kn_schedule_state *s);
-/* flag[i] becomes 1 on all ranks where it isn't 0 on any. what: for messages. Collective. */
-bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, const char *what);
+/* flag[i] becomes 1 on all ranks where it isn't 0 on any. of: a hash of what the flags are; ranks
+ * with another are out of step. what: for messages. Collective. */
+bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, uint64_t of,
+                     const char *what);
 
 /* order.c. An outermost forward begins, or failed: nothing of it stays. */
 void kn_order_forward(kn_order *o, int units, bool after_last_backward); /* units: of the tree */

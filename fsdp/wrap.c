@@ -392,8 +392,8 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     for (int i = 0; i < n && ok; i++)
         ok = wrap_below(module[i], &w);
     ok = ok && check_wrapped(module, n, &w) && build(module, n, o, comm);
-    ok = ok && (!(o->policy || o->placement || o->param_dtype_of) ||
-                kn_units_agree(module, n, comm));
+    ok = ok &&
+         (!(o->policy || o->placement || o->param_dtype_of) || kn_units_agree(module, n, comm));
     for (int i = 0; i < n && ok; i++)
         ok = kn_choose_recompute(&below, module[i]);
     kn_undo_end(undo, ok);

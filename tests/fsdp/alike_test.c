@@ -148,8 +148,7 @@ static int refuses_answers(kn_comm *world, void *arg)
     bool dims = *(bool *)arg, last = is_last(world);
     kn_linear m = { 0 };
     two t;
-    EXPECT(kn_linear_init(&m, NULL, "m", 8, 8, .device = KN_META) &&
-           two_init(&t, KN_META, KN_F32));
+    EXPECT(kn_linear_init(&m, NULL, "m", 8, 8, .device = KN_META) && two_init(&t, KN_META, KN_F32));
     if (dims)
         EXPECT(!kn_fsdp_wrap(&m, world, .layout = KN_LAYOUT_PER_PARAM,
                              .placement = second_dim_on_one, .placement_arg = &last) &&
@@ -157,8 +156,9 @@ static int refuses_answers(kn_comm *world, void *arg)
                          "along dim 1 on rank",
                          ".placement must answer alike"));
     else
-        EXPECT(!kn_fsdp_wrap(&t, world, .param_dtype_of = low_on_one, .param_dtype_of_arg = &last) &&
-               error_has("'b.bias'", "bf16"));
+        EXPECT(
+            !kn_fsdp_wrap(&t, world, .param_dtype_of = low_on_one, .param_dtype_of_arg = &last) &&
+            error_has("'b.bias'", "bf16"));
     kn_module_free(&m);
     kn_module_free(&t);
     return 0;
@@ -277,16 +277,16 @@ static bool change_one(checked *m, kn_optim *o, kn_ema *e, change what, bool las
                                [BUFFER] = kn_module_buffer(m, "scale"),
                                [STATISTIC] = kn_module_buffer(m, "norm.running_mean"),
                                [AVERAGE] = kn_ema_value(e, i) };
-    *says = what == MASTER      ? "b.weight' is "
-            : what == SMALL     ? "b.bias' is "
-            : what == STATE     ? "the hash of 'exp_avg_sq' of "
-            : what == IGNORED   ? "the hash of 'c.bias'"
-            : what == BUFFER    ? "the hash of buffer 'scale'"
-            : what == STEPS     ? "the number of steps of 'checked' is 1 on rank 0 and 7 on rank"
-            : what == RATE      ? "learning rate of 'checked' is 0.5 on rank 0 and 0.25 on rank"
-            : what == AVERAGE   ? "the hash of the average of "
-                                : "the next parameter is 'b.bias', f32[8] on rank 0 and 'b.bias', "
-                                  "f32[8], frozen on rank";
+    *says = what == MASTER    ? "b.weight' is "
+            : what == SMALL   ? "b.bias' is "
+            : what == STATE   ? "the hash of 'exp_avg_sq' of "
+            : what == IGNORED ? "the hash of 'c.bias'"
+            : what == BUFFER  ? "the hash of buffer 'scale'"
+            : what == STEPS   ? "the number of steps of 'checked' is 1 on rank 0 and 7 on rank"
+            : what == RATE    ? "learning rate of 'checked' is 0.5 on rank 0 and 0.25 on rank"
+            : what == AVERAGE ? "the hash of the average of "
+                              : "the next parameter is 'b.bias', f32[8] on rank 0 and 'b.bias', "
+                                "f32[8], frozen on rank";
     if (last && of[what])
         add_one(of[what]);
     else if (last && what == STEPS)
@@ -311,7 +311,8 @@ static int finds_change(kn_comm *world, void *arg)
                         .offload_dir = w->way->offload_dir, .wrap_class = "linear",
                         .ignore = "c.bias"),
            "wrap");
-    EXPECT(kn_require_grad(kn_module_param(&m.c, "bias"), false), "freeze"); /* nobody reduces its gradient */
+    EXPECT(kn_require_grad(kn_module_param(&m.c, "bias"), false),
+           "freeze"); /* nobody reduces its gradient */
     kn_optim *o = kn_adamw(&m, .lr = 0.5);
     EXPECT(kn_fsdp_check(&m, .optim = o), "before a step");
     EXPECT(two_backward(&m, kn_rank(world)) && kn_step(o), "a step");
@@ -395,4 +396,70 @@ KN_TEST(alike, modules_that_cannot_be_checked)
 {
     for (int ranks = 1; ranks <= 2; ranks++)
         KN_CHECK(kn_spawn_threads(ranks, other_modules, NULL) == 0, "%d ranks", ranks);
+}
+
+/* ---- branches of forward by data ------------------------------------------------------------- */
+
+typedef struct chooser {
+    two t;
+    int only; /* 1: a alone, 2: b alone */
+} chooser;
+
+static kn_tensor *choose(kn_module *self, kn_tensor *x)
+{
+    chooser *m = (chooser *)self;
+    x = m->only == 2 ? x : kn_call(&m->t.a, x);
+    return m->only == 1 ? x : kn_call(&m->t.b, x);
+}
+
+static bool chooser_init(chooser *m)
+{
+    memset(m, 0, sizeof *m);
+    return kn_module_init(&m->t.base, choose) &&
+           kn_linear_init(&m->t.a, &m->t.base, "a", 4, 4, .device = KN_META) &&
+           kn_linear_init(&m->t.b, &m->t.base, "b", 4, 4, .device = KN_META);
+}
+
+/* A backward whose gradients are held back, of a forward that ran another unit on each rank: with
+ * whole parameters it makes no collective. The next backward finds out. */
+static int held_back(kn_comm *world, void *arg)
+{
+    chooser m;
+    (void)arg;
+    EXPECT(chooser_init(&m) &&
+           kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
+    m.only = 1 + kn_rank(world) % 2;
+    EXPECT(kn_fsdp_set_gradient_sync(&m, false, true) && two_backward(&m, kn_rank(world)));
+    m.only = 0;
+    EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && !two_backward(&m, kn_rank(world)) &&
+           error_has("which backwards brought gradients", "the same calls in the same order"));
+    kn_module_free(&m);
+    return 0;
+}
+
+/* A forward that waits for its backward beside one that ran another unit on each rank. */
+static int forward_held(kn_comm *world, void *arg)
+{
+    chooser m;
+    bool frozen = *(bool *)arg;
+    EXPECT(chooser_init(&m) && (!frozen || kn_require_grad(kn_module_param(&m.t.b, "weight"), 0)) &&
+           kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *first = two_loss(&m, kn_rank(world));
+    m.only = 1 + kn_rank(world) % 2;
+    kn_tensor *second = two_loss(&m, kn_rank(world));
+    EXPECT(first && second && !kn_backward(first) &&
+           error_has("which units backward reaches", "the same calls in the same order"));
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(alike, forwards_that_ran_other_units)
+{
+    for (int ranks = 2; ranks <= 4; ranks += 2) {
+        KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
+        for (int i = 0; i < 2; i++)
+            KN_CHECK(kn_spawn_threads(ranks, forward_held, &(bool){ i }) == 0, "%d ranks", ranks);
+    }
 }

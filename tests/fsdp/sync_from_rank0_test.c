@@ -166,27 +166,3 @@ KN_TEST(sync_from_rank0, of_declared_values)
 {
     on_ranks(3, rank0_declares, NULL);
 }
-
-/* Without the option each rank keeps its own part. */
-static int keeps_its_own(kn_comm *world, void *arg)
-{
-    net m;
-    const kn_param *r;
-    EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)kn_rank(world)),
-           "init");
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
-    net ref;
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
-    int n = kn_params(&ref, &r), same = 0;
-    for (int i = 0; i < n; i++)
-        same += reads_as(&m, i, r[i].tensor);
-    EXPECT(same < n, "all ranks had the same values");
-    kn_module_free(&m);
-    kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(sync_from_rank0, without_it_values_are_the_ranks_own)
-{
-    on_ranks(2, keeps_its_own, NULL);
-}
