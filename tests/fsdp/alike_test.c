@@ -2,6 +2,7 @@
  * at the wrap; kn_fsdp_check finds what changed on one rank later. Rank functions return a
  * status. */
 #include "fsdp/ema.h"
+#include "kernels/faults.h"
 #include "tests/fsdp/two.h"
 
 static bool is_last(kn_comm *world)
@@ -461,5 +462,67 @@ KN_TEST(alike, forwards_that_ran_other_units)
         KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
         for (int i = 0; i < 2; i++)
             KN_CHECK(kn_spawn_threads(ranks, forward_held, &(bool){ i }) == 0, "%d ranks", ranks);
+    }
+}
+
+/* ---- errors half-way ------------------------------------------------------------------------- */
+
+typedef struct fault {
+    int64_t allocation; /* of the last rank that fails; 0: none */
+    int meeting;        /* of the last rank, at which an error comes to stand; 0: none */
+    bool checks, differ;
+    _Atomic int64_t made; /* allocations, of the last rank */
+} fault;
+
+/* A wrap, or a check, that fails on one rank is an error on all of them and leaves nothing. */
+static int fails_half_way(kn_comm *world, void *arg)
+{
+    fault *f = arg;
+    two m;
+    kn_optim *o = NULL;
+    bool last = is_last(world);
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, 5));
+    if (f->checks) {
+        EXPECT(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && (o = kn_sgd(&m, .lr = 1)));
+        EXPECT(kn_fsdp_check(&m, .optim = o), "before");
+    }
+    const kn_param *p;
+    EXPECT(kn_params(&m, &p) == 4 && (!last || !f->differ || add_one(p[2].master)));
+    if (last) {
+        kn_fail_alloc(f->allocation);
+        kn_comm_fail_at(world, f->meeting, KN_FAIL_ERROR);
+    }
+    bool ok = f->checks ? kn_fsdp_check(&m, .optim = o) : kn_fsdp_wrap(&m, world);
+    if (last)
+        f->made = kn_fail_alloc(0);
+    kn_comm_fail_at(world, 0, KN_FAIL_ERROR);
+    bool faulty = f->allocation || f->meeting;
+    bool either = faulty && !last && !f->checks; /* its unit was made before the other's fault */
+    EXPECT(ok == kn_ok() && ((either && !f->differ) || ok == !(f->differ || faulty)), "%d", ok);
+    kn_clear_error();
+    EXPECT(f->checks || ok || !kn_fsdp_is_unit(&m), "a unit is left");
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return 0;
+}
+
+static bool leaves_nothing(fault *f)
+{
+    int64_t live = kn_live_tensors();
+    return kn_spawn_threads(2, fails_half_way, f) == 0 && kn_live_tensors() == live;
+}
+
+KN_TEST(alike, an_error_half_way_is_one_on_all_ranks)
+{
+    for (int i = 0; i < 4; i++) {
+        fault f = { .checks = i & 1, .differ = i & 2 };
+        KN_CHECK(leaves_nothing(&f), "case %d", i);
+        int64_t made = f.made;
+        KN_CHECK(made > 3, "only %d", (int)made);
+        for (f.allocation = 1; f.allocation <= made; f.allocation++)
+            KN_CHECK(leaves_nothing(&f), "case %d, allocation %d", i, (int)f.allocation);
+        f.allocation = 0;
+        for (f.meeting = 1; f.meeting <= (f.differ ? 5 : 1); f.meeting++)
+            KN_CHECK(leaves_nothing(&f), "case %d, meeting %d", i, f.meeting);
     }
 }
