@@ -1,6 +1,6 @@
-/* fsdp/check.c: whether ranks hold what they must hold alike: before a wrap, the parameters to claim
- * and their values; later, on request, what several ranks have a copy of. Values are compared by
- * their hashes. */
+/* fsdp/check.c: whether ranks hold what they must hold alike: before a wrap, the parameters to
+ * claim and their values; later, on request, what several ranks have a copy of. Values are compared
+ * by their hashes. */
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/ema.h"

@@ -183,12 +183,12 @@ struct kn_fsdp_wrap_options {
 /* Makes module (with what no unit below it claimed) a unit of comm's ranks; with a policy, modules
  * below it first. Parameters that are on meta, or that were never read or written, are filled from
  * (seed, name), each rank its shard only; the others keep this rank's values (which agree over the
- * ranks, else each gets an error, or .sync_from_rank0). A parameter shared by several units belongs to the nearest unit
- * around all of them. comm NULL: kn_world(), every rank (one, where kn_init was not called);
- * kn_comm_self(): this rank alone. All ranks give the same options and have the same parameters:
- * where one differs each rank gets an error that names it, before anything is changed; a .policy is
- * compared by its units, once they are made. Only .device, .offload_dir, .offload_unpinned,
- * .timeout_s, lists and arguments aren't compared. Collective. */
+ * ranks, else each gets an error, or .sync_from_rank0). A parameter shared by several units belongs
+ * to the nearest unit around all of them. comm NULL: kn_world(), every rank (one, where kn_init was
+ * not called); kn_comm_self(): this rank alone. All ranks give the same options and have the same
+ * parameters: where one differs each rank gets an error that names it, before anything is changed;
+ * a .policy is compared by its units, once they are made. Only .device, .offload_dir,
+ * .offload_unpinned, .timeout_s, lists and arguments aren't compared. Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
     kn_fsdp_wrap_((module), (comm),                                                                \
@@ -224,9 +224,9 @@ KN_API bool kn_fsdp_print(FILE *out, void *root);
  * names the tensor and two ranks. Compared are names, shapes, dtypes and need of gradients of all
  * parameters at and below root; the values of those that are whole on several ranks (of units that
  * aren't cut, or of no unit: ignored, plain) and of the shards of a hybrid mesh; buffers, but not a
- * batch norm's of its rank's own batches (kn_sync_batch_norm joins them); with optim its numbers and
- * its states of such parameters, with ema their averages. A pass over these values, and one small
- * message for each group of ranks. Collective. */
+ * batch norm's of its rank's own batches (kn_sync_batch_norm joins them); with optim its numbers
+ * and its states of such parameters, with ema their averages. A pass over these values, and one
+ * small message for each group of ranks. Collective. */
 typedef struct kn_fsdp_check_options {
     size_t _size;
     struct kn_guard *_positional;

@@ -268,11 +268,6 @@ static bool micro_batch_of(plain *s, int node, int step, int round, int rank, fl
     return ok && taken;
 }
 
-static bool micro_batch(plain *s, int step, int round, int rank, float *loss, sum *fresh)
-{
-    return micro_batch_of(s, 0, step, round, rank, loss, fresh);
-}
-
 /* An extra pass, which should fail. -1: on some ranks only, after which the ranks can't
  * continue. */
 static int failing_round(plain *s, const random_event *e)
@@ -283,7 +278,7 @@ static int failing_round(plain *s, const random_event *e)
         bool here = e->who == 0 || e->who - 1 == r;
         s->net.failing = here ? e->kind : 0;
         s->net.fail_node = e->node;
-        bool ok = micro_batch(s, e->step, e->round, r, NULL, &s->fresh[r]);
+        bool ok = micro_batch_of(s, 0, e->step, e->round, r, NULL, &s->fresh[r]);
         failed += !ok || (here && sync && e->kind == EVENT_FAIL_COMM_HOOK);
     }
     s->net.failing = 0;
@@ -297,7 +292,7 @@ static bool retained_round(plain *s, const random_event *e)
 {
     for (int k = 0; k < 2; k++) {
         for (int r = 0; r < s->ranks; r++)
-            if (!micro_batch(s, e->step, e->round, r, NULL, &s->fresh[r]))
+            if (!micro_batch_of(s, 0, e->step, e->round, r, NULL, &s->fresh[r]))
                 return false;
         if (!add_round(s, s->fresh, e->round))
             return false;
@@ -349,9 +344,9 @@ static int happen(plain *s, const random_event *e)
 /* Whose parameter i is: of the optimizer that has a part of the tree, or of the other. */
 static int optimizer_of(const plain *s, int i)
 {
-    const char *path = s->optims.of[0] ? kn_module_path(s->optims.of[0]) : "";
+    const char *path = s->optims.of[0] ? kn_module_path(s->optims.of[0]) : "",
+               *name = params_of((random_net *)&s->masters)[i].name;
     size_t n = strlen(path);
-    const char *name = params_of((random_net *)&s->masters)[i].name;
     return n == 0 || strncmp(name, path, n) != 0 || name[n] != '.';
 }
 
@@ -359,8 +354,7 @@ static int optimizer_of(const plain *s, int i)
 static void find_divisors(const plain *s, int divisor[2])
 {
     int each = s->factor ? s->factor : random_number(s->p, O_DIVIDE);
-    if (!each)
-        each = s->p->option[O_REDUCE_OP] == 2 ? 1 : s->ranks;
+    each = each ? each : s->p->option[O_REDUCE_OP] == 2 ? 1 : s->ranks;
     uint64_t came[2] = { 0 };
     for (int i = 0; i < s->params; i++)
         came[optimizer_of(s, i)] |= s->came[i];
@@ -410,7 +404,7 @@ static bool plain_step(plain *s, int step)
         for (int k = 0; k < n; k++) {
             for (int r = 0; r < s->ranks; r++) {
                 float *loss = &s->out->loss[step][order[k] * s->ranks + r];
-                if (!micro_batch(s, step, order[k], r, loss, &s->fresh[r]))
+                if (!micro_batch_of(s, 0, step, order[k], r, loss, &s->fresh[r]))
                     return false;
             }
             if (!add_round(s, s->fresh, order[k]))

@@ -439,11 +439,9 @@ KN_TEST(wrap, policy_by_size_counts_what_is_left)
     kn_fsdp_wrap(&g, NULL, .min_params = 3000);
     KN_CHECK_OK();
     kn_module *unit[8];
-    int n = kn_fsdp_units(&g, unit, 8);
-    KN_CHECK(n == 3 && unit[0] != &g.base && unit[1] != &g.base, "%d units", n);
+    KN_CHECK(kn_fsdp_units(&g, unit, 8) == 3 && unit[0] != &g.base && unit[1] != &g.base);
     for (int i = 0; i < 2; i++)
-        KN_CHECK(strcmp(kn_module_class(unit[i]), "gpt_block") != 0, "%s is left with too little",
-                 kn_module_path(unit[i]));
+        KN_CHECK(strcmp(kn_module_class(unit[i]), "gpt_block") != 0, "unit %d", i);
     kn_module_free(&g);
 }
 
