@@ -3,6 +3,17 @@
 #include "autograd/operands.h"
 #include <string.h>
 
+/* Argument i lies elsewhere than the first one. */
+static bool refuse_places(const kn_op *op, int i, kn_device at, kn_device first)
+{
+    bool meta = at == KN_META || first == KN_META;
+    return kn_fail("%s: argument %d is on %s, argument 1 on %s; %s", op->name, i + 1,
+                   kn_device_name(at), kn_device_name(first),
+                   meta ? "parameters that a model only declares get values by kn_materialize or "
+                          "kn_fsdp_wrap: call one before a forward"
+                        : "move one of them");
+}
+
 static bool check_inputs(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional)
 {
     if (!kn_ok())
@@ -17,10 +28,9 @@ static bool check_inputs(const kn_op *op, int nin, kn_tensor *const *in, uint32_
                 op->name, i + 1);
         if (!kn_check(in[i], op->name))
             return false;
-        if (kn_device_of(in[i]) != kn_device_of(in[0] ? in[0] : in[1]))
-            return kn_fail("%s: argument %d is on %s, argument 1 on %s; move one of them", op->name,
-                           i + 1, kn_device_name(kn_device_of(in[i])),
-                           kn_device_name(kn_device_of(in[0] ? in[0] : in[1])));
+        kn_device first = kn_device_of(in[0] ? in[0] : in[1]);
+        if (kn_device_of(in[i]) != first)
+            return refuse_places(op, i, kn_device_of(in[i]), first);
     }
     return true;
 }

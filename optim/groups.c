@@ -1,7 +1,6 @@
 /* optim/groups.c: the learning rate's factor, the weight decay and the rule of each parameter, by
  * patterns of names or by a user's function. */
 #include "optim/optim_internal.h"
-#include <fnmatch.h>
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +12,7 @@ static bool negative(double x)
 static bool matches(const kn_optim_group *g, const kn_param *p)
 {
     int dims = kn_ndim(p->tensor);
-    return (!g->pattern || fnmatch(g->pattern, p->name, 0) == 0) && dims >= g->min_ndim &&
+    return (!g->pattern || kn_matched(g->pattern, p->name)) && dims >= g->min_ndim &&
            (g->max_ndim == 0 || dims <= g->max_ndim);
 }
 
@@ -74,10 +73,20 @@ static bool group_is_good(const kn_optim_group *g, int k, const kn_param *p, int
     if (g->muon < KN_MUON_DEFAULT || g->muon > KN_MUON_ADAMW)
         return kn_fail("optimizer: group %d ('%s') has .muon %d; it is one of enum kn_muon_use", k,
                        g->pattern ? g->pattern : "*", (int)g->muon);
-    bool any = !g->pattern;
-    for (int i = 0; i < n && !any; i++)
-        any = fnmatch(g->pattern, p[i].name, 0) == 0;
-    return any || kn_fail("optimizer: the group pattern '%s' matches no parameter", g->pattern);
+    const char *list = g->pattern, *one;
+    size_t length;
+    while (kn_ok() && kn_next_name(&list, &one, &length)) { /* one, and what follows it or not */
+        char *pattern = kn_host_strdup(one);
+        bool any = false;
+        if (pattern)
+            pattern[length] = 0;
+        for (int i = 0; pattern && i < n && !any; i++)
+            any = kn_matched(pattern, p[i].name);
+        if (kn_ok() && !any)
+            kn_fail("optimizer: the group pattern '%s' matches no parameter", pattern);
+        kn_host_free(pattern);
+    }
+    return kn_ok();
 }
 
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n)

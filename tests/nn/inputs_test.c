@@ -65,3 +65,16 @@ KN_TEST(inputs, one_result_of_several)
     kn_module_free(&m);
     kn_module_free(&two);
 }
+
+KN_TEST(inputs, a_forward_before_parameters_have_values)
+{
+    kn_linear l = { 0 };
+    kn_scope scope = kn_scope_begin();
+    KN_CHECK(kn_linear_init(&l, NULL, "l", 4, 4, .device = KN_META));
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
+    KN_CHECK(!kn_call(&l, x) && strstr(kn_error(), "kn_materialize or kn_fsdp_wrap"));
+    kn_clear_error();
+    KN_CHECK(kn_materialize(&l, KN_CPU, 1) && kn_call(&l, x), "%s", kn_error());
+    kn_scope_end(scope);
+    kn_module_free(&l);
+}

@@ -83,7 +83,7 @@ KN_TEST(groups, chosen_by_a_function)
 /* A frozen group has no state, in memory and in checkpoints; the step drops its gradient. */
 KN_TEST(groups, frozen_ones_have_no_state)
 {
-    kn_optim_group still = { .pattern = "b.*", .frozen = true };
+    kn_optim_group still = { .pattern = "b.weight, b.bias", .frozen = true };
     net m;
     const kn_param *p;
     build(&m);
@@ -134,6 +134,9 @@ KN_TEST(groups, refuses)
     REFUSED(kn_lion(&m, .lr = 1, .groups = &g, .group_count = 1, .group_of = fails),
             "no group for a.weight");
     REFUSED(kn_muon(&m, .lr = 1, .group_of = fails), "without .groups");
+    kn_optim_group list = { .pattern = "a.*, c.*" };
+    REFUSED(kn_sgd(&m, .lr = 1, .groups = &list, .group_count = 1),
+            "the group pattern 'c.*' matches no parameter");
     REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_of = fails),
             "give one of both");
     REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_arg = &number),
