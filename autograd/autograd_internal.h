@@ -227,8 +227,8 @@ struct kn_leaf {
     int64_t pending;   /* contributions still to come in the running backward */
     kn_tensor *(*dest)(void *arg, kn_tensor *leaf); /* borrowed tensor of the leaf's shape */
     void *dest_arg;
-    void (*clear)(void *dest_arg,
-                  kn_tensor *leaf); /* drops the contents of dest; NULL: nothing to do */
+    /* Drops the contents of dest; true where there were any. */
+    bool (*clear)(void *dest_arg, kn_tensor *leaf);
     bool passing;                   /* an input of a recompute: its gradient is an activation's */
     bool filled;                    /* dest holds contributions of the running backward */
     kn_group *group;                /* borrowed; the group that waits for this leaf, or NULL */

@@ -119,16 +119,18 @@ kn_tensor *kn_grad(const kn_tensor *t)
 
 void kn_clear_grad(kn_tensor *t)
 {
-    if (t && t->leaf) {
-        kn_tensor_free(t->leaf->grad);
-        t->leaf->grad = NULL;
-        kn_passes_clear(&t->leaf->passes);
-        t->leaf->accum = KN_ACCUM_SETTLED;
-        if (t->leaf->dest && t->leaf->clear)
-            t->leaf->clear(t->leaf->dest_arg, t);
-        if (t->leaf->on_clear)
-            t->leaf->on_clear(t->leaf->on_clear_arg);
-    }
+    kn_leaf *leaf = t ? t->leaf : NULL;
+    if (!leaf)
+        return;
+    bool had = leaf->grad != NULL;
+    kn_tensor_free(leaf->grad);
+    leaf->grad = NULL;
+    kn_passes_clear(&leaf->passes);
+    leaf->accum = KN_ACCUM_SETTLED;
+    if (leaf->dest && leaf->clear)
+        had |= leaf->clear(leaf->dest_arg, t);
+    if (had && leaf->on_clear)
+        leaf->on_clear(leaf->on_clear_arg);
 }
 
 bool kn_set_grad_mode(bool on)

@@ -100,7 +100,7 @@ static bool must_look(const kn_bucket *b)
 {
     bool lacks = false;
     for (int i = 0; i < b->params; i++)
-        lacks |= !b->param[i].pending;
+        lacks |= kn_bucket_param_trains(&b->param[i]) && !b->param[i].pending;
     return b->flags_came && !b->has_partial && lacks;
 }
 

@@ -315,11 +315,13 @@ static bool reduce_held(kn_schedule_state *s)
 
 static bool reduce_tree(kn_module *m, void *arg)
 {
-    const kn_unit *u = kn_unit_of(m->impl);
+    kn_unit *u = kn_unit_of(m->impl);
     bool *any = arg;
     *any |= u != NULL;
-    return !u || !u->schedule || u->schedule->root != u || m->impl != u->module[0] ||
-           reduce_held(u->schedule);
+    if (!u || m->impl != u->module[0] || kn_unit_outermost(u) != u)
+        return true;
+    kn_schedule_state *s = kn_schedule_of(u);
+    return s && reduce_held(s);
 }
 
 bool kn_fsdp_reduce_grads(void *module)
@@ -329,9 +331,9 @@ bool kn_fsdp_reduce_grads(void *module)
     bool any = false;
     if (!m)
         return false;
-    if (u && u->schedule && u->schedule->root != u)
+    if (u && kn_unit_outermost(u) != u)
         return kn_fail("kn_fsdp_reduce_grads: '%s' lies in the tree of unit '%s'; name that one",
-                       kn_unit_name(u), kn_unit_name(u->schedule->root));
+                       kn_unit_name(u), kn_unit_name(kn_unit_outermost(u)));
     return kn_apply_modules(module, reduce_tree, &any) &&
            (any || kn_fail("kn_fsdp_reduce_grads: there is no unit of fsdp at or below '%s' (%s); "
                            "wrap it first",

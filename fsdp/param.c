@@ -128,36 +128,43 @@ static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
     return KN_LAUNCH(kn_compute_stream(s->device), KN_K_FILL, args);
 }
 
+static bool has_any(const kn_bucket_param *p)
+{
+    return p->has_grad || p->pending || p->unsynced || p->open || p->in_partial;
+}
+
 /* kn_leaf.clear: one parameter's gradient goes from wherever backwards left it: the bucket's others
  * stay. */
-static void clear_grad(void *bucket, kn_tensor *leaf)
+static bool clear_grad(void *bucket, kn_tensor *leaf)
 {
     kn_bucket *b = bucket;
-    bool others = false;
+    bool others = false, had = false;
     kn_schedule_recover(b->unit->schedule);
     if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_sync_transfers(b))
-        return;
+        return false;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->tensor != leaf) {
-            others = others || p->has_grad || p->unsynced || p->open || p->in_partial;
+            others = others || has_any(p);
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
+        had = has_any(p);
         kn_bucket_param_forget(p);
         p->dropped = true;
         if (!blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
-            return;
+            return false;
     }
     if (others)
-        return;
+        return had;
     b->has_grad = b->has_partial = b->has_unsynced = false;
     b->accum = KN_ACCUM_SETTLED;
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);
+    return had;
 }
 
 bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s)

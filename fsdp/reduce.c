@@ -302,6 +302,7 @@ static void note_owed(kn_bucket *b, bool sync)
         bool leaves = b->unit->size > 1 ? kn_bucket_param_trains(p) : p->pending;
         bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
         p->open |= !last && (p->unsynced || due);
+        p->in_partial |= sync && p->unsynced && b->replicas > 1;
         p->unsynced = !sync && (p->unsynced || leaves);
         more |= p->pending > pending || p->open > open || p->unsynced > unsynced;
     }

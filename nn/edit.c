@@ -136,9 +136,12 @@ void kn_module_unlist(kn_module_impl *c)
     const int at = p ? place_of(c) : 0;
     if (!p || at == p->children)
         return;
+    bool scaled = kn_root_of(p)->loss_scale && kn_grads_wait(c->self);
     p->children--;
     memmove(p->child + at, p->child + at + 1, (size_t)(p->children - at) * sizeof *p->child);
     kn_params_changed(p);
+    if (scaled) /* what stays may hold none that is */
+        kn_grads_gone(p);
 }
 
 /* c becomes the root of a tree with the record root: its gradients carry what they count. */
@@ -147,7 +150,8 @@ static void become_root(kn_module_impl *c, kn_root *root)
     const kn_root *from = kn_root_of(c);
     root->scalar_reduce = from->scalar_reduce;
     root->first = from->first;
-    kn_set_loss_scale(root, from->loss_scale);
+    if (!root->loss_scale)
+        kn_set_loss_scale(root, from->loss_scale);
     kn_params_changed(c);
     c->parent = NULL;
     c->root = root;
@@ -167,6 +171,7 @@ kn_module *kn_module_remove(void *module, const char *path)
     kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root)
         return NULL;
+    kn_set_loss_scale(root, kn_root_of(c)->loss_scale);
     kn_module_unlist(c);
     become_root(c, root);
     kn_module_unreplace(c);
@@ -262,8 +267,12 @@ kn_module *kn_module_replace(void *module, const char *path, void *child)
 {
     kn_module_impl *m = kn_impl(child, "kn_module_replace");
     kn_module_impl *top = m ? kn_impl(module, "kn_module_replace") : NULL;
-    if (m && (!may_come(m, top, path) || (top && !kn_root_may_merge(top, m, "kn_module_replace"))))
+    if (m && !may_come(m, top, path))
         return NULL;
+    if (m && top && !kn_root_may_merge(top, m, "kn_module_replace")) {
+        kn_module_free(child);
+        return NULL;
+    }
     kn_module_impl *c = leaving(module, path, "kn_module_replace");
     if (c && c->replaced_by)
         kn_fail(

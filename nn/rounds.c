@@ -9,14 +9,25 @@
 
 /* ---- which gradients there are --------------------------------------------------------------- */
 
+/* Lists no parameters: a tree that is being built asks for each module that is added. */
+static bool waits(const kn_module_impl *m)
+{
+    bool any = false;
+    for (int i = 0; i < m->params && !any; i++) {
+        const kn_param_entry *e = &m->param[i];
+        const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
+        const kn_leaf *leaf = e->tensor->leaf;
+        any = e->owner && (e->source ? e->source->waits(&p) : leaf && leaf->grad);
+    }
+    for (int i = 0; i < m->children && !any; i++)
+        any = waits(m->child[i]->impl);
+    return any;
+}
+
 bool kn_grads_wait(void *module)
 {
-    const kn_param *p;
-    int n = kn_params(module, &p);
-    for (int i = 0; i < n; i++)
-        if (p[i].source->waits(&p[i]))
-            return true;
-    return false;
+    const kn_module_impl *m = kn_impl(module, "gradients");
+    return m && waits(m);
 }
 
 bool kn_grads_passes(void *module, kn_passes *all)
@@ -71,18 +82,29 @@ static bool is_whole(const kn_param *p, const kn_passes *all, const char *what)
                    (long long)kn_passes_count(all));
 }
 
-/* The number of backwards in the gradients of m's parameters that the optimizer of `by` steps. */
-static bool count(const kn_module_impl *m, const kn_module_impl *by, const char *what,
-                  int64_t *passes)
+/* What counts together: parameters that one optimizer steps. Ranks agree on the gradients of units
+ * only, so those count without the ones outside, of which each rank has its own. */
+typedef struct group {
+    const kn_module_impl *by; /* stepped_by */
+    bool units;
+} group;
+
+static bool is_of(const group *g, const kn_param *p)
+{
+    return p->trainable && stepped_by(p->owner) == g->by && (!g->units || p->source->step_divisor);
+}
+
+/* The number of backwards in the gradients of m's parameters that are of the group. */
+static bool count(const kn_module_impl *m, const group *g, const char *what, int64_t *passes)
 {
     const kn_param *p;
-    int n = kn_params((by ? by : m)->self, &p);
+    int n = kn_params((g->by ? g->by : m)->self, &p);
     kn_passes all = { 0 };
     bool ok = kn_ok();
     for (int i = 0; ok && i < n; i++)
-        ok = stepped_by(p[i].owner) != by || p[i].source->passes(&p[i], &all);
+        ok = !is_of(g, &p[i]) || p[i].source->passes(&p[i], &all);
     for (int i = 0; ok && what && all.runs > 0 && i < n; i++)
-        ok = stepped_by(p[i].owner) != by || is_whole(&p[i], &all, what);
+        ok = !is_of(g, &p[i]) || is_whole(&p[i], &all, what);
     *passes = kn_passes_count(&all);
     kn_passes_free(&all);
     return ok;
@@ -97,7 +119,7 @@ bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what)
 {
     const kn_param *p;
     int n = kn_params(m->self, &p), base = 0;
-    const kn_module_impl *by = NULL;
+    group last = { 0 };
     int64_t passes = 0;
     *means = (kn_means){ .base = 1, .by = kn_host_calloc((size_t)n + 1, sizeof *means->by) };
     bool ok = means->by != NULL;
@@ -105,9 +127,10 @@ bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what)
         base++;
     base = base < n ? base : 0;
     for (int i = 0; ok && i < n; i++) {
-        const kn_module_impl *now = stepped_by(p[i].owner);
-        ok = (i > 0 && now == by) || count(m, now, what, &passes);
-        by = now;
+        group now = { stepped_by(p[i].owner), p[i].source->step_divisor != NULL };
+        bool same = i > 0 && now.by == last.by && now.units == last.units;
+        ok = same || count(m, &now, what, &passes);
+        last = now;
         means->by[i] = times(passes, &p[i], p[i].source->divisor);
         if (i == base)
             means->base = times(passes, &p[i], p[i].source->step_divisor);

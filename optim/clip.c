@@ -53,8 +53,9 @@ typedef struct clipping {
     kn_module_extra extra;
     kn_tensor *norms[2]; /* kn_norms where the gradients lie, [1]: it was clipped by them; owned */
     bool clipped_last;
-    int64_t at;  /* the newest backward when it was clipped; 0: it isn't */
-    double base; /* kn_means.base of that time: the factor goes with it */
+    int64_t at;     /* the newest backward when it was clipped; 0: it isn't */
+    kn_means means; /* of that time: the factor goes with its base */
+    int params;     /* whose gradients it has divisors for */
 } clipping;
 
 static clipping *clipping_of(const kn_module_impl *m)
@@ -67,6 +68,7 @@ static void clipping_free(kn_module_extra *self)
     clipping *c = (clipping *)self;
     kn_tensor_free(c->norms[0]);
     kn_tensor_free(c->norms[1]);
+    kn_means_end(&c->means);
     kn_host_free(c);
 }
 
@@ -185,6 +187,20 @@ static bool find_norm(const grads *x, double max_norm, double order, kn_norms *a
 
 /* ---- clipping -------------------------------------------------------------------------------- */
 
+/* The gradients that at was clipped by, or those of them that are left, have the divisors of then. */
+static bool same_means(kn_module_impl *at)
+{
+    const clipping *c = clipping_of(at);
+    const kn_param *p;
+    int n = kn_params(at->self, &p);
+    kn_means now;
+    bool ok = kn_means_begin(&now, at, NULL), same = n == c->params;
+    for (int i = 0; ok && same && i < n; i++)
+        same = now.by[i] == c->means.by[i] || !p[i].source->waits(&p[i]);
+    kn_means_end(&now);
+    return ok && same;
+}
+
 /* at's factor holds for gradients of backwards up to then. *yes: for all of m's that there are.
  * False with an error: for some. */
 static bool holds(const kn_module_impl *at, const kn_module_impl *m, bool *yes)
@@ -196,13 +212,14 @@ static bool holds(const kn_module_impl *at, const kn_module_impl *m, bool *yes)
         return true;
     bool ok = kn_grads_passes(m->self, &all), mixed = false;
     if (all.runs > 0 && all.run[0].first <= newest) {
-        *yes = all.run[all.runs - 1].last <= newest;
+        *yes = all.run[all.runs - 1].last <= newest && same_means((kn_module_impl *)at);
         mixed = !*yes;
     }
     kn_passes_free(&all);
-    if (mixed)
-        kn_fail("gradients of '%s' were clipped, and a later backward added to them; clip right "
-                "before the step, or call kn_unclip_grads('%s') for a step without",
+    if (mixed && kn_ok())
+        kn_fail("gradients of '%s' were clipped, and a later backward added to them, or they are "
+                "divided by other numbers now; clip right before the step, or call "
+                "kn_unclip_grads('%s') for a step without",
                 kn_module_shown(at), kn_module_shown(at));
     return ok && !mixed;
 }
@@ -218,7 +235,7 @@ bool kn_clipped(const kn_module_impl *m, const kn_module_impl **at)
 
 double kn_clipped_base(const kn_module_impl *at)
 {
-    return clipping_of(at)->base;
+    return clipping_of(at)->means.base;
 }
 
 static bool clipped_below(const kn_module_impl *m, const kn_module_impl **found)
@@ -257,6 +274,12 @@ static void unclip(kn_module_impl *m)
 bool kn_unclip_grads(void *module)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_unclip_grads") : NULL;
+    bool above = false;
+    for (const kn_module_impl *up = m ? m->parent : NULL; up && !above; up = up->parent)
+        if (!holds(up, m, &above) || above)
+            return kn_ok() && kn_fail("kn_unclip_grads: '%s' was clipped with all of '%s'; name "
+                                      "that one",
+                                      kn_module_shown(m), kn_module_shown(up));
     if (m)
         unclip(m);
     return m;
@@ -266,15 +289,20 @@ bool kn_unclip_grads(void *module)
 static bool clip(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
                  float *norm)
 {
-    kn_means means;
+    kn_means means = { 0 };
     bool clips = max_norm > 0;
     bool ok =
+        (!clips || kn_grads_there(p, n, "kn_clip_grad_norm")) &&
         kn_means_begin(&means, m, "kn_clip_grad_norm") &&
         find_norm(&(grads){ m, p, n, &means }, max_norm, order, norms_begin(m, p, clips), norm);
-    if (ok && clips) {
+    clipping *c = ok && clips ? clipping_of(m) : NULL;
+    if (c) {
         unclip(m);
-        clipping_of(m)->at = kn_newest_backward();
-        clipping_of(m)->base = means.base;
+        kn_means before = c->means;
+        c->at = kn_newest_backward();
+        c->params = n;
+        c->means = means;
+        means = before;
     }
     kn_means_end(&means);
     return ok;

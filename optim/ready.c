@@ -3,7 +3,7 @@
 #include "optim/optim_internal.h"
 
 /* Fails at the first parameter whose gradient a step can't use yet. */
-static bool all_there(const kn_param *p, int n, const char *what)
+bool kn_grads_there(const kn_param *p, int n, const char *what)
 {
     for (int i = 0; i < n; i++) {
         const char *why = p[i].source->held_back ? p[i].source->held_back(&p[i]) : NULL;
@@ -34,7 +34,7 @@ static bool none_averaged(const kn_module_impl *m, const char *what)
 
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what)
 {
-    return none_averaged(m, what) && all_there(p, n, what) && kn_clipped_whole(m, what);
+    return none_averaged(m, what) && kn_grads_there(p, n, what) && kn_clipped_whole(m, what);
 }
 
 bool kn_one_place(const kn_param *p, int n, const char *what)
