@@ -125,16 +125,29 @@ KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
 /* ---- random keys ----------------------------------------------------------------------------- */
 
 /* What dropout and the like draw is a function of (seed, step, micro-batch, module path, call,
- * element).
+ * element). A micro-batch is the same on any rank, so ranks draw different numbers, and N of them
+ * those of one process. With grad mode off, draws and calls have a count of their own: they go on
+ * with each call, and training draws the same numbers with and without them.
  *
  * kn_seed sets the seed, 1337 at first; parameters that their first read fills take it, too.
  * kn_set_step sets the number of steps done, at least 0, for a program that resumes; kn_get_step
- * tells it.
- * kn_step counts it on, with several optimizers once each time that one of them steps again: they
- * step in turn, and it counts the rounds. */
+ * tells it. Both begin the count of draws with grad mode off again: the same seed and step give the
+ * same numbers.
+ * kn_step counts the step on, with several optimizers once each time that one of them steps again:
+ * they step in turn, and it counts the rounds. */
 KN_API void kn_seed(uint64_t seed);
 KN_API void kn_set_step(int64_t step);
 KN_API int64_t kn_get_step(void);
+/* From here to kn_draws_end: what is drawn is a function of (seed, step, number, module path, call,
+ * element), with grad mode on or off, and shifts no draw outside. Ranks that give the same number
+ * draw alike: a text that all ranks write, a game that all play. The number of a game gives its
+ * draws on whichever rank plays it. The same number begins the same draws again, so count on.
+ * Neither it nor its end may lie in a call of a module that the other lies outside of. */
+typedef struct kn_draws {
+    struct kn_frame *frame;
+} kn_draws;
+KN_API kn_draws kn_draws_begin(int64_t number);
+KN_API void kn_draws_end(kn_draws draws); /* Ends it. To be called also where an error stands. */
 
 #ifdef __cplusplus
 }

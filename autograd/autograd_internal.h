@@ -273,8 +273,10 @@ struct kn_frame {
     void (*post_backward)(void *module, kn_frame *f);
     uint64_t key;                /* random key of this call (architecture, idea 7) */
     uint32_t calls;              /* calls made inside so far */
-    uint64_t calls_before;       /* of an outermost call: those of the micro-batch before it */
+    uint64_t *count;             /* of an outermost call: what counts it, else NULL */
+    uint64_t count_before;       /* the count before it */
     uint32_t draws;              /* draws made inside so far */
+    bool drew;                   /* it, or a call inside */
     bool replay;                 /* inside a recompute */
     bool recorded;               /* grad mode is off, but a recompute will follow */
     struct kn_call_grads *grads; /* nn/hooks.c; NULL: no hook looks at gradients */

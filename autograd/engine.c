@@ -412,6 +412,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     if (!e->outer && !e->caught) { /* the next micro-batch begins, or the same one again */
         c->rng.micro += !ok ? 0 : c->world > 1 ? c->world : 1;
         c->rng.calls = 0;
+        c->rng.quiet_before = ok ? c->rng.quiet : c->rng.quiet_before;
     }
     kn_set_grad_mode(mode);
     return ok;

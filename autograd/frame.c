@@ -6,19 +6,28 @@
  * a draw depends on where it happens in the model and in training, never on the rank, and a
  * recompute that re-enters with the same key draws the same numbers. In a recorded step
  * (kn_graph_begin) the streams stay as they are at each replay, and kernels read the seed from the
- * device's memory; each replay writes its own there. */
+ * device's memory; each replay writes its own there.
+ *
+ * Draws and calls with grad mode off have a count of their own, so that evaluating doesn't shift
+ * training's draws. It goes down from ~0, the other up from 0. A place of kn_draws_begin is a call
+ * of no module, with a key of its own. */
 #include "autograd/autograd_internal.h"
 #include "autograd/hooks.h"
 #include <string.h>
 
 #define MOST_STEPS ((int64_t)1 << 62)
 
+static uint64_t *root_count(kn_context *c)
+{
+    return c->no_grad && !c->trains && !c->engine ? &c->rng.quiet : &c->rng.calls;
+}
+
 static uint64_t root_key(kn_context *c, bool draw)
 {
-    uint64_t key = kn_hash64(draw ? 2 : 1, (uint64_t)c->rng.micro);
-    if (c->no_grad) /* evaluating must not shift training's draws */
-        return kn_hash64(key, ~0ull);
-    return kn_hash64(key, c->rng.calls++);
+    kn_rng_key *r = &c->rng;
+    uint64_t key = kn_hash64(draw ? 2 : 1, (uint64_t)r->micro), *count = root_count(c);
+    uint64_t before = (*count)++;
+    return kn_hash64(key, count == &r->quiet ? ~(before - r->quiet_before) : before);
 }
 
 static kn_frame *enter(void *module, const char *path, uint64_t key)
@@ -48,12 +57,15 @@ kn_frame *kn_frame_enter(void *module, const char *path, const char *name)
 {
     kn_context *c = kn_context_get();
     kn_frame *p = c->frame;
-    uint64_t calls = c->rng.calls, key = p ? kn_hash64(p->key, p->calls++) : root_key(c, false);
+    uint64_t *count = p ? NULL : root_count(c), before = count ? *count : 0;
+    uint64_t key = p ? kn_hash64(p->key, p->calls++) : root_key(c, false);
     kn_frame *f = enter(module, path, kn_hash64(key, kn_hash_string(name)));
-    if (!f)
-        c->rng.calls = calls;
-    else
-        f->calls_before = calls;
+    if (!f && count)
+        *count = before;
+    if (f) {
+        f->count = count;
+        f->count_before = before;
+    }
     return f;
 }
 
@@ -67,9 +79,10 @@ void kn_frame_leave(kn_frame *f)
     if (!f)
         return;
     kn_context *c = kn_context_get();
-    if (!f->parent && !f->replay &&
-        !kn_ok()) /* the next call draws the numbers of this one, which failed */
-        c->rng.calls = f->calls_before;
+    /* The next call draws the numbers of this one, which failed. An evaluation that draws nothing
+     * moves no draws on. */
+    if (f->count && (!kn_ok() || (f->count == &c->rng.quiet && !f->drew)))
+        *f->count = f->count_before;
     c->frame = f->parent;
     kn_frame_unref(f);
 }
@@ -92,6 +105,8 @@ uint64_t kn_draw_stream(void)
 {
     kn_context *c = kn_context_get();
     kn_frame *f = c->frame;
+    for (kn_frame *p = f; p && !p->drew; p = p->parent)
+        p->drew = true;
     return f ? kn_hash64(f->key, 0x64726177u + f->draws++) : root_key(c, true);
 }
 
@@ -101,9 +116,16 @@ uint64_t kn_draw_seed(void)
     return kn_hash64(key->seed, (uint64_t)key->step);
 }
 
+static void begin_again(kn_rng_key *key)
+{
+    key->quiet_before = key->quiet;
+}
+
 void kn_seed(uint64_t seed)
 {
-    kn_context_get()->rng.seed = seed;
+    kn_context *c = kn_context_get();
+    c->rng.seed = seed;
+    begin_again(&c->rng);
 }
 
 void kn_set_step(int64_t step)
@@ -116,6 +138,7 @@ void kn_set_step(int64_t step)
     c->rng.step = step;
     c->rng.micro = c->rank;
     c->rng.calls = 0;
+    begin_again(&c->rng);
 }
 
 int64_t kn_steps_seen(void)
@@ -136,4 +159,20 @@ void kn_step_taken(int64_t *seen)
 int64_t kn_get_step(void)
 {
     return kn_context_get()->rng.step;
+}
+
+kn_draws kn_draws_begin(int64_t number)
+{
+    const kn_frame *f = kn_context_get()->frame;
+    return (kn_draws){ kn_frame_reenter(f ? f->module : NULL, f ? f->path : "",
+                                        kn_hash64(3, (uint64_t)number)) };
+}
+
+void kn_draws_end(kn_draws d)
+{
+    if (d.frame && d.frame != kn_context_get()->frame)
+        kn_fail("kn_draws_end: another place, or a call of a module, began after it; end that "
+                "first");
+    else
+        kn_frame_leave(d.frame);
 }

@@ -190,11 +190,14 @@ static kn_values run_forward(state *s, kn_values in)
     uint32_t version[KN_MAX_VALUES] = { 0 };
     for (int i = 0; i < in.n; i++)
         version[i] = in.v[i] ? kn_version_of(in.v[i]) : 0;
-    const bool mode = kn_set_grad_mode(false);
+    kn_context *c = kn_context_get();
+    const bool mode = kn_set_grad_mode(false), trains = c->trains;
     const double begin = kn_tracing() ? kn_now() : 0;
+    c->trains |= mode;
     enter(s, false);
     out = s->ghost ? s->f.shape(&s->run, in) : s->f.forward(&s->run, in);
     leave(s);
+    c->trains = trains;
     kn_set_grad_mode(mode);
     if (!check_results(s, in, out, version))
         return (kn_values){ 0 };

@@ -331,7 +331,8 @@ KN_API kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool i
 /* Draws without gradient, the same with any number of threads. Those with a seed and a stream are
  * functions of them and the element, as kn_rand; the others of the random key
  * (autograd/autograd.h), as kn_dropout: in a recomputed module call they give the same numbers
- * again, and sharded training gives those of one process. Results are row-major. */
+ * again, and sharded training gives those of one process; ranks draw apart, but between
+ * kn_draws_begin and kn_draws_end. Results are row-major. */
 
 /* Uniform in [0, 1), or normal, of x's shape, float dtype and device. bf16 and f16 are rounded from
  * f32, as kn_rand's. */

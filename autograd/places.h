@@ -10,6 +10,8 @@
 #define kn_backward_(...)    KN_PLACE(kn_backward_(__VA_ARGS__))
 #define kn_grad_of_(...)     KN_PLACE(kn_grad_of_(__VA_ARGS__))
 #define kn_set_step(...)     KN_PLACE(kn_set_step(__VA_ARGS__))
+#define kn_draws_begin(...)  KN_PLACE(kn_draws_begin(__VA_ARGS__))
+#define kn_draws_end(...)    KN_PLACE(kn_draws_end(__VA_ARGS__))
 
 /* autograd/operations.h: elementwise */
 #define kn_to_device(...)   KN_PLACE(kn_to_device(__VA_ARGS__))

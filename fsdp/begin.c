@@ -198,13 +198,13 @@ static void put_back(kn_tensor *t, const handle *old)
     t->dtype = old->dtype;
 }
 
-/* Draws in fn are the same on all ranks, and those of training as without it. */
+/* Draws in fn are the module's own: the same on all ranks and however the tree is cut into units;
+ * training's are as without it. */
 static bool call_fill(const kn_unit *u, kn_module_impl *m)
 {
-    kn_rng_key *key = &kn_context_get()->rng, before = *key;
-    key->micro = 0;
+    kn_draws draws = kn_draws_begin((int64_t)kn_hash64(u->options.seed, kn_hash_string(m->path)));
     bool ok = u->options.fill_module(m->self, u->options.fill_module_arg);
-    *key = before;
+    kn_draws_end(draws);
     return ok || (kn_ok() && kn_fail("fsdp: .fill_module failed for '%s' (%s) without saying why; "
                                      "call kn_fail in it",
                                      kn_module_shown(m), m->class_name));

@@ -89,7 +89,8 @@ typedef bool (*kn_param_fill)(const char *name, kn_tensor *part, int64_t start, 
  * or the declared initialisers give. Ignored ones lie on their own device, hold what the
  * initialisers give, and keep the values of fn. Called on every rank, children first, once a
  * module (and unit, where several hold its parameters); each rank keeps its part, so fn must write
- * the same on all: draws (kn_randn) take a seed. */
+ * the same on all. Draws (kn_randn_like, dropout) are: functions of .seed, the module's path, and
+ * kn_seed and its step. */
 typedef bool (*kn_module_fill)(kn_module *m, void *arg);
 /* The dtype in which a parameter is gathered and computes; KN_DTYPE_DEFAULT: .param_dtype. */
 typedef kn_dtype (*kn_param_dtype)(const char *name, int ndim, const int64_t *shape, void *arg);

@@ -27,6 +27,7 @@ struct kn_replay {
     int eager_steps, eager; /* as asked for; done since the last change */
     kn_graph *graph;
     uint64_t signature; /* of the graph */
+    bool quiet;         /* the step draws with grad mode off, outside of training's calls */
     written *written;   /* by the graph */
     int writes;
     kn_step_fn fn;
@@ -97,6 +98,8 @@ static uint64_t signature(const kn_replay *r)
     uint64_t h = kn_hash64(c->graph.changes, c->no_grad);
     add(&h, (uint64_t)c->rng.micro);
     add(&h, c->rng.calls);
+    if (r->quiet)
+        add(&h, c->rng.quiet - c->rng.quiet_before);
     kn_apply_modules(r->module->self, add_module, &h);
     return h;
 }
@@ -225,21 +228,26 @@ kn_replay_counts kn_replay_count(const kn_replay *r)
 
 /* ---- the three ways -------------------------------------------------------------------------- */
 
-/* A step that ends as it began leaves no gradients, and the next one draws at the same places. */
+/* A step that ends as it began leaves no gradients, and the next one draws at the same places, by
+ * another seed. */
 static const char *open_end(const kn_rng_key *before)
 {
     const kn_rng_key *now = &kn_context_get()->rng;
-    return now->micro == before->micro && now->calls == before->calls
+    if (now->micro != before->micro || now->calls != before->calls)
+        return "the step doesn't end as it began: gradients are left for a kn_step that isn't part "
+               "of it";
+    return now->quiet == before->quiet || now->step != before->step
                ? NULL
-               : "the step doesn't end as it began: gradients are left for a kn_step that isn't "
-                 "part of it";
+               : "the step draws random numbers without a kn_step: replays would repeat them";
 }
 
 static bool run(kn_replay *r)
 {
+    const uint64_t quiet = kn_context_get()->rng.quiet;
     kn_scope scope = kn_scope_begin();
     bool ok = r->fn(r->arg);
     kn_scope_end(scope);
+    r->quiet = kn_context_get()->rng.quiet != quiet;
     return ok && kn_ok();
 }
 

@@ -15,6 +15,8 @@ typedef struct kn_rng_key {
     int64_t step;    /* optimizer steps done */
     int64_t micro;   /* index of the micro-batch in the step: round * ranks + rank */
     uint64_t calls;  /* draws and calls made outside of module calls in this micro-batch */
+    /* Those of no training, with grad mode off: made so far, and before this micro-batch. */
+    uint64_t quiet, quiet_before;
     int64_t counted; /* how often a step was counted on by an optimizer */
 } kn_rng_key;
 
@@ -54,6 +56,7 @@ typedef struct kn_context {
     struct kn_scope_stack *scopes;
     /* autograd */
     bool no_grad;
+    bool trains; /* grad mode is off only for the function that runs: its draws are training's */
     kn_mem_category alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
     struct kn_frame *frame;         /* the module call that is running, or NULL */
     struct kn_engine *engine;

@@ -60,6 +60,7 @@ kn_graph *kn_graph_end(void)
     bool ok = kn_ok() && g->table->end(g);
     c->graph.recording = NULL;
     g->steps = c->rng.step - g->step;
+    g->quiet = c->rng.quiet - c->rng.quiet_before;
     if (ok)
         return g;
     kn_graph_free(g);
@@ -179,8 +180,10 @@ bool kn_graph_launch(kn_graph *g)
     for (int i = 0; i < g->hooks && ok; i++)
         if (g->hook[i].after)
             g->hook[i].after(g->hook[i].arg);
-    if (ok && !first)
+    if (ok && !first && g->steps > 0) {
         c->rng.step += g->steps;
+        c->rng.quiet_before = c->rng.quiet - g->quiet;
+    }
     g->launched = true;
     ok = ok && kn_streams_look();
     return ok && kn_ok();

@@ -24,6 +24,7 @@ struct kn_graph {
     struct kn_context *context;
     int64_t step;        /* optimizer steps done when it was recorded, or before its next launch */
     int64_t steps;       /* that one launch does */
+    uint64_t quiet;      /* draws with grad mode off in the micro-batch that it ends in */
     kn_graph_hook *hook; /* in the order in which they were given */
     int hooks;
     int64_t room;

@@ -147,7 +147,8 @@ typedef struct kn_state_objects {
     kn_schedule *schedule; /* schedule.lr and its other numbers; put: only read */
     kn_ema *ema;           /* ema.updates; the averages: kn_state_dict(.ema) */
     kn_loader *loader;     /* loader.epoch and the rest of its position */
-    bool random;           /* random.seed and random.step, of which all draws are functions */
+    bool random; /* random.seed, .step and .quiet (how many came with grad mode off), of which all
+                  * draws are functions */
 } kn_state_objects;
 /* Puts their numbers into s, and sets the objects as s has them: all of them or, with an error,
  * none. Nothing is sent. */

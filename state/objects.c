@@ -33,6 +33,18 @@ static void whole(numbers *n, const char *name, int64_t *value)
     kn_host_free(joined);
 }
 
+/* States of before there was one lack it. */
+static void newer(numbers *n, const char *name, int64_t *value)
+{
+    char *joined = n->ok ? kn_state_join(n->prefix, name, NULL) : NULL;
+    if (joined && n->from && !kn_state_find(n->from, joined))
+        *value = 0;
+    else
+        whole(n, name, value);
+    n->ok = n->ok && joined;
+    kn_host_free(joined);
+}
+
 static void real(numbers *n, const char *name, double *value)
 {
     char *joined = n->ok ? kn_state_join(n->prefix, name, NULL) : NULL;
@@ -55,7 +67,7 @@ static void real(numbers *n, const char *name, double *value)
 typedef struct values {
     kn_scaler_state scaler;
     kn_schedule schedule;
-    int64_t kind, updates, loader_seed, seed, step;
+    int64_t kind, updates, loader_seed, seed, step, quiet;
     kn_position loader;
 } values;
 
@@ -89,6 +101,7 @@ static void go_over(numbers *n, const kn_state_objects *o, values *v)
     if (o->random) {
         whole(n, "random.seed", &v->seed);
         whole(n, "random.step", &v->step);
+        newer(n, "random.quiet", &v->quiet);
     }
 }
 
@@ -105,8 +118,10 @@ static values read_objects(const kn_state_objects *o)
     if (o->loader)
         v.loader = kn_loader_position(o->loader);
     v.loader_seed = (int64_t)v.loader.seed;
-    v.seed = (int64_t)kn_context_get()->rng.seed;
-    v.step = kn_get_step();
+    const kn_rng_key *key = &kn_context_get()->rng;
+    v.seed = (int64_t)key->seed;
+    v.step = key->step;
+    v.quiet = (int64_t)(key->quiet - key->quiet_before);
     return v;
 }
 
@@ -137,6 +152,8 @@ static bool check(const kn_state_objects *o, const values *v, const char *what)
     if (o->random && (v->step < 0 || v->step > most))
         return kn_fail("%s: random.step is %lld; steps count from 0 to 2^62", what,
                        (long long)v->step);
+    if (o->random && v->quiet < 0)
+        return kn_fail("%s: random.quiet is %lld; draws count from 0", what, (long long)v->quiet);
     return kn_ok();
 }
 
@@ -161,6 +178,7 @@ static bool set_objects(const kn_state_objects *o, values *v)
     if (o->random) {
         kn_seed((uint64_t)v->seed);
         kn_set_step(v->step);
+        kn_context_get()->rng.quiet_before -= (uint64_t)v->quiet;
     }
     return kn_ok();
 }

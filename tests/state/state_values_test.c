@@ -172,10 +172,13 @@ KN_TEST(state_values, objects_go_on)
     for (int i = 0; i < 3; i++)
         kn_next(data);
     kn_seed(77), kn_set_step(5);
+    kn_set_grad_mode(false);
+    kn_tensor *first = kn_rand_like(kn_ones(KN_F32, KN_CPU, KN_SHAPE(9)));
     kn_state *s = kn_state_new();
     KN_CHECK(kn_state_put(s, .scaler = scaler, .schedule = &schedule, .loader = data,
                           .random = true, .prefix = "t."));
     KN_CHECK(kn_state_int(s, "t.random.step") == 5 && kn_state_number(s, "t.scaler.scale") == 8);
+    kn_tensor *drawn = kn_rand_like(first);
     kn_seed(1), kn_set_step(0);
     REFUSED(kn_state_get(s, .scaler = fresh, .schedule = &to, .loader = other, .random = true,
                          .prefix = "t."),
@@ -186,6 +189,7 @@ KN_TEST(state_values, objects_go_on)
              "%s", kn_error());
     KN_CHECK(kn_scaler_get(fresh).scale == 8 && kn_get_step() == 5 &&
              kn_context_get()->rng.seed == 77);
+    KN_CHECK(same_bytes(kn_rand_like(drawn), drawn), "draws with grad mode off don't go on");
     KN_CHECK(to.kind == KN_COSINE && kn_schedule_at(&to, 50) == kn_schedule_at(&schedule, 50));
     KN_CHECK(same_bytes(kn_next(again).x, kn_next(data).x));
     REFUSED(kn_state_get(s, .random = true), "the state has no whole number 'random.seed'");
@@ -195,6 +199,11 @@ KN_TEST(state_values, objects_go_on)
     REFUSED(kn_state_get(s, .scaler = fresh, .loader = again, .prefix = "t."), "scale");
     KN_CHECK(kn_loader_round(again) == 4 && kn_state_set_int(s, "t.random.step", -1));
     REFUSED(kn_state_get(s, .random = true, .prefix = "t."), "random.step is -1");
+    KN_CHECK(kn_state_set_int(s, "t.random.step", 5) && kn_state_set_int(s, "t.random.quiet", -1));
+    REFUSED(kn_state_get(s, .random = true, .prefix = "t."), "random.quiet is -1");
+    KN_CHECK(kn_state_remove(s, "t.random.quiet"));
+    KN_CHECK(kn_state_get(s, .random = true, .prefix = "t."), "an older state: %s", kn_error());
+    KN_CHECK(same_bytes(kn_rand_like(first), first));
     kn_scope_end(scope);
     kn_loader_free(data), kn_loader_free(again), kn_loader_free(other);
     kn_scaler_free(scaler), kn_scaler_free(fresh);

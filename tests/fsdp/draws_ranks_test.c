@@ -1,0 +1,142 @@
+/* tests/fsdp/draws_ranks_test.c: draws with grad mode off over ranks: N ranks draw in a micro-batch
+ * what one draws in it, evaluations that draw leave training's bits alone, and ranks draw alike at
+ * places of the same number. Rank functions return a status and never assert. */
+#include "tests/fsdp/net.h"
+
+enum { STEPS = 3, MICRO = 4, WIDTH = 6 };
+
+typedef struct noisy {
+    kn_module base;
+    kn_linear fc;
+    kn_dropout drop;
+} noisy;
+
+/* y = fc(drop(x)) + noise that is drawn with grad mode off, as a frozen teacher's is */
+static kn_tensor *noisy_forward(kn_module *self, kn_tensor *x)
+{
+    noisy *m = (noisy *)self;
+    kn_tensor *y = kn_call(&m->fc, kn_call(&m->drop, x));
+    const bool mode = kn_set_grad_mode(false);
+    kn_tensor *noise = kn_randn_like(x);
+    kn_set_grad_mode(mode);
+    return y && noise ? kn_add(y, noise) : NULL;
+}
+
+typedef struct trained {
+    bool evaluates, at_places, recomputes;
+    float loss[STEPS][MICRO], noise[STEPS][MICRO];
+} trained;
+
+/* A number of draws that differs over ranks. */
+static bool evaluate(noisy *m, kn_comm *world, int step, bool at_place)
+{
+    const bool mode = kn_set_grad_mode(false);
+    kn_draws place = { 0 };
+    if (at_place)
+        place = kn_draws_begin(step);
+    for (int i = 0; i <= kn_rank(world); i++)
+        kn_rand_like(kn_ones(KN_F32, KN_CPU, KN_SHAPE(9)));
+    bool ok = kn_call(m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDTH))) != NULL;
+    kn_draws_end(place);
+    kn_set_grad_mode(mode);
+    return ok;
+}
+
+static bool learn(noisy *m, trained *t, int step, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, (uint64_t)micro, KN_SHAPE(3, WIDTH));
+    const bool mode = kn_set_grad_mode(false);
+    t->noise[step][micro] = (float)kn_item(kn_mean(kn_randn_like(x), 0, NULL, false));
+    kn_set_grad_mode(mode);
+    kn_tensor *y = kn_call(m, x);
+    kn_tensor *loss = y ? kn_mean(kn_square(y), 0, NULL, false) : NULL;
+    bool ok = loss && kn_backward(loss);
+    t->loss[step][micro] = ok ? (float)kn_item(loss) : 0;
+    kn_scope_end(scope);
+    return ok;
+}
+
+static int train(kn_comm *world, void *arg)
+{
+    trained *t = arg;
+    noisy m = { 0 };
+    kn_seed(4);
+    kn_set_step(0);
+    EXPECT(kn_module_init(&m.base, noisy_forward) &&
+               kn_linear_init(&m.fc, &m.base, "fc", WIDTH, WIDTH, .device = KN_META) &&
+               kn_dropout_init(&m.drop, &m.base, "drop", 0.5),
+           "init");
+    EXPECT(!t->recomputes || kn_recompute(&m, true), "recompute");
+    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 5), "wrap");
+    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    for (int step = 0; step < STEPS; step++) {
+        EXPECT(!t->evaluates || evaluate(&m, world, step, t->at_places), "evaluate");
+        for (int k = kn_rank(world); k < MICRO; k += kn_comm_size(world))
+            EXPECT(learn(&m, t, step, k), "learn");
+        EXPECT(kn_step(opt), "step");
+    }
+    kn_optim_free(opt);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+/* Every draw of a micro-batch, with grad mode on or off, is its own on whichever rank; and an
+ * evaluation changes none with grad mode on, nor any other where it draws at a place of its own. */
+KN_TEST(draws_ranks, of_a_micro_batch)
+{
+    static trained plain;
+    KN_CHECK(kn_spawn_threads(1, train, &plain) == 0);
+    for (int step = 0; step < STEPS; step++)
+        for (int k = 0; k < MICRO; k++)
+            for (int i = 0; i < step * MICRO + k; i++)
+                KN_CHECK(plain.noise[i / MICRO][i % MICRO] != plain.noise[step][k], "draws repeat");
+    for (int kind = 0; kind < 6; kind++)
+        for (int ranks = 1; ranks <= 4; ranks *= 2) {
+            static trained t;
+            t = (trained){ kind % 3 > 0, kind % 3 == 2, kind >= 3 };
+            KN_CHECK(kn_spawn_threads(ranks, train, &t) == 0, "%d ranks", ranks);
+            KN_CHECK(memcmp(t.loss, plain.loss, sizeof t.loss) == 0, "kind %d, %d ranks: losses",
+                     kind, ranks);
+            KN_CHECK(kind % 3 == 1 || memcmp(t.noise, plain.noise, sizeof t.noise) == 0,
+                     "kind %d, %d ranks: draws with grad mode off", kind, ranks);
+        }
+}
+
+/* ---- the same on all ranks, or not ----------------------------------------------------------- */
+
+enum { RANKS = 4, DRAWS = 5 };
+
+static float drawn[2][RANKS][DRAWS];
+
+static int draw(kn_comm *world, void *arg)
+{
+    const int me = kn_rank(world);
+    kn_set_step(9);
+    kn_set_grad_mode(false);
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1));
+    for (int i = 0; i < me; i++)
+        kn_rand_like(x);
+    for (int alike = 0; alike < 2; alike++) {
+        kn_draws place = { 0 };
+        if (alike)
+            place = kn_draws_begin(arg ? me : 3);
+        for (int i = 0; i < DRAWS; i++)
+            drawn[alike][me][i] = (float)kn_item(kn_rand_like(x));
+        kn_draws_end(place);
+    }
+    return !kn_ok();
+}
+
+KN_TEST(draws_ranks, alike_at_places_of_one_number)
+{
+    for (int numbers = 0; numbers < 2; numbers++) {
+        KN_CHECK(kn_spawn_threads(RANKS, draw, numbers ? drawn : NULL) == 0);
+        for (int r = 1; r < RANKS; r++) {
+            const bool alike = memcmp(drawn[1][r], drawn[1][0], sizeof drawn[1][0]) == 0;
+            KN_CHECK(alike == !numbers, "rank %d draws %s", r, alike ? "alike" : "apart");
+            for (int i = 0; i < DRAWS; i++)
+                KN_CHECK(drawn[0][r][i] != drawn[0][0][i], "rank %d draws rank 0's", r);
+        }
+    }
+}
