@@ -50,6 +50,7 @@ static void (*end_next)(kn_context *c);
 static void world_end(kn_context *c)
 {
     kn_comm *world = c->init_state;
+    kn_say_nothing(c);
     if (world) {
         c->on_error_internal = NULL;
         kn_comm_world_free(world->world);
@@ -340,6 +341,7 @@ kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o)
 {
     if (kn_world())
         return kn_world();
+    kn_say_at_crash(kn_context_get());
     kn_comm *world = take_options(&o) ? become_rank(argc, argv) : NULL;
     if (!world)
         world = kn_comm_alone();
@@ -351,20 +353,12 @@ kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o)
 
 int kn_finish(void)
 {
-    kn_comm *world = kn_world();
     if (fflush(stdout) != 0 ||
         ferror(stdout)) /* an exit status of 0 would mean that all was written */
         kn_fail("cannot write to standard output: %s", errno ? strerror(errno) : "a write failed");
     bool failed = !kn_ok();
-    if (failed) {
-        bool alone = !world || world->size == 1, speaks = true; /* the others only repeat it */
-        if (!alone && world->ops->speaks)
-            speaks = world->ops->speaks(world);
-        if (alone || (speaks && strncmp(kn_error(), "rank ", 5) == 0)) /* it names ranks itself */
-            fprintf(stderr, "knap: %s\n", kn_error());
-        else if (speaks)
-            fprintf(stderr, "knap: rank %d: %s\n", world->rank, kn_error());
-    }
+    if (failed)
+        kn_say_error(kn_context_get(), false);
     kn_context_end();
     return failed ? 1 : 0;
 }

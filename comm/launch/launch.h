@@ -23,6 +23,13 @@ bool kn_launch_read(kn_launch *l);
 /* Makes this process rank l->rank; threads 0: the default. NULL with an error, or for one rank. */
 kn_comm *kn_launch_join(const kn_launch *l, int threads);
 
+/* say.c: prints the error of c that stands, if this rank is the one to print it. */
+void kn_say_error(const struct kn_context *c, bool crashes);
+/* From here on a signal of a crash does so first, unless the program has a handler of its own; until
+ * c ends. */
+void kn_say_at_crash(struct kn_context *c);
+void kn_say_nothing(const struct kn_context *c);
+
 /* rendezvous.c: ranks of one host that have no common parent of ours: rank 0 makes the shared
  * memory and hands it to the others over a Unix socket in the abstract namespace, named after job
  * and user. NULL with an error. */

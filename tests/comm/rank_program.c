@@ -11,7 +11,9 @@
  * once   pieces        collectives of several buffers, together and one by one   diverge R
  * rank R reduces where the others gather, in another communicator   sleep
  * print the process id and sleep, end well on SIGTERM   linger MS     the same, but the end takes
- * so many milliseconds after SIGTERM   hang          print the process id and sleep  RANK_TIMEOUT
+ * so many milliseconds after SIGTERM   crash HOW R
+ * rank R goes on after an error and dies: HOW is null, divide, abort, bus, well (without an error),
+ * own (by a handler of the program's), none (it ends)   hang          print the process id and sleep  RANK_TIMEOUT
  * in the environment is the timeout once the ranks have met, which takes long on a busy machine. */
 #include "comm/comm_internal.h"
 #include "tests/comm/pieces.h"
@@ -67,6 +69,35 @@ static void misbehave(kn_comm *w, const char *what, int who, int status)
         raise(SIGSTOP);
     }
     wait_for_all(w);
+}
+
+static volatile char *volatile nothing;
+
+static void own_handler(int sig)
+{
+    (void)!write(STDERR_FILENO, "own\n", 4);
+    _exit(sig);
+}
+
+static void crash(kn_comm *w, const char *how, int who)
+{
+    static const struct {
+        const char *how;
+        int sig;
+    } ends[] = { { "abort", SIGABRT }, { "divide", SIGFPE }, { "bus", SIGBUS } };
+    kn_barrier(w, kn_compute_stream(KN_CPU), "start");
+    if (kn_rank(w) != who) {
+        wait_for_all(w);
+        return;
+    }
+    if (strcmp(how, "well") != 0)
+        kn_fail("data: file is empty");
+    if (strcmp(how, "none") == 0)
+        return;
+    for (int i = 0; i < 3; i++)
+        if (strcmp(how, ends[i].how) == 0)
+            raise(ends[i].sig);
+    *nothing = 1;
 }
 
 bool rank_step(kn_comm *w, uint64_t *hash);
@@ -136,6 +167,8 @@ static void several_buffers(kn_comm *w)
 
 int main(int argc, char **argv)
 {
+    if (argc > 2 && strcmp(argv[2], "own") == 0)
+        signal(SIGSEGV, own_handler);
     kn_comm *w = kn_init(&argc, &argv);
     const char *what = argc > 1 ? argv[1] : "ok";
     int64_t all[256], me = kn_rank(w);
@@ -159,6 +192,8 @@ int main(int argc, char **argv)
     } else if (strcmp(what, "step") == 0) {
         step(w, argc > 4 ? argv[2] : "", argc > 4 ? atoi(argv[3]) : -1,
              argc > 4 ? atoi(argv[4]) : 0);
+    } else if (strcmp(what, "crash") == 0) {
+        crash(w, argc > 3 ? argv[2] : "", argc > 3 ? atoi(argv[3]) : 0);
     } else if (strcmp(what, "chain") == 0) {
         chain(w, argc > 3 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
     } else if (strcmp(what, "last") == 0) {

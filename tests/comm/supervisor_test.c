@@ -42,6 +42,52 @@ KN_TEST(supervisor, a_job_inside_a_job_counts_its_own_ranks)
     KN_CHECK(strstr(r.text, "1 ranks on the machine of rank 0"), "%s%s", r.text, r.errors);
 }
 
+/* A program that goes on after an error and crashes of it shows the error, once, and dies as it
+ * would have. */
+KN_TEST(supervisor, a_crash_shows_the_error_that_stands)
+{
+    static const struct {
+        const char *how;
+        int sig;
+    } ends[] = {
+        { "null", SIGSEGV }, { "divide", SIGFPE }, { "abort", SIGABRT }, { "bus", SIGBUS }
+    };
+    char line[80];
+    for (int i = 0; i < 8; i++) {
+        const bool two = i >= 4;
+        snprintf(line, sizeof line, "crash %s %d --ranks %d", ends[i % 4].how, two, two + 1);
+        result r = run(line);
+        KN_CHECK(r.status == (two ? 128 : 1000) + ends[i % 4].sig, "%s: %d", line, r.status);
+        KN_CHECK(lines_with(r.errors, "\n") == 1 &&
+                     strstr(r.errors, two ? "knap: rank 1: data: file is empty"
+                                          : "knap: data: file is empty") == r.errors,
+                 "%s: %s", line, r.errors);
+    }
+    result r = run("crash well 0");
+    KN_CHECK(r.status == 1000 + SIGSEGV && !r.errors[0], "%d %s", r.status, r.errors);
+    r = run("crash own 0");
+    KN_CHECK(r.status == SIGSEGV && strcmp(r.errors, "own\n") == 0, "%d %s", r.status, r.errors);
+    r = run("crash none 0");
+    KN_CHECK(r.status == 1 && lines_with(r.errors, "\n") == 1, "%d %s", r.status, r.errors);
+}
+
+KN_TEST(supervisor, an_abort_at_the_first_error_shows_it)
+{
+    static const char *const lines[][2] = {
+        { "KNAP_ABORT=1 crash none 0", "knap: data: file is empty" },
+        { "KNAP_ABORT=1 ok --ranks 0", "knap: --ranks 0: must be" },
+    };
+    for (int i = 0; i < 2; i++) {
+        result r = run(lines[i][0]);
+        KN_CHECK(r.status == 1000 + SIGABRT, "%s: %d", lines[i][0], r.status);
+        KN_CHECK(lines_with(r.errors, "\n") == 1 && strstr(r.errors, lines[i][1]) == r.errors,
+                 "%s: %s", lines[i][0], r.errors);
+    }
+    result r = run("KNAP_ABORT=1 crash none 1 --ranks 2");
+    KN_CHECK(lines_with(r.errors, "\n") == 1 && strstr(r.errors, "knap: rank 1: data: file"),
+             "%d %s", r.status, r.errors);
+}
+
 KN_TEST(supervisor, bad_options)
 {
     static const char *const lines[][2] = {
