@@ -1,0 +1,153 @@
+/* tests/fsdp/acts.h: random sequences of calls, where the mechanisms that gradients pass through
+ * meet: parts of a tree that are units, trees or plain modules, on all ranks or on pairs of them,
+ * built apart, wrapped before or after the root, frozen, replaced; backwards of some parts with
+ * sync and without; several optimizers; clips, edits, measurements. random.h draws the options of
+ * one training loop, this draws the loop.
+ *
+ *   acts_draw.c   programs: drawing, text, shrinking
+ *   acts_net.c    the modules
+ *   acts_plain.c  the reference: sums, counts, means and steps by their definitions, in arrays of
+ *                 its own; it takes nothing but each micro-batch's gradient from the library
+ *   acts_ranks.c  the same acts on ranks, compared one by one
+ *
+ * The reference runs first and decides which acts make sense where they come: so any list of acts
+ * is a program, and shrinking drops acts. */
+#ifndef KNAP_TESTS_ACTS_H
+#define KNAP_TESTS_ACTS_H
+
+#include "knap.h"
+#include "tests/comm/comm_test.h"
+
+enum { ACTS_PARTS = 3, ACTS_MOST = 20, ACTS_RANKS = 4, ACTS_DIM = 3 };
+/* Parameters: weight and bias of two linears a part, then the root's gain. */
+enum { ACTS_GAIN = 4 * ACTS_PARTS, ACTS_PARAMS, ACTS_NUMEL = ACTS_DIM * ACTS_DIM };
+/* Modules: the root, the parts, their linears. */
+enum { AT_ROOT, AT_PART, AT_LINEAR = AT_PART + ACTS_PARTS, ACTS_PLACES = AT_LINEAR + 2 * ACTS_PARTS };
+
+enum { STYLE_UNIT, STYLE_UNITS /* one a linear */, STYLE_PLAIN };
+enum { RANKS_ALL, RANKS_PAIR, RANKS_EVERY_OTHER }; /* of a part, where there are 4 */
+enum { ROOT_PLAIN, ROOT_FIRST, ROOT_LATE /* ACT_ROOT */ };
+typedef struct acts_part {
+    int style, ranks;
+    int apart; /* until ACT_MERGE */
+    int early; /* it has gradients before it is wrapped */
+} acts_part;
+
+enum {
+    ACT_NONE,
+    ACT_BACKWARD, /* parts, mode, whether by the root's forward, ranks that leave a part out, between
+                     forward and backward, at */
+    ACT_STEP,     /* of the first optimizer from this place on */
+    ACT_CLIP,     /* place, p, how far */
+    ACT_FREEZE,   /* place, off again */
+    ACT_ZERO,     /* place */
+    ACT_EDIT,     /* parameter, which factor */
+    ACT_REDUCE,   /* place */
+    ACT_ROOT,
+    ACT_MERGE,   /* part */
+    ACT_REPLACE, /* part */
+    /* These change nothing. */
+    ACT_EVALUATE, /* parts, 0, whether by the root's forward, 0, whether backwards */
+    ACT_MEASURE,  /* place, p */
+    ACT_SAMPLE,
+    ACTS
+};
+enum { MODE_SYNC, MODE_NO_SYNC, MODE_NOT_LAST };
+enum { BETWEEN_NOTHING, BETWEEN_FREEZE, BETWEEN_UNFREEZE, BETWEEN_EVALUATE, BETWEEN_SAMPLE };
+enum { ACT_ARGS = 6 };
+typedef struct act {
+    int kind, arg[ACT_ARGS];
+} act;
+
+typedef struct acts_program {
+    int ranks; /* one less */
+    int root, optims, strategy, layout, prefetch, forward_prefetch;
+    int order;   /* of wrapping the parts */
+    int dropout; /* only whether what changes nothing does */
+    acts_part part[ACTS_PARTS];
+    act act[ACTS_MOST];
+} acts_program;
+
+typedef struct acts_values {
+    float of[ACTS_PARAMS][ACTS_NUMEL];
+} acts_values;
+
+/* What the reference says of an act. */
+typedef struct act_outcome {
+    bool run, zero_first;
+    int place; /* of a step's optimizer */
+    double loss[ACTS_RANKS], norm[ACTS_RANKS], scale[ACTS_RANKS]; /* scale 0: none for all */
+    acts_values values[ACTS_RANKS];                               /* after it */
+} act_outcome;
+
+typedef struct acts_job {
+    acts_program p;
+    bool without; /* the acts that change nothing */
+    acts_values begin;
+    act_outcome want[ACTS_MOST];
+    acts_values end[2][ACTS_RANKS]; /* on ranks: with the acts that change nothing, without */
+    char where[500];                /* first difference */
+} acts_job;
+
+/* ---- acts_draw.c ----------------------------------------------------------------------------- */
+
+acts_program acts_draw(uint64_t seed);
+const char *acts_text(const acts_program *p, char *buf, size_t size);
+bool acts_parse(const char *text, acts_program *p);
+/* The i-th of the simpler neighbours of p; false after the last. */
+bool acts_simpler(const acts_program *p, int i, acts_program *simpler);
+/* Prints how often the acts of p ran; with NULL all. */
+void acts_count(const acts_job *job);
+
+/* ---- acts_net.c ------------------------------------------------------------------------------ */
+
+typedef struct acts_module {
+    kn_module base;
+    kn_linear fc[2];
+    bool dropout;
+} acts_module;
+
+typedef struct acts_net {
+    kn_module base;
+    acts_module *part[ACTS_PARTS]; /* in room */
+    acts_module room[ACTS_PARTS + ACTS_MOST];
+    int rooms;
+    kn_tensor *gain;
+    bool gains;         /* the root's forward uses it */
+    int calls, uses;    /* bits of the parts that the next forward calls, and whose results it uses */
+    bool reverse;       /* their order */
+} acts_net;
+
+bool acts_net_init(acts_net *n, const acts_program *p, bool whole);
+/* A new module for part k, without a parent. */
+acts_module *acts_part_new(acts_net *n, const acts_program *p, int k, kn_device device);
+/* The loss of a micro-batch; scoped. */
+kn_tensor *acts_loss(acts_net *n, uint64_t micro, bool by_root);
+void *acts_place(acts_net *n, int place);
+/* The place around a place or, from ACTS_PLACES on, a parameter; -1: none. */
+int acts_above(int place);
+bool acts_under(int param, int place);
+static inline int acts_numel(int param)
+{
+    return param < ACTS_GAIN && param % 2 == 0 ? ACTS_NUMEL : ACTS_DIM;
+}
+/* The number of the parameter p of part k's tree, k < 0: of the root's. */
+int acts_param(const kn_param *p, int k);
+/* Values of part k, or of the gain. */
+void acts_fill(acts_values *v, int k, uint64_t seed);
+bool acts_has_optim(const acts_program *p, int place);
+/* Which ranks share the parameters of part k, and with how many. */
+int acts_group(const acts_program *p, int k, int rank);
+int acts_ranks_of(const acts_program *p, int k, int rank);
+/* The parts whose results this rank's loss uses. */
+int acts_uses(const act *a, int rank);
+bool acts_changes_nothing(const act *a);
+
+int acts_plain(kn_comm *world, void *job);
+int acts_ranks(kn_comm *world, void *job);
+
+/* Programs of seeds [seed, seed + count): fails with the first that differs, shrunk. */
+void acts_check(uint64_t seed, uint64_t count);
+void acts_check_program(const char *text);
+
+#endif

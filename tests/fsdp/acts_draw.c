@@ -1,0 +1,229 @@
+/* tests/fsdp/acts_draw.c: programs of acts as numbers: drawing, text, shrinking, running many. */
+#include "tests/fsdp/acts.h"
+
+static const char *const name_of[ACTS] = { "none",   "backward", "step",    "clip",     "freeze",
+                                           "zero",   "edit",     "reduce",  "root",     "merge",
+                                           "replace", "evaluate", "measure", "sample" };
+/* Of 100 acts. */
+static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 3, 4, 4, 2 };
+/* Values of each argument. */
+static const int values[ACTS][ACT_ARGS] = {
+    [ACT_BACKWARD] = { 8, 3, 2, 16, 5, ACTS_PLACES },
+    [ACT_STEP] = { ACTS_PLACES },
+    [ACT_CLIP] = { ACTS_PLACES, 3, 3 },
+    [ACT_FREEZE] = { ACTS_PLACES, 2 },
+    [ACT_ZERO] = { ACTS_PLACES },
+    [ACT_EDIT] = { ACTS_PARAMS, 2 },
+    [ACT_REDUCE] = { AT_LINEAR },
+    [ACT_MERGE] = { ACTS_PARTS },
+    [ACT_REPLACE] = { ACTS_PARTS },
+    [ACT_EVALUATE] = { 8, 1, 2, 1, 2 },
+    [ACT_MEASURE] = { ACTS_PLACES, 3 },
+};
+
+/* The options as ints, and their numbers of values. */
+enum { SETTINGS = 9 + 4 * ACTS_PARTS };
+static const int choices[] = { 4, 3, 7, 3, 3, 3, 2, 3, 2, 3, 3, 2, 2 };
+
+static int *setting(acts_program *p, int i)
+{
+    return (int *)p + i;
+}
+
+static int choices_of(int i)
+{
+    return choices[i < 9 ? i : 9 + (i - 9) % 4];
+}
+
+/* The root is one unit with all in it: no part may be plain or apart. */
+static void settle(acts_program *p)
+{
+    for (int k = 0; k < ACTS_PARTS; k++) {
+        acts_part *part = &p->part[k];
+        part->apart = p->root == ROOT_FIRST ? 0 : part->apart;
+        part->style = p->root != ROOT_PLAIN && part->style == STYLE_PLAIN ? 0 : part->style;
+        part->early = part->style == STYLE_PLAIN ? 0 : part->early;
+    }
+}
+
+static int below(uint64_t *state, int n)
+{
+    *state += 0x9e3779b97f4a7c15u;
+    return (int)(kn_hash64(*state, 0xac75) % (uint64_t)n);
+}
+
+acts_program acts_draw(uint64_t seed)
+{
+    acts_program p = { 0 };
+    uint64_t state = kn_hash64(seed, 1);
+    for (int i = 0; i < SETTINGS; i++)
+        *setting(&p, i) = below(&state, 100) < 60 ? below(&state, choices_of(i)) : 0;
+    p.ranks = below(&state, 5) ? 1 + below(&state, 3) : 0;
+    p.dropout = below(&state, 10) == 0;
+    for (int i = 0, count = 6 + below(&state, ACTS_MOST - 5); i < count; i++) {
+        act *a = &p.act[i];
+        int at = below(&state, 100);
+        while (at >= percent[a->kind])
+            at -= percent[a->kind++];
+        for (int j = 0; j < ACT_ARGS; j++)
+            a->arg[j] = values[a->kind][j] ? below(&state, values[a->kind][j]) : 0;
+        if (a->kind == ACT_BACKWARD && below(&state, 2)) /* the usual one, mostly */
+            a->arg[4] = a->arg[1] = 0;
+        if (a->kind == ACT_FREEZE && below(&state, 2))
+            a->arg[1] = 1;
+    }
+    settle(&p);
+    return p;
+}
+
+const char *acts_text(const acts_program *program, char *buf, size_t size)
+{
+    acts_program p = *program;
+    size_t used = 0;
+    *buf = 0;
+    for (int i = 0; i < SETTINGS; i++)
+        used += (size_t)snprintf(buf + used, size - used, "%d%s", *setting(&p, i),
+                                 i + 1 < SETTINGS ? "," : "");
+    for (int i = 0; i < ACTS_MOST; i++) {
+        const act *a = &p.act[i];
+        if (a->kind)
+            used += (size_t)snprintf(buf + used, size - used, " %s:%d,%d,%d,%d,%d,%d",
+                                     name_of[a->kind], a->arg[0], a->arg[1], a->arg[2], a->arg[3],
+                                     a->arg[4], a->arg[5]);
+    }
+    return buf;
+}
+
+bool acts_parse(const char *text, acts_program *p)
+{
+    char *end = (char *)text;
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i < SETTINGS; i++, end += *end == ',')
+        *setting(p, i) = (int)strtol(end, &end, 10) % choices_of(i);
+    for (int i = 0; i < ACTS_MOST && *end == ' '; i++) {
+        act *a = &p->act[i];
+        size_t n = strcspn(++end, ":");
+        while (a->kind < ACTS &&
+               (strlen(name_of[a->kind]) != n || strncmp(name_of[a->kind], end, n) != 0))
+            a->kind++;
+        if (a->kind == ACTS || !end[n])
+            return false;
+        end += n + 1;
+        for (int j = 0; j < ACT_ARGS; j++, end += *end == ',')
+            a->arg[j] = (int)strtol(end, &end, 10);
+    }
+    settle(p);
+    return *end == 0;
+}
+
+bool acts_simpler(const acts_program *p, int i, acts_program *simpler)
+{
+    *simpler = *p;
+    if (i < ACTS_MOST) { /* without this act */
+        memmove(&simpler->act[i], &simpler->act[i + 1],
+                sizeof(act) * (size_t)(ACTS_MOST - 1 - i));
+        simpler->act[ACTS_MOST - 1] = (act){ 0 };
+    } else if (i < ACTS_MOST + SETTINGS) {
+        *setting(simpler, i - ACTS_MOST) = 0;
+    } else if (i < ACTS_MOST + SETTINGS + ACTS_MOST * ACT_ARGS) {
+        int at = i - ACTS_MOST - SETTINGS;
+        simpler->act[at / ACT_ARGS].arg[at % ACT_ARGS] = 0;
+    } else {
+        return false;
+    }
+    settle(simpler);
+    return true;
+}
+
+void acts_count(const acts_job *job)
+{
+    static uint64_t ran[ACTS], came[ACTS];
+    for (int i = 0; job && i < ACTS_MOST; i++) {
+        came[job->p.act[i].kind]++;
+        ran[job->p.act[i].kind] += job->want[i].run;
+    }
+    for (int i = 1; !job && i < ACTS; i++)
+        printf("  %s %llu of %llu", name_of[i], (unsigned long long)ran[i],
+               (unsigned long long)came[i]);
+    if (!job)
+        putchar('\n');
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* The acts that change nothing are taken, and left out: the same bits. */
+static bool same_without(acts_job *job)
+{
+    bool any = false;
+    for (int i = 0; i < ACTS_MOST; i++)
+        any |= job->want[i].run && (acts_changes_nothing(&job->p.act[i]) ||
+                                    job->p.act[i].arg[4] >= BETWEEN_EVALUATE);
+    if (!any)
+        return true;
+    job->without = true;
+    if (kn_spawn_threads(job->p.ranks + 1, acts_ranks, job) != 0)
+        return false;
+    for (int r = 0; r <= job->p.ranks; r++)
+        if (memcmp(&job->end[0][r], &job->end[1][r], sizeof job->end[0][r]) != 0) {
+            snprintf(job->where, sizeof job->where,
+                     "rank %d: acts that change nothing changed bits", r);
+            return false;
+        }
+    return true;
+}
+
+static bool try(const acts_program *p, acts_job *job)
+{
+    memset(job, 0, sizeof *job);
+    job->p = *p;
+    return kn_spawn_threads(1, acts_plain, job) == 0 &&
+           kn_spawn_threads(p->ranks + 1, acts_ranks, job) == 0 && same_without(job);
+}
+
+static void report(acts_program p, acts_job *job)
+{
+    char text[2048], where[sizeof job->where];
+    acts_program next;
+    snprintf(where, sizeof where, "%s", job->where);
+    for (int i = 0; acts_simpler(&p, i, &next);)
+        if (memcmp(&next, &p, sizeof p) != 0 && !try(&next, job)) {
+            p = next;
+            snprintf(where, sizeof where, "%s", job->where);
+            i = 0;
+        } else {
+            i++;
+        }
+    fprintf(stderr, "shrunk: %s\nrepeat: KN_ACTS='%s' tests/test_fsdp acts.one_program\n", where,
+            acts_text(&p, text, sizeof text));
+}
+
+void acts_check(uint64_t seed, uint64_t count)
+{
+    acts_job *job = malloc(sizeof *job);
+    const char *on = getenv("KN_RANDOM_GO_ON");
+    uint64_t different = 0;
+    for (uint64_t i = 0; i < count && (on || !different); i++) {
+        acts_program p = acts_draw(seed + i);
+        if (!try(&p, job)) {
+            fprintf(stderr, "seed %llu: %s\n", (unsigned long long)(seed + i), job->where);
+            different++;
+            report(p, job);
+        }
+        acts_count(job);
+    }
+    acts_count(NULL);
+    free(job);
+    KN_CHECK(different == 0, "%llu programs of acts differ", (unsigned long long)different);
+}
+
+void acts_check_program(const char *text)
+{
+    acts_job *job = malloc(sizeof *job);
+    acts_program p;
+    KN_CHECK(acts_parse(text, &p), "'%s'", text);
+    bool ok = try(&p, job);
+    char where[sizeof job->where];
+    snprintf(where, sizeof where, "%s", job->where);
+    free(job);
+    KN_CHECK(ok, "%s: %s", where, text);
+}
