@@ -52,6 +52,14 @@ static int below(uint64_t *state, int n)
     return (int)(kn_hash64(*state, 0xac75) % (uint64_t)n);
 }
 
+static bool some_part(const acts_program *p, bool apart)
+{
+    bool some = false;
+    for (int k = 0; k < ACTS_PARTS; k++)
+        some |= apart ? p->part[k].apart : p->part[k].style == STYLE_PLAIN;
+    return some;
+}
+
 acts_program acts_draw(uint64_t seed)
 {
     acts_program p = { 0 };
@@ -60,11 +68,16 @@ acts_program acts_draw(uint64_t seed)
         *setting(&p, i) = below(&state, 100) < 60 ? below(&state, choices_of(i)) : 0;
     p.ranks = below(&state, 5) ? 1 + below(&state, 3) : 0;
     p.dropout = below(&state, 10) == 0;
+    settle(&p);
     for (int i = 0, count = 6 + below(&state, ACTS_MOST - 5); i < count; i++) {
         act *a = &p.act[i];
         int at = below(&state, 100);
         while (at >= percent[a->kind])
             at -= percent[a->kind++];
+        if ((a->kind == ACT_ROOT && p.root != ROOT_LATE) ||
+            (a->kind == ACT_MERGE && !some_part(&p, true)) ||
+            (a->kind == ACT_REPLACE && !some_part(&p, false)))
+            a->kind = ACT_STEP;
         for (int j = 0; j < ACT_ARGS; j++)
             a->arg[j] = values[a->kind][j] ? below(&state, values[a->kind][j]) : 0;
         if (a->kind == ACT_BACKWARD && below(&state, 2)) /* the usual one, mostly */
@@ -72,7 +85,6 @@ acts_program acts_draw(uint64_t seed)
         if (a->kind == ACT_FREEZE && below(&state, 2))
             a->arg[1] = 1;
     }
-    settle(&p);
     return p;
 }
 

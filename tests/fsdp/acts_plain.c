@@ -124,7 +124,7 @@ static int ranks_of_norm(const plain *s, int place, int rank)
     return first < 0 ? 1 << rank : mine;
 }
 
-/* Each group's part counts once; plain ones on the first rank. */
+/* Each group's part counts once; plain ones on the first rank, in a maximum on all. */
 static double norm(const plain *s, int place, int rank, int order)
 {
     double sum = 0;
@@ -134,7 +134,7 @@ static double norm(const plain *s, int place, int rank, int order)
         int done = 0;
         for (int r = 0; r < s->ranks; r++) {
             int g = group_of(s, i, r);
-            bool counts = ranks >> r & 1 && !(done >> g & 1) && (!alone || first);
+            bool counts = ranks >> r & 1 && !(done >> g & 1) && (!alone || first || order == 2);
             if (!counts || !under(s, i, place) || s->frozen[i] || !s->of[i][g].passes)
                 continue;
             first = false;
@@ -320,6 +320,9 @@ static bool clip(plain *s, const act *a, act_outcome *want)
     int place = a->arg[0];
     if (pends(s, place) || !has_gradient(s, place))
         return false;
+    for (int i = 0; i < ACTS_PARAMS; i++) /* kn_grad_scale may count too many until then */
+        if (under(s, i, place) && stepped_at(s, i) >= 0 && pends(s, stepped_at(s, i)))
+            return false;
     if (a->kind == ACT_CLIP)
         unclip(s, place);
     for (int r = 0; r < s->ranks; r++) {
