@@ -38,7 +38,7 @@ enum {
     ACT_BACKWARD, /* parts, mode, whether by the root's forward, ranks that leave a part out, between
                      forward and backward, at */
     ACT_STEP,     /* of the first optimizer from this place on */
-    ACT_CLIP,     /* place, p, how far */
+    ACT_CLIP,     /* place, p, how far, whether it is measured again */
     ACT_FREEZE,   /* place, off again */
     ACT_ZERO,     /* place */
     ACT_EDIT,     /* parameter, which factor */

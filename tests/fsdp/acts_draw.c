@@ -10,7 +10,7 @@ static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 3, 4, 4, 2 };
 static const int values[ACTS][ACT_ARGS] = {
     [ACT_BACKWARD] = { 8, 3, 2, 16, 5, ACTS_PLACES },
     [ACT_STEP] = { ACTS_PLACES },
-    [ACT_CLIP] = { ACTS_PLACES, 3, 3 },
+    [ACT_CLIP] = { ACTS_PLACES, 3, 3, 2 },
     [ACT_FREEZE] = { ACTS_PLACES, 2 },
     [ACT_ZERO] = { ACTS_PLACES },
     [ACT_EDIT] = { ACTS_PARAMS, 2 },
@@ -84,6 +84,11 @@ acts_program acts_draw(uint64_t seed)
             a->arg[4] = a->arg[1] = 0;
         if (a->kind == ACT_FREEZE && below(&state, 2))
             a->arg[1] = 1;
+        if ((a->kind == ACT_STEP || a->kind == ACT_CLIP || a->kind == ACT_REDUCE) &&
+            below(&state, 2))
+            a->arg[0] = AT_ROOT;
+        if (i > 0 && a[-1].kind == ACT_CLIP && below(&state, 2))
+            *a = (act){ ACT_STEP, { a[-1].arg[0] } };
     }
     return p;
 }
@@ -163,13 +168,18 @@ void acts_count(const acts_job *job)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
+static bool between_changes_nothing(const act *a)
+{
+    return a->kind == ACT_CLIP ? a->arg[3] : a->arg[4] >= BETWEEN_EVALUATE;
+}
+
 /* The acts that change nothing are taken, and left out: the same bits. */
 static bool same_without(acts_job *job)
 {
     bool any = false;
     for (int i = 0; i < ACTS_MOST; i++)
         any |= job->want[i].run && (acts_changes_nothing(&job->p.act[i]) ||
-                                    job->p.act[i].arg[4] >= BETWEEN_EVALUATE);
+                                    between_changes_nothing(&job->p.act[i]));
     if (!any)
         return true;
     job->without = true;
