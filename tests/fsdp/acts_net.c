@@ -99,7 +99,7 @@ void acts_fill(acts_values *v, int k, uint64_t seed)
     for (int i = 0; i < ACTS_PARAMS; i++)
         for (int e = 0; i / 4 == k && e < acts_numel(i); e++)
             v->of[i][e] =
-                (float)(kn_hash64(seed, (uint64_t)(i * ACTS_NUMEL + e)) % 2001) / 1000 - 1;
+                (float)(kn_hash64(seed, (uint64_t)(i * ACTS_NUMEL + e)) % 2001) / 2000 - 0.5f;
 }
 
 bool acts_has_optim(const acts_program *p, int place)

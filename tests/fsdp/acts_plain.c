@@ -308,7 +308,7 @@ static bool step(plain *s, const act *a, act_outcome *want)
                        s->of[i][g].passes;
             done |= 1 << g;
             for (int e = 0; now && e < acts_numel(i); e++)
-                s->value[g].of[i][e] -= (float)(0.25 * s->of[i][g].sum[e] * coef / by[i][r]);
+                s->value[g].of[i][e] -= (float)(0.0625 * s->of[i][g].sum[e] * coef / by[i][r]);
         }
     clear(s, place);
     return true;

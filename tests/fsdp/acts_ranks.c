@@ -13,7 +13,7 @@ typedef struct trainer {
 
 static bool near(double a, double b)
 {
-    return fabs(a - b) <= 2e-5 * fmax(1, fabs(b));
+    return a == b || fabs(a - b) <= 2e-5 * fmax(1, fabs(b));
 }
 
 /* ---- building -------------------------------------------------------------------------------- */
@@ -29,7 +29,7 @@ static void drop_optims(trainer *t)
 static bool make_optims(trainer *t)
 {
     for (int i = 0; i < ACTS_PLACES; i++)
-        if (acts_has_optim(t->p, i) && !(t->optim[i] = kn_sgd(acts_place(&t->net, i), .lr = 0.25)))
+        if (acts_has_optim(t->p, i) && !(t->optim[i] = kn_sgd(acts_place(&t->net, i), .lr = 0.0625)))
             return false;
     return true;
 }

@@ -267,6 +267,36 @@ static int late_root(kn_comm *world, void *arg)
     return 0;
 }
 
+/* The root hasn't run when what its units hold is reduced. */
+static int late_root_reduces(kn_comm *world, void *arg)
+{
+    int n = kn_comm_size(world), rank = kn_rank(world);
+    for (int how = 0; how < 2; how++) {
+        parts m, whole;
+        EXPECT(parts_begin(&m, world, TREES) && parts_begin(&whole, NULL, PLAIN));
+        EXPECT(how ? kn_fsdp_set_is_last_backward(&m, false)
+                   : kn_fsdp_set_gradient_sync(&m, false, true));
+        EXPECT(parts_backward(&m, USE_A | USE_B, rank) && kn_fsdp_wrap(&m, world));
+        for (int r = 0; r < n; r++)
+            EXPECT(parts_backward(&whole, USE_A | USE_B, r));
+        kn_optim *o = kn_sgd(&m, .lr = 1), *plain = kn_sgd(&whole, .lr = 1);
+        EXPECT(kn_fsdp_reduce_grads(&m) && kn_step(o) && kn_step(plain), "%s", kn_error());
+        EXPECT(distance(&m, &whole, "") < 1e-6);
+        kn_optim_free(o);
+        kn_optim_free(plain);
+        kn_module_free(&m);
+        kn_module_free(&whole);
+    }
+    (void)arg;
+    return 0;
+}
+
+KN_TEST(counts, a_late_root_reduces_what_its_units_hold)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, late_root_reduces, NULL) == 0, "%d ranks", ranks);
+}
+
 KN_TEST(counts, a_late_root_keeps_what_its_units_count)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
