@@ -52,7 +52,7 @@ enum {
     ACT_SAMPLE,
     ACTS
 };
-enum { MODE_SYNC, MODE_NO_SYNC, MODE_NOT_LAST };
+enum { MODE_SYNC, MODE_NO_SYNC, MODE_NOT_LAST, MODE_NO_ALL_REDUCE };
 enum { BETWEEN_NOTHING, BETWEEN_FREEZE, BETWEEN_UNFREEZE, BETWEEN_EVALUATE, BETWEEN_SAMPLE };
 enum { ACT_ARGS = 6 };
 typedef struct act {
@@ -63,6 +63,8 @@ typedef struct acts_program {
     int ranks; /* one less */
     int root, optims, strategy, layout, prefetch, forward_prefetch;
     int order;   /* of wrapping the parts */
+    int unused; /* kn_fsdp_set_reduce_unused: zeros move nothing without decay */
+    int recompute;
     int dropout; /* only whether what changes nothing does */
     acts_part part[ACTS_PARTS];
     act act[ACTS_MOST];

@@ -8,7 +8,7 @@ static const char *const name_of[ACTS] = { "none",   "backward", "step",    "cli
 static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 3, 4, 4, 2 };
 /* Values of each argument. */
 static const int values[ACTS][ACT_ARGS] = {
-    [ACT_BACKWARD] = { 8, 3, 2, 16, 5, ACTS_PLACES },
+    [ACT_BACKWARD] = { 8, 4, 2, 16, 5, ACTS_PLACES },
     [ACT_STEP] = { ACTS_PLACES },
     [ACT_CLIP] = { ACTS_PLACES, 3, 3, 2 },
     [ACT_FREEZE] = { ACTS_PLACES, 2 },
@@ -22,8 +22,8 @@ static const int values[ACTS][ACT_ARGS] = {
 };
 
 /* The options as ints, and their numbers of values. */
-enum { SETTINGS = 9 + 4 * ACTS_PARTS };
-static const int choices[] = { 4, 3, 7, 3, 3, 3, 2, 3, 2, 3, 3, 2, 2 };
+enum { OF_ALL = 11, SETTINGS = OF_ALL + 4 * ACTS_PARTS };
+static const int choices[] = { 4, 3, 7, 4, 3, 3, 2, 3, 2, 2, 2, 3, 3, 2, 2 };
 
 static int *setting(acts_program *p, int i)
 {
@@ -32,7 +32,7 @@ static int *setting(acts_program *p, int i)
 
 static int choices_of(int i)
 {
-    return choices[i < 9 ? i : 9 + (i - 9) % 4];
+    return choices[i < OF_ALL ? i : OF_ALL + (i - OF_ALL) % 4];
 }
 
 /* The root is one unit with all in it: no part may be plain or apart. */

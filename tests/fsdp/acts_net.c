@@ -34,7 +34,7 @@ acts_module *acts_part_new(acts_net *n, const acts_program *p, int k, kn_device 
     for (int j = 0; ok && j < 2; j++)
         ok = kn_linear_init(&m->fc[j], &m->base, j ? "1" : "0", ACTS_DIM, ACTS_DIM,
                             .device = device);
-    return ok ? m : NULL;
+    return ok && kn_recompute(&m->base, p->recompute) ? m : NULL;
 }
 
 bool acts_net_init(acts_net *n, const acts_program *p, bool whole)

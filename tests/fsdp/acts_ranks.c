@@ -40,14 +40,17 @@ static bool wrap(trainer *t, void *module, kn_comm *comm, bool linears)
     return kn_fsdp_wrap(module, comm, .wrap_class = linears ? "linear" : NULL, .seed = 5,
                         .strategy = p->strategy == 0   ? KN_FULL_SHARD
                                     : p->strategy == 1 ? KN_SHARD_GRAD_OP
-                                                       : KN_NO_SHARD,
+                                    : p->strategy == 2 ? KN_NO_SHARD
+                                                       : KN_HYBRID_SHARD,
+                        .mesh = { .shards = p->strategy == 3 ? 2 - kn_comm_size(comm) % 2 : 0 },
                         .layout = p->layout == 0   ? KN_LAYOUT_FLAT
                                   : p->layout == 1 ? KN_LAYOUT_PER_PARAM
                                                    : KN_LAYOUT_RAGGED,
                         .backward_prefetch = p->prefetch == 0   ? KN_PREFETCH_PRE
                                              : p->prefetch == 1 ? KN_PREFETCH_POST
                                                                 : KN_PREFETCH_NONE,
-                        .forward_prefetch = p->forward_prefetch);
+                        .forward_prefetch = p->forward_prefetch) &&
+           (!p->unused || kn_fsdp_set_reduce_unused(module, true, true));
 }
 
 static bool put(trainer *t, void *module, int k, const acts_values *v)
@@ -185,7 +188,8 @@ static bool set_mode(trainer *t, int mode)
         void *m = k < 0 ? (void *)&t->net : t->net.part[k];
         bool top = k < 0 ? t->root : !t->root && t->p->part[k].style != STYLE_PLAIN;
         ok = !top || (kn_fsdp_set_gradient_sync(m, mode != MODE_NO_SYNC, true) &&
-                      kn_fsdp_set_is_last_backward(m, mode != MODE_NOT_LAST));
+                      kn_fsdp_set_is_last_backward(m, mode != MODE_NOT_LAST) &&
+                      kn_fsdp_set_all_reduce(m, mode != MODE_NO_ALL_REDUCE, true));
     }
     return ok;
 }
