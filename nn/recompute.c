@@ -16,6 +16,7 @@ typedef struct replay {
     kn_method method;
     uint64_t key;
     uint32_t *version; /* of what the node touches, as the forward read it */
+    bool *trains;      /* the same of whether it requires grad */
     void *arg;         /* a copy */
 } replay;
 
@@ -24,6 +25,7 @@ static void free_replay(void *attr)
     if (!attr)
         return;
     kn_host_free(((replay *)attr)->version);
+    kn_host_free(((replay *)attr)->trains);
     kn_host_free(((replay *)attr)->arg);
 }
 
@@ -76,6 +78,18 @@ static bool unwritten(const kn_node *n, const replay *r)
     return true;
 }
 
+/* What the forward found frozen the replay does, whatever was switched since. A second call, back,
+ * undoes it; a tensor may be listed twice. */
+static void swap_frozen(const kn_node *n, const replay *r, bool back)
+{
+    for (int k = 0; k < n->ntouch; k++) {
+        int i = back ? n->ntouch - 1 - k : k;
+        bool now = n->touch[i]->requires_grad;
+        n->touch[i]->requires_grad = r->trains[i];
+        r->trains[i] = now;
+    }
+}
+
 static bool replay_backward(kn_op_grad *g)
 {
     const replay *r = g->attr;
@@ -92,7 +106,9 @@ static bool replay_backward(kn_op_grad *g)
     }
     f->replay = true;
     bool mode = kn_set_grad_mode(true);
+    swap_frozen(g->node, r, false);
     kn_values out = kn_module_run(r->module, r->method, in, r->arg);
+    swap_frozen(g->node, r, true);
     kn_set_grad_mode(mode);
     kn_frame_leave(f);
     c->frame = here;
@@ -136,6 +152,7 @@ static bool touch(kn_module *m, void *arg)
             continue;
         if (all->node && kn_leaf_of(t)) {
             ((replay *)all->node->attr)->version[all->node->ntouch] = kn_version_of(t);
+            ((replay *)all->node->attr)->trains[all->node->ntouch] = t->requires_grad;
             all->node->touch[all->node->ntouch++] = kn_tensor_ref(t);
         }
         all->count++;
@@ -158,7 +175,8 @@ static kn_node *make_node(kn_module_impl *m, kn_method method, kn_frame *frame, 
     r->arg = size ? kn_host_alloc(size) : NULL;
     n->touch = kn_host_calloc((size_t)below.count + 1, sizeof *n->touch);
     r->version = kn_host_calloc((size_t)below.count + 1, sizeof *r->version);
-    if (!n->touch || !r->version || (size && !r->arg))
+    r->trains = kn_host_calloc((size_t)below.count + 1, sizeof *r->trains);
+    if (!n->touch || !r->version || !r->trains || (size && !r->arg))
         goto fail;
     if (size)
         memcpy(r->arg, arg, size);

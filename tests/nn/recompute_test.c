@@ -236,6 +236,31 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
 
 /* The replay would compute with other values than the forward did, and its gradients be wrong
  * without a word. */
+/* A parameter that was frozen or not when forward ran is so in its replay. */
+KN_TEST(recompute, what_is_frozen_between_forward_and_backward_is_as_without)
+{
+    float grad[2][2][4];
+    for (int again = 0; again < 2; again++)
+        for (int frozen = 0; frozen < 2; frozen++) {
+            kn_linear fc = { 0 };
+            kn_scope scope = kn_scope_begin();
+            KN_CHECK(kn_linear_init(&fc, NULL, NULL, 2, 2) && kn_materialize(&fc, KN_CPU, 5));
+            KN_CHECK(kn_recompute(&fc, again));
+            kn_tensor *w = kn_module_param(&fc, "weight");
+            kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(3, 2)), true);
+            kn_freeze(&fc, frozen);
+            kn_tensor *y = kn_sum(kn_call(&fc, x), 0, NULL, false);
+            kn_freeze(&fc, !frozen);
+            KN_CHECK(kn_backward(y), "%s", kn_error());
+            kn_tensor *g = kn_grad(w);
+            KN_CHECK((g == NULL) == frozen && kn_requires_grad(w) == frozen);
+            KN_CHECK(frozen || kn_to_host(g, grad[again][frozen], sizeof grad[0][0]));
+            kn_scope_end(scope);
+            kn_module_free(&fc);
+        }
+    KN_CHECK(memcmp(grad[0][0], grad[1][0], sizeof grad[0][0]) == 0);
+}
+
 KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
 {
     static const char *const written[] = { "weight", "bias" };
