@@ -65,6 +65,15 @@ static const kn_module_impl *stepped_by(const kn_module_impl *owner)
     return owner;
 }
 
+/* The number of backwards in p's gradient; 0 also for zeros of what none reached. */
+static int64_t brought(const kn_param *p)
+{
+    kn_passes own = { 0 };
+    int64_t count = p->source->passes(p, &own) ? kn_passes_count(&own) : 0;
+    kn_passes_free(&own);
+    return count;
+}
+
 /* Fails where a gradient among these lacks backwards that others have, because a step consumed it
  * in between. */
 static bool is_whole(const kn_param *p, const kn_passes *all, const char *what)
@@ -72,13 +81,10 @@ static bool is_whole(const kn_param *p, const kn_passes *all, const char *what)
     const kn_leaf *leaf = p->tensor->leaf;
     if (!leaf || leaf->consumed < all->run[0].first || !p->source->waits(p))
         return true;
-    kn_passes own = { 0 };
-    int64_t count = p->source->passes(p, &own) ? kn_passes_count(&own) : 0;
-    kn_passes_free(&own);
     return kn_fail("%s: gradients of '%s' are of %lld micro-batches a rank, others of %lld, "
                    "because another optimizer stepped it in between; give every parameter to one "
                    "optimizer",
-                   what, kn_module_shown(p->owner), (long long)count,
+                   what, kn_module_shown(p->owner), (long long)brought(p),
                    (long long)kn_passes_count(all));
 }
 
@@ -162,7 +168,7 @@ static bool one_divisor(kn_module_impl *m, double *by)
     bool ok = kn_means_begin(&means, m, NULL);
     *by = 0;
     for (int i = 0; ok && i < n; i++) {
-        if (!p[i].source->waits(&p[i]))
+        if (!p[i].source->waits(&p[i]) || brought(&p[i]) == 0)
             continue;
         first = first < 0 ? i : first;
         *by = means.by[first];

@@ -328,6 +328,26 @@ KN_TEST(counts, trees_with_gradients_of_other_backwards_do_not_merge)
     }
 }
 
+/* Zeros of what no backward reached have every scale. */
+static int scale_beside_zeros(kn_comm *world, void *arg)
+{
+    parts m;
+    EXPECT(parts_begin(&m, world, *(wrapping *)arg));
+    EXPECT(kn_fsdp_set_reduce_unused(&m, true, true));
+    kn_optim *a = kn_sgd(&m.a, .lr = 1), *b = kn_sgd(&m.b, .lr = 1); /* counts of their own */
+    EXPECT(parts_backward(&m, USE_A, kn_rank(world)) && parts_backward(&m, USE_A, 10));
+    EXPECT(kn_grad_scale(&m) * 2 * kn_comm_size(world) == 1, "%g", kn_grad_scale(&m));
+    kn_optim_free(a);
+    kn_optim_free(b);
+    kn_module_free(&m);
+    return 0;
+}
+
+KN_TEST(counts, zeros_of_the_unused_have_every_scale)
+{
+    KN_CHECK(on_all_ranks(scale_beside_zeros, ONE_UNIT) == 0, "%s", kn_error());
+}
+
 /* ---- what waits without a backward that would reduce it -------------------------------------- */
 
 /* Nothing but the call reduces what waits; rank 0 alone has a gradient of b (of two trees: all). */
