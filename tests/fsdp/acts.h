@@ -22,7 +22,12 @@ enum { ACTS_PARTS = 3, ACTS_MOST = 20, ACTS_RANKS = 4, ACTS_DIM = 3 };
 /* Parameters: weight and bias of two linears a part, then the root's gain. */
 enum { ACTS_GAIN = 4 * ACTS_PARTS, ACTS_PARAMS, ACTS_NUMEL = ACTS_DIM * ACTS_DIM };
 /* Modules: the root, the parts, their linears. */
-enum { AT_ROOT, AT_PART, AT_LINEAR = AT_PART + ACTS_PARTS, ACTS_PLACES = AT_LINEAR + 2 * ACTS_PARTS };
+enum {
+    AT_ROOT,
+    AT_PART,
+    AT_LINEAR = AT_PART + ACTS_PARTS,
+    ACTS_PLACES = AT_LINEAR + 2 * ACTS_PARTS
+};
 
 enum { STYLE_UNIT, STYLE_UNITS /* one a linear */, STYLE_PLAIN };
 enum { RANKS_ALL, RANKS_PAIR, RANKS_EVERY_OTHER }; /* of a part, where there are 4 */
@@ -35,8 +40,8 @@ typedef struct acts_part {
 
 enum {
     ACT_NONE,
-    ACT_BACKWARD, /* parts, mode, whether by the root's forward, ranks that leave a part out, between
-                     forward and backward, at */
+    ACT_BACKWARD, /* parts, mode, whether the root is called, ranks whose loss leaves out the last
+                     part, what comes between forward and backward, at which place */
     ACT_STEP,     /* of the first optimizer from this place on */
     ACT_CLIP,     /* place, p, how far, whether it is measured again */
     ACT_FREEZE,   /* place, off again */
@@ -47,7 +52,7 @@ enum {
     ACT_MERGE,   /* part */
     ACT_REPLACE, /* part */
     /* These change nothing. */
-    ACT_EVALUATE, /* parts, 0, whether by the root's forward, 0, whether backwards */
+    ACT_EVALUATE, /* parts, 0, whether the root is called, 0, whether in reverse order */
     ACT_MEASURE,  /* place, p */
     ACT_SAMPLE,
     ACTS
@@ -62,7 +67,7 @@ typedef struct act {
 typedef struct acts_program {
     int ranks; /* one less */
     int root, optims, strategy, layout, prefetch, forward_prefetch;
-    int order;   /* of wrapping the parts */
+    int order;  /* of wrapping the parts */
     int unused; /* kn_fsdp_set_reduce_unused: zeros move nothing without decay */
     int recompute;
     int dropout; /* only whether what changes nothing does */
@@ -77,7 +82,7 @@ typedef struct acts_values {
 /* What the reference says of an act. */
 typedef struct act_outcome {
     bool run, zero_first;
-    int place; /* of a step's optimizer */
+    int place;                                                    /* of a step's optimizer */
     double loss[ACTS_RANKS], norm[ACTS_RANKS], scale[ACTS_RANKS]; /* scale 0: none for all */
     acts_values values[ACTS_RANKS];                               /* after it */
 } act_outcome;
@@ -115,9 +120,9 @@ typedef struct acts_net {
     acts_module room[ACTS_PARTS + ACTS_MOST];
     int rooms;
     kn_tensor *gain;
-    bool gains;         /* the root's forward uses it */
-    int calls, uses;    /* bits of the parts that the next forward calls, and whose results it uses */
-    bool reverse;       /* their order */
+    bool gains;      /* the root's forward uses it */
+    int calls, uses; /* bits of the parts that the next forward calls, and whose results it uses */
+    bool reverse;    /* their order */
 } acts_net;
 
 bool acts_net_init(acts_net *n, const acts_program *p, bool whole);

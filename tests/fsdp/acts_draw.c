@@ -1,8 +1,8 @@
 /* tests/fsdp/acts_draw.c: programs of acts as numbers: drawing, text, shrinking, running many. */
 #include "tests/fsdp/acts.h"
 
-static const char *const name_of[ACTS] = { "none",   "backward", "step",    "clip",     "freeze",
-                                           "zero",   "edit",     "reduce",  "root",     "merge",
+static const char *const name_of[ACTS] = { "none",    "backward", "step",    "clip",  "freeze",
+                                           "zero",    "edit",     "reduce",  "root",  "merge",
                                            "replace", "evaluate", "measure", "sample" };
 /* Of 100 acts. */
 static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 3, 4, 4, 2 };
@@ -66,7 +66,8 @@ acts_program acts_draw(uint64_t seed)
     uint64_t state = kn_hash64(seed, 1);
     for (int i = 0; i < SETTINGS; i++)
         *setting(&p, i) = below(&state, 100) < 60 ? below(&state, choices_of(i)) : 0;
-    p.ranks = below(&state, 5) ? 1 + below(&state, 3) : 0;
+    p.ranks = below(&state, 5);
+    p.ranks -= p.ranks > 3; /* 4 twice as often */
     p.dropout = below(&state, 10) == 0;
     settle(&p);
     for (int i = 0, count = 6 + below(&state, ACTS_MOST - 5); i < count; i++) {
@@ -104,9 +105,9 @@ const char *acts_text(const acts_program *program, char *buf, size_t size)
     for (int i = 0; i < ACTS_MOST; i++) {
         const act *a = &p.act[i];
         if (a->kind)
-            used += (size_t)snprintf(buf + used, size - used, " %s:%d,%d,%d,%d,%d,%d",
-                                     name_of[a->kind], a->arg[0], a->arg[1], a->arg[2], a->arg[3],
-                                     a->arg[4], a->arg[5]);
+            used +=
+                (size_t)snprintf(buf + used, size - used, " %s:%d,%d,%d,%d,%d,%d", name_of[a->kind],
+                                 a->arg[0], a->arg[1], a->arg[2], a->arg[3], a->arg[4], a->arg[5]);
     }
     return buf;
 }
@@ -137,8 +138,7 @@ bool acts_simpler(const acts_program *p, int i, acts_program *simpler)
 {
     *simpler = *p;
     if (i < ACTS_MOST) { /* without this act */
-        memmove(&simpler->act[i], &simpler->act[i + 1],
-                sizeof(act) * (size_t)(ACTS_MOST - 1 - i));
+        memmove(&simpler->act[i], &simpler->act[i + 1], sizeof(act) * (size_t)(ACTS_MOST - 1 - i));
         simpler->act[ACTS_MOST - 1] = (act){ 0 };
     } else if (i < ACTS_MOST + SETTINGS) {
         *setting(simpler, i - ACTS_MOST) = 0;
@@ -178,8 +178,8 @@ static bool same_without(acts_job *job)
 {
     bool any = false;
     for (int i = 0; i < ACTS_MOST; i++)
-        any |= job->want[i].run && (acts_changes_nothing(&job->p.act[i]) ||
-                                    between_changes_nothing(&job->p.act[i]));
+        any |= job->want[i].run &&
+               (acts_changes_nothing(&job->p.act[i]) || between_changes_nothing(&job->p.act[i]));
     if (!any)
         return true;
     job->without = true;

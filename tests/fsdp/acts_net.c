@@ -42,7 +42,8 @@ bool acts_net_init(acts_net *n, const acts_program *p, bool whole)
     memset(n, 0, sizeof *n);
     kn_device gain = whole || p->root != ROOT_FIRST ? KN_CPU : KN_META;
     bool ok = kn_module_init(&n->base, acts_forward) &&
-              (n->gain = kn_parameter(&n->base, "gain", KN_F32, gain, KN_NORMAL_INIT(1), KN_SHAPE(ACTS_DIM)));
+              (n->gain = kn_parameter(&n->base, "gain", KN_F32, gain, KN_NORMAL_INIT(1),
+                                      KN_SHAPE(ACTS_DIM)));
     for (int k = 0; ok && k < ACTS_PARTS; k++) {
         char name[2] = { (char)('a' + k), 0 };
         const acts_part *part = &p->part[k];
@@ -62,7 +63,7 @@ kn_tensor *acts_loss(acts_net *n, uint64_t micro, bool by_root)
 
 void *acts_place(acts_net *n, int place)
 {
-    return place == AT_ROOT     ? (void *)n
+    return place == AT_ROOT    ? (void *)n
            : place < AT_LINEAR ? (void *)n->part[place - AT_PART]
                                : &n->part[(place - AT_LINEAR) / 2]->fc[(place - AT_LINEAR) % 2];
 }
@@ -104,8 +105,13 @@ void acts_fill(acts_values *v, int k, uint64_t seed)
 
 bool acts_has_optim(const acts_program *p, int place)
 {
-    static const int sets[] = { 1 << AT_ROOT, 7 << AT_PART, 15, 3, 1 | 4 | 1 << AT_LINEAR,
-                                2 | 1 << AT_LINEAR | 4, 1 | 2 | 1 << (AT_LINEAR + 3) };
+    static const int sets[] = { 1 << AT_ROOT,
+                                7 << AT_PART,
+                                15,
+                                3,
+                                1 | 4 | 1 << AT_LINEAR,
+                                2 | 1 << AT_LINEAR | 4,
+                                1 | 2 | 1 << (AT_LINEAR + 3) };
     return sets[p->optims] >> place & 1;
 }
 

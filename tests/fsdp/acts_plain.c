@@ -13,12 +13,12 @@ typedef struct plain {
     const acts_program *p;
     acts_net net;
     int ranks;
-    acts_values value[ACTS_RANKS];                    /* of each group */
-    gradient of[ACTS_PARAMS][ACTS_RANKS];             /* reduced: of each group */
-    gradient held[ACTS_PARAMS][ACTS_RANKS];           /* of each rank */
-    bool frozen[ACTS_PARAMS], pending[ACTS_PARTS];    /* a part's tree waits for a reduction */
-    bool merged[ACTS_PARTS], root;                    /* the root is wrapped */
-    double coef[ACTS_PLACES][ACTS_RANKS];             /* of a clip; 0: none */
+    acts_values value[ACTS_RANKS];                 /* of each group */
+    gradient of[ACTS_PARAMS][ACTS_RANKS];          /* reduced: of each group */
+    gradient held[ACTS_PARAMS][ACTS_RANKS];        /* of each rank */
+    bool frozen[ACTS_PARAMS], pending[ACTS_PARTS]; /* a part's tree waits for a reduction */
+    bool merged[ACTS_PARTS], root;                 /* the root is wrapped */
+    double coef[ACTS_PLACES][ACTS_RANKS];          /* of a clip; 0: none */
 } plain;
 
 static int part_of(int param)
@@ -108,8 +108,8 @@ static double divisor(const plain *s, int param, int place, int rank)
 static int ranks_of_norm(const plain *s, int place, int rank)
 {
     int first = -1, mine = 0;
-    bool whole = place == AT_ROOT || s->merged[place >= AT_LINEAR ? (place - AT_LINEAR) / 2
-                                                                  : place - AT_PART];
+    bool whole = place == AT_ROOT ||
+                 s->merged[place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART];
     for (int k = 0; k < ACTS_PARTS; k++) {
         bool in_tree = whole ? s->merged[k] : under(s, 4 * k, place) || under(s, 4 * k + 2, place);
         if (!in_tree || is_plain(s, k))
@@ -304,8 +304,8 @@ static bool step(plain *s, const act *a, act_outcome *want)
         for (int r = 0, done = 0; r < s->ranks; r++) {
             int g = group_of(s, i, r);
             double coef = clipped < 0 ? 1 : s->coef[clipped][r];
-            bool now = !(done >> g & 1) && under(s, i, place) && !s->frozen[i] &&
-                       s->of[i][g].passes;
+            bool now =
+                !(done >> g & 1) && under(s, i, place) && !s->frozen[i] && s->of[i][g].passes;
             done |= 1 << g;
             for (int e = 0; now && e < acts_numel(i); e++)
                 s->value[g].of[i][e] -= (float)(0.0625 * s->of[i][g].sum[e] * coef / by[i][r]);
@@ -361,8 +361,7 @@ static bool reduces(plain *s, act *a)
     a->arg[0] = place;
     for (int i = 0; i < ACTS_PARAMS; i++)
         for (int k = 0; k <= ACTS_PARTS && place < AT_LINEAR && under(s, i, place); k++)
-            trees |= (!is_plain(s, k) && (k < ACTS_PARTS || s->root) &&
-                      one_tree(s, part_of(i), k))
+            trees |= (!is_plain(s, k) && (k < ACTS_PARTS || s->root) && one_tree(s, part_of(i), k))
                      << k;
     for (int k = 0; k <= ACTS_PARTS; k++)
         if (trees >> k & 1)

@@ -29,7 +29,8 @@ static void drop_optims(trainer *t)
 static bool make_optims(trainer *t)
 {
     for (int i = 0; i < ACTS_PLACES; i++)
-        if (acts_has_optim(t->p, i) && !(t->optim[i] = kn_sgd(acts_place(&t->net, i), .lr = 0.0625)))
+        if (acts_has_optim(t->p, i) &&
+            !(t->optim[i] = kn_sgd(acts_place(&t->net, i), .lr = 0.0625)))
             return false;
     return true;
 }
@@ -171,10 +172,10 @@ static bool sample(int rank)
     kn_scope scope = kn_scope_begin();
     bool ok = true;
     for (int i = 0; i <= rank && ok; i++)
-        ok = kn_multinomial(kn_softmax(kn_randn_like(kn_dropout(
-                                           kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)), 0.5)),
-                                       -1),
-                            1, true) != NULL;
+        ok = kn_multinomial(
+                 kn_softmax(kn_randn_like(kn_dropout(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)), 0.5)),
+                            -1),
+                 1, true) != NULL;
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
     return ok && kn_ok();
@@ -326,8 +327,7 @@ int acts_ranks(kn_comm *world, void *arg)
         if (job->want[i].run && !(job->without && acts_changes_nothing(a)))
             ok = run(t, a, i) && (a->kind != ACT_STEP || same_params(t, i));
     }
-    ok = ok && same_params(t, ACTS_MOST - 1) &&
-         read_params(t, &job->end[job->without][t->rank]);
+    ok = ok && same_params(t, ACTS_MOST - 1) && read_params(t, &job->end[job->without][t->rank]);
     if (!ok && t->rank == 0 && !*job->where)
         snprintf(job->where, sizeof job->where, "act %d: %s", i - 1, kn_ok() ? "?" : kn_error());
     drop_optims(t);

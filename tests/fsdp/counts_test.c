@@ -267,36 +267,6 @@ static int late_root(kn_comm *world, void *arg)
     return 0;
 }
 
-/* The root hasn't run when what its units hold is reduced. */
-static int late_root_reduces(kn_comm *world, void *arg)
-{
-    int n = kn_comm_size(world), rank = kn_rank(world);
-    for (int how = 0; how < 2; how++) {
-        parts m, whole;
-        EXPECT(parts_begin(&m, world, TREES) && parts_begin(&whole, NULL, PLAIN));
-        EXPECT(how ? kn_fsdp_set_is_last_backward(&m, false)
-                   : kn_fsdp_set_gradient_sync(&m, false, true));
-        EXPECT(parts_backward(&m, USE_A | USE_B, rank) && kn_fsdp_wrap(&m, world));
-        for (int r = 0; r < n; r++)
-            EXPECT(parts_backward(&whole, USE_A | USE_B, r));
-        kn_optim *o = kn_sgd(&m, .lr = 1), *plain = kn_sgd(&whole, .lr = 1);
-        EXPECT(kn_fsdp_reduce_grads(&m) && kn_step(o) && kn_step(plain), "%s", kn_error());
-        EXPECT(distance(&m, &whole, "") < 1e-6);
-        kn_optim_free(o);
-        kn_optim_free(plain);
-        kn_module_free(&m);
-        kn_module_free(&whole);
-    }
-    (void)arg;
-    return 0;
-}
-
-KN_TEST(counts, a_late_root_reduces_what_its_units_hold)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, late_root_reduces, NULL) == 0, "%d ranks", ranks);
-}
-
 KN_TEST(counts, a_late_root_keeps_what_its_units_count)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
@@ -326,26 +296,6 @@ KN_TEST(counts, trees_with_gradients_of_other_backwards_do_not_merge)
         }
         kn_module_free(&top);
     }
-}
-
-/* Zeros of what no backward reached have every scale. */
-static int scale_beside_zeros(kn_comm *world, void *arg)
-{
-    parts m;
-    EXPECT(parts_begin(&m, world, *(wrapping *)arg));
-    EXPECT(kn_fsdp_set_reduce_unused(&m, true, true));
-    kn_optim *a = kn_sgd(&m.a, .lr = 1), *b = kn_sgd(&m.b, .lr = 1); /* counts of their own */
-    EXPECT(parts_backward(&m, USE_A, kn_rank(world)) && parts_backward(&m, USE_A, 10));
-    EXPECT(kn_grad_scale(&m) * 2 * kn_comm_size(world) == 1, "%g", kn_grad_scale(&m));
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(counts, zeros_of_the_unused_have_every_scale)
-{
-    KN_CHECK(on_all_ranks(scale_beside_zeros, ONE_UNIT) == 0, "%s", kn_error());
 }
 
 /* ---- what waits without a backward that would reduce it -------------------------------------- */
