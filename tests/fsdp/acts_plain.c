@@ -398,6 +398,8 @@ static bool merge(plain *s, const act *a, act_outcome *want)
     want->zero_first = waits || passes(s, AT_ROOT) != passes(s, place);
     if (want->zero_first)
         clear(s, place);
+    unclip(s, AT_ROOT); /* what comes wasn't clipped with the others */
+    unclip(s, place);
     s->merged[k] = true;
     return true;
 }

@@ -260,7 +260,8 @@ static bool merge(trainer *t, int k, bool zero_first)
         kn_zero_grad(t->net.part[k]);
     drop_optims(t);
     t->merged[k] = true;
-    return kn_module_add(&t->net.base, (char[]){ (char)('a' + k), 0 }, &t->net.part[k]->base) &&
+    return kn_unclip_grads(&t->net) && kn_unclip_grads(t->net.part[k]) &&
+           kn_module_add(&t->net.base, (char[]){ (char)('a' + k), 0 }, &t->net.part[k]->base) &&
            make_optims(t);
 }
 
