@@ -301,7 +301,7 @@ static void note_owed(kn_bucket *b, bool sync)
         p->pending |= p->tensor->requires_grad && unused_are_zeros(b->unit);
         bool leaves = b->unit->size > 1 ? kn_bucket_param_trains(p) : p->pending;
         bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
-        p->open |= !last && (p->unsynced || due);
+        p->open |= !last && (p->unsynced || p->in_partial || due);
         p->in_partial |= sync && p->unsynced && b->replicas > 1;
         p->unsynced = !sync && (p->unsynced || leaves);
         more |= p->pending > pending || p->open > open || p->unsynced > unsynced;

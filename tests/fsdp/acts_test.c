@@ -21,6 +21,13 @@ KN_TEST(acts, a_late_root_reduces_what_its_units_hold)
     acts_check_program("3,2 backward:6,2 root:0 reduce:0 step:0");
 }
 
+/* A backward that isn't the last all-reduces what another one left in the shard groups. */
+KN_TEST(acts, a_part_is_zeroed_while_the_rest_is_open)
+{
+    acts_check_program("2,1,0,3 backward:7,3 backward:5,2 zero:7 backward:4 step:0");
+    acts_check_program("3,1,0,3 backward:7,3 backward:5,2 zero:7 backward:4 step:0");
+}
+
 KN_TEST(acts, zeros_of_the_unused_have_every_scale)
 {
     acts_check_program("0,1,1,0,0,0,0,0,1 backward:3,0,0,1 measure:0");
