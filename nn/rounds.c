@@ -97,7 +97,7 @@ typedef struct group {
 
 static bool is_of(const group *g, const kn_param *p)
 {
-    return p->trainable && stepped_by(p->owner) == g->by && (!g->units || p->source->step_divisor);
+    return stepped_by(p->owner) == g->by && (!g->units || p->source->step_divisor);
 }
 
 /* The number of backwards in the gradients of m's parameters that are of the group. */

@@ -97,7 +97,8 @@ static double divisor(const plain *s, int param, int place, int rank)
     int by = stepped_at(s, param), count = 0;
     set all = 0;
     for (int i = 0; i < ACTS_PARAMS; i++)
-        if (under(s, i, by < 0 ? place : by) && stepped_at(s, i) == by)
+        if (under(s, i, by < 0 ? place : by) && stepped_at(s, i) == by &&
+            (is_plain(s, part_of(param)) || !is_plain(s, part_of(i)))) /* as ranks agree on */
             all |= s->of[i][group_of(s, i, rank)].passes;
     for (; all; all &= all - 1)
         count++;
