@@ -229,9 +229,9 @@ struct kn_leaf {
     void *dest_arg;
     /* Drops the contents of dest; true where there were any. */
     bool (*clear)(void *dest_arg, kn_tensor *leaf);
-    bool passing;                   /* an input of a recompute: its gradient is an activation's */
-    bool filled;                    /* dest holds contributions of the running backward */
-    kn_group *group;                /* borrowed; the group that waits for this leaf, or NULL */
+    bool passing;     /* an input of a recompute: its gradient is an activation's */
+    bool filled;      /* dest holds contributions of the running backward */
+    kn_group *group;  /* borrowed; the group that waits for this leaf, or NULL */
     kn_passes passes; /* whose gradients are summed in grad (dest: where it leads counts them) */
     int64_t consumed; /* the newest backward when a step last consumed the gradient */
     void (*on_clear)(void *arg); /* called once kn_clear_grad dropped the gradient; NULL: nothing */

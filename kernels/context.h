@@ -12,9 +12,9 @@
 /* The inputs of a random draw, never the rank (docs/architecture.md, idea 7). */
 typedef struct kn_rng_key {
     uint64_t seed;
-    int64_t step;    /* optimizer steps done */
-    int64_t micro;   /* index of the micro-batch in the step: round * ranks + rank */
-    uint64_t calls;  /* draws and calls made outside of module calls in this micro-batch */
+    int64_t step;   /* optimizer steps done */
+    int64_t micro;  /* index of the micro-batch in the step: round * ranks + rank */
+    uint64_t calls; /* draws and calls made outside of module calls in this micro-batch */
     /* Those of no training, with grad mode off: made so far, and before this micro-batch. */
     uint64_t quiet, quiet_before;
     int64_t counted; /* how often a step was counted on by an optimizer */

@@ -22,8 +22,8 @@ typedef enum kn_muon_use {
     KN_MUON_ADAMW
 } kn_muon_use;
 
-/* Options for parameters whose name matches one of pattern (fnmatch: "*.bias, *.scale"); first match
- * wins. */
+/* Options for parameters whose name matches one of pattern (fnmatch: "*.bias, *.scale"); first
+ * match wins. */
 typedef struct kn_optim_group {
     const char *pattern;
     double lr_mul;       /* 0: 1; KN_ZERO: none */

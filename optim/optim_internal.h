@@ -34,8 +34,8 @@ kn_device kn_norms_device(const kn_param *p);
  * device. */
 bool kn_loss_scale_at(const kn_module_impl *m, kn_device d, double base, double *scale,
                       const float **loss_scale);
-/* True if the gradients of parameters p[n] are complete; else an error. kn_may_step: and a step of m
- * may use them. */
+/* True if the gradients of parameters p[n] are complete; else an error. kn_may_step: and a step of
+ * m may use them. */
 bool kn_grads_there(const kn_param *p, int n, const char *what);
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what);
 /* *at: the nearest module from m up whose gradients were clipped; NULL: none. False with an error

@@ -25,8 +25,8 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads);
 
 /* say.c: prints the error of c that stands, if this rank is the one to print it. */
 void kn_say_error(const struct kn_context *c, bool crashes);
-/* From here on a signal of a crash does so first, unless the program has a handler of its own; until
- * c ends. */
+/* From here on a signal of a crash does so first, unless the program has a handler of its own;
+ * until c ends. */
 void kn_say_at_crash(struct kn_context *c);
 void kn_say_nothing(const struct kn_context *c);
 

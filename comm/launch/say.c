@@ -1,5 +1,5 @@
-/* comm/launch/say.c: the error that stands, on stderr: when the program ends, and when it crashes. A
- * program that goes on after an error often dies of a NULL. Runs in handlers of signals: it takes
+/* comm/launch/say.c: the error that stands, on stderr: when the program ends, and when it crashes.
+ * A program that goes on after an error often dies of a NULL. Runs in handlers of signals: it takes
  * no memory and no lock. */
 #include "comm/launch/launch.h"
 #include "kernels/context.h"

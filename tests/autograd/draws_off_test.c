@@ -201,7 +201,8 @@ KN_TEST(draws_off, of_a_call_that_failed_come_again)
     kn_module_free(&l);
 }
 
-/* ---- at a place of the program's own ---------------------------------------------------------- */
+/* ---- at a place of the program's own ----------------------------------------------------------
+ * */
 
 /* What is drawn there depends on the number alone, in both modes, and moves nothing on. */
 KN_TEST(draws_off, at_a_place_of_their_own)

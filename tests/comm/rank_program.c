@@ -13,8 +13,11 @@
  * print the process id and sleep, end well on SIGTERM   linger MS     the same, but the end takes
  * so many milliseconds after SIGTERM   crash HOW R
  * rank R goes on after an error and dies: HOW is null, divide, abort, bus, well (without an error),
- * own (by a handler of the program's), none (it ends)   hang          print the process id and sleep  RANK_TIMEOUT
- * in the environment is the timeout once the ranks have met, which takes long on a busy machine. */
+ * own (by a handler of the program's), none (it ends)
+ *   hang          print the process id and sleep
+ *
+ * RANK_TIMEOUT in the environment is the timeout once the ranks have met, which takes long on a
+ * busy machine. */
 #include "comm/comm_internal.h"
 #include "tests/comm/pieces.h"
 #include <inttypes.h>

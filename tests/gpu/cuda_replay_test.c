@@ -22,7 +22,6 @@ typedef struct trainer {
     kn_scaler *scaler;
     kn_tensor *x[MICRO], *y[MICRO], *loss, *norm; /* at fixed addresses */
     kn_replay *replay;
-    bool noisy; /* the losses have noise that is drawn with grad mode off */
     int calls;
 } trainer;
 
@@ -78,20 +77,6 @@ static bool step(void *arg)
     return norm && kn_copy_(t->norm, norm) && kn_step(t->opt);
 }
 
-/* Noise of before and after the step. */
-static bool noisy_step(void *arg)
-{
-    trainer *t = arg;
-    bool mode = kn_set_grad_mode(false);
-    kn_tensor *before = kn_randn_like(t->loss);
-    kn_set_grad_mode(mode);
-    bool ok = before && step(t);
-    kn_set_grad_mode(false);
-    ok = ok && kn_copy_(t->loss, kn_add(t->loss, kn_add(before, kn_randn_like(t->loss))));
-    kn_set_grad_mode(mode);
-    return ok;
-}
-
 static bool feed(trainer *t, int64_t n)
 {
     for (int m = 0; m < MICRO; m++) {
@@ -137,8 +122,7 @@ static bool read_all(trainer *t, record *r)
 static bool run_step(trainer *t, int n, record *r)
 {
     kn_scope s = kn_scope_begin();
-    const kn_step_fn fn = t->noisy ? noisy_step : step;
-    bool ok = feed(t, n) && (t->replay ? kn_replay_step(t->replay, fn, t) : fn(t));
+    bool ok = feed(t, n) && (t->replay ? kn_replay_step(t->replay, step, t) : step(t));
     kn_scope_end(s);
     return ok && kn_to_host(t->loss, r->loss[n], sizeof r->loss[n]) &&
            kn_to_host(t->norm, &r->norm[n], sizeof r->norm[n]);
@@ -182,13 +166,11 @@ static void same(const record *a, const record *b, const char *what)
     KN_CHECK(a->step == b->step && a->optim_steps == b->optim_steps && a->step == STEPS);
 }
 
-static void train_as(record *r, kn_dtype dtype, bool replayed, bool noisy,
-                     void (*between)(trainer *t, int n))
+static void train(record *r, kn_dtype dtype, bool replayed, void (*between)(trainer *t, int n))
 {
     trainer t;
     *r = (record){ 0 };
     KN_CHECK(begin(&t, dtype, replayed), "%s", kn_error());
-    t.noisy = noisy;
     for (int n = 0; n < STEPS; n++) {
         KN_CHECK(run_step(&t, n, r), "step %d: %s", n, kn_error());
         if (between)
@@ -202,11 +184,6 @@ static void train_as(record *r, kn_dtype dtype, bool replayed, bool noisy,
     KN_CHECK(read_all(&t, r), "%s", kn_error());
     end(&t);
     KN_CHECK_OK();
-}
-
-static void train(record *r, kn_dtype dtype, bool replayed, void (*between)(trainer *t, int n))
-{
-    train_as(r, dtype, replayed, false, between);
 }
 
 KN_TEST(cuda_replay, replayed_steps_give_the_same_bits)
@@ -247,61 +224,6 @@ KN_TEST(cuda_replay, what_happens_between_replays_doesnt_matter)
     same(&eager, &replayed, "evaluations and others' memory");
     kn_context_end();
     KN_CHECK(fake.live == 0);
-}
-
-static void draw(trainer *t, int n)
-{
-    static float mean[2][STEPS];
-    bool mode = kn_set_grad_mode(false);
-    kn_scope s = kn_scope_begin();
-    for (int i = 0; n == 5 && i < 2; i++) /* once in the steps that are replayed */
-        mean[t->replay != NULL][n] =
-            (float)kn_item(kn_mean(kn_randn_like(t->loss), 0, NULL, false));
-    kn_scope_end(s);
-    kn_set_grad_mode(mode);
-    KN_CHECK(!t->replay || mean[0][n] == mean[1][n], "an evaluation draws others after a replay");
-}
-
-/* Draws with grad mode off, in the step, around it, and in neither. */
-KN_TEST(cuda_replay, draws_with_grad_mode_off)
-{
-    static record eager, replayed;
-    fake_begin();
-    for (int how = 1; how < 4; how++) {
-        void (*between)(trainer * t, int n) = how & 2 ? draw : NULL;
-        train_as(&eager, KN_F32, false, how & 1, between);
-        KN_CHECK(!(how & 1) || eager.loss[7][0] != eager.loss[8][0]);
-        train_as(&replayed, KN_F32, true, how & 1, between);
-        same(&eager, &replayed, how == 1 ? "in the step" : how == 2 ? "around it" : "both");
-    }
-    kn_context_end();
-}
-
-static bool only_draws(void *arg)
-{
-    trainer *t = arg;
-    bool mode = kn_set_grad_mode(false);
-    kn_tensor *x = kn_randn_like(t->norm);
-    kn_set_grad_mode(mode);
-    return x && kn_copy_(t->norm, x);
-}
-
-/* Replays of draws without a step would repeat them. */
-KN_TEST(cuda_replay, draws_without_a_step_arent_recorded)
-{
-    float drawn[5];
-    trainer t;
-    fake_begin();
-    KN_CHECK(begin(&t, KN_F32, true), "%s", kn_error());
-    for (int i = 0; i < 5; i++) {
-        KN_CHECK(kn_replay_step(t.replay, only_draws, &t), "%s", kn_error());
-        KN_CHECK(kn_to_host(t.norm, &drawn[i], sizeof drawn[i]));
-        for (int k = 0; k < i; k++)
-            KN_CHECK(drawn[i] != drawn[k], "draw %d is draw %d", i, k);
-    }
-    KN_CHECK(strstr(kn_replay_why(t.replay), "draws random numbers without a kn_step"));
-    end(&t);
-    kn_context_end();
 }
 
 static int64_t recorded_at[STEPS];
