@@ -142,6 +142,9 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
 {
     const kn_param *p;
     int n = kn_params(o->live.module->self, &p);
+    if (o->means.by) /* of the step around this one */
+        return kn_fail("kn_step: .update takes a step of its own optimizer; it may only update the "
+                       "part");
     if (!kn_ok() || !kn_optim_unchanged(o, p, n, "kn_step") ||
         !kn_may_step(o->live.module, p, n, "kn_step") || !kn_streams_look())
         return false;

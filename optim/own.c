@@ -11,7 +11,6 @@ typedef struct own {
     kn_optim *optim;
     kn_optim_rule update;
     void *arg;
-    bool running;
     char name[64], state[KN_OPTIM_STATES][64];
 } own;
 
@@ -84,20 +83,15 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
     kn_stream *compute = kn_compute_stream(d);
     int64_t number;
     bool skip;
-    if (x->running)
-        return kn_fail("%s: .update takes a step of its own optimizer; it may only update the part",
-                       x->name);
     if (kn_unrecordable(KN_DEVICE_DEFAULT, "the update of %s", x->name) ||
         (s != compute && !kn_stream_sync(s)) || !numbers_of(x->optim, step, &number, &skip))
         return false;
     bool mode = kn_set_grad_mode(false), ok = true;
-    x->running = true;
     for (int i = 0; ok && !skip && i < step->pieces; i++) {
         kn_scope scope = kn_scope_begin();
         ok = step->piece[i].count == 0 || update_piece(x, step, &step->piece[i], number);
         kn_scope_end(scope);
     }
-    x->running = false;
     kn_set_grad_mode(mode);
     return ok && (s == compute || kn_stream_sync(compute));
 }

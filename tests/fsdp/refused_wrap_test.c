@@ -96,6 +96,9 @@ static bool look_at(kn_module *m, void *arg)
         l->was[l->tensors].name = NULL;
         l->was[l->tensors].refs = 0;
         l->was[l->tensors].leaf = NULL;
+#ifdef KN_DEBUG
+        l->was[l->tensors].live_prev = l->was[l->tensors].live_next = NULL;
+#endif
         l->storage[l->tensors++] = t->storage;
         l->units += e && (e->source || e->ignored || e->unit) ? 100 : 0;
     }
