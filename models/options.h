@@ -17,7 +17,7 @@
 #ifndef KNAP_MODELS_OPTIONS_H
 #define KNAP_MODELS_OPTIONS_H
 
-#include "kernels/types.h"
+#include "comm/comm.h"
 #include <stdio.h>
 
 #ifdef __cplusplus
@@ -48,6 +48,7 @@ typedef struct kn_option {
     const char *clashes; /* the name of an option that may not be given together with this one */
     bool transient;      /* not recorded: it belongs to this run, not to the training */
     bool only_read;      /* PATH: the program writes nothing there, so a checkpoint may name it */
+    bool own; /* each rank may have its own value: kn_options_agree compares all others */
 } kn_option;
 
 typedef struct kn_options kn_options;
@@ -59,8 +60,8 @@ KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
 KN_API void kn_options_free(kn_options *o);
 
 /* For small programs: kn_options_create, then kn_options_parse of the arguments that kn_init left
- * in argv. With --help rank 0 prints the help. NULL if the program must end: after --help, and with
- * an error.
+ * in argv, and kn_options_agree over kn_world(). With --help rank 0 prints the help. NULL if the
+ * program must end: after --help, and with an error.
  *
  *     kn_options *options = kn_options_main(table, &fields, argc, argv, "Trains an MLP on MNIST.");
  *     if (!options)
@@ -71,6 +72,11 @@ KN_API kn_options *kn_options_main(const kn_option *table, void *fields, int arg
 /* Reads argv[1 .. argc-1]. "--help" sets kn_options_help_wanted and checks nothing after it. */
 KN_API bool kn_options_parse(kn_options *o, int argc, char *const *argv);
 KN_API bool kn_options_help_wanted(const kn_options *o);
+/* Whether all ranks of comm (NULL: kn_world()) have the same options; else false, with an error
+ * that names the first one that differs and its value on two ranks. A path with a slash may be
+ * another on each machine: only that all have one is compared. Options that are .own aren't.
+ * Collective: call it after kn_options_parse, before the values say which collectives come. */
+KN_API bool kn_options_agree(const kn_options *o, kn_comm *comm);
 /* Writes "usage", an optional paragraph about the program, and a line an option. */
 KN_API void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about);
 /* Writes the values in force as a table; those that were given are marked with a star. */

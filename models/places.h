@@ -92,6 +92,7 @@
 /* models/options.h */
 #define kn_options_free(...)        KN_PLACE(kn_options_free(__VA_ARGS__))
 #define kn_options_parse(...)       KN_PLACE(kn_options_parse(__VA_ARGS__))
+#define kn_options_agree(...)       KN_PLACE(kn_options_agree(__VA_ARGS__))
 #define kn_options_help_wanted(...) KN_PLACE(kn_options_help_wanted(__VA_ARGS__))
 #define kn_options_help(...)        KN_PLACE(kn_options_help(__VA_ARGS__))
 #define kn_options_banner(...)      KN_PLACE(kn_options_banner(__VA_ARGS__))

@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     settings s = { 0 };
     kn_comm *world = kn_init(&argc, &argv);
     kn_options *options = kn_ok() ? kn_options_create(table, &s) : NULL;
-    if (options && kn_options_parse(options, argc, argv)) {
+    if (options && kn_options_parse(options, argc, argv) && kn_options_agree(options, world)) {
         if (!kn_options_help_wanted(options))
             generate(&s, world);
         else if (kn_rank(world) == 0)

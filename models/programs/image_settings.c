@@ -33,7 +33,7 @@ static const kn_option image_rows[] = {
     { "skip-bad", KN_OPTION_FLAG, AT(skip_bad), NULL,
       "folders: another image takes the place of one that can't be read" },
     { "workers", KN_OPTION_INT, AT(workers), "1", "threads a rank that make images", .max = 256,
-      .transient = true },
+      .transient = true, .own = true },
     { 0 },
 };
 static const kn_option model_rows[] = {

@@ -29,11 +29,11 @@ const kn_option settings_precision[] = {
 const kn_option settings_ranks[] = {
     { "ranks", KN_OPTION_HEADING },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that train together", .min = 1,
-      .max = 4096, .transient = true },
+      .max = 4096, .transient = true, .own = true },
     { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
-      .note = "cores / ranks", .transient = true },
+      .note = "cores / ranks", .transient = true, .own = true },
     { "timeout", KN_OPTION_FLOAT, AT(timeout), NULL, "longest wait for another rank, in seconds",
-      .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .transient = true },
+      .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .transient = true, .own = true },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "tf32", KN_OPTION_FLAG, AT(tf32), NULL,
       "cuda: f32 products in TF32, faster, 10 bits of mantissa" },
@@ -88,11 +88,12 @@ const kn_option settings_sharding[] = {
 
 const kn_option settings_log[] = {
     { "summary", KN_OPTION_FLAG, AT(summary), NULL,
-      "print the model's modules with parameters, operations and memory first", .transient = true },
+      "print the model's modules with parameters, operations and memory first", .transient = true,
+      .own = true },
     { "check", KN_OPTION_FLAG, AT(check), NULL,
       "stop at the first operation that makes a NaN or an infinity; slow", .transient = true },
     { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
-      .transient = true },
+      .transient = true, .own = true },
     { 0 },
 };
 
@@ -114,7 +115,8 @@ const kn_option settings_saving[] = {
       "a checkpoint, else begin",
       .transient = true },
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
-      "begin anew in a folder that holds a checkpoint, and replace it", .transient = true },
+      "begin anew in a folder that holds a checkpoint, and replace it", .transient = true,
+      .own = true },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
       .max = 1e12, .note = "never", .transient = true },
     { 0 },

@@ -10,6 +10,7 @@
 #include "models/sample.h"
 #include "models/text.h"
 #include "nn/summary.h"
+#include "tensor/checksum.h"
 #include <string.h>
 
 typedef struct gpt_run {
@@ -65,7 +66,8 @@ static bool read_options(gpt_run *r, int argc, char **argv)
 {
     training *t = &r->t;
     t->options = gpt_settings_begin(&r->s) ? kn_options_create(r->s.run.table, &r->s) : NULL;
-    if (!t->options || !kn_options_parse(t->options, argc, argv))
+    if (!t->options || !kn_options_parse(t->options, argc, argv) ||
+        !kn_options_agree(t->options, t->world))
         return false;
     if (kn_options_help_wanted(t->options))
         return true;
@@ -150,6 +152,28 @@ static bool make_model(gpt_run *r)
            kn_language_config_text(&r->config, r->config_text);
 }
 
+/* Room for a micro-batch. All ranks read the same ones, of a text with as many tokens. */
+static bool first_batches(gpt_run *r)
+{
+    enum { COMPARED = 64 };
+    const int64_t rows = r->s.run.batch, ctx = r->s.ctx;
+    const size_t size = (size_t)(rows * ctx) * sizeof *r->x;
+    char text[128];
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    r->x = kn_host_alloc(size);
+    r->y = kn_host_alloc(size);
+    for (int64_t i = 0; r->x && r->y && i < COMPARED; i++) {
+        if (!kn_text_batch(r->text, KN_TRAIN, 0, 0, i, rows, ctx, r->x, r->y))
+            return false;
+        kn_checksum_add(&sum, r->x, size);
+    }
+    snprintf(text, sizeof text, "%lld + %lld tokens of %lld kinds",
+             (long long)kn_text_count(r->text, KN_TRAIN),
+             (long long)kn_text_count(r->text, KN_VALIDATION), (long long)kn_text_vocab(r->text));
+    return r->x && r->y && training_same_data(&r->t, text, kn_checksum_end(&sum));
+}
+
 /* Shards the model, makes the optimizer, loads the checkpoint. */
 static bool prepare(gpt_run *r)
 {
@@ -178,9 +202,6 @@ static bool begin(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     training *t = &r->t;
-    size_t ids = (size_t)(s->run.batch * s->ctx);
-    r->x = kn_host_alloc(ids * sizeof *r->x);
-    r->y = kn_host_alloc(ids * sizeof *r->y);
     t->device = settings_device(&s->run);
     kn_set_check(s->run.check);
     t->task = (task){ r, text_batch, model_loss, write_sample };
@@ -190,7 +211,7 @@ static bool begin(gpt_run *r)
     t->plan.item_flops = r->config.family->flops_per_token(&r->config, s->ctx);
     t->plan.config = r->config_text;
     t->plan.tokenizer = r->tokenizer;
-    return r->x && r->y && training_begin(t);
+    return training_begin(t);
 }
 
 static void print_model(const gpt_run *r)
@@ -270,8 +291,8 @@ int main(int argc, char **argv)
                     t->options, stdout, "train_gpt",
                     "Trains a GPT or a Llama on a text, on one rank or on several sharded "
                     "ones.");
-        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && print_summary(&r) &&
-                   prepare(&r) && begin(&r)) {
+        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && first_batches(&r) &&
+                   print_summary(&r) && prepare(&r) && begin(&r)) {
             stop_listen(first_rank(t));
             if (print_table(&r))
                 training_run(t);

@@ -10,6 +10,7 @@
 #include "models/programs/stop.h"
 #include "nn/summary.h"
 #include "state/folder_internal.h"
+#include "tensor/checksum.h"
 #include "tensor/files.h"
 
 #include <errno.h>
@@ -98,7 +99,8 @@ static bool read_options(image_run *r, int argc, char **argv)
     training *t = &r->t;
     const settings *s = &r->s.run;
     t->options = image_settings_begin(&r->s) ? kn_options_create(s->table, &r->s) : NULL;
-    if (!t->options || !kn_options_parse(t->options, argc, argv))
+    if (!t->options || !kn_options_parse(t->options, argc, argv) ||
+        !kn_options_agree(t->options, t->world))
         return false;
     if (kn_options_help_wanted(t->options))
         return true;
@@ -137,6 +139,25 @@ static bool open_images(image_run *r)
                            data, (long long)c, a, b);
     }
     return true;
+}
+
+/* By their numbers, the names of classes and the labels. */
+static bool same_images(const image_run *r)
+{
+    const kn_image_set_info *s = &r->set;
+    char text[128];
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    for (int64_t c = 0; c < s->classes; c++)
+        kn_checksum_add(&sum, kn_image_set_class(r->train, c),
+                        strlen(kn_image_set_class(r->train, c)) + 1);
+    for (int64_t i = 0; i < s->count; i++) {
+        const int64_t label = kn_image_set_label(r->train, i);
+        kn_checksum_add(&sum, &label, sizeof label);
+    }
+    snprintf(text, sizeof text, "%lld + %lld images of %lld classes", (long long)s->count,
+             (long long)kn_image_set_read_info(r->test).count, (long long)s->classes);
+    return training_same_data(&r->t, text, kn_checksum_end(&sum));
 }
 
 /* Means and deviations of the weights that the run begins with. */
@@ -448,7 +469,8 @@ static bool run(image_run *r)
 {
     training *t = &r->t;
     image_settings *s = &r->s;
-    if (!open_images(r) || !image_settings_check(s, t->options, t->world, r->set.count) ||
+    if (!open_images(r) || !same_images(r) ||
+        !image_settings_check(s, t->options, t->world, r->set.count) ||
         !training_has_steps(t, &s->run, "epochs") || !make_model(r) || !make_loaders(r))
         return false;
     if (s->grid)

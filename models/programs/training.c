@@ -3,6 +3,7 @@
  * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
  * the next step has been launched, and at once only where training pauses. All ranks do so at the
  * same point. */
+#include "fsdp/alike.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
@@ -150,6 +151,16 @@ bool training_has_steps(const training *t, const settings *s, const char *option
            kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
                    "step, or leave it out to train to the end",
                    kn_checkpoint_folder(t->from), (long long)done, (long long)s->stop_after);
+}
+
+bool training_same_data(const training *t, const char *text, uint64_t hash)
+{
+    kn_alike a = { .advice = "give all ranks copies of the same" };
+    bool ok =
+        kn_alike_add(&a, hash, "--data", "%s (hash %016llx)", text, (unsigned long long)hash) &&
+        kn_alike_agree(&a, 1, t->world, "data");
+    kn_alike_free(&a);
+    return ok;
 }
 
 /* ---- beginning and ending -------------------------------------------------------------------- */

@@ -19,7 +19,7 @@ static const kn_option table[] = {
     { "Training", KN_OPTION_HEADING },
     { "steps", KN_OPTION_INT, offsetof(config, steps), "2000", "optimizer steps", 1, 1e9 },
     { "threads", KN_OPTION_INT, offsetof(config, threads), "0", "threads of a kernel",
-      .note = "one per core" },
+      .note = "one per core", .own = true },
     { "shift", KN_OPTION_INT, offsetof(config, shift), "-3", "any number", .any = true },
     { "lr", KN_OPTION_FLOAT, offsetof(config, lr), "1e-3", "peak learning rate", 0, 10 },
     { "data", KN_OPTION_PATH, offsetof(config, data), "shakespeare", "data set or file",
@@ -230,6 +230,43 @@ KN_TEST(options, broken_tables)
     KN_CHECK_ERROR("--lr is in it twice");
     KN_CHECK(!kn_options_create(no_choices, &c));
     KN_CHECK_ERROR("--strategy has no choices");
+}
+
+/* What the last of the ranks gives where the others give nothing, and what all are told. */
+static const struct {
+    const char *word, *says; /* says NULL: they agree */
+} others[] = {
+    { "--steps=7", "options: --steps is 2000 on rank 0 and 7 on rank 2; give all ranks the same" },
+    { "--steps=02000", NULL },
+    { "--lr=5", "--lr is 1e-3 on rank 0 and 5 on rank 2" },
+    { "--lr=0.001", NULL },
+    { "--recompute", "--recompute is false on rank 0 and true on rank 2" },
+    { "--strategy=no_shard", "--strategy is full_shard on rank 0 and no_shard on rank 2" },
+    { "--note=not given", "--note is not given on rank 0 and 'not given' on rank 2" },
+    { "--data=mnist", "--data is shakespeare on rank 0 and mnist on rank 2" },
+    { "--data=/scratch/text", "--data is shakespeare on rank 0 and a path on rank 2" },
+    { "--out=a/b", "--out is not given on rank 0 and a path on rank 2" },
+    { "--threads=3", NULL }, /* .own */
+    { "--help", "--help is not given on rank 0 and given on rank 2" },
+    { "--haste", "unknown option --haste" },
+};
+
+static int agrees(kn_comm *world, void *arg)
+{
+    const int i = *(int *)arg;
+    config c;
+    kn_options *o = kn_options_create(table, &c);
+    bool ok = (kn_rank(world) < 2 ? parse(o, NULL) : parse(o, others[i].word, NULL)) &&
+              kn_options_agree(o, kn_rank(world) % 2 ? world : NULL);
+    bool as_said = others[i].says ? !ok && strstr(kn_error(), others[i].says) : ok;
+    kn_options_free(o);
+    return !as_said;
+}
+
+KN_TEST(options, all_ranks_have_the_same)
+{
+    for (int i = 0; i < (int)(sizeof others / sizeof *others); i++)
+        KN_CHECK(kn_spawn_threads(3, agrees, &i) == 0, "%s", others[i].word);
 }
 
 KN_TEST(options, every_allocation_failing)
