@@ -1,8 +1,6 @@
 /* models/options.c: the parser that a table of options generates. Each value has one text form,
  * kept beside the field: the help, the banner and the checkpoint print it, the parser reads it. */
 #include "models/options.h"
-#include "comm/comm_internal.h"
-#include "fsdp/alike.h"
 #include "kernels/error_internal.h"
 
 #include <ctype.h>
@@ -318,38 +316,6 @@ bool kn_options_help_wanted(const kn_options *o)
     return o->help;
 }
 
-/* A number by its value (1e-3 is 0.001), everything else by its text. */
-static bool add_alike(const kn_options *o, int i, kn_alike *a)
-{
-    const kn_option *p = &o->table[i];
-    const char *text = o->values[i].text, *shown = text ? text : "not given";
-    char name[WORD_MAX + 16];
-    uint64_t bits;
-    if (p->kind == KN_OPTION_PATH && text && strchr(text, '/'))
-        shown = "a path";
-    bits = text ? kn_hash_string(shown) : 0;
-    if (text && p->kind == KN_OPTION_INT)
-        bits = (uint64_t) * (const int64_t *)(o->fields + p->offset);
-    if (text && p->kind == KN_OPTION_FLOAT)
-        memcpy(&bits, o->fields + p->offset, sizeof bits);
-    snprintf(name, sizeof name, "--%s", p->name);
-    return kn_alike_add(a, bits, name, p->kind == KN_OPTION_STRING && text ? "'%s'" : "%s", shown);
-}
-
-bool kn_options_agree(const kn_options *o, kn_comm *comm)
-{
-    kn_alike a = { .advice = "give all ranks the same" };
-    if (!kn_given(o, "kn_options_agree", "the options' struct") ||
-        (!comm && !kn_comm_default(&comm, "kn_options_agree")))
-        return false;
-    bool ok = kn_alike_add(&a, o->help, "--help", o->help ? "given" : "not given");
-    for (int i = 0; ok && i < o->count; i++)
-        ok = o->table[i].kind == KN_OPTION_HEADING || o->table[i].own || add_alike(o, i, &a);
-    ok = ok && kn_alike_agree(&a, 1, comm, "options");
-    kn_alike_free(&a);
-    return ok;
-}
-
 bool kn_options_set(kn_options *o, const char *name, const char *text)
 {
     if (!kn_given(o, "kn_options_set", "the options' struct") ||
@@ -411,7 +377,8 @@ bool kn_options_record(kn_options *o, int i, kn_option_record *record)
             break;
     }
     const kn_option *p = &o->table[row];
-    *record = (kn_option_record){ .name = p->name,
+    *record = (kn_option_record){ .row = p,
+                                  .name = p->name,
                                   .value = o->values[row].text ? o->values[row].text : "",
                                   .given = o->values[row].given,
                                   .transient = p->transient };

@@ -76,7 +76,7 @@ KN_API bool kn_options_help_wanted(const kn_options *o);
  * that names the first one that differs and its value on two ranks. A path with a slash may be
  * another on each machine: only that all have one is compared. Options that are .own aren't.
  * Collective: call it after kn_options_parse, before the values say which collectives come. */
-KN_API bool kn_options_agree(const kn_options *o, kn_comm *comm);
+KN_API bool kn_options_agree(kn_options *o, kn_comm *comm);
 /* Writes "usage", an optional paragraph about the program, and a line an option. */
 KN_API void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about);
 /* Writes the values in force as a table; those that were given are marked with a star. */
@@ -92,6 +92,7 @@ KN_API bool kn_options_restore(kn_options *o, const char *name, const char *valu
 KN_API bool kn_options_given(const kn_options *o, const char *name);
 
 typedef struct kn_option_record {
+    const kn_option *row; /* of the table */
     const char *name;
     /* As text, from which kn_options_restore recovers it exactly; "" for no text. */
     const char *value;

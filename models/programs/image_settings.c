@@ -2,6 +2,7 @@
  * the model, the changes of its images, the rates and the optimizer. */
 #include "kernels/error.h"
 #include "models/programs/image_settings.h"
+#include "tensor/checksum.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -385,4 +386,20 @@ kn_optim *image_settings_optim(const image_settings *s, void *model)
                         .group_count = 1);
     return kn_muon(model, .lr = r->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
                    .weight_decay = decay, .groups = &flat, .group_count = 1);
+}
+
+uint64_t image_settings_hash(const kn_image_set *set)
+{
+    const kn_image_set_info info = kn_image_set_read_info(set);
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    for (int64_t c = 0; c < info.classes; c++) {
+        const char *name = kn_image_set_class(set, c);
+        kn_checksum_add(&sum, name, strlen(name) + 1);
+    }
+    for (int64_t i = 0; i < info.count; i++) {
+        const int64_t label = kn_image_set_label(set, i);
+        kn_checksum_add(&sum, &label, sizeof label);
+    }
+    return kn_checksum_end(&sum);
 }

@@ -26,6 +26,8 @@ bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn
 /* Opens --init; the options of the model and its images become those of its weights, and those that
  * were given must agree. The caller frees it; NULL with an error. Collective. */
 kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world);
+/* Of the names of classes and the labels. */
+uint64_t image_settings_hash(const kn_image_set *set);
 /* Rows and columns of the model's images. */
 int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
 /* The changes of training (train) and of evaluation images. */

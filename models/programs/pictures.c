@@ -1,14 +1,18 @@
 /* models/programs/pictures.c: SVG is written as text into memory, and the file all or nothing. */
 #include "models/programs/pictures.h"
 #include "data/data.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "models/image.h"
+#include "state/folder_internal.h"
+#include "tensor/files.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
@@ -315,4 +319,17 @@ bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *
     kn_loader_free(one);
     kn_scope_end(scope);
     return text_end(&t, mistakes_at(dir, "tsv", path)) && ok;
+}
+
+bool picture_folder(const char *dir)
+{
+    struct stat st;
+    if (dir && !kn_folder_outside(dir))
+        return false;
+    if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0)
+        return true;
+    if (errno != EEXIST)
+        return kn_fail_system("--pictures %s: cannot make the folder: %m", dir);
+    return (kn_look(dir, &st) > 0 && S_ISDIR(st.st_mode)) ||
+           kn_fail("--pictures %s: a file that is no folder lies there", dir);
 }

@@ -10,7 +10,6 @@
 #include "models/programs/stop.h"
 #include "nn/summary.h"
 #include "state/folder_internal.h"
-#include "tensor/checksum.h"
 #include "tensor/files.h"
 
 #include <errno.h>
@@ -141,23 +140,12 @@ static bool open_images(image_run *r)
     return true;
 }
 
-/* By their numbers, the names of classes and the labels. */
 static bool same_images(const image_run *r)
 {
-    const kn_image_set_info *s = &r->set;
     char text[128];
-    kn_checksum sum;
-    kn_checksum_begin(&sum);
-    for (int64_t c = 0; c < s->classes; c++)
-        kn_checksum_add(&sum, kn_image_set_class(r->train, c),
-                        strlen(kn_image_set_class(r->train, c)) + 1);
-    for (int64_t i = 0; i < s->count; i++) {
-        const int64_t label = kn_image_set_label(r->train, i);
-        kn_checksum_add(&sum, &label, sizeof label);
-    }
-    snprintf(text, sizeof text, "%lld + %lld images of %lld classes", (long long)s->count,
-             (long long)kn_image_set_read_info(r->test).count, (long long)s->classes);
-    return training_same_data(&r->t, text, kn_checksum_end(&sum));
+    snprintf(text, sizeof text, "%lld + %lld images of %lld classes", (long long)r->set.count,
+             (long long)kn_image_set_read_info(r->test).count, (long long)r->set.classes);
+    return training_same_data(&r->t, text, image_settings_hash(r->train));
 }
 
 /* Means and deviations of the weights that the run begins with. */
@@ -425,19 +413,6 @@ static bool write_pictures(image_run *r)
                             image_settings_augment(&r->s, &test, &r->input, false));
 }
 
-static bool check_folder(const char *dir)
-{
-    struct stat st;
-    if (dir && !kn_folder_outside(dir))
-        return false;
-    if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0)
-        return true;
-    if (errno != EEXIST)
-        return kn_fail_system("--pictures %s: cannot make the folder: %m", dir);
-    return (kn_look(dir, &st) > 0 && S_ISDIR(st.st_mode)) ||
-           kn_fail("--pictures %s: a file that is no folder lies there", dir);
-}
-
 /* --grid: the first images of the training, as the model sees them. */
 static bool write_grid(image_run *r)
 {
@@ -475,7 +450,7 @@ static bool run(image_run *r)
         return false;
     if (s->grid)
         return !first_rank(t) || write_grid(r);
-    if (!print_summary(r) || (first_rank(t) && !check_folder(s->pictures)) || !prepare(r) ||
+    if (!print_summary(r) || (first_rank(t) && !picture_folder(s->pictures)) || !prepare(r) ||
         !begin(r) || !image_export_check(t, s->export))
         return false;
     stop_listen(first_rank(t));

@@ -93,8 +93,8 @@ bool same_folder(const char *a, const char *b);
  * resume from and sets the options that it recorded, and "out" where it was not given. resume is a
  * folder, or latest or auto, which stand for out. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
-/* Whether all ranks read the same data, as text and the hash of some of it say; else an error on all
- * of them. Collective. */
+/* Whether all ranks read the same data, as text and a hash say; else an error on all of them.
+ * Collective. */
 bool training_same_data(const training *t, const char *text, uint64_t hash);
 /* True if steps remain before s->steps and .stop_after; else an error that asks for a larger
  * --option. */
