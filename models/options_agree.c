@@ -15,7 +15,7 @@ static bool add_option(kn_alike *a, const kn_option_record *r)
     char name[64];
     if (kind == KN_OPTION_PATH && strchr(r->value, '/'))
         shown = "a path";
-    uint64_t bits = kn_hash_string(shown);
+    uint64_t bits = *r->value ? kn_hash_string(shown) : 0;
     if (*r->value && kind == KN_OPTION_INT)
         bits = (uint64_t)strtoll(r->value, NULL, 10);
     if (*r->value && kind == KN_OPTION_FLOAT)
