@@ -94,7 +94,7 @@ __attribute__((constructor)) static void count_register(void)
     kn_process_on_begin = count_before;
 }
 
-static _Noreturn void child(kn_local_head *head, size_t bytes, int rank, pid_t parent,
+static _Noreturn void child(kn_local_head *head, size_t bytes, int rank, int ranks, pid_t parent,
                             kn_rank_fn fn, void *arg)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -102,6 +102,8 @@ static _Noreturn void child(kn_local_head *head, size_t bytes, int rank, pid_t p
         _exit(1);
     threads_before = 1;
     kn_clear_error();
+    if (!getenv("LOCAL_WORLD_SIZE")) /* else the caller has places for its ranks */
+        kn_comm_device_place(rank, ranks, true);
     int failed = run_rank(head, bytes, rank, fn, arg);
     fflush(NULL);
     _exit(failed);
@@ -135,7 +137,7 @@ int kn_spawn(int n, kn_rank_fn fn, void *arg)
     for (; started < n; started++) {
         pid[started] = fork();
         if (pid[started] == 0)
-            child(head, bytes, started, self, fn, arg);
+            child(head, bytes, started, n, self, fn, arg);
         if (pid[started] < 0) {
             kn_fail("kn_spawn: cannot start rank %d of %d: %s", started, n, strerror(errno));
             kn_local_poison(head, started, "could not be started");

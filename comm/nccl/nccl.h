@@ -112,13 +112,18 @@ bool kn_nccl_failed(const kn_nccl_comm *n, const char *what, const char *label, 
 /* nccl_make.c: the NCCL communicator of c, which has none; collective among the hosts. NULL with an
  * error. */
 kn_nccl_comm *kn_nccl_make(kn_comm *c);
-/* n->calls is held. After NCCL_IN_PROGRESS waits until the call is done; false with an error if it
- * failed, a rank failed meanwhile, or the others don't come in time. */
+/* n->calls is held; a call of NCCL has returned error. Waits until its work is done, whatever it
+ * returned; false with an error if it failed, a rank failed meanwhile, or the others don't come in
+ * time. */
 bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label);
 /* false with an error, the first cause, if a rank has failed. */
 bool kn_nccl_healthy(kn_comm *c);
-/* *value becomes its sum over the ranks, by way of the hosts. */
-bool kn_nccl_host_sum(kn_comm *c, int64_t *value, const char *label);
+/* The values become their sums over the ranks, by way of the hosts. */
+bool kn_nccl_host_sum(kn_comm *c, int64_t *values, int count, const char *label);
+
+/* nccl_place.c: *shared: ranks of c share a GPU, as NCCL tells GPUs apart; then NCCL's settings let
+ * them, and a line says so. Collective among the hosts. */
+bool kn_nccl_place(kn_comm *c, bool *shared);
 
 /* nccl_memory.c: registers all memory of n's world with n, or unregisters it. n->calls is held. */
 bool kn_nccl_enroll_all(kn_nccl_comm *n);

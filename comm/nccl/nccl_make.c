@@ -32,11 +32,11 @@ static bool host_call(kn_comm *c, kn_comm_call call)
     return true;
 }
 
-/* *value becomes its sum over the ranks. */
-bool kn_nccl_host_sum(kn_comm *c, int64_t *value, const char *label)
+bool kn_nccl_host_sum(kn_comm *c, int64_t *values, int count, const char *label)
 {
     kn_comm_piece piece;
-    return host_call(c, kn_comm_call_in_place(KN_CALL_SUM_I64, 0, value, 1, KN_I64, label, &piece));
+    return host_call(
+        c, kn_comm_call_in_place(KN_CALL_SUM_I64, 0, values, count, KN_I64, label, &piece));
 }
 
 /* Rank 0's id becomes everyone's. */
@@ -49,52 +49,6 @@ static bool share_id(kn_comm *c, nccl_id *id)
                        kn_nccl()->error_string(error));
     return host_call(c, kn_comm_call_in_place(KN_CALL_BROADCAST, 0, id, sizeof *id, KN_U8,
                                               "NCCL's unique id", &piece));
-}
-
-/* ---- several ranks on one GPU ---------------------------------------------------------------- */
-
-static int local_ranks(const kn_comm *c)
-{
-    static const char *const names[] = { "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
-                                         "LOCAL_WORLD_SIZE" };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (getenv(names[i]) && atoi(getenv(names[i])) > 0)
-            return atoi(getenv(names[i]));
-    return strcmp(c->ops->backend, "local") == 0 ? kn_context_get()->world : 1;
-}
-
-/* NCCL refuses two ranks on one GPU of one host. Where a host has more ranks than GPUs, each rank
- * says that it is a host of its own, so that they talk through sockets: slow, and right, for tests.
- * All ranks do the same: what they would talk through otherwise must be the same on both ends. */
-static bool share_gpus(kn_comm *c, bool *shared)
-{
-    static const char *const setting[][2] = {
-        { "NCCL_NET", "Socket" },       { "NCCL_IB_DISABLE", "1" }, { "NCCL_MNNVL_ENABLE", "0" },
-        { "NCCL_NVLS_ENABLE", "0" },    { "NCCL_GIN_ENABLE", "0" }, { "NCCL_RAS_ENABLE", "0" },
-        { "NCCL_MAX_CTAS", "2" },       { "NCCL_ALGO", "Ring" },    { "NCCL_PROTO", "Simple" },
-        { "NCCL_SOCKET_IFNAME", "lo" }, /* the last: on one host only */
-    };
-    int gpus = 0, ranks = local_ranks(c);
-    size_t settings = sizeof setting / sizeof *setting;
-    char id[32];
-    /* gathers and reductions have communicators of their own, issued in the same order on every
-     * rank */
-    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-    if (!kn_cuda_check(cudaGetDeviceCount(&gpus), "nccl"))
-        return false;
-    int64_t any[2] = { ranks > gpus || (ranks > 1 && getenv("KNAP_CUDA_DEVICE")),
-                       ranks < kn_context_get()->world };
-    if (!kn_nccl_host_sum(c, &any[0], "ranks that share a GPU") ||
-        !kn_nccl_host_sum(c, &any[1], "ranks with others on another host"))
-        return false;
-    *shared = any[0] > 0;
-    if (!*shared)
-        return true;
-    snprintf(id, sizeof id, "knap%d", kn_context_get()->rank);
-    setenv("NCCL_HOSTID", id, 0);
-    for (size_t i = 0; i < settings - (any[1] > 0); i++)
-        setenv(setting[i][0], setting[i][1], 0);
-    return true;
 }
 
 /* ---- waiting for NCCL ------------------------------------------------------------------------ */
@@ -123,38 +77,44 @@ static bool nap(kn_nccl_comm *n, int64_t ns)
 #define SPIN_S 200e-6
 enum { NAP_NS = 20000, LONG_NAP_NS = 200000 };
 
+/* NCCL's state of n, once a call has returned error: an error stands. A call that returned success
+ * may still be in the making (ncclCommSplit of every version returns success while a thread makes
+ * the child; ncclSend up to 2.23), so it is asked, too. */
+static int state_after(kn_nccl_comm *n, int error)
+{
+    int state = error, asked = NCCL_SUCCESS;
+    if (error == NCCL_SUCCESS || error == NCCL_IN_PROGRESS)
+        asked = kn_nccl()->async_error(n->handle, &state);
+    return asked == NCCL_SUCCESS ? state : asked;
+}
+
 bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label)
 {
-    const nccl_functions *f = kn_nccl();
-    double begin = kn_now(), limit = kn_comm_timeout(n->comm), failed = 0;
-    double looked = begin;
+    double begin = kn_now(), limit = kn_comm_timeout(n->comm), failed = 0, looked;
     int64_t ns = NAP_NS;
-    while (error != NCCL_SUCCESS) {
+    for (;;) {
+        error = state_after(n, error);
+        looked = kn_now();
+        if (error == NCCL_SUCCESS)
+            return true;
         bool pending = error == NCCL_IN_PROGRESS;
-        double now = kn_now();
         if (!pending && failed == 0)
-            failed = now;
-        if (!pending && now - failed > GRACE_S)
+            failed = looked;
+        if (!pending && looked - failed > GRACE_S)
             return kn_nccl_failed(n, what, label, error);
-        if (now - begin > limit)
+        if (looked - begin > limit)
             return kn_fail(
                 "%s %s: rank %d waited %g s for the others: a rank is stopped, stuck or late "
                 "(to wait longer: kn_comm_set_timeout, KNAP_TIMEOUT)",
                 what, label ? label : "-", n->comm->rank, limit);
-        if (!pending || looked - begin > SPIN_S) {
-            if (!nap(n, pending ? ns : LONG_NAP_NS))
-                return false;
-            ns = ns * 2 < LONG_NAP_NS ? ns * 2 : LONG_NAP_NS;
-        } else {
+        if (pending && looked - begin <= SPIN_S) {
             sched_yield();
-        }
-        if (!pending)
             continue;
-        looked = kn_now();
-        int asked = f->async_error(n->handle, &error);
-        error = asked == NCCL_SUCCESS ? error : asked;
+        }
+        if (!nap(n, pending ? ns : LONG_NAP_NS))
+            return false;
+        ns = ns * 2 < LONG_NAP_NS ? ns * 2 : LONG_NAP_NS;
     }
-    return true;
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -193,7 +153,7 @@ kn_nccl_comm *kn_nccl_make(kn_comm *c)
     nccl_id id = { { 0 } };
     nccl_config config = { sizeof config, NCCL_MAGIC, NCCL_CONFIG_VERSION, 0 };
     bool shared = false;
-    if (!kn_cuda_open() || !share_gpus(c, &shared) || !kn_nccl() || !share_id(c, &id))
+    if (!kn_cuda_open() || !kn_nccl_place(c, &shared) || !kn_nccl() || !share_id(c, &id))
         return NULL;
     kn_nccl_comm *n = begin(c);
     if (!n)

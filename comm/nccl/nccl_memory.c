@@ -181,11 +181,15 @@ static void trim(void)
         kn_gpu_pool_trim(m->pool);
 }
 
+/* Before, ncclMemAlloc rounds each segment up to the multicast granularity: 512 MiB on an H100. */
+#define WITHOUT_ROUNDING 22600
+
 /* Can this rank do it? Tries, with the smallest segment. */
 static bool can(kn_nccl_comm *n)
 {
     const nccl_functions *f = kn_nccl();
-    bool wanted = true;
+    int version = 0;
+    bool wanted = f->version(&version) == NCCL_SUCCESS && version >= WITHOUT_ROUNDING;
     void *p = NULL, *handle = NULL;
     const size_t bytes = (size_t)2 << 20;
     if (!kn_env_switch("KNAP_REGISTER", &wanted) || !wanted || n->shared || !f->mem_alloc ||
@@ -195,11 +199,7 @@ static bool can(kn_nccl_comm *n)
     cudaGetLastError();
     if (!ok)
         return false;
-    int error = f->enroll(n->handle, p, bytes, &handle);
-    for (int looks = 0; error == NCCL_IN_PROGRESS && looks < 1000000; looks++)
-        if (f->async_error(n->handle, &error) != NCCL_SUCCESS)
-            error = NCCL_IN_PROGRESS + 1;
-    ok = error == NCCL_SUCCESS;
+    ok = f->enroll(n->handle, p, bytes, &handle) == NCCL_SUCCESS; /* never in progress */
     if (ok && handle)
         f->dismiss(n->handle, handle);
     f->mem_free(p);
@@ -215,7 +215,7 @@ static kn_nccl_memory *begin(kn_nccl_comm *n)
     pthread_mutex_lock(&n->calls);
     int64_t able = !atomic_load(&n->aborted) && can(n);
     pthread_mutex_unlock(&n->calls);
-    if (!kn_nccl_host_sum(c, &able, "ranks that can register memory"))
+    if (!kn_nccl_host_sum(c, &able, 1, "ranks that can register memory"))
         goto fail;
     m->world = c->world;
     m->memory = (kn_memory){

@@ -278,6 +278,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device)
+{
+    snprintf(text, (size_t)length, "0000:%02x:00.0", fake.hidden + device + 0x10);
+    return device < fake.devices ? cudaSuccess : cudaErrorInvalidDevice;
+}
+
 cudaError_t cudaDriverGetVersion(int *v)
 {
     *v = 13000;

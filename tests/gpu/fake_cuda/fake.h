@@ -25,6 +25,7 @@ typedef struct cuda_fake {
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */
     int late;     /* an event is done only after this many later records, or after a wait */
     int device;   /* the chosen one */
+    int hidden;   /* as many GPUs of the host come before the first that this process sees */
     const char *name;
 } cuda_fake;
 

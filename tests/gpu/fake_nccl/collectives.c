@@ -51,7 +51,7 @@ static void work(void *arg)
 {
     job *j = arg;
     bool done = false;
-    for (int looks = 0; !done && !atomic_load(&j->c->aborted); looks++) {
+    for (int looks = 0; !done && !atomic_load(&j->c->gone); looks++) {
         done = true;
         for (int i = 0; i < j->parts; i++) {
             if (j->part[i].at < j->part[i].bytes && first(j, &j->part[i]))
@@ -86,24 +86,47 @@ static job *begin(comm *c, const void *src, const void *dst)
     return j;
 }
 
-static _Thread_local job *grouped,
-    *letters; /* the calls of a group; the one that sends and receives */
+/* The calls of a group; the one that sends and receives. */
+static _Thread_local job *grouped, *letters;
 static _Thread_local int depth;
+
+/* At the end of a queue. */
+static void append(job **at, job *j)
+{
+    while (*at)
+        at = &(*at)->next;
+    *at = j;
+}
+
+void fake_nccl_launch_queue(comm *c)
+{
+    while (c->queue) {
+        job *j = c->queue;
+        c->queue = j->next;
+        fake_nccl_state.launch(j->stream, work, j);
+    }
+}
+
+/* Between ranks that have exchanged nothing before. */
+static bool connects(const job *j)
+{
+    bool first_time = false;
+    for (int i = 0; i < j->parts; i++) {
+        first_time = first_time || !j->c->connected[j->part[i].peer];
+        j->c->connected[j->part[i].peer] = true;
+    }
+    return first_time;
+}
 
 static int launch(job *j, void *stream)
 {
-    comm *c = j->c;
     j->stream = stream;
-    if (depth > 0) {
-        job **at = &grouped;
-        while (*at)
-            at = &(*at)->next;
-        *at = j;
-        return must(grouped->c == c, "a group over several communicators") ? SUCCESS
-                                                                           : INVALID_USAGE;
+    if (depth == 0) {
+        append(&j->c->queue, j);
+        return fake_nccl_answer(COLLECTIVE, j->c, false);
     }
-    fake_nccl_state.launch(stream, work, j);
-    return fake_nccl_later(c);
+    append(&grouped, j);
+    return must(grouped->c == j->c, "a group over several communicators") ? SUCCESS : INVALID_USAGE;
 }
 
 /* The parts in room, in rank order. */
@@ -201,40 +224,44 @@ API int ncclGroupStart(void)
     return SUCCESS;
 }
 
-static int in_group(bool send, const void *p, size_t n, int type, int peer, comm *c, void *stream)
+static int end_group(function f)
 {
-    if (depth == 0 || !fake_nccl_may(c))
-        return INVALID_USAGE;
-    if (!letters) {
-        letters = begin(c, NULL, NULL);
-        launch(letters, stream);
-    }
-    if (letters->c != c || !must(letters->parts < 64 * MOST, "more letters than the fake can hold"))
-        return INVALID_USAGE;
-    add(letters, send, p, n * size_of(type), peer);
-    return SUCCESS;
-}
-
-API int ncclSend(const void *p, size_t n, int type, int peer, comm *c, void *stream)
-{
-    return in_group(true, p, n, type, peer, c, stream);
-}
-
-API int ncclRecv(void *p, size_t n, int type, int peer, comm *c, void *stream)
-{
-    return in_group(false, p, n, type, peer, c, stream);
+    job *j = grouped;
+    bool first_time = letters && connects(letters);
+    grouped = letters = NULL;
+    if (!j)
+        return SUCCESS;
+    append(&j->c->queue, j);
+    return fake_nccl_answer(f, j->c, first_time);
 }
 
 API int ncclGroupEnd(void)
 {
-    int result = SUCCESS;
-    if (--depth > 0)
-        return SUCCESS;
-    letters = NULL;
-    while (grouped) {
-        job *j = grouped;
-        grouped = j->next;
-        result = launch(j, j->stream);
+    return --depth > 0 ? SUCCESS : end_group(GROUP);
+}
+
+/* Outside a group each is one of its own. */
+static int letter(bool send, const void *p, size_t n, int type, int peer, comm *c, void *stream)
+{
+    if (!fake_nccl_may(c))
+        return INVALID_USAGE;
+    depth++;
+    if (!letters) {
+        letters = begin(c, NULL, NULL);
+        launch(letters, stream);
     }
-    return result;
+    must(letters->c == c, "letters of several communicators in a group");
+    must(letters->parts < 64 * MOST, "more letters than the fake can hold");
+    add(letters, send, p, n * size_of(type), peer);
+    return --depth > 0 ? SUCCESS : end_group(LETTER);
+}
+
+API int ncclSend(const void *p, size_t n, int type, int peer, comm *c, void *stream)
+{
+    return letter(true, p, n, type, peer, c, stream);
+}
+
+API int ncclRecv(void *p, size_t n, int type, int peer, comm *c, void *stream)
+{
+    return letter(false, p, n, type, peer, c, stream);
 }

@@ -1,12 +1,12 @@
 /* tests/gpu/fake_nccl/fake.c: communicators, calls that don't block, registered memory: see fake.h.
- * Built with -DOLD it lacks the functions of NCCL 2.18 and 2.19. */
+ * Of the functions of NCCL 2.18 and 2.19 it has those of VERSION. */
 #include "tests/gpu/fake_nccl/inside.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>
 
-API fake_nccl fake_nccl_state = { .polls = 2 };
+API fake_nccl fake_nccl_state = { .version = VERSION, .polls = 2 };
 
 /* ---- joining --------------------------------------------------------------------------------- */
 
@@ -27,14 +27,26 @@ static shared *map(const char *name)
     return m == MAP_FAILED ? NULL : m;
 }
 
-static comm *join(const char *name, int rank, int size)
+/* As NCCL tells GPUs apart: the host, by its name and boot or by NCCL_HOSTID, and the bus id. */
+static void place(char text[64])
+{
+    const char *host = getenv("NCCL_HOSTID");
+    char bus[32] = "";
+    fake_nccl_state.gpu(bus, sizeof bus);
+    snprintf(text, 64, "%.30s %s", host ? host : "here", bus);
+}
+
+static comm *join(const char *name, int rank, int size, bool blocking)
 {
     comm *c = calloc(1, sizeof *c);
     c->s = map(name);
     c->rank = rank;
     c->size = size;
+    c->blocking = blocking;
+    c->maker = pthread_self();
     c->joining = true;
     snprintf(c->name, sizeof c->name, "%s", name);
+    place(c->s->gpu[rank]);
     atomic_store(&c->s->here[rank], 1);
     return c;
 }
@@ -52,92 +64,131 @@ static bool all_here(comm *c)
     return true;
 }
 
+/* "Duplicate GPU detected": initTransportsRank, line 795 at 2.18.5, 946 at 2.29.2. */
+static bool apart(const comm *c)
+{
+    for (int r = 0; r < c->size; r++)
+        if (r != c->rank && strcmp(c->s->gpu[r], c->s->gpu[c->rank]) == 0)
+            return false;
+    return true;
+}
+
 /* ---- calls that don't block ------------------------------------------------------------------ */
 
 bool fake_nccl_may(comm *c)
 {
-    return must(c && !atomic_load(&c->aborted), "a call on a communicator that is gone") &&
-           must(c->pending <= 0 && !c->joining && !c->child, "a call while another is in progress");
+    return must(c && !atomic_load(&c->gone), "a call on a communicator that is gone") &&
+           must(c->state != IN_PROGRESS, "a call while another is in progress") &&
+           must(pthread_equal(c->maker, pthread_self()), "calls from two threads");
 }
 
-static double seconds(void)
+double fake_nccl_seconds(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-int fake_nccl_later(comm *c)
+/* True if all members have given their color, which fixes the child; its name is in it from then
+ * on. */
+static bool named_child(const comm *c, char name[160], int *rank, int *size)
 {
-    c->pending = fake_nccl_state.polls;
-    c->begun = fake_nccl_state.busy_us > 0 ? seconds() : 0;
-    if (c->begun > 0 && c->pending == 0)
-        c->pending = 1;
-    return c->pending ? IN_PROGRESS : SUCCESS;
-}
-
-/* True if all members have given their color, which fixes the child. */
-static bool finish_split(comm *c)
-{
-    int rank = 0, size = 0, at = c->child_at;
-    char name[160];
+    int at = c->child_at, color = c->s->split[at][c->rank].color;
+    int key = c->s->split[at][c->rank].key;
     for (int r = 0; r < c->size; r++)
         if (!atomic_load(&c->s->split[at][r].set))
             return false;
-    int color = c->s->split[at][c->rank].color, key = c->s->split[at][c->rank].key;
-    for (int r = 0; r < c->size; r++) {
+    for (int r = *rank = *size = 0; r < c->size; r++) {
         if (c->s->split[at][r].color != color)
             continue;
         int other = c->s->split[at][r].key;
-        rank += other < key || (other == key && r < c->rank);
-        size++;
+        *rank += other < key || (other == key && r < c->rank);
+        ++*size;
     }
-    snprintf(name, sizeof name, "%.100s-%d-%d", c->name, at, color);
-    *c->child = color < 0 ? NULL : join(name, rank, size);
+    snprintf(name, 160, "%.100s-%d-%d", c->name, at, color);
+    return true;
+}
+
+/* The child is whole when its handle is given. */
+static bool split_work(comm *c)
+{
+    int rank, size;
+    char name[160];
+    if (!c->made) {
+        if (!named_child(c, name, &rank, &size))
+            return false;
+        if (c->s->split[c->child_at][c->rank].color < 0) {
+            c->child = NULL;
+            return true;
+        }
+        c->made = join(name, rank, size, c->blocking);
+    }
+    if (!all_here(c->made))
+        return false;
+    c->made->joining = false;
+    if (!apart(c->made))
+        c->state = INVALID_USAGE;
+    else
+        *c->child = c->made;
     c->child = NULL;
+    c->made = NULL;
+    return true;
+}
+
+bool fake_nccl_work(comm *c)
+{
+    if (fake_nccl_seconds() < c->ready)
+        return false;
+    if (c->polls > 0) {
+        c->polls--;
+        return false;
+    }
+    if ((c->joining && !all_here(c)) || (c->child && !split_work(c)))
+        return false;
+    if (c->joining && !apart(c))
+        c->state = INVALID_USAGE;
+    c->joining = false;
+    fake_nccl_launch_queue(c);
+    if (c->state == IN_PROGRESS)
+        c->state = SUCCESS;
     return true;
 }
 
 API int ncclCommGetAsyncError(comm *c, int *error)
 {
-    must(!atomic_load(&c->aborted), "a question to a communicator that is gone");
-    *error = IN_PROGRESS;
-    if (c->begun > 0 && seconds() < c->begun + 1e-6 * fake_nccl_state.busy_us)
-        return SUCCESS;
-    if (c->begun > 0)
-        c->begun = c->pending = 0;
-    if (c->pending > 0)
-        c->pending--;
-    else if (c->joining && all_here(c))
-        c->joining = false, *error = SUCCESS;
-    else if (c->child && finish_split(c))
-        *error = SUCCESS;
-    else if (!c->joining && !c->child)
-        *error = fake_nccl_state.async_error;
+    must(!atomic_load(&c->gone), "a question to a communicator that is gone");
+    if (c->state == IN_PROGRESS)
+        fake_nccl_work(c);
+    *error = c->state == SUCCESS ? fake_nccl_state.async_error : c->state;
     return SUCCESS;
 }
 
 API int ncclGetVersion(int *v)
 {
-    *v = 22809;
+    *v = fake_nccl_state.version;
     return SUCCESS;
 }
 
 API int ncclGetUniqueId(nccl_id *id)
 {
-    snprintf(id->bytes, sizeof id->bytes, "knap-fake-%d-%.9f-%d", (int)getpid(), seconds(),
-             fake_nccl_state.ids++);
+    snprintf(id->bytes, sizeof id->bytes, "knap-fake-%d-%.9f-%d", (int)getpid(),
+             fake_nccl_seconds(), fake_nccl_state.ids++);
     return SUCCESS;
+}
+
+static bool blocks(const void *config)
+{
+    return *(const int *)(const void *)((const char *)config + sizeof(size_t) +
+                                        2 * sizeof(unsigned)) != 0;
 }
 
 API int ncclCommInitRankConfig(comm **c, int ranks, nccl_id id, int rank, void *config)
 {
-    int blocking = *(int *)(void *)((char *)config + sizeof(size_t) + 2 * sizeof(unsigned));
-    if (ranks > MOST || blocking != 0)
+    if (!must(ranks <= MOST, "more ranks than the fake has room for"))
         return INVALID_USAGE;
-    *c = join(id.bytes, rank, ranks);
+    *c = join(id.bytes, rank, ranks, blocks(config));
     fake_nccl_state.inits++;
-    return IN_PROGRESS;
+    return fake_nccl_answer(INIT, *c, true);
 }
 
 API int ncclCommFinalize(comm *c)
@@ -146,19 +197,24 @@ API int ncclCommFinalize(comm *c)
         return INVALID_USAGE;
     fake_nccl_state.finalizes++;
     must(c->held == 0, "memory is still registered with a communicator that ends");
-    return fake_nccl_later(c);
+    return fake_nccl_answer(FINALIZE, c, false);
 }
 
 API int ncclCommDestroy(comm *c)
 {
-    must(!atomic_load(&c->aborted), "destroyed after an abort");
+    must(!atomic_load(&c->gone), "destroyed after an abort");
+    must(c->state != IN_PROGRESS, "destroyed while a call is in progress");
     fake_nccl_state.destroys++;
-    return SUCCESS;
+    int result = fake_nccl_answer(DESTROY, c, false);
+    atomic_store(&c->gone, true);
+    return result;
 }
 
+/* By a thread since 2.22, as ncclCommDestroy (line 1979 at 2.18.5, 2675 at 2.29.2); to
+ * its caller both are the same: kernels end, and the communicator is gone. */
 API int ncclCommAbort(comm *c)
 {
-    must(!atomic_exchange(&c->aborted, true), "aborted twice");
+    must(!atomic_exchange(&c->gone, true), "aborted twice");
     __atomic_fetch_add(&fake_nccl_state.aborts, 1, __ATOMIC_SEQ_CST);
     if (fake_nccl_state.slow_abort_ms)
         usleep((unsigned)fake_nccl_state.slow_abort_ms * 1000);
@@ -178,7 +234,7 @@ API const char *ncclGetLastError(comm *c)
     return "";
 }
 
-#ifndef OLD
+#if VERSION >= 21800
 /* Of this thread, in one of the frames just above. */
 static bool on_stack(const void *p)
 {
@@ -190,20 +246,24 @@ static bool on_stack(const void *p)
 API int ncclCommSplit(comm *c, int color, int key, comm **made, void *config)
 {
     (void)config;
-    if (!fake_nccl_may(c) || c->splits >= SPLITS)
+    if (!fake_nccl_may(c) || !must(c->splits < SPLITS, "more splits than the fake has room for"))
         return INVALID_USAGE;
     fake_nccl_state.splits++;
     must(!on_stack(made), "a split whose handle lies on the stack, and may come after its caller");
+    *made = NULL;
     c->child_at = c->splits++;
     c->child = made;
     c->s->split[c->child_at][c->rank].color = color;
     c->s->split[c->child_at][c->rank].key = key;
     atomic_store(&c->s->split[c->child_at][c->rank].set, 1);
-    return fake_nccl_later(c), IN_PROGRESS;
+    return fake_nccl_answer(SPLIT, c, true);
 }
+
+#endif
 
 /* ---- registered memory ----------------------------------------------------------------------- */
 
+#if VERSION >= 21900
 static struct {
     char *p;
     size_t bytes;
@@ -232,7 +292,7 @@ API int ncclMemFree(void *p)
     for (int i = 0; i < 64; i++)
         if (segment[i].p == p) {
             for (int k = 0; k < 16; k++) /* still registered with a communicator */
-                must(!segment[i].held[k] || atomic_load(&segment[i].held[k]->aborted),
+                must(!segment[i].held[k] || atomic_load(&segment[i].held[k]->gone),
                      "memory was freed while registered");
             fake_nccl_state.memory -= segment[i].bytes;
             segment[i].p = NULL;
@@ -254,7 +314,7 @@ API int ncclCommRegister(comm *c, void *p, size_t bytes, void **handle)
                 *handle = &segment[i].held[k];
                 fake_nccl_state.enrolled++;
                 c->held++;
-                return fake_nccl_later(c);
+                return fake_nccl_answer(REGISTER, c, false);
             }
     }
     return INVALID_USAGE;
@@ -267,7 +327,7 @@ API int ncclCommDeregister(comm *c, void *handle)
     *held = NULL;
     c->held--;
     fake_nccl_state.dismissed++;
-    return SUCCESS;
+    return fake_nccl_answer(DEREGISTER, c, false);
 }
 
 bool fake_nccl_in_held(const comm *c, const void *p)
