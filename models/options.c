@@ -1,7 +1,8 @@
 /* models/options.c: the parser that a table of options generates. Each value has one text form,
- * kept beside the field: the help, the banner and the checkpoint print it, the parser reads it. */
-#include "models/options.h"
+ * kept beside the field with its origin: options_text.c prints it, the parser reads it. */
+#include "models/options_internal.h"
 #include "kernels/error_internal.h"
+#include "kernels/memory.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -9,25 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The state of one row of the table besides its field. */
-typedef struct value {
-    char *text; /* the value in force, NULL: none; STRING and PATH fields point here */
-    bool given;
-} value;
-
-struct kn_options {
-    const kn_option *table;
-    char *fields;
-    value *values; /* [count], parallel to the table */
-    int count;
-    bool help;
-};
-
 /* ---- finding names ------------------------------------------------------------------------- */
 
-#define WORD_MAX 48 /* characters of a suggestion */
-
-static int find(const kn_options *o, const char *name, size_t length)
+int kn_options_find(const kn_options *o, const char *name, size_t length)
 {
     for (int i = 0; i < o->count; i++)
         if (o->table[i].kind != KN_OPTION_HEADING && strlen(o->table[i].name) == length &&
@@ -157,6 +142,17 @@ static bool store(kn_options *o, int i, const char *text)
     return true;
 }
 
+/* The text of row i's default; NULL: none. */
+static const char *default_of(const kn_option *p, char first[WORD_MAX + 1])
+{
+    if (p->value || (p->kind != KN_OPTION_FLAG && p->kind != KN_OPTION_CHOICE))
+        return p->value;
+    snprintf(first, WORD_MAX + 1, "%.*s",
+             p->kind == KN_OPTION_FLAG ? 5 : (int)strcspn(p->choices, "|"),
+             p->kind == KN_OPTION_FLAG ? "false" : p->choices);
+    return first;
+}
+
 /* A row without a default text starts at 0, false, the first choice, NULL; its range may exclude
  * that 0 ("not given"). */
 static bool store_default(kn_options *o, int i)
@@ -171,29 +167,20 @@ static bool store_default(kn_options *o, int i)
             return kn_fail("option table: --%s is in it twice", p->name);
     if (p->kind == KN_OPTION_CHOICE && (!p->choices || !*p->choices))
         return kn_fail("option table: --%s has no choices", p->name);
-    if (p->value)
-        return store(o, i, p->value);
+    const char *text = default_of(p, first);
+    if (text)
+        return store(o, i, text);
     kn_host_free(o->values[i].text);
     o->values[i].text = NULL;
-    switch (p->kind) {
-    case KN_OPTION_INT:
+    if (p->kind == KN_OPTION_INT)
         *(int64_t *)field = 0;
-        return true;
-    case KN_OPTION_FLOAT:
+    else if (p->kind == KN_OPTION_FLOAT)
         *(double *)field = 0;
-        return true;
-    case KN_OPTION_FLAG:
-        return store(o, i, "false");
-    case KN_OPTION_CHOICE:
-        snprintf(first, sizeof first, "%.*s", (int)strcspn(p->choices, "|"), p->choices);
-        return store(o, i, first);
-    case KN_OPTION_STRING:
-    case KN_OPTION_PATH:
+    else if (p->kind == KN_OPTION_STRING || p->kind == KN_OPTION_PATH)
         *(const char **)field = NULL;
-        return true;
-    default:
+    else
         return kn_fail("option table: --%s has no kind", p->name);
-    }
+    return true;
 }
 
 /* ---- the object ---------------------------------------------------------------------------- */
@@ -227,7 +214,7 @@ void kn_options_free(kn_options *o)
     if (!o)
         return;
     for (int i = 0; o->values && i < o->count; i++)
-        kn_host_free(o->values[i].text);
+        kn_host_free(o->values[i].text), kn_host_free(o->values[i].saved);
     kn_host_free(o->values);
     kn_host_free(o);
 }
@@ -237,13 +224,13 @@ void kn_options_free(kn_options *o)
 /* Sets row i to a text of the command line; the same option with another value is an error. */
 static bool give(kn_options *o, int i, const char *text)
 {
-    value *v = &o->values[i];
-    if (v->given && v->text && strcmp(v->text, text) != 0)
+    kn_option_value *v = &o->values[i];
+    if (v->origin == KN_VALUE_GIVEN && v->text && strcmp(v->text, text) != 0)
         return kn_fail("--%s is given twice, as %s and as %s; keep one", o->table[i].name, v->text,
                        text);
     if (!store(o, i, text))
         return false;
-    v->given = true;
+    v->origin = KN_VALUE_GIVEN;
     return true;
 }
 
@@ -251,7 +238,7 @@ static bool check_clashes(const kn_options *o)
 {
     for (int i = 0; i < o->count; i++) {
         const char *other = o->table[i].clashes;
-        if (other && o->values[i].given && kn_options_given(o, other))
+        if (other && o->values[i].origin == KN_VALUE_GIVEN && kn_options_given(o, other))
             return kn_fail("--%s and --%s contradict each other; give one of them",
                            o->table[i].name, other);
     }
@@ -263,10 +250,10 @@ static int parse_one(kn_options *o, int argc, char *const *argv, int at)
 {
     const char *arg = argv[at], *name = arg + 2, *equals = strchr(arg, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
-    int i = find(o, name, length);
+    int i = kn_options_find(o, name, length);
     bool no = false;
     if (i < 0 && length > 3 && strncmp(name, "no-", 3) == 0) {
-        i = find(o, name + 3, length - 3);
+        i = kn_options_find(o, name + 3, length - 3);
         no = i >= 0 && o->table[i].kind == KN_OPTION_FLAG;
         i = no ? i : -1;
     }
@@ -297,7 +284,7 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
         if (strncmp(arg, "--", 2) != 0 || !arg[2]) {
             const char *bare = arg + (arg[0] == '-');
             size_t length = strcspn(bare, "=");
-            if (bare != arg && find(o, bare, length) >= 0)
+            if (bare != arg && kn_options_find(o, bare, length) >= 0)
                 return kn_fail("unknown option %s; did you mean -%s?", arg, arg);
             return kn_fail("unexpected argument '%s'; options begin with --, see --help", arg);
         }
@@ -322,37 +309,97 @@ bool kn_options_set(kn_options *o, const char *name, const char *text)
         !kn_given(name, "kn_options_set", "the name") ||
         !kn_given(text, "kn_options_set", "the value"))
         return false;
-    int i = find(o, name, strlen(name));
+    int i = kn_options_find(o, name, strlen(name));
     if (i < 0)
         return fail_unknown(o, name, strlen(name));
     if (!store(o, i, text))
         return false;
-    o->values[i].given = true;
+    o->values[i].origin = KN_VALUE_GIVEN;
     return true;
 }
 
-bool kn_options_restore(kn_options *o, const char *name, const char *text)
+/* Two texts of one value, as the option means them: 0.001 is 1e-3. NULL and "": none. */
+static bool same_value(const kn_option *p, const char *a, const char *b)
+{
+    char *end_a, *end_b;
+    a = a ? a : "", b = b ? b : "";
+    if (strcmp(a, b) == 0 || (p->kind != KN_OPTION_INT && p->kind != KN_OPTION_FLOAT))
+        return strcmp(a, b) == 0;
+    const double x = strtod(a, &end_a), y = strtod(b, &end_b);
+    return end_a != a && end_b != b && !*end_a && !*end_b && x == y;
+}
+
+/* Nobody chose another value than the table's. */
+static bool is_open(const kn_options *o, int i)
+{
+    char first[WORD_MAX + 1];
+    return o->values[i].origin == KN_VALUE_DERIVED ||
+           same_value(&o->table[i], o->values[i].text, default_of(&o->table[i], first));
+}
+
+bool kn_options_derive(kn_options *o, const char *name, double number)
+{
+    char text[32];
+    if (!kn_given(o, "kn_options_derive", "the options' struct") ||
+        !kn_given(name, "kn_options_derive", "the name"))
+        return false;
+    int i = kn_options_find(o, name, strlen(name));
+    if (i < 0)
+        return fail_unknown(o, name, strlen(name));
+    for (int digits = 15; digits <= 17; digits++) { /* the shortest text that means it */
+        snprintf(text, sizeof text, "%.*g", digits, number);
+        if (strtod(text, NULL) == number)
+            break;
+    }
+    if (!is_open(o, i))
+        return true;
+    if (!store(o, i, text))
+        return false;
+    o->values[i].origin = KN_VALUE_DERIVED;
+    return true;
+}
+
+/* Where row i may not be restored at all: an error. */
+static bool may_restore(const kn_options *o, int i, const char *name)
+{
+    if (i < 0)
+        return kn_fail("the checkpoint records an option --%s that this program does not have: "
+                       "another one saved it; go on with that",
+                       name);
+    const kn_option *p = &o->table[i];
+    return (p->of == KN_OF_TRAINING && (p->kind != KN_OPTION_PATH || p->only_read)) ||
+           kn_fail("the checkpoint names --%s, which belongs to a run and is never taken from a "
+                   "file; remove it from \"options\" in its state.json",
+                   name);
+}
+
+bool kn_options_restore(kn_options *o, const char *name, const char *text, kn_option_origin origin)
 {
     if (!kn_given(o, "kn_options_restore", "the options' struct") ||
         !kn_given(name, "kn_options_restore", "the name") ||
         !kn_given(text, "kn_options_restore", "the value"))
         return false;
-    int i = find(o, name, strlen(name));
-    if (i < 0)
-        return kn_fail("the checkpoint records an option --%s that this program does not have: "
-                       "another one saved it; go on with that",
-                       name);
-    kn_option_kind kind = o->table[i].kind;
-    if (o->table[i].transient || (kind == KN_OPTION_PATH && !o->table[i].only_read))
-        return kn_fail(
-            "the checkpoint names --%s, which belongs to a run and is never taken from a "
-            "file; remove it from \"options\" in its state.json",
-            name);
-    if (o->values[i].given)
+    int i = kn_options_find(o, name, strlen(name));
+    char *saved = may_restore(o, i, name) ? kn_host_strdup(text) : NULL;
+    if (!saved)
+        return false;
+    const kn_option *p = &o->table[i];
+    kn_option_value *v = &o->values[i];
+    kn_host_free(v->saved);
+    v->saved = saved;
+    if (v->origin == KN_VALUE_GIVEN)
+        return !p->fixed || same_value(p, v->text, text) ||
+               kn_fail("--%s %s: the training was begun with %s, which a resumed run can't change; "
+                       "leave --%s out",
+                       name, v->text, text, name);
+    if (origin == KN_VALUE_DERIVED)
         return true;
-    if (!*text && (kind != KN_OPTION_STRING || !o->table[i].value))
+    if (!*text && (p->kind != KN_OPTION_STRING || !p->value))
         return store_default(o, i); /* recorded without a value */
-    return store(o, i, text);
+    if (!store(o, i, text))
+        return false;
+    v->origin = is_open(o, i) ? KN_VALUE_DEFAULT : KN_VALUE_RESTORED;
+    return true;
 }
 
 bool kn_options_given(const kn_options *o, const char *name)
@@ -360,8 +407,8 @@ bool kn_options_given(const kn_options *o, const char *name)
     if (!kn_given(o, "kn_options_given", "the options' struct") ||
         !kn_given(name, "kn_options_given", "the name"))
         return false;
-    int i = find(o, name, strlen(name));
-    return i >= 0 && o->values[i].given;
+    int i = kn_options_find(o, name, strlen(name));
+    return i >= 0 && o->values[i].origin == KN_VALUE_GIVEN;
 }
 
 bool kn_options_record(kn_options *o, int i, kn_option_record *record)
@@ -377,104 +424,12 @@ bool kn_options_record(kn_options *o, int i, kn_option_record *record)
             break;
     }
     const kn_option *p = &o->table[row];
+    const kn_option_value *v = &o->values[row];
     *record = (kn_option_record){ .row = p,
                                   .name = p->name,
-                                  .value = o->values[row].text ? o->values[row].text : "",
-                                  .given = o->values[row].given,
-                                  .transient = p->transient };
+                                  .value = v->text ? v->text : "",
+                                  .origin = v->origin,
+                                  .saved = v->saved,
+                                  .changed = v->saved && !same_value(p, v->text, v->saved) };
     return true;
-}
-
-/* ---- help and banner ------------------------------------------------------------------------- */
-
-static const char *placeholder(const kn_option *p)
-{
-    switch (p->kind) {
-    case KN_OPTION_INT:
-        return " N";
-    case KN_OPTION_FLOAT:
-        return " X";
-    case KN_OPTION_STRING:
-        return " TEXT";
-    case KN_OPTION_PATH:
-        return " PATH";
-    case KN_OPTION_CHOICE:
-        return " NAME";
-    default:
-        return "";
-    }
-}
-
-/* launched: kn_init took --ranks and --threads before the table was read. */
-static void print_help(const kn_options *o, FILE *out, const char *program, const char *about,
-                       bool launched)
-{
-    fprintf(out, "usage: %s [--option value | --option=value ...]\n", program);
-    if (about)
-        fprintf(out, "\n%s\n", about);
-    fprintf(out, "\n");
-    for (int i = 0; i < o->count; i++) {
-        const kn_option *p = &o->table[i];
-        char head[WORD_MAX + 16];
-        if (p->kind == KN_OPTION_HEADING) {
-            fprintf(out, "%s%s\n", i ? "\n" : "", p->name);
-            continue;
-        }
-        snprintf(head, sizeof head, "--%s%s", p->name, placeholder(p));
-        fprintf(out, "  %-22s %s", head, p->help ? p->help : "");
-        if (p->kind == KN_OPTION_CHOICE)
-            fprintf(out, ": %s", p->choices);
-        const char *shown = p->note ? p->note : p->value;
-        if (!shown && p->kind == KN_OPTION_CHOICE)
-            fprintf(out, " (default %.*s)", (int)strcspn(p->choices, "|"), p->choices);
-        else if (shown && *shown && (p->kind != KN_OPTION_FLAG || strcmp(shown, "false") != 0))
-            fprintf(out, " (default %s)", shown);
-        fprintf(out, "\n");
-    }
-    if (launched && find(o, "ranks", 5) < 0)
-        fprintf(out, "  %-22s %s\n", "--ranks N", "processes that share the work (default 1)");
-    if (launched && find(o, "threads", 7) < 0)
-        fprintf(out, "  %-22s %s\n", "--threads N", "threads of each rank");
-    fprintf(out, "  %-22s %s\n", "--help", "print this and stop");
-}
-
-void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about)
-{
-    if (kn_given(o, "kn_options_help", "the options' struct") &&
-        kn_given(out, "kn_options_help", "the file"))
-        print_help(o, out, program, about, false);
-}
-
-kn_options *kn_options_main(const kn_option *table, void *fields, int argc, char *const *argv,
-                            const char *about)
-{
-    kn_options *o = kn_options_create(table, fields);
-    bool parsed = o && kn_options_parse(o, argc, argv) && kn_options_agree(o, NULL);
-    if (parsed && !kn_options_help_wanted(o))
-        return o;
-    if (parsed && kn_rank(kn_world()) == 0) {
-        const char *name = strrchr(argv[0], '/');
-        print_help(o, stdout, name ? name + 1 : argv[0], about, true);
-    }
-    kn_options_free(o);
-    return NULL;
-}
-
-void kn_options_banner(const kn_options *o, FILE *out)
-{
-    if (!kn_given(o, "kn_options_banner", "the options' struct") ||
-        !kn_given(out, "kn_options_banner", "the file"))
-        return;
-    for (int i = 0; i < o->count; i++) {
-        const kn_option *p = &o->table[i];
-        const value *v = &o->values[i];
-        if (p->kind == KN_OPTION_HEADING) {
-            fprintf(out, "%s\n", p->name);
-            continue;
-        }
-        bool as_note =
-            p->note && !v->given && (!v->text || !p->value || !strcmp(v->text, p->value));
-        const char *shown = as_note ? p->note : v->text && *v->text ? v->text : "-";
-        fprintf(out, "  %-20s %s%s\n", p->name, shown, v->given ? " *" : "");
-    }
 }

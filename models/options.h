@@ -1,5 +1,6 @@
 /* models/options.h: command-line options from one table. The table generates the parser, --help
- * (with defaults), the banner at the start, and the name=value pairs that a checkpoint records.
+ * (with defaults), the banner at the start, the record in a checkpoint, and the command that goes on
+ * with a run.
  *
  *   typedef struct { int64_t steps; double lr; const char *data; bool recompute; } config;
  *   static const kn_option table[] = {
@@ -35,6 +36,21 @@ typedef enum kn_option_kind {
     KN_OPTION_HEADING  /* no option: name is a heading of --help and the banner */
 } kn_option_kind;
 
+/* What an option belongs to. */
+typedef enum kn_option_scope {
+    KN_OF_TRAINING = 0, /* a checkpoint records it, and a resumed run has it without being told */
+    KN_OF_RUN,          /* where and how a run works: the command to go on repeats it */
+    KN_OF_START         /* how a run begins: neither */
+} kn_option_scope;
+
+/* Where a value comes from. */
+typedef enum kn_option_origin {
+    KN_VALUE_DEFAULT = 0, /* the table */
+    KN_VALUE_DERIVED,     /* the program worked it out, since nobody chose another value */
+    KN_VALUE_RESTORED,    /* a checkpoint: somebody chose it when the training began */
+    KN_VALUE_GIVEN        /* the command line */
+} kn_option_origin;
+
 typedef struct kn_option {
     const char *name; /* without the dashes; a NULL name ends the table */
     kn_option_kind kind;
@@ -46,9 +62,10 @@ typedef struct kn_option {
     const char *choices; /* CHOICE: "full_shard|no_shard" */
     const char *note;    /* shown by the help as the default instead of value ("one per core") */
     const char *clashes; /* the name of an option that may not be given together with this one */
-    bool transient;      /* not recorded: it belongs to this run, not to the training */
-    bool only_read;      /* PATH: the program writes nothing there, so a checkpoint may name it */
-    bool own; /* each rank may have its own value: kn_options_agree compares all others */
+    kn_option_scope of;
+    bool only_read; /* PATH: the program writes nothing there, so a checkpoint may name it */
+    bool fixed;     /* a resumed run can't have another value than the checkpoint's */
+    bool own;       /* each rank may have its own value: kn_options_agree compares all others */
 } kn_option;
 
 typedef struct kn_options kn_options;
@@ -84,10 +101,15 @@ KN_API void kn_options_banner(const kn_options *o, FILE *out);
 
 /* Sets one option as if it were given on the command line, replacing any earlier value. */
 KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
-/* Sets one option to the value that a checkpoint recorded; a value given on the command line stays.
- * Checkpoints may come from untrusted sources, so transient options and paths that aren't
- * .only_read are errors. */
-KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value);
+/* Sets a number that was left open, that is to say whose value is the table's, to the value that
+ * the program works out of others; may be repeated. Without effect on a value that was chosen. */
+KN_API bool kn_options_derive(kn_options *o, const char *name, double value);
+/* Sets one option to the value that a checkpoint recorded. One given on the command line stays (an
+ * error where the option is .fixed and the values differ), and one that was KN_VALUE_DERIVED is left
+ * open, to be derived again. Checkpoints may come from untrusted sources, so options that aren't
+ * KN_OF_TRAINING and paths that aren't .only_read are errors. */
+KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value,
+                               kn_option_origin origin);
 /* True if the option was given (command line or kn_options_set); false for unknown names. */
 KN_API bool kn_options_given(const kn_options *o, const char *name);
 
@@ -96,13 +118,18 @@ typedef struct kn_option_record {
     const char *name;
     /* As text, from which kn_options_restore recovers it exactly; "" for no text. */
     const char *value;
-    bool given;
-    bool transient;
+    kn_option_origin origin;
+    const char *saved; /* the text that a checkpoint recorded; NULL: none */
+    bool changed;      /* value and saved mean different things: 0.001 is 1e-3 */
 } kn_option_record;
 
 /* The i-th option, i = 0, 1, ... (headings are skipped); false after the last. The texts are valid
- * until the next call on o. Iterate and skip .transient to write a checkpoint. */
+ * until the next call on o. */
 KN_API bool kn_options_record(kn_options *o, int i, kn_option_record *record);
+
+/* The options of KN_OF_RUN that were given, as a shell reads them: " --layout ragged --log 'my
+ * log'". The caller frees it (kn_host_free). NULL with an error. */
+KN_API char *kn_options_command(kn_options *o);
 
 #ifdef __cplusplus
 }

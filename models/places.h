@@ -97,8 +97,10 @@
 #define kn_options_help(...)        KN_PLACE(kn_options_help(__VA_ARGS__))
 #define kn_options_banner(...)      KN_PLACE(kn_options_banner(__VA_ARGS__))
 #define kn_options_set(...)         KN_PLACE(kn_options_set(__VA_ARGS__))
+#define kn_options_derive(...)      KN_PLACE(kn_options_derive(__VA_ARGS__))
 #define kn_options_restore(...)     KN_PLACE(kn_options_restore(__VA_ARGS__))
 #define kn_options_given(...)       KN_PLACE(kn_options_given(__VA_ARGS__))
 #define kn_options_record(...)      KN_PLACE(kn_options_record(__VA_ARGS__))
+#define kn_options_command(...)     KN_PLACE(kn_options_command(__VA_ARGS__))
 
 #endif

@@ -22,6 +22,13 @@ static char *text_of(json_t *j, int indent, const char *what)
     return copy;
 }
 
+/* A value that the program worked out is told apart: a resumed run works it out again. */
+static json_t *value_of(const kn_option_record *r)
+{
+    return r->origin == KN_VALUE_DERIVED ? json_pack("{s:s}", "derived", r->value)
+                                         : json_string(r->value);
+}
+
 char *kn_options_text(kn_options *o)
 {
     kn_option_record r;
@@ -29,7 +36,7 @@ char *kn_options_text(kn_options *o)
         return NULL;
     json_t *j = json_object();
     for (int i = 0; j && kn_options_record(o, i, &r); i++)
-        if (!r.transient && json_object_set_new(j, r.name, json_string(r.value)) != 0) {
+        if (r.row->of == KN_OF_TRAINING && json_object_set_new(j, r.name, value_of(&r)) != 0) {
             json_decref(j);
             j = NULL;
         }
@@ -54,12 +61,16 @@ bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
     json_error_t error;
     json_t *value, *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
     bool ok = kn_ok();
-    json_object_foreach(record, name, value)
+    json_t *all = json_object_get(record, "options");
+    json_object_foreach(all ? all : record, name, value) /* once they were the whole record */
     {
-        if (ok && !json_is_string(value))
+        const json_t *derived = json_object_get(value, "derived");
+        const char *is = json_string_value(derived ? derived : value);
+        if (ok && !is)
             ok = kn_fail("%s: option %s in state.json has no text; the checkpoint is damaged",
                          kn_checkpoint_folder(c), name);
-        ok = ok && kn_options_restore(options, name, json_string_value(value));
+        ok = ok &&
+             kn_options_restore(options, name, is, derived ? KN_VALUE_DERIVED : KN_VALUE_RESTORED);
     }
     json_decref(record);
     return ok;

@@ -14,11 +14,11 @@ extern "C" {
 /* The name of the tokenizer among the files of a checkpoint. */
 #define KN_TOKENIZER_FILE "tokenizer.json"
 
-/* All options that aren't .transient as text for kn_checkpoint_save's .record: a JSON object. The
- * caller frees it (kn_host_free). NULL with an error. */
+/* All options of KN_OF_TRAINING as text for kn_checkpoint_save's .record, or for "options" in it: a
+ * JSON object. The caller frees it (kn_host_free). NULL with an error. */
 KN_API char *kn_options_text(kn_options *o);
-/* Sets each recorded option that wasn't given on the command line. A checkpoint records the options
- * of the training, not those of one run (output paths, ranks): these are an error. */
+/* Restores each recorded option (kn_options_restore). A checkpoint records the options of the
+ * training, not those of one run (output paths, ranks): these are an error. */
 KN_API bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options);
 
 /* The text of tokenizer.json, for kn_checkpoint_save's .files. The caller frees it (kn_host_free).

@@ -3,6 +3,7 @@
 #include "kernels/error.h"
 #include "models/programs/gpt_settings.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@ static const kn_option text_rows[] = {
     { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file",
       .only_read = true },
     { "tokenizer", KN_OPTION_CHOICE, AT(tokenizer), "char", "tokenizer for a text file",
-      .choices = "char|byte" },
+      .choices = "char|byte", .fixed = true },
     { 0 },
 };
 
@@ -62,7 +63,8 @@ static const kn_option training_rows[] = {
     { "lr", KN_OPTION_FLOAT, RUN(lr), "1e-3", "peak learning rate", .max = 1e30 },
     { "min-lr", KN_OPTION_FLOAT, RUN(min_lr), "-1", "learning rate at the end of the cosine",
       .min = -1, .max = 1e30, .note = "lr / 10" },
-    { "warmup", KN_OPTION_INT, RUN(warmup), "100", "steps until the peak", .max = 1e12 },
+    { "warmup", KN_OPTION_INT, RUN(warmup), "-1", "steps until the peak", .min = -1, .max = 1e12,
+      .note = "100, or a tenth of fewer than 1000 steps" },
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "0.1", "weight decay of matrices",
       .max = 1e3 },
     { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.99", "AdamW's second beta", .max = 0.99999999 },
@@ -198,9 +200,15 @@ bool gpt_settings_model(const gpt_settings *s, int64_t vocab, kn_language_config
     return true;
 }
 
-bool gpt_settings_check(gpt_settings *s, const kn_options *o, kn_comm *world)
+bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world)
 {
+    const double steps = (double)s->run.steps;
     s->run.optimizer_name = s->run.optimizer == 0 ? "AdamW" : "Muon";
+    if (!kn_options_derive(o, "warmup", steps < 1000 ? floor(steps / 10) : 100) ||
+        !kn_options_derive(o, "min-lr", s->run.lr / 10))
+        return false;
+    if (s->run.min_lr < 0)
+        return kn_fail("--min-lr is %g; give 0 or more, or -1 for --lr / 10", s->run.min_lr);
     return settings_check_rate(&s->run, o) && check_model(s, o) &&
            settings_check(&s->run, o, world);
 }

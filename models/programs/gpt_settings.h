@@ -21,8 +21,8 @@ const kn_family *gpt_settings_family(const gpt_settings *s);
 /* The configuration of --model and the options of its sizes. vocab: that of sizes given one by one,
  * which a preset has of its own. */
 bool gpt_settings_model(const gpt_settings *s, int64_t vocab, kn_language_config *c);
-/* settings_check, and sizes beside a preset or of another family. */
-bool gpt_settings_check(gpt_settings *s, const kn_options *o, kn_comm *world);
+/* settings_check, rates left open, and sizes beside a preset or of another family. */
+bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world);
 /* The optimizer; weight decay for matrices, none for biases and norms. The caller frees it. */
 kn_optim *gpt_settings_optim(const gpt_settings *s, void *model);
 

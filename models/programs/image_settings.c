@@ -34,7 +34,7 @@ static const kn_option image_rows[] = {
     { "skip-bad", KN_OPTION_FLAG, AT(skip_bad), NULL,
       "folders: another image takes the place of one that can't be read" },
     { "workers", KN_OPTION_INT, AT(workers), "1", "threads a rank that make images", .max = 256,
-      .transient = true, .own = true },
+      .of = KN_OF_RUN, .own = true },
     { 0 },
 };
 static const kn_option model_rows[] = {
@@ -45,7 +45,7 @@ static const kn_option model_rows[] = {
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder (train_resnet's, timm's) or .safetensors file, with a "
       "new last layer for another number of classes",
-      .clashes = "resume", .transient = true },
+      .clashes = "resume", .of = KN_OF_START },
     { "stem", KN_OPTION_CHOICE, AT(stem), "auto",
       "the first layers of resnet18 to 152; small: without strides, for images up to 64 x 64",
       .choices = "auto|large|small" },
@@ -100,7 +100,7 @@ static const kn_option export_rows[] = {
     { "export", KN_OPTION_PATH, AT(export), NULL,
       "at the end write the model (--keep-best: the best) into this folder, for torchvision and "
       "timm",
-      .transient = true },
+      .of = KN_OF_RUN },
     { 0 },
 };
 static const kn_option progress_rows[] = {
@@ -109,10 +109,10 @@ static const kn_option progress_rows[] = {
       .max = 1e6 },
     { "pictures", KN_OPTION_PATH, AT(pictures), NULL,
       "write curves, confusion matrix and the worst mistakes into this folder at the end",
-      .transient = true },
+      .of = KN_OF_RUN },
     { "grid", KN_OPTION_PATH, AT(grid), NULL,
       "write the first images of the training as a PNG, print their labels, and end",
-      .transient = true },
+      .of = KN_OF_START },
     { 0 },
 };
 
@@ -171,7 +171,7 @@ static bool check_rates(const image_settings *s, const kn_options *o)
     }
     if (kn_options_given(o, "nesterov") && s->nesterov && s->momentum == 0)
         return kn_fail("--nesterov needs a --momentum above 0; leave one of them out");
-    if (kn_options_given(o, "weight-decay") && r->weight_decay < 0 && r->weight_decay != -1)
+    if (r->weight_decay < 0)
         return kn_fail("--weight-decay is %g; give 0 or more, or -1 for the optimizer's",
                        r->weight_decay);
     if (s->schedule == ONE_CYCLE && r->steps > 1 && (r->warmup < 1 || r->warmup >= r->steps))
@@ -183,6 +183,18 @@ static bool check_rates(const image_settings *s, const kn_options *o)
                        "never reach --lr; give fewer steps of warmup",
                        (long long)r->warmup, (long long)r->steps, s->epochs);
     return true;
+}
+
+/* What was left open. */
+static bool derive_rates(const image_settings *s, kn_options *o)
+{
+    const bool sgd = s->run.optimizer == SGD, cycle = s->schedule == ONE_CYCLE;
+    return kn_options_derive(o, "lr",
+                             !sgd    ? 1e-3
+                             : cycle ? 0.25
+                                     : 0.1) &&
+           kn_options_derive(o, "weight-decay", sgd ? 5e-4 : 0.05) &&
+           kn_options_derive(o, "warmup", cycle ? (double)((s->run.steps * 3 + 9) / 10) : 0);
 }
 
 /* Options of one kind of model beside another kind. */
@@ -212,14 +224,12 @@ static bool check_images(const image_settings *s, const kn_options *o)
     return true;
 }
 
-bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world, int64_t samples)
+bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples)
 {
     settings *r = &s->run;
     const int64_t step = r->batch * r->accum * kn_comm_size(world);
     static const char *const names[] = { "SGD", "AdamW", "Muon" };
     r->optimizer_name = names[r->optimizer];
-    if (!kn_options_given(o, "lr"))
-        r->lr = r->optimizer != SGD ? 1e-3 : s->schedule == ONE_CYCLE ? 0.25 : 0.1;
     if (step > samples)
         return kn_fail("a step takes %lld images (--batch %lld, --accum %lld, %d ranks), the "
                        "training set has %lld; use a smaller --batch",
@@ -230,13 +240,8 @@ bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world
         return kn_fail("--epochs %g are %.3g steps; give fewer", s->epochs, steps);
     r->steps = steps < 1 ? 1 : (int64_t)steps;
     r->eval_every = (s->eval_epochs * samples + step - 1) / step; /* the last: at the end */
-    if (r->warmup < 0)
-        r->warmup = s->schedule == ONE_CYCLE ? (r->steps * 3 + 9) / 10 : 0;
-    if (!check_model(s, o) || !check_images(s, o) || !check_rates(s, o))
-        return false;
-    if (r->weight_decay < 0)
-        r->weight_decay = r->optimizer == SGD ? 5e-4 : 0.05;
-    return settings_check_rate(r, o) && settings_check(r, o, world);
+    return derive_rates(s, o) && check_model(s, o) && check_images(s, o) && check_rates(s, o) &&
+           settings_check_rate(r, o) && settings_check(r, o, world);
 }
 
 /* ---- weights to begin with ------------------------------------------------------------------- */

@@ -20,7 +20,7 @@ typedef struct image_settings {
 bool image_settings_begin(image_settings *s);
 /* settings_check, and what the options of images and model must hold among themselves. samples:
  * of the training set; their number and --epochs make s->run.steps. */
-bool image_settings_check(image_settings *s, const kn_options *o, kn_comm *world, int64_t samples);
+bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples);
 /* The configuration of --model for images of such a set. */
 bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c);
 /* Opens --init; the options of the model and its images become those of its weights, and those that

@@ -29,18 +29,18 @@ const kn_option settings_precision[] = {
 const kn_option settings_ranks[] = {
     { "ranks", KN_OPTION_HEADING },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that train together", .min = 1,
-      .max = 4096, .transient = true, .own = true },
+      .max = 4096, .of = KN_OF_RUN, .own = true },
     { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
-      .note = "cores / ranks", .transient = true, .own = true },
+      .note = "cores / ranks", .of = KN_OF_RUN, .own = true },
     { "timeout", KN_OPTION_FLOAT, AT(timeout), NULL, "longest wait for another rank, in seconds",
-      .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .transient = true, .own = true },
+      .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .of = KN_OF_RUN, .own = true },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "tf32", KN_OPTION_FLAG, AT(tf32), NULL,
       "cuda: f32 products in TF32, faster, 10 bits of mantissa" },
     { "deterministic", KN_OPTION_FLAG, AT(deterministic), NULL,
       "cuda: only algorithms that repeat their bits; ranks add in order" },
     { "cuda-graph", KN_OPTION_FLAG, AT(cuda_graph), NULL,
-      "cuda: record a step once, then launch it as one graph", .transient = true },
+      "cuda: record a step once, then launch it as one graph", .of = KN_OF_RUN },
     { 0 },
 };
 
@@ -48,77 +48,76 @@ const kn_option settings_sharding[] = {
     { "sharding", KN_OPTION_HEADING },
     { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "tensors that ranks divide",
       .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",
-      .transient = true },
+      .of = KN_OF_RUN },
     { "replicas", KN_OPTION_INT, AT(replicas), NULL, "groups that each hold the whole model",
-      .min = 1, .max = 4096, .note = "1, or ranks / shards", .transient = true },
+      .min = 1, .max = 4096, .note = "1, or ranks / shards", .of = KN_OF_RUN },
     { "shards", KN_OPTION_INT, AT(shards), NULL, "ranks of such a group", .min = 1, .max = 4096,
-      .note = "ranks / replicas; hybrid: a machine's", .transient = true },
+      .note = "ranks / replicas; hybrid: a machine's", .of = KN_OF_RUN },
     { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "how parameters are cut into shards",
-      .choices = "flat|per_param|ragged", .transient = true },
+      .choices = "flat|per_param|ragged", .of = KN_OF_RUN },
     { "wrap", KN_OPTION_CHOICE, AT(wrap), "block", "modules that are gathered together",
-      .choices = "block|size", .transient = true },
+      .choices = "block|size", .of = KN_OF_RUN },
     { "wrap-size", KN_OPTION_INT, AT(wrap_size), "100000000",
       "with --wrap size: elements that make a module a unit", .min = 1, .max = 1e15,
-      .transient = true },
+      .of = KN_OF_RUN },
     { "keep-whole-below", KN_OPTION_INT, AT(keep_whole_below), "0",
-      "parameters of fewer elements are not cut", .max = 1e15, .transient = true },
+      "parameters of fewer elements are not cut", .max = 1e15, .of = KN_OF_RUN },
     { "prefetch", KN_OPTION_CHOICE, AT(prefetch), "pre", "when backward gathers the next unit",
-      .choices = "pre|post|none", .transient = true },
+      .choices = "pre|post|none", .of = KN_OF_RUN },
     { "forward-prefetch", KN_OPTION_FLAG, AT(forward_prefetch), NULL,
       "forward gathers the next unit early, too", .note = "on GPUs with --prefetch pre",
-      .transient = true },
+      .of = KN_OF_RUN },
     { "max-gathers", KN_OPTION_INT, AT(max_gathers), "2", "units gathered ahead of their use",
-      .min = 1, .max = 1000000, .transient = true },
+      .min = 1, .max = 1000000, .of = KN_OF_RUN },
     { "max-reductions", KN_OPTION_INT, AT(max_reductions), "1",
-      "units whose reductions may run beside backward", .min = 1, .max = 1000000,
-      .transient = true },
+      "units whose reductions may run beside backward", .min = 1, .max = 1000000, .of = KN_OF_RUN },
     { "reshard", KN_OPTION_STRING, AT(reshard), NULL,
       "release after forward: always, never, or N: keep 1/N a rank", .note = "by the strategy",
-      .transient = true },
+      .of = KN_OF_RUN },
     { "keep-gathered", KN_OPTION_FLAG, AT(keep_gathered), NULL,
-      "parameters stay gathered over a step's micro-batches", .transient = true },
+      "parameters stay gathered over a step's micro-batches", .of = KN_OF_RUN },
     { "all-reduce-last", KN_OPTION_FLAG, AT(all_reduce_last), NULL,
-      "hybrid: replicas add once a step, not at each micro-batch", .transient = true },
+      "hybrid: replicas add once a step, not at each micro-batch", .of = KN_OF_RUN },
     { "offload", KN_OPTION_PATH, AT(offload), NULL,
       "folder for a file with parameters, gradients, optimizer's state; memory: a GPU's on the "
       "host",
-      .transient = true },
+      .of = KN_OF_RUN },
     { 0 },
 };
 
 const kn_option settings_log[] = {
     { "summary", KN_OPTION_FLAG, AT(summary), NULL,
-      "print the model's modules with parameters, operations and memory first", .transient = true,
+      "print the model's modules with parameters, operations and memory first", .of = KN_OF_START,
       .own = true },
     { "check", KN_OPTION_FLAG, AT(check), NULL,
-      "stop at the first operation that makes a NaN or an infinity; slow", .transient = true },
+      "stop at the first operation that makes a NaN or an infinity; slow", .of = KN_OF_RUN },
     { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
-      .transient = true, .own = true },
+      .of = KN_OF_RUN, .own = true },
     { 0 },
 };
 
 const kn_option settings_saving[] = {
     { "saving", KN_OPTION_HEADING },
     { "out", KN_OPTION_PATH, AT(out), NULL, "the run's folder: each save makes a checkpoint in it",
-      .transient = true },
+      .of = KN_OF_START },
     { "save-every", KN_OPTION_INT, AT(save_every), NULL,
       "steps between saves, beside those on Ctrl-C and at the end", .max = 1e12,
-      .note = "at evaluations", .transient = true },
-    { "keep", KN_OPTION_INT, AT(keep), "2", "checkpoints that stay, the newest; 0: all", .max = 1e9,
-      .transient = true },
+      .note = "at evaluations" },
+    { "keep", KN_OPTION_INT, AT(keep), "2", "checkpoints that stay, the newest; 0: all",
+      .max = 1e9 },
     { "keep-best", KN_OPTION_FLAG, AT(keep_best), NULL,
       "keep the checkpoint with the best evaluation, too, as best below --out" },
     { "async-save", KN_OPTION_FLAG, AT(async_save), NULL,
-      "save beside the training, from a copy in memory", .transient = true },
+      "save beside the training, from a copy in memory" },
     { "resume", KN_OPTION_PATH, AT(resume), NULL,
       "continue from this folder, and save there; latest: from --out; auto: the same if it holds "
       "a checkpoint, else begin",
-      .transient = true },
+      .of = KN_OF_START },
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
-      "begin anew in a folder that holds a checkpoint, and replace it", .transient = true,
+      "begin anew in a folder that holds a checkpoint, and replace it", .of = KN_OF_START,
       .own = true },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
-      .max = 1e12, .note = "never", .transient = true },
+      .max = 1e12, .note = "never", .of = KN_OF_START },
     { 0 },
 };
 
@@ -186,17 +185,15 @@ static bool read_norm(settings *s)
     return kn_fail("--clip-norm takes a number above 0, or inf, not '%s'", s->clip_order);
 }
 
-bool settings_check_rate(settings *s, const kn_options *o)
+bool settings_check_rate(const settings *s, const kn_options *o)
 {
     if (s->lr == 0)
         return kn_fail("--lr is 0; give a learning rate above 0");
-    if (s->min_lr < 0)
-        s->min_lr = s->lr / 10;
     if (s->min_lr > s->lr)
         return kn_fail(
             "--min-lr %g is above --lr %g, from which the rate falls; give a smaller one",
             s->min_lr, s->lr);
-    if (kn_options_given(o, "warmup") && s->warmup > s->steps)
+    if (s->warmup > s->steps && (kn_options_given(o, "warmup") || kn_options_given(o, "steps")))
         return kn_fail(
             "--warmup %lld is more than the --steps %lld: the rate would never reach --lr; "
             "give fewer steps of warmup",

@@ -57,7 +57,7 @@ bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *
 /* The word of a choice, as on the command line; into buf. */
 const char *settings_word(const settings *s, const char *name, int choice, char *buf, size_t size);
 /* Checks --lr, --min-lr and --warmup against each other and --steps. */
-bool settings_check_rate(settings *s, const kn_options *o);
+bool settings_check_rate(const settings *s, const kn_options *o);
 /* Checks options against each other (a mesh that the ranks don't fill) and derives mesh, after and
  * norm_of. */
 bool settings_check(settings *s, const kn_options *o, kn_comm *world);

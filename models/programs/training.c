@@ -182,6 +182,7 @@ static bool begin_saving(training *t)
 {
     const plan *p = &t->plan;
     if (!claim_empty(t) || !(t->record = kn_options_text(t->options)) ||
+        !(t->command = kn_options_command(t->options)) ||
         (p->tokenizer && !(t->tokenizer = kn_tokenizer_text(p->tokenizer))))
         return false;
     if (t->from && !kn_run_folder_set_aside(t->folder, t->from))
@@ -220,6 +221,7 @@ void training_end(training *t)
     kn_checkpoint_free(t->from);
     kn_host_free(t->losses);
     kn_host_free(t->record);
+    kn_host_free(t->command);
     kn_host_free(t->tokenizer);
 }
 

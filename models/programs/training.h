@@ -56,6 +56,7 @@ typedef struct training {
     char out[FOLDER], resume[FOLDER]; /* "": none; the folders that the options stand for */
     kn_run_folder *folder;            /* with plan.out */
     char *record, *tokenizer;         /* what every save holds of the program; NULL: nothing */
+    char *command;                    /* options that the command to go on repeats */
     /* made by training_begin, freed by training_end */
     FILE *log;
     int log_error, output_error; /* errno of the write that failed first */

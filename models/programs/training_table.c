@@ -87,26 +87,15 @@ static int64_t rows_before(const json_t *record, int64_t ranks)
                : rows;
 }
 
-/* As options mean them: 0.001 is 1e-3. */
-static bool same_value(const char *a, const char *b)
-{
-    char *end_a, *end_b;
-    const double x = strtod(a, &end_a), y = strtod(b, &end_b);
-    return strcmp(a, b) == 0 || (end_a != a && end_b != b && !*end_a && !*end_b && x == y);
-}
-
-/* The options that were given with another value than the checkpoint's: from here on the training
- * is another one. Rows of a step are told as such. */
-static void print_changed(const training *t, const json_t *record)
+/* The options of the training with another value than the checkpoint's, given or derived: from here
+ * on the training is another one. Rows of a step are told as such. */
+static void print_changed(const training *t)
 {
     kn_option_record r;
-    for (int i = 0; kn_options_record(t->options, i, &r); i++) {
-        const char *before = json_string_value(json_object_get(record, r.name));
-        if (r.given && !r.transient && before && !same_value(r.value, before) &&
-            strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
-            report_row("changed", "--%s %s; %s when it was saved", r.name, r.value,
-                       *before ? before : "none");
-    }
+    for (int i = 0; kn_options_record(t->options, i, &r); i++)
+        if (r.changed && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
+            report_row("changed", "--%s %s; %s when it was saved", r.name,
+                       *r.value ? r.value : "none", *r.saved ? r.saved : "none");
 }
 
 /* Where a step isn't as many samples as it was before, the losses are others. */
@@ -120,7 +109,7 @@ static void print_resumed(const training *t, const settings *s)
                   now = s->batch * s->accum * kn_comm_size(t->world);
     report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
                (long long)kn_checkpoint_step(t->from));
-    print_changed(t, record);
+    print_changed(t);
     if (before > 0 && before != now)
         report_row("other steps", "%lld rows a step; %lld, on %lld rank%s, when it was saved",
                    (long long)now, (long long)before, (long long)ranks, ranks == 1 ? "" : "s");
@@ -189,13 +178,14 @@ void print_stopped(const training *t, int64_t step)
     if (!first_rank(t))
         return;
     printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->plan.steps);
-    if (t->plan.out && kn_comm_started_ranks())
-        printf("saved. To go on: %s --ranks %d --resume %s\n", t->program, kn_comm_size(t->world),
-               t->plan.out);
-    else if (t->plan.out)
-        printf("saved. To go on: %s --resume %s\n", t->program, t->plan.out);
-    else
+    if (!t->plan.out) {
         printf("nothing was saved: no --out DIR was given\n");
+        return;
+    }
+    printf("saved. To go on: %s", t->program);
+    if (kn_comm_started_ranks())
+        printf(" --ranks %d", kn_comm_size(t->world));
+    printf(" --resume %s%s\n", t->plan.out, t->command ? t->command : "");
 }
 
 void print_best(const training *t)

@@ -83,7 +83,8 @@ KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
     while (ok && rest.size) {
         fuzz_input line = fuzz_part(&rest, '\n');
         fuzz_word(&line, '=', name, sizeof name);
-        ok = kn_options_restore(o, name, fuzz_word(&line, '\0', room, sizeof room));
+        ok = kn_options_restore(o, name, fuzz_word(&line, '\0', room, sizeof room),
+                                KN_VALUE_RESTORED);
     }
     kn_language_config c;
     if (ok && !kn_options_help_wanted(o))

@@ -1,6 +1,7 @@
 /* tests/models/options_test.c: the table of options: values accepted and refused, messages,
  * records. */
 #include "kernels/faults.h"
+#include "kernels/memory.h"
 #include "models/options.h"
 #include "tests/kn_test.h"
 
@@ -25,13 +26,13 @@ static const kn_option table[] = {
     { "data", KN_OPTION_PATH, offsetof(config, data), "shakespeare", "data set or file",
       .only_read = true },
     { "out", KN_OPTION_PATH, offsetof(config, out), NULL, "folder" },
-    { "log", KN_OPTION_PATH, offsetof(config, log), NULL, "log file", .transient = true,
+    { "log", KN_OPTION_PATH, offsetof(config, log), NULL, "log file", .of = KN_OF_RUN,
       .clashes = "note" },
     { "note", KN_OPTION_STRING, offsetof(config, note), NULL, "a remark" },
     { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), NULL, "save memory" },
     { "prefetch", KN_OPTION_FLAG, offsetof(config, prefetch), "true", "gather ahead" },
     { "strategy", KN_OPTION_CHOICE, offsetof(config, strategy), NULL, "sharding",
-      .choices = "full_shard|no_shard" },
+      .choices = "full_shard|no_shard", .fixed = true },
     { 0 },
 };
 
@@ -188,28 +189,113 @@ KN_TEST(options, record_and_restore)
     KN_CHECK(parse(from, "--steps=77", "--lr", "0.1234567890123", "--note=x y", "--no-prefetch",
                    "--strategy=no_shard", NULL));
     KN_CHECK(parse(to, "--steps", "88", NULL));
-    int i = 0, transient = 0;
+    int i = 0, of_run = 0;
     for (; kn_options_record(from, i, &r); i++) {
-        transient += r.transient;
+        of_run += r.row->of == KN_OF_RUN;
         if (strcmp(r.name, "out") == 0)
             continue;
-        KN_CHECK(r.transient || kn_options_restore(to, r.name, r.value), "%s", kn_error());
+        KN_CHECK(r.row->of == KN_OF_RUN || kn_options_restore(to, r.name, r.value, r.origin), "%s",
+                 kn_error());
     }
-    KN_CHECK(i == 11 && transient == 1);
+    KN_CHECK(i == 11 && of_run == 1);
     KN_CHECK(b.steps == 88 && b.lr == a.lr && strcmp(b.note, "x y") == 0 && !b.prefetch);
     KN_CHECK(b.strategy == 1 && b.log == NULL && b.data != a.data);
     KN_CHECK(!kn_options_given(to, "lr"));
     /* output paths are the user's choice */
-    KN_CHECK(!kn_options_restore(to, "log", "/tmp/elsewhere") && b.log == NULL);
+    KN_CHECK(!kn_options_restore(to, "log", "/tmp/elsewhere", KN_VALUE_RESTORED) && b.log == NULL);
     KN_CHECK_ERROR("--log, which belongs to a run");
-    KN_CHECK(!kn_options_restore(to, "out", "/tmp/elsewhere"));
+    KN_CHECK(!kn_options_restore(to, "out", "/tmp/elsewhere", KN_VALUE_RESTORED));
     KN_CHECK_ERROR("--out, which belongs to a run");
-    KN_CHECK(!kn_options_restore(to, "heats", "1"));
+    KN_CHECK(!kn_options_restore(to, "heats", "1", KN_VALUE_RESTORED));
     KN_CHECK_ERROR("the checkpoint records an option --heats");
-    KN_CHECK(!kn_options_restore(to, "lr", "much"));
+    KN_CHECK(!kn_options_restore(to, "lr", "much", KN_VALUE_RESTORED));
     KN_CHECK_ERROR("--lr takes a number");
     kn_options_free(from);
     kn_options_free(to);
+}
+
+/* The row of that name. */
+static kn_option_record row_of(kn_options *o, const char *name)
+{
+    kn_option_record r = { 0 };
+    for (int i = 0; kn_options_record(o, i, &r) && strcmp(r.name, name) != 0; i++)
+        ;
+    return r;
+}
+
+/* A value that was left open is worked out, in each run anew; a chosen one stays; what differs from
+ * the checkpoint is told. */
+KN_TEST(options, origins)
+{
+    config c;
+    static const struct {
+        const char *given, *recorded; /* NULL: none */
+        kn_option_origin was, is;
+        double value;
+        bool changed;
+    } rows[] = {
+        { NULL, NULL, 0, KN_VALUE_DERIVED, 0.5, false },
+        { "1e-3", NULL, 0, KN_VALUE_DERIVED, 0.5, false }, /* the table's: left open */
+        { "0.25", NULL, 0, KN_VALUE_GIVEN, 0.25, false },
+        { NULL, "0.125", KN_VALUE_RESTORED, KN_VALUE_RESTORED, 0.125, false },
+        { NULL, "0.125", KN_VALUE_DERIVED, KN_VALUE_DERIVED, 0.5, true },
+        { NULL, "0.500", KN_VALUE_DERIVED, KN_VALUE_DERIVED, 0.5, false },
+        { NULL, "0.001", KN_VALUE_RESTORED, KN_VALUE_DERIVED, 0.5, true },
+        { "0.25", "0.125", KN_VALUE_RESTORED, KN_VALUE_GIVEN, 0.25, true },
+        { "0.25", "2.5e-1", KN_VALUE_RESTORED, KN_VALUE_GIVEN, 0.25, false },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        kn_options *o = kn_options_create(table, &c);
+        KN_CHECK(o && (!rows[i].given || parse(o, "--lr", rows[i].given, NULL)));
+        KN_CHECK(!rows[i].recorded || kn_options_restore(o, "lr", rows[i].recorded, rows[i].was),
+                 "%s", kn_error());
+        KN_CHECK(kn_options_derive(o, "lr", 0.75) && kn_options_derive(o, "lr", 0.5));
+        kn_option_record r = row_of(o, "lr");
+        KN_CHECK(c.lr == rows[i].value && r.origin == rows[i].is && r.changed == rows[i].changed,
+                 "row %zu: %s", i, r.value);
+        kn_options_free(o);
+    }
+    kn_options *o = kn_options_create(table, &c);
+    KN_CHECK(o && kn_options_derive(o, "lr", 0.1) && strcmp(row_of(o, "lr").value, "0.1") == 0);
+    KN_CHECK(kn_options_derive(o, "lr", 1.0 / 3) && c.lr == 1.0 / 3);
+    KN_CHECK(!kn_options_derive(o, "lrr", 1));
+    KN_CHECK_ERROR("did you mean --lr?");
+    KN_CHECK(kn_options_restore(o, "strategy", "no_shard", KN_VALUE_RESTORED));
+    kn_options_free(o);
+    o = kn_options_create(table, &c);
+    KN_CHECK(o && parse(o, "--strategy", "no_shard", NULL));
+    KN_CHECK(kn_options_restore(o, "strategy", "no_shard", KN_VALUE_RESTORED));
+    KN_CHECK(!kn_options_restore(o, "strategy", "full_shard", KN_VALUE_RESTORED));
+    KN_CHECK_ERROR("the training was begun with full_shard, which a resumed run can't change");
+    kn_options_free(o);
+}
+
+/* Of a run, and given: as a shell reads it. */
+KN_TEST(options, command)
+{
+    config c;
+    static const kn_option rows[] = {
+        { "steps", KN_OPTION_INT, offsetof(config, steps), "2000", "" },
+        { "threads", KN_OPTION_INT, offsetof(config, threads), "3", "", .of = KN_OF_RUN },
+        { "log", KN_OPTION_PATH, offsetof(config, log), NULL, "", .of = KN_OF_RUN },
+        { "note", KN_OPTION_STRING, offsetof(config, note), NULL, "", .of = KN_OF_RUN },
+        { "out", KN_OPTION_PATH, offsetof(config, out), NULL, "", .of = KN_OF_START },
+        { "recompute", KN_OPTION_FLAG, offsetof(config, recompute), NULL, "", .of = KN_OF_RUN },
+        { "prefetch", KN_OPTION_FLAG, offsetof(config, prefetch), "true", "", .of = KN_OF_RUN },
+        { 0 },
+    };
+    kn_options *o = kn_options_create(rows, &c);
+    char *text = o ? kn_options_command(o) : NULL;
+    KN_CHECK(text && strcmp(text, "") == 0);
+    kn_host_free(text);
+    KN_CHECK(parse(o, "--steps", "7", "--log", "a/b-1.x", "--note=--it's $HOME", "--out", "x",
+                   "--recompute", "--no-prefetch", NULL));
+    text = kn_options_command(o);
+    KN_CHECK(text && strcmp(text, " --log a/b-1.x --note='--it'\\''s $HOME' --recompute "
+                                  "--no-prefetch") == 0,
+             "%s", text);
+    kn_host_free(text);
+    kn_options_free(o);
 }
 
 KN_TEST(options, broken_tables)
@@ -275,7 +361,12 @@ KN_TEST(options, every_allocation_failing)
     for (int64_t n = 1;; n++) {
         kn_fail_alloc(n);
         kn_options *o = kn_options_create(table, &c);
-        bool ok = o && parse(o, "--steps=9", "--note", "text", NULL);
+        bool ok = o && parse(o, "--steps=9", "--note", "text", NULL) &&
+                  kn_options_restore(o, "data", "cats", KN_VALUE_RESTORED) &&
+                  kn_options_derive(o, "lr", 2);
+        char *text = ok ? kn_options_command(o) : NULL;
+        ok = text != NULL;
+        kn_host_free(text);
         bool hit = !kn_ok();
         kn_fail_alloc(0);
         KN_CHECK(ok == !hit, "allocation %d", (int)n);
