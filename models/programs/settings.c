@@ -1,7 +1,6 @@
 /* models/programs/settings.c: the options that every trainer has, and the values derived from them.
- * Their rows generate the parser, --help, and a checkpoint's record. Recorded are all options that
- * affect a bit of the result; options that only divide one run's work among ranks are
- * .transient. */
+ * Their rows generate the parser, --help, and a checkpoint's record. KN_OF_TRAINING are all options
+ * that affect a bit of the result, KN_OF_RUN those that only divide a run's work among ranks. */
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "models/programs/report.h"
