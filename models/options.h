@@ -1,6 +1,6 @@
 /* models/options.h: command-line options from one table. The table generates the parser, --help
- * (with defaults), the banner at the start, the record in a checkpoint, and the command that goes on
- * with a run.
+ * (with defaults), the banner at the start, the record in a checkpoint, and the command that goes
+ * on with a run.
  *
  *   typedef struct { int64_t steps; double lr; const char *data; bool recompute; } config;
  *   static const kn_option table[] = {
@@ -105,8 +105,8 @@ KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
  * the program works out of others; may be repeated. Without effect on a value that was chosen. */
 KN_API bool kn_options_derive(kn_options *o, const char *name, double value);
 /* Sets one option to the value that a checkpoint recorded. One given on the command line stays (an
- * error where the option is .fixed and the values differ), and one that was KN_VALUE_DERIVED is left
- * open, to be derived again. Checkpoints may come from untrusted sources, so options that aren't
+ * error where the option is .fixed and the values differ), and one that was KN_VALUE_DERIVED is
+ * left open, to be derived again. Checkpoints may come from untrusted sources, so options that aren't
  * KN_OF_TRAINING and paths that aren't .only_read are errors. */
 KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value,
                                kn_option_origin origin);

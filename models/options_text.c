@@ -1,5 +1,4 @@
-/* models/options_text.c: options as text: the help, the banner, the command that goes on with a run.
- */
+/* models/options_text.c: options as text: the help, the banner, the command to go on. */
 #include "comm/comm.h"
 #include "models/options_internal.h"
 #include "kernels/error_internal.h"
