@@ -106,8 +106,8 @@ KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);
 KN_API bool kn_options_derive(kn_options *o, const char *name, double value);
 /* Sets one option to the value that a checkpoint recorded. One given on the command line stays (an
  * error where the option is .fixed and the values differ), and one that was KN_VALUE_DERIVED is
- * left open, to be derived again. Checkpoints may come from untrusted sources, so options that aren't
- * KN_OF_TRAINING and paths that aren't .only_read are errors. */
+ * left open, to be derived again. Checkpoints may come from untrusted sources, so options that
+ * aren't KN_OF_TRAINING and paths that aren't .only_read are errors. */
 KN_API bool kn_options_restore(kn_options *o, const char *name, const char *value,
                                kn_option_origin origin);
 /* True if the option was given (command line or kn_options_set); false for unknown names. */
