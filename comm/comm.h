@@ -185,6 +185,9 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  * trusted networks; a random KNAP_JOB, the same on all ranks, is the secret that identifies them.
  * Half or contradictory settings are an error that names the variables. OMP_NUM_THREADS is kept.
  *
+ * Standard input, output and error that are closed become /dev/null: a file that the program opens
+ * would get their place, and what is printed.
+ *
  * A program that crashes later (SIGSEGV, SIGBUS, SIGFPE, SIGABRT) prints the error that stands
  * first, unless it has a handler of its own by now.
  *

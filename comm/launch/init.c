@@ -3,6 +3,7 @@
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
 #include "kernels/choices.h"
+#include "kernels/error_internal.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -329,6 +330,19 @@ static kn_comm *become_rank(int *argc, char ***argv)
     return start_alone(&o, args);
 }
 
+bool kn_open_standard(void)
+{
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", O_RDWR) != fd)
+            return kn_fail_system("descriptor %d (standard %s) is closed, and /dev/null can't "
+                                  "take its place: %m; start the program with all three open",
+                                  fd,
+                                  fd == 0   ? "input"
+                                  : fd == 1 ? "output"
+                                            : "error");
+    return true;
+}
+
 static bool take_options(const kn_init_options *o)
 {
     if (!(o->timeout_s >= 0))
@@ -341,8 +355,9 @@ kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o)
 {
     if (kn_world())
         return kn_world();
+    const bool open = kn_open_standard();
     kn_say_at_crash(kn_context_get());
-    kn_comm *world = take_options(&o) ? become_rank(argc, argv) : NULL;
+    kn_comm *world = open && take_options(&o) ? become_rank(argc, argv) : NULL;
     if (!world)
         world = kn_comm_alone();
     kn_rank_enter(world);

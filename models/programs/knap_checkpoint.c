@@ -1,6 +1,6 @@
 /* models/programs/knap_checkpoint.c: looks into checkpoints, checks their bytes and merges their
  * shards: knap-checkpoint inspect|verify|merge DIR. */
-#include "comm/comm.h"
+#include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/options.h"
@@ -378,7 +378,8 @@ static bool run(const settings *s, char *const *word, int words)
 int main(int argc, char **argv)
 {
     settings s = { 0 };
-    char **sorted = kn_host_calloc(2 * (size_t)argc + 1, sizeof *sorted);
+    char **sorted =
+        kn_open_standard() ? kn_host_calloc(2 * (size_t)argc + 1, sizeof *sorted) : NULL;
     kn_options *o = sorted ? kn_options_create(table, &s) : NULL;
     if (o) {
         int n = options_first(argc, argv, sorted);

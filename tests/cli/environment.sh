@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# tests/cli/environment.sh: an environment at the start that programs don't expect: descriptors that are closed, limits, a
+# mask of permissions, a locale. A run works as ever, or ends with a sentence that names the reason; what it prints never
+# lands in a file that it opens.
+. "$(dirname "$0")/lib.sh"
+gpt=$BUILD/models/train_gpt tool=$BUILD/models/knap-checkpoint
+[ -x "$gpt" ] && [ -x "$tool" ] || skip "build/models/train_gpt or knap-checkpoint is not built"
+
+for _ in $(seq 60); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
+tiny=("$gpt" --data "$TMP/text" --layers 1 --heads 2 --embd 16 --ctx 8 --batch 2 --threads 1 --steps 3 --eval-every 0)
+
+# without CLOSED COMMAND...: with these standard descriptors closed, such as 01 or 2; the others in $TMP/output.
+without() {
+    local closed=$1
+    shift
+    exec 3>"$TMP/output" # open and close themselves need no descriptor from 0 to 2
+    (
+        exec >&3 2>&3 </dev/null 3>&-
+        [[ $closed != *0* ]] || exec 0>&-
+        [[ $closed != *1* ]] || exec 1>&-
+        [[ $closed != *2* ]] || exec 2>&-
+        exec timeout 120 "$@"
+    )
+    status=$?
+    exec 3>&-
+}
+# Each line of the log is an object, the lock is empty, and the checkpoint whole.
+whole() {
+    [ "$status" = 0 ] || { echo "status $status"; cat "$TMP/output"; return 1; }
+    python3 -c "
+import json
+lines = [json.loads(line) for line in open('$TMP/log')]
+assert len(lines) == 3, lines" && [ ! -s "$TMP/run/.lock" ] && "$tool" verify "$(newest "$TMP/run")" >/dev/null
+}
+for closed in 0 1 2 01 02 12 012; do
+    for ranks in 1 2; do
+        rm -rf "$TMP/run" "$TMP/log"
+        without $closed "${tiny[@]}" --ranks $ranks --out "$TMP/run" --log "$TMP/log"
+        check "closed: $closed, $ranks ranks" whole
+    done
+    rm -rf "$TMP/merged"
+    without $closed "$tool" merge "$(newest "$TMP/run")" --out "$TMP/merged"
+    check "closed: $closed, knap-checkpoint" "$tool" verify "$TMP/merged"
+done
+finish
