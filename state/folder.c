@@ -33,34 +33,49 @@ static bool make_folders(const char *dir)
     return true;
 }
 
-/* The error names the holder of the lock, which the lock file records. */
-static bool refuse_second(const char *dir, int fd)
-{
-    char who[160] = "";
-    ssize_t n = pread(fd, who, sizeof who - 1, 0);
-    who[n > 0 ? n : 0] = '\0';
-    return kn_fail("%s: another run saves there%s%s; wait for its end, or choose another "
-                   "folder",
-                   dir, *who ? ": " : "", who);
-}
+enum { HOLDER = 160 }; /* bytes of a lock file, at most: the name of its holder, or none */
 
 static void sign_lock(int fd)
 {
-    char who[160], host[65] = "";
+    char who[HOLDER], host[65] = "";
     gethostname(host, sizeof host - 1);
     int n = snprintf(who, sizeof who, "process %ld on %s", (long)getpid(), host);
     if (ftruncate(fd, 0) == 0 && pwrite(fd, who, (size_t)n, 0) < 0)
         (void)ftruncate(fd, 0); /* on failure the holder stays unnamed */
 }
 
+/* Whether the file was made by a run of this user, or of the folder's: a claim empties it. Its text
+ * comes into who. */
+static bool is_lock(int fd, const char *dir, char who[HOLDER])
+{
+    struct stat st, folder;
+    long process;
+    int words = 0;
+    bool known = KN_AGAIN(fstat(fd, &st)) == 0 && KN_AGAIN(stat(dir, &folder)) == 0 &&
+                 S_ISREG(st.st_mode) && st.st_nlink == 1 && st.st_size < HOLDER &&
+                 (st.st_uid == geteuid() || st.st_uid == folder.st_uid);
+    ssize_t n = known ? pread(fd, who, HOLDER - 1, 0) : 0;
+    who[n > 0 ? n : 0] = '\0';
+    return known && (!*who || (sscanf(who, "process %ld on %n", &process, &words) == 1 &&
+                               words > 0 && strlen(who) == (size_t)n && !strchr(who, '\n')));
+}
+
 static bool take_lock(kn_run_folder *f)
 {
-    char path[KN_FOLDER_PATH];
+    char path[KN_FOLDER_PATH], who[HOLDER];
     if (!kn_folder_path(path, f->dir, KN_LOCK_FILE, ""))
         return false;
-    int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    /* for this user alone: who can open it can hold it */
+    int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd < 0)
         return kn_fail_system("checkpoint: cannot open %s: %m", path);
+    if (!is_lock(fd, f->dir, who)) {
+        close(fd);
+        return kn_fail("%s isn't a file that a run has made, and one would empty it: move it away, "
+                       "or choose another folder",
+                       path);
+    }
+    (void)!fchmod(fd, 0600);
     int failed = KN_AGAIN(flock(fd, LOCK_EX | LOCK_NB));
     bool held = failed && errno == EWOULDBLOCK;
     if (!failed) {
@@ -69,7 +84,8 @@ static bool take_lock(kn_run_folder *f)
         return true;
     }
     if (held)
-        refuse_second(f->dir, fd);
+        kn_fail("%s: another run saves there%s%s; wait for its end, or choose another folder",
+                f->dir, *who ? ": " : "", who);
     close(fd);
     return !held;
 }

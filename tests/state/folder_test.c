@@ -92,6 +92,69 @@ KN_TEST(folder, links_are_not_followed)
     end();
 }
 
+/* What may lie in the lock's place. */
+static const struct {
+    const char *text;
+    enum { ALONE, LINKED, LINK, FOLDER, PIPE, ANOTHERS } as;
+    bool taken;
+} lock[] = {
+    { "", ALONE, true },
+    { "process 77 on a-host", ALONE, true },
+    { "notes\n", ALONE, false },
+    { "process of law\n", ALONE, false },
+    { "process 77 on a-host\nand notes", ALONE, false },
+    { "process 77 on a-host", LINKED, false },
+    { "process 77 on a-host", LINK, false },
+    { "", LINKED, false },
+    { NULL, FOLDER, false },
+    { NULL, PIPE, false },
+    { "process 77 on a-host", ANOTHERS, false },
+};
+
+KN_TEST(folder, a_lock_that_is_none_stays)
+{
+    char text[64];
+    const int kinds = (int)(sizeof lock / sizeof *lock);
+    for (int i = 0; i < kinds; i++) {
+        const char *file = lock[i].as == LINK || lock[i].as == LINKED ? "letter" : "run/.lock";
+        struct stat st;
+        if (lock[i].as == ANOTHERS && geteuid() != 0)
+            continue;
+        begin();
+        make("run");
+        if (lock[i].text) {
+            write_temp(file, lock[i].text, strlen(lock[i].text));
+            KN_CHECK(chmod(temp_path(file), 0644) == 0);
+        }
+        if (lock[i].as == LINKED)
+            KN_CHECK(link(temp_path(file), temp_path("run/.lock")) == 0);
+        else if (lock[i].as == LINK)
+            KN_CHECK(symlink(temp_path(file), temp_path("run/.lock")) == 0);
+        else if (lock[i].as == FOLDER)
+            make("run/.lock");
+        else if (lock[i].as == PIPE)
+            KN_CHECK(mkfifo(temp_path("run/.lock"), 0600) == 0);
+        else if (lock[i].as == ANOTHERS)
+            KN_CHECK(chown(temp_path("run/.lock"), 4321, 4321) == 0);
+        kn_run_folder *f = kn_run_folder_claim(dir);
+        KN_CHECK((f != NULL) == lock[i].taken, "%d: %s", i, kn_error());
+        KN_CHECK(f || strstr(kn_error(), ".lock"), "%d: %s", i, kn_error());
+        if (f)
+            KN_CHECK(stat(temp_path("run/.lock"), &st) == 0 && (st.st_mode & 07777) == 0600);
+        kn_run_folder_release(f);
+        kn_clear_error();
+        int fd = lock[i].text ? open(temp_path(file), O_RDONLY | O_CLOEXEC) : -1;
+        ssize_t n = fd >= 0 ? read(fd, text, sizeof text) : 0;
+        if (fd >= 0)
+            close(fd);
+        KN_CHECK(lock[i].taken ? n == 0
+                               : !lock[i].text || (n == (ssize_t)strlen(lock[i].text) &&
+                                                   memcmp(text, lock[i].text, (size_t)n) == 0),
+                 "%d", i);
+        end();
+    }
+}
+
 KN_TEST(folder, only_names_of_checkpoints_are_touched)
 {
     static const char *const stay[] = {
