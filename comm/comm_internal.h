@@ -281,8 +281,8 @@ bool kn_comm_default(kn_comm **c, const char *what);
 /* Whether the program started its ranks itself (--ranks, KNAP_RANKS), and no launcher did. */
 bool kn_comm_started_ranks(void);
 
-/* Opens /dev/null on those of the descriptors 0 to 2 that are closed, so that no file of the program
- * gets what it prints. kn_init does it first. False with an error. */
+/* Opens /dev/null on those of the descriptors 0 to 2 that are closed: no file of the program gets
+ * what it prints. kn_init does it first. False with an error. */
 bool kn_open_standard(void);
 
 /* Makes world the world of this thread's context: kn_world(), rank and size, and an error handler

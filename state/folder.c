@@ -1,6 +1,7 @@
 /* state/folder.c: the folder of a run, from claim to release. */
 #include "kernels/error_internal.h"
 #include "state/folder_internal.h"
+#include "tensor/files.h"
 #include "tensor/whole_file.h"
 
 #include <errno.h>
@@ -51,7 +52,7 @@ static bool is_lock(int fd, const char *dir, char who[HOLDER])
     struct stat st, folder;
     long process;
     int words = 0;
-    bool known = KN_AGAIN(fstat(fd, &st)) == 0 && KN_AGAIN(stat(dir, &folder)) == 0 &&
+    bool known = KN_AGAIN(fstat(fd, &st)) == 0 && kn_look(dir, &folder) > 0 &&
                  S_ISREG(st.st_mode) && st.st_nlink == 1 && st.st_size < HOLDER &&
                  (st.st_uid == geteuid() || st.st_uid == folder.st_uid);
     ssize_t n = known ? pread(fd, who, HOLDER - 1, 0) : 0;
