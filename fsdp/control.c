@@ -282,7 +282,8 @@ bool kn_unshard_wait(kn_unshard_handle h)
                        : false;
     if (!kn_lives(&h.unit->live, "unit", "kn_unshard_wait"))
         return false;
-    return kn_unit_unshard(h.unit) && kn_unit_wait(h.unit); /* may have been released since */
+    return kn_schedule_of(h.unit) && kn_unit_unshard(h.unit) &&
+           kn_unit_wait(h.unit); /* may have been released since */
 }
 
 /* The end of a backward that reached nothing, as if all of s's units had sync, all-reduce and the

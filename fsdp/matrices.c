@@ -259,6 +259,7 @@ bool kn_step_matrices(const kn_matrix_step *s)
         const kn_bucket *b = bucket_at(s, i);
         if (!b)
             continue;
+        ok = kn_schedule_of(b->unit) != NULL; /* a tree that has changed since its last forward */
         item[n++] = i;
         most = b->shards > most ? b->shards : most;
         casts[i] = kn_bucket_casts(b);

@@ -86,7 +86,10 @@ void kn_schedule_free(kn_schedule_state *s)
     kn_finish_reductions(s, 0);
     for (int i = 0; i < s->units; i++)
         if (s->unit[i]->schedule == s) {
+            kn_unit_reshard(s->unit[i]); /* a step may come before the next schedule */
             s->unit[i]->schedule = NULL;
+            for (int k = 0; k < s->unit[i]->buckets; k++)
+                s->unit[i]->bucket[k]->ranks = NULL;
             s->unit[i]->ahead = s->unit[i]->ran = false;
             kn_prefetch_free(s->unit[i]); /* it speaks of other units */
         }
