@@ -203,6 +203,7 @@ struct kn_comm {
     kn_call_log *log; /* of the family's first: this rank's calls; NULL: no rank to compare with */
     uint64_t seq, hash;    /* of the family's first: calls so far */
     const kn_comm *parent; /* that this one was split off; NULL: the first of its world */
+    int group, groups;     /* of those made by one split, by their first ranks: this one; all */
     double timeout;        /* kn_comm_set_timeout; 0: the parent's */
     char name[48];
     double slow_latency, slow_rate; /* kn_comm_slow; 0: off */

@@ -32,6 +32,21 @@ static int members_of(const int64_t (*choice)[2], int n, int64_t color, int *mem
     return size;
 }
 
+/* The number of colors; *group: that of color in the order of their first ranks. */
+static int groups_of(const int64_t (*choice)[2], int n, int64_t color, int *group)
+{
+    int groups = 0;
+    for (int r = 0; r < n; r++) {
+        bool first = choice[r][0] >= 0;
+        for (int k = 0; k < r && first; k++)
+            first = choice[k][0] != choice[r][0];
+        if (first && choice[r][0] == color)
+            *group = groups;
+        groups += first;
+    }
+    return groups;
+}
+
 kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
 {
     if (!kn_ok())
@@ -59,8 +74,10 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
         if (member[i] == c->rank)
             rank = i;
     made = c->ops->group(c, member, size, rank, name);
-    if (made)
+    if (made) {
         made->parent = c;
+        made->groups = groups_of((const int64_t(*)[2])choice, c->size, color, &made->group);
+    }
     if (!kn_ok() || !kn_comm_device_split(c, made, color, key))
         made = NULL; /* the world frees it */
 done:

@@ -251,12 +251,19 @@ typedef struct ranks {
     const kn_unit *one, *odd; /* two units whose ranks are not in one communicator */
 } ranks;
 
+/* Ranks that no other shares, as of kn_comm_self. A group of one that was split off has its place
+ * among the others, where ranks must agree on which communicator is around all. */
+static bool is_alone(const kn_comm *c)
+{
+    return !c || (kn_comm_size(c) == 1 && !c->parent);
+}
+
 /* Stops (false) at a unit whose communicator and the others' come from none. */
 static bool join_ranks(kn_module *m, void *arg)
 {
     ranks *r = arg;
     kn_unit *u = kn_unit_of(m->impl);
-    if (!u || u->size == 1)
+    if (!u || is_alone(u->comm))
         return true;
     kn_comm *both = r->comm ? kn_comm_around(r->comm, u->comm) : u->comm;
     r->odd = both ? NULL : u;
@@ -265,19 +272,18 @@ static bool join_ranks(kn_module *m, void *arg)
     return both != NULL;
 }
 
-/* The ranks over which norms of the tree go: the smallest communicator that those of all its units
- * were split off, or are. Each part of a gradient is counted by one rank of its own unit, so groups
- * that hold different parameters add up, and all ranks have one factor. */
-static kn_comm *ranks_of(kn_module_impl *top)
+/* Over them norms of the tree go. Each part of a gradient is counted by one rank of its own unit,
+ * so groups that hold different parameters add up, and all ranks have one factor. */
+kn_comm *kn_ranks_around(kn_module_impl *m)
 {
     ranks r = { 0 };
-    kn_apply_modules(top->self, join_ranks, &r);
+    kn_apply_modules(m->self, join_ranks, &r);
     return r.comm;
 }
 
 static bool reduce_scalars(kn_module_impl *top, kn_device d, int64_t *sum, int sums, float *max)
 {
-    kn_comm *comm = ranks_of(top);
+    kn_comm *comm = kn_ranks_around(top);
     kn_stream *s = kn_compute_stream(d);
     if (!comm || kn_comm_size(comm) == 1)
         return true;
@@ -287,7 +293,7 @@ static bool reduce_scalars(kn_module_impl *top, kn_device d, int64_t *sum, int s
 
 static bool is_first(kn_module_impl *top)
 {
-    kn_comm *comm = ranks_of(top);
+    kn_comm *comm = kn_ranks_around(top);
     return !comm || kn_rank(comm) == 0;
 }
 
@@ -295,7 +301,7 @@ bool kn_ranks_join(kn_module_impl *m, kn_comm *comm)
 {
     ranks r = { 0 };
     bool ok = kn_apply_modules(kn_impl_root(m)->self, join_ranks, &r);
-    if (ok && (!r.comm || kn_comm_size(comm) == 1 || kn_comm_around(r.comm, comm)))
+    if (ok && (!r.comm || is_alone(comm) || kn_comm_around(r.comm, comm)))
         return true;
     return kn_fail("fsdp: '%s' is to be wrapped on a communicator that has no common origin with "
                    "that of unit '%s' in its tree, so norms can't go over the ranks of both; make "

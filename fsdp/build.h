@@ -34,6 +34,9 @@ bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,
 void kn_claims_free(kn_claims *c);
 bool kn_unit_build(kn_module_impl *const *module, int modules, kn_comm *comm,
                    const kn_fsdp_wrap_options *o);
+/* The smallest communicator that those of all units at and below m are, or were made from by
+ * kn_comm_split; NULL: there is no unit, or each rank has its own. */
+kn_comm *kn_ranks_around(kn_module_impl *m);
 /* Whether the ranks of comm and of all units in m's tree are in one communicator, over which norms
  * can go; else false with a sentence. */
 bool kn_ranks_join(kn_module_impl *m, kn_comm *comm);

@@ -1,5 +1,6 @@
 /* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes,
  * and the table behind kn_param (kn_param_source) by which optimizers and clipping see it. */
+#include "fsdp/build.h"
 #include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
 #include <string.h>
@@ -59,6 +60,9 @@ static double divisor(const kn_param *p)
 static double step_divisor(const kn_param *p)
 {
     const kn_unit *u = ((const kn_bucket *)p->source)->unit;
+    const kn_comm *around = kn_ranks_around(kn_impl_root(u->module[0]));
+    if (around && around != u->comm) /* other ranks of a norm have units of other sizes */
+        return 0;
     return kn_unit_divisor(u->schedule ? u->schedule->root : u);
 }
 

@@ -33,8 +33,8 @@ typedef struct kn_param_source {
     /* Joins the backwards that are summed in p's gradient to *all, on all ranks alike once it is
      * reduced. False with an error. */
     bool (*passes)(const kn_param *p, kn_passes *all);
-    /* What a backward's sum is divided by, and what most of the tree's are; NULL: 1 for each rank
-     * has a gradient of its own. */
+    /* What a backward's sum is divided by, and what most of the tree's are, alike on all ranks of a
+     * norm (0: there is no such number); NULL: 1 for each rank has a gradient of its own. */
     double (*divisor)(const kn_param *p), (*step_divisor)(const kn_param *p);
     /* This and step are NULL without offload. Blocks until the host may read p's gradient and write
      * its master. */

@@ -140,6 +140,7 @@ bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what)
         means->by[i] = times(passes, &p[i], p[i].source->divisor);
         if (i == base)
             means->base = times(passes, &p[i], p[i].source->step_divisor);
+        means->base = means->base > 0 ? means->base : 1;
     }
     return ok;
 }

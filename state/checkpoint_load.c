@@ -34,6 +34,19 @@ static bool check_entry(const kn_checkpoint *c, const kn_pieces *p, int part, co
                    kn_array_describe(&b, want, sizeof want));
 }
 
+/* How many tensors of p are those of other groups of ranks, under names of the list. */
+static int of_other_groups(const kn_pieces *p, const kn_entry *list, int count)
+{
+    int others = 0;
+    for (int i = 0; i < count; i++)
+        for (int k = 0; list[i].plain && k < kn_pieces_count(p); k++) {
+            const char *name = kn_pieces_tensor(p, k)->name;
+            others += strncmp(name, list[i].name, list[i].plain + 6) == 0 && /* up to ".group" */
+                      strcmp(name, list[i].name) != 0;
+        }
+    return others;
+}
+
 /* The part holds exactly these tensors. */
 static bool check_part(const kn_checkpoint *c, const kn_pieces *p, int part, const kn_entry *list,
                        int count)
@@ -42,7 +55,7 @@ static bool check_part(const kn_checkpoint *c, const kn_pieces *p, int part, con
     for (int i = 0; p && i < count; i++)
         if (!check_entry(c, p, part, &list[i]))
             return false;
-    return there == count ||
+    return there == count || (p && there == count + of_other_groups(p, list, count)) ||
            kn_fail("%s: the %s holds %d tensors, the one to load has %d; it is of another model%s",
                    c->dir, kn_part_name[part], there, count,
                    part == KN_PART_OPTIMIZER ? ", or of an optimizer with other state" : "");

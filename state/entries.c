@@ -2,6 +2,7 @@
  * values.c reads and writes them. */
 #include "state/entries.h"
 #include "comm/comm_internal.h"
+#include "fsdp/build.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 
@@ -10,29 +11,28 @@
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-/* The unit that holds a parameter of m, or lies at, below or around it; NULL: none does. */
-static const kn_unit *unit_near(kn_module *m)
+/* The communicator of a unit that holds a parameter of m, or lies around it; NULL: none does. */
+static kn_comm *comm_near(kn_module *m)
 {
     const kn_param *p;
     int n = kn_params(m, &p);
     for (int i = 0; i < n; i++) {
         const kn_bucket *b = kn_bucket_of(&p[i]);
         if (b)
-            return b->unit;
+            return b->unit->comm;
     }
-    kn_module *below;
-    if (kn_fsdp_units(m, &below, 1) > 0)
-        return kn_unit_of(below->impl);
     for (const kn_module_impl *up = m->impl; up; up = up->parent)
         if (up->unit)
-            return kn_unit_of(up);
+            return kn_unit_of(up)->comm;
     return NULL;
 }
 
 kn_comm *kn_entries_comm(void *module, kn_comm *otherwise)
 {
-    const kn_unit *u = kn_impl(module, "state") ? unit_near(module) : NULL;
-    return u ? u->comm : otherwise;
+    kn_module_impl *m = kn_impl(module, "state");
+    kn_comm *comm = m ? kn_ranks_around(m) : NULL;
+    comm = comm || !m ? comm : comm_near(module);
+    return comm ? comm : otherwise;
 }
 
 bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm)
@@ -55,16 +55,18 @@ bool kn_entries_end(kn_entries *e)
     return ok && kn_ok();
 }
 
-/* Adds e, named "before.after", or "before" where after is NULL. */
-static bool add(kn_entries *all, kn_entry e, const char *before, const char *after)
+/* Adds e, named "before.after", or "before" where after is NULL, and then by the group. */
+static bool add(kn_entries *all, kn_entry e, const char *before, const char *after,
+                const char *group)
 {
-    size_t n = strlen(before) + (after ? strlen(after) : 0) + 2;
+    size_t n = strlen(before) + (after ? strlen(after) : 0) + strlen(group) + 2;
     char *name =
         kn_host_grow(&all->list, &all->room, all->count + 1, sizeof e) ? kn_host_alloc(n) : NULL;
     if (!name)
         return false;
-    snprintf(name, n, "%s%s%s", before, after ? "." : "", after ? after : "");
+    snprintf(name, n, "%s%s%s%s", before, after ? "." : "", after ? after : "", group);
     e.name = name;
+    e.plain = *group ? strlen(name) - strlen(group) : 0;
     all->list[all->count++] = e;
     return true;
 }
@@ -86,12 +88,34 @@ static kn_interval part_of(const kn_entry *e, int shard)
     return part;
 }
 
-static bool same_ranks(const kn_entries *all, const kn_param *p, const kn_bucket *b)
+/* The ranks of c among the groups of all that a split made: ".group0of2", with more numbers where
+ * those were split again. */
+static void name_group(const kn_comm *c, const kn_comm *all, char *name, size_t size)
 {
+    *name = 0;
+    if (c == all)
+        return;
+    name_group(c->parent, all, name, size);
+    size_t used = strlen(name);
+    if (c->groups > 1 && used < size)
+        snprintf(name + used, size - used, "%s%dof%d", used ? "_" : ".group", c->group, c->groups);
+}
+
+/* Groups of ranks that have a parameter each under p's name tell theirs apart; "": all ranks have
+ * the same. */
+static bool find_group(const kn_entries *all, const kn_param *p, const kn_bucket *b, char *name,
+                       size_t size)
+{
+    const kn_comm *c = b ? b->unit->comm : NULL;
     const int unit = b ? b->unit->size : 1, ranks = kn_comm_size(all->comm);
-    return unit == 1 || unit == ranks ||
+    *name = 0;
+    while (c && c != all->comm)
+        c = c->parent;
+    if (c)
+        name_group(b->unit->comm, c, name, size);
+    return c || unit == 1 || unit == ranks ||
            kn_fail("state: '%s' is shared by %d ranks, but .comm has %d; give the communicator "
-                   "that kn_fsdp_wrap got",
+                   "that kn_fsdp_wrap got, or the one around those of all units",
                    p->name, unit, ranks);
 }
 
@@ -100,7 +124,8 @@ static bool add_param(kn_entries *all, const kn_param *p, int i, kn_tensor *tens
                       kn_entry_kind kind, const char *after)
 {
     kn_bucket *b = kn_bucket_of(p);
-    if (!tensor || !same_ranks(all, p, b))
+    char group[80];
+    if (!tensor || !find_group(all, p, b, group, sizeof group))
         return false;
     if (b && b->unit->summoned)
         return kn_fail("state: '%s' is summoned, and its whole values may be others than those of "
@@ -113,7 +138,7 @@ static bool add_param(kn_entries *all, const kn_param *p, int i, kn_tensor *tens
     e.tensor = tensor;
     e.state = kind == KN_ENTRY_STATE ? after : NULL;
     e.part = part_of(&e, b ? b->shard : 0);
-    return add(all, e, p->name, after);
+    return add(all, e, p->name, after, group);
 }
 
 /* The values of parameter i that are wanted. While the averages are swapped in they are what the
@@ -187,7 +212,7 @@ static bool add_buffer(kn_entries *all, kn_tensor *t, int rank, bool mine, const
     memcpy(e.shape, kn_shape(t), (size_t)e.ndim * sizeof *e.shape);
     e.tensor = mine ? t : NULL;
     e.part = mine ? whole_of(&e) : (kn_interval){ 0 };
-    return add(all, e, before, after);
+    return add(all, e, before, after, "");
 }
 
 static bool add_buffers_of(kn_module *m, void *arg)
@@ -251,6 +276,14 @@ static int saver_of(const kn_entry *e, const kn_entries *all, int s, const int64
     return best;
 }
 
+/* The first replica does. Its bytes don't count for the others, which know their own group only. */
+static bool saves_in_group(const kn_entry *e)
+{
+    const int rank = e->bucket->unit->rank;
+    return rank < e->bucket->shards &&
+           (kn_interval_numel(e->part) > 0 || (rank == 0 && kn_entry_numel(e) == 0));
+}
+
 bool kn_entries_deal(kn_entries *all)
 {
     const int ranks = kn_comm_size(all->comm);
@@ -258,7 +291,9 @@ bool kn_entries_deal(kn_entries *all)
     for (int i = 0; bytes && i < all->count; i++) {
         kn_entry *e = &all->list[i];
         const bool cut = e->bucket && e->bucket->unit->size == ranks;
-        e->saver = false;
+        e->saver = e->plain && saves_in_group(e);
+        if (e->plain)
+            continue;
         for (int s = 0; s < (cut ? e->bucket->shards : 1); s++) {
             const int64_t part = kn_interval_numel(kn_entry_part(e, all, cut ? s : e->rank));
             const int saver = saver_of(e, all, s, bytes);

@@ -6,7 +6,8 @@
  *        kn_entries_add_optim(&e, opt) && ...;
  *   ok = kn_entries_end(&e) && ok;
  *
- * Every rank has the same names in the same order; the part is its own. Nothing here communicates
+ * Every rank has the same names in the same order, up to those of groups (.plain); the part is its
+ * own. Nothing here communicates
  * except where "Collective" says so. */
 #ifndef KNAP_STATE_ENTRIES_H
 #define KNAP_STATE_ENTRIES_H
@@ -25,6 +26,9 @@ typedef enum kn_entry_kind {
 /* One tensor of a state. */
 typedef struct kn_entry {
     const char *name; /* canonical: from the root of the module's tree; owned by the list */
+    /* Where groups of ranks have a parameter each under one name, .name ends with this rank's
+     * (".group0of2"): the length without it. 0 else. */
+    size_t plain;
     kn_entry_kind kind;
     kn_dtype dtype; /* of tensor */
     int ndim;

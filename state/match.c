@@ -129,7 +129,7 @@ static int entry_of(const kn_loading *l, const kn_param *p, const kn_tensor *t, 
     for (int i = 0; i < l->all.count; i++) {
         const kn_entry *e = &l->all.list[i];
         const kn_tensor *of = e->kind == KN_ENTRY_PARAM ? p[e->param].tensor : e->tensor;
-        if (of == t && strcmp(e->name, path) != 0)
+        if (of == t && !e->plain && strcmp(e->name, path) != 0)
             return i;
     }
     return -1;

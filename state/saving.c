@@ -43,10 +43,31 @@ static bool list_part(kn_saving_part *p, const kn_entry *list, int count)
     return true;
 }
 
+/* Groups of ranks have names of their own, which the others' lists lack. */
+static bool count_names(kn_saving *s, const kn_entries *all, int models)
+{
+    int64_t n[KN_PARTS] = { 0 };
+    bool groups = false;
+    for (int i = 0; i < all->count; i++) {
+        const kn_entry *e = &all->list[i];
+        groups = groups || e->plain;
+        n[i < models ? KN_PART_MODEL : KN_PART_OPTIMIZER] +=
+            (e->plain ? e->bucket->unit->rank : s->rank) == 0;
+    }
+    if (!groups)
+        return true;
+    bool ok = kn_all_reduce_i64(all->comm, n, KN_PARTS, kn_compute_stream(KN_CPU),
+                                "tensors of a checkpoint");
+    for (int k = 0; k < KN_PARTS; k++)
+        s->part[k].tensors = (int)n[k];
+    return ok;
+}
+
 bool kn_saving_list(kn_saving *s, const kn_entries *all, int models)
 {
     return list_part(&s->part[KN_PART_MODEL], all->list, models) &&
-           list_part(&s->part[KN_PART_OPTIMIZER], all->list + models, all->count - models);
+           list_part(&s->part[KN_PART_OPTIMIZER], all->list + models, all->count - models) &&
+           count_names(s, all, models);
 }
 
 static size_t piece_bytes(const kn_piece *p)

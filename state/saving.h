@@ -46,7 +46,8 @@ typedef struct kn_saving {
     char error[KN_ATTEMPT_TEXT];
 } kn_saving;
 
-/* Lists what this rank writes of all, whose first models entries are the model's. Borrows all. */
+/* Lists what this rank writes of all, whose first models entries are the model's. Borrows all.
+ * Collective where groups of ranks have parameters of their own. */
 bool kn_saving_list(kn_saving *s, const kn_entries *all, int models);
 /* Bytes of a part in the copy. */
 size_t kn_saving_room(size_t bytes);

@@ -54,10 +54,11 @@ bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host)
         return kn_bucket_gather_param(b, e->index, e->tensor, host);
     if (bytes == 0)
         return kn_ok();
-    const bool mine = kn_rank(all->comm) == e->rank || (b && b->unit->size > 1);
+    const bool shared = b && (b->unit->size > 1 || e->plain);
+    const bool mine = kn_rank(all->comm) == e->rank || shared;
     if (mine && !kn_entry_read(e, host))
         return false;
-    return kn_comm_size(all->comm) < 2 || (b && b->unit->size > 1) ||
+    return kn_comm_size(all->comm) < 2 || shared ||
            kn_broadcast(all->comm, host, (int64_t)bytes, e->rank, kn_compute_stream(KN_CPU),
                         e->name);
 }

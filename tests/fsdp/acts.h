@@ -7,7 +7,7 @@
  *   acts_draw.c   programs: drawing, text, shrinking
  *   acts_net.c    the modules
  *   acts_plain.c  the reference: sums, counts, means and steps by their definitions, in arrays of
- *                 its own; it takes nothing but each micro-batch's gradient from the library
+ *   acts_sums.c   its own; it takes nothing but each micro-batch's gradient from the library
  *   acts_ranks.c  the same acts on ranks, compared one by one
  *
  * The reference runs first and decides which acts make sense where they come: so any list of acts
@@ -30,7 +30,8 @@ enum {
 };
 
 enum { STYLE_UNIT, STYLE_UNITS /* one a linear */, STYLE_PLAIN };
-enum { RANKS_ALL, RANKS_PAIR, RANKS_EVERY_OTHER }; /* of a part, where there are 4 */
+/* Of a part: its groups of ranks. */
+enum { RANKS_ALL, RANKS_PAIRS, RANKS_EVERY_OTHER, RANKS_FIRST_ALONE, RANKS_EACH_ALONE, RANKS_WAYS };
 enum { ROOT_PLAIN, ROOT_FIRST, ROOT_LATE /* ACT_ROOT */ };
 typedef struct acts_part {
     int style, ranks;
@@ -46,11 +47,12 @@ enum {
     ACT_CLIP,     /* place, p, how far, whether it is measured again */
     ACT_FREEZE,   /* place, off again */
     ACT_ZERO,     /* place */
-    ACT_EDIT,     /* parameter, which factor */
+    ACT_EDIT,     /* parameter, which factor, whether it is summoned */
     ACT_REDUCE,   /* place */
     ACT_ROOT,
     ACT_MERGE,   /* part */
     ACT_REPLACE, /* part */
+    ACT_FREE,    /* part */
     /* These change nothing. */
     ACT_EVALUATE, /* parts, 0, whether the root is called, 0, whether in reverse order */
     ACT_MEASURE,  /* place, p */
@@ -143,7 +145,9 @@ int acts_param(const kn_param *p, int k);
 /* Values of part k, or of the gain. */
 void acts_fill(acts_values *v, int k, uint64_t seed);
 bool acts_has_optim(const acts_program *p, int place);
-/* Which ranks share the parameters of part k, and with how many. */
+/* How part k's ranks are split; which group a rank is of, and how many share that. */
+int acts_split(const acts_program *p, int k);
+int acts_color(int split, int rank);
 int acts_group(const acts_program *p, int k, int rank);
 int acts_ranks_of(const acts_program *p, int k, int rank);
 /* The parts whose results this rank's loss uses. */

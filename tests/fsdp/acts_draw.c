@@ -1,11 +1,11 @@
 /* tests/fsdp/acts_draw.c: programs of acts as numbers: drawing, text, shrinking, running many. */
 #include "tests/fsdp/acts.h"
 
-static const char *const name_of[ACTS] = { "none",    "backward", "step",    "clip",  "freeze",
-                                           "zero",    "edit",     "reduce",  "root",  "merge",
-                                           "replace", "evaluate", "measure", "sample" };
+static const char *const name_of[ACTS] = { "none",    "backward", "step",     "clip",    "freeze",
+                                           "zero",    "edit",     "reduce",   "root",    "merge",
+                                           "replace", "free",     "evaluate", "measure", "sample" };
 /* Of 100 acts. */
-static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 3, 4, 4, 2 };
+static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 2, 1, 4, 4, 2 };
 /* Values of each argument. */
 static const int values[ACTS][ACT_ARGS] = {
     [ACT_BACKWARD] = { 8, 4, 2, 16, 5, ACTS_PLACES },
@@ -13,17 +13,18 @@ static const int values[ACTS][ACT_ARGS] = {
     [ACT_CLIP] = { ACTS_PLACES, 3, 3, 2 },
     [ACT_FREEZE] = { ACTS_PLACES, 2 },
     [ACT_ZERO] = { ACTS_PLACES },
-    [ACT_EDIT] = { ACTS_PARAMS, 2 },
+    [ACT_EDIT] = { ACTS_PARAMS, 2, 2 },
     [ACT_REDUCE] = { AT_LINEAR },
     [ACT_MERGE] = { ACTS_PARTS },
     [ACT_REPLACE] = { ACTS_PARTS },
+    [ACT_FREE] = { ACTS_PARTS },
     [ACT_EVALUATE] = { 8, 1, 2, 1, 2 },
     [ACT_MEASURE] = { ACTS_PLACES, 3 },
 };
 
 /* The options as ints, and their numbers of values. */
 enum { OF_ALL = 11, SETTINGS = OF_ALL + 4 * ACTS_PARTS };
-static const int choices[] = { 4, 3, 7, 4, 3, 3, 2, 3, 2, 2, 2, 3, 3, 2, 2 };
+static const int choices[] = { 4, 3, 7, 4, 3, 3, 2, 3, 2, 2, 2, 3, RANKS_WAYS, 2, 2 };
 
 static int *setting(acts_program *p, int i)
 {

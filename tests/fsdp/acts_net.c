@@ -115,13 +115,21 @@ bool acts_has_optim(const acts_program *p, int place)
     return sets[p->optims] >> place & 1;
 }
 
+int acts_split(const acts_program *p, int k)
+{
+    return k < ACTS_PARTS && p->root == ROOT_PLAIN ? p->part[k].ranks : RANKS_ALL;
+}
+
+int acts_color(int split, int rank)
+{
+    const int color[] = { 0, rank / 2, rank % 2, rank > 0, rank };
+    return color[split];
+}
+
 int acts_group(const acts_program *p, int k, int rank)
 {
-    const acts_part *part = k < ACTS_PARTS ? &p->part[k] : NULL;
-    bool pairs = part && p->ranks == 3 && p->root == ROOT_PLAIN;
-    if (part && part->style == STYLE_PLAIN)
-        return rank;
-    return !pairs || part->ranks == RANKS_ALL ? 0 : part->ranks == RANKS_PAIR ? rank / 2 : rank % 2;
+    bool plain = k < ACTS_PARTS && p->part[k].style == STYLE_PLAIN;
+    return plain ? rank : acts_color(acts_split(p, k), rank);
 }
 
 int acts_ranks_of(const acts_program *p, int k, int rank)

@@ -1,161 +1,6 @@
-/* tests/fsdp/acts_plain.c: the reference of a program of acts: arrays of sums and sets of backwards
- * for each parameter and each group of ranks that shares it, by docs/fsdp.md, "Gradients". */
-#include "tests/fsdp/acts.h"
-
-typedef uint32_t set; /* of backwards: the numbers of their acts */
-
-typedef struct gradient {
-    double sum[ACTS_NUMEL];
-    set passes;
-} gradient;
-
-typedef struct plain {
-    const acts_program *p;
-    acts_net net;
-    int ranks;
-    acts_values value[ACTS_RANKS];                 /* of each group */
-    gradient of[ACTS_PARAMS][ACTS_RANKS];          /* reduced: of each group */
-    gradient held[ACTS_PARAMS][ACTS_RANKS];        /* of each rank */
-    bool frozen[ACTS_PARAMS], pending[ACTS_PARTS]; /* a part's tree waits for a reduction */
-    bool merged[ACTS_PARTS], root;                 /* the root is wrapped */
-    double coef[ACTS_PLACES][ACTS_RANKS];          /* of a clip; 0: none */
-} plain;
-
-static int part_of(int param)
-{
-    return param / 4;
-}
-
-static bool is_plain(const plain *s, int k)
-{
-    return k < ACTS_PARTS && s->p->part[k].style == STYLE_PLAIN;
-}
-
-static int group_of(const plain *s, int param, int rank)
-{
-    return acts_group(s->p, part_of(param), rank);
-}
-
-/* param lies in the tree at and below place. */
-static bool under(const plain *s, int param, int place)
-{
-    return acts_under(param, place) &&
-           (place != AT_ROOT || param == ACTS_GAIN || s->merged[part_of(param)]);
-}
-
-static bool place_under(const plain *s, int place, int top)
-{
-    int k = place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART;
-    while (place >= 0 && place != top)
-        place = acts_above(place);
-    return place == top && (top != AT_ROOT || k < 0 || s->merged[k]);
-}
-
-/* Two parts, or a part and the gain, are in one tree of units. */
-static bool one_tree(const plain *s, int a, int b)
-{
-    return a == b || (s->root && !is_plain(s, a) && !is_plain(s, b));
-}
-
-static bool pends(const plain *s, int place)
-{
-    bool any = false;
-    for (int i = 0; i < ACTS_PARAMS; i++)
-        for (int k = 0; under(s, i, place) && k < ACTS_PARTS; k++)
-            any |= s->pending[k] && one_tree(s, part_of(i), k);
-    return any;
-}
-
-static void clear(plain *s, int place)
-{
-    for (int i = 0; i < ACTS_PARAMS; i++)
-        for (int r = 0; under(s, i, place) && r < ACTS_RANKS; r++)
-            s->of[i][r] = s->held[i][r] = (gradient){ 0 };
-}
-
-static void unclip(plain *s, int place)
-{
-    for (int at = 0; at < ACTS_PLACES; at++)
-        if (place_under(s, at, place))
-            memset(s->coef[at], 0, sizeof s->coef[at]);
-}
-
-/* ---- what divides ---------------------------------------------------------------------------- */
-
-/* The place whose optimizer steps a parameter; -1: none. */
-static int stepped_at(const plain *s, int param)
-{
-    int at = acts_above(ACTS_PLACES + param);
-    while (at >= 0 && (!acts_has_optim(s->p, at) || !under(s, param, at)))
-        at = acts_above(at);
-    return at;
-}
-
-/* What divides param's gradient on a rank, where those of place are looked at. */
-static double divisor(const plain *s, int param, int place, int rank)
-{
-    int by = stepped_at(s, param), count = 0;
-    set all = 0;
-    for (int i = 0; i < ACTS_PARAMS; i++)
-        if (under(s, i, by < 0 ? place : by) && stepped_at(s, i) == by &&
-            (is_plain(s, part_of(param)) || !is_plain(s, part_of(i)))) /* as ranks agree on */
-            all |= s->of[i][group_of(s, i, rank)].passes;
-    for (; all; all &= all - 1)
-        count++;
-    return count * (is_plain(s, part_of(param)) ? 1 : acts_ranks_of(s->p, part_of(param), rank));
-}
-
-/* The ranks that a norm goes over, of which rank is one: bits. */
-static int ranks_of_norm(const plain *s, int place, int rank)
-{
-    int first = -1, mine = 0;
-    bool whole = place == AT_ROOT ||
-                 s->merged[place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART];
-    for (int k = 0; k < ACTS_PARTS; k++) {
-        bool in_tree = whole ? s->merged[k] : under(s, 4 * k, place) || under(s, 4 * k + 2, place);
-        if (!in_tree || is_plain(s, k))
-            continue;
-        int ranks = 0;
-        for (int r = 0; r < s->ranks; r++)
-            ranks |= (acts_group(s->p, k, r) == acts_group(s->p, k, rank)) << r;
-        first = first < 0 ? ranks : first;
-        mine = first == ranks ? ranks : (1 << s->ranks) - 1;
-        first = mine;
-    }
-    return first < 0 ? 1 << rank : mine;
-}
-
-/* Each group's part counts once; plain ones on the first rank, in a maximum on all. */
-static double norm(const plain *s, int place, int rank, int order)
-{
-    double sum = 0;
-    int ranks = ranks_of_norm(s, place, rank);
-    for (int i = 0; i < ACTS_PARAMS; i++) {
-        bool alone = is_plain(s, part_of(i)), first = true;
-        int done = 0;
-        for (int r = 0; r < s->ranks; r++) {
-            int g = group_of(s, i, r);
-            bool counts = ranks >> r & 1 && !(done >> g & 1) && (!alone || first || order == 2);
-            if (!counts || !under(s, i, place) || s->frozen[i] || !s->of[i][g].passes)
-                continue;
-            first = false;
-            done |= 1 << g;
-            for (int e = 0; e < acts_numel(i); e++) {
-                double x = fabs(s->of[i][g].sum[e]) / divisor(s, i, place, r);
-                sum = order == 2 ? fmax(sum, x) : sum + (order == 1 ? x : x * x);
-            }
-        }
-    }
-    return order == 0 ? sqrt(sum) : sum;
-}
-
-static bool has_gradient(const plain *s, int place)
-{
-    bool any = false;
-    for (int i = 0; i < ACTS_PARAMS; i++)
-        any |= under(s, i, place) && !s->frozen[i] && s->of[i][0].passes;
-    return any;
-}
+/* tests/fsdp/acts_plain.c: the reference of a program of acts: each act by its definition, in arrays
+ * (acts_plain.h). */
+#include "tests/fsdp/acts_plain.h"
 
 /* ---- backwards ------------------------------------------------------------------------------- */
 
@@ -228,7 +73,7 @@ static bool may_use(const plain *s, const act *a)
 {
     int parts = a->arg[0];
     for (int k = 0; k < ACTS_PARTS; k++)
-        if (parts >> k & 1 && a->arg[2] && !s->merged[k])
+        if (parts >> k & 1 && ((a->arg[2] && !s->merged[k]) || s->gone[k]))
             return false;
     return parts != 0;
 }
@@ -253,7 +98,7 @@ static int trees_reached(const plain *s, const act *a, int rank)
 static void freeze(plain *s, int place, bool frozen)
 {
     for (int i = 0; i < ACTS_PARAMS; i++)
-        if (under(s, i, place))
+        if (plain_under(s, i, place))
             s->frozen[i] = frozen;
 }
 
@@ -265,9 +110,9 @@ static bool backward(plain *s, act *a, int number, act_outcome *want)
         if (!may_use(s, a) || trees_reached(s, a, r) == 0)
             return false;
     int trees = trees_reached(s, a, 0);
-    unclip(s, AT_ROOT);
+    plain_unclip(s, AT_ROOT);
     for (int k = 0; k < ACTS_PARTS; k++)
-        unclip(s, AT_PART + k);
+        plain_unclip(s, AT_PART + k);
     for (int r = 0; r < s->ranks; r++)
         if (!loss(s, a, r, (uint64_t)(number * ACTS_RANKS + r), true, (set)1 << number,
                   &want->loss[r]))
@@ -290,28 +135,28 @@ static bool step(plain *s, const act *a, act_outcome *want)
     for (int n = 0; n < ACTS_PLACES && !acts_has_optim(s->p, place); n++)
         place = (place + 1) % ACTS_PLACES;
     want->place = clipped = place;
-    if (pends(s, place) || !has_gradient(s, place))
+    if (plain_pends(s, place) || !plain_has_gradient(s, place) || plain_has_odd_clip(s, place))
         return false;
-    while (clipped >= 0 && (s->coef[clipped][0] == 0 || !place_under(s, place, clipped)))
+    while (clipped >= 0 && (s->coef[clipped][0] == 0 || !plain_place_under(s, place, clipped)))
         clipped = acts_above(clipped);
     for (int at = 0; at < ACTS_PLACES && clipped < 0; at++)
-        if (at != place && place_under(s, at, place) && s->coef[at][0] > 0)
+        if (at != place && plain_place_under(s, at, place) && s->coef[at][0] > 0)
             return false; /* refused: the clip was for less */
     double by[ACTS_PARAMS][ACTS_RANKS];
     for (int i = 0; i < ACTS_PARAMS; i++)
         for (int r = 0; r < s->ranks; r++)
-            by[i][r] = divisor(s, i, place, r);
+            by[i][r] = plain_divisor(s, i, place, r);
     for (int i = 0; i < ACTS_PARAMS; i++)
         for (int r = 0, done = 0; r < s->ranks; r++) {
             int g = group_of(s, i, r);
             double coef = clipped < 0 ? 1 : s->coef[clipped][r];
             bool now =
-                !(done >> g & 1) && under(s, i, place) && !s->frozen[i] && s->of[i][g].passes;
+                !(done >> g & 1) && plain_under(s, i, place) && !s->frozen[i] && s->of[i][g].passes;
             done |= 1 << g;
             for (int e = 0; now && e < acts_numel(i); e++)
                 s->value[g].of[i][e] -= (float)(0.0625 * s->of[i][g].sum[e] * coef / by[i][r]);
         }
-    clear(s, place);
+    plain_clear(s, place);
     return true;
 }
 
@@ -319,24 +164,27 @@ static bool clip(plain *s, const act *a, act_outcome *want)
 {
     static const double fraction[] = { 0.5, 0.01, 3 };
     int place = a->arg[0];
-    if (pends(s, place) || !has_gradient(s, place))
+    if (plain_pends(s, place) || !plain_has_gradient(s, place))
         return false;
     for (int i = 0; i < ACTS_PARAMS; i++) /* kn_grad_scale may count too many until then */
-        if (under(s, i, place) && stepped_at(s, i) >= 0 && pends(s, stepped_at(s, i)))
+        if (plain_under(s, i, place) && plain_stepped_at(s, i) >= 0 &&
+            plain_pends(s, plain_stepped_at(s, i)))
             return false;
     if (a->kind == ACT_CLIP)
-        unclip(s, place);
+        plain_unclip(s, place);
     for (int r = 0; r < s->ranks; r++) {
-        double x = want->norm[r] = norm(s, place, r, a->arg[1]), most = fraction[a->arg[2]];
+        double x = want->norm[r] = plain_norm(s, place, r, a->arg[1]), most = fraction[a->arg[2]];
         if (a->kind == ACT_CLIP)
             s->coef[place][r] = x > most ? most / x : 1;
+        for (int i = 0; i < ACTS_PARAMS && a->kind == ACT_CLIP; i++)
+            s->then[place][i][r] = plain_divisor(s, i, place, r);
     }
     for (int r = 0; r < s->ranks && a->kind == ACT_MEASURE; r++) {
         double one = 0;
         for (int i = 0; i < ACTS_PARAMS; i++) {
-            if (!under(s, i, place) || !s->of[i][group_of(s, i, r)].passes)
+            if (!plain_under(s, i, place) || !s->of[i][group_of(s, i, r)].passes)
                 continue;
-            double by = divisor(s, i, place, r);
+            double by = plain_divisor(s, i, place, r);
             one = one == 0 || one == by ? by : -1;
         }
         want->scale[r] = one > 0 ? 1 / one : 0;
@@ -346,9 +194,10 @@ static bool clip(plain *s, const act *a, act_outcome *want)
 
 static bool edit(plain *s, const act *a)
 {
-    int i = a->arg[0];
-    int place = acts_above(ACTS_PLACES + i);
-    if (pends(s, place) || s->frozen[i] || !s->of[i][0].passes)
+    int i = a->arg[0], place = acts_above(ACTS_PLACES + i);
+    if (a->arg[2]) /* all of it is summoned */
+        place = acts_above(place) < 0 ? place : acts_above(place);
+    if (plain_pends(s, place) || s->frozen[i] || !s->of[i][0].passes)
         return false;
     for (int r = 0; r < ACTS_RANKS; r++)
         for (int e = 0; e < ACTS_NUMEL; e++)
@@ -361,9 +210,10 @@ static bool reduces(plain *s, act *a)
     int trees = 0, place = s->root ? AT_ROOT : a->arg[0]; /* a tree is named by its root */
     a->arg[0] = place;
     for (int i = 0; i < ACTS_PARAMS; i++)
-        for (int k = 0; k <= ACTS_PARTS && place < AT_LINEAR && under(s, i, place); k++)
-            trees |= (!is_plain(s, k) && (k < ACTS_PARTS || s->root) && one_tree(s, part_of(i), k))
-                     << k;
+        for (int k = 0; k <= ACTS_PARTS && place < AT_LINEAR && plain_under(s, i, place); k++)
+            trees |=
+                (!is_plain(s, k) && (k < ACTS_PARTS || s->root) && plain_one_tree(s, part_of(i), k))
+                << k;
     for (int k = 0; k <= ACTS_PARTS; k++)
         if (trees >> k & 1)
             reduce(s, k);
@@ -374,7 +224,7 @@ static bool wrap_root(plain *s)
 {
     bool can = s->p->root == ROOT_LATE && !s->root;
     for (int k = 0; k < ACTS_PARTS; k++)
-        can = can && s->merged[k] && !is_plain(s, k);
+        can = can && (s->gone[k] || (s->merged[k] && !is_plain(s, k)));
     s->root = s->root || can;
     return can;
 }
@@ -385,7 +235,7 @@ static set passes(const plain *s, int place)
     set all = 0;
     for (int i = 0; i < ACTS_PARAMS; i++)
         for (int r = 0; r < s->ranks; r++)
-            if (under(s, i, place))
+            if (plain_under(s, i, place))
                 all |= s->of[i][r].passes | s->held[i][r].passes;
     return all;
 }
@@ -393,14 +243,14 @@ static set passes(const plain *s, int place)
 static bool merge(plain *s, const act *a, act_outcome *want)
 {
     int k = a->arg[0], place = AT_PART + k;
-    if (s->merged[k] || s->root)
+    if (s->merged[k] || s->root || s->gone[k])
         return false;
-    bool waits = pends(s, AT_ROOT) || pends(s, place);
+    bool waits = plain_pends(s, AT_ROOT) || plain_pends(s, place);
     want->zero_first = waits || passes(s, AT_ROOT) != passes(s, place);
     if (want->zero_first)
-        clear(s, place);
-    unclip(s, AT_ROOT); /* what comes wasn't clipped with the others */
-    unclip(s, place);
+        plain_clear(s, place);
+    plain_unclip(s, AT_ROOT); /* what comes wasn't clipped with the others */
+    plain_unclip(s, place);
     s->merged[k] = true;
     return true;
 }
@@ -408,19 +258,44 @@ static bool merge(plain *s, const act *a, act_outcome *want)
 static bool replace(plain *s, const act *a, int number)
 {
     int k = a->arg[0], place = AT_PART + k;
-    if (!is_plain(s, k) || !s->merged[k] || s->root)
+    if (!is_plain(s, k) || !s->merged[k] || s->root || s->gone[k])
         return false;
-    clear(s, place);
-    unclip(s, place);
+    plain_clear(s, place);
+    plain_unclip(s, place);
     freeze(s, place, false);
     for (int g = 0; g < ACTS_RANKS; g++)
         acts_fill(&s->value[g], k, (uint64_t)number);
     return true;
 }
 
+/* Not the last one. */
+static bool free_part(plain *s, const act *a)
+{
+    int k = a->arg[0], place = AT_PART + k, left = 0;
+    for (int i = 0; i < ACTS_PARTS; i++)
+        left += i != k && !s->gone[i];
+    if (s->gone[k] || left == 0)
+        return false;
+    plain_clear(s, place);
+    plain_unclip(s, AT_ROOT);
+    plain_unclip(s, place);
+    s->pending[k] = false;
+    s->gone[k] = true;
+    return true;
+}
+
+static bool is_gone(const plain *s, int place)
+{
+    return place != AT_ROOT &&
+           s->gone[place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART];
+}
+
 static bool run(plain *s, act *a, int number, act_outcome *want)
 {
-    bool there = true;
+    bool there = true, placed = a->kind == ACT_CLIP || a->kind == ACT_MEASURE ||
+                                a->kind == ACT_FREEZE || a->kind == ACT_ZERO;
+    if (placed && is_gone(s, a->arg[0]))
+        return false;
     switch (a->kind) {
     case ACT_BACKWARD:
         return backward(s, a, number, want);
@@ -433,7 +308,7 @@ static bool run(plain *s, act *a, int number, act_outcome *want)
         freeze(s, a->arg[0], !a->arg[1]);
         return true;
     case ACT_ZERO:
-        clear(s, a->arg[0]);
+        plain_clear(s, a->arg[0]);
         return true;
     case ACT_EDIT:
         return edit(s, a);
@@ -445,6 +320,8 @@ static bool run(plain *s, act *a, int number, act_outcome *want)
         return merge(s, a, want);
     case ACT_REPLACE:
         return replace(s, a, number);
+    case ACT_FREE:
+        return free_part(s, a);
     case ACT_EVALUATE:
         a->arg[3] = 0;
         for (int r = 0; r < s->ranks && (there = there && may_use(s, a)); r++)

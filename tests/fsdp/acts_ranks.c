@@ -5,9 +5,9 @@ typedef struct trainer {
     acts_job *job;
     const acts_program *p;
     acts_net net;
-    kn_comm *world, *pair[3];
+    kn_comm *comm[RANKS_WAYS];
     int rank;
-    bool merged[ACTS_PARTS], root;
+    bool merged[ACTS_PARTS], gone[ACTS_PARTS], root;
     kn_optim *optim[ACTS_PLACES];
 } trainer;
 
@@ -17,6 +17,12 @@ static bool near(double a, double b)
 }
 
 /* ---- building -------------------------------------------------------------------------------- */
+
+static bool is_gone(const trainer *t, int place)
+{
+    return place != AT_ROOT &&
+           t->gone[place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART];
+}
 
 static void drop_optims(trainer *t)
 {
@@ -29,7 +35,7 @@ static void drop_optims(trainer *t)
 static bool make_optims(trainer *t)
 {
     for (int i = 0; i < ACTS_PLACES; i++)
-        if (acts_has_optim(t->p, i) &&
+        if (acts_has_optim(t->p, i) && !is_gone(t, i) &&
             !(t->optim[i] = kn_sgd(acts_place(&t->net, i), .lr = 0.0625)))
             return false;
     return true;
@@ -73,7 +79,7 @@ static bool early(trainer *t, void *part, int k)
     bool ok = kn_materialize(part, KN_CPU, 5) && kn_backward(acts_loss(&t->net, 1000, false));
     kn_scope_end(scope);
     if (ok && t->p->ranks == 0) {
-        ok = !wrap(t, part, t->world, false) && kn_error() &&
+        ok = !wrap(t, part, t->comm[RANKS_ALL], false) && kn_error() &&
              strstr(kn_error(), "holds a gradient of before it is sharded");
         kn_clear_error();
     }
@@ -84,22 +90,20 @@ static bool early(trainer *t, void *part, int k)
 static bool begin(trainer *t)
 {
     bool ok = acts_net_init(&t->net, t->p, false);
-    for (int i = 1; ok && t->p->ranks == 3 && i < 3; i++)
-        ok = (t->pair[i] = kn_comm_split(t->world, i == 1 ? t->rank / 2 : t->rank % 2, t->rank,
-                                         "pair")) != NULL;
+    for (int i = RANKS_PAIRS; ok && i < RANKS_WAYS; i++)
+        ok = (t->comm[i] = kn_comm_split(t->comm[RANKS_ALL], acts_color(i, t->rank), t->rank,
+                                         "some")) != NULL;
     for (int i = 0; ok && i < ACTS_PARTS; i++) {
         int k = (i + t->p->order) % ACTS_PARTS;
         const acts_part *part = &t->p->part[k];
-        bool pairs = t->p->ranks == 3 && t->p->root == ROOT_PLAIN && part->ranks != RANKS_ALL;
         t->merged[k] = !part->apart;
         ok = (part->style == STYLE_PLAIN || !part->early || early(t, t->net.part[k], k)) &&
              (part->style == STYLE_PLAIN ||
-              wrap(t, t->net.part[k], pairs ? t->pair[part->ranks] : t->world,
-                   part->style == STYLE_UNITS)) &&
+              wrap(t, t->net.part[k], t->comm[acts_split(t->p, k)], part->style == STYLE_UNITS)) &&
              (!part->apart || put(t, t->net.part[k], k, &t->job->begin));
     }
     t->root = t->p->root == ROOT_FIRST;
-    return ok && (!t->root || wrap(t, &t->net, t->world, false)) &&
+    return ok && (!t->root || wrap(t, &t->net, t->comm[RANKS_ALL], false)) &&
            put(t, &t->net, -1, &t->job->begin) && make_optims(t);
 }
 
@@ -120,7 +124,8 @@ static bool read_params(trainer *t, acts_values *v)
     memset(v, 0, sizeof *v);
     for (int k = -1; k < ACTS_PARTS; k++) {
         void *m = k < 0 ? (void *)&t->net : t->net.part[k];
-        for (int j = 0, n = k < 0 || !t->merged[k] ? kn_params(m, &p) : 0; j < n; j++)
+        bool own = k < 0 || !(t->merged[k] || t->gone[k]);
+        for (int j = 0, n = own ? kn_params(m, &p) : 0; j < n; j++)
             if (!kn_param_read(m, j, v->of[acts_param(&p[j], k)]))
                 return false;
     }
@@ -134,7 +139,7 @@ static bool same_params(trainer *t, int number)
     if (!read_params(t, &v))
         return false;
     for (int i = 0; i < ACTS_PARAMS && !t->p->dropout; i++)
-        for (int e = 0; e < acts_numel(i); e++) {
+        for (int e = 0; e < acts_numel(i) && !is_gone(t, acts_above(ACTS_PLACES + i)); e++) {
             double want = (double)t->job->want[number].values[t->rank].of[i][e];
             snprintf(name, sizeof name, "parameter %d[%d]", i, e);
             if (!near((double)v.of[i][e], want))
@@ -187,7 +192,7 @@ static bool set_mode(trainer *t, int mode)
     bool ok = true;
     for (int k = -1; ok && k < ACTS_PARTS; k++) {
         void *m = k < 0 ? (void *)&t->net : t->net.part[k];
-        bool top = k < 0 ? t->root : !t->root && t->p->part[k].style != STYLE_PLAIN;
+        bool top = k < 0 ? t->root : !t->root && t->p->part[k].style != STYLE_PLAIN && !t->gone[k];
         ok = !top || (kn_fsdp_set_gradient_sync(m, mode != MODE_NO_SYNC, true) &&
                       kn_fsdp_set_is_last_backward(m, mode != MODE_NOT_LAST) &&
                       kn_fsdp_set_all_reduce(m, mode != MODE_NO_ALL_REDUCE, true));
@@ -199,14 +204,14 @@ static bool backward(trainer *t, const act *a, int number)
 {
     bool ok = kn_unclip_grads(&t->net) && set_mode(t, a->arg[1]);
     for (int k = 0; k < ACTS_PARTS; k++)
-        ok = ok && kn_unclip_grads(t->net.part[k]);
+        ok = ok && (t->gone[k] || kn_unclip_grads(t->net.part[k]));
     kn_scope scope = kn_scope_begin();
     kn_tensor *y = ok ? loss(t, a, number) : NULL;
     double is = y ? kn_item(y) : NAN, want = t->job->want[number].loss[t->rank];
     int between = t->job->without && a->arg[4] >= BETWEEN_EVALUATE ? 0 : a->arg[4];
     act other = { ACT_EVALUATE, { a->arg[0], 0, a->arg[2], 0, 1 } };
     ok = y && (t->p->dropout || near(is, want) || differs(t, number, "the loss", is, want));
-    if (between == BETWEEN_FREEZE || between == BETWEEN_UNFREEZE)
+    if ((between == BETWEEN_FREEZE || between == BETWEEN_UNFREEZE) && !is_gone(t, a->arg[5]))
         kn_freeze(acts_place(&t->net, a->arg[5]), between == BETWEEN_FREEZE);
     ok = ok && (between != BETWEEN_EVALUATE || evaluate(t, &other, number, false)) &&
          (between != BETWEEN_SAMPLE || sample(t->rank)) && kn_backward(y);
@@ -228,12 +233,12 @@ static bool clip(trainer *t, const act *a, int number)
     kn_scope_end(scope);
     if (!ok || !kn_ok() || (!t->p->dropout && !near(is, want->norm[t->rank])))
         return kn_ok() && differs(t, number, "the norm", is, want->norm[t->rank]);
-    if (!measures || want->scale[t->rank] == 0)
-        return true;
+    ok = !measures || (!kn_find_nonfinite_grad(m) && kn_ok());
+    if (!ok || !measures || want->scale[t->rank] == 0)
+        return ok;
     is = kn_grad_scale(m);
-    return kn_ok() && !kn_find_nonfinite_grad(m) &&
-           (near(is, want->scale[t->rank]) ||
-            differs(t, number, "the scale", is, want->scale[t->rank]));
+    return kn_ok() && (near(is, want->scale[t->rank]) ||
+                       differs(t, number, "the scale", is, want->scale[t->rank]));
 }
 
 /* Of the module that holds the parameter. */
@@ -241,15 +246,20 @@ static bool edit(trainer *t, const act *a, int number)
 {
     const kn_param *p;
     int i = a->arg[0], k = i == ACTS_GAIN ? -1 : i / 4;
-    int n = kn_params(k < 0 ? (void *)&t->net : t->net.part[k], &p);
-    bool mode = kn_set_grad_mode(false), ok = true;
+    void *m = k < 0 ? (void *)&t->net : t->net.part[k];
+    kn_summon_scope whole = { NULL };
+    bool mode = kn_set_grad_mode(false),
+         ok = !a->arg[2] || (whole = kn_summon(m, .with_grads = true)).s;
     kn_scope scope = kn_scope_begin();
-    for (int j = 0; j < n && ok; j++) {
-        kn_tensor *g = acts_param(&p[j], k) == i ? kn_param_grad(&p[j]) : NULL;
+    for (int j = 0, n = kn_params(m, &p); j < n && ok; j++) {
+        kn_tensor *g = acts_param(&p[j], k) != i ? NULL
+                       : a->arg[2]               ? kn_grad(p[j].tensor)
+                                                 : kn_param_grad(&p[j]);
         ok = !g || kn_numel(g) == 0 || kn_copy_(g, kn_scale(g, a->arg[1] ? 0.5 : 4));
     }
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
+    ok = ok && (!a->arg[2] || kn_summon_end(whole));
     (void)number;
     return ok && kn_ok();
 }
@@ -277,6 +287,15 @@ static bool replace(trainer *t, int k, int number)
     return old && put(t, m, k, &v) && make_optims(t);
 }
 
+static bool free_part(trainer *t, int k)
+{
+    drop_optims(t);
+    kn_unclip_grads(&t->net);
+    kn_module_free(t->net.part[k]);
+    t->gone[k] = true;
+    return make_optims(t);
+}
+
 static bool run(trainer *t, const act *a, int number)
 {
     const act_outcome *want = &t->job->want[number];
@@ -300,12 +319,14 @@ static bool run(trainer *t, const act *a, int number)
         return kn_fsdp_reduce_grads(acts_place(&t->net, a->arg[0]));
     case ACT_ROOT:
         drop_optims(t);
-        return (t->root = wrap(t, &t->net, t->world, false)) &&
+        return (t->root = wrap(t, &t->net, t->comm[RANKS_ALL], false)) &&
                put(t, &t->net, -1, &want->values[t->rank]) && make_optims(t);
     case ACT_MERGE:
         return merge(t, a->arg[0], want->zero_first);
     case ACT_REPLACE:
         return replace(t, a->arg[0], number);
+    case ACT_FREE:
+        return free_part(t, a->arg[0]);
     case ACT_EVALUATE:
         return evaluate(t, a, number, true);
     default:
@@ -317,7 +338,8 @@ int acts_ranks(kn_comm *world, void *arg)
 {
     acts_job *job = arg;
     trainer *t = calloc(1, sizeof *t);
-    *t = (trainer){ .job = job, .p = &job->p, .world = world, .rank = kn_rank(world) };
+    *t = (trainer){ .job = job, .p = &job->p, .rank = kn_rank(world) };
+    t->comm[RANKS_ALL] = world;
     kn_set_threads(1);
     kn_seed(7);
     kn_set_step(0);
@@ -333,7 +355,7 @@ int acts_ranks(kn_comm *world, void *arg)
         snprintf(job->where, sizeof job->where, "act %d: %s", i - 1, kn_ok() ? "?" : kn_error());
     drop_optims(t);
     for (int k = 0; k < ACTS_PARTS; k++)
-        if (!t->merged[k])
+        if (!t->merged[k] && !t->gone[k])
             kn_module_free(t->net.part[k]);
     kn_module_free(&t->net);
     free(t);

@@ -40,6 +40,28 @@ KN_TEST(acts, recomputed_parts_frozen_between_forward_and_backward)
     acts_check_program("3,0,0,0,0,0,0,0,0,1 backward:5,0,0,0,1,5 backward:2,0,0,0,2 step:0");
 }
 
+/* A norm, a scale and a clip are one number on all ranks, whatever the sizes of the groups of each
+ * unit; one of them may be a rank alone. */
+KN_TEST(acts, groups_of_ranks_of_other_sizes)
+{
+    acts_check_program("2,0,0,0,0,0,0,0,0,0,0,0,3,0,0 backward:7 measure:0 clip:0 step:0");
+    acts_check_program(
+        "2,0,0,0,0,0,0,0,0,0,0,0,3,0,0,0,4,0,0,0,1 backward:7 measure:0 clip:0 step:0");
+    acts_check_program("3,0,0,0,0,0,0,0,0,0,0,0,4,0,0,0,3,0,0,0,2 backward:7 clip:0,1 step:0");
+}
+
+KN_TEST(acts, a_clip_of_sums_that_are_divided_by_less_since_is_refused)
+{
+    acts_check_program("0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,1,0 backward:5 backward:7 clip:0 "
+                       "zero:1 step:0");
+}
+
+KN_TEST(acts, a_unit_that_is_freed_while_gradients_wait)
+{
+    acts_check_program("1,1 backward:7,1 free:1 backward:5 step:0");
+    acts_check_program("3,0,0,3 backward:7,3 free:0 reduce:0 step:0");
+}
+
 /* The printed text of a failure repeats it. */
 KN_TEST(acts, one_program)
 {
