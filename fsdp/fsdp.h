@@ -408,10 +408,10 @@ KN_API bool kn_shard_write(void *root, int index, kn_tensor *shard, const void *
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Predicted bytes a rank by category for a step of root (docs/fsdp.md has the formula): parameters,
- * gradients, optimizer (AdamW), gathered and unreduced peaks; those offloaded to a file are in
- * store. Of the first three, pinned lie in page-locked memory of the host; the device has the
- * rest. */
+/* Predicted bytes a rank by category for a step of root (docs/fsdp.md has the formula), a unit or a
+ * module that calls trees of units one after the other: parameters, gradients, optimizer (AdamW),
+ * gathered and unreduced peaks; those offloaded to a file are in store. Of the first three, pinned
+ * lie in page-locked memory of the host; the device has the rest. */
 typedef struct kn_fsdp_memory {
     int64_t param, grad, optim, gathered, unreduced, store, pinned;
 } kn_fsdp_memory;

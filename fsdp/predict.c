@@ -88,17 +88,22 @@ static kn_fsdp_memory predict(void *root, const kn_optim *o)
 {
     kn_fsdp_memory sum = { 0 };
     kn_module_impl *m = kn_impl(root, "kn_fsdp_predict");
-    const kn_unit *u = kn_unit_of(m);
-    if (m && !u)
-        kn_fail("kn_fsdp_predict: '%s' is not a unit; wrap it first", m->class_name);
+    kn_unit *u = kn_unit_of(m);
+    kn_module *below;
+    if (m && !u && kn_fsdp_units(root, &below, 1) == 0)
+        kn_fail("kn_fsdp_predict: '%s' and what is below it are no units; wrap them first",
+                m->class_name);
+    kn_module_impl *const *module = u ? u->module : &m;
+    int n = u ? u->modules : 1;
     kn_step_peaks peaks;
-    if (!u || !kn_rehearse_step(u, overlaps(u), &peaks))
+    if (!m || !kn_ok() ||
+        !kn_rehearse_step(module, n, overlaps(u ? u : kn_unit_of(below->impl)), &peaks))
         return sum;
-    for (int i = 0; i < u->modules; i++) {
-        add_units(&sum, u->module[i]);
-        add_outside(&sum, u->module[i]);
-        if (!o || u->module[i] == m)
-            add_optim(&sum, u->module[i], o);
+    for (int i = 0; i < n; i++) {
+        add_units(&sum, module[i]);
+        add_outside(&sum, module[i]);
+        if (!o || module[i] == m)
+            add_optim(&sum, module[i], o);
     }
     sum.optim += kn_bucket_bytes(sizeof(kn_step_scalars) / sizeof(double), KN_F64);
     sum.gathered = peaks.gathered;

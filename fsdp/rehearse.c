@@ -1,4 +1,4 @@
-/* fsdp/rehearse.c: a step of a tree of units, rehearsed: the very schedule runs for a copy of the
+/* fsdp/rehearse.c: a step of trees of units, rehearsed: the very schedule runs for a copy of the
  * tree on meta among simulated ranks, and its ledger says how many bytes came and went. A copy of a
  * module uses its parameters before and after its children, which it calls in order of
  * declaration. It runs on a thread of its own, whose ledger, trace and clocks nobody else sees. */
@@ -28,14 +28,19 @@ typedef struct unit_copy {
     kn_unit *unit;
 } unit_copy;
 
+/* Ranks of units, simulated: a world for each communicator. */
+typedef struct world {
+    const kn_comm *real;
+    kn_comm *comm;
+} world;
+
 typedef struct rehearsal {
-    copy *module; /* parents first; [0] only holds the modules of the root unit */
+    copy *module; /* parents first; [0] only holds those that the step begins with */
     param_copy *param;
     unit_copy *unit;
-    int modules, params, units;
-    int64_t module_room, param_room, unit_room;
-    const kn_unit *root;
-    kn_comm *world;
+    world *world;
+    int modules, params, units, worlds;
+    int64_t module_room, param_room, unit_room, world_room;
     bool overlap;
     kn_step_peaks peaks;
     char error[1024]; /* "": none */
@@ -208,6 +213,19 @@ static bool apart_from_master(kn_bucket *b)
     return true;
 }
 
+static kn_comm *world_of(rehearsal *r, const kn_unit *real)
+{
+    for (int i = 0; i < r->worlds; i++)
+        if (r->world[i].real == real->comm)
+            return r->world[i].comm;
+    kn_comm *comm = kn_host_grow(&r->world, &r->world_room, r->worlds + 1, sizeof *r->world)
+                        ? kn_comm_simulated(real->size, 0, 0)
+                        : NULL;
+    if (comm)
+        r->world[r->worlds++] = (world){ real->comm, comm };
+    return comm;
+}
+
 static bool build_unit(rehearsal *r, unit_copy *c)
 {
     const kn_unit *real = c->real;
@@ -232,7 +250,8 @@ static bool build_unit(rehearsal *r, unit_copy *c)
     o.fill_module = NULL;
     o.buffer_dtype = KN_DTYPE_DEFAULT;
     o.reshard_after_forward = real->slice_ranks ? real->slice_ranks : o.reshard_after_forward;
-    bool ok = module && kn_unit_build(module, n, r->world, &o);
+    kn_comm *comm = module ? world_of(r, real) : NULL;
+    bool ok = comm && kn_unit_build(module, n, comm, &o);
     c->unit = ok ? kn_unit_of(module[0]) : NULL;
     kn_host_free(module);
     for (int i = 0; ok && i < c->unit->buckets && i < real->buckets; i++)
@@ -276,10 +295,13 @@ static bool make_units(rehearsal *r)
     for (int i = 0; i < r->params; i++)
         if (r->param[i].tensor)
             r->param[i].tensor->requires_grad = r->param[i].real->tensor->requires_grad;
-    kn_schedule_state *s = kn_schedule_of(r->unit[0].unit);
-    if (s)
+    for (int i = 0; i < r->units; i++) {
+        kn_schedule_state *s = kn_schedule_of(r->unit[i].unit);
+        if (!s)
+            return false;
         s->inline_reduce = !r->overlap; /* streams of meta never are */
-    return s != NULL;
+    }
+    return true;
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
@@ -301,8 +323,7 @@ static void *run(void *arg)
 {
     rehearsal *r = arg;
     kn_context_get()->memory_limit = 0; /* bytes on meta are none */
-    r->world = kn_comm_simulated(r->root->size, 0, 0);
-    if (r->world && make_modules(r) && make_params(r) && make_units(r)) {
+    if (make_modules(r) && make_params(r) && make_units(r)) {
         run_round(r);
         run_round(r);
     }
@@ -312,18 +333,18 @@ static void *run(void *arg)
     kn_clear_error();
     if (r->module[0].module.impl)
         kn_module_free(&r->module[0].module);
-    if (r->world)
-        kn_comm_simulated_free(r->world);
+    for (int i = 0; i < r->worlds; i++)
+        kn_comm_simulated_free(r->world[i].comm);
     kn_context_end();
     return NULL;
 }
 
-bool kn_rehearse_step(const kn_unit *root, bool overlap, kn_step_peaks *peaks)
+bool kn_rehearse_step(kn_module_impl *const *module, int n, bool overlap, kn_step_peaks *peaks)
 {
-    rehearsal r = { .root = root, .overlap = overlap };
+    rehearsal r = { .overlap = overlap };
     bool ok = list_module(&r, NULL, -1);
-    for (int i = 0; ok && i < root->modules; i++)
-        ok = list_module(&r, root->module[i], 0);
+    for (int i = 0; ok && i < n; i++)
+        ok = list_module(&r, module[i], 0);
     pthread_t thread;
     int error = ok ? pthread_create(&thread, NULL, run, &r) : 0;
     if (error)
@@ -336,5 +357,6 @@ bool kn_rehearse_step(const kn_unit *root, bool overlap, kn_step_peaks *peaks)
     kn_host_free(r.module);
     kn_host_free(r.param);
     kn_host_free(r.unit);
+    kn_host_free(r.world);
     return ok;
 }

@@ -34,6 +34,32 @@ static bool collect(kn_module *module, void *arg)
     return true;
 }
 
+static bool is_claimed(kn_module *module, void *arg)
+{
+    (void)arg;
+    return check_claimed(module->impl);
+}
+
+static int64_t changes_of(const kn_unit *root)
+{
+    int64_t n = 0;
+    for (int i = 0; i < root->modules; i++)
+        n += root->module[i]->changes;
+    return n;
+}
+
+/* What came to the tree since belongs to a unit: else no rank's gradients of it would be summed. */
+static bool still_claimed(kn_schedule_state *s)
+{
+    bool ok = true;
+    if (s->changes == changes_of(s->root))
+        return true;
+    for (int i = 0; ok && i < s->root->modules; i++)
+        ok = kn_apply_modules(s->root->module[i]->self, is_claimed, NULL);
+    s->changes = ok ? changes_of(s->root) : s->changes;
+    return ok;
+}
+
 /* Every unit joins; its buckets get their communicators (collective, in the same order
  * everywhere). */
 static bool join(kn_schedule_state *s)
@@ -63,13 +89,14 @@ static bool any_away(const kn_schedule_state *s)
 kn_schedule_state *kn_schedule_of(kn_unit *u)
 {
     if (u->schedule)
-        return u->schedule;
+        return still_claimed(u->schedule) ? u->schedule : NULL;
     kn_unit *root = kn_unit_outermost(u);
     kn_schedule_state *s = kn_ok() ? kn_host_calloc(1, sizeof *s) : NULL;
     if (!s)
         return NULL;
     s->root = root;
     s->comm = root->comm;
+    s->changes = changes_of(root);
     bool ok = true;
     for (int i = 0; ok && i < root->modules; i++)
         ok = kn_apply_modules(root->module[i]->self, collect, s);

@@ -139,6 +139,7 @@ struct kn_module_impl {
     kn_param *list;            /* cache of kn_params(); names are owned by it */
     int list_count;
     bool list_valid;
+    int64_t changes; /* of the parameters and modules at and below it, so far */
 };
 
 kn_module_impl *kn_impl(const void *m, const char *what); /* m begins with kn_module, or an error */

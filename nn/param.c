@@ -23,8 +23,10 @@ static void invalidate_below(kn_module_impl *m)
 void kn_params_changed(kn_module_impl *m)
 {
     invalidate_below(m);
-    for (; m; m = m->parent)
+    for (; m; m = m->parent) {
         m->list_valid = false;
+        m->changes++;
+    }
 }
 
 static void on_clear(void *arg)

@@ -74,6 +74,12 @@ typedef struct acts_program {
     int recompute;
     int dropout; /* only whether what changes nothing does */
     acts_part part[ACTS_PARTS];
+    int keep;    /* kn_fsdp_set_reshard_after_backward */
+    int whole;   /* .keep_whole_below: biases and gain */
+    int hook;    /* of the reduction, or after the all-reduce */
+    int several; /* .max_reductions */
+    int factor;  /* .divide_factor, of part 1 */
+    int store;   /* .offload_dir */
     act act[ACTS_MOST];
 } acts_program;
 
@@ -150,6 +156,8 @@ int acts_split(const acts_program *p, int k);
 int acts_color(int split, int rank);
 int acts_group(const acts_program *p, int k, int rank);
 int acts_ranks_of(const acts_program *p, int k, int rank);
+/* What a backward's sum in part k, or in the gain, is divided by. */
+int acts_factor(const acts_program *p, int k, int rank);
 /* The parts whose results this rank's loss uses. */
 int acts_uses(const act *a, int rank);
 bool acts_changes_nothing(const act *a);

@@ -23,8 +23,9 @@ static const int values[ACTS][ACT_ARGS] = {
 };
 
 /* The options as ints, and their numbers of values. */
-enum { OF_ALL = 11, SETTINGS = OF_ALL + 4 * ACTS_PARTS };
-static const int choices[] = { 4, 3, 7, 4, 3, 3, 2, 3, 2, 2, 2, 3, RANKS_WAYS, 2, 2 };
+enum { OF_ALL = 11, OF_PARTS = OF_ALL + 4 * ACTS_PARTS, SETTINGS = OF_PARTS + 6 };
+static const int choices[] = { 4, 3,          7, 4, 3, 3, 2, 3, 2, 2, 2,
+                               3, RANKS_WAYS, 2, 2, 2, 2, 3, 2, 2, 2 };
 
 static int *setting(acts_program *p, int i)
 {
@@ -33,7 +34,10 @@ static int *setting(acts_program *p, int i)
 
 static int choices_of(int i)
 {
-    return choices[i < OF_ALL ? i : OF_ALL + (i - OF_ALL) % 4];
+    bool of_part = i >= OF_ALL && i < OF_PARTS;
+    return choices[i < OF_ALL ? i
+                   : of_part  ? OF_ALL + (i - OF_ALL) % 4
+                              : i - OF_PARTS + OF_ALL + 4];
 }
 
 /* The root is one unit with all in it: no part may be plain or apart. */
@@ -70,6 +74,7 @@ acts_program acts_draw(uint64_t seed)
     p.ranks = below(&state, 5);
     p.ranks -= p.ranks > 3; /* 4 twice as often */
     p.dropout = below(&state, 10) == 0;
+    p.store = below(&state, 20) == 0;
     settle(&p);
     for (int i = 0, count = 6 + below(&state, ACTS_MOST - 5); i < count; i++) {
         act *a = &p.act[i];

@@ -140,6 +140,12 @@ int acts_ranks_of(const acts_program *p, int k, int rank)
     return n;
 }
 
+int acts_factor(const acts_program *p, int k, int rank)
+{
+    bool plain = k < ACTS_PARTS && p->part[k].style == STYLE_PLAIN;
+    return plain ? 1 : p->factor && k == 1 ? 3 : acts_ranks_of(p, k, rank);
+}
+
 int acts_uses(const act *a, int rank)
 {
     int parts = a->arg[0], last = ACTS_PARTS - 1;

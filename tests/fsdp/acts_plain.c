@@ -1,5 +1,5 @@
-/* tests/fsdp/acts_plain.c: the reference of a program of acts: each act by its definition, in arrays
- * (acts_plain.h). */
+/* tests/fsdp/acts_plain.c: the reference of a program of acts: each act by its definition, in
+ * arrays (acts_plain.h). */
 #include "tests/fsdp/acts_plain.h"
 
 /* ---- backwards ------------------------------------------------------------------------------- */

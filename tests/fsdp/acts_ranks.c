@@ -41,9 +41,24 @@ static bool make_optims(trainer *t)
     return true;
 }
 
-static bool wrap(trainer *t, void *module, kn_comm *comm, bool linears)
+static bool sees_nothing(const kn_grad_reduction *r, void *arg)
+{
+    (void)arg;
+    return r->dst != NULL || r->count == 0;
+}
+
+static bool set_hooks(void *module, int hook)
+{
+    return hook == 0   ? true
+           : hook == 1 ? kn_fsdp_set_comm_hook(module, kn_reduce_default, NULL, true)
+                       : kn_fsdp_set_all_reduce_hook(module, sees_nothing, NULL, true);
+}
+
+/* Part k, or (-1) the root. */
+static bool wrap(trainer *t, void *module, kn_comm *comm, int k)
 {
     const acts_program *p = t->p;
+    bool linears = k >= 0 && p->part[k].style == STYLE_UNITS;
     return kn_fsdp_wrap(module, comm, .wrap_class = linears ? "linear" : NULL, .seed = 5,
                         .strategy = p->strategy == 0   ? KN_FULL_SHARD
                                     : p->strategy == 1 ? KN_SHARD_GRAD_OP
@@ -56,7 +71,12 @@ static bool wrap(trainer *t, void *module, kn_comm *comm, bool linears)
                         .backward_prefetch = p->prefetch == 0   ? KN_PREFETCH_PRE
                                              : p->prefetch == 1 ? KN_PREFETCH_POST
                                                                 : KN_PREFETCH_NONE,
-                        .forward_prefetch = p->forward_prefetch) &&
+                        .forward_prefetch = p->forward_prefetch,
+                        .keep_whole_below = p->whole ? 6 : 0, .max_reductions = p->several ? 3 : 0,
+                        .divide_factor = p->factor && k == 1 ? 3 : 0,
+                        .offload_dir = p->store ? "/tmp" : NULL) &&
+           set_hooks(module, p->hook) &&
+           (!p->keep || kn_fsdp_set_reshard_after_backward(module, false, true)) &&
            (!p->unused || kn_fsdp_set_reduce_unused(module, true, true));
 }
 
@@ -79,7 +99,7 @@ static bool early(trainer *t, void *part, int k)
     bool ok = kn_materialize(part, KN_CPU, 5) && kn_backward(acts_loss(&t->net, 1000, false));
     kn_scope_end(scope);
     if (ok && t->p->ranks == 0) {
-        ok = !wrap(t, part, t->comm[RANKS_ALL], false) && kn_error() &&
+        ok = !wrap(t, part, t->comm[RANKS_ALL], k) && kn_error() &&
              strstr(kn_error(), "holds a gradient of before it is sharded");
         kn_clear_error();
     }
@@ -99,11 +119,11 @@ static bool begin(trainer *t)
         t->merged[k] = !part->apart;
         ok = (part->style == STYLE_PLAIN || !part->early || early(t, t->net.part[k], k)) &&
              (part->style == STYLE_PLAIN ||
-              wrap(t, t->net.part[k], t->comm[acts_split(t->p, k)], part->style == STYLE_UNITS)) &&
+              wrap(t, t->net.part[k], t->comm[acts_split(t->p, k)], k)) &&
              (!part->apart || put(t, t->net.part[k], k, &t->job->begin));
     }
     t->root = t->p->root == ROOT_FIRST;
-    return ok && (!t->root || wrap(t, &t->net, t->comm[RANKS_ALL], false)) &&
+    return ok && (!t->root || wrap(t, &t->net, t->comm[RANKS_ALL], -1)) &&
            put(t, &t->net, -1, &t->job->begin) && make_optims(t);
 }
 
@@ -319,7 +339,7 @@ static bool run(trainer *t, const act *a, int number)
         return kn_fsdp_reduce_grads(acts_place(&t->net, a->arg[0]));
     case ACT_ROOT:
         drop_optims(t);
-        return (t->root = wrap(t, &t->net, t->comm[RANKS_ALL], false)) &&
+        return (t->root = wrap(t, &t->net, t->comm[RANKS_ALL], -1)) &&
                put(t, &t->net, -1, &want->values[t->rank]) && make_optims(t);
     case ACT_MERGE:
         return merge(t, a->arg[0], want->zero_first);

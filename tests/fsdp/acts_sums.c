@@ -1,5 +1,5 @@
-/* tests/fsdp/acts_sums.c: what the reference's sums are divided by, their norms, what a step may take:
- * by docs/fsdp.md, "Gradients". */
+/* tests/fsdp/acts_sums.c: what the reference's sums are divided by, their norms, what a step may
+ * take: by docs/fsdp.md, "Gradients". */
 #include "tests/fsdp/acts_plain.h"
 
 bool plain_under(const plain *s, int param, int place)
@@ -64,7 +64,7 @@ double plain_divisor(const plain *s, int param, int place, int rank)
             all |= s->of[i][group_of(s, i, rank)].passes;
     for (; all; all &= all - 1)
         count++;
-    return count * (is_plain(s, part_of(param)) ? 1 : acts_ranks_of(s->p, part_of(param), rank));
+    return count * acts_factor(s->p, part_of(param), rank);
 }
 
 /* The ranks that a norm goes over, of which rank is one: bits. */

@@ -277,15 +277,20 @@ KN_TEST(wrong_use, parameter_declared_after_wrapping)
     drop(n);
 }
 
-/* One that came after wrapping, in a module of its own, and one that a module outside shares. */
+/* One that came after wrapping, before the first forward or later, in a module of its own, and one
+ * that a module outside shares. */
 KN_TEST(wrong_use, a_parameter_of_no_unit)
 {
-    kn_linear late;
-    matrix_net *n = wrapped(MATRIX_TURN);
-    KN_CHECK(kn_linear_init(&late, n->root, "late", 2, 2, .device = KN_CPU), "%s", kn_error());
-    matrix_loss(n, 0, 0);
-    CHECK_SAYS("'late.weight' belongs to no unit", "declared after wrapping");
-    drop(n);
+    matrix_net *n;
+    for (int ran = 0; ran < 2; ran++) {
+        kn_linear late;
+        n = wrapped(MATRIX_TURN);
+        KN_CHECK(!ran || kn_backward(matrix_loss(n, 0, 0)), "%s", kn_error());
+        KN_CHECK(kn_linear_init(&late, n->root, "late", 2, 2, .device = KN_CPU), "%s", kn_error());
+        matrix_loss(n, 0, 0);
+        CHECK_SAYS("'late.weight' belongs to no unit", "declared after wrapping");
+        drop(n);
+    }
     n = make(MATRIX_TURN);
     kn_tensor *w = kn_module_param(&n->turn.block[0].fc, "weight");
     KN_CHECK(kn_share_parameter(&n->turn.block[1], "tied", w), "%s", kn_error());

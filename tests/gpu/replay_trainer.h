@@ -1,5 +1,5 @@
-/* tests/gpu/replay_trainer.h: training steps of a small GPT on a GPU, run as they are or recorded and
- * replayed, and what the tests compare of both. */
+/* tests/gpu/replay_trainer.h: training steps of a small GPT on a GPU, run as they are or recorded
+ * and replayed, and what the tests compare of both. */
 #ifndef KNAP_TESTS_REPLAY_TRAINER_H
 #define KNAP_TESTS_REPLAY_TRAINER_H
 
