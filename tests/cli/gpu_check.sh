@@ -14,13 +14,17 @@ script() { cat >"$1" && chmod +x "$1"; }
 script "$TMP/bin/nvidia-smi" <<'S'
 #!/bin/sh
 name=${GPU:-Pretended GPU 9000}
-case $* in *--query-gpu=name\ *) echo "$name" ;; *) echo "$name, 999.99, 1 MiB, 1 MHz, 1 W" ;; esac
+case $* in *--query-gpu=name\ *) echo "$name" ;; *compute_cap*) echo "${CAPABILITY:-9.0}" ;; *) echo "$name, 999.99, 1 MiB, 1 MHz, 1 W" ;; esac
 S
 script "$TMP/bin/nvcc" <<'S'
 #!/bin/sh
 echo "Cuda compilation tools, release 13.0, V13.0.0"
 S
-printf '#!/bin/sh\n' | tee "$TMP/bin/ldconfig" "$TMP/bin/meson" >/dev/null
+printf '#!/bin/sh\n' >"$TMP/bin/ldconfig"
+script "$TMP/bin/meson" <<S
+#!/bin/sh
+echo "\$*" >>$TMP/meson
+S
 script "$TMP/bin/ninja" <<S
 #!/bin/sh
 echo "\$CFLAGS \$LD_LIBRARY_PATH" >$TMP/environment
@@ -66,6 +70,16 @@ gpu_check() { run env PATH="$TMP/bin:$PATH" KNAP_DATA= HOME="$TMP" timeout 900 "
 gpu_check --part correctness
 check "a build without cuDNN isn't measured" fails "this build is without cuDNN"
 echo "args: -DKN_HAVE_CUDNN" >"$TMP/b/build.ninja"
+CAPABILITY=8.0 gpu_check --part none --build-only
+check "parts are known before anything is built" fails "no part 'none'"
+CAPABILITY=8.0 gpu_check --build-only
+check "a folder for no GPU or another is configured again" grep -q "^setup --reconfigure .* -Dgpu_arch=80$" "$TMP/meson"
+CAPABILITY=12.0 gpu_check --build-only --arch 90,100
+check "for those that are asked for" grep -q "^setup --reconfigure .* -Dgpu_arch=90,100$" "$TMP/meson"
+echo "args: -DKN_HAVE_CUDNN code=[sm_80,sm_90,compute_80]" >"$TMP/b/build.ninja"
+rm "$TMP/meson"
+gpu_check --build-only
+check "one for this GPU is taken as it is" test ! -e "$TMP/meson"
 gpu_check --part correctness
 check "a part that passes" succeeds
 check "its result is written" grep -q '^ok gradients of all operations' "$TMP/out/correctness.txt"

@@ -6,6 +6,9 @@
 #include "tests/gpu/fake_cuda/fake.h"
 #include "tests/kn_test.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 /* ---- which GPU ------------------------------------------------------------------------------- */
 
 KN_TEST(cuda_runtime, no_gpu_is_a_sentence)
@@ -14,6 +17,28 @@ KN_TEST(cuda_runtime, no_gpu_is_a_sentence)
     KN_CHECK(!kn_cuda_available() && kn_ok());
     KN_CHECK(!kn_device_memory(KN_CUDA));
     KN_CHECK_ERROR("device cuda: ");
+}
+
+KN_TEST(cuda_runtime, a_driver_that_does_not_start_says_what_to_do)
+{
+    static const struct {
+        cudaError_t error;
+        const char *says;
+    } cases[] = { { cudaErrorSystemNotReady, "nvidia-fabricmanager must run" },
+                  { cudaErrorSystemDriverMismatch, "are of two versions (803)" },
+                  { cudaErrorCompatNotSupportedOnDevice, "forward-compatibility package" } };
+    int status = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pid_t child = fork(); /* a process looks once */
+        if (child == 0) {
+            fake.devices = 0;
+            fake.missing = cases[i].error;
+            bool failed = !kn_device_memory(KN_CUDA);
+            _exit(failed && kn_error() && strstr(kn_error(), cases[i].says) ? 0 : 1);
+        }
+        KN_CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0, "%s",
+                 cases[i].says);
+    }
 }
 
 KN_TEST(cuda_runtime, wrong_index_names_how_many_there_are)

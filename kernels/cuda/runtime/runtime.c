@@ -78,9 +78,32 @@ static void look(void)
     gpu.looked = true;
 }
 
+/* Of a driver that is there and doesn't start; NULL: another reason. */
+static const char *why_not_started(void)
+{
+    switch (gpu.error) {
+    case cudaErrorSystemNotReady:
+        return "the GPUs aren't ready (802): on a machine with NVSwitch (HGX, DGX) "
+               "nvidia-fabricmanager must run, of the driver's version (systemctl status "
+               "nvidia-fabricmanager; nvidia-smi -q shows Fabric: Completed once it does)";
+    case cudaErrorSystemDriverMismatch:
+        return "the driver's library and its kernel module are of two versions (803): the driver "
+               "was updated; load the module again, or restart the machine (in a container: the "
+               "container's libcuda.so.1 must be the host's)";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "a forward-compatibility package (cuda-compat) is loaded, which this GPU doesn't "
+               "support (804): take it out of LD_LIBRARY_PATH, or install a newer driver";
+    default:
+        return NULL;
+    }
+}
+
 /* The sentence about what is missing; always false. */
 static bool fail_missing(void)
 {
+    const char *why = why_not_started();
+    if (why)
+        return kn_fail("device cuda: %s; or use --device cpu", why);
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (!driver)
         return kn_fail(

@@ -246,7 +246,8 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t s)
 cudaError_t cudaGetDeviceCount(int *n)
 {
     if (fake.devices == 0)
-        return cudaErrorNoDevice; /* *n stays unchanged, as with real CUDA */
+        return fake.missing ? fake.missing
+                            : cudaErrorNoDevice; /* *n stays unchanged, as with real CUDA */
     *n = fake.devices;
     return cudaSuccess;
 }

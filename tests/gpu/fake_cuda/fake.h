@@ -13,7 +13,8 @@
 
 /* The machine's properties, and counts of its use. */
 typedef struct cuda_fake {
-    int devices;         /* 0: cudaErrorNoDevice */
+    int devices;         /* 0: cudaErrorNoDevice, or */
+    cudaError_t missing; /* this */
     size_t memory;       /* bytes of one device */
     bool backwards;      /* replays run independent work from the last to the first */
     bool lost;           /* from now on kernels fail */
