@@ -14,8 +14,9 @@
  *
  * Prints a line for each: the speed; memory by category beside kn_fsdp_predict (exit status 1 if
  * they differ), and what else the GPU holds, which depends on its libraries; for three more, traced
- * steps how long each stream was busy and the device idle, and, on one rank, each kernel's calls
- * and time, which bench/predict.c prints beside its own. */
+ * steps how long each stream was busy and the device idle, how much of the collectives' time ran
+ * beside kernels, and, on one rank, each kernel's calls and time, which bench/predict.c prints
+ * beside its own. */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
 #include "knap.h"
@@ -237,14 +238,23 @@ static int by_begin(const void *a, const void *b)
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-/* Seconds in which the stream (NULL: any) was busy; events are sorted by their begin. */
-static double busy(const result *r, const char *stream)
+static bool is_collective(const kn_trace_event *e)
+{
+    return strcmp(e->provider, "nccl") == 0 || strcmp(e->provider, "staged") == 0;
+}
+
+typedef enum work_kind { ANY, COLLECTIVES, KERNELS } work_kind;
+
+/* Seconds in which the stream (NULL: any) was busy with such work; events are sorted by their
+ * begin. */
+static double busy(const result *r, const char *stream, work_kind kind)
 {
     double sum = 0, until = r->begin;
     for (size_t i = 0; i < r->count; i++) {
         const kn_trace_event *e = &r->events[i];
         if (!e->stream || strcmp(e->provider, "host") == 0 ||
-            (stream && strcmp(stream, e->stream) != 0))
+            (stream && strcmp(stream, e->stream) != 0) ||
+            (kind != ANY && is_collective(e) != (kind == COLLECTIVES)))
             continue;
         double from = e->begin > until ? e->begin : until;
         if (e->end > from) {
@@ -270,12 +280,17 @@ static void print_trace(const result *r)
         if (!is_new)
             continue;
         seen[n++] = stream;
-        double time = busy(r, stream);
+        double time = busy(r, stream, ANY);
         longest = time > longest ? time : longest;
         printf(" %s busy %.2f ms,", stream, 1e3 * time / TRACED);
     }
-    printf(" the device idle %.1f %%; step over its longest stream %.3f\n",
-           100 * (1 - busy(r, NULL) / span), longest > 0 ? span / longest : 0);
+    const double all = busy(r, NULL, ANY), collectives = busy(r, NULL, COLLECTIVES);
+    printf(" the device idle %.1f %%; step over its longest stream %.3f\n", 100 * (1 - all / span),
+           longest > 0 ? span / longest : 0);
+    if (collectives > 0)
+        printf("collectives %.2f ms a step, %.1f %% of it beside kernels\n",
+               1e3 * collectives / TRACED,
+               100 * (collectives + busy(r, NULL, KERNELS) - all) / collectives);
 }
 
 /* Each kernel's part of a step. */

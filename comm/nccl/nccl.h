@@ -63,6 +63,7 @@ typedef struct nccl_functions {
     int (*dismiss)(nccl_comm_t c, void *handle);                        /* ncclCommDeregister */
 } nccl_functions;
 
+extern kn_cuda_library kn_nccl_library;
 /* The functions; NULL with an error if there is no NCCL. */
 const nccl_functions *kn_nccl(void);
 

@@ -31,19 +31,19 @@ static const kn_cuda_symbol symbols[] = {
     { "ncclCommDeregister", &nccl.dismiss, true },
 };
 
-static kn_cuda_library library = { .name = "NCCL",
-                                   .soname = "libnccl.so.2",
-                                   .variable = "KNAP_NCCL",
-                                   .symbols = symbols,
-                                   .count = sizeof symbols / sizeof *symbols };
+kn_cuda_library kn_nccl_library = { .name = "NCCL",
+                                    .soname = "libnccl.so.2",
+                                    .variable = "KNAP_NCCL",
+                                    .symbols = symbols,
+                                    .count = sizeof symbols / sizeof *symbols };
 
 const nccl_functions *kn_nccl(void)
 {
-    if (kn_cuda_library_open(&library))
+    if (kn_cuda_library_open(&kn_nccl_library))
         return &nccl;
     kn_fail("collectives of GPU tensors need NCCL: %s; install it, name it in KNAP_NCCL, or set "
             "KNAP_COMM=local",
-            library.lack);
+            kn_nccl_library.lack);
     return NULL;
 }
 
@@ -51,7 +51,7 @@ const char *kn_nccl_version(void)
 {
     static char text[32];
     int v = 0;
-    if (!kn_cuda_library_open(&library) || nccl.version(&v) != NCCL_SUCCESS)
+    if (!kn_cuda_library_open(&kn_nccl_library) || nccl.version(&v) != NCCL_SUCCESS)
         return NULL;
     snprintf(text, sizeof text, "%d.%d.%d", v / 10000, v % 10000 / 100, v % 100);
     return text;

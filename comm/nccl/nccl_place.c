@@ -76,20 +76,18 @@ static int sharers(const place *all, int size, int rank)
 /* One line, of the first GPU that is shared. */
 static void say(const place *all, int size, int first)
 {
-    static bool said;
+    static _Atomic bool told;
     char ranks[200];
     size_t at = 0;
     for (int r = first; r < size && at + 32 < sizeof ranks; r++)
         if (same(all[r], all[first]))
             at += (size_t)snprintf(ranks + at, sizeof ranks - at, "%s%d", at ? ", " : "", r);
-    if (!said)
-        fprintf(stderr,
-                "knap: ranks %s%s share a GPU (PCI %04" PRIx64 ":%02" PRIx64
-                "): NCCL moves bytes between all ranks through sockets, which is slow; for speed "
-                "start one rank a GPU\n",
-                ranks, at + 32 < sizeof ranks ? "" : ", ...", (uint64_t)all[first].gpu >> 20,
-                (uint64_t)all[first].gpu >> 12 & 0xff);
-    said = true;
+    kn_cuda_tell(&told,
+                 "ranks %s%s share a GPU (PCI %04" PRIx64 ":%02" PRIx64
+                 "): NCCL moves bytes between all ranks through sockets, which is slow; for speed "
+                 "start one rank a GPU",
+                 ranks, at + 32 < sizeof ranks ? "" : ", ...", (uint64_t)all[first].gpu >> 20,
+                 (uint64_t)all[first].gpu >> 12 & 0xff);
 }
 
 /* NCCL refuses two ranks on one GPU of one host. Where there are such, each rank says that it is a
@@ -131,7 +129,7 @@ bool kn_nccl_place(kn_comm *c, bool *shared)
     *shared = first >= 0;
     if (*shared)
         let_share(kn_context_get()->rank, one_host);
-    if (*shared && c->rank == 0)
+    if (*shared)
         say(all, c->size, first);
     kn_host_free(all);
     return true;

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What the kernels in a build take of a GPU: tests/cli/cuda_resources.py BUILD.
+"""What the kernels in a build take of a GPU: tests/cli/cuda_resources.py BUILD [--table].
 
 Reads what ptxas said about each kernel (BUILD/kernels/cuda/*.cu.res) and the bound of its blocks in the
-sources (KN_KERNEL). A TAP line a check."""
+sources (KN_KERNEL). A TAP line a check. --table: instead a line a kernel, with registers, bytes spilled and
+static shared memory on each GPU; registers and shared memory are those that cuobjdump reads from the code
+itself ($CUOBJDUMP names it where PATH has none), and must be what ptxas said."""
 import os
 import re
 import subprocess
@@ -99,6 +101,40 @@ def measured(path):
     return entries
 
 
+def in_the_code(path):
+    """{(symbol, arch): (registers, shared memory)} of an object, by cuobjdump."""
+    said = subprocess.run([os.environ.get("CUOBJDUMP", "cuobjdump"), "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    found, arch, symbol = {}, "", ""
+    for line in said.splitlines():
+        if match := re.search(r"^arch = (\w+)", line):
+            arch = match.group(1)
+        elif match := re.search(r"^ Function (\S+):", line):
+            symbol = match.group(1)
+        elif match := re.search(r"REG:(\d+) .*SHARED:(\d+)", line):
+            found[symbol, arch] = (int(match.group(1)), int(match.group(2)))
+    return found
+
+
+def table(folders):
+    rows, archs, spilling = {}, set(), 0
+    for path in folders:
+        entries, code = measured(path), in_the_code(path.with_suffix(".o"))
+        for (name, arguments), e in zip(short([e["symbol"] for e in entries]), entries):
+            registers, memory = code[e["symbol"], e["arch"]]
+            if registers != e["registers"]:
+                sys.exit(f"{name}, {e['arch']}: {registers} registers in the code, {e['registers']} said ptxas")
+            archs.add(e["arch"])
+            rows.setdefault((path.name[:-7], name, arguments), {})[e["arch"]] = (registers, e["spill"], memory)
+            spilling += e["spill"] > 0
+    archs = sorted(archs, key=lambda a: int(a[3:]))
+    print("registers of a thread / bytes that it spills / bytes of static shared memory of a block")
+    print(f"{'file':<18} " + " ".join(f"{a:<13}" for a in archs) + " kernel")
+    for (file, name, arguments), row in sorted(rows.items()):
+        cells = ("/".join(str(n) for n in row[a]) if a in row else "-" for a in archs)
+        print(f"{file:<18} " + " ".join(f"{c:<13}" for c in cells) + f" {name}<{arguments}>".replace("<>", ""))
+    print(f"{len(rows)} kernels on {len(archs)} GPUs; {spilling} of {sum(map(len, rows.values()))} spill")
+
+
 def check(number, what, wrong):
     print(f"{'not ok' if wrong else 'ok'} {number} - {what}")
     for line in wrong:
@@ -111,6 +147,9 @@ def main():
     if not folders:
         print("no kernels of CUDA in this build: no nvcc")
         sys.exit(77)
+    if "--table" in sys.argv:
+        table(folders)
+        return
     shared = {}
     for header in CUDA.glob("*.cuh"):
         shared.update(constants(without_comments(header.read_text())))

@@ -14,7 +14,8 @@ script() { cat >"$1" && chmod +x "$1"; }
 script "$TMP/bin/nvidia-smi" <<'S'
 #!/bin/sh
 name=${GPU:-Pretended GPU 9000}
-case $* in *--query-gpu=name\ *) echo "$name" ;; *compute_cap*) echo "${CAPABILITY:-9.0}" ;; *) echo "$name, 999.99, 1 MiB, 1 MHz, 1 W" ;; esac
+case $* in *--query-gpu=name\ *) echo "$name" ;; *compute_cap*) echo "${CAPABILITY:-9.0}" ;;
+-L) i=0; while [ $i -lt ${GPUS:-1} ]; do echo "GPU $i: $name"; i=$((i + 1)); done ;; topo*) echo topology ;; -q) echo "${FABRIC:-}" ;; *) echo "$name, 999.99, 1 MiB, 1 MHz, 1 W" ;; esac
 S
 script "$TMP/bin/nvcc" <<'S'
 #!/bin/sh
@@ -55,7 +56,7 @@ done
 exec "$BUILD/models/train_resnet" "\${words[@]}"
 S
 for p in tests/gpu/test_cuda_device tests/gpu/test_cuda_gradients tests/gpu/test_cuda_training \
-    bench/bench_kernels bench/bench_gpt2 bench/bench_offload; do
+    bench/bench_kernels bench/bench_gpt2 bench/bench_offload bench/bench_collectives; do
     script "$TMP/b/$p" <<S
 #!/bin/sh
 echo "\${0##*/} \$*"
@@ -188,6 +189,30 @@ if [ -x "$BUILD/bench/bench_gpt2" ]; then
     run "$BUILD/bench/bench_gpt2" "${small[@]}" --expect "norm=$provider"
     check "the right one is none" succeeds
 fi
+
+# Several GPUs; a part whose links hold, and one of which one breaks.
+gpu_check --part ranks
+check "one GPU has no ranks" grep -q "^n/a ranks: nvidia-smi -L shows 1 GPU" "$TMP/out/ranks.txt"
+echo 'case "$*" in *gpt2*--ranks\ 1) echo "gpt2 bf16, batch 32 x 1024, 1 rank: 1 ms a step, 1000 tokens/s" ;;
+*--ranks\ 2) echo "gpt2 bf16, batch 32 x 1024, 2 ranks: 1 ms a step, 1800 tokens/s" ;; esac' >"$TMP/bench_gpt2.does"
+GPUS=3 gpu_check --part ranks --again
+check "two of three have them" succeeds
+check "losses are those of one" grep -q '^ok 2 GPUs, losses: 20 steps' "$TMP/out/ranks.txt"
+check "so are recorded ones" grep -q '^ok 2 GPUs, recorded and eager: 20 steps' "$TMP/out/ranks.txt"
+check "and those of ranks that see one GPU" grep -q '^ok 2 GPUs, one visible each: 20 steps' "$TMP/out/ranks.txt"
+check "a rank is killed" grep -q '^ok 2 GPUs, a rank is killed' "$TMP/out/ranks.txt"
+check "speeds stand beside one GPU's" grep -q "^2 GPUs: 1800 tokens/s, 90.0 % of 2 times one GPU's" "$TMP/out/ranks.txt"
+check "not of more than there are" test -z "$(grep '4 GPUs' "$TMP/out/ranks.txt")"
+rm "$TMP/bench_gpt2.does"
+echo 'echo "knap: ranks 0, 1 share a GPU (PCI 0000:1b)"' >"$TMP/bench_collectives.does"
+GPUS=2 gpu_check --part ranks --again
+check "ranks that share a GPU are a failure" fails "FAILED collectives of two GPUs"
+check "it says what to look at" says "LOOK AT NCCL: the same command with NCCL_DEBUG=INFO"
+check "and what stands on it is left out" says "SKIPPED losses of 2 GPUs: it stands on 'collectives of two GPUs'"
+rm "$TMP/bench_collectives.does"
+FABRIC='    Fabric
+        State : In Progress' GPUS=2 gpu_check --part ranks --again
+check "a fabric that isn't ready is the first" says "LOOK AT the driver and nvidia-fabricmanager"
 
 gpu_check --part train
 check "no text is no failure" succeeds

@@ -186,6 +186,17 @@ static bool take_tuned(kn_blas_plan *p, const kn_gemm *g, bool *slower)
     return true;
 }
 
+/* The first one of 16 bits, which should run on tensor cores. */
+static void tell_declined(const kn_gemm *g)
+{
+    static _Atomic bool told;
+    if ((g->in == KN_BF16 || g->in == KN_F16) && !kn_gemm_has_gradient(g))
+        kn_cuda_tell(&told,
+                     "cuBLASLt has no algorithm for a product of %s, %lld x %lld x %lld; Knap's "
+                     "kernel computes it, without tensor cores",
+                     kn_dtype_name(g->in), (long long)g->m, (long long)g->n, (long long)g->k);
+}
+
 /* Of the timed ones stands first what would be taken without timing. A recorded launch isn't timed:
  * the step before it, which isn't recorded, has met the same products. */
 bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g, kn_blas_parts *parts)
@@ -199,8 +210,10 @@ bool kn_blas_choose(kn_blas_plan *p, const kn_gemm *g, kn_blas_parts *parts)
     if (!ask(p, g, false, 1, list, &count))
         return false;
     p->declined = count == 0;
-    if (p->declined)
+    if (p->declined) {
+        tell_declined(g);
         return true;
+    }
     p->algo = list[0].algo;
     p->workspace = list[0].workspaceSize;
     if (slower || !kn_tuning() || kn_cuda_capturing((cudaStream_t)kn_cuda_stream()) ||

@@ -138,6 +138,7 @@ typedef struct kn_dnn_problem {
 typedef struct kn_dnn_plan {
     kn_dnn_graph graph; /* lives as long as the plan */
     kn_dnn_desc operations, heuristics, config, plan;
+    bool by_handle; /* not for a device's description */
     size_t workspace;
     uint32_t notes; /* the engine's numerical notes, as in kn_dnn_problem.avoid */
 } kn_dnn_plan;

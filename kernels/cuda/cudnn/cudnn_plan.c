@@ -15,6 +15,14 @@
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
+/* What a plan is made for: a GPU by its description, which needs no GPU, or the one of a handle.
+ * NVIDIA documents the description for plans that are loaded; a library that refuses it otherwise
+ * gets the handle. */
+typedef struct target {
+    kn_dnn_desc device;
+    cudnnHandle_t handle; /* NULL: the device's */
+} target;
+
 static kn_dnn_desc device_of(int index, const char *json)
 {
     kn_dnn_desc d = NULL;
@@ -52,7 +60,7 @@ static uint32_t notes_of(kn_dnn_desc config)
 }
 
 /* The plan of a configuration, or NULL where it doesn't compile for the device or isn't wanted. */
-static kn_dnn_desc compile(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn_desc device,
+static kn_dnn_desc compile(kn_dnn_plan *p, const kn_dnn_problem *problem, target to,
                            kn_dnn_desc config)
 {
     kn_dnn_desc plan = NULL;
@@ -60,7 +68,9 @@ static kn_dnn_desc compile(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn
     uint32_t notes = notes_of(config);
     if (!(notes & problem->avoid) && kn_dnn_make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan) &&
         kn_dnn_put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config) &&
-        kn_dnn_put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device) &&
+        (to.handle
+             ? kn_dnn_put(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &to.handle)
+             : kn_dnn_put_desc(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, to.device)) &&
         kn_dnn_finish(plan) &&
         kn_dnn.get(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n,
                    &bytes) == CUDNN_STATUS_SUCCESS &&
@@ -74,7 +84,7 @@ static kn_dnn_desc compile(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn
 }
 
 /* Tries the configurations of one mode of the heuristics in their order. */
-static bool try_mode(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn_desc device,
+static bool try_mode(kn_dnn_plan *p, const kn_dnn_problem *problem, target to,
                      cudnnBackendHeurMode_t mode)
 {
     kn_dnn_desc configs[CONFIGS] = { NULL };
@@ -83,7 +93,8 @@ static bool try_mode(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn_desc 
         kn_dnn_make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, &p->heuristics) &&
         kn_dnn_put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, p->operations) &&
         kn_dnn_put(p->heuristics, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode) &&
-        kn_dnn_put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, device) &&
+        (to.handle ||
+         kn_dnn_put_desc(p->heuristics, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, to.device)) &&
         kn_dnn_finish(p->heuristics);
     for (int i = 0; ok && i < CONFIGS; i++)
         ok = kn_dnn_make(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &configs[i]);
@@ -91,7 +102,7 @@ static bool try_mode(kn_dnn_plan *p, const kn_dnn_problem *problem, kn_dnn_desc 
          kn_dnn.get(p->heuristics, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                     CONFIGS, &found, configs) == CUDNN_STATUS_SUCCESS;
     for (int i = 0; ok && i < found && !p->plan; i++) {
-        p->plan = compile(p, problem, device, configs[i]);
+        p->plan = compile(p, problem, to, configs[i]);
         if (p->plan) {
             p->config = configs[i];
             configs[i] = NULL;
@@ -118,22 +129,24 @@ static void plan_end(kn_dnn_plan *p)
     free(p);
 }
 
-/* The first configuration of the heuristics that compiles for the device; NULL where there is none,
- * without an error. */
-static kn_dnn_plan *plan_make(const kn_dnn_problem *problem, const kn_dnn_kernel *how,
-                              kn_dnn_desc device)
+/* The first configuration of the heuristics that compiles; NULL where there is none, without an
+ * error. */
+static kn_dnn_plan *plan_make(const kn_dnn_problem *problem, const kn_dnn_kernel *how, target to)
 {
     kn_dnn_plan *p = calloc(1, sizeof *p);
     if (!p)
         return NULL;
+    p->by_handle = to.handle != NULL;
     how->draw(&p->graph, problem);
-    if (device && !p->graph.bad &&
+    if ((to.device || to.handle) && !p->graph.bad &&
         kn_dnn_make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, &p->operations) &&
         kn_dnn_put(p->operations, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
                    p->graph.ops, p->graph.op) &&
+        (!to.handle || kn_dnn_put(p->operations, CUDNN_ATTR_OPERATIONGRAPH_HANDLE,
+                                  CUDNN_TYPE_HANDLE, 1, &to.handle)) &&
         kn_dnn_finish(p->operations) &&
-        (try_mode(p, problem, device, CUDNN_HEUR_MODE_A) ||
-         try_mode(p, problem, device, CUDNN_HEUR_MODE_FALLBACK)))
+        (try_mode(p, problem, to, CUDNN_HEUR_MODE_A) ||
+         try_mode(p, problem, to, CUDNN_HEUR_MODE_FALLBACK)))
         return p;
     plan_end(p);
     return NULL;
@@ -153,6 +166,7 @@ static struct {
     pthread_mutex_t lock;
     kn_dnn_desc device;
     cudnnHandle_t handle;
+    bool by_handle; /* plans are made of it, since the device's description was refused */
     entry entry[PLANS];
     int count;
 } state = { .lock = PTHREAD_MUTEX_INITIALIZER };
@@ -167,6 +181,57 @@ static uint64_t hash_of(const kn_dnn_problem *p)
     return h;
 }
 
+static kn_dnn_plan *make_by_handle(const kn_dnn_problem *p, const kn_dnn_kernel *how)
+{
+    static _Atomic bool told;
+    if (!state.handle && kn_dnn.create(&state.handle) != CUDNN_STATUS_SUCCESS)
+        return NULL;
+    kn_dnn_plan *plan = plan_make(p, how, (target){ .handle = state.handle });
+    state.by_handle |= plan != NULL;
+    if (plan)
+        kn_cuda_tell(&told,
+                     "cuDNN refuses plans made for a device's description (%s); from now on they "
+                     "are made for a handle",
+                     kn_kernel_name((kn_kernel)p->kernel));
+    return plan;
+}
+
+static kn_dnn_plan *make_here(const kn_dnn_problem *p, const kn_dnn_kernel *how)
+{
+    kn_dnn_plan *plan = NULL;
+    if (!state.device)
+        state.device = device_of(kn_cuda_index(), NULL);
+    if (!state.by_handle)
+        plan = plan_make(p, how, (target){ .device = state.device });
+    return plan ? plan : make_by_handle(p, how);
+}
+
+/* Of a kept plan that was refused when it ran: one made by the handle; NULL: there is none. */
+static kn_dnn_plan *make_again(const kn_dnn_problem *p, const kn_dnn_kernel *how,
+                               const kn_dnn_plan *refused)
+{
+    kn_dnn_plan *plan = make_by_handle(p, how);
+    for (int i = 0; plan && i < state.count; i++)
+        if (state.entry[i].plan == refused) {
+            plan_end(state.entry[i].plan);
+            state.entry[i].plan = plan;
+            break;
+        }
+    return plan;
+}
+
+/* A computation that it should take; one of its parts, or the runtime compiler, may be missing. */
+static void tell_none(const kn_dnn_problem *p)
+{
+    static _Atomic bool told[KN_K_COUNT];
+    char text[512];
+    kn_cuda_tell(&told[p->kernel],
+                 "cuDNN has no plan for %s (%s); another way or Knap's kernel computes it, slower; "
+                 "where all plans are missing, look for libnvrtc.so and libcudnn_*.so beside "
+                 "libcudnn.so (LD_LIBRARY_PATH, CUDNN_LOGLEVEL_DBG=1)",
+                 kn_kernel_name((kn_kernel)p->kernel), kn_dnn_said(text, sizeof text));
+}
+
 static kn_dnn_plan *find(const kn_dnn_problem *p, const kn_dnn_kernel *how)
 {
     uint64_t hash = hash_of(p);
@@ -178,10 +243,10 @@ static kn_dnn_plan *find(const kn_dnn_problem *p, const kn_dnn_kernel *how)
             plan_end(state.entry[i].plan);
         state.count = 0;
     }
-    if (!state.device)
-        state.device = device_of(kn_cuda_index(), NULL);
     entry *e = &state.entry[state.count++];
-    *e = (entry){ hash, *p, plan_make(p, how, state.device) };
+    *e = (entry){ hash, *p, make_here(p, how) };
+    if (!e->plan)
+        tell_none(p);
     return e->plan;
 }
 
@@ -269,9 +334,12 @@ static bool check(kn_kernel k, const kn_array *out, cudnnStatus_t e, const char 
                    kn_dnn_said(text, sizeof text));
 }
 
-static bool execute(kn_kernel k, const kn_array *out, const kn_dnn_plan *p, kn_dnn_pack *b)
+/* refused: cuDNN doesn't run a plan made for a device's description; no error then. */
+static bool execute(kn_kernel k, const kn_array *out, const kn_dnn_plan *p, kn_dnn_pack *b,
+                    bool *refused)
 {
     kn_dnn_desc pack = NULL;
+    *refused = false;
     char *workspace = lay_out(b, p->workspace);
     bool ok = workspace != NULL;
     ok = ok && (state.handle || check(k, out, kn_dnn.create(&state.handle), "making its handle"));
@@ -286,9 +354,9 @@ static bool execute(kn_kernel k, const kn_array *out, const kn_dnn_plan *p, kn_d
              kn_dnn_put(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1,
                         &workspace) &&
              kn_dnn_finish(pack);
-        ok =
-            check(k, out, ok ? kn_dnn.execute(state.handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM,
-                  "running");
+        cudnnStatus_t e = ok ? kn_dnn.execute(state.handle, p->plan, pack) : CUDNN_STATUS_BAD_PARAM;
+        *refused = e != CUDNN_STATUS_SUCCESS && !p->by_handle;
+        ok = !*refused && check(k, out, e, "running");
     }
     ok = ok && copy(b, true);
     kn_dnn_destroy(pack);
@@ -327,9 +395,14 @@ static kn_status run_part(kn_kernel k, const kn_dnn_kernel *how, const void *arg
     kn_dnn_plan *plan = how->describe(&p, args) ? find(&p, how) : NULL;
     if (!plan || plan_only)
         return plan ? KN_DONE : KN_DECLINED;
-    kn_dnn_pack b = { 0 };
-    how->bind(&b, &p, args);
-    return execute(k, args, plan, &b) ? KN_DONE : KN_FAILED;
+    bool refused = true, done = false;
+    for (int tries = 0; plan && refused && tries < 2; tries++) {
+        kn_dnn_pack b = { 0 };
+        how->bind(&b, &p, args);
+        done = execute(k, args, plan, &b, &refused);
+        plan = refused ? make_again(&p, how, plan) : plan;
+    }
+    return done ? KN_DONE : plan ? KN_FAILED : KN_DECLINED;
 }
 
 /* Nothing is written before each size of a part has its plan. */
@@ -377,7 +450,7 @@ static bool try_part(const char *json, int arch, kn_kernel k, const kn_dnn_kerne
     if (!how->describe(&p, args) || !kn_cuda_library_open(&kn_cudnn_library))
         return false;
     kn_dnn_desc device = device_of(0, json);
-    kn_dnn_plan *plan = plan_make(&p, how, device);
+    kn_dnn_plan *plan = plan_make(&p, how, (target){ .device = device });
     if (plan && plan->workspace >= found->workspace)
         *found = (kn_dnn_found){ plan->workspace, plan->notes };
     bool made = plan != NULL;

@@ -1,10 +1,13 @@
 /* kernels/cuda/runtime/load.c: NVIDIA's libraries, opened when first needed, so that one binary
  * runs on hosts without them. */
+#include "kernels/context.h"
 #include "kernels/device.h"
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +16,12 @@
 
 static void *open_below(const char *home, const char *soname)
 {
-    static const char *const folder[] = { "lib64", "lib" };
+    /* conda's packages have the last two alone */
+    static const char *const folder[] = { "lib64", "lib", "targets/x86_64-linux/lib",
+                                          "targets/sbsa-linux/lib" };
     char path[1024];
     void *library = NULL;
-    for (int i = 0; i < 2 && home && *home && !library; i++)
+    for (int i = 0; i < 4 && home && *home && !library; i++)
         if (snprintf(path, sizeof path, "%s/%s/%s", home, folder[i], soname) < (int)sizeof path)
             library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     return library;
@@ -34,8 +39,9 @@ static void *open_library(kn_cuda_library *l)
     snprintf(l->lack, sizeof l->lack, "%s can't be loaded: %s", l->name, why ? why : name);
     if (name != l->soname)
         return NULL;
-    const char *const home[] = { getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda" };
-    for (int i = 0; i < 3 && !library; i++)
+    const char *const home[] = { getenv("CUDA_HOME"), getenv("CUDA_PATH"), getenv("CONDA_PREFIX"),
+                                 "/usr/local/cuda" };
+    for (int i = 0; i < 4 && !library; i++)
         library = open_below(home[i], l->soname);
     return library;
 }
@@ -114,4 +120,16 @@ const char *kn_cuda_lacks(int i)
         }
     }
     return NULL;
+}
+
+void kn_cuda_tell(_Atomic bool *told, const char *format, ...)
+{
+    if (atomic_exchange(told, true) || kn_context_get()->rank > 0)
+        return;
+    char text[1024];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    fprintf(stderr, "knap: %s\n", text);
 }

@@ -170,6 +170,10 @@ extern kn_cuda_library kn_cudnn_library; /* never there in a build without cuDNN
  * without an error where it isn't there, is too old or lacks a function. */
 bool kn_cuda_library_open(kn_cuda_library *l);
 const char *kn_cuda_version_text(int v, char text[32]); /* "13.1.0" */
+/* A line on stderr, of rank 0, where *told isn't set yet: a computation goes on, slower than it
+ * should. */
+__attribute__((format(printf, 2, 3))) void kn_cuda_tell(_Atomic bool *told, const char *format,
+                                                        ...);
 
 /* ---- providers (providers.c) ----------------------------------------------------------------- */
 
