@@ -2,11 +2,11 @@
  *
  *   bench_collectives [--ranks 8] [--device cuda] [--mib 256] [--times 20]
  *
- * A row a collective and size, from 1 MiB to --mib, each four times the last. Sizes are those of all
- * ranks' parts together. GB/s are nccl-tests' "busbw": size x (n - 1) / n over the time of one call
- * (all_reduce: twice that), so a row of f32 stands beside all_gather_perf, reduce_scatter_perf and
- * all_reduce_perf -d float as it is. Reductions of bf16 are exchanges and a sum in rank order; NCCL
- * sends the same bytes as for its own.
+ * A row a collective and size, from 1 MiB to --mib, each four times the last. Sizes are those of
+ * all ranks' parts together. GB/s are nccl-tests' "busbw": size x (n - 1) / n over the time of one
+ * call (all_reduce: twice that), so a row of f32 stands beside all_gather_perf, reduce_scatter_perf
+ * and all_reduce_perf -d float as it is. Reductions of bf16 are exchanges and a sum in rank order;
+ * NCCL sends the same bytes as for its own.
  *
  * Calls are issued one after another on a stream; the time is the slowest rank's. */
 #include "bench/args.h"

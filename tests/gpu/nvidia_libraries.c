@@ -1,5 +1,5 @@
-/* tests/gpu/nvidia_libraries.c: opens one of NVIDIA's libraries as Knap does, needs no GPU, and says
- * what Knap makes of it (scripts/peers libraries runs it for several versions).
+/* tests/gpu/nvidia_libraries.c: opens one of NVIDIA's libraries as Knap does, needs no GPU, and
+ * says what Knap makes of it (scripts/peers libraries runs it for several versions).
  *
  *   nvidia_libraries nccl|cublaslt|cudnn PATH */
 #include "comm/comm_internal.h"
