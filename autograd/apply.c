@@ -88,6 +88,16 @@ fail:
     return false;
 }
 
+/* A later graph that holds what no graph of its own was made for would lose a part silently. */
+static void pass_on_order(kn_op_call *c)
+{
+    bool first_order = false;
+    for (int i = 0; i < c->nin; i++)
+        first_order |= c->in[i] && c->in[i]->first_order && !(c->op->const_in >> i & 1);
+    for (int i = 0; i < c->nout && first_order && c->op->backward && kn_grad_mode(); i++)
+        c->out[i]->first_order = kn_dtype_is_float(c->out[i]->dtype);
+}
+
 bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional, const void *attr,
               int nout, kn_tensor **out)
 {
@@ -122,6 +132,7 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
         wants = wants || (in[i] && in[i]->requires_grad && !(op->const_in >> i & 1));
     if (wants && op->backward && kn_grad_mode() && !record(&c))
         return false;
+    pass_on_order(&c);
     for (int i = 0; i < nout; i++)
         out[i] = c.out[i];
     return true;

@@ -66,9 +66,11 @@ typedef struct kn_grad_of_options {
  * No leaf's accumulated gradient changes. Only the operations between are computed and let go of:
  * so one can catch the gradient of a result in the middle and go on with kn_backward from there.
  * Hooks on them and on the inputs run. It is no backward of a micro-batch: random keys and the mean
- * over micro-batches stay. First order only: the gradients have no graph. A parameter of a unit of
- * fsdp is an error, as its gradient lies in shards; so is, in a hook, a leaf that the backward that
- * runs comes to as well (take kn_detach of it). */
+ * over micro-batches stay. First order only: the gradients have no graph, and an operation that is
+ * recorded with one, or with what was computed from one while grad mode was on, is an error; as a
+ * constant it goes by kn_detach, kn_require_grad or a copy. A parameter of a unit of fsdp is an
+ * error, as its gradient lies in shards; so is, in a hook, a leaf that the backward that runs comes
+ * to as well (take kn_detach of it). */
 KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor **grads,
                         kn_grad_of_options o);
 #define kn_grad_of(result, inputs, n, grads, ...)                                                  \

@@ -4,6 +4,11 @@
 static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
 {
     char buf[128], other[128];
+    if (result->first_order)
+        return kn_fail(
+            "%s: the tensor is made of gradients of kn_grad_of, through which nothing is "
+            "differentiated (first order only)",
+            what);
     if (!result->requires_grad)
         return kn_fail("%s: the tensor has no graph: no operation made it from a tensor that "
                        "requires grad while grad mode was on",
@@ -80,12 +85,17 @@ static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
 }
 
 /* Hands a gradient to the caller's scope: that of the first of equal inputs. */
-static kn_tensor *hand_out(const kn_catch *caught, int i)
+static kn_tensor *hand_out(const kn_catch *caught, kn_tensor *const *grads, int i)
 {
     int first = 0;
     while (caught[first].input != caught[i].input)
         first++;
-    return caught[first].grad ? kn_scope_adopt(kn_tensor_ref(caught[first].grad)) : NULL;
+    if (first < i || !caught[i].grad)
+        return first < i ? grads[first] : NULL;
+    kn_tensor *g = kn_detach(caught[i].grad);
+    if (g)
+        g->first_order = kn_grad_mode();
+    return g;
 }
 
 bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor **grads,
@@ -104,9 +114,9 @@ bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor *
     kn_engine e = { .retain = o.retain_graph, .caught = caught, .catches = n };
     bool ok = run(&e, result, o.grad);
     for (int i = 0; i < n && ok; i++)
-        grads[i] = hand_out(caught, i);
+        grads[i] = hand_out(caught, grads, i);
     for (int i = 0; i < n; i++)
         kn_tensor_free(caught[i].grad);
     kn_host_free(caught);
-    return ok;
+    return ok && kn_ok();
 }

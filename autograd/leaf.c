@@ -100,6 +100,7 @@ kn_tensor *kn_require_grad(kn_tensor *t, bool on)
     if (on && !kn_leaf_of(t))
         return NULL;
     t->requires_grad = on;
+    t->first_order = t->first_order && !on;
     return t;
 }
 

@@ -94,6 +94,7 @@ struct kn_tensor {
 #endif
     /* autograd (owned by autograd/) */
     bool requires_grad;
+    bool first_order; /* made of gradients of kn_grad_of, which no graph may hold for constants */
     struct kn_node *node; /* its maker; NULL for leaves; holds a reference on the node */
     int out_index;
     struct kn_leaf *leaf; /* gradient bookkeeping of a leaf that requires grad; owned */

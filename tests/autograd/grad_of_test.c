@@ -216,6 +216,29 @@ KN_TEST(grad_of, refuses)
     KN_CHECK(kn_grad_of(total(y), &x, 1, &g) && at(g, 1) == 6 && !kn_grad(x));
 }
 
+/* A penalty on a gradient would be a constant. */
+KN_TEST(grad_of, is_of_first_order)
+{
+    kn_tensor *x = leaf_of(2, (double[]){ 2, 3 }), *y = kn_mul(x, x), *g;
+    KN_CHECK(kn_grad_of(total(y), &x, 1, &g, .retain_graph = true), "%s", kn_error());
+    kn_tensor *penalty = total(kn_reshape(kn_square(g), KN_SHAPE(2, 1)));
+    KN_CHECK(penalty && kn_item(penalty) == 52 && !kn_requires_grad(penalty));
+    KN_CHECK(!kn_backward(penalty));
+    KN_CHECK_ERROR("made of gradients of kn_grad_of");
+    KN_CHECK(!kn_add(total(y), penalty));
+    KN_CHECK_ERROR("add: argument 2 is made of a gradient of kn_grad_of");
+    KN_CHECK(!kn_mul(g, x));
+    KN_CHECK_ERROR("kn_detach takes it as a constant");
+    KN_CHECK(kn_backward(kn_add(total(y), kn_detach(penalty))) && at(kn_grad(x), 1) == 6);
+    kn_tensor *moved = kn_add(kn_detach(x), kn_sign(g)); /* where an energy falls, say */
+    KN_CHECK(kn_require_grad(moved, true) && kn_backward(total(kn_mul(moved, x))));
+    bool mode = kn_set_grad_mode(false); /* nothing is recorded */
+    kn_tensor *norm = kn_square(g), *next = kn_add(x, g);
+    kn_set_grad_mode(mode);
+    KN_CHECK(next && kn_backward(total(kn_mul(norm, x))), "%s", kn_error());
+    KN_CHECK(kn_grad_of(total(kn_mul(x, x)), &x, 1, &g, .grad = NULL) && kn_item(total(g)) == 10);
+}
+
 static kn_tensor *take_cube(kn_tensor *g, void *leaf)
 {
     kn_tensor *x = leaf, *grad = NULL;
