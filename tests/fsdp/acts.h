@@ -45,8 +45,8 @@ enum {
                      part, what comes between forward and backward, at which place */
     ACT_STEP,     /* of the first optimizer from this place on */
     ACT_CLIP,     /* place, p, how far, whether it is measured again */
-    ACT_FREEZE,   /* place, off again */
-    ACT_ZERO,     /* place */
+    ACT_FREEZE,   /* place or parameter, off again */
+    ACT_ZERO,     /* place or parameter */
     ACT_EDIT,     /* parameter, which factor, whether it is summoned */
     ACT_REDUCE,   /* place */
     ACT_ROOT,
@@ -80,6 +80,7 @@ typedef struct acts_program {
     int several; /* .max_reductions */
     int factor;  /* .divide_factor, of part 1 */
     int store;   /* .offload_dir */
+    int cold;    /* part 2 is frozen when it is wrapped */
     act act[ACTS_MOST];
 } acts_program;
 
@@ -139,9 +140,12 @@ acts_module *acts_part_new(acts_net *n, const acts_program *p, int k, kn_device 
 /* The loss of a micro-batch; scoped. */
 kn_tensor *acts_loss(acts_net *n, uint64_t micro, bool by_root);
 void *acts_place(acts_net *n, int place);
+kn_tensor *acts_tensor(acts_net *n, int param);
 /* The place around a place or, from ACTS_PLACES on, a parameter; -1: none. */
 int acts_above(int place);
 bool acts_under(int param, int place);
+/* The part of a place or a parameter; -1: none. */
+int acts_part_of(int place);
 static inline int acts_numel(int param)
 {
     return param < ACTS_GAIN && param % 2 == 0 ? ACTS_NUMEL : ACTS_DIM;

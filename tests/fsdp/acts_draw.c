@@ -8,11 +8,11 @@ static const char *const name_of[ACTS] = { "none",    "backward", "step",     "c
 static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 2, 1, 4, 4, 2 };
 /* Values of each argument. */
 static const int values[ACTS][ACT_ARGS] = {
-    [ACT_BACKWARD] = { 8, 4, 2, 16, 5, ACTS_PLACES },
+    [ACT_BACKWARD] = { 8, 4, 2, 16, 5, ACTS_PLACES + ACTS_PARAMS },
     [ACT_STEP] = { ACTS_PLACES },
     [ACT_CLIP] = { ACTS_PLACES, 3, 3, 2 },
-    [ACT_FREEZE] = { ACTS_PLACES, 2 },
-    [ACT_ZERO] = { ACTS_PLACES },
+    [ACT_FREEZE] = { ACTS_PLACES + ACTS_PARAMS, 2 },
+    [ACT_ZERO] = { ACTS_PLACES + ACTS_PARAMS },
     [ACT_EDIT] = { ACTS_PARAMS, 2, 2 },
     [ACT_REDUCE] = { AT_LINEAR },
     [ACT_MERGE] = { ACTS_PARTS },
@@ -23,9 +23,9 @@ static const int values[ACTS][ACT_ARGS] = {
 };
 
 /* The options as ints, and their numbers of values. */
-enum { OF_ALL = 11, OF_PARTS = OF_ALL + 4 * ACTS_PARTS, SETTINGS = OF_PARTS + 6 };
+enum { OF_ALL = 11, OF_PARTS = OF_ALL + 4 * ACTS_PARTS, SETTINGS = OF_PARTS + 7 };
 static const int choices[] = { 4, 3,          7, 4, 3, 3, 2, 3, 2, 2, 2,
-                               3, RANKS_WAYS, 2, 2, 2, 2, 3, 2, 2, 2 };
+                               3, RANKS_WAYS, 2, 2, 2, 2, 3, 2, 2, 2, 2 };
 
 static int *setting(acts_program *p, int i)
 {
@@ -47,7 +47,7 @@ static void settle(acts_program *p)
         acts_part *part = &p->part[k];
         part->apart = p->root == ROOT_FIRST ? 0 : part->apart;
         part->style = p->root != ROOT_PLAIN && part->style == STYLE_PLAIN ? 0 : part->style;
-        part->early = part->style == STYLE_PLAIN ? 0 : part->early;
+        part->early = part->style == STYLE_PLAIN || (k == 2 && p->cold) ? 0 : part->early;
     }
 }
 

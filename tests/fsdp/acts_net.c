@@ -77,10 +77,24 @@ int acts_above(int place)
 
 bool acts_under(int param, int place)
 {
-    int at = acts_above(ACTS_PLACES + param);
+    int at = ACTS_PLACES + param;
     while (at >= 0 && at != place)
         at = acts_above(at);
     return at == place;
+}
+
+int acts_part_of(int place)
+{
+    int k = place >= ACTS_PLACES ? (place - ACTS_PLACES) / 4
+            : place >= AT_LINEAR ? (place - AT_LINEAR) / 2
+                                 : place - AT_PART;
+    return k < ACTS_PARTS ? k : -1;
+}
+
+kn_tensor *acts_tensor(acts_net *n, int param)
+{
+    kn_linear *fc = param < ACTS_GAIN ? &n->part[param / 4]->fc[param / 2 % 2] : NULL;
+    return fc ? kn_module_param(fc, param % 2 ? "bias" : "weight") : n->gain;
 }
 
 int acts_param(const kn_param *p, int k)

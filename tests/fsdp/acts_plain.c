@@ -22,12 +22,6 @@ static bool reached(const plain *s, int param, int uses, bool by_root)
            (param == ACTS_GAIN ? by_root && s->root : uses >> part_of(param) & 1);
 }
 
-static kn_tensor *tensor_of(plain *s, int param)
-{
-    kn_linear *fc = param < ACTS_GAIN ? &s->net.part[param / 4]->fc[param / 2 % 2] : NULL;
-    return fc ? kn_module_param(fc, param % 2 ? "bias" : "weight") : s->net.gain;
-}
-
 static bool loss(plain *s, const act *a, int rank, uint64_t micro, bool adds, set pass, double *out)
 {
     kn_tensor *in[ACTS_PARAMS], *g[ACTS_PARAMS];
@@ -40,7 +34,7 @@ static bool loss(plain *s, const act *a, int rank, uint64_t micro, bool adds, se
     kn_tensor *y = acts_loss(&s->net, micro, a->arg[2]);
     for (int i = 0; i < ACTS_PARAMS; i++)
         if (adds && reached(s, i, s->net.uses, a->arg[2]))
-            in[n] = tensor_of(s, i), param[n++] = i;
+            in[n] = acts_tensor(&s->net, i), param[n++] = i;
     bool ok = y && (n == 0 || kn_grad_of(y, in, n, g));
     *out = ok ? kn_item(y) : NAN;
     for (int j = 0; ok && j < n; j++) {
@@ -286,8 +280,8 @@ static bool free_part(plain *s, const act *a)
 
 static bool is_gone(const plain *s, int place)
 {
-    return place != AT_ROOT &&
-           s->gone[place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART];
+    int k = acts_part_of(place);
+    return k >= 0 && s->gone[k];
 }
 
 static bool run(plain *s, act *a, int number, act_outcome *want)
@@ -348,6 +342,7 @@ int acts_plain(kn_comm *world, void *arg)
     }
     for (int g = 0; g < ACTS_RANKS; g++)
         s->value[g] = job->begin;
+    freeze(s, AT_PART + 2, s->p->cold);
     for (int i = 0; i < ACTS_MOST && ok && kn_ok(); i++) {
         act_outcome *want = &job->want[i];
         want->run = run(s, &job->p.act[i], i, want);

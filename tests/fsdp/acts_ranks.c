@@ -20,8 +20,16 @@ static bool near(double a, double b)
 
 static bool is_gone(const trainer *t, int place)
 {
-    return place != AT_ROOT &&
-           t->gone[place >= AT_LINEAR ? (place - AT_LINEAR) / 2 : place - AT_PART];
+    int k = acts_part_of(place);
+    return k >= 0 && t->gone[k];
+}
+
+static void freeze(trainer *t, int place, bool frozen)
+{
+    if (place < ACTS_PLACES)
+        kn_freeze(acts_place(&t->net, place), frozen);
+    else
+        kn_require_grad(acts_tensor(&t->net, place - ACTS_PLACES), !frozen);
 }
 
 static void drop_optims(trainer *t)
@@ -117,6 +125,8 @@ static bool begin(trainer *t)
         int k = (i + t->p->order) % ACTS_PARTS;
         const acts_part *part = &t->p->part[k];
         t->merged[k] = !part->apart;
+        if (k == 2 && t->p->cold)
+            freeze(t, AT_PART + 2, true);
         ok = (part->style == STYLE_PLAIN || !part->early || early(t, t->net.part[k], k)) &&
              (part->style == STYLE_PLAIN ||
               wrap(t, t->net.part[k], t->comm[acts_split(t->p, k)], k)) &&
@@ -232,7 +242,7 @@ static bool backward(trainer *t, const act *a, int number)
     act other = { ACT_EVALUATE, { a->arg[0], 0, a->arg[2], 0, 1 } };
     ok = y && (t->p->dropout || near(is, want) || differs(t, number, "the loss", is, want));
     if ((between == BETWEEN_FREEZE || between == BETWEEN_UNFREEZE) && !is_gone(t, a->arg[5]))
-        kn_freeze(acts_place(&t->net, a->arg[5]), between == BETWEEN_FREEZE);
+        freeze(t, a->arg[5], between == BETWEEN_FREEZE);
     ok = ok && (between != BETWEEN_EVALUATE || evaluate(t, &other, number, false)) &&
          (between != BETWEEN_SAMPLE || sample(t->rank)) && kn_backward(y);
     kn_scope_end(scope);
@@ -328,10 +338,13 @@ static bool run(trainer *t, const act *a, int number)
     case ACT_MEASURE:
         return clip(t, a, number);
     case ACT_FREEZE:
-        kn_freeze(acts_place(&t->net, a->arg[0]), !a->arg[1]);
+        freeze(t, a->arg[0], !a->arg[1]);
         return kn_ok();
     case ACT_ZERO:
-        kn_zero_grad(acts_place(&t->net, a->arg[0]));
+        if (a->arg[0] < ACTS_PLACES)
+            kn_zero_grad(acts_place(&t->net, a->arg[0]));
+        else
+            kn_clear_grad(acts_tensor(&t->net, a->arg[0] - ACTS_PLACES));
         return kn_ok();
     case ACT_EDIT:
         return edit(t, a, number);
