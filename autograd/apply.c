@@ -1,6 +1,7 @@
 /* autograd/apply.c: how an operation is applied: checks, shape rule, outputs, kernels, node. */
 #include "autograd/check.h"
 #include "autograd/operands.h"
+#include "autograd/record.h"
 #include <string.h>
 
 /* Argument i lies elsewhere than the first one. */
@@ -112,10 +113,13 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
     if (op->attr_size)
         memcpy(room, attr, op->attr_size);
     kn_op_call c = { .op = op, .nin = nin, .nout = nout, .attr = op->attr_size ? room : NULL };
+    bool wants = false;
     for (int i = 0; i < nin; i++) {
         c.in[i] = in[i];
-        kn_leaf_use(in[i]);
+        wants |= kn_record_read(in[i]) && !(op->const_in >> i & 1);
     }
+    if (!kn_ok())
+        return false;
     kn_operands operands;
     kn_operands_begin(&operands, nin, c.in);
     const bool fits = op->shape(&c);
@@ -127,9 +131,6 @@ bool kn_apply(const kn_op *op, int nin, kn_tensor *const *in, uint32_t optional,
     if (kn_checking() && op->forward &&
         !kn_check_results(op->name, op->may_fill, c.in, nin, c.out, nout))
         return false;
-    bool wants = false;
-    for (int i = 0; i < nin; i++)
-        wants = wants || (in[i] && in[i]->requires_grad && !(op->const_in >> i & 1));
     if (wants && op->backward && kn_grad_mode() && !record(&c))
         return false;
     pass_on_order(&c);

@@ -119,6 +119,8 @@ typedef struct kn_edge {
 typedef struct kn_saved {
     kn_tensor *tensor; /* reference without node (an alias for outputs, to break cycles) */
     uint32_t version;
+    struct kn_record *record; /* not NULL: tensor is there once its call was replayed (record.h) */
+    int64_t index;            /* in record */
 } kn_saved;
 
 typedef struct kn_hook_entry {
@@ -143,8 +145,6 @@ struct kn_node {
     bool freed;                     /* saved tensors were let go of by a backward */
     kn_frame *frame;                /* the module call that made it; a reference, or NULL */
     kn_place place;                 /* the user's line that called the operation */
-    kn_tensor **touch; /* leaves that its backward reaches by itself (recompute): references */
-    int ntouch;
     kn_hook_entry *hooks;
     void (*free_attr)(void *attr); /* frees the references in attr */
     /* The node's outputs stand for its inputs: unless hooks replace the sum of an output's
@@ -167,7 +167,6 @@ struct kn_node {
     kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */
     bool has_grad;
     bool leads;   /* to a gradient that is wanted; else its own is caught, and it doesn't run */
-    bool touched; /* a nested pass counts what comes to touch, or nothing comes */
     bool lent;    /* a pass around this one goes on with the node, and needs its saved tensors */
     struct kn_part {
         kn_tensor *grad; /* a reference */
@@ -176,12 +175,14 @@ struct kn_node {
     int64_t parts, part_room;
 };
 
-/* A new node is made by kn_apply; recompute makes its own. */
 kn_node *kn_node_new(const kn_op *op, int nin, int nout);
 void kn_node_unref(kn_node *n);
-/* Saves t for backward, with its version: as a bare view, because the edges hold the graph. */
+/* Saves t for backward, with its version: as a bare view, because the edges hold the graph. In a
+ * call that recomputes s only gets its place in the call's record. s must stay where it is. */
 bool kn_save(kn_saved *s, const kn_tensor *t);
+void kn_saved_drop(kn_saved *s);
 void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
+void kn_node_free_again(kn_node *n); /* of those that a replay computes again */
 char *kn_spec_describe(const kn_spec *s, char *text, size_t size); /* "f32[2,3]"; returns text */
 void kn_node_drop_parts(kn_node *n);
 void kn_node_drop_places(kn_node *n);                     /* home and whole, with their counts */
@@ -229,7 +230,6 @@ struct kn_leaf {
     void *dest_arg;
     /* Drops the contents of dest; true where there were any. */
     bool (*clear)(void *dest_arg, kn_tensor *leaf);
-    bool passing;     /* an input of a recompute: its gradient is an activation's */
     bool filled;      /* dest holds contributions of the running backward */
     kn_group *group;  /* borrowed; the group that waits for this leaf, or NULL */
     kn_passes passes; /* whose gradients are summed in grad (dest: where it leads counts them) */
@@ -247,28 +247,37 @@ struct kn_leaf {
 
 /* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs
  * when the last reachable node of its module's calls has run and the last contribution to its
- * leaves has arrived. */
+ * leaves has arrived. Calls on the tape hold references. */
 struct kn_group {
+    int refs;
     int64_t pending;
-    bool active; /* seen in the running backward */
-    void (*complete)(void *arg);
+    bool active;                 /* seen in the running backward */
+    void (*complete)(void *arg); /* NULL: arg is gone */
     void *arg;
-    uint64_t used; /* the last run (kn_run_begin) that read a leaf or made a call of it */
 };
+kn_group *kn_group_new(void (*complete)(void *arg), void *arg);
+kn_group *kn_group_ref(kn_group *g); /* g may be NULL, here and below */
+void kn_group_unref(kn_group *g);
+void kn_group_end(kn_group *g); /* its arg goes; drops the caller's reference */
 
-/* leaf.c. Forwards that recompute are numbered: the number of one that begins, more than any
- * before. */
-uint64_t kn_run_begin(void);
-void kn_group_use(kn_group *g); /* the run reads or calls something of g; NULL: nothing to do */
-void kn_leaf_use(const kn_tensor *t); /* the same of t's group; t may be NULL, or no leaf */
+/* Something (a module) that its calls on the tape may outlive. */
+typedef struct kn_life {
+    int refs;
+    uint64_t id;
+    void *of; /* NULL: it was freed */
+} kn_life;
+kn_life *kn_life_new(void *of);
+kn_life *kn_life_ref(kn_life *l); /* l may be NULL, here and below */
+void kn_life_unref(kn_life *l);
+void kn_life_end(kn_life *l); /* of goes; drops the caller's reference */
 
 /* A module call. Nodes made inside point to it. */
 struct kn_frame {
     int refs;
     kn_frame *parent; /* a reference */
-    void *module;
+    kn_life *life;    /* of its module; a reference, or NULL */
     const char *path; /* dotted; owned */
-    kn_group *group;  /* of the module's unit, or NULL */
+    kn_group *group;  /* of the module's unit, or NULL; a reference */
     void (*pre_backward)(void *module, kn_frame *f);
     void (*post_backward)(void *module, kn_frame *f);
     uint64_t key;                /* random key of this call (architecture, idea 7) */
@@ -277,20 +286,25 @@ struct kn_frame {
     uint64_t count_before;       /* the count before it */
     uint32_t draws;              /* draws made inside so far */
     bool drew;                   /* it, or a call inside */
-    bool replay;                 /* inside a recompute */
-    bool recorded;               /* grad mode is off, but a recompute will follow */
+    const kn_rng_key *rng;       /* in a replay: seed and step of its forward; borrowed */
+    bool recorded;               /* it recomputes */
+    struct kn_record *record;    /* record.h; borrowed, NULL: nothing of it was saved */
+    kn_group **inside;           /* of a call that recomputes: groups of what its forward used */
+    int64_t insides, inside_room;
     struct kn_call_grads *grads; /* nn/hooks.c; NULL: no hook looks at gradients */
     /* during a backward; a nested one sets it aside (lend.c) */
     uint64_t mark;
     int64_t pending;
-    bool fired;
+    bool fired, replayed;
+    bool holds; /* the groups inside wait for its replay */
 };
 
 /* Enters a call: becomes the context's frame. name is the module's own name (last part of the
  * path). */
-kn_frame *kn_frame_enter(void *module, const char *path, const char *name);
+kn_frame *kn_frame_enter(kn_life *life, const char *path, const char *name);
 /* As enter, with the key of an earlier call (recompute). */
-kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key);
+kn_frame *kn_frame_reenter(kn_life *life, const char *path, uint64_t key);
+void *kn_frame_module(const kn_frame *f); /* NULL: there is none (any more) */
 void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
 void kn_frame_unref(kn_frame *f);
 /* A step of the optimizer whose *seen is given was taken: counts the step on (kn_get_step) unless

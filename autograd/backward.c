@@ -41,7 +41,7 @@ static bool run(kn_engine *e, kn_tensor *result, kn_tensor *grad)
 {
     kn_scope scope = kn_scope_begin();
     kn_tensor *g = grad ? grad : kn_full_like(result, 1), *y = g ? with_node(result) : NULL;
-    bool ok = y && kn_engine_run(e, &(kn_node *){ y->node }, &y->out_index, &g, 1, NULL);
+    bool ok = y && kn_engine_run(e, &(kn_node *){ y->node }, &y->out_index, &g, 1);
     if (!y && !kn_in_backward() && !e->caught) /* the same micro-batch again */
         kn_context_get()->rng.calls = 0;
     kn_scope_end(scope);

@@ -49,6 +49,7 @@ static found count(kn_dtype t, const void *p, int64_t n)
 static found look(const kn_tensor *t)
 {
     found f = { 0 };
+    kn_context *c = kn_context_get();
     const int64_t n = t ? kn_numel(t) : 0;
     if (n == 0 || !kn_dtype_is_float(t->dtype) || kn_device_of(t) == KN_META || !kn_ok() ||
         t->storage->released)
@@ -57,8 +58,11 @@ static found look(const kn_tensor *t)
     if (kn_device_of(t) == KN_CPU && kn_is_contiguous(t) && t->storage->data)
         return count(t->dtype, (const char *)t->storage->data + (size_t)t->offset * size, n);
     void *host = kn_host_alloc(bytes);
+    struct kn_record *record = c->record; /* the forward doesn't look */
+    c->record = NULL;
     if (host && kn_to_host(t, host, bytes))
         f = count(t->dtype, host, n);
+    c->record = record;
     kn_host_free(host);
     return f;
 }
@@ -159,13 +163,12 @@ bool kn_check_gradients(const kn_node *n, const kn_op_grad *g)
     return kn_ok();
 }
 
-/* The operations inside of a backward belong to it, but for those of hooks and of a recompute's
- * forward. */
+/* The operations inside of a backward belong to it, but for those of hooks. */
 bool kn_check_pause(const kn_node *n)
 {
     kn_context *c = kn_context_get();
     const bool was = c->check;
-    if (!n->touch && !n->apart)
+    if (!n->apart)
         c->check = false;
     return was;
 }

@@ -9,12 +9,14 @@
  *      then the node; then everything that became complete: leaves, module calls, groups.
  *   4. The queued callbacks, once, at the end of the outermost pass.
  *
- * A recompute node runs a nested pass (nn/recompute.c). Until then the outer pass waits for all
- * leaves that it may reach (node->touch); the nested pass counts which of them it does reach, so
- * each leaf, call and group in it is complete when its own last contribution has come. */
+ * The nodes of a call that recomputes have saved nothing. Before the first of them that runs, the
+ * call's forward is replayed and fills in what they need (record.h). Groups of units that it uses
+ * wait for it. */
 #include "autograd/engine.h"
 #include "autograd/check.h"
 #include "autograd/hooks.h"
+#include "autograd/record.h"
+#include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,23 +47,42 @@ bool kn_in_backward(void)
 
 /* ---- 3. running ------------------------------------------------------------------------------ */
 
-/* The whole gradient that this pass brought, seen and perhaps replaced by hooks. */
-static bool run_leaf_hooks(const kn_leaf *leaf)
+static kn_tensor *copy_of(const kn_tensor *t)
 {
-    if (!leaf->hooks)
-        return true;
+    kn_tensor *copy = kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape,
+                                    NULL, false);
+    if (copy && kn_grad_copy(copy, t))
+        return copy;
+    kn_tensor_free(copy);
+    return NULL;
+}
+
+/* The whole gradient that this pass brought, seen and perhaps replaced by hooks. A hook may keep
+ * it: later gradients are added elsewhere. */
+static bool run_leaf_hooks(kn_leaf *leaf)
+{
     kn_tensor *whole =
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
+    if (!leaf->hooks || !whole)
+        return true;
+    kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
     kn_tensor *g =
-        whole ? kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor)) : NULL;
-    return !whole || (g && (g == whole || kn_grad_copy(whole, g)));
+        seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
+    bool ok = g && (g == seen || kn_grad_copy(whole, g));
+    if (ok && !leaf->dest && (whole->refs > 2 || whole->storage->refs > 1)) {
+        ok = (own = copy_of(whole)) != NULL;
+        kn_tensor_free(ok ? whole : NULL);
+        leaf->fresh = ok ? own : whole;
+    }
+    kn_tensor_free(seen);
+    return ok;
 }
 
 static bool leaf_complete(kn_leaf *leaf)
 {
     kn_tensor *t = leaf->tensor;
     const kn_engine *e = kn_context_get()->engine;
-    const bool catches = kn_engine_catches(e) && !leaf->passing;
+    const bool catches = kn_engine_catches(e);
     kn_catch *caught = catches ? kn_engine_catch(e, t, NULL, 0) : NULL;
     if (catches && !caught) /* counted, but nothing came */
         return true;
@@ -87,8 +108,7 @@ static bool leaf_complete(kn_leaf *leaf)
         return true; /* nothing came: a branch without gradient */
     }
     int64_t number = kn_backward_number();
-    bool counts = !leaf->dest && !leaf->passing;
-    return (!counts || kn_passes_add(&leaf->passes, number, number)) && kn_run_leaf_hooks(leaf);
+    return (leaf->dest || kn_passes_add(&leaf->passes, number, number)) && kn_run_leaf_hooks(leaf);
 }
 
 static bool group_event(kn_group *g)
@@ -96,7 +116,8 @@ static bool group_event(kn_group *g)
     if (!g || --g->pending > 0)
         return true;
     g->active = false;
-    g->complete(g->arg);
+    if (g->complete)
+        g->complete(g->arg);
     return kn_ok();
 }
 
@@ -110,24 +131,30 @@ static bool leaf_event(kn_tensor *t)
     return group_event(leaf->group);
 }
 
-static bool fire_pre_backward(kn_engine *e, kn_frame *f)
+/* Before the first node of f, and of the calls around it. Once a node computes, those of them that
+ * recompute have to be replayed. */
+static bool begin_calls(kn_engine *e, kn_frame *f, bool computes)
 {
-    if (!f || f->mark != e->pass || f->fired)
+    if (!f || f->mark != e->pass || (f->fired && (f->replayed || !computes)))
         return true;
-    if (!fire_pre_backward(e, f->parent))
+    if (!begin_calls(e, f->parent, computes))
         return false;
+    void *module = kn_frame_module(f);
+    if (!f->fired && f->pre_backward && module)
+        f->pre_backward(module, f);
     f->fired = true;
-    if (f->pre_backward)
-        f->pre_backward(f->module, f);
-    return kn_ok();
+    f->replayed = computes;
+    return kn_ok() &&
+           (!computes || !f->record || !kn_record_wants_fill(f->record) ||
+            kn_record_fill(f->record));
 }
 
-/* Nothing but what is counted comes to the leaves that n touches. */
-static bool end_touch(kn_node *n)
+bool kn_engine_release(kn_frame *f)
 {
-    n->touched = true;
-    for (int k = 0; k < n->ntouch; k++)
-        if (!leaf_event(n->touch[k]))
+    const bool held = f->holds;
+    f->holds = false;
+    for (int64_t i = 0; i < f->insides && held; i++)
+        if (!group_event(f->inside[i]))
             return false;
     return true;
 }
@@ -138,12 +165,11 @@ static bool finish_node(kn_engine *e, kn_node *n)
     for (int k = 0; k < n->nin; k++)
         if (!leaf_event(n->edge[k].leaf))
             return false;
-    if (!n->touched && !end_touch(n))
-        return false;
     for (kn_frame *f = n->frame; f && f->mark == e->pass; f = f->parent) {
-        if (--f->pending == 0 && f->fired && f->post_backward)
-            f->post_backward(f->module, f);
-        if (!kn_ok() || !group_event(f->group))
+        void *module = --f->pending == 0 && f->fired ? kn_frame_module(f) : NULL;
+        if (module && f->post_backward)
+            f->post_backward(module, f);
+        if (!kn_ok() || (f->pending == 0 && !kn_engine_release(f)) || !group_event(f->group))
             return false;
     }
     return true;
@@ -161,8 +187,12 @@ static bool owns(const kn_op_grad *g, int i)
     return true;
 }
 
+/* The replay before the node's call has filled s in, unless a backward inside of this one used it
+ * up. */
 static bool unpack(const kn_node *n, const kn_saved *s, kn_tensor **out, const char *what, int i)
 {
+    if (!s->tensor && s->record && !kn_record_fill(s->record))
+        return false;
     *out = s->tensor;
     if (!s->tensor || kn_version_of(s->tensor) == s->version)
         return true;
@@ -266,7 +296,7 @@ static bool compute(const kn_engine *e, kn_node *n)
 
 static bool run_node(kn_engine *e, kn_node *n)
 {
-    if ((n->leads && !fire_pre_backward(e, n->frame)) || !kn_engine_settle(n))
+    if (!kn_engine_settle(n) || (n->leads && !begin_calls(e, n->frame, n->has_grad)))
         return false;
     if (n->has_grad) {
         /* errors of backward name the call that made the node */
@@ -288,6 +318,8 @@ static bool run_node(kn_engine *e, kn_node *n)
     kn_node_drop_places(n);
     if (!e->retain && n->leads && !n->lent)
         kn_node_free_saved(n);
+    if (!n->lent)
+        kn_node_free_again(n);
     return finish_node(e, n);
 }
 
@@ -367,12 +399,14 @@ static void clean(kn_engine *e, bool ok)
     }
     for (int64_t i = 0; i < e->leaves; i++) {
         kn_tensor *t = e->leaf[i];
-        bool passing = t->leaf->passing;
         clean_leaf(t->leaf, ok);
         if (!e->outer)
             kn_leaf_sweep(t->leaf);
-        if (!passing)
-            kn_tensor_free(t);
+        kn_tensor_free(t);
+    }
+    for (int64_t i = 0; i < e->records; i++) {
+        kn_record_empty(e->record[i]);
+        kn_record_unref(e->record[i]);
     }
     kn_engine_give_back(e);
     for (int64_t i = 0; i < e->nodes; i++)
@@ -380,23 +414,36 @@ static void clean(kn_engine *e, bool ok)
     kn_host_free(e->node);
     kn_host_free(e->group);
     kn_host_free(e->leaf);
+    kn_host_free(e->record);
+}
+
+bool kn_engine_fills(struct kn_record *r)
+{
+    kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
+    for (int64_t i = e->records - 1; i >= 0; i--)
+        if (e->record[i] == r)
+            return true;
+    if (!kn_host_grow(&e->record, &e->record_room, e->records + 1, sizeof *e->record))
+        return false;
+    e->record[e->records++] = kn_record_ref(r);
+    return true;
 }
 
 bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
-                   int roots, kn_node *replayed)
+                   int roots)
 {
     kn_context *c = kn_context_get();
+    struct kn_record *record = c->record; /* a forward that takes gradients: they aren't its own */
     bool mode = kn_set_grad_mode(false), ok = kn_ok();
     e->outer = c->engine;
-    e->replays = replayed != NULL;
+    c->record = NULL;
     e->pass = ++marks;
     if (e->outer && e->outer->number)
         e->number = e->outer->number;
     else if (!e->caught)
         e->number = ++backwards;
     c->engine = e;
-    ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e) &&
-         (!replayed || end_touch(replayed));
+    ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e);
     for (int i = 0; i < roots && ok; i++)
         ok = root[i]->mark != e->pass || kn_give_node(root[i], out_index[i], grad[i]);
     for (int64_t i = 0; i < e->nodes && ok; i++)
@@ -407,6 +454,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     }
     clean(e, ok);
     c->engine = e->outer;
+    c->record = record;
     if (!e->outer)
         c->scaled_loss = false;
     if (!e->outer && !e->caught) { /* the next micro-batch begins, or the same one again */

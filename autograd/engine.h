@@ -1,5 +1,5 @@
-/* autograd/engine.h (private): running a backward from several roots; used by kn_backward and,
- * nested, by recompute. */
+/* autograd/engine.h (private): running a backward from several roots; used by kn_backward and
+ * kn_grad_of, which a hook may call inside of another. */
 #ifndef KNAP_AUTOGRAD_ENGINE_H
 #define KNAP_AUTOGRAD_ENGINE_H
 
@@ -27,16 +27,16 @@ struct kn_engine {
     int64_t lents, lent_room;
     kn_group **group;
     int64_t groups, group_room;
-    /* The outermost pass has all leaves, with references, except passing ones: these belong to
-     * their own pass, without references. */
-    kn_tensor **leaf;
+    kn_tensor **leaf; /* the outermost pass has all leaves, with references */
     int64_t leaves, leaf_room;
+    struct kn_record **record; /* the same of records whose calls were replayed */
+    int64_t records, record_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
-    int64_t number;       /* kn_backward_number */
-    bool retain, replays; /* replays: it is the backward of a node that computes again */
-    /* Not NULL: the pass, and those that replay in it, compute only what leads to these, catch
-     * their gradients, and add nothing to any leaf's. */
+    int64_t number; /* kn_backward_number */
+    bool retain;
+    /* Not NULL: the pass computes only what leads to these, catches their gradients, and adds
+     * nothing to any leaf's. */
     kn_catch *caught;
     int catches;
 };
@@ -49,18 +49,19 @@ bool kn_engine_count(kn_engine *e);
 /* lend.c: before e marks n; at the end of e, when nodes become what they were for passes around. */
 bool kn_engine_lend(kn_engine *e, kn_node *n);
 void kn_engine_give_back(kn_engine *e);
-/* The list of e, or of the pass that it replays a part of: the first catch of a leaf, of a node's
- * output; NULL if there is none. */
+/* The first catch of a leaf, of a node's output; NULL if there is none. */
 bool kn_engine_catches(const kn_engine *e);
 kn_catch *kn_engine_catch(const kn_engine *e, const kn_tensor *leaf, const kn_node *n, int out);
 /* Does a gradient along edge i of n lead to one that is wanted? */
 bool kn_engine_wants(const kn_engine *e, const kn_node *n, int i);
 
 /* Runs the pass e, of which the caller sets retain and caught, from roots' outputs with their
- * gradients. Roots may repeat. replayed: the node whose backward this pass is, or NULL: for what
- * that node touches, the pass's own counts hold from here on. */
+ * gradients. Roots may repeat. */
 bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
-                   int roots, kn_node *replayed);
+                   int roots);
+/* The running backward replays r, whose places are emptied when it ends. */
+bool kn_engine_fills(struct kn_record *r);
+bool kn_engine_release(kn_frame *f); /* the groups inside of f wait for its replay no more */
 
 /* give.c. The gradient of n's output i, or of the leaf t, grows by g. own: nothing else holds on to
  * g, so the leaf may keep it and add into it. */

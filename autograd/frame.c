@@ -4,7 +4,7 @@
  * before it; an outermost call hashes (micro-batch, calls so far). A draw's stream hashes the key
  * of its call and a count; its seed is one number a step, a hash of the run's seed and the step. So
  * a draw depends on where it happens in the model and in training, never on the rank, and a
- * recompute that re-enters with the same key draws the same numbers. In a recorded step
+ * recompute that re-enters with its forward's key, seed and step draws the same numbers. In a recorded step
  * (kn_graph_begin) the streams stay as they are at each replay, and kernels read the seed from the
  * device's memory; each replay writes its own there.
  *
@@ -30,7 +30,7 @@ static uint64_t root_key(kn_context *c, bool draw)
     return kn_hash64(key, count == &r->quiet ? ~(before - r->quiet_before) : before);
 }
 
-static kn_frame *enter(void *module, const char *path, uint64_t key)
+static kn_frame *enter(kn_life *life, const char *path, uint64_t key)
 {
     kn_frame *f = kn_host_calloc(1, sizeof *f);
     if (!f)
@@ -42,24 +42,24 @@ static kn_frame *enter(void *module, const char *path, uint64_t key)
         return NULL;
     }
     f->refs = 1;
-    f->module = module;
+    f->life = kn_life_ref(life);
     f->key = key;
     f->parent = c->frame;
     if (f->parent) {
         f->parent->refs++;
-        f->replay = f->parent->replay;
+        f->rng = f->parent->rng;
     }
     c->frame = f;
     return f;
 }
 
-kn_frame *kn_frame_enter(void *module, const char *path, const char *name)
+kn_frame *kn_frame_enter(kn_life *life, const char *path, const char *name)
 {
     kn_context *c = kn_context_get();
     kn_frame *p = c->frame;
     uint64_t *count = p ? NULL : root_count(c), before = count ? *count : 0;
     uint64_t key = p ? kn_hash64(p->key, p->calls++) : root_key(c, false);
-    kn_frame *f = enter(module, path, kn_hash64(key, kn_hash_string(name)));
+    kn_frame *f = enter(life, path, kn_hash64(key, kn_hash_string(name)));
     if (!f && count)
         *count = before;
     if (f) {
@@ -69,9 +69,14 @@ kn_frame *kn_frame_enter(void *module, const char *path, const char *name)
     return f;
 }
 
-kn_frame *kn_frame_reenter(void *module, const char *path, uint64_t key)
+kn_frame *kn_frame_reenter(kn_life *life, const char *path, uint64_t key)
 {
-    return enter(module, path, key);
+    return enter(life, path, key);
+}
+
+void *kn_frame_module(const kn_frame *f)
+{
+    return f && f->life ? f->life->of : NULL;
 }
 
 void kn_frame_leave(kn_frame *f)
@@ -95,6 +100,11 @@ void kn_frame_unref(kn_frame *f)
         for (int i = 0; g && i < KN_MAX_OUT; i++)
             kn_tensor_free(g->out[i]);
         kn_host_free(g);
+        for (int64_t i = 0; i < f->insides; i++)
+            kn_group_unref(f->inside[i]);
+        kn_host_free(f->inside);
+        kn_group_unref(f->group);
+        kn_life_unref(f->life);
         kn_host_free((void *)f->path);
         kn_host_free(f);
         f = parent;
@@ -110,9 +120,16 @@ uint64_t kn_draw_stream(void)
     return f ? kn_hash64(f->key, 0x64726177u + f->draws++) : root_key(c, true);
 }
 
+/* The running forward's seed and step. */
+static const kn_rng_key *running_key(void)
+{
+    const kn_context *c = kn_context_get();
+    return c->frame && c->frame->rng ? c->frame->rng : &c->rng;
+}
+
 uint64_t kn_draw_seed(void)
 {
-    const kn_rng_key *key = &kn_context_get()->rng;
+    const kn_rng_key *key = running_key();
     return kn_hash64(key->seed, (uint64_t)key->step);
 }
 
@@ -158,13 +175,13 @@ void kn_step_taken(int64_t *seen)
 
 int64_t kn_get_step(void)
 {
-    return kn_context_get()->rng.step;
+    return running_key()->step;
 }
 
 kn_draws kn_draws_begin(int64_t number)
 {
     const kn_frame *f = kn_context_get()->frame;
-    return (kn_draws){ kn_frame_reenter(f ? f->module : NULL, f ? f->path : "",
+    return (kn_draws){ kn_frame_reenter(f ? f->life : NULL, f ? f->path : "",
                                         kn_hash64(3, (uint64_t)number)) };
 }
 

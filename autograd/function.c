@@ -6,6 +6,7 @@
 #include "autograd/autograd_internal.h"
 #include "autograd/check.h"
 #include "autograd/hooks.h"
+#include "autograd/record.h"
 #include "kernels/graph_internal.h"
 #include "kernels/trace.h"
 #include <stdarg.h>
@@ -147,11 +148,11 @@ static state *make_state(const kn_function *f, kn_values in, const void *arg, si
         const kn_tensor *t = in.v[i];
         if (!t)
             continue;
-        kn_leaf_use(t);
+        const bool wants = kn_record_read(t);
         s->run.dtype[i] = t->dtype;
         s->run.ndim[i] = t->ndim;
         memcpy(s->run.shape[i], t->shape, sizeof t->shape);
-        s->run.needs[i] = t->requires_grad && f->backward && kn_grad_mode();
+        s->run.needs[i] = wants && f->backward && kn_grad_mode();
         s->ghost = s->ghost || (kn_device_of(t) == KN_META && f->shape);
     }
     s->cost = (kn_cost){ f->flops ? f->flops(in) : 0, bytes_of(in) };
@@ -188,6 +189,8 @@ static kn_values run_forward(state *s, kn_values in)
 {
     kn_values out = { 0 };
     uint32_t version[KN_MAX_VALUES] = { 0 };
+    if (!kn_ok())
+        return out;
     for (int i = 0; i < in.n; i++)
         version[i] = in.v[i] ? kn_version_of(in.v[i]) : 0;
     kn_context *c = kn_context_get();
@@ -417,7 +420,7 @@ void *kn_write_data(kn_tensor *t, kn_dtype dtype)
     if (!check_data(t, dtype, "kn_write_data"))
         return NULL;
     void *p = kn_data(t);
-    if (p)
-        kn_bump_version(t);
+    if (p && kn_tensor_before_write(t, "kn_write_data"))
+        kn_written(t);
     return kn_ok() ? p : NULL; /* this leaf may not be written, or an error stood before */
 }

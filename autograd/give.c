@@ -49,11 +49,6 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
     return true;
 }
 
-static kn_mem_category grad_category(const kn_leaf *leaf)
-{
-    return leaf->passing ? KN_MEM_ACTIVATION : KN_MEM_GRAD;
-}
-
 /* The gradient of a leaf in this pass grows by g. own: nothing else holds on to g (it is no other
  * gradient of the node too), so the leaf may keep it and add into it. */
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
@@ -78,15 +73,14 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
         return true;
     if (leaf->fresh)
         return kn_grad_add(leaf->fresh, leaf->fresh, g);
-    const int *order = leaf->passing ? kn_order_of(g) : NULL; /* as other activations' have */
-    bool mine = own && g->storage->refs == 1 && g->storage->category == grad_category(leaf) &&
-                g->refs == 1 && (order || kn_is_contiguous(g)) && g->dtype == t->dtype;
+    bool mine = own && g->storage->refs == 1 && g->storage->category == KN_MEM_GRAD &&
+                g->refs == 1 && kn_is_contiguous(g) && g->dtype == t->dtype;
     if (mine) {
         leaf->fresh = kn_tensor_ref(g);
         return true;
     }
-    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, grad_category(leaf), t->ndim,
-                                t->shape, order, false);
+    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape,
+                                NULL, false);
     return leaf->fresh && kn_grad_copy(leaf->fresh, g);
 }
 
@@ -107,8 +101,8 @@ kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
         return t->leaf->fresh;
     }
     if (t) /* will become leaf->fresh in give_leaf */
-        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, grad_category(t->leaf), s->ndim,
-                             s->shape, NULL, true);
+        return kn_tensor_new(s->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, s->ndim, s->shape, NULL,
+                             true);
     return kn_empty(s->dtype, s->device, s->ndim, s->shape);
 }
 

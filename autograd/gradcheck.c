@@ -224,7 +224,7 @@ static bool run_backward(check *c, turn how)
                 return false;
         }
     }
-    return kn_ok() && (roots == 0 || kn_engine_run(&e, root, index, grad, roots, NULL));
+    return kn_ok() && (roots == 0 || kn_engine_run(&e, root, index, grad, roots));
 }
 
 /* Which results are a part of L: those that require grad; all floats where none does. */

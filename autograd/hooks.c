@@ -3,6 +3,7 @@
  * A hook that is taken off while a backward runs may be the one that runs: it only loses its number
  * then. Lists of leaves are swept when the outermost pass ends, those of nodes go with them. */
 #include "autograd/hooks.h"
+#include "autograd/record.h"
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -60,6 +61,8 @@ static kn_hook_entry *add_hook(kn_tensor *t, const char *what, bool given)
 
 kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg)
 {
+    if (kn_recomputing()) /* the forward did it */
+        return kn_hook_next();
     kn_hook_entry *h = add_hook(t, "kn_on_grad", hook != NULL);
     if (!h)
         return 0;
@@ -70,6 +73,8 @@ kn_hook kn_on_grad(kn_tensor *t, kn_tensor_hook hook, void *arg)
 
 kn_hook kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg)
 {
+    if (kn_recomputing()) /* the forward did it */
+        return kn_hook_next();
     if (!kn_check(t, "kn_on_node"))
         return 0;
     if (!t->node)
@@ -85,6 +90,8 @@ kn_hook kn_on_node(kn_tensor *t, kn_node_hook pre, kn_node_hook post, void *arg)
 
 kn_hook kn_on_accumulated(kn_tensor *t, kn_leaf_hook hook, void *arg)
 {
+    if (kn_recomputing()) /* the forward did it */
+        return kn_hook_next();
     if (!kn_check(t, "kn_on_accumulated"))
         return 0;
     if (!hook)

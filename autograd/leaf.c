@@ -1,6 +1,6 @@
 /* autograd/leaf.c: leaves (tensors that collect a gradient), grad mode, detaching, and the hooks
  * through which tensor/ and kernels/ reach up to autograd. */
-#include "autograd/autograd_internal.h"
+#include "autograd/record.h"
 
 static void leaf_free(kn_leaf *leaf)
 {
@@ -32,12 +32,17 @@ static void on_tensor_free(kn_tensor *t)
 
 static bool before_write(kn_tensor *t, const char *what)
 {
-    if (kn_context_get()->no_grad || !t->requires_grad)
-        return true;
-    return kn_fail(
-        "%s: writing in place to a tensor that requires grad would falsify its gradient; "
-        "do it with kn_set_grad_mode(false)",
-        what);
+    if (!kn_context_get()->no_grad && t->requires_grad)
+        return kn_fail(
+            "%s: writing in place to a tensor that requires grad would falsify its gradient; "
+            "do it with kn_set_grad_mode(false)",
+            what);
+    return kn_record_write(t, what);
+}
+
+static void before_read(const kn_tensor *t)
+{
+    kn_record_read(t);
 }
 
 static const char *running_path(const kn_context *c)
@@ -49,6 +54,7 @@ __attribute__((constructor)) void kn_autograd_setup(void)
 {
     kn_tensor_on_free = on_tensor_free;
     kn_tensor_before_write = before_write;
+    kn_tensor_before_read = before_read;
     kn_context_path = running_path;
 }
 
@@ -62,25 +68,66 @@ kn_leaf *kn_leaf_of(kn_tensor *t)
     return t->leaf;
 }
 
-/* One count for all threads: a run sees only that its number is more than those of earlier uses. */
-static _Atomic uint64_t runs;
+/* ---- what calls on the tape may outlive ------------------------------------------------------ */
 
-uint64_t kn_run_begin(void)
+kn_group *kn_group_new(void (*complete)(void *arg), void *arg)
 {
-    return ++runs;
+    kn_group *g = kn_host_calloc(1, sizeof *g);
+    if (g)
+        *g = (kn_group){ .refs = 1, .complete = complete, .arg = arg };
+    return g;
 }
 
-void kn_group_use(kn_group *g)
+kn_group *kn_group_ref(kn_group *g)
 {
     if (g)
-        g->used = runs;
+        g->refs++;
+    return g;
 }
 
-void kn_leaf_use(const kn_tensor *t)
+void kn_group_unref(kn_group *g)
 {
-    if (t && t->leaf)
-        kn_group_use(t->leaf->group);
+    if (g && --g->refs == 0)
+        kn_host_free(g);
 }
+
+void kn_group_end(kn_group *g)
+{
+    if (g)
+        g->complete = NULL;
+    kn_group_unref(g);
+}
+
+kn_life *kn_life_new(void *of)
+{
+    static _Atomic uint64_t lives;
+    kn_life *l = kn_host_calloc(1, sizeof *l);
+    if (l)
+        *l = (kn_life){ 1, ++lives, of };
+    return l;
+}
+
+kn_life *kn_life_ref(kn_life *l)
+{
+    if (l)
+        l->refs++;
+    return l;
+}
+
+void kn_life_unref(kn_life *l)
+{
+    if (l && --l->refs == 0)
+        kn_host_free(l);
+}
+
+void kn_life_end(kn_life *l)
+{
+    if (l)
+        l->of = NULL;
+    kn_life_unref(l);
+}
+
+/* ---- leaves ---------------------------------------------------------------------------------- */
 
 kn_tensor *kn_require_grad(kn_tensor *t, bool on)
 {

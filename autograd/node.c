@@ -3,20 +3,28 @@
  * Ownership: a tensor holds its node; a node holds the nodes of its inputs (edges), the leaves it
  * feeds, and the saved tensors. Saved outputs are kept as bare views of the output's storage,
  * because the output itself holds the node. Dropping the last output drops the graph behind it. */
-#include "autograd/autograd_internal.h"
 #include "autograd/hooks.h"
+#include "autograd/record.h"
 #include <string.h>
+
+void kn_saved_drop(kn_saved *s)
+{
+    kn_tensor_free(s->tensor);
+    s->tensor = NULL;
+    if (s->record)
+        kn_record_forget(s);
+}
 
 static void drop_saved(kn_saved *s, int n)
 {
-    for (int i = 0; s && i < n; i++) {
-        kn_tensor_free(s[i].tensor);
-        s[i].tensor = NULL;
-    }
+    for (int i = 0; s && i < n; i++)
+        kn_saved_drop(&s[i]);
 }
 
 bool kn_save(kn_saved *s, const kn_tensor *t)
 {
+    if (kn_context_get()->record)
+        return kn_record_save(s, t);
     s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
     s->version = kn_version_of(t);
     const kn_context *c = kn_context_get();
@@ -31,6 +39,22 @@ void kn_node_free_saved(kn_node *n)
     drop_saved(n->saved_out, n->nout);
     drop_saved(n->kept, KN_MAX_OUT);
     n->freed = true;
+}
+
+static void drop_again(kn_saved *s, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (s[i].record) {
+            kn_tensor_free(s[i].tensor);
+            s[i].tensor = NULL;
+        }
+}
+
+void kn_node_free_again(kn_node *n)
+{
+    drop_again(n->saved_in, n->nin);
+    drop_again(n->saved_out, n->nout);
+    drop_again(n->kept, KN_MAX_OUT);
 }
 
 void kn_node_drop_parts(kn_node *n)
@@ -61,6 +85,7 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
         return NULL;
     }
     n->place = (kn_place){ c->user_file, c->user_line };
+    n->freed = kn_record_replays(); /* what it saves goes to the forward's node */
     n->frame = c->frame;
     if (n->frame)
         n->frame->refs++;
@@ -84,8 +109,6 @@ static void destroy(kn_node *n, kn_node **list)
     drop_saved(n->kept, KN_MAX_OUT);
     for (int i = 0; i < n->nout; i++)
         kn_tensor_free(n->dout[i]);
-    for (int i = 0; i < n->ntouch; i++)
-        kn_tensor_free(n->touch[i]);
     while (n->hooks) {
         kn_hook_entry *next = n->hooks->next;
         kn_host_free(n->hooks);
@@ -99,7 +122,6 @@ static void destroy(kn_node *n, kn_node **list)
     kn_node_drop_places(n);
     kn_host_free(n->part);
     kn_frame_unref(n->frame);
-    kn_host_free(n->touch);
     kn_host_free(n->attr);
     kn_host_free(n->edge);
     kn_host_free(n->in_spec);

@@ -75,9 +75,12 @@ static bool batch_forward(kn_op_call *c)
     for (int i = 1; i < 6; i++) {
         if (!c->in[i])
             continue;
+        const bool moves = (i == 3 || i == 4) && a->training;
+        if (moves && !kn_tensor_before_write(c->in[i], "batch_norm"))
+            return false;
         *at[i] = kn_array_of(c->in[i]);
-        if ((i == 3 || i == 4) && a->training) /* they are written */
-            c->in[i]->storage->version++;
+        if (moves)
+            kn_written(c->in[i]);
     }
     return KN_RUN(c->out[0], KN_K_BATCH_NORM, args);
 }

@@ -152,8 +152,10 @@ static bool whole_moments(kn_op_call *c, const kn_tensor *x, const kn_tensor *to
     for (int i = 3; i < 5; i++) {
         if (!c->in[i])
             continue;
+        if (!kn_tensor_before_write(c->in[i], "batch_norm"))
+            return false;
         *running[i - 3] = kn_array_of(c->in[i]);
-        c->in[i]->storage->version++;
+        kn_written(c->in[i]);
     }
     return KN_RUN(x, KN_K_BATCH_NORM_JOIN, join) && enough(c->out[3], a->comm);
 }

@@ -20,7 +20,7 @@ static bool reach(kn_engine *e, kn_node *n)
     if (!kn_host_grow(&e->node, &e->room, e->nodes + 1, sizeof *e->node) || !kn_engine_lend(e, n))
         return false;
     n->mark = e->pass;
-    n->has_grad = n->touched = n->passed = false;
+    n->has_grad = n->passed = false;
     kn_node_drop_places(n);
     n->leads = true;
     n->refs++;
@@ -34,21 +34,13 @@ static int by_falling_seq(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-static const kn_engine *catching(const kn_engine *e)
-{
-    while (e->replays)
-        e = e->outer;
-    return e;
-}
-
 bool kn_engine_catches(const kn_engine *e)
 {
-    return catching(e)->caught != NULL;
+    return e->caught != NULL;
 }
 
 kn_catch *kn_engine_catch(const kn_engine *e, const kn_tensor *leaf, const kn_node *n, int out)
 {
-    e = catching(e);
     for (int i = 0; i < e->catches; i++) {
         const kn_tensor *t = e->caught[i].input;
         if (t && (leaf ? t == leaf : n && t->node == n && t->out_index == out))
@@ -63,7 +55,7 @@ bool kn_engine_wants(const kn_engine *e, const kn_node *n, int i)
     if (!kn_engine_catches(e))
         return edge->node || edge->leaf;
     if (edge->leaf)
-        return edge->leaf->leaf->passing || kn_engine_catch(e, edge->leaf, NULL, 0);
+        return kn_engine_catch(e, edge->leaf, NULL, 0);
     return edge->node && ((edge->node->mark == e->pass && edge->node->leads) ||
                           kn_engine_catch(e, NULL, edge->node, edge->out_index));
 }
@@ -72,9 +64,6 @@ static bool leads(const kn_engine *e, const kn_node *n)
 {
     for (int k = 0; k < n->nin; k++)
         if (kn_engine_wants(e, n, k))
-            return true;
-    for (int k = 0; k < n->ntouch; k++)
-        if (kn_engine_catch(e, n->touch[k], NULL, 0))
             return true;
     return false;
 }
@@ -150,23 +139,36 @@ static bool see_leaf(kn_engine *e, kn_tensor *t)
     kn_leaf *leaf = t ? t->leaf : NULL;
     if (!leaf)
         return true;
-    kn_engine *owner = leaf->passing ? e : kn_engine_outermost(e);
+    kn_engine *owner = kn_engine_outermost(e);
     if (leaf->pending == 0) {
         if (!kn_host_grow(&owner->leaf, &owner->leaf_room, owner->leaves + 1, sizeof *owner->leaf))
             return false;
-        owner->leaf[owner->leaves++] = leaf->passing ? t : kn_tensor_ref(t);
+        owner->leaf[owner->leaves++] = kn_tensor_ref(t);
     }
     leaf->pending++;
     return see_group(e, leaf->group);
 }
 
-/* A nested pass (recompute) must not touch the counts of calls that an outer pass is counting. */
+/* A nested pass (of a hook) must not touch the counts of calls that an outer pass is counting. */
 static bool outer_counts(const kn_engine *e, const kn_frame *f)
 {
     for (const kn_engine *o = e->outer; o; o = o->outer)
         if (f->mark == o->pass)
             return true;
     return false;
+}
+
+/* The groups inside of a call that recomputes wait for its replay, which uses them. */
+static bool begin_frame(kn_engine *e, kn_frame *f)
+{
+    f->mark = e->pass;
+    f->pending = 0;
+    f->fired = f->replayed = false;
+    f->holds = f->insides > 0;
+    for (int64_t i = 0; i < f->insides; i++)
+        if (!see_group(e, f->inside[i]))
+            return false;
+    return true;
 }
 
 bool kn_engine_count(kn_engine *e)
@@ -180,15 +182,9 @@ bool kn_engine_count(kn_engine *e)
             if (!see_leaf(e, to->leaf))
                 return false;
         }
-        for (int k = 0; k < n->ntouch; k++)
-            if (!see_leaf(e, n->touch[k]))
-                return false;
         for (kn_frame *f = n->frame; f && !outer_counts(e, f); f = f->parent) {
-            if (f->mark != e->pass) {
-                f->mark = e->pass;
-                f->pending = 0;
-                f->fired = false;
-            }
+            if (f->mark != e->pass && !begin_frame(e, f))
+                return false;
             f->pending++;
             if (!see_group(e, f->group))
                 return false;

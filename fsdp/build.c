@@ -203,7 +203,9 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
 {
     kn_unit *u = kn_host_calloc(1, sizeof *u);
     kn_module_impl **list = kn_host_calloc((size_t)modules, sizeof(kn_module_impl *));
-    if (!u || !list) {
+    kn_group *group = kn_group_new(kn_turns_complete, u);
+    if (!u || !list || !group) {
+        kn_group_unref(group);
         kn_host_free(u);
         kn_host_free(list);
         return NULL;
@@ -211,6 +213,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     for (int i = 0; i < modules; i++)
         list[i] = module[i];
     kn_live_begin(&u->live, module[0]);
+    u->group = group;
     u->module = list;
     u->modules = modules;
     u->comm = comm;
@@ -219,7 +222,6 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->master_device = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
-    u->group = (kn_group){ .complete = kn_turns_complete, .arg = u };
     u->sync = u->all_reduce = u->reshard_after_backward = true;
     u->unshard_in_backward = u->is_last_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;

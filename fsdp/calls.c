@@ -15,7 +15,7 @@ static bool recorded(void)
 bool kn_call_is_inside(const kn_unit *u)
 {
     for (const kn_frame *f = kn_context_get()->frame; f; f = f->parent) {
-        const kn_unit *outer = kn_unit_of(f->module);
+        const kn_unit *outer = kn_unit_of(kn_frame_module(f));
         if (outer && outer != u && outer->schedule == u->schedule)
             return true;
     }

@@ -239,7 +239,7 @@ static bool take_turn(kn_order *o)
 
 bool kn_order_go_on(kn_order *o)
 {
-    while (o->at < o->turns && !o->turn[o->at].unit->group.active)
+    while (o->at < o->turns && !o->turn[o->at].unit->group->active)
         if (!take_turn(o))
             return false;
     return kn_ok();
@@ -251,7 +251,7 @@ bool kn_order_come_to(kn_order *o, const kn_unit *u)
         return false;
     while (o->at <= u->enter_at) {
         kn_turn *t = &o->turn[o->at];
-        if (t->kind == KN_TURN_LEAVE && t->unit->group.active) { /* it is left at the end */
+        if (t->kind == KN_TURN_LEAVE && t->unit->group->active) { /* it is left at the end */
             t->unit->leave_at = -1;
             t->kind = KN_TURN_NONE;
         }

@@ -198,7 +198,7 @@ static void redirect(kn_bucket *b, int i, kn_tensor *t)
     t->leaf->dest = grad_dest;
     t->leaf->dest_arg = b;
     t->leaf->clear = clear_grad;
-    t->leaf->group = &b->unit->group;
+    t->leaf->group = b->unit->group;
 }
 
 bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)

@@ -107,7 +107,7 @@ kn_unit_hooks *kn_unit_hooks_new(kn_unit *u)
                               .converts = kn_unit_converts,
                               .reach = kn_turns_reach,
                               .leave = kn_unit_leave,
-                              .group = &u->group,
+                              .group = u->group,
                               .unit = u };
     return h;
 }

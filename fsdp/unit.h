@@ -37,7 +37,7 @@ struct kn_unit {
     int rank, size;               /* of comm */
     kn_bucket **bucket;
     int buckets;
-    kn_group group;
+    kn_group *group; /* a reference */
     kn_unit_state state;
     int calls;       /* running forwards of its modules */
     int group_calls; /* modules of a group that ran since it was gathered */

@@ -196,6 +196,7 @@ void kn_unit_free(void *unit)
     for (int i = 0; i < u->buckets; i++)
         kn_bucket_free(u->bucket[i]);
     kn_passes_free(&u->open);
+    kn_group_end(u->group);
     kn_host_free(u->bucket);
     kn_host_free(u->module);
     kn_host_free(u->next_forward);

@@ -15,8 +15,10 @@ enum { MEAN, VAR, BATCHES }; /* the buffers, in this order */
 
 static bool count_batch(kn_tensor *count)
 {
+    if (!kn_tensor_before_write(count, "batch_norm"))
+        return false;
     kn_array a = kn_array_of(count);
-    count->storage->version++;
+    kn_written(count);
     kn_stream *s = kn_compute_stream(kn_device_of(count));
     return KN_LAUNCH(s, KN_K_UNARY, ((kn_unary_args){ a, a, KN_AFFINE, 1, 1 }));
 }
@@ -52,9 +54,8 @@ static kn_tensor *norm(kn_module *self, kn_tensor *x, bool relu, kn_tensor *resi
 {
     const batch_norm_state *s = kn_module_data(self);
     const kn_module_impl *m = self->impl;
-    const kn_frame *f = kn_context_get()->frame;
     const bool tracks = m->buffers > 0, trains = m->training || !tracks;
-    const bool moves = tracks && m->training && !(f && f->replay); /* not again in backward */
+    const bool moves = tracks && m->training;
     const bool cumulative = s->o.cumulative && moves;
     kn_tensor *stats[2] = { NULL, NULL };
     for (int i = 0; i < 2 && (moves || !trains); i++) /* a copy stays where there is no batch */

@@ -1,5 +1,6 @@
 /* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries),
  * hooks, and the unit's gather and release around its forward. */
+#include "autograd/record.h"
 #include "nn/edit.h"
 #include "nn/hooks_internal.h"
 #include <string.h>
@@ -23,7 +24,7 @@ static void attach(kn_frame *f, kn_module_impl *m)
         f->pre_backward = pre_backward;
         f->post_backward = post_backward;
     }
-    f->group = m->unit ? m->unit->group : NULL;
+    f->group = m->unit ? kn_group_ref(m->unit->group) : NULL;
 }
 
 /* True: the call begins, and end_call must follow, though an error may stand. */
@@ -31,7 +32,8 @@ static bool begin_call(kn_module_impl *m, kn_values *in)
 {
     if (m->unit && !m->unit->pre_forward(m->unit->unit, m, in))
         return false;
-    kn_group_use(m->unit ? m->unit->group : NULL);
+    kn_record_group(m->unit ? m->unit->group : NULL);
+    kn_record_use(m->life->id, (uint32_t)kn_hooks_count(m) << 1 | m->training, kn_module_shown(m));
     kn_hooks_pre_forward(m, in);
     return true;
 }
@@ -91,7 +93,7 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
     for (int i = 0; i < in.n; i++)
         if ((in.v[i] || !method.fn) && !kn_check(in.v[i], m->class_name))
             return out;
-    kn_frame *f = kn_frame_enter(m, m->path, m->name);
+    kn_frame *f = kn_frame_enter(m->life, m->path, m->name);
     if (!f)
         return out;
     attach(f, m);
@@ -152,7 +154,7 @@ kn_entered kn_enter(void *module)
 {
     kn_entered e = { 0 };
     kn_module_impl *m = kn_module_in_its_place(module, "kn_enter");
-    e.frame = m ? kn_frame_enter(m, m->path, m->name) : NULL;
+    e.frame = m ? kn_frame_enter(m->life, m->path, m->name) : NULL;
     if (!e.frame)
         return e;
     attach(e.frame, m);

@@ -191,7 +191,7 @@ void kn_module_unreplace(kn_module_impl *m)
 static bool runs(const kn_module_impl *m)
 {
     for (const kn_frame *f = kn_context_get()->frame; f; f = f->parent)
-        if (f->module == m)
+        if (kn_frame_module(f) == m)
             return true;
     return false;
 }
@@ -208,8 +208,8 @@ static kn_module_impl *with_place(kn_module_impl *m, const void *place)
 static kn_module_impl *after_freed(const kn_module *m)
 {
     const kn_frame *f = m && !m->impl ? kn_context_get()->frame : NULL;
-    kn_module_impl *found =
-        f && f->module ? with_place(kn_impl_root((kn_module_impl *)f->module), m) : NULL;
+    kn_module_impl *runs_now = kn_frame_module(f);
+    kn_module_impl *found = runs_now ? with_place(kn_impl_root(runs_now), m) : NULL;
     return found && !runs(found) ? found : NULL;
 }
 

@@ -7,6 +7,7 @@
 #include "nn/hooks.h"
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
+#include "autograd/record.h"
 #include "nn/hooks_internal.h"
 #include <string.h>
 
@@ -54,6 +55,15 @@ static void sweep(kn_module_impl *m)
         if (m->hook[i].id)
             m->hook[left++] = m->hook[i];
     m->hooks = left;
+}
+
+int kn_hooks_count(const kn_module_impl *m)
+{
+    const uint64_t newest = kn_record_hooks();
+    int n = 0;
+    for (int i = 0; i < m->hooks; i++)
+        n += m->hook[i].id && m->hook[i].id <= newest;
+    return n;
 }
 
 bool kn_module_unhook(void *m, kn_hook hook)
@@ -162,11 +172,12 @@ static void run(kn_module_impl *m, kn_module_event *e)
 {
     const bool after = e->moment == KN_POST_FORWARD || e->moment == KN_POST_BACKWARD;
     const int n = m->hooks; /* those that are put on meanwhile wait for the next moment */
+    const uint64_t newest = kn_record_hooks();
     e->module = m->self;
     m->hooks_running++;
     for (int i = 0; i < n && (kn_ok() || e->moment == KN_POST_FORWARD); i++) {
         const int at = after ? n - 1 - i : i;
-        if (m->hook[at].id && of(&m->hook[at].fn, e->moment))
+        if (m->hook[at].id && m->hook[at].id <= newest && of(&m->hook[at].fn, e->moment))
             run_one(m, at, e);
     }
     if (--m->hooks_running == 0)
@@ -174,12 +185,6 @@ static void run(kn_module_impl *m, kn_module_event *e)
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
-
-static bool again(void)
-{
-    const kn_frame *f = kn_context_get()->frame;
-    return f && f->replay;
-}
 
 static void no_tensors(const kn_module_impl *m, int n)
 {
@@ -193,7 +198,7 @@ void kn_hooks_pre_forward(kn_module_impl *m, kn_values *in)
     if (m->hooks == 0 || !kn_ok())
         return;
     kn_module_event e = { .moment = KN_PRE_FORWARD,
-                          .again = again(),
+                          .again = kn_recomputing(),
                           .in = in ? *in : (kn_values){ 0 } };
     run(m, &e);
     if (in)
@@ -207,7 +212,7 @@ void kn_hooks_post_forward(kn_module_impl *m, kn_values in, kn_values *out)
     if (m->hooks == 0)
         return;
     const bool ok = kn_ok();
-    kn_module_event e = { .moment = KN_POST_FORWARD, .again = again() };
+    kn_module_event e = { .moment = KN_POST_FORWARD, .again = kn_recomputing() };
     if (ok && out) {
         e.in = in;
         e.out = *out;
@@ -305,8 +310,9 @@ static bool inputs_backward(kn_op_grad *g)
     kn_values in = { .n = g->nin };
     memcpy(in.v, g->dout, sizeof in.v);
     kn_frame *f = g->node->frame;
-    if (((kn_module_impl *)f->module)->hooks > 0)
-        after_backward(f->module, f, &in);
+    kn_module_impl *m = kn_frame_module(f);
+    if (m && m->hooks > 0)
+        after_backward(m, f, &in);
     memcpy(g->din, in.v, sizeof in.v);
     return kn_ok();
 }
@@ -333,15 +339,16 @@ static bool same_before(const kn_values *t, int i)
 static kn_node *stand_for(const kn_op *op, kn_values *t)
 {
     bool wants = false;
+    bool want[KN_MAX_VALUES] = { false };
     for (int i = 0; i < t->n; i++)
-        wants = wants || (t->v[i] && t->v[i]->requires_grad);
+        wants |= want[i] = kn_record_read(t->v[i]);
     kn_node *n = wants ? kn_node_new(op, t->n, t->n) : NULL;
     if (!n)
         return NULL;
     kn_values was = *t;
     n->apart = op == &inputs_op;
     for (int i = 0; i < t->n && kn_ok(); i++) {
-        if (!was.v[i] || !was.v[i]->requires_grad)
+        if (!want[i])
             continue;
         if (same_before(&was, i)) {
             for (int k = i - 1; k >= 0; k--)
@@ -349,7 +356,6 @@ static kn_node *stand_for(const kn_op *op, kn_values *t)
                     t->v[i] = t->v[k];
             continue;
         }
-        kn_leaf_use(was.v[i]);
         t->v[i] = kn_detach(was.v[i]);
         if (t->v[i] && kn_node_set_input(n, i, was.v[i]))
             kn_node_set_output(n, i, t->v[i]);

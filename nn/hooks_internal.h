@@ -4,6 +4,8 @@
 
 #include "nn/nn_internal.h"
 
+/* How many hooks m has, in a replay without those that came after its forward. */
+int kn_hooks_count(const kn_module_impl *m);
 /* The hooks of a call: around forward, with its tensors (NULL: kn_enter), and around
  * backward. */
 void kn_hooks_pre_forward(kn_module_impl *m, kn_values *in);

@@ -73,7 +73,8 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     i->name = kn_host_strdup("");
     i->path = kn_host_strdup("");
     i->class_name = class_of(class_name);
-    if (kn_root_begin(i) && i->name && i->path && i->class_name)
+    i->life = kn_life_new(i);
+    if (i->life && kn_root_begin(i) && i->name && i->path && i->class_name)
         return true;
     kn_module_free(m);
     return false;
@@ -185,6 +186,8 @@ void kn_module_free(void *root)
     if (!i)
         return;
     kn_live_module_dies(i);
+    kn_life_end(i->life);
+    i->life = NULL;
     kn_module_unlist(i);
     kn_params_free(i);
     while (i->children > 0)

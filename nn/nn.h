@@ -21,7 +21,7 @@ typedef struct kn_module {
 typedef kn_tensor *(*kn_forward1)(kn_module *self, kn_tensor *x);
 /* arg: the caller's arguments besides tensors; copied for recompute; may be NULL. It may point at
  * tensors, which the caller must keep until backward: a unit of fsdp moves and casts only those of
- * in, and a recomputed call gives no gradient to tensors in arg. */
+ * in. */
 typedef kn_values (*kn_forward_n)(kn_module *self, kn_values in, const void *arg);
 
 /* ---- tree ------------------------------------------------------------------------------------ */
@@ -113,8 +113,20 @@ KN_API kn_entered kn_enter(void *m);
 KN_API void kn_leave(kn_entered e, kn_tensor *const *results, int n);
 
 /* Activation checkpointing (Chen et al., arXiv:1604.06174): m's calls keep only their inputs and
- * run forward again in backward. */
+ * run forward again in backward, with the same results to the bit, hooks and gradients as without.
+ *
+ * - A call that runs again sees what its forward saw: draws (also after other steps and seeds),
+ *   train mode, frozen or not, and the old values of what forward writes in place, a buffer or an
+ *   input. That is written once: it is as before once backward is over.
+ * - Backward refuses where it can't: a parameter, buffer or other tensor that forward read was
+ *   written since; modules below m came, went or were freed; forward does something else when it
+ *   runs again.
+ * - Forward must keep nothing else, or ask kn_recomputing: a counter in the module's struct would
+ *   count twice. A tensor that it reads from elsewhere (a mask that arg points at) must stay until
+ *   backward. */
 KN_API bool kn_recompute(void *m, bool on);
+/* Whether the running forward is one that kn_recompute runs again in backward. */
+KN_API bool kn_recomputing(void);
 
 /* ---- parameters and buffers ------------------------------------------------------------------ */
 

@@ -108,6 +108,7 @@ typedef struct kn_method {
 struct kn_module_impl {
     uint32_t magic;
     kn_module *self;
+    kn_life *life; /* of this record, for its calls on the tape */
     kn_module_impl *parent;
     char *name, *path, *class_name;
     kn_method forward;
@@ -244,7 +245,7 @@ bool kn_live_end(const kn_live *l, const char *thing, const char *what);
 bool kn_lives(const kn_live *l, const char *thing, const char *what);
 void kn_live_module_dies(const kn_module_impl *m);
 
-/* Recompute of one call (autograd tape node); see nn/recompute.c. */
+/* A call that recomputes; see nn/recompute.c. */
 kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame, kn_values in,
                             const void *arg, size_t size);
 /* Runs the hooks, and the method between them. */

@@ -2,12 +2,20 @@
  * tensors refer to them (docs/architecture.md, idea 3). */
 #include "tensor/tensor_internal.h"
 
+static _Atomic uint64_t made;
+
+uint64_t kn_storages_made(void)
+{
+    return made;
+}
+
 static kn_storage *storage_alloc(size_t bytes, kn_mem_category category, const char *label)
 {
     kn_storage *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
     s->refs = 1;
+    s->born = ++made;
     s->bytes = bytes;
     s->category = category;
     if (label && !(s->label = kn_host_strdup(label))) {

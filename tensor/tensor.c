@@ -4,6 +4,7 @@
 #include <string.h>
 
 bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);
+void (*kn_tensor_before_read)(const kn_tensor *t);
 
 /* ---- making -------------------------------------------------------------------------------- */
 

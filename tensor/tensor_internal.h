@@ -20,6 +20,7 @@ typedef struct kn_storage_part {
 typedef struct kn_storage kn_storage;
 struct kn_storage {
     int refs;
+    uint64_t born; /* its number: storages count from 1, and those made later have more */
     kn_device device;
     kn_memory *memory; /* the source of bytes; NULL for wrapped bytes */
     kn_mem_category category;
@@ -46,6 +47,7 @@ kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem_c
 /* Borrowed or foreign bytes (an mmap); on_free(arg) when the last reference goes. */
 kn_storage *kn_storage_wrap(kn_device device, void *data, size_t bytes, void (*on_free)(void *),
                             void *arg, const char *label);
+uint64_t kn_storages_made(void); /* the number of the newest one */
 kn_storage *kn_storage_ref(kn_storage *s);
 void kn_storage_unref(kn_storage *s);
 /* Where an element lies, counted from the first byte in elements of t. */
@@ -132,6 +134,8 @@ extern void (*kn_tensor_on_free)(kn_tensor *t);
 /* Called before any in-place write through the public functions; autograd refuses writes to leaves
  * that require grad while grad mode is on. Returns false with an error. May be NULL. */
 extern bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);
+/* Called before t's values are read other than by an operation. May be NULL. */
+extern void (*kn_tensor_before_read)(const kn_tensor *t);
 
 /* ---- inside of tensor/: birth and death of handles; scopes hold references ------------------ */
 

@@ -83,6 +83,13 @@ void kn_bump_version(kn_tensor *t)
     kn_written(t);
 }
 
+static bool reads(const kn_tensor *t)
+{
+    if (kn_tensor_before_read)
+        kn_tensor_before_read(t);
+    return kn_ok();
+}
+
 /* t = value everywhere. */
 bool kn_fill_(kn_tensor *t, double value)
 {
@@ -188,7 +195,7 @@ static bool expands_to(const kn_tensor *src, const kn_tensor *dst)
 bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
 {
     char to[128], from[128];
-    if (!writable(dst, "copy_") || !kn_check(src, "copy_"))
+    if (!writable(dst, "copy_") || !kn_check(src, "copy_") || !reads(src))
         return false;
     kn_describe(dst, to, sizeof to);
     kn_describe(src, from, sizeof from);
@@ -236,7 +243,7 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
 static bool can_update(kn_tensor *t, const kn_tensor *x, const char *what)
 {
     char to[128], from[128];
-    if (!writable(t, what) || !kn_check(x, what))
+    if (!writable(t, what) || !kn_check(x, what) || !reads(t) || !reads(x))
         return false;
     kn_describe(t, to, sizeof to);
     kn_describe(x, from, sizeof from);
@@ -338,7 +345,7 @@ static bool readable(const kn_tensor *t, const char *what)
     if (t->storage->device == KN_META)
         return kn_fail("%s: %s is on meta, where tensors have no values", what,
                        kn_describe(t, text, sizeof text));
-    return kn_array_of(t).data != NULL;
+    return reads(t) && kn_array_of(t).data != NULL;
 }
 
 bool kn_to_host(const kn_tensor *t, void *host, size_t bytes)

@@ -20,7 +20,7 @@ static kn_tensor *row(float a, float b)
 static kn_tensor *triple_forward(kn_module *self, kn_tensor *x)
 {
     (void)self;
-    return kn_scale(x, 3);
+    return kn_mul(x, kn_full_like(x, 3)); /* saves, so it has to run again */
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */

@@ -277,7 +277,7 @@ KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
             KN_CHECK(kn_fill_(w, 2), "%s", kn_error());
             kn_set_grad_mode(mode);
             KN_CHECK(!kn_backward(kn_sum(y, 0, NULL, false)));
-            snprintf(text, sizeof text, "its parameter '%s' was written in place", kn_name(w));
+            snprintf(text, sizeof text, "'%s' was written in place", kn_name(w));
             KN_CHECK_ERROR(text);
             kn_scope_end(scope);
             kn_module_free(&l);
