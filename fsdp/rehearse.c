@@ -117,7 +117,8 @@ static kn_tensor *call_children(const kn_module_impl *m, kn_tensor *x)
 static kn_values copy_forward(kn_module *self, kn_values in, const void *arg)
 {
     (void)arg;
-    kn_tensor *x = use_params(self->impl, kn_cast(in.v[0], KN_F32));
+    kn_tensor *x = kn_exp(kn_cast(in.v[0], KN_F32)); /* saves, so recompute runs it again */
+    x = use_params(self->impl, x);
     return (kn_values){ 1, { use_params(self->impl, call_children(self->impl, x)) } };
 }
 

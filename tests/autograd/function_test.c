@@ -286,7 +286,7 @@ KN_TEST(function, raw_data_of_any_strides)
     KN_CHECK(!kn_write_data(kn_transpose(kn_detach(x), 0, 1), KN_F32));
     KN_CHECK_ERROR("f32[4,3] is not contiguous");
     KN_CHECK(!kn_write_data(x, KN_F32)); /* a leaf that requires grad */
-    KN_CHECK_ERROR("kn_bump_version: writing in place");
+    KN_CHECK_ERROR("kn_write_data: writing in place");
 }
 
 /* ---- meta, traces, streams ------------------------------------------------------------------ */

@@ -1,119 +1,8 @@
-/* tests/nn/recompute_sees_test.c: a replay sees what its forward saw. Each row is a program that
- * runs once without and once with recompute: both give the same numbers to the last bit, or, where
- * the row has a text, the one with recompute refuses with it. The rows that name a test have their
- * counterpart in PyTorch's test/test_autograd.py (TestAutograd, TestNestedCheckpoint,
- * TestSelectiveActivationCheckpoint) or test/test_utils.py (TestCheckpoint). */
-#include "nn/hooks.h"
-#include "nn/layers.h"
-#include "nn/nn_internal.h"
-#include "tests/kn_test.h"
-
-enum { ROOM = 512, WIDE = 4 };
-
-/* The numbers of a run. */
-static float *number;
-static int numbers;
-
-static void note_value(double v)
-{
-    KN_CHECK(numbers < ROOM);
-    number[numbers++] = (float)v;
-}
-
-/* A gradient that isn't there is a number, too. */
-static void note(const kn_tensor *t)
-{
-    float value[64];
-    const int64_t n = t ? kn_numel(t) : 0;
-    note_value((double)n);
-    KN_CHECK(n <= 64);
-    if (n == 0 || !kn_to_host(t, value, (size_t)n * sizeof *value))
-        return;
-    for (int64_t i = 0; i < n; i++)
-        note_value(value[i]);
-}
-
-/* net calls part, which recomputes in one of two runs: part's forward is the row's. */
-typedef struct part {
-    kn_module base;
-    kn_linear fc;
-    kn_dropout drop;
-    kn_batch_norm bn;
-    kn_tensor *buffer; /* [WIDE] */
-    kn_tensor *captured;
-    int runs;
-} part;
-typedef struct net {
-    kn_module base;
-    part p;
-    kn_linear head;
-} net;
-
-static net n;
-static kn_tensor *(*part_runs)(part *p, kn_tensor *x);
-
-static kn_tensor *part_forward(kn_module *self, kn_tensor *x)
-{
-    return part_runs((part *)self, x);
-}
-
-static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
-{
-    net *self_ = (net *)self;
-    return kn_call(&self_->head, kn_call(&self_->p, x));
-}
-
-static void build(bool again)
-{
-    const kn_initializer ones = KN_ONES_INIT;
-    n = (net){ 0 };
-    kn_seed(3);
-    kn_set_step(0);
-    KN_CHECK(kn_module_init(&n.base, net_forward));
-    KN_CHECK(kn_module_init(&n.p.base, part_forward) && kn_module_add(&n.base, "p", &n.p.base));
-    KN_CHECK(kn_linear_init(&n.p.fc, &n.p.base, "fc", WIDE, WIDE));
-    KN_CHECK(kn_dropout_init(&n.p.drop, &n.p.base, "drop", 0.5));
-    KN_CHECK(kn_batch_norm_init(&n.p.bn, &n.p.base, "bn", WIDE));
-    n.p.buffer = kn_declare_buffer(&n.p, "mean", KN_F32, KN_CPU, ones, KN_SHAPE(WIDE));
-    KN_CHECK(kn_linear_init(&n.head, &n.base, "head", WIDE, WIDE));
-    KN_CHECK(kn_materialize(&n, KN_CPU, 5) && kn_recompute(&n.p, again), "%s", kn_error());
-}
-
-static kn_tensor *data(uint64_t stream)
-{
-    return kn_randn(KN_F32, KN_CPU, 1, stream, KN_SHAPE(3, WIDE));
-}
-
-static kn_tensor *leaf(uint64_t stream)
-{
-    return kn_require_grad(data(stream), true);
-}
-
-static kn_tensor *total(kn_tensor *y)
-{
-    return kn_sum(kn_mul(y, y), 0, NULL, false);
-}
-
-static void note_grads(void)
-{
-    const kn_param *p;
-    const int count = kn_ok() ? kn_params(&n, &p) : 0;
-    for (int i = 0; i < count; i++)
-        note(kn_grad(p[i].tensor));
-}
-
-static kn_tensor *w(const void *linear)
-{
-    return kn_module_param(linear, "weight");
-}
+/* tests/nn/recompute_sees_test.c: a replay sees what its forward saw: draws, modes, tree, buffers,
+ * versions, captured tensors; and gradients go where they would without recompute. */
+#include "tests/nn/recompute_rows.h"
 
 /* ---- forwards -------------------------------------------------------------------------------- */
-
-static kn_tensor *plain(part *p, kn_tensor *x)
-{
-    p->runs++;
-    return kn_tanh(kn_call(&p->fc, x));
-}
 
 static kn_tensor *drops(part *p, kn_tensor *x)
 {
@@ -183,24 +72,6 @@ static kn_tensor *asks_step(part *p, kn_tensor *x)
 
 /* ---- programs -------------------------------------------------------------------------------- */
 
-static kn_tensor *forward(void)
-{
-    kn_tensor *x = leaf(2), *y = total(kn_call(&n, x));
-    note(y);
-    return y;
-}
-
-static void backward(kn_tensor *y)
-{
-    kn_backward(y);
-    note_grads();
-}
-
-static void simple(void)
-{
-    backward(forward());
-}
-
 /* As kn_step of another optimizer does. */
 static void step_between(void)
 {
@@ -224,13 +95,6 @@ static void seed_between(void)
     kn_seed(99);
     backward(y);
     note(kn_call(&n, data(3))); /* the program's own seed stayed */
-}
-
-static kn_tensor *count(kn_tensor *g, void *arg)
-{
-    note(g);
-    ++*(int *)arg;
-    return NULL;
 }
 
 static void hook_on_other(void)
@@ -446,24 +310,18 @@ static void result_dropped(void)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static const struct row {
-    const char *name;
-    kn_tensor *(*part)(part *p, kn_tensor *x);
-    void (*program)(void);
-    const char *refuses;
-    bool plain_refuses; /* too */
-} rows[] = {
+static const row rows[] = {
     { "a step of another optimizer between", drops, step_between },
     { "kn_set_step between", drops, set_step_between },
-    { "kn_seed between (test_checkpointing_without_reentrant_saved_object_identity)", drops,
+    { "kn_seed between", drops,
       seed_between },
     { "a forward that asks for the step", asks_step, set_step_between },
     { "another module's parameter: hooks", reads_other, hook_on_other },
-    { "another module's parameter: kn_grad_of (test_checkpoint_detects_non_determinism)",
+    { "another module's parameter: kn_grad_of",
       reads_other, gradient_of_other },
-    { "only a captured leaf wants (test_checkpointing_without_reentrant_dataparallel)",
+    { "only a captured leaf wants",
       only_captured, nothing_else_wants },
-    { "a captured history twice (test_checkpointing_without_reentrant_correct_grad)",
+    { "a captured history twice",
       reads_captured, captured_history },
     { "it returns its own parameter", own_parameter, simple },
     { "a buffer is written between", reads_buffer, write_buffer_between, "was written in place",
@@ -480,66 +338,17 @@ static const struct row {
     { "a child removed between", plain, child_removed, "changed between forward and backward" },
     { "freed between", plain, freed_between, "was freed" },
     { "hooked and freed between", plain, hooked_and_freed },
-    { "hooks inside run once (test_checkpointing_without_reentrant_with_context_fn)", plain,
+    { "hooks inside run once", plain,
       hooks_once },
     { "a hook put on between", plain, hook_put_on_between },
     { "a hook taken off between", plain, hook_taken_off_between, "hooks" },
-    { "a retained graph (test_checkpoint_trigger_backward_multiple_times)", drops, retained },
+    { "a retained graph", drops, retained },
     { "a graph that was freed", plain, twice, "freed by an earlier backward", true },
     { "the input is written between", plain, input_between, "was written in place", true },
     { "a result that is dropped", drops, result_dropped },
 };
 
-static int run_row(const struct row *r, bool again, float *out, const char **error)
-{
-    static char text[2][1024];
-    number = out;
-    numbers = 0;
-    part_runs = r->part;
-    build(again);
-    kn_scope s = kn_scope_begin();
-    r->program();
-    snprintf(text[again], sizeof text[again], "%s", kn_ok() ? "" : kn_error());
-    *error = kn_ok() ? NULL : text[again];
-    kn_clear_error();
-    kn_scope_end(s);
-    kn_module_free(&n);
-    return numbers;
-}
-
-static bool same(const struct row *r, const float *a, int na, const float *b, int nb)
-{
-    int k = 0;
-    while (k < na && k < nb && memcmp(&a[k], &b[k], sizeof *a) == 0)
-        k++;
-    if (k < na && k < nb)
-        fprintf(stderr, "%s: number %d is %.9g, %.9g without recompute\n", r->name, k, (double)b[k],
-                (double)a[k]);
-    else if (na != nb)
-        fprintf(stderr, "%s: %d numbers, %d without recompute\n", r->name, nb, na);
-    return k == na && na == nb;
-}
-
-static bool expected(const struct row *r, const char *error, const char *refuses, const char *how)
-{
-    if (!error == !refuses && (!error || strstr(error, refuses)))
-        return true;
-    fprintf(stderr, "%s, %s: %s\n", r->name, how, error ? error : "no error");
-    return false;
-}
-
 KN_TEST(recompute_sees, what_its_forward_saw)
 {
-    static float a[ROOM], b[ROOM];
-    int wrong = 0;
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const struct row *r = &rows[i];
-        const char *error[2];
-        const int na = run_row(r, false, a, &error[0]), nb = run_row(r, true, b, &error[1]);
-        const bool ok = expected(r, error[0], r->plain_refuses ? r->refuses : NULL, "plain") &&
-                        expected(r, error[1], r->refuses, "recomputed") &&
-                        (error[0] || error[1] || same(r, a, na, b, nb));
-        wrong += !ok;
-    }
-    KN_CHECK(wrong == 0, "%d of %zu programs", wrong, sizeof rows / sizeof *rows);
+    run_rows(rows, sizeof rows / sizeof *rows);
 }
