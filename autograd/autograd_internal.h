@@ -166,8 +166,8 @@ struct kn_node {
     kn_node *next_cut;
     kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */
     bool has_grad;
-    bool leads;   /* to a gradient that is wanted; else its own is caught, and it doesn't run */
-    bool lent;    /* a pass around this one goes on with the node, and needs its saved tensors */
+    bool leads; /* to a gradient that is wanted; else its own is caught, and it doesn't run */
+    bool lent;  /* a pass around this one goes on with the node, and needs its saved tensors */
     struct kn_part {
         kn_tensor *grad; /* a reference */
         int out;
@@ -280,16 +280,16 @@ struct kn_frame {
     kn_group *group;  /* of the module's unit, or NULL; a reference */
     void (*pre_backward)(void *module, kn_frame *f);
     void (*post_backward)(void *module, kn_frame *f);
-    uint64_t key;                /* random key of this call (architecture, idea 7) */
-    uint32_t calls;              /* calls made inside so far */
-    uint64_t *count;             /* of an outermost call: what counts it, else NULL */
-    uint64_t count_before;       /* the count before it */
-    uint32_t draws;              /* draws made inside so far */
-    bool drew;                   /* it, or a call inside */
-    const kn_rng_key *rng;       /* in a replay: seed and step of its forward; borrowed */
-    bool recorded;               /* it recomputes */
-    struct kn_record *record;    /* record.h; borrowed, NULL: nothing of it was saved */
-    kn_group **inside;           /* of a call that recomputes: groups of what its forward used */
+    uint64_t key;             /* random key of this call (architecture, idea 7) */
+    uint32_t calls;           /* calls made inside so far */
+    uint64_t *count;          /* of an outermost call: what counts it, else NULL */
+    uint64_t count_before;    /* the count before it */
+    uint32_t draws;           /* draws made inside so far */
+    bool drew;                /* it, or a call inside */
+    const kn_rng_key *rng;    /* in a replay: seed and step of its forward; borrowed */
+    bool recorded;            /* it recomputes */
+    struct kn_record *record; /* record.h; borrowed, NULL: nothing of it was saved */
+    kn_group **inside;        /* of a call that recomputes: groups of what its forward used */
     int64_t insides, inside_room;
     struct kn_call_grads *grads; /* nn/hooks.c; NULL: no hook looks at gradients */
     /* during a backward; a nested one sets it aside (lend.c) */
@@ -305,7 +305,7 @@ kn_frame *kn_frame_enter(kn_life *life, const char *path, const char *name);
 /* As enter, with the key of an earlier call (recompute). */
 kn_frame *kn_frame_reenter(kn_life *life, const char *path, uint64_t key);
 void *kn_frame_module(const kn_frame *f); /* NULL: there is none (any more) */
-void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
+void kn_frame_leave(kn_frame *f);         /* drops the caller's reference */
 void kn_frame_unref(kn_frame *f);
 /* A step of the optimizer whose *seen is given was taken: counts the step on (kn_get_step) unless
  * another one did since this one's last. */

@@ -49,8 +49,8 @@ bool kn_in_backward(void)
 
 static kn_tensor *copy_of(const kn_tensor *t)
 {
-    kn_tensor *copy = kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape,
-                                    NULL, false);
+    kn_tensor *copy =
+        kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
     if (copy && kn_grad_copy(copy, t))
         return copy;
     kn_tensor_free(copy);
@@ -66,8 +66,7 @@ static bool run_leaf_hooks(kn_leaf *leaf)
     if (!leaf->hooks || !whole)
         return true;
     kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
-    kn_tensor *g =
-        seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
+    kn_tensor *g = seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
     bool ok = g && (g == seen || kn_grad_copy(whole, g));
     if (ok && !leaf->dest && (whole->refs > 2 || whole->storage->refs > 1)) {
         ok = (own = copy_of(whole)) != NULL;
@@ -144,9 +143,8 @@ static bool begin_calls(kn_engine *e, kn_frame *f, bool computes)
         f->pre_backward(module, f);
     f->fired = true;
     f->replayed = computes;
-    return kn_ok() &&
-           (!computes || !f->record || !kn_record_wants_fill(f->record) ||
-            kn_record_fill(f->record));
+    return kn_ok() && (!computes || !f->record || !kn_record_wants_fill(f->record) ||
+                       kn_record_fill(f->record));
 }
 
 bool kn_engine_release(kn_frame *f)

@@ -79,8 +79,8 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
         leaf->fresh = kn_tensor_ref(g);
         return true;
     }
-    leaf->fresh = kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape,
-                                NULL, false);
+    leaf->fresh =
+        kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
     return leaf->fresh && kn_grad_copy(leaf->fresh, g);
 }
 

@@ -14,8 +14,8 @@ typedef struct below {
 typedef struct call {
     kn_life *life; /* of the module; a reference */
     kn_method method;
-    void *arg;      /* a copy */
-    below *below;   /* the module and those below it, in the order of kn_apply_modules */
+    void *arg;    /* a copy */
+    below *below; /* the module and those below it, in the order of kn_apply_modules */
     int64_t belows, room, at;
 } call;
 

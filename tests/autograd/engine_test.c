@@ -235,6 +235,27 @@ KN_TEST(engine, leaf_hooks_see_the_whole_gradient_once)
     KN_CHECK(at(kn_grad(x), 0) == 14, "only the new gradient passes the hook");
 }
 
+/* The gradient itself, or a view of it. */
+static kn_tensor *keeps(kn_tensor *g, void *arg)
+{
+    kn_tensor **kept = arg;
+    kept[1] = kept[0] ? kept[1] : kn_keep(kn_detach(g));
+    kept[0] = kept[0] ? kept[0] : kn_keep(g);
+    return NULL;
+}
+
+KN_TEST(engine, a_gradient_that_a_hook_of_a_leaf_kept_stays)
+{
+    kn_tensor *kept[2] = { NULL, NULL }, *x = leaf_of(1, (double[]){ 4 });
+    kn_on_grad(x, keeps, kept);
+    for (int i = 1; i <= 3; i++) {
+        KN_CHECK(kn_backward(total(kn_mul(x, x))), "%s", kn_error());
+        KN_CHECK(at(kn_grad(x), 0) == 8 * i && at(kept[0], 0) == 8 && at(kept[1], 0) == 8);
+    }
+    kn_tensor_free(kept[0]);
+    kn_tensor_free(kept[1]);
+}
+
 static kn_tensor *failing(kn_tensor *g, void *arg)
 {
     (void)g;

@@ -34,12 +34,13 @@ acts_module *acts_part_new(acts_net *n, const acts_program *p, int k, kn_device 
     for (int j = 0; ok && j < 2; j++)
         ok = kn_linear_init(&m->fc[j], &m->base, j ? "1" : "0", ACTS_DIM, ACTS_DIM,
                             .device = device);
-    return ok && kn_recompute(&m->base, p->recompute) ? m : NULL;
+    return ok && kn_recompute(&m->base, p->recompute && !n->whole) ? m : NULL;
 }
 
 bool acts_net_init(acts_net *n, const acts_program *p, bool whole)
 {
     memset(n, 0, sizeof *n);
+    n->whole = whole;
     kn_device gain = whole || p->root != ROOT_FIRST ? KN_CPU : KN_META;
     bool ok = kn_module_init(&n->base, acts_forward) &&
               (n->gain = kn_parameter(&n->base, "gain", KN_F32, gain, KN_NORMAL_INIT(1),

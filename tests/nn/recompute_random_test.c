@@ -378,7 +378,9 @@ static void compare(uint64_t seed, tally *t)
     if (same && allowed)
         return;
     t->wrong++;
-    fprintf(stderr, "seed %llu: number %d of %d and %d is %.9g, %.9g without recompute; errors '%s' and '%s' without\n",
+    fprintf(stderr,
+            "seed %llu: number %d of %d and %d is %.9g, %.9g without recompute; errors '%s' and "
+            "'%s' without\n",
             (unsigned long long)seed, k, again.numbers, plain.numbers,
             k < again.numbers ? (double)again.number[k] : 0,
             k < plain.numbers ? (double)plain.number[k] : 0, again.error, plain.error);

@@ -40,10 +40,10 @@ void run_rows(const row *rows, int count);
 /* The numbers of a run. A gradient that isn't there is one, too. */
 void note_value(double v);
 void note(const kn_tensor *t);
-void note_grads(void); /* of net's parameters */
+void note_grads(void);                     /* of net's parameters */
 kn_tensor *count(kn_tensor *g, void *arg); /* a hook that notes g and counts in the int at arg */
 
-bool recomputes(void); /* this run is the one with recompute */
+bool recomputes(void);            /* this run is the one with recompute */
 kn_tensor *data(uint64_t stream); /* [3, WIDE] */
 kn_tensor *leaf(uint64_t stream);
 kn_tensor *total(kn_tensor *y); /* of the squares */
