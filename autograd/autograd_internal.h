@@ -327,6 +327,12 @@ uint64_t kn_backward_pass(void);
 int64_t kn_backward_number(void);
 int64_t kn_newest_backward(void);
 bool kn_in_backward(void);
+/* The running backward replays r, whose places are emptied when it ends; the groups inside of f
+ * wait for its replay no more (record.h). False with an error. */
+bool kn_engine_fills(struct kn_record *r);
+bool kn_engine_release(kn_frame *f);
+bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src);
+kn_hook kn_hook_next(void); /* a number that no hook has had */
 bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape);
 /* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did,
  * failed(arg), which must not use devices: an error stands. Either may be NULL. */

@@ -58,11 +58,11 @@ static found look(const kn_tensor *t)
     if (kn_device_of(t) == KN_CPU && kn_is_contiguous(t) && t->storage->data)
         return count(t->dtype, (const char *)t->storage->data + (size_t)t->offset * size, n);
     void *host = kn_host_alloc(bytes);
-    struct kn_record *record = c->record; /* the forward doesn't look */
-    c->record = NULL;
+    kn_frame *frame = c->frame; /* whose forward doesn't look */
+    c->frame = NULL;
     if (host && kn_to_host(t, host, bytes))
         f = count(t->dtype, host, n);
-    c->record = record;
+    c->frame = frame;
     kn_host_free(host);
     return f;
 }

@@ -47,69 +47,6 @@ bool kn_in_backward(void)
 
 /* ---- 3. running ------------------------------------------------------------------------------ */
 
-static kn_tensor *copy_of(const kn_tensor *t)
-{
-    kn_tensor *copy =
-        kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
-    if (copy && kn_grad_copy(copy, t))
-        return copy;
-    kn_tensor_free(copy);
-    return NULL;
-}
-
-/* The whole gradient that this pass brought, seen and perhaps replaced by hooks. A hook may keep
- * it: later gradients are added elsewhere. */
-static bool run_leaf_hooks(kn_leaf *leaf)
-{
-    kn_tensor *whole =
-        leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
-    if (!leaf->hooks || !whole)
-        return true;
-    kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
-    kn_tensor *g = seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
-    bool ok = g && (g == seen || kn_grad_copy(whole, g));
-    if (ok && !leaf->dest && (whole->refs > 2 || whole->storage->refs > 1)) {
-        ok = (own = copy_of(whole)) != NULL;
-        kn_tensor_free(ok ? whole : NULL);
-        leaf->fresh = ok ? own : whole;
-    }
-    kn_tensor_free(seen);
-    return ok;
-}
-
-static bool leaf_complete(kn_leaf *leaf)
-{
-    kn_tensor *t = leaf->tensor;
-    const kn_engine *e = kn_context_get()->engine;
-    const bool catches = kn_engine_catches(e);
-    kn_catch *caught = catches ? kn_engine_catch(e, t, NULL, 0) : NULL;
-    if (catches && !caught) /* counted, but nothing came */
-        return true;
-    if (!run_leaf_hooks(leaf))
-        return false;
-    if (caught) {
-        caught->grad = leaf->fresh;
-        leaf->fresh = NULL;
-        return true;
-    }
-    if (leaf->fresh && leaf->accum == KN_ACCUM_SETTLED)
-        leaf->accum = leaf->grad ? KN_ACCUM_GROWN : KN_ACCUM_BEGUN;
-    if (leaf->fresh && !leaf->grad) {
-        leaf->grad = leaf->fresh;
-        leaf->fresh = NULL;
-    } else if (leaf->fresh) {
-        bool ok = kn_grad_add(leaf->grad, leaf->grad, leaf->fresh);
-        kn_tensor_free(leaf->fresh);
-        leaf->fresh = NULL;
-        if (!ok)
-            return false;
-    } else if (!leaf->filled) {
-        return true; /* nothing came: a branch without gradient */
-    }
-    int64_t number = kn_backward_number();
-    return (leaf->dest || kn_passes_add(&leaf->passes, number, number)) && kn_run_leaf_hooks(leaf);
-}
-
 static bool group_event(kn_group *g)
 {
     if (!g || --g->pending > 0)
@@ -125,7 +62,7 @@ static bool leaf_event(kn_tensor *t)
     kn_leaf *leaf = t ? t->leaf : NULL;
     if (!leaf)
         return true;
-    if (--leaf->pending == 0 && !leaf_complete(leaf))
+    if (--leaf->pending == 0 && !kn_leaf_complete(leaf))
         return false;
     return group_event(leaf->group);
 }
@@ -431,10 +368,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
                    int roots)
 {
     kn_context *c = kn_context_get();
-    struct kn_record *record = c->record; /* a forward that takes gradients: they aren't its own */
     bool mode = kn_set_grad_mode(false), ok = kn_ok();
     e->outer = c->engine;
-    c->record = NULL;
     e->pass = ++marks;
     if (e->outer && e->outer->number)
         e->number = e->outer->number;
@@ -452,7 +387,6 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     }
     clean(e, ok);
     c->engine = e->outer;
-    c->record = record;
     if (!e->outer)
         c->scaled_loss = false;
     if (!e->outer && !e->caught) { /* the next micro-batch begins, or the same one again */

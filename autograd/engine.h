@@ -59,19 +59,17 @@ bool kn_engine_wants(const kn_engine *e, const kn_node *n, int i);
  * gradients. Roots may repeat. */
 bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_tensor *const *grad,
                    int roots);
-/* The running backward replays r, whose places are emptied when it ends. */
-bool kn_engine_fills(struct kn_record *r);
-bool kn_engine_release(kn_frame *f); /* the groups inside of f wait for its replay no more */
 
 /* give.c. The gradient of n's output i, or of the leaf t, grows by g. own: nothing else holds on to
  * g, so the leaf may keep it and add into it. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g);
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own);
+/* All contributions of this pass have come: hooks run, and kn_grad grows. */
+bool kn_leaf_complete(kn_leaf *leaf);
 /* parts.c. While edges are counted: n uses an output. */
 void kn_engine_uses(kn_node *n, struct kn_home *h);
 /* Before n runs: gives it the gradients that its slices wrote to one place. */
 bool kn_engine_settle(kn_node *n);
 bool kn_grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b);
-bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src);
 
 #endif

@@ -4,9 +4,9 @@
  * before it; an outermost call hashes (micro-batch, calls so far). A draw's stream hashes the key
  * of its call and a count; its seed is one number a step, a hash of the run's seed and the step. So
  * a draw depends on where it happens in the model and in training, never on the rank, and a
- * recompute that re-enters with its forward's key, seed and step draws the same numbers. In a recorded step
- * (kn_graph_begin) the streams stay as they are at each replay, and kernels read the seed from the
- * device's memory; each replay writes its own there.
+ * recompute that re-enters with its forward's key, seed and step draws the same numbers. In a
+ * recorded step (kn_graph_begin) the streams stay as they are at each replay, and kernels read the
+ * seed from the device's memory; each replay writes its own there.
  *
  * Draws and calls with grad mode off have a count of their own, so that evaluating doesn't shift
  * training's draws. It goes down from ~0, the other up from 0. A place of kn_draws_begin is a call

@@ -19,7 +19,6 @@ typedef struct kn_hook_run {
 } kn_hook_run;
 void kn_hook_begin(kn_hook_run *h, const char *fmt, ...) KN_PRINTF(2, 3);
 void kn_hook_end(kn_hook_run *h);
-kn_hook kn_hook_next(void);        /* a number that no hook has had */
 void kn_leaf_sweep(kn_leaf *leaf); /* frees the hooks that were taken off */
 
 /* The gradient that the hooks on output out_index leave, g or another one; NULL with an

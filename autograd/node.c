@@ -23,7 +23,7 @@ static void drop_saved(kn_saved *s, int n)
 
 bool kn_save(kn_saved *s, const kn_tensor *t)
 {
-    if (kn_context_get()->record)
+    if (kn_record_running())
         return kn_record_save(s, t);
     s->tensor = kn_tensor_on(t->storage, t->offset, t->dtype, t->ndim, t->shape, t->stride, false);
     s->version = kn_version_of(t);

@@ -1,6 +1,5 @@
-/* autograd/record.c: what a call that recomputes keeps of its forward, and the replay (record.h). */
-#include "autograd/engine.h"
-#include "autograd/hooks.h"
+/* autograd/record.c: what a call that recomputes keeps of its forward, and the replay
+ * (record.h). */
 #include "autograd/record_internal.h"
 #include "kernels/memory_internal.h"
 
@@ -34,31 +33,29 @@ void kn_record_unref(kn_record *r)
     kn_host_free(r);
 }
 
-/* r runs, with the inputs in. */
-static void enter(kn_record *r, state s, kn_values in)
+/* r runs in the call f, with the inputs in. */
+static void enter(kn_record *r, state s, kn_frame *f, kn_tensor *const *in)
 {
-    kn_context *c = kn_context_get();
     r->state = s;
-    r->outer = c->record;
-    c->record = r;
+    r->run = f;
+    f->record = r;
     r->begin = kn_storages_made();
     r->at = r->saved = 0;
-    for (int i = 0; i < in.n; i++) {
-        r->from[i] = in.v[i] ? in.v[i]->storage : NULL;
-        r->offset[i] = in.v[i] ? in.v[i]->offset : 0;
-        r->version[i] = in.v[i] ? kn_version_of(in.v[i]) : 0;
+    for (int i = 0; i < r->inputs; i++) {
+        r->from[i] = in[i] ? in[i]->storage : NULL;
+        r->offset[i] = in[i] ? in[i]->offset : 0;
+        r->version[i] = in[i] ? kn_version_of(in[i]) : 0;
     }
 }
 
 static void leave(kn_record *r)
 {
-    kn_context_get()->record = r->outer;
-    r->outer = NULL;
     r->state = RESTS;
+    r->run = NULL;
     r->end = kn_storages_made();
 }
 
-kn_record *kn_record_begin(kn_frame *f, kn_values in, kn_rerun how)
+kn_record *kn_record_begin(kn_frame *f, int n, kn_tensor *const *in, kn_rerun how)
 {
     kn_context *c = kn_context_get();
     kn_record *r = kn_host_calloc(1, sizeof *r);
@@ -70,22 +67,21 @@ kn_record *kn_record_begin(kn_frame *f, kn_values in, kn_rerun how)
     r->how = how;
     r->frame = f;
     f->refs++;
-    f->record = r;
     f->recorded = true;
-    r->around = c->record ? kn_record_ref(c->record) : NULL;
+    r->around = kn_record_running() ? kn_record_ref(kn_record_running()) : NULL;
     r->rng = f->rng ? *f->rng : c->rng;
     r->hooks = kn_record_hooks() < UINT64_MAX ? kn_record_hooks() : kn_hook_next();
-    r->inputs = in.n;
+    r->inputs = n;
     bool ok = true;
-    for (int i = 0; i < in.n && ok; i++) {
-        ok = !in.v[i] || kn_save(&r->input[i], in.v[i]);
-        r->wants[i] = in.v[i] && kn_record_read(in.v[i]);
+    for (int i = 0; i < n && ok; i++) {
+        ok = !in[i] || kn_save(&r->input[i], in[i]);
+        r->wants[i] = in[i] && kn_record_read(in[i]);
     }
     if (!ok || !kn_ok()) {
         kn_record_unref(r);
         return NULL;
     }
-    enter(r, FORWARD, in);
+    enter(r, FORWARD, f, in);
     r->first = r->begin;
     return r;
 }
@@ -99,25 +95,45 @@ void kn_record_end(kn_record *r)
 
 /* ---- what runs ------------------------------------------------------------------------------- */
 
+static kn_record *running(const kn_frame *f)
+{
+    while (f && !(f->record && f->record->state != RESTS))
+        f = f->parent;
+    return f ? f->record : NULL;
+}
+
+kn_record *kn_record_running(void)
+{
+    return running(kn_context_get()->frame);
+}
+
+kn_record *kn_record_around(const kn_record *r)
+{
+    return running(r->run->parent);
+}
+
+static const kn_record *replayed(void)
+{
+    const kn_record *r = kn_record_running();
+    while (r && r->state != REPLAYS)
+        r = kn_record_around(r);
+    return r;
+}
+
 bool kn_recomputing(void)
 {
-    const kn_record *r = kn_context_get()->record;
-    while (r && r->state != REPLAYS)
-        r = r->outer;
-    return r != NULL;
+    return replayed() != NULL;
 }
 
 bool kn_record_replays(void)
 {
-    const kn_record *r = kn_context_get()->record;
+    const kn_record *r = kn_record_running();
     return r && r->state == REPLAYS;
 }
 
 uint64_t kn_record_hooks(void)
 {
-    const kn_record *r = kn_context_get()->record;
-    while (r && r->state != REPLAYS)
-        r = r->outer;
+    const kn_record *r = replayed();
     return r ? r->hooks : UINT64_MAX;
 }
 
@@ -154,7 +170,7 @@ static bool differs(const kn_record *r, const kn_tensor *t)
 
 bool kn_record_save(kn_saved *s, const kn_tensor *t)
 {
-    kn_record *r = kn_context_get()->record;
+    kn_record *r = kn_record_running();
     if (r->state == FORWARD) {
         if (!kn_host_grow(&r->place, &r->place_room, r->places + 1, sizeof *r->place))
             return false;
@@ -198,9 +214,8 @@ void kn_record_empty(kn_record *r)
 /* ---- the replay ------------------------------------------------------------------------------ */
 
 /* The inputs as leaves: the replay's nodes lead nowhere. */
-static bool fresh_inputs(kn_record *r, kn_values *in)
+static bool fresh_inputs(kn_record *r, kn_tensor **in)
 {
-    in->n = r->inputs;
     for (int i = 0; i < r->inputs; i++) {
         kn_saved *s = &r->input[i];
         if (!s->tensor && !s->record)
@@ -209,29 +224,28 @@ static bool fresh_inputs(kn_record *r, kn_values *in)
             return false;
         if (!s->tensor)
             return differs(s->record, NULL);
-        in->v[i] = kn_detach(s->tensor);
-        if (!in->v[i] || (r->wants[i] && !kn_require_grad(in->v[i], true)))
+        in[i] = kn_detach(s->tensor);
+        if (!in[i] || (r->wants[i] && !kn_require_grad(in[i], true)))
             return false;
     }
     return true;
 }
 
-static bool replay(kn_record *r, kn_values in)
+static bool replay(kn_record *r, kn_tensor *const *in)
 {
     const kn_frame *call = r->frame;
-    kn_context *c = kn_context_get();
-    enter(r, REPLAYS, in);
+    kn_frame *f = kn_frame_reenter(call->life, call->path, call->key);
+    if (!f)
+        return false;
+    f->rng = &r->rng;
+    enter(r, REPLAYS, f, in);
     for (int i = 0; i < r->inputs; i++)
         r->version[i] = r->input[i].version;
-    bool ok = kn_record_put_before(r);
-    c->frame = call->parent;
-    kn_frame *f = ok ? kn_frame_reenter(call->life, call->path, call->key) : NULL;
-    if (f)
-        f->rng = &r->rng;
-    ok = f && r->how.run(r->how.arg, in) && kn_ok();
-    kn_frame_leave(f);
+    const bool ok = kn_record_put_before(r) && r->how.run(r->how.arg, r->inputs, in) && kn_ok();
     kn_record_put_back(r);
+    f->record = NULL;
     leave(r);
+    kn_frame_leave(f);
     return ok && (r->saved == r->places || differs(r, NULL));
 }
 
@@ -253,16 +267,14 @@ bool kn_record_fill(kn_record *r)
                        "that call computes: its forward runs",
                        kn_record_call(r));
     kn_frame *frame = c->frame;
-    kn_record *record = c->record;
-    kn_values in = { 0 };
+    kn_tensor *in[KN_MAX_OUT] = { NULL };
     const bool mode = kn_set_grad_mode(true);
     const kn_scope scope = kn_scope_begin();
-    c->record = NULL;
-    const bool ok = kn_engine_fills(r) && fresh_inputs(r, &in) && replay(r, in);
+    c->frame = r->frame->parent;
+    const bool ok = kn_engine_fills(r) && fresh_inputs(r, in) && replay(r, in);
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
     c->frame = frame;
-    c->record = record;
     drop_inputs(r);
     return ok && kn_engine_release(r->frame);
 }

@@ -18,21 +18,19 @@
 #define KNAP_AUTOGRAD_RECORD_H
 
 #include "autograd/autograd_internal.h"
-#include "autograd/function.h"
 
 typedef struct kn_record kn_record;
-struct kn_engine;
 
 /* How a forward runs again; owned by the record. */
 typedef struct kn_rerun {
-    bool (*run)(void *arg, kn_values in); /* inside of a frame like the call's own */
+    bool (*run)(void *arg, int n, kn_tensor *const *in); /* inside of a frame like the call's own */
     void (*drop)(void *arg);
     void *arg;
 } kn_rerun;
 
 /* The forward of the call f begins; kn_record_end must follow. Takes over how.arg. NULL with an
  * error. */
-kn_record *kn_record_begin(kn_frame *f, kn_values in, kn_rerun how);
+kn_record *kn_record_begin(kn_frame *f, int n, kn_tensor *const *in, kn_rerun how);
 void kn_record_end(kn_record *r); /* drops the caller's reference */
 
 /* What the running forward or replay does; false with an error where a replay differs. They do
@@ -47,8 +45,9 @@ void kn_record_group(kn_group *g); /* something of g is used; NULL: nothing to d
 /* The number that kn_hook_next had given last in the forward of the replay that runs; outside of
  * one the highest number. */
 uint64_t kn_record_hooks(void);
-KN_API bool kn_recomputing(void); /* nn/nn.h */
-bool kn_record_replays(void);     /* the innermost call that recomputes is replayed */
+KN_API bool kn_recomputing(void);   /* nn/nn.h */
+bool kn_record_replays(void);       /* the innermost call that recomputes is replayed */
+kn_record *kn_record_running(void); /* of the innermost one; NULL: none */
 
 /* A place in the running forward's record for what s saves; what a replay saves goes to its place.
  * False with an error. There must be a running one. */

@@ -1,5 +1,5 @@
-/* autograd/record_internal.h (private): the record itself, for record.c (its beginning and end, what
- * is saved, the replay) and seen.c (what is read and written). */
+/* autograd/record_internal.h (private): the record itself, for record.c (its beginning and end,
+ * what is saved, the replay) and seen.c (what is read and written). */
 #ifndef KNAP_AUTOGRAD_RECORD_INTERNAL_H
 #define KNAP_AUTOGRAD_RECORD_INTERNAL_H
 
@@ -26,23 +26,23 @@ typedef struct place {
     uint64_t like; /* a hash of dtype and shape */
 } place;
 
-typedef enum state { FORWARD, REPLAYS, RESTS } state;
+typedef enum state { RESTS, FORWARD, REPLAYS } state;
 
 struct kn_record {
     int refs;
     state state;
     kn_frame *frame;   /* of the call; a reference */
     kn_record *around; /* of the call around it; a reference, or NULL */
-    kn_record *outer;  /* while it runs: the one that ran before it began */
+    kn_frame *run;     /* while it runs: the call, in a replay one like it; borrowed */
     kn_rerun how;
     kn_rng_key rng;
     uint64_t hooks; /* kn_record_hooks */
     int inputs;
-    kn_saved input[KN_MAX_VALUES];
-    bool wants[KN_MAX_VALUES];
-    kn_storage *from[KN_MAX_VALUES];  /* while it runs: the inputs' storages; borrowed */
-    int64_t offset[KN_MAX_VALUES];    /* their places there */
-    uint32_t version[KN_MAX_VALUES];  /* and their versions as it began */
+    kn_saved input[KN_MAX_OUT];
+    bool wants[KN_MAX_OUT];
+    kn_storage *from[KN_MAX_OUT];     /* while it runs: the inputs' storages; borrowed */
+    int64_t offset[KN_MAX_OUT];       /* their places there */
+    uint32_t version[KN_MAX_OUT];     /* and their versions as it began */
     uint64_t first, last, begin, end; /* numbers of storages: of the forward, of the newest run */
     seen *seen;
     int64_t seens, seen_room, at; /* at: where the replay looks first */
@@ -55,6 +55,7 @@ struct kn_record {
 /* The beginning of an error, with kn_record_call. */
 #define AGAIN "backward of a call of '%s' that recomputes: "
 const char *kn_record_call(const kn_record *r);
+kn_record *kn_record_around(const kn_record *r); /* the running one around r, which runs, or NULL */
 /* In a replay: what forward wrote becomes as it was before it; and again what it was before the
  * replay. */
 bool kn_record_put_before(kn_record *r);

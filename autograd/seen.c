@@ -1,6 +1,5 @@
 /* autograd/seen.c: what a forward that recomputes reads and writes, and whether its replay does the
  * same (record.h). */
-#include "autograd/engine.h"
 #include "autograd/record_internal.h"
 #include "kernels/memory_internal.h"
 #include <string.h>
@@ -106,7 +105,7 @@ bool kn_record_read(const kn_tensor *t)
     bool wants = t->requires_grad;
     if (t->leaf)
         kn_record_group(t->leaf->group);
-    for (kn_record *r = kn_context_get()->record; r && kn_ok(); r = r->outer)
+    for (kn_record *r = kn_record_running(); r && kn_ok(); r = kn_record_around(r))
         read_in(r, t, &wants);
     return wants;
 }
@@ -114,7 +113,7 @@ bool kn_record_read(const kn_tensor *t)
 bool kn_record_use(uint64_t id, uint32_t what, const char *name)
 {
     const seen now = { kn_hash64(id, 0x6d6f64u), what, false };
-    for (kn_record *r = kn_context_get()->record; r && kn_ok(); r = r->outer) {
+    for (kn_record *r = kn_record_running(); r && kn_ok(); r = kn_record_around(r)) {
         if (r->state == FORWARD)
             remember(r, now);
         if (r->state != REPLAYS)
@@ -131,7 +130,7 @@ bool kn_record_use(uint64_t id, uint32_t what, const char *name)
 /* The group is used by the call and by those around it that recompute. */
 void kn_record_group(kn_group *g)
 {
-    for (kn_record *r = g ? kn_context_get()->record : NULL; r; r = r->outer) {
+    for (kn_record *r = g ? kn_record_running() : NULL; r; r = kn_record_around(r)) {
         kn_frame *f = r->frame;
         int64_t i = f->insides - 1;
         while (i >= 0 && f->inside[i] != g)
@@ -207,7 +206,7 @@ static bool write_in(kn_record *r, kn_tensor *t, const char *what)
 
 bool kn_record_write(kn_tensor *t, const char *what)
 {
-    for (kn_record *r = kn_context_get()->record; r && kn_ok(); r = r->outer)
+    for (kn_record *r = kn_record_running(); r && kn_ok(); r = kn_record_around(r))
         write_in(r, t, what);
     return kn_ok();
 }

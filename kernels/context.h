@@ -60,7 +60,6 @@ typedef struct kn_context {
     kn_mem_category alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
     struct kn_frame *frame;         /* the module call that is running, or NULL */
     struct kn_engine *engine;
-    struct kn_record *record; /* of the call that recomputes whose forward runs, or NULL */
     struct kn_function_run *function; /* the user's operation that is running, or NULL */
     struct kn_hook_run *hook;         /* the user's hook that is running, or NULL */
     bool check;                       /* kn_set_check */

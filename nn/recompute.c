@@ -70,8 +70,10 @@ static void swap_modes(const call *c)
     }
 }
 
-static bool run_again(void *arg, kn_values in)
+static bool run_again(void *arg, int n, kn_tensor *const *in)
 {
+    kn_values values = { .n = n };
+    memcpy(values.v, in, (size_t)n * sizeof *in);
     call *c = arg;
     kn_module_impl *m = c->life->of;
     if (!m)
@@ -80,7 +82,7 @@ static bool run_again(void *arg, kn_values in)
     if (!same_tree(c, m))
         return false;
     swap_modes(c);
-    kn_module_run(m, c->method, in, c->arg);
+    kn_module_run(m, c->method, values, c->arg);
     swap_modes(c);
     return kn_ok();
 }
@@ -105,7 +107,7 @@ kn_values kn_recompute_call(kn_module_impl *m, kn_method method, kn_frame *frame
                             const void *arg, size_t size)
 {
     call *c = make_call(m, method, arg, size);
-    kn_record *r = c ? kn_record_begin(frame, in, (kn_rerun){ run_again, drop, c }) : NULL;
+    kn_record *r = c ? kn_record_begin(frame, in.n, in.v, (kn_rerun){ run_again, drop, c }) : NULL;
     if (!r)
         return (kn_values){ 0 };
     kn_values out = kn_module_run(m, method, in, arg);

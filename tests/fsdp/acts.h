@@ -132,7 +132,7 @@ typedef struct acts_net {
     bool gains;      /* the root's forward uses it */
     int calls, uses; /* bits of the parts that the next forward calls, and whose results it uses */
     bool reverse;    /* their order */
-    bool whole; /* the reference: nothing of it is sharded, or recomputes */
+    bool whole;      /* the reference: nothing of it is sharded, or recomputes */
 } acts_net;
 
 bool acts_net_init(acts_net *n, const acts_program *p, bool whole);
