@@ -233,6 +233,22 @@ bool kn_image_folder_open(kn_image_set *s, const char *folder, const char *split
     return ok;
 }
 
+bool kn_image_folder_hash(const kn_image_set *s, kn_checksum *sum)
+{
+    const struct kn_image_files *f = s->files;
+    char path[MOST_PATH];
+    struct stat st;
+    for (int64_t i = 0; i < f->file.count; i++) {
+        const char *name = f->file.text + f->file.at[i];
+        if (!join(path, f->root, name))
+            return false;
+        const int64_t size = kn_look(path, &st) > 0 ? (int64_t)st.st_size : -1;
+        kn_checksum_add(sum, name, strlen(name) + 1);
+        kn_checksum_add(sum, &size, sizeof size);
+    }
+    return kn_ok();
+}
+
 void kn_image_folder_free(kn_image_set *s)
 {
     struct kn_image_files *f = s->files;

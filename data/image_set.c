@@ -2,6 +2,7 @@
 #include "data/data.h"
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
+#include "tensor/checksum.h"
 #include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 
@@ -133,6 +134,32 @@ int64_t kn_image_set_label(const kn_image_set *s, int64_t index)
         !has_index("kn_image_set_label", s, index))
         return -1;
     return s->label(s, index);
+}
+
+static void add_bytes(kn_checksum *sum, const kn_tensor *t)
+{
+    if (t)
+        kn_checksum_add(sum, kn_array_of(t).data, (size_t)kn_numel(t) * kn_dtype_size(t->dtype));
+}
+
+uint64_t kn_image_set_hash(const kn_image_set *s)
+{
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    if (!kn_given(s, "kn_image_set_hash", "the set of images"))
+        return 0;
+    kn_checksum_add(&sum, &s->info.count, sizeof s->info.count);
+    for (int64_t c = 0; c < s->info.classes; c++)
+        kn_checksum_add(&sum, s->class_name[c], strlen(s->class_name[c]) + 1);
+    for (int64_t i = 0; i < s->info.count; i++) {
+        const int64_t label = s->label(s, i);
+        kn_checksum_add(&sum, &label, sizeof label);
+    }
+    add_bytes(&sum, s->bytes);
+    add_bytes(&sum, s->labels);
+    if (s->files && !kn_image_folder_hash(s, &sum))
+        return 0;
+    return kn_checksum_end(&sum);
 }
 
 kn_tensor *kn_image_set_image(const kn_image_set *s, int64_t index)

@@ -71,6 +71,10 @@ KN_API kn_image_set_info kn_image_set_read_info(const kn_image_set *s);
 KN_API const char *kn_image_set_class(const kn_image_set *s, int64_t c);
 /* The class of an image, 0 .. classes - 1; -1 with an error if there is no such image. */
 KN_API int64_t kn_image_set_label(const kn_image_set *s, int64_t index);
+/* A hash of the images: of their bytes where the set holds them, else of the names and sizes of
+ * their files; and of their labels, and the names of the classes. It finds sets that were mixed up
+ * or changed, not malice. 0 with an error. */
+KN_API uint64_t kn_image_set_hash(const kn_image_set *s);
 /* The image as it is stored: u8 [C,H,W] on the CPU. Errors: no such image, one that can't be read.
  */
 KN_API kn_tensor *kn_image_set_image(const kn_image_set *s, int64_t index);

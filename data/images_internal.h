@@ -5,6 +5,7 @@
 #define KNAP_DATA_IMAGES_INTERNAL_H
 
 #include "data/images.h"
+#include "tensor/checksum.h"
 
 #include <pthread.h>
 
@@ -81,6 +82,8 @@ kn_tensor *kn_pixels_tensor(kn_pixels p);
 
 bool kn_image_folder_open(kn_image_set *s, const char *folder, const char *split);
 void kn_image_folder_free(kn_image_set *s);
+/* Adds names and sizes of the files. */
+bool kn_image_folder_hash(const kn_image_set *s, kn_checksum *sum);
 bool kn_cifar_read(kn_image_set *s, const char *folder, const char *split, bool hundred);
 bool kn_idx_set_read(kn_image_set *s, const char *folder, const char *split, bool fashion);
 bool kn_shapes_open(kn_image_set *s, const char *split);

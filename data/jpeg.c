@@ -58,14 +58,13 @@ static void on_progress(j_common_ptr info)
     longjmp(r->stop, 1);
 }
 
-/* Cyan, magenta, yellow and black of a row as RGB. Files with Adobe's marker store 255 - x. */
-static void from_cmyk(const uint8_t *in, uint8_t *out, int64_t width, bool inverted)
+/* Cyan, magenta, yellow and black of a row as RGB. Files store 255 - x, as Adobe's do: PIL takes
+ * that for granted, also where their marker is missing. */
+static void from_cmyk(const uint8_t *in, uint8_t *out, int64_t width)
 {
     for (int64_t x = 0; x < width; x++, in += 4, out += 3)
-        for (int c = 0; c < 3; c++) {
-            int ink = inverted ? in[c] : 255 - in[c], light = inverted ? in[3] : 255 - in[3];
-            out[c] = (uint8_t)((ink * light + 127) / 255);
-        }
+        for (int c = 0; c < 3; c++)
+            out[c] = (uint8_t)((in[c] * in[3] + 127) / 255);
 }
 
 static void read_rows(jpeg_reader *r)
@@ -79,7 +78,7 @@ static void read_rows(jpeg_reader *r)
         uint8_t *to = r->pixels + info->output_scanline * line;
         jpeg_read_scanlines(info, inks ? inks : &to, 1);
         if (inks)
-            from_cmyk(inks[0], to, info->output_width, info->saw_Adobe_marker);
+            from_cmyk(inks[0], to, info->output_width);
     }
 }
 

@@ -166,7 +166,7 @@ static int64_t find_end(kn_loader *l, const kn_filled *filled)
 static bool learn_samples(kn_loader *l, int64_t samples)
 {
     kn_loader_pool_reset(l);
-    if (samples > l->proven && samples == l->round * l->ranks * l->batch)
+    if (samples > l->proven && samples == l->origin + l->round * l->ranks * l->batch)
         return kn_fail("%s: there is no sample %lld; the loader was sent behind the end of its "
                        "data",
                        l->caller, (long long)samples);

@@ -61,8 +61,10 @@ typedef struct kn_position {
 
 KN_API kn_position kn_loader_position(const kn_loader *l);
 /* Goes on behind p; the samples that follow are those that would have followed there. The number of
- * ranks, .batch and .accum may be others as long as G is the same (with KN_TAIL_NEXT another G will
- * do, too). Errors: another data set or seed, and a position inside of a round. */
+ * ranks, .batch and .accum may be others as long as G is the same and a round begins there; with
+ * KN_TAIL_NEXT any will do: from there on round kn_loader_round(l) begins at p, up to the next
+ * kn_loader_seek, which counts from the first sample. Errors: another data set or seed, and a
+ * position inside of a round or of a pair that is mixed. */
 KN_API bool kn_loader_set_position(kn_loader *l, kn_position p);
 
 /* What this rank's batches were made of. */

@@ -57,7 +57,8 @@ struct kn_loader {
     kn_tensor *source[KN_MAX_FIELDS]; /* of kn_tensor_loader; kept */
     const char *bytes[KN_MAX_FIELDS]; /* theirs */
     int64_t rounds;                   /* of kn_loader_rounds if the maker knows better, or 0 */
-    int64_t round, proven;            /* so many samples are known to exist */
+    int64_t round, origin;            /* round 0 begins at this place */
+    int64_t proven;                   /* so many samples are known to exist */
     kn_loader_stats stats;
     double begin; /* of the first kn_next */
     kn_loader_pool *pool;

@@ -1,5 +1,6 @@
 /* data/order.c: which sample stands in which row. The places for samples form one endless line: row
- * i of round k on rank r is place (k N + r) B + i. An epoch takes as many of them as its samples
+ * i of round k on rank r is place (k N + r) B + i behind the origin, which is 0 unless the loader
+ * was set to a position where no such round begins. An epoch takes as many of them as its samples
  * and the rule for its end need. */
 #include "data/data.h"
 #include "data/loader_internal.h"
@@ -57,7 +58,7 @@ int64_t kn_loader_places(const kn_loader *l)
 
 int64_t kn_loader_place(const kn_loader *l, int64_t round, int64_t row)
 {
-    return (round * l->ranks + l->rank) * l->batch + row;
+    return l->origin + (round * l->ranks + l->rank) * l->batch + row;
 }
 
 kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row)
@@ -74,7 +75,7 @@ kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row)
 
 int64_t kn_loader_counting(const kn_loader *l, int64_t round)
 {
-    int64_t place = (round * l->ranks + l->rank) * l->batch, places = kn_loader_places(l);
+    int64_t place = kn_loader_place(l, round, 0), places = kn_loader_places(l);
     if (l->samples == 0 || l->tail == KN_TAIL_NEXT)
         return l->batch;
     int64_t left = l->samples - place % places;
@@ -95,11 +96,12 @@ int64_t kn_loader_round(const kn_loader *l)
     return l->round;
 }
 
-static void go_to(kn_loader *l, int64_t round)
+static void go_to(kn_loader *l, int64_t round, int64_t origin)
 {
-    if (round != l->round)
+    if (round != l->round || origin != l->origin)
         kn_loader_pool_reset(l);
     l->round = round;
+    l->origin = origin;
 }
 
 void kn_loader_seek(kn_loader *l, int64_t round)
@@ -112,7 +114,7 @@ void kn_loader_seek(kn_loader *l, int64_t round)
         kn_fail("kn_loader_seek: round %lld is beyond the last one, %lld", (long long)round,
                 (long long)kn_loader_last_round(l));
     else
-        go_to(l, round);
+        go_to(l, round, 0);
 }
 
 int64_t kn_loader_rounds(const kn_loader *l)
@@ -129,7 +131,7 @@ kn_position kn_loader_position(const kn_loader *l)
 {
     if (!kn_given(l, "kn_loader_position", "the loader"))
         return (kn_position){ 0 };
-    int64_t place = l->round * round_size(l), places = kn_loader_places(l);
+    int64_t place = l->origin + l->round * round_size(l), places = kn_loader_places(l);
     return (kn_position){ .epoch = place / places,
                           .sample = place % places,
                           .step = step_size(l),
@@ -156,7 +158,7 @@ static bool check_position(const kn_loader *l, const kn_position *p)
     return true;
 }
 
-/* The place of p in the line, where a round begins. */
+/* The place of p in the line, where a round can begin. */
 static bool find_place(const kn_loader *l, const kn_position *p, int64_t *place)
 {
     int64_t places = kn_loader_places(l);
@@ -166,7 +168,11 @@ static bool find_place(const kn_loader *l, const kn_position *p, int64_t *place)
         *place / round_size(l) > kn_loader_last_round(l))
         return kn_fail("kn_loader_set_position: there is no sample %lld of epoch %lld",
                        (long long)p->sample, (long long)p->epoch);
-    return *place % round_size(l) == 0 ||
+    if (l->mix && *place % 2)
+        return kn_fail("kn_loader_set_position: sample %lld of epoch %lld lies inside of a pair "
+                       "that is mixed",
+                       (long long)p->sample, (long long)p->epoch);
+    return l->tail == KN_TAIL_NEXT || *place % round_size(l) == 0 ||
            kn_fail("kn_loader_set_position: sample %lld of epoch %lld lies inside of a round "
                    "of %lld samples (.batch %lld, %lld ranks)",
                    (long long)p->sample, (long long)p->epoch, (long long)round_size(l),
@@ -185,6 +191,7 @@ bool kn_loader_set_position(kn_loader *l, kn_position p)
         return false;
     }
     l->round = place / round_size(l);
+    l->origin = place % round_size(l);
     l->proven = l->samples == 0 && place > l->proven ? place : l->proven;
     return true;
 }

@@ -62,6 +62,7 @@
 #define kn_text_count(...)   KN_PLACE(kn_text_count(__VA_ARGS__))
 #define kn_text_vocab(...)   KN_PLACE(kn_text_vocab(__VA_ARGS__))
 #define kn_text_check(...)   KN_PLACE(kn_text_check(__VA_ARGS__))
+#define kn_text_hash(...)    KN_PLACE(kn_text_hash(__VA_ARGS__))
 #define kn_text_batch(...)   KN_PLACE(kn_text_batch(__VA_ARGS__))
 #define kn_text_loader_(...) KN_PLACE(kn_text_loader_(__VA_ARGS__))
 
@@ -83,6 +84,7 @@
 /* models/record.h */
 #define kn_options_text(...)         KN_PLACE(kn_options_text(__VA_ARGS__))
 #define kn_checkpoint_options(...)   KN_PLACE(kn_checkpoint_options(__VA_ARGS__))
+#define kn_checkpoint_option(...)    KN_PLACE(kn_checkpoint_option(__VA_ARGS__))
 #define kn_tokenizer_text(...)       KN_PLACE(kn_tokenizer_text(__VA_ARGS__))
 #define kn_checkpoint_tokenizer(...) KN_PLACE(kn_checkpoint_tokenizer(__VA_ARGS__))
 

@@ -51,26 +51,57 @@ char *kn_tokenizer_text(const kn_tokenizer *t)
     return j ? text_of(j, 1, "the tokenizer") : NULL;
 }
 
+/* What c records, which the caller drops, and the options in it, which were the whole of it once.
+ * NULL: nothing, or with an error. */
+static json_t *record_of(const kn_checkpoint *c, json_t **options)
+{
+    const char *text = kn_checkpoint_record(c);
+    json_error_t error;
+    json_t *record =
+        text ? kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error) : NULL;
+    json_t *all = json_object_get(record, "options");
+    *options = all ? all : record;
+    return record;
+}
+
+/* Its text; NULL: it has none. */
+static const char *text_in(const json_t *option)
+{
+    const json_t *derived = json_object_get(option, "derived");
+    return json_string_value(derived ? derived : option);
+}
+
+bool kn_checkpoint_option(const kn_checkpoint *c, const char *name, char *buf, size_t size)
+{
+    if (!kn_given(c, "kn_checkpoint_option", "the checkpoint") ||
+        !kn_given(name, "kn_checkpoint_option", "the name") ||
+        !kn_given(buf, "kn_checkpoint_option", "the place for the text"))
+        return false;
+    json_t *options, *record = record_of(c, &options);
+    const char *text = text_in(json_object_get(options, name));
+    if (text)
+        snprintf(buf, size, "%s", text);
+    json_decref(record);
+    return text != NULL;
+}
+
 bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
 {
     if (!kn_given(c, "kn_checkpoint_options", "the checkpoint") ||
         !kn_given(options, "kn_checkpoint_options", "the place for the options"))
         return false;
     const char *name;
-    const char *text = kn_checkpoint_record(c);
-    json_error_t error;
-    json_t *value, *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
+    json_t *value, *options_then, *record = record_of(c, &options_then);
     bool ok = kn_ok();
-    json_t *all = json_object_get(record, "options");
-    json_object_foreach(all ? all : record, name, value) /* once they were the whole record */
+    json_object_foreach(options_then, name, value)
     {
-        const json_t *derived = json_object_get(value, "derived");
-        const char *is = json_string_value(derived ? derived : value);
+        const char *is = text_in(value);
         if (ok && !is)
             ok = kn_fail("%s: option %s in state.json has no text; the checkpoint is damaged",
                          kn_checkpoint_folder(c), name);
         ok = ok &&
-             kn_options_restore(options, name, is, derived ? KN_VALUE_DERIVED : KN_VALUE_RESTORED);
+             kn_options_restore(options, name, is,
+ json_is_object(value) ? KN_VALUE_DERIVED : KN_VALUE_RESTORED);
     }
     json_decref(record);
     return ok;

@@ -21,6 +21,9 @@ KN_API char *kn_options_text(kn_options *o);
  * training, not those of one run (output paths, ranks): these are an error. */
 KN_API bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options);
 
+/* The recorded text of one option into buf; false, without an error, where none was recorded. */
+KN_API bool kn_checkpoint_option(const kn_checkpoint *c, const char *name, char *buf, size_t size);
+
 /* The text of tokenizer.json, for kn_checkpoint_save's .files. The caller frees it (kn_host_free).
  * NULL with an error. */
 KN_API char *kn_tokenizer_text(const kn_tokenizer *t);

@@ -23,12 +23,20 @@ static int by_weight(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+/* A logit of -infinity has no chance. */
 static int64_t likeliest(const float *logits, int64_t vocab)
 {
     int64_t best = -1;
-    for (int64_t i = 0; i < vocab; i++)
+    for (int64_t i = 0; i < vocab; i++) {
+        if (isnan(logits[i]) || logits[i] == INFINITY) {
+            kn_fail("sampling: logit %lld of %lld is %g; the weights are damaged or training "
+                    "diverged",
+                    (long long)i, (long long)vocab, logits[i]);
+            return -1;
+        }
         if (isfinite(logits[i]) && (best < 0 || logits[i] > logits[best]))
             best = i;
+    }
     if (best < 0)
         kn_fail("sampling: none of %lld logits is finite; the weights are damaged or training "
                 "diverged",

@@ -22,8 +22,8 @@ typedef struct kn_sample_options {
 } kn_sample_options;
 
 /* Draws a token from softmax(logits / temperature), cut to top_k, then to top_p. The draw is a
- * function of (seed, index) alone. -1 with an error: no finite logit, a negative option, out of
- * memory. */
+ * function of (seed, index) alone. A logit of -infinity has no chance. -1 with an error: a logit
+ * that is NaN or +infinity, none that is finite, a negative option, out of memory. */
 KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o,
                          int64_t index);
 
@@ -42,8 +42,8 @@ typedef struct kn_write_text_options {
 } kn_write_text_options;
 /* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL:
  * kn_call(module, ids). Collective where module is sharded: every rank passes the same arguments,
- * except .out. Errors: a prompt that the tokenizer can't encode; logits of another shape; no finite
- * logit. */
+ * except .out. Errors: a prompt that the tokenizer can't encode; logits of another shape; those of
+ * kn_sample. */
 KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                            kn_write_text_options o);
 #define kn_write_text(module, logits, tokenizer, ...)                                              \

@@ -2,6 +2,7 @@
 #include "models/text.h"
 #include "kernels/error_internal.h"
 #include "data/loader_internal.h"
+#include "tensor/checksum.h"
 #include "tensor/files.h"
 
 #include <stdlib.h>
@@ -236,31 +237,31 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
     return check_split(t, KN_VALIDATION, ctx) && check_split(t, KN_TRAIN, ctx);
 }
 
-/* Row r of kn_text_batch. */
-static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
-                        int64_t micro, int64_t r, int64_t ctx, int64_t *x, int64_t *y)
+/* Window i of the line. */
+static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, int64_t i,
+                        int64_t ctx, int64_t *x, int64_t *y)
 {
     int64_t first = split == KN_TRAIN ? 0 : split_at(t), starts = kn_text_count(t, split) - ctx;
-    uint64_t stream =
-        kn_random_stream(split == KN_TRAIN ? "data.train" : "data.validation", step, micro);
-    int64_t at = first + kn_random_below(seed, stream, (uint64_t)r, starts);
-    for (int64_t i = 0; i <= ctx; i++) {
-        int64_t id = token(t, at + i);
+    uint64_t stream = kn_random_stream(split == KN_TRAIN ? "data.train" : "data.validation", 0, 0);
+    int64_t at = first + kn_random_below(seed, stream, (uint64_t)i, starts);
+    for (int64_t k = 0; k <= ctx; k++) {
+        int64_t id = token(t, at + k);
         if (id >= t->vocab)
             return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld; the "
                            "token file is damaged",
-                           (long long)(at + i), (long long)id, (long long)t->vocab);
-        if (i < ctx)
-            x[i] = id;
-        if (i > 0)
-            y[i - 1] = id;
+                           (long long)(at + k), (long long)id, (long long)t->vocab);
+        if (k < ctx)
+            x[k] = id;
+        if (k > 0)
+            y[k - 1] = id;
     }
     return true;
 }
 
-bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
-                   int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
+                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
 {
+    int64_t end;
     if (!kn_given(t, "kn_text_batch", "the text") ||
         !kn_given(x, "kn_text_batch", "the place for x") ||
         !kn_given(y, "kn_text_batch", "the place for y"))
@@ -270,10 +271,30 @@ bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t
     if (batch < 1)
         return kn_fail("kn_text_batch: a batch of %lld rows; it must be at least 1",
                        (long long)batch);
+    if (first < 0 || __builtin_add_overflow(first, batch, &end))
+        return kn_fail("kn_text_batch: there is no window %lld; they count from 0",
+                       (long long)first);
     for (int64_t r = 0; r < batch; r++)
-        if (!draw_window(t, split, seed, step, micro, r, ctx, x + r * ctx, y + r * ctx))
+        if (!draw_window(t, split, seed, first + r, ctx, x + r * ctx, y + r * ctx))
             return false;
     return true;
+}
+
+uint64_t kn_text_hash(const kn_text *t)
+{
+    enum { BLOCK = 1 << 20, BLOCKS = 64 };
+    kn_checksum sum;
+    if (!kn_given(t, "kn_text_hash", "the text"))
+        return 0;
+    const size_t bytes = (size_t)t->count * (size_t)t->width;
+    const char *tokens = t->tokens;
+    kn_checksum_begin(&sum);
+    kn_checksum_add(&sum, &t->count, sizeof t->count);
+    if (bytes <= (size_t)BLOCK * BLOCKS)
+        kn_checksum_add(&sum, tokens, bytes);
+    for (size_t i = 0; bytes > (size_t)BLOCK * BLOCKS && i < BLOCKS; i++) /* the first to the last */
+        kn_checksum_add(&sum, tokens + (bytes - BLOCK) / (BLOCKS - 1) * i, BLOCK);
+    return kn_checksum_end(&sum);
 }
 
 /* ---- the loader ---------------------------------------------------------------------------- */
@@ -282,16 +303,13 @@ typedef struct windows {
     const kn_text *text;
     kn_text_split split;
     uint64_t seed;
-    int64_t ctx, batch, step; /* samples a micro-batch; micro-batches a step, of all ranks */
+    int64_t ctx;
 } windows;
 
-/* Sample i of an endless line is row i % batch of micro-batch i / batch. */
 static int fill_window(kn_data_sample *s, void *arg)
 {
     const windows *w = arg;
-    int64_t micro = s->index / w->batch;
-    return draw_window(w->text, w->split, w->seed, micro / w->step, micro % w->step,
-                       s->index % w->batch, w->ctx, s->field[0], s->field[1]);
+    return draw_window(w->text, w->split, w->seed, s->index, w->ctx, s->field[0], s->field[1]);
 }
 
 kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_options o)
@@ -312,8 +330,7 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
     windows *w = kn_host_calloc(1, sizeof *w);
     if (!w)
         return NULL;
-    *w = (windows){ text,  o.split, o.seed,
-                    o.ctx, o.batch, (o.accum ? o.accum : 1) * kn_comm_size(world) };
+    *w = (windows){ text, o.split, o.seed, o.ctx };
     kn_field field[KN_MAX_FIELDS] = { { KN_I64, 1, { o.ctx } }, { KN_I64, 1, { o.ctx } } };
     kn_loader *l = kn_loader_make("kn_text_loader", fill_window, w, kn_host_free, world, endless,
                                   field, KN_LOADER_COMMON(o));

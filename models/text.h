@@ -40,12 +40,15 @@ KN_API int64_t kn_text_vocab(const kn_text *t);
  * possible. */
 KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
 
-/* x, y: [batch, ctx], batch at least 1. Row r starts at an offset drawn uniformly from
- * 0 .. n-ctx-1 as a function of (seed, split, step, micro, r) alone; micro is the index of the
- * micro-batch in the step over all ranks (round * N + rank). For evaluation use step 0 and
- * micro = 0, 1, ...: the same batches at every evaluation. */
-KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t step,
-                          int64_t micro, int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
+/* A hash of the tokens: of all where they take up to 64 MiB, else of 64 MiB spread over them, and of
+ * their number. It finds texts that were mixed up or changed, not malice. */
+KN_API uint64_t kn_text_hash(const kn_text *t);
+
+/* Windows first .. first + batch - 1 of an endless line of them; x, y: [batch, ctx], first at least
+ * 0, batch at least 1. Window i starts at an offset drawn uniformly from 0 .. n-ctx-1 as a function
+ * of (seed, split, i) alone. */
+KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
+                          int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
 
 typedef struct kn_text_options {
     size_t _size;
@@ -55,8 +58,8 @@ typedef struct kn_text_options {
     KN_LOADER_OPTIONS; /* windows are drawn at random: .shuffle and .tail are errors */
 } kn_text_options;
 
-/* A loader of batches x, y [B, T] (i64) of a text, borrowed. Round k is micro-batch
- * (k % accum) * N + rank of step k / accum. */
+/* A loader of batches x, y [B, T] (i64) of a text, borrowed. Row r of round k is window
+ * (k N + rank) B + r of the line. */
 #define kn_text_loader(text, world, ...)                                                           \
     kn_text_loader_((text), (world),                                                               \
                     (kn_text_options){ ._size = sizeof(kn_text_options), __VA_ARGS__ })

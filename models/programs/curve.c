@@ -22,7 +22,7 @@ bool curve_add(curve_point **point, int *n, curve_point p)
 
 /* One line; another text than a step's is left out. A step that comes again, after a run that was
  * killed, takes the place of the earlier one and of what followed that. */
-static bool read_line(const char *line, int64_t last, double epochs_a_step, curve_since *s,
+static bool read_line(const char *line, const curve_place *done, curve_since *s,
                       curve_point **point, int *n)
 {
     json_error_t error;
@@ -31,8 +31,11 @@ static bool read_line(const char *line, int64_t last, double epochs_a_step, curv
     const json_t *loss = json_object_get(j, "loss"), *val = json_object_get(j, "val_loss");
     const json_t *right = json_object_get(j, "val_accuracy");
     bool ok = kn_ok();
-    if (step > 0 && step <= last && json_is_number(loss)) {
-        const double epoch = (double)step * epochs_a_step;
+    json_int_t samples = json_integer_value(json_object_get(j, "samples"));
+    if (samples <= 0 && step > 0 && step <= INT64_MAX / done->rows) /* once there were only steps */
+        samples = step * done->rows;
+    if (samples > 0 && samples <= done->samples && json_is_number(loss)) {
+        const double epoch = (double)samples / (double)done->epoch;
         while (*n > 0 && (*point)[*n - 1].epoch >= epoch)
             --*n;
         s->sum += json_number_value(loss);
@@ -48,8 +51,8 @@ static bool read_line(const char *line, int64_t last, double epochs_a_step, curv
     return ok;
 }
 
-bool curve_read(const char *log, int64_t last, int64_t steps, double epochs, curve_point **point,
-                int *n, curve_since *since)
+bool curve_read(const char *log, curve_place done, curve_point **point, int *n,
+                curve_since *since)
 {
     FILE *in = fopen(log, "r");
     if (!in) /* a log that begins with this run */
@@ -58,7 +61,7 @@ bool curve_read(const char *log, int64_t last, int64_t steps, double epochs, cur
     size_t size = 0;
     bool ok = true;
     while (ok && getline(&line, &size, in) > 0)
-        ok = read_line(line, last, epochs / (double)steps, since, point, n);
+        ok = read_line(line, &done, since, point, n);
     ok = ok && (feof(in) || kn_fail_system("cannot read the log %s: %m", log));
     free(line);
     fclose(in);

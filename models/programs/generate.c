@@ -5,10 +5,11 @@
 #include "models/sample.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 
 typedef struct settings {
     const char *from, *prompt;
-    int64_t tokens, top_k, seed, ranks, threads;
+    int64_t tokens, ctx, top_k, seed, ranks, threads;
     double temperature, top_p;
     int device;
 } settings;
@@ -21,6 +22,8 @@ static const kn_option table[] = {
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
     { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt",
       .max = 1 << 24 },
+    { "ctx", KN_OPTION_INT, AT(ctx), NULL, "tokens that the model sees", .min = 1, .max = 1 << 20,
+      .note = "as many as it was trained with" },
     { "temperature", KN_OPTION_FLOAT, AT(temperature), "0.8",
       "above 1 wilder, below 1 tamer, 0 always the likeliest", .max = 1000 },
     { "top-k", KN_OPTION_INT, AT(top_k), "200", "choose among the k likeliest; 0: all",
@@ -46,6 +49,19 @@ static bool output_failed(void *arg)
     return failed != 0;
 }
 
+/* The context of the training, unless --ctx says otherwise: positions behind it were never trained.
+ * 0 with an error. */
+static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
+{
+    char text[32];
+    const int64_t trained =
+        kn_checkpoint_option(c, "ctx", text, sizeof text) ? strtoll(text, NULL, 10) : most;
+    if (s->ctx > most)
+        return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
+                       (long long)most);
+    return !kn_ok() ? 0 : s->ctx ? s->ctx : trained > 0 && trained < most ? trained : most;
+}
+
 static bool generate(const settings *s, kn_comm *world)
 {
     kn_language_model model = { 0 };
@@ -59,15 +75,19 @@ static bool generate(const settings *s, kn_comm *world)
                             .stop_arg = world };
     if (!s->from)
         return kn_fail("give --from DIR, a folder that train_gpt --out wrote");
+    if (s->top_p == 0)
+        return kn_fail("--top-p 0 leaves no token to choose; give a share above 0, or 1 for all");
     kn_checkpoint *c = kn_checkpoint_open(s->from, world);
+    int64_t ctx = 0;
     bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
               kn_language_config_saved(c, &config) &&
+              (ctx = context(s, c, config.family->sizes(&config).ctx)) > 0 &&
               kn_language_init(&model, &config, KN_F32, KN_META) &&
               kn_fsdp_wrap(&model, world, .wrap_class = config.family->block_class,
                            .device = s->device ? KN_CUDA : KN_CPU) &&
               kn_checkpoint_load(c, &model) &&
               kn_write_text(&model, kn_language_next_logits, tokenizer, .prompt = s->prompt,
-                            .tokens = s->tokens, .ctx = config.family->sizes(&config).ctx,
+                            .tokens = s->tokens, .ctx = ctx,
                             .draw = o, .out = kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)
         printf("\n");

@@ -96,10 +96,13 @@ static const kn_option progress_rows[] = {
 bool gpt_settings_begin(gpt_settings *s)
 {
     static kn_option room[96];
+    static const char *const in_steps[] = { "steps",        "warmup",     "eval-every",
+                                            "sample-every", "save-every", NULL };
     const kn_option *const parts[] = { text_rows,     model_rows,     settings_precision,
                                        training_rows, settings_ranks, settings_sharding,
                                        progress_rows, settings_log,   settings_saving,
                                        NULL };
+    s->run.in_steps = in_steps;
     return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
 }
 

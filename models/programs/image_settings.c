@@ -2,7 +2,6 @@
  * the model, the changes of its images, the rates and the optimizer. */
 #include "kernels/error.h"
 #include "models/programs/image_settings.h"
-#include "tensor/checksum.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -119,6 +118,7 @@ static const kn_option progress_rows[] = {
 bool image_settings_begin(image_settings *s)
 {
     static kn_option room[112];
+    static const char *const in_steps[] = { "warmup", "save-every", NULL };
     const kn_option *const parts[] = { image_rows,
                                        model_rows,
                                        settings_precision,
@@ -130,6 +130,7 @@ bool image_settings_begin(image_settings *s)
                                        settings_saving,
                                        export_rows,
                                        NULL };
+    s->run.in_steps = in_steps;
     return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
 }
 
@@ -224,7 +225,8 @@ static bool check_images(const image_settings *s, const kn_options *o)
     return true;
 }
 
-bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples)
+bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples,
+                          int64_t before)
 {
     settings *r = &s->run;
     const int64_t step = r->batch * r->accum * kn_comm_size(world);
@@ -235,7 +237,7 @@ bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int6
                        "training set has %lld; use a smaller --batch",
                        (long long)step, (long long)r->batch, (long long)r->accum,
                        kn_comm_size(world), (long long)samples);
-    const double steps = ceil(s->epochs * (double)samples / (double)step - 1e-9);
+    const double steps = ceil((s->epochs * (double)samples - (double)before) / (double)step - 1e-9);
     if (steps > 1e12)
         return kn_fail("--epochs %g are %.3g steps; give fewer", s->epochs, steps);
     r->steps = steps < 1 ? 1 : (int64_t)steps;
@@ -391,20 +393,4 @@ kn_optim *image_settings_optim(const image_settings *s, void *model)
                         .group_count = 1);
     return kn_muon(model, .lr = r->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
                    .weight_decay = decay, .groups = &flat, .group_count = 1);
-}
-
-uint64_t image_settings_hash(const kn_image_set *set)
-{
-    const kn_image_set_info info = kn_image_set_read_info(set);
-    kn_checksum sum;
-    kn_checksum_begin(&sum);
-    for (int64_t c = 0; c < info.classes; c++) {
-        const char *name = kn_image_set_class(set, c);
-        kn_checksum_add(&sum, name, strlen(name) + 1);
-    }
-    for (int64_t i = 0; i < info.count; i++) {
-        const int64_t label = kn_image_set_label(set, i);
-        kn_checksum_add(&sum, &label, sizeof label);
-    }
-    return kn_checksum_end(&sum);
 }

@@ -19,15 +19,15 @@ typedef struct image_settings {
 /* Makes s->run.table. */
 bool image_settings_begin(image_settings *s);
 /* settings_check, and what the options of images and model must hold among themselves. samples:
- * of the training set; their number and --epochs make s->run.steps. */
-bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples);
+ * of the training set; their number and --epochs make s->run.steps, before which so many samples
+ * were trained. */
+bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples,
+                          int64_t before);
 /* The configuration of --model for images of such a set. */
 bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c);
 /* Opens --init; the options of the model and its images become those of its weights, and those that
  * were given must agree. The caller frees it; NULL with an error. Collective. */
 kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world);
-/* Of the names of classes and the labels. */
-uint64_t image_settings_hash(const kn_image_set *set);
 /* Rows and columns of the model's images. */
 int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
 /* The changes of training (train) and of evaluation images. */

@@ -17,11 +17,16 @@ typedef struct curve_since {
     int64_t steps;
 } curve_since;
 
-/* Appends the evaluations of a log that train_resnet --log wrote, up to step "last", to *point[*n],
- * and adds the losses that follow them to *since; so many steps are so many epochs. The caller
- * frees *point with kn_host_free. */
-bool curve_read(const char *log, int64_t last, int64_t steps, double epochs, curve_point **point,
-                int *n, curve_since *since);
+/* Where a training stands: samples so far, those of an epoch, and of a step. */
+typedef struct curve_place {
+    int64_t samples, epoch, rows;
+} curve_place;
+
+/* Appends the evaluations of a log that train_resnet --log wrote, up to where the training stands,
+ * to *point[*n], and adds the losses that follow them to *since. The caller frees *point with
+ * kn_host_free. */
+bool curve_read(const char *log, curve_place done, curve_point **point, int *n,
+                curve_since *since);
 bool curve_add(curve_point **point, int *n, curve_point p);
 
 /* Losses and accuracy over epochs. */

@@ -9,6 +9,7 @@
 /* The results of a finished step. */
 typedef struct step_report {
     int64_t step, steps; /* done, planned */
+    int64_t samples;     /* trained so far */
     double loss, val_loss, lr, grad_norm;
     double accuracy; /* of the validation, 0 to 1 */
     bool has_val, has_accuracy;

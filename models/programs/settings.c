@@ -115,6 +115,8 @@ const kn_option settings_saving[] = {
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
       "begin anew in a folder that holds a checkpoint, and replace it", .of = KN_OF_START,
       .own = true },
+    { "other-data", KN_OPTION_FLAG, AT(other_data), NULL,
+      "resume with other data than the checkpoint's", .of = KN_OF_START },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
       .max = 1e12, .note = "never", .of = KN_OF_START },
     { 0 },

@@ -10,6 +10,7 @@
 #include "optim/optim.h"
 
 typedef struct settings {
+    const char *const *in_steps; /* names of the options that count steps, ended by NULL */
     const kn_option *table; /* the program's whole, by settings_join */
     const char *log, *out, *resume, *offload, *reshard, *clip_order;
     int optimizer, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
@@ -18,7 +19,7 @@ typedef struct settings {
     int64_t eval_every, eval_steps, sample_every, save_every, keep, stop_after;
     double lr, min_lr, weight_decay, beta2, ema, clip, timeout;
     bool tf32, deterministic, cuda_graph;
-    bool overwrite, summary, check, keep_best, async_save;
+    bool overwrite, other_data, summary, check, keep_best, async_save;
     bool recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     const char *optimizer_name; /* the program's: "AdamW" */
     /* worked out by settings_check */

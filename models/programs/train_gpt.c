@@ -10,7 +10,6 @@
 #include "models/sample.h"
 #include "models/text.h"
 #include "nn/summary.h"
-#include "tensor/checksum.h"
 #include <string.h>
 
 typedef struct gpt_run {
@@ -32,8 +31,9 @@ static bool text_batch(void *arg, bool validation, int64_t step, int64_t micro, 
 {
     gpt_run *r = arg;
     const gpt_settings *s = &r->s;
-    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->run.seed, step,
-                       micro, s->run.batch, s->ctx, r->x, r->y))
+    const int64_t first = (validation ? 0 : training_samples(&r->t, step)) + micro * s->run.batch;
+    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->run.seed, first,
+                       s->run.batch, s->ctx, r->x, r->y))
         return false;
     b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->run.batch, s->ctx));
     b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->run.batch, s->ctx));
@@ -55,8 +55,7 @@ static bool write_sample(void *arg)
                                .stop = training_stop_requested,
                                .stop_arg = &r->t };
     return kn_write_text(&r->model, kn_language_next_logits, r->tokenizer, .prompt = r->s.prompt,
-                         .tokens = r->s.sample_tokens,
-                         .ctx = r->config.family->sizes(&r->config).ctx, .draw = draw,
+                         .tokens = r->s.sample_tokens, .ctx = r->s.ctx, .draw = draw,
                          .out = first_rank(&r->t) ? stdout : NULL);
 }
 
@@ -72,6 +71,7 @@ static bool read_options(gpt_run *r, int argc, char **argv)
     if (kn_options_help_wanted(t->options))
         return true;
     return training_open(t, r->s.run.out, r->s.run.resume, r->s.run.overwrite) &&
+           training_place(t, &r->s.run) &&
            (!t->from || kn_language_config_saved(t->from, &r->saved)) &&
            training_has_steps(t, &r->s.run, "steps") &&
            gpt_settings_check(&r->s, t->options, t->world);
@@ -152,26 +152,14 @@ static bool make_model(gpt_run *r)
            kn_language_config_text(&r->config, r->config_text);
 }
 
-/* Room for a micro-batch. All ranks read the same ones, of a text with as many tokens. */
-static bool first_batches(gpt_run *r)
+/* Of all ranks, and of the checkpoint. */
+static bool same_text(gpt_run *r)
 {
-    enum { COMPARED = 64 };
-    const int64_t rows = r->s.run.batch, ctx = r->s.ctx;
-    const size_t size = (size_t)(rows * ctx) * sizeof *r->x;
     char text[128];
-    kn_checksum sum;
-    kn_checksum_begin(&sum);
-    r->x = kn_host_alloc(size);
-    r->y = kn_host_alloc(size);
-    for (int64_t i = 0; r->x && r->y && i < COMPARED; i++) {
-        if (!kn_text_batch(r->text, KN_TRAIN, 0, 0, i, rows, ctx, r->x, r->y))
-            return false;
-        kn_checksum_add(&sum, r->x, size);
-    }
     snprintf(text, sizeof text, "%lld + %lld tokens of %lld kinds",
              (long long)kn_text_count(r->text, KN_TRAIN),
              (long long)kn_text_count(r->text, KN_VALIDATION), (long long)kn_text_vocab(r->text));
-    return r->x && r->y && training_same_data(&r->t, text, kn_checksum_end(&sum));
+    return training_same_data(&r->t, &r->s.run, text, kn_text_hash(r->text));
 }
 
 /* Shards the model, makes the optimizer, loads the checkpoint. */
@@ -194,7 +182,7 @@ static bool prepare(gpt_run *r)
                                                      .scaler = t->scaler, .ema = t->ema)))
         return false;
     kn_seed((uint64_t)s->run.seed);
-    kn_set_step(t->from ? kn_checkpoint_step(t->from) : 0);
+    kn_set_step(t->begin);
     return true;
 }
 
@@ -202,6 +190,9 @@ static bool begin(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     training *t = &r->t;
+    const size_t ids = (size_t)(s->run.batch * s->ctx);
+    r->x = kn_host_alloc(ids * sizeof *r->x);
+    r->y = kn_host_alloc(ids * sizeof *r->y);
     t->device = settings_device(&s->run);
     kn_set_check(s->run.check);
     t->task = (task){ r, text_batch, model_loss, write_sample };
@@ -211,7 +202,7 @@ static bool begin(gpt_run *r)
     t->plan.item_flops = r->config.family->flops_per_token(&r->config, s->ctx);
     t->plan.config = r->config_text;
     t->plan.tokenizer = r->tokenizer;
-    return training_begin(t);
+    return r->x && r->y && training_begin(t);
 }
 
 static void print_model(const gpt_run *r)
@@ -291,7 +282,7 @@ int main(int argc, char **argv)
                     t->options, stdout, "train_gpt",
                     "Trains a GPT or a Llama on a text, on one rank or on several sharded "
                     "ones.");
-        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && first_batches(&r) &&
+        } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && same_text(&r) &&
                    print_summary(&r) && prepare(&r) && begin(&r)) {
             stop_listen(first_rank(t));
             if (print_table(&r))

@@ -2,6 +2,7 @@
  * rank or on N sharded ranks. This file holds the parts specific to image models; training.c has
  * the loop. */
 #include "data/data.h"
+#include "kernels/context.h"
 #include "kernels/error_internal.h"
 #include "models/image.h"
 #include "models/programs/image_export.h"
@@ -35,15 +36,13 @@ typedef struct image_run {
 
 /* ---- the task -------------------------------------------------------------------------------- */
 
-/* The loop asks for micro-batch a of a step on rank r as number a * ranks + r. */
+/* The loop asks for one micro-batch after another; make_loaders set where they begin. */
 static bool image_batch(void *arg, bool validation, int64_t step, int64_t number, kn_device device,
                         batch *b)
 {
     image_run *r = arg;
-    const int64_t round = step * r->s.run.accum + number / kn_comm_size(r->t.world);
+    (void)step, (void)number;
     (void)validation; /* image_eval.c reads the test images */
-    if (kn_loader_round(r->images) != round)
-        kn_loader_seek(r->images, round);
     kn_batch next = kn_next(r->images);
     b->x = next.x ? kn_to_device(next.x, device) : NULL;
     b->y = next.y ? kn_to_device(next.y, device) : NULL;
@@ -63,7 +62,7 @@ static kn_tensor *image_loss(void *arg, const batch *b)
 static bool keep_point(image_run *r, const step_report *p)
 {
     const curve_point point = {
-        .epoch = (double)p->step / (double)r->t.plan.steps * r->s.epochs,
+        .epoch = (double)p->samples / (double)r->set.count,
         .train_loss = r->t.loss_sum / (double)(r->t.loss_steps ? r->t.loss_steps : 1),
         .val_loss = p->val_loss,
         .accuracy = 100 * p->accuracy,
@@ -103,7 +102,7 @@ static bool read_options(image_run *r, int argc, char **argv)
         return false;
     if (kn_options_help_wanted(t->options))
         return true;
-    return training_open(t, s->out, s->resume, s->overwrite) &&
+    return training_open(t, s->out, s->resume, s->overwrite) && training_place(t, s) &&
            (!r->s.init || (r->init = image_settings_init(&r->s, t->options, t->world)) != NULL);
 }
 
@@ -140,12 +139,32 @@ static bool open_images(image_run *r)
     return true;
 }
 
-static bool same_images(const image_run *r)
+/* Labels are numbers in the order of the names, so that another name may shift them. */
+static bool same_names(const image_run *r)
+{
+    kn_vision_config config;
+    kn_vision_input saved = { 0 };
+    char name[KN_LABEL_SIZE];
+    bool ok = !r->t.from || kn_vision_config_saved(r->t.from, &config, &saved);
+    for (int64_t c = 0; ok && saved.label && c < saved.classes && c < r->set.classes; c++) {
+        kn_vision_label(name, kn_image_set_class(r->train, c));
+        ok = strcmp(name, saved.label[c]) == 0 || r->s.run.other_data ||
+             kn_fail("--data: class %lld is %s here and %s in %s: labels are numbers in the order "
+                     "of the names; give the classes their names back, or accept these with "
+                     "--other-data",
+                     (long long)c, name, saved.label[c], kn_checkpoint_folder(r->t.from));
+    }
+    kn_host_free(saved.label);
+    return ok;
+}
+
+static bool same_images(image_run *r)
 {
     char text[128];
     snprintf(text, sizeof text, "%lld + %lld images of %lld classes", (long long)r->set.count,
              (long long)kn_image_set_read_info(r->test).count, (long long)r->set.classes);
-    return training_same_data(&r->t, text, image_settings_hash(r->train));
+    const uint64_t train = kn_image_set_hash(r->train), test = kn_image_set_hash(r->test);
+    return same_names(r) && training_same_data(&r->t, &r->s.run, text, kn_hash64(train, test));
 }
 
 /* Means and deviations of the weights that the run begins with. */
@@ -199,7 +218,14 @@ static bool make_loaders(image_run *r)
                                     .workers = (int)s->workers,
                                     .augment = image_settings_augment(s, &test, &r->input, false))
                   : NULL;
-    return r->test_images != NULL;
+    const int64_t done = training_samples(&r->t, r->t.begin);
+    return r->test_images &&
+           (done == 0 ||
+            kn_loader_set_position(r->images, (kn_position){ .epoch = done / r->set.count,
+                                                             .sample = done % r->set.count,
+                                                             .step = r->t.rows,
+                                                             .samples = r->set.count,
+                                                             .seed = (uint64_t)s->run.seed }));
 }
 
 /* Shards the model, makes the optimizer, loads the checkpoint. */
@@ -223,7 +249,7 @@ static bool prepare(image_run *r)
                                                      .scaler = t->scaler, .ema = t->ema)))
         return false;
     kn_seed((uint64_t)s->seed);
-    kn_set_step(t->from ? kn_checkpoint_step(t->from) : 0);
+    kn_set_step(t->begin);
     return true;
 }
 
@@ -249,8 +275,8 @@ static bool read_curve(image_run *r)
     curve_since since = { 0 };
     if (!r->s.pictures || !s->log || !t->from || !first_rank(t))
         return true;
-    const bool ok = curve_read(s->log, kn_checkpoint_step(t->from), s->steps, r->s.epochs,
-                               &r->curve, &r->points, &since);
+    const curve_place done = { training_samples(t, t->begin), r->set.count, t->rows };
+    const bool ok = curve_read(s->log, done, &r->curve, &r->points, &since);
     t->loss_sum = since.sum;
     t->loss_steps = since.steps;
     return ok;
@@ -445,7 +471,7 @@ static bool run(image_run *r)
     training *t = &r->t;
     image_settings *s = &r->s;
     if (!open_images(r) || !same_images(r) ||
-        !image_settings_check(s, t->options, t->world, r->set.count) ||
+        !image_settings_check(s, t->options, t->world, r->set.count, t->before) ||
         !training_has_steps(t, &s->run, "epochs") || !make_model(r) || !make_loaders(r))
         return false;
     if (s->grid)

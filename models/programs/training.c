@@ -3,7 +3,6 @@
  * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
  * the next step has been launched, and at once only where training pauses. All ranks do so at the
  * same point. */
-#include "fsdp/alike.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
@@ -143,24 +142,19 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
 
 bool training_has_steps(const training *t, const settings *s, const char *option)
 {
-    int64_t done = t->from ? kn_checkpoint_step(t->from) : 0;
-    if (t->from && done >= s->steps)
+    int64_t all;
+    if (__builtin_mul_overflow(s->steps, t->rows, &all) || all > INT64_MAX / 2)
+        return kn_fail("%lld steps of %lld rows are more samples than can be counted; give a "
+                       "smaller --%s",
+                       (long long)s->steps, (long long)t->rows, option);
+    if (t->from && t->begin >= s->steps)
         return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
-                       kn_checkpoint_folder(t->from), (long long)done, (long long)s->steps, option);
-    return s->stop_after == 0 || done < s->stop_after ||
+                       kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
+                       option);
+    return s->stop_after == 0 || t->begin < s->stop_after ||
            kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
                    "step, or leave it out to train to the end",
-                   kn_checkpoint_folder(t->from), (long long)done, (long long)s->stop_after);
-}
-
-bool training_same_data(const training *t, const char *text, uint64_t hash)
-{
-    kn_alike a = { .advice = "give all ranks copies of the same" };
-    bool ok =
-        kn_alike_add(&a, hash, "--data", "%s (hash %016llx)", text, (unsigned long long)hash) &&
-        kn_alike_agree(&a, 1, t->world, "data");
-    kn_alike_free(&a);
-    return ok;
+                   kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->stop_after);
 }
 
 /* ---- beginning and ending -------------------------------------------------------------------- */
@@ -181,7 +175,7 @@ static bool claim_empty(training *t)
 static bool begin_saving(training *t)
 {
     const plan *p = &t->plan;
-    if (!claim_empty(t) || !(t->record = kn_options_text(t->options)) ||
+    if (!claim_empty(t) || !(t->record = training_record(t)) ||
         !(t->command = kn_options_command(t->options)) ||
         (p->tokenizer && !(t->tokenizer = kn_tokenizer_text(p->tokenizer))))
         return false;
@@ -381,7 +375,7 @@ static bool after_step(training *t, int64_t done)
 
 bool training_run(training *t)
 {
-    int64_t begin = t->from ? kn_checkpoint_step(t->from) : 0, steps = t->plan.steps;
+    int64_t begin = t->begin, steps = t->plan.steps;
     t->saved_step = -1;
     progress_begin(&t->progress, t->plan.item);
     if (t->device == KN_CUDA && t->plan.item_flops > 0) {

@@ -57,6 +57,13 @@ typedef struct training {
     kn_run_folder *folder;            /* with plan.out */
     char *record, *tokenizer;         /* what every save holds of the program; NULL: nothing */
     char *command;                    /* options that the command to go on repeats */
+    /* where the training stands, in samples: set by training_place */
+    int64_t rows;      /* samples of a step, of all ranks */
+    int64_t begin;     /* the first step of this run, from 0 */
+    int64_t before;    /* samples before step 0: less than a step's */
+    int64_t rows_then; /* of the checkpoint's steps; 0: begins anew */
+    char data[192];    /* set by training_same_data */
+    char data_then[192]; /* the checkpoint's, where it is another; "": none */
     /* made by training_begin, freed by training_end */
     FILE *log;
     int log_error, output_error; /* errno of the write that failed first */
@@ -94,9 +101,6 @@ bool same_folder(const char *a, const char *b);
  * resume from and sets the options that it recorded, and "out" where it was not given. resume is a
  * folder, or latest or auto, which stand for out. */
 bool training_open(training *t, const char *out, const char *resume, bool overwrite);
-/* Whether all ranks read the same data, as text and a hash say; else an error on all of them.
- * Collective. */
-bool training_same_data(const training *t, const char *text, uint64_t hash);
 /* True if steps remain before s->steps and .stop_after; else an error that asks for a larger
  * --option. */
 bool training_has_steps(const training *t, const settings *s, const char *option);
@@ -110,6 +114,22 @@ void training_end(training *t);
 void training_wait_for_save(training *t);
 /* True on all ranks if a stop was requested on any. Collective; arg is the training. */
 bool training_stop_requested(void *arg);
+
+/* ---- resume.c: a training's place and data in a checkpoint ----------------------------------- */
+
+/* Sets where the training stands. It counts samples, so where this run's steps have another number
+ * of rows than the checkpoint's, the steps behind it and the options in steps that weren't given
+ * anew become as many as have the same samples. */
+bool training_place(training *t, const settings *s);
+/* Samples that were trained before that step. */
+int64_t training_samples(const training *t, int64_t step);
+/* Whether all ranks read the same data, as text and a hash say, and the same as the checkpoint's
+ * unless s->other_data; else an error on all of them. Collective. */
+bool training_same_data(training *t, const settings *s, const char *text, uint64_t hash);
+/* What every save holds of the program. The caller frees it (kn_host_free); NULL with an error. */
+char *training_record(const training *t);
+/* The rows of the start table. */
+void print_resumed(const training *t, const settings *s);
 
 /* ---- training_step.c: computing -------------------------------------------------------------- */
 

@@ -198,6 +198,7 @@ bool train_step(training *t, int64_t step)
     step_report *p = &t->report[step % 2];
     *p = (step_report){ .step = step + 1,
                         .steps = n->steps,
+                        .samples = training_samples(t, step + 1),
                         .lr = kn_schedule_at(&n->lr, step),
                         .items = n->items * n->accum * kn_comm_size(t->world),
                         .begun = kn_now() };

@@ -6,8 +6,6 @@
 #include "kernels/kernels.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
-#include "state/checkpoint_internal.h"
-#include "tensor/json.h"
 
 #include <errno.h>
 #include <math.h>
@@ -73,47 +71,6 @@ static void print_averages(const training *t)
     if (t->ema)
         report_row("averages", "%s a rank, beside the optimizer's state",
                    report_bytes(bytes, a, sizeof a));
-}
-
-/* Samples of a step of the training that left record, on that many ranks. 0: it doesn't say. */
-static int64_t rows_before(const json_t *record, int64_t ranks)
-{
-    const char *micro = json_string_value(json_object_get(record, "batch")),
-               *accum = json_string_value(json_object_get(record, "accum"));
-    int64_t rows = micro ? strtoll(micro, NULL, 10) : 0;
-    return __builtin_mul_overflow(rows, accum ? strtoll(accum, NULL, 10) : 0, &rows) ||
-                   __builtin_mul_overflow(rows, ranks, &rows)
-               ? 0
-               : rows;
-}
-
-/* The options of the training with another value than the checkpoint's, given or derived: from here
- * on the training is another one. Rows of a step are told as such. */
-static void print_changed(const training *t)
-{
-    kn_option_record r;
-    for (int i = 0; kn_options_record(t->options, i, &r); i++)
-        if (r.changed && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
-            report_row("changed", "--%s %s; %s when it was saved", r.name,
-                       *r.value ? r.value : "none", *r.saved ? r.saved : "none");
-}
-
-/* Where a step isn't as many samples as it was before, the losses are others. */
-static void print_resumed(const training *t, const settings *s)
-{
-    json_error_t error;
-    const char *text = kn_checkpoint_record(t->from);
-    json_t *record = kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error);
-    const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks")),
-                  before = rows_before(record, ranks),
-                  now = s->batch * s->accum * kn_comm_size(t->world);
-    report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from),
-               (long long)kn_checkpoint_step(t->from));
-    print_changed(t);
-    if (before > 0 && before != now)
-        report_row("other steps", "%lld rows a step; %lld, on %lld rank%s, when it was saved",
-                   (long long)now, (long long)before, (long long)ranks, ranks == 1 ? "" : "s");
-    json_decref(record);
 }
 
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)

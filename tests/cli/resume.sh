@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tests/cli/resume.sh: a run that was stopped and goes on by the command that it printed is the undisturbed one, whatever
-# its options: each option of each trainer, at another value than its default.
+# its options: each option of each trainer, at another value than its default. With other ranks or batches it goes on
+# with the same samples; with other data, or names, it says so.
 . "$(dirname "$0")/lib.sh"
 gpt=$BUILD/models/train_gpt
 images=$BUILD/models/train_resnet
@@ -78,7 +79,7 @@ MORE=--summary resumes "a mesh" 3 "$gpt" "${text[@]}" --layers 2 --heads 1 --emb
 resumes "a Llama" 2 "$gpt" "${text[@]}" --model llama --layers 1 --heads 2 --embd 16 --kv-heads 1 --hidden 24 --no-tied \
     --rope-base 5000 --rope-factor 2 --rope-original 4 --steps 4 --threads 1
 resumes "rates left open" 3 "$gpt" "${text[@]}" --layers 1 --heads 1 --embd 8 --steps 40 --threads 1
-covers "$gpt" $cuda
+covers "$gpt" $cuda other-data
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
 check "weights to begin with" "$images" "${pictures[@]}" --model resnet18 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
@@ -95,6 +96,118 @@ for schedule in one_cycle step constant; do
     resumes "a ResNet-20, $schedule, with its rate left open" 4 "$images" "${pictures[@]}" --schedule $schedule --epochs 0.6
 done
 resumes "a ResNet-20 at another rate than that left open" 4 "$images" "${pictures[@]}" --lr 0.01 --stem small --epochs 0.6
-covers "$images" $cuda grid hook timeout strategy replicas shards wrap wrap-size keep-whole-below prefetch forward-prefetch \
+covers "$images" $cuda grid other-data hook timeout strategy replicas shards wrap wrap-size keep-whole-below prefetch forward-prefetch \
     max-gathers max-reductions reshard keep-gathered all-reduce-last offload check # rows of train_gpt's
+
+# ---- other ranks, other batches --------------------------------------------------------------------
+
+# near LOG LOG: they end at the same sample, and have about the same rate after each.
+near() { python3 - "$1" "$2" <<'END'
+import json, sys
+rate = lambda path: {l['samples']: l['lr'] for l in map(json.loads, open(path))}
+a, b = rate(sys.argv[1]), rate(sys.argv[2])
+assert max(a) == max(b), (max(a), max(b))
+top = max(a.values())
+for n in a.keys() & b.keys():
+    assert abs(a[n] - b[n]) < 0.15 * top, (n, a[n], b[n])
+END
+}
+
+# continues NAME SAMPLES PROGRAM OPTIONS... -- OPTIONS...: stopped after step 4, then with the options behind --.
+continues() {
+    local name=$1 samples=$2 first=() then=()
+    shift 2
+    while [ "$1" != -- ]; do first+=("$1"); shift; done
+    shift
+    then=("$@")
+    rm -rf "$TMP/whole" "$TMP/parts"
+    check "$name: undisturbed" "${first[@]}" --log "$TMP/whole"
+    rm -f "$TMP/parts.log"
+    check "$name: a part" "${first[@]}" --out "$TMP/parts" --log "$TMP/parts.log" --stop-after 4
+    run "${first[0]}" --resume "$TMP/parts" --threads 1 --log "$TMP/parts.log" "${then[@]}"
+    check "$name: the rest" succeeds
+    check "$name: it tells its steps" says "rows a step; "
+    check "$name: as many samples" test "$(tail -n 1 "$TMP/parts.log" | sed 's/.*"samples": \([0-9]*\),.*/\1/')" = "$samples"
+    check "$name: the same rates" near "$TMP/whole" "$TMP/parts.log"
+}
+words=("$gpt" "${text[@]}" --layers 1 --heads 1 --embd 8 --warmup 2 --threads 1)
+continues "2 ranks, then 1" 72 "${words[@]}" --steps 12 --ranks 2 -- --ranks 1
+continues "1 rank, then 2" 36 "${words[@]}" --steps 12 -- --ranks 2
+continues "a larger batch" 36 "${words[@]}" --steps 12 -- --batch 6
+continues "images, 2 ranks, then 1" 96 "$images" "${pictures[@]}" --epochs 1.9 --ranks 2 -- --ranks 1
+continues "images, 1 rank, then 2" 96 "$images" "${pictures[@]}" --epochs 1.9 -- --ranks 2
+continues "images, a batch that doesn't divide" 96 "$images" "${pictures[@]}" --epochs 1.9 -- --batch 5
+
+# The same samples: with a rate of next to nothing losses are functions of the samples, so the mean over the same ones is
+# the same, however they are cut into steps.
+still=("$gpt" "${text[@]}" --layers 1 --heads 1 --embd 8 --lr 1e-30 --warmup 0 --steps 12 --threads 1)
+mean() { python3 -c 'import json, sys
+lines = [json.loads(l) for l in open(sys.argv[1])]
+print("%.5f" % (sum(l["loss"] * (l["samples"] - p) for l, p in zip(lines, [0] + [l["samples"] for l in lines])) / lines[-1]["samples"]))' "$1"; }
+check "without learning" "${still[@]}" --log "$TMP/still"
+for more in "--batch 1" "--batch 6" "--ranks 3 --batch 1" "--ranks 2 --accum 2 --batch 1"; do
+    rm -rf "$TMP/moved"*
+    check "four steps" "${still[@]}" --log "$TMP/moved.log" --out "$TMP/moved" --stop-after 4
+    # shellcheck disable=SC2086
+    check "the rest with $more" "$gpt" --resume "$TMP/moved" --threads 1 --log "$TMP/moved.log" $more
+    check "$more: the same samples" test "$(mean "$TMP/still")" = "$(mean "$TMP/moved.log")"
+done
+
+# ---- other data, other names -----------------------------------------------------------------------
+
+# changed NAME SAYS PROGRAM OPTIONS...: refused, and accepted by --other-data, which the table tells.
+changed() {
+    local name=$1 says=$2
+    shift 2
+    run "$@"
+    check "$name is refused" fails "$says"
+    run "$@" --other-data
+    check "$name is accepted by name" succeeds
+    check "$name is told" says "other data"
+}
+cp "$TMP/text" "$TMP/longer"
+check "a text" "$gpt" --data "$TMP/longer" --ctx 8 --layers 1 --heads 1 --embd 8 --steps 4 --out "$TMP/read" --stop-after 2
+cp "$TMP/longer" "$TMP/moved.text"
+run "$gpt" --resume "$TMP/read" --data "$TMP/moved.text" --out "$TMP/elsewhere"
+check "the same text elsewhere will do" succeeds
+echo "the quick brown fox" >>"$TMP/longer"
+changed "a longer text" "these are 2394 + 266 tokens" "$gpt" --resume "$TMP/read"
+run "$gpt" --resume "$TMP/read" --tokenizer byte --steps 9
+check "another tokenizer is refused" fails "the training was begun with char"
+
+python3 - "$TMP/folder" <<'END'
+import os, random, struct, sys, zlib
+random.seed(1)
+def chunk(kind, data):
+    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))
+for part in 'train', 'test':
+    for k, name in enumerate(['bird', 'cat', 'dog']):
+        os.makedirs(f'{sys.argv[1]}/{part}/{name}')
+        for i in range(4):
+            rows = b''.join(b'\0' + bytes(random.randrange(60 * k, 60 * k + 60) for _ in range(9)) for _ in range(9))
+            with open(f'{sys.argv[1]}/{part}/{name}/{i}.png', 'wb') as f:
+                f.write(b'\x89PNG\r\n\x1a\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', 9, 9, 8, 0, 0, 0, 0)) +
+                        chunk(b'IDAT', zlib.compress(rows)) + chunk(b'IEND', b''))
+END
+classes=("$images" --data "$TMP/folder" --image 8 --batch 3 --epochs 1 --eval-every 0 --threads 1)
+check "a folder of images" "${classes[@]}" --out "$TMP/seen" --stop-after 2
+for part in train test; do mv "$TMP/folder/$part/bird" "$TMP/folder/$part/robin"; done
+changed "a class of another name" "class 0 is cat here and bird in" "$images" --resume "$TMP/seen" --out "$TMP/seen2" --overwrite
+for part in train test; do mv "$TMP/folder/$part/robin" "$TMP/folder/$part/bird"; done
+cp "$TMP/folder/train/cat/0.png" "$TMP/folder/train/cat/9.png"
+changed "another image" "these are 13 + 12 images of 3 classes" "$images" --resume "$TMP/seen" --out "$TMP/seen3" --overwrite
+
+# ---- the context -------------------------------------------------------------------------------------
+
+# A model with positions that were never trained writes with those that were.
+check "a short context" "$gpt" --model stories15m --data "$TMP/text" --tokenizer byte --ctx 6 --batch 1 --steps 1 --eval-every 0 \
+    --out "$TMP/short"
+write() { "$BUILD/models/generate" --from "$TMP/short" --prompt "the quick brown" --tokens 3 --temperature 0 "$@"; }
+write >"$TMP/a"
+write --ctx 6 >"$TMP/b"
+check "generate uses the trained context" cmp "$TMP/a" "$TMP/b"
+run write --ctx 100000
+check "and none beyond the model's" fails "is longer than the model's context of"
+run write --top-p 0
+check "no share is refused" fails "leaves no token to choose"
 finish

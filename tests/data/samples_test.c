@@ -234,6 +234,36 @@ KN_TEST(samples, positions_that_do_not_fit)
     kn_loader_free(l);
 }
 
+/* A run goes on at any sample, with batches whose rounds don't begin there. */
+KN_TEST(samples, go_on_inside_of_a_round)
+{
+    double x[4 * WIDTH];
+    for (int64_t at = 0; at < 30; at++)
+        for (int workers = 0; workers < 3; workers++) {
+            kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES,
+                                         NUMBERS, .batch = 4, .shuffle = true, .seed = 5,
+                                         .workers = workers);
+            KN_CHECK(l && take(l, x, NULL) == 4); /* threads are ahead of it */
+            const kn_position p = { at / SAMPLES, at % SAMPLES, 1, SAMPLES, 5 };
+            KN_CHECK(kn_loader_set_position(l, p), "%s", kn_error());
+            KN_CHECK(kn_loader_round(l) == at / 4);
+            const kn_position q = kn_loader_position(l);
+            KN_CHECK(q.epoch == p.epoch && q.sample == p.sample);
+            for (int64_t k = 0; k < 4; k++) {
+                KN_CHECK(take(l, x, NULL) == 4);
+                for (int64_t r = 0; r < 4; r++) {
+                    const int64_t i = at + 4 * k + r, e = i / SAMPLES;
+                    KN_CHECK(x[WIDTH * r] == (double)kn_shuffle(5, e, SAMPLES, i % SAMPLES) &&
+                                 x[WIDTH * r + 1] == (double)e,
+                             "from %d, round %d, row %d", (int)at, (int)k, (int)r);
+                }
+            }
+            kn_loader_seek(l, 0); /* counts from the first sample again */
+            KN_CHECK(kn_loader_position(l).sample == 0 && kn_loader_position(l).epoch == 0);
+            kn_loader_free(l);
+        }
+}
+
 /* A round of all ranks may take more samples than there are; an epoch still has one. */
 KN_TEST(samples, an_epoch_has_a_round)
 {
@@ -281,8 +311,8 @@ KN_TEST(samples, refused_positions_beside_workers)
         KN_CHECK(take(l, x, NULL) == 4, "%s", kn_error());
         for (int r = 0; r < 4; r++)
             KN_CHECK(x[WIDTH * r] == 4 * k + r && x[WIDTH * r + 1] == 0, "round %d", k);
-        KN_CHECK(!kn_loader_set_position(l, (kn_position){ .sample = 1, .step = 4, .samples = 5 }));
-        KN_CHECK_ERROR("sample 1 of epoch 0 lies inside of a round");
+        KN_CHECK(!kn_loader_set_position(l, (kn_position){ .sample = 5, .step = 4, .samples = 5 }));
+        KN_CHECK_ERROR("there is no sample 5 of epoch 0");
     }
     kn_loader_free(l);
 }

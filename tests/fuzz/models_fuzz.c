@@ -54,7 +54,7 @@ KN_FUZZ(text, .factor = 400, .extra = 2 << 20)
     int64_t x[6], y[6];
     if (t && kn_text_check(t, 3))
         for (int split = 0; split < 2; split++) {
-            bool ok = kn_text_batch(t, (kn_text_split)split, 1, 2, 0, 2, 3, x, y);
+            bool ok = kn_text_batch(t, (kn_text_split)split, 1, 2, 2, 3, x, y);
             for (int i = 0; ok && i < 6; i++)
                 FUZZ_CHECK(x[i] >= 0 && x[i] < kn_text_vocab(t) && y[i] < kn_text_vocab(t));
         }

@@ -180,8 +180,8 @@ KN_TEST(public_calls, one_null_beside_valid_arguments)
     FAILS_FOR_NULL(kn_tokenizer_encode(chars, "abc", 3, NULL, KN_I64));
     FAILS_FOR_NULL(kn_tokenizer_decode(chars, NULL, 3, bytes, sizeof bytes));
     FAILS_FOR_NULL(kn_tokenizer_decode(chars, ids, 3, NULL, sizeof bytes));
-    FAILS_FOR_NULL(kn_text_batch(text, KN_TRAIN, 1, 0, 0, 2, 2, NULL, ids));
-    FAILS_FOR_NULL(kn_text_batch(text, KN_TRAIN, 1, 0, 0, 2, 2, ids, NULL));
+    FAILS_FOR_NULL(kn_text_batch(text, KN_TRAIN, 1, 0, 2, 2, NULL, ids));
+    FAILS_FOR_NULL(kn_text_batch(text, KN_TRAIN, 1, 0, 2, 2, ids, NULL));
     FAILS_FOR_NULL(kn_text_open(__FILE__, "char", NULL));
     kn_text_free(text), kn_tokenizer_free(chars), kn_module_free(&m);
 }

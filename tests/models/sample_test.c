@@ -31,7 +31,21 @@ KN_TEST(sample, cuts_to_top_k_and_top_p)
         seen |= a == 1;
     }
     KN_CHECK(seen);
-    const float bad[2] = { NAN, INFINITY };
-    KN_CHECK(kn_sample(bad, 2, &k, 0) == -1 && strstr(kn_error(), "finite"));
-    kn_clear_error();
+    static const struct {
+        float logit[3];
+        const char *says; /* NULL: the one in the middle */
+    } rows[] = {
+        { { -INFINITY, 1, -INFINITY }, NULL },
+        { { -INFINITY, -INFINITY, -INFINITY }, "none of 3 logits is finite" },
+        { { 0, 1, INFINITY }, "logit 2 of 3 is inf" },
+        { { NAN, 1, 0 }, "logit 0 of 3 is" },
+        { { 0, 1, -NAN }, "logit 2 of 3 is" },
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int greedy = 0; greedy < 2; greedy++) {
+            const int64_t id = kn_sample(rows[i].logit, 3, greedy ? &zero : &k, 0);
+            KN_CHECK(id == (rows[i].says ? -1 : 1), "row %zu", i);
+            if (rows[i].says)
+                KN_CHECK_ERROR(rows[i].says);
+        }
 }

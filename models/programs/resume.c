@@ -1,0 +1,141 @@
+/* models/programs/resume.c: where a training stands, of which data, in a checkpoint's record.
+ *
+ *   {"options": {...}, "rows": samples of a step, "before": samples before step 0, "data": "..."} */
+#include "fsdp/alike.h"
+#include "kernels/error_internal.h"
+#include "models/programs/training.h"
+#include "state/checkpoint_internal.h"
+#include "tensor/json.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The checkpoint's record; the caller drops it. NULL: none. */
+static json_t *record_of(const training *t)
+{
+    json_error_t error;
+    const char *text = t->from ? kn_checkpoint_record(t->from) : NULL;
+    return text ? kn_json_parse(text, strlen(text), 0, "a checkpoint's record", &error) : NULL;
+}
+
+/* ---- the place ------------------------------------------------------------------------------- */
+
+/* Samples of a step of the checkpoint; 0: it doesn't say. Once only the options did. */
+static int64_t rows_then(const training *t, const json_t *record)
+{
+    int64_t rows = json_integer_value(json_object_get(record, "rows"));
+    const char *micro = json_string_value(json_object_get(record, "batch")),
+               *accum = json_string_value(json_object_get(record, "accum"));
+    if (rows > 0 || !micro || !accum)
+        return rows > 0 ? rows : 0;
+    const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
+    const bool over = __builtin_mul_overflow(strtoll(micro, NULL, 10), strtoll(accum, NULL, 10),
+                                             &rows) ||
+                      __builtin_mul_overflow(rows, ranks, &rows);
+    return over || rows < 0 ? 0 : rows;
+}
+
+/* An option in steps of the checkpoint becomes as many of this run's steps. */
+static bool rescale(training *t, const char *name)
+{
+    kn_option_record r;
+    char text[32];
+    int64_t samples;
+    for (int i = 0; kn_options_record(t->options, i, &r); i++)
+        if (strcmp(r.name, name) == 0)
+            break;
+    const int64_t then = r.saved ? strtoll(r.saved, NULL, 10) : 0;
+    if (r.origin == KN_VALUE_GIVEN || then <= 0 ||
+        __builtin_mul_overflow(then, t->rows_then, &samples))
+        return kn_ok();
+    snprintf(text, sizeof text, "%lld", (long long)(samples / t->rows + (samples % t->rows > 0)));
+    return kn_options_set(t->options, name, text);
+}
+
+bool training_place(training *t, const settings *s)
+{
+    const int ranks = kn_comm_size(t->world);
+    int64_t samples;
+    if (__builtin_mul_overflow(s->batch * s->accum, ranks, &t->rows)) /* both are up to 2^20 */
+        return kn_fail("a step has more rows than can be counted; give a smaller --batch");
+    if (!t->from)
+        return true;
+    json_t *record = record_of(t);
+    const int64_t then = record ? rows_then(t, record) : 0,
+                  before = json_integer_value(json_object_get(record, "before"));
+    json_decref(record);
+    t->rows_then = then ? then : t->rows;
+    if (before < 0 || __builtin_mul_overflow(kn_checkpoint_step(t->from), t->rows_then, &samples) ||
+        __builtin_add_overflow(samples, before, &samples))
+        return kn_fail("%s: the place of the training in state.json can't be; the checkpoint is "
+                       "damaged",
+                       kn_checkpoint_folder(t->from));
+    t->begin = samples / t->rows;
+    t->before = samples % t->rows;
+    bool ok = kn_ok();
+    for (int i = 0; ok && t->rows != t->rows_then && s->in_steps[i]; i++)
+        ok = rescale(t, s->in_steps[i]);
+    return ok;
+}
+
+int64_t training_samples(const training *t, int64_t step)
+{
+    return t->before + step * t->rows;
+}
+
+/* ---- the data -------------------------------------------------------------------------------- */
+
+bool training_same_data(training *t, const settings *s, const char *text, uint64_t hash)
+{
+    kn_alike a = { .advice = "give all ranks copies of the same" };
+    snprintf(t->data, sizeof t->data, "%s, hash %016llx", text, (unsigned long long)hash);
+    bool ok = kn_ok() && kn_alike_add(&a, hash, "--data", "%s", t->data) &&
+              kn_alike_agree(&a, 1, t->world, "data");
+    kn_alike_free(&a);
+    json_t *record = ok ? record_of(t) : NULL;
+    const char *then = json_string_value(json_object_get(record, "data"));
+    if (then && strcmp(then, t->data) != 0)
+        snprintf(t->data_then, sizeof t->data_then, "%s", then);
+    json_decref(record);
+    if (ok && t->data_then[0] && !s->other_data)
+        return kn_fail("--data: these are %s; the training in %s has %s. From here on its samples "
+                       "would be others: give the same data, or accept these with --other-data",
+                       t->data, kn_checkpoint_folder(t->from), t->data_then);
+    return ok && kn_ok();
+}
+
+/* ---- the record ------------------------------------------------------------------------------ */
+
+char *training_record(const training *t)
+{
+    char *options = kn_options_text(t->options), *text = NULL;
+    const size_t size = options ? strlen(options) + sizeof t->data + 128 : 0;
+    if (options && (text = kn_host_alloc(size)))
+        snprintf(text, size, "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"}",
+                 options, (long long)t->rows, (long long)t->before, t->data);
+    kn_host_free(options);
+    return text;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+void print_resumed(const training *t, const settings *s)
+{
+    kn_option_record r;
+    const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
+    report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from), (long long)t->begin);
+    for (int i = 0; kn_options_record(t->options, i, &r); i++)
+        if (r.changed && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
+            report_row("changed", "--%s %s; %s when it was saved", r.name,
+                       *r.value ? r.value : "none", *r.saved ? r.saved : "none");
+    if (t->rows != t->rows_then)
+        report_row("other steps",
+                   "%lld rows a step; %lld, on %lld rank%s, when it was saved: of %lld samples, "
+                   "step %lld is now step %lld of %lld",
+                   (long long)t->rows, (long long)t->rows_then, (long long)ranks,
+                   ranks == 1 ? "" : "s", (long long)training_samples(t, t->begin),
+                   (long long)kn_checkpoint_step(t->from), (long long)t->begin,
+                   (long long)s->steps);
+    if (t->data_then[0])
+        report_row("other data", "%s; %s when it was saved", t->data, t->data_then);
+}
