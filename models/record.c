@@ -99,9 +99,8 @@ bool kn_checkpoint_options(const kn_checkpoint *c, kn_options *options)
         if (ok && !is)
             ok = kn_fail("%s: option %s in state.json has no text; the checkpoint is damaged",
                          kn_checkpoint_folder(c), name);
-        ok = ok &&
-             kn_options_restore(options, name, is,
- json_is_object(value) ? KN_VALUE_DERIVED : KN_VALUE_RESTORED);
+        ok = ok && kn_options_restore(options, name, is,
+                                      json_is_object(value) ? KN_VALUE_DERIVED : KN_VALUE_RESTORED);
     }
     json_decref(record);
     return ok;

@@ -292,7 +292,8 @@ uint64_t kn_text_hash(const kn_text *t)
     kn_checksum_add(&sum, &t->count, sizeof t->count);
     if (bytes <= (size_t)BLOCK * BLOCKS)
         kn_checksum_add(&sum, tokens, bytes);
-    for (size_t i = 0; bytes > (size_t)BLOCK * BLOCKS && i < BLOCKS; i++) /* the first to the last */
+    for (size_t i = 0; bytes > (size_t)BLOCK * BLOCKS && i < BLOCKS;
+         i++) /* the first to the last */
         kn_checksum_add(&sum, tokens + (bytes - BLOCK) / (BLOCKS - 1) * i, BLOCK);
     return kn_checksum_end(&sum);
 }

@@ -51,8 +51,7 @@ static bool read_line(const char *line, const curve_place *done, curve_since *s,
     return ok;
 }
 
-bool curve_read(const char *log, curve_place done, curve_point **point, int *n,
-                curve_since *since)
+bool curve_read(const char *log, curve_place done, curve_point **point, int *n, curve_since *since)
 {
     FILE *in = fopen(log, "r");
     if (!in) /* a log that begins with this run */

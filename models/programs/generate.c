@@ -87,8 +87,8 @@ static bool generate(const settings *s, kn_comm *world)
                            .device = s->device ? KN_CUDA : KN_CPU) &&
               kn_checkpoint_load(c, &model) &&
               kn_write_text(&model, kn_language_next_logits, tokenizer, .prompt = s->prompt,
-                            .tokens = s->tokens, .ctx = ctx,
-                            .draw = o, .out = kn_rank(world) == 0 ? stdout : NULL);
+                            .tokens = s->tokens, .ctx = ctx, .draw = o,
+                            .out = kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)
         printf("\n");
     kn_module_free(&model);

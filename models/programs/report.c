@@ -115,7 +115,8 @@ bool log_step(FILE *log, const char *item, const step_report *r)
     if (r->has_accuracy)
         snprintf(accuracy, sizeof accuracy, "\"val_accuracy\": %.9g, ", r->accuracy);
     fprintf(log,
-            "{\"step\": %lld, \"samples\": %lld, \"loss\": %s, \"val_loss\": %s, %s\"lr\": %.9g, \"grad_norm\": %s, "
+            "{\"step\": %lld, \"samples\": %lld, \"loss\": %s, \"val_loss\": %s, %s\"lr\": %.9g, "
+            "\"grad_norm\": %s, "
             "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"muon_ms\": %.3f, \"peak_bytes\": {",
             (long long)r->step, (long long)r->samples, number(r->loss, loss, sizeof loss),
             number(r->has_val ? r->val_loss : NAN, val, sizeof val), accuracy, r->lr,

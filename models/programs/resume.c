@@ -29,9 +29,9 @@ static int64_t rows_then(const training *t, const json_t *record)
     if (rows > 0 || !micro || !accum)
         return rows > 0 ? rows : 0;
     const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
-    const bool over = __builtin_mul_overflow(strtoll(micro, NULL, 10), strtoll(accum, NULL, 10),
-                                             &rows) ||
-                      __builtin_mul_overflow(rows, ranks, &rows);
+    const bool over =
+        __builtin_mul_overflow(strtoll(micro, NULL, 10), strtoll(accum, NULL, 10), &rows) ||
+        __builtin_mul_overflow(rows, ranks, &rows);
     return over || rows < 0 ? 0 : rows;
 }
 
@@ -111,8 +111,9 @@ char *training_record(const training *t)
     char *options = kn_options_text(t->options), *text = NULL;
     const size_t size = options ? strlen(options) + sizeof t->data + 128 : 0;
     if (options && (text = kn_host_alloc(size)))
-        snprintf(text, size, "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"}",
-                 options, (long long)t->rows, (long long)t->before, t->data);
+        snprintf(text, size,
+                 "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"}", options,
+                 (long long)t->rows, (long long)t->before, t->data);
     kn_host_free(options);
     return text;
 }

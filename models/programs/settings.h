@@ -11,7 +11,7 @@
 
 typedef struct settings {
     const char *const *in_steps; /* names of the options that count steps, ended by NULL */
-    const kn_option *table; /* the program's whole, by settings_join */
+    const kn_option *table;      /* the program's whole, by settings_join */
     const char *log, *out, *resume, *offload, *reshard, *clip_order;
     int optimizer, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
     int64_t batch, accum, steps, warmup, seed, ranks, threads;

@@ -58,11 +58,11 @@ typedef struct training {
     char *record, *tokenizer;         /* what every save holds of the program; NULL: nothing */
     char *command;                    /* options that the command to go on repeats */
     /* where the training stands, in samples: set by training_place */
-    int64_t rows;      /* samples of a step, of all ranks */
-    int64_t begin;     /* the first step of this run, from 0 */
-    int64_t before;    /* samples before step 0: less than a step's */
-    int64_t rows_then; /* of the checkpoint's steps; 0: begins anew */
-    char data[192];    /* set by training_same_data */
+    int64_t rows;        /* samples of a step, of all ranks */
+    int64_t begin;       /* the first step of this run, from 0 */
+    int64_t before;      /* samples before step 0: less than a step's */
+    int64_t rows_then;   /* of the checkpoint's steps; 0: begins anew */
+    char data[192];      /* set by training_same_data */
     char data_then[192]; /* the checkpoint's, where it is another; "": none */
     /* made by training_begin, freed by training_end */
     FILE *log;

@@ -78,11 +78,11 @@ run "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
 check "five steps on two ranks" succeeds
 check "how they go on" says "To go on: $train --ranks 2 --resume $TMP/m"
 cp -r "$TMP/m" "$TMP/halved"
-run "$train" --resume "$TMP/halved" --threads 1 --stop-after 6
-check "a step of half the rows is told" says "when it was saved"
-run "$train" --resume "$TMP/halved" --threads 1 --stop-after 6
-check "a step at which it stops no more" fails "is at step 6, where --stop-after 6 would stop no more"
-run "$train" --resume "$TMP/halved" --threads 1 --stop-after 7 --lr 0.002 --beta2 .990 --seed 7 --eval-every 5
+run "$train" --resume "$TMP/halved" --threads 1 --stop-after 11
+check "a step of half the rows is told" says "when it was saved: of 40 samples, step 5 is now step 10 of 20"
+run "$train" --resume "$TMP/halved" --threads 1 --stop-after 11
+check "a step at which it stops no more" fails "is at step 11, where --stop-after 11 would stop no more"
+run "$train" --resume "$TMP/halved" --threads 1 --stop-after 12 --lr 0.002 --beta2 .990 --seed 7 --eval-every 10
 check "another rate is told" says "--lr 0.002; 1e-3 when it was saved"
 check "and another seed" says "--seed 7; 1337 when it was saved"
 check "not the same again" test -z "$(grep -E -- "--eval-every|--beta2" "$TMP/output" | grep -F "when it was saved")"

@@ -141,7 +141,8 @@ KN_TEST(image_file, jpeg_files_of_every_kind)
             int64_t y = i / 3 / size[1], x = i / 3 % size[1];
             int c = (int)(i % 3);
             double v = some_shade(y, x, n == 1 ? 0 : c);
-            if (n >= 4) /* inks are stored as 255 - ink, with Adobe's marker or without, as in PIL */
+            if (n >=
+                4) /* inks are stored as 255 - ink, with Adobe's marker or without, as in PIL */
                 v = v * some_shade(y, x, 3) / 255;
             KN_CHECK(fabs(v - p.pixel[i]) <= 6, "variant %d, value %d: %d, not %g", variant, (int)i,
                      p.pixel[i], v);

@@ -240,9 +240,9 @@ KN_TEST(samples, go_on_inside_of_a_round)
     double x[4 * WIDTH];
     for (int64_t at = 0; at < 30; at++)
         for (int workers = 0; workers < 3; workers++) {
-            kn_loader *l = kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES,
-                                         NUMBERS, .batch = 4, .shuffle = true, .seed = 5,
-                                         .workers = workers);
+            kn_loader *l =
+                kn_loader_new(fill_numbers, (void *)&plain, NULL, .samples = SAMPLES, NUMBERS,
+                              .batch = 4, .shuffle = true, .seed = 5, .workers = workers);
             KN_CHECK(l && take(l, x, NULL) == 4); /* threads are ahead of it */
             const kn_position p = { at / SAMPLES, at % SAMPLES, 1, SAMPLES, 5 };
             KN_CHECK(kn_loader_set_position(l, p), "%s", kn_error());

@@ -179,8 +179,8 @@ KN_TEST(data, batches_depend_on_what_they_are_for)
     KN_CHECK(memcmp(a[0] + 2 * CTX, b[0], CTX * sizeof(int64_t)) == 0);
     static const int64_t other[][2] = { { 2, 5 }, { 1, 6 }, { 1, 9 } };
     for (int i = 0; i < 3; i++) {
-        KN_CHECK(kn_text_batch(t, KN_TRAIN, (uint64_t)other[i][0], other[i][1], BATCH, CTX, b[0],
-                               b[1]));
+        KN_CHECK(
+            kn_text_batch(t, KN_TRAIN, (uint64_t)other[i][0], other[i][1], BATCH, CTX, b[0], b[1]));
         KN_CHECK(memcmp(a[0], b[0], sizeof a[0]) != 0, "seed, first %d give the same rows", i);
     }
     kn_text_free(t);
