@@ -202,6 +202,7 @@
 #define kn_image_set_read_info(...) KN_PLACE(kn_image_set_read_info(__VA_ARGS__))
 #define kn_image_set_class(...)     KN_PLACE(kn_image_set_class(__VA_ARGS__))
 #define kn_image_set_label(...)     KN_PLACE(kn_image_set_label(__VA_ARGS__))
+#define kn_image_set_hash(...)      KN_PLACE(kn_image_set_hash(__VA_ARGS__))
 #define kn_image_set_image(...)     KN_PLACE(kn_image_set_image(__VA_ARGS__))
 #define kn_image_read_(...)         KN_PLACE(kn_image_read_(__VA_ARGS__))
 #define kn_augment_image_(...)      KN_PLACE(kn_augment_image_(__VA_ARGS__))

@@ -40,8 +40,8 @@ KN_API int64_t kn_text_vocab(const kn_text *t);
  * possible. */
 KN_API bool kn_text_check(const kn_text *t, int64_t ctx);
 
-/* A hash of the tokens: of all where they take up to 64 MiB, else of 64 MiB spread over them, and of
- * their number. It finds texts that were mixed up or changed, not malice. */
+/* A hash of the tokens: of all where they take up to 64 MiB, else of 64 MiB spread over them; and
+ * of their number. It finds texts that were mixed up or changed, not malice. */
 KN_API uint64_t kn_text_hash(const kn_text *t);
 
 /* Windows first .. first + batch - 1 of an endless line of them; x, y: [batch, ctx], first at least

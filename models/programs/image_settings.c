@@ -246,6 +246,46 @@ bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int6
            settings_check_rate(r, o) && settings_check(r, o, world);
 }
 
+/* ---- the classes ----------------------------------------------------------------------------- */
+
+bool image_settings_classes(const char *data, const kn_image_set *train, const kn_image_set *test)
+{
+    const kn_image_set_info a = kn_image_set_read_info(train), b = kn_image_set_read_info(test);
+    if (b.classes != a.classes || b.channels != a.channels)
+        return kn_fail("%s: the training images have %lld classes and %lld channels, the test "
+                       "images %lld and %lld; they must agree",
+                       data, (long long)a.classes, (long long)a.channels, (long long)b.classes,
+                       (long long)b.channels);
+    for (int64_t c = 0; c < a.classes; c++) {
+        const char *one = kn_image_set_class(train, c), *other = kn_image_set_class(test, c);
+        if (strcmp(one, other) != 0)
+            return kn_fail("%s: class %lld of the training images is %s, of the test images %s; "
+                           "both need the same classes",
+                           data, (long long)c, one, other);
+    }
+    return true;
+}
+
+bool image_settings_names(const image_settings *s, const kn_image_set *train,
+                          const kn_checkpoint *from)
+{
+    kn_vision_config config;
+    kn_vision_input saved = { 0 };
+    char name[KN_LABEL_SIZE];
+    const int64_t classes = kn_image_set_read_info(train).classes;
+    bool ok = !from || kn_vision_config_saved(from, &config, &saved);
+    for (int64_t c = 0; ok && saved.label && c < saved.classes && c < classes; c++) {
+        kn_vision_label(name, kn_image_set_class(train, c));
+        ok = strcmp(name, saved.label[c]) == 0 || s->run.other_data ||
+             kn_fail("--data: class %lld is %s here and %s in %s: labels are numbers in the order "
+                     "of the names; give the classes their names back, or accept these with "
+                     "--other-data",
+                     (long long)c, name, saved.label[c], kn_checkpoint_folder(from));
+    }
+    kn_host_free(saved.label);
+    return ok;
+}
+
 /* ---- weights to begin with ------------------------------------------------------------------- */
 
 /* Sets an option that was not given to the value of the weights; given, it must be that. */

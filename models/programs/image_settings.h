@@ -28,6 +28,12 @@ bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn
 /* Opens --init; the options of the model and its images become those of its weights, and those that
  * were given must agree. The caller frees it; NULL with an error. Collective. */
 kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world);
+/* Whether both sets have the same classes, by their names. */
+bool image_settings_classes(const char *data, const kn_image_set *train, const kn_image_set *test);
+/* Whether the classes have the names that they had when from was saved, NULL: nothing was. Labels
+ * are numbers in the order of the names, so that another name may shift them. */
+bool image_settings_names(const image_settings *s, const kn_image_set *train,
+                          const kn_checkpoint *from);
 /* Rows and columns of the model's images. */
 int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
 /* The changes of training (train) and of evaluation images. */

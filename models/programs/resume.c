@@ -1,6 +1,6 @@
 /* models/programs/resume.c: where a training stands, of which data, in a checkpoint's record.
  *
- *   {"options": {...}, "rows": samples of a step, "before": samples before step 0, "data": "..."} */
+ *   {"options": {...}, "rows": of a step, "before": samples before step 0, "data": "..."} */
 #include "fsdp/alike.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"

@@ -123,39 +123,7 @@ static bool open_images(image_run *r)
     if (!r->test)
         return false;
     r->set = kn_image_set_read_info(r->train);
-    const kn_image_set_info test = kn_image_set_read_info(r->test);
-    if (test.classes != r->set.classes || test.channels != r->set.channels)
-        return kn_fail("%s: the training images have %lld classes and %lld channels, the test "
-                       "images %lld and %lld; they must agree",
-                       data, (long long)r->set.classes, (long long)r->set.channels,
-                       (long long)test.classes, (long long)test.channels);
-    for (int64_t c = 0; c < test.classes; c++) {
-        const char *a = kn_image_set_class(r->train, c), *b = kn_image_set_class(r->test, c);
-        if (strcmp(a, b) != 0)
-            return kn_fail("%s: class %lld of the training images is %s, of the test images %s; "
-                           "both need the same classes",
-                           data, (long long)c, a, b);
-    }
-    return true;
-}
-
-/* Labels are numbers in the order of the names, so that another name may shift them. */
-static bool same_names(const image_run *r)
-{
-    kn_vision_config config;
-    kn_vision_input saved = { 0 };
-    char name[KN_LABEL_SIZE];
-    bool ok = !r->t.from || kn_vision_config_saved(r->t.from, &config, &saved);
-    for (int64_t c = 0; ok && saved.label && c < saved.classes && c < r->set.classes; c++) {
-        kn_vision_label(name, kn_image_set_class(r->train, c));
-        ok = strcmp(name, saved.label[c]) == 0 || r->s.run.other_data ||
-             kn_fail("--data: class %lld is %s here and %s in %s: labels are numbers in the order "
-                     "of the names; give the classes their names back, or accept these with "
-                     "--other-data",
-                     (long long)c, name, saved.label[c], kn_checkpoint_folder(r->t.from));
-    }
-    kn_host_free(saved.label);
-    return ok;
+    return image_settings_classes(data, r->train, r->test);
 }
 
 static bool same_images(image_run *r)
@@ -164,7 +132,8 @@ static bool same_images(image_run *r)
     snprintf(text, sizeof text, "%lld + %lld images of %lld classes", (long long)r->set.count,
              (long long)kn_image_set_read_info(r->test).count, (long long)r->set.classes);
     const uint64_t train = kn_image_set_hash(r->train), test = kn_image_set_hash(r->test);
-    return same_names(r) && training_same_data(&r->t, &r->s.run, text, kn_hash64(train, test));
+    return image_settings_names(&r->s, r->train, r->t.from) &&
+           training_same_data(&r->t, &r->s.run, text, kn_hash64(train, test));
 }
 
 /* Means and deviations of the weights that the run begins with. */
