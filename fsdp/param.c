@@ -71,6 +71,13 @@ static void written(const kn_param *p)
     kn_bucket_written((kn_bucket *)p->source, p->index);
 }
 
+static void rows(const kn_param *p, int64_t *run, int64_t *step)
+{
+    const kn_interval part = ((const kn_bucket *)p->source)->param[p->index].part;
+    *run = part.count;
+    *step = part.stride;
+}
+
 /* A step consumed the gradient, and may have written the master: what is gathered is no longer
  * true. Parameters that another optimizer steps keep their gradients. */
 static void clear(const kn_param *p)
@@ -239,7 +246,8 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
                                    .sync_host = offloads ? sync_host : NULL,
                                    .step = offloads ? kn_offload_step : NULL,
                                    .matrices = kn_step_matrices,
-                                   .written = written };
+                                   .written = written,
+                                   .rows = rows };
     e->source = &b->source;
     e->unit = b;
     e->unit_index = i;

@@ -307,13 +307,16 @@ typedef struct kn_dropout_args {
     const uint64_t *seed_at;
 } kn_dropout_args;
 
-/* dst = src rounded to bf16 at random: to the upper of the two neighbours of x with probability (x
- * - lower) / (upper - lower); infinity and NaN stay. Both are [rows, n], contiguous; element j of
- * row i takes its word from (seed, stream, start + i step + j), as above. src: any float. */
+/* dst = src rounded to bf16 or f16 at random: to the upper of the two neighbours of x with
+ * probability (x - lower) / (upper - lower); infinity and NaN stay. Both are [rows, n], contiguous;
+ * element j of row i takes its word from (seed, stream, start + i step + j), as above; where
+ * seed_at isn't NULL, seed is kn_step_key(*seed_at, *step_at) instead. src: any float. */
 typedef struct kn_round_args {
     kn_array dst, src;
     uint64_t seed, stream;
     int64_t start, step;
+    const uint64_t *seed_at; /* this and step_at lie in device memory */
+    const double *step_at;
 } kn_round_args;
 
 /* ---- attention ------------------------------------------------------------------------------ */

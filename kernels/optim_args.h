@@ -24,6 +24,13 @@ typedef struct kn_sum_n_args {
     kn_dtype dst_dtype, src_dtype;
 } kn_sum_n_args;
 
+/* Where a piece's elements stand in the whole parameter, for rounding at random: the piece's i-th
+ * is element start + i / run * step + i % run (start + i where run is 0) of the stream. */
+typedef struct kn_opt_place {
+    uint64_t stream;
+    int64_t start, run, step;
+} kn_opt_place;
+
 /* A piece of a parameter as the fused optimizer kernels see it: contiguous. */
 typedef struct kn_opt_piece {
     void *param;      /* master values, updated */
@@ -32,24 +39,32 @@ typedef struct kn_opt_piece {
     int64_t count;
     double lr_mul;       /* this group's factor on *lr */
     double weight_decay; /* decoupled for AdamW and Lion, added to the gradient for SGD */
-    kn_dtype param_dtype, grad_dtype; /* f32 (or f64) master; grad f32, bf16, f16, f64 */
+    kn_dtype param_dtype, grad_dtype; /* any floats */
     void *out;          /* a copy of the updated masters, rounded as KN_K_COPY rounds; NULL: none */
     kn_dtype out_dtype; /* any float */
+    kn_opt_place place;
 } kn_opt_piece;
 
 /* The pieces of an optimizer's step and its numbers, which lie in device memory and are rounded to
- * f32 where masters are f32. If skip isn't NULL and *skip not 0, nothing is written. */
+ * f32 unless masters are f64. If skip isn't NULL and *skip not 0, nothing is written.
+ *
+ * A step computes in f32 (f64 for f64 masters) and rounds masters and states once, to nearest. With
+ * seed those of bf16 and f16 are rounded at random: masters by the words of (kn_step_key(*seed,
+ * *step), place.stream), m and v by those of place.stream + 1 and + 2. */
 typedef struct kn_opt_step {
     const kn_opt_piece *piece; /* host memory; must outlive the launch */
     int pieces;
     const double *lr, *grad_scale, *step; /* step: >= 1 */
     const double *skip;
+    const double *limit;  /* a gradient times *grad_scale is clamped to +- *limit; NULL: it isn't */
+    const uint64_t *seed; /* of rounding at random; NULL: to nearest */
 } kn_opt_step;
 
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
  *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
  *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
- * t is the step; bias corrections use f64 pow. m and v are f32 (f64 for f64 masters). */
+ * t is the step; bias corrections use f64 pow. m and v have the masters' dtype. g is clamped by
+ * *limit. */
 typedef struct kn_adamw_args {
     kn_opt_step s;
     double beta1, beta2, eps;
@@ -66,7 +81,7 @@ typedef struct kn_sgd_args {
 /* Lion (Chen et al., arXiv:2302.06675):
  *   g = grad * *grad_scale;  c = m + (1-b1)(g - m);  m += (1-b2)(g - m);
  *   p -= lr (sign(c) + weight_decay p)
- * sign(0) is 0, and c itself where it is NaN. m is f32 (f64 for f64 masters). */
+ * sign(0) is 0, and c itself where it is NaN. m has the masters' dtype. */
 typedef struct kn_lion_args {
     kn_opt_step s;
     double beta1, beta2;
@@ -116,7 +131,8 @@ typedef struct kn_powsum_args {
  * KN_K_POWSUM's, norm = scale * *absmax * (limbs * 2^-60)^(1/p); p = infinity: limbs aren't read,
  * norm = scale * *absmax. Where *absmax is 0 or not finite, norm = scale * *absmax for every p.
  * coef = scale * min(1, max_norm / (norm + 1e-6)), or scale where max_norm <= 0. Where
- * loss_scale isn't NULL, scale stands for scale / *loss_scale. */
+ * loss_scale isn't NULL, scale stands for scale / *loss_scale. Where limit isn't NULL, the norm is
+ * that of gradients clamped to +- value, and *limit = value * min(1, max_norm / (norm + 1e-6)). */
 typedef struct kn_clip_args {
     const int64_t *limbs;
     const float *absmax;
@@ -125,11 +141,13 @@ typedef struct kn_clip_args {
     double *coef;
     double p;
     const float *loss_scale; /* device memory */
+    double value, *limit;
 } kn_clip_args;
 
 /* The numbers of an optimizer that change from step to step, in device memory. */
 typedef struct kn_step_scalars {
     double lr, grad_scale, step; /* step: of those that were taken, from 1 */
+    uint64_t seed;               /* of rounding at random */
     double skip;                 /* not 0: this step changes nothing */
     double skipped;              /* steps so far that changed nothing */
 } kn_step_scalars;

@@ -13,6 +13,7 @@
 #define KNAP_KERNELS_PHILOX_H
 
 #include "kernels/convert.h"
+#include "kernels/types.h"
 #include <math.h>
 
 typedef struct kn_philox4 {
@@ -143,6 +144,33 @@ static inline KN_HD uint16_t kn_bf16_at_random(float x, uint32_t word)
     if ((u & 0x7fffffff) >= 0x7f800000) /* infinity and NaN */
         return kn_f32_to_bf16(x);
     return (uint16_t)((u + (word >> 16)) >> 16);
+}
+
+/* The same to f16, whose steps are 2^13 of f32's, and 2^-24 below 2^-14. */
+static inline KN_HD uint16_t kn_f16_at_random(float x, uint32_t word)
+{
+    uint32_t u = kn_f32_bits(x), sign = u >> 16 & 0x8000, size = u & 0x7fffffff;
+    if (size >= 0x7f800000)
+        return kn_f32_to_f16(x);
+    if (size >= 0x38800000) { /* 2^-14 */
+        uint32_t r = (size - 0x38000000 + (word >> 19)) >> 13;
+        return (uint16_t)(sign | (r < 0x7c00 ? r : 0x7c00));
+    }
+    return (uint16_t)(sign | ((uint32_t)(kn_f32_from_bits(size) * 0x1p37f) + (word >> 19)) >> 13);
+}
+
+/* x rounded at random to t; in other dtypes than bf16 and f16 x itself. */
+static inline KN_HD float kn_rounded_at_random(kn_dtype t, float x, uint32_t word)
+{
+    return t == KN_BF16  ? kn_bf16_to_f32(kn_bf16_at_random(x, word))
+           : t == KN_F16 ? kn_f16_to_f32(kn_f16_at_random(x, word))
+                         : x;
+}
+
+/* The key of a step's roundings. */
+static inline KN_HD uint64_t kn_step_key(uint64_t seed, double step)
+{
+    return seed + (uint64_t)step * 0x9E3779B97F4A7C15u;
 }
 
 #endif

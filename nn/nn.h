@@ -247,7 +247,7 @@ KN_API bool kn_materialize(void *root, kn_device device, uint64_t seed);
 typedef struct kn_param {
     const char *name;  /* canonical, dotted; borrowed */
     kn_tensor *tensor; /* the module's handle: full shape */
-    kn_tensor *master; /* this rank's master values, 1-d f32 (or f64); may have 0 elements */
+    kn_tensor *master; /* this rank's master values, 1-d; may have 0 elements */
     int64_t start;     /* index of master's first element in the flattened parameter */
     int64_t numel;     /* of the whole parameter */
     bool trainable;

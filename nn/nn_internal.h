@@ -44,6 +44,8 @@ typedef struct kn_param_source {
     bool (*step)(const kn_step_pieces *s);
     bool (*matrices)(const struct kn_matrix_step *s); /* nn/matrices.h; NULL: whole on the rank */
     void (*written)(const kn_param *p);               /* the master */
+    /* The master is rows of *run elements, *step apart in the parameter; NULL: it is one row. */
+    void (*rows)(const kn_param *p, int64_t *run, int64_t *step);
 } kn_param_source;
 
 /* One parameter in the module that declared it (owner) or that shares it. */

@@ -1,5 +1,5 @@
-/* optim/clip.c: norms of the gradients over all ranks, clipping by them, and the search for
- * gradients that aren't finite.
+/* optim/clip.c: norms of the gradients over all ranks, clipping by them and by value, and the search
+ * for gradients that aren't finite.
  *
  * A norm takes two passes: the largest magnitude M of all ranks, then the sum of (|g| / M)^p in
  * fixed point. Integers add to the same sum in any order, so the norm is the same bits however the
@@ -15,6 +15,7 @@ typedef struct grads {
     const kn_param *p;
     int n;
     const kn_means *means; /* NULL: as they are */
+    double value;          /* their means are clamped to it; 0: they aren't */
 } grads;
 
 static bool counts(const grads *x, int i)
@@ -22,6 +23,22 @@ static bool counts(const grads *x, int i)
     kn_module_impl *top = kn_impl_root(x->m);
     bool outside = !x->p[i].source->step_divisor;
     return outside ? !top->root->first || top->root->first(top) : !x->p[i].elsewhere;
+}
+
+/* The raw sum g, clamped as its mean is. */
+static kn_tensor *clamped(const grads *x, kn_tensor *g)
+{
+    if (!g || x->value == 0)
+        return g;
+    kn_tensor *scale = kn_root_of(x->m)->loss_scale;
+    kn_tensor *wide = g->dtype == KN_F64 ? g : kn_cast(g, KN_F32);
+    double most = x->value * x->means->base;
+    if (!scale)
+        return kn_clamp(wide, -most, most);
+    if (kn_device_of(scale) != kn_device_of(g))
+        return kn_clamp(wide, -most * kn_item(scale), most * kn_item(scale));
+    kn_tensor *limit = kn_cast(kn_scale(scale, most), kn_dtype_of(wide));
+    return kn_minimum(kn_maximum(wide, kn_neg(limit)), limit);
 }
 
 /* Lists this rank's gradients, one run a parameter. A run is empty where there is no gradient and,
@@ -32,6 +49,7 @@ static bool grad_runs(const grads *x, kn_run *run, bool counted)
     for (int i = 0; i < x->n; i++) {
         bool wanted = p[i].trainable && (!counted || counts(x, i));
         kn_tensor *g = wanted ? kn_grad_by_mean(kn_param_grad(&p[i]), x->means, i) : NULL;
+        g = clamped(x, g);
         run[i] = (kn_run){ .dtype = KN_F32 };
         if (g && kn_numel(g))
             run[i] = (kn_run){ kn_array_of(g).data, kn_numel(g), g->dtype };
@@ -56,6 +74,7 @@ typedef struct clipping {
     int64_t at;     /* the newest backward when it was clipped; 0: it isn't */
     kn_means means; /* of that time: the factor goes with its base */
     int params;     /* whose gradients it has divisors for */
+    double value;   /* gradients are clamped to it, too; 0: they aren't */
 } clipping;
 
 static clipping *clipping_of(const kn_module_impl *m)
@@ -137,7 +156,7 @@ static bool find_absmax(const grads *x, float *absmax, int64_t *first)
 bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
 {
     kn_norms *at = norms_begin(m, p, false);
-    return at && find_absmax(&(grads){ m, p, n, NULL }, &at->absmax, &at->first);
+    return at && find_absmax(&(grads){ m, p, n, NULL, 0 }, &at->absmax, &at->first);
 }
 
 /* limbs = sum over all ranks of (|g| / M)^p; order 0 means 2, by the kernel for squares. */
@@ -180,8 +199,8 @@ static bool find_norm(const grads *x, double max_norm, double order, kn_norms *a
     kn_device d = kn_norms_device(x->p);
     if (!kn_loss_scale_at(x->m, d, x->means->base, &scale, &loss_scale))
         return false;
-    kn_clip_args args = { at->limbs, &at->absmax, scale, max_norm,
-                          norm,      &at->coef,   order, loss_scale };
+    kn_clip_args args = { at->limbs, &at->absmax, scale,      max_norm, norm,
+                          &at->coef, order,       loss_scale, x->value, &at->limit };
     return KN_LAUNCH(kn_compute_stream(d), KN_K_CLIP, args);
 }
 
@@ -239,6 +258,11 @@ double kn_clipped_base(const kn_module_impl *at)
     return clipping_of(at)->means.base;
 }
 
+double kn_clipped_value(const kn_module_impl *at)
+{
+    return clipping_of(at)->value;
+}
+
 static bool clipped_below(const kn_module_impl *m, const kn_module_impl **found)
 {
     bool yes = false;
@@ -272,18 +296,37 @@ static void unclip(kn_module_impl *m)
         unclip(m->child[i]->impl);
 }
 
+/* No module above m was clipped with it; else an error of what. */
+static bool clipped_alone(const kn_module_impl *m, const char *what)
+{
+    bool above = false;
+    for (const kn_module_impl *up = m->parent; up && !above; up = up->parent)
+        if (!holds(up, m, &above) || above)
+            return kn_ok() && kn_fail("%s: '%s' was clipped with all of '%s'; name that one", what,
+                                      kn_module_shown(m), kn_module_shown(up));
+    return true;
+}
+
 bool kn_unclip_grads(void *module)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_unclip_grads") : NULL;
-    bool above = false;
-    for (const kn_module_impl *up = m ? m->parent : NULL; up && !above; up = up->parent)
-        if (!holds(up, m, &above) || above)
-            return kn_ok() && kn_fail("kn_unclip_grads: '%s' was clipped with all of '%s'; name "
-                                      "that one",
-                                      kn_module_shown(m), kn_module_shown(up));
-    if (m)
-        unclip(m);
-    return m;
+    if (!m || !clipped_alone(m, "kn_unclip_grads"))
+        return false;
+    unclip(m);
+    return true;
+}
+
+/* m's gradients, as they are now, are clipped by what lies in its norms; means goes over to it. */
+static void clipped_now(kn_module_impl *m, int n, kn_means *means, double value)
+{
+    clipping *c = clipping_of(m);
+    unclip(m);
+    kn_means before = c->means;
+    c->at = kn_newest_backward();
+    c->params = n;
+    c->value = value;
+    c->means = *means;
+    *means = before;
 }
 
 /* The norm of m's gradients goes to *norm; the next step clips by it where max_norm is above 0. */
@@ -291,22 +334,74 @@ static bool clip(kn_module_impl *m, const kn_param *p, int n, double max_norm, d
                  float *norm)
 {
     kn_means means = { 0 };
-    bool clips = max_norm > 0;
-    bool ok =
-        (!clips || kn_grads_there(p, n, "kn_clip_grad_norm")) &&
-        kn_means_begin(&means, m, "kn_clip_grad_norm") &&
-        find_norm(&(grads){ m, p, n, &means }, max_norm, order, norms_begin(m, p, clips), norm);
-    clipping *c = ok && clips ? clipping_of(m) : NULL;
-    if (c) {
-        unclip(m);
-        kn_means before = c->means;
-        c->at = kn_newest_backward();
-        c->params = n;
-        c->means = means;
-        means = before;
-    }
+    const kn_module_impl *at = NULL;
+    bool clips = max_norm > 0, mode = kn_set_grad_mode(false);
+    bool ok = (!clips || kn_grads_there(p, n, "kn_clip_grad_norm")) && kn_clipped(m, &at) &&
+              kn_means_begin(&means, m, "kn_clip_grad_norm");
+    grads x = { m, p, n, &means, at ? clipping_of(at)->value : 0 };
+    ok = ok && find_norm(&x, max_norm, order, norms_begin(m, p, clips), norm);
+    if (ok && clips)
+        clipped_now(m, n, &means, x.value);
     kn_means_end(&means);
+    kn_set_grad_mode(mode);
     return ok;
+}
+
+/* The factor makes means, and they are clamped. */
+static bool clamp_means(kn_module_impl *m, const kn_param *p, int n, double value)
+{
+    kn_means means = { 0 };
+    kn_device d = kn_norms_device(p);
+    double scale;
+    const float *loss_scale;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *norm = kn_empty(KN_F32, d, KN_SCALAR);
+    kn_norms *at = norm ? norms_begin(m, p, true) : NULL;
+    bool ok = at && kn_fill_(clipping_of(m)->norms[true], 0) &&
+              kn_means_begin(&means, m, "kn_clip_grad_value") &&
+              kn_loss_scale_at(m, d, means.base, &scale, &loss_scale);
+    if (ok) {
+        kn_clip_args args = { at->limbs, &at->absmax, scale,      0,     kn_array_of(norm).data,
+                              &at->coef, 0,           loss_scale, value, &at->limit };
+        ok = KN_LAUNCH(kn_compute_stream(d), KN_K_CLIP, args);
+    }
+    if (ok)
+        clipped_now(m, n, &means, value);
+    kn_means_end(&means);
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* What m was clipped by stays, and after it elements are clamped. */
+static bool clamp_clipped(kn_module_impl *m, double value)
+{
+    clipping *c = clipping_of(m);
+    kn_array limit = kn_array_make(&kn_norms_of(m, true)->limit, KN_F64, 0, NULL);
+    kn_stream *s = kn_compute_stream(kn_device_of(kn_norms_tensor(m, true)));
+    bool ok = c->value > 0
+                  ? KN_LAUNCH(s, KN_K_UNARY,
+                              ((kn_unary_args){ limit, limit, KN_CLAMP, -INFINITY, value }))
+                  : KN_LAUNCH(s, KN_K_FILL, ((kn_fill_args){ limit, value, 0 }));
+    if (ok)
+        c->value = c->value > 0 ? fmin(c->value, value) : value;
+    return ok;
+}
+
+bool kn_clip_grad_value(void *module, double value)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_clip_grad_value") : NULL;
+    if (m && !(value > 0))
+        return kn_fail("kn_clip_grad_value: the value is %g; it must be above 0 (kn_unclip_grads: "
+                       "a step without clipping)",
+                       value);
+    const kn_param *p;
+    int n = m ? kn_params(module, &p) : 0;
+    if (n == 0)
+        return m && kn_ok();
+    bool clipped = false;
+    return kn_grads_there(p, n, "kn_clip_grad_value") && kn_one_place(p, n, "kn_clip_grad_value") &&
+           clipped_alone(m, "kn_clip_grad_value") && holds(m, m, &clipped) &&
+           (clipped ? clamp_clipped(m, value) : clamp_means(m, p, n, value));
 }
 
 kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double order)
@@ -362,7 +457,7 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
 static bool find_first(kn_module_impl *m, const kn_param *p, int n, kn_tensor *room, int64_t *first)
 {
     kn_norms host, *at = kn_array_of(room).data;
-    if (!find_absmax(&(grads){ m, p, n, NULL }, &at->absmax, &at->first) ||
+    if (!find_absmax(&(grads){ m, p, n, NULL, 0 }, &at->absmax, &at->first) ||
         !kn_to_host(room, &host, sizeof host))
         return false;
     *first = -1;

@@ -11,6 +11,16 @@ static bool muon_is_kn_muons(const kn_optim_method *method, const kn_optim_group
     return true;
 }
 
+/* There is something to round. */
+static bool rounds(const kn_optim_groups *g, const kn_param *p, int n)
+{
+    bool any = !g->stochastic_rounding;
+    for (int i = 0; i < n && !any; i++)
+        any = p[i].master->dtype == KN_BF16 || p[i].master->dtype == KN_F16;
+    return any || kn_fail("optimizer: .stochastic_rounding is for parameters of bf16 and f16, and "
+                          "the module has none (kn_module_defaults, .dtype)");
+}
+
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
                        size_t size, kn_optim_groups groups)
 {
@@ -20,7 +30,7 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     if (m && n == 0)
         kn_fail("optimizer: the module has no parameters");
     if (!m || n == 0 || !kn_one_place(p, n, "optimizer") || !kn_optim_groups_check(&groups, p, n) ||
-        !muon_is_kn_muons(method, &groups))
+        !muon_is_kn_muons(method, &groups) || !rounds(&groups, p, n))
         return NULL;
     kn_optim *o = kn_host_calloc(1, sizeof *o);
     if (!o)
@@ -28,6 +38,7 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     kn_live_begin(&o->live, m);
     m->optims++;
     o->method = method;
+    o->at_random = groups.stochastic_rounding;
     o->lr = kn_value_or(groups.lr, 0);
     o->seen = kn_steps_seen();
     o->slots = n;

@@ -88,14 +88,13 @@ static bool begin(void *arg, int i, kn_tensor *out)
     if (q->count == 0)
         return true;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *sum = kn_piece_tensor(x->device, q->grad, q->grad_dtype, q->count);
-    kn_tensor *factor = kn_piece_tensor(x->device, x->step->grad_scale, KN_F64, 1);
-    kn_tensor *g = kn_mul(kn_cast(sum, q->param_dtype), kn_cast(factor, q->param_dtype));
-    kn_tensor *m = kn_piece_tensor(x->device, q->m, q->param_dtype, q->count);
+    kn_tensor *g = kn_piece_grad(x->device, x->step, q);
+    kn_tensor *m =
+        kn_cast(kn_piece_tensor(x->device, q->m, q->param_dtype, q->count), kn_piece_computes(q));
     kn_tensor *now = kn_lerp(m, g, 1 - x->o->momentum);
     kn_tensor *direction = x->o->no_nesterov ? now : kn_lerp(g, now, x->o->momentum);
-    bool ok =
-        direction && kn_copy_(out, direction) && kn_copy_(m, unless_skipped(x, m, now)) && kn_ok();
+    bool ok = direction && kn_copy_(out, direction) &&
+              kn_piece_write(x->device, x->step, q, 1, unless_skipped(x, m, now)) && kn_ok();
     kn_scope_end(scope);
     return ok;
 }
@@ -138,14 +137,15 @@ static bool end(void *arg, int i, kn_tensor *direction)
     if (q->count == 0)
         return true;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *p = kn_piece_tensor(x->device, q->param, q->param_dtype, q->count);
-    kn_tensor *lr = kn_cast(kn_piece_tensor(x->device, x->step->lr, KN_F64, 1), q->param_dtype);
-    kn_tensor *move = kn_add_scalar(
-        kn_scale(kn_cast(direction, q->param_dtype), factor_of(x->o, x->param[i])), 0);
+    kn_dtype t = kn_piece_computes(q);
+    kn_tensor *p = kn_cast(kn_piece_tensor(x->device, q->param, q->param_dtype, q->count), t);
+    kn_tensor *lr = kn_cast(kn_piece_tensor(x->device, x->step->lr, KN_F64, 1), t);
+    kn_tensor *move =
+        kn_add_scalar(kn_scale(kn_cast(direction, t), factor_of(x->o, x->param[i])), 0);
     if (q->weight_decay > 0)
         move = kn_add_scaled(move, p, q->weight_decay);
     kn_tensor *now = kn_sub(p, kn_mul(move, kn_scale(lr, q->lr_mul)));
-    bool ok = now && kn_copy_(p, unless_skipped(x, p, now)) && kn_ok();
+    bool ok = now && kn_piece_write(x->device, x->step, q, 0, unless_skipped(x, p, now)) && kn_ok();
     kn_scope_end(scope);
     done_with(x->param[i], q);
     return ok;

@@ -9,7 +9,10 @@
  * steps stays. */
 static bool send(const kn_optim *o)
 {
-    kn_step_scalars x = { .lr = o->lr, .grad_scale = o->sent_scale, .step = (double)o->sent_step };
+    kn_step_scalars x = { .lr = o->lr,
+                          .grad_scale = o->sent_scale,
+                          .step = (double)o->sent_step,
+                          .seed = kn_hash64(kn_context_get()->rng.seed, kn_hash_string("step")) };
     size_t bytes = offsetof(kn_step_scalars, skipped);
     void *at = kn_data_of(o->scalars);
     kn_device d = kn_device_of(o->scalars);

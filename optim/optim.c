@@ -7,7 +7,16 @@
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
 
-static kn_opt_piece piece_of(const kn_optim_slot *s, const kn_param *p, const kn_tensor *grad)
+static kn_opt_place place_of(const kn_param *p)
+{
+    kn_opt_place at = { .stream = kn_hash_string(p->name), .start = p->start };
+    if (p->source->rows)
+        p->source->rows(p, &at.run, &at.step);
+    return at;
+}
+
+static kn_opt_piece piece_of(const kn_optim *o, const kn_optim_slot *s, const kn_param *p,
+                             const kn_tensor *grad)
 {
     return (kn_opt_piece){ .param = kn_data_of(p->master),
                            .grad = kn_data_of(grad),
@@ -17,7 +26,8 @@ static kn_opt_piece piece_of(const kn_optim_slot *s, const kn_param *p, const kn
                            .lr_mul = s->group.lr_mul,
                            .weight_decay = s->group.weight_decay,
                            .param_dtype = p->master->dtype,
-                           .grad_dtype = grad->dtype };
+                           .grad_dtype = grad->dtype,
+                           .place = o->at_random ? place_of(p) : (kn_opt_place){ 0 } };
 }
 
 /* Lists matrices, or the others, with a gradient behind so many pieces; returns the new number of
@@ -35,7 +45,7 @@ static int collect(kn_optim *o, const kn_param *p, int n, bool matrix, int piece
         if (!g)
             continue;
         o->param[pieces] = &p[i];
-        o->piece[pieces++] = piece_of(&o->slot[i], &p[i], g);
+        o->piece[pieces++] = piece_of(o, &o->slot[i], &p[i], g);
     }
     return pieces;
 }
@@ -72,12 +82,14 @@ static bool update_all(kn_optim *o, int others, int pieces)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* The factor of clipped gradients: read in place if it lies on the step's device, else through the
- * host. */
+/* The factor of clipped gradients, and their limit: read in place if they lie on the step's device,
+ * else (on meta, where nothing is computed) the factor comes through the host. */
 static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
 {
     if (kn_device_of(kn_norms_tensor(clipped, true)) == kn_device_of(o->scalars)) {
         o->update.grad_scale = &kn_norms_of(clipped, true)->coef;
+        if (kn_clipped_value(clipped) > 0)
+            o->update.limit = &kn_norms_of(clipped, true)->limit;
         return true;
     }
     kn_norms host = { 0 };
@@ -93,7 +105,10 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_module_impl *cl
     const kn_module_impl *m = o->live.module;
     const kn_tensor *carried = kn_root_of(m)->loss_scale;
     double scale = 0;
-    o->update = (kn_opt_step){ .lr = &at->lr, .grad_scale = &at->grad_scale, .step = &at->step };
+    o->update = (kn_opt_step){ .lr = &at->lr,
+                               .grad_scale = &at->grad_scale,
+                               .step = &at->step,
+                               .seed = o->at_random ? &at->seed : NULL };
     if (clipped && !find_coef(o, clipped, &scale))
         return false;
     if (!clipped && !scaling)

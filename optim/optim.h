@@ -42,12 +42,17 @@ typedef struct kn_optim_group {
  * made. */
 typedef int (*kn_group_fn)(const kn_param *p, kn_module *m, void *arg);
 
-/* The groups, among the options of every optimizer. */
+/* Among the options of every optimizer: the groups; and how parameters of bf16 and f16, and their
+ * states, are rounded after a step that computes in f32: to nearest, where an update of less than
+ * half of a parameter's last digit is lost, or at random, where it comes through with the
+ * probability that makes the mean right. The bits are a function of (kn_seed, step, name, element):
+ * the same on any number of ranks, with any strategy and layout. */
 #define KN_GROUP_OPTIONS                                                                           \
     const kn_optim_group *groups; /* array of group_count; copied */                               \
     int group_count;                                                                               \
     kn_group_fn group_of; /* chooses the groups, which then have no patterns */                    \
-    void *group_arg       /* passed to group_of; only with it */
+    void *group_arg;      /* passed to group_of; only with it */                                   \
+    bool stochastic_rounding
 
 typedef struct kn_adamw_options {
     size_t _size;
@@ -139,8 +144,8 @@ KN_API double kn_muon_seconds(const kn_optim *o);
 
 /* ---- an optimizer of one's own --------------------------------------------------------------- */
 
-/* A part of a parameter, as the update of kn_own_optim sees it: tensors of one dimension and of the
- * dtype of the masters (f32, or f64), on their device. */
+/* A part of a parameter, as the update of kn_own_optim sees it: tensors of one dimension, f32 (f64
+ * for f64 parameters), on their device. Those of bf16 and f16 are rounded to it afterwards. */
 typedef struct kn_optim_part {
     const char *name;        /* of the parameter, dotted */
     kn_tensor *param;        /* this rank's values, or some of them: to be written in place */
@@ -220,6 +225,13 @@ KN_API kn_tensor *kn_clip_grad_norm(void *module, double max_norm);
 /* The same with the p-norm, p in (0, HUGE_VAL]: (sum |g|^p)^(1/p), or max |g| for HUGE_VAL, which
  * is exact. */
 KN_API kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double p);
+/* The next steps of optimizers for module or for modules below it clamp each element of the mean
+ * gradients, after micro-batches, ranks and a loss scale are divided out, to +- value, which is above
+ * 0 (torch.nn.utils.clip_grad_value_); NaN stays. kn_param_grad shows the raw sums as they are.
+ * After kn_clip_grad_norm it clamps what that left; before it, the norm is that of the clamped
+ * gradients, of which it then takes a copy in memory. A step refuses gradients that came after it.
+ * Nothing is sent. */
+KN_API bool kn_clip_grad_value(void *module, double value);
 /* The next step of module's gradients, and of those below it, is as without clipping. */
 KN_API bool kn_unclip_grads(void *module);
 /* The first parameter, as its number in kn_params, whose part on this rank had a gradient that

@@ -14,6 +14,7 @@ bool kn_reduce_over_ranks(kn_module_impl *m, const kn_param *p, int64_t *limbs, 
  * inside kn_norms_tensor. */
 typedef struct kn_norms {
     double coef;   /* the next step's factor of gradients */
+    double limit;  /* and the magnitude to which it clamps them then, where it does */
     float absmax;  /* the largest magnitude of all ranks; NaN or infinite where one is */
     int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
     int64_t limbs[KN_SQSUM_LIMBS];
@@ -41,7 +42,8 @@ bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *
 /* *at: the nearest module from m up whose gradients were clipped; NULL: none. False with an error
  * where gradients came to m since. */
 bool kn_clipped(const kn_module_impl *m, const kn_module_impl **at);
-double kn_clipped_base(const kn_module_impl *at); /* kn_means.base that its factor is for */
+double kn_clipped_base(const kn_module_impl *at);  /* kn_means.base that its factor is for */
+double kn_clipped_value(const kn_module_impl *at); /* 0: its gradients aren't clamped */
 /* True unless only a part of m was clipped; then an error. */
 bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 /* Ends a step, taken or skipped: drops the gradients. */
@@ -76,7 +78,7 @@ typedef struct kn_optim_groups {
     (kn_optim_groups)                                                                              \
     {                                                                                              \
         (o).lr, kn_value_or((o).weight_decay, default_decay), (o).groups, (o).group_count,         \
-            (o).group_of, (o).group_arg                                                            \
+            (o).group_of, (o).group_arg, (o).stochastic_rounding                                   \
     }
 
 /* What the optimizer keeps for one parameter. */
@@ -99,6 +101,7 @@ struct kn_optim {
     const kn_param **param; /* the parameter of piece[i] */
     kn_means means;         /* of the running step's gradients */
     kn_tensor *scalars;     /* kn_step_scalars in device memory */
+    bool at_random;         /* .stochastic_rounding */
     kn_opt_step update;     /* of the running step: where its scalars lie */
     /* numbers.c */
     double lr;
@@ -126,9 +129,16 @@ const kn_module_impl *kn_param_owner(const kn_param *p, const kn_module_impl *m)
 /* Values are in range, and patterns match any of p[n]; else false with an error. */
 bool kn_optim_groups_check(const kn_optim_groups *o, const kn_param *p, int n);
 
-/* own.c. A tensor of one dimension over foreign memory, given to the current scope. NULL for
+/* piece.c. A tensor of one dimension over foreign memory, given to the current scope. NULL for
  * NULL. */
 kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count);
+/* The dtype in which steps compute: f32, or f64 for f64 masters. */
+kn_dtype kn_piece_computes(const kn_opt_piece *q);
+/* The piece's gradient as the step sees it: the mean, clipped. */
+kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piece *q);
+/* The piece's masters (which 0) or states (1, 2) become values, rounded as the step says. */
+bool kn_piece_write(kn_device d, const kn_opt_step *step, const kn_opt_piece *q, int which,
+                    kn_tensor *values);
 
 /* newton_schulz.c. x[rows, cols], contiguous, becomes nearly its orthogonal factor. */
 bool kn_newton_schulz(kn_tensor *x, const double *coefficients, int steps, double eps);

@@ -14,19 +14,6 @@ typedef struct own {
     char name[64], state[KN_OPTIM_STATES][64];
 } own;
 
-kn_tensor *kn_piece_tensor(kn_device d, const void *data, kn_dtype dtype, int64_t count)
-{
-    if (!data)
-        return NULL;
-    size_t bytes = (size_t)count * kn_dtype_size(dtype);
-    kn_storage *s =
-        kn_storage_wrap(d, (void *)(uintptr_t)data, bytes, NULL, NULL, "a step's piece");
-    int64_t one = 1;
-    kn_tensor *t = s ? kn_tensor_on(s, 0, dtype, 1, &count, &one, true) : NULL;
-    kn_storage_unref(s);
-    return t;
-}
-
 /* The parameter that the piece is a part of. */
 static const kn_param *param_of(const kn_optim *o, const kn_opt_piece *q)
 {
@@ -41,28 +28,36 @@ static const kn_param *param_of(const kn_optim *o, const kn_opt_piece *q)
     return NULL;
 }
 
+/* A copy in which the update computes, where the piece's own dtype is narrow. NULL for NULL. */
+static kn_tensor *wide(kn_tensor *t, const kn_opt_piece *q)
+{
+    return t ? kn_cast(t, kn_piece_computes(q)) : NULL;
+}
+
 static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_piece *q,
                          int64_t number)
 {
     kn_device d = kn_device_of(x->optim->scalars);
     const kn_param *p = param_of(x->optim, q);
-    kn_tensor *sum = kn_piece_tensor(d, q->grad, q->grad_dtype, q->count);
-    kn_tensor *factor = kn_piece_tensor(d, step->grad_scale, KN_F64, 1);
     kn_optim_part part = {
         .name = p ? p->name : "",
-        .param = kn_piece_tensor(d, q->param, q->param_dtype, q->count),
-        .grad = kn_mul(kn_cast(sum, q->param_dtype), kn_cast(factor, q->param_dtype)),
-        .state = { kn_piece_tensor(d, q->m, q->param_dtype, q->count),
-                   kn_piece_tensor(d, q->v, q->param_dtype, q->count) },
+        .param = wide(kn_piece_tensor(d, q->param, q->param_dtype, q->count), q),
+        .grad = kn_piece_grad(d, step, q),
+        .state = { wide(kn_piece_tensor(d, q->m, q->param_dtype, q->count), q),
+                   wide(kn_piece_tensor(d, q->v, q->param_dtype, q->count), q) },
         .lr = kn_lr(x->optim) * q->lr_mul,
         .weight_decay = q->weight_decay,
         .step = number,
     };
     if (!kn_ok() || (!x->update(&part, x->arg) && kn_ok()))
         return kn_ok() && kn_fail("%s: .update returned false for '%s'", x->name, part.name);
+    bool narrow = kn_piece_computes(q) != q->param_dtype, ok = kn_ok();
+    kn_tensor *now[] = { part.param, part.state[0], part.state[1] };
+    for (int k = 0; k < 3 && narrow && ok; k++)
+        ok = !now[k] || kn_piece_write(d, step, q, k, now[k]);
     kn_copy_args rounded = { .dst = kn_array_make(q->out, q->out_dtype, 1, &q->count),
-                             .src = kn_array_of(part.param) };
-    return kn_ok() && (!q->out || KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, rounded));
+                             .src = kn_array_make(q->param, q->param_dtype, 1, &q->count) };
+    return ok && (!q->out || KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, rounded));
 }
 
 /* The step's number, and whether a scaler skips it; waits for the device. */

@@ -193,9 +193,12 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
         return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
     const kn_param *p;
     int n = kn_params(m->self, &p);
-    const kn_module_impl *clipped; /* clipping has reduced over all ranks */
+    const kn_module_impl *clipped;
     if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
-        !kn_clipped(m, &clipped) || (!clipped && !kn_find_absmax(m, p, n)))
+        !kn_clipped(m, &clipped))
+        return false;
+    bool known = clipped && kn_clipped_value(clipped) == 0; /* by a norm, of all ranks' raw sums */
+    if (!known && !kn_find_absmax(m, p, n))
         return false;
     kn_device d = kn_device_of(s->state);
     if (kn_norms_device(p) != d)
@@ -203,8 +206,7 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
                        "make a scaler for the module of the optimizer",
                        kn_device_name(d), kn_device_name(kn_norms_device(p)));
     kn_loss_scale_args args = { .state = kn_array_of(s->state).data,
-                                .absmax =
-                                    &kn_norms_of(clipped ? clipped : m, clipped != NULL)->absmax,
+                                .absmax = &kn_norms_of(known ? clipped : m, known)->absmax,
                                 .growth = s->options.growth,
                                 .backoff = s->options.backoff,
                                 .smallest = SMALLEST,

@@ -1,5 +1,6 @@
 /* kernels/cpu/reference_optim.c: the sum over ranks and the optimizers' steps. */
 #include "kernels/cpu/reference.h"
+#include "kernels/philox.h"
 #include <math.h>
 
 /* x rounded to f32 unless the sum or step is in f64: every operation of f32 arithmetic is the f64
@@ -44,12 +45,11 @@ kn_status kn_ref_sum_n(const void *args)
 
 static bool piece_check(kn_kernel k, const kn_opt_piece *p)
 {
-    kn_array grad = vector(p->grad, p->grad_dtype, p->count);
-    if (p->param_dtype != KN_F32 && p->param_dtype != KN_F64)
-        return kn_fail("%s: master parameters are %s; f32 and f64 are supported", kn_kernel_name(k),
-                       kn_dtype_name(p->param_dtype));
-    kn_array out = vector(p->out, p->out_dtype, p->count);
-    return kn_ref_check_float(k, &grad) && (!p->out || kn_ref_check_float(k, &out));
+    kn_array param = vector(p->param, p->param_dtype, p->count),
+             grad = vector(p->grad, p->grad_dtype, p->count),
+             out = vector(p->out, p->out_dtype, p->count);
+    return kn_ref_check_float(k, &param) && kn_ref_check_float(k, &grad) &&
+           (!p->out || kn_ref_check_float(k, &out));
 }
 
 static bool step_check(kn_kernel k, const kn_opt_step *s)
@@ -60,40 +60,65 @@ static bool step_check(kn_kernel k, const kn_opt_step *s)
     return true;
 }
 
-/* The updated master, and its rounded copy if there is one. */
-static void put_param(const kn_opt_piece *o, int64_t i, double value)
+/* A step's tensors of a piece. */
+enum { PARAM, M, V };
+
+static kn_array tensor_of(const kn_opt_piece *o, int which)
 {
-    kn_array p = vector(o->param, o->param_dtype, o->count);
-    kn_array out = vector(o->out, o->out_dtype, o->count);
-    kn_ref_set(&p, i, value);
-    if (o->out)
-        kn_ref_set(&out, i, kn_ref_get(&p, i));
+    return vector(which == PARAM ? o->param : which == M ? o->m : o->v, o->param_dtype, o->count);
+}
+
+static double get(const kn_opt_piece *o, int which, int64_t i)
+{
+    kn_array a = tensor_of(o, which);
+    return kn_ref_get(&a, i);
+}
+
+/* Masters go to their copy as well, if there is one. */
+static void put(const kn_opt_step *s, const kn_opt_piece *o, int which, int64_t i, double value)
+{
+    kn_array a = tensor_of(o, which), out = vector(o->out, o->out_dtype, o->count);
+    if (s->seed && (o->param_dtype == KN_BF16 || o->param_dtype == KN_F16)) {
+        const kn_opt_place *at = &o->place;
+        int64_t e = at->start + (at->run > 0 ? i / at->run * at->step + i % at->run : i);
+        uint32_t word = kn_philox_at(kn_step_key(*s->seed, *s->step), at->stream + (uint64_t)which,
+                                     (uint64_t)e);
+        value = (double)kn_rounded_at_random(o->param_dtype, (float)value, word);
+    }
+    kn_ref_set(&a, i, value);
+    if (which == PARAM && o->out)
+        kn_ref_set(&out, i, kn_ref_get(&a, i));
+}
+
+/* The gradient of element i, scaled and then clamped; NaN stays. */
+static double grad_of(const kn_opt_step *s, const kn_opt_piece *o, int64_t i)
+{
+    bool f64 = o->param_dtype == KN_F64;
+    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
+    double g = in(f64, kn_ref_get(&grad, i) * in(f64, *s->grad_scale));
+    double most = s->limit ? in(f64, *s->limit) : INFINITY;
+    return g > most ? most : g < -most ? -most : g;
 }
 
 /* One piece of AdamW; c1 = 1 - beta1^t and c2 = 1 - beta2^t correct the bias of zero starts. */
 static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1, double c2)
 {
     bool f64 = o->param_dtype == KN_F64;
-    kn_array p = vector(o->param, o->param_dtype, o->count);
-    kn_array m = vector(o->m, o->param_dtype, o->count);
-    kn_array v = vector(o->v, o->param_dtype, o->count);
-    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
     double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
-    double scale = in(f64, *a->s.grad_scale);
     double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2), eps = in(f64, a->eps);
     c1 = in(f64, c1);
     c2 = in(f64, c2);
     for (int64_t i = 0; i < o->count; i++) {
-        double g = in(f64, kn_ref_get(&grad, i) * scale);
-        double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), vi = kn_ref_get(&v, i);
+        double g = grad_of(&a->s, o, i);
+        double pi = get(o, PARAM, i), mi = get(o, M, i), vi = get(o, V, i);
         mi = in(f64, mi + in(f64, b1 * in(f64, g - mi)));
         vi = in(f64, vi + in(f64, b2 * in(f64, in(f64, g * g) - vi)));
         double root = in(f64, sqrt(in(f64, vi / c2)));
         double step = in(f64, in(f64, mi / c1) / in(f64, root + eps));
         pi = in(f64, pi - in(f64, lr * in(f64, step + in(f64, wd * pi))));
-        kn_ref_set(&m, i, mi);
-        kn_ref_set(&v, i, vi);
-        put_param(o, i, pi);
+        put(&a->s, o, M, i, mi);
+        put(&a->s, o, V, i, vi);
+        put(&a->s, o, PARAM, i, pi);
     }
 }
 
@@ -114,24 +139,19 @@ kn_status kn_ref_adamw(const void *args)
 static void sgd_piece(const kn_sgd_args *a, const kn_opt_piece *o)
 {
     bool f64 = o->param_dtype == KN_F64, first = *a->s.step == 1, momentum = o->m != NULL;
-    kn_array p = vector(o->param, o->param_dtype, o->count);
-    kn_array m = vector(o->m, o->param_dtype, o->count);
-    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
     double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
-    double scale = in(f64, *a->s.grad_scale);
     double mu = in(f64, a->momentum), fresh = in(f64, 1 - a->dampening);
     for (int64_t i = 0; i < o->count; i++) {
-        double pi = kn_ref_get(&p, i);
-        double g = in(f64, kn_ref_get(&grad, i) * scale);
+        double pi = get(o, PARAM, i), g = grad_of(&a->s, o, i);
         g = in(f64, g + in(f64, wd * pi));
         if (momentum) {
             double mi = g;
             if (!first)
-                mi = in(f64, in(f64, mu * kn_ref_get(&m, i)) + in(f64, fresh * g));
-            kn_ref_set(&m, i, mi);
+                mi = in(f64, in(f64, mu * get(o, M, i)) + in(f64, fresh * g));
+            put(&a->s, o, M, i, mi);
             g = a->nesterov ? in(f64, g + in(f64, mu * mi)) : mi;
         }
-        put_param(o, i, in(f64, pi - in(f64, lr * g)));
+        put(&a->s, o, PARAM, i, in(f64, pi - in(f64, lr * g)));
     }
 }
 
@@ -179,19 +199,14 @@ kn_status kn_ref_loss_scale(const void *args)
 static void lion_piece(const kn_lion_args *a, const kn_opt_piece *o)
 {
     bool f64 = o->param_dtype == KN_F64;
-    kn_array p = vector(o->param, o->param_dtype, o->count);
-    kn_array m = vector(o->m, o->param_dtype, o->count);
-    kn_array grad = vector(o->grad, o->grad_dtype, o->count);
     double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
-    double scale = in(f64, *a->s.grad_scale);
     double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2);
     for (int64_t i = 0; i < o->count; i++) {
-        double g = in(f64, kn_ref_get(&grad, i) * scale);
-        double pi = kn_ref_get(&p, i), mi = kn_ref_get(&m, i), apart = in(f64, g - mi);
+        double pi = get(o, PARAM, i), mi = get(o, M, i), apart = in(f64, grad_of(&a->s, o, i) - mi);
         double c = in(f64, mi + in(f64, b1 * apart));
         double sign = c > 0 ? 1 : c < 0 ? -1 : c;
-        kn_ref_set(&m, i, in(f64, mi + in(f64, b2 * apart)));
-        put_param(o, i, in(f64, pi - in(f64, lr * in(f64, sign + in(f64, wd * pi)))));
+        put(&a->s, o, M, i, in(f64, mi + in(f64, b2 * apart)));
+        put(&a->s, o, PARAM, i, in(f64, pi - in(f64, lr * in(f64, sign + in(f64, wd * pi)))));
     }
 }
 

@@ -43,13 +43,14 @@ kn_status kn_ref_random(const void *args)
 static bool takes_round(const kn_round_args *a)
 {
     char dst[128], src[128];
-    return (a->dst.dtype == KN_BF16 && kn_dtype_is_float(a->src.dtype) && a->dst.ndim == 2 &&
-            kn_array_contiguous(&a->dst) && kn_array_contiguous(&a->src) &&
+    return ((a->dst.dtype == KN_BF16 || a->dst.dtype == KN_F16) &&
+            kn_dtype_is_float(a->src.dtype) && a->dst.ndim == 2 && kn_array_contiguous(&a->dst) &&
+            kn_array_contiguous(&a->src) &&
             kn_ref_check_same_shape(KN_K_ROUND, &a->dst, &a->src)) ||
-           kn_fail(
-               "round: %s to %s is not supported; floats to bf16, both [rows, n] and contiguous",
-               kn_array_describe(&a->src, src, sizeof src),
-               kn_array_describe(&a->dst, dst, sizeof dst));
+           kn_fail("round: %s to %s is not supported; floats to bf16 or f16, both [rows, n] and "
+                   "contiguous",
+                   kn_array_describe(&a->src, src, sizeof src),
+                   kn_array_describe(&a->dst, dst, sizeof dst));
 }
 
 /* dst[i, j] = src[i, j], rounded by word start + i step + j. */
@@ -59,14 +60,16 @@ kn_status kn_ref_round(const void *args)
     if (!takes_round(a))
         return KN_FAILED;
     int64_t rows = a->dst.shape[0], n = a->dst.shape[1];
+    uint64_t seed = a->seed_at ? kn_step_key(*a->seed_at, *a->step_at) : a->seed;
     kn_philox4 w = { { 0 } };
     for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < n; j++) {
             uint64_t e = (uint64_t)(a->start + i * a->step + j);
             if (j == 0 || e % 4 == 0)
-                w = kn_philox(a->seed, a->stream, e / 4);
-            ((uint16_t *)a->dst.data)[i * n + j] =
-                kn_bf16_at_random((float)kn_ref_get(&a->src, i * n + j), w.word[e % 4]);
+                w = kn_philox(seed, a->stream, e / 4);
+            float x = (float)kn_ref_get(&a->src, i * n + j);
+            kn_ref_set(&a->dst, i * n + j,
+                       (double)kn_rounded_at_random(a->dst.dtype, x, w.word[e % 4]));
         }
     return KN_DONE;
 }

@@ -241,7 +241,7 @@ static double limbs_value(const int64_t *limbs)
 }
 
 /* norm = scale sqrt(limbs 2^(2e - 60)), or scale absmax (limbs 2^-60)^(1/p); coef = scale
- * min(1, max_norm / (norm + 1e-6)). */
+ * min(1, max_norm / (norm + 1e-6)), and limit = value times that. */
 kn_status kn_ref_clip(const void *args)
 {
     const kn_clip_args *a = args;
@@ -254,10 +254,12 @@ kn_status kn_ref_clip(const void *args)
         frexp(absmax, &e);
         norm = scale * ldexp(sqrt(limbs_value(a->limbs)), e - 30);
     }
-    double coef = scale;
+    double clip = 1;
     if (a->max_norm > 0 && !(norm + 1e-6 <= a->max_norm)) /* NaN takes this branch and stays NaN */
-        coef = scale * (a->max_norm / (norm + 1e-6));
+        clip = a->max_norm / (norm + 1e-6);
     *a->norm = (float)norm;
-    *a->coef = coef;
+    *a->coef = scale * clip;
+    if (a->limit)
+        *a->limit = a->value * clip;
     return KN_DONE;
 }

@@ -202,7 +202,7 @@ int matrix_train(kn_comm *world, void *arg)
     kn_optim *opt = NULL;
     begin_rank(s);
     bool ok = o && n && matrix_net_init(n, s) && shard_it(n, world, s);
-    ok = ok && (opt = optimizer_make(s->optimizer, n->root)) != NULL;
+    ok = ok && (opt = optimizer_make(s->optimizer, n->root, false)) != NULL;
     for (int i = 0; i < s->steps && ok; i++)
         ok = train_step(n, world, s, opt, i, o);
     if (ok)
@@ -350,7 +350,7 @@ int matrix_reference(kn_comm *world, void *arg)
         matrix_net_recompute(n);
     if (ok && j->s.frozen)
         kn_freeze(matrix_block(n, j->s.frozen - 1), true);
-    ok = ok && (opt = optimizer_make(j->s.optimizer, n->root)) != NULL;
+    ok = ok && (opt = optimizer_make(j->s.optimizer, n->root, false)) != NULL;
     for (int i = 0; i < j->s.steps && ok; i++)
         ok = reference_step(n, &j->s, g, opt, i, o);
     if (ok)

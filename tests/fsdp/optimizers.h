@@ -25,23 +25,28 @@ static inline bool optimizer_own_rule(const kn_optim_part *p, void *arg)
            kn_copy_(p->param, kn_sub(p->param, kn_scale(step, p->lr)));
 }
 
-static inline kn_optim *optimizer_make(int kind, void *module)
+/* at_random: how parameters of bf16 and f16 are rounded. */
+static inline kn_optim *optimizer_make(int kind, void *module, bool at_random)
 {
     switch (kind) {
     case OPTIMIZER_SGD:
-        return kn_sgd(module, .lr = 0.01);
+        return kn_sgd(module, .lr = 0.01, .stochastic_rounding = at_random);
     case OPTIMIZER_MOMENTUM:
-        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01);
+        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01,
+                      .stochastic_rounding = at_random);
     case OPTIMIZER_NESTEROV:
-        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .nesterov = true);
+        return kn_sgd(module, .lr = 0.01, .momentum = 0.9, .nesterov = true,
+                      .stochastic_rounding = at_random);
     case OPTIMIZER_LION:
-        return kn_lion(module, .lr = 1e-3, .weight_decay = 0.1);
+        return kn_lion(module, .lr = 1e-3, .weight_decay = 0.1, .stochastic_rounding = at_random);
     case OPTIMIZER_OWN:
-        return kn_own_optim(module, .update = optimizer_own_rule, .state = { "mean" }, .lr = 1e-3);
+        return kn_own_optim(module, .update = optimizer_own_rule, .state = { "mean" }, .lr = 1e-3,
+                            .stochastic_rounding = at_random);
     case OPTIMIZER_MUON: /* a window holds a matrix or two */
-        return kn_muon(module, .lr = 1e-2, .ns_steps = 3, .window = 64);
+        return kn_muon(module, .lr = 1e-2, .ns_steps = 3, .window = 64,
+                       .stochastic_rounding = at_random);
     default:
-        return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1);
+        return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1, .stochastic_rounding = at_random);
     }
 }
 

@@ -76,7 +76,7 @@ bool random_optims_make(random_optims *s, random_net *n)
             s->of[0] = &n->m[i].base;
     for (int i = 0; i < 2; i++)
         if (s->of[i] &&
-            !(s->o[i] = optimizer_make(i ? kind : (kind + 1) % OPTIMIZER_KINDS, s->of[i])))
+            !(s->o[i] = optimizer_make(i ? kind : (kind + 1) % OPTIMIZER_KINDS, s->of[i], false)))
             return false;
     double scale = n->p->option[O_SCALER] == 2 ? 0x1p100 : 256;
     if (n->p->option[O_SCALER])

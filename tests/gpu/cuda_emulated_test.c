@@ -213,10 +213,12 @@ KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
         bool adamw = i % 3 == 0, lion = i % 3 == 1, momentum = lion || i / 3 % 3 > 0;
         kn_kernel kernel = adamw ? KN_K_ADAMW : lion ? KN_K_LION : KN_K_SGD;
         overlay_case *c = case_begin(kernel, 1000 + (uint64_t)i);
-        double lr = 3e-4, scale = i % 4 ? 0.37 : 1, step = 1 + i % 5 * 40;
+        static const kn_dtype masters[] = { KN_F32, KN_BF16, KN_F64, KN_F16 };
+        double lr = 3e-4, scale = i % 4 ? 0.37 : 1, step = 1 + i % 5 * 40, limit = 0.3;
+        uint64_t seed = (uint64_t)i;
         kn_opt_piece piece[3];
-        for (int k = 0; k < 3; k++) { /* both kinds of masters in one call */
-            kn_dtype t = (i + k) % 4 ? KN_F32 : KN_F64, g = grads[(i / 4 + k) % 4];
+        for (int k = 0; k < 3; k++) { /* several kinds of masters in one call */
+            kn_dtype t = masters[(i + k * 3) % 4], g = grads[(i / 4 + k) % 4];
             int64_t n = k == 0 ? 4096 * 3 + i : 1 + case_pick(c, 300);
             kn_array p = case_array(c, t, k == 1 ? OFFSET : DENSE, NORMAL, 1, &n);
             kn_array m = case_vector(c, t, SMALL, n), v = case_vector(c, t, POSITIVE, n);
@@ -238,9 +240,12 @@ KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
                                        .param_dtype = t,
                                        .grad_dtype = g,
                                        .out = out.data,
-                                       .out_dtype = to };
+                                       .out_dtype = to,
+                                       .place = { 3, 1 + k, k == 2 ? 7 : 0, 90 } };
         }
-        kn_opt_step of = { piece, 3, &lr, &scale, &step, NULL };
+        kn_opt_step of = {
+            piece, 3, &lr, &scale, &step, NULL, i % 5 < 2 ? &limit : NULL, i % 3 ? &seed : NULL
+        };
         kn_adamw_args w = { of, 0.9, 0.95, 1e-8 };
         kn_lion_args l = { of, 0.9, 0.99 };
         kn_sgd_args s = { of, 0.9, 0.1, i % 4 == 0 };

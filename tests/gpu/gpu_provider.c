@@ -209,7 +209,12 @@ static void note_call(kn_kernel k, const void *args)
     const kn_powsum_args *powers = args;
     const kn_clip_args *clip = args;
     const kn_loss_scale_args *loss = args;
+    const kn_round_args *round = args;
     switch (k) {
+    case KN_K_ROUND:
+        note(round->seed_at, sizeof(uint64_t));
+        note(round->step_at, sizeof(double));
+        break;
     case KN_K_SUM_N:
         note(sum->dst, (size_t)sum->count * kn_dtype_size(sum->dst_dtype));
         note(sum->acc, (size_t)sum->count * kn_dtype_size(sum->dst_dtype));
@@ -224,6 +229,8 @@ static void note_call(kn_kernel k, const void *args)
         note(opt->grad_scale, sizeof(double));
         note(opt->step, sizeof(double));
         note(opt->skip, sizeof(double));
+        note(opt->limit, sizeof(double));
+        note(opt->seed, sizeof(uint64_t));
         break;
     case KN_K_ABSMAX:
         note_runs(most->run, most->runs);
@@ -246,6 +253,7 @@ static void note_call(kn_kernel k, const void *args)
         note(clip->norm, sizeof(float));
         note(clip->coef, sizeof(double));
         note(clip->loss_scale, sizeof(float));
+        note(clip->limit, sizeof(double));
         break;
     case KN_K_LOSS_SCALE:
         note(loss->state, sizeof *loss->state);
@@ -266,6 +274,7 @@ typedef union any_args {
     kn_batch_norm_args batch_norm;
     kn_batch_norm_grad_args batch_norm_grad;
     kn_batch_norm_join_args batch_norm_join;
+    kn_round_args round;
     kn_sum_n_args sum;
     kn_opt_step opt;
     kn_adamw_args adamw;
@@ -283,6 +292,10 @@ static void point_there(kn_kernel k, any_args *a)
     for (int i = 0; i < shape[k].arrays; i++)
         THERE(a->array[i].data);
     switch (k) {
+    case KN_K_ROUND:
+        THERE(a->round.seed_at);
+        THERE(a->round.step_at);
+        break;
     case KN_K_SUM_N:
         THERE(a->sum.dst);
         THERE(a->sum.acc);
@@ -297,6 +310,8 @@ static void point_there(kn_kernel k, any_args *a)
         THERE(a->opt.grad_scale);
         THERE(a->opt.step);
         THERE(a->opt.skip);
+        THERE(a->opt.limit);
+        THERE(a->opt.seed);
         break;
     case KN_K_ABSMAX:
         a->absmax.run = runs_there(a->absmax.run, a->absmax.runs);
@@ -319,6 +334,7 @@ static void point_there(kn_kernel k, any_args *a)
         THERE(a->clip.norm);
         THERE(a->clip.coef);
         THERE(a->clip.loss_scale);
+        THERE(a->clip.limit);
         break;
     case KN_K_LOSS_SCALE:
         THERE(a->loss_scale.state);

@@ -49,26 +49,31 @@ KN_TEST(overlay_optim, sum_n)
 
 typedef struct optim_case {
     kn_opt_piece piece[3];
-    double lr, scale, step;
+    double lr, scale, step, limit;
+    uint64_t seed;
 } optim_case;
 
 static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum, bool squares)
 {
     static const kn_dtype grads[] = { KN_F32, KN_BF16, KN_F16 };
-    kn_dtype t = i % 6 == 5 ? KN_F64 : KN_F32;
-    *o = (optim_case){ .lr = 0.01, .scale = i % 2 ? 1 : 0.37, .step = 1 + i % 3 };
+    static const kn_dtype masters[] = { KN_F32, KN_BF16, KN_F32, KN_F16, KN_F32, KN_F64 };
+    kn_dtype t = masters[i % 6];
+    const double rel = t == KN_BF16 || t == KN_F16 ? 0 : 1e-7;
+    *o = (optim_case){
+        .lr = 0.01, .scale = i % 2 ? 1 : 0.37, .step = 1 + i % 3, .limit = 0.1, .seed = (uint64_t)i
+    };
     for (int k = 0; k < 3; k++) {
         kn_dtype g = t == KN_F64 ? t : grads[case_pick(c, 3)];
         int64_t n = k == 0 ? length(c, i) : case_size(c, 257);
         kn_array p = case_vector(c, t, NORMAL, n), m = { 0 }, v = { 0 };
-        case_close(c, &p, 1e-7);
+        case_close(c, &p, rel);
         if (momentum) {
             m = case_vector(c, t, SMALL, n);
-            case_close(c, &m, 1e-7);
+            case_close(c, &m, rel);
         }
         if (squares) {
             v = case_vector(c, t, POSITIVE, n);
-            case_close(c, &v, 1e-7);
+            case_close(c, &v, rel);
         }
         o->piece[k] = (kn_opt_piece){ .param = p.data,
                                       .grad = case_vector(c, g, NORMAL, n).data,
@@ -78,7 +83,8 @@ static void optim_case_make(overlay_case *c, int i, optim_case *o, bool momentum
                                       .lr_mul = k == 1 ? 0.5f : 1,
                                       .weight_decay = k == 2 ? 0 : 0.1f,
                                       .param_dtype = t,
-                                      .grad_dtype = g };
+                                      .grad_dtype = g,
+                                      .place = { 7, 3 + 5 * k, k ? 1 + n / 5 : 0, 1000 } };
         if (i % 3 == k) { /* one of the pieces is also written rounded */
             static const kn_dtype outs[] = { KN_BF16, KN_F16, KN_F32, KN_F64 };
             static const double close[] = { 0x1p-8, 0x1p-11, 1e-7, 1e-7 };
@@ -101,15 +107,26 @@ static const double *skip_of(overlay_case *c, int i)
     return skip.data;
 }
 
+/* The step's numbers: some clamp gradients, some round at random. */
+static kn_opt_step step_of(overlay_case *c, int i, const optim_case *o)
+{
+    return (kn_opt_step){ .piece = o->piece,
+                          .pieces = 3,
+                          .lr = &o->lr,
+                          .grad_scale = &o->scale,
+                          .step = &o->step,
+                          .skip = skip_of(c, i),
+                          .limit = i % 7 < 3 ? &o->limit : NULL,
+                          .seed = i % 4 == 3 || i % 4 == 1 ? &o->seed : NULL };
+}
+
 KN_TEST(overlay_optim, adamw)
 {
     for (int i = 0; i < overlay_cases(90); i++) {
         overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
         optim_case o;
         optim_case_make(c, i, &o, true, true);
-        kn_adamw_args a = {
-            { o.piece, 3, &o.lr, &o.scale, &o.step, skip_of(c, i) }, 0.9, 0.95, 1e-8
-        };
+        kn_adamw_args a = { step_of(c, i, &o), 0.9, 0.95, 1e-8 };
         case_run(c, &a);
     }
     case_report(KN_K_ADAMW);
@@ -122,9 +139,7 @@ KN_TEST(overlay_optim, sgd)
         optim_case o;
         bool momentum = i % 3 > 0;
         optim_case_make(c, i, &o, momentum, false);
-        kn_sgd_args a = { { o.piece, 3, &o.lr, &o.scale, &o.step, skip_of(c, i) },
-                          momentum ? 0.9 : 0,
-                          i % 2 ? 0.1 : 0,
+        kn_sgd_args a = { step_of(c, i, &o), momentum ? 0.9 : 0, i % 2 ? 0.1 : 0,
                           momentum && i % 2 };
         case_run(c, &a);
     }
@@ -137,7 +152,7 @@ KN_TEST(overlay_optim, lion)
         overlay_case *c = case_begin(KN_K_LION, (uint64_t)i);
         optim_case o;
         optim_case_make(c, i, &o, true, false);
-        kn_lion_args a = { { o.piece, 3, &o.lr, &o.scale, &o.step, skip_of(c, i) }, 0.9, 0.99 };
+        kn_lion_args a = { step_of(c, i, &o), 0.9, 0.99 };
         case_run(c, &a);
     }
     case_report(KN_K_LION);
@@ -184,6 +199,12 @@ KN_TEST(overlay_optim, clip)
         case_close(c, &norm, 0);
         case_close(c, &coef, 0);
         kn_clip_args a = { limbs.data, max.data, i % 3 ? 1 : 0.25, i % 4, norm.data, coef.data };
+        kn_array limit = case_vector(c, KN_F64, UNSET, 1);
+        if (i % 2) {
+            case_close(c, &limit, 0);
+            a.value = 0.5;
+            a.limit = limit.data;
+        }
         if (i % 5 == 3) {
             kn_array carried = case_vector(c, KN_F32, POSITIVE, 1);
             a.loss_scale = carried.data;
@@ -288,7 +309,8 @@ static kn_status random_span(const kn_provider *provider, kn_array *const *x, in
 static kn_status optim_span(const kn_provider *provider, kn_array *const *x, int64_t from,
                             int64_t n)
 {
-    double lr = 0.01, scale = 0.3, step = 2;
+    double lr = 0.01, scale = 0.3, step = 2, limit = 0.2;
+    const uint64_t seed = 5;
     kn_opt_piece p = { .param = span_of(x[0], from, n).data,
                        .grad = span_of(x[1], from, n).data,
                        .m = span_of(x[2], from, n).data,
@@ -296,9 +318,10 @@ static kn_status optim_span(const kn_provider *provider, kn_array *const *x, int
                        .count = n,
                        .lr_mul = 1,
                        .weight_decay = 0.1f,
-                       .param_dtype = KN_F32,
-                       .grad_dtype = x[1]->dtype };
-    kn_opt_step s = { &p, 1, &lr, &scale, &step, NULL };
+                       .param_dtype = x[0]->dtype,
+                       .grad_dtype = x[1]->dtype,
+                       .place = { .stream = 9, .start = 70 + from } };
+    kn_opt_step s = { &p, 1, &lr, &scale, &step, NULL, &limit, &seed };
     kn_adamw_args adamw = { s, 0.9, 0.99, 1e-8 };
     kn_sgd_args sgd = { s, 0.9, 0, true };
     kn_lion_args lion = { s, 0.9, 0.99 };
@@ -357,13 +380,15 @@ KN_TEST(overlay_optim, pieces_give_the_bits_of_the_whole)
         check_spans("sum_n", c, sum_span, x);
         for (span_kind = 0; span_kind < KN_RANDOM_COUNT; span_kind++)
             check_spans("random", c, random_span, x);
-        if (floats[t] == KN_F64)
-            continue;
-        a[0] = case_vector(c, KN_F32, NORMAL, SPAN);
-        a[2] = case_vector(c, KN_F32, NORMAL, SPAN);
-        a[3] = case_vector(c, KN_F32, POSITIVE, SPAN);
         static const char *const optim[] = { "adamw", "sgd", "lion" };
-        for (span_kind = 0; span_kind < 3; span_kind++)
-            check_spans(optim[span_kind], c, optim_span, x);
+        for (int masters = 0; masters < 4; masters++) {
+            c = case_begin(KN_K_ADAMW, (uint64_t)t);
+            a[0] = case_vector(c, floats[masters], NORMAL, SPAN);
+            a[1] = case_vector(c, floats[t], NORMAL, SPAN);
+            a[2] = case_vector(c, floats[masters], NORMAL, SPAN);
+            a[3] = case_vector(c, floats[masters], POSITIVE, SPAN);
+            for (span_kind = 0; span_kind < 3; span_kind++)
+                check_spans(optim[span_kind], c, optim_span, x);
+        }
     }
 }

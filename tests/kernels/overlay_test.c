@@ -372,10 +372,17 @@ KN_TEST(overlay, round)
         int64_t shape[2] = { i % 4 ? 1 + case_pick(c, 9) : 1, i % 7 ? 1 + case_pick(c, 70) : 5000 };
         kn_array src = case_array(c, case_float(c), i % 2 ? DENSE : OFFSET,
                                   i % 3 ? NORMAL : SPECIAL, 2, shape);
-        kn_array dst = case_array(c, KN_BF16, i % 3 ? DENSE : OFFSET, UNSET, 2, shape);
+        kn_array dst =
+            case_array(c, i % 5 ? KN_BF16 : KN_F16, i % 3 ? DENSE : OFFSET, UNSET, 2, shape);
         case_exact(c, &dst);
         int64_t start = i % 3 == 0 ? 0 : i % 3 == 1 ? case_pick(c, 100) : (1LL << 34) - 5;
         kn_round_args args = { dst, src, 7, (uint64_t)i << 30, start, shape[1] + case_pick(c, 6) };
+        uint64_t seed = (uint64_t)i;
+        double step = i;
+        if (i % 4 == 3) {
+            args.seed_at = &seed;
+            args.step_at = &step;
+        }
         case_note(c, " start %lld step %lld", (long long)start, (long long)args.step);
         case_run(c, &args);
     }

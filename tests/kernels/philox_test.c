@@ -135,3 +135,36 @@ KN_TEST(philox, normal_bits_are_fixed)
         hash = hash * 31 + kn_f32_bits(kn_normal(kn_philox_at(3, 4, i)));
     KN_CHECK(hash == 0xcca71a73, "hash %#x", hash);
 }
+
+/* ---- rounding at random ---------------------------------------------------------------------- */
+
+/* The result is one of x's two neighbours, and x itself on average; what needs no rounding stays. */
+KN_TEST(philox, rounding_at_random_is_unbiased)
+{
+    enum { DRAWS = 4096 };
+    static const kn_dtype narrow[] = { KN_BF16, KN_F16 };
+    static const float odd[] = {
+        0, 1, -65504, 6e-8f, 1e-9f, -3e-5f, 6.1e-5f, 0.1f, -1000.3f, 1e-3f
+    };
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 200; i++) {
+            float x =
+                i < 10 ? odd[i] : ldexpf(kn_normal(kn_philox_at(1, 2, (uint64_t)i)), i % 24 - 20);
+            int e;
+            frexp((double)x, &e);
+            int digits = k == 0 ? 8 : 11, lowest = k == 0 ? -133 : -24;
+            double unit = ldexp(1, e - digits > lowest ? e - digits : lowest), sum = 0;
+            for (int j = 0; j < DRAWS; j++) {
+                double y = (double)kn_rounded_at_random(narrow[k], x, (uint32_t)j << 20 | 0xfffffu);
+                KN_CHECK(fabs(y - (double)x) < unit || y == (double)x, "%a became %a", (double)x,
+                         y);
+                KN_CHECK(ldexp(round(ldexp(y, -e)), e) == y || fmod(y, unit) == 0, "%a", y);
+                sum += y;
+            }
+            KN_CHECK(fabs(sum / DRAWS - (double)x) <= unit / 1000, "%s: the mean of %a is %a",
+                     kn_dtype_name(narrow[k]), (double)x, sum / DRAWS);
+        }
+    KN_CHECK(isinf(kn_rounded_at_random(KN_F16, 1e6f, 0)) &&
+             isnan(kn_rounded_at_random(KN_F16, NAN, ~0u)) &&
+             kn_rounded_at_random(KN_F32, 0.1f, ~0u) == 0.1f);
+}

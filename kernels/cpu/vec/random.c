@@ -2,6 +2,7 @@
  * counters at a time. */
 #include "kernels/cpu/vec/iter.h"
 #include "kernels/philox.h"
+#include <string.h>
 
 /* ---- Philox in vectors ---------------------------------------------------------------------- */
 
@@ -83,6 +84,18 @@ VEC_INLINE void v_philox(uint64_t seed, uint64_t stream, uint64_t block, vu w[WO
         w[2 * k] = (vu)(vq){ first[0], second[0] };
         w[2 * k + 1] = (vu)(vq){ first[1], second[1] };
 #endif
+    }
+}
+
+void vec_words(uint64_t seed, uint64_t stream, uint64_t start, int64_t n, uint32_t *word)
+{
+    const uint64_t end = start + (uint64_t)n;
+    for (uint64_t g = start / GROUP * GROUP; g < end; g += GROUP) {
+        vu w[WORDS];
+        v_philox(seed, stream, g / 4, w);
+        const uint64_t from = g > start ? g : start, to = g + GROUP < end ? g + GROUP : end;
+        memcpy(word + (from - start), (const uint32_t *)w + (from - g),
+               (size_t)(to - from) * sizeof *word);
     }
 }
 

@@ -44,6 +44,7 @@
 #define vec_index_add          VEC_FN(vec_index_add)
 #define vec_dropout            VEC_FN(vec_dropout)
 #define vec_random             VEC_FN(vec_random)
+#define vec_words              VEC_FN(vec_words)
 #define vec_matmul             VEC_FN(vec_matmul)
 #define vec_attention          VEC_FN(vec_attention)
 #define vec_attention_grad     VEC_FN(vec_attention_grad)
@@ -95,6 +96,9 @@ kn_status vec_batch_norm(const void *args);
 kn_status vec_batch_norm_grad(const void *args);
 kn_status vec_pool(const void *args);
 kn_status vec_pool_grad(const void *args);
+
+/* random.c: word[n] = those of elements start .. start + n - 1 (kernels/philox.h). */
+void vec_words(uint64_t seed, uint64_t stream, uint64_t start, int64_t n, uint32_t *word);
 
 /* ---- loads and stores by dtype (f32, bf16, f16); t should be a constant after inlining ------- */
 

@@ -2,10 +2,11 @@
  * the clip factor. Every operation is rounded to f32 (f64) by itself as in the reference, so both
  * give one result.
  *
- * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 16
- * bytes an access. A block takes one chunk of one piece, found by bisection in the table of
+ * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 14 a
+ * bf16 one with a bf16 gradient, 16 bytes an access. A block takes one chunk of one piece, found by bisection in the table of
  * pieces. */
 #include "kernels/memory.h"
+#include "kernels/philox.h"
 #include "kernels/cuda/kernels/elements.cuh"
 
 #include <math.h>
@@ -72,14 +73,47 @@ static __device__ const entry *entry_of(const piece_table &r, int64_t chunk)
     return r.at + low;
 }
 
+/* What the steps of all optimizers begin with. */
+struct numbers {
+    const double *lr, *grad_scale, *step, *skip, *limit;
+    const uint64_t *seed;
+};
+
+numbers numbers_of(const kn_opt_step &s)
+{
+    return { s.lr, s.grad_scale, s.step, s.skip, s.limit, s.seed };
+}
+
+/* A piece's share of them. */
+template <typename A> struct piece_numbers {
+    A lr, wd, scale, limit;
+    uint64_t key; /* of rounding at random */
+    bool at_random;
+    __device__ piece_numbers(const numbers &x, const kn_opt_piece &p)
+        : lr(kn_mul_rn((A)*x.lr, (A)p.lr_mul)), wd((A)p.weight_decay), scale((A)*x.grad_scale),
+          limit(x.limit ? (A)*x.limit : (A)INFINITY),
+          key(x.seed ? kn_step_key(*x.seed, *x.step) : 0), at_random(x.seed != nullptr)
+    {
+    }
+};
+
+/* Scaled and then clamped; NaN stays. */
+template <typename A> static __device__ A mean_of(A sum, const piece_numbers<A> &c)
+{
+    A g = kn_mul_rn(sum, c.scale);
+    return g > c.limit ? c.limit : g < -c.limit ? -c.limit : g;
+}
+
 template <int V, typename A>
-__device__ void load_grad(const kn_opt_piece &p, int64_t i, A scale, A (&g)[V])
+__device__ void load_grad(const kn_opt_piece &p, int64_t i, const piece_numbers<A> &c, A (&g)[V])
 {
     if (p.grad_dtype == KN_F64) {
         double x[V];
         kn_load_wide<V>((const double *)p.grad + i, false, x);
-        for (int v = 0; v < V; v++)
-            g[v] = (A)kn_mul_rn(x[v], (double)scale);
+        for (int v = 0; v < V; v++) {
+            A most = c.limit, y = (A)kn_mul_rn(x[v], (double)c.scale);
+            g[v] = y > most ? most : y < -most ? -most : y;
+        }
         return;
     }
     float x[V];
@@ -90,7 +124,7 @@ __device__ void load_grad(const kn_opt_piece &p, int64_t i, A scale, A (&g)[V])
     else
         kn_load_wide<V>((const kn_f16 *)p.grad + i, false, x);
     for (int v = 0; v < V; v++)
-        g[v] = kn_mul_rn((A)x[v], scale);
+        g[v] = mean_of((A)x[v], c);
 }
 
 template <int V, typename T, typename A>
@@ -103,13 +137,54 @@ __device__ void save_rounded(void *out, int64_t i, const A (&p)[V])
     kn_save<V>((T *)out + i, r);
 }
 
-/* The updated masters, and where they are wanted rounded: once, as a copy rounds. */
-template <int V, typename A>
-__device__ void save_param(const kn_opt_piece &o, int64_t i, const A (&p)[V])
+/* The tensors of a piece, as streams of rounding number them. */
+enum { PARAM, M, SQUARES };
+
+/* x as T keeps it, from element i of the piece. */
+template <typename T, int V, typename A>
+__device__ void round_to(const kn_opt_piece &o, const piece_numbers<A> &c, int which, int64_t i,
+                         A (&x)[V])
 {
-    kn_save_wide<V>((A *)o.param + i, p);
+    const kn_dtype t = sizeof(T) == 2 ? o.param_dtype : KN_F32;
+    if (sizeof(T) != 2 || !c.at_random)
+        return;
+    const kn_opt_place &at = o.place;
+    const uint64_t stream = at.stream + (uint64_t)which;
+    uint64_t have = ~(uint64_t)0; /* block of words */
+    kn_philox4 words;
+    for (int v = 0; v < V; v++) {
+        int64_t k = i + v, e = at.start + (at.run > 0 ? k / at.run * at.step + k % at.run : k);
+        if ((uint64_t)e / 4 != have) {
+            have = (uint64_t)e / 4;
+            words = kn_philox(c.key, stream, have);
+        }
+        int w = (int)(e % 4);
+        uint32_t word = w == 0   ? words.word[0]
+                        : w == 1 ? words.word[1]
+                        : w == 2 ? words.word[2]
+                                 : words.word[3];
+        x[v] = (A)kn_rounded_at_random(t, (float)x[v], word);
+    }
+}
+
+template <typename T, int V, typename A>
+__device__ void save_state(const kn_opt_piece &o, const piece_numbers<A> &c, int which, int64_t i,
+                           A (&x)[V])
+{
+    round_to<T>(o, c, which, i, x);
+    kn_save_wide<V>((T *)(which == M ? o.m : o.v) + i, x);
+}
+
+/* The updated masters, and where they are wanted rounded: once, as a copy rounds. */
+template <typename T, int V, typename A>
+__device__ void save_param(const kn_opt_piece &o, const piece_numbers<A> &c, int64_t i, A (&p)[V])
+{
+    round_to<T>(o, c, PARAM, i, p);
+    kn_save_wide<V>((T *)o.param + i, p);
     if (!o.out)
         return;
+    if (sizeof(T) == 2)
+        kn_load_wide<V>((const T *)o.param + i, false, p);
     if (o.out_dtype == KN_BF16)
         save_rounded<V, kn_bf16>(o.out, i, p);
     else if (o.out_dtype == KN_F16)
@@ -121,11 +196,11 @@ __device__ void save_param(const kn_opt_piece &o, int64_t i, const A (&p)[V])
 }
 
 /* Calls step.run<V>(piece, i) for every element of every piece. */
-template <typename A, typename Step>
+template <typename T, typename Step>
 KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
 {
-    const int V = 16 / sizeof(A);
-    if (step.skip && *step.skip != 0)
+    const int V = 16 / sizeof(T);
+    if (step.n.skip && *step.n.skip != 0)
         return;
     for (int64_t chunk = blockIdx.x; chunk < r.chunks; chunk += gridDim.x) {
         const entry *at = entry_of(r, chunk);
@@ -134,52 +209,60 @@ KN_KERNEL(BLOCK, pieces_kernel, const piece_table r, const Step step)
         p.v = kn_global(p.v), p.grad = kn_global(p.grad);
         int64_t from = (chunk - at->chunks_before) * CHUNK;
         int64_t to = from + CHUNK < p.count ? from + CHUNK : p.count, i = from;
-        const typename Step::constants c = step.prepare(p);
+        const piece_numbers<typename Step::number> c(step.n, p);
         if (at->aligned) {
             for (i = from + threadIdx.x * V; i + V <= to; i += BLOCK * V)
-                step.template run<V>(p, c, i);
+                step.template run<T, V>(p, c, i);
             i = to - (to - from) % V; /* elements that vectors leave over */
         }
         for (i += threadIdx.x; i < to; i += BLOCK)
-            step.template run<1>(p, c, i);
+            step.template run<T, 1>(p, c, i);
     }
 }
 
-template <typename A, typename Step>
-kn_status run_pieces(const kn_opt_piece *piece, int pieces, kn_dtype dtype, const Step &step)
+template <typename T, typename Step>
+kn_status run_pieces(const kn_opt_step &s, kn_dtype dtype, const Step &step)
 {
     piece_table r;
-    if (!table_make(r, piece, pieces, dtype))
+    if (!table_make(r, s.piece, s.pieces, dtype))
         return KN_FAILED;
     if (r.n == 0)
         return KN_DONE;
     unsigned grid = (unsigned)(r.chunks < INT32_MAX ? r.chunks : INT32_MAX);
-    return KN_RUN_FLAT((pieces_kernel<A, Step>), grid, BLOCK, r, step);
+    return KN_RUN_FLAT((pieces_kernel<T, Step>), grid, BLOCK, r, step);
 }
 
 bool pieces_fit(kn_kernel k, const kn_opt_piece *piece, int pieces)
 {
     for (int i = 0; i < pieces; i++) {
         const kn_opt_piece *p = &piece[i];
-        if (p->param_dtype != KN_F32 && p->param_dtype != KN_F64)
-            return kn_fail("%s: master parameters are %s; f32 and f64 are supported",
-                           kn_kernel_name(k), kn_dtype_name(p->param_dtype));
-        if (!kn_dtype_is_float(p->grad_dtype))
-            return kn_fail("%s: gradients are %s; use f32, bf16, f16 or f64", kn_kernel_name(k),
+        if (!kn_dtype_is_float(p->param_dtype) || !kn_dtype_is_float(p->grad_dtype) ||
+            (p->out && !kn_dtype_is_float(p->out_dtype)))
+            return kn_fail("%s: %s parameters, %s gradients; use f32, bf16, f16 or f64",
+                           kn_kernel_name(k), kn_dtype_name(p->param_dtype),
                            kn_dtype_name(p->grad_dtype));
-        if (p->out && !kn_dtype_is_float(p->out_dtype))
-            return kn_fail("%s: rounded parameters are %s; use f32, bf16, f16 or f64",
-                           kn_kernel_name(k), kn_dtype_name(p->out_dtype));
     }
     return true;
 }
 
-bool has_f64(const kn_opt_piece *piece, int pieces)
+/* Runs the step that make(A) gives for pieces of each dtype that there is: f64 computes in double,
+ * the others in float. */
+template <template <typename> class Step, typename Args>
+kn_status run_dtypes(const kn_opt_step &s, const Args &args)
 {
-    for (int i = 0; i < pieces; i++)
-        if (piece[i].param_dtype == KN_F64)
-            return true;
-    return false;
+    bool has[KN_DTYPE_COUNT] = {};
+    for (int i = 0; i < s.pieces; i++)
+        has[s.piece[i].param_dtype] = true;
+    kn_status done = KN_DONE;
+    if (has[KN_F32])
+        done = run_pieces<float>(s, KN_F32, Step<float>(args));
+    if (done == KN_DONE && has[KN_BF16])
+        done = run_pieces<kn_bf16>(s, KN_BF16, Step<float>(args));
+    if (done == KN_DONE && has[KN_F16])
+        done = run_pieces<kn_f16>(s, KN_F16, Step<float>(args));
+    if (done == KN_DONE && has[KN_F64])
+        done = run_pieces<double>(s, KN_F64, Step<double>(args));
+    return done;
 }
 
 /* ---- AdamW ----------------------------------------------------------------------------------- */
@@ -195,116 +278,99 @@ KN_KERNEL(1, corrections_kernel, corrections *out, const double *step, double be
     out->c2 = 1 - pow(beta2, (double)*step);
 }
 
+struct adamw_call {
+    const kn_adamw_args *a;
+    const corrections *corrected;
+};
+
 template <typename A> struct adamw_step {
-    const double *lr, *grad_scale;
+    typedef A number;
+    numbers n;
     const corrections *corrected;
     A b1, b2, eps; /* 1 - beta1, 1 - beta2 */
-    const double *skip;
 
-    struct constants {
-        A lr, wd, c1, c2, scale;
-    };
-    __device__ constants prepare(const kn_opt_piece &p) const
+    explicit adamw_step(const adamw_call &x)
+        : n(numbers_of(x.a->s)), corrected(x.corrected), b1((A)(1 - x.a->beta1)),
+          b2((A)(1 - x.a->beta2)), eps((A)x.a->eps)
     {
-        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)corrected->c1,
-                 (A)corrected->c2, (A)*grad_scale };
     }
-    template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
+    template <typename T, int V>
+    __device__ void run(const kn_opt_piece &o, const piece_numbers<A> &c, int64_t i) const
     {
-        A g[V], p[V], m[V], s[V];
-        load_grad<V>(o, i, c.scale, g);
-        kn_load_wide<V>((const A *)o.param + i, false, p);
-        kn_load_wide<V>((const A *)o.m + i, false, m);
-        kn_load_wide<V>((const A *)o.v + i, false, s);
+        A g[V], p[V], m[V], s[V], c1 = (A)corrected->c1, c2 = (A)corrected->c2;
+        load_grad<V>(o, i, c, g);
+        kn_load_wide<V>((const T *)o.param + i, false, p);
+        kn_load_wide<V>((const T *)o.m + i, false, m);
+        kn_load_wide<V>((const T *)o.v + i, false, s);
 #pragma unroll
         for (int v = 0; v < V; v++) {
             m[v] = kn_add_rn(m[v], kn_mul_rn(b1, kn_add_rn(g[v], -m[v])));
             s[v] = kn_add_rn(s[v], kn_mul_rn(b2, kn_add_rn(kn_mul_rn(g[v], g[v]), -s[v])));
-            A root = sqrt(s[v] / c.c2);
-            A move = (m[v] / c.c1) / kn_add_rn(root, eps);
+            A root = sqrt(s[v] / c2);
+            A move = (m[v] / c1) / kn_add_rn(root, eps);
             p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, kn_add_rn(move, kn_mul_rn(c.wd, p[v]))));
         }
-        kn_save_wide<V>((A *)o.m + i, m);
-        kn_save_wide<V>((A *)o.v + i, s);
-        save_param<V>(o, i, p);
+        save_state<T>(o, c, M, i, m);
+        save_state<T>(o, c, SQUARES, i, s);
+        save_param<T>(o, c, i, p);
     }
 };
-
-template <typename A>
-kn_status run_adamw(const kn_adamw_args *a, const corrections *c, kn_dtype dtype)
-{
-    adamw_step<A> step = { a->s.lr,           a->s.grad_scale, c,        (A)(1 - a->beta1),
-                           (A)(1 - a->beta2), (A)a->eps,       a->s.skip };
-    return run_pieces<A>(a->s.piece, a->s.pieces, dtype, step);
-}
 
 /* ---- SGD ------------------------------------------------------------------------------------- */
 
 template <typename A> struct sgd_step {
-    const double *lr, *grad_scale, *step;
+    typedef A number;
+    numbers n;
     A momentum, fresh; /* fresh = 1 - dampening */
     bool nesterov;
-    const double *skip;
 
-    struct constants {
-        A lr, wd, scale;
-        bool first;
-    };
-    __device__ constants prepare(const kn_opt_piece &p) const
+    explicit sgd_step(const kn_sgd_args &a)
+        : n(numbers_of(a.s)), momentum((A)a.momentum), fresh((A)(1 - a.dampening)),
+          nesterov(a.nesterov)
     {
-        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)*grad_scale, *step == 1 };
     }
-    template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
+    template <typename T, int V>
+    __device__ void run(const kn_opt_piece &o, const piece_numbers<A> &c, int64_t i) const
     {
         A g[V], p[V], m[V] = {};
-        load_grad<V>(o, i, c.scale, g);
-        kn_load_wide<V>((const A *)o.param + i, false, p);
-        if (o.m && !c.first)
-            kn_load_wide<V>((const A *)o.m + i, false, m);
+        bool first = *n.step == 1;
+        load_grad<V>(o, i, c, g);
+        kn_load_wide<V>((const T *)o.param + i, false, p);
+        if (o.m && !first)
+            kn_load_wide<V>((const T *)o.m + i, false, m);
 #pragma unroll
         for (int v = 0; v < V; v++) {
             g[v] = kn_add_rn(g[v], kn_mul_rn(c.wd, p[v]));
             if (o.m) {
-                m[v] =
-                    c.first ? g[v] : kn_add_rn(kn_mul_rn(momentum, m[v]), kn_mul_rn(fresh, g[v]));
+                m[v] = first ? g[v] : kn_add_rn(kn_mul_rn(momentum, m[v]), kn_mul_rn(fresh, g[v]));
                 g[v] = nesterov ? kn_add_rn(g[v], kn_mul_rn(momentum, m[v])) : m[v];
             }
             p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, g[v]));
         }
         if (o.m)
-            kn_save_wide<V>((A *)o.m + i, m);
-        save_param<V>(o, i, p);
+            save_state<T>(o, c, M, i, m);
+        save_param<T>(o, c, i, p);
     }
 };
-
-template <typename A> kn_status run_sgd(const kn_sgd_args *a, kn_dtype dtype)
-{
-    sgd_step<A> step = { a->s.lr,        a->s.grad_scale,       a->s.step,
-                         (A)a->momentum, (A)(1 - a->dampening), a->nesterov,
-                         a->s.skip };
-    return run_pieces<A>(a->s.piece, a->s.pieces, dtype, step);
-}
 
 /* ---- Lion ------------------------------------------------------------------------------------ */
 
 template <typename A> struct lion_step {
-    const double *lr, *grad_scale;
+    typedef A number;
+    numbers n;
     A b1, b2; /* 1 - beta1, 1 - beta2 */
-    const double *skip;
 
-    struct constants {
-        A lr, wd, scale;
-    };
-    __device__ constants prepare(const kn_opt_piece &p) const
+    explicit lion_step(const kn_lion_args &a)
+        : n(numbers_of(a.s)), b1((A)(1 - a.beta1)), b2((A)(1 - a.beta2))
     {
-        return { kn_mul_rn((A)*lr, (A)p.lr_mul), (A)p.weight_decay, (A)*grad_scale };
     }
-    template <int V> __device__ void run(const kn_opt_piece &o, const constants &c, int64_t i) const
+    template <typename T, int V>
+    __device__ void run(const kn_opt_piece &o, const piece_numbers<A> &c, int64_t i) const
     {
         A g[V], p[V], m[V];
-        load_grad<V>(o, i, c.scale, g);
-        kn_load_wide<V>((const A *)o.param + i, false, p);
-        kn_load_wide<V>((const A *)o.m + i, false, m);
+        load_grad<V>(o, i, c, g);
+        kn_load_wide<V>((const T *)o.param + i, false, p);
+        kn_load_wide<V>((const T *)o.m + i, false, m);
 #pragma unroll
         for (int v = 0; v < V; v++) {
             A apart = kn_add_rn(g[v], -m[v]), sign = kn_add_rn(m[v], kn_mul_rn(b1, apart));
@@ -312,17 +378,10 @@ template <typename A> struct lion_step {
             m[v] = kn_add_rn(m[v], kn_mul_rn(b2, apart));
             p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, kn_add_rn(sign, kn_mul_rn(c.wd, p[v]))));
         }
-        kn_save_wide<V>((A *)o.m + i, m);
-        save_param<V>(o, i, p);
+        save_state<T>(o, c, M, i, m);
+        save_param<T>(o, c, i, p);
     }
 };
-
-template <typename A> kn_status run_lion(const kn_lion_args *a, kn_dtype dtype)
-{
-    lion_step<A> step = { a->s.lr, a->s.grad_scale, (A)(1 - a->beta1), (A)(1 - a->beta2),
-                          a->s.skip };
-    return run_pieces<A>(a->s.piece, a->s.pieces, dtype, step);
-}
 
 /* ---- clipping -------------------------------------------------------------------------------- */
 
@@ -353,11 +412,13 @@ KN_KERNEL(1, clip_kernel, const kn_clip_args a)
         frexp(absmax, &e);
         norm = kn_mul_rn(scale, ldexp(sqrt(limbs_value(a.limbs)), e - 30));
     }
-    double coef = scale, above = kn_add_rn(norm, 1e-6);
+    double clip = 1, above = kn_add_rn(norm, 1e-6);
     if (a.max_norm > 0 && !(above <= a.max_norm)) /* NaN takes this branch and stays NaN */
-        coef = kn_mul_rn(scale, a.max_norm / above);
+        clip = a.max_norm / above;
     *a.norm = (float)norm;
-    *a.coef = coef;
+    *a.coef = kn_mul_rn(scale, clip);
+    if (a.limit)
+        *a.limit = kn_mul_rn(a.value, clip);
 }
 
 /* ---- loss scaling ---------------------------------------------------------------------------- */
@@ -397,8 +458,7 @@ extern "C" kn_status kn_cuda_adamw(const void *args)
     corrections *c = (corrections *)kn_cuda_scratch(sizeof *c);
     if (!c || KN_RUN_FLAT(corrections_kernel, 1, 1, c, a->s.step, a->beta1, a->beta2) != KN_DONE)
         return KN_FAILED;
-    kn_status s = run_adamw<float>(a, c, KN_F32);
-    return s == KN_DONE && has_f64(a->s.piece, a->s.pieces) ? run_adamw<double>(a, c, KN_F64) : s;
+    return run_dtypes<adamw_step>(a->s, adamw_call{ a, c });
 }
 
 extern "C" kn_status kn_cuda_sgd(const void *args)
@@ -408,8 +468,7 @@ extern "C" kn_status kn_cuda_sgd(const void *args)
         return KN_FAILED;
     if (a->s.pieces == 0)
         return KN_DONE;
-    kn_status s = run_sgd<float>(a, KN_F32);
-    return s == KN_DONE && has_f64(a->s.piece, a->s.pieces) ? run_sgd<double>(a, KN_F64) : s;
+    return run_dtypes<sgd_step>(a->s, *a);
 }
 
 extern "C" kn_status kn_cuda_lion(const void *args)
@@ -419,8 +478,7 @@ extern "C" kn_status kn_cuda_lion(const void *args)
         return KN_FAILED;
     if (a->s.pieces == 0)
         return KN_DONE;
-    kn_status s = run_lion<float>(a, KN_F32);
-    return s == KN_DONE && has_f64(a->s.piece, a->s.pieces) ? run_lion<double>(a, KN_F64) : s;
+    return run_dtypes<lion_step>(a->s, *a);
 }
 
 extern "C" kn_status kn_cuda_clip(const void *args)

@@ -75,11 +75,15 @@ template <typename T> kn_status run_random(const kn_random_args *a)
 struct rounding {
     int64_t rows, n, groups; /* groups: blocks of Philox that a row of n can touch */
     uint64_t seed, stream, start, step;
+    const uint64_t *seed_at;
+    const double *step_at;
+    bool f16;
 };
 
 /* A thread takes what one block of Philox has of a row: up to four elements. */
 template <typename T> KN_KERNEL(256, round_kernel, uint16_t *dst, const T *src, const rounding r)
 {
+    const uint64_t key = r.seed_at ? kn_step_key(*r.seed_at, *r.step_at) : r.seed;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
             all = (int64_t)gridDim.x * blockDim.x;
     for (; t < r.rows * r.groups; t += all) {
@@ -87,21 +91,30 @@ template <typename T> KN_KERNEL(256, round_kernel, uint16_t *dst, const T *src, 
         uint64_t first = r.start + (uint64_t)row * r.step,
                  block = first / 4 + (uint64_t)(t % r.groups);
         int64_t at = (int64_t)(block * 4 - first); /* may lie before the row */
-        kn_philox4 words = kn_philox(r.seed, r.stream, block);
+        kn_philox4 words = kn_philox(key, r.stream, block);
 #pragma unroll
         for (int v = 0; v < 4; v++)
-            if (at + v >= 0 && at + v < r.n)
-                dst[row * r.n + at + v] =
-                    kn_bf16_at_random((float)kn_get(src + row * r.n + at + v), words.word[v]);
+            if (at + v >= 0 && at + v < r.n) {
+                float x = (float)kn_get(src + row * r.n + at + v);
+                dst[row * r.n + at + v] = r.f16 ? kn_f16_at_random(x, words.word[v])
+                                                : kn_bf16_at_random(x, words.word[v]);
+            }
     }
 }
 
 template <typename T> kn_status run_round(const kn_round_args *a)
 {
     int64_t rows = a->dst.shape[0], n = a->dst.shape[1];
-    rounding r = {
-        rows, n, (n + 3) / 4 + 1, a->seed, a->stream, (uint64_t)a->start, (uint64_t)a->step
-    };
+    rounding r = { rows,
+                   n,
+                   (n + 3) / 4 + 1,
+                   a->seed,
+                   a->stream,
+                   (uint64_t)a->start,
+                   (uint64_t)a->step,
+                   a->seed_at,
+                   a->step_at,
+                   a->dst.dtype == KN_F16 };
     if (rows == 0 || n == 0)
         return KN_DONE;
     return KN_RUN_FLAT(round_kernel<T>, kn_blocks(rows * r.groups, 256, 1), 256,
@@ -204,10 +217,11 @@ extern "C" kn_status kn_cuda_round(const void *args)
     const kn_round_args *a = (const kn_round_args *)args;
     bool same = a->dst.ndim == 2 && a->src.ndim == 2 && a->dst.shape[0] == a->src.shape[0] &&
                 a->dst.shape[1] == a->src.shape[1];
-    if (!same || a->dst.dtype != KN_BF16 || !kn_array_contiguous(&a->dst) ||
-        !kn_array_contiguous(&a->src)) {
+    if (!same || (a->dst.dtype != KN_BF16 && a->dst.dtype != KN_F16) ||
+        !kn_array_contiguous(&a->dst) || !kn_array_contiguous(&a->src)) {
         char dst[128], src[128];
-        kn_fail("round: %s to %s is not supported; floats to bf16, both [rows, n] and contiguous",
+        kn_fail("round: %s to %s is not supported; floats to bf16 or f16, both [rows, n] and "
+                "contiguous",
                 kn_array_describe(&a->src, src, sizeof src),
                 kn_array_describe(&a->dst, dst, sizeof dst));
         return KN_FAILED;

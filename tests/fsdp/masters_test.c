@@ -1,0 +1,75 @@
+/* tests/fsdp/masters_test.c: parameters, gradients and states of bf16 and f16, rounded at random
+ * after each step: every way of sharding gives the bits of one plain process. Every rank has the
+ * same micro-batch, and there are 1, 2 or 4 ranks, so that means of gradients are exact. Rank
+ * functions return a status. */
+#include "tests/fsdp/optimizers.h"
+#include "tests/fsdp/two.h"
+
+enum { STEPS = 3 };
+
+static kn_tensor *loss_of(two *m, kn_dtype t, int micro)
+{
+    kn_tensor *x = kn_cast(kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), t);
+    kn_tensor *y = kn_cast(kn_call(m, x), KN_F32);
+    return kn_mean(kn_mul(y, y), 0, NULL, false);
+}
+
+static bool step_on(two *m, kn_optim *o, kn_dtype t, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_backward(loss_of(m, t, micro));
+    kn_scope_end(scope);
+    return ok && kn_step(o);
+}
+
+/* Matrices are cut along their columns where these divide by the ranks: then a part is rows of the
+ * parameter, apart from each other. */
+static int columns(const char *name, int ndim, const int64_t *shape, void *arg)
+{
+    (void)name;
+    return ndim == 2 && shape[1] % *(int *)arg == 0 ? 1 : 0;
+}
+
+static int one(kn_comm *world, const way *w, kn_dtype t, int optimizer)
+{
+    two m, plain;
+    int ranks = kn_comm_size(world);
+    EXPECT(two_init(&plain, KN_META, t) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    EXPECT(two_init(&m, KN_META, t) &&
+           kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
+                        .wrap_class = "linear", .seed = NET_SEED,
+                        .placement = w->layout == KN_LAYOUT_PER_PARAM ? columns : NULL,
+                        .placement_arg = &ranks));
+    kn_optim *o = optimizer_make(optimizer, &m, true), *p = optimizer_make(optimizer, &plain, true);
+    EXPECT(o && p);
+    for (int i = 0; i < STEPS; i++)
+        EXPECT(step_on(&m, o, t, i) && step_on(&plain, p, t, i));
+    const kn_param *list;
+    EXPECT(kn_params(&m, &list) == 4 && kn_dtype_of(list[0].master) == t);
+    EXPECT(all_read_as(&m, &plain), "optimizer %d, %s: %s", optimizer, kn_dtype_name(t),
+           kn_error());
+    kn_optim_free(o);
+    kn_optim_free(p);
+    kn_module_free(&m);
+    kn_module_free(&plain);
+    return 0;
+}
+
+static int all_optimizers(kn_comm *world, void *arg)
+{
+    kn_set_threads(1);
+    for (int k = 0; k < OPTIMIZER_KINDS * 2; k++)
+        if (one(world, arg, k % 2 ? KN_F16 : KN_BF16, k / 2))
+            return 1;
+    return 0;
+}
+
+KN_TEST(masters, rounded_at_random_to_the_same_bits)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int i = 0; i < WAYS; i++)
+            if (!ways[i].ranks || ways[i].ranks == ranks)
+                KN_CHECK(kn_spawn_threads(ranks, all_optimizers, (void *)&ways[i]) == 0,
+                         "%d ranks, way %d", ranks, i);
+}
