@@ -4,7 +4,7 @@
  *
  * Its buffers (layout.h; S shards, R replicas):
  *   master        [shard]       this rank's parameters (KN_MEM_PARAM, or the store), always there
- *   full          [full_numel]  gathered parameters in param_dtype (KN_MEM_GATHERED), there while
+ *   full          [full_numel]  gathered parameters in full_dtype (KN_MEM_GATHERED), there while
  *                               UNSHARDED; the modules' handles are views of it. With one shard and
  *                               no cast it is the master
  *   gather_stage  [S * shard]   the all-gather's result where the layout isn't zero-copy
@@ -70,6 +70,7 @@ struct kn_bucket {
     kn_unit *unit;
     kn_device device;                                             /* that computes */
     kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of grad_shard */
+    kn_dtype full_dtype; /* of full: param_dtype, or the masters' while it evaluates in it (full.c) */
     int shards, replicas, shard;
     bool trainable; /* as wrapped; kn_bucket_trains: now */
     kn_layout layout;
@@ -197,9 +198,9 @@ bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o);
 /* Chooses b->memory and takes the events. shared: what collectives use. */
 bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared);
 bool kn_bucket_create_cast_master(kn_bucket *b);
-/* What a gather reads: cast_master or the master. */
+/* What a gather reads: cast_master, or the master where that has full's dtype. */
 const kn_storage *kn_bucket_gather_source(const kn_bucket *b);
-/* dst, on the device, = this rank's part in param_dtype; `then` goes on from there. */
+/* dst, on the device, = this rank's part in full_dtype; `then` goes on from there. */
 bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then);
 /* grad_transfer = what grad_shard accumulated, if anything; `then` goes on from there. */
 bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then);

@@ -161,7 +161,7 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
         b->device = o->device;
         b->trainable = k.trainable;
         b->master_dtype = k.dtype;
-        b->param_dtype = k.param_dtype;
+        b->param_dtype = b->full_dtype = k.param_dtype;
         b->reduce_dtype = o->reduce_dtype ? o->reduce_dtype : b->param_dtype;
         b->grad_dtype = o->keep_low_precision_grads ? b->reduce_dtype : b->master_dtype;
         b->shards = k.whole ? 1 : o->mesh.shards;

@@ -26,7 +26,7 @@ typedef struct gather {
 
 static gather gather_of(kn_bucket *b, kn_comm *comm, void *dst, const void *src, int64_t count)
 {
-    return (gather){ b, comm, { dst, NULL, src, count, b->param_dtype, b->param_dtype } };
+    return (gather){ b, comm, { dst, NULL, src, count, b->full_dtype, b->full_dtype } };
 }
 
 static bool from_slice(kn_bucket *b, kn_stream *s, gather *g)
@@ -49,11 +49,11 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
     if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
         !kn_bucket_wait_for_compute(b, s))
         return false;
-    char *own = kn_storage_at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->param_dtype);
-    bool copies = !b->offloaded && (b->param_dtype != b->master_dtype || b->shards == 1);
+    char *own = kn_storage_at(whole, b->shards > 1 ? b->shard * l->shard : 0, b->full_dtype);
+    bool copies = !b->offloaded && (b->full_dtype != b->master_dtype || b->shards == 1);
     if (b->offloaded
             ? !kn_bucket_upload(b, own, s)
-            : copies && !copy(s, own, b->param_dtype, b->master->data, b->master_dtype, l->shard))
+            : copies && !copy(s, own, b->full_dtype, b->master->data, b->master_dtype, l->shard))
         return false;
     *g = gather_of(b, b->shards > 1 ? b->ranks->gather : NULL, whole->data,
                    b->offloaded || copies ? own : b->master->data, l->shard);
@@ -103,7 +103,7 @@ static bool issue(const gather *g, int n, kn_stream *s)
 static bool arrive(kn_bucket *b, kn_stream *s)
 {
     if (b->residency != KN_SLICED && !b->layout.zero_copy &&
-        !kn_bucket_rearrange(b, s, b->gather_stage->data, b->full->data, b->param_dtype, true))
+        !kn_bucket_rearrange(b, s, b->gather_stage->data, b->full->data, b->full_dtype, true))
         return false;
     if (!kn_event_record(b->gathered, s))
         return false;
@@ -194,10 +194,10 @@ bool kn_bucket_reshard(kn_bucket *b, int keep)
     bool ok = true;
     if (keep > 1 && b->slice) {
         int64_t n = b->layout.full_numel / keep;
-        ok = kn_storage_retake(b->slice) &&
-             copy(kn_bucket_compute_stream(b), b->slice->data, b->param_dtype,
-                  kn_storage_at(b->full, b->unit->rank % keep * n, b->param_dtype), b->param_dtype,
-                  n);
+        ok =
+            kn_storage_retake(b->slice) &&
+            copy(kn_bucket_compute_stream(b), b->slice->data, b->full_dtype,
+                 kn_storage_at(b->full, b->unit->rank % keep * n, b->full_dtype), b->full_dtype, n);
         b->residency = ok ? KN_SLICED : KN_SHARDED;
     }
     kn_storage_release(b->full);

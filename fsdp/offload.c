@@ -49,7 +49,7 @@ bool kn_bucket_create_cast_master(kn_bucket *b)
 
 const kn_storage *kn_bucket_gather_source(const kn_bucket *b)
 {
-    return b->cast_master ? b->cast_master : b->master;
+    return b->cast_master && b->full_dtype == b->param_dtype ? b->cast_master : b->master;
 }
 
 kn_stream *kn_bucket_host_stream(const kn_bucket *b)
@@ -94,7 +94,8 @@ static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *the
 
 bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then)
 {
-    return refresh(b) && send(b, dst, kn_bucket_gather_source(b), then);
+    return (b->full_dtype != b->param_dtype || refresh(b)) &&
+           send(b, dst, kn_bucket_gather_source(b), then);
 }
 
 bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then)

@@ -200,7 +200,7 @@ static void redirect(kn_bucket *b, int i, kn_tensor *t)
     t->storage = kn_storage_ref(b->full);
     kn_storage_unref(old);
     t->offset = b->layout.offset[i];
-    t->dtype = b->param_dtype;
+    t->dtype = b->full_dtype;
     kn_row_major(t->ndim, t->shape, t->stride);
     t->leaf->dest = grad_dest;
     t->leaf->dest_arg = b;

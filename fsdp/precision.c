@@ -5,6 +5,12 @@
  * in. */
 #include "fsdp/schedule.h"
 
+/* The dtype of u's outputs; the default: as they come, also where u evaluates in full precision. */
+static kn_dtype output_dtype(const kn_unit *u)
+{
+    return u->full ? KN_DTYPE_DEFAULT : u->options.output_dtype;
+}
+
 /* The dtype that u computes in; the default where it takes its inputs as they come. */
 static kn_dtype input_dtype(const kn_unit *u)
 {
@@ -13,9 +19,9 @@ static kn_dtype input_dtype(const kn_unit *u)
         return KN_DTYPE_DEFAULT;
     if (which == KN_CAST_ROOT && kn_call_is_inside(u))
         return KN_DTYPE_DEFAULT;
-    if (u->options.param_dtype)
+    if (u->options.param_dtype && !u->full)
         return u->options.param_dtype;
-    return u->buckets > 0 ? u->bucket[0]->param_dtype : KN_DTYPE_DEFAULT;
+    return u->buckets > 0 ? u->bucket[0]->full_dtype : KN_DTYPE_DEFAULT;
 }
 
 static kn_device device_of(const kn_unit *u)
@@ -52,7 +58,7 @@ static kn_dtype stays(const kn_unit *u)
     bool widens = input_dtype(u) == KN_F32;
     for (int i = 0; i < u->modules; i++)
         widens = widens && u->module[i]->widens;
-    const kn_dtype t = u->options.output_dtype;
+    const kn_dtype t = output_dtype(u);
     return widens && (t == KN_BF16 || t == KN_F16) ? t : KN_DTYPE_DEFAULT;
 }
 
@@ -82,12 +88,12 @@ bool kn_unit_cast_inputs(kn_unit *u, kn_values *in)
 
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out)
 {
-    return !out || cast_floats(out, u->options.output_dtype, KN_DTYPE_DEFAULT);
+    return !out || cast_floats(out, output_dtype(u), KN_DTYPE_DEFAULT);
 }
 
 bool kn_unit_converts(const void *unit, const kn_tensor *x)
 {
     const kn_unit *u = unit;
     return kn_device_of(x) != device_of(u) || to_cast(x, input_dtype(u), stays(u)) ||
-           to_cast(x, u->options.output_dtype, KN_DTYPE_DEFAULT);
+           to_cast(x, output_dtype(u), KN_DTYPE_DEFAULT);
 }

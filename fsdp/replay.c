@@ -50,9 +50,9 @@ static void add_pointer(uint64_t *h, const void *p)
 
 static void add_unit(uint64_t *h, const kn_unit *u)
 {
-    add(h,
-        (uint64_t)(u->sync | u->all_reduce << 1 | u->reshard_after_backward << 2 |
-                   u->unshard_in_backward << 3 | u->reduce_unused << 4 | u->is_last_backward << 5));
+    add(h, (uint64_t)(u->sync | u->all_reduce << 1 | u->reshard_after_backward << 2 |
+                      u->unshard_in_backward << 3 | u->reduce_unused << 4 |
+                      u->is_last_backward << 5 | u->full << 6));
     add(h, (uint64_t)u->options.reshard_after_forward);
     double divisor = kn_unit_divisor(u);
     uint64_t bits;

@@ -25,7 +25,8 @@ static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
 {
     kn_unit *u = unit;
     bool replay = kn_in_backward(); /* a call that recomputes: its unit's turn has come */
-    if (!kn_schedule_of(u) || !(replay ? kn_turns_come_to(u) : kn_call_begin(u, m)))
+    if (!kn_schedule_of(u) || !kn_unit_may_train(u) ||
+        !(replay ? kn_turns_come_to(u) : kn_call_begin(u, m)))
         return false;
     if (kn_unit_unshard(u) && kn_unit_wait(u) && !replay)
         kn_prefetch_forward(u);

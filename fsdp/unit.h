@@ -50,6 +50,7 @@ struct kn_unit {
     bool reducing;         /* its reduction may still run */
     kn_unit *reducing_next;
     bool cast;  /* .param_dtype was given: inputs follow it */
+    bool full;  /* kn_fsdp_set_full_precision */
     bool fresh; /* made by a kn_fsdp_wrap that may still be refused (undo.c) */
     kn_comm_hook hook, all_reduce_hook;
     void *hook_arg, *all_reduce_hook_arg;
@@ -122,6 +123,10 @@ void kn_unit_leave(void *unit, kn_module_impl *m);
 /* begin.c: buffers of u's modules, and of those below outside other units, show their values in
  * full precision, or again those that compute. */
 bool kn_unit_show_buffers(kn_unit *u, bool full);
+
+/* full.c. A backward, or a forward that one follows, finds u in the precision in which it trains;
+ * else an error. */
+bool kn_unit_may_train(const kn_unit *u);
 
 /* precision.c */
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);

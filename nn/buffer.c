@@ -57,6 +57,42 @@ kn_tensor *kn_module_buffer(const void *module, const char *name)
     return NULL;
 }
 
+bool kn_set_buffer_saved(void *module, const char *name, bool saved)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_set_buffer_saved") : NULL;
+    if (!m || !kn_given(name, "kn_set_buffer_saved", "the name"))
+        return false;
+    for (int i = 0; i < m->buffers; i++)
+        if (strcmp(m->buffer[i].name, name) == 0) {
+            m->buffer[i].not_saved = !saved;
+            return true;
+        }
+    return kn_fail("kn_set_buffer_saved: '%s' (%s) has no buffer '%s' of its own",
+                   kn_module_shown(m), m->class_name, name);
+}
+
+bool kn_module_buffer_saved(const void *module, int i)
+{
+    const kn_module_impl *m = kn_impl(module, "kn_module_buffer_saved");
+    return m && kn_module_buffer_at(module, i, NULL) && !m->buffer[i].not_saved;
+}
+
+bool kn_is_unsaved_buffer(kn_module_impl *m, const char *name)
+{
+    const char *rank = strstr(name, ".rank"), *dot = NULL;
+    size_t length = rank ? (size_t)(rank - name) : strlen(name);
+    for (size_t i = 0; i < length; i++)
+        dot = name[i] == '.' ? name + i : dot;
+    kn_module_impl *at = dot ? kn_module_at(m, name, (size_t)(dot - name)) : m;
+    const char *own = dot ? dot + 1 : name;
+    length -= (size_t)(own - name);
+    for (int i = 0; at && i < at->buffers; i++)
+        if (at->buffer[i].not_saved && strlen(at->buffer[i].name) == length &&
+            strncmp(at->buffer[i].name, own, length) == 0)
+            return true;
+    return false;
+}
+
 int kn_module_buffers(const void *module)
 {
     const kn_module_impl *m = kn_impl(module, "kn_module_buffers");

@@ -375,8 +375,9 @@ static void print_tree(FILE *out, const kn_module_impl *m, int depth)
                 m->param[i].owner ? "" : " (shared)",
                 m->param[i].tensor->requires_grad ? "" : " (frozen)");
     for (int i = 0; i < m->buffers; i++)
-        fprintf(out, "%*s%s %s (buffer)\n", 2 * depth + 2, "", m->buffer[i].name,
-                kn_describe(m->buffer[i].tensor, buf, sizeof buf));
+        fprintf(out, "%*s%s %s (buffer%s)\n", 2 * depth + 2, "", m->buffer[i].name,
+                kn_describe(m->buffer[i].tensor, buf, sizeof buf),
+                m->buffer[i].not_saved ? ", not saved" : "");
     for (int i = 0; i < m->children; i++)
         print_tree(out, m->child[i]->impl, depth + 1);
 }

@@ -70,6 +70,7 @@ typedef struct kn_buffer_entry {
     char *name;
     kn_tensor *tensor;
     bool declared; /* by kn_declare_buffer, with the initial values of init */
+    bool not_saved;
     kn_initializer init;
 } kn_buffer_entry;
 
@@ -213,6 +214,8 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
 /* Moves b to device. Fills a declared buffer with its initial values if it was on meta, or if
  * again. The handle stays. */
 bool kn_buffer_settle(kn_buffer_entry *b, kn_device device, uint64_t seed, bool again);
+/* name, dotted below m, maybe with ".rank<K>" behind it, is a buffer that isn't saved. */
+bool kn_is_unsaved_buffer(kn_module_impl *m, const char *name);
 /* Makes a float buffer compute in dtype and keeps its values in full precision beside it. The
  * handle stays, also in other modules that hold it. */
 bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype);

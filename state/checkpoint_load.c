@@ -47,11 +47,20 @@ static int of_other_groups(const kn_pieces *p, const kn_entry *list, int count)
     return others;
 }
 
-/* The part holds exactly these tensors. */
-static bool check_part(const kn_checkpoint *c, const kn_pieces *p, int part, const kn_entry *list,
-                       int count)
+/* The number of p's tensors that are no buffers of m's tree which aren't saved (any more). */
+static int saved_ones(const kn_pieces *p, kn_module_impl *m)
 {
-    const int there = p ? kn_pieces_count(p) : 0;
+    int there = 0;
+    for (int i = 0; p && i < kn_pieces_count(p); i++)
+        there += !kn_is_unsaved_buffer(kn_impl_root(m), kn_pieces_tensor(p, i)->name);
+    return there;
+}
+
+/* The part holds exactly these tensors. */
+static bool check_part(const kn_checkpoint *c, const kn_pieces *p, int part, const kn_entries *e,
+                       const kn_entry *list, int count)
+{
+    const int there = saved_ones(p, e->module->impl);
     for (int i = 0; p && i < count; i++)
         if (!check_entry(c, p, part, &list[i]))
             return false;
@@ -161,8 +170,8 @@ static bool list_and_check(const kn_checkpoint *c, kn_entries *e, int *models, v
     if (o->optim && c->buffer_ranks > 1 && c->optimizer &&
         (!mark_buffers(c, e) || !kn_entries_add_rank_buffers(e, (int)c->buffer_ranks)))
         return false;
-    return check_part(c, c->model, KN_PART_MODEL, e->list, *models) &&
-           (!o->optim || check_part(c, c->optimizer, KN_PART_OPTIMIZER, e->list + *models,
+    return check_part(c, c->model, KN_PART_MODEL, e, e->list, *models) &&
+           (!o->optim || check_part(c, c->optimizer, KN_PART_OPTIMIZER, e, e->list + *models,
                                     e->count - *models)) &&
            kn_entries_may_write(e, "kn_checkpoint_load");
 }

@@ -40,7 +40,8 @@ typedef enum kn_state_kind {
     KN_STATE_DEFAULT = 0, /* what kn_state_dict_type set, else KN_STATE_FULL */
     KN_STATE_FULL,        /* whole tensors on every rank. Collective; buffers are rank 0's */
     /* This rank's part of each tensor, and its own buffers: nothing is sent. Loaded on the ranks
-     * that took it, with any strategy and layout; nothing is sent where these are the same. */
+     * that took it, with any strategy and layout; nothing is sent where these are the same. Other
+     * ranks load what kn_state_gather makes of it. */
     KN_STATE_SHARDED,
     /* This rank's flat part of each unit as it lies in memory, "<unit>._flat_param", with padding
      * (FSDP1's local state dict); else as sharded. Nothing is sent. Only for the same sharding. */
@@ -71,6 +72,28 @@ KN_API kn_state *kn_optim_state_dict_(const kn_optim *o, kn_state_dict_options o
 #define kn_optim_state_dict(optim, ...)                                                            \
     kn_optim_state_dict_(                                                                          \
         (optim), (kn_state_dict_options){ ._size = sizeof(kn_state_dict_options), __VA_ARGS__ })
+
+/* A full state from the parts of sharded ones, which ranks hold in memory, for another number of
+ * ranks, or for a program that goes on after ranks have left or come:
+ *
+ *     kn_state *whole = kn_state_gather(part, .comm = old, .rank0_only = true);
+ *     kn_load_state_dict(&net, whole, .from_rank0 = true);        // net is sharded over others
+ *
+ * Together the ranks of .comm hold every element: they are those that took the state, or one
+ * replica of a hybrid mesh; others give NULL or an empty state. Values and buffers are those of the
+ * first rank that has any. A state of KN_STATE_LOCAL only goes back where it was. It takes memory
+ * for the whole tensors on the ranks that get them, and for the largest part. Collective. The caller
+ * frees the result, which is empty on the other ranks; NULL with an error. */
+typedef struct kn_state_gather_options {
+    size_t _size;
+    struct kn_guard *_positional;
+    kn_comm *comm;   /* NULL: kn_world() */
+    bool rank0_only; /* of .comm */
+} kn_state_gather_options;
+KN_API kn_state *kn_state_gather_(const kn_state *s, kn_state_gather_options o);
+#define kn_state_gather(s, ...)                                                                    \
+    kn_state_gather_(                                                                              \
+        (s), (kn_state_gather_options){ ._size = sizeof(kn_state_gather_options), __VA_ARGS__ })
 
 /* ---- loading --------------------------------------------------------------------------------- */
 

@@ -105,9 +105,9 @@ bool kn_optim_steps_param(const kn_optim *o, const kn_param *p, int i);
 
 /* ---- share.c --------------------------------------------------------------------------------- */
 
-/* Every rank gets rank 0's names, shapes and values, without the bytes of tensors; s is NULL on the
- * others. Collective. The caller frees it. */
-kn_state *kn_state_header(const kn_state *s, kn_comm *comm);
+/* Every rank gets root's names, shapes and values, without the bytes of tensors. Collective. The
+ * caller frees it. */
+kn_state *kn_state_header(const kn_state *s, kn_comm *comm, int root);
 /* The values of s as a JSON object, NULL with an error; and back into s. */
 char *kn_state_values_text(const kn_state *s); /* to be freed with free */
 bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where);

@@ -221,6 +221,8 @@ static bool add_buffers_of(kn_module *m, void *arg)
     const char *path = kn_module_path(m), *name;
     for (int i = 0; i < kn_module_buffers(m); i++) {
         kn_tensor *t = kn_module_buffer_at(m, i, &name);
+        if (t && !kn_module_buffer_saved(m, i))
+            continue;
         if (!t || (!listed(all, t) &&
                    !add_buffer(all, t, 0, true, *path ? path : name, *path ? name : NULL)))
             return false;

@@ -168,7 +168,12 @@ static bool take_names(kn_loading *l)
         return true;
     }
     l->s = has ? l->s : NULL;
-    l->names = l->header = kn_state_header(l->s, l->all.comm);
+    for (int i = 0; l->s && i < l->s->count; i++)
+        if (l->s->list[i].flat || l->s->list[i].shards > 1)
+            kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full, or gather "
+                    "the parts (kn_state_gather)",
+                    l->s->list[i].name);
+    l->names = l->header = kn_ok() ? kn_state_header(l->s, l->all.comm, 0) : NULL;
     return l->header != NULL;
 }
 

@@ -236,7 +236,8 @@ static bool list_unexpected(kn_loading *l)
     for (int i = 0; ok && i < l->names->count; i++) {
         const kn_state_item *item = &l->names->list[i];
         const char *name = kn_state_below(item->name, l->o->prefix);
-        if (l->used[i] || !name || item->type != KN_STATE_TENSOR)
+        if (l->used[i] || !name || item->type != KN_STATE_TENSOR ||
+            (!l->optim && kn_is_unsaved_buffer(l->all.module->impl, name)))
             continue;
         ok = (l->optim && of_others(l, name)) || kn_names_add(&l->unexpected, item->name);
     }

@@ -84,7 +84,7 @@ bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const cha
     return ok || (kn_ok() && kn_fail("%s: a value in it is no number or text", where));
 }
 
-/* ---- rank 0's names -------------------------------------------------------------------------- */
+/* ---- a rank's names -------------------------------------------------------------------------- */
 
 static json_t *header_of(const kn_state_item *i)
 {
@@ -105,11 +105,7 @@ static char *header_text(const kn_state *s)
     bool ok = all || kn_fail("state: no memory for its names");
     for (int i = 0; ok && i < s->count; i++) {
         const kn_state_item *item = &s->list[i];
-        if (item->type == KN_STATE_TENSOR && (item->flat || item->shards > 1))
-            ok = kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full",
-                         item->name);
-        else
-            ok = json_array_append_new(all, header_of(item)) == 0 || no_json(item);
+        ok = json_array_append_new(all, header_of(item)) == 0 || no_json(item);
     }
     char *text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
     json_decref(all);
@@ -135,7 +131,7 @@ static bool add_header(kn_state *s, const json_t *j)
     return true;
 }
 
-/* text: rank 0's own bytes, which it trusts. */
+/* text: a rank's own bytes, which it trusts. */
 static kn_state *parse_header(const char *text, size_t size)
 {
     json_error_t error;
@@ -152,11 +148,11 @@ static kn_state *parse_header(const char *text, size_t size)
     return NULL;
 }
 
-kn_state *kn_state_header(const kn_state *s, kn_comm *comm)
+kn_state *kn_state_header(const kn_state *s, kn_comm *comm, int root)
 {
-    char *text = kn_rank(comm) == 0 ? header_text(s) : NULL;
+    char *text = kn_rank(comm) == root ? header_text(s) : NULL;
     size_t size = text ? strlen(text) : 0;
-    char *all = kn_ok() ? kn_broadcast_bytes(comm, text, &size, 0) : NULL;
+    char *all = kn_ok() ? kn_broadcast_bytes(comm, text, &size, root) : NULL;
     free(text);
     kn_state *header = all ? parse_header(all, size) : NULL;
     kn_host_free(all);

@@ -1,0 +1,83 @@
+/* fsdp/full.c: evaluation in full precision of units that train in less. Between a forward and its
+ * backward it may come, too: what the forward saved are views of the same storages, which hold
+ * their dtype again by then. */
+#include "fsdp/schedule.h"
+
+bool kn_unit_may_train(const kn_unit *u)
+{
+    return !u->full || !(kn_grad_mode() || kn_in_backward()) ||
+           kn_fail("fsdp: unit '%s' evaluates in full precision: set grad mode off, or call "
+                   "kn_fsdp_set_full_precision(module, false) before it trains",
+                   kn_unit_name(u));
+}
+
+/* The released bytes that hold count elements hold them in dtype from now on. */
+static void resize(kn_storage *s, int64_t count, kn_dtype dtype)
+{
+    if (s)
+        s->bytes = (size_t)count * kn_dtype_size(dtype);
+}
+
+static void set_bucket(kn_bucket *b, bool full)
+{
+    const kn_dtype dtype = full ? b->master_dtype : b->param_dtype;
+    if (b->full == b->master || b->full_dtype == dtype)
+        return;
+    b->full_dtype = dtype;
+    resize(b->full, b->layout.full_numel, dtype);
+    resize(b->gather_stage, b->layout.shard * b->shards, dtype);
+    resize(b->slice, b->unit->slice_ranks > 1 ? b->layout.full_numel / b->unit->slice_ranks : 0,
+           dtype);
+    for (int i = 0; i < b->params; i++)
+        b->param[i].tensor->dtype = dtype;
+}
+
+static bool may_turn(kn_module *m, void *any)
+{
+    kn_unit *u = kn_unit_of(m->impl);
+    if (!u || u->module[0] != m->impl)
+        return true;
+    *(bool *)any = true;
+    if (u->schedule) {
+        kn_forward_close(u->schedule);
+        kn_schedule_recover(u->schedule);
+    }
+    if (u->state == KN_UNIT_FORWARD || u->calls > 0)
+        return kn_fail("kn_fsdp_set_full_precision: unit '%s' is in a forward; call it after "
+                       "that",
+                       kn_unit_name(u));
+    return !u->summoned || kn_fail("kn_fsdp_set_full_precision: unit '%s' is summoned; end the "
+                                   "scope first",
+                                   kn_unit_name(u));
+}
+
+static bool turn(kn_module *m, void *on)
+{
+    kn_unit *u = kn_unit_of(m->impl);
+    const bool full = *(bool *)on;
+    if (!u || u->module[0] != m->impl || u->full == full)
+        return true;
+    if (!kn_unit_reshard(u) || !kn_unit_show_buffers(u, full))
+        return false;
+    for (int i = 0; i < u->buckets; i++)
+        set_bucket(u->bucket[i], full);
+    u->full = full;
+    return true;
+}
+
+bool kn_fsdp_set_full_precision(void *module, bool on)
+{
+    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_fsdp_set_full_precision") : NULL;
+    bool any = false;
+    if (m && kn_in_backward())
+        return kn_fail("kn_fsdp_set_full_precision: a backward runs; call it after that");
+    if (!m || !kn_apply_modules(module, may_turn, &any))
+        return false;
+    if (!any)
+        return kn_fail(
+            "kn_fsdp_set_full_precision: there is no unit of fsdp at or below '%s' (%s); "
+            "wrap it first",
+            kn_module_shown(m), m->class_name);
+    kn_changed();
+    return kn_apply_modules(module, turn, &on) && kn_ok();
+}
