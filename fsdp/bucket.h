@@ -70,7 +70,7 @@ struct kn_bucket {
     kn_unit *unit;
     kn_device device;                                             /* that computes */
     kn_dtype master_dtype, param_dtype, reduce_dtype, grad_dtype; /* grad_dtype: of grad_shard */
-    kn_dtype full_dtype; /* of full: param_dtype, or the masters' while it evaluates in it (full.c) */
+    kn_dtype full_dtype; /* param_dtype, or the masters' while it evaluates in it (full.c) */
     int shards, replicas, shard;
     bool trainable; /* as wrapped; kn_bucket_trains: now */
     kn_layout layout;

@@ -264,8 +264,8 @@ KN_API bool kn_fsdp_set_is_last_backward(void *module, bool on);
  * left on this rank or another, of all trees of units at and below module, without a backward.
  * Collective; false with an error, or while a backward runs. */
 KN_API bool kn_fsdp_reduce_grads(void *module);
-/* on: the units at and below module gather their parameters in the masters' dtype and compute in it,
- * as do their buffers; float inputs become it, and outputs stay in it: an evaluation in full
+/* on: the units at and below module gather their parameters in the masters' dtype and compute in
+ * it, as do their buffers; float inputs become it, and outputs stay in it: an evaluation in full
  * precision of a model that trains in bf16. Gathers and activations take its memory. A forward then
  * needs grad mode off. off: back to .param_dtype, with the same bits as without. Not inside of a
  * forward, a backward or a summon. */

@@ -2,6 +2,7 @@
  * backward it may come, too: what the forward saved are views of the same storages, which hold
  * their dtype again by then. */
 #include "fsdp/schedule.h"
+#include "kernels/graph_internal.h"
 
 bool kn_unit_may_train(const kn_unit *u)
 {

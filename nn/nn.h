@@ -210,9 +210,10 @@ KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
  * gets its values when they do. Owned by the module. */
 KN_API kn_tensor *kn_declare_buffer(void *m, const char *name, kn_dtype dtype, kn_device device,
                                     kn_initializer init, int ndim, const int64_t *shape);
-/* saved false: the program makes the values of m's own buffer "name" anew, as it does a table of
- * positions (torch's persistent=False): it isn't in state dicts, checkpoints and files of weights,
- * which are loaded whether they have it or not. Sharding treats it as any other buffer. */
+/* Says whether m's own buffer "name" is in state dicts, checkpoints and files of weights; at first
+ * it is. A table of positions, say, which the program makes anew, need not be (torch's
+ * persistent=False): states are then loaded whether they have it or not. Sharding treats it as any
+ * other buffer. */
 KN_API bool kn_set_buffer_saved(void *m, const char *name, bool saved);
 /* Whether the i-th buffer that m itself holds is in state dicts and files. */
 KN_API bool kn_module_buffer_saved(const void *m, int i);

@@ -1,5 +1,5 @@
-/* optim/clip.c: norms of the gradients over all ranks, clipping by them and by value, and the search
- * for gradients that aren't finite.
+/* optim/clip.c: norms of the gradients over all ranks, clipping by them and by value, and the
+ * search for gradients that aren't finite.
  *
  * A norm takes two passes: the largest magnitude M of all ranks, then the sum of (|g| / M)^p in
  * fixed point. Integers add to the same sum in any order, so the norm is the same bits however the

@@ -226,9 +226,9 @@ KN_API kn_tensor *kn_clip_grad_norm(void *module, double max_norm);
  * is exact. */
 KN_API kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double p);
 /* The next steps of optimizers for module or for modules below it clamp each element of the mean
- * gradients, after micro-batches, ranks and a loss scale are divided out, to +- value, which is above
- * 0 (torch.nn.utils.clip_grad_value_); NaN stays. kn_param_grad shows the raw sums as they are.
- * After kn_clip_grad_norm it clamps what that left; before it, the norm is that of the clamped
+ * gradients, after micro-batches, ranks and a loss scale are divided out, to +- value, which is
+ * above 0 (torch.nn.utils.clip_grad_value_); NaN stays. kn_param_grad shows the raw sums as they
+ * are. After kn_clip_grad_norm it clamps what that left; before it, the norm is that of the clamped
  * gradients, of which it then takes a copy in memory. A step refuses gradients that came after it.
  * Nothing is sent. */
 KN_API bool kn_clip_grad_value(void *module, double value);

@@ -82,8 +82,8 @@ KN_API kn_state *kn_optim_state_dict_(const kn_optim *o, kn_state_dict_options o
  * Together the ranks of .comm hold every element: they are those that took the state, or one
  * replica of a hybrid mesh; others give NULL or an empty state. Values and buffers are those of the
  * first rank that has any. A state of KN_STATE_LOCAL only goes back where it was. It takes memory
- * for the whole tensors on the ranks that get them, and for the largest part. Collective. The caller
- * frees the result, which is empty on the other ranks; NULL with an error. */
+ * for the whole tensors on the ranks that get them, and for the largest part. Collective. The
+ * caller frees the result, which is empty on the other ranks; NULL with an error. */
 typedef struct kn_state_gather_options {
     size_t _size;
     struct kn_guard *_positional;

@@ -1,5 +1,5 @@
-/* state/gather.c: whole tensors from the parts that ranks hold in memory: the way of a sharded state
- * to other ranks than those that took it.
+/* state/gather.c: whole tensors from the parts that ranks hold in memory: the way of a sharded
+ * state to other ranks than those that took it.
  *
  * All ranks first learn who holds which elements of which tensor, so that a part that nobody has is
  * an error on all of them before anything is sent. Then the parts come, a tensor at a time. */

@@ -6,6 +6,7 @@
 #define kn_state_dict_(...)            KN_PLACE(kn_state_dict_(__VA_ARGS__))
 #define kn_optim_state_dict_(...)      KN_PLACE(kn_optim_state_dict_(__VA_ARGS__))
 #define kn_load_report_free(...)       KN_PLACE(kn_load_report_free(__VA_ARGS__))
+#define kn_state_gather_(...)          KN_PLACE(kn_state_gather_(__VA_ARGS__))
 #define kn_load_state_dict_(...)       KN_PLACE(kn_load_state_dict_(__VA_ARGS__))
 #define kn_load_optim_state_dict_(...) KN_PLACE(kn_load_optim_state_dict_(__VA_ARGS__))
 #define kn_state_dict_type_(...)       KN_PLACE(kn_state_dict_type_(__VA_ARGS__))

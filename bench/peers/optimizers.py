@@ -210,6 +210,31 @@ clipping('clip_grad_norm_p', lambda d: d.choice([1.0, 2.0, 3.0, math.inf]), boun
          why='the largest magnitude is an f32')
 
 
+@optimizer('clip_grad_value', 'nn.utils.clip_grad_value_')
+def _(d):
+    most = d.choice([1e-3, 0.01, 0.1, 1.0])
+
+    def in_knap_by(k, m):
+        o = k.optimizer('sgd', m, lr=0.1)
+
+        def step(made):
+            k.backward(made())
+            k.clip_grad_value(m, most)
+            k.step(o)
+        return step
+
+    def in_torch_by(params):
+        o = torch.optim.SGD(params, lr=0.1)
+
+        def step(grads):
+            for x, g in zip(params, grads):
+                x.grad = g.clone()
+            torch.nn.utils.clip_grad_value_(params, most)
+            o.step()
+        return step
+    return in_knap_by, in_torch_by
+
+
 @optimizer('scaler_new', 'amp.GradScaler')
 def _(d):
     bad = {d.int(0, STEPS - 1) for _ in range(2)}    # steps whose loss overflows

@@ -1,5 +1,5 @@
-/* tests/fsdp/full_precision_test.c: a model that trains in bf16 is evaluated in the precision of its
- * masters: with the bits of a plain f32 model that has their values, and training goes on as if
+/* tests/fsdp/full_precision_test.c: a model that trains in bf16 is evaluated in the precision of
+ * its masters: with the bits of a plain f32 model that has their values, and training goes on as if
  * that had not been. Rank functions return a status. */
 #include "tests/fsdp/net.h"
 
@@ -50,13 +50,13 @@ static int in_full(net *m, net *plain)
     EXPECT(copy_masters(plain, m) && evaluate(plain, &want));
     EXPECT(kn_fsdp_on_event(m, sum_gathers, &narrow) && evaluate(m, &low) &&
            kn_fsdp_set_full_precision(m, true) && kn_fsdp_on_event(m, sum_gathers, &wide));
-    kn_tensor *buffer = kn_module_buffer(m, "scale");
-    EXPECT(kn_dtype_of(buffer) == KN_F32 && ((float *)kn_array_of(buffer).data)[2] == 1e-3f);
+    kn_tensor *scale = kn_module_buffer(m, "scale");
+    EXPECT(kn_dtype_of(scale) == KN_F32 && ((float *)kn_array_of(scale).data)[2] == 1e-3f);
     EXPECT(evaluate(m, &full), "%s", kn_error());
     EXPECT(full == want && low != want, "%.9g, not %.9g (bf16: %.9g)", full, want, low);
     EXPECT(wide > narrow, "gathers of %lld and %lld bytes", (long long)narrow, (long long)wide);
     EXPECT(kn_fsdp_set_full_precision(m, true) && evaluate(m, &full) && full == want, "again");
-    EXPECT(kn_fsdp_set_full_precision(m, false) && kn_dtype_of(buffer) == KN_BF16);
+    EXPECT(kn_fsdp_set_full_precision(m, false) && kn_dtype_of(scale) == KN_BF16);
     EXPECT(evaluate(m, &full) && full == low, "back in bf16");
     return 0;
 }

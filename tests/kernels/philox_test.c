@@ -138,7 +138,7 @@ KN_TEST(philox, normal_bits_are_fixed)
 
 /* ---- rounding at random ---------------------------------------------------------------------- */
 
-/* The result is one of x's two neighbours, and x itself on average; what needs no rounding stays. */
+/* The result is one of x's two neighbours, and x itself on average; exact values stay. */
 KN_TEST(philox, rounding_at_random_is_unbiased)
 {
     enum { DRAWS = 4096 };

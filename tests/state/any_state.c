@@ -150,7 +150,7 @@ static bool train(training *t, int number)
 }
 
 /* Everything, in one dictionary; NULL with an error. */
-static kn_state *take(training *t, kn_state_kind kind, bool rank0)
+static kn_state *take_all(training *t, kn_state_kind kind, bool rank0)
 {
     kn_state *s = kn_state_dict(&t->m, .kind = kind, .rank0_only = rank0, .prefix = "model."),
              *o = kn_optim_state_dict(t->o, .kind = kind, .rank0_only = rank0, .prefix = "optim."),
@@ -165,14 +165,15 @@ static kn_state *take(training *t, kn_state_kind kind, bool rank0)
     return NULL;
 }
 
-static bool fill(training *t, const kn_state *s, bool dealt)
+/* numbers: where a dealt state is rank 0's alone, every rank's numbers. */
+static bool fill_all(training *t, const kn_state *s, bool dealt, const kn_state *numbers)
 {
     const kn_state *mine = dealt && kn_rank(t->comm) > 0 ? NULL : s;
     return kn_load_state_dict(&t->m, mine, .prefix = "model.", .from_rank0 = dealt) &&
            kn_load_optim_state_dict(t->o, mine, .prefix = "optim.", .from_rank0 = dealt) &&
            (!t->ema || (kn_load_state_dict(&t->m, mine, .prefix = "ema.", .ema = t->ema,
                                            .from_rank0 = dealt) &&
-                        (!mine || kn_state_get(mine, .ema = t->ema, .prefix = "average."))));
+                        kn_state_get(numbers, .ema = t->ema, .prefix = "average.")));
 }
 
 /* ---- the way of the state -------------------------------------------------------------------- */
@@ -190,11 +191,11 @@ static kn_state *leave(const any_case *c, training *from, kn_comm *world, bool *
         return NULL;
     }
     if (from)
-        s = take(from,
-                 c->by == LOCAL                          ? KN_STATE_LOCAL
-                 : c->by == SHARDED || c->by == GATHERED ? KN_STATE_SHARDED
-                                                         : KN_STATE_FULL,
-                 c->by == RANK0 || c->by == SAVED);
+        s = take_all(from,
+                     c->by == LOCAL                          ? KN_STATE_LOCAL
+                     : c->by == SHARDED || c->by == GATHERED ? KN_STATE_SHARDED
+                                                             : KN_STATE_FULL,
+                     c->by == RANK0 || c->by == SAVED);
     if (c->by == GATHERED) {
         whole = kn_state_gather(s, .comm = world, .rank0_only = true);
         kn_state_free(s);
@@ -211,10 +212,11 @@ static kn_state *leave(const any_case *c, training *from, kn_comm *world, bool *
     return s;
 }
 
-static bool arrive(const any_case *c, training *to, const kn_state *s, bool dealt)
+static bool arrive(const any_case *c, training *to, const kn_state *s, bool dealt,
+                   const kn_state *want)
 {
     if (c->by != FOLDER)
-        return fill(to, s, dealt);
+        return fill_all(to, s, dealt, want);
     kn_checkpoint *p = kn_checkpoint_open(c->path, to->comm ? to->comm : kn_comm_self());
     bool ok = p && kn_checkpoint_load(p, &to->m, .optim = to->o, .ema = to->ema);
     kn_checkpoint_free(p);
@@ -228,11 +230,11 @@ static int goes_on(const any_case *c, training *to, const kn_state *want)
     training ref;
     const side plain = { .ranks = 1, .plain = true };
     const bool order = c->to.o.strategy < KN_HYBRID_SHARD || c->to.plain; /* of its sums */
-    kn_state *got = take(to, KN_STATE_FULL, false);
+    kn_state *got = take_all(to, KN_STATE_FULL, false);
     EXPECT(got && same_states(got, want), "%s", kn_error());
-    EXPECT(begin(&ref, c, &plain, NULL, 5) && fill(&ref, want, false), "%s", kn_error());
+    EXPECT(begin(&ref, c, &plain, NULL, 5) && fill_all(&ref, want, false, want), "%s", kn_error());
     EXPECT(train(&ref, 2) && train(to, 2), "%s", kn_error());
-    kn_state *a = take(&ref, KN_STATE_FULL, false), *b = take(to, KN_STATE_FULL, false);
+    kn_state *a = take_all(&ref, KN_STATE_FULL, false), *b = take_all(to, KN_STATE_FULL, false);
     EXPECT(a && b && (!order || same_states(b, a)), "the next step: %s", kn_error());
     kn_state_free(got), kn_state_free(a), kn_state_free(b);
     finish(&ref);
@@ -261,11 +263,11 @@ static int run(kn_comm *world, void *arg)
         EXPECT(begin(&to, c, &c->to, b, 5) && train(&to, 7), "%s", kn_error());
     kn_state *s = leave(c, a ? &from : NULL, world, &dealt);
     EXPECT(kn_ok(), "%s", kn_error());
-    kn_state *mine = a ? take(&from, KN_STATE_FULL, true) : NULL;
+    kn_state *mine = a ? take_all(&from, KN_STATE_FULL, true) : NULL;
     kn_state *want = kn_state_gather(mine, .comm = world); /* every rank gets rank 0's */
     EXPECT(want, "%s", kn_error());
     if (b) {
-        EXPECT(arrive(c, &to, s, dealt), "%s", kn_error());
+        EXPECT(arrive(c, &to, s, dealt, want), "%s", kn_error());
         if (goes_on(c, &to, want))
             return 1;
         finish(&to);

@@ -1,6 +1,6 @@
-/* tests/state/gather_state_test.c: sharded states in memory go to other ranks than those that took them:
- * to fewer, to more, and from the replica that is left of a hybrid mesh. Rank functions return a
- * status. */
+/* tests/state/gather_state_test.c: sharded states in memory go to other ranks than those that took
+ * them: to fewer, to more, and from the replica that is left of a hybrid mesh. Rank functions
+ * return a status. */
 #include "tests/state/moving.h"
 
 /* Ranks [0, n) of world, or NULL for the others. Collective. */

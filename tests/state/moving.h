@@ -50,10 +50,11 @@ static inline bool same_states(const kn_state *a, const kn_state *b)
         const char *name = kn_state_name(a, i);
         if (strcmp(name, kn_state_name(b, i)) != 0)
             return kn_fail("%s, not %s", name, kn_state_name(b, i));
-        if (strstr(name, ".step") ? kn_state_int(a, name) != kn_state_int(b, name)
-            : strstr(name, ".lr") || strstr(name, "_decay")
-                ? kn_state_number(a, name) != kn_state_number(b, name)
-                : !same_bytes(kn_state_tensor(a, name), kn_state_tensor(b, name)))
+        const kn_state_value type = kn_state_type(a, name);
+        if (type != kn_state_type(b, name) ||
+            (type == KN_STATE_TENSOR
+                 ? !same_bytes(kn_state_tensor(a, name), kn_state_tensor(b, name))
+                 : kn_state_number(a, name) != kn_state_number(b, name)))
             return kn_ok() && kn_fail("'%s' differs", name);
     }
     return kn_ok();

@@ -1,6 +1,7 @@
 /* tests/state/unsaved_test.c: buffers that aren't saved: no state dict and no checkpoint has them,
  * and one that has is loaded all the same. Rank functions return a status. */
 #include "knap.h"
+#include "tensor/tensor_internal.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 

@@ -1,5 +1,5 @@
-/* kernels/cpu/vec/norms_of_grads.c: the largest magnitude of lists of runs, and their sum of squares
- * in fixed point; the bits are those of the reference. */
+/* kernels/cpu/vec/norms_of_grads.c: the largest magnitude of lists of runs, and their sum of
+ * squares in fixed point; the bits are those of the reference. */
 #include "kernels/cpu/vec/chunks.h"
 
 #include <string.h>

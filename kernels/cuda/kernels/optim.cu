@@ -3,8 +3,8 @@
  * give one result.
  *
  * Floor: AdamW moves 28 bytes an f32 parameter with an f32 gradient (p, m, v twice, g once), 14 a
- * bf16 one with a bf16 gradient, 16 bytes an access. A block takes one chunk of one piece, found by bisection in the table of
- * pieces. */
+ * bf16 one with a bf16 gradient, 16 bytes an access. A block takes one chunk of one piece, found by
+ * bisection in the table of pieces. */
 #include "kernels/memory.h"
 #include "kernels/philox.h"
 #include "kernels/cuda/kernels/elements.cuh"
