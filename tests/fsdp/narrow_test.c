@@ -88,6 +88,52 @@ KN_TEST(narrow, small_steps_come_through_at_random_only)
     }
 }
 
+typedef struct mlp {
+    kn_module base;
+    kn_linear a, b;
+} mlp;
+
+static kn_tensor *mlp_forward(kn_module *self, kn_tensor *x)
+{
+    mlp *m = (mlp *)self;
+    return kn_call(&m->b, kn_tanh(kn_call(&m->a, x)));
+}
+
+/* The loss of a regression after a number of steps of AdamW in dtype t. */
+static double loss_after(int steps, kn_dtype t, bool at_random)
+{
+    mlp m = { 0 };
+    double loss = NAN;
+    KN_CHECK(kn_module_init(&m.base, mlp_forward) && kn_module_defaults(&m, .dtype = t) &&
+             kn_linear_init(&m.a, &m.base, "a", 8, 32) &&
+             kn_linear_init(&m.b, &m.base, "b", 32, 4) && kn_materialize(&m, KN_CPU, 3));
+    kn_optim *o =
+        kn_adamw(&m, .lr = 1e-4, .weight_decay = KN_ZERO, .stochastic_rounding = at_random);
+    for (int i = 0; i <= steps; i++) {
+        kn_scope s = kn_scope_begin();
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)(i % 4), KN_SHAPE(32, 8));
+        kn_tensor *y = kn_sin(kn_scale(kn_slice(x, 1, 0, 4), 2));
+        kn_tensor *l = kn_mse_loss(kn_cast(kn_call(&m, kn_cast(x, t)), KN_F32), y);
+        loss = kn_item(l);
+        KN_CHECK(i == steps || (kn_backward(l) && kn_step(o)), "%s", kn_error());
+        kn_scope_end(s);
+    }
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return loss;
+}
+
+/* A training in bf16 comes as far as in f32 where its updates are rounded at random, and stays
+ * behind where they are rounded to nearest. */
+KN_TEST(narrow, a_training_comes_as_far_as_in_f32_at_random_only)
+{
+    const double before = loss_after(0, KN_F32, false), full = loss_after(800, KN_F32, false),
+                 nearest = loss_after(800, KN_BF16, false), random = loss_after(800, KN_BF16, true);
+    KN_CHECK(before - full > 0.1, "f32: from %g to %g", before, full);
+    KN_CHECK(before - random > 0.9 * (before - full) && before - nearest < 0.7 * (before - full),
+             "from %g to %g in f32, %g to nearest, %g at random", before, full, nearest, random);
+}
+
 /* exp_avg_sq moves by 0.001 of what it lacks: less than half of bf16's last digit. */
 KN_TEST(narrow, states_are_rounded_at_random_too)
 {

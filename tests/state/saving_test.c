@@ -1,5 +1,5 @@
 /* tests/state/saving_test.c: the checkpoints of a run: which stay, which is best, what is taken
- * where one is damaged, saves in the background, any number of ranks and layout. */
+ * where one is damaged, saves in the background. */
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
@@ -233,57 +233,6 @@ KN_TEST(saving, a_hostile_state)
     REFUSED(kn_checkpoint_load(c, &l), "another model");
     kn_checkpoint_free(c);
     kn_module_free(&l);
-    remove_temp();
-}
-
-/* ---- any ranks and layout -------------------------------------------------------------------- */
-
-typedef struct job {
-    char dir[256];
-    kn_layout_kind layout;
-    int64_t from, to;
-    float whole[WHOLE]; /* rank 0's, at the end */
-} job;
-
-/* Goes on from j->from, where that isn't 0, to j->to, and saves. */
-static int part_of_a_run(kn_comm *world, void *arg)
-{
-    job *j = arg;
-    run r;
-    float all[WHOLE];
-    kn_set_threads(1);
-    EXPECT(run_init(&r, j->layout) && (j->from == 0 || load(&r, j->dir)));
-    EXPECT(train(&r, j->from, j->to) && whole(&r, all));
-    EXPECT(kn_checkpoint_save(j->dir, &r.n, .optim = r.optim, .step = j->to, .keep = 1));
-    if (kn_rank(world) == 0)
-        memcpy(j->whole, all, sizeof all);
-    run_free(&r);
-    return 0;
-}
-
-KN_TEST(saving, any_ranks_and_layout_go_on_to_the_same_bits)
-{
-    static const struct {
-        int ranks;
-        kn_layout_kind layout;
-    } part[] = { { 4, KN_LAYOUT_FLAT },
-                 { 2, KN_LAYOUT_PER_PARAM },
-                 { 1, KN_LAYOUT_FLAT },
-                 { 2, KN_LAYOUT_RAGGED },
-                 { 4, KN_LAYOUT_PER_PARAM } };
-    static job undisturbed, j;
-    undisturbed.to = sizeof part / sizeof *part;
-    undisturbed.layout = KN_LAYOUT_FLAT;
-    snprintf(undisturbed.dir, sizeof undisturbed.dir, "%s", temp_path("whole"));
-    snprintf(j.dir, sizeof j.dir, "%s", temp_path("parts"));
-    KN_CHECK(kn_spawn_threads(1, part_of_a_run, &undisturbed) == 0);
-    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
-        j.layout = part[i].layout;
-        j.from = (int64_t)i;
-        j.to = (int64_t)i + 1;
-        KN_CHECK(kn_spawn_threads(part[i].ranks, part_of_a_run, &j) == 0, "part %zu", i);
-    }
-    KN_CHECK(memcmp(undisturbed.whole, j.whole, sizeof j.whole) == 0);
     remove_temp();
 }
 
