@@ -68,6 +68,19 @@ static const kn_state_item *own_item(const gathering *g, const kn_state_item *i)
     return own;
 }
 
+/* The others know this rank's tensors. */
+static bool are_known(const gathering *g)
+{
+    for (int i = 0; g->s && i < g->s->count; i++) {
+        const kn_state_item *own = &g->s->list[i];
+        if (own->type == KN_STATE_TENSOR && !kn_state_find(g->header, own->name))
+            return kn_fail("%s: the first rank with a state has no '%s': what groups of ranks have "
+                           "each for themselves goes by a checkpoint",
+                           what, own->name);
+    }
+    return true;
+}
+
 static held held_of(const gathering *g, const kn_state_item *i)
 {
     const kn_state_item *own = i->type == KN_STATE_TENSOR ? own_item(g, i) : NULL;
@@ -91,7 +104,7 @@ static bool ask(gathering *g)
     const size_t bytes = (size_t)n * sizeof(held);
     held *mine = kn_host_calloc((size_t)n + 1, sizeof *mine);
     g->held = kn_host_calloc((size_t)(n * g->ranks) + 1, sizeof *g->held);
-    bool ok = mine && g->held;
+    bool ok = mine && g->held && are_known(g);
     for (int i = 0; ok && i < n; i++)
         mine[i] = held_of(g, &g->header->list[i]);
     ok = kn_agree(g->comm, ok && kn_ok());
