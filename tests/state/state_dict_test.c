@@ -1,8 +1,8 @@
-/* tests/state/state_dict_test.c: state dicts of modules and optimizers: kinds; what is sent, and what
- * it takes; partitions, averages. any_state.h has the ways of sharding into each other. */
+/* tests/state/state_dict_test.c: state dicts of modules and optimizers: kinds; what is sent, and
+ * what it takes; partitions, averages. any_state.h has the ways of sharding into each other. */
 #include "tests/state/moving.h"
 
-/* ---- nothing is sent -------------------------------------------------------------------------- */
+/* ---- nothing is sent ------------------------------------------------------------------------- */
 
 /* Parts go back where they were without a message. */
 static int sharded(kn_comm *world, void *arg)
