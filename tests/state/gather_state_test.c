@@ -121,11 +121,13 @@ static int wrong(kn_comm *world, void *arg)
                            "no rank has a state with a name in it", "is another tensor here",
                            "has no 'more'" };
     EXPECT(wrap(&a, world, &ways[0]) && wrap(&b, world, &ways[1]));
-    kn_state *s =
-        how == 0   ? kn_state_dict(rank ? &a : &b, .kind = KN_STATE_SHARDED)
-        : how == 1 ? kn_state_dict(&a, .kind = KN_STATE_LOCAL)
-        : how == 2 ? kn_state_new()
-                   : kn_state_dict(&a, .kind = KN_STATE_SHARDED, .dtype = rank ? KN_BF16 : KN_F32);
+    kn_state *s = how == 0   ? kn_state_dict(rank ? &a : &b, .kind = KN_STATE_SHARDED)
+                  : how == 1 ? kn_state_dict(&a, .kind = KN_STATE_LOCAL)
+                  : how == 2 ? kn_state_new()
+                             : kn_state_dict(&a, .kind = KN_STATE_SHARDED,
+                                             .dtype = how == 3 && rank ? KN_BF16 : KN_F32);
+    if (how == 4 && rank == 1)
+        EXPECT(kn_state_set_tensor(s, "more", kn_state_tensor(s, "ln.bias")));
     kn_state *whole = s ? kn_state_gather(s, .comm = world) : NULL;
     EXPECT(s && !whole && (strstr(kn_error(), want[how]) || (rank == 0 && how >= 3)), "%d: %s", how,
            kn_error());
