@@ -17,6 +17,24 @@
 
 #define MOST_STEPS ((int64_t)1 << 62)
 
+enum { DEEPEST = 500 }; /* calls in one another; each takes some kB of the stack */
+
+bool kn_nest_begin(const char *name)
+{
+    kn_context *c = kn_context_get();
+    if (c->nested >= DEEPEST)
+        return kn_fail("'%s' is called inside %d other calls: does a forward call its own module "
+                       "or function? Use a loop, or end the recursion earlier",
+                       name, DEEPEST);
+    c->nested++;
+    return true;
+}
+
+void kn_nest_end(void)
+{
+    kn_context_get()->nested--;
+}
+
 static uint64_t *root_count(kn_context *c)
 {
     return c->no_grad && !c->trains && !c->engine ? &c->rng.quiet : &c->rng.calls;

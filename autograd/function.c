@@ -221,9 +221,10 @@ static void drop_keep(state *s)
     s->keep = (kn_values){ 0 };
 }
 
-static void free_state(state *s)
+static void free_state(state *s) /* NULL is fine */
 {
-    drop_keep(s);
+    if (s)
+        drop_keep(s);
     kn_host_free(s);
 }
 
@@ -255,8 +256,10 @@ kn_values kn_function_call_n(const kn_function *f, kn_values in, const void *arg
     if (!kn_ok() || !check_call(f, in))
         return (kn_values){ 0 };
     state *s = make_state(f, in, arg, arg_size);
-    if (!s)
+    if (!s || !kn_nest_begin(s->name)) {
+        free_state(s);
         return (kn_values){ 0 };
+    }
     kn_scope scope = kn_scope_begin();
     kn_values out = run_forward(s, in);
     if (out.n > 0 && needs_any(&s->run)) {
@@ -266,6 +269,7 @@ kn_values kn_function_call_n(const kn_function *f, kn_values in, const void *arg
         free_state(s);
     }
     kn_scope_end_except(scope, out.v, out.n);
+    kn_nest_end();
     return out;
 }
 

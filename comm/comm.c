@@ -5,6 +5,7 @@
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
 #include <math.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -84,6 +85,56 @@ kn_memory *kn_comm_memory_on(kn_comm *c, kn_device device)
     return device == KN_CPU ? kn_comm_memory(c) : kn_device_memory(device);
 }
 
+/* ---- which communicators live ---------------------------------------------------------------- */
+
+static pthread_mutex_t lives_lock = PTHREAD_MUTEX_INITIALIZER;
+static kn_comm *newest; /* of all threads, linked by older */
+static int forks;       /* from the first process of this line to this one */
+
+static void count_fork(void)
+{
+    forks++;
+    pthread_mutex_init(&lives_lock, NULL); /* another thread may have held it */
+}
+
+__attribute__((constructor)) static void forks_register(void)
+{
+    pthread_atfork(NULL, NULL, count_fork);
+}
+
+bool kn_comm_is_forked(const kn_comm_world *w)
+{
+    return w->forks != forks;
+}
+
+static void comm_dies(kn_comm *c)
+{
+    kn_comm **at = &newest;
+    pthread_mutex_lock(&lives_lock);
+    while (*at && *at != c)
+        at = &(*at)->older;
+    if (*at)
+        *at = c->older;
+    pthread_mutex_unlock(&lives_lock);
+}
+
+bool kn_comm_usable(const kn_comm *c, const char *what)
+{
+    pthread_mutex_lock(&lives_lock);
+    const kn_comm *at = newest;
+    while (at && at != c)
+        at = at->older;
+    pthread_mutex_unlock(&lives_lock);
+    if (!at)
+        return kn_fail("%s: the communicator has ended, with kn_finish or the world that it was "
+                       "made from",
+                       what);
+    return !kn_comm_is_forked(c->world) || c->size == 1 ||
+           kn_fail("%s: this process was forked from rank %d of communicator %s and is no rank: "
+                   "leave collectives to the process that called kn_init",
+                   what, c->rank, c->name);
+}
+
 void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
                    const char *name)
 {
@@ -95,14 +146,20 @@ void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int
     if (!c->family)
         c->family = c;
     snprintf(c->name, sizeof c->name, "%s", name ? name : "unnamed");
+    pthread_mutex_lock(&lives_lock);
+    c->older = newest;
+    newest = c;
+    pthread_mutex_unlock(&lives_lock);
     __atomic_store_n(&world->first, c, __ATOMIC_RELEASE); /* waiting workers read the list */
 }
 
 kn_comm_world *kn_comm_world_make(void)
 {
     kn_comm_world *w = kn_host_calloc(1, sizeof *w);
-    if (w)
+    if (w) {
         w->timeout = kn_comm_default_timeout();
+        w->forks = forks;
+    }
     return w;
 }
 
@@ -112,6 +169,7 @@ void kn_comm_world_free(kn_comm_world *world)
     while (world->first) {
         kn_comm *c = world->first;
         world->first = c->next;
+        comm_dies(c);
         kn_comm_device_free(c);
         c->ops->destroy(c);
     }
@@ -299,6 +357,8 @@ static bool check(const char *what, const kn_comm *c, const kn_comm_piece *piece
     if (!c)
         return kn_fail("%s %s: communicator is NULL: pass kn_world() or one made from it", what,
                        of);
+    if (!kn_comm_usable(c, what))
+        return false;
     if (!s)
         return kn_fail("%s %s: stream is NULL: pass kn_compute_stream(KN_CPU) or a side stream",
                        what, of);
@@ -424,6 +484,8 @@ bool kn_barrier(kn_comm *c, kn_stream *s, const char *label)
 bool kn_agree(kn_comm *c, bool cond)
 {
     if (!kn_ok())
+        return false;
+    if (c && !kn_comm_usable(c, "kn_agree"))
         return false;
     if (!c || c->size == 1) /* which trains on after an error that was cleared */
         return cond;

@@ -145,6 +145,7 @@ typedef struct kn_comm_world {
     struct kn_nccl_memory *registered; /* GPU memory registered with NCCL; NULL: none yet */
     void *backend;                     /* the back end's own */
     double timeout; /* seconds a collective waits for a rank, where its communicator says none */
+    int forks;      /* of this process's line, when the world was made */
     _Atomic int suspended;   /* kn_comm_suspend_timeout: calls that aren't resumed yet */
     bool inline_only;        /* the back end runs on the launching thread, never on a worker */
     _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
@@ -197,6 +198,7 @@ struct kn_comm {
     const kn_comm_ops *ops;
     kn_comm_world *world;
     kn_comm *next;
+    kn_comm *older; /* of all that live in this process */
     int rank, size;
     int id;          /* which communicator of the world this is: the same on all its ranks */
     kn_comm *family; /* the first communicator with these ranks; itself, or the original of a dup */
@@ -225,6 +227,10 @@ void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int
 kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name);
 /* Back to be lent again; no stream uses it any more. NULL is fine. */
 void kn_comm_give_back(kn_comm *c);
+/* This process is a child of the rank that made the world, by fork, and no rank of it. */
+bool kn_comm_is_forked(const kn_comm_world *w);
+/* c hasn't ended, and is this process's; else false with an error in the name of what. */
+bool kn_comm_usable(const kn_comm *c, const char *what);
 /* A world without communicators; NULL with an error where memory runs out. */
 kn_comm_world *kn_comm_world_make(void);
 double kn_comm_timeout(const kn_comm *c);

@@ -56,6 +56,8 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
                 name ? name : "-");
         return NULL;
     }
+    if (!kn_comm_usable(c, "comm_split"))
+        return NULL;
     kn_comm *made = NULL;
     int64_t(*choice)[2] =
         kn_host_calloc((size_t)c->size, sizeof *choice); /* (color, key) of each */

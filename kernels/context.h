@@ -59,6 +59,7 @@ typedef struct kn_context {
     bool trains; /* grad mode is off only for the function that runs: its draws are training's */
     kn_mem_category alloc_category; /* 0 is KN_MEM_PARAM, so stored + 1; 0 means activation */
     struct kn_frame *frame;         /* the module call that is running, or NULL */
+    int nested;                     /* calls of modules and functions that run in one another */
     struct kn_engine *engine;
     struct kn_function_run *function; /* the user's operation that is running, or NULL */
     struct kn_hook_run *hook;         /* the user's hook that is running, or NULL */

@@ -93,9 +93,13 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
     for (int i = 0; i < in.n; i++)
         if ((in.v[i] || !method.fn) && !kn_check(in.v[i], m->class_name))
             return out;
-    kn_frame *f = kn_frame_enter(m->life, m->path, m->name);
-    if (!f)
+    if (!kn_nest_begin(kn_module_shown(m)))
         return out;
+    kn_frame *f = kn_frame_enter(m->life, m->path, m->name);
+    if (!f) {
+        kn_nest_end();
+        return out;
+    }
     attach(f, m);
     kn_scope scope = kn_scope_begin();
     kn_hooks_inputs(m, f, &in);
@@ -106,6 +110,7 @@ static kn_values call(kn_module_impl *m, kn_method method, kn_values in, const v
     kn_hooks_results(m, f, &out);
     kn_scope_end_except(scope, out.v, out.n);
     kn_frame_leave(f);
+    kn_nest_end();
     return kn_ok() ? out : (kn_values){ 0 };
 }
 

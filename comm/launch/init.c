@@ -17,7 +17,9 @@
 
 static void poison_world(const char *message, void *arg)
 {
-    kn_comm_poison(arg, message);
+    const kn_comm *world = arg;
+    if (!kn_comm_is_forked(world->world))
+        kn_comm_poison(arg, message);
 }
 
 bool kn_rank_enter(kn_comm *world)
@@ -54,7 +56,8 @@ static void world_end(kn_context *c)
     kn_say_nothing(c);
     if (world) {
         c->on_error_internal = NULL;
-        kn_comm_world_free(world->world);
+        if (!kn_comm_is_forked(world->world)) /* else it is the parent's, whose ranks go on */
+            kn_comm_world_free(world->world);
         c->init_state = NULL;
     }
     if (self)

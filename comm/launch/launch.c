@@ -107,6 +107,7 @@ static bool read_master(kn_launch *l)
     /* the launcher's agent holds MASTER_PORT itself */
     l->place =
         (kn_tcp_place){ .port = port + TRIES < 65536 ? port + 1 : port - TRIES, .ports = TRIES };
+    l->place.secret = job && *job;
     snprintf(l->place.host, sizeof l->place.host, "%s", address);
     snprintf(l->place.job, sizeof l->place.job, "torch %d %s %s %s", port, run ? run : "-",
              restart ? restart : "0",
@@ -139,6 +140,7 @@ static bool read_rendezvous(kn_launch *l, const char *text)
     snprintf(p->host, sizeof p->host, "%.*s", length, from);
     p->port = tcp ? port : 0;
     p->ports = tcp ? 1 : 0;
+    p->secret = job && *job;
     snprintf(p->job, sizeof p->job, "knap %d %s %s %s", p->port, job ? job : "-",
              slurm ? slurm : "-", step ? step : "-");
     l->tcp = true;

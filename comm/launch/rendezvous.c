@@ -71,18 +71,25 @@ static bool receive(int fd, void *data, size_t size, int *passed, double deadlin
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec io = { data, size };
-    struct msghdr m = { .msg_iov = &io, .msg_iovlen = 1 };
-    if (passed) {
+    if (passed)
         *passed = -1;
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control;
+    for (size_t got = 0; got < size;) {
+        struct iovec io = { (char *)data + got, size - got };
+        struct msghdr m = { .msg_iov = &io, .msg_iovlen = 1 };
+        if (passed && *passed < 0) { /* it comes with the first byte */
+            m.msg_control = &control;
+            m.msg_controllen = sizeof control;
+        }
+        ssize_t n = readable(fd, deadline) ? recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) : 0;
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            continue;
+        if (n <= 0)
+            return false;
+        got += (size_t)n;
+        struct cmsghdr *c = m.msg_controllen ? CMSG_FIRSTHDR(&m) : NULL;
+        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+            memcpy(passed, CMSG_DATA(c), sizeof *passed);
     }
-    if (!readable(fd, deadline) || recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_WAITALL) != (ssize_t)size)
-        return false;
-    struct cmsghdr *c = passed ? CMSG_FIRSTHDR(&m) : NULL;
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-        memcpy(passed, CMSG_DATA(c), sizeof *passed);
     return true;
 }
 

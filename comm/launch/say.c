@@ -25,22 +25,33 @@ static struct iovec text_of(const char *text)
     return (struct iovec){ (void *)(uintptr_t)text, strlen(text) };
 }
 
+/* Ranks of hosts or launchers that may keep a log for each: a line in all of them. The supervisor's
+ * ranks share its standard error; mpirun joins theirs, and ends them with the first. */
+static bool has_own_log(const kn_comm *world)
+{
+    return !kn_comm_started_ranks() && strcmp(world->ops->backend, "mpi") != 0;
+}
+
 void kn_say_error(const kn_context *c, bool crashes)
 {
     kn_comm *world = c->init_state;
     const char *error = c->error;
-    const bool alone = !world || world->size == 1;
+    const bool alone = !world || world->size == 1 || kn_comm_is_forked(world->world);
     char number[16] = "", *digit = number + sizeof number - 1;
-    if (!error || !(alone || speaks(world, error, crashes)))
+    const bool first = error && (alone || speaks(world, error, crashes));
+    if (!error || (!first && (crashes || !has_own_log(world))))
         return;
     for (int rank = alone ? 0 : world->rank; digit == number + sizeof number - 1 || rank > 0;
          rank /= 10)
         *--digit = (char)('0' + rank % 10);
-    const bool named = alone || strncmp(error, "rank ", 5) == 0; /* it names ranks itself */
+    /* it names ranks itself */
+    const bool named = alone || (first && strncmp(error, "rank ", 5) == 0);
     const struct iovec line[] = { text_of("knap: "),
                                   text_of(named ? "" : "rank "),
                                   text_of(named ? "" : digit),
-                                  text_of(named ? "" : ": "),
+                                  text_of(named   ? ""
+                                          : first ? ": "
+                                                  : " ends: "),
                                   text_of(error),
                                   text_of("\n") };
     if (writev(STDERR_FILENO, line, sizeof line / sizeof *line) < 0)

@@ -61,6 +61,7 @@ typedef struct kn_tcp_comm {
 typedef struct kn_tcp_place {
     char host[256];  /* of rank 0, or the path of the file that holds it */
     int port, ports; /* from port on so many are tried; 0: file */
+    bool secret;     /* KNAP_JOB was given: strangers don't know job */
     char job[256];   /* the same on all ranks of this job, other than that of others */
 } kn_tcp_place;
 
@@ -83,15 +84,21 @@ typedef struct kn_tcp_target {
 
 /* The addresses that a rank listens at. */
 typedef struct kn_tcp_seat {
-    uint8_t address[KN_TCP_ADDRESSES][16]; /* count of them, the best first; never a loopback */
+    uint8_t address[KN_TCP_ADDRESSES][16]; /* count of them, the best first; no loopback, but it
+                                            * alone where the rank listens at no other address */
     uint64_t host, net; /* equal where ranks share a host; where they share its loopback */
     int32_t port, count;
 } kn_tcp_seat;
 
 /* The host and network of this process. */
 void kn_tcp_here(uint64_t *host, uint64_t *net);
-/* This process listens at port: by all of its addresses. */
-void kn_tcp_seat_begin(kn_tcp_seat *s, int port);
+/* This process listens at port: by that address alone, NULL: by all of its own. */
+void kn_tcp_seat_begin(kn_tcp_seat *s, int port, const uint8_t *address);
+/* The address to listen at where rank 0's place is host: only a numeric one and localhost say it.
+ * That of rank 0 itself (own), or the one by which this host would call it. False: all
+ * interfaces. */
+bool kn_tcp_address_for(const char *host, bool own, uint8_t *address);
+bool kn_tcp_is_loopback(const uint8_t *address);
 /* Of another process: its counts are such that they can be used. */
 bool kn_tcp_seat_sound(const kn_tcp_seat *s);
 /* One more, before all others or behind them; nothing if it is there, is of no use to other hosts,
@@ -145,8 +152,8 @@ bool kn_tcp_sealed(const char *key, char kind, const uint64_t *word, int words, 
 
 /* ---- sockets that don't block (tcp_socket.c) ------------------------------------------------- */
 
-/* On every interface, of IPv6 and IPv4; port 0: any. -1 with errno. */
-int kn_tcp_listen(int port, int *got_port);
+/* At that address; NULL: on every interface, of IPv6 and IPv4. Port 0: any. -1 with errno. */
+int kn_tcp_listen(const uint8_t *address, int port, int *got_port);
 /* Sends bytes of say to the targets, one after the other until one answers size right bytes, and
  * returns the connection to it; tries the next without waiting for a slow one. -1 with errno. */
 int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, void *answer,

@@ -34,7 +34,7 @@ void kn_tcp_here(uint64_t *host, uint64_t *net)
     *host = hash(h, name);
 }
 
-static bool is_loopback(const uint8_t *a)
+bool kn_tcp_is_loopback(const uint8_t *a)
 {
     const struct in6_addr *v6 = (const struct in6_addr *)(const void *)a;
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && a[12] == 127);
@@ -44,7 +44,7 @@ static bool is_loopback(const uint8_t *a)
 static bool is_public(const uint8_t *a)
 {
     const struct in6_addr *v6 = (const struct in6_addr *)(const void *)a;
-    return !is_loopback(a) && !IN6_IS_ADDR_LINKLOCAL(v6) && !IN6_IS_ADDR_UNSPECIFIED(v6);
+    return !kn_tcp_is_loopback(a) && !IN6_IS_ADDR_LINKLOCAL(v6) && !IN6_IS_ADDR_UNSPECIFIED(v6);
 }
 
 static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
@@ -127,13 +127,34 @@ void kn_tcp_seat_add(kn_tcp_seat *s, const uint8_t *a, bool first)
     memcpy(s->address[at], a, 16);
 }
 
-void kn_tcp_seat_begin(kn_tcp_seat *s, int port)
+bool kn_tcp_address_for(const char *host, bool own, uint8_t *a)
+{
+    kn_tcp_target rank_0 = { .port = 9 }; /* nothing is sent there */
+    struct sockaddr_storage to;
+    if (!kn_tcp_address_read(strcmp(host, "localhost") == 0 ? "127.0.0.1" : host, a) ||
+        (!kn_tcp_is_loopback(a) && !is_public(a)))
+        return false;
+    if (own || kn_tcp_is_loopback(a))
+        return true;
+    memcpy(rank_0.address, a, 16);
+    socklen_t n = kn_tcp_socket_address(&rank_0, &to);
+    int fd = socket(to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool known = fd >= 0 && connect(fd, (struct sockaddr *)&to, n) == 0 &&
+                 kn_tcp_address_of(fd, true, a) && is_public(a);
+    if (fd >= 0)
+        close(fd);
+    return known;
+}
+
+void kn_tcp_seat_begin(kn_tcp_seat *s, int port, const uint8_t *address)
 {
     struct ifaddrs *all = NULL;
     uint8_t a[16];
-    *s = (kn_tcp_seat){ .port = port };
+    *s = (kn_tcp_seat){ .port = port, .count = address != NULL };
     kn_tcp_here(&s->host, &s->net);
-    if (getifaddrs(&all) != 0)
+    if (address)
+        memcpy(s->address[0], address, 16);
+    if (address || getifaddrs(&all) != 0)
         return;
     for (int family = 0; family < 2; family++) /* those of IPv4 first */
         for (struct ifaddrs *i = all; i; i = i->ifa_next)
@@ -148,8 +169,11 @@ int kn_tcp_seat_targets(const kn_tcp_seat *s, uint64_t net, kn_tcp_target *t)
     int n = 0;
     if (s->port < 1 || s->port > 65535)
         return 0;
-    if (s->net == net && kn_tcp_address_read("127.0.0.1", t[n].address))
+    if (s->net == net && kn_tcp_address_read("127.0.0.1", t[n].address)) {
+        if (s->count > 0 && kn_tcp_is_loopback(s->address[0]))
+            memcpy(t[n].address, s->address[0], 16);
         t[n++].port = s->port;
+    }
     for (int i = 0; i < s->count && i < KN_TCP_ADDRESSES; i++) {
         if (!is_public(s->address[i]))
             continue;

@@ -13,8 +13,12 @@
  * came and left again.
  *
  * Ranks try a few ports at rank 0's address: a launcher's agent holds MASTER_PORT itself, and
- * others the next; or by a file that rank 0 writes. Every rank listens on all of its interfaces and
- * publishes all of its addresses, since a host can't tell which of them the others can reach. */
+ * others the next; or by a file that rank 0 writes.
+ *
+ * Where rank 0's address is a number, it listens there, and every other rank at the address by
+ * which it gets there; at a loopback all of them. By a name, which may mean another address on each
+ * host, and by a file, every rank listens on all of its interfaces and publishes all of its
+ * addresses, since a host can't tell which of them the others can reach. */
 #include "kernels/trace.h"
 #include "comm/messages/tcp.h"
 #include <errno.h>
@@ -58,6 +62,7 @@ typedef struct meeting {
     kn_tcp_seat *seat;     /* [size] */
     uint64_t (*nonces)[2]; /* [size] rank 0: of the rank there */
     kn_tcp_link *link;
+    bool exposed;      /* this rank listens at more than a loopback */
     int missing;       /* ranks */
     answer said;       /* rank 0: to the last arrival */
     char refused[240]; /* why a rank was last refused */
@@ -102,20 +107,33 @@ static void words_of_answer(const answer *a, const uint64_t *nonce, uint64_t *w)
 
 /* ---- rank 0 ---------------------------------------------------------------------------------- */
 
+/* Listens at one of so many ports from port on, and notes where in own. */
+static bool listen_at(meeting *m, int port, int ports)
+{
+    uint8_t room[16];
+    bool given = m->place->ports > 0 && kn_tcp_address_for(m->place->host, m->rank == 0, room);
+    const uint8_t *at = given ? room : NULL;
+    int got = 0;
+    for (int i = 0; i < ports && m->listener < 0; i++) {
+        m->listener = kn_tcp_listen(at, port + i, &got);
+        if (m->listener < 0 && at && errno == EADDRNOTAVAIL) { /* another host's forwards to here */
+            at = NULL;
+            i--;
+        }
+    }
+    m->exposed = !at || !kn_tcp_is_loopback(at);
+    if (m->listener >= 0)
+        kn_tcp_seat_begin(&m->own, got, at);
+    return m->listener >= 0;
+}
+
 static bool open_door(meeting *m)
 {
     const kn_tcp_place *p = m->place;
     char text[400];
-    int port = 0;
-    m->listener = -1;
-    if (p->ports == 0)
-        m->listener = kn_tcp_listen(0, &port);
-    for (int i = 0; i < p->ports && m->listener < 0; i++)
-        m->listener = kn_tcp_listen(p->port + i, &port);
-    if (m->listener < 0)
+    if (!listen_at(m, p->port, p->ports > 0 ? p->ports : 1))
         return kn_fail("rendezvous: rank 0 cannot listen %s: %s", where(p, text, sizeof text),
                        strerror(errno));
-    kn_tcp_seat_begin(&m->own, port);
     m->seat[0] = m->file.seat = m->own;
     if (p->ports == 0 && !kn_tcp_file_write(p->host, &m->file))
         return false;
@@ -357,9 +375,7 @@ static bool follow(meeting *m)
     uint8_t by[16];
     answer a;
     double latest = m->deadline + 1; /* rank 0 gives up first, and sends the reason */
-    kn_tcp_seat_begin(&m->own, 0);
-    m->listener = kn_tcp_listen(0, &m->own.port);
-    if (m->listener < 0)
+    if (!listen_at(m, 0, 1))
         return kn_fail("rendezvous: rank %d cannot listen: %s", m->rank, strerror(errno));
     for (;;) {
         if (!find_leader(m))
@@ -417,6 +433,18 @@ static bool begin(meeting *m)
             kn_fail("rendezvous: the system has no random numbers: %s", strerror(errno)));
 }
 
+/* Once, by rank 0: who knows the place can be a rank. */
+static void warn(const meeting *m)
+{
+    char at[400];
+    if (m->rank == 0 && m->exposed && !m->place->secret && m->place->ports > 0)
+        fprintf(stderr,
+                "knap: the ranks meet %s without a secret: any process that can connect to there "
+                "could be one of them. Give all ranks the same random KNAP_JOB, for example that "
+                "of: openssl rand -hex 16\n",
+                where(m->place, at, sizeof at));
+}
+
 bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *link, int *local_rank,
                  int *local_size)
 {
@@ -436,6 +464,8 @@ bool kn_tcp_meet(const kn_tcp_place *place, int rank, int size, kn_tcp_link *lin
         *local_size += m.seat[r].host == m.own.host;
         *local_rank += m.seat[r].host == m.own.host && r < rank;
     }
+    if (ok)
+        warn(&m);
     if (rank == 0 && place->ports == 0)
         kn_tcp_file_remove(place->host, &m.file);
     if (m.listener >= 0)

@@ -27,14 +27,14 @@ static void settle(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof tries);
 }
 
-static int listen_on(int family, int port, int *got_port)
+static int listen_on(const uint8_t *address, int port, int *got_port)
 {
     const int one = 1, none = 0;
-    kn_tcp_target any = { .port = port };
+    kn_tcp_target at = { .port = port };
     struct sockaddr_storage a;
-    if (family == AF_INET) /* 0.0.0.0 */
-        any.address[10] = any.address[11] = 0xff;
-    socklen_t n = kn_tcp_socket_address(&any, &a);
+    memcpy(at.address, address, sizeof at.address);
+    socklen_t n = kn_tcp_socket_address(&at, &a);
+    const int family = a.ss_family;
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return -1;
@@ -53,11 +53,12 @@ static int listen_on(int family, int port, int *got_port)
     return -1;
 }
 
-int kn_tcp_listen(int port, int *got_port)
+int kn_tcp_listen(const uint8_t *address, int port, int *got_port)
 {
-    int fd = listen_on(AF_INET6, port, got_port);
+    static const uint8_t any[16] = { 0 }, any_of_ipv4[16] = { [10] = 0xff, [11] = 0xff };
+    int fd = listen_on(address ? address : any, port, got_port);
     bool without = fd < 0 && errno != EADDRINUSE && errno != EACCES; /* a system without IPv6 */
-    return without ? listen_on(AF_INET, port, got_port) : fd;
+    return without && !address ? listen_on(any_of_ipv4, port, got_port) : fd;
 }
 
 /* Waits for events, until the deadline. */

@@ -13,7 +13,8 @@
 /* When a wait first sends where; time for words that explain a broken connection. */
 #define ASK_AFTER_S 0.05
 #define EXPLAIN_S   0.4
-enum { SLEEP_MS = 5 };
+/* Words of a rank that are heard before the caller looks at the time again. */
+enum { SLEEP_MS = 5, WORDS_A_TURN = 64 };
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
@@ -93,7 +94,7 @@ static bool hear_all(kn_tcp_world *w)
     kn_message_word word;
     int gone = -1;
     for (int r = 0; r < base->first->size; r++) {
-        while (next_word(w, r, &word))
+        for (int i = 0; i < WORDS_A_TURN && next_word(w, r, &word); i++)
             if (!kn_message_heard(base, r, &word))
                 return false;
         if (w->link[r].ended && !atomic_load(&base->left[r]) && gone < 0)

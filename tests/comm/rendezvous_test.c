@@ -92,6 +92,35 @@ static pid_t squat(int first, int last)
     return 0;
 }
 
+/* Processes of this user say half of a hello, a byte at a time, or nothing: no rank waits for
+ * them. */
+KN_TEST(rendezvous, half_a_hello_delays_nobody)
+{
+    static result r[2];
+    char job[64];
+    struct sockaddr_un a = { .sun_family = AF_UNIX };
+    uint64_t h = UINT64_C(0xcbf29ce484222325);
+    int fd = -1;
+    start_local_rank(&r[0], 0, 2, "ok");
+    snprintf(job, sizeof job, "torch 127.0.0.1 %d - 0", local_port());
+    for (const char *p = job; *p; p++)
+        h = (h ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
+    int n = snprintf(a.sun_path + 1, sizeof a.sun_path - 1, "knap-%u-%016llx-0", (unsigned)getuid(),
+                     (unsigned long long)h);
+    while (!has_ended(&r[0])) {
+        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(fd, (struct sockaddr *)&a,
+                    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n)) == 0)
+            break;
+        close(fd);
+        usleep(10000);
+    }
+    KN_CHECK(send(fd, "knap r2", 7, MSG_NOSIGNAL) == 7);
+    start_local_rank(&r[1], 1, 2, "ok");
+    check_good(r, 2);
+    close(fd);
+}
+
 KN_TEST(rendezvous, another_user_at_the_name_is_passed_over)
 {
     static result r[3];

@@ -145,7 +145,7 @@ static void check_steps(const char *words)
 {
     static result r[4];
     char line[300];
-    snprintf(line, sizeof line, "%s step", words);
+    snprintf(line, sizeof line, "KNAP_JOB=3fb2 %s step", words);
     for (int k = 3; k >= 0; k--)
         start_rank(&r[k], k, 4, line);
     check_step(r, 4, words);
@@ -158,8 +158,34 @@ KN_TEST(tcp_hosts, a_host_that_calls_itself_127_0_1_1)
     make_hosts();
     check_steps("MASTER_ADDR=hosta MASTER_PORT=29500");
     check_steps("KNAP_RENDEZVOUS=tcp:hosta:29500");
+    check_steps("KNAP_RENDEZVOUS=tcp:10.77.0.1:29500");
     local_said = false; /* the name of this host doesn't imply that all ranks are local */
     check_steps("MASTER_ADDR=hosta MASTER_PORT=29500");
+    end_hosts();
+}
+
+/* Between hosts without KNAP_JOB rank 0 says so, once, and how to give one. */
+KN_TEST(tcp_hosts, without_a_secret_is_said_aloud)
+{
+    static const char *const words[] = { "MASTER_ADDR=10.77.0.1 MASTER_PORT=29500 ok",
+                                         "KNAP_RENDEZVOUS=tcp:10.77.0.1:29500 ok",
+                                         "KNAP_RENDEZVOUS=tcp:hosta:29500 ok" };
+    static result r[2];
+    make_hosts();
+    for (int i = 0; i < 6; i++) {
+        char line[200];
+        snprintf(line, sizeof line, "%s%s", i % 2 ? "KNAP_JOB=8a5f " : "", words[i / 2]);
+        for (int k = 1; k >= 0; k--)
+            start_rank(&r[k], k, 2, line);
+        for (int k = 0; k < 2; k++) {
+            finish(&r[k]);
+            KN_CHECK(r[k].status == 0, "%s: %s", line, r[k].errors);
+            KN_CHECK(k || i % 2 ? !r[k].errors[0]
+                                : strstr(r[k].errors, "Give all ranks the same random KNAP_JOB") &&
+                                      lines_with(r[k].errors, "\n") == 1,
+                     "%s: %s", line, r[k].errors);
+        }
+    }
     end_hosts();
 }
 
@@ -202,7 +228,7 @@ KN_TEST(tcp_hosts, a_slow_link_at_the_end)
     if (!on_host(0, "tc qdisc add dev cable root tbf rate 8mbit burst 16kb limit 48kb"))
         KN_SKIP("no link can be slowed down here");
     for (int k = 0; k < 2; k++)
-        start_rank(&r[k], k, 2, "MASTER_ADDR=hosta MASTER_PORT=29500 last 2000000");
+        start_rank(&r[k], k, 2, "KNAP_JOB=3fb2 MASTER_ADDR=hosta MASTER_PORT=29500 last 2000000");
     for (int k = 0; k < 2; k++) {
         finish(&r[k]);
         KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good") && !r[k].errors[0], "rank %d: %s", k,

@@ -163,7 +163,7 @@ KN_TEST(tcp_meet, seats)
 KN_TEST(tcp_meet, calls_that_fail)
 {
     kn_tcp_target t = { .port = port() };
-    int got = 0, door = kn_tcp_listen(0, &got);
+    int got = 0, door = kn_tcp_listen(NULL, 0, &got);
     char say = 's', answer;
     kn_tcp_address_read("127.0.0.1", t.address);
     KN_CHECK(kn_tcp_call(&t, 1, &say, 1, &answer, 1, NULL, NULL, kn_now() + 300) < 0 &&
@@ -311,7 +311,7 @@ static int admit_first(void *arg, int fd, const void *message)
 /* With one file descriptor left, a silent foreign connection is closed in favour of a rank's. */
 KN_TEST(tcp_meet, a_stranger_does_not_keep_the_last_file)
 {
-    int at = 0, admitted = 0, door = kn_tcp_listen(0, &at);
+    int at = 0, admitted = 0, door = kn_tcp_listen(NULL, 0, &at);
     int stranger = connected(at), rank = connected(at), next = dup(door);
     KN_CHECK(door >= 0 && stranger >= 0 && rank >= 0 && next >= 0);
     close(next);
@@ -349,7 +349,7 @@ KN_TEST(tcp_meet, a_full_door_waits_for_a_knock)
 {
     static crowd c;
     struct rlimit files;
-    int door = kn_tcp_listen(0, &c.at), admitted = 0;
+    int door = kn_tcp_listen(NULL, 0, &c.at), admitted = 0;
     KN_CHECK(getrlimit(RLIMIT_NOFILE, &files) == 0);
     files.rlim_cur = files.rlim_max < 4 * FULL ? files.rlim_max : 4 * FULL;
     KN_CHECK(door >= 0 && setrlimit(RLIMIT_NOFILE, &files) == 0);
@@ -410,5 +410,103 @@ KN_TEST(tcp_meet, two_threads_listen)
         close(pair[0]);
         kn_message_world_end(&w.base);
         pthread_barrier_destroy(&start);
+    }
+}
+
+/* A rank that never stops sending words: each look at them has an end. */
+static void *flood(void *arg)
+{
+    static const kn_message_word word = { .what = KN_WORD_HERE, .family = 77 };
+    while (send(*(int *)arg, &word, sizeof word, MSG_NOSIGNAL) > 0)
+        ;
+    return NULL;
+}
+
+KN_TEST(tcp_meet, a_flood_of_words_has_pauses)
+{
+    int pair[2];
+    kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
+    kn_comm first = { .rank = 0, .size = 2 };
+    kn_tcp_world w = { .base = { .first = &first }, .link = link };
+    pthread_t thread;
+    KN_CHECK(kn_message_world_begin(&w.base, &kn_tcp_transport, 2));
+    pthread_mutex_init(&w.out_lock, NULL);
+    pthread_mutex_init(&w.ear, NULL);
+    KN_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    link[1].control = pair[0];
+    pthread_create(&thread, NULL, flood, &pair[1]);
+    for (int i = 0; i < 100; i++)
+        KN_CHECK(kn_tcp_transport.listen(&w.base), "%s", kn_error());
+    close(pair[0]);
+    pthread_join(thread, NULL);
+    close(pair[1]);
+    kn_message_world_end(&w.base);
+}
+
+/* ---- where ranks listen ---------------------------------------------------------------------- */
+
+/* The number of the program's listening sockets; *open: of those at more than a loopback. */
+static int listens(pid_t pid, int *open)
+{
+    static const char *const tables[] = { "tcp", "tcp6" };
+    char path[64], line[512], where[64];
+    int count = 0;
+    *open = 0;
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "/proc/net/%s", tables[i]);
+        FILE *f = fopen(path, "r");
+        while (f && fgets(line, sizeof line, f)) {
+            unsigned state;
+            unsigned long inode;
+            char at[64], socket[64];
+            if (sscanf(line, " %*d: %63s %*s %x %*s %*s %*s %*u %*d %lu", where, &state, &inode) !=
+                    3 ||
+                state != 10)
+                continue;
+            snprintf(socket, sizeof socket, "socket:[%lu]", inode);
+            for (int fd = 3; fd < 64; fd++) {
+                snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)pid, fd);
+                ssize_t n = readlink(path, at, sizeof at - 1);
+                at[n > 0 ? n : 0] = 0;
+                if (strcmp(at, socket) != 0)
+                    continue;
+                count++;
+                *open += i == 0 ? strncmp(where + 6, "7F:", 3) != 0
+                                : strncmp(where, "00000000000000000000000001000000", 32) != 0;
+            }
+        }
+        if (f)
+            fclose(f);
+    }
+    return count;
+}
+
+KN_TEST(tcp_meet, at_a_loopback_nobody_listens_to_others)
+{
+    static const char *const places[] = { "tcp:127.0.0.1:%d", "tcp:localhost:%d",
+                                          "tcp:127.0.0.3:%d", "tcp:[::1]:%d" };
+    static result r[2];
+    char place[64];
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        int open = 0, at = port();
+        snprintf(place, sizeof place, places[i], at);
+        for (int k = 0; k < 2; k++) { /* of each rank, while the other isn't there */
+            start_meeting(&r[k], k, 2, place, "ok");
+            while (listens(r[k].pid, &open) == 0 && !has_ended(&r[k]))
+                usleep(10000);
+            KN_CHECK(!has_ended(&r[k]) || i == 3, "%s", place);
+            KN_CHECK(open == 0, "%s: rank %d listens to others", place, k);
+            kill(r[k].pid, SIGKILL);
+            finish(&r[k]);
+            KN_CHECK(!strstr(r[k].errors, "secret"), "%s", r[k].errors);
+        }
+        for (int k = 0; k < 2; k++)
+            start_meeting(&r[k], k, 2, place, "ok");
+        for (int k = 0; k < 2; k++) {
+            finish(&r[k]);
+            if (i == 3 && strstr(r[k].errors, "rendezvous")) /* no IPv6 here */
+                continue;
+            KN_CHECK(r[k].status == 0 && !r[k].errors[0], "%s: %s", place, r[k].errors);
+        }
     }
 }

@@ -2,6 +2,8 @@
  * kn_init, and timeouts of one group. Rank functions return a status and never assert. */
 #include "tests/comm/comm_test.h"
 #include <math.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static double number_of(int rank)
 {
@@ -169,4 +171,59 @@ KN_TEST(values, kn_init_takes_a_way_of_collectives)
     kn_init(NULL, NULL, .comm = "pigeons");
     KN_CHECK_ERROR(".comm = \"pigeons\" must be \"nccl\", or \"local\"");
     KN_CHECK(kn_finish() == 0);
+}
+
+/* ---- communicators that are over, and processes that are no rank ----------------------------- */
+
+static int after_the_end(kn_comm *w, void *arg)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    kn_comm *part = kn_comm_dup(w, "part");
+    (void)arg;
+    EXPECT(part && kn_barrier(w, s, "before"));
+    EXPECT(kn_finish() == 0);
+    for (int i = 0; i < 2; i++) {
+        kn_comm *c = i ? part : w;
+        s = kn_compute_stream(KN_CPU);
+        EXPECT(!kn_barrier(c, s, "late") && strstr(kn_error(), "the communicator has ended"));
+        kn_clear_error();
+        EXPECT(!kn_agree(c, true) && strstr(kn_error(), "kn_agree: the communicator has ended"));
+        kn_clear_error();
+        EXPECT(!kn_comm_dup(c, "late") && strstr(kn_error(), "the communicator has ended"));
+        kn_clear_error();
+    }
+    return 0;
+}
+
+KN_TEST(values, a_communicator_that_is_over)
+{
+    for (int n = 1; n <= 3; n++)
+        KN_CHECK(kn_spawn_threads(n, after_the_end, NULL) == 0, "%d ranks", n);
+    KN_CHECK(kn_spawn(2, after_the_end, NULL) == 0);
+}
+
+static int forks(kn_comm *w, void *arg)
+{
+    kn_stream *s = kn_compute_stream(KN_CPU);
+    int status = 1;
+    (void)arg;
+    EXPECT(kn_barrier(w, s, "before"));
+    pid_t child = fork();
+    if (child == 0) {
+        bool told = kn_comm_size(w) == 1 ||
+                    (!kn_barrier(w, s, "child") && strstr(kn_error(), "was forked from rank"));
+        kn_clear_error();
+        kn_fail("an error of the child's own");
+        _exit(told && !kn_agree(w, true) && kn_finish() == 1 ? 0 : 1);
+    }
+    EXPECT(waitpid(child, &status, 0) == child && status == 0, "%d", status);
+    for (int i = 0; i < 3; i++)
+        EXPECT(kn_barrier(w, s, "after"), "%s", kn_error());
+    return 0;
+}
+
+KN_TEST(values, a_child_of_a_rank_is_none)
+{
+    for (int n = 1; n <= 3; n++)
+        KN_CHECK(kn_spawn(n, forks, NULL) == 0, "%d ranks", n);
 }

@@ -91,7 +91,7 @@ KN_FUZZ(tcp_greeting, .factor = 64, .extra = 4 << 20)
     uint64_t w[5] = { t.number[0], t.number[1], (uint32_t)g.from, (uint32_t)g.to, g.data != 0 };
     if ((how & SEALED) && n >= sizeof g && kn_tcp_seal(key, 'G', w, 5, g.seal))
         memcpy(bytes, &g, sizeof g);
-    t.listener = kn_tcp_listen(0, &seats[0].port);
+    t.listener = kn_tcp_listen(NULL, 0, &seats[0].port);
     link[1].control = dup(t.listener); /* rank 0 has the connections for words from the meeting */
     FUZZ_CHECK(t.listener >= 0 && link[1].control >= 0);
     speak(seats[0].port, bytes, n);
