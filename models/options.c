@@ -369,7 +369,7 @@ static bool may_restore(const kn_options *o, int i, const char *name)
     const kn_option *p = &o->table[i];
     return (p->of == KN_OF_TRAINING && (p->kind != KN_OPTION_PATH || p->only_read)) ||
            kn_fail("the checkpoint names --%s, which belongs to a run and is never taken from a "
-                   "file; remove it from \"options\" in its state.json",
+                   "file; no program of Knap records it, so trust nothing of this checkpoint",
                    name);
 }
 

@@ -150,8 +150,8 @@ static bool give_up(const search *s)
 {
     if (!s->first[0])
         return refuse_empty(s->dir);
-    return s->folder ? kn_fail("%s; no other checkpoint in %s is whole: only a run that begins "
-                               "anew (--overwrite) can save there",
+    return s->folder ? kn_fail("%s; no other checkpoint in %s is whole; a training that begins "
+                               "anew there replaces them (a trainer's --overwrite)",
                                s->first, s->dir)
                      : kn_fail("%s", s->first);
 }

@@ -85,13 +85,47 @@ static bool has_part(const kn_checkpoint *c, const char *part)
     return false;
 }
 
+/* Each file that state.json lists lies in a part: it is opened and compared there. */
+static bool check_names(const kn_checkpoint *c)
+{
+    size_t i;
+    json_t *f;
+    json_array_foreach(json_object_get(c->state, "files"), i, f)
+    {
+        const char *name = listed_name(f, kn_part_name[KN_PART_MODEL]);
+        name = name ? name : listed_name(f, kn_part_name[KN_PART_OPTIMIZER]);
+        if (!name || !*name || strchr(name, '/'))
+            return kn_fail("%s/%s: file %zu of its list is in no part of the checkpoint; it is "
+                           "damaged",
+                           c->dir, KN_STATE_FILE, i);
+    }
+    return true;
+}
+
+/* The list leaves a part out: no files lie there. */
+static bool check_absent(const kn_checkpoint *c, const char *path)
+{
+    kn_folder_names n;
+    bool there, ok = kn_folder_names_read(&n, path, &there);
+    for (int64_t i = 0; ok && i < n.count; i++) {
+        const char *end = strrchr(n.list[i].name, '.');
+        if (end && strcmp(end, ".safetensors") == 0)
+            ok = kn_fail("%s holds tensors, but %s lists none of them; the checkpoint is damaged",
+                         path, KN_STATE_FILE);
+    }
+    kn_folder_names_free(&n);
+    return ok;
+}
+
 static bool open_part(kn_checkpoint *c, int which, kn_pieces **part)
 {
     char path[KN_FOLDER_PATH];
     const char *name = kn_part_name[which];
+    if (!kn_folder_path(path, c->dir, name, ""))
+        return false;
     if (!has_part(c, name))
-        return true;
-    if (!kn_folder_path(path, c->dir, name, "") || !(*part = kn_pieces_open(path)))
+        return check_absent(c, path);
+    if (!(*part = kn_pieces_open(path)))
         return false;
     return (strcmp(kn_pieces_id(*part), c->id) == 0 ||
             kn_fail("%s: the files belong to two checkpoints: the tensors are of save %s, but "
@@ -134,7 +168,8 @@ static bool open_tensors(kn_checkpoint *c)
     if (c->first_form)
         return open_first(c, "model.safetensors", &c->model, true) &&
                (!c->has_optimizer || open_first(c, "optimizer.safetensors", &c->optimizer, false));
-    return open_part(c, KN_PART_MODEL, &c->model) && open_part(c, KN_PART_OPTIMIZER, &c->optimizer);
+    return check_names(c) && open_part(c, KN_PART_MODEL, &c->model) &&
+           open_part(c, KN_PART_OPTIMIZER, &c->optimizer);
 }
 
 /* Each tensor is of the rank in whose share its first byte lies. */

@@ -79,23 +79,27 @@ bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite)
     return put(m, m->accum + NORM, norm) && put(m, m->accum + NONFINITE, nonfinite);
 }
 
-/* One number, exact in an f32: 2^24 is more than 8 * MEASURES_SAVES. */
+/* One number, exact in an f32: 2^24 is more than 16 * MEASURES_SAVES. */
 static float encode(news n)
 {
-    return (float)((n.save * 4 + (int)n.state) * 2 + n.stop);
+    return (float)((n.save * 4 + (int)n.state) * 4 + n.now * 2 + n.stop);
 }
 
 static news decode(float word)
 {
     const int w = (int)word;
-    return (news){ .stop = w % 2, .save = w / 8, .state = (kn_save_state)(w / 2 % 4) };
+    return (news){
+        .stop = w % 2, .now = w / 2 % 2, .save = w / 16, .state = (kn_save_state)(w / 4 % 4)
+    };
 }
 
 /* News of two ranks together. */
 static news worse(news a, news b)
 {
     const kn_save_state order[] = { KN_SAVE_RUNNING, KN_SAVE_FAILED, KN_SAVE_NONE };
-    news n = { .stop = a.stop || b.stop, .save = b.save, .state = KN_SAVE_WRITTEN };
+    news n = {
+        .stop = a.stop || b.stop, .now = a.now || b.now, .save = b.save, .state = KN_SAVE_WRITTEN
+    };
     for (int i = 2; i >= 0; i--)
         if (a.state == order[i] || b.state == order[i])
             n.state = order[i];

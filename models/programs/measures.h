@@ -21,6 +21,7 @@ bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite);
 /* What ranks tell each other with a step's measurements. */
 typedef struct news {
     bool stop; /* a wish to stop */
+    bool now;  /* a wish to save after this step */
     int save;  /* number of the save in the background, below MEASURES_SAVES */
     kn_save_state state;
 } news;
@@ -32,7 +33,7 @@ typedef struct measured {
     double loss; /* mean over all micro-batches, added in their order */
     double norm;
     int64_t nonfinite; /* lowest of all ranks, -1: none */
-    /* .stop of any rank; .state is RUNNING where a rank still writes, else FAILED where one failed,
+    /* .stop and .now of any rank; .state is RUNNING where a rank still writes, else FAILED where one failed,
      * else WRITTEN or NONE, of all */
     news news;
 } measured;

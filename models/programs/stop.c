@@ -1,4 +1,4 @@
-/* models/programs/stop.c: a request to stop. */
+/* models/programs/stop.c: requests to stop, and to save. */
 #include "models/programs/stop.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 static const char NOTICE[] = "\nknap: stopping: the run saves as soon as it can; once more, a "
                              "second later, to end it at once\n";
 /* Atomic: a signal may interrupt any thread. */
-static atomic_bool requested, reporting;
+static atomic_bool requested, reporting, save_wanted;
 static _Atomic int64_t first_at;
 
 static int64_t now_ns(void)
@@ -40,15 +40,36 @@ static void on_signal(int sig)
     errno = error;
 }
 
+static void on_save(int sig)
+{
+    (void)sig;
+    atomic_store(&save_wanted, true);
+}
+
+static void listen_to(int sig, void (*handler)(int))
+{
+    struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART }, before;
+    sigemptyset(&action.sa_mask);
+    if (sigaction(sig, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(sig, &action, NULL);
+}
+
+void save_listen(void)
+{
+    listen_to(SIGUSR1, on_save);
+}
+
+bool save_requested(void)
+{
+    return atomic_exchange(&save_wanted, false);
+}
+
 void stop_listen(bool reports)
 {
-    static const int signals[] = { SIGINT, SIGTERM, SIGHUP };
-    struct sigaction action = { .sa_handler = on_signal, .sa_flags = SA_RESTART }, before;
-    sigemptyset(&action.sa_mask);
+    static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR2 };
     atomic_store(&reporting, reports);
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
-        if (sigaction(signals[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(signals[i], &action, NULL);
+        listen_to(signals[i], on_signal);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN);
 }

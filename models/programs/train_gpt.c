@@ -274,6 +274,7 @@ int main(int argc, char **argv)
 {
     gpt_run r = { .t = { .program = argv[0] } };
     training *t = &r.t;
+    save_listen();
     t->world = kn_init(&argc, &argv);
     if (kn_ok() && read_options(&r, argc, argv)) {
         if (kn_options_help_wanted(t->options)) {

@@ -478,6 +478,7 @@ static void run_free(image_run *r)
 int main(int argc, char **argv)
 {
     image_run r = { .t = { .program = argv[0] } };
+    save_listen();
     r.t.world = kn_init(&argc, &argv);
     if (kn_ok() && read_options(&r, argc, argv)) {
         if (!kn_options_help_wanted(r.t.options))

@@ -351,15 +351,19 @@ static bool after_step(training *t, int64_t done)
     bool samples = t->task.sample && every(n->sample_every, done);
     bool evaluates = n->eval_every > 0 && (done == n->steps || every(n->eval_every, done));
     bool due = n->save_every > 0 ? every(n->save_every, done) : evaluates;
-    if ((last || evaluates || samples || due || t->stop) && !take_measurements(t, 0))
+    if ((last || evaluates || samples || due || t->stop || t->save_now) && !take_measurements(t, 0))
         return false;
     if (evaluates && !settle_and_evaluate(t, p))
         return false;
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);
-    bool ends = last || t->stop, better = is_better(t, p), saves = ends || due || better;
-    if (!refuse_diverged(t, p) || (saves && !save(t, p, n->async_save && !ends)))
+    bool ends = last || t->stop, better = is_better(t, p),
+         saves = ends || due || better || t->save_now;
+    if (!refuse_diverged(t, p) || (saves && !save(t, p, n->async_save && !ends && !t->save_now)))
         return false;
+    if (t->save_now)
+        print_saved(t, done);
+    t->save_now = false;
     /* evaluating and sampling take long: look for a stop request before another step */
     if ((saves && n->out && !last) || samples)
         training_stop_requested(t);

@@ -78,6 +78,7 @@ typedef struct training {
     int64_t launched;      /* steps launched so far */
     double taken;          /* time at which measurements were last taken */
     bool stop;             /* a stop was requested on some rank: save and end */
+    bool save_now;         /* a save was requested on some rank: save, and go on */
     int saves;             /* in the background, so far, modulo MEASURES_SAVES */
     int64_t saved_step;    /* of the last save; -1: none, or it failed */
     bool saves_later;      /* it is in the background, and nobody asked yet how it ended */
@@ -150,6 +151,8 @@ bool evaluate(training *t, step_report *p);
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
 void print_stopped(const training *t, int64_t step);
+/* A save that was requested is done, if there is a folder. */
+void print_saved(const training *t, int64_t step);
 /* With plan.keep_best: which checkpoint it is. */
 void print_best(const training *t);
 /* The progress line and the log's line of a step. Requests a stop if they can't be written. */

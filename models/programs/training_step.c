@@ -84,6 +84,7 @@ bool take_measurements(training *t, int keep)
         p->loss = m.loss;
         p->grad_norm = m.norm;
         t->stop |= m.news.stop;
+        t->save_now |= m.news.now;
         if (m.news.save == t->saves && m.news.state >= KN_SAVE_WRITTEN) /* on every rank */
             kn_checkpoint_finish(t->folder, m.news.state == KN_SAVE_WRITTEN);
         t->loss_sum += m.loss;
@@ -184,8 +185,8 @@ static bool launch_step(training *t)
 {
     bool ok = t->replay ? feed(t) && kn_replay_step(t->replay, run_step, t) : run_step(t);
     ok = ok && (!t->ema || kn_ema_update(t->ema));
-    if (!ok || !measures_send(t->measures,
-                              (news){ stop_requested(), t->saves, kn_checkpoint_poll(t->folder) }))
+    if (!ok || !measures_send(t->measures, (news){ stop_requested(), save_requested(), t->saves,
+                                                   kn_checkpoint_poll(t->folder) }))
         return false;
     t->launched = t->step + 1;
     print_why_not_recorded(t);

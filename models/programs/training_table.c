@@ -130,6 +130,14 @@ void print_gpu_memory(const training *t)
            idle > 0 ? 100 - 100 * (double)m.largest_free / (double)idle : 0);
 }
 
+void print_saved(const training *t, int64_t step)
+{
+    if (first_rank(t))
+        printf(t->plan.out ? "\nsaved after step %lld, as SIGUSR1 asked; the run goes on\n"
+                           : "\nstep %lld: SIGUSR1 asked for a save, but no --out DIR was given\n",
+               (long long)step);
+}
+
 void print_stopped(const training *t, int64_t step)
 {
     if (!first_rank(t))
