@@ -29,14 +29,27 @@ static json_t *value_of(const kn_option_record *r)
                                          : json_string(r->value);
 }
 
+static bool is_utf8(const char *text)
+{
+    uint32_t code;
+    size_t n = 1;
+    for (size_t left = strlen(text); left > 0 && n > 0; left -= n, text += n)
+        n = kn_utf8_read(text, left, &code);
+    return n > 0;
+}
+
 char *kn_options_text(kn_options *o)
 {
     kn_option_record r;
     if (!kn_given(o, "kn_options_text", "the options' struct"))
         return NULL;
     json_t *j = json_object();
-    for (int i = 0; j && kn_options_record(o, i, &r); i++)
-        if (r.row->of == KN_OF_TRAINING && json_object_set_new(j, r.name, value_of(&r)) != 0) {
+    for (int i = 0; j && kn_ok() && kn_options_record(o, i, &r); i++)
+        if (r.row->of == KN_OF_TRAINING && !is_utf8(r.value))
+            kn_fail("--%s %.200s: this isn't valid UTF-8, as which a checkpoint records it; rename "
+                    "the file, or give a link to it",
+                    r.name, r.value);
+        else if (r.row->of == KN_OF_TRAINING && json_object_set_new(j, r.name, value_of(&r)) != 0) {
             json_decref(j);
             j = NULL;
         }

@@ -14,7 +14,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -34,7 +36,11 @@ char *kn_local_describe_exit(int status, char *buf, size_t size)
         snprintf(buf, size, "was killed by signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
     else
-        snprintf(buf, size, "exited with status %d", WEXITSTATUS(status));
+        snprintf(buf, size, "exited with status %d%s", WEXITSTATUS(status),
+                 WEXITSTATUS(status) == 127
+                     ? ": the program, or a library that it needs, could not "
+                       "be loaded (see its message, and ulimit -n)"
+                     : "");
     return buf;
 }
 
@@ -204,11 +210,15 @@ int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, in
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* This program's own file. Its path if that still leads to it, so that ps shows a name. */
+/* This program's own file. Its path if that still leads to it, so that ps shows a name; without
+ * /proc the name by which it was started. */
 static const char *own_program(char *buf, size_t size)
 {
     struct stat here, there;
     ssize_t n = readlink("/proc/self/exe", buf, size - 1);
+    const char *name = n < 0 ? (const char *)(uintptr_t)getauxval(AT_EXECFN) : NULL;
+    if (name)
+        return name;
     if (n <= 0 || (size_t)n >= size - 1)
         return "/proc/self/exe";
     buf[n] = 0;
@@ -288,6 +298,19 @@ static int report(kn_local_head *head, int culprit, const int *status, int forwa
     return WEXITSTATUS(s) ? WEXITSTATUS(s) : 1;
 }
 
+/* Ranks open their libraries, their shared memory, data and checkpoints. */
+static bool allow_files(void)
+{
+    enum { LEAST = 32 };
+    struct rlimit most;
+    if (getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur >= LEAST)
+        return true;
+    most.rlim_cur = LEAST < most.rlim_max ? LEAST : most.rlim_max;
+    return (setrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur >= LEAST) ||
+           kn_fail("--ranks: each rank needs %d open files, and the limit is %d (see ulimit -Hn)",
+                   LEAST, (int)most.rlim_max);
+}
+
 void kn_supervise(int n, const kn_local_cores *cores, char **argv)
 {
     size_t bytes;
@@ -297,7 +320,7 @@ void kn_supervise(int n, const kn_local_cores *cores, char **argv)
     sigset_t before;
     signal(SIGXFSZ,
            SIG_IGN); /* a limit of the file size is an error of a write, also of the ranks' */
-    kn_local_head *head = kn_local_create(n, &fd, &bytes);
+    kn_local_head *head = allow_files() ? kn_local_create(n, &fd, &bytes) : NULL;
     if (!head)
         return;
     head->threads = cores->threads;

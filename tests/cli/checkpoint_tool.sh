@@ -120,6 +120,14 @@ check "its model and its optimizer" eval 'says "model: 16 tensors" && says "opti
 run "$tool" verify "$TMP/trained/step-00000001"
 check "verify checks a checkpoint of a run" says "48 tensors"
 check "and all of its bytes" says "all bytes are as they were written"
+for edit in "s['files'][0]['name'] = '../../../../etc/passwd'" "s['files'][0]['name'] = 'other/shard'" \
+    "s['files'][0]['name'] = 'model/../../x'" "s['files'][0]['name'] = 'model/'" "s['files'][0]['name'] = 7" "s['files'] = []" \
+    "s['files'] = [f for f in s['files'] if not f['name'].startswith('model/')]" "s['files'].append({'name': '/etc/passwd'})"; do
+    rm -rf "$TMP/edited" && cp -r "$TMP/trained/step-00000002" "$TMP/edited"
+    edit_state "$TMP/edited" "$edit"
+    run "$tool" verify "$TMP/edited"
+    check "a list of other files is damage: $edit" fails "damaged"
+done
 run "$tool" merge "$TMP/trained" --out "$TMP/merged" --part optimizer
 check "merge takes the part that is asked for" says "32 tensors"
 shard=$TMP/trained/step-00000002/optimizer/shard-00002-model-00001-of-00002.safetensors

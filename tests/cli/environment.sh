@@ -42,4 +42,50 @@ for closed in 0 1 2 01 02 12 012; do
     without $closed "$tool" merge "$(newest "$TMP/run")" --out "$TMP/merged"
     check "closed: $closed, knap-checkpoint" "$tool" verify "$TMP/merged"
 done
+
+# Limits, and what is missing.
+limited() { # limited LIMITS COMMAND...
+    local limits=$1
+    shift
+    run bash -c "$limits; exec timeout 120 \"\$@\"" bash "$@"
+}
+works_or_says() { [ "$status" = 0 ] || fails "$1"; }
+for files in 3 4 6 8 16 40; do
+    limited "ulimit -n $files" "${tiny[@]}"
+    check "ulimit -n $files, one rank" works_or_says "pen files"
+    limited "ulimit -n $files" "${tiny[@]}" --ranks 2
+    check "ulimit -n $files, two ranks" works_or_says "pen files"
+done
+limited "ulimit -Sn 12" "${tiny[@]}" --ranks 2
+check "a soft limit is raised" succeeds
+if unshare -rm true 2>/dev/null; then
+    for ranks in 1 2; do
+        run unshare -rm bash -c 'mount -t tmpfs none /proc && exec "$@"' bash timeout 120 "${tiny[@]}" --ranks $ranks
+        check "no /proc, $ranks ranks" succeeds
+    done
+fi
+for mask in 000 077 0777; do
+    rm -rf "$TMP/run"
+    limited "umask $mask" "${tiny[@]}" --out "$TMP/run"
+    check "umask $mask" works_or_says "cannot"
+    [ $mask = 0777 ] || check "the lock is its user's, umask $mask" test "$(stat -c %a "$TMP/run/.lock")" = 600
+done
+for locale in C POSIX C.UTF-8 xx_YY.nonsense; do
+    rm -rf "$TMP/run"
+    run env LC_ALL=$locale "${tiny[@]}" --out "$TMP/run"
+    check "locale $locale" succeeds
+done
+
+# A name that is no UTF-8.
+odd=$TMP/$'t\xff\xfe'
+if cp "$TMP/text" "$odd" 2>/dev/null; then
+    rm -rf "$TMP/run"
+    run timeout 120 "$gpt" --data "$odd" "${tiny[@]:3}" --out "$TMP/run"
+    check "a name that is no UTF-8 is said" fails "isn't valid UTF-8, as which a checkpoint records it"
+    ln -s "$odd" "$TMP/link"
+    run timeout 120 "$gpt" --data "$TMP/link" "${tiny[@]:3}" --out "$TMP/run"
+    check "and the advice works" succeeds
+    run timeout 120 "$gpt" --data "$odd" "${tiny[@]:3}"
+    check "without a checkpoint it is read" succeeds
+fi
 finish
