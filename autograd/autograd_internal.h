@@ -299,8 +299,8 @@ struct kn_frame {
     bool holds; /* the groups inside wait for its replay */
 };
 
-/* Around a call of user's code, which may call again; false with an error where calls are nested too
- * deep: one without an end would overflow the stack. name: of the module or function. */
+/* Around a call of user's code, which may call again; false with an error where calls are nested
+ * too deep: one without an end would overflow the stack. name: of the module or function. */
 bool kn_nest_begin(const char *name);
 void kn_nest_end(void);
 /* Enters a call: becomes the context's frame. name is the module's own name (last part of the

@@ -329,16 +329,29 @@ static void clipped_now(kn_module_impl *m, int n, kn_means *means, double value)
     *means = before;
 }
 
+/* The value that m's gradients are clamped to before they are measured; 0: none. */
+static bool clamps(const kn_module_impl *m, double *value)
+{
+    bool yes = false;
+    *value = 0;
+    for (const kn_module_impl *at = m; at && !yes; at = at->parent) {
+        const clipping *c = clipping_of(at);
+        if (c && c->at > 0 && c->value > 0 && !holds(at, m, &yes))
+            return false;
+        *value = yes ? c->value : 0;
+    }
+    return true;
+}
+
 /* The norm of m's gradients goes to *norm; the next step clips by it where max_norm is above 0. */
 static bool clip(kn_module_impl *m, const kn_param *p, int n, double max_norm, double order,
                  float *norm)
 {
     kn_means means = { 0 };
-    const kn_module_impl *at = NULL;
+    grads x = { m, p, n, &means, 0 };
     bool clips = max_norm > 0, mode = kn_set_grad_mode(false);
-    bool ok = (!clips || kn_grads_there(p, n, "kn_clip_grad_norm")) && kn_clipped(m, &at) &&
+    bool ok = (!clips || kn_grads_there(p, n, "kn_clip_grad_norm")) && clamps(m, &x.value) &&
               kn_means_begin(&means, m, "kn_clip_grad_norm");
-    grads x = { m, p, n, &means, at ? clipping_of(at)->value : 0 };
     ok = ok && find_norm(&x, max_norm, order, norms_begin(m, p, clips), norm);
     if (ok && clips)
         clipped_now(m, n, &means, x.value);

@@ -103,7 +103,7 @@ static bool check_names(const kn_checkpoint *c)
 }
 
 /* The list leaves a part out: no files lie there. */
-static bool check_absent(const kn_checkpoint *c, const char *path)
+static bool check_absent(const char *path)
 {
     kn_folder_names n;
     bool there, ok = kn_folder_names_read(&n, path, &there);
@@ -124,7 +124,7 @@ static bool open_part(kn_checkpoint *c, int which, kn_pieces **part)
     if (!kn_folder_path(path, c->dir, name, ""))
         return false;
     if (!has_part(c, name))
-        return check_absent(c, path);
+        return check_absent(path);
     if (!(*part = kn_pieces_open(path)))
         return false;
     return (strcmp(kn_pieces_id(*part), c->id) == 0 ||

@@ -258,9 +258,8 @@ static _Noreturn void exec_rank(const kn_local_head *head, int fd, int r, const 
     _exit(127);
 }
 
-/* Signals for the ranks, that mean "end", or what a program makes of SIGUSR1 and SIGUSR2: to be read
- * from a descriptor, and passed on; not those that the program was started to ignore (nohup, a
- * shell's background jobs). */
+/* Signals for the ranks, SIGUSR1 and SIGUSR2 among them: to be read from a descriptor, and passed
+ * on; not those that the program was started to ignore (nohup, a shell's background jobs). */
 static int catch_signals(sigset_t *before)
 {
     static const int ends[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };

@@ -33,8 +33,8 @@ typedef struct measured {
     double loss; /* mean over all micro-batches, added in their order */
     double norm;
     int64_t nonfinite; /* lowest of all ranks, -1: none */
-    /* .stop and .now of any rank; .state is RUNNING where a rank still writes, else FAILED where one failed,
-     * else WRITTEN or NONE, of all */
+    /* .stop and .now of any rank; .state is RUNNING where a rank still writes, else FAILED where
+     * one failed, else WRITTEN or NONE, of all */
     news news;
 } measured;
 

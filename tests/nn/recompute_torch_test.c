@@ -135,7 +135,7 @@ static kn_tensor *takes_gradients(part *p, kn_tensor *x)
 {
     kn_tensor *a = kn_require_grad(kn_scale(kn_detach(x), 1), true), *g = NULL;
     kn_grad_of(total(plain(p, a)), &a, 1, &g);
-    return kn_ok() ? kn_mul(x, g) : NULL;
+    return kn_ok() ? kn_mul(x, kn_detach(g)) : NULL;
 }
 
 /* ---- programs -------------------------------------------------------------------------------- */

@@ -224,14 +224,12 @@ KN_TEST(saving, a_hostile_state)
         KN_CHECK(!kn_checkpoint_open(dir, NULL) && kn_error() && strlen(kn_error()) > 20, "%zu", i);
         kn_clear_error();
     }
-    /* no tensors at all: it opens, and no module fits */
+    /* no tensors at all, but files of them */
     static const char none[] =
         "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
         "\"record\": {}}";
     write_temp("run/step-00000001/state.json", none, sizeof none - 1);
-    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    REFUSED(kn_checkpoint_load(c, &l), "another model");
-    kn_checkpoint_free(c);
+    REFUSED(kn_checkpoint_open(dir, NULL), "lists none of them");
     kn_module_free(&l);
     remove_temp();
 }
