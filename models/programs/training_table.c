@@ -132,10 +132,12 @@ void print_gpu_memory(const training *t)
 
 void print_saved(const training *t, int64_t step)
 {
-    if (first_rank(t))
-        printf(t->plan.out ? "\nsaved after step %lld, as SIGUSR1 asked; the run goes on\n"
-                           : "\nstep %lld: SIGUSR1 asked for a save, but no --out DIR was given\n",
-               (long long)step);
+    if (!first_rank(t))
+        return;
+    printf(t->plan.out ? "\nsaved after step %lld, as SIGUSR1 asked; the run goes on\n"
+                       : "\nstep %lld: SIGUSR1 asked for a save, but no --out DIR was given\n",
+           (long long)step);
+    fflush(stdout); /* a file shows it now, too */
 }
 
 void print_stopped(const training *t, int64_t step)
