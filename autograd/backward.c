@@ -1,4 +1,5 @@
-/* autograd/backward.c: where users begin a backward: for all leaves, or for chosen tensors. */
+/* autograd/backward.c: where users begin a backward: for all leaves, or for chosen tensors; the
+ * functions at its end. */
 #include "autograd/engine.h"
 
 static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
@@ -119,4 +120,44 @@ bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor *
         kn_tensor_free(caught[i].grad);
     kn_host_free(caught);
     return ok && kn_ok();
+}
+
+/* ---- functions at its end -------------------------------------------------------------------- */
+
+bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg)
+{
+    kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
+    if (!e)
+        return kn_fail("kn_on_backward_end: no backward is running");
+    end_callback *c = kn_host_calloc(1, sizeof *c);
+    if (!c)
+        return false;
+    c->ended = ended;
+    c->failed = failed;
+    c->arg = arg;
+    end_callback **at = &e->callbacks;
+    while (*at)
+        at = &(*at)->next;
+    *at = c;
+    return true;
+}
+
+bool kn_on_backward_end(void (*fn)(void *arg), void *arg)
+{
+    return kn_on_backward(fn, NULL, arg);
+}
+
+void kn_engine_call_back(kn_engine *e)
+{
+    for (end_callback *c = e->callbacks; c && kn_ok(); c = c->next)
+        if (c->ended)
+            c->ended(c->arg);
+    for (end_callback *c = e->callbacks; c && !kn_ok(); c = c->next)
+        if (c->failed)
+            c->failed(c->arg);
+    while (e->callbacks) {
+        end_callback *c = e->callbacks;
+        e->callbacks = c->next;
+        kn_host_free(c);
+    }
 }

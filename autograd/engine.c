@@ -260,44 +260,6 @@ static bool run_node(kn_engine *e, kn_node *n)
 
 /* ---- 4. the pass ----------------------------------------------------------------------------- */
 
-bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg)
-{
-    kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
-    if (!e)
-        return kn_fail("kn_on_backward_end: no backward is running");
-    end_callback *c = kn_host_calloc(1, sizeof *c);
-    if (!c)
-        return false;
-    c->ended = ended;
-    c->failed = failed;
-    c->arg = arg;
-    end_callback **at = &e->callbacks;
-    while (*at)
-        at = &(*at)->next;
-    *at = c;
-    return true;
-}
-
-bool kn_on_backward_end(void (*fn)(void *arg), void *arg)
-{
-    return kn_on_backward(fn, NULL, arg);
-}
-
-static void run_callbacks(kn_engine *e)
-{
-    for (end_callback *c = e->callbacks; c && kn_ok(); c = c->next)
-        if (c->ended)
-            c->ended(c->arg);
-    for (end_callback *c = e->callbacks; c && !kn_ok(); c = c->next)
-        if (c->failed)
-            c->failed(c->arg);
-    while (e->callbacks) {
-        end_callback *c = e->callbacks;
-        e->callbacks = c->next;
-        kn_host_free(c);
-    }
-}
-
 /* After an error half-made gradients must not stay: those of the failed pass go. */
 static void clean_leaf(kn_leaf *leaf, bool ok)
 {
@@ -382,7 +344,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     for (int64_t i = 0; i < e->nodes && ok; i++)
         ok = run_node(e, e->node[i]);
     if (!e->outer) {
-        run_callbacks(e);
+        kn_engine_call_back(e);
         ok = ok && kn_ok();
     }
     clean(e, ok);

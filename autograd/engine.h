@@ -42,6 +42,7 @@ struct kn_engine {
 };
 
 kn_engine *kn_engine_outermost(kn_engine *e);
+void kn_engine_call_back(kn_engine *e); /* the pass is over: runs its callbacks */
 /* reach.c: lists the nodes behind the roots by falling number, those that lead to a gradient that
  * is wanted; counts the contributions that each waits for. */
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
