@@ -5,6 +5,7 @@ it by its real name, takes every function, and says whether Knap takes that vers
 where it is one that Knap takes (tests/cli/cuda_plans.sh)."""
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,16 +30,19 @@ def installed(folder, package, version):
 
 
 def plans(build, library):
-    """What cuDNN's plans came to: passed and failed lines of TAP."""
+    """What cuDNN's plans came to. cuDNN compiles some with libnvrtc, which must be where it looks."""
     path = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
     said = subprocess.run(["bash", ROOT / "tests/cli/cuda_plans.sh"], capture_output=True, text=True,
                           env=dict(os.environ, KNAP_BUILD=str(build), LD_LIBRARY_PATH=path)).stdout.splitlines()
-    made = [line for line in said if line.startswith("ok ")]
-    bad = [line for line in said if line.startswith("not ok ")]
-    for line in said if bad or not made else []:
-        print(f"    {line}")
-    print(f"    plans without a GPU: {len(made)} of {len(made) + len(bad)} devices have all")
-    return not bad and bool(made)
+    cases = [line.lstrip("# ") for line in said if re.match(r"# +(not )?ok ", line)]
+    devices = [line for line in said if re.match(r"(not )?ok ", line)]
+    bad = [n for n, line in enumerate(said) if re.match(r"# +not ok ", line)]
+    good = sum(line.startswith("ok ") for line in devices)
+    print(f"    plans without a GPU: all of {good} of {len(devices)} devices; of the others {len(cases)} cases, "
+          f"{len(bad)} without a plan")
+    if bad:
+        print(f"    the first: {said[bad[0]].lstrip('# ')}: {said[bad[0] + 1].lstrip('# ')}")
+    return bool(devices) and good == len(devices)
 
 
 def main(words):

@@ -20,9 +20,12 @@ BESIDE = 1024      # of them what kernels with dynamic shared memory may have be
 SPILLS = {
     "add_kernel": 8,  # of any dtype, an element a thread
     "matmul_kernel": 32,  # f64
-    "reduce_rows_any_kernel": 64,
+    "reduce_rows_any_kernel": 80,  # f64
+    "attention_delta_kernel": 4,  # f64 of f32
+    "norm_sum_kernel": 4,  # f64
+    "sum_kernel": 12,  # of two 16-bit dtypes
     "reduce_columns_any_kernel": 64,
-    "cross_entropy_kernel": 80,  # bf16, between its two passes: two blocks of rows share a multiprocessor
+    "cross_entropy_kernel": 88,  # bf16, between its two passes: two blocks of rows share a multiprocessor
     "conv_each_kernel": 128,
     "conv_tile_kernel": 64,
     "grad_w_tile_kernel": 32,
