@@ -133,8 +133,8 @@ static void pass_signal(watch *w, int signals)
     if (read(signals, &s, sizeof s) != (ssize_t)sizeof s)
         return;
     bool again = w->forwarded == (int)s.ssi_signo;
-    if (again && kn_now() - w->asked < REPEAT_S)
-        return;
+    if (again && s.ssi_signo != SIGUSR1 && kn_now() - w->asked < REPEAT_S)
+        return; /* a save may be wanted again at once */
     if (!again)
         w->asked = kn_now();
     w->forwarded = (int)s.ssi_signo;
