@@ -144,6 +144,7 @@ struct kn_node {
     kn_saved kept[KN_MAX_OUT];      /* any others (function.c) */
     bool freed;                     /* saved tensors were let go of by a backward */
     kn_frame *frame;                /* the module call that made it; a reference, or NULL */
+    kn_tensor *scale;               /* multiplied its output, a loss (kn_scaled_by); a reference */
     kn_place place;                 /* the user's line that called the operation */
     kn_hook_entry *hooks;
     void (*free_attr)(void *attr); /* frees the references in attr */
@@ -167,7 +168,8 @@ struct kn_node {
     kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */
     bool has_grad;
     bool leads; /* to a gradient that is wanted; else its own is caught, and it doesn't run */
-    bool lent;  /* a pass around this one goes on with the node, and needs its saved tensors */
+    bool bare, scaled; /* gradients come to it that no scale, or one, has multiplied (scale.c) */
+    bool lent; /* a pass around this one goes on with the node, and needs its saved tensors */
     struct kn_part {
         kn_tensor *grad; /* a reference */
         int out;
@@ -203,8 +205,8 @@ typedef enum kn_accum {
 
 /* A leaf's gradient. Without a destination: fresh is allocated, then becomes or is added to grad.
  * With one (fsdp): contributions go to dest(); grad stays NULL and the group's owner takes over. */
-/* Backwards by their numbers (kn_backward_number): runs of successive ones, rising, with gaps
- * between them (passes.c). Functions that return bool fail with an error where memory is out. */
+/* Backwards by number (kn_backward_number), in runs that rise, and their losses' scale (passes.c).
+ * Functions that return bool fail with an error where memory is out. */
 typedef struct kn_pass_run {
     int64_t first, last;
 } kn_pass_run;
@@ -212,8 +214,12 @@ typedef struct kn_passes {
     kn_pass_run *run;
     int runs;
     int64_t room;
+    kn_tensor *scale; /* multiplied their losses; f32 without dims; a reference; NULL: none did */
+    bool mixed;       /* not all of them */
 } kn_passes;
-bool kn_passes_add(kn_passes *s, int64_t first, int64_t last); /* all of first ... last */
+bool kn_passes_add(kn_passes *s, int64_t first, int64_t last, kn_tensor *scale);
+/* scale.c: scale multiplied loss, the result of an operation (without one nothing is told). */
+void kn_scaled_by(const kn_tensor *loss, kn_tensor *scale);
 bool kn_passes_join(kn_passes *s, const kn_passes *from);
 bool kn_passes_have(const kn_passes *s, int64_t pass);
 int64_t kn_passes_count(const kn_passes *s);
@@ -222,6 +228,7 @@ void kn_passes_free(kn_passes *s);
 
 struct kn_leaf {
     kn_tensor *tensor; /* back pointer */
+    uint64_t id;       /* no other leaf's, ever */
     kn_tensor *grad;   /* accumulated; owned */
     kn_tensor *fresh;  /* gradient of the running backward; owned */
     kn_accum accum;    /* of grad */
@@ -234,8 +241,6 @@ struct kn_leaf {
     kn_group *group;  /* borrowed; the group that waits for this leaf, or NULL */
     kn_passes passes; /* whose gradients are summed in grad (dest: where it leads counts them) */
     int64_t consumed; /* the newest backward when a step last consumed the gradient */
-    void (*on_clear)(void *arg); /* called once kn_clear_grad dropped the gradient; NULL: nothing */
-    void *on_clear_arg;
     kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
     struct kn_leaf_hook_entry {
         struct kn_leaf_hook_entry *next;
@@ -329,6 +334,8 @@ uint64_t kn_backward_pass(void);
 /* The number of the running backward that adds to gradients, those in it included: more than that
  * of any before; 0: none runs. The number of the newest one so far. */
 int64_t kn_backward_number(void);
+/* What multiplied the loss of the running backward (kn_scale_loss); NULL: nothing. Borrowed. */
+kn_tensor *kn_backward_scale(void);
 int64_t kn_newest_backward(void);
 bool kn_in_backward(void);
 /* The running backward replays r, whose places are emptied when it ends; the groups inside of f

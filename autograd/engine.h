@@ -33,7 +33,8 @@ struct kn_engine {
     int64_t records, record_room;
     end_callback *callbacks; /* of the outermost pass */
     uint64_t pass;
-    int64_t number; /* kn_backward_number */
+    int64_t number;   /* kn_backward_number */
+    kn_tensor *scale; /* kn_backward_scale; a reference */
     bool retain;
     /* Not NULL: the pass computes only what leads to these, catches their gradients, and adds
      * nothing to any leaf's. */
@@ -47,6 +48,8 @@ void kn_engine_call_back(kn_engine *e); /* the pass is over: runs its callbacks 
  * is wanted; counts the contributions that each waits for. */
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots);
 bool kn_engine_count(kn_engine *e);
+/* scale.c: finds e->scale. False with an error where it isn't that of all gradients. */
+bool kn_engine_find_scale(kn_engine *e, kn_node *const *root, int roots);
 /* lend.c: before e marks n; at the end of e, when nodes become what they were for passes around. */
 bool kn_engine_lend(kn_engine *e, kn_node *n);
 void kn_engine_give_back(kn_engine *e);

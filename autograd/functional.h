@@ -230,8 +230,8 @@ typedef struct kn_cross_entropy_options {
  * for f64. Mean and sum without weights are fused: probabilities are never stored. With weights or
  * KN_REDUCTION_NONE it keeps the logarithms for backward. Targets of the logits' shape and dtype
  * are probabilities: -sum_v weight_v target_v log_softmax(logits)_v for each row; their mean is
- * over rows, and no row is ignored. Smoothing mixes each target with smoothing / V for all
- * classes. */
+ * over rows, and no row is ignored. A mean over no target that counts is 0, with gradients of 0
+ * (torch: NaN). Smoothing mixes each target with smoothing / V for all classes. */
 KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
                                     kn_cross_entropy_options o);
 #define kn_cross_entropy(logits, targets, ...)                                                     \

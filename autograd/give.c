@@ -176,5 +176,6 @@ bool kn_leaf_complete(kn_leaf *leaf)
         return true; /* nothing came: a branch without gradient */
     }
     int64_t number = kn_backward_number();
-    return (leaf->dest || kn_passes_add(&leaf->passes, number, number)) && kn_run_leaf_hooks(leaf);
+    return (leaf->dest || kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
+           kn_run_leaf_hooks(leaf);
 }

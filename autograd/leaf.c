@@ -58,12 +58,16 @@ __attribute__((constructor)) void kn_autograd_setup(void)
     kn_context_path = running_path;
 }
 
+static _Atomic uint64_t leaves;
+
 kn_leaf *kn_leaf_of(kn_tensor *t)
 {
     if (!t->leaf) {
         t->leaf = kn_host_calloc(1, sizeof *t->leaf);
-        if (t->leaf)
+        if (t->leaf) {
             t->leaf->tensor = t;
+            t->leaf->id = ++leaves;
+        }
     }
     return t->leaf;
 }
@@ -170,15 +174,12 @@ void kn_clear_grad(kn_tensor *t)
     kn_leaf *leaf = t ? t->leaf : NULL;
     if (!leaf)
         return;
-    bool had = leaf->grad != NULL;
     kn_tensor_free(leaf->grad);
     leaf->grad = NULL;
     kn_passes_clear(&leaf->passes);
     leaf->accum = KN_ACCUM_SETTLED;
     if (leaf->dest && leaf->clear)
-        had |= leaf->clear(leaf->dest_arg, t);
-    if (had && leaf->on_clear)
-        leaf->on_clear(leaf->on_clear_arg);
+        leaf->clear(leaf->dest_arg, t);
 }
 
 bool kn_set_grad_mode(bool on)

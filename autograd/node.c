@@ -38,6 +38,8 @@ void kn_node_free_saved(kn_node *n)
     drop_saved(n->saved_in, n->nin);
     drop_saved(n->saved_out, n->nout);
     drop_saved(n->kept, KN_MAX_OUT);
+    kn_tensor_free(n->scale);
+    n->scale = NULL;
     n->freed = true;
 }
 
@@ -107,6 +109,7 @@ static void destroy(kn_node *n, kn_node **list)
     drop_saved(n->saved_in, n->nin);
     drop_saved(n->saved_out, n->nout);
     drop_saved(n->kept, KN_MAX_OUT);
+    kn_tensor_free(n->scale);
     for (int i = 0; i < n->nout; i++)
         kn_tensor_free(n->dout[i]);
     while (n->hooks) {

@@ -1,6 +1,8 @@
 /* autograd/passes.c: sets of backwards. Each gradient carries the set of those that are summed in
  * it, so the number of micro-batches in any gradients is the size of a union (nn/rounds.c).
- * Backwards that follow each other are one run of numbers. */
+ * Backwards that follow each other are one run of numbers. The scale of
+ * their losses goes with them, so a step knows what its gradients are to be divided by, and whether
+ * one number does. */
 #include "autograd/autograd_internal.h"
 #include "kernels/memory_internal.h"
 #include <string.h>
@@ -9,7 +11,7 @@
  * without end. Past so many its oldest gaps close. */
 enum { MOST_RUNS = 4096 };
 
-bool kn_passes_add(kn_passes *s, int64_t first, int64_t last)
+bool kn_passes_add(kn_passes *s, int64_t first, int64_t last, kn_tensor *scale)
 {
     int at = s->runs, end;
     while (at > 0 && s->run[at - 1].last + 1 >= first)
@@ -20,6 +22,9 @@ bool kn_passes_add(kn_passes *s, int64_t first, int64_t last)
     }
     if (!kn_host_grow(&s->run, &s->room, s->runs + 1, sizeof *s->run))
         return false;
+    if (s->runs == 0)
+        s->scale = scale ? kn_tensor_ref(scale) : NULL;
+    s->mixed = s->mixed || s->scale != scale;
     memmove(s->run + at + 1, s->run + end, (size_t)(s->runs - end) * sizeof *s->run);
     s->runs += 1 - (end - at);
     s->run[at] = (kn_pass_run){ first, last };
@@ -33,8 +38,9 @@ bool kn_passes_add(kn_passes *s, int64_t first, int64_t last)
 bool kn_passes_join(kn_passes *s, const kn_passes *from)
 {
     for (int i = 0; i < from->runs; i++)
-        if (!kn_passes_add(s, from->run[i].first, from->run[i].last))
+        if (!kn_passes_add(s, from->run[i].first, from->run[i].last, from->scale))
             return false;
+    s->mixed = s->mixed || from->mixed;
     return true;
 }
 
@@ -57,10 +63,14 @@ int64_t kn_passes_count(const kn_passes *s)
 void kn_passes_clear(kn_passes *s)
 {
     s->runs = 0;
+    s->mixed = false;
+    kn_tensor_free(s->scale);
+    s->scale = NULL;
 }
 
 void kn_passes_free(kn_passes *s)
 {
+    kn_passes_clear(s);
     kn_host_free(s->run);
     *s = (kn_passes){ 0 };
 }

@@ -109,7 +109,7 @@ static bool note(kn_bucket_param *p)
 {
     int64_t number = kn_backward_number();
     p->pending = true;
-    return kn_passes_add(&p->mine, number, number);
+    return kn_passes_add(&p->mine, number, number, kn_backward_scale());
 }
 
 bool kn_bucket_note_grad(kn_bucket *b, int i)
@@ -141,7 +141,7 @@ bool kn_unit_note_backward(kn_unit *u)
 {
     int64_t number = kn_backward_number();
     return !(kn_unit_awaits_sync(u) || kn_unit_awaits_last(u)) ||
-           kn_passes_add(&u->open, number, number);
+           kn_passes_add(&u->open, number, number, kn_backward_scale());
 }
 
 /* The hosts tell each other what u's buckets got. The same on all ranks. */
@@ -161,7 +161,7 @@ typedef struct flags {
     bool agreed;
 } flags;
 
-static bool each_flag(kn_bucket_param *p, int64_t number, flags *f)
+static bool each_flag(const kn_unit *u, kn_bucket_param *p, int64_t number, flags *f)
 {
     unsigned char *flag = f->flag ? &f->flag[f->count] : NULL;
     f->count++;
@@ -172,16 +172,20 @@ static bool each_flag(kn_bucket_param *p, int64_t number, flags *f)
     if (!flag || !f->agreed || !*flag)
         return true;
     p->pending = true;
-    return !number || kn_passes_add(&p->mine, number, number);
+    const bool now = number == kn_backward_number();
+    p->mine.mixed = p->mine.mixed || (number && !now && u->open.mixed);
+    return !number ||
+           kn_passes_add(&p->mine, number, number, now ? kn_backward_scale() : u->open.scale);
 }
 
 static bool flags_of(const kn_unit *u, kn_bucket_param *p, flags *f)
 {
     int64_t now = kn_backward_number();
-    bool ok = each_flag(p, 0, f) && (!now || kn_passes_have(&u->open, now) || each_flag(p, now, f));
+    bool ok =
+        each_flag(u, p, 0, f) && (!now || kn_passes_have(&u->open, now) || each_flag(u, p, now, f));
     for (int r = 0; r < u->open.runs; r++)
         for (int64_t k = u->open.run[r].first; ok && k <= u->open.run[r].last; k++)
-            ok = each_flag(p, k, f);
+            ok = each_flag(u, p, k, f);
     return ok;
 }
 

@@ -86,6 +86,17 @@ static bool append(kn_claim **list, int *count, kn_module_impl *m, int index)
     return true;
 }
 
+/* e has values, or a rule for them: a module of another tree may have both. */
+static bool has_beginning(const collecting *c, const kn_module_impl *m, const kn_param_entry *e)
+{
+    if (e->declared || e->has_init || c->o->device == KN_META)
+        return true;
+    return (kn_device_of(e->tensor) != KN_META && kn_storage_settle(e->tensor->storage)) ||
+           (kn_ok() && kn_fail("kn_fsdp_wrap: '%s' of '%s' lies on meta, and a module of another "
+                               "tree declared it; add that one to this tree before",
+                               e->name, kn_module_shown(m)));
+}
+
 static bool claim_module(kn_module *self, void *arg)
 {
     collecting *c = arg;
@@ -103,6 +114,8 @@ static bool claim_module(kn_module *self, void *arg)
         if (!append(&c->claims->list, &c->claims->count, m, i))
             return false;
         c->claims->elements += kn_numel(e->tensor);
+        if (!has_beginning(c, m, e))
+            return false;
     }
     return true;
 }

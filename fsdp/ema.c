@@ -1,18 +1,15 @@
 /* fsdp/ema.c: averages of weights: each rank keeps those of its own part of each parameter. */
 #include "fsdp/ema.h"
 #include "fsdp/schedule.h"
+#include "nn/marks.h"
 #include <math.h>
-
-typedef struct slot {
-    kn_tensor *value;              /* the average, or while swapped the training's; NULL: frozen */
-    const kn_param_source *source; /* as when it was made */
-} slot;
 
 struct kn_ema {
     kn_live live;
     kn_ema_options o;
-    slot *slot;
+    kn_tensor **value; /* of each: the average, or while swapped the training's; NULL: frozen */
     int slots;
+    kn_marks marks; /* of the parameters */
     int64_t updates;
     bool swapped;
 };
@@ -22,11 +19,10 @@ struct kn_ema {
 static bool make_slots(kn_ema *e, const kn_param *p)
 {
     for (int i = 0; i < e->slots; i++) {
-        e->slot[i].source = p[i].source;
         if (!p[i].trainable)
             continue;
-        e->slot[i].value = kn_param_state_new(&p[i]);
-        if (!e->slot[i].value || !kn_copy_(e->slot[i].value, p[i].master))
+        e->value[i] = kn_param_state_new(&p[i]);
+        if (!e->value[i] || !kn_copy_(e->value[i], p[i].master))
             return false;
     }
     return true;
@@ -51,9 +47,9 @@ kn_ema *kn_ema_new_(void *module, kn_ema_options o)
         return NULL;
     *e = (kn_ema){ .o = o, .slots = n };
     kn_live_begin(&e->live, m);
-    e->slot = kn_host_calloc((size_t)n + 1, sizeof *e->slot);
+    e->value = kn_host_calloc((size_t)n + 1, sizeof *e->value);
     bool mode = kn_set_grad_mode(false);
-    bool ok = e->slot && make_slots(e, p);
+    bool ok = e->value && kn_marks_begin(&e->marks, p, n) && make_slots(e, p);
     kn_set_grad_mode(mode);
     if (ok)
         return e;
@@ -72,9 +68,10 @@ void kn_ema_free(kn_ema *e)
         return;
     if (e->swapped && e->live.module) /* it keeps what it holds */
         e->live.module->averaged = false;
-    for (int i = 0; e->slot && i < e->slots; i++)
-        kn_tensor_free(e->slot[i].value);
-    kn_host_free(e->slot);
+    for (int i = 0; e->value && i < e->slots; i++)
+        kn_tensor_free(e->value[i]);
+    kn_marks_end(&e->marks);
+    kn_host_free(e->value);
     kn_host_free(e);
 }
 
@@ -87,15 +84,7 @@ static const kn_param *params_of(const kn_ema *e, const char *what)
     if (!kn_ok() || !kn_given(e, what, "the averages") || !lives(e, what))
         return NULL;
     int n = kn_params(e->live.module->self, &p);
-    bool same = n == e->slots;
-    for (int i = 0; same && i < n; i++)
-        same = p[i].source == e->slot[i].source &&
-               (!e->slot[i].value || kn_numel(p[i].master) == kn_numel(e->slot[i].value));
-    if (!same && kn_ok())
-        kn_fail("%s: the module changed after kn_ema_new, or was sharded; make the averages after "
-                "kn_fsdp_wrap",
-                what);
-    return same ? p : NULL;
+    return kn_ok() && kn_marks_hold(&e->marks, p, n, "kn_ema", what) ? p : NULL;
 }
 
 /* The host may read and write the master where it is offloaded. */
@@ -123,11 +112,11 @@ bool kn_ema_update(kn_ema *e)
         return kn_fail("kn_ema_update: the module holds the averages; call kn_ema_swap before");
     double decay = decay_of(e, e->updates);
     for (int i = 0; i < e->slots; i++) {
-        if (!e->slot[i].value || kn_numel(p[i].master) == 0)
+        if (!e->value[i] || kn_numel(p[i].master) == 0)
             continue;
         if (!settle(&p[i], "kn_ema_update"))
             return false;
-        kn_array x = kn_array_of(e->slot[i].value), y = kn_array_of(p[i].master);
+        kn_array x = kn_array_of(e->value[i]), y = kn_array_of(p[i].master);
         kn_stream *s = kn_compute_stream(kn_device_of(p[i].master));
         kn_binary_args mix = { .dst = x, .a = x, .b = y, .kind = KN_LERP, .p0 = 1 - decay };
         kn_copy_args copy = { x, y };
@@ -166,7 +155,7 @@ static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[KN_MAX
     for (int i = 0; i < e->slots; i++) {
         int64_t bytes = kn_numel(p[i].master) * (int64_t)kn_dtype_size(p[i].master->dtype);
         int64_t *of = &most[kn_device_of(p[i].master)];
-        *of = e->slot[i].value && bytes > *of ? bytes : *of;
+        *of = e->value[i] && bytes > *of ? bytes : *of;
     }
     for (int d = 0; ok && d < KN_MAX_DEVICES; d++)
         if (most[d] > 0)
@@ -185,8 +174,8 @@ bool kn_ema_swap(kn_ema *e)
     ok = ok && make_room(e, p, room);
     for (int i = 0; ok && i < e->slots; i++) {
         kn_bucket *b = kn_bucket_of(&p[i]);
-        if (e->slot[i].value)
-            ok = exchange(p[i].master, e->slot[i].value, room[kn_device_of(p[i].master)]) &&
+        if (e->value[i])
+            ok = exchange(p[i].master, e->value[i], room[kn_device_of(p[i].master)]) &&
                  (!b || kn_bucket_drop_gathered(b, p[i].index));
     }
     kn_scope_end(scope);
@@ -210,7 +199,7 @@ kn_tensor *kn_ema_value(const kn_ema *e, int param)
     if (!lives(e, "kn_ema_value"))
         return NULL;
     if (param >= 0 && param < e->slots)
-        return e->slot[param].value;
+        return e->value[param];
     kn_fail("kn_ema_value: parameter number %d doesn't exist; the module had %d", param, e->slots);
     return NULL;
 }

@@ -64,7 +64,6 @@ typedef struct kn_context {
     struct kn_function_run *function; /* the user's operation that is running, or NULL */
     struct kn_hook_run *hook;         /* the user's hook that is running, or NULL */
     bool check;                       /* kn_set_check */
-    bool scaled_loss;                 /* a kn_scaler watches over the gradients to come */
     void (*on_save)(void *arg, const struct kn_tensor *t); /* each tensor saved for backward */
     void *on_save_arg;
     uint64_t node_seq;

@@ -155,23 +155,25 @@ typedef struct kn_step_scalars {
 /* A dynamic loss scale (optim/optim.h, kn_scaler), in device memory. */
 typedef struct kn_loss_scale_state {
     double scale;          /* of the losses to come */
-    int64_t good, skipped; /* steps since the last overflow or growth; overflows ever */
-    int64_t stuck;         /* overflows ever while scale couldn't be lowered */
+    int64_t good, skipped; /* iterations since the last overflow or growth; overflows ever */
+    int64_t stuck;         /* iterations ever with one where scale couldn't be lowered */
+    int64_t found;         /* overflows of this iteration */
 } kn_loss_scale_state;
 
-/* Decides about a step of gradients that carry a loss scale, and about the scale of the next one.
- * With found = *absmax is not finite:
- *   step->grad_scale = scale / *loss_scale (NULL: 1);  step->step -= step->skipped; step->skip =
- *                                                      found;
- *   found: step->skipped++, state->skipped++, good = 0, and scale *= backoff, or stuck++ where that
- *   is below smallest; else: at every interval-th good step scale = min(largest, scale *
- *   growth). */
+/* Decides about a step of gradients that carry a loss scale, where step isn't NULL. With found =
+ * *absmax is not finite:
+ *   step->grad_scale = scale / *loss_scale (NULL: 1);  step->step -= step->skipped;  step->skip =
+ *   found;  found: step->skipped++, state->skipped++, state->found++.
+ * Then, unless later, ends the iteration, which may have had several steps:
+ *   state->found > 0: good = 0, and scale *= backoff, or stuck++ where that is below smallest;
+ *   else: at every interval-th good iteration scale = min(largest, scale * growth);  found = 0. */
 typedef struct kn_loss_scale_args {
     kn_loss_scale_state *state;
     kn_step_scalars *step;
     const float *absmax, *loss_scale;
     double scale, growth, backoff, smallest, largest;
     int64_t interval;
+    bool later;
 } kn_loss_scale_args;
 
 #ifdef __cplusplus

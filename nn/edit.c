@@ -136,12 +136,10 @@ void kn_module_unlist(kn_module_impl *c)
     const int at = p ? place_of(c) : 0;
     if (!p || at == p->children)
         return;
-    bool scaled = kn_root_of(p)->loss_scale && kn_grads_wait(c->self);
     p->children--;
     memmove(p->child + at, p->child + at + 1, (size_t)(p->children - at) * sizeof *p->child);
     kn_params_changed(p);
-    if (scaled) /* what stays may hold none that is */
-        kn_grads_gone(p);
+    kn_owners_settle(p);
 }
 
 /* c becomes the root of a tree with the record root: its gradients carry what they count. */
@@ -150,13 +148,13 @@ static void become_root(kn_module_impl *c, kn_root *root)
     const kn_root *from = kn_root_of(c);
     root->scalar_reduce = from->scalar_reduce;
     root->first = from->first;
-    if (!root->loss_scale)
-        kn_set_loss_scale(root, from->loss_scale);
+    root->ties = from->ties;
     kn_params_changed(c);
     c->parent = NULL;
     c->root = root;
     c->name[0] = 0;
     shorten_paths(c, strlen(c->path) + 1);
+    kn_owners_settle(c);
 }
 
 kn_module *kn_module_remove(void *module, const char *path)
@@ -171,7 +169,6 @@ kn_module *kn_module_remove(void *module, const char *path)
     kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root)
         return NULL;
-    kn_set_loss_scale(root, kn_root_of(c)->loss_scale);
     kn_module_unlist(c);
     become_root(c, root);
     kn_module_unreplace(c);

@@ -36,6 +36,14 @@ bool kn_live_end(const kn_live *l, const char *thing, const char *what)
     return found || kn_fail("%s: the %s was freed already", what, thing);
 }
 
+bool kn_is_live(const kn_live *l)
+{
+    pthread_mutex_lock(&lock);
+    bool found = l && *link_to(l) != NULL;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 bool kn_lives(const kn_live *l, const char *thing, const char *what)
 {
     if (!l)

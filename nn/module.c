@@ -162,15 +162,11 @@ bool kn_module_list_init(kn_module *m, kn_module *parent, const char *name)
 static void free_entries(kn_module_impl *i)
 {
     for (int k = 0; k < i->params; k++) {
-        kn_leaf *leaf = i->param[k].tensor->leaf;
         kn_storage *s = i->param[k].tensor->storage;
         if (s->first_arg == i && s->refs + i->param[k].tensor->refs > 2) /* still referenced */
             kn_storage_settle(s);
         if (s->first_arg == i)
             s->first = NULL;
-        if (leaf && i->param[k].owner) { /* the program may have kept the tensor */
-            leaf->on_clear = NULL;
-        }
         kn_tensor_free(i->param[k].tensor);
         kn_host_free(i->param[k].name);
     }
@@ -188,6 +184,7 @@ void kn_module_free(void *root)
     kn_live_module_dies(i);
     kn_life_end(i->life);
     i->life = NULL;
+    kn_owners_leave(i);
     kn_module_unlist(i);
     kn_params_free(i);
     while (i->children > 0)

@@ -48,7 +48,8 @@ KN_API kn_module *kn_module_find(void *root, const char *path); /* NULL and an e
 KN_API bool kn_module_has(const void *m, const char *path);
 /* Takes the module at path out of m's tree: it becomes the root of a tree of its own, which the
  * caller frees. Its parameters keep values and gradients; their names begin at it from now on, also
- * for initial values that are yet to come. Optimizers of the tree are to be made anew. NULL with an
+ * for initial values that are yet to come. What modules that stay share with it stays theirs, too.
+ * Optimizers of the tree are to be made anew. NULL with an
  * error if there is no such module, if it is sharded or a part of a layer (the projections of an
  * attention), or in a call or a backward. */
 KN_API kn_module *kn_module_remove(void *m, const char *path);
@@ -202,7 +203,9 @@ KN_API bool kn_module_defaults_(void *m, kn_module_defaults_options o);
 KN_API kn_tensor *kn_parameter(void *m, const char *name, kn_dtype dtype, kn_device device,
                                kn_initializer init, int ndim, const int64_t *shape);
 /* Adds param, a parameter of another module, to m as "name": one parameter in two modules (tied
- * weights). */
+ * weights). In a tree its names and initial values are those of the module that declared it; where
+ * that one leaves the tree, those of the first module there that holds it. A parameter that modules
+ * of two trees hold can't be sharded in one of them and used in the other. */
 KN_API bool kn_share_parameter(void *m, const char *name, kn_tensor *param);
 /* Adds buffer to m as "name": state that is not trained. Takes a reference. */
 KN_API bool kn_buffer(void *m, const char *name, kn_tensor *buffer);
@@ -265,8 +268,9 @@ typedef struct kn_param {
     const struct kn_module_impl *owner;   /* private: the module that declared it */
 } kn_param;
 
-/* The parameters of root in order of declaration, shared ones once. Borrowed until the tree or its
- * sharding changes. */
+/* The parameters that modules at and below root hold, in order of declaration, shared ones once:
+ * under the name of the module that declared them, else of the first below root that holds them.
+ * Borrowed until the tree or its sharding changes. */
 KN_API int kn_params(void *root, const kn_param **list);
 /* This rank's part of the parameter's accumulated gradient (raw sum); NULL where none arrived. */
 KN_API kn_tensor *kn_param_grad(const kn_param *p);

@@ -48,13 +48,15 @@ typedef struct kn_param_source {
     void (*rows)(const kn_param *p, int64_t *run, int64_t *step);
 } kn_param_source;
 
-/* One parameter in the module that declared it (owner) or that shares it. */
+/* One parameter in a module that holds it. */
 typedef struct kn_param_entry {
     char *name;
     kn_tensor *tensor; /* a reference */
-    bool owner;
-    bool ignored; /* by fsdp: .ignore named it */
-    bool given;   /* it had values when fsdp claimed or ignored it */
+    bool declared;     /* here; others share it */
+    bool owner;        /* one entry a parameter in each tree (ties.c) */
+    bool has_init;     /* init is known though it wasn't declared here */
+    bool ignored;      /* by fsdp: .ignore named it */
+    bool given;        /* it had values when fsdp claimed or ignored it */
     kn_initializer init;
     /* filled in by fsdp when a unit claims it; source NULL until then */
     const kn_param_source *source;
@@ -88,7 +90,7 @@ typedef struct kn_unit_hooks {
 
 /* The record of a whole tree of modules (root.c). */
 typedef struct kn_root {
-    kn_tensor *loss_scale; /* f32; kn_scale_loss multiplied this step's losses by it; a reference */
+    bool ties; /* a module of the tree, maybe one that left, shares a parameter */
     /* Set by fsdp; NULL: one rank. All-reduces sum[sums] by addition and *max by maximum over the
      * ranks of all units of top's tree; both lie in memory of device d. */
     bool (*scalar_reduce)(kn_module_impl *top, kn_device d, int64_t *sum, int sums, float *max);
@@ -178,22 +180,20 @@ void kn_params_free(kn_module_impl *m); /* drops the list */
 bool kn_grads_wait(void *module);
 /* Joins the backwards that are summed in gradients of the module. */
 bool kn_grads_passes(void *module, kn_passes *all);
-/* Gradients of m's parameters are gone: where the tree holds none, the loss scale is nobody's. */
-void kn_grads_gone(kn_module_impl *m);
-/* What makes means of the raw sums in m's gradients, without the loss scale (rounds.c). */
+/* A gradient of m's tree that some optimizer steps waits for it and carries scale. */
+bool kn_scale_waits(kn_module_impl *m, const kn_tensor *scale);
+/* What makes means of the raw sums in m's gradients (rounds.c). */
 typedef struct kn_means {
-    double base; /* divides most of them */
-    double *by;  /* divides the gradient of kn_params' i-th */
+    double base;      /* divides most of them */
+    double *by;       /* divides the gradient of kn_params' i-th */
+    kn_tensor *scale; /* divides all: their losses' (kn_passes); a reference; NULL: 1 */
 } kn_means;
-/* False where an optimizer's gradients are of different backwards; the message begins with what
- * (NULL: not looked at). The caller ends it in either case. */
+/* False where gradients carry different loss scales or, unless what is NULL, an optimizer's are of
+ * different backwards; what begins that message. The caller ends it in either case. */
 bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what);
 void kn_means_end(kn_means *means);
 /* g, the i-th gradient, such that base divides it: g itself where it does. */
 kn_tensor *kn_grad_by_mean(kn_tensor *g, const kn_means *means, int i);
-/* Stores scale, the tensor that multiplied the losses of this step; the root takes a reference.
- * NULL: none. */
-void kn_set_loss_scale(kn_root *root, kn_tensor *scale);
 /* Dtype and device of a parameter or buffer declared in m: the given one, else the default of the
  * nearest module from m up (kn_module_defaults). */
 kn_dtype kn_dtype_in(const kn_module_impl *m, kn_dtype given);
@@ -247,6 +247,7 @@ void kn_live_begin(kn_live *l, kn_module_impl *m);
 /* For both: thing is a noun for l; l NULL: false alone. kn_live_end: l lived until now; else an
  * error. kn_lives: l lives, and so does its module; else an error that says which doesn't. */
 bool kn_live_end(const kn_live *l, const char *thing, const char *what);
+bool kn_is_live(const kn_live *l); /* without an error; l may be anything that was one */
 bool kn_lives(const kn_live *l, const char *thing, const char *what);
 void kn_live_module_dies(const kn_module_impl *m);
 

@@ -1,6 +1,6 @@
 /* nn/param.c: parameters of modules, their initial values, and the list for optimizers and
  * files. */
-#include "nn/nn_internal.h"
+#include "nn/edit.h"
 #include <math.h>
 #include <string.h>
 
@@ -27,11 +27,6 @@ void kn_params_changed(kn_module_impl *m)
         m->list_valid = false;
         m->changes++;
     }
-}
-
-static void on_clear(void *arg)
-{
-    kn_grads_gone(arg);
 }
 
 static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
@@ -103,7 +98,7 @@ static bool fill_at_first(void *module, kn_storage *s)
 {
     const kn_module_impl *m = module;
     for (int i = 0; i < m->params; i++)
-        if (m->param[i].owner && m->param[i].tensor->storage == s)
+        if (m->param[i].declared && m->param[i].tensor->storage == s)
             return kn_param_fill_whole(m, i, kn_context_get()->rng.seed);
     return true;
 }
@@ -170,22 +165,22 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         return NULL;
     }
     e->tensor = t;
-    e->owner = true;
+    e->declared = e->owner = true;
     e->init = init;
-    t->leaf->on_clear = on_clear;
-    t->leaf->on_clear_arg = m;
     return t;
 }
 
 bool kn_share_parameter(void *module, const char *name, kn_tensor *param)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_share_parameter") : NULL;
-    if (!m || !kn_check(param, "kn_share_parameter"))
+    if (!m || !kn_check(param, "kn_share_parameter") || !kn_leaf_of(param))
         return false;
     kn_param_entry *e = add_entry(m, name);
     if (!e)
         return false;
     e->tensor = kn_keep(param);
+    kn_root_of(m)->ties = true;
+    kn_owners_settle(m);
     return true;
 }
 
@@ -224,6 +219,18 @@ typedef struct materialize_args {
     uint64_t seed;
 } materialize_args;
 
+/* m's parameter i was declared in another tree, whose it is to give it its values. */
+static bool filled_elsewhere(const kn_module_impl *m, int i, kn_device d)
+{
+    kn_tensor *t = m->param[i].tensor;
+    return (kn_device_of(t) == d && kn_storage_settle(t->storage)) ||
+           (kn_ok() &&
+            kn_fail("kn_materialize: '%s' of '%s' lies on %s, and a module of another tree "
+                    "declared it; materialize that one on %s before",
+                    m->param[i].name, kn_module_shown(m), kn_device_name(kn_device_of(t)),
+                    kn_device_name(d)));
+}
+
 static bool materialize(kn_module *self, void *arg)
 {
     const materialize_args *a = arg;
@@ -233,6 +240,11 @@ static bool materialize(kn_module *self, void *arg)
         if (!p->owner || p->source)
             continue;
         kn_tensor *t = p->tensor;
+        if (!p->declared && !p->has_init) {
+            if (!filled_elsewhere(m, i, a->device))
+                return false;
+            continue;
+        }
         if (kn_device_of(t) != a->device) {
             kn_storage *s = kn_storage_create(kn_device_memory(a->device), t->storage->bytes,
                                               KN_MEM_PARAM, NULL);
@@ -313,12 +325,34 @@ static void drop_list(kn_module_impl *root)
     root->list_count = 0;
 }
 
+static bool is_listed(const kn_module_impl *root, const kn_tensor *t)
+{
+    bool found = false;
+    for (int i = 0; i < root->list_count && !found; i++)
+        found = root->list[i].tensor == t;
+    return found;
+}
+
+/* The tree of p's owner has what fsdp keeps for it: another one can't train it. */
+static bool is_here(const kn_module_impl *m, const kn_param_entry *p, const kn_param_entry *owner)
+{
+    const kn_leaf *leaf = p->tensor->leaf;
+    return owner->source || !leaf || !leaf->dest ||
+           kn_fail("parameters of '%s': '%s' is sharded with another tree that holds it; use it "
+                   "there, or add this module to that tree before kn_fsdp_wrap",
+                   kn_module_shown(m), p->name);
+}
+
 static bool list_module(kn_module_impl *m, kn_module_impl *root)
 {
     for (int i = 0; i < m->params; i++) {
-        kn_param_entry *p = &m->param[i];
-        if (!p->owner)
+        const kn_module_impl *holds;
+        const kn_param_entry *p = &m->param[i], *owner;
+        if (!p->owner && (!kn_stands_in(m, p, root) || is_listed(root, p->tensor)))
             continue;
+        owner = kn_owner_of(m, p, &holds);
+        if (!is_here(m, p, owner))
+            return false;
         kn_param *list = kn_host_realloc(root->list, (size_t)(root->list_count + 1) * sizeof *list);
         char *name = kn_param_path(m, p);
         if (list)
@@ -332,16 +366,16 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
             .name = name,
             .tensor = p->tensor,
             .numel = kn_numel(p->tensor),
-            .index = p->unit_index,
+            .index = owner->unit_index,
             .owner = m,
         };
-        e->source = p->source ? p->source : &leaf_source;
-        e->elsewhere = p->elsewhere;
-        e->state_memory = p->state_memory;
-        e->start = p->start;
-        e->master = p->source ? p->master
-                              : kn_tensor_on(p->tensor->storage, p->tensor->offset,
-                                             p->tensor->dtype, 1, &e->numel, NULL, false);
+        e->source = owner->source ? owner->source : &leaf_source;
+        e->elsewhere = owner->elsewhere;
+        e->state_memory = owner->state_memory;
+        e->start = owner->start;
+        e->master = owner->source ? owner->master
+                                  : kn_tensor_on(p->tensor->storage, p->tensor->offset,
+                                                 p->tensor->dtype, 1, &e->numel, NULL, false);
         if (!e->master)
             return false;
     }
@@ -349,6 +383,16 @@ static bool list_module(kn_module_impl *m, kn_module_impl *root)
         if (!list_module(m->child[i]->impl, root))
             return false;
     return true;
+}
+
+/* A kn_materialize of another tree may have moved what both hold. */
+static bool masters_are_there(const kn_module_impl *m)
+{
+    bool yes = true;
+    for (int i = 0; i < m->list_count && yes; i++)
+        yes = m->list[i].source != &leaf_source ||
+              (m->list[i].master->storage == m->list[i].tensor->storage);
+    return yes;
 }
 
 int kn_params(void *root, const kn_param **list)
@@ -359,7 +403,7 @@ int kn_params(void *root, const kn_param **list)
     *list = NULL;
     if (!m)
         return 0;
-    if (!m->list_valid) {
+    if (!m->list_valid || !masters_are_there(m)) {
         drop_list(m);
         if (!list_module(m, m))
             return 0;

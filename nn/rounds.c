@@ -5,7 +5,7 @@
  * of them didn't reach has a gradient of zero there. Other optimizers' parameters have numbers of
  * their own, also where one call measures all. Nothing else is counted anywhere, so a call that
  * drops, moves or merges gradients keeps the numbers true. */
-#include "nn/nn_internal.h"
+#include "nn/edit.h"
 
 /* ---- which gradients there are --------------------------------------------------------------- */
 
@@ -14,10 +14,11 @@ static bool waits(const kn_module_impl *m)
 {
     bool any = false;
     for (int i = 0; i < m->params && !any; i++) {
-        const kn_param_entry *e = &m->param[i];
+        const kn_module_impl *holds;
+        const kn_param_entry *e = kn_owner_of(m, &m->param[i], &holds);
         const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
         const kn_leaf *leaf = e->tensor->leaf;
-        any = e->owner && (e->source ? e->source->waits(&p) : leaf && leaf->grad);
+        any = e->source ? e->source->waits(&p) : leaf && leaf->grad;
     }
     for (int i = 0; i < m->children && !any; i++)
         any = waits(m->child[i]->impl);
@@ -38,13 +39,6 @@ bool kn_grads_passes(void *module, kn_passes *all)
         if (!p[i].source->passes(&p[i], all))
             return false;
     return kn_ok();
-}
-
-void kn_grads_gone(kn_module_impl *m)
-{
-    kn_module_impl *top = kn_impl_root(m);
-    if (top->root->loss_scale && !kn_grads_wait(top->self))
-        kn_set_loss_scale(top->root, NULL);
 }
 
 void kn_zero_grad(void *module)
@@ -101,19 +95,37 @@ static bool is_of(const group *g, const kn_param *p)
 }
 
 /* The number of backwards in the gradients of m's parameters that are of the group. */
-static bool count(const kn_module_impl *m, const group *g, const char *what, int64_t *passes)
+static bool count(const kn_module_impl *m, const group *g, const char *what, kn_passes *all)
 {
     const kn_param *p;
     int n = kn_params((g->by ? g->by : m)->self, &p);
-    kn_passes all = { 0 };
     bool ok = kn_ok();
+    kn_passes_clear(all);
     for (int i = 0; ok && i < n; i++)
-        ok = !is_of(g, &p[i]) || p[i].source->passes(&p[i], &all);
-    for (int i = 0; ok && what && all.runs > 0 && i < n; i++)
-        ok = !is_of(g, &p[i]) || is_whole(&p[i], &all, what);
-    *passes = kn_passes_count(&all);
-    kn_passes_free(&all);
+        ok = !is_of(g, &p[i]) || p[i].source->passes(&p[i], all);
+    for (int i = 0; ok && what && all->runs > 0 && i < n; i++)
+        ok = !is_of(g, &p[i]) || is_whole(&p[i], all, what);
     return ok;
+}
+
+/* All gradients so far carry means->scale; those of all carry theirs. */
+static bool add_scale(kn_means *means, const kn_passes *all, bool first, const kn_param *p,
+                      const char *what)
+{
+    const char *advice =
+        "scale every loss of a step by one scaler, or kn_zero_grad what is left of "
+        "others";
+    what = what ? what : "the mean of gradients";
+    if (all->mixed)
+        return kn_fail(
+            "%s: the gradients of '%s' are sums over losses of different loss scales, or "
+            "of some that went through kn_scale_loss and some that didn't; %s",
+            what, kn_module_shown(p->owner), advice);
+    if (first)
+        means->scale = all->scale ? kn_tensor_ref(all->scale) : NULL;
+    return means->scale == all->scale ||
+           kn_fail("%s: the gradients of '%s' carry another loss scale than those before it; %s",
+                   what, kn_module_shown(p->owner), advice);
 }
 
 static double times(int64_t passes, const kn_param *p, double (*divisor)(const kn_param *))
@@ -126,7 +138,8 @@ bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what)
     const kn_param *p;
     int n = kn_params(m->self, &p), base = 0;
     group last = { 0 };
-    int64_t passes = 0;
+    kn_passes all = { 0 };
+    bool any = false;
     *means = (kn_means){ .base = 1, .by = kn_host_calloc((size_t)n + 1, sizeof *means->by) };
     bool ok = means->by != NULL;
     while (base < n && !p[base].source->step_divisor)
@@ -135,13 +148,18 @@ bool kn_means_begin(kn_means *means, kn_module_impl *m, const char *what)
     for (int i = 0; ok && i < n; i++) {
         group now = { stepped_by(p[i].owner), p[i].source->step_divisor != NULL };
         bool same = i > 0 && now.by == last.by && now.units == last.units;
-        ok = same || count(m, &now, what, &passes);
+        ok = same || count(m, &now, what, &all);
+        if (ok && !same && all.runs > 0) {
+            ok = add_scale(means, &all, !any, &p[i], what);
+            any = true;
+        }
         last = now;
-        means->by[i] = times(passes, &p[i], p[i].source->divisor);
+        means->by[i] = times(kn_passes_count(&all), &p[i], p[i].source->divisor);
         if (i == base)
-            means->base = times(passes, &p[i], p[i].source->step_divisor);
+            means->base = times(kn_passes_count(&all), &p[i], p[i].source->step_divisor);
         means->base = means->base > 0 ? means->base : 1;
     }
+    kn_passes_free(&all);
     return ok;
 }
 
@@ -149,6 +167,8 @@ void kn_means_end(kn_means *means)
 {
     kn_host_free(means->by);
     means->by = NULL;
+    kn_tensor_free(means->scale);
+    means->scale = NULL;
 }
 
 kn_tensor *kn_grad_by_mean(kn_tensor *g, const kn_means *means, int i)
@@ -158,6 +178,20 @@ kn_tensor *kn_grad_by_mean(kn_tensor *g, const kn_means *means, int i)
         return g;
     bool narrow = g->dtype == KN_F16 || g->dtype == KN_BF16;
     return kn_scale(narrow ? kn_cast(g, KN_F32) : g, factor);
+}
+
+bool kn_scale_waits(kn_module_impl *m, const kn_tensor *scale)
+{
+    const kn_param *p;
+    int n = kn_params(kn_impl_root(m)->self, &p);
+    bool found = false;
+    for (int i = 0; i < n && !found; i++) {
+        kn_passes own = { 0 };
+        found = stepped_by(p[i].owner) && p[i].source->passes(&p[i], &own) && own.runs > 0 &&
+                own.scale == scale;
+        kn_passes_free(&own);
+    }
+    return found;
 }
 
 /* Writes to *by the one number that divides all gradients that wait in m; 0: none does. */
@@ -178,6 +212,7 @@ static bool one_divisor(kn_module_impl *m, double *by)
                          "of %g; ask for each part of '%s'",
                          p[first].name, *by, p[i].name, means.by[i], kn_module_shown(m));
     }
+    *by *= ok && *by != 0 && means.scale ? kn_item(means.scale) : 1;
     kn_means_end(&means);
     return ok;
 }
@@ -188,6 +223,5 @@ double kn_grad_scale(void *module)
     double by;
     if (!m || !one_divisor(m, &by) || by == 0)
         return 1;
-    const kn_tensor *scale = kn_root_of(m)->loss_scale;
-    return 1 / (by * (scale ? kn_item(scale) : 1));
+    return 1 / by;
 }

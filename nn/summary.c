@@ -53,6 +53,15 @@ static int count_modules(const kn_module_impl *m)
     return n;
 }
 
+/* Its owner isn't below the module that lists it. */
+static bool is_anothers(const kn_param *p)
+{
+    bool owned = false;
+    for (int i = 0; i < p->owner->params; i++)
+        owned = owned || (p->owner->param[i].tensor == p->tensor && p->owner->param[i].owner);
+    return !owned;
+}
+
 static bool list_modules(run *r, kn_module_impl *m, int depth)
 {
     const kn_param *p;
@@ -61,6 +70,8 @@ static bool list_modules(run *r, kn_module_impl *m, int depth)
     r->place[at] = (place){ .m = m, .run = r, .row = at };
     *row = (kn_summary_row){ .module = m->self, .depth = depth };
     for (int i = 0, n = kn_params(m->self, &p); i < n; i++) {
+        if (is_anothers(&p[i]))
+            continue;
         const kn_dtype dtype = p[i].master ? p[i].master->dtype : p[i].tensor->dtype;
         row->params += p[i].numel;
         row->trainable += p[i].trainable ? p[i].numel : 0;

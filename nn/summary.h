@@ -17,7 +17,7 @@ typedef struct kn_summary_row {
     int results, ndim[KN_MAX_VALUES];
     kn_dtype dtype[KN_MAX_VALUES];
     int64_t shape[KN_MAX_VALUES][KN_MAX_DIMS];
-    /* Elements; a shared parameter counts where it was declared. Bytes in the masters' dtype. */
+    /* Elements; a shared parameter counts at its owner (kn_params). Bytes in the masters' dtype. */
     int64_t params, trainable, param_bytes;
     double forward, backward; /* floating point operations of all its calls */
     int64_t

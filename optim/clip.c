@@ -30,7 +30,7 @@ static kn_tensor *clamped(const grads *x, kn_tensor *g)
 {
     if (!g || x->value == 0)
         return g;
-    kn_tensor *scale = kn_root_of(x->m)->loss_scale;
+    kn_tensor *scale = x->means->scale;
     kn_tensor *wide = g->dtype == KN_F64 ? g : kn_cast(g, KN_F32);
     double most = x->value * x->means->base;
     if (!scale)
@@ -178,13 +178,12 @@ static bool sum_powers(const grads *x, double order, kn_norms *at)
     return ok && kn_reduce_over_ranks(x->m, x->p, at->limbs, NULL);
 }
 
-bool kn_loss_scale_at(const kn_module_impl *m, kn_device d, double base, double *scale,
-                      const float **loss_scale)
+bool kn_loss_scale_at(const kn_means *means, kn_device d, double *scale, const float **loss_scale)
 {
-    const kn_tensor *carried = kn_root_of(m)->loss_scale;
+    const kn_tensor *carried = means->scale;
     bool there = carried && kn_device_of(carried) == d;
     *loss_scale = there ? kn_array_of(carried).data : NULL;
-    *scale = 1 / (base * (carried && !there ? kn_item(carried) : 1));
+    *scale = 1 / (means->base * (carried && !there ? kn_item(carried) : 1));
     return kn_ok();
 }
 
@@ -197,7 +196,7 @@ static bool find_norm(const grads *x, double max_norm, double order, kn_norms *a
         (isfinite(order) && !sum_powers(x, order, at)))
         return false;
     kn_device d = kn_norms_device(x->p);
-    if (!kn_loss_scale_at(x->m, d, x->means->base, &scale, &loss_scale))
+    if (!kn_loss_scale_at(x->means, d, &scale, &loss_scale))
         return false;
     kn_clip_args args = { at->limbs, &at->absmax, scale,      max_norm, norm,
                           &at->coef, order,       loss_scale, x->value, &at->limit };
@@ -325,7 +324,9 @@ static void clipped_now(kn_module_impl *m, int n, kn_means *means, double value)
     c->at = kn_newest_backward();
     c->params = n;
     c->value = value;
-    c->means = *means;
+    c->means = *means; /* without the scale: the factor has it */
+    c->means.scale = NULL;
+    before.scale = means->scale;
     *means = before;
 }
 
@@ -372,7 +373,7 @@ static bool clamp_means(kn_module_impl *m, const kn_param *p, int n, double valu
     kn_norms *at = norm ? norms_begin(m, p, true) : NULL;
     bool ok = at && kn_fill_(clipping_of(m)->norms[true], 0) &&
               kn_means_begin(&means, m, "kn_clip_grad_value") &&
-              kn_loss_scale_at(m, d, means.base, &scale, &loss_scale);
+              kn_loss_scale_at(&means, d, &scale, &loss_scale);
     if (ok) {
         kn_clip_args args = { at->limbs, &at->absmax, scale,      0,     kn_array_of(norm).data,
                               &at->coef, 0,           loss_scale, value, &at->limit };

@@ -50,13 +50,12 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     o->scalars = kn_tensor_new(KN_F64, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
                                NULL, false);
     if (!o->options || !o->slot || !o->piece || !o->param || !o->scalars ||
-        !kn_fill_(o->scalars, 0)) {
+        !kn_fill_(o->scalars, 0) || !kn_marks_begin(&o->marks, p, n)) {
         kn_optim_free(o);
         return NULL;
     }
     memcpy(o->options, options, size);
     for (int i = 0; i < n; i++) {
-        o->slot[i] = (kn_optim_slot){ .source = p[i].source, .count = kn_numel(p[i].master) };
         if (!kn_optim_group_of(&o->slot[i].group, &groups, &p[i], m)) {
             kn_optim_free(o);
             return NULL;
@@ -83,6 +82,7 @@ void kn_optim_free(kn_optim *o)
         for (int k = 0; k < KN_OPTIM_STATES; k++)
             kn_tensor_free(o->slot[i].state[k]);
     kn_tensor_free(o->scalars);
+    kn_marks_end(&o->marks);
     kn_host_free(o->options);
     kn_host_free(o->slot);
     kn_host_free(o->piece);
@@ -121,18 +121,7 @@ bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
 
 bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what)
 {
-    if (n != o->slots)
-        return kn_fail(
-            "%s: the module had %d parameters when the optimizer was made, it has %d now; "
-            "make the optimizer after the module is complete",
-            what, o->slots, n);
-    for (int i = 0; i < n; i++)
-        if (p[i].source != o->slot[i].source || kn_numel(p[i].master) != o->slot[i].count)
-            return kn_fail(
-                "%s: '%s' was sharded by kn_fsdp_wrap after the optimizer was made; make "
-                "the optimizer after kn_fsdp_wrap",
-                what, p[i].name);
-    return true;
+    return kn_marks_hold(&o->marks, p, n, "optimizer", what);
 }
 
 const char *kn_optim_state_name(const kn_optim *o, int k)

@@ -102,8 +102,7 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_module_impl *cl
                    const kn_loss_scale_args *scaling)
 {
     kn_step_scalars *at = kn_data_of(o->scalars);
-    const kn_module_impl *m = o->live.module;
-    const kn_tensor *carried = kn_root_of(m)->loss_scale;
+    const kn_tensor *carried = o->means.scale;
     double scale = 0;
     o->update = (kn_opt_step){ .lr = &at->lr,
                                .grad_scale = &at->grad_scale,
@@ -118,8 +117,7 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_module_impl *cl
     if (scaling) {
         kn_loss_scale_args args = *scaling;
         args.step = at;
-        if (!kn_loss_scale_at(m, kn_device_of(o->scalars), o->means.base, &args.scale,
-                              &args.loss_scale))
+        if (!kn_loss_scale_at(&o->means, kn_device_of(o->scalars), &args.scale, &args.loss_scale))
             return false;
         o->update.skip = &at->skip;
         if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
@@ -136,8 +134,28 @@ static bool freezes(const kn_optim *o)
     return any;
 }
 
+/* What a kn_scaler decides by, and the scale that the gradients have to carry. */
+typedef struct scaling {
+    kn_loss_scale_args args;
+    const kn_tensor *carried;
+} scaling;
+
+static bool is_carried(const kn_optim *o, const scaling *by)
+{
+    const char *m = kn_module_shown(o->live.module);
+    if (!by || o->means.scale == by->carried)
+        return true;
+    return o->means.scale
+               ? kn_fail("kn_scaler_step: the gradients of '%s' carry the scale of another "
+                         "scaler; step with the one that scaled their loss",
+                         m)
+               : kn_fail("kn_scaler_step: no loss of this step went through "
+                         "kn_scale_loss, so the gradients of '%s' carry no scale",
+                         m);
+}
+
 /* Updates what has gradients; false without an error where nothing has. */
-static bool update(kn_optim *o, const kn_param *p, int n, const kn_loss_scale_args *scaling)
+static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
 {
     const kn_module_impl *clipped;
     kn_scope scope = kn_scope_begin();
@@ -147,13 +165,14 @@ static bool update(kn_optim *o, const kn_param *p, int n, const kn_loss_scale_ar
         o->means.base = kn_clipped_base(clipped);
     int others = ok ? collect(o, p, n, false, 0) : -1,
         pieces = others >= 0 ? collect(o, p, n, true, others) : -1;
-    ok = pieces > 0 && launch(o, others, pieces, clipped, scaling);
+    ok = pieces > 0 && is_carried(o, by) &&
+         launch(o, others, pieces, clipped, by ? &by->args : NULL);
     kn_means_end(&o->means);
     kn_scope_end(scope);
     return ok;
 }
 
-static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
+static bool step(kn_optim *o, const scaling *by)
 {
     const kn_param *p;
     int n = kn_params(o->live.module->self, &p);
@@ -163,11 +182,11 @@ static bool step(kn_optim *o, const kn_loss_scale_args *scaling)
     if (!kn_ok() || !kn_optim_unchanged(o, p, n, "kn_step") ||
         !kn_may_step(o->live.module, p, n, "kn_step") || !kn_streams_look())
         return false;
-    if (!update(o, p, n, scaling))
+    if (!update(o, p, n, by))
         return kn_ok() ? kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
                                  freezes(o) ? " but those of frozen groups" : "")
                        : false;
-    kn_consume_grads(o->live.module, p, n);
+    kn_consume_grads(p, n);
     kn_step_taken(&o->seen);
     o->steps++;
     return true;
@@ -179,8 +198,8 @@ bool kn_step(kn_optim *o)
            kn_settle_steps(o) && step(o, NULL);
 }
 
-bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling)
+bool kn_step_scaled(kn_optim *o, kn_loss_scale_args args, const kn_tensor *carried)
 {
     o->scaled = true;
-    return step(o, &scaling);
+    return step(o, &(scaling){ args, carried });
 }

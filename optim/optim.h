@@ -246,12 +246,19 @@ KN_API const char *kn_find_nonfinite_grad(void *module);
 
 /* Small gradients vanish in f16, large ones overflow: the loss is multiplied by a scale, the step
  * divides by it. A step whose gradients overflowed on any rank is skipped on all, and the scale
- * lowered; after .interval steps without an overflow it is raised (Micikevicius et al. 2018, "Mixed
- * precision training").
+ * lowered; after .interval iterations without an overflow it is raised (Micikevicius et al. 2018,
+ * "Mixed precision training"). Gradients carry the scale of their loss: a scaled loss that runs no
+ * backward changes nothing. A step of gradients that are sums over losses of different scales, or
+ * of scaled ones and others, is an error.
  *
  *     kn_backward(kn_scale_loss(s, loss));
  *     kn_clip_grad_norm(&net, 1.0);      // sees the gradients without the scale
- *     kn_scaler_step(s, opt);            // instead of kn_step */
+ *     kn_scaler_step(s, opt);            // instead of kn_step
+ *
+ * With .several optimizers the scale moves once an iteration, by all of its steps:
+ *
+ *     kn_scaler_step(s, generator), kn_scaler_step(s, critic);
+ *     kn_scaler_update(s); */
 typedef struct kn_scaler kn_scaler;
 typedef struct kn_scaler_options {
     size_t _size;
@@ -259,24 +266,30 @@ typedef struct kn_scaler_options {
     double init_scale; /* 0: 65536 */
     double growth;     /* factor, above 1; 0: 2 */
     double backoff;    /* factor, below 1; 0: 0.5 */
-    int64_t interval;  /* steps; 0: 2000 */
+    int64_t interval;  /* iterations; 0: 2000 */
+    bool several;      /* kn_scaler_update ends an iteration; else each kn_scaler_step does */
 } kn_scaler_options;
 /* For the gradients of module's tree. Owned by the caller; the module must outlive its use. */
 KN_API kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o);
 #define kn_scaler_new(module, ...)                                                                 \
     kn_scaler_new_((module), (kn_scaler_options){ ._size = sizeof(kn_scaler_options), __VA_ARGS__ })
 KN_API void kn_scaler_free(kn_scaler *s);
-/* loss * scale, in f32 where the loss is f16 or bf16. Every loss of a step must go through it. */
+/* loss * scale, in f32 where the loss is f16 or bf16. Every loss of a step must go through it.
+ * While gradients with an earlier scale wait for an optimizer's step, losses get that one. */
 KN_API kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss);
 /* kn_step where every gradient of every rank is finite; else consumes the gradients, leaves
  * parameters and optimizer as they are and lowers the scale. Collective where the module is
  * sharded; every rank does the same. Returns true in both cases. Error: gradients overflow at the
- * smallest scale. */
+ * smallest scale; gradients that carry another scale or none; a second optimizer without .several;
+ * with it, one that stepped in this iteration already. */
 KN_API bool kn_scaler_step(kn_scaler *s, kn_optim *o);
+/* Ends an iteration of a scaler for .several optimizers (GradScaler.update): lowers the scale if a
+ * step since the last one was skipped, else counts a good one. An error where none was taken. */
+KN_API bool kn_scaler_update(kn_scaler *s);
 /* The scaler's state, for checkpoints. kn_scaler_set fails between a backward and its step. */
 typedef struct kn_scaler_state {
     double scale;
-    int64_t good;    /* steps since the last overflow or growth */
+    int64_t good;    /* iterations since the last overflow or growth */
     int64_t skipped; /* steps ever */
 } kn_scaler_state;
 KN_API kn_scaler_state kn_scaler_get(const kn_scaler *s);

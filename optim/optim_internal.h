@@ -3,7 +3,7 @@
 #define KNAP_OPTIM_INTERNAL_H
 
 #include "kernels/graph_internal.h"
-#include "nn/nn_internal.h"
+#include "nn/marks.h"
 #include "optim/optim.h"
 
 /* All-reduces over the ranks of all units of m's tree: limbs[KN_SQSUM_LIMBS] by addition, *absmax
@@ -30,11 +30,10 @@ bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
 bool kn_one_place(const kn_param *p, int n, const char *what);
 /* The device of the norms of parameters p. */
 kn_device kn_norms_device(const kn_param *p);
-/* The factor that makes m's raw gradients means (kn_means.base), for kernels on d: *scale, divided
- * by **loss_scale where *loss_scale isn't NULL. Waits only where the loss scale lies on another
- * device. */
-bool kn_loss_scale_at(const kn_module_impl *m, kn_device d, double base, double *scale,
-                      const float **loss_scale);
+/* The factor that makes most raw gradients means (kn_means.base and .scale), for kernels on d:
+ * *scale, divided by **loss_scale where *loss_scale isn't NULL. Waits only where the loss scale
+ * lies on another device. */
+bool kn_loss_scale_at(const kn_means *means, kn_device d, double *scale, const float **loss_scale);
 /* True if the gradients of parameters p[n] are complete; else an error. kn_may_step: and a step of
  * m may use them. */
 bool kn_grads_there(const kn_param *p, int n, const char *what);
@@ -47,7 +46,7 @@ double kn_clipped_value(const kn_module_impl *at); /* 0: its gradients aren't cl
 /* True unless only a part of m was clipped; then an error. */
 bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 /* Ends a step, taken or skipped: drops the gradients. */
-void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n);
+void kn_consume_grads(const kn_param *p, int n);
 kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made for */
 
 /* ---- kinds of optimizers: adamw.c, lion.c, muon.c, own.c and sgd.c each define one ----------- */
@@ -85,10 +84,8 @@ typedef struct kn_optim_groups {
 typedef struct kn_optim_slot {
     /* This rank's part; made at the first step with a gradient. */
     kn_tensor *state[KN_OPTIM_STATES];
-    kn_optim_group group;          /* lr_mul and weight_decay */
-    bool matrix;                   /* method.matrices updates it */
-    const kn_param_source *source; /* where the gradient lay */
-    int64_t count;                 /* elements this rank had, when the optimizer was made */
+    kn_optim_group group; /* lr_mul and weight_decay */
+    bool matrix;          /* method.matrices updates it */
 } kn_optim_slot;
 
 struct kn_optim {
@@ -97,12 +94,14 @@ struct kn_optim {
     void *options; /* the method's; owned */
     kn_optim_slot *slot;
     int slots;
+    kn_marks marks;         /* of the parameters that have slots */
     kn_opt_piece *piece;    /* scratch of a step */
     const kn_param **param; /* the parameter of piece[i] */
     kn_means means;         /* of the running step's gradients */
     kn_tensor *scalars;     /* kn_step_scalars in device memory */
     bool at_random;         /* .stochastic_rounding */
     kn_opt_step update;     /* of the running step: where its scalars lie */
+    int64_t scaled_in;      /* the iteration of a scaler that it last stepped in (scaler.c) */
     /* numbers.c */
     double lr;
     int64_t steps; /* if scaled: with skipped ones, which only the device counts */
@@ -162,8 +161,8 @@ static inline void *kn_data_of(const kn_tensor *t)
     return t ? kn_array_of(t).data : NULL;
 }
 
-/* kn_step for gradients that carry a loss scale: the device decides whether anything changes.
- * scaling.step is filled in; the rest lies where the masters of o do. */
-bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling);
+/* kn_step for gradients that carry the loss scale carried, else an error: the device decides
+ * whether anything changes. scaling.step is filled in; the rest lies where the masters of o do. */
+bool kn_step_scaled(kn_optim *o, kn_loss_scale_args scaling, const kn_tensor *carried);
 
 #endif

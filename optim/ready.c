@@ -49,12 +49,11 @@ bool kn_one_place(const kn_param *p, int n, const char *what)
     return true;
 }
 
-void kn_consume_grads(kn_module_impl *m, const kn_param *p, int n)
+void kn_consume_grads(const kn_param *p, int n)
 {
     for (int i = 0; i < n; i++) {
         p[i].source->clear(&p[i]);
         if (p[i].tensor->leaf)
             p[i].tensor->leaf->consumed = kn_newest_backward();
     }
-    kn_grads_gone(m);
 }

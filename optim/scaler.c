@@ -1,5 +1,6 @@
-/* optim/scaler.c: dynamic loss scaling. The root module keeps the scale that gradients carry: step
- * and clipping divide by it in the factor that they apply anyway, and no gradient is rewritten.
+/* optim/scaler.c: dynamic loss scaling. A scaled loss knows its scale, and so do the gradients of
+ * its backward (autograd/scale.c): step and clipping divide by it in the factor that they apply
+ * anyway, and no gradient is rewritten.
  *
  * Scale and counts live where the masters do, and a kernel decides there whether the step changes
  * anything (KN_K_LOSS_SCALE): the host doesn't wait for the norm. The error for a scale that can't
@@ -16,11 +17,16 @@ struct kn_scaler {
     kn_scaler_options options;
     kn_scaler_state initial; /* until there is a state on the device */
     kn_tensor *state;        /* kn_loss_scale_state */
-    kn_tensor *carried;      /* f32: the scale of this step's losses */
+    kn_tensor *carried;      /* f32: the scale of losses; gradients hold references */
     bool moved;              /* state's scale may differ from carried */
     kn_fetch *incoming;      /* a copy of state on its way to the host */
     int64_t stuck;           /* state.stuck when last checked */
+    const kn_optim *last;    /* that stepped, maybe a freed one */
+    int64_t iteration;       /* kn_optim.scaled_in of those that stepped in this one */
+    bool stepped;            /* one did */
 };
+
+static _Atomic int64_t iterations; /* no two scalers have one in common */
 
 kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
 {
@@ -44,7 +50,10 @@ kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
     kn_scaler *s = kn_host_alloc(sizeof *s);
     kn_changed();
     if (s)
-        *s = (kn_scaler){ .module = m, .options = o, .initial = { .scale = o.init_scale } };
+        *s = (kn_scaler){ .module = m,
+                          .options = o,
+                          .initial = { .scale = o.init_scale },
+                          .iteration = ++iterations };
     return s;
 }
 
@@ -65,7 +74,7 @@ void kn_scaler_free(kn_scaler *s)
 
 static bool write_state(kn_scaler *s, kn_scaler_state from)
 {
-    kn_loss_scale_state x = { from.scale, from.good, from.skipped, 0 };
+    kn_loss_scale_state x = { from.scale, from.good, from.skipped, 0, 0 };
     kn_stream *stream = kn_compute_stream(kn_device_of(s->state));
     s->moved = true;
     return kn_transfer(stream, kn_array_of(s->state).data, &x, sizeof x, KN_TO_DEVICE, false);
@@ -93,17 +102,40 @@ static bool state_begin(kn_scaler *s)
 /* Waits for the device. */
 static bool read_state(const kn_scaler *s, kn_loss_scale_state *x)
 {
-    *x = (kn_loss_scale_state){ s->initial.scale, s->initial.good, s->initial.skipped, 0 };
+    *x = (kn_loss_scale_state){ s->initial.scale, s->initial.good, s->initial.skipped, 0, 0 };
     return !s->state || kn_to_host(s->state, x, sizeof *x);
 }
 
-/* carried = the scale of the state, where no gradient of this step carries it yet. */
+/* A step that is yet to come has gradients with the scale of before: others that add to them get
+ * it, too. */
+static bool waits(const kn_scaler *s)
+{
+    return s->carried && kn_scale_waits(s->module, s->carried);
+}
+
+/* Where something still refers to the scale of before, there is another tensor for the new one. */
+static bool renew_carried(kn_scaler *s)
+{
+    if (s->carried->refs == 1 || kn_recording()) /* a replay writes to one place */
+        return true;
+    kn_tensor *t =
+        kn_tensor_new(KN_F32, kn_device_of(s->carried), NULL, KN_MEM_OPTIM, 0, NULL, NULL, false);
+    if (!t)
+        return false;
+    kn_tensor_free(s->carried);
+    s->carried = t;
+    return true;
+}
+
+/* carried = the scale of the state. */
 static bool carry(kn_scaler *s)
 {
+    if (!kn_recording() && (!s->moved || waits(s))) /* a replay always copies */
+        return kn_ok();
+    if (!renew_carried(s))
+        return false;
     kn_copy_args copy = { .dst = kn_array_make(kn_array_of(s->carried).data, KN_F32, 0, NULL),
                           .src = kn_array_make(kn_array_of(s->state).data, KN_F64, 0, NULL) };
-    if (!s->moved && !kn_recording()) /* a replay always copies */
-        return true;
     s->moved = false;
     s->carried->storage->version++;
     return KN_LAUNCH(kn_compute_stream(kn_device_of(s->state)), KN_K_COPY, copy);
@@ -111,41 +143,19 @@ static bool carry(kn_scaler *s)
 
 /* ---- scaling --------------------------------------------------------------------------------- */
 
-/* Gradients of the tree wait for a step. */
-static bool waits(const kn_scaler *s)
-{
-    return kn_grads_wait(kn_impl_root(s->module)->self);
-}
-
-/* True if the gradients of this step carry the scale that this loss would get. */
-static bool same_scaler(const kn_scaler *s, const kn_root *root)
-{
-    kn_loss_scale_state mine;
-    if (root->loss_scale == s->carried || !waits(s))
-        return true;
-    if (!read_state(s, &mine))
-        return false;
-    double theirs = root->loss_scale ? kn_item(root->loss_scale) : 1;
-    return kn_fail(
-        "kn_scale_loss: gradients of this step carry the scale %g, this loss would carry %g; "
-        "scale every loss of a step by one scaler",
-        theirs, mine.scale);
-}
-
 kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss)
 {
     if (!kn_given(s, "kn_scale_loss", "the scaler") || !kn_ok() || !kn_check(loss, "kn_scale_loss"))
         return NULL;
-    kn_root *root = kn_root_of(s->module);
-    if (!state_begin(s) || !same_scaler(s, root) || (!waits(s) && !carry(s)))
+    if (!state_begin(s) || !carry(s))
         return NULL;
-    kn_set_loss_scale(root, s->carried);
-    kn_context_get()->scaled_loss = true;
     if (loss->dtype == KN_F16 || loss->dtype == KN_BF16)
         loss = kn_cast(loss, KN_F32); /* the default scale exceeds f16's range */
-    if (!loss || kn_device_of(loss) != kn_device_of(s->carried))
-        return kn_scale(loss, kn_item(s->carried));
-    return kn_mul(loss, loss->dtype == KN_F32 ? s->carried : kn_cast(s->carried, loss->dtype));
+    bool here = loss && kn_device_of(loss) == kn_device_of(s->carried);
+    kn_tensor *by = !here || loss->dtype == KN_F32 ? s->carried : kn_cast(s->carried, loss->dtype);
+    kn_tensor *scaled = here ? kn_mul(loss, by) : kn_scale(loss, kn_item(s->carried));
+    kn_scaled_by(scaled, s->carried);
+    return scaled;
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
@@ -180,41 +190,83 @@ static void after_launch(void *s)
     check_state(s);
 }
 
+static kn_loss_scale_args args_of(const kn_scaler *s)
+{
+    return (kn_loss_scale_args){ .state = kn_array_of(s->state).data,
+                                 .growth = s->options.growth,
+                                 .backoff = s->options.backoff,
+                                 .smallest = SMALLEST,
+                                 .largest = LARGEST,
+                                 .interval = s->options.interval };
+}
+
+/* o may step in this iteration: the scale moves once in each. */
+static bool has_turn(const kn_scaler *s, const kn_optim *o)
+{
+    if (s->options.several)
+        return o->scaled_in != s->iteration ||
+               kn_fail("kn_scaler_step: the optimizer stepped already in this iteration; end each "
+                       "one with kn_scaler_update");
+    return !s->last || s->last == o || !kn_is_live(&s->last->live) ||
+           kn_fail("kn_scaler_step: a second optimizer steps with this scaler, whose scale would "
+                   "move twice an iteration; make it with .several = true, and end each iteration "
+                   "with kn_scaler_update");
+}
+
+static bool lie_together(const kn_scaler *s, const kn_param *p)
+{
+    kn_device d = kn_device_of(s->state);
+    return kn_norms_device(p) == d ||
+           kn_fail("kn_scaler_step: the scaler's parameters lie on %s, the optimizer's on %s; "
+                   "make a scaler for the module of the optimizer",
+                   kn_device_name(d), kn_device_name(kn_norms_device(p)));
+}
+
 bool kn_scaler_step(kn_scaler *s, kn_optim *o)
 {
     if (!kn_ok() || !kn_given(s, "kn_scaler_step", "the scaler") ||
         !kn_given(o, "kn_scaler_step", "the optimizer") || !kn_optim_lives(o, "kn_scaler_step"))
         return false;
     kn_module_impl *m = kn_optim_impl(o);
-    const kn_root *root = kn_root_of(m);
-    if (root != kn_root_of(s->module))
+    if (kn_root_of(m) != kn_root_of(s->module))
         return kn_fail("kn_scaler_step: scaler and optimizer belong to different modules");
-    if (!root->loss_scale && kn_grads_wait(m->self))
-        return kn_fail("kn_scaler_step: no loss of this step went through kn_scale_loss");
     const kn_param *p;
     int n = kn_params(m->self, &p);
     const kn_module_impl *clipped;
-    if (n == 0 || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
+    if (n == 0 || !has_turn(s, o) || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
         !kn_clipped(m, &clipped))
         return false;
     bool known = clipped && kn_clipped_value(clipped) == 0; /* by a norm, of all ranks' raw sums */
-    if (!known && !kn_find_absmax(m, p, n))
+    if ((!known && !kn_find_absmax(m, p, n)) || !lie_together(s, p))
         return false;
-    kn_device d = kn_device_of(s->state);
-    if (kn_norms_device(p) != d)
-        return kn_fail("kn_scaler_step: the scaler's parameters lie on %s, the optimizer's on %s; "
-                       "make a scaler for the module of the optimizer",
-                       kn_device_name(d), kn_device_name(kn_norms_device(p)));
-    kn_loss_scale_args args = { .state = kn_array_of(s->state).data,
-                                .absmax = &kn_norms_of(known ? clipped : m, known)->absmax,
-                                .growth = s->options.growth,
-                                .backoff = s->options.backoff,
-                                .smallest = SMALLEST,
-                                .largest = LARGEST,
-                                .interval = s->options.interval };
+    kn_loss_scale_args args = args_of(s);
+    args.absmax = &kn_norms_of(known ? clipped : m, known)->absmax;
+    args.later = s->options.several;
+    if (!kn_step_scaled(o, args, s->carried))
+        return false;
+    s->last = o;
+    s->stepped = true;
+    s->moved = s->moved || !args.later;
+    o->scaled_in = s->iteration;
+    return args.later || kn_graph_host_part((kn_graph_hook){ .after = after_launch, .arg = s });
+}
+
+bool kn_scaler_update(kn_scaler *s)
+{
+    if (!kn_ok() || !kn_given(s, "kn_scaler_update", "the scaler"))
+        return false;
+    if (!s->options.several)
+        return kn_fail("kn_scaler_update: each kn_scaler_step of this scaler ends an iteration; "
+                       "make it with .several = true for several optimizers");
+    if (!s->stepped)
+        return kn_fail("kn_scaler_update: no kn_scaler_step came since the last one");
+    kn_loss_scale_args args = args_of(s);
+    if (!KN_LAUNCH(kn_compute_stream(kn_device_of(s->state)), KN_K_LOSS_SCALE, args))
+        return false;
     s->moved = true;
-    return kn_step_scaled(o, args) &&
-           kn_graph_host_part((kn_graph_hook){ .after = after_launch, .arg = s });
+    s->stepped = false;
+    s->iteration = ++iterations;
+    return kn_graph_host_part((kn_graph_hook){ .after = after_launch, .arg = s });
 }
 
 kn_scaler_state kn_scaler_get(const kn_scaler *s)

@@ -59,7 +59,9 @@ KN_API kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t
 /* Copies count elements of the dtype from host memory. */
 KN_API kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
                           const int64_t *shape);
-/* On memory of the caller: no copy. It must stay as long as the tensor, its views and graphs. */
+/* On memory of the caller: no copy. It must stay as long as the tensor, its views and graphs. Each
+ * call begins versions of its own: where a backward has saved one tensor, it doesn't notice writes
+ * through another one on the same memory; make views of one, or tell it (kn_bump_version). */
 KN_API kn_tensor *kn_borrow(kn_dtype dtype, void *data, int ndim, const int64_t *shape);
 /* Independent draws; element i is a function of (seed, stream, i) alone (Philox): an f32, which
  * bf16 and f16 round; uniform ones that round to 1 become the largest number below. */
@@ -104,7 +106,8 @@ KN_API const char *kn_name(const kn_tensor *t); /* "" without one */
 /* ---- writing in place (never recorded on the tape) ------------------------------------------- */
 
 KN_API bool kn_fill_(kn_tensor *t, double value);
-KN_API bool kn_copy_(kn_tensor *dst, const kn_tensor *src); /* src expands to dst; converts */
+/* src expands to dst; converts. Values alone: a later gradient of dst doesn't go on to src. */
+KN_API bool kn_copy_(kn_tensor *dst, const kn_tensor *src);
 /* Arithmetic, rounded once. x expands to t's shape on its device, and is converted to its dtype
  * (not a float to an integer). factor and weight are finite; where t holds integers, that of add_
  * is 1, that of scale_ whole. As all writes they are refused on a tensor that requires grad while

@@ -32,6 +32,7 @@ WITHOUT = {
     'kn_first_nonfinite_grad': 'finds a number that is no number', 'kn_find_nonfinite_grad': 'finds a number that is no number',
     'kn_scaler_free': SCALER, 'kn_scale_loss': SCALER, 'kn_scaler_step': SCALER, 'kn_scaler_get': SCALER,
     'kn_scaler_set': SCALER,
+    'kn_scaler_update': SCALER,
 }
 
 

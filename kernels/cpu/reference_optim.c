@@ -170,29 +170,41 @@ kn_status kn_ref_sgd(const void *args)
 
 /* ---- loss scaling ---------------------------------------------------------------------------- */
 
-kn_status kn_ref_loss_scale(const void *args)
+static void decide(const kn_loss_scale_args *a)
 {
-    const kn_loss_scale_args *a = args;
-    kn_loss_scale_state *s = a->state;
     kn_step_scalars *x = a->step;
     bool found = !isfinite(*a->absmax);
     x->grad_scale = a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale;
     x->step -= x->skipped;
     x->skip = found;
-    if (!found) {
-        if (++s->good >= a->interval) {
-            s->good = 0;
-            s->scale = fmin(a->largest, s->scale * a->growth);
-        }
-        return KN_DONE;
-    }
-    x->skipped++;
-    s->skipped++;
-    s->good = 0;
-    if (s->scale * a->backoff < a->smallest)
+    x->skipped += found;
+    a->state->skipped += found;
+    a->state->found += found;
+}
+
+static void end_iteration(const kn_loss_scale_args *a)
+{
+    kn_loss_scale_state *s = a->state;
+    bool found = s->found > 0;
+    s->good = found ? 0 : s->good + 1;
+    s->found = 0;
+    if (found && s->scale * a->backoff < a->smallest) {
         s->stuck++;
-    else
+    } else if (found) {
         s->scale *= a->backoff;
+    } else if (s->good >= a->interval) {
+        s->good = 0;
+        s->scale = fmin(a->largest, s->scale * a->growth);
+    }
+}
+
+kn_status kn_ref_loss_scale(const void *args)
+{
+    const kn_loss_scale_args *a = args;
+    if (a->step)
+        decide(a);
+    if (!a->later)
+        end_iteration(a);
     return KN_DONE;
 }
 

@@ -303,7 +303,7 @@ static void set_scale(matrix_net *n, const matrix_spec *s)
         kn_leaf *leaf = p[i].tensor->leaf;
         kn_passes_clear(&leaf->passes);
         if (leaf->grad)
-            kn_passes_add(&leaf->passes, newest - count + 1, newest);
+            kn_passes_add(&leaf->passes, newest - count + 1, newest, NULL);
         leaf->consumed = INT64_MIN;
     }
 }

@@ -80,7 +80,8 @@ bool random_optims_make(random_optims *s, random_net *n)
             return false;
     double scale = n->p->option[O_SCALER] == 2 ? 0x1p100 : 256;
     if (n->p->option[O_SCALER])
-        s->scaler = kn_scaler_new(&n->m[0], .init_scale = scale, .interval = 2, .backoff = 0x1p-40);
+        s->scaler = kn_scaler_new(&n->m[0], .init_scale = scale, .interval = 2, .backoff = 0x1p-40,
+                                  .several = s->o[0] != NULL);
     return !n->p->option[O_SCALER] || s->scaler;
 }
 
@@ -129,9 +130,14 @@ bool random_optims_step(random_optims *s, random_net *n, float *norm)
     kn_tensor *t = clip(n);
     *norm = t ? (float)kn_item(t) : 0;
     bool ok = t && kn_ok();
+    bool any = false;
     for (int i = 0; i < 2 && ok; i++)
-        if (s->o[i] && has_gradient(s->of[i]))
+        if (s->o[i] && has_gradient(s->of[i])) {
             ok = s->scaler ? kn_scaler_step(s->scaler, s->o[i]) : kn_step(s->o[i]);
+            any = true;
+        }
+    if (ok && any && s->scaler && s->o[0])
+        ok = kn_scaler_update(s->scaler);
     kn_scope_end(scope);
     return ok && kn_ok();
 }

@@ -201,3 +201,79 @@ KN_TEST(scaler, an_overflow_on_one_rank_skips_the_step_on_all)
     }
     munmap(out, RUNS * 4 * sizeof *out);
 }
+
+/* ---- ranks that choose branches -------------------------------------------------------------- */
+
+static kn_tensor *head_only(kn_module *self, kn_tensor *x)
+{
+    return kn_call(&((net *)self)->head, x);
+}
+
+/* On odd ranks the loss reaches the head alone. */
+static kn_tensor *branch_loss(net *m, int rank, int micro)
+{
+    if (rank % 2 == 0)
+        return net_loss(m, micro);
+    kn_tensor *x =
+        kn_from(KN_F32, KN_CPU, (float[NET_DIM]){ 1, (float)micro }, KN_SHAPE(1, NET_DIM));
+    return kn_mean(kn_call_method(m, head_only, x), 0, NULL, false);
+}
+
+typedef struct branches {
+    bool scales, mixes;
+    float w[NET_VOCAB * NET_DIM], bias[NET_DIM];
+} branches;
+
+static int train_branches(kn_comm *world, void *arg)
+{
+    branches *b = arg, mine = *b;
+    net m;
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc2, world, .seed = NET_SEED) &&
+               kn_fsdp_wrap(&m, world, .seed = NET_SEED),
+           "wrap");
+    kn_optim *o = kn_adamw(&m, .lr = 0.01);
+    kn_scaler *s = kn_scaler_new(&m, .init_scale = 1024, .interval = 2);
+    bool refused = false;
+    for (int step = 0; step < 3; step++) {
+        for (int micro = 0; micro < 3; micro++) {
+            kn_scope scope = kn_scope_begin();
+            kn_fsdp_set_gradient_sync(&m, micro > 0, true);
+            kn_tensor *loss = branch_loss(&m, kn_rank(world) + micro, 3 * step + micro);
+            bool scaled = b->scales && !(b->mixes && micro == 1);
+            EXPECT(kn_backward(scaled ? kn_scale_loss(s, loss) : loss), "backward");
+            kn_scope_end(scope);
+        }
+        if (b->mixes) {
+            refused = !kn_scaler_step(s, o) && strstr(kn_error(), "some that didn't");
+            break;
+        }
+        EXPECT(b->scales ? kn_scaler_step(s, o) : kn_step(o), "step");
+    }
+    if (b->mixes)
+        kn_clear_error();
+    EXPECT(refused == b->mixes, "%s", b->mixes ? "not refused" : "refused");
+    EXPECT(b->mixes || (kn_param_read(&m, 0, mine.w) && kn_param_read(&m, 4, mine.bias)), "read");
+    if (kn_rank(world) == 0)
+        *b = mine;
+    kn_scaler_free(s);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return !kn_ok();
+}
+
+/* Their gradients carry the scale of the others' losses, as the plain steps' bits show; sums of
+ * scaled and other losses are refused on all ranks. */
+KN_TEST(scaler, gradients_of_other_ranks_carry_their_scale)
+{
+    for (int ranks = 1; ranks <= 4; ranks++) {
+        branches plain = { .scales = false }, scaled = { .scales = true },
+                 mixed = { .scales = true, .mixes = true };
+        KN_CHECK(kn_spawn_threads(ranks, train_branches, &plain) == 0 &&
+                     kn_spawn_threads(ranks, train_branches, &scaled) == 0,
+                 "%d ranks", ranks);
+        KN_CHECK(memcmp(plain.w, scaled.w, sizeof plain.w) == 0 &&
+                     memcmp(plain.bias, scaled.bias, sizeof plain.bias) == 0,
+                 "%d ranks: other bits", ranks);
+        KN_CHECK(kn_spawn_threads(ranks, train_branches, &mixed) == 0, "%d ranks, mixed", ranks);
+    }
+}

@@ -220,17 +220,21 @@ KN_TEST(overlay_optim, loss_scale)
         overlay_case *c = case_begin(KN_K_LOSS_SCALE, (uint64_t)i);
         kn_array max = case_vector(c, KN_F32, POSITIVE, 1),
                  carried = case_vector(c, KN_F32, POSITIVE, 1);
-        kn_array words = case_vector(c, KN_I64, NORMAL, 4),
+        kn_array words = case_vector(c, KN_I64, NORMAL, 5),
                  step = case_vector(c, KN_F32, NORMAL, 5);
         kn_loss_scale_state *state = words.data;
         state->scale = 1 + (double)case_pick(c, 1000) / 7;
         state->good = case_pick(c, 4);
+        state->found = case_pick(c, 2);
         if (i % 3 == 2)
             case_set(&max, 0, i % 2 ? NAN : INFINITY);
         case_exact(c, &step);
-        kn_loss_scale_args a = { state,  step.data, max.data, i % 4 ? carried.data : NULL,
-                                 0.25,   2,         0.5,      i % 6 == 2 ? 100 : 0x1p-20,
-                                 0x1p20, 3 };
+        kn_loss_scale_args a = { state,     i % 5 == 4 ? NULL : step.data,
+                                 max.data,  i % 4 ? carried.data : NULL,
+                                 0.25,      2,
+                                 0.5,       i % 6 == 2 ? 100 : 0x1p-20,
+                                 0x1p20,    3,
+                                 i % 7 == 3 };
         case_run(c, &a);
     }
     case_report(KN_K_LOSS_SCALE);

@@ -426,25 +426,31 @@ KN_KERNEL(1, clip_kernel, const kn_clip_args a)
 KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
 {
     kn_loss_scale_state s = *a.state;
-    kn_step_scalars x = *a.step;
-    bool found = !isfinite(*a.absmax);
-    x.grad_scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
-    x.step -= x.skipped;
-    x.skip = found;
-    s.good = found ? 0 : s.good + 1;
-    if (found) {
-        x.skipped++;
-        s.skipped++;
-        if (s.scale * a.backoff < a.smallest)
+    if (a.step) {
+        kn_step_scalars x = *a.step;
+        bool found = !isfinite(*a.absmax);
+        x.grad_scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
+        x.step -= x.skipped;
+        x.skip = found;
+        x.skipped += found;
+        s.skipped += found;
+        s.found += found;
+        *a.step = x;
+    }
+    if (!a.later) { /* the iteration ends */
+        bool found = s.found > 0;
+        s.good = found ? 0 : s.good + 1;
+        s.found = 0;
+        if (found && s.scale * a.backoff < a.smallest) {
             s.stuck++;
-        else
+        } else if (found) {
             s.scale *= a.backoff;
-    } else if (s.good >= a.interval) {
-        s.good = 0;
-        s.scale = fmin(a.largest, s.scale * a.growth);
+        } else if (s.good >= a.interval) {
+            s.good = 0;
+            s.scale = fmin(a.largest, s.scale * a.growth);
+        }
     }
     *a.state = s;
-    *a.step = x;
 }
 } // namespace
 
