@@ -7,6 +7,7 @@
 #define KNAP_AUTOGRAD_INTERNAL_H
 
 #include "autograd/autograd.h"
+#include "autograd/passes.h"
 #include "tensor/tensor_internal.h"
 
 /* An option's value: KN_ZERO is a real zero, 0 stands for otherwise. */
@@ -166,10 +167,9 @@ struct kn_node {
     } home[KN_MAX_OUT];
     kn_node *next_cut;
     kn_tensor *whole; /* of a view: its input's place, in which those of its outputs lie */
-    bool has_grad;
+    bool has_grad, bare, scaled; /* the last two: by what its gradients were scaled (scale.c) */
     bool leads; /* to a gradient that is wanted; else its own is caught, and it doesn't run */
-    bool bare, scaled; /* gradients come to it that no scale, or one, has multiplied (scale.c) */
-    bool lent; /* a pass around this one goes on with the node, and needs its saved tensors */
+    bool lent;  /* a pass around this one goes on with the node, and needs its saved tensors */
     struct kn_part {
         kn_tensor *grad; /* a reference */
         int out;
@@ -205,27 +205,6 @@ typedef enum kn_accum {
 
 /* A leaf's gradient. Without a destination: fresh is allocated, then becomes or is added to grad.
  * With one (fsdp): contributions go to dest(); grad stays NULL and the group's owner takes over. */
-/* Backwards by number (kn_backward_number), in runs that rise, and their losses' scale (passes.c).
- * Functions that return bool fail with an error where memory is out. */
-typedef struct kn_pass_run {
-    int64_t first, last;
-} kn_pass_run;
-typedef struct kn_passes {
-    kn_pass_run *run;
-    int runs;
-    int64_t room;
-    kn_tensor *scale; /* multiplied their losses; f32 without dims; a reference; NULL: none did */
-    bool mixed;       /* not all of them */
-} kn_passes;
-bool kn_passes_add(kn_passes *s, int64_t first, int64_t last, kn_tensor *scale);
-/* scale.c: scale multiplied loss, the result of an operation (without one nothing is told). */
-void kn_scaled_by(const kn_tensor *loss, kn_tensor *scale);
-bool kn_passes_join(kn_passes *s, const kn_passes *from);
-bool kn_passes_have(const kn_passes *s, int64_t pass);
-int64_t kn_passes_count(const kn_passes *s);
-void kn_passes_clear(kn_passes *s);
-void kn_passes_free(kn_passes *s);
-
 struct kn_leaf {
     kn_tensor *tensor; /* back pointer */
     uint64_t id;       /* no other leaf's, ever */
@@ -334,8 +313,6 @@ uint64_t kn_backward_pass(void);
 /* The number of the running backward that adds to gradients, those in it included: more than that
  * of any before; 0: none runs. The number of the newest one so far. */
 int64_t kn_backward_number(void);
-/* What multiplied the loss of the running backward (kn_scale_loss); NULL: nothing. Borrowed. */
-kn_tensor *kn_backward_scale(void);
 int64_t kn_newest_backward(void);
 bool kn_in_backward(void);
 /* The running backward replays r, whose places are emptied when it ends; the groups inside of f

@@ -35,12 +35,6 @@ int64_t kn_backward_number(void)
     return e ? e->number : 0;
 }
 
-kn_tensor *kn_backward_scale(void)
-{
-    const kn_engine *e = kn_context_get()->engine;
-    return e ? e->scale : NULL;
-}
-
 int64_t kn_newest_backward(void)
 {
     return backwards;
@@ -344,8 +338,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     else if (!e->caught)
         e->number = ++backwards;
     c->engine = e;
-    ok = ok && kn_engine_reach(e, root, roots) && kn_engine_find_scale(e, root, roots) &&
-         kn_engine_count(e);
+    ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e);
     for (int i = 0; i < roots && ok; i++)
         ok = root[i]->mark != e->pass || kn_give_node(root[i], out_index[i], grad[i]);
     for (int64_t i = 0; i < e->nodes && ok; i++)

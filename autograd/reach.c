@@ -115,7 +115,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
                 "backward: the saved tensors of '%s' were freed by an earlier backward through "
                 "this graph; run the forward again, or pass .retain_graph = true the first time",
                 e->node[i]->op->name);
-    return true;
+    return kn_engine_find_scale(e, root, roots);
 }
 
 /* ---- 2. counting ----------------------------------------------------------------------------- */

@@ -3,6 +3,12 @@
  * (kn_passes). It must be one for all of them: a step divides by one number. */
 #include "autograd/engine.h"
 
+kn_tensor *kn_backward_scale(void)
+{
+    const kn_engine *e = kn_context_get()->engine;
+    return e ? e->scale : NULL;
+}
+
 void kn_scaled_by(const kn_tensor *loss, kn_tensor *scale)
 {
     if (!loss || !loss->node)

@@ -5,6 +5,7 @@
  * of them didn't reach has a gradient of zero there. Other optimizers' parameters have numbers of
  * their own, also where one call measures all. Nothing else is counted anywhere, so a call that
  * drops, moves or merges gradients keeps the numbers true. */
+#include "nn/rounds.h"
 #include "nn/edit.h"
 
 /* ---- which gradients there are --------------------------------------------------------------- */
