@@ -151,7 +151,7 @@ __device__ void round_to(const kn_opt_piece &o, const piece_numbers<A> &c, int w
     const kn_opt_place &at = o.place;
     const uint64_t stream = at.stream + (uint64_t)which;
     uint64_t have = ~(uint64_t)0; /* block of words */
-    kn_philox4 words;
+    kn_philox4 words = {};
     for (int v = 0; v < V; v++) {
         int64_t k = i + v, e = at.start + (at.run > 0 ? k / at.run * at.step + k % at.run : k);
         if ((uint64_t)e / 4 != have) {
