@@ -209,14 +209,13 @@ static kn_tensor *head_only(kn_module *self, kn_tensor *x)
     return kn_call(&((net *)self)->head, x);
 }
 
-/* On odd ranks the loss reaches the head alone. */
+/* Of even ranks, the loss of all; odd ranks' reaches the head alone. */
 static kn_tensor *branch_loss(net *m, int rank, int micro)
 {
-    if (rank % 2 == 0)
-        return net_loss(m, micro);
     kn_tensor *x =
         kn_from(KN_F32, KN_CPU, (float[NET_DIM]){ 1, (float)micro }, KN_SHAPE(1, NET_DIM));
-    return kn_mean(kn_call_method(m, head_only, x), 0, NULL, false);
+    kn_tensor *all = net_loss(m, micro), *head = kn_call_method(m, head_only, x);
+    return rank % 2 == 0 ? all : kn_mean(head, 0, NULL, false);
 }
 
 typedef struct branches {
