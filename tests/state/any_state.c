@@ -24,7 +24,8 @@ static const char *const vehicle_name[] = { "full",     "rank 0", "sharded",   "
 /* How one side is sharded. */
 typedef struct side {
     int ranks;
-    bool plain; /* one rank, not wrapped */
+    bool plain;   /* one rank, not wrapped */
+    bool columns; /* per parameter: matrices are cut along them where the ranks divide these */
     kn_fsdp_wrap_options o;
 } side;
 
@@ -48,6 +49,12 @@ static int roll(dice *d, int n)
     return (int)(kn_philox_at(d->seed, 77, d->count++) % (uint32_t)n);
 }
 
+static int columns(const char *name, int ndim, const int64_t *shape, void *ranks)
+{
+    (void)name;
+    return ndim == 2 && shape[1] % *(int *)ranks == 0 ? 1 : 0;
+}
+
 static side draw_side(dice *d)
 {
     static const char *const classes[] = { "linear,layer_norm", "linear", NULL };
@@ -61,6 +68,7 @@ static side draw_side(dice *d)
         .keep_whole_below = roll(d, 3) ? 0 : 20,
         .offload_dir = roll(d, 4) ? NULL : "/tmp",
     };
+    s.columns = s.o.layout == KN_LAYOUT_PER_PARAM && roll(d, 2);
     if (s.o.strategy >= KN_HYBRID_SHARD)
         s.o.mesh.shards = s.ranks == 4 ? 1 << roll(d, 3) : roll(d, 2) ? s.ranks : 1;
     return s;
@@ -91,10 +99,10 @@ static void describe_side(char *text, size_t size, const side *s)
         snprintf(text, size, "plain");
     else
         snprintf(text, size,
-                 "%d ranks, strategy %d, layout %d, shards %d, units %s, whole below %d%s",
+                 "%d ranks, strategy %d, layout %d, shards %d, units %s, whole below %d%s%s",
                  s->ranks, s->o.strategy, s->o.layout, s->o.mesh.shards,
                  s->o.wrap_class ? s->o.wrap_class : "(root)", (int)s->o.keep_whole_below,
-                 s->o.offload_dir ? ", offloaded" : "");
+                 s->columns ? ", by columns" : "", s->o.offload_dir ? ", offloaded" : "");
 }
 
 static void describe(char *text, size_t size, const any_case *c)
@@ -120,7 +128,10 @@ static bool begin(training *t, const any_case *c, const side *s, kn_comm *comm, 
 {
     *t = (training){ .comm = s->plain ? NULL : comm };
     kn_fsdp_wrap_options o = s->o;
+    int ranks = s->ranks;
     o.seed = seed;
+    o.placement = s->columns ? columns : NULL;
+    o.placement_arg = s->columns ? &ranks : NULL;
     bool ok = net_init(&t->m, KN_META) && (!c->frozen || kn_freeze_matching(&t->m, "ln.*", true)) &&
               (s->plain ? kn_materialize(&t->m, KN_CPU, seed) : kn_fsdp_wrap_(&t->m, comm, o)) &&
               kn_fill_(kn_module_buffer(&t->m, "scale"), (double)seed);
