@@ -283,7 +283,7 @@ static bool begin(bench *b, int argc, char **argv)
         !kn_fsdp_wrap(&b->model, b->world, .wrap_class = "gpt_block") ||
         !(b->opt = kn_adamw(&b->model, .lr = 1e-4)))
         return false;
-    b->bytes = kn_checkpoint_copy_bytes(&b->model, b->opt, NULL);
+    b->bytes = kn_checkpoint_copy_bytes(&b->model, .optim = b->opt);
     b->all = kn_sum_over_ranks(b->world, (double)b->bytes);
     b->used = b->bytes >= 0 ? malloc((size_t)b->bytes + 1) : NULL;
     if (!kn_ok() || !b->used || !fill_states(b))

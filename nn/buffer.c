@@ -190,7 +190,7 @@ bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype)
         kn_host_free(d);
         return false;
     }
-    *d = (kn_dtypes){ { full, cast }, { t->dtype, dtype }, { 0 } };
+    *d = (kn_dtypes){ { full, cast }, { t->dtype, dtype }, { 0 }, 0 };
     note_versions(d);
     t->dtypes = d;
     turn(t, cast, dtype);
@@ -223,8 +223,11 @@ static bool convert(kn_tensor *t, int to)
 bool kn_buffer_show(kn_tensor *t, bool full)
 {
     kn_dtypes *d = t->dtypes;
-    int to = full ? 0 : 1;
-    if (!d || t->storage == d->storage[to])
+    if (!d)
+        return true;
+    d->shown += full ? 1 : d->shown > 0 ? -1 : 0;
+    int to = d->shown > 0 ? 0 : 1;
+    if (t->storage == d->storage[to])
         return true;
     bool changed = d->storage[!to]->version != d->version[!to];
     bool ok = !changed || convert(t, to);
@@ -234,12 +237,12 @@ bool kn_buffer_show(kn_tensor *t, bool full)
     return ok;
 }
 
+/* All are counted, also after an error. */
 static bool show_own(kn_module *m, void *full)
 {
-    bool ok = true;
     for (int i = 0; i < m->impl->buffers; i++)
-        ok = kn_buffer_show(m->impl->buffer[i].tensor, *(bool *)full) && ok;
-    return ok || !*(bool *)full; /* all come back */
+        kn_buffer_show(m->impl->buffer[i].tensor, *(bool *)full);
+    return true;
 }
 
 bool kn_module_full_buffers(void *module, bool full)

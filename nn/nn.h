@@ -228,8 +228,9 @@ KN_API int kn_module_buffers(const void *m);
 KN_API kn_tensor *kn_module_buffer_at(const void *m, int i, const char **name);
 /* For buffers in m's subtree that compute in another dtype (fsdp's .buffer_dtype): full true makes
  * their handles show the values in full precision; false switches back to the computing dtype,
- * rounding values written meanwhile. m must not run in between. kn_summon and checkpoints call it
- * by themselves. */
+ * rounding values written meanwhile. m must not run in between. Calls nest: the false of the
+ * outermost true, which comes after a true that failed as well, switches back. kn_summon, state
+ * dicts and checkpoints call it by themselves. */
 KN_API bool kn_module_full_buffers(void *m, bool full);
 /* From now on each batch norm (kn_batch_norm_init) at and below m takes, while training, the
  * batches of comm's ranks as one (torch.nn.SyncBatchNorm.convert_sync_batchnorm): .sync of

@@ -208,7 +208,8 @@ bool kn_buffer_cast(kn_tensor *t, kn_dtype dtype);
 /* Undoes it: the buffer has one dtype, in full precision. */
 bool kn_buffer_uncast(kn_tensor *t);
 /* Makes the handle show the values in full precision, or those in the computing dtype, converted
- * where the others were written since. Does nothing for a buffer with one dtype. With an error
+ * where the others were written since. Calls nest: each true, also one that fails, has its false,
+ * and the last false switches back. Does nothing for a buffer with one dtype. With an error
  * standing it only switches the handle. */
 bool kn_buffer_show(kn_tensor *t, bool full);
 /* batch_norm.c: m's buffers are statistics of this rank's own batches. */

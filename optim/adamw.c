@@ -8,7 +8,16 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
     return KN_LAUNCH(s, KN_K_ADAMW, ((kn_adamw_args){ *step, a->beta1, a->beta2, a->eps }));
 }
 
-static const kn_optim_method adamw = { { "exp_avg", "exp_avg_sq" }, update };
+static const kn_optim_constant constant[] = {
+    { "beta1", offsetof(kn_adamw_options, beta1), KN_OF_REALS, 0, 1 },
+    { "beta2", offsetof(kn_adamw_options, beta2), KN_OF_REALS, 0, 1 },
+    { "eps", offsetof(kn_adamw_options, eps), KN_OF_REALS, 0, INFINITY },
+    { 0 },
+};
+
+static const kn_optim_method adamw = { .state = { "exp_avg", "exp_avg_sq" },
+                                       .update = update,
+                                       .constant = constant };
 
 kn_optim *kn_adamw_(void *module, kn_adamw_options a)
 {

@@ -7,7 +7,15 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
     return KN_LAUNCH(s, KN_K_LION, ((kn_lion_args){ *step, o->beta1, o->beta2 }));
 }
 
-static const kn_optim_method lion = { { "exp_avg" }, update };
+static const kn_optim_constant constant[] = {
+    { "beta1", offsetof(kn_lion_options, beta1), KN_OF_REALS, 0, 1 },
+    { "beta2", offsetof(kn_lion_options, beta2), KN_OF_REALS, 0, 1 },
+    { 0 },
+};
+
+static const kn_optim_method lion = { .state = { "exp_avg" },
+                                      .update = update,
+                                      .constant = constant };
 
 kn_optim *kn_lion_(void *module, kn_lion_options o)
 {

@@ -144,21 +144,59 @@ const char *kn_optim_state_name_of(const kn_optim *o, int param, int k)
     return NULL;
 }
 
-/* Made where missing, so that a checkpoint can be read into it. */
+kn_tensor *kn_optim_state_there(const kn_optim *o, int i, const char *name)
+{
+    for (int k = 0; k < KN_OPTIM_STATES; k++) {
+        const char *is = kn_slot_state_name(o, &o->slot[i], k);
+        if (is && name && strcmp(name, is) == 0)
+            return o->slot[i].state[k];
+    }
+    return NULL;
+}
+
+void kn_optim_drop_state(kn_optim *o, int i)
+{
+    for (int k = 0; k < KN_OPTIM_STATES; k++) {
+        kn_tensor_free(o->slot[i].state[k]);
+        o->slot[i].state[k] = NULL;
+    }
+}
+
+/* Made where a step would miss it. */
 kn_tensor *kn_optim_state(const kn_optim *o, int i, const char *what)
 {
     const kn_param *p;
     int n = kn_optim_lives(o, "kn_optim_state") ? kn_params(o->live.module->self, &p) : 0;
-    if (i < 0 || i >= n || !kn_optim_unchanged(o, p, n, "kn_optim_state"))
+    if (i < 0 || i >= n || !kn_optim_unchanged(o, p, n, "kn_optim_state") ||
+        (p[i].trainable && !kn_optim_make_state((kn_optim *)o, &p[i], i)))
         return NULL;
-    for (int k = 0; k < KN_OPTIM_STATES; k++) {
-        const char *name = kn_slot_state_name(o, &o->slot[i], k);
-        if (name && what && !strcmp(what, name))
-            return p[i].trainable && kn_optim_make_state((kn_optim *)o, &p[i], i)
-                       ? o->slot[i].state[k]
-                       : NULL;
-    }
-    return NULL;
+    return kn_optim_state_there(o, i, what);
+}
+
+/* ---- constants ------------------------------------------------------------------------------- */
+
+const kn_optim_constant *kn_optim_constant_at(const kn_optim *o, int k, double *value)
+{
+    const kn_optim_constant *c = o->method->constant ? &o->method->constant[k] : NULL;
+    if (!c || !c->name)
+        return NULL;
+    const void *at = (const char *)o->options + c->at;
+    *value = c->type == KN_OF_REALS  ? *(const double *)at
+             : c->type == KN_OF_INTS ? *(const int *)at
+                                     : *(const bool *)at;
+    return c;
+}
+
+void kn_optim_constant_set(kn_optim *o, int k, double value)
+{
+    const kn_optim_constant *c = &o->method->constant[k];
+    void *at = (char *)o->options + c->at;
+    if (c->type == KN_OF_REALS)
+        *(double *)at = value;
+    else if (c->type == KN_OF_INTS)
+        *(int *)at = (int)value;
+    else
+        *(bool *)at = value != 0;
 }
 
 kn_module_impl *kn_optim_impl(const kn_optim *o)

@@ -201,7 +201,20 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
     return KN_LAUNCH(s, KN_K_ADAMW, ((kn_adamw_args){ *step, o->beta1, o->beta2, o->adamw_eps }));
 }
 
-static const kn_optim_method method = { .state = { "exp_avg", "exp_avg_sq" },
+static const kn_optim_constant constant[] = {
+    { "momentum_factor", offsetof(muon, o.momentum), KN_OF_REALS, 0, 1 },
+    { "no_nesterov", offsetof(muon, o.no_nesterov), KN_OF_BOOLS, 0, 1 },
+    { "scale", offsetof(muon, o.scale), KN_OF_INTS, KN_MUON_ORIGINAL, KN_MUON_SPECTRAL },
+    { "ns_steps", offsetof(muon, o.ns_steps), KN_OF_INTS, 1, 99 },
+    { "eps", offsetof(muon, o.eps), KN_OF_REALS, 1e-37, INFINITY },
+    { "beta1", offsetof(muon, o.beta1), KN_OF_REALS, 0, 1 },
+    { "beta2", offsetof(muon, o.beta2), KN_OF_REALS, 0, 1 },
+    { "adamw_eps", offsetof(muon, o.adamw_eps), KN_OF_REALS, 0, INFINITY },
+    { 0 },
+};
+
+static const kn_optim_method method = { .constant = constant,
+                                        .state = { "exp_avg", "exp_avg_sq" },
                                         .update = update,
                                         .matrix_state = "momentum",
                                         .matrices = step_matrices };

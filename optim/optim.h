@@ -203,7 +203,7 @@ KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
 KN_API const char *kn_optim_state_name_of(const kn_optim *o, int param, int k);
 /* The tensor of that name for parameter number i of kn_params(kn_optim_module(o)): 1-d, as many
  * elements as its master. Where no step needed it yet, it is made here, filled with 0. Borrowed.
- * NULL for a frozen parameter and for another name. */
+ * NULL for another name, and for a frozen parameter that no step or load gave one. */
 KN_API kn_tensor *kn_optim_state(const kn_optim *o, int param, const char *what);
 KN_API void kn_optim_set_steps(kn_optim *o, int64_t steps); /* for a program that resumes */
 /* The module that o was made for. Borrowed; NULL for NULL. */

@@ -54,6 +54,16 @@ kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made 
 
 #define KN_OPTIM_STATES 2
 
+/* A constant of a method among its options, as state dicts hold it: real, or whole where low and
+ * high are (bools are from 0 to 1). */
+typedef struct kn_optim_constant {
+    const char *name;
+    size_t at; /* in the options */
+    enum { KN_OF_REALS, KN_OF_INTS, KN_OF_BOOLS } type;
+    double low, high; /* a real is at least low and below high, others at most */
+} kn_optim_constant;
+#define KN_OPTIM_CONSTANTS 10 /* at most */
+
 typedef struct kn_optim_method {
     /* Names in checkpoints of the states that the update reads as kn_opt_piece.m and .v; NULL:
      * none. Each has the parameter's dtype and size, and begins as 0. */
@@ -66,6 +76,7 @@ typedef struct kn_optim_method {
     const char *matrix_state;
     bool (*matrices)(void *options, const kn_opt_step *step, const kn_opt_piece *piece,
                      const kn_param *const *param, int n);
+    const kn_optim_constant *constant; /* ends with one without a name; NULL: there are none */
 } kn_optim_method;
 
 /* Options that all optimizers have. */
@@ -148,6 +159,13 @@ double kn_newton_schulz_flops(int64_t rows, int64_t cols); /* of one of its step
 const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k);
 /* Makes the states of p, parameter i of o, where missing. */
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i);
+/* Of parameter i: its state of that name; NULL, without an error, where it wasn't made yet. */
+kn_tensor *kn_optim_state_there(const kn_optim *o, int i, const char *name);
+/* Parameter i has no state again. */
+void kn_optim_drop_state(kn_optim *o, int i);
+/* o's k-th constant, and a new value within its range; NULL after the last one. */
+const kn_optim_constant *kn_optim_constant_at(const kn_optim *o, int k, double *value);
+void kn_optim_constant_set(kn_optim *o, int k, double value);
 /* True if parameters p[n] and this rank's parts of them are as when o was made; else an error whose
  * message begins with what. */
 bool kn_optim_unchanged(const kn_optim *o, const kn_param *p, int n, const char *what);

@@ -8,7 +8,16 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 }
 
 static const kn_optim_method plain = { .update = update };
-static const kn_optim_method with_momentum = { { "momentum" }, update };
+/* "momentum" is the state. */
+static const kn_optim_constant constant[] = {
+    { "momentum_factor", offsetof(kn_sgd_options, momentum), KN_OF_REALS, 0, 1 },
+    { "dampening", offsetof(kn_sgd_options, dampening), KN_OF_REALS, 0, 1 + 1e-15 },
+    { "nesterov", offsetof(kn_sgd_options, nesterov), KN_OF_BOOLS, 0, 1 },
+    { 0 },
+};
+static const kn_optim_method with_momentum = { .state = { "momentum" },
+                                               .update = update,
+                                               .constant = constant };
 
 kn_optim *kn_sgd_(void *module, kn_sgd_options s)
 {

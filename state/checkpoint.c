@@ -6,7 +6,6 @@
 #include "kernels/error_internal.h"
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
-#include "tensor/checksum.h"
 #include "tensor/json.h"
 
 #include <errno.h>
@@ -17,23 +16,9 @@
 
 /* ---- arguments ------------------------------------------------------------------------------- */
 
-/* text as a JSON object; NULL with an error. */
-static json_t *object_of(const char *text, const char *field)
-{
-    json_error_t error;
-    const char *given = text ? text : "{}";
-    json_t *j = kn_json_parse(given, strlen(given), JSON_REJECT_DUPLICATES, field, &error);
-    if (json_is_object(j))
-        return j;
-    kn_fail("checkpoint: %s is no JSON object (%s): give text such as {\"layers\": 4}", field,
-            j ? "another value" : error.text);
-    json_decref(j);
-    return NULL;
-}
-
 static bool check_object(const char *text, const char *field)
 {
-    json_t *j = object_of(text, field);
+    json_t *j = kn_checkpoint_object(text, field);
     json_decref(j);
     return j != NULL;
 }
@@ -53,6 +38,18 @@ static bool check_files(const kn_checkpoint_save_options *o)
     return true;
 }
 
+static bool check_state(const kn_checkpoint_save_options *o, void *module)
+{
+    const bool some = o->optim || o->optim_count > 0;
+    for (int i = 0; o->own && i < o->own->count; i++)
+        if (o->own->list[i].type == KN_STATE_TENSOR)
+            return kn_fail("checkpoint: .own has the tensor '%s'; numbers and texts are kept "
+                           "there, and what a buffer holds is saved with the module",
+                           o->own->list[i].name);
+    return kn_checkpoint_optims(o->optim, o->optims, o->optim_count, module) &&
+           kn_checkpoint_ema(o->ema, module, some, "kn_checkpoint_save");
+}
+
 static bool check_options(const kn_checkpoint_save_options *o, void *module)
 {
     if (o->step < 0)
@@ -62,119 +59,8 @@ static bool check_options(const kn_checkpoint_save_options *o, void *module)
     if (o->async && !o->folder)
         return kn_fail("checkpoint: .async needs .folder, which remembers the save that runs; "
                        "kn_run_folder_claim makes it");
-    return kn_checkpoint_ema(o->ema, module, o->optim != NULL, "kn_checkpoint_save") &&
-           check_object(o->config, ".config") && check_object(o->record, ".record") &&
-           check_files(o);
-}
-
-bool kn_checkpoint_ema(const kn_ema *ema, void *module, bool optim, const char *what)
-{
-    if (ema && kn_ema_module(ema) != (kn_module *)module)
-        return kn_fail("%s: .ema was made for another module", what);
-    return !ema || optim || kn_fail("%s: .ema needs .optim, beside which it is saved", what);
-}
-
-/* ---- what is saved --------------------------------------------------------------------------- */
-
-/* A module's name in messages: the root has no path. */
-static const char *shown(const kn_module *m)
-{
-    const char *path = kn_module_path(m);
-    return *path ? path : "the root";
-}
-
-static bool is_of(const kn_optim *optim, void *module)
-{
-    return kn_optim_module(optim) == (kn_module *)module ||
-           kn_fail("checkpoint: the optimizer was made for '%s' (%s), not for the module that "
-                   "it is saved or loaded with, '%s' (%s)",
-                   shown(kn_optim_module(optim)), kn_module_class(kn_optim_module(optim)),
-                   shown(module), kn_module_class(module));
-}
-
-bool kn_checkpoint_entries(kn_entries *e, int *models, void *module, kn_comm *comm,
-                           const kn_optim *optim, const kn_ema *ema)
-{
-    *models = 0;
-    if (!kn_entries_begin(e, module, comm) || !kn_entries_add_model(e, ema))
-        return false;
-    *models = e->count;
-    return !optim || (is_of(optim, module) && kn_entries_add_optim(e, optim) &&
-                      kn_entries_add_trained(e, ema));
-}
-
-/* Adds other ranks' buffers where they differ; *ranks: how many ranks have some of their own. */
-static bool add_rank_buffers(kn_entries *e, int *ranks)
-{
-    *ranks = 1;
-    if (!kn_entries_compare_buffers(e))
-        return false;
-    for (int i = 0; i < e->count; i++)
-        *ranks = e->list[i].differs ? kn_comm_size(e->comm) : *ranks;
-    return *ranks == 1 || kn_entries_add_rank_buffers(e, *ranks);
-}
-
-static bool list_all(kn_entries *e, int *models, int *ranks, void *module, kn_comm *comm,
-                     const kn_optim *optim, const kn_ema *ema)
-{
-    *ranks = 1;
-    return kn_checkpoint_entries(e, models, module, comm, optim, ema) &&
-           (!optim || add_rank_buffers(e, ranks)) && kn_entries_deal(e);
-}
-
-/* ---- state.json ------------------------------------------------------------------------------ */
-
-/* {} without a scaler. */
-static json_t *scaler_json(const kn_scaler *scaler)
-{
-    kn_scaler_state s = kn_scaler_get(scaler);
-    return scaler ? json_pack("{s:f, s:I, s:I}", "scale", s.scale, "good", (json_int_t)s.good,
-                              "skipped", (json_int_t)s.skipped)
-                  : json_object();
-}
-
-/* Names, sizes and checksums. */
-static json_t *own_files(const kn_checkpoint_save_options *o)
-{
-    char sum[17];
-    json_t *list = json_array();
-    for (int i = 0; list && i < o->file_count; i++) {
-        const kn_checkpoint_file *f = &o->files[i];
-        snprintf(sum, sizeof sum, "%016llx", (unsigned long long)kn_checksum_of(f->data, f->size));
-        if (json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes",
-                                                  (json_int_t)f->size, "checksum", sum)) != 0) {
-            json_decref(list);
-            return NULL;
-        }
-    }
-    return list;
-}
-
-static double score_of(const kn_checkpoint_save_options *o)
-{
-    return o->score == KN_ZERO ? 0 : o->score == 0 || !isfinite(o->score) ? NAN : o->score;
-}
-
-static json_t *state_json(const kn_checkpoint_save_options *o, const kn_saving *s, int ranks)
-{
-    json_t *config = object_of(o->config, ".config"), *record = object_of(o->record, ".record");
-    double score = s->place.saved.score;
-    json_t *steps = o->optim ? json_integer((json_int_t)kn_optim_steps(o->optim)) : json_null();
-    json_t *j = json_pack(
-        "{s:i, s:s, s:I, s:O, s:I, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "version",
-        KN_STATE_VERSION, "id", s->id, "number", (json_int_t)s->place.saved.number, "replaces",
-        s->folder->replaces, "step", (json_int_t)o->step, "ranks", kn_comm_size(o->comm),
-        "buffer_ranks", ranks, "score", isfinite(score) ? json_real(score) : json_null(),
-        "optimizer_steps", steps, "scaler", scaler_json(o->scaler), "model", config, "record",
-        record, "own_files", own_files(o));
-    if (j && o->ema &&
-        json_object_set_new(j, "ema_updates", json_integer(kn_ema_updates(o->ema))) != 0) {
-        json_decref(j);
-        j = NULL;
-    }
-    if (!j && kn_ok())
-        kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
-    return j;
+    return check_state(o, module) && check_object(o->config, ".config") &&
+           check_object(o->record, ".record") && check_files(o);
 }
 
 /* ---- one save -------------------------------------------------------------------------------- */
@@ -229,9 +115,8 @@ static bool write_all(kn_saving *s, void *module, const kn_checkpoint_save_optio
 {
     kn_entries e = { 0 };
     int models, ranks;
-    bool ok = list_all(&e, &models, &ranks, module, o->comm, o->optim, o->ema) &&
-              kn_saving_list(s, &e, models) &&
-              (s->rank > 0 || (s->state = state_json(o, s, ranks)) != NULL) && write(s);
+    bool ok = kn_checkpoint_list(&e, &models, &ranks, module, s->holders, o) &&
+              kn_saving_list(s, &e, models) && kn_checkpoint_state(s, o, &e, ranks) && write(s);
     return kn_entries_end(&e) && ok;
 }
 
@@ -364,7 +249,13 @@ void kn_saving_drop(kn_run_folder *f)
 
 /* ---- the call -------------------------------------------------------------------------------- */
 
-static bool save(kn_run_folder *f, void *module, const kn_checkpoint_save_options *o)
+static double score_of(const kn_checkpoint_save_options *o)
+{
+    return o->score == KN_ZERO ? 0 : o->score == 0 || !isfinite(o->score) ? NAN : o->score;
+}
+
+static bool save(kn_run_folder *f, void *module, kn_comm *holders,
+                 const kn_checkpoint_save_options *o)
 {
     if (f->saving && !f->saving->finished)
         kn_checkpoint_wait(f); /* all ranks do */
@@ -374,6 +265,7 @@ static bool save(kn_run_folder *f, void *module, const kn_checkpoint_save_option
     if (!s)
         return false;
     s->folder = f;
+    s->holders = holders;
     f->failed = false;
     s->rank = kn_rank(o->comm);
     s->place.saved.step = o->step;
@@ -388,28 +280,33 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
     if (!kn_given_path(dir, "kn_checkpoint_save", "the folder") ||
         !kn_given(module, "kn_checkpoint_save", "the module") || !check_options(&o, module))
         return false;
-    o.comm = o.comm ? o.comm : o.folder ? o.folder->comm : kn_world();
+    kn_comm *holders = o.comm;
+    o.comm = o.folder ? o.folder->comm : o.comm ? o.comm : kn_entries_comm(module, kn_world());
+    holders = holders ? holders : kn_entries_comm(module, o.comm);
+    if (kn_comm_size(holders) != kn_comm_size(o.comm))
+        kn_fail("kn_checkpoint_save: %d ranks hold the module, and %d claimed .folder; claim it "
+                "with the communicator that kn_fsdp_wrap got",
+                kn_comm_size(holders), kn_comm_size(o.comm));
     if (!kn_agree(o.comm, kn_ok())) /* the timeout still holds for reaching the save */
         return false;
     kn_comm_suspend_timeout(o.comm);
     kn_run_folder *f = o.folder ? o.folder : kn_run_folder_claim(dir, .comm = o.comm);
-    bool ok = kn_agree(o.comm, f && save(f, module, &o));
+    bool ok = kn_agree(o.comm, f && save(f, module, holders, &o));
     if (!o.folder)
         kn_run_folder_release(f);
     kn_comm_resume_timeout(o.comm);
     return ok;
 }
 
-int64_t kn_checkpoint_copy_bytes(void *module, kn_optim *optim, const kn_ema *ema)
+int64_t kn_checkpoint_copy_bytes_(void *module, kn_checkpoint_save_options o)
 {
     kn_entries e = { 0 };
     int models, ranks;
     int64_t bytes = 0;
-    if (!kn_given(module, "kn_checkpoint_copy_bytes", "the module") ||
-        !kn_checkpoint_ema(ema, module, optim != NULL, "kn_checkpoint_copy_bytes"))
+    if (!kn_given(module, "kn_checkpoint_copy_bytes", "the module") || !check_state(&o, module))
         return -1;
-    kn_comm *comm = kn_entries_comm(module, kn_world());
-    bool ok = kn_ok() && list_all(&e, &models, &ranks, module, comm, optim, ema);
+    kn_comm *comm = o.comm ? o.comm : kn_entries_comm(module, kn_world());
+    bool ok = kn_ok() && kn_checkpoint_list(&e, &models, &ranks, module, comm, &o);
     for (int i = 0; ok && i < e.count; i++)
         if (e.list[i].saver)
             bytes += (int64_t)kn_saving_room(kn_entry_part_bytes(&e.list[i]));

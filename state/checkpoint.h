@@ -19,8 +19,7 @@
 #ifndef KNAP_STATE_CHECKPOINT_H
 #define KNAP_STATE_CHECKPOINT_H
 
-#include "fsdp/ema.h"
-#include "optim/optim.h"
+#include "state/dict.h"
 #include "state/folder.h"
 
 #ifdef __cplusplus
@@ -38,15 +37,30 @@ typedef struct kn_checkpoint_file {
     size_t size; /* bytes */
 } kn_checkpoint_file;
 
+/* One of several optimizers, for the module or for modules below it, in one checkpoint: a GAN's, an
+ * actor's and a critic's. */
+typedef struct kn_named_optim {
+    const char *name; /* 1 to 64 of a-z, A-Z, 0-9, '_', '-' and '.' */
+    kn_optim *optim;
+} kn_named_optim;
+
 /* All are borrowed during the call and optional. */
 typedef struct kn_checkpoint_save_options {
     size_t _size;
     struct kn_guard *_positional;
-    kn_comm *comm;   /* the ranks that hold module; NULL: .folder's, else kn_world() */
-    int64_t step;    /* steps done, by the caller's count: names the checkpoint */
-    kn_optim *optim; /* made for module */
+    kn_comm *comm; /* the ranks that hold module; NULL: those of its units, else .folder's or all */
+    int64_t step;  /* steps done, by the caller's count: names the checkpoint */
+    kn_optim *optim;              /* made for module, or for one below it */
+    const kn_named_optim *optims; /* [optim_count]: others, or all, each by its name */
+    int optim_count;
     const kn_scaler *scaler;
-    const kn_ema *ema; /* made for module; beside .optim */
+    const kn_ema *ema; /* made for module; beside an optimizer */
+    /* Patterns of names ("*.lora_a, head.*") of the parameters and buffers to save, with the
+     * optimizers' states of them, and of those to leave out; NULL: all, none. */
+    const char *only, *except;
+    /* Numbers and texts of this rank: the position of its data, a random state (kn_state_put). All
+     * ranks give one, or none does. */
+    const kn_state *own;
     /* JSON objects as text, which kn_checkpoint_config and kn_checkpoint_record return: sizes and
      * settings to rebuild the module, and anything else; NULL: {}. */
     const char *config, *record;
@@ -78,11 +92,15 @@ KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_sav
         (dir), (module),                                                                           \
         (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
 
-/* Bytes of the copy of an asynchronous save on this rank of those that hold module: of each
- * parameter, buffer, state of optim and average, the part that this rank writes, rounded up to
- * KN_ALIGN. optim and ema may be NULL. They stand in the ledger as KN_MEM_CHECKPOINT, on a GPU's
- * rank in page-locked memory. -1 with an error. Collective. */
-KN_API int64_t kn_checkpoint_copy_bytes(void *module, kn_optim *optim, const kn_ema *ema);
+/* Bytes of the copy of an asynchronous save with these options on this rank: of each parameter,
+ * buffer, state of an optimizer and average, the part that this rank writes, rounded up to
+ * KN_ALIGN. They stand in the ledger as KN_MEM_CHECKPOINT, on a GPU's rank in page-locked memory.
+ * -1 with an error. Collective. */
+KN_API int64_t kn_checkpoint_copy_bytes_(void *module, kn_checkpoint_save_options o);
+#define kn_checkpoint_copy_bytes(module, ...)                                                      \
+    kn_checkpoint_copy_bytes_(                                                                     \
+        (module),                                                                                  \
+        (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
 
 /* ---- saves in the background ----------------------------------------------------------------- */
 
@@ -102,9 +120,11 @@ KN_API bool kn_checkpoint_wait(kn_run_folder *f);
 
 /* Opens a checkpoint: RUN, whose newest whole one it takes, RUN/step-N, RUN/best, or a folder of
  * the first form. Where RUN's newest isn't whole, it says so on standard error and takes the one
- * before. Changes nothing in the folder; a run may save there meanwhile. The same on all ranks of
- * comm (NULL: kn_world()), which must outlive the result. Collective. The caller frees the result;
- * NULL with an error. */
+ * before. Another program's tensors are a checkpoint of step 0 with a model alone: a folder of
+ * .safetensors files (a Hugging Face model), with its model.safetensors.index.json or without, such
+ * an index, or one file. Changes nothing in the folder; a run may save there meanwhile. The same on
+ * all ranks of comm (NULL: kn_world()), which must outlive the result. Collective. The caller frees
+ * the result; NULL with an error. */
 KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
 /* The same, but a checkpoint is whole only if every byte of its tensors has the checksum that was
  * saved with it. The ranks share the reading, tensor by tensor; kn_checkpoint_open reads none.
@@ -127,6 +147,10 @@ KN_API const char *kn_checkpoint_record(const kn_checkpoint *c);
 /* The bytes of one of the saved .files; *size is their number. Borrowed. NULL
  * without an error if there is no such file. */
 KN_API const void *kn_checkpoint_file_data(const kn_checkpoint *c, const char *name, size_t *size);
+/* What rank `rank` of those that saved gave as .own, of kn_checkpoint_own_ranks (0: nothing). The
+ * caller frees it; NULL with an error. Not collective. */
+KN_API kn_state *kn_checkpoint_own(const kn_checkpoint *c, int rank);
+KN_API int kn_checkpoint_own_ranks(const kn_checkpoint *c);
 /* Whether the model has a tensor of that name; its dtype, ndim and shape. */
 KN_API bool kn_checkpoint_has(const kn_checkpoint *c, const char *name);
 KN_API bool kn_checkpoint_describe(const kn_checkpoint *c, const char *name, kn_array *array);
@@ -136,20 +160,28 @@ KN_API kn_tensor *kn_checkpoint_get(const kn_checkpoint *c, const char *name);
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
+/* .prefix: NULL where names begin at the root of module's tree, as kn_checkpoint_save writes them;
+ * "": below module. */
 typedef struct kn_checkpoint_load_options {
     size_t _size;
     struct kn_guard *_positional;
-    kn_optim *optim;   /* made for module, with the saved method */
-    kn_scaler *scaler; /* only with .optim; keeps its own scale if none was saved */
-    /* Only with .optim, and where one was saved: then the module gets the training's values.
-     * Without .optim the module gets the averages. */
+    KN_LOAD_OPTIONS;              /* state/dict.h */
+    kn_optim *optim;              /* made for module, or for one below it, with the saved method */
+    const kn_named_optim *optims; /* [optim_count]: those saved by their names; others are left */
+    int optim_count;
+    kn_scaler *scaler; /* only with an optimizer; keeps its own scale if none was saved */
+    /* Only with an optimizer, and where one was saved: then the module gets the training's values.
+     * Without an optimizer the module gets the averages. */
     kn_ema *ema;
 } kn_checkpoint_load_options;
-/* Fills module's parameters and buffers, and the optimizer and scaler of the options. All names,
- * shapes and dtypes are checked on all ranks before anything is written. A checksum that differs is
- * an error where a rank reads all that one file has of a tensor, as on the saved number of ranks
- * with the saved layout; where ranks read parts of it, only kn_checkpoint_open_checked compares.
- * Collective; no timeout holds in comm's world meanwhile. */
+/* Fills module, the whole or a part of what was saved, its optimizers and scaler, as
+ * kn_load_state_dict does from a state: floats are converted, a checkpoint may have any sharding,
+ * and names, shapes, dtypes and memory are checked on all ranks before anything is written. Each
+ * rank reads the bytes of its own parts. A checksum that differs is an error where a rank reads all
+ * that one file has of a tensor, as on the saved number of ranks with the saved layout; where ranks
+ * read parts of it, only kn_checkpoint_open_checked compares. Such an error, or a file that can't
+ * be read, may come after some values were written. Collective; no timeout holds in comm's world
+ * meanwhile. */
 KN_API bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o);
 #define kn_checkpoint_load(c, module, ...)                                                         \
     kn_checkpoint_load_(                                                                           \

@@ -26,6 +26,8 @@
 /* What rank 0 tells the others: a folder, or (empty) that there is nothing left. */
 typedef struct choice {
     char dir[KN_FOLDER_PATH], id[KN_FOLDER_ID], why[256]; /* why: it is known to be damaged */
+    bool foreign;                                         /* tensors that another program wrote */
+    uint64_t glance;                                      /* of those (kn_pieces_glance) */
 } choice;
 
 /* An attempt's error: first the number of kn_error_number. "": none. */
@@ -70,6 +72,19 @@ static bool follow(const char *dir, char to[KN_FOLDER_PATH])
     return there >= 0 && (ok || kn_fail("checkpoint: the path %s is too long", dir));
 }
 
+/* A folder without a checkpoint: the tensors of another program, if there are some. */
+static bool choose_foreign(const search *s, choice *it)
+{
+    if (s->first[0] || !kn_pieces_are_there(s->dir))
+        return kn_ok();
+    kn_pieces *p = kn_pieces_open(s->dir);
+    bool ok = p && kn_pieces_glance(p, &it->glance);
+    kn_pieces_close(p);
+    it->foreign = true;
+    return ok && (snprintf(it->dir, sizeof it->dir, "%s", s->dir) < (int)sizeof it->dir ||
+                  kn_fail("checkpoint: the path %s is too long", s->dir));
+}
+
 /* The newest that wasn't refused, nor replaced by another run, into *one; .dir stays empty where
  * there is none. */
 static bool choose(search *s, choice *it, kn_listed *one)
@@ -89,6 +104,7 @@ static bool choose(search *s, choice *it, kn_listed *one)
         memcpy(it->why, one->why, sizeof it->why);
         break;
     }
+    ok = ok && (l.count > 0 || choose_foreign(s, it));
     kn_listing_free(&l);
     return ok && kn_ok();
 }
@@ -109,7 +125,7 @@ static bool is_still_there(const search *s, const kn_listed *one)
 
 static bool refuse(search *s, const kn_listed *one, const choice *it, const failure *f)
 {
-    if (!is_still_there(s, one)) {
+    if (!it->foreign && !is_still_there(s, one)) {
         nanosleep(&(struct timespec){ .tv_nsec = 5000000 }, NULL);
         return true;
     }
@@ -140,8 +156,8 @@ static bool refuse_empty(const char *dir)
                        "checkpoint",
                        dir);
     return there > 0 && kn_fail("%s holds no checkpoint: there is no %s, nor a folder step-N with "
-                                "one; give a folder that a trainer's --out (kn_checkpoint_save) "
-                                "wrote (merges and exports hold tensors alone)",
+                                "one, nor a .safetensors file; give a folder that a trainer's "
+                                "--out (kn_checkpoint_save) wrote",
                                 dir, KN_STATE_FILE);
 }
 
@@ -165,7 +181,14 @@ static bool try_one(kn_checkpoint *c, const choice *it, bool checks, failure *f)
     c->dir = it->why[0] ? NULL : kn_host_strdup(it->dir);
     if (it->why[0])
         kn_fail("%s", it->why);
-    if (c->dir && kn_checkpoint_read(c) && strcmp(c->id, it->id) != 0)
+    uint64_t glance = 0;
+    bool same = false;
+    if (c->dir && it->foreign)
+        same = kn_checkpoint_read_foreign(c) && kn_pieces_glance(c->model, &glance) &&
+               glance == it->glance;
+    else if (c->dir)
+        same = kn_checkpoint_read(c) && strcmp(c->id, it->id) == 0;
+    if (kn_ok() && !same)
         kn_fail("%s: ranks see different files there", c->dir);
     if (checks && kn_ok())
         kn_checkpoint_check(c);
@@ -338,4 +361,32 @@ kn_tensor *kn_checkpoint_get(const kn_checkpoint *c, const char *name)
     return kn_checkpoint_describe(c, name, &a)
                ? kn_pieces_get(c->model, kn_pieces_find(c->model, name))
                : NULL;
+}
+
+int kn_checkpoint_own_ranks(const kn_checkpoint *c)
+{
+    return kn_given(c, "kn_checkpoint_own_ranks", "the checkpoint")
+               ? (int)json_array_size(json_object_get(c->state, "own"))
+               : 0;
+}
+
+kn_state *kn_checkpoint_own(const kn_checkpoint *c, int rank)
+{
+    const int ranks = kn_checkpoint_own_ranks(c);
+    if (!kn_ok())
+        return NULL;
+    if (rank < 0 || rank >= ranks) {
+        kn_fail("%s: there is nothing of rank %d: %d gave .own", c->dir, rank, ranks);
+        return NULL;
+    }
+    json_t *own = json_array_get(json_object_get(c->state, "own"), (size_t)rank);
+    kn_state *s = kn_state_new();
+    if (s &&
+        (json_is_object(own) || kn_fail("%s: \"own\" of rank %d is no object; the checkpoint "
+                                        "is damaged",
+                                        c->dir, rank)) &&
+        kn_state_values_add(s, own, c->dir))
+        return s;
+    kn_state_free(s);
+    return NULL;
 }

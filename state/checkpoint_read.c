@@ -297,9 +297,24 @@ static bool read_state(kn_checkpoint *c)
     return c->record != NULL;
 }
 
+/* All names, and the optimizers' numbers. */
+static bool name_all(kn_checkpoint *c)
+{
+    json_t *values = json_object_get(c->state, "values");
+    char where[KN_FOLDER_PATH + 16];
+    snprintf(where, sizeof where, "%s/%s", c->dir, KN_STATE_FILE);
+    c->has_values = json_is_object(values);
+    for (int k = 0; k < KN_PARTS; k++) {
+        kn_pieces *p = k == KN_PART_MODEL ? c->model : c->optimizer;
+        if (!(c->names[k] = kn_state_new()) || !kn_state_add_pieces(c->names[k], p))
+            return false;
+    }
+    return !c->has_values || kn_state_values_add(c->names[KN_PART_OPTIMIZER], values, where);
+}
+
 bool kn_checkpoint_read(kn_checkpoint *c)
 {
-    return read_state(c) && open_tensors(c) &&
+    return read_state(c) && open_tensors(c) && name_all(c) &&
            (c->buffer_ranks == 1 || !c->optimizer ||
             c->buffer_ranks <= kn_pieces_count(c->optimizer) + 1 ||
             kn_fail("%s/%s: the buffers of %lld ranks aren't there; the checkpoint is damaged",
@@ -307,9 +322,21 @@ bool kn_checkpoint_read(kn_checkpoint *c)
            open_files(c);
 }
 
+bool kn_checkpoint_read_foreign(kn_checkpoint *c)
+{
+    c->buffer_ranks = 1;
+    c->config = kn_host_strdup("{}");
+    c->record = kn_host_strdup("{}");
+    c->state = json_object();
+    return (c->state || kn_fail_memory("%s could not be read", c->dir)) && c->config && c->record &&
+           (c->model = kn_pieces_open(c->dir)) != NULL && name_all(c);
+}
+
 void kn_checkpoint_clear(kn_checkpoint *c)
 {
     json_decref(c->state);
+    for (int k = 0; k < KN_PARTS; k++)
+        kn_state_free(c->names[k]);
     kn_pieces_close(c->model);
     kn_pieces_close(c->optimizer);
     for (int i = 0; i < c->files; i++) {

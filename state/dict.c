@@ -82,6 +82,7 @@ const char *kn_state_below(const char *name, const char *prefix)
 static void empty(kn_state_item *i)
 {
     kn_tensor_free(i->tensor);
+    kn_pieces_close(i->files);
     kn_host_free(i->text);
     *i = (kn_state_item){ .name = i->name };
 }
@@ -268,7 +269,37 @@ const char *kn_state_text(const kn_state *s, const char *name)
 kn_tensor *kn_state_tensor(const kn_state *s, const char *name)
 {
     const kn_state_item *i = to_read(s, name, "kn_state_tensor", KN_STATE_TENSOR);
-    return i ? i->tensor : NULL;
+    return i ? kn_state_item_tensor((kn_state_item *)i) : NULL;
+}
+
+kn_tensor *kn_state_item_tensor(kn_state_item *i)
+{
+    if (i->tensor || !i->files)
+        return i->tensor;
+    kn_tensor *t = kn_state_tensor_new(i->dtype, i->ndim, i->shape);
+    const kn_interval all = kn_pieces_tensor(i->files, i->piece)->part;
+    if (!t || (kn_numel(t) > 0 && !kn_pieces_read(i->files, i->piece, all, kn_array_of(t).data))) {
+        kn_tensor_free(t);
+        return NULL;
+    }
+    return i->tensor = t;
+}
+
+bool kn_state_add_pieces(kn_state *s, kn_pieces *p)
+{
+    for (int k = 0; p && k < kn_pieces_count(p); k++) {
+        const kn_piece *piece = kn_pieces_tensor(p, k);
+        kn_state_item *i = kn_state_add(s, NULL, piece->name);
+        if (!i)
+            return false;
+        i->type = KN_STATE_TENSOR;
+        i->dtype = piece->dtype;
+        i->ndim = piece->ndim;
+        memcpy(i->shape, piece->shape, sizeof i->shape);
+        i->files = kn_pieces_ref(p);
+        i->piece = k;
+    }
+    return true;
 }
 
 bool kn_state_remove(kn_state *s, const char *name)

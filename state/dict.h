@@ -20,9 +20,10 @@
  *
  *   h.0.attn.weight              a parameter or buffer
  *   h.0.attn.weight.exp_avg      the optimizer's state of it (kn_optim_state_name_of)
- *   h.0.attn.weight.step         steps taken; .lr, .lr_mul, .weight_decay: as its group has them
+ *   h.0.attn.weight.step         steps taken; .lr, .lr_mul, .weight_decay: as its group has them;
+ *                                .beta1 and the like: constants of the method
  *
- * A load that fails changes nothing on any rank. */
+ * A load that fails changes nothing on any rank, but where a file can't be read to its end. */
 #ifndef KNAP_STATE_DICT_H
 #define KNAP_STATE_DICT_H
 
@@ -57,9 +58,12 @@ typedef struct kn_state_dict_options {
     kn_state_kind kind;
     bool rank0_only;    /* full: the other ranks get an empty dictionary */
     const char *prefix; /* before each name */
-    kn_dtype dtype;     /* of float tensors; default: that of the masters */
-    const kn_ema *ema;  /* module: averages in place of the parameters that have one */
-    kn_comm *comm; /* ranks that hold the same; NULL: those of the units, else this one alone */
+    /* Patterns of names ("*.bias, head.*"; fnmatch) of the parameters and buffers to take, with an
+     * optimizer's state of them, and of those to leave out; NULL: all, none. */
+    const char *only, *except;
+    kn_dtype dtype;    /* of float tensors; default: that of the masters */
+    const kn_ema *ema; /* module: averages in place of the parameters that have one */
+    kn_comm *comm;     /* ranks that hold the same; NULL: those of the units, else this one alone */
 } kn_state_dict_options;
 /* The state of module, any struct that begins with a kn_module, or of an optimizer; between steps.
  * A full one takes as many bytes as the whole tensors (KN_MEM_STATE) on the ranks that get it, and
@@ -101,30 +105,57 @@ KN_API kn_state *kn_state_gather_(const kn_state *s, kn_state_gather_options o);
 typedef struct kn_load_report {
     char **missing;    /* wanted, but not in the dictionary */
     char **unexpected; /* tensors with the prefix that nothing wants */
-    char *
-        *mismatched; /* of another shape, or not of floats where floats are wanted, or reversely */
+    char **mismatched; /* of another shape, or floats where none are wanted, or reversely */
 } kn_load_report;
 KN_API void kn_load_report_free(kn_load_report *r); /* NULL is fine */
+
+/* Another name for tensors of a dictionary or file: what matches .from, in which each '*' is any
+ * text, is looked for as .to, in which the k-th '*' is that of the k-th in .from. NULL: it is left
+ * out. */
+typedef struct kn_rename {
+    const char *from, *to;
+} kn_rename;
+
+/* What a load takes, among the options of kn_load_state_dict and kn_checkpoint_load. prefix: before
+ * the names below module; NULL: state dicts have nothing there, a checkpoint has the names from the
+ * root of module's tree. Other names are left alone.
+ *
+ * only, except: patterns of names below module, as of kn_state_dict: the others stay as they are.
+ *
+ * renames: the first that matches counts; before .prefix. rename, in its place: the name as which
+ * this one is looked for, in memory of the program's; NULL: it is left out. The same on all ranks.
+ *
+ * not_strict: loads the names that fit; without a .report at least one must. Else one that doesn't
+ * is an error. skip_mismatched: what has another shape, or isn't of floats where floats are wanted,
+ * or reversely, stays as it is; else that is an error, also with .not_strict. report is filled in,
+ * also where the load fails; kn_load_report_free.
+ *
+ * keep_options: an optimizer's rate, groups and constants stay as they are. Its steps are loaded
+ * where all of its parameters have as many. */
+#define KN_LOAD_OPTIONS                                                                            \
+    const char *prefix;                                                                            \
+    const char *only, *except;                                                                     \
+    const kn_rename *renames; /* [rename_count] */                                                 \
+    int rename_count;                                                                              \
+    const char *(*rename)(const char *name, void *arg);                                            \
+    void *rename_arg;                                                                              \
+    bool not_strict, skip_mismatched;                                                              \
+    kn_load_report *report;                                                                        \
+    bool keep_options
 
 typedef struct kn_load_state_dict_options {
     size_t _size;
     struct kn_guard *_positional;
-    const char *prefix; /* names with it are loaded; the others are left alone */
-    /* Loads what fits; without a .report at least one name must. Else a name that doesn't fit is an
-     * error. */
-    bool not_strict;
-    kn_load_report *report; /* filled in, also where the load fails; kn_load_report_free */
+    KN_LOAD_OPTIONS;
     /* Rank 0's whole tensors are dealt out, one at a time; the others give NULL as the state. */
     bool from_rank0;
-    kn_ema *ema; /* module: fills the averages, and the parameters without one */
-    /* Optimizer: its steps, rate and groups stay as they are; only tensors are loaded. */
-    bool keep_options;
+    kn_ema *ema;   /* module: fills the averages, and the parameters without one */
     kn_comm *comm; /* as of kn_state_dict */
 } kn_load_state_dict_options;
 /* Fills module or optim, made with any sharding, from s, which stays the caller's. Floats are
- * converted to the dtype of the masters. Each rank cuts its part of whole tensors. An optimizer for
- * a part of a tree takes the names of that part. Ranks agree before anything is written, so every
- * rank calls it. */
+ * converted to the dtype of the masters. A frozen parameter's state is loaded where s has it. Each
+ * rank cuts its part of whole tensors. An optimizer for a part of a tree takes the names of that
+ * part. Ranks agree before anything is written, so every rank calls it. */
 KN_API bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_options o);
 #define kn_load_state_dict(module, s, ...)                                                         \
     kn_load_state_dict_(                                                                           \
@@ -206,7 +237,8 @@ KN_API bool kn_state_set_tensor(kn_state *s, const char *name, const kn_tensor *
 KN_API int64_t kn_state_int(const kn_state *s, const char *name);
 KN_API double kn_state_number(const kn_state *s, const char *name); /* of an int, too */
 KN_API const char *kn_state_text(const kn_state *s, const char *name);
-/* On the CPU: whole, or of a sharded or local state this rank's part, 1-d. */
+/* On the CPU: whole, or of a sharded or local state this rank's part, 1-d. Of files it is read
+ * here. */
 KN_API kn_tensor *kn_state_tensor(const kn_state *s, const char *name);
 KN_API bool kn_state_remove(kn_state *s, const char *name);
 /* Moves all of other into s and frees other. A name in both with another value is an error; then
@@ -222,8 +254,11 @@ KN_API bool kn_state_rekey(kn_state *s, void *module, kn_state_keys keys, const 
 /* One .safetensors file with all tensors and values, by this process alone: rank 0 has a full
  * state. An interrupted save leaves the old file whole. */
 KN_API bool kn_state_save(const kn_state *s, const char *path);
-/* The same of any .safetensors file, PyTorch's and Hugging Face's too. The caller frees the result;
- * NULL with an error. */
+/* The same of any .safetensors file, PyTorch's and Hugging Face's too; of a folder of them, of
+ * which model.safetensors.index.json says which belong together where it is there; or of such an
+ * index. Reads headers only: a tensor's bytes are read when it is wanted, by a load only this
+ * rank's part of them. The files stay as they are until then, and one thread at a time uses the
+ * state. The caller frees the result; NULL with an error. */
 KN_API kn_state *kn_state_open(const char *path);
 
 #ifdef __cplusplus

@@ -3,13 +3,18 @@
 #define KNAP_STATE_DICT_INTERNAL_H
 
 #include "state/dict.h"
+#include <jansson.h>
+#include "optim/optim_internal.h"
 #include "state/entries.h"
+#include "state/pieces.h"
 
 typedef struct kn_state_item {
     char *name; /* owned */
     kn_state_value type;
     /* a tensor */
-    kn_tensor *tensor; /* owned; whole, or this rank's part, 1-d; NULL: another rank has it */
+    kn_tensor *tensor; /* owned; whole, or this rank's part, 1-d; NULL: it lies elsewhere */
+    kn_pieces *files;  /* a reference: there, or nowhere else, as tensor number piece */
+    int piece;
     kn_dtype dtype;
     int ndim;
     int64_t shape[KN_MAX_DIMS]; /* of the whole */
@@ -22,6 +27,7 @@ typedef struct kn_state_item {
     int64_t whole_number;
     double number;
     char *text; /* owned */
+    int origin; /* in a list of names (kn_loading): the number of the item that it stands for */
 } kn_state_item;
 
 struct kn_state {
@@ -39,6 +45,10 @@ kn_state_item *kn_state_find(const kn_state *s, const char *name);
 /* Adds an item of that name, prefix + name, or empties the one that is there; NULL with an error.
  * It stays at its place until the next one is added. */
 kn_state_item *kn_state_add(kn_state *s, const char *prefix, const char *name);
+/* The item's tensor, read from its files where it still lies there; NULL with an error. */
+kn_tensor *kn_state_item_tensor(kn_state_item *i);
+/* Adds the tensors of p, which stay in their files until they are wanted. */
+bool kn_state_add_pieces(kn_state *s, kn_pieces *p);
 /* prefix + name + (after: "." + after) in memory of the caller's; NULL with an error. */
 char *kn_state_join(const char *prefix, const char *name, const char *after);
 /* A tensor's bytes for s: row-major host memory; not filled. NULL with an error. */
@@ -70,6 +80,7 @@ typedef struct kn_flats {
     int64_t room;
 } kn_flats;
 bool kn_flats_list(kn_flats *f, kn_module *module, const char *prefix);
+bool kn_flats_hold(const kn_flats *f, const kn_bucket *b);
 void kn_flats_free(kn_flats *f);
 bool kn_flats_take(const kn_flats *f, kn_state *s, kn_dtype dtype);
 /* Room for load's conversion; may be NULL where the dtype is the master's. */
@@ -79,14 +90,6 @@ uint64_t kn_entry_split(const kn_entry *e);
 
 /* ---- optim_values.c -------------------------------------------------------------------------- */
 
-/* The numbers of an optimizer's dictionary: of each parameter that it steps "<parameter>.step",
- * ".lr", ".lr_mul" and ".weight_decay". */
-bool kn_optim_values_take(kn_state *s, const kn_optim *o, const char *prefix);
-typedef struct kn_optim_values {
-    int64_t steps;
-    double lr, *lr_mul, *weight_decay; /* [parameters]; owned */
-    bool any;
-} kn_optim_values;
 typedef struct kn_names {
     char **list; /* ends with NULL; owned */
     int count;
@@ -94,14 +97,29 @@ typedef struct kn_names {
 } kn_names;
 bool kn_names_add(kn_names *n, const char *name);
 void kn_names_free(kn_names *n);
-/* Reads them; what isn't there comes into missing. False with an error where they contradict each
- * other. */
+/* The numbers of an optimizer's dictionary, of each parameter that all wants and that is no frozen
+ * group's: "<parameter>.step" (0: no step needed a state of it yet), ".lr", ".lr_mul",
+ * ".weight_decay" and the method's constants. */
+bool kn_optim_values_take(kn_state *s, const kn_optim *o, const char *prefix,
+                          const kn_entries *all);
+typedef struct kn_optim_values {
+    int64_t steps;                 /* below 0: unknown */
+    double lr;                     /* below 0: unknown */
+    double *lr_mul, *weight_decay; /* [parameters]; owned */
+    double constant[KN_OPTIM_CONSTANTS];
+    bool has[KN_OPTIM_CONSTANTS];
+} kn_optim_values;
+/* Takes the groups' numbers from o, which has n parameters. */
+bool kn_optim_values_own(kn_optim_values *v, const kn_optim *o, int n);
+/* Reads them; what isn't there of a trainable parameter comes into missing. False with an error
+ * where they contradict each other. keep: only the steps, where all parameters have as many. */
 bool kn_optim_values_read(kn_optim_values *v, const kn_state *s, const kn_optim *o,
-                          const char *prefix, kn_names *missing);
-bool kn_optim_values_set(const kn_optim_values *v, kn_optim *o); /* frees them, too */
+                          const char *prefix, const kn_entries *all, bool keep, kn_names *missing);
+bool kn_optim_values_set(const kn_optim_values *v, kn_optim *o);
 void kn_optim_values_free(kn_optim_values *v);
-/* True if o steps its parameter number i and so keeps numbers of it. */
-bool kn_optim_steps_param(const kn_optim *o, const kn_param *p, int i);
+/* Whether s says that no step needed a state yet of param, number i of o. */
+bool kn_optim_values_unstepped(const kn_state *s, const char *prefix, const char *param,
+                               const kn_optim *o, int i);
 
 /* ---- share.c --------------------------------------------------------------------------------- */
 
@@ -109,7 +127,10 @@ bool kn_optim_steps_param(const kn_optim *o, const kn_param *p, int i);
  * caller frees it. */
 kn_state *kn_state_header(const kn_state *s, kn_comm *comm, int root);
 /* The values of s as a JSON object, NULL with an error; and back into s. */
+json_t *kn_state_values_json(const kn_state *s);
 char *kn_state_values_text(const kn_state *s); /* to be freed with free */
 bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where);
+/* The same of an object that was parsed. */
+bool kn_state_values_add(kn_state *s, json_t *object, const char *where);
 
 #endif

@@ -5,6 +5,7 @@
 #include "fsdp/build.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
+#include "optim/optim_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -41,8 +42,12 @@ bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm)
     if (!kn_ok() || !kn_impl(module, "state"))
         return false;
     e->comm = comm ? comm : kn_entries_comm(module, NULL);
+    if (!kn_ok())
+        return false;
+    const char *path = kn_module_path(module);
+    e->below = *path ? strlen(path) + 1 : 0;
     e->module = module;
-    return kn_ok() && kn_module_full_buffers(module, true);
+    return kn_module_full_buffers(module, true);
 }
 
 bool kn_entries_end(kn_entries *e)
@@ -55,16 +60,25 @@ bool kn_entries_end(kn_entries *e)
     return ok && kn_ok();
 }
 
+bool kn_entries_want(const kn_entries *e, const char *name)
+{
+    name += strlen(name) > e->below ? e->below : 0;
+    return (!e->only || kn_matched(e->only, name)) && !(e->except && kn_matched(e->except, name)) &&
+           kn_ok();
+}
+
 /* Adds e, named "before.after", or "before" where after is NULL, and then by the group. */
 static bool add(kn_entries *all, kn_entry e, const char *before, const char *after,
                 const char *group)
 {
-    size_t n = strlen(before) + (after ? strlen(after) : 0) + strlen(group) + 2;
+    const char *label = all->label ? all->label : "";
+    size_t n = strlen(label) + strlen(before) + (after ? strlen(after) : 0) + strlen(group) + 3;
     char *name =
         kn_host_grow(&all->list, &all->room, all->count + 1, sizeof e) ? kn_host_alloc(n) : NULL;
     if (!name)
         return false;
-    snprintf(name, n, "%s%s%s%s", before, after ? "." : "", after ? after : "", group);
+    snprintf(name, n, "%s%s%s%s%s%s", label, all->label ? "/" : "", before, after ? "." : "",
+             after ? after : "", group);
     e.name = name;
     e.plain = *group ? strlen(name) - strlen(group) : 0;
     all->list[all->count++] = e;
@@ -119,26 +133,27 @@ static bool find_group(const kn_entries *all, const kn_param *p, const kn_bucket
                    p->name, unit, ranks);
 }
 
-/* tensor: cut as p, with values of the given kind. */
-static bool add_param(kn_entries *all, const kn_param *p, int i, kn_tensor *tensor,
-                      kn_entry_kind kind, const char *after)
+/* tensor: cut as p, with values of the given kind; NULL: like the master, and not made yet. */
+static bool add_param(kn_entries *all, const kn_param *p, kn_tensor *tensor, kn_entry e,
+                      const char *name, const char *after)
 {
     kn_bucket *b = kn_bucket_of(p);
     char group[80];
-    if (!tensor || !find_group(all, p, b, group, sizeof group))
-        return false;
+    if (!kn_entries_want(all, name) || !find_group(all, p, b, group, sizeof group))
+        return kn_ok();
     if (b && b->unit->summoned)
         return kn_fail("state: '%s' is summoned, and its whole values may be others than those of "
                        "the shards; end the scope first",
                        p->name);
-    kn_entry e = { .kind = kind, .dtype = kn_dtype_of(tensor), .param = i, .bucket = b };
+    e.dtype = kn_dtype_of(tensor ? tensor : p->master);
+    e.bucket = b;
     e.ndim = kn_ndim(p->tensor);
     memcpy(e.shape, kn_shape(p->tensor), (size_t)e.ndim * sizeof *e.shape);
     e.index = p->index;
+    e.handle = p->tensor;
     e.tensor = tensor;
-    e.state = kind == KN_ENTRY_STATE ? after : NULL;
     e.part = part_of(&e, b ? b->shard : 0);
-    return add(all, e, p->name, after, group);
+    return add(all, e, name, after, group);
 }
 
 /* The values of parameter i that are wanted. While the averages are swapped in they are what the
@@ -155,14 +170,47 @@ static bool is_of(const kn_entries *all, const kn_ema *ema)
            (kn_ok() && kn_fail("state: .ema was made for another module"));
 }
 
+static bool has(const kn_entries *all, const kn_tensor *handle, kn_entry_kind kind)
+{
+    bool found = false;
+    for (int i = 0; i < all->count && !found; i++)
+        found = all->list[i].kind == kind && all->list[i].handle == handle;
+    return found;
+}
+
+/* The parameters that m shares and that a module outside of the list's declared. */
+static bool add_shared_of(kn_module *m, void *arg)
+{
+    kn_entries *all = arg;
+    const kn_module_impl *impl = m->impl;
+    const kn_param *p;
+    bool ok = true;
+    for (int i = 0; ok && i < impl->params; i++) {
+        const kn_param_entry *own = &impl->param[i];
+        if (own->owner || has(all, own->tensor, KN_ENTRY_PARAM))
+            continue;
+        const int n = kn_params(kn_impl_root(m->impl)->self, &p);
+        char *name = kn_param_path(impl, own);
+        ok = n > 0 && name;
+        for (int k = 0; ok && k < n; k++)
+            ok = p[k].tensor != own->tensor ||
+                 add_param(all, &p[k], p[k].master, (kn_entry){ .kind = KN_ENTRY_PARAM }, name,
+                           NULL);
+        kn_host_free(name);
+    }
+    return ok;
+}
+
 bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
 {
     const kn_param *p;
     int n = kn_params(e->module, &p);
     bool ok = is_of(e, ema);
     for (int i = 0; ok && i < n; i++)
-        ok = add_param(e, &p[i], i, values_of(&p[i], i, ema, true), KN_ENTRY_PARAM, NULL);
-    return ok && kn_ok();
+        ok = add_param(e, &p[i], values_of(&p[i], i, ema, true),
+                       (kn_entry){ .kind = KN_ENTRY_PARAM }, p[i].name, NULL);
+    const bool whole_tree = !e->module->impl->parent; /* which declares all that it shares */
+    return ok && (whole_tree || kn_apply_modules(e->module, add_shared_of, e)) && kn_ok();
 }
 
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
@@ -172,20 +220,39 @@ bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
     bool ok = is_of(e, ema);
     for (int i = 0; ok && ema && i < n; i++)
         ok = !kn_ema_value(ema, i) ||
-             add_param(e, &p[i], i, values_of(&p[i], i, ema, false), KN_ENTRY_TRAINED, "trained");
+             add_param(e, &p[i], values_of(&p[i], i, ema, false),
+                       (kn_entry){ .kind = KN_ENTRY_TRAINED }, p[i].name, "trained");
+    return ok && kn_ok();
+}
+
+static bool add_optim(kn_entries *e, kn_optim *optim, bool all)
+{
+    const kn_param *p;
+    const char *state;
+    int n = kn_params(kn_optim_module(optim), &p);
+    bool ok = kn_ok() && kn_optim_unchanged(optim, p, n, "state");
+    for (int i = 0; ok && i < n; i++)
+        for (int k = 0; ok && (state = kn_optim_state_name_of(optim, i, k)); k++) {
+            const kn_entry entry = {
+                .kind = KN_ENTRY_STATE, .optim = optim, .param = i, .state = state
+            };
+            if (!kn_entries_want(e, p[i].name))
+                break;
+            kn_tensor *t =
+                all ? kn_optim_state_there(optim, i, state) : kn_optim_state(optim, i, state);
+            ok = kn_ok() && ((!t && !all) || add_param(e, &p[i], t, entry, p[i].name, state));
+        }
     return ok && kn_ok();
 }
 
 bool kn_entries_add_optim(kn_entries *e, const kn_optim *optim)
 {
-    const kn_param *p;
-    const char *state;
-    int n = kn_params(kn_optim_module(optim), &p);
-    bool ok = kn_ok();
-    for (int i = 0; ok && i < n; i++)
-        for (int k = 0; ok && p[i].trainable && (state = kn_optim_state_name_of(optim, i, k)); k++)
-            ok = add_param(e, &p[i], i, kn_optim_state(optim, i, state), KN_ENTRY_STATE, state);
-    return ok && kn_ok();
+    return add_optim(e, (kn_optim *)optim, false);
+}
+
+bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim)
+{
+    return add_optim(e, optim, true);
 }
 
 bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
@@ -195,18 +262,10 @@ bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-static bool listed(const kn_entries *all, const kn_tensor *buffer)
-{
-    bool found = false;
-    for (int i = 0; i < all->count && !found; i++)
-        found = all->list[i].kind == KN_ENTRY_BUFFER && all->list[i].tensor == buffer;
-    return found;
-}
-
 static bool add_buffer(kn_entries *all, kn_tensor *t, int rank, bool mine, const char *before,
                        const char *after)
 {
-    kn_entry e = { .kind = KN_ENTRY_BUFFER, .param = -1, .rank = rank, .index = -1 };
+    kn_entry e = { .kind = KN_ENTRY_BUFFER, .handle = t, .rank = rank, .index = -1 };
     e.dtype = kn_dtype_of(t);
     e.ndim = kn_ndim(t);
     memcpy(e.shape, kn_shape(t), (size_t)e.ndim * sizeof *e.shape);
@@ -218,16 +277,21 @@ static bool add_buffer(kn_entries *all, kn_tensor *t, int rank, bool mine, const
 static bool add_buffers_of(kn_module *m, void *arg)
 {
     kn_entries *all = arg;
-    const char *path = kn_module_path(m), *name;
-    for (int i = 0; i < kn_module_buffers(m); i++) {
-        kn_tensor *t = kn_module_buffer_at(m, i, &name);
+    const char *path = kn_module_path(m), *own;
+    bool ok = true;
+    for (int i = 0; ok && i < kn_module_buffers(m); i++) {
+        kn_tensor *t = kn_module_buffer_at(m, i, &own);
         if (t && !kn_module_buffer_saved(m, i))
             continue;
-        if (!t || (!listed(all, t) &&
-                   !add_buffer(all, t, 0, true, *path ? path : name, *path ? name : NULL)))
-            return false;
+        const size_t room = strlen(path) + strlen(own) + 2;
+        char *name = t ? kn_host_alloc(room) : NULL;
+        if (name)
+            snprintf(name, room, "%s%s%s", path, *path ? "." : "", own);
+        ok = name && (has(all, t, KN_ENTRY_BUFFER) || !kn_entries_want(all, name) ||
+                      add_buffer(all, t, 0, true, name, NULL));
+        kn_host_free(name);
     }
-    return true;
+    return ok && kn_ok();
 }
 
 bool kn_entries_add_buffers(kn_entries *e)

@@ -7,8 +7,7 @@
  *   ok = kn_entries_end(&e) && ok;
  *
  * Every rank has the same names in the same order, up to those of groups (.plain); the part is its
- * own. Nothing here communicates
- * except where "Collective" says so. */
+ * own. Nothing here communicates except where "Collective" says so. */
 #ifndef KNAP_STATE_ENTRIES_H
 #define KNAP_STATE_ENTRIES_H
 
@@ -37,13 +36,15 @@ typedef struct kn_entry {
     /* Their values: contiguous, borrowed from the module, optimizer or averages. A buffer: whole,
      * in any memory order; NULL where it is another rank's. */
     kn_tensor *tensor;
-    bool saver;        /* of the ranks that hold part, this one writes it (kn_entries_deal) */
-    int param;         /* number in kn_params; of a buffer -1 */
+    bool saver;              /* of the ranks that hold part, this one writes it (kn_entries_deal) */
+    const kn_tensor *handle; /* the parameter's or buffer's, by which its other names are known */
+    kn_optim *optim;   /* KN_ENTRY_STATE: whose; with .param it makes tensor where that is NULL */
+    int param;         /* its number among the optimizer's */
+    const char *state; /* which: kn_optim_state_name_of */
     int rank;          /* of a buffer: whose; 0 else */
     bool differs;      /* a buffer that isn't the same on all ranks (kn_entries_compare_buffers) */
     kn_bucket *bucket; /* that cuts it; NULL: it is whole on every rank */
     int index;         /* in bucket */
-    const char *state; /* KN_ENTRY_STATE: kn_optim_state_name_of */
 } kn_entry;
 
 typedef struct kn_entries {
@@ -52,6 +53,11 @@ typedef struct kn_entries {
     int64_t room;
     kn_module *module;
     kn_comm *comm; /* the ranks that hold module; NULL: this process alone */
+    size_t below;  /* what names lose to begin below module */
+    /* Patterns (kn_matched) of the parameters and buffers to list, and of those to leave out, by
+     * their names below; NULL: all, none. */
+    const char *only, *except;
+    const char *label; /* before the names of what is added next, with a '/'; NULL: nothing */
 } kn_entries;
 
 /* The ranks that hold module: those of its units, else otherwise. */
@@ -61,15 +67,23 @@ kn_comm *kn_entries_comm(void *module, kn_comm *otherwise);
  * forward may run. The caller ends the list after an error too. */
 bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm);
 bool kn_entries_end(kn_entries *e);
+/* Whether .only and .except want a parameter or buffer of that name from the root of the tree.
+ * False with an error where memory is out. */
+bool kn_entries_want(const kn_entries *e, const char *name);
 
-/* The parameters (shared ones once) and then the buffers. With ema, which was made for the module,
- * the averages of those parameters that have one. */
+/* The parameters (shared ones once, under their first name at or below the module) and then the
+ * buffers. With ema, which was made for the module, the averages of those parameters that have
+ * one. */
 bool kn_entries_add_model(kn_entries *e, const kn_ema *ema);
 bool kn_entries_add_params(kn_entries *e, const kn_ema *ema);
 bool kn_entries_add_buffers(kn_entries *e);
-/* The states of optim's trainable parameters; made where no step needed them yet. optim was made
- * for the module or for one at or below it, or around it. */
+/* The states of optim's parameters: of trainable ones also where no step needed them yet, of frozen
+ * ones where there are some. optim was made for the module or for one at or below it, or around
+ * it. */
 bool kn_entries_add_optim(kn_entries *e, const kn_optim *optim);
+/* All states that optim's parameters can have, to be loaded: .tensor is NULL of those that aren't
+ * there yet, and nothing is made. */
+bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim);
 /* What the parameters with an average train. */
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema);
 /* "<buffer>.rank<K>", K from 1 to ranks - 1, of each buffer in the list that .differs. Rank K holds

@@ -214,8 +214,12 @@ static bool gather_item(gathering *g, int item)
         const size_t bytes = (size_t)(h->numel > 0 ? h->numel : 0) * size;
         if (!sends(g, item, r))
             continue;
-        if (r == kn_rank(g->comm))
-            memcpy(g->sent, kn_array_of(kn_state_find(g->s, i->name)->tensor).data, bytes);
+        if (r == kn_rank(g->comm)) { /* of a file it is read here */
+            const kn_tensor *own = kn_state_item_tensor(kn_state_find(g->s, i->name));
+            if (!own)
+                return false;
+            memcpy(g->sent, kn_array_of(own).data, bytes);
+        }
         ok = g->ranks == 1 ||
              kn_broadcast(g->comm, g->sent, (int64_t)bytes, r, kn_compute_stream(KN_CPU), i->name);
         if (ok && to)

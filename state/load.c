@@ -1,5 +1,5 @@
-/* state/load.c: fills a module or an optimizer from a state dict. All that may fail comes first, on
- * every rank; ranks agree; then values are written. */
+/* state/load.c: fills a module or optimizers. All that may fail comes first, on every rank; ranks
+ * agree; then values are written. */
 #include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
 #include "state/load_internal.h"
@@ -14,10 +14,55 @@ static size_t item_bytes(const kn_state_item *i, int64_t numel)
     return (size_t)numel * kn_dtype_size(i->dtype);
 }
 
+/* What the names' item stands for on this rank; not where rank 0 alone has values. */
+static const kn_state_item *original(const kn_loading *l, const kn_state_item *i)
+{
+    const kn_source *x = l->source;
+    while (i < x->names->list || i >= x->names->list + x->names->count)
+        x++;
+    return &x->s->list[i->origin];
+}
+
+static const kn_state_item *item_of(const kn_loading *l, int at)
+{
+    return original(l, l->item[at]);
+}
+
 static bool same_part(kn_interval a, kn_interval b)
 {
     return a.start == b.start && a.count == b.count && a.blocks == b.blocks &&
            (a.blocks <= 1 || a.stride == b.stride);
+}
+
+/* Makes the states that will be filled. */
+static bool make_states(kn_loading *l)
+{
+    const kn_param *p;
+    for (int i = 0; i < l->all.count; i++) {
+        kn_entry *e = &l->all.list[i];
+        if (!l->item[i] || e->kind != KN_ENTRY_STATE || e->tensor)
+            continue;
+        const int n = kn_params(kn_optim_module(e->optim), &p);
+        l->made[i] = !kn_optim_state_there(e->optim, e->param, e->state);
+        if (e->param >= n || !kn_optim_make_state(e->optim, &p[e->param], e->param))
+            return false;
+        e->tensor = kn_optim_state_there(e->optim, e->param, e->state);
+    }
+    return true;
+}
+
+static void drop_states(kn_loading *l)
+{
+    for (int i = 0; l->made && i < l->all.count; i++)
+        if (l->made[i])
+            kn_optim_drop_state(l->all.list[i].optim, l->all.list[i].param);
+}
+
+/* From a file to where the values lie. */
+static bool goes_straight(const kn_loading *l, const kn_entry *e, const kn_state_item *i)
+{
+    return i && !l->dealt && !original(l, i)->tensor && i->dtype == e->dtype &&
+           kn_device_of(e->tensor) == KN_CPU && kn_is_contiguous(e->tensor);
 }
 
 /* Whether some rank needs elements of parts that others have. */
@@ -55,10 +100,10 @@ static bool make_room(kn_loading *l)
     for (int i = 0; i < l->all.count; i++) {
         const kn_entry *e = &l->all.list[i];
         const kn_state_item *item = l->item[i];
-        if (!item)
+        if (!e->tensor || (!item && !l->zero[i]) || goes_straight(l, e, item))
             continue;
-        const size_t all = item_bytes(item, kn_entry_numel(e));
-        const size_t some = item_bytes(item, kn_interval_numel(e->part));
+        const size_t all = item ? item_bytes(item, kn_entry_numel(e)) : 0;
+        const size_t some = item ? item_bytes(item, kn_interval_numel(e->part)) : 0;
         whole = all > whole ? all : whole;
         part = some > part ? some : part;
         converted = kn_entry_part_bytes(e) > converted ? kn_entry_part_bytes(e) : converted;
@@ -75,19 +120,47 @@ static bool make_room(kn_loading *l)
     return l->whole && l->sent && l->part && l->converted;
 }
 
+/* What reading the items' files needs: memory, and parts that are rectangles. */
+static bool ready_files(const kn_loading *l)
+{
+    kn_rectangle r[KN_MAX_RECTANGLES];
+    for (int i = 0; i < l->all.count; i++) {
+        const kn_entry *e = &l->all.list[i];
+        const kn_state_item *own =
+            l->item[i] && (!l->dealt || kn_rank(l->all.comm) == 0) ? item_of(l, i) : NULL;
+        if (own && own->files && !own->tensor && e->tensor &&
+            (!kn_pieces_ready(own->files) ||
+             kn_interval_rectangles(e->name, e->ndim, e->shape, e->part, r) < 0))
+            return false;
+    }
+    return true;
+}
+
+bool kn_loading_check(kn_loading *l)
+{
+    bool ok = kn_entries_may_write(&l->all, l->what) && kn_loading_match(l);
+    const bool fits = ok && kn_loading_fits(l);
+    kn_loading_report(l);
+    return fits && make_states(l) && find_travels(l) && ready_files(l) && make_room(l);
+}
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* This rank's bytes of an item. */
-static const char *bytes_of(const kn_loading *l, const kn_state_item *i)
+/* Elements of the item number `at` that lie here, from the first of part on, go to room, if they
+ * aren't there as they are; *values has them. */
+static bool read_here(const kn_loading *l, int at, kn_interval part, void *room,
+                      const char **values)
 {
-    const kn_state_item *own = l->s == l->names ? i : kn_state_find(l->s, i->name);
-    return kn_array_of(own->tensor).data;
+    const kn_state_item *own = item_of(l, at);
+    *values = own->tensor ? kn_array_of(own->tensor).data : room;
+    return own->tensor || kn_pieces_read(own->files, own->piece, part, room);
 }
 
 /* l->whole becomes the item on all ranks, from their parts. */
-static bool gather_item(kn_loading *l, const kn_state_item *i)
+static bool gather_item(kn_loading *l, int at)
 {
     kn_stream *s = kn_compute_stream(KN_CPU);
+    const kn_state_item *i = l->item[at];
     const size_t size = kn_dtype_size(i->dtype);
     bool ok = true;
     for (int r = 0; ok && r < i->shards; r++) {
@@ -97,7 +170,7 @@ static bool gather_item(kn_loading *l, const kn_state_item *i)
         if (!ok || bytes == 0)
             continue;
         if (r == kn_rank(l->all.comm))
-            memcpy(l->sent, bytes_of(l, i), bytes);
+            memcpy(l->sent, kn_array_of(item_of(l, at)->tensor).data, bytes);
         ok = kn_broadcast(l->all.comm, l->sent, (int64_t)bytes, r, s, i->name);
         if (ok)
             kn_interval_paste(part, l->whole, l->sent, size);
@@ -106,101 +179,135 @@ static bool gather_item(kn_loading *l, const kn_state_item *i)
 }
 
 /* *whole: the item's elements from the first on. */
-static bool whole_of(kn_loading *l, const kn_state_item *i, int64_t numel, const char **whole)
+static bool whole_of(kn_loading *l, int at, const char **whole)
 {
-    const int64_t bytes = (int64_t)item_bytes(i, numel);
+    const kn_state_item *i = l->item[at];
+    const kn_entry *e = &l->all.list[at];
+    const int64_t numel = kn_entry_numel(e), bytes = (int64_t)item_bytes(i, numel);
+    const kn_interval all = { .count = numel, .blocks = numel > 0, .stride = numel };
     *whole = l->whole;
     if (l->travels && i->shards > 1)
-        return gather_item(l, i);
-    if (!l->dealt) {
-        *whole = bytes_of(l, i);
-        return kn_ok();
+        return gather_item(l, at);
+    if (!l->dealt)
+        return read_here(l, at, all, l->whole, whole);
+    const char *values = NULL;
+    if (kn_rank(l->all.comm) == 0 && bytes > 0) {
+        if (!read_here(l, at, all, l->whole, &values))
+            return false;
+        if (values != l->whole)
+            memcpy(l->whole, values, (size_t)bytes);
     }
-    if (kn_rank(l->all.comm) == 0 && bytes > 0)
-        memcpy(l->whole, bytes_of(l, i), (size_t)bytes);
     return bytes == 0 || kn_comm_size(l->all.comm) < 2 ||
            kn_broadcast(l->all.comm, l->whole, bytes, 0, kn_compute_stream(KN_CPU), i->name);
 }
 
-static bool write_entry(kn_loading *l, const kn_entry *e, const kn_state_item *i)
+/* *from: this rank's part of the item, in its dtype. */
+static bool part_of(kn_loading *l, int at, const char **from)
 {
-    const kn_interval part = e->part;
-    const char *from;
-    if (i->shards > 1 && !l->travels) {
-        from = bytes_of(l, i);
-    } else if (!whole_of(l, i, kn_entry_numel(e), &from)) {
+    const kn_state_item *i = l->item[at];
+    const kn_interval part = l->all.list[at].part;
+    const kn_state_item *own = l->dealt ? NULL : item_of(l, at);
+    if ((i->shards > 1 && !l->travels) || (own && !own->tensor))
+        return read_here(l, at, part, l->part, from);
+    if (!whole_of(l, at, from))
         return false;
-    } else if (part.blocks == 1) {
-        from += item_bytes(i, part.start);
+    if (part.blocks == 1) {
+        *from += item_bytes(i, part.start);
     } else if (part.blocks > 1) {
-        kn_interval_cut(part, l->part, from, kn_dtype_size(i->dtype));
-        from = l->part;
+        kn_interval_cut(part, l->part, *from, kn_dtype_size(i->dtype));
+        *from = l->part;
     }
+    return true;
+}
+
+static bool write_entry(kn_loading *l, int at)
+{
+    const kn_entry *e = &l->all.list[at];
+    const kn_state_item *i = l->item[at];
+    const char *from;
+    if (!e->tensor)
+        return kn_ok();
+    if (goes_straight(l, e, i)) {
+        void *to = kn_entry_data(e);
+        return kn_ok() && read_here(l, at, e->part, to, &from) && kn_entry_write(e, to);
+    }
+    if (!part_of(l, at, &from))
+        return false;
     if (i->dtype != e->dtype) {
-        if (!kn_state_convert(l->converted, e->dtype, from, i->dtype, kn_interval_numel(part)))
+        if (!kn_state_convert(l->converted, e->dtype, from, i->dtype, kn_interval_numel(e->part)))
             return false;
         from = l->converted;
     }
     return kn_entry_write(e, from);
 }
 
-static bool write_all(kn_loading *l)
+static bool write_zeros(kn_loading *l, const kn_entry *e)
+{
+    if (!e->tensor)
+        return kn_ok();
+    memset(l->converted, 0, kn_entry_part_bytes(e));
+    return kn_entry_write(e, l->converted);
+}
+
+bool kn_loading_write(kn_loading *l)
 {
     bool ok = true;
     for (int i = 0; ok && i < l->all.count; i++)
-        ok = !l->item[i] || write_entry(l, &l->all.list[i], l->item[i]);
+        ok = l->item[i] ? write_entry(l, i) : l->zero[i] ? write_zeros(l, &l->all.list[i]) : true;
     for (int i = 0; ok && i < l->flats.count; i++)
-        ok = !l->flat[i] || kn_flat_write(&l->flats.list[i], l->flat[i], l->converted);
-    return ok && (!l->optim || l->o->keep_options || kn_optim_values_set(&l->values, l->optim)) &&
-           kn_ok();
-}
-
-/* ---- the whole ------------------------------------------------------------------------------- */
-
-static bool take_names(kn_loading *l)
-{
-    l->dealt = l->o->from_rank0 && l->all.comm;
-    const bool has = !l->dealt || kn_rank(l->all.comm) == 0;
-    if (has && !kn_given(l->s, l->what, "the state"))
-        return false;
-    if (!l->dealt) {
-        l->names = l->s;
-        return true;
+        ok = !l->flat[i] || kn_flat_write(&l->flats.list[i], original(l, l->flat[i]), l->converted);
+    for (int k = 0; ok && k < l->sources; k++) {
+        const kn_source *x = &l->source[k];
+        ok = !x->optim || kn_optim_values_set(&x->values, x->optim);
     }
-    l->s = has ? l->s : NULL;
-    for (int i = 0; l->s && i < l->s->count; i++)
-        if (l->s->list[i].flat || l->s->list[i].shards > 1)
-            kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full, or gather "
-                    "the parts (kn_state_gather)",
-                    l->s->list[i].name);
-    l->names = l->header = kn_ok() ? kn_state_header(l->s, l->all.comm, 0) : NULL;
-    return l->header != NULL;
+    return ok && kn_ok();
 }
 
-static bool run(kn_loading *l)
+bool kn_loading_end(kn_loading *l, bool ok)
 {
-    bool ok = kn_entries_may_write(&l->all, l->what) && take_names(l) && kn_loading_match(l);
-    const bool fits = ok && kn_loading_fits(l);
-    kn_loading_report(l);
-    ok = fits && find_travels(l) && make_room(l);
-    return kn_agree(l->all.comm, ok) && ok && (!l->travels || same_splits(l)) && write_all(l);
-}
-
-static bool end(kn_loading *l, bool ok)
-{
+    if (!ok)
+        drop_states(l);
     ok = kn_entries_end(&l->all) && ok && kn_ok();
     kn_loading_report(l);
     kn_flats_free(&l->flats);
-    kn_optim_values_free(&l->values);
-    kn_state_free(l->header);
-    kn_host_free(l->item);
-    kn_host_free(l->flat);
-    kn_host_free(l->used);
-    kn_host_free(l->whole);
-    kn_host_free(l->sent);
-    kn_host_free(l->part);
-    kn_host_free(l->converted);
+    for (int k = 0; k < l->sources; k++) {
+        kn_optim_values_free(&l->source[k].values);
+        kn_state_free(l->source[k].names);
+        kn_state_free(l->source[k].header);
+        kn_host_free(l->source[k].used);
+    }
+    void *const room[] = { l->item,  l->zero, l->made, l->flat,
+                           l->whole, l->sent, l->part, l->converted };
+    for (size_t i = 0; i < sizeof room / sizeof *room; i++)
+        kn_host_free(room[i]);
     return ok;
+}
+
+/* ---- state dicts ----------------------------------------------------------------------------- */
+
+static bool take_names(kn_loading *l, const kn_state *s)
+{
+    kn_source *x = l->source;
+    l->dealt = l->o->from_rank0 && l->all.comm;
+    const bool has = !l->dealt || kn_rank(l->all.comm) == 0;
+    if (has && !kn_given(s, l->what, "the state"))
+        return false;
+    x->s = has ? s : NULL;
+    for (int i = 0; l->dealt && has && i < s->count; i++)
+        if (s->list[i].flat || s->list[i].shards > 1)
+            return kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full, or "
+                           "gather the parts (kn_state_gather)",
+                           s->list[i].name);
+    x->header = l->dealt ? kn_state_header(x->s, l->all.comm, 0) : NULL;
+    return (!l->dealt || x->header) && kn_source_names(l, x, l->dealt ? x->header : s, NULL);
+}
+
+static bool run(kn_loading *l, const kn_state *s)
+{
+    l->source->end = l->all.count;
+    bool ok = kn_loading_options(l->o, l->what) && take_names(l, s) && kn_loading_check(l);
+    return kn_agree(l->all.comm, ok) && ok && (!l->travels || same_splits(l)) &&
+           kn_loading_write(l);
 }
 
 static bool is_averaged(kn_module *m, void *arg)
@@ -210,14 +317,22 @@ static bool is_averaged(kn_module *m, void *arg)
     return true;
 }
 
-/* What is written into the module must be what it trains. */
-static bool holds_own(kn_module_impl *m, const char *what)
+bool kn_loading_holds_own(kn_module_impl *m, const char *what)
 {
     bool averaged = false;
     kn_apply_modules(m->self, is_averaged, &averaged);
     for (const kn_module_impl *up = m->parent; up; up = up->parent)
         averaged = averaged || up->averaged;
     return !averaged || kn_fail("%s: the module holds averages: call kn_ema_swap before", what);
+}
+
+static void begin(kn_loading *l, const kn_load_state_dict_options *o)
+{
+    l->o = o;
+    l->sources = 1;
+    l->prefix = o->prefix ? o->prefix : "";
+    l->all.only = o->only;
+    l->all.except = o->except;
 }
 
 bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_options o)
@@ -228,11 +343,12 @@ bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_opt
     kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
     if (!m || (o.keep_options && !kn_fail("%s: .keep_options is for optimizers", what)))
         return false;
-    kn_loading l = { .what = what, .o = &o, .s = s };
-    l.below = *m->path ? strlen(m->path) + 1 : 0;
-    bool ok = (o.ema || holds_own(m, what)) && kn_entries_begin(&l.all, module, o.comm) &&
-              kn_entries_add_model(&l.all, o.ema) && run(&l);
-    return end(&l, ok);
+    kn_source source = { 0 };
+    kn_loading l = { .what = what, .source = &source };
+    bool ok = (o.ema || kn_loading_holds_own(m, what)) && kn_entries_begin(&l.all, module, o.comm);
+    begin(&l, &o);
+    ok = ok && kn_entries_add_model(&l.all, o.ema) && run(&l, s);
+    return kn_loading_end(&l, ok);
 }
 
 bool kn_load_optim_state_dict_(kn_optim *optim, const kn_state *s, kn_load_state_dict_options o)
@@ -244,7 +360,11 @@ bool kn_load_optim_state_dict_(kn_optim *optim, const kn_state *s, kn_load_state
         kn_ok() && kn_given(optim, what, "the optimizer") ? kn_optim_module(optim) : NULL;
     if (!m || (o.ema && !kn_fail("%s: .ema is for kn_load_state_dict", what)))
         return false;
-    kn_loading l = { .what = what, .o = &o, .s = s, .optim = optim };
-    bool ok = kn_entries_begin(&l.all, m, o.comm) && kn_entries_add_optim(&l.all, optim) && run(&l);
-    return end(&l, ok);
+    kn_source source = { .optim = optim };
+    kn_loading l = { .what = what, .source = &source };
+    bool ok = kn_entries_begin(&l.all, m, o.comm);
+    begin(&l, &o);
+    l.all.below = 0;
+    ok = ok && kn_entries_add_optim_all(&l.all, optim) && run(&l, s);
+    return kn_loading_end(&l, ok);
 }

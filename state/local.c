@@ -76,7 +76,7 @@ static bool add_unit(kn_flats *f, const kn_unit *u, size_t below, const char *pr
     return true;
 }
 
-static bool holds(const kn_flats *f, const kn_bucket *b)
+bool kn_flats_hold(const kn_flats *f, const kn_bucket *b)
 {
     bool found = false;
     for (int i = 0; i < f->count; i++)
@@ -98,7 +98,7 @@ bool kn_flats_list(kn_flats *f, kn_module *module, const char *prefix)
     const int n = kn_params(module, &p);
     for (int i = 0; ok && i < n; i++) {
         const kn_bucket *b = kn_bucket_of(&p[i]);
-        if (b && !holds(f, b))
+        if (b && !kn_flats_hold(f, b))
             ok = kn_fail("state: '%s' lies in unit '%s', which isn't at or below '%s': a local "
                          "state is of whole units",
                          p[i].name, kn_unit_name(b->unit), path);

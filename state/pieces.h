@@ -61,11 +61,15 @@ void kn_pieces_abandon(kn_pieces_writer *w);
 typedef struct kn_pieces kn_pieces;
 
 /* The tensors of all .safetensors files of a folder, of those that its model.safetensors.index.json
- * names where it has one, or of one file. Reads headers only. Checked: every header, that all files
- * carry the same id, and that the rectangles of each tensor cover it, each element once. NULL with
- * an error. Caller closes. */
+ * names where it has one, of those that an index names, or of one file. Reads headers only.
+ * Checked: every header, that all files carry the same id, and that the rectangles of each tensor
+ * cover it, each element once. NULL with an error. Caller closes. */
 kn_pieces *kn_pieces_open(const char *path);
+/* Whether there are such files at path: a folder, an index or a file of that ending. */
+bool kn_pieces_are_there(const char *path);
+kn_pieces *kn_pieces_ref(kn_pieces *p);                      /* one more close is due */
 void kn_pieces_close(kn_pieces *p);                          /* NULL is fine */
+const char *kn_pieces_values(const kn_pieces *p);            /* of a kn_state (JSON); NULL: none */
 const char *kn_pieces_id(const kn_pieces *p);                /* "" where the files have none */
 int kn_pieces_count(const kn_pieces *p);                     /* of tensors */
 const kn_piece *kn_pieces_tensor(const kn_pieces *p, int i); /* in the order of the files */
@@ -79,6 +83,8 @@ const kn_piece_file *kn_pieces_file(const kn_pieces *p, int i); /* by name in or
  * that they opened different files. */
 bool kn_pieces_glance(kn_pieces *p, uint64_t *sum);
 
+/* Takes the memory that reading needs, so that it takes none. */
+bool kn_pieces_ready(kn_pieces *p);
 /* Reads the elements of part of tensor i into to, contiguous, in the file's dtype. Only the bytes
  * that are wanted are read, each once. Where all of a file's rectangle is read, and the file has
  * checksums, its bytes must agree with them. */

@@ -14,8 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ENDING "safetensors"
-
 /* ---- one file's tensors ---------------------------------------------------------------------- */
 
 /* A rectangle as its header tells it, before those of a tensor come together. */
@@ -140,8 +138,10 @@ static bool read_file(reading *r, int file)
         return false;
     f->info.bytes = kn_safetensors_size(r->header);
     f->info.checksum = kn_safetensors_header_sum(r->header);
-    bool ok = read_id(r, file) && read_text(r, KN_SHARD_INFO, &r->info) &&
-              read_text(r, KN_SHARD_SUMS, &r->sums);
+    const char *values = kn_safetensors_meta(r->header, KN_SHARD_VALUES);
+    bool ok = !values || r->p->values || (r->p->values = kn_host_strdup(values));
+    ok = ok && read_id(r, file) && read_text(r, KN_SHARD_INFO, &r->info) &&
+         read_text(r, KN_SHARD_SUMS, &r->sums);
     for (int i = 0; i < kn_safetensors_count(r->header) && ok; i++)
         ok = read_tensor(r, file, i);
     json_decref(r->info);
@@ -269,9 +269,9 @@ static bool gather(reading *r)
     return sort_tensors(p);
 }
 
-/* ---- the folder ------------------------------------------------------------------------------ */
+/* ---- all of it ------------------------------------------------------------------------------- */
 
-static bool add_file(kn_pieces *p, const char *dir, const char *name)
+bool kn_indexed_add(kn_pieces *p, const char *dir, const char *name)
 {
     size_t room = (dir ? strlen(dir) + 1 : 0) + strlen(name) + 1;
     if ((p->files & (p->files - 1)) == 0) { /* a power of 2: full */
@@ -292,127 +292,6 @@ static bool add_file(kn_pieces *p, const char *dir, const char *name)
     return true;
 }
 
-static int compare_files(const void *x, const void *y)
-{
-    const kn_indexed_file *a = x, *b = y;
-    return strcmp(a->path, b->path);
-}
-
-static bool list_folder(kn_pieces *p, const char *dir)
-{
-    kn_folder_names n;
-    bool ok = kn_folder_names_read(&n, dir, NULL);
-    for (int64_t i = 0; ok && i < n.count; i++) {
-        const char *name = n.list[i].name, *dot = strrchr(name, '.');
-        if (dot && dot != name && strcmp(dot + 1, ENDING) == 0)
-            ok = add_file(p, dir, name);
-    }
-    kn_folder_names_free(&n);
-    if (ok && p->files == 0)
-        return kn_fail("%s: no file in this folder ends in .%s", dir, ENDING);
-    return ok;
-}
-
-/* "model-00002-of-00007.safetensors": the length before the numbers, 0 for other names. Names of
- * shards say how many files some rank wrote: others may have written fewer. */
-static size_t read_numbers(const char *name, int *file, int *files)
-{
-    char again[sizeof((kn_piece_file *)0)->name];
-    size_t n = strlen(name), end = strlen("-00002-of-00007." ENDING);
-    if (n <= end || strncmp(name, "shard-", 6) == 0 ||
-        sscanf(name + n - end, "-%5d-of-%5d", file, files) != 2)
-        return 0;
-    snprintf(again, sizeof again, "%.*s-%05d-of-%05d." ENDING, (int)(n - end), name, *file, *files);
-    return strcmp(again, name) == 0 ? n - end : 0;
-}
-
-/* Without an index a file's name alone tells that there are others: a model whose files were
- * written, or fetched, in part would pass for a whole one. */
-static bool check_numbers(kn_pieces *p, const char *dir)
-{
-    for (int i = 0, before = 0; i < p->files; i++) { /* in order of names */
-        int file = 0, files = 0, next = 0, of = 0;
-        const char *name = p->file[i].info.name;
-        size_t n = read_numbers(name, &file, &files);
-        bool last = i + 1 == p->files || read_numbers(p->file[i + 1].info.name, &next, &of) != n ||
-                    of != files || strncmp(p->file[i + 1].info.name, name, n) != 0;
-        if (n > 0 && (file != before + 1 || (last && file != files)))
-            return kn_fail("%s: %s is one of %d files, but not all of them are there, nor an index "
-                           "that says which belong together; the folder holds a part of a model",
-                           dir, name, files);
-        before = n > 0 && !last ? file : 0;
-    }
-    return true;
-}
-
-/* The files that the map of an index names, each once, and in this folder. */
-static bool list_map(kn_pieces *p, const char *dir, const char *path, json_t *map)
-{
-    const char *name;
-    json_t *file, *seen = json_object();
-    bool ok = seen || kn_fail_memory("%s could not be read", path);
-    if (!json_is_object(map) || json_object_size(map) == 0)
-        ok = kn_fail("%s: it has no weight_map of names and files", path);
-    json_object_foreach(map, name, file)
-    {
-        const char *text = json_string_value(file);
-        if (ok && (!text || !*text || strchr(text, '/')))
-            ok = kn_fail("%s: the file of \"%.200s\" is no name of a file in this folder", path,
-                         name);
-        if (ok && !json_object_get(seen, text))
-            ok = (json_object_set_new(seen, text, json_true()) == 0 ||
-                  kn_fail_memory("%s could not be read", path)) &&
-                 add_file(p, dir, text);
-    }
-    json_decref(seen);
-    return ok;
-}
-
-static bool check_map(const kn_pieces *p, const char *path, json_t *map)
-{
-    const char *name;
-    json_t *file;
-    json_object_foreach(map, name, file)
-    {
-        int i = kn_pieces_find(p, name);
-        if (i < 0 || strcmp(strrchr(p->file[p->tensor[i].part->file].path, '/') + 1,
-                            json_string_value(file)) != 0)
-            return kn_fail("%s: tensor \"%.200s\" isn't in the file %.200s that it names", path,
-                           name, json_string_value(file));
-    }
-    return true;
-}
-
-/* The map of a folder's index; NULL where it has none, or with an error. */
-static json_t *read_map(const char *dir, char **path)
-{
-    json_error_t e;
-    struct stat st;
-    size_t size, room = strlen(dir) + 64;
-    if (!(*path = kn_host_alloc(room)))
-        return NULL;
-    snprintf(*path, room, "%s/model.%s.index.json", dir, ENDING);
-    if (kn_look(*path, &st) <= 0)
-        return NULL;
-    if (!S_ISREG(st.st_mode) || st.st_size > SAFETENSORS_MAX_HEADER) {
-        kn_fail("%s: not a regular file of at most %u bytes", *path, SAFETENSORS_MAX_HEADER);
-        return NULL;
-    }
-    int fd = kn_open(*path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    char *text = fd >= 0 ? kn_file_copy(fd, *path, SAFETENSORS_MAX_HEADER, &size) : NULL;
-    json_t *map = NULL,
-           *index = text ? kn_json_parse(text, size, JSON_REJECT_DUPLICATES, *path, &e) : NULL;
-    kn_host_free(text);
-    if (fd < 0)
-        kn_fail_system("%s: cannot open: %m", *path);
-    else if (!index)
-        kn_fail("%s: %s in line %d", *path, e.text, e.line);
-    else if (!(map = json_incref(json_object_get(index, "weight_map"))))
-        kn_fail("%s: it has no weight_map of names and files", *path);
-    json_decref(index);
-    return map;
-}
-
 static bool index_files(kn_pieces *p)
 {
     reading r = { .p = p };
@@ -426,44 +305,35 @@ static bool index_files(kn_pieces *p)
     return ok;
 }
 
-static bool open_folder(kn_pieces *p, const char *dir)
-{
-    char *path = NULL;
-    json_t *map = read_map(dir, &path);
-    bool ok = kn_ok() && (map ? list_map(p, dir, path, map) : list_folder(p, dir));
-    if (p->files > 0)
-        qsort(p->file, (size_t)p->files, sizeof *p->file, compare_files);
-    ok =
-        ok && (map || check_numbers(p, dir)) && index_files(p) && (!map || check_map(p, path, map));
-    json_decref(map);
-    kn_host_free(path);
-    return ok;
-}
-
 kn_pieces *kn_pieces_open(const char *path)
 {
-    struct stat st;
+    json_t *map = NULL;
     kn_pieces *p = kn_ok() ? kn_host_calloc(1, sizeof *p) : NULL;
-    if (!p)
-        return NULL;
-    const int there = kn_look(path, &st);
-    bool ok = there > 0;
-    if (there == 0)
-        kn_fail("%s: cannot open: there is no such file or folder", path);
-    if (ok && S_ISDIR(st.st_mode))
-        ok = open_folder(p, path);
-    else if (ok)
-        ok = add_file(p, NULL, path) && index_files(p);
+    bool ok = p && kn_indexed_list(p, path, &map) && index_files(p) &&
+              (!map || kn_indexed_check(p, path, map));
+    json_decref(map);
     if (ok)
         return p;
     kn_pieces_close(p);
     return NULL;
 }
 
+kn_pieces *kn_pieces_ref(kn_pieces *p)
+{
+    p->refs++;
+    return p;
+}
+
+const char *kn_pieces_values(const kn_pieces *p)
+{
+    return p->values;
+}
+
 void kn_pieces_close(kn_pieces *p)
 {
-    if (!p)
+    if (!p || p->refs-- > 0)
         return;
+    kn_host_free(p->values);
     for (int i = 0; i < p->files; i++) {
         if (p->file[i].fd >= 0)
             close(p->file[i].fd);

@@ -3,6 +3,7 @@
 #define KNAP_STATE_PIECES_INTERNAL_H
 
 #include "state/pieces.h"
+#include <jansson.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -29,7 +30,9 @@ typedef struct kn_indexed_tensor {
 } kn_indexed_tensor;
 
 struct kn_pieces {
+    int refs; /* beside the first */
     char id[KN_CHECKPOINT_ID];
+    char *values; /* of the first file that has some */
     kn_indexed_file *file;
     int files, open;           /* how many are open */
     kn_indexed_tensor *tensor; /* in order of their first bytes in the files */
@@ -39,6 +42,13 @@ struct kn_pieces {
     char *room; /* for bytes on their way; NULL before the first */
 };
 
+/* Adds dir/name, or name where dir is NULL. */
+bool kn_indexed_add(kn_pieces *p, const char *dir, const char *name);
+/* pieces_folder.c: adds the files at path: of a folder, an index, or the one. *map: of their index,
+ * for the caller to drop, after an error too; NULL: there is none. */
+bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map);
+/* Whether each tensor of the map lies in its file. */
+bool kn_indexed_check(const kn_pieces *p, const char *path, json_t *map);
 /* Opens path, takes its identity, and remembers descriptors of the first files. */
 int kn_indexed_open(kn_pieces *p, int file);
 /* A copy of its descriptor, for the caller to close; -1 with an error. */

@@ -113,11 +113,16 @@ typedef struct batch {
 /* The room that all batches of p take turns with. */
 static bool batch_begin(batch *b, kn_pieces *p, int file, kn_checksum *sum)
 {
+    *b = (batch){ .path = p->file[file].path, .fd = kn_indexed_open(p, file), .sum = sum };
+    b->room = kn_pieces_ready(p) ? p->room : NULL;
+    return b->fd >= 0 && b->room;
+}
+
+bool kn_pieces_ready(kn_pieces *p)
+{
     if (!p->room)
         p->room = kn_host_alloc(PORTION);
-    *b = (batch){ .path = p->file[file].path, .fd = kn_indexed_open(p, file), .sum = sum };
-    b->room = p->room;
-    return b->fd >= 0 && b->room;
+    return p->room != NULL;
 }
 
 static bool read_batch(batch *b)

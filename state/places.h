@@ -41,7 +41,7 @@
 
 /* state/checkpoint.h */
 #define kn_checkpoint_save_(...)        KN_PLACE(kn_checkpoint_save_(__VA_ARGS__))
-#define kn_checkpoint_copy_bytes(...)   KN_PLACE(kn_checkpoint_copy_bytes(__VA_ARGS__))
+#define kn_checkpoint_copy_bytes_(...)  KN_PLACE(kn_checkpoint_copy_bytes_(__VA_ARGS__))
 #define kn_checkpoint_poll(...)         KN_PLACE(kn_checkpoint_poll(__VA_ARGS__))
 #define kn_checkpoint_finish(...)       KN_PLACE(kn_checkpoint_finish(__VA_ARGS__))
 #define kn_checkpoint_wait(...)         KN_PLACE(kn_checkpoint_wait(__VA_ARGS__))
@@ -54,6 +54,8 @@
 #define kn_checkpoint_config(...)       KN_PLACE(kn_checkpoint_config(__VA_ARGS__))
 #define kn_checkpoint_record(...)       KN_PLACE(kn_checkpoint_record(__VA_ARGS__))
 #define kn_checkpoint_file_data(...)    KN_PLACE(kn_checkpoint_file_data(__VA_ARGS__))
+#define kn_checkpoint_own(...)          KN_PLACE(kn_checkpoint_own(__VA_ARGS__))
+#define kn_checkpoint_own_ranks(...)    KN_PLACE(kn_checkpoint_own_ranks(__VA_ARGS__))
 #define kn_checkpoint_has(...)          KN_PLACE(kn_checkpoint_has(__VA_ARGS__))
 #define kn_checkpoint_describe(...)     KN_PLACE(kn_checkpoint_describe(__VA_ARGS__))
 #define kn_checkpoint_get(...)          KN_PLACE(kn_checkpoint_get(__VA_ARGS__))

@@ -22,12 +22,14 @@ static int param_by_name(const char *name, const kn_param *p, int n, size_t *len
     return best;
 }
 
-/* The same of a number. */
-static int param_by_number(const char *name, int n, size_t *length)
+/* The same of a number. "0.weight.exp_avg" is a name: behind a number comes what is kept. */
+static int param_by_number(const char *name, const kn_param *p, int n, size_t *length)
 {
     char *end;
+    size_t named;
     const long i = name[0] >= '0' && name[0] <= '9' ? strtol(name, &end, 10) : -1;
-    if (i < 0 || i >= n || *end != '.')
+    if (i < 0 || i >= n || *end != '.' ||
+        (strchr(end + 1, '.') && param_by_name(name, p, n, &named) >= 0))
         return -1;
     *length = (size_t)(end - name);
     return (int)i;
@@ -41,7 +43,7 @@ static char *rekeyed(const char *name, const char *prefix, const kn_param *p, in
     size_t length;
     char number[24];
     const int i = keys == KN_KEYS_INDEX ? param_by_name(below, p, n, &length)
-                                        : param_by_number(below, n, &length);
+                                        : param_by_number(below, p, n, &length);
     if (i < 0) {
         kn_fail("kn_state_rekey: '%s' begins with no %s of a parameter of the module, which has "
                 "%d",

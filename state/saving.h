@@ -28,6 +28,7 @@ typedef struct kn_saving_part {
 
 typedef struct kn_saving {
     kn_run_folder *folder;
+    kn_comm *holders;     /* of the module: the folder's ranks, maybe in another order */
     kn_folder_save place; /* on ranks after the first only .path and .saved.step */
     char id[KN_CHECKPOINT_ID];
     int rank;

@@ -6,9 +6,10 @@
 
 #include "state/pieces.h"
 
-#define KN_SHARD_INFO "DCP_SHARDING_INFO" /* keys of the metadata */
-#define KN_SHARD_SUMS "KNAP_XXH3"
-#define KN_SHARD_ID   "KNAP_ID"
+#define KN_SHARD_INFO   "DCP_SHARDING_INFO" /* keys of the metadata */
+#define KN_SHARD_SUMS   "KNAP_XXH3"
+#define KN_SHARD_ID     "KNAP_ID"
+#define KN_SHARD_VALUES "knap.values" /* of state_file.c */
 
 typedef struct kn_shard_file kn_shard_file;
 

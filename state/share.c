@@ -48,7 +48,7 @@ static bool no_json(const kn_state_item *i)
                               i->name);
 }
 
-char *kn_state_values_text(const kn_state *s)
+json_t *kn_state_values_json(const kn_state *s)
 {
     json_t *all = json_object();
     bool ok = all || kn_fail("state: no memory for its values");
@@ -56,32 +56,46 @@ char *kn_state_values_text(const kn_state *s)
         if (s->list[i].type != KN_STATE_TENSOR)
             ok = json_object_set_new(all, s->list[i].name, json_of(&s->list[i])) == 0 ||
                  no_json(&s->list[i]);
-    char *text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
+    if (ok)
+        return all;
     json_decref(all);
-    if (ok && !text)
+    return NULL;
+}
+
+char *kn_state_values_text(const kn_state *s)
+{
+    json_t *all = kn_state_values_json(s);
+    char *text = all ? kn_json_text(all, JSON_COMPACT) : NULL;
+    json_decref(all);
+    if (all && !text)
         kn_fail("state: no memory for its values");
     return text;
+}
+
+bool kn_state_values_add(kn_state *s, json_t *object, const char *where)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach(object, name, value)
+    {
+        if (kn_state_find(s, name))
+            return kn_fail("%s: '%s' is a tensor and a value", where, name);
+        kn_state_item *i = kn_state_add(s, NULL, name);
+        if (!i || !value_from(i, value))
+            return kn_ok() && kn_fail("%s: a value in it is no number or text", where);
+    }
+    return true;
 }
 
 bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where)
 {
     json_error_t error;
-    json_t *all = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, where, &error), *value;
-    const char *name;
+    json_t *all = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, where, &error);
     bool ok = json_is_object(all) || kn_fail("%s: its values are no JSON object (%s)", where,
                                              all ? "another" : error.text);
-    if (ok)
-        json_object_foreach(all, name, value)
-        {
-            if (kn_state_find(s, name))
-                ok = kn_fail("%s: '%s' is a tensor and a value", where, name);
-            kn_state_item *i = ok ? kn_state_add(s, NULL, name) : NULL;
-            ok = i && value_from(i, value);
-            if (!ok)
-                break;
-        }
+    ok = ok && kn_state_values_add(s, all, where);
     json_decref(all);
-    return ok || (kn_ok() && kn_fail("%s: a value in it is no number or text", where));
+    return ok;
 }
 
 /* ---- a rank's names -------------------------------------------------------------------------- */

@@ -2,20 +2,19 @@
  * JSON in its metadata. */
 #include "kernels/error_internal.h"
 #include "state/dict_internal.h"
+#include "state/shard_file.h"
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define VALUES "knap.values" /* their key in the metadata */
-
 /* What may be written: whole tensors. */
 static bool list_tensors(const kn_state *s, kn_safetensors_entry *list, int *count)
 {
     *count = 0;
     for (int i = 0; i < s->count; i++) {
-        const kn_state_item *item = &s->list[i];
+        kn_state_item *item = &s->list[i];
         if (item->type != KN_STATE_TENSOR)
             continue;
         if (item->flat || item->shards > 1)
@@ -25,7 +24,10 @@ static bool list_tensors(const kn_state *s, kn_safetensors_entry *list, int *cou
         *e = (kn_safetensors_entry){ .name = item->name, .dtype = item->dtype };
         e->ndim = item->ndim;
         memcpy(e->shape, item->shape, (size_t)e->ndim * sizeof *e->shape);
-        e->data = kn_array_of(item->tensor).data;
+        const kn_tensor *t = kn_state_item_tensor(item);
+        if (!t)
+            return false;
+        e->data = kn_array_of(t).data;
     }
     return kn_ok();
 }
@@ -41,41 +43,23 @@ bool kn_state_save(const kn_state *s, const char *path)
     int count;
     kn_safetensors_entry *list = kn_host_calloc((size_t)s->count, sizeof *list);
     char *values = list && list_tensors(s, list, &count) ? kn_state_values_text(s) : NULL;
-    const kn_safetensors_pair meta[] = { { "format", "pt" }, { VALUES, values } };
+    const kn_safetensors_pair meta[] = { { "format", "pt" }, { KN_SHARD_VALUES, values } };
     bool ok = values && kn_safetensors_save(path, list, count, meta, 2);
     kn_host_free(list);
     free(values);
     return ok;
 }
 
-static bool read_tensor(kn_state *s, kn_safetensors *f, const char *name)
-{
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *t = kn_safetensors_get(f, name);
-    kn_state_item *i = t ? kn_state_add(s, NULL, name) : NULL;
-    if (i) {
-        i->type = KN_STATE_TENSOR;
-        i->tensor = kn_keep(t);
-        i->dtype = kn_dtype_of(t);
-        i->ndim = kn_ndim(t);
-        memcpy(i->shape, kn_shape(t), (size_t)i->ndim * sizeof *i->shape);
-    }
-    kn_scope_end(scope);
-    return i && kn_ok();
-}
-
 kn_state *kn_state_open(const char *path)
 {
     if (!kn_ok() || !kn_given_path(path, "kn_state_open", "the path"))
         return NULL;
-    kn_safetensors *f = kn_safetensors_open(path);
-    kn_state *s = f ? kn_state_new() : NULL;
-    bool ok = s != NULL;
-    for (int i = 0; ok && i < kn_safetensors_count(f); i++)
-        ok = read_tensor(s, f, kn_safetensors_name(f, i));
-    const char *values = ok ? kn_safetensors_meta(f, VALUES) : NULL;
-    ok = ok && (!values || kn_state_values_parse(s, values, strlen(values), path));
-    kn_safetensors_close(f);
+    kn_pieces *p = kn_pieces_open(path);
+    kn_state *s = p ? kn_state_new() : NULL;
+    const char *values = p ? kn_pieces_values(p) : NULL;
+    const bool ok = s && kn_state_add_pieces(s, p) &&
+                    (!values || kn_state_values_parse(s, values, strlen(values), path));
+    kn_pieces_close(p);
     if (ok)
         return s;
     kn_state_free(s);

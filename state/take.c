@@ -11,8 +11,7 @@ typedef struct taking {
     kn_flats flats;
     kn_state *s;
     kn_state_kind kind;
-    bool here;    /* this rank gets the tensors */
-    size_t below; /* length of the path that names lose */
+    bool here; /* this rank gets the tensors */
     const char *prefix;
     kn_dtype dtype; /* of floats; KN_DTYPE_DEFAULT: their own */
     void *room;     /* for a tensor on its way */
@@ -26,7 +25,7 @@ static kn_dtype dtype_of(const taking *t, const kn_entry *e)
 /* Of a local state, another item holds it. */
 static bool left_out(const taking *t, const kn_entry *e)
 {
-    return t->flats.count > 0 && e->kind == KN_ENTRY_PARAM && e->bucket;
+    return e->kind == KN_ENTRY_PARAM && kn_flats_hold(&t->flats, e->bucket);
 }
 
 static bool add_item(taking *t, const kn_entry *e)
@@ -36,7 +35,7 @@ static bool add_item(taking *t, const kn_entry *e)
     const int before = t->s->count;
     kn_tensor *tensor =
         kn_state_tensor_new(dtype_of(t, e), full ? e->ndim : 1, full ? e->shape : &count);
-    kn_state_item *i = tensor ? kn_state_add(t->s, t->prefix, e->name + t->below) : NULL;
+    kn_state_item *i = tensor ? kn_state_add(t->s, t->prefix, e->name + t->all.below) : NULL;
     if (!i || t->s->count == before) {
         kn_tensor_free(tensor);
         return i && kn_fail("state: two tensors are called '%s'", i->name);
@@ -120,6 +119,9 @@ static bool begin(taking *t, const kn_module_impl *m, const kn_state_dict_option
     t->prefix = o->prefix;
     t->s = kn_state_new();
     bool ok = t->s && kn_entries_begin(&t->all, m->self, o->comm);
+    t->all.only = o->only;
+    t->all.except = o->except;
+    t->all.below = optim ? 0 : t->all.below;
     t->here = !rank0_only || kn_rank(t->all.comm) == 0;
     return ok;
 }
@@ -130,7 +132,8 @@ kn_state *kn_state_dict_(void *module, kn_state_dict_options o)
     const kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
     taking t = { 0 };
     bool ok = m && begin(&t, m, &o, false, what);
-    t.below = ok && *m->path ? strlen(m->path) + 1 : 0;
+    if (ok && t.kind == KN_STATE_LOCAL && (o.only || o.except))
+        ok = kn_fail("%s: .only and .except aren't for local states, which hold whole units", what);
     ok = ok && (t.kind != KN_STATE_LOCAL || kn_flats_list(&t.flats, module, o.prefix));
     if (ok && t.flats.count > 0 && o.ema)
         ok = kn_fail("%s: .ema isn't for local states, which hold units as they lie in memory",
@@ -147,6 +150,6 @@ kn_state *kn_optim_state_dict_(const kn_optim *optim, kn_state_dict_options o)
     const kn_module *m = ok ? kn_optim_module(optim) : NULL;
     ok = m && (!o.ema || kn_fail("%s: .ema is for kn_state_dict", what)) &&
          begin(&t, m->impl, &o, true, what) && kn_entries_add_optim(&t.all, optim) && run(&t) &&
-         (!t.here || kn_optim_values_take(t.s, optim, o.prefix));
+         (!t.here || kn_optim_values_take(t.s, optim, o.prefix, &t.all));
     return end(&t, ok);
 }

@@ -73,10 +73,14 @@ bool kn_entries_may_write(const kn_entries *e, const char *what)
         const kn_entry *at = &e->list[i];
         if (at->bucket && at->bucket->unit->summoned)
             return kn_fail("%s: '%s' is summoned; end the scope first", what, at->name);
-        if (at->kind == KN_ENTRY_BUFFER && at->tensor && kn_device_of(at->tensor) == KN_META)
+        const size_t bytes = at->tensor ? kn_entry_part_bytes(at) : 0;
+        const bool meta = at->tensor && kn_device_of(at->tensor) == KN_META;
+        if (meta && (at->kind == KN_ENTRY_BUFFER || !at->tensor->storage->data))
             return kn_fail("%s: '%s' lies on meta, where nothing has values; kn_materialize or "
                            "kn_fsdp_wrap gives it bytes",
                            what, at->name);
+        if (bytes > 0 && !kn_array_of(at->tensor).data) /* takes them, where it has none yet */
+            return false;
     }
     return kn_ok();
 }
@@ -85,6 +89,13 @@ bool kn_entries_may_write(const kn_entries *e, const char *what)
 static bool put(kn_tensor *t, kn_dtype dtype, const void *host, size_t bytes)
 {
     const kn_device d = kn_device_of(t);
+    if (d == KN_CPU && !kn_is_contiguous(t)) { /* takes no memory */
+        const kn_copy_args args = { .dst = kn_array_of(t),
+                                    .src = kn_array_make((void *)host, dtype, t->ndim, t->shape) };
+        kn_written(t);
+        return KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, args) &&
+               kn_stream_sync(kn_compute_stream(d));
+    }
     if (!kn_is_contiguous(t)) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *from = kn_from(dtype, KN_CPU, host, kn_ndim(t), kn_shape(t));

@@ -75,6 +75,7 @@ typedef struct kn_dtypes {
     kn_storage *storage[2];
     kn_dtype dtype[2];
     uint32_t version[2]; /* of the storages when both agreed */
+    int shown;           /* scopes that show it in full precision */
 } kn_dtypes;
 
 struct kn_tensor {

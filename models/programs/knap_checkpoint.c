@@ -44,8 +44,8 @@ static const char about[] =
     "                                  whole tensors for other programs: OUT/model.safetensors, "
     "or\n"
     "                                  several files with an index\n"
-    "DIR: the folder of a run (its newest checkpoint), of a checkpoint, or any folder or file of\n"
-    ".safetensors.\n"
+    "DIR: the folder of a run (its newest checkpoint), of a checkpoint, or any folder, index or\n"
+    "file of .safetensors.\n"
     "Example:\n"
     "  train_gpt --steps 200 --out run && knap-checkpoint verify run &&\n"
     "      knap-checkpoint merge run --out merged --shard-size 2GB";
@@ -67,23 +67,6 @@ typedef struct found {
     int parts;
 } found;
 
-static bool ends_in(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n > m && strcmp(name + n - m, end) == 0;
-}
-
-/* False also with an error, and where dir is no folder. */
-static bool has_tensors(const char *dir)
-{
-    kn_folder_names n;
-    bool has = false, there, ok = kn_folder_names_read(&n, dir, &there);
-    for (int64_t i = 0; ok && !has && i < n.count; i++)
-        has = ends_in(n.list[i].name, ".safetensors");
-    kn_folder_names_free(&n);
-    return has;
-}
-
 /* The folders in a checkpoint that hold tensors. */
 static bool list_parts(found *f, const char *dir, const char *only)
 {
@@ -94,7 +77,8 @@ static bool list_parts(found *f, const char *dir, const char *only)
         part *p = &f->part[f->parts];
         snprintf(p->path, sizeof p->path, "%s/%s", dir, name);
         snprintf(p->name, sizeof p->name, "%s", name);
-        f->parts += name[0] != '.' && (!only || strcmp(only, name) == 0) && has_tensors(p->path);
+        f->parts +=
+            name[0] != '.' && (!only || strcmp(only, name) == 0) && kn_pieces_are_there(p->path);
         ok = kn_ok();
     }
     kn_folder_names_free(&n);
@@ -143,7 +127,7 @@ static bool open_parts(found *f, const char *path, const char *only)
         return open_checkpoint(f, path, only);
     if (!kn_ok())
         return false;
-    if (!S_ISDIR(st.st_mode) || has_tensors(path)) {
+    if (!S_ISDIR(st.st_mode) || kn_pieces_are_there(path)) {
         if (only)
             return kn_fail("%s has no parts: leave out --part", path);
         snprintf(f->part[0].path, sizeof f->part[0].path, "%s", path);

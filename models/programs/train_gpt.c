@@ -178,8 +178,7 @@ static bool prepare(gpt_run *r)
         return false;
     if (s->run.ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->run.ema)))
         return false;
-    if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
-                                                     .scaler = t->scaler, .ema = t->ema)))
+    if (!t->optim || !training_load(t))
         return false;
     kn_seed((uint64_t)s->run.seed);
     kn_set_step(t->begin);

@@ -214,8 +214,7 @@ static bool prepare(image_run *r)
         return false;
     if (s->ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->ema)))
         return false;
-    if (!t->optim || (t->from && !kn_checkpoint_load(t->from, &r->model, .optim = t->optim,
-                                                     .scaler = t->scaler, .ema = t->ema)))
+    if (!t->optim || !training_load(t))
         return false;
     kn_seed((uint64_t)s->seed);
     kn_set_step(t->begin);

@@ -185,6 +185,12 @@ static bool begin_saving(training *t)
     return kn_ok();
 }
 
+bool training_load(training *t)
+{
+    return !t->from || kn_checkpoint_load(t->from, t->model, .optim = t->optim, .scaler = t->scaler,
+                                          .ema = t->ema, .keep_options = true);
+}
+
 bool training_begin(training *t)
 {
     const plan *p = &t->plan;

@@ -107,6 +107,9 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
 bool training_has_steps(const training *t, const settings *s, const char *option);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
+/* Fills the model, the optimizer, whose options are the settings', and what goes with them from
+ * t->from, if the run goes on. */
+bool training_load(training *t);
 /* Trains to the end of the plan, or until a request to stop. */
 bool training_run(training *t);
 /* Frees what the functions above made. */

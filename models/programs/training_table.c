@@ -50,7 +50,7 @@ static bool print_copy(const training *t)
     char a[32];
     if (!t->plan.async_save)
         return true;
-    int64_t bytes = kn_checkpoint_copy_bytes(t->model, t->optim, t->ema);
+    int64_t bytes = kn_checkpoint_copy_bytes(t->model, .optim = t->optim, .ema = t->ema);
     if (bytes >= 0 && first_rank(t))
         report_row("copy of a save", "%s on rank 0, while it is written",
                    report_bytes((double)bytes, a, sizeof a));

@@ -206,8 +206,22 @@ static int full_buffers(kn_comm *world, void *arg)
     EXPECT(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 3, 4, 5),
            "what it wrote is newer");
     EXPECT(kn_module_full_buffers(&m, true) && kn_module_full_buffers(&m, false) &&
+               shows(&m, KN_F32, 3, 4, 5) && kn_module_full_buffers(&m, false) &&
                kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 3, 4, 5),
            "twice");
+    for (int i = 0; i < 3; i++) { /* whatever shows them meanwhile */
+        const bool summons = i == 1;
+        s = (kn_summon_scope){ NULL };
+        EXPECT(summons ? (s = kn_summon(&m)).s != NULL : kn_module_full_buffers(&m, true), "open");
+        kn_state *state = i == 0 ? kn_state_dict(&m) : NULL;
+        EXPECT(i ? i == 1 ? kn_mean_buffers(&m, world) : kn_summon_end(kn_summon(&m))
+                 : state != NULL,
+               "within");
+        EXPECT(shows(&m, KN_F32, 3, 4, 5), "within %d they stay", i);
+        kn_state_free(state);
+        EXPECT(summons ? kn_summon_end(s) : kn_module_full_buffers(&m, false), "close");
+        EXPECT(shows(&m, KN_BF16, 3, 4, 5), "after %d", i);
+    }
     pair_free(&m);
     return !kn_ok();
 }

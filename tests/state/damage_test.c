@@ -311,7 +311,7 @@ static int own_module(kn_comm *world, void *arg)
     (void)arg;
     (void)world;
     EXPECT(net_init(&l, kn_comm_self()));
-    int64_t bytes = kn_checkpoint_copy_bytes(&l, NULL, NULL);
+    int64_t bytes = kn_checkpoint_copy_bytes(&l);
     EXPECT(bytes == 128 + 64, "%lld bytes", (long long)bytes);
     kn_module_free(&l);
     return 0;

@@ -260,7 +260,7 @@ static int in_the_background(kn_comm *world, void *arg)
     kn_run_folder *f = kn_run_folder_claim(dir);
     EXPECT(f && run_init(&r, KN_LAYOUT_FLAT) && train(&r, 0, 1));
     EXPECT(kn_checkpoint_poll(f) == KN_SAVE_NONE && kn_checkpoint_wait(f));
-    int64_t bytes = kn_checkpoint_copy_bytes(&r.n, r.optim, NULL);
+    int64_t bytes = kn_checkpoint_copy_bytes(&r.n, .optim = r.optim);
     for (int64_t step = 1; step < 4; step++) { /* the third waits for the second */
         EXPECT(whole(&r, then));
         EXPECT(kn_checkpoint_save(dir, &r.n, .optim = r.optim, .step = step, .folder = f,
