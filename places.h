@@ -328,6 +328,7 @@
 #define kn_scaler_free(...)          KN_PLACE(kn_scaler_free(__VA_ARGS__))
 #define kn_scale_loss(...)           KN_PLACE(kn_scale_loss(__VA_ARGS__))
 #define kn_scaler_step(...)          KN_PLACE(kn_scaler_step(__VA_ARGS__))
+#define kn_scaler_update(...)        KN_PLACE(kn_scaler_update(__VA_ARGS__))
 #define kn_scaler_get(...)           KN_PLACE(kn_scaler_get(__VA_ARGS__))
 #define kn_scaler_set(...)           KN_PLACE(kn_scaler_set(__VA_ARGS__))
 #define kn_schedule_at(...)          KN_PLACE(kn_schedule_at(__VA_ARGS__))

@@ -3,8 +3,9 @@
  * Backwards that follow each other are one run of numbers. The scale of
  * their losses goes with them, so a step knows what its gradients are to be divided by, and whether
  * one number does. */
-#include "autograd/autograd_internal.h"
+#include "autograd/passes.h"
 #include "kernels/memory_internal.h"
+#include "tensor/tensor_internal.h"
 #include <string.h>
 
 /* A gradient that no step ever consumes, and that only some backwards reach, would collect runs

@@ -1,5 +1,5 @@
-/* autograd/passes.h (private): sets of backwards, and the scale that multiplied their losses: what a
- * gradient carries (passes.c, scale.c). */
+/* autograd/passes.h (private): sets of backwards, and the scale that multiplied their losses: what
+ * a gradient carries (passes.c, scale.c). */
 #ifndef KNAP_AUTOGRAD_PASSES_H
 #define KNAP_AUTOGRAD_PASSES_H
 
