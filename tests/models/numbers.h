@@ -19,7 +19,7 @@ static struct fixture {
     kn_image_set *set;
     kn_tensor *pixels;
     kn_resnet net;
-    char path[256], picture[256], exported[256];
+    char path[256], picture[256], exported[256], saved[256];
 } in;
 
 /* ---- calls with one number ------------------------------------------------------------------- */
@@ -240,6 +240,15 @@ static void sample(kn_sample_options o)
     (void)kn_pretrained_save(in.exported, &in.net, .resnet = kn_resnet_config_of(&in.net),         \
                              __VA_ARGS__)
 
+#define LOADED(...)                                                                                \
+    kn_state *s = kn_state_dict(&in.l);                                                            \
+    (void)kn_load_state_dict(&in.l, s, __VA_ARGS__);                                               \
+    kn_state_free(s)
+#define OPENED(...)                                                                                \
+    kn_checkpoint *c = kn_checkpoint_open(in.saved, NULL);                                         \
+    (void)kn_checkpoint_load(c, &in.l, __VA_ARGS__);                                               \
+    kn_checkpoint_free(c)
+
 #define LAST_ROWS(X)                                                                               \
     X(kn_checkpoint_save_options, step, 0, (void)kn_checkpoint_save(in.path, &in.l, .step = v))    \
     X(kn_pretrained_save_options, side, 0, EXPORT(.side = v))                                      \
@@ -249,6 +258,11 @@ static void sample(kn_sample_options o)
     X(kn_checkpoint_save_options, keep, 0, (void)kn_checkpoint_save(in.path, &in.l, .keep = v))    \
     X(kn_checkpoint_save_options, file_count, 0,                                                   \
       (void)kn_checkpoint_save(in.path, &in.l, .file_count = v))                                   \
+    X(kn_checkpoint_save_options, optim_count, 0,                                                  \
+      (void)kn_checkpoint_save(in.path, &in.l, .optim_count = v))                                  \
+    X(kn_load_state_dict_options, rename_count, 0, LOADED(.rename_count = v))                      \
+    X(kn_checkpoint_load_options, rename_count, 0, OPENED(.rename_count = v))                      \
+    X(kn_checkpoint_load_options, optim_count, 0, OPENED(.optim_count = v))                        \
     X(kn_checkpoint_save_options, score, NEG | INF | NANS,                                         \
       (void)kn_checkpoint_save(in.path, &in.l, .score = v))                                        \
     X(kn_image_save_options, columns, 0, (void)kn_image_save(in.picture, in.image, .columns = v))  \

@@ -116,6 +116,8 @@ static void begin(void)
     const kn_resnet_config small = { .blocks = { 1 }, .classes = 1, .width = 1 };
     KN_CHECK(kn_resnet_init(&in.net, small, KN_F32, KN_META) && kn_materialize(&in.net, KN_CPU, 1));
     snprintf(in.exported, sizeof in.exported, "%s", temp_path("exported"));
+    snprintf(in.saved, sizeof in.saved, "%s", temp_path("saved"));
+    KN_CHECK(kn_checkpoint_save(in.saved, &in.l, .step = 1));
     snprintf(in.path, sizeof in.path, "%s", temp_path("numbers"));
     snprintf(in.picture, sizeof in.picture, "%s", temp_path("numbers.png"));
     KN_CHECK_OK();
