@@ -19,6 +19,7 @@ typedef struct kn_source {
     kn_state *names;   /* as they are looked for, without tensors; .origin is in s; owned */
     bool *used;        /* [names->count] */
     kn_optim *optim;   /* whose states are among the entries; NULL: none's */
+    bool rest;         /* among names of optimizers that have names: those of none */
     bool no_values;    /* there are no numbers of it, and .values is what it gets */
     kn_optim_values values;
     int first, end; /* its entries */

@@ -243,7 +243,7 @@ static bool list_unexpected(kn_loading *l, const kn_source *x)
         const kn_state_item *item = &x->names->list[i];
         const char *name = kn_state_below(item->name, l->prefix);
         if (x->used[i] || !name || item->type != KN_STATE_TENSOR ||
-            kn_is_unsaved_buffer(l->all.module->impl, name))
+            kn_is_unsaved_buffer(l->all.module->impl, name) || (x->rest && strchr(item->name, '/')))
             continue;
         ok = (x->optim ? of_others(l, x, name) : unasked(l, name)) || of_other_group(l, name) ||
              kn_names_add(&l->unexpected, item->name);

@@ -145,13 +145,14 @@ static char *renamed(const kn_load_state_dict_options *o, const char *name, bool
 
 /* ---- the names of a source ------------------------------------------------------------------- */
 
-/* The name without that of its optimizer; NULL: another one's. */
+/* The name without that of its optimizer; NULL: another one's. One without a name has all names:
+ * those of modules may have a '/', too. */
 static const char *of_optim(const char *name, const char *optim)
 {
     const size_t n = optim ? strlen(optim) : 0;
-    if (!optim || (n == 0 && !strchr(name, '/')))
+    if (n == 0)
         return name;
-    return n > 0 && strncmp(name, optim, n) == 0 && name[n] == '/' ? name + n + 1 : NULL;
+    return strncmp(name, optim, n) == 0 && name[n] == '/' ? name + n + 1 : NULL;
 }
 
 static bool add(kn_loading *l, kn_source *x, const kn_state_item *from, int origin, const char *own)
@@ -180,6 +181,7 @@ static bool add(kn_loading *l, kn_source *x, const kn_state_item *from, int orig
 bool kn_source_names(kn_loading *l, kn_source *x, const kn_state *from, const char *optim)
 {
     bool ok = (x->names = kn_state_new()) != NULL;
+    x->rest = optim && !*optim;
     for (int i = 0; ok && i < from->count; i++) {
         const char *own = of_optim(from->list[i].name, optim);
         ok = !own || add(l, x, &from->list[i], i, own);

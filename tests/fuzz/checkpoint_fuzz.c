@@ -37,6 +37,19 @@ static void write_tensors(void)
     fuzz_file("tokenizer.json", tokenizer, sizeof tokenizer - 1);
 }
 
+/* Objects of each rank. */
+static void read_own(const kn_checkpoint *c)
+{
+    for (int r = 0; r < 3 && r < kn_checkpoint_own_ranks(c); r++) {
+        kn_state *s = kn_checkpoint_own(c, r);
+        kn_clear_error();
+        if (s)
+            kn_state_get(s, .random = true);
+        kn_clear_error();
+        kn_state_free(s);
+    }
+}
+
 static void load(const kn_checkpoint *c)
 {
     kn_linear l = { 0 };
@@ -45,6 +58,10 @@ static void load(const kn_checkpoint *c)
     if (kn_linear_init(&l, NULL, "", 2, 2) && (o = kn_adamw(&l, .lr = 1)) &&
         (scaler = kn_scaler_new(&l)))
         kn_checkpoint_load(c, &l, .optim = o, .scaler = scaler);
+    kn_clear_error();
+    const kn_named_optim gen = { "gen", o };
+    if (o)
+        kn_checkpoint_load(c, &l, .optims = &gen, .optim_count = 1, .not_strict = true);
     kn_clear_error();
     kn_checkpoint_load(c, &l);
     kn_clear_error();
@@ -75,6 +92,7 @@ KN_FUZZ(checkpoint, .factor = 800, .extra = 4 << 20)
         kn_tokenizer_free(kn_checkpoint_tokenizer(c));
         kn_clear_error();
         load(c);
+        read_own(c);
         kn_options_free(o);
     }
     kn_checkpoint_free(c);

@@ -172,6 +172,18 @@ def write_checkpoints():
     seed('checkpoint', 'whole', json.dumps(
         {**base, 'optimizer_steps': 2, 'tokenizer': 'byte', 'options': {'layers': '1', 'lr': '0.001'},
          'scaler': {'scale': 65536.0, 'good': 1, 'skipped': 0}}))
+    numbers = {'step': 2, 'lr': 0.5, 'lr_mul': 1.0, 'weight_decay': 0.1, 'beta1': 0.9, 'beta2': 0.99, 'eps': 1e-8}
+    values = {f'{before}{name}.{key}': x for before in ('', 'gen/') for name in ('weight', 'bias') for key, x in numbers.items()}
+    trained = {**base, 'optimizer_steps': 2, 'options': {}, 'tokenizer': None}
+    for name, more in (('values', values), ('values-differ', {**values, 'bias.step': 3, 'bias.lr': 0.25}),
+                       ('values-range', {**values, 'weight.beta1': 1.0, 'bias.beta1': 1.0}),
+                       ('values-huge', {**values, 'weight.step': (1 << 63) - 1, 'weight.lr': -1e308}),
+                       ('values-wrong', {**values, 'weight.step': 'two', 'weight.exp_avg': 1, 'bias.lr': [], '': 0})):
+        seed('checkpoint', name, json.dumps({**trained, 'values': more}))
+    seed('checkpoint', 'values-list', json.dumps({**trained, 'values': [values]}))
+    own = {'sample': 7, 'note': 'ä', 'share': 0.5}
+    for name, more in (('own', [own, {}, None]), ('own-object', own), ('own-wrong', [{'a': [1]}, 3, {'a': {}, 'b': None}])):
+        seed('checkpoint', name, json.dumps({**trained, 'own': more}))
 
 
 def write_pretrained():
@@ -235,6 +247,16 @@ def write_shards():
     seed('pieces', 'plain', b'model.safetensors\n' + plain)
     seed('pieces', 'index', b'a.safetensors\n' + plain + b'||model.safetensors.index.json\n' +
          b'{"metadata": {"total_size": 2}, "weight_map": {"w": "a.safetensors"}}')
+    name, index = 'model-0000%d-of-00002.safetensors', b'||model.safetensors.index.json\n'
+    two = name.encode() % 1 + b'\n' + plain + b'||' + name.encode() % 2 + b'\n' + plain.replace(b'"w"', b'"v"')
+    both = {'w': name % 1, 'v': name % 2}
+    for what, weights in (('two', both), ('swapped', {'w': name % 2, 'v': name % 1}), ('some', {'w': name % 1}),
+                          ('gone', {**both, 'x': 'gone.safetensors'}), ('more', {**both, 'x': name % 1}),
+                          ('outside', {**both, 'x': '../x.safetensors'}), ('itself', {'w': 'model.safetensors.index.json'}),
+                          ('number', {**both, 'x': 7}), ('none', {}), ('list', [both])):
+        seed('pieces', 'index-' + what, two + index + json.dumps({'weight_map': weights}).encode())
+    seed('pieces', 'index-twice', two + index + b'{"weight_map": {"w": "a", "w": "b"}}')
+    seed('pieces', 'index-cut', two + index + b'{"weight_map": {"w": "')
     huge = 1 << 62
     seed('pieces', 'huge', shard(first, {'w': ('U8', [0], [0], [huge])}, data))
     seed('pieces', 'huge-empty', shard(first, {'w': ('U8', [0, 1, 1], [0, 0, 0], [0, huge, huge])}, data))

@@ -9,6 +9,68 @@ typedef struct job {
     int row;
 } job;
 
+/* ---- names with a '/' ------------------------------------------------------------------------ */
+
+typedef struct slashed {
+    kn_module base;
+    kn_linear fc, other;
+} slashed;
+
+static kn_tensor *slashed_forward(kn_module *self, kn_tensor *x)
+{
+    slashed *m = (slashed *)self;
+    return kn_call(&m->other, kn_call(&m->fc, x));
+}
+
+static bool slashed_init(slashed *m, kn_comm *world, uint64_t seed)
+{
+    *m = (slashed){ 0 };
+    return kn_module_init(&m->base, slashed_forward) &&
+           kn_linear_init(&m->fc, &m->base, "down/fc", 3, 3, .device = KN_META) &&
+           kn_linear_init(&m->other, &m->base, "up", 3, 3, .device = KN_META) &&
+           kn_fsdp_wrap(m, world, .wrap_class = "linear", .seed = seed);
+}
+
+/* Row 0: one optimizer without a name; row 1: beside one whose name a module's begins with. */
+static int slashes(kn_comm *world, void *arg)
+{
+    const job *j = arg;
+    slashed m, other;
+    EXPECT(slashed_init(&m, world, 1) && slashed_init(&other, world, 2), "init");
+    kn_optim *o = kn_adamw(&m, .lr = 0.1), *p = kn_adamw(&other, .lr = 1),
+             *a = kn_sgd(&m.other, .lr = 0.2, .momentum = 0.5),
+             *b = kn_sgd(&other.other, .lr = 2, .momentum = 0.5);
+    const kn_named_optim from = { "down", a }, to = { "down", b };
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; i <= j->row; i++)
+        EXPECT(kn_backward(
+                   kn_sum(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))), 0, NULL, false)) &&
+                   kn_step(i ? a : o),
+               "step");
+    kn_scope_end(scope);
+    EXPECT(kn_checkpoint_save(j->dir, &m, .optim = o, .optims = &from, .optim_count = j->row,
+                              .step = 1, .comm = world),
+           "save");
+    kn_checkpoint *c = kn_checkpoint_open(j->dir, world);
+    EXPECT(c && kn_checkpoint_load(c, &other, .optim = p, .optims = &to, .optim_count = j->row) &&
+               same_modules(&m, &other, o, p) && (!j->row || same_modules(&m, &other, a, b)),
+           "load");
+    kn_checkpoint_free(c);
+    kn_optim_free(o), kn_optim_free(p), kn_optim_free(a), kn_optim_free(b);
+    kn_module_free(&m), kn_module_free(&other);
+    return !kn_ok();
+}
+
+KN_TEST(several, names_of_modules_with_a_slash)
+{
+    for (int k = 0; k < 4; k++) {
+        job j = { .row = k % 2 };
+        snprintf(j.dir, sizeof j.dir, "%s", temp_path("run"));
+        on_threads(1 + k / 2, slashes, &j);
+        remove_temp();
+    }
+}
+
 /* ---- several optimizers ---------------------------------------------------------------------- */
 
 typedef struct opts {
