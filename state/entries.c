@@ -170,37 +170,6 @@ static bool is_of(const kn_entries *all, const kn_ema *ema)
            (kn_ok() && kn_fail("state: .ema was made for another module"));
 }
 
-static bool has(const kn_entries *all, const kn_tensor *handle, kn_entry_kind kind)
-{
-    bool found = false;
-    for (int i = 0; i < all->count && !found; i++)
-        found = all->list[i].kind == kind && all->list[i].handle == handle;
-    return found;
-}
-
-/* The parameters that m shares and that a module outside of the list's declared. */
-static bool add_shared_of(kn_module *m, void *arg)
-{
-    kn_entries *all = arg;
-    const kn_module_impl *impl = m->impl;
-    const kn_param *p;
-    bool ok = true;
-    for (int i = 0; ok && i < impl->params; i++) {
-        const kn_param_entry *own = &impl->param[i];
-        if (own->owner || has(all, own->tensor, KN_ENTRY_PARAM))
-            continue;
-        const int n = kn_params(kn_impl_root(m->impl)->self, &p);
-        char *name = kn_param_path(impl, own);
-        ok = n > 0 && name;
-        for (int k = 0; ok && k < n; k++)
-            ok = p[k].tensor != own->tensor ||
-                 add_param(all, &p[k], p[k].master, (kn_entry){ .kind = KN_ENTRY_PARAM }, name,
-                           NULL);
-        kn_host_free(name);
-    }
-    return ok;
-}
-
 bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
 {
     const kn_param *p;
@@ -209,8 +178,7 @@ bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
     for (int i = 0; ok && i < n; i++)
         ok = add_param(e, &p[i], values_of(&p[i], i, ema, true),
                        (kn_entry){ .kind = KN_ENTRY_PARAM }, p[i].name, NULL);
-    const bool whole_tree = !e->module->impl->parent; /* which declares all that it shares */
-    return ok && (whole_tree || kn_apply_modules(e->module, add_shared_of, e)) && kn_ok();
+    return ok && kn_ok();
 }
 
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
@@ -274,6 +242,14 @@ static bool add_buffer(kn_entries *all, kn_tensor *t, int rank, bool mine, const
     return add(all, e, before, after, "");
 }
 
+static bool has_buffer(const kn_entries *all, const kn_tensor *t)
+{
+    bool found = false;
+    for (int i = 0; i < all->count && !found; i++)
+        found = all->list[i].kind == KN_ENTRY_BUFFER && all->list[i].handle == t;
+    return found;
+}
+
 static bool add_buffers_of(kn_module *m, void *arg)
 {
     kn_entries *all = arg;
@@ -287,7 +263,7 @@ static bool add_buffers_of(kn_module *m, void *arg)
         char *name = t ? kn_host_alloc(room) : NULL;
         if (name)
             snprintf(name, room, "%s%s%s", path, *path ? "." : "", own);
-        ok = name && (has(all, t, KN_ENTRY_BUFFER) || !kn_entries_want(all, name) ||
+        ok = name && (has_buffer(all, t) || !kn_entries_want(all, name) ||
                       add_buffer(all, t, 0, true, name, NULL));
         kn_host_free(name);
     }

@@ -219,6 +219,8 @@ KN_TEST(frozen, an_optimizer_of_another_kind_is_refused)
     KN_CHECK(kn_load_optim_state_dict(p, s), "a state of before: %s", kn_error());
     KN_CHECK(kn_state_remove(s, "fc2.weight.exp_avg"));
     REFUSED(kn_load_optim_state_dict(p, s), "1 missing (fc2.weight.exp_avg)");
+    kn_freeze(&other.fc2, true);
+    KN_CHECK(kn_load_optim_state_dict(p, s), "which a frozen one needn't have: %s", kn_error());
     kn_state_free(s);
     kn_optim_free(o), kn_optim_free(p);
     kn_module_free(&m), kn_module_free(&other);

@@ -53,7 +53,9 @@ static const char *swapped(const char *name, void *arg)
 static const kn_rename swap[] = { { "a.*", "b.*" }, { "b.*", "a.*" } },
                        only_a[] = { { "a.*", "b.*" }, { "b.*", NULL } },
                        twice[] = { { "a.*", "b.*" } },
-                       stars[] = { { "*.w*gh*", "*.w*gh*" }, { "*.bi*", "*.bi*" } };
+                       stars[] = { { "a*w*gh*", "b*w*gh*" },
+                                   { "a*bi*", "b*bi*" },
+                                   { "b.*", "a.*" } };
 
 /* After the load, A and B are the other's layers: 'a', 'b' of what was stored, or '.' as before. */
 typedef struct row {
@@ -71,7 +73,7 @@ static const row rows[] = {
     { .o = { .except = "*.bias" }, .now = "a.b." },
     { .o = { .only = "*.weight", .except = "a.*" }, .now = "..b." },
     { .o = { .renames = swap, .rename_count = 2 }, .now = "bbaa" },
-    { .o = { .renames = stars, .rename_count = 2 }, .now = "aabb" },
+    { .o = { .renames = stars, .rename_count = 3 }, .now = "bbaa" },
     { .o = { .renames = only_a, .rename_count = 2, .only = "b.*" }, .now = "..aa" },
     { .o = { .renames = only_a, .rename_count = 2 }, .text = "2 missing (a.weight, a.bias)" },
     { .o = { .renames = only_a, .rename_count = 2, .not_strict = true }, .now = "..aa" },
@@ -224,6 +226,12 @@ static int turned(kn_comm *world, void *arg)
     EXPECT(back && two_init(&m, back, j->w, KN_F32, false, 1) &&
                two_init(&other, world, j->w, KN_F32, false, 2),
            "init");
+    const float rank = (float)kn_rank(back);
+    kn_scope scope = kn_scope_begin();
+    EXPECT(kn_buffer(&m.b, "own", kn_from(KN_F32, KN_CPU, &rank, KN_SHAPE(1))) &&
+               kn_buffer(&other.b, "own", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1))),
+           "buffers");
+    kn_scope_end(scope);
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
     kn_run_folder *f = kn_run_folder_claim(j->dir, .comm = world);
     EXPECT(f && kn_checkpoint_save(j->dir, &m, .optim = o, .step = 1, .folder = f), "save");
@@ -231,6 +239,7 @@ static int turned(kn_comm *world, void *arg)
     kn_checkpoint *c = kn_checkpoint_open(j->dir, world);
     EXPECT(c && kn_checkpoint_load(c, &other) && same_modules(&m, &other, NULL, NULL), "load");
     EXPECT(kn_checkpoint_load(c, &m, .optim = o) && same_modules(&m, &other, NULL, NULL), "back");
+    EXPECT(*(const float *)kn_data(kn_module_buffer(&m.b, "own")) == rank, "its own buffer");
     kn_checkpoint_free(c);
     kn_optim_free(o);
     kn_module_free(&m), kn_module_free(&other);
