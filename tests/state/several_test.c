@@ -88,7 +88,7 @@ static bool opts_init(opts *x, net *m, int row, double lr)
     x->o[1] = kn_sgd(row == 1 ? (void *)m : &m->ln, .lr = lr / 2, .momentum = 0.5);
     x->o[2] = kn_lion(m, .lr = lr / 4);
     x->named[0] = (kn_named_optim){ "gen", x->o[0] };
-    x->named[1] = (kn_named_optim){ "disc.2", x->o[1] };
+    x->named[1] = (kn_named_optim){ "gen.2", x->o[1] };
     return kn_ok();
 }
 
@@ -216,8 +216,8 @@ KN_TEST(several, some_of_them)
     REFUSED(kn_checkpoint_load(c, &other, .optim = y.o[0]), "missing (wte.weight.exp_avg");
     y.named[0].name = "third";
     REFUSED(kn_checkpoint_load(c, &other, OPTIMS(y)), "missing");
-    y.named[0].name = "disc.2";
-    REFUSED(kn_checkpoint_load(c, &other, OPTIMS(y)), "two of .optims are called 'disc.2'");
+    y.named[0].name = "gen.2";
+    REFUSED(kn_checkpoint_load(c, &other, OPTIMS(y)), "two of .optims are called 'gen.2'");
     y.named[0].name = "a/b";
     REFUSED(kn_checkpoint_save(dir, &other, OPTIMS(y)), ".optims[0] is 'a/b'");
     y.named[0] = (kn_named_optim){ "none", NULL };
