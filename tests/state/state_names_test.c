@@ -124,6 +124,8 @@ KN_TEST(state_names, strict_tells_what_does_not_fit)
     REFUSED(kn_load_state_dict(&other, s), "1 missing (fc1.weight), 1 unexpected (fc3.weight), 1 "
                                            "mismatched (fc2.weight): it is f32[2,3], not "
                                            "f32[6,13]");
+    REFUSED(kn_load_state_dict(&other, s, .not_strict = true), "fit: 1 mismatched (fc2.weight)");
+    REFUSED(kn_load_state_dict(&other, s, .skip_mismatched = true), "1 missing (fc1.weight)");
     KN_CHECK(all_read_as(&other, &m));
     kn_state_free(s);
     kn_module_free(&m), kn_module_free(&other);
