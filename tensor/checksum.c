@@ -2,6 +2,7 @@
  * and nothing depends on the version of the library that is there when a program runs. */
 #define XXH_INLINE_ALL
 #include "tensor/checksum.h"
+#include <string.h>
 #include <xxhash.h>
 
 _Static_assert(sizeof(XXH3_state_t) + _Alignof(XXH3_state_t) - 1 <= sizeof(kn_checksum),
@@ -31,4 +32,9 @@ uint64_t kn_checksum_end(const kn_checksum *c)
 uint64_t kn_checksum_of(const void *data, size_t bytes)
 {
     return XXH3_64bits(data, bytes);
+}
+
+uint64_t kn_checksum_name(const char *name, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(name, strlen(name), seed);
 }

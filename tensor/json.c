@@ -1,7 +1,8 @@
 /* tensor/json.c: texts of JSON. jansson 2.14 collects each string and number in a buffer, and takes
  * no notice where that can't grow: it goes on without a character, or ends the program. So a parse
- * whose memory ran out goes on in memory that was taken before, enough for that buffer, and its
- * result is dropped. */
+ * whose memory ran out goes on in memory that was taken before, enough for that buffer and for the
+ * values that may still come, and its result is dropped. Ours ends a few characters later: it is
+ * told that the text does. */
 #include "tensor/json.h"
 #include "kernels/error_internal.h"
 
@@ -9,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Of the parse that runs on this thread. */
 static _Thread_local struct {
@@ -63,13 +65,30 @@ static size_t longest(const char *text, size_t size)
     return size - begin > most ? size - begin : most;
 }
 
-bool kn_json_watch(const char *text, size_t size, const char *where)
+enum {
+    CHUNK = 64,      /* characters that are given at a time */
+    PER_VALUE = 320, /* bytes: an object with a member in jansson 2.14; of as many as characters */
+};
+
+/* left: characters that may be parsed after memory ran out. */
+static bool watch_over(const char *text, size_t size, size_t left, const char *where)
 {
-    parse.size = 4 * longest(text, size) + 1024; /* the buffer doubles from 16 bytes on */
+    /* the buffer doubles from 16 bytes on */
+    parse.size = 4 * longest(text, size) + PER_VALUE * left + 1024;
     parse.used = 0;
     parse.ran_out = false;
     parse.room = malloc(parse.size);
     return parse.room || kn_fail_memory("%s could not be read", where);
+}
+
+bool kn_json_watch(const char *text, size_t size, const char *where)
+{
+    return watch_over(text, size, size, where);
+}
+
+bool kn_json_watch_next(const char *text, size_t size, const char *where)
+{
+    return watch_over(text, size, CHUNK, where);
 }
 
 bool kn_json_watched(const char *where)
@@ -79,16 +98,40 @@ bool kn_json_watched(const char *where)
     return !parse.ran_out || kn_fail_memory("%s could not be read", where);
 }
 
+typedef struct given {
+    const char *text;
+    size_t left;
+} given;
+
+static size_t give_chunk(void *to, size_t room, void *arg)
+{
+    given *g = arg;
+    size_t n = room < CHUNK ? room : CHUNK;
+    n = parse.ran_out ? 0 : n < g->left ? n : g->left;
+    memcpy(to, g->text, n);
+    g->text += n;
+    g->left -= n;
+    return n;
+}
+
+json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *where,
+                     json_error_t *e)
+{
+    given g = { text, size };
+    json_t *j = json_load_callback(give_chunk, &g, flags, e);
+    if (!parse.ran_out)
+        return j;
+    json_decref(j);
+    kn_fail_memory("%s could not be read", where);
+    return NULL;
+}
+
 json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
                       json_error_t *e)
 {
-    if (!kn_json_watch(text, size, where))
+    if (!kn_json_watch_next(text, size, where))
         return NULL;
-    json_t *j = json_loadb(text, size, flags, e);
-    if (parse.ran_out) {
-        json_decref(j);
-        j = NULL;
-    }
+    json_t *j = kn_json_next(text, size, flags, where, e);
     kn_json_watched(where);
     return j;
 }

@@ -16,6 +16,10 @@ json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *w
  * out. */
 bool kn_json_watch(const char *text, size_t size, const char *where);
 bool kn_json_watched(const char *where);
+/* kn_json_parse in parts: kn_json_watch_next, this for each part of the text, kn_json_watched. */
+bool kn_json_watch_next(const char *text, size_t size, const char *where);
+json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *where,
+                     json_error_t *e);
 
 /* json_dumps, which in jansson 2.14 goes on without an object's key where its buffer can't grow:
  * here the text is measured first. The caller frees it with free. NULL without an error: no memory,

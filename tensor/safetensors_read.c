@@ -2,6 +2,7 @@
  * checked against the format and the file's size before it is used. Bytes are read, not mapped: a
  * file that is cut meanwhile is an error; with a mapping it would be SIGBUS. */
 #include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
 #include "tensor/checksum.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/tensor_internal.h"
@@ -15,7 +16,7 @@
 #include <unistd.h>
 
 typedef struct entry {
-    const char *name; /* lies in the JSON tree */
+    const char *name; /* lies in the header */
     kn_dtype dtype;
     int ndim;
     int64_t shape[KN_MAX_DIMS];
@@ -29,10 +30,13 @@ struct kn_safetensors {
     size_t size;    /* of the file, when it was opened */
     size_t data_at; /* where the data begins in the file */
     uint64_t header_sum;
-    json_t *header;
-    int count;
+    char *header;   /* each tensor's name, in place of its JSON */
+    json_t *meta;   /* NULL: the header has none */
     entry *entries; /* in order of their data */
-    const entry **by_name;
+    int count;
+    int64_t room; /* of entries */
+    int *slot;    /* [slots] of a hash table over names: index in entries + 1, or 0 */
+    size_t slots; /* a power of two */
 };
 
 /* ---- the file ------------------------------------------------------------------------------ */
@@ -64,15 +68,6 @@ static bool check_file(kn_safetensors *f)
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-static bool parse_header(kn_safetensors *f, const char *text, size_t length)
-{
-    json_error_t e;
-    if (length == 0 || text[0] != '{')
-        return kn_fail("%s: not a safetensors file: the header does not begin with '{'", f->path);
-    f->header = kn_json_parse(text, length, JSON_REJECT_DUPLICATES, f->path, &e);
-    return f->header || kn_fail("%s: bad header: %s at byte %d", f->path, e.text, e.position);
-}
-
 /* Its length, then the JSON. */
 static bool read_header(kn_safetensors *f)
 {
@@ -91,27 +86,26 @@ static bool read_header(kn_safetensors *f)
         return kn_fail("%s: truncated: the header has %llu bytes, the file only %llu after its "
                        "length: fetch or save it again",
                        f->path, (unsigned long long)length, (unsigned long long)room);
-    char *text = kn_host_alloc((size_t)length + 1);
-    bool ok = text && read_at(f, text, (size_t)length, 8) && parse_header(f, text, (size_t)length);
-    if (ok) {
-        kn_checksum sum;
-        kn_checksum_begin(&sum);
-        kn_checksum_add(&sum, b, sizeof b);
-        kn_checksum_add(&sum, text, (size_t)length);
-        f->header_sum = kn_checksum_end(&sum);
-    }
-    kn_host_free(text);
+    f->header = kn_host_alloc((size_t)length + 1);
+    if (!f->header || !read_at(f, f->header, (size_t)length, 8))
+        return false;
+    f->header[length] = 0;
     f->data_at = 8 + (size_t)length;
-    return ok;
+    kn_checksum sum;
+    kn_checksum_begin(&sum);
+    kn_checksum_add(&sum, b, sizeof b);
+    kn_checksum_add(&sum, f->header, (size_t)length);
+    f->header_sum = kn_checksum_end(&sum);
+    return true;
 }
 
 static bool read_metadata(const kn_safetensors *f)
 {
     const char *key;
-    json_t *value, *meta = json_object_get(f->header, SAFETENSORS_METADATA);
-    if (meta && !json_is_object(meta))
+    json_t *value;
+    if (!json_is_object(f->meta))
         return kn_fail("%s: bad header: %s is not an object", f->path, SAFETENSORS_METADATA);
-    json_object_foreach(meta, key, value)
+    json_object_foreach(f->meta, key, value)
     {
         if (!json_is_string(value))
             return kn_fail("%s: bad header: %s[\"%.200s\"] is not a string", f->path,
@@ -183,12 +177,6 @@ static int compare_data(const void *x, const void *y)
     return a->index - b->index;
 }
 
-static int compare_names(const void *x, const void *y)
-{
-    const entry *const *a = x, *const *b = y;
-    return strcmp((*a)->name, (*b)->name);
-}
-
 /* In order of their data the tensors must cover it exactly. */
 static bool check_cover(const kn_safetensors *f)
 {
@@ -209,29 +197,141 @@ static bool check_cover(const kn_safetensors *f)
     return true;
 }
 
+/* The slot of name, or the empty one where it would be. The address of f, which a file's author
+ * can't know, is mixed in: names can't be chosen to share a slot. */
+static int *slot_of(const kn_safetensors *f, const char *name)
+{
+    for (uint64_t at = kn_checksum_name(name, (uint64_t)(uintptr_t)f);; at++) {
+        int *slot = &f->slot[at & (f->slots - 1)];
+        if (!*slot || strcmp(f->entries[*slot - 1].name, name) == 0)
+            return slot;
+    }
+}
+
+static bool fill_slots(kn_safetensors *f)
+{
+    for (f->slots = 1; f->slots < 2 * (size_t)f->count;)
+        f->slots *= 2;
+    if (!(f->slot = kn_host_calloc(f->slots, sizeof *f->slot)))
+        return false;
+    for (int i = 0; i < f->count; i++) {
+        int *slot = slot_of(f, f->entries[i].name);
+        if (*slot)
+            return kn_fail("%s: bad header: duplicate tensor \"%.200s\"", f->path,
+                           f->entries[i].name);
+        *slot = i + 1;
+    }
+    return true;
+}
+
+/* The header's JSON is read value by value, since a tree of all tensors takes twenty times its bytes. */
+typedef struct reader {
+    kn_safetensors *f;
+    size_t at, length;
+} reader;
+
+/* The next character that isn't a space; 0 at the end. */
+static char peek(reader *r)
+{
+    const char *text = r->f->header;
+    while (r->at < r->length && text[r->at] && strchr(" \t\r\n", text[r->at]))
+        r->at++;
+    return text[r->at];
+}
+
+static bool skip(reader *r, char c)
+{
+    if (peek(r) != c)
+        return kn_fail("%s: bad header: no '%c' at byte %zu", r->f->path, c, r->at);
+    r->at++;
+    return true;
+}
+
+static json_t *next_value(reader *r)
+{
+    json_error_t e;
+    peek(r);
+    json_t *j = kn_json_next(r->f->header + r->at, r->length - r->at,
+                             JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK,
+                             r->f->path, &e);
+    if (j)
+        r->at += (size_t)e.position;
+    else
+        kn_fail("%s: bad header: %s at byte %zu", r->f->path, e.text, r->at + (size_t)e.position);
+    return j;
+}
+
+/* Takes over info. */
+static bool add_member(kn_safetensors *f, const char *name, json_t *info)
+{
+    bool ok;
+    if (strcmp(name, SAFETENSORS_METADATA) == 0) {
+        ok = !f->meta || kn_fail("%s: bad header: duplicate %s", f->path, name);
+        if (ok) {
+            f->meta = info;
+            return read_metadata(f);
+        }
+    } else {
+        ok = kn_host_grow(&f->entries, &f->room, f->count + 1, sizeof *f->entries);
+        if (ok) {
+            entry *e = &f->entries[f->count];
+            *e = (entry){ .name = name, .index = f->count };
+            ok = read_entry(f, e, info);
+            f->count++;
+        }
+    }
+    json_decref(info);
+    return ok;
+}
+
+/* "name": value. The name goes where its JSON was: it is no longer than that, with its quotes. */
+static bool read_member(reader *r)
+{
+    if (peek(r) != '"')
+        return kn_fail("%s: bad header: no name at byte %zu", r->f->path, r->at);
+    char *name = r->f->header + r->at;
+    json_t *key = next_value(r);
+    if (key)
+        memcpy(name, json_string_value(key), json_string_length(key) + 1);
+    json_decref(key);
+    json_t *info = key && skip(r, ':') ? next_value(r) : NULL;
+    return info && add_member(r->f, name, info);
+}
+
+static bool read_members(reader *r)
+{
+    if (r->length == 0 || r->f->header[0] != '{')
+        return kn_fail("%s: not a safetensors file: the header does not begin with '{'",
+                       r->f->path);
+    r->at = 1;
+    bool more = peek(r) != '}';
+    while (more) {
+        if (!read_member(r))
+            return false;
+        more = peek(r) == ',';
+        r->at += more;
+    }
+    if (!skip(r, '}'))
+        return false;
+    peek(r);
+    return r->at == r->length ||
+           kn_fail("%s: bad header: more than an object at byte %zu", r->f->path, r->at);
+}
+
 static bool read_entries(kn_safetensors *f)
 {
-    const char *key;
-    json_t *info;
-    size_t room = json_object_size(f->header);
-    if (!(f->entries = kn_host_calloc(room, sizeof *f->entries)) ||
-        !(f->by_name = kn_host_calloc(room, sizeof *f->by_name)))
+    reader r = { .f = f, .length = f->data_at - 8 };
+    if (!kn_json_watch_next(f->header, r.length, f->path))
         return false;
-    json_object_foreach(f->header, key, info)
-    {
-        if (strcmp(key, SAFETENSORS_METADATA) == 0)
-            continue;
-        entry *e = &f->entries[f->count];
-        e->name = key;
-        e->index = f->count++;
-        if (!read_entry(f, e, info))
-            return false;
-    }
-    qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_data);
-    for (int i = 0; i < f->count; i++)
-        f->by_name[i] = &f->entries[i];
-    qsort(f->by_name, (size_t)f->count, sizeof *f->by_name, compare_names);
-    return check_cover(f);
+    bool ok = read_members(&r);
+    if (!kn_json_watched(f->path) || !ok)
+        return false;
+    bool sorted = true;
+    for (int i = 1; i < f->count; i++)
+        sorted &= compare_data(&f->entries[i - 1], &f->entries[i]) < 0;
+    if (!sorted)
+        qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_data);
+    return fill_slots(f) && check_cover(f);
 }
 
 kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
@@ -242,8 +342,7 @@ kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
         return NULL;
     }
     f->fd = fd;
-    if ((f->path = kn_host_strdup(path)) && check_file(f) && read_header(f) && read_metadata(f) &&
-        read_entries(f))
+    if ((f->path = kn_host_strdup(path)) && check_file(f) && read_header(f) && read_entries(f))
         return f;
     kn_safetensors_close(f);
     return NULL;
@@ -266,10 +365,11 @@ void kn_safetensors_close(kn_safetensors *f)
 {
     if (!f)
         return;
-    json_decref(f->header);
+    json_decref(f->meta);
     close(f->fd);
+    kn_host_free(f->header);
     kn_host_free(f->entries);
-    kn_host_free(f->by_name);
+    kn_host_free(f->slot);
     kn_host_free(f->path);
     kn_host_free(f);
 }
@@ -278,18 +378,8 @@ void kn_safetensors_close(kn_safetensors *f)
 
 static const entry *find(const kn_safetensors *f, const char *name)
 {
-    int low = 0, high = f->count;
-    while (low < high) {
-        int mid = low + (high - low) / 2;
-        int order = strcmp(name, f->by_name[mid]->name);
-        if (order == 0)
-            return f->by_name[mid];
-        if (order < 0)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    return NULL;
+    const int at = *slot_of(f, name);
+    return at ? &f->entries[at - 1] : NULL;
 }
 
 int kn_safetensors_count(const kn_safetensors *f)
@@ -311,8 +401,7 @@ const char *kn_safetensors_meta(const kn_safetensors *f, const char *key)
 {
     if (!f)
         return NULL;
-    return json_string_value(
-        json_object_get(json_object_get(f->header, SAFETENSORS_METADATA), key));
+    return json_string_value(json_object_get(f->meta, key));
 }
 
 static const entry *find_or_fail(const kn_safetensors *f, const char *name)

@@ -3,6 +3,7 @@
 #include "tensor/safetensors.h"
 #include "tensor/tensor_internal.h"
 #include "tests/tensor/temp.h"
+#include <malloc.h>
 
 /* Opens and reads everything. 1: read, 0: refused with an error that names the file (cleared). */
 static int try_file(const temp *at)
@@ -183,7 +184,17 @@ KN_TEST(safetensors_hostile, lies)
         { "[]", "begin with '{'" },
         { " {}", "begin with '{'" },
         { "", "begin with '{'" },
-        { "{} x", "bad header" },
+        { "{} x", "bad header: more than an object at byte 3" },
+        { "{", "no name at byte 1" },
+        { "{,}", "no name at byte 1" },
+        { "{\"x\"}", "no ':' at byte 4" },
+        { "{\"x\":}", "bad header" },
+        { "{\"x\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]},}",
+          "no name at byte 53" },
+        { "{\"x\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}", "no '}' at byte 52" },
+        { "{\"__metadata__\":{},\"__metadata__\":{}}", "duplicate" },
+        { "{ \n\"\\u00e9\\\"\" :\t{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]} } ",
+          NULL },
         { "{\"\xff\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", "bad header" },
         { "{\"a\\u0000b\":{\"dtype\":\"U8\",\"shape\":[8],\"data_offsets\":[0,8]}}", "bad header" },
     };
@@ -247,4 +258,35 @@ KN_TEST(safetensors_hostile, deep)
         KN_CHECK(try_file(&at) == 0);
     }
     temp_end(&at);
+}
+
+/* A header costs a few times its bytes, however many tensors it names. */
+KN_TEST(safetensors_hostile, many)
+{
+    enum { COUNT = 100000 };
+    char *file = malloc(COUNT * 64 + 64), *header = malloc(COUNT * 64 + 64), name[16];
+    size_t n = 0;
+    for (int i = 0; i < COUNT; i++)
+        n += (size_t)sprintf(header + n,
+                             "%c\"%d\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}",
+                             i ? ',' : '{', (int)(i * 7919LL % COUNT));
+    strcpy(header + n, "}");
+    temp at = temp_begin();
+    temp_write(&at, file, temp_compose(file, header, "", 0));
+    const struct mallinfo2 before = mallinfo2();
+    kn_safetensors *f = kn_safetensors_open(at.path);
+    KN_CHECK(kn_safetensors_count(f) == COUNT, "%s", kn_error());
+    const struct mallinfo2 after = mallinfo2();
+    const size_t bytes = after.uordblks + after.hblkhd - before.uordblks - before.hblkhd;
+    KN_CHECK(bytes < 5 * n, "%zu bytes for a header of %zu", bytes, n);
+    for (int i = 0; i < COUNT; i++) {
+        sprintf(name, "%d", i);
+        KN_CHECK(kn_safetensors_has(f, name));
+    }
+    KN_CHECK(!kn_safetensors_has(f, "100000") && !kn_safetensors_has(f, ""));
+    KN_CHECK(strcmp(kn_safetensors_name(f, 3), "23757") == 0, "the order of the header is lost");
+    kn_safetensors_close(f);
+    temp_end(&at);
+    free(file);
+    free(header);
 }
