@@ -224,7 +224,7 @@ static bool fill_slots(kn_safetensors *f)
     return true;
 }
 
-/* The header's JSON is read value by value, since a tree of all tensors takes twenty times its bytes. */
+/* The header's JSON is read value by value: a tree of all tensors takes twenty times its bytes. */
 typedef struct reader {
     kn_safetensors *f;
     size_t at, length;
