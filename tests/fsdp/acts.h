@@ -1,13 +1,14 @@
 /* tests/fsdp/acts.h: random sequences of calls, where the mechanisms that gradients pass through
  * meet: parts of a tree that are units, trees or plain modules, on all ranks or on pairs of them,
  * built apart, wrapped before or after the root, frozen, replaced; backwards of some parts with
- * sync and without; several optimizers; clips, edits, measurements. random.h draws the options of
- * one training loop, this draws the loop.
+ * sync and without, of scaled losses and plain ones; several optimizers; clips, edits, overflows,
+ * measurements. random.h draws the options of one training loop, this draws the loop.
  *
  *   acts_draw.c   programs: drawing, text, shrinking
  *   acts_net.c    the modules
  *   acts_plain.c  the reference: sums, counts, means and steps by their definitions, in arrays of
  *   acts_sums.c   its own; it takes nothing but each micro-batch's gradient from the library
+ *   acts_scale.c  the reference's scaler
  *   acts_ranks.c  the same acts on ranks, compared one by one
  *
  * The reference runs first and decides which acts make sense where they come: so any list of acts
@@ -42,17 +43,19 @@ typedef struct acts_part {
 enum {
     ACT_NONE,
     ACT_BACKWARD, /* parts, mode, whether the root is called, ranks whose loss leaves out the last
-                     part, what comes between forward and backward, at which place */
-    ACT_STEP,     /* of the first optimizer from this place on */
+                     part, what comes between forward and backward, at which place, 1: a loss
+                     without scale */
+    ACT_STEP,     /* of the first optimizer from this place on, 1: never by the scaler */
     ACT_CLIP,     /* place, p, how far, whether it is measured again */
     ACT_FREEZE,   /* place or parameter, off again */
     ACT_ZERO,     /* place or parameter */
-    ACT_EDIT,     /* parameter, which factor, whether it is summoned */
+    ACT_EDIT,     /* parameter, which factor or an overflow, whether it is summoned */
     ACT_REDUCE,   /* place */
     ACT_ROOT,
     ACT_MERGE,   /* part */
     ACT_REPLACE, /* part */
     ACT_FREE,    /* part */
+    ACT_UPDATE,  /* of the scaler */
     /* These change nothing. */
     ACT_EVALUATE, /* parts, 0, whether the root is called, 0, whether in reverse order */
     ACT_MEASURE,  /* place, p */
@@ -61,7 +64,7 @@ enum {
 };
 enum { MODE_SYNC, MODE_NO_SYNC, MODE_NOT_LAST, MODE_NO_ALL_REDUCE };
 enum { BETWEEN_NOTHING, BETWEEN_FREEZE, BETWEEN_UNFREEZE, BETWEEN_EVALUATE, BETWEEN_SAMPLE };
-enum { ACT_ARGS = 6 };
+enum { ACT_ARGS = 7 };
 typedef struct act {
     int kind, arg[ACT_ARGS];
 } act;
@@ -81,6 +84,7 @@ typedef struct acts_program {
     int factor;  /* .divide_factor, of part 1 */
     int store;   /* .offload_dir */
     int cold;    /* part 2 is frozen when it is wrapped */
+    int scaler;  /* of the root; for several optimizers where optims isn't 0 */
     act act[ACTS_MOST];
 } acts_program;
 
@@ -91,7 +95,10 @@ typedef struct acts_values {
 /* What the reference says of an act. */
 typedef struct act_outcome {
     bool run, zero_first;
-    int place;                                                    /* of a step's optimizer */
+    bool scaled, bare, skipped; /* a backward's loss, or a step is the scaler's; a step that one
+                                   refuses; a step that it skips */
+    double loss_scale;          /* the scaler's after it */
+    int place;                  /* of a step's optimizer */
     double loss[ACTS_RANKS], norm[ACTS_RANKS], scale[ACTS_RANKS]; /* scale 0: none for all */
     acts_values values[ACTS_RANKS];                               /* after it */
 } act_outcome;
@@ -166,6 +173,8 @@ int acts_factor(const acts_program *p, int k, int rank);
 /* The parts whose results this rank's loss uses. */
 int acts_uses(const act *a, int rank);
 bool acts_changes_nothing(const act *a);
+/* The scaler's options. */
+enum { ACTS_FIRST_SCALE = 2, ACTS_INTERVAL = 2 };
 
 int acts_plain(kn_comm *world, void *job);
 int acts_ranks(kn_comm *world, void *job);

@@ -1,19 +1,20 @@
 /* tests/fsdp/acts_draw.c: programs of acts as numbers: drawing, text, shrinking, running many. */
 #include "tests/fsdp/acts.h"
 
-static const char *const name_of[ACTS] = { "none",    "backward", "step",     "clip",    "freeze",
-                                           "zero",    "edit",     "reduce",   "root",    "merge",
-                                           "replace", "free",     "evaluate", "measure", "sample" };
+static const char *const name_of[ACTS] = { "none",   "backward", "step",    "clip",
+                                           "freeze", "zero",     "edit",    "reduce",
+                                           "root",   "merge",    "replace", "free",
+                                           "update", "evaluate", "measure", "sample" };
 /* Of 100 acts. */
-static const int percent[ACTS] = { 0, 34, 20, 7, 6, 3, 5, 4, 4, 4, 2, 1, 4, 4, 2 };
+static const int percent[ACTS] = { 0, 34, 17, 7, 6, 3, 5, 4, 4, 4, 2, 1, 3, 4, 4, 2 };
 /* Values of each argument. */
 static const int values[ACTS][ACT_ARGS] = {
-    [ACT_BACKWARD] = { 8, 4, 2, 16, 5, ACTS_PLACES + ACTS_PARAMS },
-    [ACT_STEP] = { ACTS_PLACES },
+    [ACT_BACKWARD] = { 8, 4, 2, 16, 5, ACTS_PLACES + ACTS_PARAMS, 12 },
+    [ACT_STEP] = { ACTS_PLACES, 8 },
     [ACT_CLIP] = { ACTS_PLACES, 3, 3, 2 },
     [ACT_FREEZE] = { ACTS_PLACES + ACTS_PARAMS, 2 },
     [ACT_ZERO] = { ACTS_PLACES + ACTS_PARAMS },
-    [ACT_EDIT] = { ACTS_PARAMS, 2, 2 },
+    [ACT_EDIT] = { ACTS_PARAMS, 3, 2 },
     [ACT_REDUCE] = { AT_LINEAR },
     [ACT_MERGE] = { ACTS_PARTS },
     [ACT_REPLACE] = { ACTS_PARTS },
@@ -23,9 +24,9 @@ static const int values[ACTS][ACT_ARGS] = {
 };
 
 /* The options as ints, and their numbers of values. */
-enum { OF_ALL = 11, OF_PARTS = OF_ALL + 4 * ACTS_PARTS, SETTINGS = OF_PARTS + 7 };
-static const int choices[] = { 4, 3,          7, 4, 3, 3, 2, 3, 2, 2, 2,
-                               3, RANKS_WAYS, 2, 2, 2, 2, 3, 2, 2, 2, 2 };
+enum { OF_ALL = 11, OF_PARTS = OF_ALL + 4 * ACTS_PARTS, SETTINGS = OF_PARTS + 8 };
+static const int choices[] = { 4,          3, 7, 4, 3, 3, 2, 3, 2, 2, 2, 3,
+                               RANKS_WAYS, 2, 2, 2, 2, 3, 2, 2, 2, 2, 2 };
 
 static int *setting(acts_program *p, int i)
 {
@@ -40,12 +41,12 @@ static int choices_of(int i)
                               : i - OF_PARTS + OF_ALL + 4];
 }
 
-/* The root is one unit with all in it: no part may be plain or apart. */
+/* The root is one unit with all in it: no part may be plain or apart. A scaler is of one tree. */
 static void settle(acts_program *p)
 {
     for (int k = 0; k < ACTS_PARTS; k++) {
         acts_part *part = &p->part[k];
-        part->apart = p->root == ROOT_FIRST ? 0 : part->apart;
+        part->apart = p->root == ROOT_FIRST || p->scaler ? 0 : part->apart;
         part->style = p->root != ROOT_PLAIN && part->style == STYLE_PLAIN ? 0 : part->style;
         part->early = part->style == STYLE_PLAIN || (k == 2 && p->cold) ? 0 : part->early;
     }
@@ -63,6 +64,18 @@ static bool some_part(const acts_program *p, bool apart)
     for (int k = 0; k < ACTS_PARTS; k++)
         some |= apart ? p->part[k].apart : p->part[k].style == STYLE_PLAIN;
     return some;
+}
+
+/* Overflows of new gradients, steps that skip them, ends of iterations. */
+static void follow(const acts_program *p, act *a, uint64_t *state)
+{
+    const act *last = a - 1;
+    if (last->kind == ACT_BACKWARD && below(state, 5) == 0)
+        *a = (act){ ACT_EDIT, { below(state, ACTS_PARAMS), 2, below(state, 2) } };
+    else if (last->kind == ACT_EDIT && last->arg[1] == 2 && below(state, 3))
+        *a = (act){ ACT_STEP, { below(state, 2) ? AT_ROOT : below(state, ACTS_PLACES) } };
+    else if (last->kind == ACT_STEP && p->optims && below(state, 2))
+        *a = (act){ ACT_UPDATE, { 0 } };
 }
 
 acts_program acts_draw(uint64_t seed)
@@ -83,7 +96,8 @@ acts_program acts_draw(uint64_t seed)
             at -= percent[a->kind++];
         if ((a->kind == ACT_ROOT && p.root != ROOT_LATE) ||
             (a->kind == ACT_MERGE && !some_part(&p, true)) ||
-            (a->kind == ACT_REPLACE && !some_part(&p, false)))
+            (a->kind == ACT_REPLACE && !some_part(&p, false)) ||
+            (a->kind == ACT_UPDATE && !(p.scaler && p.optims)))
             a->kind = ACT_STEP;
         for (int j = 0; j < ACT_ARGS; j++)
             a->arg[j] = values[a->kind][j] ? below(&state, values[a->kind][j]) : 0;
@@ -96,6 +110,8 @@ acts_program acts_draw(uint64_t seed)
             a->arg[0] = AT_ROOT;
         if (i > 0 && a[-1].kind == ACT_CLIP && below(&state, 2))
             *a = (act){ ACT_STEP, { a[-1].arg[0] } };
+        if (p.scaler && i > 0)
+            follow(&p, a, &state);
     }
     return p;
 }
@@ -111,9 +127,9 @@ const char *acts_text(const acts_program *program, char *buf, size_t size)
     for (int i = 0; i < ACTS_MOST; i++) {
         const act *a = &p.act[i];
         if (a->kind)
-            used +=
-                (size_t)snprintf(buf + used, size - used, " %s:%d,%d,%d,%d,%d,%d", name_of[a->kind],
-                                 a->arg[0], a->arg[1], a->arg[2], a->arg[3], a->arg[4], a->arg[5]);
+            used += (size_t)snprintf(buf + used, size - used, " %s:%d,%d,%d,%d,%d,%d,%d",
+                                     name_of[a->kind], a->arg[0], a->arg[1], a->arg[2], a->arg[3],
+                                     a->arg[4], a->arg[5], a->arg[6]);
     }
     return buf;
 }
@@ -160,16 +176,19 @@ bool acts_simpler(const acts_program *p, int i, acts_program *simpler)
 
 void acts_count(const acts_job *job)
 {
-    static uint64_t ran[ACTS], came[ACTS];
+    static uint64_t ran[ACTS], came[ACTS], scaled, skipped;
     for (int i = 0; job && i < ACTS_MOST; i++) {
         came[job->p.act[i].kind]++;
         ran[job->p.act[i].kind] += job->want[i].run;
+        scaled += job->want[i].run && job->want[i].scaled && job->p.act[i].kind == ACT_STEP;
+        skipped += job->want[i].run && job->want[i].skipped;
     }
     for (int i = 1; !job && i < ACTS; i++)
         printf("  %s %llu of %llu", name_of[i], (unsigned long long)ran[i],
                (unsigned long long)came[i]);
     if (!job)
-        putchar('\n');
+        printf("  steps by scalers %llu, skipped %llu\n", (unsigned long long)scaled,
+               (unsigned long long)skipped);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */

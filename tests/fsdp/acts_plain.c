@@ -1,6 +1,7 @@
 /* tests/fsdp/acts_plain.c: the reference of a program of acts: each act by its definition, in
  * arrays (acts_plain.h). */
 #include "tests/fsdp/acts_plain.h"
+#include <float.h>
 
 /* ---- backwards ------------------------------------------------------------------------------- */
 
@@ -104,6 +105,9 @@ static bool backward(plain *s, act *a, int number, act_outcome *want)
         if (!may_use(s, a) || trees_reached(s, a, r) == 0)
             return false;
     int trees = trees_reached(s, a, 0);
+    want->scaled = s->p->scaler && a->arg[6] != 1;
+    if (want->scaled)
+        plain_scale_loss(s, number);
     plain_unclip(s, AT_ROOT);
     for (int k = 0; k < ACTS_PARTS; k++)
         plain_unclip(s, AT_PART + k);
@@ -129,18 +133,28 @@ static bool step(plain *s, const act *a, act_outcome *want)
     for (int n = 0; n < ACTS_PLACES && !acts_has_optim(s->p, place); n++)
         place = (place + 1) % ACTS_PLACES;
     want->place = clipped = place;
-    if (plain_pends(s, place) || !plain_has_gradient(s, place) || plain_has_odd_clip(s, place))
+    int scale = plain_scale(s, place);
+    if (plain_pends(s, place) || !plain_has_gradient(s, place) || plain_has_odd_clip(s, place) ||
+        scale < 0)
+        return false;
+    want->scaled = scale > 0 && a->arg[1] != 1;
+    want->bare = scale == 0 && !s->scaler.turned[place];
+    if (want->scaled && !plain_may_scaler_step(s, place, scale))
         return false;
     while (clipped >= 0 && (s->coef[clipped][0] == 0 || !plain_place_under(s, place, clipped)))
         clipped = acts_above(clipped);
     for (int at = 0; at < ACTS_PLACES && clipped < 0; at++)
         if (at != place && plain_place_under(s, at, place) && s->coef[at][0] > 0)
             return false; /* refused: the clip was for less */
+    bool skip = scale > 0 && !isfinite(plain_norm(s, clipped < 0 ? place : clipped, 0, 2));
+    want->skipped = skip;
+    if (skip && !want->scaled)
+        return false;
     double by[ACTS_PARAMS][ACTS_RANKS];
     for (int i = 0; i < ACTS_PARAMS; i++)
         for (int r = 0; r < s->ranks; r++)
             by[i][r] = plain_divisor(s, i, place, r);
-    for (int i = 0; i < ACTS_PARAMS; i++)
+    for (int i = 0; i < ACTS_PARAMS && !skip; i++)
         for (int r = 0, done = 0; r < s->ranks; r++) {
             int g = group_of(s, i, r);
             double coef = clipped < 0 ? 1 : s->coef[clipped][r];
@@ -151,6 +165,8 @@ static bool step(plain *s, const act *a, act_outcome *want)
                 s->value[g].of[i][e] -= (float)(0.0625 * s->of[i][g].sum[e] * coef / by[i][r]);
         }
     plain_clear(s, place);
+    if (want->scaled)
+        plain_scaler_stepped(s, place, skip);
     return true;
 }
 
@@ -158,7 +174,8 @@ static bool clip(plain *s, const act *a, act_outcome *want)
 {
     static const double fraction[] = { 0.5, 0.01, 3 };
     int place = a->arg[0];
-    if (plain_pends(s, place) || !plain_has_gradient(s, place))
+    int carried = plain_scale(s, place);
+    if (plain_pends(s, place) || !plain_has_gradient(s, place) || carried < 0)
         return false;
     for (int i = 0; i < ACTS_PARAMS; i++) /* kn_grad_scale may count too many until then */
         if (plain_under(s, i, place) && plain_stepped_at(s, i) >= 0 &&
@@ -169,7 +186,7 @@ static bool clip(plain *s, const act *a, act_outcome *want)
     for (int r = 0; r < s->ranks; r++) {
         double x = want->norm[r] = plain_norm(s, place, r, a->arg[1]), most = fraction[a->arg[2]];
         if (a->kind == ACT_CLIP)
-            s->coef[place][r] = x > most ? most / x : 1;
+            s->coef[place][r] = x > most ? fmax(most / x, DBL_MIN) : 1;
         for (int i = 0; i < ACTS_PARAMS && a->kind == ACT_CLIP; i++)
             s->then[place][i][r] = plain_divisor(s, i, place, r);
     }
@@ -181,21 +198,25 @@ static bool clip(plain *s, const act *a, act_outcome *want)
             double by = plain_divisor(s, i, place, r);
             one = one == 0 || one == by ? by : -1;
         }
-        want->scale[r] = one > 0 ? 1 / one : 0;
+        want->scale[r] = one > 0 ? 1 / (one * s->scaler.of[carried]) : 0;
     }
     return true;
 }
 
-static bool edit(plain *s, const act *a)
+static bool edit(plain *s, act *a)
 {
     int i = a->arg[0], place = acts_above(ACTS_PLACES + i);
     if (a->arg[2]) /* all of it is summoned */
         place = acts_above(place) < 0 ? place : acts_above(place);
     if (plain_pends(s, place) || s->frozen[i] || !s->of[i][0].passes)
         return false;
+    if (a->arg[1] == 2 &&
+        (plain_stepped_at(s, i) < 0 || plain_scale(s, plain_stepped_at(s, i)) <= 0))
+        a->arg[1] = 0; /* nothing would skip a step */
     for (int r = 0; r < ACTS_RANKS; r++)
         for (int e = 0; e < ACTS_NUMEL; e++)
-            s->of[i][r].sum[e] *= a->arg[1] ? 0.5 : 4;
+            s->of[i][r].sum[e] =
+                a->arg[1] == 2 ? INFINITY : s->of[i][r].sum[e] * (a->arg[1] ? 0.5 : 4);
     return true;
 }
 
@@ -214,12 +235,19 @@ static bool reduces(plain *s, act *a)
     return trees != 0;
 }
 
+static void new_optims(plain *s)
+{
+    memset(s->scaler.turned, 0, sizeof s->scaler.turned);
+}
+
 static bool wrap_root(plain *s)
 {
     bool can = s->p->root == ROOT_LATE && !s->root;
     for (int k = 0; k < ACTS_PARTS; k++)
         can = can && (s->gone[k] || (s->merged[k] && !is_plain(s, k)));
     s->root = s->root || can;
+    if (can)
+        new_optims(s);
     return can;
 }
 
@@ -257,6 +285,7 @@ static bool replace(plain *s, const act *a, int number)
     plain_clear(s, place);
     plain_unclip(s, place);
     freeze(s, place, false);
+    new_optims(s);
     for (int g = 0; g < ACTS_RANKS; g++)
         acts_fill(&s->value[g], k, (uint64_t)number);
     return true;
@@ -274,6 +303,7 @@ static bool free_part(plain *s, const act *a)
     plain_unclip(s, AT_ROOT);
     plain_unclip(s, place);
     s->pending[k] = false;
+    new_optims(s);
     s->gone[k] = true;
     return true;
 }
@@ -316,6 +346,8 @@ static bool run(plain *s, act *a, int number, act_outcome *want)
         return replace(s, a, number);
     case ACT_FREE:
         return free_part(s, a);
+    case ACT_UPDATE:
+        return plain_scaler_update(s);
     case ACT_EVALUATE:
         a->arg[3] = 0;
         for (int r = 0; r < s->ranks && (there = there && may_use(s, a)); r++)
@@ -331,7 +363,10 @@ int acts_plain(kn_comm *world, void *arg)
     acts_job *job = arg;
     plain *s = calloc(1, sizeof *s);
     kn_set_threads(1);
-    *s = (plain){ .p = &job->p, .ranks = job->p.ranks + 1, .root = job->p.root == ROOT_FIRST };
+    *s = (plain){ .p = &job->p,
+                  .ranks = job->p.ranks + 1,
+                  .root = job->p.root == ROOT_FIRST,
+                  .scaler = { ACTS_FIRST_SCALE, { 1 }, .moved = true } };
     bool ok = acts_net_init(&s->net, s->p, true) && kn_materialize(&s->net, KN_CPU, 5);
     for (int k = 0; k <= ACTS_PARTS; k++) {
         acts_fill(&job->begin, k, 77);
@@ -346,6 +381,7 @@ int acts_plain(kn_comm *world, void *arg)
     for (int i = 0; i < ACTS_MOST && ok && kn_ok(); i++) {
         act_outcome *want = &job->want[i];
         want->run = run(s, &job->p.act[i], i, want);
+        want->loss_scale = s->scaler.scale;
         for (int r = 0; r < s->ranks; r++)
             for (int j = 0; j < ACTS_PARAMS; j++)
                 memcpy(want->values[r].of[j], s->value[group_of(s, j, r)].of[j],

@@ -9,6 +9,7 @@ typedef struct trainer {
     int rank;
     bool merged[ACTS_PARTS], gone[ACTS_PARTS], root;
     kn_optim *optim[ACTS_PLACES];
+    kn_scaler *scaler; /* or NULL */
 } trainer;
 
 static bool near(double a, double b)
@@ -134,7 +135,10 @@ static bool begin(trainer *t)
     }
     t->root = t->p->root == ROOT_FIRST;
     return ok && (!t->root || wrap(t, &t->net, t->comm[RANKS_ALL], -1)) &&
-           put(t, &t->net, -1, &t->job->begin) && make_optims(t);
+           put(t, &t->net, -1, &t->job->begin) && make_optims(t) &&
+           (!t->p->scaler ||
+            (t->scaler = kn_scaler_new(&t->net, .init_scale = ACTS_FIRST_SCALE,
+                                       .interval = ACTS_INTERVAL, .several = t->p->optims != 0)));
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
@@ -195,6 +199,8 @@ static bool evaluate(trainer *t, const act *a, int number, bool compares)
     kn_scope scope = kn_scope_begin();
     kn_tensor *y = loss(t, a, number);
     double is = y ? kn_item(y) : NAN, want = t->job->want[number].loss[t->rank];
+    if (y && t->scaler) /* no backward comes */
+        kn_scale_loss(t->scaler, y);
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
     return kn_ok() && (t->p->dropout || !compares || near(is, want) ||
@@ -241,6 +247,7 @@ static bool backward(trainer *t, const act *a, int number)
     int between = t->job->without && a->arg[4] >= BETWEEN_EVALUATE ? 0 : a->arg[4];
     act other = { ACT_EVALUATE, { a->arg[0], 0, a->arg[2], 0, 1 } };
     ok = y && (t->p->dropout || near(is, want) || differs(t, number, "the loss", is, want));
+    y = ok && t->job->want[number].scaled ? kn_scale_loss(t->scaler, y) : y;
     if ((between == BETWEEN_FREEZE || between == BETWEEN_UNFREEZE) && !is_gone(t, a->arg[5]))
         freeze(t, a->arg[5], between == BETWEEN_FREEZE);
     ok = ok && (between != BETWEEN_EVALUATE || evaluate(t, &other, number, false)) &&
@@ -259,11 +266,12 @@ static bool clip(trainer *t, const act *a, int number)
     kn_tensor *y = kn_clip_grad_norm_p(m, measures ? 0 : most[a->arg[2]], order[a->arg[1]]);
     double is = y ? kn_item(y) : NAN;
     bool again = a->kind == ACT_CLIP && a->arg[3] && !t->job->without && y;
-    bool ok = !again || (kn_clip_grad_norm(m, 0) && !kn_find_nonfinite_grad(m));
+    const bool finite = isfinite(want->norm[t->rank]);
+    bool ok = !again || (kn_clip_grad_norm(m, 0) && !kn_find_nonfinite_grad(m) == finite);
     kn_scope_end(scope);
     if (!ok || !kn_ok() || (!t->p->dropout && !near(is, want->norm[t->rank])))
         return kn_ok() && differs(t, number, "the norm", is, want->norm[t->rank]);
-    ok = !measures || (!kn_find_nonfinite_grad(m) && kn_ok());
+    ok = !measures || (!kn_find_nonfinite_grad(m) == finite && kn_ok());
     if (!ok || !measures || want->scale[t->rank] == 0)
         return ok;
     is = kn_grad_scale(m);
@@ -285,13 +293,36 @@ static bool edit(trainer *t, const act *a, int number)
         kn_tensor *g = acts_param(&p[j], k) != i ? NULL
                        : a->arg[2]               ? kn_grad(p[j].tensor)
                                                  : kn_param_grad(&p[j]);
-        ok = !g || kn_numel(g) == 0 || kn_copy_(g, kn_scale(g, a->arg[1] ? 0.5 : 4));
+        ok = !g || kn_numel(g) == 0 ||
+             (a->arg[1] == 2 ? kn_fill_(g, INFINITY) : kn_scale_(g, a->arg[1] ? 0.5 : 4));
     }
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
     ok = ok && (!a->arg[2] || kn_summon_end(whole));
     (void)number;
     return ok && kn_ok();
+}
+
+static bool same_scale(trainer *t, int number)
+{
+    double is = kn_scaler_get(t->scaler).scale, want = t->job->want[number].loss_scale;
+    return kn_ok() && (is == want || differs(t, number, "the loss scale", is, want));
+}
+
+/* The scaler takes no gradients without its scale. */
+static bool step(trainer *t, int number)
+{
+    const act_outcome *want = &t->job->want[number];
+    kn_optim *o = t->optim[want->place];
+    if (want->scaled)
+        return kn_scaler_step(t->scaler, o) && same_scale(t, number);
+    if (t->scaler && want->bare && t->p->ranks == 0) { /* several end with an error */
+        bool refused = !kn_scaler_step(t->scaler, o) && strstr(kn_error(), "carry no scale");
+        if (!refused)
+            return differs(t, number, "refusals of gradients without scale", refused, 1);
+        kn_clear_error();
+    }
+    return kn_step(o) && (!t->scaler || same_scale(t, number));
 }
 
 static bool merge(trainer *t, int k, bool zero_first)
@@ -333,7 +364,7 @@ static bool run(trainer *t, const act *a, int number)
     case ACT_BACKWARD:
         return backward(t, a, number);
     case ACT_STEP:
-        return kn_step(t->optim[want->place]);
+        return step(t, number);
     case ACT_CLIP:
     case ACT_MEASURE:
         return clip(t, a, number);
@@ -360,6 +391,8 @@ static bool run(trainer *t, const act *a, int number)
         return replace(t, a->arg[0], number);
     case ACT_FREE:
         return free_part(t, a->arg[0]);
+    case ACT_UPDATE:
+        return kn_scaler_update(t->scaler) && same_scale(t, number);
     case ACT_EVALUATE:
         return evaluate(t, a, number, true);
     default:
@@ -387,6 +420,7 @@ int acts_ranks(kn_comm *world, void *arg)
     if (!ok && t->rank == 0 && !*job->where)
         snprintf(job->where, sizeof job->where, "act %d: %s", i - 1, kn_ok() ? "?" : kn_error());
     drop_optims(t);
+    kn_scaler_free(t->scaler);
     for (int k = 0; k < ACTS_PARTS; k++)
         if (!t->merged[k] && !t->gone[k])
             kn_module_free(t->net.part[k]);

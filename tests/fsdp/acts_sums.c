@@ -54,15 +54,21 @@ int plain_stepped_at(const plain *s, int param)
     return at;
 }
 
-double plain_divisor(const plain *s, int param, int place, int rank)
+set plain_passes(const plain *s, int param, int place, int rank)
 {
-    int by = plain_stepped_at(s, param), count = 0;
+    int by = plain_stepped_at(s, param);
     set all = 0;
     for (int i = 0; i < ACTS_PARAMS; i++)
         if (plain_under(s, i, by < 0 ? place : by) && plain_stepped_at(s, i) == by &&
             (is_plain(s, part_of(param)) || !is_plain(s, part_of(i)))) /* as ranks agree on */
             all |= s->of[i][group_of(s, i, rank)].passes;
-    for (; all; all &= all - 1)
+    return all;
+}
+
+double plain_divisor(const plain *s, int param, int place, int rank)
+{
+    int count = 0;
+    for (set all = plain_passes(s, param, place, rank); all; all &= all - 1)
         count++;
     return count * acts_factor(s->p, part_of(param), rank);
 }
