@@ -203,6 +203,16 @@ static bool clip(plain *s, const act *a, act_outcome *want)
     return true;
 }
 
+/* A scaler's step is to come that measures the parameter's gradient anew. */
+static bool would_skip(const plain *s, int param)
+{
+    int by = plain_stepped_at(s, param);
+    bool clipped = false;
+    for (int at = 0; at < ACTS_PLACES; at++)
+        clipped |= plain_under(s, param, at) && s->coef[at][0] > 0;
+    return !clipped && by >= 0 && plain_scale(s, by) > 0;
+}
+
 static bool edit(plain *s, act *a)
 {
     int i = a->arg[0], place = acts_above(ACTS_PLACES + i);
@@ -210,9 +220,8 @@ static bool edit(plain *s, act *a)
         place = acts_above(place) < 0 ? place : acts_above(place);
     if (plain_pends(s, place) || s->frozen[i] || !s->of[i][0].passes)
         return false;
-    if (a->arg[1] == 2 &&
-        (plain_stepped_at(s, i) < 0 || plain_scale(s, plain_stepped_at(s, i)) <= 0))
-        a->arg[1] = 0; /* nothing would skip a step */
+    if (a->arg[1] == 2 && !would_skip(s, i))
+        a->arg[1] = 0;
     for (int r = 0; r < ACTS_RANKS; r++)
         for (int e = 0; e < ACTS_NUMEL; e++)
             s->of[i][r].sum[e] =
