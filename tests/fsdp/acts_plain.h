@@ -1,6 +1,6 @@
 /* tests/fsdp/acts_plain.h: the reference's state: arrays of sums and sets of backwards for each
- * parameter and each group of ranks that shares it; what divides them, and norms (acts_sums.c); its scaler
- * (acts_scale.c). */
+ * parameter and each group of ranks that shares it; what divides them, and norms (acts_sums.c); its
+ * scaler (acts_scale.c). */
 #ifndef KNAP_TESTS_ACTS_PLAIN_H
 #define KNAP_TESTS_ACTS_PLAIN_H
 
