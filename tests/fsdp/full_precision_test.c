@@ -58,6 +58,7 @@ static int in_full(net *m, net *plain)
     EXPECT(kn_fsdp_set_full_precision(m, true) && evaluate(m, &full) && full == want, "again");
     EXPECT(kn_fsdp_set_full_precision(m, false) && kn_dtype_of(scale) == KN_BF16);
     EXPECT(evaluate(m, &full) && full == low, "back in bf16");
+    EXPECT(kn_fsdp_on_event(m, NULL, NULL));
     return 0;
 }
 
