@@ -420,6 +420,7 @@
 #define kn_ema_swapped(...)     KN_PLACE(kn_ema_swapped(__VA_ARGS__))
 #define kn_ema_updates(...)     KN_PLACE(kn_ema_updates(__VA_ARGS__))
 #define kn_ema_value(...)       KN_PLACE(kn_ema_value(__VA_ARGS__))
+#define kn_ema_buffer(...)      KN_PLACE(kn_ema_buffer(__VA_ARGS__))
 #define kn_ema_module(...)      KN_PLACE(kn_ema_module(__VA_ARGS__))
 #define kn_ema_set_updates(...) KN_PLACE(kn_ema_set_updates(__VA_ARGS__))
 

@@ -1,15 +1,23 @@
 /* fsdp/ema.c: averages of weights: each rank keeps those of its own part of each parameter. */
 #include "fsdp/ema.h"
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 #include "nn/marks.h"
 #include <math.h>
+
+typedef struct buffer_slot {
+    kn_tensor *buffer; /* the module's, borrowed */
+    kn_tensor *value;  /* as of a parameter */
+} buffer_slot;
 
 struct kn_ema {
     kn_live live;
     kn_ema_options o;
     kn_tensor **value; /* of each: the average, or while swapped the training's; NULL: frozen */
     int slots;
-    kn_marks marks; /* of the parameters */
+    kn_marks marks;      /* of the parameters */
+    buffer_slot *buffer; /* each buffer once */
+    int64_t buffers, room;
     int64_t updates;
     bool swapped;
 };
@@ -26,6 +34,42 @@ static bool make_slots(kn_ema *e, const kn_param *p)
             return false;
     }
     return true;
+}
+
+static buffer_slot *find_buffer(const kn_ema *e, const kn_tensor *t)
+{
+    for (int64_t i = 0; i < e->buffers; i++)
+        if (e->buffer[i].buffer == t)
+            return &e->buffer[i];
+    return NULL;
+}
+
+static bool make_buffers_of(kn_module *m, void *arg)
+{
+    kn_ema *e = arg;
+    for (int i = 0; i < kn_module_buffers(m); i++) {
+        kn_tensor *t = kn_module_buffer_at(m, i, NULL);
+        if (!t || find_buffer(e, t))
+            continue;
+        kn_tensor *value = kn_empty(t->dtype, kn_device_of(t), t->ndim, t->shape);
+        if (!value || !kn_copy_(value, t) ||
+            !kn_host_grow(&e->buffer, &e->room, e->buffers + 1, sizeof *e->buffer))
+            return false;
+        e->buffer[e->buffers++] = (buffer_slot){ t, kn_keep(value) };
+    }
+    return kn_ok();
+}
+
+static bool make_buffers(kn_ema *e)
+{
+    if (!e->o.use_buffers)
+        return true;
+    kn_module *m = e->live.module->self;
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_module_full_buffers(m, true) && kn_apply_modules(m, make_buffers_of, e);
+    ok = kn_module_full_buffers(m, false) && ok;
+    kn_scope_end(scope);
+    return ok;
 }
 
 kn_ema *kn_ema_new_(void *module, kn_ema_options o)
@@ -49,7 +93,7 @@ kn_ema *kn_ema_new_(void *module, kn_ema_options o)
     kn_live_begin(&e->live, m);
     e->value = kn_host_calloc((size_t)n + 1, sizeof *e->value);
     bool mode = kn_set_grad_mode(false);
-    bool ok = e->value && kn_marks_begin(&e->marks, p, n) && make_slots(e, p);
+    bool ok = e->value && kn_marks_begin(&e->marks, p, n) && make_slots(e, p) && make_buffers(e);
     kn_set_grad_mode(mode);
     if (ok)
         return e;
@@ -70,12 +114,42 @@ void kn_ema_free(kn_ema *e)
         e->live.module->averaged = false;
     for (int i = 0; e->value && i < e->slots; i++)
         kn_tensor_free(e->value[i]);
+    for (int64_t i = 0; i < e->buffers; i++)
+        kn_tensor_free(e->buffer[i].value);
+    kn_host_free(e->buffer);
     kn_marks_end(&e->marks);
     kn_host_free(e->value);
     kn_host_free(e);
 }
 
 /* ---- use ------------------------------------------------------------------------------------- */
+
+typedef struct seen {
+    const kn_ema *e;
+    int64_t found; /* of the slots */
+    bool other;    /* a buffer without one */
+} seen;
+
+static bool see_buffers_of(kn_module *m, void *arg)
+{
+    seen *s = arg;
+    for (int i = 0; i < kn_module_buffers(m); i++) {
+        const buffer_slot *b = find_buffer(s->e, kn_module_buffer_at(m, i, NULL));
+        s->other |= !b;
+        s->found += b && b - s->e->buffer == s->found; /* shared ones were found before */
+    }
+    return true;
+}
+
+static bool same_buffers(const kn_ema *e, const char *what)
+{
+    seen s = { .e = e };
+    return !e->o.use_buffers ||
+           (kn_apply_modules(e->live.module->self, see_buffers_of, &s) && !s.other &&
+            s.found == e->buffers) ||
+           kn_fail("%s: the module has other buffers than at kn_ema_new; make the averages anew",
+                   what);
+}
 
 /* The parameters, as many and as cut as when e was made; NULL with an error. */
 static const kn_param *params_of(const kn_ema *e, const char *what)
@@ -84,7 +158,9 @@ static const kn_param *params_of(const kn_ema *e, const char *what)
     if (!kn_ok() || !kn_given(e, what, "the averages") || !lives(e, what))
         return NULL;
     int n = kn_params(e->live.module->self, &p);
-    return kn_ok() && kn_marks_hold(&e->marks, p, n, "kn_ema", what) ? p : NULL;
+    return kn_ok() && kn_marks_hold(&e->marks, p, n, "kn_ema", what) && same_buffers(e, what)
+               ? p
+               : NULL;
 }
 
 /* The host may read and write the master where it is offloaded. */
@@ -103,6 +179,24 @@ static double decay_of(const kn_ema *e, int64_t n)
     return n == 0 ? 0 : e->o.warmup > 0 && early < e->o.decay ? early : e->o.decay;
 }
 
+/* x moves towards y. */
+static bool average(kn_tensor *value, kn_tensor *of, double decay)
+{
+    kn_array x = kn_array_of(value), y = kn_array_of(of);
+    kn_stream *s = kn_compute_stream(kn_device_of(of));
+    kn_binary_args mix = { .dst = x, .a = x, .b = y, .kind = KN_LERP, .p0 = 1 - decay };
+    kn_copy_args copy = { x, y };
+    return kn_numel(of) == 0 ||
+           (decay == 0 || !kn_dtype_is_float(of->dtype) ? KN_LAUNCH(s, KN_K_COPY, copy)
+                                                        : KN_LAUNCH(s, KN_K_BINARY, mix));
+}
+
+/* Shows the buffers' own values, or hides them again. */
+static bool show_buffers(const kn_ema *e, bool full)
+{
+    return e->buffers == 0 || kn_module_full_buffers(e->live.module->self, full);
+}
+
 bool kn_ema_update(kn_ema *e)
 {
     const kn_param *p = params_of(e, "kn_ema_update");
@@ -116,15 +210,15 @@ bool kn_ema_update(kn_ema *e)
             continue;
         if (!settle(&p[i], "kn_ema_update"))
             return false;
-        kn_array x = kn_array_of(e->value[i]), y = kn_array_of(p[i].master);
-        kn_stream *s = kn_compute_stream(kn_device_of(p[i].master));
-        kn_binary_args mix = { .dst = x, .a = x, .b = y, .kind = KN_LERP, .p0 = 1 - decay };
-        kn_copy_args copy = { x, y };
-        if (!(decay == 0 ? KN_LAUNCH(s, KN_K_COPY, copy) : KN_LAUNCH(s, KN_K_BINARY, mix)))
+        if (!average(e->value[i], p[i].master, decay))
             return false;
     }
+    bool ok = show_buffers(e, true);
+    for (int64_t i = 0; ok && i < e->buffers; i++)
+        ok = average(e->buffer[i].value, e->buffer[i].buffer, decay);
+    ok = show_buffers(e, false) && ok;
     e->updates++;
-    return kn_ok();
+    return ok && kn_ok();
 }
 
 static bool copy(kn_device d, kn_array to, kn_array from)
@@ -139,14 +233,14 @@ static bool exchange(kn_tensor *a, kn_tensor *b, const kn_tensor *room)
     kn_array x = kn_array_of(a), y = kn_array_of(b);
     if (kn_numel(a) == 0)
         return true;
-    kn_array was = kn_array_make(kn_array_of(room).data, a->dtype, 1, a->shape);
+    kn_array was = kn_array_make(kn_array_of(room).data, a->dtype, a->ndim, a->shape);
     bool ok = copy(d, was, x) && copy(d, x, y) && copy(d, y, was);
     kn_written(a);
     kn_written(b);
     return ok;
 }
 
-/* Room for the largest of the parameters on each device: what may fail does so before anything is
+/* Room for the largest of them on each device: what may fail does so before anything is
  * written. */
 static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[KN_MAX_DEVICES])
 {
@@ -156,6 +250,12 @@ static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[KN_MAX
         int64_t bytes = kn_numel(p[i].master) * (int64_t)kn_dtype_size(p[i].master->dtype);
         int64_t *of = &most[kn_device_of(p[i].master)];
         *of = e->value[i] && bytes > *of ? bytes : *of;
+    }
+    for (int64_t i = 0; i < e->buffers; i++) {
+        const kn_tensor *t = e->buffer[i].value;
+        int64_t bytes = kn_numel(t) * (int64_t)kn_dtype_size(t->dtype),
+                *of = &most[kn_device_of(t)];
+        *of = bytes > *of ? bytes : *of;
     }
     for (int d = 0; ok && d < KN_MAX_DEVICES; d++)
         if (most[d] > 0)
@@ -178,6 +278,12 @@ bool kn_ema_swap(kn_ema *e)
             ok = exchange(p[i].master, e->value[i], room[kn_device_of(p[i].master)]) &&
                  (!b || kn_bucket_drop_gathered(b, p[i].index));
     }
+    bool shown = ok && show_buffers(e, true);
+    ok = ok && shown;
+    for (int64_t i = 0; ok && i < e->buffers; i++)
+        ok = exchange(e->buffer[i].buffer, e->buffer[i].value,
+                      room[kn_device_of(e->buffer[i].value)]);
+    ok = (!shown || show_buffers(e, false)) && ok;
     kn_scope_end(scope);
     if (ok)
         e->live.module->averaged = e->swapped = !e->swapped;
@@ -202,6 +308,12 @@ kn_tensor *kn_ema_value(const kn_ema *e, int param)
         return e->value[param];
     kn_fail("kn_ema_value: parameter number %d doesn't exist; the module had %d", param, e->slots);
     return NULL;
+}
+
+kn_tensor *kn_ema_buffer(const kn_ema *e, const kn_tensor *buffer)
+{
+    const buffer_slot *b = lives(e, "kn_ema_buffer") ? find_buffer(e, buffer) : NULL;
+    return b ? b->value : NULL;
 }
 
 kn_module *kn_ema_module(const kn_ema *e)

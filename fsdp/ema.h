@@ -17,9 +17,13 @@ typedef struct kn_ema_options {
     /* Above 0: update number n (from 0) has the decay min(.decay, (1 + n) / (.warmup + n)), so that
      * early values fade; 10 is common. 0: .decay from the start. */
     double warmup;
+    /* Buffers have averages too, as in AveragedModel (those that aren't floats: the last values).
+     * A net with batch norm needs them: averaged weights with the statistics of the weights that
+     * are trained say little. */
+    bool use_buffers;
 } kn_ema_options;
 /* Averages of the parameters of module that are trainable now; buffers have none, the module's
- * count (AveragedModel's use_buffers = False). Each rank keeps the averages of its own parts, in
+ * count, unless .use_buffers. Each rank keeps the averages of its own parts, in
  * the masters' dtype, where optimizer state lies too: as many bytes as the masters. They are the
  * same bits for any number of ranks, strategy and layout. Make them after wrapping with fsdp.
  * Owned by the caller; NULL with an error. */
@@ -29,8 +33,8 @@ KN_API kn_ema *kn_ema_new_(void *module, kn_ema_options o);
 /* Before or after the module, which keeps what it holds. NULL is fine. From then on any call with e
  * is an error, as it is once the module was freed. */
 KN_API void kn_ema_free(kn_ema *e);
-/* average += (1 - decay)(value - average); the first one takes the values. Call it after each step.
- * An error while swapped. */
+/* average += (1 - decay)(value - average), of buffers as of parameters; the first one takes the
+ * values. Call it after each step. An error while swapped. */
 KN_API bool kn_ema_update(kn_ema *e);
 /* Exchanges averages and parameters, bit for bit: once for an evaluation with the averages, once
  * more to go on with the training. Before the first kn_ema_update the averages are the values that
@@ -47,6 +51,9 @@ KN_API kn_module *kn_ema_module(const kn_ema *e); /* that e was made for; borrow
  * the training's values. Borrowed. NULL for a parameter that was frozen; NULL with an error where
  * there is no such parameter. */
 KN_API kn_tensor *kn_ema_value(const kn_ema *e, int param);
+/* The average of a buffer of the module, in full precision and its shape; while swapped, the
+ * training's values. Borrowed. NULL without .use_buffers, and for another tensor. */
+KN_API kn_tensor *kn_ema_buffer(const kn_ema *e, const kn_tensor *buffer);
 
 #ifdef __cplusplus
 }

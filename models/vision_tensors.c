@@ -252,7 +252,8 @@ static bool read_one(const kn_vision_tensors *t, int i, void *module, const kn_e
         kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_value(ema, i) : NULL;
         return average ? kn_shard_read(module, i, average, host) : kn_param_read(module, i, host);
     }
-    return (kn_rank(comm) != 0 || kn_to_host(t->buffer[i], host, bytes)) &&
+    kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_buffer(ema, t->buffer[i]) : NULL;
+    return (kn_rank(comm) != 0 || kn_to_host(average ? average : t->buffer[i], host, bytes)) &&
            (kn_comm_size(comm) < 2 || kn_broadcast(comm, host, (int64_t)bytes, 0,
                                                    kn_compute_stream(KN_CPU), "buffer of a model"));
 }

@@ -181,6 +181,70 @@ bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
     return ok && kn_ok();
 }
 
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+static bool add_buffer(kn_entries *all, kn_tensor *handle, kn_tensor *t, int rank, bool mine,
+                       const char *before, const char *after)
+{
+    kn_entry e = { .kind = KN_ENTRY_BUFFER, .handle = handle, .rank = rank, .index = -1 };
+    e.dtype = kn_dtype_of(t);
+    e.ndim = kn_ndim(t);
+    memcpy(e.shape, kn_shape(t), (size_t)e.ndim * sizeof *e.shape);
+    e.tensor = mine ? t : NULL;
+    e.part = mine ? whole_of(&e) : (kn_interval){ 0 };
+    return add(all, e, before, after, "");
+}
+
+static bool has_buffer(const kn_entries *all, const kn_tensor *handle)
+{
+    bool found = false;
+    for (int i = 0; i < all->count && !found; i++)
+        found = all->list[i].kind == KN_ENTRY_BUFFER && all->list[i].handle == handle;
+    return found;
+}
+
+typedef struct adding {
+    kn_entries *all;
+    const kn_ema *ema;
+    bool trained; /* what trains beside averages, as "name.trained" */
+} adding;
+
+/* The values of a buffer that are wanted, as of a parameter. */
+static kn_tensor *buffer_of(kn_tensor *t, const kn_ema *ema, bool averages)
+{
+    kn_tensor *other = ema ? kn_ema_buffer(ema, t) : NULL;
+    return other && averages != kn_ema_swapped(ema) ? other : t;
+}
+
+static bool add_buffers_of(kn_module *m, void *arg)
+{
+    const adding *a = arg;
+    kn_entries *all = a->all;
+    const char *path = kn_module_path(m), *own;
+    bool ok = true;
+    for (int i = 0; ok && i < kn_module_buffers(m); i++) {
+        kn_tensor *t = kn_module_buffer_at(m, i, &own);
+        if (t && (!kn_module_buffer_saved(m, i) || (a->trained && !kn_ema_buffer(a->ema, t))))
+            continue;
+        kn_tensor *values = t ? buffer_of(t, a->ema, !a->trained) : NULL;
+        kn_tensor *handle = a->trained ? kn_ema_buffer(a->ema, t) : t; /* one of its own */
+        const size_t room = strlen(path) + strlen(own) + 2;
+        char *name = t ? kn_host_alloc(room) : NULL;
+        if (name)
+            snprintf(name, room, "%s%s%s", path, *path ? "." : "", own);
+        ok =
+            name && (has_buffer(all, handle) || !kn_entries_want(all, name) ||
+                     add_buffer(all, handle, values, 0, true, name, a->trained ? "trained" : NULL));
+        kn_host_free(name);
+    }
+    return ok && kn_ok();
+}
+
+bool kn_entries_add_buffers(kn_entries *e, const kn_ema *ema)
+{
+    return kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, false }) && kn_ok();
+}
+
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
 {
     const kn_param *p;
@@ -190,7 +254,8 @@ bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
         ok = !kn_ema_value(ema, i) ||
              add_param(e, &p[i], values_of(&p[i], i, ema, false),
                        (kn_entry){ .kind = KN_ENTRY_TRAINED }, p[i].name, "trained");
-    return ok && kn_ok();
+    return ok && kn_ok() &&
+           (!ema || kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, true }));
 }
 
 static bool add_optim(kn_entries *e, kn_optim *optim, bool all)
@@ -225,55 +290,10 @@ bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim)
 
 bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
 {
-    return kn_entries_add_params(e, ema) && kn_entries_add_buffers(e);
+    return kn_entries_add_params(e, ema) && kn_entries_add_buffers(e, ema);
 }
 
-/* ---- buffers --------------------------------------------------------------------------------- */
-
-static bool add_buffer(kn_entries *all, kn_tensor *t, int rank, bool mine, const char *before,
-                       const char *after)
-{
-    kn_entry e = { .kind = KN_ENTRY_BUFFER, .handle = t, .rank = rank, .index = -1 };
-    e.dtype = kn_dtype_of(t);
-    e.ndim = kn_ndim(t);
-    memcpy(e.shape, kn_shape(t), (size_t)e.ndim * sizeof *e.shape);
-    e.tensor = mine ? t : NULL;
-    e.part = mine ? whole_of(&e) : (kn_interval){ 0 };
-    return add(all, e, before, after, "");
-}
-
-static bool has_buffer(const kn_entries *all, const kn_tensor *t)
-{
-    bool found = false;
-    for (int i = 0; i < all->count && !found; i++)
-        found = all->list[i].kind == KN_ENTRY_BUFFER && all->list[i].handle == t;
-    return found;
-}
-
-static bool add_buffers_of(kn_module *m, void *arg)
-{
-    kn_entries *all = arg;
-    const char *path = kn_module_path(m), *own;
-    bool ok = true;
-    for (int i = 0; ok && i < kn_module_buffers(m); i++) {
-        kn_tensor *t = kn_module_buffer_at(m, i, &own);
-        if (t && !kn_module_buffer_saved(m, i))
-            continue;
-        const size_t room = strlen(path) + strlen(own) + 2;
-        char *name = t ? kn_host_alloc(room) : NULL;
-        if (name)
-            snprintf(name, room, "%s%s%s", path, *path ? "." : "", own);
-        ok = name && (has_buffer(all, t) || !kn_entries_want(all, name) ||
-                      add_buffer(all, t, 0, true, name, NULL));
-        kn_host_free(name);
-    }
-    return ok && kn_ok();
-}
-
-bool kn_entries_add_buffers(kn_entries *e)
-{
-    return kn_apply_modules(e->module, add_buffers_of, e) && kn_ok();
-}
+/* ---- buffers of other ranks ------------------------------------------------------------------ */
 
 bool kn_rank_buffer_name(char *name, size_t size, const char *buffer, int rank)
 {
@@ -290,8 +310,8 @@ bool kn_entries_add_rank_buffers(kn_entries *e, int ranks)
     for (int i = 0; ok && i < count; i++)
         for (int r = 1; ok && e->list[i].differs && e->list[i].rank == 0 && r < ranks; r++) {
             snprintf(after, sizeof after, "rank%d", r);
-            ok = add_buffer(e, e->list[i].tensor, r, own && r == kn_rank(e->comm), e->list[i].name,
-                            after);
+            ok = add_buffer(e, e->list[i].handle, e->list[i].tensor, r,
+                            own && r == kn_rank(e->comm), e->list[i].name, after);
         }
     return ok && kn_ok();
 }

@@ -76,7 +76,7 @@ bool kn_entries_want(const kn_entries *e, const char *name);
  * one. */
 bool kn_entries_add_model(kn_entries *e, const kn_ema *ema);
 bool kn_entries_add_params(kn_entries *e, const kn_ema *ema);
-bool kn_entries_add_buffers(kn_entries *e);
+bool kn_entries_add_buffers(kn_entries *e, const kn_ema *ema);
 /* The states of optim's parameters: of trainable ones also where no step needed them yet, of frozen
  * ones where there are some. optim was made for the module or for one at or below it, or around
  * it. */
@@ -84,7 +84,7 @@ bool kn_entries_add_optim(kn_entries *e, const kn_optim *optim);
 /* All states that optim's parameters can have, to be loaded: .tensor is NULL of those that aren't
  * there yet, and nothing is made. */
 bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim);
-/* What the parameters with an average train. */
+/* What parameters and buffers with an average train. */
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema);
 /* "<buffer>.rank<K>", K from 1 to ranks - 1, of each buffer in the list that .differs. Rank K holds
  * its own where comm has so many ranks; else nobody does. */

@@ -2,6 +2,7 @@
  * the model, the changes of its images, the rates and the optimizer. */
 #include "kernels/error.h"
 #include "models/programs/image_settings.h"
+#include "models/record.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -88,6 +89,8 @@ static const kn_option training_rows[] = {
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated and saved as the model; 0: none",
       .max = 0.99999999 },
+    { "ema-buffers", KN_OPTION_FLAG, AT(ema_buffers), "true",
+      "averages have statistics of batch norms of their own" },
     { "clip", KN_OPTION_FLOAT, RUN(clip), "0", "largest norm of the gradient; 0: no clipping" },
     { "clip-norm", KN_OPTION_STRING, RUN(clip_order), "2",
       "p of that norm: a number above 0, or inf" },
@@ -284,6 +287,15 @@ bool image_settings_names(const image_settings *s, const kn_image_set *train,
     }
     kn_host_free(saved.label);
     return ok;
+}
+
+/* ---- older checkpoints ----------------------------------------------------------------------- */
+
+bool image_settings_older(kn_options *o, const kn_checkpoint *from)
+{
+    char text[32];
+    return !from || kn_checkpoint_option(from, "ema-buffers", text, sizeof text) ||
+           (kn_ok() && kn_options_set(o, "ema-buffers", "false"));
 }
 
 /* ---- weights to begin with ------------------------------------------------------------------- */

@@ -13,7 +13,7 @@ typedef struct image_settings {
     int64_t image, workers, patch, eval_epochs, pad;
     double epochs, momentum, dropout;
     double jitter, erase, mixup, cutmix, smoothing;
-    bool flip, sync_bn, nesterov, skip_bad;
+    bool flip, sync_bn, nesterov, skip_bad, ema_buffers;
 } image_settings;
 
 /* Makes s->run.table. */
@@ -34,6 +34,9 @@ bool image_settings_classes(const char *data, const kn_image_set *train, const k
  * are numbers in the order of the names, so that another name may shift them. */
 bool image_settings_names(const image_settings *s, const kn_image_set *train,
                           const kn_checkpoint *from);
+/* Sets the options whose default was another one when from was saved: averages had no statistics of
+ * their own. */
+bool image_settings_older(kn_options *o, const kn_checkpoint *from);
 /* Rows and columns of the model's images. */
 int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
 /* The changes of training (train) and of evaluation images. */

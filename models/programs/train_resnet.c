@@ -103,6 +103,7 @@ static bool read_options(image_run *r, int argc, char **argv)
     if (kn_options_help_wanted(t->options))
         return true;
     return training_open(t, s->out, s->resume, s->overwrite) && training_place(t, s) &&
+           image_settings_older(t->options, t->from) &&
            (!r->s.init || (r->init = image_settings_init(&r->s, t->options, t->world)) != NULL);
 }
 
@@ -212,7 +213,8 @@ static bool prepare(image_run *r)
     t->optim = image_settings_optim(&r->s, &r->model);
     if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
-    if (s->ema > 0 && !(t->ema = kn_ema_new(&r->model, .decay = s->ema)))
+    if (s->ema > 0 &&
+        !(t->ema = kn_ema_new(&r->model, .decay = s->ema, .use_buffers = r->s.ema_buffers)))
         return false;
     if (!t->optim || !training_load(t))
         return false;

@@ -339,13 +339,18 @@ static bool refuse_diverged(training *t, const step_report *p)
         (long long)p->step, p->val_loss, t->plan.out ? ", or --resume the last checkpoint" : "");
 }
 
-/* An evaluation settles the model, also where a stop request leaves it out: a resumed run goes on
- * as if it had been. */
+static bool settle_model(training *t)
+{
+    return !t->task.settle || t->task.settle(t->task.arg);
+}
+
+/* An evaluation settles the model, with and without averages, also where a stop request leaves it
+ * out: a resumed run goes on as if it had been. */
 static bool settle_and_evaluate(training *t, step_report *p)
 {
-    if (t->task.settle && !t->task.settle(t->task.arg))
+    if (!settle_model(t) || !swap_averages(t) || (t->ema && !settle_model(t)))
         return false;
-    return t->stop || (swap_averages(t) && evaluate(t, p) && swap_averages(t));
+    return (t->stop || evaluate(t, p)) && swap_averages(t);
 }
 
 /* After a step: evaluation, report, saving, a sample. A stop request leaves only the saving. */

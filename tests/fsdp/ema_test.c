@@ -171,6 +171,42 @@ KN_TEST(ema, formula)
     kn_module_free(&m);
 }
 
+/* Buffers have averages where they are asked for (AveragedModel with use_buffers), and change
+ * places with the parameters'; what is no float is copied. */
+KN_TEST(ema, buffers)
+{
+    for (int use = 0; use < 2; use++) {
+        two m;
+        KN_CHECK(two_init(&m, KN_CPU, KN_F64));
+        kn_tensor *mean =
+                      kn_declare_buffer(&m, "mean", KN_F64, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(2, 3)),
+                  *seen = kn_declare_buffer(&m, "seen", KN_I64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR);
+        KN_CHECK(mean && seen && kn_materialize(&m, KN_CPU, 7), "%s", kn_error());
+        kn_ema *e = kn_ema_new(&m, .decay = 0.5, .use_buffers = use);
+        static const double want[] = { 1, 1.5, 3.25, 6.625 }; /* torch 2.15's, of 1, 2, 5, 10 */
+        KN_CHECK(!kn_ema_buffer(e, mean) == !use && !kn_ema_buffer(e, kn_ema_value(e, 0)));
+        for (int n = 0; n < 4; n++) {
+            KN_CHECK(kn_fill_(mean, 1 + n * n) && kn_fill_(seen, n) && kn_ema_update(e), "%s",
+                     kn_error());
+            for (int swap = 0; swap < 2; swap++) {
+                const double *own = kn_data(mean), now = swap && use ? want[n] : 1 + n * n;
+                KN_CHECK(own[0] == now && own[5] == now, "step %d: %g", n, own[0]);
+                KN_CHECK(((int64_t *)kn_data(seen))[0] == n);
+                if (use) {
+                    const double *other = kn_data(kn_ema_buffer(e, mean));
+                    KN_CHECK(other[5] == (swap ? 1 + n * n : want[n]), "step %d: %g", n, other[5]);
+                }
+                KN_CHECK(kn_ema_swap(e), "%s", kn_error());
+            }
+        }
+        KN_CHECK(kn_declare_buffer(&m, "late", KN_F64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR));
+        KN_CHECK(kn_ema_update(e) == !use);
+        KN_CHECK(!use || error_has("kn_ema_update: the module has other buffers", "anew"));
+        kn_ema_free(e);
+        kn_module_free(&m);
+    }
+}
+
 static double first_of(kn_tensor *t)
 {
     float x[64];
