@@ -183,7 +183,7 @@ bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-static bool add_buffer(kn_entries *all, kn_tensor *handle, kn_tensor *t, int rank, bool mine,
+static bool add_buffer(kn_entries *all, const kn_tensor *handle, kn_tensor *t, int rank, bool mine,
                        const char *before, const char *after)
 {
     kn_entry e = { .kind = KN_ENTRY_BUFFER, .handle = handle, .rank = rank, .index = -1 };

@@ -183,7 +183,7 @@ KN_TEST(ema, buffers)
                   *seen = kn_declare_buffer(&m, "seen", KN_I64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR);
         KN_CHECK(mean && seen && kn_materialize(&m, KN_CPU, 7), "%s", kn_error());
         kn_ema *e = kn_ema_new(&m, .decay = 0.5, .use_buffers = use);
-        static const double want[] = { 1, 1.5, 3.25, 6.625 }; /* torch 2.15's, of 1, 2, 5, 10 */
+        static const double want[] = { 1, 1.5, 3.25, 6.625 }; /* torch 2.15, of 1, 2, 5, 10 */
         KN_CHECK(!kn_ema_buffer(e, mean) == !use && !kn_ema_buffer(e, kn_ema_value(e, 0)));
         for (int n = 0; n < 4; n++) {
             KN_CHECK(kn_fill_(mean, 1 + n * n) && kn_fill_(seen, n) && kn_ema_update(e), "%s",
