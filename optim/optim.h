@@ -278,10 +278,11 @@ KN_API void kn_scaler_free(kn_scaler *s);
  * While gradients with an earlier scale wait for an optimizer's step, losses get that one. */
 KN_API kn_tensor *kn_scale_loss(kn_scaler *s, kn_tensor *loss);
 /* kn_step where every gradient of every rank is finite; else consumes the gradients, leaves
- * parameters and optimizer as they are and lowers the scale. Collective where the module is
- * sharded; every rank does the same. Returns true in both cases. Error: gradients overflow at the
- * smallest scale; gradients that carry another scale or none; a second optimizer without .several;
- * with it, one that stepped in this iteration already. */
+ * parameters and optimizer as they are and lowers the scale. Gradients that are clipped by a norm
+ * were looked at by the clip. Collective where the module is sharded; every rank does the same.
+ * Returns true in both cases. Error: gradients overflow at the smallest scale; gradients that carry
+ * another scale or none; a second optimizer without .several; with it, one that stepped in this
+ * iteration already. */
 KN_API bool kn_scaler_step(kn_scaler *s, kn_optim *o);
 /* Ends an iteration of a scaler for .several optimizers (GradScaler.update): lowers the scale if a
  * step since the last one was skipped, else counts a good one. An error where none was taken. */

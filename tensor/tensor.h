@@ -95,7 +95,9 @@ KN_API bool kn_fetch_end(kn_fetch *f, void *host, size_t bytes);
 /* The bytes themselves (CPU tensors; contiguous; NULL and an error otherwise). Writing through it
  * is an in-place write that must be announced with kn_bump_version(). */
 KN_API void *kn_data(const kn_tensor *t);
-KN_API void kn_bump_version(kn_tensor *t); /* t's bytes were written */
+/* t's bytes were written. Inside a call that recomputes that is an error for tensors from outside,
+ * whose old bytes nobody has any more: write those by kn_write_data or an operation. */
+KN_API void kn_bump_version(kn_tensor *t);
 /* "f32[2,3]"; prints values as nested rows, "..." in the middle of long dims. */
 KN_API char *kn_describe(const kn_tensor *t, char *buf, size_t size);
 KN_API bool kn_print(FILE *out, const kn_tensor *t);

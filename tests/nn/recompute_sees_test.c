@@ -4,9 +4,10 @@
 
 /* ---- forwards -------------------------------------------------------------------------------- */
 
+/* Its tanh saves values that the mask has a part in. */
 static kn_tensor *drops(part *p, kn_tensor *x)
 {
-    return kn_call(&p->drop, plain(p, x));
+    return kn_tanh(kn_call(&p->drop, plain(p, x)));
 }
 
 static kn_tensor *reads_other(part *p, kn_tensor *x)

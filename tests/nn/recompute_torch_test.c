@@ -12,7 +12,7 @@
 
 static kn_tensor *drops_twice(part *p, kn_tensor *x)
 {
-    return kn_call(&p->drop, kn_dropout(plain(p, x), 0.5));
+    return kn_tanh(kn_call(&p->drop, kn_dropout(plain(p, x), 0.5)));
 }
 
 static kn_values x_exp_forward(kn_function_run *run, kn_values in)
