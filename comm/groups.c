@@ -5,7 +5,7 @@
 
 kn_comm *kn_comm_dup(kn_comm *c, const char *name)
 {
-    return kn_comm_split(c, 0, c ? c->rank : 0, name);
+    return kn_comm_split(c, 0, 0, name); /* equal keys: in the order of c's ranks */
 }
 
 kn_comm *kn_comm_around(kn_comm *a, kn_comm *b)

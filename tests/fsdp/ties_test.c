@@ -83,7 +83,7 @@ static bool step(net *m, kn_optim *o, float *norm)
  * have it. */
 static bool goes_on(net *m, const kn_tensor *w, const char *name)
 {
-    float before[SIZE], after[SIZE], averages[SIZE] = { 0 }, norm;
+    float before[SIZE], after[SIZE], averages[SIZE] = { 0 }, norm = 0;
     kn_optim *o = kn_sgd(m, .lr = 0.5);
     kn_ema *e = kn_ema_new(m, .decay = 0.5);
     double sum = 0;

@@ -123,7 +123,7 @@ static kn_state *all_of(net *m, opts *x)
     kn_state *s = kn_state_dict(m, .prefix = "m.");
     bool ok = s != NULL;
     for (int i = 0; ok && i < 3; i++) {
-        char prefix[8];
+        char prefix[16];
         snprintf(prefix, sizeof prefix, "%d.", i);
         if (i < 2 ? i < x->count : x->plain) {
             kn_state *one = kn_optim_state_dict(x->o[i], .prefix = prefix);
