@@ -54,7 +54,7 @@ static bool mark_buffers(const kn_checkpoint *c, kn_loading *l)
 {
     const kn_state *names = l->source[REST].names;
     int64_t differ = 0;
-    for (int i = 0; i < l->source[MODEL].end; i++) {
+    for (int i = 0; i < l->all.count; i++) {
         kn_entry *e = &l->all.list[i];
         if (e->kind != KN_ENTRY_BUFFER)
             continue;

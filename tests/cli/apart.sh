@@ -105,5 +105,5 @@ pair
 check "a copy of the data" succeeds
 second[2]=$TMP/other
 pair
-check "other data" refuses "data: --data is 2376 + 264 tokens of 28 kinds (hash "
+check "other data" refuses "data: --data is 2376 + 264 tokens of 28 kinds, hash "
 finish
