@@ -48,6 +48,8 @@ HOT = [
     Hot("pieces_kernel", r"float, (lion|sgd)_step", 4, 2),
     Hot("pieces_kernel", r"double, adamw_step", 4, 3),
     Hot("pieces_kernel", r"double, (lion|sgd)_step", 3, 2),
+    Hot("pieces_kernel", rf"{HALVES}, adamw_step", 4, 3),
+    Hot("pieces_kernel", rf"{HALVES}, (lion|sgd)_step", 3, 2),
     Hot("absmax_kernel", r"", 4, 0),
     Hot("fixed_sum_kernel", r"", 4, 0),
     # Rows. Four loads of a pass are on their way at once.

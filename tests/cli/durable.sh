@@ -360,12 +360,12 @@ forged() {
 }
 echo mine >"$TMP/mine"
 for name in log out offload resume; do
-    forged "s['record']['$name'] = '$TMP/mine'"
+    forged "s['record']['options']['$name'] = '$TMP/mine'"
     run "$train" --resume "$TMP/w" --threads 1
     check "--$name is never taken from a file" fails "--$name"
 done
 check "nothing was appended" test "$(cat "$TMP/mine")" = mine
-forged "s['record']['out'] = '$TMP/elsewhere/deep'"
+forged "s['record']['options']['out'] = '$TMP/elsewhere/deep'"
 run "$train" --resume "$TMP/w" --threads 1
 check "and no folder made" test ! -e "$TMP/elsewhere"
 for size in "'vocab'] = 1 << 29" "'ctx'] = 1 << 29" "'embd'] = 1 << 22" "'layers'] = 90000"; do
@@ -373,7 +373,7 @@ for size in "'vocab'] = 1 << 29" "'ctx'] = 1 << 29" "'embd'] = 1 << 22" "'layers
     run timeout 300 bash -c "ulimit -v 4000000; exec '$generate' --from '$TMP/w' --threads 1"
     check "sizes that the files don't have are refused ($size)" fails "other sizes"
 done
-forged "s['record']['a\\\\x1b[2J\\\\u009b\\\\nb'] = 'x'"
+forged "s['record']['options']['a\\\\x1b[2J\\\\u009b\\\\nb'] = 'x'"
 run "$train" --resume "$TMP/w" --threads 1
 check "an option's name is refused" fails "the checkpoint records an option"
 check "without its control characters" test -z "$(LC_ALL=C grep -P '\x1b|\xc2\x9b' "$TMP/output")"
