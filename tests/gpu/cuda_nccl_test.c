@@ -406,7 +406,9 @@ KN_TEST(cuda_nccl, many_communicators_end_together)
 {
     how = "dies";
     nccl->slow_abort_ms = 50;
-    on(2, many_rank);
+    on(2, many_rank); /* on a slow machine the supervisor may end rank 0 before it aborts any */
+    for (int i = 0; i < 4 && b->aborts == 0; i++)
+        on(2, many_rank);
     KN_CHECK(strstr(b->error[0], "rank 1 "), "%s", b->error[0]);
     KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
 }
