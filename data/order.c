@@ -98,8 +98,9 @@ int64_t kn_loader_round(const kn_loader *l)
 
 static void go_to(kn_loader *l, int64_t round, int64_t origin)
 {
-    if (round != l->round || origin != l->origin)
-        kn_loader_pool_reset(l);
+    if (round == l->round && origin == l->origin) /* which the workers read */
+        return;
+    kn_loader_pool_reset(l);
     l->round = round;
     l->origin = origin;
 }
