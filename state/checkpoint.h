@@ -14,8 +14,7 @@
  * for every number of ranks, strategy and layout, so a checkpoint of one is loaded into any other.
  * Buffers belong to each rank (batch norm's statistics are of the images that the rank saw). A load
  * with an optimizer on as many ranks as saved returns each rank's own buffers; any other load gives
- * those of rank 0 to all. Checkpoints of the first form (model.safetensors, optimizer.safetensors,
- * state.json in the folder itself) are read as well. */
+ * those of rank 0 to all. */
 #ifndef KNAP_STATE_CHECKPOINT_H
 #define KNAP_STATE_CHECKPOINT_H
 
@@ -118,17 +117,16 @@ KN_API bool kn_checkpoint_wait(kn_run_folder *f);
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Opens a checkpoint: RUN, whose newest whole one it takes, RUN/step-N, RUN/best, or a folder of
- * the first form. Where RUN's newest isn't whole, it says so on standard error and takes the one
- * before. Another program's tensors are a checkpoint of step 0 with a model alone: a folder of
- * .safetensors files (a Hugging Face model), with its model.safetensors.index.json or without, such
- * an index, or one file. Changes nothing in the folder; a run may save there meanwhile. The same on
- * all ranks of comm (NULL: kn_world()), which must outlive the result. Collective. The caller frees
- * the result; NULL with an error. */
+/* Opens a checkpoint: RUN, whose newest whole one it takes, RUN/step-N or RUN/best. Where RUN's
+ * newest isn't whole, it says so on standard error and takes the one before. Another program's
+ * tensors are a checkpoint of step 0 with a model alone: a folder of .safetensors files (a Hugging
+ * Face model), with its model.safetensors.index.json or without, such an index, or one file.
+ * Changes nothing in the folder; a run may save there meanwhile. The same on all ranks of comm
+ * (NULL: kn_world()), which must outlive the result. Collective. The caller frees the result; NULL
+ * with an error. */
 KN_API kn_checkpoint *kn_checkpoint_open(const char *dir, kn_comm *comm);
 /* The same, but a checkpoint is whole only if every byte of its tensors has the checksum that was
- * saved with it. The ranks share the reading, tensor by tensor; kn_checkpoint_open reads none.
- * Those of the first form have no checksums. */
+ * saved with it. The ranks share the reading, tensor by tensor; kn_checkpoint_open reads none. */
 KN_API kn_checkpoint *kn_checkpoint_open_checked(const char *dir, kn_comm *comm);
 /* Sets aside what isn't whole, where the run that claimed f goes on from c: newer checkpoints of
  * f's folder that c's opening passed over become step-N.damaged (or step-N.damaged-2, and so on),

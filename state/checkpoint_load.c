@@ -11,21 +11,17 @@ enum { MODEL, REST, OPTIMS }; /* sources: the model, what belongs to no named op
 /* ---- counts ---------------------------------------------------------------------------------- */
 
 typedef struct counts {
-    int64_t steps, updates;
+    int64_t updates;
     kn_scaler_state scaler;
     bool scaled;
 } counts;
 
-/* The optimizer's step count is less than the run's where a scaler skipped steps, and unrelated
- * where the caller counts something else. */
 static bool read_counts(const kn_checkpoint *c, const kn_checkpoint_load_options *o, counts *n)
 {
     const json_t *saved = json_object_get(c->state, "scaler"),
                  *scale = json_object_get(saved, "scale");
-    *n = (counts){ .steps = c->step, .scaled = o->scaler && scale };
-    if ((json_object_get(c->state, "optimizer_steps") &&
-         !kn_folder_int(c->state, "optimizer_steps", 0, INT64_MAX, &n->steps, c->dir)) ||
-        (o->ema && !kn_folder_int(c->state, "ema_updates", 0, INT64_MAX, &n->updates, c->dir)))
+    *n = (counts){ .scaled = o->scaler && scale };
+    if (o->ema && !kn_folder_int(c->state, "ema_updates", 0, INT64_MAX, &n->updates, c->dir))
         return false;
     n->scaler.scale = json_number_value(scale);
     return !n->scaled ||
@@ -43,10 +39,8 @@ static bool set_counts(const kn_checkpoint_load_options *o, const counts *n)
 
 static bool check_optimizer(const kn_checkpoint *c)
 {
-    return (c->has_optimizer && (c->optimizer || !c->first_form)) ||
-           kn_fail("%s: there is no optimizer.safetensors; the checkpoint was saved without an "
-                   "optimizer, or is damaged",
-                   c->dir);
+    return c->has_optimizer ||
+           kn_fail("%s was saved without an optimizer; load the module alone", c->dir);
 }
 
 /* Marks the buffers that the checkpoint holds for each rank. */
@@ -81,20 +75,7 @@ static bool add_source(kn_loading *l, const kn_state *s, const char *optim, kn_o
     return kn_source_names(l, x, s, optim);
 }
 
-/* The numbers are those of the first form, or of before there were any: how many steps. */
-static bool old_values(const kn_checkpoint *c, kn_source *x, int64_t steps)
-{
-    const kn_param *p;
-    const int n = x->optim ? kn_params(kn_optim_module(x->optim), &p) : 0;
-    x->no_values = x->optim && !c->has_values;
-    if (!x->no_values)
-        return true;
-    x->values = (kn_optim_values){ .steps = steps, .lr = -1 };
-    return kn_optim_values_own(&x->values, x->optim, n);
-}
-
-static bool add_rest(const kn_checkpoint *c, kn_loading *l, const kn_checkpoint_load_options *o,
-                     int64_t steps)
+static bool add_rest(const kn_checkpoint *c, kn_loading *l, const kn_checkpoint_load_options *o)
 {
     if ((o->optim && !kn_entries_add_optim_all(&l->all, o->optim)) ||
         !kn_entries_add_trained(&l->all, o->ema) ||
@@ -103,7 +84,7 @@ static bool add_rest(const kn_checkpoint *c, kn_loading *l, const kn_checkpoint_
          (!mark_buffers(c, l) || !kn_entries_add_rank_buffers(&l->all, (int)c->buffer_ranks))))
         return false;
     l->source[REST].end = l->all.count;
-    bool ok = old_values(c, &l->source[REST], steps);
+    bool ok = true;
     for (int k = 0; ok && k < o->optim_count; k++) {
         kn_optim *optim = o->optims[k].optim;
         ok = kn_entries_add_optim_all(&l->all, optim) &&
@@ -113,7 +94,7 @@ static bool add_rest(const kn_checkpoint *c, kn_loading *l, const kn_checkpoint_
 }
 
 static bool list(const kn_checkpoint *c, kn_loading *l, void *module,
-                 const kn_checkpoint_load_options *o, int64_t steps)
+                 const kn_checkpoint_load_options *o)
 {
     const bool some = o->optim || o->optim_count > 0;
     if (!kn_entries_begin(&l->all, module, kn_entries_comm(module, c->comm)))
@@ -125,8 +106,7 @@ static bool list(const kn_checkpoint *c, kn_loading *l, void *module,
     l->all.only = o->only;
     l->all.except = o->except;
     return kn_entries_add_model(&l->all, o->ema) &&
-           add_source(l, c->names[KN_PART_MODEL], NULL, NULL) &&
-           (!some || add_rest(c, l, o, steps));
+           add_source(l, c->names[KN_PART_MODEL], NULL, NULL) && (!some || add_rest(c, l, o));
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
@@ -149,8 +129,8 @@ static bool load(const kn_checkpoint *c, void *module, const kn_checkpoint_load_
     l.prefix = prefix;
     const bool some = o->optim || o->optim_count > 0;
     bool ok = prefix && kn_loading_options(names, what) &&
-              (!some || (check_optimizer(c) && read_counts(c, o, &n))) &&
-              list(c, &l, module, o, n.steps) && kn_loading_check(&l);
+              (!some || (check_optimizer(c) && read_counts(c, o, &n))) && list(c, &l, module, o) &&
+              kn_loading_check(&l);
     ok = kn_agree(c->comm, ok) && ok && kn_loading_write(&l) && set_counts(o, &n);
     ok = kn_loading_end(&l, ok);
     kn_host_free(source);

@@ -5,7 +5,6 @@
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
 #include "tensor/checksum.h"
-#include "tensor/safetensors.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
 
@@ -134,40 +133,9 @@ static bool open_part(kn_checkpoint *c, int which, kn_pieces **part)
            check_listed(c, name, *part);
 }
 
-/* A file of the first form is of the save, and of the step, of its state.json. */
-static bool check_first(const kn_checkpoint *c, const char *path)
-{
-    kn_safetensors *f = kn_safetensors_open(path);
-    if (!f)
-        return false;
-    const char *save = kn_safetensors_meta(f, "save"), *step = kn_safetensors_meta(f, "step");
-    bool ok = strcmp(save ? save : "", c->id) == 0 && (!step || strtoll(step, NULL, 10) == c->step);
-    if (!ok)
-        kn_fail("%s is of step %s, but %s of another save, of step %lld: the files belong to two "
-                "checkpoints",
-                path, step ? step : "unknown", KN_STATE_FILE, (long long)c->step);
-    kn_safetensors_close(f);
-    return ok;
-}
-
-static bool open_first(kn_checkpoint *c, const char *name, kn_pieces **part, bool needed)
-{
-    char path[KN_FOLDER_PATH];
-    if (!kn_folder_path(path, c->dir, name, ""))
-        return false;
-    struct stat st;
-    const int there = needed ? 1 : kn_look(path, &st); /* generating needs none */
-    return there == 0 ||
-           (there > 0 && check_first(c, path) && (*part = kn_pieces_open(path)) != NULL);
-}
-
 static bool open_tensors(kn_checkpoint *c)
 {
-    const json_t *steps = json_object_get(c->state, "optimizer_steps");
-    c->has_optimizer = c->first_form ? !json_is_null(steps) : json_is_integer(steps);
-    if (c->first_form)
-        return open_first(c, "model.safetensors", &c->model, true) &&
-               (!c->has_optimizer || open_first(c, "optimizer.safetensors", &c->optimizer, false));
+    c->has_optimizer = json_is_integer(json_object_get(c->state, "optimizer_steps"));
     return check_names(c) && open_part(c, KN_PART_MODEL, &c->model) &&
            open_part(c, KN_PART_OPTIMIZER, &c->optimizer);
 }
@@ -229,31 +197,12 @@ static bool add_listed(kn_checkpoint *c, const json_t *listed)
                    c->dir, name);
 }
 
-/* The first form has one file of its program, which may be of another save. */
-static bool check_tokenizer(const kn_checkpoint *c)
-{
-    const kn_own_file *f = &c->file[0];
-    json_error_t e;
-    json_t *j = kn_json_parse(f->data, f->size, JSON_ALLOW_NUL, f->name, &e);
-    const char *save = json_string_value(json_object_get(j, "save"));
-    bool ok = kn_ok() && (!j || strcmp(save ? save : "", c->id) == 0);
-    json_decref(j);
-    return ok ||
-           kn_fail("%s/tokenizer.json and %s belong to two checkpoints", c->dir, KN_STATE_FILE);
-}
-
 static bool open_files(kn_checkpoint *c)
 {
     const json_t *list = json_object_get(c->state, "own_files");
-    const json_t *tokenizer = json_object_get(c->state, "tokenizer");
-    const size_t n = c->first_form ? 1 : json_array_size(list);
+    const size_t n = json_array_size(list);
     c->file = kn_host_calloc(n + 1, sizeof *c->file);
-    if (!c->file)
-        return false;
-    if (c->first_form)
-        return json_is_null(tokenizer) ||
-               (add_file(c, "tokenizer.json", KN_STATE_MOST) && check_tokenizer(c));
-    bool ok = true;
+    bool ok = c->file != NULL;
     for (size_t i = 0; ok && i < n; i++)
         ok = add_listed(c, json_array_get(list, i));
     return ok;
@@ -279,21 +228,14 @@ static char *text_of(const kn_checkpoint *c, const char *key)
 
 static bool read_state(kn_checkpoint *c)
 {
-    int64_t version;
     if (!(c->state = kn_folder_state(c->dir)) ||
-        !kn_folder_int(c->state, "version", 1, KN_STATE_VERSION, &version, c->dir) ||
-        !kn_folder_int(c->state, "step", 0, INT64_MAX, &c->step, c->dir))
+        !kn_folder_int(c->state, "step", 0, INT64_MAX, &c->step, c->dir) ||
+        !kn_folder_int(c->state, "buffer_ranks", 1, 1 << 20, &c->buffer_ranks, c->dir))
         return false;
-    c->first_form = version == 1;
-    const char *id = json_string_value(json_object_get(c->state, c->first_form ? "save" : "id"));
+    const char *id = json_string_value(json_object_get(c->state, "id"));
     snprintf(c->id, sizeof c->id, "%s", id ? id : "");
-    c->buffer_ranks = 1;
-    const char *ranks = c->first_form ? "ranks" : "buffer_ranks";
-    if ((!c->first_form || json_object_get(c->state, ranks)) &&
-        !kn_folder_int(c->state, ranks, 1, 1 << 20, &c->buffer_ranks, c->dir))
-        return false;
     c->config = text_of(c, "model");
-    c->record = c->config ? text_of(c, c->first_form ? "options" : "record") : NULL;
+    c->record = c->config ? text_of(c, "record") : NULL;
     return c->record != NULL;
 }
 
@@ -303,13 +245,12 @@ static bool name_all(kn_checkpoint *c)
     json_t *values = json_object_get(c->state, "values");
     char where[KN_FOLDER_PATH + 16];
     snprintf(where, sizeof where, "%s/%s", c->dir, KN_STATE_FILE);
-    c->has_values = json_is_object(values);
     for (int k = 0; k < KN_PARTS; k++) {
         kn_pieces *p = k == KN_PART_MODEL ? c->model : c->optimizer;
         if (!(c->names[k] = kn_state_new()) || !kn_state_add_pieces(c->names[k], p))
             return false;
     }
-    return !c->has_values || kn_state_values_add(c->names[KN_PART_OPTIMIZER], values, where);
+    return kn_state_values_add(c->names[KN_PART_OPTIMIZER], values, where);
 }
 
 bool kn_checkpoint_read(kn_checkpoint *c)

@@ -18,12 +18,11 @@ bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name
                     const char *suffix);
 /* ---- folder_state.c -------------------------------------------------------------------------- */
 
-/* Of state.json: 1: the first form; 2: without a checksum of its own. */
-#define KN_STATE_VERSION 3
+#define KN_STATE_VERSION 3                  /* of state.json */
 #define KN_STATE_MOST    ((size_t)64 << 20) /* bytes: a reader takes no more into memory */
 
-/* Reads dir/state.json: an object with a right checksum; the caller drops it. NULL with an
- * error. */
+/* Reads dir/state.json: an object of this version with a right checksum; the caller drops it. NULL
+ * with an error. */
 json_t *kn_folder_state(const char *dir);
 /* Writes dir/state.json: text, an object of indented JSON, with its checksum as the last member. */
 bool kn_folder_state_write(const char *dir, const char *text);
@@ -40,7 +39,7 @@ typedef struct kn_listed {
     char name[KN_FOLDER_NAME]; /* "step-00000200", or with ".saving"; "": the folder itself */
     char id[KN_FOLDER_ID];
     int64_t step;
-    int64_t number; /* of the save in this folder, from 1; 0: unknown, or of the first form */
+    int64_t number; /* of the save in this folder, from 1; 0: unknown */
     int64_t order;  /* number; unknown: that of the newest one of a lower step */
     double score;   /* NAN: none */
     char why[256];  /* its state.json can't be read; "": it can */

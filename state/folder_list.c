@@ -99,25 +99,26 @@ int64_t kn_folder_checkpoint(const char *name)
     return kn_folder_step(whole, "");
 }
 
-/* A folder of its own, "", may be of the first form. */
 static bool read_saved(kn_listing *l, kn_listed *s, const char *path)
 {
     json_t *j = kn_folder_state(path);
-    int64_t version, step, number = 0;
+    int64_t step, number;
     const bool named = s->name[0] != 0;
     const json_t *score = json_object_get(j, "score");
+    const char *id = json_string_value(json_object_get(j, "id"));
     bool ok =
-        j && kn_folder_int(j, "version", named ? 2 : 1, KN_STATE_VERSION, &version, path) &&
+        j &&
         kn_folder_int(j, "step", named ? s->step : 0, named ? s->step : INT64_MAX, &step, path) &&
-        (version == 1 || kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path)) &&
+        kn_folder_int(j, "number", 1, KN_FOLDER_SAVES, &number, path) &&
+        ((id && *id && strlen(id) < KN_FOLDER_ID) ||
+         kn_fail("%s/%s: its id is no id; the checkpoint is damaged", path, KN_STATE_FILE)) &&
         add_replaced(l, json_object_get(j, "replaces"));
-    const char *id = ok ? json_string_value(json_object_get(j, version == 1 ? "save" : "id")) : "";
-    ok = ok && (!id || strlen(id) < KN_FOLDER_ID ||
-                kn_fail("%s/%s: its id is no id; the checkpoint is damaged", path, KN_STATE_FILE));
-    s->step = ok ? step : s->step;
-    s->number = ok ? number : 0;
+    if (ok) {
+        s->step = step;
+        s->number = number;
+        snprintf(s->id, sizeof s->id, "%s", id);
+    }
     s->score = json_is_number(score) ? json_number_value(score) : NAN;
-    snprintf(s->id, sizeof s->id, "%s", id ? id : "");
     json_decref(j);
     return ok;
 }
@@ -160,14 +161,13 @@ static void set_orders(kn_listing *l)
     }
 }
 
-/* By id: checkpoints are copied from run to run, and a number says something in one folder only.
- * Those of the first form may have none. */
+/* By id: checkpoints are copied from run to run, and a number says something in one folder only. */
 static void set_doomed(kn_listing *l)
 {
     for (int i = 0; i < l->count; i++)
         for (int k = 0; k < l->replaced_count; k++) {
             kn_listed *s = &l->list[i];
-            s->doomed |= !s->why[0] && (s->id[0] || !*s->name) && !strcmp(s->id, l->replaced[k]);
+            s->doomed |= !s->why[0] && !strcmp(s->id, l->replaced[k]);
         }
 }
 

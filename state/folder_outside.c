@@ -13,8 +13,7 @@
 static bool is_name_of_run(const char *name)
 {
     static const char *const end[] = { ".saving", ".old", ".removing" };
-    bool is = strcmp(name, "best") == 0 || strcmp(name, "best.first-form") == 0 ||
-              kn_folder_checkpoint(name) >= 0;
+    bool is = strcmp(name, "best") == 0 || kn_folder_checkpoint(name) >= 0;
     for (size_t i = 0; i < sizeof end / sizeof *end; i++)
         is = is || kn_folder_step(name, end[i]) >= 0;
     return is;

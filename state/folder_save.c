@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static const char SAVING[] = ".saving", OLD[] = ".old", REMOVING[] = ".removing", BEST[] = "best",
-                  BEST_NEW[] = ".best.new", FIRST_FORM[] = ".first-form";
+                  BEST_NEW[] = ".best.new";
 
 /* ---- removing -------------------------------------------------------------------------------- */
 
@@ -72,19 +72,6 @@ static bool remove_saved(const char *dir, const char *name, const char *step)
     return ok;
 }
 
-/* The files of the first form, which lay in the run's folder itself; state.json first: without it
- * the others are nothing. */
-static bool remove_first_form(const char *dir)
-{
-    static const char *const file[] = { KN_STATE_FILE, "model.safetensors", "optimizer.safetensors",
-                                        "tokenizer.json" };
-    char path[KN_FOLDER_PATH];
-    bool ok = true;
-    for (size_t i = 0; ok && i < sizeof file / sizeof *file; i++)
-        ok = kn_folder_path(path, dir, file[i], "") && remove_file(path);
-    return ok;
-}
-
 /* ---- which stay ------------------------------------------------------------------------------ */
 
 /* The name that the link to the best has; "" if there is none. False with an error. */
@@ -103,16 +90,6 @@ static bool best_name(const char *dir, char name[KN_FOLDER_NAME])
            kn_fail_system("checkpoint: cannot read the link %s: %m", path);
 }
 
-/* Runs of the first form kept a checkpoint in a folder of the link's name: it gets another one. */
-static bool make_way(const char *dir, const char *best)
-{
-    char to[KN_FOLDER_PATH];
-    struct stat st;
-    const int there = kn_look_at_link(best, &st);
-    return there == 0 || (there > 0 && S_ISLNK(st.st_mode)) ||
-           (there > 0 && kn_folder_path(to, dir, BEST, FIRST_FORM) && kn_folder_rename(best, to));
-}
-
 /* RUN/best becomes a link to name; NULL: none. */
 static bool link_best(const char *dir, const char *name)
 {
@@ -126,8 +103,7 @@ static bool link_best(const char *dir, const char *name)
     if (!name)
         return KN_AGAIN(unlink(to)) == 0 ||
                kn_fail_system("checkpoint: cannot remove the link %s: %m", to);
-    return make_way(dir, to) &&
-           (KN_AGAIN(symlink(name, from)) == 0 ||
+    return (KN_AGAIN(symlink(name, from)) == 0 ||
             kn_fail_system("checkpoint: cannot make the link %s: %m", from)) &&
            kn_folder_rename(from, to) && kn_sync_folder(dir);
 }
@@ -155,13 +131,13 @@ static bool remove_others(const char *dir, const kn_folder_save *s, const kn_lis
         return false;
     for (int i = 0; i < l->count; i++) {
         const kn_listed *c = &l->list[i];
+        if (!*c->name)
+            continue;
         if (c->doomed && !*s->saved.name) /* the run that replaced it has ended, and can't say so */
             fprintf(stderr, "knap: %s/%s was replaced by a run that began anew here, and goes\n",
-                    dir, *c->name ? c->name : KN_STATE_FILE);
-        if (c->doomed)
-            ok = (*c->name ? remove_saved(dir, c->name, c->name) : remove_first_form(dir)) && ok;
-        else if (*c->name && !c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
-                 strcmp(linked, c->name) != 0)
+                    dir, c->name);
+        if (c->doomed || (!c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
+                          strcmp(linked, c->name) != 0))
             ok = remove_saved(dir, c->name, c->name) && ok;
     }
     return ok;

@@ -41,15 +41,18 @@ static bool has_right_sum(const char *text, size_t size)
     return memcmp(tail, digits, DIGITS) == 0 && memcmp(tail + DIGITS, END, TAIL - DIGITS) == 0;
 }
 
-/* Versions before the third had no checksum. One bit that differs doesn't make an older version of
- * this one, since its checksum would still be there. */
-static bool check_sum(const json_t *j, const char *text, size_t size, const char *path)
+/* One bit that differs doesn't make another version of this one: its checksum is still there. */
+static bool check(const json_t *j, const char *text, size_t size, const char *path)
 {
-    const bool summed = json_integer_value(json_object_get(j, "version")) >= KN_STATE_VERSION ||
-                        json_object_get(j, "checksum");
-    return !summed || has_right_sum(text, size) ||
-           kn_fail("%s isn't as it was saved: its checksum differs; the checkpoint is damaged",
-                   path);
+    const bool right = has_right_sum(text, size);
+    const json_int_t version = json_integer_value(json_object_get(j, "version"));
+    if (!right && json_object_get(j, "checksum"))
+        return kn_fail("%s isn't as it was saved: its checksum differs; the checkpoint is damaged",
+                       path);
+    return (right && version == KN_STATE_VERSION) ||
+           kn_fail("%s is of version %lld, and version %d is read: go on from it with the Knap "
+                   "that wrote it, or train anew",
+                   path, (long long)version, KN_STATE_VERSION);
 }
 
 static json_t *parse(const char *text, size_t size, const char *path)
@@ -59,7 +62,7 @@ static json_t *parse(const char *text, size_t size, const char *path)
     if (!json_is_object(j))
         kn_fail("%s is no JSON object (%s in line %d); the checkpoint is damaged", path,
                 j ? "another value" : error.text, j ? 1 : error.line);
-    else if (check_sum(j, text, size, path))
+    else if (check(j, text, size, path))
         return j;
     json_decref(j);
     return NULL;

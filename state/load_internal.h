@@ -20,7 +20,6 @@ typedef struct kn_source {
     bool *used;        /* [names->count] */
     kn_optim *optim;   /* whose states are among the entries; NULL: none's */
     bool rest;         /* among names of optimizers that have names: those of none */
-    bool no_values;    /* there are no numbers of it, and .values is what it gets */
     kn_optim_values values;
     int first, end; /* its entries */
 } kn_source;

@@ -254,9 +254,8 @@ static bool list_unexpected(kn_loading *l, const kn_source *x)
 static bool match_source(kn_loading *l, kn_source *x)
 {
     return list_unexpected(l, x) &&
-           (!x->optim || x->no_values ||
-            kn_optim_values_read(&x->values, x->names, x->optim, l->prefix, &l->all,
-                                 l->o->keep_options, &l->missing));
+           (!x->optim || kn_optim_values_read(&x->values, x->names, x->optim, l->prefix, &l->all,
+                                              l->o->keep_options, &l->missing));
 }
 
 bool kn_loading_match(kn_loading *l)

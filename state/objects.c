@@ -33,18 +33,6 @@ static void whole(numbers *n, const char *name, int64_t *value)
     kn_host_free(joined);
 }
 
-/* States of before there was one lack it. */
-static void newer(numbers *n, const char *name, int64_t *value)
-{
-    char *joined = n->ok ? kn_state_join(n->prefix, name, NULL) : NULL;
-    if (joined && n->from && !kn_state_find(n->from, joined))
-        *value = 0;
-    else
-        whole(n, name, value);
-    n->ok = n->ok && joined;
-    kn_host_free(joined);
-}
-
 static void real(numbers *n, const char *name, double *value)
 {
     char *joined = n->ok ? kn_state_join(n->prefix, name, NULL) : NULL;
@@ -101,7 +89,7 @@ static void go_over(numbers *n, const kn_state_objects *o, values *v)
     if (o->random) {
         whole(n, "random.seed", &v->seed);
         whole(n, "random.step", &v->step);
-        newer(n, "random.quiet", &v->quiet);
+        whole(n, "random.quiet", &v->quiet);
     }
 }
 

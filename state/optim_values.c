@@ -136,13 +136,12 @@ static bool in_range(const kn_optim_constant *c, double x)
     return x >= c->low && (c->type == KN_OF_REALS ? x < c->high : x <= c->high && x == rint(x));
 }
 
-/* States of before they were kept lack them. */
 static bool read_constants(kn_optim_values *v, reading *r, const kn_optim *o)
 {
     const kn_optim_constant *c;
     double own;
     for (int k = 0; r->ok && (c = kn_optim_constant_at(o, k, &own)); k++) {
-        const kn_state_item *i = find(r, c->name, false);
+        const kn_state_item *i = find(r, c->name, true);
         double *x = &v->constant[k];
         *x = v->has[k] ? *x : -1;
         if (!read_common(x, i, c->name))

@@ -51,8 +51,8 @@ static bool is_same(const kn_listed *a, const kn_listed *b)
     return a->step == b->step && a->number == b->number && strcmp(a->id, b->id) == 0;
 }
 
-/* Those that are still there as they were when they were passed over. One of the first form lies in
- * RUN itself, where no save counts or replaces it. */
+/* Those that are still there as they were when they were passed over. What lies in RUN itself no
+ * save counts or replaces. */
 static bool set_all_aside(const char *dir, const kn_listing *passed)
 {
     kn_listing l;

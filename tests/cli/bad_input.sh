@@ -109,8 +109,12 @@ damaged
 rm "$step/optimizer/$shard"
 refused "a missing file" "optimizer" "${resume[@]}"
 damaged
-echo '{"version": 2, "step": -5}' >"$step/state.json"
-refused "a bad step" "state.json" "${resume[@]}"
+edit_state "$step" "s['step'] = -5"
+refused "a bad step" '"step"' "${resume[@]}"
+damaged
+edit_state "$step" "s['version'] = 2"
+refused "an older version" "is of version 2, and version 3 is read" "${resume[@]}"
+damaged
 echo '{"version": ' >"$step/state.json"
 refused "broken JSON" "state.json" "${resume[@]}"
 damaged

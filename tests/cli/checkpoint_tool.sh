@@ -71,7 +71,7 @@ check "merge takes the model of a checkpoint" says "4 tensors, 84 B"
 check "merge writes whole tensors" holds "$TMP/one/model.safetensors"
 for out in step-00000001 step-00000001/model step-00000009 best ""; do
     mkdir -p "$TMP/saved/step-00000001/model" "$TMP/saved/optimizer" && touch "$TMP/saved/.lock"
-    echo '{"version": 2, "step": 1, "number": 1}' >"$TMP/saved/step-00000001/state.json"
+    echo '{"version": 3, "step": 1, "number": 1}' >"$TMP/saved/step-00000001/state.json"
     run "$tool" merge "$TMP/run" --out "$TMP/saved/$out"
     check "merge doesn't write into a run's folder ($out)" fails "another folder"
 done

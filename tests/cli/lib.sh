@@ -90,32 +90,18 @@ print(max(found)[1].rsplit('/', 1)[0])" "$1"
 # step_of RUN: the step of its newest checkpoint, or of a checkpoint.
 step_of() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1] + "/state.json"))["step"])' "$(newest "$1")"; }
 
-# edit_state CHECKPOINT PYTHON: changes its state.json, s, by that line of Python, and leaves it without its checksum, as
-# it was before version 3.
+# edit_state CHECKPOINT PYTHON: changes its state.json, s, by that Python, and gives it a checksum that fits; sum(bytes) is
+# the checksum of bytes.
 edit_state() {
     python3 -c "
-import json
+import json, struct, subprocess
+def sum(data): return subprocess.run(['$BUILD/tests/xxh3'], input=data, stdout=subprocess.PIPE, check=True).stdout.decode().strip()
 path = '$1/state.json'
 s = json.load(open(path))
 del s['checksum']
-s['version'] = 2
 $2
-json.dump(s, open(path, 'w'))"
-}
-
-# first_form RUN TO: the newest checkpoint as it was before each rank wrote its own part: whole tensors in two files in
-# the folder itself.
-first_form() {
-    local from
-    from=$(newest "$1")
-    "$BUILD/models/knap-checkpoint" merge "$from" --out "$2" >/dev/null &&
-        "$BUILD/models/knap-checkpoint" merge "$from" --part optimizer --out "$2/optimizer" >/dev/null || return 1
-    mv "$2/optimizer/model.safetensors" "$2/optimizer.safetensors" && rmdir "$2/optimizer" && cp "$from/tokenizer.json" "$2/" &&
-        python3 -c "
-import json, sys
-s = json.load(open(sys.argv[1] + '/state.json'))
-json.dump({'version': 1, 'step': s['step'], 'model': s['model'], 'options': s['record'], 'scaler': s['scaler']},
-          open(sys.argv[2] + '/state.json', 'w'))" "$from" "$2"
+text = json.dumps(s, indent=1)[:-2] + ',\n \"checksum\": \"'
+open(path, 'w').write(text + sum(text.encode()) + '\"\n}\n')"
 }
 
 # same_part RUN RUN PART: the newest checkpoints agree in that part: the bytes of whole tensors, whichever rank wrote

@@ -66,12 +66,6 @@ for name in step loss val_loss lr grad_norm; do
     check "the same $name" diff <(column "$TMP/whole" $name) <(column "$TMP/parts" $name)
 done
 check "the same state" same_training "$TMP/w" "$TMP/p"
-# the first form: whole tensors in two files
-check "five steps again" "${tiny[@]}" "${bits[@]}" --out "$TMP/five" --stop-after 5
-check "in the first form" first_form "$TMP/five" "$TMP/old"
-check "are written from" "$generate" --from "$TMP/old" --tokens 3
-check "and gone on from" "$train" --resume "$TMP/old" --threads 1
-check "to the same bits" same_training "$TMP/w" "$TMP/old"
 # the reverse: saved by two ranks with half the micro-batches each, resumed by one
 run "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5

@@ -6,35 +6,73 @@
 #include "models/programs/gpt_settings.h"
 #include "models/vision.h"
 #include "nn/layers.h"
-#include "tensor/safetensors.h"
+#include "state/pieces.h"
+#include "tensor/checksum.h"
 
-/* Tensors of a linear layer and of AdamW's state, all without a save's name. */
-static void write_tensors(void)
+/* A file of a part, of tensors of [2, 2] and [2] by turns; what state.json says of it. */
+static void make_file(const char *part, const char *const *name, int count, char *told, size_t room)
 {
     static const float zeros[4];
-    kn_safetensors_entry model[2] = { { "weight", KN_F32, 2, { 2, 2 }, zeros },
-                                      { "bias", KN_F32, 1, { 2 }, zeros } };
-    kn_safetensors_entry optim[4] = { { "weight.exp_avg", KN_F32, 2, { 2, 2 }, zeros },
-                                      { "weight.exp_avg_sq", KN_F32, 2, { 2, 2 }, zeros },
-                                      { "bias.exp_avg", KN_F32, 1, { 2 }, zeros },
-                                      { "bias.exp_avg_sq", KN_F32, 1, { 2 }, zeros } };
+    char path[400];
+    kn_piece piece[4];
+    kn_piece_file file[KN_MAX_RECTANGLES];
+    int files;
+    for (int i = 0; i < count; i++)
+        piece[i] = i % 2 ? (kn_piece){ name[i], KN_F32, 1, { 2 }, { 0, 2, 1, 2, 0 } }
+                         : (kn_piece){ name[i], KN_F32, 2, { 2, 2 }, { 0, 4, 1, 4, 0 } };
+    snprintf(path, sizeof path, "%s/x", part);
+    fuzz_file(path, "", 0); /* makes the folder */
+    snprintf(path, sizeof path, "%s/%s", fuzz_folder(), part);
+    kn_pieces_writer *w = kn_pieces_create(path, 0, "f", piece, count);
+    for (int i = 0; i < count; i++)
+        FUZZ_CHECK(w && kn_pieces_append(w, zeros, i % 2 ? 8 : 16), "%s", kn_error());
+    FUZZ_CHECK(kn_pieces_commit(w, file, &files) && files == 1, "%s", kn_error());
+    snprintf(told, room, "{\"name\": \"%s/%s\", \"bytes\": %lld, \"checksum\": \"%016llx\"}", part,
+             file->name, (long long)file->bytes, (unsigned long long)file->checksum);
+}
+
+/* A linear layer's tensors, AdamW's state and a tokenizer; the members of state.json that say so
+ * come into text[room]. */
+static void write_files(char *text, size_t room)
+{
+    static const char *const model[] = { "weight", "bias" }, *const optim[] = {
+        "weight.exp_avg", "bias.exp_avg", "weight.exp_avg_sq", "bias.exp_avg_sq"
+    };
     static const char tokenizer[] = "{\"version\": 1, \"kind\": \"byte\"}";
-    static uint8_t *file[2];
-    static size_t size[2];
-    for (int i = 0; i < 2; i++) {
-        const char *name = i ? "optimizer.safetensors" : "model.safetensors";
-        if (!file[i]) {
-            const char *path = fuzz_file("tensors", "", 0);
-            FUZZ_CHECK(kn_safetensors_save(path, i ? optim : model, i ? 4 : 2, NULL, 0));
-            FILE *f = fopen(path, "rb");
-            file[i] = malloc(1 << 16);
-            FUZZ_CHECK(f && file[i]);
-            size[i] = fread(file[i], 1, 1 << 16, f);
-            fclose(f);
-        }
-        fuzz_file(name, file[i], size[i]);
-    }
-    fuzz_file("tokenizer.json", tokenizer, sizeof tokenizer - 1);
+    const size_t bytes = sizeof tokenizer - 1;
+    char of_model[200], of_optim[200];
+    make_file("model", model, 2, of_model, sizeof of_model);
+    make_file("optimizer", optim, 4, of_optim, sizeof of_optim);
+    fuzz_file("tokenizer.json", tokenizer, bytes);
+    snprintf(text, room,
+             "{\"version\": 3, \"id\": \"f\", \"number\": 1, \"files\": [%s, %s], \"own_files\": "
+             "[{\"name\": \"tokenizer.json\", \"bytes\": %zu, \"checksum\": \"%016llx\"}], ",
+             of_model, of_optim, bytes, (unsigned long long)kn_checksum_of(tokenizer, bytes));
+}
+
+/* The members of state.json that write_files doesn't give, up to the last brace, or with the first
+ * brace all of them; under a checksum that fits. */
+static void write_state(const uint8_t *data, size_t size)
+{
+    static const char sum[] = ",\n \"checksum\": \"";
+    char sound[1200];
+    write_files(sound, sizeof sound);
+    while (size > 0 && data[size - 1] != '}')
+        size--;
+    size -= size > 0;
+    const size_t before = size > 0 && *data == '{' ? 0 : strlen(sound), room = before + size + 64;
+    char *text = malloc(room);
+    FUZZ_CHECK(text);
+    memcpy(text, sound, before);
+    if (size > 0)
+        memcpy(text + before, data, size);
+    size += before;
+    memcpy(text + size, sum, sizeof sum);
+    size += sizeof sum - 1;
+    size += (size_t)snprintf(text + size, room - size, "%016llx\"\n}\n",
+                             (unsigned long long)kn_checksum_of(text, size));
+    fuzz_file("state.json", text, size);
+    free(text);
 }
 
 /* Objects of each rank. */
@@ -72,8 +110,7 @@ static void load(const kn_checkpoint *c)
 
 KN_FUZZ(checkpoint, .factor = 800, .extra = 4 << 20)
 {
-    write_tensors();
-    fuzz_file("state.json", data, size);
+    write_state(data, size);
     kn_checkpoint *c = kn_checkpoint_open(fuzz_folder(), NULL);
     if (c) {
         gpt_settings s = { 0 };

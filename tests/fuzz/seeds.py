@@ -154,7 +154,10 @@ def write_pictures():
 
 
 def write_checkpoints():
-    base = {'version': 1, 'step': 3, 'model': {}}
+    def members(name, values):
+        seed('checkpoint', name, json.dumps(values)[1:])
+
+    base = {'step': 3, 'buffer_ranks': 1, 'model': {}, 'record': {}}
     gpt = {'model_type': 'gpt2', 'layers': 1, 'heads': 2, 'embd': 16, 'ctx': 8, 'vocab': 28, 'dropout': 0.0, 'bias': True,
            'tied': True}
     llama = {'model_type': 'llama', 'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 1,
@@ -168,22 +171,26 @@ def write_checkpoints():
            'model_args': {'img_size': 32, 'patch_size': 4, 'in_chans': 3, 'embed_dim': 16, 'depth': 2, 'num_heads': 2},
            'pretrained_cfg': resnet['pretrained_cfg']}
     for name, model in (('none', {}), ('gpt', gpt), ('llama', llama), ('resnet', resnet), ('vit', vit)):
-        seed('checkpoint', name, json.dumps({**base, 'model': model}))
-    seed('checkpoint', 'whole', json.dumps(
-        {**base, 'optimizer_steps': 2, 'tokenizer': 'byte', 'options': {'layers': '1', 'lr': '0.001'},
-         'scaler': {'scale': 65536.0, 'good': 1, 'skipped': 0}}))
+        members(name, {**base, 'model': model})
+    members('whole', {**base, 'optimizer_steps': 2, 'record': {'options': {'layers': '1', 'lr': '0.001'}},
+                      'scaler': {'scale': 65536.0, 'good': 1, 'skipped': 0}})
     numbers = {'step': 2, 'lr': 0.5, 'lr_mul': 1.0, 'weight_decay': 0.1, 'beta1': 0.9, 'beta2': 0.99, 'eps': 1e-8}
     values = {f'{before}{name}.{key}': x for before in ('', 'gen/') for name in ('weight', 'bias') for key, x in numbers.items()}
-    trained = {**base, 'optimizer_steps': 2, 'options': {}, 'tokenizer': None}
+    trained = {**base, 'optimizer_steps': 2}
     for name, more in (('values', values), ('values-differ', {**values, 'bias.step': 3, 'bias.lr': 0.25}),
                        ('values-range', {**values, 'weight.beta1': 1.0, 'bias.beta1': 1.0}),
                        ('values-huge', {**values, 'weight.step': (1 << 63) - 1, 'weight.lr': -1e308}),
                        ('values-wrong', {**values, 'weight.step': 'two', 'weight.exp_avg': 1, 'bias.lr': [], '': 0})):
-        seed('checkpoint', name, json.dumps({**trained, 'values': more}))
-    seed('checkpoint', 'values-list', json.dumps({**trained, 'values': [values]}))
+        members(name, {**trained, 'values': more})
+    members('values-list', {**trained, 'values': [values]})
     own = {'sample': 7, 'note': 'ä', 'share': 0.5}
     for name, more in (('own', [own, {}, None]), ('own-object', own), ('own-wrong', [{'a': [1]}, 3, {'a': {}, 'b': None}])):
-        seed('checkpoint', name, json.dumps({**trained, 'own': more}))
+        members(name, {**trained, 'own': more})
+    sound = {**base, 'version': 3, 'id': 'f', 'number': 1}
+    for name, more in (('all-none', {}), ('all-files', {'files': [7, {'name': 'model/../../x'}, {'name': 'optimizer/'}]}),
+                       ('all-own', {'own_files': [{'name': '/etc/passwd'}, {'name': '..', 'bytes': 1 << 62}]}),
+                       ('all-replaces', {'id': 'x' * 50, 'replaces': ['f', 7, None]}), ('all-version', {'version': 2})):
+        seed('checkpoint', name, json.dumps({**sound, **more}))
 
 
 def write_pretrained():

@@ -2,6 +2,7 @@
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
+#include "tests/state/forged.h"
 
 #include <signal.h>
 #include <sys/stat.h>
@@ -48,24 +49,16 @@ static void make_temp(const char *name)
     KN_CHECK(mkdir(temp_path(name), 0777) == 0, "%s", name);
 }
 
-static const char *state_of(int64_t step, int64_t number, const char *score)
-{
-    static char text[256];
-    snprintf(
-        text, sizeof text,
-        "{\"version\": 2, \"step\": %lld, \"number\": %lld, \"id\": \"%032llx\", \"score\": %s}",
-        (long long)step, (long long)number, (unsigned long long)number, score);
-    return text;
-}
-
 /* A folder that a reader of state.json alone takes for a checkpoint. */
 static void make_saved(const char *name, int64_t step, int64_t number)
 {
-    char path[150];
+    char path[150], text[256];
     make_temp(name);
     snprintf(path, sizeof path, "%s/state.json", name);
-    const char *text = state_of(step, number, "null");
-    write_temp(path, text, strlen(text));
+    snprintf(text, sizeof text,
+             "{\"version\": 3, \"step\": %lld, \"number\": %lld, \"id\": \"%032llx\"}",
+             (long long)step, (long long)number, (unsigned long long)number);
+    put_state(temp_path(path), text);
 }
 
 static void make_leftover(const char *name)

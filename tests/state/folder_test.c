@@ -5,6 +5,7 @@
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
+#include "tests/state/forged.h"
 #include "tests/state/linear_run.h"
 #include "tests/state/operations.h"
 
@@ -193,23 +194,15 @@ KN_TEST(folder, an_empty_file_of_the_program)
     end();
 }
 
-/* Runs of the first form kept their best checkpoint in a folder of this name. */
-KN_TEST(folder, a_folder_best_makes_way)
+/* Where the link can't be made, the checkpoint counts, and others go, but not the best. */
+KN_TEST(folder, a_folder_best_stays)
 {
     begin();
-    make("run/best");
-    write_temp("run/best/state.json", "{}", 2);
-    for (int step = 1; step < 3; step++) {
-        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .score = 3 - step, .keep_best = true),
-                 "%s", kn_error());
-        KN_CHECK(is_there("run/best.first-form/state.json"));
-    }
-    KN_CHECK(is_there("run/best/model"));
-    /* where there is no way, the checkpoint counts, and others go, but not the best */
-    KN_CHECK(unlink(temp_path("run/best")) == 0);
     make("run/best/more");
-    KN_CHECK(kn_checkpoint_save(dir, &l, .step = 3, .score = 9, .keep = 1, .keep_best = true), "%s",
-             kn_error());
+    for (int step = 1; step < 4; step++)
+        KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .score = step == 2 ? 1 : 9, .keep = 1,
+                                    .keep_best = true),
+                 "%s", kn_error());
     KN_CHECK(newest() == 3 && is_there("run/step-00000002") && is_there("run/best/more"));
     KN_CHECK(!is_there("run/step-00000001"));
     end();
@@ -234,7 +227,6 @@ KN_TEST(folder, nobody_else_writes_among_its_checkpoints)
         "run/best",
         "run/best/more",
         "link/more",
-        "run/best.first-form",
     };
     static const char *const free[] = {
         "run/export", "run/step-by-step", "run/a/step-00000009", "step-00000009",
@@ -299,13 +291,13 @@ KN_TEST(folder, a_failed_save_that_stays_is_no_error)
 static void write_state(const char *name, long long step, long long number)
 {
     char text[200], path[100];
-    int n = snprintf(text, sizeof text,
-                     "{\"version\": 2, \"step\": %lld, \"number\": %lld, \"id\": \"x\", "
-                     "\"buffer_ranks\": 1, \"model\": {}, \"record\": {}}",
-                     step, number);
+    snprintf(text, sizeof text,
+             "{\"version\": 3, \"step\": %lld, \"number\": %lld, \"id\": \"x\", "
+             "\"buffer_ranks\": 1, \"model\": {}, \"record\": {}}",
+             step, number);
     make(name);
     snprintf(path, sizeof path, "%s/state.json", name);
-    write_temp(path, text, (size_t)n);
+    put_state(temp_path(path), text);
 }
 
 KN_TEST(folder, the_last_number)

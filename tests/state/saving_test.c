@@ -4,6 +4,7 @@
 #include "tests/comm/comm_test.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
+#include "tests/state/forged.h"
 
 #include <math.h>
 
@@ -176,7 +177,7 @@ KN_TEST(saving, the_newest_whole_one_is_taken)
     KN_CHECK(newest(dir) == 5);
     KN_CHECK(truncate(temp_path(model_file("step-00000005")), 100) == 0 && newest(dir) == 4);
     KN_CHECK(unlink(temp_path(model_file("step-00000004"))) == 0 && newest(dir) == 3);
-    write_temp("run/step-00000003/state.json", "{\"version\": 2", 13);
+    write_temp("run/step-00000003/state.json", "{\"version\": 3", 13);
     KN_CHECK(newest(dir) == 2, "%s", kn_error());
     /* bytes of the header change, the size doesn't */
     FILE *f = fopen(temp_path(model_file("step-00000002")), "r+");
@@ -193,43 +194,51 @@ KN_TEST(saving, the_newest_whole_one_is_taken)
     remove_temp();
 }
 
+#define SOUND                                                                                      \
+    "{\"version\": 3, \"id\": \"a\", \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, "            \
+    "\"model\": {}, \"record\": {}"
+
 /* state.json from a stranger: a sentence, whatever it holds. */
 KN_TEST(saving, a_hostile_state)
 {
-    static const char *const bad[] = {
-        "[]",
-        "{\"version\": 3}",
-        "{\"version\": 2, \"step\": 1}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"replaces\": [7, \"x\"], \"id\": "
-        "\"012345678901234567890123456789012345678\xc3\xa4\"}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1000000}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": 7}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"files\": [{\"name\": \"model/../../x\"}]}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"files\": [7, {\"name\": []}], \"own_files\": [{\"name\": "
-        "\"/etc/passwd\"}]}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"own_files\": [{\"name\": \"..\"}]}",
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}, \"own_files\": [4, {\"name\": \"state.json\"}]}",
+    static const char *const bad[][2] = {
+        { "[]", "no JSON object" },
+        { "{\"a\": 3}", "is of version 0" },
+        { "{\"version\": 4}", "is of version 4" },
+        { "{\"version\": 3}", "\"step\" is missing" },
+        { "{\"version\": 3, \"step\": 1}", "\"number\" is missing" },
+        { "{\"version\": 3, \"step\": 1, \"number\": 1}", "its id is no id" },
+        { "{\"version\": 3, \"step\": 1, \"number\": 1, \"replaces\": [7, \"x\"], \"id\": "
+          "\"012345678901234567890123456789012345678\xc3\xa4\"}",
+          "its id is no id" },
+        { "{\"version\": 3, \"step\": 1, \"number\": 1, \"id\": \"a\", \"buffer_ranks\": 9000000}",
+          "\"buffer_ranks\" is missing" },
+        { "{\"version\": 3, \"step\": 1, \"number\": 1, \"id\": \"a\", \"buffer_ranks\": 1, "
+          "\"model\": 7}",
+          "\"model\" is missing" },
+        { SOUND ", \"files\": [{\"name\": \"model/../../x\"}]}", "damaged" },
+        { SOUND ", \"files\": [7, {\"name\": []}], \"own_files\": [{\"name\": \"/etc/passwd\"}]}",
+          "damaged" },
+        { SOUND "}", "damaged" }, /* no tensors at all, but files of them */
     };
+    static const char *const bad_own[] = { "/etc/passwd", "..", "state.json", "model" };
     kn_linear l = { 0 };
-    char dir[256];
+    char dir[256], state[300], own[64], was[64] = "\"own_files\": []";
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    snprintf(state, sizeof state, "%s/step-00000001/state.json", dir);
     KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1));
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        write_temp("run/step-00000001/state.json", bad[i], strlen(bad[i]));
-        KN_CHECK(!kn_checkpoint_open(dir, NULL) && kn_error() && strlen(kn_error()) > 20, "%zu", i);
-        kn_clear_error();
+    for (size_t i = 0; i < sizeof bad_own / sizeof *bad_own; i++) {
+        snprintf(own, sizeof own, "\"own_files\": [%s{\"name\": \"%s\"}]", i % 2 ? "" : "4, ",
+                 bad_own[i]);
+        forge_state(state, was, own);
+        memcpy(was, own, sizeof was);
+        REFUSED(kn_checkpoint_open(dir, NULL), "something other than the name of a file");
     }
-    /* no tensors at all, but files of them */
-    static const char none[] =
-        "{\"version\": 2, \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, \"model\": {}, "
-        "\"record\": {}}";
-    write_temp("run/step-00000001/state.json", none, sizeof none - 1);
-    REFUSED(kn_checkpoint_open(dir, NULL), "lists none of them");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        put_state(state, bad[i][0]);
+        REFUSED(kn_checkpoint_open(dir, NULL), bad[i][1]);
+    }
     kn_module_free(&l);
     remove_temp();
 }
@@ -342,54 +351,25 @@ KN_TEST(saving, a_failed_one_does_not_stop_the_training)
     remove_temp();
 }
 
-/* ---- the first form -------------------------------------------------------------------------- */
+/* ---- other versions -------------------------------------------------------------------------- */
 
-/* Whole tensors in two files in the folder itself, as checkpoints were before. */
-KN_TEST(saving, the_first_form_is_read)
+/* Files of before the third version get a sentence, in a run's folder as in a checkpoint's. */
+KN_TEST(saving, older_versions_get_a_sentence)
 {
-    static const char state[] =
-        "{\"version\": 1, \"save\": \"ab\", \"step\": 3, \"optimizer_steps\": 2, \"tokenizer\": "
-        "null, \"model\": {\"n\": 1}, \"options\": {\"lr\": \"1\"}, \"scaler\": {}}";
-    float w[6] = { 1, 2, 3, 4, 5, 6 }, b[2] = { 7, 8 }, m[6] = { 9, 1, 2, 3, 4, 5 },
-          n[2] = { 6, 7 };
-    const kn_safetensors_entry model[] = { { "bias", KN_F32, 1, { 2 }, b },
-                                           { "weight", KN_F32, 2, { 2, 3 }, w } };
-    const kn_safetensors_entry optim[] = { { "bias.momentum", KN_F32, 1, { 2 }, n },
-                                           { "weight.momentum", KN_F32, 2, { 2, 3 }, m } };
-    const kn_safetensors_pair meta[] = { { "format", "knap" }, { "step", "3" }, { "save", "ab" } };
-    const kn_safetensors_pair other[] = { { "format", "knap" }, { "step", "3" }, { "save", "cd" } };
-    kn_linear l = { 0 };
+    static const char *const text[] = {
+        "{\"version\": 1, \"save\": \"ab\", \"step\": 3, \"model\": {}, \"options\": {}}",
+        "{\"version\": 2, \"step\": 3, \"number\": 1, \"id\": \"ab\"}",
+    };
+    static const char *const says[] = { "state.json is of version 1, and version 3 is read",
+                                        "state.json is of version 2, and version 3 is read" };
     char dir[256];
-    write_temp("state.json", state, sizeof state - 1);
-    KN_CHECK(kn_safetensors_save(temp_path("model.safetensors"), model, 2, meta, 3));
-    KN_CHECK(kn_safetensors_save(temp_path("optimizer.safetensors"), optim, 2, meta, 3));
-    snprintf(dir, sizeof dir, "%s", temp_folder);
-    KN_CHECK(kn_run_folder_has_checkpoint(dir));
-    KN_CHECK(kn_linear_init(&l, NULL, NULL, 3, 2) && kn_materialize(&l, KN_CPU, 1));
-    kn_optim *o = kn_sgd(&l, .lr = 0.1, .momentum = 0.9);
-    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    KN_CHECK(c && kn_checkpoint_step(c) == 3 && kn_checkpoint_load(c, &l, .optim = o), "%s",
-             kn_error());
-    KN_CHECK(!strcmp(kn_checkpoint_config(c), "{\"n\": 1}") &&
-             !strcmp(kn_checkpoint_record(c), "{\"lr\": \"1\"}"));
-    KN_CHECK(memcmp(kn_data(kn_module_param(&l, "weight")), w, sizeof w) == 0 &&
-             memcmp(kn_data(kn_optim_state(o, 0, "momentum")),
-                    kn_numel(kn_optim_state(o, 0, "momentum")) == 6 ? m : n, 8) == 0 &&
-             kn_optim_steps(o) == 2);
-    kn_checkpoint_free(c);
-    /* a run goes on in its folder; what was there stays until it is replaced */
-    KN_CHECK(kn_checkpoint_save(dir, &l, .optim = o, .step = 4, .keep = 1) && newest(dir) == 4);
-    KN_CHECK(is_there(dir, "model.safetensors"));
-    kn_run_folder *f = kn_run_folder_claim(dir, .overwrite = true);
-    KN_CHECK(f && kn_checkpoint_save(dir, &l, .step = 1, .folder = f) && newest(dir) == 1);
-    KN_CHECK(!is_there(dir, "model.safetensors") && !is_there(dir, "state.json") &&
-             !is_there(dir, "step-00000004"));
-    kn_run_folder_release(f);
-    remove_temp();
-    write_temp("state.json", state, sizeof state - 1);
-    KN_CHECK(kn_safetensors_save(temp_path("model.safetensors"), model, 2, other, 3));
-    REFUSED(kn_checkpoint_open(temp_folder, NULL), "two checkpoints");
-    kn_optim_free(o);
-    kn_module_free(&l);
-    remove_temp();
+    for (int i = 0; i < 4; i++) {
+        const char *name = i < 2 ? "state.json" : "step-00000003/state.json";
+        KN_CHECK(i < 2 || mkdir(temp_path("step-00000003"), 0777) == 0);
+        write_temp(name, text[i % 2], strlen(text[i % 2]));
+        snprintf(dir, sizeof dir, "%s", temp_path("."));
+        REFUSED(kn_checkpoint_open(dir, NULL), says[i % 2]);
+        KN_CHECK(kn_run_folder_has_checkpoint(dir));
+        remove_temp();
+    }
 }
