@@ -136,12 +136,13 @@ static bool in_range(const kn_optim_constant *c, double x)
     return x >= c->low && (c->type == KN_OF_REALS ? x < c->high : x <= c->high && x == rint(x));
 }
 
+/* Another method's state lacks them: those of the optimizer stay. */
 static bool read_constants(kn_optim_values *v, reading *r, const kn_optim *o)
 {
     const kn_optim_constant *c;
     double own;
     for (int k = 0; r->ok && (c = kn_optim_constant_at(o, k, &own)); k++) {
-        const kn_state_item *i = find(r, c->name, true);
+        const kn_state_item *i = find(r, c->name, false);
         double *x = &v->constant[k];
         *x = v->has[k] ? *x : -1;
         if (!read_common(x, i, c->name))
