@@ -46,6 +46,8 @@
 #include "models/record.h"
 #include "models/image.h"
 #include "models/options.h"
-#include "places.h" /* comes last: its macros have the functions' names */
+#ifndef KN_BUILDING
+#include "places.h" /* scripts/places.py makes it of the headers above, whose functions its macros name */
+#endif
 
 #endif

@@ -35,7 +35,7 @@ class Knap:
     def __init__(self, build):
         self._library = ctypes.CDLL(os.path.abspath(os.path.join(build, 'libknap.so')))
         self.enums, self._structs, self._functions = {}, {}, {}
-        headers = '\n'.join(code_without_comments(h) for h in public_headers() if h != 'places.h')
+        headers = '\n'.join(code_without_comments(h) for h in public_headers())
         fields = {name: body.replace('\\\n', ' ')
                   for name, body in re.findall(r'#define (\w+_OPTIONS)[ \t]+((?:[^\n]*\\\n)*[^\n]*)', headers)}
         source = re.sub(r'(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', '', headers)

@@ -75,7 +75,7 @@ def read(*path):
 def run_in_c(name, build, folder):
     """Compiles the example in f64, runs it, and reads what it wrote: [(kind, name, tensor)]."""
     program, path = os.path.join(folder, name), os.path.join(folder, name + '.tape')
-    subprocess.run(['cc', '-std=gnu17', '-O1', '-w', '-I', ROOT, '-include', os.path.join(HERE, 'in_f64.h'),
+    subprocess.run(['cc', '-std=gnu17', '-O1', '-w', '-I', ROOT, '-I', build, '-include', os.path.join(HERE, 'in_f64.h'),
                     os.path.join(ROOT, 'examples', name + '.c'), '-o', program, '-L', build, '-Wl,-rpath,' + os.path.abspath(build),
                     '-lknap', '-lm'], check=True)
     done = subprocess.run([program, '--steps', str(STEPS), *EXAMPLES[name]], env={**os.environ, 'KNAP_TAPE': path},

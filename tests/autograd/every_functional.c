@@ -1,8 +1,10 @@
-/* tests/autograd/every_functional.c: the cases of autograd/functional.h (every.h). */
+/* tests/autograd/every_functional.c: the rows of autograd/functional.h (every.h). */
+#include "comm/comm.h"
 #include "tests/autograd/every.h"
 
 /* ---- neural networks ------------------------------------------------------------------------- */
 
+/* The norm of x + add, and the sum. */
 static kn_tensor *layer_norm_and_sum(kn_tensor *x, kn_tensor *add, kn_tensor *w, kn_tensor *b)
 {
     kn_tensor *sum, *y = kn_add_layer_norm(x, add, w, b, 0, &sum);
@@ -15,17 +17,37 @@ static kn_tensor *rms_norm_and_sum(kn_tensor *x, kn_tensor *add, kn_tensor *w)
     return kn_add_scaled(y, sum, 0.5);
 }
 
+EVERY(kn_softmax, "3 5t | 2 2 7 | 4 1 | 0 3", kn_softmax(x));
 EVERY(kn_softmax, "2 3", kn_softmax(x, 0));
-EVERY(kn_log_softmax, "2 3", kn_log_softmax(x));
-EVERY(kn_layer_norm, "2 4; 4; 4", kn_layer_norm(x, y, z, 0));
-EVERY(kn_rms_norm, "2 4; 4", kn_rms_norm(x, y, 0));
-EVERY(kn_add_layer_norm, "2 4; 2 4; 4; 4", layer_norm_and_sum(x, y, z, w));
-EVERY(kn_add_rms_norm, "2 4; 2 4; 4", rms_norm_and_sum(x, y, z));
+EVERY(kn_log_softmax, "3 5s | 9", kn_log_softmax(x));
+EVERY(kn_layer_norm, "2 3 5; 5; 5 | 3 4t; 4 | 6 | 0 6", kn_layer_norm(x, y, z, 0));
+EVERY(kn_rms_norm, "3 5s; 5 | 2 1 7", kn_rms_norm(x, y, 0));
+EVERY(kn_add_layer_norm, "2 3 5t; 2 3 5; 5; 5 | 6; 6 | 0 6; 0 6", layer_norm_and_sum(x, y, z, w));
+EVERY(kn_add_rms_norm, "3 5s; 3 5e; 5", rms_norm_and_sum(x, y, z));
 EVERY(kn_scaled_dot_product_attention, "1 2 3 2; 1 1 4 2; 1 1 4 2; 3 4",
       kn_scaled_dot_product_attention(x, y, z, .causal = true, .mask = w));
-EVERY(kn_rope, "1 2 3 4", kn_rope(x, 0, 2));
+EVERY(kn_scaled_dot_product_attention, "2 2 3 4; 2 2 5 4; 2 2 5 4 | 0 2 3 4; 0 2 3 4; 0 2 3 4",
+      kn_scaled_dot_product_attention(x, y, z));
+EVERY(kn_scaled_dot_product_attention, "1 4 5 3s; 1 2 5 3; 1 2 5 3 | 1 3 4 2t; 1 1 4 2t; 1 1 4 2",
+      kn_scaled_dot_product_attention(x, y, z, .causal = true, .scale = 0.7));
+EVERY(kn_scaled_dot_product_attention, "1 2 4 2; 1 2 4 2; 1 2 4 2",
+      kn_scaled_dot_product_attention(x, y, z, .causal = true, .dropout = 0.3));
+EVERY(kn_rope, "2 2 3 4 | 1 2 3 2t", kn_rope(x, 100, 3));
+EVERY(kn_rope, "2 1 3 8", kn_rope(x, 100, 3, .scaling = { .factor = 8, .original_ctx = 40 }));
 
 /* ---- losses ---------------------------------------------------------------------------------- */
+
+/* 0, 2, -100 (ignored), 1, 0, 2, ... below classes, for each row of x. */
+static kn_tensor *targets(kn_tensor *x, int64_t classes)
+{
+    enum { MOST = 1100 };
+    int64_t t[MOST], n = 1;
+    for (int d = 0; d < kn_ndim(x) - 1; d++)
+        n *= kn_size(x, d);
+    for (int64_t i = 0; i < n && i < MOST; i++)
+        t[i] = i % 4 == 2 ? -100 : (int64_t[]){ 0, 2, 0, 1 }[i % 4] % classes;
+    return kn_from(KN_I64, kn_device_of(x), t, kn_ndim(x) - 1, kn_shape(x));
+}
 
 EVERY(kn_mse_loss, "2 3; 2 3", kn_mse_loss(x, y));
 EVERY(kn_l1_loss, "2 3; 2 3", kn_l1_loss(x, y));
@@ -37,33 +59,97 @@ EVERY(kn_binary_cross_entropy_with_logits, "2 3; %2 3",
 EVERY(kn_kl_div, "2 3; %2 3", kn_kl_div(x, y));
 EVERY(kn_nll_loss, "3 4", kn_nll_loss(x, WHOLE(x, (3), 3, 0, 1)));
 EVERY(kn_cross_entropy, "3 4", kn_cross_entropy(x, WHOLE(x, (3), 3, 0, 1), .smoothing = 0.1));
+EVERY(kn_cross_entropy, "5 3 | 2 3 4t | 4", kn_cross_entropy(x, targets(x, 3)));
+EVERY(kn_cross_entropy, "6 5s", kn_cross_entropy(x, targets(x, 5), .smoothing = 0.2));
 EVERY(kn_linear_cross_entropy, "2 2 3; 3 4; 4",
       kn_linear_cross_entropy(x, y, WHOLE(x, (2, 2), 3, -100, 1, 0), .bias = z, .in_out = true,
                               .smoothing = 0.1));
+EVERY(kn_linear_cross_entropy, "5 3; 4 3; 4 | 2 3 4t; 3 4s",
+      kn_linear_cross_entropy(x, y, targets(x, 3), .bias = z, .smoothing = 0.2));
+EVERY(kn_linear_cross_entropy, "4; 5 4",
+      kn_linear_cross_entropy(x, y, targets(x, 5), .reduction = KN_REDUCTION_SUM));
+/* so many rows that there are several chunks */
+static kn_tensor *chunks_of_rows(kn_tensor *x, kn_tensor *w, kn_tensor *bias)
+{
+    kn_tensor *many = kn_expand(x, KN_SHAPE(275, 4, kn_size(x, 1)));
+    return kn_linear_cross_entropy(many, w, targets(many, 3), .bias = bias, .smoothing = 0.2);
+}
+EVERY(kn_linear_cross_entropy, "4 3; 5 3; 5 | 4 3t; 3 3s", chunks_of_rows(x, y, z));
 EVERY(kn_normalize, "2 3", kn_normalize(x));
 EVERY(kn_cosine_similarity, "2 3; 3", kn_cosine_similarity(x, y));
 EVERY(kn_cosine_embedding_loss, "2 3; 2 3", kn_cosine_embedding_loss(x, y, WHOLE(x, (2), 1, -1)));
 
-/* ---- images and sequences -------------------------------------------------------------------- */
+/* ---- convolutions ---------------------------------------------------------------------------- */
 
+EVERY(kn_conv2d, "2 3 4 5; 2 3 3 2; 2 | 1 2 3 4t; 3 2 1 1s | 0 2 3 4; 3 2 2 2", kn_conv2d(x, y, z));
+EVERY(kn_conv2d, "2 2 4 5e; 2 2 3 3t; 2", kn_conv2d(x, y, z, .stride = 2, .pad = 1));
+EVERY(kn_conv2d, "2 4 5 3; 6 2 3 3; 6",
+      kn_conv2d(kn_channels_last(x), y, z, .groups = 2, .dilation = 2, .pads = { 0, 2 }));
 EVERY(kn_conv2d, "1 2 4 3; 2 1 2 2; 2",
       kn_conv2d(x, y, z, .pad = 1, .strides = { 2, 1 }, .groups = 2));
-EVERY(kn_conv1d, "1 2 5; 2 2 3; 2", kn_conv1d(x, y, z, .pad = 1, .stride = 2));
-EVERY(kn_conv_transpose2d, "1 2 3 2; 2 1 2 2; 2",
-      kn_conv_transpose2d(x, y, z, .stride = 2, .groups = 2));
-EVERY(kn_conv_transpose1d, "1 2 3; 2 2 3; 2",
-      kn_conv_transpose1d(x, y, z, .stride = 2, .output_pad = 1));
-EVERY(kn_batch_norm, "3 2 2; 2; 2", kn_batch_norm(x, y, z, NULL, NULL, .training = true));
-EVERY(kn_group_norm, "2 4 2; 4; 4", kn_group_norm(x, 2, y, z, 0));
-EVERY(kn_instance_norm, "2 2 3; 2; 2", kn_instance_norm(x, y, z, 0));
-EVERY(kn_max_pool2d, "1 2 4 5", kn_max_pool2d(x, .kernel = 3, .stride = 2, .pad = 1));
-EVERY(kn_avg_pool2d, "1 2 4 5", kn_avg_pool2d(x, .kernel = 3, .stride = 2, .pad = 1));
-EVERY(kn_adaptive_avg_pool2d, "1 2 5 4", kn_adaptive_avg_pool2d(x, 3, 2));
+EVERY(kn_conv1d, "2 3 7; 4 3 3; 4 | 0 3 7; 4 3 3", kn_conv1d(x, y, z));
+EVERY(kn_conv1d, "2 4 5t; 2 2 3s; 2",
+      kn_conv1d(x, y, z, .stride = 2, .pad = 2, .dilation = 2, .groups = 2));
+EVERY(kn_conv_transpose2d, "2 3 3 4; 3 2 3 2; 2 | 0 3 3 4; 3 2 3 2", kn_conv_transpose2d(x, y, z));
+EVERY(kn_conv_transpose2d, "2 2 3 2e; 2 3 2 3t; 3",
+      kn_conv_transpose2d(x, y, z, .strides = { 2, 3 }, .pad = 1, .output_pads = { 1, 2 }));
+EVERY(kn_conv_transpose2d, "2 4 3 2; 4 3 2 2; 6",
+      kn_conv_transpose2d(kn_channels_last(x), y, z, .groups = 2, .dilation = 2,
+                          .output_pads = { 0, 1 }));
+EVERY(kn_conv_transpose1d, "2 4 3t; 4 1 2; 2",
+      kn_conv_transpose1d(x, y, z, .stride = 3, .pad = 1, .output_pad = 2, .groups = 2));
+
+/* ---- norms by channel ------------------------------------------------------------------------ */
+
+/* Of what was seen before: mean and variance of two channels. */
+static kn_tensor *seen_norm(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *add, bool relu)
+{
+    const kn_device on = kn_device_of(x);
+    kn_tensor *mean = kn_from(KN_F64, on, (double[]){ 0.25, -0.5 }, KN_SHAPE(2));
+    kn_tensor *var = kn_from(KN_F64, on, (double[]){ 0.5, 2 }, KN_SHAPE(2));
+    return kn_batch_norm(x, w, b, kn_cast(mean, kn_dtype_of(x)), kn_cast(var, kn_dtype_of(x)),
+                         .relu = relu, .residual = add);
+}
+/* Of the ranks of a communicator, here one: tests/fsdp/sync_batch_norm_test.c has several. */
+#define TRAINED_NORM(x, ...) kn_batch_norm(x, y, z, NULL, NULL, .training = true, __VA_ARGS__)
+#define SYNC_NORM(x, ...)    TRAINED_NORM(x, .sync = kn_comm_self(), __VA_ARGS__)
+
+EVERY(kn_batch_norm, "2 3 2 3; 3; 3 | 5 3t; 3 | 3 1 4", TRAINED_NORM(x, .relu = false));
+EVERY(kn_batch_norm, "2 3 2 3s; 3; 3", TRAINED_NORM(kn_channels_last(x), .relu = false));
+EVERY(kn_batch_norm, "2 2 3 2t; 2; 2 | 1 2", seen_norm(x, y, z, NULL, false));
+EVERY(kn_batch_norm, "2 3 2 3t; 3; 3 | 5 3; 3", TRAINED_NORM(x, .relu = true));
+EVERY(kn_batch_norm, "2 3 2 3; 3; 3; 2 3 2 3s", TRAINED_NORM(x, .relu = true, .residual = w));
+EVERY(kn_batch_norm, "2 2 3 2; 2; 2 2 3 2t", seen_norm(kn_channels_last(x), y, NULL, z, true));
+EVERY(kn_batch_norm, "2 3 2 3; 3; 3 | 5 3t; 3 | 3 1 4", SYNC_NORM(x, .relu = false));
+EVERY(kn_batch_norm, "3 3 2 3s; 3; 3", SYNC_NORM(kn_channels_last(x), .relu = false));
+EVERY(kn_batch_norm, "2 3 2 3; 3; 3", SYNC_NORM(x, .relu = true));
+EVERY(kn_batch_norm, "2 3 2 3; 3; 3; 2 3 2 3",
+      SYNC_NORM(kn_channels_last(x), .relu = true, .residual = w));
+EVERY(kn_group_norm, "2 4 2 3; 4; 4 | 3 6t; 6 | 0 2 3", kn_group_norm(x, 2, y, z, 1e-3));
+EVERY(kn_group_norm, "2 3 2 3s; 3; 3", kn_group_norm(kn_channels_last(x), 1, y, z, 1e-3));
+EVERY(kn_group_norm, "2 4 3; 4", kn_group_norm(x, 2, NULL, y, 1e-3));
+EVERY(kn_instance_norm, "2 3 4t; 3; 3 | 2 2 3 2e", kn_instance_norm(x, y, z, 1e-3));
+
+/* ---- windows and sizes ----------------------------------------------------------------------- */
+
+EVERY(kn_max_pool2d, "2 2 4 5 | 0 2 2 2", kn_max_pool2d(x, .kernel = 2));
+EVERY(kn_max_pool2d, "2 3 4 5t",
+      kn_max_pool2d(kn_channels_last(x), .kernel = 3, .stride = 1, .pad = 1, .dilations = { 1, 2 },
+                    .ceil_mode = true));
+EVERY(kn_avg_pool2d, "2 2 4 5",
+      kn_avg_pool2d(x, .kernel = 3, .stride = 2, .pad = 1, .ceil_mode = true));
+EVERY(kn_avg_pool2d, "1 2 3 4s",
+      kn_avg_pool2d(x, .kernels = { 3, 2 }, .stride = 1, .pad = 1, .exclude_pad = true));
+EVERY(kn_adaptive_avg_pool2d, "2 1 5 6 | 1 2 1 2t", kn_adaptive_avg_pool2d(x, 2, 3));
 EVERY(kn_max_pool1d, "1 2 7", kn_max_pool1d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_avg_pool1d, "1 2 7", kn_avg_pool1d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_adaptive_avg_pool1d, "1 2 7", kn_adaptive_avg_pool1d(x, 3));
 EVERY(kn_fold2d, "1 8 6", kn_fold2d(x, 3, 4, .kernel = 2, .pad = 1, .stride = 2));
 EVERY(kn_unfold2d, "1 2 3 4", kn_unfold2d(x, .kernel = 2, .pad = 1, .stride = 2));
-EVERY(kn_interpolate, "1 2 3 2", kn_interpolate(x, .sizes = { 5, 3 }, .mode = KN_BILINEAR));
+EVERY(kn_interpolate, "2 2 3 4 | 0 2 3 4", kn_interpolate(x, .sizes = { 5, 3 }));
+EVERY(kn_interpolate, "2 3 2 3t",
+      kn_interpolate(kn_channels_last(x), .scale = 2, .mode = KN_BILINEAR));
+EVERY(kn_interpolate, "1 2 4 5s",
+      kn_interpolate(x, .sizes = { 7, 2 }, .mode = KN_BILINEAR, .align_corners = true));
 EVERY(kn_pixel_shuffle, "1 4 2 2", kn_pixel_shuffle(x, 2));
 EVERY(kn_pixel_unshuffle, "1 1 4 2", kn_pixel_unshuffle(x, 2));

@@ -1,27 +1,51 @@
-/* tests/autograd/every_operation.c: the cases of autograd/operations.h, of embedding, padding and
- * dropout (every.h). */
+/* tests/autograd/every_operation.c: the rows of autograd/operations.h, of embedding, padding and
+ * dropout (every.h). The rows of elementwise operations are made of those of kernels/kinds.h. */
 #include "tests/autograd/every.h"
-
-/* Both halves of x's last dim, the second one first. */
-static kn_tensor *parts(kn_tensor *x, bool chunk)
-{
-    kn_tensor *part[2];
-    const bool ok =
-        chunk ? kn_chunk(x, -1, 2, part) : kn_split(x, -1, 2, (int64_t[]){ 1, 3 }, part);
-    return ok ? kn_cat((kn_tensor *[]){ part[1], part[0] }, 2, -1) : NULL;
-}
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
-EVERY(kn_add, "2 3; 3", kn_add(x, y));
-EVERY(kn_sub, "2 3; 3", kn_sub(x, y));
-EVERY(kn_mul, "2 3; 3", kn_mul(x, y));
-EVERY(kn_maximum, "2 3; 3", kn_maximum(x, y));
-EVERY(kn_minimum, "2 3; 3", kn_minimum(x, y));
-EVERY(kn_div, "2 3; +3", kn_div(x, y));
-EVERY(kn_add_scaled, "2 3; 3", kn_add_scaled(x, y, -0.7));
-EVERY(kn_lerp, "2 3; 3", kn_lerp(x, y, 0.3));
-EVERY(kn_pow_tensor, "+2 3; 3", kn_pow_tensor(x, y));
+/* Shapes and layouts for any operation of one or two operands; r says in which range. */
+#define LAYOUTS(r) r "7 |" r "3 5t |" r "2 1 3s |" r "3 4e |" r ". |" r "0 3"
+#define BROADCASTS(r)                                                                              \
+    r "3 5;" r "3 5 |" r "2 3 1;" r "1 4 |" r "4;" r "2 3 4t |" r ".;" r "3 3s |" r "2 3e;" r      \
+      "2 1 |" r "0 3;" r "3"
+
+/* The kinds that have a derivative, and a function without further arguments. */
+#define RANGE_LINE      ""
+#define RANGE_POSITIVE  "+"
+#define RANGE_NONZERO   "*"
+#define IF_NOTHING(...) __VA_ARGS__
+#define IF_X(...)       __VA_ARGS__
+#define IF_Y(...)       __VA_ARGS__
+#define IF_AB(...)      __VA_ARGS__
+#define IF_B_OUT(...)   __VA_ARGS__
+#define IF_AB_OUT(...)  __VA_ARGS__
+#define IF_NO_GRAD(...)
+#define IF_PLAIN(...) __VA_ARGS__
+#define IF_PARAMS(...)
+#define UNARY(kind, name, function, reads, dtypes, domain, work)                                   \
+    IF_##function(IF_##reads(EVERY(kn_##name, LAYOUTS(RANGE_##domain), kn_##name(x));))
+#define BINARY(kind, name, function, reads, dtypes, domain)                                        \
+    IF_##function(IF_##reads(EVERY(kn_##name, BROADCASTS(RANGE_##domain), kn_##name(x, y));))
+KN_UNARY_KINDS(UNARY)
+KN_BINARY_KINDS(BINARY)
+
+EVERY(kn_scale, LAYOUTS(""), kn_scale(x, -2.5));
+EVERY(kn_add_scalar, LAYOUTS(""), kn_add_scalar(x, 0.75));
+EVERY(kn_pow, LAYOUTS("+"), kn_pow(x, 2.5));
+EVERY(kn_pow, LAYOUTS(""), kn_pow(x, 3));
+EVERY(kn_clamp, LAYOUTS(""), kn_clamp(x, -0.6, 0.7));
+EVERY(kn_hardtanh, LAYOUTS(""), kn_hardtanh(x, .low = -0.6, .high = 0.7));
+EVERY(kn_relu6, "2 3", kn_relu6(x));
+EVERY(kn_leaky_relu, LAYOUTS(""), kn_leaky_relu(x, .slope = 0.3));
+EVERY(kn_elu, LAYOUTS(""), kn_elu(x, .alpha = 1.4));
+EVERY(kn_softplus, LAYOUTS(""), kn_softplus(x, .beta = 3, .threshold = 1.25));
+EVERY(kn_add_scaled, BROADCASTS(""), kn_add_scaled(x, y, -1.5));
+EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
+/* one leaf as both inputs */
+EVERY(kn_mul, "3 4t | 5", kn_mul(x, x));
+EVERY(kn_add, "5", kn_add(x, x));
+
 EVERY_FLAT(kn_eq, "2 3; 3", kn_eq(x, y));
 EVERY_FLAT(kn_ne, "2 3; 3", kn_ne(x, y));
 EVERY_FLAT(kn_lt, "2 3; 3", kn_lt(x, y));
@@ -35,61 +59,42 @@ EVERY_FLAT(kn_logical_not, "2 3", kn_logical_not(kn_isnan(x)));
 EVERY_FLAT(kn_isnan, "2 3", kn_isnan(x));
 EVERY_FLAT(kn_isinf, "2 3", kn_isinf(x));
 EVERY_FLAT(kn_isfinite, "2 3", kn_isfinite(x));
-EVERY(kn_scale, "2 3", kn_scale(x, -2.5));
-EVERY(kn_add_scalar, "2 3", kn_add_scalar(x, 0.75));
-EVERY(kn_clamp, "2 3", kn_clamp(x, -0.6, 0.7));
-EVERY(kn_pow, "+2 3", kn_pow(x, 2.5));
-EVERY(kn_neg, "2 3", kn_neg(x));
-EVERY(kn_abs, "2 3", kn_abs(x));
-EVERY(kn_square, "2 3", kn_square(x));
-EVERY(kn_sign, "2 3", kn_sign(x));
-EVERY(kn_floor, "2 3", kn_floor(x));
-EVERY(kn_ceil, "2 3", kn_ceil(x));
-EVERY(kn_round, "2 3", kn_round(x));
-EVERY(kn_exp, "2 3", kn_exp(x));
-EVERY(kn_expm1, "2 3", kn_expm1(x));
-EVERY(kn_sin, "2 3", kn_sin(x));
-EVERY(kn_cos, "2 3", kn_cos(x));
-EVERY(kn_tan, "2 3", kn_tan(x));
-EVERY(kn_atan, "2 3", kn_atan(x));
-EVERY(kn_erf, "2 3", kn_erf(x));
-EVERY(kn_tanh, "2 3", kn_tanh(x));
-EVERY(kn_sigmoid, "2 3", kn_sigmoid(x));
-EVERY(kn_logsigmoid, "2 3", kn_logsigmoid(x));
-EVERY(kn_relu, "2 3", kn_relu(x));
-EVERY(kn_relu6, "2 3", kn_relu6(x));
-EVERY(kn_gelu_tanh, "2 3", kn_gelu_tanh(x));
-EVERY(kn_gelu, "2 3", kn_gelu(x));
-EVERY(kn_silu, "2 3", kn_silu(x));
-EVERY(kn_mish, "2 3", kn_mish(x));
-EVERY(kn_hardsigmoid, "2 3", kn_hardsigmoid(x));
-EVERY(kn_hardswish, "2 3", kn_hardswish(x));
-EVERY(kn_log, "+2 3", kn_log(x));
-EVERY(kn_log1p, "+2 3", kn_log1p(x));
-EVERY(kn_log2, "+2 3", kn_log2(x));
-EVERY(kn_sqrt, "+2 3", kn_sqrt(x));
-EVERY(kn_rsqrt, "+2 3", kn_rsqrt(x));
-EVERY(kn_reciprocal, "+2 3", kn_reciprocal(x));
-EVERY(kn_leaky_relu, "2 3", kn_leaky_relu(x, .slope = 0.3));
-EVERY(kn_elu, "2 3", kn_elu(x, .alpha = 1.4));
-EVERY(kn_softplus, "2 3", kn_softplus(x, .beta = 3, .threshold = 1.25));
-EVERY(kn_hardtanh, "2 3", kn_hardtanh(x, .low = -0.6, .high = 0.7));
-EVERY(kn_where, "2 3; 3", kn_where(kn_gt(kn_detach(x), kn_detach(y)), x, y));
-EVERY(kn_masked_fill, "2 3", kn_masked_fill(x, kn_gt(kn_detach(x), kn_zeros_like(x)), 3));
+
+static kn_tensor *positive(kn_tensor *t)
+{
+    return kn_gt(kn_detach(t), kn_zeros_like(t));
+}
+EVERY(kn_where, "2 3; 3 | .; 4 3t", kn_where(positive(y), x, y));
+EVERY(kn_masked_fill, "2 3", kn_masked_fill(x, positive(x), 3));
 EVERY(kn_cast, "2 3", kn_cast(x, KN_F64));
-EVERY(kn_to_device, "2 3", kn_to_device(x, kn_device_of(x)));
+
+/* kn_to_device would return x; meta takes nothing from a device. */
+static kn_tensor *to_its_device(kn_tensor *x)
+{
+    const kn_device device = kn_device_of(x);
+    for (int i = 0; device != KN_META && kn_op_at(i); i++)
+        if (strcmp(kn_op_at(i)->name, "to_device") == 0)
+            return kn_apply1(kn_op_at(i), 1, &x, 0, &device);
+    return kn_to_device(x, device);
+}
+EVERY(kn_to_device, LAYOUTS(""), to_its_device(x));
 
 /* ---- reductions ------------------------------------------------------------------------------ */
 
-EVERY(kn_sum, "2 3 2", kn_sum(x, DIMS(-1, 0), true));
+EVERY(kn_sum, LAYOUTS(""), kn_sum(x, 0, NULL, false));
+EVERY(kn_sum, "3 2 5t | 0 3", kn_sum(x, DIMS(0), false));
+EVERY(kn_sum, "2 3 2s", kn_sum(x, DIMS(0, -1), true));
+EVERY(kn_mean, "2 3 5", kn_mean(x, 0, NULL, true));
+EVERY(kn_mean, "2 1 5t | 0 4", kn_mean(x, DIMS(-1), false));
 EVERY(kn_mean, "2 3 2", kn_mean(x, DIMS(-1, 0), true));
 EVERY(kn_logsumexp, "2 3 2", kn_logsumexp(x, DIMS(-1, 0), true));
 EVERY(kn_prod, "2 3 2", kn_prod(x, DIMS(-1, 0), true));
 EVERY(kn_norm, "2 3 2", kn_norm(x, 3, DIMS(0, 2), false));
 EVERY_FLAT(kn_any, "2 3", kn_any(x, DIMS(1), false));
 EVERY_FLAT(kn_all, "2 3", kn_all(x, DIMS(1), false));
-EVERY(kn_amax, "2 3", kn_amax(x, 1, false));
-EVERY(kn_amin, "2 3", kn_amin(x, 1, false));
+EVERY(kn_amax, "5 3t | 6", kn_amax(x, 0, false));
+EVERY(kn_amax, "2 3 4s", kn_amax(x, -1, true));
+EVERY(kn_amin, "2 3 4 | 4 1", kn_amin(x, -1, false));
 EVERY_FLAT(kn_argmax, "2 3", kn_argmax(x, 1));
 EVERY_FLAT(kn_argmin, "2 3", kn_argmin(x, 1));
 EVERY(kn_var, "2 3", kn_var(x, 1, (int64_t[]){ 1 }));
@@ -97,57 +102,92 @@ EVERY(kn_std, "2 3", kn_std(x, 1, (int64_t[]){ 1 }));
 
 /* ---- indexing and order ---------------------------------------------------------------------- */
 
-EVERY(kn_gather, "3 2", kn_gather(x, 0, WHOLE(x, (2, 2), 2, 0, 2, 1)));
+EVERY(kn_gather, "3 5 | 3 2t", kn_gather(x, 0, WHOLE(x, (4, 2), 2, 0, 2, 1, 1, 2, 0, 0)));
+EVERY(kn_gather, "2 2 3s | 2 1 3e",
+      kn_gather(x, -1, WHOLE(x, (2, 1, 5), 2, 0, 2, 1, 1, 2, 0, 0, 2, 2)));
+EVERY(kn_gather, "2 3", kn_gather(x, 1, kn_zeros(KN_I64, kn_device_of(x), KN_SHAPE(0, 3))));
 EVERY(kn_take_along_dim, "3 2", kn_take_along_dim(x, WHOLE(x, (2, 1), 2, 0), 0));
-EVERY(kn_scatter, "3 2; 2 2", kn_scatter(x, 0, WHOLE(x, (2, 2), 2, 0, 2, 1), y));
-EVERY(kn_scatter_add, "3 2; 2 2", kn_scatter_add(x, 0, WHOLE(x, (2, 2), 2, 0, 2, 1), y));
-EVERY(kn_index_add, "3 2; 3 3", kn_index_add(x, 1, WHOLE(x, (3), 1, 0, 1), y));
+EVERY(kn_scatter, "3 5; 3 2t | 4 2e; 5 3", kn_scatter(x, 0, WHOLE(x, (3, 2), 2, 0, 2, 1, 1, 2), y));
+EVERY(kn_scatter_add, "3 5s; 3 2", kn_scatter_add(x, 0, WHOLE(x, (3, 2), 2, 0, 2, 1, 1, 2), y));
+EVERY(kn_scatter_add, "2 2 3; 3 1 4",
+      kn_scatter_add(x, 2, WHOLE(x, (2, 1, 4), 2, 0, 2, 1, 1, 2, 0, 0), y));
+EVERY(kn_index_add, "2 3; 2 4t | 2 3 2s; 2 4 2", kn_index_add(x, 1, WHOLE(x, (4), 2, 0, 2, 1), y));
 EVERY_FLAT(kn_one_hot, "3", kn_one_hot(WHOLE(x, (3), 1, 0, 1), 2));
-EVERY(kn_sort, "3 2", kn_sort(x, 0, .descending = true));
+EVERY(kn_sort, "3 5t | 0 4", kn_sort(x, -1));
+EVERY(kn_sort, "6 2s", kn_sort(x, 0, .descending = true));
 EVERY_FLAT(kn_argsort, "3 2", kn_argsort(x, 0, false));
-EVERY(kn_topk, "3 4", kn_topk(x, 2, 1));
+EVERY(kn_topk, "2 2 5", kn_topk(x, 2, -1));
+EVERY(kn_topk, "3 4t", kn_topk(x, 1, 1, .smallest = true));
 EVERY_ROW(kn_nonzero, false, false, "2 3", kn_nonzero(x));
-EVERY_ROW(kn_masked_select, true, false, "2 1; 3",
-          kn_masked_select(x, kn_gt(kn_detach(y), kn_zeros_like(y))));
-EVERY(kn_cumsum, "3 2", kn_cumsum(x, 0));
-EVERY(kn_index_select, "3 2", kn_index_select(x, 1, WHOLE(x, (3), 1, 0, 1)));
-EVERY(kn_embedding, "3 2", kn_embedding(x, WHOLE(x, (2, 2), 2, 0, 2, 1)));
+EVERY_ROW(kn_masked_select, true, false, "2 1; 3", kn_masked_select(x, positive(y)));
+EVERY(kn_cumsum, "2 4 3s | 3 5t | 3 0", kn_cumsum(x, 1));
+EVERY(kn_index_select, "3 3 | 2 3 3t", kn_index_select(x, -1, WHOLE(x, (4), 2, 0, 2, 1)));
+EVERY(kn_embedding, "5 3 | 4 1t",
+      kn_embedding(x, kn_cast(WHOLE(x, (2, 3), 1, 0, 1, 3, 1, 3), KN_I32)));
 
 /* ---- shape ----------------------------------------------------------------------------------- */
 
-EVERY(kn_reshape, "2 3", kn_reshape(x, DIMS(3, -1)));
+/* Parts of x along dim 1 in another order. */
+static kn_tensor *chunks(kn_tensor *x)
+{
+    kn_tensor *p[3];
+    return kn_chunk(x, 1, 3, p) ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
+}
+/* Two parts never get a gradient. */
+static kn_tensor *one_chunk(kn_tensor *x)
+{
+    kn_tensor *p[3];
+    return kn_chunk(x, 1, 3, p) ? p[1] : NULL;
+}
+static kn_tensor *parts(kn_tensor *x)
+{
+    kn_tensor *p[3];
+    const bool ok = kn_split(x, 1, 3, (int64_t[]){ 1, 0, kn_size(x, 1) - 1 }, p);
+    return ok ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
+}
+
+EVERY(kn_reshape, "3 2 4", kn_reshape(x, DIMS(-1, 2)));
+EVERY(kn_reshape, "3 4t | 3 4e | 0 4", kn_reshape(x, DIMS(kn_numel(x))));
 EVERY(kn_view, "2 3", kn_view(kn_contiguous(x), DIMS(6)));
 EVERY(kn_transpose, "2 3", kn_transpose(x, 0, 1));
-EVERY(kn_permute, "2 3 2", kn_permute(x, DIMS(2, 0, 1)));
-EVERY(kn_slice, "2 3", kn_slice(x, 1, 1, 3));
-EVERY(kn_expand, "2 1", kn_expand(x, DIMS(3, -1, 2)));
-EVERY(kn_contiguous, "2 3", kn_contiguous(x));
+EVERY(kn_permute, "3 1 4 | 3 2 4s", kn_permute(x, DIMS(2, 0, 1)));
+EVERY(kn_slice, "2 4 3 | 3 5t", kn_slice(x, 1, 1, 3));
+EVERY(kn_slice, "3 5", kn_slice(x, 0, 1, 1));
+EVERY(kn_expand, "4 | 3 1 | .", kn_expand(x, KN_SHAPE(2, 3, 4)));
+EVERY(kn_contiguous, "2 3 | 3 4t | 3 4e", kn_contiguous(x));
 EVERY(kn_channels_last, "1 2 2 3", kn_channels_last(x));
 EVERY(kn_squeeze, "2 1 3", kn_squeeze(x, 0, NULL));
 EVERY(kn_unsqueeze, "2 3", kn_unsqueeze(x, -1));
 EVERY(kn_flatten, "2 3 2", kn_flatten(x, 0, 1));
 EVERY(kn_unflatten, "4 3", kn_unflatten(x, 0, DIMS(2, -1)));
 EVERY(kn_movedim, "2 3 2", kn_movedim(x, 0, 2));
-EVERY(kn_diagonal, "3 3", kn_diagonal(x, 1, 0, 1));
-EVERY(kn_unfold, "2 5", kn_unfold(x, 1, 3, 1));
-EVERY(kn_chunk, "2 4", parts(x, true));
-EVERY(kn_split, "2 4", parts(x, false));
-EVERY(kn_cat, "2 3; 2 1", kn_cat((kn_tensor *[]){ x, y }, 2, 1));
+EVERY(kn_diagonal, "3 2 4 | 4 3t | 0 3", kn_diagonal(x, -1, 0, -1));
+EVERY(kn_unfold, "2 7s | 2 6 3t | 0 4", kn_unfold(x, 1, 3, 2)); /* windows overlap */
+EVERY(kn_unfold, "5 3t", kn_unfold(x, 0, 2, 2));
+EVERY(kn_chunk, "2 9 | 2 3 4t", chunks(x));
+EVERY(kn_chunk, "2 6", one_chunk(x));
+EVERY(kn_split, "2 4 3t", parts(x));
+EVERY(kn_cat, "2 3; 2 1 | 2 3 2t; 2 0 2", kn_cat((kn_tensor *[]){ x, y, x }, 3, 1));
 EVERY(kn_stack, "2 3; 2 3", kn_stack((kn_tensor *[]){ x, y }, 2, 1));
-EVERY(kn_flip, "2 3", kn_flip(x, DIMS(1)));
-EVERY(kn_roll, "2 3", kn_roll(x, DIMS(1, -1), (int64_t[]){ 0, 1 }));
+EVERY(kn_flip, "2 2 3t | 2 3 2 2", kn_flip(x, DIMS(-1)));
+EVERY(kn_roll, "2 2 5t | 0 5", kn_roll(x, DIMS(2), (int64_t[]){ -1 }));
 EVERY(kn_repeat, "2 3", kn_repeat(x, DIMS(2, 1, 2)));
 EVERY(kn_tile, "2 3", kn_tile(x, DIMS(2)));
 EVERY(kn_repeat_interleave, "2 3", kn_repeat_interleave(x, 1, DIMS(1, 0, 2)));
 EVERY(kn_tril, "3 3", kn_tril(x, 0));
 EVERY(kn_triu, "3 3", kn_triu(x, 1));
+EVERY(kn_pad, "2 2 5t | 3 4s", kn_pad(x, KN_PAD_CONSTANT, 0.5, DIMS(2, -1)));
 EVERY(kn_pad, "2 3", kn_pad(x, KN_PAD_REFLECT, 0, DIMS(1, 2)));
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-EVERY(kn_matmul, "2 3; 3 2", kn_matmul(x, y));
+EVERY(kn_matmul,
+      "3 5; 5 4 | 3 5t; 5 1s | 2 3 4; 4 5t | 2 1 2 3; 3 3 2 | 2 2 3e; 2 3 2 | 2 0; 0 3 | 0 3; 3 2",
+      kn_matmul(x, y));
+EVERY(kn_matmul, "3 4", kn_matmul(x, kn_transpose(x, -1, -2)));
 EVERY(kn_einsum, "2 3; 3 2", kn_einsum("ij,jk->ki", 2, (kn_tensor *[]){ x, y }));
-EVERY(kn_linear, "2 3; 2 3; 2", kn_linear(x, y, z, false));
+EVERY(kn_linear, "3 5; 4 5; 4 | 2 3 5t; 4 5t; 4 | 5; 1 5", kn_linear(x, y, z, false));
+EVERY(kn_linear, "2 1 5; 5 3; 3 | 0 5; 5 3", kn_linear(x, y, z, true));
 
 /* ---- random ---------------------------------------------------------------------------------- */
 
@@ -158,4 +198,4 @@ EVERY_FLAT(kn_randint, "2 3", kn_randint(KN_I64, kn_device_of(x), -3, 4, 1, 2, K
 EVERY_FLAT(kn_randint_like, "2 3", kn_randint_like(x, -3, 4));
 EVERY_FLAT(kn_randperm, "2 3", kn_randperm(kn_device_of(x), 5, 1, 2));
 EVERY_FLAT(kn_multinomial, "%2 3", kn_multinomial(x, 2, false));
-EVERY(kn_dropout, "2 3", kn_dropout(x, 0.4));
+EVERY(kn_dropout, LAYOUTS(""), kn_dropout(x, 0.4));

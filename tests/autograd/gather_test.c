@@ -1,6 +1,6 @@
 /* tests/autograd/gather_test.c: gather, scatter, scatter_add, take_along_dim, index_add and one_hot
  * against loops over their elements, for all dtypes; the gradient where an index repeats; errors.
- * Gradients by finite differences are cases of op_cases_index.h. */
+ * Gradients by finite differences are rows of every.h. */
 #include "tests/autograd/expect.h"
 #include "tests/refused.h"
 

@@ -1,7 +1,7 @@
 /* tests/autograd/sort_test.c: sort, argsort, topk and cumsum against insertion and addition written
  * here, for all dtypes, with ties, NaN and zeros of both signs; errors. Gradients by finite
- * differences are cases of op_cases_index.h. */
-#include "tests/autograd/op_check.h"
+ * differences are rows of every.h. */
+#include "tests/autograd/every.h"
 #include "tests/refused.h"
 
 static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64, KN_I64, KN_I32, KN_U8, KN_BOOL };

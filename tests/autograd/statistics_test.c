@@ -1,6 +1,6 @@
 /* tests/autograd/statistics_test.c: reductions made of other operations, and softmax along any dim,
  * against their formulas in f64; special values; gradients; errors. */
-#include "tests/autograd/op_check.h"
+#include "tests/autograd/every.h"
 #include "tests/refused.h"
 
 /* ---- values ---------------------------------------------------------------------------------- */

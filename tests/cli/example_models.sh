@@ -38,7 +38,7 @@ fi
 
 # ---- the tape of scripts/peers examples ---------------------------------------------------------
 
-cc -std=gnu17 -w -I "$ROOT" -include "$ROOT/bench/peers/in_f64.h" "$ROOT/examples/optimizer.c" -o "$TMP/optimizer" \
+cc -std=gnu17 -w -I "$ROOT" -I "$BUILD" -include "$ROOT/bench/peers/in_f64.h" "$ROOT/examples/optimizer.c" -o "$TMP/optimizer" \
     -L "$BUILD" -Wl,-rpath,"$BUILD" -lknap -lm >"$TMP/output" 2>&1
 status=$?
 check "in f64: an example compiles" succeeds

@@ -56,6 +56,13 @@ check "a program that includes knap.h compiles without warnings" succeeds
 run env LD_LIBRARY_PATH="$lib" ./each
 check "and runs" succeeds
 
+printf '#include <knap.h>\nkn_tensor *f(kn_tensor *x)\n{\n    return kn_relu(kn_exp(kn_pow(x, x)));\n}\n' >../wrong.c
+# shellcheck disable=SC2046
+run cc -std=gnu17 -c ../wrong.c -o wrong.o $(knap_flags --cflags)
+check "a wrong argument is an error of its own place" fails "wrong.c:4:"
+# gcc adds the function's declaration, clang a line for each of the calls around it, too.
+check "in few lines" test "$(grep -cE ': (error|note): ' "$TMP/output")" -le "$(cc --version | grep -q clang && echo 5 || echo 2)"
+
 if [ -f "$ROOT/examples/mlp.c" ]; then
     cp "$ROOT/examples/mlp.c" .
     # shellcheck disable=SC2046

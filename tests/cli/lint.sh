@@ -7,12 +7,7 @@ house=$TMP/house
 mkdir -p "$house/kernels" "$house/tensor" "$house/comm/local" "$house/tests/lint" "$house/tests/kernels" "$house/tests/fsdp" "$house/tests/models" "$house/scripts" "$house/models" \
     "$house/build-test" "$house/docs" "$house/autograd" "$house/state" "$house/examples"
 cp "$ROOT"/tests/lint/*.py "$house/tests/lint/"
-cp "$ROOT/tests/models/public_calls.py" "$house/tests/models/"
 cp "$ROOT/.clang-format" "$house/"
-printf '/* places.h: places. */\n#define kn_do(...) kn_do(__VA_ARGS__)\n' >"$house/places.h"
-for folder in autograd models state; do
-    printf '/* %s/places.h: more places. */\n' "$folder" >"$house/$folder/places.h"
-done
 printf '# Tour\n\n## The first hour\n\n| 1 | `kernels/a.c`\n\n## The rest\n' >"$house/docs/tour.md"
 printf '# Change\n\n## An elementwise operation\n' >"$house/docs/change.md"
 cat >"$house/meson.build" <<'END'
@@ -36,6 +31,7 @@ END
 printf '/* examples/e.c: e. */\nstatic int one(void)\n{\n    return 1;\n}\n' >"$house/examples/e.c"
 echo "executable('e', 'e.c')" >"$house/examples/meson.build"
 cp "$ROOT/scripts/functions.py" "$house/scripts/"
+sed '/^WITHOUT = /,/split())$/c WITHOUT = {"kn_do"}' "$ROOT/scripts/places.py" >"$house/scripts/places.py"
 printf '# scripts/lint: as it is called.\n' >"$house/scripts/lint"
 sed -i 's/kn_sgd/kn_do/' "$house/scripts/functions.py" # the small house has no optimizer
 python3 "$house/scripts/functions.py" >"$house/docs/functions.md"
@@ -73,6 +69,11 @@ printf '/* models/m_more.c */\n' >"$house/models/m_more.c"
 finds model_includes models/m_more.c '#include "nn/nn_internal.h"\n' 'models/m_more.c:2: a model includes'
 rm "$house/models/m.c" "$house/models/m_more.c"
 finds public_comments kernels/types.h '\nKN_API int kn_bare(void);\n' 'kn_bare has no comment'
+finds places kernels/types.h '/* It. */\nKN_API int kn_it;\n' 'no declaration of a function: KN_API int kn_it'
+sed -i s/kn_do/kn_gone/ "$house/scripts/places.py"
+lint places
+check "places finds a function that is gone" fails "no header declares kn_gone"
+sed -i s/kn_gone/kn_do/ "$house/scripts/places.py"
 finds functions_page kernels/types.h '/* Ends it. */\nKN_API void kn_end(void);\n' 'docs/functions.md:'
 finds operations_page kernels/types.h '/* Ends it. */\nKN_API void kn_end(void);\n' 'kn_end has no row in docs/operations.md'
 finds operations_page docs/operations.md '| `kn_gone` | gone |\n' 'kn_gone is no public function'
