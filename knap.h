@@ -47,7 +47,8 @@
 #include "models/image.h"
 #include "models/options.h"
 #ifndef KN_BUILDING
-#include "places.h" /* scripts/places.py makes it of the headers above, whose functions its macros name */
+/* Comes last: its macros have the functions' names. scripts/places.py makes it of these headers. */
+#include "places.h"
 #endif
 
 #endif
