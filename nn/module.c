@@ -2,29 +2,48 @@
 #include "kernels/error_internal.h"
 #include "nn/edit.h"
 #include "nn/walk.h"
-#include <stdatomic.h>
+#include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 
-/* The addresses between which all records of modules were made. What stands where a struct has no
- * kn_module is hardly ever one of them, so it isn't followed. */
-static _Atomic uintptr_t lowest = UINTPTR_MAX, highest;
+/* Records of modules that live, by address. A struct may hold any bytes before kn_module_init, so
+ * the address in it is compared, never followed, until it is known to be one. */
+enum { SLOTS = 4096 };
+static kn_module_impl *live[SLOTS];
+static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void note_address(const kn_module_impl *i)
+static kn_module_impl **slot_of(const kn_module_impl *i)
 {
-    const uintptr_t at = (uintptr_t)i;
-    uintptr_t low = lowest, high = highest;
-    while (at < low && !atomic_compare_exchange_weak(&lowest, &low, at))
-        ;
-    while (at > high && !atomic_compare_exchange_weak(&highest, &high, at))
-        ;
+    return &live[(uintptr_t)i / _Alignof(max_align_t) % SLOTS];
+}
+
+static void begin_life(kn_module_impl *i)
+{
+    pthread_mutex_lock(&live_lock);
+    i->next_live = *slot_of(i);
+    *slot_of(i) = i;
+    pthread_mutex_unlock(&live_lock);
+}
+
+static void end_life(kn_module_impl *i)
+{
+    pthread_mutex_lock(&live_lock);
+    kn_module_impl **at = slot_of(i);
+    while (*at != i)
+        at = &(*at)->next_live;
+    *at = i->next_live;
+    pthread_mutex_unlock(&live_lock);
 }
 
 static kn_module_impl *record_of(const void *m)
 {
-    kn_module_impl *i = m ? ((const kn_module *)m)->impl : NULL;
-    const uintptr_t at = (uintptr_t)i;
-    const bool may_be = at >= lowest && at <= highest && at % _Alignof(kn_module_impl) == 0;
-    return may_be && i->magic == KN_MODULE_MAGIC ? i : NULL;
+    const kn_module_impl *i = m ? ((const kn_module *)m)->impl : NULL;
+    pthread_mutex_lock(&live_lock);
+    kn_module_impl *at = *slot_of(i);
+    while (at && at != i)
+        at = at->next_live;
+    pthread_mutex_unlock(&live_lock);
+    return at;
 }
 
 kn_module_impl *kn_impl(const void *m, const char *what)
@@ -65,8 +84,7 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     m->impl = i;
     if (!i)
         return false;
-    note_address(i);
-    i->magic = KN_MODULE_MAGIC;
+    begin_life(i);
     i->self = m;
     i->forward = (kn_method){ f1, fn };
     i->training = true;
@@ -201,7 +219,7 @@ void kn_module_free(void *root)
     kn_module_unreplace(i);
     if (old && !old->parent)
         kn_module_free(old->self);
-    i->magic = 0;
+    end_life(i);
     i->self->impl = NULL;
     kn_host_free(i->child);
     kn_host_free(i->param);

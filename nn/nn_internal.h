@@ -6,8 +6,6 @@
 #include "autograd/autograd_internal.h"
 #include "nn/nn.h"
 
-#define KN_MODULE_MAGIC 0x6b6e6d31u /* "knm1" */
-
 typedef struct kn_module_impl kn_module_impl;
 
 /* The pieces of an optimizer's step, for a source that launches each as soon as its gradient is
@@ -111,7 +109,7 @@ typedef struct kn_method {
 } kn_method;
 
 struct kn_module_impl {
-    uint32_t magic;
+    kn_module_impl *next_live; /* module.c */
     kn_module *self;
     kn_life *life; /* of this record, for its calls on the tape */
     kn_module_impl *parent;

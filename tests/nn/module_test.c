@@ -4,6 +4,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/refused.h"
+#include <pthread.h>
 
 typedef struct inner {
     kn_module base;
@@ -474,4 +475,27 @@ KN_TEST(module, rounds_are_counted)
         KN_CHECK(kn_grad_scale(&m) == 1.0 / i && kn_grad_scale(&m.part[0]) == 1.0 / i);
     }
     kn_module_free(&m);
+}
+
+static void *init_elsewhere(void *m)
+{
+    kn_module_init_(m, inner_forward, NULL, "inner");
+    return NULL;
+}
+
+/* Of two heaps there may be no memory between two records. */
+KN_TEST(module, a_struct_may_hold_any_bytes_before)
+{
+    kn_module here, there, m;
+    pthread_t thread;
+    KN_CHECK(kn_module_init_(&here, inner_forward, NULL, "inner") &&
+             pthread_create(&thread, NULL, init_elsewhere, &there) == 0);
+    pthread_join(thread, NULL);
+    uintptr_t a = (uintptr_t)here.impl, b = (uintptr_t)there.impl;
+    m.impl = (kn_module_impl *)((a / 2 + b / 2) / 64 * 64); /* what was there before */
+    REFUSED(kn_impl(&m, "kn_module_path"), "not an initialised module");
+    KN_CHECK(kn_module_init_(&m, inner_forward, NULL, "inner"), "%s", kn_error());
+    kn_module_free(&m);
+    kn_module_free(&there);
+    kn_module_free(&here);
 }
