@@ -42,7 +42,13 @@ bool kn_passes_join(kn_passes *s, const kn_passes *from)
         if (!kn_passes_add(s, from->run[i].first, from->run[i].last, from->scale))
             return false;
     s->mixed = s->mixed || from->mixed;
+    s->zeros = s->zeros || from->zeros;
     return true;
+}
+
+bool kn_passes_any(const kn_passes *s)
+{
+    return s->runs > 0 || s->zeros;
 }
 
 bool kn_passes_have(const kn_passes *s, int64_t pass)
@@ -64,7 +70,7 @@ int64_t kn_passes_count(const kn_passes *s)
 void kn_passes_clear(kn_passes *s)
 {
     s->runs = 0;
-    s->mixed = false;
+    s->mixed = s->zeros = false;
     kn_tensor_free(s->scale);
     s->scale = NULL;
 }

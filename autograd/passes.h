@@ -16,7 +16,10 @@ typedef struct kn_passes {
     int64_t room;
     kn_tensor *scale; /* multiplied their losses; f32 without dims; a reference; NULL: none did */
     bool mixed;       /* not all of them */
+    bool zeros;       /* of a gradient of zeros, which no backward brought; it counts nothing */
 } kn_passes;
+/* Whether there is a gradient that s speaks of. */
+bool kn_passes_any(const kn_passes *s);
 bool kn_passes_add(kn_passes *s, int64_t first, int64_t last, kn_tensor *scale);
 /* scale.c: scale multiplied loss, the result of an operation (without one nothing is told). */
 void kn_scaled_by(const kn_tensor *loss, kn_tensor *scale);

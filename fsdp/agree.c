@@ -45,16 +45,21 @@ bool kn_agree_on_any(kn_schedule_state *s, unsigned char *flag, int n, uint64_t 
 
 /* ---- which parameters got a gradient --------------------------------------------------------- */
 
+/* flags holds [shards * params] for the ranks of the shard group, [params] sums, [params] those of
+ * the shard group. */
+int64_t kn_bucket_flag_at(const kn_bucket *b, int i)
+{
+    return (int64_t)b->shards * b->params + i;
+}
+
+static float *sums_of(const kn_bucket *b)
+{
+    return (float *)b->flags->data + kn_bucket_flag_at(b, 0);
+}
+
 bool kn_bucket_has_peers(const kn_bucket *b)
 {
     return b->unit->size > 1 && b->device != KN_META; /* there the other ranks don't exist */
-}
-
-/* [shards * params] flags for the ranks of the shard group, [params] sums, [params] those of the
- * shard group. */
-static float *sums_of(const kn_bucket *b)
-{
-    return (float *)b->flags->data + (size_t)b->shards * (size_t)b->params;
 }
 
 static bool fill(kn_bucket *b, kn_stream *s, int first, int64_t count, double value)
@@ -75,7 +80,7 @@ bool kn_bucket_send_flags(kn_bucket *b, kn_stream *s, kn_grad_reduction *r)
     if (!b->flags || !fill(b, s, 0, b->params, 1))
         return false;
     for (int i = 0; i < b->params; i++)
-        if (!b->param[i].pending && !fill(b, s, i, 1, 0))
+        if (!kn_passes_any(&b->param[i].mine) && !fill(b, s, i, 1, 0))
             return false;
     *r = (kn_grad_reduction){ .unit = kn_unit_name(b->unit),
                               .shards = b->ranks->reduce,
@@ -89,8 +94,6 @@ bool kn_bucket_send_flags(kn_bucket *b, kn_stream *s, kn_grad_reduction *r)
                               .partial =
                                   b->shards > 1 && b->replicas > 1 ? sums_of(b) + b->params : NULL,
                               ._bucket = b };
-    for (int i = 0; i < b->params; i++)
-        b->param[i].dropped = false;
     b->flags_came = true;
     return true;
 }
@@ -100,15 +103,14 @@ static bool must_look(const kn_bucket *b)
 {
     bool lacks = false;
     for (int i = 0; i < b->params; i++)
-        lacks |= kn_bucket_param_trains(&b->param[i]) && !b->param[i].pending;
-    return b->flags_came && !b->has_partial && lacks;
+        lacks |= kn_bucket_param_trains(&b->param[i]) && !kn_passes_any(&b->param[i].mine);
+    return b->flags_came && lacks && !kn_bucket_holds(b, KN_HELD_IN_GROUP);
 }
 
 /* The running backward brought p a gradient, on this rank or another. */
 static bool note(kn_bucket_param *p)
 {
     int64_t number = kn_backward_number();
-    p->pending = true;
     return kn_passes_add(&p->mine, number, number, kn_backward_scale());
 }
 
@@ -130,7 +132,7 @@ static bool look(kn_bucket *b)
         sums = copy;
     }
     for (int i = 0; ok && i < b->params; i++)
-        ok = sums[i] <= 0 || b->param[i].dropped || note(&b->param[i]);
+        ok = sums[i] <= 0 || note(&b->param[i]);
     kn_host_free(copy);
     return ok;
 }
@@ -140,7 +142,7 @@ static bool look(kn_bucket *b)
 bool kn_unit_note_backward(kn_unit *u)
 {
     int64_t number = kn_backward_number();
-    return !(kn_unit_awaits_sync(u) || kn_unit_awaits_last(u)) ||
+    return !kn_unit_holds(u, KN_HELD_ANYWHERE) ||
            kn_passes_add(&u->open, number, number, kn_backward_scale());
 }
 
@@ -168,10 +170,10 @@ static bool each_flag(const kn_unit *u, kn_bucket_param *p, int64_t number, flag
     /* not the number: ranks may count other backwards beside */
     f->of = kn_hash64(f->of, number ? 1 : kn_hash_string(p->name));
     if (flag && !f->agreed)
-        *flag = number ? kn_passes_have(&p->mine, number) : p->pending;
+        *flag = number ? kn_passes_have(&p->mine, number) : kn_passes_any(&p->mine);
     if (!flag || !f->agreed || !*flag)
         return true;
-    p->pending = true;
+    p->mine.zeros |= !number; /* the flags of backwards follow */
     const bool now = number == kn_backward_number();
     p->mine.mixed = p->mine.mixed || (number && !now && u->open.mixed);
     return !number ||
@@ -197,8 +199,9 @@ static bool walk(const kn_schedule_state *s, flags *f)
     for (int i = 0; i < s->units; i++) {
         const kn_unit *u = s->unit[i];
         for (int k = 0; ok && asks_hosts(u) && k < u->buckets; k++)
-            for (int j = 0; ok && j < u->bucket[k]->params && !u->bucket[k]->has_partial; j++)
-                ok = flags_of(u, &u->bucket[k]->param[j], f);
+            for (int j = 0; ok && j < u->bucket[k]->params; j++)
+                ok = kn_bucket_holds(u->bucket[k], KN_HELD_IN_GROUP) ||
+                     flags_of(u, &u->bucket[k]->param[j], f);
     }
     return ok;
 }
@@ -222,18 +225,16 @@ static bool ask_hosts(kn_schedule_state *s)
 /* What this and the last reduction brought is every rank's. */
 static bool settle(kn_bucket *b)
 {
-    bool ok = true;
+    bool ok = true, waits = kn_bucket_holds(b, KN_HELD_IN_GROUP);
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
-        p->open = false;
-        if (b->has_partial) /* it waits for a backward with all-reduce */
+        p->held &= ~(unsigned)KN_HELD_OPEN;
+        if (waits) /* for a backward with all-reduce */
             continue;
-        p->has_grad |= p->pending;
-        p->pending = false;
         ok = kn_passes_join(&p->passes, &p->mine) && ok;
         kn_passes_clear(&p->mine);
     }
-    b->flags_came = b->flags_came && b->has_partial;
+    b->flags_came = b->flags_came && waits;
     return ok;
 }
 
@@ -249,7 +250,7 @@ bool kn_agree_on_grads(kn_schedule_state *s)
         for (int k = 0; u->sync && k < u->buckets; k++)
             if ((!asked && must_look(u->bucket[k]) && !look(u->bucket[k])) || !settle(u->bucket[k]))
                 return false;
-        if (u->sync && !kn_unit_awaits_sync(u))
+        if (u->sync && !kn_unit_holds(u, KN_HELD_ON_RANK | KN_HELD_IN_GROUP))
             kn_passes_clear(&u->open);
     }
     return true;

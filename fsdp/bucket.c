@@ -75,16 +75,16 @@ void kn_bucket_free(kn_bucket *b)
     kn_reduction_free_scratch(b);
     if (b->full != b->master)
         kn_storage_unref(b->full);
-    kn_storage *rest[] = { b->master,      b->gather_stage,  b->slice,   b->grad,
-                           b->unsynced,    b->reduce_stage,  b->partial, b->grad_shard,
-                           b->cast_master, b->grad_transfer, b->flags };
+    kn_storage *rest[] = { b->master,           b->gather_stage,       b->slice,   b->grad,
+                           b->unsynced,         b->reduce_stage,       b->partial, b->grad_shard,
+                           b->away.cast_master, b->away.grad_transfer, b->flags };
     for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++)
         kn_storage_unref(rest[i]);
     kn_event_destroy(b->gathered);
     kn_event_destroy(b->computed);
     kn_event_destroy(b->reduced);
-    kn_event_destroy(b->uploaded);
-    kn_event_destroy(b->downloaded);
+    kn_event_destroy(b->away.uploaded);
+    kn_event_destroy(b->away.downloaded);
     kn_layout_free(&b->layout);
     if (b->memory && kn_memory_is_store(b->memory))
         kn_store_close(b->memory);

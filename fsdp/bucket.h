@@ -42,6 +42,14 @@ typedef enum kn_residency {
     KN_SLICED,      /* among the ranks of a slice group: slice holds this rank's part of full */
 } kn_residency;
 
+/* Where gradients are that no step may take: a backward on some rank may have left one there. */
+typedef enum kn_held {
+    KN_HELD_ON_RANK = 1,  /* unsynced: the backward ran without sync */
+    KN_HELD_IN_GROUP = 2, /* partial: without all-reduce */
+    KN_HELD_OPEN = 4,     /* any of them: it was not the last before a step */
+    KN_HELD_ANYWHERE = 7,
+} kn_held;
+
 typedef struct kn_bucket_param {
     kn_tensor *tensor;    /* the module's handle: a reference */
     kn_tensor *master;    /* 1-d view of this rank's part of the master shard; owned */
@@ -50,20 +58,40 @@ typedef struct kn_bucket_param {
     kn_interval part;
     int64_t shape[KN_MAX_DIMS]; /* as wrapped */
     int ndim;
-    int dim;         /* along which it is cut, where .placement chose it */
-    char *name;      /* canonical */
-    bool wanted;     /* it required a gradient in a forward that a backward may follow */
-    bool pending;    /* a backward brought it a gradient, which the other ranks don't know of yet */
-    bool unsynced;   /* a backward without sync may have left some of it, on this rank or another */
-    bool in_partial; /* the same of one without all-reduce */
-    bool open;       /* a backward that was not the last may have brought it one, on any rank */
-    bool dropped;    /* by the user, since flags were last sent (agree.c) */
-    bool has_grad;   /* some rank's backward did since the last step */
-    /* The backwards that brought it one: on this rank, not agreed on yet; on any rank, in
-     * grad_shard. */
-    kn_passes mine, passes;
+    int dim;       /* along which it is cut, where .placement chose it */
+    char *name;    /* canonical */
+    bool wanted;   /* it required a gradient in a forward that a backward may follow */
     bool consumed; /* a step used what grad_shard may still hold of it */
+    /* Its gradient is the sum over the backwards in a set, and there is none where the set is empty
+     * (kn_passes_any): those of this rank that ranks have not agreed on; those of all ranks, in
+     * grad_shard, since the last step. At the end of a backward the first joins the second. */
+    kn_passes mine, passes;
+    unsigned held; /* kn_held: why it isn't whole yet; the same on all ranks */
 } kn_bucket_param;
+
+/* Memory of hooks for the running reduction (stages.c). */
+typedef struct kn_scratch_bytes {
+    void *data;
+    size_t bytes;
+} kn_scratch_bytes;
+typedef struct kn_scratch {
+    kn_scratch_bytes *list;
+    int count;
+    int64_t room;
+} kn_scratch;
+
+/* A bucket whose masters and gradient shards lie apart from the device that computes
+ * (offload.c). */
+typedef struct kn_away {
+    kn_storage *cast_master; /* NULL also where param_dtype is the master's */
+    uint32_t cast_version;   /* the master's version that cast_master holds */
+    bool has_cast;           /* cast_master holds any */
+    kn_storage *grad_transfer;
+    bool downloads_grad;  /* grad itself is on its way to grad_shard */
+    int64_t download_at;  /* when grad_shard's download was issued: a count over the tree */
+    kn_event *uploaded;   /* the last upload is done */
+    kn_event *downloaded; /* grad_shard is there */
+} kn_away;
 
 struct kn_bucket {
     kn_param_source source; /* first: kn_param.source points here */
@@ -81,26 +109,17 @@ struct kn_bucket {
     kn_storage *master, *full, *gather_stage, *slice, *grad, *unsynced, *reduce_stage, *partial,
         *grad_shard;
     bool offloaded; /* memory lies apart from the device that computes */
-    /* NULL where not offloaded, cast_master also where param_dtype is the master's */
-    kn_storage *cast_master, *grad_transfer;
-    uint32_t cast_version; /* the master's version that cast_master holds */
-    bool has_cast;         /* cast_master holds any */
-    kn_storage *flags;     /* NULL until a reduction carries them */
-    bool flags_came;       /* with a reduction, and nobody looked at them yet */
-    bool downloads_grad;   /* grad itself is on its way to grad_shard */
-    int64_t download_at;   /* when grad_shard's download was issued: a count over the tree */
+    kn_away away;
+    kn_storage *flags; /* NULL until a reduction carries them */
+    bool flags_came;   /* with a reduction, and nobody looked at them yet */
     kn_ranks *ranks;
     kn_event *gathered; /* full is there */
     kn_event *computed; /* the compute stream got as far as the last gather or reduction needs */
     kn_event *reduced;  /* the last reduction is done */
-    kn_event *uploaded, *downloaded; /* offloaded: the last upload is done / grad_shard is there */
     kn_residency residency;
-    bool has_grad; /* grad_shard holds gradients since the last step */
-    bool has_unsynced, has_partial;
+    bool has_grad;  /* grad_shard holds gradients since the last step */
     kn_accum accum; /* of unsynced, partial and grad_shard */
-    void **scratch; /* of the running reduction's hook: pairs of pointer and size */
-    size_t *scratch_bytes;
-    int scratches;
+    kn_scratch scratch;
 };
 
 /* The same parameter's parts in a buffer of chunks by rank (stage) and in one of whole parameters
@@ -137,10 +156,8 @@ bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce);
  * the same ranks share; or, without sync, adds it to unsynced. */
 bool kn_buckets_reduce(kn_bucket *const *bucket, int n, bool sync, bool all_reduce);
 bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
-/* A backward without sync left something in b, on this rank or another. */
-bool kn_bucket_awaits_sync(const kn_bucket *b);
-/* A backward that was not the last left something in b, on this rank or another. */
-bool kn_bucket_awaits_last(const kn_bucket *b);
+/* Whether b has gradients, of any rank, that are held in one of `where` (kn_held). */
+bool kn_bucket_holds(const kn_bucket *b, unsigned where);
 /* The next backward begins: what the one before brought stays. */
 void kn_bucket_keep_grads(kn_bucket *b);
 /* The backward failed: what it brought goes, or, where it can't be told from what earlier ones
@@ -171,6 +188,8 @@ bool kn_reduce_in_stages(const kn_grad_reduction *r, int n, const kn_sending *ho
 /* *r becomes the reduction that tells all ranks which parameters of b any of them has a gradient
  * for; goes with that of the gradients. False with an error. */
 bool kn_bucket_send_flags(kn_bucket *b, kn_stream *s, kn_grad_reduction *r);
+/* The place in flags of how many ranks have one of parameter i, as the last reduction told it. */
+int64_t kn_bucket_flag_at(const kn_bucket *b, int i);
 /* The running backward brought b's parameter i a gradient. */
 bool kn_bucket_note_grad(kn_bucket *b, int i);
 /* Whether other ranks may know of gradients that this one doesn't. */

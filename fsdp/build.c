@@ -115,7 +115,7 @@ static bool make_buffers(kn_bucket *b)
         ok = (b->partial = RELEASED(n, g, shared, KN_MEM_UNREDUCED)) != NULL;
     if (ok && b->offloaded)
         ok = kn_bucket_create_cast_master(b) &&
-             (b->grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
+             (b->away.grad_transfer = RELEASED(n, g, shared, KN_MEM_UNREDUCED));
     if (ok && keep > 1 && b->shards > 1)
         ok = (b->slice = RELEASED(all / keep, p, shared, KN_MEM_GATHERED)) != NULL;
 #undef RELEASED

@@ -31,25 +31,25 @@ bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared)
                 : o->offload_dir ? kn_store_open(o->offload_dir)
                                  : shared;
     if (b->memory && b->offloaded) {
-        b->uploaded = kn_event_create(o->device);
-        b->downloaded = kn_event_create(o->device);
+        b->away.uploaded = kn_event_create(o->device);
+        b->away.downloaded = kn_event_create(o->device);
     }
-    return b->memory && (!b->offloaded || (b->uploaded && b->downloaded));
+    return b->memory && (!b->offloaded || (b->away.uploaded && b->away.downloaded));
 }
 
 bool kn_bucket_create_cast_master(kn_bucket *b)
 {
     if (b->param_dtype == b->master_dtype)
         return true;
-    b->cast_master =
+    b->away.cast_master =
         kn_storage_create(b->memory, (size_t)b->layout.shard * kn_dtype_size(b->param_dtype),
                           b->master->category, kn_unit_name(b->unit));
-    return b->cast_master != NULL;
+    return b->away.cast_master != NULL;
 }
 
 const kn_storage *kn_bucket_gather_source(const kn_bucket *b)
 {
-    return b->cast_master && b->full_dtype == b->param_dtype ? b->cast_master : b->master;
+    return b->away.cast_master && b->full_dtype == b->param_dtype ? b->away.cast_master : b->master;
 }
 
 kn_stream *kn_bucket_host_stream(const kn_bucket *b)
@@ -62,22 +62,22 @@ kn_stream *kn_bucket_host_stream(const kn_bucket *b)
  * version too. */
 static bool is_fresh(const kn_bucket *b)
 {
-    return b->has_cast && b->cast_version == b->master->version;
+    return b->away.has_cast && b->away.cast_version == b->master->version;
 }
 
 static bool refresh(kn_bucket *b)
 {
-    if (!b->cast_master || is_fresh(b))
+    if (!b->away.cast_master || is_fresh(b))
         return true;
-    if (b->has_cast && !kn_bucket_sync_transfers(b)) /* an upload may still read it */
+    if (b->away.has_cast && !kn_bucket_sync_transfers(b)) /* an upload may still read it */
         return false;
     int64_t n = b->layout.shard;
-    kn_copy_args args = { kn_array_make(b->cast_master->data, b->param_dtype, 1, &n),
+    kn_copy_args args = { kn_array_make(b->away.cast_master->data, b->param_dtype, 1, &n),
                           kn_array_make(b->master->data, b->master_dtype, 1, &n) };
     if (n > 0 && !KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args))
         return false;
-    b->cast_version = b->master->version;
-    b->has_cast = true;
+    b->away.cast_version = b->master->version;
+    b->away.has_cast = true;
     return true;
 }
 
@@ -89,7 +89,7 @@ static bool send(kn_bucket *b, void *dst, const kn_storage *from, kn_stream *the
     return kn_bucket_wait_for_compute(b, s) && /* bytes are taken and given back in its order */
 
            kn_transfer(s, dst, from->data, from->bytes, KN_TO_DEVICE, true) &&
-           kn_event_record(b->uploaded, s) && kn_event_wait(b->uploaded, then);
+           kn_event_record(b->away.uploaded, s) && kn_event_wait(b->away.uploaded, then);
 }
 
 bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then)
@@ -100,33 +100,34 @@ bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then)
 
 bool kn_bucket_upload_grad(kn_bucket *b, kn_stream *then)
 {
-    return kn_storage_retake(b->grad_transfer) &&
-           (!b->has_grad || (kn_event_wait(b->downloaded, b->unit->schedule->upload) &&
-                             send(b, b->grad_transfer->data, b->grad_shard, then)));
+    return kn_storage_retake(b->away.grad_transfer) &&
+           (!b->has_grad || (kn_event_wait(b->away.downloaded, b->unit->schedule->upload) &&
+                             send(b, b->away.grad_transfer->data, b->grad_shard, then)));
 }
 
 bool kn_bucket_download_grad(kn_bucket *b, const kn_storage *from, kn_event *after)
 {
     kn_stream *s = b->unit->schedule->download;
-    b->download_at = ++b->unit->schedule->downloads;
+    b->away.download_at = ++b->unit->schedule->downloads;
     return kn_event_wait(after, s) &&
            kn_transfer(s, b->grad_shard->data, from->data, b->grad_shard->bytes, KN_TO_HOST,
                        true) &&
-           kn_event_record(b->downloaded, s);
+           kn_event_record(b->away.downloaded, s);
 }
 
 bool kn_bucket_end_download(kn_bucket *b)
 {
-    if (!b->grad_transfer || b->grad_transfer->released)
+    if (!b->away.grad_transfer || b->away.grad_transfer->released)
         return true;
-    bool ok = kn_event_wait(b->downloaded, kn_compute_stream(b->unit->options.device));
-    kn_storage_release(b->grad_transfer);
+    bool ok = kn_event_wait(b->away.downloaded, kn_compute_stream(b->unit->options.device));
+    kn_storage_release(b->away.grad_transfer);
     return ok;
 }
 
 bool kn_bucket_sync_transfers(kn_bucket *b)
 {
-    return !b->offloaded || (kn_event_sync(b->downloaded) && kn_event_sync(b->uploaded) && kn_ok());
+    return !b->offloaded ||
+           (kn_event_sync(b->away.downloaded) && kn_event_sync(b->away.uploaded) && kn_ok());
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
@@ -159,23 +160,23 @@ static void add_out(kn_opt_piece *q, const kn_param *p, const kn_bucket *b)
 {
     if (!b || !kn_bucket_casts(b))
         return;
-    q->out = kn_storage_at(b->cast_master, p->master->offset, b->param_dtype);
+    q->out = kn_storage_at(b->away.cast_master, p->master->offset, b->param_dtype);
     q->out_dtype = b->param_dtype;
 }
 
 bool kn_bucket_casts(const kn_bucket *b)
 {
-    return b->cast_master && is_fresh(b);
+    return b->away.cast_master && is_fresh(b);
 }
 
 bool kn_bucket_cast_part(kn_bucket *b, const kn_param *p)
 {
     int64_t n = kn_numel(p->master), at = p->master->offset;
-    kn_copy_args args = {
-        kn_array_make(kn_storage_at(b->cast_master, at, b->param_dtype), b->param_dtype, 1, &n),
-        kn_array_make(kn_storage_at(b->master, at, b->master_dtype), b->master_dtype, 1, &n)
-    };
-    b->cast_version++; /* as the step raises the master's */
+    kn_copy_args args = { kn_array_make(kn_storage_at(b->away.cast_master, at, b->param_dtype),
+                                        b->param_dtype, 1, &n),
+                          kn_array_make(kn_storage_at(b->master, at, b->master_dtype),
+                                        b->master_dtype, 1, &n) };
+    b->away.cast_version++; /* as the step raises the master's */
     return n == 0 || KN_LAUNCH(kn_bucket_host_stream(b), KN_K_COPY, args);
 }
 
@@ -186,7 +187,7 @@ static bool sort(const kn_step_pieces *s, part *list, kn_opt_piece *sorted)
     for (int i = 0; i < s->count; i++) {
         kn_bucket *b = offloaded_bucket(s->param[i]);
         add_out(&s->piece[i], s->param[i], b);
-        list[i] = (part){ &s->piece[i], b, b ? b->download_at : 0 };
+        list[i] = (part){ &s->piece[i], b, b ? b->away.download_at : 0 };
         stored |= kn_memory_is_store(s->param[i]->state_memory);
     }
     qsort(list, (size_t)s->count, sizeof *list, by_download);
@@ -222,7 +223,7 @@ static bool launch_batch(const kn_step_pieces *s, kn_bucket *b, const kn_opt_pie
         ok = s->launch(s->arg, sorted + w.begin, w.end - w.begin, stream);
     for (int i = begin; ok && i < end; i++)
         if (sorted[i].out)
-            b->cast_version++; /* as each parameter's step raises the master's */
+            b->away.cast_version++; /* as each parameter's step raises the master's */
     return ok;
 }
 

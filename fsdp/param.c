@@ -37,7 +37,7 @@ static kn_tensor *grad(const kn_param *p)
             kn_unit_name(b->unit));
         return NULL;
     }
-    if (!b->has_grad || !own->has_grad || b->grad_shard->released ||
+    if (!b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
         !kn_unit_finish_reduce(b->unit))
         return NULL;
     return own->grad_part;
@@ -47,9 +47,8 @@ static bool passes(const kn_param *p, kn_passes *all)
 {
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
-    bool in_doubt = own->unsynced || own->open || own->in_partial; /* any rank's may have come */
     return kn_passes_join(all, &own->passes) && kn_passes_join(all, &own->mine) &&
-           (!in_doubt || kn_passes_join(all, &b->unit->open));
+           (!own->held || kn_passes_join(all, &b->unit->open)); /* any rank's may have come */
 }
 
 static double divisor(const kn_param *p)
@@ -85,11 +84,10 @@ static void clear(const kn_param *p)
     kn_bucket *b = (kn_bucket *)p->source;
     kn_bucket_param *own = &b->param[p->index];
     bool left = false;
-    own->consumed |= own->has_grad;
-    own->has_grad = false;
+    own->consumed |= kn_passes_any(&own->passes);
     kn_passes_clear(&own->passes);
     for (int i = 0; i < b->params; i++)
-        left |= b->param[i].has_grad;
+        left |= kn_passes_any(&b->param[i].passes);
     b->has_grad = b->has_grad && left;
     if (b->residency != KN_SHARDED && b->unit->schedule) {
         kn_bucket_reshard(b, 1);
@@ -103,13 +101,13 @@ static const char *held_back(const kn_param *p)
     kn_schedule_recover(b->unit->schedule);
     if (b->accum == KN_ACCUM_SPOILED)
         return KN_SPOILED_GRAD;
-    if (b->has_unsynced || kn_bucket_awaits_sync(b))
+    if (!b->unsynced->released || kn_bucket_holds(b, KN_HELD_ON_RANK))
         return "a part is held back on its rank; run the last backward before a step with "
                "kn_fsdp_set_gradient_sync on, or call kn_fsdp_reduce_grads";
-    if (kn_bucket_awaits_last(b))
+    if (kn_bucket_holds(b, KN_HELD_OPEN))
         return "a part may still be on its way; run the last backward before a step with "
                "kn_fsdp_set_is_last_backward on, or call kn_fsdp_reduce_grads";
-    if (b->has_partial)
+    if (kn_bucket_holds(b, KN_HELD_IN_GROUP))
         return "a part is held back in its shard group; run the last backward before a step with "
                "kn_fsdp_set_all_reduce on, or call kn_fsdp_reduce_grads";
     return NULL;
@@ -121,7 +119,8 @@ static bool waits(const kn_param *p)
     const kn_bucket *b = (const kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
-    return (b->has_grad && own->has_grad) || own->unsynced || own->open || b->has_partial;
+    return (b->has_grad && kn_passes_any(&own->passes)) || kn_bucket_holds(b, KN_HELD_IN_GROUP) ||
+           own->held & (KN_HELD_ON_RANK | KN_HELD_OPEN);
 }
 
 static bool sync_host(const kn_param *p)
@@ -141,7 +140,7 @@ static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 
 static bool has_any(const kn_bucket_param *p)
 {
-    return p->has_grad || p->pending || p->unsynced || p->open || p->in_partial;
+    return p->held || kn_passes_any(&p->mine) || kn_passes_any(&p->passes);
 }
 
 /* kn_leaf.clear: one parameter's gradient goes from wherever backwards left it: the bucket's others
@@ -156,21 +155,21 @@ static bool clear_grad(void *bucket, kn_tensor *leaf)
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];
         if (p->tensor != leaf) {
-            others = others || has_any(p);
+            others = others || has_any(p) || b->flags_came; /* another rank may have one */
             continue;
         }
         int64_t part = kn_interval_numel(p->part);
         had = has_any(p);
         kn_bucket_param_forget(p);
-        p->dropped = true;
-        if (!blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
+        if ((b->flags && !blank(b->flags, kn_bucket_flag_at(b, i), KN_F32, 1)) ||
+            !blank(b->grad_shard, p->part.at, b->grad_dtype, part) ||
             !blank(b->partial, p->part.at, b->grad_dtype, part) ||
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
             return false;
     }
     if (others)
         return had;
-    b->has_grad = b->has_partial = b->has_unsynced = false;
+    b->has_grad = false;
     b->accum = KN_ACCUM_SETTLED;
     kn_storage_release(b->unsynced);
     if (b->partial)
@@ -265,7 +264,7 @@ kn_bucket *kn_bucket_of(const kn_param *p)
 
 void kn_bucket_param_forget(kn_bucket_param *p)
 {
-    p->has_grad = p->pending = p->unsynced = p->open = p->in_partial = false;
+    p->held = 0;
     kn_passes_clear(&p->mine);
     kn_passes_clear(&p->passes);
 }

@@ -24,7 +24,7 @@ static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
 {
     bool stored = kn_memory_is_store(b->memory);
     int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0;
-    if (b->cast_master)
+    if (b->away.cast_master)
         param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
     if (kn_bucket_trains(b))
         grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);

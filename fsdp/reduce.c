@@ -52,22 +52,20 @@ static bool add_unsynced(kn_bucket *b, kn_storage *sum, kn_storage *other)
 
 static bool keep_unsynced(kn_bucket *b)
 {
-    if (b->has_unsynced)
+    if (!b->unsynced->released)
         return add_unsynced(b, b->unsynced, b->grad);
     if (!kn_storage_retake(b->unsynced))
         return false;
     swap_bytes(b->unsynced, b->grad);
     kn_storage_release(b->grad);
-    b->has_unsynced = true;
     return true;
 }
 
 /* What backwards without sync left joins this one's gradient. */
 static bool take_unsynced(kn_bucket *b)
 {
-    if (!b->has_unsynced)
+    if (b->unsynced->released)
         return true;
-    b->has_unsynced = false;
     if (!b->grad->released)
         return add_unsynced(b, b->grad, b->unsynced);
     if (!kn_storage_retake(b->grad))
@@ -148,13 +146,14 @@ static bool prepare(kn_bucket *b, kn_stream *s, bool all_reduce, kn_grad_reducti
             !kn_bucket_rearrange(b, s, src, b->grad->data, b->reduce_dtype, false))
             return false;
     }
-    bool staged = b->replicas > 1 && (b->shards > 1 || !all_reduce || b->has_partial);
+    bool grows = b->partial && !b->partial->released; /* of what waits for the replicas */
+    bool staged = b->replicas > 1 && (b->shards > 1 || !all_reduce || grows);
     if (staged && !kn_storage_retake(b->partial))
         return false;
     bool into_shard = b->replicas == 1 || all_reduce;
     if (into_shard && b->grad_shard->released && !kn_storage_retake(b->grad_shard))
         return false;
-    kn_storage *shard = b->offloaded ? b->grad_transfer : b->grad_shard;
+    kn_storage *shard = b->offloaded ? b->away.grad_transfer : b->grad_shard;
     if (into_shard && b->offloaded && !kn_bucket_upload_grad(b, s))
         return false;
     *r = (kn_grad_reduction){ .unit = kn_unit_name(b->unit),
@@ -169,7 +168,7 @@ static bool prepare(kn_bucket *b, kn_stream *s, bool all_reduce, kn_grad_reducti
                               .dst_dtype = b->grad_dtype,
                               .src_dtype = b->reduce_dtype,
                               .partial = staged ? b->partial->data : NULL,
-                              .partial_acc = b->has_partial ? b->partial->data : NULL,
+                              .partial_acc = grows ? b->partial->data : NULL,
                               ._bucket = b };
     return true;
 }
@@ -179,14 +178,17 @@ static bool note_issued(const kn_grad_reduction *r)
 {
     kn_bucket *b = r->_bucket;
     bool into_shard = r->dst != NULL;
-    b->has_partial = r->partial && !into_shard;
     b->has_grad |= into_shard;
-    for (int i = 0; i < b->params; i++)
-        b->param[i].in_partial =
-            b->has_partial && (b->param[i].in_partial || kn_bucket_param_trains(&b->param[i]));
+    for (int i = 0; i < b->params; i++) {
+        kn_bucket_param *p = &b->param[i];
+        if (into_shard)
+            p->held &= ~(unsigned)KN_HELD_IN_GROUP;
+        else if (kn_bucket_param_trains(p))
+            p->held |= KN_HELD_IN_GROUP;
+    }
     return kn_event_record(b->reduced, r->stream) &&
            (!into_shard || !b->offloaded ||
-            kn_bucket_download_grad(b, b->grad_transfer, b->reduced));
+            kn_bucket_download_grad(b, b->away.grad_transfer, b->reduced));
 }
 
 /* Reductions of a unit's buckets, each with that of its flags (agree.c). */
@@ -245,20 +247,12 @@ static bool add_reduction(reductions *l, kn_bucket *b, kn_stream *s, bool all_re
     return !l->flagged[i] || kn_bucket_send_flags(b, s, &l->flags[i]);
 }
 
-bool kn_bucket_awaits_sync(const kn_bucket *b)
+bool kn_bucket_holds(const kn_bucket *b, unsigned where)
 {
-    bool any = false;
+    unsigned all = 0;
     for (int i = 0; i < b->params; i++)
-        any |= b->param[i].unsynced;
-    return any;
-}
-
-bool kn_bucket_awaits_last(const kn_bucket *b)
-{
-    bool any = false;
-    for (int i = 0; i < b->params; i++)
-        any |= b->param[i].open;
-    return any;
+        all |= b->param[i].held;
+    return (all & where) != 0;
 }
 
 /* What no gradient came for has one of zeros where the user asked for it. */
@@ -274,7 +268,7 @@ static bool zeros_count(const kn_bucket *b)
 {
     bool any = kn_bucket_trains(b);
     const kn_unit *u = b->unit;
-    return kn_bucket_awaits_sync(b) || (any && unused_are_zeros(u)) ||
+    return kn_bucket_holds(b, KN_HELD_ON_RANK) || (any && unused_are_zeros(u)) ||
            (any && u->size > 1 && u->state == KN_UNIT_POST_BACKWARD);
 }
 
@@ -283,30 +277,39 @@ static kn_accum accum_from(const kn_bucket *b)
 {
     if (b->accum != KN_ACCUM_SETTLED)
         return b->accum;
-    return b->has_grad || b->has_partial || b->has_unsynced || kn_bucket_awaits_sync(b) ||
-                   kn_bucket_awaits_last(b)
+    return b->has_grad || !b->unsynced->released || kn_bucket_holds(b, KN_HELD_ANYWHERE)
                ? KN_ACCUM_GROWN
                : KN_ACCUM_BEGUN;
 }
 
-/* Without sync all ranks owe what any may have; with it the debt is paid. Ranks agree on what came
- * in the last backward: until then it is open. */
-static void note_owed(kn_bucket *b, bool sync)
+/* A backward leaves p's gradient where its unit's switches say, and with it that of ranks whose
+ * backward brought one, as far as this rank can know; with sync what was held on ranks goes on.
+ * True where more is held than before. */
+static bool hold(kn_bucket *b, kn_bucket_param *p, bool sync)
 {
-    bool last = b->unit->schedule->root->is_last_backward, more = false;
+    bool last = b->unit->schedule->root->is_last_backward, had = kn_passes_any(&p->mine);
+    bool zeros = unused_are_zeros(b->unit);
+    unsigned was = p->held;
+    p->mine.zeros |= p->tensor->requires_grad && zeros;
+    bool leaves = b->unit->size > 1 ? kn_bucket_param_trains(p) : kn_passes_any(&p->mine);
+    bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || zeros);
+    if (!last && (due || was & (KN_HELD_ON_RANK | KN_HELD_IN_GROUP)))
+        p->held |= KN_HELD_OPEN;
+    if (!sync && leaves)
+        p->held |= KN_HELD_ON_RANK;
+    if (sync && was & KN_HELD_ON_RANK)
+        p->held = (p->held & ~(unsigned)KN_HELD_ON_RANK) |
+                  (b->replicas > 1 ? KN_HELD_IN_GROUP : 0); /* until it is reduced: note_issued */
+    return (p->held & ~was) != 0 || had != kn_passes_any(&p->mine);
+}
+
+static void hold_all(kn_bucket *b, bool sync)
+{
+    bool more = false;
     kn_accum accum = accum_from(b);
-    for (int i = 0; i < b->params; i++) {
-        kn_bucket_param *p = &b->param[i];
-        bool pending = p->pending, open = p->open, unsynced = p->unsynced;
-        p->pending |= p->tensor->requires_grad && unused_are_zeros(b->unit);
-        bool leaves = b->unit->size > 1 ? kn_bucket_param_trains(p) : p->pending;
-        bool due = leaves && (b->unit->state == KN_UNIT_POST_BACKWARD || unused_are_zeros(b->unit));
-        p->open |= !last && (p->unsynced || p->in_partial || due);
-        p->in_partial |= sync && p->unsynced && b->replicas > 1;
-        p->unsynced = !sync && (p->unsynced || leaves);
-        more |= p->pending > pending || p->open > open || p->unsynced > unsynced;
-    }
-    if (more) /* also where no bytes came: if the backward fails, the debt goes */
+    for (int i = 0; i < b->params; i++)
+        more |= hold(b, &b->param[i], sync);
+    if (more) /* also where no bytes came: if the backward fails, what is held goes */
         b->accum = accum;
 }
 
@@ -331,7 +334,7 @@ void kn_bucket_recover(kn_bucket *b)
     kn_storage_release(b->unsynced);
     if (b->partial)
         kn_storage_release(b->partial);
-    b->has_grad = b->has_unsynced = b->has_partial = b->flags_came = false;
+    b->has_grad = b->flags_came = false;
     b->accum = KN_ACCUM_SETTLED;
 }
 
@@ -345,7 +348,7 @@ static bool pass_on(kn_bucket *b, kn_stream *s)
         b->has_grad = kn_bucket_zero_consumed(b, s);
         return kn_event_record(b->reduced, s);
     }
-    b->downloads_grad = true;
+    b->away.downloads_grad = true;
     b->has_grad = kn_bucket_zero_consumed(b, s);
     return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
            kn_bucket_download_grad(b, b->grad, b->computed);
@@ -353,8 +356,8 @@ static bool pass_on(kn_bucket *b, kn_stream *s)
 
 bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce)
 {
-    return !b->grad->released || b->has_unsynced || (all_reduce && b->has_partial) ||
-           zeros_count(b);
+    return !b->grad->released || !b->unsynced->released ||
+           (all_reduce && kn_bucket_holds(b, KN_HELD_IN_GROUP)) || zeros_count(b);
 }
 
 /* What b has to reduce joins l. */
@@ -362,12 +365,12 @@ static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
 {
     bool nothing = b->grad->released, zeros = sync && kn_bucket_has_to_reduce(b, all_reduce);
     if (nothing && !zeros) {
-        note_owed(b, sync);
+        hold_all(b, sync);
         return true;
     }
     b->accum = accum_from(b);
     bool filled = nothing || fill_gaps(b);
-    note_owed(b, sync);
+    hold_all(b, sync);
     if (!filled)
         return false;
     if (!sync)
@@ -398,16 +401,16 @@ bool kn_buckets_reduce(kn_bucket *const *bucket, int n, bool sync, bool all_redu
 
 bool kn_bucket_finish_reduce(kn_bucket *b)
 {
-    if (b->grad->released && b->scratches == 0)
+    if (b->grad->released && b->scratch.count == 0)
         return true;
     /* bytes that are given back are taken again in the compute stream's order */
-    bool ok =
-        kn_event_wait(b->downloads_grad ? b->downloaded : b->reduced, kn_bucket_compute_stream(b));
-    b->downloads_grad = false;
+    bool ok = kn_event_wait(b->away.downloads_grad ? b->away.downloaded : b->reduced,
+                            kn_bucket_compute_stream(b));
+    b->away.downloads_grad = false;
     kn_storage_release(b->grad);
     if (b->reduce_stage)
         kn_storage_release(b->reduce_stage);
-    if (b->partial && !b->has_partial)
+    if (b->partial && !kn_bucket_holds(b, KN_HELD_IN_GROUP))
         kn_storage_release(b->partial);
     kn_reduction_free_scratch(b);
     if (kn_memory_is_store(b->memory) && !b->grad_shard->released)

@@ -7,6 +7,7 @@
  * sum is src alone. Every stage adds in rank order, starting from what was accumulated before.
  * Several reductions over the same ranks make one collective of each stage. */
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
@@ -22,32 +23,22 @@ void *kn_reduction_scratch(const kn_grad_reduction *r, size_t bytes)
     if (!kn_given(r, "kn_reduction_scratch", "the reduction"))
         return NULL;
     kn_bucket *b = r->_bucket;
-    size_t n = (size_t)b->scratches + 1;
-    void **list = kn_host_realloc(b->scratch, n * sizeof *list);
-    if (!list)
-        return NULL;
-    b->scratch = list;
-    size_t *sizes = kn_host_realloc(b->scratch_bytes, n * sizeof *sizes);
-    if (!sizes)
-        return NULL;
-    b->scratch_bytes = sizes;
-    void *p = kn_take(kn_bucket_comm_memory(b), bytes, KN_MEM_COMM);
-    if (!p)
-        return NULL;
-    list[b->scratches] = p;
-    sizes[b->scratches++] = bytes;
+    kn_scratch *s = &b->scratch;
+    void *p = kn_host_grow(&s->list, &s->room, s->count + 1, sizeof *s->list)
+                  ? kn_take(kn_bucket_comm_memory(b), bytes, KN_MEM_COMM)
+                  : NULL;
+    if (p)
+        s->list[s->count++] = (kn_scratch_bytes){ p, bytes };
     return p;
 }
 
 void kn_reduction_free_scratch(kn_bucket *b)
 {
-    for (int i = 0; i < b->scratches; i++)
-        kn_give(kn_bucket_comm_memory(b), b->scratch[i], b->scratch_bytes[i], KN_MEM_COMM);
-    kn_host_free(b->scratch);
-    kn_host_free(b->scratch_bytes);
-    b->scratch = NULL;
-    b->scratch_bytes = NULL;
-    b->scratches = 0;
+    for (int i = 0; i < b->scratch.count; i++)
+        kn_give(kn_bucket_comm_memory(b), b->scratch.list[i].data, b->scratch.list[i].bytes,
+                KN_MEM_COMM);
+    kn_host_free(b->scratch.list);
+    b->scratch = (kn_scratch){ 0 };
 }
 
 /* *src and *dtype become what stage sends. */

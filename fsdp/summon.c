@@ -128,7 +128,7 @@ static bool turn_handles(opened *o)
     }
     for (int i = 0; o->old && w->grads && i < b->params; i++) {
         const kn_bucket_param *p = &b->param[i];
-        if (!p->has_grad)
+        if (!kn_passes_any(&p->passes))
             continue;
         kn_tensor *g = kn_tensor_on(w->grads, b->layout.offset[i], b->grad_dtype, p->ndim, p->shape,
                                     NULL, false);

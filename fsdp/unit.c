@@ -19,19 +19,11 @@ bool kn_unit_is_unsharded(const kn_unit *u)
     return true;
 }
 
-bool kn_unit_awaits_sync(const kn_unit *u)
+bool kn_unit_holds(const kn_unit *u, unsigned where)
 {
     bool any = false;
     for (int i = 0; i < u->buckets; i++)
-        any |= kn_bucket_awaits_sync(u->bucket[i]) || u->bucket[i]->has_partial;
-    return any;
-}
-
-bool kn_unit_awaits_last(const kn_unit *u)
-{
-    bool any = false;
-    for (int i = 0; i < u->buckets; i++)
-        any |= kn_bucket_awaits_last(u->bucket[i]);
+        any |= kn_bucket_holds(u->bucket[i], where);
     return any;
 }
 

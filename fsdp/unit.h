@@ -97,10 +97,8 @@ bool kn_unit_finish_reduce(kn_unit *u); /* waits for it, if it runs, and release
 bool kn_unit_end_download(kn_unit *u);
 
 bool kn_unit_is_unsharded(const kn_unit *u);
-/* Backwards without sync, or without all-reduce, left something, on this rank or another. */
-bool kn_unit_awaits_sync(const kn_unit *u);
-/* Backwards that were not the last did, reduced or not. */
-bool kn_unit_awaits_last(const kn_unit *u);
+/* Whether u has gradients, of any rank, that are held in one of `where` (kn_held). */
+bool kn_unit_holds(const kn_unit *u, unsigned where);
 /* agree.c: the running backward came to u: ranks have to agree on it later where gradients wait. */
 bool kn_unit_note_backward(kn_unit *u);
 /* Whether backward needs the whole parameters. */

@@ -203,7 +203,7 @@ static bool take_chunk(const kn_whole *w, const sides *s, char *chunk, float *ch
     for (int i = 0; ok && i < b->params; i++) {
         kn_interval part = kn_layout_part(&b->layout, i, b->shard);
         size_t at = (size_t)part.at * size, n = (size_t)kn_interval_numel(part) * size;
-        if ((s->grads && !b->param[i].has_grad) || memcmp(was + at, now + at, n) == 0)
+        if ((s->grads && !kn_passes_any(&b->param[i].passes)) || memcmp(was + at, now + at, n) == 0)
             continue;
         ok = kn_bucket_sync_transfers(b) &&
              move(w, (char *)s->shard->data + at, device, chunk + at, w->place, n) &&

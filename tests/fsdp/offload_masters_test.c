@@ -200,7 +200,7 @@ static int write_masters(kn_comm *world, void *arg)
     }
     if (w->device == STAND_IN) { /* the last step made all copies */
         kn_bucket *b = kn_unit_of(net.base.impl)->bucket[0];
-        EXPECT(b->cast_master && b->cast_version == b->master->version);
+        EXPECT(b->away.cast_master && b->away.cast_version == b->master->version);
     }
     kn_optim_free(opt);
     kn_module_free(&net);

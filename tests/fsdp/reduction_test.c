@@ -78,7 +78,7 @@ static int shards_only(kn_comm *world, void *arg)
                (double)want);
     }
     int64_t with = kn_ledger_read().live[KN_MEM_COMM];
-    int64_t scratch = b.bucket.scratches ? (int64_t)b.bucket.scratch_bytes[0] : 0;
+    int64_t scratch = b.bucket.scratch.count ? (int64_t)b.bucket.scratch.list[0].bytes : 0;
     EXPECT(scratch == (j->sent == same ? 0 : n * COUNT * 2), "scratch of %lld", (long long)scratch);
     kn_reduction_free_scratch(&b.bucket);
     int64_t freed = with - kn_ledger_read().live[KN_MEM_COMM];
