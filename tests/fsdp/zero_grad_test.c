@@ -1,39 +1,7 @@
 /* tests/fsdp/zero_grad_test.c: dropped gradients have no effect: neither their values nor their
  * count of micro-batches remain. Each case compares the parameters after a step with a run that
  * never had the dropped gradients. Rank functions return a status. */
-#include "nn/hooks.h"
-#include "tests/fsdp/two.h"
-
-typedef struct pair {
-    kn_module base;
-    kn_linear g, d; /* a generator and a discriminator */
-    bool skip_d;    /* the result leaves d out */
-} pair;
-
-static kn_tensor *pair_forward(kn_module *self, kn_tensor *x)
-{
-    pair *m = (pair *)self;
-    x = kn_gelu_tanh(kn_call(&m->g, x));
-    kn_tensor *y = kn_call(&m->d, x);
-    return m->skip_d ? x : y;
-}
-
-static bool pair_init(pair *m)
-{
-    memset(m, 0, sizeof *m);
-    return kn_module_init(&m->base, pair_forward) &&
-           kn_linear_init(&m->g, &m->base, "g", 4, 4, .device = KN_META) &&
-           kn_linear_init(&m->d, &m->base, "d", 4, 3, .device = KN_META);
-}
-
-static bool pair_backward(pair *m, int micro)
-{
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y = kn_call(m, x);
-    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    kn_scope_end(scope);
-    return ok;
-}
+#include "tests/fsdp/pair.h"
 
 /* True if parameters of a and b whose names begin with part have the same bits. Collective. */
 static bool same_part(pair *a, pair *b, const char *part)
@@ -191,79 +159,6 @@ KN_TEST(zero_grad, ranks_count_the_same_whatever_their_data_reached)
 {
     for (int ranks = 1; ranks <= 4; ranks++)
         KN_CHECK(kn_spawn_threads(ranks, dropped_on_some, NULL) == 0, "%d ranks", ranks);
-}
-
-/* When g is through, ranks have reduced what rank 0's data brought d. */
-static void drop_weight(kn_module_event *e, void *arg)
-{
-    kn_clear_grad(kn_module_param(&((pair *)arg)->d, "weight"));
-    (void)e;
-}
-
-static int dropped_by_a_hook(kn_comm *world, void *arg)
-{
-    const drop plain = { .sharded = true };
-    const kn_param *p;
-    pair m;
-    kn_optim *o;
-    EXPECT(begin(&m, world, &plain, &o) &&
-           kn_module_hook(&m.g, (kn_module_hooks){ .post_backward = drop_weight, .arg = &m }));
-    m.skip_d = kn_rank(world) > 0;
-    EXPECT(pair_backward(&m, kn_rank(world)), "%s", kn_error());
-    int n = kn_params(&m, &p);
-    for (int i = 0; i < n; i++)
-        EXPECT((kn_param_grad(&p[i]) == NULL) == (strcmp(p[i].name, "d.weight") == 0), "'%s'",
-               p[i].name);
-    kn_optim_free(o);
-    kn_module_free(&m);
-    (void)arg;
-    return 0;
-}
-
-KN_TEST(zero_grad, dropped_inside_the_backward_that_brought_them)
-{
-    for (int ranks = 2; ranks <= 3; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, dropped_by_a_hook, NULL) == 0, "%d ranks", ranks);
-}
-
-/* d is frozen while its gradients wait on their ranks, then in their shard groups: they stay. */
-static int frozen_while_held(kn_comm *world, void *arg)
-{
-    const kn_param *p[2];
-    pair m[2]; /* the second one reduces at once */
-    kn_scope scope = kn_scope_begin();
-    for (int i = 0; i < 2; i++) {
-        EXPECT(pair_init(&m[i]) &&
-               kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED,
-                            .strategy = KN_HYBRID_SHARD, .mesh.shards = 2) &&
-               kn_fsdp_set_gradient_sync(&m[i], i == 1, true));
-        EXPECT(pair_backward(&m[i], kn_rank(world)));
-        kn_freeze(&m[i].d, true);
-        for (int last = 0; last < 2; last++)
-            EXPECT(kn_fsdp_set_gradient_sync(&m[i], true, true) &&
-                   kn_fsdp_set_all_reduce(&m[i], last, true) && pair_backward(&m[i], 9));
-    }
-    int n = kn_params(&m[0], &p[0]), checked = 0;
-    kn_params(&m[1], &p[1]);
-    for (int i = 0; i < n; i++) {
-        kn_tensor *a = kn_param_grad(&p[0][i]), *b = kn_param_grad(&p[1][i]);
-        if (p[0][i].name[0] != 'd')
-            continue;
-        EXPECT(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
-        checked++;
-    }
-    EXPECT(checked == 2 && kn_grad_scale(&m[0].d) == kn_grad_scale(&m[1].d));
-    kn_scope_end(scope);
-    kn_module_free(&m[0]);
-    kn_module_free(&m[1]);
-    (void)arg;
-    return 0;
-}
-
-KN_TEST(zero_grad, what_is_frozen_while_its_gradients_are_held_keeps_them)
-{
-    KN_CHECK(kn_spawn_threads(4, frozen_while_held, NULL) == 0);
-    KN_CHECK_OK();
 }
 
 /* ---- backwards that bring nothing ------------------------------------------------------------ */
