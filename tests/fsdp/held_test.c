@@ -1,23 +1,23 @@
 /* tests/fsdp/held_test.c: gradients that ranks have not agreed on, or that are held back, where
  * something is dropped or frozen meanwhile. */
 #include "nn/hooks.h"
-#include "tests/fsdp/pair.h"
+#include "tests/fsdp/gan.h"
 
 /* When g is through, ranks have reduced what rank 0's data brought d. */
 static void drop_weight(kn_module_event *e, void *arg)
 {
-    kn_clear_grad(kn_module_param(&((pair *)arg)->d, "weight"));
+    kn_clear_grad(kn_module_param(&((gan *)arg)->d, "weight"));
     (void)e;
 }
 
 static int dropped_by_a_hook(kn_comm *world, void *arg)
 {
     const kn_param *p;
-    pair m;
-    EXPECT(pair_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED) &&
+    gan m;
+    EXPECT(gan_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED) &&
            kn_module_hook(&m.g, (kn_module_hooks){ .post_backward = drop_weight, .arg = &m }));
     m.skip_d = kn_rank(world) > 0;
-    EXPECT(pair_backward(&m, kn_rank(world)), "%s", kn_error());
+    EXPECT(gan_backward(&m, kn_rank(world)), "%s", kn_error());
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++)
         EXPECT((kn_param_grad(&p[i]) == NULL) == (strcmp(p[i].name, "d.weight") == 0), "'%s'",
@@ -37,18 +37,18 @@ KN_TEST(held, dropped_inside_the_backward_that_brought_them)
 static int frozen_while_held(kn_comm *world, void *arg)
 {
     const kn_param *p[2];
-    pair m[2]; /* the second one reduces at once */
+    gan m[2]; /* the second one reduces at once */
     kn_scope scope = kn_scope_begin();
     for (int i = 0; i < 2; i++) {
-        EXPECT(pair_init(&m[i]) &&
+        EXPECT(gan_init(&m[i]) &&
                kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED,
                             .strategy = KN_HYBRID_SHARD, .mesh.shards = 2) &&
                kn_fsdp_set_gradient_sync(&m[i], i == 1, true));
-        EXPECT(pair_backward(&m[i], kn_rank(world)));
+        EXPECT(gan_backward(&m[i], kn_rank(world)));
         kn_freeze(&m[i].d, true);
         for (int last = 0; last < 2; last++)
             EXPECT(kn_fsdp_set_gradient_sync(&m[i], true, true) &&
-                   kn_fsdp_set_all_reduce(&m[i], last, true) && pair_backward(&m[i], 9));
+                   kn_fsdp_set_all_reduce(&m[i], last, true) && gan_backward(&m[i], 9));
     }
     int n = kn_params(&m[0], &p[0]), checked = 0;
     kn_params(&m[1], &p[1]);

@@ -1,10 +1,10 @@
 /* tests/fsdp/zero_grad_test.c: dropped gradients have no effect: neither their values nor their
  * count of micro-batches remain. Each case compares the parameters after a step with a run that
  * never had the dropped gradients. Rank functions return a status. */
-#include "tests/fsdp/pair.h"
+#include "tests/fsdp/gan.h"
 
 /* True if parameters of a and b whose names begin with part have the same bits. Collective. */
-static bool same_part(pair *a, pair *b, const char *part)
+static bool same_part(gan *a, gan *b, const char *part)
 {
     const kn_param *p;
     int n = kn_params(a, &p);
@@ -19,7 +19,7 @@ static bool same_part(pair *a, pair *b, const char *part)
     return n == 4;
 }
 
-static bool same_params(pair *a, pair *b)
+static bool same_params(gan *a, gan *b)
 {
     return same_part(a, b, "");
 }
@@ -38,9 +38,9 @@ typedef struct drop {
     bool sharded, by_hand, unsynced, clip;
 } drop;
 
-static bool begin(pair *m, kn_comm *world, const drop *d, kn_optim **o)
+static bool begin(gan *m, kn_comm *world, const drop *d, kn_optim **o)
 {
-    if (!pair_init(m))
+    if (!gan_init(m))
         return false;
     if (d->sharded ? !kn_fsdp_wrap(m, world, .wrap_class = "linear", .seed = NET_SEED)
                    : !kn_materialize(m, KN_CPU, NET_SEED))
@@ -53,18 +53,18 @@ static int all_dropped(kn_comm *world, void *arg)
 {
     const drop *d = arg;
     int rank = kn_rank(world);
-    pair m, want;
+    gan m, want;
     kn_optim *o, *w;
     EXPECT(begin(&m, world, d, &o) && begin(&want, world, d, &w));
     for (int step = 0; step < 2; step++) {
         if (d->unsynced)
             EXPECT(kn_fsdp_set_gradient_sync(&m, false, true));
-        EXPECT(pair_backward(&m, 50 + rank) && pair_backward(&m, 60 + rank));
+        EXPECT(gan_backward(&m, 50 + rank) && gan_backward(&m, 60 + rank));
         if (d->unsynced)
             EXPECT(kn_fsdp_set_gradient_sync(&m, true, true));
         d->by_hand ? clear_each(&m) : kn_zero_grad(&m);
         EXPECT(kn_grad_scale(&m) == 1);
-        EXPECT(pair_backward(&m, rank) && pair_backward(&want, rank));
+        EXPECT(gan_backward(&m, rank) && gan_backward(&want, rank));
         EXPECT(kn_grad_scale(&m) == kn_grad_scale(&want), "%g, not %g", kn_grad_scale(&m),
                kn_grad_scale(&want));
         kn_scope scope = kn_scope_begin();
@@ -100,16 +100,16 @@ static int part_dropped(kn_comm *world, void *arg)
 {
     const drop *d = arg;
     int rank = kn_rank(world);
-    pair m, second, both;
+    gan m, second, both;
     kn_optim *o[4] = { 0 };
     EXPECT(begin(&m, world, d, &o[0]) && begin(&second, world, d, &o[1]) &&
            begin(&both, world, d, &o[2]));
     kn_optim *on_d = o[3] = kn_sgd(&m.d, .lr = 0.5), *on_g = kn_sgd(&m.g, .lr = 0.5);
-    EXPECT(pair_backward(&m, rank));
+    EXPECT(gan_backward(&m, rank));
     d->by_hand ? clear_each(&m.d) : kn_zero_grad(&m.d);
     EXPECT(kn_grad_scale(&m.d) == 1 && kn_grad_scale(&m.g) * kn_comm_size(world) == 1);
-    EXPECT(pair_backward(&m, 20 + rank) && pair_backward(&second, 20 + rank));
-    EXPECT(pair_backward(&both, rank) && pair_backward(&both, 20 + rank));
+    EXPECT(gan_backward(&m, 20 + rank) && gan_backward(&second, 20 + rank));
+    EXPECT(gan_backward(&both, rank) && gan_backward(&both, 20 + rank));
     EXPECT(kn_step(on_d) && kn_step(on_g) && kn_step(o[1]) && kn_step(o[2]), "%s", kn_error());
     EXPECT(same_part(&m, &second, "d.") && same_part(&m, &both, "g."));
     EXPECT(!same_part(&second, &both, "d.") && kn_grad_scale(&m) == 1);
@@ -140,14 +140,14 @@ KN_TEST(zero_grad, a_part_of_the_tree)
 static int dropped_on_some(kn_comm *world, void *arg)
 {
     const drop plain = { .sharded = true };
-    pair m;
+    gan m;
     kn_optim *o;
     EXPECT(begin(&m, world, &plain, &o) && kn_fsdp_set_gradient_sync(&m, false, true));
     m.skip_d = kn_rank(world) > 0;
-    EXPECT(pair_backward(&m, kn_rank(world)));
+    EXPECT(gan_backward(&m, kn_rank(world)));
     kn_zero_grad(&m.g);
     EXPECT(kn_grad_scale(&m.d) * kn_comm_size(world) == 1, "%g", kn_grad_scale(&m.d));
-    EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && pair_backward(&m, 9));
+    EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && gan_backward(&m, 9));
     EXPECT(kn_grad_scale(&m.d) * kn_comm_size(world) == 0.5, "%g", kn_grad_scale(&m.d));
     kn_optim_free(o);
     kn_module_free(&m);
@@ -166,8 +166,8 @@ KN_TEST(zero_grad, ranks_count_the_same_whatever_their_data_reached)
 /* d is frozen while a loss goes through it: it counts no micro-batch. */
 static int through_frozen(kn_comm *world, void *arg)
 {
-    pair m;
-    EXPECT(pair_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
+    gan m;
+    EXPECT(gan_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     kn_freeze(&m, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
@@ -175,7 +175,7 @@ static int through_frozen(kn_comm *world, void *arg)
     kn_scope_end(scope);
     EXPECT(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
     kn_freeze(&m, false);
-    EXPECT(pair_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
+    EXPECT(gan_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
     kn_module_free(&m);
     (void)arg;
     return 0;
@@ -333,13 +333,13 @@ static int ignored_trains(kn_comm *world, void *arg)
 {
     bool clip = *(const bool *)arg;
     int rank = kn_rank(world), n = kn_comm_size(world);
-    pair m, alone;
-    EXPECT(pair_init(&m) && kn_materialize(&m, KN_CPU, NET_SEED) &&
+    gan m, alone;
+    EXPECT(gan_init(&m) && kn_materialize(&m, KN_CPU, NET_SEED) &&
            kn_fsdp_wrap(&m, world, .ignore = "d.*"));
-    EXPECT(pair_init(&alone) && kn_materialize(&alone, KN_CPU, NET_SEED));
+    EXPECT(gan_init(&alone) && kn_materialize(&alone, KN_CPU, NET_SEED));
     kn_optim *o = kn_sgd(&m, .lr = 0.5), *w = kn_sgd(&alone.d, .lr = 0.5);
-    EXPECT(o && w && pair_backward(&m, rank) && pair_backward(&m, 20 + rank));
-    EXPECT(pair_backward(&alone, rank) && pair_backward(&alone, 20 + rank));
+    EXPECT(o && w && gan_backward(&m, rank) && gan_backward(&m, 20 + rank));
+    EXPECT(gan_backward(&alone, rank) && gan_backward(&alone, 20 + rank));
     kn_scope scope = kn_scope_begin();
     double norm =
         clip ? kn_item(kn_clip_grad_norm(&m, 1e6)) : 0; /* measures, and steps by its factor */
@@ -378,16 +378,16 @@ KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
 
 KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
 {
-    pair m;
-    KN_CHECK(pair_init(&m) && kn_materialize(&m, KN_CPU, NET_SEED));
+    gan m;
+    KN_CHECK(gan_init(&m) && kn_materialize(&m, KN_CPU, NET_SEED));
     kn_tensor *w = kn_module_param(&m, "d.weight");
     KN_CHECK(kn_require_grad(w, false) && kn_param_count(&m) == 35); /* makes the list */
     kn_optim *o = kn_sgd(&m, .lr = 0.5);
     float before[12], after[12];
     KN_CHECK(kn_to_host(w, before, sizeof before) && kn_require_grad(w, true));
-    KN_CHECK(pair_backward(&m, 0) && kn_step(o) && kn_to_host(w, after, sizeof after));
+    KN_CHECK(gan_backward(&m, 0) && kn_step(o) && kn_to_host(w, after, sizeof after));
     KN_CHECK(memcmp(before, after, sizeof before) != 0 && !kn_grad(w), "the step left it alone");
-    KN_CHECK(kn_require_grad(w, false) && pair_backward(&m, 0) && kn_step(o));
+    KN_CHECK(kn_require_grad(w, false) && gan_backward(&m, 0) && kn_step(o));
     KN_CHECK(kn_to_host(w, before, sizeof before) && memcmp(before, after, sizeof before) == 0);
     kn_optim_free(o);
     kn_module_free(&m);
