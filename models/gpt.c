@@ -23,7 +23,7 @@ typedef struct gpt_block {
 } gpt_block;
 
 typedef struct gpt_state {
-    kn_gpt_config config;
+    kn_gpt_config config; /* comes first */
     kn_module transformer, h;
     kn_embedding wte, wpe;
     kn_dropout drop;
@@ -35,67 +35,6 @@ typedef struct gpt_state {
 typedef struct gpt_call {
     bool last; /* logits of the last position only */
 } gpt_call;
-
-static bool given(const void *p, const char *function, const char *what)
-{
-    return p || kn_fail("%s: %s is NULL", function, what);
-}
-
-/* ---- sizes ----------------------------------------------------------------------------------- */
-
-bool kn_gpt_preset(const char *name, kn_gpt_config *config)
-{
-    static const struct {
-        const char *name;
-        int layers, heads;
-        int64_t embd;
-    } preset[] = {
-        { "gpt2", 12, 12, 768 },
-        { "gpt2-medium", 24, 16, 1024 },
-        { "gpt2-large", 36, 20, 1280 },
-        { "gpt2-xl", 48, 25, 1600 },
-    };
-    if (!given(config, "kn_gpt_preset", "the place for the configuration"))
-        return false;
-    for (size_t i = 0; i < sizeof preset / sizeof *preset; i++)
-        if (name && strcmp(name, preset[i].name) == 0) {
-            *config = (kn_gpt_config){ .layers = preset[i].layers,
-                                       .heads = preset[i].heads,
-                                       .embd = preset[i].embd,
-                                       .ctx = 1024,
-                                       .vocab = 50257 };
-            return true;
-        }
-    return kn_fail("there is no model '%s'; there are gpt2, gpt2-medium, gpt2-large, gpt2-xl",
-                   name ? name : "");
-}
-
-double kn_gpt_flops_per_token(const kn_gpt_config *c, int64_t ctx)
-{
-    if (!given(c, "kn_gpt_flops_per_token", "the configuration"))
-        return 0;
-    double embd = (double)c->embd, layers = c->layers;
-    double weights = 12 * embd * embd * layers + embd * (double)c->vocab;
-    /* a product is 2 operations a weight, three times over forward and backward; attention: two
-     * products of T x C a token, of which causal attention needs half */
-    return 6 * weights + 6 * layers * (double)ctx * embd;
-}
-
-static bool check_config(const kn_gpt_config *c)
-{
-    if (c->layers < 1 || c->heads < 1 || c->embd < 1 || c->ctx < 1 || c->vocab < 1)
-        return kn_fail("gpt: %d layers, %d heads, %lld channels, context %lld, vocabulary %lld; "
-                       "all must be at least 1",
-                       c->layers, c->heads, (long long)c->embd, (long long)c->ctx,
-                       (long long)c->vocab);
-    if (c->embd % c->heads)
-        return kn_fail("gpt: %d heads don't divide %lld channels; choose a number of heads that "
-                       "divides the channels",
-                       c->heads, (long long)c->embd);
-    if (!(c->dropout >= 0 && c->dropout < 1))
-        return kn_fail("gpt: dropout %g; it must lie in [0, 1)", c->dropout);
-    return true;
-}
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
@@ -192,7 +131,7 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
 bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device device)
 {
     const kn_gpt_config *c = &config;
-    if (!kn_ok() || !check_config(c))
+    if (!kn_ok() || !kn_gpt_config_check(&config))
         return false;
     size_t size = sizeof(gpt_state) + (size_t)c->layers * sizeof(gpt_block);
     if (!kn_module_init_n((kn_module *)g, gpt_forward))
@@ -218,21 +157,4 @@ bool kn_gpt_init(kn_gpt *g, kn_gpt_config config, kn_dtype dtype, kn_device devi
     if (!ok)
         kn_module_free(g);
     return ok;
-}
-
-const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g)
-{
-    if (!given(g, "kn_gpt_config_of", "the model"))
-        return NULL;
-    const gpt_state *s = kn_module_data(g);
-    return s ? &s->config : NULL;
-}
-
-void kn_gpt_recompute(kn_gpt *g, bool on)
-{
-    if (!given(g, "kn_gpt_recompute", "the model"))
-        return;
-    gpt_state *s = kn_module_data(g);
-    for (int i = 0; s && i < s->config.layers; i++)
-        kn_recompute(&s->block[i], on);
 }

@@ -20,6 +20,8 @@ typedef struct kn_gpt_config {
 /* "gpt2" (124M), "gpt2-medium" (355M), "gpt2-large" (774M), "gpt2-xl" (1558M). false: unknown name,
  * with an error that lists them. vocab 50257, ctx 1024. */
 KN_API bool kn_gpt_preset(const char *name, kn_gpt_config *config);
+/* Checks sizes and dropout, as kn_gpt_init does. */
+KN_API bool kn_gpt_config_check(kn_gpt_config *config);
 
 /* Its blocks are of the class "gpt_block", for the .wrap_class of kn_fsdp_wrap. */
 typedef struct kn_gpt {

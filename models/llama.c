@@ -24,7 +24,7 @@ typedef struct llama_block {
 } llama_block;
 
 typedef struct llama_state {
-    kn_llama_config config; /* defaults filled in */
+    kn_llama_config config; /* comes first; defaults filled in */
     kn_module model, layers;
     kn_embedding embed_tokens;
     kn_rms_norm norm;
@@ -183,25 +183,4 @@ bool kn_llama_init(kn_llama *g, kn_llama_config config, kn_dtype dtype, kn_devic
     if (!ok)
         kn_module_free(g);
     return ok;
-}
-
-const kn_llama_config *kn_llama_config_of(const kn_llama *g)
-{
-    if (!g) {
-        kn_fail("kn_llama_config_of: the model is NULL");
-        return NULL;
-    }
-    const llama_state *s = kn_module_data(g);
-    return s ? &s->config : NULL;
-}
-
-void kn_llama_recompute(kn_llama *g, bool on)
-{
-    if (!g) {
-        kn_fail("kn_llama_recompute: the model is NULL");
-        return;
-    }
-    llama_state *s = kn_module_data(g);
-    for (int i = 0; s && i < s->config.layers; i++)
-        kn_recompute(&s->block[i], on);
 }

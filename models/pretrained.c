@@ -30,8 +30,9 @@ static bool is_there(const char *dir, const char *name)
 static bool is_own(const char *dir, const char *name)
 {
     char path[PATH_SIZE];
-    json_t *j =
-        is_there(dir, name) && kn_pretrained_path(path, dir, name) ? kn_config_read(path) : NULL;
+    json_t *j = is_there(dir, name) && kn_pretrained_path(path, dir, name)
+                    ? kn_pretrained_config_read(path)
+                    : NULL;
     const bool own = json_object_get(j, "knap") != NULL;
     json_decref(j);
     if (!kn_error_number()) /* else it can't be read just now */
@@ -96,10 +97,10 @@ static bool rename_both(const char *dir)
            rename_new(dir, CONFIG) && kn_sync_folder(dir);
 }
 
-static bool write_config(const char *dir, const kn_vision_config *c, const kn_vision_input *in)
+static bool write_config(const char *dir, const kn_model_config *c, const kn_vision_input *in)
 {
     char path[PATH_SIZE];
-    char *text = kn_config_text(c, in);
+    char *text = kn_pretrained_config_text(c, in);
     bool ok = text && kn_pretrained_path(path, dir, CONFIG_NEW) &&
               kn_file_write(path, (const void *const[]){ text, "\n" },
                             (const size_t[]){ strlen(text), 1 }, 2);
@@ -108,8 +109,8 @@ static bool write_config(const char *dir, const kn_vision_config *c, const kn_vi
 }
 
 /* The tensors t of a module are those of want, a model of c. */
-static bool same_tensors(const kn_vision_tensors *t, const kn_vision_tensors *want,
-                         const kn_vision_config *c)
+static bool same_tensors(const kn_model_tensors *t, const kn_model_tensors *want,
+                         const kn_model_config *c)
 {
     if (t->count != want->count)
         return kn_fail("kn_pretrained_save: the module has %d tensors, a %s of these sizes %d",
@@ -126,38 +127,38 @@ static bool same_tensors(const kn_vision_tensors *t, const kn_vision_tensors *wa
 }
 
 /* The module has the tensors of c. */
-static bool is_model(const kn_vision_tensors *t, const kn_vision_config *c)
+static bool is_model(const kn_model_tensors *t, const kn_model_config *c)
 {
-    kn_vision_model m = { 0 };
-    kn_vision_tensors want = { 0 };
-    if (!c->family->init(&m, c, KN_F32, KN_META))
+    kn_module m = { 0 };
+    kn_model_tensors want = { 0 };
+    if (!kn_config_init(&m, c, KN_F32, KN_META))
         return false;
-    bool ok = kn_vision_tensors_make(&want, &m) && same_tensors(t, &want, c);
-    kn_vision_tensors_free(&want);
+    bool ok = kn_model_tensors_make(&want, &m) && same_tensors(t, &want, c);
+    kn_model_tensors_free(&want);
     kn_module_free(&m);
     return ok;
 }
 
-static bool save(const char *dir, void *module, const kn_vision_config *c,
-                 const kn_vision_input *in, const kn_pretrained_save_options *o)
+static bool save(const char *dir, void *module, const kn_model_config *c, const kn_vision_input *in,
+                 const kn_pretrained_save_options *o)
 {
     char path[PATH_SIZE];
     const bool first = kn_rank(o->comm) == 0;
-    kn_vision_tensors t = { 0 };
-    bool ok = kn_vision_tensors_make(&t, module) && is_model(&t, c) &&
+    kn_model_tensors t = { 0 };
+    bool ok = kn_model_tensors_make(&t, module) && is_model(&t, c) &&
               kn_pretrained_path(path, dir, "model.safetensors.new") &&
-              kn_vision_write(&t, module, o->ema, o->comm, o->dtype, path);
+              kn_model_write(&t, module, o->ema, o->comm, o->dtype, path);
     const bool begun = ok && first && write_config(dir, c, in) && remove_config(dir);
     ok = ok && (!first || (begun && rename_both(dir)));
     if (!ok && first)
         remove_new(dir, MODEL);
     if (!begun && first)
         remove_new(dir, CONFIG);
-    kn_vision_tensors_free(&t);
+    kn_model_tensors_free(&t);
     return ok;
 }
 
-bool kn_vision_save(const char *dir, void *module, const kn_vision_config *c,
+bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
                     const kn_vision_input *in, kn_pretrained_save_options o)
 {
     o.comm = o.comm ? o.comm : kn_world();
@@ -180,10 +181,10 @@ bool kn_vision_save(const char *dir, void *module, const kn_vision_config *c,
 }
 
 /* The images that the options describe; in->label is the caller's to free. */
-static bool input_of(const kn_pretrained_save_options *o, const kn_vision_config *c,
+static bool input_of(const kn_pretrained_save_options *o, const kn_model_config *c,
                      kn_vision_input *in)
 {
-    const kn_vision_sizes s = c->family->sizes(c);
+    const kn_vision_sizes s = kn_vision_sizes_of(c);
     bool given = false;
     for (int i = 0; i < 3; i++)
         given |= o->mean[i] != 0 || o->std[i] != 0;
@@ -221,7 +222,7 @@ static bool input_of(const kn_pretrained_save_options *o, const kn_vision_config
 
 bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_options o)
 {
-    kn_vision_config c = { 0 };
+    kn_model_config c = { 0 };
     kn_vision_input in = { 0 };
     if (!kn_given_path(dir, "kn_pretrained_save", "the folder") ||
         !kn_given(module, "kn_pretrained_save", "the module"))
@@ -229,12 +230,9 @@ bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_optio
     if (!o.resnet == !o.vit)
         return kn_fail("kn_pretrained_save: give one of .resnet and .vit, the module's sizes");
     c.family = o.resnet ? &kn_resnet_family : &kn_vit_family;
-    if (o.resnet)
-        c.resnet = *o.resnet;
-    else
-        c.vit = *o.vit;
-    bool ok = (o.resnet ? kn_resnet_config_check(&c.resnet) : kn_vit_config_check(&c.vit)) &&
-              input_of(&o, &c, &in) && kn_vision_save(dir, module, &c, &in, o);
+    memcpy(c.of, o.resnet ? (const void *)o.resnet : o.vit, c.family->size);
+    bool ok = kn_family_check(c.family, c.of) && input_of(&o, &c, &in) &&
+              kn_vision_save(dir, module, &c, &in, o);
     kn_host_free(in.label);
     return ok;
 }
@@ -246,7 +244,7 @@ struct kn_pretrained {
     kn_comm *comm;             /* borrowed */
     kn_checkpoint *checkpoint; /* NULL: none */
     kn_pieces *own, *file;     /* file: own, or the checkpoint's */
-    kn_vision_config config;
+    kn_model_config config;
     kn_vision_input input;
 };
 
@@ -257,10 +255,10 @@ static bool open_checkpoint(kn_pretrained *p, const char *dir, const char *model
         return false;
     snprintf(p->path, sizeof p->path, "%s", p->checkpoint->dir);
     p->file = p->checkpoint->model;
-    const char *name = p->config.family->name(&p->config);
-    return !model || (name && strcmp(name, model) == 0) ||
+    const kn_preset *preset = kn_config_preset(&p->config);
+    return !model || (preset && strcmp(preset->name, model) == 0) ||
            kn_fail("%s holds a %s, not a %s; leave the name out", dir,
-                   name ? name : p->config.family->type, model);
+                   preset ? preset->name : p->config.family->type, model);
 }
 
 static bool open_tensors(kn_pretrained *p, const char *path)
@@ -272,12 +270,13 @@ static bool open_tensors(kn_pretrained *p, const char *path)
 
 static bool open_file(kn_pretrained *p, const char *path, const char *model)
 {
+    char choices[KN_CHOICES];
     if (!model)
         return kn_fail("%s: a file of tensors doesn't say which model it is; name it (.model, "
-                       "--model): " KN_RESNET_CHOICES "|" KN_VIT_CHOICES,
-                       path);
+                       "--model): %s",
+                       path, kn_family_choices(KN_IMAGE_MODELS, choices));
     return open_tensors(p, path) &&
-           kn_config_model(NULL, NULL, model, p->file, p->path, &p->config, &p->input);
+           kn_pretrained_config_model(NULL, NULL, model, p->file, p->path, &p->config, &p->input);
 }
 
 /* An export takes the configuration away before it replaces the tensors. So these belong together
@@ -289,9 +288,9 @@ static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
     if (!kn_pretrained_path(path, dir, MODEL) || !kn_pretrained_path(config, dir, CONFIG) ||
         kn_look(config, &before) < 0)
         return false;
-    json_t *j = kn_config_read(config);
+    json_t *j = kn_pretrained_config_read(config);
     bool ok = j && open_tensors(p, path) &&
-              kn_config_model(j, config, model, p->file, p->path, &p->config, &p->input);
+              kn_pretrained_config_model(j, config, model, p->file, p->path, &p->config, &p->input);
     json_decref(j);
     if (!ok)
         return false;
@@ -308,7 +307,7 @@ static bool same_model(kn_pretrained *p, const char *path)
 {
     uint64_t sum = 0, first;
     kn_checksum c;
-    char *text = kn_config_text(&p->config, &p->input);
+    char *text = kn_pretrained_config_text(&p->config, &p->input);
     const bool seen = text && kn_pieces_glance(p->file, &sum);
     kn_checksum_begin(&c);
     if (text)
@@ -400,18 +399,19 @@ void kn_pretrained_free(kn_pretrained *p)
 
 /* ---- what is there --------------------------------------------------------------------------- */
 
+static const void *config_if(const kn_pretrained *p, const char *function, const kn_family *f)
+{
+    return kn_given(p, function, "the model") && p->config.family == f ? p->config.of : NULL;
+}
+
 const kn_resnet_config *kn_pretrained_resnet(const kn_pretrained *p)
 {
-    return kn_given(p, "kn_pretrained_resnet", "the model") && p->config.family == &kn_resnet_family
-               ? &p->config.resnet
-               : NULL;
+    return config_if(p, "kn_pretrained_resnet", &kn_resnet_family);
 }
 
 const kn_vit_config *kn_pretrained_vit(const kn_pretrained *p)
 {
-    return kn_given(p, "kn_pretrained_vit", "the model") && p->config.family == &kn_vit_family
-               ? &p->config.vit
-               : NULL;
+    return config_if(p, "kn_pretrained_vit", &kn_vit_family);
 }
 
 kn_augment kn_pretrained_augment(const kn_pretrained *p)
@@ -432,7 +432,7 @@ const char *kn_pretrained_label(const kn_pretrained *p, int64_t c)
     return p->input.label ? p->input.label[c] : NULL;
 }
 
-const kn_vision_config *kn_pretrained_config(const kn_pretrained *p)
+const kn_model_config *kn_pretrained_config(const kn_pretrained *p)
 {
     return &p->config;
 }
@@ -446,12 +446,12 @@ const kn_vision_input *kn_pretrained_input(const kn_pretrained *p)
 
 static bool load(kn_pretrained *p, void *module, const char *head)
 {
-    kn_vision_tensors t = { 0 };
-    bool ok = kn_module_full_buffers(module, true) && kn_vision_tensors_make(&t, module) &&
-              kn_vision_match(&t, p->file, p->path, "the module has", head);
-    ok = kn_agree(p->comm, ok) && kn_vision_fill(&t, module, p->file, p->path, head);
+    kn_model_tensors t = { 0 };
+    bool ok = kn_module_full_buffers(module, true) && kn_model_tensors_make(&t, module) &&
+              kn_model_match(&t, p->file, p->path, "the module has", head);
+    ok = kn_agree(p->comm, ok) && kn_model_fill(&t, module, p->file, p->path, head);
     ok = kn_module_full_buffers(module, false) && ok;
-    kn_vision_tensors_free(&t);
+    kn_model_tensors_free(&t);
     return ok;
 }
 

@@ -41,7 +41,7 @@ static int64_t count_values(const kn_mapped *text)
     return n;
 }
 
-json_t *kn_config_read(const char *path)
+json_t *kn_pretrained_config_read(const char *path)
 {
     json_error_t error = { 0 };
     kn_mapped map;
@@ -54,14 +54,12 @@ json_t *kn_config_read(const char *path)
     kn_file_unmap(&map);
     if (json_is_object(j))
         return j;
-    char shown[KN_LABEL_SIZE];
-    kn_vision_label(shown, error.text);
     if (values > MOST_VALUES)
         kn_fail("%s has more than %d bytes or %d values; it is no model's configuration", path,
                 MOST_BYTES, MOST_VALUES);
     else
         kn_fail("%s is no JSON object (%s in line %d); the file is damaged", path,
-                j ? "another value" : shown, j ? 1 : error.line);
+                j ? "another value" : error.text, j ? 1 : error.line);
     json_decref(j);
     return NULL;
 }
@@ -69,49 +67,36 @@ json_t *kn_config_read(const char *path)
 /* ---- writing --------------------------------------------------------------------------------- */
 
 /* timm's name, and for a model that it lacks one that it refuses, in buf[64]. */
-static const char *architecture(const kn_vision_config *c, char *buf)
+static const char *architecture(const kn_model_config *c, char *buf)
 {
-    const char *name = c->family->name(c);
-    if (c->family == &kn_vit_family) /* any sizes are arguments of each */
-        return name && strcmp(name, "vit_cifar") != 0 ? name : "vit_base_patch16_224";
-    const bool theirs = name && !c->resnet.small_images;
-    snprintf(buf, 64, "%s%s", theirs ? "" : OWN "_", name ? name : c->family->type);
+    const kn_preset *preset = kn_config_preset(c);
+    const bool theirs = preset && !preset->own && !kn_config_get(c, "small-images", 0);
+    if (!theirs && c->family->any_sizes)
+        return c->family->any_sizes;
+    snprintf(buf, 64, "%s%s", theirs ? "" : OWN "_", preset ? preset->name : c->family->type);
     return buf;
 }
 
-/* What timm's constructor needs beside the name. */
-static json_t *model_args(const kn_vision_config *c)
+char *kn_pretrained_config_text(const kn_model_config *c, const kn_vision_input *in)
 {
-    const kn_vit_config *v = &c->vit;
-    if (c->family != &kn_vit_family)
-        return json_pack("{s:I}", "in_chans", (json_int_t)c->resnet.channels);
-    return json_pack("{s:I, s:I, s:I, s:I, s:i, s:i}", "img_size", (json_int_t)v->image,
-                     "patch_size", (json_int_t)v->patch, "in_chans", (json_int_t)v->channels,
-                     "embed_dim", (json_int_t)v->embd, "depth", v->layers, "num_heads", v->heads);
-}
-
-char *kn_config_text(const kn_vision_config *c, const kn_vision_input *in)
-{
-    char own[1024], name[64];
-    if (!c->family->text(c, own))
+    char name[64];
+    json_t *sizes = kn_config_json(c);
+    if (!sizes)
         return NULL;
-    json_error_t error;
-    json_t *sizes = kn_json_parse(own, strlen(own), 0, "a configuration", &error),
-           *labels = kn_vision_labels_json(in), *images = kn_vision_images_json(c, in);
+    json_t *labels = kn_vision_labels_json(in), *images = kn_vision_images_json(c, in);
+    json_t *args = json_object_get(sizes, "model_args"); /* of timm's constructor */
+    args = args ? json_incref(args) : json_pack("{s:I}", "in_chans", (json_int_t)in->channels);
     const json_int_t features = json_integer_value(json_object_get(sizes, "num_features"));
-    json_t *j = json_pack("{s:s, s:I, s:I, s:s, s:o, s:o, s:o}", "architecture",
-                          architecture(c, name), "num_classes", (json_int_t)in->classes,
-                          "num_features", features, "global_pool", c->family->global_pool,
-                          "model_args", model_args(c), "pretrained_cfg", images, OWN, sizes);
-    bool ok = j && labels && (!in->label || json_object_set(j, "label_names", labels) == 0);
-    char *text = ok ? kn_json_text(j, JSON_INDENT(2)) : NULL,
-         *copy = text ? kn_host_strdup(text) : NULL;
-    free(text);
+    json_t *j =
+        json_pack("{s:s, s:I, s:I, s:s, s:o, s:o, s:o}", "architecture", architecture(c, name),
+                  "num_classes", (json_int_t)in->classes, "num_features", features, "global_pool",
+                  c->family->global_pool, "model_args", args, "pretrained_cfg", images, OWN, sizes);
+    const bool ok = labels && (!in->label || json_object_set(j, "label_names", labels) == 0);
     json_decref(labels);
+    if (ok)
+        return kn_json_copy(j, JSON_INDENT(2), "config.json");
     json_decref(j);
-    if (!copy && kn_ok())
-        kn_fail("config.json: no memory");
-    return copy;
+    return NULL;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -132,12 +117,26 @@ static bool shape_of(const kn_pieces *f, const char *path, const char *name, int
                    ndim == 2 ? "classifier" : "first layer", what);
 }
 
-/* Numbers of a vision transformer that its tensors don't show, by its preset or the arguments. */
+/* A number of "model_args" that tensors don't show, where it is given. */
+static bool read_arg(const kn_json_source args, const char *key, const char *field,
+                     kn_model_config *c)
+{
+    int64_t n = 0;
+    if (!json_object_get(args.object, key))
+        return true;
+    if (!kn_json_int(args, key, 1, 10000, &n))
+        return false;
+    kn_config_set(c, field, (double)n);
+    return true;
+}
+
+/* Numbers of a vision transformer, which begins as its preset, by its tensors and the arguments. */
 static bool vit_sizes(const kn_json_source args, const kn_pieces *f, const char *path,
-                      const char *what, const kn_array *first, kn_vit_config *v, kn_vision_sizes *s)
+                      const char *what, const kn_array *first, kn_model_config *c,
+                      kn_vision_sizes *s)
 {
     kn_array position;
-    int64_t n = 0;
+    const int64_t embd = (int64_t)kn_config_get(c, "embd", 0);
     if (!shape_of(f, path, "pos_embed", 3, what, &position))
         return false;
     s->patch = first->shape[2];
@@ -148,34 +147,24 @@ static bool vit_sizes(const kn_json_source args, const kn_pieces *f, const char 
                        "pixels are known",
                        path, (long long)position.shape[1], (long long)s->patch);
     s->side = rows * s->patch;
-    if (json_object_get(args.object, "depth")) {
-        if (!kn_json_int(args, "depth", 1, 10000, &n))
-            return false;
-        v->layers = (int)n;
-    }
-    if (json_object_get(args.object, "num_heads")) {
-        if (!kn_json_int(args, "num_heads", 1, 1 << 20, &n))
-            return false;
-        v->heads = (int)n;
-    } else if (v->embd != first->shape[0]) {
-        return kn_fail("%s: 'patch_embed.proj.weight' makes %lld channels, %s has %lld; "
-                       "\"num_heads\" of \"model_args\" must tell the heads",
-                       path, (long long)first->shape[0], what, (long long)v->embd);
-    }
-    v->embd = first->shape[0];
-    return true;
+    if (!read_arg(args, "depth", "layers", c) || !read_arg(args, "num_heads", "heads", c))
+        return false;
+    kn_config_set(c, "embd", (double)first->shape[0]);
+    return json_object_get(args.object, "num_heads") || embd == first->shape[0] ||
+           kn_fail("%s: 'patch_embed.proj.weight' makes %lld channels, %s has %lld; "
+                   "\"num_heads\" of \"model_args\" must tell the heads",
+                   path, (long long)first->shape[0], what, (long long)embd);
 }
 
 /* The preset name with the sizes of the tensors. */
 static bool from_tensors(const char *name, const kn_json_source args, const kn_pieces *f,
-                         const char *path, kn_vision_config *c)
+                         const char *path, kn_model_config *c)
 {
     char tensor[64], what[96];
     kn_array first, last;
-    const kn_vision_family *family = kn_vision_family_of(name);
-    if (!family)
+    if (!kn_vision_preset(name, c))
         return false;
-    *c = (kn_vision_config){ .family = family };
+    const kn_family *family = c->family;
     snprintf(what, sizeof what, "a %s", name);
     snprintf(tensor, sizeof tensor, "%s.weight", family->first_conv);
     if (!shape_of(f, path, tensor, 4, what, &first))
@@ -186,14 +175,8 @@ static bool from_tensors(const char *name, const kn_json_source args, const kn_p
     kn_vision_sizes s = { .channels = first.shape[1],
                           .classes = last.shape[0],
                           .small_stem = family == &kn_resnet_family && first.shape[2] == 3 };
-    if (family == &kn_resnet_family)
-        return family->make(name, &s, c);
-    kn_vit_config v;
-    if (!kn_vit_preset(name, &v) || !vit_sizes(args, f, path, what, &first, &v, &s))
-        return false;
-    v.image = s.side, v.patch = s.patch, v.classes = s.classes, v.channels = s.channels;
-    c->vit = v;
-    return kn_vit_config_check(&c->vit);
+    return (family != &kn_vit_family || vit_sizes(args, f, path, what, &first, c, &s)) &&
+           kn_vision_fit(c, &s);
 }
 
 /* "in_chans" and others, which the tensors show, and those that leave the model as it is. */
@@ -213,16 +196,14 @@ static bool check_args(const kn_json_source s)
         bool is_known = json_is_null(value) || json_is_false(value);
         for (size_t i = 0; i < sizeof known / sizeof *known; i++)
             is_known |= strcmp(key, known[i]) == 0;
-        char shown[KN_LABEL_SIZE];
-        kn_vision_label(shown, key);
         if (!is_known)
-            return kn_fail("%s: \"model_args\" has \"%s\", which Knap's models don't have", s.file,
-                           shown);
+            return kn_fail("%s: \"model_args\" has \"%.64s\", which Knap's models don't have",
+                           s.file, key);
     }
     return true;
 }
 
-static bool check_pool(const kn_json_source s, const kn_vision_config *c)
+static bool check_pool(const kn_json_source s, const kn_model_config *c)
 {
     const json_t *pool = json_object_get(s.object, "global_pool");
     const char *want = c->family->global_pool;
@@ -258,7 +239,7 @@ static bool read_name(const kn_json_source s, char *name, size_t size)
 }
 
 static bool from_config(const kn_json_source s, const char *given, const kn_pieces *f,
-                        const char *path, kn_vision_config *c)
+                        const char *path, kn_model_config *c)
 {
     char name[KN_LABEL_SIZE];
     const json_t *own = json_object_get(s.object, OWN);
@@ -266,13 +247,13 @@ static bool from_config(const kn_json_source s, const char *given, const kn_piec
     const char *type = json_string_value(json_object_get(own, "model_type"));
     const char *is = NULL;
     if (own) {
-        const kn_vision_family *family = kn_vision_family_typed(type);
-        *c = (kn_vision_config){ .family = family };
-        if (!family)
+        *c = (kn_model_config){ .family = kn_family_typed(KN_IMAGE_MODELS, type) };
+        if (!c->family)
             return kn_fail("%s: \"model_type\" of \"" OWN "\" is no kind of image models", s.file);
-        if (!family->read(own, s.file, c))
+        if (!kn_config_read(own, s.file, c))
             return false;
-        is = family->name(c);
+        const kn_preset *preset = kn_config_preset(c);
+        is = preset ? preset->name : NULL;
     } else {
         if (!read_name(s, name, sizeof name) || !from_tensors(name, args, f, path, c) ||
             !check_args(args) || !check_pool(args, c) || !check_pool(s, c))
@@ -282,27 +263,28 @@ static bool from_config(const kn_json_source s, const char *given, const kn_piec
     if (given && (!is || strcmp(given, is) != 0))
         return kn_fail("%s: the model is a %s, not a %s; leave the name out", s.file,
                        is ? is : c->family->type, given);
-    const kn_vision_sizes sizes = c->family->sizes(c);
+    const kn_vision_sizes sizes = kn_vision_sizes_of(c);
     return check_number(s, "num_classes", sizes.classes) &&
            check_number(args, "num_classes", sizes.classes) &&
            check_number(args, "in_chans", sizes.channels) &&
            (own || c->family != &kn_vit_family ||
-            (check_number(args, "embed_dim", c->vit.embd) &&
-             check_number(args, "patch_size", c->vit.patch)));
+            (check_number(args, "embed_dim", (int64_t)kn_config_get(c, "embd", 0)) &&
+             check_number(args, "patch_size", sizes.patch)));
 }
 
-bool kn_config_model(const json_t *json, const char *config_path, const char *name,
-                     const kn_pieces *f, const char *path, kn_vision_config *c, kn_vision_input *in)
+bool kn_pretrained_config_model(const json_t *json, const char *config_path, const char *name,
+                                const kn_pieces *f, const char *path, kn_model_config *c,
+                                kn_vision_input *in)
 {
     char than[4096 + 32];
     const kn_json_source s = { json, config_path }, none = { NULL, path };
     snprintf(than, sizeof than, json ? "%s gives" : "a %s has", json ? config_path : name);
     if (!(json ? from_config(s, name, f, path, c) : from_tensors(name, none, f, path, c)) ||
-        !kn_vision_check(c, f, path, than))
+        !kn_model_check(c, f, path, than))
         return false;
     if (json)
         return kn_vision_input_read(s, c, false, in);
-    const kn_vision_sizes sizes = c->family->sizes(c);
+    const kn_vision_sizes sizes = kn_vision_sizes_of(c);
     const bool vit = c->family == &kn_vit_family;
     *in = (kn_vision_input){ .channels = sizes.channels,
                              .classes = sizes.classes,

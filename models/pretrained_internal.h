@@ -4,16 +4,17 @@
 #define KNAP_MODELS_PRETRAINED_INTERNAL_H
 
 #include "models/pretrained.h"
-#include "models/vision_internal.h"
+#include "models/model_tensors.h"
+#include "models/vision.h"
 
 /* What kn_pretrained_open found; borrowed. */
-const kn_vision_config *kn_pretrained_config(const kn_pretrained *p);
+const kn_model_config *kn_pretrained_config(const kn_pretrained *p);
 const kn_vision_input *kn_pretrained_input(const kn_pretrained *p);
 /* True if kn_pretrained_save may write into dir, which is made if missing: it holds no run's
  * checkpoint, and no model of another origin. Else an error. */
 bool kn_pretrained_may_save(const char *dir);
 /* kn_pretrained_save of any family. */
-bool kn_vision_save(const char *dir, void *module, const kn_vision_config *c,
+bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
                     const kn_vision_input *in, kn_pretrained_save_options o);
 
 /* ---- config.json: pretrained_config.c -------------------------------------------------------- */
@@ -21,14 +22,14 @@ bool kn_vision_save(const char *dir, void *module, const kn_vision_config *c,
 /* dir/name into path[4096]; false with an error where it is too long. */
 bool kn_pretrained_path(char *path, const char *dir, const char *name);
 /* A JSON object of a stranger, within a limit of values; NULL with an error. The caller decrefs. */
-json_t *kn_config_read(const char *path);
+json_t *kn_pretrained_config_read(const char *path);
 /* The text of a config.json, for kn_host_free; NULL with an error. */
-char *kn_config_text(const kn_vision_config *c, const kn_vision_input *in);
+char *kn_pretrained_config_text(const kn_model_config *c, const kn_vision_input *in);
 /* The model that a config.json names, or name, with the sizes of the tensors in f, and its images.
  * All tensors are checked. json may be NULL; in->label is the caller's to free, after an error,
  * too. */
-bool kn_config_model(const json_t *json, const char *config_path, const char *name,
-                     const kn_pieces *f, const char *path, kn_vision_config *c,
-                     kn_vision_input *in);
+bool kn_pretrained_config_model(const json_t *json, const char *config_path, const char *name,
+                                const kn_pieces *f, const char *path, kn_model_config *c,
+                                kn_vision_input *in);
 
 #endif

@@ -10,18 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Takes j over; what names it in an error. */
-static char *text_of(json_t *j, int indent, const char *what)
-{
-    char *text = j ? kn_json_text(j, JSON_INDENT((size_t)indent)) : NULL;
-    char *copy = text ? kn_host_strdup(text) : NULL;
-    json_decref(j);
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail("no memory for the text of %s", what);
-    return copy;
-}
-
 /* A value that the program worked out is told apart: a resumed run works it out again. */
 static json_t *value_of(const kn_option_record *r)
 {
@@ -53,7 +41,7 @@ char *kn_options_text(kn_options *o)
             json_decref(j);
             j = NULL;
         }
-    return text_of(j, 0, "the options");
+    return kn_json_copy(j, 0, "the options");
 }
 
 char *kn_tokenizer_text(const kn_tokenizer *t)
@@ -61,7 +49,7 @@ char *kn_tokenizer_text(const kn_tokenizer *t)
     if (!kn_given(t, "kn_tokenizer_text", "the tokenizer"))
         return NULL;
     json_t *j = kn_tokenizer_json(t);
-    return j ? text_of(j, 1, "the tokenizer") : NULL;
+    return j ? kn_json_copy(j, JSON_INDENT(1), "the tokenizer") : NULL;
 }
 
 /* What c records, which the caller drops, and the options in it, which were the whole of it once.

@@ -31,7 +31,7 @@ typedef struct resnet_block {
 } resnet_block;
 
 typedef struct resnet_state {
-    kn_resnet_config config; /* defaults filled in */
+    kn_resnet_config config; /* comes first; defaults filled in */
     int blocks;
     kn_conv2d conv1;
     kn_batch_norm bn1;
@@ -177,25 +177,4 @@ bool kn_resnet_init(kn_resnet *net, kn_resnet_config config, kn_dtype dtype, kn_
     if (!ok)
         kn_module_free(net);
     return ok;
-}
-
-const kn_resnet_config *kn_resnet_config_of(const kn_resnet *net)
-{
-    if (!net) {
-        kn_fail("kn_resnet_config_of: the net is NULL");
-        return NULL;
-    }
-    const resnet_state *s = kn_module_data(net);
-    return s ? &s->config : NULL;
-}
-
-void kn_resnet_recompute(kn_resnet *net, bool on)
-{
-    if (!net) {
-        kn_fail("kn_resnet_recompute: the net is NULL");
-        return;
-    }
-    resnet_state *s = kn_module_data(net);
-    for (int i = 0; s && i < s->blocks; i++)
-        kn_recompute(&s->block[i], on);
 }

@@ -3,13 +3,48 @@
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "models/tokenizer_internal.h"
-#include "models/vision_internal.h"
+#include "models/vision.h"
 #include "tensor/json.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+bool kn_vision_preset(const char *name, kn_model_config *c)
+{
+    char choices[KN_CHOICES];
+    *c = (kn_model_config){ .family = kn_family_of_choice(KN_IMAGE_MODELS, name) };
+    if (c->family)
+        return kn_family_preset(c->family, name, c->of);
+    return kn_fail("there is no image model '%.64s'; there are %s", name,
+                   kn_family_choices(KN_IMAGE_MODELS, choices));
+}
+
+bool kn_vision_fit(kn_model_config *c, const kn_vision_sizes *s)
+{
+    kn_config_set(c, "channels", (double)s->channels);
+    kn_config_set(c, "classes", (double)s->classes);
+    kn_config_set(c, "image", (double)s->side);
+    kn_config_set(c, "dropout", s->dropout);
+    if (s->small_stem)
+        kn_config_set(c, "small-images", true);
+    if (s->patch > 0)
+        kn_config_set(c, "patch", (double)s->patch);
+    return kn_family_check(c->family, c->of);
+}
+
+kn_vision_sizes kn_vision_sizes_of(const kn_model_config *c)
+{
+    return (kn_vision_sizes){ .channels = (int64_t)kn_config_get(c, "channels", 0),
+                              .side = (int64_t)kn_config_get(c, "image", 0),
+                              .classes = (int64_t)kn_config_get(c, "classes", 0),
+                              .small_stem = kn_config_get(c, "small-images", 0) != 0,
+                              .patch = (int64_t)kn_config_get(c, "patch", 0),
+                              .dropout = kn_config_get(c, "dropout", 0) };
+}
 
 /* ---- labels ---------------------------------------------------------------------------------- */
 
@@ -93,39 +128,31 @@ json_t *kn_vision_labels_json(const kn_vision_input *in)
     return NULL;
 }
 
-json_t *kn_vision_images_json(const kn_vision_config *c, const kn_vision_input *in)
+json_t *kn_vision_images_json(const kn_model_config *c, const kn_vision_input *in)
 {
-    const kn_vision_family *f = c->family;
+    const kn_family *f = c->family;
     json_t *j = json_pack(
         "{s:[I,I,I], s:b, s:s, s:f, s:s, s:o, s:o, s:I, s:s, s:s}", "input_size",
         (json_int_t)in->channels, (json_int_t)in->side, (json_int_t)in->side, "fixed_input_size",
-        (int)(f == &kn_vit_family), "interpolation", in->bicubic ? "bicubic" : "bilinear",
-        "crop_pct", in->crop_pct > 0 ? in->crop_pct : 1, "crop_mode",
-        in->squash ? "squash" : "center", "mean", numbers(in->mean, in->channels), "std",
-        numbers(in->std, in->channels), "num_classes", (json_int_t)in->classes, "first_conv",
+        (int)(kn_config_get(c, "image", 0) > 0), "interpolation",
+        in->bicubic ? "bicubic" : "bilinear", "crop_pct", in->crop_pct > 0 ? in->crop_pct : 1,
+        "crop_mode", in->squash ? "squash" : "center", "mean", numbers(in->mean, in->channels),
+        "std", numbers(in->std, in->channels), "num_classes", (json_int_t)in->classes, "first_conv",
         f->first_conv, "classifier", f->classifier);
     if (!j)
         kn_fail("the images of a model: no memory, or means that aren't finite");
     return j;
 }
 
-char *kn_vision_config_text(const kn_vision_config *c, const kn_vision_input *in)
+char *kn_vision_config_text(const kn_model_config *c, const kn_vision_input *in)
 {
-    char small[KN_RESNET_CONFIG_TEXT > KN_VIT_CONFIG_TEXT ? KN_RESNET_CONFIG_TEXT
-                                                          : KN_VIT_CONFIG_TEXT];
-    if (!c->family->text(c, small))
-        return NULL;
-    json_error_t error;
-    json_t *j = kn_json_parse(small, strlen(small), 0, "a configuration", &error),
-           *labels = kn_vision_labels_json(in);
-    bool ok = j && labels && json_object_set_new(j, "label_names", labels) == 0 &&
+    json_t *j = kn_config_json(c), *labels = j ? kn_vision_labels_json(in) : NULL;
+    bool ok = labels && json_object_set_new(j, "label_names", labels) == 0 &&
               json_object_set_new(j, "pretrained_cfg", kn_vision_images_json(c, in)) == 0;
-    char *text = ok ? kn_json_text(j, 0) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
-    free(text);
+    if (ok)
+        return kn_json_copy(j, 0, "a configuration");
     json_decref(j);
-    if (!copy && kn_ok())
-        kn_fail("kn_vision_config_text: no memory");
-    return copy;
+    return NULL;
 }
 
 /* ---- from JSON ------------------------------------------------------------------------------- */
@@ -229,21 +256,18 @@ static bool read_cuts(kn_json_source s, bool own, kn_vision_input *in)
         return kn_fail("%s: \"crop_pct\" of the model isn't a number from 0.1 to 1", s.file);
     in->bicubic = strcmp(filter, "bicubic") == 0;
     in->squash = strcmp(mode, "squash") == 0;
-    char shown[KN_LABEL_SIZE];
-    kn_vision_label(shown, !in->bicubic && strcmp(filter, "bilinear") != 0 ? filter : mode);
     if (!in->bicubic && strcmp(filter, "bilinear") != 0)
-        return kn_fail("%s: \"interpolation\" of the model is \"%s\"; bilinear and bicubic are "
+        return kn_fail("%s: \"interpolation\" of the model is \"%.64s\"; bilinear and bicubic are "
                        "known",
-                       s.file, shown);
+                       s.file, filter);
     return in->squash || strcmp(mode, "center") == 0 ||
-           kn_fail("%s: \"crop_mode\" of the model is \"%s\"; center and squash are known", s.file,
-                   shown);
+           kn_fail("%s: \"crop_mode\" of the model is \"%.64s\"; center and squash are known",
+                   s.file, mode);
 }
 
-bool kn_vision_input_read(kn_json_source s, const kn_vision_config *c, bool own,
-                          kn_vision_input *in)
+bool kn_vision_input_read(kn_json_source s, const kn_model_config *c, bool own, kn_vision_input *in)
 {
-    const kn_vision_sizes sizes = c->family->sizes(c);
+    const kn_vision_sizes sizes = kn_vision_sizes_of(c);
     const json_t *images = json_object_get(s.object, "pretrained_cfg"),
                  *labels = json_object_get(s.object, "label_names");
     if (images && !json_is_object(images))
@@ -263,26 +287,14 @@ bool kn_vision_input_read(kn_json_source s, const kn_vision_config *c, bool own,
            read_labels((kn_json_source){ labels, s.file }, own, in);
 }
 
-bool kn_vision_config_saved(const kn_checkpoint *c, kn_vision_config *config, kn_vision_input *in)
+bool kn_vision_config_saved(const kn_checkpoint *c, kn_model_config *config, kn_vision_input *in)
 {
     char file[4096 + 16];
-    const char *text = kn_checkpoint_config(c);
-    json_error_t error;
-    json_t *m = text ? kn_json_parse(text, strlen(text), 0, "a configuration", &error) : NULL;
-    if (!m)
-        return kn_ok() && kn_fail("kn_vision_config_saved: no memory");
-    const char *type = json_string_value(json_object_get(m, "model_type"));
-    char shown[KN_LABEL_SIZE];
-    kn_vision_label(shown, type ? type : "");
+    json_t *j = NULL;
+    if (!kn_config_saved(c, KN_IMAGE_MODELS, config, &j))
+        return false;
     snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
-    kn_vision_config read = { .family = kn_vision_family_typed(type) };
-    bool ok = read.family ? read.family->saved(c, &read)
-                          : kn_fail("%s: the model is %s%s, not an image model", file,
-                                    type ? "a " : "of an unknown kind", shown);
-    if (ok && in)
-        ok = kn_vision_input_read((kn_json_source){ m, file }, &read, true, in);
-    json_decref(m);
-    if (ok)
-        *config = read;
+    bool ok = !in || kn_vision_input_read((kn_json_source){ j, file }, config, true, in);
+    json_decref(j);
     return ok;
 }

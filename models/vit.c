@@ -33,7 +33,7 @@ typedef struct vit_block {
 } vit_block;
 
 typedef struct vit_state {
-    kn_vit_config config; /* defaults filled in */
+    kn_vit_config config; /* comes first; defaults filled in */
     kn_module patch_embed, blocks;
     kn_conv2d proj; /* of patch_embed */
     kn_tensor *cls_token, *pos_embed;
@@ -176,25 +176,4 @@ bool kn_vit_init(kn_vit *v, kn_vit_config config, kn_dtype dtype, kn_device devi
     if (!ok)
         kn_module_free(v);
     return ok;
-}
-
-const kn_vit_config *kn_vit_config_of(const kn_vit *v)
-{
-    if (!v) {
-        kn_fail("kn_vit_config_of: the model is NULL");
-        return NULL;
-    }
-    const vit_state *s = kn_module_data(v);
-    return s ? &s->config : NULL;
-}
-
-void kn_vit_recompute(kn_vit *v, bool on)
-{
-    if (!v) {
-        kn_fail("kn_vit_recompute: the model is NULL");
-        return;
-    }
-    vit_state *s = kn_module_data(v);
-    for (int i = 0; s && i < s->config.layers; i++)
-        kn_recompute(&s->block[i], on);
 }

@@ -5,6 +5,7 @@
  * told that the text does. */
 #include "tensor/json.h"
 #include "kernels/error_internal.h"
+#include "kernels/memory.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -146,4 +147,14 @@ char *kn_json_text(const json_t *j, size_t flags)
     }
     text[size] = 0;
     return text;
+}
+
+char *kn_json_copy(json_t *j, size_t flags, const char *what)
+{
+    char *text = j ? kn_json_text(j, flags) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
+    json_decref(j);
+    free(text);
+    if (!copy && kn_ok())
+        kn_fail("no memory for the text of %s", what);
+    return copy;
 }

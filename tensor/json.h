@@ -25,5 +25,7 @@ json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *wh
  * here the text is measured first. The caller frees it with free. NULL without an error: no memory,
  * or j is NULL. */
 char *kn_json_text(const json_t *j, size_t flags);
+/* The same of j, which is dropped, for kn_host_free. NULL with an error, which names what. */
+char *kn_json_copy(json_t *j, size_t flags, const char *what);
 
 #endif

@@ -1,6 +1,6 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
 #include "kernels/error.h"
-#include "models/language.h"
+#include "models/family.h"
 #include "models/record.h"
 #include "models/sample.h"
 
@@ -64,8 +64,8 @@ static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
 
 static bool generate(const settings *s, kn_comm *world)
 {
-    kn_language_model model = { 0 };
-    kn_language_config config = { 0 };
+    kn_module model = { 0 };
+    kn_model_config config = { 0 };
     kn_tokenizer *tokenizer = NULL;
     kn_sample_options o = { .temperature = s->temperature,
                             .top_k = s->top_k,
@@ -80,13 +80,13 @@ static bool generate(const settings *s, kn_comm *world)
     kn_checkpoint *c = kn_checkpoint_open(s->from, world);
     int64_t ctx = 0;
     bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
-              kn_language_config_saved(c, &config) &&
-              (ctx = context(s, c, config.family->sizes(&config).ctx)) > 0 &&
-              kn_language_init(&model, &config, KN_F32, KN_META) &&
+              kn_config_saved(c, KN_LANGUAGE_MODELS, &config, NULL) &&
+              (ctx = context(s, c, (int64_t)kn_config_get(&config, "ctx", 0))) > 0 &&
+              kn_config_init(&model, &config, KN_F32, KN_META) &&
               kn_fsdp_wrap(&model, world, .wrap_class = config.family->block_class,
                            .device = s->device ? KN_CUDA : KN_CPU) &&
               kn_checkpoint_load(c, &model) &&
-              kn_write_text(&model, kn_language_next_logits, tokenizer, .prompt = s->prompt,
+              kn_write_text(&model, config.family->next_logits, tokenizer, .prompt = s->prompt,
                             .tokens = s->tokens, .ctx = ctx, .draw = o,
                             .out = kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)

@@ -19,31 +19,19 @@ static const kn_option text_rows[] = {
     { 0 },
 };
 
+static char choices[KN_CHOICES]; /* by gpt_settings_begin */
+
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
     { "model", KN_OPTION_CHOICE, AT(model), "custom",
       "custom: a GPT, llama: a Llama of the sizes below; else a published one",
-      .choices = KN_GPT_CHOICES "|" KN_LLAMA_CHOICES },
-    { "layers", KN_OPTION_INT, AT(layers), "4", "blocks", .min = 1, .max = 10000 },
-    { "heads", KN_OPTION_INT, AT(heads), "4", "attention heads a block", .min = 1, .max = 10000 },
-    { "embd", KN_OPTION_INT, AT(embd), "128", "channels", .min = 1, .max = 1 << 20 },
+      .choices = choices },
     { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, the model's context",
       .min = 1, .max = 1 << 20 },
-    { "bias", KN_OPTION_FLAG, AT(bias), "true", "GPT: biases in linear layers and norms" },
-    { "kv-heads", KN_OPTION_INT, AT(kv_heads), NULL, "Llama: heads of keys and values", .min = 1,
-      .max = 10000, .note = "heads" },
-    { "hidden", KN_OPTION_INT, AT(hidden), NULL, "Llama: channels inside the MLP", .min = 1,
-      .max = 1 << 24, .note = "8/3 embd, up to a multiple of 64" },
-    { "tied", KN_OPTION_FLAG, AT(tied), "true", "Llama: the token embedding is the head, too" },
-    { "rope-base", KN_OPTION_FLOAT, AT(rope_base), "10000", "Llama: base of the rotary embedding",
-      .min = 1, .max = 1e12 },
-    { "rope-factor", KN_OPTION_FLOAT, AT(rope_factor), NULL,
-      "Llama: Llama 3's scaling of it to a context so many times as long", .min = 1, .max = 1e6,
-      .note = "no scaling" },
-    { "rope-original", KN_OPTION_INT, AT(rope_original), "8192",
-      "Llama: the context before --rope-factor", .min = 1, .max = 1 << 30 },
-    { "dropout", KN_OPTION_FLOAT, AT(dropout), "0",
-      "dropout probability; Llama: of attention's probabilities", .max = 0.999 },
+    { 0 },
+};
+
+static const kn_option recompute_rows[] = {
     { "recompute", KN_OPTION_FLAG, RUN(recompute), NULL,
       "keep only the blocks' inputs, compute them again in backward" },
     { 0 },
@@ -93,17 +81,78 @@ static const kn_option progress_rows[] = {
     { 0 },
 };
 
+/* ---- the model's options --------------------------------------------------------------------- */
+
+/* A field of the family that is an option; NULL: it has none of that name. */
+static const kn_config_field *option_field(const kn_family *f, const char *name)
+{
+    const kn_config_field *p = kn_family_field(f, name);
+    return p && p->option ? p : NULL;
+}
+
+/* "blocks"; of one family alone "Llama: heads of keys and values". */
+static const char *help_of(const char *name, char *buf, size_t size)
+{
+    const kn_family *f;
+    int have = 0;
+    for (int i = 0; (f = kn_family_at(KN_LANGUAGE_MODELS, i)); i++)
+        have += option_field(f, name) != NULL;
+    buf[0] = '\0';
+    for (int i = 0; (f = kn_family_at(KN_LANGUAGE_MODELS, i)); i++) {
+        const kn_config_field *p = option_field(f, name);
+        const size_t n = strlen(buf);
+        const bool named = have == 1 || n > 0;
+        if (p && p->help)
+            snprintf(buf + n, size - n, "%s%s%s%s", n ? "; " : "", named ? f->noun : "",
+                     named ? ": " : "", p->help);
+    }
+    return buf;
+}
+
+/* A row for each name among the fields of all families. */
+static bool make_size_rows(kn_option row[MODEL_OPTIONS + 1])
+{
+    static char help[MODEL_OPTIONS][128];
+    const kn_family *f;
+    int n = 0, k;
+    for (int i = 0; (f = kn_family_at(KN_LANGUAGE_MODELS, i)); i++)
+        for (const kn_config_field *p = f->field; p->kind; p++) {
+            for (k = 0; k < n && p->option && strcmp(row[k].name, p->name) != 0; k++)
+                ;
+            if (!p->option || k < n)
+                continue;
+            if (n == MODEL_OPTIONS)
+                return kn_fail("families of models have more than %d options", MODEL_OPTIONS);
+            row[n++] = (kn_option){ p->name,
+                                    p->kind == KN_FIELD_NUMBER ? KN_OPTION_FLOAT
+                                    : p->low < p->high         ? KN_OPTION_INT
+                                                               : KN_OPTION_FLAG,
+                                    AT(sizes[k]),
+                                    p->value,
+                                    help_of(p->name, help[k], sizeof help[k]),
+                                    .min = p->low,
+                                    .max = p->high,
+                                    .note = p->note };
+        }
+    row[n] = (kn_option){ 0 };
+    return true;
+}
+
+static kn_option size_rows[MODEL_OPTIONS + 1];
+
 bool gpt_settings_begin(gpt_settings *s)
 {
     static kn_option room[96];
     static const char *const in_steps[] = { "steps",        "warmup",     "eval-every",
                                             "sample-every", "save-every", NULL };
-    const kn_option *const parts[] = { text_rows,     model_rows,     settings_precision,
-                                       training_rows, settings_ranks, settings_sharding,
-                                       progress_rows, settings_log,   settings_saving,
-                                       NULL };
+    const kn_option *const parts[] = { text_rows,      model_rows,         size_rows,
+                                       recompute_rows, settings_precision, training_rows,
+                                       settings_ranks, settings_sharding,  progress_rows,
+                                       settings_log,   settings_saving,    NULL };
     s->run.in_steps = in_steps;
-    return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
+    kn_family_choices(KN_LANGUAGE_MODELS, choices);
+    return make_size_rows(size_rows) &&
+           settings_join(&s->run, room, sizeof room / sizeof *room, parts);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -114,93 +163,63 @@ static const char *model_word(const gpt_settings *s)
     return settings_word(&s->run, "model", s->model, word, sizeof word);
 }
 
-const kn_family *gpt_settings_family(const gpt_settings *s)
+static double value_of(const gpt_settings *s, const char *option)
 {
-    return kn_family_of_choice(model_word(s));
-}
-
-/* Options of the model's sizes. */
-static const struct {
-    const char *option;
-    const kn_family *only; /* NULL: every family has it */
-    bool free;             /* a preset leaves it open */
-} size_options[] = {
-    { "layers", NULL, false },
-    { "heads", NULL, false },
-    { "embd", NULL, false },
-    { "bias", &kn_gpt_family, true },
-    { "kv-heads", &kn_llama_family, false },
-    { "hidden", &kn_llama_family, false },
-    { "tied", &kn_llama_family, false },
-    { "rope-base", &kn_llama_family, false },
-    { "rope-factor", &kn_llama_family, false },
-    { "rope-original", &kn_llama_family, false },
-};
-
-/* "no-" for a flag that is off, as in --no-bias. */
-static const char *no_before(const gpt_settings *s, const char *option)
-{
-    const kn_option *p = s->run.table;
+    const kn_option *p = size_rows;
     while (p->name && strcmp(p->name, option) != 0)
         p++;
-    return p->kind == KN_OPTION_FLAG && !*(const bool *)((const char *)s + p->offset) ? "no-" : "";
+    const model_size *v = (const void *)((const char *)s + p->offset);
+    return p->kind == KN_OPTION_FLOAT ? v->number
+           : p->kind == KN_OPTION_INT ? (double)v->whole
+                                      : v->flag;
+}
+
+/* An option of the model that was given. */
+static bool check_option(const gpt_settings *s, const kn_options *o, const kn_option *row)
+{
+    const char *word = model_word(s), *name = row->name;
+    const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, word), *only;
+    const kn_config_field *p = option_field(f, name);
+    /* as in --no-bias */
+    const char *no = row->kind == KN_OPTION_FLAG && !value_of(s, name) ? "no-" : "";
+    for (int i = 0; !p && (only = kn_family_at(KN_LANGUAGE_MODELS, i)); i++)
+        if (option_field(only, name))
+            return kn_fail("--%s%s is an option of a %s, and --model %s is a %s; leave one of them "
+                           "out",
+                           no, name, only->noun, word, f->noun);
+    if (strcmp(f->custom, word) != 0 && !p->free)
+        return kn_fail("--%s%s doesn't go with --model %s, which fixes it; leave one of them out",
+                       no, name, word);
+    return !p->with || kn_options_given(o, p->with) ||
+           kn_fail("--%s is for --%s; give that as well, or leave it out", name, p->with);
 }
 
 static bool check_model(const gpt_settings *s, const kn_options *o)
 {
-    const char *word = model_word(s);
-    const kn_family *f = gpt_settings_family(s);
-    bool preset = !kn_family_is_own_size(f, word);
-    for (size_t i = 0; i < sizeof size_options / sizeof *size_options; i++) {
-        const char *option = size_options[i].option;
-        const char *no = no_before(s, option);
-        const kn_family *only = size_options[i].only;
-        if (!kn_options_given(o, option))
-            continue;
-        if (only && only != f)
-            return kn_fail("--%s%s is an option of a %s, and --model %s is a %s; leave one of them "
-                           "out",
-                           no, option, only->name, word, f->name);
-        if (preset && !size_options[i].free)
-            return kn_fail(
-                "--%s%s doesn't go with --model %s, which fixes it; leave one of them out", no,
-                option, word);
-    }
-    return s->rope_factor > 0 || !kn_options_given(o, "rope-original") ||
-           kn_fail("--rope-original is for --rope-factor; give that as well, or leave it out");
+    for (const kn_option *row = size_rows; row->name; row++)
+        if (kn_options_given(o, row->name) && !check_option(s, o, row))
+            return false;
+    return true;
 }
 
-bool gpt_settings_model(const gpt_settings *s, int64_t vocab, kn_language_config *c)
+bool gpt_settings_model(const gpt_settings *s, int64_t vocab, kn_model_config *c)
 {
     const char *word = model_word(s);
-    const kn_family *f = gpt_settings_family(s);
-    *c = (kn_language_config){ .family = f };
-    if (!kn_family_is_own_size(f, word)) {
-        if (!f->preset(word, c))
-            return false;
-    } else if (f == &kn_llama_family) {
-        c->llama = (kn_llama_config){ .layers = (int)s->layers,
-                                      .heads = (int)s->heads,
-                                      .kv_heads = (int)s->kv_heads,
-                                      .embd = s->embd,
-                                      .hidden = s->hidden,
-                                      .ctx = s->ctx,
-                                      .vocab = vocab,
-                                      .rope_base = s->rope_base,
-                                      .untied = !s->tied };
-        if (s->rope_factor > 0)
-            c->llama.rope_scaling =
-                (kn_rope_scaling){ .factor = s->rope_factor, .original_ctx = s->rope_original };
-    } else {
-        c->gpt = (kn_gpt_config){ (int)s->layers, (int)s->heads, s->embd, s->ctx, vocab, 0, false };
+    const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, word);
+    const bool preset = strcmp(f->custom, word) != 0;
+    *c = (kn_model_config){ .family = f };
+    if (preset && !kn_family_preset(f, word, c->of))
+        return false;
+    for (const kn_option *row = size_rows; row->name; row++) {
+        const kn_config_field *p = option_field(f, row->name);
+        if (p && (p->free || !preset) && (!p->with || value_of(s, p->with) != 0))
+            kn_config_set(c, row->name, value_of(s, row->name));
     }
-    if (f == &kn_llama_family) {
-        c->llama.dropout = s->dropout;
-        return kn_llama_config_check(&c->llama);
+    if (!preset) {
+        kn_config_set(c, "ctx", (double)s->ctx);
+        kn_config_set(c, "vocab", (double)vocab);
     }
-    c->gpt.dropout = s->dropout;
-    c->gpt.no_bias = !s->bias;
-    return true;
+    return kn_family_check(f, c->of);
 }
 
 bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world)

@@ -28,8 +28,7 @@ static bool load_best(training *t)
     return ok;
 }
 
-bool image_export(training *t, const char *dir, const kn_vision_config *c,
-                  const kn_vision_input *in)
+bool image_export(training *t, const char *dir, const kn_model_config *c, const kn_vision_input *in)
 {
     const bool kept = t->plan.keep_best && t->best_step >= 0;
     /* the best checkpoint's model has the averages already */

@@ -10,7 +10,7 @@
 bool image_export_check(const training *t, const char *dir);
 /* Writes the best model of the run, where one was kept, else the last one; nothing, said aloud, if
  * the run was stopped. t's model may change. Collective. */
-bool image_export(training *t, const char *dir, const kn_vision_config *c,
+bool image_export(training *t, const char *dir, const kn_model_config *c,
                   const kn_vision_input *in);
 
 #endif

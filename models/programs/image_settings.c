@@ -37,11 +37,12 @@ static const kn_option image_rows[] = {
       .of = KN_OF_RUN, .own = true },
     { 0 },
 };
+static char choices[KN_CHOICES]; /* by image_settings_begin */
+
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
     { "model", KN_OPTION_CHOICE, AT(model), "resnet20",
-      "resnet20 to resnet110 are for images of 32 x 32",
-      .choices = KN_RESNET_CHOICES "|" KN_VIT_CHOICES },
+      "resnet20 to resnet110 are for images of 32 x 32", .choices = choices },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder (train_resnet's, timm's) or .safetensors file, with a "
       "new last layer for another number of classes",
@@ -134,6 +135,7 @@ bool image_settings_begin(image_settings *s)
                                        export_rows,
                                        NULL };
     s->run.in_steps = in_steps;
+    kn_family_choices(KN_IMAGE_MODELS, choices);
     return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
 }
 
@@ -142,12 +144,6 @@ bool image_settings_begin(image_settings *s)
 enum { SGD, ADAMW, MUON };
 enum { ONE_CYCLE, COSINE, STEP, CONSTANT };
 enum { CROP, RESIZED, WHOLE };
-
-static bool is_vit(const image_settings *s)
-{
-    char word[32];
-    return strncmp(settings_word(&s->run, "model", s->model, word, sizeof word), "vit", 3) == 0;
-}
 
 enum { FOR_SGD = 1 << SGD, FOR_OTHERS = 1 << ADAMW | 1 << MUON };
 
@@ -201,20 +197,24 @@ static bool derive_rates(const image_settings *s, kn_options *o)
            kn_options_derive(o, "warmup", cycle ? (double)((s->run.steps * 3 + 9) / 10) : 0);
 }
 
-/* Options of one kind of model beside another kind. */
+/* Options of one family beside another one. */
 static bool check_model(const image_settings *s, const kn_options *o)
 {
     static const struct {
         const char *option;
-        bool vit;
-    } only[] = { { "patch", true }, { "dropout", true }, { "stem", false }, { "sync-bn", false } };
+        const kn_family *of;
+    } only[] = { { "patch", &kn_vit_family },
+                 { "dropout", &kn_vit_family },
+                 { "stem", &kn_resnet_family },
+                 { "sync-bn", &kn_resnet_family } };
     char word[32];
+    settings_word(&s->run, "model", s->model, word, sizeof word);
     for (size_t i = 0; i < sizeof only / sizeof *only; i++)
-        if (kn_options_given(o, only[i].option) && only[i].vit != is_vit(s))
+        if (kn_options_given(o, only[i].option) &&
+            kn_family_of_choice(KN_IMAGE_MODELS, word) != only[i].of)
             return kn_fail("--%s is an option of a %s, and --model %s is none; leave one of them "
                            "out",
-                           only[i].option, only[i].vit ? "vision transformer" : "residual net",
-                           settings_word(&s->run, "model", s->model, word, sizeof word));
+                           only[i].option, only[i].of->noun, word);
     return true;
 }
 
@@ -272,7 +272,7 @@ bool image_settings_classes(const char *data, const kn_image_set *train, const k
 bool image_settings_names(const image_settings *s, const kn_image_set *train,
                           const kn_checkpoint *from)
 {
-    kn_vision_config config;
+    kn_model_config config;
     kn_vision_input saved = { 0 };
     char name[KN_LABEL_SIZE];
     const int64_t classes = kn_image_set_read_info(train).classes;
@@ -334,14 +334,14 @@ kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *wo
         s->init, .model = kn_options_given(o, "model") ? word : NULL, .comm = world);
     if (!p)
         return NULL;
-    const kn_vision_config *c = kn_pretrained_config(p);
-    const char *name = c->family->name(c);
-    const kn_vision_sizes sizes = c->family->sizes(c);
+    const kn_model_config *c = kn_pretrained_config(p);
+    const kn_preset *preset = kn_config_preset(c);
+    const kn_vision_sizes sizes = kn_vision_sizes_of(c);
     const int64_t side = kn_pretrained_input(p)->side;
     const bool vit = c->family == &kn_vit_family;
     bool ok =
-        name ? follow(s, o, "model", name, word)
-             : kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
+        preset ? follow(s, o, "model", preset->name, word)
+               : kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
     if (ok && vit)
         ok = follow_number(s, o, "patch", sizes.patch, s->patch) &&
              follow_number(s, o, "image", side, s->image);
@@ -366,7 +366,7 @@ int64_t image_settings_side(const image_settings *s, const kn_image_set_info *se
     return set->height > 0 && set->height == set->width ? set->height : 224;
 }
 
-bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c)
+bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_model_config *c)
 {
     char word[32];
     const kn_vision_sizes sizes = { .channels = in->channels,
@@ -375,7 +375,8 @@ bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn
                                     .small_stem = s->stem == 2 || (s->stem == 0 && in->side <= 64),
                                     .patch = s->patch,
                                     .dropout = s->dropout };
-    return kn_vision_make(settings_word(&s->run, "model", s->model, word, sizeof word), &sizes, c);
+    settings_word(&s->run, "model", s->model, word, sizeof word);
+    return kn_vision_preset(word, c) && kn_vision_fit(c, &sizes);
 }
 
 kn_augment image_settings_augment(const image_settings *s, const kn_image_set_info *set,

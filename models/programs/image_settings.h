@@ -24,7 +24,7 @@ bool image_settings_begin(image_settings *s);
 bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int64_t samples,
                           int64_t before);
 /* The configuration of --model for images of such a set. */
-bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_vision_config *c);
+bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_model_config *c);
 /* Opens --init; the options of the model and its images become those of its weights, and those that
  * were given must agree. The caller frees it; NULL with an error. Collective. */
 kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world);

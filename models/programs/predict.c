@@ -23,13 +23,14 @@ typedef struct settings {
 
 #define AT(field) offsetof(settings, field)
 
+static char models[KN_CHOICES + 16] = "by-folder|";
+
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
       "a folder of train_resnet (--out, in it step-N or best; --export) or timm, or a "
       ".safetensors file of torchvision or timm" },
     { "model", KN_OPTION_CHOICE, AT(model), "by-folder",
-      "the model of a file without a config.json beside it",
-      .choices = "by-folder|" KN_RESNET_CHOICES "|" KN_VIT_CHOICES },
+      "the model of a file without a config.json beside it", .choices = models },
     { "data", KN_OPTION_PATH, AT(data), NULL,
       "also the test images of a set (cifar10, shapes, ...) or a folder, beside their classes" },
     { "count", KN_OPTION_INT, AT(count), "0", "of these the first so many; 0: all" },
@@ -49,7 +50,7 @@ static const kn_option table[] = {
 typedef struct predictor {
     const settings *s;
     kn_pretrained *from;
-    kn_vision_model model;
+    kn_module model;
     const kn_vision_input *in;
     FILE *logits;
 } predictor;
@@ -241,8 +242,8 @@ static bool run(const settings *s, const char *model, char *const *path, int n)
     if (s->dtype && !s->export)
         return kn_fail("--dtype is for --export; leave it out");
     p.from = kn_pretrained_open(s->from, .model = model);
-    const kn_vision_config *config = p.from ? kn_pretrained_config(p.from) : NULL;
-    bool ok = config && config->family->init(&p.model, config, KN_F32, KN_META);
+    const kn_model_config *config = p.from ? kn_pretrained_config(p.from) : NULL;
+    bool ok = config && kn_config_init(&p.model, config, KN_F32, KN_META);
     if (ok) {
         p.in = kn_pretrained_input(p.from);
         kn_train(&p.model, false);
@@ -272,6 +273,7 @@ int main(int argc, char **argv)
     settings s = { 0 };
     char word[64];
     kn_init(&argc, &argv);
+    kn_family_choices(KN_IMAGE_MODELS, models + strlen(models));
     char **sorted = kn_host_calloc((size_t)argc + 1, sizeof *sorted);
     int n = sorted ? images_last(argc, argv, sorted) : 0;
     kn_options *o = sorted ? kn_options_main(table, &s, n, sorted,

@@ -3,7 +3,6 @@
  * loop. */
 #include "kernels/error.h"
 #include "data/data.h"
-#include "models/language.h"
 #include "models/programs/gpt_settings.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
@@ -15,13 +14,13 @@
 typedef struct gpt_run {
     gpt_settings s;
     training t;
-    kn_language_model model;
-    kn_language_config config;
-    kn_language_config saved; /* of the checkpoint to resume from; family NULL: none */
+    kn_module model;
+    kn_model_config config;
+    kn_model_config saved; /* of the checkpoint to resume from; family NULL: none */
     kn_tokenizer *tokenizer;
     kn_text *text;
     int64_t *x, *y; /* [batch, ctx] */
-    char config_text[KN_LANGUAGE_CONFIG_TEXT];
+    char *config_text;
 } gpt_run;
 
 /* ---- the task -------------------------------------------------------------------------------- */
@@ -54,9 +53,9 @@ static bool write_sample(void *arg)
                                .seed = (uint64_t)r->s.run.seed,
                                .stop = training_stop_requested,
                                .stop_arg = &r->t };
-    return kn_write_text(&r->model, kn_language_next_logits, r->tokenizer, .prompt = r->s.prompt,
-                         .tokens = r->s.sample_tokens, .ctx = r->s.ctx, .draw = draw,
-                         .out = first_rank(&r->t) ? stdout : NULL);
+    return kn_write_text(&r->model, r->config.family->next_logits, r->tokenizer,
+                         .prompt = r->s.prompt, .tokens = r->s.sample_tokens, .ctx = r->s.ctx,
+                         .draw = draw, .out = first_rank(&r->t) ? stdout : NULL);
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */
@@ -72,7 +71,7 @@ static bool read_options(gpt_run *r, int argc, char **argv)
         return true;
     return training_open(t, r->s.run.out, r->s.run.resume, r->s.run.overwrite) &&
            training_place(t, &r->s.run) &&
-           (!t->from || kn_language_config_saved(t->from, &r->saved)) &&
+           (!t->from || kn_config_saved(t->from, KN_LANGUAGE_MODELS, &r->saved, NULL)) &&
            training_has_steps(t, &r->s.run, "steps") &&
            gpt_settings_check(&r->s, t->options, t->world);
 }
@@ -109,21 +108,27 @@ static bool check_prompt(gpt_run *r)
     return ok;
 }
 
-/* The checkpoint's model against that of the options, in what a load can't see. */
-static bool check_saved(const gpt_run *r, kn_language_sizes now)
+static int64_t size_of(const kn_model_config *c, const char *name, int64_t otherwise)
 {
-    const kn_family *f = r->config.family, *g = r->saved.family;
-    if (!g)
+    return (int64_t)kn_config_get(c, name, (double)otherwise);
+}
+
+/* The checkpoint's model against that of the options, in what a load can't see. */
+static bool check_saved(const gpt_run *r)
+{
+    const kn_model_config *now = &r->config, *then = &r->saved;
+    if (!then->family)
         return true;
-    kn_language_sizes then = g->sizes(&r->saved);
+    const int64_t heads = size_of(now, "heads", 0), kv = size_of(now, "kv-heads", heads);
+    const int64_t old = size_of(then, "heads", 0), old_kv = size_of(then, "kv-heads", old);
     const char *dir = kn_checkpoint_folder(r->t.from);
-    if (f != g)
+    if (now->family != then->family)
         return kn_fail("--model is a %s, but the checkpoint in %s holds a %s; leave --model out",
-                       f->name, dir, g->name);
-    return (now.heads == then.heads && now.kv_heads == then.kv_heads) ||
-           kn_fail("the options give %d heads and %d of keys and values, the checkpoint in %s has "
-                   "%d and %d; leave --model, --heads and --kv-heads out",
-                   now.heads, now.kv_heads, dir, then.heads, then.kv_heads);
+                       now->family->noun, dir, then->family->noun);
+    return (heads == old && kv == old_kv) ||
+           kn_fail("the options give %lld heads and %lld of keys and values, the checkpoint in %s "
+                   "has %lld and %lld; leave --model, --heads and --kv-heads out",
+                   (long long)heads, (long long)kv, dir, (long long)old, (long long)old_kv);
 }
 
 static bool make_model(gpt_run *r)
@@ -132,14 +137,14 @@ static bool make_model(gpt_run *r)
     int64_t vocab = kn_text_vocab(r->text);
     if (!gpt_settings_model(s, vocab, &r->config))
         return false;
-    kn_language_sizes n = r->config.family->sizes(&r->config);
-    if (vocab > n.vocab)
+    const int64_t known = size_of(&r->config, "vocab", 0), ctx = size_of(&r->config, "ctx", 0);
+    if (vocab > known)
         return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: use "
                        "--model custom, or --tokenizer byte",
-                       (long long)vocab, (long long)n.vocab);
-    if (s->ctx > n.ctx)
+                       (long long)vocab, (long long)known);
+    if (s->ctx > ctx)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
-                       (long long)n.ctx);
+                       (long long)ctx);
     const int64_t train = kn_text_count(r->text, KN_TRAIN),
                   rest = kn_text_count(r->text, KN_VALIDATION), most = rest < train ? rest : train;
     if (most > 1 && s->ctx >= most)
@@ -147,9 +152,9 @@ static bool make_model(gpt_run *r)
                        "validation; use --ctx %lld or less, or a longer text",
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
                        (long long)most - 1);
-    return check_saved(r, n) && kn_text_check(r->text, s->ctx) &&
-           kn_language_init(&r->model, &r->config, KN_F32, KN_META) &&
-           kn_language_config_text(&r->config, r->config_text);
+    return check_saved(r) && kn_text_check(r->text, s->ctx) &&
+           kn_config_init(&r->model, &r->config, KN_F32, KN_META) &&
+           (r->config_text = kn_config_text(&r->config)) != NULL;
 }
 
 /* Of all ranks, and of the checkpoint. */
@@ -172,7 +177,7 @@ static bool prepare(gpt_run *r)
                        settings_fsdp(&s->run, r->config.family->block_class)) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
         return false;
-    t->model = &r->model.base;
+    t->model = &r->model;
     t->optim = gpt_settings_optim(s, &r->model);
     if (settings_scaled(&s->run) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
@@ -198,7 +203,7 @@ static bool begin(gpt_run *r)
     t->plan = settings_plan(&s->run);
     t->plan.item = "tokens";
     t->plan.items = s->run.batch * s->ctx;
-    t->plan.item_flops = r->config.family->flops_per_token(&r->config, s->ctx);
+    t->plan.item_flops = r->config.family->flops_per_token(r->config.of, s->ctx);
     t->plan.config = r->config_text;
     t->plan.tokenizer = r->tokenizer;
     return r->x && r->y && training_begin(t);
@@ -206,15 +211,19 @@ static bool begin(gpt_run *r)
 
 static void print_model(const gpt_run *r)
 {
-    kn_language_sizes n = r->config.family->sizes(&r->config);
+    const kn_model_config *c = &r->config;
+    const int64_t heads = size_of(c, "heads", 0), kv_heads = size_of(c, "kv-heads", heads),
+                  embd = size_of(c, "embd", 0), mlp = size_of(c, "hidden", 4 * embd);
     char word[32], kv[48] = "", hidden[48] = "";
-    if (n.kv_heads != n.heads)
-        snprintf(kv, sizeof kv, ", %d of keys and values", n.kv_heads);
-    if (n.hidden != 4 * n.embd)
-        snprintf(hidden, sizeof hidden, ", %lld in the MLP", (long long)n.hidden);
-    report_row("model", "%s: %d layers, %d heads%s, %lld channels%s, context %lld, vocabulary %lld",
-               settings_word(&r->s.run, "model", r->s.model, word, sizeof word), n.layers, n.heads,
-               kv, (long long)n.embd, hidden, (long long)n.ctx, (long long)n.vocab);
+    if (kv_heads != heads)
+        snprintf(kv, sizeof kv, ", %lld of keys and values", (long long)kv_heads);
+    if (mlp != 4 * embd)
+        snprintf(hidden, sizeof hidden, ", %lld in the MLP", (long long)mlp);
+    report_row("model",
+               "%s: %lld layers, %lld heads%s, %lld channels%s, context %lld, vocabulary %lld",
+               settings_word(&r->s.run, "model", r->s.model, word, sizeof word),
+               (long long)size_of(c, "layers", 0), (long long)heads, kv, (long long)embd, hidden,
+               (long long)size_of(c, "ctx", 0), (long long)size_of(c, "vocab", 0));
 }
 
 /* A micro-batch's modules and what they cost, before the model takes memory. */
@@ -223,10 +232,8 @@ static bool print_summary(gpt_run *r)
     const gpt_settings *s = &r->s;
     if (!s->run.summary || !first_rank(&r->t))
         return true;
-    if (s->run.recompute && r->config.family == &kn_llama_family)
-        kn_llama_recompute(&r->model.llama, true);
-    else if (s->run.recompute)
-        kn_gpt_recompute(&r->model.gpt, true);
+    if (s->run.recompute)
+        kn_family_recompute(r->config.family, &r->model, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *ids = kn_empty(KN_I64, KN_META, 2, (int64_t[]){ s->run.batch, s->ctx });
     bool ok = kn_summary(stdout, &r->model, KN_VALUES(ids, ids)) && fflush(stdout) == 0;
@@ -266,6 +273,7 @@ static void run_free(gpt_run *r)
     kn_tokenizer_free(r->tokenizer);
     kn_host_free(r->x);
     kn_host_free(r->y);
+    kn_host_free(r->config_text);
     kn_options_free(r->t.options);
 }
 

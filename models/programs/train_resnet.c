@@ -24,8 +24,8 @@ typedef struct image_run {
     kn_image_set *train, *test;
     kn_image_set_info set; /* of train */
     kn_loader *images, *test_images;
-    kn_vision_model model;
-    kn_vision_config config;
+    kn_module model;
+    kn_model_config config;
     kn_vision_input input;
     kn_pretrained *init; /* NULL: none */
     image_eval eval;
@@ -140,7 +140,7 @@ static bool same_images(image_run *r)
 /* Means and deviations of the weights that the run begins with. */
 static bool follow_weights(image_run *r)
 {
-    kn_vision_config config;
+    kn_model_config config;
     kn_vision_input saved = { 0 };
     bool ok = !r->t.from || kn_vision_config_saved(r->t.from, &config, &saved);
     const kn_vision_input *from = r->init ? kn_pretrained_input(r->init) : &saved;
@@ -170,7 +170,7 @@ static bool describe_input(image_run *r)
 static bool make_model(image_run *r)
 {
     return describe_input(r) && image_settings_model(&r->s, &r->input, &r->config) &&
-           r->config.family->init(&r->model, &r->config, KN_F32, KN_META) &&
+           kn_config_init(&r->model, &r->config, KN_F32, KN_META) &&
            (r->config_text = kn_vision_config_text(&r->config, &r->input)) != NULL;
 }
 
@@ -209,7 +209,7 @@ static bool prepare(image_run *r)
         (r->s.sync_bn && !kn_sync_batch_norm(&r->model, t->world)) ||
         (r->init && !kn_pretrained_load(r->init, &r->model, .new_head = true)))
         return false;
-    t->model = &r->model.base;
+    t->model = &r->model;
     t->optim = image_settings_optim(&r->s, &r->model);
     if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
         return false;
@@ -326,11 +326,6 @@ static void print_label(const char *label, int columns)
     printf("%.*s%*s", n, label, columns - n, "");
 }
 
-static bool recompute_block(kn_module *m, void *block_class)
-{
-    return strcmp(kn_module_class(m), block_class) != 0 || kn_recompute(m, true);
-}
-
 /* A micro-batch's modules and what they cost, before the model takes memory. */
 static bool print_summary(image_run *r)
 {
@@ -338,8 +333,7 @@ static bool print_summary(image_run *r)
     if (!r->s.run.summary || !first_rank(&r->t))
         return true;
     if (r->s.run.recompute)
-        kn_apply_modules(&r->model, recompute_block,
-                         (void *)(uintptr_t)r->config.family->block_class);
+        kn_family_recompute(r->config.family, &r->model, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x =
         kn_empty(KN_F32, KN_META, KN_SHAPE(r->s.run.batch, in->channels, in->side, in->side));

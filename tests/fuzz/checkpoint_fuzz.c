@@ -2,7 +2,7 @@
  * opening, options, configurations, loading. */
 #include "tests/fuzz/fuzz.h"
 #include "models/record.h"
-#include "models/language.h"
+#include "models/family.h"
 #include "models/programs/gpt_settings.h"
 #include "models/vision.h"
 #include "nn/layers.h"
@@ -115,13 +115,12 @@ KN_FUZZ(checkpoint, .factor = 800, .extra = 4 << 20)
     if (c) {
         gpt_settings s = { 0 };
         kn_options *o = gpt_settings_begin(&s) ? kn_options_create(s.run.table, &s) : NULL;
-        kn_language_config language;
-        kn_vision_config vision;
+        kn_model_config language, vision;
         kn_vision_input in = { 0 };
         FUZZ_CHECK(o, "%s", kn_error());
         kn_checkpoint_options(c, o);
         kn_clear_error();
-        kn_language_config_saved(c, &language);
+        kn_config_saved(c, KN_LANGUAGE_MODELS, &language, NULL);
         kn_clear_error();
         kn_vision_config_saved(c, &vision, &in);
         kn_host_free(in.label);

@@ -2,7 +2,7 @@
  * files, texts, options, checkpoints. */
 #include "tests/fuzz/fuzz.h"
 #include "models/record.h"
-#include "models/language.h"
+#include "models/family.h"
 #include "models/programs/gpt_settings.h"
 #include "models/text.h"
 #include "models/vision.h"
@@ -86,7 +86,7 @@ KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
         ok = kn_options_restore(o, name, fuzz_word(&line, '\0', room, sizeof room),
                                 KN_VALUE_RESTORED);
     }
-    kn_language_config c;
+    kn_model_config c;
     if (ok && !kn_options_help_wanted(o))
         ok = gpt_settings_check(&s, o, kn_world()) && gpt_settings_model(&s, 65, &c);
     kn_option_record r;

@@ -108,13 +108,13 @@ def installed_includes():
 
 def model_includes():
     """A model includes only public headers: a user's model can use whatever it uses. A model is a file of models/ that
-    makes a module, and those beside it whose names begin with its name (gpt.c, gpt_config.c)."""
+    makes a module, and its header; the table of its family (gpt_config.c) is the library's."""
     public = public_headers()
     files = [p for p in sources('.c', '.h') if os.path.dirname(p) == 'models']
     stems = [os.path.splitext(p)[0] for p in files
              if re.search(r'\bkn_module_init(_n)?\(', code_without_comments(p))]
     for path in files:
-        if not any(re.match(re.escape(stem) + r'(_\w*)?\.[ch]$', path) for stem in stems):
+        if os.path.splitext(path)[0] not in stems:
             continue
         for number, line in enumerate(code_without_comments(path).splitlines(), 1):
             m = re.match(r'\s*#\s*include\s+"([^"]+)"', line)

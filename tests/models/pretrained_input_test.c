@@ -174,12 +174,13 @@ static const char *write_state(const char *name, int change)
     static float values[2 + 65 * 64 * 9] = { 0.5f };
     static const int64_t counter[4];
     kn_safetensors_entry entry[200];
-    kn_vision_tensors t;
-    kn_vision_config c;
-    kn_vision_model m = { 0 };
+    kn_model_tensors t;
+    kn_model_config c;
+    kn_module m = { 0 };
     int n = 0;
-    KN_CHECK(kn_vision_make("resnet20", &sizes, &c) && c.family->init(&m, &c, KN_F32, KN_META) &&
-             kn_vision_tensors_make(&t, &m) && t.count + 1 < 200);
+    KN_CHECK(kn_vision_preset("resnet20", &c) && kn_vision_fit(&c, &sizes) &&
+             kn_config_init(&m, &c, KN_F32, KN_META) && kn_model_tensors_make(&t, &m) &&
+             t.count + 1 < 200);
     values[1] = change == NOT_FINITE ? NAN : 1;
     for (int i = 0; i < t.count; i++) {
         kn_safetensors_entry *e = &entry[n];
@@ -198,7 +199,7 @@ static const char *write_state(const char *name, int change)
     }
     const char *path = temp_path("state.safetensors");
     KN_CHECK(kn_safetensors_save(path, entry, n, NULL, 0), "%s", kn_error());
-    kn_vision_tensors_free(&t);
+    kn_model_tensors_free(&t);
     kn_module_free(&m);
     return path;
 }
@@ -228,18 +229,18 @@ KN_TEST(pretrained_input, state_dictionaries)
           "'layer1.2.conv1.weight' holds a value that isn't finite" },
     };
     for (size_t i = 0; i < sizeof state / sizeof *state; i++) {
-        kn_vision_model m = { 0 };
+        kn_module m = { 0 };
         kn_pretrained *p = kn_pretrained_open(write_state(state[i].name, state[i].change),
                                               .model = state[i].model);
-        const kn_vision_config *c = p ? kn_pretrained_config(p) : NULL;
-        const bool ok = c && c->family->init(&m, c, KN_F32, KN_META) &&
+        const kn_model_config *c = p ? kn_pretrained_config(p) : NULL;
+        const bool ok = c && kn_config_init(&m, c, KN_F32, KN_META) &&
                         kn_materialize(&m, KN_CPU, 1) && kn_pretrained_load(p, &m);
         KN_CHECK(ok == !state[i].error, "%s: %s", state[i].name, kn_ok() ? "loaded" : kn_error());
         if (state[i].error)
             KN_CHECK_ERROR(state[i].error);
         if (c)
-            KN_CHECK(c->resnet.classes == 4 && kn_pretrained_augment(p).center_crop[0] == 32 &&
-                     !kn_pretrained_label(p, 3));
+            KN_CHECK(kn_config_get(c, "classes", 0) == 4 &&
+                     kn_pretrained_augment(p).center_crop[0] == 32 && !kn_pretrained_label(p, 3));
         if (c)
             kn_module_free(&m);
         kn_pretrained_free(p);

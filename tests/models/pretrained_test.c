@@ -93,9 +93,10 @@ KN_TEST(pretrained, configurations_are_timms)
         const kn_vision_input in = { 3,   32,    2,   { 0.5, 0.5, 0.5 }, { 0.25, 0.5, 1 }, label,
                                      0.5, false, true };
         const kn_vision_sizes sizes = { 3, 32, 2, known[i].small, 8, 0 };
-        kn_vision_config c;
-        KN_CHECK(kn_vision_make(known[i].preset, &sizes, &c), "%s", kn_error());
-        char *text = kn_config_text(&c, &in);
+        kn_model_config c;
+        KN_CHECK(kn_vision_preset(known[i].preset, &c) && kn_vision_fit(&c, &sizes), "%s",
+                 kn_error());
+        char *text = kn_pretrained_config_text(&c, &in);
         for (int k = 0; k < 4; k++) {
             KN_CHECK(text && strstr(text, all[k]), "%s: %s", all[k], text);
             if (known[i].says[k])
@@ -251,10 +252,11 @@ KN_TEST(pretrained, ranks_agree_on_what_a_folder_is)
     static const char *const kind[] = { "export", "run", "bare", "file", "empty", "none", "other" };
     any_net n, other;
     char path[256], names[CLASSES][KN_LABEL_SIZE] = { "cat", "dog", "ox" };
-    const kn_vision_config c = { .family = &kn_vit_family, .vit = vit };
+    kn_model_config c = { .family = &kn_vit_family };
     kn_vision_input in = { .channels = 3, .classes = CLASSES, .side = 8, .crop_pct = 1 };
     if (THREADS_ONLY)
         KN_SKIP("threads are in one folder");
+    memcpy(c.of, &vit, sizeof vit);
     KN_CHECK(make(&n, 3, 1) && make(&other, 3, 2));
     for (int k = 0; k < 7; k++)
         KN_CHECK(mkdir(temp_path(kind[k]), 0777) == 0);

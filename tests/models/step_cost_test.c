@@ -3,21 +3,14 @@
  * operations add up to the models' own count. */
 #include "fsdp/fsdp.h"
 #include "kernels/trace.h"
-#include "models/language.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
-#include "tests/models/ids.h"
+#include "tests/models/small_models.h"
 
 #include <stdlib.h>
 
 enum { BATCH = 2, LEN = 6 };
 
-static const kn_language_config small[] = {
-    { &kn_gpt_family, { .gpt = { .layers = 2, .heads = 2, .embd = 8, .ctx = 6, .vocab = 11 } } },
-    { &kn_llama_family,
-      { .llama = { .layers = 2, .heads = 4, .kv_heads = 2, .embd = 16, .ctx = 6, .vocab = 11 } } },
-};
-enum { FAMILIES = sizeof small / sizeof *small };
+enum { FAMILIES = LLAMA + 1 };
 
 static int by_work(const void *a, const void *b)
 {
@@ -39,12 +32,12 @@ static bool is_kernel(const kn_trace_event *e, kn_device d)
 }
 
 /* The kernels of the second step on d, sorted; the caller frees them. */
-static size_t kernels_of_a_step(const kn_language_config *c, kn_device d, kn_dtype dtype,
-                                kn_trace_event **events)
+static size_t kernels_of_a_step(int kind, kn_device d, kn_dtype dtype, kn_trace_event **events)
 {
-    kn_language_model model = { 0 };
-    KN_CHECK(kn_language_init(&model, c, KN_F32, KN_META) &&
-                 kn_fsdp_wrap(&model, NULL, .wrap_class = c->family->block_class, .device = d,
+    const kn_family *f = small_models[kind].family;
+    kn_module model;
+    KN_CHECK(declare_small(&model, kind, KN_F32) &&
+                 kn_fsdp_wrap(&model, NULL, .wrap_class = f->block_class, .device = d,
                               .param_dtype = dtype),
              "%s", kn_error());
     kn_optim *opt = kn_adamw(&model, .lr = 1e-3);
@@ -54,7 +47,7 @@ static size_t kernels_of_a_step(const kn_language_config *c, kn_device d, kn_dty
         if (d == KN_META)
             x = y = kn_empty(KN_I64, d, KN_SHAPE(BATCH, LEN));
         kn_trace_start(10000);
-        kn_backward(c->family->loss(&model, x, y));
+        kn_backward(f->loss(&model, x, y));
         kn_clip_grad_norm(&model, 1.0);
         kn_step(opt);
         kn_scope_end(scope);
@@ -75,8 +68,8 @@ KN_TEST(step_cost, meta_launches_the_kernels_of_a_device_with_bytes)
     static const kn_dtype dtypes[] = { KN_DTYPE_DEFAULT, KN_BF16 };
     for (int i = 0; i < FAMILIES * 2; i++) {
         kn_trace_event *a, *b;
-        size_t n = kernels_of_a_step(&small[i / 2], KN_META, dtypes[i % 2], &a);
-        size_t m = kernels_of_a_step(&small[i / 2], KN_CPU, dtypes[i % 2], &b);
+        size_t n = kernels_of_a_step(i / 2, KN_META, dtypes[i % 2], &a);
+        size_t m = kernels_of_a_step(i / 2, KN_CPU, dtypes[i % 2], &b);
         KN_CHECK(n > 50 && n == m, "case %d: %zu kernels on meta, %zu on the cpu", i, n, m);
         for (size_t k = 0; k < n; k++)
             KN_CHECK(by_work(&a[k], &b[k]) == 0,
@@ -93,23 +86,24 @@ KN_TEST(step_cost, meta_launches_the_kernels_of_a_device_with_bytes)
 KN_TEST(step_cost, products_are_the_models_own_count)
 {
     for (int i = 0; i < FAMILIES; i++) {
-        const kn_language_config *c = &small[i];
-        kn_language_sizes s = c->family->sizes(c);
+        const kn_model_config c = small_config(i);
+        const double layers = kn_config_get(&c, "layers", 0), heads = kn_config_get(&c, "heads", 0),
+                     embd = kn_config_get(&c, "embd", 0);
         kn_trace_event *e;
-        size_t n = kernels_of_a_step(c, KN_META, KN_BF16, &e);
+        size_t n = kernels_of_a_step(i, KN_META, KN_BF16, &e);
         double products = 0, attention = 0;
         for (size_t k = 0; k < n; k++) {
             products += strcmp(e[k].what, "matmul") == 0 ? e[k].flops : 0;
             attention += strncmp(e[k].what, "attention", 9) == 0 ? e[k].flops : 0;
         }
-        double count = BATCH * LEN * c->family->flops_per_token(c, LEN);
-        double counted = 6.0 * (double)s.layers * LEN * (double)s.embd * BATCH * LEN;
-        double pairs = (double)(s.layers * s.heads) * BATCH * LEN * (LEN + 1) / 2;
-        double head = (double)(s.embd / s.heads);
+        double count = BATCH * LEN * c.family->flops_per_token(c.of, LEN);
+        double counted = 6.0 * layers * LEN * embd * BATCH * LEN;
+        double pairs = layers * heads * BATCH * LEN * (LEN + 1) / 2;
+        double head = embd / heads;
         KN_CHECK(products == count - counted, "%s: %g operations in products, %g by its own count",
-                 c->family->name, products, count - counted);
+                 c.family->noun, products, count - counted);
         KN_CHECK(attention == pairs * (14 * head + 13), "%s: %g operations in attention",
-                 c->family->name, attention);
+                 c.family->noun, attention);
         kn_host_free(e);
     }
 }

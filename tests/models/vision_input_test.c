@@ -1,9 +1,6 @@
 /* tests/models/vision_input_test.c: what a checkpoint records of a model's images: the labels of
  * its classes, sizes, means and deviations; damaged ones are refused. */
-#include "state/checkpoint.h"
-#include "models/vision.h"
-#include "tests/kn_test.h"
-#include "tests/models/temp.h"
+#include "tests/models/small_models.h"
 
 /* "é" so many times, behind front. */
 static const char *many(const char *front, int count, char *buf)
@@ -44,17 +41,6 @@ KN_TEST(vision_input, labels_are_text_for_json_xml_and_terminals)
     }
 }
 
-static kn_checkpoint *saved(kn_vision_model *m, const char *text, const char *from, const char *to)
-{
-    char changed[2048];
-    const char *at = from ? strstr(text, from) : NULL;
-    KN_CHECK(!from || at, "no %s in %s", from, text);
-    snprintf(changed, sizeof changed, "%.*s%s%s", at ? (int)(at - text) : 0, text, at ? to : "",
-             at ? at + strlen(from) : text);
-    KN_CHECK(kn_checkpoint_save(temp_path("run"), m, .config = changed), "%s", kn_error());
-    return kn_checkpoint_open(temp_path("run"), NULL);
-}
-
 KN_TEST(vision_input, inputs_of_strangers_are_checked)
 {
     const struct {
@@ -75,16 +61,15 @@ KN_TEST(vision_input, inputs_of_strangers_are_checked)
     char label[2][KN_LABEL_SIZE] = { "cat", "dog" };
     const kn_vision_input in = { 3, 8, 2, { 0.5, 0.5, 0.5 }, { 0.5, 0.5, 0.5 }, label };
     const kn_vision_sizes sizes = { .channels = 3, .side = 8, .classes = 2, .patch = 4 };
-    kn_vision_config c, read;
-    kn_vision_model m = { 0 };
-    KN_CHECK(kn_vision_make("vit_cifar", &sizes, &c));
-    c.vit.layers = 1, c.vit.heads = 1, c.vit.embd = 4;
-    KN_CHECK(c.family->init(&m, &c, KN_F32, KN_META) && kn_materialize(&m, KN_CPU, 1));
+    kn_model_config c = small_config(VIT), read;
+    kn_module m = { 0 };
+    KN_CHECK(kn_vision_fit(&c, &sizes) && kn_config_init(&m, &c, KN_F32, KN_META) &&
+             kn_materialize(&m, KN_CPU, 1));
     char *text = kn_vision_config_text(&c, &in);
     KN_CHECK(text != NULL, "%s", kn_error());
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         kn_vision_input got = { 0 };
-        kn_checkpoint *from = saved(&m, text, bad[i].from, bad[i].to);
+        kn_checkpoint *from = saved_with(&m, text, bad[i].from, bad[i].to);
         KN_CHECK(from != NULL, "%s", kn_error());
         const bool ok = kn_vision_config_saved(from, &read, &got);
         KN_CHECK(ok == !bad[i].error, "%s: %s", bad[i].to, kn_error());

@@ -1,10 +1,9 @@
-/* models/vision_tensors.c: the tensors of an image model in a .safetensors file: compared, read,
- * written. */
+/* models/model_tensors.c: the tensors of a model in files: compared, read, written. */
 #include "autograd/functional.h"
 #include "autograd/operations.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
-#include "models/vision_internal.h"
+#include "models/model_tensors.h"
 #include "nn/walk.h"
 
 #include <stdio.h>
@@ -13,7 +12,7 @@
 
 /* ---- of a module ----------------------------------------------------------------------------- */
 
-static bool add(kn_vision_tensors *t, const char *name, kn_dtype dtype, const kn_tensor *whole,
+static bool add(kn_model_tensors *t, const char *name, kn_dtype dtype, const kn_tensor *whole,
                 kn_tensor *buffer)
 {
     kn_safetensors_entry *e = &t->entry[t->count];
@@ -25,12 +24,12 @@ static bool add(kn_vision_tensors *t, const char *name, kn_dtype dtype, const kn
     return e->name != NULL;
 }
 
-bool kn_vision_tensors_make(kn_vision_tensors *t, void *module)
+bool kn_model_tensors_make(kn_model_tensors *t, void *module)
 {
     const kn_param *p;
     const int params = kn_params(module, &p);
     int count = params;
-    *t = (kn_vision_tensors){ 0 };
+    *t = (kn_model_tensors){ 0 };
     for (kn_walk w = kn_walk_begin(module); kn_next_buffer(&w);)
         count++;
     t->entry = kn_host_calloc((size_t)count + 1, sizeof *t->entry);
@@ -44,13 +43,13 @@ bool kn_vision_tensors_make(kn_vision_tensors *t, void *module)
     return ok && kn_ok();
 }
 
-void kn_vision_tensors_free(kn_vision_tensors *t)
+void kn_model_tensors_free(kn_model_tensors *t)
 {
     for (int i = 0; i < t->count; i++)
         kn_host_free((void *)t->entry[i].name);
     kn_host_free(t->entry);
     kn_host_free(t->buffer);
-    *t = (kn_vision_tensors){ 0 };
+    *t = (kn_model_tensors){ 0 };
 }
 
 /* ---- comparing ------------------------------------------------------------------------------- */
@@ -64,11 +63,9 @@ typedef struct word_list {
 static void list_add(word_list *l, const char *word)
 {
     enum { SHOWN = 3 };
-    char label[KN_LABEL_SIZE]; /* a stranger's name must steer no terminal */
-    kn_vision_label(label, word);
     const size_t n = strlen(l->text);
     if (l->count++ < SHOWN)
-        snprintf(l->text + n, sizeof l->text - n, "%s'%s'", n ? ", " : "", label);
+        snprintf(l->text + n, sizeof l->text - n, "%s'%.64s'", n ? ", " : "", word);
 }
 
 static const char *list_end(word_list *l, const char *before, char *buf, size_t size)
@@ -123,7 +120,7 @@ static int by_name(const void *a, const void *b)
 }
 
 /* The files' tensors that aren't in t, where found of t's are in them. */
-static bool list_others(const kn_vision_tensors *t, const kn_pieces *f, int found, word_list *other)
+static bool list_others(const kn_model_tensors *t, const kn_pieces *f, int found, word_list *other)
 {
     const int count = kn_pieces_count(f);
     if (found == count)
@@ -142,8 +139,8 @@ static bool list_others(const kn_vision_tensors *t, const kn_pieces *f, int foun
     return name != NULL;
 }
 
-bool kn_vision_match(const kn_vision_tensors *t, const kn_pieces *f, const char *path,
-                     const char *than, const char *head)
+bool kn_model_match(const kn_model_tensors *t, const kn_pieces *f, const char *path,
+                    const char *than, const char *head)
 {
     word_list missing = { 0 }, other = { 0 }, differs = { 0 };
     char a[700], b[700];
@@ -167,29 +164,21 @@ bool kn_vision_match(const kn_vision_tensors *t, const kn_pieces *f, const char 
                    list_end(&other, "; not of the model: ", b, sizeof b));
 }
 
-/* A lower bound of the tensors of a model, before it is made. */
-static int64_t fewest_tensors(const kn_vision_config *c)
+bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *path,
+                    const char *than)
 {
-    const int *blocks = c->resnet.blocks;
-    return c->family == &kn_vit_family
-               ? 12 * (int64_t)c->vit.layers
-               : 10 * ((int64_t)blocks[0] + blocks[1] + blocks[2] + blocks[3]);
-}
-
-bool kn_vision_check(const kn_vision_config *c, const kn_pieces *f, const char *path,
-                     const char *than)
-{
-    kn_vision_model m = { 0 };
-    kn_vision_tensors t = { 0 };
+    kn_module m = { 0 };
+    kn_model_tensors t = { 0 };
     const int count = kn_pieces_count(f);
-    if (fewest_tensors(c) > count)
+    const int64_t fewest = c->family->fewest_tensors(c->of);
+    if (fewest > count)
         return kn_fail("%s holds a model of other sizes than %s: that one has at least %lld "
                        "tensors, the file %d",
-                       path, than, (long long)fewest_tensors(c), count);
-    if (!c->family->init(&m, c, KN_F32, KN_META)) /* takes no bytes */
+                       path, than, (long long)fewest, count);
+    if (!kn_config_init(&m, c, KN_F32, KN_META)) /* takes no bytes */
         return false;
-    bool ok = kn_vision_tensors_make(&t, &m) && kn_vision_match(&t, f, path, than, NULL);
-    kn_vision_tensors_free(&t);
+    bool ok = kn_model_tensors_make(&t, &m) && kn_model_match(&t, f, path, than, NULL);
+    kn_model_tensors_free(&t);
     kn_module_free(&m);
     return ok;
 }
@@ -203,7 +192,7 @@ static bool is_finite(kn_tensor *t)
 }
 
 /* From tensor number at of f. */
-static bool fill_one(const kn_vision_tensors *t, int i, void *module, kn_pieces *f, int at,
+static bool fill_one(const kn_model_tensors *t, int i, void *module, kn_pieces *f, int at,
                      const char *path)
 {
     const kn_safetensors_entry *e = &t->entry[i];
@@ -217,8 +206,8 @@ static bool fill_one(const kn_vision_tensors *t, int i, void *module, kn_pieces 
     return x && kn_param_write(module, i, kn_data(x));
 }
 
-bool kn_vision_fill(const kn_vision_tensors *t, void *module, kn_pieces *f, const char *path,
-                    const char *head)
+bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const char *path,
+                   const char *head)
 {
     bool ok = true, mode = kn_set_grad_mode(false);
     for (int i = 0; ok && i < t->count; i++) {
@@ -244,7 +233,7 @@ static size_t elements(const kn_safetensors_entry *e)
 }
 
 /* The whole tensor, on every rank. */
-static bool read_one(const kn_vision_tensors *t, int i, void *module, const kn_ema *ema,
+static bool read_one(const kn_model_tensors *t, int i, void *module, const kn_ema *ema,
                      kn_comm *comm, void *host)
 {
     const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
@@ -258,7 +247,7 @@ static bool read_one(const kn_vision_tensors *t, int i, void *module, const kn_e
                                                    kn_compute_stream(KN_CPU), "buffer of a model"));
 }
 
-static bool write_one(const kn_vision_tensors *t, int i, const void *host, kn_dtype dtype,
+static bool write_one(const kn_model_tensors *t, int i, const void *host, kn_dtype dtype,
                       kn_safetensors_writer *w)
 {
     const kn_safetensors_entry *e = &t->entry[i];
@@ -273,7 +262,7 @@ static bool write_one(const kn_vision_tensors *t, int i, const void *host, kn_dt
     return !w || kn_safetensors_append(w, kn_data(y), elements(e) * kn_dtype_size(kn_dtype_of(y)));
 }
 
-static bool write_all(const kn_vision_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+static bool write_all(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
                       kn_dtype dtype, kn_safetensors_writer *w)
 {
     size_t most = 0;
@@ -293,8 +282,8 @@ static bool write_all(const kn_vision_tensors *t, void *module, const kn_ema *em
     return ok && kn_ok();
 }
 
-bool kn_vision_write(const kn_vision_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
-                     kn_dtype dtype, const char *path)
+bool kn_model_write(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+                    kn_dtype dtype, const char *path)
 {
     static const kn_safetensors_pair meta[] = { { "format", "pt" } };
     kn_safetensors_entry *entry = kn_host_calloc((size_t)t->count + 1, sizeof *entry);

@@ -1,0 +1,152 @@
+/* models/family.h (private): families of models. A family is one table: its names, the fields of
+ * its configuration with their ranges, keys and options, its presets, and the functions that make
+ * and run a model. From the table follow the text of a configuration and its reading, the checks
+ * against the tensors of a checkpoint, the choices and options of the trainers, and their help.
+ * The linker collects the tables, so no list of them is kept by hand.
+ *
+ *   KN_FAMILY(kn_gpt_family, .noun = "GPT", .type = "gpt2", ...);      models/gpt_config.c */
+#ifndef KNAP_MODELS_FAMILY_H
+#define KNAP_MODELS_FAMILY_H
+
+#include "state/checkpoint.h"
+#include "nn/layers.h"
+
+#include <jansson.h>
+#include <stddef.h>
+#include <string.h>
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+typedef enum kn_field_kind {
+    KN_FIELD_INT = 1, /* int, from low to high */
+    KN_FIELD_SIZE,    /* int64_t, from low to high */
+    KN_FIELD_NUMBER,  /* double, from low to high */
+    KN_FIELD_FLAG,    /* bool */
+    KN_FIELD_NOT,     /* bool, whose opposite the JSON has */
+    KN_FIELD_LIST,    /* int[KN_FIELD_LENGTH], each from low to high */
+    KN_FIELD_FIXED    /* no field: the JSON of every model has the string .text, NULL: false */
+} kn_field_kind;
+enum { KN_FIELD_LENGTH = 4 };
+
+/* A field of a configuration. */
+typedef struct kn_config_field {
+    const char *name; /* with '-' for '_': of the option, and in messages; one name in all tables */
+    const char *key;  /* in the JSON; "model_args.depth": within an object. NULL: .write's */
+    kn_field_kind kind;
+    size_t offset;
+    double low, high;
+    double zero;   /* the value that 0 stands for; 0: itself, or the one of .fill */
+    bool none;     /* 0 is fine, whatever low says */
+    bool optional; /* the key may be missing; then the field is .missing */
+    double missing;
+    const char *text;
+    bool free; /* presets leave it open: another value is still the same preset */
+    /* as an option of the trainer; it has the range of the field */
+    bool option;                     /* there is one */
+    bool opposite;                   /* it means the opposite of the field, and .name does */
+    const char *value, *help, *note; /* of kn_option; several families' help is joined */
+    const char *with;                /* the option only counts beside this one */
+} kn_config_field;
+
+typedef struct kn_preset {
+    const char *name;
+    const void *config;
+    bool own; /* timm has no such model */
+} kn_preset;
+
+typedef struct kn_family {
+    const char *noun;             /* in messages: "GPT", "residual net" */
+    const char *prefix;           /* of its public functions: "gpt" for kn_gpt_init */
+    const char *type;             /* "model_type" of the JSON: "gpt2" */
+    const char *block_class;      /* the modules that are units and recompute */
+    size_t size;                  /* of a configuration, at most KN_CONFIG_ROOM */
+    const kn_config_field *field; /* ended by {0} */
+    const kn_preset *preset;      /* ended by {0} */
+    /* Sets defaults that depend on other fields, before the ranges are checked; may be NULL. */
+    void (*fill)(void *config);
+    /* Relations between fields, each of which is in its range. */
+    bool (*check)(const void *config);
+    bool (*init)(void *model, const void *config, kn_dtype dtype, kn_device device);
+    /* A lower bound of the tensors of a model, before it is made. */
+    int64_t (*fewest_tensors)(const void *config);
+    /* More than the fields of the JSON; may be NULL. file names it in errors. */
+    bool (*read)(const json_t *object, const char *file, void *config);
+    bool (*write)(json_t *object, const void *config);
+
+    /* language models */
+    const char *custom; /* the choice of --model whose sizes are options: "custom" */
+    double (*flops_per_token)(const void *config, int64_t ctx);
+    kn_tensor *(*loss)(void *model, kn_tensor *ids, kn_tensor *targets);
+    kn_tensor *(*next_logits)(void *model, kn_tensor *ids);
+
+    /* image models: timm's names of modules, of the way from rows and columns to one vector, and of
+     * a model that takes any sizes as arguments (NULL: none does) */
+    const char *first_conv, *classifier, *global_pool, *any_sizes;
+} kn_family;
+
+/* Defines a family, which the linker puts beside those of other files. */
+#define KN_FAMILY(id, ...)                                                                         \
+    const kn_family id = { __VA_ARGS__ };                                                          \
+    static const kn_family *const id##_entry __attribute__((section("kn_families"), used)) = &id
+extern const kn_family kn_gpt_family, kn_llama_family, kn_resnet_family, kn_vit_family;
+
+typedef enum kn_family_kind { KN_LANGUAGE_MODELS, KN_IMAGE_MODELS } kn_family_kind;
+
+/* Family number i of a kind, from 0; NULL past the last. */
+const kn_family *kn_family_at(kn_family_kind kind, int i);
+/* That of a "model_type", of a choice of --model (a preset, or .custom); NULL, without an error:
+ * there is none. */
+const kn_family *kn_family_typed(kn_family_kind kind, const char *type);
+const kn_family *kn_family_of_choice(kn_family_kind kind, const char *choice);
+/* All choices, as kn_option has them: "custom|gpt2|...". */
+#define KN_CHOICES 1024
+const char *kn_family_choices(kn_family_kind kind, char buf[KN_CHOICES]);
+
+/* ---- a configuration of any family ----------------------------------------------------------- */
+
+enum { KN_CONFIG_ROOM = 256 };
+typedef struct kn_model_config {
+    const kn_family *family;
+    _Alignas(16) unsigned char of[KN_CONFIG_ROOM]; /* the family's own struct */
+} kn_model_config;
+
+const kn_config_field *kn_family_field(const kn_family *f, const char *name); /* NULL: none */
+/* A field by name as a number (a flag as its name means it); otherwise, where there is none. */
+double kn_config_get(const kn_model_config *c, const char *name, double otherwise);
+/* Sets it; without effect where there is none. */
+void kn_config_set(kn_model_config *c, const char *name, double value);
+/* The preset with these sizes, whatever the fields that presets leave open; NULL: none. */
+const kn_preset *kn_config_preset(const kn_model_config *c);
+/* Behind the public functions with the prefix of a family. */
+bool kn_family_preset(const kn_family *f, const char *name, void *config);
+bool kn_family_check(const kn_family *f, void *config);
+const char *kn_family_text(const kn_family *f, const void *config, char *buf, size_t size);
+bool kn_family_saved(const kn_family *f, const kn_checkpoint *c, void *config);
+/* A model's data begin with its configuration; NULL with an error. */
+const void *kn_family_config_of(const kn_family *f, const void *model);
+void kn_family_recompute(const kn_family *f, void *model, bool on);
+
+/* The configuration as JSON, which the caller drops; NULL with an error. */
+json_t *kn_config_json(const kn_model_config *c);
+/* As text, for kn_checkpoint_save's .config; the caller frees it (kn_host_free). */
+char *kn_config_text(const kn_model_config *c);
+/* Reads what kn_config_json wrote. file names it in errors. */
+bool kn_config_read(const json_t *object, const char *file, kn_model_config *c);
+/* Reads the configuration of a checkpoint, of a family of this kind, and compares it with the
+ * tensors before memory is allocated by it. json: its JSON, which the caller drops; NULL: not
+ * wanted. */
+bool kn_config_saved(const kn_checkpoint *c, kn_family_kind kind, kn_model_config *config,
+                     json_t **json);
+/* Declares a model; m is zeros. */
+bool kn_config_init(kn_module *m, const kn_model_config *c, kn_dtype dtype, kn_device device);
+
+/* An object that is read, and its file for errors. */
+typedef struct kn_json_source {
+    const json_t *object;
+    const char *file;
+} kn_json_source;
+/* A whole number of the object in [low, high], or a number of at least low; else an error. */
+bool kn_json_int(kn_json_source s, const char *key, int64_t low, int64_t high, int64_t *value);
+bool kn_json_number(kn_json_source s, const char *key, double low, double *value);
+
+#endif

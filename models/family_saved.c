@@ -1,0 +1,68 @@
+/* models/family_saved.c: configurations in checkpoints. */
+#include "kernels/error.h"
+#include "models/model_tensors.h"
+#include "state/checkpoint_internal.h"
+#include "tensor/json.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The family that the JSON names: want, or NULL: any of the kind. */
+static const kn_family *family_in(const json_t *j, kn_family_kind kind, const kn_family *want,
+                                  const char *file)
+{
+    const char *type = json_string_value(json_object_get(j, "model_type"));
+    const kn_family *f = kn_family_typed(kind, type), *other;
+    char types[256] = "";
+    if (f && (!want || f == want))
+        return f;
+    for (int i = 0; !want && (other = kn_family_at(kind, i)); i++)
+        snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
+                 other->type);
+    kn_fail(want ? "%s: the model is %s%.64s, not a %s"
+                 : "%s: the model is %s%.64s, none of this program's, which are %s",
+            file, type ? "a " : "of an unknown kind", type ? type : "", want ? want->noun : types);
+    return NULL;
+}
+
+/* want: NULL: any of the kind. */
+static bool saved(const kn_checkpoint *c, kn_family_kind kind, const kn_family *want,
+                  kn_model_config *config, json_t **json)
+{
+    char file[4096 + 32], than[4096 + 64];
+    json_error_t error;
+    const char *text = kn_checkpoint_config(c);
+    json_t *j = text ? kn_json_parse(text, strlen(text), 0, "a configuration", &error) : NULL;
+    if (!j)
+        return kn_ok() && kn_fail("a model's configuration: no memory");
+    snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
+    snprintf(than, sizeof than, "%s gives", file);
+    kn_model_config read = { .family = family_in(j, kind, want, file) };
+    bool ok = read.family && kn_config_read(j, file, &read) &&
+              (c->model ? kn_model_check(&read, c->model, c->dir, than)
+                        : kn_fail("%s holds no tensors; the checkpoint is damaged", c->dir));
+    if (ok)
+        *config = read;
+    if (ok && json)
+        *json = j;
+    else
+        json_decref(j);
+    return ok;
+}
+
+bool kn_config_saved(const kn_checkpoint *c, kn_family_kind kind, kn_model_config *config,
+                     json_t **json)
+{
+    return saved(c, kind, NULL, config, json);
+}
+
+bool kn_family_saved(const kn_family *f, const kn_checkpoint *c, void *config)
+{
+    kn_model_config read;
+    if (c && !config)
+        return kn_fail("kn_%s_config_saved: the place for the configuration is NULL", f->prefix);
+    if (!saved(c, f->first_conv ? KN_IMAGE_MODELS : KN_LANGUAGE_MODELS, f, &read, NULL))
+        return false;
+    memcpy(config, read.of, f->size);
+    return true;
+}

@@ -1,0 +1,32 @@
+/* models/model_tensors.h (private): the tensors of a model in files: compared, read, written. */
+#ifndef KNAP_MODELS_MODEL_TENSORS_H
+#define KNAP_MODELS_MODEL_TENSORS_H
+
+#include "fsdp/ema.h"
+#include "models/family.h"
+#include "state/pieces.h"
+#include "tensor/safetensors.h"
+
+/* Parameters and buffers of a module as they are in a file. */
+typedef struct kn_model_tensors {
+    kn_safetensors_entry *entry; /* [count]: names (owned), dtypes of this module, shapes */
+    kn_tensor **buffer;          /* [count]: borrowed; NULL: parameter number i of kn_params */
+    int count;
+} kn_model_tensors;
+bool kn_model_tensors_make(kn_model_tensors *t, void *module);
+void kn_model_tensors_free(kn_model_tensors *t);
+/* The files f hold the tensors of t, and no others. head: a classifier of which the number of
+ * classes may differ; NULL: none. Errors name path and the tensors; than: "the module has". */
+bool kn_model_match(const kn_model_tensors *t, const kn_pieces *f, const char *path,
+                    const char *than, const char *head);
+/* The same for a model that isn't made, in memory within that of f's headers. */
+bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *path,
+                    const char *than);
+/* Copies the tensors of f into module; collective. */
+bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const char *path,
+                   const char *head);
+/* Writes module's tensors, or averages, with floats as dtype. Collective; rank 0 of comm writes. */
+bool kn_model_write(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+                    kn_dtype dtype, const char *path);
+
+#endif

@@ -1,0 +1,138 @@
+/* models/resnet_config.c: the family of residual nets: their configuration and presets. The JSON
+ * has the names of timm's config.json where that has one. */
+#include "models/family.h"
+#include "kernels/error.h"
+#include "models/resnet.h"
+
+#define AT(field)     offsetof(kn_resnet_config, field)
+#define MOST_CHANNELS (1 << 24)
+
+static const kn_config_field fields[] = {
+    { "blocks", "blocks", KN_FIELD_LIST, AT(blocks), 0, 10000 },
+    { "classes", "num_classes", KN_FIELD_SIZE, AT(classes), 1, 1 << 30, .free = true },
+    { "channels", "in_chans", KN_FIELD_SIZE, AT(channels), 1, MOST_CHANNELS, .zero = 3,
+      .free = true },
+    { "width", "width", KN_FIELD_SIZE, AT(width), 1, MOST_CHANNELS },
+    { "bottleneck", "bottleneck", KN_FIELD_FLAG, AT(bottleneck) },
+    { "small-images", "small_images", KN_FIELD_FLAG, AT(small_images), .free = true },
+    { "cifar", "cifar", KN_FIELD_FLAG, AT(cifar) },
+    { "plain-gamma", "plain_gamma", KN_FIELD_FLAG, AT(plain_gamma), .free = true },
+    { 0 },
+};
+
+/* Table 1 of arXiv:1512.03385; its nets for CIFAR have 6 n + 2 layers. */
+#define CIFAR(n)                                                                                   \
+    &(const kn_resnet_config){ { n, n, n }, 10, 3, 16, .small_images = true, .cifar = true }, true
+#define IMAGENET(bottlenecks, ...)                                                                 \
+    &(const kn_resnet_config)                                                                      \
+    {                                                                                              \
+        { __VA_ARGS__ }, 1000, 3, 64, .bottleneck = bottlenecks                                    \
+    }
+
+static const kn_preset presets[] = {
+    { "resnet20", CIFAR(3) },
+    { "resnet32", CIFAR(5) },
+    { "resnet44", CIFAR(7) },
+    { "resnet56", CIFAR(9) },
+    { "resnet110", CIFAR(18) },
+    { "resnet18", IMAGENET(false, 2, 2, 2, 2) },
+    { "resnet34", IMAGENET(false, 3, 4, 6, 3) },
+    { "resnet50", IMAGENET(true, 3, 4, 6, 3) },
+    { "resnet101", IMAGENET(true, 3, 4, 23, 3) },
+    { "resnet152", IMAGENET(true, 3, 8, 36, 3) },
+    { 0 },
+};
+
+static void fill(void *config)
+{
+    kn_resnet_config *c = config;
+    if (c->width == 0)
+        c->width = c->cifar ? 16 : 64;
+    c->small_images = c->small_images || c->cifar;
+}
+
+static int count_stages(const kn_resnet_config *c)
+{
+    int n = 0;
+    for (int k = 0; k < KN_FIELD_LENGTH; k++)
+        n += c->blocks[k] > 0;
+    return n;
+}
+
+static bool check(const void *config)
+{
+    const kn_resnet_config *c = config;
+    const int stages = count_stages(c);
+    for (int k = stages; k < KN_FIELD_LENGTH; k++)
+        if (c->blocks[k] > 0)
+            return kn_fail("resnet: stage %d has %d blocks behind a stage without any; a 0 ends "
+                           "the list",
+                           k + 1, c->blocks[k]);
+    if (stages == 0)
+        return kn_fail("resnet: .blocks is {0}, should hold 1 to 4 numbers of blocks, such as {2, "
+                       "2, 2, 2}");
+    return !c->cifar || !c->bottleneck ||
+           kn_fail("resnet: .cifar and .bottleneck contradict each other: shortcuts without "
+                   "parameters are for blocks of two convolutions");
+}
+
+static int64_t fewest_tensors(const void *config)
+{
+    int64_t n = 0;
+    for (int k = 0; k < KN_FIELD_LENGTH; k++)
+        n += 10 * (int64_t)((const kn_resnet_config *)config)->blocks[k];
+    return n;
+}
+
+static bool write(json_t *object, const void *config)
+{
+    kn_model_config c = { .family = &kn_resnet_family };
+    const kn_resnet_config *r = memcpy(c.of, config, sizeof *r);
+    const kn_preset *preset = r->small_images ? NULL : kn_config_preset(&c);
+    const int64_t features = (r->width << (count_stages(r) - 1)) * (r->bottleneck ? 4 : 1);
+    return json_object_set_new(object, "num_features", json_integer(features)) == 0 &&
+           (!preset || json_object_set_new(object, "architecture", json_string(preset->name)) == 0);
+}
+
+static bool init(void *model, const void *config, kn_dtype dtype, kn_device device)
+{
+    return kn_resnet_init(model, *(const kn_resnet_config *)config, dtype, device);
+}
+
+KN_FAMILY(kn_resnet_family, .noun = "residual net", .prefix = "resnet", .type = "resnet",
+          .block_class = "resnet_block", .size = sizeof(kn_resnet_config), .field = fields,
+          .preset = presets, .fill = fill, .check = check, .init = init,
+          .fewest_tensors = fewest_tensors, .write = write, .first_conv = "conv1",
+          .classifier = "fc", .global_pool = "avg");
+
+/* ---- functions ------------------------------------------------------------------------------- */
+
+bool kn_resnet_preset(const char *name, kn_resnet_config *config)
+{
+    return kn_family_preset(&kn_resnet_family, name, config);
+}
+
+bool kn_resnet_config_check(kn_resnet_config *config)
+{
+    return kn_family_check(&kn_resnet_family, config);
+}
+
+const char *kn_resnet_config_text(const kn_resnet_config *config, char buf[KN_RESNET_CONFIG_TEXT])
+{
+    return kn_family_text(&kn_resnet_family, config, buf, KN_RESNET_CONFIG_TEXT);
+}
+
+bool kn_resnet_config_saved(const kn_checkpoint *c, kn_resnet_config *config)
+{
+    return kn_family_saved(&kn_resnet_family, c, config);
+}
+
+const kn_resnet_config *kn_resnet_config_of(const kn_resnet *net)
+{
+    return kn_family_config_of(&kn_resnet_family, net);
+}
+
+void kn_resnet_recompute(kn_resnet *net, bool on)
+{
+    kn_family_recompute(&kn_resnet_family, net, on);
+}
