@@ -104,8 +104,8 @@ rm -rf "$TMP/old" && mkdir "$TMP/old" && cp -r "$TMP/good/step-00000002" "$TMP/o
 edit_state "$TMP/old/step-00000002" "
 # a weight so large that decay makes it infinite, while the loss is fine
 for listed in s['files']:
-    path = '$TMP/old/step-00000002/' + listed['name']
-    raw = bytearray(open(path, 'rb').read())
+    shard = '$TMP/old/step-00000002/' + listed['name']
+    raw = bytearray(open(shard, 'rb').read())
     n, = struct.unpack('<Q', raw[:8])
     weight = json.loads(raw[8:8 + n]).get('transformer.wpe.weight')
     if weight:
@@ -114,7 +114,7 @@ for listed in s['files']:
         raw[begin:begin + 4] = struct.pack('<f', 1e7)
         raw[:8 + n] = raw[:8 + n].replace(was.encode(), sum(raw[begin:end]).encode())
         listed['checksum'] = sum(raw[:8 + n])
-        open(path, 'wb').write(raw)"
+        open(shard, 'wb').write(raw)"
 run "$train" --resume "$TMP/old" --steps 3 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --weight-decay 1000 \
     --eval-every 0 --ranks 2 --threads 1
 check "weights that aren't finite are never saved" fails "not finite"
