@@ -115,9 +115,9 @@ for listed in s['files']:
         raw[:8 + n] = raw[:8 + n].replace(was.encode(), sum(raw[begin:end]).encode())
         listed['checksum'] = sum(raw[:8 + n])
         open(shard, 'wb').write(raw)"
-run "$train" --resume "$TMP/old" --steps 3 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --weight-decay 1000 \
+run "$train" --resume "$TMP/old" --steps 2 --lr 1e30 --min-lr 1e30 --warmup 0 --clip 0 --weight-decay 1000 \
     --eval-every 0 --ranks 2 --threads 1
-check "weights that aren't finite are never saved" fails "not finite"
+check "weights that aren't finite are never saved" fails "of transformer.wpe.weight is not finite"
 check "what was saved before stays" test "$(cd "$TMP/old" && echo *)" = step-00000002
 
 # ---- output that nobody takes ---------------------------------------------------------------------------
