@@ -24,11 +24,11 @@ static int64_t divide_up(int64_t n, int64_t by)
     return (n + by - 1) / by;
 }
 
-static int64_t numel_of(const kn_layout_param *p)
+int64_t kn_shape_numel(int ndim, const int64_t *shape)
 {
     int64_t n = 1;
-    for (int d = 0; d < p->ndim; d++)
-        n *= p->shape[d];
+    for (int d = 0; d < ndim; d++)
+        n *= shape[d];
     return n;
 }
 
@@ -282,7 +282,7 @@ bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *pa
     if (!l->numel || !l->offset || !l->part)
         goto fail;
     for (int i = 0; i < params; i++)
-        l->numel[i] = numel_of(&param[i]);
+        l->numel[i] = kn_shape_numel(param[i].ndim, param[i].shape);
     if (l->kind == KN_LAYOUT_FLAT)
         make_flat(l);
     else if (!(l->kind == KN_LAYOUT_RAGGED ? make_ragged(l, param) : make_per_param(l, param)))
@@ -305,6 +305,11 @@ void kn_layout_free(kn_layout *l)
 kn_interval kn_layout_part(const kn_layout *l, int param, int shard)
 {
     return l->part[(int64_t)shard * l->params + param];
+}
+
+kn_interval kn_interval_whole(int64_t numel)
+{
+    return (kn_interval){ .count = numel, .blocks = numel > 0, .stride = numel };
 }
 
 int64_t kn_interval_numel(kn_interval i)

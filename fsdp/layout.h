@@ -39,6 +39,8 @@ typedef struct kn_layout {
     kn_interval *part;       /* [shards * params] */
 } kn_layout;
 
+int64_t kn_shape_numel(int ndim, const int64_t *shape); /* 1 for no dims */
+
 /* Flat (FSDP1): one after another, aligned, padded at the end, cut into equal chunks. Zero-copy.
  * Per parameter (FSDP2): ceil(rows / shards) rows of each parameter a rank, trailing ranks fewer or
  * none; dims other than 0 must divide by shards (an error that names parameter `i` by name(i,
@@ -50,7 +52,8 @@ bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *pa
 void kn_layout_free(kn_layout *l);
 /* Elements of param on rank shard. */
 kn_interval kn_layout_part(const kn_layout *l, int param, int shard);
-int64_t kn_interval_numel(kn_interval i); /* blocks * count */
+kn_interval kn_interval_whole(int64_t numel); /* all elements of a parameter */
+int64_t kn_interval_numel(kn_interval i);     /* blocks * count */
 /* The same elements, as many as given by part, between a whole row-major parameter and its part in
  * a contiguous buffer. bytes: of an element. */
 void kn_interval_cut(kn_interval i, void *part, const void *whole, size_t bytes);

@@ -68,25 +68,32 @@ bool kn_state_kind_for(const kn_module_impl *m, const kn_state_dict_options *o, 
 
 /* ---- local.c --------------------------------------------------------------------------------- */
 
-/* Flat parts of the units at and below a module. */
-typedef struct kn_flat {
-    char *name; /* owned: prefix + "<unit below the module>._flat_param" */
-    kn_bucket *bucket;
-    uint64_t split; /* of its layout */
-} kn_flat;
-typedef struct kn_flats {
-    kn_flat *list;
-    int count;
-    int64_t room;
-} kn_flats;
-bool kn_flats_list(kn_flats *f, kn_module *module, const char *prefix);
-bool kn_flats_hold(const kn_flats *f, const kn_bucket *b);
-void kn_flats_free(kn_flats *f);
-bool kn_flats_take(const kn_flats *f, kn_state *s, kn_dtype dtype);
-/* Room for load's conversion; may be NULL where the dtype is the master's. */
-bool kn_flat_write(const kn_flat *f, const kn_state_item *item, void *room);
-/* A hash of how e is cut, over all its parts. */
+/* Units as they lie in memory: the flat part of each bucket at and below e's module, with its
+ * padding. */
+bool kn_entries_add_flat(kn_entries *e);
+/* A hash of how e is cut, over all its parts; of a flat one, of its layout. */
 uint64_t kn_entry_split(const kn_entry *e);
+
+/* ---- gather.c -------------------------------------------------------------------------------- */
+
+/* Whole tensors from what ranks hold of them: set the first fields, begin, take items, end. */
+typedef struct kn_gathering {
+    const char *what; /* in errors */
+    kn_comm *comm;
+    const kn_state *s;      /* this rank's; NULL: it has none */
+    const kn_state *values; /* has the tensors of s, each at its .origin; NULL: s has them */
+    const bool *only;       /* [s->count]: what goes along; NULL: all */
+    bool here;              /* this rank gets them */
+    kn_state *header;       /* names, shapes and values of the first rank that has any */
+    int ranks;
+    struct kn_held *held; /* [ranks * header's count] */
+    char *sent;           /* room for a part */
+} kn_gathering;
+/* All ranks learn who holds what; an error where elements are missing. Collective. */
+bool kn_gathering_begin(kn_gathering *g);
+/* Fills whole with tensor number item of the header. Collective. */
+bool kn_gathering_item(kn_gathering *g, int item, void *whole);
+void kn_gathering_end(kn_gathering *g); /* of one that wasn't begun, too */
 
 /* ---- optim_values.c -------------------------------------------------------------------------- */
 

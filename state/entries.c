@@ -53,8 +53,11 @@ bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm)
 bool kn_entries_end(kn_entries *e)
 {
     bool ok = !e->module || kn_module_full_buffers(e->module, false);
-    for (int i = 0; i < e->count; i++)
+    for (int i = 0; i < e->count; i++) {
         kn_host_free((void *)e->list[i].name);
+        if (e->list[i].kind == KN_ENTRY_FLAT)
+            kn_tensor_free(e->list[i].tensor);
+    }
     kn_host_free(e->list);
     *e = (kn_entries){ 0 };
     return ok && kn_ok();
@@ -67,7 +70,7 @@ bool kn_entries_want(const kn_entries *e, const char *name)
            kn_ok();
 }
 
-/* Adds e, named "before.after", or "before" where after is NULL, and then by the group. */
+/* As kn_entries_add, with a group behind the name. */
 static bool add(kn_entries *all, kn_entry e, const char *before, const char *after,
                 const char *group)
 {
@@ -85,10 +88,9 @@ static bool add(kn_entries *all, kn_entry e, const char *before, const char *aft
     return true;
 }
 
-static kn_interval whole_of(const kn_entry *e)
+bool kn_entries_add(kn_entries *all, kn_entry e, const char *before, const char *after)
 {
-    const int64_t n = kn_entry_numel(e);
-    return (kn_interval){ .count = n, .blocks = n > 0, .stride = n };
+    return add(all, e, before, after, "");
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
@@ -96,8 +98,8 @@ static kn_interval whole_of(const kn_entry *e)
 /* Part of the entry on a rank of its unit; the whole outside of units. */
 static kn_interval part_of(const kn_entry *e, int shard)
 {
-    kn_interval part =
-        e->bucket ? kn_layout_part(&e->bucket->layout, e->index, shard) : whole_of(e);
+    kn_interval part = e->bucket ? kn_layout_part(&e->bucket->layout, e->index, shard)
+                                 : kn_interval_whole(kn_entry_numel(e));
     part.at = 0;
     return part;
 }
@@ -139,7 +141,8 @@ static bool add_param(kn_entries *all, const kn_param *p, kn_tensor *tensor, kn_
 {
     kn_bucket *b = kn_bucket_of(p);
     char group[80];
-    if (!kn_entries_want(all, name) || !find_group(all, p, b, group, sizeof group))
+    if ((b && all->outside) || !kn_entries_want(all, name) ||
+        !find_group(all, p, b, group, sizeof group))
         return kn_ok();
     if (b && b->unit->summoned)
         return kn_fail("state: '%s' is summoned, and its whole values may be others than those of "
@@ -191,8 +194,8 @@ static bool add_buffer(kn_entries *all, const kn_tensor *handle, kn_tensor *t, i
     e.ndim = kn_ndim(t);
     memcpy(e.shape, kn_shape(t), (size_t)e.ndim * sizeof *e.shape);
     e.tensor = mine ? t : NULL;
-    e.part = mine ? whole_of(&e) : (kn_interval){ 0 };
-    return add(all, e, before, after, "");
+    e.part = mine ? kn_interval_whole(kn_entry_numel(&e)) : (kn_interval){ 0 };
+    return kn_entries_add(all, e, before, after);
 }
 
 static bool has_buffer(const kn_entries *all, const kn_tensor *handle)

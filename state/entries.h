@@ -20,6 +20,7 @@ typedef enum kn_entry_kind {
     KN_ENTRY_TRAINED,   /* "<parameter>.trained": what it trains, beside averages */
     KN_ENTRY_STATE,     /* "<parameter>.<state>": a state of the optimizer */
     KN_ENTRY_BUFFER,    /* "<buffer>", or "<buffer>.rank<K>" where ranks differ */
+    KN_ENTRY_FLAT,      /* "<unit>._flat_param": a unit's part as it lies in memory */
 } kn_entry_kind;
 
 /* One tensor of a state. */
@@ -44,7 +45,7 @@ typedef struct kn_entry {
     int rank;          /* of a buffer: whose; 0 else */
     bool differs;      /* a buffer that isn't the same on all ranks (kn_entries_compare_buffers) */
     kn_bucket *bucket; /* that cuts it; NULL: it is whole on every rank */
-    int index;         /* in bucket */
+    int index;         /* in bucket; below 0: it is all of it */
 } kn_entry;
 
 typedef struct kn_entries {
@@ -58,6 +59,7 @@ typedef struct kn_entries {
      * their names below; NULL: all, none. */
     const char *only, *except;
     const char *label; /* before the names of what is added next, with a '/'; NULL: nothing */
+    bool outside;      /* parameters of units are left out: they are listed as they lie in memory */
 } kn_entries;
 
 /* The ranks that hold module: those of its units, else otherwise. */
@@ -67,6 +69,8 @@ kn_comm *kn_entries_comm(void *module, kn_comm *otherwise);
  * forward may run. The caller ends the list after an error too. */
 bool kn_entries_begin(kn_entries *e, void *module, kn_comm *comm);
 bool kn_entries_end(kn_entries *e);
+/* Adds e, named "before.after", or "before" where after is NULL. */
+bool kn_entries_add(kn_entries *all, kn_entry e, const char *before, const char *after);
 /* Whether .only and .except want a parameter or buffer of that name from the root of the tree.
  * False with an error where memory is out. */
 bool kn_entries_want(const kn_entries *e, const char *name);

@@ -39,8 +39,6 @@ static bool some_fit(const kn_loading *l)
     int names = 0;
     for (int i = 0; i < l->all.count; i++)
         some = some || l->item[i];
-    for (int i = 0; i < l->flats.count; i++)
-        some = some || l->flat[i];
     for (int k = 0; k < l->sources; k++)
         names += l->source[k].names->count;
     return some || kn_fail("%s: no name fits: the module has %d (%.80s), the state %d%s; check "

@@ -81,17 +81,21 @@ static bool find_travels(kn_loading *l)
 }
 
 /* Parts that travel come from one state. */
-static bool same_splits(const kn_loading *l)
+static bool begin_gathering(kn_loading *l)
 {
-    uint64_t mine = 0, first;
+    const kn_source *x = l->source;
+    if (!(l->sent = kn_host_calloc((size_t)x->names->count + 1, sizeof *l->sent)))
+        return false;
     for (int i = 0; i < l->all.count; i++)
         if (l->item[i] && l->item[i]->shards > 1)
-            mine = (mine ^ l->item[i]->split) * 0x100000001b3u + (uint64_t)l->item[i]->shards;
-    first = mine;
-    return kn_broadcast(l->all.comm, &first, sizeof first, 0, kn_compute_stream(KN_CPU), l->what) &&
-           kn_agree(l->all.comm, first == mine || kn_fail("%s: the parts that ranks give are of "
-                                                          "different states",
-                                                          l->what));
+            l->sent[l->item[i] - x->names->list] = true;
+    l->gathering = (kn_gathering){ .what = l->what,
+                                   .comm = l->all.comm,
+                                   .s = x->names,
+                                   .values = x->s,
+                                   .only = l->sent,
+                                   .here = true };
+    return kn_gathering_begin(&l->gathering);
 }
 
 static bool make_room(kn_loading *l)
@@ -108,16 +112,10 @@ static bool make_room(kn_loading *l)
         part = some > part ? some : part;
         converted = kn_entry_part_bytes(e) > converted ? kn_entry_part_bytes(e) : converted;
     }
-    for (int i = 0; i < l->flats.count; i++) {
-        const kn_bucket *b = l->flats.list[i].bucket;
-        const size_t bytes = (size_t)b->layout.shard * kn_dtype_size(b->master_dtype);
-        converted = bytes > converted ? bytes : converted;
-    }
     l->whole = kn_host_alloc(l->travels || l->dealt ? whole + 1 : 1);
-    l->sent = kn_host_alloc(l->travels ? whole + 1 : 1);
     l->part = kn_host_alloc(part + 1);
     l->converted = kn_host_alloc(converted + 1);
-    return l->whole && l->sent && l->part && l->converted;
+    return l->whole && l->part && l->converted;
 }
 
 /* What reading the items' files needs: memory, and parts that are rectangles. */
@@ -141,7 +139,8 @@ bool kn_loading_check(kn_loading *l)
     bool ok = kn_entries_may_write(&l->all, l->what) && kn_loading_match(l);
     const bool fits = ok && kn_loading_fits(l);
     kn_loading_report(l);
-    return fits && make_states(l) && find_travels(l) && ready_files(l) && make_room(l);
+    return fits && make_states(l) && find_travels(l) && (!l->travels || begin_gathering(l)) &&
+           ready_files(l) && make_room(l);
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -156,49 +155,21 @@ static bool read_here(const kn_loading *l, int at, kn_interval part, void *room,
     return own->tensor || kn_pieces_read(own->files, own->piece, part, room);
 }
 
-/* l->whole becomes the item on all ranks, from their parts. */
-static bool gather_item(kn_loading *l, int at)
+/* Whether the item comes from what all ranks hold of it. */
+static bool is_gathered(const kn_loading *l, const kn_state_item *i)
 {
-    kn_stream *s = kn_compute_stream(KN_CPU);
-    const kn_state_item *i = l->item[at];
-    const size_t size = kn_dtype_size(i->dtype);
-    bool ok = true;
-    for (int r = 0; ok && r < i->shards; r++) {
-        kn_interval part = i->part;
-        ok = kn_broadcast(l->all.comm, &part, sizeof part, r, s, i->name);
-        const size_t bytes = (size_t)kn_interval_numel(part) * size;
-        if (!ok || bytes == 0)
-            continue;
-        if (r == kn_rank(l->all.comm))
-            memcpy(l->sent, kn_array_of(item_of(l, at)->tensor).data, bytes);
-        ok = kn_broadcast(l->all.comm, l->sent, (int64_t)bytes, r, s, i->name);
-        if (ok)
-            kn_interval_paste(part, l->whole, l->sent, size);
-    }
-    return ok;
+    return l->dealt || (l->travels && i->shards > 1);
 }
 
 /* *whole: the item's elements from the first on. */
 static bool whole_of(kn_loading *l, int at, const char **whole)
 {
-    const kn_state_item *i = l->item[at];
-    const kn_entry *e = &l->all.list[at];
-    const int64_t numel = kn_entry_numel(e), bytes = (int64_t)item_bytes(i, numel);
-    const kn_interval all = { .count = numel, .blocks = numel > 0, .stride = numel };
+    const kn_state_item *i = l->item[at], *header = l->gathering.header->list;
+    const char *name = i->name;
     *whole = l->whole;
-    if (l->travels && i->shards > 1)
-        return gather_item(l, at);
-    if (!l->dealt)
-        return read_here(l, at, all, l->whole, whole);
-    const char *values = NULL;
-    if (kn_rank(l->all.comm) == 0 && bytes > 0) {
-        if (!read_here(l, at, all, l->whole, &values))
-            return false;
-        if (values != l->whole)
-            memcpy(l->whole, values, (size_t)bytes);
-    }
-    return bytes == 0 || kn_comm_size(l->all.comm) < 2 ||
-           kn_broadcast(l->all.comm, l->whole, bytes, 0, kn_compute_stream(KN_CPU), i->name);
+    return kn_gathering_item(
+        &l->gathering,
+        l->dealt ? i->origin : (int)(kn_state_find(l->gathering.header, name) - header), l->whole);
 }
 
 /* *from: this rank's part of the item, in its dtype. */
@@ -206,10 +177,10 @@ static bool part_of(kn_loading *l, int at, const char **from)
 {
     const kn_state_item *i = l->item[at];
     const kn_interval part = l->all.list[at].part;
-    const kn_state_item *own = l->dealt ? NULL : item_of(l, at);
-    if ((i->shards > 1 && !l->travels) || (own && !own->tensor))
+    const bool gathered = is_gathered(l, i);
+    if (!gathered && (i->shards > 1 || !item_of(l, at)->tensor))
         return read_here(l, at, part, l->part, from);
-    if (!whole_of(l, at, from))
+    if (gathered ? !whole_of(l, at, from) : !read_here(l, at, part, l->part, from))
         return false;
     if (part.blocks == 1) {
         *from += item_bytes(i, part.start);
@@ -254,8 +225,6 @@ bool kn_loading_write(kn_loading *l)
     bool ok = true;
     for (int i = 0; ok && i < l->all.count; i++)
         ok = l->item[i] ? write_entry(l, i) : l->zero[i] ? write_zeros(l, &l->all.list[i]) : true;
-    for (int i = 0; ok && i < l->flats.count; i++)
-        ok = !l->flat[i] || kn_flat_write(&l->flats.list[i], original(l, l->flat[i]), l->converted);
     for (int k = 0; ok && k < l->sources; k++) {
         const kn_source *x = &l->source[k];
         ok = !x->optim || kn_optim_values_set(&x->values, x->optim);
@@ -269,15 +238,13 @@ bool kn_loading_end(kn_loading *l, bool ok)
         drop_states(l);
     ok = kn_entries_end(&l->all) && ok && kn_ok();
     kn_loading_report(l);
-    kn_flats_free(&l->flats);
+    kn_gathering_end(&l->gathering);
     for (int k = 0; k < l->sources; k++) {
         kn_optim_values_free(&l->source[k].values);
         kn_state_free(l->source[k].names);
-        kn_state_free(l->source[k].header);
         kn_host_free(l->source[k].used);
     }
-    void *const room[] = { l->item,  l->zero, l->made, l->flat,
-                           l->whole, l->sent, l->part, l->converted };
+    void *const room[] = { l->item, l->zero, l->made, l->sent, l->whole, l->part, l->converted };
     for (size_t i = 0; i < sizeof room / sizeof *room; i++)
         kn_host_free(room[i]);
     return ok;
@@ -298,16 +265,16 @@ static bool take_names(kn_loading *l, const kn_state *s)
             return kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full, or "
                            "gather the parts (kn_state_gather)",
                            s->list[i].name);
-    x->header = l->dealt ? kn_state_header(x->s, l->all.comm, 0) : NULL;
-    return (!l->dealt || x->header) && kn_source_names(l, x, l->dealt ? x->header : s, NULL);
+    l->gathering = (kn_gathering){ .what = l->what, .comm = l->all.comm, .s = x->s, .here = true };
+    return (!l->dealt || kn_gathering_begin(&l->gathering)) &&
+           kn_source_names(l, x, l->dealt ? l->gathering.header : s, NULL);
 }
 
-static bool run(kn_loading *l, const kn_state *s)
+/* ok: what came before on this rank. */
+static bool run(kn_loading *l, bool ok)
 {
     l->source->end = l->all.count;
-    bool ok = kn_loading_options(l->o, l->what) && take_names(l, s) && kn_loading_check(l);
-    return kn_agree(l->all.comm, ok) && ok && (!l->travels || same_splits(l)) &&
-           kn_loading_write(l);
+    return kn_agree(l->all.comm, ok && kn_loading_check(l)) && kn_loading_write(l);
 }
 
 static bool is_averaged(kn_module *m, void *arg)
@@ -326,13 +293,36 @@ bool kn_loading_holds_own(kn_module_impl *m, const char *what)
     return !averaged || kn_fail("%s: the module holds averages: call kn_ema_swap before", what);
 }
 
-static void begin(kn_loading *l, const kn_load_state_dict_options *o)
+/* Begins to list what is loaded into module, and has the state's names. */
+static bool begin(kn_loading *l, void *module, const kn_state *s,
+                  const kn_load_state_dict_options *o)
 {
-    l->o = o;
     l->sources = 1;
     l->prefix = o->prefix ? o->prefix : "";
+    if (!kn_entries_begin(&l->all, module, o->comm))
+        return false;
     l->all.only = o->only;
     l->all.except = o->except;
+    return kn_loading_options(o, l->what) && take_names(l, s);
+}
+
+/* Whether units lie in the state as they did in memory. */
+static bool is_local(const kn_loading *l)
+{
+    const kn_state *names = l->source->names;
+    bool local = false;
+    for (int i = 0; i < names->count; i++)
+        local = local || (names->list[i].flat && kn_state_below(names->list[i].name, l->prefix));
+    return local;
+}
+
+static bool list_module(kn_loading *l)
+{
+    l->all.outside = is_local(l);
+    if (l->all.outside && (l->o->ema || l->o->only || l->o->except))
+        return kn_fail("%s: .ema, .only and .except aren't for local states", l->what);
+    return kn_entries_add_model(&l->all, l->o->ema) &&
+           (!l->all.outside || kn_entries_add_flat(&l->all));
 }
 
 bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_options o)
@@ -344,11 +334,10 @@ bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_opt
     if (!m || (o.keep_options && !kn_fail("%s: .keep_options is for optimizers", what)))
         return false;
     kn_source source = { 0 };
-    kn_loading l = { .what = what, .source = &source };
-    bool ok = (o.ema || kn_loading_holds_own(m, what)) && kn_entries_begin(&l.all, module, o.comm);
-    begin(&l, &o);
-    ok = ok && kn_entries_add_model(&l.all, o.ema) && run(&l, s);
-    return kn_loading_end(&l, ok);
+    kn_loading l = { .what = what, .source = &source, .o = &o };
+    bool ok =
+        (o.ema || kn_loading_holds_own(m, what)) && begin(&l, module, s, &o) && list_module(&l);
+    return kn_loading_end(&l, run(&l, ok));
 }
 
 bool kn_load_optim_state_dict_(kn_optim *optim, const kn_state *s, kn_load_state_dict_options o)
@@ -361,10 +350,9 @@ bool kn_load_optim_state_dict_(kn_optim *optim, const kn_state *s, kn_load_state
     if (!m || (o.ema && !kn_fail("%s: .ema is for kn_load_state_dict", what)))
         return false;
     kn_source source = { .optim = optim };
-    kn_loading l = { .what = what, .source = &source };
-    bool ok = kn_entries_begin(&l.all, m, o.comm);
-    begin(&l, &o);
+    kn_loading l = { .what = what, .source = &source, .o = &o };
+    bool ok = begin(&l, m, s, &o);
     l.all.below = 0;
-    ok = ok && kn_entries_add_optim_all(&l.all, optim) && run(&l, s);
-    return kn_loading_end(&l, ok);
+    ok = ok && kn_entries_add_optim_all(&l.all, optim);
+    return kn_loading_end(&l, run(&l, ok));
 }

@@ -15,7 +15,6 @@
 /* Names and values for some of the entries: a state dict, or a part of a checkpoint. */
 typedef struct kn_source {
     const kn_state *s; /* the values; NULL: rank 0 has them */
-    kn_state *header;  /* then: rank 0's names; owned */
     kn_state *names;   /* as they are looked for, without tensors; .origin is in s; owned */
     bool *used;        /* [names->count] */
     kn_optim *optim;   /* whose states are among the entries; NULL: none's */
@@ -33,18 +32,18 @@ typedef struct kn_loading {
     kn_entries all;
     kn_source *source;
     int sources;
-    kn_flats flats; /* units of a local state */
-    bool local;
-    const kn_state_item **item, **flat; /* [all.count], [flats.count] of names; NULL: none */
-    bool *zero;                         /* [all.count]: a state that the source never had */
-    bool *made;                         /* [all.count]: this load made the state */
+    const kn_state_item **item; /* [all.count] of names; NULL: none */
+    bool *zero;                 /* [all.count]: a state that the source never had */
+    bool *made;                 /* [all.count]: this load made the state */
     kn_names missing, unexpected, mismatched;
     bool reported;
-    char first[256]; /* of the first mismatch: both shapes */
-    bool dealt;      /* .from_rank0, among several ranks: values come from rank 0 */
-    bool parts;      /* some items are parts */
-    bool travels;    /* some rank needs other parts than it has */
-    char *whole, *sent, *part, *converted; /* room for values on their way */
+    char first[256];                /* of the first mismatch: both shapes */
+    bool dealt;                     /* .from_rank0: all values come from rank 0 */
+    bool parts;                     /* some items are parts */
+    bool travels;                   /* some rank needs other parts than it has */
+    bool *sent;                     /* [names of the first source]: parts that travel */
+    kn_gathering gathering;         /* of what is dealt or travels */
+    char *whole, *part, *converted; /* room for values on their way */
 } kn_loading;
 
 /* ---- names.c --------------------------------------------------------------------------------- */

@@ -31,8 +31,10 @@ static bool mismatch(kn_loading *l, const char *name, const kn_state_item *i, co
 
 static bool same_shape(const kn_state_item *i, const kn_entry *e)
 {
-    return i->type == KN_STATE_TENSOR && !i->flat && i->ndim == e->ndim &&
+    const bool flat = e->kind == KN_ENTRY_FLAT;
+    return i->type == KN_STATE_TENSOR && i->flat == flat && i->ndim == e->ndim &&
            memcmp(i->shape, e->shape, (size_t)e->ndim * sizeof *e->shape) == 0 &&
+           (!flat || i->split == kn_entry_split(e)) &&
            (i->dtype == e->dtype || (kn_dtype_is_float(i->dtype) && kn_dtype_is_float(e->dtype)));
 }
 
@@ -62,7 +64,7 @@ static bool match(kn_loading *l, kn_source *x, int at, const kn_state_item *i)
     if (!same_shape(i, e))
         return mismatch(l, i->name, i, &want);
     l->item[at] = i;
-    l->parts = l->parts || i->shards > 1;
+    l->parts = l->parts || (i->shards > 1 && !i->flat);
     return is_mine(l, i);
 }
 
@@ -122,47 +124,18 @@ static bool match_all_aliases(kn_loading *l)
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-/* Of a local state, a unit's flat part has it. */
-static bool in_flat(const kn_loading *l, const kn_entry *e)
-{
-    return l->local && e->kind == KN_ENTRY_PARAM && kn_flats_hold(&l->flats, e->bucket);
-}
-
 static bool match_entries(kn_loading *l)
 {
     bool ok = true;
     for (int i = 0; ok && i < l->all.count; i++) {
         const kn_entry *e = &l->all.list[i];
         kn_source *x = source_of(l, i);
-        if (in_flat(l, e))
-            continue;
         char *name = kn_loading_name(l, e->name, NULL);
         const kn_state_item *item = name ? kn_state_find(x->names, name) : NULL;
         ok = name && (!item || match(l, x, i, item));
         kn_host_free(name);
     }
     return ok && match_all_aliases(l);
-}
-
-static bool match_flats(kn_loading *l)
-{
-    kn_source *x = l->source;
-    bool ok = true;
-    for (int i = 0; ok && i < l->flats.count; i++) {
-        const kn_flat *f = &l->flats.list[i];
-        const kn_state_item *item = kn_state_find(x->names, f->name);
-        const kn_array none = { 0 };
-        if (!item) {
-            ok = kn_names_add(&l->missing, f->name);
-            continue;
-        }
-        x->used[item - x->names->list] = true;
-        if (item->flat && item->split == f->split && item->shape[0] == f->bucket->layout.shard)
-            l->flat[i] = item;
-        else
-            ok = mismatch(l, f->name, item, &none);
-    }
-    return ok;
 }
 
 /* A state that isn't there: that of a frozen parameter may be missing, and one that no step needed
@@ -184,7 +157,7 @@ static bool list_missing(kn_loading *l)
     for (int i = 0; ok && i < l->all.count; i++) {
         const kn_entry *e = &l->all.list[i];
         const kn_source *x = source_of(l, i);
-        if (l->item[i] || in_flat(l, e) || may_miss(l, x, i))
+        if (l->item[i] || may_miss(l, x, i))
             continue;
         char *name = kn_loading_name(l, e->name, NULL);
         const bool there = name && kn_state_find(x->names, name); /* a mismatch */
@@ -260,21 +233,11 @@ static bool match_source(kn_loading *l, kn_source *x)
 
 bool kn_loading_match(kn_loading *l)
 {
-    const kn_state *names = l->source->names;
-    for (int i = 0; i < names->count && !l->source->optim; i++)
-        l->local =
-            l->local || (names->list[i].flat && kn_state_below(names->list[i].name, l->prefix));
-    if (l->local && (l->o->ema || l->all.only || l->all.except))
-        return kn_fail("%s: .ema, .only and .except aren't for local states", l->what);
-    if (l->local && !kn_flats_list(&l->flats, l->all.module, l->prefix))
-        return false;
     const size_t n = (size_t)l->all.count + 1;
     l->item = kn_host_calloc(n, sizeof *l->item);
     l->zero = kn_host_calloc(n, sizeof *l->zero);
     l->made = kn_host_calloc(n, sizeof *l->made);
-    l->flat = kn_host_calloc((size_t)l->flats.count + 1, sizeof *l->flat);
-    bool ok = l->item && l->zero && l->made && l->flat && match_entries(l) && match_flats(l) &&
-              list_missing(l);
+    bool ok = l->item && l->zero && l->made && match_entries(l) && list_missing(l);
     for (int k = 0; ok && k < l->sources; k++)
         ok = match_source(l, &l->source[k]);
     return ok;

@@ -8,7 +8,6 @@
 
 typedef struct taking {
     kn_entries all;
-    kn_flats flats;
     kn_state *s;
     kn_state_kind kind;
     bool here; /* this rank gets the tensors */
@@ -20,12 +19,6 @@ typedef struct taking {
 static kn_dtype dtype_of(const taking *t, const kn_entry *e)
 {
     return t->dtype && kn_dtype_is_float(e->dtype) ? t->dtype : e->dtype;
-}
-
-/* Of a local state, another item holds it. */
-static bool left_out(const taking *t, const kn_entry *e)
-{
-    return e->kind == KN_ENTRY_PARAM && kn_flats_hold(&t->flats, e->bucket);
 }
 
 static bool add_item(taking *t, const kn_entry *e)
@@ -51,6 +44,7 @@ static bool add_item(taking *t, const kn_entry *e)
         i->rank = kn_rank(t->all.comm);
         i->shards = e->bucket ? e->bucket->shards : 1;
         i->split = kn_entry_split(e);
+        i->flat = e->kind == KN_ENTRY_FLAT;
     }
     return true;
 }
@@ -85,20 +79,19 @@ static bool run(taking *t)
 {
     bool ok = true;
     for (int i = 0; ok && t->here && i < t->all.count; i++)
-        ok = left_out(t, &t->all.list[i]) || add_item(t, &t->all.list[i]);
+        ok = add_item(t, &t->all.list[i]);
     ok = ok && make_room(t);
     if (t->kind == KN_STATE_FULL)
         ok = kn_agree(t->all.comm, ok) && ok;
     int item = 0;
     for (int i = 0; ok && i < t->all.count; i++)
-        ok = left_out(t, &t->all.list[i]) || fill(t, &t->all.list[i], &item);
-    return ok && kn_flats_take(&t->flats, t->s, t->dtype) && kn_ok();
+        ok = fill(t, &t->all.list[i], &item);
+    return ok && kn_ok();
 }
 
 static kn_state *end(taking *t, bool ok)
 {
     ok = kn_entries_end(&t->all) && ok && kn_ok();
-    kn_flats_free(&t->flats);
     kn_host_free(t->room);
     if (ok)
         return t->s;
@@ -132,13 +125,15 @@ kn_state *kn_state_dict_(void *module, kn_state_dict_options o)
     const kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
     taking t = { 0 };
     bool ok = m && begin(&t, m, &o, false, what);
-    if (ok && t.kind == KN_STATE_LOCAL && (o.only || o.except))
+    t.all.outside = t.kind == KN_STATE_LOCAL;
+    if (ok && t.all.outside && (o.only || o.except))
         ok = kn_fail("%s: .only and .except aren't for local states, which hold whole units", what);
-    ok = ok && (t.kind != KN_STATE_LOCAL || kn_flats_list(&t.flats, module, o.prefix));
-    if (ok && t.flats.count > 0 && o.ema)
+    ok = ok && kn_entries_add_model(&t.all, o.ema) &&
+         (!t.all.outside || kn_entries_add_flat(&t.all));
+    if (ok && o.ema && t.all.count > 0 && t.all.list[t.all.count - 1].kind == KN_ENTRY_FLAT)
         ok = kn_fail("%s: .ema isn't for local states, which hold units as they lie in memory",
                      what);
-    ok = ok && kn_entries_add_model(&t.all, o.ema) && run(&t);
+    ok = ok && run(&t);
     return end(&t, ok);
 }
 

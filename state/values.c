@@ -8,10 +8,7 @@
 
 int64_t kn_entry_numel(const kn_entry *e)
 {
-    int64_t n = 1;
-    for (int d = 0; d < e->ndim; d++)
-        n *= e->shape[d];
-    return n;
+    return kn_shape_numel(e->ndim, e->shape);
 }
 
 size_t kn_entry_bytes(const kn_entry *e)
@@ -123,6 +120,8 @@ bool kn_entry_write(const kn_entry *e, const void *host)
     if (!kn_ok() || (master && !kn_bucket_sync_transfers(e->bucket)))
         return false;
     bool ok = bytes == 0 || put(e->tensor, e->dtype, host, bytes);
+    if (e->kind == KN_ENTRY_FLAT)
+        e->bucket->master->version++; /* which counts for all of its parameters */
     return ok && kn_ok() && (!master || kn_bucket_drop_gathered(e->bucket, e->index));
 }
 
