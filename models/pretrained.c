@@ -254,7 +254,7 @@ static bool open_checkpoint(kn_pretrained *p, const char *dir, const char *model
     if (!p->checkpoint || !kn_vision_config_saved(p->checkpoint, &p->config, &p->input))
         return false;
     snprintf(p->path, sizeof p->path, "%s", p->checkpoint->dir);
-    p->file = p->checkpoint->model;
+    p->file = p->checkpoint->part[KN_PART_MODEL];
     const kn_preset *preset = kn_config_preset(&p->config);
     return !model || (preset && strcmp(preset->name, model) == 0) ||
            kn_fail("%s holds a %s, not a %s; leave the name out", dir,

@@ -22,11 +22,11 @@ struct kn_checkpoint {
     kn_listing passed;     /* rank 0's: newer ones of the folder, which aren't whole */
     char id[KN_FOLDER_ID]; /* of the save; "": another program's */
     int64_t step;
-    int64_t buffer_ranks;         /* ranks with buffers of their own among the optimizer's */
-    char *config, *record;        /* JSON text */
-    kn_pieces *model, *optimizer; /* NULL: none was saved, or it has no state */
-    kn_state *names[KN_PARTS];    /* what they have, and the optimizers' numbers */
-    bool has_optimizer;           /* one was saved */
+    int64_t buffer_ranks;      /* ranks with buffers of their own among the optimizer's */
+    char *config, *record;     /* JSON text */
+    kn_pieces *part[KN_PARTS]; /* NULL: none was saved, or it has no state */
+    kn_state *names[KN_PARTS]; /* what they have, and the optimizers' numbers */
+    bool has_optimizer;        /* one was saved */
     kn_own_file *file;
     int files;
 };

@@ -59,7 +59,7 @@ static bool mark_buffers(const kn_checkpoint *c, kn_loading *l)
         differ += e->differs;
         kn_host_free(name);
     }
-    return differ * (c->buffer_ranks - 1) <= kn_pieces_count(c->optimizer) ||
+    return differ * (c->buffer_ranks - 1) <= kn_pieces_count(c->part[KN_PART_OPTIMIZER]) ||
            kn_fail("%s/%s: the buffers of %lld ranks aren't there; the checkpoint is damaged",
                    c->dir, KN_STATE_FILE, (long long)c->buffer_ranks);
 }
@@ -80,7 +80,7 @@ static bool add_rest(const kn_checkpoint *c, kn_loading *l, const kn_checkpoint_
     if ((o->optim && !kn_entries_add_optim_all(&l->all, o->optim)) ||
         !kn_entries_add_trained(&l->all, o->ema) ||
         !add_source(l, c->names[KN_PART_OPTIMIZER], "", o->optim) ||
-        (c->buffer_ranks > 1 && c->optimizer &&
+        (c->buffer_ranks > 1 && c->part[KN_PART_OPTIMIZER] &&
          (!mark_buffers(c, l) || !kn_entries_add_rank_buffers(&l->all, (int)c->buffer_ranks))))
         return false;
     l->source[REST].end = l->all.count;

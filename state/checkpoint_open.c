@@ -184,7 +184,7 @@ static bool try_one(kn_checkpoint *c, const choice *it, bool checks, failure *f)
     uint64_t glance = 0;
     bool same = false;
     if (c->dir && it->foreign)
-        same = kn_checkpoint_read_foreign(c) && kn_pieces_glance(c->model, &glance) &&
+        same = kn_checkpoint_read_foreign(c) && kn_pieces_glance(c->part[KN_PART_MODEL], &glance) &&
                glance == it->glance;
     else if (c->dir)
         same = kn_checkpoint_read(c) && strcmp(c->id, it->id) == 0;
@@ -333,9 +333,10 @@ const void *kn_checkpoint_file_data(const kn_checkpoint *c, const char *name, si
 
 static int find(const kn_checkpoint *c, const char *name, const char *what)
 {
-    if (!kn_given(c, what, "the checkpoint") || !kn_given(name, what, "the name") || !c->model)
+    if (!kn_given(c, what, "the checkpoint") || !kn_given(name, what, "the name") ||
+        !c->part[KN_PART_MODEL])
         return -1;
-    return kn_pieces_find(c->model, name);
+    return kn_pieces_find(c->part[KN_PART_MODEL], name);
 }
 
 bool kn_checkpoint_has(const kn_checkpoint *c, const char *name)
@@ -350,7 +351,7 @@ bool kn_checkpoint_describe(const kn_checkpoint *c, const char *name, kn_array *
         return false;
     if (i < 0)
         return kn_fail("%s: its model has no tensor '%s'", c->dir, name);
-    const kn_piece *p = kn_pieces_tensor(c->model, i);
+    const kn_piece *p = kn_pieces_tensor(c->part[KN_PART_MODEL], i);
     *array = kn_array_make(NULL, p->dtype, p->ndim, p->shape);
     return true;
 }
@@ -359,7 +360,7 @@ kn_tensor *kn_checkpoint_get(const kn_checkpoint *c, const char *name)
 {
     kn_array a;
     return kn_checkpoint_describe(c, name, &a)
-               ? kn_pieces_get(c->model, kn_pieces_find(c->model, name))
+               ? kn_pieces_get(c->part[KN_PART_MODEL], kn_pieces_find(c->part[KN_PART_MODEL], name))
                : NULL;
 }
 

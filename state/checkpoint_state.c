@@ -127,16 +127,13 @@ static json_t *scaler_json(const kn_scaler *scaler)
                   : json_object();
 }
 
-/* Names, sizes and checksums. */
 static json_t *own_files(const kn_checkpoint_save_options *o)
 {
-    char sum[17];
     json_t *list = json_array();
     for (int i = 0; list && i < o->file_count; i++) {
         const kn_checkpoint_file *f = &o->files[i];
-        snprintf(sum, sizeof sum, "%016llx", (unsigned long long)kn_checksum_of(f->data, f->size));
-        if (json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", f->name, "bytes",
-                                                  (json_int_t)f->size, "checksum", sum)) != 0) {
+        const uint64_t sum = kn_checksum_of(f->data, f->size);
+        if (json_array_append_new(list, kn_saved_file("", f->name, (int64_t)f->size, sum)) != 0) {
             json_decref(list);
             return NULL;
         }

@@ -27,7 +27,8 @@ int64_t kn_rectangle_numel(int ndim, const kn_rectangle *r);
 bool kn_rectangle_meet(int ndim, const kn_rectangle *a, const kn_rectangle *b, kn_rectangle *out);
 
 /* Whether the rectangles cover the shape: each element once. If not, an error that names the tensor
- * and the first hole or overlap. files[i], borrowed, is where rectangle[i] lies, for the error. */
+ * and an element that lies in two of them, or in none. file[i], borrowed, is where rectangle[i]
+ * lies, for the error. */
 bool kn_rectangles_cover(const char *name, int ndim, const int64_t *shape,
                          const kn_rectangle *rectangle, const char *const *file, int count);
 

@@ -235,19 +235,34 @@ bool kn_saving_write(kn_saving *s)
 
 /* ---- the commit ------------------------------------------------------------------------------ */
 
-static bool add_file(json_t *list, const char *part, const kn_piece_file *f)
+json_t *kn_saved_file(const char *folder, const char *name, int64_t bytes, uint64_t checksum)
 {
-    char name[128], sum[17];
-    snprintf(name, sizeof name, "%s/%s", part, f->name);
-    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)f->checksum);
-    return json_array_append_new(list, json_pack("{s:s, s:I, s:s}", "name", name, "bytes",
-                                                 (json_int_t)f->bytes, "checksum", sum)) == 0 ||
-           kn_fail("checkpoint: no memory for the list of files");
+    char path[192], sum[17];
+    snprintf(path, sizeof path, "%s%s%s", folder, *folder ? "/" : "", name);
+    snprintf(sum, sizeof sum, "%016llx", (unsigned long long)checksum);
+    return json_pack("{s:s, s:I, s:s}", "name", path, "bytes", (json_int_t)bytes, "checksum", sum);
 }
 
-/* Adds the files of a part, as they are on the disk: together they hold every tensor of the list,
- * each element once, under this save's id. */
-static bool add_files(const kn_saving *s, int which, json_t *list)
+json_t *kn_saved_files(kn_pieces *const part[KN_PARTS])
+{
+    json_t *list = json_array();
+    bool ok = list != NULL;
+    for (int k = 0; k < KN_PARTS; k++)
+        for (int i = 0; ok && part[k] && i < kn_pieces_files(part[k]); i++) {
+            const kn_piece_file *f = kn_pieces_file(part[k], i);
+            ok = json_array_append_new(
+                     list, kn_saved_file(kn_part_name[k], f->name, f->bytes, f->checksum)) == 0;
+        }
+    if (ok)
+        return list;
+    json_decref(list);
+    kn_fail("checkpoint: no memory for the list of files");
+    return NULL;
+}
+
+/* Opens a part as it lies on the disk: together its files hold every tensor of the list, each
+ * element once, under this save's id. *p is NULL where the list has none. */
+static bool open_part(const kn_saving *s, int which, kn_pieces **p)
 {
     char dir[KN_FOLDER_PATH];
     const int tensors = s->part[which].tensors;
@@ -255,30 +270,29 @@ static bool add_files(const kn_saving *s, int which, json_t *list)
         return false;
     if (tensors == 0)
         return kn_folder_remove_empty(dir);
-    kn_pieces *p = kn_pieces_open(dir);
-    bool ok = p != NULL;
-    if (ok && (kn_pieces_count(p) != tensors || strcmp(kn_pieces_id(p), s->id) != 0))
-        ok = kn_fail("checkpoint: %s holds %d tensors of save %s, not %d of save %s: ranks see "
-                     "different files there",
-                     dir, kn_pieces_count(p), kn_pieces_id(p), tensors, s->id);
-    for (int i = 0; ok && i < kn_pieces_files(p); i++)
-        ok = add_file(list, kn_part_name[which], kn_pieces_file(p, i));
-    kn_pieces_close(p);
-    return ok;
+    if (!(*p = kn_pieces_open(dir)))
+        return false;
+    return (kn_pieces_count(*p) == tensors && strcmp(kn_pieces_id(*p), s->id) == 0) ||
+           kn_fail("checkpoint: %s holds %d tensors of save %s, not %d of save %s: ranks see "
+                   "different files there",
+                   dir, kn_pieces_count(*p), kn_pieces_id(*p), tensors, s->id);
 }
 
 bool kn_saving_commit(kn_saving *s)
 {
-    json_t *files = json_array();
-    bool ok = (files || kn_fail("checkpoint: no memory for the list of files")) &&
-              add_files(s, KN_PART_MODEL, files) && add_files(s, KN_PART_OPTIMIZER, files);
-    char *text = ok && json_object_set(s->state, "files", files) == 0
+    kn_pieces *part[KN_PARTS] = { NULL };
+    bool ok = true;
+    for (int k = 0; ok && k < KN_PARTS; k++)
+        ok = open_part(s, k, &part[k]);
+    json_t *files = ok ? kn_saved_files(part) : NULL;
+    for (int k = 0; k < KN_PARTS; k++)
+        kn_pieces_close(part[k]);
+    char *text = files && json_object_set_new(s->state, "files", files) == 0
                      ? kn_json_text(s->state, JSON_INDENT(1))
                      : NULL;
-    json_decref(files);
-    if (ok && !text)
-        ok = kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
-    ok = ok && kn_folder_commit(s->folder, &s->place, text);
+    if (files && !text)
+        kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
+    ok = text && kn_folder_commit(s->folder, &s->place, text);
     free(text);
     return ok;
 }

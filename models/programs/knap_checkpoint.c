@@ -108,8 +108,8 @@ static bool open_checkpoint(found *f, const char *path, const char *only)
     f->checkpoint = kn_checkpoint_open(path, kn_comm_self());
     if (!f->checkpoint)
         return false;
-    add_part(f, "model", only, f->checkpoint->model);
-    add_part(f, "optimizer", only, f->checkpoint->optimizer);
+    for (int k = 0; k < KN_PARTS; k++)
+        add_part(f, kn_part_name[k], only, f->checkpoint->part[k]);
     return f->parts > 0 || kn_fail("%s has no part \"%.200s\": there are model and optimizer",
                                    kn_checkpoint_folder(f->checkpoint), only ? only : "model");
 }

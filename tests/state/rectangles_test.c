@@ -150,7 +150,7 @@ KN_TEST(rectangles, holes_and_overlaps_are_named)
     uncovered((kn_rectangle[]){ right, left }, 2, "no file holds its element [0, 0]");
     uncovered(NULL, 0, "no file holds its element [0, 0]");
     uncovered((kn_rectangle[]){ right, left, over }, 3,
-              "[0, 0]"); /* as many elements as 4 x 6 - 3 */
+              "element [2, 3] lies in two files, a and c");
     uncovered((kn_rectangle[]){ top, left, over }, 3, "element [1, 3] lies in two files, a and c");
     uncovered((kn_rectangle[]){ top, left, { { 3, 3 }, { 2, 3 } } }, 3,
               "beyond its shape in dim 0");

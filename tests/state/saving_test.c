@@ -194,10 +194,6 @@ KN_TEST(saving, the_newest_whole_one_is_taken)
     remove_temp();
 }
 
-#define SOUND                                                                                      \
-    "{\"version\": 3, \"id\": \"a\", \"step\": 1, \"number\": 1, \"buffer_ranks\": 1, "            \
-    "\"model\": {}, \"record\": {}"
-
 /* state.json from a stranger: a sentence, whatever it holds. */
 KN_TEST(saving, a_hostile_state)
 {
@@ -216,24 +212,27 @@ KN_TEST(saving, a_hostile_state)
         { "{\"version\": 3, \"step\": 1, \"number\": 1, \"id\": \"a\", \"buffer_ranks\": 1, "
           "\"model\": 7}",
           "\"model\" is missing" },
-        { SOUND ", \"files\": [{\"name\": \"model/../../x\"}]}", "damaged" },
-        { SOUND ", \"files\": [7, {\"name\": []}], \"own_files\": [{\"name\": \"/etc/passwd\"}]}",
-          "damaged" },
-        { SOUND "}", "damaged" }, /* no tensors at all, but files of them */
     };
-    static const char *const bad_own[] = { "/etc/passwd", "..", "state.json", "model" };
+    static const char none[] = "\"own_files\": []", list[] = "\n \"files\": [";
+    static const char *const changed[][3] = {
+        { list, "\"files\": [{\"name\": \"model/../../x\"}, ", "the checkpoint is damaged" },
+        { list, "\"files\": [7, {\"name\": []}, ", "the checkpoint is damaged" },
+        { list, "\"files\": 7, \"more\": [", "the checkpoint is damaged" },
+        { none, "\"own_files\": [{\"name\": \"/etc/passwd\"}]", "other than the name of a file" },
+        { none, "\"own_files\": [4, {\"name\": \"..\"}]", "other than the name of a file" },
+        { none, "\"own_files\": [{\"name\": \"state.json\"}]", "other than the name of a file" },
+        { none, "\"own_files\": [{\"name\": \"model\"}]", "other than the name of a file" },
+    };
     kn_linear l = { 0 };
-    char dir[256], state[300], own[64], was[64] = "\"own_files\": []";
+    char dir[256], state[300];
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     snprintf(state, sizeof state, "%s/step-00000001/state.json", dir);
     KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2) && kn_materialize(&l, KN_CPU, 1));
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1));
-    for (size_t i = 0; i < sizeof bad_own / sizeof *bad_own; i++) {
-        snprintf(own, sizeof own, "\"own_files\": [%s{\"name\": \"%s\"}]", i % 2 ? "" : "4, ",
-                 bad_own[i]);
-        forge_state(state, was, own);
-        memcpy(was, own, sizeof was);
-        REFUSED(kn_checkpoint_open(dir, NULL), "something other than the name of a file");
+    for (size_t i = 0; i < sizeof changed / sizeof *changed; i++) {
+        forge_state(state, changed[i][0], changed[i][1]);
+        REFUSED(kn_checkpoint_open(dir, NULL), changed[i][2]);
+        forge_state(state, changed[i][1], changed[i][0]);
     }
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         put_state(state, bad[i][0]);
