@@ -86,7 +86,7 @@ typedef struct kn_gathering {
     bool here;              /* this rank gets them */
     kn_state *header;       /* names, shapes and values of the first rank that has any */
     int ranks;
-    struct kn_held *held; /* [ranks * header's count] */
+    struct kn_holding *held; /* [ranks * header's count] */
     char *sent;           /* room for a part */
 } kn_gathering;
 /* All ranks learn who holds what; an error where elements are missing. Collective. */

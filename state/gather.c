@@ -11,17 +11,17 @@
 #include <string.h>
 
 /* What a rank holds of a tensor; numel -1: it doesn't know it. */
-typedef struct kn_held {
+typedef struct kn_holding {
     int64_t start, count, blocks, stride, numel, split;
-} kn_held;
-enum { WORDS = sizeof(kn_held) / sizeof(int64_t) };
+} kn_holding;
+enum { WORDS = sizeof(kn_holding) / sizeof(int64_t) };
 
 static int64_t numel_of(const kn_state_item *i)
 {
     return kn_shape_numel(i->ndim, i->shape);
 }
 
-static kn_interval part_of(const kn_held *h)
+static kn_interval part_of(const kn_holding *h)
 {
     return (kn_interval){
         .start = h->start, .count = h->count, .blocks = h->blocks, .stride = h->stride
@@ -66,14 +66,14 @@ static bool are_known(const kn_gathering *g)
     return true;
 }
 
-static kn_held held_of(const kn_gathering *g, const kn_state_item *i)
+static kn_holding held_of(const kn_gathering *g, const kn_state_item *i)
 {
     const kn_state_item *own = i->type == KN_STATE_TENSOR ? own_item(g, i) : NULL;
     if (!own)
-        return (kn_held){ .numel = -1 };
+        return (kn_holding){ .numel = -1 };
     const bool whole = own->shards <= 1;
     const kn_interval p = whole ? kn_interval_whole(numel_of(own)) : own->part;
-    return (kn_held){
+    return (kn_holding){
         p.start, p.count, p.blocks, p.stride, kn_interval_numel(p), whole ? 0 : (int64_t)own->split
     };
 }
@@ -81,8 +81,8 @@ static kn_held held_of(const kn_gathering *g, const kn_state_item *i)
 static bool ask(kn_gathering *g)
 {
     const int n = g->header->count;
-    const size_t bytes = (size_t)n * sizeof(kn_held);
-    kn_held *mine = kn_host_calloc((size_t)n + 1, sizeof *mine);
+    const size_t bytes = (size_t)n * sizeof(kn_holding);
+    kn_holding *mine = kn_host_calloc((size_t)n + 1, sizeof *mine);
     g->held = kn_host_calloc((size_t)(n * g->ranks) + 1, sizeof *g->held);
     bool ok = mine && g->held && are_known(g);
     for (int i = 0; ok && i < n; i++)
@@ -97,7 +97,7 @@ static bool ask(kn_gathering *g)
     return ok;
 }
 
-static const kn_held *of_rank(const kn_gathering *g, int item, int rank)
+static const kn_holding *of_rank(const kn_gathering *g, int item, int rank)
 {
     return &g->held[rank * g->header->count + item];
 }
@@ -105,7 +105,7 @@ static const kn_held *of_rank(const kn_gathering *g, int item, int rank)
 /* Whether rank is the first that holds its part of the item. */
 static bool sends(const kn_gathering *g, int item, int rank)
 {
-    const kn_held *h = of_rank(g, item, rank);
+    const kn_holding *h = of_rank(g, item, rank);
     int first = 0;
     while (memcmp(of_rank(g, item, first), h, sizeof *h) != 0)
         first++;
@@ -116,10 +116,10 @@ static bool sends(const kn_gathering *g, int item, int rank)
 static bool is_covered(const kn_gathering *g, int item)
 {
     const kn_state_item *i = &g->header->list[item];
-    const kn_held *one = NULL;
+    const kn_holding *one = NULL;
     int64_t sum = 0;
     for (int r = 0; r < g->ranks; r++) {
-        const kn_held *h = of_rank(g, item, r);
+        const kn_holding *h = of_rank(g, item, r);
         if (h->numel < 0)
             continue;
         if (one && one->split != h->split)
@@ -197,7 +197,7 @@ bool kn_gathering_item(kn_gathering *g, int item, void *whole)
     const size_t size = kn_dtype_size(i->dtype);
     bool ok = true;
     for (int r = 0; ok && r < g->ranks; r++) {
-        const kn_held *h = of_rank(g, item, r);
+        const kn_holding *h = of_rank(g, item, r);
         const size_t bytes = (size_t)(h->numel > 0 ? h->numel : 0) * size;
         if (!sends(g, item, r))
             continue;
