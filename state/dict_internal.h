@@ -87,7 +87,7 @@ typedef struct kn_gathering {
     kn_state *header;       /* names, shapes and values of the first rank that has any */
     int ranks;
     struct kn_holding *held; /* [ranks * header's count] */
-    char *sent;           /* room for a part */
+    char *sent;              /* room for a part */
 } kn_gathering;
 /* All ranks learn who holds what; an error where elements are missing. Collective. */
 bool kn_gathering_begin(kn_gathering *g);
