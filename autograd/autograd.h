@@ -37,10 +37,9 @@ KN_API bool kn_grad_mode(void);
 KN_API kn_tensor *kn_detach(kn_tensor *t);
 
 typedef struct kn_backward_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .retain_graph = true */
-    kn_tensor *grad;              /* gradient of the result; NULL: ones, result must be a scalar */
-    bool retain_graph;            /* keep saved tensors for a second backward */
+    KN_BEGIN_OPTIONS;
+    kn_tensor *grad;   /* gradient of the result; NULL: ones, result must be a scalar */
+    bool retain_graph; /* keep saved tensors for a second backward */
 } kn_backward_options;
 
 /* Adds d result / d leaf to every reachable leaf that requires grad (ones to a leaf itself). Frees
@@ -48,15 +47,12 @@ typedef struct kn_backward_options {
  * that says so. A backward that fails takes back what it had added; where a leaf had a gradient
  * before, that can't be, and kn_grad and steps refuse until kn_clear_grad. */
 KN_API bool kn_backward_(kn_tensor *result, kn_backward_options o);
-#define kn_backward(result, ...)                                                                   \
-    kn_backward_((result),                                                                         \
-                 (kn_backward_options){ ._size = sizeof(kn_backward_options), __VA_ARGS__ })
+#define kn_backward(result, ...) kn_backward_(result, KN_OPTIONS(kn_backward_options, __VA_ARGS__))
 
 typedef struct kn_grad_of_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .retain_graph = true */
-    kn_tensor *grad;              /* gradient of the result; NULL: ones, result must be a scalar */
-    bool retain_graph;            /* keep saved tensors for another backward */
+    KN_BEGIN_OPTIONS;
+    kn_tensor *grad;   /* gradient of the result; NULL: ones, result must be a scalar */
+    bool retain_graph; /* keep saved tensors for another backward */
 } kn_grad_of_options;
 
 /* grads[i] = d result / d inputs[i] (torch.autograd.grad), the scope's; NULL where the result
@@ -74,8 +70,7 @@ typedef struct kn_grad_of_options {
 KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor **grads,
                         kn_grad_of_options o);
 #define kn_grad_of(result, inputs, n, grads, ...)                                                  \
-    kn_grad_of_((result), (inputs), (n), (grads),                                                  \
-                (kn_grad_of_options){ ._size = sizeof(kn_grad_of_options), __VA_ARGS__ })
+    kn_grad_of_(result, inputs, n, grads, KN_OPTIONS(kn_grad_of_options, __VA_ARGS__))
 
 /* ---- finding values that aren't finite ------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
 
 static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
 {
-    char buf[128], other[128];
+    char buf[128];
     if (result->first_order)
         return kn_fail(
             "%s: the tensor is made of gradients of kn_grad_of, through which nothing is "
@@ -22,7 +22,7 @@ static bool check_result(const char *what, const kn_tensor *result, const kn_ten
         return false;
     if (grad && (grad->dtype != result->dtype || !kn_has_shape(grad, result->ndim, result->shape)))
         return kn_fail("%s: .grad is %s, but must have the result's shape and dtype, %s", what,
-                       kn_describe(grad, other, sizeof other), buf);
+                       KN_SHOWN(grad), buf);
     return true;
 }
 
@@ -60,7 +60,6 @@ bool kn_backward_(kn_tensor *result, kn_backward_options o)
 
 static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
 {
-    char buf[128];
     if (n < 1 || !inputs || !grads)
         return kn_fail("grad_of: needs at least one input and a place for each gradient; got %d "
                        "inputs%s%s",
@@ -72,7 +71,7 @@ static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
         if (!t->requires_grad)
             return kn_fail("grad_of: input %d, %s, doesn't require grad; call kn_require_grad "
                            "before the forward",
-                           i + 1, kn_describe(t, buf, sizeof buf));
+                           i + 1, KN_SHOWN(t));
         if (t->leaf && t->leaf->dest)
             return kn_fail("grad_of: input %d, '%s', is a parameter of a unit of fsdp, whose "
                            "gradients lie in shards; use kn_backward and kn_param_grad",
@@ -80,7 +79,7 @@ static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
         if (t->leaf && t->leaf->pending > 0) /* both gradients would come to one place */
             return kn_fail("grad_of: input %d, %s, is a leaf that the backward that runs has yet "
                            "to complete; take the gradient of a kn_detach of it",
-                           i + 1, kn_describe(t, buf, sizeof buf));
+                           i + 1, KN_SHOWN(t));
     }
     return true;
 }

@@ -72,12 +72,12 @@ static found look(const kn_tensor *t)
 /* "f32[2,3] has 2 NaN and 1 infinite of 6 values" */
 static char *describe(const kn_tensor *t, found f, char *text, size_t size)
 {
-    char shape[128], nan[32] = "", inf[32] = "";
+    char nan[32] = "", inf[32] = "";
     if (f.nan)
         snprintf(nan, sizeof nan, "%lld NaN", (long long)f.nan);
     if (f.inf)
         snprintf(inf, sizeof inf, "%lld infinite", (long long)f.inf);
-    snprintf(text, size, "%s has %s%s%s of %lld values", kn_describe(t, shape, sizeof shape), nan,
+    snprintf(text, size, "%s has %s%s%s of %lld values", KN_SHOWN(t), nan,
              f.nan && f.inf ? " and " : "", inf, (long long)kn_numel(t));
     return text;
 }

@@ -160,13 +160,13 @@ static bool give(const kn_edge *to, kn_tensor *g, bool own)
 
 static bool pass_on(kn_node *n, const kn_op_grad *g)
 {
-    char other[128], want[128];
+    char want[128];
     for (int i = 0; i < n->nin; i++) {
         if (!g->din[i] || !g->want[i])
             continue;
         if (!kn_has_shape(g->din[i], n->in_spec[i].ndim, n->in_spec[i].shape))
             return kn_fail("backward of '%s': the gradient of input %d is %s, the input was %s",
-                           n->op->name, i + 1, kn_describe(g->din[i], other, sizeof other),
+                           n->op->name, i + 1, KN_SHOWN(g->din[i]),
                            kn_spec_describe(&n->in_spec[i], want, sizeof want));
         if (!give(&n->edge[i], g->din[i], owns(g, i)))
             return false;

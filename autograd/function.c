@@ -132,7 +132,7 @@ static bool check_call(const kn_function *f, kn_values in)
 static state *make_state(const kn_function *f, kn_values in, const void *arg, size_t arg_size)
 {
     if (arg_size && !arg)
-        return kn_fail("%s: arg is NULL, of %zu bytes", f->name, arg_size), NULL;
+        return kn_fail_null("%s: arg is NULL, of %zu bytes", f->name, arg_size);
     state *s = kn_host_calloc(1, sizeof *s + arg_size);
     if (!s)
         return NULL;
@@ -309,14 +309,14 @@ bool kn_save_for_backward_(kn_function_run *run, kn_values t)
 static bool check_gradient(const state *s, const kn_op_grad *g, int i, const kn_tensor *dx)
 {
     const kn_spec *want = &g->in_spec[i];
-    char text[128], shape[128];
+    char shape[128];
     if (!kn_check(dx, s->name))
         return false;
     kn_spec_describe(want, shape, sizeof shape);
     if (dx->dtype != want->dtype || dx->ndim != want->ndim ||
         memcmp(dx->shape, want->shape, (size_t)dx->ndim * sizeof *dx->shape) != 0)
-        return fail(s, "the gradient of input %d is %s, the input was %s", i + 1,
-                    kn_describe(dx, text, sizeof text), shape);
+        return fail(s, "the gradient of input %d is %s, the input was %s", i + 1, KN_SHOWN(dx),
+                    shape);
     if (kn_device_of(dx) != want->device)
         return fail(s, "the gradient of input %d is on %s, the input was on %s", i + 1,
                     kn_device_name(kn_device_of(dx)), kn_device_name(want->device));

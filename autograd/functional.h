@@ -42,8 +42,7 @@ KN_API kn_tensor *kn_dropout_(kn_tensor *x, double p);
 #define kn_dropout(x, p) kn_dropout_((x), (p))
 
 typedef struct kn_scaled_dot_product_attention_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double scale;    /* 0: 1/sqrt(D); KN_ZERO: 0 */
     bool causal;     /* query t sees keys s <= t + (S - T): the last query sees all */
     double dropout;  /* of the probabilities */
@@ -59,9 +58,7 @@ KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, k
                                                    kn_scaled_dot_product_attention_options o);
 #define kn_scaled_dot_product_attention(q, k, v, ...)                                              \
     kn_scaled_dot_product_attention_(                                                              \
-        (q), (k), (v),                                                                             \
-        (kn_scaled_dot_product_attention_options){                                                 \
-            ._size = sizeof(kn_scaled_dot_product_attention_options), __VA_ARGS__ })
+        q, k, v, KN_OPTIONS(kn_scaled_dot_product_attention_options, __VA_ARGS__))
 /* The keys and values of the positions so far, for generation: each step appends those of its new
  * positions and attends to all, without copying the earlier ones.
  *
@@ -83,8 +80,7 @@ KN_API int64_t kn_kv_cache_length(const kn_kv_cache *c); /* positions so far */
 /* Forgets the positions from length on; 0: all. */
 KN_API bool kn_kv_cache_truncate(kn_kv_cache *c, int64_t length);
 typedef struct kn_rope_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_rope_scaling scaling; /* Llama 3's (kernels/types.h); none by default */
 } kn_rope_options;
 /* Rotary embedding (Su et al., arXiv:2104.09864) of x[B,H,T,D] at positions start + t: turns each
@@ -92,8 +88,7 @@ typedef struct kn_rope_options {
  * smaller. D is even. base 0: 10000. */
 KN_API kn_tensor *kn_rope_(kn_tensor *x, double base, int64_t start, kn_rope_options o);
 #define kn_rope(x, base, start, ...)                                                               \
-    kn_rope_((x), (base), (start),                                                                 \
-             (kn_rope_options){ ._size = sizeof(kn_rope_options), __VA_ARGS__ })
+    kn_rope_(x, base, start, KN_OPTIONS(kn_rope_options, __VA_ARGS__))
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 
@@ -109,55 +104,45 @@ typedef enum kn_loss_reduction {
 /* x and target have one shape and one float dtype, but for losses of classes; a target that
  * requires a gradient gets one. */
 typedef struct kn_mse_loss_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
 } kn_mse_loss_options;
 /* (x - target)^2 */
 KN_API kn_tensor *kn_mse_loss_(kn_tensor *x, kn_tensor *target, kn_mse_loss_options o);
 #define kn_mse_loss(x, target, ...)                                                                \
-    kn_mse_loss_((x), (target),                                                                    \
-                 (kn_mse_loss_options){ ._size = sizeof(kn_mse_loss_options), __VA_ARGS__ })
+    kn_mse_loss_(x, target, KN_OPTIONS(kn_mse_loss_options, __VA_ARGS__))
 
 typedef struct kn_l1_loss_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
 } kn_l1_loss_options;
 /* |x - target|; where they are equal the gradient is 0. */
 KN_API kn_tensor *kn_l1_loss_(kn_tensor *x, kn_tensor *target, kn_l1_loss_options o);
 #define kn_l1_loss(x, target, ...)                                                                 \
-    kn_l1_loss_((x), (target),                                                                     \
-                (kn_l1_loss_options){ ._size = sizeof(kn_l1_loss_options), __VA_ARGS__ })
+    kn_l1_loss_(x, target, KN_OPTIONS(kn_l1_loss_options, __VA_ARGS__))
 
 typedef struct kn_huber_loss_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     double delta; /* above 0; 0: 1 */
 } kn_huber_loss_options;
 /* With d = x - target: d^2 / 2 where |d| < delta, else delta (|d| - delta / 2). */
 KN_API kn_tensor *kn_huber_loss_(kn_tensor *x, kn_tensor *target, kn_huber_loss_options o);
 #define kn_huber_loss(x, target, ...)                                                              \
-    kn_huber_loss_((x), (target),                                                                  \
-                   (kn_huber_loss_options){ ._size = sizeof(kn_huber_loss_options), __VA_ARGS__ })
+    kn_huber_loss_(x, target, KN_OPTIONS(kn_huber_loss_options, __VA_ARGS__))
 
 typedef struct kn_smooth_l1_loss_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     double beta; /* 0: 1; KN_ZERO: 0, kn_l1_loss */
 } kn_smooth_l1_loss_options;
 /* With d = x - target: d^2 / (2 beta) where |d| < beta, else |d| - beta / 2. */
 KN_API kn_tensor *kn_smooth_l1_loss_(kn_tensor *x, kn_tensor *target, kn_smooth_l1_loss_options o);
 #define kn_smooth_l1_loss(x, target, ...)                                                          \
-    kn_smooth_l1_loss_(                                                                            \
-        (x), (target),                                                                             \
-        (kn_smooth_l1_loss_options){ ._size = sizeof(kn_smooth_l1_loss_options), __VA_ARGS__ })
+    kn_smooth_l1_loss_(x, target, KN_OPTIONS(kn_smooth_l1_loss_options, __VA_ARGS__))
 
 typedef struct kn_binary_cross_entropy_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     kn_tensor *weight; /* broadcasts to x; multiplies each element's loss; or NULL */
 } kn_binary_cross_entropy_options;
@@ -167,13 +152,10 @@ typedef struct kn_binary_cross_entropy_options {
 KN_API kn_tensor *kn_binary_cross_entropy_(kn_tensor *x, kn_tensor *target,
                                            kn_binary_cross_entropy_options o);
 #define kn_binary_cross_entropy(x, target, ...)                                                    \
-    kn_binary_cross_entropy_((x), (target),                                                        \
-                             (kn_binary_cross_entropy_options){                                    \
-                                 ._size = sizeof(kn_binary_cross_entropy_options), __VA_ARGS__ })
+    kn_binary_cross_entropy_(x, target, KN_OPTIONS(kn_binary_cross_entropy_options, __VA_ARGS__))
 
 typedef struct kn_binary_cross_entropy_with_logits_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     kn_tensor *weight;     /* broadcasts to x; multiplies each element's loss; or NULL */
     kn_tensor *pos_weight; /* broadcasts to x; of positive targets; no gradient; or NULL */
@@ -185,26 +167,20 @@ kn_binary_cross_entropy_with_logits_(kn_tensor *x, kn_tensor *target,
                                      kn_binary_cross_entropy_with_logits_options o);
 #define kn_binary_cross_entropy_with_logits(x, target, ...)                                        \
     kn_binary_cross_entropy_with_logits_(                                                          \
-        (x), (target),                                                                             \
-        (kn_binary_cross_entropy_with_logits_options){                                             \
-            ._size = sizeof(kn_binary_cross_entropy_with_logits_options), __VA_ARGS__ })
+        x, target, KN_OPTIONS(kn_binary_cross_entropy_with_logits_options, __VA_ARGS__))
 
 typedef struct kn_kl_div_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     bool log_target; /* target holds logarithms too */
 } kn_kl_div_options;
 /* target (log target - x) of logarithms x of probabilities; 0 where the target is 0 and x is
  * finite, with a gradient of -x by the target. log_target: exp(target) (target - x). */
 KN_API kn_tensor *kn_kl_div_(kn_tensor *x, kn_tensor *target, kn_kl_div_options o);
-#define kn_kl_div(x, target, ...)                                                                  \
-    kn_kl_div_((x), (target),                                                                      \
-               (kn_kl_div_options){ ._size = sizeof(kn_kl_div_options), __VA_ARGS__ })
+#define kn_kl_div(x, target, ...) kn_kl_div_(x, target, KN_OPTIONS(kn_kl_div_options, __VA_ARGS__))
 
 typedef struct kn_nll_loss_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     int64_t ignore_index; /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
     kn_tensor *weight;    /* [V], of the classes; x's dtype; no gradient; or NULL */
@@ -215,12 +191,10 @@ typedef struct kn_nll_loss_options {
  * target outside of [0, V) is an error, as kn_embedding's. */
 KN_API kn_tensor *kn_nll_loss_(kn_tensor *x, kn_tensor *targets, kn_nll_loss_options o);
 #define kn_nll_loss(x, targets, ...)                                                               \
-    kn_nll_loss_((x), (targets),                                                                   \
-                 (kn_nll_loss_options){ ._size = sizeof(kn_nll_loss_options), __VA_ARGS__ })
+    kn_nll_loss_(x, targets, KN_OPTIONS(kn_nll_loss_options, __VA_ARGS__))
 
 typedef struct kn_cross_entropy_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t ignore_index;        /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
     double smoothing;            /* label smoothing in [0, 1) */
     kn_tensor *weight;           /* [V], of the classes; the logits' dtype; no gradient; or NULL */
@@ -235,13 +209,10 @@ typedef struct kn_cross_entropy_options {
 KN_API kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets,
                                     kn_cross_entropy_options o);
 #define kn_cross_entropy(logits, targets, ...)                                                     \
-    kn_cross_entropy_(                                                                             \
-        (logits), (targets),                                                                       \
-        (kn_cross_entropy_options){ ._size = sizeof(kn_cross_entropy_options), __VA_ARGS__ })
+    kn_cross_entropy_(logits, targets, KN_OPTIONS(kn_cross_entropy_options, __VA_ARGS__))
 
 typedef struct kn_linear_cross_entropy_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_tensor *bias;             /* [V], x's dtype or f32; or NULL */
     bool in_out;                 /* w is stored [C, V] */
     int64_t ignore_index;        /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
@@ -256,38 +227,31 @@ typedef struct kn_linear_cross_entropy_options {
 KN_API kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targets,
                                            kn_linear_cross_entropy_options o);
 #define kn_linear_cross_entropy(x, w, targets, ...)                                                \
-    kn_linear_cross_entropy_((x), (w), (targets),                                                  \
-                             (kn_linear_cross_entropy_options){                                    \
-                                 ._size = sizeof(kn_linear_cross_entropy_options), __VA_ARGS__ })
+    kn_linear_cross_entropy_(x, w, targets,                                                        \
+                             KN_OPTIONS(kn_linear_cross_entropy_options, __VA_ARGS__))
 
 typedef struct kn_normalize_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t dim; /* negative ones count from the end; 0: 1; KN_ZERO: 0 */
     double eps;  /* 0: 1e-12; KN_ZERO: the least that the dtype allows */
 } kn_normalize_options;
 /* x / max(norm, eps) with norm = sqrt(sum x^2) over one dim. Below eps the norm has no gradient, so
  * rows of zeros are safe. Computed in f32 or f64. */
 KN_API kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o);
-#define kn_normalize(x, ...)                                                                       \
-    kn_normalize_((x), (kn_normalize_options){ ._size = sizeof(kn_normalize_options), __VA_ARGS__ })
+#define kn_normalize(x, ...) kn_normalize_(x, KN_OPTIONS(kn_normalize_options, __VA_ARGS__))
 
 typedef struct kn_cosine_similarity_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t dim; /* of the broadcast shape; negative ones count from the end; 0: 1; KN_ZERO: 0 */
     double eps;  /* 0: 1e-8; KN_ZERO: the least that the dtype allows */
 } kn_cosine_similarity_options;
 /* sum x y / (max(|x|, eps) max(|y|, eps)) over one dim, which goes; x and y broadcast. */
 KN_API kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarity_options o);
 #define kn_cosine_similarity(x, y, ...)                                                            \
-    kn_cosine_similarity_((x), (y),                                                                \
-                          (kn_cosine_similarity_options){                                          \
-                              ._size = sizeof(kn_cosine_similarity_options), __VA_ARGS__ })
+    kn_cosine_similarity_(x, y, KN_OPTIONS(kn_cosine_similarity_options, __VA_ARGS__))
 
 typedef struct kn_cosine_embedding_loss_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_loss_reduction reduction;
     double margin; /* in [-1, 1] */
 } kn_cosine_embedding_loss_options;
@@ -297,10 +261,7 @@ typedef struct kn_cosine_embedding_loss_options {
 KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign,
                                             kn_cosine_embedding_loss_options o);
 #define kn_cosine_embedding_loss(x, y, sign, ...)                                                  \
-    kn_cosine_embedding_loss_(                                                                     \
-        (x), (y), (sign),                                                                          \
-        (kn_cosine_embedding_loss_options){ ._size = sizeof(kn_cosine_embedding_loss_options),     \
-                                            __VA_ARGS__ })
+    kn_cosine_embedding_loss_(x, y, sign, KN_OPTIONS(kn_cosine_embedding_loss_options, __VA_ARGS__))
 typedef enum kn_pad_mode {
     KN_PAD_CONSTANT = 0, /* the value */
     KN_PAD_REFLECT,      /* mirrored at the edge's element, which isn't repeated; size < dim */
@@ -315,8 +276,7 @@ KN_API kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, co
 /* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */
 
 typedef struct kn_conv2d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t stride, pad, dilation;             /* 0: 1, 0, 1; the same for rows and columns */
     int64_t strides[2], pads[2], dilations[2]; /* {rows, columns} in their place, where not all 0 */
     int64_t groups;                            /* 0: 1; divides C and O */
@@ -326,23 +286,19 @@ typedef struct kn_conv2d_options {
  * dilation (R - 1) - 1) / stride + 1. bias[O] may be NULL; f32 beside a narrower x. */
 KN_API kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv2d_options o);
 #define kn_conv2d(x, w, bias, ...)                                                                 \
-    kn_conv2d_((x), (w), (bias),                                                                   \
-               (kn_conv2d_options){ ._size = sizeof(kn_conv2d_options), __VA_ARGS__ })
+    kn_conv2d_(x, w, bias, KN_OPTIONS(kn_conv2d_options, __VA_ARGS__))
 
 typedef struct kn_conv1d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t stride, pad, dilation, groups; /* 0: 1, 0, 1, 1 */
 } kn_conv1d_options;
 /* The same of x[N,C,L] and w[O,C/groups,S] (torch.nn.functional.conv1d). */
 KN_API kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o);
 #define kn_conv1d(x, w, bias, ...)                                                                 \
-    kn_conv1d_((x), (w), (bias),                                                                   \
-               (kn_conv1d_options){ ._size = sizeof(kn_conv1d_options), __VA_ARGS__ })
+    kn_conv1d_(x, w, bias, KN_OPTIONS(kn_conv1d_options, __VA_ARGS__))
 
 typedef struct kn_conv_transpose2d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t stride, pad, output_pad, dilation; /* 0: 1, 0, 0, 1; the same for rows and columns */
     int64_t strides[2], pads[2], output_pads[2], dilations[2]; /* {rows, columns} where not all 0 */
     int64_t groups;                                            /* 0: 1; divides C */
@@ -355,27 +311,21 @@ typedef struct kn_conv_transpose2d_options {
 KN_API kn_tensor *kn_conv_transpose2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
                                        kn_conv_transpose2d_options o);
 #define kn_conv_transpose2d(x, w, bias, ...)                                                       \
-    kn_conv_transpose2d_((x), (w), (bias),                                                         \
-                         (kn_conv_transpose2d_options){                                            \
-                             ._size = sizeof(kn_conv_transpose2d_options), __VA_ARGS__ })
+    kn_conv_transpose2d_(x, w, bias, KN_OPTIONS(kn_conv_transpose2d_options, __VA_ARGS__))
 
 typedef struct kn_conv_transpose1d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t stride, pad, output_pad, dilation, groups; /* 0: 1, 0, 0, 1, 1 */
 } kn_conv_transpose1d_options;
 /* The same of x[N,C,L] and w[C,O/groups,S] (torch.nn.functional.conv_transpose1d). */
 KN_API kn_tensor *kn_conv_transpose1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
                                        kn_conv_transpose1d_options o);
 #define kn_conv_transpose1d(x, w, bias, ...)                                                       \
-    kn_conv_transpose1d_((x), (w), (bias),                                                         \
-                         (kn_conv_transpose1d_options){                                            \
-                             ._size = sizeof(kn_conv_transpose1d_options), __VA_ARGS__ })
+    kn_conv_transpose1d_(x, w, bias, KN_OPTIONS(kn_conv_transpose1d_options, __VA_ARGS__))
 
 struct kn_comm; /* comm/comm.h */
 typedef struct kn_batch_norm_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     bool training;
     double momentum; /* in [0, 1]; 0: 0.1; KN_ZERO: 0 */
     double eps;      /* 0: 1e-5; KN_ZERO: 0 */
@@ -402,8 +352,7 @@ typedef struct kn_batch_norm_options {
 KN_API kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *running_mean,
                                  kn_tensor *running_var, kn_batch_norm_options o);
 #define kn_batch_norm(x, w, b, mean, var, ...)                                                     \
-    kn_batch_norm_((x), (w), (b), (mean), (var),                                                   \
-                   (kn_batch_norm_options){ ._size = sizeof(kn_batch_norm_options), __VA_ARGS__ })
+    kn_batch_norm_(x, w, b, mean, var, KN_OPTIONS(kn_batch_norm_options, __VA_ARGS__))
 
 /* (x - mean) / sqrt(var + eps) * w + b with mean and (biased) variance of each of the groups of
  * channels of each sample of x[N,C,...] (Wu and He, arXiv:1803.08494); groups divides C. w, b [C]
@@ -418,8 +367,7 @@ KN_API kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, do
 #define kn_instance_norm(x, w, b, eps) kn_instance_norm_((x), (w), (b), (eps))
 
 typedef struct kn_pool2d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t kernel, stride, pad,
         dilation; /* kernel is required; 0: stride kernel, pad 0, dilation 1 */
     int64_t kernels[2], strides[2], pads[2], dilations[2]; /* {rows, columns} where not all 0 */
@@ -431,16 +379,13 @@ typedef struct kn_pool2d_options {
 KN_API kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o);
 /* The mean of each window; no dilation. */
 KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);
-#define kn_max_pool2d(x, ...)                                                                      \
-    kn_max_pool2d_((x), (kn_pool2d_options){ ._size = sizeof(kn_pool2d_options), __VA_ARGS__ })
-#define kn_avg_pool2d(x, ...)                                                                      \
-    kn_avg_pool2d_((x), (kn_pool2d_options){ ._size = sizeof(kn_pool2d_options), __VA_ARGS__ })
+#define kn_max_pool2d(x, ...) kn_max_pool2d_(x, KN_OPTIONS(kn_pool2d_options, __VA_ARGS__))
+#define kn_avg_pool2d(x, ...) kn_avg_pool2d_(x, KN_OPTIONS(kn_pool2d_options, __VA_ARGS__))
 /* Means of P x Q windows that cover x: rows [floor(p H/P), ceil((p+1) H/P)), likewise columns. */
 KN_API kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q);
 
 typedef struct kn_pool1d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t kernel, stride, pad, dilation; /* as in kn_pool2d_options */
     bool ceil_mode, exclude_pad;
 } kn_pool1d_options;
@@ -448,14 +393,11 @@ typedef struct kn_pool1d_options {
 KN_API kn_tensor *kn_max_pool1d_(kn_tensor *x, kn_pool1d_options o);
 KN_API kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o);
 KN_API kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P);
-#define kn_max_pool1d(x, ...)                                                                      \
-    kn_max_pool1d_((x), (kn_pool1d_options){ ._size = sizeof(kn_pool1d_options), __VA_ARGS__ })
-#define kn_avg_pool1d(x, ...)                                                                      \
-    kn_avg_pool1d_((x), (kn_pool1d_options){ ._size = sizeof(kn_pool1d_options), __VA_ARGS__ })
+#define kn_max_pool1d(x, ...) kn_max_pool1d_(x, KN_OPTIONS(kn_pool1d_options, __VA_ARGS__))
+#define kn_avg_pool1d(x, ...) kn_avg_pool1d_(x, KN_OPTIONS(kn_pool1d_options, __VA_ARGS__))
 
 typedef struct kn_unfold2d_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t kernel, stride, pad, dilation; /* kernel is required; 0: stride 1, pad 0, dilation 1 */
     int64_t kernels[2], strides[2], pads[2], dilations[2]; /* {rows, columns} where not all 0 */
 } kn_unfold2d_options;
@@ -463,19 +405,15 @@ typedef struct kn_unfold2d_options {
  * at P x Q places, y[n, (c R + r) S + s, p Q + q] = x[n, c, p stride - pad + r dilation, ...], 0
  * outside. The gradient adds windows up. */
 KN_API kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o);
-#define kn_unfold2d(x, ...)                                                                        \
-    kn_unfold2d_((x), (kn_unfold2d_options){ ._size = sizeof(kn_unfold2d_options), __VA_ARGS__ })
+#define kn_unfold2d(x, ...) kn_unfold2d_(x, KN_OPTIONS(kn_unfold2d_options, __VA_ARGS__))
 /* Such columns y[N, C R S, P Q] added up into the image x[N,C,H,W] that kn_unfold2d with the same
  * options takes to as many (torch.nn.functional.fold). Elements of the pad go. */
 KN_API kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o);
-#define kn_fold2d(y, H, W, ...)                                                                    \
-    kn_fold2d_((y), (H), (W),                                                                      \
-               (kn_unfold2d_options){ ._size = sizeof(kn_unfold2d_options), __VA_ARGS__ })
+#define kn_fold2d(y, H, W, ...) kn_fold2d_(y, H, W, KN_OPTIONS(kn_unfold2d_options, __VA_ARGS__))
 
 typedef enum kn_interpolate_mode { KN_NEAREST = 0, KN_BILINEAR } kn_interpolate_mode;
 typedef struct kn_interpolate_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t size, sizes[2];   /* of the result; the same for both, or {rows, columns} */
     double scale, scales[2];  /* in its place: its size is floor(H scale) */
     kn_interpolate_mode mode; /* KN_NEAREST is the default */
@@ -486,9 +424,7 @@ typedef struct kn_interpolate_options {
  * (p + 0.5) s - 0.5, or around p (H - 1) / (P - 1) with .align_corners; likewise columns. Places
  * outside count as the edge. They are computed in f64. */
 KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
-#define kn_interpolate(x, ...)                                                                     \
-    kn_interpolate_(                                                                               \
-        (x), (kn_interpolate_options){ ._size = sizeof(kn_interpolate_options), __VA_ARGS__ })
+#define kn_interpolate(x, ...) kn_interpolate_(x, KN_OPTIONS(kn_interpolate_options, __VA_ARGS__))
 /* x[...,C r r,H,W] -> y[...,C,H r,W r]: y[c, h r + i, w r + j] = x[(c r + i) r + j, h, w]. Any
  * dtype. kn_pixel_unshuffle takes y back to x; r divides its rows and columns. */
 KN_API kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r);

@@ -306,7 +306,6 @@ static bool take_turn(check *c, turn how)
 
 static bool check_inputs(const check *c)
 {
-    char text[128];
     bool any = false;
     if (!c->fn)
         return kn_fail("gradcheck: no function");
@@ -321,8 +320,7 @@ static bool check_inputs(const check *c)
         any = true;
         if (t->dtype != KN_F64 || kn_device_of(t) == KN_META)
             return kn_fail("gradcheck: input %d is %s on %s; differences need f64 and values",
-                           i + 1, kn_describe(t, text, sizeof text),
-                           kn_device_name(kn_device_of(t)));
+                           i + 1, KN_SHOWN(t), kn_device_name(kn_device_of(t)));
     }
     return any || kn_fail("gradcheck: no input requires grad (kn_require_grad)");
 }

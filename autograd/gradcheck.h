@@ -13,8 +13,7 @@ extern "C" {
 typedef kn_values (*kn_gradcheck_fn)(kn_values in, void *arg);
 
 typedef struct kn_gradcheck_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     void *arg;      /* passed to the function */
     double eps;     /* h; 0: 1e-5 */
     double atol;    /* 0: 1e-6; KN_ZERO: 0 */
@@ -37,8 +36,7 @@ typedef struct kn_gradcheck_options {
  * that fn uses beside its inputs, unless a unit of fsdp holds them. */
 KN_API bool kn_gradcheck_(kn_gradcheck_fn fn, kn_values in, kn_gradcheck_options o);
 #define kn_gradcheck(fn, in, ...)                                                                  \
-    kn_gradcheck_((fn), (in),                                                                      \
-                  (kn_gradcheck_options){ ._size = sizeof(kn_gradcheck_options), __VA_ARGS__ })
+    kn_gradcheck_(fn, in, KN_OPTIONS(kn_gradcheck_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

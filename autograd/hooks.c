@@ -37,13 +37,12 @@ static kn_hook_entry *add_hook(kn_tensor *t, const char *what, bool given)
     if (!kn_check(t, what))
         return NULL;
     if (!given)
-        return kn_fail("%s: the hook is NULL", what), NULL;
-    if (!t->requires_grad) {
-        kn_fail("%s: the tensor doesn't require grad, so no gradient will come by; call "
-                "kn_require_grad on a leaf before it is used",
-                what);
-        return NULL;
-    }
+        return kn_fail_null("%s: the hook is NULL", what);
+    if (!t->requires_grad)
+        return kn_fail_null(
+            "%s: the tensor doesn't require grad, so no gradient will come by; call "
+            "kn_require_grad on a leaf before it is used",
+            what);
     kn_leaf *leaf = t->node ? NULL : kn_leaf_of(t);
     if (!t->node && !leaf)
         return NULL;
@@ -168,7 +167,6 @@ bool kn_off_grad(kn_tensor *t, kn_hook hook)
 
 bool kn_gradient_fits(const kn_tensor *other, const kn_tensor *g)
 {
-    char text[128], want[128];
     if (!kn_check(other, "a hook on a gradient"))
         return false;
     if (other->dtype == g->dtype && kn_has_shape(other, g->ndim, g->shape) &&
@@ -176,8 +174,8 @@ bool kn_gradient_fits(const kn_tensor *other, const kn_tensor *g)
         return true;
     return kn_fail("the hook returned a gradient of another shape, dtype or device: %s on %s in "
                    "the place of %s on %s",
-                   kn_describe(other, text, sizeof text), kn_device_name(kn_device_of(other)),
-                   kn_describe(g, want, sizeof want), kn_device_name(kn_device_of(g)));
+                   KN_SHOWN(other), kn_device_name(kn_device_of(other)), KN_SHOWN(g),
+                   kn_device_name(kn_device_of(g)));
 }
 
 kn_tensor *kn_run_grad_hooks(kn_hook_entry *h, int out_index, kn_tensor *g, const char *of,

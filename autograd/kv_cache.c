@@ -14,13 +14,11 @@ kn_kv_cache *kn_kv_cache_new(kn_dtype dtype, kn_device device, int64_t B, int64_
     if (!kn_ok())
         return NULL;
     dtype = dtype == KN_DTYPE_DEFAULT ? KN_F32 : dtype;
-    if (!kn_dtype_is_float(dtype) || B < 1 || G < 1 || capacity < 1 || D < 1) {
-        kn_fail("kn_kv_cache_new: %s [%lld,%lld,%lld,%lld]; it takes a float dtype and sizes of at "
-                "least 1",
-                kn_dtype_name(dtype), (long long)B, (long long)G, (long long)capacity,
-                (long long)D);
-        return NULL;
-    }
+    if (!kn_dtype_is_float(dtype) || B < 1 || G < 1 || capacity < 1 || D < 1)
+        return kn_fail_null(
+            "kn_kv_cache_new: %s [%lld,%lld,%lld,%lld]; it takes a float dtype and sizes of at "
+            "least 1",
+            kn_dtype_name(dtype), (long long)B, (long long)G, (long long)capacity, (long long)D);
     kn_kv_cache *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
@@ -62,15 +60,15 @@ bool kn_kv_cache_truncate(kn_kv_cache *c, int64_t length)
 /* k or v: [B, G, t, D] as the cache. */
 static bool fits(const kn_kv_cache *c, const char *what, const kn_tensor *x, int64_t t)
 {
-    char a[128], b[128];
+    char a[128];
     const int64_t *s = c->k->shape;
     bool like = x->ndim == 4 && x->dtype == c->k->dtype && x->shape[0] == s[0] &&
                 x->shape[1] == s[1] && x->shape[2] == t && x->shape[3] == s[3];
     if (!like)
         return kn_fail("kn_kv_cache_append: %s is %s; the cache %s takes keys and values [%lld,"
                        "%lld,t,%lld] of its dtype, of as many positions t",
-                       what, kn_describe(x, a, sizeof a), kn_describe(c->k, b, sizeof b),
-                       (long long)s[0], (long long)s[1], (long long)s[3]);
+                       what, kn_describe(x, a, sizeof a), KN_SHOWN(c->k), (long long)s[0],
+                       (long long)s[1], (long long)s[3]);
     if (kn_device_of(x) != kn_device_of(c->k))
         return kn_fail("kn_kv_cache_append: %s is on %s, the cache on %s; move one of them", what,
                        kn_device_name(kn_device_of(x)), kn_device_name(kn_device_of(c->k)));

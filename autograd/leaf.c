@@ -137,17 +137,15 @@ kn_tensor *kn_require_grad(kn_tensor *t, bool on)
 {
     if (!kn_check(t, "kn_require_grad"))
         return NULL;
-    if (t->node) {
-        kn_fail("kn_require_grad: only leaves can be switched; this tensor was made by '%s' "
-                "(kn_detach gives a leaf)",
-                t->node->op->name);
-        return NULL;
-    }
-    if (on && !kn_dtype_is_float(t->dtype)) {
-        kn_fail("kn_require_grad: gradients exist for float tensors only, this one is %s",
-                kn_dtype_name(t->dtype));
-        return NULL;
-    }
+    if (t->node)
+        return kn_fail_null(
+            "kn_require_grad: only leaves can be switched; this tensor was made by '%s' "
+            "(kn_detach gives a leaf)",
+            t->node->op->name);
+    if (on && !kn_dtype_is_float(t->dtype))
+        return kn_fail_null(
+            "kn_require_grad: gradients exist for float tensors only, this one is %s",
+            kn_dtype_name(t->dtype));
     if (on && !kn_leaf_of(t))
         return NULL;
     t->requires_grad = on;
@@ -162,10 +160,9 @@ bool kn_requires_grad(const kn_tensor *t)
 
 kn_tensor *kn_grad(const kn_tensor *t)
 {
-    if (t && t->leaf && t->leaf->accum == KN_ACCUM_SPOILED) {
-        kn_fail("kn_grad: the gradient of '%s' can't be used: " KN_SPOILED_GRAD, kn_name(t));
-        return NULL;
-    }
+    if (t && t->leaf && t->leaf->accum == KN_ACCUM_SPOILED)
+        return kn_fail_null("kn_grad: the gradient of '%s' can't be used: " KN_SPOILED_GRAD,
+                            kn_name(t));
     return t && t->leaf ? t->leaf->grad : NULL;
 }
 

@@ -91,50 +91,41 @@ KN_API kn_tensor *kn_hardsigmoid(kn_tensor *x); /* min(max(x + 3, 0), 6) / 6; gr
 KN_API kn_tensor *kn_hardswish(kn_tensor *x);   /* x hardsigmoid(x); gradient 0 at -3, 1 at 3 */
 
 typedef struct kn_leaky_relu_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .slope = 0.2 */
-    double slope;                 /* default 0.01; finite */
+    KN_BEGIN_OPTIONS;
+    double slope; /* default 0.01; finite */
 } kn_leaky_relu_options;
 
 /* x where x > 0, else slope x */
 KN_API kn_tensor *kn_leaky_relu_(kn_tensor *x, kn_leaky_relu_options o);
-#define kn_leaky_relu(x, ...)                                                                      \
-    kn_leaky_relu_((x),                                                                            \
-                   (kn_leaky_relu_options){ ._size = sizeof(kn_leaky_relu_options), __VA_ARGS__ })
+#define kn_leaky_relu(x, ...) kn_leaky_relu_(x, KN_OPTIONS(kn_leaky_relu_options, __VA_ARGS__))
 
 typedef struct kn_elu_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .alpha = 0.5 */
-    double alpha;                 /* default 1; finite */
+    KN_BEGIN_OPTIONS;
+    double alpha; /* default 1; finite */
 } kn_elu_options;
 
 /* x where x > 0, else alpha (e^x - 1) */
 KN_API kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o);
-#define kn_elu(x, ...)                                                                             \
-    kn_elu_((x), (kn_elu_options){ ._size = sizeof(kn_elu_options), __VA_ARGS__ })
+#define kn_elu(x, ...) kn_elu_(x, KN_OPTIONS(kn_elu_options, __VA_ARGS__))
 
 typedef struct kn_softplus_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .beta = 2 */
-    double beta;                  /* default 1; above 0 */
-    double threshold;             /* default 20; finite */
+    KN_BEGIN_OPTIONS;
+    double beta;      /* default 1; above 0 */
+    double threshold; /* default 20; finite */
 } kn_softplus_options;
 
 /* log(1 + e^(beta x)) / beta; x itself where beta x is above the threshold */
 KN_API kn_tensor *kn_softplus_(kn_tensor *x, kn_softplus_options o);
-#define kn_softplus(x, ...)                                                                        \
-    kn_softplus_((x), (kn_softplus_options){ ._size = sizeof(kn_softplus_options), __VA_ARGS__ })
+#define kn_softplus(x, ...) kn_softplus_(x, KN_OPTIONS(kn_softplus_options, __VA_ARGS__))
 
 typedef struct kn_hardtanh_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .low = -2 */
-    double low, high;             /* defaults -1 and 1; finite, low <= high */
+    KN_BEGIN_OPTIONS;
+    double low, high; /* defaults -1 and 1; finite, low <= high */
 } kn_hardtanh_options;
 
 /* min(max(x, low), high), as kn_clamp, but the gradient is 0 at low and at high */
 KN_API kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o);
-#define kn_hardtanh(x, ...)                                                                        \
-    kn_hardtanh_((x), (kn_hardtanh_options){ ._size = sizeof(kn_hardtanh_options), __VA_ARGS__ })
+#define kn_hardtanh(x, ...) kn_hardtanh_(x, KN_OPTIONS(kn_hardtanh_options, __VA_ARGS__))
 
 /* cond ? a : b, cond bool; any dtype */
 KN_API kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b);
@@ -178,8 +169,7 @@ KN_API kn_tensor *kn_any(kn_tensor *x, int n, const int64_t *dims, bool keep);
 KN_API kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep);
 
 typedef struct kn_var_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double correction; /* 0: 1, the unbiased variance; KN_ZERO: 0, the biased one */
     bool keep;         /* reduced dims stay as 1 */
 } kn_var_options;
@@ -188,10 +178,8 @@ typedef struct kn_var_options {
  * gradient is 0. */
 KN_API kn_tensor *kn_var_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o);
 KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o);
-#define kn_var(x, n, dims, ...)                                                                    \
-    kn_var_((x), (n), (dims), (kn_var_options){ ._size = sizeof(kn_var_options), __VA_ARGS__ })
-#define kn_std(x, n, dims, ...)                                                                    \
-    kn_std_((x), (n), (dims), (kn_var_options){ ._size = sizeof(kn_var_options), __VA_ARGS__ })
+#define kn_var(x, n, dims, ...) kn_var_(x, n, dims, KN_OPTIONS(kn_var_options, __VA_ARGS__))
+#define kn_std(x, n, dims, ...) kn_std_(x, n, dims, KN_OPTIONS(kn_var_options, __VA_ARGS__))
 
 /* ---- indexing and order ---------------------------------------------------------------------- */
 
@@ -223,29 +211,25 @@ KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
 
 typedef struct kn_sort_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     bool descending;
     kn_tensor **indices; /* gets the elements' positions in x, i64; NULL: not wanted */
 } kn_sort_options;
 /* The elements of x along dim in ascending order, equal ones in that of x (stable, also where
  * descending). NaN is above all. Any dtype with arithmetic. */
 KN_API kn_tensor *kn_sort_(kn_tensor *x, int dim, kn_sort_options o);
-#define kn_sort(x, dim, ...)                                                                       \
-    kn_sort_((x), (dim), (kn_sort_options){ ._size = sizeof(kn_sort_options), __VA_ARGS__ })
+#define kn_sort(x, dim, ...) kn_sort_(x, dim, KN_OPTIONS(kn_sort_options, __VA_ARGS__))
 /* The positions alone. */
 KN_API kn_tensor *kn_argsort(kn_tensor *x, int dim, bool descending);
 
 typedef struct kn_topk_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     bool smallest;       /* not the largest */
     kn_tensor **indices; /* as in kn_sort_options */
 } kn_topk_options;
 /* The k largest elements along dim, k in [0, n], in order: what a stable sort has in front. */
 KN_API kn_tensor *kn_topk_(kn_tensor *x, int64_t k, int dim, kn_topk_options o);
-#define kn_topk(x, k, dim, ...)                                                                    \
-    kn_topk_((x), (k), (dim), (kn_topk_options){ ._size = sizeof(kn_topk_options), __VA_ARGS__ })
+#define kn_topk(x, k, dim, ...) kn_topk_(x, k, dim, KN_OPTIONS(kn_topk_options, __VA_ARGS__))
 /* Running sums along dim, added in f64; of bool and integers i64. */
 KN_API kn_tensor *kn_cumsum(kn_tensor *x, int dim);
 

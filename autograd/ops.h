@@ -38,6 +38,16 @@ kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like);
 /* Reads an option for rows and columns into out: each if either of its values isn't 0, else both
  * for the two if it isn't 0, else otherwise. */
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
+/* A convolution: kn_conv2d, kn_conv1d, or with .transposed kn_conv_transpose2d, _1d. */
+typedef struct kn_conv_attr {
+    int dims; /* 2: images; 1: sequences, whose numbers are those of columns */
+    bool transposed;
+    int64_t stride[2], pad[2], dilation[2], output_pad[2], groups;
+} kn_conv_attr;
+kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_conv_attr *a);
+/* As kn_by_dim; the rows of a sequence have otherwise. */
+void kn_conv_numbers(int64_t out[2], int dims, int64_t both, const int64_t each[2],
+                     int64_t otherwise);
 /* For backward functions that end in a product: if input i is y = f(x), f an operation whose
  * derivative a product's epilogue may apply (kn_matmul_args.x), and nothing sees the gradient of y
  * but f's backward, then x and f's kind: din[i] has to be the gradient of x, in y's shape and
@@ -54,6 +64,17 @@ int kn_dim(const char *op, const kn_tensor *t, int dim);
 bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims);
 /* kn_amax (KN_MAX) or kn_amin (KN_MIN) over a set of dims. */
 kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep);
+/* Kernels on the device of on: to = from; to = value, value + step, ... */
+bool kn_copied(const kn_tensor *on, kn_array to, kn_array from);
+bool kn_filled(const kn_tensor *on, kn_array to, double value, double step);
+/* As kn_grad_into, with zeros where nothing is added up yet; as kn_grad_out, with zeros. They are
+ * din[i], too. */
+kn_tensor *kn_grad_sum(kn_op_grad *g, int i);
+kn_tensor *kn_grad_zeros(kn_op_grad *g, int i);
+/* Indices are i64 or i32; false with an error of op. */
+bool kn_indices_are_whole(const char *op, const kn_tensor *index);
+/* All elements of t, which is contiguous, in one dim. */
+kn_array kn_flat(const kn_tensor *t);
 /* Elements [begin, begin + size) along dim of t's array. */
 kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size);
 /* [..., C], which is contiguous, as [rows, C]; [1, 1] for a scalar. */

@@ -171,7 +171,7 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
     if (!kn_ok() || (o.mask && !kn_check(o.mask, "attention")))
         return NULL;
     if (!isfinite(o.scale))
-        return kn_fail("attention: .scale is %g; it should be finite", o.scale), NULL;
+        return kn_fail_null("attention: .scale is %g; it should be finite", o.scale);
     for (int i = 0; i < 3; i++) {
         if (!kn_check(in[i], "attention"))
             return NULL;
@@ -197,10 +197,8 @@ typedef struct rope_attr {
 static bool rope_shape(kn_op_call *c)
 {
     const kn_tensor *x = c->in[0];
-    char buf[128];
     if (x->ndim != 4 || x->shape[3] % 2 || !kn_dtype_is_float(x->dtype))
-        return kn_fail("rope: needs a float x[B,H,T,D] with even D, got %s",
-                       kn_describe(x, buf, sizeof buf));
+        return kn_fail("rope: needs a float x[B,H,T,D] with even D, got %s", KN_SHOWN(x));
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = positions_first;
     return true;

@@ -22,7 +22,7 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
 {
     static const char *const names[] = { "x", "weight", "bias", "running_mean", "running_var" };
     const kn_tensor *x = c->in[0];
-    char dx[128], dv[128];
+    char dx[128];
     kn_describe(x, dx, sizeof dx);
     if (x->ndim < 2 || !kn_dtype_is_float(x->dtype))
         return kn_fail("batch_norm: needs a float x[N,C,...], got %s", dx);
@@ -33,12 +33,12 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
             return kn_fail("batch_norm: without training %s is needed", names[i]);
         if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
             return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           dx, names[i], kn_describe(v, dv, sizeof dv), (long long)C);
+                           dx, names[i], KN_SHOWN(v), (long long)C);
     }
     const kn_tensor *r = c->in[5];
     if (r && !alike(r, x))
         return kn_fail("batch_norm: x is %s, .residual is %s; they should be alike", dx,
-                       kn_describe(r, dv, sizeof dv));
+                       KN_SHOWN(r));
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = kn_order_of(x);
     c->spec[1] = c->spec[2] =
@@ -50,13 +50,12 @@ static bool batch_shape(kn_op_call *c)
 {
     const batch_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    char dx[128];
     if (!kn_batch_norm_shape(c, a->training))
         return false;
     return !a->training || kn_numel(x) != x->shape[1] || x->shape[1] == 0 ||
            kn_fail("batch_norm: x is %s, one value a channel, which has no variance to train with; "
                    "give more samples, or switch to evaluation with kn_train(m, false)",
-                   kn_describe(x, dx, sizeof dx));
+                   KN_SHOWN(x));
 }
 
 static bool batch_forward(kn_op_call *c)
@@ -138,19 +137,15 @@ kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_tensor *r
     const kn_op *op = !o.relu       ? &kn_op_batch_norm
                       : !o.residual ? &kn_op_batch_norm_relu
                                     : &kn_op_batch_norm_add_relu;
-    if (!(a.eps >= 0 && a.eps < INFINITY)) {
-        kn_fail("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
-        return NULL;
-    }
-    if (!(a.momentum >= 0 && a.momentum <= 1)) {
-        kn_fail("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)", o.momentum);
-        return NULL;
-    }
-    if (o.residual && !o.relu) {
-        kn_fail("batch_norm: .residual is for .relu, before which it is added; without it use "
-                "kn_add");
-        return NULL;
-    }
+    if (!(a.eps >= 0 && a.eps < INFINITY))
+        return kn_fail_null("batch_norm: eps is %g, should be at least 0 (KN_ZERO for 0)", o.eps);
+    if (!(a.momentum >= 0 && a.momentum <= 1))
+        return kn_fail_null("batch_norm: momentum is %g, should lie in [0, 1] (KN_ZERO for 0)",
+                            o.momentum);
+    if (o.residual && !o.relu)
+        return kn_fail_null(
+            "batch_norm: .residual is for .relu, before which it is added; without it use "
+            "kn_add");
     if (!kn_ok() || !kn_check(x, "batch_norm") || !(in[0] = kn_order_of(x) ? x : kn_contiguous(x)))
         return NULL;
     if (o.residual && o.residual->ndim == x->ndim && !(in[5] = kn_in_order_of(o.residual, in[0])))
@@ -180,7 +175,7 @@ static bool group_shape(kn_op_call *c)
 {
     const group_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    char dx[128], dv[128];
+    char dx[128];
     kn_describe(x, dx, sizeof dx);
     const int64_t C = x->shape[1], N = x->shape[0];
     if (a->groups < 1 || C % a->groups)
@@ -194,8 +189,7 @@ static bool group_shape(kn_op_call *c)
         const kn_tensor *v = c->in[i];
         if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
             return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           c->op->name, dx, i == 1 ? "weight" : "bias",
-                           kn_describe(v, dv, sizeof dv), (long long)C);
+                           c->op->name, dx, i == 1 ? "weight" : "bias", KN_SHOWN(v), (long long)C);
     }
     c->spec[0] = kn_spec_like(x);
     c->spec[1] = c->spec[2] =
@@ -356,13 +350,11 @@ KN_OP(kn_op_instance_norm, .name = "instance_norm", .attr_size = sizeof(group_at
 static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_tensor *w,
                               kn_tensor *b, double eps)
 {
-    char dx[128];
     kn_tensor *out[3];
     a.eps = kn_value_or(eps, 1e-5);
-    if (!(a.eps >= 0 && isfinite(a.eps))) {
-        kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
-        return NULL;
-    }
+    if (!(a.eps >= 0 && isfinite(a.eps)))
+        return kn_fail_null("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name,
+                            eps);
     if (!kn_ok() || !kn_check(x, op->name) || (w && !kn_check(w, op->name)) ||
         (b && !kn_check(b, op->name)))
         return NULL;
@@ -371,7 +363,7 @@ static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_te
         kn_operands operands;
         kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, w, b });
         kn_fail("%s: needs a float x[N,C,...] of at least %d dims, got %s", op->name, least,
-                kn_describe(x, dx, sizeof dx));
+                KN_SHOWN(x));
         kn_operands_end(&operands);
         return NULL;
     }

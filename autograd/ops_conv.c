@@ -3,39 +3,31 @@
 #include "autograd/ops.h"
 #include <string.h>
 
-typedef struct conv_attr {
-    int dims; /* 2: images; 1: sequences, whose numbers are those of columns */
-    bool transposed;
-    int64_t stride[2], pad[2], dilation[2], output_pad[2], groups;
-} conv_attr;
-
-static const char *const dims[2] = { "rows", "columns" };
+static const char *const sides[2] = { "rows", "columns" };
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
 static bool check_ranks(const kn_op_call *c)
 {
     static const char *const x_dims[] = { "L", "H,W" }, *const w_dims[] = { "S", "R,S" };
-    const conv_attr *a = c->attr;
+    const kn_conv_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *w = c->in[1];
-    char dx[128], dw[128];
     return (x->ndim == a->dims + 2 && w->ndim == a->dims + 2 && kn_dtype_is_float(x->dtype) &&
             x->dtype == w->dtype) ||
            kn_fail("%s: needs x[N,C,%s] and weight[%s,%s] of the same float dtype: x is %s, "
                    "weight is %s",
                    c->op->name, x_dims[a->dims - 1], a->transposed ? "C,O/groups" : "O,C/groups",
-                   w_dims[a->dims - 1], kn_describe(x, dx, sizeof dx),
-                   kn_describe(w, dw, sizeof dw));
+                   w_dims[a->dims - 1], KN_SHOWN(x), KN_SHOWN(w));
 }
 
 /* Finds the number of channels of the result. */
 static bool check_channels(const kn_op_call *c, int64_t *out)
 {
-    const conv_attr *a = c->attr;
+    const kn_conv_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     const char *taps = a->dims == 2 ? "R,S" : "S";
     const int64_t C = x->shape[1], each = a->groups > 0 ? C / a->groups : 0;
-    char dx[128], dw[128], db[128];
+    char dx[128], dw[128];
     kn_describe(x, dx, sizeof dx);
     kn_describe(w, dw, sizeof dw);
     if (a->groups < 1 || C % a->groups || w->shape[0] % a->groups)
@@ -55,32 +47,32 @@ static bool check_channels(const kn_op_call *c, int64_t *out)
                        (long long)a->groups, dw);
     return !b ||
            (b->ndim == 1 && b->shape[0] == *out && (b->dtype == x->dtype || b->dtype == KN_F32)) ||
-           kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", c->op->name,
-                   kn_describe(b, db, sizeof db), (long long)*out);
+           kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", c->op->name, KN_SHOWN(b),
+                   (long long)*out);
 }
 
 /* The number of positions along dim d, of H of x under R of weight. */
 static bool count_positions(const kn_op_call *c, int d, int64_t H, int64_t R, int64_t *count)
 {
-    const conv_attr *a = c->attr;
+    const kn_conv_attr *a = c->attr;
     const int64_t stride = a->stride[d], dilation = a->dilation[d], pad = a->pad[d];
     int64_t reach, room;
     if (stride < 1 || dilation < 1 || pad < 0)
         return kn_fail("%s: stride %lld, dilation %lld, pad %lld along %s; at least 1, 1, 0 are "
                        "needed",
                        c->op->name, (long long)stride, (long long)dilation, (long long)pad,
-                       dims[d]);
+                       sides[d]);
     if (__builtin_mul_overflow(dilation, R - 1, &reach) || reach > INT64_MAX / 4 ||
         pad > INT64_MAX / 8 || H > INT64_MAX / 4)
         return kn_fail("%s: %lld %s with pad %lld under a kernel of %lld with dilation %lld are "
                        "too many to count",
-                       c->op->name, (long long)H, dims[d], (long long)pad, (long long)R,
+                       c->op->name, (long long)H, sides[d], (long long)pad, (long long)R,
                        (long long)dilation);
     room = H + 2 * pad;
     if (R < 1 || ++reach > room)
         return kn_fail("%s: a kernel of %lld with dilation %lld reaches over %lld %s; x with pad "
                        "%lld has %lld",
-                       c->op->name, (long long)R, (long long)dilation, (long long)reach, dims[d],
+                       c->op->name, (long long)R, (long long)dilation, (long long)reach, sides[d],
                        (long long)pad, (long long)room);
     *count = (room - reach) / stride + 1;
     return true;
@@ -89,7 +81,7 @@ static bool count_positions(const kn_op_call *c, int d, int64_t H, int64_t R, in
 /* The same for transposed ones: the size of an image that a convolution takes to H positions. */
 static bool count_transposed(const kn_op_call *c, int d, int64_t H, int64_t R, int64_t *count)
 {
-    const conv_attr *a = c->attr;
+    const kn_conv_attr *a = c->attr;
     const int64_t stride = a->stride[d], dilation = a->dilation[d], pad = a->pad[d];
     const int64_t more = a->output_pad[d];
     int64_t reach, from;
@@ -97,25 +89,25 @@ static bool count_transposed(const kn_op_call *c, int d, int64_t H, int64_t R, i
         return kn_fail("%s: stride %lld, dilation %lld, pad %lld, output_pad %lld along %s; at "
                        "least 1, 1, 0, 0 are needed, and an output_pad below stride or dilation",
                        c->op->name, (long long)stride, (long long)dilation, (long long)pad,
-                       (long long)more, dims[d]);
+                       (long long)more, sides[d]);
     if (__builtin_mul_overflow(dilation, R - 1, &reach) ||
         __builtin_mul_overflow(stride, H - 1, &from) || reach > INT64_MAX / 8 ||
         from > INT64_MAX / 8 || pad > INT64_MAX / 8 || more > INT64_MAX / 8)
         return kn_fail("%s: %lld %s with stride %lld under a kernel of %lld with dilation %lld "
                        "are too many to count",
-                       c->op->name, (long long)H, dims[d], (long long)stride, (long long)R,
+                       c->op->name, (long long)H, sides[d], (long long)stride, (long long)R,
                        (long long)dilation);
     *count = from - 2 * pad + reach + more + 1;
     return (R >= 1 && *count >= 1) ||
            kn_fail("%s: %lld %s with stride %lld, pad %lld, output_pad %lld under a kernel of "
                    "%lld with dilation %lld would give %lld; at least 1 is needed",
-                   c->op->name, (long long)H, dims[d], (long long)stride, (long long)pad,
+                   c->op->name, (long long)H, sides[d], (long long)stride, (long long)pad,
                    (long long)more, (long long)R, (long long)dilation, (long long)*count);
 }
 
 static bool conv_shape(kn_op_call *c)
 {
-    const conv_attr *a = c->attr;
+    const kn_conv_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *w = c->in[1];
     kn_spec *s = &c->spec[0];
     if (!check_ranks(c))
@@ -157,7 +149,7 @@ static kn_array image_of(const kn_tensor *t)
 }
 
 static bool make_positions(kn_tensor *y, const kn_tensor *x, const kn_tensor *w,
-                           const kn_tensor *bias, const conv_attr *a)
+                           const kn_tensor *bias, const kn_conv_attr *a)
 {
     kn_conv_args args = { .y = image_of(y), .x = image_of(x), .w = image_of(w) };
     WITH_NUMBERS(args, a);
@@ -166,14 +158,16 @@ static bool make_positions(kn_tensor *y, const kn_tensor *x, const kn_tensor *w,
     return KN_RUN(y, KN_K_CONV, args);
 }
 
-static bool make_image(kn_tensor *dx, const kn_tensor *dy, const kn_tensor *w, const conv_attr *a)
+static bool make_image(kn_tensor *dx, const kn_tensor *dy, const kn_tensor *w,
+                       const kn_conv_attr *a)
 {
     kn_conv_grad_x_args args = { .dx = image_of(dx), .dy = image_of(dy), .w = image_of(w) };
     WITH_NUMBERS(args, a);
     return KN_RUN(dx, KN_K_CONV_GRAD_X, args);
 }
 
-static bool make_weight(kn_tensor *dw, const kn_tensor *dy, const kn_tensor *x, const conv_attr *a)
+static bool make_weight(kn_tensor *dw, const kn_tensor *dy, const kn_tensor *x,
+                        const kn_conv_attr *a)
 {
     kn_conv_grad_w_args args = { .dw = image_of(dw), .dy = image_of(dy), .x = image_of(x) };
     WITH_NUMBERS(args, a);
@@ -206,7 +200,7 @@ static bool add_bias(kn_tensor *y, const kn_tensor *bias)
 
 static bool conv_forward(kn_op_call *c)
 {
-    const conv_attr *a = c->attr;
+    const kn_conv_attr *a = c->attr;
     if (!a->transposed)
         return make_positions(c->out[0], c->in[0], c->in[1], c->in[2], a);
     return make_image(c->out[0], c->in[0], c->in[1], a) &&
@@ -232,7 +226,7 @@ static bool bias_backward(kn_op_grad *g, const kn_tensor *dy)
 
 static bool conv_backward(kn_op_grad *g)
 {
-    const conv_attr *a = g->attr;
+    const kn_conv_attr *a = g->attr;
     kn_tensor *dy = dense(g->dout[0]);
     if (!dy)
         return false;
@@ -253,14 +247,14 @@ static bool conv_backward(kn_op_grad *g)
 
 /* ---- the operations -------------------------------------------------------------------------- */
 
-KN_OP(kn_op_conv2d, .name = "conv2d", .attr_size = sizeof(conv_attr), .save_in = 3,
-      .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
-KN_OP(kn_op_conv1d, .name = "conv1d", .attr_size = sizeof(conv_attr), .save_in = 3,
-      .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
-KN_OP(kn_op_conv_transpose2d, .name = "conv_transpose2d", .attr_size = sizeof(conv_attr),
-      .save_in = 3, .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
-KN_OP(kn_op_conv_transpose1d, .name = "conv_transpose1d", .attr_size = sizeof(conv_attr),
-      .save_in = 3, .shape = conv_shape, .forward = conv_forward, .backward = conv_backward);
+/* One operation for each; messages have its name. */
+#define CONV_OP(kind)                                                                              \
+    {                                                                                              \
+        .name = kind, .attr_size = sizeof(kn_conv_attr), .save_in = 3, .shape = conv_shape,        \
+        .forward = conv_forward, .backward = conv_backward                                         \
+    }
+KN_OPS(conv_ops, CONV_OP("conv1d"), CONV_OP("conv2d"), CONV_OP("conv_transpose1d"),
+       CONV_OP("conv_transpose2d"));
 
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise)
 {
@@ -269,54 +263,60 @@ void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t othe
         out[d] = given ? each[d] : both != 0 ? both : otherwise;
 }
 
-static kn_tensor *convolve(const kn_op *op, kn_tensor *x, kn_tensor *w, kn_tensor *bias,
-                           const conv_attr *a)
+void kn_conv_numbers(int64_t out[2], int dims, int64_t both, const int64_t each[2],
+                     int64_t otherwise)
 {
+    kn_by_dim(out, both, each, otherwise);
+    out[0] = dims == 1 ? otherwise : out[0];
+}
+
+kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_conv_attr *a)
+{
+    const kn_op *op = &conv_ops[2 * a->transposed + a->dims - 1];
     if (!kn_ok() || !kn_check(x, op->name) || (x->ndim == a->dims + 2 && !(x = dense(x))))
         return NULL;
     return kn_apply1(op, 3, (kn_tensor *[]){ x, w, bias }, 4, a);
 }
 
+/* The numbers that options o of all four kinds have. */
+#define CONV_NUMBERS(a, o, strides, pads, dilations)                                               \
+    do {                                                                                           \
+        (a).groups = (o).groups ? (o).groups : 1;                                                  \
+        kn_conv_numbers((a).stride, (a).dims, (o).stride, strides, 1);                             \
+        kn_conv_numbers((a).pad, (a).dims, (o).pad, pads, 0);                                      \
+        kn_conv_numbers((a).dilation, (a).dims, (o).dilation, dilations, 1);                       \
+    } while (0)
+
+static const int64_t none[2];
+
 kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv2d_options o)
 {
-    conv_attr a = { .dims = 2, .groups = o.groups ? o.groups : 1 };
-    kn_by_dim(a.stride, o.stride, o.strides, 1);
-    kn_by_dim(a.pad, o.pad, o.pads, 0);
-    kn_by_dim(a.dilation, o.dilation, o.dilations, 1);
-    return convolve(&kn_op_conv2d, x, w, bias, &a);
+    kn_conv_attr a = { .dims = 2 };
+    CONV_NUMBERS(a, o, o.strides, o.pads, o.dilations);
+    return kn_convolve(x, w, bias, &a);
+}
+
+kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o)
+{
+    kn_conv_attr a = { .dims = 1 };
+    CONV_NUMBERS(a, o, none, none, none);
+    return kn_convolve(x, w, bias, &a);
 }
 
 kn_tensor *kn_conv_transpose2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
                                 kn_conv_transpose2d_options o)
 {
-    conv_attr a = { .dims = 2, .transposed = true, .groups = o.groups ? o.groups : 1 };
-    kn_by_dim(a.stride, o.stride, o.strides, 1);
-    kn_by_dim(a.pad, o.pad, o.pads, 0);
-    kn_by_dim(a.dilation, o.dilation, o.dilations, 1);
-    kn_by_dim(a.output_pad, o.output_pad, o.output_pads, 0);
-    return convolve(&kn_op_conv_transpose2d, x, w, bias, &a);
-}
-
-static conv_attr attr_of_sequence(int64_t stride, int64_t pad, int64_t dilation, int64_t groups)
-{
-    return (conv_attr){ .dims = 1,
-                        .stride = { 1, stride ? stride : 1 },
-                        .pad = { 0, pad },
-                        .dilation = { 1, dilation ? dilation : 1 },
-                        .groups = groups ? groups : 1 };
-}
-
-kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o)
-{
-    const conv_attr a = attr_of_sequence(o.stride, o.pad, o.dilation, o.groups);
-    return convolve(&kn_op_conv1d, x, w, bias, &a);
+    kn_conv_attr a = { .dims = 2, .transposed = true };
+    CONV_NUMBERS(a, o, o.strides, o.pads, o.dilations);
+    kn_conv_numbers(a.output_pad, 2, o.output_pad, o.output_pads, 0);
+    return kn_convolve(x, w, bias, &a);
 }
 
 kn_tensor *kn_conv_transpose1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias,
                                 kn_conv_transpose1d_options o)
 {
-    conv_attr a = attr_of_sequence(o.stride, o.pad, o.dilation, o.groups);
-    a.transposed = true;
-    a.output_pad[1] = o.output_pad;
-    return convolve(&kn_op_conv_transpose1d, x, w, bias, &a);
+    kn_conv_attr a = { .dims = 1, .transposed = true };
+    CONV_NUMBERS(a, o, none, none, none);
+    kn_conv_numbers(a.output_pad, 1, o.output_pad, none, 0);
+    return kn_convolve(x, w, bias, &a);
 }

@@ -370,7 +370,6 @@ static labelled product(const equation *e, labelled a, labelled b, uint64_t need
 
 static bool check_tensors(int n, kn_tensor *const *x)
 {
-    char da[128], db[128];
     if (n < 1 || n > KN_MAX_IN)
         return kn_fail("einsum: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
     if (!kn_given(x, "einsum", "the list of tensors"))
@@ -382,9 +381,8 @@ static bool check_tensors(int n, kn_tensor *const *x)
             kn_device_of(x[i]) != kn_device_of(x[0]))
             return kn_fail("einsum: needs float tensors of one dtype on one device; tensor %d is "
                            "%s on %s, the first %s on %s",
-                           i + 1, kn_describe(x[i], da, sizeof da),
-                           kn_device_name(kn_device_of(x[i])), kn_describe(x[0], db, sizeof db),
-                           kn_device_name(kn_device_of(x[0])));
+                           i + 1, KN_SHOWN(x[i]), kn_device_name(kn_device_of(x[i])),
+                           KN_SHOWN(x[0]), kn_device_name(kn_device_of(x[0])));
     }
     return true;
 }

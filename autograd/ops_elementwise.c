@@ -101,12 +101,11 @@ KN_UNARY_KINDS(UNARY_FUNCTION)
 /* x can be computed with v: its integers take whole numbers of i64, and as bounds infinity. */
 static bool takes_number(const char *op, const kn_tensor *x, double v, bool bound)
 {
-    char buf[128];
     const bool whole = (v == floor(v) && fabs(v) < 0x1p63) || (bound && isinf(v));
     return kn_ok() && kn_check(x, op) &&
            (kn_dtype_is_float(x->dtype) || whole ||
             kn_fail("%s: x is %s, whose integers can't be computed with %g; kn_cast it first", op,
-                    kn_describe(x, buf, sizeof buf), v));
+                    KN_SHOWN(x), v));
 }
 
 kn_tensor *kn_scale(kn_tensor *x, double f)
@@ -208,10 +207,9 @@ static bool binary_shape(kn_op_call *c)
 {
     const binary_attr *k = c->attr;
     const kn_tensor *a = c->in[0], *b = c->in[1];
-    char da[128], db[128];
     if (a->dtype != b->dtype)
         return kn_fail("%s: dtypes differ: a is %s, b is %s; kn_cast one of them", c->op->name,
-                       kn_describe(a, da, sizeof da), kn_describe(b, db, sizeof db));
+                       KN_SHOWN(a), KN_SHOWN(b));
     if (!kind_takes(c, kn_binary_row(k->kind)))
         return false;
     kn_spec *s = &c->spec[0];
@@ -221,7 +219,7 @@ static bool binary_shape(kn_op_call *c)
         return kn_fail(
             "%s: shapes don't broadcast: a is %s, b is %s (aligned at the last dim, sizes must "
             "be equal or 1)",
-            c->op->name, kn_describe(a, da, sizeof da), kn_describe(b, db, sizeof db));
+            c->op->name, KN_SHOWN(a), KN_SHOWN(b));
     s->order = order_of_both(s, a, b);
     return true;
 }

@@ -4,34 +4,16 @@
 #include "autograd/ops.h"
 #include <string.h>
 
-static bool indices_are_whole(const char *op, const kn_tensor *index)
-{
-    return index->dtype == KN_I64 || index->dtype == KN_I32 ||
-           kn_fail("%s: indices must be i64 or i32, got %s", op, kn_dtype_name(index->dtype));
-}
-
 /* index has x's number of dims and is no larger but in dim. */
 static bool index_fits(const char *op, const kn_tensor *x, const kn_tensor *index, int dim)
 {
-    char dx[128], di[128];
     bool fits = index->ndim == x->ndim;
     for (int d = 0; fits && d < x->ndim; d++)
         fits = d == dim || index->shape[d] <= x->shape[d];
-    return indices_are_whole(op, index) &&
-           (fits ||
-            kn_fail("%s: the index is %s, x %s; it needs as many dims, none but dim %d "
-                    "larger than x's",
-                    op, kn_describe(index, di, sizeof di), kn_describe(x, dx, sizeof dx), dim));
-}
-
-static bool zeroed(kn_tensor *t)
-{
-    return t && KN_RUN(t, KN_K_FILL, ((kn_fill_args){ kn_array_of(t), 0, 0 }));
-}
-
-static bool copied(kn_tensor *to, kn_tensor *from)
-{
-    return KN_RUN(to, KN_K_COPY, ((kn_copy_args){ kn_array_of(to), kn_array_of(from) }));
+    return kn_indices_are_whole(op, index) &&
+           (fits || kn_fail("%s: the index is %s, x %s; it needs as many dims, none but dim %d "
+                            "larger than x's",
+                            op, KN_SHOWN(index), KN_SHOWN(x), dim));
 }
 
 /* ---- gather: y[i, j] = x[index[i, j], j] for dim 0 ------------------------------------------- */
@@ -59,14 +41,10 @@ static bool gather_forward(kn_op_call *c)
 static bool gather_backward(kn_op_grad *g)
 {
     const int dim = *(const int *)g->attr;
-    bool fresh;
-    kn_tensor *dx = kn_grad_into(g, 0, &fresh);
-    if (!dx || (fresh && !zeroed(dx)))
-        return false;
-    g->din[0] = dx;
-    return KN_RUN(dx, KN_K_SCATTER,
-                  ((kn_scatter_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
-                                      kn_array_of(g->in[1]), dim, true, NULL }));
+    kn_tensor *dx = kn_grad_sum(g, 0);
+    return dx && KN_RUN(dx, KN_K_SCATTER,
+                        ((kn_scatter_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
+                                            kn_array_of(g->in[1]), dim, true, NULL }));
 }
 
 KN_OP(kn_op_gather, .name = "gather", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
@@ -83,7 +61,7 @@ kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index)
 kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim)
 {
     if (!kn_ok() || !kn_check(x, "take_along_dim") || !kn_check(index, "take_along_dim") ||
-        !indices_are_whole("take_along_dim", index))
+        !kn_indices_are_whole("take_along_dim", index))
         return NULL;
     const int d = kn_dim("take_along_dim", x, dim);
     if (d < 0)
@@ -96,14 +74,11 @@ kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim)
         to[i] = i == d ? b : a == 1 ? b : a;
         of[i] = i == d ? a : to[i];
     }
-    if (!fits) {
-        char dx[128], di[128];
-        kn_fail(
+    if (!fits)
+        return kn_fail_null(
             "take_along_dim: x is %s, the index %s; they need as many dims, of equal sizes or 1 "
             "but in dim %d",
-            kn_describe(x, dx, sizeof dx), kn_describe(index, di, sizeof di), d);
-        return NULL;
-    }
+            KN_SHOWN(x), KN_SHOWN(index), d);
     kn_scope s = kn_scope_begin();
     kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, index->ndim, to));
     kn_scope_end_except(s, &y, 1);
@@ -121,13 +96,12 @@ static bool scatter_shape(kn_op_call *c)
 {
     const scatter_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
-    char dx[128], ds[128];
     if (!index_fits(c->op->name, x, index, a->dim))
         return false;
     c->spec[0] = kn_spec_like(x);
     return x->dtype == src->dtype ||
            kn_fail("%s: dtypes differ: x is %s, src %s; kn_cast one of them", c->op->name,
-                   kn_describe(x, dx, sizeof dx), kn_describe(src, ds, sizeof ds));
+                   KN_SHOWN(x), KN_SHOWN(src));
 }
 
 static bool scatter_run(kn_tensor *y, kn_array src, kn_tensor *index, scatter_attr a)
@@ -139,7 +113,7 @@ static bool scatter_run(kn_tensor *y, kn_array src, kn_tensor *index, scatter_at
 
 static bool scatter_forward(kn_op_call *c)
 {
-    return copied(c->out[0], c->in[0]) &&
+    return kn_grad_copy(c->out[0], c->in[0]) &&
            scatter_run(c->out[0], kn_array_of(c->in[2]), c->in[1], *(const scatter_attr *)c->attr);
 }
 
@@ -172,7 +146,7 @@ static bool scatter_grad_x(kn_op_grad *g, int dim)
 {
     kn_tensor *dx = kn_empty_like(g->dout[0]),
               *zero = kn_zeros(g->dout[0]->dtype, kn_device_of(g->dout[0]), KN_SCALAR);
-    if (!dx || !zero || !copied(dx, g->dout[0]))
+    if (!dx || !zero || !kn_grad_copy(dx, g->dout[0]))
         return false;
     g->din[0] = dx;
     kn_array none = kn_array_expand(kn_array_of(zero), g->in[1]->ndim, g->in[1]->shape);
@@ -221,14 +195,11 @@ static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *ind
     bool fits = src->ndim == index->ndim;
     for (int d = 0; fits && d < src->ndim; d++)
         fits = src->shape[d] >= index->shape[d];
-    if (!fits) {
-        char dx[128], di[128], ds[128];
-        kn_fail("%s: src is %s, the index %s, for x %s; src needs as many dims as the index, none "
-                "smaller",
-                op->name, kn_describe(src, ds, sizeof ds), kn_describe(index, di, sizeof di),
-                kn_describe(x, dx, sizeof dx));
-        return NULL;
-    }
+    if (!fits)
+        return kn_fail_null(
+            "%s: src is %s, the index %s, for x %s; src needs as many dims as the index, none "
+            "smaller",
+            op->name, KN_SHOWN(src), KN_SHOWN(index), KN_SHOWN(x));
     for (int d = 0; src && d < index->ndim; d++)
         if (src->shape[d] > index->shape[d])
             src = kn_slice(src, d, 0, index->shape[d]);
@@ -247,14 +218,12 @@ kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *sr
 
 kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
 {
-    if (!kn_ok() || !kn_check(index, "one_hot") || !indices_are_whole("one_hot", index))
+    if (!kn_ok() || !kn_check(index, "one_hot") || !kn_indices_are_whole("one_hot", index))
         return NULL;
-    if (classes < 1 || index->ndim + 1 > KN_MAX_DIMS) {
-        char buf[128];
-        kn_fail("one_hot: %lld classes for %s; at least 1 class and at most %d dims of the result",
-                (long long)classes, kn_describe(index, buf, sizeof buf), KN_MAX_DIMS);
-        return NULL;
-    }
+    if (classes < 1 || index->ndim + 1 > KN_MAX_DIMS)
+        return kn_fail_null(
+            "one_hot: %lld classes for %s; at least 1 class and at most %d dims of the result",
+            (long long)classes, KN_SHOWN(index), KN_MAX_DIMS);
     int64_t shape[KN_MAX_DIMS], one[KN_MAX_DIMS];
     for (int d = 0; d <= index->ndim; d++) {
         one[d] = d < index->ndim ? index->shape[d] : 1;
@@ -280,23 +249,21 @@ static bool index_add_shape(kn_op_call *c)
 {
     const int dim = *(const int *)c->attr;
     const kn_tensor *x = c->in[0], *index = c->in[1], *src = c->in[2];
-    char dx[128], di[128], ds[128];
     bool fits = index->ndim == 1 && src->ndim == x->ndim && src->dtype == x->dtype;
     for (int d = 0; fits && d < x->ndim; d++)
         fits = src->shape[d] == (d == dim ? index->shape[0] : x->shape[d]);
     c->spec[0] = kn_spec_like(x);
-    return indices_are_whole("index_add", index) &&
+    return kn_indices_are_whole("index_add", index) &&
            (fits ||
             kn_fail("index_add: x is %s, the index %s, src %s; the index has one dim, src a "
                     "slice of x's dtype along dim %d for each of its elements",
-                    kn_describe(x, dx, sizeof dx), kn_describe(index, di, sizeof di),
-                    kn_describe(src, ds, sizeof ds), dim));
+                    KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim));
 }
 
 static bool index_add_forward(kn_op_call *c)
 {
     const int dim = *(const int *)c->attr;
-    return copied(c->out[0], c->in[0]) &&
+    return kn_grad_copy(c->out[0], c->in[0]) &&
            KN_RUN(c->out[0], KN_K_INDEX_ADD,
                   ((kn_index_add_args){ kn_array_of(c->out[0]), kn_array_of(c->in[2]),
                                         kn_array_of(c->in[1]), dim }));

@@ -83,15 +83,12 @@ static bool resolve(const kn_tensor *x, const kn_interpolate_options *o, int d, 
 
 kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o)
 {
-    char buf[128];
     interpolate_attr a = { .linear = o.mode == KN_BILINEAR };
     a.grid.centre = a.linear && !o.align_corners ? 0.5 : 0;
     if (!kn_ok() || !kn_check(x, "interpolate") || !check_options(&o))
         return NULL;
-    if (x->ndim != 4 || !kn_dtype_is_float(x->dtype)) {
-        kn_fail("interpolate: needs a float x[N,C,H,W], got %s", kn_describe(x, buf, sizeof buf));
-        return NULL;
-    }
+    if (x->ndim != 4 || !kn_dtype_is_float(x->dtype))
+        return kn_fail_null("interpolate: needs a float x[N,C,H,W], got %s", KN_SHOWN(x));
     if (!resolve(x, &o, 0, &a) || !resolve(x, &o, 1, &a))
         return NULL;
     return kn_apply1(&kn_op_interpolate, 1, &x, 0, &a);
@@ -102,11 +99,10 @@ kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o)
 /* x as leading dims in one, and the last three. */
 static bool check_pixels(const char *op, kn_tensor *x, int64_t r, int64_t *lead)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, op))
         return false;
     if (x->ndim < 3)
-        return kn_fail("%s: needs x[...,C,H,W], got %s", op, kn_describe(x, buf, sizeof buf));
+        return kn_fail("%s: needs x[...,C,H,W], got %s", op, KN_SHOWN(x));
     if (r < 1 || r > INT32_MAX)
         return kn_fail("%s: the factor is %lld, should be at least 1", op, (long long)r);
     *lead = 1;
@@ -127,16 +123,13 @@ static kn_tensor *with_sizes(kn_tensor *y, const kn_tensor *x, int64_t C, int64_
 
 kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r)
 {
-    char buf[128];
     int64_t lead;
     if (!check_pixels("pixel_shuffle", x, r, &lead))
         return NULL;
     const int64_t *last = x->shape + x->ndim - 3, C = last[0] / (r * r), H = last[1], W = last[2];
-    if (last[0] % (r * r)) {
-        kn_fail("pixel_shuffle: the channels of x %s don't divide by %lld x %lld",
-                kn_describe(x, buf, sizeof buf), (long long)r, (long long)r);
-        return NULL;
-    }
+    if (last[0] % (r * r))
+        return kn_fail_null("pixel_shuffle: the channels of x %s don't divide by %lld x %lld",
+                            KN_SHOWN(x), (long long)r, (long long)r);
     kn_tensor *y = kn_reshape(x, KN_SHAPE(lead, C, r, r, H, W));
     y = y ? kn_permute(y, 6, (int64_t[]){ 0, 1, 4, 2, 5, 3 }) : NULL;
     return y ? with_sizes(y, x, C, H * r, W * r) : NULL;
@@ -144,16 +137,13 @@ kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r)
 
 kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r)
 {
-    char buf[128];
     int64_t lead;
     if (!check_pixels("pixel_unshuffle", x, r, &lead))
         return NULL;
     const int64_t *last = x->shape + x->ndim - 3, C = last[0], H = last[1] / r, W = last[2] / r;
-    if (last[1] % r || last[2] % r) {
-        kn_fail("pixel_unshuffle: rows and columns of x %s don't divide by %lld",
-                kn_describe(x, buf, sizeof buf), (long long)r);
-        return NULL;
-    }
+    if (last[1] % r || last[2] % r)
+        return kn_fail_null("pixel_unshuffle: rows and columns of x %s don't divide by %lld",
+                            KN_SHOWN(x), (long long)r);
     kn_tensor *y = kn_reshape(x, KN_SHAPE(lead, C, H, r, W, r));
     y = y ? kn_permute(y, 6, (int64_t[]){ 0, 1, 3, 5, 2, 4 }) : NULL;
     return y ? with_sizes(y, x, C * r * r, H, W) : NULL;

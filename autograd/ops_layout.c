@@ -75,16 +75,14 @@ static bool cast_shape(kn_op_call *c)
 
 static bool cast_forward(kn_op_call *c)
 {
-    return KN_RUN(c->out[0], KN_K_COPY,
-                  ((kn_copy_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]) }));
+    return kn_grad_copy(c->out[0], c->in[0]);
 }
 
 static bool cast_backward(kn_op_grad *g)
 {
     kn_tensor *dx = kn_grad_as(g, 0, g->dout[0]);
     g->din[0] = dx;
-    return dx &&
-           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(g->dout[0]) }));
+    return dx && kn_grad_copy(dx, g->dout[0]);
 }
 
 KN_OP(kn_op_cast, .name = "cast", .attr_size = sizeof(cast_attr), .shape = cast_shape,
@@ -111,13 +109,10 @@ kn_tensor *kn_contiguous(kn_tensor *x)
 
 kn_tensor *kn_channels_last(kn_tensor *x)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, "channels_last"))
         return NULL;
-    if (x->ndim != 4) {
-        kn_fail("channels_last: needs an image [N,C,H,W], got %s", kn_describe(x, buf, sizeof buf));
-        return NULL;
-    }
+    if (x->ndim != 4)
+        return kn_fail_null("channels_last: needs an image [N,C,H,W], got %s", KN_SHOWN(x));
     return kn_is_channels_last(x) ? x : cast(x, x->dtype, CHANNELS_LAST);
 }
 
@@ -125,7 +120,6 @@ kn_tensor *kn_channels_last(kn_tensor *x)
 
 static bool to_device_shape(kn_op_call *c)
 {
-    char buf[128];
     const kn_tensor *x = c->in[0];
     kn_device to = *(const kn_device *)c->attr, from = kn_device_of(x);
     c->spec[0] = kn_spec_like(x);
@@ -135,7 +129,7 @@ static bool to_device_shape(kn_op_call *c)
            kn_fail(
                "to_device: %s is to go from %s to %s, but tensors on meta have no values; make it "
                "where it is needed",
-               kn_describe(x, buf, sizeof buf), kn_device_name(from), kn_device_name(to));
+               KN_SHOWN(x), kn_device_name(from), kn_device_name(to));
 }
 
 static bool to_device_forward(kn_op_call *c)

@@ -14,7 +14,7 @@ typedef struct linear_attr {
 bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *b,
                     bool in_out)
 {
-    char dx[128], dw[128], db[128];
+    char dx[128], dw[128];
     kn_describe(x, dx, sizeof dx);
     kn_describe(w, dw, sizeof dw);
     if (x->ndim < 1 || w->ndim != 2 || !kn_dtype_is_float(x->dtype) || x->dtype != w->dtype)
@@ -26,8 +26,8 @@ bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, cons
         return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, dx,
                        (long long)in, dw, in_out ? " stored [in, out]" : " stored [out, in]");
     if (b && (b->ndim != 1 || b->shape[0] != out || (b->dtype != x->dtype && b->dtype != KN_F32)))
-        return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op,
-                       kn_describe(b, db, sizeof db), (long long)out);
+        return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op, KN_SHOWN(b),
+                       (long long)out);
     return true;
 }
 

@@ -57,11 +57,6 @@ static kn_array rows_from(kn_array a, int64_t begin, int64_t n)
     return a;
 }
 
-static kn_array vector(const kn_tensor *t)
-{
-    return kn_array_make(kn_array_of(t).data, t->dtype, 1, (int64_t[]){ kn_numel(t) });
-}
-
 /* Element i of t as a scalar. */
 static kn_array scalar(const kn_tensor *t, int64_t i)
 {
@@ -103,8 +98,8 @@ static bool scale(kn_tensor *on, kn_array dst, kn_array src, kn_tensor *factor)
     for (int64_t at = 0; ok && at < rows; at += most) {
         const int64_t n = rows - at < most ? rows - at : most;
         const kn_array t = rows_from(kn_array_of(room), 0, n), from = rows_from(src, at, n);
-        ok = KN_RUN(on, KN_K_COPY, ((kn_copy_args){ t, from })) && times(on, t, t, factor) &&
-             KN_RUN(on, KN_K_COPY, ((kn_copy_args){ rows_from(dst, at, n), t }));
+        ok = kn_copied(on, t, from) && times(on, t, t, factor) &&
+             kn_copied(on, rows_from(dst, at, n), t);
     }
     return ok;
 }
@@ -122,7 +117,6 @@ static bool head_shape(kn_op_call *c)
 {
     const head_attr *a = c->attr;
     const kn_tensor *x = c->in[X], *w = c->in[W], *t = c->in[TARGETS];
-    char dx[128], dt[128];
     if (!kn_linear_fits(c->op->name, x, w, c->in[BIAS], a->in_out))
         return false;
     bool match = t->ndim == x->ndim - 1 && (t->dtype == KN_I64 || t->dtype == KN_I32) &&
@@ -130,9 +124,9 @@ static bool head_shape(kn_op_call *c)
     if (!match)
         return kn_fail("%s: x %s needs i64 or i32 targets of its shape without the last dim, got "
                        "%s",
-                       c->op->name, kn_describe(x, dx, sizeof dx), kn_describe(t, dt, sizeof dt));
+                       c->op->name, KN_SHOWN(x), KN_SHOWN(t));
     if (w->shape[a->in_out ? 1 : 0] == 0 && kn_numel(t) > 0)
-        return kn_fail("%s: weight %s has no classes", c->op->name, kn_describe(w, dx, sizeof dx));
+        return kn_fail("%s: weight %s has no classes", c->op->name, KN_SHOWN(w));
     c->spec[LOSS] = c->spec[COUNT] = (kn_spec){ .dtype = wide_of(x->dtype) };
     return true;
 }
@@ -150,9 +144,9 @@ static bool chunk(kn_op_call *c, kn_array z, int64_t at, kn_array loss, kn_array
         product.bias = kn_array_of(c->in[BIAS]);
     kn_cross_entropy_args losses = { .loss = loss,
                                      .count = count,
-                                     .lse = rows_from(vector(lse), 0, n),
+                                     .lse = rows_from(kn_flat(lse), 0, n),
                                      .logits = z,
-                                     .targets = rows_from(vector(c->in[TARGETS]), at, n),
+                                     .targets = rows_from(kn_flat(c->in[TARGETS]), at, n),
                                      .ignore_index = a->ignore_index,
                                      .smoothing = a->smoothing,
                                      .part = true,
@@ -217,7 +211,7 @@ static bool one_forward(kn_op_call *c)
     const int64_t rows = kn_numel(c->in[TARGETS]), V = c->in[W]->shape[a->in_out ? 1 : 0];
     kn_tensor *lse = kn_empty(c->out[LOSS]->dtype, kn_device_of(c->in[X]), 1, &rows);
     kn_array rest = kn_part(c->out[DZ], 1, V, padded(c) - V); /* a result has no undefined values */
-    return lse && KN_RUN(c->out[DZ], KN_K_FILL, ((kn_fill_args){ .dst = rest })) &&
+    return lse && kn_filled(c->out[DZ], rest, 0, 0) &&
            chunk(c, logits_of(c->out[DZ], rows, V), 0, kn_array_of(c->out[LOSS]),
                  kn_array_of(c->out[COUNT]), lse, wanted(a)) &&
            reduce(c);
@@ -252,7 +246,7 @@ static bool one_backward(kn_op_grad *g)
         kn_tensor *sum = kn_empty(factor->dtype, kn_device_of(factor), KN_SHAPE(1, V));
         if (!db || !sum ||
             !KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ kn_array_of(sum), dz, KN_SUM })) ||
-            !scale(db, vector(db), vector(sum), factor))
+            !scale(db, kn_flat(db), kn_flat(sum), factor))
             return false;
     }
     return true;
@@ -293,17 +287,17 @@ static bool chunk_grads(kn_op_call *c, kn_array dz, int64_t at, kn_tensor *sum)
         return false;
     if (!a->want[BIAS])
         return true;
-    const kn_array to = vector(db);
+    const kn_array to = kn_flat(db);
     kn_array part = kn_array_make(at > 0 ? kn_array_of(sum).data : to.data, to.dtype, 2,
                                   (int64_t[]){ 1, to.shape[0] });
     return KN_RUN(db, KN_K_REDUCE, ((kn_reduce_args){ part, dz, KN_SUM })) &&
-           (at == 0 || KN_RUN(db, KN_K_BINARY, ((kn_binary_args){ to, to, vector(sum), KN_ADD })));
+           (at == 0 || KN_RUN(db, KN_K_BINARY, ((kn_binary_args){ to, to, kn_flat(sum), KN_ADD })));
 }
 
 static bool add_up(kn_tensor *dst, const kn_tensor *parts)
 {
-    const kn_array to = vector(dst);
-    return KN_RUN(dst, KN_K_REDUCE, ((kn_reduce_args){ to, vector(parts), KN_SUM }));
+    const kn_array to = kn_flat(dst);
+    return KN_RUN(dst, KN_K_REDUCE, ((kn_reduce_args){ to, kn_flat(parts), KN_SUM }));
 }
 
 static bool more_forward(kn_op_call *c)
@@ -356,14 +350,11 @@ kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targe
     if (!kn_ok() || !kn_check(x, op) || !kn_check(w, op) || !kn_check(targets, op) ||
         !kn_loss_reduction_is_one(op, o.reduction, false))
         return NULL;
-    if (o.reduction == KN_REDUCTION_NONE) {
-        kn_fail("%s: has no loss a row (KN_REDUCTION_NONE); use kn_cross_entropy of kn_linear", op);
-        return NULL;
-    }
-    if (!(o.smoothing >= 0 && o.smoothing < 1)) {
-        kn_fail("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
-        return NULL;
-    }
+    if (o.reduction == KN_REDUCTION_NONE)
+        return kn_fail_null(
+            "%s: has no loss a row (KN_REDUCTION_NONE); use kn_cross_entropy of kn_linear", op);
+    if (!(o.smoothing >= 0 && o.smoothing < 1))
+        return kn_fail_null("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
     const bool grad = kn_grad_mode();
     const head_attr a = { .in_out = o.in_out,
                           .sum = o.reduction == KN_REDUCTION_SUM,

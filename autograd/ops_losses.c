@@ -40,20 +40,18 @@ bool kn_loss_same_device(const char *op, const kn_tensor *a, const kn_tensor *b)
 
 bool kn_loss_pair(const char *op, const kn_tensor *x, const kn_tensor *target)
 {
-    char a[128], b[128];
     if (!kn_ok() || !kn_check(x, op) || !kn_check(target, op))
         return false;
     if (kn_dtype_is_float(x->dtype) && x->dtype == target->dtype && same_shape(x, target))
         return kn_loss_same_device(op, x, target);
     return kn_fail("%s: x is %s and the target %s; it needs two of one shape and one float dtype "
                    "(kn_expand, kn_cast)",
-                   op, kn_describe(x, a, sizeof a), kn_describe(target, b, sizeof b));
+                   op, KN_SHOWN(x), KN_SHOWN(target));
 }
 
 /* An optional weight broadcasts to x. */
 static bool fits_weight(const char *op, const char *what, const kn_tensor *w, const kn_tensor *x)
 {
-    char a[128], b[128];
     int ndim;
     int64_t shape[KN_MAX_DIMS];
     if (!w)
@@ -66,7 +64,7 @@ static bool fits_weight(const char *op, const char *what, const kn_tensor *w, co
     if (fits)
         return kn_loss_same_device(op, x, w);
     return kn_fail("%s: .%s is %s; it should be of x's dtype and broadcast to x, %s", op, what,
-                   kn_describe(w, a, sizeof a), kn_describe(x, b, sizeof b));
+                   KN_SHOWN(w), KN_SHOWN(x));
 }
 
 kn_tensor *kn_loss_wide(kn_tensor *x)
@@ -120,10 +118,8 @@ kn_tensor *kn_huber_loss_(kn_tensor *x, kn_tensor *target, kn_huber_loss_options
     if (!kn_loss_pair("huber_loss", x, target) ||
         !kn_loss_reduction_is_one("huber_loss", o.reduction, false))
         return NULL;
-    if (!(delta > 0 && isfinite(delta))) {
-        kn_fail("huber_loss: .delta is %g, should be above 0 (0: 1)", o.delta);
-        return NULL;
-    }
+    if (!(delta > 0 && isfinite(delta)))
+        return kn_fail_null("huber_loss: .delta is %g, should be above 0 (0: 1)", o.delta);
     return kn_loss_reduced(huber(x, target, delta, 1), o.reduction);
 }
 
@@ -133,10 +129,9 @@ kn_tensor *kn_smooth_l1_loss_(kn_tensor *x, kn_tensor *target, kn_smooth_l1_loss
     if (!kn_loss_pair("smooth_l1_loss", x, target) ||
         !kn_loss_reduction_is_one("smooth_l1_loss", o.reduction, false))
         return NULL;
-    if (!(beta >= 0 && isfinite(beta))) {
-        kn_fail("smooth_l1_loss: .beta is %g, should be at least 0 (0: 1; KN_ZERO: 0)", o.beta);
-        return NULL;
-    }
+    if (!(beta >= 0 && isfinite(beta)))
+        return kn_fail_null("smooth_l1_loss: .beta is %g, should be at least 0 (0: 1; KN_ZERO: 0)",
+                            o.beta);
     kn_tensor *loss = beta > 0 ? huber(x, target, beta, 1 / beta) : kn_abs(kn_sub(x, target));
     return kn_loss_reduced(loss, o.reduction);
 }
@@ -242,12 +237,10 @@ kn_tensor *kn_kl_div_(kn_tensor *x, kn_tensor *target, kn_kl_div_options o)
         !kn_loss_reduction_is_one("kl_div", o.reduction, true))
         return NULL;
     bool batch = o.reduction == KN_REDUCTION_BATCHMEAN;
-    if (batch && (x->ndim < 1 || x->shape[0] < 1)) {
-        char buf[128];
-        kn_fail("kl_div: KN_REDUCTION_BATCHMEAN divides by the size of dim 0, but x is %s",
-                kn_describe(x, buf, sizeof buf));
-        return NULL;
-    }
+    if (batch && (x->ndim < 1 || x->shape[0] < 1))
+        return kn_fail_null(
+            "kl_div: KN_REDUCTION_BATCHMEAN divides by the size of dim 0, but x is %s",
+            KN_SHOWN(x));
     kn_tensor *t = target, *log_t = target;
     if (o.log_target)
         t = kn_exp(target);

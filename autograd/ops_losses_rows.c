@@ -15,14 +15,14 @@ int64_t kn_loss_ignored(int64_t given)
 
 static bool fits_classes(const char *op, const kn_tensor *x, const kn_tensor *targets)
 {
-    char a[128], b[128];
+    char a[128];
     bool match = x->ndim >= 1 && targets->ndim == x->ndim - 1 && kn_dtype_is_float(x->dtype) &&
                  (targets->dtype == KN_I64 || targets->dtype == KN_I32) &&
                  memcmp(x->shape, targets->shape, (size_t)targets->ndim * sizeof *x->shape) == 0;
     if (!match)
         return kn_fail("%s: a float x %s needs i64 or i32 targets of its shape without the last "
                        "dim, got %s",
-                       op, kn_describe(x, a, sizeof a), kn_describe(targets, b, sizeof b));
+                       op, kn_describe(x, a, sizeof a), KN_SHOWN(targets));
     if (x->shape[x->ndim - 1] < 1)
         return kn_fail("%s: x %s has no classes in its last dim", op, kn_describe(x, a, sizeof a));
     return kn_loss_same_device(op, x, targets);
@@ -30,7 +30,6 @@ static bool fits_classes(const char *op, const kn_tensor *x, const kn_tensor *ta
 
 static bool fits_class_weights(const char *op, const kn_tensor *w, const kn_tensor *x)
 {
-    char a[128], b[128];
     if (!w)
         return true;
     if (!kn_check(w, op))
@@ -40,7 +39,7 @@ static bool fits_class_weights(const char *op, const kn_tensor *w, const kn_tens
         return kn_loss_same_device(op, x, w);
     return kn_fail("%s: .weight is %s; it should be one number of x's dtype for each class of x, "
                    "the last dim of %s",
-                   op, kn_describe(w, a, sizeof a), kn_describe(x, b, sizeof b));
+                   op, KN_SHOWN(w), KN_SHOWN(x));
 }
 
 /* Rows of logarithms lp[..., V] and what their targets say. */
@@ -137,10 +136,8 @@ kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_ent
         !kn_loss_reduction_is_one(op, o.reduction, false) ||
         !fits_class_weights(op, o.weight, logits))
         return NULL;
-    if (!(o.smoothing >= 0 && o.smoothing < 1)) {
-        kn_fail("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
-        return NULL;
-    }
+    if (!(o.smoothing >= 0 && o.smoothing < 1))
+        return kn_fail_null("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
     bool soft = kn_dtype_is_float(targets->dtype);
     if (soft)
         return logits->ndim >= 1 && kn_loss_pair(op, logits, targets)
@@ -160,10 +157,9 @@ kn_tensor *kn_cross_entropy_(kn_tensor *logits, kn_tensor *targets, kn_cross_ent
 static int dim_of(const char *op, const kn_tensor *t, int64_t given)
 {
     int64_t dim = given == KN_ZERO ? 0 : given ? given : 1;
-    char buf[128];
     if (dim < -t->ndim || dim >= t->ndim) {
         kn_fail("%s: .dim is %lld (0: 1; KN_ZERO: 0), which is out of range for %s", op,
-                (long long)dim, kn_describe(t, buf, sizeof buf));
+                (long long)dim, KN_SHOWN(t));
         return -1;
     }
     return (int)(dim < 0 ? dim + t->ndim : dim);
@@ -218,14 +214,11 @@ static kn_tensor *direction_of(kn_tensor *x, int64_t dim, double eps)
 kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
 {
     const char *op = "normalize";
-    char buf[128];
     double eps = kn_value_or(o.eps, 1e-12);
     if (!kn_ok() || !kn_check(x, op) || !is_eps(op, eps))
         return NULL;
-    if (!kn_dtype_is_float(x->dtype)) {
-        kn_fail("%s: needs a float tensor, got %s", op, kn_describe(x, buf, sizeof buf));
-        return NULL;
-    }
+    if (!kn_dtype_is_float(x->dtype))
+        return kn_fail_null("%s: needs a float tensor, got %s", op, KN_SHOWN(x));
     int dim = dim_of(op, x, o.dim);
     if (dim < 0)
         return NULL;
@@ -236,18 +229,16 @@ kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
 kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarity_options o)
 {
     const char *op = "cosine_similarity";
-    char a[128], b[128];
     int ndim;
     int64_t shape[KN_MAX_DIMS];
     double eps = kn_value_or(o.eps, 1e-8);
     if (!kn_ok() || !kn_check(x, op) || !kn_check(y, op) || !is_eps(op, eps))
         return NULL;
     if (!kn_dtype_is_float(x->dtype) || x->dtype != y->dtype ||
-        !kn_broadcast_shape(x->ndim, x->shape, y->ndim, y->shape, &ndim, shape)) {
-        kn_fail("%s: needs two of one float dtype whose shapes broadcast, got %s and %s", op,
-                kn_describe(x, a, sizeof a), kn_describe(y, b, sizeof b));
-        return NULL;
-    }
+        !kn_broadcast_shape(x->ndim, x->shape, y->ndim, y->shape, &ndim, shape))
+        return kn_fail_null(
+            "%s: needs two of one float dtype whose shapes broadcast, got %s and %s", op,
+            KN_SHOWN(x), KN_SHOWN(y));
     if (!kn_loss_same_device(op, x, y))
         return NULL;
     kn_dtype dtype = x->dtype;
@@ -271,20 +262,17 @@ kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign
                                      kn_cosine_embedding_loss_options o)
 {
     const char *op = "cosine_embedding_loss";
-    char a[128], b[128];
+    char a[128];
     if (!kn_loss_pair(op, x, y) || !kn_check(sign, op) ||
         !kn_loss_reduction_is_one(op, o.reduction, false) || !kn_loss_same_device(op, x, sign))
         return NULL;
-    if (!(fabs(o.margin) <= 1)) {
-        kn_fail("%s: .margin is %g, should lie in [-1, 1]", op, o.margin);
-        return NULL;
-    }
+    if (!(fabs(o.margin) <= 1))
+        return kn_fail_null("%s: .margin is %g, should lie in [-1, 1]", op, o.margin);
     if (x->ndim != sign->ndim + 1 || sign->dtype == KN_BOOL || sign->dtype == KN_U8 ||
-        memcmp(x->shape, sign->shape, (size_t)sign->ndim * sizeof *x->shape) != 0) {
-        kn_fail("%s: x and y are %s, so sign must be a number, 1 or -1, for each row, but it is %s",
-                op, kn_describe(x, a, sizeof a), kn_describe(sign, b, sizeof b));
-        return NULL;
-    }
+        memcmp(x->shape, sign->shape, (size_t)sign->ndim * sizeof *x->shape) != 0)
+        return kn_fail_null(
+            "%s: x and y are %s, so sign must be a number, 1 or -1, for each row, but it is %s", op,
+            kn_describe(x, a, sizeof a), KN_SHOWN(sign));
     kn_dtype dtype = x->dtype;
     const int64_t last = x->ndim - 1;
     const direction_arg arg = { last, 0, 1e-12 };

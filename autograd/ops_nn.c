@@ -5,11 +5,10 @@
 
 static bool need_float(const kn_op_call *c, int i, int min_ndim)
 {
-    char buf[128];
     const kn_tensor *x = c->in[i];
     return (kn_dtype_is_float(x->dtype) && x->ndim >= min_ndim) ||
            kn_fail("%s: needs a float tensor with at least %d dim(s), got %s", c->op->name,
-                   min_ndim, kn_describe(x, buf, sizeof buf));
+                   min_ndim, KN_SHOWN(x));
 }
 
 /* The dtype of statistics beside x: f64 for f64, else f32. */
@@ -105,7 +104,6 @@ static bool ce_shape(kn_op_call *c)
 {
     const ce_attr *a = c->attr;
     const kn_tensor *x = c->in[0], *t = c->in[1];
-    char dx[128], dt[128];
     if (!need_float(c, 0, 1))
         return false;
     bool match = t->ndim == x->ndim - 1 &&
@@ -114,10 +112,9 @@ static bool ce_shape(kn_op_call *c)
         return kn_fail("cross_entropy: logits %s need i64 or i32 targets of the same shape without "
                        "the last dim, "
                        "got %s",
-                       kn_describe(x, dx, sizeof dx), kn_describe(t, dt, sizeof dt));
+                       KN_SHOWN(x), KN_SHOWN(t));
     if (x->shape[t->ndim] == 0 && kn_numel(t) > 0)
-        return kn_fail("cross_entropy: logits %s have no classes in their last dim",
-                       kn_describe(x, dx, sizeof dx));
+        return kn_fail("cross_entropy: logits %s have no classes in their last dim", KN_SHOWN(x));
     if (!(a->smoothing >= 0 && a->smoothing < 1))
         return kn_fail("cross_entropy: smoothing is %g, should lie in [0, 1)", a->smoothing);
     c->spec[0] = c->spec[1] = (kn_spec){ .dtype = stat_dtype(x->dtype) };
@@ -211,10 +208,8 @@ KN_OP(kn_op_dropout, .name = "dropout", .attr_size = sizeof(dropout_attr), .shap
 
 kn_tensor *kn_dropout_(kn_tensor *x, double p)
 {
-    if (!(p >= 0 && p < 1)) {
-        kn_fail("dropout: p is %g, should lie in [0, 1)", p);
-        return NULL;
-    }
+    if (!(p >= 0 && p < 1))
+        return kn_fail_null("dropout: p is %g, should lie in [0, 1)", p);
     if (p == 0)
         return x;
     dropout_attr a = { p, kn_draw_seed(), kn_draw_stream() };

@@ -14,32 +14,28 @@ enum { Y, MEAN, RSTD, SUM };
 static bool check_vector(const kn_op_call *c, int i, const char *what)
 {
     const kn_tensor *x = c->in[X], *w = c->in[i];
-    char dx[128], dw[128];
     if (!w || (w->ndim == 1 && w->shape[0] == x->shape[x->ndim - 1] &&
                (w->dtype == x->dtype || w->dtype == KN_F32)))
         return true;
     return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32", c->op->name,
-                   kn_describe(x, dx, sizeof dx), what, kn_describe(w, dw, sizeof dw),
-                   (long long)x->shape[x->ndim - 1]);
+                   KN_SHOWN(x), what, KN_SHOWN(w), (long long)x->shape[x->ndim - 1]);
 }
 
 static bool check_added(const kn_op_call *c)
 {
     const kn_tensor *x = c->in[X], *add = c->in[ADD];
-    char dx[128], da[128];
     if (add->dtype == x->dtype && kn_has_shape(add, x->ndim, x->shape))
         return true;
     return kn_fail("%s: x is %s, what is added to it is %s; both should have one shape and dtype",
-                   c->op->name, kn_describe(x, dx, sizeof dx), kn_describe(add, da, sizeof da));
+                   c->op->name, KN_SHOWN(x), KN_SHOWN(add));
 }
 
 static bool norm_shape(kn_op_call *c)
 {
     const kn_tensor *x = c->in[X];
-    char dx[128];
     if (!kn_dtype_is_float(x->dtype) || x->ndim < 1)
         return kn_fail("%s: needs a float tensor with at least 1 dim(s), got %s", c->op->name,
-                       kn_describe(x, dx, sizeof dx));
+                       KN_SHOWN(x));
     if (!check_vector(c, WEIGHT, "weight") || !check_vector(c, BIAS, "bias") ||
         (c->nin > ADD && !check_added(c)))
         return false;
@@ -141,10 +137,9 @@ static kn_tensor *norm(const kn_op *op, kn_tensor *const in[4], double eps, bool
                        kn_tensor **sum)
 {
     norm_attr a = { kn_value_or(eps, 1e-5), rms };
-    if (!(a.eps >= 0 && isfinite(a.eps))) {
-        kn_fail("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name, eps);
-        return NULL;
-    }
+    if (!(a.eps >= 0 && isfinite(a.eps)))
+        return kn_fail_null("%s: eps is %g, should be at least 0 (0: 1e-5; KN_ZERO: 0)", op->name,
+                            eps);
     kn_tensor *out[4];
     const int n = sum ? 4 : 3;
     if (!kn_apply(op, n, in, 1 << WEIGHT | 1 << BIAS, &a, n, out))
@@ -173,15 +168,11 @@ static kn_tensor *dense(kn_tensor *x)
 static kn_tensor *norm_of_sum(const kn_op *op, kn_tensor *const in[4], double eps, bool rms,
                               kn_tensor **sum)
 {
-    if (!sum) {
-        kn_fail("%s: the place for the sum is NULL", op->name);
-        return NULL;
-    }
+    if (!sum)
+        return kn_fail_null("%s: the place for the sum is NULL", op->name);
     *sum = NULL;
-    if (!in[ADD] && kn_ok()) {
-        kn_fail("%s: argument 2 is NULL although no error stands", op->name);
-        return NULL;
-    }
+    if (!in[ADD] && kn_ok())
+        return kn_fail_null("%s: argument 2 is NULL although no error stands", op->name);
     return norm(op, (kn_tensor *[]){ dense(in[X]), in[WEIGHT], in[BIAS], dense(in[ADD]) }, eps, rms,
                 sum);
 }

@@ -37,10 +37,8 @@ static bool pool_shape(kn_op_call *c)
 {
     const pool_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    char buf[128];
     if (x->ndim != 4 || !kn_dtype_is_float(x->dtype))
-        return kn_fail("%s: needs a float x[N,C,H,W], got %s", c->op->name,
-                       kn_describe(x, buf, sizeof buf));
+        return kn_fail("%s: needs a float x[N,C,H,W], got %s", c->op->name, KN_SHOWN(x));
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = kn_order_of(x);
     for (int d = 0; d < 2; d++) {
@@ -52,8 +50,7 @@ static bool pool_shape(kn_op_call *c)
         *count = a->size[d];
         if (*count < 1 || x->shape[2 + d] < 1)
             return kn_fail("%s: %lld x %lld windows of x %s; sizes must be at least 1", c->op->name,
-                           (long long)a->size[0], (long long)a->size[1],
-                           kn_describe(x, buf, sizeof buf));
+                           (long long)a->size[0], (long long)a->size[1], KN_SHOWN(x));
     }
     if (c->nout > 1) {
         c->spec[1] = c->spec[0];
@@ -61,7 +58,7 @@ static bool pool_shape(kn_op_call *c)
     }
     if (x->shape[2] * x->shape[3] > INT32_MAX)
         return kn_fail("%s: x is %s; planes have at most 2^31 - 1 elements", c->op->name,
-                       kn_describe(x, buf, sizeof buf));
+                       KN_SHOWN(x));
     return true;
 }
 
@@ -140,10 +137,8 @@ kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
     pool_attr a = attr_of(&o);
-    if (a.window.dilation[0] != 1 || a.window.dilation[1] != 1) {
-        kn_fail("avg_pool2d: averages have no dilation");
-        return NULL;
-    }
+    if (a.window.dilation[0] != 1 || a.window.dilation[1] != 1)
+        return kn_fail_null("avg_pool2d: averages have no dilation");
     return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
 }
 
@@ -157,12 +152,10 @@ kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q)
 
 static kn_tensor *as_image(const char *op, kn_tensor *x)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, op))
         return NULL;
     if (x->ndim != 3 || !kn_dtype_is_float(x->dtype))
-        return kn_fail("%s: needs a float x[N,C,L], got %s", op, kn_describe(x, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null("%s: needs a float x[N,C,L], got %s", op, KN_SHOWN(x));
     return kn_unsqueeze(x, 2);
 }
 
@@ -209,7 +202,7 @@ kn_tensor *kn_max_pool1d_(kn_tensor *x, kn_pool1d_options o)
 kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o)
 {
     if (o.dilation != 0 && o.dilation != 1)
-        return kn_fail("avg_pool1d: averages have no dilation"), NULL;
+        return kn_fail_null("avg_pool1d: averages have no dilation");
     return pool_sequence("avg_pool1d", x, &o, false);
 }
 

@@ -49,8 +49,8 @@ static kn_tensor *draw_like(const char *op, const kn_tensor *x, kn_random kind)
     if (!kn_ok() || !kn_check(x, op))
         return NULL;
     if (!kn_dtype_is_float(x->dtype))
-        return kn_fail("%s: %s; f32, bf16, f16 and f64 are supported", op, kn_dtype_name(x->dtype)),
-               NULL;
+        return kn_fail_null("%s: %s; f32, bf16, f16 and f64 are supported", op,
+                            kn_dtype_name(x->dtype));
     return draw(next_key(), kind, 1, x->dtype, kn_device_of(x), x->ndim, x->shape);
 }
 
@@ -151,7 +151,7 @@ kn_tensor *kn_randperm(kn_device device, int64_t n, uint64_t seed, uint64_t stre
     if (!kn_ok())
         return NULL;
     if (n < 0 || n > (int64_t)1 << 48)
-        return kn_fail("randperm: %lld elements; 0 to 2^48 are supported", (long long)n), NULL;
+        return kn_fail_null("randperm: %lld elements; 0 to 2^48 are supported", (long long)n);
     if (device == KN_META)
         return kn_empty(KN_I64, device, 1, &n);
     int64_t *place = kn_host_alloc((size_t)(n + 1) * sizeof *place);
@@ -170,9 +170,8 @@ kn_tensor *kn_bernoulli(kn_tensor *p)
     if (!kn_ok() || !kn_check(p, "bernoulli"))
         return NULL;
     if (!kn_dtype_is_float(p->dtype))
-        return kn_fail("bernoulli: probabilities are %s; f32, bf16, f16 and f64 are supported",
-                       kn_dtype_name(p->dtype)),
-               NULL;
+        return kn_fail_null("bernoulli: probabilities are %s; f32, bf16, f16 and f64 are supported",
+                            kn_dtype_name(p->dtype));
     const bool wide = p->dtype == KN_F64;
     const key k = next_key();
     const kn_device d = kn_device_of(p);
@@ -199,7 +198,6 @@ static kn_tensor *possible(kn_tensor *w, int64_t choices)
 /* On the CPU a row that can't is an error. */
 static bool check_rows(const kn_tensor *p, kn_tensor *ok, int64_t choices)
 {
-    char buf[128];
     kn_tensor *bad = ok ? kn_logical_not(ok) : NULL;
     kn_tensor *any = bad ? kn_sum(bad, 0, NULL, false) : NULL;
     if (!any || kn_device_of(any) != KN_CPU || kn_item(any) == 0)
@@ -207,7 +205,7 @@ static bool check_rows(const kn_tensor *p, kn_tensor *ok, int64_t choices)
     kn_tensor *first = kn_argmax(kn_cast(bad, KN_I32), 0);
     return kn_fail("multinomial: row %lld of p %s can't give %lld choices; weights are finite and "
                    "at least 0, and as many are above 0 as are drawn without replacement",
-                   (long long)kn_item(first), kn_describe(p, buf, sizeof buf), (long long)choices);
+                   (long long)kn_item(first), KN_SHOWN(p), (long long)choices);
 }
 
 /* The largest of w / E with E exponential, in order: draws from those that are left (Efraimidis and
@@ -250,16 +248,15 @@ static kn_tensor *with_replacement(kn_tensor *w, int64_t n)
 
 kn_tensor *kn_multinomial(kn_tensor *p, int64_t n, bool replacement)
 {
-    char buf[128];
     int64_t shape[KN_MAX_DIMS], rows = 1;
     if (!kn_ok() || !kn_check(p, "multinomial"))
         return NULL;
     const int64_t K = p->ndim ? p->shape[p->ndim - 1] : 0;
     if (K < 1 || !kn_dtype_is_float(p->dtype) || n < 1 || (!replacement && n > K))
-        return kn_fail("multinomial: %lld choices from %s; needs a float p[..., K], at least 1 "
-                       "choice, and at most K of them without replacement",
-                       (long long)n, kn_describe(p, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null(
+            "multinomial: %lld choices from %s; needs a float p[..., K], at least 1 "
+            "choice, and at most K of them without replacement",
+            (long long)n, KN_SHOWN(p));
     for (int d = 0; d < p->ndim; d++) {
         shape[d] = d < p->ndim - 1 ? p->shape[d] : n;
         rows *= d < p->ndim - 1 ? p->shape[d] : 1;

@@ -3,17 +3,6 @@
 #include "autograd/ops.h"
 #include <string.h>
 
-static bool copy(kn_tensor *on, kn_array to, kn_array from)
-{
-    return KN_RUN(on, KN_K_COPY, ((kn_copy_args){ to, from }));
-}
-
-/* to = value, value + step, ... */
-static bool count(kn_tensor *on, kn_array to, int64_t value, int64_t step)
-{
-    return KN_RUN(on, KN_K_FILL, ((kn_fill_args){ to, (double)value, (double)step }));
-}
-
 static bool has_arithmetic(const char *op, const kn_tensor *x)
 {
     return kn_dtype_is_arithmetic(x->dtype) ||
@@ -34,7 +23,7 @@ static bool flip_run(kn_tensor *y, const kn_tensor *x, int dim)
 {
     const int64_t n = x->shape[dim];
     kn_tensor *index = kn_empty(KN_I64, kn_device_of(x), 1, &n);
-    return index && count(y, kn_array_of(index), n - 1, -1) &&
+    return index && kn_filled(y, kn_array_of(index), n - 1, -1) &&
            KN_RUN(
                y, KN_K_INDEX_SELECT,
                ((kn_index_select_args){ kn_array_of(y), kn_array_of(x), kn_array_of(index), dim }));
@@ -75,8 +64,8 @@ typedef struct roll_attr {
 static bool roll_run(kn_tensor *y, const kn_tensor *x, int dim, int64_t shift)
 {
     const int64_t rest = x->shape[dim] - shift;
-    return copy(y, kn_part(y, dim, shift, rest), kn_part(x, dim, 0, rest)) &&
-           copy(y, kn_part(y, dim, 0, shift), kn_part(x, dim, rest, shift));
+    return kn_copied(y, kn_part(y, dim, shift, rest), kn_part(x, dim, 0, rest)) &&
+           kn_copied(y, kn_part(y, dim, 0, shift), kn_part(x, dim, rest, shift));
 }
 
 static bool roll_forward(kn_op_call *c)
@@ -111,12 +100,12 @@ kn_tensor *kn_roll(kn_tensor *x, int n, const int64_t *shifts, const int64_t *di
     if (!kn_ok() || !kn_check(x, "roll"))
         return NULL;
     if (n < 1 || n > KN_MAX_DIMS)
-        return kn_fail("roll: %d shifts; 1 to %d are supported", n, KN_MAX_DIMS), NULL;
+        return kn_fail_null("roll: %d shifts; 1 to %d are supported", n, KN_MAX_DIMS);
     if (!kn_given(shifts, "roll", "the list of shifts") ||
         !kn_dims("roll", x, dims ? n : 0, dims, &chosen))
         return NULL;
     if (!dims && n > 1)
-        return kn_fail("roll: %d shifts without dims; one shift rolls all elements", n), NULL;
+        return kn_fail_null("roll: %d shifts without dims; one shift rolls all elements", n);
     if (!dims) {
         const int ndim = x->ndim;
         int64_t shape[KN_MAX_DIMS];
@@ -166,8 +155,8 @@ static bool pad_forward(kn_op_call *c)
 {
     const pad_attr *a = c->attr;
     kn_tensor *y = c->out[0];
-    return KN_RUN(y, KN_K_FILL, ((kn_fill_args){ kn_array_of(y), a->value, 0 })) &&
-           copy(y, inside(y, a, true), inside(c->in[0], a, false));
+    return kn_filled(y, kn_array_of(y), a->value, 0) &&
+           kn_copied(y, inside(y, a, true), inside(c->in[0], a, false));
 }
 
 static bool pad_backward(kn_op_grad *g)
@@ -175,8 +164,8 @@ static bool pad_backward(kn_op_grad *g)
     const pad_attr *a = g->attr;
     kn_tensor *dx = kn_grad_as(g, 0, g->dout[0]);
     g->din[0] = dx;
-    return dx && KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 })) &&
-           copy(dx, inside(dx, a, false), inside(g->dout[0], a, true));
+    return dx && kn_filled(dx, kn_array_of(dx), 0, 0) &&
+           kn_copied(dx, inside(dx, a, false), inside(g->dout[0], a, true));
 }
 
 KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr), .shape = pad_shape,
@@ -208,11 +197,10 @@ static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t 
 static bool pad_sizes(const kn_tensor *x, kn_pad_mode mode, int n, const int64_t *sizes,
                       pad_attr *a)
 {
-    char buf[128];
     if (n < 0 || n % 2 || n > 2 * x->ndim)
         return kn_fail("pad: %d sizes for %s; a pair for each dim is possible, the last dim's "
                        "first",
-                       n, kn_describe(x, buf, sizeof buf));
+                       n, KN_SHOWN(x));
     if (n > 0 && !kn_given(sizes, "pad", "the list of sizes"))
         return false;
     for (int i = 0; i < n; i += 2) {
@@ -236,9 +224,9 @@ static kn_tensor *pad_index(const kn_tensor *x, int d, kn_pad_mode mode, int64_t
     const int64_t last = mode == KN_PAD_REFLECT ? n - 2 : mode == KN_PAD_REPLICATE ? n - 1 : 0;
     const int64_t step = mode == KN_PAD_REFLECT ? -1 : mode == KN_PAD_REPLICATE ? 0 : 1;
     kn_tensor *at = kn_empty(KN_I64, kn_device_of(x), 1, &all);
-    return at && count(at, kn_part(at, 0, 0, before), first, step) &&
-                   count(at, kn_part(at, 0, before, n), 0, 1) &&
-                   count(at, kn_part(at, 0, before + n, after), last, step)
+    return at && kn_filled(at, kn_part(at, 0, 0, before), first, step) &&
+                   kn_filled(at, kn_part(at, 0, before, n), 0, 1) &&
+                   kn_filled(at, kn_part(at, 0, before + n, after), last, step)
                ? at
                : NULL;
 }
@@ -249,10 +237,9 @@ kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int
     if (!kn_ok() || !kn_check(x, "pad") || !has_arithmetic("pad", x))
         return NULL;
     if (mode < KN_PAD_CONSTANT || mode > KN_PAD_CIRCULAR)
-        return kn_fail("pad: mode %d; KN_PAD_CONSTANT, _REFLECT, _REPLICATE and _CIRCULAR are "
-                       "supported",
-                       (int)mode),
-               NULL;
+        return kn_fail_null("pad: mode %d; KN_PAD_CONSTANT, _REFLECT, _REPLICATE and _CIRCULAR are "
+                            "supported",
+                            (int)mode);
     if (!pad_sizes(x, mode, n, sizes, &a))
         return NULL;
     if (mode == KN_PAD_CONSTANT)
@@ -273,9 +260,9 @@ static kn_tensor *repeat_dim(const char *op, kn_tensor *x, int d, int64_t times,
     const int ndim = x->ndim;
     memcpy(shape, x->shape, sizeof shape);
     if (__builtin_mul_overflow(n, times, &shape[d]))
-        return kn_fail("%s: dim %d of size %lld, %lld times: more elements than can be counted", op,
-                       d, (long long)n, (long long)times),
-               NULL;
+        return kn_fail_null(
+            "%s: dim %d of size %lld, %lld times: more elements than can be counted", op, d,
+            (long long)n, (long long)times);
     for (int i = 0; i < ndim; i++)
         *(i < d ? &outer : &inner) *= i == d ? 1 : shape[i];
     x = each ? kn_reshape(x, KN_SHAPE(outer, n, 1, inner))
@@ -287,20 +274,17 @@ static kn_tensor *repeat_dim(const char *op, kn_tensor *x, int d, int64_t times,
 
 static kn_tensor *repeat(const char *op, kn_tensor *x, int n, const int64_t *times, bool fill)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, op))
         return NULL;
     if (n < 0 || n > KN_MAX_DIMS || (n < x->ndim && !fill))
-        return kn_fail("%s: %d counts for %s; one for each dim, and at most %d", op, n,
-                       kn_describe(x, buf, sizeof buf), KN_MAX_DIMS),
-               NULL;
+        return kn_fail_null("%s: %d counts for %s; one for each dim, and at most %d", op, n,
+                            KN_SHOWN(x), KN_MAX_DIMS);
     if (n > 0 && !kn_given(times, op, "the list of counts"))
         return NULL;
     for (int i = 0; i < n; i++)
         if (times[i] < 0)
-            return kn_fail("%s: count %d is %lld, should be at least 0", op, i,
-                           (long long)times[i]),
-                   NULL;
+            return kn_fail_null("%s: count %d is %lld, should be at least 0", op, i,
+                                (long long)times[i]);
     while (x && x->ndim < n)
         x = kn_unsqueeze(x, 0);
     for (int i = n - 1; x && i >= 0; i--)
@@ -326,10 +310,10 @@ static kn_tensor *repeated_places(const kn_tensor *x, int64_t n, const int64_t *
     for (int64_t i = 0; i < n; i++)
         if (times[i] < 0 || __builtin_add_overflow(all, times[i], &all) ||
             all > INT64_MAX / (int64_t)sizeof all)
-            return kn_fail("repeat_interleave: count %lld is %lld; counts are at least 0, and the "
-                           "result must fit in memory",
-                           (long long)i, (long long)times[i]),
-                   NULL;
+            return kn_fail_null(
+                "repeat_interleave: count %lld is %lld; counts are at least 0, and the "
+                "result must fit in memory",
+                (long long)i, (long long)times[i]);
     kn_tensor *at = NULL;
     if (kn_device_of(x) == KN_META)
         return kn_empty(KN_I64, KN_META, 1, &all);
@@ -346,7 +330,6 @@ static kn_tensor *repeated_places(const kn_tensor *x, int64_t n, const int64_t *
 
 kn_tensor *kn_repeat_interleave(kn_tensor *x, int dim, int n, const int64_t *times)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, "repeat_interleave"))
         return NULL;
     const int d = kn_dim("repeat_interleave", x, dim);
@@ -355,10 +338,10 @@ kn_tensor *kn_repeat_interleave(kn_tensor *x, int dim, int n, const int64_t *tim
     if (n == 1 && times[0] >= 0)
         return repeat_dim("repeat_interleave", x, d, times[0], true);
     if (n != 1 && n != x->shape[d])
-        return kn_fail("repeat_interleave: %d counts for dim %d of %s; one for all, or one for "
-                       "each of its slices",
-                       n, dim, kn_describe(x, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null(
+            "repeat_interleave: %d counts for dim %d of %s; one for all, or one for "
+            "each of its slices",
+            n, dim, KN_SHOWN(x));
     return kn_index_select(x, d, repeated_places(x, n, times));
 }
 
@@ -366,20 +349,18 @@ kn_tensor *kn_repeat_interleave(kn_tensor *x, int dim, int n, const int64_t *tim
 
 kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim)
 {
-    char da[128], db[128];
     kn_tensor *part[KN_MAX_IN];
     if (!kn_ok())
         return NULL;
     if (n < 1 || n > KN_MAX_IN)
-        return kn_fail("stack: %d tensors; 1 to %d are supported", n, KN_MAX_IN), NULL;
+        return kn_fail_null("stack: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
     if (!kn_given(x, "kn_stack", "the list of tensors") || !kn_check(x[0], "stack"))
         return NULL;
     if (x[0]->ndim == KN_MAX_DIMS || dim < -x[0]->ndim - 1 || dim > x[0]->ndim)
-        return kn_fail("stack: dim %d is out of range for tensors %s (use %d to %d; the result "
-                       "has at most %d dims)",
-                       dim, kn_describe(x[0], da, sizeof da), -x[0]->ndim - 1, x[0]->ndim,
-                       KN_MAX_DIMS),
-               NULL;
+        return kn_fail_null(
+            "stack: dim %d is out of range for tensors %s (use %d to %d; the result "
+            "has at most %d dims)",
+            dim, KN_SHOWN(x[0]), -x[0]->ndim - 1, x[0]->ndim, KN_MAX_DIMS);
     for (int i = 0; i < n; i++) {
         if (!kn_check(x[i], "stack"))
             return NULL;
@@ -387,11 +368,10 @@ kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim)
             x[i]->ndim == x[0]->ndim && x[i]->dtype == x[0]->dtype &&
             memcmp(x[i]->shape, x[0]->shape, (size_t)x[0]->ndim * sizeof(int64_t)) == 0;
         if (!same)
-            return kn_fail("stack: argument %d is %s, argument 1 is %s; all must have one shape "
-                           "and dtype",
-                           i + 1, kn_describe(x[i], da, sizeof da),
-                           kn_describe(x[0], db, sizeof db)),
-                   NULL;
+            return kn_fail_null(
+                "stack: argument %d is %s, argument 1 is %s; all must have one shape "
+                "and dtype",
+                i + 1, KN_SHOWN(x[i]), KN_SHOWN(x[0]));
         part[i] = kn_unsqueeze(x[i], dim);
         if (!part[i])
             return NULL;
@@ -407,20 +387,18 @@ static kn_tensor *up_to_diagonal(const kn_tensor *x, int64_t diagonal)
     const int64_t rows = x->shape[x->ndim - 2], columns = x->shape[x->ndim - 1];
     kn_tensor *last = kn_empty(KN_I64, kn_device_of(x), 2, (int64_t[]){ rows, 1 });
     kn_tensor *column = kn_empty(KN_I64, kn_device_of(x), 1, &columns);
-    return last && column && count(last, kn_array_of(last), diagonal, 1) &&
-                   count(column, kn_array_of(column), 0, 1)
+    return last && column && kn_filled(last, kn_array_of(last), diagonal, 1) &&
+                   kn_filled(column, kn_array_of(column), 0, 1)
                ? kn_le(column, last)
                : NULL;
 }
 
 static kn_tensor *triangle(const char *op, kn_tensor *x, int64_t diagonal, bool lower)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, op) || !has_arithmetic(op, x))
         return NULL;
     if (x->ndim < 2)
-        return kn_fail("%s: needs at least 2 dims, got %s", op, kn_describe(x, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null("%s: needs at least 2 dims, got %s", op, KN_SHOWN(x));
     const int64_t least = -x->shape[x->ndim - 2] - 1, most = x->shape[x->ndim - 1] + 1;
     diagonal = diagonal < least ? least : diagonal > most ? most : diagonal;
     kn_tensor *low = up_to_diagonal(x, lower ? diagonal : diagonal - 1);
@@ -443,7 +421,6 @@ kn_tensor *kn_triu(kn_tensor *x, int64_t diagonal)
 kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o)
 {
     static const char *const dims[2] = { "rows", "columns" };
-    char buf[128];
     int64_t kernel[2], stride[2], pad[2], dilation[2];
     kn_by_dim(kernel, o.kernel, o.kernels, 0);
     kn_by_dim(stride, o.stride, o.strides, 1);
@@ -452,18 +429,18 @@ kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o)
     if (!kn_ok() || !kn_check(x, "unfold2d") || !has_arithmetic("unfold2d", x))
         return NULL;
     if (x->ndim != 4)
-        return kn_fail("unfold2d: needs x[N,C,H,W], got %s", kn_describe(x, buf, sizeof buf)), NULL;
+        return kn_fail_null("unfold2d: needs x[N,C,H,W], got %s", KN_SHOWN(x));
     for (int d = 0; d < 2; d++) {
         const int64_t most = INT64_MAX / 8,
                       room = x->shape[2 + d] + (pad[d] > 0 && pad[d] < most ? 2 * pad[d] : 0);
         if (kernel[d] < 1 || stride[d] < 1 || dilation[d] < 1 || pad[d] < 0 || pad[d] >= most ||
             kernel[d] > room || kernel[d] - 1 > (room - 1) / dilation[d])
-            return kn_fail("unfold2d: kernel %lld, stride %lld, dilation %lld, pad %lld along the "
-                           "%s of %s; kernel, stride and dilation are at least 1, pad at least 0, "
-                           "and a window fits into the padded image",
-                           (long long)kernel[d], (long long)stride[d], (long long)dilation[d],
-                           (long long)pad[d], dims[d], kn_describe(x, buf, sizeof buf)),
-                   NULL;
+            return kn_fail_null(
+                "unfold2d: kernel %lld, stride %lld, dilation %lld, pad %lld along the "
+                "%s of %s; kernel, stride and dilation are at least 1, pad at least 0, "
+                "and a window fits into the padded image",
+                (long long)kernel[d], (long long)stride[d], (long long)dilation[d],
+                (long long)pad[d], dims[d], KN_SHOWN(x));
     }
     if (pad[0] || pad[1])
         x = kn_pad(x, KN_PAD_CONSTANT, 0, KN_SHAPE(pad[1], pad[1], pad[0], pad[0]));

@@ -2,40 +2,6 @@
 #include "autograd/ops.h"
 #include <string.h>
 
-kn_spec kn_spec_like(const kn_tensor *t)
-{
-    kn_spec s = { .dtype = t->dtype, .ndim = t->ndim };
-    memcpy(s.shape, t->shape, sizeof s.shape);
-    return s;
-}
-
-int kn_dim(const char *op, const kn_tensor *t, int dim)
-{
-    int d = dim < 0 ? dim + t->ndim : dim;
-    if (d >= 0 && d < t->ndim)
-        return d;
-    char buf[128];
-    kn_fail("%s: dim %d is out of range for %s (use %d to %d)", op, dim,
-            kn_describe(t, buf, sizeof buf), -t->ndim, t->ndim - 1);
-    return -1;
-}
-
-bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uint32_t *dims)
-{
-    char buf[128];
-    if (n < 0 || (n > 0 && !kn_given(list, op, "the list of dims")))
-        return kn_fail("%s: %d dims are listed; 0 stands for all", op, n);
-    *dims = n > 0 ? 0 : (1u << t->ndim) - 1;
-    for (int i = 0; i < n; i++) {
-        if (list[i] < -t->ndim || list[i] >= t->ndim)
-            return kn_fail("%s: dim %lld is out of range for %s (use %d to %d)", op,
-                           (long long)list[i], kn_describe(t, buf, sizeof buf), -t->ndim,
-                           t->ndim - 1);
-        *dims |= 1u << (list[i] < 0 ? list[i] + t->ndim : list[i]);
-    }
-    return true;
-}
-
 typedef struct reduce_attr {
     kn_reduce_kind kind;
     uint32_t dims; /* bit d: dim d is reduced */

@@ -47,13 +47,10 @@ static kn_tensor *places_that_hold(kn_tensor *mask)
 
 kn_tensor *kn_nonzero(kn_tensor *x)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, "nonzero") || !has_values("nonzero", x))
         return NULL;
     if (!kn_dtype_is_arithmetic(x->dtype))
-        return kn_fail("nonzero: needs a dtype with arithmetic, got %s",
-                       kn_describe(x, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null("nonzero: needs a dtype with arithmetic, got %s", KN_SHOWN(x));
     kn_scope s = kn_scope_begin();
     kn_tensor *mask = x->dtype == KN_BOOL
                           ? x
@@ -67,18 +64,17 @@ kn_tensor *kn_nonzero(kn_tensor *x)
 kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask)
 {
     const char *op = "masked_select";
-    char dx[128], dm[128];
     int ndim;
     int64_t shape[KN_MAX_DIMS];
     if (!kn_ok() || !kn_check(x, op) || !kn_check(mask, op) || !has_values(op, x))
         return NULL;
     if (mask->dtype != KN_BOOL || kn_device_of(mask) != kn_device_of(x) ||
         !kn_broadcast_shape(x->ndim, x->shape, mask->ndim, mask->shape, &ndim, shape))
-        return kn_fail("%s: x is %s on %s, the mask %s on %s; it must be bool, on x's device, and "
-                       "broadcast with x",
-                       op, kn_describe(x, dx, sizeof dx), kn_device_name(kn_device_of(x)),
-                       kn_describe(mask, dm, sizeof dm), kn_device_name(kn_device_of(mask))),
-               NULL;
+        return kn_fail_null(
+            "%s: x is %s on %s, the mask %s on %s; it must be bool, on x's device, and "
+            "broadcast with x",
+            op, KN_SHOWN(x), kn_device_name(kn_device_of(x)), KN_SHOWN(mask),
+            kn_device_name(kn_device_of(mask)));
     kn_scope s = kn_scope_begin();
     const int64_t all = -1;
     kn_tensor *flat = kn_reshape(kn_expand(mask, ndim, shape), 1, &all), *y = NULL;
@@ -100,7 +96,6 @@ typedef struct fold {
 static bool fold_of(fold *f, const kn_tensor *y, const int64_t size[2],
                     const kn_unfold2d_options *o)
 {
-    char buf[128];
     kn_by_dim(f->kernel, o->kernel, o->kernels, 0);
     kn_by_dim(f->stride, o->stride, o->strides, 1);
     kn_by_dim(f->pad, o->pad, o->pads, 0);
@@ -125,8 +120,8 @@ static bool fold_of(fold *f, const kn_tensor *y, const int64_t size[2],
             !__builtin_mul_overflow(window, places, &all)) ||
            kn_fail("fold2d: y is %s; it needs [N, a multiple of %lld (elements of a window), %lld "
                    "(%lld x %lld windows)]",
-                   kn_describe(y, buf, sizeof buf), (long long)window, (long long)places,
-                   (long long)f->count[0], (long long)f->count[1]);
+                   KN_SHOWN(y), (long long)window, (long long)places, (long long)f->count[0],
+                   (long long)f->count[1]);
 }
 
 /* Position along dim d of element k of window i, as i64 [K,1,I,1] (rows), [1,K,1,I] (columns). */
@@ -143,14 +138,11 @@ static kn_tensor *positions(const fold *f, int d, kn_device device)
 kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o)
 {
     const char *op = "fold2d";
-    char buf[128];
     fold f;
     if (!kn_ok() || !kn_check(y, op))
         return NULL;
     if (!kn_dtype_is_arithmetic(y->dtype))
-        return kn_fail("%s: needs a dtype with arithmetic, got %s", op,
-                       kn_describe(y, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null("%s: needs a dtype with arithmetic, got %s", op, KN_SHOWN(y));
     if (!fold_of(&f, y, (int64_t[]){ H, W }, &o))
         return NULL;
     const int64_t window = f.kernel[0] * f.kernel[1], places = window * f.count[0] * f.count[1];

@@ -4,11 +4,6 @@
 #include "autograd/ops.h"
 #include <string.h>
 
-static bool copy(kn_tensor *dst, kn_array to, kn_array from)
-{
-    return KN_RUN(dst, KN_K_COPY, ((kn_copy_args){ to, from }));
-}
-
 /* ---- reshape --------------------------------------------------------------------------------- */
 
 typedef struct shape_attr {
@@ -43,10 +38,10 @@ static bool reshape_shape(kn_op_call *c)
     const shape_attr *a = c->attr;
     if (reshape_part(c))
         return true;
-    char from[128], to[192];
+    char to[192];
     return kn_fail(
         "view: the strides of %s don't allow the shape %s without a copy; use kn_reshape",
-        kn_describe(c->in[0], from, sizeof from), sizes(a->n, a->size, to, sizeof to));
+        KN_SHOWN(c->in[0]), sizes(a->n, a->size, to, sizeof to));
 }
 
 static bool reshape_backward(kn_op_grad *g)
@@ -63,7 +58,7 @@ static bool reshape_backward(kn_op_grad *g)
         return false;
     kn_array to = kn_array_make(kn_array_of(dx).data, dx->dtype, dy->ndim, dy->shape);
     g->din[0] = dx;
-    return copy(dx, to, kn_array_of(dy));
+    return kn_copied(dx, to, kn_array_of(dy));
 }
 
 KN_OP(kn_op_reshape, .name = "reshape", .attr_size = sizeof(shape_attr), .view = true,
@@ -72,7 +67,7 @@ KN_OP(kn_op_reshape, .name = "reshape", .attr_size = sizeof(shape_attr), .view =
 /* Fills in a size of -1 and checks the element count. */
 static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
 {
-    char buf[128], asked[192];
+    char asked[192];
     int64_t known = 1;
     int open = -1;
     if (n < 0 || n > KN_MAX_DIMS)
@@ -96,9 +91,9 @@ static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *sh
     } else if (open >= 0) {
         known = -1;
     }
-    return known == kn_numel(x) || kn_fail("%s: %s has %lld elements, the shape %s doesn't", op,
-                                           kn_describe(x, buf, sizeof buf), (long long)kn_numel(x),
-                                           sizes(n, shape, asked, sizeof asked));
+    return known == kn_numel(x) ||
+           kn_fail("%s: %s has %lld elements, the shape %s doesn't", op, KN_SHOWN(x),
+                   (long long)kn_numel(x), sizes(n, shape, asked, sizeof asked));
 }
 
 kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape)
@@ -127,7 +122,7 @@ static bool permute_shape(kn_op_call *c)
     const shape_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
     kn_spec *s = &c->spec[0];
-    char buf[128], asked[192];
+    char asked[192];
     s->dtype = x->dtype;
     s->ndim = x->ndim;
     uint32_t seen = 0;
@@ -135,8 +130,7 @@ static bool permute_shape(kn_op_call *c)
         int64_t from = a->size[d];
         if (from < 0 || from >= x->ndim || (seen >> from & 1))
             return kn_fail("permute: the order %s must name each of the %d dims of %s once",
-                           sizes(a->n, a->size, asked, sizeof asked), x->ndim,
-                           kn_describe(x, buf, sizeof buf));
+                           sizes(a->n, a->size, asked, sizeof asked), x->ndim, KN_SHOWN(x));
         seen |= 1u << from;
         s->shape[d] = x->shape[from];
         s->stride[d] = x->stride[from];
@@ -165,12 +159,8 @@ kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
     shape_attr a = { .n = n };
     if (!kn_ok() || !kn_check(x, "permute"))
         return NULL;
-    if (n != x->ndim) {
-        char buf[128];
-        kn_fail("permute: %d dims are listed, %s has %d", n, kn_describe(x, buf, sizeof buf),
-                x->ndim);
-        return NULL;
-    }
+    if (n != x->ndim)
+        return kn_fail_null("permute: %d dims are listed, %s has %d", n, KN_SHOWN(x), x->ndim);
     if (n > 0 && !kn_given(order, "kn_permute", "the order"))
         return NULL;
     for (int d = 0; d < n; d++)
@@ -193,30 +183,12 @@ kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1)
 
 /* ---- slice and split ------------------------------------------------------------------------- */
 
-kn_array kn_rows_of(const kn_tensor *t)
-{
-    int64_t rows = 1; /* not numel / columns: there are rows without columns */
-    for (int d = 0; d < t->ndim - 1; d++)
-        rows *= t->shape[d];
-    return kn_array_make(kn_array_of(t).data, t->dtype, 2,
-                         (int64_t[]){ rows, t->ndim ? t->shape[t->ndim - 1] : 1 });
-}
-
-kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size)
-{
-    kn_array a = kn_array_of(t);
-    if (a.data)
-        a.data = (char *)a.data + (size_t)(begin * a.stride[dim]) * kn_dtype_size(a.dtype);
-    a.shape[dim] = size;
-    return a;
-}
-
 /* The gradient of output i, or zeros, into its part of dx. */
 static bool put(kn_op_grad *g, int i, kn_tensor *dx, kn_array part)
 {
     if (!g->dout[i])
-        return KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ part, 0, 0 }));
-    return kn_grad_in_place(g, i) || copy(dx, part, kn_array_of(g->dout[i]));
+        return kn_filled(dx, part, 0, 0);
+    return kn_grad_in_place(g, i) || kn_copied(dx, part, kn_array_of(g->dout[i]));
 }
 
 static bool slice_shape(kn_op_call *c)
@@ -237,13 +209,11 @@ static bool slice_shape(kn_op_call *c)
 static bool slice_backward(kn_op_grad *g)
 {
     const kn_slice_attr *a = g->attr;
-    kn_tensor *whole = kn_grad_whole(g), *dx = whole ? whole : kn_grad_out(g, 0);
-    if (!dx || (!whole && !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 }))))
+    kn_tensor *whole = kn_grad_whole(g), *dx = whole ? whole : kn_grad_zeros(g, 0);
+    if (!dx)
         return false;
     if (whole)
         kn_grad_came(g);
-    else
-        g->din[0] = dx;
     return put(g, 0, dx, kn_part(dx, a->dim, a->begin, a->end - a->begin));
 }
 
@@ -313,13 +283,11 @@ static bool split_begin(const char *op, const kn_tensor *x, int dim, int n, kn_t
 
 bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
 {
-    char buf[128];
     split_attr a = { 0 };
     if (!split_begin("chunk", x, dim, n, out, &a))
         return false;
     if (x->shape[a.dim] % n)
-        return kn_fail("chunk: dim %d of %s doesn't divide by %d", dim,
-                       kn_describe(x, buf, sizeof buf), n);
+        return kn_fail("chunk: dim %d of %s doesn't divide by %d", dim, KN_SHOWN(x), n);
     for (int i = 0; i < n; i++)
         a.size[i] = x->shape[a.dim] / n;
     return kn_apply(&kn_op_split, 1, &x, 0, &a, n, out);
@@ -327,7 +295,7 @@ bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
 
 bool kn_split(kn_tensor *x, int dim, int n, const int64_t *part, kn_tensor **out)
 {
-    char buf[128], asked[192];
+    char asked[192];
     split_attr a = { 0 };
     if (!split_begin("split", x, dim, n, out, &a) || !kn_given(part, "split", "the sizes"))
         return false;
@@ -340,7 +308,7 @@ bool kn_split(kn_tensor *x, int dim, int n, const int64_t *part, kn_tensor **out
     }
     if (!fits || left != 0)
         return kn_fail("split: the sizes %s of the parts aren't those of dim %d of %s",
-                       sizes(n, part, asked, sizeof asked), dim, kn_describe(x, buf, sizeof buf));
+                       sizes(n, part, asked, sizeof asked), dim, KN_SHOWN(x));
     return kn_apply(&kn_op_split, 1, &x, 0, &a, n, out);
 }
 
@@ -380,11 +348,10 @@ kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
     shape_attr a = { .n = ndim };
     if (!kn_ok() || !kn_check(x, "expand"))
         return NULL;
-    if (ndim < x->ndim || ndim > KN_MAX_DIMS) {
-        kn_fail("expand: to %d dims from %d; at least as many and at most %d are possible", ndim,
-                x->ndim, KN_MAX_DIMS);
-        return NULL;
-    }
+    if (ndim < x->ndim || ndim > KN_MAX_DIMS)
+        return kn_fail_null(
+            "expand: to %d dims from %d; at least as many and at most %d are possible", ndim,
+            x->ndim, KN_MAX_DIMS);
     if (ndim > 0 && !kn_given(shape, "expand", "the shape"))
         return NULL;
     for (int d = 0; d < ndim; d++)
@@ -398,7 +365,6 @@ static bool cat_shape(kn_op_call *c)
 {
     const int dim = *(const int *)c->attr;
     kn_spec *s = &c->spec[0];
-    char da[128], db[128];
     *s = kn_spec_like(c->in[0]);
     s->shape[dim] = 0;
     for (int i = 0; i < c->nin; i++) {
@@ -408,8 +374,7 @@ static bool cat_shape(kn_op_call *c)
             ok = d == dim || x->shape[d] == s->shape[d];
         if (!ok)
             return kn_fail("cat: argument %d is %s, argument 1 is %s; all but dim %d must agree",
-                           i + 1, kn_describe(x, da, sizeof da),
-                           kn_describe(c->in[0], db, sizeof db), dim);
+                           i + 1, KN_SHOWN(x), KN_SHOWN(c->in[0]), dim);
         s->shape[dim] += x->shape[dim];
     }
     return true;
@@ -421,7 +386,7 @@ static bool cat_forward(kn_op_call *c)
     int64_t at = 0;
     for (int i = 0; i < c->nin; i++) {
         int64_t size = c->in[i]->shape[dim];
-        if (!copy(c->out[0], kn_part(c->out[0], dim, at, size), kn_array_of(c->in[i])))
+        if (!kn_copied(c->out[0], kn_part(c->out[0], dim, at, size), kn_array_of(c->in[i])))
             return false;
         at += size;
     }
@@ -449,10 +414,8 @@ kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
 {
     if (!kn_ok())
         return NULL;
-    if (n < 1 || n > KN_MAX_IN) {
-        kn_fail("cat: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
-        return NULL;
-    }
+    if (n < 1 || n > KN_MAX_IN)
+        return kn_fail_null("cat: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
     if (!kn_given(x, "kn_cat", "the list of tensors") || !kn_check(x[0], "cat"))
         return NULL;
     for (int i = 1; i < n; i++)

@@ -40,13 +40,10 @@ static bool sort_backward(kn_op_grad *g)
     const sort_attr *a = g->attr;
     if (!g->dout[0])
         return true;
-    kn_tensor *dx = kn_grad_out(g, 0);
-    if (!dx || !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 })))
-        return false;
-    g->din[0] = dx;
-    return KN_RUN(dx, KN_K_SCATTER,
-                  ((kn_scatter_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
-                                      kn_array_of(g->out[1]), a->dim, true }));
+    kn_tensor *dx = kn_grad_zeros(g, 0);
+    return dx && KN_RUN(dx, KN_K_SCATTER,
+                        ((kn_scatter_args){ kn_array_of(dx), kn_array_of(g->dout[0]),
+                                            kn_array_of(g->out[1]), a->dim, true }));
 }
 
 KN_OP(kn_op_sort, .name = "sort", .attr_size = sizeof(sort_attr), .save_out = 2,

@@ -10,13 +10,11 @@
 static bool checked(const char *op, const kn_tensor *x, int n, const int64_t *list, bool floats,
                     uint32_t *dims)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, op) || !kn_dims(op, x, n, list, dims))
         return false;
     return (floats ? kn_dtype_is_float(x->dtype) : kn_dtype_is_arithmetic(x->dtype)) ||
            kn_fail("%s: needs a %s, got %s; kn_cast it first", op,
-                   floats ? "float tensor" : "dtype with arithmetic",
-                   kn_describe(x, buf, sizeof buf));
+                   floats ? "float tensor" : "dtype with arithmetic", KN_SHOWN(x));
 }
 
 static double count_of(const kn_tensor *x, uint32_t dims)
@@ -87,10 +85,9 @@ static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *d
     const double correction = kn_value_or(o->correction, 1);
     if (!checked(op, x, n, dims, true, &set))
         return NULL;
-    if (!isfinite(correction)) {
-        kn_fail("%s: correction is %g, should be finite (0: 1; KN_ZERO: 0)", op, correction);
-        return NULL;
-    }
+    if (!isfinite(correction))
+        return kn_fail_null("%s: correction is %g, should be finite (0: 1; KN_ZERO: 0)", op,
+                            correction);
     kn_tensor *wide = widened(x);
     kn_tensor *far = wide ? kn_sub(wide, kn_mean(kn_detach(wide), n, dims, true)) : NULL;
     return kn_scale(kn_sum(kn_mul(far, far), n, dims, o->keep),
@@ -138,14 +135,11 @@ kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep
     uint32_t set;
     if (!checked("norm", x, n, dims, true, &set))
         return NULL;
-    if (isnan(p)) {
-        kn_fail("norm: p is NaN; use 2, 1, INFINITY or another number");
-        return NULL;
-    }
-    if ((p < 0 || isinf(p)) && count_of(x, set) == 0) {
-        kn_fail("norm: there are no elements to reduce, so the norm for p = %g has no value", p);
-        return NULL;
-    }
+    if (isnan(p))
+        return kn_fail_null("norm: p is NaN; use 2, 1, INFINITY or another number");
+    if ((p < 0 || isinf(p)) && count_of(x, set) == 0)
+        return kn_fail_null(
+            "norm: there are no elements to reduce, so the norm for p = %g has no value", p);
     kn_scope s = kn_scope_begin();
     kn_tensor *wide = widened(x), *y;
     if (p == 2)
@@ -231,10 +225,8 @@ kn_tensor *kn_argmin(kn_tensor *x, int dim)
     if (!checked("argmin", x, 1, (int64_t[]){ dim }, false, &set))
         return NULL;
     dim = kn_dim("argmin", x, dim);
-    if (x->shape[dim] == 0) {
-        kn_fail("argmin: dim %d has size 0, so it has no extremum", dim);
-        return NULL;
-    }
+    if (x->shape[dim] == 0)
+        return kn_fail_null("argmin: dim %d has size 0, so it has no extremum", dim);
     kn_scope s = kn_scope_begin();
     x = kn_detach(x);
     kn_tensor *won = x && kn_dtype_is_float(x->dtype) ? kn_neg(x) : kn_eq(x, kn_amin(x, dim, true));

@@ -20,19 +20,16 @@ kn_tensor *kn_squeeze(kn_tensor *x, int n, const int64_t *dims)
 
 kn_tensor *kn_unsqueeze(kn_tensor *x, int dim)
 {
-    char buf[128];
     int64_t shape[KN_MAX_DIMS + 1];
     if (!kn_ok() || !kn_check(x, "unsqueeze"))
         return NULL;
     const int at = dim < 0 ? dim + x->ndim + 1 : dim;
     if (at < 0 || at > x->ndim)
-        return kn_fail("unsqueeze: dim %d is out of range for %s (use %d to %d)", dim,
-                       kn_describe(x, buf, sizeof buf), -x->ndim - 1, x->ndim),
-               NULL;
+        return kn_fail_null("unsqueeze: dim %d is out of range for %s (use %d to %d)", dim,
+                            KN_SHOWN(x), -x->ndim - 1, x->ndim);
     if (x->ndim == KN_MAX_DIMS)
-        return kn_fail("unsqueeze: %s has %d dims already, the most that there can be",
-                       kn_describe(x, buf, sizeof buf), x->ndim),
-               NULL;
+        return kn_fail_null("unsqueeze: %s has %d dims already, the most that there can be",
+                            KN_SHOWN(x), x->ndim);
     for (int d = 0; d <= x->ndim; d++)
         shape[d] = d == at ? 1 : x->shape[d - (d > at)];
     return kn_view(x, x->ndim + 1, shape);
@@ -40,7 +37,6 @@ kn_tensor *kn_unsqueeze(kn_tensor *x, int dim)
 
 kn_tensor *kn_flatten(kn_tensor *x, int start, int end)
 {
-    char buf[128];
     int64_t shape[KN_MAX_DIMS], size = 1;
     if (!kn_ok() || !kn_check(x, "flatten"))
         return NULL;
@@ -50,9 +46,8 @@ kn_tensor *kn_flatten(kn_tensor *x, int start, int end)
     if (a < 0 || b < 0)
         return NULL;
     if (a > b)
-        return kn_fail("flatten: dim %d comes after dim %d in %s; start is at most end", start, end,
-                       kn_describe(x, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null("flatten: dim %d comes after dim %d in %s; start is at most end", start,
+                            end, KN_SHOWN(x));
     for (int d = a; d <= b; d++)
         size *= x->shape[d];
     for (int d = 0; d < x->ndim; d++)
@@ -63,7 +58,6 @@ kn_tensor *kn_flatten(kn_tensor *x, int start, int end)
 /* Sizes of n dims that dim of x becomes; fills in a -1. */
 static bool parts_of_dim(const kn_tensor *x, int dim, int n, const int64_t *given, int64_t *sizes)
 {
-    char buf[128];
     int64_t known = 1;
     int open = -1;
     for (int i = 0; i < n; i++) {
@@ -82,12 +76,11 @@ static bool parts_of_dim(const kn_tensor *x, int dim, int n, const int64_t *give
     }
     return (open < 0 && known == x->shape[dim]) ||
            kn_fail("unflatten: the sizes don't multiply to the %lld elements of dim %d of %s",
-                   (long long)x->shape[dim], dim, kn_describe(x, buf, sizeof buf));
+                   (long long)x->shape[dim], dim, KN_SHOWN(x));
 }
 
 kn_tensor *kn_unflatten(kn_tensor *x, int dim, int n, const int64_t *sizes)
 {
-    char buf[128];
     int64_t shape[KN_MAX_DIMS];
     if (!kn_ok() || !kn_check(x, "unflatten"))
         return NULL;
@@ -95,10 +88,10 @@ kn_tensor *kn_unflatten(kn_tensor *x, int dim, int n, const int64_t *sizes)
     if (at < 0)
         return NULL;
     if (n < 1 || x->ndim - 1 > KN_MAX_DIMS - n)
-        return kn_fail("unflatten: dim %d of %s as %d dims; it becomes at least 1, and the result "
-                       "has at most %d dims",
-                       dim, kn_describe(x, buf, sizeof buf), n, KN_MAX_DIMS),
-               NULL;
+        return kn_fail_null(
+            "unflatten: dim %d of %s as %d dims; it becomes at least 1, and the result "
+            "has at most %d dims",
+            dim, KN_SHOWN(x), n, KN_MAX_DIMS);
     if (!kn_given(sizes, "unflatten", "the sizes") || !parts_of_dim(x, at, n, sizes, shape + at))
         return NULL;
     memcpy(shape, x->shape, (size_t)at * sizeof *shape);
@@ -168,22 +161,14 @@ static kn_array placed(const kn_tensor *dx, const kn_spec *s)
     return a;
 }
 
-/* dx = 0 but for the elements of a part, which are dy. */
-static bool copy_into_zeros(kn_op_grad *g, kn_tensor *dx, const kn_spec *part)
-{
-    g->din[0] = dx;
-    return KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 })) &&
-           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ placed(dx, part), kn_array_of(g->dout[0]) }));
-}
-
 static bool diagonal_backward(kn_op_grad *g)
 {
     kn_spec part;
-    kn_tensor *dx = kn_grad_out(g, 0);
+    kn_tensor *dx = kn_grad_zeros(g, 0);
     if (!dx)
         return false;
     diagonal_place(&part, dx->ndim, dx->shape, dx->stride, g->attr);
-    return copy_into_zeros(g, dx, &part);
+    return kn_copied(dx, placed(dx, &part), kn_array_of(g->dout[0]));
 }
 
 KN_OP(kn_op_diagonal, .name = "diagonal", .attr_size = sizeof(diagonal_attr), .view = true,
@@ -191,16 +176,14 @@ KN_OP(kn_op_diagonal, .name = "diagonal", .attr_size = sizeof(diagonal_attr), .v
 
 kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, "diagonal"))
         return NULL;
     const int i = kn_dim("diagonal", x, dim0), j = i < 0 ? -1 : kn_dim("diagonal", x, dim1);
     if (i < 0 || j < 0)
         return NULL;
     if (i == j)
-        return kn_fail("diagonal: dims %d and %d of %s are the same; two are needed", dim0, dim1,
-                       kn_describe(x, buf, sizeof buf)),
-               NULL;
+        return kn_fail_null("diagonal: dims %d and %d of %s are the same; two are needed", dim0,
+                            dim1, KN_SHOWN(x));
     /* beyond the corners the diagonal is empty, however far */
     const int64_t least = -x->shape[i], most = x->shape[j];
     diagonal_attr a = { { i, j }, offset < least ? least : offset > most ? most : offset };
@@ -247,9 +230,8 @@ static kn_tensor *places_of_windows(const unfold_attr *a, kn_device device)
         return NULL;
     kn_binary_args sum = { kn_array_of(at), kn_array_expand(kn_array_of(first), 2, both),
                            kn_array_expand(kn_array_of(next), 2, both), KN_ADD };
-    return KN_RUN(at, KN_K_FILL, ((kn_fill_args){ kn_array_of(first), 0, (double)a->step })) &&
-                   KN_RUN(at, KN_K_FILL,
-                          ((kn_fill_args){ kn_array_of(next), 0, (double)a->dilation })) &&
+    return kn_filled(at, kn_array_of(first), 0, (double)a->step) &&
+                   kn_filled(at, kn_array_of(next), 0, (double)a->dilation) &&
                    KN_RUN(at, KN_K_BINARY, sum)
                ? at
                : NULL;
@@ -278,19 +260,16 @@ static bool add_windows(kn_op_grad *g, const unfold_attr *a)
         order[d] = d + (d >= a->dim);
     order[n] = a->dim;
     order[n + 1] = n + 1;
-    bool fresh;
-    kn_tensor *dx = kn_grad_into(g, 0, &fresh);
+    kn_tensor *dx = kn_grad_sum(g, 0);
     kn_tensor *rows = kn_contiguous(kn_permute(g->dout[0], n + 2, order));
     kn_tensor *at = dx ? places_of_windows(a, kn_device_of(dx)) : NULL;
-    if (!dx || !rows || !at ||
-        (fresh && !KN_RUN(dx, KN_K_FILL, ((kn_fill_args){ kn_array_of(dx), 0, 0 }))))
+    if (!dx || !rows || !at)
         return false;
     kn_array src = kn_array_of(rows), index = kn_array_of(at);
     src.ndim = n + 1;
     src.shape[n] = index.shape[0] = a->count * a->size;
     src.stride[n] = index.stride[0] = 1;
     index.ndim = 1;
-    g->din[0] = dx;
     return KN_RUN(dx, KN_K_INDEX_ADD,
                   ((kn_index_add_args){ dim_last(kn_array_of(dx), a->dim), src, index, n }));
 }
@@ -301,11 +280,11 @@ static bool unfold_backward(kn_op_grad *g)
     if (a->count > 1 && a->step <= (a->size - 1) * a->dilation)
         return add_windows(g, a);
     kn_spec part;
-    kn_tensor *dx = kn_grad_out(g, 0);
+    kn_tensor *dx = kn_grad_zeros(g, 0);
     if (!dx)
         return false;
     unfold_place(&part, dx->ndim, dx->shape, dx->stride, a);
-    return copy_into_zeros(g, dx, &part);
+    return kn_copied(dx, placed(dx, &part), kn_array_of(g->dout[0]));
 }
 
 KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = true,
@@ -314,7 +293,6 @@ KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = 
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation)
 {
-    char buf[128];
     if (!kn_ok() || !kn_check(x, op))
         return NULL;
     const int at = kn_dim(op, x, dim);
@@ -323,12 +301,12 @@ kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64
     const int64_t n = x->shape[at];
     if (size < 1 || step < 1 || dilation < 1 || size > n || size - 1 > (n - 1) / dilation ||
         x->ndim == KN_MAX_DIMS)
-        return kn_fail("%s: windows of size %lld, step %lld, dilation %lld over dim %d of %s; all "
-                       "are at least 1, a window doesn't reach beyond the dim, and the result has "
-                       "at most %d dims",
-                       op, (long long)size, (long long)step, (long long)dilation, dim,
-                       kn_describe(x, buf, sizeof buf), KN_MAX_DIMS),
-               NULL;
+        return kn_fail_null(
+            "%s: windows of size %lld, step %lld, dilation %lld over dim %d of %s; all "
+            "are at least 1, a window doesn't reach beyond the dim, and the result has "
+            "at most %d dims",
+            op, (long long)size, (long long)step, (long long)dilation, dim, KN_SHOWN(x),
+            KN_MAX_DIMS);
     const int64_t count = (n - 1 - (size - 1) * dilation) / step + 1;
     unfold_attr a = { at, count, size, step, dilation };
     return kn_apply1(&kn_op_unfold, 1, &x, 0, &a);

@@ -161,11 +161,10 @@ static bool bare(kn_saved *s, const kn_tensor *t)
 
 static bool differs(const kn_record *r, const kn_tensor *t)
 {
-    char text[128];
     return kn_fail(AGAIN "it computed something else than forward did (tensor %lld of %lld that it "
                          "keeps is %s); a forward must do the same when it runs again",
                    kn_record_call(r), (long long)r->saved, (long long)r->places,
-                   t ? kn_describe(t, text, sizeof text) : "missing");
+                   t ? KN_SHOWN(t) : "missing");
 }
 
 bool kn_record_save(kn_saved *s, const kn_tensor *t)

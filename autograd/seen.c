@@ -55,11 +55,10 @@ static const seen *look_up(kn_record *r, seen what)
 
 static const char *name_of(const kn_tensor *t, char *text, size_t size)
 {
-    char shape[128];
     if (t->name && *t->name)
         snprintf(text, size, "'%s'", t->name);
     else
-        snprintf(text, size, "a tensor, %s,", kn_describe(t, shape, sizeof shape));
+        snprintf(text, size, "a tensor, %s,", KN_SHOWN(t));
     return text;
 }
 

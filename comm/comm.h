@@ -194,8 +194,7 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  * Call it first in main, before threads exist. Bad values are an error that stands (kn_finish
  * prints it). argc and argv may be NULL. */
 typedef struct kn_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     /* The world's kn_comm_set_timeout, and how long ranks wait for each other to start; 0:
      * KNAP_TIMEOUT, else 60. */
     double timeout_s;
@@ -204,8 +203,7 @@ typedef struct kn_init_options {
     const char *comm;
 } kn_init_options;
 KN_API kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o);
-#define kn_init(argc, argv, ...)                                                                   \
-    kn_init_((argc), (argv), (kn_init_options){ ._size = sizeof(kn_init_options), __VA_ARGS__ })
+#define kn_init(argc, argv, ...) kn_init_(argc, argv, KN_OPTIONS(kn_init_options, __VA_ARGS__))
 KN_API kn_comm *kn_world(void); /* the world of kn_init; NULL before */
 /* A communicator of this rank alone, in any world. Lives as long as the thread's context. NULL with
  * an error if memory runs out. */

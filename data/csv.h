@@ -21,8 +21,7 @@ typedef enum kn_csv_header {
 } kn_csv_header;
 
 typedef struct kn_csv_read_options {
-    size_t _size;
-    struct kn_guard *_positional; /* makes positional use a compile error */
+    KN_BEGIN_OPTIONS;
     /* Columns by name or number, separated by commas: 1 is the first column, -1 the last. */
     const char *target; /* those of y, in this order; NULL: none */
     const char *ignore; /* left out; they may hold any text */
@@ -47,8 +46,7 @@ typedef struct kn_csv {
  * column: another text, a number that the dtype can't hold, a line with more or fewer fields, an
  * unknown column. False with an error, and out is zeroed. kn_csv_free frees the tensors. */
 #define kn_csv_read(path, out, ...)                                                                \
-    kn_csv_read_((path), (out),                                                                    \
-                 (kn_csv_read_options){ ._size = sizeof(kn_csv_read_options), __VA_ARGS__ })
+    kn_csv_read_(path, out, KN_OPTIONS(kn_csv_read_options, __VA_ARGS__))
 KN_API bool kn_csv_read_(const char *path, kn_csv *out, kn_csv_read_options o);
 KN_API void kn_csv_free(kn_csv *table); /* fine on NULL and on a zeroed one */
 

@@ -26,10 +26,9 @@ extern "C" {
 typedef struct kn_image_set kn_image_set;
 
 typedef struct kn_image_set_open_options {
-    size_t _size;
-    struct kn_guard *_positional; /* makes positional use a compile error */
-    bool coarse_labels;           /* CIFAR-100: the 20 superclasses instead of the 100 classes */
-    bool allow_empty;             /* classes may be folders without images */
+    KN_BEGIN_OPTIONS;
+    bool coarse_labels; /* CIFAR-100: the 20 superclasses instead of the 100 classes */
+    bool allow_empty;   /* classes may be folders without images */
     bool skip_bad;      /* the next image takes the place of one that can't be read; else: error */
     int64_t max_pixels; /* height * width of an image; larger ones can't be read; default 2^26 */
 } kn_image_set_open_options;
@@ -50,9 +49,7 @@ typedef struct kn_image_set_open_options {
  * out of range, classes without images, a library built without the reader (zlib, libjpeg, libpng).
  * The caller frees it. */
 #define kn_image_set_open(data, split, ...)                                                        \
-    kn_image_set_open_(                                                                            \
-        (data), (split),                                                                           \
-        (kn_image_set_open_options){ ._size = sizeof(kn_image_set_open_options), __VA_ARGS__ })
+    kn_image_set_open_(data, split, KN_OPTIONS(kn_image_set_open_options, __VA_ARGS__))
 KN_API kn_image_set *kn_image_set_open_(const char *data, const char *split,
                                         kn_image_set_open_options o);
 /* After the loaders that use it. NULL is fine. */
@@ -80,15 +77,13 @@ KN_API uint64_t kn_image_set_hash(const kn_image_set *s);
 KN_API kn_tensor *kn_image_set_image(const kn_image_set *s, int64_t index);
 
 typedef struct kn_image_read_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t max_pixels; /* height * width; an error for larger images; default 2^26 */
 } kn_image_read_options;
 /* One JPEG or PNG file as u8 [3,H,W] on the CPU. Errors: no such file, broken, too large, a library
  * built without its reader. */
 #define kn_image_read(path, ...)                                                                   \
-    kn_image_read_((path),                                                                         \
-                   (kn_image_read_options){ ._size = sizeof(kn_image_read_options), __VA_ARGS__ })
+    kn_image_read_(path, KN_OPTIONS(kn_image_read_options, __VA_ARGS__))
 KN_API kn_tensor *kn_image_read_(const char *path, kn_image_read_options o);
 
 /* ---- augmentation -----------------------------------------------------------------------------
@@ -132,8 +127,7 @@ typedef struct kn_augment {
 } kn_augment;
 
 typedef struct kn_augment_image_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_augment augment;
     kn_dtype dtype; /* of the result: a float, default f32; or u8, without .normalize and erasing */
     uint64_t seed;
@@ -142,16 +136,14 @@ typedef struct kn_augment_image_options {
 /* What a loader with .augment and .seed makes of image[C,H,W] (u8, on the CPU, C 1 or 3): a tensor
  * [C,H',W']. */
 #define kn_augment_image(image, ...)                                                               \
-    kn_augment_image_((image), (kn_augment_image_options){                                         \
-                                   ._size = sizeof(kn_augment_image_options), __VA_ARGS__ })
+    kn_augment_image_(image, KN_OPTIONS(kn_augment_image_options, __VA_ARGS__))
 KN_API kn_tensor *kn_augment_image_(const kn_tensor *image, kn_augment_image_options o);
 
 /* ---- loaders ----------------------------------------------------------------------------------
  */
 
 typedef struct kn_image_loader_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_augment augment;
     /* Mixup (Zhang et al., 2018) and CutMix (Yun et al., 2019) of pairs of rows 2 i, 2 i + 1, which
      * become lambda a + (1 - lambda) b and the other way round, or swap a rectangle, with lambda
@@ -167,9 +159,7 @@ typedef struct kn_image_loader_options {
  * its images differ in size, .augment must give them one. world NULL: one rank. Errors of kn_next:
  * images that can't be read (unless .skip_bad) or that are smaller than a .random_crop. */
 #define kn_image_loader(set, world, ...)                                                           \
-    kn_image_loader_(                                                                              \
-        (set), (world),                                                                            \
-        (kn_image_loader_options){ ._size = sizeof(kn_image_loader_options), __VA_ARGS__ })
+    kn_image_loader_(set, world, KN_OPTIONS(kn_image_loader_options, __VA_ARGS__))
 KN_API kn_loader *kn_image_loader_(const kn_image_set *s, const kn_comm *world,
                                    kn_image_loader_options o);
 

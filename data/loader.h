@@ -125,8 +125,7 @@ typedef struct kn_field {
 } kn_field;
 
 typedef struct kn_loader_new_options {
-    size_t _size;
-    struct kn_guard *_positional; /* makes positional use a compile error */
+    KN_BEGIN_OPTIONS;
     int64_t samples; /* 0: unknown; the first epoch ends at KN_SAMPLE_END, and can't be shuffled */
     kn_field field[KN_MAX_FIELDS]; /* in front; at least one */
     KN_LOADER_OPTIONS;
@@ -135,8 +134,7 @@ typedef struct kn_loader_new_options {
 /* fill and arg are borrowed. world NULL: one rank. With an unknown number of samples kn_next is
  * collective until the end was seen. */
 #define kn_loader_new(fill, arg, world, ...)                                                       \
-    kn_loader_new_((fill), (arg), (world),                                                         \
-                   (kn_loader_new_options){ ._size = sizeof(kn_loader_new_options), __VA_ARGS__ })
+    kn_loader_new_(fill, arg, world, KN_OPTIONS(kn_loader_new_options, __VA_ARGS__))
 KN_API kn_loader *kn_loader_new_(kn_fill_fn fill, void *arg, kn_comm *world,
                                  kn_loader_new_options o);
 
@@ -150,8 +148,7 @@ KN_API int64_t kn_draw_below(kn_data_sample *s, int64_t n);
 /* ---- a loader over memory -------------------------------------------------------------------- */
 
 typedef struct kn_tensor_loader_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_tensor *field[KN_MAX_FIELDS]; /* [samples, ...], in front; at least one */
     KN_LOADER_OPTIONS;
 } kn_tensor_loader_options;
@@ -162,8 +159,7 @@ typedef struct kn_tensor_loader_options {
  * kn_loader_read_stats counts both. Tensors on a GPU are gathered there (.workers = 0). world NULL:
  * one rank. */
 #define kn_tensor_loader(world, ...)                                                               \
-    kn_tensor_loader_((world), (kn_tensor_loader_options){                                         \
-                                   ._size = sizeof(kn_tensor_loader_options), __VA_ARGS__ })
+    kn_tensor_loader_(world, KN_OPTIONS(kn_tensor_loader_options, __VA_ARGS__))
 KN_API kn_loader *kn_tensor_loader_(kn_comm *world, kn_tensor_loader_options o);
 
 #ifdef __cplusplus

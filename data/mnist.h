@@ -23,18 +23,16 @@ KN_API bool kn_images_read(const char *folder, const char *split, kn_images *out
 KN_API void kn_images_free(kn_images *images);
 
 typedef struct kn_mnist_options {
-    size_t _size;
-    struct kn_guard *_positional; /* makes positional use a compile error */
-    const char *data;             /* "mnist" (default), or a folder with the idx files */
-    kn_dtype dtype;               /* of x; default f32 */
+    KN_BEGIN_OPTIONS;
+    const char *data; /* "mnist" (default), or a folder with the idx files */
+    kn_dtype dtype;   /* of x; default f32 */
     KN_LOADER_OPTIONS;
 } kn_mnist_options;
 
 /* Images of handwritten digits: split "train" (60000) or "test" (10000). A batch is x[B, 784] in
  * [0, 1] and labels y[B] (i64). world NULL: one rank. */
 #define kn_mnist(split, world, ...)                                                                \
-    kn_mnist_((split), (world),                                                                    \
-              (kn_mnist_options){ ._size = sizeof(kn_mnist_options), __VA_ARGS__ })
+    kn_mnist_(split, world, KN_OPTIONS(kn_mnist_options, __VA_ARGS__))
 KN_API kn_loader *kn_mnist_(const char *split, const kn_comm *world, kn_mnist_options o);
 
 #ifdef __cplusplus

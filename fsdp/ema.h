@@ -11,8 +11,7 @@ extern "C" {
 
 typedef struct kn_ema kn_ema;
 typedef struct kn_ema_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double decay; /* in [0, 1); 0: 0.999; KN_ZERO: 0 */
     /* Above 0: update number n (from 0) has the decay min(.decay, (1 + n) / (.warmup + n)), so that
      * early values fade; 10 is common. 0: .decay from the start. */
@@ -28,8 +27,7 @@ typedef struct kn_ema_options {
  * same bits for any number of ranks, strategy and layout. Make them after wrapping with fsdp.
  * Owned by the caller; NULL with an error. */
 KN_API kn_ema *kn_ema_new_(void *module, kn_ema_options o);
-#define kn_ema_new(module, ...)                                                                    \
-    kn_ema_new_((module), (kn_ema_options){ ._size = sizeof(kn_ema_options), __VA_ARGS__ })
+#define kn_ema_new(module, ...) kn_ema_new_(module, KN_OPTIONS(kn_ema_options, __VA_ARGS__))
 /* Before or after the module, which keeps what it holds. NULL is fine. From then on any call with e
  * is an error, as it is once the module was freed. */
 KN_API void kn_ema_free(kn_ema *e);

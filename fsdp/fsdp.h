@@ -98,8 +98,7 @@ typedef kn_dtype (*kn_param_dtype)(const char *name, int ndim, const int64_t *sh
 typedef int (*kn_placement)(const char *name, int ndim, const int64_t *shape, void *arg);
 
 struct kn_fsdp_wrap_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     /* what is sharded over whom */
     kn_strategy strategy;
     kn_mesh mesh;
@@ -192,16 +191,13 @@ struct kn_fsdp_wrap_options {
  * .offload_unpinned, .timeout_s, lists and arguments aren't compared. Collective. */
 KN_API bool kn_fsdp_wrap_(void *module, kn_comm *comm, kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap(module, comm, ...)                                                            \
-    kn_fsdp_wrap_((module), (comm),                                                                \
-                  (kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
+    kn_fsdp_wrap_(module, comm, KN_OPTIONS(kn_fsdp_wrap_options, __VA_ARGS__))
 /* One unit of several modules that are called one after another: gathered before the first of them
  * runs, released after the last. None may contain another. */
 KN_API bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm,
                                 kn_fsdp_wrap_options o);
 #define kn_fsdp_wrap_group(modules, n, comm, ...)                                                  \
-    kn_fsdp_wrap_group_(                                                                           \
-        (modules), (n), (comm),                                                                    \
-        (kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
+    kn_fsdp_wrap_group_(modules, n, comm, KN_OPTIONS(kn_fsdp_wrap_options, __VA_ARGS__))
 
 /* Fills in *mesh (as .mesh) as wrapping over comm's ranks does; comm as there. False with an error
  * where it doesn't fit them; *mesh stays. Collective where the machines decide. */
@@ -229,16 +225,14 @@ KN_API bool kn_fsdp_print(FILE *out, void *root);
  * and its states of such parameters, with ema their averages. A pass over these values, and one
  * small message for each group of ranks. Collective. */
 typedef struct kn_fsdp_check_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     const kn_optim *optim;
     const struct kn_ema *ema;
     const char *ignore; /* patterns (fnmatch, comma-separated) of what is each rank's own */
 } kn_fsdp_check_options;
 KN_API bool kn_fsdp_check_(void *root, kn_fsdp_check_options o);
 #define kn_fsdp_check(root, ...)                                                                   \
-    kn_fsdp_check_((root),                                                                         \
-                   (kn_fsdp_check_options){ ._size = sizeof(kn_fsdp_check_options), __VA_ARGS__ })
+    kn_fsdp_check_(root, KN_OPTIONS(kn_fsdp_check_options, __VA_ARGS__))
 
 /* ---- what may change between steps ----------------------------------------------------------- */
 
@@ -379,8 +373,7 @@ KN_API bool kn_hook_bf16_stochastic(const kn_grad_reduction *r, void *arg);
 /* ---- looking at whole parameters ------------------------------------------------------------- */
 
 typedef struct kn_summon_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     bool not_recursive; /* only the unit of module itself */
     bool rank0_only;    /* others see parameters without bytes */
     bool read_only; /* else each rank keeps its part of what was changed (rank 0's, rank0_only) */
@@ -397,8 +390,7 @@ typedef struct kn_summon_scope {
 /* Between begin and end the parameters' handles are whole, in the master dtype. Collective. No
  * forward or backward may run in between. */
 KN_API kn_summon_scope kn_summon_(void *module, kn_summon_options o);
-#define kn_summon(module, ...)                                                                     \
-    kn_summon_((module), (kn_summon_options){ ._size = sizeof(kn_summon_options), __VA_ARGS__ })
+#define kn_summon(module, ...) kn_summon_(module, KN_OPTIONS(kn_summon_options, __VA_ARGS__))
 KN_API bool kn_summon_end(kn_summon_scope s);
 /* kn_apply_modules with whole parameters: each unit is summoned for its own modules in turn. */
 KN_API bool kn_fsdp_apply(void *root, bool (*fn)(kn_module *m, void *arg), void *arg);

@@ -27,15 +27,14 @@ typedef struct kn_replay kn_replay;
 typedef bool (*kn_step_fn)(void *arg); /* false: the step failed */
 
 typedef struct kn_replay_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int eager_steps; /* 0: 2 */
 } kn_replay_options;
 /* For steps of the module tree whose root is given. Free it before the module, and before its
  * optimizers if the graph's memory is wanted back at once. */
 KN_API kn_replay *kn_replay_new_(void *module, kn_replay_options o);
 #define kn_replay_new(module, ...)                                                                 \
-    kn_replay_new_((module), (kn_replay_options){ ._size = sizeof(kn_replay_options), __VA_ARGS__ })
+    kn_replay_new_(module, KN_OPTIONS(kn_replay_options, __VA_ARGS__))
 KN_API void kn_replay_free(kn_replay *r);
 /* Runs fn(arg), or replays it with the same values to the bit. A step that can't be recorded runs
  * each time. After an error in a recording, nothing of that step has run on the device. */

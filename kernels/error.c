@@ -143,6 +143,15 @@ bool kn_fail(const char *fmt, ...)
     return false;
 }
 
+void *kn_fail_null(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fail(0, "", fmt, ap);
+    va_end(ap);
+    return NULL;
+}
+
 bool kn_fail_system(const char *fmt, ...)
 {
     const int number = errno;

@@ -8,6 +8,8 @@
 bool kn_given(const void *p, const char *what, const char *noun);
 /* The same, and path isn't empty: "what: noun is empty". */
 bool kn_given_path(const char *path, const char *what, const char *noun);
+/* As kn_fail, for functions that give a pointer: always NULL. */
+void *kn_fail_null(const char *fmt, ...) KN_PRINTF(1, 2);
 /* kn_fail where a system call failed, or memory ran out: %m in fmt prints errno's words, and the
  * error keeps errno. It says that something could not be done just now, where kn_fail says that
  * something is wrong; who reads a checkpoint must tell the two apart. */

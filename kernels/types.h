@@ -16,6 +16,20 @@ extern "C" {
 #define KN_API                __attribute__((visibility("default")))
 #define KN_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
 
+/* ---- options --------------------------------------------------------------------------------- */
+
+/* Options of a function stand behind its arguments, by name; those not named are 0, which is their
+ * default:
+ *
+ *     #define kn_elu(x, ...) kn_elu_((x), KN_OPTIONS(kn_elu_options, __VA_ARGS__))
+ *
+ * Their struct begins with two fields that nobody names: without a name a value would go to the
+ * second, and doesn't compile. */
+#define KN_BEGIN_OPTIONS                                                                           \
+    size_t _size;                                                                                  \
+    struct kn_guard *_positional
+#define KN_OPTIONS(type, ...) ((type){ ._size = sizeof(type), __VA_ARGS__ })
+
 /* ---- dtypes and devices ---------------------------------------------------------------------- */
 
 /* Arithmetic exists for KN_F32, KN_BF16, KN_F16 (computed in f32), KN_F64 and, where it makes

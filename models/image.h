@@ -9,8 +9,7 @@ extern "C" {
 #endif
 
 typedef struct kn_image_save_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t columns;  /* images a row; 0: the least square that holds all; at most N are used */
     int64_t gap;      /* black pixels between images and around all; 0: 2; KN_ZERO: none */
     double low, high; /* values that become black and white; both 0: 0 and 1; KN_ZERO: 0 */
@@ -22,8 +21,7 @@ typedef struct kn_image_save_options {
  * can't be written, a library that was built without libpng. */
 KN_API bool kn_image_save_(const char *path, kn_tensor *x, kn_image_save_options o);
 #define kn_image_save(path, x, ...)                                                                \
-    kn_image_save_((path), (x),                                                                    \
-                   (kn_image_save_options){ ._size = sizeof(kn_image_save_options), __VA_ARGS__ })
+    kn_image_save_(path, x, KN_OPTIONS(kn_image_save_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

@@ -22,8 +22,7 @@ extern "C" {
 #endif
 
 typedef struct kn_pretrained_save_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     /* One of the two: the module's sizes (kn_resnet_config_of, kn_vit_config_of). */
     const kn_resnet_config *resnet;
     const kn_vit_config *vit;
@@ -49,16 +48,13 @@ typedef struct kn_pretrained_save_options {
  * write failed. */
 KN_API bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_options o);
 #define kn_pretrained_save(dir, module, ...)                                                       \
-    kn_pretrained_save_(                                                                           \
-        (dir), (module),                                                                           \
-        (kn_pretrained_save_options){ ._size = sizeof(kn_pretrained_save_options), __VA_ARGS__ })
+    kn_pretrained_save_(dir, module, KN_OPTIONS(kn_pretrained_save_options, __VA_ARGS__))
 
 /* A model in files. */
 typedef struct kn_pretrained kn_pretrained;
 
 typedef struct kn_pretrained_open_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     const char *model; /* a preset (kn_resnet_preset, kn_vit_preset); NULL: config.json says it */
     kn_comm *comm;     /* the ranks that open it; NULL: kn_world() */
 } kn_pretrained_open_options;
@@ -71,8 +67,7 @@ typedef struct kn_pretrained_open_options {
  * the caller frees. Collective; NULL with an error, which names the tensor or the key. */
 KN_API kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options o);
 #define kn_pretrained_open(path, ...)                                                              \
-    kn_pretrained_open_((path), (kn_pretrained_open_options){                                      \
-                                    ._size = sizeof(kn_pretrained_open_options), __VA_ARGS__ })
+    kn_pretrained_open_(path, KN_OPTIONS(kn_pretrained_open_options, __VA_ARGS__))
 KN_API void kn_pretrained_free(kn_pretrained *p); /* NULL is fine */
 /* The model's sizes; borrowed. NULL, without an error, for a model of the other kind. */
 KN_API const kn_resnet_config *kn_pretrained_resnet(const kn_pretrained *p);
@@ -85,8 +80,7 @@ KN_API kn_augment kn_pretrained_augment(const kn_pretrained *p);
 KN_API const char *kn_pretrained_label(const kn_pretrained *p, int64_t c);
 
 typedef struct kn_pretrained_load_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     /* A classifier ("fc", "head") of another number of classes keeps its values; else: an error. */
     bool new_head;
 } kn_pretrained_load_options;
@@ -96,9 +90,7 @@ typedef struct kn_pretrained_load_options {
  * another model; a value that isn't finite. */
 KN_API bool kn_pretrained_load_(kn_pretrained *p, void *module, kn_pretrained_load_options o);
 #define kn_pretrained_load(p, module, ...)                                                         \
-    kn_pretrained_load_(                                                                           \
-        (p), (module),                                                                             \
-        (kn_pretrained_load_options){ ._size = sizeof(kn_pretrained_load_options), __VA_ARGS__ })
+    kn_pretrained_load_(p, module, KN_OPTIONS(kn_pretrained_load_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

@@ -32,8 +32,7 @@ KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_opt
 typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
 
 typedef struct kn_write_text_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     const char *prompt;     /* goes before the text; at least one token; NULL: a new line */
     int64_t tokens;         /* written after the prompt */
     int64_t ctx;            /* the model sees the last ctx tokens; 0: all */
@@ -47,8 +46,7 @@ typedef struct kn_write_text_options {
 KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                            kn_write_text_options o);
 #define kn_write_text(module, logits, tokenizer, ...)                                              \
-    kn_write_text_((module), (logits), (tokenizer),                                                \
-                   (kn_write_text_options){ ._size = sizeof(kn_write_text_options), __VA_ARGS__ })
+    kn_write_text_(module, logits, tokenizer, KN_OPTIONS(kn_write_text_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

@@ -51,8 +51,7 @@ KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, 
                           int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
 
 typedef struct kn_text_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     int64_t ctx; /* T; required */
     kn_text_split split;
     KN_LOADER_OPTIONS; /* windows are drawn at random: .shuffle and .tail are errors */
@@ -61,8 +60,7 @@ typedef struct kn_text_options {
 /* A loader of batches x, y [B, T] (i64) of a text, borrowed. Row r of round k is window
  * (k N + rank) B + r of the line. */
 #define kn_text_loader(text, world, ...)                                                           \
-    kn_text_loader_((text), (world),                                                               \
-                    (kn_text_options){ ._size = sizeof(kn_text_options), __VA_ARGS__ })
+    kn_text_loader_(text, world, KN_OPTIONS(kn_text_options, __VA_ARGS__))
 KN_API kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_options o);
 
 #ifdef __cplusplus

@@ -92,12 +92,8 @@ kn_tensor *kn_batch_norm_relu(void *module, kn_tensor *x, kn_tensor *residual)
 
 static bool check_options(const char *name, int64_t channels, const kn_batch_norm_init_options *o)
 {
-    if (channels < 1)
-        return kn_fail("kn_batch_norm_init: '%s' has %lld channels; at least 1 is needed", name,
-                       (long long)channels);
-    if (!(kn_value_or(o->eps, 1e-5) >= 0 && isfinite(o->eps)))
-        return kn_fail("kn_batch_norm_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
-                       name, o->eps);
+    if (!kn_norm_fits("batch_norm", name, channels, o->eps))
+        return false;
     if (!(kn_value_or(o->momentum, 0.1) >= 0 && o->momentum <= 1))
         return kn_fail(
             "kn_batch_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO for 0)", name,
@@ -120,8 +116,7 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
     b->base.impl->widens = true;
     const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
     if (!o.no_affine &&
-        (!kn_parameter(b, "weight", o.dtype, o.device, kn_init_or(o.weight, ones), 1, &channels) ||
-         !kn_parameter(b, "bias", o.dtype, o.device, zeros, 1, &channels)))
+        !kn_norm_params(b, channels, o.dtype, o.device, kn_init_or(o.weight, ones), true))
         return false;
     return o.no_running ||
            (kn_declare_buffer(b, "running_mean", stat, o.device, zeros, 1, &channels) &&

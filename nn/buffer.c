@@ -104,11 +104,9 @@ kn_tensor *kn_module_buffer_at(const void *module, int i, const char **name)
     const kn_module_impl *m = kn_impl(module, "kn_module_buffer_at");
     if (!m)
         return NULL;
-    if (i < 0 || i >= m->buffers) {
-        kn_fail("kn_module_buffer_at: '%s' (%s) has %d buffers, there is no number %d",
-                kn_module_shown(m), m->class_name, m->buffers, i);
-        return NULL;
-    }
+    if (i < 0 || i >= m->buffers)
+        return kn_fail_null("kn_module_buffer_at: '%s' (%s) has %d buffers, there is no number %d",
+                            kn_module_shown(m), m->class_name, m->buffers, i);
     if (name)
         *name = m->buffer[i].name;
     return m->buffer[i].tensor;

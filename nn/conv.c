@@ -1,5 +1,6 @@
 /* nn/conv.c: layers of images and sequences: convolutions, group norm, instance norm. (Batch norm:
  * batch_norm.c.) */
+#include "autograd/ops.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
@@ -10,10 +11,7 @@
 typedef struct conv_plan {
     void *layer;
     kn_module *parent;
-    const char *name, *class_name; /* of the layer; of its kind: "conv2d" */
-    kn_forward1 forward;
-    const void *call; /* options of the operation */
-    size_t call_size;
+    const char *name, *class_name;                         /* of the layer; of its kind: "conv2d" */
     int64_t in, out, kernel[2], groups;                    /* kernel[1] only of images */
     int64_t stride[3], pad[3], dilation[3], output_pad[3]; /* as given: of both, rows, columns */
     int dims;
@@ -52,18 +50,28 @@ static bool check_plan(const conv_plan *p)
                    (long long)p->groups);
 }
 
+static kn_tensor *conv_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_convolve(x, kn_layer_param(self, 0), kn_layer_param(self, 1), kn_module_data(self));
+}
+
 static bool make_conv(const conv_plan *p)
 {
     if (!check_plan(p))
         return false;
+    kn_conv_attr a = { .dims = p->dims, .transposed = p->transposed, .groups = p->groups };
+    kn_conv_numbers(a.stride, p->dims, p->stride[0], p->stride + 1, 1);
+    kn_conv_numbers(a.pad, p->dims, p->pad[0], p->pad + 1, 0);
+    kn_conv_numbers(a.dilation, p->dims, p->dilation[0], p->dilation + 1, 1);
+    kn_conv_numbers(a.output_pad, p->dims, p->output_pad[0], p->output_pad + 1, 0);
     const int64_t to = p->transposed ? p->in : p->out, from = p->transposed ? p->out : p->in;
     const int64_t shape[4] = { to, from / p->groups, p->kernel[0], p->kernel[1] };
     double terms = 1; /* of a sum, as PyTorch counts them for both kinds */
     for (int d = 1; d < 2 + p->dims; d++)
         terms *= (double)shape[d];
     const kn_initializer d = KN_UNIFORM_INIT(-1 / sqrt(terms), 1 / sqrt(terms));
-    return kn_layer_begin(p->layer, p->parent, p->name, p->forward, p->class_name, p->call,
-                          p->call_size) &&
+    return kn_layer_begin(p->layer, p->parent, p->name, conv_forward, p->class_name, &a,
+                          sizeof a) &&
            kn_parameter(p->layer, "weight", p->dtype, p->device, kn_init_or(p->weight, d),
                         2 + p->dims, shape) &&
            (p->no_bias || kn_parameter(p->layer, "bias", p->dtype, p->device,
@@ -72,97 +80,42 @@ static bool make_conv(const conv_plan *p)
 
 /* The fields of a plan that the options of all four kinds have. */
 #define CONV_PLAN(m, o, kind, n)                                                                   \
-    .layer = (m), .parent = parent, .name = name, .class_name = #kind, .forward = kind##_forward,  \
-    .call = &call, .call_size = sizeof call, .in = in, .out = out, .dims = (n),                    \
-    .groups = (o).groups ? (o).groups : 1, .no_bias = (o).no_bias, .dtype = (o).dtype,             \
-    .device = (o).device, .weight = (o).weight, .bias = (o).bias, .stride[0] = (o).stride,         \
-    .pad[0] = (o).pad, .dilation[0] = (o).dilation
+    .layer = (m), .parent = parent, .name = name, .class_name = kind, .in = in, .out = out,        \
+    .dims = (n), .groups = (o).groups ? (o).groups : 1, .no_bias = (o).no_bias,                    \
+    .dtype = (o).dtype, .device = (o).device, .weight = (o).weight, .bias = (o).bias,              \
+    .stride[0] = (o).stride, .pad[0] = (o).pad, .dilation[0] = (o).dilation
 #define CONV_PLAN_2D(m, o, kind)                                                                   \
     CONV_PLAN(m, o, kind, 2),                                                                      \
         .stride[1] = (o).strides[0], .stride[2] = (o).strides[1], .pad[1] = (o).pads[0],           \
         .pad[2] = (o).pads[1], .dilation[1] = (o).dilations[0], .dilation[2] = (o).dilations[1],   \
         .kernel = { kernel ? kernel : (o).kernels[0], kernel ? kernel : (o).kernels[1] }
 
-static kn_tensor *conv2d_forward(kn_module *self, kn_tensor *x)
-{
-    const kn_conv2d_options *o = kn_module_data(self);
-    return kn_conv2d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
-}
-
 bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
                      int64_t kernel, kn_conv2d_init_options o)
 {
-    const kn_conv2d_options call = { ._size = sizeof call,
-                                     .stride = o.stride,
-                                     .pad = o.pad,
-                                     .dilation = o.dilation,
-                                     .strides = { o.strides[0], o.strides[1] },
-                                     .pads = { o.pads[0], o.pads[1] },
-                                     .dilations = { o.dilations[0], o.dilations[1] },
-                                     .groups = o.groups };
-    return make_conv(&(conv_plan){ CONV_PLAN_2D(c, o, conv2d) });
-}
-
-static kn_tensor *conv1d_forward(kn_module *self, kn_tensor *x)
-{
-    const kn_conv1d_options *o = kn_module_data(self);
-    return kn_conv1d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
+    return make_conv(&(conv_plan){ CONV_PLAN_2D(c, o, "conv2d") });
 }
 
 bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
                      int64_t kernel, kn_conv1d_init_options o)
 {
-    const kn_conv1d_options call = { ._size = sizeof call,
-                                     .stride = o.stride,
-                                     .pad = o.pad,
-                                     .dilation = o.dilation,
-                                     .groups = o.groups };
-    return make_conv(&(conv_plan){ CONV_PLAN(c, o, conv1d, 1), .kernel = { kernel } });
-}
-
-static kn_tensor *conv_transpose2d_forward(kn_module *self, kn_tensor *x)
-{
-    const kn_conv_transpose2d_options *o = kn_module_data(self);
-    return kn_conv_transpose2d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
+    return make_conv(&(conv_plan){ CONV_PLAN(c, o, "conv1d", 1), .kernel = { kernel } });
 }
 
 bool kn_conv_transpose2d_init_(kn_conv_transpose2d *c, kn_module *parent, const char *name,
                                int64_t in, int64_t out, int64_t kernel,
                                kn_conv_transpose2d_init_options o)
 {
-    const kn_conv_transpose2d_options call = { ._size = sizeof call,
-                                               .stride = o.stride,
-                                               .pad = o.pad,
-                                               .output_pad = o.output_pad,
-                                               .dilation = o.dilation,
-                                               .strides = { o.strides[0], o.strides[1] },
-                                               .pads = { o.pads[0], o.pads[1] },
-                                               .output_pads = { o.output_pads[0],
-                                                                o.output_pads[1] },
-                                               .dilations = { o.dilations[0], o.dilations[1] },
-                                               .groups = o.groups };
     return make_conv(
-        &(conv_plan){ CONV_PLAN_2D(c, o, conv_transpose2d), .transposed = true,
+        &(conv_plan){ CONV_PLAN_2D(c, o, "conv_transpose2d"), .transposed = true,
                       .output_pad = { o.output_pad, o.output_pads[0], o.output_pads[1] } });
-}
-
-static kn_tensor *conv_transpose1d_forward(kn_module *self, kn_tensor *x)
-{
-    const kn_conv_transpose1d_options *o = kn_module_data(self);
-    return kn_conv_transpose1d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
 }
 
 bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const char *name,
                                int64_t in, int64_t out, int64_t kernel,
                                kn_conv_transpose1d_init_options o)
 {
-    const kn_conv_transpose1d_options call = { ._size = sizeof call,
-                                               .stride = o.stride,
-                                               .pad = o.pad,
-                                               .output_pad = o.output_pad,
-                                               .dilation = o.dilation,
-                                               .groups = o.groups };
-    return make_conv(&(conv_plan){ CONV_PLAN(c, o, conv_transpose1d, 1), .transposed = true,
+    return make_conv(&(conv_plan){ CONV_PLAN(c, o, "conv_transpose1d", 1), .transposed = true,
                                    .kernel = { kernel }, .output_pad = { o.output_pad } });
 }
 
@@ -177,10 +130,9 @@ typedef struct group_state {
 static bool fits_norm(const kn_module *self, const kn_tensor *x)
 {
     const group_state *s = kn_module_data(self);
-    char buf[128];
     return x->ndim < 2 || x->shape[1] == s->channels ||
            kn_fail("%s: the layer is for %lld channels, x is %s", kn_module_class(self),
-                   (long long)s->channels, kn_describe(x, buf, sizeof buf));
+                   (long long)s->channels, KN_SHOWN(x));
 }
 
 static kn_tensor *group_norm_forward(kn_module *self, kn_tensor *x)
@@ -199,39 +151,24 @@ static kn_tensor *instance_norm_forward(kn_module *self, kn_tensor *x)
                : NULL;
 }
 
-static bool check_norm(const char *what, const char *name, int64_t channels, double eps)
-{
-    if (channels < 1)
-        return kn_fail("%s: '%s' has %lld channels; at least 1 is needed", what, name,
-                       (long long)channels);
-    return (kn_value_or(eps, 1e-5) >= 0 && isfinite(eps)) ||
-           kn_fail("%s: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)", what, name, eps);
-}
-
-static bool affine(void *m, int64_t channels, kn_dtype dtype, kn_device device)
-{
-    return kn_parameter(m, "weight", dtype, device, KN_ONES_INIT, 1, &channels) &&
-           kn_parameter(m, "bias", dtype, device, KN_ZEROS_INIT, 1, &channels);
-}
-
 bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name, int64_t groups,
                          int64_t channels, kn_group_norm_init_options o)
 {
     const group_state s = { groups, channels, o.eps };
-    if (!check_norm("kn_group_norm_init", name, channels, o.eps))
+    if (!kn_norm_fits("group_norm", name, channels, o.eps))
         return false;
     if (groups < 1 || channels % groups)
         return kn_fail("kn_group_norm_init: '%s' has %lld channels, which %lld groups don't divide",
                        name, (long long)channels, (long long)groups);
     return kn_layer_begin(m, parent, name, group_norm_forward, "group_norm", &s, sizeof s) &&
-           (o.no_affine || affine(m, channels, o.dtype, o.device));
+           (o.no_affine || kn_norm_params(m, channels, o.dtype, o.device, KN_ONES_INIT, true));
 }
 
 bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
                             int64_t channels, kn_instance_norm_init_options o)
 {
     const group_state s = { channels, channels, o.eps };
-    return check_norm("kn_instance_norm_init", name, channels, o.eps) &&
+    return kn_norm_fits("instance_norm", name, channels, o.eps) &&
            kn_layer_begin(m, parent, name, instance_norm_forward, "instance_norm", &s, sizeof s) &&
-           (!o.affine || affine(m, channels, o.dtype, o.device));
+           (!o.affine || kn_norm_params(m, channels, o.dtype, o.device, KN_ONES_INIT, true));
 }

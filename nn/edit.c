@@ -160,12 +160,10 @@ static void become_root(kn_module_impl *c, kn_root *root)
 kn_module *kn_module_remove(void *module, const char *path)
 {
     kn_module_impl *c = leaving(module, path, "kn_module_remove");
-    if (c && is_part(c)) {
-        kn_fail(
+    if (c && is_part(c))
+        return kn_fail_null(
             "kn_module_remove: '%s' is a part of '%s' (%s), which goes on to call it; replace it",
             kn_module_shown(c), kn_module_shown(c->parent), c->parent->class_name);
-        return NULL;
-    }
     kn_root *root = c ? kn_host_calloc(1, sizeof *root) : NULL;
     if (!root)
         return NULL;
@@ -223,12 +221,11 @@ kn_module_impl *kn_module_in_place(void *module, const char *what)
 kn_module_impl *kn_module_in_its_place(void *module, const char *what)
 {
     kn_module_impl *m = kn_module_in_place(module, what);
-    if (m && m->self != module) {
-        kn_fail("%s: kn_module_replace put '%s' (%s) in the place of the module that is called; "
-                "call kn_call, or a method of what is there now",
-                what, kn_module_shown(m), m->class_name);
-        return NULL;
-    }
+    if (m && m->self != module)
+        return kn_fail_null(
+            "%s: kn_module_replace put '%s' (%s) in the place of the module that is called; "
+            "call kn_call, or a method of what is there now",
+            what, kn_module_shown(m), m->class_name);
     return m;
 }
 

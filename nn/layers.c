@@ -123,10 +123,8 @@ static kn_forward_n at_once(const kn_module_impl *m, const kn_tensor *x, const k
 
 kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **sum)
 {
-    if (!sum) {
-        kn_fail("kn_add_norm: the place for the sum is NULL");
-        return NULL;
-    }
+    if (!sum)
+        return kn_fail_null("kn_add_norm: the place for the sum is NULL");
     *sum = NULL;
     const kn_module_impl *m = kn_module_in_place(module, "kn_add_norm");
     if (!m || !kn_ok())
@@ -142,19 +140,30 @@ kn_tensor *kn_add_norm(void *module, kn_tensor *x, kn_tensor *add, kn_tensor **s
     return y;
 }
 
+bool kn_norm_fits(const char *class_name, const char *name, int64_t channels, double eps)
+{
+    if (channels < 1)
+        return kn_fail("kn_%s_init: '%s' has %lld channels; at least 1 is needed", class_name, name,
+                       (long long)channels);
+    return (kn_value_or(eps, 1e-5) >= 0 && isfinite(eps)) ||
+           kn_fail("kn_%s_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)", class_name,
+                   name, eps);
+}
+
+bool kn_norm_params(void *m, int64_t channels, kn_dtype dtype, kn_device device,
+                    kn_initializer weight, bool bias)
+{
+    return kn_parameter(m, "weight", dtype, device, weight, 1, &channels) &&
+           (!bias || kn_parameter(m, "bias", dtype, device, KN_ZEROS_INIT, 1, &channels));
+}
+
 static bool norm_init(void *m, kn_module *parent, const char *name, int64_t dim,
                       kn_norm_init_options o, kn_forward1 forward, const char *class_name,
                       bool bias)
 {
-    if (dim < 1)
-        return kn_fail("kn_%s_init: '%s' has %lld channels; at least 1 is needed", class_name, name,
-                       (long long)dim);
-    if (!(kn_value_or(o.eps, 1e-5) >= 0 && isfinite(o.eps)))
-        return kn_fail("kn_%s_init: '%s' has eps %g, should be at least 0 (KN_ZERO for 0)",
-                       class_name, name, o.eps);
-    return kn_layer_begin(m, parent, name, forward, class_name, &o, sizeof o) &&
-           kn_parameter(m, "weight", o.dtype, o.device, KN_ONES_INIT, 1, &dim) &&
-           (!bias || kn_parameter(m, "bias", o.dtype, o.device, KN_ZEROS_INIT, 1, &dim));
+    return kn_norm_fits(class_name, name, dim, o.eps) &&
+           kn_layer_begin(m, parent, name, forward, class_name, &o, sizeof o) &&
+           kn_norm_params(m, dim, o.dtype, o.device, KN_ONES_INIT, bias);
 }
 
 bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,

@@ -18,8 +18,7 @@ typedef struct kn_linear {
     kn_module base;
 } kn_linear;
 typedef struct kn_linear_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     bool no_bias;
@@ -30,17 +29,14 @@ typedef struct kn_linear_init_options {
 KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t in,
                             int64_t out, kn_linear_init_options o);
 #define kn_linear_init(l, parent, name, in, out, ...)                                              \
-    kn_linear_init_(                                                                               \
-        (l), (parent), (name), (in), (out),                                                        \
-        (kn_linear_init_options){ ._size = sizeof(kn_linear_init_options), __VA_ARGS__ })
+    kn_linear_init_(l, parent, name, in, out, KN_OPTIONS(kn_linear_init_options, __VA_ARGS__))
 
 /* y[..., dim] = rows of weight [count, dim] at the integers x[...] (torch.nn.Embedding). */
 typedef struct kn_embedding {
     kn_module base;
 } kn_embedding;
 typedef struct kn_embedding_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     kn_initializer weight; /* default: normal(0, 1) */
@@ -48,9 +44,8 @@ typedef struct kn_embedding_init_options {
 KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
                                int64_t dim, kn_embedding_init_options o);
 #define kn_embedding_init(e, parent, name, count, dim, ...)                                        \
-    kn_embedding_init_(                                                                            \
-        (e), (parent), (name), (count), (dim),                                                     \
-        (kn_embedding_init_options){ ._size = sizeof(kn_embedding_init_options), __VA_ARGS__ })
+    kn_embedding_init_(e, parent, name, count, dim,                                                \
+                       KN_OPTIONS(kn_embedding_init_options, __VA_ARGS__))
 
 /* Norms over the last dimension of x[..., dim], with weight [dim]; kn_layer_norm has a bias [dim]
  * too (torch.nn.LayerNorm, RMSNorm). */
@@ -61,8 +56,7 @@ typedef struct kn_rms_norm {
     kn_module base;
 } kn_rms_norm;
 typedef struct kn_norm_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     double eps;   /* 0: 1e-5; KN_ZERO: 0 */
@@ -73,13 +67,9 @@ KN_API bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char 
 KN_API bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int64_t dim,
                               kn_norm_init_options o);
 #define kn_layer_norm_init(l, parent, name, dim, ...)                                              \
-    kn_layer_norm_init_(                                                                           \
-        (l), (parent), (name), (dim),                                                              \
-        (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
+    kn_layer_norm_init_(l, parent, name, dim, KN_OPTIONS(kn_norm_init_options, __VA_ARGS__))
 #define kn_rms_norm_init(l, parent, name, dim, ...)                                                \
-    kn_rms_norm_init_(                                                                             \
-        (l), (parent), (name), (dim),                                                              \
-        (kn_norm_init_options){ ._size = sizeof(kn_norm_init_options), __VA_ARGS__ })
+    kn_rms_norm_init_(l, parent, name, dim, KN_OPTIONS(kn_norm_init_options, __VA_ARGS__))
 
 /* *sum = kn_add(x, add) and kn_call(norm, *sum), to the bit, in fewer passes over memory
  * (kn_add_layer_norm, kn_add_rms_norm); gradients in 16 bits are rounded once less. So a residual
@@ -98,8 +88,7 @@ typedef struct kn_conv2d {
     kn_module base;
 } kn_conv2d;
 typedef struct kn_conv2d_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int64_t stride, pad, dilation, groups; /* as in kn_conv2d_options */
@@ -112,17 +101,15 @@ typedef struct kn_conv2d_init_options {
 KN_API bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t in,
                             int64_t out, int64_t kernel, kn_conv2d_init_options o);
 #define kn_conv2d_init(c, parent, name, in, out, kernel, ...)                                      \
-    kn_conv2d_init_(                                                                               \
-        (c), (parent), (name), (in), (out), (kernel),                                              \
-        (kn_conv2d_init_options){ ._size = sizeof(kn_conv2d_init_options), __VA_ARGS__ })
+    kn_conv2d_init_(c, parent, name, in, out, kernel,                                              \
+                    KN_OPTIONS(kn_conv2d_init_options, __VA_ARGS__))
 
 /* kn_conv1d of x[N,in,L]; weight [out, in/groups, kernel], bias [out] (torch.nn.Conv1d). */
 typedef struct kn_conv1d {
     kn_module base;
 } kn_conv1d;
 typedef struct kn_conv1d_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int64_t stride, pad, dilation, groups; /* as in kn_conv1d_options */
@@ -133,9 +120,8 @@ typedef struct kn_conv1d_init_options {
 KN_API bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, int64_t in,
                             int64_t out, int64_t kernel, kn_conv1d_init_options o);
 #define kn_conv1d_init(c, parent, name, in, out, kernel, ...)                                      \
-    kn_conv1d_init_(                                                                               \
-        (c), (parent), (name), (in), (out), (kernel),                                              \
-        (kn_conv1d_init_options){ ._size = sizeof(kn_conv1d_init_options), __VA_ARGS__ })
+    kn_conv1d_init_(c, parent, name, in, out, kernel,                                              \
+                    KN_OPTIONS(kn_conv1d_init_options, __VA_ARGS__))
 
 /* kn_conv_transpose2d of x[N,in,H,W]; weight [in, out/groups, R, S], bias [out]
  * (torch.nn.ConvTranspose2d). */
@@ -143,8 +129,7 @@ typedef struct kn_conv_transpose2d {
     kn_module base;
 } kn_conv_transpose2d;
 typedef struct kn_conv_transpose2d_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int64_t stride, pad, output_pad, dilation, groups; /* as in kn_conv_transpose2d_options */
@@ -158,10 +143,8 @@ KN_API bool kn_conv_transpose2d_init_(kn_conv_transpose2d *c, kn_module *parent,
                                       int64_t in, int64_t out, int64_t kernel,
                                       kn_conv_transpose2d_init_options o);
 #define kn_conv_transpose2d_init(c, parent, name, in, out, kernel, ...)                            \
-    kn_conv_transpose2d_init_(                                                                     \
-        (c), (parent), (name), (in), (out), (kernel),                                              \
-        (kn_conv_transpose2d_init_options){ ._size = sizeof(kn_conv_transpose2d_init_options),     \
-                                            __VA_ARGS__ })
+    kn_conv_transpose2d_init_(c, parent, name, in, out, kernel,                                    \
+                              KN_OPTIONS(kn_conv_transpose2d_init_options, __VA_ARGS__))
 
 /* kn_conv_transpose1d of x[N,in,L]; weight [in, out/groups, kernel], bias [out]
  * (torch.nn.ConvTranspose1d). */
@@ -169,8 +152,7 @@ typedef struct kn_conv_transpose1d {
     kn_module base;
 } kn_conv_transpose1d;
 typedef struct kn_conv_transpose1d_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int64_t stride, pad, output_pad, dilation, groups; /* as in kn_conv_transpose1d_options */
@@ -182,10 +164,8 @@ KN_API bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent,
                                       int64_t in, int64_t out, int64_t kernel,
                                       kn_conv_transpose1d_init_options o);
 #define kn_conv_transpose1d_init(c, parent, name, in, out, kernel, ...)                            \
-    kn_conv_transpose1d_init_(                                                                     \
-        (c), (parent), (name), (in), (out), (kernel),                                              \
-        (kn_conv_transpose1d_init_options){ ._size = sizeof(kn_conv_transpose1d_init_options),     \
-                                            __VA_ARGS__ })
+    kn_conv_transpose1d_init_(c, parent, name, in, out, kernel,                                    \
+                              KN_OPTIONS(kn_conv_transpose1d_init_options, __VA_ARGS__))
 
 /* kn_batch_norm of x[N,C,...] (torch.nn.BatchNorm1d, 2d, 3d): weight and bias [C], buffers
  * running_mean, running_var [C] and num_batches_tracked. While training (kn_train) it normalises by
@@ -195,8 +175,7 @@ typedef struct kn_batch_norm {
     kn_module base;
 } kn_batch_norm;
 typedef struct kn_batch_norm_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     double eps;            /* 0: 1e-5; KN_ZERO: 0 */
@@ -209,9 +188,8 @@ typedef struct kn_batch_norm_init_options {
 KN_API bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name,
                                 int64_t channels, kn_batch_norm_init_options o);
 #define kn_batch_norm_init(b, parent, name, channels, ...)                                         \
-    kn_batch_norm_init_(                                                                           \
-        (b), (parent), (name), (channels),                                                         \
-        (kn_batch_norm_init_options){ ._size = sizeof(kn_batch_norm_init_options), __VA_ARGS__ })
+    kn_batch_norm_init_(b, parent, name, channels,                                                 \
+                        KN_OPTIONS(kn_batch_norm_init_options, __VA_ARGS__))
 /* relu(kn_call(norm, x) + residual), of a batch norm in fewer passes over memory (kn_batch_norm's
  * .relu and .residual); any other module that stands in its place is called, and relu follows.
  * residual, of the shape and dtype of norm's result, or NULL: none. It is a call of the batch norm,
@@ -223,8 +201,7 @@ typedef struct kn_group_norm {
     kn_module base;
 } kn_group_norm;
 typedef struct kn_group_norm_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     double eps;     /* 0: 1e-5; KN_ZERO: 0 */
@@ -233,9 +210,8 @@ typedef struct kn_group_norm_init_options {
 KN_API bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name,
                                 int64_t groups, int64_t channels, kn_group_norm_init_options o);
 #define kn_group_norm_init(m, parent, name, groups, channels, ...)                                 \
-    kn_group_norm_init_(                                                                           \
-        (m), (parent), (name), (groups), (channels),                                               \
-        (kn_group_norm_init_options){ ._size = sizeof(kn_group_norm_init_options), __VA_ARGS__ })
+    kn_group_norm_init_(m, parent, name, groups, channels,                                         \
+                        KN_OPTIONS(kn_group_norm_init_options, __VA_ARGS__))
 
 /* kn_instance_norm of x[N,channels,...], without weight and bias unless .affine, and without
  * running statistics (torch.nn.InstanceNorm1d, 2d, 3d). */
@@ -243,8 +219,7 @@ typedef struct kn_instance_norm {
     kn_module base;
 } kn_instance_norm;
 typedef struct kn_instance_norm_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     double eps;  /* 0: 1e-5; KN_ZERO: 0 */
@@ -253,9 +228,8 @@ typedef struct kn_instance_norm_init_options {
 KN_API bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
                                    int64_t channels, kn_instance_norm_init_options o);
 #define kn_instance_norm_init(m, parent, name, channels, ...)                                      \
-    kn_instance_norm_init_((m), (parent), (name), (channels),                                      \
-                           (kn_instance_norm_init_options){                                        \
-                               ._size = sizeof(kn_instance_norm_init_options), __VA_ARGS__ })
+    kn_instance_norm_init_(m, parent, name, channels,                                              \
+                           KN_OPTIONS(kn_instance_norm_init_options, __VA_ARGS__))
 
 /* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
 typedef struct kn_dropout {
@@ -295,8 +269,7 @@ typedef struct kn_self_attention {
     kn_module base;
 } kn_self_attention;
 typedef struct kn_self_attention_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int kv_heads; /* 0: as many as heads */
@@ -312,9 +285,8 @@ typedef struct kn_self_attention_init_options {
 KN_API bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char *name,
                                     int64_t dim, int heads, kn_self_attention_init_options o);
 #define kn_self_attention_init(a, parent, name, dim, heads, ...)                                   \
-    kn_self_attention_init_((a), (parent), (name), (dim), (heads),                                 \
-                            (kn_self_attention_init_options){                                      \
-                                ._size = sizeof(kn_self_attention_init_options), __VA_ARGS__ })
+    kn_self_attention_init_(a, parent, name, dim, heads,                                           \
+                            KN_OPTIONS(kn_self_attention_init_options, __VA_ARGS__))
 
 /* Attention of x[B,T,dim] to a context[B,S,kv_dim], or to x itself:
  *
@@ -329,8 +301,7 @@ typedef struct kn_multi_head_attention {
     kn_module base;
 } kn_multi_head_attention;
 typedef struct kn_multi_head_attention_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int64_t kv_dim; /* channels of the context; 0: dim */
@@ -348,18 +319,15 @@ KN_API bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module 
                                           const char *name, int64_t dim, int heads,
                                           kn_multi_head_attention_init_options o);
 #define kn_multi_head_attention_init(a, parent, name, dim, heads, ...)                             \
-    kn_multi_head_attention_init_(                                                                 \
-        (a), (parent), (name), (dim), (heads),                                                     \
-        (kn_multi_head_attention_init_options){                                                    \
-            ._size = sizeof(kn_multi_head_attention_init_options), __VA_ARGS__ })
+    kn_multi_head_attention_init_(a, parent, name, dim, heads,                                     \
+                                  KN_OPTIONS(kn_multi_head_attention_init_options, __VA_ARGS__))
 
 /* c_proj(gelu(c_fc(x))) of x[..., dim], hidden = 4 dim unless given, dropout at the end. */
 typedef struct kn_mlp {
     kn_module base;
 } kn_mlp;
 typedef struct kn_mlp_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     int64_t hidden;
@@ -370,8 +338,7 @@ typedef struct kn_mlp_init_options {
 KN_API bool kn_mlp_init_(kn_mlp *m, kn_module *parent, const char *name, int64_t dim,
                          kn_mlp_init_options o);
 #define kn_mlp_init(m, parent, name, dim, ...)                                                     \
-    kn_mlp_init_((m), (parent), (name), (dim),                                                     \
-                 (kn_mlp_init_options){ ._size = sizeof(kn_mlp_init_options), __VA_ARGS__ })
+    kn_mlp_init_(m, parent, name, dim, KN_OPTIONS(kn_mlp_init_options, __VA_ARGS__))
 
 /* down_proj(silu(gate_proj(x)) * up_proj(x)) of x[..., dim], dropout at the end: the MLP of Llama
  * (Shazeer, arXiv:2002.05202), whose layers have no bias (.no_bias). */
@@ -379,8 +346,7 @@ typedef struct kn_swiglu {
     kn_module base;
 } kn_swiglu;
 typedef struct kn_swiglu_init_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype;
     kn_device device;
     bool no_bias;
@@ -390,9 +356,7 @@ typedef struct kn_swiglu_init_options {
 KN_API bool kn_swiglu_init_(kn_swiglu *m, kn_module *parent, const char *name, int64_t dim,
                             int64_t hidden, kn_swiglu_init_options o);
 #define kn_swiglu_init(m, parent, name, dim, hidden, ...)                                          \
-    kn_swiglu_init_(                                                                               \
-        (m), (parent), (name), (dim), (hidden),                                                    \
-        (kn_swiglu_init_options){ ._size = sizeof(kn_swiglu_init_options), __VA_ARGS__ })
+    kn_swiglu_init_(m, parent, name, dim, hidden, KN_OPTIONS(kn_swiglu_init_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

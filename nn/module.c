@@ -51,10 +51,10 @@ kn_module_impl *kn_impl(const void *m, const char *what)
     kn_module_impl *i = record_of(m);
     if (i)
         return i;
-    kn_fail("%s: not an initialised module, or one that was freed (call kn_module_init or the "
-            "layer's init first; kn_module must be the first member of the struct)",
-            what);
-    return NULL;
+    return kn_fail_null(
+        "%s: not an initialised module, or one that was freed (call kn_module_init or the "
+        "layer's init first; kn_module must be the first member of the struct)",
+        what);
 }
 
 /* "mlp_forward" -> "mlp"; a leading "&" is skipped. */
@@ -381,18 +381,15 @@ void *kn_module_data(const void *m)
 
 static void print_tree(FILE *out, const kn_module_impl *m, int depth)
 {
-    char buf[128];
     fprintf(out, "%*s%s%s%s%s\n", 2 * depth, "", m->name, *m->name ? ": " : "", m->class_name,
             m->unit ? " [unit]" : "");
     for (int i = 0; i < m->params; i++)
         fprintf(out, "%*s%s %s%s%s\n", 2 * depth + 2, "", m->param[i].name,
-                kn_describe(m->param[i].tensor, buf, sizeof buf),
-                m->param[i].owner ? "" : " (shared)",
+                KN_SHOWN(m->param[i].tensor), m->param[i].owner ? "" : " (shared)",
                 m->param[i].tensor->requires_grad ? "" : " (frozen)");
     for (int i = 0; i < m->buffers; i++)
         fprintf(out, "%*s%s %s (buffer%s)\n", 2 * depth + 2, "", m->buffer[i].name,
-                kn_describe(m->buffer[i].tensor, buf, sizeof buf),
-                m->buffer[i].not_saved ? ", not saved" : "");
+                KN_SHOWN(m->buffer[i].tensor), m->buffer[i].not_saved ? ", not saved" : "");
     for (int i = 0; i < m->children; i++)
         print_tree(out, m->child[i]->impl, depth + 1);
 }

@@ -184,15 +184,13 @@ typedef struct kn_initializer {
  *     kn_module_defaults(&net, .device = KN_META, .dtype = KN_BF16);
  *     kn_linear_init(&net.fc, &net.base, "fc", 784, 10);     // bf16, on meta */
 typedef struct kn_module_defaults_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_dtype dtype; /* a float */
     kn_device device;
 } kn_module_defaults_options;
 KN_API bool kn_module_defaults_(void *m, kn_module_defaults_options o);
 #define kn_module_defaults(m, ...)                                                                 \
-    kn_module_defaults_((m), (kn_module_defaults_options){                                         \
-                                 ._size = sizeof(kn_module_defaults_options), __VA_ARGS__ })
+    kn_module_defaults_(m, KN_OPTIONS(kn_module_defaults_options, __VA_ARGS__))
 
 /* Declares m's parameter "name", of shape[ndim], at most KN_MAX_DIMS sizes. It has no bytes yet.
  * Its initial values follow init, from a seed and the parameter's dotted name. The first of these

@@ -219,6 +219,10 @@ bool kn_layer_place(void *m, kn_module *parent, const char *name, const void *se
 /* The same, and initialises it first. */
 bool kn_layer_begin(void *m, kn_module *parent, const char *name, kn_forward1 f,
                     const char *class_name, const void *settings, size_t size);
+/* Whether a norm over so many channels can be; its weight and, where wanted, bias of zeros. */
+bool kn_norm_fits(const char *class_name, const char *name, int64_t channels, double eps);
+bool kn_norm_params(void *m, int64_t channels, kn_dtype dtype, kn_device device,
+                    kn_initializer weight, bool bias);
 kn_tensor *kn_layer_param(const kn_module *m, int i); /* its i-th parameter, or NULL */
 kn_initializer kn_init_or(kn_initializer i, kn_initializer otherwise);
 

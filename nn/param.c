@@ -31,20 +31,17 @@ void kn_params_changed(kn_module_impl *m)
 
 static kn_param_entry *add_entry(kn_module_impl *m, const char *name)
 {
-    if (!name || !*name || strchr(name, '.')) {
-        kn_fail("kn_parameter: the name '%s' must not be empty or hold a dot", name ? name : "");
-        return NULL;
-    }
+    if (!name || !*name || strchr(name, '.'))
+        return kn_fail_null("kn_parameter: the name '%s' must not be empty or hold a dot",
+                            name ? name : "");
     for (int i = 0; i < m->params; i++)
-        if (strcmp(m->param[i].name, name) == 0) {
-            kn_fail("kn_parameter: '%s' has a parameter '%s' already", kn_module_shown(m), name);
-            return NULL;
-        }
-    if (m->unit) {
-        kn_fail("kn_parameter: '%s' is a unit of fsdp already; declare parameters before wrapping",
-                kn_module_shown(m));
-        return NULL;
-    }
+        if (strcmp(m->param[i].name, name) == 0)
+            return kn_fail_null("kn_parameter: '%s' has a parameter '%s' already",
+                                kn_module_shown(m), name);
+    if (m->unit)
+        return kn_fail_null(
+            "kn_parameter: '%s' is a unit of fsdp already; declare parameters before wrapping",
+            kn_module_shown(m));
     kn_param_entry *list = kn_host_realloc(m->param, (size_t)(m->params + 1) * sizeof *list);
     char *copy = kn_host_strdup(name);
     if (list)
@@ -126,11 +123,10 @@ static kn_tensor *declared(kn_module_impl *m, kn_dtype dtype, kn_device device, 
 {
     int64_t n = 1;
     for (int d = 0; d < ndim && d < KN_MAX_DIMS; d++)
-        if (shape[d] < 0 || __builtin_mul_overflow(n, shape[d], &n) || n > INT64_MAX / 8) {
-            kn_fail("kn_parameter: a shape with %lld elements in dim %d is negative or too large",
-                    (long long)shape[d], d);
-            return NULL;
-        }
+        if (shape[d] < 0 || __builtin_mul_overflow(n, shape[d], &n) || n > INT64_MAX / 8)
+            return kn_fail_null(
+                "kn_parameter: a shape with %lld elements in dim %d is negative or too large",
+                (long long)shape[d], d);
     kn_storage *s = kn_storage_create_released(
         kn_device_memory(device), (size_t)n * kn_dtype_size(dtype), KN_MEM_PARAM, NULL);
     kn_tensor *t = s ? kn_tensor_on(s, 0, dtype, ndim, shape, NULL, false) : NULL;
@@ -150,10 +146,9 @@ kn_tensor *kn_parameter(void *module, const char *name, kn_dtype dtype, kn_devic
         return NULL;
     dtype = kn_dtype_in(m, dtype);
     device = kn_device_in(m, device);
-    if (!kn_dtype_is_float(dtype)) {
-        kn_fail("kn_parameter: '%s' is %s; parameters are floats", name, kn_dtype_name(dtype));
-        return NULL;
-    }
+    if (!kn_dtype_is_float(dtype))
+        return kn_fail_null("kn_parameter: '%s' is %s; parameters are floats", name,
+                            kn_dtype_name(dtype));
     if (!kn_init_resolve(&init, name, ndim, shape))
         return NULL;
     kn_tensor *t = declared(m, dtype, device, ndim, shape);

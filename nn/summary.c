@@ -335,7 +335,7 @@ kn_summary_table *kn_summary_new_(void *module, kn_values in, kn_summary_options
     if (!m || !may_run(&in))
         return NULL;
     if (o.depth < 0)
-        return kn_fail("kn_summary: .depth is %d; it is at least 1, or 0 for all", o.depth), NULL;
+        return kn_fail_null("kn_summary: .depth is %d; it is at least 1, or 0 for all", o.depth);
     run r = { .m = m, .in = in, .o = o };
     const size_t n = (size_t)count_modules(m);
     r.table = kn_host_calloc(1, sizeof *r.table);

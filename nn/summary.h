@@ -30,11 +30,10 @@ typedef struct kn_summary_table {
 } kn_summary_table;
 
 typedef struct kn_summary_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .depth = 2 */
-    int depth;                    /* of the deepest modules that are printed; 0: all */
-    kn_forward_n method;          /* in the place of forward, as in kn_call_method_n */
-    const void *arg;              /* the forward's, of arg_size bytes */
+    KN_BEGIN_OPTIONS;
+    int depth;           /* of the deepest modules that are printed; 0: all */
+    kn_forward_n method; /* in the place of forward, as in kn_call_method_n */
+    const void *arg;     /* the forward's, of arg_size bytes */
     size_t arg_size;
     bool no_backward; /* the forward as under no_grad: nothing is kept */
 } kn_summary_options;
@@ -49,8 +48,7 @@ typedef struct kn_summary_options {
  * to no module; in a call or a backward. */
 KN_API kn_summary_table *kn_summary_new_(void *m, kn_values in, kn_summary_options o);
 #define kn_summary_new(m, in, ...)                                                                 \
-    kn_summary_new_((m), (in),                                                                     \
-                    (kn_summary_options){ ._size = sizeof(kn_summary_options), __VA_ARGS__ })
+    kn_summary_new_(m, in, KN_OPTIONS(kn_summary_options, __VA_ARGS__))
 KN_API void kn_summary_free(kn_summary_table *s);
 /* Prints the modules down to depth (0: all), a line each, and the totals. */
 KN_API bool kn_summary_print(FILE *out, const kn_summary_table *s, int depth);
@@ -59,8 +57,7 @@ KN_API bool kn_summary_print(FILE *out, const kn_summary_table *s, int depth);
  *     kn_summary(stdout, &net, KN_VALUES(x), .depth = 2); */
 KN_API bool kn_summary_(FILE *out, void *m, kn_values in, kn_summary_options o);
 #define kn_summary(out, m, in, ...)                                                                \
-    kn_summary_((out), (m), (in),                                                                  \
-                (kn_summary_options){ ._size = sizeof(kn_summary_options), __VA_ARGS__ })
+    kn_summary_(out, m, in, KN_OPTIONS(kn_summary_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

@@ -27,11 +27,8 @@ static kn_tensor *heads_of(kn_tensor *x, int64_t heads, int64_t dim)
 static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
 {
     attention_state *s = kn_module_data(self);
-    char text[128];
-    if (kn_ndim(x) != 3) {
-        kn_fail("attention: x is %s, should be [B,T,C]", kn_describe(x, text, sizeof text));
-        return NULL;
-    }
+    if (kn_ndim(x) != 3)
+        return kn_fail_null("attention: x is %s, should be [B,T,C]", KN_SHOWN(x));
     int64_t batch = kn_size(x, 0), len = kn_size(x, 1), q_dim = s->heads * s->head_dim,
             kv_dim = s->kv_heads * s->head_dim;
     kn_tensor *qkv = kn_call(&s->c_attn, x), *part[3]; /* (B, T, (H + 2G) D) */
@@ -127,7 +124,6 @@ static bool check_inputs(const kn_module *self, kn_values in)
 {
     const context_state *s = kn_module_data(self);
     const kn_tensor *x = in.v[0], *c = in.n > 1 && in.v[1] ? in.v[1] : x;
-    char dx[128], dc[128];
     if (in.n < 1 || in.n > 3 || !x)
         return kn_fail("'%s' (multi_head_attention) takes x, or x and a context, or x, a context "
                        "and a mask; %d tensors were passed%s",
@@ -138,7 +134,7 @@ static bool check_inputs(const kn_module *self, kn_values in)
     return kn_fail("'%s' (multi_head_attention): needs x[B,T,%lld] and a context[B,S,%lld], got %s "
                    "and %s",
                    kn_module_shown(self->impl), (long long)s->dim, (long long)s->kv_dim,
-                   kn_describe(x, dx, sizeof dx), c == x ? "none" : kn_describe(c, dc, sizeof dc));
+                   KN_SHOWN(x), c == x ? "none" : KN_SHOWN(c));
 }
 
 static kn_values multi_head_attention_forward(kn_module *self, kn_values in, const void *arg)

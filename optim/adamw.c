@@ -24,13 +24,10 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
     a.beta1 = kn_value_or(a.beta1, 0.9);
     a.beta2 = kn_value_or(a.beta2, 0.999);
     a.eps = kn_value_or(a.eps, 1e-8);
-    if (!(a.eps >= 0) || !isfinite(a.eps)) {
-        kn_fail("adamw: .eps is %g; it must be at least 0 (KN_ZERO for none)", a.eps);
-        return NULL;
-    }
-    if (!(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1)) {
-        kn_fail("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1, a.beta2);
-        return NULL;
-    }
+    if (!(a.eps >= 0) || !isfinite(a.eps))
+        return kn_fail_null("adamw: .eps is %g; it must be at least 0 (KN_ZERO for none)", a.eps);
+    if (!(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1))
+        return kn_fail_null("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1,
+                            a.beta2);
     return kn_optim_new(module, &adamw, &a, sizeof a, KN_OPTIM_GROUPS(a, 0.01));
 }

@@ -421,15 +421,12 @@ bool kn_clip_grad_value(void *module, double value)
 kn_tensor *kn_clip_grad_norm_p(void *module, double max_norm, double order)
 {
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_clip_grad_norm") : NULL;
-    if (m && !(order > 0)) {
-        kn_fail("kn_clip_grad_norm: the norm's p is %g; it must be above 0 (HUGE_VAL: the maximum)",
-                order);
-        return NULL;
-    }
-    if (m && isnan(max_norm)) {
-        kn_fail("kn_clip_grad_norm: max_norm is NaN; a number up to 0 only measures");
-        return NULL;
-    }
+    if (m && !(order > 0))
+        return kn_fail_null(
+            "kn_clip_grad_norm: the norm's p is %g; it must be above 0 (HUGE_VAL: the maximum)",
+            order);
+    if (m && isnan(max_norm))
+        return kn_fail_null("kn_clip_grad_norm: max_norm is NaN; a number up to 0 only measures");
     const kn_param *p;
     int n = m ? kn_params(module, &p) : 0;
     if (n == 0)
@@ -451,11 +448,9 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_first_nonfinite_grad") : NULL;
     if (!m)
         return NULL;
-    if (!m->clipping) {
-        kn_fail("kn_first_nonfinite_grad: the gradients were never measured; call "
-                "kn_clip_grad_norm for the same module first");
-        return NULL;
-    }
+    if (!m->clipping)
+        return kn_fail_null("kn_first_nonfinite_grad: the gradients were never measured; call "
+                            "kn_clip_grad_norm for the same module first");
     bool last = clipping_of(m)->clipped_last;
     kn_tensor *first = kn_empty(KN_I64, kn_device_of(kn_norms_tensor(m, last)), KN_SCALAR);
     int64_t one = 1;

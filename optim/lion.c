@@ -21,9 +21,7 @@ kn_optim *kn_lion_(void *module, kn_lion_options o)
 {
     o.beta1 = kn_value_or(o.beta1, 0.9);
     o.beta2 = kn_value_or(o.beta2, 0.99);
-    if (!(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1)) {
-        kn_fail("lion: betas are %g and %g; both must lie in [0, 1)", o.beta1, o.beta2);
-        return NULL;
-    }
+    if (!(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1))
+        return kn_fail_null("lion: betas are %g and %g; both must lie in [0, 1)", o.beta1, o.beta2);
     return kn_optim_new(module, &lion, &o, sizeof o, KN_OPTIM_GROUPS(o, 0));
 }

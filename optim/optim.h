@@ -55,8 +55,7 @@ typedef int (*kn_group_fn)(const kn_param *p, kn_module *m, void *arg);
     bool stochastic_rounding
 
 typedef struct kn_adamw_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double lr;                /* required; KN_ZERO: 0, until kn_set_lr */
     double beta1, beta2, eps; /* 0: 0.9, 0.999, 1e-8; KN_ZERO: 0 */
     double weight_decay;      /* 0: 0.01; KN_ZERO: none */
@@ -65,27 +64,23 @@ typedef struct kn_adamw_options {
 /* Owned by the caller (kn_optim_free). Make it after wrapping with fsdp: kn_step refuses where the
  * module was sharded afterwards. */
 KN_API kn_optim *kn_adamw_(void *module, kn_adamw_options o);
-#define kn_adamw(module, ...)                                                                      \
-    kn_adamw_((module), (kn_adamw_options){ ._size = sizeof(kn_adamw_options), __VA_ARGS__ })
+#define kn_adamw(module, ...) kn_adamw_(module, KN_OPTIONS(kn_adamw_options, __VA_ARGS__))
 
 /* Lion (Chen et al., "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675): steps of
  * equal size along the sign of an average of gradients; one state where AdamW has two. Its authors
  * take AdamW's rate over 3 to 10, and the decay times as much. */
 typedef struct kn_lion_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double lr;           /* required; KN_ZERO: 0, until kn_set_lr */
     double beta1, beta2; /* 0: 0.9, 0.99; KN_ZERO: 0 */
     double weight_decay; /* decoupled, as AdamW's */
     KN_GROUP_OPTIONS;
 } kn_lion_options;
 KN_API kn_optim *kn_lion_(void *module, kn_lion_options o);
-#define kn_lion(module, ...)                                                                       \
-    kn_lion_((module), (kn_lion_options){ ._size = sizeof(kn_lion_options), __VA_ARGS__ })
+#define kn_lion(module, ...) kn_lion_(module, KN_OPTIONS(kn_lion_options, __VA_ARGS__))
 
 typedef struct kn_sgd_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double lr;        /* required; KN_ZERO: 0, until kn_set_lr */
     double momentum;  /* in [0, 1) */
     double dampening; /* in [0, 1]; only with momentum */
@@ -94,8 +89,7 @@ typedef struct kn_sgd_options {
     KN_GROUP_OPTIONS;
 } kn_sgd_options;
 KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
-#define kn_sgd(module, ...)                                                                        \
-    kn_sgd_((module), (kn_sgd_options){ ._size = sizeof(kn_sgd_options), __VA_ARGS__ })
+#define kn_sgd(module, ...) kn_sgd_(module, KN_OPTIONS(kn_sgd_options, __VA_ARGS__))
 
 /* Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), as
  * torch.optim.Muon: the momentum of a matrix, made orthogonal by .ns_steps Newton-Schulz steps, is
@@ -118,8 +112,7 @@ typedef enum kn_muon_scale {
     KN_MUON_SPECTRAL           /* of lr sqrt(rows / cols) */
 } kn_muon_scale;
 typedef struct kn_muon_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double lr;        /* required; KN_ZERO: 0, until kn_set_lr */
     double momentum;  /* in [0, 1); 0: 0.95; KN_ZERO: 0 */
     bool no_nesterov; /* the direction is the momentum itself */
@@ -136,8 +129,7 @@ typedef struct kn_muon_options {
     KN_GROUP_OPTIONS;
 } kn_muon_options;
 KN_API kn_optim *kn_muon_(void *module, kn_muon_options o);
-#define kn_muon(module, ...)                                                                       \
-    kn_muon_((module), (kn_muon_options){ ._size = sizeof(kn_muon_options), __VA_ARGS__ })
+#define kn_muon(module, ...) kn_muon_(module, KN_OPTIONS(kn_muon_options, __VA_ARGS__))
 /* Seconds that the matrices of o's last step took on this rank, with its waits for others. On a GPU
  * those that the launches took. 0 for another optimizer than kn_muon. */
 KN_API double kn_muon_seconds(const kn_optim *o);
@@ -160,8 +152,7 @@ typedef struct kn_optim_part {
 typedef bool (*kn_optim_rule)(const kn_optim_part *p, void *arg);
 
 typedef struct kn_own_optim_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_optim_rule update; /* required */
     void *arg;            /* passed to update; borrowed */
     const char *name;     /* for messages; copied */
@@ -175,8 +166,7 @@ typedef struct kn_own_optim_options {
  * and for what update makes. It can't be recorded (kn_replay_step). See examples/optimizer.c. */
 KN_API kn_optim *kn_own_optim_(void *module, kn_own_optim_options o);
 #define kn_own_optim(module, ...)                                                                  \
-    kn_own_optim_((module),                                                                        \
-                  (kn_own_optim_options){ ._size = sizeof(kn_own_optim_options), __VA_ARGS__ })
+    kn_own_optim_(module, KN_OPTIONS(kn_own_optim_options, __VA_ARGS__))
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
@@ -261,8 +251,7 @@ KN_API const char *kn_find_nonfinite_grad(void *module);
  *     kn_scaler_update(s); */
 typedef struct kn_scaler kn_scaler;
 typedef struct kn_scaler_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     double init_scale; /* 0: 65536 */
     double growth;     /* factor, above 1; 0: 2 */
     double backoff;    /* factor, below 1; 0: 0.5 */
@@ -272,7 +261,7 @@ typedef struct kn_scaler_options {
 /* For the gradients of module's tree. Owned by the caller; the module must outlive its use. */
 KN_API kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o);
 #define kn_scaler_new(module, ...)                                                                 \
-    kn_scaler_new_((module), (kn_scaler_options){ ._size = sizeof(kn_scaler_options), __VA_ARGS__ })
+    kn_scaler_new_(module, KN_OPTIONS(kn_scaler_options, __VA_ARGS__))
 KN_API void kn_scaler_free(kn_scaler *s);
 /* loss * scale, in f32 where the loss is f16 or bf16. Every loss of a step must go through it.
  * While gradients with an earlier scale wait for an optimizer's step, losses get that one. */

@@ -94,24 +94,19 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
 kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
 {
     own x = { .method.update = update, .update = o.update, .arg = o.arg };
-    if (!o.update) {
-        kn_fail("kn_own_optim: .update is NULL; give the function that updates a part");
-        return NULL;
-    }
+    if (!o.update)
+        return kn_fail_null("kn_own_optim: .update is NULL; give the function that updates a part");
     snprintf(x.name, sizeof x.name, "%s", o.name ? o.name : "kn_own_optim");
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
         const char *name = o.state[k];
-        if (name && (!*name || strlen(name) >= sizeof x.state[k] || strchr(name, '/'))) {
-            kn_fail("%s: '%s' can't name a state; use 1 to 63 characters without '/'", x.name,
-                    name);
-            return NULL;
-        }
+        if (name && (!*name || strlen(name) >= sizeof x.state[k] || strchr(name, '/')))
+            return kn_fail_null("%s: '%s' can't name a state; use 1 to 63 characters without '/'",
+                                x.name, name);
         snprintf(x.state[k], sizeof x.state[k], "%s", name ? name : "");
     }
-    if (o.state[0] && o.state[1] && strcmp(o.state[0], o.state[1]) == 0) {
-        kn_fail("%s: both states are called '%s'; give each a name of its own", x.name, o.state[0]);
-        return NULL;
-    }
+    if (o.state[0] && o.state[1] && strcmp(o.state[0], o.state[1]) == 0)
+        return kn_fail_null("%s: both states are called '%s'; give each a name of its own", x.name,
+                            o.state[0]);
     kn_optim *optim = kn_optim_new(module, &x.method, &x, sizeof x, KN_OPTIM_GROUPS(o, 0));
     if (!optim)
         return NULL;

@@ -37,16 +37,14 @@ kn_scaler *kn_scaler_new_(void *module, kn_scaler_options o)
     o.growth = o.growth != 0 ? o.growth : 2;
     o.backoff = o.backoff != 0 ? o.backoff : 0.5;
     o.interval = o.interval != 0 ? o.interval : 2000;
-    if (!(o.init_scale >= SMALLEST && o.init_scale <= LARGEST)) {
-        kn_fail("kn_scaler_new: .init_scale is %g; it must lie in [2^-20, 2^100]", o.init_scale);
-        return NULL;
-    }
-    if (!(o.growth > 1 && isfinite(o.growth) && o.backoff > 0 && o.backoff < 1) || o.interval < 0) {
-        kn_fail("kn_scaler_new: .growth is %g, .backoff %g, .interval %lld; they must be above 1, "
-                "between 0 and 1, and above 0",
-                o.growth, o.backoff, (long long)o.interval);
-        return NULL;
-    }
+    if (!(o.init_scale >= SMALLEST && o.init_scale <= LARGEST))
+        return kn_fail_null("kn_scaler_new: .init_scale is %g; it must lie in [2^-20, 2^100]",
+                            o.init_scale);
+    if (!(o.growth > 1 && isfinite(o.growth) && o.backoff > 0 && o.backoff < 1) || o.interval < 0)
+        return kn_fail_null(
+            "kn_scaler_new: .growth is %g, .backoff %g, .interval %lld; they must be above 1, "
+            "between 0 and 1, and above 0",
+            o.growth, o.backoff, (long long)o.interval);
     kn_scaler *s = kn_host_alloc(sizeof *s);
     kn_changed();
     if (s)

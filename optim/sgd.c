@@ -23,20 +23,16 @@ kn_optim *kn_sgd_(void *module, kn_sgd_options s)
 {
     s.momentum = kn_value_or(s.momentum, 0);
     s.dampening = kn_value_or(s.dampening, 0);
-    if (!(s.momentum >= 0 && s.momentum < 1) || !(s.dampening >= 0 && s.dampening <= 1)) {
-        kn_fail("sgd: .momentum is %g and .dampening %g; they must lie in [0, 1) and [0, 1]",
-                s.momentum, s.dampening);
-        return NULL;
-    }
-    if (s.dampening != 0 && s.momentum == 0) {
-        kn_fail("sgd: .dampening %g does nothing without .momentum; leave it out or give both",
-                s.dampening);
-        return NULL;
-    }
-    if (s.nesterov && (s.momentum == 0 || s.dampening != 0)) {
-        kn_fail("sgd: .nesterov needs .momentum above 0 and no .dampening");
-        return NULL;
-    }
+    if (!(s.momentum >= 0 && s.momentum < 1) || !(s.dampening >= 0 && s.dampening <= 1))
+        return kn_fail_null(
+            "sgd: .momentum is %g and .dampening %g; they must lie in [0, 1) and [0, 1]",
+            s.momentum, s.dampening);
+    if (s.dampening != 0 && s.momentum == 0)
+        return kn_fail_null(
+            "sgd: .dampening %g does nothing without .momentum; leave it out or give both",
+            s.dampening);
+    if (s.nesterov && (s.momentum == 0 || s.dampening != 0))
+        return kn_fail_null("sgd: .nesterov needs .momentum above 0 and no .dampening");
     return kn_optim_new(module, s.momentum > 0 ? &with_momentum : &plain, &s, sizeof s,
                         KN_OPTIM_GROUPS(s, 0));
 }

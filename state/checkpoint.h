@@ -45,8 +45,7 @@ typedef struct kn_named_optim {
 
 /* All are borrowed during the call and optional. */
 typedef struct kn_checkpoint_save_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_comm *comm; /* the ranks that hold module; NULL: those of its units, else .folder's or all */
     int64_t step;  /* steps done, by the caller's count: names the checkpoint */
     kn_optim *optim;              /* made for module, or for one below it */
@@ -87,9 +86,7 @@ typedef struct kn_checkpoint_save_options {
  * goes on. The next save waits for this one; kn_checkpoint_wait does so before the program ends. */
 KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_options o);
 #define kn_checkpoint_save(dir, module, ...)                                                       \
-    kn_checkpoint_save_(                                                                           \
-        (dir), (module),                                                                           \
-        (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
+    kn_checkpoint_save_(dir, module, KN_OPTIONS(kn_checkpoint_save_options, __VA_ARGS__))
 
 /* Bytes of the copy of an asynchronous save with these options on this rank: of each parameter,
  * buffer, state of an optimizer and average, the part that this rank writes, rounded up to
@@ -97,9 +94,7 @@ KN_API bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_sav
  * -1 with an error. Collective. */
 KN_API int64_t kn_checkpoint_copy_bytes_(void *module, kn_checkpoint_save_options o);
 #define kn_checkpoint_copy_bytes(module, ...)                                                      \
-    kn_checkpoint_copy_bytes_(                                                                     \
-        (module),                                                                                  \
-        (kn_checkpoint_save_options){ ._size = sizeof(kn_checkpoint_save_options), __VA_ARGS__ })
+    kn_checkpoint_copy_bytes_(module, KN_OPTIONS(kn_checkpoint_save_options, __VA_ARGS__))
 
 /* ---- saves in the background ----------------------------------------------------------------- */
 
@@ -161,8 +156,7 @@ KN_API kn_tensor *kn_checkpoint_get(const kn_checkpoint *c, const char *name);
 /* .prefix: NULL where names begin at the root of module's tree, as kn_checkpoint_save writes them;
  * "": below module. */
 typedef struct kn_checkpoint_load_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     KN_LOAD_OPTIONS;              /* state/dict.h */
     kn_optim *optim;              /* made for module, or for one below it, with the saved method */
     const kn_named_optim *optims; /* [optim_count]: those saved by their names; others are left */
@@ -182,9 +176,7 @@ typedef struct kn_checkpoint_load_options {
  * meanwhile. */
 KN_API bool kn_checkpoint_load_(const kn_checkpoint *c, void *module, kn_checkpoint_load_options o);
 #define kn_checkpoint_load(c, module, ...)                                                         \
-    kn_checkpoint_load_(                                                                           \
-        (c), (module),                                                                             \
-        (kn_checkpoint_load_options){ ._size = sizeof(kn_checkpoint_load_options), __VA_ARGS__ })
+    kn_checkpoint_load_(c, module, KN_OPTIONS(kn_checkpoint_load_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

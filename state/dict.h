@@ -53,8 +53,7 @@ typedef enum kn_state_kind {
 /* ---- taking ---------------------------------------------------------------------------------- */
 
 typedef struct kn_state_dict_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_state_kind kind;
     bool rank0_only;    /* full: the other ranks get an empty dictionary */
     const char *prefix; /* before each name */
@@ -70,12 +69,10 @@ typedef struct kn_state_dict_options {
  * on the others as many as the largest. The caller frees the result; NULL with an error. */
 KN_API kn_state *kn_state_dict_(void *module, kn_state_dict_options o);
 #define kn_state_dict(module, ...)                                                                 \
-    kn_state_dict_((module),                                                                       \
-                   (kn_state_dict_options){ ._size = sizeof(kn_state_dict_options), __VA_ARGS__ })
+    kn_state_dict_(module, KN_OPTIONS(kn_state_dict_options, __VA_ARGS__))
 KN_API kn_state *kn_optim_state_dict_(const kn_optim *o, kn_state_dict_options options);
 #define kn_optim_state_dict(optim, ...)                                                            \
-    kn_optim_state_dict_(                                                                          \
-        (optim), (kn_state_dict_options){ ._size = sizeof(kn_state_dict_options), __VA_ARGS__ })
+    kn_optim_state_dict_(optim, KN_OPTIONS(kn_state_dict_options, __VA_ARGS__))
 
 /* A full state from the parts of sharded ones, which ranks hold in memory, for another number of
  * ranks, or for a program that goes on after ranks have left or come:
@@ -89,15 +86,13 @@ KN_API kn_state *kn_optim_state_dict_(const kn_optim *o, kn_state_dict_options o
  * for the whole tensors on the ranks that get them, and for the largest part. Collective. The
  * caller frees the result, which is empty on the other ranks; NULL with an error. */
 typedef struct kn_state_gather_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_comm *comm;   /* NULL: kn_world() */
     bool rank0_only; /* of .comm */
 } kn_state_gather_options;
 KN_API kn_state *kn_state_gather_(const kn_state *s, kn_state_gather_options o);
 #define kn_state_gather(s, ...)                                                                    \
-    kn_state_gather_(                                                                              \
-        (s), (kn_state_gather_options){ ._size = sizeof(kn_state_gather_options), __VA_ARGS__ })
+    kn_state_gather_(s, KN_OPTIONS(kn_state_gather_options, __VA_ARGS__))
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
@@ -144,8 +139,7 @@ typedef struct kn_rename {
     bool keep_options
 
 typedef struct kn_load_state_dict_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     KN_LOAD_OPTIONS;
     /* Rank 0's whole tensors are dealt out, one at a time; the others give NULL as the state. */
     bool from_rank0;
@@ -158,21 +152,16 @@ typedef struct kn_load_state_dict_options {
  * part. Ranks agree before anything is written, so every rank calls it. */
 KN_API bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_options o);
 #define kn_load_state_dict(module, s, ...)                                                         \
-    kn_load_state_dict_(                                                                           \
-        (module), (s),                                                                             \
-        (kn_load_state_dict_options){ ._size = sizeof(kn_load_state_dict_options), __VA_ARGS__ })
+    kn_load_state_dict_(module, s, KN_OPTIONS(kn_load_state_dict_options, __VA_ARGS__))
 KN_API bool kn_load_optim_state_dict_(kn_optim *optim, const kn_state *s,
                                       kn_load_state_dict_options o);
 #define kn_load_optim_state_dict(optim, s, ...)                                                    \
-    kn_load_optim_state_dict_(                                                                     \
-        (optim), (s),                                                                              \
-        (kn_load_state_dict_options){ ._size = sizeof(kn_load_state_dict_options), __VA_ARGS__ })
+    kn_load_optim_state_dict_(optim, s, KN_OPTIONS(kn_load_state_dict_options, __VA_ARGS__))
 
 /* ---- a kind for a scope ---------------------------------------------------------------------- */
 
 typedef struct kn_state_dict_type_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_state_kind optim_kind; /* default: kind */
     bool rank0_only;          /* of full ones */
     bool optim_rank0_only;
@@ -186,16 +175,13 @@ typedef struct kn_state_dict_scope {
 KN_API kn_state_dict_scope kn_state_dict_type_(void *module, kn_state_kind kind,
                                                kn_state_dict_type_options o);
 #define kn_state_dict_type(module, kind, ...)                                                      \
-    kn_state_dict_type_(                                                                           \
-        (module), (kind),                                                                          \
-        (kn_state_dict_type_options){ ._size = sizeof(kn_state_dict_type_options), __VA_ARGS__ })
+    kn_state_dict_type_(module, kind, KN_OPTIONS(kn_state_dict_type_options, __VA_ARGS__))
 KN_API bool kn_state_dict_type_end(kn_state_dict_scope scope);
 
 /* ---- other objects --------------------------------------------------------------------------- */
 
 typedef struct kn_state_objects {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     const char *prefix;
     kn_scaler *scaler;     /* scaler.scale, scaler.good, scaler.skipped */
     kn_schedule *schedule; /* schedule.lr and its other numbers; put: only read */
@@ -207,11 +193,9 @@ typedef struct kn_state_objects {
 /* Puts their numbers into s, and sets the objects as s has them: all of them or, with an error,
  * none. Nothing is sent. */
 KN_API bool kn_state_put_(kn_state *s, kn_state_objects o);
-#define kn_state_put(s, ...)                                                                       \
-    kn_state_put_((s), (kn_state_objects){ ._size = sizeof(kn_state_objects), __VA_ARGS__ })
+#define kn_state_put(s, ...) kn_state_put_(s, KN_OPTIONS(kn_state_objects, __VA_ARGS__))
 KN_API bool kn_state_get_(const kn_state *s, kn_state_objects o);
-#define kn_state_get(s, ...)                                                                       \
-    kn_state_get_((s), (kn_state_objects){ ._size = sizeof(kn_state_objects), __VA_ARGS__ })
+#define kn_state_get(s, ...) kn_state_get_(s, KN_OPTIONS(kn_state_objects, __VA_ARGS__))
 
 /* ---- the dictionary -------------------------------------------------------------------------- */
 

@@ -29,8 +29,7 @@ typedef enum kn_save_state {
 } kn_save_state;
 
 typedef struct kn_run_folder_options {
-    size_t _size;
-    struct kn_guard *_positional;
+    KN_BEGIN_OPTIONS;
     kn_comm *comm; /* the ranks of the run; NULL: kn_world(). It must outlive the result */
     /* The first complete save removes the checkpoints that are there now. From when it counts
      * nobody takes one of them for this run's, also where the process ends before they are gone:
@@ -44,8 +43,7 @@ typedef struct kn_run_folder_options {
  * two runs may save at once. Collective; the caller releases the result. */
 KN_API kn_run_folder *kn_run_folder_claim_(const char *dir, kn_run_folder_options o);
 #define kn_run_folder_claim(dir, ...)                                                              \
-    kn_run_folder_claim_(                                                                          \
-        (dir), (kn_run_folder_options){ ._size = sizeof(kn_run_folder_options), __VA_ARGS__ })
+    kn_run_folder_claim_(dir, KN_OPTIONS(kn_run_folder_options, __VA_ARGS__))
 /* NULL is fine. Not collective: a save that runs in the background is given up, unless
  * kn_checkpoint_wait came first. */
 KN_API void kn_run_folder_release(kn_run_folder *f);

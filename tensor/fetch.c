@@ -51,14 +51,10 @@ static bool begin(kn_fetch *f, const kn_tensor *t)
 
 kn_fetch *kn_fetch_begin(const kn_tensor *t)
 {
-    char text[128];
     if (!kn_ok() || !kn_check(t, "fetch"))
         return NULL;
-    if (t->storage->device == KN_META) {
-        kn_fail("fetch: %s is on meta, where tensors have no values",
-                kn_describe(t, text, sizeof text));
-        return NULL;
-    }
+    if (t->storage->device == KN_META)
+        return kn_fail_null("fetch: %s is on meta, where tensors have no values", KN_SHOWN(t));
     if (kn_unrecordable(t->storage->device, "kn_fetch_begin: values on their way to the host"))
         return NULL;
     kn_fetch *f = kn_host_calloc(1, sizeof *f);

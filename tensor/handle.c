@@ -109,10 +109,9 @@ void kn_tensor_free(kn_tensor *t)
     if (!t || !kn_check(t, "free"))
         return;
     if (t->refs <= t->scoped) {
-        char buf[128];
         kn_fail("free: %s belongs to its scope and was never kept; let the scope end it, or "
                 "kn_keep it first",
-                kn_describe(t, buf, sizeof buf));
+                KN_SHOWN(t));
         return;
     }
     kn_handle_unref(t);
@@ -130,9 +129,8 @@ void kn_list_live(FILE *out)
 #ifdef KN_DEBUG
     pthread_mutex_lock(&live_lock);
     for (const kn_tensor *t = live_first; t; t = t->live_next) {
-        char buf[128];
-        fprintf(out, "%s %s, %d references, made at %s:%d\n", kn_describe(t, buf, sizeof buf),
-                t->name ? t->name : "", t->refs, t->made_file ? t->made_file : "?", t->made_line);
+        fprintf(out, "%s %s, %d references, made at %s:%d\n", KN_SHOWN(t), t->name ? t->name : "",
+                t->refs, t->made_file ? t->made_file : "?", t->made_line);
     }
     pthread_mutex_unlock(&live_lock);
 #else

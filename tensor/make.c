@@ -73,10 +73,10 @@ kn_tensor *kn_arange_(kn_dtype dtype, kn_device device, double end, kn_arange_op
     const double start = o.start, step = o.step == 0 ? 1 : o.step;
     const double n = (end - start) / step;
     if (!(n >= 0 && n < 0x1p62) || !isfinite(start) || !isfinite(step))
-        return kn_fail("arange: from %g to %g by steps of %g; needs finite numbers, and steps that "
-                       "lead from one to the other",
-                       start, end, step),
-               NULL;
+        return kn_fail_null(
+            "arange: from %g to %g by steps of %g; needs finite numbers, and steps that "
+            "lead from one to the other",
+            start, end, step);
     return filled(kn_empty(dtype, device, 1, (int64_t[]){ (int64_t)ceil(n) }), start, step);
 }
 
@@ -90,10 +90,9 @@ static bool fill_part(kn_tensor *t, kn_array a, double value)
 kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double end, int64_t n)
 {
     if (n < 0 || !isfinite(start) || !isfinite(end - start))
-        return kn_fail("linspace: %lld elements from %g to %g; needs at least 0 elements and "
-                       "finite numbers",
-                       (long long)n, start, end),
-               NULL;
+        return kn_fail_null("linspace: %lld elements from %g to %g; needs at least 0 elements and "
+                            "finite numbers",
+                            (long long)n, start, end);
     kn_tensor *t =
         filled(kn_empty(dtype, device, 1, &n), start, n > 1 ? (end - start) / (double)(n - 1) : 0);
     if (!t || n < 2)
@@ -108,9 +107,8 @@ kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double en
 kn_tensor *kn_eye(kn_dtype dtype, kn_device device, int64_t rows, int64_t columns)
 {
     if (rows < 0 || columns < 0)
-        return kn_fail("eye: %lld rows, %lld columns; both are at least 0", (long long)rows,
-                       (long long)columns),
-               NULL;
+        return kn_fail_null("eye: %lld rows, %lld columns; both are at least 0", (long long)rows,
+                            (long long)columns);
     kn_tensor *t = kn_zeros(dtype, device, 2, (int64_t[]){ rows, columns });
     if (!t)
         return NULL;
@@ -131,7 +129,7 @@ kn_tensor *kn_from(kn_dtype dtype, kn_device device, const void *data, int ndim,
         return t;
     kn_device d = t->storage->device;
     if (!data && d != KN_META)
-        return kn_fail("from: data is NULL"), NULL;
+        return kn_fail_null("from: data is NULL");
     kn_array host = kn_array_make((void *)(uintptr_t)data, t->dtype, ndim, shape);
     kn_copy_args args = { .dst = kn_array_of(t), .src = host };
     kn_stream *s = kn_compute_stream(d);
@@ -157,17 +155,15 @@ kn_tensor *kn_borrow(kn_dtype dtype, void *data, int ndim, const int64_t *shape)
     if (!kn_ok())
         return NULL;
     if (bytes == 0 || ndim < 0 || ndim > KN_MAX_DIMS || (ndim > 0 && !shape))
-        return kn_fail("borrow: dtype %d with %d dims; at most %d are possible", (int)dtype, ndim,
-                       KN_MAX_DIMS),
-               NULL;
+        return kn_fail_null("borrow: dtype %d with %d dims; at most %d are possible", (int)dtype,
+                            ndim, KN_MAX_DIMS);
     for (int d = 0; d < ndim; d++)
         if (shape[d] < 0 || __builtin_mul_overflow(bytes, (size_t)shape[d], &bytes) ||
             bytes > INT64_MAX)
-            return kn_fail("borrow: size %lld in dim %d", (long long)shape[d], d), NULL;
+            return kn_fail_null("borrow: size %lld in dim %d", (long long)shape[d], d);
     if (!data || (uintptr_t)data % align != 0)
-        return kn_fail("borrow: the memory at %p is %s", data,
-                       data ? "not aligned to its elements" : "NULL"),
-               NULL;
+        return kn_fail_null("borrow: the memory at %p is %s", data,
+                            data ? "not aligned to its elements" : "NULL");
     kn_storage *s = kn_storage_wrap(KN_CPU, data, bytes, NULL, NULL, "borrowed memory");
     kn_tensor *r = s ? kn_tensor_on(s, 0, t, ndim, shape, NULL, true) : NULL;
     kn_storage_unref(s);
@@ -178,8 +174,7 @@ static kn_tensor *drawn(kn_dtype dtype, kn_device device, kn_random kind, uint64
                         uint64_t stream, int ndim, const int64_t *shape)
 {
     if (dtype != KN_DTYPE_DEFAULT && !kn_dtype_is_float(dtype))
-        return kn_fail("rand: %s; f32, bf16, f16 and f64 are supported", kn_dtype_name(dtype)),
-               NULL;
+        return kn_fail_null("rand: %s; f32, bf16, f16 and f64 are supported", kn_dtype_name(dtype));
     kn_tensor *t = kn_empty(dtype, device, ndim, shape);
     if (!t)
         return NULL;

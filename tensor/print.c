@@ -188,16 +188,14 @@ static bool print_array(FILE *out, const kn_array *a)
 /* Dtype, shape and name on the first line, then the values; on meta the first line is all. */
 bool kn_print(FILE *out, const kn_tensor *t)
 {
-    char text[128];
     if (!kn_ok() || !kn_check(t, "print") || !kn_given(out, "kn_print", "the file to print to"))
         return false;
     kn_device d = t->storage->device;
     kn_array a = kn_array_of(t);
     if (!a.data || !kn_stream_sync(kn_compute_stream(d)))
         return false;
-    fprintf(out, "%s%s%s%s%s\n", kn_describe(t, text, sizeof text), t->name ? " " : "",
-            t->name ? t->name : "", d == KN_CPU ? "" : " on ",
-            d == KN_CPU ? "" : kn_device_name(d));
+    fprintf(out, "%s%s%s%s%s\n", KN_SHOWN(t), t->name ? " " : "", t->name ? t->name : "",
+            d == KN_CPU ? "" : " on ", d == KN_CPU ? "" : kn_device_name(d));
     if (d == KN_CPU) {
         print_array(out, &a);
     } else if (d != KN_META) {

@@ -407,7 +407,7 @@ const char *kn_safetensors_meta(const kn_safetensors *f, const char *key)
 static const entry *find_or_fail(const kn_safetensors *f, const char *name)
 {
     if (!kn_ok() || !f)
-        return kn_fail("safetensors: no file"), NULL;
+        return kn_fail_null("safetensors: no file");
     const entry *e = find(f, name);
     if (!e)
         kn_fail("%s: no tensor \"%.200s\" among its %d", f->path, name, f->count);

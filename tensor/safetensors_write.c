@@ -100,11 +100,9 @@ static char *pad_header(const char *path, json_t *header, size_t *size)
 {
     size_t text = json_dumpb(header, NULL, 0, JSON_COMPACT);
     size_t whole = (8 + text + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN;
-    if (text == 0 || whole - 8 > SAFETENSORS_MAX_HEADER) {
-        kn_fail("%s: the header would have %zu bytes, at most %u are allowed", path, text,
-                SAFETENSORS_MAX_HEADER);
-        return NULL;
-    }
+    if (text == 0 || whole - 8 > SAFETENSORS_MAX_HEADER)
+        return kn_fail_null("%s: the header would have %zu bytes, at most %u are allowed", path,
+                            text, SAFETENSORS_MAX_HEADER);
     char *b = kn_host_alloc(whole);
     if (!b)
         return NULL;

@@ -30,11 +30,9 @@ static kn_storage *storage_alloc(size_t bytes, kn_mem_category category, const c
 kn_storage *kn_storage_create_released(kn_memory *memory, size_t bytes, kn_mem_category category,
                                        const char *label)
 {
-    if (!memory) {
-        kn_fail("storage%s%s: no memory to take %zu bytes from", label ? " of " : "",
-                label ? label : "", bytes);
-        return NULL;
-    }
+    if (!memory)
+        return kn_fail_null("storage%s%s: no memory to take %zu bytes from", label ? " of " : "",
+                            label ? label : "", bytes);
     kn_storage *s = storage_alloc(bytes, category, label);
     if (!s)
         return NULL;

@@ -118,7 +118,7 @@ kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory,
     if (!memory)
         memory = kn_device_memory(device);
     if (!memory)
-        return kn_fail("tensor: device %s has no memory", kn_device_name(device)), NULL;
+        return kn_fail_null("tensor: device %s has no memory", kn_device_name(device));
     kn_storage *s = kn_storage_create(memory, (size_t)bytes, category, NULL);
     if (!s)
         return NULL;
@@ -185,8 +185,7 @@ int64_t kn_size(const kn_tensor *t, int dim)
     int d = dim < 0 ? dim + t->ndim : dim;
     if (d >= 0 && d < t->ndim)
         return t->shape[d];
-    char text[128];
-    kn_fail("size: dim %d of %s", dim, kn_describe(t, text, sizeof text));
+    kn_fail("size: dim %d of %s", dim, KN_SHOWN(t));
     return 0;
 }
 

@@ -39,17 +39,15 @@ KN_API kn_tensor *kn_ones_like(const kn_tensor *t);
 KN_API kn_tensor *kn_full_like(const kn_tensor *t, double value);
 
 typedef struct kn_arange_options {
-    size_t _size;
-    struct kn_guard *_positional; /* use names: .start = 1 */
-    double start, step;           /* 0: 0, 1 */
+    KN_BEGIN_OPTIONS;
+    double start, step; /* 0: 0, 1 */
 } kn_arange_options;
 /* start, start + step, ... before end, ceil((end - start) / step) elements: kn_arange(dtype,
  * device, n) counts from 0 to n - 1. Element i is start + i step in f64, then of the dtype. An end
  * that the step leads away from is an error. */
 KN_API kn_tensor *kn_arange_(kn_dtype dtype, kn_device device, double end, kn_arange_options o);
 #define kn_arange(dtype, device, end, ...)                                                         \
-    kn_arange_((dtype), (device), (double)(end),                                                   \
-               (kn_arange_options){ ._size = sizeof(kn_arange_options), __VA_ARGS__ })
+    kn_arange_(dtype, device, (double)(end), KN_OPTIONS(kn_arange_options, __VA_ARGS__))
 /* n elements from start to end, both included: start + i (end - start) / (n - 1) in f64, the last
  * one end itself. n >= 0; one element is start. */
 KN_API kn_tensor *kn_linspace(kn_dtype dtype, kn_device device, double start, double end,

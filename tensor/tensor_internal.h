@@ -127,6 +127,9 @@ bool kn_keep_below_one(kn_tensor *t);   /* bf16 and f16: 1 becomes the number be
 
 /* The raw array of t for a kernel. When the storage is released, an error stands that names the
  * tensor or its storage's label, and data is NULL. Checks the handle's magic. */
+/* "f32[2,3]" of t, for the message of an error. */
+#define KN_SHOWN(t) kn_describe((t), (char[128]){ 0 }, 128)
+
 kn_array kn_array_of(const kn_tensor *t);
 /* True for a live handle; false with an error for NULL (if none stands), a freed or foreign one. */
 bool kn_check(const kn_tensor *t, const char *what);

@@ -29,13 +29,12 @@ static bool shares_bytes(const kn_tensor *t)
 /* May t be written now? Refuses elements that share bytes, and tensors that autograd protects. */
 static bool writable(kn_tensor *t, const char *what)
 {
-    char text[128];
     if (!kn_ok() || !kn_check(t, what))
         return false;
     if (kn_numel(t) > 0 && shares_bytes(t))
         return kn_fail("%s: %s is expanded, or windows that overlap: its elements share bytes; "
                        "write to the tensor it was made from",
-                       what, kn_describe(t, text, sizeof text));
+                       what, KN_SHOWN(t));
     return !kn_tensor_before_write || kn_tensor_before_write(t, what);
 }
 
@@ -339,26 +338,22 @@ bool kn_scale_(kn_tensor *t, double factor)
 
 static bool readable(const kn_tensor *t, const char *what)
 {
-    char text[128];
     if (!kn_ok() || !kn_check(t, what))
         return false;
     if (t->storage->device == KN_META)
-        return kn_fail("%s: %s is on meta, where tensors have no values", what,
-                       kn_describe(t, text, sizeof text));
+        return kn_fail("%s: %s is on meta, where tensors have no values", what, KN_SHOWN(t));
     return reads(t) && kn_array_of(t).data != NULL;
 }
 
 bool kn_to_host(const kn_tensor *t, void *host, size_t bytes)
 {
-    char text[128];
     if (!readable(t, "to") ||
         kn_unrecordable(t->storage->device,
                         "kn_item, kn_to_host: the host reads a tensor's values"))
         return false;
     size_t need = (size_t)kn_numel(t) * kn_dtype_size(t->dtype);
     if (bytes != need)
-        return kn_fail("to: %s is %zu bytes, the host buffer has %zu",
-                       kn_describe(t, text, sizeof text), need, bytes);
+        return kn_fail("to: %s is %zu bytes, the host buffer has %zu", KN_SHOWN(t), need, bytes);
     if (bytes == 0)
         return true;
     if (!host)
@@ -373,13 +368,11 @@ bool kn_to_host(const kn_tensor *t, void *host, size_t bytes)
 
 double kn_item(const kn_tensor *t)
 {
-    char text[128];
     uint64_t element = 0;
     if (!readable(t, "item"))
         return 0;
     if (kn_numel(t) != 1) {
-        kn_fail("item: %s has %lld elements, not 1", kn_describe(t, text, sizeof text),
-                (long long)kn_numel(t));
+        kn_fail("item: %s has %lld elements, not 1", KN_SHOWN(t), (long long)kn_numel(t));
         return 0;
     }
     return kn_to_host(t, &element, kn_dtype_size(t->dtype)) ? kn_element(t->dtype, &element) : 0;
@@ -387,17 +380,14 @@ double kn_item(const kn_tensor *t)
 
 void *kn_data(const kn_tensor *t)
 {
-    char text[128];
     if (!readable(t, "data"))
         return NULL;
     kn_device d = t->storage->device;
     if (d != KN_CPU)
-        return kn_fail("data: %s is on %s; only CPU tensors have host bytes: use kn_to_host",
-                       kn_describe(t, text, sizeof text), kn_device_name(d)),
-               NULL;
+        return kn_fail_null("data: %s is on %s; only CPU tensors have host bytes: use kn_to_host",
+                            KN_SHOWN(t), kn_device_name(d));
     if (!kn_is_contiguous(t))
-        return kn_fail("data: %s is not contiguous: use kn_to_host, or copy it first",
-                       kn_describe(t, text, sizeof text)),
-               NULL;
+        return kn_fail_null("data: %s is not contiguous: use kn_to_host, or copy it first",
+                            KN_SHOWN(t));
     return kn_stream_sync(kn_compute_stream(d)) ? kn_array_of(t).data : NULL;
 }

@@ -69,7 +69,7 @@ static void wrap(kn_fsdp_wrap_options o)
         (void)kn_fsdp_wrap_(&l, NULL, o);
     kn_module_free(&l);
 }
-#define WRAP(...) wrap((kn_fsdp_wrap_options){ ._size = sizeof(kn_fsdp_wrap_options), __VA_ARGS__ })
+#define WRAP(...) wrap(KN_OPTIONS(kn_fsdp_wrap_options, __VA_ARGS__))
 
 static void sample(kn_sample_options o)
 {
