@@ -41,8 +41,8 @@ static void sign_lock(int fd)
     char who[HOLDER], host[65] = "";
     gethostname(host, sizeof host - 1);
     int n = snprintf(who, sizeof who, "process %ld on %s", (long)getpid(), host);
-    if (ftruncate(fd, 0) == 0 && pwrite(fd, who, (size_t)n, 0) < 0)
-        (void)ftruncate(fd, 0); /* on failure the holder stays unnamed */
+    if (ftruncate(fd, 0) == 0 && pwrite(fd, who, (size_t)n, 0) != n)
+        (void)!ftruncate(fd, 0); /* on failure the holder stays unnamed */
 }
 
 /* Whether the file was made by a run of this user, or of the folder's: a claim empties it. Its text
