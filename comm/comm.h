@@ -37,6 +37,7 @@ extern "C" {
 
 typedef struct kn_comm kn_comm;
 
+/* Of a communicator that has ended: an error, and the answer for NULL. */
 KN_API int kn_rank(const kn_comm *c);                 /* NULL: 0 */
 KN_API int kn_comm_size(const kn_comm *c);            /* NULL: 1 */
 KN_API const char *kn_comm_backend(const kn_comm *c); /* "self", "local", "mpi", "tcp" */
@@ -210,7 +211,8 @@ KN_API kn_comm *kn_world(void); /* the world of kn_init; NULL before */
 KN_API kn_comm *kn_comm_self(void);
 
 /* Ends this rank: flushes standard output, which may fail, prints the error that stands to stderr
- * ("knap: rank 1: ..."; only the first failing rank prints), destroys the world, frees the context.
+ * ("knap: rank 1: ..."; the others, where a launcher may keep a log for each: "knap: rank 0 ends:
+ * rank 1 failed: ..."), destroys the world, frees the context.
  * Returns the process's exit status: 0 or 1; over MPI an error ends the job here (MPI_Abort). */
 KN_API int kn_finish(void);
 

@@ -64,7 +64,8 @@ static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const c
 
 kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name)
 {
-    if (!kn_given(c, "kn_comm_simulated_part", "the communicator"))
+    if (!kn_given(c, "kn_comm_simulated_part", "the communicator") ||
+        !kn_comm_usable(c, "kn_comm_simulated_part"))
         return NULL;
     return make(c->world, 0, size, name, c->slow_latency, c->slow_rate);
 }
@@ -89,6 +90,6 @@ kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
 
 void kn_comm_simulated_free(kn_comm *world)
 {
-    if (world)
+    if (world && kn_comm_usable(world, "kn_comm_simulated_free"))
         kn_comm_world_free(world->world);
 }

@@ -25,13 +25,6 @@ static struct iovec text_of(const char *text)
     return (struct iovec){ (void *)(uintptr_t)text, strlen(text) };
 }
 
-/* Ranks of hosts or launchers that may keep a log for each: a line in all of them. The supervisor's
- * ranks share its standard error; mpirun joins theirs, and ends them with the first. */
-static bool has_own_log(const kn_comm *world)
-{
-    return !kn_comm_started_ranks() && strcmp(world->ops->backend, "mpi") != 0;
-}
-
 void kn_say_error(const kn_context *c, bool crashes)
 {
     kn_comm *world = c->init_state;
@@ -39,7 +32,8 @@ void kn_say_error(const kn_context *c, bool crashes)
     const bool alone = !world || world->size == 1 || kn_comm_is_forked(world->world);
     char number[16] = "", *digit = number + sizeof number - 1;
     const bool first = error && (alone || speaks(world, error, crashes));
-    if (!error || (!first && (crashes || !has_own_log(world))))
+    /* The supervisor's ranks share its standard error; other launchers may keep a log for each. */
+    if (!error || (!first && (crashes || kn_comm_started_ranks())))
         return;
     for (int rank = alone ? 0 : world->rank; digit == number + sizeof number - 1 || rank > 0;
          rank /= 10)

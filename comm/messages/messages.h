@@ -136,6 +136,8 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word);
 void kn_message_poison(kn_message_world *w, int culprit, const char *message);
 /* Sends the error that stands here to the others, once, if this thread may. */
 void kn_message_tell_poison(kn_message_world *w);
+/* Tells the others of this rank's end, so that they don't take it for a death. */
+void kn_message_say_goodbye(kn_message_world *w);
 /* The rank whose error came first, -1: none; *text its message. */
 int kn_message_poisoned(kn_message_world *w, const char **text);
 /* Poisoned: an error, which repeats it. */

@@ -130,6 +130,12 @@ void kn_message_tell_poison(kn_message_world *w)
     kn_message_tell(w, -1, &word);
 }
 
+void kn_message_say_goodbye(kn_message_world *w)
+{
+    kn_message_tell_poison(w);
+    kn_message_tell(w, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
+}
+
 static kn_comm *family_of(kn_message_world *w, int64_t id)
 {
     kn_comm *f = __atomic_load_n(&w->first->world->first, __ATOMIC_ACQUIRE);

@@ -3,10 +3,11 @@
 #include "kernels/trace.h"
 #include "comm/launch/launch.h"
 #include "comm/messages/mpi_world.h"
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
-/* A rank that only repeats another's error gives it this long to print and end the job. */
+/* An abort ends all ranks. Each says why it ends first, for which the others have this long. */
 #define PATIENCE_S 1.5
 
 static const kn_comm_ops mpi_ops;
@@ -37,15 +38,10 @@ static kn_mpi_comm *comm_alloc(kn_message_world *w, int size)
     return NULL;
 }
 
-/* The culprit prints and then ends the job, which ends the others while they wait here. If several
- * ranks found an error at the same moment, the lowest of them is the culprit. */
+/* If several ranks found an error at the same moment, the lowest of them is the culprit. */
 static bool speaks(kn_comm *base)
 {
-    if (kn_message_first_to_speak(((kn_message_comm *)base)->w))
-        return true;
-    for (double end = kn_now() + PATIENCE_S; kn_now() < end;)
-        nanosleep(&(struct timespec){ .tv_nsec = 10000000 }, NULL);
-    return true;
+    return kn_message_first_to_speak(((kn_message_comm *)base)->w);
 }
 
 static void drop_words(kn_mpi_world *w)
@@ -70,13 +66,36 @@ static void wait_for_all(kn_mpi_world *w)
         drop_words(w);
 }
 
+static bool all_left(kn_message_world *w)
+{
+    int left = 1; /* this rank */
+    for (int r = 0; r < w->first->size; r++)
+        left += atomic_load(&w->left[r]);
+    return left >= w->first->size;
+}
+
+/* Before the communicators go. Where the world is broken, messages may be under way to memory that
+ * will be gone: there is no way back. A rank that cleared the error waits for all, which may be
+ * saving. */
+static void say_goodbye(kn_comm *base)
+{
+    kn_message_world *w = ((kn_message_comm *)base)->w;
+    if (base == w->first) {
+        kn_message_say_goodbye(w);
+        if (kn_message_poisoned(w, NULL) >= 0) {
+            for (double end = kn_now() + PATIENCE_S; (kn_ok() || kn_now() < end) && !all_left(w);) {
+                w->by->listen(w);
+                nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+            }
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+    }
+    destroy(base);
+}
+
 static void close_world(kn_comm_world *world)
 {
     kn_mpi_world *w = world->backend;
-    bool broken = kn_message_poisoned(&w->base, NULL) >= 0;
-    if (broken) /* messages may be under way to memory that is gone: there is no way back */
-        MPI_Abort(MPI_COMM_WORLD, 1);
-    kn_message_tell(&w->base, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
     while (w->sent) {
         kn_mpi_forget_sent(w);
         drop_words(w);
@@ -125,7 +144,7 @@ static const kn_comm_ops mpi_ops = {
     .healthy = kn_message_ops_healthy,
     .in_step = kn_message_ops_in_step,
     .late = kn_message_ops_late,
-    .destroy = destroy,
+    .destroy = say_goodbye,
     .close = close_world,
 };
 

@@ -123,14 +123,12 @@ static void close_world(kn_comm_world *world)
     world_end(world->backend, world_size);
 }
 
-/* Before the communicators go: the others shall not take the end for a death. */
+/* Before the communicators go. */
 static void say_goodbye(kn_comm *base)
 {
     kn_message_world *w = ((kn_message_comm *)base)->w;
-    if (base == w->first) {
-        kn_message_tell_poison(w);
-        kn_message_tell(w, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
-    }
+    if (base == w->first)
+        kn_message_say_goodbye(w);
     destroy(base);
 }
 

@@ -33,18 +33,22 @@ for n in 1 2 3 4; do
     check "$n ranks: every collective gives the bits of local ranks" same_step $n
 done
 
-# Knap's message in the last run; mpirun prints more.
+# Knap's message in the last run, and that each of the two others ends because of it; mpirun prints more.
 one_sentence() { # one_sentence TEXT
-    [ "$status" != 0 ] && [ "$(grep -c '^knap: ' "$TMP/output")" = 1 ] && says "$1"
+    [ "$status" != 0 ] && [ "$(grep '^knap: ' "$TMP/output" | grep -cv '^knap: rank . ends: ')" = 1 ] && says "$1"
+}
+all_say() { # all_say TEXT
+    one_sentence "$1" && [ "$(grep -c '^knap: rank . ends: rank . failed: ' "$TMP/output")" = 2 ] ||
+        { cat "$TMP/output"; return 1; }
 }
 mpi 3 "$program" fail 1
-check "an error on one rank ends all" one_sentence "knap: rank 1: data: file is empty"
+check "an error on one rank ends all, and all say so" all_say "knap: rank 1: data: file is empty"
 mpi 3 "$program" diverge 1
 check "calls in different communicators" one_sentence "collectives don't match: rank"
 check "name the call that is different" says "rank 1 calls all_reduce of 64 f32 (block.1) in communicator reduce"
 for nth in 1 8 21 30; do
     mpi 3 "$program" step error 1 $nth
-    check "an error at meeting $nth" one_sentence "knap: rank 1: a failure asked for"
+    check "an error at meeting $nth" all_say "knap: rank 1: a failure asked for"
 done
 # named RANK WORDS...: three ranks of which that one stops. On a busy machine another may be late, too: then again with
 # more time.

@@ -1,6 +1,7 @@
 /* tests/comm/comm_errors_test.c: communicators after errors: calls that don't match, poison, the
  * death of a rank, bad arguments. */
 #include "tests/comm/comm_test.h"
+#include <math.h>
 
 /* Rank 1 makes another call than the others; arg: the kind of difference. */
 static int mismatch_rank(kn_comm *w, void *arg)
@@ -227,4 +228,64 @@ KN_TEST(comm_errors, absurd_counts_fail)
     if (THREADS_ONLY)
         KN_SKIP("errors that are cleared poison a world of threads");
     on_ranks(2, absurd_rank, NULL);
+}
+
+/* ---- after the end --------------------------------------------------------------------------- */
+
+static void ask(kn_comm *c, int what)
+{
+    switch (what) {
+    case 0:
+        KN_CHECK(kn_rank(c) == 0);
+        break;
+    case 1:
+        KN_CHECK(kn_comm_size(c) == 1);
+        break;
+    case 2:
+        KN_CHECK(strcmp(kn_comm_backend(c), "self") == 0);
+        break;
+    case 3:
+        KN_CHECK(kn_comm_memory(c) == kn_device_memory(KN_CPU));
+        break;
+    case 4:
+        KN_CHECK(kn_comm_memory_on(c, KN_CPU) == kn_device_memory(KN_CPU));
+        break;
+    case 5:
+        KN_CHECK(isinf(kn_comm_get_timeout(c)));
+        break;
+    case 6:
+        kn_comm_set_timeout(c, 1);
+        break;
+    case 7:
+        kn_comm_suspend_timeout(c);
+        break;
+    case 8:
+        kn_comm_resume_timeout(c);
+        break;
+    case 9:
+        kn_comm_slow(c, 1, 1);
+        break;
+    case 10:
+        kn_comm_poison(c, "late");
+        break;
+    case 11:
+        KN_CHECK(!kn_comm_simulated_part(c, 2, "part"));
+        break;
+    case 12:
+        KN_CHECK(!kn_comm_dup(c, "again"));
+        break;
+    default:
+        kn_comm_simulated_free(c);
+    }
+}
+
+KN_TEST(comm_errors, what_asks_a_communicator_that_has_ended_gets_an_error)
+{
+    for (int what = 0; what < 14; what++) {
+        kn_comm *c = kn_comm_simulated(3, 0, 0);
+        KN_CHECK(c && kn_comm_size(c) == 3);
+        kn_comm_simulated_free(c);
+        ask(c, what);
+        KN_CHECK_ERROR("the communicator has ended");
+    }
 }

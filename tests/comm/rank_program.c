@@ -15,10 +15,13 @@
  * rank R goes on after an error and dies: HOW is null, divide, abort, bus, well (without an error),
  * own (by a handler of the program's), none (it ends)
  *   hang          print the process id and sleep
+ *   detain HOW    over TCP rank 1 keeps rank 0, which ends: HOW is talking (it sends words for
+ * ever), deaf (it reads none, and rank 0 has sent as many as there is room for)
  *
  * RANK_TIMEOUT in the environment is the timeout once the ranks have met, which takes long on a
  * busy machine. */
 #include "comm/comm_internal.h"
+#include "comm/messages/tcp.h"
 #include "tests/comm/pieces.h"
 #include <inttypes.h>
 #include <signal.h>
@@ -159,6 +162,22 @@ static void last(kn_comm *w, int64_t bytes)
     free(data);
 }
 
+static void detain(kn_comm *w, bool talks)
+{
+    static kn_message_word words[200]; /* many at once: who sends is faster than who reads */
+    const int me = kn_rank(w), fd = ((kn_tcp_world *)w->world->backend)->link[1 - me].control;
+    for (int i = 0; i < 200; i++)
+        words[i] = (kn_message_word){ .what = KN_WORD_HERE, .family = 77 };
+    kn_barrier(w, kn_compute_stream(KN_CPU), "start");
+    if (me == 1 ? talks : !talks)
+        while (send(fd, words, sizeof words, MSG_NOSIGNAL | (talks ? 0 : MSG_DONTWAIT)) > 0)
+            ;
+    if (me == 1 && !talks)
+        pause();
+    if (me == 1)
+        _exit(0);
+}
+
 /* Not the forms in memory that ranks share. */
 static void several_buffers(kn_comm *w)
 {
@@ -201,6 +220,8 @@ int main(int argc, char **argv)
         chain(w, argc > 3 ? atoi(argv[2]) : 0, argc > 3 ? atoi(argv[3]) : 0);
     } else if (strcmp(what, "last") == 0) {
         last(w, argc > 2 ? atoll(argv[2]) : 1);
+    } else if (strcmp(what, "detain") == 0) {
+        detain(w, argc > 2 && strcmp(argv[2], "talking") == 0);
     } else if (strcmp(what, "pieces") == 0) {
         several_buffers(w);
     } else if (strcmp(what, "diverge") == 0) {

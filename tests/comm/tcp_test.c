@@ -72,6 +72,22 @@ KN_TEST(tcp, ranks_meet_where_they_are_told)
     KN_CHECK(access(path, F_OK) != 0, "the file is gone");
 }
 
+/* A rank waits at its end until the others have its last word, and no longer than some seconds. */
+KN_TEST(tcp, no_rank_can_keep_another_from_its_end)
+{
+    static const char *const how[] = { "detain talking", "detain deaf" };
+    static result r[2];
+    for (int i = 0; i < 2; i++) {
+        int at = port();
+        for (int k = 0; k < 2; k++)
+            start_rank(&r[k], k, 2, at, how[i]);
+        finish(&r[0]);
+        kill(r[1].pid, SIGKILL);
+        finish(&r[1]);
+        KN_CHECK(r[0].status == 0 && !r[0].errors[0], "%s: %s", how[i], r[0].errors);
+    }
+}
+
 KN_TEST(tcp, bad_places)
 {
     static const char *const places[] = {
