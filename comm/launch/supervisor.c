@@ -258,11 +258,11 @@ static _Noreturn void exec_rank(const kn_local_head *head, int fd, int r, const 
     _exit(127);
 }
 
-/* Signals for the ranks, SIGUSR1 and SIGUSR2 among them: to be read from a descriptor, and passed
+/* Signals for the ranks, requests to save and to stop: to be read from a descriptor, and passed
  * on; not those that the program was started to ignore (nohup, a shell's background jobs). */
 static int catch_signals(sigset_t *before)
 {
-    static const int ends[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 };
+    static const int ends[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGPWR, SIGXCPU };
     struct sigaction action;
     sigset_t mask;
     sigemptyset(&mask);

@@ -24,7 +24,7 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Calls async-signal-safe functions only. */
+/* Calls async-signal-safe functions only. The kernel repeats SIGXCPU each second: nobody asks. */
 static void on_signal(int sig)
 {
     int error = errno;
@@ -32,7 +32,7 @@ static void on_signal(int sig)
     if (atomic_compare_exchange_strong(&first_at, &none, now)) {
         if (atomic_load(&reporting) && write(STDERR_FILENO, NOTICE, sizeof NOTICE - 1) < 0)
             errno = 0; /* write may fail: ignored */
-    } else if (now - none >= REPEAT_NS) {
+    } else if (sig != SIGXCPU && now - none >= REPEAT_NS) {
         signal(sig, SIG_DFL);
         raise(sig); /* delivered when this function returns */
     }
@@ -66,7 +66,7 @@ bool save_requested(void)
 
 void stop_listen(bool reports)
 {
-    static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR2 };
+    static const int signals[] = { SIGINT, SIGTERM, SIGHUP, SIGUSR2, SIGPWR, SIGXCPU };
     atomic_store(&reporting, reports);
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         listen_to(signals[i], on_signal);

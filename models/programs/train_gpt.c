@@ -285,11 +285,9 @@ int main(int argc, char **argv)
     t->world = kn_init(&argc, &argv);
     if (kn_ok() && read_options(&r, argc, argv)) {
         if (kn_options_help_wanted(t->options)) {
-            if (first_rank(t))
-                kn_options_help(
-                    t->options, stdout, "train_gpt",
-                    "Trains a GPT or a Llama on a text, on one rank or on several sharded "
-                    "ones.");
+            print_help(
+                t, "train_gpt",
+                "Trains a GPT or a Llama on a text, on one rank or on several sharded ones.");
         } else if (open_text(&r) && check_prompt(&r) && make_model(&r) && same_text(&r) &&
                    print_summary(&r) && prepare(&r) && begin(&r)) {
             stop_listen(first_rank(t));

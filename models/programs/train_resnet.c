@@ -478,10 +478,10 @@ int main(int argc, char **argv)
     if (kn_ok() && read_options(&r, argc, argv)) {
         if (!kn_options_help_wanted(r.t.options))
             run(&r);
-        else if (first_rank(&r.t))
-            kn_options_help(r.t.options, stdout, "train_resnet",
-                            "Trains a residual net or a vision transformer on images, on one rank "
-                            "or on several sharded ones.");
+        else
+            print_help(&r.t, "train_resnet",
+                       "Trains a residual net or a vision transformer on images, on one rank or on "
+                       "several sharded ones.");
     }
     run_free(&r);
     return kn_finish();

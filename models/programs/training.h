@@ -153,6 +153,8 @@ bool evaluate(training *t, step_report *p);
  * prints. false with an error: writing to standard output failed. */
 bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
+/* --help */
+void print_help(const training *t, const char *program, const char *about);
 void print_stopped(const training *t, int64_t step);
 /* A save that was requested is done, if there is a folder. */
 void print_saved(const training *t, int64_t step);

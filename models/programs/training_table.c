@@ -140,6 +140,16 @@ void print_saved(const training *t, int64_t step)
     fflush(stdout); /* a file shows it now, too */
 }
 
+void print_help(const training *t, const char *program, const char *about)
+{
+    if (!first_rank(t))
+        return;
+    kn_options_help(t->options, stdout, program, about);
+    printf(
+        "\nSignals: SIGUSR1 saves and goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR2, SIGPWR\n"
+        "and SIGXCPU (ulimit -St) save and stop.\n");
+}
+
 void print_stopped(const training *t, int64_t step)
 {
     if (!first_rank(t))
