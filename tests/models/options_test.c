@@ -1,5 +1,6 @@
 /* tests/models/options_test.c: the table of options: values accepted and refused, messages,
  * records. */
+#include "kernels/error.h"
 #include "kernels/faults.h"
 #include "kernels/memory.h"
 #include "models/options.h"
@@ -93,6 +94,18 @@ KN_TEST(options, forms)
     KN_CHECK(parse(o, "--prefetch=false", "--recompute=true", NULL));
     KN_CHECK(!c.prefetch && c.recompute);
     kn_options_free(o);
+}
+
+KN_TEST(options, a_beginning_is_nearer_than_a_mistyped_word)
+{
+    static const char *const cases[][3] = { { "stop", "steps|stop-after", "stop-after" },
+                                            { "stpes", "stop-after|steps", "steps" },
+                                            { "top-q", "temp|top-k|top-p", "top-k" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char near[48];
+        const char *found = kn_nearest(cases[i][0], cases[i][1], near, sizeof near);
+        KN_CHECK(found && strcmp(found, cases[i][2]) == 0, "%s: %s", cases[i][0], near);
+    }
 }
 
 KN_TEST(options, errors)
