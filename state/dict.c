@@ -3,6 +3,7 @@
 #include "kernels/kernels.h"
 #include "kernels/memory_internal.h"
 #include "state/dict_internal.h"
+#include "tensor/checksum.h"
 #include "tensor/tensor_internal.h"
 
 #include <stdio.h>
@@ -10,19 +11,11 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* FNV-1a. */
-static uint64_t hash_of(const char *name)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (; *name; name++)
-        h = (h ^ (unsigned char)*name) * 0x100000001b3u;
-    return h;
-}
-
-/* The slot of name, or the empty one where it would be. */
+/* The slot of name, or the empty one where it would be. The slots' address, which a file's author
+ * can't know, is mixed in: names can't be chosen to share one. */
 static int *slot_of(const kn_state *s, const char *name)
 {
-    for (uint64_t at = hash_of(name);; at++) {
+    for (uint64_t at = kn_checksum_name(name, (uint64_t)(uintptr_t)s->slot);; at++) {
         int *slot = &s->slot[at & (uint64_t)(s->slots - 1)];
         if (!*slot || strcmp(s->list[*slot - 1].name, name) == 0)
             return slot;
@@ -270,6 +263,14 @@ kn_tensor *kn_state_tensor(const kn_state *s, const char *name)
 {
     const kn_state_item *i = to_read(s, name, "kn_state_tensor", KN_STATE_TENSOR);
     return i ? kn_state_item_tensor((kn_state_item *)i) : NULL;
+}
+
+int64_t kn_state_numel(const kn_state_item *i)
+{
+    int64_t n = 1;
+    for (int d = 0; d < i->ndim; d++)
+        n *= i->shape[d];
+    return n;
 }
 
 kn_tensor *kn_state_item_tensor(kn_state_item *i)

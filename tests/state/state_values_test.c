@@ -37,6 +37,73 @@ KN_TEST(state_values, by_name)
     kn_state_free(NULL);
 }
 
+/* ---- hostile names --------------------------------------------------------------------------- */
+
+enum { BITS = 20, BLOCKS = 15, WORD = 4 };
+
+/* FNV-1a, of a word after what gave h: a hash that an author of files can compute. */
+static uint64_t fnv(uint64_t h, const char *word)
+{
+    for (int i = 0; i < WORD; i++)
+        h = (h ^ (unsigned char)word[i]) * 0x100000001b3u;
+    return h;
+}
+
+static void spell(int n, char word[WORD + 1])
+{
+    for (int i = 0; i < WORD; i++, n /= 26)
+        word[i] = (char)('a' + n % 26);
+    word[WORD] = 0;
+}
+
+/* Two words that lead from h to the same low bits, which become h. */
+static void find_pair(uint64_t *h, char pair[2][WORD + 1])
+{
+    static int seen[1 << BITS];
+    memset(seen, 0, sizeof seen);
+    for (int n = 1;; n++) {
+        spell(n, pair[1]);
+        const uint64_t low = fnv(*h, pair[1]) & ((1 << BITS) - 1);
+        if (seen[low]) {
+            spell(seen[low], pair[0]);
+            *h = low;
+            return;
+        }
+        seen[low] = n;
+    }
+}
+
+/* Seconds for as many names as there are ways to choose a word of each pair. */
+static double seconds_for(char pair[BLOCKS][2][WORD + 1])
+{
+    kn_state *s = kn_state_new();
+    const double begin = kn_now();
+    for (int n = 0; n < 1 << BLOCKS; n++) {
+        char name[BLOCKS * WORD + 1] = "";
+        for (int k = 0; k < BLOCKS; k++)
+            memcpy(name + k * WORD, pair[k][n >> k & 1], WORD);
+        KN_CHECK(kn_state_set_int(s, name, n));
+    }
+    const double seconds = kn_now() - begin;
+    KN_CHECK(kn_state_count(s) == 1 << BLOCKS);
+    kn_state_free(s);
+    return seconds;
+}
+
+/* Names from a file can't be chosen so that all of them are looked for in one place. */
+KN_TEST(state_values, hostile_names_take_no_longer)
+{
+    char hostile[BLOCKS][2][WORD + 1], usual[BLOCKS][2][WORD + 1];
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int k = 0; k < BLOCKS; k++) {
+        find_pair(&h, hostile[k]);
+        spell(2 * k, usual[k][0]);
+        spell(2 * k + 1, usual[k][1]);
+    }
+    const double least = seconds_for(usual), most = seconds_for(hostile);
+    KN_CHECK(most < 30 * least + 0.5, "%g s, and %g s for usual names", most, least);
+}
+
 /* ---- a file ---------------------------------------------------------------------------------- */
 
 KN_TEST(state_values, come_back_from_a_file)
