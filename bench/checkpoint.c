@@ -68,7 +68,7 @@ static bool write_example(const char *dir, const kn_layout *l, int rank)
         };
         memcpy(piece[i].shape, example[i].shape, sizeof example[i].shape);
     }
-    kn_pieces_writer *w = kn_pieces_create(dir, rank, "e8a3", piece, TENSORS);
+    kn_pieces_writer *w = kn_pieces_create(dir, rank, "e8a3", NULL, piece, TENSORS);
     for (int i = 0; i < TENSORS && w; i++) {
         char whole[4096], part[4096];
         size_t size = kn_dtype_size(example[i].dtype);
@@ -175,7 +175,7 @@ static bool write_files(load *l)
 {
     kn_piece_file file[KN_MAX_RECTANGLES];
     int files;
-    kn_pieces_writer *w = kn_pieces_create(l->dir, 0, "b", l->piece, l->pieces);
+    kn_pieces_writer *w = kn_pieces_create(l->dir, 0, "b", NULL, l->piece, l->pieces);
     for (int i = 0; i < l->pieces && w; i++)
         kn_pieces_append(w, l->data, (size_t)kn_interval_numel(l->piece[i].part) * sizeof(float));
     return w && kn_pieces_commit(w, file, &files);

@@ -265,14 +265,6 @@ kn_tensor *kn_state_tensor(const kn_state *s, const char *name)
     return i ? kn_state_item_tensor((kn_state_item *)i) : NULL;
 }
 
-int64_t kn_state_numel(const kn_state_item *i)
-{
-    int64_t n = 1;
-    for (int d = 0; d < i->ndim; d++)
-        n *= i->shape[d];
-    return n;
-}
-
 kn_tensor *kn_state_item_tensor(kn_state_item *i)
 {
     if (i->tensor || !i->files)

@@ -236,7 +236,10 @@ typedef enum kn_state_keys { KN_KEYS_DEFAULT = 0, KN_KEYS_NAME, KN_KEYS_INDEX } 
 KN_API bool kn_state_rekey(kn_state *s, void *module, kn_state_keys keys, const char *prefix);
 
 /* One .safetensors file with all tensors and values, by this process alone: rank 0 has a full
- * state. An interrupted save leaves the old file whole. */
+ * state. An interrupted save leaves the old file whole. Of a sharded state path is a folder, made
+ * if it isn't there, into which each rank writes files of its part; nothing is sent, so it works
+ * after an error, too (docs/fsdp.md). kn_state_open opens them on any number of ranks once all are
+ * there, and refuses parts of different steps. Buffers are rank 0's. */
 KN_API bool kn_state_save(const kn_state *s, const char *path);
 /* The same of any .safetensors file, PyTorch's and Hugging Face's too; of a folder of them, of
  * which model.safetensors.index.json says which belong together where it is there; or of such an

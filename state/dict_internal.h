@@ -21,6 +21,7 @@ typedef struct kn_state_item {
     /* a part of it; shards 0: it is whole */
     kn_interval part;
     int ranks, rank, shards; /* of the ranks that took it; this one; how many parts there are */
+    bool saver;              /* of the ranks that hold it, this one saves it (KN_STATE_SHARDED) */
     uint64_t split;          /* a hash of all parts, the same on all ranks */
     bool flat;               /* a unit's flat part (KN_STATE_LOCAL): split is that of its layout */
     /* another value */

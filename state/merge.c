@@ -112,7 +112,8 @@ static bool write_file(merging *m, int file)
         memcpy(one->part.size, t->shape, sizeof t->shape);
     }
     name_file(m->files, file, name);
-    kn_shard_file *f = item ? kn_shard_file_create(m->dir, name, item, items, false, NULL) : NULL;
+    kn_shard_file *f =
+        item ? kn_shard_file_create(m->dir, name, item, items, false, NULL, NULL) : NULL;
     bool ok = f && write_tensors(m, f, file) && kn_shard_file_finish(f, &written);
     kn_shard_file_free(f, ok);
     kn_host_free(item);

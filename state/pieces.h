@@ -42,10 +42,10 @@ typedef struct kn_pieces_writer kn_pieces_writer;
 /* Begins this rank's files in dir, which exists; a file that is there already is an error. Pieces
  * are borrowed for this call, their names until w is freed. Empty parts take no bytes and appear in
  * no file; a tensor without elements appears: give it to one rank. id: of the checkpoint, the same
- * on all ranks. Nothing here is collective; all calls of a writer may come from one other thread.
- * NULL with an error. */
-kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const kn_piece *piece,
-                                   int pieces);
+ * on all ranks. values: of a kn_state (JSON), borrowed like names; NULL: none. Nothing here is
+ * collective; all calls of a writer may come from one other thread. NULL with an error. */
+kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const char *values,
+                                   const kn_piece *piece, int pieces);
 /* The next bytes of the parts, piece after piece, each contiguous (1-d), in portions of any size,
  * which may be freed or changed afterwards. Large portions go to the file as they are, small ones
  * through a buffer. */

@@ -122,11 +122,16 @@ static bool read_id(const reading *r, int file)
                        KN_SHARD_ID, strlen(id), sizeof r->p->id - 1);
     if (file == 0)
         snprintf(r->p->id, sizeof r->p->id, "%s", id ? id : "");
-    return strcmp(r->p->id, id ? id : "") == 0 ||
-           kn_fail(
-               "%s and %s aren't of one checkpoint: their ids are \"%s\" and \"%s\"; remove the "
-               "one that doesn't belong here",
-               r->p->file[0].path, r->path, r->p->id, id ? id : "");
+    if (strcmp(r->p->id, id ? id : "") == 0)
+        return true;
+    return strncmp(r->p->id, KN_VALUES_ID, strlen(KN_VALUES_ID)) == 0
+               ? kn_fail("%s and %s are of states with other values, such as the number of steps: "
+                         "their ranks weren't at the same step; load a checkpoint in their place",
+                         r->p->file[0].path, r->path)
+               : kn_fail("%s and %s aren't of one checkpoint: their ids are \"%s\" and \"%s\"; "
+                         "remove the "
+                         "one that doesn't belong here",
+                         r->p->file[0].path, r->path, r->p->id, id ? id : "");
 }
 
 static bool read_file(reading *r, int file)

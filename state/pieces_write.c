@@ -70,8 +70,8 @@ static bool make_lists(listing *l, const kn_piece *piece, int pieces, kn_pieces_
     return true;
 }
 
-kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const kn_piece *piece,
-                                   int pieces)
+kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const char *values,
+                                   const kn_piece *piece, int pieces)
 {
     listing l = { 0 };
     kn_pieces_writer *w = kn_ok() ? kn_host_calloc(1, sizeof *w) : NULL;
@@ -80,7 +80,7 @@ kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, co
         char name[64];
         snprintf(name, sizeof name, "shard-%05d-model-%05d-of-%05d.safetensors", rank + 1, k + 1,
                  l.files);
-        w->file[k] = kn_shard_file_create(dir, name, l.item[k], l.items[k], true, id);
+        w->file[k] = kn_shard_file_create(dir, name, l.item[k], l.items[k], true, id, values);
         ok = w->file[k] != NULL;
         w->files += ok;
     }

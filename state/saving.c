@@ -218,7 +218,7 @@ static bool write_part(kn_saving *s, int which, size_t *at)
         return true;
     if (!kn_folder_path(dir, s->place.path, kn_part_name[which], ""))
         return false;
-    kn_pieces_writer *w = kn_pieces_create(dir, s->rank, s->id, p->piece, p->count);
+    kn_pieces_writer *w = kn_pieces_create(dir, s->rank, s->id, NULL, p->piece, p->count);
     bool ok = w && write_pieces(s, w, p, at);
     if (ok)
         ok = kn_pieces_commit(w, file, &files);

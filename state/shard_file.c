@@ -25,6 +25,7 @@ struct kn_shard_file {
     kn_safetensors_entry *entry;
     uint64_t *sum; /* [items], 0 until the item is whole */
     char *info;    /* the text of DCP_SHARDING_INFO, or NULL */
+    const char *values;
     char id[KN_CHECKPOINT_ID];
     size_t header;     /* bytes */
     int64_t at;        /* bytes of data taken so far */
@@ -96,7 +97,7 @@ static char *describe(const kn_shard_file *f, bool sums)
 /* Its size depends on the items alone: a checksum takes as many digits as a 0. Caller frees. */
 static char *make_header(const kn_shard_file *f, size_t *size, int64_t *data)
 {
-    kn_safetensors_pair pair[5] = { { "format", "pt" } };
+    kn_safetensors_pair pair[6] = { { "format", "pt" } };
     int pairs = 1;
     char *sums = describe(f, true);
     if (!sums)
@@ -108,6 +109,8 @@ static char *make_header(const kn_shard_file *f, size_t *size, int64_t *data)
     pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_SUMS, sums };
     if (f->id[0])
         pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_ID, f->id };
+    if (f->values)
+        pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_VALUES, f->values };
     char *header = kn_safetensors_header(f->path, f->entry, f->items, pair, pairs, size, data);
     kn_host_free(sums);
     return header;
@@ -229,7 +232,7 @@ static bool create_file(kn_shard_file *f)
 }
 
 kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_shard_item *item,
-                                    int items, bool sharded, const char *id)
+                                    int items, bool sharded, const char *id, const char *values)
 {
     size_t room = strlen(dir) + strlen(name) + 2;
     char *header = NULL;
@@ -237,6 +240,7 @@ kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_
     if (!f)
         return NULL;
     f->fd = -1;
+    f->values = values;
     snprintf(f->name, sizeof f->name, "%s", name);
     snprintf(f->id, sizeof f->id, "%s", id ? id : "");
     if (!(f->path = kn_host_alloc(room)) || !(f->buffer = kn_host_alloc(PORTION)) ||

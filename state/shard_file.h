@@ -10,6 +10,7 @@
 #define KN_SHARD_SUMS   "KNAP_XXH3"
 #define KN_SHARD_ID     "KNAP_ID"
 #define KN_SHARD_VALUES "knap.values" /* of state_file.c */
+#define KN_VALUES_ID    "values-"     /* begins an id that is a hash of them */
 
 typedef struct kn_shard_file kn_shard_file;
 
@@ -23,9 +24,10 @@ typedef struct kn_shard_item {
 
 /* Begins dir/name, which must not be there. sharded: the metadata says which part of the whole each
  * item is; without it all items are whole, as in files of other programs. id: NULL or "": none.
- * Items are copied. NULL with an error. */
+ * values: of a state; NULL: none; borrowed until the file is freed. Items are copied. NULL with an
+ * error. */
 kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_shard_item *item,
-                                    int items, bool sharded, const char *id);
+                                    int items, bool sharded, const char *id, const char *values);
 /* The next bytes of the items, one after another, in portions of any size. */
 bool kn_shard_file_append(kn_shard_file *f, const void *data, size_t bytes);
 /* Checks that all bytes came, writes the header, syncs and closes. */

@@ -43,6 +43,7 @@ static bool add_item(taking *t, const kn_entry *e)
         i->ranks = kn_comm_size(t->all.comm);
         i->rank = kn_rank(t->all.comm);
         i->shards = e->bucket ? e->bucket->shards : 1;
+        i->saver = e->saver;
         i->split = kn_entry_split(e);
         i->flat = e->kind == KN_ENTRY_FLAT;
     }
@@ -77,7 +78,7 @@ static bool fill(const taking *t, const kn_entry *e, int *item)
 /* A rank that can't says so before the others begin to gather. */
 static bool run(taking *t)
 {
-    bool ok = true;
+    bool ok = t->kind != KN_STATE_SHARDED || kn_entries_deal(&t->all);
     for (int i = 0; ok && t->here && i < t->all.count; i++)
         ok = add_item(t, &t->all.list[i]);
     ok = ok && make_room(t);

@@ -20,7 +20,7 @@ static kn_pieces *begin(void)
     KN_CHECK(mkdir(place_path("from"), 0777) == 0 && mkdir(place_path("out"), 0777) == 0);
     for (int i = 0; i < TENSORS; i++)
         piece[i] = (kn_piece){ name[i], KN_F32, 1, { 2 }, { 0, 2, 1, 2, 0 } };
-    kn_pieces_writer *w = kn_pieces_create(place_path("from"), 0, "c0ffee", piece, TENSORS);
+    kn_pieces_writer *w = kn_pieces_create(place_path("from"), 0, "c0ffee", NULL, piece, TENSORS);
     KN_CHECK(w && kn_pieces_append(w, values, sizeof values) && kn_pieces_commit(w, file, &files),
              "%s", kn_error());
     kn_pieces *p = kn_pieces_open(place_path("from"));

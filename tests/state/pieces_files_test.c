@@ -20,7 +20,7 @@ static bool write_rank(int rank, const char *id)
     int files = 0;
     if (rank)
         piece[0].part = (kn_interval){ 5, 7, 1, 7, 0 };
-    kn_pieces_writer *w = kn_pieces_create(place_folder, rank, id, piece, rank ? 2 : 1);
+    kn_pieces_writer *w = kn_pieces_create(place_folder, rank, id, NULL, piece, rank ? 2 : 1);
     if (!w)
         return false;
     kn_pieces_append(w, rank ? values + 5 : values, rank ? 28 : 20);
@@ -287,20 +287,20 @@ KN_TEST(pieces_files, a_failed_writer_leaves_nothing)
     kn_piece_file file[KN_MAX_RECTANGLES];
     int files = 9;
     place_begin();
-    kn_pieces_writer *w = kn_pieces_create(place_folder, 0, "1", &piece, 1);
+    kn_pieces_writer *w = kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1);
     KN_CHECK(w && kn_pieces_append(w, values, 16) && !kn_pieces_commit(w, file, &files));
     KN_CHECK(strstr(kn_error(), "00002-of-00002.safetensors: 0 of 4 bytes") && files == 0, "%s",
              kn_error());
     kn_clear_error();
     KN_CHECK(place_files() == 0);
-    w = kn_pieces_create(place_folder, 0, "1", &piece, 1);
+    w = kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1);
     KN_CHECK(w && !kn_pieces_append(w, values, 24) && strstr(kn_error(), "4 bytes more"), "%s",
              kn_error());
     kn_pieces_abandon(w);
     kn_clear_error();
     KN_CHECK(place_files() == 0);
     place_put_text("shard-00001-model-00002-of-00002.safetensors", "mine");
-    KN_CHECK(!kn_pieces_create(place_folder, 0, "1", &piece, 1));
+    KN_CHECK(!kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1));
     KN_CHECK(strstr(kn_error(), "is there already"), "%s", kn_error());
     kn_clear_error();
     KN_CHECK(place_files() == 1, "the file that was there is still there, alone");
@@ -315,7 +315,7 @@ KN_TEST(pieces_files, a_full_disk_is_an_error)
     place_begin();
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &most);
-    kn_pieces_writer *w = kn_pieces_create(place_folder, 0, "1", &piece, 1);
+    kn_pieces_writer *w = kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1);
     KN_CHECK(w && !kn_pieces_append(w, big, sizeof big));
     KN_CHECK(strstr(kn_error(), "cannot write") && strstr(kn_error(), "File too large"));
     kn_pieces_abandon(w);

@@ -72,7 +72,7 @@ static bool write_rank(const model *m, const kn_layout *l, int rank, size_t port
 {
     kn_piece piece[TENSORS];
     int n = make_pieces(m, l, rank, piece);
-    kn_pieces_writer *w = kn_pieces_create(place_folder, rank, "0123456789abcdef", piece, n);
+    kn_pieces_writer *w = kn_pieces_create(place_folder, rank, "0123456789abcdef", NULL, piece, n);
     for (int i = 0; i < TENSORS && w; i++) {
         kn_interval part = kn_layout_part(l, i, rank);
         size_t size = kn_dtype_size(dtypes[i]), bytes = (size_t)kn_interval_numel(part) * size;
