@@ -23,7 +23,7 @@ static void make_file(const char *part, const char *const *name, int count, char
     snprintf(path, sizeof path, "%s/x", part);
     fuzz_file(path, "", 0); /* makes the folder */
     snprintf(path, sizeof path, "%s/%s", fuzz_folder(), part);
-    kn_pieces_writer *w = kn_pieces_create(path, 0, "f", piece, count);
+    kn_pieces_writer *w = kn_pieces_create(path, 0, "f", NULL, piece, count);
     for (int i = 0; i < count; i++)
         FUZZ_CHECK(w && kn_pieces_append(w, zeros, i % 2 ? 8 : 16), "%s", kn_error());
     FUZZ_CHECK(kn_pieces_commit(w, file, &files) && files == 1, "%s", kn_error());
