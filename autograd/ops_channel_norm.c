@@ -12,12 +12,6 @@ typedef struct batch_attr {
     bool training, relu;
 } batch_attr;
 
-static bool alike(const kn_tensor *a, const kn_tensor *b)
-{
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
-}
-
 bool kn_batch_norm_shape(kn_op_call *c, bool training)
 {
     static const char *const names[] = { "x", "weight", "bias", "running_mean", "running_var" };
@@ -36,7 +30,7 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
                            dx, names[i], KN_SHOWN(v), (long long)C);
     }
     const kn_tensor *r = c->in[5];
-    if (r && !alike(r, x))
+    if (r && !(r->dtype == x->dtype && kn_has_shape(r, x->ndim, x->shape)))
         return kn_fail("batch_norm: x is %s, .residual is %s; they should be alike", dx,
                        KN_SHOWN(r));
     c->spec[0] = kn_spec_like(x);

@@ -119,8 +119,8 @@ static bool head_shape(kn_op_call *c)
     const kn_tensor *x = c->in[X], *w = c->in[W], *t = c->in[TARGETS];
     if (!kn_linear_fits(c->op->name, x, w, c->in[BIAS], a->in_out))
         return false;
-    bool match = t->ndim == x->ndim - 1 && (t->dtype == KN_I64 || t->dtype == KN_I32) &&
-                 memcmp(t->shape, x->shape, (size_t)t->ndim * sizeof(int64_t)) == 0;
+    bool match =
+        (t->dtype == KN_I64 || t->dtype == KN_I32) && kn_has_shape(t, x->ndim - 1, x->shape);
     if (!match)
         return kn_fail("%s: x %s needs i64 or i32 targets of its shape without the last dim, got "
                        "%s",

@@ -25,12 +25,6 @@ kn_tensor *kn_loss_reduced(kn_tensor *loss, kn_loss_reduction r)
     return r == KN_REDUCTION_SUM ? kn_sum(loss, 0, NULL, false) : kn_mean(loss, 0, NULL, false);
 }
 
-static bool same_shape(const kn_tensor *a, const kn_tensor *b)
-{
-    return a->ndim == b->ndim &&
-           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
-}
-
 bool kn_loss_same_device(const char *op, const kn_tensor *a, const kn_tensor *b)
 {
     return kn_device_of(a) == kn_device_of(b) ||
@@ -42,7 +36,8 @@ bool kn_loss_pair(const char *op, const kn_tensor *x, const kn_tensor *target)
 {
     if (!kn_ok() || !kn_check(x, op) || !kn_check(target, op))
         return false;
-    if (kn_dtype_is_float(x->dtype) && x->dtype == target->dtype && same_shape(x, target))
+    if (kn_dtype_is_float(x->dtype) && x->dtype == target->dtype &&
+        kn_has_shape(x, target->ndim, target->shape))
         return kn_loss_same_device(op, x, target);
     return kn_fail("%s: x is %s and the target %s; it needs two of one shape and one float dtype "
                    "(kn_expand, kn_cast)",
@@ -60,7 +55,7 @@ static bool fits_weight(const char *op, const char *what, const kn_tensor *w, co
         return false;
     bool fits = w->dtype == x->dtype && w->ndim <= x->ndim &&
                 kn_broadcast_shape(x->ndim, x->shape, w->ndim, w->shape, &ndim, shape) &&
-                memcmp(shape, x->shape, (size_t)ndim * sizeof *shape) == 0;
+                kn_has_shape(x, ndim, shape);
     if (fits)
         return kn_loss_same_device(op, x, w);
     return kn_fail("%s: .%s is %s; it should be of x's dtype and broadcast to x, %s", op, what,

@@ -106,8 +106,7 @@ static bool ce_shape(kn_op_call *c)
     const kn_tensor *x = c->in[0], *t = c->in[1];
     if (!need_float(c, 0, 1))
         return false;
-    bool match = t->ndim == x->ndim - 1 &&
-                 memcmp(t->shape, x->shape, (size_t)t->ndim * sizeof(int64_t)) == 0;
+    bool match = kn_has_shape(t, x->ndim - 1, x->shape);
     if (!match || (t->dtype != KN_I64 && t->dtype != KN_I32))
         return kn_fail("cross_entropy: logits %s need i64 or i32 targets of the same shape without "
                        "the last dim, "

@@ -364,9 +364,7 @@ kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim)
     for (int i = 0; i < n; i++) {
         if (!kn_check(x[i], "stack"))
             return NULL;
-        const bool same =
-            x[i]->ndim == x[0]->ndim && x[i]->dtype == x[0]->dtype &&
-            memcmp(x[i]->shape, x[0]->shape, (size_t)x[0]->ndim * sizeof(int64_t)) == 0;
+        const bool same = x[i]->dtype == x[0]->dtype && kn_has_shape(x[i], x[0]->ndim, x[0]->shape);
         if (!same)
             return kn_fail_null(
                 "stack: argument %d is %s, argument 1 is %s; all must have one shape "

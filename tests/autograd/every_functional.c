@@ -145,7 +145,10 @@ EVERY(kn_max_pool1d, "1 2 7", kn_max_pool1d(x, .kernel = 3, .stride = 2, .pad = 
 EVERY(kn_avg_pool1d, "1 2 7", kn_avg_pool1d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_adaptive_avg_pool1d, "1 2 7", kn_adaptive_avg_pool1d(x, 3));
 EVERY(kn_fold2d, "1 8 6", kn_fold2d(x, 3, 4, .kernel = 2, .pad = 1, .stride = 2));
-EVERY(kn_unfold2d, "1 2 3 4", kn_unfold2d(x, .kernel = 2, .pad = 1, .stride = 2));
+EVERY(kn_unfold2d, "1 2 3 4 | 1 2 5 4t", kn_unfold2d(x, .kernel = 2, .pad = 1, .stride = 2));
+EVERY(kn_unfold2d, "1 2 5 4",
+      kn_unfold2d(x, .kernels = { 2, 3 }, .strides = { 1, 2 }, .pads = { 0, 2 },
+                  .dilations = { 2, 1 }));
 EVERY(kn_interpolate, "2 2 3 4 | 0 2 3 4", kn_interpolate(x, .sizes = { 5, 3 }));
 EVERY(kn_interpolate, "2 3 2 3t",
       kn_interpolate(kn_channels_last(x), .scale = 2, .mode = KN_BILINEAR));

@@ -160,6 +160,14 @@ EVERY(kn_squeeze, "2 1 3", kn_squeeze(x, 0, NULL));
 EVERY(kn_unsqueeze, "2 3", kn_unsqueeze(x, -1));
 EVERY(kn_flatten, "2 3 2", kn_flatten(x, 0, 1));
 EVERY(kn_unflatten, "4 3", kn_unflatten(x, 0, DIMS(2, -1)));
+/* [2,1,6], [2,2,1,3], [2,6] */
+static kn_tensor *chain_of_views(kn_tensor *x)
+{
+    x = kn_movedim(kn_unflatten(kn_unsqueeze(x, 1), -1, KN_SHAPE(3, -1)), -1, 0);
+    x = kn_flatten(kn_squeeze(x, KN_SHAPE(2)), 1, 2);
+    return kn_mul(x, x);
+}
+EVERY(kn_unflatten, "2 6", chain_of_views(x));
 EVERY(kn_movedim, "2 3 2", kn_movedim(x, 0, 2));
 EVERY(kn_diagonal, "3 2 4 | 4 3t | 0 3", kn_diagonal(x, -1, 0, -1));
 EVERY(kn_unfold, "2 7s | 2 6 3t | 0 4", kn_unfold(x, 1, 3, 2)); /* windows overlap */
@@ -168,16 +176,21 @@ EVERY(kn_chunk, "2 9 | 2 3 4t", chunks(x));
 EVERY(kn_chunk, "2 6", one_chunk(x));
 EVERY(kn_split, "2 4 3t", parts(x));
 EVERY(kn_cat, "2 3; 2 1 | 2 3 2t; 2 0 2", kn_cat((kn_tensor *[]){ x, y, x }, 3, 1));
-EVERY(kn_stack, "2 3; 2 3", kn_stack((kn_tensor *[]){ x, y }, 2, 1));
+EVERY(kn_stack, "2 3; 2 3 | 2 3t; 2 3", kn_stack((kn_tensor *[]){ x, y, x }, 3, -1));
 EVERY(kn_flip, "2 2 3t | 2 3 2 2", kn_flip(x, DIMS(-1)));
 EVERY(kn_roll, "2 2 5t | 0 5", kn_roll(x, DIMS(2), (int64_t[]){ -1 }));
-EVERY(kn_repeat, "2 3", kn_repeat(x, DIMS(2, 1, 2)));
+EVERY(kn_repeat, "2 3 | 2 3t", kn_repeat(x, DIMS(2, 1, 2)));
 EVERY(kn_tile, "2 3", kn_tile(x, DIMS(2)));
 EVERY(kn_repeat_interleave, "2 3", kn_repeat_interleave(x, 1, DIMS(1, 0, 2)));
-EVERY(kn_tril, "3 3", kn_tril(x, 0));
-EVERY(kn_triu, "3 3", kn_triu(x, 1));
+EVERY(kn_repeat_interleave, "3 2t", kn_repeat_interleave(x, 0, DIMS(2)));
+EVERY(kn_tril, "3 3 | 2 3", kn_tril(x, 0));
+EVERY(kn_triu, "3 3 | 3 2t", kn_triu(x, 1));
 EVERY(kn_pad, "2 2 5t | 3 4s", kn_pad(x, KN_PAD_CONSTANT, 0.5, DIMS(2, -1)));
-EVERY(kn_pad, "2 3", kn_pad(x, KN_PAD_REFLECT, 0, DIMS(1, 2)));
+EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CONSTANT, 9, DIMS(1, 1, 2, 0, 0, 1)));
+EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CONSTANT, 9, DIMS(-1, 2, 1, -2, -1, -1)));
+EVERY(kn_pad, "2 3 4t", kn_pad(x, KN_PAD_REFLECT, 0, DIMS(1, 0, 2, 2, 1, 1)));
+EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_REPLICATE, 0, DIMS(0, 1, 2, 3, 1, 4)));
+EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CIRCULAR, 0, DIMS(1, 2, 1, 1, 2, 2)));
 
 /* ---- products -------------------------------------------------------------------------------- */
 

@@ -44,13 +44,4 @@ static inline void expect(kn_tensor *y, int ndim, const int64_t *shape, expected
     free(got);
 }
 
-/* As kn_gradcheck of run on these f64 leaves, drawn at random. */
-static inline void expect_gradient(kn_gradcheck_fn run, void *arg, int ndim, const int64_t *shape)
-{
-    kn_scope s = kn_scope_begin();
-    kn_tensor *x = kn_require_grad(kn_randn(KN_F64, KN_CPU, 4, 9, ndim, shape), true);
-    KN_CHECK(kn_gradcheck(run, KN_VALUES(x), .arg = arg), "%s", kn_error());
-    kn_scope_end(s);
-}
-
 #endif

@@ -140,12 +140,6 @@ static void padded_shape(const pad_case *c, int64_t shape[3])
         shape[2 - i / 2] += c->size[i];
 }
 
-static kn_values pad_run(kn_values in, void *arg)
-{
-    const pad_case *c = arg;
-    return KN_VALUES(kn_pad(in.v[0], c->mode, 9, c->n, c->size));
-}
-
 KN_TEST(rearrange, pad)
 {
     for (int t = 0; t < DTYPES; t++)
@@ -167,14 +161,6 @@ KN_TEST(rearrange, pad)
     KN_CHECK(kn_pad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0, 2)), KN_PAD_REFLECT, 0, KN_SHAPE(1, 1)) &&
                  kn_pad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0)), KN_PAD_CONSTANT, 0, KN_SHAPE(1, 1)),
              "%s", kn_error());
-}
-
-KN_TEST(rearrange, gradients_of_pad)
-{
-    for (int i = 0; i < PADS; i++) {
-        pad_case c = pads[i];
-        expect_gradient(pad_run, &c, KN_SHAPE(2, 3, 4));
-    }
 }
 
 /* ---- repeat: x[2,3] -------------------------------------------------------------------------- */
@@ -215,31 +201,6 @@ KN_TEST(rearrange, repeat)
         }
     kn_tensor *eight = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 1, 2, 1, 1, 1, 1, 2));
     KN_CHECK(kn_numel(kn_repeat(eight, KN_SHAPE(2, 1, 2, 1, 1, 3, 1, 2))) == 96, "%s", kn_error());
-}
-
-static kn_values repeat_run(kn_values in, void *arg)
-{
-    kn_tensor *x = in.v[0];
-    switch (*(const int *)arg) {
-    case 0:
-        return KN_VALUES(kn_repeat(x, KN_SHAPE(2, 3, 1)));
-    case 1:
-        return KN_VALUES(kn_repeat_interleave(kn_transpose(x, 0, 1), 0, 1, (int64_t[]){ 2 }));
-    case 2:
-        return KN_VALUES(kn_repeat_interleave(x, 1, 3, (int64_t[]){ 2, 0, 1 }));
-    case 3:
-        return KN_VALUES(kn_stack((kn_tensor *[]){ x, kn_scale(x, 2), x }, 3, -1));
-    case 4:
-        return KN_VALUES(kn_tril(x, 0));
-    default:
-        return KN_VALUES(kn_triu(kn_transpose(x, 0, 1), 1));
-    }
-}
-
-KN_TEST(rearrange, gradients_of_compositions)
-{
-    for (int i = 0; i < 6; i++)
-        expect_gradient(repeat_run, &i, KN_SHAPE(2, 3));
 }
 
 /* ---- stack ----------------------------------------------------------------------------------- */
@@ -324,12 +285,11 @@ static const columns column_cases[] = {
     { 2, 2, { 2, 2 }, { 0, 0 }, { 1, 1 }, 2, 2 },
 };
 
-static kn_values columns_run(kn_values in, void *arg)
+static kn_tensor *columns_of(kn_tensor *x, const columns *k)
 {
-    const columns *k = arg;
-    return KN_VALUES(kn_unfold2d(
-        in.v[0], .kernels = { k->R, k->S }, .strides = { k->stride[0], k->stride[1] },
-        .pads = { k->pad[0], k->pad[1] }, .dilations = { k->dilation[0], k->dilation[1] }));
+    return kn_unfold2d(x, .kernels = { k->R, k->S }, .strides = { k->stride[0], k->stride[1] },
+                       .pads = { k->pad[0], k->pad[1] },
+                       .dilations = { k->dilation[0], k->dilation[1] });
 }
 
 KN_TEST(rearrange, unfold2d)
@@ -340,13 +300,9 @@ KN_TEST(rearrange, unfold2d)
                               kn_ones(KN_F32, KN_CPU, KN_SCALAR));
         kn_tensor *last = kn_channels_last(x),
                   *meta = kn_empty(KN_BF16, KN_META, KN_SHAPE(2, 3, 5, 4));
-        expect(columns_run(KN_VALUES(x), &k).v[0], KN_SHAPE(2, 3 * k.R * k.S, k.P * k.Q), in_column,
-               &k);
-        expect(columns_run(KN_VALUES(last), &k).v[0], KN_SHAPE(2, 3 * k.R * k.S, k.P * k.Q),
-               in_column, &k);
-        expect(columns_run(KN_VALUES(meta), &k).v[0], KN_SHAPE(2, 3 * k.R * k.S, k.P * k.Q),
-               in_column, &k);
-        expect_gradient(columns_run, &k, KN_SHAPE(1, 2, 5, 4));
+        expect(columns_of(x, &k), KN_SHAPE(2, 3 * k.R * k.S, k.P * k.Q), in_column, &k);
+        expect(columns_of(last, &k), KN_SHAPE(2, 3 * k.R * k.S, k.P * k.Q), in_column, &k);
+        expect(columns_of(meta, &k), KN_SHAPE(2, 3 * k.R * k.S, k.P * k.Q), in_column, &k);
     }
 }
 

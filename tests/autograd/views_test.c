@@ -200,22 +200,6 @@ KN_TEST(views, empty_parts_of_strided)
     KN_CHECK(kn_item(kn_sum(kn_grad(x), 0, NULL, false)) == 15);
 }
 
-/* ---- compositions (operations of their own are checked in ops_test.c) ------------------------ */
-
-static kn_values chain(kn_values in, void *arg)
-{
-    (void)arg;
-    kn_tensor *x = kn_unsqueeze(in.v[0], 1);                     /* [2,1,6] */
-    x = kn_movedim(kn_unflatten(x, -1, KN_SHAPE(3, -1)), -1, 0); /* [2,2,1,3] */
-    x = kn_flatten(kn_squeeze(x, KN_SHAPE(2)), 1, 2);            /* [2,6] */
-    return KN_VALUES(kn_mul(x, x));
-}
-
-KN_TEST(views, gradient_of_a_chain)
-{
-    expect_gradient(chain, NULL, KN_SHAPE(2, 6));
-}
-
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 KN_TEST(views, errors)

@@ -77,86 +77,94 @@ static kn_tensor *image(int64_t C)
     return kn_randn(KN_F64, KN_CPU, 1, 1, KN_SHAPE(2, C, 4, 3));
 }
 
-KN_TEST(layers, conv2d)
+/* A layer m of a type, made by a call, at x. */
+#define CHECK_LAYER(type, x, call)                                                                 \
+    do {                                                                                           \
+        type layer, *m = &layer;                                                                   \
+        KN_CHECK(call, "%s", kn_error());                                                          \
+        check(m, x);                                                                               \
+    } while (0)
+#define F64 .dtype = KN_F64
+
+KN_TEST(layers, of_images_and_sequences)
 {
-    kn_conv2d c;
-    KN_CHECK(kn_conv2d_init(&c, NULL, "", 2, 3, 3, .dtype = KN_F64, .pad = 1));
-    check(&c, image(2));
-    KN_CHECK(kn_conv2d_init(&c, NULL, "", 4, 2, 0, .dtype = KN_F64, .kernels = { 1, 2 },
-                            .stride = 2, .groups = 2, .no_bias = true));
-    check(&c, image(4));
+    CHECK_LAYER(kn_conv2d, image(2), kn_conv2d_init(m, NULL, "", 2, 3, 3, F64, .pad = 1));
+    CHECK_LAYER(kn_conv2d, image(4),
+                kn_conv2d_init(m, NULL, "", 4, 2, 0, F64, .kernels = { 1, 2 }, .stride = 2,
+                               .groups = 2, .no_bias = true));
+    CHECK_LAYER(kn_conv1d, input(3, 2, 2, 5),
+                kn_conv1d_init(m, NULL, "", 2, 4, 3, F64, .pad = 1, .groups = 2));
+    CHECK_LAYER(kn_conv_transpose2d, image(2),
+                kn_conv_transpose2d_init(m, NULL, "", 2, 3, 3, F64, .stride = 2, .pad = 1,
+                                         .output_pads = { 1, 0 }));
+    CHECK_LAYER(kn_conv_transpose2d, image(4),
+                kn_conv_transpose2d_init(m, NULL, "", 4, 2, 0, F64, .kernels = { 1, 2 },
+                                         .dilation = 2, .groups = 2, .no_bias = true));
+    CHECK_LAYER(kn_conv_transpose1d, input(3, 2, 2, 4),
+                kn_conv_transpose1d_init(m, NULL, "", 2, 3, 2, F64, .stride = 3, .output_pad = 2));
+    CHECK_LAYER(kn_group_norm, image(4), kn_group_norm_init(m, NULL, "", 2, 4, F64, .eps = 1e-3));
+    CHECK_LAYER(kn_group_norm, image(3),
+                kn_group_norm_init(m, NULL, "", 1, 3, F64, .no_affine = true) &&
+                    kn_param_count(m) == 0);
+    CHECK_LAYER(kn_instance_norm, image(3),
+                kn_instance_norm_init(m, NULL, "", 3, F64) && kn_param_count(m) == 0);
+    CHECK_LAYER(kn_instance_norm, image(3),
+                kn_instance_norm_init(m, NULL, "", 3, F64, .affine = true));
+    CHECK_LAYER(kn_batch_norm, image(3), kn_batch_norm_init(m, NULL, "", 3, F64));
 }
 
-KN_TEST(layers, convolutions_of_sequences_and_transposed)
+KN_TEST(layers, of_features)
 {
-    kn_conv1d c;
-    KN_CHECK(kn_conv1d_init(&c, NULL, "", 2, 4, 3, .dtype = KN_F64, .pad = 1, .groups = 2));
-    check(&c, input(3, 2, 2, 5));
-    kn_conv_transpose2d t;
-    KN_CHECK(kn_conv_transpose2d_init(&t, NULL, "", 2, 3, 3, .dtype = KN_F64, .stride = 2, .pad = 1,
-                                      .output_pads = { 1, 0 }));
-    check(&t, image(2));
-    KN_CHECK(kn_conv_transpose2d_init(&t, NULL, "", 4, 2, 0, .dtype = KN_F64, .kernels = { 1, 2 },
-                                      .dilation = 2, .groups = 2, .no_bias = true));
-    check(&t, image(4));
-    kn_conv_transpose1d u;
-    KN_CHECK(kn_conv_transpose1d_init(&u, NULL, "", 2, 3, 2, .dtype = KN_F64, .stride = 3,
-                                      .output_pad = 2));
-    check(&u, input(3, 2, 2, 4));
+    const int64_t ids[6] = { 3, 1, 1, 0, 3, 3 };
+    CHECK_LAYER(kn_linear, input(2, 5, 3, 0), kn_linear_init(m, NULL, "", 3, 4, F64));
+    CHECK_LAYER(kn_linear, input(3, 2, 1, 3),
+                kn_linear_init(m, NULL, "", 3, 4, F64, .no_bias = true));
+    CHECK_LAYER(kn_linear, input(1, 3, 0, 0),
+                kn_linear_init(m, NULL, "", 3, 1, F64, .in_out = true));
+    CHECK_LAYER(kn_embedding, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(2, 3)),
+                kn_embedding_init(m, NULL, "", 4, 3, F64));
+    CHECK_LAYER(kn_layer_norm, input(3, 2, 3, 5), kn_layer_norm_init(m, NULL, "", 5, F64));
+    CHECK_LAYER(kn_layer_norm, input(2, 3, 5, 0),
+                kn_layer_norm_init(m, NULL, "", 5, F64, .no_bias = true, .eps = 0.1));
+    CHECK_LAYER(kn_rms_norm, input(3, 2, 3, 5), kn_rms_norm_init(m, NULL, "", 5, F64));
+    CHECK_LAYER(kn_dropout, input(2, 5, 7, 0), kn_dropout_init(m, NULL, "", 0.4));
+    CHECK_LAYER(kn_mlp, input(3, 2, 2, 3), kn_mlp_init(m, NULL, "", 3, F64));
+    CHECK_LAYER(kn_mlp, input(2, 4, 3, 0),
+                kn_mlp_init(m, NULL, "", 3, F64, .hidden = 5, .in_out = true, .no_bias = true,
+                            .dropout = 0.3));
+    CHECK_LAYER(kn_swiglu, input(3, 2, 2, 3),
+                kn_swiglu_init(m, NULL, "", 3, 5, F64, .no_bias = true) &&
+                    kn_size(kn_module_param(m, "gate_proj.weight"), 0) == 5 &&
+                    kn_size(kn_module_param(m, "up_proj.weight"), 0) == 5 &&
+                    kn_size(kn_module_param(m, "down_proj.weight"), 0) == 3);
+    CHECK_LAYER(kn_swiglu, input(2, 4, 3, 0),
+                kn_swiglu_init(m, NULL, "", 3, 4, F64, .dropout = 0.3) &&
+                    kn_param_count(m) == 3 * 12 + 2 * 4 + 3);
 }
 
-KN_TEST(layers, group_and_instance_norm)
+KN_TEST(layers, of_attention)
 {
-    kn_group_norm g;
-    KN_CHECK(kn_group_norm_init(&g, NULL, "", 2, 4, .dtype = KN_F64, .eps = 1e-3));
-    check(&g, image(4));
-    KN_CHECK(kn_group_norm_init(&g, NULL, "", 1, 3, .dtype = KN_F64, .no_affine = true));
-    KN_CHECK(kn_param_count(&g) == 0);
-    check(&g, image(3));
-    kn_instance_norm i;
-    KN_CHECK(kn_instance_norm_init(&i, NULL, "", 3, .dtype = KN_F64));
-    KN_CHECK(kn_param_count(&i) == 0);
-    check(&i, image(3));
-    KN_CHECK(kn_instance_norm_init(&i, NULL, "", 3, .dtype = KN_F64, .affine = true));
-    check(&i, image(3));
-}
-
-KN_TEST(layers, batch_norm)
-{
-    kn_batch_norm b;
-    KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3, .dtype = KN_F64));
-    check(&b, image(3));
-}
-
-KN_TEST(layers, linear)
-{
-    kn_linear l;
-    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 4, .dtype = KN_F64));
-    check(&l, input(2, 5, 3, 0));
-    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 4, .dtype = KN_F64, .no_bias = true));
-    check(&l, input(3, 2, 1, 3));
-    KN_CHECK(kn_linear_init(&l, NULL, "", 3, 1, .dtype = KN_F64, .in_out = true));
-    check(&l, input(1, 3, 0, 0));
-}
-
-KN_TEST(layers, embedding)
-{
-    kn_embedding e;
-    int64_t ids[6] = { 3, 1, 1, 0, 3, 3 };
-    KN_CHECK(kn_embedding_init(&e, NULL, "", 4, 3, .dtype = KN_F64));
-    check(&e, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(2, 3)));
-}
-
-KN_TEST(layers, norms)
-{
-    kn_layer_norm n;
-    kn_rms_norm r;
-    KN_CHECK(kn_layer_norm_init(&n, NULL, "", 5, .dtype = KN_F64));
-    check(&n, input(3, 2, 3, 5));
-    KN_CHECK(kn_layer_norm_init(&n, NULL, "", 5, .dtype = KN_F64, .no_bias = true, .eps = 0.1));
-    check(&n, input(2, 3, 5, 0));
-    KN_CHECK(kn_rms_norm_init(&r, NULL, "", 5, .dtype = KN_F64));
-    check(&r, input(3, 2, 3, 5));
+    CHECK_LAYER(kn_self_attention, input(3, 2, 3, 4),
+                kn_self_attention_init(m, NULL, "", 4, 2, F64));
+    CHECK_LAYER(kn_self_attention, input(3, 2, 4, 4),
+                kn_self_attention_init(m, NULL, "", 4, 2, F64, .kv_heads = 1, .rope = true,
+                                       .rope_base = 50, .in_out = true));
+    CHECK_LAYER(kn_self_attention, input(3, 1, 3, 8),
+                kn_self_attention_init(m, NULL, "", 8, 4, F64, .kv_heads = 2, .not_causal = true,
+                                       .no_bias = true, .dropout = 0.2));
+    CHECK_LAYER(kn_self_attention, input(3, 1, 1, 4),
+                kn_self_attention_init(m, NULL, "", 4, 1, F64));
+    CHECK_LAYER(kn_self_attention, input(3, 2, 3, 8),
+                kn_self_attention_init(m, NULL, "", 8, 2, F64, .kv_heads = 1, .rope = true,
+                                       .qk_norm = true, .qk_norm_eps = 1e-3) &&
+                    kn_size(kn_module_param(m, "q_norm.weight"), 0) == 4 &&
+                    kn_size(kn_module_param(m, "k_norm.weight"), 0) == 4);
+    CHECK_LAYER(kn_multi_head_attention, input(3, 2, 3, 8),
+                kn_multi_head_attention_init(m, NULL, "", 8, 2, F64, .kv_heads = 1, .rope = true,
+                                             .qk_norm = true, .causal = true));
+    CHECK_LAYER(
+        kn_multi_head_attention, input(3, 1, 4, 4),
+        kn_multi_head_attention_init(m, NULL, "", 4, 2, F64, .dropout = 0.2, .no_bias = true));
 }
 
 typedef struct norms {
@@ -233,75 +241,9 @@ KN_TEST(layers, norms_of_sums)
     }
 }
 
-KN_TEST(layers, dropout)
-{
-    kn_dropout d;
-    KN_CHECK(kn_dropout_init(&d, NULL, "", 0.4));
-    check(&d, input(2, 5, 7, 0));
-}
-
-KN_TEST(layers, mlp)
-{
-    kn_mlp m;
-    KN_CHECK(kn_mlp_init(&m, NULL, "", 3, .dtype = KN_F64));
-    check(&m, input(3, 2, 2, 3));
-    KN_CHECK(kn_mlp_init(&m, NULL, "", 3, .dtype = KN_F64, .hidden = 5, .in_out = true,
-                         .no_bias = true, .dropout = 0.3));
-    check(&m, input(2, 4, 3, 0));
-}
-
-KN_TEST(layers, swiglu)
-{
-    kn_swiglu m;
-    KN_CHECK(kn_swiglu_init(&m, NULL, "", 3, 5, .dtype = KN_F64, .no_bias = true));
-    static const char *const names[] = { "gate_proj.weight", "up_proj.weight", "down_proj.weight" };
-    for (int i = 0; i < 3; i++)
-        KN_CHECK(kn_size(kn_module_param(&m, names[i]), 0) == (i < 2 ? 5 : 3), "%s", kn_error());
-    check(&m, input(3, 2, 2, 3));
-    KN_CHECK(kn_swiglu_init(&m, NULL, "", 3, 4, .dtype = KN_F64, .dropout = 0.3));
-    KN_CHECK(kn_param_count(&m) == 3 * 12 + 2 * 4 + 3);
-    check(&m, input(2, 4, 3, 0));
-    REFUSED(kn_swiglu_init(&m, NULL, "", 3, 0), "'gate_proj' would be 3 -> 0");
-    kn_module_free(&m);
-    REFUSED(kn_swiglu_init(&m, NULL, "", 3, 4, .dropout = 1), "p 1");
-    kn_module_free(&m);
-}
-
-KN_TEST(layers, attention)
-{
-    kn_self_attention a;
-    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64));
-    check(&a, input(3, 2, 3, 4));
-    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .kv_heads = 1,
-                                    .rope = true, .rope_base = 50, .in_out = true));
-    check(&a, input(3, 2, 4, 4));
-    KN_CHECK(kn_self_attention_init(&a, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
-                                    .not_causal = true, .no_bias = true, .dropout = 0.2));
-    check(&a, input(3, 1, 3, 8));
-    KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 1, .dtype = KN_F64));
-    check(&a, input(3, 1, 1, 4));
-}
-
-KN_TEST(layers, multi_head_attention)
-{
-    kn_multi_head_attention a;
-    KN_CHECK(kn_multi_head_attention_init(&a, NULL, "", 8, 2, .dtype = KN_F64, .kv_heads = 1,
-                                          .rope = true, .qk_norm = true, .causal = true));
-    check(&a, input(3, 2, 3, 8));
-    KN_CHECK(kn_multi_head_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .dropout = 0.2,
-                                          .no_bias = true));
-    check(&a, input(3, 1, 4, 4));
-}
-
 KN_TEST(layers, norms_of_queries_and_keys)
 {
     kn_self_attention a;
-    KN_CHECK(kn_self_attention_init(&a, NULL, "", 8, 2, .dtype = KN_F64, .kv_heads = 1,
-                                    .rope = true, .qk_norm = true, .qk_norm_eps = 1e-3));
-    KN_CHECK(kn_size(kn_module_param(&a, "q_norm.weight"), 0) == 4 &&
-                 kn_size(kn_module_param(&a, "k_norm.weight"), 0) == 4,
-             "%s", kn_error());
-    check(&a, input(3, 2, 3, 8));
     /* The length of x doesn't change who sees whom: only values grow. */
     KN_CHECK(kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .qk_norm = true,
                                     .qk_norm_eps = KN_ZERO, .no_bias = true) &&
@@ -357,6 +299,11 @@ KN_TEST(layers, bad_sizes)
             "10 channels don't divide into 3 heads");
     REFUSED(kn_self_attention_init(&a, NULL, "attn", 8, 4, .kv_heads = 3),
             "4 heads don't divide by 3");
+    kn_swiglu s;
+    REFUSED(kn_swiglu_init(&s, NULL, "", 3, 0), "'gate_proj' would be 3 -> 0");
+    kn_module_free(&s);
+    REFUSED(kn_swiglu_init(&s, NULL, "", 3, 4, .dropout = 1), "p 1");
+    kn_module_free(&s);
     kn_linear_init(&l, NULL, "", 3, 4);
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 5));
     REFUSED(kn_call(&l, x), "linear: x is f32[2,5], its last dim should be 3");
