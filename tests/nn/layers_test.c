@@ -113,6 +113,41 @@ KN_TEST(layers, of_images_and_sequences)
     CHECK_LAYER(kn_batch_norm, image(3), kn_batch_norm_init(m, NULL, "", 3, F64));
 }
 
+/* A layer passes all its numbers to the operation, which a call makes of x, w and b. */
+#define CHECK_NUMBERS(type, of, init, call)                                                        \
+    do {                                                                                           \
+        type layer, *m = &layer;                                                                   \
+        KN_CHECK((init) && kn_materialize(m, KN_CPU, 1), "%s", kn_error());                        \
+        kn_tensor *x = of, *w = kn_module_param(m, "weight"), *b = kn_module_param(m, "bias");     \
+        kn_tensor *y = kn_call(m, x), *z = call;                                                   \
+        KN_CHECK(y &&z &&kn_numel(y) == kn_numel(z) &&                                             \
+                     memcmp(kn_data(y), kn_data(z), (size_t)kn_numel(y) * 8) == 0,                 \
+                 "%s: %s", #call, kn_error());                                                     \
+        kn_module_free(m);                                                                         \
+    } while (0)
+#define NUMBERS      .stride = 2, .pad = 1, .dilation = 2, .groups = 2
+#define NUMBERS_EACH .strides = { 1, 2 }, .pads = { 1, 0 }, .dilations = { 2, 1 }
+
+KN_TEST(layers, convolutions_pass_their_numbers_on)
+{
+    CHECK_NUMBERS(kn_conv2d, image(2), kn_conv2d_init(m, NULL, "", 2, 4, 2, F64, NUMBERS),
+                  kn_conv2d(x, w, b, NUMBERS));
+    CHECK_NUMBERS(kn_conv2d, image(2), kn_conv2d_init(m, NULL, "", 2, 4, 2, F64, NUMBERS_EACH),
+                  kn_conv2d(x, w, b, NUMBERS_EACH));
+    CHECK_NUMBERS(kn_conv1d, input(3, 2, 2, 7), kn_conv1d_init(m, NULL, "", 2, 4, 3, F64, NUMBERS),
+                  kn_conv1d(x, w, b, NUMBERS));
+    CHECK_NUMBERS(kn_conv_transpose2d, image(2),
+                  kn_conv_transpose2d_init(m, NULL, "", 2, 4, 2, F64, NUMBERS, .output_pad = 1),
+                  kn_conv_transpose2d(x, w, b, NUMBERS, .output_pad = 1));
+    CHECK_NUMBERS(
+        kn_conv_transpose2d, image(2),
+        kn_conv_transpose2d_init(m, NULL, "", 2, 4, 2, F64, NUMBERS_EACH, .output_pads = { 1, 0 }),
+        kn_conv_transpose2d(x, w, b, NUMBERS_EACH, .output_pads = { 1, 0 }));
+    CHECK_NUMBERS(kn_conv_transpose1d, input(3, 2, 2, 7),
+                  kn_conv_transpose1d_init(m, NULL, "", 2, 4, 3, F64, NUMBERS, .output_pad = 1),
+                  kn_conv_transpose1d(x, w, b, NUMBERS, .output_pad = 1));
+}
+
 KN_TEST(layers, of_features)
 {
     const int64_t ids[6] = { 3, 1, 1, 0, 3, 3 };
