@@ -51,11 +51,10 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
 {
     if (!kn_ok())
         return NULL;
-    if (!c) {
-        kn_fail("comm_split %s: communicator is NULL: pass kn_world() or one made from it",
-                name ? name : "-");
-        return NULL;
-    }
+    if (!c)
+        return kn_fail_null(
+            "comm_split %s: communicator is NULL: pass kn_world() or one made from it",
+            name ? name : "-");
     if (!kn_comm_usable(c, "comm_split"))
         return NULL;
     kn_comm *made = NULL;

@@ -72,12 +72,11 @@ kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name)
 
 kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
 {
-    if (ranks < 1 || latency_s < 0 || bytes_per_s < 0) {
-        kn_fail("kn_comm_simulated: %d ranks, %g s, %g bytes a second: at least one rank, and "
-                "nothing negative",
-                ranks, latency_s, bytes_per_s);
-        return NULL;
-    }
+    if (ranks < 1 || latency_s < 0 || bytes_per_s < 0)
+        return kn_fail_null(
+            "kn_comm_simulated: %d ranks, %g s, %g bytes a second: at least one rank, and "
+            "nothing negative",
+            ranks, latency_s, bytes_per_s);
     kn_comm_world *world = kn_ok() ? kn_comm_world_make() : NULL;
     if (!world)
         return NULL;

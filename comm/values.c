@@ -36,18 +36,15 @@ void *kn_broadcast_bytes(kn_comm *c, const void *data, size_t *size, int root)
     static const char what[] = "kn_broadcast_bytes";
     if (!kn_ok() || !kn_given(size, what, "the place for the size") || !ranks_of(&c, what))
         return NULL;
-    if (root < 0 || root >= kn_comm_size(c)) {
-        kn_fail("%s: root is %d, must be a rank from 0 to %d", what, root, kn_comm_size(c) - 1);
-        return NULL;
-    }
+    if (root < 0 || root >= kn_comm_size(c))
+        return kn_fail_null("%s: root is %d, must be a rank from 0 to %d", what, root,
+                            kn_comm_size(c) - 1);
     bool mine = kn_rank(c) == root, alone = kn_comm_size(c) == 1;
     kn_stream *s = kn_compute_stream(KN_CPU);
     int64_t n = mine ? (int64_t)*size : 0;
-    if (mine && ((!data && n > 0) || n < 0)) {
-        kn_fail("%s: rank %d gives %s of %zu bytes", what, root, data ? "something" : "NULL",
-                *size);
-        return NULL;
-    }
+    if (mine && ((!data && n > 0) || n < 0))
+        return kn_fail_null("%s: rank %d gives %s of %zu bytes", what, root,
+                            data ? "something" : "NULL", *size);
     if (!alone && !kn_broadcast(c, &n, sizeof n, root, s, what))
         return NULL;
     char *copy = kn_host_alloc((size_t)n + 1);

@@ -164,18 +164,16 @@ kn_tensor *kn_augment_image_(const kn_tensor *image, kn_augment_image_options o)
     if (!kn_check(image, caller))
         return NULL;
     if (kn_ndim(image) != 3 || kn_dtype_of(image) != KN_U8 || kn_device_of(image) != KN_CPU ||
-        (kn_size(image, 0) != 1 && kn_size(image, 0) != 3) || kn_numel(image) == 0) {
-        kn_fail("%s: the image is %s, should be u8 [C,H,W] on the CPU with 1 or 3 channels", caller,
-                kn_describe(image, text, sizeof text));
-        return NULL;
-    }
-    if (kn_numel(image) > 3 * KN_MAX_PIXELS || o.epoch < 0 || o.index < 0) {
-        kn_fail("%s: %s as sample %lld of epoch %lld; an image has at most %lld pixels, samples "
-                "and epochs count from 0",
-                caller, kn_describe(image, text, sizeof text), (long long)o.index,
-                (long long)o.epoch, (long long)KN_MAX_PIXELS);
-        return NULL;
-    }
+        (kn_size(image, 0) != 1 && kn_size(image, 0) != 3) || kn_numel(image) == 0)
+        return kn_fail_null(
+            "%s: the image is %s, should be u8 [C,H,W] on the CPU with 1 or 3 channels", caller,
+            kn_describe(image, text, sizeof text));
+    if (kn_numel(image) > 3 * KN_MAX_PIXELS || o.epoch < 0 || o.index < 0)
+        return kn_fail_null(
+            "%s: %s as sample %lld of epoch %lld; an image has at most %lld pixels, samples "
+            "and epochs count from 0",
+            caller, kn_describe(image, text, sizeof text), (long long)o.index, (long long)o.epoch,
+            (long long)KN_MAX_PIXELS);
     kn_array in = kn_array_of(image);
     kn_pixels p = { in.data,      in.shape[1],  in.shape[2], in.shape[0],
                     in.stride[1], in.stride[2], in.stride[0] };

@@ -88,11 +88,9 @@ kn_tensor *kn_image_read_(const char *path, kn_image_read_options o)
     kn_tensor *t = NULL;
     if (!kn_ok() || !kn_given(path, "kn_image_read", "the path"))
         return NULL;
-    if (o.max_pixels < 0 || o.max_pixels > KN_MOST_PIXELS) {
-        kn_fail("kn_image_read: .max_pixels is %lld, should lie between 1 and 2^32",
-                (long long)o.max_pixels);
-        return NULL;
-    }
+    if (o.max_pixels < 0 || o.max_pixels > KN_MOST_PIXELS)
+        return kn_fail_null("kn_image_read: .max_pixels is %lld, should lie between 1 and 2^32",
+                            (long long)o.max_pixels);
     int answer = kn_image_file_read(path, o.max_pixels ? o.max_pixels : KN_MAX_PIXELS, &room, &p);
     if (answer == KN_SAMPLE_SKIP)
         kn_fail("kn_image_read: %s", room.problem);

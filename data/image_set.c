@@ -63,11 +63,9 @@ kn_image_set *kn_image_set_open_(const char *data, const char *split, kn_image_s
 {
     if (!kn_ok() || !kn_given(data, "kn_image_set_open", "the name or folder of the data"))
         return NULL;
-    if (o.max_pixels < 0 || o.max_pixels > KN_MOST_PIXELS) {
-        kn_fail("kn_image_set_open: .max_pixels is %lld, should lie between 1 and 2^32",
-                (long long)o.max_pixels);
-        return NULL;
-    }
+    if (o.max_pixels < 0 || o.max_pixels > KN_MOST_PIXELS)
+        return kn_fail_null("kn_image_set_open: .max_pixels is %lld, should lie between 1 and 2^32",
+                            (long long)o.max_pixels);
     kn_image_set *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;
@@ -123,9 +121,8 @@ const char *kn_image_set_class(const kn_image_set *s, int64_t c)
         return NULL;
     if (c >= 0 && c < s->info.classes)
         return s->class_name[c];
-    kn_fail("kn_image_set_class: there is no class %lld of %lld", (long long)c,
-            (long long)s->info.classes);
-    return NULL;
+    return kn_fail_null("kn_image_set_class: there is no class %lld of %lld", (long long)c,
+                        (long long)s->info.classes);
 }
 
 int64_t kn_image_set_label(const kn_image_set *s, int64_t index)

@@ -120,10 +120,8 @@ kn_loader *kn_loader_make(const char *caller, kn_fill_fn fill, void *arg,
 
 kn_loader *kn_loader_new_(kn_fill_fn fill, void *arg, kn_comm *world, kn_loader_new_options o)
 {
-    if (!fill) {
-        kn_fail("kn_loader_new: the function that fills samples is NULL");
-        return NULL;
-    }
+    if (!fill)
+        return kn_fail_null("kn_loader_new: the function that fills samples is NULL");
     kn_loader *l = kn_loader_make("kn_loader_new", fill, arg, NULL, world, o.samples, o.field,
                                   KN_LOADER_COMMON(o));
     if (l)

@@ -120,20 +120,15 @@ kn_loader *kn_tensor_loader_(kn_comm *world, kn_tensor_loader_options o)
     if (!kn_ok() || check_sources(o.field, field) == 0)
         return NULL;
     kn_device there = kn_device_of(o.field[0]);
-    if (kn_size(o.field[0], 0) == 0) {
-        kn_fail("kn_tensor_loader: the data set is empty");
-        return NULL;
-    }
-    if (there != KN_CPU && o.device && o.device != there) {
-        kn_fail("kn_tensor_loader: tensors on %s make batches on %s, not on %s",
-                kn_device_name(there), kn_device_name(there), kn_device_name(o.device));
-        return NULL;
-    }
-    if (there != KN_CPU && o.workers > 0) {
-        kn_fail("kn_tensor_loader: .workers is %d, but tensors on %s are gathered there", o.workers,
-                kn_device_name(there));
-        return NULL;
-    }
+    if (kn_size(o.field[0], 0) == 0)
+        return kn_fail_null("kn_tensor_loader: the data set is empty");
+    if (there != KN_CPU && o.device && o.device != there)
+        return kn_fail_null("kn_tensor_loader: tensors on %s make batches on %s, not on %s",
+                            kn_device_name(there), kn_device_name(there), kn_device_name(o.device));
+    if (there != KN_CPU && o.workers > 0)
+        return kn_fail_null(
+            "kn_tensor_loader: .workers is %d, but tensors on %s are gathered there", o.workers,
+            kn_device_name(there));
     o.device = o.device ? o.device : there;
     kn_loader *l = kn_loader_make("kn_tensor_loader", copy_sample, NULL, NULL, world,
                                   kn_size(o.field[0], 0), field, KN_LOADER_COMMON(o));

@@ -222,9 +222,9 @@ static kn_unit *listed(const kn_unit *u, void *module, const char *what)
     kn_unit *next = unit_at(module, what);
     if (!next || kn_impl_root(next->module[0]) == kn_impl_root(u->module[0]))
         return next;
-    kn_fail("%s: unit '%s' (%s) belongs to another model than '%s'; list units of the same model",
-            what, kn_unit_name(next), next->module[0]->class_name, kn_unit_name(u));
-    return NULL;
+    return kn_fail_null(
+        "%s: unit '%s' (%s) belongs to another model than '%s'; list units of the same model", what,
+        kn_unit_name(next), next->module[0]->class_name, kn_unit_name(u));
 }
 
 static bool set_list(const kn_unit *u, kn_unit ***to, int *count, kn_module *const *list, int n,

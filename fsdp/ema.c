@@ -80,12 +80,11 @@ kn_ema *kn_ema_new_(void *module, kn_ema_options o)
     o.decay = o.decay == 0 ? 0.999 : kn_value_or(o.decay, 0);
     if (!m)
         return NULL;
-    if (!(o.decay >= 0 && o.decay < 1) || !(o.warmup >= 0) || !isfinite(o.warmup)) {
-        kn_fail("kn_ema_new: .decay is %g and .warmup %g; the first must lie in [0, 1), the second "
-                "be at least 0",
-                o.decay, o.warmup);
-        return NULL;
-    }
+    if (!(o.decay >= 0 && o.decay < 1) || !(o.warmup >= 0) || !isfinite(o.warmup))
+        return kn_fail_null(
+            "kn_ema_new: .decay is %g and .warmup %g; the first must lie in [0, 1), the second "
+            "be at least 0",
+            o.decay, o.warmup);
     kn_ema *e = kn_host_calloc(1, sizeof *e);
     if (!e)
         return NULL;
@@ -306,8 +305,8 @@ kn_tensor *kn_ema_value(const kn_ema *e, int param)
         return NULL;
     if (param >= 0 && param < e->slots)
         return e->value[param];
-    kn_fail("kn_ema_value: parameter number %d doesn't exist; the module had %d", param, e->slots);
-    return NULL;
+    return kn_fail_null("kn_ema_value: parameter number %d doesn't exist; the module had %d", param,
+                        e->slots);
 }
 
 kn_tensor *kn_ema_buffer(const kn_ema *e, const kn_tensor *buffer)

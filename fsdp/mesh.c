@@ -68,10 +68,8 @@ kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards)
         if (r->shards == shards)
             return r;
     int n = kn_comm_size(g->comm), rank = kn_rank(g->comm);
-    if (shards < 1 || n % shards) {
-        kn_fail("fsdp: %d ranks can't be split into groups of %d", n, shards);
-        return NULL;
-    }
+    if (shards < 1 || n % shards)
+        return kn_fail_null("fsdp: %d ranks can't be split into groups of %d", n, shards);
     kn_ranks *r = kn_host_calloc(1, sizeof *r);
     if (!r)
         return NULL;
@@ -94,10 +92,8 @@ kn_comm *kn_slice_comm(kn_rank_groups *g, int k)
     int n = kn_comm_size(g->comm);
     if (k <= 1)
         return NULL;
-    if (k > n || n % k) {
-        kn_fail("fsdp: reshard_after_forward = %d doesn't divide %d ranks", k, n);
-        return NULL;
-    }
+    if (k > n || n % k)
+        return kn_fail_null("fsdp: reshard_after_forward = %d doesn't divide %d ranks", k, n);
     if (!g->slice && !(g->slice = kn_host_calloc((size_t)n + 1, sizeof *g->slice)))
         return NULL;
     if (!g->slice[k] && !group(g->comm, k, kn_rank(g->comm) / k, "slice", &g->slice[k]))

@@ -18,9 +18,8 @@ static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
     for (int i = 0; i < b->params; i++)
         if (b->param[i].tensor == leaf)
             return b->param[i].grad;
-    kn_fail("fsdp: unit '%s' got a gradient for a parameter that isn't its own",
-            kn_unit_name(b->unit));
-    return NULL;
+    return kn_fail_null("fsdp: unit '%s' got a gradient for a parameter that isn't its own",
+                        kn_unit_name(b->unit));
 }
 
 /* ---- the gradient as a step reads it --------------------------------------------------------- */
@@ -30,13 +29,11 @@ static kn_tensor *grad(const kn_param *p)
     kn_bucket *b = (kn_bucket *)p->source;
     const kn_bucket_param *own = &b->param[p->index];
     kn_schedule_recover(b->unit->schedule);
-    if (b->unit->summoned) {
-        kn_fail(
+    if (b->unit->summoned)
+        return kn_fail_null(
             "fsdp: the parameters of unit '%s' are summoned, so they can't be stepped or clipped "
             "now; end the scope first",
             kn_unit_name(b->unit));
-        return NULL;
-    }
     if (!b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
         !kn_unit_finish_reduce(b->unit))
         return NULL;

@@ -38,12 +38,11 @@ static kn_tensor *moved(const kn_unit *u, kn_tensor *x)
         return x;
     if (have == KN_META) {
         char buf[128];
-        kn_fail(
+        return kn_fail_null(
             "fsdp: unit '%s' computes on %s, but its input %s is on meta, where tensors have no "
             "values; make it on %s",
             kn_unit_name(u), kn_device_name(want), kn_describe(x, buf, sizeof buf),
             kn_device_name(want));
-        return NULL;
     }
     if (want != KN_META)
         return kn_to_device(x, want);

@@ -111,12 +111,11 @@ kn_stream *kn_compute_stream(kn_device d)
     kn_context *c = kn_context_get();
     if (d == KN_DEVICE_DEFAULT)
         d = KN_CPU;
-    if ((unsigned)d >= KN_MAX_DEVICES || kn_context_is_worker()) {
-        kn_fail("kn_compute_stream: %s",
-                kn_context_is_worker() ? "a stream worker has none; use the stream it works for"
-                                       : "unknown device; supported: cpu, meta, cuda");
-        return NULL;
-    }
+    if ((unsigned)d >= KN_MAX_DEVICES || kn_context_is_worker())
+        return kn_fail_null("kn_compute_stream: %s",
+                            kn_context_is_worker()
+                                ? "a stream worker has none; use the stream it works for"
+                                : "unknown device; supported: cpu, meta, cuda");
     if (!c->compute[d])
         c->compute[d] = kn_stream_create(d, "compute", KN_STREAM_INLINE);
     return c->compute[d];

@@ -56,7 +56,7 @@ kn_graph *kn_graph_end(void)
     kn_context *c = kn_context_get();
     kn_graph *g = c->graph.recording;
     if (!g)
-        return kn_fail("kn_graph_end: no step is being recorded; kn_graph_begin comes first"), NULL;
+        return kn_fail_null("kn_graph_end: no step is being recorded; kn_graph_begin comes first");
     bool ok = kn_ok() && g->table->end(g);
     c->graph.recording = NULL;
     g->steps = c->rng.step - g->step;

@@ -256,10 +256,8 @@ void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category)
 {
     kn_context *c = kn_context_get();
     void *p = NULL;
-    if (!m || (unsigned)category >= KN_MEM_COUNT) {
-        kn_fail("kn_take: %zu bytes from no memory or for an unknown category", bytes);
-        return NULL;
-    }
+    if (!m || (unsigned)category >= KN_MEM_COUNT)
+        return kn_fail_null("kn_take: %zu bytes from no memory or for an unknown category", bytes);
     if (bytes == 0)
         return nothing;
     bool fits = bytes < (size_t)INT64_MAX / 2 && !kn_alloc_due(c);

@@ -3,7 +3,7 @@
  * is a hole, or keeps its place for the next (gradients come and go with every step, and the file
  * system takes its time for both). Sizes are whole pages: its blocks are large. */
 #include "kernels/store.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -166,11 +166,9 @@ static bool map(store *s, segment *g)
 static void *take(kn_memory *self, size_t bytes)
 {
     store *s = (store *)self;
-    if (bytes > LARGEST || s->closed) {
-        kn_fail("store: %zu bytes of the file in '%s' are asked for %s", bytes, s->dir,
-                s->closed ? "after it was closed" : "at once; no disk has them");
-        return NULL;
-    }
+    if (bytes > LARGEST || s->closed)
+        return kn_fail_null("store: %zu bytes of the file in '%s' are asked for %s", bytes, s->dir,
+                            s->closed ? "after it was closed" : "at once; no disk has them");
     pthread_mutex_lock(&lock);
     segment *g = find_free(s, pages(bytes));
     if (!g && kn_ok()) {
@@ -301,10 +299,9 @@ static int file_in(const char *dir)
 kn_memory *kn_store_open(const char *dir)
 {
     struct stat st;
-    if (!dir || !*dir || stat(dir, &st) != 0 || !S_ISDIR(st.st_mode)) {
-        kn_fail("store: there is no folder '%s'; make it, or name another", dir ? dir : "");
-        return NULL;
-    }
+    if (!dir || !*dir || stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
+        return kn_fail_null("store: there is no folder '%s'; make it, or name another",
+                            dir ? dir : "");
     store *s = kn_host_calloc(1, sizeof *s);
     if (!s)
         return NULL;

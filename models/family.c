@@ -266,8 +266,8 @@ json_t *kn_config_json(const kn_model_config *config)
     if (ok && (!f->write || f->write(j, c.of)))
         return j;
     json_decref(j);
-    kn_fail("kn_%s_config_text: no memory, or a configuration that isn't finite", f->prefix);
-    return NULL;
+    return kn_fail_null("kn_%s_config_text: no memory, or a configuration that isn't finite",
+                        f->prefix);
 }
 
 char *kn_config_text(const kn_model_config *c)
@@ -285,11 +285,9 @@ static kn_model_config config_of(const kn_family *f, const void *config)
 
 const char *kn_family_text(const kn_family *f, const void *config, char *buf, size_t size)
 {
-    if (!config || !buf) {
-        kn_fail("kn_%s_config_text: the %s is NULL", f->prefix,
-                config ? "buffer" : "configuration");
-        return NULL;
-    }
+    if (!config || !buf)
+        return kn_fail_null("kn_%s_config_text: the %s is NULL", f->prefix,
+                            config ? "buffer" : "configuration");
     const kn_model_config c = config_of(f, config);
     json_t *j = kn_config_json(&c);
     const size_t n = j ? json_dumpb(j, buf, size - 1, 0) : 0;
@@ -409,8 +407,7 @@ const void *kn_family_config_of(const kn_family *f, const void *model)
 {
     if (model)
         return kn_module_data((void *)(uintptr_t)model);
-    kn_fail("kn_%s_config_of: the model is NULL", f->prefix);
-    return NULL;
+    return kn_fail_null("kn_%s_config_of: the model is NULL", f->prefix);
 }
 
 typedef struct recompute_blocks {

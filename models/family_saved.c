@@ -19,10 +19,10 @@ static const kn_family *family_in(const json_t *j, kn_family_kind kind, const kn
     for (int i = 0; !want && (other = kn_family_at(kind, i)); i++)
         snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
                  other->type);
-    kn_fail(want ? "%s: the model is %s%.64s, not a %s"
-                 : "%s: the model is %s%.64s, none of this program's, which are %s",
-            file, type ? "a " : "of an unknown kind", type ? type : "", want ? want->noun : types);
-    return NULL;
+    return kn_fail_null(want ? "%s: the model is %s%.64s, not a %s"
+                             : "%s: the model is %s%.64s, none of this program's, which are %s",
+                        file, type ? "a " : "of an unknown kind", type ? type : "",
+                        want ? want->noun : types);
 }
 
 /* want: NULL: any of the kind. */

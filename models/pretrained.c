@@ -424,11 +424,9 @@ const char *kn_pretrained_label(const kn_pretrained *p, int64_t c)
 {
     if (!kn_given(p, "kn_pretrained_label", "the model"))
         return NULL;
-    if (c < 0 || c >= p->input.classes) {
-        kn_fail("kn_pretrained_label: there is no class %lld; the model has %lld", (long long)c,
-                (long long)p->input.classes);
-        return NULL;
-    }
+    if (c < 0 || c >= p->input.classes)
+        return kn_fail_null("kn_pretrained_label: there is no class %lld; the model has %lld",
+                            (long long)c, (long long)p->input.classes);
     return p->input.label ? p->input.label[c] : NULL;
 }
 

@@ -323,11 +323,10 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
         kn_loader_batch_fails("kn_text_loader", kn_text_count(text, o.split), o.batch);
         return NULL;
     }
-    if (o.shuffle || o.tail) {
-        kn_fail("kn_text_loader: windows are drawn from the whole text; .shuffle and .tail don't "
-                "apply");
-        return NULL;
-    }
+    if (o.shuffle || o.tail)
+        return kn_fail_null(
+            "kn_text_loader: windows are drawn from the whole text; .shuffle and .tail don't "
+            "apply");
     windows *w = kn_host_calloc(1, sizeof *w);
     if (!w)
         return NULL;

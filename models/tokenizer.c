@@ -25,10 +25,8 @@ kn_tokenizer *kn_tokenizer_create(const char *kind, const char *text, size_t len
         (len && !kn_given(text, "kn_tokenizer_create", "the text")))
         return NULL;
     const kn_tokenizer_ops *ops = find_kind(kind);
-    if (!ops) {
-        kn_fail("no tokenizer of kind '%s'; kinds are char and byte", kind);
-        return NULL;
-    }
+    if (!ops)
+        return kn_fail_null("no tokenizer of kind '%s'; kinds are char and byte", kind);
     kn_tokenizer *t = ops->create(text, len);
     if (t)
         t->ops = ops;
@@ -135,10 +133,8 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
     if (!kn_given(json, "kn_tokenizer_parse", "the text"))
         return NULL;
     json_t *root = kn_json_parse(json, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, where, &error);
-    if (!root) {
-        kn_fail("%s is no tokenizer file: line %d: %s", where, error.line, error.text);
-        return NULL;
-    }
+    if (!root)
+        return kn_fail_null("%s is no tokenizer file: line %d: %s", where, error.line, error.text);
     const char *kind = json_string_value(json_object_get(root, "kind"));
     json_t *version = json_object_get(root, "version");
     if (!kind || !json_is_integer(version)) {

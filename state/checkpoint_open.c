@@ -376,10 +376,8 @@ kn_state *kn_checkpoint_own(const kn_checkpoint *c, int rank)
     const int ranks = kn_checkpoint_own_ranks(c);
     if (!kn_ok())
         return NULL;
-    if (rank < 0 || rank >= ranks) {
-        kn_fail("%s: there is nothing of rank %d: %d gave .own", c->dir, rank, ranks);
-        return NULL;
-    }
+    if (rank < 0 || rank >= ranks)
+        return kn_fail_null("%s: there is nothing of rank %d: %d gave .own", c->dir, rank, ranks);
     json_t *own = json_array_get(json_object_get(c->state, "own"), (size_t)rank);
     kn_state *s = kn_state_new();
     if (s &&

@@ -140,11 +140,9 @@ static bool open_files(kn_checkpoint *c)
 static char *text_of(const kn_checkpoint *c, const char *key)
 {
     const json_t *object = json_object_get(c->state, key);
-    if (!json_is_object(object)) {
-        kn_fail("%s/%s: \"%s\" is missing or no object; the checkpoint is damaged", c->dir,
-                KN_STATE_FILE, key);
-        return NULL;
-    }
+    if (!json_is_object(object))
+        return kn_fail_null("%s/%s: \"%s\" is missing or no object; the checkpoint is damaged",
+                            c->dir, KN_STATE_FILE, key);
     char *text = kn_json_text(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
     free(text);
     if (!copy && kn_ok())

@@ -141,8 +141,8 @@ const char *kn_state_name(const kn_state *s, int i)
         return NULL;
     if (i >= 0 && i < s->count)
         return s->list[i].name;
-    kn_fail("kn_state_name: number %d doesn't exist; the state has %d names", i, s->count);
-    return NULL;
+    return kn_fail_null("kn_state_name: number %d doesn't exist; the state has %d names", i,
+                        s->count);
 }
 
 bool kn_state_has(const kn_state *s, const char *name)

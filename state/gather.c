@@ -36,19 +36,17 @@ static const kn_state_item *own_item(const kn_gathering *g, const kn_state_item 
     const kn_state_item *own = g->s ? kn_state_find(g->s, i->name) : NULL;
     if (!own || (g->only && !g->only[own - g->s->list]))
         return NULL;
-    if (own->flat) {
-        kn_fail("%s: '%s' is a unit's flat part, which only its own sharding can place: take the "
-                "state as KN_STATE_SHARDED",
-                g->what, i->name);
-        return NULL;
-    }
+    if (own->flat)
+        return kn_fail_null(
+            "%s: '%s' is a unit's flat part, which only its own sharding can place: take the "
+            "state as KN_STATE_SHARDED",
+            g->what, i->name);
     if (own->type != KN_STATE_TENSOR || own->dtype != i->dtype || own->ndim != i->ndim ||
-        memcmp(own->shape, i->shape, (size_t)i->ndim * sizeof *i->shape) != 0) {
-        kn_fail("%s: '%s' is another tensor here than on another rank: the parts are of different "
-                "states",
-                g->what, i->name);
-        return NULL;
-    }
+        memcmp(own->shape, i->shape, (size_t)i->ndim * sizeof *i->shape) != 0)
+        return kn_fail_null(
+            "%s: '%s' is another tensor here than on another rank: the parts are of different "
+            "states",
+            g->what, i->name);
     return own;
 }
 

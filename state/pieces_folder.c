@@ -115,10 +115,9 @@ static json_t *read_map(const char *path)
     size_t size;
     if (kn_look(path, &st) <= 0)
         return NULL;
-    if (!S_ISREG(st.st_mode) || st.st_size > SAFETENSORS_MAX_HEADER) {
-        kn_fail("%s: not a regular file of at most %u bytes", path, SAFETENSORS_MAX_HEADER);
-        return NULL;
-    }
+    if (!S_ISREG(st.st_mode) || st.st_size > SAFETENSORS_MAX_HEADER)
+        return kn_fail_null("%s: not a regular file of at most %u bytes", path,
+                            SAFETENSORS_MAX_HEADER);
     int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
     char *text = fd >= 0 ? kn_file_copy(fd, path, SAFETENSORS_MAX_HEADER, &size) : NULL;
     json_t *map = NULL,

@@ -44,12 +44,11 @@ static char *rekeyed(const char *name, const char *prefix, const kn_param *p, in
     char number[24];
     const int i = keys == KN_KEYS_INDEX ? param_by_name(below, p, n, &length)
                                         : param_by_number(below, p, n, &length);
-    if (i < 0) {
-        kn_fail("kn_state_rekey: '%s' begins with no %s of a parameter of the module, which has "
-                "%d",
-                name, keys == KN_KEYS_INDEX ? "name" : "number", n);
-        return NULL;
-    }
+    if (i < 0)
+        return kn_fail_null(
+            "kn_state_rekey: '%s' begins with no %s of a parameter of the module, which has "
+            "%d",
+            name, keys == KN_KEYS_INDEX ? "name" : "number", n);
     snprintf(number, sizeof number, "%d", i);
     char *head = kn_state_join(prefix, keys == KN_KEYS_INDEX ? number : p[i].name, NULL);
     char *joined = head ? kn_state_join(head, below + length, NULL) : NULL;

@@ -256,8 +256,7 @@ json_t *kn_saved_files(kn_pieces *const part[KN_PARTS])
     if (ok)
         return list;
     json_decref(list);
-    kn_fail("checkpoint: no memory for the list of files");
-    return NULL;
+    return kn_fail_null("checkpoint: no memory for the list of files");
 }
 
 /* Opens a part as it lies on the disk: together its files hold every tensor of the list, each

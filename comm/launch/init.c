@@ -233,11 +233,10 @@ static kn_comm *join_supervisor(const options *o)
     unsetenv("KNAP_RANK");
     unsetenv("KNAP_WORLD");
     unsetenv("KNAP_LOCAL_FD");
-    if ((o->ranks && o->ranks != size) || o->threads) {
-        kn_fail("--%s given to rank %d of %d: give it to the program that starts the ranks",
-                o->threads ? "threads" : "ranks", rank, size);
-        return NULL;
-    }
+    if ((o->ranks && o->ranks != size) || o->threads)
+        return kn_fail_null(
+            "--%s given to rank %d of %d: give it to the program that starts the ranks",
+            o->threads ? "threads" : "ranks", rank, size);
     size_t bytes;
     kn_local_head *head = kn_local_map(fd, &bytes);
     if (!head)
@@ -262,11 +261,10 @@ static kn_comm *join_supervisor(const options *o)
 /* torchrun, mpirun, srun. */
 static kn_comm *join_launcher(const kn_launch *l, const options *o)
 {
-    if (o->ranks && o->ranks != l->size) {
-        kn_fail("--ranks %d (or KNAP_RANKS) contradicts %s=%d, which %s set: leave it out",
-                o->ranks, l->size_name, l->size, l->launcher);
-        return NULL;
-    }
+    if (o->ranks && o->ranks != l->size)
+        return kn_fail_null(
+            "--ranks %d (or KNAP_RANKS) contradicts %s=%d, which %s set: leave it out", o->ranks,
+            l->size_name, l->size, l->launcher);
     return kn_launch_join(l, o->threads);
 }
 

@@ -230,9 +230,9 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads)
         return kn_rendezvous(l->job, l->rank, l->size, cores.threads);
     if (l->place.host[0])
         return kn_comm_tcp(&l->place, l->rank, l->size);
-    kn_fail("%s=%d: ranks on several hosts need a place to meet: start them with mpirun or srun "
-            "--mpi=pmix (libknap built with -Dmpi=enabled), with torchrun, or set "
-            "KNAP_RENDEZVOUS=tcp:HOST:PORT or file:/PATH",
-            l->size_name, l->size);
-    return NULL;
+    return kn_fail_null(
+        "%s=%d: ranks on several hosts need a place to meet: start them with mpirun or srun "
+        "--mpi=pmix (libknap built with -Dmpi=enabled), with torchrun, or set "
+        "KNAP_RENDEZVOUS=tcp:HOST:PORT or file:/PATH",
+        l->size_name, l->size);
 }

@@ -394,10 +394,8 @@ kn_comm *kn_rendezvous(const char *job, int rank, int size, int threads)
 {
     int fd = -1;
     size_t bytes = 0;
-    if (size > KN_LOCAL_MAX_RANKS) {
-        kn_fail("%d ranks on one host: at most %d", size, KN_LOCAL_MAX_RANKS);
-        return NULL;
-    }
+    if (size > KN_LOCAL_MAX_RANKS)
+        return kn_fail_null("%d ranks on one host: at most %d", size, KN_LOCAL_MAX_RANKS);
     kn_local_head *head =
         rank == 0 ? lead(job, size, threads, &fd, &bytes) : follow(job, rank, size, &fd, &bytes);
     if (!head)

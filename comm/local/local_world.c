@@ -65,10 +65,8 @@ kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
 {
     size_t control = control_bytes(n), region = REGION_MAX;
     int file = -1;
-    if (fd && (file = memfd_create("knap", MFD_CLOEXEC | MFD_ALLOW_SEALING)) < 0) {
-        kn_fail("local ranks: memfd_create: %s", strerror(errno));
-        return NULL;
-    }
+    if (fd && (file = memfd_create("knap", MFD_CLOEXEC | MFD_ALLOW_SEALING)) < 0)
+        return kn_fail_null("local ranks: memfd_create: %s", strerror(errno));
     kn_local_head *head = NULL;
     for (; !head && region >= REGION_MIN; region /= 2) {
         *bytes = control + (size_t)n * region;
@@ -117,26 +115,22 @@ static bool fits(const kn_local_head *head, size_t bytes)
 kn_local_head *kn_local_map(int fd, size_t *bytes)
 {
     struct stat st;
-    if (fstat(fd, &st) != 0 || st.st_size < (off_t)sizeof(kn_local_head)) {
-        kn_fail("local ranks: KNAP_LOCAL_FD=%d is not the supervisor's shared memory: start with "
-                "--ranks, not by setting KNAP_RANK",
-                fd);
-        return NULL;
-    }
+    if (fstat(fd, &st) != 0 || st.st_size < (off_t)sizeof(kn_local_head))
+        return kn_fail_null(
+            "local ranks: KNAP_LOCAL_FD=%d is not the supervisor's shared memory: start with "
+            "--ranks, not by setting KNAP_RANK",
+            fd);
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || (seals & SEALS) != SEALS) {
-        kn_fail("local ranks: descriptor %d is no sealed memory, so its pages could be taken away: "
-                "it was not made by this version of libknap",
-                fd);
-        return NULL;
-    }
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return kn_fail_null(
+            "local ranks: descriptor %d is no sealed memory, so its pages could be taken away: "
+            "it was not made by this version of libknap",
+            fd);
     *bytes = (size_t)st.st_size;
     kn_local_head *head = map_shared(*bytes, fd);
-    if (!head) {
-        kn_fail("local ranks: cannot map %zu GiB of address space: %s (see ulimit -v)",
-                *bytes >> 30, strerror(errno));
-        return NULL;
-    }
+    if (!head)
+        return kn_fail_null("local ranks: cannot map %zu GiB of address space: %s (see ulimit -v)",
+                            *bytes >> 30, strerror(errno));
     if (!fits(head, *bytes)) {
         kn_fail("local ranks: the shared memory was made by another version of libknap");
         kn_local_unmap(head, *bytes);

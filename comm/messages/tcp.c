@@ -162,10 +162,8 @@ static bool allow_files(int size)
 kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
 {
     int local_rank = 0, local_size = 1;
-    if (size > KN_TCP_MAX_RANKS) {
-        kn_fail("%d ranks over TCP: at most %d; use MPI", size, KN_TCP_MAX_RANKS);
-        return NULL;
-    }
+    if (size > KN_TCP_MAX_RANKS)
+        return kn_fail_null("%d ranks over TCP: at most %d; use MPI", size, KN_TCP_MAX_RANKS);
     kn_comm_world *world = kn_comm_world_make();
     kn_tcp_world *w = kn_host_calloc(1, sizeof *w);
     kn_tcp_comm *c = NULL;

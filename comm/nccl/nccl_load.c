@@ -41,10 +41,10 @@ const nccl_functions *kn_nccl(void)
 {
     if (kn_cuda_library_open(&kn_nccl_library))
         return &nccl;
-    kn_fail("collectives of GPU tensors need NCCL: %s; install it, name it in KNAP_NCCL, or set "
-            "KNAP_COMM=local",
-            kn_nccl_library.lack);
-    return NULL;
+    return kn_fail_null(
+        "collectives of GPU tensors need NCCL: %s; install it, name it in KNAP_NCCL, or set "
+        "KNAP_COMM=local",
+        kn_nccl_library.lack);
 }
 
 const char *kn_nccl_version(void)

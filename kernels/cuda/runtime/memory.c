@@ -103,7 +103,7 @@ kn_gpu_memory *kn_gpu_memory_begin(void)
 {
     kn_gpu_memory *m = calloc(1, sizeof *m);
     if (!m)
-        return kn_fail("out of memory: the host has no bytes for a pool; end other programs"), NULL;
+        return kn_fail_null("out of memory: the host has no bytes for a pool; end other programs");
     m->pool = kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_device, .put = put_device });
     if (!m->pool) {
         free(m);

@@ -310,8 +310,8 @@ kn_gpu_pool *kn_gpu_pool_create(kn_gpu_pool_source source)
     p->chain = calloc(p->chains, sizeof *p->chain);
     if (!p->chain) {
         kn_host_free(p);
-        kn_fail("out of memory: the host has no bytes for the table of a pool; end other programs");
-        return NULL;
+        return kn_fail_null(
+            "out of memory: the host has no bytes for the table of a pool; end other programs");
     }
     p->source = source;
     pthread_mutex_init(&p->lock, NULL);
