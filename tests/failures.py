@@ -6,7 +6,7 @@ import re
 
 WIDTH = 400  # of a line that is shown
 MESSAGE = re.compile(r'\S+\.(c|cc|h|cu):\d+: ')
-END_OF_CASE = re.compile(r' *\d+\.\d\d s  \S|\d+ passed, \d+ failed|\[====\]')
+END_OF_CASE = re.compile(r' *\d+\.\d\d s[ ,]|\d+ passed, \d+ failed|\[====\]')
 SAID_ABOVE = re.compile(r'\[----\]( *$|.*(: Assertion Failed|conditions for this assertion))')
 CRASH = re.compile('killed by signal|[Uu]nexpected signal')
 NEWS = re.compile(r'knap: |.*(SUMMARY: |ERROR: \w+Sanitizer|runtime error: |killed by signal|[Uu]nexpected signal|Timed out)')

@@ -1,7 +1,7 @@
 /* tests/kn_test.c: runs KN_TEST cases without Criterion. Arguments: substrings of "suite.name", one
  * of which must occur (none: all cases); --part K/N takes the K-th of them and every N-th after it;
  * --no-fork runs all cases in this process; --list prints the names; --times prints how long each
- * case took; --stop ends after the first that fails; --machine prints the instruction set and the
+ * case took, and its processors' time; --stop ends after the first that fails; --machine prints the instruction set and the
  * libraries that the CPU's kernels use here, and runs nothing. Compiled into every test program;
  * empty under Criterion. */
 #ifndef KN_CRITERION
@@ -10,6 +10,7 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -140,6 +141,19 @@ static double seconds(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* The processors' time of the cases so far, and of the ranks that they waited for. */
+static double processor_seconds(void)
+{
+    double sum = 0;
+    for (int who = RUSAGE_CHILDREN; who <= RUSAGE_SELF; who++) {
+        struct rusage u;
+        getrusage(who, &u);
+        sum += (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+               1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    }
+    return sum;
+}
+
 static bool in_part(int index, int argc, char **argv)
 {
     int k = 1, n = 1;
@@ -172,7 +186,7 @@ int main(int argc, char **argv)
             puts(name);
             continue;
         }
-        double begin = seconds();
+        double begin = seconds(), worked = processor_seconds();
         int status = here ? run_here(t) : run_forked(t);
         if (status == PASSED)
             passed++;
@@ -183,7 +197,8 @@ int main(int argc, char **argv)
         if (status != PASSED && status != SKIPPED)
             printf("FAIL %s\n", name);
         if (times)
-            printf("%8.2f s  %s\n", seconds() - begin, name);
+            printf("%8.2f s, %6.2f s of processors  %s\n", seconds() - begin,
+                   processor_seconds() - worked, name);
     }
     if (!list && first)
         failed += unused_words(argc, argv, used);
