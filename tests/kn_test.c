@@ -1,9 +1,9 @@
 /* tests/kn_test.c: runs KN_TEST cases without Criterion. Arguments: substrings of "suite.name", one
  * of which must occur (none: all cases); --part K/N takes the K-th of them and every N-th after it;
  * --no-fork runs all cases in this process; --list prints the names; --times prints how long each
- * case took, and its processors' time; --stop ends after the first that fails; --machine prints the instruction set and the
- * libraries that the CPU's kernels use here, and runs nothing. Compiled into every test program;
- * empty under Criterion. */
+ * case took, and its processors' time; --stop ends after the first that fails; --machine prints the
+ * instruction set and the libraries that the CPU's kernels use here, and runs nothing. Compiled
+ * into every test program; empty under Criterion. */
 #ifndef KN_CRITERION
 #include "kernels/kernels.h"
 #include "tests/kn_test.h"

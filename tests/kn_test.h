@@ -58,6 +58,12 @@ _Noreturn void kn_test_skip(const char *fmt, ...) __attribute__((format(printf, 
 #define KN_SKIP(...) kn_test_skip("" __VA_ARGS__)
 #endif
 
+#ifdef __SANITIZE_ADDRESS__
+#define SANITIZED 1 /* a case takes seven times as long */
+#else
+#define SANITIZED 0
+#endif
+
 static inline double kn_test_clock(clockid_t clock)
 {
     struct timespec t;

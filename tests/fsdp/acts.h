@@ -181,6 +181,7 @@ int acts_ranks(kn_comm *world, void *job);
 
 /* Programs of seeds [seed, seed + count): fails with the first that differs, shrunk. */
 void acts_check(uint64_t seed, uint64_t count);
-void acts_check_program(const char *text);
+/* False where one of its acts makes no sense where it comes. */
+bool acts_check_program(const char *text);
 
 #endif

@@ -1,4 +1,5 @@
 /* tests/fsdp/acts_ranks.c: a program of acts on ranks; each act is compared with the reference. */
+#include "fsdp/unit.h"
 #include "tests/fsdp/acts.h"
 
 typedef struct trainer {
@@ -6,7 +7,7 @@ typedef struct trainer {
     const acts_program *p;
     acts_net net;
     kn_comm *comm[RANKS_WAYS];
-    int rank;
+    int rank, mode; /* of the last backward, -1: trees have come */
     bool merged[ACTS_PARTS], gone[ACTS_PARTS], root;
     kn_optim *optim[ACTS_PLACES];
     kn_scaler *scaler; /* or NULL */
@@ -238,7 +239,8 @@ static bool set_mode(trainer *t, int mode)
 
 static bool backward(trainer *t, const act *a, int number)
 {
-    bool ok = kn_unclip_grads(&t->net) && set_mode(t, a->arg[1]);
+    bool ok = kn_unclip_grads(&t->net) && (t->mode == a->arg[1] || set_mode(t, a->arg[1]));
+    t->mode = a->arg[1];
     for (int k = 0; k < ACTS_PARTS; k++)
         ok = ok && (t->gone[k] || kn_unclip_grads(t->net.part[k]));
     kn_scope scope = kn_scope_begin();
@@ -325,6 +327,21 @@ static bool step(trainer *t, int number)
     return kn_step(o) && (!t->scaler || same_scale(t, number));
 }
 
+/* The switches are as they were. */
+static bool reduce(trainer *t, void *place, int number)
+{
+    kn_module *unit[1 + 3 * ACTS_PARTS];
+    bool ok = kn_fsdp_reduce_grads(place);
+    for (int i = 0, n = ok && t->mode >= 0 ? kn_fsdp_units(place, unit, 10) : 0; i < n; i++) {
+        const kn_unit *u = kn_unit_of(unit[i]->impl);
+        if (u->sync != (t->mode != MODE_NO_SYNC) ||
+            u->all_reduce != (t->mode != MODE_NO_ALL_REDUCE) ||
+            (unit[i] == place && u->is_last_backward != (t->mode != MODE_NOT_LAST)))
+            return differs(t, number, "the unit with other switches", i, -1);
+    }
+    return ok;
+}
+
 static bool merge(trainer *t, int k, bool zero_first)
 {
     if (zero_first)
@@ -380,9 +397,10 @@ static bool run(trainer *t, const act *a, int number)
     case ACT_EDIT:
         return edit(t, a, number);
     case ACT_REDUCE:
-        return kn_fsdp_reduce_grads(acts_place(&t->net, a->arg[0]));
+        return reduce(t, acts_place(&t->net, a->arg[0]), number);
     case ACT_ROOT:
         drop_optims(t);
+        t->mode = -1;
         return (t->root = wrap(t, &t->net, t->comm[RANKS_ALL], -1)) &&
                put(t, &t->net, -1, &want->values[t->rank]) && make_optims(t);
     case ACT_MERGE:
@@ -404,7 +422,7 @@ int acts_ranks(kn_comm *world, void *arg)
 {
     acts_job *job = arg;
     trainer *t = calloc(1, sizeof *t);
-    *t = (trainer){ .job = job, .p = &job->p, .rank = kn_rank(world) };
+    *t = (trainer){ .job = job, .p = &job->p, .rank = kn_rank(world), .mode = -1 };
     t->comm[RANKS_ALL] = world;
     kn_set_threads(1);
     kn_seed(7);

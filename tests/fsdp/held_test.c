@@ -1,7 +1,38 @@
 /* tests/fsdp/held_test.c: gradients that ranks have not agreed on, or that are held back, where
  * something is dropped or frozen meanwhile. */
 #include "nn/hooks.h"
-#include "tests/fsdp/gan.h"
+#include "tests/fsdp/two.h"
+
+typedef struct gan {
+    kn_module base;
+    kn_linear g, d; /* a generator and a discriminator */
+    bool skip_d;    /* the result leaves d out */
+} gan;
+
+static kn_tensor *gan_forward(kn_module *self, kn_tensor *x)
+{
+    gan *m = (gan *)self;
+    x = kn_gelu_tanh(kn_call(&m->g, x));
+    kn_tensor *y = kn_call(&m->d, x);
+    return m->skip_d ? x : y;
+}
+
+static bool gan_init(gan *m)
+{
+    memset(m, 0, sizeof *m);
+    return kn_module_init(&m->base, gan_forward) &&
+           kn_linear_init(&m->g, &m->base, "g", 4, 4, .device = KN_META) &&
+           kn_linear_init(&m->d, &m->base, "d", 4, 3, .device = KN_META);
+}
+
+static bool gan_backward(gan *m, int micro)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y = kn_call(m, x);
+    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
+    kn_scope_end(scope);
+    return ok;
+}
 
 /* When g is through, ranks have reduced what rank 0's data brought d. */
 static void drop_weight(kn_module_event *e, void *arg)

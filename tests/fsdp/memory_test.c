@@ -186,11 +186,14 @@ static int runs(const setting *s)
                         : kn_spawn(s->ranks, measure, (void *)s);
 }
 
+enum { EVERY = SANITIZED ? 4 : 1 }; /* bytes are the same there */
+
 static void check(setting s)
 {
+    static int settings;
     char text[TEXT];
     describe(&s, text);
-    KN_CHECK(runs(&s) == 0, "%s", text);
+    KN_CHECK(settings++ % EVERY || runs(&s) == 0, "%s", text);
 }
 
 /* ---- settings -------------------------------------------------------------------------------- */
@@ -237,7 +240,7 @@ static setting generate(uint64_t seed, int ranks)
 static void check_generated(int ranks, uint64_t from, uint64_t to)
 {
     int failed = 0;
-    for (uint64_t seed = from; seed < to; seed++) {
+    for (uint64_t seed = from; seed < to; seed += EVERY) {
         setting s = generate(seed, ranks);
         failed += runs(&s) != 0;
     }
@@ -273,12 +276,7 @@ KN_TEST(memory, equals_the_formula_on_one_rank)
 
 KN_TEST(memory, equals_the_formula_on_two_ranks)
 {
-    check_generated(2, 0, 30);
-}
-
-KN_TEST(memory, equals_the_formula_on_two_ranks_again)
-{
-    check_generated(2, 30, 60);
+    check_generated(2, 0, 60);
 }
 
 KN_TEST(memory, equals_the_formula_on_four_ranks)
@@ -291,10 +289,10 @@ KN_TEST(memory, equals_the_formula_on_four_ranks)
 KN_TEST(memory, equals_the_formula_offloaded_to_memory)
 {
     int failed = 0;
-    for (uint64_t seed = 100; seed < 130 && !THREADS_ONLY; seed++) {
+    for (uint64_t seed = 100; seed < 130 && !THREADS_ONLY; seed += EVERY) {
         setting s = generate(seed, seed % 3 ? 1 : 2);
         s.pinned = true;
-        s.unpinned = seed % 4 == 0;
+        s.unpinned = seed % 5 == 0;
         s.offload = false;
         failed += runs(&s) != 0;
     }

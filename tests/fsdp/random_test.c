@@ -1,28 +1,24 @@
 /* tests/fsdp/random_test.c: some random programs; random_slow_test.c runs many more. */
 #include "tests/fsdp/random.h"
 
-/* Under sanitizers a program takes ten times as long. */
-#ifdef __SANITIZE_ADDRESS__
-enum { EACH = 15 };
-#else
-enum { EACH = THREADS_ONLY ? 10 : 50 };
-#endif
+/* Under sanitizers fewer, and others. */
+enum { FIRST = SANITIZED ? 50 : 0, EACH = SANITIZED ? 15 : THREADS_ONLY ? 10 : 50 };
 
 KN_TEST(random, programs_1)
 {
-    random_check(1000, EACH);
+    random_check(1000 + FIRST, EACH);
 }
 KN_TEST(random, programs_2)
 {
-    random_check(2000, EACH);
+    random_check(2000 + FIRST, EACH);
 }
 KN_TEST(random, programs_3)
 {
-    random_check(3000, EACH);
+    random_check(3000 + FIRST, EACH);
 }
 KN_TEST(random, programs_4)
 {
-    random_check(4000, EACH);
+    random_check(4000 + FIRST, EACH);
 }
 
 /* Shrunk programs that differed once. */

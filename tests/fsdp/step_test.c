@@ -5,52 +5,6 @@
 
 /* ---- two optimizers -------------------------------------------------------------------------- */
 
-/* 3 rounds; a steps after each, b after the second and third. Without ranks: one process runs every
- * micro-batch. */
-static bool train_by_turns(two *m, int ranks, int rank, bool clip)
-{
-    kn_optim *a = kn_sgd(&m->a, .lr = 0.5), *b = kn_sgd(&m->b, .lr = 0.5);
-    bool ok = a && b;
-    for (int round = 0; round < 3 && ok; round++) {
-        for (int r = 0; r < ranks && ok; r++)
-            if (rank < 0 || rank == r)
-                ok = two_backward(m, round * ranks + r);
-        if (clip && round == 2)
-            ok = ok && kn_item(kn_clip_grad_norm(m, 0.01)) > 0.01f;
-        ok = ok && kn_step(a) && (round == 0 || kn_step(b));
-    }
-    kn_optim_free(a);
-    kn_optim_free(b);
-    return ok;
-}
-
-static int by_turns(kn_comm *world, void *arg)
-{
-    for (int one_unit = 0; one_unit < 2; one_unit++)
-        for (int clip = 0; clip < 2; clip++) {
-            two m, whole;
-            int n = kn_comm_size(world);
-            EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-            EXPECT(two_init(&m, KN_META, KN_F32) &&
-                   kn_fsdp_wrap(&m, world, .seed = NET_SEED,
-                                .wrap_class = one_unit ? NULL : "linear"));
-            EXPECT(train_by_turns(&whole, n, -1, clip) &&
-                       train_by_turns(&m, n, kn_rank(world), clip),
-                   "%s", kn_error());
-            EXPECT(all_read_as(&m, &whole), "one unit %d, clipped %d", one_unit, clip);
-            kn_module_free(&m);
-            kn_module_free(&whole);
-        }
-    (void)arg;
-    return 0;
-}
-
-KN_TEST(step, two_optimizers_each_see_their_own_micro_batches)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, by_turns, NULL) == 0, "%d ranks", ranks);
-}
-
 KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 {
     two m;
