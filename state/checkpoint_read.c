@@ -94,11 +94,7 @@ static kn_own_file *add_file(kn_checkpoint *c, const char *name, int64_t most)
     if (!kn_folder_path(path, c->dir, name, "") || !(f->name = kn_host_strdup(name)))
         return NULL;
     c->files++;
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
-    if (fd < 0)
-        kn_fail_system("cannot open %s: %m", path);
-    else
-        f->data = kn_file_copy(fd, path, most < 0 ? 0 : (size_t)most, &f->size);
+    f->data = kn_file_read(path, most < 0 ? 0 : (size_t)most, &f->size);
     return f->data ? f : NULL;
 }
 

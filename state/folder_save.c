@@ -213,29 +213,36 @@ static bool recover_old(const char *dir, const char *path, const char *step)
     return replaced > 0;
 }
 
-/* Any other leftover goes. */
-static bool recover_rest(const char *dir, const char *path, const char *step)
+/* What saves left of one step. */
+static bool recover_step(const char *dir, const char *step)
 {
-    (void)dir;
-    (void)step;
-    remove_leftover(path);
-    return true;
+    char path[KN_FOLDER_PATH];
+    if (!kn_folder_path(path, dir, step, SAVING))
+        return false;
+    int there = kn_folder_find(path);
+    if (there < 0 || (there > 0 && !recover_saving(dir, path, step)) ||
+        !kn_folder_path(path, dir, step, OLD))
+        return false;
+    there = kn_folder_find(path);
+    return there == 0 || (there > 0 && recover_old(dir, path, step));
 }
 
-/* Calls recover for each entry of dir that is named step-N and end. */
-static bool recover_all(const char *dir, const char *end,
-                        bool (*recover)(const char *dir, const char *path, const char *step))
+static bool recover_all(const char *dir)
 {
-    char path[KN_FOLDER_PATH], name[KN_FOLDER_NAME];
+    static const char *const end[] = { SAVING, OLD, REMOVING };
+    char path[KN_FOLDER_PATH], step[KN_FOLDER_NAME];
     kn_folder_names n;
     bool ok = kn_folder_names_read(&n, dir, NULL);
-    for (int64_t i = 0; ok && i < n.count; i++) {
-        int64_t step = kn_folder_step(n.list[i].name, end);
-        if (step < 0)
-            continue;
-        kn_folder_name(name, step, "");
-        ok = kn_folder_path(path, dir, n.list[i].name, "") && recover(dir, path, name);
-    }
+    for (int64_t i = 0; i < n.count; i++)
+        for (int k = 0; ok && k < 3; k++) {
+            const int64_t number = kn_folder_step(n.list[i].name, end[k]);
+            if (number < 0)
+                continue;
+            kn_folder_name(step, number, "");
+            ok = recover_step(dir, step) && kn_folder_path(path, dir, step, REMOVING);
+            if (ok)
+                remove_leftover(path);
+        }
     kn_folder_names_free(&n);
     return ok;
 }
@@ -243,8 +250,7 @@ static bool recover_all(const char *dir, const char *end,
 bool kn_folder_recover(const char *dir, kn_listing *l)
 {
     char best[KN_FOLDER_PATH];
-    if (!recover_all(dir, SAVING, recover_saving) || !recover_all(dir, OLD, recover_old) ||
-        !recover_all(dir, REMOVING, recover_rest) || !kn_folder_path(best, dir, BEST_NEW, ""))
+    if (!recover_all(dir) || !kn_folder_path(best, dir, BEST_NEW, ""))
         return false;
     remove_leftover(best);
     if (!kn_folder_list(l, dir))
@@ -259,21 +265,6 @@ static bool make_folder(const char *path)
 {
     return KN_AGAIN(mkdir(path, 0777)) == 0 ||
            kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
-}
-
-/* Without a lock another run may be saving here, and its leftovers can't be told from this run's:
- * only what is in the way of the step that is saved next is put right. */
-static bool recover_step(const char *dir, const char *step)
-{
-    char path[KN_FOLDER_PATH];
-    if (!kn_folder_path(path, dir, step, SAVING))
-        return false;
-    int there = kn_folder_find(path);
-    if (there < 0 || (there > 0 && !recover_saving(dir, path, step)) ||
-        !kn_folder_path(path, dir, step, OLD))
-        return false;
-    there = kn_folder_find(path);
-    return there == 0 || (there > 0 && recover_old(dir, path, step));
 }
 
 /* What the next save of f replaces: all, or what is still there of those that were replaced. */
@@ -293,6 +284,8 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
     char below[KN_FOLDER_PATH];
     kn_listing l = { 0 };
     kn_folder_name(s->saved.name, s->saved.step, "");
+    /* Without a lock another run may be saving here, and its leftovers can't be told from this
+     * run's: only what is in the way of the step that is saved next is put right. */
     bool ok = f->lock < 0 ? recover_step(f->dir, s->saved.name) && kn_folder_list(&l, f->dir)
                           : kn_folder_recover(f->dir, &l);
     const int64_t known = kn_listing_number(&l);

@@ -71,20 +71,16 @@ static json_t *parse(const char *text, size_t size, const char *path)
 json_t *kn_folder_state(const char *dir)
 {
     char path[KN_FOLDER_PATH];
+    struct stat st;
     size_t size;
     if (!kn_folder_path(path, dir, KN_STATE_FILE, ""))
         return NULL;
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
-    if (fd < 0) {
-        if (errno == ENOENT || errno == ENOTDIR)
-            kn_fail("%s holds no checkpoint: there is no %s; give a folder that "
-                    "kn_checkpoint_save or a trainer's --out wrote",
-                    dir, KN_STATE_FILE);
-        else
-            kn_fail_system("cannot open %s: %m", path);
-        return NULL;
-    }
-    char *text = kn_file_copy(fd, path, KN_STATE_MOST, &size);
+    const int there = kn_look(path, &st);
+    if (there == 0)
+        kn_fail("%s holds no checkpoint: there is no %s; give a folder that kn_checkpoint_save or "
+                "a trainer's --out wrote",
+                dir, KN_STATE_FILE);
+    char *text = there > 0 ? kn_file_read(path, KN_STATE_MOST, &size) : NULL;
     json_t *j = text ? parse(text, size, path) : NULL;
     kn_host_free(text);
     return j;

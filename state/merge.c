@@ -5,6 +5,7 @@
  * a merge leaves: a file without its header, or fewer files than their names tell. */
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "data/data.h"
 #include "state/merge.h"
 #include "state/shard_file.h"
 #include "tensor/json.h"
@@ -28,8 +29,7 @@
 typedef struct merging {
     kn_pieces *p;
     const char *dir;
-    int64_t *bytes; /* [tensors] */
-    int *file;      /* [tensors]: which takes it */
+    int *file; /* [tensors]: which takes it */
     int files, made;
     int lock;     /* of UNFINISHED; -1: not open */
     char *values; /* of one tensor */
@@ -45,34 +45,26 @@ static void name_file(int files, int file, char name[64])
         snprintf(name, 64, "model-%05d-of-%05d.safetensors", file + 1, files);
 }
 
-static char *path_of(const merging *m, const char *name)
+static int64_t bytes_of(const merging *m, int i)
 {
-    size_t room = strlen(m->dir) + strlen(name) + 2;
-    char *path = kn_host_alloc(room);
-    if (path)
-        snprintf(path, room, "%s/%s", m->dir, name);
-    return path;
+    return kn_piece_bytes(kn_pieces_tensor(m->p, i));
 }
 
 /* Fills the files in order. */
 static bool plan(merging *m, int64_t most)
 {
-    int n = kn_pieces_count(m->p);
+    const int n = kn_pieces_count(m->p);
     int64_t held = 0, largest = 0;
-    m->bytes = kn_host_calloc((size_t)n + 1, sizeof *m->bytes);
-    m->file = kn_host_calloc((size_t)n + 1, sizeof *m->file);
-    if (!m->bytes || !m->file)
+    if (!(m->file = kn_host_calloc((size_t)n + 1, sizeof *m->file)))
         return false;
     for (int i = 0; i < n; i++) {
-        const kn_piece *t = kn_pieces_tensor(m->p, i);
-        if (!kn_safetensors_bytes(t->dtype, t->ndim, t->shape, &m->bytes[i]))
-            return kn_fail("tensor \"%.200s\": too many bytes", t->name);
-        largest = m->bytes[i] > largest ? m->bytes[i] : largest;
-        if (most > 0 && held > 0 && m->bytes[i] > most - held) {
+        const int64_t bytes = bytes_of(m, i);
+        largest = bytes > largest ? bytes : largest;
+        if (most > 0 && held > 0 && bytes > most - held) {
             m->files++;
             held = 0;
         }
-        held += m->bytes[i];
+        held += bytes;
         m->file[i] = m->files;
     }
     m->files++;
@@ -88,10 +80,10 @@ static bool write_tensors(merging *m, kn_shard_file *f, int file)
         if (m->file[i] != file)
             continue;
         if (!kn_pieces_read(m->p, i, kn_pieces_tensor(m->p, i)->part, m->values) ||
-            !kn_shard_file_append(f, m->values, (size_t)m->bytes[i]))
+            !kn_shard_file_append(f, m->values, (size_t)bytes_of(m, i)))
             return false;
         if (m->progress)
-            m->progress(m->bytes[i], m->arg);
+            m->progress(bytes_of(m, i), m->arg);
     }
     return true;
 }
@@ -123,19 +115,17 @@ static bool write_file(merging *m, int file)
 /* {"metadata": {"total_size": bytes}, "weight_map": {name: file, ...}} */
 static char *index_text(const merging *m)
 {
-    int64_t total = 0;
-    char name[64], *text = NULL;
+    char name[64];
     json_t *map = json_object();
     bool ok = map != NULL;
     for (int i = 0; i < kn_pieces_count(m->p) && ok; i++) {
         name_file(m->files, m->file[i], name);
-        total += m->bytes[i];
         ok = json_object_set_new(map, kn_pieces_tensor(m->p, i)->name, json_string(name)) == 0;
     }
-    json_t *index = ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total,
-                                   "weight_map", map)
+    json_t *index = ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
+                                   (json_int_t)kn_pieces_bytes(m->p), "weight_map", map)
                        : NULL;
-    text = kn_json_text(index, JSON_INDENT(2));
+    char *text = kn_json_text(index, JSON_INDENT(2));
     json_decref(index);
     json_decref(map);
     if (!text)
@@ -145,13 +135,9 @@ static char *index_text(const merging *m)
 
 static bool write_index(const merging *m)
 {
-    char *path = path_of(m, INDEX), *text = path ? index_text(m) : NULL;
-    kn_whole_file *f = text ? kn_whole_file_create(path) : NULL;
-    bool ok = f && kn_whole_file_write(f, text, strlen(text));
-    if (ok)
-        ok = kn_whole_file_commit(f);
-    else
-        kn_whole_file_abandon(f);
+    char *path = kn_path_join(m->dir, INDEX), *text = path ? index_text(m) : NULL;
+    bool ok = text && kn_file_write(path, (const void *const[]){ text },
+                                    (const size_t[]){ strlen(text) }, 1);
     free(text);
     kn_host_free(path);
     return ok;
@@ -160,14 +146,11 @@ static bool write_index(const merging *m)
 /* Readers take all tensors of a folder for one model: nobody else's may lie there. */
 static bool check_free(const merging *m)
 {
-    static const char end[] = ".safetensors";
     kn_folder_names n;
     bool there, ok = kn_folder_names_read(&n, m->dir, &there);
     for (int64_t i = 0; i < n.count && ok; i++) {
-        const char *name = n.list[i].name;
-        const size_t length = strlen(name), after = sizeof end - 1;
-        if (strcmp(name, INDEX) == 0 ||
-            (length >= after && strcmp(name + length - after, end) == 0))
+        const char *name = n.list[i].name, *dot = strrchr(name, '.');
+        if (strcmp(name, INDEX) == 0 || (dot && strcmp(dot, ".safetensors") == 0))
             ok =
                 kn_fail("%s/%s is there already: remove it or choose another folder", m->dir, name);
     }
@@ -179,7 +162,7 @@ static bool check_free(const merging *m)
 
 static bool remove_one(const merging *m, const char *name)
 {
-    char *path = path_of(m, name);
+    char *path = kn_path_join(m->dir, name);
     bool ok = path && (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
                        kn_fail_system("cannot remove %s: %m", path));
     kn_host_free(path);
@@ -203,14 +186,8 @@ static bool sign(const merging *m)
 {
     char text[16];
     const int n = snprintf(text, sizeof text, "%d\n", m->files);
-    int done = 0;
-    while (done < n) {
-        ssize_t more = pwrite(m->lock, text + done, (size_t)(n - done), done);
-        if (more <= 0 && errno != EINTR)
-            break;
-        done += more > 0 ? (int)more : 0;
-    }
-    return (done == n && KN_AGAIN(ftruncate(m->lock, n)) == 0 && KN_AGAIN(fsync(m->lock)) == 0 &&
+    return (KN_AGAIN(pwrite(m->lock, text, (size_t)n, 0) == n ? 0 : -1) == 0 &&
+            KN_AGAIN(ftruncate(m->lock, n)) == 0 && KN_AGAIN(fsync(m->lock)) == 0 &&
             kn_sync_folder(m->dir)) ||
            kn_fail_system("cannot write %s/" UNFINISHED ": %m", m->dir);
 }
@@ -229,7 +206,7 @@ static bool remove_dead(const merging *m)
 /* Makes this process the only one that merges into the folder. */
 static bool claim(merging *m)
 {
-    char *path = path_of(m, UNFINISHED);
+    char *path = kn_path_join(m->dir, UNFINISHED);
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     struct stat st = { 0 };
     bool ok = path != NULL, fresh = false;
@@ -285,7 +262,6 @@ bool kn_pieces_merge(kn_pieces *p, const char *dir, int64_t most, int *files,
         close(m.lock);
     if (files)
         *files = m.files;
-    kn_host_free(m.bytes);
     kn_host_free(m.file);
     kn_host_free(m.values);
     return ok;

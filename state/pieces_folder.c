@@ -113,22 +113,15 @@ static json_t *read_map(const char *path)
     json_error_t e;
     struct stat st;
     size_t size;
-    if (kn_look(path, &st) <= 0)
+    json_t *map = NULL, *index = NULL;
+    char *text = kn_look(path, &st) > 0 ? kn_file_read(path, SAFETENSORS_MAX_HEADER, &size) : NULL;
+    if (!text)
         return NULL;
-    if (!S_ISREG(st.st_mode) || st.st_size > SAFETENSORS_MAX_HEADER)
-        return kn_fail_null("%s: not a regular file of at most %u bytes", path,
-                            SAFETENSORS_MAX_HEADER);
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    char *text = fd >= 0 ? kn_file_copy(fd, path, SAFETENSORS_MAX_HEADER, &size) : NULL;
-    json_t *map = NULL,
-           *index = text ? kn_json_parse(text, size, JSON_REJECT_DUPLICATES, path, &e) : NULL;
-    kn_host_free(text);
-    if (fd < 0)
-        kn_fail_system("%s: cannot open: %m", path);
-    else if (!index)
+    if (!(index = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, path, &e)))
         kn_fail("%s: %s in line %d", path, e.text, e.line);
     else if (!(map = json_incref(json_object_get(index, "weight_map"))))
         kn_fail("%s: it has no weight_map of names and files", path);
+    kn_host_free(text);
     json_decref(index);
     return map;
 }
@@ -147,16 +140,6 @@ static bool ends_in(const char *name, const char *ending)
 {
     const size_t n = strlen(name), end = strlen(ending);
     return n > end && strcmp(name + n - end, ending) == 0;
-}
-
-/* dir/name; the caller frees it. */
-static char *path_in(const char *dir, const char *name)
-{
-    const size_t room = strlen(dir) + strlen(name) + 2;
-    char *path = kn_host_alloc(room);
-    if (path)
-        snprintf(path, room, "%s/%s", dir, name);
-    return path;
 }
 
 static bool list_index(kn_pieces *p, const char *path, json_t **map)
@@ -195,7 +178,7 @@ bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map)
     if (!S_ISDIR(st.st_mode))
         return ends_in(path, INDEX_ENDING) ? list_index(p, path, map)
                                            : kn_indexed_add(p, NULL, path);
-    char *index = path_in(path, "model" INDEX_ENDING);
+    char *index = kn_path_join(path, "model" INDEX_ENDING);
     bool ok = index && list_in(p, path, index, map);
     kn_host_free(index);
     return ok;

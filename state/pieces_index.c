@@ -1,7 +1,7 @@
 /* state/pieces_index.c: which bytes of which files hold which part of which tensor. Headers and
  * indices may come from a stranger: each claim is checked before it is used. */
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 #include "state/pieces_internal.h"
 #include "state/shard_file.h"
 #include "tensor/safetensors_format.h"
@@ -32,7 +32,8 @@ typedef struct reading {
     json_t *info, *sums; /* what the metadata says of parts and checksums; NULL: nothing */
     const char *path;
     told *told;
-    int count, room;
+    int count;
+    int64_t room;
 } reading;
 
 static bool read_list(const json_t *list, int n, int64_t *out)
@@ -93,14 +94,8 @@ static bool read_sum(const reading *r, told *t)
 static bool read_tensor(reading *r, int file, int i)
 {
     kn_array a;
-    if (r->count == r->room) {
-        int room = r->room ? 2 * r->room : 64;
-        told *more = kn_host_realloc(r->told, (size_t)room * sizeof *more);
-        if (!more)
-            return false;
-        r->told = more;
-        r->room = room;
-    }
+    if (!kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told))
+        return false;
     told *t = &r->told[r->count];
     *t = (told){ .part.file = file };
     t->part.at = kn_safetensors_place(r->header, i, &a);
@@ -181,7 +176,7 @@ static bool agree(const kn_pieces *p, const told *a, const told *b)
 /* The whole shape is what the files say, or where they don't the end of the last rectangle. */
 static bool find_shape(const told *t, int n, kn_piece *piece)
 {
-    int64_t bytes, end, numel = 1;
+    int64_t bytes, end;
     *piece = (kn_piece){ t->name, t->dtype, t->ndim, { 0 }, { 0 } };
     memcpy(piece->shape, t->shape, sizeof piece->shape);
     for (int i = 0; i < n; i++)
@@ -193,9 +188,7 @@ static bool find_shape(const told *t, int n, kn_piece *piece)
         }
     if (!kn_safetensors_bytes(t->dtype, t->ndim, piece->shape, &bytes))
         return kn_fail("tensor \"%.200s\": its shape has too many elements", t->name);
-    for (int d = 0; d < t->ndim; d++)
-        numel *= piece->shape[d];
-    piece->part = (kn_interval){ 0, numel, numel > 0, numel, 0 };
+    piece->part = kn_interval_whole(kn_shape_numel(t->ndim, piece->shape));
     return true;
 }
 
@@ -278,20 +271,13 @@ static bool gather(reading *r)
 
 bool kn_indexed_add(kn_pieces *p, const char *dir, const char *name)
 {
-    size_t room = (dir ? strlen(dir) + 1 : 0) + strlen(name) + 1;
-    if ((p->files & (p->files - 1)) == 0) { /* a power of 2: full */
-        size_t most = p->files ? 2 * (size_t)p->files : 1;
-        kn_indexed_file *more = kn_host_realloc(p->file, most * sizeof *more);
-        if (!more)
-            return false;
-        p->file = more;
-    }
+    if (!kn_host_grow(&p->file, &p->room_for_files, p->files + 1, sizeof *p->file))
+        return false;
     kn_indexed_file *f = &p->file[p->files];
     *f = (kn_indexed_file){ .fd = -1 };
-    if (!(f->path = kn_host_alloc(room)))
+    if (!(f->path = dir ? kn_path_join(dir, name) : kn_host_strdup(name)))
         return false;
     p->files++;
-    snprintf(f->path, room, "%s%s%s", dir ? dir : "", dir ? "/" : "", name);
     const char *slash = strrchr(name, '/');
     snprintf(f->info.name, sizeof f->info.name, "%s", slash ? slash + 1 : name);
     return true;

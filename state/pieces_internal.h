@@ -34,6 +34,7 @@ struct kn_pieces {
     char id[KN_CHECKPOINT_ID];
     char *values; /* of the first file that has some */
     kn_indexed_file *file;
+    int64_t room_for_files;
     int files, open;           /* how many are open */
     kn_indexed_tensor *tensor; /* in order of their first bytes in the files */
     int *by_name;              /* [tensors]: their indices in order of names */

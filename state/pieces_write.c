@@ -1,7 +1,7 @@
 /* state/pieces_write.c: a rank's files, one a rectangle of its most cut up tensor, written side by
  * side from one stream of bytes. */
 #include "kernels/error.h"
-#include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 #include "state/pieces.h"
 #include "state/shard_file.h"
 #include "tensor/safetensors_format.h"
@@ -22,52 +22,32 @@ struct kn_pieces_writer {
     int64_t done; /* bytes of segment[now] */
 };
 
-/* The items of each file while they are counted and listed. */
+/* The items of each file while they are listed. */
 typedef struct listing {
     kn_shard_item *item[KN_MAX_RECTANGLES];
-    int items[KN_MAX_RECTANGLES];
-    int files;
+    int items[KN_MAX_RECTANGLES], files;
+    int64_t room[KN_MAX_RECTANGLES], segments;
 } listing;
 
-/* Appends the parts of a piece to the lists, or with count_only just counts them. */
-static bool list_piece(listing *l, const kn_piece *p, bool count_only, kn_pieces_writer *w)
+/* Appends the parts of a piece to the lists. */
+static bool list_piece(listing *l, const kn_piece *p, kn_pieces_writer *w)
 {
     kn_rectangle r[KN_MAX_RECTANGLES];
     int64_t bytes;
     int n = kn_interval_rectangles(p->name, p->ndim, p->shape, p->part, r);
     for (int k = 0; k < n; k++) {
-        int i = l->items[k]++;
-        if (count_only) {
-            w->segments++;
-            continue;
-        }
-        l->item[k][i] = (kn_shard_item){ p->name, p->dtype, p->ndim, { 0 }, r[k] };
-        memcpy(l->item[k][i].shape, p->shape, sizeof p->shape);
+        if (!kn_host_grow(&l->item[k], &l->room[k], l->items[k] + 1, sizeof *l->item[k]) ||
+            !kn_host_grow(&w->segment, &l->segments, w->segments + 1, sizeof *w->segment))
+            return false;
         if (!kn_safetensors_bytes(p->dtype, p->ndim, r[k].size, &bytes))
             return kn_fail("tensor \"%.200s\": too many bytes", p->name);
+        kn_shard_item *item = &l->item[k][l->items[k]++];
+        *item = (kn_shard_item){ p->name, p->dtype, p->ndim, { 0 }, r[k] };
+        memcpy(item->shape, p->shape, sizeof item->shape);
         w->segment[w->segments++] = (segment){ k, bytes };
     }
     l->files = n > l->files ? n : l->files;
     return n >= 0;
-}
-
-static bool make_lists(listing *l, const kn_piece *piece, int pieces, kn_pieces_writer *w)
-{
-    for (int i = 0; i < pieces; i++)
-        if (!list_piece(l, &piece[i], true, w))
-            return false;
-    if (!(w->segment = kn_host_calloc((size_t)w->segments + 1, sizeof *w->segment)))
-        return false;
-    w->segments = 0;
-    for (int k = 0; k < l->files; k++) {
-        if (!(l->item[k] = kn_host_calloc((size_t)l->items[k], sizeof *l->item[k])))
-            return false;
-        l->items[k] = 0;
-    }
-    for (int i = 0; i < pieces; i++)
-        if (!list_piece(l, &piece[i], false, w))
-            return false;
-    return true;
 }
 
 kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const char *values,
@@ -75,7 +55,9 @@ kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, co
 {
     listing l = { 0 };
     kn_pieces_writer *w = kn_ok() ? kn_host_calloc(1, sizeof *w) : NULL;
-    bool ok = w && make_lists(&l, piece, pieces, w);
+    bool ok = w != NULL;
+    for (int i = 0; ok && i < pieces; i++)
+        ok = list_piece(&l, &piece[i], w);
     for (int k = 0; k < l.files && ok; k++) {
         char name[64];
         snprintf(name, sizeof name, "shard-%05d-model-%05d-of-%05d.safetensors", rank + 1, k + 1,
@@ -84,7 +66,7 @@ kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, co
         ok = w->file[k] != NULL;
         w->files += ok;
     }
-    for (int k = 0; k < l.files; k++)
+    for (int k = 0; k < KN_MAX_RECTANGLES; k++)
         kn_host_free(l.item[k]);
     if (ok)
         return w;

@@ -4,12 +4,13 @@
 #include "kernels/memory.h"
 #include "state/shard_file.h"
 #include "tensor/checksum.h"
+#include "tensor/json.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/whole_file.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -21,10 +22,9 @@ struct kn_shard_file {
     int fd; /* -1: closed */
     bool created;
     int items;
-    kn_shard_item *item;
-    kn_safetensors_entry *entry;
-    uint64_t *sum; /* [items], 0 until the item is whole */
-    char *info;    /* the text of DCP_SHARDING_INFO, or NULL */
+    kn_safetensors_entry *entry; /* [items] */
+    uint64_t *sum;               /* [items], 0 until the item is whole */
+    char *info;                  /* the text of DCP_SHARDING_INFO, or NULL; of jansson */
     const char *values;
     char id[KN_CHECKPOINT_ID];
     size_t header;     /* bytes */
@@ -39,58 +39,29 @@ struct kn_shard_file {
 
 /* ---- the header ------------------------------------------------------------------------------ */
 
-static json_t *sizes(const int64_t *size, int n)
+/* The text of an object with a member an item: its part or, where item is NULL, its checksum. The
+ * caller frees it with free. */
+static char *describe(const kn_shard_file *f, const kn_shard_item *item)
 {
-    json_t *list = json_array();
-    for (int d = 0; d < n && list; d++)
-        if (json_array_append_new(list, json_integer(size[d])) != 0) {
-            json_decref(list);
-            list = NULL;
-        }
-    return list;
-}
-
-static json_t *describe_part(const kn_shard_item *t)
-{
-    json_t *offsets = sizes(t->part.offset, t->ndim), *shape = sizes(t->shape, t->ndim);
-    json_t *info = offsets && shape ? json_object() : NULL;
-    bool ok = info && json_object_set(info, "saved_offsets", offsets) == 0 &&
-              json_object_set(info, "global_shape", shape) == 0;
-    json_decref(offsets);
-    json_decref(shape);
-    if (!ok)
-        json_decref(info);
-    return ok ? info : NULL;
-}
-
-static json_t *describe_sum(uint64_t sum)
-{
-    char text[17];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)sum);
-    return json_string(text);
-}
-
-/* A text of JSON with an entry an item: its part, or its checksum. Caller frees. */
-static char *describe(const kn_shard_file *f, bool sums)
-{
-    char *text = NULL;
+    char sum[17], *text = NULL;
     json_t *all = json_object();
     bool ok = all != NULL;
     for (int i = 0; i < f->items && ok; i++) {
-        const kn_shard_item *t = &f->item[i];
-        json_t *one = sums ? describe_sum(f->sum[i]) : describe_part(t);
-        ok = one && json_object_set_new(all, t->name, one) == 0;
+        const kn_shard_item *t = item ? &item[i] : NULL;
+        snprintf(sum, sizeof sum, "%016llx", (unsigned long long)f->sum[i]);
+        json_t *one =
+            t ? json_pack("{s:o, s:o}", "saved_offsets", kn_json_sizes(t->part.offset, t->ndim),
+                          "global_shape", kn_json_sizes(t->shape, t->ndim))
+              : json_string(sum);
+        ok = json_object_set_new(all, f->entry[i].name, one) == 0;
         if (!ok)
-            kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", f->path, t->name);
+            kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", f->path,
+                    f->entry[i].name);
     }
-    size_t n = ok ? json_dumpb(all, NULL, 0, JSON_COMPACT) : 0;
-    if (n > 0 && (text = kn_host_calloc(n + 1, 1)) && json_dumpb(all, text, n, JSON_COMPACT) != n) {
-        kn_host_free(text);
-        text = NULL;
-    }
+    text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
     json_decref(all);
-    if (!text)
-        kn_fail("%s: out of memory for the header", f->path);
+    if (!text && kn_ok())
+        kn_fail_memory("%s: its header", f->path);
     return text;
 }
 
@@ -99,7 +70,7 @@ static char *make_header(const kn_shard_file *f, size_t *size, int64_t *data)
 {
     kn_safetensors_pair pair[6] = { { "format", "pt" } };
     int pairs = 1;
-    char *sums = describe(f, true);
+    char *sums = describe(f, NULL);
     if (!sums)
         return NULL;
     if (f->info) {
@@ -112,7 +83,7 @@ static char *make_header(const kn_shard_file *f, size_t *size, int64_t *data)
     if (f->values)
         pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_VALUES, f->values };
     char *header = kn_safetensors_header(f->path, f->entry, f->items, pair, pairs, size, data);
-    kn_host_free(sums);
+    free(sums);
     return header;
 }
 
@@ -148,17 +119,14 @@ static bool flush(kn_shard_file *f)
 /* bytes: at most PORTION. */
 static bool put(kn_shard_file *f, const char *data, size_t bytes)
 {
-    if ((size_t)(f->at - f->written) + bytes > PORTION || bytes >= SMALL) {
-        if (!flush(f))
-            return false;
-    }
-    if (bytes >= SMALL) {
-        if (!write_at(f, data, bytes, (int64_t)f->header + f->at))
-            return false;
-        f->written += (int64_t)bytes;
-    } else {
+    const bool large = bytes >= SMALL;
+    if ((large || (size_t)(f->at - f->written) + bytes > PORTION) && !flush(f))
+        return false;
+    if (large && !write_at(f, data, bytes, (int64_t)f->header + f->at))
+        return false;
+    if (!large)
         memcpy(f->buffer + (f->at - f->written), data, bytes);
-    }
+    f->written += large ? (int64_t)bytes : 0;
     f->at += (int64_t)bytes;
     return true;
 }
@@ -200,18 +168,16 @@ bool kn_shard_file_append(kn_shard_file *f, const void *data, size_t bytes)
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
-static bool copy_items(kn_shard_file *f, const kn_shard_item *item, int items)
+static bool take_items(kn_shard_file *f, const kn_shard_item *item, int items)
 {
     size_t n = (size_t)items + 1;
-    f->item = kn_host_calloc(n, sizeof *f->item);
     f->entry = kn_host_calloc(n, sizeof *f->entry);
     f->sum = kn_host_calloc(n, sizeof *f->sum);
-    if (!f->item || !f->entry || !f->sum)
+    if (!f->entry || !f->sum)
         return false;
     f->items = items;
     for (int i = 0; i < items; i++) {
         kn_safetensors_entry *e = &f->entry[i];
-        f->item[i] = item[i];
         *e = (kn_safetensors_entry){ item[i].name, item[i].dtype, item[i].ndim, { 0 }, NULL };
         memcpy(e->shape, item[i].part.size, sizeof e->shape);
     }
@@ -234,7 +200,6 @@ static bool create_file(kn_shard_file *f)
 kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_shard_item *item,
                                     int items, bool sharded, const char *id, const char *values)
 {
-    size_t room = strlen(dir) + strlen(name) + 2;
     char *header = NULL;
     kn_shard_file *f = kn_host_calloc(1, sizeof *f);
     if (!f)
@@ -243,19 +208,14 @@ kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_
     f->values = values;
     snprintf(f->name, sizeof f->name, "%s", name);
     snprintf(f->id, sizeof f->id, "%s", id ? id : "");
-    if (!(f->path = kn_host_alloc(room)) || !(f->buffer = kn_host_alloc(PORTION)) ||
-        !copy_items(f, item, items))
-        goto fail;
-    snprintf(f->path, room, "%s/%s", dir, name);
-    if (sharded && !(f->info = describe(f, false)))
-        goto fail;
-    if (!(header = make_header(f, &f->header, &f->all)) || !create_file(f))
-        goto fail;
+    bool ok = (f->path = kn_path_join(dir, name)) && (f->buffer = kn_host_alloc(PORTION)) &&
+              take_items(f, item, items) && (!sharded || (f->info = describe(f, item))) &&
+              (header = make_header(f, &f->header, &f->all)) && create_file(f);
     kn_host_free(header);
-    begin_item(f, 0);
-    return f;
-fail:
-    kn_host_free(header);
+    if (ok) {
+        begin_item(f, 0);
+        return f;
+    }
     kn_shard_file_free(f, false);
     return NULL;
 }
@@ -279,10 +239,8 @@ static bool write_header(kn_shard_file *f, kn_piece_file *file)
 
 static bool sync_and_close(kn_shard_file *f)
 {
-    int failed, fd = f->fd;
-    while ((failed = fsync(fd)) != 0 && errno == EINTR)
-        ;
-    if (failed)
+    const int fd = f->fd;
+    if (KN_AGAIN(fsync(fd)) != 0)
         return kn_fail_system("cannot sync %s: %m", f->path);
     f->fd = -1; /* close gives the descriptor back even if it fails */
     return close(fd) == 0 || errno == EINTR || kn_fail_system("cannot close %s: %m", f->path);
@@ -307,10 +265,9 @@ void kn_shard_file_free(kn_shard_file *f, bool keep)
     if (f->created && !keep)
         (void)KN_AGAIN(unlink(f->path));
     kn_host_free(f->path);
-    kn_host_free(f->item);
     kn_host_free(f->entry);
     kn_host_free(f->sum);
-    kn_host_free(f->info);
+    free(f->info);
     kn_host_free(f->buffer);
     kn_host_free(f);
 }

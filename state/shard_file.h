@@ -24,8 +24,7 @@ typedef struct kn_shard_item {
 
 /* Begins dir/name, which must not be there. sharded: the metadata says which part of the whole each
  * item is; without it all items are whole, as in files of other programs. id: NULL or "": none.
- * values: of a state; NULL: none; borrowed until the file is freed. Items are copied. NULL with an
- * error. */
+ * values: of a state; NULL: none; borrowed until the file is freed. NULL with an error. */
 kn_shard_file *kn_shard_file_create(const char *dir, const char *name, const kn_shard_item *item,
                                     int items, bool sharded, const char *id, const char *values);
 /* The next bytes of the items, one after another, in portions of any size. */

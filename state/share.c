@@ -104,13 +104,7 @@ static json_t *header_of(const kn_state_item *i)
 {
     if (i->type != KN_STATE_TENSOR)
         return json_pack("[s,o]", i->name, json_of(i));
-    json_t *shape = json_array();
-    for (int d = 0; shape && d < i->ndim; d++)
-        if (json_array_append_new(shape, json_integer(i->shape[d])) != 0) {
-            json_decref(shape);
-            return NULL;
-        }
-    return json_pack("[s,i,o]", i->name, (int)i->dtype, shape);
+    return json_pack("[s,i,o]", i->name, (int)i->dtype, kn_json_sizes(i->shape, i->ndim));
 }
 
 static char *header_text(const kn_state *s)

@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -176,11 +177,16 @@ void kn_folder_names_free(kn_folder_names *n)
 
 /* ---- a file ---------------------------------------------------------------------------------- */
 
-void *kn_file_copy(int fd, const char *path, size_t most, size_t *size)
+void *kn_file_read(const char *path, size_t most, size_t *size)
 {
     struct stat st;
     char *to = NULL;
     *size = 0;
+    const int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
+    if (fd < 0) {
+        kn_fail_system("cannot open %s: %m", path);
+        return NULL;
+    }
     if (kn_file_facts(fd, &st) != 0)
         kn_fail_system("cannot read %s: %m", path);
     else if (!S_ISREG(st.st_mode))
@@ -203,4 +209,13 @@ void *kn_file_copy(int fd, const char *path, size_t most, size_t *size)
     }
     close(fd);
     return to;
+}
+
+char *kn_path_join(const char *dir, const char *name)
+{
+    const size_t room = strlen(dir) + strlen(name) + 2;
+    char *path = kn_host_alloc(room);
+    if (path)
+        snprintf(path, room, "%s/%s", dir, name);
+    return path;
 }

@@ -158,3 +158,14 @@ char *kn_json_copy(json_t *j, size_t flags, const char *what)
         kn_fail("no memory for the text of %s", what);
     return copy;
 }
+
+json_t *kn_json_sizes(const int64_t *size, int count)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < count; i++)
+        if (json_array_append_new(list, json_integer(size[i])) != 0) {
+            json_decref(list);
+            list = NULL;
+        }
+    return list;
+}

@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* json_loadb; the caller drops the value. NULL where the text isn't JSON: e says why; or with an
  * error, where memory ran out: that says nothing of the text. */
@@ -27,5 +28,8 @@ json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *wh
 char *kn_json_text(const json_t *j, size_t flags);
 /* The same of j, which is dropped, for kn_host_free. NULL with an error, which names what. */
 char *kn_json_copy(json_t *j, size_t flags, const char *what);
+
+/* A list of whole numbers; NULL without an error: no memory. */
+json_t *kn_json_sizes(const int64_t *size, int count);
 
 #endif
