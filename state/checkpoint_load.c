@@ -52,12 +52,11 @@ static bool mark_buffers(const kn_checkpoint *c, kn_loading *l)
         kn_entry *e = &l->all.list[i];
         if (e->kind != KN_ENTRY_BUFFER)
             continue;
-        char *name = kn_loading_name(l, e->name, "rank1");
-        if (!name)
+        e->differs =
+            kn_state_find_joined(names, l->prefix, e->name + l->all.below, "rank1") != NULL;
+        if (!kn_ok())
             return false;
-        e->differs = kn_state_find(names, name) != NULL;
         differ += e->differs;
-        kn_host_free(name);
     }
     return differ * (c->buffer_ranks - 1) <= kn_pieces_count(c->part[KN_PART_OPTIMIZER]) ||
            kn_fail("%s/%s: the buffers of %lld ranks aren't there; the checkpoint is damaged",

@@ -97,6 +97,40 @@ kn_state_item *kn_state_add(kn_state *s, const char *prefix, const char *name)
     return &s->list[s->count - 1];
 }
 
+kn_state_item *kn_state_add_tensor(kn_state *s, const char *prefix, const char *name,
+                                   kn_dtype dtype, int ndim, const int64_t *shape, kn_tensor *t)
+{
+    kn_state_item *i = kn_state_add(s, prefix, name);
+    if (!i) {
+        kn_tensor_free(t);
+        return NULL;
+    }
+    *i = (kn_state_item){
+        .name = i->name, .type = KN_STATE_TENSOR, .tensor = t, .dtype = dtype, .ndim = ndim
+    };
+    memcpy(i->shape, shape, (size_t)ndim * sizeof *shape);
+    return i;
+}
+
+bool kn_state_add_value(kn_state *s, const char *prefix, const char *name, const char *after,
+                        kn_state_value type, int64_t whole, double number)
+{
+    char *joined = kn_state_join(prefix, name, after);
+    bool ok = joined && (type == KN_STATE_INT ? kn_state_set_int(s, joined, whole)
+                                              : kn_state_set_number(s, joined, number));
+    kn_host_free(joined);
+    return ok;
+}
+
+kn_state_item *kn_state_find_joined(const kn_state *s, const char *prefix, const char *name,
+                                    const char *after)
+{
+    char *joined = kn_state_join(prefix, name, after);
+    kn_state_item *i = joined ? kn_state_find(s, joined) : NULL;
+    kn_host_free(joined);
+    return i;
+}
+
 kn_tensor *kn_state_tensor_new(kn_dtype dtype, int ndim, const int64_t *shape)
 {
     return kn_tensor_new(dtype, KN_CPU, NULL, KN_MEM_STATE, ndim, shape, NULL, false);
@@ -213,16 +247,10 @@ bool kn_state_set_tensor(kn_state *s, const char *name, const kn_tensor *value)
     kn_tensor *copy = kn_state_tensor_new(t, kn_ndim(value), kn_shape(value));
     bool ok = copy &&
               kn_to_host(value, kn_array_of(copy).data, (size_t)kn_numel(value) * kn_dtype_size(t));
-    kn_state_item *i = ok ? to_set(s, name, what, KN_STATE_TENSOR) : NULL;
-    if (!i) {
-        kn_tensor_free(copy);
-        return false;
-    }
-    i->tensor = copy;
-    i->dtype = t;
-    i->ndim = kn_ndim(copy);
-    memcpy(i->shape, kn_shape(copy), (size_t)i->ndim * sizeof *i->shape);
-    return true;
+    if (ok)
+        return kn_state_add_tensor(s, NULL, name, t, kn_ndim(copy), kn_shape(copy), copy) != NULL;
+    kn_tensor_free(copy);
+    return false;
 }
 
 /* NULL with an error where there is no such value. */
@@ -282,13 +310,10 @@ bool kn_state_add_pieces(kn_state *s, kn_pieces *p)
 {
     for (int k = 0; p && k < kn_pieces_count(p); k++) {
         const kn_piece *piece = kn_pieces_tensor(p, k);
-        kn_state_item *i = kn_state_add(s, NULL, piece->name);
+        kn_state_item *i = kn_state_add_tensor(s, NULL, piece->name, piece->dtype, piece->ndim,
+                                               piece->shape, NULL);
         if (!i)
             return false;
-        i->type = KN_STATE_TENSOR;
-        i->dtype = piece->dtype;
-        i->ndim = piece->ndim;
-        memcpy(i->shape, piece->shape, sizeof i->shape);
         i->files = kn_pieces_ref(p);
         i->piece = k;
     }

@@ -46,6 +46,15 @@ kn_state_item *kn_state_find(const kn_state *s, const char *name);
 /* Adds an item of that name, prefix + name, or empties the one that is there; NULL with an error.
  * It stays at its place until the next one is added. */
 kn_state_item *kn_state_add(kn_state *s, const char *prefix, const char *name);
+/* The same as a tensor, whole or a part of it, which s takes; freed where memory is out. */
+kn_state_item *kn_state_add_tensor(kn_state *s, const char *prefix, const char *name,
+                                   kn_dtype dtype, int ndim, const int64_t *shape, kn_tensor *t);
+/* Sets a whole number, or with KN_STATE_NUMBER another one, by its joined name; finds an item: NULL
+ * where there is none, or with an error. */
+bool kn_state_add_value(kn_state *s, const char *prefix, const char *name, const char *after,
+                        kn_state_value type, int64_t whole, double number);
+kn_state_item *kn_state_find_joined(const kn_state *s, const char *prefix, const char *name,
+                                    const char *after);
 /* The item's tensor, read from its files where it still lies there; NULL with an error. */
 kn_tensor *kn_state_item_tensor(kn_state_item *i);
 /* Adds the tensors of p, which stay in their files until they are wanted. */

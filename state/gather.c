@@ -231,16 +231,8 @@ static bool make_whole(const kn_state *header, kn_state *whole)
             continue;
         }
         kn_tensor *t = kn_state_tensor_new(i->dtype, i->ndim, i->shape);
-        kn_state_item *to = t ? kn_state_add(whole, NULL, i->name) : NULL;
-        if (!to) {
-            kn_tensor_free(t);
+        if (!t || !kn_state_add_tensor(whole, NULL, i->name, i->dtype, i->ndim, i->shape, t))
             return false;
-        }
-        to->type = KN_STATE_TENSOR;
-        to->tensor = t;
-        to->dtype = i->dtype;
-        to->ndim = i->ndim;
-        memcpy(to->shape, i->shape, sizeof to->shape);
     }
     return true;
 }

@@ -74,15 +74,14 @@ static bool match(kn_loading *l, kn_source *x, int at, const kn_state_item *i)
 static bool match_alias(kn_loading *l, int at, const char *path)
 {
     kn_source *x = source_of(l, at);
-    char *name = l->from_root ? kn_state_join(NULL, path, NULL) : kn_loading_name(l, path, NULL);
-    const kn_state_item *i = name ? kn_state_find(x->names, name) : NULL;
-    bool ok = name != NULL;
+    const kn_state_item *i =
+        l->from_root ? kn_state_find(x->names, path)
+                     : kn_state_find_joined(x->names, l->prefix, path + l->all.below, NULL);
     if (i && l->item[at])
         x->used[i - x->names->list] = true;
     else if (i)
-        ok = match(l, x, at, i);
-    kn_host_free(name);
-    return ok;
+        return match(l, x, at, i);
+    return kn_ok();
 }
 
 /* The entry of a tensor that is listed under another name; -1: none. */
@@ -130,10 +129,9 @@ static bool match_entries(kn_loading *l)
     for (int i = 0; ok && i < l->all.count; i++) {
         const kn_entry *e = &l->all.list[i];
         kn_source *x = source_of(l, i);
-        char *name = kn_loading_name(l, e->name, NULL);
-        const kn_state_item *item = name ? kn_state_find(x->names, name) : NULL;
-        ok = name && (!item || match(l, x, i, item));
-        kn_host_free(name);
+        const kn_state_item *item =
+            kn_state_find_joined(x->names, l->prefix, e->name + l->all.below, NULL);
+        ok = kn_ok() && (!item || match(l, x, i, item));
     }
     return ok && match_all_aliases(l);
 }

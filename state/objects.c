@@ -16,38 +16,35 @@ typedef struct numbers {
     bool ok;
 } numbers;
 
+/* The item to get; NULL where numbers are put, or with an error. */
+static const kn_state_item *wanted(numbers *n, const char *name, bool real)
+{
+    if (!n->ok || n->to)
+        return NULL;
+    const kn_state_item *i = kn_state_find_joined(n->from, n->prefix, name, NULL);
+    n->ok = i && (i->type == KN_STATE_INT || (real && i->type == KN_STATE_NUMBER));
+    if (!n->ok && kn_ok())
+        kn_fail("%s: the state has no %s '%s%s'", n->what, real ? "number" : "whole number",
+                n->prefix ? n->prefix : "", name);
+    return n->ok ? i : NULL;
+}
+
 static void whole(numbers *n, const char *name, int64_t *value)
 {
-    char *joined = n->ok ? kn_state_join(n->prefix, name, NULL) : NULL;
-    if (joined && n->to)
-        n->ok = kn_state_set_int(n->to, joined, *value);
-    else if (joined) {
-        const kn_state_item *i = kn_state_find(n->from, joined);
-        n->ok = i && i->type == KN_STATE_INT;
-        if (n->ok)
-            *value = i->whole_number;
-        else
-            kn_fail("%s: the state has no whole number '%s'", n->what, joined);
-    }
-    n->ok = n->ok && joined;
-    kn_host_free(joined);
+    const kn_state_item *i = wanted(n, name, false);
+    if (i)
+        *value = i->whole_number;
+    else if (n->ok)
+        n->ok = kn_state_add_value(n->to, n->prefix, name, NULL, KN_STATE_INT, *value, 0);
 }
 
 static void real(numbers *n, const char *name, double *value)
 {
-    char *joined = n->ok ? kn_state_join(n->prefix, name, NULL) : NULL;
-    if (joined && n->to)
-        n->ok = kn_state_set_number(n->to, joined, *value);
-    else if (joined) {
-        const kn_state_item *i = kn_state_find(n->from, joined);
-        n->ok = i && (i->type == KN_STATE_NUMBER || i->type == KN_STATE_INT);
-        if (n->ok)
-            *value = i->type == KN_STATE_INT ? (double)i->whole_number : i->number;
-        else
-            kn_fail("%s: the state has no number '%s'", n->what, joined);
-    }
-    n->ok = n->ok && joined;
-    kn_host_free(joined);
+    const kn_state_item *i = wanted(n, name, true);
+    if (i)
+        *value = i->type == KN_STATE_INT ? (double)i->whole_number : i->number;
+    else if (n->ok)
+        n->ok = kn_state_add_value(n->to, n->prefix, name, NULL, KN_STATE_NUMBER, 0, *value);
 }
 
 /* ---- objects --------------------------------------------------------------------------------- */

@@ -19,20 +19,9 @@ typedef struct taking {
     const char *prefix, *name; /* of the parameter */
 } taking;
 
-static bool add_int(const taking *t, const char *after, int64_t value)
-{
-    char *joined = kn_state_join(t->prefix, t->name, after);
-    bool ok = joined && kn_state_set_int(t->s, joined, value);
-    kn_host_free(joined);
-    return ok;
-}
-
 static bool add_number(const taking *t, const char *after, double value)
 {
-    char *joined = kn_state_join(t->prefix, t->name, after);
-    bool ok = joined && kn_state_set_number(t->s, joined, value);
-    kn_host_free(joined);
-    return ok;
+    return kn_state_add_value(t->s, t->prefix, t->name, after, KN_STATE_NUMBER, 0, value);
 }
 
 static bool add_constants(const taking *t, const kn_optim *o)
@@ -41,7 +30,9 @@ static bool add_constants(const taking *t, const kn_optim *o)
     double x;
     bool ok = true;
     for (int k = 0; ok && (c = kn_optim_constant_at(o, k, &x)); k++)
-        ok = c->type == KN_OF_REALS ? add_number(t, c->name, x) : add_int(t, c->name, (int64_t)x);
+        ok = kn_state_add_value(t->s, t->prefix, t->name, c->name,
+                                c->type == KN_OF_REALS ? KN_STATE_NUMBER : KN_STATE_INT, (int64_t)x,
+                                x);
     return ok;
 }
 
@@ -64,7 +55,8 @@ bool kn_optim_values_take(kn_state *s, const kn_optim *o, const char *prefix, co
         const kn_optim_group *g = &o->slot[i].group;
         const taking t = { s, prefix, p[i].name + all->below };
         if (has_param(o, &p[i], i, all))
-            ok = add_int(&t, "step", unstepped(o, &p[i], i) ? 0 : steps) &&
+            ok = kn_state_add_value(s, prefix, t.name, "step", KN_STATE_INT,
+                                    unstepped(o, &p[i], i) ? 0 : steps, 0) &&
                  add_number(&t, "lr", kn_lr(o)) && add_number(&t, "lr_mul", g->lr_mul) &&
                  add_number(&t, "weight_decay", g->weight_decay) && add_constants(&t, o);
     }

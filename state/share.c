@@ -125,18 +125,17 @@ static char *header_text(const kn_state *s)
 static bool add_header(kn_state *s, const json_t *j)
 {
     const char *name = json_string_value(json_array_get(j, 0));
-    const json_t *shape = json_array_get(j, 2);
-    kn_state_item *i = name ? kn_state_add(s, NULL, name) : NULL;
-    if (!i)
-        return false;
-    if (!shape)
-        return value_from(i, json_array_get(j, 1));
-    i->type = KN_STATE_TENSOR;
-    i->dtype = (kn_dtype)json_integer_value(json_array_get(j, 1));
-    i->ndim = (int)json_array_size(shape);
-    for (int d = 0; d < i->ndim && d < KN_MAX_DIMS; d++)
-        i->shape[d] = json_integer_value(json_array_get(shape, (size_t)d));
-    return true;
+    const json_t *second = json_array_get(j, 1), *sizes = json_array_get(j, 2);
+    const int ndim = (int)json_array_size(sizes);
+    int64_t shape[KN_MAX_DIMS] = { 0 };
+    if (!sizes) {
+        kn_state_item *i = name ? kn_state_add(s, NULL, name) : NULL;
+        return i && value_from(i, second);
+    }
+    for (int d = 0; d < ndim && d < KN_MAX_DIMS; d++)
+        shape[d] = json_integer_value(json_array_get(sizes, (size_t)d));
+    return name && kn_state_add_tensor(s, NULL, name, (kn_dtype)json_integer_value(second), ndim,
+                                       shape, NULL);
 }
 
 /* text: a rank's own bytes, which it trusts. */

@@ -26,18 +26,14 @@ static bool add_item(taking *t, const kn_entry *e)
     const bool full = t->kind == KN_STATE_FULL;
     const int64_t count = kn_interval_numel(e->part);
     const int before = t->s->count;
-    kn_tensor *tensor =
-        kn_state_tensor_new(dtype_of(t, e), full ? e->ndim : 1, full ? e->shape : &count);
-    kn_state_item *i = tensor ? kn_state_add(t->s, t->prefix, e->name + t->all.below) : NULL;
-    if (!i || t->s->count == before) {
-        kn_tensor_free(tensor);
+    const kn_dtype dtype = dtype_of(t, e);
+    kn_tensor *tensor = kn_state_tensor_new(dtype, full ? e->ndim : 1, full ? e->shape : &count);
+    if (!tensor)
+        return false;
+    kn_state_item *i = kn_state_add_tensor(t->s, t->prefix, e->name + t->all.below, dtype, e->ndim,
+                                           e->shape, tensor);
+    if (!i || t->s->count == before)
         return i && kn_fail("state: two tensors are called '%s'", i->name);
-    }
-    i->type = KN_STATE_TENSOR;
-    i->tensor = tensor;
-    i->dtype = kn_dtype_of(tensor);
-    i->ndim = e->ndim;
-    memcpy(i->shape, e->shape, sizeof i->shape);
     if (!full) {
         i->part = e->part;
         i->ranks = kn_comm_size(t->all.comm);
