@@ -1,34 +1,29 @@
 /* tests/state/damage_test.c: bytes that differ from those saved, a machine in trouble, hostile
  * counts: which checkpoint is opened, and what is said. */
-#include "knap.h"
-#include "tests/comm/comm_test.h"
-#include "tests/models/temp.h"
-#include "tests/refused.h"
-#include "tests/state/forged.h"
+#include "tests/state/linear_run.h"
 
-#include <fcntl.h>
 #include <glob.h>
 #include <sys/resource.h>
 
-static bool net_init(kn_linear *l, kn_comm *comm)
+static bool net_init(kn_linear *m, kn_comm *comm)
 {
-    *l = (kn_linear){ 0 };
-    return kn_linear_init(l, NULL, NULL, 6, 4) &&
-           kn_fsdp_wrap(l, comm, .layout = KN_LAYOUT_FLAT, .seed = 3);
+    *m = (kn_linear){ 0 };
+    return kn_linear_init(m, NULL, NULL, 6, 4) &&
+           kn_fsdp_wrap(m, comm, .layout = KN_LAYOUT_FLAT, .seed = 3);
 }
 
 /* A linear's two steps in arg, on all ranks. */
 static bool with_optim = true;
 static int two_saves(kn_comm *world, void *arg)
 {
-    kn_linear l;
+    kn_linear m;
     kn_set_threads(1);
-    EXPECT(net_init(&l, world));
-    kn_optim *o = with_optim ? kn_adamw(&l, .lr = 0.1) : NULL;
+    EXPECT(net_init(&m, world));
+    kn_optim *o = with_optim ? kn_adamw(&m, .lr = 0.1) : NULL;
     for (int64_t step = 1; step < 3; step++)
-        EXPECT(kn_checkpoint_save(arg, &l, .step = step, .optim = o));
+        EXPECT(kn_checkpoint_save(arg, &m, .step = step, .optim = o));
     kn_optim_free(o);
-    kn_module_free(&l);
+    kn_module_free(&m);
     return 0;
 }
 
@@ -46,24 +41,17 @@ static void flip_last_byte(const char *pattern)
     globfree(&found);
 }
 
-static int64_t step_of(kn_checkpoint *c)
-{
-    int64_t step = c ? kn_checkpoint_step(c) : -1;
-    kn_checkpoint_free(c);
-    return step;
-}
-
 /* ---- bytes of tensors ------------------------------------------------------------------------ */
 
 static int opens_the_whole_one(kn_comm *world, void *arg)
 {
-    kn_linear l;
+    kn_linear m;
     kn_set_threads(1);
-    EXPECT(net_init(&l, world));
+    EXPECT(net_init(&m, world));
     EXPECT(step_of(kn_checkpoint_open(arg, world)) == 2, "headers alone show no damage");
     kn_checkpoint *c = kn_checkpoint_open_checked(arg, world);
-    EXPECT(c && kn_checkpoint_load(c, &l) && step_of(c) == 1, "%s", kn_error());
-    kn_module_free(&l);
+    EXPECT(c && kn_checkpoint_load(c, &m) && step_of(c) == 1, "%s", kn_error());
+    kn_module_free(&m);
     return 0;
 }
 
@@ -74,7 +62,7 @@ KN_TEST(damage, a_flipped_byte_gives_way_to_the_one_before)
         "run/step-00000002/model/shard-00001-*",
         "run/step-00000002/optimizer/shard-00002-*",
     };
-    char dir[256], named[300];
+    char named[300];
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     snprintf(named, sizeof named, "%s/step-00000002", dir);
     KN_CHECK(kn_spawn_threads(2, two_saves, dir) == 0);
@@ -96,11 +84,8 @@ KN_TEST(damage, own_files_are_under_a_checksum)
     static const char text[] = "words of the tokenizer";
     const kn_checkpoint_file own[] = { { "words.txt", text, sizeof text }, { "none", "", 0 } };
     const char *path;
-    char dir[256];
     size_t size = 1;
-    kn_linear l;
-    KN_CHECK(net_init(&l, NULL));
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    begin();
     for (int64_t step = 1; step < 3; step++)
         KN_CHECK(kn_checkpoint_save(dir, &l, .step = step, .files = own, .file_count = 2));
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
@@ -113,8 +98,7 @@ KN_TEST(damage, own_files_are_under_a_checksum)
     KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
     flip_last_byte(path);
     KN_CHECK(truncate(path, 3) == 0 && step_of(kn_checkpoint_open(dir, NULL)) == 1);
-    kn_module_free(&l);
-    remove_temp();
+    end();
 }
 
 /* ---- state.json ------------------------------------------------------------------------------ */
@@ -122,10 +106,8 @@ KN_TEST(damage, own_files_are_under_a_checksum)
 /* Each of its bits, and a byte more or less; the folder is a checkpoint's. */
 KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
 {
-    char dir[256], path[256], text[4096];
-    kn_linear l;
-    KN_CHECK(net_init(&l, NULL));
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    char path[256], text[4096];
+    begin();
     KN_CHECK(kn_checkpoint_save(dir, &l, .step = 1, .score = 0.25, .config = "{\"layers\": 4}"));
     snprintf(path, sizeof path, "%s", temp_path("run/step-00000001/state.json"));
     snprintf(dir, sizeof dir, "%s", temp_path("run/step-00000001"));
@@ -149,17 +131,13 @@ KN_TEST(damage, every_byte_of_the_state_is_under_a_checksum)
     KN_CHECK(ftruncate(fd, n - 1) == 0);
     REFUSED(kn_checkpoint_open(dir, NULL), "state.json isn't as it was saved");
     close(fd);
-    kn_module_free(&l);
-    remove_temp();
+    end();
 }
 
 /* Of a size that says nothing of the memory that there is. */
 KN_TEST(damage, a_giant_state_gives_way)
 {
-    char dir[256];
-    kn_linear l;
-    KN_CHECK(net_init(&l, NULL));
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    begin();
     for (int64_t step = 1; step < 3; step++)
         KN_CHECK(kn_checkpoint_save(dir, &l, .step = step));
     for (int i = 0; i < 2; i++) {
@@ -168,26 +146,24 @@ KN_TEST(damage, a_giant_state_gives_way)
         KN_CHECK(step_of(kn_checkpoint_open(dir, NULL)) == 1, "%s", kn_error());
         REFUSED(kn_checkpoint_open(temp_path("run/step-00000002"), NULL), "state.json has 1");
     }
-    kn_module_free(&l);
-    remove_temp();
+    end();
 }
 
 /* A state.json that no reader takes isn't written. */
 KN_TEST(damage, a_giant_record_is_refused)
 {
     const size_t size = (size_t)65 << 20;
-    static const char begin[] = "{\"a\": \"";
+    static const char head[] = "{\"a\": \"";
     char *text = malloc(size + 1);
-    kn_linear l;
-    KN_CHECK(text && net_init(&l, NULL));
+    begin();
+    KN_CHECK(text != NULL);
     memset(text, 'a', size);
-    memcpy(text, begin, sizeof begin - 1);
+    memcpy(text, head, sizeof head - 1);
     memcpy(text + size - 2, "\"}", 3);
-    REFUSED(kn_checkpoint_save(temp_path("run"), &l, .step = 1, .record = text), "state.json");
-    KN_CHECK(!kn_run_folder_has_checkpoint(temp_path("run")));
+    REFUSED(kn_checkpoint_save(dir, &l, .step = 1, .record = text), "state.json");
+    KN_CHECK(!kn_run_folder_has_checkpoint(dir));
     free(text);
-    kn_module_free(&l);
-    remove_temp();
+    end();
 }
 
 /* ---- a machine in trouble -------------------------------------------------------------------- */
@@ -197,11 +173,10 @@ KN_TEST(damage, a_giant_record_is_refused)
 KN_TEST(damage, no_descriptors_left_is_no_damage)
 {
     struct rlimit before, few;
-    char dir[256];
     int opened = 0;
-    kn_linear l;
-    KN_CHECK(net_init(&l, NULL));
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    kn_linear m;
+    begin();
+    KN_CHECK(net_init(&m, NULL));
     with_optim = false;
     KN_CHECK(kn_spawn_threads(4, two_saves, dir) == 0 && getrlimit(RLIMIT_NOFILE, &before) == 0);
     int free = open("/dev/null",
@@ -212,7 +187,7 @@ KN_TEST(damage, no_descriptors_left_is_no_damage)
         few.rlim_cur = (rlim_t)(free + left);
         KN_CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
         kn_checkpoint *c = kn_checkpoint_open_checked(dir, NULL);
-        bool loaded = c && kn_checkpoint_load(c, &l);
+        bool loaded = c && kn_checkpoint_load(c, &m);
         KN_CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
         KN_CHECK(!c || kn_checkpoint_step(c) == 2, "with %d descriptors left", left);
         if (!loaded)
@@ -221,8 +196,8 @@ KN_TEST(damage, no_descriptors_left_is_no_damage)
         kn_checkpoint_free(c);
     }
     KN_CHECK(opened >= 2, "with %d of 5 descriptors", opened);
-    kn_module_free(&l);
-    remove_temp();
+    kn_module_free(&m);
+    end();
 }
 
 /* ---- hostile counts -------------------------------------------------------------------------- */
@@ -245,7 +220,6 @@ static int save_buffers(kn_comm *world, void *arg)
 KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 {
     kn_batch_norm b = { 0 };
-    char dir[256];
     snprintf(dir, sizeof dir, "%s", temp_path("run"));
     KN_CHECK(kn_spawn_threads(2, save_buffers, dir) == 0);
     /* 8 tensors of other ranks; the optimizer has 4 in all */
@@ -267,11 +241,11 @@ KN_TEST(damage, more_ranks_of_buffers_than_tensors)
 static int failed_commit(kn_comm *world, void *arg)
 {
     char path[400];
-    kn_linear l;
+    kn_linear m;
     kn_set_threads(1);
-    EXPECT(net_init(&l, world));
+    EXPECT(net_init(&m, world));
     kn_run_folder *f = kn_run_folder_claim(arg);
-    EXPECT(kn_checkpoint_save(arg, &l, .step = 1, .folder = f, .async = true));
+    EXPECT(kn_checkpoint_save(arg, &m, .step = 1, .folder = f, .async = true));
     while (kn_checkpoint_poll(f) == KN_SAVE_RUNNING)
         usleep(200);
     EXPECT(kn_checkpoint_poll(f) == KN_SAVE_WRITTEN);
@@ -292,7 +266,7 @@ static int failed_commit(kn_comm *world, void *arg)
     }
     EXPECT(!kn_checkpoint_wait(f) && kn_ok());
     kn_run_folder_release(f);
-    kn_module_free(&l);
+    kn_module_free(&m);
     return 0;
 }
 
@@ -307,13 +281,13 @@ KN_TEST(damage, a_commit_that_fails_is_told_at_the_next_step)
 /* Each rank has a module of its own, of which it writes all. */
 static int own_module(kn_comm *world, void *arg)
 {
-    kn_linear l;
+    kn_linear m;
     (void)arg;
     (void)world;
-    EXPECT(net_init(&l, kn_comm_self()));
-    int64_t bytes = kn_checkpoint_copy_bytes(&l);
+    EXPECT(net_init(&m, kn_comm_self()));
+    int64_t bytes = kn_checkpoint_copy_bytes(&m);
     EXPECT(bytes == 128 + 64, "%lld bytes", (long long)bytes);
-    kn_module_free(&l);
+    kn_module_free(&m);
     return 0;
 }
 

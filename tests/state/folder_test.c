@@ -1,19 +1,12 @@
 /* tests/state/folder_test.c: saves and claims in a run's folder that holds links, files of others,
  * folders that can't be removed, strangers' numbers; renames that fail; other threads. */
-#include "knap.h"
 #include "state/folder_internal.h"
-#include "tests/comm/comm_test.h"
-#include "tests/models/temp.h"
-#include "tests/refused.h"
-#include "tests/state/forged.h"
 #include "tests/state/linear_run.h"
 #include "tests/state/operations.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
 
 static atomic_int failing; /* the failing-th rename from now fails; 0: none */
 
@@ -32,32 +25,11 @@ static int fail_rename_and_removals(const char *operation)
     return fail_rename(operation);
 }
 
-static void make(const char *name)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s", temp_path(name));
-    for (char *p = path + 1; *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            mkdir(path, 0777);
-            *p = '/';
-        }
-    KN_CHECK(mkdir(path, 0777) == 0, "%s", name);
-}
-
 static void claim(void)
 {
     kn_run_folder *f = kn_run_folder_claim(dir);
     KN_CHECK(f != NULL, "%s", kn_error());
     kn_run_folder_release(f);
-}
-
-static int64_t newest(void)
-{
-    kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
-    int64_t step = c ? kn_checkpoint_step(c) : -1;
-    kn_checkpoint_free(c);
-    return step;
 }
 
 static bool save(int64_t step, int keep)

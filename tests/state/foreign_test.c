@@ -1,6 +1,6 @@
 /* tests/state/foreign_test.c: models of other programs in several files with an index, as Hugging
  * Face's libraries write them, opened as a state and as a checkpoint. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/refused.h"
 #include "tests/state/stored.h"
 
@@ -166,31 +166,31 @@ KN_TEST(foreign, an_index_of_a_stranger)
     remove_temp();
 }
 
+typedef struct opening {
+    const char *dir;
+    bool checkpoint;
+    stored t;
+} opening;
+
+static bool opens(void *arg)
+{
+    opening *o = arg;
+    if (o->checkpoint)
+        o->t.c = kn_checkpoint_open(o->dir, NULL);
+    else
+        o->t.s = kn_state_open(o->dir);
+    return o->t.c || o->t.s;
+}
+
 KN_TEST(foreign, memory_runs_out)
 {
     net m;
     const char *dir = temp_path("model");
     KN_CHECK(net_reference(&m) && write_files(&m, dir), "%s", kn_error());
     for (int how = 0; how < 2; how++) {
-        stored t = { 0 };
-        for (int64_t n = 1; !t.s && !t.c; n++) {
-            const int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
-            kn_fail_alloc(n);
-            if (how)
-                t.c = kn_checkpoint_open(dir, NULL);
-            else
-                t.s = kn_state_open(dir);
-            const int64_t made = kn_fail_alloc(0);
-            if (t.s || t.c) {
-                KN_CHECK(made < n && n > 20, "allocation %lld failed silently", (long long)n);
-                break;
-            }
-            KN_CHECK(!kn_ok(), "allocation %lld: no error", (long long)n);
-            kn_clear_error();
-            KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
-                     "allocation %lld leaks", (long long)n);
-        }
-        stored_free(&t);
+        opening o = { .dir = dir, .checkpoint = how };
+        each_allocation_fails(opens, NULL, &o, 20);
+        stored_free(&o.t);
     }
     kn_module_free(&m);
     remove_temp();

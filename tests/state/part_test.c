@@ -1,6 +1,6 @@
 /* tests/state/part_test.c: loads in part, of state dicts and checkpoint folders alike: names,
  * patterns, dtypes, parts of a module; and what a load that fails leaves. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/refused.h"
 #include "tests/state/stored.h"
 
@@ -290,48 +290,50 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
     remove_temp();
 }
 
-/* Each allocation fails in turn: nothing was written, no state was made, nothing leaks. */
+typedef struct failing {
+    net m, other;
+    kn_optim *o, *p;
+    stored t;
+    kn_state *before;
+} failing;
+
+static bool loads(void *arg)
+{
+    failing *f = arg;
+    kn_load_report r = { 0 };
+    const kn_rename none = { "*", "*" };
+    const bool ok =
+        f->t.c ? kn_checkpoint_load(f->t.c, &f->other, .optim = f->p, .renames = &none,
+                                    .rename_count = 1, .not_strict = true, .report = &r)
+               : kn_load_state_dict(&f->other, f->t.s, .renames = &none, .rename_count = 1);
+    kn_load_report_free(&r);
+    return ok;
+}
+
+static void nothing_was_written(void *arg)
+{
+    const failing *f = arg;
+    kn_state *after = kn_state_dict((void *)&f->other);
+    KN_CHECK(after && same_states(f->before, after) && kn_lr(f->p) == 0.2, "%s", kn_error());
+    kn_state_free(after);
+}
+
 static void memory_fails(const char *dir, const way *w)
 {
-    net m, other;
-    stored t;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, kn_comm_self(), w) &&
-             net_other(&other, kn_comm_self(), &ways[1]));
-    kn_optim *o = kn_adamw(&m, .lr = 0.1), *p = kn_adamw(&other, .lr = 0.2);
-    KN_CHECK(net_step(&m, o, kn_comm_self(), 0) && STORE(&t, dir, kn_comm_self(), &m, o), "%s",
-             kn_error());
-    kn_freeze(&other.fc2, true); /* gets its state from the load */
-    const kn_rename none = { "*", "*" };
-    kn_state *before = kn_state_dict(&other), *after;
-    kn_load_report r;
-    for (int64_t n = 1;; n++) {
-        const int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
-        kn_fail_alloc(n);
-        const bool ok =
-            t.c ? kn_checkpoint_load(t.c, &other, .optim = p, .renames = &none, .rename_count = 1,
-                                     .not_strict = true, .report = &r)
-                : kn_load_state_dict(&other, t.s, .renames = &none, .rename_count = 1);
-        const int64_t made = kn_fail_alloc(0);
-        if (t.c)
-            kn_load_report_free(&r);
-        if (ok) {
-            KN_CHECK(made < n && n > 50, "allocation %lld failed silently", (long long)n);
-            break;
-        }
-        KN_CHECK(!kn_ok(), "allocation %lld: no error", (long long)n);
-        kn_clear_error();
-        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
-                 "allocation %lld leaks", (long long)n);
-        after = kn_state_dict(&other);
-        KN_CHECK(after && same_states(before, after) && kn_lr(p) == 0.2,
-                 "allocation %lld: something was written: %s", (long long)n, kn_error());
-        kn_state_free(after);
-    }
-    KN_CHECK(same_modules(&m, &other, NULL, NULL), "%s", kn_error());
-    kn_state_free(before);
-    stored_free(&t);
-    kn_optim_free(o), kn_optim_free(p);
-    kn_module_free(&m), kn_module_free(&other);
+    failing f = { 0 };
+    KN_CHECK(net_init(&f.m, KN_META) && net_wrap(&f.m, kn_comm_self(), w) &&
+             net_other(&f.other, kn_comm_self(), &ways[1]));
+    f.o = kn_adamw(&f.m, .lr = 0.1), f.p = kn_adamw(&f.other, .lr = 0.2);
+    KN_CHECK(net_step(&f.m, f.o, kn_comm_self(), 0) && STORE(&f.t, dir, kn_comm_self(), &f.m, f.o),
+             "%s", kn_error());
+    kn_freeze(&f.other.fc2, true); /* gets its state from the load */
+    f.before = kn_state_dict(&f.other);
+    each_allocation_fails(loads, nothing_was_written, &f, 50);
+    KN_CHECK(same_modules(&f.m, &f.other, NULL, NULL), "%s", kn_error());
+    kn_state_free(f.before);
+    stored_free(&f.t);
+    kn_optim_free(f.o), kn_optim_free(f.p);
+    kn_module_free(&f.m), kn_module_free(&f.other);
 }
 
 KN_TEST(part, memory_runs_out)

@@ -1,7 +1,7 @@
 /* The files of shards from outside: their names and bytes, damage, what strangers may write there,
  * files of other programs, and a writer that fails. */
-#include "kernels/faults.h"
 #include "state/merge.h"
+#include "tests/failing.h"
 #include "tests/state/place.h"
 #include <signal.h>
 #include <sys/resource.h>
@@ -323,20 +323,34 @@ KN_TEST(pieces_files, a_full_disk_is_an_error)
     place_end();
 }
 
+static bool writes(void *arg)
+{
+    (void)arg;
+    return write_rank(1, "1");
+}
+
+static void no_file_is_left(void *arg)
+{
+    KN_CHECK(place_files() == *(int *)arg);
+}
+
 KN_TEST(pieces_files, every_allocation_of_a_writer_may_fail)
 {
+    int files = 0;
     place_begin();
-    bool ok = false;
-    for (int64_t n = 1; !ok && n < 200; n++) {
-        kn_fail_alloc(n);
-        ok = write_rank(1, "1");
-        kn_fail_alloc(0);
-        KN_CHECK(ok || kn_error(), "allocation %lld failed and nothing said so", (long long)n);
-        kn_clear_error();
-        KN_CHECK(place_files() == (ok ? 2 : 0));
-    }
-    KN_CHECK(ok);
+    each_allocation_fails(writes, no_file_is_left, &files, 10);
+    KN_CHECK(place_files() == 2);
     place_end();
+}
+
+static bool reads(void *arg)
+{
+    kn_pieces *p = kn_pieces_open(place_folder);
+    bool ok = p &&
+              kn_pieces_read(p, kn_pieces_find(p, "w"), (kn_interval){ 0, 12, 1, 12, 0 }, arg) &&
+              kn_pieces_verify(p, 1, NULL, NULL);
+    kn_pieces_close(p);
+    return ok;
 }
 
 KN_TEST(pieces_files, every_allocation_of_a_reader_may_fail)
@@ -344,20 +358,20 @@ KN_TEST(pieces_files, every_allocation_of_a_reader_may_fail)
     float got[12];
     place_begin();
     write_both();
-    bool ok = false;
-    for (int64_t n = 1; !ok && n < 500; n++) {
-        kn_fail_alloc(n);
-        kn_pieces *p = kn_pieces_open(place_folder);
-        ok = p &&
-             kn_pieces_read(p, kn_pieces_find(p, "w"), (kn_interval){ 0, 12, 1, 12, 0 }, got) &&
-             kn_pieces_verify(p, 1, NULL, NULL);
-        kn_fail_alloc(0);
-        KN_CHECK(ok || kn_error(), "allocation %lld failed and nothing said so", (long long)n);
-        kn_pieces_close(p);
-        kn_clear_error();
-    }
-    KN_CHECK(ok && memcmp(got, values, sizeof got) == 0);
+    each_allocation_fails(reads, NULL, got, 10);
+    KN_CHECK(memcmp(got, values, sizeof got) == 0);
     place_end();
+}
+
+static bool merges(void *p)
+{
+    return kn_pieces_merge(p, place_path("out"), 8, NULL, NULL, NULL);
+}
+
+static void the_folder_is_empty(void *p)
+{
+    (void)p;
+    KN_CHECK(rmdir(place_path("out")) == 0 && mkdir(place_path("out"), 0777) == 0);
 }
 
 KN_TEST(pieces_files, every_allocation_of_a_merge_may_fail)
@@ -367,19 +381,10 @@ KN_TEST(pieces_files, every_allocation_of_a_merge_may_fail)
     write_both();
     KN_CHECK(mkdir(place_path("out"), 0777) == 0);
     kn_pieces *p = kn_pieces_open(place_folder);
-    bool ok = false;
-    for (int64_t n = 1; !ok && n < 200; n++) {
-        kn_fail_alloc(n);
-        ok = kn_pieces_merge(p, place_path("out"), 8, NULL, NULL, NULL);
-        kn_fail_alloc(0);
-        KN_CHECK(ok || kn_error(), "allocation %lld failed and nothing said so", (long long)n);
-        KN_CHECK(ok || rmdir(place_path("out")) == 0, "a merge that failed left files");
-        KN_CHECK(ok || mkdir(place_path("out"), 0777) == 0);
-        kn_clear_error();
-    }
+    each_allocation_fails(merges, the_folder_is_empty, p, 10);
     kn_pieces_close(p);
     p = kn_pieces_open(place_path("out"));
-    KN_CHECK(ok && p && kn_pieces_files(p) == 2 && kn_pieces_has_sums(p, 1), "%s", kn_error());
+    KN_CHECK(p && kn_pieces_files(p) == 2 && kn_pieces_has_sums(p, 1), "%s", kn_error());
     KN_CHECK(kn_pieces_read(p, kn_pieces_find(p, "w"), (kn_interval){ 0, 12, 1, 12, 0 }, got) &&
              memcmp(got, values, sizeof got) == 0);
     kn_pieces_close(p);

@@ -1,46 +1,17 @@
 /* tests/state/set_aside_test.c: a run goes on from an older checkpoint than the newest, which isn't
  * whole: that one is neither counted nor replaced nor removed. */
-#include "knap.h"
 #include "state/folder_internal.h"
-#include "tests/comm/comm_test.h"
-#include "tests/models/temp.h"
-#include "tests/refused.h"
-
-#include <fcntl.h>
-
-static char dir[256]; /* of the run */
-
-static bool net_init(kn_linear *l)
-{
-    *l = (kn_linear){ 0 };
-    return kn_linear_init(l, NULL, NULL, 2, 2) && kn_materialize(l, KN_CPU, 1);
-}
+#include "tests/state/linear_run.h"
 
 static bool save(kn_run_folder *f, int64_t step, int keep)
 {
-    kn_linear l;
-    bool ok = net_init(&l) && kn_checkpoint_save(dir, &l, .folder = f, .step = step, .keep = keep,
-                                                 .score = 10 - (double)step, .keep_best = true);
-    kn_module_free(&l);
-    return ok;
+    return kn_checkpoint_save(dir, &l, .folder = f, .step = step, .keep = keep,
+                              .score = 10 - (double)step, .keep_best = true);
 }
 
-static bool is_there(const char *name)
+static void begin_with(int saves)
 {
-    struct stat st;
-    return fstatat(AT_FDCWD, temp_path(name), &st, AT_SYMLINK_NOFOLLOW) == 0;
-}
-
-static void cut(const char *step)
-{
-    char name[128];
-    snprintf(name, sizeof name, "run/%s/model/shard-00001-model-00001-of-00001.safetensors", step);
-    KN_CHECK(truncate(temp_path(name), 100) == 0, "%s", name);
-}
-
-static void begin(int saves)
-{
-    snprintf(dir, sizeof dir, "%s", temp_path("run"));
+    begin();
     for (int step = 1; step <= saves; step++)
         KN_CHECK(save(NULL, step, 0), "%s", kn_error());
 }
@@ -59,7 +30,7 @@ static kn_run_folder *go_on(int64_t step)
 /* With .keep = 1 the one that the run goes on from stays until the next one counts. */
 KN_TEST(set_aside, a_damaged_one_counts_no_more)
 {
-    begin(5);
+    begin_with(5);
     write_temp("run/step-00000004/state.json", "{", 1);
     cut("step-00000005");
     kn_run_folder *f = go_on(3);
@@ -86,13 +57,13 @@ KN_TEST(set_aside, a_damaged_one_counts_no_more)
              is_there("run/step-00000007.damaged-2/model"));
     /* by its name it is a checkpoint as it was */
     REFUSED(kn_checkpoint_open(temp_path("run/step-00000007.damaged"), NULL), "truncated");
-    remove_temp();
+    end();
 }
 
 /* One that another run has put right meanwhile, and those of another folder. */
 KN_TEST(set_aside, only_what_was_passed_over)
 {
-    begin(3);
+    begin_with(3);
     cut("step-00000003");
     kn_checkpoint *c = kn_checkpoint_open(dir, NULL);
     KN_CHECK(c && kn_checkpoint_step(c) == 2);
@@ -107,14 +78,14 @@ KN_TEST(set_aside, only_what_was_passed_over)
     KN_CHECK(c && f && kn_run_folder_set_aside(f, c) && is_there("run/step-00000003"));
     kn_run_folder_release(f);
     kn_checkpoint_free(c);
-    remove_temp();
+    end();
 }
 
 /* A claim has put a save in its place since. */
 KN_TEST(set_aside, by_another_name)
 {
     char from[300];
-    begin(3);
+    begin_with(3);
     cut("step-00000003");
     snprintf(from, sizeof from, "%s", temp_path("run/step-00000003"));
     KN_CHECK(rename(from, temp_path("run/step-00000003.saving")) == 0);
@@ -123,14 +94,12 @@ KN_TEST(set_aside, by_another_name)
     KN_CHECK(c && f && kn_checkpoint_step(c) == 2 && is_there("run/step-00000003"));
     KN_CHECK(kn_run_folder_set_aside(f, c) && is_there("run/step-00000003.damaged"));
     /* a save's own folder is none of its business */
-    kn_linear l;
-    KN_CHECK(net_init(&l) && kn_checkpoint_save(dir, &l, .folder = f, .step = 4, .async = true));
+    KN_CHECK(kn_checkpoint_save(dir, &l, .folder = f, .step = 4, .async = true));
     REFUSED(kn_run_folder_set_aside(f, c), "a save runs in the background");
     KN_CHECK(kn_checkpoint_wait(f) && kn_run_folder_set_aside(f, c), "%s", kn_error());
-    kn_module_free(&l);
     kn_run_folder_release(f);
     kn_checkpoint_free(c);
-    remove_temp();
+    end();
 }
 
 static int one_rank(kn_comm *world, void *arg)
@@ -148,11 +117,11 @@ static int one_rank(kn_comm *world, void *arg)
 
 KN_TEST(set_aside, ranks_agree)
 {
-    begin(3);
+    begin_with(3);
     cut("step-00000002");
     cut("step-00000003");
     KN_CHECK(kn_spawn_threads(2, one_rank, NULL) == 0);
-    remove_temp();
+    end();
 }
 
 KN_TEST(set_aside, names)

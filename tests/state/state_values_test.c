@@ -2,7 +2,7 @@
  * memory that runs out. */
 #include "data/loader.h"
 #include "kernels/context.h"
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/models/temp.h"
 #include "tests/refused.h"
 #include "tests/state/moving.h"
@@ -307,11 +307,20 @@ KN_TEST(state_values, wrong_ways)
 
 /* ---- memory runs out ------------------------------------------------------------------------- */
 
+typedef struct moved {
+    net m, other;
+    kn_optim *o, *p;
+    kn_state *s, *so; /* of the other */
+} moved;
+
 /* Takes, moves and loads everything. What a failure leaves must be as before. */
-static bool whole_way(net *m, kn_optim *o, kn_state *from, kn_state *from_o)
+static bool whole_way(void *arg)
 {
+    moved *v = arg;
+    net *m = &v->m;
     kn_load_report r = { 0 };
-    kn_state *s = kn_state_dict(m, .dtype = KN_BF16), *p = kn_optim_state_dict(o, .prefix = "o.");
+    kn_state *s = kn_state_dict(m, .dtype = KN_BF16),
+             *p = kn_optim_state_dict(v->o, .prefix = "o.");
     kn_state *l = kn_state_dict(m, .kind = KN_STATE_LOCAL);
     bool ok = s && p && l && kn_state_rekey(p, m, KN_KEYS_INDEX, "o.") &&
               kn_state_set_text(s, "note", "x") && kn_state_put(s, .random = true);
@@ -319,8 +328,8 @@ static bool whole_way(net *m, kn_optim *o, kn_state *from, kn_state *from_o)
     kn_state_free(ok ? NULL : p);
     kn_state_dict_scope scope = kn_state_dict_type(m, KN_STATE_FULL);
     ok = ok && scope.type &&
-         kn_load_state_dict(m, from, .not_strict = true, .report = &r, .from_rank0 = true) &&
-         kn_load_optim_state_dict(o, from_o) && kn_load_state_dict(m, l);
+         kn_load_state_dict(m, v->s, .not_strict = true, .report = &r, .from_rank0 = true) &&
+         kn_load_optim_state_dict(v->o, v->so) && kn_load_state_dict(m, l);
     if (scope.type)
         ok = kn_state_dict_type_end(scope) && ok;
     kn_load_report_free(&r);
@@ -331,27 +340,14 @@ static bool whole_way(net *m, kn_optim *o, kn_state *from, kn_state *from_o)
 
 KN_TEST(state_values, memory_runs_out)
 {
-    net m, other;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, kn_comm_self(), &ways[1]) &&
-             net_reference(&other));
-    kn_optim *o = kn_adamw(&m, .lr = 0.1), *p = kn_adamw(&other, .lr = 0.1);
-    kn_state *s = kn_state_dict(&other), *so = kn_optim_state_dict(p);
-    KN_CHECK(kn_state_set_int(s, "more", 1) && whole_way(&m, o, s, so), "%s", kn_error());
-    const int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
-    for (int64_t n = 1;; n++) {
-        kn_fail_alloc(n);
-        const bool ok = whole_way(&m, o, s, so);
-        const int64_t made = kn_fail_alloc(0);
-        if (ok) {
-            KN_CHECK(made < n && n > 100, "allocation %lld failed silently", (long long)n);
-            break;
-        }
-        KN_CHECK(!kn_ok(), "allocation %lld: no error", (long long)n);
-        kn_clear_error();
-        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
-                 "allocation %lld leaks", (long long)n);
-    }
-    kn_state_free(s), kn_state_free(so);
-    kn_optim_free(o), kn_optim_free(p);
-    kn_module_free(&m), kn_module_free(&other);
+    moved v;
+    KN_CHECK(net_init(&v.m, KN_META) && net_wrap(&v.m, kn_comm_self(), &ways[1]) &&
+             net_reference(&v.other));
+    v.o = kn_adamw(&v.m, .lr = 0.1), v.p = kn_adamw(&v.other, .lr = 0.1);
+    v.s = kn_state_dict(&v.other), v.so = kn_optim_state_dict(v.p);
+    KN_CHECK(kn_state_set_int(v.s, "more", 1) && whole_way(&v), "%s", kn_error());
+    each_allocation_fails(whole_way, NULL, &v, 100);
+    kn_state_free(v.s), kn_state_free(v.so);
+    kn_optim_free(v.o), kn_optim_free(v.p);
+    kn_module_free(&v.m), kn_module_free(&v.other);
 }
