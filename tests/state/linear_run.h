@@ -30,7 +30,8 @@ static inline void end(void)
     remove_temp();
 }
 
-/* A link is there, whatever it points to. Not by lstat, which a test may let fail. On any thread. */
+/* A link is there, whatever it points to. Not by lstat, which a test may let fail. On any
+ * thread. */
 static inline bool is_there(const char *name)
 {
     char path[300];
