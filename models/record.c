@@ -3,7 +3,7 @@
 
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
-#include "models/tokenizer_internal.h"
+#include "models/tokens/tokens.h"
 #include "tensor/json.h"
 #include <jansson.h>
 #include <stdio.h>
@@ -48,8 +48,7 @@ char *kn_tokenizer_text(const kn_tokenizer *t)
 {
     if (!kn_given(t, "kn_tokenizer_text", "the tokenizer"))
         return NULL;
-    json_t *j = kn_tokenizer_json(t);
-    return j ? kn_json_copy(j, JSON_INDENT(1), "the tokenizer") : NULL;
+    return kn_host_strdup(t->json);
 }
 
 /* What c records, which the caller drops, and the options in it, which were the whole of it once.

@@ -4,6 +4,7 @@
 #include "data/loader_internal.h"
 #include "tensor/checksum.h"
 #include "tensor/files.h"
+#include "models/tokens/tokens.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,16 +41,13 @@ kn_text *kn_text_encode(const kn_tokenizer *tok, const char *text, size_t len)
         return NULL;
     t->vocab = kn_tokenizer_vocab(tok);
     t->width = t->vocab <= 65536 ? 2 : 4;
-    t->owned_bytes = len * (size_t)t->width;
-    t->owned = kn_take(kn_device_memory(KN_CPU), t->owned_bytes, KN_MEM_DATA);
-    if (!t->owned)
-        goto fail;
-    t->tokens = t->owned;
-    t->count = kn_tokenizer_encode(tok, text, len, t->owned, t->width == 2 ? KN_U16 : KN_U32);
-    if (t->count < 0)
-        goto fail;
-    return t;
-fail:
+    void *list = kn_tokenizer_list(tok, text, len, t->width == 2 ? KN_U16 : KN_U32, &t->count);
+    t->owned_bytes = (size_t)t->count * (size_t)t->width;
+    if (list && (t->owned = kn_take(kn_device_memory(KN_CPU), t->owned_bytes, KN_MEM_DATA)))
+        t->tokens = memcpy(t->owned, list, t->owned_bytes);
+    kn_host_free(list);
+    if (t->owned)
+        return t;
     kn_text_free(t);
     return NULL;
 }

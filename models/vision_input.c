@@ -2,7 +2,7 @@
  * names. */
 #include "kernels/error.h"
 #include "kernels/memory.h"
-#include "models/tokenizer_internal.h"
+#include "models/tokens/tokens.h"
 #include "models/vision.h"
 #include "tensor/json.h"
 

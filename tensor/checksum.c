@@ -36,5 +36,10 @@ uint64_t kn_checksum_of(const void *data, size_t bytes)
 
 uint64_t kn_checksum_name(const char *name, uint64_t seed)
 {
-    return XXH3_64bits_withSeed(name, strlen(name), seed);
+    return kn_checksum_seeded(name, strlen(name), seed);
+}
+
+uint64_t kn_checksum_seeded(const void *data, size_t bytes, uint64_t seed)
+{
+    return XXH3_64bits_withSeed(data, bytes, seed);
 }

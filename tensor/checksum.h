@@ -17,5 +17,6 @@ uint64_t kn_checksum_end(const kn_checksum *c); /* of what was added; more may f
 uint64_t kn_checksum_of(const void *data, size_t bytes);
 /* For hash tables: who doesn't know seed can't choose names of the same hash. */
 uint64_t kn_checksum_name(const char *name, uint64_t seed);
+uint64_t kn_checksum_seeded(const void *data, size_t bytes, uint64_t seed);
 
 #endif

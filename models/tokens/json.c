@@ -1,0 +1,526 @@
+/* models/tokens/json.c: a tokenizer from its tokenizer.json, whose form is the tokenizers
+ * library's (version 1.0). A part of it that this library doesn't read is an error that names it:
+ * ids that are nearly right are worse than none. */
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
+#include "models/tokens/tokens.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct reader {
+    kn_tokenizer *t;
+    const char *where;
+    int64_t ids; /* the largest id + 1 */
+} reader;
+
+static const char *text_in(const json_t *object, const char *field)
+{
+    const char *text = json_string_value(json_object_get(object, field));
+    return text ? text : "";
+}
+
+static bool true_in(const json_t *object, const char *field, bool otherwise)
+{
+    const json_t *value = json_object_get(object, field);
+    return value && !json_is_null(value) ? json_is_true(value) : otherwise;
+}
+
+static bool is(const json_t *object, const char *type)
+{
+    return strcmp(text_in(object, "type"), type) == 0;
+}
+
+static bool unread(const reader *r, const char *part, const json_t *object)
+{
+    return kn_fail("%s: its %s is of type \"%.60s\", which this library doesn't read", r->where,
+                   part, text_in(object, "type"));
+}
+
+/* Calls each for the members of a "Sequence", or for the object itself; null has none. */
+typedef bool (*each_fn)(reader *r, const json_t *object);
+
+static bool each_of(reader *r, const json_t *object, const char *list, each_fn each)
+{
+    size_t i;
+    json_t *member;
+    if (!object || json_is_null(object))
+        return true;
+    if (!is(object, "Sequence"))
+        return each(r, object);
+    json_array_foreach(json_object_get(object, list), i, member)
+    {
+        if (!each_of(r, member, list, each))
+            return false;
+    }
+    return true;
+}
+
+/* ---- tokens ---------------------------------------------------------------------------------- */
+
+static bool add_name(reader *r, const char *text, size_t length, const json_t *id)
+{
+    const json_int_t value = json_integer_value(id);
+    if (!json_is_integer(id) || value < 0 || value >= KN_MOST_IDS)
+        return kn_fail("%s: the token \"%.60s\" has no id of 0 to %d", r->where, text,
+                       KN_MOST_IDS - 1);
+    struct kn_string *name = kn_strings_add(&r->t->names, text, length);
+    if (name && name->value >= 0 && name->value != value)
+        return kn_fail("%s: the token \"%.60s\" has two ids, %lld and %lld", r->where, text,
+                       (long long)name->value, (long long)value);
+    if (name)
+        name->value = value;
+    r->ids = value >= r->ids ? value + 1 : r->ids;
+    return name != NULL;
+}
+
+static bool read_vocab(reader *r, json_t *vocab)
+{
+    const char *text;
+    json_t *id;
+    if (!json_is_object(vocab) || json_object_size(vocab) == 0)
+        return kn_fail("%s: its model has no \"vocab\", an object of tokens and their ids",
+                       r->where);
+    json_object_foreach(vocab, text, id)
+    {
+        if (!add_name(r, text, strlen(text), id))
+            return false;
+    }
+    return true;
+}
+
+static bool read_added(reader *r, const json_t *list)
+{
+    kn_tokenizer *t = r->t;
+    size_t i;
+    json_t *token;
+    if (!list || json_array_size(list) == 0)
+        return true;
+    if (!(t->added = kn_host_calloc(json_array_size(list), sizeof *t->added)))
+        return false;
+    json_array_foreach(list, i, token)
+    {
+        const char *text = text_in(token, "content");
+        if (!*text)
+            return kn_fail("%s: added token %zu has no \"content\"", r->where, i);
+        if (true_in(token, "single_word", false))
+            return kn_fail("%s: the added token \"%.60s\" stands for whole words only "
+                           "(\"single_word\"), which this library doesn't read",
+                           r->where, text);
+        if (!add_name(r, text, strlen(text), json_object_get(token, "id")))
+            return false;
+        t->added[t->addeds++] =
+            (kn_added){ .length = strlen(text),
+                        .id = json_integer_value(json_object_get(token, "id")),
+                        .early = !true_in(token, "normalized", !true_in(token, "special", false)),
+                        .left = true_in(token, "lstrip", false),
+                        .right = true_in(token, "rstrip", false) };
+    }
+    return true;
+}
+
+static int by_text(const void *a, const void *b)
+{
+    return strcmp(((const kn_added *)a)->text, ((const kn_added *)b)->text);
+}
+
+/* The list of names stands now, so that their texts stay where they are. */
+static bool sort_added(reader *r, const json_t *list)
+{
+    kn_tokenizer *t = r->t;
+    for (int64_t i = 0; i < t->addeds; i++) {
+        const char *text = text_in(json_array_get(list, (size_t)i), "content");
+        t->added[i].text =
+            kn_strings_text(&t->names, kn_strings_find(&t->names, text, strlen(text)));
+        t->added_first[(unsigned char)text[0]] = true;
+    }
+    qsort(t->added, (size_t)t->addeds, sizeof *t->added, by_text);
+    for (int64_t i = 1; i < t->addeds; i++)
+        if (strcmp(t->added[i].text, t->added[i - 1].text) == 0)
+            return kn_fail("%s: the added token \"%.60s\" is there twice", r->where,
+                           t->added[i].text);
+    return true;
+}
+
+/* ---- what happens to a text ------------------------------------------------------------------ */
+
+static bool add_change(reader *r, enum kn_change_kind kind, int form, const char *from,
+                       const char *to)
+{
+    kn_tokenizer *t = r->t;
+    if (t->changes == KN_MOST_STEPS)
+        return kn_fail("%s: its normalizer has more than %d steps", r->where, KN_MOST_STEPS);
+    kn_change *c = &t->change[t->changes++];
+    *c = (kn_change){ .kind = kind, .form = form };
+    return (!from || (c->from = kn_host_strdup(from))) && (!to || (c->to = kn_host_strdup(to)));
+}
+
+static bool read_normalizer(reader *r, const json_t *n)
+{
+    const char *from = text_in(json_object_get(n, "pattern"), "String");
+    const int form = kn_change_form(text_in(n, "type"));
+    if (form)
+        return add_change(r, KN_CHANGE_FORM, form, NULL, NULL);
+    if (is(n, "Prepend"))
+        return add_change(r, KN_CHANGE_PREPEND, 0, NULL, text_in(n, "prepend"));
+    if (is(n, "Replace") && *from)
+        return add_change(r, KN_CHANGE_REPLACE, 0, from, text_in(n, "content"));
+    return unread(r, "normalizer", n);
+}
+
+static bool add_cut(reader *r, const char *pattern, bool literal, const char *behaviour,
+                    bool invert)
+{
+    static const char *const name[] = { "isolated", "removed", "mergedwithprevious",
+                                        "mergedwithnext" };
+    kn_tokenizer *t = r->t;
+    if (t->cuts == KN_MOST_STEPS)
+        return kn_fail("%s: its pre_tokenizer has more than %d steps", r->where, KN_MOST_STEPS);
+    for (int i = 0; i < 4; i++)
+        if (strcasecmp(behaviour, name[i]) == 0 && (!invert || i <= KN_CUT_REMOVED)) {
+            t->cut[t->cuts] = (kn_cut){ .kind = (enum kn_cut_kind)i, .invert = invert };
+            return kn_cut_pattern(&t->cut[t->cuts], pattern, literal, r->where) && ++t->cuts;
+        }
+    return kn_fail("%s: its pre_tokenizer splits with the behavior \"%.60s\"%s, which this library "
+                   "doesn't read",
+                   r->where, behaviour, invert ? ", inverted" : "");
+}
+
+/* Spaces become a character; the text begins with one. */
+static bool read_metaspace(reader *r, const json_t *p)
+{
+    const char *mark = text_in(p, "replacement"), *scheme = text_in(p, "prepend_scheme");
+    if (!*scheme)
+        scheme = true_in(p, "add_prefix_space", true) ? "always" : "never";
+    if (!*mark || !add_change(r, KN_CHANGE_REPLACE, 0, " ", mark))
+        return kn_ok() && kn_fail("%s: its Metaspace has no \"replacement\"", r->where);
+    if (strcmp(scheme, "never") != 0 &&
+        !add_change(r, strcmp(scheme, "first") == 0 ? KN_CHANGE_BEGIN_FIRST : KN_CHANGE_BEGIN, 0,
+                    NULL, mark))
+        return false;
+    return !true_in(p, "split", true) || add_cut(r, mark, true, "MergedWithNext", false);
+}
+
+static bool read_pre_tokenizer(reader *r, const json_t *p)
+{
+    kn_tokenizer *t = r->t;
+    const json_t *pattern = json_object_get(p, "pattern");
+    const char *string = text_in(pattern, "String"), *regex = text_in(pattern, "Regex");
+    const bool spaces = is(p, "ByteLevel") && true_in(p, "add_prefix_space", true);
+    if ((is(p, "Metaspace") || spaces) && t->cuts > 0)
+        return kn_fail("%s: its pre_tokenizer puts spaces in front of words that were cut before, "
+                       "which this library doesn't do",
+                       r->where);
+    if (is(p, "Metaspace"))
+        return read_metaspace(r, p);
+    if (is(p, "Digits"))
+        return add_cut(r, true_in(p, "individual_digits", false) ? "\\p{N}" : "\\p{N}+", false,
+                       "Isolated", false);
+    if (is(p, "Split") && (*string || *regex))
+        return add_cut(r, *string ? string : regex, *string != 0, text_in(p, "behavior"),
+                       true_in(p, "invert", false));
+    if (!is(p, "ByteLevel"))
+        return unread(r, "pre_tokenizer", p);
+    t->by_bytes = true;
+    return (!spaces || add_change(r, KN_CHANGE_BEGIN, 0, NULL, " ")) &&
+           (!true_in(p, "use_regex", true) ||
+            add_cut(r, kn_cut_named("gpt2"), false, "Isolated", false));
+}
+
+/* ---- ids to text ----------------------------------------------------------------------------- */
+
+typedef struct decoding {
+    const char *from[KN_MOST_STEPS], *to[KN_MOST_STEPS];
+    int replaces;
+    bool letters, bytes, drops_space;
+} decoding;
+
+static bool read_decoder(const reader *r, const json_t *d, decoding *out)
+{
+    size_t i;
+    json_t *member;
+    const char *from = text_in(json_object_get(d, "pattern"), "String"),
+               *to = text_in(d, "content");
+    if (!d || json_is_null(d) || is(d, "Fuse"))
+        return true;
+    if (is(d, "Sequence")) {
+        json_array_foreach(json_object_get(d, "decoders"), i, member)
+        {
+            if (!read_decoder(r, member, out))
+                return false;
+        }
+        return true;
+    }
+    if (is(d, "ByteLevel"))
+        return out->letters = true;
+    if (is(d, "ByteFallback"))
+        return out->bytes = true;
+    if (is(d, "Strip") && strcmp(to, " ") == 0 &&
+        json_integer_value(json_object_get(d, "start")) <= 1 &&
+        json_integer_value(json_object_get(d, "stop")) == 0) {
+        out->drops_space = json_integer_value(json_object_get(d, "start")) == 1;
+        return true;
+    }
+    if (is(d, "Metaspace")) {
+        from = text_in(d, "replacement"), to = " ";
+        out->drops_space = strcmp(text_in(d, "prepend_scheme"), "never") != 0 &&
+                           true_in(d, "add_prefix_space", true);
+    } else if (!is(d, "Replace"))
+        return unread(r, "decoder", d);
+    if (!*from || out->replaces == KN_MOST_STEPS)
+        return unread(r, "decoder", d);
+    out->from[out->replaces] = from;
+    out->to[out->replaces++] = to;
+    return true;
+}
+
+/* The byte of "<0xAB>"; -1. */
+static int byte_token(const char *text, size_t length)
+{
+    unsigned byte;
+    char end;
+    return length == 6 && sscanf(text, "<0x%2X%c", &byte, &end) == 2 && end == '>' ? (int)byte : -1;
+}
+
+/* The bytes of a token, to `to`, which has room for `room` of them: how many. */
+static size_t decode(const decoding *d, const char *text, size_t length, bool added, char *to,
+                     size_t room)
+{
+    size_t n = 0;
+    const int byte = d->bytes ? byte_token(text, length) : -1;
+    if (byte >= 0) {
+        *to = (char)byte;
+        return 1;
+    }
+    for (size_t i = 0, read; d->letters && !added; i += read) { /* GPT-2's letters, or as it is */
+        uint32_t code;
+        if (i == length)
+            return n;
+        read = kn_utf8_read(text + i, length - i, &code);
+        if (read == 0 || kn_letter_byte(code) < 0)
+            break;
+        to[n++] = (char)kn_letter_byte(code);
+    }
+    n = 0;
+    for (size_t i = 0; i < length && n < room;) {
+        int k = 0;
+        while (k < d->replaces && strncmp(text + i, d->from[k], strlen(d->from[k])) != 0)
+            k++;
+        const char *from = k < d->replaces && !added ? d->to[k] : text + i;
+        const size_t step = k < d->replaces && !added ? strlen(from) : 1;
+        for (size_t j = 0; j < step && n < room; j++)
+            to[n++] = from[j];
+        i += k < d->replaces && !added ? strlen(d->from[k]) : 1;
+    }
+    return n;
+}
+
+static bool read_texts(reader *r, const json_t *decoder)
+{
+    kn_tokenizer *t = r->t;
+    decoding d = { 0 };
+    size_t grows = 1, used = 0;
+    if (!read_decoder(r, decoder, &d))
+        return false;
+    for (int i = 0; i < d.replaces; i++)
+        grows *= strlen(d.to[i]) > 1 ? strlen(d.to[i]) : 1;
+    if (grows > 64)
+        return kn_fail("%s: its decoder makes texts %zu times as long", r->where, grows);
+    int64_t *name = kn_host_alloc((size_t)r->ids * sizeof *name);
+    bool *added = kn_host_calloc((size_t)r->ids, sizeof *added);
+    t->at = kn_host_calloc((size_t)r->ids + 1, sizeof *t->at);
+    t->bytes = kn_host_alloc((size_t)t->names.bytes_used * grows + 1);
+    bool ok = name && added && t->at && t->bytes;
+    for (int64_t i = 0; ok && i < t->addeds; i++)
+        added[t->added[i].id] = true;
+    for (int64_t id = 0; ok && id < r->ids; id++)
+        name[id] = -1;
+    for (int64_t i = 0; ok && i < t->names.count; i++) {
+        int64_t *of = &name[t->names.list[i].value];
+        if (*of >= 0)
+            ok = kn_fail("%s: the tokens \"%.60s\" and \"%.60s\" have one id, %lld", r->where,
+                         kn_strings_text(&t->names, *of), kn_strings_text(&t->names, i),
+                         (long long)t->names.list[i].value);
+        *of = i;
+    }
+    for (int64_t id = 0; ok && id < r->ids; id++) {
+        if (name[id] >= 0) {
+            const struct kn_string *s = &t->names.list[name[id]];
+            used += decode(&d, t->names.bytes + s->at, s->length, added[id], t->bytes + used,
+                           s->length * grows);
+        }
+        t->at[id + 1] = used;
+    }
+    kn_host_free(name);
+    kn_host_free(added);
+    t->drops_space = d.drops_space;
+    return ok;
+}
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+/* The ids of bytes and characters. */
+static bool read_letters(reader *r)
+{
+    kn_tokenizer *t = r->t;
+    for (int i = 0; i < 256; i++) {
+        char text[8];
+        size_t n = t->by_bytes ? kn_utf8_write(kn_byte_letter((unsigned char)i), text)
+                               : (size_t)snprintf(text, sizeof text, "<0x%02X>", i);
+        int64_t name = kn_strings_find(&t->names, text, n);
+        t->byte[i] = name < 0 ? -1 : (int32_t)t->names.list[name].value;
+    }
+    for (int64_t i = 0; !t->by_bytes && i < t->names.count; i++) {
+        const struct kn_string *s = &t->names.list[i];
+        uint32_t code;
+        if (s->length == 0 || kn_utf8_read(t->names.bytes + s->at, s->length, &code) != s->length)
+            continue;
+        uint64_t *id = kn_pairs_at(&t->character, code);
+        if (!id)
+            return false;
+        *id = (uint64_t)s->value;
+    }
+    return true;
+}
+
+/* The halves of a merge: ["a", "b"] or "a b". */
+static bool halves(const json_t *merge, const char *half[2], size_t length[2])
+{
+    const char *both = json_string_value(merge), *space = both ? strchr(both, ' ') : NULL;
+    half[0] = both ? both : json_string_value(json_array_get(merge, 0));
+    half[1] = both ? (space ? space + 1 : NULL) : json_string_value(json_array_get(merge, 1));
+    if (!half[0] || !half[1] || (!both && json_array_size(merge) != 2))
+        return false;
+    length[0] = both ? (size_t)(space - both) : strlen(half[0]);
+    length[1] = strlen(half[1]);
+    return length[0] > 0 && length[1] > 0 && (!both || !strchr(half[1], ' '));
+}
+
+static bool read_merges(reader *r, const json_t *list)
+{
+    kn_tokenizer *t = r->t;
+    size_t i;
+    json_t *merge;
+    char *both = NULL;
+    int64_t room = 0;
+    bool ok = true;
+    if (!json_is_array(list) || json_array_size(list) >= KN_MOST_IDS)
+        return kn_fail("%s: its model has no \"merges\", a list of at most %d", r->where,
+                       KN_MOST_IDS - 1);
+    json_array_foreach(list, i, merge)
+    {
+        const char *half[2];
+        size_t length[2];
+        if (!halves(merge, half, length)) {
+            ok = kn_fail("%s: merge %zu isn't of two tokens", r->where, i);
+            break;
+        }
+        if (!kn_host_grow(&both, &room, (int64_t)(length[0] + length[1]), 1)) {
+            ok = false;
+            break;
+        }
+        memcpy(both, half[0], length[0]);
+        memcpy(both + length[0], half[1], length[1]);
+        const int64_t a = kn_strings_find(&t->names, half[0], length[0]),
+                      b = kn_strings_find(&t->names, half[1], length[1]),
+                      c = kn_strings_find(&t->names, both, length[0] + length[1]);
+        if (a < 0 || b < 0 || c < 0) {
+            ok =
+                kn_fail("%s: merge %zu makes \"%.*s\" of \"%.*s\" and \"%.*s\", and the vocabulary "
+                        "lacks one of the three",
+                        r->where, i, (int)(length[0] + length[1]), both, (int)length[0], half[0],
+                        (int)length[1], half[1]);
+            break;
+        }
+        uint64_t *value = kn_pairs_at(&t->merge, (uint64_t)t->names.list[a].value << 32 |
+                                                     (uint64_t)t->names.list[b].value);
+        if (!(ok = value != NULL))
+            break;
+        *value = (uint64_t)i << 32 | (uint64_t)t->names.list[c].value;
+    }
+    kn_host_free(both);
+    return ok;
+}
+
+static bool read_model(reader *r, const json_t *m)
+{
+    kn_tokenizer *t = r->t;
+    static const char *const must_be_empty[] = { "continuing_subword_prefix",
+                                                 "end_of_word_suffix" };
+    if (!json_is_object(m))
+        return kn_fail("%s is no tokenizer.json: it has no \"model\"", r->where);
+    if (*text_in(m, "type") && !is(m, "BPE"))
+        return unread(r, "model", m);
+    for (int i = 0; i < 2; i++)
+        if (*text_in(m, must_be_empty[i]))
+            return kn_fail("%s: its model has a \"%s\", which this library doesn't read", r->where,
+                           must_be_empty[i]);
+    if (json_number_value(json_object_get(m, "dropout")) > 0)
+        return kn_fail("%s: its model drops merges at random (\"dropout\"), which this library "
+                       "doesn't do",
+                       r->where);
+    t->whole_first = true_in(m, "ignore_merges", false);
+    t->joins_unknown = true_in(m, "fuse_unk", false);
+    return read_vocab(r, json_object_get(m, "vocab"));
+}
+
+static bool read_rest_of_model(reader *r, const json_t *m)
+{
+    kn_tokenizer *t = r->t;
+    const char *unknown = text_in(m, "unk_token");
+    if (!read_letters(r) || !read_merges(r, json_object_get(m, "merges")))
+        return false;
+    for (int i = 0; i < 256 && !t->by_bytes; i++)
+        if (!true_in(m, "byte_fallback", false))
+            t->byte[i] = -1;
+    t->unknown = -1;
+    if (*unknown) {
+        const int64_t name = kn_strings_find(&t->names, unknown, strlen(unknown));
+        if (name < 0)
+            return kn_fail("%s: its unknown token \"%.60s\" isn't in the vocabulary", r->where,
+                           unknown);
+        t->unknown = t->names.list[name].value;
+    }
+    /* A mark stands at the beginning of a token only: no merge goes over the end of a word. */
+    t->cuts_at_spaces = !t->by_bytes;
+    for (int64_t i = 0; t->cuts_at_spaces && i < t->names.count; i++) {
+        static const char mark[] = "\xe2\x96\x81";
+        const char *s = kn_strings_text(&t->names, i);
+        while (strncmp(s, mark, 3) == 0)
+            s += 3;
+        t->cuts_at_spaces = !strstr(s, mark);
+    }
+    return true;
+}
+
+static const char *kind_of(const kn_tokenizer *t)
+{
+    bool is_byte = t->by_bytes && t->vocab == 256;
+    for (int i = 0; i < 256; i++)
+        is_byte = is_byte && t->byte[i] == i;
+    return t->merge.count > 0 ? "bpe" : is_byte ? "byte" : t->by_bytes ? "bpe" : "char";
+}
+
+kn_tokenizer *kn_tokenizer_of_json(json_t *root, const char *text, size_t size, const char *where)
+{
+    kn_tokenizer *t = kn_host_calloc(1, sizeof *t);
+    reader r = { t, where, 0 };
+    const json_t *model = json_object_get(root, "model"),
+                 *added = json_object_get(root, "added_tokens"),
+                 *pre = json_object_get(root, "pre_tokenizer");
+    if (t && read_model(&r, model) && read_added(&r, added) && sort_added(&r, added) &&
+        each_of(&r, json_object_get(root, "normalizer"), "normalizers", read_normalizer) &&
+        (t->normal_changes = t->changes, true) &&
+        each_of(&r, pre, "pretokenizers", read_pre_tokenizer) &&
+        read_texts(&r, json_object_get(root, "decoder")) && read_rest_of_model(&r, model) &&
+        (t->json = kn_host_alloc(size + 1))) {
+        memcpy(t->json, text, size);
+        t->json[size] = 0;
+        t->json_size = size;
+        t->vocab = r.ids;
+        t->kind = kind_of(t);
+        return t;
+    }
+    kn_tokenizer_free(t);
+    return NULL;
+}
