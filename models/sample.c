@@ -5,6 +5,8 @@
 
 #include "autograd/autograd.h"
 #include "data/data.h"
+#include "kernels/memory_internal.h"
+#include "models/tokens/tokens.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -164,6 +166,14 @@ static bool print_tokens(const kn_tokenizer *t, const int64_t *ids, int64_t n, F
     return true;
 }
 
+static void print_token(const kn_tokenizer *t, int64_t id, FILE *out)
+{
+    const char *bytes;
+    size_t n = kn_tokenizer_piece(t, id, &bytes);
+    if (out)
+        fwrite(bytes, 1, n, out);
+}
+
 /* Prints the prompt, then one token after another. */
 static bool write_tokens(writing *w)
 {
@@ -177,8 +187,8 @@ static bool write_tokens(writing *w)
             return false;
         w->ids[w->n++] = id;
         /* a model whose vocabulary exceeds the tokenizer's may draw an id without text */
-        if (id < kn_tokenizer_vocab(w->tokenizer) && !print_tokens(w->tokenizer, &id, 1, out))
-            return false;
+        if (id < kn_tokenizer_vocab(w->tokenizer))
+            print_token(w->tokenizer, id, out);
         if (out)
             fflush(out);
     }
@@ -201,8 +211,11 @@ bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
         return kn_fail("the prompt is empty; give at least one character to go on from");
     bool cuda = kn_params(module, &p) > 0 && kn_device_of(p[0].tensor) == KN_CUDA;
     writing w = { module, logits, t, &o, cuda ? KN_CUDA : KN_CPU, NULL, 0, NULL, 0 };
-    w.ids = kn_ok() ? kn_host_alloc((length + (size_t)o.tokens) * sizeof *w.ids) : NULL;
-    w.n = w.ids ? kn_tokenizer_encode(t, prompt, length, w.ids, KN_I64) : -1;
+    int64_t room = 0;
+    w.ids = kn_ok() ? kn_tokenizer_list(t, prompt, length, KN_I64, &w.n) : NULL;
+    room = w.n;
+    if (!w.ids || !kn_host_grow(&w.ids, &room, w.n + o.tokens, sizeof *w.ids))
+        w.n = -1;
     bool ok = false;
     if (w.n > 0) {
         bool training = kn_training(module), mode = kn_set_grad_mode(false);

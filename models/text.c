@@ -36,17 +36,33 @@ kn_text *kn_text_encode(const kn_tokenizer *tok, const char *text, size_t len)
     if (!kn_given(tok, "kn_text_encode", "the tokenizer") ||
         !kn_given(text, "kn_text_encode", "the text"))
         return NULL;
+    int64_t count;
+    const int64_t vocab = kn_tokenizer_vocab(tok);
+    void *list = kn_tokenizer_list(tok, text, len, vocab <= 65536 ? KN_U16 : KN_U32, &count);
+    kn_text *t = list ? kn_text_of_ids(list, count, vocab) : NULL;
+    kn_host_free(list);
+    return t;
+}
+
+kn_text *kn_text_of_ids(const void *ids, int64_t count, int64_t vocab)
+{
+    if (count < 0 || vocab < 1 || vocab > (int64_t)1 << 31 ||
+        (count > 0 && !kn_given(ids, "kn_text_of_ids", "the list of ids"))) {
+        kn_fail("kn_text_of_ids: %lld ids of a vocabulary of %lld", (long long)count,
+                (long long)vocab);
+        return NULL;
+    }
     kn_text *t = kn_host_calloc(1, sizeof *t);
     if (!t)
         return NULL;
-    t->vocab = kn_tokenizer_vocab(tok);
-    t->width = t->vocab <= 65536 ? 2 : 4;
-    void *list = kn_tokenizer_list(tok, text, len, t->width == 2 ? KN_U16 : KN_U32, &t->count);
-    t->owned_bytes = (size_t)t->count * (size_t)t->width;
-    if (list && (t->owned = kn_take(kn_device_memory(KN_CPU), t->owned_bytes, KN_MEM_DATA)))
-        t->tokens = memcpy(t->owned, list, t->owned_bytes);
-    kn_host_free(list);
-    if (t->owned)
+    t->vocab = vocab;
+    t->width = vocab <= 65536 ? 2 : 4;
+    t->count = count;
+    t->owned_bytes = (size_t)count * (size_t)t->width;
+    t->owned = kn_take(kn_device_memory(KN_CPU), t->owned_bytes, KN_MEM_DATA);
+    if (t->owned && count > 0)
+        memcpy(t->owned, ids, t->owned_bytes);
+    if ((t->tokens = t->owned))
         return t;
     kn_text_free(t);
     return NULL;
@@ -172,7 +188,10 @@ kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokeniz
             goto fail;
     } else {
         const char *text = (const char *)map.data;
-        made = *tokenizer ? NULL : kn_tokenizer_create(kind, text, map.size);
+        const bool is_kind = strcmp(kind, "char") == 0 || strcmp(kind, "byte") == 0;
+        made = *tokenizer ? NULL
+               : is_kind  ? kn_tokenizer_create(kind, text, map.size)
+                          : kn_tokenizer_load(kind);
         if (*tokenizer || made)
             t = kn_text_encode(*tokenizer ? *tokenizer : made, text, map.size);
         kn_file_unmap(&map);
@@ -208,6 +227,16 @@ int64_t kn_text_vocab(const kn_text *t)
     if (!kn_given(t, "kn_text_vocab", "the text"))
         return 0;
     return t->vocab;
+}
+
+int64_t kn_text_token(const kn_text *t, int64_t i)
+{
+    if (!kn_given(t, "kn_text_token", "the text"))
+        return -1;
+    if (i >= 0 && i < t->count)
+        return token(t, i);
+    kn_fail("kn_text_token: there is no token %lld of %lld", (long long)i, (long long)t->count);
+    return -1;
 }
 
 static bool check_split(const kn_text *t, kn_text_split split, int64_t ctx)

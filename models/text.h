@@ -24,11 +24,14 @@ typedef enum kn_text_split { KN_TRAIN = 0, KN_VALIDATION } kn_text_split;
 
 /* The tokens of a file. A token file is mapped; its tokenizer is read from the file "<path>.json"
  * beside it where there is one. Any other file is a text, encoded in memory with *tokenizer, or,
- * where *tokenizer is NULL, with a new one of this kind made from the text. On return *tokenizer is
- * the tokenizer used (NULL: a token file without one); the caller frees it. */
+ * where *tokenizer is NULL, with a new one of this kind made from the text ("char", "byte"), or one
+ * that is read from the file or folder `kind` (kn_tokenizer_load). On return *tokenizer is the
+ * tokenizer used (NULL: a token file without one); the caller frees it. */
 KN_API kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokenizer);
 /* Tokens from memory: encodes text[len]. */
 KN_API kn_text *kn_text_encode(const kn_tokenizer *t, const char *text, size_t len);
+/* Copies count ids below vocab, of u16, or u32 where vocab is above 65536. */
+KN_API kn_text *kn_text_of_ids(const void *ids, int64_t count, int64_t vocab);
 KN_API kn_text *kn_text_map(const char *path); /* a token file */
 /* Writes a token file. */
 KN_API bool kn_text_save(const kn_text *t, const char *path);
@@ -36,6 +39,8 @@ KN_API void kn_text_free(kn_text *t); /* NULL is fine */
 
 KN_API int64_t kn_text_count(const kn_text *t, kn_text_split split);
 KN_API int64_t kn_text_vocab(const kn_text *t);
+/* Token i, of all; -1 with an error if there is none. */
+KN_API int64_t kn_text_token(const kn_text *t, int64_t i);
 /* True if both splits have at least ctx + 1 tokens; else an error with the largest context
  * possible. */
 KN_API bool kn_text_check(const kn_text *t, int64_t ctx);

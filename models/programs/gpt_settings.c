@@ -14,8 +14,9 @@ static const kn_option text_rows[] = {
     { "text", KN_OPTION_HEADING },
     { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file",
       .only_read = true },
-    { "tokenizer", KN_OPTION_CHOICE, AT(tokenizer), "char", "tokenizer for a text file",
-      .choices = "char|byte", .fixed = true },
+    { "tokenizer", KN_OPTION_PATH, AT(tokenizer), "char",
+      "for a text file: char, byte, or a tokenizer's file or folder (knap-tokenize train)",
+      .only_read = true, .fixed = true },
     { 0 },
 };
 

@@ -15,8 +15,8 @@ typedef union model_size {
 
 typedef struct gpt_settings {
     settings run; /* comes first */
-    const char *data, *prompt;
-    int tokenizer, model;
+    const char *data, *tokenizer, *prompt;
+    int model;
     int64_t ctx, sample_tokens;
     model_size sizes[MODEL_OPTIONS];
 } gpt_settings;

@@ -5,6 +5,7 @@
 #include "kernels/memory.h"
 #include "models/options.h"
 #include "models/programs/report.h"
+#include "models/programs/tool.h"
 #include "state/checkpoint_internal.h"
 #include "state/merge.h"
 #include "tensor/safetensors_format.h"
@@ -22,6 +23,8 @@
 typedef struct settings {
     const char *out, *part, *shard_size;
 } settings;
+
+static settings given;
 
 #define AT(field) offsetof(settings, field)
 
@@ -203,36 +206,6 @@ static bool inspect(found *f)
 
 /* ---- verify and merge ------------------------------------------------------------------------ */
 
-/* A bar on the terminal; nothing elsewhere. */
-typedef struct bar {
-    const char *what;
-    int64_t done, all;
-    int shown; /* per cent; -1: nothing yet */
-    bool tty;
-} bar;
-
-static void bar_begin(bar *b, const char *what, int64_t all)
-{
-    *b = (bar){ what, 0, all, -1, isatty(STDERR_FILENO) };
-}
-
-static void bar_move(int64_t bytes, void *arg)
-{
-    static const char full[] = "########################################";
-    bar *b = arg;
-    b->done += bytes;
-    int now = b->all > 0 ? (int)(100 * ((double)b->done / (double)b->all)) : 100;
-    if (b->tty && now != b->shown)
-        fprintf(stderr, "\r%s [%-40.*s] %3d %%", b->what, now * 40 / 100, full, now);
-    b->shown = now;
-}
-
-static void bar_end(const bar *b)
-{
-    if (b->tty && b->shown >= 0)
-        fprintf(stderr, "\n");
-}
-
 /* Names every tensor with wrong bytes, and goes on; fails if there is one. */
 static bool verify(found *f)
 {
@@ -321,29 +294,10 @@ static bool merge(found *f, const settings *s)
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-/* Options and their values, then the other arguments; returns where those begin. sorted has room
- * for twice as many. */
-static int options_first(int argc, char **argv, char **sorted)
-{
-    char **word = sorted + argc;
-    int n = 0, words = 0;
-    for (int i = 0; i < argc; i++) {
-        bool option = i > 0 && strncmp(argv[i], "--", 2) == 0;
-        if (i > 0 && !option) {
-            word[words++] = argv[i];
-            continue;
-        }
-        sorted[n++] = argv[i];
-        if (option && !strchr(argv[i], '=') && strcmp(argv[i], "--help") != 0 && i + 1 < argc)
-            sorted[n++] = argv[++i];
-    }
-    memcpy(sorted + n, word, (size_t)words * sizeof *word);
-    return n;
-}
-
-static bool run(const settings *s, char *const *word, int words)
+static bool run(char *const *word, int words)
 {
     static found f;
+    const settings *s = &given;
     if (words != 2)
         return kn_fail("give a command and a folder: knap-checkpoint inspect|verify|merge DIR; "
                        "--help explains them");
@@ -361,20 +315,6 @@ static bool run(const settings *s, char *const *word, int words)
 
 int main(int argc, char **argv)
 {
-    settings s = { 0 };
-    char **sorted =
-        kn_open_standard() ? kn_host_calloc(2 * (size_t)argc + 1, sizeof *sorted) : NULL;
-    kn_options *o = sorted ? kn_options_create(table, &s) : NULL;
-    if (o) {
-        int n = options_first(argc, argv, sorted);
-        if (kn_options_parse(o, n, sorted)) {
-            if (kn_options_help_wanted(o) || argc == 1)
-                kn_options_help(o, stdout, "knap-checkpoint", about);
-            else
-                run(&s, sorted + n, argc - n);
-        }
-    }
-    kn_options_free(o);
-    kn_host_free(sorted);
-    return kn_finish();
+    const tool t = { "knap-checkpoint", about, table, &given, run };
+    return tool_main(&t, argc, argv);
 }

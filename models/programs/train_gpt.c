@@ -78,15 +78,12 @@ static bool read_options(gpt_run *r, int argc, char **argv)
 
 static bool open_text(gpt_run *r)
 {
-    char kind[16];
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
     char *path = kn_data_find(s->data);
     if (path)
-        r->text =
-            kn_text_open(path, settings_word(&s->run, "tokenizer", s->tokenizer, kind, sizeof kind),
-                         &r->tokenizer);
+        r->text = kn_text_open(path, s->tokenizer, &r->tokenizer);
     kn_host_free(path);
     if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))
         return kn_fail("--%s needs a tokenizer, but the token file has none beside it",
@@ -102,7 +99,8 @@ static bool check_prompt(gpt_run *r)
         return true;
     if (length == 0)
         return kn_fail("--prompt is empty; give at least one character to go on from");
-    int64_t *ids = kn_host_alloc(length * sizeof *ids);
+    const size_t room = (size_t)kn_tokenizer_most(r->tokenizer, length);
+    int64_t *ids = kn_host_alloc(room * sizeof *ids);
     bool ok = ids && kn_tokenizer_encode(r->tokenizer, r->s.prompt, length, ids, KN_I64) > 0;
     kn_host_free(ids);
     return ok;

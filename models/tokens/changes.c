@@ -138,8 +138,8 @@ static bool change(text *to, const kn_change *c, bool first, const char *from, s
     return (begins || append(to, c->to, length)) && append(to, from, size);
 }
 
-char *kn_change_text(const kn_tokenizer *t, int change_from, int until, const char *from, size_t size,
-                     bool first, size_t *length)
+char *kn_change_text(const kn_tokenizer *t, int change_from, int until, const char *from,
+                     size_t size, bool first, size_t *length)
 {
     text now = { 0 };
     bool ok = append(&now, from, size);

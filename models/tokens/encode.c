@@ -155,7 +155,8 @@ static bool encode_stage(const kn_tokenizer *t, const stage *now, const char *te
 static bool encode(const kn_tokenizer *t, const char *text, size_t len, place *to)
 {
     const int normal = t->normal_changes, all = t->changes;
-    const stage none = { true, true, 0, 0 }, one[] = { { true, true, 0, all }, { false, false, 0, 0 } },
+    const stage none = { true, true, 0, 0 },
+                one[] = { { true, true, 0, all }, { false, false, 0, 0 } },
                 normalized[] = { { true, false, 0, normal }, { false, true, 0, 0 } },
                 both[] = { normalized[0], { false, true, normal, all }, { false, false, 0, 0 } };
     const stage *first = all == 0 ? &none : normal == 0 ? one : all == normal ? normalized : both;

@@ -326,6 +326,9 @@ static bool read_texts(reader *r, const json_t *decoder)
         grows *= strlen(d.to[i]) > 1 ? strlen(d.to[i]) : 1;
     if (grows > 64)
         return kn_fail("%s: its decoder makes texts %zu times as long", r->where, grows);
+    if (r->ids > 2 * t->names.count + 1024)
+        return kn_fail("%s: %lld tokens have ids up to %lld", r->where, (long long)t->names.count,
+                       (long long)r->ids - 1);
     int64_t *name = kn_host_alloc((size_t)r->ids * sizeof *name);
     bool *added = kn_host_calloc((size_t)r->ids, sizeof *added);
     t->at = kn_host_calloc((size_t)r->ids + 1, sizeof *t->at);

@@ -115,7 +115,7 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
 
 kn_tokenizer *kn_tokenizer_of_made(json_t *root, const char *where)
 {
-    char *text = root ? kn_json_text(root, JSON_INDENT(1)) : NULL;
+    char *text = root && kn_ok() ? kn_json_text(root, JSON_INDENT(1)) : NULL;
     kn_tokenizer *t = text ? kn_tokenizer_of_json(root, text, strlen(text), where) : NULL;
     if (!text && kn_ok())
         kn_fail_memory("%s", where);
@@ -162,7 +162,8 @@ static kn_tokenizer *create_byte(void)
     for (int i = 0; i < 256; i++) {
         char letter[5] = "";
         kn_utf8_write(kn_byte_letter((unsigned char)i), letter);
-        json_object_set_new(vocab, letter, json_integer(i));
+        if (json_object_set_new(vocab, letter, json_integer(i)) != 0 && kn_ok())
+            kn_fail_memory("the byte tokenizer");
     }
     return kn_tokenizer_of_made(kn_tokenizer_frame(vocab, json_array(), NULL, NULL, true),
                                 "the byte tokenizer");
@@ -195,7 +196,8 @@ static kn_tokenizer *create_char(const char *text, size_t len)
         if (!seen[code])
             continue;
         kn_utf8_write(code, letter);
-        json_object_set_new(vocab, letter, json_integer(count++));
+        if (json_object_set_new(vocab, letter, json_integer(count++)) != 0 && kn_ok())
+            kn_fail_memory("the char tokenizer");
     }
     if (count == 0)
         kn_fail("the text is empty: a char tokenizer has one id for each character of a text");

@@ -115,7 +115,7 @@ struct kn_tokenizer {
     /* Text to words. */
     kn_change change[KN_MOST_STEPS];
     int normal_changes, changes; /* those before the late tokens are looked for, and all */
-    kn_added *added; /* in order of their texts */
+    kn_added *added;             /* in order of their texts */
     int64_t addeds;
     bool added_first[256]; /* bytes that one begins with */
     kn_cut cut[KN_MOST_STEPS];
@@ -221,6 +221,9 @@ bool kn_words_each(const kn_tokenizer *t, const char *text, size_t size, bool ea
 /* A text's ids in a list of their number, to be freed with kn_host_free; NULL with an error. */
 void *kn_tokenizer_list(const kn_tokenizer *t, const char *text, size_t len, kn_dtype dtype,
                         int64_t *count);
+/* While a text is cut up, told is called with the bytes that were done since the last call, on one
+ * thread at a time; NULL ends that. For programs that show how far they are. */
+void kn_words_tell(void (*told)(int64_t bytes, void *arg), void *arg);
 
 /* ---- bpe ------------------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #include "kernels/team.h"
 #include "models/tokens/tokens.h"
 
+#include <pthread.h>
 #include <string.h>
 
 #define MARKS      64          /* beginnings of words that a part remembers: two parts soon agree */
@@ -29,6 +30,31 @@ typedef struct job {
     part part[KN_WORD_PARTS];
 } job;
 
+/* ---- progress -------------------------------------------------------------------------------- */
+
+static void (*_Atomic teller)(int64_t bytes, void *arg);
+static void *teller_arg;
+static pthread_mutex_t telling = PTHREAD_MUTEX_INITIALIZER;
+
+void kn_words_tell(void (*told)(int64_t bytes, void *arg), void *arg)
+{
+    teller_arg = arg;
+    teller = told;
+}
+
+/* Says that the words up to at are done, if they are many; *from: up to where it was said. */
+static void tell(size_t *from, size_t at, bool last)
+{
+    if (!teller || (at - *from < (1 << 20) && !last))
+        return;
+    pthread_mutex_lock(&telling);
+    teller((int64_t)(at - *from), teller_arg);
+    pthread_mutex_unlock(&telling);
+    *from = at;
+}
+
+/* ---- parts ----------------------------------------------------------------------------------- */
+
 /* Visits the words from *at to until, or to the first that begins behind it; with stop, to the first
  * beginning that stop remembers. *at: where that is. */
 static bool visit(const job *j, int number, size_t *at, size_t until, int times, part *marks,
@@ -36,11 +62,14 @@ static bool visit(const job *j, int number, size_t *at, size_t until, int times,
 {
     kn_words w;
     kn_word word;
+    size_t told = *at;
     bool ok = kn_words_begin(&w, j->t, j->text, j->size, *at), more = ok;
     w.early = j->early, w.late = j->late;
     while (more) {
         if (kn_words_between(&w)) {
             *at = w.at;
+            if (marks)
+                tell(&told, *at, false);
             bool met = false;
             for (int i = 0; stop && i < stop->marks; i++)
                 met = met || stop->mark[i] == w.at;
@@ -54,6 +83,8 @@ static bool visit(const job *j, int number, size_t *at, size_t until, int times,
         if (ok && !more)
             *at = w.size;
     }
+    if (marks)
+        tell(&told, *at, true);
     kn_words_end(&w);
     return ok;
 }

@@ -25,20 +25,46 @@ KN_FUZZ(safetensors, .factor = 400, .extra = 1 << 20)
     kn_safetensors_close(f);
 }
 
+/* A tokenizer's text becomes ids, and text again: for bytes the same. */
+static void use_tokenizer(kn_tokenizer *t)
+{
+    static const char text[] = "a <e>b\xc3\xa9\xff A  12";
+    const size_t size = sizeof text - 1;
+    int64_t *ids = t ? malloc((size_t)kn_tokenizer_most(t, size) * sizeof *ids) : NULL;
+    if (ids) {
+        const int64_t vocab = kn_tokenizer_vocab(t),
+                      n = kn_tokenizer_encode(t, text, size, ids, KN_I64);
+        FUZZ_CHECK(vocab > 0 && n <= kn_tokenizer_most(t, size));
+        for (int64_t i = 0; i < n; i++)
+            FUZZ_CHECK(ids[i] >= 0 && ids[i] < vocab, "id %lld", (long long)ids[i]);
+        const int64_t length = n >= 0 ? kn_tokenizer_decode(t, ids, n, NULL, 0) : 0;
+        FUZZ_CHECK(length >= 0);
+        FUZZ_CHECK(strcmp(kn_tokenizer_kind(t), "byte") != 0 || length == (int64_t)size);
+        kn_clear_error();
+    }
+    free(ids);
+    kn_tokenizer_free(t);
+}
+
 KN_FUZZ(tokenizer, .factor = 400, .extra = 1 << 20)
 {
-    kn_tokenizer *t = kn_tokenizer_parse((const char *)data, size, "tokenizer.json");
-    char text[64];
-    int64_t back[8] = { 0 };
-    if (t) {
-        const int64_t vocab = kn_tokenizer_vocab(t), ids[4] = { 0, vocab - 1, vocab / 2, 0 };
-        const int64_t n = kn_tokenizer_decode(t, ids, 4, text, sizeof text);
-        FUZZ_CHECK(vocab > 0 && n >= 4 && n < 60, "%d", (int)n);
-        FUZZ_CHECK(kn_tokenizer_encode(t, text, (size_t)n, back, KN_I64) >= 4 ||
-                   strcmp(kn_tokenizer_kind(t), "byte") == 0);
-        FUZZ_CHECK(strcmp(kn_tokenizer_kind(t), "char") != 0 || memcmp(ids, back, sizeof ids) == 0);
-    }
-    kn_tokenizer_free(t);
+    use_tokenizer(kn_tokenizer_parse((const char *)data, size, "tokenizer.json"));
+}
+
+KN_FUZZ(sentencepiece, .factor = 4000, .extra = 1 << 20)
+{
+    use_tokenizer(kn_tokenizer_load(fuzz_file("x.model", data, size)));
+}
+
+/* merges.txt beside a vocabulary of two letters. */
+KN_FUZZ(merges, .factor = 400, .extra = 1 << 20)
+{
+    static const char vocab[] = "{\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3}";
+    char folder[4096];
+    fuzz_file("vocab.json", vocab, sizeof vocab - 1);
+    snprintf(folder, sizeof folder, "%s", fuzz_file("merges.txt", data, size));
+    *strrchr(folder, '/') = 0;
+    use_tokenizer(kn_tokenizer_load(folder));
 }
 
 /* A file of tokens or a text; "||" and its tokenizer may follow. A vocabulary of characters is

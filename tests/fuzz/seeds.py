@@ -37,11 +37,42 @@ def write_safetensors():
                                                        bytes(3 * size)))
 
 
+def tokenizer(vocab, merges=(), **beside):
+    return json.dumps({**beside, 'model': {'type': 'BPE', 'vocab': {t: i for i, t in enumerate(vocab)}, 'merges': list(merges)}},
+                      ensure_ascii=False)
+
+
+def byte_tokenizer():
+    """GPT-2's alphabet: bytes that print stand for themselves, the others are numbered from U+0100 on."""
+    prints = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
+    others = [b for b in range(256) if b not in prints]
+    return tokenizer([chr(b) if b in prints else chr(0x100 + others.index(b)) for b in range(256)],
+                     pre_tokenizer={'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': False}, decoder={'type': 'ByteLevel'})
+
+
 def write_tokenizers():
-    seed('tokenizer', 'byte', '{"version": 1, "kind": "byte"}')
-    seed('tokenizer', 'char', json.dumps({'version': 1, 'kind': 'char', 'chars': ['\n', ' ', 'a', 'b']}))
-    seed('tokenizer', 'wide', json.dumps({'version': 1, 'kind': 'char', 'chars': ['a', 'é', '€', '😀']},
-                                         ensure_ascii=False))
+    seed('tokenizer', 'byte', byte_tokenizer())
+    seed('tokenizer', 'char', tokenizer(['\n', ' ', 'a', 'b']))
+    seed('tokenizer', 'wide', tokenizer(['a', 'é', '€', '😀']))
+    seed('tokenizer', 'merges', tokenizer(['a', 'b', 'ab', ' '], [['a', 'b']], added_tokens=[
+        {'id': 4, 'content': '<e>', 'special': True, 'rstrip': True}], pre_tokenizer={'type': 'Sequence', 'pretokenizers': [
+            {'type': 'Split', 'pattern': {'Regex': ' ?[^\\s\\p{L}]+|\\p{L}+'}, 'behavior': 'MergedWithNext'},
+            {'type': 'Digits', 'individual_digits': True}]}))
+    seed('tokenizer', 'changes', tokenizer(
+        ['▁', 'a', '▁a', '<0x41>', '?'], ['▁ a'], normalizer={'type': 'Sequence', 'normalizers': [
+            {'type': 'NFC'}, {'type': 'Prepend', 'prepend': '▁'}, {'type': 'Replace', 'pattern': {'String': ' '}, 'content': '▁'}]},
+        decoder={'type': 'Sequence', 'decoders': [{'type': 'Replace', 'pattern': {'String': '▁'}, 'content': ' '},
+                                                  {'type': 'ByteFallback'}, {'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}]}))
+
+    def field(number, body):
+        return bytes([number << 3 | 2, len(body)]) + body
+
+    def piece(text, kind, score):
+        return field(1, field(1, text.encode()) + b'\x15' + struct.pack('<f', score) + bytes([3 << 3, kind]))
+
+    seed('sentencepiece', 'bpe', piece('<unk>', 2, 0) + piece('<s>', 3, 0) + piece('<0x41>', 6, 0) + piece('▁a', 1, -1) +
+         piece('▁', 1, -2) + piece('a', 1, -3) + field(2, b'\x18\x02') + field(3, b'\x18\x01\x20\x00'))
+    seed('merges', 'gpt2', '#version: 0.2\na b\nab a\n')
 
 
 def tokens(width, vocab, ids):
@@ -54,8 +85,8 @@ def write_texts():
     seed('text', 'wide', 'naïve €uro 😀' * 9)
     seed('text', 'u16', tokens(2, 5, [i % 5 for i in range(50)]))
     seed('text', 'u32', tokens(4, 70000, [i * 999 % 70000 for i in range(50)]))
-    seed('text', 'tokenizer', tokens(2, 2, [0, 1] * 25) + b'||' + b'{"version": 1, "kind": "char", "chars": ["a", "b"]}')
-    seed('text', 'byte', tokens(2, 256, list(range(60))) + b'||{"version": 1, "kind": "byte"}')
+    seed('text', 'tokenizer', tokens(2, 2, [0, 1] * 25) + b'||' + tokenizer(['a', 'b']).encode())
+    seed('text', 'byte', tokens(2, 256, list(range(60))) + b'||' + byte_tokenizer().encode())
 
 
 def choice(line):

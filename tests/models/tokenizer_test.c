@@ -1,10 +1,13 @@
 /* tests/models/tokenizer_test.c: texts to ids and back, and tokenizer files, also hostile ones. */
 #include "data/data.h"
+#include "kernels/faults.h"
+#include "kernels/memory.h"
 #include "models/tokenizer.h"
 #include "tests/models/temp.h"
 
-/* "b NUL a newline e-acute alpha snowman smiley b U+FFFF U+10FFFF": one to four bytes of UTF-8. */
-static const char mixed[] = "b\0a\n\xc3\xa9\xce\xb1\xe2\x98\x83\xf0\x9f\x98\x80"
+/* "b U+0001 a newline e-acute alpha snowman smiley b U+FFFF U+10FFFF": one to four bytes of UTF-8. */
+static const char mixed[] = "b\x01"
+                            "a\n\xc3\xa9\xce\xb1\xe2\x98\x83\xf0\x9f\x98\x80"
                             "b\xef\xbf\xbf\xf4\x8f\xbf\xbf";
 #define MIXED_LENGTH (sizeof mixed - 1)
 static const int64_t mixed_ids[] = { 3, 0, 2, 1, 4, 5, 6, 8, 3, 7, 9 };
@@ -108,6 +111,8 @@ KN_TEST(tokenizer, invalid_utf8)
     kn_tokenizer_free(t);
     KN_CHECK(!kn_tokenizer_create("char", "", 0));
     KN_CHECK_ERROR("the text is empty");
+    KN_CHECK(!kn_tokenizer_create("char", "a\0b", 3));
+    KN_CHECK_ERROR("the character U+0000 at byte 1");
 }
 
 KN_TEST(tokenizer, saved_and_loaded)
@@ -138,35 +143,60 @@ KN_TEST(tokenizer, saved_and_loaded)
     remove_temp();
 }
 
+#define MODEL(rest)  "{\"model\": {\"type\": \"BPE\", " rest "}}"
+#define AB           "\"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}"
+#define BESIDE(rest) "{\"model\": {" AB ", \"merges\": []}, " rest "}"
+
 KN_TEST(tokenizer, hostile_files)
 {
     static const struct {
         const char *json, *says;
     } cases[] = {
-        { "", "is no tokenizer file" },
-        { "[]", "has no \"kind\" and \"version\"" },
-        { "{}", "has no \"kind\" and \"version\"" },
-        { "{\"version\": 1}", "has no \"kind\"" },
-        { "{\"kind\": \"byte\"}", "and \"version\"" },
-        { "{\"version\": \"1\", \"kind\": \"byte\"}", "and \"version\"" },
-        { "{\"version\": 2, \"kind\": \"byte\"}", "tokenizer version 2" },
-        { "{\"version\": 1, \"kind\": 7}", "has no \"kind\"" },
-        { "{\"version\": 1, \"kind\": \"wordy\"}", "kind 'wordy' is unknown" },
-        { "{\"version\": 1, \"kind\": \"char\", \"kind\": \"byte\"}", "is no tokenizer file" },
-        { "{\"version\": 1, \"kind\": \"char\"}", "\"chars\" must be a list" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": []}", "\"chars\" must be a list" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": \"abc\"}", "\"chars\" must be a list" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": {\"a\": 1}}", "must be a list" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": [1]}", "entry 0 is not one character" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"\"]}", "entry 0 is not one" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"a\", \"bc\"]}",
-          "entry 1 is not one" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"b\", \"a\"]}",
-          "entry 1 is out of order" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"a\", \"a\"]}", "or a repetition" },
-        { "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"\\ud800\"]}",
-          "is no tokenizer file" },
-        { "{\"version\": 1, \"kind\": \"byte\"} trailing", "is no tokenizer file" },
+        { "", "is no tokenizer.json" },
+        { "[]", "has no \"model\"" },
+        { "{}", "has no \"model\"" },
+        { "{\"version\": 1, \"kind\": \"byte\"}", "has no \"model\"" },
+        { "{\"model\": 7}", "has no \"model\"" },
+        { "{\"model\": {\"type\": \"Unigram\", \"vocab\": []}}",
+          "its model is of type \"Unigram\"" },
+        { MODEL("\"merges\": []"), "no \"vocab\"" },
+        { MODEL("\"vocab\": {}, \"merges\": []"), "no \"vocab\"" },
+        { MODEL("\"vocab\": [\"a\"], \"merges\": []"), "no \"vocab\"" },
+        { MODEL(AB), "no \"merges\"" },
+        { MODEL("\"vocab\": {\"a\": \"0\"}, \"merges\": []"), "\"a\" has no id" },
+        { MODEL("\"vocab\": {\"a\": -1}, \"merges\": []"), "\"a\" has no id" },
+        { MODEL("\"vocab\": {\"a\": 16777216}, \"merges\": []"), "\"a\" has no id" },
+        { MODEL("\"vocab\": {\"a\": 0, \"b\": 2000}, \"merges\": []"),
+          "2 tokens have ids up to 2000" },
+        { MODEL("\"vocab\": {\"a\": 1e3}, \"merges\": []"), "\"a\" has no id" },
+        { MODEL("\"vocab\": {\"a\": 0, \"b\": 0}, \"merges\": []"), "have one id, 0" },
+        { MODEL("\"vocab\": {\"a\": 0, \"a\": 1}, \"merges\": []"), "is no tokenizer.json" },
+        { MODEL(AB ", \"merges\": [\"ab\"]"), "merge 0 isn't of two tokens" },
+        { MODEL(AB ", \"merges\": [\"a b c\"]"), "merge 0 isn't of two tokens" },
+        { MODEL(AB ", \"merges\": [\"a b\", [\"a\"]]"), "merge 1 isn't of two tokens" },
+        { MODEL(AB ", \"merges\": [[\"\", \"b\"]]"), "merge 0 isn't of two tokens" },
+        { MODEL(AB ", \"merges\": [7]"), "merge 0 isn't of two tokens" },
+        { MODEL(AB ", \"merges\": [\"b a\"]"), "makes \"ba\" of \"b\" and \"a\"" },
+        { MODEL(AB ", \"merges\": [\"a c\"]"), "lacks one of the three" },
+        { MODEL(AB ", \"merges\": [], \"unk_token\": \"?\""), "\"?\" isn't in the vocabulary" },
+        { MODEL(AB ", \"merges\": [], \"dropout\": 0.1"), "drops merges at random" },
+        { MODEL(AB ", \"merges\": [], \"end_of_word_suffix\": \"</w>\""),
+          "\"end_of_word_suffix\"" },
+        { BESIDE("\"normalizer\": {\"type\": \"Lowercase\"}"),
+          "normalizer is of type \"Lowercase\"" },
+        { BESIDE("\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"\"}}"),
+          "normalizer is of type \"Replace\"" },
+        { BESIDE("\"pre_tokenizer\": {\"type\": \"Whitespace\"}"), "pre_tokenizer is of type" },
+        { BESIDE("\"pre_tokenizer\": {\"type\": \"Metaspace\"}"), "no \"replacement\"" },
+        { BESIDE("\"decoder\": {\"type\": \"WordPiece\"}"), "decoder is of type \"WordPiece\"" },
+        { BESIDE("\"added_tokens\": [{\"id\": 3}]"), "added token 0 has no \"content\"" },
+        { BESIDE("\"added_tokens\": [{\"id\": 3, \"content\": \"a\"}]"), "\"a\" has two ids" },
+        { BESIDE("\"added_tokens\": [{\"id\": 3, \"content\": \"c\"}, {\"id\": 3, \"content\": "
+                 "\"c\"}]"),
+          "\"c\" is there twice" },
+        { BESIDE("\"added_tokens\": [{\"id\": 3, \"content\": \"c\", \"single_word\": true}]"),
+          "whole words only" },
+        { MODEL(AB ", \"merges\": []") " trailing", "is no tokenizer.json" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *json = cases[i].json;
@@ -178,20 +208,51 @@ KN_TEST(tokenizer, hostile_files)
     char *deep = malloc(100000);
     memset(deep, '[', 100000);
     KN_CHECK(!kn_tokenizer_parse(deep, 100000, "t.json"));
-    KN_CHECK_ERROR("is no tokenizer file");
+    KN_CHECK_ERROR("is no tokenizer.json");
     free(deep);
 }
 
+/* Patterns that aren't any, or that PCRE2 would read otherwise than Oniguruma. */
+KN_TEST(tokenizer, hostile_patterns)
+{
+    static const struct {
+        const char *pattern, *says;
+    } cases[] = { { "(", "isn't one" },
+                  { "a{1,3}+", "\"}+\"" },
+                  { "[a[b]]", "\"[b\"" },
+                  { "[a&&b]", "\"&&\"" },
+                  { "\\\\p{Nothing}", "isn't one" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char json[512];
+        snprintf(
+            json, sizeof json,
+            BESIDE("\"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": \"%s\"}, "
+                   "\"behavior\": \"Isolated\"}"),
+            cases[i].pattern);
+        KN_CHECK(!kn_tokenizer_parse(json, strlen(json), "t.json"), "taken: %s", json);
+        if (strstr(kn_error(), "without PCRE2"))
+            KN_SKIP("this library was built without PCRE2");
+        KN_CHECK_ERROR(cases[i].says);
+    }
+}
+
 /* Every prefix of a file is refused; every file with one byte changed is refused or gives a valid
- * tokenizer. */
+ * tokenizer, whose ids come back from its text. */
 KN_TEST(tokenizer, truncated_and_flipped_files)
 {
-    static const char json[] = "{\"version\": 1, \"kind\": \"char\", \"chars\": [\"\\n\", \"a\", "
-                               "\"b\", \"\xc3\xa9\", \"\\u2603\"]}";
+    static const char json[] =
+        "{\"added_tokens\":[{\"id\":4,\"content\":\"<e>\",\"special\":true}],\"normalizer\":{"
+        "\"type\":"
+        "\"Prepend\",\"prepend\":\"\xe2\x96\x81\"},\"decoder\":{\"type\":\"Fuse\"},\"model\":{"
+        "\"vocab\":{\"\xe2\x96\x81\":0,\"a\":1,\"b\":2,\"\xe2\x96\x81"
+        "a\":3},\"merges\":[[\"\xe2\x96\x81\",\"a\"]]}}";
     size_t n = sizeof json - 1;
     char copy[sizeof json];
     kn_tokenizer *t = kn_tokenizer_parse(json, n, "t.json");
-    KN_CHECK(t && kn_tokenizer_vocab(t) == 5);
+    int64_t ids[64];
+    KN_CHECK(t && kn_tokenizer_vocab(t) == 5, "%s", kn_error());
+    KN_CHECK(kn_tokenizer_encode(t, "ab<e>b", 6, ids, KN_I64) == 5);
+    KN_CHECK(ids[0] == 3 && ids[1] == 2 && ids[2] == 4 && ids[3] == 0 && ids[4] == 2);
     kn_tokenizer_free(t);
     for (size_t i = 0; i < n; i++) {
         char *exact = malloc(i + 1); /* so that a sanitizer sees a read past the end */
@@ -202,16 +263,83 @@ KN_TEST(tokenizer, truncated_and_flipped_files)
         free(exact);
     }
     for (size_t i = 0; i < n; i++) {
-        for (int b = 0; b < 256; b++) {
+        for (int b = 0; b < 256; b += b < 128 ? 1 : 16) {
             memcpy(copy, json, sizeof json);
             copy[i] = (char)b;
             t = kn_tokenizer_parse(copy, n, "t.json");
             KN_CHECK((t != NULL) == kn_ok(), "byte %zu = %d", i, b);
-            if (t)
-                KN_CHECK(kn_tokenizer_vocab(t) >= 1 && kn_tokenizer_vocab(t) <= 256);
+            if (t) {
+                KN_CHECK(kn_tokenizer_vocab(t) >= 1 && kn_tokenizer_vocab(t) <= 100);
+                KN_CHECK(kn_tokenizer_most(t, 6) < 64);
+                kn_tokenizer_encode(t, "ab<e>b", 6, ids, KN_I64);
+            }
             kn_tokenizer_free(t);
             kn_clear_error();
         }
+    }
+}
+
+/* A long word is merged as a short one is: the earliest merge first, of equals the left one. */
+KN_TEST(tokenizer, long_words)
+{
+    static const char json[] =
+        MODEL("\"vocab\": {\"a\": 0, \"b\": 1, \"aa\": 2, \"ab\": 3, \"aab\": 4, "
+              "\"aaaa\": 5}, \"merges\": [\"a a\", \"aa aa\", \"a b\", \"aa b\"]");
+    enum { LONG = 5000 };
+    static char text[LONG];
+    static int64_t ids[LONG], wanted[LONG];
+    kn_tokenizer *t = kn_tokenizer_parse(json, sizeof json - 1, "t.json");
+    KN_CHECK(t, "%s", kn_error());
+    for (int n = 1; n < LONG; n = n < 300 ? n + 1 : n * 3) {
+        for (int i = 0; i < n; i++)
+            text[i] = i == n - 1 ? 'b' : 'a';
+        int64_t made = 0, rest = n - 1, pairs = rest / 2;
+        for (int64_t i = 0; i < pairs / 2; i++)
+            wanted[made++] = 5;
+        if (pairs % 2 && rest % 2 == 0)
+            wanted[made++] = 4; /* aa b */
+        else {
+            if (pairs % 2)
+                wanted[made++] = 2;
+            wanted[made++] = rest % 2 ? 3 : 1; /* a b, or b alone */
+        }
+        KN_CHECK(kn_tokenizer_encode(t, text, (size_t)n, ids, KN_I64) == made, "%d", n);
+        KN_CHECK(memcmp(ids, wanted, (size_t)made * sizeof *ids) == 0, "%d", n);
+    }
+    kn_tokenizer_free(t);
+}
+
+/* Memory that runs out anywhere is an error, and leaves nothing behind. */
+KN_TEST(tokenizer, memory_runs_out)
+{
+    static const char text[] = "the cat and the dog and the cat";
+    const char *list = text;
+    const size_t length = sizeof text - 1;
+    for (int step = 0; step < 3; step++) {
+        const int64_t before = kn_ledger_read().live[KN_MEM_HOST];
+        bool done = false;
+        for (int n = 1; n < 4000 && !done; n += 1 + n / 16) {
+            int64_t ids[64];
+            kn_tokenizer *t = step == 2 ? kn_tokenizer_create("byte", NULL, 0) : NULL;
+            kn_fail_alloc(n);
+            if (step == 0)
+                t = kn_tokenizer_create("char", text, length);
+            else if (step == 1)
+                t = kn_tokenizer_train(&list, &length, 1, .vocab = 270);
+            else
+                done = kn_tokenizer_encode(t, text, length, ids, KN_I64) == (int64_t)length;
+            done = done || (step < 2 && t != NULL);
+            kn_fail_alloc(0);
+            KN_CHECK(done == kn_ok(), "step %d, allocation %d: %s", step, n, kn_error());
+            const bool patterns = !kn_error() || !strstr(kn_error(), "PCRE2");
+            kn_clear_error();
+            kn_tokenizer_free(t);
+            KN_CHECK(kn_ledger_read().live[KN_MEM_HOST] == before, "step %d, allocation %d", step,
+                     n);
+            if (!patterns)
+                return;
+        }
+        KN_CHECK(done, "step %d", step);
     }
 }
 

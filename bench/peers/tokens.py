@@ -1,0 +1,238 @@
+"""scripts/peers tokens: knap-tokenize beside the tokenizers library and sentencepiece.
+
+    scripts/peers tokens                      ids, merges and speed on new texts; needs torch, tokenizers, sentencepiece
+    scripts/peers tokens --seed 3 --build build
+    scripts/peers tokens --text FILE          on a text of yours
+    scripts/peers tokens --write              makes tests/models/tokenizers anew: small tokenizers, a text, and its ids' hashes
+
+Texts are of many scripts, code, random code points, and what cuts words in odd places."""
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import sentencepiece
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+GOLDEN = os.path.join(ROOT, 'tests', 'models', 'tokenizers')
+TEXT_PARTS = 16
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace('{1,3}', '')
+SEVERAL = [r'\p{N}{1,3}', '[一-龥぀-ゟ゠-ヿ]+',
+           r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+           r"|\s*[\r\n]+|\s+(?!\S)|\s+"]
+SCRIPTS = [(0x20, 0x7e), (0xa0, 0x17f), (0x300, 0x36f), (0x370, 0x3ff), (0x400, 0x4ff), (0x590, 0x5ff), (0x600, 0x6ff),
+           (0x900, 0x97f), (0xe00, 0xe7f), (0x2000, 0x206f), (0x3040, 0x30ff), (0x4e00, 0x9fff), (0xac00, 0xd7a3), (0x1f300, 0x1f6ff)]
+SPACES = [' ', '  ', '\n', '\n\n', '\t', ' \n', '   ', '\r\n', '\u00a0', '\u3000', '\u180e', '\u0085', '\u2028', '']
+ODD = ["I'm", "don't", "WE'LL", "'\u017f", '123456', '3.14', "''s", ' ', '  ', '\n', '{}()', '<s>', '</s>', 'é', 'e\u0301', 'ﬁ',
+       '\u212b', '각', '\u1100\u1161\u11a8', '<0x41>', '▁', '▁▁a', '<mask>', ' <mask> ', '<x>  ']
+SENTENCES = ['Der schnelle braune Fuchs springt über den faulen Hund. ', 'Съешь ещё этих мягких французских булок, да выпей чаю. ',
+             '素早い茶色の狐がのろまな犬を飛び越える。', '敏捷的棕色狐狸跳过了懒狗。', '빠른 갈색 여우가 게으른 개를 뛰어넘는다. ',
+             'नमस्ते दुनिया, यह एक परीक्षण है। ', 'مرحبا بالعالم، هذا اختبار. ', 'שלום עולם, זה מבחן. ', 'สวัสดีชาวโลก นี่คือการทดสอบ ',
+             'Ελληνικό κείμενο για δοκιμή. ', 'Việt Nam đất nước tôi yêu. ', 'for (int i = 0; i < n; i++)\n    x[i] += 1.5e-3;\n\n']
+
+
+def make_text(seed, size):
+    draw = random.Random(seed)
+
+    def point():
+        u = draw.randrange(1, 0x110000 - 0x800)
+        return chr(u if u < 0xd800 else u + 0x800)
+
+    def word():
+        low, high = draw.choice(SCRIPTS)
+        return ''.join(chr(draw.randint(low, high)) for _ in range(draw.randint(1, 8)))
+
+    text, length = [' ' * 300 + 'a' * 500 + '\n' * 200 + 'ab ' * 200 + '1' * 300], 0
+    while length < size:
+        kind = draw.randrange(4)
+        text.append(point() if kind == 0 else word() + draw.choice(SPACES) if kind == 1 else
+                    draw.choice(ODD) if kind == 2 else draw.choice(SENTENCES))
+        length += len(text[-1].encode())
+    return ''.join(text)
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------------------
+
+def byte_level(text, vocab, cuts=None, normalizer=None, ignore_merges=False, lines=False, specials=('<|endoftext|>',)):
+    t = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    t.normalizer = normalizer
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cuts is None)
+    t.pre_tokenizer = whole if cuts is None else pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(c), 'isolated') for c in cuts] + [whole])
+    t.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=vocab, special_tokens=list(specials), show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    if lines:
+        with tempfile.NamedTemporaryFile('w', newline='', suffix='.txt') as f:
+            f.write(text)
+            f.flush()
+            t.train([f.name], trainer)
+    else:
+        t.train_from_iterator([text], trainer)
+    return t
+
+
+def make_all(text, vocab, folder):
+    """Small tokenizers of every kind, each in a folder of its own: [name, function that gives a text's ids]."""
+    made = {'gpt2': byte_level(text, vocab), 'llama3': byte_level(text, vocab, [LLAMA3], ignore_merges=True),
+            'qwen': byte_level(text, vocab, [QWEN], normalizers.NFC()), 'several': byte_level(text, vocab, SEVERAL)}
+    spaced = byte_level(text, vocab)
+    spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    spaced.add_tokens([AddedToken('<mask>', lstrip=True, special=True), AddedToken('<x>', rstrip=True)])
+    made['spaced'] = spaced
+    for name, t in made.items():
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+        t.save(os.path.join(folder, name, 'tokenizer.json'), pretty=False)
+    result = {name: (lambda s, t=t: t.encode(s, add_special_tokens=False).ids) for name, t in made.items()}
+    pieces = os.path.join(folder, 'sentencepiece')
+    os.makedirs(pieces, exist_ok=True)
+    with open(os.path.join(pieces, 'text'), 'w', newline='') as f:
+        f.write(''.join(SENTENCES) * 20 + 'the cat sat on the mat. ' * 20)
+    sentencepiece.SentencePieceTrainer.train(
+        input=os.path.join(pieces, 'text'), model_prefix=os.path.join(pieces, 'tokenizer'), vocab_size=700, model_type='bpe',
+        byte_fallback=True, normalization_rule_name='identity', remove_extra_whitespaces=False, character_coverage=0.98,
+        max_sentence_length=100000, minloglevel=2)
+    os.remove(os.path.join(pieces, 'text'))
+    os.remove(os.path.join(pieces, 'tokenizer.vocab'))
+    model = sentencepiece.SentencePieceProcessor(model_file=os.path.join(pieces, 'tokenizer.model'))
+    # The tokens <s> and </s> in a text are those tokens for Knap, as for transformers; sentencepiece reads them as text.
+    result['sentencepiece'] = lambda s: None if '<s>' in s or '</s>' in s else model.encode(s)
+    return result
+
+
+# ---- golden files ----------------------------------------------------------------------------------------------------------------
+
+def parts(text):
+    size = (len(text) + TEXT_PARTS - 1) // TEXT_PARTS
+    return [text[i * size:(i + 1) * size] for i in range(TEXT_PARTS)]
+
+
+def fnv(ids):
+    h = 0xcbf29ce484222325
+    for i in ids:
+        for byte in i.to_bytes(4, 'little'):
+            h = (h ^ byte) * 0x100000001b3 % 2 ** 64
+    return h
+
+
+def write_golden():
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    os.makedirs(GOLDEN)
+    text = make_text(1, 60000)
+    with open(os.path.join(GOLDEN, 'text'), 'w', newline='') as f:
+        f.write(text)
+    made = make_all(text, 700, GOLDEN)
+    with open(os.path.join(GOLDEN, 'ids'), 'w') as f:
+        f.write('# scripts/peers tokens --write: tokenizer, first byte and bytes of a part of the text, ids, FNV-1a of the ids as u32\n')
+        at = 0
+        for part in parts(text):
+            size = len(part.encode())
+            for name, ids_of in made.items():
+                ids = ids_of(part)
+                if ids is not None:
+                    f.write(f'{name} {at} {size} {len(ids)} {fnv(ids):016x}\n')
+            at += size
+    return 0
+
+
+# ---- side by side ----------------------------------------------------------------------------------------------------------------
+
+def knap_ids(tool, folder, text, work):
+    path = os.path.join(work, 'x')
+    with open(path, 'w', newline='') as f:
+        f.write(text)
+    run = subprocess.run([tool, 'encode', '--tokenizer', folder, '--print-ids', path], capture_output=True, text=True)
+    return [int(i) for i in run.stdout.split()] if run.returncode == 0 else run.stderr.strip()
+
+
+def compare_ids(tool, seed, work):
+    wrong = 0
+    made = make_all(make_text(seed, 400000), 3000, work)
+    for k in range(4):
+        text = make_text(seed * 100 + k, 300000 if k == 0 else 60000)
+        for name, ids_of in made.items():
+            if name == 'sentencepiece':
+                text = text.replace('<s>', '').replace('</s>', '')
+            want, got = ids_of(text), knap_ids(tool, os.path.join(work, name), text, work)
+            if want != got:
+                wrong += 1
+                print(f'{name}: {got}' if isinstance(got, str) else f'{name}: {len(got)} ids, {len(want)} wanted')
+    print(f'ids: {4 * len(made)} texts and tokenizers, {wrong} wrong')
+    return wrong
+
+
+def compare_training(tool, text, work):
+    wrong, path, out = 0, os.path.join(work, 'train'), os.path.join(work, 'mine.json')
+    text = text.replace('<|endoftext|>', '')
+    with open(path, 'w', newline='') as f:
+        f.write(text)
+    for name, cuts, lines in [('gpt2', None, False), ('gpt2', None, True), ('llama3', [LLAMA3], False), ('qwen', [QWEN], False)]:
+        begun = time.time()
+        subprocess.run([tool, 'train', '--vocab', '4096', '--pattern', name, '--out', out, path] + ['--by-line'] * lines, check=True,
+                       stdout=subprocess.DEVNULL)
+        mine, begun = time.time() - begun, time.time()
+        peer = json.loads(byte_level(text, 4096, cuts, lines=lines).to_str())['model']
+        theirs = time.time() - begun
+        with open(out) as f:
+            ours = json.load(f)['model']
+        same = [tuple(m) for m in ours['merges']] == [tuple(m) for m in peer['merges']] and ours['vocab'] == peer['vocab']
+        wrong += not same
+        print(f'training {name}{" by line" * lines}: {len(peer["merges"])} merges {"equal" if same else "DIFFER"}; '
+              f'{mine:.2f} s, tokenizers {theirs:.2f} s')
+    return wrong
+
+
+def compare_speed(tool, text, work):
+    path, json_path = os.path.join(work, 'speed'), os.path.join(work, 'gpt2', 'tokenizer.json')
+    lines = text.splitlines(keepends=True)
+    with open(path, 'w', newline='') as f:
+        f.write(text)
+    peer, size = Tokenizer.from_file(json_path), len(text.encode()) / 1e6
+    for threads in (1, os.cpu_count()):
+        os.environ['RAYON_NUM_THREADS'] = str(threads)
+        took = []
+        for _ in range(3):
+            begun = time.time()
+            subprocess.run([tool, 'encode', '--tokenizer', json_path, '--out', path + '.tokens', path], check=True,
+                           env=dict(os.environ, OMP_NUM_THREADS=str(threads)), stdout=subprocess.DEVNULL)
+            mine, begun = time.time() - begun, time.time()
+            if threads > 1:
+                peer.encode_batch(lines, add_special_tokens=False)
+            else:
+                peer.encode(text, add_special_tokens=False)
+            took.append((size / mine, size / (time.time() - begun)))
+        print(f'{threads} thread{"s" * (threads > 1)}: {max(t[0] for t in took):.1f} MB/s with start and file, tokenizers '
+              f'{max(t[1] for t in took):.1f}, {size:.1f} MB')
+
+
+def main(args):
+    p = argparse.ArgumentParser(prog='scripts/peers tokens', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--seed', type=int, default=int(time.time()))
+    p.add_argument('--build', default=os.path.join(ROOT, 'build'))
+    p.add_argument('--text')
+    p.add_argument('--write', action='store_true')
+    o = p.parse_args(args)
+    if o.write:
+        return write_golden()
+    tool = os.path.join(o.build, 'models', 'knap-tokenize')
+    with tempfile.TemporaryDirectory() as work:
+        if o.text:
+            with open(o.text, newline='', errors='replace') as f:
+                text = f.read()
+        else:
+            text = make_text(o.seed, 2000000)
+        print(f'seed {o.seed}')
+        wrong = compare_ids(tool, o.seed, work) + compare_training(tool, text, work)
+        compare_speed(tool, text, work)
+    return 1 if wrong else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,349 @@
+/* models/programs/knap_tokenize.c: trains tokenizers, and turns texts into token files and back:
+ * knap-tokenize train|encode|decode|info. */
+#include "data/data.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
+#include "models/programs/report.h"
+#include "models/programs/tool.h"
+#include "models/text.h"
+#include "models/tokens/tokens.h"
+#include "tensor/files.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct settings {
+    int64_t vocab, least;
+    const char *pattern, *special, *out, *tokenizer, *behind;
+    bool by_line, print_ids;
+} settings;
+
+static settings given;
+
+#define AT(field) offsetof(settings, field)
+
+static const kn_option table[] = {
+    { "train", KN_OPTION_HEADING },
+    { "vocab", KN_OPTION_INT, AT(vocab), NULL, "ids in all", .min = 256, .max = KN_MOST_IDS,
+      .note = "must be given" },
+    { "pattern", KN_OPTION_STRING, AT(pattern), "gpt2",
+      "cuts texts into words: gpt2, llama3, qwen, or a regular expression" },
+    { "special", KN_OPTION_STRING, AT(special), "<|endoftext|>",
+      "tokens that are found in texts as they are, with blanks between them" },
+    { "least", KN_OPTION_INT, AT(least), "1", "merge only pairs that occur so often", .min = 1,
+      .max = 1e15 },
+    { "by-line", KN_OPTION_FLAG, AT(by_line), NULL, "no token goes over the end of a line" },
+    { "encode, decode, info", KN_OPTION_HEADING },
+    { "tokenizer", KN_OPTION_PATH, AT(tokenizer), NULL,
+      "tokenizer.json, tokenizer.model, or a folder with one, or with vocab.json and merges.txt",
+      .note = "must be given" },
+    { "behind", KN_OPTION_STRING, AT(behind), NULL, "encode: a token behind each file",
+      .note = "none" },
+    { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "encode: the ids, not a token file" },
+    { "output", KN_OPTION_HEADING },
+    { "out", KN_OPTION_PATH, AT(out), NULL,
+      "train: the folder or file for tokenizer.json; encode: the token file" },
+    { 0 },
+};
+
+static const char about[] =
+    "Trains byte-level BPE tokenizers, and turns texts into token files and back:\n"
+    "  knap-tokenize train --vocab N --out FOLDER TEXT...\n"
+    "                                  FOLDER/tokenizer.json, which the tokenizers library reads\n"
+    "  knap-tokenize encode --tokenizer T --out FILE TEXT...\n"
+    "                                  a token file, and FILE.json beside it: train_gpt --data "
+    "FILE\n"
+    "  knap-tokenize decode --tokenizer T FILE|ID...\n"
+    "                                  the text of a token file or of ids, to standard output\n"
+    "  knap-tokenize info --tokenizer T\n"
+    "Example:\n"
+    "  knap-tokenize train --vocab 4096 --out bpe book.txt &&\n"
+    "      knap-tokenize encode --tokenizer bpe --out book.tokens book.txt &&\n"
+    "      train_gpt --data book.tokens --steps 200";
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+typedef struct texts {
+    kn_mapped *map;
+    const char **text;
+    size_t *length;
+    int count;
+    int64_t bytes;
+} texts;
+
+static void texts_free(texts *t)
+{
+    for (int i = 0; i < t->count; i++)
+        kn_file_unmap(&t->map[i]);
+    kn_host_free(t->map);
+    kn_host_free(t->text);
+    kn_host_free(t->length);
+}
+
+static bool texts_open(texts *t, char *const *path, int count)
+{
+    if (count == 0)
+        return kn_fail("give at least one file of text");
+    t->map = kn_host_calloc((size_t)count, sizeof *t->map);
+    t->text = kn_host_calloc((size_t)count, sizeof *t->text);
+    t->length = kn_host_calloc((size_t)count, sizeof *t->length);
+    if (!t->map || !t->text || !t->length)
+        return false;
+    for (; t->count < count; t->count++) {
+        char *found = kn_data_find(path[t->count]);
+        bool ok = found && kn_file_map(found, "text file", &t->map[t->count]);
+        kn_host_free(found);
+        if (!ok)
+            return false;
+        t->text[t->count] = (const char *)t->map[t->count].data;
+        t->length[t->count] = t->map[t->count].size;
+        t->bytes += (int64_t)t->map[t->count].size;
+    }
+    return true;
+}
+
+static void say_size(const char *what, int64_t bytes)
+{
+    char size[32];
+    printf("%s %s", what, report_bytes((double)bytes, size, sizeof size));
+}
+
+/* ---- train ----------------------------------------------------------------------------------- */
+
+/* The words of a list with blanks between them, ended by NULL. text is changed. */
+static bool split(char *text, const char **word, int most)
+{
+    int n = 0;
+    char *rest = text;
+    for (char *w; (w = strtok_r(NULL, " ", &rest));) {
+        if (n + 1 == most)
+            return kn_fail("--special names more than %d tokens", most - 1);
+        word[n++] = w;
+    }
+    word[n] = NULL;
+    return true;
+}
+
+static bool merging(double done, void *arg)
+{
+    bar *b = arg;
+    bar_move((int64_t)(done * 1000) - b->done, b);
+    return false;
+}
+
+/* FOLDER/tokenizer.json for a folder, or what is to be one. */
+static bool save(const kn_tokenizer *t, const char *out, char *path, size_t size)
+{
+    const size_t n = strlen(out);
+    const bool is_file = n > 5 && strcmp(out + n - 5, ".json") == 0;
+    if (!is_file && KN_AGAIN(mkdir(out, 0777)) != 0 && errno != EEXIST)
+        return kn_fail_system("%s: cannot make the folder: %m", out);
+    snprintf(path, size, is_file ? "%s" : "%s/tokenizer.json", out);
+    return kn_tokenizer_save(t, path);
+}
+
+static bool train(char *const *path, int count)
+{
+    enum { MOST = 1024 };
+    const char *special[MOST];
+    char *list = kn_host_strdup(given.special ? given.special : ""), where[4096];
+    texts t = { 0 };
+    bar b;
+    kn_tokenizer *made = NULL;
+    if (given.vocab == 0)
+        kn_fail("train: give --vocab N, the number of ids");
+    else if (!given.out)
+        kn_fail("train: give --out FOLDER, where tokenizer.json goes");
+    bool ok = kn_ok() && list && split(list, special, MOST) && texts_open(&t, path, count);
+    if (ok) {
+        bar_begin(&b, "words ", t.bytes);
+        kn_words_tell(bar_move, &b);
+        bar merges;
+        bar_begin(&merges, "merges", 1000);
+        made = kn_tokenizer_train(t.text, t.length, t.count, .vocab = given.vocab,
+                                  .pattern = given.pattern, .special = special,
+                                  .least = given.least, .by_line = given.by_line,
+                                  .progress = merging, .progress_arg = &merges);
+        kn_words_tell(NULL, NULL);
+        bar_end(&b);
+        ok = made && save(made, given.out, where, sizeof where);
+    }
+    if (ok) {
+        say_size("trained on", t.bytes);
+        printf(": %lld ids, %s\n", (long long)kn_tokenizer_vocab(made), where);
+        if (kn_tokenizer_vocab(made) < given.vocab)
+            printf(
+                "no pair of tokens is left that occurs %lld times: fewer ids than --vocab %lld\n",
+                (long long)given.least, (long long)given.vocab);
+    }
+    texts_free(&t);
+    kn_tokenizer_free(made);
+    kn_host_free(list);
+    return ok;
+}
+
+/* ---- encode ---------------------------------------------------------------------------------- */
+
+static bool print_list(const void *ids, size_t width, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        printf(i ? " %u" : "%u",
+               width == 2 ? ((const uint16_t *)ids)[i] : ((const uint32_t *)ids)[i]);
+    return printf("\n") > 0;
+}
+
+/* Writes the tokens, and the tokenizer beside them. */
+static bool write_tokens(const kn_tokenizer *t, const void *ids, int64_t count, int64_t bytes)
+{
+    char beside[4096];
+    if (snprintf(beside, sizeof beside, "%s.json", given.out) >= (int)sizeof beside)
+        return kn_fail("--out: the path is too long");
+    kn_text *text = kn_text_of_ids(ids, count, kn_tokenizer_vocab(t));
+    bool ok = text && kn_text_save(text, given.out) && kn_tokenizer_save(t, beside);
+    kn_text_free(text);
+    if (ok) {
+        say_size("encoded", bytes);
+        printf(": %lld tokens, %.3g bytes a token, %s\n", (long long)count,
+               count > 0 ? (double)bytes / (double)count : 0, given.out);
+    }
+    return ok;
+}
+
+static bool encode(const kn_tokenizer *t, char *const *path, int count)
+{
+    texts in = { 0 };
+    bar b;
+    char *all = NULL;
+    int64_t used = 0, room = 0, behind = -1;
+    const kn_dtype dtype = kn_tokenizer_vocab(t) <= 65536 ? KN_U16 : KN_U32;
+    const size_t width = kn_dtype_size(dtype);
+    if (!given.out && !given.print_ids)
+        return kn_fail("encode: give --out FILE, where the tokens go, or --print-ids");
+    if (given.behind && (behind = kn_tokenizer_id(t, given.behind)) < 0)
+        return kn_ok() && kn_fail("--behind %.100s: the tokenizer has no such token", given.behind);
+    bool ok = texts_open(&in, path, count);
+    bar_begin(&b, "encode", in.bytes);
+    kn_words_tell(bar_move, &b);
+    for (int i = 0; ok && i < in.count; i++) {
+        int64_t n = 0;
+        void *ids = kn_tokenizer_list(t, in.text[i], in.length[i], dtype, &n);
+        ok = ids && kn_host_grow(&all, &room, used + n + 1, width);
+        if (ok) {
+            memcpy(all + (size_t)used * width, ids, (size_t)n * width);
+            used += n;
+            if (behind >= 0) /* little-endian: the low bytes are the id */
+                memcpy(all + (size_t)used++ * width, &behind, width);
+        }
+        kn_host_free(ids);
+    }
+    kn_words_tell(NULL, NULL);
+    bar_end(&b);
+    ok = ok &&
+         (given.print_ids ? print_list(all, width, used) : write_tokens(t, all, used, in.bytes));
+    kn_host_free(all);
+    texts_free(&in);
+    return ok;
+}
+
+/* ---- decode ---------------------------------------------------------------------------------- */
+
+static bool print_ids(const kn_tokenizer *t, const int64_t *ids, int64_t n)
+{
+    int64_t length = kn_tokenizer_decode(t, ids, n, NULL, 0);
+    char *text = length >= 0 ? kn_host_alloc((size_t)length + 1) : NULL;
+    bool ok = text && kn_tokenizer_decode(t, ids, n, text, (size_t)length + 1) >= 0;
+    ok = ok && (fwrite(text, 1, (size_t)length, stdout) == (size_t)length ||
+                kn_fail_system("cannot write to standard output: %m"));
+    kn_host_free(text);
+    return ok;
+}
+
+/* Ids from the command line, divided by blanks or commas. */
+static bool decode_words(const kn_tokenizer *t, char *const *word, int words)
+{
+    int64_t *ids = NULL, n = 0, room = 0;
+    bool ok = true;
+    for (int i = 0; ok && i < words; i++)
+        for (const char *p = word[i]; ok && *p;) {
+            char *end;
+            const long long id = strtoll(p, &end, 10);
+            if (end == p || (*end && *end != ',' && *end != ' '))
+                ok = kn_fail("decode: \"%.40s\" is neither a token file nor an id", word[i]);
+            else if ((ok = kn_host_grow(&ids, &room, n + 1, sizeof *ids)))
+                ids[n++] = id;
+            p = *end ? end + 1 : end;
+        }
+    ok = ok && print_ids(t, ids, n);
+    kn_host_free(ids);
+    return ok;
+}
+
+static bool decode(const kn_tokenizer *t, char *const *word, int words)
+{
+    struct stat st;
+    if (words == 0)
+        return kn_fail("decode: give a token file, or ids");
+    if (words > 1 || kn_look(word[0], &st) != 1)
+        return kn_ok() && decode_words(t, word, words);
+    kn_text *text = kn_text_map(word[0]);
+    if (!text)
+        return false;
+    const int64_t count = kn_text_count(text, KN_TRAIN) + kn_text_count(text, KN_VALIDATION);
+    int64_t *ids = kn_host_alloc((size_t)count * sizeof *ids);
+    for (int64_t i = 0; ids && i < count; i++)
+        ids[i] = kn_text_token(text, i);
+    bool ok = ids && print_ids(t, ids, count);
+    kn_host_free(ids);
+    kn_text_free(text);
+    return ok;
+}
+
+/* ---- the program ----------------------------------------------------------------------------- */
+
+static bool info(const kn_tokenizer *t)
+{
+    printf("kind        %s\nids         %lld\nmerges      %llu\nspecial    ", kn_tokenizer_kind(t),
+           (long long)kn_tokenizer_vocab(t), (unsigned long long)t->merge.count);
+    for (int64_t i = 0; i < t->addeds; i++) {
+        char *name = kn_host_strdup(t->added[i].text);
+        if (!name)
+            return false;
+        kn_defuse(name);
+        printf(" %s (%lld)", name, (long long)t->added[i].id);
+        kn_host_free(name);
+    }
+    printf("%s\n", t->addeds ? "" : " none");
+    return true;
+}
+
+static bool run(char *const *word, int words)
+{
+    static const char *const commands[] = { "train", "encode", "decode", "info" };
+    int which = 0;
+    if (words == 0)
+        return kn_fail("give a command: train, encode, decode or info; --help explains them");
+    while (which < 4 && strcmp(word[0], commands[which]) != 0)
+        which++;
+    if (which == 4)
+        return kn_fail(
+            "the command \"%.100s\" is unknown; there are train, encode, decode and info", word[0]);
+    if (which == 0)
+        return train(word + 1, words - 1);
+    if (!given.tokenizer)
+        return kn_fail("%s: give --tokenizer FILE or FOLDER", word[0]);
+    kn_tokenizer *t = kn_tokenizer_load(given.tokenizer);
+    bool ok = t && (which == 1   ? encode(t, word + 1, words - 1)
+                    : which == 2 ? decode(t, word + 1, words - 1)
+                                 : info(t));
+    kn_tokenizer_free(t);
+    return ok;
+}
+
+int main(int argc, char **argv)
+{
+    const tool t = { "knap-tokenize", about, table, &given, run };
+    return tool_main(&t, argc, argv);
+}

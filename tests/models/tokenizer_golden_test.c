@@ -1,0 +1,179 @@
+/* tests/models/tokenizer_golden_test.c: ids of tokenizers of every kind beside those of the libraries
+ * that made them (tokenizers, sentencepiece: scripts/peers tokens --write). */
+#include "data/data.h"
+#include "kernels/kernels.h"
+#include "models/tokenizer.h"
+#include "tests/models/temp.h"
+
+#include <jansson.h>
+
+#define FOLDER KNAP_SOURCE_ROOT "/tests/models/tokenizers"
+
+static uint64_t fnv(const uint32_t *ids, int64_t n)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < n; i++)
+        for (int shift = 0; shift < 32; shift += 8)
+            h = (h ^ (ids[i] >> shift & 0xff)) * 0x100000001b3u;
+    return h;
+}
+
+/* The ids of text, of which the caller frees the list. */
+static uint32_t *ids_of(const kn_tokenizer *t, const char *text, size_t size, int64_t *count)
+{
+    uint32_t *ids = malloc((size_t)kn_tokenizer_most(t, size) * sizeof *ids);
+    *count = kn_tokenizer_encode(t, text, size, ids, KN_U32);
+    KN_CHECK(*count >= 0, "%s", kn_error());
+    return ids;
+}
+
+/* Their text, of which the caller frees it. */
+static char *text_of(const kn_tokenizer *t, const uint32_t *ids, int64_t count, int64_t *length)
+{
+    int64_t *list = malloc(((size_t)count + 1) * sizeof *list);
+    for (int64_t i = 0; i < count; i++)
+        list[i] = ids[i];
+    *length = kn_tokenizer_decode(t, list, count, NULL, 0);
+    char *text = malloc((size_t)*length + 1);
+    KN_CHECK(kn_tokenizer_decode(t, list, count, text, (size_t)*length + 1) == *length);
+    free(list);
+    return text;
+}
+
+static bool with_patterns(void)
+{
+    kn_tokenizer *t = kn_tokenizer_load(FOLDER "/gpt2");
+    if (!t && strstr(kn_error(), "PCRE2")) {
+        kn_clear_error();
+        return false;
+    }
+    KN_CHECK(t, "%s", kn_error());
+    kn_tokenizer_free(t);
+    return true;
+}
+
+/* Each row of the file of hashes; whole texts come back but for what a tokenizer changes. */
+KN_TEST(tokenizer_golden, ids)
+{
+    kn_mapped text;
+    char line[256], name[64], before[64] = "";
+    kn_tokenizer *t = NULL;
+    int rows = 0;
+    if (!with_patterns())
+        KN_SKIP("this library was built without PCRE2");
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    FILE *f = fopen(FOLDER "/ids", "r");
+    KN_CHECK(f != NULL);
+    while (fgets(line, sizeof line, f)) {
+        long at, size, wanted;
+        unsigned long long hash;
+        if (sscanf(line, "%63s %ld %ld %ld %llx", name, &at, &size, &wanted, &hash) != 5)
+            continue;
+        if (strcmp(name, before) != 0) {
+            char path[512];
+            snprintf(path, sizeof path, "%s/%s", FOLDER, name);
+            kn_tokenizer_free(t);
+            t = kn_tokenizer_load(path);
+            if (!t && strstr(kn_error(), "utf8proc")) {
+                kn_clear_error();
+                continue;
+            }
+            KN_CHECK(t && strcmp(kn_tokenizer_kind(t), "bpe") == 0, "%s", kn_error());
+            strcpy(before, name);
+        }
+        int64_t count, length;
+        const char *part = (const char *)text.data + at;
+        uint32_t *ids = ids_of(t, part, (size_t)size, &count);
+        KN_CHECK(count == wanted && fnv(ids, count) == hash, "%s from byte %ld: %lld ids for %ld",
+                 name, at, (long long)count, wanted);
+        char *back = text_of(t, ids, count, &length);
+        if (strcmp(name, "qwen") != 0 && strcmp(name, "spaced") != 0 &&
+            strcmp(name, "sentencepiece") != 0)
+            KN_CHECK(length == size && memcmp(back, part, (size_t)size) == 0, "%s at %ld", name,
+                     at);
+        free(back);
+        free(ids);
+        rows++;
+    }
+    KN_CHECK(rows > 80, "%d rows", rows);
+    fclose(f);
+    kn_tokenizer_free(t);
+    kn_file_unmap(&text);
+}
+
+/* Any bytes come back, and several threads give the ids of one. */
+KN_TEST(tokenizer_golden, threads_and_any_bytes)
+{
+    static const char *const names[] = { "gpt2", "llama3", "several" };
+    kn_mapped text;
+    if (!with_patterns())
+        KN_SKIP("this library was built without PCRE2");
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    const size_t size = 40 * text.size;
+    char *all = malloc(size);
+    for (size_t i = 0; i < 40; i++)
+        memcpy(all + i * text.size, text.data, text.size);
+    uint64_t seed = 1;
+    for (size_t i = size / 2; i < size / 2 + 300000; i++) /* and bytes that are no UTF-8 */
+        all[i] = (char)((seed = seed * 6364136223846793005u + 1442695040888963407u) >> 56);
+    for (int k = 0; k < 3; k++) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", FOLDER, names[k]);
+        kn_tokenizer *t = kn_tokenizer_load(path);
+        int64_t count, counts, length;
+        KN_CHECK(t, "%s", kn_error());
+        kn_set_threads(1);
+        uint32_t *one = ids_of(t, all, size, &count);
+        char *back = text_of(t, one, count, &length);
+        KN_CHECK(length == (int64_t)size && memcmp(back, all, size) == 0, "%s", names[k]);
+        for (int threads = 2; threads <= 4; threads++) {
+            kn_set_threads(threads);
+            uint32_t *several = ids_of(t, all, size, &counts);
+            KN_CHECK(counts == count && memcmp(one, several, (size_t)count * sizeof *one) == 0,
+                     "%s, %d threads: %lld ids, one thread %lld", names[k], threads,
+                     (long long)counts, (long long)count);
+            free(several);
+        }
+        free(one);
+        free(back);
+        kn_tokenizer_free(t);
+    }
+    free(all);
+    kn_file_unmap(&text);
+}
+
+/* The golden files were trained on the golden text by the tokenizers library: here come the same
+ * vocabularies and merges. */
+KN_TEST(tokenizer_golden, training)
+{
+    static const char *const names[] = { "gpt2", "llama3" };
+    kn_mapped text;
+    if (!with_patterns())
+        KN_SKIP("this library was built without PCRE2");
+    KN_CHECK(kn_file_map(FOLDER "/text", "text", &text), "%s", kn_error());
+    const char *list = (const char *)text.data;
+    for (int k = 0; k < 2; k++)
+        for (int threads = 1; threads <= 2; threads++) {
+            char path[512];
+            json_error_t e;
+            kn_set_threads(threads);
+            kn_tokenizer *t =
+                kn_tokenizer_train(&list, &text.size, 1, .vocab = 700, .pattern = names[k]);
+            KN_CHECK(t && kn_tokenizer_save(t, temp_path("trained.json")), "%s", kn_error());
+            snprintf(path, sizeof path, "%s/%s/tokenizer.json", FOLDER, names[k]);
+            json_t *ours = json_load_file(temp_path("trained.json"), 0, &e),
+                   *theirs = json_load_file(path, 0, &e);
+            const char *const field[] = { "vocab", "merges" };
+            for (int i = 0; i < 2; i++)
+                KN_CHECK(json_equal(json_object_get(json_object_get(ours, "model"), field[i]),
+                                    json_object_get(json_object_get(theirs, "model"), field[i])),
+                         "%s: other %s", names[k], field[i]);
+            KN_CHECK(kn_tokenizer_id(t, "<|endoftext|>") == 0 &&
+                     kn_tokenizer_id(t, "no such") == -1);
+            json_decref(ours);
+            json_decref(theirs);
+            kn_tokenizer_free(t);
+        }
+    kn_file_unmap(&text);
+    remove_temp();
+}
