@@ -97,7 +97,7 @@ typedef struct training {
     int64_t touches, touched_room;
     entry *heap;
     int64_t heap_count, heap_room;
-    kn_strings token; /* the bytes of each id; special ones have a 0xff in front, no text has */
+    kn_strings token; /* the bytes of each id that isn't special */
     uint64_t *merge;  /* pairs, in their order */
     int64_t merges, merges_room;
 } training;
@@ -228,11 +228,11 @@ static int64_t join_tokens(training *t, uint32_t a, uint32_t b)
     return token ? token->value : -1;
 }
 
-static bool merge_pairs(training *t, const kn_tokenizer_train_options *o)
+static bool merge_pairs(training *t, int64_t most, const kn_tokenizer_train_options *o)
 {
     const int64_t first = t->token.count;
     bool ok = queue_fresh(t);
-    while (ok && t->token.count < o->vocab && t->heap_count > 0) {
+    while (ok && t->token.count < most && t->heap_count > 0) {
         entry top = pop(t);
         const uint32_t a = (uint32_t)(top.pair >> 32), b = (uint32_t)top.pair;
         const int64_t now = t->count[kn_pairs_find(&t->index, top.pair)];
@@ -255,8 +255,7 @@ static bool merge_pairs(training *t, const kn_tokenizer_train_options *o)
         if (!enough)
             break;
         if (ok && o->progress && t->merges % 64 == 0 &&
-            o->progress((double)(t->token.count - first) / (double)(o->vocab - first),
-                        o->progress_arg))
+            o->progress((double)(t->token.count - first) / (double)(most - first), o->progress_arg))
             ok = kn_fail("kn_tokenizer_train: ended by .progress");
     }
     return ok;
@@ -272,19 +271,9 @@ static bool add_token(training *t, const char *bytes, size_t length)
     return token != NULL;
 }
 
-/* The special tokens, then the bytes in the order of their letters. */
-static bool begin_tokens(training *t, const char *const *special)
+/* The bytes, in the order of their letters. */
+static bool begin_tokens(training *t)
 {
-    for (; *special; special++) {
-        char name[257] = "\xff";
-        const size_t length = strlen(*special);
-        if (length == 0 || length > 255)
-            return kn_fail(
-                "kn_tokenizer_train: a special token of %zu bytes; 1 to 255 are supported", length);
-        memcpy(name + 1, *special, length);
-        if (!add_token(t, name, length + 1))
-            return false;
-    }
     for (uint32_t letter = 0; letter < 0x144; letter++) {
         const int byte = kn_letter_byte(letter);
         if (byte >= 0 && !add_token(t, (const char[]){ (char)byte }, 1))
@@ -324,29 +313,35 @@ static bool begin_words(training *t)
 static json_t *spelled(const training *t, int64_t i)
 {
     const struct kn_string *s = &t->token.list[i];
-    const char *bytes = t->token.bytes + s->at;
-    if (s->length > 1 && bytes[0] == '\xff')
-        return json_string(bytes + 1);
-    char *text = kn_spell_bytes(bytes, s->length);
+    char *text = kn_spell_bytes(t->token.bytes + s->at, s->length);
     json_t *j = text ? json_string(text) : NULL;
     kn_host_free(text);
     return j;
 }
 
+/* The special tokens come first. */
 static kn_tokenizer *made(const training *t, const char *const *special, const char *pattern)
 {
     json_t *vocab = json_object(), *merges = json_array(), *added = json_array();
-    for (int64_t i = 0; special[i]; i++)
-        json_array_append_new(added, kn_tokenizer_special(i, special[i]));
+    int64_t first = 0;
+    for (; special[first]; first++) {
+        json_array_append_new(added, kn_tokenizer_special(first, special[first]));
+        json_object_set_new(vocab, special[first], json_integer(first));
+    }
     for (int64_t i = 0; i < t->token.count; i++) {
         json_t *name = spelled(t, i);
-        json_object_set_new(vocab, json_string_value(name), json_integer(i));
+        if (json_object_get(vocab, json_string_value(name)) && kn_ok())
+            kn_fail(
+                "kn_tokenizer_train: the special token \"%.60s\" is one of the tokens that come "
+                "of the texts, or is there twice",
+                json_string_value(name));
+        json_object_set_new(vocab, json_string_value(name), json_integer(first + i));
         json_decref(name);
     }
     for (int64_t i = 0; i < t->merges; i++)
         json_array_append_new(merges, json_pack("[o, o]", spelled(t, (int64_t)(t->merge[i] >> 32)),
                                                 spelled(t, (int64_t)(uint32_t)t->merge[i])));
-    if (kn_ok() && ((int64_t)json_object_size(vocab) != t->token.count ||
+    if (kn_ok() && ((int64_t)json_object_size(vocab) != first + t->token.count ||
                     (int64_t)json_array_size(merges) != t->merges))
         kn_fail_memory("the trained tokenizer");
     return kn_tokenizer_of_made(kn_tokenizer_frame(vocab, merges, added, pattern, true),
@@ -377,9 +372,14 @@ kn_tokenizer *kn_tokenizer_train_(const char *const *text, const size_t *len, in
     if ((count > 0 && (!kn_given(text, "kn_tokenizer_train", "the list of texts") ||
                        !kn_given(len, "kn_tokenizer_train", "the list of lengths"))))
         return NULL;
-    int64_t least = 256;
-    for (int i = 0; special[i]; i++)
-        least++;
+    int64_t specials = 0, least;
+    for (; special[specials]; specials++)
+        if (strlen(special[specials]) - 1 > 254) {
+            kn_fail("kn_tokenizer_train: a special token of %zu bytes; 1 to 255 are supported",
+                    strlen(special[specials]));
+            return NULL;
+        }
+    least = 256 + specials;
     if (o.vocab < least || o.vocab > KN_MOST_IDS) {
         kn_fail("kn_tokenizer_train: .vocab is %lld; it takes %lld (256 bytes and the special "
                 "tokens) to %d",
@@ -390,13 +390,12 @@ kn_tokenizer *kn_tokenizer_train_(const char *const *text, const size_t *len, in
     /* The texts are cut by the tokenizer that is to come, which has no merges yet. */
     const bool is_gpt2 = strcmp(given, "gpt2") == 0;
     pattern = is_gpt2 ? "" : pattern ? pattern : given;
-    kn_tokenizer *cutter = begin_tokens(&t, special) ? made(&t, special, pattern) : NULL,
-                 *out = NULL;
+    kn_tokenizer *cutter = begin_tokens(&t) ? made(&t, special, pattern) : NULL, *out = NULL;
     bool ok = cutter != NULL;
     for (int i = 0; ok && i < count; i++)
         ok = o.by_line ? count_lines(&t.words, cutter, text[i], len[i])
                        : count_text(&t.words, cutter, text[i], len[i]);
-    if (ok && begin_words(&t) && merge_pairs(&t, &o))
+    if (ok && begin_words(&t) && merge_pairs(&t, o.vocab - specials, &o))
         out = made(&t, special, pattern);
     kn_tokenizer_free(cutter);
     training_end(&t);
