@@ -28,10 +28,10 @@ KN_API int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token);
 
 /* The most ids that len bytes of text can make. */
 KN_API int64_t kn_tokenizer_most(const kn_tokenizer *t, size_t len);
-/* Writes the ids of text[len] to ids, which has room for kn_tokenizer_most(t, len) elements of dtype
- * (u16, u32, i32 or i64). Added tokens ("<|endoftext|>") in the text become their ids; nothing is
- * put before or behind. A long text is cut up among kn_threads(). Returns the number of ids, or -1
- * with an error: a character outside the vocabulary, ids that the dtype cannot hold. */
+/* Writes the ids of text[len] to ids, which has room for kn_tokenizer_most(t, len) elements of
+ * dtype (u16, u32, i32 or i64). Added tokens ("<|endoftext|>") in the text become their ids;
+ * nothing is put before or behind. A long text is cut up among kn_threads(). Returns the number of
+ * ids, or -1 with an error: a character outside the vocabulary, ids that the dtype cannot hold. */
 KN_API int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len, void *ids,
                                    kn_dtype dtype);
 
@@ -44,8 +44,8 @@ KN_API int64_t kn_tokenizer_decode(const kn_tokenizer *t, const int64_t *ids, in
 /* ---- files ----------------------------------------------------------------------------------- */
 
 /* Reads a tokenizer.json, or of a folder the first of: tokenizer.json; vocab.json and merges.txt;
- * encoder.json and vocab.bpe; tokenizer.model (SentencePiece's BPE). Errors name the file, the field
- * and what of it this library doesn't read. */
+ * encoder.json and vocab.bpe; tokenizer.model (SentencePiece's BPE). Errors name the file, the
+ * field and what of it this library doesn't read. */
 KN_API kn_tokenizer *kn_tokenizer_load(const char *path);
 /* A tokenizer.json from memory; where names the source in errors. */
 KN_API kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where);

@@ -1,5 +1,5 @@
-/* models/programs/tool.h: programs of several commands, knap-checkpoint and knap-tokenize: words and
- * options in any order, and a bar that shows how far they are. */
+/* models/programs/tool.h: programs of several commands, knap-checkpoint and knap-tokenize: words
+ * and options in any order, and a bar that shows how far they are. */
 #ifndef KNAP_MODELS_PROGRAMS_TOOL_H
 #define KNAP_MODELS_PROGRAMS_TOOL_H
 

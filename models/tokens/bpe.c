@@ -1,6 +1,7 @@
-/* models/tokens/bpe.c: the ids of one word by byte pair encoding: its bytes' or characters' ids, of which
- * the two neighbours with the earliest merge become one, of equals the left ones, until no two have
- * a merge. Short words look through all pairs for the earliest; long ones keep them in a heap. */
+/* models/tokens/bpe.c: the ids of one word by byte pair encoding: its bytes' or characters' ids, of
+ * which the two neighbours with the earliest merge become one, of equals the left ones, until no
+ * two have a merge. Short words look through all pairs for the earliest; long ones keep them in a
+ * heap. */
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"

@@ -1,5 +1,5 @@
-/* models/tokens/encode.c: a text's ids: its added tokens and, of what lies between them, the words', on
- * several threads where it is long. */
+/* models/tokens/encode.c: a text's ids: its added tokens and, of what lies between them, the
+ * words', on several threads where it is long. */
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
@@ -105,8 +105,8 @@ static bool encode_words(const kn_tokenizer *t, const char *text, size_t size, b
     return ok || (bad && kn_ok() && bad_character(t, text, size, bad));
 }
 
-/* How a text is changed: stage by stage, what lies between the added tokens that are found then. The
- * normalizer's changes come before the late tokens, the pre-tokenizer's behind them. */
+/* How a text is changed: stage by stage, what lies between the added tokens that are found then.
+ * The normalizer's changes come before the late tokens, the pre-tokenizer's behind them. */
 typedef struct stage {
     bool early, late; /* the tokens that are found */
     int from, until;  /* the changes */

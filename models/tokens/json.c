@@ -3,44 +3,15 @@
  * ids that are nearly right are worse than none. */
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
-#include "models/tokens/tokens.h"
+#include "models/tokens/json.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct reader {
-    kn_tokenizer *t;
-    const char *where;
-    int64_t ids; /* the largest id + 1 */
-} reader;
-
-static const char *text_in(const json_t *object, const char *field)
-{
-    const char *text = json_string_value(json_object_get(object, field));
-    return text ? text : "";
-}
-
-static bool true_in(const json_t *object, const char *field, bool otherwise)
-{
-    const json_t *value = json_object_get(object, field);
-    return value && !json_is_null(value) ? json_is_true(value) : otherwise;
-}
-
-static bool is(const json_t *object, const char *type)
-{
-    return strcmp(text_in(object, "type"), type) == 0;
-}
-
-static bool unread(const reader *r, const char *part, const json_t *object)
-{
-    return kn_fail("%s: its %s is of type \"%.60s\", which this library doesn't read", r->where,
-                   part, text_in(object, "type"));
-}
-
 /* Calls each for the members of a "Sequence", or for the object itself; null has none. */
-typedef bool (*each_fn)(reader *r, const json_t *object);
+typedef bool (*each_fn)(kn_json_reader *r, const json_t *object);
 
-static bool each_of(reader *r, const json_t *object, const char *list, each_fn each)
+static bool each_of(kn_json_reader *r, const json_t *object, const char *list, each_fn each)
 {
     size_t i;
     json_t *member;
@@ -58,7 +29,7 @@ static bool each_of(reader *r, const json_t *object, const char *list, each_fn e
 
 /* ---- tokens ---------------------------------------------------------------------------------- */
 
-static bool add_name(reader *r, const char *text, size_t length, const json_t *id)
+static bool add_name(kn_json_reader *r, const char *text, size_t length, const json_t *id)
 {
     const json_int_t value = json_integer_value(id);
     if (!json_is_integer(id) || value < 0 || value >= KN_MOST_IDS)
@@ -74,7 +45,7 @@ static bool add_name(reader *r, const char *text, size_t length, const json_t *i
     return name != NULL;
 }
 
-static bool read_vocab(reader *r, json_t *vocab)
+static bool read_vocab(kn_json_reader *r, json_t *vocab)
 {
     const char *text;
     json_t *id;
@@ -89,7 +60,7 @@ static bool read_vocab(reader *r, json_t *vocab)
     return true;
 }
 
-static bool read_added(reader *r, const json_t *list)
+static bool read_added(kn_json_reader *r, const json_t *list)
 {
     kn_tokenizer *t = r->t;
     size_t i;
@@ -125,7 +96,7 @@ static int by_text(const void *a, const void *b)
 }
 
 /* The list of names stands now, so that their texts stay where they are. */
-static bool sort_added(reader *r, const json_t *list)
+static bool sort_added(kn_json_reader *r, const json_t *list)
 {
     kn_tokenizer *t = r->t;
     for (int64_t i = 0; i < t->addeds; i++) {
@@ -144,7 +115,7 @@ static bool sort_added(reader *r, const json_t *list)
 
 /* ---- what happens to a text ------------------------------------------------------------------ */
 
-static bool add_change(reader *r, enum kn_change_kind kind, int form, const char *from,
+static bool add_change(kn_json_reader *r, enum kn_change_kind kind, int form, const char *from,
                        const char *to)
 {
     kn_tokenizer *t = r->t;
@@ -155,7 +126,7 @@ static bool add_change(reader *r, enum kn_change_kind kind, int form, const char
     return (!from || (c->from = kn_host_strdup(from))) && (!to || (c->to = kn_host_strdup(to)));
 }
 
-static bool read_normalizer(reader *r, const json_t *n)
+static bool read_normalizer(kn_json_reader *r, const json_t *n)
 {
     const char *from = text_in(json_object_get(n, "pattern"), "String");
     const int form = kn_change_form(text_in(n, "type"));
@@ -168,7 +139,7 @@ static bool read_normalizer(reader *r, const json_t *n)
     return unread(r, "normalizer", n);
 }
 
-static bool add_cut(reader *r, const char *pattern, bool literal, const char *behaviour,
+static bool add_cut(kn_json_reader *r, const char *pattern, bool literal, const char *behaviour,
                     bool invert)
 {
     static const char *const name[] = { "isolated", "removed", "mergedwithprevious",
@@ -187,7 +158,7 @@ static bool add_cut(reader *r, const char *pattern, bool literal, const char *be
 }
 
 /* Spaces become a character; the text begins with one. */
-static bool read_metaspace(reader *r, const json_t *p)
+static bool read_metaspace(kn_json_reader *r, const json_t *p)
 {
     const char *mark = text_in(p, "replacement"), *scheme = text_in(p, "prepend_scheme");
     if (!*scheme)
@@ -201,7 +172,7 @@ static bool read_metaspace(reader *r, const json_t *p)
     return !true_in(p, "split", true) || add_cut(r, mark, true, "MergedWithNext", false);
 }
 
-static bool read_pre_tokenizer(reader *r, const json_t *p)
+static bool read_pre_tokenizer(kn_json_reader *r, const json_t *p)
 {
     kn_tokenizer *t = r->t;
     const json_t *pattern = json_object_get(p, "pattern");
@@ -227,143 +198,10 @@ static bool read_pre_tokenizer(reader *r, const json_t *p)
             add_cut(r, kn_cut_named("gpt2"), false, "Isolated", false));
 }
 
-/* ---- ids to text ----------------------------------------------------------------------------- */
-
-typedef struct decoding {
-    const char *from[KN_MOST_STEPS], *to[KN_MOST_STEPS];
-    int replaces;
-    bool letters, bytes, drops_space;
-} decoding;
-
-static bool read_decoder(const reader *r, const json_t *d, decoding *out)
-{
-    size_t i;
-    json_t *member;
-    const char *from = text_in(json_object_get(d, "pattern"), "String"),
-               *to = text_in(d, "content");
-    if (!d || json_is_null(d) || is(d, "Fuse"))
-        return true;
-    if (is(d, "Sequence")) {
-        json_array_foreach(json_object_get(d, "decoders"), i, member)
-        {
-            if (!read_decoder(r, member, out))
-                return false;
-        }
-        return true;
-    }
-    if (is(d, "ByteLevel"))
-        return out->letters = true;
-    if (is(d, "ByteFallback"))
-        return out->bytes = true;
-    if (is(d, "Strip") && strcmp(to, " ") == 0 &&
-        json_integer_value(json_object_get(d, "start")) <= 1 &&
-        json_integer_value(json_object_get(d, "stop")) == 0) {
-        out->drops_space = json_integer_value(json_object_get(d, "start")) == 1;
-        return true;
-    }
-    if (is(d, "Metaspace")) {
-        from = text_in(d, "replacement"), to = " ";
-        out->drops_space = strcmp(text_in(d, "prepend_scheme"), "never") != 0 &&
-                           true_in(d, "add_prefix_space", true);
-    } else if (!is(d, "Replace"))
-        return unread(r, "decoder", d);
-    if (!*from || out->replaces == KN_MOST_STEPS)
-        return unread(r, "decoder", d);
-    out->from[out->replaces] = from;
-    out->to[out->replaces++] = to;
-    return true;
-}
-
-/* The byte of "<0xAB>"; -1. */
-static int byte_token(const char *text, size_t length)
-{
-    unsigned byte;
-    char end;
-    return length == 6 && sscanf(text, "<0x%2X%c", &byte, &end) == 2 && end == '>' ? (int)byte : -1;
-}
-
-/* The bytes of a token, to `to`, which has room for `room` of them: how many. */
-static size_t decode(const decoding *d, const char *text, size_t length, bool added, char *to,
-                     size_t room)
-{
-    size_t n = 0;
-    const int byte = d->bytes ? byte_token(text, length) : -1;
-    if (byte >= 0) {
-        *to = (char)byte;
-        return 1;
-    }
-    for (size_t i = 0, read; d->letters && !added; i += read) { /* GPT-2's letters, or as it is */
-        uint32_t code;
-        if (i == length)
-            return n;
-        read = kn_utf8_read(text + i, length - i, &code);
-        if (read == 0 || kn_letter_byte(code) < 0)
-            break;
-        to[n++] = (char)kn_letter_byte(code);
-    }
-    n = 0;
-    for (size_t i = 0; i < length && n < room;) {
-        int k = 0;
-        while (k < d->replaces && strncmp(text + i, d->from[k], strlen(d->from[k])) != 0)
-            k++;
-        const char *from = k < d->replaces && !added ? d->to[k] : text + i;
-        const size_t step = k < d->replaces && !added ? strlen(from) : 1;
-        for (size_t j = 0; j < step && n < room; j++)
-            to[n++] = from[j];
-        i += k < d->replaces && !added ? strlen(d->from[k]) : 1;
-    }
-    return n;
-}
-
-static bool read_texts(reader *r, const json_t *decoder)
-{
-    kn_tokenizer *t = r->t;
-    decoding d = { 0 };
-    size_t grows = 1, used = 0;
-    if (!read_decoder(r, decoder, &d))
-        return false;
-    for (int i = 0; i < d.replaces; i++)
-        grows *= strlen(d.to[i]) > 1 ? strlen(d.to[i]) : 1;
-    if (grows > 64)
-        return kn_fail("%s: its decoder makes texts %zu times as long", r->where, grows);
-    if (r->ids > 2 * t->names.count + 1024)
-        return kn_fail("%s: %lld tokens have ids up to %lld", r->where, (long long)t->names.count,
-                       (long long)r->ids - 1);
-    int64_t *name = kn_host_alloc((size_t)r->ids * sizeof *name);
-    bool *added = kn_host_calloc((size_t)r->ids, sizeof *added);
-    t->at = kn_host_calloc((size_t)r->ids + 1, sizeof *t->at);
-    t->bytes = kn_host_alloc((size_t)t->names.bytes_used * grows + 1);
-    bool ok = name && added && t->at && t->bytes;
-    for (int64_t i = 0; ok && i < t->addeds; i++)
-        added[t->added[i].id] = true;
-    for (int64_t id = 0; ok && id < r->ids; id++)
-        name[id] = -1;
-    for (int64_t i = 0; ok && i < t->names.count; i++) {
-        int64_t *of = &name[t->names.list[i].value];
-        if (*of >= 0)
-            ok = kn_fail("%s: the tokens \"%.60s\" and \"%.60s\" have one id, %lld", r->where,
-                         kn_strings_text(&t->names, *of), kn_strings_text(&t->names, i),
-                         (long long)t->names.list[i].value);
-        *of = i;
-    }
-    for (int64_t id = 0; ok && id < r->ids; id++) {
-        if (name[id] >= 0) {
-            const struct kn_string *s = &t->names.list[name[id]];
-            used += decode(&d, t->names.bytes + s->at, s->length, added[id], t->bytes + used,
-                           s->length * grows);
-        }
-        t->at[id + 1] = used;
-    }
-    kn_host_free(name);
-    kn_host_free(added);
-    t->drops_space = d.drops_space;
-    return ok;
-}
-
 /* ---- the model ------------------------------------------------------------------------------- */
 
 /* The ids of bytes and characters. */
-static bool read_letters(reader *r)
+static bool read_letters(kn_json_reader *r)
 {
     kn_tokenizer *t = r->t;
     for (int i = 0; i < 256; i++) {
@@ -399,7 +237,7 @@ static bool halves(const json_t *merge, const char *half[2], size_t length[2])
     return length[0] > 0 && length[1] > 0 && (!both || !strchr(half[1], ' '));
 }
 
-static bool read_merges(reader *r, const json_t *list)
+static bool read_merges(kn_json_reader *r, const json_t *list)
 {
     kn_tokenizer *t = r->t;
     size_t i;
@@ -445,7 +283,7 @@ static bool read_merges(reader *r, const json_t *list)
     return ok;
 }
 
-static bool read_model(reader *r, const json_t *m)
+static bool read_model(kn_json_reader *r, const json_t *m)
 {
     kn_tokenizer *t = r->t;
     static const char *const must_be_empty[] = { "continuing_subword_prefix",
@@ -467,7 +305,7 @@ static bool read_model(reader *r, const json_t *m)
     return read_vocab(r, json_object_get(m, "vocab"));
 }
 
-static bool read_rest_of_model(reader *r, const json_t *m)
+static bool read_rest_of_model(kn_json_reader *r, const json_t *m)
 {
     kn_tokenizer *t = r->t;
     const char *unknown = text_in(m, "unk_token");
@@ -507,7 +345,7 @@ static const char *kind_of(const kn_tokenizer *t)
 kn_tokenizer *kn_tokenizer_of_json(json_t *root, const char *text, size_t size, const char *where)
 {
     kn_tokenizer *t = kn_host_calloc(1, sizeof *t);
-    reader r = { t, where, 0 };
+    kn_json_reader r = { t, where, 0 };
     const json_t *model = json_object_get(root, "model"),
                  *added = json_object_get(root, "added_tokens"),
                  *pre = json_object_get(root, "pre_tokenizer");
@@ -515,7 +353,7 @@ kn_tokenizer *kn_tokenizer_of_json(json_t *root, const char *text, size_t size, 
         each_of(&r, json_object_get(root, "normalizer"), "normalizers", read_normalizer) &&
         (t->normal_changes = t->changes, true) &&
         each_of(&r, pre, "pretokenizers", read_pre_tokenizer) &&
-        read_texts(&r, json_object_get(root, "decoder")) && read_rest_of_model(&r, model) &&
+        kn_json_read_texts(&r, json_object_get(root, "decoder")) && read_rest_of_model(&r, model) &&
         (t->json = kn_host_alloc(size + 1))) {
         memcpy(t->json, text, size);
         t->json[size] = 0;

@@ -1,7 +1,7 @@
-/* models/tokens/pattern.c: the patterns that cut texts into words. Their files come with the syntax and the
- * tables of Oniguruma, by which the tokenizers library matches them; here they are PCRE2's. Where
- * the two differ, the pattern is written anew: \s is Unicode's White_Space, and the classes of
- * characters are those of Unicode 16, whatever Unicode PCRE2 knows. */
+/* models/tokens/pattern.c: the patterns that cut texts into words. Their files come with the syntax
+ * and the tables of Oniguruma, by which the tokenizers library matches them; here they are PCRE2's.
+ * Where the two differ, the pattern is written anew: \s is Unicode's White_Space, and the classes
+ * of characters are those of Unicode 16, whatever Unicode PCRE2 knows. */
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
@@ -116,7 +116,7 @@ static void put_added(writer *w, const char *category, size_t length)
                                  added[i].last));
 }
 
-/* Writes the class \p{NAME} or \P{NAME} at p; returns the length of its text, 0 where it isn't one. */
+/* Writes the class \p{NAME} or \P{NAME} at p; returns its length, 0 where it isn't one. */
 static size_t put_category(writer *w, const char *p, bool in_class, bool complete)
 {
     const char *name = p[2] == '{' ? p + 3 : p + 2;

@@ -1,7 +1,7 @@
 /* models/tokens/tokens.h (private): the parts of a tokenizer. A text goes through them in this
- * order: changes.c changes it (normal forms, spaces written as a character); words.c finds the added
- * tokens in it and cuts the rest into words; bpe.c merges each word's bytes or characters; encode.c
- * does that for long texts on several threads. json.c reads all that from tokenizer.json;
+ * order: changes.c changes it (normal forms, spaces written as a character); words.c finds the
+ * added tokens in it and cuts the rest into words; bpe.c merges each word's bytes or characters;
+ * encode.c does that for long texts on several threads. json.c reads all that from tokenizer.json;
  * files.c, train.c and tokenizer.c make such a text. */
 #ifndef KNAP_MODELS_TOKENS_TOKENS_H
 #define KNAP_MODELS_TOKENS_TOKENS_H
@@ -56,8 +56,8 @@ static inline uint64_t kn_pairs_find(const kn_pairs *p, uint64_t key)
             return s->key == key ? s->value : KN_NO_PAIR;
     }
 }
-/* The value's place, a new one with KN_NO_PAIR where there was none; NULL with an error. Valid until
- * the next call. */
+/* The value's place, a new one with KN_NO_PAIR where there was none; NULL with an error. Valid
+ * until the next call. */
 uint64_t *kn_pairs_at(kn_pairs *p, uint64_t key);
 void kn_pairs_free(kn_pairs *p);
 
@@ -231,8 +231,8 @@ typedef struct kn_bpe kn_bpe; /* memory to merge in */
 
 kn_bpe *kn_bpe_begin(const kn_tokenizer *t, bool cached);
 void kn_bpe_end(kn_bpe *b);
-/* The ids of a word, valid until the next call; -1 with *bad >= 0 (the place of a character that has
- * no id) or with an error. */
+/* The ids of a word, valid until the next call; -1 with *bad >= 0 (the place of a character that
+ * has no id) or with an error. */
 int64_t kn_bpe_word(kn_bpe *b, const char *text, size_t length, const uint32_t **ids, int64_t *bad);
 
 #endif

@@ -1,9 +1,9 @@
 /* models/tokens/train.c: learns a byte-level BPE. Texts become a list of words with their counts.
  * All neighbours in them are counted; the pair that occurs most often becomes a token and is
- * replaced in the words that hold it, which changes the counts of the pairs beside it; and so on.
- * A queue gives the pair with the highest count. A count in it may be too high by now: then the pair
- * goes back with the right one. As the tokenizers library does it, so that merges are the same: each
- * entry of the queue has the words of its own that hold the pair. */
+ * replaced in the words that hold it, which changes the counts of the pairs beside it; and so on. A
+ * queue gives the pair with the highest count. A count in it may be too high by now: then the pair
+ * goes back with the right one. As the tokenizers library does it, so that merges are the same:
+ * each entry of the queue has the words of its own that hold the pair. */
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"

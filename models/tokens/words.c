@@ -1,8 +1,8 @@
-/* models/tokens/words.c: cuts a text into words, in which alone bytes or characters are merged. A stretch
- * of plain text ends at an added token, or at a byte that isn't UTF-8, which is a word; patterns cut
- * it, the second one what the first one gave, and so on. Where a word begins says how the text goes
- * on from there, so that several threads can begin anywhere: at the first place where two of them
- * agree that a word begins, they agree on all that follows. */
+/* models/tokens/words.c: cuts a text into words, in which alone bytes or characters are merged. A
+ * stretch of plain text ends at an added token, or at a byte that isn't UTF-8, which is a word;
+ * patterns cut it, the second one what the first one gave, and so on. Where a word begins says how
+ * the text goes on from there, so that several threads can begin anywhere: at the first place where
+ * two of them agree that a word begins, they agree on all that follows. */
 #include "models/tokens/tokens.h"
 #include "kernels/error_internal.h"
 #include "kernels/kernels.h"

@@ -1,6 +1,6 @@
-/* models/tokens/words_parts.c: a walk over the words of a long text on several threads. Each begins where
- * it likes and cuts its part; then, part by part, the one before goes on past its end until it
- * meets the beginning of a word of the next, whose words before that are taken back. */
+/* models/tokens/words_parts.c: a walk over the words of a long text on several threads. Each begins
+ * where it likes and cuts its part; then, part by part, the one before goes on past its end until
+ * it meets the beginning of a word of the next, whose words before that are taken back. */
 #include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 #include "kernels/team.h"
@@ -55,8 +55,8 @@ static void tell(size_t *from, size_t at, bool last)
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-/* Visits the words from *at to until, or to the first that begins behind it; with stop, to the first
- * beginning that stop remembers. *at: where that is. */
+/* Visits the words from *at to until, or to the first that begins behind it; with stop, to the
+ * first beginning that stop remembers. *at: where that is. */
 static bool visit(const job *j, int number, size_t *at, size_t until, int times, part *marks,
                   const part *stop)
 {

@@ -1,5 +1,5 @@
-/* tests/models/tokenizer_golden_test.c: ids of tokenizers of every kind beside those of the libraries
- * that made them (tokenizers, sentencepiece: scripts/peers tokens --write). */
+/* tests/models/tokenizer_golden_test.c: ids of tokenizers of every kind beside those of the
+ * libraries that made them (tokenizers, sentencepiece: scripts/peers tokens --write). */
 #include "data/data.h"
 #include "kernels/kernels.h"
 #include "models/tokenizer.h"

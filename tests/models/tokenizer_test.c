@@ -5,7 +5,7 @@
 #include "models/tokenizer.h"
 #include "tests/models/temp.h"
 
-/* "b U+0001 a newline e-acute alpha snowman smiley b U+FFFF U+10FFFF": one to four bytes of UTF-8. */
+/* "b U+0001 a newline e-acute alpha snowman smiley b U+FFFF U+10FFFF": one to four bytes each. */
 static const char mixed[] = "b\x01"
                             "a\n\xc3\xa9\xce\xb1\xe2\x98\x83\xf0\x9f\x98\x80"
                             "b\xef\xbf\xbf\xf4\x8f\xbf\xbf";
