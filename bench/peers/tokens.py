@@ -31,7 +31,8 @@ SCRIPTS = [(0x20, 0x7e), (0xa0, 0x17f), (0x300, 0x36f), (0x370, 0x3ff), (0x400, 
            (0x900, 0x97f), (0xe00, 0xe7f), (0x2000, 0x206f), (0x3040, 0x30ff), (0x4e00, 0x9fff), (0xac00, 0xd7a3), (0x1f300, 0x1f6ff)]
 SPACES = [' ', '  ', '\n', '\n\n', '\t', ' \n', '   ', '\r\n', '\u00a0', '\u3000', '\u180e', '\u0085', '\u2028', '']
 ODD = ["I'm", "don't", "WE'LL", "'\u017f", '123456', '3.14', "''s", ' ', '  ', '\n', '{}()', '<s>', '</s>', 'é', 'e\u0301', 'ﬁ',
-       '\u212b', '각', '\u1100\u1161\u11a8', '<0x41>', '▁', '▁▁a', '<mask>', ' <mask> ', '<x>  ']
+       '\u212b', '각', '\u1100\u1161\u11a8', '<0x41>', '▁', '▁▁a', '<mask>', ' <mask> ', '<x>  ', 'é!', 'e\u0301!',
+       'ab\U00031350c', 'x\u180ey', '12\U00010d413']
 SENTENCES = ['Der schnelle braune Fuchs springt über den faulen Hund. ', 'Съешь ещё этих мягких французских булок, да выпей чаю. ',
              '素早い茶色の狐がのろまな犬を飛び越える。', '敏捷的棕色狐狸跳过了懒狗。', '빠른 갈색 여우가 게으른 개를 뛰어넘는다. ',
              'नमस्ते दुनिया, यह एक परीक्षण है। ', 'مرحبا بالعالم، هذا اختبار. ', 'שלום עולם, זה מבחן. ', 'สวัสดีชาวโลก นี่คือการทดสอบ ',
@@ -87,6 +88,11 @@ def make_all(text, vocab, folder):
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     spaced.add_tokens([AddedToken('<mask>', lstrip=True, special=True), AddedToken('<x>', rstrip=True)])
     made['spaced'] = spaced
+    made['qwen'].add_tokens([AddedToken('é!', normalized=True)])    # found in what the normalizer makes
+    # Tokens that no merge makes any more: with ignore_merges a word that is one is found.
+    fewer = json.loads(made['llama3'].to_str())
+    del fewer['model']['merges'][-len(fewer['model']['merges']) // 4:]
+    made['llama3'] = Tokenizer.from_str(json.dumps(fewer))
     for name, t in made.items():
         os.makedirs(os.path.join(folder, name), exist_ok=True)
         t.save(os.path.join(folder, name, 'tokenizer.json'), pretty=False)
