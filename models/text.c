@@ -189,6 +189,13 @@ kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokeniz
     } else {
         const char *text = (const char *)map.data;
         const bool is_kind = strcmp(kind, "char") == 0 || strcmp(kind, "byte") == 0;
+        if (!*tokenizer && !is_kind && !kn_is_there(kind)) {
+            kn_file_unmap(&map);
+            if (kn_ok())
+                kn_fail("no tokenizer '%.200s': give char, byte, or the file or folder of one",
+                        kind);
+            return NULL;
+        }
         made = *tokenizer ? NULL
                : is_kind  ? kn_tokenizer_create(kind, text, map.size)
                           : kn_tokenizer_load(kind);

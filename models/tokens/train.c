@@ -379,6 +379,10 @@ kn_tokenizer *kn_tokenizer_train_(const char *const *text, const size_t *len, in
                     strlen(special[specials]));
             return NULL;
         }
+    if (o.least < 0) {
+        kn_fail("kn_tokenizer_train: .least is %lld; it must be at least 0", (long long)o.least);
+        return NULL;
+    }
     least = 256 + specials;
     if (o.vocab < least || o.vocab > KN_MOST_IDS) {
         kn_fail("kn_tokenizer_train: .vocab is %lld; it takes %lld (256 bytes and the special "

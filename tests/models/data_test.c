@@ -94,7 +94,7 @@ KN_TEST(data, files_that_are_no_texts)
     KN_CHECK(!kn_text_open(write_temp("latin1.txt", "caf\xe9 au lait", 12), "char", &tok));
     KN_CHECK_ERROR("not valid UTF-8 at byte 3 (0xe9)");
     KN_CHECK(!kn_text_open(write_temp("a.txt", "abc", 3), "wordy", &tok));
-    KN_CHECK_ERROR("no tokenizer of kind 'wordy'");
+    KN_CHECK_ERROR("no tokenizer 'wordy': give char, byte, or the file");
     KN_CHECK(tok == NULL);
     remove_temp();
 }
@@ -269,7 +269,7 @@ KN_TEST(data, token_files)
     write_temp("a.tokens.json", "{", 1);
     kn_tokenizer *none = NULL;
     KN_CHECK(!kn_text_open(path, "char", &none) && !none);
-    KN_CHECK_ERROR("a.tokens.json is no tokenizer file");
+    KN_CHECK_ERROR("a.tokens.json is no tokenizer.json");
     kn_text_free(t);
     kn_tokenizer_free(tok);
     kn_tokenizer_free(tok2);

@@ -231,6 +231,9 @@ static void sample(kn_sample_options o)
 #define TEXTS(...)   LOADER(kn_text_loader(in.text, NULL, __VA_ARGS__))
 #define SAMPLES(...) LOADER(kn_loader_new(fill_one, NULL, NULL, ONE, __VA_ARGS__))
 #define TENSORS(...) LOADER(kn_tensor_loader(NULL, .field = { in.half }, __VA_ARGS__))
+#define LEARN(...)                                                                                 \
+    kn_tokenizer_free(                                                                             \
+        kn_tokenizer_train((const char *[]){ "aab" }, (size_t[]){ 3 }, 1, __VA_ARGS__))
 #define WRITE(...)   (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
 #define IMAGES(...)  LOADER(kn_image_loader(in.set, NULL, __VA_ARGS__))
 #define ATTEND(...)  kn_scaled_dot_product_attention(in.q, in.q, in.q, __VA_ARGS__)
@@ -289,6 +292,8 @@ static void sample(kn_sample_options o)
     X(kn_sample_options, temperature, 0, sample((kn_sample_options){ .temperature = v }))          \
     X(kn_sample_options, top_k, 0, sample((kn_sample_options){ .temperature = 1, .top_k = v }))    \
     X(kn_sample_options, top_p, 0, sample((kn_sample_options){ .temperature = 1, .top_p = v }))    \
+    X(kn_tokenizer_train_options, vocab, 0, LEARN(.vocab = v))                                     \
+    X(kn_tokenizer_train_options, least, NOT_BIG, LEARN(.vocab = 300, .least = v))                 \
     X(kn_write_text_options, tokens, NOT_BIG, WRITE(.tokens = v))                                  \
     X(kn_write_text_options, ctx, 0, WRITE(.tokens = 1, .ctx = v))                                 \
     X(kn_loader_new_options, samples, 0, SAMPLES(.samples = v, .batch = 1))                        \
