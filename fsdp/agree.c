@@ -152,7 +152,7 @@ static bool asks_hosts(const kn_unit *u)
     const kn_passes *open = &u->open;
     bool earlier = open->runs > 0 && (open->runs > 1 || open->run[0].first != open->run[0].last ||
                                       open->run[0].first != kn_backward_number());
-    return u->sync && u->size > 1 && (kn_recording() || u->reduce_unused || earlier);
+    return u->set.sync && u->size > 1 && (kn_recording() || u->set.reduce_unused || earlier);
 }
 
 /* One flag a parameter and backward, in an order that is the same on all ranks. */
@@ -247,10 +247,10 @@ bool kn_agree_on_grads(kn_schedule_state *s)
     for (int i = 0; i < s->units; i++) {
         kn_unit *u = s->unit[i];
         bool asked = asks_hosts(u);
-        for (int k = 0; u->sync && k < u->buckets; k++)
+        for (int k = 0; u->set.sync && k < u->buckets; k++)
             if ((!asked && must_look(u->bucket[k]) && !look(u->bucket[k])) || !settle(u->bucket[k]))
                 return false;
-        if (u->sync && !kn_unit_holds(u, KN_HELD_ON_RANK | KN_HELD_IN_GROUP))
+        if (u->set.sync && !kn_unit_holds(u, KN_HELD_ON_RANK | KN_HELD_IN_GROUP))
             kn_passes_clear(&u->open);
     }
     return true;

@@ -222,8 +222,8 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     u->master_device = o->offload_dir && o->device != KN_META ? KN_CPU : o->device;
     u->rank = kn_rank(comm);
     u->size = kn_comm_size(comm);
-    u->sync = u->all_reduce = u->reshard_after_backward = true;
-    u->unshard_in_backward = u->is_last_backward = true;
+    u->set.sync = u->set.all_reduce = u->set.reshard_after_backward = true;
+    u->set.unshard_in_backward = u->set.is_last_backward = true;
     u->cast = o->param_dtype != KN_DTYPE_DEFAULT;
     u->fresh = true;
     u->enter_at = u->leave_at = -1;

@@ -284,11 +284,10 @@ static bool check_ema(checking *c, const kn_ema *e)
 }
 
 /* The ranks of the units at and below a module: the most. */
-static bool find_ranks(kn_module *m, void *arg)
+static bool find_ranks(kn_unit *u, void *arg)
 {
     checking *c = arg;
-    const kn_unit *u = kn_unit_of(m->impl);
-    if (u && (!c->comm || u->size > kn_comm_size(c->comm)))
+    if (!c->comm || u->size > kn_comm_size(c->comm))
         c->comm = u->comm;
     return true;
 }
@@ -300,7 +299,7 @@ bool kn_fsdp_check_(void *root, kn_fsdp_check_options o)
     kn_module_impl *m = kn_ok() ? kn_impl(root, what) : NULL;
     if (!m)
         return false;
-    kn_apply_modules(kn_impl_root(m)->self, find_ranks, &c);
+    kn_apply_units(kn_impl_root(m)->self, find_ranks, &c, NULL);
     if (!c.comm && !kn_comm_default(&c.comm, what))
         return false;
     bool ok = kn_module_full_buffers(root, true) && check_params(&c, root) &&

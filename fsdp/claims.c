@@ -13,8 +13,7 @@ bool kn_listed(const char *list, const char *name)
     return false;
 }
 
-/* Whether m lies in the subtree of one of the modules. */
-static bool inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
+bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
 {
     for (; m; m = m->parent)
         for (int i = 0; i < modules; i++)
@@ -72,7 +71,7 @@ static bool not_used_outside(kn_module *self, void *arg)
     kn_module_impl *m = self->impl;
     for (int i = 0; i < m->params; i++)
         if (!m->param[i].owner && m->param[i].tensor == c->tensor)
-            return inside(m, c->module, c->modules);
+            return kn_module_inside(m, c->module, c->modules);
     return true;
 }
 

@@ -2,6 +2,8 @@
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include <math.h>
+#include <stddef.h>
+#include <string.h>
 
 /* ---- what may change between steps ----------------------------------------------------------- */
 
@@ -16,201 +18,134 @@ static kn_unit *unit_at(void *module, const char *what)
     return u;
 }
 
+/* A change of a field of units. */
 typedef struct change {
-    bool (*set)(kn_unit *u, const struct change *c);
-    bool on;
-    int value, *units;
-    double factor;
-    kn_comm **compared; /* whose ranks have compared on or factor */
-    kn_comm_hook hook;
-    kn_gather_hook gather_hook;
-    kn_fsdp_observer observer;
-    void *arg;
+    size_t at, bytes; /* of kn_unit */
+    const void *to;
+    const char *alike; /* all ranks must give this argument alike, which is number; NULL: needn't */
+    double number;
+    const char *what;
+    const kn_comm *compared; /* whose ranks have compared it */
 } change;
 
-static bool change_one(kn_module *m, void *arg)
+static bool change_unit(kn_unit *u, void *arg)
 {
-    const change *c = arg;
-    kn_unit *u = kn_unit_of(m->impl);
-    *c->units += u != NULL;
-    return !u || c->set(u, c);
-}
-
-static bool apply(void *module, bool recurse, const char *what, change c)
-{
-    kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
-    if (!m)
+    change *c = arg;
+    if (c->alike && u->comm != c->compared &&
+        !kn_numbers_agree(c->number, u->comm, c->what, c->alike))
         return false;
-    int units = 0;
-    c.units = &units;
-    if (recurse)
-        return kn_apply_modules(module, change_one, &c) &&
-               (units > 0 ||
-                kn_fail("%s: there is no unit of fsdp at or below '%s' (%s); wrap it first", what,
-                        kn_module_shown(m), m->class_name));
-    kn_unit *u = unit_at(module, what);
-    return u && c.set(u, &c);
-}
-
-static bool set_sync(kn_unit *u, const change *c)
-{
-    u->sync = c->on;
+    c->compared = u->comm;
+    memcpy((char *)u + c->at, c->to, c->bytes);
     return true;
 }
 
-static bool set_all_reduce(kn_unit *u, const change *c)
+static bool apply(void *module, bool recurse, bool (*fn)(kn_unit *u, void *arg), void *arg,
+                  const char *what)
 {
-    u->all_reduce = c->on;
-    return true;
+    kn_unit *u = recurse ? NULL : unit_at(module, what);
+    return recurse ? kn_ok() && kn_apply_units(module, fn, arg, what) : u && fn(u, arg);
 }
 
-static bool set_in_backward(kn_unit *u, const change *c)
-{
-    u->unshard_in_backward = c->on;
-    return true;
-}
-
-static bool set_unused(kn_unit *u, const change *c)
-{
-    if (u->comm != *c->compared &&
-        !kn_numbers_agree(c->on, u->comm, "kn_fsdp_set_reduce_unused", "on"))
-        return false;
-    *c->compared = u->comm;
-    u->reduce_unused = c->on;
-    return true;
-}
-
-/* Of u's whole tree: a backward is one for all of it. */
-static bool set_last(kn_unit *u, const change *c)
-{
-    kn_unit_outermost(u)->is_last_backward = c->on;
-    return true;
-}
-
-static bool set_after_backward(kn_unit *u, const change *c)
-{
-    u->reshard_after_backward = c->on;
-    return true;
-}
-
-/* Gradients that wait are divided by it as well. */
-static bool set_factor(kn_unit *u, const change *c)
-{
-    if (u->comm != *c->compared &&
-        !kn_numbers_agree(c->factor, u->comm, "kn_fsdp_set_divide_factor", "the factor"))
-        return false;
-    *c->compared = u->comm;
-    u->options.divide_factor = c->factor;
-    return true;
-}
-
-static bool set_hook(kn_unit *u, const change *c)
-{
-    u->hook = c->hook;
-    u->hook_arg = c->arg;
-    return true;
-}
-
-static bool set_all_reduce_hook(kn_unit *u, const change *c)
-{
-    u->all_reduce_hook = c->hook;
-    u->all_reduce_hook_arg = c->arg;
-    return true;
-}
-
-static bool set_gather_hook(kn_unit *u, const change *c)
-{
-    u->gather_hook = c->gather_hook;
-    u->gather_hook_arg = c->arg;
-    return true;
-}
-
-static bool set_observer(kn_unit *u, const change *c)
-{
-    u->observer = c->observer;
-    u->observer_arg = c->arg;
-    return true;
-}
-
-static bool set_after_forward(kn_unit *u, const change *c)
-{
-    return kn_unit_set_reshard(u, c->value);
-}
+#define CHANGE(field, value, ...)                                                                  \
+    (&(change){ .at = offsetof(kn_unit, field),                                                    \
+                .bytes = sizeof((kn_unit *)NULL)->field,                                           \
+                .to = &(value),                                                                    \
+                __VA_ARGS__ })
 
 bool kn_fsdp_set_gradient_sync(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_gradient_sync", (change){ set_sync, .on = on });
+    return apply(module, recurse, change_unit, CHANGE(set.sync, on), "kn_fsdp_set_gradient_sync");
 }
 
 bool kn_fsdp_set_all_reduce(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_all_reduce", (change){ set_all_reduce, .on = on });
+    return apply(module, recurse, change_unit, CHANGE(set.all_reduce, on),
+                 "kn_fsdp_set_all_reduce");
 }
 
 bool kn_fsdp_set_reshard_after_backward(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_reshard_after_backward",
-                 (change){ set_after_backward, .on = on });
+    return apply(module, recurse, change_unit, CHANGE(set.reshard_after_backward, on),
+                 "kn_fsdp_set_reshard_after_backward");
 }
 
 bool kn_fsdp_set_unshard_in_backward(void *module, bool on, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_unshard_in_backward",
-                 (change){ set_in_backward, .on = on });
-}
-
-bool kn_fsdp_set_is_last_backward(void *module, bool on)
-{
-    return apply(module, true, "kn_fsdp_set_is_last_backward", (change){ set_last, .on = on });
+    return apply(module, recurse, change_unit, CHANGE(set.unshard_in_backward, on),
+                 "kn_fsdp_set_unshard_in_backward");
 }
 
 bool kn_fsdp_set_reduce_unused(void *module, bool on, bool recurse)
 {
-    kn_comm *compared = NULL;
-    return apply(module, recurse, "kn_fsdp_set_reduce_unused",
-                 (change){ set_unused, .on = on, .compared = &compared });
+    static const char what[] = "kn_fsdp_set_reduce_unused";
+    return apply(module, recurse, change_unit,
+                 CHANGE(set.reduce_unused, on, .alike = "on", .number = on, .what = what), what);
+}
+
+/* Gradients that wait are divided by it as well. */
+bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse)
+{
+    static const char what[] = "kn_fsdp_set_divide_factor";
+    if (kn_ok() && !(factor >= 0 && isfinite(factor)))
+        return kn_fail("%s: the factor is %g; it must be finite and positive, or 0 for the number "
+                       "of ranks",
+                       what, factor);
+    return apply(module, recurse, change_unit,
+                 CHANGE(options.divide_factor, factor, .alike = "the factor", .number = factor,
+                        .what = what),
+                 what);
+}
+
+/* Of u's whole tree: a backward is one for all of it. */
+static bool set_last(kn_unit *u, void *on)
+{
+    kn_unit_outermost(u)->set.is_last_backward = *(bool *)on;
+    return true;
+}
+
+bool kn_fsdp_set_is_last_backward(void *module, bool on)
+{
+    return apply(module, true, set_last, &on, "kn_fsdp_set_is_last_backward");
+}
+
+static bool set_after_forward(kn_unit *u, void *value)
+{
+    return kn_unit_set_reshard(u, *(int *)value);
 }
 
 bool kn_fsdp_set_reshard_after_forward(void *module, int value, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_reshard_after_forward",
-                 (change){ set_after_forward, .value = value });
+    return apply(module, recurse, set_after_forward, &value, "kn_fsdp_set_reshard_after_forward");
 }
 
-bool kn_fsdp_set_divide_factor(void *module, double factor, bool recurse)
-{
-    if (kn_ok() && !(factor >= 0 && isfinite(factor)))
-        return kn_fail(
-            "kn_fsdp_set_divide_factor: the factor is %g; it must be finite and positive, "
-            "or 0 for the number of ranks",
-            factor);
-    kn_comm *compared = NULL;
-    return apply(module, recurse, "kn_fsdp_set_divide_factor",
-                 (change){ set_factor, .factor = factor, .compared = &compared });
-}
+/* ---- functions of the user's ----------------------------------------------------------------- */
 
 bool kn_fsdp_set_comm_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_comm_hook",
-                 (change){ set_hook, .hook = hook, .arg = arg });
+    static const char what[] = "kn_fsdp_set_comm_hook";
+    return apply(module, recurse, change_unit, CHANGE(set.hook, hook), what) &&
+           apply(module, recurse, change_unit, CHANGE(set.hook_arg, arg), what);
 }
 
 bool kn_fsdp_set_all_reduce_hook(void *module, kn_comm_hook hook, void *arg, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_all_reduce_hook",
-                 (change){ set_all_reduce_hook, .hook = hook, .arg = arg });
+    static const char what[] = "kn_fsdp_set_all_reduce_hook";
+    return apply(module, recurse, change_unit, CHANGE(set.all_reduce_hook, hook), what) &&
+           apply(module, recurse, change_unit, CHANGE(set.all_reduce_hook_arg, arg), what);
 }
 
 bool kn_fsdp_set_gather_hook(void *module, kn_gather_hook hook, void *arg, bool recurse)
 {
-    return apply(module, recurse, "kn_fsdp_set_gather_hook",
-                 (change){ set_gather_hook, .gather_hook = hook, .arg = arg });
+    static const char what[] = "kn_fsdp_set_gather_hook";
+    return apply(module, recurse, change_unit, CHANGE(set.gather_hook, hook), what) &&
+           apply(module, recurse, change_unit, CHANGE(set.gather_hook_arg, arg), what);
 }
 
 bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg)
 {
-    return apply(module, true, "kn_fsdp_on_event",
-                 (change){ set_observer, .observer = fn, .arg = arg });
+    static const char what[] = "kn_fsdp_on_event";
+    return apply(module, true, change_unit, CHANGE(observer, fn), what) &&
+           apply(module, true, change_unit, CHANGE(observer_arg, arg), what);
 }
 
 /* ---- moving by hand -------------------------------------------------------------------------- */
@@ -290,36 +225,34 @@ bool kn_unshard_wait(kn_unshard_handle h)
  * last backward on. */
 static bool reduce_held(kn_schedule_state *s)
 {
-    bool settled = s->settled, last = s->root->is_last_backward;
+    bool settled = s->settled, last = s->root->set.is_last_backward;
     kn_schedule_recover(s);
     if (s->phase != KN_PHASE_OUTSIDE)
         return kn_fail("kn_fsdp_reduce_grads: a backward of '%s' runs; call it after that",
                        kn_unit_name(s->root));
     bool *was = kn_host_calloc(2 * (size_t)s->units, sizeof *was);
     for (int i = 0; was && i < s->units; i++) {
-        was[2 * i] = s->unit[i]->sync;
-        was[2 * i + 1] = s->unit[i]->all_reduce;
-        s->unit[i]->sync = s->unit[i]->all_reduce = true;
+        was[2 * i] = s->unit[i]->set.sync;
+        was[2 * i + 1] = s->unit[i]->set.all_reduce;
+        s->unit[i]->set.sync = s->unit[i]->set.all_reduce = true;
     }
-    s->root->is_last_backward = true;
+    s->root->set.is_last_backward = true;
     if (was)
         kn_end_of_backward(s);
     for (int i = 0; was && i < s->units; i++) {
-        s->unit[i]->sync = was[2 * i];
-        s->unit[i]->all_reduce = was[2 * i + 1];
+        s->unit[i]->set.sync = was[2 * i];
+        s->unit[i]->set.all_reduce = was[2 * i + 1];
     }
-    s->root->is_last_backward = last;
+    s->root->set.is_last_backward = last;
     s->settled = settled;
     kn_host_free(was);
     return kn_ok();
 }
 
-static bool reduce_tree(kn_module *m, void *arg)
+static bool reduce_tree(kn_unit *u, void *arg)
 {
-    kn_unit *u = kn_unit_of(m->impl);
-    bool *any = arg;
-    *any |= u != NULL;
-    if (!u || m->impl != u->module[0] || kn_unit_outermost(u) != u)
+    (void)arg;
+    if (kn_unit_outermost(u) != u)
         return true;
     kn_schedule_state *s = kn_schedule_of(u);
     return s && reduce_held(s);
@@ -327,18 +260,13 @@ static bool reduce_tree(kn_module *m, void *arg)
 
 bool kn_fsdp_reduce_grads(void *module)
 {
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_fsdp_reduce_grads") : NULL;
+    static const char what[] = "kn_fsdp_reduce_grads";
+    kn_module_impl *m = kn_ok() ? kn_impl(module, what) : NULL;
     kn_unit *u = kn_unit_of(m);
-    bool any = false;
-    if (!m)
-        return false;
     if (u && kn_unit_outermost(u) != u)
-        return kn_fail("kn_fsdp_reduce_grads: '%s' lies in the tree of unit '%s'; name that one",
+        return kn_fail("%s: '%s' lies in the tree of unit '%s'; name that one", what,
                        kn_unit_name(u), kn_unit_name(kn_unit_outermost(u)));
-    return kn_apply_modules(module, reduce_tree, &any) &&
-           (any || kn_fail("kn_fsdp_reduce_grads: there is no unit of fsdp at or below '%s' (%s); "
-                           "wrap it first",
-                           kn_module_shown(m), m->class_name));
+    return m && kn_apply_units(module, reduce_tree, NULL, what);
 }
 
 bool kn_fsdp_reshard(void *module)

@@ -6,7 +6,7 @@
 
 bool kn_unit_may_train(const kn_unit *u)
 {
-    return !u->full || !(kn_grad_mode() || kn_in_backward()) ||
+    return !u->set.full || !(kn_grad_mode() || kn_in_backward()) ||
            kn_fail("fsdp: unit '%s' evaluates in full precision: set grad mode off, or call "
                    "kn_fsdp_set_full_precision(module, false) before it trains",
                    kn_unit_name(u));
@@ -33,52 +33,39 @@ static void set_bucket(kn_bucket *b, bool full)
         b->param[i].tensor->dtype = dtype;
 }
 
-static bool may_turn(kn_module *m, void *any)
+static bool may_turn(kn_unit *u, void *what)
 {
-    kn_unit *u = kn_unit_of(m->impl);
-    if (!u || u->module[0] != m->impl)
-        return true;
-    *(bool *)any = true;
     if (u->schedule) {
         kn_forward_close(u->schedule);
         kn_schedule_recover(u->schedule);
     }
     if (u->state == KN_UNIT_FORWARD || u->calls > 0)
-        return kn_fail("kn_fsdp_set_full_precision: unit '%s' is in a forward; call it after "
-                       "that",
+        return kn_fail("%s: unit '%s' is in a forward; call it after that", (const char *)what,
                        kn_unit_name(u));
-    return !u->summoned || kn_fail("kn_fsdp_set_full_precision: unit '%s' is summoned; end the "
-                                   "scope first",
-                                   kn_unit_name(u));
+    return !u->summoned || kn_fail("%s: unit '%s' is summoned; end the scope first",
+                                   (const char *)what, kn_unit_name(u));
 }
 
-static bool turn(kn_module *m, void *on)
+static bool turn(kn_unit *u, void *on)
 {
-    kn_unit *u = kn_unit_of(m->impl);
     const bool full = *(bool *)on;
-    if (!u || u->module[0] != m->impl || u->full == full)
+    if (u->set.full == full)
         return true;
     if (!kn_unit_reshard(u) || !kn_unit_show_buffers(u, full))
         return false;
     for (int i = 0; i < u->buckets; i++)
         set_bucket(u->bucket[i], full);
-    u->full = full;
+    u->set.full = full;
     return true;
 }
 
 bool kn_fsdp_set_full_precision(void *module, bool on)
 {
-    kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_fsdp_set_full_precision") : NULL;
-    bool any = false;
-    if (m && kn_in_backward())
-        return kn_fail("kn_fsdp_set_full_precision: a backward runs; call it after that");
-    if (!m || !kn_apply_modules(module, may_turn, &any))
+    char what[] = "kn_fsdp_set_full_precision";
+    if (kn_ok() && kn_impl(module, what) && kn_in_backward())
+        return kn_fail("%s: a backward runs; call it after that", what);
+    if (!kn_ok() || !kn_apply_units(module, may_turn, what, what))
         return false;
-    if (!any)
-        return kn_fail(
-            "kn_fsdp_set_full_precision: there is no unit of fsdp at or below '%s' (%s); "
-            "wrap it first",
-            kn_module_shown(m), m->class_name);
     kn_changed();
-    return kn_apply_modules(module, turn, &on) && kn_ok();
+    return kn_apply_units(module, turn, &on, NULL) && kn_ok();
 }

@@ -72,7 +72,7 @@ static bool run_hook(const gather *from, kn_stream *s)
     const kn_unit *u = from->bucket->unit;
     const kn_comm_piece *p = &from->piece;
     kn_param_gather g = { kn_unit_name(u), from->comm, s, p->dst, p->src, p->count, p->dst_dtype };
-    return u->gather_hook(&g, u->gather_hook_arg) ||
+    return u->set.gather_hook(&g, u->set.gather_hook_arg) ||
            (kn_ok() && kn_fail("fsdp: the gather hook of unit '%s' failed without saying why; call "
                                "kn_fail in it",
                                kn_unit_name(u)));
@@ -90,10 +90,11 @@ static bool issue(const gather *g, int n, kn_stream *s)
         for (int k = i; k < n; k++)
             if (g[k].comm == g[i].comm)
                 piece[pieces++] = g[k].piece;
-        if (!g[i].comm || (!u->gather_hook && earlier < i))
+        if (!g[i].comm || (!u->set.gather_hook && earlier < i))
             continue;
-        if (!(u->gather_hook ? run_hook(&g[i], s)
-                             : kn_all_gather_pieces(g[i].comm, piece, pieces, s, kn_unit_name(u))))
+        if (!(u->set.gather_hook
+                  ? run_hook(&g[i], s)
+                  : kn_all_gather_pieces(g[i].comm, piece, pieces, s, kn_unit_name(u))))
             return false;
     }
     return true;

@@ -154,12 +154,9 @@ bool kn_alike_options(kn_alike *a, const kn_fsdp_wrap_options *o, kn_comm *comm)
 
 /* ---- what came of functions ------------------------------------------------------------------ */
 
-static bool add_unit(kn_module *m, void *arg)
+static bool add_unit(kn_unit *u, void *arg)
 {
     kn_alike *a = arg;
-    const kn_unit *u = kn_unit_of(m->impl);
-    if (!u || u->module[0] != m->impl)
-        return true;
     const char *name = kn_unit_name(u);
     bool ok = kn_alike_add(a, kn_hash_string(name), "the next unit of .policy", "'%s'", name) &&
               add_options(a, &u->options, &u->options, name); /* a unit borrows no texts */
@@ -182,7 +179,7 @@ bool kn_units_agree(kn_module_impl *const *module, int n, kn_comm *comm)
     if (kn_comm_size(comm) == 1)
         return true;
     for (int i = 0; ok && i < n; i++)
-        ok = kn_apply_modules(module[i]->self, add_unit, &a);
+        ok = kn_apply_units(module[i]->self, add_unit, &a, NULL);
     ok = ok && kn_alike_agree(&a, 1, comm, "kn_fsdp_wrap");
     kn_alike_free(&a);
     return ok;

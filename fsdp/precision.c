@@ -8,7 +8,7 @@
 /* The dtype of u's outputs; the default: as they come, also where u evaluates in full precision. */
 static kn_dtype output_dtype(const kn_unit *u)
 {
-    return u->full ? KN_DTYPE_DEFAULT : u->options.output_dtype;
+    return u->set.full ? KN_DTYPE_DEFAULT : u->options.output_dtype;
 }
 
 /* The dtype that u computes in; the default where it takes its inputs as they come. */
@@ -19,7 +19,7 @@ static kn_dtype input_dtype(const kn_unit *u)
         return KN_DTYPE_DEFAULT;
     if (which == KN_CAST_ROOT && kn_call_is_inside(u))
         return KN_DTYPE_DEFAULT;
-    if (u->options.param_dtype && !u->full)
+    if (u->options.param_dtype && !u->set.full)
         return u->options.param_dtype;
     return u->buckets > 0 ? u->bucket[0]->full_dtype : KN_DTYPE_DEFAULT;
 }

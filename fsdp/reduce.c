@@ -82,7 +82,7 @@ static bool may_swap(const kn_bucket *b)
     const kn_unit *u = b->unit;
     return b->shards == 1 && b->replicas == 1 && !b->has_grad && b->reduce_dtype == b->grad_dtype &&
            (b->offloaded || b->grad->memory == b->grad_shard->memory) &&
-           b->grad->bytes == b->grad_shard->bytes && !u->hook && !u->all_reduce_hook &&
+           b->grad->bytes == b->grad_shard->bytes && !u->set.hook && !u->set.all_reduce_hook &&
            u->options.predivide_factor == 0;
 }
 
@@ -106,7 +106,7 @@ static bool call_hook(const kn_unit *u, kn_comm_hook hook, void *arg, const kn_g
 
 static bool sum_over_ranks(const kn_unit *u, const kn_grad_reduction *r)
 {
-    return call_hook(u, u->hook ? u->hook : kn_reduce_default, u->hook_arg, r);
+    return call_hook(u, u->set.hook ? u->set.hook : kn_reduce_default, u->set.hook_arg, r);
 }
 
 /* The sum over ranks is complete before it is added to what was accumulated: the hook sees it. */
@@ -124,7 +124,7 @@ static bool show_the_sum(const kn_unit *u, const kn_grad_reduction *r)
         sum.dst = kn_reduction_scratch(r, (size_t)r->count * kn_dtype_size(r->dst_dtype));
     seen.dst = sum.dst;
     if (!sum.dst || !sum_over_ranks(u, &sum) ||
-        !call_hook(u, u->all_reduce_hook, u->all_reduce_hook_arg, &seen))
+        !call_hook(u, u->set.all_reduce_hook, u->set.all_reduce_hook_arg, &seen))
         return false;
     seen.dst = r->dst;
     seen.acc = r->acc;
@@ -208,14 +208,14 @@ static bool run_group(reductions *l, int i)
 {
     kn_grad_reduction list[KN_COMM_PIECES];
     const kn_unit *u = l->of[i]._bucket->unit;
-    bool shows = u->all_reduce_hook && l->of[i].dst;
+    bool shows = u->set.all_reduce_hook && l->of[i].dst;
     int n = 0;
     for (int k = 0; k < l->count; k++) {
         if (!same_ranks(&l->of[k], &l->of[i]))
             continue;
         if (k < i)
             return true;
-        if (!shows && !u->hook)
+        if (!shows && !u->set.hook)
             list[n++] = l->of[k];
         else if (!(shows ? show_the_sum : sum_over_ranks)(u, &l->of[k]))
             return false;
@@ -258,7 +258,7 @@ bool kn_bucket_holds(const kn_bucket *b, unsigned where)
 /* What no gradient came for has one of zeros where the user asked for it. */
 static bool unused_are_zeros(const kn_unit *u)
 {
-    return u->reduce_unused && u->ran;
+    return u->set.reduce_unused && u->ran;
 }
 
 /* Zeros are reduced where b has no gradient: if other ranks may have some, of this backward or of
@@ -287,7 +287,7 @@ static kn_accum accum_from(const kn_bucket *b)
  * True where more is held than before. */
 static bool hold(kn_bucket *b, kn_bucket_param *p, bool sync)
 {
-    bool last = b->unit->schedule->root->is_last_backward, had = kn_passes_any(&p->mine);
+    bool last = b->unit->schedule->root->set.is_last_backward, had = kn_passes_any(&p->mine);
     bool zeros = unused_are_zeros(b->unit);
     unsigned was = p->held;
     p->mine.zeros |= p->tensor->requires_grad && zeros;

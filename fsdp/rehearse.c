@@ -283,10 +283,10 @@ static bool make_units(rehearsal *r)
         kn_unit *u = r->unit[i].unit;
         u->cast = real->cast;
         u->options.reshard_after_forward = real->options.reshard_after_forward;
-        u->reshard_after_backward = real->reshard_after_backward;
-        u->unshard_in_backward = real->unshard_in_backward;
-        u->reduce_unused = real->reduce_unused;
-        u->is_last_backward = real->is_last_backward;
+        u->set.reshard_after_backward = real->set.reshard_after_backward;
+        u->set.unshard_in_backward = real->set.unshard_in_backward;
+        u->set.reduce_unused = real->set.reduce_unused;
+        u->set.is_last_backward = real->set.is_last_backward;
         if (!same_list(r, &u->next_forward, &u->nexts_forward, real->next_forward,
                        real->nexts_forward) ||
             !same_list(r, &u->next_backward, &u->nexts_backward, real->next_backward,

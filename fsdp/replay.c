@@ -48,22 +48,21 @@ static void add_pointer(uint64_t *h, const void *p)
     add(h, (uint64_t)(uintptr_t)p);
 }
 
+static void add_bytes(uint64_t *h, const void *bytes, size_t size)
+{
+    for (size_t at = 0; at < size; at += sizeof(uint64_t)) {
+        uint64_t word = 0;
+        memcpy(&word, (const char *)bytes + at, size - at < sizeof word ? size - at : sizeof word);
+        add(h, word);
+    }
+}
+
 static void add_unit(uint64_t *h, const kn_unit *u)
 {
-    add(h, (uint64_t)(u->sync | u->all_reduce << 1 | u->reshard_after_backward << 2 |
-                      u->unshard_in_backward << 3 | u->reduce_unused << 4 |
-                      u->is_last_backward << 5 | u->full << 6));
+    add_bytes(h, &u->set, sizeof u->set); /* which came from kn_host_calloc: gaps are 0 */
     add(h, (uint64_t)u->options.reshard_after_forward);
     double divisor = kn_unit_divisor(u);
-    uint64_t bits;
-    memcpy(&bits, &divisor, sizeof bits);
-    add(h, bits);
-    add_pointer(h, (const void *)(uintptr_t)u->hook);
-    add_pointer(h, u->hook_arg);
-    add_pointer(h, (const void *)(uintptr_t)u->all_reduce_hook);
-    add_pointer(h, u->all_reduce_hook_arg);
-    add_pointer(h, (const void *)(uintptr_t)u->gather_hook);
-    add_pointer(h, u->gather_hook_arg);
+    add_bytes(h, &divisor, sizeof divisor);
     add_pointer(h, u->summoned);
     for (int i = 0; i < u->nexts_forward; i++)
         add_pointer(h, u->next_forward[i]);
@@ -108,23 +107,22 @@ static uint64_t signature(const kn_replay *r)
 
 /* Every step begins with parameters that aren't gathered: a replay gathers them, and leaves what
  * was gathered before it out of date. */
-static bool reshard(kn_module *self, void *arg)
+static bool reshard(kn_unit *u, void *arg)
 {
     (void)arg;
-    kn_unit *u = kn_unit_of(self->impl);
-    return !u || u->module[0] != self->impl || !u->schedule || kn_unit_reshard(u);
+    return !u->schedule || kn_unit_reshard(u);
 }
 
-static bool find_unit(kn_module *self, void *found)
+static bool find_unit(kn_unit *u, void *found)
 {
-    *(kn_unit **)found = kn_unit_of(self->impl);
-    return *(kn_unit **)found == NULL;
+    *(kn_unit **)found = u;
+    return false;
 }
 
 static kn_unit *some_unit(const kn_replay *r)
 {
     kn_unit *u = NULL;
-    kn_apply_modules(r->module->self, find_unit, &u);
+    kn_apply_units(r->module->self, find_unit, &u, NULL);
     return u;
 }
 
@@ -272,7 +270,7 @@ static bool run_eagerly(kn_replay *r)
 static bool record(kn_replay *r)
 {
     kn_rng_key before = kn_context_get()->rng;
-    if (!kn_apply_modules(r->module->self, reshard, NULL) ||
+    if (!kn_apply_units(r->module->self, reshard, NULL, NULL) ||
         !kn_apply_modules(r->module->self, note_buffers, r) || !kn_graph_begin(r->device))
         return false;
     if (run(r) && open_end(&before))
@@ -296,7 +294,7 @@ static bool replay(kn_replay *r)
     r->counts.replayed++;
     for (int i = 0; i < r->writes; i++)
         kn_bump_version(r->written[i].buffer);
-    return kn_apply_modules(r->module->self, reshard, NULL) && kn_graph_launch(r->graph);
+    return kn_apply_units(r->module->self, reshard, NULL, NULL) && kn_graph_launch(r->graph);
 }
 
 /* Whether all ranks may: [0] replay, [1] record. */

@@ -67,13 +67,13 @@ bool kn_post_backward(kn_unit *u)
 static bool end_unit(kn_unit *u)
 {
     kn_unit_state was = u->state;
-    bool reduced = was == KN_UNIT_POST_BACKWARD || (was == KN_UNIT_IDLE && !u->sync);
+    bool reduced = was == KN_UNIT_POST_BACKWARD || (was == KN_UNIT_IDLE && !u->set.sync);
     if (was == KN_UNIT_LATE)
         u->state = KN_UNIT_POST_BACKWARD;
     bool ok = (reduced || kn_unit_reduce(u)) && (was == KN_UNIT_IDLE || kn_unit_note_backward(u));
     u->state = KN_UNIT_IDLE;
     u->group_calls = 0;
-    u->ran = u->ran && !u->sync;
+    u->ran = u->ran && !u->set.sync;
     return ok && kn_unit_reshard_after_backward(u);
 }
 
@@ -87,7 +87,7 @@ static bool end_iteration(kn_schedule_state *s)
 void kn_end_of_backward(void *schedule)
 {
     kn_schedule_state *s = schedule;
-    bool last = s->root->is_last_backward;
+    bool last = s->root->set.is_last_backward;
     if (!kn_order_go_on(&s->order) || (last && !kn_finish_reductions(s, 0)))
         return;
     s->settled = last;

@@ -1,9 +1,43 @@
 /* fsdp/unit.c: facts about a unit. */
-#include "fsdp/unit.h"
+#include "fsdp/build.h"
 
 kn_unit *kn_unit_of(const kn_module_impl *m)
 {
     return m && m->unit ? m->unit->unit : NULL;
+}
+
+typedef struct each {
+    kn_module_impl *root;
+    bool (*fn)(kn_unit *u, void *arg);
+    void *arg;
+    bool any;
+} each;
+
+/* A group is met once for each of its modules. */
+static bool is_first_below(const kn_unit *u, const kn_module_impl *m, kn_module_impl *root)
+{
+    int i = 0;
+    while (u->module[i] != m && !kn_module_inside(u->module[i], &root, 1))
+        i++;
+    return u->module[i] == m;
+}
+
+static bool apply_unit(kn_module *m, void *arg)
+{
+    each *e = arg;
+    kn_unit *u = kn_unit_of(m->impl);
+    e->any |= u != NULL;
+    return !u || !is_first_below(u, m->impl, e->root) || e->fn(u, e->arg);
+}
+
+bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, const char *what)
+{
+    kn_module_impl *m = kn_impl(root, what ? what : "fsdp");
+    each e = { m, fn, arg, false };
+    return m && kn_apply_modules(root, apply_unit, &e) &&
+           (e.any || !what ||
+            kn_fail("%s: there is no unit of fsdp at or below '%s' (%s); wrap it first", what,
+                    kn_module_shown(m), m->class_name));
 }
 
 const char *kn_unit_name(const kn_unit *u)
@@ -35,7 +69,7 @@ bool kn_unit_keeps(const kn_unit *u)
 
 bool kn_unit_needed_in_backward(const kn_unit *u)
 {
-    return u->unshard_in_backward || u->replays;
+    return u->set.unshard_in_backward || u->replays;
 }
 
 kn_unit *kn_unit_outermost(kn_unit *u)

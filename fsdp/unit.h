@@ -27,6 +27,17 @@ typedef struct kn_unit_list {
     int64_t room;
 } kn_unit_list;
 
+/* What a user sets between steps (control.c). A recorded step holds for one set (replay.c). */
+typedef struct kn_unit_set {
+    bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
+    bool is_last_backward; /* the outermost unit's counts */
+    bool full;             /* kn_fsdp_set_full_precision */
+    kn_comm_hook hook, all_reduce_hook;
+    void *hook_arg, *all_reduce_hook_arg;
+    kn_gather_hook gather_hook;
+    void *gather_hook_arg;
+} kn_unit_set;
+
 struct kn_unit {
     kn_live live;            /* for handles: kn_unshard_wait */
     kn_module_impl **module; /* one, or a group */
@@ -42,20 +53,14 @@ struct kn_unit {
     int calls;       /* running forwards of its modules */
     int group_calls; /* modules of a group that ran since it was gathered */
     bool ahead;      /* gathered before its turn, not used yet */
-    bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
-    bool is_last_backward; /* the outermost unit's counts */
-    kn_passes open;        /* backwards that ranks have to agree on; as many on all ranks */
-    bool ran;              /* in a forward since the last backward with sync */
-    bool replays;          /* it lies in a call that this backward recomputes */
-    bool reducing;         /* its reduction may still run */
+    kn_unit_set set;
+    kn_passes open; /* backwards that ranks have to agree on; as many on all ranks */
+    bool ran;       /* in a forward since the last backward with sync */
+    bool replays;   /* it lies in a call that this backward recomputes */
+    bool reducing;  /* its reduction may still run */
     kn_unit *reducing_next;
     bool cast;  /* .param_dtype was given: inputs follow it */
-    bool full;  /* kn_fsdp_set_full_precision */
     bool fresh; /* made by a kn_fsdp_wrap that may still be refused (undo.c) */
-    kn_comm_hook hook, all_reduce_hook;
-    void *hook_arg, *all_reduce_hook_arg;
-    kn_gather_hook gather_hook;
-    void *gather_hook_arg;
     kn_fsdp_observer observer;
     void *observer_arg;
     kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
@@ -72,6 +77,10 @@ struct kn_unit {
 kn_unit *kn_unit_of(const kn_module_impl *m); /* NULL if m is none */
 const char *
 kn_unit_name(const kn_unit *u); /* path of its first module, or its class for the root */
+
+/* fn for each unit at and below root once, children first, until one gives false. what: for the
+ * error where there is none; NULL: that is none. */
+bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, const char *what);
 
 /* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
 bool kn_unit_unshard(kn_unit *u); /* issues the gather, unless that was done */

@@ -93,7 +93,7 @@ bool kn_unit_reshard_after_forward(kn_unit *u)
 
 bool kn_unit_reshard_after_backward(kn_unit *u)
 {
-    bool keep = !u->reshard_after_backward || (!u->sync && kn_unit_keeps(u));
+    bool keep = !u->set.reshard_after_backward || (!u->set.sync && kn_unit_keeps(u));
     return (keep && !u->ahead) || kn_unit_reshard(u);
 }
 
@@ -145,7 +145,7 @@ static bool has_to_reduce(const kn_unit *u)
 {
     bool any = false;
     for (int i = 0; i < u->buckets; i++)
-        any |= u->sync && kn_bucket_has_to_reduce(u->bucket[i], u->all_reduce);
+        any |= u->set.sync && kn_bucket_has_to_reduce(u->bucket[i], u->set.all_reduce);
     return any;
 }
 
@@ -167,7 +167,7 @@ bool kn_unit_reduce(kn_unit *u)
     bool reduces = has_to_reduce(u);
     if (reduces && !kn_finish_reductions(s, s->root->options.max_reductions - 1))
         return false;
-    if (!kn_buckets_reduce(u->bucket, u->buckets, u->sync, u->all_reduce))
+    if (!kn_buckets_reduce(u->bucket, u->buckets, u->set.sync, u->set.all_reduce))
         return false;
     if (!reduces)
         return true;

@@ -20,12 +20,12 @@ static bool set_all(two *m, int setter, bool recurse)
 static bool is_set(const kn_linear *m, int setter)
 {
     const kn_unit *u = kn_unit_of(m->base.impl);
-    const bool set[] = { !u->sync,
-                         !u->all_reduce,
-                         !u->reshard_after_backward,
-                         !u->unshard_in_backward,
+    const bool set[] = { !u->set.sync,
+                         !u->set.all_reduce,
+                         !u->set.reshard_after_backward,
+                         !u->set.unshard_in_backward,
                          u->options.reshard_after_forward == KN_RESHARD_NEVER,
-                         u->reduce_unused,
+                         u->set.reduce_unused,
                          u->options.divide_factor == 3 };
     return set[setter];
 }

@@ -174,7 +174,7 @@ static bool each(const stop *s)
 /* Backward reads its parameters, or runs its forward again. */
 static bool needed(const stop *s)
 {
-    return s->unit->unshard_in_backward || s->again;
+    return s->unit->set.unshard_in_backward || s->again;
 }
 
 /* ---- the walk ----------------------------------------------------------------------------- */
@@ -259,7 +259,7 @@ static void leave(walk *w, int turn)
     int at = w->turn[turn].stop;
     stop *s = &w->stop[at];
     kn_unit *u = s->unit;
-    if (u->reshard_after_backward)
+    if (u->set.reshard_after_backward)
         release(w, s);
     prefetch(w, u, KN_PREFETCH_POST, turn + 1);
     if (!trains(u))
@@ -333,7 +333,7 @@ static void walk_step(walk *w)
     w->visits = w->turns = 0;
     forward(w, 0);
     backward(w);
-    if (w->stop[0].unit->is_last_backward)
+    if (w->stop[0].unit->set.is_last_backward)
         finish_reductions(w, 0);
 }
 
@@ -391,7 +391,7 @@ memory_peaks memory_walk(void *root)
         w.overlap = !kn_schedule_of(w.stop[0].unit)->inline_reduce;
         mark_reached(&w);
         walk_step(&w);
-        if (!w.stop[0].unit->is_last_backward) /* one more begins beside the end of the first */
+        if (!w.stop[0].unit->set.is_last_backward) /* one more begins beside the end of the first */
             walk_step(&w);
     }
     kn_host_free(w.stop);
