@@ -139,13 +139,6 @@ static bool begin_param(const kn_claim *c, bool has)
 
 /* ---- parameters by a function of their module ------------------------------------------------ */
 
-/* A handle as it was; storage NULL: it was left alone. */
-typedef struct handle {
-    kn_storage *storage;
-    int64_t offset;
-    kn_dtype dtype;
-} handle;
-
 bool kn_has_values(const kn_tensor *t)
 {
     return kn_device_of(t) != KN_META && !kn_param_unfilled(t);
@@ -161,7 +154,8 @@ static bool is_ignored(const kn_claims *c, const kn_module_impl *m, int i)
 
 /* The handle of m's parameter i, which had no values when it was wrapped, gets bytes for the whole
  * parameter, as declared. An ignored one keeps them. */
-static bool make_whole(const kn_unit *u, const kn_claims *c, kn_module_impl *m, int i, handle *old)
+static bool make_whole(const kn_unit *u, const kn_claims *c, kn_module_impl *m, int i,
+                       kn_location *old)
 {
     const kn_param_entry *e = &m->param[i];
     const kn_bucket *b = e->unit;
@@ -177,25 +171,12 @@ static bool make_whole(const kn_unit *u, const kn_claims *c, kn_module_impl *m, 
                           KN_MEM_GATHERED, kn_unit_name(u));
     if (!s)
         return false;
-    *old = (handle){ t->storage, t->offset, t->dtype };
-    t->storage = s;
-    t->offset = 0;
-    t->dtype = dtype;
+    *old = kn_turn_to(t, (kn_location){ s, 0, dtype });
     char *name = kn_param_path(m, e);
     bool ok =
         name && (n == 0 || fill_run(&u->options, e, name, kn_tensor_alias(t, 0, 1, &n, &one), 0));
     kn_host_free(name);
     return ok;
-}
-
-static void put_back(kn_tensor *t, const handle *old)
-{
-    if (!old->storage)
-        return;
-    kn_storage_unref(t->storage);
-    t->storage = old->storage;
-    t->offset = old->offset;
-    t->dtype = old->dtype;
 }
 
 /* Draws in fn are the module's own: the same on all ranks and however the tree is cut into units;
@@ -217,7 +198,7 @@ static bool begin_module(const kn_unit *u, const kn_claims *claims, int first, i
     const kn_claim *c = &claims->list[first];
     int count = end - first;
     kn_module_impl *m = c->module;
-    handle *old = kn_host_calloc((size_t)m->params, sizeof *old);
+    kn_location *old = kn_host_calloc((size_t)m->params, sizeof *old);
     kn_scope scope = kn_scope_begin();
     bool ok = old != NULL;
     for (int i = 0; ok && i < m->params; i++)
@@ -228,7 +209,7 @@ static bool begin_module(const kn_unit *u, const kn_claims *claims, int first, i
         ok = fill_runs(c[i].bucket, &c[i].bucket->param[c[i].at], e, e->tensor);
     }
     for (int i = 0; old && i < m->params; i++)
-        put_back(m->param[i].tensor, &old[i]);
+        kn_turn_back(m->param[i].tensor, old[i]);
     kn_scope_end(scope);
     kn_host_free(old);
     return ok;

@@ -2,6 +2,21 @@
  * their end. gather.c and reduce.c move them over the ranks. */
 #include "fsdp/bucket.h"
 
+kn_location kn_turn_to(kn_tensor *t, kn_location to)
+{
+    kn_location was = { t->storage, t->offset, t->dtype };
+    t->storage = to.storage;
+    t->offset = to.offset;
+    t->dtype = to.dtype;
+    return was;
+}
+
+void kn_turn_back(kn_tensor *t, kn_location was)
+{
+    if (was.storage)
+        kn_storage_unref(kn_turn_to(t, was).storage);
+}
+
 /* ---- between the shards and whole parameters ------------------------------------------------- */
 
 bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,

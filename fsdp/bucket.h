@@ -34,6 +34,17 @@
 typedef struct kn_unit kn_unit;
 typedef struct kn_bucket kn_bucket;
 
+/* Where a tensor's values are; storage: a reference, NULL: it was left alone (bucket.c). */
+typedef struct kn_location {
+    kn_storage *storage;
+    int64_t offset;
+    kn_dtype dtype;
+} kn_location;
+/* t's values are there from now on; gives where they were. Each keeps its reference. */
+kn_location kn_turn_to(kn_tensor *t, kn_location to);
+/* t's values are there again, and what it turned to goes. Nothing where it was left alone. */
+void kn_turn_back(kn_tensor *t, kn_location was);
+
 /* Where the whole parameters of a bucket are. */
 typedef enum kn_residency {
     KN_SHARDED = 0, /* on no rank: each has its shard */

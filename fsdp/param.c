@@ -192,11 +192,8 @@ bool kn_bucket_zero_consumed(kn_bucket *b, kn_stream *s)
 /* The module's handle now looks into the gathered buffer. */
 static void redirect(kn_bucket *b, int i, kn_tensor *t)
 {
-    kn_storage *old = t->storage;
-    t->storage = kn_storage_ref(b->full);
-    kn_storage_unref(old);
-    t->offset = b->layout.offset[i];
-    t->dtype = b->full_dtype;
+    kn_location whole = { kn_storage_ref(b->full), b->layout.offset[i], b->full_dtype };
+    kn_storage_unref(kn_turn_to(t, whole).storage);
     kn_row_major(t->ndim, t->shape, t->stride);
     t->leaf->dest = grad_dest;
     t->leaf->dest_arg = b;

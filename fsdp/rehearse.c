@@ -207,9 +207,8 @@ static bool apart_from_master(kn_bucket *b)
         return false;
     b->full = full;
     for (int i = 0; i < b->params; i++) {
-        kn_storage *old = b->param[i].tensor->storage;
-        b->param[i].tensor->storage = kn_storage_ref(full);
-        kn_storage_unref(old);
+        kn_location whole = { kn_storage_ref(full), b->layout.offset[i], b->full_dtype };
+        kn_storage_unref(kn_turn_to(b->param[i].tensor, whole).storage);
     }
     return true;
 }

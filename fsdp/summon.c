@@ -8,17 +8,10 @@
 #include "fsdp/schedule.h"
 #include "fsdp/whole.h"
 
-/* A handle as it was. */
-typedef struct handle {
-    kn_storage *storage; /* the handle's reference, kept here */
-    int64_t offset;
-    kn_dtype dtype;
-} handle;
-
 /* A bucket whose parameters are whole. */
 typedef struct opened {
     kn_whole whole;
-    handle *old; /* [params]; NULL until the handles were turned */
+    kn_location *old; /* [params]; NULL until the handles were turned */
 } opened;
 
 typedef struct kn_summoned {
@@ -120,11 +113,8 @@ static bool turn_handles(opened *o)
     kn_bucket *b = w->bucket;
     o->old = kn_host_calloc((size_t)b->params + 1, sizeof *o->old);
     for (int i = 0; o->old && i < b->params; i++) {
-        kn_tensor *t = b->param[i].tensor;
-        o->old[i] = (handle){ t->storage, t->offset, t->dtype };
-        t->storage = kn_storage_ref(w->values);
-        t->offset = b->layout.offset[i];
-        t->dtype = b->master_dtype;
+        kn_location whole = { kn_storage_ref(w->values), b->layout.offset[i], b->master_dtype };
+        o->old[i] = kn_turn_to(b->param[i].tensor, whole);
     }
     for (int i = 0; o->old && w->grads && i < b->params; i++) {
         const kn_bucket_param *p = &b->param[i];
@@ -173,10 +163,7 @@ static void return_handles(opened *o)
             kn_tensor_free(t->leaf->grad);
             t->leaf->grad = NULL;
         }
-        kn_storage_unref(t->storage);
-        t->storage = o->old[i].storage;
-        t->offset = o->old[i].offset;
-        t->dtype = o->old[i].dtype;
+        kn_turn_back(t, o->old[i]);
     }
     kn_host_free(o->old);
     kn_storage_unref(o->whole.values);

@@ -7,10 +7,9 @@
 
 /* A parameter or a buffer as it was. */
 typedef struct noted {
-    kn_tensor *tensor;   /* a reference */
-    kn_storage *storage; /* a reference */
-    int64_t offset, stride[KN_MAX_DIMS];
-    kn_dtype dtype;
+    kn_tensor *tensor; /* a reference */
+    kn_location view;
+    int64_t stride[KN_MAX_DIMS];
     bool cast;                               /* a buffer that computed in another dtype */
     bool (*first)(void *arg, kn_storage *s); /* of a parameter that nothing had filled */
     kn_param_entry *entry;                   /* NULL: a buffer */
@@ -36,9 +35,7 @@ static bool note(kn_undo *u, kn_tensor *t, kn_param_entry *e)
         return false;
     noted *n = &u->list[u->count++];
     *n = (noted){ .tensor = kn_tensor_ref(t),
-                  .storage = kn_storage_ref(t->storage),
-                  .offset = t->offset,
-                  .dtype = t->dtype,
+                  .view = { kn_storage_ref(t->storage), t->offset, t->dtype },
                   .cast = t->dtypes != NULL,
                   .first = t->storage->first,
                   .entry = e };
@@ -85,17 +82,14 @@ static void turn_back(noted *n)
     kn_tensor *t = n->tensor;
     if (t->dtypes && !n->cast)
         kn_buffer_uncast(t);
-    if (n->first && !n->storage->first) { /* it was filled meanwhile, maybe from another seed */
-        kn_storage_release(n->storage);
-        n->storage->first = n->first;
+    if (n->first &&
+        !n->view.storage->first) { /* it was filled meanwhile, maybe from another seed */
+        kn_storage_release(n->view.storage);
+        n->view.storage->first = n->first;
     }
     if (t->dtypes)
         return;
-    kn_storage *now = t->storage;
-    t->storage = kn_storage_ref(n->storage);
-    kn_storage_unref(now);
-    t->offset = n->offset;
-    t->dtype = n->dtype;
+    n->view = kn_turn_to(t, n->view); /* what it turned to goes at the end */
     memcpy(t->stride, n->stride, sizeof n->stride);
 }
 
@@ -144,7 +138,7 @@ void kn_undo_end(kn_undo *u, bool done)
     for (int i = 0; i < u->modules && done; i++)
         kn_apply_modules(u->module[i]->self, stay, NULL);
     for (int i = 0; i < u->count; i++) {
-        kn_storage_unref(u->list[i].storage);
+        kn_storage_unref(u->list[i].view.storage);
         kn_tensor_free(u->list[i].tensor);
     }
     kn_host_free(u->list);
