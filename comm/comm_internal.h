@@ -145,6 +145,7 @@ typedef struct kn_comm_world {
     struct kn_nccl_memory *registered; /* GPU memory registered with NCCL; NULL: none yet */
     void *backend;                     /* the back end's own */
     double timeout; /* seconds a collective waits for a rank, where its communicator says none */
+    int next_id;    /* of communicators: more than any of this rank has */
     int forks;      /* of this process's line, when the world was made */
     _Atomic int suspended;   /* kn_comm_suspend_timeout: calls that aren't resumed yet */
     bool inline_only;        /* the back end runs on the launching thread, never on a worker */
@@ -172,9 +173,12 @@ typedef struct kn_comm_ops {
     bool (*run)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
     /* Optional: enqueue on the device's stream instead of run as a host function. */
     bool (*launch)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
-    /* Collective. member[size] are ranks of c, ascending in the new order; rank is the caller's
-     * place among them, -1 (and size 0) when it is in none: then NULL without error. */
-    kn_comm *(*group)(kn_comm *c, const int *member, int size, int rank, const char *name);
+    /* The back end's part of a communicator of at most size ranks, zeroed but for what is its own;
+     * NULL with an error. */
+    kn_comm *(*make)(kn_comm_world *world, int size);
+    /* Optional, collective over c: made, whose fields are complete, is a group of its ranks; NULL:
+     * this rank is in none. False with an error. */
+    bool (*join)(kn_comm *c, kn_comm *made, const char *name);
     void (*poison)(kn_comm *c, const char *message); /* never blocks, never records an error */
     int (*culprit)(kn_comm *c); /* the rank whose error came first; -1 while none is known */
     /* Optional: an error stands and kn_finish runs: waits for other ranks' errors and returns
@@ -189,7 +193,7 @@ typedef struct kn_comm_ops {
     /* Optional: call, in flight on a device, takes longer than limit seconds: an error that names
      * the rank that is missing or out of step. */
     void (*late)(kn_comm *c, const kn_comm_call *call, double limit);
-    void (*destroy)(kn_comm *c);         /* frees c and everything it owns */
+    void (*destroy)(kn_comm *c);         /* frees c and all that make took for it */
     void (*close)(kn_comm_world *world); /* after every communicator of the world is gone */
 } kn_comm_ops;
 
@@ -200,6 +204,7 @@ struct kn_comm {
     kn_comm *next;
     kn_comm *older; /* of all that live in this process */
     int rank, size;
+    int *member;     /* [size] its ranks in the world */
     int id;          /* which communicator of the world this is: the same on all its ranks */
     kn_comm *family; /* the first communicator with these ranks; itself, or the original of a dup */
     kn_call_log *log; /* of the family's first: this rank's calls; NULL: no rank to compare with */
@@ -218,6 +223,10 @@ struct kn_comm {
     bool idle;            /* given back */
 };
 
+/* A communicator of a back end whose world has its backend: of all ranks of the world, until
+ * kn_comm_split chooses others. NULL with an error. It is entered, or dropped. */
+kn_comm *kn_comm_make(kn_comm_world *world, const kn_comm_ops *ops, int size);
+void kn_comm_drop(kn_comm *c); /* NULL is fine */
 /* Enters c into world's list and fills the common fields. */
 void kn_comm_enter(kn_comm *c, kn_comm_world *world, const kn_comm_ops *ops, int rank, int size,
                    const char *name);

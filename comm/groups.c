@@ -17,15 +17,20 @@ kn_comm *kn_comm_around(kn_comm *a, kn_comm *b)
     return NULL;
 }
 
+/* What a rank says: where it wants to go, and the number that its next communicator may have. */
+typedef struct choice {
+    int64_t color, key, id;
+} choice;
+
 /* Ranks of my color by (key, rank): insertion into an order that starts by rank. */
-static int members_of(const int64_t (*choice)[2], int n, int64_t color, int *member)
+static int members_of(const choice *of, int n, int64_t color, int *member)
 {
     int size = 0;
     for (int r = 0; r < n; r++) {
-        if (choice[r][0] != color)
+        if (of[r].color != color)
             continue;
         int at = size++;
-        for (; at > 0 && choice[member[at - 1]][1] > choice[r][1]; at--)
+        for (; at > 0 && of[member[at - 1]].key > of[r].key; at--)
             member[at] = member[at - 1];
         member[at] = r;
     }
@@ -33,20 +38,36 @@ static int members_of(const int64_t (*choice)[2], int n, int64_t color, int *mem
 }
 
 /* The number of colors; *group: that of color in the order of their first ranks. */
-static int groups_of(const int64_t (*choice)[2], int n, int64_t color, int *group)
+static int groups_of(const choice *of, int n, int64_t color, int *group)
 {
     int groups = 0;
     for (int r = 0; r < n; r++) {
-        bool first = choice[r][0] >= 0;
+        bool first = of[r].color >= 0;
         for (int k = 0; k < r && first; k++)
-            first = choice[k][0] != choice[r][0];
-        if (first && choice[r][0] == color)
+            first = of[k].color != of[r].color;
+        if (first && of[r].color == color)
             *group = groups;
         groups += first;
     }
     return groups;
 }
 
+/* made's fields as the communicator of these ranks of c. */
+static void fill(kn_comm *made, kn_comm *c, const int *member, int size)
+{
+    bool dup = size == c->size;
+    for (int i = 0; i < size; i++) {
+        made->member[i] = c->member[member[i]];
+        dup = dup && member[i] == i;
+        made->rank = member[i] == c->rank ? i : made->rank;
+    }
+    made->size = size;
+    made->family = dup ? c->family : made;
+    made->parent = c;
+}
+
+/* One exchange tells where all ranks go, and the number of what they make: one more than any of
+ * them has. Disjoint groups have the same. */
 kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
 {
     if (!kn_ok())
@@ -58,33 +79,36 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
     if (!kn_comm_usable(c, "comm_split"))
         return NULL;
     kn_comm *made = NULL;
-    int64_t(*choice)[2] =
-        kn_host_calloc((size_t)c->size, sizeof *choice); /* (color, key) of each */
+    choice *all = kn_host_calloc((size_t)c->size, sizeof *all), *mine = &all[c->rank];
     int *member = kn_host_calloc((size_t)c->size, sizeof *member);
-    if (!choice || !member)
-        goto done;
-    choice[c->rank][0] = color;
-    choice[c->rank][1] = key;
-    kn_comm_piece piece = { choice, NULL, choice[c->rank], 2, KN_I64, KN_I64 };
+    if (!all || !member || (color >= 0 && !(made = kn_comm_make(c->world, c->ops, c->size))))
+        goto fail;
+    *mine = (choice){ color, key, c->world->next_id };
+    kn_comm_piece piece = { all, NULL, mine, sizeof *mine / sizeof(int64_t), KN_I64, KN_I64 };
     kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
     if (!kn_comm_run_now(c, &call))
-        goto done;
-    int size = color < 0 ? 0 : members_of((const int64_t(*)[2])choice, c->size, color, member);
-    int rank = -1;
-    for (int i = 0; i < size; i++)
-        if (member[i] == c->rank)
-            rank = i;
-    made = c->ops->group(c, member, size, rank, name);
+        goto fail;
+    int id = (int)mine->id;
+    for (int r = 0; r < c->size; r++)
+        id = all[r].id > id ? (int)all[r].id : id;
+    c->world->next_id = id + 1;
     if (made) {
-        made->parent = c;
-        made->groups = groups_of((const int64_t(*)[2])choice, c->size, color, &made->group);
+        made->id = id;
+        made->groups = groups_of(all, c->size, color, &made->group);
+        fill(made, c, member, members_of(all, c->size, color, member));
     }
-    if (!kn_ok() || !kn_comm_device_split(c, made, color, key))
-        made = NULL; /* the world frees it */
-done:
-    kn_host_free(choice);
+    if (c->ops->join && !c->ops->join(c, made, name ? name : "-"))
+        goto fail;
+    if (made)
+        kn_comm_enter(made, c->world, c->ops, made->rank, made->size, name);
+    kn_host_free(all);
     kn_host_free(member);
-    return made;
+    return kn_comm_device_split(c, made, color, key) ? made : NULL; /* else the world frees it */
+fail:
+    kn_comm_drop(made);
+    kn_host_free(all);
+    kn_host_free(member);
+    return NULL;
 }
 
 /* ---- lending: programs that make many models use communicators again ------------------------ */

@@ -54,37 +54,30 @@ static void close_world(kn_comm_world *w)
     kn_host_free(w->backend);
 }
 
-static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name);
+static kn_comm *make(kn_comm_world *world, int size)
+{
+    (void)world;
+    (void)size;
+    return kn_host_calloc(1, sizeof(kn_comm));
+}
 
 static const kn_comm_ops self_ops = {
     .backend = "self",
     .run = run,
-    .group = group,
+    .make = make,
     .poison = poison,
     .culprit = culprit,
     .destroy = destroy,
     .close = close_world,
 };
 
-static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name)
-{
-    (void)member;
-    if (size == 0)
-        return NULL;
-    kn_comm *made = kn_host_calloc(1, sizeof *made);
-    if (made)
-        kn_comm_enter(made, c->world, &self_ops, rank, size, name);
-    return made;
-}
-
 kn_comm *kn_comm_alone(void)
 {
     kn_comm_world *world = kn_comm_world_make();
-    kn_comm *c = kn_host_calloc(1, sizeof *c);
     self_world *state = kn_host_calloc(1, sizeof *state);
-    if (!world || !c || !state) {
+    kn_comm *c = world && state ? kn_comm_make(world, &self_ops, 1) : NULL;
+    if (!c) {
         kn_host_free(world);
-        kn_host_free(c);
         kn_host_free(state);
         return NULL;
     }

@@ -32,34 +32,43 @@ static void close_world(kn_comm_world *w)
     (void)w;
 }
 
-static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name);
+static kn_comm *make(kn_comm_world *world, int size)
+{
+    (void)world;
+    (void)size;
+    return kn_host_calloc(1, sizeof(kn_comm));
+}
+
+static bool join(kn_comm *c, kn_comm *made, const char *name)
+{
+    (void)name;
+    if (made) {
+        made->slow_latency = c->slow_latency;
+        made->slow_rate = c->slow_rate;
+    }
+    return true;
+}
 
 static const kn_comm_ops simulated_ops = {
     .backend = "simulated",
     .run = run,
-    .group = group,
+    .make = make,
+    .join = join,
     .poison = poison,
     .culprit = culprit,
     .destroy = destroy,
     .close = close_world,
 };
 
-static kn_comm *make(kn_comm_world *world, int rank, int size, const char *name, double latency,
-                     double rate)
+static kn_comm *enter(kn_comm_world *world, int size, const char *name, double latency, double rate)
 {
-    kn_comm *c = kn_host_calloc(1, sizeof *c);
+    kn_comm *c = kn_comm_make(world, &simulated_ops, size);
     if (!c)
         return NULL;
-    kn_comm_enter(c, world, &simulated_ops, rank, size, name);
+    kn_comm_enter(c, world, &simulated_ops, 0, size, name);
     c->slow_latency = latency;
     c->slow_rate = rate;
     return c;
-}
-
-static kn_comm *group(kn_comm *c, const int *member, int size, int rank, const char *name)
-{
-    (void)member;
-    return size ? make(c->world, rank, size, name, c->slow_latency, c->slow_rate) : NULL;
 }
 
 kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name)
@@ -67,7 +76,7 @@ kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name)
     if (!kn_given(c, "kn_comm_simulated_part", "the communicator") ||
         !kn_comm_usable(c, "kn_comm_simulated_part"))
         return NULL;
-    return make(c->world, 0, size, name, c->slow_latency, c->slow_rate);
+    return enter(c->world, size, name, c->slow_latency, c->slow_rate);
 }
 
 kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
@@ -81,7 +90,7 @@ kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
     if (!world)
         return NULL;
     world->memory = kn_device_memory(KN_META);
-    kn_comm *c = make(world, 0, ranks, "world", latency_s, bytes_per_s);
+    kn_comm *c = enter(world, ranks, "world", latency_s, bytes_per_s);
     if (!c)
         kn_host_free(world);
     return c;

@@ -121,6 +121,7 @@ kn_comm_world *kn_comm_world_make(void)
     kn_comm_world *w = kn_host_calloc(1, sizeof *w);
     if (w) {
         w->timeout = kn_comm_default_timeout();
+        w->next_id = 1; /* 0 is the world's */
         w->forks = forks;
     }
     return w;
@@ -134,7 +135,7 @@ void kn_comm_world_free(kn_comm_world *world)
         world->first = c->next;
         comm_dies(c);
         kn_comm_device_free(c);
-        c->ops->destroy(c);
+        kn_comm_drop(c);
     }
     kn_comm_device_world_free(world);
     ops->close(world);

@@ -24,7 +24,7 @@
 static kn_local_slot *slot_of(kn_local_comm *c, int rank)
 {
     kn_local_head *h = c->local->head;
-    return kn_local_slot_at(h, c->channel, c->member[rank]);
+    return kn_local_slot_at(h, c->base.id, c->base.member[rank]);
 }
 
 static char *at_offset(kn_local_comm *c, int64_t offset)
@@ -78,7 +78,7 @@ static bool compare(kn_local_comm *c)
         if (first->note.hash == other->note.hash)
             continue;
         kn_local_head *h = c->local->head;
-        int family = c->base.family->id, a = c->member[0], b = c->member[r];
+        int family = c->base.family->id, a = c->base.member[0], b = c->base.member[r];
         kn_call_note of_a, of_b; /* they may have differed before this call */
         if (!kn_call_log_differ(&kn_local_slot_at(h, family, a)->log,
                                 &kn_local_slot_at(h, family, b)->log, &of_a, &of_b)) {

@@ -45,7 +45,6 @@ typedef struct kn_local_head {
     int32_t size;                /* ranks */
     int32_t threads, free_cores; /* of each rank, and whether there is a core for each thread */
     int32_t enough_cores;
-    _Atomic int32_t next_channel;
     _Alignas(64) _Atomic int poison; /* KN_HEALTHY, ... */
     int32_t poison_rank;             /* the rank whose error came first */
     int32_t died;                    /* the supervisor's: that was no error, it ended */
@@ -76,8 +75,6 @@ typedef struct kn_local {
 typedef struct kn_local_comm {
     kn_comm base;
     kn_local *local;
-    int channel;
-    int *member;            /* ranks of the world, in this communicator's order */
     uint32_t phase, number; /* meetings and calls so far */
     unsigned half;          /* of the bounce buffer, next to use */
     char *bounce;           /* NULL until a call needs it */

@@ -11,7 +11,6 @@ static void destroy(kn_comm *base)
     kn_local_comm *c = (kn_local_comm *)base;
     if (c->bounce)
         kn_give(&c->local->memory, c->bounce, KN_BOUNCE_BYTES, KN_MEM_COMM);
-    kn_host_free(c->member);
     kn_host_free(c->source);
     kn_host_free(c);
 }
@@ -47,70 +46,37 @@ static void close_world(kn_comm_world *w)
     kn_host_free(l);
 }
 
-static kn_local_comm *comm_alloc(kn_local *l, int size)
+static kn_comm *make(kn_comm_world *world, int size)
 {
     kn_local_comm *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
-    c->local = l;
-    c->member = kn_host_calloc((size_t)size, sizeof *c->member);
+    c->local = world->backend;
     c->source = kn_host_calloc((size_t)size, sizeof *c->source);
-    if (!c->member || !c->source) {
-        destroy(&c->base);
-        return NULL;
-    }
-    return c;
-}
-
-/* Names c among the world's communicators; family NULL: c begins one. */
-static void join_family(kn_local_comm *c, kn_comm *family, int channel)
-{
-    c->channel = c->base.id = channel;
-    c->base.family = family ? family : &c->base;
-    if (!family)
-        c->base.log = &kn_local_slot_at(c->local->head, channel, c->local->rank)->log;
-}
-
-/* The group's first rank takes a channel; everyone learns it through the parent. */
-static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
-{
-    kn_local_comm *parent = (kn_local_comm *)base, *made = NULL;
-    int64_t *channel = kn_host_calloc((size_t)base->size, sizeof *channel), mine = -1;
-    if (!channel || (size > 0 && !(made = comm_alloc(parent->local, size))))
-        goto fail;
-    if (size > 0 && rank == 0)
-        mine = atomic_fetch_add(&parent->local->head->next_channel, 1);
-    kn_comm_piece piece = { channel, NULL, &mine, 1, KN_I64, KN_I64 };
-    kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
-    if (!kn_local_run(base, &call, NULL) || size == 0)
-        goto fail;
-    if (channel[member[0]] >= KN_LOCAL_CHANNELS) {
-        kn_fail("comm_split %s: more than %d communicators in one world: make them once and keep "
-                "them",
-                name ? name : "-", KN_LOCAL_CHANNELS);
-        goto fail;
-    }
-    made->channel = (int)channel[member[0]];
-    for (int i = 0; i < size; i++)
-        made->member[i] = parent->member[member[i]];
-    bool dup = size == base->size;
-    for (int i = 0; i < size; i++)
-        dup = dup && member[i] == i;
-    join_family(made, dup ? base->family : NULL, made->channel);
-    kn_comm_enter(&made->base, base->world, &local_ops, rank, size, name);
-    kn_host_free(channel);
-    return &made->base;
-fail:
-    kn_host_free(channel);
-    if (made)
-        destroy(&made->base);
+    if (c->source)
+        return &c->base;
+    destroy(&c->base);
     return NULL;
+}
+
+/* Its number is its channel. The first of a family has the log. */
+static bool join(kn_comm *c, kn_comm *made, const char *name)
+{
+    kn_local *l = ((kn_local_comm *)c)->local;
+    if (made && made->id >= KN_LOCAL_CHANNELS)
+        return kn_fail("comm_split %s: more than %d communicators in one world: make them once and "
+                       "keep them",
+                       name, KN_LOCAL_CHANNELS);
+    if (made && made->family == made)
+        made->log = &kn_local_slot_at(l->head, made->id, l->rank)->log;
+    return true;
 }
 
 static const kn_comm_ops local_ops = {
     .backend = "local",
     .run = kn_local_run,
-    .group = group,
+    .make = make,
+    .join = join,
     .poison = poison,
     .culprit = culprit,
     .speaks = speaks,
@@ -125,23 +91,21 @@ kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_ma
 {
     kn_comm_world *world = kn_comm_world_make();
     kn_local *l = kn_host_calloc(1, sizeof *l);
-    kn_local_comm *c = NULL;
+    kn_comm *c = NULL;
     if (!world || !l)
         goto fail;
+    world->backend = l;
     *l = (kn_local){
         .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin, .lock = -1
     };
     char *region = (char *)head + head->control_bytes + (size_t)rank * head->region_bytes;
     if (!kn_shared_pool_open(&l->memory, region, head->region_bytes) ||
-        !(c = comm_alloc(l, head->size)))
+        !(c = kn_comm_make(world, &local_ops, head->size)))
         goto fail;
-    for (int r = 0; r < head->size; r++)
-        c->member[r] = r;
-    join_family(c, NULL, 0);
-    world->backend = l;
+    c->log = &kn_local_slot_at(head, 0, rank)->log;
     world->memory = &l->memory;
-    kn_comm_enter(&c->base, world, &local_ops, rank, head->size, "world");
-    return &c->base;
+    kn_comm_enter(c, world, &local_ops, rank, head->size, "world");
+    return c;
 fail:
     kn_host_free(world);
     if (l && l->memory.state)

@@ -91,7 +91,6 @@ kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
     head->region_bytes = region;
     head->size = n;
     head->poison_rank = -1;
-    head->next_channel = 1; /* 0 is the world's */
     if (fd)
         *fd = file;
     return head;
@@ -207,7 +206,7 @@ bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *fi
 static bool holds(const kn_local_comm *c, int world_rank)
 {
     for (int i = 0; i < c->base.size; i++)
-        if (c->member[i] == world_rank)
+        if (c->base.member[i] == world_rank)
             return true;
     return false;
 }
@@ -218,7 +217,7 @@ static bool holds(const kn_local_comm *c, int world_rank)
 static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
 {
     kn_local_head *h = c->local->head;
-    int them = c->member[peer], me = c->local->rank;
+    int them = c->base.member[peer], me = c->local->rank;
     const kn_comm *family = c->base.family;
     kn_call_log *theirs = &kn_local_slot_at(h, family->id, them)->log;
     kn_call_note mine = kn_call_note_of(&c->base, call), other, first;
@@ -253,8 +252,8 @@ static bool is_alive(const kn_local *l, int rank)
 static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call)
 {
     kn_local_head *h = c->local->head;
-    kn_local_slot *slot = kn_local_slot_at(h, c->channel, c->member[peer]);
-    int owner = c->member[peer];
+    kn_local_slot *slot = kn_local_slot_at(h, c->base.id, c->base.member[peer]);
+    int owner = c->base.member[peer];
     const char *text;
     int rank = kn_local_poisoned(h, &text);
     if (rank >= 0) /* if the peer came first, the meeting took place: it is right on every rank */
@@ -282,7 +281,7 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
 static bool waits_itself(kn_local_comm *c, int peer, double now)
 {
     int64_t beat =
-        atomic_load_explicit(&c->local->head->beat[c->member[peer]], memory_order_relaxed);
+        atomic_load_explicit(&c->local->head->beat[c->base.member[peer]], memory_order_relaxed);
     return beat > 0 && now * 1e3 - (double)beat < 300;
 }
 
@@ -290,7 +289,7 @@ static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, doubl
 {
     kn_call_note last;
     bool finished = false;
-    int owner = c->member[peer];
+    int owner = c->base.member[peer];
     bool any = kn_local_last_call(c->local->head, owner, &last, &finished);
     return kn_call_timeout(&c->base, call, c->local->rank, owner, limit, any ? &last : NULL,
                            finished);
@@ -300,7 +299,7 @@ static bool too_late(kn_local_comm *c, int peer, const kn_comm_call *call, doubl
 static bool all_alive(kn_local_comm *c)
 {
     for (int i = 0; i < c->base.size && c->local->lock >= 0; i++) {
-        int owner = c->member[i];
+        int owner = c->base.member[i];
         kn_call_note last;
         char theirs[256] = "none";
         if (owner == c->local->rank || atomic_load(&c->local->head->left[owner]) ||
@@ -327,7 +326,7 @@ bool kn_local_in_step(kn_comm *base, const kn_comm_call *call)
 {
     kn_local_comm *c = (kn_local_comm *)base;
     for (int i = 0; i < base->size; i++)
-        if (c->member[i] != c->local->rank && !in_step(c, i, call))
+        if (c->base.member[i] != c->local->rank && !in_step(c, i, call))
             return false;
     return true;
 }
@@ -340,7 +339,7 @@ void kn_local_late(kn_comm *base, const kn_comm_call *call, double limit)
     if (!kn_local_in_step(base, call))
         return;
     for (int i = 0; i < base->size; i++) {
-        int owner = c->member[i];
+        int owner = c->base.member[i];
         if (owner == c->local->rank)
             continue;
         uint64_t launched =
@@ -355,7 +354,7 @@ void kn_local_late(kn_comm *base, const kn_comm_call *call, double limit)
 bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call,
                    bool may_spin)
 {
-    kn_local_slot *slot = kn_local_slot_at(c->local->head, c->channel, c->member[peer]);
+    kn_local_slot *slot = kn_local_slot_at(c->local->head, c->base.id, c->base.member[peer]);
     for (int i = may_spin && c->local->spin ? SPINS : 1; i > 0; i--)
         if (reached(atomic_load_explicit(&slot->phase, memory_order_acquire), target))
             return true;

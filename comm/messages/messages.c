@@ -71,14 +71,14 @@ static void heard(kn_message_comm *c, int r)
     c->said[r].label[sizeof c->said[r].label - 1] = 0;
     c->said[r].comm[sizeof c->said[r].comm - 1] = 0;
     pthread_mutex_lock(&c->w->lock);
-    c->w->last[c->member[r]] = c->said[r];
+    c->w->last[c->base.member[r]] = c->said[r];
     pthread_mutex_unlock(&c->w->lock);
 }
 
 static bool same(kn_message_comm *c, int a, int b)
 {
     return c->said[a].hash == c->said[b].hash ||
-           kn_call_mismatch(c->member[a], &c->said[a], c->member[b], &c->said[b]);
+           kn_call_mismatch(c->base.member[a], &c->said[a], c->base.member[b], &c->said[b]);
 }
 
 /* Every rank sends its call to all; nothing else moves before all calls are found equal. */

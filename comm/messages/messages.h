@@ -89,10 +89,9 @@ struct kn_message_world {
     char text[1024];
     _Atomic bool told;   /* it was sent to the others */
     _Atomic int loudest; /* the lowest rank that reported an error; INT32_MAX: none */
-    int next_id;
-    _Atomic int *left;  /* [size] */
-    kn_call_note *last; /* [size] the last known call of each rank */
-    int64_t *here;      /* [size] the answers to where, in family here_of; -1: none yet */
+    _Atomic int *left;   /* [size] */
+    kn_call_note *last;  /* [size] the last known call of each rank */
+    int64_t *here;       /* [size] the answers to where, in family here_of; -1: none yet */
     int here_of;
     double *answered; /* [size] time of each rank's last answer to where */
     double asked;     /* time of this rank's last where */
@@ -102,7 +101,6 @@ struct kn_message_world {
 struct kn_message_comm {
     kn_comm base;
     kn_message_world *w;
-    int *member;         /* ranks of the world */
     kn_call_note *said;  /* [size] */
     const void **source; /* [size] scratch */
     char *room;          /* the others' messages, of room_bytes; taken when needed */
@@ -121,13 +119,8 @@ bool kn_message_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
  * an error, and then _end is still due. */
 bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int size);
 void kn_message_world_end(kn_message_world *w);
-bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size);
+bool kn_message_comm_begin(kn_message_comm *c, kn_comm_world *world, int size);
 void kn_message_comm_end(kn_message_comm *c);
-/* c becomes the group of these ranks of parent, number id; c->base is entered into the world. */
-void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const int *member, int size,
-                           int rank, int id, const char *name);
-/* Every rank learns the number of a new communicator: one more than any member has used. */
-bool kn_message_next_id(kn_message_comm *c, const char *name, int *id);
 /* To rank r of the world, -1: to all others. */
 void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word);
 /* Word of rank r; false if an error now stands. */

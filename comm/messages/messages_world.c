@@ -22,7 +22,6 @@ bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int siz
     size_t n = (size_t)size;
     w->by = by;
     w->main = pthread_self();
-    w->next_id = 1;
     pthread_mutex_init(&w->lock, NULL);
     atomic_store(&w->loudest, INT32_MAX);
     w->left = kn_host_calloc(n, sizeof *w->left);
@@ -42,51 +41,22 @@ void kn_message_world_end(kn_message_world *w)
     kn_host_free(w->answered);
 }
 
-bool kn_message_comm_begin(kn_message_comm *c, kn_message_world *w, int size)
+bool kn_message_comm_begin(kn_message_comm *c, kn_comm_world *world, int size)
 {
     size_t n = (size_t)size;
-    c->w = w;
+    c->w = world->backend;
     c->base.log = kn_host_calloc(1, sizeof *c->base.log);
-    c->member = kn_host_calloc(n, sizeof *c->member);
     c->said = kn_host_calloc(n, sizeof *c->said);
     c->source = kn_host_calloc(n, sizeof *c->source);
-    return c->base.log && c->member && c->said && c->source;
+    return c->base.log && c->said && c->source;
 }
 
 void kn_message_comm_end(kn_message_comm *c)
 {
     kn_give(kn_device_memory(KN_CPU), c->room, c->room_bytes, KN_MEM_COMM);
     kn_host_free(c->base.log);
-    kn_host_free(c->member);
     kn_host_free(c->said);
     kn_host_free(c->source);
-}
-
-void kn_message_comm_enter(kn_message_comm *c, kn_message_comm *parent, const int *member, int size,
-                           int rank, int id, const char *name)
-{
-    bool dup = size == parent->base.size;
-    c->base.id = id;
-    for (int i = 0; i < size; i++) {
-        c->member[i] = parent->member[member[i]];
-        dup = dup && member[i] == i;
-    }
-    c->base.family = dup ? parent->base.family : &c->base;
-    kn_comm_enter(&c->base, parent->base.world, parent->base.ops, rank, size, name);
-}
-
-bool kn_message_next_id(kn_message_comm *c, const char *name, int *id)
-{
-    int64_t mine = c->w->next_id, *all = kn_host_calloc((size_t)c->base.size, sizeof *all);
-    kn_comm_piece piece = { all, NULL, &mine, 1, KN_I64, KN_I64 };
-    kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
-    bool ok = all && kn_message_run(&c->base, &call, NULL);
-    for (int r = 0; r < c->base.size && ok; r++)
-        mine = all[r] > mine ? all[r] : mine;
-    kn_host_free(all);
-    *id = (int)mine;
-    c->w->next_id = (int)mine + 1;
-    return ok;
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -147,7 +117,7 @@ static kn_comm *family_of(kn_message_world *w, int64_t id)
 static bool holds(const kn_comm *c, int world_rank)
 {
     for (int i = 0; i < c->size; i++)
-        if (((const kn_message_comm *)c)->member[i] == world_rank)
+        if (c->member[i] == world_rank)
             return true;
     return false;
 }
@@ -228,7 +198,7 @@ void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer
             word.at[n++].launched = (int64_t)atomic_load(&f->log->launched);
         }
     word.families = n;
-    kn_message_tell(c->w, c->member[peer], &word);
+    kn_message_tell(c->w, c->base.member[peer], &word);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -243,7 +213,7 @@ bool kn_message_broken(kn_message_world *w)
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
 {
     char mine[256];
-    int owner = c->member[peer];
+    int owner = c->base.member[peer];
     kn_message_tell_poison(c->w);
     if (kn_message_broken(c->w) || !c->w->by->listen(c->w) || kn_message_broken(c->w))
         return false;
@@ -262,7 +232,7 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
 bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit)
 {
     kn_call_note last;
-    int owner = c->member[peer];
+    int owner = c->base.member[peer];
     pthread_mutex_lock(&c->w->lock);
     last = c->w->last[owner];
     pthread_mutex_unlock(&c->w->lock);
@@ -297,7 +267,7 @@ bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double wai
         if (!c->w->by->open(c, i))
             continue;
         missing = i;
-        silent = c->w->answered[c->member[i]] < c->asked_at;
+        silent = c->w->answered[c->base.member[i]] < c->asked_at;
     }
     pthread_mutex_unlock(&c->w->lock);
     if (missing < 0 || (!silent && waited < most)) {
@@ -372,7 +342,7 @@ void kn_message_ops_late(kn_comm *base, const kn_comm_call *call, double limit)
     int64_t least = INT64_MAX;
     pthread_mutex_lock(&w->lock);
     for (int i = 0; i < base->size; i++) {
-        int64_t launched = w->here[c->member[i]];
+        int64_t launched = w->here[c->base.member[i]];
         missing = i != base->rank && launched < least ? i : missing;
         least = i != base->rank && launched < least ? launched : least;
     }

@@ -23,7 +23,7 @@ static void destroy(kn_comm *base)
     kn_host_free(c);
 }
 
-static kn_mpi_comm *comm_alloc(kn_message_world *w, int size)
+static kn_comm *make(kn_comm_world *world, int size)
 {
     kn_mpi_comm *c = kn_host_calloc(1, sizeof *c);
     size_t n = (size_t)size;
@@ -32,8 +32,8 @@ static kn_mpi_comm *comm_alloc(kn_message_world *w, int size)
     c->mpi = MPI_COMM_NULL;
     c->req = kn_host_calloc(2 * n, sizeof *c->req);
     c->done = kn_host_calloc(2 * n, sizeof *c->done);
-    if (kn_message_comm_begin(&c->base, w, size) && c->req && c->done)
-        return c;
+    if (kn_message_comm_begin(&c->base, world, size) && c->req && c->done)
+        return &c->base.base;
     destroy(&c->base.base);
     return NULL;
 }
@@ -108,36 +108,23 @@ static void close_world(kn_comm_world *world)
     kn_host_free(w);
 }
 
-static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+static bool join(kn_comm *c, kn_comm *made, const char *name)
 {
-    kn_mpi_comm *parent = (kn_mpi_comm *)base, *made = NULL;
-    int id;
-    MPI_Comm mpi = MPI_COMM_NULL;
-    if (size > 0 && !(made = comm_alloc(parent->base.w, size)))
-        goto fail;
-    if (!kn_message_next_id(&parent->base, name, &id))
-        goto fail;
-    if (MPI_Comm_split(parent->mpi, size > 0 ? member[0] : MPI_UNDEFINED, rank, &mpi) !=
-        MPI_SUCCESS) {
-        kn_fail("comm_split %s: MPI_Comm_split failed: too many communicators in this world",
-                name ? name : "-");
-        goto fail;
-    }
-    if (size == 0)
-        return NULL;
-    made->mpi = mpi;
-    kn_message_comm_enter(&made->base, &parent->base, member, size, rank, id, name);
-    return &made->base.base;
-fail:
+    MPI_Comm of = MPI_COMM_NULL;
+    if (MPI_Comm_split(((kn_mpi_comm *)c)->mpi, made ? made->group : MPI_UNDEFINED,
+                       made ? made->rank : 0, &of) != MPI_SUCCESS)
+        return kn_fail("comm_split %s: MPI_Comm_split failed: too many communicators in this world",
+                       name);
     if (made)
-        destroy(&made->base.base);
-    return NULL;
+        ((kn_mpi_comm *)made)->mpi = of;
+    return true;
 }
 
 static const kn_comm_ops mpi_ops = {
     .backend = "mpi",
     .run = kn_message_run,
-    .group = group,
+    .make = make,
+    .join = join,
     .poison = kn_message_ops_poison,
     .culprit = kn_message_ops_culprit,
     .speaks = speaks,
@@ -186,12 +173,14 @@ kn_comm *kn_comm_mpi(int rank, int size)
     bool threads = false;
     kn_comm_world *world = kn_comm_world_make();
     kn_mpi_world *w = kn_host_calloc(1, sizeof *w);
-    kn_mpi_comm *c = NULL;
+    kn_comm *first = NULL;
     if (!world || !w || !begin(w, rank, size, &threads))
         goto fail;
+    world->backend = w;
     if (!kn_message_world_begin(&w->base, &kn_mpi_transport, size) ||
-        !(c = comm_alloc(&w->base, size)))
+        !(first = kn_comm_make(world, &mpi_ops, size)))
         goto fail;
+    kn_mpi_comm *c = (kn_mpi_comm *)first;
     if (MPI_Comm_dup(MPI_COMM_WORLD, &w->control) != MPI_SUCCESS ||
         MPI_Comm_dup(MPI_COMM_WORLD, &c->mpi) != MPI_SUCCESS) {
         kn_fail("kn_init: MPI_Comm_dup of MPI_COMM_WORLD failed");
@@ -199,10 +188,7 @@ kn_comm *kn_comm_mpi(int rank, int size)
     }
     MPI_Comm_set_errhandler(w->control, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(c->mpi, MPI_ERRORS_RETURN); /* inherited by communicators made of it */
-    kn_comm *first = w->base.first = &c->base.base;
-    for (int r = 0; r < size; r++)
-        c->base.member[r] = r;
-    world->backend = w;
+    w->base.first = first;
     world->memory = kn_device_memory(KN_CPU);
     world->inline_only = !threads;
     if (!threads)
@@ -210,8 +196,7 @@ kn_comm *kn_comm_mpi(int rank, int size)
     kn_comm_enter(first, world, &mpi_ops, rank, size, "world");
     return first;
 fail:
-    if (c)
-        destroy(&c->base.base);
+    kn_comm_drop(first);
     if (w)
         kn_message_world_end(&w->base);
     kn_host_free(w);

@@ -29,31 +29,17 @@ static void destroy(kn_comm *base)
     kn_host_free(c);
 }
 
-static kn_tcp_comm *comm_alloc(kn_message_world *w, int size)
+static kn_comm *make(kn_comm_world *world, int size)
 {
     kn_tcp_comm *c = kn_host_calloc(1, sizeof *c);
     if (!c)
         return NULL;
     c->flow = kn_host_calloc(2 * (size_t)size, sizeof *c->flow);
     c->polled = kn_host_calloc(2 * (size_t)size, sizeof *c->polled);
-    if (kn_message_comm_begin(&c->base, w, size) && c->flow && c->polled)
-        return c;
+    if (kn_message_comm_begin(&c->base, world, size) && c->flow && c->polled)
+        return &c->base.base;
     destroy(&c->base.base);
     return NULL;
-}
-
-static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
-{
-    kn_message_comm *parent = (kn_message_comm *)base;
-    kn_tcp_comm *made = size > 0 ? comm_alloc(parent->w, size) : NULL;
-    int id;
-    if ((size > 0 && !made) || !kn_message_next_id(parent, name, &id) || size == 0) {
-        if (made)
-            destroy(&made->base.base);
-        return NULL;
-    }
-    kn_message_comm_enter(&made->base, parent, member, size, rank, id, name);
-    return &made->base.base;
 }
 
 /* ---- the world ------------------------------------------------------------------------------- */
@@ -135,7 +121,7 @@ static void say_goodbye(kn_comm *base)
 static const kn_comm_ops tcp_ops = {
     .backend = "tcp",
     .run = kn_message_run,
-    .group = group,
+    .make = make,
     .poison = kn_message_ops_poison,
     .culprit = kn_message_ops_culprit,
     .speaks = speaks,
@@ -166,33 +152,30 @@ kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
         return kn_fail_null("%d ranks over TCP: at most %d; use MPI", size, KN_TCP_MAX_RANKS);
     kn_comm_world *world = kn_comm_world_make();
     kn_tcp_world *w = kn_host_calloc(1, sizeof *w);
-    kn_tcp_comm *c = NULL;
+    kn_comm *c = NULL;
     if (!world || !w || !allow_files(size))
         goto fail;
+    world->backend = w;
     pthread_mutex_init(&w->out_lock, NULL);
     pthread_mutex_init(&w->ear, NULL);
     w->link = kn_host_calloc((size_t)size, sizeof *w->link);
     for (int r = 0; w->link && r < size; r++)
         w->link[r].data = w->link[r].control = -1;
     if (!w->link || !kn_message_world_begin(&w->base, &kn_tcp_transport, size) ||
-        !(c = comm_alloc(&w->base, size)) ||
+        !(c = kn_comm_make(world, &tcp_ops, size)) ||
         !kn_tcp_meet(place, rank, size, w->link, &local_rank, &local_size))
         goto fail;
-    for (int r = 0; r < size; r++)
-        c->base.member[r] = r;
-    w->base.first = &c->base.base;
+    w->base.first = c;
     world_size = size;
-    world->backend = w;
     world->memory = kn_device_memory(KN_CPU);
     world->inline_only =
         true; /* the order of messages between two ranks is that of their programs */
     kn_set_free_cores(0);
-    kn_comm_enter(&c->base.base, world, &tcp_ops, rank, size, "world");
+    kn_comm_enter(c, world, &tcp_ops, rank, size, "world");
     kn_comm_device_place(local_rank, local_size, false);
-    return &c->base.base;
+    return c;
 fail:
-    if (c)
-        destroy(&c->base.base);
+    kn_comm_drop(c);
     world_end(w, size);
     kn_host_free(world);
     return NULL;

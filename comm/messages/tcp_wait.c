@@ -187,7 +187,7 @@ static bool wrong(kn_tcp_comm *c, const kn_comm_call *call, int peer, const kn_t
 {
     kn_tcp_world *w = (kn_tcp_world *)c->base.w;
     kn_call_note mine = kn_call_note_of(&c->base.base, call), theirs;
-    int owner = c->base.member[peer], fd = w->link[owner].data;
+    int owner = c->base.base.member[peer], fd = w->link[owner].data;
     if (came->magic == MAGIC && came->tag == KN_TAG_HEADER && came->bytes == sizeof theirs &&
         kn_tcp_receive(fd, &theirs, sizeof theirs, kn_now() + EXPLAIN_S)) {
         theirs.label[sizeof theirs.label - 1] = theirs.comm[sizeof theirs.comm - 1] = 0;
@@ -202,7 +202,7 @@ static bool wrong(kn_tcp_comm *c, const kn_comm_call *call, int peer, const kn_t
 static bool lost(kn_tcp_comm *c, const kn_comm_call *call, int peer)
 {
     return unexplained(c, call, peer) &&
-           kn_fail("tcp: the connection to rank %d broke in %s %s", c->base.member[peer],
+           kn_fail("tcp: the connection to rank %d broke in %s %s", c->base.base.member[peer],
                    kn_comm_kind_name(call->kind), call->label ? call->label : "-");
 }
 
@@ -220,7 +220,7 @@ static bool turn(kn_tcp_comm *c, const kn_comm_call *call, progress *g)
     for (int i = 0; i < 2 * n; i++) {
         kn_tcp_flow *f = &c->flow[i];
         kn_tcp_head came = { 0 }, *head = &f->head;
-        int peer = i % n, fd = w->link[c->base.member[peer]].data, moved = 0;
+        int peer = i % n, fd = w->link[c->base.base.member[peer]].data, moved = 0;
         if (f->head.bytes <= 0 || f->done == total(f))
             continue;
         if (i >= n && !f->checked) { /* the whole message is compared */
@@ -268,7 +268,7 @@ static void doze(kn_tcp_comm *c)
     int n = c->base.base.size, count = 0;
     for (int i = 0; i < n; i++) {
         const kn_tcp_flow *out = &c->flow[i], *in = &c->flow[n + i];
-        const kn_tcp_link *l = &w->link[c->base.member[i]];
+        const kn_tcp_link *l = &w->link[c->base.base.member[i]];
         bool sends = out->head.bytes > 0 && out->done < total(out);
         bool comes = in->head.bytes > 0 && in->done < total(in);
         if (sends || comes)

@@ -35,7 +35,7 @@ static void send_to(kn_message_comm *c, const kn_message_parts *p, int j, int ta
     comm *w = (comm *)c->w;
     int64_t bytes = kn_message_send_bytes(p, c->base.rank, j), at = 0;
     queued_message *l = malloc(sizeof *l + (size_t)bytes),
-                   **end = &w->queues->box[c->member[j]][c->w->first->rank];
+                   **end = &w->queues->box[c->base.member[j]][c->w->first->rank];
     *l = (queued_message){ .comm = c->base.id, .bytes = bytes, .tag = tag };
     for (int i = 0; i < p->parts; at += p->part[i++].send_bytes)
         memcpy(l->data + at, p->part[i].send + j * p->part[i].send_stride,
@@ -56,7 +56,7 @@ static queued_message *wait_for(kn_message_comm *c, int j)
     queued_message *found = NULL;
     pthread_mutex_lock(&w->queues->lock);
     while (!found) {
-        queued_message **at = &w->queues->box[c->w->first->rank][c->member[j]];
+        queued_message **at = &w->queues->box[c->w->first->rank][c->base.member[j]];
         while (*at && (*at)->comm != c->base.id)
             at = &(*at)->next;
         found = *at;
@@ -135,23 +135,16 @@ static void close_world(kn_comm_world *world)
     kn_host_free(world->backend);
 }
 
-static kn_comm *group(kn_comm *base, const int *member, int size, int rank, const char *name)
+static kn_comm *make(kn_comm_world *world, int size)
 {
-    kn_message_comm *parent = (kn_message_comm *)base;
-    kn_message_comm *made = size > 0 ? kn_host_calloc(1, sizeof *made) : NULL;
-    int id;
-    if (made && !kn_message_comm_begin(made, parent->w, size))
-        return NULL;
-    if (!kn_message_next_id(parent, name, &id) || !made)
-        return NULL;
-    kn_message_comm_enter(made, parent, member, size, rank, id, name);
-    return &made->base;
+    kn_message_comm *made = kn_host_calloc(1, sizeof *made);
+    return made && kn_message_comm_begin(made, world, size) ? &made->base : NULL;
 }
 
 static const kn_comm_ops ops = {
     .backend = "comm",
     .run = kn_message_run,
-    .group = group,
+    .make = make,
     .poison = kn_message_ops_poison,
     .culprit = kn_message_ops_culprit,
     .destroy = destroy,
@@ -162,19 +155,18 @@ kn_comm *queues_world(message_queues *o, int rank, int size)
 {
     kn_comm_world *world = kn_comm_world_make();
     comm *w = kn_host_calloc(1, sizeof *w);
-    kn_message_comm *c = kn_host_calloc(1, sizeof *c);
-    if (!world || !w || !c || !kn_message_world_begin(&w->base, &by_post, size) ||
-        !kn_message_comm_begin(c, &w->base, size))
+    if (!world || !w || !kn_message_world_begin(&w->base, &by_post, size))
         return NULL;
-    for (int r = 0; r < size; r++)
-        c->member[r] = r;
-    w->queues = o;
-    w->base.first = &c->base;
-    world->inline_only = true; /* its counts are of the program's order */
     world->backend = w;
+    kn_comm *c = kn_comm_make(world, &ops, size);
+    if (!c)
+        return NULL;
+    w->queues = o;
+    w->base.first = c;
+    world->inline_only = true; /* its counts are of the program's order */
     world->memory = kn_device_memory(KN_CPU);
-    kn_comm_enter(&c->base, world, &ops, rank, size, "world");
-    return &c->base;
+    kn_comm_enter(c, world, &ops, rank, size, "world");
+    return c;
 }
 
 void queues_free(kn_comm *world)
