@@ -45,20 +45,10 @@ bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *fu
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-kn_stream *kn_bucket_compute_stream(const kn_bucket *b)
-{
-    return kn_compute_stream(b->device);
-}
-
 bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s)
 {
     return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
            kn_event_wait(b->computed, s);
-}
-
-int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
-{
-    return b->full != b->master ? (int64_t)b->full->bytes : 0;
 }
 
 /* What was frozen since its forward gets the gradient that this forward recorded. */

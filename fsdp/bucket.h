@@ -137,12 +137,18 @@ struct kn_bucket {
  * (full): copies from stage to full (out), or back. */
 bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
                          bool out);
-kn_stream *kn_bucket_compute_stream(const kn_bucket *b);
+static inline kn_stream *kn_bucket_compute_stream(const kn_bucket *b)
+{
+    return kn_compute_stream(b->device);
+}
 /* s goes on from where the compute stream is now. */
 bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s);
 void kn_bucket_free(kn_bucket *b);
 /* Of its whole parameters while they are gathered; 0 where they are the master. */
-int64_t kn_bucket_gathered_bytes(const kn_bucket *b);
+static inline int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
+{
+    return b->full != b->master ? (int64_t)b->full->bytes : 0;
+}
 /* Bytes of each buffer as the ledger counts them. */
 /* A backward may bring it a gradient; one of b's. */
 bool kn_bucket_param_trains(const kn_bucket_param *p);

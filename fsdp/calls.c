@@ -6,10 +6,42 @@
 /* Whether a backward may follow the forward that begins. */
 static bool recorded(void)
 {
-    bool yes = kn_grad_mode();
-    for (const kn_frame *f = kn_context_get()->frame; f && !yes; f = f->parent)
+    const kn_context *c = kn_context_get();
+    bool yes = !c->no_grad;
+    for (const kn_frame *f = c->frame; f && !yes; f = f->parent)
         yes = f->recorded;
     return yes;
+}
+
+static bool same_shapes(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++) {
+        for (int k = 0; k < u->bucket[i]->params; k++) {
+            const kn_bucket_param *p = &u->bucket[i]->param[k];
+            bool same = p->tensor->ndim == p->ndim;
+            for (int d = 0; same && d < p->ndim; d++)
+                same = p->tensor->shape[d] == p->shape[d];
+            if (!same)
+                return kn_fail("fsdp: the shape of parameter '%s' was changed after its unit was "
+                               "wrapped; change shapes before kn_fsdp_wrap",
+                               p->name);
+        }
+    }
+    return true;
+}
+
+static bool may_begin(const kn_unit *u)
+{
+    if (u->summoned)
+        return kn_fail("fsdp: unit '%s' was called while its parameters are summoned; call "
+                       "kn_summon_end first",
+                       kn_unit_name(u));
+    if (u->state != KN_UNIT_IDLE && u->state != KN_UNIT_FORWARD)
+        return kn_fail("fsdp: unit '%s' is %s, so a forward cannot happen now; a backward begins "
+                       "when all calls of its units are over",
+                       kn_unit_name(u),
+                       u->state == KN_UNIT_PRE_BACKWARD ? "in backward" : "done with backward");
+    return same_shapes(u);
 }
 
 bool kn_call_is_inside(const kn_unit *u)
@@ -29,11 +61,11 @@ static bool group_goes_on(const kn_unit *u, const kn_module_impl *m)
 }
 
 /* A forward of u begins that isn't part of another one: mostly of the root. */
-static void begin_outermost(kn_unit *u)
+static void begin_outermost(kn_unit *u, bool recording)
 {
     kn_schedule_state *s = u->schedule;
     s->outermost = u;
-    s->recording = recorded();
+    s->recording = recording;
     kn_prefetch_begin(u);
     if (!s->recording)
         return;
@@ -50,15 +82,16 @@ bool kn_call_begin(kn_unit *u, const kn_module_impl *m)
         kn_forward_close(s);
         kn_schedule_recover(s);
     }
-    if (!kn_check_forward(u))
+    if (!may_begin(u))
         return false;
+    bool records = recorded();
     if (outermost)
-        begin_outermost(u);
+        begin_outermost(u, records);
     u->state = KN_UNIT_FORWARD;
-    u->ran |= s->recording && recorded();
-    if (u->calls++ == 0 && s->recording && recorded() && !kn_order_begin(&s->order, u))
-        return true;
-    kn_prefetch_note(u);
+    records = records && s->recording;
+    u->ran |= records;
+    if (u->calls++ == 0 && records)
+        kn_order_begin(&s->order, u); /* the call ends where it fails */
     return true;
 }
 

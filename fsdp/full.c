@@ -4,9 +4,9 @@
 #include "fsdp/schedule.h"
 #include "kernels/graph_internal.h"
 
-bool kn_unit_may_train(const kn_unit *u)
+bool kn_unit_may_train_in_full(const kn_unit *u)
 {
-    return !u->set.full || !(kn_grad_mode() || kn_in_backward()) ||
+    return !(kn_grad_mode() || kn_in_backward()) ||
            kn_fail("fsdp: unit '%s' evaluates in full precision: set grad mode off, or call "
                    "kn_fsdp_set_full_precision(module, false) before it trains",
                    kn_unit_name(u));

@@ -22,11 +22,6 @@ void kn_prefetch_begin(kn_unit *u)
     u->begun[trains].count = 0;
 }
 
-bool kn_prefetch_note(kn_unit *u)
-{
-    return append(&u->schedule->outermost->begun[u->schedule->recording], u);
-}
-
 void kn_prefetch_forget(kn_unit *u)
 {
     const bool trains = u->schedule->recording;
@@ -82,6 +77,8 @@ static kn_unit *next_in_forward(const kn_unit *u)
 
 bool kn_prefetch_forward(kn_unit *u)
 {
+    if (!append(&u->schedule->outermost->begun[u->schedule->recording], u))
+        return false;
     if (u->nexts_forward)
         return ahead_of_list(u, u->next_forward, u->nexts_forward, false);
     kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;

@@ -8,7 +8,7 @@
  *   NONE: g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0
  *
  * The verbs are in verbs.c: unshard issues a unit's gather, wait makes the compute stream wait for
- * it, reshard releases the whole parameters, reduce issues the reduction of the gradients.
+ * it, gather does both, reshard releases the whole parameters, reduce issues the reduction of the gradients.
  * prefetch.c unshards the next unit. Calls of modules run the two hooks of forward (calls.c counts
  * them). Those of backward, kn_pre_backward and kn_post_backward, are turns, which all ranks take
  * in the same order: the forward just run, which is the same on all of them, walked from its end
@@ -28,7 +28,7 @@ static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
     if (!kn_schedule_of(u) || !kn_unit_may_train(u) ||
         !(replay ? kn_turns_come_to(u) : kn_call_begin(u, m)))
         return false;
-    if (kn_unit_unshard(u) && kn_unit_wait(u) && !replay)
+    if (kn_unit_gather(u) && !replay)
         kn_prefetch_forward(u);
     if (kn_ok())
         kn_unit_cast_inputs(u, in);

@@ -92,11 +92,6 @@ bool kn_lanes_join(kn_schedule_state *s, bool away);
 void kn_lanes_leave(kn_schedule_state *s);
 void kn_lanes_sync(kn_lanes *l); /* the host waits for all of its streams */
 
-/* checks.c: false with an error message where u can't begin a forward, or where a backward can't
- * have reached it. */
-bool kn_check_forward(const kn_unit *u);
-bool kn_check_backward(const kn_unit *u);
-
 /* calls.c: m of u is called. False where the call may not begin: what was before is over then
  * (kn_forward_close, kn_schedule_recover), and nothing else has changed. */
 bool kn_call_begin(kn_unit *u, const kn_module_impl *m);
@@ -110,13 +105,12 @@ void kn_forward_end(kn_schedule_state *s);
  * forward is over, unless a call still runs. NULL is fine. */
 void kn_forward_close(kn_schedule_state *s);
 
-/* prefetch.c: issues the gather of the units after u, as lists, options and .max_gathers say. */
+/* prefetch.c: issues the gather of the units after u, as lists, options and .max_gathers say; a
+ * forward of u begins, which the order of forwards notes. */
 bool kn_prefetch_forward(kn_unit *u);
 bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when);
-/* The order of forwards in an outermost call: a call of u begins, a forward of u in it, the order
- * isn't known, freed. */
+/* The order of forwards in an outermost call: a call of u begins, the order isn't known, freed. */
 void kn_prefetch_begin(kn_unit *u);
-bool kn_prefetch_note(kn_unit *u);
 void kn_prefetch_forget(kn_unit *u);
 void kn_prefetch_free(kn_unit *u);
 

@@ -36,12 +36,28 @@ bool kn_turns_come_to(kn_unit *u)
     return kn_unit_unshard_in_backward(u);
 }
 
+static bool may_come(const kn_unit *u)
+{
+    if (!u->schedule)
+        return kn_fail("fsdp: backward reached unit '%s', which has had no forward since it was "
+                       "wrapped; call the wrapped module, then kn_backward on its result",
+                       kn_unit_name(u));
+    if (u->summoned)
+        return kn_fail("fsdp: backward reached unit '%s' while its parameters are summoned; call "
+                       "kn_summon_end first",
+                       kn_unit_name(u));
+    return u->state != KN_UNIT_FORWARD ||
+           kn_fail("fsdp: unit '%s' is in forward, so a backward cannot happen now; a backward "
+                   "begins when all calls of its units are over",
+                   kn_unit_name(u));
+}
+
 void kn_turns_reach(void *unit)
 {
     kn_unit *u = unit;
     if (u->schedule && !u->summoned)
         kn_forward_close(u->schedule);
-    if (kn_check_backward(u))
+    if (may_come(u))
         kn_turns_come_to(u);
 }
 
@@ -59,7 +75,7 @@ void kn_turns_complete(void *unit)
 {
     kn_unit *u = unit;
     if (!u->schedule) {
-        kn_check_backward(u);
+        may_come(u);
         return;
     }
     if (!begin_backward(u->schedule))

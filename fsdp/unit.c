@@ -1,11 +1,6 @@
 /* fsdp/unit.c: facts about a unit. */
 #include "fsdp/build.h"
 
-kn_unit *kn_unit_of(const kn_module_impl *m)
-{
-    return m && m->unit ? m->unit->unit : NULL;
-}
-
 typedef struct each {
     kn_module_impl *root;
     bool (*fn)(kn_unit *u, void *arg);
@@ -65,11 +60,6 @@ bool kn_unit_keeps(const kn_unit *u)
 {
     kn_strategy s = u->options.strategy;
     return s == KN_SHARD_GRAD_OP || s == KN_HYBRID_SHARD_GRAD_OP;
-}
-
-bool kn_unit_needed_in_backward(const kn_unit *u)
-{
-    return u->set.unshard_in_backward || u->replays;
 }
 
 kn_unit *kn_unit_outermost(kn_unit *u)

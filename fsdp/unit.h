@@ -74,7 +74,10 @@ struct kn_unit {
     struct kn_summoned *summoned;
 };
 
-kn_unit *kn_unit_of(const kn_module_impl *m); /* NULL if m is none */
+static inline kn_unit *kn_unit_of(const kn_module_impl *m) /* NULL if m is none */
+{
+    return m && m->unit ? m->unit->unit : NULL;
+}
 const char *
 kn_unit_name(const kn_unit *u); /* path of its first module, or its class for the root */
 
@@ -85,6 +88,7 @@ bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, co
 /* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
 bool kn_unit_unshard(kn_unit *u); /* issues the gather, unless that was done */
 bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather, if one was issued */
+bool kn_unit_gather(kn_unit *u);  /* both */
 bool kn_unit_reshard(kn_unit *u); /* releases whole parameters, slices too */
 bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the options say */
 bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
@@ -111,7 +115,10 @@ bool kn_unit_holds(const kn_unit *u, unsigned where);
 /* agree.c: the running backward came to u: ranks have to agree on it later where gradients wait. */
 bool kn_unit_note_backward(kn_unit *u);
 /* Whether backward needs the whole parameters. */
-bool kn_unit_needed_in_backward(const kn_unit *u);
+static inline bool kn_unit_needed_in_backward(const kn_unit *u)
+{
+    return u->set.unshard_in_backward || u->replays;
+}
 /* The unit around all of u's tree. */
 kn_unit *kn_unit_outermost(kn_unit *u);
 /* Whether the strategy keeps parameters gathered between forward and backward. */
@@ -131,9 +138,13 @@ void kn_unit_leave(void *unit, kn_module_impl *m);
  * full precision, or again those that compute. */
 bool kn_unit_show_buffers(kn_unit *u, bool full);
 
-/* full.c. A backward, or a forward that one follows, finds u in the precision in which it trains;
- * else an error. */
-bool kn_unit_may_train(const kn_unit *u);
+/* A backward, or a forward that one follows, finds u in the precision in which it trains; else an
+ * error (full.c). */
+bool kn_unit_may_train_in_full(const kn_unit *u);
+static inline bool kn_unit_may_train(const kn_unit *u)
+{
+    return !u->set.full || kn_unit_may_train_in_full(u);
+}
 
 /* precision.c */
 bool kn_unit_cast_inputs(kn_unit *u, kn_values *in);

@@ -50,10 +50,14 @@ bool kn_unit_wait(kn_unit *u)
     return kn_ok();
 }
 
+bool kn_unit_gather(kn_unit *u)
+{
+    return kn_unit_unshard(u) && kn_unit_wait(u);
+}
+
 bool kn_unit_unshard_in_backward(kn_unit *u)
 {
-    return !kn_unit_needed_in_backward(u) ||
-           (kn_unit_may_train(u) && kn_unit_unshard(u) && kn_unit_wait(u));
+    return !kn_unit_needed_in_backward(u) || (kn_unit_may_train(u) && kn_unit_gather(u));
 }
 
 static bool reshard(kn_unit *u, int keep)
