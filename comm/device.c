@@ -9,6 +9,7 @@
  * Agreements, barriers and counts of the hosts go through their own communicator in both cases. */
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
+#include "kernels/environment.h"
 #include "kernels/kernels_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -226,12 +227,11 @@ void kn_comm_device_place(int local_rank, int local_size, bool replace)
     setenv("LOCAL_WORLD_SIZE", text, replace);
 }
 
-static int64_t launcher_number(const char *name, long least)
+/* -1: not set, or an error. */
+static int64_t launcher_number(const char *name, int64_t least)
 {
-    const char *text = getenv(name);
-    char *end = NULL;
-    long n = text ? strtol(text, &end, 10) : 0;
-    return text && *text && !*end && n >= least && n <= 1 << 20 ? n : -1;
+    int64_t n = -1;
+    return kn_env_number(name, least, 1 << 20, &n) ? n : -1;
 }
 
 /* What the launcher says of this rank's machine, which is of the world; 0: nothing. */

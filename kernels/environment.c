@@ -39,6 +39,16 @@ bool kn_parse_size(const char *text, int64_t *bytes)
     return true;
 }
 
+bool kn_parse_number(const char *text, int64_t least, int64_t most, int64_t *value)
+{
+    const char *rest;
+    int64_t n;
+    if (!digits(text, &n, &rest) || *rest || n < least || n > most)
+        return false;
+    *value = n;
+    return true;
+}
+
 static const char *value_of(const char *name)
 {
     const char *text = getenv(name);
@@ -56,15 +66,10 @@ bool kn_env_size(const char *name, int64_t *bytes)
 
 bool kn_env_number(const char *name, int64_t least, int64_t most, int64_t *value)
 {
-    const char *text = value_of(name), *rest;
-    int64_t n;
-    if (!text)
-        return true;
-    if (!digits(text, &n, &rest) || *rest || n < least || n > most)
-        return kn_fail("%s=%s: must be a number from %lld to %lld", name, text, (long long)least,
-                       (long long)most);
-    *value = n;
-    return true;
+    const char *text = value_of(name);
+    return !text || kn_parse_number(text, least, most, value) ||
+           kn_fail("%s=%s: must be a number from %lld to %lld", name, text, (long long)least,
+                   (long long)most);
 }
 
 bool kn_env_switch(const char *name, bool *on)

@@ -11,6 +11,9 @@
  * or alone. False for anything else, and for values beyond int64_t. */
 bool kn_parse_size(const char *text, int64_t *bytes);
 
+/* Digits and nothing else, from least to most; else false, and *value stays. */
+bool kn_parse_number(const char *text, int64_t least, int64_t most, int64_t *value);
+
 bool kn_env_size(const char *name, int64_t *bytes);
 bool kn_env_number(const char *name, int64_t least, int64_t most, int64_t *value);
 bool kn_env_switch(const char *name, bool *on); /* 1 or 0 */

@@ -3,6 +3,7 @@
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
 #include "kernels/choices.h"
+#include "kernels/environment.h"
 #include "kernels/error_internal.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -112,15 +113,13 @@ typedef struct options {
 
 static bool parse_count(const char *name, const char *text, int most, int *value)
 {
-    char *end = NULL;
-    errno = 0;
-    long n = text ? strtol(text, &end, 10) : 0;
+    int64_t n;
     if (!text || *text == 0)
         return kn_fail("%s needs a number from 1 to %d, for example %s 2", name, most, name);
-    if (*end || errno || n < 1 || n > most)
+    if (!kn_parse_number(text, 1, most, &n))
         return kn_fail("%s %s: must be a number from 1 to %d", name, text, most);
     if (*value && *value != n)
-        return kn_fail("%s %ld contradicts the %d given before: give it once", name, n, *value);
+        return kn_fail("%s %d contradicts the %d given before: give it once", name, (int)n, *value);
     *value = (int)n;
     return true;
 }
@@ -183,23 +182,27 @@ static bool read_environment(options *o)
 
 static double given_timeout; /* to kn_init; 0: none */
 
+/* KNAP_TIMEOUT, or where it isn't set 60; false if it is none. */
+static bool read_timeout(double *seconds)
+{
+    const char *text = getenv("KNAP_TIMEOUT");
+    char *end = "";
+    *seconds = text && *text ? strtod(text, &end) : 60;
+    return *end == 0 && *seconds > 0;
+}
+
 double kn_comm_default_timeout(void)
 {
-    if (given_timeout > 0)
-        return given_timeout;
-    const char *text = getenv("KNAP_TIMEOUT");
-    char *end = NULL;
-    double seconds = text ? strtod(text, &end) : 0;
-    return text && *text && *end == 0 && seconds > 0 ? seconds : 60;
+    double seconds;
+    return given_timeout > 0 ? given_timeout : read_timeout(&seconds) ? seconds : 60;
 }
 
 static bool check_timeout(void)
 {
-    const char *text = getenv("KNAP_TIMEOUT");
-    char *end = NULL;
-    double seconds = text ? strtod(text, &end) : 0;
-    return !text || !*text || (*end == 0 && seconds > 0) ||
-           kn_fail("KNAP_TIMEOUT %s: must be a number of seconds above 0, for example 60", text);
+    double seconds;
+    return read_timeout(&seconds) ||
+           kn_fail("KNAP_TIMEOUT %s: must be a number of seconds above 0, for example 60",
+                   getenv("KNAP_TIMEOUT"));
 }
 
 /* ---- launchers ------------------------------------------------------------------------------- */
@@ -216,23 +219,20 @@ static bool started_by_supervisor(void)
     return getenv("KNAP_RANK") != NULL;
 }
 
-static int environment_number(const char *name)
-{
-    const char *text = getenv(name);
-    char *end = NULL;
-    long n = text ? strtol(text, &end, 10) : -1;
-    return text && *text && *end == 0 && n >= 0 && n <= 1 << 20 ? (int)n : -1;
-}
-
 static kn_comm *join_supervisor(const options *o)
 {
-    int rank = environment_number("KNAP_RANK"), size = environment_number("KNAP_WORLD");
-    int fd = environment_number("KNAP_LOCAL_FD");
+    int64_t n[3] = { -1, -1, -1 };
+    bool known = kn_env_number("KNAP_RANK", 0, KN_LOCAL_MAX_RANKS - 1, &n[0]) &&
+                 kn_env_number("KNAP_WORLD", 1, KN_LOCAL_MAX_RANKS, &n[1]) &&
+                 kn_env_number("KNAP_LOCAL_FD", 0, INT32_MAX, &n[2]);
+    const int rank = (int)n[0], size = (int)n[1], fd = (int)n[2];
     /* a child of this process is not this rank */
     started_here = true;
     unsetenv("KNAP_RANK");
     unsetenv("KNAP_WORLD");
     unsetenv("KNAP_LOCAL_FD");
+    if (!known)
+        return NULL;
     if ((o->ranks && o->ranks != size) || o->threads)
         return kn_fail_null(
             "--%s given to rank %d of %d: give it to the program that starts the ranks",

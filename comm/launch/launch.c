@@ -1,6 +1,7 @@
 /* comm/launch/launch.c: ranks of other launchers, recognized by their environment. */
 #include "comm/launch/launch.h"
 #include "comm/local/local.h"
+#include "kernels/environment.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,25 +22,13 @@ static const struct source {
 };
 enum { SOURCES = sizeof sources / sizeof *sources, MOST = 1 << 16, TRIES = 8 };
 
-/* Digits and nothing else, from least to most. */
-static bool parse_number(const char *text, int64_t least, int64_t most, int *value)
-{
-    errno = 0;
-    long long n = strtoll(text, NULL, 10);
-    if (!*text || strspn(text, "0123456789") != strlen(text) || errno || n < least || n > most)
-        return false;
-    *value = (int)n;
-    return true;
-}
-
 /* *value: -1 if the variable is not set. */
 static bool read_number(const char *name, int64_t least, int64_t most, int *value)
 {
-    const char *text = name ? getenv(name) : NULL;
-    *value = -1;
-    return !text || parse_number(text, least, most, value) ||
-           kn_fail("%s=%s: must be a number from %lld to %lld", name, text, (long long)least,
-                   (long long)most);
+    int64_t n = -1;
+    bool ok = !name || kn_env_number(name, least, most, &n);
+    *value = (int)n;
+    return ok;
 }
 
 static bool read_source(const struct source *s, kn_launch *l)
@@ -123,10 +112,10 @@ static bool read_rendezvous(kn_launch *l, const char *text)
     const char *job = getenv("KNAP_JOB"), *slurm = getenv("SLURM_JOB_ID"),
                *step = getenv("SLURM_STEP_ID"), *colon = strrchr(text, ':');
     kn_tcp_place *p = &l->place;
-    int port = 0;
+    int64_t port = 0;
     bool file = strncmp(text, "file:/", 6) == 0;
     bool tcp = strncmp(text, "tcp:", 4) == 0 && colon > text + 4 &&
-               parse_number(colon + 1, 1, 65535, &port);
+               kn_parse_number(colon + 1, 1, 65535, &port);
     const char *from = text + (file ? 5 : 4);
     int length = (int)(file ? strlen(from) : tcp ? (size_t)(colon - from) : 0);
     if (tcp && *from == '[' && colon[-1] == ']') { /* of IPv6 */
