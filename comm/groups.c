@@ -3,6 +3,30 @@
 #include "comm/comm_internal.h"
 #include <string.h>
 
+kn_comm *kn_comm_make(kn_comm_world *world, const kn_comm_ops *ops, int size)
+{
+    kn_comm *c = ops->make(world, size);
+    if (!c)
+        return NULL;
+    c->ops = ops;
+    c->world = world;
+    c->member = kn_host_calloc((size_t)size, sizeof *c->member);
+    for (int r = 0; c->member && r < size; r++)
+        c->member[r] = r;
+    if (c->member)
+        return c;
+    kn_comm_drop(c);
+    return NULL;
+}
+
+void kn_comm_drop(kn_comm *c)
+{
+    if (!c)
+        return;
+    kn_host_free(c->member);
+    c->ops->destroy(c);
+}
+
 kn_comm *kn_comm_dup(kn_comm *c, const char *name)
 {
     return kn_comm_split(c, 0, 0, name); /* equal keys: in the order of c's ranks */

@@ -69,8 +69,6 @@ bool kn_classes_known(const kn_fsdp_wrap_options *o, kn_module_impl *m);
 bool kn_choose_recompute(const kn_fsdp_wrap_options *o, kn_module_impl *m);
 /* claims.c: "a, b" names name. NULL names nothing. */
 bool kn_listed(const char *list, const char *name);
-/* Whether m lies in the subtree of one of the modules. */
-bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules);
 /* .ignored_modules lists m, or a module around it. */
 bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m);
 

@@ -13,15 +13,6 @@ bool kn_listed(const char *list, const char *name)
     return false;
 }
 
-bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
-{
-    for (; m; m = m->parent)
-        for (int i = 0; i < modules; i++)
-            if (m == module[i])
-                return true;
-    return false;
-}
-
 bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m)
 {
     for (; m && o->ignored_modules; m = m->parent)

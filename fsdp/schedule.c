@@ -8,12 +8,12 @@
  *   NONE: g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 g0 B0 s0
  *
  * The verbs are in verbs.c: unshard issues a unit's gather, wait makes the compute stream wait for
- * it, gather does both, reshard releases the whole parameters, reduce issues the reduction of the gradients.
- * prefetch.c unshards the next unit. Calls of modules run the two hooks of forward (calls.c counts
- * them). Those of backward, kn_pre_backward and kn_post_backward, are turns, which all ranks take
- * in the same order: the forward just run, which is the same on all of them, walked from its end
- * (order.c), whatever branches their backwards take. The engine's news let the turns go on
- * (turns.c).
+ * it, gather does both; reshard releases the whole parameters, reduce issues the reduction of the
+ * gradients. prefetch.c unshards the next unit. Calls of modules run the two hooks of forward
+ * (calls.c counts them). Those of backward, kn_pre_backward and kn_post_backward, are turns, which
+ * all ranks take in the same order: the forward just run, which is the same on all of them, walked
+ * from its end (order.c), whatever branches their backwards take. The engine's news let the turns
+ * go on (turns.c).
  *
  * A gather waits for what compute has been given when it is issued: the bytes that it takes are
  * those that earlier kernels gave back. So g1 above begins after F0; a gather that is to run beside

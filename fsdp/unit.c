@@ -1,5 +1,14 @@
 /* fsdp/unit.c: facts about a unit. */
-#include "fsdp/build.h"
+#include "fsdp/unit.h"
+
+bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
+{
+    for (; m; m = m->parent)
+        for (int i = 0; i < modules; i++)
+            if (m == module[i])
+                return true;
+    return false;
+}
 
 typedef struct each {
     kn_module_impl *root;

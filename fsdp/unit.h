@@ -81,6 +81,8 @@ static inline kn_unit *kn_unit_of(const kn_module_impl *m) /* NULL if m is none 
 const char *
 kn_unit_name(const kn_unit *u); /* path of its first module, or its class for the root */
 
+/* Whether m lies in the subtree of one of the modules. */
+bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules);
 /* fn for each unit at and below root once, children first, until one gives false. what: for the
  * error where there is none; NULL: that is none. */
 bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, const char *what);
