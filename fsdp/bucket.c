@@ -19,28 +19,35 @@ void kn_turn_back(kn_tensor *t, kn_location was)
 
 /* ---- between the shards and whole parameters ------------------------------------------------- */
 
-bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
-                         bool out)
+bool kn_bucket_move_chunk(const kn_bucket *b, kn_stream *s, int shard, void *chunk, void *full,
+                          kn_dtype t, bool out)
 {
     const kn_layout *l = &b->layout;
     size_t size = kn_dtype_size(t);
     for (int i = 0; i < l->params; i++) {
-        for (int r = 0; r < l->shards; r++) {
-            kn_interval p = kn_layout_part(l, i, r);
-            if (p.blocks == 0 || p.count == 0)
-                continue;
-            int64_t shape[2] = { p.blocks, p.count };
-            kn_array part =
-                kn_array_make((char *)stage + (size_t)(r * l->shard + p.at) * size, t, 2, shape);
-            kn_array whole =
-                kn_array_make((char *)full + (size_t)(l->offset[i] + p.start) * size, t, 2, shape);
-            whole.stride[0] = p.stride;
-            kn_copy_args args = { out ? whole : part, out ? part : whole };
-            if (!KN_LAUNCH(s, KN_K_COPY, args))
-                return false;
-        }
+        kn_interval p = kn_layout_part(l, i, shard);
+        if (p.blocks == 0 || p.count == 0)
+            continue;
+        int64_t shape[2] = { p.blocks, p.count };
+        kn_array part = kn_array_make((char *)chunk + (size_t)p.at * size, t, 2, shape);
+        kn_array whole =
+            kn_array_make((char *)full + (size_t)(l->offset[i] + p.start) * size, t, 2, shape);
+        whole.stride[0] = p.stride;
+        kn_copy_args args = { out ? whole : part, out ? part : whole };
+        if (!KN_LAUNCH(s, KN_K_COPY, args))
+            return false;
     }
     return true;
+}
+
+bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
+                         bool out)
+{
+    size_t bytes = (size_t)b->layout.shard * kn_dtype_size(t);
+    bool ok = true;
+    for (int r = 0; ok && r < b->layout.shards; r++)
+        ok = kn_bucket_move_chunk(b, s, r, (char *)stage + (size_t)r * bytes, full, t, out);
+    return ok;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */

@@ -137,6 +137,9 @@ struct kn_bucket {
  * (full): copies from stage to full (out), or back. */
 bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *full, kn_dtype t,
                          bool out);
+/* The same of one rank's chunk. */
+bool kn_bucket_move_chunk(const kn_bucket *b, kn_stream *s, int shard, void *chunk, void *full,
+                          kn_dtype t, bool out);
 static inline kn_stream *kn_bucket_compute_stream(const kn_bucket *b)
 {
     return kn_compute_stream(b->device);

@@ -6,6 +6,7 @@
  *   per parameter  each parameter is cut on its own, into ceil(rows / shards) rows a rank; a rank's
  *                  shard is its part of p0, then its part of p1, ... */
 #include "kernels/error.h"
+#include "fsdp/kinds.h"
 #include "fsdp/layout.h"
 #include <string.h>
 
@@ -59,9 +60,10 @@ static void cut_chunks(kn_layout *l)
         }
 }
 
-static void make_flat(kn_layout *l)
+static bool make_flat(kn_layout *l, const kn_layout_param *param)
 {
     int64_t at = 0;
+    (void)param;
     for (int i = 0; i < l->params; i++) {
         l->offset[i] = at;
         at += align_up(l->numel[i]);
@@ -70,6 +72,7 @@ static void make_flat(kn_layout *l)
     l->full_numel = l->shard * l->shards;
     l->zero_copy = true;
     cut_chunks(l);
+    return true;
 }
 
 /* ---- ragged: choosing the chunk -------------------------------------------------------------- */
@@ -265,6 +268,12 @@ static bool make_per_param(kn_layout *l, const kn_layout_param *param)
 
 /* ---- the interface --------------------------------------------------------------------------- */
 
+static bool (*const make[KN_LAYOUT_COUNT])(kn_layout *l, const kn_layout_param *param) = {
+#define ROW(id, name, shown, make) [KN_LAYOUT_##id] = make,
+    KN_LAYOUTS(ROW)
+#undef ROW
+};
+
 bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *param, int params,
                     int shards)
 {
@@ -283,11 +292,8 @@ bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *pa
         goto fail;
     for (int i = 0; i < params; i++)
         l->numel[i] = kn_shape_numel(param[i].ndim, param[i].shape);
-    if (l->kind == KN_LAYOUT_FLAT)
-        make_flat(l);
-    else if (!(l->kind == KN_LAYOUT_RAGGED ? make_ragged(l, param) : make_per_param(l, param)))
-        goto fail;
-    return true;
+    if (make[l->kind](l, param))
+        return true;
 
 fail:
     kn_layout_free(l);

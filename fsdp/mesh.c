@@ -2,7 +2,14 @@
  * one shard group follow each other (they gather and reduce together, on one machine if it has
  * room), and those that hold the same shard are `shards` apart. */
 #include "comm/comm_internal.h"
+#include "fsdp/kinds.h"
 #include "fsdp/mesh.h"
+
+static const kn_mesh_of mesh_of[KN_STRATEGY_COUNT] = {
+#define ROW(id, name, mesh, keeps) [KN_##id] = mesh,
+    KN_STRATEGIES(ROW)
+#undef ROW
+};
 
 static bool divides(int part, const char *what, int n)
 {
@@ -15,11 +22,12 @@ bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm)
     if (!kn_ok() || !kn_given(mesh, "kn_fsdp_mesh", "the mesh") ||
         (!comm && !kn_comm_default(&comm, "kn_fsdp_mesh")))
         return false;
-    bool hybrid = strategy == KN_HYBRID_SHARD || strategy == KN_HYBRID_SHARD_GRAD_OP;
     int n = kn_comm_size(comm), r = mesh->replicas, s = mesh->shards;
     if ((unsigned)strategy >= KN_STRATEGY_COUNT)
         return kn_fail("fsdp: .strategy = %u is none of its values; see fsdp/fsdp.h",
                        (unsigned)strategy);
+    bool hybrid = mesh_of[strategy] == KN_MESH_OF_MACHINES;
+    bool alone = mesh_of[strategy] == KN_MESH_OF_ONE;
     if (r < 0 || s < 0)
         return kn_fail("fsdp: a mesh of %d replicas of %d shards: neither may be negative", r, s);
     if (hybrid && !r && !s) /* machines are replicas */
@@ -29,7 +37,7 @@ bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm)
                                   "--shards, --replicas), two numbers whose product is the %d "
                                   "ranks",
                                   n);
-    if (strategy == KN_NO_SHARD && (s > 1 || (r && r != n)))
+    if (alone && (s > 1 || (r && r != n)))
         return kn_fail("fsdp: KN_NO_SHARD (--strategy no_shard) on %d ranks is %d replicas of 1 "
                        "shard, not %d replicas of %d shards; leave the mesh out (.mesh, "
                        "--replicas, --shards)",
@@ -40,7 +48,7 @@ bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm)
         return kn_fail("fsdp: %d replicas of %d shards (.mesh, --replicas, --shards) on %d ranks: "
                        "their product must be %d; leave one of them out",
                        r, s, n, n);
-    r = strategy == KN_NO_SHARD ? n : r ? r : s ? n / s : 1;
+    r = alone ? n : r ? r : s ? n / s : 1;
     *mesh = (kn_mesh){ .replicas = r, .shards = n / r };
     return true;
 }

@@ -4,13 +4,19 @@
  *       flat: 4608 elements + 16 padding, 2312 a shard (this is 1 of 2), f32, sharded
  *         transformer.wte.weight [37,24]: 888 of 888 here
  *     transformer.h.0 gpt_block: unit, ... */
+#include "fsdp/kinds.h"
 #include "fsdp/unit.h"
 
 static const char *const strategy_name[KN_STRATEGY_COUNT] = {
-    "full_shard", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_grad_op",
+#define ROW(id, name, ...) [KN_##id] = name,
+    KN_STRATEGIES(ROW)
+#undef ROW
 };
-static const char *const layout_name[KN_LAYOUT_COUNT] = { "flat", "flat", "per parameter",
-                                                          "ragged" };
+static const char *const layout_name[KN_LAYOUT_COUNT] = {
+#define ROW(id, name, shown, make) [KN_LAYOUT_##id] = shown,
+    KN_LAYOUTS(ROW)
+#undef ROW
+};
 
 const char *kn_fsdp_event_name(kn_fsdp_event_kind kind)
 {

@@ -1,4 +1,5 @@
 /* fsdp/unit.c: facts about a unit. */
+#include "fsdp/kinds.h"
 #include "fsdp/unit.h"
 
 bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
@@ -67,8 +68,12 @@ bool kn_unit_holds(const kn_unit *u, unsigned where)
 
 bool kn_unit_keeps(const kn_unit *u)
 {
-    kn_strategy s = u->options.strategy;
-    return s == KN_SHARD_GRAD_OP || s == KN_HYBRID_SHARD_GRAD_OP;
+    static const bool keeps[KN_STRATEGY_COUNT] = {
+#define ROW(id, name, mesh, keeps) [KN_##id] = keeps,
+        KN_STRATEGIES(ROW)
+#undef ROW
+    };
+    return keeps[u->options.strategy];
 }
 
 kn_unit *kn_unit_outermost(kn_unit *u)

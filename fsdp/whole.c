@@ -36,31 +36,7 @@ static bool move(const kn_whole *w, void *dst, kn_device to, const void *src, kn
 static bool clear(const kn_whole *w, void *p, kn_dtype t, int64_t count)
 {
     kn_fill_args args = { kn_array_make(p, t, 1, &count), 0, 0 };
-    if (w->place != KN_CPU)
-        return count == 0 || KN_LAUNCH(stream_of(w), KN_K_FILL, args);
-    memset(p, 0, (size_t)count * kn_dtype_size(t));
-    return true;
-}
-
-/* A part of a parameter, packed, becomes its elements of the whole one (paste), or the other
- * way. */
-static bool move_part(const kn_whole *w, kn_interval part, char *full, char *packed, kn_dtype t,
-                      bool paste)
-{
-    size_t size = kn_dtype_size(t);
-    if (w->place == KN_CPU) {
-        if (paste)
-            kn_interval_paste(part, full, packed, size);
-        else
-            kn_interval_cut(part, packed, full, size);
-        return true;
-    }
-    int64_t shape[2] = { part.blocks, part.count };
-    kn_array in = kn_array_make(packed, t, 2, shape);
-    kn_array out = kn_array_make(full + (size_t)part.start * size, t, 2, shape);
-    out.stride[0] = part.stride;
-    kn_copy_args args = { paste ? out : in, paste ? in : out };
-    return part.blocks == 0 || part.count == 0 || KN_LAUNCH(stream_of(w), KN_K_COPY, args);
+    return count == 0 || KN_LAUNCH(stream_of(w), KN_K_FILL, args);
 }
 
 /* ---- chunks: one rank's shard of a bucket ---------------------------------------------------- */
@@ -78,24 +54,10 @@ static char *chunk_in(const kn_bucket *b, const kn_storage *full, kn_dtype t, in
     return (char *)full->data + (size_t)s * chunk_bytes(b, t);
 }
 
-static bool move_chunk(const kn_whole *w, const kn_storage *full, kn_dtype t, int s, char *chunk,
-                       bool paste)
-{
-    const kn_layout *l = &w->bucket->layout;
-    size_t size = kn_dtype_size(t);
-    bool ok = true;
-    for (int i = 0; ok && i < l->params; i++) {
-        kn_interval part = kn_layout_part(l, i, s);
-        ok = move_part(w, part, (char *)full->data + (size_t)l->offset[i] * size,
-                       chunk + (size_t)part.at * size, t, paste);
-    }
-    return ok;
-}
-
 static bool cut_chunk(const kn_whole *w, const kn_storage *full, kn_dtype t, int s, char *chunk)
 {
     return clear(w, chunk, t, w->bucket->layout.shard) /* padding */ &&
-           move_chunk(w, full, t, s, chunk, false);
+           kn_bucket_move_chunk(w->bucket, stream_of(w), s, chunk, full->data, t, false);
 }
 
 static bool send(const kn_whole *w, char *chunk, kn_dtype t, int root)
@@ -121,7 +83,8 @@ static bool gather_chunks(const kn_whole *w, kn_storage *full, const kn_storage 
             return false;
         if (b->shards > 1 && !send(w, chunk, t, s))
             return false;
-        if (!b->layout.zero_copy && !full->released && !move_chunk(w, full, t, s, chunk, true))
+        if (!b->layout.zero_copy && !full->released &&
+            !kn_bucket_move_chunk(b, stream_of(w), s, chunk, full->data, t, true))
             return false;
     }
     return true;

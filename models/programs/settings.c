@@ -1,6 +1,7 @@
 /* models/programs/settings.c: the options that every trainer has, and the values derived from them.
  * Their rows generate the parser, --help, and a checkpoint's record. KN_OF_TRAINING are all options
  * that affect a bit of the result, KN_OF_RUN those that only divide a run's work among ranks. */
+#include "fsdp/kinds.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
 #include "models/programs/report.h"
@@ -46,14 +47,13 @@ const kn_option settings_ranks[] = {
 const kn_option settings_sharding[] = {
     { "sharding", KN_OPTION_HEADING },
     { "strategy", KN_OPTION_CHOICE, AT(strategy), "full_shard", "tensors that ranks divide",
-      .choices = "full_shard|shard_grad_op|no_shard|hybrid_shard|hybrid_shard_grad_op",
-      .of = KN_OF_RUN },
+      .choices = KN_KIND_CHOICES(KN_STRATEGIES), .of = KN_OF_RUN },
     { "replicas", KN_OPTION_INT, AT(replicas), NULL, "groups that each hold the whole model",
       .min = 1, .max = 4096, .note = "1, or ranks / shards", .of = KN_OF_RUN },
     { "shards", KN_OPTION_INT, AT(shards), NULL, "ranks of such a group", .min = 1, .max = 4096,
       .note = "ranks / replicas; hybrid: a machine's", .of = KN_OF_RUN },
     { "layout", KN_OPTION_CHOICE, AT(layout), "flat", "how parameters are cut into shards",
-      .choices = "flat|per_param|ragged", .of = KN_OF_RUN },
+      .choices = KN_KIND_CHOICES(KN_LAYOUTS), .of = KN_OF_RUN },
     { "wrap", KN_OPTION_CHOICE, AT(wrap), "block", "modules that are gathered together",
       .choices = "block|size", .of = KN_OF_RUN },
     { "wrap-size", KN_OPTION_INT, AT(wrap_size), "100000000",
