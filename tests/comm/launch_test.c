@@ -80,18 +80,10 @@ KN_TEST(launch, contradictions)
     check_refused_lines(lines, sizeof lines / sizeof *lines);
 }
 
-KN_TEST(launch, ranks_that_do_not_come)
+KN_TEST(launch, a_second_rank_0_is_an_error)
 {
-    static result r[3];
-    for (int rank = 0; rank < 2; rank++) {
-        start_local_rank(&r[0], rank, 2, "KNAP_TIMEOUT=0.2 ok");
-        finish(&r[0]);
-        KN_CHECK(r[0].status == 1, "%d", r[0].status);
-        KN_CHECK(strstr(r[0].errors, rank == 0 ? "waited 0.2 s, and rank 1 did not come"
-                                               : "waited 0.2 s for rank 0 to come"),
-                 "%s", r[0].errors);
-    }
-    for (int k = 0; k < 2; k++) /* the same rank twice: the second is an error */
+    static result r[2];
+    for (int k = 0; k < 2; k++)
         start_local_rank(&r[k], 0, 2, "ok");
     order_by_end(&r[0], &r[1]);
     kill(r[0].pid, SIGKILL); /* it would wait for rank 1 */
@@ -101,35 +93,6 @@ KN_TEST(launch, ranks_that_do_not_come)
                  strstr(r[1].errors, "another rank 0 of this user is there"),
              "%s", r[1].errors);
     KN_CHECK(r[0].status == 1009, "%d: %s", r[0].status, r[0].errors);
-}
-
-/* Starts these ranks of the sizes, as long as rank 0 runs out of time before the others are there.
- * All end with status 1, rank 0 and one of the others with the text. */
-static void two_say(const int (*rank_and_size)[2], int n, const char *text)
-{
-    static result r[3];
-    int said = 0;
-    for (double seconds = 0.6; said != 2; seconds *= 2) {
-        said = 0;
-        for (int k = 0; k < n; k++)
-            start_local_rank(&r[k], rank_and_size[k][0], rank_and_size[k][1], hasty_words(seconds));
-        for (int k = 0; k < n; k++) {
-            finish(&r[k]);
-            KN_CHECK(r[k].status == 1, "%d", r[k].status);
-            said += strstr(r[k].errors, text) != NULL;
-        }
-        KN_CHECK(said == 2 || ran_out_of(r[0].errors, seconds), "%s%s%s", r[0].errors, r[1].errors,
-                 n > 2 ? r[2].errors : "");
-    }
-    KN_CHECK(strstr(r[0].errors, text) && strstr(r[0].errors, " did not come"), "%s", r[0].errors);
-}
-
-/* A wrong rank gets an error, and rank 0 keeps waiting, and then says why, too. */
-KN_TEST(launch, wrong_ranks)
-{
-    two_say((const int[][2]){ { 0, 2 }, { 1, 3 } }, 2, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1");
-    two_say((const int[][2]){ { 0, 3 }, { 1, 3 }, { 1, 3 } }, 3,
-            "two processes say that they are rank 1 of 3");
 }
 
 /* Without a supervisor the ranks notice that one has died, and name it. */

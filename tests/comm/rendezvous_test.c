@@ -8,43 +8,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-/* A rank of another size, and one too many: each gets an error, and the others continue. */
-KN_TEST(rendezvous, a_wrong_rank_is_refused_and_the_job_goes_on)
-{
-    static result r[3], wrong;
-    start_local_rank(&r[0], 0, 3, "ok");
-    start_local_rank(&wrong, 1, 4, "ok");
-    finish(&wrong);
-    KN_CHECK(wrong.status == 1 && strstr(wrong.errors, "WORLD_SIZE is 3 on rank 0 and 4 on rank 1"),
-             "%s", wrong.errors);
-    start_local_rank(&wrong, 3, 4, "ok");
-    finish(&wrong);
-    KN_CHECK(wrong.status == 1 && strstr(wrong.errors, "and 4 on rank 3"), "%s", wrong.errors);
-    start_local_rank(&r[1], 1, 3, "ok");
-    start_local_rank(&wrong, 1, 3, "ok");
-    order_by_end(&r[1], &wrong);
-    finish(&wrong);
-    KN_CHECK(wrong.status == 1 &&
-                 strstr(wrong.errors, "two processes say that they are rank 1 of 3"),
-             "%s", wrong.errors);
-    start_local_rank(&r[2], 2, 3, "ok");
-    check_good(r, 3);
-}
-
-/* A rank that its launcher restarts replaces the one that connected and died. */
-KN_TEST(rendezvous, a_rank_that_left_makes_room)
-{
-    static result r[3], gone;
-    start_local_rank(&r[0], 0, 3, "ok");
-    start_local_rank(&gone, 1, 3, "ok");
-    usleep(300000);
-    kill(gone.pid, SIGKILL);
-    finish(&gone);
-    start_local_rank(&r[1], 1, 3, "ok");
-    start_local_rank(&r[2], 2, 3, "ok");
-    check_good(r, 3);
-}
-
 /* ---- another user ---------------------------------------------------------------------------- */
 
 /* Starts a process of the user "nobody" that listens at names first to last of this job. Returns

@@ -37,40 +37,7 @@ static result fails_at(int rank, int n, const char *place, const char *words, co
     }
 }
 
-/* ---- wrong ranks ----------------------------------------------------------------------------- */
-
-KN_TEST(tcp_meet, a_wrong_rank_is_refused_and_the_job_goes_on)
-{
-    static result r[3], wrong;
-    char place[64];
-    snprintf(place, sizeof place, "tcp:localhost:%d", port());
-    start_meeting(&r[0], 0, 3, place, "ok");
-    start_meeting(&wrong, 1, 4, place, "ok");
-    check_refused(&wrong, "WORLD_SIZE is 3 on rank 0 and 4 on rank 1");
-    start_meeting(&wrong, 3, 4, place, "ok");
-    check_refused(&wrong, "WORLD_SIZE is 3 on rank 0 and 4 on rank 3");
-    start_meeting(&r[1], 1, 3, place, "ok");
-    start_meeting(&wrong, 1, 3, place, "ok");
-    order_by_end(&r[1], &wrong);
-    check_refused(&wrong, "two processes say that they are rank 1 of 3");
-    start_meeting(&r[2], 2, 3, place, "ok");
-    check_good(r, 3);
-}
-
-KN_TEST(tcp_meet, a_rank_that_left_makes_room)
-{
-    static result r[3], gone;
-    char place[64];
-    snprintf(place, sizeof place, "tcp:localhost:%d", port());
-    start_meeting(&r[0], 0, 3, place, "ok");
-    start_meeting(&gone, 1, 3, place, "ok");
-    usleep(300000);
-    kill(gone.pid, SIGKILL);
-    finish(&gone);
-    start_meeting(&r[2], 2, 3, place, "ok");
-    start_meeting(&r[1], 1, 3, place, "ok");
-    check_good(r, 3);
-}
+/* ---- other jobs ----------------------------------------------------------------------------- */
 
 /* A process without the job's secret is rejected, and the job isn't disturbed. */
 KN_TEST(tcp_meet, another_secret)

@@ -175,56 +175,6 @@ KN_TEST(tcp, two_jobs_with_one_port)
     }
 }
 
-/* ---- who doesn't come ------------------------------------------------------------------------ */
-
-KN_TEST(tcp, ranks_that_do_not_come)
-{
-    static result r[3];
-    for (int rank = 0; rank < 2; rank++) {
-        start_rank(&r[0], rank, 2, port(), "KNAP_TIMEOUT=0.3 ok");
-        finish(&r[0]);
-        KN_CHECK(r[0].status == 1 && lines_with(r[0].errors, "\n") == 1, "%s", r[0].errors);
-        KN_CHECK(strstr(r[0].errors, rank == 0 ? "and rank 1 did not come"
-                                               : "waited 0.3 s for rank 0 to come at 127.0.0.2"),
-                 "%s", r[0].errors);
-    }
-}
-
-/* Starts these ranks of the sizes, as long as rank 0 runs out of time before the others are there.
- * All end with status 1 and the text. */
-static void all_say(const int (*rank_and_size)[2], int n, const char *text)
-{
-    static result r[3];
-    bool said = false;
-    for (double seconds = 0.5; !said; seconds *= 2) {
-        int at = port();
-        said = true;
-        for (int k = 0; k < n; k++)
-            start_rank(&r[k], rank_and_size[k][0], rank_and_size[k][1], at, hasty_words(seconds));
-        for (int k = 0; k < n; k++) {
-            finish(&r[k]);
-            KN_CHECK(r[k].status == 1, "%d", r[k].status);
-            said = said && strstr(r[k].errors, text);
-        }
-        KN_CHECK(said || ran_out_of(r[0].errors, seconds), "%s%s%s", r[0].errors, r[1].errors,
-                 n > 2 ? r[2].errors : "");
-    }
-    KN_CHECK(strstr(r[0].errors, " did not come"), "%s", r[0].errors);
-}
-
-KN_TEST(tcp, present_ranks_name_the_missing_one)
-{
-    all_say((const int[][2]){ { 0, 3 }, { 1, 3 } }, 2, "rank 2 did not come");
-}
-
-/* A wrong rank gets an error, and rank 0 keeps waiting, and then says why, too. */
-KN_TEST(tcp, wrong_ranks)
-{
-    all_say((const int[][2]){ { 0, 2 }, { 1, 3 } }, 2, "WORLD_SIZE is 2 on rank 0 and 3 on rank 1");
-    all_say((const int[][2]){ { 0, 3 }, { 1, 3 }, { 1, 3 } }, 3,
-            "two processes say that they are rank 1 of 3");
-}
-
 /* ---- failures -------------------------------------------------------------------------------- */
 
 typedef char errors_of_three[3 * sizeof(((result *)0)->errors)];
