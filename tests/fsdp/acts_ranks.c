@@ -334,9 +334,9 @@ static bool reduce(trainer *t, void *place, int number)
     bool ok = kn_fsdp_reduce_grads(place);
     for (int i = 0, n = ok && t->mode >= 0 ? kn_fsdp_units(place, unit, 10) : 0; i < n; i++) {
         const kn_unit *u = kn_unit_of(unit[i]->impl);
-        if (u->sync != (t->mode != MODE_NO_SYNC) ||
-            u->all_reduce != (t->mode != MODE_NO_ALL_REDUCE) ||
-            (unit[i] == place && u->is_last_backward != (t->mode != MODE_NOT_LAST)))
+        if (u->set.sync != (t->mode != MODE_NO_SYNC) ||
+            u->set.all_reduce != (t->mode != MODE_NO_ALL_REDUCE) ||
+            (unit[i] == place && u->set.is_last_backward != (t->mode != MODE_NOT_LAST)))
             return differs(t, number, "the unit with other switches", i, -1);
     }
     return ok;
