@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,6 +36,20 @@
         }                                                                                          \
     } while (0)
 
+/* Processes, or threads where there can't be any; returns how many failed. */
+static inline int spawn(int n, kn_rank_fn fn, void *arg)
+{
+    return THREADS_ONLY ? kn_spawn_threads(n, fn, arg) : kn_spawn(n, fn, arg);
+}
+
+/* Memory of zeros that the processes started from here on share. */
+static inline void *shared_bytes(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    KN_CHECK(p != MAP_FAILED);
+    return p;
+}
+
 static inline void on_ranks(int n, kn_rank_fn fn, void *arg)
 {
     if (!THREADS_ONLY) {
@@ -47,6 +62,13 @@ static inline void on_ranks(int n, kn_rank_fn fn, void *arg)
     int failed = kn_spawn_threads(n, fn, arg);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d of %d threads failed", failed, n);
+}
+
+/* On 1, 2 and 4 threads. */
+static inline void on_thread_ranks(kn_rank_fn fn, void *arg)
+{
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        KN_CHECK(kn_spawn_threads(ranks, fn, arg) == 0, "%d ranks", ranks);
 }
 
 /* Returns once another rank has failed: rank 1 is late, however long the others' times are. */

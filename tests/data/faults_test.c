@@ -103,7 +103,6 @@ KN_TEST(faults, skipped_samples_are_replaced_and_counted)
 
 static int answer(kn_data_sample *s, void *arg)
 {
-    (void)s;
     return *(int *)arg;
 }
 
@@ -132,7 +131,6 @@ KN_TEST(faults, answers_of_the_function)
 /* What a function leaves is zero; tensors that it makes are freed; its own error text counts. */
 static int sparse(kn_data_sample *s, void *arg)
 {
-    (void)arg;
     if (!kn_zeros(KN_F32, KN_CPU, KN_SHAPE(100)))
         return false;
     ((float *)s->field[0])[(s->index + s->epoch / 3) % 3] = 1;
@@ -242,8 +240,6 @@ static int counted(kn_data_sample *s, void *arg)
 
 __attribute__((unused)) static int nothing_to_do(kn_comm *world, void *arg)
 {
-    (void)world;
-    (void)arg;
     return 0;
 }
 

@@ -9,7 +9,6 @@
 
 static int dark(int64_t y, int64_t x, int c, int most)
 {
-    (void)most;
     return (int)(y + x + c);
 }
 

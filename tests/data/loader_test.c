@@ -76,7 +76,6 @@ KN_TEST(loader, every_epoch_is_a_permutation)
 /* Round k of rank r of 2 is micro-batch 2 k + r of one process; the same for texts with accum. */
 static int rank_sees_its_share(kn_comm *world, void *arg)
 {
-    (void)arg;
     int64_t y[2], whole[2];
     int rank = kn_rank(world), bad = 0;
     kn_loader *mine = kn_mnist("test", world, .batch = 2, .shuffle = true, .data = arg);
@@ -193,7 +192,6 @@ KN_TEST(loader, errors)
 
 static kn_loader *of_mnist(const char *folder, kn_image_set **set)
 {
-    (void)set;
     return kn_mnist("test", NULL, .batch = 2, .data = folder);
 }
 

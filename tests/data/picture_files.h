@@ -26,7 +26,6 @@ static inline void append(png_structp png, png_bytep data, size_t size)
 
 static inline void flushed(png_structp png)
 {
-    (void)png;
 }
 
 /* A row of samples of depth bits, value (y, x, c) as sample(y, x, c, most) gives it. */

@@ -403,6 +403,5 @@ int acts_plain(kn_comm *world, void *arg)
             kn_module_free(s->net.part[k]);
     kn_module_free(&s->net);
     free(s);
-    (void)world;
     return *job->where != 0;
 }

@@ -53,7 +53,6 @@ static bool make_optims(trainer *t)
 
 static bool sees_nothing(const kn_grad_reduction *r, void *arg)
 {
-    (void)arg;
     return r->dst != NULL || r->count == 0;
 }
 
@@ -97,7 +96,6 @@ static bool put(trainer *t, void *module, int k, const acts_values *v)
     for (int j = 0; j < n; j++)
         if (!kn_param_write(module, j, v->of[acts_param(&p[j], k)]))
             return false;
-    (void)t;
     return true;
 }
 
@@ -301,7 +299,6 @@ static bool edit(trainer *t, const act *a, int number)
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
     ok = ok && (!a->arg[2] || kn_summon_end(whole));
-    (void)number;
     return ok && kn_ok();
 }
 

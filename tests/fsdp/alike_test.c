@@ -92,7 +92,6 @@ typedef struct slipping {
 
 static bool any(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o, void *arg)
 {
-    (void)o, (void)arg, (void)m;
     return recurse || unclaimed > 0;
 }
 
@@ -134,13 +133,11 @@ KN_TEST(alike, parameters_that_differ_over_ranks)
 
 static int second_dim_on_one(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)shape;
     return *(bool *)arg && ndim == 2;
 }
 
 static kn_dtype low_on_one(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)shape, (void)ndim;
     return *(bool *)arg && strcmp(name, "b.bias") == 0 ? KN_BF16 : KN_F32;
 }
 
@@ -308,10 +305,7 @@ static int finds_change(kn_comm *world, void *arg)
     const char *says;
     checked m;
     EXPECT(checked_init(&m, KN_CPU));
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->way->strategy, .layout = w->way->layout,
-                        .mesh = w->way->mesh, .keep_whole_below = w->way->keep_whole_below,
-                        .offload_dir = w->way->offload_dir, .wrap_class = "linear",
-                        .ignore = "c.bias"),
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w->way), .wrap_class = "linear", .ignore = "c.bias"),
            "wrap");
     EXPECT(kn_require_grad(kn_module_param(&m.c, "bias"), false),
            "freeze"); /* nobody reduces its gradient */
@@ -378,7 +372,6 @@ KN_TEST(alike, the_ranks_of_a_mesh_that_hold_copies_are_named)
 static int other_modules(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .device = KN_META) &&
                kn_fsdp_check(&m),
            "on meta");

@@ -9,7 +9,6 @@ static int shared_buffers(kn_comm *world, void *arg)
 {
     for (int how = 0; how < 4; how++) {
         pair m;
-        (void)arg;
         EXPECT(pair_init(&m, false) && kn_buffer(&m.a, "running", m.buffer) &&
                    kn_fsdp_wrap(&m, world, .wrap_class = how & 1 ? "spy" : NULL,
                                 .buffer_dtype = KN_BF16, .sync_from_rank0 = how > 1),
@@ -28,8 +27,7 @@ static int shared_buffers(kn_comm *world, void *arg)
 
 KN_TEST(buffer, a_buffer_of_several_modules_is_cast_once)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, shared_buffers, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(shared_buffers, NULL);
 }
 
 /* Showing what nobody writes counts as no write to what a backward saved. */

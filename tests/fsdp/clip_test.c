@@ -162,7 +162,6 @@ static bool several_meshes(kn_module *m, bool recurse, int64_t unclaimed, kn_fsd
                            void *arg)
 {
     const char *path = kn_module_path(m);
-    (void)unclaimed;
     if (strcmp(path, "fc1") == 0) {
         o->strategy = KN_NO_SHARD;
     } else if (strcmp(path, "fc2") == 0) {
@@ -180,7 +179,6 @@ static int mixed(kn_comm *world, void *arg)
 {
     net m;
     int shards = kn_comm_size(world) == 4 ? 2 : 1;
-    (void)arg;
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .policy = several_meshes,
                                                  .policy_arg = &shards, .seed = NET_SEED));
     EXPECT(kn_fsdp_units(&m, NULL, 0) == 4);
@@ -191,8 +189,7 @@ static int mixed(kn_comm *world, void *arg)
 
 KN_TEST(clip, units_of_one_tree_on_several_meshes)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, mixed, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(mixed, NULL);
 }
 
 /* ---- not finite ------------------------------------------------------------------------------ */
@@ -313,7 +310,6 @@ static int added_after_wrapping(kn_comm *world, void *arg)
     EXPECT(norm == want && want > 0, "norm %g, not %g", norm, want);
     kn_module_free(&outer);
     kn_module_free(&plain);
-    (void)arg;
     return 0;
 }
 

@@ -426,7 +426,6 @@ KN_TEST(collectives, a_hook_takes_its_own)
 static int device_rank(kn_comm *w, void *arg)
 {
     setting s = { "a device", kn_comm_size(w), 1, 1, OPTIONS(.device = STAND_IN) };
-    (void)arg;
     stand_in_begin((stand_in){ 0 });
     return setting_rank(w, &s);
 }

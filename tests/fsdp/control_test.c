@@ -99,7 +99,6 @@ KN_TEST(control, open_forwards_keep_their_order)
 static int not_closed(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     kn_optim *o = kn_sgd(&m, .lr = 1);
     EXPECT(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
@@ -121,8 +120,7 @@ static int not_closed(kn_comm *world, void *arg)
 
 KN_TEST(control, a_step_needs_the_last_backward)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, not_closed, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(not_closed, NULL);
 }
 
 /* ---- parameters that backward doesn't need --------------------------------------------------- */
@@ -130,7 +128,6 @@ KN_TEST(control, a_step_needs_the_last_backward)
 static int reads_released(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     EXPECT(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
            "nothing reads a.weight");
@@ -233,14 +230,11 @@ typedef struct one_used {
 
 static kn_tensor *idle_forward(kn_module *self, kn_tensor *x)
 {
-    (void)self;
     return kn_scale(x, 2);
 }
 
 static kn_tensor *fail_grad(kn_tensor *grad, void *arg)
 {
-    (void)grad;
-    (void)arg;
     kn_fail("this gradient fails");
     return NULL;
 }
@@ -356,7 +350,6 @@ static kn_tensor *recurrent_forward(kn_module *self, kn_tensor *x)
 /* A loss over several forwards, of which rank 1 uses the last alone. */
 static int recur(kn_comm *world, void *arg)
 {
-    (void)arg;
     recurrent m = { 0 };
     kn_module_init(&m.base, recurrent_forward);
     EXPECT(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
@@ -378,8 +371,7 @@ static int recur(kn_comm *world, void *arg)
 
 KN_TEST(control, a_unit_that_is_called_often_has_its_turns)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, recur, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(recur, NULL);
 }
 
 enum { WITHOUT_BACKWARD = 300 };
@@ -389,7 +381,6 @@ static int only_forwards(kn_comm *world, void *arg)
 {
     two m, whole;
     int most[2] = { 0 };
-    (void)arg;
     EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
     EXPECT(two_init(&m, KN_META, KN_F32) &&
            kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));

@@ -6,7 +6,6 @@
 
 static inline bool half_of_sum(const kn_grad_reduction *r, void *arg)
 {
-    (void)arg;
     kn_array a = kn_array_make(r->dst, r->dst_dtype, 1, &r->count);
     kn_unary_args half = { .dst = a, .src = a, .kind = KN_AFFINE, .p0 = 0.5, .p1 = 0 };
     return KN_LAUNCH(r->stream, KN_K_UNARY, half);
@@ -14,7 +13,6 @@ static inline bool half_of_sum(const kn_grad_reduction *r, void *arg)
 
 static inline bool plain_gather(const kn_param_gather *g, void *arg)
 {
-    (void)arg;
     return kn_gather_default(g, NULL);
 }
 

@@ -210,7 +210,7 @@ static int train(kn_comm *world, void *arg)
 
 static outcome *run(setting s)
 {
-    outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    outcome *o = shared_bytes(sizeof *o);
     job j = { s, o };
     int failed = kn_spawn(s.ranks, train, &j);
     KN_CHECK_OK();
@@ -318,7 +318,6 @@ KN_TEST(device, offload)
 
 static bool doubled(kn_module *m, void *arg)
 {
-    (void)arg;
     kn_tensor *w = strcmp(m->impl->class_name, "linear") == 0 ? kn_module_param(m, "weight") : NULL;
     kn_scope scope = kn_scope_begin();
     bool ok = !w || kn_copy_(w, kn_scale(w, 2));
@@ -389,7 +388,6 @@ KN_TEST(device, tensors_cross)
 
 static int collect(kn_comm *world, void *arg)
 {
-    (void)arg;
     int n = kn_comm_size(world), rank = kn_rank(world);
     kn_stream *s = kn_compute_stream(DEVICE);
     float own[4] = { (float)rank, 1, 2, 3 }, all[8] = { 0 };

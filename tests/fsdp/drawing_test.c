@@ -78,7 +78,6 @@ KN_TEST(drawing, same_bits_over_ranks)
 /* A program that never calls kn_set_step draws as one that begins with step 0. */
 static int first_draws(kn_comm *world, void *arg)
 {
-    (void)arg;
     EXPECT(kn_comm_size(world) == 4);
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(8));
     kn_tensor *first = kn_rand_like(x);

@@ -60,8 +60,7 @@ static void at_every_meeting(kn_comm_failure how, way w, int ranks)
 {
     int before = files_and_shared_memory();
     int64_t at = 1;
-    _Atomic int *through =
-        mmap(NULL, sizeof *through, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    _Atomic int *through = shared_bytes(sizeof *through);
     for (;; at++) {
         failing f = { w, how, at, through };
         *through = 0;

@@ -68,10 +68,8 @@ static bool orthogonal(kn_module *m, void *arg)
 
 static bool wrap(net *m, kn_comm *world, const way *w, filling *f)
 {
-    return kn_fsdp_wrap(m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "layer_norm", .seed = NET_SEED, .fill_module = orthogonal,
-                        .fill_module_arg = f);
+    return kn_fsdp_wrap(m, world, WAY_OPTIONS(w), .wrap_class = "layer_norm", .seed = NET_SEED,
+                        .fill_module = orthogonal, .fill_module_arg = f);
 }
 
 static int fills_modules(kn_comm *world, void *arg)
@@ -120,14 +118,12 @@ static int beside_values(kn_comm *world, void *arg)
         kn_module_free(&m);
         kn_module_free(&ref);
     }
-    (void)arg;
     return !kn_ok();
 }
 
 KN_TEST(fill, modules_with_values_are_left_alone)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, beside_values, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(beside_values, NULL);
 }
 
 typedef struct beside {
@@ -205,7 +201,6 @@ KN_TEST(fill, a_module_with_values_in_another_unit_is_left_alone)
 
 static bool drawn(kn_module *m, void *arg)
 {
-    (void)arg;
     if (strcmp(kn_module_class(m), "linear") != 0)
         return true;
     kn_tensor *w = kn_module_param(m, "weight");
@@ -246,8 +241,7 @@ static int draws(kn_comm *world, void *arg)
 /* They are the module's own: the same on all ranks and in all units, others in each module. */
 KN_TEST(fill, draws_are_the_module_s)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, draws, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(draws, NULL);
 }
 
 static bool fails(kn_module *m, void *arg)
@@ -270,7 +264,6 @@ KN_TEST(fill, a_function_that_fails_is_a_sentence)
 
 static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)ndim, (void)shape, (void)arg;
     return strncmp(name, "ln.", 3) == 0 ? KN_F32 : KN_DTYPE_DEFAULT;
 }
 

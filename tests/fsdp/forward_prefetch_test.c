@@ -54,9 +54,7 @@ KN_TEST(forward_prefetch, is_on_where_streams_run_beside_the_host)
                                 { KN_CPU, KN_PREFETCH_DEFAULT, false } };
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
         job j = jobs[i];
-        stand_in_begin((stand_in){ .inline_streams = true });
-        int failed = kn_spawn(2, second_forward, &j);
-        stand_in_end();
-        KN_CHECK(failed == 0, "job %d", (int)i);
+        KN_CHECK(on_stand_in((stand_in){ .inline_streams = true }, 2, second_forward, &j) == 0,
+                 "job %d", (int)i);
     }
 }

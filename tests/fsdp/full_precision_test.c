@@ -6,11 +6,9 @@
 static bool wrap(net *m, kn_comm *world, const way *w)
 {
     return net_init(m, KN_META) &&
-           kn_fsdp_wrap(m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .full_precision_class = "layer_norm",
-                        .seed = NET_SEED, .param_dtype = KN_BF16, .buffer_dtype = KN_BF16,
-                        .output_dtype = KN_F32);
+           kn_fsdp_wrap(m, world, WAY_OPTIONS(w), .wrap_class = "linear",
+                        .full_precision_class = "layer_norm", .seed = NET_SEED,
+                        .param_dtype = KN_BF16, .buffer_dtype = KN_BF16, .output_dtype = KN_F32);
 }
 
 /* The loss of micro-batch 0 with grad mode off. */

@@ -26,7 +26,6 @@ static bool lies_there(const void *p)
 
 static void *room_take(kn_memory *self, size_t bytes)
 {
-    (void)self;
     size_t size = (bytes + KN_ALIGN) / KN_ALIGN * KN_ALIGN;
     if (used + size > ROOM)
         return NULL;
@@ -36,8 +35,6 @@ static void *room_take(kn_memory *self, size_t bytes)
 
 static void room_give(kn_memory *self, void *p, size_t bytes)
 {
-    (void)self;
-    (void)p;
     (void)bytes; /* never reused, so a later access shows in the values */
 }
 
@@ -61,7 +58,6 @@ static void device_trim(void)
 
 static kn_stream *device_stream(const char *name, kn_stream_kind kind)
 {
-    (void)kind;
     kn_stream *s = kn_cpu_table.stream_create(name, KN_STREAM_INLINE);
     if (s) {
         s->table = &device;
@@ -122,8 +118,6 @@ static bool device_launch(kn_stream *s, kn_kernel k, const void *args, size_t si
 static bool device_transfer(kn_stream *s, void *dst, const void *src, size_t bytes, kn_way way,
                             bool held)
 {
-    (void)s;
-    (void)held;
     if (lies_there(dst) == (way == KN_TO_HOST) || lies_there(src) == (way == KN_TO_DEVICE))
         return kn_fail("kn_transfer: the wrong way");
     let(true);

@@ -38,7 +38,6 @@ static bool gan_backward(gan *m, int micro)
 static void drop_weight(kn_module_event *e, void *arg)
 {
     kn_clear_grad(kn_module_param(&((gan *)arg)->d, "weight"));
-    (void)e;
 }
 
 static int dropped_by_a_hook(kn_comm *world, void *arg)
@@ -54,7 +53,6 @@ static int dropped_by_a_hook(kn_comm *world, void *arg)
         EXPECT((kn_param_grad(&p[i]) == NULL) == (strcmp(p[i].name, "d.weight") == 0), "'%s'",
                p[i].name);
     kn_module_free(&m);
-    (void)arg;
     return 0;
 }
 
@@ -94,7 +92,6 @@ static int frozen_while_held(kn_comm *world, void *arg)
     kn_scope_end(scope);
     kn_module_free(&m[0]);
     kn_module_free(&m[1]);
-    (void)arg;
     return 0;
 }
 

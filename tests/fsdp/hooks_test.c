@@ -45,15 +45,10 @@ static int train(kn_comm *world, void *arg)
     return !kn_ok();
 }
 
-static void *shared_bytes(size_t bytes)
-{
-    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-}
-
 static float *trained(int ranks, run j)
 {
     j.out = shared_bytes(ELEMENTS * sizeof *j.out);
-    int failed = THREADS_ONLY ? kn_spawn_threads(ranks, train, &j) : kn_spawn(ranks, train, &j);
+    int failed = spawn(ranks, train, &j);
     KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
     return j.out;
 }
@@ -205,8 +200,7 @@ static int see_sums(kn_comm *world, void *arg)
 KN_TEST(hooks, a_hook_after_the_all_reduce_sees_the_sum_over_ranks)
 {
     bool no = false, hybrid = true;
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, see_sums, &no) == 0, "%d ranks", ranks);
+    on_thread_ranks(see_sums, &no);
     KN_CHECK(kn_spawn_threads(4, see_sums, &hybrid) == 0, "2 x 2 ranks");
 }
 

@@ -81,9 +81,8 @@ static int leaves_params(kn_comm *world, void *arg)
     EXPECT(net_init(&m, KN_CPU) && net_reference(&ref), "init");
     kn_tensor *list[] = { kn_module_param(&m.fc2, "bias"), kn_module_param(&m.wte, "weight"),
                           NULL };
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .ignored_params = list, .seed = NET_SEED),
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .ignored_params = list,
+                        .seed = NET_SEED),
            "wrap");
     EXPECT(is_alone(&m, "fc2.bias") && is_alone(&m, "wte.weight") && !is_alone(&m, "fc2.weight"),
            "which");

@@ -65,7 +65,6 @@ static bool orthogonal_net(two *m)
 
 static int last_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)arg;
     return shape[ndim - 1] == 8 || shape[ndim - 1] == 4 ? ndim - 1 : 0;
 }
 
@@ -77,9 +76,8 @@ static int orthogonal_shards(kn_comm *world, void *arg)
     bool turned = w->layout == KN_LAYOUT_PER_PARAM && kn_comm_size(world) != 3;
     EXPECT(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED),
            "init");
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .placement = turned ? last_dim : NULL, .seed = NET_SEED),
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .placement = turned ? last_dim : NULL,
+                        .seed = NET_SEED),
            "wrap: %s", kn_error());
     EXPECT(all_read_as(&m, &ref), "%s", kn_error());
     kn_module_free(&m);
@@ -125,11 +123,8 @@ static int user_fills(kn_comm *world, void *arg)
     net m;
     filler f = { 0 };
     const kn_param *p;
-    EXPECT(net_init(&m, KN_META) &&
-               kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
-                            .mesh = w->mesh, .keep_whole_below = w->keep_whole_below,
-                            .offload_dir = w->offload_dir, .wrap_class = "linear",
-                            .fill = fill_by_index, .fill_arg = &f),
+    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear",
+                                                 .fill = fill_by_index, .fill_arg = &f),
            "wrap");
     int n = kn_params(&m, &p);
     int64_t here = 0;
@@ -155,7 +150,6 @@ KN_TEST(init, user_fills)
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)shape, (void)arg;
     return ndim - 1;
 }
 

@@ -24,7 +24,6 @@ static kn_tensor *middle_forward(kn_module *self, kn_tensor *x)
 static kn_values net_forward(kn_module *self, kn_values in, const void *arg)
 {
     net *n = (net *)self;
-    (void)arg;
     kn_tensor *x = kn_call(&n->b, kn_call(&n->a, kn_call(&n->embed, in.v[0])));
     return KN_VALUES(kn_linear_cross_entropy(x, kn_module_param(&n->embed, "weight"), in.v[1],
                                              .bias = n->bias, .smoothing = 0.1));

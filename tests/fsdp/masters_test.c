@@ -26,7 +26,6 @@ static bool step_on(two *m, kn_optim *o, kn_dtype t, int micro)
  * parameter, apart from each other. */
 static int columns(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name;
     return ndim == 2 && shape[1] % *(int *)arg == 0 ? 1 : 0;
 }
 
@@ -36,9 +35,7 @@ static int one(kn_comm *world, const way *w, kn_dtype t, int optimizer)
     int ranks = kn_comm_size(world);
     EXPECT(two_init(&plain, KN_META, t) && kn_materialize(&plain, KN_CPU, NET_SEED));
     EXPECT(two_init(&m, KN_META, t) &&
-           kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .seed = NET_SEED,
+           kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .seed = NET_SEED,
                         .placement = w->layout == KN_LAYOUT_PER_PARAM ? columns : NULL,
                         .placement_arg = &ranks));
     kn_optim *o = optimizer_make(optimizer, &m, true), *p = optimizer_make(optimizer, &plain, true);

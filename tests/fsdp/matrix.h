@@ -117,7 +117,6 @@ typedef struct matrix_spec {
     unsigned skip_sync;       /* bit r: round r runs without gradient sync */
     unsigned skip_all_reduce; /* bit r: round r reduces inside the shard groups only */
     int skip_unit;            /* 1 + the number of a block: .skip_sync applies to its unit alone */
-    int frozen;               /* 1 + the number of a block to freeze before wrapping */
     bool keep_gathered;       /* parameters stay gathered after backward */
     bool recompute;
     int optimizer;              /* OPTIMIZER_... */
@@ -125,16 +124,14 @@ typedef struct matrix_spec {
     bool by_data;               /* with .spare: one micro-batch in three uses them */
     int only_turn;              /* MATRIX_TURN: 0: changing; else always turn only_turn - 1 */
     bool evaluate;              /* a forward without gradient before each step */
-    bool pairs;                 /* two forwards, then two backwards */
     bool history;               /* parameters are recorded after each step */
     size_t bytes;               /* MATRIX_OWN: of its struct, which begins with the root */
     bool (*declare)(void *own); /* MATRIX_OWN: inits the struct, on meta */
     kn_tensor *(*loss)(void *own, int step, int micro); /* MATRIX_OWN */
     bool natural; /* the reference: the engine adds, not the test; one for all numbers of ranks */
-    /* may be NULL: instead of wrapping; after wrapping; before each micro-batch */
+    /* may be NULL: instead of wrapping; after wrapping */
     bool (*wrap)(matrix_net *n, kn_comm *world, const struct matrix_spec *s);
     bool (*prepare)(matrix_net *n, const struct matrix_spec *s);
-    bool (*before)(matrix_net *n, int step, int round);
     bool (*between)(matrix_net *n, int step, int round); /* its forward and its backward */
 } matrix_spec;
 

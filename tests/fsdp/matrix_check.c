@@ -16,8 +16,7 @@ static matrix_spec complete(const matrix_spec *spec)
 static matrix_outcome *run_ranks(const matrix_spec *s, int n, kn_rank_fn fn, bool threads)
 {
     size_t bytes = (size_t)n * sizeof(matrix_outcome);
-    matrix_outcome *o =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    matrix_outcome *o = shared_bytes(bytes);
     KN_CHECK(o != MAP_FAILED, "mmap");
     matrix_job j = { *s, o };
     int failed = threads || THREADS_ONLY ? kn_spawn_threads(n, fn, &j) : kn_spawn(n, fn, &j);
@@ -59,7 +58,6 @@ static const matrix_outcome *reference_of(const matrix_spec *spec)
     s.skip_sync = spec->skip_sync;
     s.skip_all_reduce = spec->skip_all_reduce;
     s.skip_unit = spec->skip_unit;
-    s.frozen = spec->frozen;
     s.optimizer = spec->optimizer;
     s.spare = spec->spare;
     s.by_data = spec->by_data;

@@ -32,7 +32,6 @@ static kn_tensor *odd_head_forward(kn_module *self, kn_tensor *x)
 static kn_values odd_net_forward(kn_module *self, kn_values in, const void *arg)
 {
     odd_net *n = (odd_net *)self;
-    (void)arg;
     kn_tensor *x = kn_add(kn_call(&n->embed, in.v[0]), n->shift);
     for (int i = 0; i < 2; i++)
         x = kn_call(&n->block[i], x);
@@ -110,7 +109,6 @@ static kn_values turn_net_forward(kn_module *self, kn_values in, const void *arg
         { 0, 1, 2, 3 }, { 0, 2, 0, 3 }, { 2, 1, 0, 3 }, { 1, 0, 3, 2 }, { 0, 1, 2, 3 }
     };
     turn_net *n = (turn_net *)self;
-    (void)arg;
     kn_tensor *x = kn_call(&n->embed, in.v[0]);
     for (int i = 0; i < 4; i++) {
         turn_block *b = &n->block[way[n->turn][i]];

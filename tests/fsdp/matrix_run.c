@@ -26,7 +26,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
     const kn_fsdp_wrap_options *o = &s->o;
     snprintf(buf, size,
              "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
-             "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s%s turn=%d rounds=%d "
+             "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s turn=%d rounds=%d "
              "optimizer=%s",
              model[s->model], s->ranks, s->threads ? " threads" : "", s->workers ? " workers" : "",
              strategy[o->strategy], o->mesh.replicas, o->mesh.shards, layout[o->layout],
@@ -37,8 +37,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
              s->by_data ? " by_data"
              : s->spare ? " spare"
                         : "",
-             s->evaluate ? " evaluate" : "", s->pairs ? " pairs" : "", s->only_turn - 1, s->rounds,
-             optimizer[s->optimizer]);
+             s->evaluate ? " evaluate" : "", s->only_turn - 1, s->rounds, optimizer[s->optimizer]);
     return buf;
 }
 
@@ -62,8 +61,6 @@ static bool shard_it(matrix_net *n, kn_comm *world, const matrix_spec *s)
 {
     if (s->recompute)
         matrix_net_recompute(n);
-    if (s->frozen)
-        kn_freeze(matrix_block(n, s->frozen - 1), true);
     if (!(s->wrap ? s->wrap(n, world, s) : kn_fsdp_wrap_(n->root, world, matrix_options(s))))
         return false;
     if (s->keep_gathered && !kn_fsdp_set_reshard_after_backward(n->root, false, true))
@@ -90,26 +87,9 @@ static bool one_round(matrix_net *n, const matrix_spec *s, int step, int round, 
 {
     kn_scope scope = kn_scope_begin();
     choose_turn(n, s, step, round);
-    bool ok = switch_sync(n, s, round) && (!s->before || s->before(n, step, round));
-    kn_tensor *l = ok ? matrix_loss(n, step, micro) : NULL;
+    kn_tensor *l = switch_sync(n, s, round) ? matrix_loss(n, step, micro) : NULL;
     *loss = l ? (float)kn_item(l) : 0;
-    ok = l && (!s->between || s->between(n, step, round)) && kn_backward(l);
-    kn_scope_end(scope);
-    return ok && kn_ok();
-}
-
-/* Two forwards before their two backwards, the first one's first. */
-static bool two_rounds(matrix_net *n, const matrix_spec *s, int step, int round, const int *micro,
-                       float *loss)
-{
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *l[2] = { NULL, NULL };
-    for (int i = 0; i < 2 && kn_ok(); i++) {
-        choose_turn(n, s, step, round + i);
-        l[i] = matrix_loss(n, step, micro[i]);
-        loss[i] = l[i] ? (float)kn_item(l[i]) : 0;
-    }
-    bool ok = l[1] && kn_backward(l[0]) && kn_backward(l[1]);
+    bool ok = l && (!s->between || s->between(n, step, round)) && kn_backward(l);
     kn_scope_end(scope);
     return ok && kn_ok();
 }
@@ -163,11 +143,8 @@ static bool train_step(matrix_net *n, kn_comm *world, const matrix_spec *s, kn_o
     int rank = kn_rank(world);
     float loss[MATRIX_MICRO] = { 0 };
     bool ok = !s->evaluate || evaluate(n, step);
-    for (int r = 0; r < s->rounds && ok; r += s->pairs ? 2 : 1) {
-        int micro[2] = { r * s->ranks + rank, (r + 1) * s->ranks + rank };
-        ok = s->pairs ? two_rounds(n, s, step, r, micro, loss + r)
-                      : one_round(n, s, step, r, micro[0], loss + r);
-    }
+    for (int r = 0; r < s->rounds && ok; r++)
+        ok = one_round(n, s, step, r, r * s->ranks + rank, loss + r);
     if (!ok || !gather_losses(world, s, loss, o->loss[step]))
         return false;
     o->norm[step] = (float)kn_item(kn_clip_grad_norm(n->root, 0.5));
@@ -343,13 +320,10 @@ int matrix_reference(kn_comm *world, void *arg)
     matrix_net *n = calloc(1, sizeof *n);
     grouping *g = calloc(1, sizeof *g);
     kn_optim *opt = NULL;
-    (void)world;
     begin_rank(&j->s);
     bool ok = o && n && g && matrix_net_init(n, &j->s) && kn_materialize(n->root, KN_CPU, 42);
     if (ok && j->s.recompute)
         matrix_net_recompute(n);
-    if (ok && j->s.frozen)
-        kn_freeze(matrix_block(n, j->s.frozen - 1), true);
     ok = ok && (opt = optimizer_make(j->s.optimizer, n->root, false)) != NULL;
     for (int i = 0; i < j->s.steps && ok; i++)
         ok = reference_step(n, &j->s, g, opt, i, o);

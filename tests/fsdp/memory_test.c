@@ -118,7 +118,6 @@ static int compare(const setting *s, kn_fsdp_memory want, int rank)
  * positions, whose gradient comes last, and the walk counts a unit's buckets from its first. */
 static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)ndim, (void)shape, (void)arg;
     return strstr(name, ".ln_1.") || strstr(name, ".ln_2.") ? KN_F32 : KN_DTYPE_DEFAULT;
 }
 
@@ -177,13 +176,11 @@ static int measure(kn_comm *world, void *arg)
 static int runs(const setting *s)
 {
     if (s->pinned) {
-        stand_in_begin((stand_in){ .inline_streams = !s->side });
-        int failed = kn_spawn(s->ranks, measure, (void *)s);
-        stand_in_end();
+        int failed =
+            on_stand_in((stand_in){ .inline_streams = !s->side }, s->ranks, measure, (void *)s);
         return failed;
     }
-    return THREADS_ONLY ? kn_spawn_threads(s->ranks, measure, (void *)s)
-                        : kn_spawn(s->ranks, measure, (void *)s);
+    return spawn(s->ranks, measure, (void *)s);
 }
 
 enum { EVERY = SANITIZED ? 4 : 1 }; /* bytes are the same there */

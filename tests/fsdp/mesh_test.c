@@ -131,7 +131,6 @@ KN_TEST(mesh, hybrid_shards_inside_a_machine)
 /* .timeout_s goes to the communicator that was given, and stays there; none leaves it alone. */
 static int timeouts(kn_comm *world, void *arg)
 {
-    (void)arg;
     for (int own = 0; own < 2; own++) {
         two m[2];
         kn_comm *comm = own ? kn_comm_dup(world, "own") : NULL, *of = own ? comm : world;
@@ -208,8 +207,7 @@ static int make_groups(kn_comm *world, void *arg)
 KN_TEST(mesh, groups_of_ranks)
 {
     for (int n = 1; n <= 4; n++) {
-        int failed =
-            THREADS_ONLY ? kn_spawn_threads(n, make_groups, NULL) : kn_spawn(n, make_groups, NULL);
+        int failed = spawn(n, make_groups, NULL);
         KN_CHECK_OK();
         KN_CHECK(failed == 0, "%d of %d ranks failed", failed, n);
     }
@@ -239,7 +237,6 @@ static int each_part_its_model(kn_comm *world, void *arg)
     int color = kn_rank(world) % 2;
     kn_comm *part = kn_comm_split(world, color, kn_rank(world), "part");
     two m, whole;
-    (void)arg;
     EXPECT(part && kn_comm_size(part) == kn_comm_size(world) / 2, "split");
     EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED), "whole");
     EXPECT(two_init(&m, KN_META, KN_F32) &&
@@ -347,7 +344,6 @@ enum { MODELS = 150 };
 
 static int come_and_go(kn_comm *world, void *arg)
 {
-    (void)arg;
     for (int i = 0; i < MODELS; i++) {
         two m, other;
         double y = 0, z = 0;

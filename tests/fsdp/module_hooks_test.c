@@ -9,7 +9,6 @@ enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 14, HIDDEN = 15 };
 
 static void look(kn_module_event *e, void *arg)
 {
-    (void)arg;
     const kn_values *v = e->moment == KN_PRE_FORWARD    ? &e->in
                          : e->moment == KN_POST_FORWARD ? &e->out
                                                         : &e->grad_out;
@@ -23,13 +22,11 @@ static void look(kn_module_event *e, void *arg)
 
 static bool look_at(kn_module *m, void *arg)
 {
-    (void)arg;
     return kn_module_hook(m, (kn_module_hooks){ look, look, look, look, NULL });
 }
 
 static bool look_at_all(matrix_net *n, const matrix_spec *s)
 {
-    (void)s;
     return kn_apply_modules(n->root, look_at, NULL);
 }
 
@@ -61,7 +58,6 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *x) /* (B, IN) -> (B, 1
 
 static void bend(kn_module_event *e, void *arg)
 {
-    (void)arg;
     if (e->moment == KN_PRE_FORWARD)
         e->in.v[0] = kn_dropout(kn_tanh(e->in.v[0]), 0.1);
     else if (e->moment == KN_POST_FORWARD)
@@ -106,7 +102,6 @@ KN_TEST(module_hooks, changes_have_the_same_bits_over_ranks)
 
 static void bf16_inside(kn_module_event *e, void *arg)
 {
-    (void)arg;
     kn_tensor *w = kn_module_param(e->module, "weight");
     KN_CHECK(w && kn_module_param(e->module, "bias"));
     if (e->moment == KN_PRE_FORWARD)

@@ -162,9 +162,7 @@ static int dealt(kn_comm *world, void *arg)
     }
     for (int i = 0; !arg && i < MATRICES; i += 2)
         EXPECT(kn_fsdp_wrap(&m.fc[i], world, .strategy = KN_NO_SHARD), "wrap fc%d", i);
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir),
-           "wrap");
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w)), "wrap");
     int n = kn_params(&m, &p), count = 0;
     for (int i = 0; i < n; i++)
         if (kn_ndim(p[i].tensor) == 2) {
@@ -203,8 +201,7 @@ KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
 
 KN_TEST(muon_ranks, units_of_other_meshes_go_apart)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, dealt, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(dealt, NULL);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -237,7 +234,6 @@ KN_TEST(muon_ranks, memory_equals_the_formula)
 /* A failing rank ends the step on all. */
 static bool fails(void *arg, int i, kn_tensor *matrix)
 {
-    (void)arg, (void)i, (void)matrix;
     return kn_fail("the matrix is cursed");
 }
 
@@ -264,7 +260,6 @@ static int one_fails(kn_comm *world, void *arg)
     EXPECT(!first->source->matrices(&s), "no error");
     EXPECT(error_has("the matrix is cursed", ""), "another error");
     kn_module_free(&m);
-    (void)arg;
     return 0;
 }
 

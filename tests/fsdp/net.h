@@ -140,11 +140,14 @@ static const way ways[] = {
 };
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
+#define WAY_OPTIONS(w)                                                                             \
+    .strategy = (w)->strategy, .layout = (w)->layout, .mesh = (w)->mesh,                           \
+    .keep_whole_below = (w)->keep_whole_below, .offload_dir = (w)->offload_dir
+
 static inline bool net_wrap(net *m, kn_comm *world, const way *w)
 {
-    return kn_fsdp_wrap(m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear,layer_norm", .seed = NET_SEED);
+    return kn_fsdp_wrap(m, world, WAY_OPTIONS(w), .wrap_class = "linear,layer_norm",
+                        .seed = NET_SEED);
 }
 
 /* Runs fn on 1 to 4 processes in each way of sharding. */

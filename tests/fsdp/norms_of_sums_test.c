@@ -16,7 +16,6 @@ static kn_values stream_forward(kn_module *self, kn_values in, const void *arg)
     stream *m = (stream *)self;
     kn_tensor *x = in.v[0], *h = kn_call(&m->fc, x);
     void *const norm[] = { &m->layer, &m->rms };
-    (void)arg;
     for (int i = 0; i < 2; i++) {
         h = kn_cast(h, kn_dtype_of(x));
         if (m->at_once)

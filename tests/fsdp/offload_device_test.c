@@ -140,12 +140,10 @@ static int train(kn_comm *world, void *arg)
 
 static outcome *run(setting s, bool fails)
 {
-    outcome *o = mmap(NULL, sizeof *o, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    outcome *o = shared_bytes(sizeof *o);
     s.micro = s.micro ? s.micro : s.ranks;
     job j = { s, o };
-    stand_in_begin(s.stand_in);
-    int failed = kn_spawn(s.ranks, train, &j);
-    stand_in_end();
+    int failed = on_stand_in(s.stand_in, s.ranks, train, &j);
     KN_CHECK_OK();
     KN_CHECK((failed > 0) == fails, "%s: %d of %d ranks failed: %s", s.what, failed, s.ranks,
              o->error);
@@ -272,11 +270,7 @@ KN_TEST(offload_device, averages_wait_for_copies_to_the_device)
         return;
     for (int ranks = 1; ranks <= 2; ranks++) {
         setting s = { .device = STAND_IN, .ranks = ranks, .stand_in.away_us = 1000 };
-        stand_in_begin(s.stand_in);
-        int failed = kn_spawn(ranks, swap_behind_a_forward, &s);
-        stand_in_end();
-        KN_CHECK_OK();
-        KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+        KN_CHECK(on_stand_in(s.stand_in, ranks, swap_behind_a_forward, &s) == 0);
     }
 }
 
@@ -316,7 +310,6 @@ static int waits_in_step;
 
 static void stand_at_gate(void *arg)
 {
-    (void)arg;
     while (!open_gate)
         usleep(100);
 }
@@ -324,7 +317,6 @@ static void stand_at_gate(void *arg)
 /* Blocks the device until the gate is open; if that never happens the runner ends the case. */
 static void close_way(kn_module_event *e, void *arg)
 {
-    (void)e, (void)arg;
     char nothing = 0;
     kn_stream_host(kn_compute_stream(STAND_IN), "gate", stand_at_gate, &nothing, sizeof nothing);
 }
@@ -332,7 +324,6 @@ static void close_way(kn_module_event *e, void *arg)
 /* A bucket's turn begins with two waits, so at the third the first bucket has been stepped. */
 static void count_waits(const kn_stream *s)
 {
-    (void)s;
     if (++waits_in_step == 3)
         open_gate = true;
 }
@@ -341,7 +332,6 @@ static int step_beside_backward(kn_comm *world, void *arg)
 {
     setting s = { .device = STAND_IN, .ranks = 1, .micro = 1 };
     kn_gpt g = { 0 };
-    (void)arg;
     EXPECT(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
     /* the first module of the first block: few enough jobs follow it to fit a stream's queue */
     kn_module *m = kn_module_find(&g, "transformer.h.0.ln_1");
@@ -364,9 +354,5 @@ KN_TEST(offload_device, the_host_steps_late_layers_while_the_device_is_in_backwa
 {
     if (THREADS_ONLY)
         return;
-    stand_in_begin((stand_in){ 0 });
-    int failed = kn_spawn(1, step_beside_backward, NULL);
-    stand_in_end();
-    KN_CHECK_OK();
-    KN_CHECK(failed == 0);
+    KN_CHECK(on_stand_in((stand_in){ 0 }, 1, step_beside_backward, NULL) == 0);
 }

@@ -62,14 +62,9 @@ KN_TEST(offload_masters, two_optimizers_over_one_bucket)
     for (int ranks = 1; ranks <= 2 && !THREADS_ONLY; ranks++) {
         float *out[2];
         for (int away = 0; away < 2; away++) {
-            out[away] =
-                mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+            out[away] = shared_bytes(BYTES);
             two t = { away ? STAND_IN : KN_CPU, out[away] };
-            stand_in_begin((stand_in){ .home_us = 1000 });
-            int failed = kn_spawn(ranks, step_in_turns, &t);
-            stand_in_end();
-            KN_CHECK_OK();
-            KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+            KN_CHECK(on_stand_in((stand_in){ .home_us = 1000 }, ranks, step_in_turns, &t) == 0);
         }
         KN_CHECK(memcmp(out[0], out[1], BYTES) == 0, "%d ranks: first weight %.9g and %.9g", ranks,
                  (double)out[0][0], (double)out[1][0]);
@@ -82,7 +77,6 @@ KN_TEST(offload_masters, two_optimizers_over_one_bucket)
 static int step_in_two_places(kn_comm *world, void *arg)
 {
     kn_linear net = { 0 };
-    (void)arg;
     EXPECT(kn_linear_init(&net, NULL, NULL, 5, 4, .device = KN_META));
     EXPECT(kn_materialize(&net, STAND_IN, 1));
     EXPECT(
@@ -100,11 +94,7 @@ KN_TEST(offload_masters, parameters_in_two_places_are_refused)
 {
     if (THREADS_ONLY)
         return;
-    stand_in_begin((stand_in){ 0 });
-    int failed = kn_spawn(1, step_in_two_places, NULL);
-    stand_in_end();
-    KN_CHECK_OK();
-    KN_CHECK(failed == 0);
+    KN_CHECK(on_stand_in((stand_in){ 0 }, 1, step_in_two_places, NULL) == 0);
 }
 
 /* ---- a copy in param_dtype that can't be stale ----------------------------------------------- */
@@ -119,7 +109,6 @@ typedef struct writing {
 
 static bool doubled(kn_module *m, void *arg)
 {
-    (void)arg;
     kn_tensor *w = kn_module_param(m, "weight");
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false), ok = kn_copy_(w, kn_scale(w, 1.37));
@@ -213,13 +202,9 @@ KN_TEST(offload_masters, the_next_forward_sees_every_write)
     for (int ranks = 1; ranks <= 2 && !THREADS_ONLY; ranks++) {
         float(*y[2])[OUT];
         for (int away = 0; away < 2; away++) {
-            y[away] = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+            y[away] = shared_bytes(bytes);
             writing w = { away ? STAND_IN : KN_CPU, ranks, y[away] };
-            stand_in_begin((stand_in){ 0 });
-            int failed = kn_spawn(ranks, write_masters, &w);
-            stand_in_end();
-            KN_CHECK_OK();
-            KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+            KN_CHECK(on_stand_in((stand_in){ 0 }, ranks, write_masters, &w) == 0);
         }
         for (int way = 0; way <= WAYS; way++) {
             KN_CHECK(memcmp(y[0][way], y[1][way], sizeof y[0][way]) == 0,

@@ -84,15 +84,14 @@ static void run(outcome *out, int ranks, setting s)
 {
     job j = { s, out };
     memset(out, 0, sizeof *out);
-    int failed = THREADS_ONLY ? kn_spawn_threads(ranks, train, &j) : kn_spawn(ranks, train, &j);
+    int failed = spawn(ranks, train, &j);
     KN_CHECK(failed == 0, "%d ranks, strategy %d, layout %d, %s: %d failed", ranks, s.strategy,
              s.layout, s.dir ? "offloaded" : "in memory", failed);
 }
 
 static outcome *shared_outcomes(int n)
 {
-    return mmap(NULL, (size_t)n * sizeof(outcome), PROT_READ | PROT_WRITE,
-                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return shared_bytes((size_t)n * sizeof(outcome));
 }
 
 static char *folder(void)

@@ -8,7 +8,6 @@ static int to_files(kn_comm *world, void *arg)
 {
     two m, plain;
     const int ranks = kn_comm_size(world);
-    (void)arg;
     EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
     EXPECT(two_init(&m, KN_META, KN_F32) &&
            kn_fsdp_wrap(&m.a, world, .offload_dir = "/tmp", .seed = NET_SEED) &&
@@ -32,14 +31,12 @@ static int to_files(kn_comm *world, void *arg)
 
 KN_TEST(offload_units, one_in_files)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, to_files, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(to_files, NULL);
 }
 
 static int from_the_device(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) &&
            kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
            kn_fsdp_wrap(&m, world, .device = STAND_IN));
@@ -56,8 +53,8 @@ KN_TEST(offload_units, one_beside_others_on_the_device_is_refused)
 {
     if (THREADS_ONLY)
         KN_SKIP("the stand-in is a process's");
-    stand_in_begin((stand_in){ .inline_streams = true });
-    int failed = kn_spawn(1, from_the_device, NULL) + kn_spawn(2, from_the_device, NULL);
-    stand_in_end();
-    KN_CHECK(failed == 0, "%d ranks failed", failed);
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(on_stand_in((stand_in){ .inline_streams = true }, ranks, from_the_device, NULL) ==
+                     0,
+                 "%d ranks", ranks);
 }

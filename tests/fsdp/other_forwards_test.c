@@ -27,7 +27,6 @@ static bool chooser_init(chooser *m)
 static int held_back(kn_comm *world, void *arg)
 {
     chooser m;
-    (void)arg;
     EXPECT(chooser_init(&m) &&
            kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
     m.only = 1 + kn_rank(world) % 2;

@@ -27,7 +27,6 @@ static const kn_function swish = { .name = "swish",
 /* y = w rounded to quarters; the gradient goes straight through */
 static kn_values quarters_forward(kn_function_run *run, kn_values in)
 {
-    (void)run;
     kn_tensor *y = kn_empty_like(in.v[0]);
     const float *w = kn_read_data(in.v[0], KN_F32);
     float *out = kn_write_data(y, KN_F32);
@@ -38,13 +37,11 @@ static kn_values quarters_forward(kn_function_run *run, kn_values in)
 
 static kn_values quarters_backward(kn_function_run *run, kn_values dout)
 {
-    (void)run;
     return KN_VALUES(dout.v[0]);
 }
 
 static kn_values quarters_shape(kn_function_run *run, kn_values in)
 {
-    (void)run;
     return KN_VALUES(kn_empty_like(in.v[0]));
 }
 

@@ -39,7 +39,6 @@ typedef struct pair {
 static inline kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
 {
     pair *m = (pair *)self;
-    (void)arg;
     m->in = kn_dtype_of(in.v[0]);
     m->mask = kn_dtype_of(in.v[1]);
     kn_tensor *y = kn_call(&m->a, kn_cast(in.v[0], KN_F32)); /* f32 on purpose */

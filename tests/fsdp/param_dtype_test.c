@@ -4,14 +4,12 @@
 
 static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)shape;
     *(int *)arg += ndim;
     return strncmp(name, "ln.", 3) == 0 ? KN_F32 : KN_DTYPE_DEFAULT;
 }
 
 static kn_dtype always(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)ndim, (void)shape;
     return (kn_dtype) * (int *)arg;
 }
 
@@ -22,10 +20,9 @@ static int by_parameter(kn_comm *world, void *arg)
     int dims = 0;
     const way *w = arg;
     EXPECT(net_init(&m, KN_META) && net_init(&alone, KN_META), "init");
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .param_dtype = KN_BF16, .seed = NET_SEED,
-                        .param_dtype_of = norms_in_f32, .param_dtype_of_arg = &dims),
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .param_dtype = KN_BF16,
+                        .seed = NET_SEED, .param_dtype_of = norms_in_f32,
+                        .param_dtype_of_arg = &dims),
            "wrap");
     EXPECT(dims == 2 + 3 + 3 + 2, "asked for parameters of %d dims in all", dims);
     EXPECT(kn_fsdp_wrap(&alone, kn_comm_self(), .param_dtype = KN_BF16, .seed = NET_SEED,
@@ -72,7 +69,6 @@ static const kn_dtype dtypes[COMPUTES] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
  * whether it trains, and whether it is held whole. */
 static kn_dtype computes_in(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)ndim, (void)shape, (void)arg;
     return dtypes[atoi(name + 1) / MASTERS % COMPUTES];
 }
 
@@ -150,6 +146,5 @@ static int all_kinds(kn_comm *world, void *arg)
 /* Of a unit with more buckets than fit into a collective none is left out. */
 KN_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, all_kinds, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(all_kinds, NULL);
 }

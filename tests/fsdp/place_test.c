@@ -19,7 +19,6 @@ typedef struct place_net {
 static kn_values place_forward(kn_module *self, kn_values in, const void *arg)
 {
     place_net *m = (place_net *)self;
-    (void)arg;
     kn_tensor *y = kn_call(&m->fc, kn_transpose(in.v[0], 0, 1));
     y = kn_add(y, kn_mul(kn_call(&m->word, in.v[2]), kn_module_buffer(self, "scale")));
     y = kn_add(y, kn_mul(in.v[1], kn_module_buffer(self, "offset")));
@@ -103,11 +102,9 @@ static int pass_from_the_cpu(kn_comm *world, void *arg)
 
 static seen *passes(job j, int ranks)
 {
-    j.out = mmap(NULL, sizeof(seen) * 4, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    stand_in_begin((stand_in){ .inline_streams = j.inline_streams });
-    int failed = kn_spawn(ranks, pass_from_the_cpu, &j);
-    stand_in_end();
-    KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
+    j.out = shared_bytes(sizeof(seen) * 4);
+    KN_CHECK(on_stand_in((stand_in){ .inline_streams = j.inline_streams }, ranks, pass_from_the_cpu,
+                         &j) == 0);
     return j.out;
 }
 
@@ -143,7 +140,6 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
 static int timeouts(kn_comm *world, void *arg)
 {
     place_net m;
-    (void)arg;
     kn_comm_set_timeout(world, 50);
     for (int i = 0; i < 2; i++) {
         EXPECT(place_init(&m) && kn_fsdp_wrap(&m, world, .timeout_s = i ? 70 : 0), "wrap");
@@ -163,7 +159,6 @@ static int where_parameters_are(kn_comm *world, void *arg)
 {
     place_net m;
     float v[ROWS * DIM] = { 1 };
-    (void)arg;
     EXPECT(place_init(&m) && kn_materialize(&m, STAND_IN, 5), "init");
     EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
     const kn_param *p;
@@ -190,10 +185,9 @@ KN_TEST(place, a_unit_computes_where_its_parameters_are)
 {
     if (THREADS_ONLY)
         KN_SKIP("the stand-in is a process's");
-    stand_in_begin((stand_in){ 0 });
-    int failed = kn_spawn(1, where_parameters_are, NULL) + kn_spawn(2, where_parameters_are, NULL);
-    stand_in_end();
-    KN_CHECK(failed == 0, "%d ranks failed", failed);
+    for (int ranks = 1; ranks <= 2; ranks++)
+        KN_CHECK(on_stand_in((stand_in){ 0 }, ranks, where_parameters_are, NULL) == 0, "%d ranks",
+                 ranks);
 }
 
 /* .comm of kn_init comes before KNAP_COMM: "nccl" is an error in a build without CUDA. */
@@ -205,9 +199,7 @@ KN_TEST(place, collectives_go_the_way_that_kn_init_was_given)
     for (int nccl = 0; nccl < 2; nccl++) {
         setenv("KNAP_COMM", nccl ? "local" : "nccl", 1);
         KN_CHECK(kn_init(NULL, NULL, .comm = nccl ? "nccl" : "local") && kn_ok(), "%s", kn_error());
-        stand_in_begin((stand_in){ 0 });
-        int failed = kn_spawn(2, where_parameters_are, NULL);
-        stand_in_end();
+        int failed = on_stand_in((stand_in){ 0 }, 2, where_parameters_are, NULL);
         KN_CHECK((failed == 0) == (!nccl || cuda), "nccl %d: %d ranks failed", nccl, failed);
         KN_CHECK(kn_finish() == 0);
     }
@@ -250,7 +242,6 @@ static int without_a_communicator(kn_comm *world, void *arg)
 {
     net a, b, c;
     const kn_param *p;
-    (void)arg;
     EXPECT(net_init(&a, KN_META) && kn_fsdp_wrap(&a, NULL, .seed = NET_SEED), "wrap");
     EXPECT(net_init(&b, KN_META) && kn_fsdp_wrap(&b, kn_comm_self(), .seed = NET_SEED), "wrap");
     EXPECT(kn_comm_size(kn_comm_self()) == 1 && kn_rank(kn_comm_self()) == 0, "self");
@@ -301,7 +292,6 @@ KN_TEST(place, ranks_without_kn_init)
 static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                        void *arg)
 {
-    (void)recurse, (void)unclaimed, (void)arg;
     if (strcmp(kn_module_path(m), "fc1") == 0)
         o->device = KN_META;
     return strcmp(kn_module_class(m), "linear") == 0;
@@ -309,7 +299,6 @@ static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
 
 static int other_devices(kn_comm *world, void *arg)
 {
-    (void)arg;
     for (int i = 0; i < 2; i++) {
         net m;
         EXPECT(net_init(&m, KN_META), "init");
@@ -368,7 +357,6 @@ static int ignores_buffers(kn_comm *world, void *arg)
 {
     net m;
     int rank = kn_rank(world);
-    (void)arg;
     EXPECT(net_init(&m, KN_META), "init");
     kn_scope scope = kn_scope_begin();
     float own = 7 + (float)rank;
@@ -432,7 +420,6 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
 static int a_part_goes(kn_comm *world, void *arg)
 {
     net m;
-    (void)arg;
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"), "wrap");
     kn_module *next[] = { &m.fc2.base };
     EXPECT(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && net_backward(&m, 0), "a pass");
@@ -453,7 +440,6 @@ KN_TEST(place, a_part_of_a_model_that_is_freed)
 static int sibling_lists(kn_comm *world, void *arg)
 {
     net m;
-    (void)arg;
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc1, world) && kn_fsdp_wrap(&m.fc2, world) &&
                kn_fsdp_wrap(&m.ln, world) && kn_materialize(&m.wte, KN_CPU, 1),
            "wrap");

@@ -39,8 +39,7 @@ static kn_tensor *loss_of(kn_gpt *g, int step, int micro)
 
 static outcome *shared_outcomes(void)
 {
-    return mmap(NULL, 4 * sizeof(outcome), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                0);
+    return shared_bytes(4 * sizeof(outcome));
 }
 
 /* ---- bf16 ------------------------------------------------------------------------------------ */
@@ -109,7 +108,6 @@ static int plain_bf16(kn_comm *world, void *arg)
     kn_gpt hi, lo;
     const kn_param *master, *low;
     static float sum[ROOM];
-    (void)world;
     EXPECT(gpt(&hi, KN_F32) && kn_materialize(&hi, KN_CPU, 42), "masters");
     EXPECT(gpt(&lo, KN_BF16) && kn_materialize(&lo, KN_CPU, 1), "model");
     int n = kn_params(&hi, &master);
@@ -144,9 +142,8 @@ static void check_bf16(job j)
 {
     job ref = { .ranks = j.ranks, .out = shared_outcomes() };
     j.out = shared_outcomes();
-    KN_CHECK((THREADS_ONLY ? kn_spawn_threads : kn_spawn)(1, plain_bf16, &ref) == 0, "reference");
-    KN_CHECK((THREADS_ONLY ? kn_spawn_threads : kn_spawn)(j.ranks, train_bf16, &j) == 0, "%d ranks",
-             j.ranks);
+    KN_CHECK(spawn(1, plain_bf16, &ref) == 0, "reference");
+    KN_CHECK(spawn(j.ranks, train_bf16, &j) == 0, "%d ranks", j.ranks);
     KN_CHECK(ref.out->elements > 1000 && ref.out->elements == j.out->elements);
     for (int r = 0; r < j.ranks; r++) {
         for (int s = 0; s < STEPS; s++)

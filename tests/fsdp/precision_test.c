@@ -187,7 +187,6 @@ static bool is_full(kn_module *self, void *arg)
 static int full_buffers(kn_comm *world, void *arg)
 {
     pair m;
-    (void)arg;
     EXPECT(pair_init(&m, false) && kn_fsdp_wrap(&m, world, .wrap_class = "spy",
                                                 .param_dtype = KN_BF16, .buffer_dtype = KN_BF16),
            "wrap");
@@ -228,8 +227,7 @@ static int full_buffers(kn_comm *world, void *arg)
 
 KN_TEST(precision, buffers_are_shown_in_full)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, full_buffers, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(full_buffers, NULL);
     pair m;
     bool ok = false;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16), "%s",
@@ -442,7 +440,6 @@ KN_TEST(precision, the_wrapped_module_may_be_of_a_full_precision_class)
 
 static kn_dtype all_bf16(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)ndim, (void)shape, (void)arg;
     return KN_BF16;
 }
 

@@ -54,7 +54,6 @@ static bool begin(row *m, kn_comm *world, kn_strategy strategy)
 static int predicts(kn_comm *world, void *arg)
 {
     static const kn_strategy strategy[] = { KN_FULL_SHARD, KN_SHARD_GRAD_OP, KN_NO_SHARD };
-    (void)arg;
     kn_set_threads(1);
     kn_set_free_cores(0);
     for (int i = 0; i < 3; i++) {

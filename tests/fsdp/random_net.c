@@ -163,7 +163,6 @@ static kn_values root_forward(kn_module *self, kn_values in, const void *arg)
 {
     random_module *m = (random_module *)self;
     random_net *n = m->net;
-    (void)arg;
     kn_tensor *x = in.v[0];
     if (n->p->option[O_HEAD] != HEAD_MSE)
         x = kn_add(kn_call(&n->embed, in.v[1]), x);
@@ -187,25 +186,21 @@ static void hook(kn_module *self, int how, const char *what)
 
 static void pre_forward(kn_module_event *e, void *arg)
 {
-    (void)arg;
     hook(e->module, EVENT_FAIL_PRE_FORWARD, "pre-forward");
 }
 
 static void post_forward(kn_module_event *e, void *arg)
 {
-    (void)arg;
     hook(e->module, EVENT_FAIL_POST_FORWARD, "post-forward");
 }
 
 static void pre_backward(kn_module_event *e, void *arg)
 {
-    (void)arg;
     hook(e->module, EVENT_FAIL_PRE_BACKWARD, "pre-backward");
 }
 
 static void post_backward(kn_module_event *e, void *arg)
 {
-    (void)arg;
     hook(e->module, EVENT_FAIL_POST_BACKWARD, "post-backward");
 }
 
@@ -224,7 +219,6 @@ static kn_tensor *gain_hook(kn_tensor *grad, void *arg)
 
 static kn_tensor *halve(kn_tensor *grad, void *arg)
 {
-    (void)arg;
     return kn_scale(grad, 0.5);
 }
 

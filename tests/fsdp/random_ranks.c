@@ -37,7 +37,6 @@ static bool sum_hook(const kn_grad_reduction *r, void *arg)
 
 static bool gather_hook(const kn_param_gather *g, void *arg)
 {
-    (void)arg;
     return kn_gather_default(g, NULL);
 }
 

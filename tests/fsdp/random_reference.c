@@ -480,7 +480,6 @@ int random_reference(kn_comm *world, void *arg)
 {
     const random_job *job = arg;
     plain *s = calloc(1, sizeof *s);
-    (void)world;
     random_begin(job->p);
     bool ok = s != NULL;
     if (ok) {

@@ -6,7 +6,6 @@
 
 static int last_dim(const char *name, int ndim, const int64_t *shape, void *shards)
 {
-    (void)name;
     return ndim > 1 && shape[ndim - 1] % *(int *)shards == 0 ? ndim - 1 : 0;
 }
 
@@ -15,7 +14,6 @@ static bool fill_part(const char *name, kn_tensor *part, int64_t start, int ndim
 {
     float v[RANDOM_ELEMENTS];
     int64_t n = kn_numel(part);
-    (void)ndim, (void)shape, (void)arg;
     for (int64_t i = 0; i < n && i < RANDOM_ELEMENTS; i++)
         v[i] = random_fill_value(name, start + i);
     kn_scope scope = kn_scope_begin();
@@ -43,7 +41,6 @@ static bool fill_module(kn_module *m, void *arg)
 static kn_dtype param_dtype_of(const char *name, int ndim, const int64_t *shape, void *arg)
 {
     const random_net *n = arg;
-    (void)ndim, (void)shape;
     for (int i = 0; i < RANDOM_NODES; i++) {
         const char *path = n->p->node[i].kind ? kn_module_path(&n->m[i]) : "";
         size_t length = strlen(path);

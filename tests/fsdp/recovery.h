@@ -35,7 +35,6 @@ typedef struct model {
 
 static inline kn_tensor *on_grad(kn_tensor *g, void *arg)
 {
-    (void)g;
     tick(arg);
     return NULL;
 }
@@ -71,19 +70,16 @@ static inline kn_tensor *model_forward(kn_module *self, kn_tensor *x)
 
 static inline void on_module(kn_module_event *e, void *where)
 {
-    (void)e;
     tick(where);
 }
 
 static inline void on_leaf(kn_tensor *leaf, void *arg)
 {
-    (void)leaf;
     tick(arg);
 }
 
 static inline bool hook_module(kn_module *m, void *arg)
 {
-    (void)arg;
     if (!kn_module_hook(m, (kn_module_hooks){ .pre_forward = on_module, .arg = "pre_forward" }) ||
         !kn_module_hook(m, (kn_module_hooks){ .post_forward = on_module, .arg = "post_forward" }) ||
         !kn_module_hook(m, (kn_module_hooks){ .pre_backward = on_module, .arg = "pre_backward" }) ||

@@ -8,33 +8,22 @@
 /* The last parameters that are claimed: the root's own. */
 static int bad_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)ndim;
-    (void)shape;
-    (void)arg;
     return strcmp(name, "wte.weight") == 0 ? 7 : 0;
 }
 
 static kn_dtype bad_dtype(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)ndim;
-    (void)shape;
-    (void)arg;
     return strcmp(name, "wte.weight") == 0 ? KN_I64 : KN_DTYPE_DEFAULT;
 }
 
 static bool bad_fill(const char *name, kn_tensor *part, int64_t start, int ndim,
                      const int64_t *shape, void *arg)
 {
-    (void)start;
-    (void)ndim;
-    (void)shape;
-    (void)arg;
     return kn_fill_(part, 3) && (strcmp(name, "wte.weight") != 0 || kn_fail("a fill that fails"));
 }
 
 static bool bad_module(kn_module *m, void *arg)
 {
-    (void)arg;
     return strcmp(kn_module_path(m), "wte") != 0 || kn_fail("a fill that fails");
 }
 
@@ -42,9 +31,6 @@ static bool bad_module(kn_module *m, void *arg)
 static bool bad_policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                        void *arg)
 {
-    (void)unclaimed;
-    (void)o;
-    (void)arg;
     if (strcmp(kn_module_path(m), "ln") == 0)
         kn_fail("a policy that fails");
     return recurse || strcmp(kn_module_class(m), "linear") == 0;
@@ -52,7 +38,6 @@ static bool bad_policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
 
 static bool bad_recompute(const kn_module *m, void *arg)
 {
-    (void)arg;
     return strcmp(kn_module_path(m), "fc2") != 0 || kn_fail("a policy that fails");
 }
 
@@ -206,8 +191,6 @@ KN_TEST(refused_wrap, of_a_group_leaves_the_tree)
 static bool odd_policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                        void *world)
 {
-    (void)unclaimed;
-    (void)o;
     return recurse || (kn_rank(world) == 0 && strcmp(kn_module_class(m), "linear") == 0) ||
            strcmp(kn_module_class(m), "layer_norm") == 0;
 }
@@ -216,7 +199,6 @@ static int disagree(kn_comm *world, void *arg)
 {
     net m;
     look before = { 0 };
-    (void)arg;
     EXPECT(tree(&m, FILLED));
     kn_apply_modules(&m, look_at, &before);
     EXPECT(!wrap(&m, world,

@@ -26,7 +26,6 @@ static kn_device_table device;
 
 static void *room_take(kn_memory *self, size_t bytes)
 {
-    (void)self;
     if (how.limit && live + (int64_t)bytes > how.limit)
         return NULL;
     int i = 0;
@@ -57,7 +56,6 @@ static void spoil(void *arg)
 
 static void room_give(kn_memory *self, void *p, size_t bytes)
 {
-    (void)self;
     kn_stream *compute = kn_context_get()->compute[STAND_IN];
     int i = 0;
     while (i < blocks && block[i].at != p)
@@ -76,13 +74,11 @@ static kn_memory memory = {
 
 static void *pinned_take(kn_memory *self, size_t bytes)
 {
-    (void)self;
     return aligned_alloc(KN_ALIGN, bytes);
 }
 
 static void pinned_give(kn_memory *self, void *p, size_t bytes)
 {
-    (void)self, (void)bytes;
     free(p);
 }
 
@@ -115,7 +111,6 @@ static void device_trim(void)
 
 static kn_stream *device_stream(const char *name, kn_stream_kind kind)
 {
-    (void)kind;
     kn_stream *s =
         kn_cpu_stream_create(name, how.inline_streams ? KN_STREAM_INLINE : KN_STREAM_WORKER);
     if (s) {
@@ -220,6 +215,14 @@ void stand_in_end(void)
     for (int i = 0; i < blocks; i++)
         free(block[i].at);
     blocks = 0;
+}
+
+int on_stand_in(stand_in s, int ranks, kn_rank_fn fn, void *arg)
+{
+    stand_in_begin(s);
+    int failed = kn_spawn(ranks, fn, arg);
+    stand_in_end();
+    return failed;
 }
 
 int stand_in_waits(void)

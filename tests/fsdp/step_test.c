@@ -55,14 +55,12 @@ static int held_back(kn_comm *world, void *arg)
     kn_scaler_free(s);
     kn_optim_free(o);
     kn_module_free(&m);
-    (void)arg;
     return 0;
 }
 
 KN_TEST(step, a_step_refuses_while_gradients_are_held_back)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(held_back, NULL);
 }
 
 /* ---- one parameter's step -------------------------------------------------------------------- */
@@ -79,7 +77,6 @@ static int clear_one(kn_comm *world, void *arg)
     two m;
     const kn_param *p;
     float once[4][TWO_MOST] = { 0 }, v[TWO_MOST];
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world) && two_backward(&m, 0));
     int n = kn_params(&m, &p);
     EXPECT(n == 4);
@@ -204,7 +201,6 @@ static int large_gradients(kn_comm *world, void *arg)
     enum { N = 7 };
     const float large = 40000;
     int ranks = kn_comm_size(world);
-    (void)arg;
     for (int how = 0; how < 4; how++) {
         kn_linear m;
         const kn_param *p;
@@ -232,8 +228,7 @@ static int large_gradients(kn_comm *world, void *arg)
 
 KN_TEST(step, a_predivided_sum_stays_in_range)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, large_gradients, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(large_gradients, NULL);
 }
 
 KN_TEST(step, a_factor_that_divides_nothing)
@@ -281,6 +276,5 @@ static int factor_changes(kn_comm *world, void *arg)
 
 KN_TEST(step, a_factor_that_changes_after_backward)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, factor_changes, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(factor_changes, NULL);
 }

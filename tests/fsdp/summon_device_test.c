@@ -134,20 +134,17 @@ KN_TEST(summon_device, states_lie_in_host_memory)
             if (ways[i].offload_dir || (ways[i].ranks && ways[i].ranks != ranks))
                 continue;
             job j = { .way = &ways[i], .rank0_only = (i + ranks) % 2 };
-            stand_in_begin((stand_in){ .inline_streams = true });
-            int failed = kn_spawn(ranks, states_in_host_memory, &j);
-            stand_in_end();
+            int failed =
+                on_stand_in((stand_in){ .inline_streams = true }, ranks, states_in_host_memory, &j);
             KN_CHECK(failed == 0, "way %d, %d of %d ranks failed", i, failed, ranks);
         }
 }
 
 static void run(job j, int ranks)
 {
-    stand_in_begin((stand_in){ .inline_streams = true });
-    int failed = kn_spawn(ranks, host_and_back, &j);
-    stand_in_end();
-    KN_CHECK(failed == 0, "%d ranks, layout %d, strategy %d, offload %d, rank 0 only %d", ranks,
-             j.way->layout, j.way->strategy, j.offload, j.rank0_only);
+    KN_CHECK(on_stand_in((stand_in){ .inline_streams = true }, ranks, host_and_back, &j) == 0,
+             "%d ranks, layout %d, strategy %d, offload %d, rank 0 only %d", ranks, j.way->layout,
+             j.way->strategy, j.offload, j.rank0_only);
 }
 
 KN_TEST(summon_device, whole_in_host_memory_and_back)

@@ -6,7 +6,6 @@
 /* Tells that it was called. */
 static bool note(kn_module *m, void *called)
 {
-    (void)m;
     return *(bool *)called = true;
 }
 
@@ -71,7 +70,6 @@ KN_TEST(summon_errors, step_inside_is_a_sentence)
 static int held_back(kn_comm *world, void *arg)
 {
     net m;
-    (void)arg;
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     EXPECT(kn_fsdp_set_gradient_sync(&m, false, true) && net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m);
@@ -116,7 +114,6 @@ static int silent_failure(kn_comm *world, void *arg)
 {
     net m;
     int rank = kn_rank(world);
-    (void)arg;
     kn_comm_set_timeout(world, 5);
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);

@@ -464,7 +464,6 @@ static int stale(kn_comm *world, void *arg)
     EXPECT(!kn_shard_write(&m, 0, p[0].master, host) && error_has("'a.weight' is summoned", ""));
     EXPECT(kn_summon_end(s));
     kn_module_free(&m);
-    (void)arg;
     return 0;
 }
 

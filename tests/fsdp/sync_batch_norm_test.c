@@ -307,14 +307,12 @@ static int modes_of_a_module(kn_comm *world, void *arg)
         kn_module_free(&n);
     }
     EXPECT(mean[0] == mean[1], "%g, recomputed %g", mean[0], mean[1]);
-    (void)arg;
     return !kn_ok();
 }
 
 KN_TEST(sync_batch_norm, modes_of_a_module)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, modes_of_a_module, NULL) == 0);
+    on_thread_ranks(modes_of_a_module, NULL);
     KN_CHECK(THREADS_ONLY || kn_spawn(2, modes_of_a_module, NULL) == 0);
 }
 

@@ -21,9 +21,7 @@ static int takes_rank0(kn_comm *world, void *arg)
                set_buffers(&m, (float)rank + 3),
            "init");
     EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .sync_from_rank0 = true),
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true),
            "wrap");
     EXPECT(all_read_as(&m, &ref));
     const float *b = kn_data(m.base.impl->buffer[0].tensor);
@@ -60,9 +58,7 @@ static int only_rank0_has_values(kn_comm *world, void *arg)
     EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .offload_dir = w->offload_dir,
-                        .wrap_class = "linear", .sync_from_rank0 = true),
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true),
            "wrap");
     kn_ledger after = kn_ledger_read();
     EXPECT(after.peak[KN_MEM_PARAM] == after.live[KN_MEM_PARAM] || has, "more than the shards");
@@ -88,7 +84,6 @@ KN_TEST(sync_from_rank0, of_the_only_values)
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)shape, (void)arg;
     return ndim - 1;
 }
 
@@ -140,8 +135,7 @@ KN_TEST(sync_from_rank0, in_chunks)
             break;
         if (i > 1)
             stand_in_begin((stand_in){ 0 });
-        int failed = THREADS_ONLY ? kn_spawn_threads(2, chunks_from_rank0, &w)
-                                  : kn_spawn(2, chunks_from_rank0, &w);
+        int failed = spawn(2, chunks_from_rank0, &w);
         if (i > 1)
             stand_in_end();
         KN_CHECK(failed == 0, "case %d: %d ranks failed", i, failed);
@@ -152,7 +146,6 @@ KN_TEST(sync_from_rank0, in_chunks)
 static int rank0_declares(kn_comm *world, void *arg)
 {
     net m, ref;
-    (void)arg;
     EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
     EXPECT(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5), "values");
     EXPECT(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED), "wrap");

@@ -1,155 +1,7 @@
-/* tests/fsdp/unit_test.c: one test named after each capability of units: what may be a unit, and
- * control flow through units. Against the plain reference (matrix.h). */
+/* tests/fsdp/unit_test.c: what may be a unit, and control flow through units, where feature_test.c
+ * doesn't have it. */
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/two.h"
-
-/* ---- parameters ------------------------------------------------------------------------------ */
-
-KN_TEST(unit, tied_across_units)
-{
-    for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++)
-        for (int r = KN_RESHARD_NEVER; r <= KN_RESHARD_ALWAYS; r++)
-            MATRIX_CHECK(.model = MATRIX_ODD, .o = { .strategy = s, .reshard_after_forward = r });
-    MATRIX_CHECK(.model = MATRIX_GPT, .ranks = 3); /* head and embedding in the root */
-}
-
-/* wte in a unit of its own: the head in the root uses it after the embedding released its unit. */
-KN_TEST(unit, tied_embedding_in_a_unit_of_its_own)
-{
-    for (int ranks = 1; ranks <= 3; ranks++)
-        MATRIX_CHECK(.ranks = ranks, .o.wrap_class = "gpt_block,embedding");
-}
-
-KN_TEST(unit, frozen_in_a_unit)
-{
-    for (int ranks = 1; ranks <= 4; ranks++)
-        for (int l = KN_LAYOUT_FLAT; l <= KN_LAYOUT_RAGGED; l++)
-            MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .steps = 2, .o.layout = l);
-}
-
-/* All of a unit is frozen: it has no gradients at all, but passes gradients on to the units before
- * it. */
-KN_TEST(unit, a_frozen_unit)
-{
-    for (int m = 0; m < MATRIX_MODELS; m++)
-        for (int ranks = 1; ranks <= 3; ranks++)
-            MATRIX_CHECK(.model = m, .ranks = ranks, .frozen = 1 + ranks % 2,
-                         .o = { .strategy = KN_FULL_SHARD + ranks % 3,
-                                .forward_prefetch = ranks == 2,
-                                .keep_whole_below = ranks == 3 ? 20 : 0 });
-    MATRIX_CHECK(.model = MATRIX_TURN, .frozen = 3, .recompute = true, .rounds = 4, .skip_sync = 5);
-}
-
-KN_TEST(unit, parameters_without_gradient)
-{
-    for (int ranks = 1; ranks <= 3; ranks++) {
-        MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .spare = true);
-        MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .spare = true, .skip_sync = 1,
-                     .o.layout = KN_LAYOUT_PER_PARAM);
-    }
-}
-
-/* Experts: the data select the used parameters of a unit, so ranks differ; a parameter has a
- * gradient everywhere if it has one anywhere. */
-KN_TEST(unit, gradient_on_some_ranks_only)
-{
-    for (int ranks = 1; ranks <= 4; ranks++)
-        for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++)
-            MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .rounds = 1, .spare = true,
-                         .by_data = true, .o.strategy = s);
-    MATRIX_CHECK(.model = MATRIX_TURN, .ranks = 4, .spare = true, .by_data = true, .skip_sync = 1,
-                 .recompute = true,
-                 .o = { .strategy = KN_HYBRID_SHARD,
-                        .mesh = { .shards = 2 },
-                        .layout = KN_LAYOUT_PER_PARAM });
-    MATRIX_CHECK(.model = MATRIX_TURN, .ranks = 3, .spare = true, .by_data = true, .rounds = 4,
-                 .skip_sync = 5, .workers = true, .o.keep_whole_below = 20);
-}
-
-static bool ignore_frozen(matrix_net *n, kn_comm *world, const matrix_spec *s)
-{
-    kn_fsdp_wrap_options o = matrix_options(s);
-    o.wrap_class = matrix_wrap_class(s->model);
-    o.ignore = "*.frozen,no.such";
-    const kn_param *p;
-    bool ok = kn_fsdp_wrap_(n->root, world, o) && kn_materialize(n->root, KN_CPU, 42);
-    int found = 0, params = kn_params(n->root, &p);
-    for (int i = 0; i < params; i++)
-        if (strstr(p[i].name, ".frozen"))
-            found += kn_numel(p[i].master) == p[i].numel;
-    return ok && (found == 2 || kn_fail("%d ignored parameters are whole, not 2", found));
-}
-
-KN_TEST(unit, ignored_parameters)
-{
-    for (int ranks = 1; ranks <= 3; ranks++)
-        MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .wrap = ignore_frozen);
-}
-
-/* ---- which modules are units ----------------------------------------------------------------- */
-
-static bool count_units(matrix_net *n, int want)
-{
-    kn_module *list[16];
-    int got = kn_fsdp_units(n->root, list, 16);
-    return got == want || kn_fail("%d units, not %d", got, want);
-}
-
-static bool one_unit(matrix_net *n, const matrix_spec *s)
-{
-    (void)s;
-    return count_units(n, 1);
-}
-
-KN_TEST(unit, whole_model)
-{
-    for (int m = 0; m < MATRIX_MODELS; m++)
-        MATRIX_CHECK(.model = m, .whole = true, .prepare = one_unit);
-}
-
-static bool by_hand(matrix_net *n, kn_comm *world, const matrix_spec *s)
-{
-    for (int i = 0; i < 2; i++)
-        if (!kn_fsdp_wrap_(matrix_block(n, i), world, matrix_options(s)))
-            return false;
-    return kn_fsdp_wrap_(n->root, world, matrix_options(s)) && count_units(n, 3);
-}
-
-KN_TEST(unit, wrapped_by_hand)
-{
-    for (int m = 0; m < MATRIX_MODELS; m++)
-        MATRIX_CHECK(.model = m, .wrap = by_hand);
-}
-
-static bool grouped(matrix_net *n, kn_comm *world, const matrix_spec *s)
-{
-    int blocks = s->model == MATRIX_TURN ? 4 : 2;
-    for (int i = 0; i < blocks; i += 2) {
-        kn_module *pair[2] = { matrix_block(n, i), matrix_block(n, i + 1) };
-        if (!kn_fsdp_wrap_group_(pair, 2, world, matrix_options(s)))
-            return false;
-    }
-    return kn_fsdp_wrap_(n->root, world, matrix_options(s)) && count_units(n, 1 + blocks / 2);
-}
-
-KN_TEST(unit, group_of_modules)
-{
-    for (int ranks = 1; ranks <= 3; ranks++) {
-        MATRIX_CHECK(.model = MATRIX_GPT, .ranks = ranks, .wrap = grouped);
-        MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .wrap = grouped,
-                     .o = { .forward_prefetch = true, .backward_prefetch = KN_PREFETCH_POST });
-        MATRIX_CHECK(.model = MATRIX_TURN, .ranks = ranks, .wrap = grouped,
-                     .only_turn = 1 + TURN_ALL);
-    }
-}
-
-/* Members are skipped, used twice and called in another order. */
-KN_TEST(unit, group_with_changing_control_flow)
-{
-    for (int turn = 0; turn <= 4; turn++)
-        MATRIX_CHECK(.model = MATRIX_TURN, .wrap = grouped, .only_turn = turn,
-                     .recompute = turn % 2, .evaluate = true);
-}
 
 /* Sibling trees, two of them with a group as their root, of which one member or both run. */
 static bool groups_as_roots(matrix_net *n, kn_comm *world, const matrix_spec *s)
@@ -171,117 +23,6 @@ KN_TEST(unit, a_root_group_of_which_a_part_runs)
                          .workers = turn == 1, .only_turn = turn);
 }
 
-/* Blocks are units; the second has a layout, a strategy and a prefetch of its own. */
-static bool policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
-                   void *arg)
-{
-    if (recurse)
-        return strcmp(kn_module_path(m), "embed") != 0;
-    if (unclaimed < 100 || !strstr(arg, kn_module_class(m)))
-        return false;
-    if (strstr(kn_module_path(m), "1") || strstr(kn_module_path(m), "second")) {
-        o->layout = KN_LAYOUT_PER_PARAM;
-        o->strategy = KN_SHARD_GRAD_OP;
-        o->backward_prefetch = KN_PREFETCH_NONE;
-    }
-    return true;
-}
-
-static bool three_units(matrix_net *n, const matrix_spec *s)
-{
-    (void)s;
-    return count_units(n, 3);
-}
-
-KN_TEST(unit, user_policy_and_overrides)
-{
-    for (int ranks = 2; ranks <= 3; ranks++) {
-        MATRIX_CHECK(.model = MATRIX_GPT, .ranks = ranks, .prepare = three_units,
-                     .o = { .policy = policy, .policy_arg = "gpt_block" });
-        MATRIX_CHECK(.model = MATRIX_ODD, .ranks = ranks, .prepare = three_units,
-                     .o = {
-                         .policy = policy, .policy_arg = "odd_block", .forward_prefetch = true });
-    }
-}
-
-KN_TEST(unit, size_policy)
-{
-    MATRIX_CHECK(.model = MATRIX_GPT, .prepare = three_units, .o.min_params = 1500);
-    MATRIX_CHECK(.model = MATRIX_ODD, .prepare = three_units, .o.min_params = 150);
-    MATRIX_CHECK(.model = MATRIX_GPT, .o.min_params = 600); /* units inside blocks */
-}
-
-/* Units inside units: the outer one holds the remaining parameters. */
-static bool nested(matrix_net *n, const matrix_spec *s)
-{
-    return count_units(n, s->model == MATRIX_GPT ? 1 + 2 * (3 + 4) : 1 + 1 + 4 * 2);
-}
-
-KN_TEST(unit, nested_units)
-{
-    for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) {
-        MATRIX_CHECK(.model = MATRIX_GPT, .ranks = 3, .prepare = nested,
-                     .o = { .strategy = s, .wrap_class = "gpt_block,self_attention,mlp,linear" });
-        MATRIX_CHECK(.model = MATRIX_TURN, .prepare = nested,
-                     .o = { .strategy = s,
-                            .wrap_class = "turn_block,linear",
-                            .forward_prefetch = true,
-                            .max_gathers = 1 });
-    }
-}
-
-/* ---- control flow ---------------------------------------------------------------------------- */
-
-static void check_turn(int turn)
-{
-    for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
-        MATRIX_CHECK(.model = MATRIX_TURN, .only_turn = 1 + turn, .rounds = 3,
-                     .o = { .backward_prefetch = p, .forward_prefetch = p != KN_PREFETCH_NONE });
-    MATRIX_CHECK(.model = MATRIX_TURN, .only_turn = 1 + turn, .recompute = true, .workers = true);
-}
-
-KN_TEST(unit, module_used_twice)
-{
-    check_turn(TURN_TWICE);
-    MATRIX_CHECK(.model = MATRIX_TURN, .only_turn = 1 + TURN_TWICE, .skip_sync = 1,
-                 .o = { .strategy = KN_SHARD_GRAD_OP });
-}
-
-/* b is skipped in some rounds: its gradients of the others must not wait or get lost. */
-KN_TEST(unit, branch_skips_a_unit)
-{
-    for (unsigned skip = 0; skip < 8; skip++)
-        MATRIX_CHECK(.model = MATRIX_TURN, .rounds = 4, .skip_sync = skip);
-    MATRIX_CHECK(.model = MATRIX_TURN, .ranks = 4, .rounds = 4, .skip_all_reduce = 7,
-                 .o = { .strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 } });
-}
-
-KN_TEST(unit, changed_order)
-{
-    for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
-        for (int most = 1; most <= 4; most += 3)
-            MATRIX_CHECK(.model = MATRIX_TURN, .rounds = 1, .steps = 4,
-                         .o = { .backward_prefetch = p,
-                                .forward_prefetch = true,
-                                .max_gathers = most });
-    check_turn(TURN_SWAPPED);
-}
-
-KN_TEST(unit, two_forwards_before_backward)
-{
-    for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) {
-        MATRIX_CHECK(.model = MATRIX_TURN, .pairs = true, .rounds = 4, .o.strategy = s);
-        MATRIX_CHECK(.model = MATRIX_ODD, .pairs = true, .o.strategy = s);
-    }
-    MATRIX_CHECK(.model = MATRIX_ODD, .pairs = true, .recompute = true, .workers = true,
-                 .o.forward_prefetch = true);
-}
-
-KN_TEST(unit, entry_points_other_than_forward)
-{
-    check_turn(TURN_ENTER);
-}
-
 /* The inner call's end must not release what the outer one still needs. */
 KN_TEST(unit, module_called_inside_itself)
 {
@@ -289,36 +30,6 @@ KN_TEST(unit, module_called_inside_itself)
         for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++)
             MATRIX_CHECK(.model = MATRIX_TURN, .only_turn = 1 + TURN_NESTED, .recompute = p % 2,
                          .o = { .strategy = s, .backward_prefetch = p, .forward_prefetch = true });
-}
-
-static bool recompute_inside(matrix_net *n, kn_comm *world, const matrix_spec *s)
-{
-    kn_fsdp_wrap_options o = matrix_options(s);
-    o.wrap_class = matrix_wrap_class(s->model);
-    if (s->model == MATRIX_TURN)
-        for (int i = 0; i < 4; i++)
-            kn_recompute(&n->turn.block[i].fc, true);
-    else
-        for (int i = 0; i < 2; i++)
-            for (int k = 0; k < kn_module_children(matrix_block(n, i)); k++)
-                kn_recompute(kn_module_child(matrix_block(n, i), k), true);
-    return kn_fsdp_wrap_(n->root, world, o);
-}
-
-KN_TEST(unit, recompute_inside_and_outside_units)
-{
-    for (int m = 0; m < MATRIX_MODELS; m++) {
-        MATRIX_CHECK(.model = m, .wrap = recompute_inside, .rounds = 3);
-        MATRIX_CHECK(.model = m, .recompute = true, .o.forward_prefetch = true); /* on units */
-    }
-    for (int s = KN_FULL_SHARD; s <= KN_NO_SHARD; s++) { /* the recomputed block holds units */
-        MATRIX_CHECK(.recompute = true,
-                     .o = { .strategy = s, .wrap_class = "self_attention,mlp,layer_norm" });
-        MATRIX_CHECK(.model = MATRIX_TURN, .recompute = true,
-                     .o = { .strategy = s, .wrap_class = "linear" });
-        MATRIX_CHECK(.model = MATRIX_ODD, .recompute = true, .workers = true,
-                     .o = { .strategy = s, .wrap_class = "odd_block,linear" });
-    }
 }
 
 /* ---- one unit by itself ---------------------------------------------------------------------- */
@@ -329,7 +40,6 @@ static int outside_any_call(kn_comm *world, void *arg)
 {
     two m, plain, *both[2] = { &plain, &m };
     const kn_param *p;
-    (void)arg;
     EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
     EXPECT(two_init(&m, KN_META, KN_F32) &&
            kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
@@ -378,7 +88,6 @@ KN_TEST(unit, a_root_that_recomputes_records_its_order)
 /* Modules are freed while gathers run on workers: no access may follow (valgrind, TSan). */
 static int gone(kn_comm *world, void *arg)
 {
-    (void)arg;
     kn_set_free_cores(2);
     for (int i = 0; i < 5; i++) {
         two m;
@@ -423,7 +132,6 @@ static int multiplied_by_itself(kn_comm *world, void *arg)
 {
     turned m[2];
     float w[2][9];
-    (void)arg;
     for (int k = 0; k < 2; k++) {
         EXPECT(kn_module_init(&m[k].base, turned_twice));
         m[k].w = kn_parameter(&m[k], "w", KN_F32, KN_META, KN_NORMAL_INIT(0.5), KN_SHAPE(3, 3));

@@ -42,7 +42,6 @@ static int trains_on(kn_comm *world, void *arg)
     around m, plain;
     kn_comm *alone = kn_comm_self();
     const int ranks = kn_comm_size(world);
-    (void)arg;
     EXPECT(around_init(&m, NULL) && around_init(&plain, &(kn_device){ KN_CPU }));
     EXPECT(kn_fsdp_wrap(&m.m, world, .wrap_class = "linear", .seed = NET_SEED));
     EXPECT(step_of(&m.m, world, 0, ranks) && step_of(&plain.m, alone, 0, ranks));
@@ -59,8 +58,7 @@ static int trains_on(kn_comm *world, void *arg)
 
 KN_TEST(wrap_again, a_tree_that_trained_trains_on_inside_another)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, trains_on, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(trains_on, NULL);
 }
 
 /* ---- a step between a change of the tree and its next forward -------------------------------- */
@@ -121,7 +119,6 @@ static int steps(kn_comm *world, void *arg)
                i);
         EXPECT(is == want, "way %d: the loss is %.9g, not %.9g", i, is, want);
     }
-    (void)arg;
     return 0;
 }
 

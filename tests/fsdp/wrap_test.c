@@ -42,9 +42,6 @@ KN_TEST(wrap, wrapping_around_a_group_that_ran)
 /* Of the second bucket only: a.bias, frozen. */
 static int bad_for_bias(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)ndim;
-    (void)shape;
-    (void)arg;
     return strcmp(name, "a.bias") == 0 ? 7 : 0;
 }
 
@@ -225,7 +222,6 @@ static kn_module *first_only[] = { NULL };
 static bool any_module(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                        void *arg)
 {
-    (void)m, (void)recurse, (void)unclaimed, (void)o, (void)arg;
     return true;
 }
 
@@ -281,7 +277,6 @@ static int refuses(kn_comm *world, void *arg)
 static int accepts(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     for (size_t i = 0; i < sizeof may_differ / sizeof *may_differ; i++) {
         EXPECT(two_init(&m, KN_META, KN_F32) &&
                wrap_each(&m, world, may_differ[i].first, may_differ[i].last) &&
@@ -305,7 +300,6 @@ KN_TEST(wrap, options_that_differ_over_ranks)
 static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                       void *arg)
 {
-    (void)unclaimed;
     if (*(bool *)arg && !recurse)
         o->divide_factor = 3;
     return recurse || strcmp(kn_module_path(m), "b") == 0;
@@ -314,7 +308,6 @@ static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 static int unlike_policies(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     bool last = kn_rank(world) == kn_comm_size(world) - 1;
     EXPECT(two_init(&m, KN_META, KN_F32) &&
            !kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last) &&
@@ -326,7 +319,6 @@ static int unlike_policies(kn_comm *world, void *arg)
 static int unlike_factors(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear") &&
            kn_fsdp_set_divide_factor(&m, 2, true) &&
            !kn_fsdp_set_divide_factor(&m, 2 + kn_rank(world), true) &&
@@ -338,7 +330,6 @@ static int unlike_factors(kn_comm *world, void *arg)
 static int unlike_unused(kn_comm *world, void *arg)
 {
     two m;
-    (void)arg;
     EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear") &&
            kn_fsdp_set_reduce_unused(&m, true, true) &&
            !kn_fsdp_set_reduce_unused(&m, kn_rank(world) == 0, true) &&
@@ -362,7 +353,6 @@ static int ignored_around_a_unit(kn_comm *world, void *arg)
 {
     nest m = { 0 };
     const kn_param *p;
-    (void)arg;
     EXPECT(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
                kn_module_init(&m.base, nest_forward) && kn_module_add(&m.base, "p", &m.p.base) &&
                kn_module_add(&m.base, "q", &m.q.base),
@@ -385,8 +375,7 @@ static int ignored_around_a_unit(kn_comm *world, void *arg)
 
 KN_TEST(wrap, units_inside_what_is_ignored_stay_units)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, ignored_around_a_unit, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(ignored_around_a_unit, NULL);
 }
 
 /* ---- policies -------------------------------------------------------------------------------- */
@@ -409,7 +398,6 @@ KN_TEST(wrap, policy_by_size)
 static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                       void *arg)
 {
-    (void)unclaimed, (void)arg;
     if (!recurse && strcmp(kn_module_path(m), "b") == 0) {
         o->layout = KN_LAYOUT_PER_PARAM;
         o->param_dtype = KN_BF16;

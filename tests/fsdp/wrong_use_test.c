@@ -53,7 +53,6 @@ KN_TEST(wrong_use, wrapping_twice)
 static bool chooses_nothing(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
                             void *arg)
 {
-    (void)m, (void)unclaimed, (void)o, (void)arg;
     return recurse;
 }
 
@@ -143,13 +142,11 @@ KN_TEST(wrong_use, options_out_of_range)
 
 static int negative_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)shape, (void)arg;
     return ndim;
 }
 
 static int last_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    (void)name, (void)shape, (void)arg;
     return ndim ? ndim - 1 : 0;
 }
 

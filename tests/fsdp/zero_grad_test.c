@@ -19,7 +19,6 @@ static int through_frozen(kn_comm *world, void *arg)
     kn_freeze(&m, false);
     EXPECT(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
     kn_module_free(&m);
-    (void)arg;
     return 0;
 }
 
@@ -158,14 +157,12 @@ static int counts_of_trees(kn_comm *world, void *arg)
         kn_zero_grad(&m);
     }
     kn_module_free(&m);
-    (void)arg;
     return 0;
 }
 
 KN_TEST(zero_grad, trees_beside_each_other_count_a_backward_once)
 {
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        KN_CHECK(kn_spawn_threads(ranks, counts_of_trees, NULL) == 0, "%d ranks", ranks);
+    on_thread_ranks(counts_of_trees, NULL);
 }
 
 KN_TEST(zero_grad, trees_with_gradients_of_other_backwards_do_not_merge)

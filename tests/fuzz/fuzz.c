@@ -76,7 +76,6 @@ const char *fuzz_file(const char *name, const void *data, size_t size)
 
 static int remove_one(const char *name, const struct stat *st, int kind, struct FTW *at)
 {
-    (void)st, (void)kind, (void)at;
     return remove(name);
 }
 
@@ -127,7 +126,6 @@ static atomic_llong live, peak;
 
 static void taken(const volatile void *p, size_t size)
 {
-    (void)p;
     long long now = atomic_fetch_add(&live, (long long)size) + (long long)size, most = peak;
     while (now > most && !atomic_compare_exchange_weak(&peak, &most, now))
         ;

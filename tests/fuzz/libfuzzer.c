@@ -10,7 +10,6 @@ static const fuzz_target *target;
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     const char *name = getenv("KNAP_FUZZ");
-    (void)argc, (void)argv;
     for (const fuzz_target *t = fuzz_targets(); t; t = t->next) {
         if (name && strcmp(t->name, name) == 0)
             target = t;
