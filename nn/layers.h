@@ -11,6 +11,12 @@
 extern "C" {
 #endif
 
+/* The first options of each layer: dtype and device of its parameters (0: kn_module_defaults). */
+#define KN_LAYER_OPTIONS                                                                           \
+    KN_BEGIN_OPTIONS;                                                                              \
+    kn_dtype dtype;                                                                                \
+    kn_device device
+
 /* ---- layers ---------------------------------------------------------------------------------- */
 
 /* y[..., out] = x[..., in] @ weight^T + bias[out]; weight [out, in] (torch.nn.Linear). */
@@ -18,9 +24,7 @@ typedef struct kn_linear {
     kn_module base;
 } kn_linear;
 typedef struct kn_linear_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     bool no_bias;
     bool in_out;           /* weight stored [in, out], as GPT-2's checkpoints do */
     kn_initializer weight; /* default: uniform(-1/sqrt(in), 1/sqrt(in)) */
@@ -36,9 +40,7 @@ typedef struct kn_embedding {
     kn_module base;
 } kn_embedding;
 typedef struct kn_embedding_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     kn_initializer weight; /* default: normal(0, 1) */
 } kn_embedding_init_options;
 KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
@@ -56,9 +58,7 @@ typedef struct kn_rms_norm {
     kn_module base;
 } kn_rms_norm;
 typedef struct kn_norm_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     double eps;   /* 0: 1e-5; KN_ZERO: 0 */
     bool no_bias; /* layer_norm only */
 } kn_norm_init_options;
@@ -88,9 +88,7 @@ typedef struct kn_conv2d {
     kn_module base;
 } kn_conv2d;
 typedef struct kn_conv2d_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int64_t stride, pad, dilation, groups; /* as in kn_conv2d_options */
     int64_t kernels[2], strides[2], pads[2], dilations[2];
     bool no_bias;
@@ -109,9 +107,7 @@ typedef struct kn_conv1d {
     kn_module base;
 } kn_conv1d;
 typedef struct kn_conv1d_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int64_t stride, pad, dilation, groups; /* as in kn_conv1d_options */
     bool no_bias;
     kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups kernel) */
@@ -129,9 +125,7 @@ typedef struct kn_conv_transpose2d {
     kn_module base;
 } kn_conv_transpose2d;
 typedef struct kn_conv_transpose2d_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int64_t stride, pad, output_pad, dilation, groups; /* as in kn_conv_transpose2d_options */
     int64_t kernels[2], strides[2], pads[2], output_pads[2], dilations[2];
     bool no_bias;
@@ -152,9 +146,7 @@ typedef struct kn_conv_transpose1d {
     kn_module base;
 } kn_conv_transpose1d;
 typedef struct kn_conv_transpose1d_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int64_t stride, pad, output_pad, dilation, groups; /* as in kn_conv_transpose1d_options */
     bool no_bias;
     kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(out/groups kernel) */
@@ -175,9 +167,7 @@ typedef struct kn_batch_norm {
     kn_module base;
 } kn_batch_norm;
 typedef struct kn_batch_norm_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     double eps;            /* 0: 1e-5; KN_ZERO: 0 */
     double momentum;       /* 0: 0.1; KN_ZERO: 0 */
     bool no_affine;        /* no weight and bias */
@@ -201,9 +191,7 @@ typedef struct kn_group_norm {
     kn_module base;
 } kn_group_norm;
 typedef struct kn_group_norm_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     double eps;     /* 0: 1e-5; KN_ZERO: 0 */
     bool no_affine; /* no weight and bias */
 } kn_group_norm_init_options;
@@ -219,9 +207,7 @@ typedef struct kn_instance_norm {
     kn_module base;
 } kn_instance_norm;
 typedef struct kn_instance_norm_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     double eps;  /* 0: 1e-5; KN_ZERO: 0 */
     bool affine; /* weight and bias [channels] */
 } kn_instance_norm_init_options;
@@ -269,9 +255,7 @@ typedef struct kn_self_attention {
     kn_module base;
 } kn_self_attention;
 typedef struct kn_self_attention_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int kv_heads; /* 0: as many as heads */
     bool no_bias, in_out, not_causal;
     bool rope;                          /* rotary embedding of queries and keys (kn_rope) */
@@ -301,9 +285,7 @@ typedef struct kn_multi_head_attention {
     kn_module base;
 } kn_multi_head_attention;
 typedef struct kn_multi_head_attention_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int64_t kv_dim; /* channels of the context; 0: dim */
     int kv_heads;   /* 0: as many as heads */
     bool no_bias, causal;
@@ -327,9 +309,7 @@ typedef struct kn_mlp {
     kn_module base;
 } kn_mlp;
 typedef struct kn_mlp_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     int64_t hidden;
     bool no_bias, in_out;
     double dropout;
@@ -346,9 +326,7 @@ typedef struct kn_swiglu {
     kn_module base;
 } kn_swiglu;
 typedef struct kn_swiglu_init_options {
-    KN_BEGIN_OPTIONS;
-    kn_dtype dtype;
-    kn_device device;
+    KN_LAYER_OPTIONS;
     bool no_bias;
     double dropout;
     kn_initializer weight, proj_weight; /* of gate_proj and up_proj, of down_proj; linear's */

@@ -39,7 +39,8 @@ class Knap:
         fields = {name: body.replace('\\\n', ' ')
                   for name, body in re.findall(r'#define (\w+_OPTIONS)[ \t]+((?:[^\n]*\\\n)*[^\n]*)', headers)}
         source = re.sub(r'(?m)^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', '', headers)
-        source = re.sub(r'\b\w+_OPTIONS;', lambda m: fields[m[0][:-1]] + ';', source)
+        for _ in range(2):    # one may begin with another
+            source = re.sub(r'\b\w+_OPTIONS;', lambda m: fields[m[0][:-1]] + ';', source)
         for body in re.findall(r'typedef enum \w+ \{(.*?)\}', source, re.S):
             value = -1
             for word in filter(None, (w.strip() for w in body.split(','))):
