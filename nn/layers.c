@@ -178,22 +178,6 @@ bool kn_rms_norm_init_(kn_rms_norm *l, kn_module *parent, const char *name, int6
     return norm_init(l, parent, name, dim, o, rms_norm_forward, "rms_norm", false);
 }
 
-/* ---- layer scale ----------------------------------------------------------------------------- */
-
-static kn_tensor *layer_scale_forward(kn_module *self, kn_tensor *x)
-{
-    return kn_mul(x, kn_layer_param(self, 0));
-}
-
-bool kn_layer_scale_init_(kn_layer_scale *l, kn_module *parent, const char *name, int64_t dim,
-                          kn_layer_scale_init_options o)
-{
-    return kn_norm_fits("layer_scale", name, dim, 0) &&
-           kn_layer_begin(l, parent, name, layer_scale_forward, "layer_scale", &o, sizeof o) &&
-           kn_parameter(l, "weight", o.dtype, o.device,
-                        kn_init_or(o.weight, KN_CONSTANT_INIT(1e-5)), 1, &dim);
-}
-
 /* ---- dropout: only while training ------------------------------------------------------------ */
 
 static kn_tensor *dropout_forward(kn_module *self, kn_tensor *x)

@@ -217,19 +217,6 @@ KN_API bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const
     kn_instance_norm_init_(m, parent, name, channels,                                              \
                            KN_OPTIONS(kn_instance_norm_init_options, __VA_ARGS__))
 
-/* y[..., dim] = x[..., dim] weight (timm's LayerScale; Touvron et al., arXiv:2103.17239). */
-typedef struct kn_layer_scale {
-    kn_module base;
-} kn_layer_scale;
-typedef struct kn_layer_scale_init_options {
-    KN_LAYER_OPTIONS;
-    kn_initializer weight; /* default: 1e-5 */
-} kn_layer_scale_init_options;
-KN_API bool kn_layer_scale_init_(kn_layer_scale *l, kn_module *parent, const char *name,
-                                 int64_t dim, kn_layer_scale_init_options o);
-#define kn_layer_scale_init(l, parent, name, dim, ...)                                             \
-    kn_layer_scale_init_(l, parent, name, dim, KN_OPTIONS(kn_layer_scale_init_options, __VA_ARGS__))
-
 /* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
 typedef struct kn_dropout {
     kn_module base;

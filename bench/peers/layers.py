@@ -104,21 +104,6 @@ def linear(inside, out, bias, in_out):
     return InOut(inside, out, bias) if in_out else nn.Linear(inside, out, bias)
 
 
-class LayerScale(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x):
-        return x * self.weight
-
-
-@layer('layer_scale_init', 'x * weight')
-def _(d):
-    c = d.int(1, 9)
-    return LayerScale(c), simple('layer_scale_init', c)(), [d.input(d.shape(0, 3) + [c])]
-
-
 @layer('linear_init', 'nn.Linear')
 def _(d):
     inside, out, bias, in_out = d.int(1, 9), d.int(1, 9), d.choice([True, False]), d.choice([True, False])

@@ -162,7 +162,6 @@ KN_TEST(layers, of_features)
     CHECK_LAYER(kn_layer_norm, input(2, 3, 5, 0),
                 kn_layer_norm_init(m, NULL, "", 5, F64, .no_bias = true, .eps = 0.1));
     CHECK_LAYER(kn_rms_norm, input(3, 2, 3, 5), kn_rms_norm_init(m, NULL, "", 5, F64));
-    CHECK_LAYER(kn_layer_scale, input(3, 2, 3, 5), kn_layer_scale_init(m, NULL, "", 5, F64));
     CHECK_LAYER(kn_dropout, input(2, 5, 7, 0), kn_dropout_init(m, NULL, "", 0.4));
     CHECK_LAYER(kn_mlp, input(3, 2, 2, 3), kn_mlp_init(m, NULL, "", 3, F64));
     CHECK_LAYER(kn_mlp, input(2, 4, 3, 0),
