@@ -48,17 +48,6 @@ typedef struct search {
 
 /* ---- rank 0 chooses -------------------------------------------------------------------------- */
 
-static bool was_refused(const search *s, const kn_listed *one)
-{
-    for (int i = 0; i < s->refused.count; i++) {
-        const kn_listed *r = &s->refused.list[i];
-        if (strcmp(r->name, one->name) == 0 && r->number == one->number &&
-            strcmp(r->id, one->id) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* A link to a checkpoint, as RUN/best: its target, so that a new one doesn't come between. */
 static bool follow(const char *dir, char to[KN_FOLDER_PATH])
 {
@@ -96,7 +85,7 @@ static bool choose(search *s, choice *it, kn_listed *one)
     for (int i = 0; i < l.count; i++)
         s->folder |= l.list[i].name[0] != 0;
     for (int i = 0; ok && i < l.count; i++) {
-        if (l.list[i].doomed || was_refused(s, &l.list[i]))
+        if (l.list[i].doomed || kn_listing_has(&s->refused, &l.list[i], true))
             continue;
         *one = l.list[i];
         ok = *one->name ? kn_folder_path(it->dir, s->dir, one->name, "") : follow(s->dir, it->dir);
@@ -114,11 +103,7 @@ static bool choose(search *s, choice *it, kn_listed *one)
 static bool is_still_there(const search *s, const kn_listed *one)
 {
     kn_listing l;
-    bool there = false;
-    if (kn_folder_list(&l, s->dir))
-        for (int i = 0; i < l.count; i++)
-            there |= strcmp(l.list[i].name, one->name) == 0 && l.list[i].number == one->number &&
-                     strcmp(l.list[i].id, one->id) == 0;
+    bool there = kn_folder_list(&l, s->dir) && kn_listing_has(&l, one, true);
     kn_listing_free(&l);
     return there;
 }

@@ -173,7 +173,7 @@ static bool is_of(const kn_entries *all, const kn_ema *ema)
            (kn_ok() && kn_fail("state: .ema was made for another module"));
 }
 
-bool kn_entries_add_params(kn_entries *e, const kn_ema *ema)
+static bool add_params(kn_entries *e, const kn_ema *ema)
 {
     const kn_param *p;
     int n = kn_params(e->module, &p);
@@ -243,11 +243,6 @@ static bool add_buffers_of(kn_module *m, void *arg)
     return ok && kn_ok();
 }
 
-bool kn_entries_add_buffers(kn_entries *e, const kn_ema *ema)
-{
-    return kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, false }) && kn_ok();
-}
-
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
 {
     const kn_param *p;
@@ -293,16 +288,11 @@ bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim)
 
 bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
 {
-    return kn_entries_add_params(e, ema) && kn_entries_add_buffers(e, ema);
+    return add_params(e, ema) &&
+           kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, false }) && kn_ok();
 }
 
 /* ---- buffers of other ranks ------------------------------------------------------------------ */
-
-bool kn_rank_buffer_name(char *name, size_t size, const char *buffer, int rank)
-{
-    return snprintf(name, size, "%s.rank%d", buffer, rank) < (int)size ||
-           kn_fail("state: the name %.60s... is too long", buffer);
-}
 
 bool kn_entries_add_rank_buffers(kn_entries *e, int ranks)
 {
@@ -321,7 +311,8 @@ bool kn_entries_add_rank_buffers(kn_entries *e, int ranks)
 
 /* ---- who writes ------------------------------------------------------------------------------ */
 
-kn_interval kn_entry_part(const kn_entry *e, const kn_entries *all, int rank)
+/* Of any rank. */
+static kn_interval part_on(const kn_entry *e, const kn_entries *all, int rank)
 {
     const bool cut = e->bucket && e->bucket->unit->size == kn_comm_size(all->comm);
     if (e->kind == KN_ENTRY_BUFFER && e->rank > 0 && e->rank != rank)
@@ -360,7 +351,7 @@ bool kn_entries_deal(kn_entries *all)
         if (e->plain)
             continue;
         for (int s = 0; s < (cut ? e->bucket->shards : 1); s++) {
-            const int64_t part = kn_interval_numel(kn_entry_part(e, all, cut ? s : e->rank));
+            const int64_t part = kn_interval_numel(part_on(e, all, cut ? s : e->rank));
             const int saver = saver_of(e, all, s, bytes);
             if (saver >= ranks || (part == 0 && (s > 0 || kn_entry_numel(e) > 0)))
                 continue;

@@ -79,8 +79,6 @@ bool kn_entries_want(const kn_entries *e, const char *name);
  * buffers. With ema, which was made for the module, the averages of those parameters that have
  * one. */
 bool kn_entries_add_model(kn_entries *e, const kn_ema *ema);
-bool kn_entries_add_params(kn_entries *e, const kn_ema *ema);
-bool kn_entries_add_buffers(kn_entries *e, const kn_ema *ema);
 /* The states of optim's parameters: of trainable ones also where no step needed them yet, of frozen
  * ones where there are some. optim was made for the module or for one at or below it, or around
  * it. */
@@ -93,8 +91,6 @@ bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema);
 /* "<buffer>.rank<K>", K from 1 to ranks - 1, of each buffer in the list that .differs. Rank K holds
  * its own where comm has so many ranks; else nobody does. */
 bool kn_entries_add_rank_buffers(kn_entries *e, int ranks);
-/* "<buffer>.rank<K>" into name; false with an error where it is too long. */
-bool kn_rank_buffer_name(char *name, size_t size, const char *buffer, int rank);
 /* Sets .differs of the buffers that aren't the same on all ranks. Collective. */
 bool kn_entries_compare_buffers(kn_entries *e);
 /* Chooses the savers of all parts, so that each element has one and ranks write nearly equal bytes.
@@ -105,7 +101,6 @@ bool kn_entries_deal(kn_entries *e);
 int64_t kn_entry_numel(const kn_entry *e);     /* of the whole */
 size_t kn_entry_bytes(const kn_entry *e);      /* of the whole */
 size_t kn_entry_part_bytes(const kn_entry *e); /* of this rank's part */
-kn_interval kn_entry_part(const kn_entry *e, const kn_entries *all, int rank); /* of any rank */
 
 /* This rank's part, as it lies in memory of the host; NULL, without an error, where it lies on
  * another device or in another order, or is empty: kn_entry_read copies. Nothing writes it until

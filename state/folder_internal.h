@@ -64,6 +64,8 @@ void kn_listing_free(kn_listing *l);
  * read just now may be the newest, or the best. */
 bool kn_listing_is_sure(const kn_listing *l);
 int64_t kn_listing_number(const kn_listing *l); /* the highest; 0: none is known */
+/* Whether l has that checkpoint, as it is: of the same number and id, and step or name. */
+bool kn_listing_has(const kn_listing *l, const kn_listed *one, bool by_name);
 /* Whether an error of that number (kn_error_number) says that something can't be read just now: it
  * is neither damaged nor missing. */
 bool kn_is_passing(int number);

@@ -42,6 +42,17 @@ int64_t kn_listing_number(const kn_listing *l)
     return most;
 }
 
+bool kn_listing_has(const kn_listing *l, const kn_listed *one, bool by_name)
+{
+    bool has = false;
+    for (int i = 0; i < l->count && !has; i++) {
+        const kn_listed *c = &l->list[i];
+        has = c->number == one->number && strcmp(c->id, one->id) == 0 &&
+              (by_name ? strcmp(c->name, one->name) == 0 : c->step == one->step);
+    }
+    return has;
+}
+
 bool kn_listing_is_sure(const kn_listing *l)
 {
     for (int i = 0; i < l->count; i++)

@@ -76,13 +76,10 @@ bool kn_state_rekey(kn_state *s, void *module, kn_state_keys keys, const char *p
              kn_state_add(to, NULL, key);
         kn_host_free(key);
     }
-    for (int i = 0; ok && i < s->count;
-         i++) { /* values to the new names, the old to what is freed */
-        kn_state_item item = s->list[i];
+    for (int i = 0; ok && i < s->count; i++) { /* the old ones to what is freed */
         char *key = to->list[i].name;
-        to->list[i] = (kn_state_item){ .name = item.name };
-        item.name = key;
-        s->list[i] = item;
+        to->list[i].name = s->list[i].name;
+        s->list[i].name = key;
     }
     if (ok) {
         int *slot = s->slot;

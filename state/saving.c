@@ -35,7 +35,10 @@ static bool list_part(kn_saving_part *p, const kn_entry *list, int count)
         if (!list[i].saver)
             continue;
         kn_piece *to = &p->piece[p->count];
-        *to = (kn_piece){ list[i].name, list[i].dtype, list[i].ndim, .part = list[i].part };
+        const char *name = kn_host_strdup(list[i].name); /* a thread may write after list's end */
+        if (!name)
+            return false;
+        *to = (kn_piece){ name, list[i].dtype, list[i].ndim, .part = list[i].part };
         memcpy(to->shape, list[i].shape, sizeof to->shape);
         p->finite[p->count] = list[i].kind != KN_ENTRY_BUFFER;
         p->entry[p->count++] = &list[i];
@@ -82,17 +85,6 @@ size_t kn_saving_room(size_t bytes)
 
 /* ---- the copy -------------------------------------------------------------------------------- */
 
-/* The names belong to the list of entries, which ends before the thread does. */
-static bool own_names(kn_saving_part *p)
-{
-    for (int i = 0; i < p->count; i++)
-        p->piece[i].name = kn_host_strdup(p->piece[i].name);
-    bool ok = true;
-    for (int i = 0; i < p->count; i++)
-        ok = ok && p->piece[i].name;
-    return ok;
-}
-
 static bool copy_entry(const kn_entry *e, char *to)
 {
     const void *from = kn_entry_data(e);
@@ -126,7 +118,6 @@ bool kn_saving_copy(kn_saving *s)
             ok = copy_entry(p->entry[i], at);
             at += kn_saving_room(piece_bytes(&p->piece[i]));
         }
-        ok = own_names(p) && ok;
         kn_host_free(p->entry);
         p->entry = NULL;
     }
@@ -338,9 +329,9 @@ void kn_saving_join(kn_saving *s)
     s->threaded = false;
 }
 
-static void free_part(kn_saving_part *p, bool own)
+static void free_part(kn_saving_part *p)
 {
-    for (int i = 0; own && i < p->count; i++)
+    for (int i = 0; i < p->count; i++)
         kn_host_free((void *)p->piece[i].name);
     kn_host_free(p->piece);
     kn_host_free(p->entry);
@@ -356,7 +347,7 @@ void kn_saving_free(kn_saving *s, bool committed)
     if (s->rank == 0 && !committed)
         kn_folder_abandon(&s->place);
     for (int k = 0; k < KN_PARTS; k++)
-        free_part(&s->part[k], !s->part[k].entry);
+        free_part(&s->part[k]);
     kn_saving_give(s);
     json_decref(s->state);
     kn_host_free(s);

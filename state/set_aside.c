@@ -45,22 +45,15 @@ static bool set_aside(const char *dir, const kn_listed *one)
     return true;
 }
 
-/* A claim may have renamed it meanwhile, from step-N.saving. */
-static bool is_same(const kn_listed *a, const kn_listed *b)
-{
-    return a->step == b->step && a->number == b->number && strcmp(a->id, b->id) == 0;
-}
-
 /* Those that are still there as they were when they were passed over. What lies in RUN itself no
  * save counts or replaces. */
 static bool set_all_aside(const char *dir, const kn_listing *passed)
 {
     kn_listing l;
     bool ok = kn_folder_list(&l, dir);
-    for (int i = 0; i < l.count; i++)
-        for (int k = 0; ok && k < passed->count; k++)
-            if (*l.list[i].name && is_same(&l.list[i], &passed->list[k]))
-                ok = set_aside(dir, &l.list[i]);
+    for (int i = 0; ok && i < l.count; i++) /* a claim may have renamed it meanwhile */
+        if (*l.list[i].name && kn_listing_has(passed, &l.list[i], false))
+            ok = set_aside(dir, &l.list[i]);
     kn_listing_free(&l);
     return ok;
 }

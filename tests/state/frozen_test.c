@@ -3,31 +3,8 @@
 #include "tests/refused.h"
 #include "tests/state/stored.h"
 
-typedef struct job {
-    const way *w;
-    char dir[256]; /* "": state dicts */
-    int how;
-} job;
-
-/* Each kind of storing on 1 and 2 threads, in some ways of sharding. */
-static void everywhere(kn_rank_fn fn, int hows)
-{
-    static const int some[] = { 0, 1, 4, 7 };
-    for (int how = 0; how < hows; how++)
-        for (int ranks = 1; ranks <= 2; ranks++)
-            for (int k = 0; k < 8; k++) {
-                job j = { .w = &ways[some[k / 2]], .how = how };
-                if (k % 2)
-                    snprintf(j.dir, sizeof j.dir, "%s", temp_path("run"));
-                on_threads(ranks, fn, &j);
-                remove_temp();
-            }
-}
-
-static const char *dir_of(const job *j)
-{
-    return *j->dir ? j->dir : NULL;
-}
+/* Some ways on 1 and 2 threads, as state dicts and as a checkpoint. */
+#define SOME .ranks = { 1, 2 }, .ways = 1 << 0 | 1 << 1 | 1 << 4 | 1 << 7, .folders = true
 
 /* ---- frozen parameters ----------------------------------------------------------------------- */
 
@@ -41,96 +18,83 @@ static bool unfreezes(net *m, kn_optim *o, kn_comm *world)
 }
 
 /* Bit 0: fc2 is frozen when the state is taken; bit 1: when it is loaded. */
-static int frozen(kn_comm *world, void *arg)
+static int frozen(trial *t)
 {
-    const job *j = arg;
-    net m, other;
-    stored t;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, j->w) && net_other(&other, world, j->w),
-           "init");
-    kn_optim *o = kn_adamw(&m, .lr = 0.05), *p = kn_adamw(&other, .lr = 1);
+    net *m = &t->m, *other = &t->other;
+    kn_comm *world = t->world;
+    kn_optim *o = kn_adamw(m, .lr = 0.05), *p = kn_adamw(other, .lr = 1);
     for (int i = 0; i < 3; i++)
-        EXPECT(net_step(&m, o, world, i), "step");
-    kn_freeze(&m.fc2, j->how & 1);
-    EXPECT(STORE(&t, dir_of(j), world, &m, o), "store");
-    kn_freeze(&other.fc2, j->how & 2);
-    EXPECT(LOAD(&t, &other, p), "load");
-    EXPECT(unfreezes(&m, o, world) && unfreezes(&other, p, world) && same_modules(&m, &other, o, p),
-           "how %d", j->how);
-    stored_free(&t);
+        EXPECT(net_step(m, o, world, i), "step");
+    kn_freeze(&m->fc2, t->how & 1);
+    EXPECT(STORE(&t->stored, t->dir, world, m, o), "store");
+    kn_freeze(&other->fc2, t->how & 2);
+    EXPECT(LOAD(&t->stored, other, p), "load");
+    EXPECT(unfreezes(m, o, world) && unfreezes(other, p, world) && same_modules(m, other, o, p),
+           "how %d", t->how);
     kn_optim_free(o), kn_optim_free(p);
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(frozen, its_state_is_kept)
 {
-    everywhere(frozen, 4);
+    TRY(frozen, SOME, .hows = 4);
 }
 
 /* What no step needed a state of: the state has none, and a load gives none, or takes it away. */
-static int unstepped(kn_comm *world, void *arg)
+static int unstepped(trial *t)
 {
-    const job *j = arg;
-    net m, other;
-    stored t;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, j->w) && net_other(&other, world, j->w),
-           "init");
-    kn_optim *o = kn_adamw(&m, .lr = 0.05), *p = kn_adamw(&other, .lr = 1);
-    kn_freeze(&m.fc2, true);
-    EXPECT(net_step(&m, o, world, 0) && net_step(&m, o, world, 1), "step");
-    EXPECT(STORE(&t, dir_of(j), world, &m, o), "store");
-    EXPECT(!t.so || (!kn_state_has(t.so, "fc2.weight.exp_avg") &&
-                     kn_state_int(t.so, "fc2.weight.step") == 0),
+    net *m = &t->m, *other = &t->other;
+    kn_comm *world = t->world;
+    kn_optim *o = kn_adamw(m, .lr = 0.05), *p = kn_adamw(other, .lr = 1);
+    kn_freeze(&m->fc2, true);
+    EXPECT(net_step(m, o, world, 0) && net_step(m, o, world, 1), "step");
+    EXPECT(STORE(&t->stored, t->dir, world, m, o), "store");
+    EXPECT(!t->stored.so || (!kn_state_has(t->stored.so, "fc2.weight.exp_avg") &&
+                             kn_state_int(t->stored.so, "fc2.weight.step") == 0),
            "a state that isn't there");
-    if (j->how > 0) /* it has one, which goes */
-        EXPECT(net_step(&other, p, world, 7), "step");
-    kn_freeze(&other.fc2, j->how == 1);
-    EXPECT(LOAD(&t, &other, p) && kn_optim_steps(p) == 2, "load");
-    EXPECT(unfreezes(&m, o, world) && unfreezes(&other, p, world) && same_modules(&m, &other, o, p),
-           "how %d", j->how);
-    stored_free(&t);
+    if (t->how > 0) /* it has one, which goes */
+        EXPECT(net_step(other, p, world, 7), "step");
+    kn_freeze(&other->fc2, t->how == 1);
+    EXPECT(LOAD(&t->stored, other, p) && kn_optim_steps(p) == 2, "load");
+    EXPECT(unfreezes(m, o, world) && unfreezes(other, p, world) && same_modules(m, other, o, p),
+           "how %d", t->how);
     kn_optim_free(o), kn_optim_free(p);
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(frozen, what_was_never_stepped_has_none)
 {
-    everywhere(unstepped, 3);
+    TRY(unstepped, SOME, .hows = 3);
 }
 
 /* ---- shared parameters ----------------------------------------------------------------------- */
 
 /* head.weight is wte's, which lies outside of the head. */
-static int shared(kn_comm *world, void *arg)
+static int shared(trial *t)
 {
-    const job *j = arg;
-    net m, other;
-    stored t;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, j->w) && net_other(&other, world, j->w),
-           "init");
-    void *whole = j->how ? &m.base : &m.head;
-    EXPECT(STORE(&t, dir_of(j), world, whole, NULL), "store");
-    if (j->how)
-        EXPECT(t.s ? kn_state_set_tensor(t.s, "weight", kn_state_tensor(t.s, "wte.weight")) &&
-                         kn_load_state_dict(&other.head, t.s, .only = "weight")
-                   : kn_checkpoint_load(t.c, &other.head),
+    net *m = &t->m, *other = &t->other;
+    kn_comm *world = t->world;
+    void *whole = t->how ? &m->base : &m->head;
+    EXPECT(STORE(&t->stored, t->dir, world, whole, NULL), "store");
+    if (t->how)
+        EXPECT(t->stored.s ? kn_state_set_tensor(t->stored.s, "weight",
+                                                 kn_state_tensor(t->stored.s, "wte.weight")) &&
+                                 kn_load_state_dict(&other->head, t->stored.s, .only = "weight")
+                           : kn_checkpoint_load(t->stored.c, &other->head),
                "a part of the whole");
     else
-        EXPECT((t.s ? kn_state_count(t.s) == 1 && kn_state_has(t.s, "weight")
-                    : kn_checkpoint_has(t.c, "head.weight")) &&
-                   LOAD(&t, &other.head, NULL),
+        EXPECT((t->stored.s
+                    ? kn_state_count(t->stored.s) == 1 && kn_state_has(t->stored.s, "weight")
+                    : kn_checkpoint_has(t->stored.c, "head.weight")) &&
+                   LOAD(&t->stored, &other->head, NULL),
                "its own");
-    EXPECT(same_modules(&m.wte, &other.wte, NULL, NULL), "values");
-    stored_free(&t);
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    EXPECT(same_modules(&m->wte, &other->wte, NULL, NULL), "values");
+    return 0;
 }
 
 KN_TEST(frozen, a_part_has_what_it_shares)
 {
-    everywhere(shared, 2);
+    TRY(shared, SOME, .hows = 2);
 }
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -166,70 +130,61 @@ static kn_optim *muon(void *m, bool x)
 static const method methods[] = { { adamw }, { lion }, { sgd }, { muon } };
 
 /* A load brings them all; with .keep_options only the steps. */
-static int options(kn_comm *world, void *arg)
+static int options(trial *t)
 {
-    const job *j = arg;
-    net m, other, third;
-    stored t;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, j->w) && net_other(&other, world, j->w) &&
-               net_other(&third, world, j->w),
-           "init");
-    kn_optim *o = methods[j->how].make(&m, false), *p = methods[j->how].make(&other, true),
-             *q = methods[j->how].make(&third, true);
-    EXPECT(net_step(&m, o, world, 0) && STORE(&t, dir_of(j), world, &m, o), "store");
-    EXPECT(LOAD(&t, &other, p) && kn_lr(p) == 0.1 && same_modules(&m, &other, o, p), "load");
-    EXPECT(net_step(&m, o, world, 1) && net_step(&other, p, world, 1) &&
-               same_modules(&m, &other, o, p),
-           "method %d", j->how);
-    EXPECT(t.c ? kn_checkpoint_load(t.c, &third, .optim = q, .keep_options = true)
-               : kn_load_optim_state_dict(q, t.so, .keep_options = true),
+    net *m = &t->m, *other = &t->other;
+    kn_comm *world = t->world;
+    net third;
+    EXPECT(net_other(&third, world, t->w), "init");
+    kn_optim *o = methods[t->how].make(m, false), *p = methods[t->how].make(other, true),
+             *q = methods[t->how].make(&third, true);
+    EXPECT(net_step(m, o, world, 0) && STORE(&t->stored, t->dir, world, m, o), "store");
+    EXPECT(LOAD(&t->stored, other, p) && kn_lr(p) == 0.1 && same_modules(m, other, o, p), "load");
+    EXPECT(net_step(m, o, world, 1) && net_step(other, p, world, 1) && same_modules(m, other, o, p),
+           "method %d", t->how);
+    EXPECT(t->stored.c ? kn_checkpoint_load(t->stored.c, &third, .optim = q, .keep_options = true)
+                       : kn_load_optim_state_dict(q, t->stored.so, .keep_options = true),
            "keep");
     kn_state *was = kn_optim_state_dict(q);
     EXPECT(kn_lr(q) == 1 && kn_optim_steps(q) == 1 && was &&
                kn_state_number(was, "fc2.bias.weight_decay") == 0.75,
            "its own");
     kn_state_free(was);
-    stored_free(&t);
     kn_optim_free(o), kn_optim_free(p), kn_optim_free(q);
-    kn_module_free(&m), kn_module_free(&other), kn_module_free(&third);
-    return !kn_ok();
+    kn_module_free(&third);
+    return 0;
 }
 
 KN_TEST(frozen, options_come_back)
 {
-    everywhere(options, 4);
+    TRY(options, SOME, .hows = 4);
 }
 
 /* The state has more than is asked for: of a frozen group, of names that are left out, of modules
  * that the optimizer isn't for. */
-static int some(kn_comm *world, void *arg)
+static int some(trial *t)
 {
-    const job *j = arg;
-    net m, other;
-    stored t;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, j->w) && net_other(&other, world, j->w),
-           "init");
+    net *m = &t->m, *other = &t->other;
+    kn_comm *world = t->world;
     const kn_optim_group frozen = { "*.bias", .frozen = true };
-    kn_optim *o = kn_adamw(&m, .lr = 0.1),
-             *p = kn_adamw(j->how == 2 ? (void *)&other.fc2 : &other, .lr = 1, .groups = &frozen,
-                           .group_count = j->how == 0);
-    EXPECT(net_step(&m, o, world, 0) && STORE(&t, dir_of(j), world, &m, o), "store");
-    EXPECT(LOAD(&t, &other, p, .except = j->how == 1 ? "ln.*" : NULL), "how %d", j->how);
+    kn_optim *o = kn_adamw(m, .lr = 0.1),
+             *p = kn_adamw(t->how == 2 ? (void *)&other->fc2 : other, .lr = 1, .groups = &frozen,
+                           .group_count = t->how == 0);
+    EXPECT(net_step(m, o, world, 0) && STORE(&t->stored, t->dir, world, m, o), "store");
+    EXPECT(LOAD(&t->stored, other, p, .except = t->how == 1 ? "ln.*" : NULL), "how %d", t->how);
     kn_state *have = kn_optim_state_dict(p), *want = kn_optim_state_dict(o);
     EXPECT(have && want &&
                same_bytes(kn_state_tensor(have, "fc2.weight.exp_avg"),
                           kn_state_tensor(want, "fc2.weight.exp_avg")),
            "values");
     kn_state_free(have), kn_state_free(want);
-    stored_free(&t);
     kn_optim_free(o), kn_optim_free(p);
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(frozen, a_state_of_more_is_taken_in_part)
 {
-    everywhere(some, 3);
+    TRY(some, SOME, .hows = 3);
 }
 
 KN_TEST(frozen, an_optimizer_of_another_kind_is_refused)

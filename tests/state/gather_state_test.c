@@ -1,84 +1,11 @@
-/* tests/state/gather_state_test.c: sharded states in memory go to other ranks than those that took
- * them: to fewer, to more, and from the replica that is left of a hybrid mesh. Rank functions
- * return a status. */
+/* tests/state/gather_state_test.c: sharded states in memory made whole: from the replica that is
+ * left of a hybrid mesh; what can't be. any_state.h moves them to fewer and to more ranks. Rank
+ * functions return a status. */
 #include "tests/state/moving.h"
-
-/* Ranks [0, n) of world, or NULL for the others. Collective. */
-static kn_comm *first_ranks(kn_comm *world, int n)
-{
-    const bool in = kn_rank(world) < n;
-    kn_comm *c = kn_comm_split(world, in ? 0 : 1, 0, "first ranks");
-    return in ? c : NULL;
-}
 
 static bool wrap(net *m, kn_comm *comm, const way *w)
 {
     return net_init(m, KN_META) && net_wrap(m, comm, w);
-}
-
-/* The ranks of `from` train two steps in way w and take parts; those of `to` go on from them, in
- * another way, as one process does. Either is NULL on ranks that aren't in it; world has all. */
-static int moves(kn_comm *world, kn_comm *from, kn_comm *to, const way *w)
-{
-    net m, ref, other;
-    kn_state *part = NULL, *part_o = NULL;
-    EXPECT(net_reference(&ref));
-    kn_optim *b = kn_adamw(&ref, .lr = 0.05);
-    if (from) {
-        EXPECT(wrap(&m, from, w));
-        kn_optim *a = kn_adamw(&m, .lr = 0.05);
-        EXPECT(net_step(&m, a, from, 0) && net_step(&m, a, from, 1));
-        part = kn_state_dict(&m, .kind = KN_STATE_SHARDED);
-        part_o = kn_optim_state_dict(a, .kind = KN_STATE_SHARDED);
-        EXPECT(part && part_o);
-        kn_optim_free(a);
-        kn_module_free(&m);
-    }
-    EXPECT(net_step(&ref, b, NULL, 0) && net_step(&ref, b, NULL, 1));
-    kn_state *whole = kn_state_gather(part, .comm = world, .rank0_only = true),
-             *whole_o = kn_state_gather(part_o, .comm = world, .rank0_only = true),
-             *all = kn_state_gather(part_o, .comm = world);
-    EXPECT(whole && whole_o && all, "%s", kn_error());
-    EXPECT((kn_state_count(whole) > 0) == (kn_rank(world) == 0) && kn_state_count(all) > 0);
-    if (w->ranks && !kn_ok()) /* a hybrid mesh adds in another order than one process */
-        return 1;
-    kn_state *want = kn_optim_state_dict(b);
-    EXPECT(w->ranks || same_states(all, want), "%s", kn_error());
-    if (to) {
-        const way next = { .layout = KN_LAYOUT_PER_PARAM };
-        EXPECT(net_other(&other, to, &next));
-        kn_optim *c = kn_adamw(&other, .lr = 1);
-        EXPECT(kn_load_state_dict(&other, kn_rank(to) ? NULL : whole, .from_rank0 = true) &&
-                   kn_load_optim_state_dict(c, kn_rank(to) ? NULL : whole_o, .from_rank0 = true),
-               "%s", kn_error());
-        EXPECT(kn_optim_steps(c) == 2 && kn_lr(c) == 0.05);
-        EXPECT(w->ranks || all_read_as(&other, &ref));
-        EXPECT(net_step(&other, c, to, 2) && net_step(&ref, b, NULL, 2));
-        EXPECT(w->ranks || all_read_as(&other, &ref), "the next step");
-        kn_optim_free(c);
-        kn_module_free(&other);
-    }
-    kn_state_free(part), kn_state_free(part_o), kn_state_free(want);
-    kn_state_free(whole), kn_state_free(whole_o), kn_state_free(all);
-    kn_optim_free(b);
-    kn_module_free(&ref);
-    return 0;
-}
-
-static int to_other_numbers(kn_comm *world, void *arg)
-{
-    const int ranks = kn_comm_size(world);
-    for (int n = 1; n <= ranks; n *= 2) {
-        kn_comm *some = first_ranks(world, n);
-        if (moves(world, world, some, arg) || (n < ranks && moves(world, some, world, &ways[0])))
-            return 1;
-    }
-    return 0;
-}
-
-KN_TEST(gather_state, to_fewer_and_to_more_ranks)
-{
-    in_ways(to_other_numbers);
 }
 
 /* Of a mesh of two replicas either is enough, in any mixture; half of each is not. */

@@ -17,40 +17,21 @@ static kn_pieces *begin(void)
     static const char *const name[TENSORS] = { "0", "1", "2", "3", "4" };
     int files = 0;
     place_begin();
-    KN_CHECK(mkdir(place_path("from"), 0777) == 0 && mkdir(place_path("out"), 0777) == 0);
+    KN_CHECK(mkdir(temp_path("from"), 0777) == 0 && mkdir(temp_path("out"), 0777) == 0);
     for (int i = 0; i < TENSORS; i++)
         piece[i] = (kn_piece){ name[i], KN_F32, 1, { 2 }, { 0, 2, 1, 2, 0 } };
-    kn_pieces_writer *w = kn_pieces_create(place_path("from"), 0, "c0ffee", NULL, piece, TENSORS);
+    kn_pieces_writer *w = kn_pieces_create(temp_path("from"), 0, "c0ffee", NULL, piece, TENSORS);
     KN_CHECK(w && kn_pieces_append(w, values, sizeof values) && kn_pieces_commit(w, file, &files),
              "%s", kn_error());
-    kn_pieces *p = kn_pieces_open(place_path("from"));
+    kn_pieces *p = kn_pieces_open(temp_path("from"));
     KN_CHECK(p, "%s", kn_error());
     return p;
-}
-
-/* Removes the files of a folder; their number. */
-static int clear(const char *name)
-{
-    int n = 0;
-    char path[900];
-    DIR *d = opendir(place_path(name));
-    for (struct dirent *e; d && (e = readdir(d));)
-        if (e->d_name[0] != '.') {
-            snprintf(path, sizeof path, "%s/%s/%s", place_folder, name, e->d_name);
-            KN_CHECK(unlink(path) == 0);
-            n++;
-        }
-    closedir(d);
-    return n;
 }
 
 static void end(kn_pieces *p)
 {
     kn_pieces_close(p);
-    clear("from");
-    clear("out");
-    KN_CHECK(rmdir(place_path("from")) == 0 && rmdir(place_path("out")) == 0);
-    place_end();
+    remove_temp();
 }
 
 static void die(int64_t bytes, void *arg)
@@ -66,7 +47,7 @@ static void merge_and_die(kn_pieces *p, int64_t most, int tensors)
     int status;
     pid_t child = fork();
     if (child == 0) {
-        kn_pieces_merge(p, place_path("out"), most, NULL, die, &tensors);
+        kn_pieces_merge(p, temp_path("out"), most, NULL, die, &tensors);
         _exit(1);
     }
     KN_CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
@@ -74,7 +55,7 @@ static void merge_and_die(kn_pieces *p, int64_t most, int tensors)
 
 static void is_refused(const char *text)
 {
-    kn_pieces *got = kn_pieces_open(place_path("out"));
+    kn_pieces *got = kn_pieces_open(temp_path("out"));
     KN_CHECK(!got && strstr(kn_error(), text), "%s", kn_error());
     kn_clear_error();
 }
@@ -82,12 +63,12 @@ static void is_refused(const char *text)
 static void merges(kn_pieces *p, int64_t most, int files)
 {
     float two[2];
-    KN_CHECK(kn_pieces_merge(p, place_path("out"), most, NULL, NULL, NULL), "%s", kn_error());
-    kn_pieces *got = kn_pieces_open(place_path("out"));
+    KN_CHECK(kn_pieces_merge(p, temp_path("out"), most, NULL, NULL, NULL), "%s", kn_error());
+    kn_pieces *got = kn_pieces_open(temp_path("out"));
     KN_CHECK(got && kn_pieces_count(got) == TENSORS, "%s", kn_error());
     KN_CHECK(kn_pieces_read(got, 3, (kn_interval){ 0, 2, 1, 2, 0 }, two) && two[1] == 7);
     kn_pieces_close(got);
-    KN_CHECK(clear("out") == files);
+    KN_CHECK(clear_folder("out") == files);
 }
 
 KN_TEST(merge, the_next_merge_replaces_what_a_dead_one_left)
@@ -111,14 +92,14 @@ static void is_left_alone(kn_pieces *p, const char *name, int files, const char 
 {
     char path[64], got[8] = "";
     snprintf(path, sizeof path, "out/%s", name);
-    place_put_text(path, "mine");
-    KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
+    put_text(path, "mine");
+    KN_CHECK(!kn_pieces_merge(p, temp_path("out"), 16, NULL, NULL, NULL));
     KN_CHECK(strstr(kn_error(), text), "%s", kn_error());
     kn_clear_error();
-    int fd = open(place_path(path), O_RDONLY);
+    int fd = open(temp_path(path), O_RDONLY);
     KN_CHECK(fd >= 0 && read(fd, got, 7) == 4 && strcmp(got, "mine") == 0, "%s is lost", name);
     close(fd);
-    KN_CHECK(clear("out") == 1 + files);
+    KN_CHECK(clear_folder("out") == 1 + files);
 }
 
 KN_TEST(merge, files_of_others_stay)
@@ -128,22 +109,22 @@ KN_TEST(merge, files_of_others_stay)
     is_left_alone(p, "model.safetensors.index.json", 0, "is there already");
     is_left_alone(p, "model-00002-of-00003.safetensors", 0, "is there already");
     is_left_alone(p, "shard-00001-model-00001-of-00001.safetensors", 0, "is there already");
-    place_put_text("out/merge.unfinished", ""); /* of one that died before it wrote anything */
+    put_text("out/merge.unfinished", ""); /* of one that died before it wrote anything */
     is_left_alone(p, "model.safetensors.index.json", 1, "is there already");
     merge_and_die(p, 8, 3); /* its files go, and only they */
-    place_put_text("out/model-00002-of-00003.safetensors", "mine");
-    KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
+    put_text("out/model-00002-of-00003.safetensors", "mine");
+    KN_CHECK(!kn_pieces_merge(p, temp_path("out"), 16, NULL, NULL, NULL));
     KN_CHECK(strstr(kn_error(), "is there already"), "%s", kn_error());
     kn_clear_error();
-    KN_CHECK(access(place_path("out/model-00002-of-00003.safetensors"), F_OK) == 0);
-    KN_CHECK(clear("out") == 2); /* it, and the mark */
-    KN_CHECK(symlink("nowhere", place_path("out/merge.unfinished")) == 0);
-    KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
+    KN_CHECK(access(temp_path("out/model-00002-of-00003.safetensors"), F_OK) == 0);
+    KN_CHECK(clear_folder("out") == 2); /* it, and the mark */
+    KN_CHECK(symlink("nowhere", temp_path("out/merge.unfinished")) == 0);
+    KN_CHECK(!kn_pieces_merge(p, temp_path("out"), 16, NULL, NULL, NULL));
     kn_clear_error();
-    KN_CHECK(clear("out") == 1);
-    place_put_text("from/other", "mine\n");
-    KN_CHECK(link(place_path("from/other"), place_path("out/merge.unfinished")) == 0);
-    KN_CHECK(!kn_pieces_merge(p, place_path("out"), 16, NULL, NULL, NULL));
+    KN_CHECK(clear_folder("out") == 1);
+    put_text("from/other", "mine\n");
+    KN_CHECK(link(temp_path("from/other"), temp_path("out/merge.unfinished")) == 0);
+    KN_CHECK(!kn_pieces_merge(p, temp_path("out"), 16, NULL, NULL, NULL));
     KN_CHECK(strstr(kn_error(), "no mark of a merge"), "%s", kn_error());
     kn_clear_error();
     end(p);
@@ -152,7 +133,7 @@ KN_TEST(merge, files_of_others_stay)
 static void merge_again(int64_t bytes, void *arg)
 {
     if (bytes > 0) {
-        KN_CHECK(!kn_pieces_merge(arg, place_path("out"), 16, NULL, NULL, NULL));
+        KN_CHECK(!kn_pieces_merge(arg, temp_path("out"), 16, NULL, NULL, NULL));
         KN_CHECK(strstr(kn_error(), "another merge writes there"), "%s", kn_error());
         kn_clear_error();
     }
@@ -161,8 +142,8 @@ static void merge_again(int64_t bytes, void *arg)
 KN_TEST(merge, one_at_a_time)
 {
     kn_pieces *p = begin();
-    KN_CHECK(kn_pieces_merge(p, place_path("out"), 16, NULL, merge_again, p), "%s", kn_error());
-    KN_CHECK(clear("out") == 4);
+    KN_CHECK(kn_pieces_merge(p, temp_path("out"), 16, NULL, merge_again, p), "%s", kn_error());
+    KN_CHECK(clear_folder("out") == 4);
     end(p);
 }
 
@@ -193,12 +174,12 @@ KN_TEST(merge, a_part_of_a_model_is_refused)
                      "{\"%d\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", k);
             place_put(name, header, "abcd", 4);
         }
-        kn_pieces *got = kn_pieces_open(place_path("out"));
+        kn_pieces *got = kn_pieces_open(temp_path("out"));
         KN_CHECK(!got == (i < 6), "set %zu: %s", i, kn_error());
         KN_CHECK(got || strstr(kn_error(), "a part of a model"), "%s", kn_error());
         kn_clear_error();
         kn_pieces_close(got);
-        clear("out");
+        clear_folder("out");
     }
     end(p);
 }

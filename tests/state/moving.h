@@ -71,19 +71,6 @@ static inline bool net_follow(net *ref, kn_optim *b, net *m, kn_optim *a, const 
     return ok;
 }
 
-/* Runs fn with each way of sharding on 1, 2 and 4 threads. */
-static inline void in_ways(kn_rank_fn fn)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (int i = 0; i < WAYS; i++) {
-            if (ways[i].ranks && ways[i].ranks != ranks)
-                continue;
-            int failed = kn_spawn_threads(ranks, fn, (void *)&ways[i]);
-            KN_CHECK_OK();
-            KN_CHECK(failed == 0, "%d ranks, way %d: %d failed", ranks, i, failed);
-        }
-}
-
 static inline void on_threads(int ranks, kn_rank_fn fn, void *arg)
 {
     int failed = kn_spawn_threads(ranks, fn, arg);

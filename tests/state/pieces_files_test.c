@@ -20,7 +20,7 @@ static bool write_rank(int rank, const char *id)
     int files = 0;
     if (rank)
         piece[0].part = (kn_interval){ 5, 7, 1, 7, 0 };
-    kn_pieces_writer *w = kn_pieces_create(place_folder, rank, id, NULL, piece, rank ? 2 : 1);
+    kn_pieces_writer *w = kn_pieces_create(temp_folder, rank, id, NULL, piece, rank ? 2 : 1);
     if (!w)
         return false;
     kn_pieces_append(w, rank ? values + 5 : values, rank ? 28 : 20);
@@ -40,7 +40,7 @@ static void holds(const char *name, const char *header, const void *data, size_t
     char *text = place_header(name, &at), got[64];
     KN_CHECK(strcmp(text, header) == 0, "%s holds\n%s\n, not\n%s", name, text, header);
     KN_CHECK(at % 64 == 0);
-    FILE *f = fopen(place_path(name), "rb");
+    FILE *f = fopen(temp_path(name), "rb");
     KN_CHECK(f && fseek(f, (long)at, SEEK_SET) == 0 && fread(got, 1, sizeof got, f) == bytes);
     KN_CHECK(memcmp(got, data, bytes) == 0);
     fclose(f);
@@ -79,21 +79,21 @@ KN_TEST(pieces_files, files_are_those_of_the_convention)
     holds("shard-00002-model-00002-of-00002.safetensors",
           INFO(W("2,0")) SUMS("\\\"w\\\":\\\"4cd842368f6fff4f\\\"") W_IS("1,4", 16) "}", values + 8,
           16);
-    place_end();
+    remove_temp();
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
 static void opening_says(const char *text)
 {
-    KN_CHECK(kn_pieces_open(place_folder) == NULL, "it opened, and should say: %s", text);
+    KN_CHECK(kn_pieces_open(temp_folder) == NULL, "it opened, and should say: %s", text);
     KN_CHECK(strstr(kn_error(), text), "\"%s\" doesn't say \"%s\"", kn_error(), text);
     kn_clear_error();
 }
 
 static void change_byte(const char *name, long at, int whence)
 {
-    FILE *f = fopen(place_path(name), "r+b");
+    FILE *f = fopen(temp_path(name), "r+b");
     KN_CHECK(f && fseek(f, at, whence) == 0);
     int c = fgetc(f);
     KN_CHECK(fseek(f, -1, SEEK_CUR) == 0 && fputc(c ^ 4, f) >= 0 && fclose(f) == 0);
@@ -106,7 +106,7 @@ KN_TEST(pieces_files, damage_is_found)
     place_begin();
     write_both();
     change_byte("shard-00001-model-00001-of-00002.safetensors", -1, SEEK_END); /* of w[0][3] */
-    kn_pieces *p = kn_pieces_open(place_folder);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     int w = kn_pieces_find(p, "w");
     KN_CHECK(!kn_pieces_verify(p, w, NULL, NULL) && strstr(kn_error(), "shard-00001-model-00001"));
     KN_CHECK(strstr(kn_error(), "\"w\"") && strstr(kn_error(), "damaged"), "%s", kn_error());
@@ -115,14 +115,14 @@ KN_TEST(pieces_files, damage_is_found)
     kn_clear_error();
     KN_CHECK(kn_pieces_read(p, w, (kn_interval){ 4, 8, 1, 8, 0 }, got) && got[7] == 11);
     free(place_header("shard-00002-model-00001-of-00002.safetensors", &data));
-    KN_CHECK(
-        truncate(place_path("shard-00002-model-00001-of-00002.safetensors"), (off_t)data + 8) == 0);
+    KN_CHECK(truncate(temp_path("shard-00002-model-00001-of-00002.safetensors"), (off_t)data + 8) ==
+             0);
     KN_CHECK(!kn_pieces_read(p, w, (kn_interval){ 5, 3, 1, 3, 0 }, got));
     KN_CHECK(strstr(kn_error(), "was cut to"), "%s", kn_error());
     kn_clear_error();
     kn_pieces_close(p);
     opening_says("the file is truncated");
-    place_end();
+    remove_temp();
 }
 
 KN_TEST(pieces_files, a_missing_a_second_and_a_foreign_file_are_found)
@@ -130,17 +130,17 @@ KN_TEST(pieces_files, a_missing_a_second_and_a_foreign_file_are_found)
     place_begin();
     opening_says("no file in this folder ends in .safetensors");
     write_both();
-    unlink(place_path("shard-00002-model-00002-of-00002.safetensors"));
+    unlink(temp_path("shard-00002-model-00002-of-00002.safetensors"));
     opening_says("\"w\": no file holds its element [2, 0]"); /* its last row */
-    place_clear();
+    clear_folder("");
     write_both();
-    KN_CHECK(link(place_path("shard-00001-model-00002-of-00002.safetensors"),
-                  place_path("again.safetensors")) == 0);
+    KN_CHECK(link(temp_path("shard-00001-model-00002-of-00002.safetensors"),
+                  temp_path("again.safetensors")) == 0);
     opening_says("\"w\": its element [1, 0] lies in two files, again.safetensors and shard-00001");
-    place_clear();
+    clear_folder("");
     KN_CHECK(write_rank(0, "c0ffee") && write_rank(1, "7ea"), "%s", kn_error());
     opening_says("aren't of one checkpoint: their ids are \"c0ffee\" and \"7ea\"");
-    place_end();
+    remove_temp();
 }
 
 /* A file with one tensor "w" of 4 bytes a number, and metadata, as a stranger may write it. */
@@ -193,17 +193,17 @@ KN_TEST(pieces_files, metadata_of_strangers_is_checked)
     stranger("b.safetensors", "2,3", PART(AT("[2,0]") ",\\\"global_shape\\\":[4,3]"));
     opening_says("different whole shapes");
     stranger("b.safetensors", "2,3", PART(AT("[2,0]")));
-    kn_pieces *p = kn_pieces_open(place_folder);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     KN_CHECK(p && kn_pieces_tensor(p, 0)->shape[0] == 4 && !kn_pieces_has_sums(p, 0));
     kn_pieces_close(p);
-    place_end();
+    remove_temp();
 }
 
 /* ---- files of other programs ----------------------------------------------------------------- */
 
 static void index_says(const char *map, const char *text)
 {
-    place_put_text("model.safetensors.index.json", map);
+    put_text("model.safetensors.index.json", map);
     opening_says(text);
 }
 
@@ -220,16 +220,16 @@ KN_TEST(pieces_files, an_index_names_the_files)
     index_says("{\"weight_map\":{\"w\":\"../a.safetensors\"}}", "no name of a file in this folder");
     index_says("{\"weight_map\":{\"w\":\"none.safetensors\"}}", "cannot open");
     index_says("{\"weight_map\":{\"v\":\"consolidated.safetensors\"}}", "isn't in the file");
-    place_put_text("model.safetensors.index.json",
-                   "{\"metadata\":{},\"weight_map\":{\"w\":\"model-00001-of-00001.safetensors\"}}");
-    kn_pieces *p = kn_pieces_open(place_folder);
+    put_text("model.safetensors.index.json",
+             "{\"metadata\":{},\"weight_map\":{\"w\":\"model-00001-of-00001.safetensors\"}}");
+    kn_pieces *p = kn_pieces_open(temp_folder);
     KN_CHECK(p && kn_pieces_files(p) == 1 && kn_pieces_count(p) == 1, "%s", kn_error());
     KN_CHECK(strcmp(kn_pieces_id(p), "") == 0);
     kn_pieces_close(p);
-    p = kn_pieces_open(place_path("consolidated.safetensors"));
+    p = kn_pieces_open(temp_path("consolidated.safetensors"));
     KN_CHECK(p && kn_pieces_count(p) == 1 && kn_pieces_tensor(p, 0)->shape[1] == 3);
     kn_pieces_close(p);
-    place_end();
+    remove_temp();
 }
 
 /* More than are kept open; each row in a file of its own. */
@@ -243,7 +243,7 @@ KN_TEST(pieces_files, hundreds_of_files)
         snprintf(part, sizeof part, PART(AT("[%d,0]")), i);
         stranger(name, "1,3", part);
     }
-    kn_pieces *p = kn_pieces_open(place_folder);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     KN_CHECK(p && kn_pieces_tensor(p, 0)->shape[0] == 300, "%s", kn_error());
     for (int i = 0; i < 300; i++)
         KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ 3 * i, 3, 1, 3, 0 }, row), "%s", kn_error());
@@ -252,7 +252,7 @@ KN_TEST(pieces_files, hundreds_of_files)
     KN_CHECK(strstr(kn_error(), "003.safetensors: the file was replaced"), "%s", kn_error());
     kn_clear_error();
     kn_pieces_close(p);
-    place_end();
+    remove_temp();
 }
 
 /* A file of holes: 5 GiB, none of them on the disk. */
@@ -264,19 +264,19 @@ KN_TEST(pieces_files, places_beyond_4_gib)
     place_begin();
     place_put("a.safetensors", header, "", 0);
     int64_t data = 8 + (int64_t)strlen(header);
-    int fd = open(place_path("a.safetensors"), O_WRONLY);
+    int fd = open(temp_path("a.safetensors"), O_WRONLY);
     if (ftruncate(fd, data + 5368709120) != 0)
         KN_SKIP("this file system has no files of 5 GiB");
     KN_CHECK(pwrite(fd, "ab", 2, data + 5368709118) == 2 && pwrite(fd, "c", 1, data) == 1);
     close(fd);
-    kn_pieces *p = kn_pieces_open(place_folder);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     KN_CHECK(p && kn_pieces_read(p, 0, (kn_interval){ 5368709116, 4, 1, 4, 0 }, got), "%s",
              kn_error());
     KN_CHECK(memcmp(got, "\0\0ab", 4) == 0);
     KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ 0, 1, 4, 1073741824, 0 }, got)); /* a column */
     KN_CHECK(memcmp(got, "c\0\0\0", 4) == 0);
     kn_pieces_close(p);
-    place_end();
+    remove_temp();
 }
 
 /* ---- a writer that fails --------------------------------------------------------------------- */
@@ -287,24 +287,24 @@ KN_TEST(pieces_files, a_failed_writer_leaves_nothing)
     kn_piece_file file[KN_MAX_RECTANGLES];
     int files = 9;
     place_begin();
-    kn_pieces_writer *w = kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1);
+    kn_pieces_writer *w = kn_pieces_create(temp_folder, 0, "1", NULL, &piece, 1);
     KN_CHECK(w && kn_pieces_append(w, values, 16) && !kn_pieces_commit(w, file, &files));
     KN_CHECK(strstr(kn_error(), "00002-of-00002.safetensors: 0 of 4 bytes") && files == 0, "%s",
              kn_error());
     kn_clear_error();
     KN_CHECK(place_files() == 0);
-    w = kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1);
+    w = kn_pieces_create(temp_folder, 0, "1", NULL, &piece, 1);
     KN_CHECK(w && !kn_pieces_append(w, values, 24) && strstr(kn_error(), "4 bytes more"), "%s",
              kn_error());
     kn_pieces_abandon(w);
     kn_clear_error();
     KN_CHECK(place_files() == 0);
-    place_put_text("shard-00001-model-00002-of-00002.safetensors", "mine");
-    KN_CHECK(!kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1));
+    put_text("shard-00001-model-00002-of-00002.safetensors", "mine");
+    KN_CHECK(!kn_pieces_create(temp_folder, 0, "1", NULL, &piece, 1));
     KN_CHECK(strstr(kn_error(), "is there already"), "%s", kn_error());
     kn_clear_error();
     KN_CHECK(place_files() == 1, "the file that was there is still there, alone");
-    place_end();
+    remove_temp();
 }
 
 KN_TEST(pieces_files, a_full_disk_is_an_error)
@@ -315,12 +315,12 @@ KN_TEST(pieces_files, a_full_disk_is_an_error)
     place_begin();
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &most);
-    kn_pieces_writer *w = kn_pieces_create(place_folder, 0, "1", NULL, &piece, 1);
+    kn_pieces_writer *w = kn_pieces_create(temp_folder, 0, "1", NULL, &piece, 1);
     KN_CHECK(w && !kn_pieces_append(w, big, sizeof big));
     KN_CHECK(strstr(kn_error(), "cannot write") && strstr(kn_error(), "File too large"));
     kn_pieces_abandon(w);
     kn_clear_error();
-    place_end();
+    remove_temp();
 }
 
 static bool writes(void *arg)
@@ -340,12 +340,12 @@ KN_TEST(pieces_files, every_allocation_of_a_writer_may_fail)
     place_begin();
     each_allocation_fails(writes, no_file_is_left, &files, 10);
     KN_CHECK(place_files() == 2);
-    place_end();
+    remove_temp();
 }
 
 static bool reads(void *arg)
 {
-    kn_pieces *p = kn_pieces_open(place_folder);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     bool ok = p &&
               kn_pieces_read(p, kn_pieces_find(p, "w"), (kn_interval){ 0, 12, 1, 12, 0 }, arg) &&
               kn_pieces_verify(p, 1, NULL, NULL);
@@ -360,18 +360,18 @@ KN_TEST(pieces_files, every_allocation_of_a_reader_may_fail)
     write_both();
     each_allocation_fails(reads, NULL, got, 10);
     KN_CHECK(memcmp(got, values, sizeof got) == 0);
-    place_end();
+    remove_temp();
 }
 
 static bool merges(void *p)
 {
-    return kn_pieces_merge(p, place_path("out"), 8, NULL, NULL, NULL);
+    return kn_pieces_merge(p, temp_path("out"), 8, NULL, NULL, NULL);
 }
 
 static void the_folder_is_empty(void *p)
 {
     (void)p;
-    KN_CHECK(rmdir(place_path("out")) == 0 && mkdir(place_path("out"), 0777) == 0);
+    KN_CHECK(rmdir(temp_path("out")) == 0 && mkdir(temp_path("out"), 0777) == 0);
 }
 
 KN_TEST(pieces_files, every_allocation_of_a_merge_may_fail)
@@ -379,18 +379,14 @@ KN_TEST(pieces_files, every_allocation_of_a_merge_may_fail)
     float got[12];
     place_begin();
     write_both();
-    KN_CHECK(mkdir(place_path("out"), 0777) == 0);
-    kn_pieces *p = kn_pieces_open(place_folder);
+    KN_CHECK(mkdir(temp_path("out"), 0777) == 0);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     each_allocation_fails(merges, the_folder_is_empty, p, 10);
     kn_pieces_close(p);
-    p = kn_pieces_open(place_path("out"));
+    p = kn_pieces_open(temp_path("out"));
     KN_CHECK(p && kn_pieces_files(p) == 2 && kn_pieces_has_sums(p, 1), "%s", kn_error());
     KN_CHECK(kn_pieces_read(p, kn_pieces_find(p, "w"), (kn_interval){ 0, 12, 1, 12, 0 }, got) &&
              memcmp(got, values, sizeof got) == 0);
     kn_pieces_close(p);
-    unlink(place_path("out/model-00001-of-00002.safetensors"));
-    unlink(place_path("out/model-00002-of-00002.safetensors"));
-    unlink(place_path("out/model.safetensors.index.json"));
-    KN_CHECK(rmdir(place_path("out")) == 0);
-    place_end();
+    remove_temp();
 }

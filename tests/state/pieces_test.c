@@ -72,7 +72,7 @@ static bool write_rank(const model *m, const kn_layout *l, int rank, size_t port
 {
     kn_piece piece[TENSORS];
     int n = make_pieces(m, l, rank, piece);
-    kn_pieces_writer *w = kn_pieces_create(place_folder, rank, "0123456789abcdef", NULL, piece, n);
+    kn_pieces_writer *w = kn_pieces_create(temp_folder, rank, "0123456789abcdef", NULL, piece, n);
     for (int i = 0; i < TENSORS && w; i++) {
         kn_interval part = kn_layout_part(l, i, rank);
         size_t size = kn_dtype_size(dtypes[i]), bytes = (size_t)kn_interval_numel(part) * size;
@@ -96,7 +96,7 @@ static void write_all(const model *m, const kn_layout *l)
 /* Every rank of layout l reads its parts. */
 static void read_all(const model *m, const kn_layout *l)
 {
-    kn_pieces *p = kn_pieces_open(place_folder);
+    kn_pieces *p = kn_pieces_open(temp_folder);
     KN_CHECK(p != NULL, "%s", kn_error());
     KN_CHECK(kn_pieces_count(p) == TENSORS && strcmp(kn_pieces_id(p), "0123456789abcdef") == 0);
     for (int r = 0; r < l->shards; r++)
@@ -134,7 +134,7 @@ static void check_files_of(const model *m, kn_layout_kind kind, int shards)
             read_all(m, &l);
             kn_layout_free(&l);
         }
-    place_clear();
+    clear_folder("");
 }
 
 KN_TEST(pieces, any_layout_reads_what_any_other_wrote)
@@ -147,5 +147,5 @@ KN_TEST(pieces, any_layout_reads_what_any_other_wrote)
     check_files_of(&m, KN_LAYOUT_RAGGED, 2);
     check_files_of(&m, KN_LAYOUT_PER_PARAM, 2);
     free_model(&m);
-    place_end();
+    remove_temp();
 }

@@ -1,7 +1,7 @@
 /* tests/state/state_names_test.c: names of state dicts: strict and not, other names of shared
  * tensors, prefixes, kinds of a scope, dtypes, keys by number. */
-#include "tests/state/moving.h"
 #include "tests/refused.h"
+#include "tests/state/stored.h"
 
 /* ---- strict ---------------------------------------------------------------------------------- */
 
@@ -23,22 +23,20 @@ static bool one(char **list, const char *name)
     return list && list[0] && !list[1] && strcmp(list[0], name) == 0;
 }
 
-static int lists(kn_comm *world, void *arg)
+static int lists(trial *t)
 {
-    net m, other;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_other(&other, world, arg),
-           "init");
-    kn_state *s = odd_state(&m), *before = kn_state_dict(&other);
+    net *m = &t->m, *other = &t->other;
+    kn_state *s = odd_state(m), *before = kn_state_dict(other);
     kn_load_report r;
-    EXPECT(s && before &&
-               kn_load_state_dict(&other, s, .not_strict = true, .skip_mismatched = true,
-                                  .report = &r),
-           "load");
+    EXPECT(
+        s && before &&
+            kn_load_state_dict(other, s, .not_strict = true, .skip_mismatched = true, .report = &r),
+        "load");
     EXPECT(one(r.missing, "fc1.weight") && one(r.unexpected, "fc3.weight") &&
                one(r.mismatched, "fc2.weight"),
            "lists");
     kn_load_report_free(&r);
-    kn_state *after = kn_state_dict(&other);
+    kn_state *after = kn_state_dict(other);
     for (int i = 0; i < kn_state_count(after); i++) {
         const char *name = kn_state_name(after, i);
         const bool stays = strstr(name, "fc1.weight") || strstr(name, "fc2.weight");
@@ -46,38 +44,34 @@ static int lists(kn_comm *world, void *arg)
                "%s", name);
     }
     kn_state_free(s), kn_state_free(before), kn_state_free(after);
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(state_names, lists_of_what_does_not_fit)
 {
-    on_threads(1, lists, (void *)&ways[0]);
-    on_threads(2, lists, (void *)&ways[1]);
+    TRY(lists, .ranks = { 1, 2 }, .ways = 1 << 0 | 1 << 1);
 }
 
-static int nothing_fits(kn_comm *world, void *arg)
+static int nothing_fits(trial *t)
 {
-    net m;
+    net *m = &t->m;
     kn_load_report r;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
-    kn_state *s = kn_state_dict(&m);
-    EXPECT(s && kn_load_state_dict(&m, s, .prefix = "other.", .not_strict = true, .report = &r) &&
+    kn_state *s = kn_state_dict(m);
+    EXPECT(s && kn_load_state_dict(m, s, .prefix = "other.", .not_strict = true, .report = &r) &&
                r.missing,
            "a report tells it");
     kn_load_report_free(&r);
-    EXPECT(!kn_load_state_dict(&m, s, .prefix = "other.", .not_strict = true), "loads");
+    EXPECT(!kn_load_state_dict(m, s, .prefix = "other.", .not_strict = true), "loads");
     EXPECT(strstr(kn_error(), "no name fits: the module has") && strstr(kn_error(), ".prefix"),
            "%s", kn_error());
+    kn_clear_error();
     kn_state_free(s);
-    kn_module_free(&m);
     return 0;
 }
 
 KN_TEST(state_names, a_load_of_nothing_is_an_error)
 {
-    on_threads(1, nothing_fits, (void *)&ways[0]);
-    on_threads(2, nothing_fits, (void *)&ways[1]);
+    TRY(nothing_fits, .ranks = { 1, 2 }, .ways = 1 << 0 | 1 << 1);
 }
 
 /* The other rank has nothing against the state, and yet nothing is written there. */
@@ -155,107 +149,99 @@ KN_TEST(state_names, a_shared_parameter_has_every_name)
 }
 
 /* A module's names begin below it. */
-static int parts(kn_comm *world, void *arg)
+static int parts(trial *t)
 {
-    net m, other;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_other(&other, world, arg),
-           "init");
-    kn_state *s = kn_state_dict(&m.fc1, .prefix = "a.");
+    net *m = &t->m, *other = &t->other;
+    kn_state *s = kn_state_dict(&m->fc1, .prefix = "a.");
     EXPECT(s && kn_state_count(s) == 2 && kn_state_has(s, "a.weight") && kn_state_has(s, "a.bias"),
            "names");
-    kn_state *rest = kn_state_dict(&m.ln, .prefix = "b.");
+    kn_state *rest = kn_state_dict(&m->ln, .prefix = "b.");
     EXPECT(kn_state_merge(s, rest) && kn_state_count(s) == 4, "merge");
-    EXPECT(kn_load_state_dict(&other.fc1, s, .prefix = "a.") &&
-               kn_load_state_dict(&other.ln, s, .prefix = "b."),
+    EXPECT(kn_load_state_dict(&other->fc1, s, .prefix = "a.") &&
+               kn_load_state_dict(&other->ln, s, .prefix = "b."),
            "load");
-    kn_state *again = kn_state_dict(&other.fc1, .prefix = "a."),
-             *more = kn_state_dict(&other.ln, .prefix = "b.");
+    kn_state *again = kn_state_dict(&other->fc1, .prefix = "a."),
+             *more = kn_state_dict(&other->ln, .prefix = "b.");
     EXPECT(again && kn_state_merge(again, more) && same_states(again, s), "values");
     kn_state_free(s), kn_state_free(again);
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(state_names, parts_of_a_tree_under_prefixes)
 {
-    on_threads(2, parts, (void *)&ways[0]);
-    on_threads(4, parts, (void *)&ways[2]);
+    TRY(parts, .ranks = { 2, 4 }, .ways = 1 << 0 | 1 << 2);
 }
 
 /* ---- a scope --------------------------------------------------------------------------------- */
 
-static int scoped(kn_comm *world, void *arg)
+static int scoped(trial *t)
 {
-    net m;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    net *m = &t->m;
+    kn_comm *world = t->world;
+    kn_optim *o = kn_adamw(m, .lr = 0.1);
     const bool first = kn_rank(world) == 0;
-    kn_state_dict_scope outer = kn_state_dict_type(
-        &m, KN_STATE_SHARDED, .optim_kind = KN_STATE_FULL, .optim_rank0_only = true);
-    kn_state *s = kn_state_dict(&m), *so = kn_optim_state_dict(o);
+    kn_state_dict_scope outer = kn_state_dict_type(m, KN_STATE_SHARDED, .optim_kind = KN_STATE_FULL,
+                                                   .optim_rank0_only = true);
+    kn_state *s = kn_state_dict(m), *so = kn_optim_state_dict(o);
     EXPECT(s && kn_ndim(kn_state_tensor(s, "fc1.weight")) == 1, "sharded");
     EXPECT(so && (kn_state_count(so) > 0) == first, "full on rank 0");
     kn_state_free(s), kn_state_free(so);
-    kn_state_dict_scope inner = kn_state_dict_type(&m.fc1, KN_STATE_LOCAL);
-    s = kn_state_dict(&m.fc1), so = kn_state_dict(&m.fc2);
+    kn_state_dict_scope inner = kn_state_dict_type(&m->fc1, KN_STATE_LOCAL);
+    s = kn_state_dict(&m->fc1), so = kn_state_dict(&m->fc2);
     EXPECT(s && kn_state_has(s, "_flat_param") && so && kn_state_has(so, "weight"), "local");
     kn_state_free(s), kn_state_free(so);
-    s = kn_state_dict(&m, .kind = KN_STATE_FULL);
+    s = kn_state_dict(m, .kind = KN_STATE_FULL);
     EXPECT(s && kn_ndim(kn_state_tensor(s, "fc1.weight")) == 2, "what is given counts");
     kn_state_free(s);
     EXPECT(kn_state_dict_type_end(inner) && kn_state_dict_type_end(outer), "end");
-    s = kn_state_dict(&m);
+    s = kn_state_dict(m);
     EXPECT(s && kn_ndim(kn_state_tensor(s, "fc1.weight")) == 2, "full again");
     kn_state_free(s);
     kn_optim_free(o);
-    kn_module_free(&m);
-    return !kn_ok();
+    return 0;
 }
 
 /* A scope's .rank0_only is for modules, .optim_rank0_only for optimizers. */
-static int scoped_rank0(kn_comm *world, void *arg)
+static int scoped_rank0(trial *t)
 {
-    net m;
+    net *m = &t->m;
+    kn_comm *world = t->world;
     const bool first = kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    kn_optim *o = kn_adamw(m, .lr = 0.1);
     for (int optim = 0; optim < 2; optim++) {
-        kn_state_dict_scope t =
-            kn_state_dict_type(&m, KN_STATE_FULL, .rank0_only = !optim, .optim_rank0_only = optim);
-        kn_state *s = kn_state_dict(&m), *so = kn_optim_state_dict(o);
+        kn_state_dict_scope scope =
+            kn_state_dict_type(m, KN_STATE_FULL, .rank0_only = !optim, .optim_rank0_only = optim);
+        kn_state *s = kn_state_dict(m), *so = kn_optim_state_dict(o);
         EXPECT(s && so && (kn_state_count(s) > 0) == (first || optim) &&
                    (kn_state_count(so) > 0) == (first || !optim),
                "optim %d", optim);
         kn_state_free(s), kn_state_free(so);
-        EXPECT(kn_state_dict_type_end(t));
+        EXPECT(kn_state_dict_type_end(scope));
     }
     kn_optim_free(o);
-    kn_module_free(&m);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(state_names, a_scope_sets_the_kind)
 {
-    on_threads(2, scoped, (void *)&ways[0]);
-    on_threads(2, scoped_rank0, (void *)&ways[0]);
+    TRY(scoped, .ranks = { 2 }, .ways = 1 << 0);
+    TRY(scoped_rank0, .ranks = { 2 }, .ways = 1 << 0);
 }
 
 /* ---- dtypes and keys ------------------------------------------------------------------------- */
 
 /* A state in bf16 fills f32 with the rounded values. */
-static int rounded(kn_comm *world, void *arg)
+static int rounded(trial *t)
 {
-    net m, other;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_other(&other, world, arg),
-           "init");
+    net *m = &t->m, *other = &t->other;
     const kn_state_kind kinds[] = { KN_STATE_FULL, KN_STATE_SHARDED, KN_STATE_LOCAL };
     for (int i = 0; i < 3; i++) {
-        kn_state *s = kn_state_dict(&m, .kind = kinds[i], .dtype = KN_BF16);
+        kn_state *s = kn_state_dict(m, .kind = kinds[i], .dtype = KN_BF16);
         EXPECT(s && kn_dtype_of(kn_state_tensor(s, "scale")) == KN_BF16 &&
-                   kn_load_state_dict(&other, s),
+                   kn_load_state_dict(other, s),
                "load");
-        kn_state *full = kn_state_dict(&m, .dtype = KN_BF16),
-                 *again = kn_state_dict(&other, .dtype = KN_BF16), *wide = kn_state_dict(&other);
+        kn_state *full = kn_state_dict(m, .dtype = KN_BF16),
+                 *again = kn_state_dict(other, .dtype = KN_BF16), *wide = kn_state_dict(other);
         EXPECT(full && again && same_states(full, again), "rounded once");
         float v[3];
         EXPECT(kn_to_host(kn_state_tensor(wide, "scale"), v, sizeof v) && v[1] == 2.5f &&
@@ -263,13 +249,12 @@ static int rounded(kn_comm *world, void *arg)
                "%g", (double)v[2]);
         kn_state_free(s), kn_state_free(full), kn_state_free(again), kn_state_free(wide);
     }
-    kn_module_free(&m), kn_module_free(&other);
-    return !kn_ok();
+    return 0;
 }
 
 KN_TEST(state_names, floats_are_converted)
 {
-    on_threads(2, rounded, (void *)&ways[0]);
+    TRY(rounded, .ranks = { 2 }, .ways = 1 << 0);
 }
 
 /* The moments at number i are those of parameter i, by name in the other state. */

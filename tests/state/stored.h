@@ -43,4 +43,56 @@ static inline bool same_modules(void *a, void *b, kn_optim *oa, kn_optim *ob)
     return same;
 }
 
+/* ---- one trial a rank ------------------------------------------------------------------------ */
+
+/* A net in one way of sharding, one with other values, and a place for what is kept; they go at the
+ * end of the trial. */
+typedef struct trial {
+    int (*run)(struct trial *t); /* a status, as of a rank */
+    const way *w;
+    int how;
+    const char *dir; /* a folder for a checkpoint; NULL: state dicts */
+    kn_comm *world;
+    net m, other;
+    stored stored;
+} trial;
+
+static inline int one_trial(kn_comm *world, void *arg)
+{
+    trial t = *(const trial *)arg;
+    t.world = world;
+    EXPECT(net_init(&t.m, KN_META) && net_wrap(&t.m, world, t.w) && net_other(&t.other, world, t.w),
+           "init");
+    const int failed = t.run(&t);
+    stored_free(&t.stored);
+    kn_module_free(&t.m), kn_module_free(&t.other);
+    return failed || !kn_ok();
+}
+
+typedef struct trials {
+    int ranks[4];  /* numbers of threads, ended by 0; 0: 1, 2 and 4 */
+    unsigned ways; /* bit i: ways[i]; 0: all */
+    int hows;      /* .how from 0; 0: one */
+    bool folders;  /* as a checkpoint, too */
+} trials;
+static inline void try_all(int (*run)(trial *t), trials s)
+{
+    const int each[] = { 1, 2, 4, 0 }, *ranks = s.ranks[0] ? s.ranks : each;
+    for (int k = 0; ranks[k]; k++)
+        for (int n = 0; n < WAYS * (s.hows ? s.hows : 1) * (1 + s.folders); n++) {
+            const int i = n % WAYS, how = n / WAYS / (1 + s.folders);
+            const bool folder = n / WAYS % (1 + s.folders);
+            trial t = { .run = run, .w = &ways[i], .how = how };
+            t.dir = folder ? temp_path("run") : NULL;
+            if ((s.ways && !(s.ways >> i & 1)) || (t.w->ranks && t.w->ranks != ranks[k]))
+                continue;
+            int failed = kn_spawn_threads(ranks[k], one_trial, &t);
+            KN_CHECK_OK();
+            KN_CHECK(failed == 0, "%d ranks, way %d, how %d%s", ranks[k], i, how,
+                     folder ? ", in a folder" : "");
+            remove_temp();
+        }
+}
+#define TRY(run, ...) try_all((run), (trials){ __VA_ARGS__ })
+
 #endif
