@@ -61,7 +61,7 @@ static void drop_states(kn_loading *l)
 /* From a file to where the values lie. */
 static bool goes_straight(const kn_loading *l, const kn_entry *e, const kn_state_item *i)
 {
-    return i && !l->dealt && !original(l, i)->tensor && i->dtype == e->dtype &&
+    return i && !l->header && !original(l, i)->tensor && i->dtype == e->dtype &&
            kn_device_of(e->tensor) == KN_CPU && kn_is_contiguous(e->tensor);
 }
 
@@ -112,7 +112,7 @@ static bool make_room(kn_loading *l)
         part = some > part ? some : part;
         converted = kn_entry_part_bytes(e) > converted ? kn_entry_part_bytes(e) : converted;
     }
-    l->whole = kn_host_alloc(l->travels || l->dealt ? whole + 1 : 1);
+    l->whole = kn_host_alloc(l->travels || l->header ? whole + 1 : 1);
     l->part = kn_host_alloc(part + 1);
     l->converted = kn_host_alloc(converted + 1);
     return l->whole && l->part && l->converted;
@@ -125,7 +125,7 @@ static bool ready_files(const kn_loading *l)
     for (int i = 0; i < l->all.count; i++) {
         const kn_entry *e = &l->all.list[i];
         const kn_state_item *own =
-            l->item[i] && (!l->dealt || kn_rank(l->all.comm) == 0) ? item_of(l, i) : NULL;
+            l->item[i] && (!l->header || kn_rank(l->all.comm) == 0) ? item_of(l, i) : NULL;
         if (own && own->files && !own->tensor && e->tensor &&
             (!kn_pieces_ready(own->files) ||
              kn_interval_rectangles(e->name, e->ndim, e->shape, e->part, r) < 0))
@@ -158,18 +158,30 @@ static bool read_here(const kn_loading *l, int at, kn_interval part, void *room,
 /* Whether the item comes from what all ranks hold of it. */
 static bool is_gathered(const kn_loading *l, const kn_state_item *i)
 {
-    return l->dealt || (l->travels && i->shards > 1);
+    return l->header || (l->travels && i->shards > 1);
 }
 
-/* *whole: the item's elements from the first on. */
-static bool whole_of(kn_loading *l, int at, const char **whole)
+/* Rank 0's item becomes l->whole on all ranks. */
+static bool deal(kn_loading *l, int at)
 {
-    const kn_state_item *i = l->item[at], *header = l->gathering.header->list;
-    const char *name = i->name;
-    *whole = l->whole;
-    return kn_gathering_item(
-        &l->gathering,
-        l->dealt ? i->origin : (int)(kn_state_find(l->gathering.header, name) - header), l->whole);
+    const kn_state_item *i = l->item[at];
+    const int64_t numel = kn_entry_numel(&l->all.list[at]), bytes = (int64_t)item_bytes(i, numel);
+    const char *values = l->whole;
+    if (bytes > 0 && kn_rank(l->all.comm) == 0 &&
+        !read_here(l, at, kn_interval_whole(numel), l->whole, &values))
+        return false;
+    if (values != l->whole)
+        memcpy(l->whole, values, (size_t)bytes);
+    return bytes == 0 || kn_comm_size(l->all.comm) < 2 ||
+           kn_broadcast(l->all.comm, l->whole, bytes, 0, kn_compute_stream(KN_CPU), i->name);
+}
+
+/* The same of an item that ranks hold parts of. */
+static bool gather(kn_loading *l, int at)
+{
+    const kn_state *header = l->gathering.header;
+    const kn_state_item *i = kn_state_find(header, l->item[at]->name);
+    return kn_gathering_item(&l->gathering, (int)(i - header->list), l->whole);
 }
 
 /* *from: this rank's part of the item, in its dtype. */
@@ -180,7 +192,10 @@ static bool part_of(kn_loading *l, int at, const char **from)
     const bool gathered = is_gathered(l, i);
     if (!gathered && (i->shards > 1 || !item_of(l, at)->tensor))
         return read_here(l, at, part, l->part, from);
-    if (gathered ? !whole_of(l, at, from) : !read_here(l, at, part, l->part, from))
+    *from = l->whole;
+    if (l->header  ? !deal(l, at)
+        : gathered ? !gather(l, at)
+                   : !read_here(l, at, part, l->part, from))
         return false;
     if (part.blocks == 1) {
         *from += item_bytes(i, part.start);
@@ -239,6 +254,7 @@ bool kn_loading_end(kn_loading *l, bool ok)
     ok = kn_entries_end(&l->all) && ok && kn_ok();
     kn_loading_report(l);
     kn_gathering_end(&l->gathering);
+    kn_state_free(l->header);
     for (int k = 0; k < l->sources; k++) {
         kn_optim_values_free(&l->source[k].values);
         kn_state_free(l->source[k].names);
@@ -255,19 +271,18 @@ bool kn_loading_end(kn_loading *l, bool ok)
 static bool take_names(kn_loading *l, const kn_state *s)
 {
     kn_source *x = l->source;
-    l->dealt = l->o->from_rank0 && l->all.comm;
-    const bool has = !l->dealt || kn_rank(l->all.comm) == 0;
+    const bool dealt = l->o->from_rank0 && l->all.comm;
+    const bool has = !dealt || kn_rank(l->all.comm) == 0;
     if (has && !kn_given(s, l->what, "the state"))
         return false;
     x->s = has ? s : NULL;
-    for (int i = 0; l->dealt && has && i < s->count; i++)
+    for (int i = 0; dealt && has && i < s->count; i++)
         if (s->list[i].flat || s->list[i].shards > 1)
             return kn_fail("state: .from_rank0: '%s' of rank 0 is a part; take the state full, or "
                            "gather the parts (kn_state_gather)",
                            s->list[i].name);
-    l->gathering = (kn_gathering){ .what = l->what, .comm = l->all.comm, .s = x->s, .here = true };
-    return (!l->dealt || kn_gathering_begin(&l->gathering)) &&
-           kn_source_names(l, x, l->dealt ? l->gathering.header : s, NULL);
+    l->header = dealt ? kn_state_header(x->s, l->all.comm, 0) : NULL;
+    return (!dealt || l->header) && kn_source_names(l, x, dealt ? l->header : s, NULL);
 }
 
 /* ok: what came before on this rank. */

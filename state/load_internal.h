@@ -37,12 +37,12 @@ typedef struct kn_loading {
     bool *made;                 /* [all.count]: this load made the state */
     kn_names missing, unexpected, mismatched;
     bool reported;
-    char first[256];                /* of the first mismatch: both shapes */
-    bool dealt;                     /* .from_rank0: all values come from rank 0 */
-    bool parts;                     /* some items are parts */
-    bool travels;                   /* some rank needs other parts than it has */
-    bool *sent;                     /* [names of the first source]: parts that travel */
-    kn_gathering gathering;         /* of what is dealt or travels */
+    char first[256];        /* of the first mismatch: both shapes */
+    kn_state *header;       /* .from_rank0: rank 0's names, and all values come from it; owned */
+    bool parts;             /* some items are parts */
+    bool travels;           /* some rank needs other parts than it has */
+    bool *sent;             /* [names of the first source]: parts that travel */
+    kn_gathering gathering; /* of what travels */
     char *whole, *part, *converted; /* room for values on their way */
 } kn_loading;
 
