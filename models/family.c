@@ -26,7 +26,9 @@ const kn_family *kn_family_at(kn_family_kind kind, int i)
 const kn_family *kn_family_typed(kn_family_kind kind, const char *type)
 {
     const kn_family *f = NULL;
-    for (int i = 0; type && (f = kn_family_at(kind, i)) && strcmp(type, f->type) != 0; i++)
+    for (int i = 0; type && (f = kn_family_at(kind, i)) && strcmp(type, f->type) != 0 &&
+                    !(f->also && strcmp(type, f->also) == 0);
+         i++)
         ;
     return f;
 }

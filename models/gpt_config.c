@@ -3,6 +3,8 @@
 #include "kernels/error.h"
 #include "models/gpt.h"
 
+#include <string.h>
+
 #define AT(field) offsetof(kn_gpt_config, field)
 
 static const kn_config_field fields[] = {
@@ -63,10 +65,64 @@ static kn_tensor *next_logits(void *model, kn_tensor *ids)
     return kn_gpt_next_logits(model, ids);
 }
 
+/* ---- Hugging Face's files -------------------------------------------------------------------- */
+
+/* Masks of attention, which older files have, are left out. */
+static const kn_rename renames[] = { { "transformer.h.*.attn.bias", NULL },
+                                     { "transformer.h.*.attn.masked_bias", NULL },
+                                     { "h.*.attn.bias", NULL },
+                                     { "h.*.attn.masked_bias", NULL },
+                                     { "transformer.*", "transformer.*" },
+                                     { "*", "transformer.*" },
+                                     { 0 } };
+
+/* A key must have the value that the GPT here has, or be missing. */
+static bool must_be(const json_t *object, const char *file, const char *key, bool is,
+                    const char *ours)
+{
+    return !json_object_get(object, key) || is ||
+           kn_fail("%s: its \"%s\" isn't %s, which is what the GPT here computes", file, key, ours);
+}
+
+static bool import(const json_t *object, const char *file, void *config)
+{
+    kn_gpt_config *c = config;
+    const kn_json_source s = { object, file };
+    int64_t layers, heads;
+    const bool old = !json_object_get(object, "n_positions") && json_object_get(object, "n_ctx");
+    if (!kn_json_int(s, "n_layer", 1, 100000, &layers) ||
+        !kn_json_int(s, "n_head", 1, 100000, &heads) ||
+        !kn_json_int(s, "n_embd", 1, 1 << 24, &c->embd) ||
+        !kn_json_int(s, old ? "n_ctx" : "n_positions", 1, 1 << 30, &c->ctx) ||
+        !kn_json_int(s, "vocab_size", 1, 1 << 30, &c->vocab))
+        return false;
+    c->layers = (int)layers, c->heads = (int)heads;
+    const char *act = json_string_value(json_object_get(object, "activation_function"));
+    const json_t *inner = json_object_get(object, "n_inner"),
+                 *eps = json_object_get(object, "layer_norm_epsilon");
+    return must_be(object, file, "activation_function",
+                   act && (strcmp(act, "gelu_new") == 0 || strcmp(act, "gelu_pytorch_tanh") == 0),
+                   "gelu_new, the tanh form of GELU") &&
+           must_be(object, file, "n_inner",
+                   json_is_null(inner) || json_integer_value(inner) == 4 * c->embd,
+                   "four times n_embd") &&
+           must_be(object, file, "layer_norm_epsilon", json_number_value(eps) == 1e-5, "1e-5") &&
+           must_be(object, file, "scale_attn_weights",
+                   json_is_true(json_object_get(object, "scale_attn_weights")), "true") &&
+           must_be(object, file, "scale_attn_by_inverse_layer_idx",
+                   json_is_false(json_object_get(object, "scale_attn_by_inverse_layer_idx")),
+                   "false") &&
+           must_be(object, file, "add_cross_attention",
+                   json_is_false(json_object_get(object, "add_cross_attention")), "false") &&
+           must_be(object, file, "tie_word_embeddings",
+                   json_is_true(json_object_get(object, "tie_word_embeddings")), "true");
+}
+
 KN_FAMILY(kn_gpt_family, .noun = "GPT", .prefix = "gpt", .type = "gpt2", .block_class = "gpt_block",
           .size = sizeof(kn_gpt_config), .field = fields, .preset = presets, .check = check,
           .init = init, .fewest_tensors = fewest_tensors, .custom = "custom",
-          .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits);
+          .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
+          .import = import, .renames = renames, .optional_prefix = "transformer.");
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

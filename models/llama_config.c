@@ -146,8 +146,17 @@ static bool read(const json_t *object, const char *file, void *config)
         return kn_fail("%s: head_dim %lld of the model; the Llama here has hidden_size / "
                        "num_attention_heads, %lld",
                        file, (long long)json_integer_value(size), (long long)c->embd / c->heads);
+    /* A Mistral's attention sees a window, which is all of a context that isn't longer. */
+    const json_t *window = json_object_get(object, "sliding_window");
+    if (json_is_integer(window) && json_integer_value(window) > 0 &&
+        json_integer_value(window) < c->ctx)
+        c->ctx = json_integer_value(window);
     return read_rope(object, file, c);
 }
+
+/* Angles of rope, which older files have, are left out. */
+static const kn_rename renames[] = { { "model.layers.*.self_attn.rotary_emb.inv_freq", NULL },
+                                     { 0 } };
 
 /* ---- the family ------------------------------------------------------------------------------ */
 
@@ -175,7 +184,8 @@ KN_FAMILY(kn_llama_family, .noun = "Llama", .prefix = "llama", .type = "llama",
           .block_class = "llama_block", .size = sizeof(kn_llama_config), .field = fields,
           .preset = presets, .fill = fill, .check = check, .init = init,
           .fewest_tensors = fewest_tensors, .read = read, .write = write, .custom = "llama",
-          .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits);
+          .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
+          .also = "mistral", .renames = renames);
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

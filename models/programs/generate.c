@@ -1,6 +1,6 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
 #include "kernels/error.h"
-#include "models/family.h"
+#include "models/imported_internal.h"
 #include "models/record.h"
 #include "models/sample.h"
 
@@ -18,7 +18,9 @@ typedef struct settings {
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
-      "the folder that train_gpt --out wrote, or in it step-N or best" },
+      "the folder that train_gpt --out wrote, or in it step-N or best; or of transformers: a "
+      "GPT-2, "
+      "Llama or Mistral with its tokenizer" },
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
     { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt",
       .max = 1 << 24 },
@@ -55,7 +57,7 @@ static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
 {
     char text[32];
     const int64_t trained =
-        kn_checkpoint_option(c, "ctx", text, sizeof text) ? strtoll(text, NULL, 10) : most;
+        c && kn_checkpoint_option(c, "ctx", text, sizeof text) ? strtoll(text, NULL, 10) : most;
     if (s->ctx > most)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
                        (long long)most);
@@ -65,7 +67,6 @@ static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
 static bool generate(const settings *s, kn_comm *world)
 {
     kn_module model = { 0 };
-    kn_model_config config = { 0 };
     kn_tokenizer *tokenizer = NULL;
     kn_sample_options o = { .temperature = s->temperature,
                             .top_k = s->top_k,
@@ -74,26 +75,28 @@ static bool generate(const settings *s, kn_comm *world)
                             .stop = output_failed,
                             .stop_arg = world };
     if (!s->from)
-        return kn_fail("give --from DIR, a folder that train_gpt --out wrote");
+        return kn_fail(
+            "give --from DIR, a folder that train_gpt --out wrote, or one of transformers");
     if (s->top_p == 0)
         return kn_fail("--top-p 0 leaves no token to choose; give a share above 0, or 1 for all");
-    kn_checkpoint *c = kn_checkpoint_open(s->from, world);
+    kn_imported *from = kn_import_open(s->from, .comm = world);
+    const kn_model_config *c = from ? kn_import_config(from) : NULL;
     int64_t ctx = 0;
-    bool ok = c && (tokenizer = kn_checkpoint_tokenizer(c)) &&
-              kn_config_saved(c, KN_LANGUAGE_MODELS, &config, NULL) &&
-              (ctx = context(s, c, (int64_t)kn_config_get(&config, "ctx", 0))) > 0 &&
-              kn_config_init(&model, &config, KN_F32, KN_META) &&
-              kn_fsdp_wrap(&model, world, .wrap_class = config.family->block_class,
-                           .device = s->device ? KN_CUDA : KN_CPU) &&
-              kn_checkpoint_load(c, &model) &&
-              kn_write_text(&model, config.family->next_logits, tokenizer, .prompt = s->prompt,
-                            .tokens = s->tokens, .ctx = ctx, .draw = o,
-                            .out = kn_rank(world) == 0 ? stdout : NULL);
+    bool ok =
+        c && (tokenizer = kn_import_tokenizer(from)) &&
+        (ctx = context(s, kn_import_checkpoint(from), (int64_t)kn_config_get(c, "ctx", 0))) > 0 &&
+        kn_config_init(&model, c, KN_F32, KN_META) &&
+        kn_fsdp_wrap(&model, world, .wrap_class = c->family->block_class,
+                     .device = s->device ? KN_CUDA : KN_CPU) &&
+        kn_import_load(from, &model) &&
+        kn_write_text(&model, c->family->next_logits, tokenizer, .prompt = s->prompt,
+                      .tokens = s->tokens, .ctx = ctx, .draw = o,
+                      .out = kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)
         printf("\n");
     kn_module_free(&model);
     kn_tokenizer_free(tokenizer);
-    kn_checkpoint_free(c);
+    kn_import_free(from);
     return ok;
 }
 
@@ -107,7 +110,7 @@ int main(int argc, char **argv)
             generate(&s, world);
         else if (kn_rank(world) == 0)
             kn_options_help(options, stdout, "generate",
-                            "Writes text with a model that train_gpt saved.");
+                            "Writes text with a model that train_gpt or transformers saved.");
     }
     kn_options_free(options);
     return kn_finish();

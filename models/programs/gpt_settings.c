@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #define AT(field)  offsetof(gpt_settings, field)
@@ -27,6 +28,10 @@ static const kn_option model_rows[] = {
     { "model", KN_OPTION_CHOICE, AT(model), "custom",
       "custom: a GPT, llama: a Llama of the sizes below; else a published one",
       .choices = choices },
+    { "init", KN_OPTION_PATH, AT(init), NULL,
+      "begin with the weights of this folder: train_gpt's, or one of transformers (GPT-2, Llama, "
+      "Mistral); with its tokenizer",
+      .clashes = "resume", .of = KN_OF_START },
     { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, the model's context",
       .min = 1, .max = 1 << 20 },
     { 0 },
@@ -203,20 +208,56 @@ static bool check_model(const gpt_settings *s, const kn_options *o)
     return true;
 }
 
-bool gpt_settings_model(const gpt_settings *s, int64_t vocab, kn_model_config *c)
+/* Sets an option to the value of --init's model; given, it must be that. */
+static bool follow(const gpt_settings *s, kn_options *o, const char *name, const char *value)
+{
+    kn_option_record r;
+    if (!kn_options_given(o, name))
+        return kn_options_set(o, name, value);
+    for (int i = 0; kn_options_record(o, i, &r); i++)
+        if (strcmp(r.name, name) == 0)
+            return strcmp(r.value, value) == 0 ||
+                   kn_fail("--%s %s: the model of --init %s has %s; leave it out", name, r.value,
+                           s->init, value);
+    return false;
+}
+
+bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c)
+{
+    const kn_preset *preset = kn_config_preset(c);
+    bool ok = follow(s, o, "model", preset ? preset->name : c->family->custom);
+    for (const kn_option *row = size_rows; ok && !preset && row->name; row++) {
+        const kn_config_field *p = option_field(c->family, row->name);
+        const double value = p ? kn_config_get(c, row->name, 0) : 0;
+        char text[32];
+        if (!p || p->free || (value == 0 && row->kind != KN_OPTION_FLAG) ||
+            (p->with && kn_config_get(c, p->with, 0) == 0))
+            continue;
+        snprintf(text, sizeof text, "%.17g", value);
+        ok = follow(s, o, row->name,
+                    row->kind != KN_OPTION_FLAG ? text
+                    : value != 0                ? "true"
+                                                : "false");
+    }
+    return ok;
+}
+
+bool gpt_settings_model(const gpt_settings *s, int64_t vocab, const kn_model_config *from,
+                        kn_model_config *c)
 {
     const char *word = model_word(s);
     const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, word);
     const bool preset = strcmp(f->custom, word) != 0;
-    *c = (kn_model_config){ .family = f };
-    if (preset && !kn_family_preset(f, word, c->of))
+    from = from && from->family == f ? from : NULL;
+    *c = from ? *from : (kn_model_config){ .family = f };
+    if (preset && !from && !kn_family_preset(f, word, c->of))
         return false;
     for (const kn_option *row = size_rows; row->name; row++) {
         const kn_config_field *p = option_field(f, row->name);
         if (p && (p->free || !preset) && (!p->with || value_of(s, p->with) != 0))
             kn_config_set(c, row->name, value_of(s, row->name));
     }
-    if (!preset) {
+    if (!preset && !from) {
         kn_config_set(c, "ctx", (double)s->ctx);
         kn_config_set(c, "vocab", (double)vocab);
     }

@@ -15,7 +15,7 @@ typedef union model_size {
 
 typedef struct gpt_settings {
     settings run; /* comes first */
-    const char *data, *tokenizer, *prompt;
+    const char *data, *tokenizer, *prompt, *init;
     int model;
     int64_t ctx, sample_tokens;
     model_size sizes[MODEL_OPTIONS];
@@ -23,9 +23,13 @@ typedef struct gpt_settings {
 
 /* Makes s->run.table. */
 bool gpt_settings_begin(gpt_settings *s);
-/* The configuration of --model and the options of its sizes. vocab: that of sizes given one by one,
- * which a preset has of its own. */
-bool gpt_settings_model(const gpt_settings *s, int64_t vocab, kn_model_config *c);
+/* Sets the options of the model to those of --init's, c, which must not be given otherwise. */
+bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c);
+/* The configuration of --model and the options of its sizes. from: that of the checkpoint or of
+ * --init, of which it has what is no option; NULL: a new model. vocab: that of sizes given one by
+ * one, which a preset has of its own. */
+bool gpt_settings_model(const gpt_settings *s, int64_t vocab, const kn_model_config *from,
+                        kn_model_config *c);
 /* settings_check, rates left open, and sizes beside a preset or of another family. */
 bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world);
 /* The optimizer; weight decay for matrices, none for biases and norms. The caller frees it. */

@@ -3,6 +3,7 @@
  * loop. */
 #include "kernels/error.h"
 #include "data/data.h"
+#include "models/imported_internal.h"
 #include "models/programs/gpt_settings.h"
 #include "models/programs/stop.h"
 #include "models/programs/training.h"
@@ -17,6 +18,7 @@ typedef struct gpt_run {
     kn_module model;
     kn_model_config config;
     kn_model_config saved; /* of the checkpoint to resume from; family NULL: none */
+    kn_imported *init;     /* weights to begin with; NULL: none */
     kn_tokenizer *tokenizer;
     kn_text *text;
     int64_t *x, *y; /* [batch, ctx] */
@@ -72,6 +74,8 @@ static bool read_options(gpt_run *r, int argc, char **argv)
     return training_open(t, r->s.run.out, r->s.run.resume, r->s.run.overwrite) &&
            training_place(t, &r->s.run) &&
            (!t->from || kn_config_saved(t->from, KN_LANGUAGE_MODELS, &r->saved, NULL)) &&
+           (!r->s.init || ((r->init = kn_import_open(r->s.init, .comm = t->world)) &&
+                           gpt_settings_follow(&r->s, t->options, kn_import_config(r->init)))) &&
            training_has_steps(t, &r->s.run, "steps") &&
            gpt_settings_check(&r->s, t->options, t->world);
 }
@@ -80,6 +84,9 @@ static bool open_text(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
+        return false;
+    if (r->init && !kn_options_given(r->t.options, "tokenizer") &&
+        !(r->tokenizer = kn_import_tokenizer(r->init)))
         return false;
     char *path = kn_data_find(s->data);
     if (path)
@@ -133,7 +140,10 @@ static bool make_model(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     int64_t vocab = kn_text_vocab(r->text);
-    if (!gpt_settings_model(s, vocab, &r->config))
+    const kn_model_config *from = r->init           ? kn_import_config(r->init)
+                                  : r->saved.family ? &r->saved
+                                                    : NULL;
+    if (!gpt_settings_model(s, vocab, from, &r->config))
         return false;
     const int64_t known = size_of(&r->config, "vocab", 0), ctx = size_of(&r->config, "ctx", 0);
     if (vocab > known)
@@ -174,6 +184,8 @@ static bool prepare(gpt_run *r)
     if (!kn_fsdp_wrap_(&r->model, t->world,
                        settings_fsdp(&s->run, r->config.family->block_class)) ||
         (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)))
+        return false;
+    if (r->init && !kn_import_load(r->init, &r->model)) /* averages begin with these weights */
         return false;
     t->model = &r->model;
     t->optim = gpt_settings_optim(s, &r->model);
@@ -249,6 +261,8 @@ static bool print_table(gpt_run *r)
     if (first_rank(t)) {
         printf("train_gpt\n");
         print_model(r);
+        if (r->init)
+            report_row("begins with", "%s", s->init);
         report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
         report_row("text", "%s: %lld tokens to train, %lld to validate", s->data,
                    (long long)kn_text_count(r->text, KN_TRAIN),
@@ -267,6 +281,7 @@ static void run_free(gpt_run *r)
     kn_ema_free(r->t.ema);
     kn_optim_free(r->t.optim);
     kn_module_free(&r->model);
+    kn_import_free(r->init);
     kn_text_free(r->text);
     kn_tokenizer_free(r->tokenizer);
     kn_host_free(r->x);

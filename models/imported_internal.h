@@ -1,0 +1,12 @@
+/* models/imported_internal.h (private): models of files, for the programs. */
+#ifndef KNAP_MODELS_IMPORTED_INTERNAL_H
+#define KNAP_MODELS_IMPORTED_INTERNAL_H
+
+#include "models/family.h"
+#include "models/imported.h"
+
+/* Borrowed. */
+const kn_model_config *kn_import_config(const kn_imported *i);
+kn_checkpoint *kn_import_checkpoint(const kn_imported *i); /* NULL: another program's files */
+
+#endif
