@@ -39,6 +39,7 @@
 #include "models/llama.h"
 #include "models/resnet.h"
 #include "models/vit.h"
+#include "models/imported.h"
 #include "models/pretrained.h"
 #include "models/text.h"
 #include "models/tokenizer.h"

@@ -1,5 +1,5 @@
-/* models/imported.c: language models of others, by the table of their family: what their config.json
- * says, and as what their tensors are looked for. */
+/* models/imported.c: language models of others, by the table of their family: what their
+ * config.json says, and as what their tensors are looked for. */
 #include "models/imported_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
@@ -115,17 +115,18 @@ kn_imported *kn_import_open_(const char *path, kn_import_open_options o)
 {
     if (!kn_given_path(path, "kn_import_open", "the path"))
         return NULL;
+    kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
     kn_imported *x = kn_host_calloc(1, sizeof *x);
     if (x) {
-        x->comm = o.comm ? o.comm : kn_world();
+        x->comm = comm;
         snprintf(x->dir, sizeof x->dir, "%s", path);
     }
     /* rank 0 says what path is, since a run may change it meanwhile */
-    int32_t saved = x && kn_rank(x->comm) == 0 && kn_run_folder_has_checkpoint(path);
-    bool ok = kn_agree(o.comm ? o.comm : kn_world(), x && kn_ok()) &&
-              kn_broadcast(x->comm, &saved, sizeof saved, 0, kn_compute_stream(KN_CPU),
-                           "kind of a model") &&
-              kn_agree(x->comm, saved ? open_checkpoint(x, path) : open_folder(x, path));
+    int32_t saved = x && kn_rank(comm) == 0 && kn_run_folder_has_checkpoint(path);
+    bool ok =
+        kn_agree(comm, x && kn_ok()) &&
+        kn_broadcast(comm, &saved, sizeof saved, 0, kn_compute_stream(KN_CPU), "kind of a model") &&
+        kn_agree(comm, saved ? open_checkpoint(x, path) : open_folder(x, path));
     if (ok)
         return x;
     kn_import_free(x);

@@ -1,10 +1,10 @@
-/* models/imported.h: language models in files: Hugging Face's folders of GPT-2, Llama and Mistral, and
- * checkpoints of Knap.
+/* models/imported.h: language models in files: Hugging Face's folders of GPT-2, Llama and Mistral,
+ * and checkpoints of Knap.
  *
  *   kn_imported *from = kn_import_open("gpt2", .comm = world);
  *   kn_gpt model = { 0 };
  *   if (from && kn_import_gpt(from) && kn_gpt_init(&model, *kn_import_gpt(from), KN_F32, KN_META) &&
- *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model)) ... */
+ *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model)) ...  */
 #ifndef KNAP_MODELS_IMPORTED_H
 #define KNAP_MODELS_IMPORTED_H
 
@@ -22,14 +22,15 @@ typedef struct kn_import_open_options {
     KN_BEGIN_OPTIONS;
     kn_comm *comm; /* the ranks that open it; NULL: kn_world() */
 } kn_import_open_options;
-/* Opens the model in a folder: one that train_gpt saved (kn_checkpoint_open), or one of transformers,
- * with config.json and model.safetensors, or several files with model.safetensors.index.json. The
- * names of GPT-2's tensors may lack "transformer.", its masks and a head that is the token embedding
- * are passed over. Names and shapes of all tensors are compared with those of the configuration
- * before memory is taken by them. Collective; NULL with an error: another kind of model, something
- * that the model here doesn't compute (another activation, a scaling of rope that isn't Llama 3's,
- * biases of a Llama), tensors that are missing or of other shapes. A Mistral's window bounds its
- * context: there attention sees all of it. comm must outlive the result, which the caller frees. */
+/* Opens the model in a folder: one that train_gpt saved (kn_checkpoint_open), or one of
+ * transformers, with config.json and model.safetensors, or several files with
+ * model.safetensors.index.json. The names of GPT-2's tensors may lack "transformer.", its masks and
+ * a head that is the token embedding are passed over. Names and shapes of all tensors are compared
+ * with those of the configuration before memory is taken by them. Collective; NULL with an error:
+ * another kind of model, something that the model here doesn't compute (another activation, a
+ * scaling of rope that isn't Llama 3's, biases of a Llama), tensors that are missing or of other
+ * shapes. A Mistral's window bounds its context: there attention sees all of it. comm must outlive
+ * the result, which the caller frees. */
 KN_API kn_imported *kn_import_open_(const char *path, kn_import_open_options o);
 #define kn_import_open(path, ...)                                                                  \
     kn_import_open_(path, KN_OPTIONS(kn_import_open_options, __VA_ARGS__))

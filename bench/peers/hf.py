@@ -1,0 +1,139 @@
+"""scripts/peers hf: language models of transformers, read by Knap.
+
+    scripts/peers hf                          random models of random sizes: the text that both write, greedily
+    scripts/peers hf --seed 3 --build build
+    scripts/peers hf --write                  makes tests/models/imported anew: small models, and what transformers says of them
+
+Needs torch, transformers, tokenizers."""
+import argparse
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+GOLDEN = os.path.join(ROOT, 'tests', 'models', 'imported')
+TOKENIZER = os.path.join(ROOT, 'tests', 'models', 'tokenizers', 'gpt2', 'tokenizer.json')
+VOCAB, PROMPT = 700, 'The quick brown fox'
+ROPE = {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 32}
+
+
+def gpt2(embd, layers, heads, ctx):
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=VOCAB, n_positions=ctx, n_embd=embd, n_layer=layers, n_head=heads, initializer_range=0.2))
+
+
+def llama(embd, layers, heads, ctx, kind='Llama', **more):
+    config = getattr(transformers, kind + 'Config')(
+        vocab_size=VOCAB, hidden_size=embd, intermediate_size=2 * embd, num_hidden_layers=layers, num_attention_heads=heads,
+        max_position_embeddings=ctx, initializer_range=0.2, **more)
+    return getattr(transformers, kind + 'ForCausalLM')(config)
+
+
+MODELS = {
+    'gpt2': (gpt2, {}),
+    'llama': (llama, {}),
+    'llama_tied': (llama, {'tie_word_embeddings': True, 'num_key_value_heads': 2}),
+    'llama_rope': (llama, {'rope_theta': 500000.0, 'rope_scaling': ROPE, 'rms_norm_eps': 1e-5}),
+    'mistral': (llama, {'kind': 'Mistral', 'num_key_value_heads': 2, 'sliding_window': None}),
+}
+
+
+def save(model, folder, **how):
+    model.save_pretrained(folder, **how)
+    shutil.copy(TOKENIZER, folder)
+
+
+def bare_gpt2(folder):
+    """A folder of GPT-2 as older programs wrote it: no "transformer." before the names, and the masks of attention."""
+    path = os.path.join(folder, 'model.safetensors')
+    tensors = {name.removeprefix('transformer.'): t for name, t in load_file(path).items()}
+    for name in [n for n in tensors if n.endswith('.attn.c_attn.bias')]:
+        tensors[name.replace('c_attn.bias', 'bias')] = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+    save_file(tensors, path, {'format': 'pt'})
+
+
+def greedy(model, ids, count):
+    model.eval()
+    with torch.no_grad():
+        for _ in range(count):
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+def write_golden():
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
+    for number, (name, (make, more)) in enumerate(MODELS.items()):
+        torch.manual_seed(number)
+        folder = os.path.join(GOLDEN, name)
+        model = make(16, 2, 4, 64, **more)
+        save(model, folder, **({'max_shard_size': '40KB'} if name in ('llama', 'gpt2') else {}))
+        if name == 'llama_tied':    # another dtype in the file, to which the weights are rounded
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.copy_(weight.bfloat16())
+            save(copy.deepcopy(model).to(torch.bfloat16), folder)
+        os.remove(os.path.join(folder, 'tokenizer.json'))    # that of tests/models/tokenizers/gpt2
+        ids = torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids])
+        with torch.no_grad():
+            logits = model.eval()(ids).logits[0, -1].double()
+        with open(os.path.join(folder, 'want.json'), 'w') as f:
+            json.dump({'prompt': ids[0].tolist(), 'logits': [round(x, 6) for x in logits.tolist()],
+                       'greedy': greedy(model, ids, 24)[0, ids.shape[1]:].tolist()}, f)
+        generation = os.path.join(folder, 'generation_config.json')
+        if os.path.exists(generation):
+            os.remove(generation)
+    return 0
+
+
+def compare(tool, seed, work):
+    draw, wrong = random.Random(seed), 0
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
+    for k, (name, (make, more)) in enumerate(list(MODELS.items()) * 2):
+        torch.manual_seed(seed + k)
+        heads = draw.choice([2, 4])
+        model = make(heads * 2 * draw.randint(4, 12), draw.randint(1, 4), heads, draw.choice([64, 128]), **more)
+        folder, bare = os.path.join(work, f'{k}'), name == 'gpt2' and k > 0
+        save(model, folder, **({} if k % 2 or bare else {'max_shard_size': '60KB'}))
+        if bare:
+            bare_gpt2(folder)
+        ids = torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids])
+        count = 100 if model.config.max_position_embeddings >= 128 else 40
+        want = tokenizer.decode(greedy(model, ids, count)[0])
+        for ranks in (1, 2):
+            run = subprocess.run([tool, '--from', folder, '--prompt', PROMPT, '--tokens', str(count), '--temperature', '0', '--ranks',
+                                  str(ranks)], capture_output=True)
+            same = run.returncode == 0 and run.stdout[:-1].decode(errors='replace') == want
+            wrong += not same
+            if not same:
+                print(f'{name}, {ranks} ranks: {run.stderr.decode().strip() or "another text"}')
+    print(f'seed {seed}: {2 * len(MODELS)} models on 1 and 2 ranks, {wrong} wrong')
+    return 1 if wrong else 0
+
+
+def main(args):
+    p = argparse.ArgumentParser(prog='scripts/peers hf', description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--seed', type=int, default=int(time.time()))
+    p.add_argument('--build', default=os.path.join(ROOT, 'build'))
+    p.add_argument('--write', action='store_true')
+    o = p.parse_args(args)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if o.write:
+        return write_golden()
+    with tempfile.TemporaryDirectory() as work:
+        return compare(os.path.join(o.build, 'models', 'generate'), o.seed, work)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# tests/cli/imported.sh: generate and train_gpt begin with folders of transformers, on one rank and on two; what they
+# train goes on from its checkpoints, and others begin with those.
+. "$(dirname "$0")/lib.sh"
+
+gpt=$BUILD/models/train_gpt generate=$BUILD/models/generate
+[ -x "$gpt" ] && [ -x "$generate" ] || skip "train_gpt or generate is not built"
+run "$BUILD/models/knap-tokenize" info --tokenizer "$ROOT/tests/models/tokenizers/gpt2"
+! says "without PCRE2" >/dev/null || skip "this build has no PCRE2"
+cd "$TMP" || exit 1
+tokenizer=$ROOT/tests/models/tokenizers/gpt2/tokenizer.json
+for model in gpt2 llama llama_tied llama_rope mistral; do
+    cp -r "$ROOT/tests/models/imported/$model" . && chmod -R u+w "$model" && cp "$tokenizer" "$model/" || exit 1
+    mapfile -t ids < <(python3 -c "import json; w = json.load(open('$model/want.json')); print(*w['prompt'], *w['greedy'], sep='\n')")
+    "$BUILD/models/knap-tokenize" decode --tokenizer "$model" "${ids[@]}" >want
+    echo >>want
+    for ranks in 1 2; do
+        "$generate" --from $model --prompt 'The quick brown fox' --tokens 24 --temperature 0 --ranks $ranks >got 2>err
+        check "generate --from $model on $ranks ranks writes what transformers does" cmp got want
+    done
+done
+
+text=(--steps 3 --data "$ROOT/tests/models/tokenizers/text") small=(--ctx 16 --batch 2 "${text[@]}")
+run "$gpt" --init llama_rope "${small[@]}" --out run
+check "train_gpt --init trains" eval 'succeeds && says "begins with" && says "vocabulary 700"'
+run "$gpt" --resume run --steps 5
+check "and goes on" succeeds
+run "$generate" --from run --tokens 3 --prompt a
+check "and writes" succeeds
+run "$gpt" --init run "${small[@]}" --ranks 2 --ema 0.9 --dropout 0.1
+check "a checkpoint is something to begin with, too" succeeds
+run "$gpt" --init gpt2 "${small[@]}" --lr 1e-30 --warmup 0 --log log1
+run "$gpt" --init gpt2 "${text[@]}" --ctx 16 --batch 1 --lr 1e-30 --warmup 0 --ranks 2 --log log2
+check "two ranks begin with the weights of one" python3 -c "
+import json
+a, b = ([json.loads(l)['loss'] for l in open(f'log{i}') if 'loss' in l] for i in (1, 2))
+assert len(a) == len(b) == 3 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, (a, b)"
+
+mkdir no-tokenizer && cp gpt2/model* gpt2/config.json no-tokenizer/
+mkdir pickled && cp gpt2/config.json pickled/ && echo >pickled/pytorch_model.bin
+cp -r llama cut && head -c 9000 llama/model-00001-of-00003.safetensors >cut/model-00001-of-00003.safetensors
+while IFS='|' read -r words says; do
+    eval "run $words"
+    check "refused: $words" fails "$says"
+done <<'END_OF_CASES'
+"$generate" --from no-tokenizer --tokens 1|holds no tokenizer
+"$generate" --from pickled --tokens 1|write its pytorch_model.bin again
+"$generate" --from cut --tokens 1|model-00001-of-00003.safetensors
+"$generate" --from nowhere --tokens 1|nowhere
+"$gpt" --init gpt2 "${small[@]}" --layers 3|--layers 3: the model of --init gpt2 has 2; leave it out
+"$gpt" --init gpt2 "${small[@]}" --model llama|the model of --init gpt2 has custom
+"$gpt" --init gpt2 "${text[@]}" --ctx 65|is longer than the model's context of 64
+"$gpt" --init gpt2 "${small[@]}" --tokenizer char|kinds of token, the model's vocabulary 700
+"$gpt" --init gpt2 --resume run|--init
+END_OF_CASES
+finish

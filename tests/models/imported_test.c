@@ -1,0 +1,157 @@
+/* tests/models/imported_test.c: language models in folders of transformers: their logits and texts
+ * beside those that it computed (scripts/peers hf --write), and folders that are refused. */
+#include "autograd/autograd.h"
+#include "autograd/functional.h"
+#include "models/family.h"
+#include "models/imported_internal.h"
+#include "tests/models/temp.h"
+
+#define FOLDER KNAP_SOURCE_ROOT "/tests/models/imported"
+enum { ROOM = 64 };
+
+/* The numbers of a list, into ids[ROOM]. */
+static int64_t numbers(const json_t *list, int64_t *ids)
+{
+    const size_t n = json_array_size(list);
+    for (size_t i = 0; i < n && i < ROOM; i++)
+        ids[i] = json_integer_value(json_array_get(list, i));
+    return (int64_t)n;
+}
+
+static void one_model(const char *name)
+{
+    char path[512];
+    json_error_t e;
+    int64_t ids[ROOM], wanted[ROOM];
+    kn_module m = { 0 };
+    snprintf(path, sizeof path, "%s/%s/want.json", FOLDER, name);
+    json_t *want = json_load_file(path, 0, &e);
+    KN_CHECK(want, "%s", path);
+    snprintf(path, sizeof path, "%s/%s", FOLDER, name);
+    kn_imported *x = kn_import_open(path);
+    KN_CHECK(x, "%s", kn_error());
+    KN_CHECK((kn_import_gpt(x) != NULL) == (strncmp(name, "gpt2", 4) == 0));
+    KN_CHECK((kn_import_llama(x) != NULL) == (strncmp(name, "gpt2", 4) != 0));
+    const kn_model_config *c = kn_import_config(x);
+    kn_scope scope = kn_scope_begin();
+    const bool mode = kn_set_grad_mode(false);
+    KN_CHECK(kn_config_init(&m, c, KN_F32, KN_CPU) && kn_import_load(x, &m), "%s", kn_error());
+    kn_train(&m, false);
+    int64_t n = numbers(json_object_get(want, "prompt"), ids);
+    const int64_t count = numbers(json_object_get(want, "greedy"), wanted);
+    const json_t *list = json_object_get(want, "logits");
+    for (int64_t k = 0; k < count; k++) {
+        kn_tensor *y = c->family->next_logits(&m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
+        KN_CHECK(y, "%s", kn_error());
+        const float *logit = kn_data(y);
+        int64_t best = 0;
+        for (int64_t i = 0; i < kn_numel(y); i++) {
+            const double theirs = k == 0 ? json_real_value(json_array_get(list, (size_t)i)) : 0;
+            KN_CHECK(k > 0 || fabs(logit[i] - theirs) < 1e-4, "%s: logit %d is %g, should be %g",
+                     name, (int)i, logit[i], theirs);
+            best = logit[i] > logit[best] ? i : best;
+        }
+        KN_CHECK(best == wanted[k], "%s: token %d is %d, should be %d", name, (int)k, (int)best,
+                 (int)wanted[k]);
+        ids[n++] = best;
+    }
+    kn_set_grad_mode(mode);
+    kn_scope_end(scope);
+    kn_module_free(&m);
+    kn_import_free(x);
+    json_decref(want);
+}
+
+KN_TEST(imported, as_transformers_computes)
+{
+    static const char *const names[] = { "gpt2", "llama", "llama_tied", "llama_rope", "mistral" };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        one_model(names[i]);
+}
+
+/* A model's config.json with one value changed, beside its tensors. */
+static kn_imported *open_changed(const char *name, const char *key, const char *value)
+{
+    char path[512];
+    json_error_t e;
+    snprintf(path, sizeof path, "%s/%s/config.json", FOLDER, name);
+    json_t *config = json_load_file(path, 0, &e), *new = json_loads(value, JSON_DECODE_ANY, &e);
+    KN_CHECK(config && new &&json_object_set_new(config, key, new) == 0, "%s", path);
+    const char *file = temp_path("config.json");
+    KN_CHECK(json_dump_file(config, file, 0) == 0);
+    json_decref(config);
+    snprintf(path, sizeof path, "%s/%s/model.safetensors", FOLDER, name);
+    const char *link = temp_path("model.safetensors");
+    unlink(link);
+    KN_CHECK(symlink(path, link) == 0);
+    return kn_import_open(temp_folder);
+}
+
+KN_TEST(imported, refused)
+{
+    static const struct {
+        const char *name, *key, *value, *says;
+    } cases[] = {
+        { "mistral", "model_type", "\"qwen2\"", "the model is a qwen2; gpt2, llama and mistral" },
+        { "mistral", "model_type", "7", "of an unknown kind" },
+        { "mistral", "num_hidden_layers", "3", "at least 27 tensors" },
+        { "mistral", "num_hidden_layers", "100000", "at least 900000 tensors" },
+        { "mistral", "num_hidden_layers", "1", "unexpected" },
+        { "mistral", "intermediate_size", "64", "should be f32[64,16] by its config.json" },
+        { "mistral", "vocab_size", "1000000000", "should be f32[1000000000,16]" },
+        { "mistral", "hidden_act", "\"gelu\"", "hidden_act" },
+        { "mistral", "attention_bias", "true", "attention_bias" },
+        { "mistral", "head_dim", "16", "head_dim 16" },
+        { "mistral", "rope_parameters", "{\"rope_type\": \"yarn\"}", "rope_type 'yarn'" },
+        { "mistral", "num_attention_heads", "0", "num_attention_heads" },
+        { "mistral", "num_attention_heads", "\"4\"", "num_attention_heads" },
+        { "llama_tied", "tie_word_embeddings", "false", "'lm_head.weight' isn't in its files" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kn_imported *x = open_changed(cases[i].name, cases[i].key, cases[i].value);
+        kn_module m = { 0 };
+        if (x && kn_config_init(&m, kn_import_config(x), KN_F32, KN_CPU))
+            KN_CHECK(!kn_import_load(x, &m), "%s %s", cases[i].key, cases[i].value);
+        KN_CHECK(kn_error() && strstr(kn_error(), cases[i].says), "%s %s: %s", cases[i].key,
+                 cases[i].value, kn_error());
+        kn_clear_error();
+        kn_module_free(&m);
+        kn_import_free(x);
+    }
+    KN_CHECK(!kn_import_open(temp_path("nowhere")));
+    KN_CHECK_ERROR("nowhere");
+    write_temp("config.json", "{\"model_type\": \"gpt2\"", 21);
+    KN_CHECK(!kn_import_open(temp_folder));
+    KN_CHECK_ERROR("is no JSON object");
+    remove_temp();
+}
+
+/* GPT-2's config.json by itself: what the GPT here doesn't compute. */
+KN_TEST(imported, other_gpts)
+{
+    static const struct {
+        const char *key, *value, *says;
+    } cases[] = { { "activation_function", "\"gelu\"", "isn't gelu_new" },
+                  { "n_inner", "100", "four times n_embd" },
+                  { "layer_norm_epsilon", "1e-6", "isn't 1e-5" },
+                  { "scale_attn_weights", "false", "isn't true" },
+                  { "tie_word_embeddings", "false", "isn't true" },
+                  { "n_layer", "0", "n_layer" },
+                  { "n_head", "3", "3 heads don't divide 16 channels" } };
+    char path[512];
+    json_error_t e;
+    snprintf(path, sizeof path, "%s/gpt2/config.json", FOLDER);
+    json_t *config = json_load_file(path, 0, &e);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kn_gpt_config c = { 0 };
+        json_t *changed = json_copy(config);
+        json_object_set_new(changed, cases[i].key, json_loads(cases[i].value, JSON_DECODE_ANY, &e));
+        KN_CHECK(!kn_gpt_family.import(changed, "config.json", &c) ||
+                     !kn_family_check(&kn_gpt_family, &c),
+                 "%s %s", cases[i].key, cases[i].value);
+        KN_CHECK(strstr(kn_error(), cases[i].says), "%s: %s", cases[i].key, kn_error());
+        kn_clear_error();
+        json_decref(changed);
+    }
+    json_decref(config);
+}
