@@ -3,8 +3,10 @@
  *
  *   kn_imported *from = kn_import_open("gpt2", .comm = world);
  *   kn_gpt model = { 0 };
- *   if (from && kn_import_gpt(from) && kn_gpt_init(&model, *kn_import_gpt(from), KN_F32, KN_META) &&
- *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model)) ...  */
+ *   if (from && kn_import_gpt(from) &&
+ *       kn_gpt_init(&model, *kn_import_gpt(from), KN_F32, KN_META) &&
+ *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model))
+ *       ... */
 #ifndef KNAP_MODELS_IMPORTED_H
 #define KNAP_MODELS_IMPORTED_H
 
