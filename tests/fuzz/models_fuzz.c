@@ -114,7 +114,7 @@ KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
     }
     kn_model_config c;
     if (ok && !kn_options_help_wanted(o))
-        ok = gpt_settings_check(&s, o, kn_world()) && gpt_settings_model(&s, 65, &c);
+        ok = gpt_settings_check(&s, o, kn_world()) && gpt_settings_model(&s, 65, NULL, &c);
     kn_option_record r;
     for (int i = 0; o && kn_options_record(o, i, &r); i++)
         FUZZ_CHECK(r.name && r.value);
