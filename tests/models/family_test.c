@@ -460,7 +460,7 @@ KN_TEST(family, configurations_of_hugging_face)
         { OWN_HEAD, "_heads\": 2", "_heads\": 3", "3 key-value heads don't divide" },
         { OWN_HEAD, "16", "1000000000000", "\"hidden_size\"" },
         { OWN_HEAD, "\"num_hidden_layers\": 2, ", "", "\"num_hidden_layers\"" },
-        { OWN_HEAD, "\"llama\"", "\"mistral\"", "the model is a mistral, not a Llama" },
+        { OWN_HEAD, "\"llama\"", "\"qwen2\"", "the model is a qwen2, not a Llama" },
         { OWN_HEAD, "\"model_type\": \"llama\", ", "", "of an unknown kind, not a Llama" },
     };
     kn_module m;
