@@ -45,8 +45,9 @@ const char *kn_nearest(const char *text, const char *words, char *buf, size_t si
         size_t m = strcspn(w, "|");
         int d = distance(text, n, w, m);
         size_t shorter = n < m ? n : m;
-        if (shorter >= 3 && strncmp(text, w, shorter) == 0 && d > 1)
-            d = 1; /* "--stop" for "--stop-after" rather than "--steps" */
+        const int start = n < m ? 1 : limit;
+        if (shorter >= 3 && strncmp(text, w, shorter) == 0 && d > start)
+            d = start; /* "--stop" for "--stop-after" rather than "--steps" */
         /* two edits make any word of two letters from any other */
         if (d < best && (size_t)d < (n > m ? n : m) && (d < 2 || m > 3)) {
             best = d;
