@@ -78,12 +78,92 @@ void kn_text_free(kn_text *t)
     kn_host_free(t);
 }
 
+/* llm.c's: 256 numbers, of which these are the first ones, and the third is the count. */
+enum { LLMC_BYTES = 1024 };
+static const struct {
+    int32_t magic, version;
+    int width;
+    int64_t vocab;
+} llmc[] = { { 20240520, 1, 2, 50257 }, { 20240801, 7, 4, 128256 } };
+
+/* Which of them a file begins as; -1: none. */
+static int llmc_of(const kn_mapped *map)
+{
+    int32_t magic;
+    if (map->size < LLMC_BYTES)
+        return -1;
+    memcpy(&magic, map->data, sizeof magic);
+    return magic == llmc[0].magic ? 0 : magic == llmc[1].magic ? 1 : -1;
+}
+
+static bool read_llmc(kn_text *t, const char *path, int which)
+{
+    int32_t h[3];
+    memcpy(h, t->map.data, sizeof h);
+    t->width = llmc[which].width;
+    t->vocab = llmc[which].vocab;
+    t->count = h[2];
+    t->tokens = t->map.data + LLMC_BYTES;
+    if (h[1] != llmc[which].version)
+        return kn_fail("%s: llm.c's token file of version %d; this program reads version %d", path,
+                       h[1], llmc[which].version);
+    return (h[2] > 0 && (uint64_t)h[2] * (uint64_t)t->width == t->map.size - LLMC_BYTES) ||
+           kn_fail("%s: its header says %d tokens of %d bytes, but %zu bytes follow; it was cut "
+                   "short or is damaged",
+                   path, h[2], t->width, t->map.size - LLMC_BYTES);
+}
+
+static bool is_tokens(const kn_mapped *map)
+{
+    return llmc_of(map) >= 0 ||
+           (map->size >= sizeof MAGIC && memcmp(map->data, MAGIC, sizeof MAGIC) == 0);
+}
+
+bool kn_text_is_plain(const char *path)
+{
+    kn_mapped map;
+    if (!kn_given_path(path, "kn_text_is_plain", "the path"))
+        return false;
+    const size_t n = strlen(path);
+    if (n < 4 || strcmp(path + n - 4, ".bin") != 0 || !kn_file_map(path, "token file", &map))
+        return false;
+    const bool plain = !is_tokens(&map);
+    kn_file_unmap(&map);
+    return plain;
+}
+
+kn_text *kn_text_map_plain(const char *path, int64_t vocab)
+{
+    if (!kn_given_path(path, "kn_text_map_plain", "the path"))
+        return NULL;
+    if (vocab < 1 || vocab > 65536)
+        return kn_fail_null(
+            "kn_text_map_plain: a vocabulary of %lld; 1 to 65536 ids have two bytes",
+            (long long)vocab);
+    kn_text *t = kn_host_calloc(1, sizeof *t);
+    if (t && kn_file_map(path, "token file", &t->map)) {
+        *t = (kn_text){ .map = t->map,
+                        .tokens = t->map.data,
+                        .width = 2,
+                        .count = (int64_t)t->map.size / 2,
+                        .vocab = vocab };
+        if (t->map.size % 2 == 0)
+            return t;
+        kn_fail("%s has %zu bytes, which is no number of tokens of two bytes", path, t->map.size);
+    }
+    kn_text_free(t);
+    return NULL;
+}
+
 /* Reads the header of a mapped token file into t; checks every field. */
 static bool read_header(kn_text *t, const char *path)
 {
     uint32_t version, width;
     uint64_t count, vocab;
     const unsigned char *h = t->map.data;
+    const int which = llmc_of(&t->map);
+    if (which >= 0)
+        return read_llmc(t, path, which);
     if (t->map.size < HEADER_BYTES || memcmp(h, MAGIC, sizeof MAGIC) != 0)
         return kn_fail("%s is no token file: it does not begin with KNTOKENS and a header of %d "
                        "bytes",
@@ -170,48 +250,54 @@ static bool check_vocab(const kn_text *t, const kn_tokenizer *tokenizer, const c
                    (long long)kn_tokenizer_vocab(tokenizer));
 }
 
+/* The tokenizer for a file that comes with none: NULL is fine for tokens, or an error. */
+static kn_tokenizer *tokenizer_for(const char *path, const char *kind, const kn_mapped *map)
+{
+    kn_tokenizer *made = NULL;
+    if (strcmp(kind, "char") != 0 && strcmp(kind, "byte") != 0) {
+        if (kn_is_there(kind))
+            return kn_tokenizer_load(kind);
+        return kn_ok()
+                   ? kn_fail_null("no tokenizer '%.200s': give char, byte, or the file or folder "
+                                  "of one",
+                                  kind)
+                   : NULL;
+    }
+    if (is_tokens(map))
+        return open_sidecar(path, &made) ? made : NULL;
+    if (kn_text_is_plain(path))
+        return kn_fail_null(
+            "%s holds tokens without a header, as nanoGPT writes them; say how many "
+            "kinds there are (--vocab 50257 for GPT-2's), or give their tokenizer",
+            path);
+    return kn_ok() ? kn_tokenizer_create(kind, (const char *)map->data, map->size) : NULL;
+}
+
 kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokenizer)
 {
     kn_mapped map;
     kn_text *t = NULL;
-    kn_tokenizer *made = NULL;
     if (!kn_given_path(path, "kn_text_open", "the path") ||
+        !kn_given(kind, "kn_text_open", "the kind of tokenizer") ||
         !kn_given(tokenizer, "kn_text_open", "the place for the tokenizer") ||
         !kn_file_map(path, "text file", &map))
         return NULL;
-    if (map.size >= sizeof MAGIC && memcmp(map.data, MAGIC, sizeof MAGIC) == 0) {
-        kn_file_unmap(&map);
+    kn_tokenizer *made = *tokenizer ? NULL : tokenizer_for(path, kind, &map),
+                 *by = *tokenizer ? *tokenizer : made;
+    if (kn_ok() && is_tokens(&map))
         t = kn_text_map(path);
-        if (t && !*tokenizer && !open_sidecar(path, &made))
-            goto fail;
-        if (!t || !check_vocab(t, *tokenizer ? *tokenizer : made, path))
-            goto fail;
-    } else {
-        const char *text = (const char *)map.data;
-        const bool is_kind = strcmp(kind, "char") == 0 || strcmp(kind, "byte") == 0;
-        if (!*tokenizer && !is_kind && !kn_is_there(kind)) {
-            kn_file_unmap(&map);
-            if (kn_ok())
-                kn_fail("no tokenizer '%.200s': give char, byte, or the file or folder of one",
-                        kind);
-            return NULL;
-        }
-        made = *tokenizer ? NULL
-               : is_kind  ? kn_tokenizer_create(kind, text, map.size)
-                          : kn_tokenizer_load(kind);
-        if (*tokenizer || made)
-            t = kn_text_encode(*tokenizer ? *tokenizer : made, text, map.size);
-        kn_file_unmap(&map);
-        if (!t)
-            goto fail;
+    else if (kn_ok() && kn_text_is_plain(path))
+        t = kn_text_map_plain(path, kn_tokenizer_vocab(by));
+    else if (kn_ok())
+        t = kn_text_encode(by, (const char *)map.data, map.size);
+    kn_file_unmap(&map);
+    if (!t || !check_vocab(t, by, path)) {
+        kn_tokenizer_free(made);
+        kn_text_free(t);
+        return NULL;
     }
-    if (made)
-        *tokenizer = made;
+    *tokenizer = by;
     return t;
-fail:
-    kn_tokenizer_free(made);
-    kn_text_free(t);
-    return NULL;
 }
 
 /* ---- batches ------------------------------------------------------------------------------- */

@@ -1,12 +1,13 @@
 /* models/text.h: a text as one long run of token ids, and the batches drawn from it.
  *
  * The first 90 % of the tokens are for training, the last 10 % for validation (as nanoGPT's
- * character data sets). A row of a batch is a window of ctx + 1 tokens: x = window[0 .. ctx-1],
- * y = window[1 .. ctx].
+ * character data sets). A row of a batch is a window of ctx + 1 tokens: x = window[0 .. ctx-1], y =
+ * window[1 .. ctx].
  *
  * A token file (any name; by custom *.tokens) is memory-mapped, so it may be larger than memory.
  * Little-endian: "KNTOKENS", u32 version = 1, u32 bytes a token (2 or 4), u64 count, u64 vocab,
- * zeros up to byte 64, then the tokens. */
+ * zeros up to byte 64, then the tokens. llm.c's files (256 numbers of 32 bits, of which the first
+ * is 20240520 or 20240801) are read, too, as of GPT-2's 50257 or Llama 3's 128256 ids. */
 #ifndef KNAP_MODELS_TEXT_H
 #define KNAP_MODELS_TEXT_H
 
@@ -23,7 +24,8 @@ typedef struct kn_text kn_text;
 typedef enum kn_text_split { KN_TRAIN = 0, KN_VALIDATION } kn_text_split;
 
 /* The tokens of a file. A token file is mapped; its tokenizer is read from the file "<path>.json"
- * beside it where there is one. Any other file is a text, encoded in memory with *tokenizer, or,
+ * beside it where there is one. Tokens without a header (kn_text_is_plain) need *tokenizer, which
+ * says how many kinds there are. Any other file is a text, encoded in memory with *tokenizer, or,
  * where *tokenizer is NULL, with a new one of this kind made from the text ("char", "byte"), or one
  * that is read from the file or folder `kind` (kn_tokenizer_load). On return *tokenizer is the
  * tokenizer used (NULL: a token file without one); the caller frees it. */
@@ -33,6 +35,10 @@ KN_API kn_text *kn_text_encode(const kn_tokenizer *t, const char *text, size_t l
 /* Copies count ids below vocab, of u16, or u32 where vocab is above 65536. */
 KN_API kn_text *kn_text_of_ids(const void *ids, int64_t count, int64_t vocab);
 KN_API kn_text *kn_text_map(const char *path); /* a token file */
+/* Tokens of two bytes without a header, as nanoGPT writes them: ids below vocab, at most 65536. */
+KN_API kn_text *kn_text_map_plain(const char *path, int64_t vocab);
+/* Whether path may be such a file: its name ends in ".bin", and no header says what it is. */
+KN_API bool kn_text_is_plain(const char *path);
 /* Writes a token file. */
 KN_API bool kn_text_save(const kn_text *t, const char *path);
 KN_API void kn_text_free(kn_text *t); /* NULL is fine */

@@ -18,6 +18,9 @@ static const kn_option text_rows[] = {
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), "char",
       "for a text file: char, byte, or a tokenizer's file or folder (knap-tokenize train)",
       .only_read = true, .fixed = true },
+    { "vocab", KN_OPTION_INT, AT(vocab), NULL,
+      "kinds of tokens in a file of them without a header (nanoGPT's .bin)", .min = 1, .max = 65536,
+      .note = "the tokenizer's, or the model's" },
     { 0 },
 };
 

@@ -17,7 +17,7 @@ typedef struct gpt_settings {
     settings run; /* comes first */
     const char *data, *tokenizer, *prompt, *init;
     int model;
-    int64_t ctx, sample_tokens;
+    int64_t ctx, sample_tokens, vocab;
     model_size sizes[MODEL_OPTIONS];
 } gpt_settings;
 

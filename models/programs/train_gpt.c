@@ -89,7 +89,12 @@ static bool open_text(gpt_run *r)
         !(r->tokenizer = kn_import_tokenizer(r->init)))
         return false;
     char *path = kn_data_find(s->data);
-    if (path)
+    const bool plain = path && kn_text_is_plain(path);
+    if (path && s->vocab && !plain)
+        kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
+    else if (plain && s->vocab)
+        r->text = kn_text_map_plain(path, s->vocab);
+    else if (path && kn_ok())
         r->text = kn_text_open(path, s->tokenizer, &r->tokenizer);
     kn_host_free(path);
     if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))

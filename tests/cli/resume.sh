@@ -80,7 +80,7 @@ resumes "a Llama" 2 "$gpt" "${text[@]}" --model llama --layers 1 --heads 2 --emb
     --rope-base 5000 --rope-factor 2 --rope-original 4 --steps 4 --threads 1
 resumes "rates left open" 3 "$gpt" "${text[@]}" --layers 1 --heads 1 --embd 8 --steps 40 --threads 1
 MORE="--init $ROOT/tests/models/imported/llama_rope" resumes "a model of transformers" 2 "$gpt" "${text[@]}" --steps 4 --threads 1
-covers "$gpt" $cuda other-data init
+covers "$gpt" $cuda other-data init vocab
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
 check "weights to begin with" "$images" "${pictures[@]}" --model resnet18 --epochs 0.1 --eval-every 0 --export "$TMP/weights"

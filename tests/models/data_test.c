@@ -277,6 +277,59 @@ KN_TEST(data, token_files)
     remove_temp();
 }
 
+/* llm.c's and nanoGPT's token files, and such as aren't. */
+KN_TEST(data, token_files_of_others)
+{
+    enum { COUNT = 40 };
+    static const struct {
+        int32_t magic, version, count, width;
+        int64_t vocab;
+        const char *says;
+    } cases[] = { { 20240520, 1, COUNT, 2, 50257, NULL },
+                  { 20240801, 7, COUNT, 4, 128256, NULL },
+                  { 20240520, 2, COUNT, 2, 0, "of version 2" },
+                  { 20240520, 1, COUNT + 1, 2, 0, "41 tokens of 2 bytes, but 80 bytes follow" },
+                  { 20240520, 1, -1, 2, 0, "-1 tokens" },
+                  { 20240520, 1, 0, 2, 0, "0 tokens" },
+                  { 20240801, 7, COUNT, 2, 0, "40 tokens of 4 bytes, but 80 bytes follow" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsigned char file[1024 + 4 * COUNT] = { 0 };
+        const int width = cases[i].width;
+        memcpy(file, &cases[i], 12);
+        for (int k = 0; k < COUNT; k++)
+            file[1024 + width * k] = (unsigned char)(k + 1);
+        kn_tokenizer *none = NULL;
+        const char *path = write_temp("x.bin", file, 1024 + (size_t)width * COUNT);
+        kn_text *t = kn_text_open(path, "char", &none);
+        KN_CHECK(!t == (cases[i].says != NULL), "case %zu: %s", i, kn_error());
+        if (t)
+            KN_CHECK(kn_text_vocab(t) == cases[i].vocab && kn_text_token(t, 39) == 40 &&
+                     kn_text_count(t, KN_TRAIN) == 36);
+        else
+            KN_CHECK_ERROR(cases[i].says);
+        kn_text_free(t);
+    }
+    const uint16_t ids[] = { 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    const char *path = write_temp("plain.bin", ids, sizeof ids);
+    kn_tokenizer *tok = NULL;
+    KN_CHECK(kn_text_is_plain(path) && !kn_text_open(path, "char", &tok) && !tok);
+    KN_CHECK_ERROR("say how many kinds there are");
+    kn_text *t = kn_text_map_plain(path, 16);
+    KN_CHECK(t && kn_text_vocab(t) == 16 && kn_text_token(t, 10) == 15, "%s", kn_error());
+    kn_text_free(t);
+    tok = kn_tokenizer_create("byte", NULL, 0);
+    t = kn_text_open(path, "char", &tok);
+    KN_CHECK(t && kn_text_vocab(t) == 256, "%s", kn_error());
+    kn_text_free(t);
+    kn_tokenizer_free(tok);
+    KN_CHECK(!kn_text_map_plain(path, 65537));
+    KN_CHECK_ERROR("a vocabulary of 65537");
+    KN_CHECK(!kn_text_map_plain(write_temp("odd.bin", ids, 7), 16));
+    KN_CHECK_ERROR("7 bytes, which is no number of tokens");
+    KN_CHECK(!kn_text_is_plain(write_temp("a.txt", ids, 8)));
+    remove_temp();
+}
+
 /* A token file with these fields, 3 tokens of width bytes 1, 2, 3. */
 static size_t make_tokens(unsigned char *file, uint32_t version, uint32_t width, uint64_t count,
                           uint64_t vocab)
