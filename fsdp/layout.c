@@ -75,21 +75,6 @@ static bool make_flat(kn_layout *l, const kn_layout_param *param)
     return true;
 }
 
-static bool make_apart(kn_layout *l, const kn_layout_param *param)
-{
-    int64_t at = 0;
-    (void)param;
-    for (int i = 0; i < l->params; i++) {
-        l->offset[i] = at;
-        at += align_up(l->numel[i]) + KN_LAYOUT_ALIGN;
-    }
-    l->shard = align_up(divide_up(at, l->shards));
-    l->full_numel = l->shard * l->shards;
-    l->zero_copy = true;
-    cut_chunks(l);
-    return true;
-}
-
 /* ---- ragged: choosing the chunk -------------------------------------------------------------- */
 
 typedef struct ragged {
