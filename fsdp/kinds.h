@@ -14,8 +14,7 @@ typedef enum kn_mesh_of { KN_MESH_OF_ALL, KN_MESH_OF_MACHINES, KN_MESH_OF_ONE } 
     ROW(SHARD_GRAD_OP, "shard_grad_op", KN_MESH_OF_ALL, true)                                      \
     ROW(NO_SHARD, "no_shard", KN_MESH_OF_ONE, false)                                               \
     ROW(HYBRID_SHARD, "hybrid_shard", KN_MESH_OF_MACHINES, false)                                  \
-    ROW(HYBRID_SHARD_GRAD_OP, "hybrid_shard_grad_op", KN_MESH_OF_MACHINES, true)                   \
-    ROW(NO_SHARD_GRAD_OP, "no_shard_grad_op", KN_MESH_OF_ONE, true)
+    ROW(HYBRID_SHARD_GRAD_OP, "hybrid_shard_grad_op", KN_MESH_OF_MACHINES, true)
 
 /* KN_LAYOUT_..., name, the name that people read, the function of layout.c that cuts. */
 #define KN_LAYOUTS(ROW)                                                                            \
