@@ -52,12 +52,6 @@ bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *fu
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s)
-{
-    return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
-           kn_event_wait(b->computed, s);
-}
-
 /* What was frozen since its forward gets the gradient that this forward recorded. */
 bool kn_bucket_param_trains(const kn_bucket_param *p)
 {

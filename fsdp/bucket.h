@@ -144,8 +144,6 @@ static inline kn_stream *kn_bucket_compute_stream(const kn_bucket *b)
 {
     return kn_compute_stream(b->device);
 }
-/* s goes on from where the compute stream is now. */
-bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s);
 void kn_bucket_free(kn_bucket *b);
 /* Of its whole parameters while they are gathered; 0 where they are the master. */
 static inline int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
@@ -160,6 +158,8 @@ int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
 
+/* s goes on from where the compute stream is now. */
+bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s);
 /* Takes bytes and issues the gather of n buckets of a unit: one for those that the same ranks
  * share, nothing where that was done. */
 bool kn_buckets_unshard(kn_bucket *const *bucket, int n);

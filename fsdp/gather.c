@@ -4,6 +4,12 @@
  * inline and the same calls happen in the same order. */
 #include "fsdp/schedule.h"
 
+bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s)
+{
+    return kn_event_record(b->computed, kn_bucket_compute_stream(b)) &&
+           kn_event_wait(b->computed, s);
+}
+
 static bool gathers(const kn_bucket *b)
 {
     return b->full != b->master;

@@ -45,11 +45,6 @@ bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, co
                     kn_module_shown(m), m->class_name));
 }
 
-const char *kn_unit_name(const kn_unit *u)
-{
-    return kn_module_shown(u->module[0]);
-}
-
 bool kn_unit_is_unsharded(const kn_unit *u)
 {
     for (int i = 0; i < u->buckets; i++)

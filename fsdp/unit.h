@@ -78,8 +78,11 @@ static inline kn_unit *kn_unit_of(const kn_module_impl *m) /* NULL if m is none 
 {
     return m && m->unit ? m->unit->unit : NULL;
 }
-const char *
-kn_unit_name(const kn_unit *u); /* path of its first module, or its class for the root */
+/* Path of its first module, or its class for the root. */
+static inline const char *kn_unit_name(const kn_unit *u)
+{
+    return kn_module_shown(u->module[0]);
+}
 
 /* Whether m lies in the subtree of one of the modules. */
 bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules);
