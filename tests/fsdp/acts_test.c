@@ -127,6 +127,17 @@ KN_TEST(acts, gradients_of_what_is_frozen_meanwhile_stay)
           { 0, "0", "backward:3,1 freeze:2,0 backward:3 freeze:2,1 step:0" });
 }
 
+/* Of a part that is frozen when it is wrapped, and of one that trains then, in each layout. */
+KN_TEST(acts, parameters_are_frozen_and_switched_on_after_wrapping)
+{
+#define COLD ",0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,1"
+    const char *acts =
+        "backward:7 step:0 freeze:3,1 freeze:2,0 backward:7 clip:0 step:0 backward:7 "
+        "freeze:10,0 freeze:2,1 backward:7 step:0";
+    CHECK({ 0, "1,0,0,0" COLD, acts }, { 0, "1,0,1,1" COLD, acts }, { 0, "1,0,0,2" COLD, acts },
+          { 4, "0,0,3,1" COLD, acts });
+}
+
 /* Nothing but the call reduces what waits. */
 KN_TEST(acts, gradients_that_wait_are_reduced_without_a_backward)
 {

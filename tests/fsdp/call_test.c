@@ -1,34 +1,8 @@
 /* tests/fsdp/call_test.c: ways to call a unit other than by its forward inside the root's:
- * directly, as an outermost call of its own, and by methods. Against one process without fsdp, bit
- * for bit. */
+ * directly, as an outermost call of its own, and by methods. */
 #include "fsdp/schedule.h"
 #include "tests/fsdp/random.h"
 #include "tests/fsdp/two.h"
-
-typedef struct setting {
-    const char *name;
-    kn_fsdp_wrap_options o;
-    bool group; /* both layers are one unit */
-    bool root_recomputes, part_recomputes;
-    bool direct_first; /* the nested unit is called before the root ever was */
-} setting;
-
-static const setting settings[] = {
-    { "full", { .strategy = KN_FULL_SHARD } },
-    { "called first", { .strategy = KN_FULL_SHARD }, .direct_first = true },
-    { "zero-2", { .strategy = KN_SHARD_GRAD_OP, .layout = KN_LAYOUT_PER_PARAM } },
-    { "whole", { .strategy = KN_NO_SHARD }, .direct_first = true },
-    { "kept", { .reshard_after_forward = KN_RESHARD_NEVER, .layout = KN_LAYOUT_RAGGED } },
-    { "prefetch", { .forward_prefetch = true, .backward_prefetch = KN_PREFETCH_POST } },
-    { "a group", { .strategy = KN_FULL_SHARD, .forward_prefetch = true }, .group = true },
-    { "a group that stays", { .strategy = KN_SHARD_GRAD_OP }, .group = true, .direct_first = true },
-    { "recompute",
-      { .strategy = KN_FULL_SHARD },
-      .root_recomputes = true,
-      .part_recomputes = true },
-    { "recomputed part", { .forward_prefetch = true }, .part_recomputes = true },
-};
-enum { SETTINGS = sizeof settings / sizeof *settings, ROUNDS = 2, STEPS = 2 };
 
 /* The mean square of the layer's result for micro-batch `micro`; scoped. */
 static kn_tensor *part_loss(kn_linear *part, int64_t in, int micro)
@@ -57,86 +31,6 @@ static bool part_backward(kn_linear *part, int64_t in, int micro)
     kn_scope_end(scope);
     return ok;
 }
-
-/* One loss from a call of the root and a direct call of a unit. */
-static bool both_backward(two *m, int micro)
-{
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *whole = two_loss(m, micro), *part = part_loss(&m->a, 4, micro);
-    bool ok = kn_backward(kn_add(whole, part));
-    kn_scope_end(scope);
-    return ok;
-}
-
-/* The micro-batches of a step, each by `ranks` ranks of which this process runs [rank, last). */
-static bool run_step(two *m, int step, int rank, int last, int ranks)
-{
-    for (int round = 0; round < 4; round++)
-        for (int r = rank; r < last; r++) {
-            int micro = (step * 4 + round) * ranks + r;
-            bool ok = round == 0   ? part_backward(&m->a, 4, micro)
-                      : round == 1 ? two_backward(m, micro)
-                      : round == 2 ? both_backward(m, micro)
-                                   : part_backward(&m->b, 5, micro);
-            if (!ok)
-                return false;
-        }
-    return true;
-}
-
-static bool wrap(two *m, kn_comm *world, const setting *s)
-{
-    kn_fsdp_wrap_options o = s->o;
-    kn_module *group[] = { &m->a.base, &m->b.base };
-    o._size = sizeof o;
-    o.seed = NET_SEED;
-    kn_recompute(m, s->root_recomputes);
-    kn_recompute(&m->a, s->part_recomputes);
-    if (s->group && !kn_fsdp_wrap_group_(group, 2, world, o))
-        return false;
-    o.wrap_class = s->group ? NULL : "linear";
-    return kn_fsdp_wrap_(m, world, o);
-}
-
-static int direct(kn_comm *world, void *arg)
-{
-    const setting *s = arg;
-    two m, plain;
-    double have, want;
-    int ranks = kn_comm_size(world), rank = kn_rank(world);
-    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) && wrap(&m, world, s), "%s", s->name);
-    kn_optim *a = kn_adamw(&plain, .lr = 0.1), *b = kn_adamw(&m, .lr = 0.1);
-    if (!s->direct_first)
-        EXPECT(two_evaluate(&m, &have), "%s", s->name);
-    for (int step = 0; step < STEPS; step++) {
-        for (int grad = 0; grad < 2; grad++) {
-            EXPECT(part_forward(&plain.a, 4, grad, &want) && part_forward(&m.a, 4, grad, &have));
-            EXPECT(have == want, "%s: a forward alone gives %g, not %g", s->name, have, want);
-        }
-        EXPECT(run_step(&plain, step, 0, ranks, ranks), "%s", s->name);
-        EXPECT(run_step(&m, step, rank, rank + 1, ranks), "%s", s->name);
-        EXPECT(kn_grad_scale(&m) == kn_grad_scale(&plain), "%s: %g, not %g", s->name,
-               kn_grad_scale(&m), kn_grad_scale(&plain));
-        EXPECT(kn_step(a) && kn_step(b), "%s", s->name);
-    }
-    EXPECT(all_read_as(&m, &plain), "%s", s->name);
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    kn_module_free(&plain);
-    return 0;
-}
-
-KN_TEST(call, a_nested_unit_directly)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (int i = 0; i < SETTINGS; i++)
-            KN_CHECK(kn_spawn_threads(ranks, direct, (void *)&settings[i]) == 0, "%d ranks: %s",
-                     ranks, settings[i].name);
-}
-
-/* ---- what moves ------------------------------------------------------------------------------ */
 
 typedef struct heard {
     char line[512];

@@ -34,9 +34,9 @@ static void check(const char *const *settings)
 
 KN_TEST(feature, strategies)
 {
-    CHECK("ranks=3", "ranks=3 strategy=grad_op", "ranks=3 strategy=none", "ranks=4 strategy=hybrid",
-          "ranks=4 strategy=hybrid mesh=large", "ranks=4 strategy=hybrid mesh=one",
-          "ranks=4 strategy=hybrid_grad_op rounds=3",
+    CHECK("ranks=1", "ranks=3", "ranks=3 strategy=grad_op", "ranks=3 strategy=none",
+          "ranks=4 strategy=hybrid", "ranks=4 strategy=hybrid mesh=large",
+          "ranks=4 strategy=hybrid mesh=one", "ranks=4 strategy=hybrid_grad_op rounds=3",
           "ranks=4 strategy=hybrid rounds=3 no_all_reduce=3",
           "ranks=4 strategy=hybrid_grad_op rounds=4 no_all_reduce=5 no_sync=2");
 }
@@ -68,26 +68,43 @@ KN_TEST(feature, gathering_ahead)
 
 KN_TEST(feature, accumulation)
 {
-    CHECK("rounds=3 no_sync=3", "ranks=3 no_sync=1 layout=per_param",
-          "strategy=none rounds=3 no_sync=3", "offload=file rounds=3 no_sync=3",
-          "keep_gathered=yes rounds=3",
+    CHECK("rounds=3 no_sync=3", "ranks=1 no_sync=1 layout=per_param",
+          "ranks=3 no_sync=1 layout=per_param", "strategy=none rounds=3 no_sync=3",
+          "offload=file rounds=3 no_sync=3", "keep_gathered=yes rounds=3",
           "keep_gathered=yes strategy=grad_op no_sync=1 e0.kind=evaluate",
           "rounds=3 e0.kind=never_reshard e1.kind=always_reshard e1.round=2",
           "forward_prefetch=yes e0.kind=evaluate e1.kind=evaluate e1.step=1",
-          "pairs=yes strategy=grad_op rounds=4", "pairs=swapped m0.recompute=yes");
+          "pairs=yes strategy=grad_op rounds=4", "pairs=swapped m0.recompute=yes",
+          "e0.kind=retain e1.kind=retain e1.step=1 layout=per_param",
+          "ranks=4 strategy=hybrid e0.kind=retain",
+          "ranks=3 strategy=grad_op m0.recompute=yes e0.kind=retain e0.round=1",
+          "offload=file m1.recompute=yes e0.kind=retain");
 }
 
 KN_TEST(feature, factors)
 {
-    CHECK("ranks=4 divide_factor=8", "ranks=3 divide_factor=3", "ranks=4 predivide_factor=2",
-          "no_sync=1 divide_factor=8 predivide_factor=4", "ranks=3 reduce_op=sum");
+    CHECK("ranks=4 divide_factor=8", "ranks=3 divide_factor=3", "ranks=1 predivide_factor=2",
+          "ranks=4 predivide_factor=2", "no_sync=1 divide_factor=8 predivide_factor=4",
+          "ranks=3 reduce_op=sum");
 }
 
 KN_TEST(feature, offload_and_threads)
 {
-    CHECK("offload=file rounds=4", "offload=file rounds=4 strategy=grad_op",
+    CHECK("ranks=1 offload=file", "offload=file rounds=4", "offload=file rounds=4 strategy=grad_op",
           "offload=file rounds=4 strategy=none", "ranks_are=threads forward_prefetch=yes",
           "ranks_are=threads workers=yes offload=file layout=per_param");
+}
+
+KN_TEST(feature, precision)
+{
+    CHECK("param_dtype=bf16", "ranks=3 param_dtype=bf16 strategy=grad_op layout=per_param",
+          "param_dtype=bf16 reduce_dtype=f32 strategy=none no_sync=1",
+          "param_dtype=f16 reduce_dtype=f32 scaler=256", "param_dtype=f16 scaler=too_large",
+          "ranks=4 strategy=hybrid param_dtype=bf16 offload=file",
+          "reduce_dtype=bf16 keep_low_precision_grads=yes rounds=3",
+          "param_dtype=bf16 cast_inputs=root m8.kind=norm full_precision_class=layer_norm",
+          "param_dtype=bf16 param_dtype_of=norms m8.kind=rms_norm",
+          "param_dtype=bf16 output_dtype=f32", "param_dtype=bf16 buffer_dtype=bf16 offload=file");
 }
 
 KN_TEST(feature, units)

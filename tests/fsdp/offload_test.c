@@ -1,98 +1,8 @@
-/* tests/fsdp/offload_test.c: states in a file: the same bits as in memory, no bytes of them in the
- * ledger of memory, models whose states don't fit, accumulation over backwards, bad folders. Rank
- * functions return a status. */
+/* tests/fsdp/offload_test.c: states in a file: models whose states don't fit in memory, bad
+ * folders, allocations that fail (feature_test.c has the bits). Rank functions return a status. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
 #include "kernels/context.h"
-
-enum { MICRO = 4, STEPS = 3, MOST = 1024 };
-
-typedef struct setting {
-    const char *dir; /* NULL: in memory */
-    kn_strategy strategy;
-    kn_layout_kind layout;
-    kn_dtype param_dtype;
-    bool no_sync;
-} setting;
-
-typedef struct outcome {
-    float norm[STEPS], param[MOST], grad[MOST];
-} outcome;
-
-typedef struct job {
-    setting s;
-    outcome *out;
-} job;
-
-/* Offloaded: all of the states are in the store, and none of them in memory. */
-static bool right_ledger(const setting *s)
-{
-    kn_ledger l = kn_ledger_read();
-    bool stored = s->dir != NULL;
-    return (l.live[KN_MEM_STORE] > 0) == stored && (l.peak[KN_MEM_PARAM] == 0) == stored &&
-           (l.peak[KN_MEM_GRAD] == 0) == stored &&
-           (l.peak[KN_MEM_OPTIM] == KN_ALIGN) == stored; /* the step's three scalars */
-}
-
-static int train(kn_comm *world, void *arg)
-{
-    job *j = arg;
-    const setting *s = &j->s;
-    int n = kn_comm_size(world), rank = kn_rank(world);
-    net m;
-    kn_set_threads(1);
-    EXPECT(net_init(&m, KN_META));
-    kn_ledger_reset_peaks();
-    EXPECT(kn_fsdp_wrap(
-        &m, world, .strategy = s->strategy, .layout = s->layout, .param_dtype = s->param_dtype,
-        .reduce_dtype = s->param_dtype ? KN_F32 : KN_DTYPE_DEFAULT, .offload_dir = s->dir,
-        .wrap_class = "linear,layer_norm", .seed = NET_SEED));
-    kn_optim *o = kn_adamw(&m, .lr = 0.01);
-    EXPECT(o != NULL);
-    const kn_param *p;
-    int params = kn_params(&m, &p);
-    for (int step = 0; step < STEPS; step++) {
-        for (int a = 0; a < MICRO / n; a++) {
-            EXPECT(!s->no_sync || kn_fsdp_set_gradient_sync(&m, a == MICRO / n - 1, true));
-            EXPECT(net_backward(&m, a * n + rank + step));
-        }
-        kn_scope scope = kn_scope_begin();
-        float *at = j->out->grad, room[MOST];
-        for (int i = 0; i < params; i++) {
-            kn_tensor *g = p[i].trainable ? kn_param_grad(&p[i]) : NULL;
-            if (g)
-                EXPECT(kn_shard_read(&m, i, g, rank == 0 ? at : room));
-            at += g ? p[i].numel : 0;
-        }
-        kn_scope_end(scope);
-        float norm = (float)kn_item(kn_clip_grad_norm(&m, 0.1));
-        EXPECT(kn_step(o));
-        if (rank == 0)
-            j->out->norm[step] = norm;
-    }
-    EXPECT(right_ledger(s));
-    float *at = j->out->param, room[MOST];
-    for (int i = 0; i < params; at += p[i++].numel)
-        EXPECT(kn_param_read(&m, i, rank == 0 ? at : room));
-    kn_optim_free(o);
-    kn_module_free(&m);
-    EXPECT(kn_ledger_read().live[KN_MEM_STORE] == 0);
-    return 0;
-}
-
-static void run(outcome *out, int ranks, setting s)
-{
-    job j = { s, out };
-    memset(out, 0, sizeof *out);
-    int failed = spawn(ranks, train, &j);
-    KN_CHECK(failed == 0, "%d ranks, strategy %d, layout %d, %s: %d failed", ranks, s.strategy,
-             s.layout, s.dir ? "offloaded" : "in memory", failed);
-}
-
-static outcome *shared_outcomes(int n)
-{
-    return shared_bytes((size_t)n * sizeof(outcome));
-}
 
 static char *folder(void)
 {
@@ -100,40 +10,6 @@ static char *folder(void)
     snprintf(path, sizeof path, "/tmp/knap-offload-test-XXXXXX");
     KN_CHECK(mkdtemp(path) != NULL);
     return path;
-}
-
-static void same_in_both(setting s)
-{
-    outcome *out = shared_outcomes(2);
-    char *dir = folder();
-    for (int ranks = 1; ranks <= 2; ranks++) {
-        s.dir = NULL;
-        run(&out[0], ranks, s);
-        s.dir = dir;
-        run(&out[1], ranks, s);
-        KN_CHECK(out->norm[0] > 0 && out->grad[0] != 0 && out->param[0] != 0);
-        KN_CHECK(memcmp(&out[0], &out[1], sizeof *out) == 0,
-                 "%d ranks, strategy %d, layout %d: offload changes bits", ranks, s.strategy,
-                 s.layout);
-    }
-    KN_CHECK(rmdir(dir) == 0, "nothing is left in the folder");
-    munmap(out, 2 * sizeof *out);
-}
-
-/* MICRO / ranks backwards a step, each of them reduced and added in the store. */
-KN_TEST(offload, same_bits_as_in_memory)
-{
-    for (int layout = KN_LAYOUT_FLAT; layout < KN_LAYOUT_COUNT; layout++)
-        same_in_both((setting){ .strategy = KN_FULL_SHARD, .layout = layout });
-    same_in_both((setting){ .strategy = KN_SHARD_GRAD_OP });
-    same_in_both((setting){ .strategy = KN_NO_SHARD });
-}
-
-KN_TEST(offload, same_bits_in_bf16_and_without_sync)
-{
-    same_in_both((setting){ .param_dtype = KN_BF16 });
-    same_in_both((setting){ .no_sync = true });
-    same_in_both((setting){ .strategy = KN_NO_SHARD, .param_dtype = KN_BF16, .no_sync = true });
 }
 
 /* ---- larger than memory ---------------------------------------------------------------------- */

@@ -1,9 +1,6 @@
-/* tests/fsdp/step_test.c: steps of a part of a tree: several optimizers, one parameter, trees with
- * divide factors of their own, gradients pending on a rank or in a shard group. Rank functions
- * return a status. */
+/* tests/fsdp/step_test.c: steps that are refused, trees with divide factors of their own (acts.h
+ * has steps of parts). Rank functions return a status. */
 #include "tests/fsdp/two.h"
-
-/* ---- two optimizers -------------------------------------------------------------------------- */
 
 KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 {
@@ -61,65 +58,6 @@ static int held_back(kn_comm *world, void *arg)
 KN_TEST(step, a_step_refuses_while_gradients_are_held_back)
 {
     on_thread_ranks(held_back, NULL);
-}
-
-/* ---- one parameter's step -------------------------------------------------------------------- */
-
-static bool grad_values(const kn_param *p, float *v, int64_t n)
-{
-    kn_tensor *g = p->source->grad(p);
-    return g && kn_numel(g) <= n && kn_to_host(g, v, (size_t)kn_numel(g) * sizeof *v);
-}
-
-/* a's gradient is consumed, b's stays; a's next one doesn't count the consumed micro-batches. */
-static int clear_one(kn_comm *world, void *arg)
-{
-    two m;
-    const kn_param *p;
-    float once[4][TWO_MOST] = { 0 }, v[TWO_MOST];
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world) && two_backward(&m, 0));
-    int n = kn_params(&m, &p);
-    EXPECT(n == 4);
-    for (int i = 0; i < n; i++)
-        EXPECT(grad_values(&p[i], once[i], TWO_MOST), "parameter %d", i);
-    p[0].source->clear(&p[0]);
-    EXPECT(!p[0].source->grad(&p[0]), "what was stepped has no gradient left");
-    for (int i = 1; i < n; i++)
-        EXPECT(grad_values(&p[i], v, TWO_MOST), "the step of %s took the gradient of %s", p[0].name,
-               p[i].name);
-    EXPECT(two_backward(&m, 0));
-    for (int i = 0; i < n; i++) {
-        EXPECT(grad_values(&p[i], v, TWO_MOST), "parameter %d", i);
-        for (int64_t k = 0; k < kn_numel(p[i].master); k++)
-            EXPECT(fabsf(v[k] - (i ? 2 : 1) * once[i][k]) <= (i ? 1e-6f : 0), "%s[%d]: %g, once %g",
-                   p[i].name, (int)k, (double)v[k], (double)once[i][k]);
-    }
-    for (int i = 0; i < n; i++)
-        p[i].source->clear(&p[i]);
-    p[0].source->clear(&p[0]); /* and the test drops the rest */
-    for (int i = 1; i < n; i++)
-        kn_clear_grad(p[i].tensor);
-    EXPECT(two_backward(&m, 0) && two_backward(&m, 0));
-    for (int i = 0; i < n; i++) {
-        EXPECT(grad_values(&p[i], v, TWO_MOST), "parameter %d", i);
-        for (int64_t k = 0; k < kn_numel(p[i].master); k++)
-            EXPECT(fabsf(v[k] - 2 * once[i][k]) <= 1e-6f, "%s after clearing", p[i].name);
-        p[i].source->clear(&p[i]);
-    }
-    EXPECT(two_backward(&m, 0));
-    for (int i = 0; i < n; i++) {
-        EXPECT(grad_values(&p[i], v, TWO_MOST), "parameter %d", i);
-        EXPECT(memcmp(v, once[i], (size_t)kn_numel(p[i].master) * sizeof *v) == 0, "%s", p[i].name);
-    }
-    kn_module_free(&m);
-    EXPECT(kn_ok());
-    return 0;
-}
-
-KN_TEST(step, a_step_of_one_parameter_leaves_the_others)
-{
-    on_ranks(1, clear_one, NULL);
-    on_ranks(3, clear_one, NULL);
 }
 
 /* ---- factors --------------------------------------------------------------------------------- */
@@ -247,34 +185,4 @@ KN_TEST(step, a_factor_that_divides_nothing)
     KN_CHECK(kn_fsdp_set_divide_factor(&m, 0, true) && kn_grad_scale(&m) == 1 && kn_step(o));
     kn_optim_free(o);
     kn_module_free(&m);
-}
-
-/* Gradients that are there already are divided by the factor of the step. */
-static int factor_changes(kn_comm *world, void *arg)
-{
-    two m, whole;
-    int n = kn_comm_size(world);
-    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
-    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.25);
-    for (int step = 0; step < 2; step++) {
-        EXPECT(kn_fsdp_set_divide_factor(&m, n, true) &&
-               two_backward(&m, step * n + kn_rank(world)));
-        EXPECT(kn_grad_scale(&m) == 1.0 / n);
-        EXPECT(kn_fsdp_set_divide_factor(&m, 2 * n, true) && kn_grad_scale(&m) == 0.5 / n);
-        for (int i = 0; i < n; i++)
-            EXPECT(two_backward(&whole, step * n + i));
-        EXPECT(kn_step(a) && kn_step(b) && all_read_as(&m, &whole), "step %d", step);
-    }
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    kn_module_free(&whole);
-    return arg != NULL;
-}
-
-KN_TEST(step, a_factor_that_changes_after_backward)
-{
-    on_thread_ranks(factor_changes, NULL);
 }

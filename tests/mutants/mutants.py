@@ -26,7 +26,7 @@ ELSEWHERE = ['fsdp/replay.c']    # its tests are in tests/gpu
 FILES = sorted(os.path.relpath(p, ROOT) for f in FOLDERS for p in glob.glob(os.path.join(ROOT, f, '*.c')))
 FILES = [f for f in FILES if f not in ELSEWHERE]
 FIRST = ['random.', 'schedule.', 'unit.', 'feature.', 'branches.']
-LAST = ['offload', 'oom.', 'device.', 'convnet.', 'plain.', 'memory.']
+LAST = ['offload', 'oom.', 'device.', 'convnet.', 'memory.']
 # The cheapest first; launchers and communicators don't use these files. None: all other suites.
 TESTS = [('test_fsdp', FIRST), ('test_autograd', []), ('test_optim', []), ('test_fsdp', None), ('test_fsdp', LAST)]
 SLACK = 8       # times the duration of a group of tests without a change
