@@ -51,10 +51,10 @@ static bool check_input(const gpt_state *s, const kn_values *in)
     char a[96], b[96];
     if (in->n < 1 || in->n > 2 || kn_ndim(in->v[0]) != 2)
         return kn_fail("gpt: takes ids [B,T], and targets [B,T] for the loss");
-    int64_t len = kn_size(in->v[0], 1);
-    if (len < 1 || len > s->config.ctx)
+    int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(&s->block[0].attn);
+    if (len < 1 || before + len > s->config.ctx)
         return kn_fail("gpt: %lld tokens in a row; the model's context is 1 to %lld",
-                       (long long)len, (long long)s->config.ctx);
+                       (long long)(before + len), (long long)s->config.ctx);
     if (in->n == 2 &&
         (kn_ndim(in->v[1]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[1]), 16) != 0))
         return kn_fail("gpt: ids are %s but targets %s; both must be [B,T]",
@@ -70,7 +70,8 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
     if (!check_input(s, &in))
         return out;
     kn_tensor *ids = in.v[0];
-    kn_tensor *position = kn_arange(KN_I64, kn_device_of(ids), kn_size(ids, 1));
+    const int64_t start = kn_cached_positions(&s->block[0].attn), end = start + kn_size(ids, 1);
+    kn_tensor *position = kn_slice(kn_arange(KN_I64, kn_device_of(ids), end), 0, start, end);
     kn_tensor *x = kn_add(kn_call(&s->wte, ids), kn_call(&s->wpe, position)); /* (B, T, C) */
     x = kn_call(&s->drop, x);
     for (int i = 0; i < s->config.layers; i++)

@@ -52,10 +52,10 @@ static bool check_input(const llama_state *s, const kn_values *in)
     char a[96], b[96];
     if (in->n < 1 || in->n > 2 || kn_ndim(in->v[0]) != 2)
         return kn_fail("llama: takes ids [B,T], and targets [B,T] for the loss");
-    int64_t len = kn_size(in->v[0], 1);
-    if (len < 1 || len > s->config.ctx)
+    int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(&s->block[0].self_attn);
+    if (len < 1 || before + len > s->config.ctx)
         return kn_fail("llama: %lld tokens in a row; the model's context is 1 to %lld",
-                       (long long)len, (long long)s->config.ctx);
+                       (long long)(before + len), (long long)s->config.ctx);
     if (in->n == 2 &&
         (kn_ndim(in->v[1]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[1]), 16) != 0))
         return kn_fail("llama: ids are %s but targets %s; both must be [B,T]",

@@ -7,6 +7,7 @@
 #include "data/data.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
+#include "nn/layers.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +105,8 @@ typedef struct writing {
     const kn_write_text_options *o;
     kn_device device; /* of ids */
     int64_t *ids, n;
-    float *host; /* [vocab] */
+    kn_cache *cache; /* NULL: every token is computed anew */
+    float *host;     /* [vocab] */
     int64_t vocab;
 } writing;
 
@@ -138,6 +140,11 @@ static bool take_logits(writing *w, kn_tensor *y)
 static int64_t next_token(writing *w, int64_t index)
 {
     int64_t seen = w->o->ctx > 0 && w->n > w->o->ctx ? w->o->ctx : w->n, id = -1;
+    if (seen < w->n) { /* positions move: what is kept is of other ones */
+        kn_cache_free(w->cache);
+        w->cache = NULL;
+    }
+    seen -= w->cache ? kn_cache_length(w->cache) : 0;
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_from(KN_I64, w->device, w->ids + w->n - seen, KN_SHAPE(1, seen));
     if (take_logits(w, w->logits ? w->logits(w->module, x) : kn_call(w->module, x)))
@@ -210,7 +217,11 @@ bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
     if (length == 0)
         return kn_fail("the prompt is empty; give at least one character to go on from");
     bool cuda = kn_params(module, &p) > 0 && kn_device_of(p[0].tensor) == KN_CUDA;
-    writing w = { module, logits, t, &o, cuda ? KN_CUDA : KN_CPU, NULL, 0, NULL, 0 };
+    writing w = { .module = module,
+                  .logits = logits,
+                  .tokenizer = t,
+                  .o = &o,
+                  .device = cuda ? KN_CUDA : KN_CPU };
     int64_t room = 0;
     w.ids = kn_ok() ? kn_tokenizer_list(t, prompt, length, KN_I64, &w.n) : NULL;
     room = w.n;
@@ -220,7 +231,10 @@ bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
     if (w.n > 0) {
         bool training = kn_training(module), mode = kn_set_grad_mode(false);
         kn_train(module, false);
-        ok = write_tokens(&w);
+        const int64_t all = w.n + o.tokens, capacity = o.ctx > 0 && o.ctx < all ? o.ctx : all;
+        w.cache = o.cached ? kn_cache_new(module, capacity) : NULL;
+        ok = kn_ok() && write_tokens(&w);
+        kn_cache_free(w.cache);
         kn_train(module, training);
         kn_set_grad_mode(mode);
     }

@@ -37,7 +37,10 @@ typedef struct kn_write_text_options {
     int64_t tokens;         /* written after the prompt */
     int64_t ctx;            /* the model sees the last ctx tokens; 0: all */
     kn_sample_options draw; /* choice of tokens */
-    FILE *out;              /* NULL: nowhere */
+    /* module takes the tokens that are new, behind those of a kn_cache, which is made for the call;
+     * texts longer than .ctx are computed whole, token by token. kn_gpt and kn_llama do. */
+    bool cached;
+    FILE *out; /* NULL: nowhere */
 } kn_write_text_options;
 /* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL:
  * kn_call(module, ids). Collective where module is sharded: every rank passes the same arguments,

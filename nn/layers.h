@@ -304,6 +304,26 @@ KN_API bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module 
     kn_multi_head_attention_init_(a, parent, name, dim, heads,                                     \
                                   KN_OPTIONS(kn_multi_head_attention_init_options, __VA_ARGS__))
 
+/* Keys and values of the positions so far, in all attentions below a module, for generation: while
+ * it is there, a forward takes the tokens that are new, at the positions behind those so far.
+ *
+ *     kn_cache *c = kn_cache_new(&net, ctx);
+ *     y = kn_gpt_next_logits(&net, prompt);   // [1, T]
+ *     y = kn_gpt_next_logits(&net, token);    // [1, 1], at position T
+ *
+ * Grad mode must be off, attention causal and to x itself. A net whose positions are its own, as the
+ * rows of an embedding, asks kn_cached_positions where it is. The caches take their memory at the
+ * first forward, for rows of as many tokens. The caller frees it before module; a module has one at
+ * a time. NULL with an error. */
+typedef struct kn_cache kn_cache;
+KN_API kn_cache *kn_cache_new(void *module, int64_t capacity); /* positions */
+KN_API void kn_cache_free(kn_cache *c);                        /* NULL is fine */
+KN_API int64_t kn_cache_length(const kn_cache *c);             /* positions so far */
+/* Forgets the positions from length on; 0: all. */
+KN_API bool kn_cache_truncate(kn_cache *c, int64_t length);
+/* Of an attention, 0 where it has no cache. */
+KN_API int64_t kn_cached_positions(const void *attention);
+
 /* c_proj(gelu(c_fc(x))) of x[..., dim], hidden = 4 dim unless given, dropout at the end. */
 typedef struct kn_mlp {
     kn_module base;

@@ -1,13 +1,14 @@
 /* nn/transformer.c: the two halves of a transformer block: attention and MLP, as in GPT-2. The
  * children live in memory of the layer, so that a user's struct holds one pointer. */
 #include "autograd/ops.h"
-#include "nn/layers.h"
+#include "nn/cache.h"
 #include "nn/nn_internal.h"
 #include <math.h>
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
 typedef struct attention_state {
+    kn_attention_cache cache; /* comes first */
     kn_linear c_attn, c_proj;
     kn_dropout resid;
     kn_rms_norm q_norm, k_norm; /* with .qk_norm */
@@ -46,10 +47,15 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
         q = kn_call(&s->q_norm, q);
         k = kn_call(&s->k_norm, k);
     }
+    const int64_t start = kn_cached_positions(self);
     if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
-        k = kn_rope(k, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
+        q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
+        k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
     }
+    if (s->cache.capacity && s->o.not_causal)
+        return kn_fail_null("attention: with .not_causal it has no cache (kn_cache_new)");
+    if (!kn_attention_extend(&s->cache, "attention", &k, &v))
+        return NULL;
     kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal,
                                                    .dropout = kn_training(self) ? s->o.dropout : 0);
     if (!y)
@@ -112,6 +118,7 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
 /* ---- attention to a context ------------------------------------------------------------------ */
 
 typedef struct context_state {
+    kn_attention_cache cache; /* comes first */
     kn_linear q_proj, k_proj, v_proj, o_proj;
     kn_rms_norm q_norm, k_norm; /* with .qk_norm */
     int heads, kv_heads;
@@ -152,10 +159,20 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
         q = kn_call(&s->q_norm, q);
         k = kn_call(&s->k_norm, k);
     }
+    const int64_t start = kn_cached_positions(self);
     if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
-        k = kn_rope(k, s->o.rope_base, 0, .scaling = s->o.rope_scaling);
+        q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
+        k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
     }
+    if (s->cache.capacity && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
+        kn_fail(
+            "'%s' (multi_head_attention): with a cache (kn_cache_new) it is causal, to x itself, "
+            "without a mask",
+            kn_module_shown(self->impl));
+        return (kn_values){ 0 };
+    }
+    if (!kn_attention_extend(&s->cache, kn_module_shown(self->impl), &k, &v))
+        return (kn_values){ 0 };
     kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = s->o.causal,
                                                    .mask = in.n > 2 ? in.v[2] : NULL,
                                                    .dropout = kn_training(self) ? s->o.dropout : 0);

@@ -90,7 +90,7 @@ static bool generate(const settings *s, kn_comm *world)
                      .device = s->device ? KN_CUDA : KN_CPU) &&
         kn_import_load(from, &model) &&
         kn_write_text(&model, c->family->next_logits, tokenizer, .prompt = s->prompt,
-                      .tokens = s->tokens, .ctx = ctx, .draw = o,
+                      .tokens = s->tokens, .ctx = ctx, .draw = o, .cached = true,
                       .out = kn_rank(world) == 0 ? stdout : NULL);
     if (ok && kn_rank(world) == 0)
         printf("\n");

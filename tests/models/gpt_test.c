@@ -105,19 +105,25 @@ static kn_tensor *no_logits(void *g, kn_tensor *ids)
 KN_TEST(gpt, writes_from_any_logits)
 {
     kn_gpt g = { 0 };
-    char a[64] = "", b[64] = "";
+    char a[64] = "", b[64] = "", c[64] = "";
     const kn_sample_options o = { .temperature = 1, .seed = 5 };
     kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", 11);
-    FILE *one = fmemopen(a, sizeof a, "w"), *all = fmemopen(b, sizeof b, "w");
+    FILE *one = fmemopen(a, sizeof a, "w"), *all = fmemopen(b, sizeof b, "w"),
+         *kept = fmemopen(c, sizeof c, "w");
     begin(&g, small, KN_F32);
     KN_CHECK(kn_write_text(&g, next_logits, t, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o,
                            .out = one) &&
                  kn_write_text(&g, all_logits, t, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o,
-                               .out = all),
+                               .out = all) &&
+                 kn_write_text(&g, all_logits, t, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o,
+                               .cached = true, .out = kept),
              "%s", kn_error());
     fclose(one);
     fclose(all);
-    KN_CHECK(strlen(a) == 11 && strcmp(a, b) == 0, "%s, %s", a, b);
+    fclose(kept);
+    KN_CHECK(strlen(a) == 11 && strcmp(a, b) == 0 && strcmp(a, c) == 0, "%s, %s, %s", a, b, c);
+    KN_CHECK(!kn_write_text(&g, no_logits, t, .prompt = "a", .tokens = 1, .cached = true));
+    KN_CHECK_ERROR("the logits are");
     KN_CHECK(kn_training(&g) && kn_grad_mode());
     KN_CHECK(!kn_write_text(&g, no_logits, t, .prompt = "a", .tokens = 1, .ctx = 6));
     KN_CHECK_ERROR("the logits are");

@@ -1,0 +1,113 @@
+/* tests/nn/cache_test.c: attention to kept keys and values: in pieces as at once; what has no cache. */
+#include "autograd/autograd.h"
+#include "autograd/functional.h"
+#include "kernels/faults.h"
+#include "nn/layers.h"
+#include "tests/kn_test.h"
+
+enum { B = 2, T = 11, C = 16 };
+
+/* Causal attention: number 0 of kn_self_attention, 1 of kn_multi_head_attention, by options. */
+static void make(kn_module *m, int kind, bool rope, int kv_heads)
+{
+    memset(m, 0, sizeof *m);
+    kn_seed(3);
+    if (kind == 0)
+        KN_CHECK(kn_self_attention_init((kn_self_attention *)m, NULL, "a", C, 4, .rope = rope,
+                                        .kv_heads = kv_heads, .qk_norm = rope));
+    else
+        KN_CHECK(kn_multi_head_attention_init((kn_multi_head_attention *)m, NULL, "a", C, 4,
+                                              .rope = rope, .kv_heads = kv_heads, .causal = true));
+}
+
+static double differ(kn_tensor *a, kn_tensor *b)
+{
+    kn_tensor *d = kn_abs(kn_sub(a, b));
+    return kn_item(kn_amax(kn_reshape(d, KN_SHAPE(kn_numel(d))), 0, false));
+}
+
+KN_TEST(cache, pieces_as_the_whole)
+{
+    static const int cuts[][4] = { { T }, { 1, 2, 3, T }, { 4, 5, T }, { 10, T } };
+    kn_set_grad_mode(false);
+    for (int i = 0; i < 8; i++) {
+        kn_module m;
+        make(&m, i % 2, i / 2 % 2, i / 4 ? 2 : 0);
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(B, T, C)), *whole = kn_call(&m, x);
+        KN_CHECK(whole, "%s", kn_error());
+        kn_cache *c = kn_cache_new(&m, T);
+        KN_CHECK(c && kn_cache_length(c) == 0, "%s", kn_error());
+        for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++) {
+            KN_CHECK(kn_cache_truncate(c, 0));
+            for (int j = 0, from = 0; from < T; from = cuts[k][j++]) {
+                kn_tensor *y = kn_call(&m, kn_slice(x, 1, from, cuts[k][j]));
+                KN_CHECK(y, "%s", kn_error());
+                KN_CHECK(differ(y, kn_slice(whole, 1, from, cuts[k][j])) < 1e-5, "%d %zu", i, k);
+                KN_CHECK(kn_cache_length(c) == cuts[k][j] && kn_cached_positions(&m) == cuts[k][j]);
+            }
+        }
+        KN_CHECK(kn_cache_truncate(c, 4)); /* the rest once more, otherwise */
+        KN_CHECK(differ(kn_call(&m, kn_slice(x, 1, 4, T)), kn_slice(whole, 1, 4, T)) < 1e-5);
+        KN_CHECK(!kn_call(&m, kn_slice(x, 1, 0, 1)));
+        KN_CHECK_ERROR("exceed the capacity of 11");
+        kn_cache_free(c);
+        KN_CHECK(kn_cached_positions(&m) == 0 && differ(kn_call(&m, x), whole) == 0);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}
+
+KN_TEST(cache, refused)
+{
+    kn_module m, other = { 0 };
+    make(&m, 0, false, 0);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(B, T, C));
+    KN_CHECK(!kn_cache_new(&m, 0));
+    KN_CHECK_ERROR("a capacity of 0 positions");
+    kn_cache *c = kn_cache_new(&m, T);
+    KN_CHECK(c && !kn_cache_new(&m, T));
+    KN_CHECK_ERROR("has a cache already");
+    KN_CHECK(!kn_call(&m, x)); /* grad mode is on */
+    KN_CHECK_ERROR("require a gradient");
+    KN_CHECK(!kn_cache_truncate(c, 1));
+    KN_CHECK_ERROR("the cache holds 0");
+    kn_cache_free(c);
+    kn_module_free(&m);
+    kn_set_grad_mode(false);
+    KN_CHECK(
+        kn_self_attention_init((kn_self_attention *)&other, NULL, "a", C, 4, .not_causal = true));
+    c = kn_cache_new(&other, T);
+    KN_CHECK(c && !kn_call(&other, x));
+    KN_CHECK_ERROR("with .not_causal it has no cache");
+    kn_cache_free(c);
+    kn_module_free(&other);
+    kn_linear l = { 0 };
+    KN_CHECK(kn_linear_init(&l, NULL, "l", C, C) && !kn_cache_new(&l, T));
+    KN_CHECK_ERROR("holds no attention");
+    kn_module_free(&l);
+    kn_scope_end(scope);
+}
+
+/* Memory that runs out leaves the attention without a cache, or with the positions before. */
+KN_TEST(cache, memory_runs_out)
+{
+    kn_set_grad_mode(false);
+    for (int n = 1, done = 0; !done && n < 400; n++) {
+        kn_module m;
+        make(&m, 1, true, 2);
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(1, 3, C));
+        kn_fail_alloc(n);
+        kn_cache *c = kn_cache_new(&m, 4);
+        done = c && kn_call(&m, x);
+        kn_fail_alloc(0);
+        KN_CHECK(done == kn_ok(), "%d: %s", n, kn_error());
+        kn_clear_error();
+        kn_cache_free(c);
+        KN_CHECK(kn_call(&m, x) && kn_cached_positions(&m) == 0, "%s", kn_error());
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}
