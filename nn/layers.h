@@ -311,10 +311,10 @@ KN_API bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module 
  *     y = kn_gpt_next_logits(&net, prompt);   // [1, T]
  *     y = kn_gpt_next_logits(&net, token);    // [1, 1], at position T
  *
- * Grad mode must be off, attention causal and to x itself. A net whose positions are its own, as the
- * rows of an embedding, asks kn_cached_positions where it is. The caches take their memory at the
- * first forward, for rows of as many tokens. The caller frees it before module; a module has one at
- * a time. NULL with an error. */
+ * Grad mode must be off, attention causal and to x itself. A net whose positions are its own, as
+ * the rows of an embedding, asks kn_cached_positions where it is. The caches take their memory at
+ * the first forward, for rows of as many tokens. The caller frees it before module; a module has
+ * one at a time. NULL with an error. */
 typedef struct kn_cache kn_cache;
 KN_API kn_cache *kn_cache_new(void *module, int64_t capacity); /* positions */
 KN_API void kn_cache_free(kn_cache *c);                        /* NULL is fine */

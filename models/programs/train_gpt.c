@@ -56,8 +56,8 @@ static bool write_sample(void *arg)
                                .stop = training_stop_requested,
                                .stop_arg = &r->t };
     return kn_write_text(&r->model, r->config.family->next_logits, r->tokenizer,
-                         .prompt = r->s.prompt, .tokens = r->s.sample_tokens, .ctx = r->s.ctx, .cached = true,
-                         .draw = draw, .out = first_rank(&r->t) ? stdout : NULL);
+                         .prompt = r->s.prompt, .tokens = r->s.sample_tokens, .ctx = r->s.ctx,
+                         .cached = true, .draw = draw, .out = first_rank(&r->t) ? stdout : NULL);
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */

@@ -1,4 +1,5 @@
-/* tests/nn/cache_test.c: attention to kept keys and values: in pieces as at once; what has no cache. */
+/* tests/nn/cache_test.c: attention to kept keys and values: in pieces as at once; what has no
+ * cache. */
 #include "autograd/autograd.h"
 #include "autograd/functional.h"
 #include "kernels/faults.h"
