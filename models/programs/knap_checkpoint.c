@@ -57,10 +57,9 @@ static const char about[] =
 
 #define MOST_PARTS 16
 
-/* A folder or file of tensors: DIR itself, or the folders in a checkpoint. */
+/* Tensors of DIR itself, or of a folder in a checkpoint. */
 typedef struct part {
-    char name[256]; /* "" for DIR itself */
-    char path[4096];
+    char name[4096]; /* of the folder in the checkpoint; else DIR */
     kn_pieces *pieces;
 } part;
 
@@ -70,18 +69,29 @@ typedef struct found {
     int parts;
 } found;
 
+static bool add_part(found *f, const char *name, kn_pieces *pieces)
+{
+    part *p = &f->part[f->parts];
+    if (!pieces)
+        return false;
+    snprintf(p->name, sizeof p->name, "%s", name);
+    p->pieces = pieces;
+    f->parts++;
+    return true;
+}
+
 /* The folders in a checkpoint that hold tensors. */
-static bool list_parts(found *f, const char *dir, const char *only)
+static bool open_folders(found *f, const char *dir, const char *only)
 {
     kn_folder_names n;
     bool ok = kn_folder_names_read(&n, dir, NULL);
     for (int64_t i = 0; ok && f->parts < MOST_PARTS && i < n.count; i++) {
         const char *name = n.list[i].name;
-        part *p = &f->part[f->parts];
-        snprintf(p->path, sizeof p->path, "%s/%s", dir, name);
-        snprintf(p->name, sizeof p->name, "%s", name);
-        f->parts +=
-            name[0] != '.' && (!only || strcmp(only, name) == 0) && kn_pieces_are_there(p->path);
+        char *path = kn_path_join(dir, name);
+        if (path && name[0] != '.' && (!only || strcmp(only, name) == 0) &&
+            kn_pieces_are_there(path))
+            add_part(f, name, kn_pieces_open(path));
+        kn_host_free(path);
         ok = kn_ok();
     }
     kn_folder_names_free(&n);
@@ -95,26 +105,16 @@ static void close_parts(found *f)
     kn_checkpoint_free(f->checkpoint);
 }
 
-static void add_part(found *f, const char *name, const char *only, kn_pieces *pieces)
-{
-    part *p = &f->part[f->parts];
-    if (!pieces || (only && strcmp(only, name) != 0))
-        return;
-    *p = (part){ .pieces = pieces };
-    snprintf(p->name, sizeof p->name, "%s", name);
-    f->parts++;
-}
-
 /* The checkpoint of a folder, which a run may hold several of: the newest that is whole. */
 static bool open_checkpoint(found *f, const char *path, const char *only)
 {
     f->checkpoint = kn_checkpoint_open(path, kn_comm_self());
-    if (!f->checkpoint)
-        return false;
-    for (int k = 0; k < KN_PARTS; k++)
-        add_part(f, kn_part_name[k], only, f->checkpoint->part[k]);
-    return f->parts > 0 || kn_fail("%s has no part \"%.200s\": there are model and optimizer",
-                                   kn_checkpoint_folder(f->checkpoint), only ? only : "model");
+    for (int k = 0; f->checkpoint && k < KN_PARTS; k++)
+        if (!only || strcmp(only, kn_part_name[k]) == 0)
+            add_part(f, kn_part_name[k], f->checkpoint->part[k]);
+    return f->parts > 0 ||
+           (kn_ok() && kn_fail("%s has no part \"%.200s\": there are model and optimizer",
+                               kn_checkpoint_folder(f->checkpoint), only ? only : "model"));
 }
 
 /* Opens the parts of path, or only one. */
@@ -128,23 +128,13 @@ static bool open_parts(found *f, const char *path, const char *only)
                                      path);
     if (S_ISDIR(st.st_mode) && kn_run_folder_has_checkpoint(path))
         return open_checkpoint(f, path, only);
-    if (!kn_ok())
-        return false;
-    if (!S_ISDIR(st.st_mode) || kn_pieces_are_there(path)) {
-        if (only)
-            return kn_fail("%s has no parts: leave out --part", path);
-        snprintf(f->part[0].path, sizeof f->part[0].path, "%s", path);
-        f->parts = 1;
-    } else if (!kn_ok() || !list_parts(f, path, only))
-        return false;
-    if (f->parts == 0)
-        return only ? kn_fail("%s has no part \"%.200s\" with tensors", path, only)
-                    : kn_fail("%s holds no checkpoint: no .safetensors there or in its folders",
-                              path);
-    for (int i = 0; i < f->parts; i++)
-        if (!(f->part[i].pieces = kn_pieces_open(f->part[i].path)))
-            return false;
-    return true;
+    if (kn_ok() && (!S_ISDIR(st.st_mode) || kn_pieces_are_there(path)))
+        return only ? kn_fail("%s has no parts: leave out --part", path)
+                    : add_part(f, path, kn_pieces_open(path));
+    if (!kn_ok() || !open_folders(f, path, only) || f->parts > 0)
+        return kn_ok();
+    return only ? kn_fail("%s has no part \"%.200s\" with tensors", path, only)
+                : kn_fail("%s holds no checkpoint: no .safetensors there or in its folders", path);
 }
 
 /* ---- inspect --------------------------------------------------------------------------------- */
@@ -191,7 +181,7 @@ static bool inspect(found *f)
             int length = (int)strnlen(kn_pieces_tensor(p->pieces, i)->name, 60);
             width = length > width ? length : width;
         }
-        print_name("", p->name[0] ? p->name : p->path, 0);
+        print_name("", p->name, 0);
         printf(": %d tensors, %s in %d %s", n,
                report_bytes((double)kn_pieces_bytes(p->pieces), size, sizeof size),
                kn_pieces_files(p->pieces), kn_pieces_files(p->pieces) == 1 ? "file" : "files");
