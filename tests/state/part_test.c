@@ -290,6 +290,23 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
     remove_temp();
 }
 
+/* A graph that saved what a local state is loaded over: where a unit computes with the masters, each
+ * of its parameters was written, not the first alone. */
+KN_TEST(part, a_graph_of_before_a_local_load_is_refused)
+{
+    two m;
+    KN_CHECK(add_layers(&m, KN_META) &&
+             kn_fsdp_wrap(&m, kn_comm_self(), .strategy = KN_NO_SHARD, .layout = KN_LAYOUT_FLAT));
+    kn_state *local = kn_state_dict(&m, .kind = KN_STATE_LOCAL);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *y = kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, SIDE)));
+    KN_CHECK(local && y && kn_load_state_dict(&m, local), "%s", kn_error());
+    REFUSED(kn_backward(kn_sum(y, 0, NULL, false)), "write to a copy instead in b");
+    kn_scope_end(scope);
+    kn_state_free(local);
+    kn_module_free(&m);
+}
+
 typedef struct failing {
     net m, other;
     kn_optim *o, *p;
