@@ -290,8 +290,8 @@ KN_TEST(part, what_has_no_bytes_is_found_before_the_first_write)
     remove_temp();
 }
 
-/* A graph that saved what a local state is loaded over: where a unit computes with the masters, each
- * of its parameters was written, not the first alone. */
+/* A graph that saved what a local state is loaded over: where a unit computes with the masters,
+ * each of its parameters was written, not the first alone. */
 KN_TEST(part, a_graph_of_before_a_local_load_is_refused)
 {
     two m;
