@@ -55,6 +55,8 @@ typedef struct kn_preset {
     bool own; /* timm has no such model */
 } kn_preset;
 
+struct kn_model_tensors; /* models/model_tensors.h */
+
 typedef struct kn_family {
     const char *noun;             /* in messages: "GPT", "residual net" */
     const char *prefix;           /* of its public functions: "gpt" for kn_gpt_init */
@@ -86,6 +88,11 @@ typedef struct kn_family {
     bool (*import)(const json_t *object, const char *file, void *config);
     const struct kn_rename *renames;
     const char *optional_prefix;
+    /* For them: adds the other program's keys to the object of a config.json, and tensors that its
+     * models have beside this one's (NULL: none). */
+    bool (*export)(json_t *object, const void *config);
+    bool (*export_more)(struct kn_model_tensors *t, const void *config);
+    const char *architecture; /* the other program's class */
 
     /* image models: timm's names of modules, of the way from rows and columns to one vector, and of
      * a model that takes any sizes as arguments (NULL: none does) */

@@ -2,7 +2,9 @@
 #include "models/family.h"
 #include "kernels/error.h"
 #include "models/gpt.h"
+#include "models/model_tensors.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define AT(field) offsetof(kn_gpt_config, field)
@@ -118,11 +120,47 @@ static bool import(const json_t *object, const char *file, void *config)
                    json_is_true(json_object_get(object, "tie_word_embeddings")), "true");
 }
 
+static bool export(json_t *object, const void *config)
+{
+    const kn_gpt_config *c = config;
+    json_t *keys = json_pack(
+        "{s:I, s:I, s:I, s:I, s:i, s:i, s:n, s:s, s:f, s:f, s:f, s:f, s:b}", "vocab_size",
+        (json_int_t)c->vocab, "n_positions", (json_int_t)c->ctx, "n_ctx", (json_int_t)c->ctx,
+        "n_embd", (json_int_t)c->embd, "n_layer", c->layers, "n_head", c->heads, "n_inner",
+        "activation_function", "gelu_new", "layer_norm_epsilon", 1e-5, "embd_pdrop", c->dropout,
+        "attn_pdrop", c->dropout, "resid_pdrop", c->dropout, "tie_word_embeddings", 1);
+    bool ok = keys && json_object_update(object, keys) == 0;
+    json_decref(keys);
+    return ok;
+}
+
+/* GPT-2 has biases everywhere: zeros, where there are none here. */
+static bool export_more(kn_model_tensors *t, const void *config)
+{
+    const kn_gpt_config *c = config;
+    static const char *const without[] = { ".wte.weight", ".wpe.weight" };
+    const int count = t->count;
+    bool ok = true;
+    for (int i = 0; c->no_bias && ok && i < count; i++) {
+        const kn_safetensors_entry *e = &t->entry[i];
+        char name[256];
+        const size_t n = strlen(e->name);
+        const int64_t size = e->shape[e->ndim - 1]; /* of products [in, out], and of norms */
+        if (strcmp(e->name + n - strlen(without[0]), without[0]) == 0 ||
+            strcmp(e->name + n - strlen(without[1]), without[1]) == 0)
+            continue;
+        snprintf(name, sizeof name, "%.*sbias", (int)(n - strlen("weight")), e->name);
+        ok = kn_model_tensors_add_zeros(t, name, size);
+    }
+    return ok;
+}
+
 KN_FAMILY(kn_gpt_family, .noun = "GPT", .prefix = "gpt", .type = "gpt2", .block_class = "gpt_block",
           .size = sizeof(kn_gpt_config), .field = fields, .preset = presets, .check = check,
           .init = init, .fewest_tensors = fewest_tensors, .custom = "custom",
           .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
-          .import = import, .renames = renames, .optional_prefix = "transformer.");
+          .import = import, .renames = renames, .optional_prefix = "transformer.", .export = export,
+          .export_more = export_more, .architecture = "GPT2LMHeadModel");
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

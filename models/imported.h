@@ -1,15 +1,16 @@
-/* models/imported.h: language models in files: Hugging Face's folders of GPT-2, Llama and Mistral,
- * and checkpoints of Knap.
+/* models/imported.h: language models in files, of others and for them: Hugging Face's folders of
+ * GPT-2, Llama and Mistral, and checkpoints of Knap.
  *
  *   kn_imported *from = kn_import_open("gpt2", .comm = world);
  *   kn_gpt model = { 0 };
  *   if (from && kn_import_gpt(from) &&
  *       kn_gpt_init(&model, *kn_import_gpt(from), KN_F32, KN_META) &&
  *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model))
- *       ... */
+ *       ...  */
 #ifndef KNAP_MODELS_IMPORTED_H
 #define KNAP_MODELS_IMPORTED_H
 
+#include "fsdp/ema.h"
 #include "models/gpt.h"
 #include "models/llama.h"
 #include "models/tokenizer.h"
@@ -44,6 +45,24 @@ KN_API const kn_llama_config *kn_import_llama(const kn_imported *i);
 KN_API kn_tokenizer *kn_import_tokenizer(const kn_imported *i);
 /* Fills module, with any sharding: each rank reads its own part of the files. Collective. */
 KN_API bool kn_import_load(const kn_imported *i, void *module);
+
+typedef struct kn_export_options {
+    KN_BEGIN_OPTIONS;
+    /* One of the two: the module's sizes (kn_gpt_config_of, kn_llama_config_of). */
+    const kn_gpt_config *gpt;
+    const kn_llama_config *llama;
+    const kn_tokenizer *tokenizer; /* NULL: none is written */
+    kn_comm *comm;                 /* the ranks that hold module; NULL: kn_world() */
+    const kn_ema *ema;             /* made for module: its averages are saved */
+    kn_dtype dtype; /* of the file: KN_F32 (the default), KN_BF16, KN_F16 or KN_F64 */
+} kn_export_options;
+/* Writes module into the folder dir, made if missing, for transformers' from_pretrained (versions 4
+ * and 5): config.json, model.safetensors, tokenizer.json and tokenizer_config.json. Where a GPT has
+ * no biases, the file has zeros. A model that this function wrote there before is replaced, as by
+ * kn_pretrained_save. Collective: one tensor at a time passes through each rank, rank 0 writes. */
+KN_API bool kn_export_(const char *dir, void *module, kn_export_options o);
+#define kn_export(dir, module, ...)                                                                \
+    kn_export_(dir, module, KN_OPTIONS(kn_export_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

@@ -158,6 +158,17 @@ static bool read(const json_t *object, const char *file, void *config)
 static const kn_rename renames[] = { { "model.layers.*.self_attn.rotary_emb.inv_freq", NULL },
                                      { 0 } };
 
+/* The keys are transformers' already; its version 5 has those of rope in one object. */
+static bool export(json_t *object, const void *config)
+{
+    const kn_llama_config *c = config;
+    const json_t *scaling = json_object_get(object, "rope_scaling");
+    json_t *rope = json_is_object(scaling) ? json_copy((json_t *)scaling)
+                                           : json_pack("{s:s}", "rope_type", "default");
+    return rope && json_object_set_new(rope, "rope_theta", json_real(c->rope_base)) == 0 &&
+           json_object_set_new(object, "rope_parameters", rope) == 0;
+}
+
 /* ---- the family ------------------------------------------------------------------------------ */
 
 static bool init(void *model, const void *config, kn_dtype dtype, kn_device device)
@@ -185,7 +196,8 @@ KN_FAMILY(kn_llama_family, .noun = "Llama", .prefix = "llama", .type = "llama",
           .preset = presets, .fill = fill, .check = check, .init = init,
           .fewest_tensors = fewest_tensors, .read = read, .write = write, .custom = "llama",
           .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
-          .also = "mistral", .renames = renames);
+          .also = "mistral", .renames = renames, .export = export,
+          .architecture = "LlamaForCausalLM");
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

@@ -2,7 +2,7 @@
 #include "autograd/functional.h"
 #include "autograd/operations.h"
 #include "kernels/error.h"
-#include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 #include "models/model_tensors.h"
 #include "nn/walk.h"
 
@@ -20,7 +20,7 @@ static bool add(kn_model_tensors *t, const char *name, kn_dtype dtype, const kn_
                                  .dtype = dtype,
                                  .ndim = kn_ndim(whole) };
     memcpy(e->shape, kn_shape(whole), (size_t)e->ndim * sizeof *e->shape);
-    t->buffer[t->count++] = buffer;
+    t->buffer[t->count++] = buffer ? kn_keep(buffer) : NULL;
     return e->name != NULL;
 }
 
@@ -32,9 +32,8 @@ bool kn_model_tensors_make(kn_model_tensors *t, void *module)
     *t = (kn_model_tensors){ 0 };
     for (kn_walk w = kn_walk_begin(module); kn_next_buffer(&w);)
         count++;
-    t->entry = kn_host_calloc((size_t)count + 1, sizeof *t->entry);
-    t->buffer = kn_host_calloc((size_t)count + 1, sizeof *t->buffer);
-    bool ok = kn_ok() && t->entry && t->buffer;
+    bool ok = kn_ok() && kn_host_grow(&t->entry, &t->entry_room, count + 1, sizeof *t->entry) &&
+              kn_host_grow(&t->buffer, &t->buffer_room, count + 1, sizeof *t->buffer);
     for (int i = 0; ok && i < params; i++)
         ok = add(t, p[i].name, p[i].master ? kn_dtype_of(p[i].master) : kn_dtype_of(p[i].tensor),
                  p[i].tensor, NULL);
@@ -43,10 +42,23 @@ bool kn_model_tensors_make(kn_model_tensors *t, void *module)
     return ok && kn_ok();
 }
 
+bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size)
+{
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *zeros = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(size));
+    bool ok = zeros && kn_host_grow(&t->entry, &t->entry_room, t->count + 1, sizeof *t->entry) &&
+              kn_host_grow(&t->buffer, &t->buffer_room, t->count + 1, sizeof *t->buffer) &&
+              add(t, name, KN_F32, zeros, zeros);
+    kn_scope_end(scope);
+    return ok;
+}
+
 void kn_model_tensors_free(kn_model_tensors *t)
 {
-    for (int i = 0; i < t->count; i++)
+    for (int i = 0; i < t->count; i++) {
         kn_host_free((void *)t->entry[i].name);
+        kn_tensor_free(t->buffer[i]);
+    }
     kn_host_free(t->entry);
     kn_host_free(t->buffer);
     *t = (kn_model_tensors){ 0 };

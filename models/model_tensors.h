@@ -10,10 +10,13 @@
 /* Parameters and buffers of a module as they are in a file. */
 typedef struct kn_model_tensors {
     kn_safetensors_entry *entry; /* [count]: names (owned), dtypes of this module, shapes */
-    kn_tensor **buffer;          /* [count]: borrowed; NULL: parameter number i of kn_params */
+    kn_tensor **buffer;          /* [count]: kept; NULL: parameter number i of kn_params */
     int count;
+    int64_t entry_room, buffer_room;
 } kn_model_tensors;
 bool kn_model_tensors_make(kn_model_tensors *t, void *module);
+/* Adds a tensor of zeros, which the module lacks. */
+bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size);
 void kn_model_tensors_free(kn_model_tensors *t);
 /* The files f hold the tensors of t, and no others. head: a classifier of which the number of
  * classes may differ; NULL: none. Errors name path and the tensors; than: "the module has". */

@@ -97,15 +97,12 @@ static bool rename_both(const char *dir)
            rename_new(dir, CONFIG) && kn_sync_folder(dir);
 }
 
-static bool write_config(const char *dir, const kn_model_config *c, const kn_vision_input *in)
+static bool write_config(const char *dir, const char *text)
 {
     char path[PATH_SIZE];
-    char *text = kn_pretrained_config_text(c, in);
-    bool ok = text && kn_pretrained_path(path, dir, CONFIG_NEW) &&
-              kn_file_write(path, (const void *const[]){ text, "\n" },
-                            (const size_t[]){ strlen(text), 1 }, 2);
-    kn_host_free(text);
-    return ok;
+    return text && kn_pretrained_path(path, dir, CONFIG_NEW) &&
+           kn_file_write(path, (const void *const[]){ text, "\n" },
+                         (const size_t[]){ strlen(text), 1 }, 2);
 }
 
 /* The tensors t of a module are those of want, a model of c. */
@@ -139,16 +136,17 @@ static bool is_model(const kn_model_tensors *t, const kn_model_config *c)
     return ok;
 }
 
-static bool save(const char *dir, void *module, const kn_model_config *c, const kn_vision_input *in,
+static bool save(const char *dir, void *module, const kn_model_config *c, const char *config,
                  const kn_pretrained_save_options *o)
 {
     char path[PATH_SIZE];
     const bool first = kn_rank(o->comm) == 0;
     kn_model_tensors t = { 0 };
     bool ok = kn_model_tensors_make(&t, module) && is_model(&t, c) &&
+              (!c->family->export_more || c->family->export_more(&t, c->of)) &&
               kn_pretrained_path(path, dir, "model.safetensors.new") &&
               kn_model_write(&t, module, o->ema, o->comm, o->dtype, path);
-    const bool begun = ok && first && write_config(dir, c, in) && remove_config(dir);
+    const bool begun = ok && first && write_config(dir, config) && remove_config(dir);
     ok = ok && (!first || (begun && rename_both(dir)));
     if (!ok && first)
         remove_new(dir, MODEL);
@@ -158,25 +156,34 @@ static bool save(const char *dir, void *module, const kn_model_config *c, const 
     return ok;
 }
 
-bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
-                    const kn_vision_input *in, kn_pretrained_save_options o)
+bool kn_model_save(const char *dir, void *module, const kn_model_config *c, const char *config,
+                   const char *caller, kn_pretrained_save_options o)
 {
     o.comm = o.comm ? o.comm : kn_world();
     o.dtype = o.dtype ? o.dtype : KN_F32;
     if (o.dtype != KN_F32 && o.dtype != KN_BF16 && o.dtype != KN_F16 && o.dtype != KN_F64)
-        kn_fail("kn_pretrained_save: .dtype is %s, should be f32, bf16, f16 or f64",
+        kn_fail("%s: .dtype is %s, should be f32, bf16, f16 or f64", caller,
                 kn_dtype_name(o.dtype));
     else if (o.ema && kn_ema_module(o.ema) != (kn_module *)module)
-        kn_fail("kn_pretrained_save: .ema was made for another module");
+        kn_fail("%s: .ema was made for another module", caller);
     else if (kn_rank(o.comm) == 0)
         kn_pretrained_may_save(dir);
     if (!kn_agree(o.comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
-    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, in, &o);
+    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, config, &o);
     ok = kn_module_full_buffers(module, false) && ok;
     ok = kn_agree(o.comm, ok);
     kn_comm_resume_timeout(o.comm);
+    return ok;
+}
+
+bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
+                    const kn_vision_input *in, kn_pretrained_save_options o)
+{
+    char *text = kn_pretrained_config_text(c, in);
+    bool ok = kn_model_save(dir, module, c, text, "kn_pretrained_save", o);
+    kn_host_free(text);
     return ok;
 }
 

@@ -1,6 +1,7 @@
 """scripts/peers hf: language models of transformers, read by Knap.
 
-    scripts/peers hf                          random models of random sizes: the text that both write, greedily
+    scripts/peers hf                          random models of random sizes: the text that both write, greedily, and that
+                                              transformers writes from what generate --export wrote
     scripts/peers hf --seed 3 --build build
     scripts/peers hf --write                  makes tests/models/imported anew: small models, and what transformers says of them
 
@@ -117,7 +118,16 @@ def compare(tool, seed, work):
             wrong += not same
             if not same:
                 print(f'{name}, {ranks} ranks: {run.stderr.decode().strip() or "another text"}')
-    print(f'seed {seed}: {2 * len(MODELS)} models on 1 and 2 ranks, {wrong} wrong')
+            out = os.path.join(work, f'{k}-{ranks}')
+            run = subprocess.run([tool, '--from', folder, '--export', out, '--ranks', str(ranks)], capture_output=True)
+            if run.returncode == 0:
+                back = transformers.AutoModelForCausalLM.from_pretrained(out)
+                text = transformers.AutoTokenizer.from_pretrained(out).decode(greedy(back, ids, count)[0])
+            same = run.returncode == 0 and text == want and back.dtype == torch.float32
+            wrong += not same
+            if not same:
+                print(f'{name}, exported by {ranks} ranks: {run.stderr.decode().strip() or "another text"}')
+    print(f'seed {seed}: {2 * len(MODELS)} models on 1 and 2 ranks, read and exported, {wrong} wrong')
     return 1 if wrong else 0
 
 

@@ -11,7 +11,8 @@ typedef struct settings {
     const char *from, *prompt;
     int64_t tokens, ctx, top_k, seed, ranks, threads;
     double temperature, top_p;
-    int device;
+    int device, dtype;
+    const char *export;
 } settings;
 
 #define AT(field) offsetof(settings, field)
@@ -32,6 +33,10 @@ static const kn_option table[] = {
       .max = 1 << 24 },
     { "top-p", KN_OPTION_FLOAT, AT(top_p), "1", "choose among the likeliest that make up p",
       .max = 1 },
+    { "export", KN_OPTION_PATH, AT(export), NULL,
+      "write the model for transformers into this folder, and no text" },
+    { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
+      .choices = "f32|bf16|f16" },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "seed", KN_OPTION_INT, AT(seed), "1337", "seed of the choices", .max = 9e15 },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
@@ -64,6 +69,18 @@ static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
     return !kn_ok() ? 0 : s->ctx ? s->ctx : trained > 0 && trained < most ? trained : most;
 }
 
+static bool export_model(const settings *s, kn_module *model, const kn_model_config *c,
+                         const kn_tokenizer *t, kn_comm *world)
+{
+    static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 };
+    const kn_export_options o = { .comm = world, .tokenizer = t, .dtype = dtypes[s->dtype] };
+    if (!kn_language_save(s->export, model, c, o))
+        return false;
+    if (kn_rank(world) == 0)
+        printf("exported to %s\n", s->export);
+    return true;
+}
+
 static bool generate(const settings *s, kn_comm *world)
 {
     kn_module model = { 0 };
@@ -77,6 +94,8 @@ static bool generate(const settings *s, kn_comm *world)
     if (!s->from)
         return kn_fail(
             "give --from DIR, a folder that train_gpt --out wrote, or one of transformers");
+    if (s->dtype && !s->export)
+        return kn_fail("--dtype is for --export; leave it out");
     if (s->top_p == 0)
         return kn_fail("--top-p 0 leaves no token to choose; give a share above 0, or 1 for all");
     kn_imported *from = kn_import_open(s->from, .comm = world);
@@ -88,12 +107,16 @@ static bool generate(const settings *s, kn_comm *world)
         kn_config_init(&model, c, KN_F32, KN_META) &&
         kn_fsdp_wrap(&model, world, .wrap_class = c->family->block_class,
                      .device = s->device ? KN_CUDA : KN_CPU) &&
-        kn_import_load(from, &model) &&
-        kn_write_text(&model, c->family->next_logits, tokenizer, .prompt = s->prompt,
-                      .tokens = s->tokens, .ctx = ctx, .draw = o, .cached = true,
-                      .out = kn_rank(world) == 0 ? stdout : NULL);
-    if (ok && kn_rank(world) == 0)
-        printf("\n");
+        kn_import_load(from, &model);
+    if (ok && s->export)
+        ok = export_model(s, &model, c, tokenizer, world);
+    else if (ok) {
+        ok = kn_write_text(&model, c->family->next_logits, tokenizer, .prompt = s->prompt,
+                           .tokens = s->tokens, .ctx = ctx, .draw = o, .cached = true,
+                           .out = kn_rank(world) == 0 ? stdout : NULL);
+        if (ok && kn_rank(world) == 0)
+            printf("\n");
+    }
     kn_module_free(&model);
     kn_tokenizer_free(tokenizer);
     kn_import_free(from);

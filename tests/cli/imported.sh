@@ -36,6 +36,23 @@ import json
 a, b = ([json.loads(l)['loss'] for l in open(f'log{i}') if 'loss' in l] for i in (1, 2))
 assert len(a) == len(b) == 3 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, (a, b)"
 
+for model in run gpt2 llama_rope; do
+    for ranks in 1 2; do
+        run "$generate" --from $model --export out-$model --ranks $ranks
+        check "$model is exported by $ranks ranks" eval 'succeeds && says "exported to out-$model"'
+        cmp <("$generate" --from $model --prompt 'The' --tokens 9) <("$generate" --from out-$model --prompt 'The' --tokens 9)
+        check "and is the same" test $? = 0
+    done
+done
+run "$generate" --from gpt2 --export out-gpt2 --dtype bf16
+check "in 16 bits" python3 -c "
+import json, struct
+with open('out-gpt2/model.safetensors', 'rb') as f:
+    header = json.loads(f.read(struct.unpack('<Q', f.read(8))[0]))
+assert all(t['dtype'] == 'BF16' for n, t in header.items() if n != '__metadata__'), header
+c = json.load(open('out-gpt2/config.json'))
+assert c['dtype'] == c['torch_dtype'] == 'bfloat16' and c['n_ctx'] == 64 and c['eos_token_id'] == 0, c"
+
 mkdir no-tokenizer && cp gpt2/model* gpt2/config.json no-tokenizer/
 mkdir pickled && cp gpt2/config.json pickled/ && echo >pickled/pytorch_model.bin
 cp -r llama cut && head -c 9000 llama/model-00001-of-00003.safetensors >cut/model-00001-of-00003.safetensors
@@ -45,6 +62,9 @@ while IFS='|' read -r words says; do
 done <<'END_OF_CASES'
 "$generate" --from no-tokenizer --tokens 1|holds no tokenizer
 "$generate" --from pickled --tokens 1|write its pytorch_model.bin again
+"$generate" --from gpt2 --export gpt2|that Knap didn't export
+"$generate" --from gpt2 --export run|holds the checkpoint of a run
+"$generate" --from gpt2 --dtype bf16|--dtype is for --export
 "$generate" --from cut --tokens 1|model-00001-of-00003.safetensors
 "$generate" --from nowhere --tokens 1|nowhere
 "$gpt" --init gpt2 "${small[@]}" --layers 3|--layers 3: the model of --init gpt2 has 2; leave it out

@@ -69,6 +69,73 @@ KN_TEST(imported, as_transformers_computes)
         one_model(names[i]);
 }
 
+/* What is exported is read again, bit for bit; a GPT without biases gets zeros. */
+KN_TEST(imported, exported_and_read)
+{
+    const kn_gpt_config gpt = { 2, 2, 16, 8, 30, 0, false }, bare = { 2, 2, 16, 8, 30, 0, true };
+    const kn_llama_config llama = { .layers = 2,
+                                    .heads = 2,
+                                    .kv_heads = 1,
+                                    .embd = 16,
+                                    .ctx = 8,
+                                    .vocab = 30,
+                                    .norm_eps = 1e-6,
+                                    .rope_base = 5000,
+                                    .rope_scaling = { 4, 1, 4, 16 } },
+                          own_head = { .layers = 1,
+                                       .heads = 4,
+                                       .embd = 16,
+                                       .ctx = 8,
+                                       .vocab = 30,
+                                       .untied = true };
+    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijklmnopqrstuvwxyz0123", 30);
+    kn_set_grad_mode(false);
+    for (int i = 0; i < 4; i++) {
+        kn_module m = { 0 }, again = { 0 };
+        kn_scope scope = kn_scope_begin();
+        KN_CHECK(i < 2 ? kn_gpt_init((kn_gpt *)&m, i ? bare : gpt, KN_F32, KN_CPU)
+                       : kn_llama_init((kn_llama *)&m, i == 2 ? llama : own_head, KN_F32, KN_CPU));
+        KN_CHECK(kn_export(temp_path("out"), &m, .comm = kn_comm_self(), .tokenizer = t,
+                           .gpt = i < 2 ? kn_gpt_config_of((kn_gpt *)&m) : NULL,
+                           .llama = i < 2 ? NULL : kn_llama_config_of((kn_llama *)&m)),
+                 "%s", kn_error());
+        kn_imported *x = kn_import_open(temp_path("out"), .comm = kn_comm_self());
+        KN_CHECK(x && kn_config_init(&again, kn_import_config(x), KN_F32, KN_CPU) &&
+                     kn_import_load(x, &again),
+                 "%s", kn_error());
+        const int64_t ids[] = { 3, 1, 4, 1, 5 };
+        kn_tensor *in = kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, 5));
+        const kn_family *f = kn_import_config(x)->family;
+        kn_tensor *a = f->next_logits(&m, in), *b = f->next_logits(&again, in);
+        KN_CHECK(a && b && memcmp(kn_data(a), kn_data(b), 30 * sizeof(float)) == 0, "model %d", i);
+        if (i == 2)
+            KN_CHECK(kn_import_llama(x)->norm_eps == 1e-6 &&
+                     kn_import_llama(x)->rope_scaling.original_ctx == 16);
+        kn_tokenizer *read = kn_import_tokenizer(x);
+        KN_CHECK(read && kn_tokenizer_vocab(read) == 30, "%s", kn_error());
+        kn_tokenizer_free(read);
+        kn_import_free(x);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+        kn_module_free(&again);
+    }
+    kn_tokenizer_free(t);
+    kn_gpt g = { 0 };
+    KN_CHECK(kn_gpt_init(&g, gpt, KN_F32, KN_CPU));
+    KN_CHECK(!kn_export(temp_path("out"), &g));
+    KN_CHECK_ERROR("give one of .gpt and .llama");
+    KN_CHECK(!kn_export(temp_path("out"), &g, .llama = &own_head, .comm = kn_comm_self()));
+    KN_CHECK_ERROR("the module has");
+    KN_CHECK(
+        !kn_export(temp_path("out"), &g, .gpt = &gpt, .dtype = KN_I64, .comm = kn_comm_self()));
+    KN_CHECK_ERROR("kn_export: .dtype is i64");
+    write_temp("config.json", "{}", 2);
+    KN_CHECK(!kn_export(temp_folder, &g, .gpt = &gpt, .comm = kn_comm_self()));
+    KN_CHECK_ERROR("that Knap didn't export");
+    kn_module_free(&g);
+    remove_temp();
+}
+
 /* A model's config.json with one value changed, beside its tensors. */
 static kn_imported *open_changed(const char *name, const char *key, const char *value)
 {
