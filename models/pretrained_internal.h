@@ -13,8 +13,8 @@ const kn_vision_input *kn_pretrained_input(const kn_pretrained *p);
 /* True if kn_pretrained_save may write into dir, which is made if missing: it holds no run's
  * checkpoint, and no model of another origin. Else an error. */
 bool kn_pretrained_may_save(const char *dir);
-/* Writes module, a model of c, and the text of its config.json, as kn_pretrained_save does, of whose
- * options .comm, .ema and .dtype count. caller names it in errors. Collective. */
+/* Writes module, a model of c, and the text of its config.json, as kn_pretrained_save does, of
+ * whose options .comm, .ema and .dtype count. caller names it in errors. Collective. */
 bool kn_model_save(const char *dir, void *module, const kn_model_config *c, const char *config,
                    const char *caller, kn_pretrained_save_options o);
 /* kn_pretrained_save of any image family. */
