@@ -52,6 +52,8 @@ static void listen_to(int sig, void (*handler)(int))
     sigemptyset(&action.sa_mask);
     if (sigaction(sig, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
         sigaction(sig, &action, NULL);
+    sigaddset(&action.sa_mask, sig);
+    pthread_sigmask(SIG_UNBLOCK, &action.sa_mask, NULL); /* it may have been blocked at the start */
 }
 
 void save_listen(void)

@@ -59,8 +59,8 @@ follow "fetch or save it again" bash -c 'truncate -s 100 "$0"/step-*/model/*.saf
 # What sentences name.
 named() {
     local p
-    for p in train_gpt generate train_resnet predict knap-checkpoint; do
-        [ ! -x "$BUILD/models/$p" ] || "$BUILD/models/$p" --help
+    for p in "$BUILD"/models/*; do
+        [ ! -x "$p" ] || [ ! -f "$p" ] || "$p" --help
     done >"$TMP/help"
     python3 - "$ROOT" "$TMP/help" <<'END'
 import pathlib, re, sys

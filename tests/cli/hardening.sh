@@ -5,8 +5,8 @@
 . "$(dirname "$0")/lib.sh"
 command -v readelf >/dev/null || skip "there is no readelf"
 files=("$BUILD/libknap.so")
-for p in train_gpt generate train_resnet predict knap-checkpoint; do files+=("$BUILD/models/$p"); done
-[ -f "${files[1]}" ] && [ -f "${files[0]}" ] || skip "build/models/train_gpt or libknap.so is not built"
+for p in "$BUILD"/models/*; do [ ! -x "$p" ] || [ ! -f "$p" ] || files+=("$p"); done
+[ ${#files[@]} -gt 4 ] && [ -f "${files[0]}" ] || skip "build/models/train_gpt or libknap.so is not built"
 
 flags() { readelf -lW "$1" | sed -nE "s/^ *$2 .* 0x[0-9a-f]+ +([RWE ]+) +0x[0-9a-f]+$/\1/p" | tr -d ' '; }
 calls() { readelf -sW "$1" | grep -qE " UND +$2(@|$)"; }

@@ -32,8 +32,8 @@ saves_and_goes_on() { # saves_and_goes_on PID
     wait_for trained $((before + 3)) || { echo "it doesn't go on"; cat "$TMP/output"; return 1; }
 }
 saved() { [ -n "$(ls -d "$TMP"/run/step-*[0-9]/state.json 2>/dev/null)" ]; }
-saves_and_stops() {
-    kill -USR2 "$1"
+saves_and_stops() { # saves_and_stops PID [SIGNAL]
+    kill -"${2:-USR2}" "$1"
     ended $program
     succeeds && says "To go on:" && [ "$(step_of "$TMP/run")" = "$(lines)" ]
 }
@@ -104,6 +104,19 @@ for ranks in 1 2; do
         run timeout 300 "$gpt" --ranks $ranks --resume "$TMP/run" --stop-after $(($(step_of "$TMP/run") + 1))
         check "SIG$sig, $ranks ranks: and goes on from what it saved" succeeds
     done
+done
+
+# a launcher that blocks signals
+blocked="import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+os.execv(sys.argv[1], sys.argv[1:])"
+for ranks in 1 2; do
+    rm -rf "$TMP/run" "$TMP/log"
+    python3 -c "$blocked" "${endless[@]}" --ranks $ranks --out "$TMP/run" >"$TMP/output" 2>&1 </dev/null &
+    program=$!
+    wait_for trained 3
+    check "SIGUSR1 that was blocked at the start, $ranks ranks" saves_and_goes_on $program
+    check "and SIGTERM" saves_and_stops $program TERM
 done
 
 # before the training
