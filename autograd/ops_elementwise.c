@@ -10,8 +10,7 @@
 static bool kind_takes(const kn_op_call *c, const kn_kind_row *row)
 {
     const kn_dtype t = c->in[0]->dtype;
-    if (row->dtypes == KN_NUMBERS || (row->dtypes == KN_FLOATS && kn_dtype_is_float(t)) ||
-        (row->dtypes == KN_BOOLS && t == KN_BOOL))
+    if (kn_kind_takes(row, t) || row->dtypes == KN_NUMBERS)
         return true;
     return row->dtypes == KN_BOOLS
                ? kn_fail("%s: needs bool tensors, got %s; compare it first (kn_ne with 0)",

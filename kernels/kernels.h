@@ -108,6 +108,9 @@ typedef struct kn_unary_grad_args {
     double p0, p1;
 } kn_unary_grad_args;
 
+/* The array that the derivative reads, x or y; dy, which is there anyway, if it reads neither. */
+KN_API const kn_array *kn_unary_grad_input(const kn_unary_grad_args *a);
+
 /* dst = a op b; a and b already expanded to dst's shape (stride 0); in place on a or b. The dtypes
  * are those in the kind's row (kernels/kinds.h); DIV of integers truncates, and division by zero
  * gives 0 there. */

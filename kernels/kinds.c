@@ -1,16 +1,13 @@
 /* kernels/kinds.c: the rows of kernels/kinds.h as arrays, and the dtypes that compute. */
-#include "kernels/kinds.h"
+#include "kernels/kernels.h"
 
 enum { LINE = 0, NONZERO = 0, POSITIVE = 1 };
-enum { LIGHT = 0, HEAVY = 1 };
 
-#define UNARY_ROW(kind, name, function, reads, dtypes, domain, work)                               \
-    [KN_##kind] = { #name, KN_READS_##reads, KN_##dtypes, domain, work },
-#define BINARY_ROW(kind, name, function, reads, dtypes, domain)                                    \
-    [KN_##kind] = { #name, KN_READS_##reads, KN_##dtypes, domain, LIGHT },
+#define KIND_ROW(kind, name, function, reads, dtypes, domain, work, ...)                           \
+    [KN_##kind] = { #name, KN_READS_##reads, KN_##dtypes, domain, KN_##work },
 
-static const kn_kind_row unary_rows[] = { KN_UNARY_KINDS(UNARY_ROW) };
-static const kn_kind_row binary_rows[] = { KN_BINARY_KINDS(BINARY_ROW) };
+static const kn_kind_row unary_rows[] = { KN_UNARY_KINDS(KIND_ROW) };
+static const kn_kind_row binary_rows[] = { KN_BINARY_KINDS(KIND_ROW) };
 static const kn_kind_row unknown = { .name = "unknown" };
 
 const kn_kind_row *kn_unary_row(kn_unary kind)
@@ -21,6 +18,31 @@ const kn_kind_row *kn_unary_row(kn_unary kind)
 const kn_kind_row *kn_binary_row(kn_binary kind)
 {
     return (unsigned)kind < KN_BINARY_COUNT ? &binary_rows[kind] : &unknown;
+}
+
+bool kn_kind_takes(const kn_kind_row *row, kn_dtype t)
+{
+    switch (row->dtypes) {
+    case KN_FLOATS:
+        return kn_dtype_is_float(t);
+    case KN_NUMBERS:
+        return kn_dtype_is_arithmetic(t);
+    case KN_BOOLS:
+        return t == KN_BOOL;
+    default:
+        return false;
+    }
+}
+
+bool kn_binary_takes(kn_binary kind, kn_dtype t, kn_dtype to)
+{
+    return to == (kind >= KN_EQ ? KN_BOOL : t) && kn_kind_takes(kn_binary_row(kind), t);
+}
+
+const kn_array *kn_unary_grad_input(const kn_unary_grad_args *a)
+{
+    const int reads = kn_unary_row(a->kind)->reads;
+    return reads & KN_READS_X ? &a->x : reads & KN_READS_Y ? &a->y : &a->dy;
 }
 
 bool kn_dtype_is_int(kn_dtype t)

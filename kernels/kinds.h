@@ -1,7 +1,7 @@
-/* kernels/kinds.h: the kinds of unary and binary operations. A kind is one row: its name and every
- * fact about it besides its formula. The enums, autograd's operations and functions, what backward
- * saves, costs, messages and the lists of the tests are all made from the rows; the formula stands
- * in each provider. docs/change.md lists what a new kind touches. */
+/* kernels/kinds.h: the kinds of unary and binary operations. A kind is one row: its name, its
+ * formula and every fact about it. The enums, autograd's operations and functions, what backward
+ * saves, the loops of the providers, costs, messages and the lists of the tests are all made from
+ * the rows. docs/change.md lists what a new kind touches. */
 #ifndef KNAP_KERNELS_KINDS_H
 #define KNAP_KERNELS_KINDS_H
 
@@ -27,6 +27,7 @@ enum {
 
 /* The dtypes for which a kind is defined. */
 typedef enum kn_kind_dtypes {
+    KN_NO_DTYPES /* of a number that is no kind */,
     KN_FLOATS,
     KN_NUMBERS /* floats and integers */,
     KN_BOOLS
@@ -35,6 +36,9 @@ typedef enum kn_kind_dtypes {
 KN_API bool kn_dtype_is_int(kn_dtype t);        /* i64, i32, u8, bool */
 KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
 
+/* How long a kind computes. */
+typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
+
 /* The columns of a unary kind:
  *   function  how autograd/operations.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0
  *             and p1, written by hand in autograd/ops_elementwise.c
@@ -42,91 +46,140 @@ KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
  *   dtypes    FLOATS, NUMBERS or BOOLS
  *   domain    where tests draw inputs: LINE, all numbers; POSITIVE; NONZERO, where the last operand
  *             divides
- *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another
- *             thread */
+ *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread;
+ *             LONG: many instructions, so a GPU's loop over them stays a loop; RARE: the same, and
+ *             the CPU's vector provider leaves it to the reference
+ *   formula   y = f(x), with p0 and p1, in words that every provider defines for its numbers
+ *             (kernels/formulas.h)
+ *   gradient  dx = d f'(x), where d is dy. A slope that is chosen to be 0 lets nothing pass, also
+ *             no infinite d */
 /* clang-format off */
-#define KN_UNARY_KINDS(ROW)                                                     \
-    /*  kind         name         function  reads    dtypes   domain    work */ \
-    ROW(NEG,         neg,         PLAIN,    NOTHING, NUMBERS, LINE,     LIGHT)  \
-    ROW(ABS,         abs,         PLAIN,    X,       NUMBERS, LINE,     LIGHT)  \
-    ROW(SIGN,        sign,        PLAIN,    NOTHING, NUMBERS, LINE,     LIGHT)  \
-    ROW(FLOOR,       floor,       PLAIN,    NOTHING, NUMBERS, LINE,     LIGHT)  \
-    ROW(CEIL,        ceil,        PLAIN,    NOTHING, NUMBERS, LINE,     LIGHT)  \
-    /* to the nearest integer, from the middle to the even one */               \
-    ROW(ROUND,       round,       PLAIN,    NOTHING, NUMBERS, LINE,     LIGHT)  \
-    ROW(SQUARE,      square,      PLAIN,    X,       NUMBERS, LINE,     LIGHT)  \
-    ROW(EXP,         exp,         PLAIN,    Y,       FLOATS,  LINE,     HEAVY)  \
-    /* e^x - 1 */                                                               \
-    ROW(EXPM1,       expm1,       PLAIN,    Y,       FLOATS,  LINE,     HEAVY)  \
-    ROW(LOG,         log,         PLAIN,    X,       FLOATS,  POSITIVE, HEAVY)  \
-    /* log(1 + x) */                                                            \
-    ROW(LOG1P,       log1p,       PLAIN,    X,       FLOATS,  POSITIVE, HEAVY)  \
-    ROW(LOG2,        log2,        PLAIN,    X,       FLOATS,  POSITIVE, HEAVY)  \
-    ROW(SQRT,        sqrt,        PLAIN,    Y,       FLOATS,  POSITIVE, LIGHT)  \
-    ROW(RSQRT,       rsqrt,       PLAIN,    Y,       FLOATS,  POSITIVE, LIGHT)  \
-    ROW(RECIP,       reciprocal,  PLAIN,    Y,       FLOATS,  NONZERO,  LIGHT)  \
-    ROW(SIN,         sin,         PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    ROW(COS,         cos,         PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    ROW(TAN,         tan,         PLAIN,    Y,       FLOATS,  LINE,     HEAVY)  \
-    ROW(ATAN,        atan,        PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    ROW(ERF,         erf,         PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    ROW(TANH,        tanh,        PLAIN,    Y,       FLOATS,  LINE,     HEAVY)  \
-    ROW(SIGMOID,     sigmoid,     PLAIN,    Y,       FLOATS,  LINE,     HEAVY)  \
-    /* log(sigmoid(x)) */                                                       \
-    ROW(LOGSIGMOID,  logsigmoid,  PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    ROW(RELU,        relu,        PLAIN,    Y,       FLOATS,  LINE,     LIGHT)  \
-    /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */                       \
-    ROW(GELU_TANH,   gelu_tanh,   PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    /* 0.5 x (1 + erf(x / sqrt 2)) */                                           \
-    ROW(GELU,        gelu,        PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    /* x sigmoid(x) */                                                          \
-    ROW(SILU,        silu,        PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    /* x tanh(log(1 + e^x)) */                                                  \
-    ROW(MISH,        mish,        PLAIN,    X,       FLOATS,  LINE,     HEAVY)  \
-    /* min(max(x + 3, 0), 6) / 6 */                                             \
-    ROW(HARDSIGMOID, hardsigmoid, PLAIN,    X,       FLOATS,  LINE,     LIGHT)  \
-    /* x hardsigmoid(x) */                                                      \
-    ROW(HARDSWISH,   hardswish,   PLAIN,    X,       FLOATS,  LINE,     LIGHT)  \
-    /* x > 0 ? x : p0 x */                                                      \
-    ROW(LEAKY_RELU,  leaky_relu,  PARAMS,   X,       FLOATS,  LINE,     LIGHT)  \
-    /* x > 0 ? x : p0 (e^x - 1) */                                              \
-    ROW(ELU,         elu,         PARAMS,   X,       FLOATS,  LINE,     HEAVY)  \
-    /* p0 x > p1 ? x : log(1 + e^(p0 x)) / p0 */                                \
-    ROW(SOFTPLUS,    softplus,    PARAMS,   X,       FLOATS,  LINE,     HEAVY)  \
-    /* p0 x + p1 */                                                             \
-    ROW(AFFINE,      affine,      PARAMS,   NOTHING, NUMBERS, LINE,     LIGHT)  \
-    /* x^p0; vector loops compute only the square, so its work is LIGHT */      \
-    ROW(POW,         pow,         PARAMS,   X,       FLOATS,  POSITIVE, LIGHT)  \
-    /* min(max(x, p0), p1) */                                                   \
-    ROW(CLAMP,       clamp,       PARAMS,   X,       NUMBERS, LINE,     LIGHT)  \
-    /* the same, but its derivative is 0 at p0 and p1 */                        \
-    ROW(HARDTANH,    hardtanh,    PARAMS,   X,       FLOATS,  LINE,     LIGHT)  \
-    ROW(NOT,         logical_not, PLAIN,    NO_GRAD, BOOLS,   LINE,     LIGHT)
+#define KN_UNARY_KINDS(ROW)                                                                        \
+    ROW(NEG, neg, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                            \
+        -x,                              -d)                                                       \
+    ROW(ABS, abs, PLAIN, X, NUMBERS, LINE, LIGHT,                                                  \
+        v_abs(x),                        d * v_sign(x))                                            \
+    ROW(SIGN, sign, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                          \
+        v_sign(x),                       v_zero())                                                 \
+    ROW(FLOOR, floor, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                        \
+        v_floor(x),                      v_zero())                                                 \
+    ROW(CEIL, ceil, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                          \
+        v_ceil(x),                       v_zero())                                                 \
+    /* to the nearest integer, from the middle to the even one */                                  \
+    ROW(ROUND, round, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                        \
+        v_round(x),                      v_zero())                                                 \
+    ROW(SQUARE, square, PLAIN, X, NUMBERS, LINE, LIGHT,                                            \
+        x * x,                           d * (x + x))                                              \
+    ROW(EXP, exp, PLAIN, Y, FLOATS, LINE, HEAVY,                                                   \
+        v_exp(x),                        d * y)                                                    \
+    /* e^x - 1 */                                                                                  \
+    ROW(EXPM1, expm1, PLAIN, Y, FLOATS, LINE, LONG,                                                \
+        v_expm1(x),                      d * (y + v_set1(1)))                                      \
+    ROW(LOG, log, PLAIN, X, FLOATS, POSITIVE, LONG,                                                \
+        v_log(x),                        v_ratio(d, v_set1(1), x))                                 \
+    /* log(1 + x) */                                                                               \
+    ROW(LOG1P, log1p, PLAIN, X, FLOATS, POSITIVE, LONG,                                            \
+        v_log1p(x),                      v_ratio(d, v_set1(1), v_set1(1) + x))                     \
+    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, RARE,                                              \
+        v_log2(x),                       v_ratio(d, v_set1(1.44269504088896340736), x))            \
+    ROW(SQRT, sqrt, PLAIN, Y, FLOATS, POSITIVE, LIGHT,                                             \
+        v_sqrt(x),                       v_ratio(d, v_set1(0.5), y))                               \
+    ROW(RSQRT, rsqrt, PLAIN, Y, FLOATS, POSITIVE, LIGHT,                                           \
+        v_set1(1) / v_sqrt(x),           d * (v_set1(-0.5) * y * y * y))                           \
+    ROW(RECIP, reciprocal, PLAIN, Y, FLOATS, NONZERO, LIGHT,                                       \
+        v_set1(1) / x,                   d * (-y * y))                                             \
+    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+        v_sin(x),                        d * v_cos(x))                                             \
+    ROW(COS, cos, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+        v_cos(x),                        d * -v_sin(x))                                            \
+    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, RARE,                                                    \
+        v_tan(x),                        d * v_fma(y, y, v_set1(1)))                               \
+    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+        v_atan(x),                       v_ratio(d, v_set1(1), v_fma(x, x, v_set1(1))))            \
+    ROW(ERF, erf, PLAIN, X, FLOATS, LINE, LONG,                                                    \
+        v_erf(x),                        d * (v_set1(1.12837916709551257390) * v_exp(-x * x)))     \
+    ROW(TANH, tanh, PLAIN, Y, FLOATS, LINE, HEAVY,                                                 \
+        v_tanh(x),                       d * v_fma(-y, y, v_set1(1)))                              \
+    ROW(SIGMOID, sigmoid, PLAIN, Y, FLOATS, LINE, HEAVY,                                           \
+        v_sigmoid(x),                    d * (y * (v_set1(1) - y)))                                \
+    /* log(sigmoid(x)) */                                                                          \
+    ROW(LOGSIGMOID, logsigmoid, PLAIN, X, FLOATS, LINE, LONG,                                      \
+        -v_softplus(-x),                 d * v_sigmoid(-x))                                        \
+    ROW(RELU, relu, PLAIN, Y, FLOATS, LINE, LIGHT,                                                 \
+        v_relu(x),                       v_sel(v_le(y, v_zero()), v_zero(), d))                    \
+    /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */                                          \
+    ROW(GELU_TANH, gelu_tanh, PLAIN, X, FLOATS, LINE, HEAVY,                                       \
+        v_gelu_tanh(x),                  d * v_gelu_tanh_slope(x))                                 \
+    /* 0.5 x (1 + erf(x / sqrt 2)) */                                                              \
+    ROW(GELU, gelu, PLAIN, X, FLOATS, LINE, LONG,                                                  \
+        x * v_normal_cdf(x),             d * v_gelu_slope(x))                                      \
+    /* x sigmoid(x) */                                                                             \
+    ROW(SILU, silu, PLAIN, X, FLOATS, LINE, HEAVY,                                                 \
+        v_gated(x, x),                   d * v_silu_slope(x))                                      \
+    /* x tanh(log(1 + e^x)) */                                                                     \
+    ROW(MISH, mish, PLAIN, X, FLOATS, LINE, LONG,                                                  \
+        v_mish(x),                       d * v_mish_slope(x))                                      \
+    /* min(max(x + 3, 0), 6) / 6 */                                                                \
+    ROW(HARDSIGMOID, hardsigmoid, PLAIN, X, FLOATS, LINE, LIGHT,                                   \
+        v_hardsigmoid(x),                                                                          \
+        v_inside(x, v_set1(-3), v_set1(3), d * v_set1(1.0 / 6)))                                   \
+    /* x hardsigmoid(x) */                                                                         \
+    ROW(HARDSWISH, hardswish, PLAIN, X, FLOATS, LINE, LIGHT,                                       \
+        x * v_hardsigmoid(x),            d * v_hardswish_slope(x))                                 \
+    ROW(LEAKY_RELU, leaky_relu, PARAMS, X, FLOATS, LINE, LIGHT,                                    \
+        v_sel(v_gt(x, v_zero()), x, p0 * x),                                                       \
+        v_sel(v_gt(x, v_zero()), d, d * p0))                                                       \
+    ROW(ELU, elu, PARAMS, X, FLOATS, LINE, LONG,                                                   \
+        v_sel(v_gt(x, v_zero()), x, p0 * v_expm1(x)),                                              \
+        v_sel(v_gt(x, v_zero()), d, d * (p0 * v_exp(x))))                                          \
+    ROW(SOFTPLUS, softplus, PARAMS, X, FLOATS, LINE, LONG,                                         \
+        v_sel(v_gt(p0 * x, p1), x, v_softplus(p0 * x) / p0),                                       \
+        v_sel(v_gt(p0 * x, p1), d, d * v_sigmoid(p0 * x)))                                         \
+    ROW(AFFINE, affine, PARAMS, NOTHING, NUMBERS, LINE, LIGHT,                                     \
+        v_fma(p0, x, p1),                d * p0)                                                   \
+    /* vector loops take p0 = 2 as SQUARE */                                                       \
+    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, RARE,                                               \
+        v_pow(x, p0),                                                                              \
+        d * v_sel(v_eq(p0, v_zero()), v_zero(), p0 * v_pow(x, p0 - v_set1(1))))                    \
+    /* min(max(x, p0), p1) */                                                                      \
+    ROW(CLAMP, clamp, PARAMS, X, NUMBERS, LINE, LIGHT,                                             \
+        v_clamp(x, p0, p1),                                                                        \
+        v_sel(v_ge(x, p0), v_sel(v_le(x, p1), d, v_zero()), v_zero()))                             \
+    /* the same, but its derivative is 0 at p0 and p1 */                                           \
+    ROW(HARDTANH, hardtanh, PARAMS, X, FLOATS, LINE, LIGHT,                                        \
+        v_clamp(x, p0, p1),              v_inside(x, p0, p1, d))                                   \
+    ROW(NOT, logical_not, PLAIN, NO_GRAD, BOOLS, LINE, RARE,                                       \
+        !x,                              v_zero())
 
-/* The same columns for a binary kind, whose vector loops all weigh alike. From EQ on the result is
- * bool. */
-#define KN_BINARY_KINDS(ROW)                                            \
-    /*  kind        name         function  reads    dtypes   domain */  \
-    ROW(ADD,        add,         PLAIN,    NOTHING, NUMBERS, LINE)      \
-    ROW(SUB,        sub,         PLAIN,    NOTHING, NUMBERS, LINE)      \
-    ROW(MUL,        mul,         PLAIN,    AB,      NUMBERS, LINE)      \
-    ROW(DIV,        div,         PLAIN,    B_OUT,   NUMBERS, NONZERO)   \
-    ROW(MAXIMUM,    maximum,     PLAIN,    AB,      NUMBERS, LINE)      \
-    ROW(MINIMUM,    minimum,     PLAIN,    AB,      NUMBERS, LINE)      \
-    ROW(POWER,      pow_tensor,  PLAIN,    AB_OUT,  FLOATS,  POSITIVE)  \
-    /* a + p0 b */                                                      \
-    ROW(ADD_SCALED, add_scaled,  PARAMS,   NOTHING, FLOATS,  LINE)      \
-    /* a + p0 (b - a) */                                                \
-    ROW(LERP,       lerp,        PARAMS,   NOTHING, FLOATS,  LINE)      \
-    ROW(EQ,         eq,          PLAIN,    NO_GRAD, NUMBERS, LINE)      \
-    ROW(NE,         ne,          PLAIN,    NO_GRAD, NUMBERS, LINE)      \
-    ROW(LT,         lt,          PLAIN,    NO_GRAD, NUMBERS, LINE)      \
-    ROW(LE,         le,          PLAIN,    NO_GRAD, NUMBERS, LINE)      \
-    ROW(GT,         gt,          PLAIN,    NO_GRAD, NUMBERS, LINE)      \
-    ROW(GE,         ge,          PLAIN,    NO_GRAD, NUMBERS, LINE)      \
-    ROW(AND,        logical_and, PLAIN,    NO_GRAD, BOOLS,   LINE)      \
-    ROW(OR,         logical_or,  PLAIN,    NO_GRAD, BOOLS,   LINE)      \
-    ROW(XOR,        logical_xor, PLAIN,    NO_GRAD, BOOLS,   LINE)
+/* The same columns for a binary kind, but for the gradient, which autograd/ops_elementwise.c makes
+ * of kernels. */
+#define KN_ARITHMETIC_KINDS(ROW)                                                                  \
+    ROW(ADD,        add,        PLAIN,  NOTHING, NUMBERS, LINE,     LIGHT, a + b)                 \
+    ROW(SUB,        sub,        PLAIN,  NOTHING, NUMBERS, LINE,     LIGHT, a - b)                 \
+    ROW(MUL,        mul,        PLAIN,  AB,      NUMBERS, LINE,     LIGHT, a * b)                 \
+    /* x / 0 is 0 of integers */                                                                  \
+    ROW(DIV,        div,        PLAIN,  B_OUT,   NUMBERS, NONZERO,  LIGHT, v_div(a, b))           \
+    /* NaN with anything gives NaN */                                                             \
+    ROW(MAXIMUM,    maximum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_maximum(a, b))       \
+    ROW(MINIMUM,    minimum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_minimum(a, b))       \
+    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, RARE,  v_pow(a, b))           \
+    ROW(ADD_SCALED, add_scaled, PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_fma(p0, b, a))       \
+    /* a + p0 (b - a), from the nearer end, so that both ends are exact */                        \
+    ROW(LERP,       lerp,       PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_lerp(p0, a, b))
+
+/* The kinds whose result is bool. Their formulas read single numbers, also in vector loops. */
+#define KN_COMPARISON_KINDS(ROW)                                                                  \
+    ROW(EQ,         eq,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a == b)                \
+    ROW(NE,         ne,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a != b)                \
+    ROW(LT,         lt,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a < b)                 \
+    ROW(LE,         le,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a <= b)                \
+    ROW(GT,         gt,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a > b)                 \
+    ROW(GE,         ge,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a >= b)                \
+    ROW(AND,        logical_and, PLAIN, NO_GRAD, BOOLS,   LINE,     LIGHT, (a != 0) & (b != 0))   \
+    ROW(OR,         logical_or,  PLAIN, NO_GRAD, BOOLS,   LINE,     LIGHT, (a != 0) | (b != 0))   \
+    ROW(XOR,        logical_xor, PLAIN, NO_GRAD, BOOLS,   LINE,     LIGHT, (a != 0) ^ (b != 0))
+
+#define KN_BINARY_KINDS(ROW) KN_ARITHMETIC_KINDS(ROW) KN_COMPARISON_KINDS(ROW)
 /* clang-format on */
 
 #define KN_KIND(kind, ...) KN_##kind,
@@ -139,12 +192,16 @@ typedef struct kn_kind_row {
     int reads;
     kn_kind_dtypes dtypes;
     bool positive; /* defined for inputs > 0 only */
-    bool heavy;
+    kn_kind_work work;
 } kn_kind_row;
 
 /* The row of a kind; for a number that is no kind, a row named "unknown" that reads nothing. */
 KN_API const kn_kind_row *kn_unary_row(kn_unary kind);
 KN_API const kn_kind_row *kn_binary_row(kn_binary kind);
+KN_API bool kn_kind_takes(const kn_kind_row *row, kn_dtype t);
+
+/* Operands of dtype t give a result of dtype to. */
+KN_API bool kn_binary_takes(kn_binary kind, kn_dtype t, kn_dtype to);
 
 #ifdef __cplusplus
 }

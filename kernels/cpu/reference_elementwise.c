@@ -1,6 +1,6 @@
 /* kernels/cpu/reference_elementwise.c: copy, fill, binary functions, where. */
 #include "kernels/cpu/reference.h"
-#include <math.h>
+#include "kernels/cpu/reference_words.h"
 #include <string.h>
 
 /* ---- copy, fill, where --------------------------------------------------------------------- */
@@ -85,117 +85,26 @@ kn_status kn_ref_where(const void *args)
 
 /* ---- binary -------------------------------------------------------------------------------- */
 
-/* MAXIMUM and MINIMUM of anything with NaN are NaN. */
+#define FORMULA_CASE(kind, name, function, reads, dtypes, domain, work, formula)                   \
+    case KN_##kind:                                                                                \
+        return formula;
+
 static double binary(kn_binary kind, double a, double b, double p0)
 {
     switch (kind) {
-    case KN_ADD:
-        return a + b;
-    case KN_SUB:
-        return a - b;
-    case KN_MUL:
-        return a * b;
-    case KN_DIV:
-        return a / b;
-    case KN_MAXIMUM:
-        return isnan(a) || a > b ? a : b;
-    case KN_MINIMUM:
-        return isnan(a) || a < b ? a : b;
-    case KN_POWER:
-        return pow(a, b);
-    case KN_ADD_SCALED:
-        return a + p0 * b;
-    case KN_LERP: /* from the nearer end, so that both ends are exact */
-        return p0 < 0.5 ? a + p0 * (b - a) : b - (1 - p0) * (b - a);
-    case KN_EQ:
-        return a == b;
-    case KN_NE:
-        return a != b;
-    case KN_LT:
-        return a < b;
-    case KN_LE:
-        return a <= b;
-    case KN_GT:
-        return a > b;
-    case KN_GE:
-        return a >= b;
-    case KN_AND:
-        return a != 0 && b != 0;
-    case KN_OR:
-        return a != 0 || b != 0;
-    default: /* KN_XOR */
-        return (a != 0) != (b != 0);
+        KN_BINARY_KINDS(FORMULA_CASE)
+    default:
+        return a;
     }
 }
 
-/* The same on integers: overflow wraps, x / 0 is 0. */
 static int64_t binary_int(kn_binary kind, int64_t a, int64_t b)
 {
     switch (kind) {
-    case KN_ADD:
-        return (int64_t)((uint64_t)a + (uint64_t)b);
-    case KN_SUB:
-        return (int64_t)((uint64_t)a - (uint64_t)b);
-    case KN_MUL:
-        return (int64_t)((uint64_t)a * (uint64_t)b);
-    case KN_DIV:
-        if (b == -1) /* INT64_MIN / -1 overflows */
-            return (int64_t)(0 - (uint64_t)a);
-        return b == 0 ? 0 : a / b;
-    case KN_MAXIMUM:
-        return a > b ? a : b;
-    case KN_MINIMUM:
-        return a < b ? a : b;
-    case KN_EQ:
-        return a == b;
-    case KN_NE:
-        return a != b;
-    case KN_LT:
-        return a < b;
-    case KN_LE:
-        return a <= b;
-    case KN_GT:
-        return a > b;
-    case KN_GE:
-        return a >= b;
-    case KN_AND:
-        return a && b;
-    case KN_OR:
-        return a || b;
-    default: /* KN_XOR */
-        return !a != !b;
+        KN_COMPARISON_KINDS(FORMULA_CASE)
+    default:
+        return kn_int_arithmetic(kind, a, b);
     }
-}
-
-static bool binary_takes(kn_binary kind, kn_dtype t, kn_dtype dst)
-{
-    switch (kind) {
-    case KN_ADD:
-    case KN_SUB:
-    case KN_MUL:
-    case KN_DIV:
-    case KN_MAXIMUM:
-    case KN_MINIMUM:
-        return dst == t && kn_dtype_is_arithmetic(t);
-    case KN_POWER:
-    case KN_ADD_SCALED:
-    case KN_LERP:
-        return dst == t && kn_dtype_is_float(t);
-    case KN_EQ:
-    case KN_NE:
-    case KN_LT:
-    case KN_LE:
-    case KN_GT:
-    case KN_GE:
-        return dst == KN_BOOL && kn_dtype_is_arithmetic(t);
-    case KN_AND:
-    case KN_OR:
-    case KN_XOR:
-        return dst == KN_BOOL && t == KN_BOOL;
-    case KN_BINARY_COUNT:
-        break;
-    }
-    return false;
 }
 
 kn_status kn_ref_binary(const void *args)
@@ -205,7 +114,7 @@ kn_status kn_ref_binary(const void *args)
     if (!kn_ref_check_same_shape(KN_K_BINARY, dst, a) ||
         !kn_ref_check_same_shape(KN_K_BINARY, dst, b))
         return KN_FAILED;
-    if (a->dtype != b->dtype || !binary_takes(p->kind, a->dtype, dst->dtype)) {
+    if (a->dtype != b->dtype || !kn_binary_takes(p->kind, a->dtype, dst->dtype)) {
         kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
                 "dst too or, for comparisons and logic, bool",
                 kn_binary_row(p->kind)->name, kn_dtype_name(a->dtype), kn_dtype_name(b->dtype),

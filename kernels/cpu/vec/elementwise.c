@@ -4,18 +4,38 @@
 
 #define BLOCK 512 /* floats of a conversion buffer */
 
-/* ---- binary --------------------------------------------------------------------------------- */
+#define v_div(a, b) ((a) / (b))
 
-/* expr is a function of x and y; a step of 0 repeats the first value. */
+/* NaN on either side passes. */
+VEC_INLINE vf v_maximum(vf a, vf b)
+{
+    return v_sel(v_ne(a, a), a, v_max(a, b));
+}
+
+VEC_INLINE vf v_minimum(vf a, vf b)
+{
+    return v_sel(v_ne(a, a), a, v_min(a, b));
+}
+
+/* From the nearer end; p holds one number. */
+VEC_INLINE vf v_lerp(vf p, vf a, vf b)
+{
+    if (p[0] < 0.5f)
+        return v_fma(p, b - a, a);
+    return v_fnma(v_set1(1.0f) - p, b - a, b);
+}
+
+/* expr is a function of a and b; a step of 0 repeats the first value. */
 #define BINARY_LOOP(expr)                                                                          \
     do {                                                                                           \
         int64_t i = 0;                                                                             \
         for (; i + KN_VW <= n; i += KN_VW) {                                                       \
-            const vf x = sa ? v_load(a + i) : a0, y = sb ? v_load(b + i) : b0;                     \
+            const vf a = sa ? v_load(at_a + i) : a0, b = sb ? v_load(at_b + i) : b0;               \
             v_store(dst + i, expr);                                                                \
         }                                                                                          \
         if (i < n) {                                                                               \
-            const vf x = sa ? v_load_n(a + i, n - i) : a0, y = sb ? v_load_n(b + i, n - i) : b0;   \
+            const vf a = sa ? v_load_n(at_a + i, n - i) : a0;                                      \
+            const vf b = sb ? v_load_n(at_b + i, n - i) : b0;                                      \
             v_store_n(dst + i, expr, n - i);                                                       \
         }                                                                                          \
     } while (0)
@@ -26,94 +46,64 @@ typedef struct binary_ctx {
     float p0;
 } binary_ctx;
 
-static void binary_block(const binary_ctx *c, float *dst, const float *a, int64_t sa,
-                         const float *b, int64_t sb, int64_t n)
+/* A case for each kind but the rare ones. */
+#define LOOP_LIGHT(kind, formula)                                                                  \
+    case kind:                                                                                     \
+        BINARY_LOOP(formula);                                                                      \
+        break;
+#define LOOP_RARE(kind, formula)
+#define BINARY_CASE(kind, name, function, reads, dtypes, domain, work, formula)                    \
+    LOOP_##work(KN_##kind, formula)
+
+static void binary_block(const binary_ctx *c, float *dst, const float *at_a, int64_t sa,
+                         const float *at_b, int64_t sb, int64_t n)
 {
-    const vf a0 = v_set1(a[0]), b0 = v_set1(b[0]), p0 = v_set1(c->p0), rest = v_set1(1 - c->p0);
+    const vf a0 = v_set1(at_a[0]), b0 = v_set1(at_b[0]), p0 = v_set1(c->p0);
     switch (c->kind) {
-    case KN_ADD:
-        BINARY_LOOP(x + y);
-        break;
-    case KN_SUB:
-        BINARY_LOOP(x - y);
-        break;
-    case KN_MUL:
-        BINARY_LOOP(x * y);
-        break;
-    case KN_DIV:
-        BINARY_LOOP(x / y);
-        break;
-    case KN_MAXIMUM: /* NaN on either side passes */
-        BINARY_LOOP(v_sel(v_ne(x, x), x, v_max(x, y)));
-        break;
-    case KN_MINIMUM:
-        BINARY_LOOP(v_sel(v_ne(x, x), x, v_min(x, y)));
-        break;
-    case KN_ADD_SCALED:
-        BINARY_LOOP(v_fma(p0, y, x));
-        break;
-    case KN_LERP: /* from the nearer end, so that both ends are exact */
-        if (c->p0 < 0.5f)
-            BINARY_LOOP(v_fma(p0, y - x, x));
-        else
-            BINARY_LOOP(v_fnma(rest, y - x, y));
-        break;
+        KN_ARITHMETIC_KINDS(BINARY_CASE)
     default:
         break;
     }
 }
 
-#define COMPARE_LOOP(op)                                                                           \
-    for (int64_t i = 0; i < n; i++)                                                                \
-    dst[i] = a[i * sa] op b[i * sb]
+/* Loops over single numbers of type T, which the compiler makes vectors of. */
+#define COMPARE_LOOP(kind, T, formula)                                                             \
+    case kind:                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            const T a = at_a[i * sa], b = at_b[i * sb];                                            \
+            dst[i] = formula;                                                                      \
+        }                                                                                          \
+        break;
 
-static void compare_block(kn_binary kind, uint8_t *dst, const float *a, int64_t sa, const float *b,
-                          int64_t sb, int64_t n)
+#define COMPARE_NUMBERS(kind, formula) COMPARE_LOOP(kind, float, formula)
+#define COMPARE_BOOLS(kind, formula)
+#define COMPARE_CASE(kind, name, function, reads, dtypes, domain, work, formula)                   \
+    COMPARE_##dtypes(KN_##kind, formula)
+
+static void compare_block(kn_binary kind, uint8_t *dst, const float *at_a, int64_t sa,
+                          const float *at_b, int64_t sb, int64_t n)
 {
     switch (kind) {
-    case KN_EQ:
-        COMPARE_LOOP(==);
-        break;
-    case KN_NE:
-        COMPARE_LOOP(!=);
-        break;
-    case KN_LT:
-        COMPARE_LOOP(<);
-        break;
-    case KN_LE:
-        COMPARE_LOOP(<=);
-        break;
-    case KN_GT:
-        COMPARE_LOOP(>);
-        break;
-    case KN_GE:
-        COMPARE_LOOP(>=);
-        break;
+        KN_COMPARISON_KINDS(COMPARE_CASE)
     default:
         break;
     }
 }
 
-#define LOGIC_LOOP(expr)                                                                           \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-        const bool x = a[i * sa], y = b[i * sb];                                                   \
-        dst[i] = expr;                                                                             \
-    }
+#define LOGIC_NUMBERS(kind, formula)
+#define LOGIC_BOOLS(kind, formula) COMPARE_LOOP(kind, bool, formula)
+#define LOGIC_CASE(kind, name, function, reads, dtypes, domain, work, formula)                     \
+    LOGIC_##dtypes(KN_##kind, formula)
 
 static void logic_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     const int64_t sa = vec_iter_inner(it, 1), sb = vec_iter_inner(it, 2);
-    const char *a = p[1], *b = p[2];
+    const char *at_a = p[1], *at_b = p[2];
     char *dst = p[0];
     switch (((const binary_ctx *)ctx)->kind) {
-    case KN_AND:
-        LOGIC_LOOP(x & y);
+        KN_COMPARISON_KINDS(LOGIC_CASE)
+    default:
         break;
-    case KN_OR:
-        LOGIC_LOOP(x | y);
-        break;
-    default: /* KN_XOR */
-        LOGIC_LOOP(x ^ y);
     }
 }
 
@@ -154,44 +144,13 @@ static void binary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t 
     }
 }
 
-/* The kinds of floats. */
-static bool binary_known(kn_binary kind)
-{
-    switch (kind) {
-    case KN_ADD:
-    case KN_SUB:
-    case KN_MUL:
-    case KN_DIV:
-    case KN_MAXIMUM:
-    case KN_MINIMUM:
-    case KN_ADD_SCALED:
-    case KN_LERP:
-    case KN_EQ:
-    case KN_NE:
-    case KN_LT:
-    case KN_LE:
-    case KN_GT:
-    case KN_GE:
-        return true;
-    case KN_POWER:
-    case KN_AND:
-    case KN_OR:
-    case KN_XOR:
-    case KN_BINARY_COUNT:
-        break;
-    }
-    return false;
-}
-
 kn_status vec_binary(const void *args)
 {
     const kn_binary_args *a = args;
-    const bool logic = a->kind == KN_AND || a->kind == KN_OR || a->kind == KN_XOR;
-    const bool known =
-        logic ? a->a.dtype == KN_BOOL : binary_known(a->kind) && vec_float(a->a.dtype);
-    if (!known || a->a.dtype != a->b.dtype)
-        return KN_DECLINED;
-    if (a->dst.dtype != (a->kind >= KN_EQ ? KN_BOOL : a->a.dtype))
+    const kn_kind_row *row = kn_binary_row(a->kind);
+    const bool logic = row->dtypes == KN_BOOLS;
+    if (row->work == KN_RARE || !kn_binary_takes(a->kind, a->a.dtype, a->dst.dtype) ||
+        !(logic || vec_float(a->a.dtype)) || a->a.dtype != a->b.dtype)
         return KN_DECLINED;
     vec_iter it;
     if (!vec_iter_make(&it, 3, (const kn_array *const[]){ &a->dst, &a->a, &a->b }))

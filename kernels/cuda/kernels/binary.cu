@@ -1,81 +1,50 @@
 /* kernels/cuda/kernels/binary.cu: dst = a op b, and dst = cond ? a : b. Floor: every array's bytes
  * once; broadcast arrays come from the cache. */
-#include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/cuda/kernels/formulas.cuh"
 
 namespace
 {
 /* f(a, b) of a whole vector; comparisons give 0 and 1. */
+#define EACH(kind, name, function, reads, dtypes, domain, work, formula)                           \
+    KN_UNROLLED_##work(KN_##kind, const A a = x[v]; const A b = y[v]; z[v] = (formula))
+#define LONG(kind, name, function, reads, dtypes, domain, work, formula)                           \
+    KN_ROLLED_##work(KN_##kind, formula)
+
 template <int V, typename A>
-__device__ void compared(kn_binary kind, const A (&a)[V], const A (&b)[V], int64_t (&y)[V])
+__device__ void compared(kn_binary kind, const A (&x)[V], const A (&y)[V], int64_t (&z)[V])
 {
-#define EACH_DO(...)                                                                               \
-    _Pragma("unroll") for (int v = 0; v < V; v++) __VA_ARGS__
-#define EACH(f)                                                                                    \
-    EACH_DO(y[v] = (f));                                                                           \
-    break
     switch (kind) {
-    case KN_EQ: EACH(a[v] == b[v]);
-    case KN_NE: EACH(a[v] != b[v]);
-    case KN_LT: EACH(a[v] < b[v]);
-    case KN_LE: EACH(a[v] <= b[v]);
-    case KN_GT: EACH(a[v] > b[v]);
-    case KN_GE: EACH(a[v] >= b[v]);
-    case KN_AND: EACH(a[v] != 0 && b[v] != 0);
-    case KN_OR: EACH(a[v] != 0 || b[v] != 0);
-    default: EACH((a[v] != 0) != (b[v] != 0)); /* KN_XOR */
+        KN_COMPARISON_KINDS(EACH)
+    default:
+        break;
     }
 }
 
-/* MAXIMUM and MINIMUM of anything with NaN are NaN. */
-template <int V, typename A>
-__device__ void computed(kn_binary kind, A p0, const A (&a)[V], const A (&b)[V], A (&y)[V])
+template <typename A> __device__ A of_long(kn_binary kind, A a, A b)
 {
     switch (kind) {
-    case KN_ADD: EACH(a[v] + b[v]);
-    case KN_SUB: EACH(a[v] - b[v]);
-    case KN_MUL: EACH(a[v] * b[v]);
-    case KN_DIV: EACH(a[v] / b[v]);
-    case KN_MAXIMUM: EACH(a[v] != a[v] || a[v] > b[v] ? a[v] : b[v]);
-    case KN_MINIMUM: EACH(a[v] != a[v] || a[v] < b[v] ? a[v] : b[v]);
-    case KN_ADD_SCALED: EACH(kn_fma_rn(p0, b[v], a[v]));
-    case KN_LERP: /* from the nearer end, so that both ends are exact */
-        EACH(p0 < (A)0.5 ? kn_fma_rn(p0, b[v] - a[v], a[v]) : kn_fma_rn(p0 - 1, b[v] - a[v], b[v]));
-    default: { /* KN_POWER: long, so one in a loop; both turn round together */
-        A u[V];
-        EACH_DO(u[v] = a[v], y[v] = b[v]);
-        kn_rolled(y, [&u](A e) {
-            A r = pow(u[0], e);
+        KN_ARITHMETIC_KINDS(LONG)
+    default:
+        return a;
+    }
+}
+
+template <int V, typename A>
+__device__ void computed(kn_binary kind, A p0, A (&x)[V], A (&y)[V], A (&z)[V])
+{
+    switch (kind) {
+        KN_ARITHMETIC_KINDS(EACH)
+    default:
+        kn_rolled(x, y, [kind](A a, A b) { return of_long(kind, a, b); });
 #pragma unroll
-            for (int k = 0; k + 1 < V; k++)
-                u[k] = u[k + 1];
-            return r;
-        });
-    }
+        for (int v = 0; v < V; v++)
+            z[v] = x[v];
     }
 }
 
-static __device__ int64_t divided(int64_t a, int64_t b)
+__device__ void computed(kn_binary kind, int64_t, int64_t (&x)[1], int64_t (&y)[1], int64_t (&z)[1])
 {
-    if (b == -1) /* INT64_MIN / -1 overflows */
-        return (int64_t)(0 - (uint64_t)a);
-    return b == 0 ? 0 : a / b;
-}
-
-/* Integers wrap around; x / 0 is 0. */
-__device__ void computed(kn_binary kind, int64_t, const int64_t (&a)[1], const int64_t (&b)[1],
-                         int64_t (&y)[1])
-{
-    enum { V = 1 };
-    switch (kind) {
-    case KN_ADD: EACH((int64_t)((uint64_t)a[v] + (uint64_t)b[v]));
-    case KN_SUB: EACH((int64_t)((uint64_t)a[v] - (uint64_t)b[v]));
-    case KN_MUL: EACH((int64_t)((uint64_t)a[v] * (uint64_t)b[v]));
-    case KN_DIV: EACH(divided(a[v], b[v]));
-    case KN_MAXIMUM: EACH(a[v] > b[v] ? a[v] : b[v]);
-    default: EACH(a[v] < b[v] ? a[v] : b[v]); /* KN_MINIMUM */
-    }
-#undef EACH
-#undef EACH_DO
+    z[0] = kn_int_arithmetic(kind, x[0], y[0]);
 }
 
 template <typename T> struct binary_op {
@@ -163,38 +132,6 @@ kn_status run_binary(const kn_binary_args *p)
     }
 }
 
-/* No default: the compiler warns of a kind that is missing, and none is taken unless it is
- * listed. */
-bool takes(kn_binary kind, kn_dtype t, kn_dtype dst)
-{
-    switch (kind) {
-    case KN_ADD:
-    case KN_SUB:
-    case KN_MUL:
-    case KN_DIV:
-    case KN_MAXIMUM:
-    case KN_MINIMUM:
-        return dst == t && kn_dtype_is_arithmetic(t);
-    case KN_POWER:
-    case KN_ADD_SCALED:
-    case KN_LERP:
-        return dst == t && kn_dtype_is_float(t);
-    case KN_EQ:
-    case KN_NE:
-    case KN_LT:
-    case KN_LE:
-    case KN_GT:
-    case KN_GE:
-        return dst == KN_BOOL && kn_dtype_is_arithmetic(t);
-    case KN_AND:
-    case KN_OR:
-    case KN_XOR:
-        return dst == KN_BOOL && t == KN_BOOL;
-    case KN_BINARY_COUNT:
-        break;
-    }
-    return false;
-}
 } // namespace
 
 extern "C" kn_status kn_cuda_binary(const void *args)
@@ -202,7 +139,7 @@ extern "C" kn_status kn_cuda_binary(const void *args)
     const kn_binary_args *p = (const kn_binary_args *)args;
     if (!kn_same_shape(KN_K_BINARY, &p->dst, &p->a) || !kn_same_shape(KN_K_BINARY, &p->dst, &p->b))
         return KN_FAILED;
-    if (p->a.dtype != p->b.dtype || !takes(p->kind, p->a.dtype, p->dst.dtype)) {
+    if (p->a.dtype != p->b.dtype || !kn_binary_takes(p->kind, p->a.dtype, p->dst.dtype)) {
         kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
                 "dst too or, for comparisons and logic, bool",
                 kn_binary_row(p->kind)->name, kn_dtype_name(p->a.dtype), kn_dtype_name(p->b.dtype),

@@ -181,17 +181,30 @@ template <typename A> struct kn_kept<kn_any<A>> {
     }
 };
 
-/* Each x becomes f(x), by a loop that stays one: for functions of many instructions. x turns round
- * instead of being indexed, which would take it out of registers. */
+/* x moves on by one: its first leaves, and last comes. */
+template <int V, typename A> static inline __device__ void kn_turn(A (&x)[V], A last)
+{
+#pragma unroll
+    for (int k = 0; k + 1 < V; k++)
+        x[k] = x[k + 1];
+    x[V - 1] = last;
+}
+
+/* Each x becomes f(x), or f(x, y), by a loop that stays one: for functions of many instructions.
+ * The arrays turn round instead of being indexed, which would take them out of registers. */
 template <int V, typename A, typename F> static inline __device__ void kn_rolled(A (&x)[V], F f)
 {
 #pragma unroll 1
+    for (int v = 0; v < V; v++)
+        kn_turn(x, f(x[0]));
+}
+template <int V, typename A, typename F>
+static inline __device__ void kn_rolled(A (&x)[V], A (&y)[V], F f)
+{
+#pragma unroll 1
     for (int v = 0; v < V; v++) {
-        A y = f(x[0]);
-#pragma unroll
-        for (int k = 0; k + 1 < V; k++)
-            x[k] = x[k + 1];
-        x[V - 1] = y;
+        kn_turn(x, f(x[0], y[0]));
+        kn_turn(y, y[0]);
     }
 }
 

@@ -1,0 +1,57 @@
+/* kernels/formulas.h (private): formulas of kernels/kinds.h that take more than a line. They and
+ * the rows are written in words, v_exp(x), v_sel(mask, a, b) and the like, besides + - * /. Each
+ * provider defines the words for its numbers before it includes this file: the vector provider for
+ * vectors of f32 (cpu/vec/lanes.h, cpu/vec/math.h), the reference for double and CUDA for float and
+ * double (kernels/scalar_words.h). v_num is the type, and KN_FORMULA begins a function that returns
+ * it. So a provider chooses how a word is computed, and the formula stands once. */
+#ifndef KNAP_KERNELS_FORMULAS_H
+#define KNAP_KERNELS_FORMULAS_H
+
+/* -1, 0 or 1, 0 also of -0; NaN passes */
+KN_FORMULA v_sign(v_num x)
+{
+    const v_num below = v_sel(v_lt(x, v_zero()), v_set1(-1), v_zero());
+    return v_sel(v_ne(x, x), x, v_sel(v_gt(x, v_zero()), v_set1(1), below));
+}
+
+/* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|) */
+KN_FORMULA v_softplus(v_num x)
+{
+    return v_relu(x) + v_log1p(v_exp(-v_abs(x)));
+}
+
+KN_FORMULA v_hardsigmoid(v_num x)
+{
+    return v_over(v_clamp(x + v_set1(3), v_zero(), v_set1(6)), 6);
+}
+
+KN_FORMULA v_hardswish_slope(v_num x)
+{
+    const v_num upper = v_sel(v_ge(x, v_set1(3)), v_set1(1), v_over(x + v_set1(1.5), 3));
+    return v_sel(v_le(x, v_set1(-3)), v_zero(), upper);
+}
+
+/* factor where low < x < high, else 0 */
+KN_FORMULA v_inside(v_num x, v_num low, v_num high, v_num factor)
+{
+    return v_sel(v_gt(x, low), v_sel(v_lt(x, high), factor, v_zero()), v_zero());
+}
+
+/* s + x s (1 - s), s = sigmoid(x). Slopes are 0 or 1 far from 0, where their formulas multiply by
+ * x: there v_bounded(x) stands for x, so that no product is of 0 and infinity. */
+KN_FORMULA v_silu_slope(v_num given)
+{
+    v_num rest;
+    const v_num x = v_bounded(given), s = v_sigmoids(x, &rest);
+    return s * v_fma(x, rest, v_set1(1));
+}
+
+/* Phi(x) + x phi(x), phi the normal density */
+KN_FORMULA v_gelu_slope(v_num given)
+{
+    const v_num x = v_bounded(given);
+    const v_num density = v_set1(0.39894228040143267794) * v_exp(v_set1(-0.5) * x * x);
+    return v_fma(x, density, v_normal_cdf(x));
+}
+
+#endif
