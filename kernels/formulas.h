@@ -37,9 +37,10 @@ KN_FORMULA v_inside(v_num x, v_num low, v_num high, v_num factor)
     return v_sel(v_gt(x, low), v_sel(v_lt(x, high), factor, v_zero()), v_zero());
 }
 
-/* s + x s (1 - s), s = sigmoid(x). Slopes are 0 or 1 far from 0, where their formulas multiply by
- * x: there v_bounded(x) stands for x, so that no product is of 0 and infinity. */
-KN_FORMULA v_silu_slope(v_num given)
+/* The derivative of v_gated(x, x): s + x s (1 - s), s = sigmoid(x). Slopes are 0 or 1 far from 0,
+ * where their formulas multiply by x: there v_bounded(x) stands for x, so that no product is of 0
+ * and infinity. */
+KN_FORMULA v_gated_slope(v_num given)
 {
     v_num rest;
     const v_num x = v_bounded(given), s = v_sigmoids(x, &rest);

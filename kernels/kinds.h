@@ -115,7 +115,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
         x * v_normal_cdf(x),             d * v_gelu_slope(x))                                      \
     /* x sigmoid(x) */                                                                             \
     ROW(SILU, silu, PLAIN, X, FLOATS, LINE, HEAVY,                                                 \
-        v_gated(x, x),                   d * v_silu_slope(x))                                      \
+        v_gated(x, x),                   d * v_gated_slope(x))                                     \
     /* x tanh(log(1 + e^x)) */                                                                     \
     ROW(MISH, mish, PLAIN, X, FLOATS, LINE, LONG,                                                  \
         v_mish(x),                       d * v_mish_slope(x))                                      \

@@ -23,9 +23,9 @@
 #define IF_NO_GRAD(...)
 #define IF_PLAIN(...) __VA_ARGS__
 #define IF_PARAMS(...)
-#define UNARY(kind, name, function, reads, dtypes, domain, work)                                   \
+#define UNARY(kind, name, function, reads, dtypes, domain, ...)                                    \
     IF_##function(IF_##reads(EVERY(kn_##name, LAYOUTS(RANGE_##domain), kn_##name(x));))
-#define BINARY(kind, name, function, reads, dtypes, domain)                                        \
+#define BINARY(kind, name, function, reads, dtypes, domain, ...)                                   \
     IF_##function(IF_##reads(EVERY(kn_##name, BROADCASTS(RANGE_##domain), kn_##name(x, y));))
 KN_UNARY_KINDS(UNARY)
 KN_BINARY_KINDS(BINARY)
