@@ -4,11 +4,8 @@
 #ifndef KNAP_KERNELS_INTEGERS_H
 #define KNAP_KERNELS_INTEGERS_H
 
+#include "kernels/convert.h"
 #include "kernels/kinds.h"
-
-#ifndef KN_HD
-#define KN_HD /* in CUDA: for host and device */
-#endif
 
 /* A parameter of a kind; CLAMP's bounds may be infinite. */
 static inline int64_t kn_int_param(double p)
