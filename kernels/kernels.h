@@ -26,54 +26,94 @@
 extern "C" {
 #endif
 
-typedef enum kn_kernel {
-    KN_K_COPY = 0,
-    KN_K_FILL,
-    KN_K_UNARY,
-    KN_K_UNARY_GRAD,
-    KN_K_BINARY,
-    KN_K_WHERE,
-    KN_K_REDUCE,
-    KN_K_MATMUL,
-    KN_K_SOFTMAX,
-    KN_K_SOFTMAX_GRAD,
-    KN_K_CROSS_ENTROPY,
-    KN_K_CROSS_ENTROPY_GRAD,
-    KN_K_NORM,
-    KN_K_NORM_GRAD,
-    KN_K_INDEX_SELECT,
-    KN_K_INDEX_ADD,
-    KN_K_GATHER,
-    KN_K_SCATTER,
-    KN_K_SORT,
-    KN_K_CUMSUM,
-    KN_K_DROPOUT,
-    KN_K_ATTENTION,
-    KN_K_ATTENTION_GRAD,
-    KN_K_ROPE,
-    KN_K_RANDOM,
-    KN_K_SUM_N,
-    KN_K_ADAMW,
-    KN_K_SGD,
-    KN_K_LION,
-    KN_K_ABSMAX,
-    KN_K_SQSUM,
-    KN_K_POWSUM,
-    KN_K_CLIP,
-    KN_K_LOSS_SCALE,
-    KN_K_CONV,
-    KN_K_CONV_GRAD_X,
-    KN_K_CONV_GRAD_W,
-    KN_K_BATCH_NORM,
-    KN_K_BATCH_NORM_GRAD,
-    KN_K_BATCH_NORM_JOIN,
-    KN_K_POOL,
-    KN_K_POOL_GRAD,
-    KN_K_INTERPOLATE,
-    KN_K_INTERPOLATE_GRAD,
-    KN_K_ROUND,
-    KN_K_COUNT
-} kn_kernel;
+/* Every kernel is one row: kn_kernel, the providers' tables, messages and costs are made of them.
+ *   ROW(entry, name, arrays, vectors, flops, bytes)
+ *   name     its arguments are a kn_<name>_args; its functions are kn_ref_<name> (the reference),
+ *            kn_cuda_<name> and vec_<name> (the vector provider)
+ *   arrays   names of the arrays that its arguments begin with, '?' after one that may be absent
+ *            (data NULL)
+ *   vectors  VEC if the vector provider has it, else NO_VEC
+ *   flops, bytes  the cost of a call with arguments *a, in functions of kernels/cost.c; all: the
+ *            bytes of the arrays */
+/* clang-format off */
+#define KN_KERNELS(ROW)                                                                           \
+    ROW(COPY, copy, "dst src", VEC, 0, all)                                                       \
+    ROW(FILL, fill, "dst", VEC, 0, all)                                                           \
+    ROW(UNARY, unary, "dst src", VEC, elements(&a->dst), all)                                     \
+    ROW(UNARY_GRAD, unary_grad, "dx dy x? y?", VEC, 2 * elements(&a->dx), all)                    \
+    ROW(BINARY, binary, "dst a b", VEC, elements(&a->dst), all)                                   \
+    ROW(WHERE, where, "dst cond a b", VEC, 0, all)                                                \
+    ROW(REDUCE, reduce, "dst src", VEC, elements(&a->src), all)                                   \
+    /* a product and a sum for each of M N K; the few of a bias or an epilogue aren't counted */  \
+    ROW(MATMUL, matmul, "dst a b bias? sum? x?", VEC,                                             \
+        2 * elements(&a->dst) * dim(&a->a, 0), all + (a->add ? bytes_of(&a->dst) : 0))            \
+    ROW(SOFTMAX, softmax, "y x", VEC, 4 * elements(&a->x), all)                                   \
+    ROW(SOFTMAX_GRAD, softmax_grad, "dx dy y", VEC, 4 * elements(&a->y), all)                     \
+    ROW(CROSS_ENTROPY, cross_entropy, "loss count lse logits targets dlogits?", VEC,              \
+        (a->dlogits.data ? 8 : 4) * elements(&a->logits), all)                                    \
+    ROW(CROSS_ENTROPY_GRAD, cross_entropy_grad, "dlogits logits targets lse count dloss", VEC,    \
+        4 * elements(&a->logits), all)                                                            \
+    ROW(NORM, norm, "y x w? b? mean? rstd add? sum?", VEC,                                        \
+        (a->add.dtype ? 8 : 7) * elements(&a->x), all)                                            \
+    ROW(NORM_GRAD, norm_grad, "dx? dw? db? dy x w? mean? rstd more?", VEC,                        \
+        (a->more.dtype ? 13 : 12) * elements(&a->x), all)                                         \
+    /* picking reads the picked elements, not all that there are */                               \
+    ROW(INDEX_SELECT, index_select, "dst src index", VEC, 0, picked(&a->dst, 2, &a->index))       \
+    ROW(INDEX_ADD, index_add, "dst src index", VEC,                                               \
+        elements(&a->src), bytes_of(&a->src) + picked(&a->src, 2, &a->index))                     \
+    ROW(GATHER, gather, "dst src index", VEC, 0, picked(&a->dst, 2, &a->index))                   \
+    ROW(SCATTER, scatter, "dst src index", VEC,                                                   \
+        a->add ? elements(&a->index) : 0,                                                         \
+        bytes_of(&a->src) + picked(&a->src, a->add ? 2 : 1, &a->index))                           \
+    /* about 16 comparisons an element */                                                         \
+    ROW(SORT, sort, "values indices src", NO_VEC, 16 * elements(&a->src), all)                    \
+    ROW(CUMSUM, cumsum, "y x", NO_VEC, elements(&a->x), all)                                      \
+    ROW(DROPOUT, dropout, "y x", VEC, elements(&a->y), all)                                       \
+    /* two products of 2 D a pair, 5 for the softmax; backward five products */                   \
+    ROW(ATTENTION, attention, "o lse q k v mask?", VEC,                                           \
+        pairs(&a->q, &a->k, a->causal, a->window) * (4 * dim(&a->q, 0) + 5), all)                 \
+    ROW(ATTENTION_GRAD, attention_grad, "dq dk dv dout o lse q k v mask? dmask?", VEC,            \
+        pairs(&a->q, &a->k, a->causal, a->window) * (10 * dim(&a->q, 0) + 8), all)                \
+    ROW(ROPE, rope, "y x", VEC, 3 * elements(&a->x), all)                                         \
+    ROW(RANDOM, random, "dst", VEC, 0, all)                                                       \
+    ROW(SUM_N, sum_n, "", VEC,                                                                    \
+        (double)a->count * (a->n - !a->acc),                                                      \
+        (double)a->count * (a->n * size(a->src_dtype) + (a->acc ? 2 : 1) * size(a->dst_dtype)))   \
+    /* p, m and v are read and written */                                                         \
+    ROW(ADAMW, adamw, "", VEC, 16 * in_pieces(&a->s), piece_bytes(&a->s, 6))                      \
+    ROW(SGD, sgd, "", VEC, 8 * in_pieces(&a->s), piece_bytes(&a->s, a->momentum != 0 ? 4 : 2))    \
+    ROW(LION, lion, "", VEC, 11 * in_pieces(&a->s), piece_bytes(&a->s, 4))                        \
+    ROW(ABSMAX, absmax, "", VEC, in_runs(a->run, a->runs), run_bytes(a->run, a->runs))            \
+    ROW(SQSUM, sqsum, "", VEC, 3 * in_runs(a->run, a->runs), run_bytes(a->run, a->runs))          \
+    /* a power counts as 20 */                                                                    \
+    ROW(POWSUM, powsum, "", NO_VEC, 22 * in_runs(a->run, a->runs), run_bytes(a->run, a->runs))    \
+    ROW(CLIP, clip, "", NO_VEC, 8, KN_SQSUM_LIMBS * 8 + 12)                                       \
+    ROW(LOSS_SCALE, loss_scale, "", NO_VEC,                                                       \
+        8, sizeof(kn_loss_scale_state) + sizeof(kn_step_scalars) + 8)                             \
+    ROW(CONV, conv, "y x w bias?", NO_VEC, products(&a->y, &a->w), all)                           \
+    ROW(CONV_GRAD_X, conv_grad_x, "dx dy w", NO_VEC, products(&a->dy, &a->w), all)                \
+    ROW(CONV_GRAD_W, conv_grad_w, "dw dy x", NO_VEC, products(&a->dy, &a->dw), all)               \
+    ROW(BATCH_NORM, batch_norm, "y? x w? b? mean rstd running_mean? running_var? add?", VEC,      \
+        (a->training ? 8 : 4) * elements(&a->x), all)                                             \
+    ROW(BATCH_NORM_GRAD, batch_norm_grad,                                                         \
+        "dx? dw? db? dadd? dy x y? w? b? mean rstd mean_dw? mean_db?", VEC,                       \
+        12 * elements(&a->x), all)                                                                \
+    ROW(BATCH_NORM_JOIN, batch_norm_join,                                                         \
+        "a b count? from_a from_b from_count? running_mean? running_var?", NO_VEC,                \
+        8 * elements(&a->from_a), all)                                                            \
+    ROW(POOL, pool, "y index? x", VEC,                                                            \
+        elements(&a->y) * window_size(&a->window, &a->x, &a->y), all)                             \
+    ROW(POOL_GRAD, pool_grad, "dx dy index?", VEC,                                                \
+        elements(&a->dy) * window_size(&a->window, &a->dx, &a->dy), all)                          \
+    ROW(INTERPOLATE, interpolate, "y x", VEC, a->linear ? 8 * elements(&a->y) : 0, all)           \
+    ROW(INTERPOLATE_GRAD, interpolate_grad, "dx dy", VEC,                                         \
+        (a->linear ? 8 : 1) * elements(&a->dy), all)                                              \
+    ROW(ROUND, round, "dst src", NO_VEC, elements(&a->dst), all)
+/* clang-format on */
+
+#define KN_KERNEL_ENTRY(entry, ...) KN_K_##entry,
+typedef enum kn_kernel { KN_KERNELS(KN_KERNEL_ENTRY) KN_K_COUNT } kn_kernel;
+#undef KN_KERNEL_ENTRY
 
 KN_API const char *kn_kernel_name(kn_kernel k);
 

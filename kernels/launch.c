@@ -11,66 +11,13 @@
 
 /* ---- the kernels ------------------------------------------------------------------------- */
 
-/* Arrays come first in every argument struct; their names in order, '?' after one that may be
- * absent (data NULL). */
+#define KERNEL(entry, name, arrays, ...)                                                           \
+    [KN_K_##entry] = { #name, sizeof(kn_##name##_args), arrays },
 static const struct {
     const char *name;
     size_t size;
     const char *arrays;
-} kernels[KN_K_COUNT] = {
-    [KN_K_COPY] = { "copy", sizeof(kn_copy_args), "dst src" },
-    [KN_K_FILL] = { "fill", sizeof(kn_fill_args), "dst" },
-    [KN_K_UNARY] = { "unary", sizeof(kn_unary_args), "dst src" },
-    [KN_K_UNARY_GRAD] = { "unary_grad", sizeof(kn_unary_grad_args), "dx dy x? y?" },
-    [KN_K_BINARY] = { "binary", sizeof(kn_binary_args), "dst a b" },
-    [KN_K_WHERE] = { "where", sizeof(kn_where_args), "dst cond a b" },
-    [KN_K_REDUCE] = { "reduce", sizeof(kn_reduce_args), "dst src" },
-    [KN_K_MATMUL] = { "matmul", sizeof(kn_matmul_args), "dst a b bias? sum? x?" },
-    [KN_K_SOFTMAX] = { "softmax", sizeof(kn_softmax_args), "y x" },
-    [KN_K_SOFTMAX_GRAD] = { "softmax_grad", sizeof(kn_softmax_grad_args), "dx dy y" },
-    [KN_K_CROSS_ENTROPY] = { "cross_entropy", sizeof(kn_cross_entropy_args),
-                             "loss count lse logits targets dlogits?" },
-    [KN_K_CROSS_ENTROPY_GRAD] = { "cross_entropy_grad", sizeof(kn_cross_entropy_grad_args),
-                                  "dlogits logits targets lse count dloss" },
-    [KN_K_NORM] = { "norm", sizeof(kn_norm_args), "y x w? b? mean? rstd add? sum?" },
-    [KN_K_NORM_GRAD] = { "norm_grad", sizeof(kn_norm_grad_args),
-                         "dx? dw? db? dy x w? mean? rstd more?" },
-    [KN_K_INDEX_SELECT] = { "index_select", sizeof(kn_index_select_args), "dst src index" },
-    [KN_K_INDEX_ADD] = { "index_add", sizeof(kn_index_add_args), "dst src index" },
-    [KN_K_GATHER] = { "gather", sizeof(kn_gather_args), "dst src index" },
-    [KN_K_SCATTER] = { "scatter", sizeof(kn_scatter_args), "dst src index" },
-    [KN_K_SORT] = { "sort", sizeof(kn_sort_args), "values indices src" },
-    [KN_K_CUMSUM] = { "cumsum", sizeof(kn_cumsum_args), "y x" },
-    [KN_K_DROPOUT] = { "dropout", sizeof(kn_dropout_args), "y x" },
-    [KN_K_ATTENTION] = { "attention", sizeof(kn_attention_args), "o lse q k v mask?" },
-    [KN_K_ATTENTION_GRAD] = { "attention_grad", sizeof(kn_attention_grad_args),
-                              "dq dk dv dout o lse q k v mask? dmask?" },
-    [KN_K_ROPE] = { "rope", sizeof(kn_rope_args), "y x" },
-    [KN_K_RANDOM] = { "random", sizeof(kn_random_args), "dst" },
-    [KN_K_SUM_N] = { "sum_n", sizeof(kn_sum_n_args), "" },
-    [KN_K_ADAMW] = { "adamw", sizeof(kn_adamw_args), "" },
-    [KN_K_SGD] = { "sgd", sizeof(kn_sgd_args), "" },
-    [KN_K_LION] = { "lion", sizeof(kn_lion_args), "" },
-    [KN_K_ABSMAX] = { "absmax", sizeof(kn_absmax_args), "" },
-    [KN_K_SQSUM] = { "sqsum", sizeof(kn_sqsum_args), "" },
-    [KN_K_POWSUM] = { "powsum", sizeof(kn_powsum_args), "" },
-    [KN_K_CLIP] = { "clip", sizeof(kn_clip_args), "" },
-    [KN_K_LOSS_SCALE] = { "loss_scale", sizeof(kn_loss_scale_args), "" },
-    [KN_K_CONV] = { "conv", sizeof(kn_conv_args), "y x w bias?" },
-    [KN_K_CONV_GRAD_X] = { "conv_grad_x", sizeof(kn_conv_grad_x_args), "dx dy w" },
-    [KN_K_CONV_GRAD_W] = { "conv_grad_w", sizeof(kn_conv_grad_w_args), "dw dy x" },
-    [KN_K_BATCH_NORM] = { "batch_norm", sizeof(kn_batch_norm_args),
-                          "y? x w? b? mean rstd running_mean? running_var? add?" },
-    [KN_K_BATCH_NORM_GRAD] = { "batch_norm_grad", sizeof(kn_batch_norm_grad_args),
-                               "dx? dw? db? dadd? dy x y? w? b? mean rstd mean_dw? mean_db?" },
-    [KN_K_BATCH_NORM_JOIN] = { "batch_norm_join", sizeof(kn_batch_norm_join_args),
-                               "a b count? from_a from_b from_count? running_mean? running_var?" },
-    [KN_K_POOL] = { "pool", sizeof(kn_pool_args), "y index? x" },
-    [KN_K_ROUND] = { "round", sizeof(kn_round_args), "dst src" },
-    [KN_K_POOL_GRAD] = { "pool_grad", sizeof(kn_pool_grad_args), "dx dy index?" },
-    [KN_K_INTERPOLATE] = { "interpolate", sizeof(kn_interpolate_args), "y x" },
-    [KN_K_INTERPOLATE_GRAD] = { "interpolate_grad", sizeof(kn_interpolate_grad_args), "dx dy" },
-};
+} kernels[KN_K_COUNT] = { KN_KERNELS(KERNEL) };
 
 const char *kn_kernel_name(kn_kernel k)
 {

@@ -4,56 +4,8 @@
 #include <stdarg.h>
 #include <math.h>
 
-const kn_provider kn_cpu_reference = {
-    .name = "reference",
-    .run = {
-        [KN_K_COPY] = kn_ref_copy,
-        [KN_K_FILL] = kn_ref_fill,
-        [KN_K_UNARY] = kn_ref_unary,
-        [KN_K_UNARY_GRAD] = kn_ref_unary_grad,
-        [KN_K_BINARY] = kn_ref_binary,
-        [KN_K_WHERE] = kn_ref_where,
-        [KN_K_REDUCE] = kn_ref_reduce,
-        [KN_K_MATMUL] = kn_ref_matmul,
-        [KN_K_SOFTMAX] = kn_ref_softmax,
-        [KN_K_SOFTMAX_GRAD] = kn_ref_softmax_grad,
-        [KN_K_CROSS_ENTROPY] = kn_ref_cross_entropy,
-        [KN_K_CROSS_ENTROPY_GRAD] = kn_ref_cross_entropy_grad,
-        [KN_K_NORM] = kn_ref_norm,
-        [KN_K_NORM_GRAD] = kn_ref_norm_grad,
-        [KN_K_INDEX_SELECT] = kn_ref_index_select,
-        [KN_K_INDEX_ADD] = kn_ref_index_add,
-        [KN_K_GATHER] = kn_ref_gather,
-        [KN_K_SCATTER] = kn_ref_scatter,
-        [KN_K_SORT] = kn_ref_sort,
-        [KN_K_CUMSUM] = kn_ref_cumsum,
-        [KN_K_DROPOUT] = kn_ref_dropout,
-        [KN_K_ATTENTION] = kn_ref_attention,
-        [KN_K_ATTENTION_GRAD] = kn_ref_attention_grad,
-        [KN_K_ROPE] = kn_ref_rope,
-        [KN_K_RANDOM] = kn_ref_random,
-        [KN_K_ROUND] = kn_ref_round,
-        [KN_K_SUM_N] = kn_ref_sum_n,
-        [KN_K_ADAMW] = kn_ref_adamw,
-        [KN_K_SGD] = kn_ref_sgd,
-        [KN_K_LION] = kn_ref_lion,
-        [KN_K_ABSMAX] = kn_ref_absmax,
-        [KN_K_SQSUM] = kn_ref_sqsum,
-        [KN_K_POWSUM] = kn_ref_powsum,
-        [KN_K_CLIP] = kn_ref_clip,
-        [KN_K_LOSS_SCALE] = kn_ref_loss_scale,
-        [KN_K_CONV] = kn_ref_conv,
-        [KN_K_CONV_GRAD_X] = kn_ref_conv_grad_x,
-        [KN_K_CONV_GRAD_W] = kn_ref_conv_grad_w,
-        [KN_K_BATCH_NORM] = kn_ref_batch_norm,
-        [KN_K_BATCH_NORM_GRAD] = kn_ref_batch_norm_grad,
-        [KN_K_BATCH_NORM_JOIN] = kn_ref_batch_norm_join,
-        [KN_K_POOL] = kn_ref_pool,
-        [KN_K_POOL_GRAD] = kn_ref_pool_grad,
-        [KN_K_INTERPOLATE] = kn_ref_interpolate,
-        [KN_K_INTERPOLATE_GRAD] = kn_ref_interpolate_grad,
-    },
-};
+#define ENTRY(entry, name, ...) [KN_K_##entry] = kn_ref_##name,
+const kn_provider kn_cpu_reference = { .name = "reference", .run = { KN_KERNELS(ENTRY) } };
 
 /* ---- elements ------------------------------------------------------------------------------ */
 

@@ -68,50 +68,7 @@ static inline int kn_ref_leading(const kn_array *a)
 
 /* ---- the entries ---------------------------------------------------------------------------- */
 
-kn_status kn_ref_copy(const void *args); /* reference_elementwise.c */
-kn_status kn_ref_fill(const void *args);
-kn_status kn_ref_binary(const void *args);
-kn_status kn_ref_where(const void *args);
-kn_status kn_ref_unary(const void *args); /* reference_unary.c */
-kn_status kn_ref_unary_grad(const void *args);
-kn_status kn_ref_reduce(const void *args); /* reference_reduce.c */
-kn_status kn_ref_absmax(const void *args);
-kn_status kn_ref_loss_scale(const void *args);
-kn_status kn_ref_sqsum(const void *args);
-kn_status kn_ref_powsum(const void *args);
-kn_status kn_ref_clip(const void *args);
-kn_status kn_ref_matmul(const void *args);  /* reference_matmul.c */
-kn_status kn_ref_softmax(const void *args); /* reference_rows.c */
-kn_status kn_ref_softmax_grad(const void *args);
-kn_status kn_ref_cross_entropy(const void *args);
-kn_status kn_ref_cross_entropy_grad(const void *args);
-kn_status kn_ref_norm(const void *args);
-kn_status kn_ref_norm_grad(const void *args);
-kn_status kn_ref_index_select(const void *args); /* reference_index.c */
-kn_status kn_ref_index_add(const void *args);
-kn_status kn_ref_gather(const void *args); /* reference_gather.c */
-kn_status kn_ref_scatter(const void *args);
-kn_status kn_ref_sort(const void *args); /* reference_sort.c */
-kn_status kn_ref_cumsum(const void *args);
-kn_status kn_ref_random(const void *args); /* reference_random.c */
-kn_status kn_ref_round(const void *args);
-kn_status kn_ref_dropout(const void *args);
-kn_status kn_ref_attention(const void *args); /* reference_attention.c */
-kn_status kn_ref_attention_grad(const void *args);
-kn_status kn_ref_rope(const void *args);
-kn_status kn_ref_sum_n(const void *args); /* reference_optim.c */
-kn_status kn_ref_adamw(const void *args);
-kn_status kn_ref_sgd(const void *args);
-kn_status kn_ref_lion(const void *args);
-kn_status kn_ref_conv(const void *args); /* reference_conv.c */
-kn_status kn_ref_conv_grad_x(const void *args);
-kn_status kn_ref_conv_grad_w(const void *args);
-kn_status kn_ref_batch_norm(const void *args); /* reference_batch_norm.c */
-kn_status kn_ref_batch_norm_grad(const void *args);
-kn_status kn_ref_batch_norm_join(const void *args); /* reference_batch_norm_join.c */
-kn_status kn_ref_pool(const void *args);            /* reference_pool.c */
-kn_status kn_ref_pool_grad(const void *args);
-kn_status kn_ref_interpolate(const void *args);
-kn_status kn_ref_interpolate_grad(const void *args);
+#define KN_REF_ENTRY(entry, name, ...) kn_status kn_ref_##name(const void *args);
+KN_KERNELS(KN_REF_ENTRY)
 
 #endif

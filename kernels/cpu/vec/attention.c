@@ -184,7 +184,7 @@ static void forward_chunk(const forward *f, int threads, float *rooms)
     kn_each_part(threads, forward_items, &(forward_call){ f, rooms, &next, items });
 }
 
-kn_status vec_attention(const void *args)
+kn_status VEC_FN(vec_attention)(const void *args)
 {
     const kn_attention_args *x = args;
     forward f = { .x = x };

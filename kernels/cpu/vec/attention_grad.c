@@ -305,7 +305,7 @@ static bool attn_takes_dmask(const attn *a, const kn_array *q, const kn_array *x
             x->shape[1] == a->H && x->shape[2] == a->T && x->shape[3] == a->S);
 }
 
-kn_status vec_attention_grad(const void *args)
+kn_status VEC_FN(vec_attention_grad)(const void *args)
 {
     const kn_attention_grad_args *x = args;
     attn a = { .causal = x->causal, .scale = (float)x->scale };

@@ -235,7 +235,7 @@ static void statistics(const kn_batch_norm_args *a, const images *m, const facto
     }
 }
 
-kn_status vec_batch_norm(const void *args)
+kn_status VEC_FN(vec_batch_norm)(const void *args)
 {
     const kn_batch_norm_args *a = args;
     const kn_array *const arrays[] = { [AT_X] = &a->x, [Y] = &a->y, [ADD] = &a->add };
@@ -277,7 +277,7 @@ static void means_of_grad(const kn_batch_norm_grad_args *a, const images *m, con
     }
 }
 
-kn_status vec_batch_norm_grad(const void *args)
+kn_status VEC_FN(vec_batch_norm_grad)(const void *args)
 {
     const kn_batch_norm_grad_args *a = args;
     const kn_array *const arrays[] = {

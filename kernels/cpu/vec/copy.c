@@ -153,7 +153,7 @@ static void cast_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     }
 }
 
-kn_status vec_copy(const void *args)
+kn_status VEC_FN(vec_copy)(const void *args)
 {
     const kn_copy_args *a = args;
     const bool cast = a->dst.dtype != a->src.dtype;
@@ -201,7 +201,7 @@ static void zero_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     memset(p[0], 0, (size_t)(n * it->size[0]));
 }
 
-kn_status vec_fill(const void *args)
+kn_status VEC_FN(vec_fill)(const void *args)
 {
     const kn_fill_args *a = args;
     if (a->step != 0)
@@ -270,7 +270,7 @@ static void where_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n
     }
 }
 
-kn_status vec_where(const void *args)
+kn_status VEC_FN(vec_where)(const void *args)
 {
     const kn_where_args *a = args;
     vec_iter it;

@@ -144,7 +144,7 @@ static void binary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t 
     }
 }
 
-kn_status vec_binary(const void *args)
+kn_status VEC_FN(vec_binary)(const void *args)
 {
     const kn_binary_args *a = args;
     const kn_kind_row *row = kn_binary_row(a->kind);

@@ -96,7 +96,7 @@ static void gather_rows(const void *ctx, int64_t begin, int64_t end)
     BY_SIZE(p, gather_as, p, begin, end);
 }
 
-kn_status vec_gather(const void *args)
+kn_status VEC_FN(vec_gather)(const void *args)
 {
     const kn_gather_args *a = args;
     plan p;
@@ -138,7 +138,7 @@ static void scatter_columns(const void *ctx, int64_t begin, int64_t end)
 }
 
 /* add: f32 only, whose sums need no wider place. */
-kn_status vec_scatter(const void *args)
+kn_status VEC_FN(vec_scatter)(const void *args)
 {
     const kn_scatter_args *a = args;
     plan p;

@@ -54,7 +54,7 @@ static void select_slices(const void *ctx, int64_t begin, int64_t end)
 }
 
 /* dst[o, i, :] = src[o, index[i], :], slice by slice */
-kn_status vec_index_select(const void *args)
+kn_status VEC_FN(vec_index_select)(const void *args)
 {
     const kn_index_select_args *a = args;
     plan p;
@@ -131,7 +131,7 @@ static void add_groups(const void *ctx, int64_t begin, int64_t end)
 }
 
 /* Tasks are ranges of columns, so each element's additions happen in the order of index. */
-kn_status vec_index_add(const void *args)
+kn_status VEC_FN(vec_index_add)(const void *args)
 {
     const kn_index_add_args *a = args;
     plan p;

@@ -56,7 +56,7 @@ static void make_rows(const void *ctx, int64_t begin, int64_t end)
     }
 }
 
-kn_status vec_interpolate(const void *args)
+kn_status VEC_FN(vec_interpolate)(const void *args)
 {
     const kn_interpolate_args *a = args;
     if (!takes(&a->x, &a->y, &a->grid))
@@ -147,7 +147,7 @@ static void grad_rows(const void *ctx, int64_t begin, int64_t end)
     }
 }
 
-kn_status vec_interpolate_grad(const void *args)
+kn_status VEC_FN(vec_interpolate_grad)(const void *args)
 {
     const kn_interpolate_grad_args *a = args;
     if (!takes(&a->dx, &a->dy, &a->grid))

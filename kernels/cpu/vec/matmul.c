@@ -452,7 +452,7 @@ static void batch_swap(batch *s)
     }
 }
 
-kn_status vec_matmul(const void *args)
+kn_status VEC_FN(vec_matmul)(const void *args)
 {
     const kn_matmul_args *x = args;
     if (!takes(x))

@@ -113,7 +113,7 @@ static bool rows_like(const kn_array *a, const kn_array *x, vec_rows *rows)
     return a->dtype == x->dtype && vec_same_shape(a, x) && vec_rows_of(a, rows);
 }
 
-kn_status vec_norm(const void *args)
+kn_status VEC_FN(vec_norm)(const void *args)
 {
     const kn_norm_args *a = args;
     norm_plan p = { .w = a->w.data, .b = a->b.data, .eps = a->eps, .rms = a->rms };
@@ -221,7 +221,7 @@ static void sum_chunks(const grad_plan *p, int which, const kn_array *dst)
 
 #define MAX_CHUNKS 64
 
-kn_status vec_norm_grad(const void *args)
+kn_status VEC_FN(vec_norm_grad)(const void *args)
 {
     const kn_norm_grad_args *a = args;
     const kn_dtype t = a->x.dtype;

@@ -56,7 +56,7 @@ static int64_t first_nonfinite(const kn_run *run, int runs)
 
 #define MAX_THREADS 256
 
-kn_status vec_absmax(const void *args)
+kn_status VEC_FN(vec_absmax)(const void *args)
 {
     const kn_absmax_args *a = args;
     if (!runs_ok(a->run, a->runs))
@@ -141,7 +141,7 @@ static void sqsum_chunk(const void *list, int i, int64_t begin, int64_t end, voi
     VEC_BY_DTYPE(r->dtype, sqsum_chunk_of, r->data, begin, end, (sqsum_ctx *)ctx);
 }
 
-kn_status vec_sqsum(const void *args)
+kn_status VEC_FN(vec_sqsum)(const void *args)
 {
     const kn_sqsum_args *a = args;
     const float absmax = *a->absmax;

@@ -175,7 +175,7 @@ static void any_adamw_chunk(const void *list, int i, int64_t begin, int64_t end,
     any_chunk(list, i, begin, end, ctx, adamw_chunk);
 }
 
-kn_status vec_adamw(const void *args)
+kn_status VEC_FN(vec_adamw)(const void *args)
 {
     const kn_adamw_args *a = args;
     if (!pieces_ok(a->s.piece, a->s.pieces))
@@ -232,7 +232,7 @@ static void any_sgd_chunk(const void *list, int i, int64_t begin, int64_t end, v
     any_chunk(list, i, begin, end, ctx, sgd_chunk);
 }
 
-kn_status vec_sgd(const void *args)
+kn_status VEC_FN(vec_sgd)(const void *args)
 {
     const kn_sgd_args *a = args;
     if (!pieces_ok(a->s.piece, a->s.pieces))
@@ -286,7 +286,7 @@ static void any_lion_chunk(const void *list, int i, int64_t begin, int64_t end, 
     any_chunk(list, i, begin, end, ctx, lion_chunk);
 }
 
-kn_status vec_lion(const void *args)
+kn_status VEC_FN(vec_lion)(const void *args)
 {
     const kn_lion_args *a = args;
     if (!pieces_ok(a->s.piece, a->s.pieces))

@@ -244,7 +244,7 @@ static void *room_take(pools *p, size_t *bytes)
     return p->columns ? p->columns + Q : NULL;
 }
 
-kn_status vec_pool(const void *args)
+kn_status VEC_FN(vec_pool)(const void *args)
 {
     const kn_pool_args *a = args;
     pools p = { .x = a->x, .y = a->y, .index = a->index, .w = a->window, .kind = a->kind };
@@ -259,7 +259,7 @@ kn_status vec_pool(const void *args)
     return KN_DONE;
 }
 
-kn_status vec_pool_grad(const void *args)
+kn_status VEC_FN(vec_pool_grad)(const void *args)
 {
     const kn_pool_grad_args *a = args;
     pools p = { .x = a->dx, .y = a->dy, .index = a->index, .w = a->window, .kind = a->kind };

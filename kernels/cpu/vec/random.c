@@ -198,7 +198,7 @@ static void draw_chunks(const void *ctx, int64_t first, int64_t last)
     VEC_BY_DTYPE(d->t, draw_range, d->c, begin, end);
 }
 
-kn_status vec_random(const void *args)
+kn_status VEC_FN(vec_random)(const void *args)
 {
     const kn_random_args *a = args;
     const int64_t n = kn_array_numel(&a->dst);
@@ -216,7 +216,7 @@ kn_status vec_random(const void *args)
 
 #else
 
-kn_status vec_random(const void *args)
+kn_status VEC_FN(vec_random)(const void *args)
 {
     (void)args;
     return KN_DECLINED;
@@ -264,7 +264,7 @@ static void drop_chunks(const void *ctx, int64_t begin, int64_t end)
     VEC_BY_DTYPE(d->t, dropout_range, d->c, begin * DROP, v_min_i64(end * DROP, d->n));
 }
 
-kn_status vec_dropout(const void *args)
+kn_status VEC_FN(vec_dropout)(const void *args)
 {
     const kn_dropout_args *a = args;
     const int64_t n = kn_array_numel(&a->x);

@@ -296,7 +296,7 @@ static void minima(const void *ctx, int64_t begin, int64_t end)
         put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, false));
 }
 
-kn_status vec_reduce(const void *args)
+kn_status VEC_FN(vec_reduce)(const void *args)
 {
     const kn_reduce_args *a = args;
     plan p;

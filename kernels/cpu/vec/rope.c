@@ -50,7 +50,7 @@ static void rotate(const void *ctx, int64_t begin, int64_t end)
     }
 }
 
-kn_status vec_rope(const void *args)
+kn_status VEC_FN(vec_rope)(const void *args)
 {
     const kn_rope_args *a = args;
     const kn_array *x = &a->x;

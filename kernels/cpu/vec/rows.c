@@ -96,7 +96,7 @@ static void softmax_rows(const void *ctx, int64_t begin, int64_t end)
                      c->log);
 }
 
-kn_status vec_softmax(const void *args)
+kn_status VEC_FN(vec_softmax)(const void *args)
 {
     const kn_softmax_args *a = args;
     softmax_call c = { .t = a->x.dtype, .log = a->log };
@@ -152,7 +152,7 @@ static void softmax_grad_rows(const void *ctx, int64_t begin, int64_t end)
                      vec_row(&c->y, r, size), c->y.cols, c->log);
 }
 
-kn_status vec_softmax_grad(const void *args)
+kn_status VEC_FN(vec_softmax_grad)(const void *args)
 {
     const kn_softmax_grad_args *a = args;
     softmax_grad_call c = { .t = a->y.dtype, .log = a->log };
@@ -273,7 +273,7 @@ static void cross_entropy_rows(const void *ctx, int64_t begin, int64_t end)
         VEC_BY_DTYPE(c->x_dtype, cross_entropy_row, c, n);
 }
 
-kn_status vec_cross_entropy(const void *args)
+kn_status VEC_FN(vec_cross_entropy)(const void *args)
 {
     const kn_cross_entropy_args *a = args;
     loss_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data, .smoothing = a->smoothing };
@@ -329,7 +329,7 @@ static void cross_entropy_grad_rows(const void *ctx, int64_t begin, int64_t end)
     }
 }
 
-kn_status vec_cross_entropy_grad(const void *args)
+kn_status VEC_FN(vec_cross_entropy_grad)(const void *args)
 {
     const kn_cross_entropy_grad_args *a = args;
     loss_grad_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data };

@@ -135,7 +135,7 @@ static void sum_range(const void *ctx, int64_t begin, int64_t end)
         sum_blocks(s->a, begin * BLOCK, last);
 }
 
-kn_status vec_sum_n(const void *args)
+kn_status VEC_FN(vec_sum_n)(const void *args)
 {
     const kn_sum_n_args *a = args;
     const int n = a->n + (a->acc != NULL);

@@ -183,7 +183,7 @@ static void not_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, 
         p[0][i] = !p[1][i * step];
 }
 
-kn_status vec_unary(const void *args)
+kn_status VEC_FN(vec_unary)(const void *args)
 {
     const kn_unary_args *a = args;
     const bool bools = a->kind == KN_NOT && a->dst.dtype == KN_BOOL && a->src.dtype == KN_BOOL;
@@ -257,7 +257,7 @@ static void grad_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     }
 }
 
-kn_status vec_unary_grad(const void *args)
+kn_status VEC_FN(vec_unary_grad)(const void *args)
 {
     const kn_unary_grad_args *a = args;
     const kn_unary kind = loop_of(a->kind, a->p0);

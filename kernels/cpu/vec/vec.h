@@ -23,79 +23,14 @@
 #define VEC_STR_(s)     #s
 #define VEC_STR(s)      VEC_STR_(s)
 
-#define vec_copy               VEC_FN(vec_copy)
-#define vec_fill               VEC_FN(vec_fill)
-#define vec_unary              VEC_FN(vec_unary)
-#define vec_unary_grad         VEC_FN(vec_unary_grad)
-#define vec_binary             VEC_FN(vec_binary)
-#define vec_where              VEC_FN(vec_where)
-#define vec_reduce             VEC_FN(vec_reduce)
-#define vec_softmax            VEC_FN(vec_softmax)
-#define vec_softmax_grad       VEC_FN(vec_softmax_grad)
-#define vec_cross_entropy      VEC_FN(vec_cross_entropy)
-#define vec_cross_entropy_grad VEC_FN(vec_cross_entropy_grad)
-#define vec_norm               VEC_FN(vec_norm)
-#define vec_norm_grad          VEC_FN(vec_norm_grad)
-#define vec_gather             VEC_FN(vec_gather)
-#define vec_interpolate        VEC_FN(vec_interpolate)
-#define vec_interpolate_grad   VEC_FN(vec_interpolate_grad)
-#define vec_scatter            VEC_FN(vec_scatter)
-#define vec_index_select       VEC_FN(vec_index_select)
-#define vec_index_add          VEC_FN(vec_index_add)
-#define vec_dropout            VEC_FN(vec_dropout)
-#define vec_random             VEC_FN(vec_random)
-#define vec_words              VEC_FN(vec_words)
-#define vec_matmul             VEC_FN(vec_matmul)
-#define vec_attention          VEC_FN(vec_attention)
-#define vec_attention_grad     VEC_FN(vec_attention_grad)
-#define vec_rope               VEC_FN(vec_rope)
-#define vec_sum_n              VEC_FN(vec_sum_n)
-#define vec_adamw              VEC_FN(vec_adamw)
-#define vec_sgd                VEC_FN(vec_sgd)
-#define vec_lion               VEC_FN(vec_lion)
-#define vec_absmax             VEC_FN(vec_absmax)
-#define vec_sqsum              VEC_FN(vec_sqsum)
-#define vec_batch_norm         VEC_FN(vec_batch_norm)
-#define vec_batch_norm_grad    VEC_FN(vec_batch_norm_grad)
-#define vec_pool               VEC_FN(vec_pool)
-#define vec_pool_grad          VEC_FN(vec_pool_grad)
+#define vec_words VEC_FN(vec_words)
 
 /* Entries of the provider; args points at the entry's struct (kernels.h). */
-kn_status vec_copy(const void *args);
-kn_status vec_fill(const void *args);
-kn_status vec_unary(const void *args);
-kn_status vec_unary_grad(const void *args);
-kn_status vec_binary(const void *args);
-kn_status vec_where(const void *args);
-kn_status vec_reduce(const void *args);
-kn_status vec_softmax(const void *args);
-kn_status vec_softmax_grad(const void *args);
-kn_status vec_cross_entropy(const void *args);
-kn_status vec_cross_entropy_grad(const void *args);
-kn_status vec_norm(const void *args);
-kn_status vec_norm_grad(const void *args);
-kn_status vec_gather(const void *args);
-kn_status vec_interpolate(const void *args);
-kn_status vec_interpolate_grad(const void *args);
-kn_status vec_scatter(const void *args);
-kn_status vec_index_select(const void *args);
-kn_status vec_index_add(const void *args);
-kn_status vec_dropout(const void *args);
-kn_status vec_random(const void *args);
-kn_status vec_matmul(const void *args);
-kn_status vec_attention(const void *args);
-kn_status vec_attention_grad(const void *args);
-kn_status vec_rope(const void *args);
-kn_status vec_sum_n(const void *args);
-kn_status vec_adamw(const void *args);
-kn_status vec_sgd(const void *args);
-kn_status vec_lion(const void *args);
-kn_status vec_absmax(const void *args);
-kn_status vec_sqsum(const void *args);
-kn_status vec_batch_norm(const void *args);
-kn_status vec_batch_norm_grad(const void *args);
-kn_status vec_pool(const void *args);
-kn_status vec_pool_grad(const void *args);
+#define VEC_HAS_VEC(...) __VA_ARGS__
+#define VEC_HAS_NO_VEC(...)
+#define VEC_DECLARE(entry, name, arrays, vectors, ...)                                             \
+    VEC_HAS_##vectors(kn_status VEC_FN(vec_##name)(const void *args);)
+KN_KERNELS(VEC_DECLARE)
 
 /* random.c: word[n] = those of elements start .. start + n - 1 (kernels/philox.h). */
 void vec_words(uint64_t seed, uint64_t stream, uint64_t start, int64_t n, uint32_t *word);
