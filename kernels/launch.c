@@ -1,8 +1,8 @@
 /* kernels/launch.c: names of kernels, layout of their arguments, and the way of a call through the
  * providers of its device. */
 #include "kernels/trace.h"
+#include "kernels/checks.h"
 #include "kernels/graph_internal.h"
-#include "kernels/kernels_internal.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -257,7 +257,7 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
     if (s->device == KN_CPU &&
         kn_unrecordable(KN_DEVICE_DEFAULT, "%s: a kernel on the cpu", kernels[k].name))
         return false;
-    if (s->device != KN_META && !has_bytes(k, args))
+    if (!kn_kernel_fits(k, args) || (s->device != KN_META && !has_bytes(k, args)))
         return false;
     if (k == KN_K_MATMUL && kn_matmul_has_epilogue(args) && !has_epilogues(s))
         return run_parts(s, args, give_device);

@@ -1,5 +1,5 @@
 /* kernels/cpu/reference.c: the provider table of the reference, and the three things its kernels
- * are written with: loading and storing an element, walking strided arrays, checking arguments. */
+ * are written with: loading and storing an element, walking strided arrays, checking indices. */
 #include "kernels/cpu/reference.h"
 #include <stdarg.h>
 #include <math.h>
@@ -150,34 +150,13 @@ void kn_ref_walk_next(kn_ref_walk *w)
     w->more = false;
 }
 
-/* ---- checks -------------------------------------------------------------------------------- */
-
-bool kn_ref_check_float(kn_kernel k, const kn_array *a)
+bool kn_ref_check_index(const char *op, const kn_array *index, const kn_array *full, int dim)
 {
-    if (kn_dtype_is_float(a->dtype))
-        return true;
-    return kn_fail("%s: dtype %s is not supported; use f32, bf16, f16 or f64", kn_kernel_name(k),
-                   kn_dtype_name(a->dtype));
-}
-
-bool kn_ref_check_arithmetic(kn_kernel k, const kn_array *a)
-{
-    if (kn_dtype_is_arithmetic(a->dtype))
-        return true;
-    return kn_fail("%s: dtype %s has no arithmetic; convert it to one of f32, bf16, f16, f64, i64, "
-                   "i32, u8, bool",
-                   kn_kernel_name(k), kn_dtype_name(a->dtype));
-}
-
-bool kn_ref_check_same_shape(kn_kernel k, const kn_array *a, const kn_array *b)
-{
-    bool same = a->ndim == b->ndim;
-    for (int d = 0; same && d < a->ndim; d++)
-        same = a->shape[d] == b->shape[d];
-    if (same)
-        return true;
-    char one[128], two[128];
-    return kn_fail("%s: shapes differ: %s and %s must be equal here (expand first)",
-                   kn_kernel_name(k), kn_array_describe(a, one, sizeof one),
-                   kn_array_describe(b, two, sizeof two));
+    for (kn_ref_walk w = kn_ref_walk_over(index, NULL); w.more; kn_ref_walk_next(&w)) {
+        const int64_t at = kn_ref_get_int(index, w.off[0]);
+        if (at < 0 || at >= full->shape[dim])
+            return kn_fail("%s: index %lld at position %lld is outside [0, %lld) of dim %d", op,
+                           (long long)at, (long long)w.i, (long long)full->shape[dim], dim);
+    }
+    return true;
 }

@@ -44,11 +44,8 @@ kn_ref_walk kn_ref_walk_over(const kn_array *first, ...) __attribute__((sentinel
 kn_ref_walk kn_ref_walk_shape(int ndim, const int64_t *shape, int n, const kn_array *const *arrays);
 void kn_ref_walk_next(kn_ref_walk *w);
 
-/* ---- checks: false with an error set ------------------------------------------------------- */
-
-bool kn_ref_check_float(kn_kernel k, const kn_array *a);
-bool kn_ref_check_arithmetic(kn_kernel k, const kn_array *a);
-bool kn_ref_check_same_shape(kn_kernel k, const kn_array *a, const kn_array *b);
+/* False with an error if a value of index lies outside of full's dim. */
+bool kn_ref_check_index(const char *op, const kn_array *index, const kn_array *full, int dim);
 
 /* 1 where ndim is 0: a scalar is a row of one. */
 static inline int64_t kn_ref_last_dim(const kn_array *a)

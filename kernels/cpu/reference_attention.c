@@ -23,50 +23,6 @@ typedef struct attention {
     uint64_t seed, stream;
 } attention;
 
-static bool attention_check(kn_kernel kernel, const kn_array *q, const kn_array *k,
-                            const kn_array *v, const kn_array *o, const kn_array *lse)
-{
-    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && o->ndim == 4;
-    if (fits)
-        fits = k->shape[0] == q->shape[0] && k->shape[3] == q->shape[3] &&
-               kn_array_numel(lse) == q->shape[0] * q->shape[1] * q->shape[2] &&
-               (k->shape[1] > 0 ? q->shape[1] % k->shape[1] == 0 : q->shape[1] == 0);
-    for (int d = 0; fits && d < 4; d++)
-        fits = k->shape[d] == v->shape[d] && o->shape[d] == q->shape[d];
-    if (!fits) {
-        char one[128], two[128], three[128];
-        return kn_fail("%s: q %s, k %s, v %s do not fit: [B, H, T, D], twice [B, G, S, D], G "
-                       "divides H",
-                       kn_kernel_name(kernel), kn_array_describe(q, one, sizeof one),
-                       kn_array_describe(k, two, sizeof two),
-                       kn_array_describe(v, three, sizeof three));
-    }
-    return kn_ref_check_float(kernel, q) && kn_ref_check_float(kernel, k) &&
-           kn_ref_check_float(kernel, v) && kn_ref_check_float(kernel, lse);
-}
-
-/* x is [B, H, T, S] of q's dtype, or of another that it may have. */
-static bool scores_check(kn_kernel kernel, const char *what, const kn_array *x, const kn_array *q,
-                         const kn_array *k, kn_dtype other)
-{
-    char text[128];
-    bool fits =
-        x->ndim == 4 && (x->dtype == q->dtype || x->dtype == other) && x->shape[3] == k->shape[2];
-    for (int d = 0; fits && d < 3; d++)
-        fits = x->shape[d] == q->shape[d];
-    return !x->data || fits ||
-           kn_fail("%s: %s %s does not fit: [B, H, T, S] of q's dtype%s", kn_kernel_name(kernel),
-                   what, kn_array_describe(x, text, sizeof text),
-                   other == KN_BOOL ? " or bool" : "");
-}
-
-static bool window_check(kn_kernel kernel, int64_t window, bool causal)
-{
-    return window == 0 || (window > 0 && causal) ||
-           kn_fail("%s: a window of %lld keys; it takes causal attention and at least 1",
-                   kn_kernel_name(kernel), (long long)window);
-}
-
 static attention attention_of(const kn_array *q, const kn_array *k, double scale, bool causal,
                               double p, uint64_t seed, uint64_t stream, const kn_array *mask,
                               int64_t window)
@@ -188,10 +144,6 @@ static void attention_row(const attention *a, const kn_attention_args *p, int64_
 kn_status kn_ref_attention(const void *args)
 {
     const kn_attention_args *p = args;
-    if (!attention_check(KN_K_ATTENTION, &p->q, &p->k, &p->v, &p->o, &p->lse) ||
-        !scores_check(KN_K_ATTENTION, "mask", &p->mask, &p->q, &p->k, KN_BOOL) ||
-        !window_check(KN_K_ATTENTION, p->window, p->causal))
-        return KN_FAILED;
     attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
                                kn_seed_of(p->seed, p->seed_at), p->stream, &p->mask, p->window);
     double *z = kn_host_alloc((size_t)(a.S + 1) * sizeof *z);
@@ -283,15 +235,6 @@ static void store_group(const attention *a, const kn_array *dst, int64_t b, int6
 kn_status kn_ref_attention_grad(const void *args)
 {
     const kn_attention_grad_args *p = args;
-    if (!attention_check(KN_K_ATTENTION_GRAD, &p->q, &p->k, &p->v, &p->o, &p->lse) ||
-        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dout, &p->q) ||
-        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dq, &p->q) ||
-        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dk, &p->k) ||
-        !kn_ref_check_same_shape(KN_K_ATTENTION_GRAD, &p->dv, &p->v) ||
-        !scores_check(KN_K_ATTENTION_GRAD, "mask", &p->mask, &p->q, &p->k, KN_BOOL) ||
-        !scores_check(KN_K_ATTENTION_GRAD, "dmask", &p->dmask, &p->q, &p->k, p->q.dtype) ||
-        !window_check(KN_K_ATTENTION_GRAD, p->window, p->causal))
-        return KN_FAILED;
     attention a = attention_of(&p->q, &p->k, p->scale, p->causal, p->dropout_p,
                                kn_seed_of(p->seed, p->seed_at), p->stream, &p->mask, p->window);
     int64_t size = a.S * a.D;
@@ -319,15 +262,6 @@ kn_status kn_ref_rope(const void *args)
 {
     const kn_rope_args *a = args;
     const kn_array *y = &a->y, *x = &a->x;
-    if (!kn_ref_check_same_shape(KN_K_ROPE, y, x) || !kn_ref_check_float(KN_K_ROPE, x) ||
-        !kn_ref_check_float(KN_K_ROPE, y))
-        return KN_FAILED;
-    if (x->ndim != 4 || x->shape[3] % 2 != 0) {
-        char text[128];
-        kn_fail("rope: %s does not fit: [B, H, T, D] with even D",
-                kn_array_describe(x, text, sizeof text));
-        return KN_FAILED;
-    }
     int64_t half = x->shape[3] / 2, sy = y->stride[3], sx = x->stride[3];
     const kn_array *arrays[] = { y, x };
     kn_ref_walk w = kn_ref_walk_shape(3, x->shape, 2, arrays);

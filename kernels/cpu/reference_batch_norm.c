@@ -4,19 +4,6 @@
 
 #include <math.h>
 
-static bool channels_check(kn_kernel k, const kn_array *x, const kn_array *vector, bool needed)
-{
-    if (!needed && !vector->data)
-        return true;
-    if (x->ndim < 2 || vector->ndim != 1 || vector->shape[0] != x->shape[1]) {
-        char one[128], two[128];
-        return kn_fail("%s: %s does not fit %s; what belongs to channels has one dim, x's second",
-                       kn_kernel_name(k), kn_array_describe(vector, one, sizeof one),
-                       kn_array_describe(x, two, sizeof two));
-    }
-    return kn_ref_check_float(k, vector);
-}
-
 /* One channel of an array: the same with a first dim of 1 in place of dim 1. */
 static kn_array channel_of(const kn_array *a, int64_t c)
 {
@@ -84,14 +71,6 @@ static void norm_channel(const kn_batch_norm_args *a, int64_t c)
 kn_status kn_ref_batch_norm(const void *args)
 {
     const kn_batch_norm_args *a = args;
-    const kn_kernel k = KN_K_BATCH_NORM;
-    if ((a->y.data && !kn_ref_check_same_shape(k, &a->y, &a->x)) || !kn_ref_check_float(k, &a->x) ||
-        (a->add.data && !kn_ref_check_same_shape(k, &a->add, &a->x)) ||
-        !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
-        !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->b, false) ||
-        !channels_check(k, &a->x, &a->running_mean, !a->training) ||
-        !channels_check(k, &a->x, &a->running_var, !a->training))
-        return KN_FAILED;
     for (int64_t c = 0; c < a->x.shape[1]; c++)
         norm_channel(a, c);
     return KN_DONE;
@@ -151,17 +130,6 @@ static void grad_channel(const kn_batch_norm_grad_args *a, int64_t c)
 kn_status kn_ref_batch_norm_grad(const void *args)
 {
     const kn_batch_norm_grad_args *a = args;
-    const kn_kernel k = KN_K_BATCH_NORM_GRAD;
-    if (!kn_ref_check_same_shape(k, &a->dy, &a->x) || !kn_ref_check_float(k, &a->x) ||
-        (a->dx.data && !kn_ref_check_same_shape(k, &a->dx, &a->x)) ||
-        (a->y.data && !kn_ref_check_same_shape(k, &a->y, &a->x)) ||
-        (a->dadd.data && !kn_ref_check_same_shape(k, &a->dadd, &a->x)) ||
-        !channels_check(k, &a->x, &a->mean, true) || !channels_check(k, &a->x, &a->rstd, true) ||
-        !channels_check(k, &a->x, &a->w, false) || !channels_check(k, &a->x, &a->b, false) ||
-        !channels_check(k, &a->x, &a->dw, false) || !channels_check(k, &a->x, &a->db, false) ||
-        !channels_check(k, &a->x, &a->mean_dw, false) ||
-        !channels_check(k, &a->x, &a->mean_db, false))
-        return KN_FAILED;
     for (int64_t c = 0; c < a->x.shape[1]; c++)
         grad_channel(a, c);
     return KN_DONE;

@@ -28,13 +28,6 @@ kn_status kn_ref_copy(const void *args)
     const kn_copy_args *a = args;
     const kn_array *dst = &a->dst, *src = &a->src;
     bool same = dst->dtype == src->dtype;
-    if (!kn_ref_check_same_shape(KN_K_COPY, dst, src))
-        return KN_FAILED;
-    if (!same && !(kn_dtype_is_arithmetic(dst->dtype) && kn_dtype_is_arithmetic(src->dtype))) {
-        kn_fail("copy: %s to %s is not supported; storage-only dtypes copy to the same dtype only",
-                kn_dtype_name(src->dtype), kn_dtype_name(dst->dtype));
-        return KN_FAILED;
-    }
     bool from_int = kn_dtype_is_int(src->dtype), to_int = kn_dtype_is_int(dst->dtype);
     for (kn_ref_walk w = kn_ref_walk_over(dst, src, NULL); w.more; kn_ref_walk_next(&w)) {
         if (same)
@@ -53,8 +46,6 @@ kn_status kn_ref_copy(const void *args)
 kn_status kn_ref_fill(const void *args)
 {
     const kn_fill_args *a = args;
-    if (!kn_ref_check_arithmetic(KN_K_FILL, &a->dst))
-        return KN_FAILED;
     for (kn_ref_walk w = kn_ref_walk_over(&a->dst, NULL); w.more; kn_ref_walk_next(&w))
         kn_ref_set(&a->dst, w.off[0], a->value + (double)w.i * a->step);
     return KN_DONE;
@@ -63,16 +54,6 @@ kn_status kn_ref_fill(const void *args)
 kn_status kn_ref_where(const void *args)
 {
     const kn_where_args *a = args;
-    if (!kn_ref_check_same_shape(KN_K_WHERE, &a->dst, &a->cond) ||
-        !kn_ref_check_same_shape(KN_K_WHERE, &a->dst, &a->a) ||
-        !kn_ref_check_same_shape(KN_K_WHERE, &a->dst, &a->b))
-        return KN_FAILED;
-    if (a->cond.dtype != KN_BOOL || a->a.dtype != a->dst.dtype || a->b.dtype != a->dst.dtype) {
-        kn_fail("where: cond is %s and must be bool; a is %s, b is %s, dst is %s and must agree",
-                kn_dtype_name(a->cond.dtype), kn_dtype_name(a->a.dtype), kn_dtype_name(a->b.dtype),
-                kn_dtype_name(a->dst.dtype));
-        return KN_FAILED;
-    }
     kn_ref_walk w = kn_ref_walk_over(&a->dst, &a->cond, &a->a, &a->b, NULL);
     for (; w.more; kn_ref_walk_next(&w)) {
         if (kn_ref_get_int(&a->cond, w.off[1]))
@@ -111,16 +92,6 @@ kn_status kn_ref_binary(const void *args)
 {
     const kn_binary_args *p = args;
     const kn_array *dst = &p->dst, *a = &p->a, *b = &p->b;
-    if (!kn_ref_check_same_shape(KN_K_BINARY, dst, a) ||
-        !kn_ref_check_same_shape(KN_K_BINARY, dst, b))
-        return KN_FAILED;
-    if (a->dtype != b->dtype || !kn_binary_takes(p->kind, a->dtype, dst->dtype)) {
-        kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
-                "dst too or, for comparisons and logic, bool",
-                kn_binary_row(p->kind)->name, kn_dtype_name(a->dtype), kn_dtype_name(b->dtype),
-                kn_dtype_name(dst->dtype));
-        return KN_FAILED;
-    }
     bool ints = kn_dtype_is_int(a->dtype);
     for (kn_ref_walk w = kn_ref_walk_over(dst, a, b, NULL); w.more; kn_ref_walk_next(&w)) {
         if (ints)

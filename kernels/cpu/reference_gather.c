@@ -12,40 +12,10 @@ static kn_array lines_of(const kn_array *full, const kn_array *picked, int dim)
     return a;
 }
 
-static bool gather_check(const char *op, const kn_array *full, const kn_array *picked,
-                         const kn_array *index, int dim)
-{
-    bool fits = full->ndim == picked->ndim && index->ndim == picked->ndim && dim >= 0 &&
-                dim < full->ndim && (index->dtype == KN_I64 || index->dtype == KN_I32);
-    for (int d = 0; fits && d < full->ndim; d++)
-        fits =
-            index->shape[d] == picked->shape[d] && (d == dim || index->shape[d] <= full->shape[d]);
-    if (!fits) {
-        char one[128], two[128], three[128];
-        return kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 of the "
-                       "last one's shape, and no larger than the first but in that dim",
-                       op, kn_array_describe(full, one, sizeof one), dim,
-                       kn_array_describe(index, two, sizeof two),
-                       kn_array_describe(picked, three, sizeof three));
-    }
-    for (kn_ref_walk w = kn_ref_walk_over(index, NULL); w.more; kn_ref_walk_next(&w)) {
-        int64_t at = kn_ref_get_int(index, w.off[0]);
-        if (at < 0 || at >= full->shape[dim])
-            return kn_fail("%s: index %lld at position %lld is outside [0, %lld) of dim %d", op,
-                           (long long)at, (long long)w.i, (long long)full->shape[dim], dim);
-    }
-    return true;
-}
-
 kn_status kn_ref_gather(const void *args)
 {
     const kn_gather_args *a = args;
-    if (a->dst.dtype != a->src.dtype) {
-        kn_fail("gather: dst is %s, src is %s; they must agree", kn_dtype_name(a->dst.dtype),
-                kn_dtype_name(a->src.dtype));
-        return KN_FAILED;
-    }
-    if (!gather_check("gather", &a->src, &a->dst, &a->index, a->dim))
+    if (!kn_ref_check_index("gather", &a->index, &a->src, a->dim))
         return KN_FAILED;
     const size_t size = kn_dtype_size(a->dst.dtype);
     const int64_t step = a->src.stride[a->dim];
@@ -100,14 +70,7 @@ kn_status kn_ref_scatter(const void *args)
 {
     const kn_scatter_args *a = args;
     const kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    const bool adds = kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from) &&
-                      kn_dtype_is_float(to) == kn_dtype_is_float(from);
-    if (a->add ? !adds : to != from) {
-        kn_fail("scatter: %s into %s is not supported; %s", kn_dtype_name(from), kn_dtype_name(to),
-                a->add ? "float into float, integer into integer" : "they must agree");
-        return KN_FAILED;
-    }
-    if (!gather_check(a->op ? a->op : "scatter", &a->dst, &a->src, &a->index, a->dim))
+    if (!kn_ref_check_index(a->op ? a->op : "scatter", &a->index, &a->dst, a->dim))
         return KN_FAILED;
     const kn_dtype wide = to == KN_F64 || from == KN_F64 ? KN_F64 : KN_F32;
     if (a->add && kn_dtype_is_float(to) && to != wide)

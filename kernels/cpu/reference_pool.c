@@ -3,30 +3,6 @@
 
 #include <math.h>
 
-static bool pool_check(kn_kernel k, kn_pool kind, const kn_array *x, const kn_array *y,
-                       const kn_array *index, const kn_window *w)
-{
-    bool fits =
-        x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
-    for (int d = 0; fits && d < 2 && !w->adaptive; d++)
-        fits = w->kernel[d] > 0 && w->stride[d] > 0 && w->dilation[d] > 0 && w->pad[d] >= 0;
-    if (kind != KN_POOL_MAX && kind != KN_POOL_AVG)
-        return kn_fail("%s: kind %d is not supported; MAX and AVG are", kn_kernel_name(k),
-                       (int)kind);
-    if (!fits) {
-        char one[128], two[128];
-        return kn_fail("%s: %s and its pools %s do not fit: [N,C,H,W] and [N,C,P,Q]; kernel, "
-                       "stride and dilation at least 1",
-                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
-                       kn_array_describe(y, two, sizeof two));
-    }
-    if (index->data && index->dtype != KN_I32)
-        return kn_fail("%s: an index of %s; it is i32", kn_kernel_name(k),
-                       kn_dtype_name(index->dtype));
-    return kn_ref_check_float(k, x) && kn_ref_check_float(k, y) &&
-           (!index->data || kn_ref_check_same_shape(k, index, y));
-}
-
 /* One window along one dim: begin, begin + step, ..., before end; divide: how many positions it
  * counts for. */
 typedef struct span {
@@ -88,8 +64,6 @@ static double average(const kn_array *x, int64_t plane, span rows, span columns)
 kn_status kn_ref_pool(const void *args)
 {
     const kn_pool_args *a = args;
-    if (!pool_check(KN_K_POOL, a->kind, &a->x, &a->y, &a->index, &a->window))
-        return KN_FAILED;
     const kn_array *index = a->index.data ? &a->index : &a->y;
     for (kn_ref_walk i = kn_ref_walk_over(&a->y, index, NULL); i.more; kn_ref_walk_next(&i)) {
         span rows = span_of(&a->window, 0, &a->x, &a->y, i.at[2]);
@@ -140,12 +114,6 @@ static void windows_of(const kn_window *w, int d, const kn_array *x, const kn_ar
 kn_status kn_ref_pool_grad(const void *args)
 {
     const kn_pool_grad_args *a = args;
-    if (!pool_check(KN_K_POOL_GRAD, a->kind, &a->dx, &a->dy, &a->index, &a->window))
-        return KN_FAILED;
-    if (a->kind == KN_POOL_MAX && !a->index.data && kn_array_numel(&a->dy) > 0) {
-        kn_fail("pool_grad: the gradient of the largest needs the index that pool wrote");
-        return KN_FAILED;
-    }
     for (kn_ref_walk i = kn_ref_walk_over(&a->dx, NULL); i.more; kn_ref_walk_next(&i)) {
         int64_t h = i.at[2], w = i.at[3], p0, p1, q0, q1;
         windows_of(&a->window, 0, &a->dx, &a->dy, h, &p0, &p1);

@@ -45,6 +45,12 @@ KN_TEST(launch, bad_calls)
     KN_CHECK(!launch_copy(s, a, NULL, 4));
     KN_CHECK_ERROR("copy: array src f32[4] has no bytes");
     KN_CHECK(launch_copy(s, NULL, NULL, 0), "no elements need no bytes");
+    args.src.shape[0] = 3; /* whatever the device, and before any provider sees it */
+    for (int meta = 0; meta < 2; meta++) {
+        kn_stream *to = kn_compute_stream(meta ? KN_META : KN_CPU);
+        KN_CHECK(!kn_launch(to, KN_K_COPY, &args, sizeof args), "meta %d", meta);
+        KN_CHECK_ERROR("copy: shapes differ: f32[4] and f32[3]");
+    }
     kn_fail("stands");
     KN_CHECK(!launch_copy(s, a, a, 4));
     KN_CHECK_ERROR("stands");

@@ -3,15 +3,15 @@
 #ifndef KNAP_TESTS_REFERENCE_H
 #define KNAP_TESTS_REFERENCE_H
 
-#include "kernels/kernels.h"
+#include "kernels/checks.h"
 #include "tests/kn_test.h"
 
-/* Runs an entry of the reference provider. */
+/* Runs an entry of the reference provider, if the arguments fit. */
 static inline bool reference(kn_kernel k, const void *args)
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
     int n = kn_providers(KN_CPU, providers);
-    return providers[n - 1]->run[k](args) == KN_DONE;
+    return kn_kernel_fits(k, args) && providers[n - 1]->run[k](args) == KN_DONE;
 }
 #define RUN(kernel, ...) KN_CHECK(reference(kernel, &(__VA_ARGS__)), "%s", kn_error())
 

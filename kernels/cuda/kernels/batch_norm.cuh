@@ -153,21 +153,6 @@ static inline bool channel_stat_takes(const kn_array *x, const kn_array *v)
            (v->shape[0] < 2 || v->stride[0] == 1);
 }
 
-/* False with an error where there is no dim of channels, or vectors don't fit it. */
-static inline bool channel_check(kn_kernel k, const kn_array *x, const kn_array *const *v, int n,
-                                 const bool *needed)
-{
-    for (int i = 0; i < n; i++)
-        if (x->ndim < 2 || !channel_takes(x, v[i], needed[i])) {
-            char one[128], two[128];
-            return kn_fail("%s: %s does not fit %s; what belongs to channels has one dim, x's "
-                           "second, and is of a float dtype",
-                           kn_kernel_name(k), kn_array_describe(v[i], one, sizeof one),
-                           kn_array_describe(x, two, sizeof two));
-        }
-    return true;
-}
-
 /* Are channels neighbours in memory? */
 template <int N> static bool channel_last(const kn_array *const (&a)[N])
 {

@@ -284,16 +284,7 @@ template <typename T> static kn_status batch_norm_grad_whole(const kn_batch_norm
 extern "C" kn_status kn_cuda_batch_norm_grad(const void *args)
 {
     const kn_batch_norm_grad_args *a = (const kn_batch_norm_grad_args *)args;
-    const kn_array *const vectors[] = { &a->mean, &a->rstd,    &a->w,       &a->dw,
-                                        &a->db,   &a->mean_dw, &a->mean_db, &a->b };
-    const bool needed[] = { true, true, false, false, false, false, false, false };
     kn_dtype t = a->x.dtype;
-    if (!kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dy, &a->x) ||
-        (a->dx.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dx, &a->x)) ||
-        (a->y.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->y, &a->x)) ||
-        (a->dadd.data && !kn_same_shape(KN_K_BATCH_NORM_GRAD, &a->dadd, &a->x)) ||
-        !channel_check(KN_K_BATCH_NORM_GRAD, &a->x, vectors, 8, needed))
-        return KN_FAILED;
     if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) || (a->y.data && a->y.dtype != t) ||
         (a->dadd.data && a->dadd.dtype != t) || !channel_stat_takes(&a->x, &a->mean) ||
         !channel_stat_takes(&a->x, &a->rstd))

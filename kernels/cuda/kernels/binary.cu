@@ -137,15 +137,6 @@ kn_status run_binary(const kn_binary_args *p)
 extern "C" kn_status kn_cuda_binary(const void *args)
 {
     const kn_binary_args *p = (const kn_binary_args *)args;
-    if (!kn_same_shape(KN_K_BINARY, &p->dst, &p->a) || !kn_same_shape(KN_K_BINARY, &p->dst, &p->b))
-        return KN_FAILED;
-    if (p->a.dtype != p->b.dtype || !kn_binary_takes(p->kind, p->a.dtype, p->dst.dtype)) {
-        kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
-                "dst too or, for comparisons and logic, bool",
-                kn_binary_row(p->kind)->name, kn_dtype_name(p->a.dtype), kn_dtype_name(p->b.dtype),
-                kn_dtype_name(p->dst.dtype));
-        return KN_FAILED;
-    }
     return run_binary(p);
 }
 
@@ -153,15 +144,6 @@ extern "C" kn_status kn_cuda_where(const void *args)
 {
     const kn_where_args *a = (const kn_where_args *)args;
     const kn_array *const arrays[] = { &a->dst, &a->cond, &a->a, &a->b };
-    if (!kn_same_shape(KN_K_WHERE, &a->dst, &a->cond) ||
-        !kn_same_shape(KN_K_WHERE, &a->dst, &a->a) || !kn_same_shape(KN_K_WHERE, &a->dst, &a->b))
-        return KN_FAILED;
-    if (a->cond.dtype != KN_BOOL || a->a.dtype != a->dst.dtype || a->b.dtype != a->dst.dtype) {
-        kn_fail("where: cond is %s and must be bool; a is %s, b is %s, dst is %s and must agree",
-                kn_dtype_name(a->cond.dtype), kn_dtype_name(a->a.dtype), kn_dtype_name(a->b.dtype),
-                kn_dtype_name(a->dst.dtype));
-        return KN_FAILED;
-    }
     switch (kn_dtype_size(a->dst.dtype)) {
     case 1:
         return kn_each(arrays, where_of<uint8_t>(a));

@@ -79,24 +79,6 @@ static inline conv_image conv_image_of(const kn_array *a)
     return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
 }
 
-/* False with an error where shapes don't fit. */
-static inline bool conv_check(kn_kernel k, const conv_case &v)
-{
-    const kn_array *y = v.y, *x = v.x, *w = v.w;
-    int64_t G = v.groups;
-    bool fits = y->ndim == 4 && x->ndim == 4 && w->ndim == 4 && G > 0;
-    fits = fits && y->shape[0] == x->shape[0] && y->shape[1] == w->shape[0] &&
-           w->shape[1] * G == x->shape[1] && w->shape[0] % G == 0;
-    for (int d = 0; fits && d < 2; d++)
-        fits = v.stride[d] > 0 && v.dilation[d] > 0;
-    char one[128], two[128], three[128];
-    return fits || kn_fail("%s: x %s, w %s and y %s in %lld groups do not fit: [N,C,H,W], "
-                           "[O,C/G,R,S], [N,O,P,Q], G dividing O, stride and dilation at least 1",
-                           kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
-                           kn_array_describe(w, two, sizeof two),
-                           kn_array_describe(y, three, sizeof three), (long long)G);
-}
-
 /* Positions are counted in 32 bits; false with an error beyond. */
 static inline bool conv_small(kn_kernel k, const conv_case &v)
 {

@@ -345,18 +345,4 @@ static kn_status kn_each(const kn_array *const (&a)[N], const Any &any)
     return KN_RUN_FLAT((each_kernel<N, 1, Any>), kn_blocks(s.vectors, 256, 2), 256, s, any);
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
-
-/* False with an error where shapes differ. */
-static inline bool kn_same_shape(kn_kernel k, const kn_array *a, const kn_array *b)
-{
-    bool same = a->ndim == b->ndim;
-    for (int d = 0; same && d < a->ndim; d++)
-        same = a->shape[d] == b->shape[d];
-    char one[128], two[128];
-    return same || kn_fail("%s: shapes differ: %s and %s must be equal here (expand first)",
-                           kn_kernel_name(k), kn_array_describe(a, one, sizeof one),
-                           kn_array_describe(b, two, sizeof two));
-}
-
 #endif

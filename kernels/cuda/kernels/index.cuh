@@ -42,22 +42,6 @@ static inline kn_array kn_without_dim(const kn_array *a, int dim)
     return b;
 }
 
-/* picked is full with shape[dim] replaced by the number of indices; false with an error. */
-static inline bool kn_index_fits(kn_kernel k, const kn_array *full, const kn_array *picked,
-                                 const kn_array *index, int dim)
-{
-    bool fits = full->ndim == picked->ndim && index->ndim == 1 && dim >= 0 && dim < full->ndim &&
-                (index->dtype == KN_I64 || index->dtype == KN_I32);
-    for (int d = 0; fits && d < full->ndim; d++)
-        fits = picked->shape[d] == (d == dim ? index->shape[0] : full->shape[d]);
-    char one[128], two[128], three[128];
-    return fits || kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 with one "
-                           "dim, the other dims agree",
-                           kn_kernel_name(k), kn_array_describe(full, one, sizeof one), dim,
-                           kn_array_describe(index, two, sizeof two),
-                           kn_array_describe(picked, three, sizeof three));
-}
-
 /* Unrounded; integers wrap around. */
 template <typename A> static inline __device__ A kn_added(A sum, A x)
 {
@@ -84,23 +68,6 @@ static inline kn_array kn_lines_of(const kn_array *full, const kn_array *picked,
 static inline kn_indices kn_indices_of_elements(const kn_array *index)
 {
     return { index->data, 1, index->dtype == KN_I64, kn_cuda_flags() };
-}
-
-/* False with an error where index doesn't go with full and picked. */
-static inline bool kn_gather_fits(kn_kernel k, const kn_array *full, const kn_array *picked,
-                                  const kn_array *index, int dim)
-{
-    bool fits = full->ndim == picked->ndim && index->ndim == picked->ndim && dim >= 0 &&
-                dim < full->ndim && (index->dtype == KN_I64 || index->dtype == KN_I32);
-    for (int d = 0; fits && d < full->ndim; d++)
-        fits = index->shape[d] == picked->shape[d] &&
-               (d == dim || index->shape[d] <= full->shape[d]);
-    char one[128], two[128], three[128];
-    return fits || kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 of the "
-                           "last one's shape, and no larger than the first but in that dim",
-                           kn_kernel_name(k), kn_array_describe(full, one, sizeof one), dim,
-                           kn_array_describe(index, two, sizeof two),
-                           kn_array_describe(picked, three, sizeof three));
 }
 
 #endif

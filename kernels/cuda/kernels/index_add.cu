@@ -128,13 +128,6 @@ extern "C" kn_status kn_cuda_index_add(const void *args)
 {
     const kn_index_add_args *a = (const kn_index_add_args *)args;
     kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    if (!(kn_dtype_is_float(to) && kn_dtype_is_float(from)) && !(kn_dtype_is_int(to) && kn_dtype_is_int(from))) {
-        kn_fail("index_add: %s into %s is not supported; float into float, integer into integer",
-                kn_dtype_name(from), kn_dtype_name(to));
-        return KN_FAILED;
-    }
-    if (!kn_index_fits(KN_K_INDEX_ADD, &a->dst, &a->src, &a->index, a->dim))
-        return KN_FAILED;
     if (a->index.shape[0] > INT32_MAX || a->dst.shape[a->dim] > INT32_MAX) {
         kn_fail("index_add: %lld indices into %lld slices; up to 2^31 - 1 of each are supported",
                 (long long)a->index.shape[0], (long long)a->dst.shape[a->dim]);

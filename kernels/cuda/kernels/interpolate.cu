@@ -94,25 +94,6 @@ template <typename T> KN_KERNEL(256, interpolate_grad_kernel, grid_call<T> c)
     }
 }
 
-/* ---- on the host ----------------------------------------------------------------------------- */
-
-static bool grid_check(kn_kernel k, const kn_array *x, const kn_array *y, const kn_grid *g)
-{
-    char one[128], two[128];
-    bool fits =
-        x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
-    for (int d = 0; fits && d < 2; d++) /* the difference is NaN where it isn't finite */
-        fits = (x->shape[2 + d] > 0 || y->shape[2 + d] == 0) && g->mul[d] >= 0 &&
-               g->mul[d] <= DBL_MAX && g->div[d] > 0 && g->div[d] <= DBL_MAX &&
-               g->centre - g->centre == 0;
-    if (!fits)
-        return kn_fail("%s: x %s and y %s do not fit: [N,C,H,W] and [N,C,P,Q], H and W at least 1; "
-                       "mul at least 0, div above 0, all finite",
-                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
-                       kn_array_describe(y, two, sizeof two));
-    return true;
-}
-
 static grid_image grid_image_of(const kn_array *a)
 {
     return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
@@ -157,8 +138,6 @@ template <typename T> static kn_status interpolate_grad_run(const kn_interpolate
 extern "C" kn_status kn_cuda_interpolate(const void *args)
 {
     const kn_interpolate_args *a = (const kn_interpolate_args *)args;
-    if (!grid_check(KN_K_INTERPOLATE, &a->x, &a->y, &a->grid))
-        return KN_FAILED;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
 #define CASE(T) return interpolate_run<T>(a)
@@ -169,8 +148,6 @@ extern "C" kn_status kn_cuda_interpolate(const void *args)
 extern "C" kn_status kn_cuda_interpolate_grad(const void *args)
 {
     const kn_interpolate_grad_args *a = (const kn_interpolate_grad_args *)args;
-    if (!grid_check(KN_K_INTERPOLATE_GRAD, &a->dx, &a->dy, &a->grid))
-        return KN_FAILED;
     if (a->dx.dtype != a->dy.dtype)
         return KN_DECLINED;
 #define CASE(T) return interpolate_grad_run<T>(a)

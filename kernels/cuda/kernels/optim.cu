@@ -232,19 +232,6 @@ kn_status run_pieces(const kn_opt_step &s, kn_dtype dtype, const Step &step)
     return KN_RUN_FLAT((pieces_kernel<T, Step>), grid, BLOCK, r, step);
 }
 
-bool pieces_fit(kn_kernel k, const kn_opt_piece *piece, int pieces)
-{
-    for (int i = 0; i < pieces; i++) {
-        const kn_opt_piece *p = &piece[i];
-        if (!kn_dtype_is_float(p->param_dtype) || !kn_dtype_is_float(p->grad_dtype) ||
-            (p->out && !kn_dtype_is_float(p->out_dtype)))
-            return kn_fail("%s: %s parameters, %s gradients; use f32, bf16, f16 or f64",
-                           kn_kernel_name(k), kn_dtype_name(p->param_dtype),
-                           kn_dtype_name(p->grad_dtype));
-    }
-    return true;
-}
-
 /* Runs the step that make(A) gives for pieces of each dtype that there is: f64 computes in double,
  * the others in float. */
 template <template <typename> class Step, typename Args>
@@ -457,8 +444,6 @@ KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
 extern "C" kn_status kn_cuda_adamw(const void *args)
 {
     const kn_adamw_args *a = (const kn_adamw_args *)args;
-    if (!pieces_fit(KN_K_ADAMW, a->s.piece, a->s.pieces))
-        return KN_FAILED;
     if (a->s.pieces == 0)
         return KN_DONE;
     corrections *c = (corrections *)kn_cuda_scratch(sizeof *c);
@@ -470,8 +455,6 @@ extern "C" kn_status kn_cuda_adamw(const void *args)
 extern "C" kn_status kn_cuda_sgd(const void *args)
 {
     const kn_sgd_args *a = (const kn_sgd_args *)args;
-    if (!pieces_fit(KN_K_SGD, a->s.piece, a->s.pieces))
-        return KN_FAILED;
     if (a->s.pieces == 0)
         return KN_DONE;
     return run_dtypes<sgd_step>(a->s, *a);
@@ -480,8 +463,6 @@ extern "C" kn_status kn_cuda_sgd(const void *args)
 extern "C" kn_status kn_cuda_lion(const void *args)
 {
     const kn_lion_args *a = (const kn_lion_args *)args;
-    if (!pieces_fit(KN_K_LION, a->s.piece, a->s.pieces))
-        return KN_FAILED;
     if (a->s.pieces == 0)
         return KN_DONE;
     return run_dtypes<lion_step>(a->s, *a);

@@ -259,31 +259,6 @@ template <typename T, int V> KN_KERNEL(256, pool_grad_kernel, pool_call<T> c)
     }
 }
 
-/* ---- on the host ----------------------------------------------------------------------------- */
-
-static bool pool_check(kn_kernel k, kn_pool kind, const kn_array *x, const kn_array *y, const kn_array *index,
-                       const kn_window *w)
-{
-    bool fits =
-        x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
-    for (int d = 0; fits && d < 2 && !w->adaptive; d++)
-        fits = w->kernel[d] > 0 && w->stride[d] > 0 && w->dilation[d] > 0 && w->pad[d] >= 0;
-    if (kind != KN_POOL_MAX && kind != KN_POOL_AVG)
-        return kn_fail("%s: kind %d is not supported; MAX and AVG are", kn_kernel_name(k),
-                       (int)kind);
-    char one[128], two[128];
-    if (!fits)
-        return kn_fail(
-            "%s: %s and its pools %s do not fit: [N,C,H,W] and [N,C,P,Q]; kernel, stride "
-            "and dilation at least 1",
-            kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
-            kn_array_describe(y, two, sizeof two));
-    if (index->data && index->dtype != KN_I32)
-        return kn_fail("%s: an index of %s; it is i32", kn_kernel_name(k),
-                       kn_dtype_name(index->dtype));
-    return !index->data || kn_same_shape(k, index, y);
-}
-
 /* Can V channels of each position be moved at once? */
 static bool pool_whole(const kn_array *a, int V)
 {
@@ -356,8 +331,6 @@ template <typename T> static kn_status pool_grad_run(const kn_pool_grad_args *a)
 extern "C" kn_status kn_cuda_pool(const void *args)
 {
     const kn_pool_args *a = (const kn_pool_args *)args;
-    if (!pool_check(KN_K_POOL, a->kind, &a->x, &a->y, &a->index, &a->window))
-        return KN_FAILED;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
 #define CASE(T) return pool_run<T>(a)
@@ -368,12 +341,6 @@ extern "C" kn_status kn_cuda_pool(const void *args)
 extern "C" kn_status kn_cuda_pool_grad(const void *args)
 {
     const kn_pool_grad_args *a = (const kn_pool_grad_args *)args;
-    if (!pool_check(KN_K_POOL_GRAD, a->kind, &a->dx, &a->dy, &a->index, &a->window))
-        return KN_FAILED;
-    if (a->kind == KN_POOL_MAX && !a->index.data && kn_array_numel(&a->dy) > 0) {
-        kn_fail("pool_grad: the gradient of the largest needs the index that pool wrote");
-        return KN_FAILED;
-    }
     if (a->dx.dtype != a->dy.dtype)
         return KN_DECLINED;
 #define CASE(T) return pool_grad_run<T>(a)

@@ -118,15 +118,6 @@ kn_status put(const kn_scatter_args *a, const scatter_call &c)
 
 bool scatter_fits(const kn_scatter_args *a)
 {
-    kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    bool adds = (kn_dtype_is_float(to) && kn_dtype_is_float(from)) ||
-                (kn_dtype_is_int(to) && kn_dtype_is_int(from));
-    if (a->add ? !adds : to != from)
-        return kn_fail("scatter: %s into %s is not supported; %s", kn_dtype_name(from),
-                       kn_dtype_name(to),
-                       a->add ? "float into float, integer into integer" : "they must agree");
-    if (!kn_gather_fits(KN_K_SCATTER, &a->dst, &a->src, &a->index, a->dim))
-        return false;
     long long count = kn_array_numel(&a->index), n = kn_array_numel(&a->dst);
     return (count <= INT32_MAX && n <= INT32_MAX) ||
            kn_fail("scatter: %lld elements into %lld; up to 2^31 - 1 of each are supported", count,
