@@ -26,20 +26,18 @@ VEC_INLINE void put_param(const kn_opt_piece *o, int64_t i, vf p, int64_t n)
 
 /* ---- steps ---------------------------------------------------------------------------------- */
 
-/* What every optimizer's context begins with. */
-typedef struct step_ctx {
+/* A step of any optimizer; each sets what it has, and the function for a piece of f32 masters. */
+typedef struct optim_ctx {
+    void (*chunk)(const kn_opt_piece *o, int64_t begin, int64_t end, const struct optim_ctx *c);
     const kn_opt_step *step;
     float lr, scale, limit;
-} step_ctx;
-
-static step_ctx step_ctx_of(const kn_opt_step *s)
-{
-    return (step_ctx){ s, (float)*s->lr, (float)*s->grad_scale,
-                       s->limit ? (float)*s->limit : INFINITY };
-}
+    float b1, b2, eps, c1, c2; /* b: 1 - beta, c: 1 - beta^t */
+    float momentum, fresh;     /* fresh: 1 - dampening */
+    bool first, nesterov;
+} optim_ctx;
 
 /* Gradients, scaled and then clamped; NaN stays. */
-VEC_INLINE vf get_grad(const step_ctx *c, const kn_opt_piece *o, int64_t i, int64_t n, kn_dtype t)
+VEC_INLINE vf get_grad(const optim_ctx *c, const kn_opt_piece *o, int64_t i, int64_t n, kn_dtype t)
 {
     const vf g = v_get_n(t, o->grad, i, n) * v_set1(c->scale), most = v_set1(c->limit);
     return v_sel(v_gt(g, most), most, v_sel(v_lt(g, -most), -most, g));
@@ -103,14 +101,13 @@ static void copy_out(const kn_opt_piece *o, int64_t at, int64_t n)
         vec_narrow(o->out_dtype, out, x, n);
 }
 
-/* Calls f32_chunk for the piece as it is, or span by span for an f32 copy of it. */
-static void any_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx,
-                      chunk_fn f32_chunk)
+/* Computes on the piece as it is, or span by span on an f32 copy of it. */
+static void run_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
 {
     const kn_opt_piece *o = &((const kn_opt_piece *)list)[i];
-    const kn_opt_step *s = ((const step_ctx *)ctx)->step;
+    const optim_ctx *c = ctx;
     if (o->param_dtype == KN_F32) {
-        f32_chunk(list, i, begin, end, ctx);
+        c->chunk(o, begin, end, c);
         return;
     }
     float x[3][SPAN];
@@ -126,34 +123,50 @@ static void any_chunk(const void *list, int i, int64_t begin, int64_t end, void 
         wide.v = o->v ? x[2] : NULL;
         wide.grad = (const char *)o->grad + at * (int64_t)kn_dtype_size(o->grad_dtype);
         wide.out = NULL;
-        f32_chunk(&wide, 0, 0, n, ctx);
+        c->chunk(&wide, 0, n, c);
         for (int k = 0; k < 3; k++)
             if (from[k])
-                put_narrow(s, o, k, at, n, x[k]);
+                put_narrow(c->step, o, k, at, n, x[k]);
         if (o->out)
             copy_out(o, at, n);
     }
 }
 
-/* ---- AdamW ---------------------------------------------------------------------------------- */
+/* bytes: of memory traffic for an element */
+static kn_status run(optim_ctx *c, const kn_opt_step *s, int64_t bytes)
+{
+    if (!pieces_ok(s->piece, s->pieces))
+        return KN_DECLINED;
+    if (s->pieces == 0 || (s->skip && *s->skip != 0))
+        return KN_DONE;
+    c->step = s;
+    c->lr = (float)*s->lr;
+    c->scale = (float)*s->grad_scale;
+    c->limit = s->limit ? (float)*s->limit : INFINITY;
+    each_chunk(s->piece, s->pieces, piece_count, bytes, run_chunk, (char *)c, 0, INT32_MAX);
+    return KN_DONE;
+}
 
-typedef struct adamw_ctx {
-    step_ctx s;
-    float b1, b2, eps, c1, c2; /* b: 1 - beta, c: 1 - beta^t */
-} adamw_ctx;
+/* name_chunk: name_chunk_of for the gradient's dtype, a constant there. */
+#define F32_CHUNK(name)                                                                            \
+    static void name##_chunk(const kn_opt_piece *o, int64_t begin, int64_t end,                    \
+                             const optim_ctx *c)                                                   \
+    {                                                                                              \
+        VEC_BY_DTYPE(o->grad_dtype, name##_chunk_of, o, begin, end, c);                            \
+    }
 
 /* m += b1 (g - m);  v += b2 (g^2 - v);  p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p) */
 VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end,
-                               const adamw_ctx *c, kn_dtype t)
+                               const optim_ctx *c, kn_dtype t)
 {
     const float *param = o->param;
     float *first = o->m, *second = o->v;
-    const vf lr = v_set1(c->s.lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
+    const vf lr = v_set1(c->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
              eps = v_set1(c->eps);
     const vf b1 = v_set1(c->b1), b2 = v_set1(c->b2), c1 = v_set1(c->c1), c2 = v_set1(c->c2);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
-        const vf g = get_grad(&c->s, o, i, n, t), p = v_get_n(KN_F32, param, i, n);
+        const vf g = get_grad(c, o, i, n, t), p = v_get_n(KN_F32, param, i, n);
         vf m = v_get_n(KN_F32, first, i, n), v = v_get_n(KN_F32, second, i, n);
         m = m + b1 * (g - m);
         v = v + b2 * (g * g - v);
@@ -163,55 +176,32 @@ VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end
         put_param(o, i, p - lr * (step + wd * p), n);
     }
 }
-
-static void adamw_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
-{
-    const kn_opt_piece *o = &((const kn_opt_piece *)list)[i];
-    VEC_BY_DTYPE(o->grad_dtype, adamw_chunk_of, o, begin, end, (const adamw_ctx *)ctx);
-}
-
-static void any_adamw_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
-{
-    any_chunk(list, i, begin, end, ctx, adamw_chunk);
-}
+F32_CHUNK(adamw)
 
 kn_status VEC_FN(vec_adamw)(const void *args)
 {
     const kn_adamw_args *a = args;
-    if (!pieces_ok(a->s.piece, a->s.pieces))
-        return KN_DECLINED;
-    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
-        return KN_DONE;
-    const double t = *a->s.step;
-    adamw_ctx c = { .s = step_ctx_of(&a->s),
+    const double t = a->s.pieces > 0 ? *a->s.step : 1;
+    optim_ctx c = { .chunk = adamw_chunk,
                     .b1 = (float)(1 - a->beta1),
                     .b2 = (float)(1 - a->beta2),
                     .eps = (float)a->eps,
                     .c1 = (float)(1 - pow(a->beta1, t)),
                     .c2 = (float)(1 - pow(a->beta2, t)) };
-    each_chunk(a->s.piece, a->s.pieces, piece_count, 28, any_adamw_chunk, (char *)&c, 0, INT32_MAX);
-    return KN_DONE;
+    return run(&c, &a->s, 28);
 }
 
-/* ---- SGD ------------------------------------------------------------------------------------ */
-
-typedef struct sgd_ctx {
-    step_ctx s;
-    float momentum, fresh; /* fresh: 1 - dampening */
-    bool first, nesterov;
-} sgd_ctx;
-
-VEC_INLINE void sgd_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const sgd_ctx *c,
+VEC_INLINE void sgd_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const optim_ctx *c,
                              kn_dtype t)
 {
     const float *param = o->param;
     float *momentum = o->m;
-    const vf lr = v_set1(c->s.lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay);
+    const vf lr = v_set1(c->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay);
     const vf mu = v_set1(c->momentum), fresh = v_set1(c->fresh);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
         const vf p = v_get_n(KN_F32, param, i, n);
-        vf g = get_grad(&c->s, o, i, n, t) + wd * p;
+        vf g = get_grad(c, o, i, n, t) + wd * p;
         if (momentum) {
             const vf m = c->first ? g : mu * v_get_n(KN_F32, momentum, i, n) + fresh * g;
             v_put_n(KN_F32, momentum, i, m, n);
@@ -220,82 +210,43 @@ VEC_INLINE void sgd_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, 
         put_param(o, i, p - lr * g, n);
     }
 }
-
-static void sgd_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
-{
-    const kn_opt_piece *o = &((const kn_opt_piece *)list)[i];
-    VEC_BY_DTYPE(o->grad_dtype, sgd_chunk_of, o, begin, end, (const sgd_ctx *)ctx);
-}
-
-static void any_sgd_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
-{
-    any_chunk(list, i, begin, end, ctx, sgd_chunk);
-}
+F32_CHUNK(sgd)
 
 kn_status VEC_FN(vec_sgd)(const void *args)
 {
     const kn_sgd_args *a = args;
-    if (!pieces_ok(a->s.piece, a->s.pieces))
-        return KN_DECLINED;
-    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
-        return KN_DONE;
-    sgd_ctx c = { .s = step_ctx_of(&a->s),
-                  .momentum = (float)a->momentum,
-                  .fresh = (float)(1 - a->dampening),
-                  .first = *a->s.step == 1,
-                  .nesterov = a->nesterov };
-    each_chunk(a->s.piece, a->s.pieces, piece_count, 20, any_sgd_chunk, (char *)&c, 0, INT32_MAX);
-    return KN_DONE;
+    optim_ctx c = { .chunk = sgd_chunk,
+                    .momentum = (float)a->momentum,
+                    .fresh = (float)(1 - a->dampening),
+                    .first = a->s.pieces > 0 && *a->s.step == 1,
+                    .nesterov = a->nesterov };
+    return run(&c, &a->s, 20);
 }
 
-/* ---- Lion ----------------------------------------------------------------------------------- */
-
-typedef struct lion_ctx {
-    step_ctx s;
-    float b1, b2; /* b: 1 - beta */
-} lion_ctx;
-
 /* c = m + b1 (g - m);  m += b2 (g - m);  p -= lr (sign(c) + wd p); sign(0) and sign(NaN) are c */
-VEC_INLINE void lion_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const lion_ctx *x,
+VEC_INLINE void lion_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const optim_ctx *x,
                               kn_dtype t)
 {
     const float *param = o->param;
     float *average = o->m;
-    const vf lr = v_set1(x->s.lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
+    const vf lr = v_set1(x->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
              one = v_set1(1);
     const vf b1 = v_set1(x->b1), b2 = v_set1(x->b2);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
         const vf p = v_get_n(KN_F32, param, i, n), m = v_get_n(KN_F32, average, i, n);
-        const vf apart = get_grad(&x->s, o, i, n, t) - m;
+        const vf apart = get_grad(x, o, i, n, t) - m;
         const vf c = m + b1 * apart;
         const vf sign = v_sel(v_gt(v_abs(c), v_zero()), v_copysign(one, c), c);
         v_put_n(KN_F32, average, i, m + b2 * apart, n);
         put_param(o, i, p - lr * (sign + wd * p), n);
     }
 }
-
-static void lion_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
-{
-    const kn_opt_piece *o = &((const kn_opt_piece *)list)[i];
-    VEC_BY_DTYPE(o->grad_dtype, lion_chunk_of, o, begin, end, (const lion_ctx *)ctx);
-}
-
-static void any_lion_chunk(const void *list, int i, int64_t begin, int64_t end, void *ctx)
-{
-    any_chunk(list, i, begin, end, ctx, lion_chunk);
-}
+F32_CHUNK(lion)
 
 kn_status VEC_FN(vec_lion)(const void *args)
 {
     const kn_lion_args *a = args;
-    if (!pieces_ok(a->s.piece, a->s.pieces))
-        return KN_DECLINED;
-    if (a->s.pieces == 0 || (a->s.skip && *a->s.skip != 0))
-        return KN_DONE;
-    lion_ctx c = { .s = step_ctx_of(&a->s),
-                   .b1 = (float)(1 - a->beta1),
-                   .b2 = (float)(1 - a->beta2) };
-    each_chunk(a->s.piece, a->s.pieces, piece_count, 20, any_lion_chunk, (char *)&c, 0, INT32_MAX);
-    return KN_DONE;
+    optim_ctx c = { .chunk = lion_chunk, .b1 = (float)(1 - a->beta1), .b2 = (float)(1 - a->beta2) };
+    return run(&c, &a->s, 20);
 }

@@ -11,6 +11,7 @@ typedef struct unary_ctx {
     kn_unary kind;
     kn_dtype dtype;
     float p0, p1;
+    bool gradient;
 } unary_ctx;
 
 #define v_num      vf
@@ -133,27 +134,62 @@ static void unary_block(const unary_ctx *u, float *dst, const float *src, int64_
     }
 }
 
+/* expr is a function of d, which is dy, and of x or y, whichever the kind reads. */
+#define GRAD_LOOP(expr)                                                                            \
+    do {                                                                                           \
+        int64_t i = 0;                                                                             \
+        for (; i + KN_VW <= n; i += KN_VW) {                                                       \
+            const vf d = v_load(dy + i), x = v_load(in + i), y = x;                                \
+            (void)y, (void)d;                                                                      \
+            v_store(dx + i, expr);                                                                 \
+        }                                                                                          \
+        if (i < n) {                                                                               \
+            const vf d = v_load_n(dy + i, n - i), x = v_load_n(in + i, n - i), y = x;              \
+            (void)y, (void)d;                                                                      \
+            v_store_n(dx + i, expr, n - i);                                                        \
+        }                                                                                          \
+    } while (0)
+
+#define GRAD_CASE(kind, name, function, reads, dtypes, domain, work, formula, gradient)            \
+    LOOP_##work(KN_##kind, GRAD_LOOP, gradient)
+
+static void grad_block(const unary_ctx *u, float *dx, const float *dy, const float *in, int64_t n)
+{
+    const vf p0 = v_set1(u->p0), p1 = v_set1(u->p1);
+    switch (u->kind) {
+        KN_UNARY_KINDS(GRAD_CASE)
+    default:
+        break;
+    }
+}
+
+/* p: the result; the input, or dy and the array that the derivative reads. */
 static void unary_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     const unary_ctx *u = ctx;
-    const int64_t step = vec_iter_inner(it, 1);
-    if (u->dtype == KN_F32 && step == 1) {
-        unary_block(u, (float *)p[0], (const float *)p[1], n);
-        return;
-    }
-    float buf[BLOCK], strided[BLOCK];
-    for (int64_t i = 0; i < n; i += BLOCK) {
-        const int64_t w = v_min_i64(BLOCK, n - i);
+    const int inputs = u->gradient ? 2 : 1;
+    const int64_t step[2] = { vec_iter_inner(it, 1), u->gradient ? vec_iter_inner(it, 2) : 1 };
+    const bool f32 = u->dtype == KN_F32;
+    float wide[2][BLOCK], strided[2][BLOCK];
+    for (int64_t i = 0, w; i < n; i += w) {
+        w = f32 && step[0] == 1 && step[1] == 1 ? n : v_min_i64(BLOCK, n - i);
         char *dst = p[0] + i * it->size[0];
-        const void *src =
-            vec_dense_run(p[1] + i * step * it->size[1], step, it->size[1], w, strided);
-        if (u->dtype == KN_F32) {
-            unary_block(u, (float *)(void *)dst, src, w);
-            continue;
+        const float *in[2] = { NULL, NULL };
+        for (int k = 0; k < inputs; k++) {
+            const int64_t size = it->size[1 + k];
+            const void *from =
+                vec_dense_run(p[1 + k] + i * step[k] * size, step[k], size, w, strided[k]);
+            if (!f32)
+                vec_widen(u->dtype, from, wide[k], w);
+            in[k] = f32 ? from : wide[k];
         }
-        vec_widen(u->dtype, src, buf, w);
-        unary_block(u, buf, buf, w);
-        vec_narrow(u->dtype, dst, buf, w);
+        float *to = f32 ? (float *)(void *)dst : wide[0];
+        if (u->gradient)
+            grad_block(u, to, in[0], in[1], w);
+        else
+            unary_block(u, to, in[0], w);
+        if (!f32)
+            vec_narrow(u->dtype, dst, wide[0], w);
     }
 }
 
@@ -196,66 +232,12 @@ kn_status VEC_FN(vec_unary)(const void *args)
         return KN_DECLINED;
     if (vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
-    const unary_ctx u = { kind, a->dst.dtype, (float)a->p0, (float)a->p1 };
+    const unary_ctx u = { kind, a->dst.dtype, (float)a->p0, (float)a->p1, false };
     vec_iter_run(&it, it.total * unary_weight(kind) * 2, bools ? not_run : unary_run, &u);
     return KN_DONE;
 }
 
 /* ---- derivatives ---------------------------------------------------------------------------- */
-
-/* expr is a function of d, which is dy, and of x or y, whichever the kind reads. */
-#define GRAD_LOOP(expr)                                                                            \
-    do {                                                                                           \
-        int64_t i = 0;                                                                             \
-        for (; i + KN_VW <= n; i += KN_VW) {                                                       \
-            const vf d = v_load(dy + i), x = v_load(in + i), y = x;                                \
-            (void)y, (void)d;                                                                      \
-            v_store(dx + i, expr);                                                                 \
-        }                                                                                          \
-        if (i < n) {                                                                               \
-            const vf d = v_load_n(dy + i, n - i), x = v_load_n(in + i, n - i), y = x;              \
-            (void)y, (void)d;                                                                      \
-            v_store_n(dx + i, expr, n - i);                                                        \
-        }                                                                                          \
-    } while (0)
-
-#define GRAD_CASE(kind, name, function, reads, dtypes, domain, work, formula, gradient)            \
-    LOOP_##work(KN_##kind, GRAD_LOOP, gradient)
-
-static void grad_block(const unary_ctx *u, float *dx, const float *dy, const float *in, int64_t n)
-{
-    const vf p0 = v_set1(u->p0), p1 = v_set1(u->p1);
-    switch (u->kind) {
-        KN_UNARY_KINDS(GRAD_CASE)
-    default:
-        break;
-    }
-}
-
-static void grad_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
-{
-    const unary_ctx *u = ctx;
-    const int64_t step1 = vec_iter_inner(it, 1), step2 = vec_iter_inner(it, 2), size = it->size[0];
-    if (u->dtype == KN_F32 && step1 == 1 && step2 == 1) {
-        grad_block(u, (float *)p[0], (const float *)p[1], (const float *)p[2], n);
-        return;
-    }
-    float dy[BLOCK], in[BLOCK], strided[2][BLOCK];
-    for (int64_t i = 0; i < n; i += BLOCK) {
-        const int64_t w = v_min_i64(BLOCK, n - i);
-        char *dst = p[0] + i * size;
-        const void *a = vec_dense_run(p[1] + i * step1 * size, step1, size, w, strided[0]);
-        const void *b = vec_dense_run(p[2] + i * step2 * size, step2, size, w, strided[1]);
-        if (u->dtype == KN_F32) {
-            grad_block(u, (float *)(void *)dst, a, b, w);
-            continue;
-        }
-        vec_widen(u->dtype, a, dy, w);
-        vec_widen(u->dtype, b, in, w);
-        grad_block(u, dy, dy, in, w);
-        vec_narrow(u->dtype, dst, dy, w);
-    }
-}
 
 kn_status VEC_FN(vec_unary_grad)(const void *args)
 {
@@ -273,7 +255,7 @@ kn_status VEC_FN(vec_unary_grad)(const void *args)
         return KN_DECLINED;
     if (vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
-    const unary_ctx u = { kind, a->dx.dtype, (float)a->p0, (float)a->p1 };
-    vec_iter_run(&it, it.total * unary_weight(kind) * 3, grad_run, &u);
+    const unary_ctx u = { kind, a->dx.dtype, (float)a->p0, (float)a->p1, true };
+    vec_iter_run(&it, it.total * unary_weight(kind) * 3, unary_run, &u);
     return KN_DONE;
 }
