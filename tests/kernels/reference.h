@@ -35,10 +35,4 @@ static inline void randomize(double *x, int n, uint64_t stream)
     RUN(KN_K_RANDOM, r);
 }
 
-/* Uneven weights: the scalar whose gradient is checked is sum_i weight(i) x_i. */
-static inline double weight(int i)
-{
-    return 1 + 0.3 * ((i * 7) % 5) - 0.1 * i / (i + 3.0);
-}
-
 #endif
