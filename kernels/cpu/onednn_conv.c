@@ -291,11 +291,6 @@ static bool dtypes_fit(const kn_array *array[PARTS], const kn_array *bias, int64
 static bool key_make(kn_conv_key *k, const kn_array *array[PARTS], const kn_array *bias)
 {
     const kn_array *x = array[X], *w = array[W], *y = array[Y];
-    const int64_t G = k->groups;
-    if (x->ndim != 4 || w->ndim != 4 || y->ndim != 4 || G < 1 || y->shape[0] != x->shape[0] ||
-        y->shape[1] != w->shape[0] || w->shape[1] * G != x->shape[1] || w->shape[0] % G != 0 ||
-        (bias->data && (bias->ndim != 1 || bias->shape[0] != y->shape[1])))
-        return false;
     if (kn_array_numel(x) == 0 || kn_array_numel(w) == 0 || kn_array_numel(y) == 0)
         return false;
     memcpy(k->x, x->shape, sizeof k->x);

@@ -30,9 +30,8 @@ VEC_INLINE bool inside_as(const plan *p, bool wide)
 static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, const kn_array *index,
                       int dim)
 {
-    if (full->ndim != picked->ndim || index->ndim != full->ndim || dim < 0 || dim >= full->ndim ||
-        (index->dtype != KN_I64 && index->dtype != KN_I32) || full->dtype != picked->dtype ||
-        !kn_array_contiguous(full) || !kn_array_contiguous(picked) || !kn_array_contiguous(index))
+    if (full->dtype != picked->dtype || !kn_array_contiguous(full) ||
+        !kn_array_contiguous(picked) || !kn_array_contiguous(index))
         return false;
     *p = (plan){ .outer = 1,
                  .n = full->shape[dim],
@@ -44,7 +43,7 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
                  .full = full->data,
                  .picked = picked->data };
     for (int i = 0; i < full->ndim; i++) {
-        if (index->shape[i] != picked->shape[i] || (i != dim && index->shape[i] != full->shape[i]))
+        if (i != dim && index->shape[i] != full->shape[i])
             return false;
         if (i < dim)
             p->outer *= full->shape[i];

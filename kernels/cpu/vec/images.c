@@ -62,7 +62,7 @@ bool images_of(images *m, int count, const kn_array *const a[])
     for (int i = 0; i < count; i++) {
         if (!a[i]->data)
             continue;
-        if (a[i]->dtype != m->t || !vec_same_shape(a[i], x))
+        if (a[i]->dtype != m->t)
             return false;
         m->p[i] = a[i]->data;
     }

@@ -17,14 +17,10 @@ typedef struct plan {
 static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, const kn_array *index,
                       int dim)
 {
-    if (full->ndim != picked->ndim || dim < 0 || dim >= full->ndim || index->ndim != 1 ||
-        (index->dtype != KN_I64 && index->dtype != KN_I32) || !kn_array_contiguous(full) ||
-        !kn_array_contiguous(picked))
+    if (!kn_array_contiguous(full) || !kn_array_contiguous(picked))
         return false;
     *p = (plan){ .outer = 1, .n = full->shape[dim], .count = index->shape[0], .inner = 1 };
     for (int i = 0; i < full->ndim; i++) {
-        if (picked->shape[i] != (i == dim ? p->count : full->shape[i]))
-            return false;
         if (i < dim)
             p->outer *= full->shape[i];
         if (i > dim)

@@ -376,24 +376,10 @@ static bool batch_few(const batch *s, int threads)
 
 /* ---- the entry ------------------------------------------------------------------------------ */
 
-static bool fits(const kn_matmul_args *x)
-{
-    const int n = x->dst.ndim;
-    if (n < 2 || x->a.ndim != n || x->b.ndim != n)
-        return false;
-    for (int d = 0; d < n - 2; d++)
-        if (x->a.shape[d] != x->dst.shape[d] || x->b.shape[d] != x->dst.shape[d])
-            return false;
-    if (x->bias.data && (x->bias.ndim != 1 || x->bias.shape[0] != x->dst.shape[n - 1]))
-        return false;
-    return x->a.shape[n - 2] == x->dst.shape[n - 2] && x->b.shape[n - 1] == x->dst.shape[n - 1] &&
-           x->a.shape[n - 1] == x->b.shape[n - 2];
-}
-
 static bool takes(const kn_matmul_args *x)
 {
     const kn_dtype t = x->a.dtype, ct = x->dst.dtype, bt = x->bias.dtype;
-    if (!fits(x) || !vec_float(t) || x->b.dtype != t || (ct != t && ct != KN_F32))
+    if (!vec_float(t) || x->b.dtype != t || (ct != t && ct != KN_F32))
         return false;
     if (x->bias.data && bt != t && bt != KN_F32)
         return false;

@@ -101,16 +101,14 @@ static bool vector_ok(const kn_array *v, const kn_array *x, bool *wide)
 {
     if (!v->data)
         return true;
-    if (v->ndim != 1 || v->shape[0] != x->shape[x->ndim - 1])
-        return false;
     *wide = v->dtype == KN_F32;
     return (v->dtype == x->dtype || v->dtype == KN_F32) && kn_array_contiguous(v);
 }
 
-/* Rows of a that can be read beside x's: its shape and dtype. */
+/* Rows of a that can be read beside x's. */
 static bool rows_like(const kn_array *a, const kn_array *x, vec_rows *rows)
 {
-    return a->dtype == x->dtype && vec_same_shape(a, x) && vec_rows_of(a, rows);
+    return a->dtype == x->dtype && vec_rows_of(a, rows);
 }
 
 kn_status VEC_FN(vec_norm)(const void *args)
@@ -121,8 +119,7 @@ kn_status VEC_FN(vec_norm)(const void *args)
     if (!vec_float(a->x.dtype) || !vec_rows_of(&a->x, &p.x) || !rows_like(&a->y, &a->x, &p.y) ||
         p.x.rows * p.x.cols == 0)
         return KN_DECLINED;
-    if (!a->add.data != !a->sum.data ||
-        (a->add.data && (!rows_like(&a->add, &a->x, &p.add) || !rows_like(&a->sum, &a->x, &p.sum))))
+    if (a->add.data && (!rows_like(&a->add, &a->x, &p.add) || !rows_like(&a->sum, &a->x, &p.sum)))
         return KN_DECLINED;
     if (!vector_ok(&a->w, &a->x, &wide) || !vector_ok(&a->b, &a->x, &wide_b) ||
         (p.w && p.b && wide != wide_b))

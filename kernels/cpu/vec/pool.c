@@ -216,17 +216,11 @@ static void grad_share(const void *ctx, int64_t share)
 static bool pools_ok(pools *p)
 {
     const kn_array *x = &p->x, *y = &p->y, *index = &p->index;
-    if (p->kind != KN_POOL_MAX && p->kind != KN_POOL_AVG)
-        return false;
-    if (!vec_float(x->dtype) || y->dtype != x->dtype || x->ndim != 4 || y->ndim != 4 ||
-        x->shape[0] != y->shape[0] || x->shape[1] != y->shape[1] || kn_array_numel(x) == 0 ||
+    if (!vec_float(x->dtype) || y->dtype != x->dtype || kn_array_numel(x) == 0 ||
         kn_array_numel(y) == 0)
         return false;
-    if (index->data && (index->dtype != KN_I32 || !vec_same_shape(index, y)))
-        return false;
     for (int d = 0; d < 2 && !p->w.adaptive; d++)
-        if (p->w.kernel[d] < 1 || p->w.stride[d] < 1 || p->w.dilation[d] < 1 || p->w.pad[d] < 0 ||
-            (p->kind == KN_POOL_AVG && p->w.dilation[d] != 1))
+        if (p->kind == KN_POOL_AVG && p->w.dilation[d] != 1)
             return false;
     p->last = x->shape[1] > 1 && x->stride[1] == 1 && y->stride[1] == 1 &&
               (!index->data || index->stride[1] == 1);

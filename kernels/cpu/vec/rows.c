@@ -100,8 +100,8 @@ kn_status VEC_FN(vec_softmax)(const void *args)
 {
     const kn_softmax_args *a = args;
     softmax_call c = { .t = a->x.dtype, .log = a->log };
-    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_same_shape(&a->x, &a->y) ||
-        !vec_rows_of(&a->x, &c.x) || !vec_rows_of(&a->y, &c.y))
+    if (!vec_float(a->x.dtype) || a->y.dtype != a->x.dtype || !vec_rows_of(&a->x, &c.x) ||
+        !vec_rows_of(&a->y, &c.y))
         return KN_DECLINED;
     const int64_t numel = c.x.rows * c.x.cols;
     if (numel > 0)
@@ -157,7 +157,6 @@ kn_status VEC_FN(vec_softmax_grad)(const void *args)
     const kn_softmax_grad_args *a = args;
     softmax_grad_call c = { .t = a->y.dtype, .log = a->log };
     if (!vec_float(a->y.dtype) || a->dy.dtype != a->y.dtype || a->dx.dtype != a->y.dtype ||
-        !vec_same_shape(&a->y, &a->dx) || !vec_same_shape(&a->y, &a->dy) ||
         !vec_rows_of(&a->y, &c.y) || !vec_rows_of(&a->dx, &c.dx) || !vec_rows_of(&a->dy, &c.dy))
         return KN_DECLINED;
     const int64_t numel = c.y.rows * c.y.cols;
@@ -180,12 +179,9 @@ static int64_t target_at(const targets *t, int64_t n)
     return t->dtype == KN_I64 ? ((const int64_t *)t->data)[i] : ((const int32_t *)t->data)[i];
 }
 
-/* Fills t; false if a target is out of range (the reference then reports it) or the case is not
- * taken here. */
+/* Fills t; false if a target is out of range (the reference then reports it). */
 static bool targets_of(const kn_array *a, const vec_rows *logits, int64_t ignore, targets *t)
 {
-    if (a->ndim != 1 || a->shape[0] != logits->rows || (a->dtype != KN_I64 && a->dtype != KN_I32))
-        return false;
     *t = (targets){ a->data, a->dtype, a->stride[0], ignore };
     for (int64_t n = 0; n < logits->rows; n++) {
         const int64_t v = target_at(t, n);
@@ -277,13 +273,11 @@ kn_status VEC_FN(vec_cross_entropy)(const void *args)
 {
     const kn_cross_entropy_args *a = args;
     loss_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data, .smoothing = a->smoothing };
-    if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->lse.dtype != KN_F32 ||
-        a->loss.dtype != KN_F32 || a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse) ||
-        kn_array_numel(&a->lse) != a->logits.shape[0])
+    if (!vec_float(a->logits.dtype) || a->lse.dtype != KN_F32 || a->loss.dtype != KN_F32 ||
+        a->count.dtype != KN_F32 || !kn_array_contiguous(&a->lse))
         return KN_DECLINED;
     c.grad = a->dlogits.data != NULL;
-    if (c.grad && (a->dlogits.dtype != a->logits.dtype ||
-                   !vec_same_shape(&a->dlogits, &a->logits) || !vec_rows_of(&a->dlogits, &c.dx)))
+    if (c.grad && (a->dlogits.dtype != a->logits.dtype || !vec_rows_of(&a->dlogits, &c.dx)))
         return KN_DECLINED;
     if (!vec_rows_of(&a->logits, &c.x) || c.x.rows * c.x.cols == 0 ||
         !targets_of(&a->targets, &c.x, a->ignore_index, &c.targets))
@@ -333,10 +327,9 @@ kn_status VEC_FN(vec_cross_entropy_grad)(const void *args)
 {
     const kn_cross_entropy_grad_args *a = args;
     loss_grad_call c = { .x_dtype = a->logits.dtype, .lse = a->lse.data };
-    if (a->logits.ndim != 2 || !vec_float(a->logits.dtype) || a->dlogits.dtype != a->logits.dtype ||
+    if (!vec_float(a->logits.dtype) || a->dlogits.dtype != a->logits.dtype ||
         a->lse.dtype != KN_F32 || a->count.dtype != KN_F32 || a->dloss.dtype != KN_F32 ||
-        !kn_array_contiguous(&a->lse) || kn_array_numel(&a->lse) != a->logits.shape[0] ||
-        !vec_same_shape(&a->dlogits, &a->logits))
+        !kn_array_contiguous(&a->lse))
         return KN_DECLINED;
     if (!vec_rows_of(&a->logits, &c.x) || !vec_rows_of(&a->dlogits, &c.dx) ||
         c.x.rows * c.x.cols == 0 || !targets_of(&a->targets, &c.x, a->ignore_index, &c.targets))
