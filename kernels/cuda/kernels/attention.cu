@@ -129,10 +129,8 @@ template <typename A> static attention_call<A> attention_call_make(const kn_atte
 extern "C" kn_status kn_cuda_attention(const void *args)
 {
     const kn_attention_args *p = (const kn_attention_args *)args;
-    int64_t D = p->q.ndim == 4 ? p->q.shape[3] : 0;
-    if (!kn_dtype_is_float(p->q.dtype) || !attention_takes(&p->q, &p->k, &p->v, &p->o, &p->lse) ||
-        !attention_takes_scores(&p->mask, &p->q, &p->k, KN_BOOL) ||
-        !(p->window == 0 || (p->window > 0 && p->causal)))
+    int64_t D = p->q.shape[3];
+    if (!attention_takes(&p->q, &p->k, &p->v, &p->o, &p->lse))
         return KN_DECLINED;
     if (p->q.dtype == KN_F64) {
         attention_call<double> c = attention_call_make<double>(p);

@@ -66,32 +66,14 @@ static inline attention_sizes attention_sizes_of(const kn_array *q, const kn_arr
     return a;
 }
 
-/* Whether x, which may be absent, is [B, H, T, S] of q's dtype or of another. */
-static inline bool attention_takes_scores(const kn_array *x, const kn_array *q, const kn_array *k,
-                                          kn_dtype other)
-{
-    bool fits =
-        x->ndim == 4 && (x->dtype == q->dtype || x->dtype == other) && x->shape[3] == k->shape[2];
-    for (int d = 0; fits && d < 3; d++)
-        fits = x->shape[d] == q->shape[d];
-    return !x->data || fits;
-}
-
-/* Whether the arrays fit each other and are of one dtype. */
+/* Whether the arrays are of dtypes that kernels take. */
 static inline bool attention_takes(const kn_array *q, const kn_array *k, const kn_array *v,
                                    const kn_array *o, const kn_array *lse)
 {
     kn_dtype t = q->dtype;
-    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && o->ndim == 4 && k->dtype == t &&
-                v->dtype == t && o->dtype == t && lse->dtype == (t == KN_F64 ? KN_F64 : KN_F32);
-    if (fits)
-        fits = k->shape[0] == q->shape[0] && k->shape[3] == q->shape[3] &&
-               kn_array_contiguous(lse) &&
-               kn_array_numel(lse) == q->shape[0] * q->shape[1] * q->shape[2] &&
-               (k->shape[1] > 0 ? q->shape[1] % k->shape[1] == 0 : q->shape[1] == 0);
-    for (int d = 0; fits && d < 4; d++)
-        fits = k->shape[d] == v->shape[d] && o->shape[d] == q->shape[d];
-    return fits && q->shape[3] <= 256;
+    return k->dtype == t && v->dtype == t && o->dtype == t &&
+           lse->dtype == (t == KN_F64 ? KN_F64 : KN_F32) && kn_array_contiguous(lse) &&
+           q->shape[3] <= 256;
 }
 
 /* Lets a kernel have so many bytes of dynamic shared memory. */

@@ -181,20 +181,16 @@ template <typename T> static kn_status ce_run(const kn_cross_entropy_args *a)
                   (A *)a->loss.data, (A *)a->count.data);
 }
 
-static bool ce_takes(const kn_array *logits, const kn_array *targets, const kn_array *lse)
+static bool ce_takes(const kn_array *logits, const kn_array *lse)
 {
-    kn_dtype stat = logits->dtype == KN_F64 ? KN_F64 : KN_F32;
-    return logits->ndim == 2 && targets->ndim == 1 && targets->shape[0] == logits->shape[0] &&
-           (targets->dtype == KN_I64 || targets->dtype == KN_I32) && lse->dtype == stat &&
-           kn_array_contiguous(lse);
+    return lse->dtype == (logits->dtype == KN_F64 ? KN_F64 : KN_F32) && kn_array_contiguous(lse);
 }
 
 extern "C" kn_status kn_cuda_cross_entropy(const void *args)
 {
     const kn_cross_entropy_args *a = (const kn_cross_entropy_args *)args;
-    if (!ce_takes(&a->logits, &a->targets, &a->lse) || a->loss.dtype != a->lse.dtype ||
-        a->count.dtype != a->lse.dtype ||
-        (a->dlogits.data && (a->dlogits.dtype != a->logits.dtype || a->dlogits.ndim != 2)))
+    if (!ce_takes(&a->logits, &a->lse) || a->loss.dtype != a->lse.dtype ||
+        a->count.dtype != a->lse.dtype || (a->dlogits.data && a->dlogits.dtype != a->logits.dtype))
         return KN_DECLINED;
 #define CASE(T) return ce_run<T>(a)
     KN_FLOATS(a->logits.dtype, CASE);
@@ -252,8 +248,8 @@ template <typename T> static kn_status ce_grad_run(const kn_cross_entropy_grad_a
 extern "C" kn_status kn_cuda_cross_entropy_grad(const void *args)
 {
     const kn_cross_entropy_grad_args *a = (const kn_cross_entropy_grad_args *)args;
-    if (!ce_takes(&a->logits, &a->targets, &a->lse) || a->dlogits.dtype != a->logits.dtype ||
-        a->dlogits.ndim != 2 || a->count.dtype != a->lse.dtype || a->dloss.dtype != a->lse.dtype)
+    if (!ce_takes(&a->logits, &a->lse) || a->dlogits.dtype != a->logits.dtype ||
+        a->count.dtype != a->lse.dtype || a->dloss.dtype != a->lse.dtype)
         return KN_DECLINED;
 #define CASE(T) return ce_grad_run<T>(a)
     KN_FLOATS(a->logits.dtype, CASE);

@@ -140,21 +140,11 @@ template <typename T> static kn_status matmul_run(const kn_matmul_args *p)
 extern "C" kn_status kn_cuda_matmul(const void *args)
 {
     const kn_matmul_args *p = (const kn_matmul_args *)args;
-    const kn_array *dst = &p->dst, *a = &p->a, *b = &p->b, *bias = &p->bias;
-    int n = dst->ndim;
-    bool fits = n >= 2 && a->ndim == n && b->ndim == n && a->dtype == b->dtype &&
-                (dst->dtype == a->dtype || (dst->dtype == KN_F32 && a->dtype != KN_F64));
-    if (fits)
-        fits = a->shape[n - 2] == dst->shape[n - 2] && b->shape[n - 1] == dst->shape[n - 1] &&
-               a->shape[n - 1] == b->shape[n - 2];
-    for (int d = 0; fits && d < n - 2; d++)
-        fits = a->shape[d] == dst->shape[d] && b->shape[d] == dst->shape[d];
-    if (fits && bias->data)
-        fits = bias->ndim == 1 && bias->shape[0] == dst->shape[n - 1] &&
-               (bias->dtype == a->dtype || bias->dtype == KN_F32);
-    if (!fits)
+    const kn_dtype t = p->a.dtype, to = p->dst.dtype, bias = p->bias.dtype;
+    if (p->b.dtype != t || (to != t && (to != KN_F32 || t == KN_F64)) ||
+        (p->bias.data && bias != t && bias != KN_F32))
         return KN_DECLINED;
 #define CASE(T) return matmul_run<T>(p)
-    KN_FLOATS(a->dtype, CASE);
+    KN_FLOATS(t, CASE);
 #undef CASE
 }

@@ -98,16 +98,14 @@ static __device__ inline void norm_rows(const norm_call<T> &a, int mode, unsigne
     }
 }
 
-template <typename T, bool VEC>
-KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a, int mode)
+template <typename T, bool VEC> KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a, int mode)
 {
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED typename kn_compute<T>::type buffer[33];
     norm_rows<T, VEC, false>(a, mode, room, buffer);
 }
 
-template <typename T, bool VEC>
-KN_KERNEL(ROW_MOST, norm_sum_kernel, norm_call<T> a, int mode)
+template <typename T, bool VEC> KN_KERNEL(ROW_MOST, norm_sum_kernel, norm_call<T> a, int mode)
 {
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED typename kn_compute<T>::type buffer[33];
@@ -151,9 +149,7 @@ extern "C" kn_status kn_cuda_norm(const void *args)
 {
     const kn_norm_args *a = (const kn_norm_args *)args;
     kn_dtype t = a->x.dtype;
-    if (a->y.dtype != t || !a->add.data != !a->sum.data ||
-        (a->add.data && (a->add.dtype != t || a->sum.dtype != t)) ||
-        !norm_vector_takes(&a->w, t) || !norm_vector_takes(&a->b, t) ||
+    if (a->y.dtype != t || !norm_vector_takes(&a->w, t) || !norm_vector_takes(&a->b, t) ||
         (!a->rms && !norm_stat_takes(&a->mean, t)) || !norm_stat_takes(&a->rstd, t))
         return KN_DECLINED;
 #define CASE(T) return norm_run<T>(a)

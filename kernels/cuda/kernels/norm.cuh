@@ -23,7 +23,7 @@ static inline bool norm_vector_aligned(const kn_array *v)
 
 static inline bool norm_vector_takes(const kn_array *v, kn_dtype t)
 {
-    return !v->data || (v->ndim == 1 && (v->dtype == t || v->dtype == KN_F32));
+    return !v->data || v->dtype == t || v->dtype == KN_F32;
 }
 
 static inline bool norm_stat_takes(const kn_array *v, kn_dtype t)

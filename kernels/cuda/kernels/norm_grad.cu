@@ -280,7 +280,7 @@ extern "C" kn_status kn_cuda_norm_grad(const void *args)
     const kn_norm_grad_args *a = (const kn_norm_grad_args *)args;
     kn_dtype t = a->x.dtype;
     if (a->dy.dtype != t || (a->dx.data && a->dx.dtype != t) ||
-        (a->more.data && a->more.dtype != t) || !norm_vector_takes(&a->w, t) ||
+        !norm_vector_takes(&a->w, t) ||
         !norm_vector_takes(&a->dw, t) || !norm_vector_takes(&a->db, t) ||
         (!a->rms && !norm_stat_takes(&a->mean, t)) || !norm_stat_takes(&a->rstd, t))
         return KN_DECLINED;
