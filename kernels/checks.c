@@ -38,7 +38,7 @@ bool kn_kernel_fits(kn_kernel k, const void *args)
 {
 #define FITS(entry, name, ...)                                                                     \
     case KN_K_##entry:                                                                             \
-        return kn_##name##_fits(args);
+        return kn_fits_##name(args);
     switch (k) {
         KN_KERNELS(FITS)
     default:
@@ -53,7 +53,7 @@ static bool is_index(const kn_array *a)
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
-bool kn_copy_fits(const kn_copy_args *a)
+bool kn_fits_copy(const kn_copy_args *a)
 {
     const kn_dtype to = a->dst.dtype, from = a->src.dtype;
     return kn_check_same_shape(KN_K_COPY, &a->dst, &a->src) &&
@@ -63,12 +63,12 @@ bool kn_copy_fits(const kn_copy_args *a)
                     kn_dtype_name(from), kn_dtype_name(to)));
 }
 
-bool kn_fill_fits(const kn_fill_args *a)
+bool kn_fits_fill(const kn_fill_args *a)
 {
     return arithmetic(KN_K_FILL, &a->dst);
 }
 
-bool kn_unary_fits(const kn_unary_args *a)
+bool kn_fits_unary(const kn_unary_args *a)
 {
     const kn_kind_row *row = kn_unary_row(a->kind);
     return kn_check_same_shape(KN_K_UNARY, &a->dst, &a->src) &&
@@ -78,7 +78,7 @@ bool kn_unary_fits(const kn_unary_args *a)
                     row->name, kn_dtype_name(a->src.dtype), kn_dtype_name(a->dst.dtype)));
 }
 
-bool kn_unary_grad_fits(const kn_unary_grad_args *a)
+bool kn_fits_unary_grad(const kn_unary_grad_args *a)
 {
     const kn_kind_row *row = kn_unary_row(a->kind);
     if (!kn_kind_takes(row, KN_F32) || !kn_dtype_is_float(a->dx.dtype))
@@ -88,7 +88,7 @@ bool kn_unary_grad_fits(const kn_unary_grad_args *a)
            kn_check_same_shape(KN_K_UNARY_GRAD, &a->dx, kn_unary_grad_input(a));
 }
 
-bool kn_binary_fits(const kn_binary_args *a)
+bool kn_fits_binary(const kn_binary_args *a)
 {
     const kn_dtype t = a->a.dtype, to = a->dst.dtype;
     return kn_check_same_shape(KN_K_BINARY, &a->dst, &a->a) &&
@@ -100,7 +100,7 @@ bool kn_binary_fits(const kn_binary_args *a)
                     kn_dtype_name(to)));
 }
 
-bool kn_where_fits(const kn_where_args *a)
+bool kn_fits_where(const kn_where_args *a)
 {
     const kn_dtype t = a->dst.dtype;
     return kn_check_same_shape(KN_K_WHERE, &a->dst, &a->cond) &&
@@ -113,7 +113,7 @@ bool kn_where_fits(const kn_where_args *a)
                 kn_dtype_name(t)));
 }
 
-bool kn_random_fits(const kn_random_args *a)
+bool kn_fits_random(const kn_random_args *a)
 {
     char text[128];
     return kn_check_float(KN_K_RANDOM, &a->dst) &&
@@ -123,12 +123,12 @@ bool kn_random_fits(const kn_random_args *a)
                     (int)a->kind, kn_array_describe(&a->dst, text, sizeof text)));
 }
 
-bool kn_dropout_fits(const kn_dropout_args *a)
+bool kn_fits_dropout(const kn_dropout_args *a)
 {
     return kn_check_float(KN_K_DROPOUT, &a->y) && kn_check_same_shape(KN_K_DROPOUT, &a->y, &a->x);
 }
 
-bool kn_round_fits(const kn_round_args *a)
+bool kn_fits_round(const kn_round_args *a)
 {
     char dst[128], src[128];
     return ((a->dst.dtype == KN_BF16 || a->dst.dtype == KN_F16) &&
@@ -142,7 +142,7 @@ bool kn_round_fits(const kn_round_args *a)
 
 /* ---- products, rows -------------------------------------------------------------------------- */
 
-bool kn_reduce_fits(const kn_reduce_args *a)
+bool kn_fits_reduce(const kn_reduce_args *a)
 {
     const kn_array *dst = &a->dst, *src = &a->src;
     char one[128], two[128];
@@ -165,7 +165,7 @@ bool kn_reduce_fits(const kn_reduce_args *a)
     return arithmetic(KN_K_REDUCE, src) && arithmetic(KN_K_REDUCE, dst);
 }
 
-bool kn_matmul_fits(const kn_matmul_args *m)
+bool kn_fits_matmul(const kn_matmul_args *m)
 {
     const kn_array *dst = &m->dst, *a = &m->a, *b = &m->b, *bias = &m->bias;
     char one[128], two[128], three[128];
@@ -187,13 +187,13 @@ bool kn_matmul_fits(const kn_matmul_args *m)
            kn_check_float(KN_K_MATMUL, b);
 }
 
-bool kn_softmax_fits(const kn_softmax_args *a)
+bool kn_fits_softmax(const kn_softmax_args *a)
 {
     return kn_check_same_shape(KN_K_SOFTMAX, &a->y, &a->x) && kn_check_float(KN_K_SOFTMAX, &a->x) &&
            kn_check_float(KN_K_SOFTMAX, &a->y);
 }
 
-bool kn_softmax_grad_fits(const kn_softmax_grad_args *a)
+bool kn_fits_softmax_grad(const kn_softmax_grad_args *a)
 {
     return kn_check_same_shape(KN_K_SOFTMAX_GRAD, &a->dx, &a->dy) &&
            kn_check_same_shape(KN_K_SOFTMAX_GRAD, &a->dx, &a->y) &&
@@ -214,12 +214,12 @@ static bool classes_fit(kn_kernel k, const kn_array *logits, const kn_array *tar
            kn_check_same_if_there(k, dlogits, logits);
 }
 
-bool kn_cross_entropy_fits(const kn_cross_entropy_args *a)
+bool kn_fits_cross_entropy(const kn_cross_entropy_args *a)
 {
     return classes_fit(KN_K_CROSS_ENTROPY, &a->logits, &a->targets, &a->lse, &a->dlogits);
 }
 
-bool kn_cross_entropy_grad_fits(const kn_cross_entropy_grad_args *a)
+bool kn_fits_cross_entropy_grad(const kn_cross_entropy_grad_args *a)
 {
     return classes_fit(KN_K_CROSS_ENTROPY_GRAD, &a->logits, &a->targets, &a->lse, &a->dlogits);
 }
@@ -248,7 +248,7 @@ static bool can_be_added(kn_kernel k, const kn_array *x, const kn_array *added)
                                      kn_array_describe(added, two, sizeof two))));
 }
 
-bool kn_norm_fits(const kn_norm_args *a)
+bool kn_fits_norm(const kn_norm_args *a)
 {
     if (!a->add.data != !a->sum.data && kn_array_numel(&a->x) > 0)
         return kn_fail("norm: %s is given without %s", a->add.data ? "add" : "sum",
@@ -258,7 +258,7 @@ bool kn_norm_fits(const kn_norm_args *a)
            fits_last_dim(KN_K_NORM, &a->x, &a->w) && fits_last_dim(KN_K_NORM, &a->x, &a->b);
 }
 
-bool kn_norm_grad_fits(const kn_norm_grad_args *a)
+bool kn_fits_norm_grad(const kn_norm_grad_args *a)
 {
     const kn_kernel k = KN_K_NORM_GRAD;
     return kn_check_same_shape(k, &a->dy, &a->x) && kn_check_same_if_there(k, &a->dx, &a->x) &&
@@ -319,31 +319,31 @@ static bool adds(kn_kernel k, const kn_array *dst, const kn_array *src)
                    kn_kernel_name(k), kn_dtype_name(from), kn_dtype_name(to));
 }
 
-bool kn_index_select_fits(const kn_index_select_args *a)
+bool kn_fits_index_select(const kn_index_select_args *a)
 {
     return agree(KN_K_INDEX_SELECT, &a->dst, &a->src) &&
            slices_fit(KN_K_INDEX_SELECT, &a->src, &a->dst, &a->index, a->dim);
 }
 
-bool kn_index_add_fits(const kn_index_add_args *a)
+bool kn_fits_index_add(const kn_index_add_args *a)
 {
     return adds(KN_K_INDEX_ADD, &a->dst, &a->src) &&
            slices_fit(KN_K_INDEX_ADD, &a->dst, &a->src, &a->index, a->dim);
 }
 
-bool kn_gather_fits(const kn_gather_args *a)
+bool kn_fits_gather(const kn_gather_args *a)
 {
     return agree(KN_K_GATHER, &a->dst, &a->src) &&
            elements_fit("gather", &a->src, &a->dst, &a->index, a->dim);
 }
 
-bool kn_scatter_fits(const kn_scatter_args *a)
+bool kn_fits_scatter(const kn_scatter_args *a)
 {
     return (a->add ? adds : agree)(KN_K_SCATTER, &a->dst, &a->src) &&
            elements_fit(a->op ? a->op : "scatter", &a->dst, &a->src, &a->index, a->dim);
 }
 
-bool kn_sort_fits(const kn_sort_args *a)
+bool kn_fits_sort(const kn_sort_args *a)
 {
     const kn_array *v = &a->values, *p = &a->indices, *x = &a->src;
     char one[128], two[128], three[128];
@@ -361,7 +361,7 @@ bool kn_sort_fits(const kn_sort_args *a)
                     kn_array_describe(p, three, sizeof three)));
 }
 
-bool kn_cumsum_fits(const kn_cumsum_args *a)
+bool kn_fits_cumsum(const kn_cumsum_args *a)
 {
     const kn_dtype to = a->y.dtype, from = a->x.dtype;
     const bool sums =

@@ -10,9 +10,9 @@
 /* The check of k. */
 KN_API bool kn_kernel_fits(kn_kernel k, const void *args);
 
-/* kn_<name>_fits of every kernel: in checks.c, those of attention, images and optimizers in
+/* kn_fits_<name> of every kernel: in checks.c, those of attention, images and optimizers in
  * checks_more.c. */
-#define KN_KERNEL_FITS(entry, name, ...) bool kn_##name##_fits(const kn_##name##_args *a);
+#define KN_KERNEL_FITS(entry, name, ...) bool kn_fits_##name(const kn_##name##_args *a);
 KN_KERNELS(KN_KERNEL_FITS)
 #undef KN_KERNEL_FITS
 

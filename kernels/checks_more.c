@@ -49,7 +49,7 @@ static bool window_fits(kn_kernel kernel, int64_t window, bool causal)
                    kn_kernel_name(kernel), (long long)window);
 }
 
-bool kn_attention_fits(const kn_attention_args *a)
+bool kn_fits_attention(const kn_attention_args *a)
 {
     const kn_kernel k = KN_K_ATTENTION;
     return heads_fit(k, &a->q, &a->k, &a->v, &a->o, &a->lse) &&
@@ -57,7 +57,7 @@ bool kn_attention_fits(const kn_attention_args *a)
            window_fits(k, a->window, a->causal);
 }
 
-bool kn_attention_grad_fits(const kn_attention_grad_args *a)
+bool kn_fits_attention_grad(const kn_attention_grad_args *a)
 {
     const kn_kernel k = KN_K_ATTENTION_GRAD;
     return heads_fit(k, &a->q, &a->k, &a->v, &a->o, &a->lse) &&
@@ -68,7 +68,7 @@ bool kn_attention_grad_fits(const kn_attention_grad_args *a)
            window_fits(k, a->window, a->causal);
 }
 
-bool kn_rope_fits(const kn_rope_args *a)
+bool kn_fits_rope(const kn_rope_args *a)
 {
     char text[128];
     return kn_check_same_shape(KN_K_ROPE, &a->y, &a->x) && kn_check_float(KN_K_ROPE, &a->x) &&
@@ -99,7 +99,7 @@ static bool filters_fit(kn_kernel k, const kn_array *y, const kn_array *x, const
     return kn_check_float(k, y) && kn_check_float(k, x) && kn_check_float(k, w);
 }
 
-bool kn_conv_fits(const kn_conv_args *a)
+bool kn_fits_conv(const kn_conv_args *a)
 {
     char text[128];
     return filters_fit(KN_K_CONV, &a->y, &a->x, &a->w, a->stride, a->dilation, a->groups) &&
@@ -108,12 +108,12 @@ bool kn_conv_fits(const kn_conv_args *a)
                     kn_array_describe(&a->bias, text, sizeof text), (long long)a->y.shape[1]));
 }
 
-bool kn_conv_grad_x_fits(const kn_conv_grad_x_args *a)
+bool kn_fits_conv_grad_x(const kn_conv_grad_x_args *a)
 {
     return filters_fit(KN_K_CONV_GRAD_X, &a->dy, &a->dx, &a->w, a->stride, a->dilation, a->groups);
 }
 
-bool kn_conv_grad_w_fits(const kn_conv_grad_w_args *a)
+bool kn_fits_conv_grad_w(const kn_conv_grad_w_args *a)
 {
     return filters_fit(KN_K_CONV_GRAD_W, &a->dy, &a->x, &a->dw, a->stride, a->dilation, a->groups);
 }
@@ -130,7 +130,7 @@ static bool channels_fit(kn_kernel k, const kn_array *x, const kn_array *vector,
     return kn_check_float(k, vector);
 }
 
-bool kn_batch_norm_fits(const kn_batch_norm_args *a)
+bool kn_fits_batch_norm(const kn_batch_norm_args *a)
 {
     const kn_kernel k = KN_K_BATCH_NORM;
     return kn_check_same_if_there(k, &a->y, &a->x) && kn_check_float(k, &a->x) &&
@@ -141,7 +141,7 @@ bool kn_batch_norm_fits(const kn_batch_norm_args *a)
            channels_fit(k, &a->x, &a->running_var, !a->training);
 }
 
-bool kn_batch_norm_grad_fits(const kn_batch_norm_grad_args *a)
+bool kn_fits_batch_norm_grad(const kn_batch_norm_grad_args *a)
 {
     const kn_kernel k = KN_K_BATCH_NORM_GRAD;
     return kn_check_same_shape(k, &a->dy, &a->x) && kn_check_float(k, &a->x) &&
@@ -153,7 +153,7 @@ bool kn_batch_norm_grad_fits(const kn_batch_norm_grad_args *a)
            channels_fit(k, &a->x, &a->mean_db, false);
 }
 
-bool kn_batch_norm_join_fits(const kn_batch_norm_join_args *a)
+bool kn_fits_batch_norm_join(const kn_batch_norm_join_args *a)
 {
     const kn_kernel k = KN_K_BATCH_NORM_JOIN;
     const kn_array *const v[] = { &a->a, &a->b, &a->running_mean, &a->running_var };
@@ -195,12 +195,12 @@ static bool pools_fit(kn_kernel k, kn_pool kind, const kn_array *x, const kn_arr
     return kn_check_float(k, x) && kn_check_float(k, y) && kn_check_same_if_there(k, index, y);
 }
 
-bool kn_pool_fits(const kn_pool_args *a)
+bool kn_fits_pool(const kn_pool_args *a)
 {
     return pools_fit(KN_K_POOL, a->kind, &a->x, &a->y, &a->index, &a->window);
 }
 
-bool kn_pool_grad_fits(const kn_pool_grad_args *a)
+bool kn_fits_pool_grad(const kn_pool_grad_args *a)
 {
     return pools_fit(KN_K_POOL_GRAD, a->kind, &a->dx, &a->dy, &a->index, &a->window) &&
            (a->kind != KN_POOL_MAX || a->index.data || kn_array_numel(&a->dy) == 0 ||
@@ -222,12 +222,12 @@ static bool grid_fits(kn_kernel k, const kn_array *x, const kn_array *y, const k
     return kn_check_float(k, x) && kn_check_float(k, y);
 }
 
-bool kn_interpolate_fits(const kn_interpolate_args *a)
+bool kn_fits_interpolate(const kn_interpolate_args *a)
 {
     return grid_fits(KN_K_INTERPOLATE, &a->x, &a->y, &a->grid);
 }
 
-bool kn_interpolate_grad_fits(const kn_interpolate_grad_args *a)
+bool kn_fits_interpolate_grad(const kn_interpolate_grad_args *a)
 {
     return grid_fits(KN_K_INTERPOLATE_GRAD, &a->dx, &a->dy, &a->grid);
 }
@@ -239,7 +239,7 @@ static bool float_dtype(kn_kernel k, kn_dtype t)
     return kn_check_float(k, &(kn_array){ .dtype = t });
 }
 
-bool kn_sum_n_fits(const kn_sum_n_args *a)
+bool kn_fits_sum_n(const kn_sum_n_args *a)
 {
     if (a->n < 0 || a->n > KN_SUM_N_MAX)
         return kn_fail("sum_n: %d sources; 0 to %d are supported", a->n, KN_SUM_N_MAX);
@@ -257,17 +257,17 @@ static bool pieces_fit(kn_kernel k, const kn_opt_step *s)
     return fits;
 }
 
-bool kn_adamw_fits(const kn_adamw_args *a)
+bool kn_fits_adamw(const kn_adamw_args *a)
 {
     return pieces_fit(KN_K_ADAMW, &a->s);
 }
 
-bool kn_sgd_fits(const kn_sgd_args *a)
+bool kn_fits_sgd(const kn_sgd_args *a)
 {
     return pieces_fit(KN_K_SGD, &a->s);
 }
 
-bool kn_lion_fits(const kn_lion_args *a)
+bool kn_fits_lion(const kn_lion_args *a)
 {
     return pieces_fit(KN_K_LION, &a->s);
 }
@@ -280,30 +280,30 @@ static bool runs_fit(kn_kernel k, const kn_run *run, int runs)
     return true;
 }
 
-bool kn_absmax_fits(const kn_absmax_args *a)
+bool kn_fits_absmax(const kn_absmax_args *a)
 {
     return runs_fit(KN_K_ABSMAX, a->run, a->runs);
 }
 
-bool kn_sqsum_fits(const kn_sqsum_args *a)
+bool kn_fits_sqsum(const kn_sqsum_args *a)
 {
     return runs_fit(KN_K_SQSUM, a->run, a->runs);
 }
 
-bool kn_powsum_fits(const kn_powsum_args *a)
+bool kn_fits_powsum(const kn_powsum_args *a)
 {
     return ((a->p > 0 && isfinite(a->p)) ||
             kn_fail("powsum: p is %g; it must be above 0 and finite", a->p)) &&
            runs_fit(KN_K_POWSUM, a->run, a->runs);
 }
 
-bool kn_clip_fits(const kn_clip_args *a)
+bool kn_fits_clip(const kn_clip_args *a)
 {
     (void)a;
     return true;
 }
 
-bool kn_loss_scale_fits(const kn_loss_scale_args *a)
+bool kn_fits_loss_scale(const kn_loss_scale_args *a)
 {
     (void)a;
     return true;
