@@ -1,5 +1,5 @@
-/* kernels/checks_more.c: the checks (checks.h) of attention, images, batch norm, optimizers and norms
- * of gradients. */
+/* kernels/checks_more.c: the checks (checks.h) of attention, images, batch norm, optimizers and
+ * norms of gradients. */
 #include "kernels/checks.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* kernels/kinds.c: the rows of kernels/kinds.h as arrays, and the dtypes that compute. */
-#include "kernels/kernels.h"
+#include "kernels/kinds.h"
 
 enum { LINE = 0, NONZERO = 0, POSITIVE = 1 };
 
@@ -37,12 +37,6 @@ bool kn_kind_takes(const kn_kind_row *row, kn_dtype t)
 bool kn_binary_takes(kn_binary kind, kn_dtype t, kn_dtype to)
 {
     return to == (kind >= KN_EQ ? KN_BOOL : t) && kn_kind_takes(kn_binary_row(kind), t);
-}
-
-const kn_array *kn_unary_grad_input(const kn_unary_grad_args *a)
-{
-    const int reads = kn_unary_row(a->kind)->reads;
-    return reads & KN_READS_X ? &a->x : reads & KN_READS_Y ? &a->y : &a->dy;
 }
 
 bool kn_dtype_is_int(kn_dtype t)

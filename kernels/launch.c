@@ -24,6 +24,12 @@ const char *kn_kernel_name(kn_kernel k)
     return (unsigned)k < KN_K_COUNT ? kernels[k].name : "unknown";
 }
 
+const kn_array *kn_unary_grad_input(const kn_unary_grad_args *a)
+{
+    const int reads = kn_unary_row(a->kind)->reads;
+    return reads & KN_READS_X ? &a->x : reads & KN_READS_Y ? &a->y : &a->dy;
+}
+
 /* One word of a list of array names. */
 typedef struct word {
     const char *at;
