@@ -148,10 +148,6 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* the same, but its derivative is 0 at p0 and p1 */                                           \
     ROW(HARDTANH, hardtanh, PARAMS, X, FLOATS, LINE, LIGHT,                                        \
         v_clamp(x, p0, p1),              v_inside(x, p0, p1, d))                                   \
-    /* x / (1 + |x|) */                                                                            \
-    ROW(SOFTSIGN, softsign, PLAIN, X, FLOATS, LINE, LIGHT,                                         \
-        x / (v_set1(1) + v_abs(x)),                                                                \
-        v_ratio(d, v_set1(1), (v_set1(1) + v_abs(x)) * (v_set1(1) + v_abs(x))))                    \
     ROW(NOT, logical_not, PLAIN, NO_GRAD, BOOLS, LINE, RARE,                                       \
         !x,                              v_zero())
 
