@@ -149,7 +149,7 @@ static bool make_size_rows(kn_option row[MODEL_OPTIONS + 1])
 
 static kn_option size_rows[MODEL_OPTIONS + 1];
 
-bool gpt_settings_begin(gpt_settings *s)
+bool gpt_settings_begin(settings *s)
 {
     static kn_option room[96];
     static const char *const in_steps[] = { "steps",        "warmup",     "eval-every",
@@ -158,10 +158,9 @@ bool gpt_settings_begin(gpt_settings *s)
                                        recompute_rows, settings_precision, training_rows,
                                        settings_ranks, settings_sharding,  progress_rows,
                                        settings_log,   settings_saving,    NULL };
-    s->run.in_steps = in_steps;
+    s->in_steps = in_steps;
     kn_family_choices(KN_LANGUAGE_MODELS, choices);
-    return make_size_rows(size_rows) &&
-           settings_join(&s->run, room, sizeof room / sizeof *room, parts);
+    return make_size_rows(size_rows) && settings_join(s, room, sizeof room / sizeof *room, parts);
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -270,7 +269,6 @@ bool gpt_settings_model(const gpt_settings *s, int64_t vocab, const kn_model_con
 bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world)
 {
     const double steps = (double)s->run.steps;
-    s->run.optimizer_name = s->run.optimizer == 0 ? "AdamW" : "Muon";
     if (!kn_options_derive(o, "warmup", steps < 1000 ? floor(steps / 10) : 100) ||
         !kn_options_derive(o, "min-lr", s->run.lr / 10))
         return false;
@@ -278,17 +276,4 @@ bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world)
         return kn_fail("--min-lr is %g; give 0 or more, or -1 for --lr / 10", s->run.min_lr);
     return settings_check_rate(&s->run, o) && check_model(s, o) &&
            settings_check(&s->run, o, world);
-}
-
-/* Muon's steps have the size of AdamW's, so that one rate fits both. */
-kn_optim *gpt_settings_optim(const gpt_settings *s, void *model)
-{
-    double beta2 = s->run.beta2 > 0 ? s->run.beta2 : KN_ZERO;
-    double decay = s->run.weight_decay > 0 ? s->run.weight_decay : KN_ZERO;
-    kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
-    if (s->run.optimizer == 0)
-        return kn_adamw(model, .lr = s->run.lr, .beta2 = beta2, .weight_decay = decay,
-                        .groups = &flat, .group_count = 1);
-    return kn_muon(model, .lr = s->run.lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
-                   .weight_decay = decay, .groups = &flat, .group_count = 1);
 }

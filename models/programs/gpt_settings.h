@@ -21,8 +21,8 @@ typedef struct gpt_settings {
     model_size sizes[MODEL_OPTIONS];
 } gpt_settings;
 
-/* Makes s->run.table. */
-bool gpt_settings_begin(gpt_settings *s);
+/* Makes the table of s, which is that of the program. */
+bool gpt_settings_begin(settings *s);
 /* Sets the options of the model to those of --init's, c, which must not be given otherwise. */
 bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c);
 /* The configuration of --model and the options of its sizes. from: that of the checkpoint or of
@@ -32,7 +32,5 @@ bool gpt_settings_model(const gpt_settings *s, int64_t vocab, const kn_model_con
                         kn_model_config *c);
 /* settings_check, rates left open, and sizes beside a preset or of another family. */
 bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world);
-/* The optimizer; weight decay for matrices, none for biases and norms. The caller frees it. */
-kn_optim *gpt_settings_optim(const gpt_settings *s, void *model);
 
 #endif

@@ -86,7 +86,7 @@ static bool count_batch(image_eval *e, training *t, const kn_batch *b, int64_t f
 {
     const int64_t rows = b->x ? kn_size(b->x, 0) : 0, n = rows * e->classes;
     kn_tensor *x = b->x ? kn_to_device(b->x, t->device) : NULL;
-    kn_tensor *logits = x ? kn_call(t->model, x) : NULL;
+    kn_tensor *logits = x ? kn_call(&t->model, x) : NULL;
     if (!logits)
         return false;
     float *value = kn_host_alloc((size_t)n * sizeof *value);
@@ -146,7 +146,7 @@ bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows)
     const bool mode = kn_set_grad_mode(false);
     bool ok = true;
     begin(e);
-    kn_train(t->model, false);
+    kn_train(&t->model, false);
     kn_loader_seek(test, 0);
     for (int64_t k = 0; ok && !t->stop && k < kn_loader_rounds(test); k++) {
         kn_scope scope = kn_scope_begin();
@@ -155,7 +155,7 @@ bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows)
         training_stop_requested(t);
         kn_scope_end(scope);
     }
-    kn_train(t->model, true);
+    kn_train(&t->model, true);
     kn_set_grad_mode(mode);
     if (t->stop) /* what was counted is a part of the set */
         begin(e);

@@ -81,8 +81,8 @@ static const kn_option training_rows[] = {
       .max = 1e30 },
     { "warmup", KN_OPTION_INT, RUN(warmup), "-1", "steps until the peak", .min = -1, .max = 1e12,
       .note = "one_cycle: 3/10 of all; else none" },
-    { "momentum", KN_OPTION_FLOAT, AT(momentum), "0.9", "sgd's", .max = 0.99999999 },
-    { "nesterov", KN_OPTION_FLAG, AT(nesterov), "true", "sgd: Nesterov's momentum" },
+    { "momentum", KN_OPTION_FLOAT, RUN(momentum), "0.9", "sgd's", .max = 0.99999999 },
+    { "nesterov", KN_OPTION_FLAG, RUN(nesterov), "true", "sgd: Nesterov's momentum" },
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1",
       "weight decay; adamw and muon: only of matrices and convolutions", .min = -1, .max = 1e3,
       .note = "5e-4; adamw and muon: 0.05" },
@@ -90,7 +90,7 @@ static const kn_option training_rows[] = {
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated and saved as the model; 0: none",
       .max = 0.99999999 },
-    { "ema-buffers", KN_OPTION_FLAG, AT(ema_buffers), "true",
+    { "ema-buffers", KN_OPTION_FLAG, RUN(ema_buffers), "true",
       "averages have statistics of batch norms of their own" },
     { "clip", KN_OPTION_FLOAT, RUN(clip), "0", "largest norm of the gradient; 0: no clipping" },
     { "clip-norm", KN_OPTION_STRING, RUN(clip_order), "2",
@@ -119,7 +119,7 @@ static const kn_option progress_rows[] = {
     { 0 },
 };
 
-bool image_settings_begin(image_settings *s)
+bool image_settings_begin(settings *s)
 {
     static kn_option room[112];
     static const char *const in_steps[] = { "warmup", "save-every", NULL };
@@ -134,9 +134,9 @@ bool image_settings_begin(image_settings *s)
                                        settings_saving,
                                        export_rows,
                                        NULL };
-    s->run.in_steps = in_steps;
+    s->in_steps = in_steps;
     kn_family_choices(KN_IMAGE_MODELS, choices);
-    return settings_join(&s->run, room, sizeof room / sizeof *room, parts);
+    return settings_join(s, room, sizeof room / sizeof *room, parts);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -169,7 +169,7 @@ static bool check_rates(const image_settings *s, const kn_options *o)
                                ? settings_word(r, "optimizer", r->optimizer, word, sizeof word)
                                : settings_word(r, "schedule", s->schedule, word, sizeof word));
     }
-    if (kn_options_given(o, "nesterov") && s->nesterov && s->momentum == 0)
+    if (kn_options_given(o, "nesterov") && r->nesterov && r->momentum == 0)
         return kn_fail("--nesterov needs a --momentum above 0; leave one of them out");
     if (r->weight_decay < 0)
         return kn_fail("--weight-decay is %g; give 0 or more, or -1 for the optimizer's",
@@ -233,8 +233,6 @@ bool image_settings_check(image_settings *s, kn_options *o, kn_comm *world, int6
 {
     settings *r = &s->run;
     const int64_t step = r->batch * r->accum * kn_comm_size(world);
-    static const char *const names[] = { "SGD", "AdamW", "Muon" };
-    r->optimizer_name = names[r->optimizer];
     if (step > samples)
         return kn_fail("a step takes %lld images (--batch %lld, --accum %lld, %d ranks), the "
                        "training set has %lld; use a smaller --batch",
@@ -407,7 +405,7 @@ kn_augment image_settings_augment(const image_settings *s, const kn_image_set_in
     return a;
 }
 
-/* ---- rates and optimizer --------------------------------------------------------------------- */
+/* ---- rates ----------------------------------------------------------------------------------- */
 
 /* He et al.: divided by 10 after a half and after three quarters of the steps. */
 static double step_rate(int64_t step, void *arg)
@@ -430,20 +428,4 @@ kn_schedule image_settings_rates(const image_settings *s)
                           .steps = s->run.steps,
                           .rate = step_rate,
                           .arg = (void *)(uintptr_t)s };
-}
-
-kn_optim *image_settings_optim(const image_settings *s, void *model)
-{
-    const settings *r = &s->run;
-    const double beta2 = r->beta2 > 0 ? r->beta2 : KN_ZERO;
-    const double decay = r->weight_decay > 0 ? r->weight_decay : KN_ZERO;
-    const kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
-    if (r->optimizer == SGD)
-        return kn_sgd(model, .lr = r->lr, .momentum = s->momentum,
-                      .nesterov = s->nesterov && s->momentum > 0, .weight_decay = r->weight_decay);
-    if (r->optimizer == ADAMW)
-        return kn_adamw(model, .lr = r->lr, .beta2 = beta2, .weight_decay = decay, .groups = &flat,
-                        .group_count = 1);
-    return kn_muon(model, .lr = r->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
-                   .weight_decay = decay, .groups = &flat, .group_count = 1);
 }

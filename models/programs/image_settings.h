@@ -11,13 +11,13 @@ typedef struct image_settings {
     const char *data, *grid, *pictures, *init, *export;
     int augment, model, schedule, stem;
     int64_t image, workers, patch, eval_epochs, pad;
-    double epochs, momentum, dropout;
+    double epochs, dropout;
     double jitter, erase, mixup, cutmix, smoothing;
-    bool flip, sync_bn, nesterov, skip_bad, ema_buffers;
+    bool flip, sync_bn, skip_bad;
 } image_settings;
 
-/* Makes s->run.table. */
-bool image_settings_begin(image_settings *s);
+/* Makes the table of s, which is that of the program. */
+bool image_settings_begin(settings *s);
 /* settings_check, and what the options of images and model must hold among themselves. samples:
  * of the training set; their number and --epochs make s->run.steps, before which so many samples
  * were trained. */
@@ -44,7 +44,5 @@ kn_augment image_settings_augment(const image_settings *s, const kn_image_set_in
                                   const kn_vision_input *in, bool train);
 /* The rates of --schedule over s->run.steps. It borrows from s. */
 kn_schedule image_settings_rates(const image_settings *s);
-/* The optimizer; no weight decay for biases and norms with adamw and muon. The caller frees it. */
-kn_optim *image_settings_optim(const image_settings *s, void *model);
 
 #endif

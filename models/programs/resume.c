@@ -52,8 +52,9 @@ static bool rescale(training *t, const char *name)
     return kn_options_set(t->options, name, text);
 }
 
-bool training_place(training *t, const settings *s)
+bool training_place(training *t)
 {
+    const settings *s = t->s;
     const int ranks = kn_comm_size(t->world);
     int64_t samples;
     if (__builtin_mul_overflow(s->batch * s->accum, ranks, &t->rows)) /* both are up to 2^20 */
@@ -85,7 +86,7 @@ int64_t training_samples(const training *t, int64_t step)
 
 /* ---- the data -------------------------------------------------------------------------------- */
 
-bool training_same_data(training *t, const settings *s, const char *text, uint64_t hash)
+bool training_same_data(training *t, const char *text, uint64_t hash)
 {
     kn_alike a = { .advice = "give all ranks copies of the same" };
     snprintf(t->data, sizeof t->data, "%s, hash %016llx", text, (unsigned long long)hash);
@@ -97,7 +98,7 @@ bool training_same_data(training *t, const settings *s, const char *text, uint64
     if (then && strcmp(then, t->data) != 0)
         snprintf(t->data_then, sizeof t->data_then, "%s", then);
     json_decref(record);
-    if (ok && t->data_then[0] && !s->other_data)
+    if (ok && t->data_then[0] && !t->s->other_data)
         return kn_fail("--data: these are %s; the training in %s has %s. From here on its samples "
                        "would be others: give the same data, or accept these with --other-data",
                        t->data, kn_checkpoint_folder(t->from), t->data_then);
@@ -120,7 +121,7 @@ char *training_record(const training *t)
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-void print_resumed(const training *t, const settings *s)
+void print_resumed(const training *t)
 {
     kn_option_record r;
     const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
@@ -136,7 +137,7 @@ void print_resumed(const training *t, const settings *s)
                    (long long)t->rows, (long long)t->rows_then, (long long)ranks,
                    ranks == 1 ? "" : "s", (long long)training_samples(t, t->begin),
                    (long long)kn_checkpoint_step(t->from), (long long)t->begin,
-                   (long long)s->steps);
+                   (long long)t->s->steps);
     if (t->data_then[0])
         report_row("other data", "%s; %s when it was saved", t->data, t->data_then);
 }

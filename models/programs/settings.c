@@ -4,7 +4,6 @@
 #include "fsdp/kinds.h"
 #include "kernels/device.h"
 #include "kernels/error.h"
-#include "models/programs/report.h"
 #include "models/programs/settings.h"
 
 #include <errno.h>
@@ -281,32 +280,32 @@ kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class)
     };
 }
 
-plan settings_plan(const settings *s)
+/* sgd|adamw|muon, or the last two of them. */
+static bool is_optimizer(const settings *s, const char *name)
 {
-    const char *gpu = settings_device(s) == KN_CUDA ? kn_cuda_describe() : NULL;
-    return (plan){
-        .steps = s->steps,
-        .accum = s->accum,
-        .peak_flops = report_peak(gpu, s->dtype != 0, s->tf32),
-        .lr = { KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps },
-        .clip = s->clip,
-        .norm_of = s->norm_of,
-        .no_sync = s->no_sync,
-        .keep_gathered = s->keep_gathered,
-        .all_reduce_last = s->all_reduce_last,
-        .replay = s->cuda_graph,
-        .eval_every = s->eval_every,
-        .eval_steps = s->eval_steps,
-        .sample_every = s->sample_every,
-        .stop_after = s->stop_after,
-        .save_every = s->save_every,
-        .keep = s->keep,
-        .out = s->out,
-        .log = s->log,
-        .overwrite = s->overwrite,
-        .keep_best = s->keep_best,
-        .async_save = s->async_save,
-    };
+    char word[16];
+    return strcmp(settings_word(s, "optimizer", s->optimizer, word, sizeof word), name) == 0;
+}
+
+const char *settings_optim_name(const settings *s)
+{
+    return is_optimizer(s, "sgd") ? "SGD" : is_optimizer(s, "muon") ? "Muon" : "AdamW";
+}
+
+/* Muon's steps have the size of AdamW's, so that one rate fits both. */
+kn_optim *settings_optim(const settings *s, void *model)
+{
+    const double beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO;
+    const double decay = s->weight_decay > 0 ? s->weight_decay : KN_ZERO;
+    const kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
+    if (is_optimizer(s, "sgd"))
+        return kn_sgd(model, .lr = s->lr, .momentum = s->momentum,
+                      .nesterov = s->nesterov && s->momentum > 0, .weight_decay = s->weight_decay);
+    if (is_optimizer(s, "adamw"))
+        return kn_adamw(model, .lr = s->lr, .beta2 = beta2, .weight_decay = decay, .groups = &flat,
+                        .group_count = 1);
+    return kn_muon(model, .lr = s->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
+                   .weight_decay = decay, .groups = &flat, .group_count = 1);
 }
 
 kn_comm_hook settings_hook(const settings *s)

@@ -1,6 +1,6 @@
 /* models/programs/train_resnet.c: trains a residual net or a vision transformer on images, on one
- * rank or on N sharded ranks. This file holds the parts specific to image models; training.c has
- * the loop. */
+ * rank or on N sharded ranks. This file holds the parts specific to image models; trainer.c has the
+ * way from the options to the end, training.c the loop. */
 #include "data/data.h"
 #include "kernels/context.h"
 #include "kernels/error_internal.h"
@@ -8,7 +8,6 @@
 #include "models/programs/image_export.h"
 #include "models/programs/image_settings.h"
 #include "models/programs/pictures.h"
-#include "models/programs/stop.h"
 #include "nn/summary.h"
 #include "state/folder_internal.h"
 #include "tensor/files.h"
@@ -19,17 +18,15 @@
 #include <sys/stat.h>
 
 typedef struct image_run {
+    training t; /* comes first */
     image_settings s;
-    training t;
     kn_image_set *train, *test;
     kn_image_set_info set; /* of train */
     kn_loader *images, *test_images;
-    kn_module model;
     kn_model_config config;
     kn_vision_input input;
     kn_pretrained *init; /* NULL: none */
     image_eval eval;
-    char *config_text;
     curve_point *curve; /* [points]: an evaluation each */
     int points;
 } image_run;
@@ -37,10 +34,10 @@ typedef struct image_run {
 /* ---- the task -------------------------------------------------------------------------------- */
 
 /* The loop asks for one micro-batch after another; make_loaders set where they begin. */
-static bool image_batch(void *arg, bool validation, int64_t step, int64_t number, kn_device device,
-                        batch *b)
+static bool image_batch(training *t, bool validation, int64_t step, int64_t number,
+                        kn_device device, batch *b)
 {
-    image_run *r = arg;
+    image_run *r = (image_run *)t;
     (void)step, (void)number;
     (void)validation; /* image_eval.c reads the test images */
     kn_batch next = kn_next(r->images);
@@ -49,13 +46,12 @@ static bool image_batch(void *arg, bool validation, int64_t step, int64_t number
     return b->x && b->y;
 }
 
-static kn_tensor *image_loss(void *arg, const batch *b)
+static kn_tensor *image_loss(training *t, const batch *b)
 {
-    image_run *r = arg;
-    kn_tensor *logits = kn_call(&r->model, b->x);
+    kn_tensor *logits = kn_call(&t->model, b->x);
     if (logits && kn_dtype_of(b->y) != KN_I64) /* mixed labels are probabilities in f32 */
         logits = kn_cast(logits, KN_F32);
-    return kn_cross_entropy(logits, b->y, .smoothing = r->s.smoothing);
+    return kn_cross_entropy(logits, b->y, .smoothing = ((image_run *)t)->s.smoothing);
 }
 
 /* Keeps the evaluation's values for the curves. */
@@ -72,40 +68,23 @@ static bool keep_point(image_run *r, const step_report *p)
 
 /* Batch norms' statistics become the mean of the ranks', so that these evaluate and save one
  * model. */
-static bool image_settle(void *arg)
+static bool image_settle(training *t)
 {
-    image_run *r = arg;
-    return kn_comm_size(r->t.world) == 1 || kn_mean_buffers(&r->model, r->t.world);
+    return kn_comm_size(t->world) == 1 || kn_mean_buffers(&t->model, t->world);
 }
 
-static bool image_evaluate(void *arg, step_report *p)
+static bool image_evaluate(training *t, step_report *p)
 {
-    image_run *r = arg;
-    if (!image_eval_run(&r->eval, &r->t, r->test_images, r->s.run.batch))
+    image_run *r = (image_run *)t;
+    if (!image_eval_run(&r->eval, t, r->test_images, t->s->batch))
         return false;
-    p->has_val = p->has_accuracy = !r->t.stop;
+    p->has_val = p->has_accuracy = !t->stop;
     p->val_loss = r->eval.loss;
     p->accuracy = (double)r->eval.right / (double)(r->eval.images ? r->eval.images : 1);
-    return r->t.stop || keep_point(r, p);
+    return t->stop || keep_point(r, p);
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */
-
-/* Reads the command line, and opens the checkpoint to resume from, which gives options, too. */
-static bool read_options(image_run *r, int argc, char **argv)
-{
-    training *t = &r->t;
-    const settings *s = &r->s.run;
-    t->options = image_settings_begin(&r->s) ? kn_options_create(s->table, &r->s) : NULL;
-    if (!t->options || !kn_options_parse(t->options, argc, argv) ||
-        !kn_options_agree(t->options, t->world))
-        return false;
-    if (kn_options_help_wanted(t->options))
-        return true;
-    return training_open(t, s->out, s->resume, s->overwrite) && training_place(t, s) &&
-           image_settings_older(t->options, t->from) &&
-           (!r->s.init || (r->init = image_settings_init(&r->s, t->options, t->world)) != NULL);
-}
 
 /* --data, else CIFAR-10, else the drawn set, said aloud by the table. */
 static bool open_images(image_run *r)
@@ -134,7 +113,7 @@ static bool same_images(image_run *r)
              (long long)kn_image_set_read_info(r->test).count, (long long)r->set.classes);
     const uint64_t train = kn_image_set_hash(r->train), test = kn_image_set_hash(r->test);
     return image_settings_names(&r->s, r->train, r->t.from) &&
-           training_same_data(&r->t, &r->s.run, text, kn_hash64(train, test));
+           training_same_data(&r->t, text, kn_hash64(train, test));
 }
 
 /* Means and deviations of the weights that the run begins with. */
@@ -170,8 +149,8 @@ static bool describe_input(image_run *r)
 static bool make_model(image_run *r)
 {
     return describe_input(r) && image_settings_model(&r->s, &r->input, &r->config) &&
-           kn_config_init(&r->model, &r->config, KN_F32, KN_META) &&
-           (r->config_text = kn_vision_config_text(&r->config, &r->input)) != NULL;
+           kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
+           (r->t.config = kn_vision_config_text(&r->config, &r->input)) != NULL;
 }
 
 static bool make_loaders(image_run *r)
@@ -198,39 +177,25 @@ static bool make_loaders(image_run *r)
                                                              .seed = (uint64_t)s->run.seed }));
 }
 
-/* Shards the model, makes the optimizer, loads the checkpoint. */
-static bool prepare(image_run *r)
+static bool sharded(training *t)
 {
-    const settings *s = &r->s.run;
-    training *t = &r->t;
-    kn_comm_hook hook = settings_hook(s);
-    if (!kn_fsdp_wrap_(&r->model, t->world, settings_fsdp(s, r->config.family->block_class)) ||
-        (hook && !kn_fsdp_set_comm_hook(&r->model, hook, NULL, true)) ||
-        (r->s.sync_bn && !kn_sync_batch_norm(&r->model, t->world)) ||
-        (r->init && !kn_pretrained_load(r->init, &r->model, .new_head = true)))
-        return false;
-    t->model = &r->model;
-    t->optim = image_settings_optim(&r->s, &r->model);
-    if (settings_scaled(s) && !(t->scaler = kn_scaler_new(&r->model)))
-        return false;
-    if (s->ema > 0 &&
-        !(t->ema = kn_ema_new(&r->model, .decay = s->ema, .use_buffers = r->s.ema_buffers)))
-        return false;
-    if (!t->optim || !training_load(t))
-        return false;
-    kn_seed((uint64_t)s->seed);
-    kn_set_step(t->begin);
-    return true;
+    const image_run *r = (image_run *)t;
+    return (!r->s.sync_bn || kn_sync_batch_norm(&t->model, t->world)) &&
+           (!r->init || kn_pretrained_load(r->init, &t->model, .new_head = true));
+}
+
+static kn_values meta_images(const image_run *r, int64_t n)
+{
+    const kn_vision_input *in = &r->input;
+    return KN_VALUES(kn_empty(KN_F32, KN_META, KN_SHAPE(n, in->channels, in->side, in->side)));
 }
 
 /* Operations of one image's forward and backward, counted on meta with two: a batch norm of one
  * value has no variance. */
 static double image_flops(image_run *r)
 {
-    const kn_vision_input *in = &r->input;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *x = kn_empty(KN_F32, KN_META, KN_SHAPE(2, in->channels, in->side, in->side));
-    kn_summary_table *table = kn_summary_new(&r->model, KN_VALUES(x));
+    kn_summary_table *table = kn_summary_new(&r->t.model, meta_images(r, 2));
     const double flops = table ? (table->row[0].forward + table->row[0].backward) / 2 : 0;
     kn_summary_free(table);
     kn_scope_end(scope);
@@ -252,27 +217,6 @@ static bool read_curve(image_run *r)
     return ok;
 }
 
-static bool begin(image_run *r)
-{
-    const settings *s = &r->s.run;
-    training *t = &r->t;
-    t->device = settings_device(s);
-    kn_set_check(s->check);
-    t->task = (task){ .arg = r,
-                      .batch = image_batch,
-                      .loss = image_loss,
-                      .evaluate = image_evaluate,
-                      .settle = image_settle };
-    t->plan = settings_plan(s);
-    t->plan.lr = image_settings_rates(&r->s);
-    t->plan.item = "images";
-    t->plan.items = s->batch;
-    t->plan.item_flops = image_flops(r);
-    t->plan.config = r->config_text;
-    return kn_ok() && image_eval_init(&r->eval, r->input.classes) && read_curve(r) &&
-           training_begin(t);
-}
-
 /* ---- printing -------------------------------------------------------------------------------- */
 
 /* The row of --init. */
@@ -286,34 +230,30 @@ static void print_weights(const image_run *r)
         report_row("begins with", "%s, its last layer too", r->s.init);
 }
 
-/* The table at the start. Every rank calls it. */
-static bool print_table(image_run *r)
+static void print_model(const training *t)
 {
-    const settings *s = &r->s.run;
-    const training *t = &r->t;
+    const image_run *r = (const image_run *)t;
     const kn_vision_input *in = &r->input;
-    const int ranks = kn_comm_size(t->world);
     char word[32];
-    kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
-    if (first_rank(t)) {
-        printf("train_resnet\n");
-        report_row("model", "%s: images of %lld x %lld x %lld, %lld classes",
-                   settings_word(s, "model", r->s.model, word, sizeof word),
-                   (long long)in->channels, (long long)in->side, (long long)in->side,
-                   (long long)in->classes);
-        print_weights(r);
-        report_row("parameters", "%lld", (long long)kn_param_count(&r->model));
-        report_row("images", "%s: %lld to train, %lld to test", r->set.kind,
-                   (long long)r->set.count, (long long)kn_image_set_read_info(r->test).count);
-        if (r->set.made)
-            report_row("", "drawn by a formula: results say nothing about photographs");
-        report_row("step",
-                   "%lld images x %lld micro-batches x %d ranks = %lld; %lld steps are %g "
-                   "epochs",
-                   (long long)s->batch, (long long)s->accum, ranks,
-                   (long long)(s->batch * s->accum * ranks), (long long)s->steps, r->s.epochs);
-    }
-    return print_run(t, s, &m);
+    report_row("model", "%s: images of %lld x %lld x %lld, %lld classes",
+               settings_word(t->s, "model", r->s.model, word, sizeof word), (long long)in->channels,
+               (long long)in->side, (long long)in->side, (long long)in->classes);
+    print_weights(r);
+}
+
+static void print_images(const training *t)
+{
+    const image_run *r = (const image_run *)t;
+    const settings *s = t->s;
+    const int ranks = kn_comm_size(t->world);
+    report_row("images", "%s: %lld to train, %lld to test", r->set.kind, (long long)r->set.count,
+               (long long)kn_image_set_read_info(r->test).count);
+    if (r->set.made)
+        report_row("", "drawn by a formula: results say nothing about photographs");
+    report_row("step",
+               "%lld images x %lld micro-batches x %d ranks = %lld; %lld steps are %g epochs",
+               (long long)s->batch, (long long)s->accum, ranks,
+               (long long)(s->batch * s->accum * ranks), (long long)s->steps, r->s.epochs);
 }
 
 /* A label in columns of so many bytes, cut before a character that has no room. */
@@ -326,20 +266,9 @@ static void print_label(const char *label, int columns)
     printf("%.*s%*s", n, label, columns - n, "");
 }
 
-/* A micro-batch's modules and what they cost, before the model takes memory. */
-static bool print_summary(image_run *r)
+static kn_values example(training *t)
 {
-    const kn_vision_input *in = &r->input;
-    if (!r->s.run.summary || !first_rank(&r->t))
-        return true;
-    if (r->s.run.recompute)
-        kn_family_recompute(r->config.family, &r->model, true);
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *x =
-        kn_empty(KN_F32, KN_META, KN_SHAPE(r->s.run.batch, in->channels, in->side, in->side));
-    bool ok = kn_summary(stdout, &r->model, KN_VALUES(x)) && fflush(stdout) == 0;
-    kn_scope_end(scope);
-    return ok;
+    return meta_images((image_run *)t, t->s->batch);
 }
 
 /* Every rank calls it; the first one prints, of the images that it read the first bad one. */
@@ -430,34 +359,44 @@ static bool write_grid(image_run *r)
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-static bool run(image_run *r)
+static bool open_all(training *t)
 {
-    training *t = &r->t;
+    image_run *r = (image_run *)t;
     image_settings *s = &r->s;
-    if (!open_images(r) || !same_images(r) ||
+    if (!image_settings_older(t->options, t->from) ||
+        (s->init && !(r->init = image_settings_init(s, t->options, t->world))) || !open_images(r) ||
+        !same_images(r) ||
         !image_settings_check(s, t->options, t->world, r->set.count, t->before) ||
-        !training_has_steps(t, &s->run, "epochs") || !make_model(r) || !make_loaders(r))
+        !training_has_steps(t, "epochs") || !make_model(r) || !make_loaders(r))
         return false;
+    t->over = s->grid != NULL;
     if (s->grid)
         return !first_rank(t) || write_grid(r);
-    if (!print_summary(r) || (first_rank(t) && !picture_folder(s->pictures)) || !prepare(r) ||
-        !begin(r) || !image_export_check(t, s->export))
-        return false;
-    stop_listen(first_rank(t));
-    bool ok = print_table(r) && training_run(t) && write_pictures(r);
-    if (ok)
-        print_end(r);
-    ok = ok && (!s->export || image_export(t, s->export, &r->config, &r->input));
-    return end_output(t) && ok;
+    t->block_class = r->config.family->block_class;
+    t->lr = image_settings_rates(s);
+    t->items = t->s->batch;
+    t->item_flops = image_flops(r);
+    return kn_ok() && image_eval_init(&r->eval, r->input.classes) && read_curve(r) &&
+           (!first_rank(t) || picture_folder(s->pictures));
 }
 
-static void run_free(image_run *r)
+static bool ready(training *t)
 {
-    training_end(&r->t);
-    kn_scaler_free(r->t.scaler);
-    kn_ema_free(r->t.ema);
-    kn_optim_free(r->t.optim);
-    kn_module_free(&r->model);
+    return image_export_check(t, ((image_run *)t)->s.export);
+}
+
+static bool end(training *t)
+{
+    image_run *r = (image_run *)t;
+    if (!write_pictures(r))
+        return false;
+    print_end(r);
+    return !r->s.export || image_export(t, r->s.export, &r->config, &r->input);
+}
+
+static void run_free(training *t)
+{
+    image_run *r = (image_run *)t;
     kn_loader_free(r->images);
     kn_loader_free(r->test_images);
     kn_image_set_free(r->train);
@@ -465,24 +404,31 @@ static void run_free(image_run *r)
     image_eval_free(&r->eval);
     kn_pretrained_free(r->init);
     kn_host_free(r->input.label);
-    kn_host_free(r->config_text);
     kn_host_free(r->curve);
-    kn_options_free(r->t.options);
 }
+
+static const trainer of_images = {
+    .name = "train_resnet",
+    .about = "Trains a residual net or a vision transformer on images, on one rank or on several "
+             "sharded ones.",
+    .item = "images",
+    .table = image_settings_begin,
+    .open = open_all,
+    .sharded = sharded,
+    .ready = ready,
+    .end = end,
+    .free = run_free,
+    .example = example,
+    .print_model = print_model,
+    .print_data = print_images,
+    .batch = image_batch,
+    .loss = image_loss,
+    .evaluate = image_evaluate,
+    .settle = image_settle,
+};
 
 int main(int argc, char **argv)
 {
-    image_run r = { .t = { .program = argv[0] } };
-    save_listen();
-    r.t.world = kn_init(&argc, &argv);
-    if (kn_ok() && read_options(&r, argc, argv)) {
-        if (!kn_options_help_wanted(r.t.options))
-            run(&r);
-        else
-            print_help(&r.t, "train_resnet",
-                       "Trains a residual net or a vision transformer on images, on one rank or on "
-                       "several sharded ones.");
-    }
-    run_free(&r);
-    return kn_finish();
+    image_run r = { .t = { .of = &of_images, .s = &r.s.run } };
+    return training_main(&r.t, argc, argv);
 }

@@ -3,6 +3,7 @@
  * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
  * the next step has been launched, and at once only where training pauses. All ranks do so at the
  * same point. */
+#include "kernels/device.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "models/programs/stop.h"
@@ -118,8 +119,10 @@ static bool claim_folder(training *t, bool overwrite)
                 kn_run_folder_claim(t->out, .comm = t->world, .overwrite = replaces != 0)) != NULL;
 }
 
-bool training_open(training *t, const char *out, const char *resume, bool overwrite)
+bool training_open(training *t)
 {
+    const char *out = t->s->out, *resume = t->s->resume;
+    const bool overwrite = t->s->overwrite;
     finding f = { 0 };
     if (!out && !resume)
         return true;
@@ -140,23 +143,6 @@ bool training_open(training *t, const char *out, const char *resume, bool overwr
            (out || kn_options_set(t->options, "out", f.out));
 }
 
-bool training_has_steps(const training *t, const settings *s, const char *option)
-{
-    int64_t all;
-    if (__builtin_mul_overflow(s->steps, t->rows, &all) || all > INT64_MAX / 2)
-        return kn_fail("%lld steps of %lld rows are more samples than can be counted; give a "
-                       "smaller --%s",
-                       (long long)s->steps, (long long)t->rows, option);
-    if (t->from && t->begin >= s->steps)
-        return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
-                       kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
-                       option);
-    return s->stop_after == 0 || t->begin < s->stop_after ||
-           kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
-                   "step, or leave it out to train to the end",
-                   kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->stop_after);
-}
-
 /* ---- beginning and ending -------------------------------------------------------------------- */
 
 /* Claims the folder, where none held a checkpoint when it was looked for: another run may have
@@ -164,8 +150,8 @@ bool training_has_steps(const training *t, const settings *s, const char *option
 static bool claim_empty(training *t)
 {
     return t->folder ||
-           (claim_folder(t, t->plan.overwrite) &&
-            (!first_rank(t) || t->plan.overwrite || !kn_run_folder_has_checkpoint(t->out) ||
+           (claim_folder(t, t->s->overwrite) &&
+            (!first_rank(t) || t->s->overwrite || !kn_run_folder_has_checkpoint(t->out) ||
              kn_fail("another run saved a checkpoint in %s meanwhile: go on from it "
                      "with --resume %s, or choose another folder",
                      t->out, t->out)));
@@ -174,10 +160,10 @@ static bool claim_empty(training *t)
 /* Claims the folder; what doesn't change from save to save. */
 static bool begin_saving(training *t)
 {
-    const plan *p = &t->plan;
+    const settings *p = t->s;
     if (!claim_empty(t) || !(t->record = training_record(t)) ||
         !(t->command = kn_options_command(t->options)) ||
-        (p->tokenizer && !(t->tokenizer = kn_tokenizer_text(p->tokenizer))))
+        (t->tokenizer && !(t->tokens = kn_tokenizer_text(t->tokenizer))))
         return false;
     if (t->from && !kn_run_folder_set_aside(t->folder, t->from))
         return false;
@@ -185,21 +171,15 @@ static bool begin_saving(training *t)
     return kn_ok();
 }
 
-bool training_load(training *t)
-{
-    return !t->from || kn_checkpoint_load(t->from, t->model, .optim = t->optim, .scaler = t->scaler,
-                                          .ema = t->ema, .keep_options = true);
-}
-
 bool training_begin(training *t)
 {
-    const plan *p = &t->plan;
+    const settings *p = t->s;
     t->behind = t->device == KN_CUDA;
     t->measures = measures_create(t->world, t->device, p->accum, t->behind);
     t->losses = kn_host_alloc(2 * sizeof(float) * (size_t)kn_comm_size(t->world));
     t->fixed = kn_host_calloc((size_t)p->accum, sizeof *t->fixed);
-    t->replay = p->replay && kn_ok() ? kn_replay_new(t->model) : NULL;
-    if (!t->measures || !t->losses || !t->fixed || (p->replay && !t->replay))
+    t->replay = p->cuda_graph && kn_ok() ? kn_replay_new(&t->model) : NULL;
+    if (!t->measures || !t->losses || !t->fixed || (p->cuda_graph && !t->replay))
         return false;
     if (first_rank(t) && p->log && !(t->log = fopen(p->log, t->from ? "a" : "w")))
         return kn_fail_system("cannot write the log %s: %m", p->log);
@@ -212,7 +192,7 @@ void training_end(training *t)
         fclose(t->log);
     kn_run_folder_release(t->folder);
     kn_replay_free(t->replay);
-    for (int64_t i = 0; t->fixed && i < t->plan.accum; i++) {
+    for (int64_t i = 0; t->fixed && i < t->s->accum; i++) {
         kn_tensor_free(t->fixed[i].x);
         kn_tensor_free(t->fixed[i].y);
     }
@@ -222,7 +202,7 @@ void training_end(training *t)
     kn_host_free(t->losses);
     kn_host_free(t->record);
     kn_host_free(t->command);
-    kn_host_free(t->tokenizer);
+    kn_host_free(t->tokens);
 }
 
 /* ---- training -------------------------------------------------------------------------------- */
@@ -248,7 +228,7 @@ static bool sample(training *t)
     bool first = first_rank(t);
     if (first)
         printf("\n");
-    bool ok = swap_averages(t) && t->task.sample(t->task.arg) && swap_averages(t);
+    bool ok = swap_averages(t) && t->of->sample(t) && swap_averages(t);
     if (first)
         printf("\n\n");
     return ok;
@@ -269,7 +249,7 @@ static void settle_save(training *t)
     if (kn_checkpoint_wait(t->folder) || !kn_ok())
         return;
     t->saved_step = -1;
-    if (t->plan.keep_best)
+    if (t->s->keep_best)
         t->best_step = kn_run_folder_best(t->folder, &t->best);
 }
 
@@ -281,10 +261,10 @@ static bool beats_best(const training *t, double score)
 /* later: beside the next steps. */
 static bool save(training *t, const step_report *p, bool later)
 {
-    const plan *n = &t->plan;
+    const settings *n = t->s;
     const double score = score_of(p);
-    const kn_checkpoint_file file = { KN_TOKENIZER_FILE, t->tokenizer,
-                                      t->tokenizer ? strlen(t->tokenizer) : 0 };
+    const kn_checkpoint_file file = { KN_TOKENIZER_FILE, t->tokens,
+                                      t->tokens ? strlen(t->tokens) : 0 };
     if (!n->out)
         return true;
     settle_save(t); /* it may be of this step, before a stop was requested */
@@ -298,9 +278,9 @@ static bool save(training *t, const step_report *p, bool later)
         t->best = score;
     }
     return kn_checkpoint_save(
-        n->out, t->model, .comm = t->world, .step = p->step, .optim = t->optim, .scaler = t->scaler,
-        .ema = t->ema, .config = n->config, .record = t->record, .files = &file,
-        .file_count = t->tokenizer != NULL, .score = score == 0 ? KN_ZERO : score,
+        n->out, &t->model, .comm = t->world, .step = p->step, .optim = t->optim,
+        .scaler = t->scaler, .ema = t->ema, .config = t->config, .record = t->record,
+        .files = &file, .file_count = t->tokens != NULL, .score = score == 0 ? KN_ZERO : score,
         .keep = (int)n->keep, .keep_best = n->keep_best, .folder = t->folder, .async = later);
 }
 
@@ -314,7 +294,7 @@ void training_wait_for_save(training *t)
 static bool is_better(training *t, const step_report *p)
 {
     const double score = score_of(p);
-    if (!t->plan.keep_best || !isfinite(score))
+    if (!t->s->keep_best || !isfinite(score))
         return false;
     if (!beats_best(t, score) && t->best_step == t->saved_step)
         settle_save(t);
@@ -336,12 +316,12 @@ static bool refuse_diverged(training *t, const step_report *p)
     return kn_fail(
         "step %lld: the validation loss is %g: the run has diverged, and this step is not "
         "saved; use a smaller --lr or a longer --warmup%s",
-        (long long)p->step, p->val_loss, t->plan.out ? ", or --resume the last checkpoint" : "");
+        (long long)p->step, p->val_loss, t->s->out ? ", or --resume the last checkpoint" : "");
 }
 
 static bool settle_model(training *t)
 {
-    return !t->task.settle || t->task.settle(t->task.arg);
+    return !t->of->settle || t->of->settle(t);
 }
 
 /* An evaluation settles the model, with and without averages, also where a stop request leaves it
@@ -356,10 +336,10 @@ static bool settle_and_evaluate(training *t, step_report *p)
 /* After a step: evaluation, report, saving, a sample. A stop request leaves only the saving. */
 static bool after_step(training *t, int64_t done)
 {
-    const plan *n = &t->plan;
+    const settings *n = t->s;
     step_report *p = &t->report[(done - 1) % 2];
     bool last = done == n->steps || done == n->stop_after;
-    bool samples = t->task.sample && every(n->sample_every, done);
+    bool samples = t->of->sample && every(n->sample_every, done);
     bool evaluates = n->eval_every > 0 && (done == n->steps || every(n->eval_every, done));
     bool due = n->save_every > 0 ? every(n->save_every, done) : evaluates;
     if ((last || evaluates || samples || due || t->stop || t->save_now) && !take_measurements(t, 0))
@@ -390,19 +370,20 @@ static bool after_step(training *t, int64_t done)
 
 bool training_run(training *t)
 {
-    int64_t begin = t->begin, steps = t->plan.steps;
+    int64_t begin = t->begin, steps = t->s->steps;
     t->saved_step = -1;
-    progress_begin(&t->progress, t->plan.item);
-    if (t->device == KN_CUDA && t->plan.item_flops > 0) {
-        t->progress.item_flops = t->plan.item_flops;
-        t->progress.peak_flops = t->plan.peak_flops * kn_comm_size(t->world);
+    progress_begin(&t->progress, t->of->item);
+    if (t->device == KN_CUDA && t->item_flops > 0) {
+        t->progress.item_flops = t->item_flops;
+        t->progress.peak_flops =
+            report_peak(kn_cuda_describe(), t->s->dtype != 0, t->s->tf32) * kn_comm_size(t->world);
         t->progress.has_mfu = true;
     }
     for (int64_t step = begin; step < steps && !t->stop; step++)
         if (!train_step(t, step) || !after_step(t, step + 1))
             return false;
     training_wait_for_save(t);
-    if (t->plan.keep_best) /* a save in the background may have failed */
+    if (t->s->keep_best) /* a save in the background may have failed */
         t->best_step = kn_run_folder_best(t->folder, &t->best);
     print_gpu_memory(t);
     print_best(t);

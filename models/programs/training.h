@@ -1,11 +1,7 @@
-/* models/programs/training.h: the loop of a trainer, for any model: steps, evaluation, saving,
- * samples, progress, stopping. A program describes its training by a task and a plan:
- *
- *   training_open      takes the folder, opens the checkpoint to resume from
- *   (the program makes its model, optimizer and data)
- *   training_begin, training_run, training_end
- *
- * Every rank runs the same statements; only rank 0 prints and writes. */
+/* models/programs/training.h: what trainers of any model have in common: the way of a program from
+ * its options to its end, and the loop of steps, evaluation, saving, samples, progress, stopping. A
+ * program describes what is its own by a trainer, and calls training_main. Every rank runs the same
+ * statements; only rank 0 prints and writes. */
 #ifndef KNAP_MODELS_PROGRAMS_TRAINING_H
 #define KNAP_MODELS_PROGRAMS_TRAINING_H
 
@@ -21,41 +17,65 @@ typedef struct batch {
     kn_tensor *x, *y; /* inputs, targets */
 } batch;
 
-/* The functions that a program supplies; arg is passed to them. On failure they set an error. */
-typedef struct task {
-    void *arg;
+typedef struct training training;
+
+/* A program that trains. Its run is a struct whose first member is a training, and its settings one
+ * whose first member is a settings. On failure functions set an error. */
+typedef struct trainer {
+    const char *name, *about;   /* of --help */
+    const char *item;           /* what steps are counted in: "tokens" */
+    bool (*table)(settings *s); /* makes the table of options */
+    /* Options are read, the checkpoint to resume from is open: checks the options, opens the data,
+     * declares the model on meta, and fills in the part of t that is the program's. */
+    bool (*open)(training *t);
+    bool (*sharded)(training *t); /* the model is, and not loaded yet; may be NULL */
+    bool (*ready)(training *t);   /* before the first step; may be NULL */
+    bool (*end)(training *t);     /* after the last one; may be NULL */
+    void (*free)(training *t);
+    kn_values (*example)(training *t); /* inputs of a micro-batch on meta, for --summary */
+    /* rows of the start table, before and after the number of parameters */
+    void (*print_model)(const training *t);
+    void (*print_data)(const training *t);
     /* Micro-batch number micro of a step, or (validation) batch number micro of the validation set,
      * on device, made in the scope around. The same shapes at each call. */
-    bool (*batch)(void *arg, bool validation, int64_t step, int64_t micro, kn_device device,
+    bool (*batch)(training *t, bool validation, int64_t step, int64_t micro, kn_device device,
                   batch *b);
-    kn_tensor *(*loss)(void *arg, const batch *b); /* their mean loss; one call of the model */
-    bool (*sample)(void *arg); /* prints a sample of the model's output; may be NULL */
+    kn_tensor *(*loss)(training *t, const batch *b); /* their mean loss; one call of the model */
+    bool (*sample)(training *t); /* prints a sample of the model's output; may be NULL */
     /* Sets p's val_loss, and more that belongs to an evaluation; collective. NULL: the mean loss of
-     * plan.eval_steps validation batches. */
-    bool (*evaluate)(void *arg, step_report *p);
+     * --eval-steps validation batches. */
+    bool (*evaluate)(training *t, step_report *p);
     /* What an evaluation changes in the model, before it; collective; may be NULL. */
-    bool (*settle)(void *arg);
-} task;
+    bool (*settle)(training *t);
+} trainer;
 
 #define FOLDER 4096 /* bytes of a path */
 
-typedef struct training {
-    /* the program's */
+struct training {
+    const trainer *of;
+    settings *s;
     const char *program; /* argv[0] */
-    task task;
-    plan plan;
     kn_comm *world;
     kn_device device;
-    kn_module *model;
+    kn_options *options;
+    /* the program's, by its .open */
+    kn_module model;
+    const char *block_class;       /* of the modules that are units and recompute */
+    int64_t items;                 /* of a micro-batch */
+    double item_flops;             /* of an item's forward and backward; 0: unknown */
+    kn_schedule lr;                /* else a cosine from --lr to --min-lr */
+    char *config;                  /* kn_checkpoint_save's; owned */
+    const kn_tokenizer *tokenizer; /* saved beside it; may be NULL */
+    bool over;                     /* there is nothing to train */
+    /* made before the first step */
     kn_optim *optim;
     kn_scaler *scaler; /* NULL: losses are not scaled */
     kn_ema *ema;       /* NULL: no averages of the weights */
-    kn_options *options;
     /* made by training_open, freed by training_end */
     kn_checkpoint *from;              /* NULL: begins anew */
     char out[FOLDER], resume[FOLDER]; /* "": none; the folders that the options stand for */
-    kn_run_folder *folder;            /* with plan.out */
-    char *record, *tokenizer;         /* what every save holds of the program; NULL: nothing */
+    kn_run_folder *folder;            /* with --out */
+    char *record, *tokens;            /* what every save holds of the program; NULL: nothing */
     char *command;                    /* options that the command to go on repeats */
     /* where the training stands, in samples: set by training_place */
     int64_t rows;        /* samples of a step, of all ranks */
@@ -82,37 +102,39 @@ typedef struct training {
     int saves;             /* in the background, so far, modulo MEASURES_SAVES */
     int64_t saved_step;    /* of the last save; -1: none, or it failed */
     bool saves_later;      /* it is in the background, and nobody asked yet how it ended */
-    int64_t best_step;     /* with plan.keep_best; -1: none yet */
+    int64_t best_step;     /* with --keep-best; -1: none yet */
     double best;           /* its score */
     double loss_sum;       /* of the loss_steps steps since the evaluation before */
     int64_t loss_steps;
     float *losses; /* [ranks, 2]: of an evaluation: loss, stop request */
-} training;
+};
 
 static inline bool first_rank(const training *t)
 {
     return kn_rank(t->world) == 0;
 }
 
+/* ---- trainer.c: from options to the end ------------------------------------------------------ */
+
+/* A whole program: t is zeros but for .of and .s. Returns what main returns. */
+int training_main(training *t, int argc, char **argv);
+/* True if steps remain before --steps and --stop-after; else an error that asks for a larger
+ * --option. */
+bool training_has_steps(const training *t, const char *option);
+
 /* ---- training.c: the loop -------------------------------------------------------------------- */
 
 /* Two paths of one folder that is there. */
 bool same_folder(const char *a, const char *b);
-/* Claims out, or the folder of resume where out is NULL, if a checkpoint is there; opens the one to
- * resume from and sets the options that it recorded, and "out" where it was not given. resume is a
- * folder, or latest or auto, which stand for out. */
-bool training_open(training *t, const char *out, const char *resume, bool overwrite);
-/* True if steps remain before s->steps and .stop_after; else an error that asks for a larger
- * --option. */
-bool training_has_steps(const training *t, const settings *s, const char *option);
+/* Claims --out, or the folder of --resume where that is not given, if a checkpoint is there; opens
+ * the one to resume from and sets the options that it recorded, and "out" where it was not given.
+ * --resume is a folder, or latest or auto, which stand for --out. */
+bool training_open(training *t);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
-/* Fills the model, the optimizer, whose options are the settings', and what goes with them from
- * t->from, if the run goes on. */
-bool training_load(training *t);
-/* Trains to the end of the plan, or until a request to stop. */
+/* Trains to the end, or until a request to stop. */
 bool training_run(training *t);
-/* Frees what the functions above made. */
+/* Frees what training_open and training_begin made. */
 void training_end(training *t);
 /* Waits for a save in the background, if there is one. Collective. */
 void training_wait_for_save(training *t);
@@ -124,16 +146,16 @@ bool training_stop_requested(void *arg);
 /* Sets where the training stands. It counts samples, so where this run's steps have another number
  * of rows than the checkpoint's, the steps behind it and the options in steps that weren't given
  * anew become as many as have the same samples. */
-bool training_place(training *t, const settings *s);
+bool training_place(training *t);
 /* Samples that were trained before that step. */
 int64_t training_samples(const training *t, int64_t step);
 /* Whether all ranks read the same data, as text and a hash say, and the same as the checkpoint's
- * unless s->other_data; else an error on all of them. Collective. */
-bool training_same_data(training *t, const settings *s, const char *text, uint64_t hash);
+ * unless --other-data; else an error on all of them. Collective. */
+bool training_same_data(training *t, const char *text, uint64_t hash);
 /* What every save holds of the program. The caller frees it (kn_host_free); NULL with an error. */
 char *training_record(const training *t);
 /* The rows of the start table. */
-void print_resumed(const training *t, const settings *s);
+void print_resumed(const training *t);
 
 /* ---- training_step.c: computing -------------------------------------------------------------- */
 
@@ -142,7 +164,7 @@ bool train_step(training *t, int64_t step);
 /* Takes measurements until only keep steps are pending; reports the steps before the one launched
  * last. */
 bool take_measurements(training *t, int keep);
-/* The task's evaluation; else the mean loss over the same validation batches at every call, summed
+/* The trainer's evaluation; else the mean loss over the same validation batches at every call, summed
  * in the same order on any number of ranks. Every rank takes part in every forward, which is
  * collective. Skipped after a stop request. */
 bool evaluate(training *t, step_report *p);
@@ -151,14 +173,14 @@ bool evaluate(training *t, step_report *p);
 
 /* Prints the rows of the start table that every model has, after the program's own rows. Rank 0
  * prints. false with an error: writing to standard output failed. */
-bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m);
+bool print_run(training *t, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
 /* --help */
 void print_help(const training *t, const char *program, const char *about);
 void print_stopped(const training *t, int64_t step);
 /* A save that was requested is done, if there is a folder. */
 void print_saved(const training *t, int64_t step);
-/* With plan.keep_best: which checkpoint it is. */
+/* With --keep-best: which checkpoint it is. */
 void print_best(const training *t);
 /* The progress line and the log's line of a step. Requests a stop if they can't be written. */
 void report_step(training *t, const step_report *p);

@@ -17,17 +17,17 @@
 static kn_tensor *validation_loss(training *t, int64_t number)
 {
     batch b = { 0 };
-    bool ok = t->task.batch(t->task.arg, true, 0, number, t->device, &b);
-    return ok ? t->task.loss(t->task.arg, &b) : NULL;
+    bool ok = t->of->batch(t, true, 0, number, t->device, &b);
+    return ok ? t->of->loss(t, &b) : NULL;
 }
 
 static bool evaluate_loss(training *t, step_report *p)
 {
     int ranks = kn_comm_size(t->world), rank = kn_rank(t->world);
-    int64_t count = t->plan.eval_steps;
+    int64_t count = t->s->eval_steps;
     bool mode = kn_set_grad_mode(false), ok = true;
     double sum = 0;
-    kn_train(t->model, false);
+    kn_train(&t->model, false);
     for (int64_t first = 0; ok && !t->stop && first < count; first += ranks) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *loss = validation_loss(t, (first + rank) % count);
@@ -40,7 +40,7 @@ static bool evaluate_loss(training *t, step_report *p)
         }
         kn_scope_end(scope);
     }
-    kn_train(t->model, true);
+    kn_train(&t->model, true);
     kn_set_grad_mode(mode);
     p->has_val = !t->stop;
     p->val_loss = sum / (double)count;
@@ -49,7 +49,7 @@ static bool evaluate_loss(training *t, step_report *p)
 
 bool evaluate(training *t, step_report *p)
 {
-    bool ok = t->task.evaluate ? t->task.evaluate(t->task.arg, p) : evaluate_loss(t, p);
+    bool ok = t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
     t->loss_sum = 0;
     t->loss_steps = 0;
     return ok;
@@ -65,12 +65,11 @@ static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinit
     training_wait_for_save(t);
     const kn_param *list;
     const char *name =
-        nonfinite < kn_params(t->model, &list) && nonfinite >= 0 ? list[nonfinite].name : NULL;
+        nonfinite < kn_params(&t->model, &list) && nonfinite >= 0 ? list[nonfinite].name : NULL;
     return kn_fail("step %lld: the loss is %g and the gradient's norm %g; the first tensor with a "
                    "value that is not finite is %s%s; use a smaller --lr or a longer --warmup%s",
                    (long long)p->step, p->loss, p->grad_norm, name ? "the gradient of " : "",
-                   name ? name : "the loss",
-                   t->plan.out ? ", or --resume the last checkpoint" : "");
+                   name ? name : "the loss", t->s->out ? ", or --resume the last checkpoint" : "");
 }
 
 bool take_measurements(training *t, int keep)
@@ -105,21 +104,21 @@ bool take_measurements(training *t, int keep)
 /* Settings that differ between the last micro-batch of a step and the others. */
 static void set_micro_batch(training *t, bool last)
 {
-    if (kn_fsdp_units(t->model, NULL, 0) > 0)
-        kn_fsdp_set_is_last_backward(t->model, last);
-    if (t->plan.no_sync)
-        kn_fsdp_set_gradient_sync(t->model, last, true);
-    if (t->plan.keep_gathered)
-        kn_fsdp_set_reshard_after_backward(t->model, last, true);
-    if (t->plan.all_reduce_last)
-        kn_fsdp_set_all_reduce(t->model, last, true);
+    if (kn_fsdp_units(&t->model, NULL, 0) > 0)
+        kn_fsdp_set_is_last_backward(&t->model, last);
+    if (t->s->no_sync)
+        kn_fsdp_set_gradient_sync(&t->model, last, true);
+    if (t->s->keep_gathered)
+        kn_fsdp_set_reshard_after_backward(&t->model, last, true);
+    if (t->s->all_reduce_last)
+        kn_fsdp_set_all_reduce(&t->model, last, true);
 }
 
 /* This rank's a-th micro-batch of the step on device. */
 static bool read_batch(training *t, int64_t a, kn_device device, batch *b)
 {
     int64_t number = a * kn_comm_size(t->world) + kn_rank(t->world);
-    return t->task.batch(t->task.arg, false, t->step, number, device, b);
+    return t->of->batch(t, false, t->step, number, device, b);
 }
 
 static bool copy_fixed(kn_tensor **fixed, kn_tensor *host, kn_device device)
@@ -135,7 +134,7 @@ static bool copy_fixed(kn_tensor **fixed, kn_tensor *host, kn_device device)
 static bool feed(training *t)
 {
     bool ok = true;
-    for (int64_t a = 0; a < t->plan.accum && ok; a++) {
+    for (int64_t a = 0; a < t->s->accum && ok; a++) {
         kn_scope scope = kn_scope_begin();
         batch b = { 0 };
         ok = read_batch(t, a, KN_CPU, &b) && copy_fixed(&t->fixed[a].x, b.x, t->device) &&
@@ -149,24 +148,24 @@ static kn_tensor *micro_batch_loss(training *t, int64_t a)
 {
     batch b = t->fixed[a];
     bool ok = t->replay || read_batch(t, a, t->device, &b);
-    return ok ? t->task.loss(t->task.arg, &b) : NULL;
+    return ok ? t->of->loss(t, &b) : NULL;
 }
 
 /* A whole step. It may be recorded, so all values that change from step to step lie in tensors. */
 static bool run_step(void *arg)
 {
     training *t = arg;
-    for (int64_t a = 0; a < t->plan.accum && kn_ok(); a++) {
+    for (int64_t a = 0; a < t->s->accum && kn_ok(); a++) {
         kn_scope scope = kn_scope_begin();
-        set_micro_batch(t, a + 1 == t->plan.accum);
+        set_micro_batch(t, a + 1 == t->s->accum);
         kn_tensor *loss = micro_batch_loss(t, a);
         kn_backward(t->scaler ? kn_scale_loss(t->scaler, loss) : loss);
         if (kn_ok())
             measures_loss(t->measures, a, loss);
         kn_scope_end(scope);
     }
-    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(t->model, t->plan.clip, t->plan.norm_of) : NULL;
-    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(t->model) : NULL;
+    kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(&t->model, t->s->clip, t->s->norm_of) : NULL;
+    kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(&t->model) : NULL;
     return nonfinite && measures_grads(t->measures, norm, nonfinite) &&
            (t->scaler ? kn_scaler_step(t->scaler, t->optim) : kn_step(t->optim));
 }
@@ -195,13 +194,13 @@ static bool launch_step(training *t)
 
 bool train_step(training *t, int64_t step)
 {
-    const plan *n = &t->plan;
+    const settings *n = t->s;
     step_report *p = &t->report[step % 2];
     *p = (step_report){ .step = step + 1,
                         .steps = n->steps,
                         .samples = training_samples(t, step + 1),
-                        .lr = kn_schedule_at(&n->lr, step),
-                        .items = n->items * n->accum * kn_comm_size(t->world),
+                        .lr = kn_schedule_at(&t->lr, step),
+                        .items = t->items * n->accum * kn_comm_size(t->world),
                         .begun = kn_now() };
     t->step = step;
     kn_set_step(step); /* a skipped step counts */

@@ -26,10 +26,10 @@ static void print_sharding(const settings *s)
                s->hook ? settings_word(s, "hook", s->hook, c, sizeof c) : "");
 }
 
-static void print_memory(const training *t, const settings *s, const kn_fsdp_memory *m)
+static void print_memory(const training *t, const kn_fsdp_memory *m)
 {
     char a[32], b[32], states[32];
-    snprintf(states, sizeof states, "%s's", s->optimizer_name);
+    snprintf(states, sizeof states, "%s's", settings_optim_name(t->s));
     report_row("memory a rank", "%s parameters, gradients and %s, %s gathered and unreduced",
                report_bytes((double)(m->param + m->grad + m->optim - m->pinned), a, sizeof a),
                states, report_bytes((double)(m->gathered + m->unreduced), b, sizeof b));
@@ -39,18 +39,18 @@ static void print_memory(const training *t, const settings *s, const kn_fsdp_mem
     if (m->pinned)
         report_row("on the host", "%s parameters, gradients and %s, page-locked",
                    report_bytes((double)m->pinned, a, sizeof a), states);
-    else if (s->offload)
+    else if (t->s->offload)
         report_row("in the store", "%s parameters, gradients and %s, in %s",
-                   report_bytes((double)m->store, a, sizeof a), states, s->offload);
+                   report_bytes((double)m->store, a, sizeof a), states, t->s->offload);
 }
 
 /* What an asynchronous save takes while it is written. */
-static bool print_copy(const training *t)
+static bool print_copy(training *t)
 {
     char a[32];
-    if (!t->plan.async_save)
+    if (!t->s->async_save)
         return true;
-    int64_t bytes = kn_checkpoint_copy_bytes(t->model, .optim = t->optim, .ema = t->ema);
+    int64_t bytes = kn_checkpoint_copy_bytes(&t->model, .optim = t->optim, .ema = t->ema);
     if (bytes >= 0 && first_rank(t))
         report_row("copy of a save", "%s on rank 0, while it is written",
                    report_bytes((double)bytes, a, sizeof a));
@@ -58,12 +58,12 @@ static bool print_copy(const training *t)
 }
 
 /* Beside the optimizer's state, wherever that is. */
-static void print_averages(const training *t)
+static void print_averages(training *t)
 {
     char a[32];
     const kn_param *p;
     double bytes = 0;
-    for (int i = 0, n = kn_params(t->model, &p); t->ema && i < n; i++) {
+    for (int i = 0, n = kn_params(&t->model, &p); t->ema && i < n; i++) {
         const kn_tensor *value = kn_ema_value(t->ema, i);
         if (value)
             bytes += (double)kn_numel(value) * (double)kn_dtype_size(kn_dtype_of(value));
@@ -73,12 +73,12 @@ static void print_averages(const training *t)
                    report_bytes(bytes, a, sizeof a));
 }
 
-bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
+bool print_run(training *t, const kn_fsdp_memory *m)
 {
     if (!first_rank(t))
         return print_copy(t);
     report_row("ranks", "%d (%s)", kn_comm_size(t->world), kn_comm_backend(t->world));
-    print_sharding(s);
+    print_sharding(t->s);
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());
@@ -89,15 +89,15 @@ bool print_run(const training *t, const settings *s, const kn_fsdp_memory *m)
             report_row("slow here", "%s", kn_cuda_lacks(i));
         if (kn_cuda_choices())
             report_row("algorithms", "%s", kn_cuda_choices());
-        report_row("tf32, deterministic", "%s, %s", s->tf32 ? "yes" : "no",
-                   s->deterministic ? "yes" : "no");
+        report_row("tf32, deterministic", "%s, %s", t->s->tf32 ? "yes" : "no",
+                   t->s->deterministic ? "yes" : "no");
     }
-    print_memory(t, s, m);
+    print_memory(t, m);
     print_averages(t);
     if (!print_copy(t))
         return false;
     if (t->from)
-        print_resumed(t, s);
+        print_resumed(t);
     printf("\n");
     return fflush(stdout) == 0 || kn_fail_system("cannot write to standard output: %m");
 }
@@ -108,7 +108,7 @@ void report_step(training *t, const step_report *p)
         return;
     if (!progress_step(&t->progress, p) && !t->output_error)
         t->output_error = errno;
-    if (t->log && !log_step(t->log, t->plan.item, p) && !t->log_error)
+    if (t->log && !log_step(t->log, t->of->item, p) && !t->log_error)
         t->log_error = errno;
     if (t->output_error || t->log_error)
         stop_request();
@@ -134,8 +134,8 @@ void print_saved(const training *t, int64_t step)
 {
     if (!first_rank(t))
         return;
-    printf(t->plan.out ? "\nsaved after step %lld, as SIGUSR1 asked; the run goes on\n"
-                       : "\nstep %lld: SIGUSR1 asked for a save, but no --out DIR was given\n",
+    printf(t->s->out ? "\nsaved after step %lld, as SIGUSR1 asked; the run goes on\n"
+                     : "\nstep %lld: SIGUSR1 asked for a save, but no --out DIR was given\n",
            (long long)step);
     fflush(stdout); /* a file shows it now, too */
 }
@@ -154,29 +154,29 @@ void print_stopped(const training *t, int64_t step)
 {
     if (!first_rank(t))
         return;
-    printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->plan.steps);
-    if (!t->plan.out) {
+    printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->s->steps);
+    if (!t->s->out) {
         printf("nothing was saved: no --out DIR was given\n");
         return;
     }
     printf("saved. To go on: %s", t->program);
     if (kn_comm_started_ranks())
         printf(" --ranks %d", kn_comm_size(t->world));
-    printf(" --resume %s%s\n", t->plan.out, t->command ? t->command : "");
+    printf(" --resume %s%s\n", t->s->out, t->command ? t->command : "");
 }
 
 void print_best(const training *t)
 {
-    if (!t->plan.keep_best || !first_rank(t))
+    if (!t->s->keep_best || !first_rank(t))
         return;
     if (t->best_step < 0)
         printf("\nbest: no evaluation yet\n");
-    else if (t->task.evaluate) /* its score is the share of wrong ones */
+    else if (t->of->evaluate) /* its score is the share of wrong ones */
         printf("\nbest: step %lld with %.2f %% right, kept in %s/best\n", (long long)t->best_step,
-               100 * (1 - t->best), t->plan.out);
+               100 * (1 - t->best), t->s->out);
     else
         printf("\nbest: step %lld with a validation loss of %.4f, kept in %s/best\n",
-               (long long)t->best_step, t->best, t->plan.out);
+               (long long)t->best_step, t->best, t->s->out);
 }
 
 bool end_output(training *t)
@@ -187,7 +187,7 @@ bool end_output(training *t)
     if (fflush(stdout) != 0 && !t->output_error)
         t->output_error = errno;
     if (t->log_error)
-        return kn_fail("cannot write the log %s: %s; the run stopped there", t->plan.log,
+        return kn_fail("cannot write the log %s: %s; the run stopped there", t->s->log,
                        strerror(t->log_error));
     return !t->output_error || kn_fail("cannot write to standard output: %s; the run stopped there",
                                        strerror(t->output_error));

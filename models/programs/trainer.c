@@ -1,0 +1,134 @@
+/* models/programs/trainer.c: a program that trains, from its options to its end. */
+#include "kernels/context.h"
+#include "kernels/error.h"
+#include "models/programs/stop.h"
+#include "models/programs/training.h"
+#include "nn/summary.h"
+
+#include <stdio.h>
+#include <string.h>
+
+bool training_has_steps(const training *t, const char *option)
+{
+    const settings *s = t->s;
+    int64_t all;
+    if (__builtin_mul_overflow(s->steps, t->rows, &all) || all > INT64_MAX / 2)
+        return kn_fail("%lld steps of %lld rows are more samples than can be counted; give a "
+                       "smaller --%s",
+                       (long long)s->steps, (long long)t->rows, option);
+    if (t->from && t->begin >= s->steps)
+        return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
+                       kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
+                       option);
+    return s->stop_after == 0 || t->begin < s->stop_after ||
+           kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
+                   "step, or leave it out to train to the end",
+                   kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->stop_after);
+}
+
+/* Reads the command line, and opens the checkpoint to resume from, which gives options, too. */
+static bool read_options(training *t, int argc, char **argv)
+{
+    t->options = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
+    if (!t->options || !kn_options_parse(t->options, argc, argv) ||
+        !kn_options_agree(t->options, t->world))
+        return false;
+    return kn_options_help_wanted(t->options) || (training_open(t) && training_place(t));
+}
+
+static bool recompute_block(kn_module *m, void *block_class)
+{
+    return strcmp(kn_module_class(m), block_class) != 0 || kn_recompute(m, true);
+}
+
+/* --summary: a micro-batch's modules and what they cost, before the model takes memory. */
+static bool print_summary(training *t)
+{
+    if (!t->s->summary || !first_rank(t))
+        return true;
+    if (t->s->recompute)
+        kn_apply_modules(&t->model, recompute_block, (void *)(uintptr_t)t->block_class);
+    kn_scope scope = kn_scope_begin();
+    bool ok = kn_summary(stdout, &t->model, t->of->example(t)) && fflush(stdout) == 0;
+    kn_scope_end(scope);
+    return ok;
+}
+
+/* Fills the model, the optimizer, whose options are the settings', and what goes with them from the
+ * checkpoint, if the run goes on. */
+static bool load(training *t)
+{
+    return !t->from || kn_checkpoint_load(t->from, &t->model, .optim = t->optim,
+                                          .scaler = t->scaler, .ema = t->ema, .keep_options = true);
+}
+
+/* Shards the model, makes the optimizer, loads the checkpoint. */
+static bool prepare(training *t)
+{
+    const settings *s = t->s;
+    kn_comm_hook hook = settings_hook(s);
+    if (!kn_fsdp_wrap_(&t->model, t->world, settings_fsdp(s, t->block_class)) ||
+        (hook && !kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) ||
+        (t->of->sharded && !t->of->sharded(t)))
+        return false;
+    t->optim = settings_optim(s, &t->model);
+    if ((settings_scaled(s) && !(t->scaler = kn_scaler_new(&t->model))) ||
+        (s->ema > 0 &&
+         !(t->ema = kn_ema_new(&t->model, .decay = s->ema, .use_buffers = s->ema_buffers))) ||
+        !t->optim || !load(t))
+        return false;
+    kn_seed((uint64_t)s->seed);
+    kn_set_step(t->begin);
+    t->device = settings_device(s);
+    kn_set_check(s->check);
+    if (!t->lr.kind)
+        t->lr = (kn_schedule){ KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
+    return kn_ok() && training_begin(t);
+}
+
+/* The table at the start. Every rank calls it. */
+static bool print_table(training *t)
+{
+    kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
+    if (first_rank(t)) {
+        printf("%s\n", t->of->name);
+        t->of->print_model(t);
+        report_row("parameters", "%lld", (long long)kn_param_count(&t->model));
+        t->of->print_data(t);
+    }
+    return print_run(t, &m);
+}
+
+static bool train(training *t)
+{
+    const trainer *of = t->of;
+    if (!of->open(t) || t->over)
+        return kn_ok();
+    if (!print_summary(t) || !prepare(t) || (of->ready && !of->ready(t)))
+        return false;
+    stop_listen(first_rank(t));
+    bool ok = print_table(t) && training_run(t) && (!of->end || of->end(t));
+    return end_output(t) && ok;
+}
+
+int training_main(training *t, int argc, char **argv)
+{
+    t->program = argv[0];
+    save_listen();
+    t->world = kn_init(&argc, &argv);
+    if (kn_ok() && read_options(t, argc, argv)) {
+        if (!kn_options_help_wanted(t->options))
+            train(t);
+        else
+            print_help(t, t->of->name, t->of->about);
+    }
+    training_end(t);
+    kn_scaler_free(t->scaler);
+    kn_ema_free(t->ema);
+    kn_optim_free(t->optim);
+    kn_module_free(&t->model);
+    kn_host_free(t->config);
+    t->of->free(t);
+    kn_options_free(t->options);
+    return kn_finish();
+}
