@@ -15,7 +15,7 @@
 int kn_options_find(const kn_options *o, const char *name, size_t length)
 {
     for (int i = 0; i < o->count; i++)
-        if (o->table[i].kind != KN_OPTION_HEADING && strlen(o->table[i].name) == length &&
+        if (kn_option_is_one(&o->table[i]) && strlen(o->table[i].name) == length &&
             strncmp(o->table[i].name, name, length) == 0)
             return i;
     return -1;
@@ -27,7 +27,7 @@ static bool fail_unknown(const kn_options *o, const char *name, size_t length)
     size_t used = strlen(words);
     snprintf(word, sizeof word, "%.*s", (int)length, name);
     for (int i = 0; i < o->count; i++)
-        if (o->table[i].kind != KN_OPTION_HEADING && used < sizeof words)
+        if (kn_option_is_one(&o->table[i]) && used < sizeof words)
             used += (size_t)snprintf(words + used, sizeof words - used, "|%s", o->table[i].name);
     const char *near = kn_nearest(word, words, buf, sizeof buf);
     if (near)
@@ -110,6 +110,7 @@ static bool store(kn_options *o, int i, const char *text)
             return false;
         break;
     case KN_OPTION_CHOICE:
+    case KN_OPTION_NAME:
         if (!parse_choice(p, text, &choice))
             return false;
         break;
@@ -145,7 +146,7 @@ static bool store(kn_options *o, int i, const char *text)
 /* The text of row i's default; NULL: none. */
 static const char *default_of(const kn_option *p, char first[WORD_MAX + 1])
 {
-    if (p->value || (p->kind != KN_OPTION_FLAG && p->kind != KN_OPTION_CHOICE))
+    if (p->value || (p->kind != KN_OPTION_FLAG && !kn_option_chooses(p)))
         return p->value;
     snprintf(first, WORD_MAX + 1, "%.*s",
              p->kind == KN_OPTION_FLAG ? 5 : (int)strcspn(p->choices, "|"),
@@ -160,12 +161,12 @@ static bool store_default(kn_options *o, int i)
     const kn_option *p = &o->table[i];
     void *field = o->fields + p->offset;
     char first[WORD_MAX + 1];
-    if (p->kind == KN_OPTION_HEADING)
+    if (!kn_option_is_one(p))
         return true;
     for (int j = 0; j < i; j++)
-        if (o->table[j].kind != KN_OPTION_HEADING && strcmp(o->table[j].name, p->name) == 0)
+        if (kn_option_is_one(&o->table[j]) && strcmp(o->table[j].name, p->name) == 0)
             return kn_fail("option table: --%s is in it twice", p->name);
-    if (p->kind == KN_OPTION_CHOICE && (!p->choices || !*p->choices))
+    if (kn_option_chooses(p) && (!p->choices || !*p->choices))
         return kn_fail("option table: --%s has no choices", p->name);
     const char *text = default_of(p, first);
     if (text)
@@ -216,6 +217,7 @@ void kn_options_free(kn_options *o)
     for (int i = 0; o->values && i < o->count; i++)
         kn_host_free(o->values[i].text), kn_host_free(o->values[i].saved);
     kn_host_free(o->values);
+    kn_host_free(o->rest);
     kn_host_free(o);
 }
 
@@ -270,6 +272,23 @@ static int parse_one(kn_options *o, int argc, char *const *argv, int at)
     return give(o, i, argv[at + 1]) ? 2 : 0;
 }
 
+/* An argument that is no option: one more of the list, if the table has one. */
+static bool add_rest(kn_options *o, char *arg)
+{
+    int i = 0;
+    while (i < o->count && o->table[i].kind != KN_OPTION_REST)
+        i++;
+    if (i == o->count)
+        return kn_fail("unexpected argument '%s'; options begin with --, see --help", arg);
+    char **more = kn_host_realloc(o->rest, ((size_t)o->rests + 2) * sizeof *more);
+    if (!more)
+        return false;
+    o->rest = more;
+    more[o->rests++] = arg;
+    more[o->rests] = NULL;
+    return true;
+}
+
 bool kn_options_parse(kn_options *o, int argc, char *const *argv)
 {
     if (!kn_given(o, "kn_options_parse", "the options' struct") ||
@@ -286,7 +305,9 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
             size_t length = strcspn(bare, "=");
             if (bare != arg && kn_options_find(o, bare, length) >= 0)
                 return kn_fail("unknown option %s; did you mean -%s?", arg, arg);
-            return kn_fail("unexpected argument '%s'; options begin with --, see --help", arg);
+            if (!add_rest(o, argv[at++]))
+                return false;
+            continue;
         }
         int took = parse_one(o, argc, argv, at);
         if (!took)
@@ -411,6 +432,21 @@ bool kn_options_given(const kn_options *o, const char *name)
     return i >= 0 && o->values[i].origin == KN_VALUE_GIVEN;
 }
 
+char *const *kn_options_rest(const kn_options *o)
+{
+    static char *none[1];
+    return kn_given(o, "kn_options_rest", "the options' struct") && o->rest ? o->rest : none;
+}
+
+const char *kn_options_value(const kn_options *o, const char *name)
+{
+    if (!kn_given(o, "kn_options_value", "the options' struct") ||
+        !kn_given(name, "kn_options_value", "the name"))
+        return NULL;
+    int i = kn_options_find(o, name, strlen(name));
+    return i >= 0 ? o->values[i].text : NULL;
+}
+
 bool kn_options_record(kn_options *o, int i, kn_option_record *record)
 {
     if (!kn_given(o, "kn_options_record", "the options' struct") ||
@@ -420,7 +456,7 @@ bool kn_options_record(kn_options *o, int i, kn_option_record *record)
     for (;; row++) {
         if (row >= o->count)
             return false;
-        if (o->table[row].kind != KN_OPTION_HEADING && i-- == 0)
+        if (kn_option_is_one(&o->table[row]) && i-- == 0)
             break;
     }
     const kn_option *p = &o->table[row];

@@ -33,7 +33,11 @@ typedef enum kn_option_kind {
     KN_OPTION_PATH,    /* the same; an empty text is an error */
     KN_OPTION_FLAG,    /* bool */
     KN_OPTION_CHOICE,  /* int: the index in choices */
-    KN_OPTION_HEADING  /* no option: name is a heading of --help and the banner */
+    KN_OPTION_NAME,    /* const char *: the choice itself, owned by the kn_options */
+    KN_OPTION_HEADING, /* no option: name is a heading of --help and the banner */
+    /* No option: a line of --help for the arguments that are no options (kn_options_rest), called
+     * name, as in "IMAGE...". Without such a row they are an error. */
+    KN_OPTION_REST
 } kn_option_kind;
 
 /* What an option belongs to. */
@@ -59,7 +63,7 @@ typedef struct kn_option {
     const char *help;    /* one line */
     double min, max;     /* INT and FLOAT, inclusive; both 0: at least 0 (FLOAT and INT alike) */
     bool any;            /* INT and FLOAT: negative values are fine where min and max are 0 */
-    const char *choices; /* CHOICE: "full_shard|no_shard" */
+    const char *choices; /* CHOICE and NAME: "full_shard|no_shard" */
     const char *note;    /* shown by the help as the default instead of value ("one per core") */
     const char *clashes; /* the name of an option that may not be given together with this one */
     kn_option_scope of;
@@ -112,6 +116,12 @@ KN_API bool kn_options_restore(kn_options *o, const char *name, const char *valu
                                kn_option_origin origin);
 /* True if the option was given (command line or kn_options_set); false for unknown names. */
 KN_API bool kn_options_given(const kn_options *o, const char *name);
+
+/* The value in force as text, valid until it changes; NULL: none, without an error. */
+KN_API const char *kn_options_value(const kn_options *o, const char *name);
+
+/* The arguments that are no options, in their order, ended by NULL; borrowed from o and argv. */
+KN_API char *const *kn_options_rest(const kn_options *o);
 
 typedef struct kn_option_record {
     const kn_option *row; /* of the table */

@@ -19,7 +19,19 @@ struct kn_options {
     kn_option_value *values; /* [count], parallel to the table */
     int count;
     bool help;
+    char **rest; /* of KN_OPTION_REST; NULL: none was read */
+    int rests;
 };
+
+/* A row that is an option, and one of those with .choices. */
+static inline bool kn_option_is_one(const kn_option *p)
+{
+    return p->kind != KN_OPTION_HEADING && p->kind != KN_OPTION_REST;
+}
+static inline bool kn_option_chooses(const kn_option *p)
+{
+    return p->kind == KN_OPTION_CHOICE || p->kind == KN_OPTION_NAME;
+}
 
 /* The row of that name, of so many characters; -1: none. */
 int kn_options_find(const kn_options *o, const char *name, size_t length);

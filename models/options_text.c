@@ -20,6 +20,7 @@ static const char *placeholder(const kn_option *p)
     case KN_OPTION_PATH:
         return " PATH";
     case KN_OPTION_CHOICE:
+    case KN_OPTION_NAME:
         return " NAME";
     default:
         return "";
@@ -41,12 +42,16 @@ static void print_help(const kn_options *o, FILE *out, const char *program, cons
             fprintf(out, "%s%s\n", i ? "\n" : "", p->name);
             continue;
         }
+        if (p->kind == KN_OPTION_REST) {
+            fprintf(out, "  %-22s %s\n", p->name, p->help);
+            continue;
+        }
         snprintf(head, sizeof head, "--%s%s", p->name, placeholder(p));
         fprintf(out, "  %-22s %s", head, p->help ? p->help : "");
-        if (p->kind == KN_OPTION_CHOICE)
+        if (kn_option_chooses(p))
             fprintf(out, ": %s", p->choices);
         const char *shown = p->note ? p->note : p->value;
-        if (!shown && p->kind == KN_OPTION_CHOICE)
+        if (!shown && kn_option_chooses(p))
             fprintf(out, " (default %.*s)", (int)strcspn(p->choices, "|"), p->choices);
         else if (shown && *shown && (p->kind != KN_OPTION_FLAG || strcmp(shown, "false") != 0))
             fprintf(out, " (default %s)", shown);
@@ -93,6 +98,8 @@ void kn_options_banner(const kn_options *o, FILE *out)
             fprintf(out, "%s\n", p->name);
             continue;
         }
+        if (p->kind == KN_OPTION_REST)
+            continue;
         bool as_note = p->note && v->origin != KN_VALUE_GIVEN &&
                        (!v->text || !p->value || !strcmp(v->text, p->value));
         const char *shown = as_note ? p->note : v->text && *v->text ? v->text : "-";

@@ -27,13 +27,10 @@ static bool read_line(const char *line, const curve_place *done, curve_since *s,
 {
     json_error_t error;
     json_t *j = kn_json_parse(line, strlen(line), 0, "the log", &error);
-    const json_int_t step = json_integer_value(json_object_get(j, "step"));
     const json_t *loss = json_object_get(j, "loss"), *val = json_object_get(j, "val_loss");
     const json_t *right = json_object_get(j, "val_accuracy");
     bool ok = kn_ok();
-    json_int_t samples = json_integer_value(json_object_get(j, "samples"));
-    if (samples <= 0 && step > 0 && step <= INT64_MAX / done->rows) /* once there were only steps */
-        samples = step * done->rows;
+    const json_int_t samples = json_integer_value(json_object_get(j, "samples"));
     if (samples > 0 && samples <= done->samples && json_is_number(loss)) {
         const double epoch = (double)samples / (double)done->epoch;
         while (*n > 0 && (*point)[*n - 1].epoch >= epoch)

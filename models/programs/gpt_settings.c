@@ -28,7 +28,7 @@ static char choices[KN_CHOICES]; /* by gpt_settings_begin */
 
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
-    { "model", KN_OPTION_CHOICE, AT(model), "custom",
+    { "model", KN_OPTION_NAME, AT(model), "custom",
       "custom: a GPT, llama: a Llama of the sizes below; else a published one",
       .choices = choices },
     { "init", KN_OPTION_PATH, AT(init), NULL,
@@ -54,7 +54,7 @@ static const kn_option training_rows[] = {
     { "no-sync", KN_OPTION_FLAG, RUN(no_sync), NULL,
       "reduce once a step, not at each micro-batch; takes memory" },
     { "steps", KN_OPTION_INT, RUN(steps), "2000", "optimizer steps", .min = 1, .max = 1e12 },
-    { "optimizer", KN_OPTION_CHOICE, RUN(optimizer), "adamw",
+    { "optimizer", KN_OPTION_NAME, RUN(optimizer), "adamw",
       "muon: matrices of blocks; AdamW has embeddings, head and vectors; prints its share",
       .choices = "adamw|muon" },
     { "lr", KN_OPTION_FLOAT, RUN(lr), "1e-3", "peak learning rate", .max = 1e30 },
@@ -165,12 +165,6 @@ bool gpt_settings_begin(settings *s)
 
 /* ---- the model ------------------------------------------------------------------------------- */
 
-static const char *model_word(const gpt_settings *s)
-{
-    static char word[32];
-    return settings_word(&s->run, "model", s->model, word, sizeof word);
-}
-
 static double value_of(const gpt_settings *s, const char *option)
 {
     const kn_option *p = size_rows;
@@ -185,7 +179,7 @@ static double value_of(const gpt_settings *s, const char *option)
 /* An option of the model that was given. */
 static bool check_option(const gpt_settings *s, const kn_options *o, const kn_option *row)
 {
-    const char *word = model_word(s), *name = row->name;
+    const char *word = s->model, *name = row->name;
     const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, word), *only;
     const kn_config_field *p = option_field(f, name);
     /* as in --no-bias */
@@ -213,15 +207,12 @@ static bool check_model(const gpt_settings *s, const kn_options *o)
 /* Sets an option to the value of --init's model; given, it must be that. */
 static bool follow(const gpt_settings *s, kn_options *o, const char *name, const char *value)
 {
-    kn_option_record r;
     if (!kn_options_given(o, name))
         return kn_options_set(o, name, value);
-    for (int i = 0; kn_options_record(o, i, &r); i++)
-        if (strcmp(r.name, name) == 0)
-            return strcmp(r.value, value) == 0 ||
-                   kn_fail("--%s %s: the model of --init %s has %s; leave it out", name, r.value,
-                           s->init, value);
-    return false;
+    const char *given = kn_options_value(o, name);
+    return strcmp(given, value) == 0 ||
+           kn_fail("--%s %s: the model of --init %s has %s; leave it out", name, given, s->init,
+                   value);
 }
 
 bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c)
@@ -247,12 +238,11 @@ bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_co
 bool gpt_settings_model(const gpt_settings *s, int64_t vocab, const kn_model_config *from,
                         kn_model_config *c)
 {
-    const char *word = model_word(s);
-    const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, word);
-    const bool preset = strcmp(f->custom, word) != 0;
+    const kn_family *f = kn_family_of_choice(KN_LANGUAGE_MODELS, s->model);
+    const bool preset = strcmp(f->custom, s->model) != 0;
     from = from && from->family == f ? from : NULL;
     *c = from ? *from : (kn_model_config){ .family = f };
-    if (preset && !from && !kn_family_preset(f, word, c->of))
+    if (preset && !from && !kn_family_preset(f, s->model, c->of))
         return false;
     for (const kn_option *row = size_rows; row->name; row++) {
         const kn_config_field *p = option_field(f, row->name);

@@ -2,7 +2,6 @@
  * the model, the changes of its images, the rates and the optimizer. */
 #include "kernels/error.h"
 #include "models/programs/image_settings.h"
-#include "models/record.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -41,13 +40,13 @@ static char choices[KN_CHOICES]; /* by image_settings_begin */
 
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
-    { "model", KN_OPTION_CHOICE, AT(model), "resnet20",
+    { "model", KN_OPTION_NAME, AT(model), "resnet20",
       "resnet20 to resnet110 are for images of 32 x 32", .choices = choices },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder (train_resnet's, timm's) or .safetensors file, with a "
       "new last layer for another number of classes",
       .clashes = "resume", .of = KN_OF_START },
-    { "stem", KN_OPTION_CHOICE, AT(stem), "auto",
+    { "stem", KN_OPTION_NAME, AT(stem), "auto",
       "the first layers of resnet18 to 152; small: without strides, for images up to 64 x 64",
       .choices = "auto|large|small" },
     { "patch", KN_OPTION_INT, AT(patch), NULL, "vit: rows and columns of a patch", .min = 1,
@@ -69,12 +68,12 @@ static const kn_option training_rows[] = {
       "reduce once a step, not at each micro-batch; takes memory" },
     { "epochs", KN_OPTION_FLOAT, AT(epochs), "12", "passes over the images", .min = 0.001,
       .max = 1e6 },
-    { "optimizer", KN_OPTION_CHOICE, RUN(optimizer), "sgd",
+    { "optimizer", KN_OPTION_NAME, RUN(optimizer), "sgd",
       "muon: matrices and convolutions of blocks; AdamW has the rest",
       .choices = "sgd|adamw|muon" },
     { "lr", KN_OPTION_FLOAT, RUN(lr), NULL, "peak learning rate", .max = 1e30,
       .note = "sgd: 0.25 with one_cycle, else 0.1; adamw and muon: 1e-3" },
-    { "schedule", KN_OPTION_CHOICE, AT(schedule), "one_cycle",
+    { "schedule", KN_OPTION_NAME, AT(schedule), "one_cycle",
       "one_cycle: up and down; step: a tenth after a half, a hundredth after three quarters",
       .choices = "one_cycle|cosine|step|constant" },
     { "min-lr", KN_OPTION_FLOAT, RUN(min_lr), "0", "learning rate at the end of one_cycle, cosine",
@@ -141,40 +140,35 @@ bool image_settings_begin(settings *s)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-enum { SGD, ADAMW, MUON };
-enum { ONE_CYCLE, COSINE, STEP, CONSTANT };
 enum { CROP, RESIZED, WHOLE };
 
-enum { FOR_SGD = 1 << SGD, FOR_OTHERS = 1 << ADAMW | 1 << MUON };
+static bool is(const char *word, const char *name)
+{
+    return strcmp(word, name) == 0;
+}
 
 /* Options of one optimizer or schedule beside another one. */
 static bool check_rates(const image_settings *s, const kn_options *o)
 {
     const settings *r = &s->run;
     static const struct {
-        const char *option;
-        int optimizers, schedules; /* bits */
-    } only[] = { { "momentum", FOR_SGD, -1 },
-                 { "nesterov", FOR_SGD, -1 },
-                 { "beta2", FOR_OTHERS, -1 },
-                 { "min-lr", -1, 1 << ONE_CYCLE | 1 << COSINE } };
-    char word[32];
+        const char *option, *beside, *words;
+    } only[] = { { "momentum", "optimizer", "sgd" },
+                 { "nesterov", "optimizer", "sgd" },
+                 { "beta2", "optimizer", "adamw|muon" },
+                 { "min-lr", "schedule", "one_cycle|cosine" } };
     for (size_t i = 0; i < sizeof only / sizeof *only; i++) {
-        const bool optimizer = !(only[i].optimizers & 1 << r->optimizer);
-        if (kn_options_given(o, only[i].option) &&
-            (optimizer || !(only[i].schedules & 1 << s->schedule)))
+        const char *word = kn_options_value(o, only[i].beside);
+        if (kn_options_given(o, only[i].option) && !strstr(only[i].words, word))
             return kn_fail("--%s does nothing with --%s %s; leave one of them out", only[i].option,
-                           optimizer ? "optimizer" : "schedule",
-                           optimizer
-                               ? settings_word(r, "optimizer", r->optimizer, word, sizeof word)
-                               : settings_word(r, "schedule", s->schedule, word, sizeof word));
+                           only[i].beside, word);
     }
     if (kn_options_given(o, "nesterov") && r->nesterov && r->momentum == 0)
         return kn_fail("--nesterov needs a --momentum above 0; leave one of them out");
     if (r->weight_decay < 0)
         return kn_fail("--weight-decay is %g; give 0 or more, or -1 for the optimizer's",
                        r->weight_decay);
-    if (s->schedule == ONE_CYCLE && r->steps > 1 && (r->warmup < 1 || r->warmup >= r->steps))
+    if (is(s->schedule, "one_cycle") && r->steps > 1 && (r->warmup < 1 || r->warmup >= r->steps))
         return kn_fail("--warmup %lld: one_cycle rises and falls, so that 1 to %lld of these %lld "
                        "steps can be its warmup; or take another --schedule",
                        (long long)r->warmup, (long long)r->steps - 1, (long long)r->steps);
@@ -188,7 +182,7 @@ static bool check_rates(const image_settings *s, const kn_options *o)
 /* What was left open. */
 static bool derive_rates(const image_settings *s, kn_options *o)
 {
-    const bool sgd = s->run.optimizer == SGD, cycle = s->schedule == ONE_CYCLE;
+    const bool sgd = is(s->run.optimizer, "sgd"), cycle = is(s->schedule, "one_cycle");
     return kn_options_derive(o, "lr",
                              !sgd    ? 1e-3
                              : cycle ? 0.25
@@ -207,14 +201,12 @@ static bool check_model(const image_settings *s, const kn_options *o)
                  { "dropout", &kn_vit_family },
                  { "stem", &kn_resnet_family },
                  { "sync-bn", &kn_resnet_family } };
-    char word[32];
-    settings_word(&s->run, "model", s->model, word, sizeof word);
     for (size_t i = 0; i < sizeof only / sizeof *only; i++)
         if (kn_options_given(o, only[i].option) &&
-            kn_family_of_choice(KN_IMAGE_MODELS, word) != only[i].of)
+            kn_family_of_choice(KN_IMAGE_MODELS, s->model) != only[i].of)
             return kn_fail("--%s is an option of a %s, and --model %s is none; leave one of them "
                            "out",
-                           only[i].option, only[i].of->noun, word);
+                           only[i].option, only[i].of->noun, s->model);
     return true;
 }
 
@@ -287,69 +279,48 @@ bool image_settings_names(const image_settings *s, const kn_image_set *train,
     return ok;
 }
 
-/* ---- older checkpoints ----------------------------------------------------------------------- */
-
-bool image_settings_older(kn_options *o, const kn_checkpoint *from)
-{
-    char text[32];
-    return !from || kn_checkpoint_option(from, "ema-buffers", text, sizeof text) ||
-           (kn_ok() && kn_options_set(o, "ema-buffers", "false"));
-}
-
 /* ---- weights to begin with ------------------------------------------------------------------- */
 
 /* Sets an option that was not given to the value of the weights; given, it must be that. */
-static bool follow(const image_settings *s, kn_options *o, const char *option, const char *value,
-                   const char *given)
+static bool follow(const image_settings *s, kn_options *o, const char *option, const char *value)
 {
     if (!kn_options_given(o, option))
         return kn_options_set(o, option, value);
+    const char *given = kn_options_value(o, option);
     return strcmp(value, given) == 0 ||
            kn_fail("--%s %s: the model of --init %s has %s; leave it out", option, given, s->init,
                    value);
 }
 
-/* Into buf[32]. */
-static const char *digits(int64_t value, char *buf)
+static bool follow_number(const image_settings *s, kn_options *o, const char *option, int64_t value)
 {
-    snprintf(buf, 32, "%lld", (long long)value);
-    return buf;
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return follow(s, o, option, text);
 }
 
-static bool follow_number(const image_settings *s, kn_options *o, const char *option, int64_t value,
-                          int64_t given)
+static bool follow_weights(const image_settings *s, kn_options *o, const kn_pretrained *p)
 {
-    char a[32], b[32];
-    return follow(s, o, option, digits(value, a), digits(given, b));
-}
-
-kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world)
-{
-    char word[32], stem[32];
-    settings_word(&s->run, "model", s->model, word, sizeof word);
-    settings_word(&s->run, "stem", s->stem, stem, sizeof stem);
-    kn_pretrained *p = kn_pretrained_open(
-        s->init, .model = kn_options_given(o, "model") ? word : NULL, .comm = world);
-    if (!p)
-        return NULL;
     const kn_model_config *c = kn_pretrained_config(p);
     const kn_preset *preset = kn_config_preset(c);
     const kn_vision_sizes sizes = kn_vision_sizes_of(c);
     const int64_t side = kn_pretrained_input(p)->side;
-    const bool vit = c->family == &kn_vit_family;
-    bool ok =
-        preset ? follow(s, o, "model", preset->name, word)
-               : kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
-    if (ok && vit)
-        ok = follow_number(s, o, "patch", sizes.patch, s->patch) &&
-             follow_number(s, o, "image", side, s->image);
-    else if (ok && strcmp(stem, "auto") != 0)
-        ok = follow(s, o, "stem", sizes.small_stem ? "small" : "large", stem);
-    else if (ok)
-        ok = kn_options_set(o, "stem", sizes.small_stem ? "small" : "large");
-    if (ok && !vit && s->image == 0)
-        ok = kn_options_set(o, "image", digits(side, word));
-    if (ok)
+    const char *stem = sizes.small_stem ? "small" : "large";
+    if (!preset)
+        return kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
+    if (!follow(s, o, "model", preset->name))
+        return false;
+    if (c->family == &kn_vit_family)
+        return follow_number(s, o, "patch", sizes.patch) && follow_number(s, o, "image", side);
+    return (is(s->stem, "auto") ? kn_options_set(o, "stem", stem) : follow(s, o, "stem", stem)) &&
+           (s->image > 0 || follow_number(s, o, "image", side));
+}
+
+kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world)
+{
+    kn_pretrained *p = kn_pretrained_open(
+        s->init, .model = kn_options_given(o, "model") ? s->model : NULL, .comm = world);
+    if (!p || follow_weights(s, o, p))
         return p;
     kn_pretrained_free(p);
     return NULL;
@@ -366,15 +337,14 @@ int64_t image_settings_side(const image_settings *s, const kn_image_set_info *se
 
 bool image_settings_model(const image_settings *s, const kn_vision_input *in, kn_model_config *c)
 {
-    char word[32];
     const kn_vision_sizes sizes = { .channels = in->channels,
                                     .side = in->side,
                                     .classes = in->classes,
-                                    .small_stem = s->stem == 2 || (s->stem == 0 && in->side <= 64),
+                                    .small_stem = is(s->stem, "small") ||
+                                                  (is(s->stem, "auto") && in->side <= 64),
                                     .patch = s->patch,
                                     .dropout = s->dropout };
-    settings_word(&s->run, "model", s->model, word, sizeof word);
-    return kn_vision_preset(word, c) && kn_vision_fit(c, &sizes);
+    return kn_vision_preset(s->model, c) && kn_vision_fit(c, &sizes);
 }
 
 kn_augment image_settings_augment(const image_settings *s, const kn_image_set_info *set,
@@ -418,10 +388,12 @@ static double step_rate(int64_t step, void *arg)
 
 kn_schedule image_settings_rates(const image_settings *s)
 {
-    static const kn_schedule_kind kind[] = { KN_ONE_CYCLE, KN_COSINE, KN_OWN_SCHEDULE,
-                                             KN_CONSTANT };
+    const kn_schedule_kind kind = is(s->schedule, "one_cycle") ? KN_ONE_CYCLE
+                                  : is(s->schedule, "cosine")  ? KN_COSINE
+                                  : is(s->schedule, "step")    ? KN_OWN_SCHEDULE
+                                                               : KN_CONSTANT;
     const bool single = s->run.steps == 1; /* it has no rise and no fall */
-    return (kn_schedule){ .kind = single ? KN_CONSTANT : kind[s->schedule],
+    return (kn_schedule){ .kind = single ? KN_CONSTANT : kind,
                           .lr = s->run.lr,
                           .min_lr = single ? 0 : s->run.min_lr,
                           .warmup = single ? 0 : s->run.warmup,

@@ -8,8 +8,8 @@
 
 typedef struct image_settings {
     settings run; /* comes first */
-    const char *data, *grid, *pictures, *init, *export;
-    int augment, model, schedule, stem;
+    const char *data, *grid, *pictures, *init, *export, *model, *schedule, *stem;
+    int augment;
     int64_t image, workers, patch, eval_epochs, pad;
     double epochs, dropout;
     double jitter, erase, mixup, cutmix, smoothing;
@@ -34,9 +34,6 @@ bool image_settings_classes(const char *data, const kn_image_set *train, const k
  * are numbers in the order of the names, so that another name may shift them. */
 bool image_settings_names(const image_settings *s, const kn_image_set *train,
                           const kn_checkpoint *from);
-/* Sets the options whose default was another one when from was saved: averages had no statistics of
- * their own. */
-bool image_settings_older(kn_options *o, const kn_checkpoint *from);
 /* Rows and columns of the model's images. */
 int64_t image_settings_side(const image_settings *s, const kn_image_set_info *set);
 /* The changes of training (train) and of evaluation images. */

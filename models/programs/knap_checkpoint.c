@@ -29,6 +29,7 @@ static settings given;
 #define AT(field) offsetof(settings, field)
 
 static const kn_option table[] = {
+    { "inspect|verify|merge", KN_OPTION_REST, .help = "and DIR, as above" },
     { "part", KN_OPTION_STRING, AT(part), NULL, "of a checkpoint: model, optimizer, ...",
       .note = "inspect, verify: all; merge: model" },
     { "out", KN_OPTION_PATH, AT(out), NULL,

@@ -26,6 +26,7 @@ static settings given;
 #define AT(field) offsetof(settings, field)
 
 static const kn_option table[] = {
+    { "train|encode|decode|info", KN_OPTION_REST, .help = "and files, as above" },
     { "train", KN_OPTION_HEADING },
     { "vocab", KN_OPTION_INT, AT(vocab), NULL, "ids in all", .min = 256, .max = KN_MOST_IDS,
       .note = "must be given" },

@@ -17,9 +17,9 @@ typedef struct curve_since {
     int64_t steps;
 } curve_since;
 
-/* Where a training stands: samples so far, those of an epoch, and of a step. */
+/* Where a training stands: samples so far, and those of an epoch. */
 typedef struct curve_place {
-    int64_t samples, epoch, rows;
+    int64_t samples, epoch;
 } curve_place;
 
 /* Appends the evaluations of a log that train_resnet --log wrote, up to where the training stands,

@@ -16,9 +16,10 @@
 #include <sys/stat.h>
 
 typedef struct settings {
-    const char *from, *data, *save, *export, *logits;
+    const char *from, *data, *save, *export, *logits, *model;
+    char *const *images;
     int64_t count, top, threads;
-    int model, dtype;
+    int dtype;
 } settings;
 
 #define AT(field) offsetof(settings, field)
@@ -26,10 +27,11 @@ typedef struct settings {
 static char models[KN_CHOICES + 16] = "by-folder|";
 
 static const kn_option table[] = {
+    { "IMAGE...", KN_OPTION_REST, .help = "files to look at" },
     { "from", KN_OPTION_PATH, AT(from), NULL,
       "a folder of train_resnet (--out, in it step-N or best; --export) or timm, or a "
       ".safetensors file of torchvision or timm" },
-    { "model", KN_OPTION_CHOICE, AT(model), "by-folder",
+    { "model", KN_OPTION_NAME, AT(model), "by-folder",
       "the model of a file without a config.json beside it", .choices = models },
     { "data", KN_OPTION_PATH, AT(data), NULL,
       "also the test images of a set (cifar10, shapes, ...) or a folder, beside their classes" },
@@ -54,27 +56,6 @@ typedef struct predictor {
     const kn_vision_input *in;
     FILE *logits;
 } predictor;
-
-/* Moves the arguments that are neither options nor their values behind the others; returns the
- * number of options and values, the program's name included. */
-static int images_last(int argc, char **argv, char **sorted)
-{
-    int n = 0, images = argc;
-    sorted[n++] = argv[0];
-    for (int i = 1; i < argc; i++) {
-        const kn_option *o = table;
-        if (strncmp(argv[i], "--", 2) != 0) {
-            sorted[--images] = argv[i];
-            continue;
-        }
-        while (o->name && strcmp(o->name, argv[i] + 2) != 0)
-            o++;
-        sorted[n++] = argv[i];
-        if (o->name && i + 1 < argc) /* each takes a value */
-            sorted[n++] = argv[++i];
-    }
-    return n;
-}
 
 /* image[3,H,W] as [1,H,W]: the luma of ITU-R 601, rounded as PIL rounds it. */
 static kn_tensor *to_grey(const kn_tensor *image)
@@ -137,10 +118,11 @@ static bool predict(predictor *p, const char *name, kn_tensor *image, int64_t *b
 }
 
 /* The files; those that can't be read are named on standard error, and the others follow. */
-static bool predict_files(predictor *p, char *const *path, int n)
+static bool predict_files(predictor *p)
 {
-    int bad = 0;
-    for (int i = 0; i < n; i++) {
+    char *const *path = p->s->images;
+    int bad = 0, n = 0;
+    for (int i = 0; path[i]; i++, n++) {
         kn_scope scope = kn_scope_begin();
         int64_t best;
         if (!predict(p, path[i], kn_image_read(path[i]), &best)) {
@@ -229,19 +211,19 @@ static bool close_logits(predictor *p)
            kn_fail_system("cannot write %s: %m", p->s->logits);
 }
 
-static bool run(const settings *s, const char *model, char *const *path, int n)
+static bool run(const settings *s)
 {
     predictor p = { .s = s };
     if (!s->from)
         return kn_fail("give --from PATH, a folder of train_resnet or timm, or a file of tensors");
-    if (n == 0 && !s->data && !s->export)
+    if (!s->images[0] && !s->data && !s->export)
         return kn_fail("give one image or several: predict --from PATH IMAGE...; or --data with a "
                        "set of images; or --export DIR");
     if (!s->data && (s->count || s->save))
         return kn_fail("--count and --save are for the images of --data; leave them out");
     if (s->dtype && !s->export)
         return kn_fail("--dtype is for --export; leave it out");
-    p.from = kn_pretrained_open(s->from, .model = model);
+    p.from = kn_pretrained_open(s->from, .model = strcmp(s->model, "by-folder") ? s->model : NULL);
     const kn_model_config *config = p.from ? kn_pretrained_config(p.from) : NULL;
     bool ok = config && kn_config_init(&p.model, config, KN_F32, KN_META);
     if (ok) {
@@ -250,7 +232,7 @@ static bool run(const settings *s, const char *model, char *const *path, int n)
         kn_set_grad_mode(false);
         ok = kn_materialize(&p.model, KN_CPU, 1) && kn_pretrained_load(p.from, &p.model) &&
              (!s->export || export_model(&p)) && open_logits(&p) && (!s->data || predict_set(&p)) &&
-             predict_files(&p, path, n);
+             predict_files(&p);
         ok = close_logits(&p) && ok;
         kn_module_free(&p.model);
     }
@@ -258,38 +240,18 @@ static bool run(const settings *s, const char *model, char *const *path, int n)
     return ok;
 }
 
-/* The word of --model; NULL: none. */
-static const char *model_word(kn_options *o, const settings *s)
-{
-    kn_option_record r;
-    for (int i = 0; s->model && kn_options_record(o, i, &r); i++)
-        if (strcmp(r.name, "model") == 0)
-            return r.value;
-    return NULL;
-}
-
 int main(int argc, char **argv)
 {
     settings s = { 0 };
-    char word[64];
     kn_init(&argc, &argv);
     kn_family_choices(KN_IMAGE_MODELS, models + strlen(models));
-    char **sorted = kn_host_calloc((size_t)argc + 1, sizeof *sorted);
-    int n = sorted ? images_last(argc, argv, sorted) : 0;
-    kn_options *o = sorted ? kn_options_main(table, &s, n, sorted,
-                                             "Names what is on images: predict --from PATH "
-                                             "IMAGE...; or exports the model.")
-                           : NULL;
+    kn_options *o = kn_options_main(table, &s, argc, argv,
+                                    "Names what is on images: predict --from PATH IMAGE...; or "
+                                    "exports the model.");
     if (o) {
-        for (int i = n, j = argc - 1; i < j; i++, j--) { /* they were collected backwards */
-            char *other = sorted[i];
-            sorted[i] = sorted[j], sorted[j] = other;
-        }
-        const char *model = model_word(o, &s);
-        snprintf(word, sizeof word, "%s", model ? model : "");
-        run(&s, model ? word : NULL, sorted + n, argc - n);
+        s.images = kn_options_rest(o);
+        run(&s);
     }
     kn_options_free(o);
-    kn_host_free(sorted);
     return kn_finish();
 }

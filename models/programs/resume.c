@@ -20,21 +20,6 @@ static json_t *record_of(const training *t)
 
 /* ---- the place ------------------------------------------------------------------------------- */
 
-/* Samples of a step of the checkpoint; 0: it doesn't say. Once only the options did. */
-static int64_t rows_then(const training *t, const json_t *record)
-{
-    int64_t rows = json_integer_value(json_object_get(record, "rows"));
-    const char *micro = json_string_value(json_object_get(record, "batch")),
-               *accum = json_string_value(json_object_get(record, "accum"));
-    if (rows > 0 || !micro || !accum)
-        return rows > 0 ? rows : 0;
-    const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
-    const bool over =
-        __builtin_mul_overflow(strtoll(micro, NULL, 10), strtoll(accum, NULL, 10), &rows) ||
-        __builtin_mul_overflow(rows, ranks, &rows);
-    return over || rows < 0 ? 0 : rows;
-}
-
 /* An option in steps of the checkpoint becomes as many of this run's steps. */
 static bool rescale(training *t, const char *name)
 {
@@ -62,10 +47,10 @@ bool training_place(training *t)
     if (!t->from)
         return true;
     json_t *record = record_of(t);
-    const int64_t then = record ? rows_then(t, record) : 0,
+    const int64_t then = json_integer_value(json_object_get(record, "rows")),
                   before = json_integer_value(json_object_get(record, "before"));
     json_decref(record);
-    t->rows_then = then ? then : t->rows;
+    t->rows_then = then > 0 ? then : t->rows;
     if (before < 0 || __builtin_mul_overflow(kn_checkpoint_step(t->from), t->rows_then, &samples) ||
         __builtin_add_overflow(samples, before, &samples))
         return kn_fail("%s: the place of the training in state.json can't be; the checkpoint is "

@@ -135,20 +135,6 @@ bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *
     return true;
 }
 
-const char *settings_word(const settings *s, const char *name, int choice, char *buf, size_t size)
-{
-    for (const kn_option *p = s->table; p->name; p++) {
-        if (!p->choices || strcmp(p->name, name) != 0)
-            continue;
-        const char *list = p->choices;
-        while (choice-- > 0)
-            list += strcspn(list, "|") + 1;
-        snprintf(buf, size, "%.*s", (int)strcspn(list, "|"), list);
-        return buf;
-    }
-    return "";
-}
-
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static bool read_reshard(settings *s)
@@ -280,11 +266,9 @@ kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class)
     };
 }
 
-/* sgd|adamw|muon, or the last two of them. */
 static bool is_optimizer(const settings *s, const char *name)
 {
-    char word[16];
-    return strcmp(settings_word(s, "optimizer", s->optimizer, word, sizeof word), name) == 0;
+    return strcmp(s->optimizer, name) == 0;
 }
 
 const char *settings_optim_name(const settings *s)

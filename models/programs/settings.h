@@ -11,8 +11,8 @@
 typedef struct settings {
     const char *const *in_steps; /* names of the options that count steps, ended by NULL */
     const kn_option *table;      /* the program's whole, by settings_join */
-    const char *log, *out, *resume, *offload, *reshard, *clip_order;
-    int optimizer, dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
+    const char *log, *out, *resume, *offload, *reshard, *clip_order, *optimizer;
+    int dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
     int64_t batch, accum, steps, warmup, seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;
     int64_t eval_every, eval_steps, sample_every, save_every, keep, stop_after;
@@ -33,8 +33,6 @@ extern const kn_option settings_precision[], settings_ranks[], settings_sharding
 /* Joins parts, ended by a NULL, in room[count], which becomes s's table. */
 bool settings_join(settings *s, kn_option *room, size_t count, const kn_option *const *parts);
 
-/* The word of a choice, as on the command line; into buf. */
-const char *settings_word(const settings *s, const char *name, int choice, char *buf, size_t size);
 /* Checks --lr, --min-lr and --warmup against each other and --steps. */
 bool settings_check_rate(const settings *s, const kn_options *o);
 /* Checks options against each other (a mesh that the ranks don't fill) and derives mesh, after and

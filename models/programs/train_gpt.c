@@ -192,16 +192,15 @@ static void print_model(const training *t)
     const kn_model_config *c = &r->config;
     const int64_t heads = size_of(c, "heads", 0), kv_heads = size_of(c, "kv-heads", heads),
                   embd = size_of(c, "embd", 0), mlp = size_of(c, "hidden", 4 * embd);
-    char word[32], kv[48] = "", hidden[48] = "";
+    char kv[48] = "", hidden[48] = "";
     if (kv_heads != heads)
         snprintf(kv, sizeof kv, ", %lld of keys and values", (long long)kv_heads);
     if (mlp != 4 * embd)
         snprintf(hidden, sizeof hidden, ", %lld in the MLP", (long long)mlp);
-    report_row("model",
-               "%s: %lld layers, %lld heads%s, %lld channels%s, context %lld, vocabulary %lld",
-               settings_word(&r->s.run, "model", r->s.model, word, sizeof word),
-               (long long)size_of(c, "layers", 0), (long long)heads, kv, (long long)embd, hidden,
-               (long long)size_of(c, "ctx", 0), (long long)size_of(c, "vocab", 0));
+    report_row(
+        "model", "%s: %lld layers, %lld heads%s, %lld channels%s, context %lld, vocabulary %lld",
+        r->s.model, (long long)size_of(c, "layers", 0), (long long)heads, kv, (long long)embd,
+        hidden, (long long)size_of(c, "ctx", 0), (long long)size_of(c, "vocab", 0));
     if (r->init)
         report_row("begins with", "%s", r->s.init);
 }

@@ -210,7 +210,7 @@ static bool read_curve(image_run *r)
     curve_since since = { 0 };
     if (!r->s.pictures || !s->log || !t->from || !first_rank(t))
         return true;
-    const curve_place done = { training_samples(t, t->begin), r->set.count, t->rows };
+    const curve_place done = { training_samples(t, t->begin), r->set.count };
     const bool ok = curve_read(s->log, done, &r->curve, &r->points, &since);
     t->loss_sum = since.sum;
     t->loss_steps = since.steps;
@@ -234,10 +234,9 @@ static void print_model(const training *t)
 {
     const image_run *r = (const image_run *)t;
     const kn_vision_input *in = &r->input;
-    char word[32];
-    report_row("model", "%s: images of %lld x %lld x %lld, %lld classes",
-               settings_word(t->s, "model", r->s.model, word, sizeof word), (long long)in->channels,
-               (long long)in->side, (long long)in->side, (long long)in->classes);
+    report_row("model", "%s: images of %lld x %lld x %lld, %lld classes", r->s.model,
+               (long long)in->channels, (long long)in->side, (long long)in->side,
+               (long long)in->classes);
     print_weights(r);
 }
 
@@ -363,8 +362,7 @@ static bool open_all(training *t)
 {
     image_run *r = (image_run *)t;
     image_settings *s = &r->s;
-    if (!image_settings_older(t->options, t->from) ||
-        (s->init && !(r->init = image_settings_init(s, t->options, t->world))) || !open_images(r) ||
+    if ((s->init && !(r->init = image_settings_init(s, t->options, t->world))) || !open_images(r) ||
         !same_images(r) ||
         !image_settings_check(s, t->options, t->world, r->set.count, t->before) ||
         !training_has_steps(t, "epochs") || !make_model(r) || !make_loaders(r))

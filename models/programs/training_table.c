@@ -12,18 +12,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void print_sharding(const settings *s)
+static void print_sharding(const training *t)
 {
-    char a[32], b[32], c[32];
-    report_row("strategy", "%s", settings_word(s, "strategy", s->strategy, a, sizeof a));
+    const settings *s = t->s;
+    const kn_options *o = t->options;
+    report_row("strategy", "%s", kn_options_value(o, "strategy"));
     report_row("mesh", "%d replica%s of %d shard%s", s->mesh.replicas,
                s->mesh.replicas == 1 ? "" : "s", s->mesh.shards, s->mesh.shards == 1 ? "" : "s");
-    report_row("layout", "%s", settings_word(s, "layout", s->layout, a, sizeof a));
-    report_row("dtypes", "%s computes, %s reduces%s%s, f32 masters",
-               settings_word(s, "dtype", s->dtype, a, sizeof a),
-               settings_word(s, "reduce-dtype", s->reduce_dtype, b, sizeof b),
-               s->hook ? " through " : "",
-               s->hook ? settings_word(s, "hook", s->hook, c, sizeof c) : "");
+    report_row("layout", "%s", kn_options_value(o, "layout"));
+    report_row("dtypes", "%s computes, %s reduces%s%s, f32 masters", kn_options_value(o, "dtype"),
+               kn_options_value(o, "reduce-dtype"), s->hook ? " through " : "",
+               s->hook ? kn_options_value(o, "hook") : "");
 }
 
 static void print_memory(const training *t, const kn_fsdp_memory *m)
@@ -78,7 +77,7 @@ bool print_run(training *t, const kn_fsdp_memory *m)
     if (!first_rank(t))
         return print_copy(t);
     report_row("ranks", "%d (%s)", kn_comm_size(t->world), kn_comm_backend(t->world));
-    print_sharding(t->s);
+    print_sharding(t);
     report_row("threads a rank", "%d", kn_threads());
     report_row("instruction set", "%s", kn_cpu_isa());
     report_row("libraries", "%s", kn_cpu_libraries());

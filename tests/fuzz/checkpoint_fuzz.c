@@ -114,7 +114,7 @@ KN_FUZZ(checkpoint, .factor = 800, .extra = 4 << 20)
     kn_checkpoint *c = kn_checkpoint_open(fuzz_folder(), NULL);
     if (c) {
         gpt_settings s = { 0 };
-        kn_options *o = gpt_settings_begin(&s) ? kn_options_create(s.run.table, &s) : NULL;
+        kn_options *o = gpt_settings_begin(&s.run) ? kn_options_create(s.run.table, &s) : NULL;
         kn_model_config language, vision;
         kn_vision_input in = { 0 };
         FUZZ_CHECK(o, "%s", kn_error());

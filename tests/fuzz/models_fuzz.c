@@ -104,7 +104,7 @@ KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
         p += strlen(p) + 1;
     }
     gpt_settings s = { 0 };
-    kn_options *o = gpt_settings_begin(&s) ? kn_options_create(s.run.table, &s) : NULL;
+    kn_options *o = gpt_settings_begin(&s.run) ? kn_options_create(s.run.table, &s) : NULL;
     bool ok = o && kn_options_parse(o, argc, argv);
     while (ok && rest.size) {
         fuzz_input line = fuzz_part(&rest, '\n');

@@ -15,6 +15,7 @@ typedef struct config {
     const char *data, *log, *note, *out;
     bool recompute, prefetch;
     int strategy;
+    const char *model;
 } config;
 
 static const kn_option table[] = {
@@ -280,6 +281,38 @@ KN_TEST(options, origins)
     KN_CHECK(kn_options_restore(o, "strategy", "no_shard", KN_VALUE_RESTORED));
     KN_CHECK(!kn_options_restore(o, "strategy", "full_shard", KN_VALUE_RESTORED));
     KN_CHECK_ERROR("the training was begun with full_shard, which a resumed run can't change");
+    kn_options_free(o);
+}
+
+/* A choice as text, and the arguments that are no options, wherever they stand. */
+KN_TEST(options, names_and_the_rest)
+{
+    config c;
+    static const kn_option rows[] = {
+        { "FILE...", KN_OPTION_REST, .help = "files to look at" },
+        { "model", KN_OPTION_NAME, offsetof(config, model), NULL, "", .choices = "small|large" },
+        { "steps", KN_OPTION_INT, offsetof(config, steps), "3", "" },
+        { 0 },
+    };
+    kn_options *o = kn_options_create(rows, &c);
+    kn_option_record r;
+    KN_CHECK(o && parse(o, NULL) && !kn_options_rest(o)[0] && strcmp(c.model, "small") == 0, "%s", kn_error());
+    KN_CHECK(parse(o, "a.png", "--model", "large", "-", "--steps=7", "large", NULL), "%s",
+             kn_error());
+    KN_CHECK(strcmp(c.model, "large") == 0 && c.steps == 7);
+    char *const *rest = kn_options_rest(o);
+    KN_CHECK(strcmp(rest[0], "a.png") == 0 && strcmp(rest[1], "-") == 0 &&
+             strcmp(rest[2], "large") == 0 && !rest[3]);
+    KN_CHECK(strcmp(kn_options_value(o, "model"), "large") == 0 && !kn_options_value(o, "FILE..."));
+    KN_CHECK(kn_options_record(o, 1, &r) && !kn_options_record(o, 2, &r));
+    KN_CHECK(!parse(o, "--model=lagre", NULL));
+    KN_CHECK_ERROR("did you mean large?");
+    char *text = print(o, true);
+    KN_CHECK(strstr(text, "
+  FILE...  ") && strstr(text, "files to look at") &&
+                 strstr(text, "small|large (default small)"),
+             "%s", text);
+    free(text);
     kn_options_free(o);
 }
 

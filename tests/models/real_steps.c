@@ -1,32 +1,46 @@
 /* tests/models/real_steps.c: see real_steps.h. */
 #include "tests/models/real_steps.h"
+#include "models/family.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { VOCAB = 130, CLASSES = 10 };
 
 struct real_steps {
     real_options o;
     int64_t batch, ctx, side;
-    kn_gpt gpt;
-    kn_llama llama;
-    kn_resnet resnet;
-    kn_vit vit;
-    kn_module *net; /* the one in use */
+    const kn_family *family;
+    kn_module net;
     kn_optim *opt;
     kn_scaler *scaler; /* of f16 */
     kn_ema *ema;
     kn_tensor *x, *y; /* kept */
 };
 
+/* The context and the side are set by the size of a run. */
 static const struct {
-    const char *name, *block;
-} models[REAL_MODELS] = { { "gpt", "gpt_block" },
-                          { "llama", "llama_block" },
-                          { "resnet", "resnet_block" },
-                          { "cifar resnet", "resnet_block" },
-                          { "vit", "vit_block" } };
+    const char *name;
+    const kn_family *family;
+    const void *config;
+} models[REAL_MODELS] = {
+    { "gpt", &kn_gpt_family,
+      &(const kn_gpt_config){
+          .layers = 1, .heads = 2, .embd = 32, .vocab = VOCAB, .dropout = 0.1 } },
+    { "llama", &kn_llama_family,
+      &(const kn_llama_config){
+          .layers = 1, .heads = 4, .kv_heads = 2, .embd = 32, .hidden = 64, .vocab = VOCAB } },
+    { "resnet", &kn_resnet_family,
+      &(const kn_resnet_config){
+          .blocks = { 1, 1 }, .classes = CLASSES, .width = 16, .bottleneck = true } },
+    { "cifar resnet", &kn_resnet_family,
+      &(const kn_resnet_config){
+          .blocks = { 1, 1, 1 }, .classes = CLASSES, .width = 8, .cifar = true } },
+    { "vit", &kn_vit_family,
+      &(const kn_vit_config){
+          .layers = 1, .heads = 2, .embd = 32, .patch = 4, .classes = CLASSES, .dropout = 0.1 } },
+};
 
 const char *real_model_name(real_model m)
 {
@@ -42,44 +56,12 @@ bool real_model_sees(real_model m)
 
 static bool declare(real_steps *s)
 {
-    const kn_gpt_config gpt = {
-        .layers = 1, .heads = 2, .embd = 32, .ctx = s->ctx, .vocab = VOCAB, .dropout = 0.1
-    };
-    const kn_llama_config llama = { .layers = 1,
-                                    .heads = 4,
-                                    .kv_heads = 2,
-                                    .embd = 32,
-                                    .hidden = 64,
-                                    .ctx = s->ctx,
-                                    .vocab = VOCAB };
-    const kn_resnet_config resnet = {
-        .blocks = { 1, 1 }, .classes = CLASSES, .width = 16, .bottleneck = true
-    };
-    const kn_resnet_config cifar = {
-        .blocks = { 1, 1, 1 }, .classes = CLASSES, .width = 8, .cifar = true
-    };
-    const kn_vit_config vit = { .layers = 1,
-                                .heads = 2,
-                                .embd = 32,
-                                .image = s->side,
-                                .patch = 4,
-                                .classes = CLASSES,
-                                .dropout = 0.1 };
-    switch (s->o.model) {
-    case REAL_GPT:
-        s->net = &s->gpt.base;
-        return kn_gpt_init(&s->gpt, gpt, KN_F32, KN_META);
-    case REAL_LLAMA:
-        s->net = &s->llama.base;
-        return kn_llama_init(&s->llama, llama, KN_F32, KN_META);
-    case REAL_VIT:
-        s->net = &s->vit.base;
-        return kn_vit_init(&s->vit, vit, KN_F32, KN_META);
-    default:
-        s->net = &s->resnet.base;
-        return kn_resnet_init(&s->resnet, s->o.model == REAL_CIFAR ? cifar : resnet, KN_F32,
-                              KN_META);
-    }
+    kn_model_config c = { .family = models[s->o.model].family };
+    memcpy(c.of, models[s->o.model].config, c.family->size);
+    kn_config_set(&c, "ctx", (double)s->ctx);
+    kn_config_set(&c, "image", (double)s->side);
+    s->family = c.family;
+    return kn_config_init(&s->net, &c, KN_F32, KN_META);
 }
 
 static kn_optim *make_optimizer(void *net, int kind)
@@ -124,14 +106,15 @@ real_steps *real_steps_begin(real_options o)
     s->ctx = o.tiny ? 6 : 24;
     s->side = o.tiny ? 8 : 16;
     bool ok =
-        declare(s) && kn_fsdp_wrap(s->net, o.comm, .seed = 7, .param_dtype = o.dtype,
-                                   .reduce_dtype = o.reduce_dtype, .device = o.device,
-                                   .wrap_class = models[o.model].block,
-                                   .recompute_class = o.recompute ? models[o.model].block : NULL);
-    ok = ok && (!o.sync || kn_sync_batch_norm(s->net, o.comm) > 0) &&
-         (s->opt = make_optimizer(s->net, o.optimizer)) &&
-         (o.dtype != KN_F16 || (s->scaler = kn_scaler_new(s->net, .init_scale = 1024))) &&
-         (s->ema = kn_ema_new(s->net, .decay = 0.9)) && make_batch(s);
+        declare(s) &&
+        kn_fsdp_wrap(&s->net, o.comm, .seed = 7, .param_dtype = o.dtype,
+                     .reduce_dtype = o.reduce_dtype, .device = o.device,
+                     .wrap_class = models[o.model].family->block_class,
+                     .recompute_class = o.recompute ? models[o.model].family->block_class : NULL);
+    ok = ok && (!o.sync || kn_sync_batch_norm(&s->net, o.comm) > 0) &&
+         (s->opt = make_optimizer(&s->net, o.optimizer)) &&
+         (o.dtype != KN_F16 || (s->scaler = kn_scaler_new(&s->net, .init_scale = 1024))) &&
+         (s->ema = kn_ema_new(&s->net, .decay = 0.9)) && make_batch(s);
     if (ok)
         return s;
     real_steps_end(s);
@@ -148,7 +131,7 @@ void real_steps_end(real_steps *s)
     kn_ema_free(s->ema);
     kn_scaler_free(s->scaler);
     kn_optim_free(s->opt);
-    kn_module_free(s->net);
+    kn_module_free(&s->net);
     free(s);
 }
 
@@ -156,11 +139,9 @@ void real_steps_end(real_steps *s)
 
 static kn_tensor *loss_of(real_steps *s)
 {
-    if (s->o.model == REAL_GPT)
-        return kn_gpt_loss(&s->gpt, s->x, s->y);
-    if (s->o.model == REAL_LLAMA)
-        return kn_llama_loss(&s->llama, s->x, s->y);
-    kn_tensor *logits = kn_call(s->net, s->x);
+    if (s->family->loss)
+        return s->family->loss(&s->net, s->x, s->y);
+    kn_tensor *logits = kn_call(&s->net, s->x);
     if (s->o.mixed)
         logits = kn_cast(logits, KN_F32);
     return kn_cross_entropy(logits, s->y, .smoothing = s->o.optimizer == REAL_SGD ? 0.1 : 0);
@@ -172,8 +153,8 @@ bool real_steps_train(real_steps *s)
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = loss_of(s);
     kn_backward(s->scaler ? kn_scale_loss(s->scaler, loss) : loss);
-    kn_clip_grad_norm_p(s->net, 1.0, p);
-    kn_first_nonfinite_grad(s->net);
+    kn_clip_grad_norm_p(&s->net, 1.0, p);
+    kn_first_nonfinite_grad(&s->net);
     if (s->scaler)
         kn_scaler_step(s->scaler, s->opt);
     else
@@ -188,9 +169,9 @@ bool real_steps_evaluate(real_steps *s)
 {
     kn_scope scope = kn_scope_begin();
     const bool mode = kn_set_grad_mode(false);
-    kn_train(s->net, false);
+    kn_train(&s->net, false);
     bool ok = kn_ema_swap(s->ema) && kn_item(loss_of(s)) > 0 && kn_ema_swap(s->ema);
-    kn_train(s->net, true);
+    kn_train(&s->net, true);
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
     return ok && kn_ok();
