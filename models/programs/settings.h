@@ -42,8 +42,8 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world);
  * s. */
 kn_fsdp_wrap_options settings_fsdp(const settings *s, const char *block_class);
 kn_device settings_device(const settings *s);
-/* The optimizer of --optimizer: sgd, adamw or muon, without weight decay for biases and norms beside
- * the last two. Its name, as a program prints it. The caller frees it. */
+/* The optimizer of --optimizer: sgd, or without weight decay for biases and norms adamw and muon;
+ * the caller frees it. Its name, as a program prints it. */
 kn_optim *settings_optim(const settings *s, void *model);
 const char *settings_optim_name(const settings *s);
 /* The hook that replaces the reduction of gradients; NULL: none. */

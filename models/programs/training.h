@@ -164,8 +164,8 @@ bool train_step(training *t, int64_t step);
 /* Takes measurements until only keep steps are pending; reports the steps before the one launched
  * last. */
 bool take_measurements(training *t, int keep);
-/* The trainer's evaluation; else the mean loss over the same validation batches at every call, summed
- * in the same order on any number of ranks. Every rank takes part in every forward, which is
+/* The trainer's evaluation; else the mean loss over the same validation batches at every call,
+ * summed in the same order on any number of ranks. Every rank takes part in every forward, which is
  * collective. Skipped after a stop request. */
 bool evaluate(training *t, step_report *p);
 
