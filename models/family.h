@@ -97,6 +97,7 @@ typedef struct kn_family {
     /* image models: timm's names of modules, of the way from rows and columns to one vector, and of
      * a model that takes any sizes as arguments (NULL: none does) */
     const char *first_conv, *classifier, *global_pool, *any_sizes;
+    const char *optional; /* pattern (fnmatch) of tensors that files may lack; NULL: none */
 } kn_family;
 
 /* Defines a family, which the linker puts beside those of other files. */

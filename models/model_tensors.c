@@ -6,6 +6,7 @@
 #include "models/model_tensors.h"
 #include "nn/walk.h"
 
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,13 +108,6 @@ static bool same(const kn_safetensors_entry *e, const kn_piece *a, bool head)
                   (size_t)(e->ndim > first ? e->ndim - first : 0) * sizeof *e->shape) == 0;
 }
 
-static bool is_counter(const char *name)
-{
-    static const char last[] = ".num_batches_tracked"; /* torch before 0.4.1 has none */
-    const size_t n = strlen(name), m = sizeof last - 1;
-    return n > m && strcmp(name + n - m, last) == 0;
-}
-
 static void describe(word_list *l, const kn_safetensors_entry *e, const kn_piece *a)
 {
     char got[96], want[96];
@@ -151,9 +145,10 @@ static bool list_others(const kn_model_tensors *t, const kn_pieces *f, int found
     return name != NULL;
 }
 
-bool kn_model_match(const kn_model_tensors *t, const kn_pieces *f, const char *path,
-                    const char *than, const char *head)
+bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn_pieces *f,
+                    const char *path, const char *than, bool new_head)
 {
+    const char *head = new_head ? family->classifier : NULL;
     word_list missing = { 0 }, other = { 0 }, differs = { 0 };
     char a[700], b[700];
     int found = 0;
@@ -161,7 +156,7 @@ bool kn_model_match(const kn_model_tensors *t, const kn_pieces *f, const char *p
         const kn_safetensors_entry *e = &t->entry[i];
         const int at = kn_pieces_find(f, e->name);
         found += at >= 0;
-        if (at < 0 && !is_counter(e->name))
+        if (at < 0 && (!family->optional || fnmatch(family->optional, e->name, 0) != 0))
             list_add(&missing, e->name);
         if (at >= 0 && !same(e, kn_pieces_tensor(f, at), in_head(e->name, head)))
             describe(&differs, e, kn_pieces_tensor(f, at));
@@ -189,7 +184,7 @@ bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *pa
                        path, than, (long long)fewest, count);
     if (!kn_config_init(&m, c, KN_F32, KN_META)) /* takes no bytes */
         return false;
-    bool ok = kn_model_tensors_make(&t, &m) && kn_model_match(&t, f, path, than, NULL);
+    bool ok = kn_model_tensors_make(&t, &m) && kn_model_match(&t, c->family, f, path, than, false);
     kn_model_tensors_free(&t);
     kn_module_free(&m);
     return ok;
@@ -225,7 +220,7 @@ bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const 
     for (int i = 0; ok && i < t->count; i++) {
         const kn_safetensors_entry *e = &t->entry[i];
         const int at = kn_pieces_find(f, e->name);
-        if (at < 0) /* a counter */
+        if (at < 0) /* an optional one */
             continue;
         kn_scope scope = kn_scope_begin();
         ok = (in_head(e->name, head) && !same(e, kn_pieces_tensor(f, at), false)) ||

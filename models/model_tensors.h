@@ -18,14 +18,14 @@ bool kn_model_tensors_make(kn_model_tensors *t, void *module);
 /* Adds a tensor of zeros, which the module lacks. */
 bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size);
 void kn_model_tensors_free(kn_model_tensors *t);
-/* The files f hold the tensors of t, and no others. head: a classifier of which the number of
- * classes may differ; NULL: none. Errors name path and the tensors; than: "the module has". */
-bool kn_model_match(const kn_model_tensors *t, const kn_pieces *f, const char *path,
-                    const char *than, const char *head);
+/* The files f hold the tensors of t, a model of the family, and no others. new_head: the classifier
+ * may have another number of classes. Errors name path and the tensors; than: "the module has". */
+bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn_pieces *f,
+                    const char *path, const char *than, bool new_head);
 /* The same for a model that isn't made, in memory within that of f's headers. */
 bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *path,
                     const char *than);
-/* Copies the tensors of f into module; collective. */
+/* Copies the tensors of f into module, but for a head of other sizes (NULL: none). Collective. */
 bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const char *path,
                    const char *head);
 /* Writes module's tensors, or averages, with floats as dtype. Collective; rank 0 of comm writes. */

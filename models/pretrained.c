@@ -449,12 +449,14 @@ const kn_vision_input *kn_pretrained_input(const kn_pretrained *p)
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-static bool load(kn_pretrained *p, void *module, const char *head)
+static bool load(kn_pretrained *p, void *module, bool new_head)
 {
+    const kn_family *f = p->config.family;
     kn_model_tensors t = { 0 };
     bool ok = kn_module_full_buffers(module, true) && kn_model_tensors_make(&t, module) &&
-              kn_model_match(&t, p->file, p->path, "the module has", head);
-    ok = kn_agree(p->comm, ok) && kn_model_fill(&t, module, p->file, p->path, head);
+              kn_model_match(&t, f, p->file, p->path, "the module has", new_head);
+    ok = kn_agree(p->comm, ok) &&
+         kn_model_fill(&t, module, p->file, p->path, new_head ? f->classifier : NULL);
     ok = kn_module_full_buffers(module, false) && ok;
     kn_model_tensors_free(&t);
     return ok;
@@ -468,7 +470,7 @@ bool kn_pretrained_load_(kn_pretrained *p, void *module, kn_pretrained_load_opti
     if (!kn_agree(p->comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(p->comm); /* a rank may read from a slower disk than the others */
-    bool ok = kn_agree(p->comm, load(p, module, o.new_head ? p->config.family->classifier : NULL));
+    bool ok = kn_agree(p->comm, load(p, module, o.new_head));
     kn_comm_resume_timeout(p->comm);
     return ok;
 }

@@ -103,7 +103,8 @@ KN_FAMILY(kn_resnet_family, .noun = "residual net", .prefix = "resnet", .type = 
           .block_class = "resnet_block", .size = sizeof(kn_resnet_config), .field = fields,
           .preset = presets, .fill = fill, .check = check, .init = init,
           .fewest_tensors = fewest_tensors, .write = write, .first_conv = "conv1",
-          .classifier = "fc", .global_pool = "avg");
+          .classifier = "fc", .global_pool = "avg",
+          .optional = "*.num_batches_tracked"); /* torch before 0.4.1 has none */
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

@@ -77,7 +77,7 @@ KN_TEST(family, presets_have_the_published_sizes)
             for (const kn_preset *p = f->preset; p->name; p++, presets++)
                 check_preset(kind, f, p);
             KN_CHECK(!kn_family_preset(f, "llama9", c.of));
-            KN_CHECK_ERROR(f->preset[0].name);
+            KN_CHECK_ERROR(f->preset[0].name ? f->preset[0].name : f->noun);
         }
     KN_CHECK(presets >= KNOWN, "%d", presets);
     KN_CHECK(!kn_family_of_choice(KN_LANGUAGE_MODELS, "llam") &&
