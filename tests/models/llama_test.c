@@ -52,27 +52,6 @@ KN_TEST(llama, loss_is_that_of_the_logits)
     }
 }
 
-KN_TEST(llama, begins_at_the_uniform_loss_and_sees_no_future)
-{
-    kn_llama g = { 0 };
-    kn_llama_config c = small;
-    c.untied = true;
-    begin(&g, c, KN_F32);
-    kn_scope s = kn_scope_begin();
-    double loss = kn_item(kn_llama_loss(&g, ids_of(1, 6, 0), ids_of(1, 6, 1)));
-    KN_CHECK(fabs(loss - log(11)) < 0.05, "loss %g", loss);
-    float whole[6 * 11], part[4 * 11], last[11];
-    KN_CHECK(kn_to_host(kn_llama_logits(&g, ids_of(1, 6, 0)), whole, sizeof whole));
-    KN_CHECK(kn_to_host(kn_llama_logits(&g, ids_of(1, 4, 0)), part, sizeof part));
-    KN_CHECK(kn_to_host(kn_llama_next_logits(&g, ids_of(1, 4, 0)), last, sizeof last));
-    for (int i = 0; i < 4 * 11; i++)
-        KN_CHECK(fabsf(whole[i] - part[i]) < 1e-5f, "%d", i);
-    for (int i = 0; i < 11; i++)
-        KN_CHECK(fabsf(last[i] - part[33 + i]) < 1e-5f, "%d", i);
-    kn_scope_end(s);
-    kn_module_free(&g);
-}
-
 static double deviation_of(kn_llama *g, const char *name)
 {
     kn_scope s = kn_scope_begin();
@@ -112,21 +91,6 @@ KN_TEST(llama, settings_take_effect)
     c.norm_eps = 1e12;
     begin(&g, c, KN_F32);
     KN_CHECK(fabs(first_loss(&g) - log((double)c.vocab)) < 1e-6 && fabs(plain - log(11)) > 1e-4);
-    kn_module_free(&g);
-}
-
-KN_TEST(llama, refuses_tokens_that_do_not_fit)
-{
-    kn_llama g = { 0 };
-    begin(&g, small, KN_F32);
-    kn_scope s = kn_scope_begin();
-    KN_CHECK(!kn_llama_logits(&g, ids_of(1, 7, 0)));
-    KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
-    KN_CHECK(!kn_llama_loss(&g, ids_of(1, 6, 0), ids_of(2, 6, 0)));
-    KN_CHECK_ERROR("targets");
-    KN_CHECK(!kn_llama_loss(&g, ids_of(2, 6, 0), ids_of(2, 5, 0)));
-    KN_CHECK_ERROR("llama: ids are i64[2,6] but targets i64[2,5]");
-    kn_scope_end(s);
     kn_module_free(&g);
 }
 

@@ -101,7 +101,8 @@ KN_TEST(options, a_beginning_is_nearer_than_a_mistyped_word)
 {
     static const char *const cases[][3] = { { "stop", "steps|stop-after", "stop-after" },
                                             { "stpes", "stop-after|steps", "steps" },
-                                            { "top-q", "temp|top-k|top-p", "top-k" } };
+                                            { "top-q", "temp|top-k|top-p", "top-k" },
+                                            { "llama3.2-1", "llama|llama3.2-1b", "llama3.2-1b" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char near[48];
         const char *found = kn_nearest(cases[i][0], cases[i][1], near, sizeof near);

@@ -1,0 +1,142 @@
+/* tests/models/language_test.c: language models of each family: they see no future, gradients are
+ * those of the loss, tokens that don't fit are refused; and text out of any logits. family_test.c
+ * has what every model does, llama_golden_test.c compares numbers. */
+#include "models/sample.h"
+#include "tests/models/small_models.h"
+
+enum { VOCAB = 11 };
+
+/* The first rows of four of two rows of six give the first logits, and the last of them those of
+ * the next token. */
+KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
+{
+    for (int kind = GPT; kind <= OWN_HEAD; kind++) {
+        const kn_family *f = small_models[kind].family;
+        float whole[2 * 6 * VOCAB], part[2 * 4 * VOCAB], last[2 * VOCAB];
+        kn_module m;
+        make_small(&m, kind, KN_F32, 7);
+        kn_train(&m, false);
+        kn_scope s = kn_scope_begin();
+        const double loss = kn_item(f->loss(&m, ids_of(2, 6, 0), ids_of(2, 6, 1)));
+        KN_CHECK(fabs(loss - log(VOCAB)) < 0.05, "model %d: loss %g", kind, loss);
+        kn_tensor *x = ids_of(2, 6, 0), *four = kn_contiguous(kn_slice(x, 1, 0, 4));
+        KN_CHECK(kn_to_host(kn_call(&m, x), whole, sizeof whole) &&
+                     kn_to_host(kn_call(&m, four), part, sizeof part) &&
+                     kn_to_host(f->next_logits(&m, four), last, sizeof last),
+                 "%s", kn_error());
+        for (int r = 0; r < 2; r++)
+            for (int i = 0; i < 4 * VOCAB; i++) {
+                const float y = part[r * 4 * VOCAB + i];
+                KN_CHECK(fabsf(whole[r * 6 * VOCAB + i] - y) < 1e-5f, "model %d: row %d, %d", kind,
+                         r, i);
+                KN_CHECK(i < 3 * VOCAB || fabsf(last[r * VOCAB + i - 3 * VOCAB] - y) < 1e-5f);
+            }
+        kn_scope_end(s);
+        kn_module_free(&m);
+    }
+}
+
+static double loss_value(kn_module *m, int kind)
+{
+    kn_scope s = kn_scope_begin();
+    double loss = kn_item(small_loss(m, kind, KN_F64));
+    kn_scope_end(s);
+    return loss;
+}
+
+/* Central differences in f64 at a few elements of every parameter. */
+KN_TEST(language, gradients_are_those_of_the_loss)
+{
+    for (int kind = GPT; kind <= OWN_HEAD; kind++) {
+        const kn_param *p;
+        kn_module m;
+        make_small(&m, kind, KN_F64, 7);
+        kn_train(&m, false);
+        kn_scope s = kn_scope_begin();
+        KN_CHECK(kn_backward(small_loss(&m, kind, KN_F64)), "%s", kn_error());
+        for (int i = 0, n = kn_params(&m, &p); i < n; i++) {
+            double *w = kn_data(p[i].tensor), *grad = kn_data(kn_param_grad(&p[i])), h = 1e-5;
+            KN_CHECK(w && grad, "%s", p[i].name);
+            for (int64_t k = 0; k < p[i].numel; k += 1 + p[i].numel / 3) {
+                const double kept = w[k];
+                w[k] = kept + h;
+                const double up = loss_value(&m, kind);
+                w[k] = kept - h;
+                const double want = (up - loss_value(&m, kind)) / (2 * h);
+                w[k] = kept;
+                KN_CHECK(fabs(want - grad[k]) < 1e-7 + 1e-5 * fabs(want),
+                         "%s[%lld]: %g, should be %g", p[i].name, (long long)k, grad[k], want);
+            }
+        }
+        kn_scope_end(s);
+        kn_module_free(&m);
+    }
+}
+
+KN_TEST(language, tokens_that_do_not_fit)
+{
+    for (int kind = GPT; kind <= OWN_HEAD; kind++) {
+        const kn_family *f = small_models[kind].family;
+        kn_module m;
+        make_small(&m, kind, KN_F32, 7);
+        kn_scope s = kn_scope_begin();
+        KN_CHECK(!f->next_logits(&m, ids_of(1, 7, 0)));
+        KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
+        KN_CHECK(!f->loss(&m, ids_of(1, 6, 0), ids_of(2, 6, 0)));
+        KN_CHECK_ERROR("ids are i64[1,6] but targets i64[2,6]");
+        KN_CHECK(!f->loss(&m, ids_of(2, 6, 0), ids_of(2, 5, 0)));
+        KN_CHECK_ERROR("ids are i64[2,6] but targets i64[2,5]");
+        kn_scope_end(s);
+        kn_module_free(&m);
+    }
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static kn_tensor *all_logits(void *m, kn_tensor *ids)
+{
+    return kn_call(m, ids);
+}
+
+static kn_tensor *no_logits(void *m, kn_tensor *ids)
+{
+    return kn_transpose(kn_gpt_next_logits(m, ids), 0, 1);
+}
+
+/* One position, all positions, with keys and values kept, into a file or nowhere: the same text. A
+ * vocabulary larger than the tokenizer's draws ids without text. Logits of another shape are refused. */
+KN_TEST(language, writes_from_any_logits)
+{
+    char text[4][64] = { "" };
+    kn_module m;
+    const kn_logits_fn next = kn_gpt_family.next_logits,
+                       from[] = { next, all_logits, all_logits, next };
+    const kn_sample_options o = { .temperature = 1, .seed = 5 };
+    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", VOCAB),
+                 *few = kn_tokenizer_create("char", "abc", 3);
+    make_small(&m, GPT, KN_F32, 7);
+    for (int i = 0; i < 4; i++) {
+        FILE *out = fmemopen(text[i], sizeof text[i], "w");
+        KN_CHECK(kn_write_text(&m, from[i], i < 3 ? t : few, .prompt = "ab", .tokens = 9, .ctx = 6,
+                               .draw = o, .cached = i == 2, .out = out),
+                 "%s", kn_error());
+        fclose(out);
+    }
+    KN_CHECK(strlen(text[0]) == 11 && strcmp(text[0], text[1]) == 0 &&
+                 strcmp(text[0], text[2]) == 0,
+             "%s, %s, %s", text[0], text[1], text[2]);
+    KN_CHECK(strncmp(text[3], "ab", 2) == 0 && strlen(text[3]) < 11, "%s", text[3]);
+    KN_CHECK(!kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .cached = true));
+    KN_CHECK_ERROR("the logits are");
+    KN_CHECK(kn_write_text(&m, next, few, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o), "%s",
+             kn_error());
+    KN_CHECK(kn_training(&m) && kn_grad_mode());
+    KN_CHECK(!kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .ctx = 6));
+    KN_CHECK_ERROR("the logits are");
+    KN_CHECK(!kn_write_text(&m, next, t, .prompt = "", .tokens = 1, .ctx = 6));
+    KN_CHECK_ERROR("the prompt is empty");
+    KN_CHECK(!kn_write_text(&m, next, t, .prompt = "a", .tokens = -1));
+    KN_CHECK_ERROR(".tokens is -1");
+    kn_tokenizer_free(t), kn_tokenizer_free(few);
+    kn_module_free(&m);
+}
