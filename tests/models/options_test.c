@@ -297,7 +297,8 @@ KN_TEST(options, names_and_the_rest)
     };
     kn_options *o = kn_options_create(rows, &c);
     kn_option_record r;
-    KN_CHECK(o && parse(o, NULL) && !kn_options_rest(o)[0] && strcmp(c.model, "small") == 0, "%s", kn_error());
+    KN_CHECK(o && parse(o, NULL) && !kn_options_rest(o)[0] && strcmp(c.model, "small") == 0, "%s",
+             kn_error());
     KN_CHECK(parse(o, "a.png", "--model", "large", "-", "--steps=7", "large", NULL), "%s",
              kn_error());
     KN_CHECK(strcmp(c.model, "large") == 0 && c.steps == 7);
