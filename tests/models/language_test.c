@@ -104,7 +104,7 @@ static kn_tensor *no_logits(void *m, kn_tensor *ids)
 }
 
 /* One position, all positions, with keys and values kept, into a file or nowhere: the same text. A
- * vocabulary larger than the tokenizer's draws ids without text. Logits of another shape are refused. */
+ * vocabulary larger than the tokenizer's draws ids without text. Other logits are refused. */
 KN_TEST(language, writes_from_any_logits)
 {
     char text[4][64] = { "" };
