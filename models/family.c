@@ -23,11 +23,21 @@ const kn_family *kn_family_at(kn_family_kind kind, int i)
     return NULL;
 }
 
+/* Is word in a list "a|b"? */
+static bool listed(const char *list, const char *word)
+{
+    const size_t n = strlen(word);
+    for (const char *p = list; p && *p; p += strcspn(p, "|"), p += *p == '|')
+        if (strcspn(p, "|") == n && strncmp(p, word, n) == 0)
+            return true;
+    return false;
+}
+
 const kn_family *kn_family_typed(kn_family_kind kind, const char *type)
 {
     const kn_family *f = NULL;
     for (int i = 0; type && (f = kn_family_at(kind, i)) && strcmp(type, f->type) != 0 &&
-                    !(f->also && strcmp(type, f->also) == 0);
+                    !listed(f->also, type);
          i++)
         ;
     return f;

@@ -81,7 +81,7 @@ typedef struct kn_family {
     double (*flops_per_token)(const void *config, int64_t ctx);
     kn_tensor *(*loss)(void *model, kn_tensor *ids, kn_tensor *targets);
     kn_tensor *(*next_logits)(void *model, kn_tensor *ids);
-    /* Hugging Face's folders: another "model_type" with the same tensors (NULL: none); the reader
+    /* Hugging Face's folders: other "model_type"s that it reads, "a|b" (NULL: none); the reader
      * of config.json (NULL: that of Knap's JSON); how tensors of the files are called here, ended
      * by {0} (NULL: as there); what may be missing before their names. */
     const char *also;

@@ -76,8 +76,9 @@ static bool read_config(const char *dir, kn_model_config *c)
         return false;
     *c = (kn_model_config){ .family = type ? kn_family_typed(KN_LANGUAGE_MODELS, type) : NULL };
     const kn_family *f = c->family;
-    bool ok = f || kn_fail("%s: the model is %s%.64s; gpt2, llama and mistral are read", path,
-                           type ? "a " : "of an unknown kind", type ? type : "");
+    bool ok =
+        f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
+                     path, type ? "a " : "of an unknown kind", type ? type : "");
     ok = ok && (f->import ? f->import(j, path, c->of) && kn_family_check(f, c->of)
                           : kn_config_read(j, path, c));
     json_decref(j);

@@ -1,5 +1,5 @@
 /* models/imported.h: language models in files, of others and for them: Hugging Face's folders of
- * GPT-2, Llama and Mistral, and checkpoints of Knap.
+ * GPT-2, Llama, Mistral, Qwen2 and Qwen3, and checkpoints of Knap.
  *
  *   kn_imported *from = kn_import_open("gpt2", .comm = world);
  *   kn_gpt model = { 0 };
@@ -32,7 +32,7 @@ typedef struct kn_import_open_options {
  * with those of the configuration before memory is taken by them. Collective; NULL with an error:
  * another kind of model, something that the model here doesn't compute (another activation, a
  * scaling of rope that isn't Llama 3's, biases of a Llama), tensors that are missing or of other
- * shapes. A Mistral's window bounds its context: there attention sees all of it. comm must outlive
+ * shapes. comm must outlive
  * the result, which the caller frees. */
 KN_API kn_imported *kn_import_open_(const char *path, kn_import_open_options o);
 #define kn_import_open(path, ...)                                                                  \

@@ -140,11 +140,13 @@ static bool block_init(llama_block *b, kn_module *list, int index, const kn_llam
            kn_module_add(list, name, &b->base) &&
            kn_rms_norm_init(&b->input_layernorm, &b->base, "input_layernorm", c->embd,
                             .eps = c->norm_eps) &&
-           kn_multi_head_attention_init(&b->self_attn, &b->base, "self_attn", c->embd, c->heads,
-                                        .kv_heads = c->kv_heads, .no_bias = true, .causal = true,
-                                        .rope = true, .rope_base = c->rope_base,
-                                        .rope_scaling = c->rope_scaling, .dropout = c->dropout,
-                                        .weight = normal, .proj_weight = proj) &&
+           kn_multi_head_attention_init(
+               &b->self_attn, &b->base, "self_attn", c->embd, c->heads, .kv_heads = c->kv_heads,
+               .no_bias = true, .causal = true, .rope = true, .rope_base = c->rope_base,
+               .rope_scaling = c->rope_scaling, .dropout = c->dropout, .head_dim = c->head_dim,
+               .window = c->window, .qkv_bias = c->qkv_bias, .qk_norm = c->qk_norm,
+               .qk_norm_eps = c->qk_norm ? c->norm_eps : 0, .weight = normal,
+               .proj_weight = proj) &&
            kn_rms_norm_init(&b->post_attention_layernorm, &b->base, "post_attention_layernorm",
                             c->embd, .eps = c->norm_eps) &&
            kn_swiglu_init(&b->mlp, &b->base, "mlp", c->embd, c->hidden, .no_bias = true,

@@ -1,6 +1,6 @@
 /* models/llama.h: the Llama family (Touvron et al., arXiv:2302.13971; Llama Team,
- * arXiv:2407.21783). Names and shapes are those of Hugging Face's checkpoints
- * ("model.layers.0.self_attn.q_proj.weight", stored [out, in]). */
+ * arXiv:2407.21783), with what Mistral, Qwen2 and Qwen3 have beside it. Names and shapes are those
+ * of Hugging Face's checkpoints ("model.layers.0.self_attn.q_proj.weight", stored [out, in]). */
 #ifndef KNAP_MODELS_LLAMA_H
 #define KNAP_MODELS_LLAMA_H
 
@@ -14,7 +14,7 @@ extern "C" {
 typedef struct kn_llama_config {
     int layers, heads;
     int kv_heads;   /* of keys and values, each used by heads / kv_heads queries; 0: heads */
-    int64_t embd;   /* channels; heads of an even embd / heads */
+    int64_t embd;   /* channels; heads of an even size */
     int64_t hidden; /* channels inside the MLP; 0: 8/3 embd, rounded up to a multiple of 64 */
     int64_t ctx, vocab;
     double norm_eps;              /* 0: 1e-5 */
@@ -22,6 +22,10 @@ typedef struct kn_llama_config {
     kn_rope_scaling rope_scaling; /* none by default */
     double dropout;               /* of attention's probabilities */
     bool untied;                  /* a head of its own, lm_head.weight, not the token embedding */
+    int64_t head_dim;             /* channels of an attention head; 0: embd / heads */
+    int64_t window;               /* attention sees the last so many positions (Mistral); 0: all */
+    bool qkv_bias;                /* queries, keys and values have biases (Qwen2) */
+    bool qk_norm;                 /* RMS norms of queries and keys by head (Qwen3) */
 } kn_llama_config;
 
 /* The published sizes: "llama2-7b", "llama3-8b", "llama3-70b" (context 8192), "llama3.1-8b",

@@ -32,6 +32,11 @@ static const kn_config_field fields[] = {
     { "rope-original", NULL, KN_FIELD_SIZE, AT(rope_scaling.original_ctx), 1, 1 << 30, .none = true,
       .option = true, .value = "8192", .with = "rope-factor",
       .help = "the context before --rope-factor" },
+    { "head-dim", "head_dim", KN_FIELD_SIZE, AT(head_dim), 1, 1 << 20, .none = true,
+      .optional = true, .free = true },
+    { "window", NULL, KN_FIELD_SIZE, AT(window), 1, 1 << 30, .none = true },
+    { "qkv-bias", "qkv_bias", KN_FIELD_FLAG, AT(qkv_bias) },
+    { "qk-norm", "qk_norm", KN_FIELD_FLAG, AT(qk_norm) },
     { .key = "hidden_act", .kind = KN_FIELD_FIXED, .text = "silu" },
     { .key = "attention_bias", .kind = KN_FIELD_FIXED },
     { .key = "mlp_bias", .kind = KN_FIELD_FIXED },
@@ -69,6 +74,8 @@ static void fill(void *config)
     kn_rope_scaling *s = &c->rope_scaling;
     if (c->kv_heads == 0)
         c->kv_heads = c->heads;
+    if (c->head_dim == 0 && c->heads > 0)
+        c->head_dim = c->embd / c->heads;
     if (c->hidden == 0 && c->embd > 0 && c->embd < (int64_t)1 << 40)
         c->hidden = (c->embd * 8 / 3 + 63) / 64 * 64;
     if (s->factor == 0)
@@ -82,7 +89,7 @@ static void fill(void *config)
 static bool check(const void *config)
 {
     const kn_llama_config *c = config;
-    if (c->embd % c->heads || c->embd / c->heads % 2)
+    if (c->head_dim % 2 || (c->head_dim == c->embd / c->heads && c->embd % c->heads))
         return kn_fail("llama: %d heads don't divide %lld channels into heads of an even size, "
                        "which rope needs; choose another number of heads",
                        c->heads, (long long)c->embd);
@@ -109,8 +116,10 @@ static bool write(json_t *object, const void *config)
                                    s->factor, "low_freq_factor", s->low_freq_factor,
                                    "high_freq_factor", s->high_freq_factor,
                                    "original_max_position_embeddings", (json_int_t)s->original_ctx);
+    json_t *window = c->window ? json_integer(c->window) : json_null();
     const bool ok = json_object_set_new(object, "rope_theta", json_real(c->rope_base)) == 0;
-    return json_object_set_new(object, "rope_scaling", scaling) == 0 && ok;
+    return json_object_set_new(object, "sliding_window", window) == 0 &&
+           json_object_set_new(object, "rope_scaling", scaling) == 0 && ok;
 }
 
 /* Numbers of rope: rope_theta and rope_scaling, or both in rope_parameters (transformers 5). */
@@ -138,19 +147,23 @@ static bool read_rope(const json_t *object, const char *file, kn_llama_config *c
            kn_json_int(s, "original_max_position_embeddings", 1, 1 << 30, &r->original_ctx);
 }
 
+/* What the kinds of models that are beside Llama add to it. */
 static bool read(const json_t *object, const char *file, void *config)
 {
     kn_llama_config *c = config;
-    const json_t *size = json_object_get(object, "head_dim");
-    if (json_is_integer(size) && json_integer_value(size) * c->heads != c->embd)
-        return kn_fail("%s: head_dim %lld of the model; the Llama here has hidden_size / "
-                       "num_attention_heads, %lld",
-                       file, (long long)json_integer_value(size), (long long)c->embd / c->heads);
-    /* A Mistral's attention sees a window, which is all of a context that isn't longer. */
-    const json_t *window = json_object_get(object, "sliding_window");
-    if (json_is_integer(window) && json_integer_value(window) > 0 &&
-        json_integer_value(window) < c->ctx)
-        c->ctx = json_integer_value(window);
+    const char *type = json_string_value(json_object_get(object, "model_type"));
+    const json_t *window = json_object_get(object, "sliding_window"),
+                 *used = json_object_get(object, "use_sliding_window");
+    const bool qwen = type && strncmp(type, "qwen", 4) == 0;
+    c->qkv_bias |= type && strcmp(type, "qwen2") == 0;
+    c->qk_norm |= type && strcmp(type, "qwen3") == 0;
+    if (json_is_integer(window) && (!qwen || json_is_true(used)) &&
+        !kn_json_int((kn_json_source){ object, file }, "sliding_window", 1, 1 << 30, &c->window))
+        return false;
+    if (qwen && c->window && json_integer_value(json_object_get(object, "max_window_layers")) > 0)
+        return kn_fail("%s: some layers of the model see a window and others don't "
+                       "(max_window_layers), which the Llama here doesn't compute",
+                       file);
     return read_rope(object, file, c);
 }
 
@@ -165,8 +178,26 @@ static bool export(json_t *object, const void *config)
     const json_t *scaling = json_object_get(object, "rope_scaling");
     json_t *rope = json_is_object(scaling) ? json_copy((json_t *)scaling)
                                            : json_pack("{s:s}", "rope_type", "default");
-    return rope && json_object_set_new(rope, "rope_theta", json_real(c->rope_base)) == 0 &&
-           json_object_set_new(object, "rope_parameters", rope) == 0;
+    const bool qwen = c->qkv_bias || c->qk_norm;
+    json_t *kind = json_pack("{s:s, s:[s], s:b, s:i}", "model_type",
+                             c->qk_norm    ? "qwen3"
+                             : c->qkv_bias ? "qwen2"
+                             : c->window   ? "mistral"
+                                           : "llama",
+                             "architectures",
+                             c->qk_norm    ? "Qwen3ForCausalLM"
+                             : c->qkv_bias ? "Qwen2ForCausalLM"
+                             : c->window   ? "MistralForCausalLM"
+                                           : "LlamaForCausalLM",
+                             "use_sliding_window", qwen && c->window, "max_window_layers", 0);
+    bool ok = rope && kind &&
+              json_object_set_new(rope, "rope_theta", json_real(c->rope_base)) == 0 &&
+              json_object_set_new(object, "rope_parameters", rope) == 0 &&
+              json_object_update(object, kind) == 0;
+    json_decref(kind);
+    if (c->qkv_bias && c->qk_norm)
+        return kn_fail("a model with .qkv_bias and .qk_norm is none of transformers'");
+    return ok;
 }
 
 /* ---- the family ------------------------------------------------------------------------------ */
@@ -196,7 +227,7 @@ KN_FAMILY(kn_llama_family, .noun = "Llama", .prefix = "llama", .type = "llama",
           .preset = presets, .fill = fill, .check = check, .init = init,
           .fewest_tensors = fewest_tensors, .read = read, .write = write, .custom = "llama",
           .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
-          .also = "mistral", .renames = renames, .export = export,
+          .also = "mistral|qwen2|qwen3", .renames = renames, .export = export,
           .architecture = "LlamaForCausalLM");
 
 /* ---- functions ------------------------------------------------------------------------------- */
@@ -220,11 +251,12 @@ double kn_llama_flops_per_token(const kn_llama_config *config, int64_t ctx)
     kn_llama_config c = *config;
     if (!kn_llama_config_check(&c))
         return 0;
-    double embd = (double)c.embd, kv = embd / c.heads * c.kv_heads, layers = c.layers;
-    double block = 2 * embd * embd + 2 * embd * kv + 3 * embd * (double)c.hidden;
+    double embd = (double)c.embd, q = (double)(c.head_dim * c.heads),
+           kv = (double)(c.head_dim * c.kv_heads), layers = c.layers;
+    double block = 2 * embd * q + 2 * embd * kv + 3 * embd * (double)c.hidden;
     /* a product is 2 operations a weight, three times over forward and backward; attention: two
      * products of T x C a token, of which causal attention needs half */
-    return 6 * (layers * block + embd * (double)c.vocab) + 6 * layers * (double)ctx * embd;
+    return 6 * (layers * block + embd * (double)c.vocab) + 6 * layers * (double)ctx * q;
 }
 
 const char *kn_llama_config_text(const kn_llama_config *config, char buf[KN_LLAMA_CONFIG_TEXT])

@@ -279,18 +279,21 @@ KN_API bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, con
  *     y = kn_call_n(&a, KN_VALUES(x, NULL, mask), NULL, 0).v[0];
  *
  * q_proj makes queries of x, k_proj and v_proj keys and values of the context, o_proj the result
- * [B,T,dim]. The mask is that of kn_scaled_dot_product_attention. dim must divide into heads, heads
- * into groups of kv_heads. */
+ * [B,T,dim]. The mask is that of kn_scaled_dot_product_attention. dim must divide into heads unless
+ * .head_dim is given, heads into groups of kv_heads. */
 typedef struct kn_multi_head_attention {
     kn_module base;
 } kn_multi_head_attention;
 typedef struct kn_multi_head_attention_init_options {
     KN_LAYER_OPTIONS;
-    int64_t kv_dim; /* channels of the context; 0: dim */
-    int kv_heads;   /* 0: as many as heads */
+    int64_t kv_dim;   /* channels of the context; 0: dim */
+    int kv_heads;     /* 0: as many as heads */
+    int64_t head_dim; /* channels of a head; 0: dim / heads */
     bool no_bias, causal;
-    bool rope;                          /* rotary embedding, of each by its own positions */
-    double rope_base;                   /* 0: 10000; only with .rope */
+    bool qkv_bias;    /* beside .no_bias: queries, keys and values have biases, as in Qwen2 */
+    int64_t window;   /* of the keys that .causal lets a query see, the last so many; 0: all */
+    bool rope;        /* rotary embedding, of each by its own positions */
+    double rope_base; /* 0: 10000; only with .rope */
     kn_rope_scaling rope_scaling;       /* Llama 3's; only with .rope */
     bool qk_norm;                       /* RMS norms q_norm and k_norm by head, before rope */
     double qk_norm_eps;                 /* 0: 1e-5; KN_ZERO: 0 */

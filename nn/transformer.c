@@ -122,7 +122,7 @@ typedef struct context_state {
     kn_linear q_proj, k_proj, v_proj, o_proj;
     kn_rms_norm q_norm, k_norm; /* with .qk_norm */
     int heads, kv_heads;
-    int64_t dim, kv_dim;
+    int64_t dim, kv_dim, head_dim;
     kn_multi_head_attention_init_options o;
 } context_state;
 
@@ -151,7 +151,7 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
     if (!check_inputs(self, in))
         return (kn_values){ 0 };
     kn_tensor *x = in.v[0], *context = in.n > 1 && in.v[1] ? in.v[1] : x;
-    const int64_t head = s->dim / s->heads;
+    const int64_t head = s->head_dim;
     kn_tensor *q = heads_of(kn_call(&s->q_proj, x), s->heads, head),
               *k = heads_of(kn_call(&s->k_proj, context), s->kv_heads, head),
               *v = heads_of(kn_call(&s->v_proj, context), s->kv_heads, head);
@@ -173,22 +173,26 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
     }
     if (!kn_attention_extend(&s->cache, kn_module_shown(self->impl), &k, &v))
         return (kn_values){ 0 };
-    kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = s->o.causal,
-                                                   .mask = in.n > 2 ? in.v[2] : NULL,
-                                                   .dropout = kn_training(self) ? s->o.dropout : 0);
+    kn_tensor *y = kn_scaled_dot_product_attention(
+        q, k, v, .causal = s->o.causal, .window = s->o.window, .mask = in.n > 2 ? in.v[2] : NULL,
+        .dropout = kn_training(self) ? s->o.dropout : 0);
     if (!y)
         return (kn_values){ 0 };
-    y = kn_reshape(kn_transpose(y, 1, 2), KN_SHAPE(x->shape[0], x->shape[1], s->dim));
+    y = kn_reshape(kn_transpose(y, 1, 2), KN_SHAPE(x->shape[0], x->shape[1], s->heads * head));
     return KN_VALUES(kn_call(&s->o_proj, y));
 }
 
 static bool check_context_options(const char *name, int64_t dim, int heads,
                                   kn_multi_head_attention_init_options *o)
 {
-    if (heads < 1 || dim < 1 || dim % heads)
+    if (heads < 1 || dim < 1 || o->head_dim < 0 || (o->head_dim == 0 && dim % heads))
         return kn_fail("kn_multi_head_attention_init: '%s' has %lld channels, which %d heads don't "
                        "divide",
                        name, (long long)dim, heads);
+    if (o->window < 0 || (o->window && !o->causal) || (o->qkv_bias && !o->no_bias))
+        return kn_fail("kn_multi_head_attention_init: '%s': .window, %lld, goes with .causal, and "
+                       ".qkv_bias with .no_bias",
+                       name, (long long)o->window);
     if (o->kv_heads < 0 || (o->kv_heads && heads % o->kv_heads))
         return kn_fail("kn_multi_head_attention_init: '%s' has %d heads, which %d key-value heads "
                        "don't divide",
@@ -206,11 +210,11 @@ static bool check_context_options(const char *name, int64_t dim, int heads,
 }
 
 static bool project(kn_linear *l, kn_multi_head_attention *a, const char *name, int64_t in,
-                    int64_t out, kn_initializer weight)
+                    int64_t out, bool no_bias, kn_initializer weight)
 {
     const context_state *s = kn_module_data(a);
     return kn_linear_init(l, &a->base, name, in, out, .dtype = s->o.dtype, .device = s->o.device,
-                          .no_bias = s->o.no_bias, .weight = weight);
+                          .no_bias = no_bias, .weight = weight);
 }
 
 bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent, const char *name,
@@ -219,18 +223,19 @@ bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module *parent
     if (!check_context_options(name, dim, heads, &o))
         return false;
     const int kv = o.kv_heads ? o.kv_heads : heads;
-    const int64_t kv_dim = o.kv_dim ? o.kv_dim : dim, head = dim / heads;
+    const int64_t kv_dim = o.kv_dim ? o.kv_dim : dim, head = o.head_dim ? o.head_dim : dim / heads;
     const context_state init = {
-        .heads = heads, .kv_heads = kv, .dim = dim, .kv_dim = kv_dim, .o = o
+        .heads = heads, .kv_heads = kv, .dim = dim, .kv_dim = kv_dim, .head_dim = head, .o = o
     };
     if (!kn_module_init_n((kn_module *)a, multi_head_attention_forward) ||
         !kn_layer_place(a, parent, name, &init, sizeof init))
         return false;
     context_state *s = kn_module_data(a);
-    return project(&s->q_proj, a, "q_proj", dim, dim, o.weight) &&
-           project(&s->k_proj, a, "k_proj", kv_dim, kv * head, o.weight) &&
-           project(&s->v_proj, a, "v_proj", kv_dim, kv * head, o.weight) &&
-           project(&s->o_proj, a, "o_proj", dim, dim, o.proj_weight) &&
+    const bool bare = o.no_bias && !o.qkv_bias;
+    return project(&s->q_proj, a, "q_proj", dim, heads * head, bare, o.weight) &&
+           project(&s->k_proj, a, "k_proj", kv_dim, kv * head, bare, o.weight) &&
+           project(&s->v_proj, a, "v_proj", kv_dim, kv * head, bare, o.weight) &&
+           project(&s->o_proj, a, "o_proj", heads * head, dim, o.no_bias, o.proj_weight) &&
            (!o.qk_norm || (kn_rms_norm_init(&s->q_norm, &a->base, "q_norm", head, .dtype = o.dtype,
                                             .device = o.device, .eps = o.qk_norm_eps) &&
                            kn_rms_norm_init(&s->k_norm, &a->base, "k_norm", head, .dtype = o.dtype,

@@ -37,7 +37,11 @@ def llama(embd, layers, heads, ctx, kind='Llama', **more):
     config = getattr(transformers, kind + 'Config')(
         vocab_size=VOCAB, hidden_size=embd, intermediate_size=2 * embd, num_hidden_layers=layers, num_attention_heads=heads,
         max_position_embeddings=ctx, initializer_range=0.2, **more)
-    return getattr(transformers, kind + 'ForCausalLM')(config)
+    model = getattr(transformers, kind + 'ForCausalLM')(config)
+    for name, weight in model.named_parameters():    # biases and norms, too
+        if weight.ndim == 1:
+            torch.nn.init.normal_(weight, float('norm' in name), 0.2)
+    return model
 
 
 MODELS = {
@@ -45,7 +49,9 @@ MODELS = {
     'llama': (llama, {}),
     'llama_tied': (llama, {'tie_word_embeddings': True, 'num_key_value_heads': 2}),
     'llama_rope': (llama, {'rope_theta': 500000.0, 'rope_scaling': ROPE, 'rms_norm_eps': 1e-5}),
-    'mistral': (llama, {'kind': 'Mistral', 'num_key_value_heads': 2, 'sliding_window': None}),
+    'mistral': (llama, {'kind': 'Mistral', 'num_key_value_heads': 2, 'sliding_window': 7}),
+    'qwen2': (llama, {'kind': 'Qwen2', 'num_key_value_heads': 2, 'tie_word_embeddings': True}),
+    'qwen3': (llama, {'kind': 'Qwen3', 'num_key_value_heads': 2, 'head_dim': 12}),
 }
 
 

@@ -19,9 +19,8 @@ typedef struct settings {
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
-      "the folder that train_gpt --out wrote, or in it step-N or best; or of transformers: a "
-      "GPT-2, "
-      "Llama or Mistral with its tokenizer" },
+      "the folder that train_gpt --out wrote, or in it step-N or best; or one of transformers with "
+      "a GPT-2, Llama, Mistral or Qwen and its tokenizer" },
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
     { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt",
       .max = 1 << 24 },

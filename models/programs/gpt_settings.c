@@ -33,7 +33,7 @@ static const kn_option model_rows[] = {
       .choices = choices },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder: train_gpt's, or one of transformers (GPT-2, Llama, "
-      "Mistral); with its tokenizer",
+      "Mistral, Qwen), and its tokenizer",
       .clashes = "resume", .of = KN_OF_START },
     { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, the model's context",
       .min = 1, .max = 1 << 20 },

@@ -9,7 +9,7 @@ run "$BUILD/models/knap-tokenize" info --tokenizer "$ROOT/tests/models/tokenizer
 ! says "without PCRE2" >/dev/null || skip "this build has no PCRE2"
 cd "$TMP" || exit 1
 tokenizer=$ROOT/tests/models/tokenizers/gpt2/tokenizer.json
-for model in gpt2 llama llama_tied llama_rope mistral; do
+for model in gpt2 llama llama_tied llama_rope mistral qwen2 qwen3; do
     cp -r "$ROOT/tests/models/imported/$model" . && chmod -R u+w "$model" && cp "$tokenizer" "$model/" || exit 1
     mapfile -t ids < <(python3 -c "import json; w = json.load(open('$model/want.json')); print(*w['prompt'], *w['greedy'], sep='\n')")
     "$BUILD/models/knap-tokenize" decode --tokenizer "$model" "${ids[@]}" >want

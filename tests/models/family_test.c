@@ -445,7 +445,7 @@ KN_TEST(family, configurations_of_hugging_face)
           "\"attention_bias\" of the model is true; the Llama here has only false" },
         { OWN_HEAD, "\"vocab_size\"", "\"hidden_act\": \"gelu\", \"vocab_size\"",
           "\"hidden_act\" of the model is gelu" },
-        { OWN_HEAD, "\"vocab_size\"", "\"head_dim\": 8, \"vocab_size\"", "head_dim 8" },
+        { OWN_HEAD, "\"vocab_size\"", "\"head_dim\": 8, \"vocab_size\"", "should be f32[32,16]" },
         { OWN_HEAD, "1e-6", "\"small\"", "\"rms_norm_eps\"" },
         { OWN_HEAD, "8.0", "-8.0", "\"factor\"" },
         { OWN_HEAD, "8.0", "0.0", "\"factor\"" },
@@ -460,7 +460,7 @@ KN_TEST(family, configurations_of_hugging_face)
         { OWN_HEAD, "_heads\": 2", "_heads\": 3", "3 key-value heads don't divide" },
         { OWN_HEAD, "16", "1000000000000", "\"hidden_size\"" },
         { OWN_HEAD, "\"num_hidden_layers\": 2, ", "", "\"num_hidden_layers\"" },
-        { OWN_HEAD, "\"llama\"", "\"qwen2\"", "the model is a qwen2, not a Llama" },
+        { OWN_HEAD, "\"llama\"", "\"gemma\"", "the model is a gemma, not a Llama" },
         { OWN_HEAD, "\"model_type\": \"llama\", ", "", "of an unknown kind, not a Llama" },
     };
     kn_module m;

@@ -64,7 +64,8 @@ static void one_model(const char *name)
 
 KN_TEST(imported, as_transformers_computes)
 {
-    static const char *const names[] = { "gpt2", "llama", "llama_tied", "llama_rope", "mistral" };
+    static const char *const names[] = { "gpt2",    "llama", "llama_tied", "llama_rope",
+                                         "mistral", "qwen2", "qwen3" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         one_model(names[i]);
 }
@@ -159,7 +160,7 @@ KN_TEST(imported, refused)
     static const struct {
         const char *name, *key, *value, *says;
     } cases[] = {
-        { "mistral", "model_type", "\"qwen2\"", "the model is a qwen2; gpt2, llama and mistral" },
+        { "mistral", "model_type", "\"gemma\"", "the model is a gemma; gpt2, llama, mistral" },
         { "mistral", "model_type", "7", "of an unknown kind" },
         { "mistral", "num_hidden_layers", "3", "at least 27 tensors" },
         { "mistral", "num_hidden_layers", "100000", "at least 900000 tensors" },
@@ -168,7 +169,11 @@ KN_TEST(imported, refused)
         { "mistral", "vocab_size", "1000000000", "should be f32[1000000000,16]" },
         { "mistral", "hidden_act", "\"gelu\"", "hidden_act" },
         { "mistral", "attention_bias", "true", "attention_bias" },
-        { "mistral", "head_dim", "16", "head_dim 16" },
+        { "mistral", "head_dim", "16", "should be f32[64,16] by its config.json" },
+        { "mistral", "head_dim", "-1", "head_dim" },
+        { "mistral", "sliding_window", "0", "sliding_window" },
+        { "mistral", "model_type", "\"qwen2\"", "q_proj.bias' isn't in its files" },
+        { "qwen2", "model_type", "\"llama\"", "q_proj.bias" },
         { "mistral", "rope_parameters", "{\"rope_type\": \"yarn\"}", "rope_type 'yarn'" },
         { "mistral", "num_attention_heads", "0", "num_attention_heads" },
         { "mistral", "num_attention_heads", "\"4\"", "num_attention_heads" },

@@ -198,6 +198,8 @@ static void sample(kn_sample_options o)
       SELF(.qk_norm = true, .qk_norm_eps = v))                                                     \
     X(kn_self_attention_init_options, dropout, 0, SELF(.dropout = v))                              \
     X(kn_multi_head_attention_init_options, kv_dim, 0, MULTI(.kv_dim = v))                         \
+    X(kn_multi_head_attention_init_options, head_dim, UNNAMED, MULTI(.head_dim = v))               \
+    X(kn_multi_head_attention_init_options, window, 0, MULTI(.causal = true, .window = v))         \
     X(kn_multi_head_attention_init_options, kv_heads, UNNAMED, MULTI(.kv_heads = v))               \
     X(kn_multi_head_attention_init_options, rope_base, UNNAMED,                                    \
       MULTI(.rope = true, .rope_base = v))                                                         \
