@@ -13,12 +13,16 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { MOST_ENDS = 16 };
+
 struct kn_imported {
     char dir[4096];
     kn_comm *comm;             /* borrowed */
     kn_checkpoint *checkpoint; /* NULL: the files are another program's */
     kn_state *state;           /* their tensors */
     kn_model_config config;
+    int64_t end[MOST_ENDS];
+    int ends;
 };
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -85,10 +89,26 @@ static bool read_config(const char *dir, kn_model_config *c)
     return ok;
 }
 
+/* "eos_token_id" of a file: a number or a list of them; a file that isn't there says nothing. */
+static bool read_ends(kn_imported *x, const char *dir, const char *name)
+{
+    char path[4096];
+    if (x->ends > 0 || !kn_pretrained_path(path, dir, name) || !kn_is_there(path))
+        return kn_ok();
+    json_t *j = kn_pretrained_config_read(path), *end = json_object_get(j, "eos_token_id");
+    if (json_is_integer(end))
+        x->end[x->ends++] = json_integer_value(end);
+    for (size_t i = 0; i < json_array_size(end) && x->ends < MOST_ENDS; i++)
+        x->end[x->ends++] = json_integer_value(json_array_get(end, i));
+    json_decref(j);
+    return j != NULL;
+}
+
 static bool open_folder(kn_imported *x, const char *dir)
 {
     char path[4096];
-    if (!read_config(dir, &x->config))
+    if (!read_config(dir, &x->config) || !read_ends(x, dir, "generation_config.json") ||
+        !read_ends(x, dir, "config.json"))
         return false;
     if (!kn_pieces_are_there(dir)) {
         const bool pickled =
@@ -109,7 +129,15 @@ static bool open_folder(kn_imported *x, const char *dir)
 static bool open_checkpoint(kn_imported *x, const char *dir)
 {
     x->checkpoint = kn_checkpoint_open(dir, x->comm);
-    return x->checkpoint && kn_config_saved(x->checkpoint, KN_LANGUAGE_MODELS, &x->config, NULL);
+    if (!x->checkpoint || !kn_config_saved(x->checkpoint, KN_LANGUAGE_MODELS, &x->config, NULL))
+        return false;
+    kn_tokenizer *t = kn_import_tokenizer(x);
+    if (!t) /* then a text has no end, either */
+        kn_clear_error();
+    else if ((x->end[0] = kn_tokenizer_id(t, "<|endoftext|>")) >= 0)
+        x->ends = 1;
+    kn_tokenizer_free(t);
+    return kn_ok();
 }
 
 kn_imported *kn_import_open_(const char *path, kn_import_open_options o)
@@ -175,6 +203,15 @@ kn_tokenizer *kn_import_tokenizer(const kn_imported *x)
     if (!kn_given(x, "kn_import_tokenizer", "the model"))
         return NULL;
     return x->checkpoint ? kn_checkpoint_tokenizer(x->checkpoint) : kn_tokenizer_load(x->dir);
+}
+
+int kn_import_ends(const kn_imported *x, const int64_t **ids)
+{
+    if (!kn_given(x, "kn_import_ends", "the model") ||
+        !kn_given(ids, "kn_import_ends", "the place for the ids"))
+        return 0;
+    *ids = x->end;
+    return x->ends;
 }
 
 bool kn_import_load(const kn_imported *x, void *module)

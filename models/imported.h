@@ -43,6 +43,9 @@ KN_API const kn_gpt_config *kn_import_gpt(const kn_imported *i);
 KN_API const kn_llama_config *kn_import_llama(const kn_imported *i);
 /* The tokenizer in the folder; the caller frees it. NULL with an error where there is none. */
 KN_API kn_tokenizer *kn_import_tokenizer(const kn_imported *i);
+/* The ids that end a text: of generation_config.json or config.json ("eos_token_id"), or of a
+ * checkpoint's "<|endoftext|>": how many. *ids is borrowed. */
+KN_API int kn_import_ends(const kn_imported *i, const int64_t **ids);
 /* Fills module, with any sharding: each rank reads its own part of the files. Collective. */
 KN_API bool kn_import_load(const kn_imported *i, void *module);
 

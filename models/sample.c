@@ -103,10 +103,10 @@ typedef struct writing {
     kn_logits_fn logits;
     const kn_tokenizer *tokenizer;
     const kn_write_text_options *o;
-    kn_device device; /* of ids */
-    int64_t *ids, n;
-    kn_cache *cache; /* NULL: every token is computed anew */
-    float *host;     /* [vocab] */
+    kn_device device;        /* of ids */
+    int64_t *ids, n, unseen; /* of ids the first so many aren't written */
+    kn_cache *cache;         /* NULL: every token is computed anew */
+    float *host;             /* [vocab] */
     int64_t vocab;
 } writing;
 
@@ -119,12 +119,12 @@ static bool take_logits(writing *w, kn_tensor *y)
     if (!y)
         return kn_ok() && kn_fail("kn_write_text: the model gave no logits");
     if (dims < 1 || dims > 3 || kn_numel(y) != rows * vocab || (dims == 2 && rows != 1) ||
-        rows < 1 || vocab < kn_tokenizer_vocab(w->tokenizer))
+        rows < 1 || (w->tokenizer && vocab < kn_tokenizer_vocab(w->tokenizer)))
         return kn_fail("kn_write_text: the logits are %s; they must be [V], [1, V] or [1, T, V] "
                        "with a V of at "
                        "least the tokenizer's, %lld",
                        kn_describe(y, text, sizeof text),
-                       (long long)kn_tokenizer_vocab(w->tokenizer));
+                       (long long)(w->tokenizer ? kn_tokenizer_vocab(w->tokenizer) : 0));
     if (dims == 3)
         y = kn_slice(y, 1, rows - 1, rows);
     if (vocab != w->vocab) {
@@ -181,20 +181,41 @@ static void print_token(const kn_tokenizer *t, int64_t id, FILE *out)
         fwrite(bytes, 1, n, out);
 }
 
+/* The prompt, or the ids' numbers. */
+static bool print_prompt(writing *w)
+{
+    FILE *out = w->o->out;
+    if (!w->o->print_ids)
+        return print_tokens(w->tokenizer, w->ids + w->unseen, w->n - w->unseen, out);
+    for (int64_t i = 0; out && i < w->n; i++)
+        fprintf(out, i ? " %lld" : "%lld", (long long)w->ids[i]);
+    return true;
+}
+
+static bool stops(const kn_write_text_options *o, int64_t id)
+{
+    for (int i = 0; i < o->stop_count; i++)
+        if (o->stop_ids[i] == id)
+            return true;
+    return false;
+}
+
 /* Prints the prompt, then one token after another. */
 static bool write_tokens(writing *w)
 {
     const kn_sample_options *draw = &w->o->draw;
     FILE *out = w->o->out;
-    if (!print_tokens(w->tokenizer, w->ids, w->n, out))
+    if (!print_prompt(w))
         return false;
     for (int64_t i = 0; i < w->o->tokens && !(draw->stop && draw->stop(draw->stop_arg)); i++) {
         int64_t id = next_token(w, i);
-        if (id < 0)
-            return false;
+        if (id < 0 || stops(w->o, id))
+            break;
         w->ids[w->n++] = id;
+        if (w->o->print_ids && out)
+            fprintf(out, " %lld", (long long)id);
         /* a model whose vocabulary exceeds the tokenizer's may draw an id without text */
-        if (id < kn_tokenizer_vocab(w->tokenizer))
+        else if (!w->o->print_ids && id < kn_tokenizer_vocab(w->tokenizer))
             print_token(w->tokenizer, id, out);
         if (out)
             fflush(out);
@@ -202,33 +223,57 @@ static bool write_tokens(writing *w)
     return kn_ok();
 }
 
+/* The prompt's ids, with room for the text's. */
+static bool begin_ids(writing *w)
+{
+    const kn_write_text_options *o = w->o;
+    const char *prompt = o->prompt ? o->prompt : "\n";
+    const int64_t *first = o->prompt_ids;
+    int64_t *list = NULL, count = o->prompt_count, room = 0;
+    if (o->prompt_ids ? count < 1 : !*prompt)
+        return kn_fail("the prompt is empty; give at least one %s to go on from",
+                       o->prompt_ids ? "id" : "character");
+    if (!o->prompt_ids) {
+        const int64_t *prefix;
+        w->unseen = kn_tokenizer_prefix(w->tokenizer, &prefix);
+        list = kn_tokenizer_list(w->tokenizer, prompt, strlen(prompt), KN_I64, &count);
+        first = list;
+        if (list && count == 0)
+            kn_fail("the prompt has no tokens; give at least one character to go on from");
+        for (int64_t i = 0; list && kn_ok() && i < w->unseen; i++)
+            if (kn_host_grow(&w->ids, &room, ++w->n, sizeof *w->ids))
+                w->ids[i] = prefix[i];
+    }
+    if (first && kn_ok() &&
+        kn_host_grow(&w->ids, &room, w->n + count + o->tokens, sizeof *w->ids)) {
+        memcpy(w->ids + w->n, first, (size_t)count * sizeof *first);
+        w->n += count;
+    }
+    kn_host_free(list);
+    return kn_ok();
+}
+
 bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                     kn_write_text_options o)
 {
     if (!kn_given(module, "kn_write_text", "the module") ||
-        !kn_given(t, "kn_write_text", "the tokenizer"))
+        (!(o.prompt_ids && o.print_ids) && !kn_given(t, "kn_write_text", "the tokenizer")) ||
+        (o.stop_count > 0 && !kn_given(o.stop_ids, "kn_write_text", "the list of .stop_ids")))
         return false;
-    if (o.tokens < 0 || o.ctx < 0)
-        return kn_fail("kn_write_text: .tokens is %lld and .ctx %lld; both must be at least 0",
-                       (long long)o.tokens, (long long)o.ctx);
-    const char *prompt = o.prompt ? o.prompt : "\n";
+    if (o.tokens < 0 || o.ctx < 0 || o.prompt_count < 0 || o.stop_count < 0)
+        return kn_fail("kn_write_text: .tokens is %lld, .ctx %lld, .prompt_count %lld and "
+                       ".stop_count %d; they must be at least 0",
+                       (long long)o.tokens, (long long)o.ctx, (long long)o.prompt_count,
+                       o.stop_count);
     const kn_param *p;
-    size_t length = strlen(prompt);
-    if (length == 0)
-        return kn_fail("the prompt is empty; give at least one character to go on from");
     bool cuda = kn_params(module, &p) > 0 && kn_device_of(p[0].tensor) == KN_CUDA;
     writing w = { .module = module,
                   .logits = logits,
                   .tokenizer = t,
                   .o = &o,
                   .device = cuda ? KN_CUDA : KN_CPU };
-    int64_t room = 0;
-    w.ids = kn_ok() ? kn_tokenizer_list(t, prompt, length, KN_I64, &w.n) : NULL;
-    room = w.n;
-    if (!w.ids || !kn_host_grow(&w.ids, &room, w.n + o.tokens, sizeof *w.ids))
-        w.n = -1;
-    bool ok = false;
-    if (w.n > 0) {
+    bool ok = kn_ok() && begin_ids(&w);
+    if (ok) {
         bool training = kn_training(module), mode = kn_set_grad_mode(false);
         kn_train(module, false);
         const int64_t all = w.n + o.tokens, capacity = o.ctx > 0 && o.ctx < all ? o.ctx : all;

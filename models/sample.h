@@ -33,8 +33,15 @@ typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
 
 typedef struct kn_write_text_options {
     KN_BEGIN_OPTIONS;
-    const char *prompt;     /* goes before the text; at least one token; NULL: a new line */
-    int64_t tokens;         /* written after the prompt */
+    /* Goes before the text; at least one token; NULL: a new line. Before it come, unseen, the tokens
+     * that the tokenizer puts before a text (kn_tokenizer_prefix). Or ids, as they are. */
+    const char *prompt;
+    const int64_t *prompt_ids; /* [prompt_count] */
+    int64_t prompt_count;
+    int64_t tokens;          /* written after the prompt, at most */
+    const int64_t *stop_ids; /* [stop_count]: one of them ends the text, and isn't written */
+    int stop_count;
+    bool print_ids;         /* numbers, with blanks between them, not their text */
     int64_t ctx;            /* the model sees the last ctx tokens; 0: all */
     kn_sample_options draw; /* choice of tokens */
     /* module takes the tokens that are new, behind those of a kn_cache, which is made for the call;
@@ -42,8 +49,8 @@ typedef struct kn_write_text_options {
     bool cached;
     FILE *out; /* NULL: nowhere */
 } kn_write_text_options;
-/* Writes the prompt and .tokens more, in evaluation mode, without gradients. logits NULL:
- * kn_call(module, ids). Collective where module is sharded: every rank passes the same arguments,
+/* Writes the prompt and .tokens more, in evaluation mode, without gradients. t may be NULL where
+ * prompt and text are ids. logits NULL: kn_call(module, ids). Collective where module is sharded: every rank passes the same arguments,
  * except .out. Errors: a prompt that the tokenizer can't encode; logits of another shape; those of
  * kn_sample. */
 KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,

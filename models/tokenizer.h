@@ -26,6 +26,10 @@ KN_API int64_t kn_tokenizer_vocab(const kn_tokenizer *t);    /* ids are 0 .. voc
 /* The id of a token by its spelling in the file ("<|endoftext|>"); -1 without an error: none. */
 KN_API int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token);
 
+/* The ids that its file puts before every text, as Llama's <s>, which kn_tokenizer_encode doesn't:
+ * their number. *ids is borrowed. */
+KN_API int64_t kn_tokenizer_prefix(const kn_tokenizer *t, const int64_t **ids);
+
 /* The most ids that len bytes of text can make. */
 KN_API int64_t kn_tokenizer_most(const kn_tokenizer *t, size_t len);
 /* Writes the ids of text[len] to ids, which has room for kn_tokenizer_most(t, len) elements of

@@ -55,9 +55,20 @@ MODELS = {
 }
 
 
-def save(model, folder, **how):
+def save(model, folder, begins=False, **how):
     model.save_pretrained(folder, **how)
     shutil.copy(TOKENIZER, folder)
+    if begins:    # as Llama's: every text begins with a token
+        path, end = os.path.join(folder, 'tokenizer.json'), '<|endoftext|>'
+        with open(path) as f:
+            tokenizer = json.load(f)
+        tokenizer['post_processor'] = {'type': 'Sequence', 'processors': [
+            {'type': 'ByteLevel', 'add_prefix_space': True, 'trim_offsets': False, 'use_regex': True},
+            {'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': end, 'type_id': 0}}, {'Sequence': {'id': 'A', 'type_id': 0}}],
+             'pair': [{'Sequence': {'id': 'A', 'type_id': 0}}, {'Sequence': {'id': 'B', 'type_id': 1}}],
+             'special_tokens': {end: {'id': end, 'ids': [0], 'tokens': [end]}}}]}
+        with open(path, 'w') as f:
+            json.dump(tokenizer, f)
 
 
 def bare_gpt2(folder):
@@ -105,20 +116,20 @@ def write_golden():
 
 def compare(tool, seed, work):
     draw, wrong = random.Random(seed), 0
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
     for k, (name, (make, more)) in enumerate(list(MODELS.items()) * 2):
         torch.manual_seed(seed + k)
         heads = draw.choice([2, 4])
         model = make(heads * 2 * draw.randint(4, 12), draw.randint(1, 4), heads, draw.choice([64, 128]), **more)
         folder, bare = os.path.join(work, f'{k}'), name == 'gpt2' and k > 0
-        save(model, folder, **({} if k % 2 or bare else {'max_shard_size': '60KB'}))
+        save(model, folder, k % 3 == 1, **({} if k % 2 or bare else {'max_shard_size': '60KB'}))
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, 'tokenizer.json'))
         if bare:
             bare_gpt2(folder)
-        ids = torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids])
+        ids = torch.tensor([tokenizer(PROMPT).input_ids])
         count = 100 if model.config.max_position_embeddings >= 128 else 40
-        want = tokenizer.decode(greedy(model, ids, count)[0])
+        want = tokenizer.decode(greedy(model, ids, count)[0][k % 3 == 1:])
         for ranks in (1, 2):
-            run = subprocess.run([tool, '--from', folder, '--prompt', PROMPT, '--tokens', str(count), '--temperature', '0', '--ranks',
+            run = subprocess.run([tool, '--from', folder, '--prompt', PROMPT, '--tokens', str(count), '--temperature', '0', '--no-end', '--ranks',
                                   str(ranks)], capture_output=True)
             same = run.returncode == 0 and run.stdout[:-1].decode(errors='replace') == want
             wrong += not same
@@ -128,7 +139,7 @@ def compare(tool, seed, work):
             run = subprocess.run([tool, '--from', folder, '--export', out, '--ranks', str(ranks)], capture_output=True)
             if run.returncode == 0:
                 back = transformers.AutoModelForCausalLM.from_pretrained(out)
-                text = transformers.AutoTokenizer.from_pretrained(out).decode(greedy(back, ids, count)[0])
+                text = transformers.AutoTokenizer.from_pretrained(out).decode(greedy(back, ids, count)[0][k % 3 == 1:])
             same = run.returncode == 0 and text == want and back.dtype == torch.float32
             wrong += not same
             if not same:

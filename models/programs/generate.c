@@ -1,18 +1,23 @@
 /* models/programs/generate.c: writes text with a model that train_gpt --out saved. */
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
 #include "models/imported_internal.h"
 #include "models/record.h"
 #include "models/sample.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct settings {
     const char *from, *prompt;
     int64_t tokens, ctx, top_k, seed, ranks, threads;
     double temperature, top_p;
     int device, dtype;
-    const char *export;
+    const char *export, *prompt_file, *prompt_ids;
+    bool print_ids, no_end;
+    char *own_prompt; /* of --prompt-file */
 } settings;
 
 #define AT(field) offsetof(settings, field)
@@ -22,8 +27,15 @@ static const kn_option table[] = {
       "the folder that train_gpt --out wrote, or in it step-N or best; or one of transformers with "
       "a GPT-2, Llama, Mistral or Qwen and its tokenizer" },
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
-    { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt",
+    { "prompt-file", KN_OPTION_PATH, AT(prompt_file), NULL,
+      "the same in a file; -: from standard input", .clashes = "prompt" },
+    { "prompt-ids", KN_OPTION_STRING, AT(prompt_ids), NULL,
+      "the same as ids with commas between them: 464,2068", .clashes = "prompt" },
+    { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "write ids, not text" },
+    { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt, at most",
       .max = 1 << 24 },
+    { "no-end", KN_OPTION_FLAG, AT(no_end), NULL,
+      "write on where the model ends the text (<|endoftext|>, or as its configuration says)" },
     { "ctx", KN_OPTION_INT, AT(ctx), NULL, "tokens that the model sees", .min = 1, .max = 1 << 20,
       .note = "as many as it was trained with" },
     { "temperature", KN_OPTION_FLOAT, AT(temperature), "0.8",
@@ -68,6 +80,94 @@ static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
     return !kn_ok() ? 0 : s->ctx ? s->ctx : trained > 0 && trained < most ? trained : most;
 }
 
+/* The prompt of --prompt-file, for kn_host_free. */
+static char *read_prompt(const char *path)
+{
+    char *text = NULL;
+    int64_t n = 0, room = 0;
+    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    if (!f) {
+        kn_fail_system("cannot open the prompt %s: %m", path);
+        return NULL;
+    }
+    while (kn_host_grow(&text, &room, n + 4096, 1)) {
+        const size_t got = fread(text + n, 1, (size_t)(room - n - 1), f);
+        n += (int64_t)got;
+        if (got == 0)
+            break;
+    }
+    if (kn_ok() && ferror(f))
+        kn_fail_system("cannot read the prompt %s: %m", path);
+    if (kn_ok() && memchr(text, 0, (size_t)n))
+        kn_fail("the prompt %s has the character U+0000", path);
+    if (text)
+        text[n] = 0;
+    if (f != stdin)
+        fclose(f);
+    return text;
+}
+
+/* Rank 0 reads the prompt, and all have it. */
+static bool share_prompt(settings *s, kn_comm *world)
+{
+    char *text = s->prompt_file && kn_rank(world) == 0 ? read_prompt(s->prompt_file) : NULL;
+    int64_t size = text ? (int64_t)strlen(text) + 1 : 0;
+    if (!s->prompt_file || !kn_agree(world, kn_ok()))
+        return kn_ok();
+    kn_stream *stream = kn_compute_stream(KN_CPU);
+    bool ok = kn_broadcast(world, &size, sizeof size, 0, stream, "the prompt's size") &&
+              (text || (text = kn_host_alloc((size_t)size))) &&
+              kn_broadcast(world, text, size, 0, stream, "the prompt");
+    s->prompt = s->own_prompt = text;
+    return ok;
+}
+
+/* --prompt-ids, for kn_host_free. */
+static int64_t *parse_ids(const char *text, int64_t *count)
+{
+    int64_t *ids = NULL, room = 0;
+    for (const char *p = text; *p;) {
+        char *end;
+        errno = 0;
+        const long long id = strtoll(p, &end, 10);
+        if (end == p || (*end && *end != ',') || errno || id < 0) {
+            kn_fail("--prompt-ids %.100s: give ids with commas between them", text);
+            break;
+        }
+        if (!kn_host_grow(&ids, &room, *count + 1, sizeof *ids))
+            break;
+        ids[(*count)++] = id;
+        p = *end ? end + 1 : end;
+    }
+    if (*count == 0 && kn_ok())
+        kn_fail("--prompt-ids is empty; give at least one");
+    return ids;
+}
+
+/* Writes text; NULL as tokenizer where all is ids. */
+static bool write_text(const settings *s, kn_module *model, const kn_imported *from,
+                       const kn_tokenizer *t, int64_t ctx, kn_sample_options draw, kn_comm *world)
+{
+    const kn_model_config *c = kn_import_config(from);
+    const int64_t *ends = NULL;
+    const int end_count = s->no_end ? 0 : kn_import_ends(from, &ends);
+    int64_t count = 0, *ids = s->prompt_ids ? parse_ids(s->prompt_ids, &count) : NULL;
+    bool ok = kn_ok();
+    for (int64_t i = 0; ok && i < count; i++)
+        if (ids[i] >= (int64_t)kn_config_get(c, "vocab", 0))
+            ok = kn_fail("--prompt-ids: %lld is outside the model's vocabulary of %lld",
+                         (long long)ids[i], (long long)kn_config_get(c, "vocab", 0));
+    ok = ok &&
+         kn_write_text(model, c->family->next_logits, t, .prompt = s->prompt, .prompt_ids = ids,
+                       .prompt_count = count, .print_ids = s->print_ids, .stop_ids = ends,
+                       .stop_count = end_count, .tokens = s->tokens, .ctx = ctx, .draw = draw,
+                       .cached = true, .out = kn_rank(world) == 0 ? stdout : NULL);
+    if (ok && kn_rank(world) == 0)
+        printf("\n");
+    kn_host_free(ids);
+    return ok;
+}
+
 static bool export_model(const settings *s, kn_module *model, const kn_model_config *c,
                          const kn_tokenizer *t, kn_comm *world)
 {
@@ -93,15 +193,18 @@ static bool generate(const settings *s, kn_comm *world)
     if (!s->from)
         return kn_fail(
             "give --from DIR, a folder that train_gpt --out wrote, or one of transformers");
+    if (s->prompt_file && s->prompt_ids)
+        return kn_fail("--prompt-file and --prompt-ids are two prompts; give one of them");
     if (s->dtype && !s->export)
         return kn_fail("--dtype is for --export; leave it out");
     if (s->top_p == 0)
         return kn_fail("--top-p 0 leaves no token to choose; give a share above 0, or 1 for all");
     kn_imported *from = kn_import_open(s->from, .comm = world);
     const kn_model_config *c = from ? kn_import_config(from) : NULL;
+    const bool only_ids = s->prompt_ids && s->print_ids && !s->export;
     int64_t ctx = 0;
     bool ok =
-        c && (tokenizer = kn_import_tokenizer(from)) &&
+        c && (only_ids || (tokenizer = kn_import_tokenizer(from))) &&
         (ctx = context(s, kn_import_checkpoint(from), (int64_t)kn_config_get(c, "ctx", 0))) > 0 &&
         kn_config_init(&model, c, KN_F32, KN_META) &&
         kn_fsdp_wrap(&model, world, .wrap_class = c->family->block_class,
@@ -109,13 +212,8 @@ static bool generate(const settings *s, kn_comm *world)
         kn_import_load(from, &model);
     if (ok && s->export)
         ok = export_model(s, &model, c, tokenizer, world);
-    else if (ok) {
-        ok = kn_write_text(&model, c->family->next_logits, tokenizer, .prompt = s->prompt,
-                           .tokens = s->tokens, .ctx = ctx, .draw = o, .cached = true,
-                           .out = kn_rank(world) == 0 ? stdout : NULL);
-        if (ok && kn_rank(world) == 0)
-            printf("\n");
-    }
+    else
+        ok = ok && write_text(s, &model, from, tokenizer, ctx, o, world);
     kn_module_free(&model);
     kn_tokenizer_free(tokenizer);
     kn_import_free(from);
@@ -128,9 +226,11 @@ int main(int argc, char **argv)
     kn_comm *world = kn_init(&argc, &argv);
     kn_options *options = kn_ok() ? kn_options_create(table, &s) : NULL;
     if (options && kn_options_parse(options, argc, argv) && kn_options_agree(options, world)) {
-        if (!kn_options_help_wanted(options))
-            generate(&s, world);
-        else if (kn_rank(world) == 0)
+        if (!kn_options_help_wanted(options)) {
+            if (share_prompt(&s, world))
+                generate(&s, world);
+            kn_host_free(s.own_prompt);
+        } else if (kn_rank(world) == 0)
             kn_options_help(options, stdout, "generate",
                             "Writes text with a model that train_gpt or transformers saved.");
     }

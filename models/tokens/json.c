@@ -334,6 +334,28 @@ static bool read_rest_of_model(kn_json_reader *r, const json_t *m)
     return true;
 }
 
+/* The special tokens in front of the one text ("single") of a template. */
+static bool read_post_processor(kn_json_reader *r, const json_t *p)
+{
+    size_t i;
+    json_t *item;
+    kn_tokenizer *t = r->t;
+    if (!is(p, "TemplateProcessing"))
+        return true; /* what others do is of pairs of texts, or of offsets */
+    json_array_foreach(json_object_get(p, "single"), i, item)
+    {
+        const char *token = text_in(json_object_get(item, "SpecialToken"), "id");
+        const int64_t id = *token ? kn_tokenizer_id(t, token) : -1;
+        if (json_object_get(item, "Sequence"))
+            break;
+        if (id < 0 || t->prefixes == KN_MOST_STEPS)
+            return kn_fail("%s: its post_processor puts \"%.60s\" before a text, which is no token",
+                           r->where, token);
+        t->prefix[t->prefixes++] = id;
+    }
+    return true;
+}
+
 static const char *kind_of(const kn_tokenizer *t)
 {
     bool is_byte = t->by_bytes && t->vocab == 256;
@@ -354,6 +376,7 @@ kn_tokenizer *kn_tokenizer_of_json(json_t *root, const char *text, size_t size, 
         (t->normal_changes = t->changes, true) &&
         each_of(&r, pre, "pretokenizers", read_pre_tokenizer) &&
         kn_json_read_texts(&r, json_object_get(root, "decoder")) && read_rest_of_model(&r, model) &&
+        each_of(&r, json_object_get(root, "post_processor"), "processors", read_post_processor) &&
         (t->json = kn_host_alloc(size + 1))) {
         memcpy(t->json, text, size);
         t->json[size] = 0;

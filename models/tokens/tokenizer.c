@@ -52,6 +52,15 @@ int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token)
     return name < 0 ? -1 : t->names.list[name].value;
 }
 
+int64_t kn_tokenizer_prefix(const kn_tokenizer *t, const int64_t **ids)
+{
+    if (!kn_given(t, "kn_tokenizer_prefix", "the tokenizer") ||
+        !kn_given(ids, "kn_tokenizer_prefix", "the place for the ids"))
+        return 0;
+    *ids = t->prefix;
+    return t->prefixes;
+}
+
 size_t kn_tokenizer_piece(const kn_tokenizer *t, int64_t id, const char **bytes)
 {
     *bytes = t->bytes + t->at[id];

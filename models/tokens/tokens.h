@@ -112,6 +112,8 @@ struct kn_tokenizer {
     char *bytes;
     size_t *at;       /* [vocab + 1] in bytes */
     bool drops_space; /* a text's first space comes of the changes: decoding leaves it out */
+    int64_t prefix[KN_MOST_STEPS]; /* before every text */
+    int prefixes;
     /* Text to words. */
     kn_change change[KN_MOST_STEPS];
     int normal_changes, changes; /* those before the late tokens are looked for, and all */

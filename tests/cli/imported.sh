@@ -53,6 +53,24 @@ assert all(t['dtype'] == 'BF16' for n, t in header.items() if n != '__metadata__
 c = json.load(open('out-gpt2/config.json'))
 assert c['dtype'] == c['torch_dtype'] == 'bfloat16' and c['n_ctx'] == 64 and c['eos_token_id'] == 0, c"
 
+mapfile -t ids < <(python3 -c "import json; w = json.load(open('gpt2/want.json')); print(','.join(map(str, w['prompt']))); print(*w['prompt'], *w['greedy'])")
+run "$generate" --from gpt2 --prompt-ids "${ids[0]}" --print-ids --tokens 24 --temperature 0 --no-end
+check "ids in, ids out" says "${ids[1]}"
+printf 'The quick brown fox' >prompt
+"$generate" --from gpt2 --prompt-file prompt --tokens 9 --temperature 0 --ranks 2 >got 2>err
+"$generate" --from gpt2 --prompt-file - --tokens 9 --temperature 0 <prompt >want 2>err
+check "a prompt from a file or standard input" eval 'cmp got want && grep -q "The quick brown fox" got'
+python3 - <<'END_OF_PYTHON'
+import json
+w = json.load(open('gpt2/want.json'))
+end = w['greedy'][5]
+c = json.load(open('gpt2/config.json'))
+json.dump({**c, 'eos_token_id': [699, end]}, open('gpt2/config.json', 'w'))
+print(*w['prompt'], *w['greedy'][:w['greedy'].index(end)], file=open('want', 'w'))
+END_OF_PYTHON
+"$generate" --from gpt2 --prompt-ids "${ids[0]}" --print-ids --tokens 24 --temperature 0 >got 2>err
+check "the text ends where the configuration says" cmp got want
+
 mkdir no-tokenizer && cp gpt2/model* gpt2/config.json no-tokenizer/
 mkdir pickled && cp gpt2/config.json pickled/ && echo >pickled/pytorch_model.bin
 cp -r llama cut && head -c 9000 llama/model-00001-of-00003.safetensors >cut/model-00001-of-00003.safetensors
@@ -65,6 +83,11 @@ done <<'END_OF_CASES'
 "$generate" --from gpt2 --export gpt2|that Knap didn't export
 "$generate" --from gpt2 --export run|holds the checkpoint of a run
 "$generate" --from gpt2 --dtype bf16|--dtype is for --export
+"$generate" --from gpt2 --prompt-ids 1,700|700 is outside the model's vocabulary of 700
+"$generate" --from gpt2 --prompt-ids 1,,2|give ids with commas
+"$generate" --from gpt2 --prompt-ids 1 --prompt-file prompt|give one of them
+"$generate" --from gpt2 --prompt-ids 1 --prompt a|--prompt
+"$generate" --from gpt2 --prompt-file nowhere|cannot open the prompt nowhere
 "$generate" --from cut --tokens 1|model-00001-of-00003.safetensors
 "$generate" --from nowhere --tokens 1|nowhere
 "$gpt" --init gpt2 "${small[@]}" --layers 3|--layers 3: the model of --init gpt2 has 2; leave it out

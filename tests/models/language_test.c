@@ -128,6 +128,23 @@ KN_TEST(language, writes_from_any_logits)
     KN_CHECK(strncmp(text[3], "ab", 2) == 0 && strlen(text[3]) < 11, "%s", text[3]);
     KN_CHECK(!kn_write_text(&m, no_logits, t, .prompt = "a", .tokens = 1, .cached = true));
     KN_CHECK_ERROR("the logits are");
+    /* as ids, up to the third of those that were drawn */
+    int64_t ids[16], n = kn_tokenizer_encode(t, text[0], strlen(text[0]), ids, KN_I64);
+    char got[64] = "", wanted[64] = "";
+    FILE *numbers = fmemopen(got, sizeof got, "w");
+    KN_CHECK(n == 11 && kn_write_text(&m, next, NULL, .prompt_ids = ids, .prompt_count = 2,
+                                      .print_ids = true, .stop_ids = &ids[4], .stop_count = 1,
+                                      .tokens = 9, .ctx = 6, .draw = o, .out = numbers),
+             "%s", kn_error());
+    fclose(numbers);
+    for (int i = 0; i < 2 || (i < 11 && ids[i] != ids[4]); i++)
+        snprintf(wanted + strlen(wanted), sizeof wanted - strlen(wanted), i ? " %d" : "%d",
+                 (int)ids[i]);
+    KN_CHECK(strcmp(got, wanted) == 0, "%s, should be %s", got, wanted);
+    KN_CHECK(!kn_write_text(&m, next, NULL, .prompt = "a", .tokens = 1));
+    KN_CHECK_ERROR("the tokenizer is NULL");
+    KN_CHECK(!kn_write_text(&m, next, NULL, .prompt_ids = ids, .print_ids = true));
+    KN_CHECK_ERROR("at least one id");
     KN_CHECK(kn_write_text(&m, next, few, .prompt = "ab", .tokens = 9, .ctx = 6, .draw = o), "%s",
              kn_error());
     KN_CHECK(kn_training(&m) && kn_grad_mode());

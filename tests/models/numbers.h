@@ -297,6 +297,8 @@ static void sample(kn_sample_options o)
     X(kn_tokenizer_train_options, vocab, 0, LEARN(.vocab = v))                                     \
     X(kn_tokenizer_train_options, least, NOT_BIG, LEARN(.vocab = 300, .least = v))                 \
     X(kn_write_text_options, tokens, NOT_BIG, WRITE(.tokens = v))                                  \
+    X(kn_write_text_options, prompt_count, NOT_BIG, WRITE(.tokens = 1, .prompt_count = v))         \
+    X(kn_write_text_options, stop_count, NOT_BIG, WRITE(.tokens = 1, .stop_count = v))             \
     X(kn_write_text_options, ctx, 0, WRITE(.tokens = 1, .ctx = v))                                 \
     X(kn_loader_new_options, samples, 0, SAMPLES(.samples = v, .batch = 1))                        \
     X(kn_loader_new_options, batch, 0, SAMPLES(.samples = 4, .batch = v))                          \

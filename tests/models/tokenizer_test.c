@@ -188,6 +188,9 @@ KN_TEST(tokenizer, hostile_files)
           "normalizer is of type \"Replace\"" },
         { BESIDE("\"pre_tokenizer\": {\"type\": \"Whitespace\"}"), "pre_tokenizer is of type" },
         { BESIDE("\"pre_tokenizer\": {\"type\": \"Metaspace\"}"), "no \"replacement\"" },
+        { BESIDE("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
+                 "[{\"SpecialToken\": {\"id\": \"<s>\"}}]}"),
+          "puts \"<s>\" before a text" },
         { BESIDE("\"decoder\": {\"type\": \"WordPiece\"}"), "decoder is of type \"WordPiece\"" },
         { BESIDE("\"added_tokens\": [{\"id\": 3}]"), "added token 0 has no \"content\"" },
         { BESIDE("\"added_tokens\": [{\"id\": 3, \"content\": \"a\"}]"), "\"a\" has two ids" },
@@ -277,6 +280,25 @@ KN_TEST(tokenizer, truncated_and_flipped_files)
             kn_clear_error();
         }
     }
+}
+
+/* What a file puts before every text is known, and not among a text's ids. */
+KN_TEST(tokenizer, prefix)
+{
+    static const char json[] =
+        BESIDE("\"post_processor\": {\"type\": \"Sequence\", \"processors\": [{\"type\": "
+               "\"ByteLevel\"}, {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": "
+               "{\"id\": \"b\"}}, {\"Sequence\": {\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": "
+               "\"a\"}}]}]}");
+    const int64_t *prefix;
+    int64_t ids[4];
+    kn_tokenizer *t = kn_tokenizer_parse(json, sizeof json - 1, "t.json");
+    KN_CHECK(t && kn_tokenizer_prefix(t, &prefix) == 1 && prefix[0] == 1, "%s", kn_error());
+    KN_CHECK(kn_tokenizer_encode(t, "a", 1, ids, KN_I64) == 1 && ids[0] == 0);
+    kn_tokenizer_free(t);
+    t = kn_tokenizer_create("byte", NULL, 0);
+    KN_CHECK(kn_tokenizer_prefix(t, &prefix) == 0);
+    kn_tokenizer_free(t);
 }
 
 /* A long word is merged as a short one is: the earliest merge first, of equals the left one. */
