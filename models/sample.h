@@ -33,7 +33,7 @@ typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
 
 typedef struct kn_write_text_options {
     KN_BEGIN_OPTIONS;
-    /* Goes before the text; at least one token; NULL: a new line. Before it come, unseen, the tokens
+    /* Goes before the text; at least one token; NULL: a new line. Before it come, unseen, tokens
      * that the tokenizer puts before a text (kn_tokenizer_prefix). Or ids, as they are. */
     const char *prompt;
     const int64_t *prompt_ids; /* [prompt_count] */
@@ -50,9 +50,9 @@ typedef struct kn_write_text_options {
     FILE *out; /* NULL: nowhere */
 } kn_write_text_options;
 /* Writes the prompt and .tokens more, in evaluation mode, without gradients. t may be NULL where
- * prompt and text are ids. logits NULL: kn_call(module, ids). Collective where module is sharded: every rank passes the same arguments,
- * except .out. Errors: a prompt that the tokenizer can't encode; logits of another shape; those of
- * kn_sample. */
+ * prompt and text are ids. logits NULL: kn_call(module, ids). Collective where module is sharded:
+ * every rank passes the same arguments, except .out. Errors: a prompt that the tokenizer can't
+ * encode; logits of another shape; those of kn_sample. */
 KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                            kn_write_text_options o);
 #define kn_write_text(module, logits, tokenizer, ...)                                              \
