@@ -3,7 +3,7 @@
  * so that the first that fits is the best; blocks that are out are found by their address in a hash
  * table. */
 #include "kernels/cuda/runtime/pool.h"
-#include "kernels/error.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 
 #include <pthread.h>
