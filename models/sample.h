@@ -1,7 +1,9 @@
-/* models/sample.h: choosing tokens from logits, and writing text with a language model. */
+/* models/sample.h: choosing tokens from logits, writing text with a language model, and how well it
+ * predicts one. */
 #ifndef KNAP_MODELS_SAMPLE_H
 #define KNAP_MODELS_SAMPLE_H
 
+#include "models/text.h"
 #include "models/tokenizer.h"
 #include "nn/nn.h"
 #include <stdio.h>
@@ -57,6 +59,33 @@ KN_API bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer
                            kn_write_text_options o);
 #define kn_write_text(module, logits, tokenizer, ...)                                              \
     kn_write_text_(module, logits, tokenizer, KN_OPTIONS(kn_write_text_options, __VA_ARGS__))
+
+/* ---- how well a text is predicted ------------------------------------------------------------ */
+
+/* The mean cross-entropy of ids[B, T] against targets[B, T] (i64), of which -100 doesn't count. */
+typedef kn_tensor *(*kn_loss_fn)(void *module, kn_tensor *ids, kn_tensor *targets);
+
+typedef struct kn_text_score {
+    double loss;    /* nats a token, the mean; exp(loss) is the perplexity */
+    int64_t tokens; /* predicted: all but the first */
+    int64_t bytes;  /* that they stand for; 0 without .tokenizer. Bits a byte: loss * tokens /
+                     * (bytes * log(2)) */
+} kn_text_score;
+
+typedef struct kn_text_evaluate_options {
+    KN_BEGIN_OPTIONS;
+    int64_t ctx;    /* tokens of a window; required */
+    int64_t stride; /* between windows, 1 to ctx: each token is predicted once, from at least ctx -
+                     * stride tokens before it where there are so many; 0: ctx */
+    int64_t batch;  /* windows at a time; 0: 1 */
+    const kn_tokenizer *tokenizer; /* of the text, to count its bytes; NULL: they aren't counted */
+    kn_comm *comm;                 /* ranks that share the windows; NULL: kn_world() */
+} kn_text_evaluate_options;
+/* Predicts all of a text, in evaluation mode, without gradients. Collective. */
+KN_API bool kn_text_evaluate_(void *module, kn_loss_fn loss, const kn_text *text,
+                              kn_text_score *out, kn_text_evaluate_options o);
+#define kn_text_evaluate(module, loss, text, out, ...)                                             \
+    kn_text_evaluate_(module, loss, text, out, KN_OPTIONS(kn_text_evaluate_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

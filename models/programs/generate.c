@@ -4,8 +4,10 @@
 #include "models/imported_internal.h"
 #include "models/record.h"
 #include "models/sample.h"
+#include "models/text.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,8 @@ typedef struct settings {
     int64_t tokens, ctx, top_k, seed, ranks, threads;
     double temperature, top_p;
     int device, dtype;
-    const char *export, *prompt_file, *prompt_ids;
+    const char *export, *prompt_file, *prompt_ids, *evaluate;
+    int64_t stride;
     bool print_ids, no_end;
     char *own_prompt; /* of --prompt-file */
 } settings;
@@ -44,6 +47,11 @@ static const kn_option table[] = {
       .max = 1 << 24 },
     { "top-p", KN_OPTION_FLOAT, AT(top_p), "1", "choose among the likeliest that make up p",
       .max = 1 },
+    { "evaluate", KN_OPTION_PATH, AT(evaluate), NULL,
+      "say how well the model predicts this text or token file, and write no text" },
+    { "stride", KN_OPTION_INT, AT(stride), NULL,
+      "--evaluate: tokens between two windows of the context", .min = 1, .max = 1 << 20,
+      .note = "half the context" },
     { "export", KN_OPTION_PATH, AT(export), NULL,
       "write the model for transformers into this folder, and no text" },
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
@@ -168,6 +176,35 @@ static bool write_text(const settings *s, kn_module *model, const kn_imported *f
     return ok;
 }
 
+/* Perplexity and bits a byte of a whole file. */
+static bool evaluate(const settings *s, kn_module *model, const kn_model_config *c, kn_tokenizer *t,
+                     int64_t ctx, kn_comm *world)
+{
+    kn_text_score score;
+    char *path = kn_data_find(s->evaluate);
+    kn_text *text = path ? kn_text_open(path, "byte", &t) : NULL;
+    const int64_t vocab = (int64_t)kn_config_get(c, "vocab", 0);
+    bool ok = text != NULL;
+    if (ok && kn_text_vocab(text) > vocab)
+        ok = kn_fail("--evaluate: %s has %lld kinds of token, the model's vocabulary %lld", path,
+                     (long long)kn_text_vocab(text), (long long)vocab);
+    ok = kn_agree(world, ok) &&
+         kn_text_evaluate(model, c->family->loss, text, &score, .ctx = ctx, .batch = 4,
+                          .stride = s->stride ? s->stride : (ctx + 1) / 2, .tokenizer = t,
+                          .comm = world);
+    if (ok && kn_rank(world) == 0) {
+        printf("%s: %lld tokens predicted, loss %.4f nats a token, perplexity %.4g", path,
+               (long long)score.tokens, score.loss, exp(score.loss));
+        if (score.bytes > 0)
+            printf(", %.4f bits a byte",
+                   score.loss * (double)score.tokens / ((double)score.bytes * log(2)));
+        printf("\n");
+    }
+    kn_text_free(text);
+    kn_host_free(path);
+    return ok;
+}
+
 static bool export_model(const settings *s, kn_module *model, const kn_model_config *c,
                          const kn_tokenizer *t, kn_comm *world)
 {
@@ -195,6 +232,10 @@ static bool generate(const settings *s, kn_comm *world)
             "give --from DIR, a folder that train_gpt --out wrote, or one of transformers");
     if (s->prompt_file && s->prompt_ids)
         return kn_fail("--prompt-file and --prompt-ids are two prompts; give one of them");
+    if (s->stride && !s->evaluate)
+        return kn_fail("--stride is for --evaluate; leave it out");
+    if (s->evaluate && s->export)
+        return kn_fail("--evaluate and --export are two tasks; give one of them");
     if (s->dtype && !s->export)
         return kn_fail("--dtype is for --export; leave it out");
     if (s->top_p == 0)
@@ -212,6 +253,8 @@ static bool generate(const settings *s, kn_comm *world)
         kn_import_load(from, &model);
     if (ok && s->export)
         ok = export_model(s, &model, c, tokenizer, world);
+    else if (ok && s->evaluate)
+        ok = evaluate(s, &model, c, tokenizer, ctx, world);
     else
         ok = ok && write_text(s, &model, from, tokenizer, ctx, o, world);
     kn_module_free(&model);

@@ -71,6 +71,13 @@ END_OF_PYTHON
 "$generate" --from gpt2 --prompt-ids "${ids[0]}" --print-ids --tokens 24 --temperature 0 >got 2>err
 check "the text ends where the configuration says" cmp got want
 
+for ranks in 1 2; do
+    run "$generate" --from llama --evaluate "$ROOT/tests/models/tokenizers/ids" --stride 20 --ranks $ranks
+    check "a text is evaluated on $ranks ranks" eval 'succeeds && says "perplexity" && says "bits a byte"'
+    cp output "score-$ranks"
+done
+check "to the same figures" cmp score-1 score-2
+
 mkdir no-tokenizer && cp gpt2/model* gpt2/config.json no-tokenizer/
 mkdir pickled && cp gpt2/config.json pickled/ && echo >pickled/pytorch_model.bin
 cp -r llama cut && head -c 9000 llama/model-00001-of-00003.safetensors >cut/model-00001-of-00003.safetensors
@@ -82,6 +89,9 @@ done <<'END_OF_CASES'
 "$generate" --from pickled --tokens 1|write its pytorch_model.bin again
 "$generate" --from gpt2 --export gpt2|that Knap didn't export
 "$generate" --from gpt2 --export run|holds the checkpoint of a run
+"$generate" --from gpt2 --stride 4|--stride is for --evaluate
+"$generate" --from gpt2 --evaluate prompt --stride 65|.stride 65
+"$generate" --from gpt2 --evaluate nowhere|nowhere
 "$generate" --from gpt2 --dtype bf16|--dtype is for --export
 "$generate" --from gpt2 --prompt-ids 1,700|700 is outside the model's vocabulary of 700
 "$generate" --from gpt2 --prompt-ids 1,,2|give ids with commas

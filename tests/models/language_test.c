@@ -157,3 +157,62 @@ KN_TEST(language, writes_from_any_logits)
     kn_tokenizer_free(t), kn_tokenizer_free(few);
     kn_module_free(&m);
 }
+
+/* -log of what the model gives token i of ids, which sees those from `from` on. */
+static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int64_t from,
+                       int64_t i)
+{
+    double sum = 0, most = -INFINITY;
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *y = f->next_logits(m, kn_from(KN_I64, KN_CPU, ids + from, KN_SHAPE(1, i - from)));
+    const float *logit = kn_data(y);
+    for (int64_t k = 0; k < kn_numel(y); k++)
+        most = logit[k] > most ? logit[k] : most;
+    for (int64_t k = 0; k < kn_numel(y); k++)
+        sum += exp(logit[k] - most);
+    const double found = log(sum) + most - logit[ids[i]];
+    kn_scope_end(scope);
+    return found;
+}
+
+/* Each token once, from the window in which it comes first; texts of any length, batches of any. */
+KN_TEST(language, a_text_is_evaluated)
+{
+    enum { CTX = 6, MOST = 29 };
+    const kn_family *f = &kn_gpt_family;
+    kn_tokenizer *t = kn_tokenizer_create("byte", NULL, 0);
+    kn_module m;
+    kn_text_score score;
+    uint16_t tokens[MOST];
+    int64_t ids[MOST];
+    make_small(&m, GPT, KN_F32, 7);
+    for (int i = 0; i < MOST; i++)
+        ids[i] = tokens[i] = (uint16_t)((i * i + 3 * i) % VOCAB);
+    for (int64_t n = 2; n <= MOST; n = n < 9 ? n + 1 : n + 5)
+        for (int64_t stride = 1; stride <= CTX; stride++) {
+            kn_text *text = kn_text_of_ids(tokens, n, VOCAB);
+            double sum = 0;
+            for (int64_t i = 1; i < n; i++) {
+                int64_t from = 0; /* of the first window that holds token i as a target */
+                while (from + CTX < i)
+                    from += stride;
+                sum += surprise(f, &m, ids, from, i);
+            }
+            KN_CHECK(kn_text_evaluate(&m, f->loss, text, &score, .ctx = CTX, .stride = stride,
+                                      .batch = 1 + n % 3, .tokenizer = t, .comm = kn_comm_self()),
+                     "%s", kn_error());
+            KN_CHECK(score.tokens == n - 1 && score.bytes == n - 1);
+            KN_CHECK(fabs(score.loss - sum / (double)(n - 1)) < 1e-5,
+                     "%d tokens, stride %d: %g, %g", (int)n, (int)stride, score.loss,
+                     sum / (double)(n - 1));
+            kn_text_free(text);
+        }
+    kn_text *one = kn_text_of_ids(tokens, 1, VOCAB), *two = kn_text_of_ids(tokens, 2, VOCAB);
+    KN_CHECK(!kn_text_evaluate(&m, f->loss, one, &score, .ctx = CTX, .comm = kn_comm_self()));
+    KN_CHECK_ERROR("the text has 1 tokens");
+    KN_CHECK(!kn_text_evaluate(&m, f->loss, two, &score, .ctx = CTX, .stride = 7));
+    KN_CHECK_ERROR(".stride 7");
+    kn_text_free(one), kn_text_free(two);
+    kn_tokenizer_free(t);
+    kn_module_free(&m);
+}

@@ -236,6 +236,14 @@ static void sample(kn_sample_options o)
 #define LEARN(...)                                                                                 \
     kn_tokenizer_free(                                                                             \
         kn_tokenizer_train((const char *[]){ "aab" }, (size_t[]){ 3 }, 1, __VA_ARGS__))
+static kn_tensor *no_loss(void *module, kn_tensor *ids, kn_tensor *targets)
+{
+    (void)module, (void)ids, (void)targets;
+    return kn_zeros(KN_F32, KN_CPU, 0, NULL);
+}
+#define EVALUATE(...)                                                                              \
+    kn_text_evaluate(&in.l, no_loss, in.text, &(kn_text_score){ 0 }, .comm = kn_comm_self(),       \
+                     __VA_ARGS__)
 #define WRITE(...)   (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
 #define IMAGES(...)  LOADER(kn_image_loader(in.set, NULL, __VA_ARGS__))
 #define ATTEND(...)  kn_scaled_dot_product_attention(in.q, in.q, in.q, __VA_ARGS__)
@@ -296,6 +304,9 @@ static void sample(kn_sample_options o)
     X(kn_sample_options, top_p, 0, sample((kn_sample_options){ .temperature = 1, .top_p = v }))    \
     X(kn_tokenizer_train_options, vocab, 0, LEARN(.vocab = v))                                     \
     X(kn_tokenizer_train_options, least, NOT_BIG, LEARN(.vocab = 300, .least = v))                 \
+    X(kn_text_evaluate_options, ctx, NOT_BIG, EVALUATE(.ctx = v))                                  \
+    X(kn_text_evaluate_options, stride, 0, EVALUATE(.ctx = 4, .stride = v))                        \
+    X(kn_text_evaluate_options, batch, NOT_BIG, EVALUATE(.ctx = 4, .batch = v))                    \
     X(kn_write_text_options, tokens, NOT_BIG, WRITE(.tokens = v))                                  \
     X(kn_write_text_options, prompt_count, NOT_BIG, WRITE(.tokens = 1, .prompt_count = v))         \
     X(kn_write_text_options, stop_count, NOT_BIG, WRITE(.tokens = 1, .stop_count = v))             \
