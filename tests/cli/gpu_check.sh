@@ -236,7 +236,7 @@ check "a batch that doesn't fit is said to" grep -Eq 'GB of 80: it does NOT fit$
 gpu_check --predict --device H300
 check "an unknown GPU is an error" fails "--device has no choice 'H300'; did you mean H100? (choices: A100|H100|H200|B200)"
 gpu_check --predict --model gpt3
-check "so is an unknown model" fails "there is no model 'gpt3'; there are gpt2, "
+check "so is an unknown model" fails "there is no GPT 'gpt3'; there are gpt2, "
 gpu_check --predict --measured "$TMP/none"
 check "and a file that is not there" fails "--measured $TMP/none"
 gpu_check --predict --ranks 2
