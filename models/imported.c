@@ -107,6 +107,12 @@ static bool read_ends(kn_imported *x, const char *dir, const char *name)
 static bool open_folder(kn_imported *x, const char *dir)
 {
     char path[4096];
+    if (!kn_is_there(dir))
+        return kn_ok() && kn_fail("there is no folder %s", dir);
+    if (kn_pretrained_path(path, dir, "config.json") && !kn_is_there(path))
+        return kn_ok() && kn_fail("%s holds no model: it is neither a run's folder nor one with a "
+                                  "config.json, as transformers and --export write it",
+                                  dir);
     if (!read_config(dir, &x->config) || !read_ends(x, dir, "generation_config.json") ||
         !read_ends(x, dir, "config.json"))
         return false;

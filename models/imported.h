@@ -2,11 +2,12 @@
  * GPT-2, Llama, Mistral, Qwen2 and Qwen3, and checkpoints of Knap.
  *
  *   kn_imported *from = kn_import_open("gpt2", .comm = world);
+ *   const kn_gpt_config *sizes = from ? kn_import_gpt(from) : NULL; // NULL: kn_import_llama has them
  *   kn_gpt model = { 0 };
- *   if (from && kn_import_gpt(from) &&
- *       kn_gpt_init(&model, *kn_import_gpt(from), KN_F32, KN_META) &&
+ *   if (sizes && kn_gpt_init(&model, *sizes, KN_F32, KN_META) &&
  *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model))
- *       ...  */
+ *       kn_write_text(&model, NULL, tokenizer, .prompt = "The", .tokens = 20, .ctx = sizes->ctx,
+ *                     .cached = true, .out = stdout); */
 #ifndef KNAP_MODELS_IMPORTED_H
 #define KNAP_MODELS_IMPORTED_H
 

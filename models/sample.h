@@ -30,7 +30,8 @@ KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_opt
                          int64_t index);
 
 /* Returns the logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V],
- * whose last position is read. V is at least the tokenizer's vocabulary. */
+ * whose last position is read. V is at least the tokenizer's vocabulary. NULL will do for kn_gpt
+ * and kn_llama; kn_gpt_next_logits as a kn_logits_fn computes the last position's alone. */
 typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
 
 typedef struct kn_write_text_options {

@@ -119,6 +119,17 @@ static bool is_tokens(const kn_mapped *map)
            (map->size >= sizeof MAGIC && memcmp(map->data, MAGIC, sizeof MAGIC) == 0);
 }
 
+bool kn_text_is_tokens(const char *path)
+{
+    kn_mapped map;
+    if (!kn_given_path(path, "kn_text_is_tokens", "the path") ||
+        !kn_file_map(path, "token file", &map))
+        return false;
+    const bool is = is_tokens(&map);
+    kn_file_unmap(&map);
+    return is;
+}
+
 bool kn_text_is_plain(const char *path)
 {
     kn_mapped map;
@@ -367,8 +378,8 @@ static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, in
     for (int64_t k = 0; k <= ctx; k++) {
         int64_t id = token(t, at + k);
         if (id >= t->vocab)
-            return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld; the "
-                           "token file is damaged",
+            return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld: the "
+                           "token file is damaged, or is of another vocabulary",
                            (long long)(at + k), (long long)id, (long long)t->vocab);
         if (k < ctx)
             x[k] = id;

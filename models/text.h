@@ -39,6 +39,8 @@ KN_API kn_text *kn_text_map(const char *path); /* a token file */
 KN_API kn_text *kn_text_map_plain(const char *path, int64_t vocab);
 /* Whether path may be such a file: its name ends in ".bin", and no header says what it is. */
 KN_API bool kn_text_is_plain(const char *path);
+/* Whether path is a token file with a header. */
+KN_API bool kn_text_is_tokens(const char *path);
 /* Writes a token file. */
 KN_API bool kn_text_save(const kn_text *t, const char *path);
 KN_API void kn_text_free(kn_text *t); /* NULL is fine */

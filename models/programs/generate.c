@@ -263,6 +263,19 @@ static bool generate(const settings *s, kn_comm *world)
     return ok;
 }
 
+/* --export and --evaluate write no text. */
+static bool only_for_text(const settings *s, const kn_options *o)
+{
+    static const char *const names[] = { "prompt", "prompt-file", "prompt-ids",  "print-ids",
+                                         "tokens", "no-end",      "temperature", "top-k",
+                                         "top-p",  "seed" };
+    for (size_t i = 0; (s->export || s->evaluate) && i < sizeof names / sizeof *names; i++)
+        if (kn_options_given(o, names[i]))
+            return kn_fail("--%s is for writing text, which --%s doesn't; leave it out", names[i],
+                           s->export ? "export" : "evaluate");
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     settings s = { 0 };
@@ -270,7 +283,7 @@ int main(int argc, char **argv)
     kn_options *options = kn_ok() ? kn_options_create(table, &s) : NULL;
     if (options && kn_options_parse(options, argc, argv) && kn_options_agree(options, world)) {
         if (!kn_options_help_wanted(options)) {
-            if (share_prompt(&s, world))
+            if (only_for_text(&s, options) && share_prompt(&s, world))
                 generate(&s, world);
             kn_host_free(s.own_prompt);
         } else if (kn_rank(world) == 0)

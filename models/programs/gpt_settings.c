@@ -35,7 +35,8 @@ static const kn_option model_rows[] = {
       "begin with the weights of this folder: train_gpt's, or one of transformers (GPT-2, Llama, "
       "Mistral, Qwen), and its tokenizer",
       .clashes = "resume", .of = KN_OF_START },
-    { "ctx", KN_OPTION_INT, AT(ctx), "64", "tokens in a row of a batch, the model's context",
+    { "ctx", KN_OPTION_INT, AT(ctx), "64",
+      "tokens in a row of a batch, the model's context; --init: its context, at most 1024",
       .min = 1, .max = 1 << 20 },
     { 0 },
 };
@@ -218,7 +219,11 @@ static bool follow(const gpt_settings *s, kn_options *o, const char *name, const
 bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c)
 {
     const kn_preset *preset = kn_config_preset(c);
-    bool ok = follow(s, o, "model", preset ? preset->name : c->family->custom);
+    char rows[32];
+    const int64_t ctx = (int64_t)kn_config_get(c, "ctx", 0);
+    snprintf(rows, sizeof rows, "%lld", (long long)(ctx < 1024 ? ctx : 1024));
+    bool ok = follow(s, o, "model", preset ? preset->name : c->family->custom) &&
+              (kn_options_given(o, "ctx") || kn_options_set(o, "ctx", rows));
     for (const kn_option *row = size_rows; ok && !preset && row->name; row++) {
         const kn_config_field *p = option_field(c->family, row->name);
         const double value = p ? kn_config_get(c, row->name, 0) : 0;

@@ -18,7 +18,7 @@
 typedef struct settings {
     int64_t vocab, least;
     const char *pattern, *special, *out, *tokenizer, *behind;
-    bool by_line, print_ids;
+    bool by_line, print_ids, overwrite;
 } settings;
 
 static settings given;
@@ -47,6 +47,8 @@ static const kn_option table[] = {
     { "output", KN_OPTION_HEADING },
     { "out", KN_OPTION_PATH, AT(out), NULL,
       "train: the folder or file for tokenizer.json; encode: the token file" },
+    { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
+      "train: in place of the tokenizer that is there" },
     { 0 },
 };
 
@@ -99,6 +101,8 @@ static bool texts_open(texts *t, char *const *path, int count)
         kn_host_free(found);
         if (!ok)
             return false;
+        if (kn_text_is_tokens(path[t->count]))
+            return kn_fail("%s is a token file already; give the text", path[t->count]);
         t->text[t->count] = (const char *)t->map[t->count].data;
         t->length[t->count] = t->map[t->count].size;
         t->bytes += (int64_t)t->map[t->count].size;
@@ -136,13 +140,24 @@ static bool merging(double done, void *arg)
 }
 
 /* FOLDER/tokenizer.json for a folder, or what is to be one. */
-static bool save(const kn_tokenizer *t, const char *out, char *path, size_t size)
+static bool is_file(const char *out)
 {
     const size_t n = strlen(out);
-    const bool is_file = n > 5 && strcmp(out + n - 5, ".json") == 0;
-    if (!is_file && KN_AGAIN(mkdir(out, 0777)) != 0 && errno != EEXIST)
+    return n > 5 && strcmp(out + n - 5, ".json") == 0;
+}
+
+/* Where the tokenizer goes; one that is there stays. */
+static bool find_place(const char *out, char *path, size_t size)
+{
+    snprintf(path, size, is_file(out) ? "%s" : "%s/tokenizer.json", out);
+    return !kn_is_there(path) || given.overwrite ||
+           kn_fail("%s is there already; give another folder, or --overwrite", path);
+}
+
+static bool save(const kn_tokenizer *t, const char *out, const char *path)
+{
+    if (!is_file(out) && KN_AGAIN(mkdir(out, 0777)) != 0 && errno != EEXIST)
         return kn_fail_system("%s: cannot make the folder: %m", out);
-    snprintf(path, size, is_file ? "%s" : "%s/tokenizer.json", out);
     return kn_tokenizer_save(t, path);
 }
 
@@ -158,7 +173,8 @@ static bool train(char *const *path, int count)
         kn_fail("train: give --vocab N, the number of ids");
     else if (!given.out)
         kn_fail("train: give --out FOLDER, where tokenizer.json goes");
-    bool ok = kn_ok() && list && split(list, special, MOST) && texts_open(&t, path, count);
+    bool ok = kn_ok() && list && find_place(given.out, where, sizeof where) &&
+              split(list, special, MOST) && texts_open(&t, path, count);
     if (ok) {
         bar_begin(&b, "words ", t.bytes);
         kn_words_tell(bar_move, &b);
@@ -170,14 +186,15 @@ static bool train(char *const *path, int count)
                                   .progress = merging, .progress_arg = &merges);
         kn_words_tell(NULL, NULL);
         bar_end(&b);
-        ok = made && save(made, given.out, where, sizeof where);
+        ok = made && save(made, given.out, where);
     }
     if (ok) {
         say_size("trained on", t.bytes);
         printf(": %lld ids, %s\n", (long long)kn_tokenizer_vocab(made), where);
         if (kn_tokenizer_vocab(made) < given.vocab)
             printf(
-                "no pair of tokens is left that occurs %lld times: fewer ids than --vocab %lld\n",
+                "no pair of tokens is left that occurs %lld times or more: fewer ids than --vocab "
+                "%lld\n",
                 (long long)given.least, (long long)given.vocab);
     }
     texts_free(&t);
@@ -213,6 +230,21 @@ static bool write_tokens(const kn_tokenizer *t, const void *ids, int64_t count, 
     return ok;
 }
 
+/* The file for the tokens is none of the texts, nor any other file than one of tokens. */
+static bool may_write(char *const *path, int count)
+{
+    struct stat out, in;
+    const int there = kn_look(given.out, &out);
+    for (int i = 0; there > 0 && i < count; i++)
+        if (kn_look(path[i], &in) > 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            return kn_fail("--out %s is one of the texts; give another file", given.out);
+    if (there > 0 && S_ISDIR(out.st_mode))
+        return kn_fail("--out %s is a folder; give a file for the tokens", given.out);
+    return there == 0 || (there > 0 && (out.st_size == 0 || kn_text_is_tokens(given.out))) ||
+           (kn_ok() &&
+            kn_fail("--out %s is a file that isn't of tokens; give another one", given.out));
+}
+
 static bool encode(const kn_tokenizer *t, char *const *path, int count)
 {
     texts in = { 0 };
@@ -223,6 +255,10 @@ static bool encode(const kn_tokenizer *t, char *const *path, int count)
     const size_t width = kn_dtype_size(dtype);
     if (!given.out && !given.print_ids)
         return kn_fail("encode: give --out FILE, where the tokens go, or --print-ids");
+    if (given.out && given.print_ids)
+        return kn_fail("encode: --print-ids writes no file; leave --out out");
+    if (given.out && !may_write(path, count))
+        return false;
     if (given.behind && (behind = kn_tokenizer_id(t, given.behind)) < 0)
         return kn_ok() && kn_fail("--behind %.100s: the tokenizer has no such token", given.behind);
     bool ok = texts_open(&in, path, count);
@@ -285,6 +321,11 @@ static bool decode_words(const kn_tokenizer *t, char *const *word, int words)
 static bool decode(const kn_tokenizer *t, char *const *word, int words)
 {
     struct stat st;
+    if (given.out || given.behind || given.print_ids)
+        return kn_fail("decode writes text to standard output; leave --%s out", given.out ? "out"
+                                                                                : given.behind
+                                                                                    ? "behind"
+                                                                                    : "print-ids");
     if (words == 0)
         return kn_fail("decode: give a token file, or ids");
     if (words > 1 || kn_look(word[0], &st) != 1)

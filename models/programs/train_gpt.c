@@ -57,26 +57,53 @@ static bool write_sample(training *t)
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
+/* The tokenizer of --init; one that is given beside it must be the same. */
+static bool init_tokenizer(gpt_run *r)
+{
+    const bool given = kn_options_given(r->t.options, "tokenizer");
+    r->tokenizer = kn_import_tokenizer(r->init);
+    if (!given || !r->tokenizer) { /* a folder without one takes any */
+        if (given)
+            kn_clear_error();
+        return r->tokenizer != NULL || given;
+    }
+    kn_tokenizer *other = strcmp(r->s.tokenizer, "char") == 0 || strcmp(r->s.tokenizer, "byte") == 0
+                              ? NULL
+                              : kn_tokenizer_load(r->s.tokenizer);
+    char *a = kn_tokenizer_text(r->tokenizer), *b = other ? kn_tokenizer_text(other) : NULL;
+    const bool same = a && b && strcmp(a, b) == 0;
+    kn_tokenizer_free(other);
+    kn_host_free(a);
+    kn_host_free(b);
+    return same ||
+           (kn_ok() && kn_fail("--tokenizer %s: the model of --init %s has a tokenizer of its "
+                               "own; leave --tokenizer out",
+                               r->s.tokenizer, r->s.init));
+}
+
 static bool open_text(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    if (r->init && !kn_options_given(r->t.options, "tokenizer") &&
-        !(r->tokenizer = kn_import_tokenizer(r->init)))
+    if (r->init && !init_tokenizer(r))
         return false;
     char *path = kn_data_find(s->data);
     const bool plain = path && kn_text_is_plain(path);
     if (path && s->vocab && !plain)
         kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
-    else if (plain && s->vocab)
-        r->text = kn_text_map_plain(path, s->vocab);
-    else if (path && kn_ok())
+    else if (plain && s->vocab) {
+        const bool named = strcmp(s->tokenizer, "char") != 0 && strcmp(s->tokenizer, "byte") != 0;
+        if (r->tokenizer || !named || (r->tokenizer = kn_tokenizer_load(s->tokenizer)))
+            r->text = kn_text_map_plain(path, s->vocab);
+    } else if (path && kn_ok())
         r->text = kn_text_open(path, s->tokenizer, &r->tokenizer);
     kn_host_free(path);
     if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))
-        return kn_fail("--%s needs a tokenizer, but the token file has none beside it",
-                       s->run.out ? "out" : "sample-every");
+        return kn_fail(
+            "--%s needs a tokenizer, and the token file has none beside it; give it with "
+            "--tokenizer",
+            s->run.out ? "out" : "sample-every");
     return r->text != NULL;
 }
 
@@ -129,9 +156,10 @@ static bool make_model(gpt_run *r)
         return false;
     const int64_t known = size_of(&r->config, "vocab", 0), ctx = size_of(&r->config, "ctx", 0);
     if (vocab > known)
-        return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: use "
-                       "--model custom, or --tokenizer byte",
-                       (long long)vocab, (long long)known);
+        return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: %s",
+                       (long long)vocab, (long long)known,
+                       r->init ? "its tokens are those of another tokenizer than the model's"
+                               : "use --model custom, or --tokenizer byte");
     if (s->ctx > ctx)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
                        (long long)ctx);

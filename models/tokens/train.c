@@ -372,6 +372,15 @@ kn_tokenizer *kn_tokenizer_train_(const char *const *text, const size_t *len, in
     if ((count > 0 && (!kn_given(text, "kn_tokenizer_train", "the list of texts") ||
                        !kn_given(len, "kn_tokenizer_train", "the list of lengths"))))
         return NULL;
+    if (!pattern &&
+        strspn(given, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
+            strlen(given)) { /* as a pattern it would find itself */
+        kn_fail(
+            "kn_tokenizer_train: there is no pattern called '%.60s'; there are gpt2, llama3 and "
+            "qwen, or give a regular expression",
+            given);
+        return NULL;
+    }
     int64_t specials = 0, least;
     for (; special[specials]; specials++)
         if (strlen(special[specials]) - 1 > 254) {

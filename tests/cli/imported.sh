@@ -25,6 +25,10 @@ run "$gpt" --init llama_rope "${small[@]}" --out run
 check "train_gpt --init trains" eval 'succeeds && says "begins with" && says "vocabulary 700"'
 run "$gpt" --resume run --steps 5
 check "and goes on" succeeds
+run "$gpt" --init llama_rope "${text[@]}" --batch 1
+check "rows are as long as the model's context" says "1 rows of 64"
+run "$gpt" --init gpt2 "${small[@]}" --tokenizer gpt2
+check "the same tokenizer may be named" succeeds
 run "$generate" --from run --tokens 3 --prompt a
 check "and writes" succeeds
 run "$gpt" --init run "${small[@]}" --ranks 2 --ema 0.9 --dropout 0.1
@@ -79,7 +83,7 @@ done
 check "to the same figures" cmp score-1 score-2
 
 mkdir no-tokenizer && cp gpt2/model* gpt2/config.json no-tokenizer/
-mkdir pickled && cp gpt2/config.json pickled/ && echo >pickled/pytorch_model.bin
+mkdir no-model pickled && cp gpt2/config.json pickled/ && echo >pickled/pytorch_model.bin
 cp -r llama cut && head -c 9000 llama/model-00001-of-00003.safetensors >cut/model-00001-of-00003.safetensors
 while IFS='|' read -r words says; do
     eval "run $words"
@@ -89,6 +93,9 @@ done <<'END_OF_CASES'
 "$generate" --from pickled --tokens 1|write its pytorch_model.bin again
 "$generate" --from gpt2 --export gpt2|that Knap didn't export
 "$generate" --from gpt2 --export run|holds the checkpoint of a run
+"$generate" --from gpt2 --export x --temperature 0|--temperature is for writing text
+"$generate" --from gpt2 --evaluate prompt --prompt x|--prompt is for writing text
+"$generate" --from no-model --tokens 1|no-model holds no model
 "$generate" --from gpt2 --stride 4|--stride is for --evaluate
 "$generate" --from gpt2 --evaluate prompt --stride 65|.stride 65
 "$generate" --from gpt2 --evaluate nowhere|nowhere
@@ -99,11 +106,11 @@ done <<'END_OF_CASES'
 "$generate" --from gpt2 --prompt-ids 1 --prompt a|--prompt
 "$generate" --from gpt2 --prompt-file nowhere|cannot open the prompt nowhere
 "$generate" --from cut --tokens 1|model-00001-of-00003.safetensors
-"$generate" --from nowhere --tokens 1|nowhere
+"$generate" --from nowhere --tokens 1|there is no folder nowhere
 "$gpt" --init gpt2 "${small[@]}" --layers 3|--layers 3: the model of --init gpt2 has 2; leave it out
 "$gpt" --init gpt2 "${small[@]}" --model llama|the model of --init gpt2 has custom
 "$gpt" --init gpt2 "${text[@]}" --ctx 65|is longer than the model's context of 64
-"$gpt" --init gpt2 "${small[@]}" --tokenizer char|kinds of token, the model's vocabulary 700
+"$gpt" --init gpt2 "${small[@]}" --tokenizer char|the model of --init gpt2 has a tokenizer of its own
 "$gpt" --init gpt2 --resume run|--init
 END_OF_CASES
 finish

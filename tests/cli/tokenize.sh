@@ -40,6 +40,8 @@ read -ra ids <"$TMP/output"
 "$tool" decode --tokenizer "$golden/llama3" "${ids[@]}" >back 2>err
 check "bytes that are no UTF-8 come back" cmp back bytes
 
+run "$tool" train --vocab 600 --out own.json --overwrite "$golden/text"
+check "train --overwrite replaces a tokenizer" succeeds
 run "$gpt" --data text.tokens "${small[@]}" --sample-every 4 --sample-tokens 3
 check "train_gpt trains on a token file" succeeds
 run "$gpt" --data "$golden/text" --tokenizer new "${small[@]}" --out run
@@ -67,6 +69,14 @@ encode --tokenizer missing.json --out t bytes|cannot open the tokenizer file
 encode --tokenizer empty.json --out t bytes|it has no "model"
 encode --tokenizer . --out t bytes|holds no tokenizer
 encode --tokenizer x.model --out t bytes|is no SentencePiece model
+encode --tokenizer own.json --out bytes bytes|is one of the texts
+encode --tokenizer own.json --out empty.json bytes|is a file that isn't of tokens
+encode --tokenizer own.json --out . bytes|is a folder
+encode --tokenizer own.json --out t text.tokens|is a token file already
+encode --tokenizer own.json --out t --print-ids bytes|leave --out out
+decode --tokenizer own.json --out t text.tokens|leave --out out
+train --vocab 300 --out own.json bytes|own.json is there already
+train --vocab 300 --pattern gpt4 --out t bytes|no pattern called 'gpt4'
 encode --tokenizer own.json --out no/such/t bytes|cannot write
 decode --tokenizer own.json 1,x|is neither a token file nor an id
 decode --tokenizer own.json 999999|outside the vocabulary
