@@ -2,7 +2,7 @@
  * GPT-2, Llama, Mistral, Qwen2 and Qwen3, and checkpoints of Knap.
  *
  *   kn_imported *from = kn_import_open("gpt2", .comm = world);
- *   const kn_gpt_config *sizes = from ? kn_import_gpt(from) : NULL; // NULL: kn_import_llama has them
+ *   const kn_gpt_config *sizes = from ? kn_import_gpt(from) : NULL; // else kn_import_llama
  *   kn_gpt model = { 0 };
  *   if (sizes && kn_gpt_init(&model, *sizes, KN_F32, KN_META) &&
  *       kn_fsdp_wrap(&model, world, .wrap_class = "gpt_block") && kn_import_load(from, &model))
