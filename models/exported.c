@@ -5,21 +5,51 @@
 #include "kernels/memory.h"
 #include "models/imported_internal.h"
 #include "models/pretrained_internal.h"
+#include "models/tokens/tokens.h"
 #include "tensor/json.h"
 
 #include <string.h>
 
-static const char END[] = "<|endoftext|>";
-
-/* The id of the end of a text, as JSON. */
-static json_t *end_id(const kn_tokenizer *t)
+/* The ids that end a text, and the one that begins it: a number or a list; null where none is known. */
+static json_t *end_ids(const kn_export_options *o)
 {
-    const int64_t id = t ? kn_tokenizer_id(t, END) : -1;
-    return id < 0 ? json_null() : json_integer(id);
+    const int64_t own = o->tokenizer ? kn_tokenizer_id(o->tokenizer, "<|endoftext|>") : -1;
+    if (o->end_count == 0)
+        return own < 0 ? json_null() : json_integer(own);
+    if (o->end_count == 1)
+        return json_integer(o->ends[0]);
+    json_t *list = json_array();
+    for (int i = 0; i < o->end_count; i++)
+        json_array_append_new(list, json_integer(o->ends[i]));
+    return list;
+}
+
+static json_t *begin_id(const kn_export_options *o)
+{
+    const int64_t *prefix;
+    if (o->tokenizer && kn_tokenizer_prefix(o->tokenizer, &prefix) > 0)
+        return json_integer(prefix[0]);
+    json_t *ends = end_ids(o);
+    json_t *first = json_is_array(ends) ? json_incref(json_array_get(ends, 0)) : json_incref(ends);
+    json_decref(ends);
+    return first;
+}
+
+/* Sets key to the text of the token id, a number or the first of a list. Takes id over. */
+static void set_token(json_t *j, const char *key, const kn_tokenizer *t, json_t *id)
+{
+    const json_t *one = json_is_array(id) ? json_array_get(id, 0) : id;
+    const char *text;
+    const int64_t n = json_integer_value(one);
+    if (json_is_integer(one) && n >= 0 && n < kn_tokenizer_vocab(t)) {
+        const size_t length = kn_tokenizer_piece(t, n, &text);
+        json_object_set_new(j, key, json_stringn(text, length));
+    }
+    json_decref(id);
 }
 
 /* The text of config.json, for kn_host_free; NULL with an error. */
-static char *config_text(const kn_model_config *c, const kn_tokenizer *t, kn_dtype dtype)
+static char *config_text(const kn_model_config *c, const kn_export_options *o, kn_dtype dtype)
 {
     static const struct {
         kn_dtype dtype;
@@ -34,8 +64,8 @@ static char *config_text(const kn_model_config *c, const kn_tokenizer *t, kn_dty
         type = types[i].dtype == dtype ? types[i].name : type;
     /* both names of the dtype: versions 4 and 5 */
     json_t *more = json_pack("{s:[s], s:s, s:s, s:o, s:o, s:o}", "architectures", f->architecture,
-                             "torch_dtype", type, "dtype", type, "bos_token_id", end_id(t),
-                             "eos_token_id", end_id(t), "knap", own);
+                             "torch_dtype", type, "dtype", type, "bos_token_id", begin_id(o),
+                             "eos_token_id", end_ids(o), "knap", own);
     bool ok = j && more && json_object_update(j, more) == 0 && f->export(j, c->of);
     json_decref(more);
     if (ok)
@@ -47,15 +77,14 @@ static char *config_text(const kn_model_config *c, const kn_tokenizer *t, kn_dty
 }
 
 /* Its own file, and what makes transformers take it as it is. */
-static bool write_tokenizer(const char *dir, const kn_tokenizer *t, int64_t ctx)
+static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t ctx)
 {
     char path[4096];
     json_t *j = json_pack("{s:s, s:I}", "tokenizer_class", "PreTrainedTokenizerFast",
                           "model_max_length", (json_int_t)ctx);
-    if (kn_tokenizer_id(t, END) >= 0) {
-        json_object_set_new(j, "bos_token", json_string(END));
-        json_object_set_new(j, "eos_token", json_string(END));
-    }
+    const kn_tokenizer *t = o->tokenizer;
+    set_token(j, "bos_token", t, begin_id(o));
+    set_token(j, "eos_token", t, end_ids(o));
     char *text = kn_json_copy(j, JSON_INDENT(2), "tokenizer_config.json");
     bool ok = text && kn_pretrained_path(path, dir, "tokenizer.json") &&
               kn_tokenizer_save(t, path) &&
@@ -69,15 +98,14 @@ static bool write_tokenizer(const char *dir, const kn_tokenizer *t, int64_t ctx)
 bool kn_language_save(const char *dir, void *module, const kn_model_config *c, kn_export_options o)
 {
     kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
-    char *text = config_text(c, o.tokenizer, o.dtype ? o.dtype : KN_F32);
+    char *text = config_text(c, &o, o.dtype ? o.dtype : KN_F32);
     bool ok =
         kn_agree(comm, text != NULL) &&
         kn_model_save(dir, module, c, text, "kn_export",
                       (kn_pretrained_save_options){ .comm = comm, .ema = o.ema, .dtype = o.dtype });
     kn_host_free(text);
     return ok && kn_agree(comm, !o.tokenizer || kn_rank(comm) != 0 ||
-                                    write_tokenizer(dir, o.tokenizer,
-                                                    (int64_t)kn_config_get(c, "ctx", 0)));
+                                    write_tokenizer(dir, &o, (int64_t)kn_config_get(c, "ctx", 0)));
 }
 
 bool kn_export_(const char *dir, void *module, kn_export_options o)
@@ -86,6 +114,8 @@ bool kn_export_(const char *dir, void *module, kn_export_options o)
     if (!kn_given_path(dir, "kn_export", "the folder") ||
         !kn_given(module, "kn_export", "the module"))
         return false;
+    if (o.end_count < 0 || (o.end_count > 0 && !o.ends))
+        return kn_fail("kn_export: .end_count is %d; give as many .ends", o.end_count);
     if (!o.gpt == !o.llama)
         return kn_fail("kn_export: give one of .gpt and .llama, the module's sizes");
     c.family = o.gpt ? &kn_gpt_family : &kn_llama_family;

@@ -96,10 +96,13 @@ static bool read_ends(kn_imported *x, const char *dir, const char *name)
     if (x->ends > 0 || !kn_pretrained_path(path, dir, name) || !kn_is_there(path))
         return kn_ok();
     json_t *j = kn_pretrained_config_read(path), *end = json_object_get(j, "eos_token_id");
-    if (json_is_integer(end))
-        x->end[x->ends++] = json_integer_value(end);
-    for (size_t i = 0; i < json_array_size(end) && x->ends < MOST_ENDS; i++)
-        x->end[x->ends++] = json_integer_value(json_array_get(end, i));
+    const int64_t vocab = (int64_t)kn_config_get(&x->config, "vocab", 0);
+    for (size_t i = 0; i < (json_is_array(end) ? json_array_size(end) : 1); i++) {
+        const json_t *one = json_is_array(end) ? json_array_get(end, i) : end;
+        const json_int_t id = json_integer_value(one);
+        if (json_is_integer(one) && id >= 0 && id < vocab && x->ends < MOST_ENDS)
+            x->end[x->ends++] = id;
+    }
     json_decref(j);
     return j != NULL;
 }
@@ -134,14 +137,16 @@ static bool open_folder(kn_imported *x, const char *dir)
 
 static bool open_checkpoint(kn_imported *x, const char *dir)
 {
+    static const char *const ends[] = { "<|endoftext|>", "<|end_of_text|>", "</s>" };
     x->checkpoint = kn_checkpoint_open(dir, x->comm);
     if (!x->checkpoint || !kn_config_saved(x->checkpoint, KN_LANGUAGE_MODELS, &x->config, NULL))
         return false;
     kn_tokenizer *t = kn_import_tokenizer(x);
     if (!t) /* then a text has no end, either */
         kn_clear_error();
-    else if ((x->end[0] = kn_tokenizer_id(t, "<|endoftext|>")) >= 0)
-        x->ends = 1;
+    for (size_t i = 0; t && x->ends == 0 && i < sizeof ends / sizeof *ends; i++)
+        if ((x->end[0] = kn_tokenizer_id(t, ends[i])) >= 0)
+            x->ends = 1;
     kn_tokenizer_free(t);
     return kn_ok();
 }

@@ -56,9 +56,11 @@ typedef struct kn_export_options {
     const kn_gpt_config *gpt;
     const kn_llama_config *llama;
     const kn_tokenizer *tokenizer; /* NULL: none is written */
-    kn_comm *comm;                 /* the ranks that hold module; NULL: kn_world() */
-    const kn_ema *ema;             /* made for module: its averages are saved */
-    kn_dtype dtype; /* of the file: KN_F32 (the default), KN_BF16, KN_F16 or KN_F64 */
+    const int64_t *ends;           /* [end_count]: ids that end a text; none: "<|endoftext|>" */
+    int end_count;
+    kn_comm *comm;     /* the ranks that hold module; NULL: kn_world() */
+    const kn_ema *ema; /* made for module: its averages are saved */
+    kn_dtype dtype;    /* of the file: KN_F32 (the default), KN_BF16, KN_F16 or KN_F64 */
 } kn_export_options;
 /* Writes module into the folder dir, made if missing, for transformers' from_pretrained (versions 4
  * and 5): config.json, model.safetensors, tokenizer.json and tokenizer_config.json. Where a GPT has

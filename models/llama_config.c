@@ -116,9 +116,8 @@ static bool write(json_t *object, const void *config)
                                    s->factor, "low_freq_factor", s->low_freq_factor,
                                    "high_freq_factor", s->high_freq_factor,
                                    "original_max_position_embeddings", (json_int_t)s->original_ctx);
-    json_t *window = c->window ? json_integer(c->window) : json_null();
     const bool ok = json_object_set_new(object, "rope_theta", json_real(c->rope_base)) == 0;
-    return json_object_set_new(object, "sliding_window", window) == 0 &&
+    return (!c->window || json_object_set_new(object, "window", json_integer(c->window)) == 0) &&
            json_object_set_new(object, "rope_scaling", scaling) == 0 && ok;
 }
 
@@ -128,7 +127,8 @@ static bool read_rope(const json_t *object, const char *file, kn_llama_config *c
     const json_t *both = json_object_get(object, "rope_parameters");
     const bool one = json_is_object(both);
     const kn_json_source base = { one ? both : object, file };
-    const kn_json_source s = { one ? both : json_object_get(object, "rope_scaling"), file };
+    const json_t *scaling = json_object_get(object, "rope_scaling"); /* counts before both */
+    const kn_json_source s = { json_is_object(scaling) ? scaling : one ? both : NULL, file };
     const json_t *kind = json_object_get(s.object, "rope_type");
     const char *type = json_string_value(kind ? kind : json_object_get(s.object, "type"));
     kn_rope_scaling *r = &c->rope_scaling;
@@ -147,23 +147,51 @@ static bool read_rope(const json_t *object, const char *file, kn_llama_config *c
            kn_json_int(s, "original_max_position_embeddings", 1, 1 << 30, &r->original_ctx);
 }
 
+/* Of a Qwen: whether its layers see a window, all of them or none; else an error. */
+static bool qwen_window(const json_t *object, const char *file, const kn_llama_config *c,
+                        bool *window)
+{
+    const json_t *types = json_object_get(object, "layer_types"),
+                 *most = json_object_get(object, "max_window_layers"), *type;
+    const json_int_t whole = json_is_integer(most) ? json_integer_value(most) : 28;
+    int64_t seen = json_is_array(types) ? 0 : whole < c->layers ? c->layers - whole : 0;
+    size_t i;
+    json_array_foreach(types, i, type)
+    {
+        const char *text = json_string_value(type);
+        seen += text && strcmp(text, "sliding_attention") == 0;
+    }
+    *window = seen > 0;
+    return seen == 0 || seen == c->layers ||
+           kn_fail(
+               "%s: some layers of the model see a window and others don't, which the Llama here "
+               "doesn't compute",
+               file);
+}
+
 /* What the kinds of models that are beside Llama add to it. */
 static bool read(const json_t *object, const char *file, void *config)
 {
     kn_llama_config *c = config;
+    const kn_json_source s = { object, file };
     const char *type = json_string_value(json_object_get(object, "model_type"));
-    const json_t *window = json_object_get(object, "sliding_window"),
-                 *used = json_object_get(object, "use_sliding_window");
-    const bool qwen = type && strncmp(type, "qwen", 4) == 0;
+    const json_t *window = json_object_get(object, "sliding_window");
+    const bool qwen = type && strncmp(type, "qwen", 4) == 0,
+               mistral = type && strcmp(type, "mistral") == 0;
+    bool sees = mistral && !json_is_null(window);
     c->qkv_bias |= type && strcmp(type, "qwen2") == 0;
     c->qk_norm |= type && strcmp(type, "qwen3") == 0;
-    if (json_is_integer(window) && (!qwen || json_is_true(used)) &&
-        !kn_json_int((kn_json_source){ object, file }, "sliding_window", 1, 1 << 30, &c->window))
+    if (mistral && c->kv_heads == 0)
+        c->kv_heads = 8; /* where its configuration says nothing */
+    if (qwen && json_is_true(json_object_get(object, "use_sliding_window")) &&
+        !qwen_window(object, file, c, &sees))
         return false;
-    if (qwen && c->window && json_integer_value(json_object_get(object, "max_window_layers")) > 0)
-        return kn_fail("%s: some layers of the model see a window and others don't "
-                       "(max_window_layers), which the Llama here doesn't compute",
-                       file);
+    if (sees && !window)
+        c->window = 4096;
+    else if (sees && !kn_json_int(s, "sliding_window", 1, 1 << 30, &c->window))
+        return false;
+    if (json_object_get(object, "window") && !kn_json_int(s, "window", 1, 1 << 30, &c->window))
+        return false;
     return read_rope(object, file, c);
 }
 
@@ -193,7 +221,10 @@ static bool export(json_t *object, const void *config)
     bool ok = rope && kind &&
               json_object_set_new(rope, "rope_theta", json_real(c->rope_base)) == 0 &&
               json_object_set_new(object, "rope_parameters", rope) == 0 &&
-              json_object_update(object, kind) == 0;
+              json_object_update(object, kind) == 0 &&
+              json_object_set_new(object, "sliding_window",
+                                  c->window ? json_integer(c->window) : json_null()) == 0;
+    json_object_del(object, "window");
     json_decref(kind);
     if (c->qkv_bias && c->qk_norm)
         return kn_fail("a model with .qkv_bias and .qk_norm is none of transformers'");

@@ -181,8 +181,8 @@ def compare_training(tool, text, work):
         f.write(text)
     for name, cuts, lines in [('gpt2', None, False), ('gpt2', None, True), ('llama3', [LLAMA3], False), ('qwen', [QWEN], False)]:
         begun = time.time()
-        subprocess.run([tool, 'train', '--vocab', '4096', '--pattern', name, '--out', out, path] + ['--by-line'] * lines, check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run([tool, 'train', '--vocab', '4096', '--pattern', name, '--out', out, '--overwrite', path] + ['--by-line'] * lines,
+                       check=True, stdout=subprocess.DEVNULL)
         mine, begun = time.time() - begun, time.time()
         peer = json.loads(byte_level(text, 4096, cuts, lines=lines).to_str())['model']
         theirs = time.time() - begun

@@ -205,12 +205,13 @@ static bool evaluate(const settings *s, kn_module *model, const kn_model_config 
     return ok;
 }
 
-static bool export_model(const settings *s, kn_module *model, const kn_model_config *c,
+static bool export_model(const settings *s, kn_module *model, const kn_imported *from,
                          const kn_tokenizer *t, kn_comm *world)
 {
     static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 };
-    const kn_export_options o = { .comm = world, .tokenizer = t, .dtype = dtypes[s->dtype] };
-    if (!kn_language_save(s->export, model, c, o))
+    kn_export_options o = { .comm = world, .tokenizer = t, .dtype = dtypes[s->dtype] };
+    o.end_count = kn_import_ends(from, &o.ends);
+    if (!kn_language_save(s->export, model, kn_import_config(from), o))
         return false;
     if (kn_rank(world) == 0)
         printf("exported to %s\n", s->export);
@@ -252,7 +253,7 @@ static bool generate(const settings *s, kn_comm *world)
                      .device = s->device ? KN_CUDA : KN_CPU) &&
         kn_import_load(from, &model);
     if (ok && s->export)
-        ok = export_model(s, &model, c, tokenizer, world);
+        ok = export_model(s, &model, from, tokenizer, world);
     else if (ok && s->evaluate)
         ok = evaluate(s, &model, c, tokenizer, ctx, world);
     else

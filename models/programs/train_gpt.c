@@ -8,6 +8,7 @@
 #include "models/programs/training.h"
 #include "models/sample.h"
 #include "models/text.h"
+#include "models/tokens/tokens.h"
 #include <string.h>
 
 typedef struct gpt_run {
@@ -115,9 +116,9 @@ static bool check_prompt(gpt_run *r)
         return true;
     if (length == 0)
         return kn_fail("--prompt is empty; give at least one character to go on from");
-    const size_t room = (size_t)kn_tokenizer_most(r->tokenizer, length);
-    int64_t *ids = kn_host_alloc(room * sizeof *ids);
-    bool ok = ids && kn_tokenizer_encode(r->tokenizer, r->s.prompt, length, ids, KN_I64) > 0;
+    int64_t count = 0;
+    void *ids = kn_tokenizer_list(r->tokenizer, r->s.prompt, length, KN_I64, &count);
+    bool ok = ids && (count > 0 || kn_fail("--prompt has no tokens"));
     kn_host_free(ids);
     return ok;
 }

@@ -219,7 +219,7 @@ static int64_t begin_word(const kn_tokenizer *t, const char *text, size_t length
 /* A word that is a token as a whole; -1: it isn't. */
 static int64_t whole_word(const kn_tokenizer *t, const char *text, size_t length)
 {
-    char spelled[256];
+    char spelled[4096];
     size_t n = length;
     if (length > sizeof spelled / 2)
         return -1;

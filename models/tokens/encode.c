@@ -57,6 +57,8 @@ typedef struct place {
 
 static bool put(place *to, const uint32_t *id, int64_t n)
 {
+    if (!to->grows && n > to->room - to->count)
+        return kn_fail("kn_tokenizer_encode: more ids than kn_tokenizer_most says");
     if (to->grows && !kn_host_grow(&to->ids, &to->room, to->count + n, kn_dtype_size(to->dtype)))
         return false;
     for (int64_t i = 0; i < n; i++, to->count++)
@@ -163,6 +165,13 @@ static bool encode(const kn_tokenizer *t, const char *text, size_t len, place *t
     return encode_stage(t, first, text, len, true, to);
 }
 
+/* So many times as many, INT64_MAX at most. */
+static void to_more(int64_t *n, int64_t times)
+{
+    if (__builtin_mul_overflow(*n, times, n))
+        *n = INT64_MAX;
+}
+
 int64_t kn_tokenizer_most(const kn_tokenizer *t, size_t len)
 {
     if (!kn_given(t, "kn_tokenizer_most", "the tokenizer"))
@@ -172,11 +181,12 @@ int64_t kn_tokenizer_most(const kn_tokenizer *t, size_t len)
         const kn_change *c = &t->change[i];
         const int64_t to = c->to ? (int64_t)strlen(c->to) : 0;
         if (c->kind == KN_CHANGE_FORM) /* NFKD of one character makes 18, of 33 bytes for 3 */
-            most *= 11;
+            to_more(&most, 11);
         else if (c->kind == KN_CHANGE_REPLACE)
-            most *= to > 1 ? to : 1;
+            to_more(&most, to > 1 ? to : 1);
         else /* in front of each stretch between two added tokens */
-            most += to * ((int64_t)len / 2 + 1);
+            to_more(&most, to + 1);
+        most += most < INT64_MAX - to ? to : 0;
     }
     return most;
 }
@@ -206,6 +216,6 @@ int64_t kn_tokenizer_encode(const kn_tokenizer *t, const char *text, size_t len,
                 t->vocab > 65536 ? "u32, i32 or i64" : "u16, u32, i32 or i64");
         return -1;
     }
-    place to = { .ids = ids, .dtype = dtype };
+    place to = { .ids = ids, .dtype = dtype, .room = kn_tokenizer_most(t, len) };
     return encode(t, text, len, &to) ? to.count : -1;
 }

@@ -137,10 +137,11 @@ typedef struct model {
     float *score;
     int *type;
     int64_t count, score_room, type_room;
-    int64_t kind;           /* 2: BPE */
-    bool no_begin, shrinks; /* of the normalizer */
-    bool maps;              /* it has a table of characters */
-    bool has_bytes;
+    int64_t kind;            /* 2: BPE */
+    bool no_begin, shrinks;  /* of the normalizer */
+    bool maps;               /* it has a table of characters */
+    bool has_bytes, has_own; /* symbols that a user defined */
+    bool odd_spaces;         /* behind a word, or as they are */
 } model;
 
 static bool read_piece(model *m, message in, const char *path)
@@ -158,7 +159,12 @@ static bool read_piece(model *m, message in, const char *path)
         else if (f.number == 3 && f.type == 0)
             type = (int)f.value;
     }
-    if (in.at != in.end || !text || length == 0 || memchr(text, 0, length))
+    uint32_t code;
+    size_t valid = 0, step = 1;
+    while (text && valid < length && step > 0)
+        valid += step = kn_utf8_read((const char *)text + valid, length - valid, &code);
+    if (in.at != in.end || !text || length == 0 || length > 1024 || valid != length ||
+        memchr(text, 0, length))
         return kn_fail("%s: its piece %lld is damaged", path, (long long)m->count);
     struct kn_string *s = kn_strings_add(&m->pieces, (const char *)text, length);
     if (!s || !kn_host_grow(&m->score, &m->score_room, m->count + 1, sizeof *m->score) ||
@@ -170,6 +176,7 @@ static bool read_piece(model *m, message in, const char *path)
     s->value = m->count;
     m->score[m->count] = score;
     m->has_bytes = m->has_bytes || type == PIECE_BYTE;
+    m->has_own = m->has_own || type == PIECE_USER;
     m->type[m->count++] = type;
     return m->count < KN_MOST_IDS || kn_fail("%s: too many pieces", path);
 }
@@ -185,6 +192,8 @@ static bool read_model(model *m, message in, const char *path)
         while (f.number == 2 && f.type == 2 && read_field(&f.inside, &g))
             if (g.number == 3 && g.type == 0)
                 m->kind = (int64_t)g.value;
+            else if (g.number == 24 && g.type == 0)
+                m->odd_spaces |= g.value != 0;
         while (f.number == 3 && f.type == 2 && read_field(&f.inside, &g)) {
             if (g.number == 2 && g.type == 2)
                 m->maps = g.inside.at < g.inside.end;
@@ -192,6 +201,8 @@ static bool read_model(model *m, message in, const char *path)
                 m->no_begin = g.value == 0;
             else if (g.number == 4 && g.type == 0)
                 m->shrinks = g.value != 0;
+            else if (g.number == 5 && g.type == 0)
+                m->odd_spaces |= g.value == 0;
         }
     }
     if (in.at != in.end || m->count == 0)
@@ -199,6 +210,11 @@ static bool read_model(model *m, message in, const char *path)
     if (m->kind != 2)
         return kn_fail("%s is a SentencePiece model of type %lld; this library reads BPE (2)", path,
                        (long long)m->kind);
+    if (m->has_own || m->odd_spaces)
+        return kn_fail("%s has %s, which this library doesn't read of SentencePiece's models; its "
+                       "tokenizer.json, if it has one, is read",
+                       path,
+                       m->has_own ? "symbols that its user defined" : "spaces of another kind");
     if (m->maps || m->shrinks)
         return kn_fail(
             "%s normalizes texts by %s, which this library doesn't read: models are read "

@@ -101,9 +101,18 @@ static bool sort_added(kn_json_reader *r, const json_t *list)
     kn_tokenizer *t = r->t;
     for (int64_t i = 0; i < t->addeds; i++) {
         const char *text = text_in(json_array_get(list, (size_t)i), "content");
-        t->added[i].text =
-            kn_strings_text(&t->names, kn_strings_find(&t->names, text, strlen(text)));
-        t->added_first[(unsigned char)text[0]] = true;
+        size_t length = strlen(text);
+        /* a late one is looked for as the normalizer writes it */
+        if (!t->added[i].early && t->normal_changes > 0)
+            t->added[i].own = kn_change_text(t, 0, t->normal_changes, text, length, true, &length);
+        else
+            t->added[i].text = kn_strings_text(&t->names, kn_strings_find(&t->names, text, length));
+        if (t->added[i].own)
+            t->added[i].text = t->added[i].own;
+        if (!t->added[i].text || length == 0)
+            return kn_ok() && kn_fail("%s: the added token \"%.60s\" is nothing", r->where, text);
+        t->added[i].length = length;
+        t->added_first[(unsigned char)t->added[i].text[0]] = true;
     }
     qsort(t->added, (size_t)t->addeds, sizeof *t->added, by_text);
     for (int64_t i = 1; i < t->addeds; i++)
@@ -121,6 +130,16 @@ static bool add_change(kn_json_reader *r, enum kn_change_kind kind, int form, co
     kn_tokenizer *t = r->t;
     if (t->changes == KN_MOST_STEPS)
         return kn_fail("%s: its normalizer has more than %d steps", r->where, KN_MOST_STEPS);
+    if (to && strlen(to) > 64)
+        return kn_fail("%s: its normalizer puts %zu bytes into a text at a time; 64 are read",
+                       r->where, strlen(to));
+    int64_t grows = to && strlen(to) > 1 ? (int64_t)strlen(to) : 1;
+    for (int i = 0; i < t->changes; i++)
+        grows *=
+            t->change[i].to && strlen(t->change[i].to) > 1 ? (int64_t)strlen(t->change[i].to) : 1;
+    if (grows > 4096)
+        return kn_fail("%s: its normalizer makes texts up to %lld times as long", r->where,
+                       (long long)grows);
     kn_change *c = &t->change[t->changes++];
     *c = (kn_change){ .kind = kind, .form = form };
     return (!from || (c->from = kn_host_strdup(from))) && (!to || (c->to = kn_host_strdup(to)));
@@ -145,6 +164,11 @@ static bool add_cut(kn_json_reader *r, const char *pattern, bool literal, const 
     static const char *const name[] = { "isolated", "removed", "mergedwithprevious",
                                         "mergedwithnext" };
     kn_tokenizer *t = r->t;
+    if (t->by_bytes)
+        return kn_fail(
+            "%s: its pre_tokenizer cuts behind ByteLevel, in the letters of bytes, which "
+            "this library doesn't do",
+            r->where);
     if (t->cuts == KN_MOST_STEPS)
         return kn_fail("%s: its pre_tokenizer has more than %d steps", r->where, KN_MOST_STEPS);
     for (int i = 0; i < 4; i++)
@@ -192,10 +216,11 @@ static bool read_pre_tokenizer(kn_json_reader *r, const json_t *p)
                        true_in(p, "invert", false));
     if (!is(p, "ByteLevel"))
         return unread(r, "pre_tokenizer", p);
+    const bool ok = (!spaces || add_change(r, KN_CHANGE_BEGIN, 0, NULL, " ")) &&
+                    (!true_in(p, "use_regex", true) ||
+                     add_cut(r, kn_cut_named("gpt2"), false, "Isolated", false));
     t->by_bytes = true;
-    return (!spaces || add_change(r, KN_CHANGE_BEGIN, 0, NULL, " ")) &&
-           (!true_in(p, "use_regex", true) ||
-            add_cut(r, kn_cut_named("gpt2"), false, "Isolated", false));
+    return ok;
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -371,9 +396,9 @@ kn_tokenizer *kn_tokenizer_of_json(json_t *root, const char *text, size_t size, 
     const json_t *model = json_object_get(root, "model"),
                  *added = json_object_get(root, "added_tokens"),
                  *pre = json_object_get(root, "pre_tokenizer");
-    if (t && read_model(&r, model) && read_added(&r, added) && sort_added(&r, added) &&
+    if (t && read_model(&r, model) && read_added(&r, added) &&
         each_of(&r, json_object_get(root, "normalizer"), "normalizers", read_normalizer) &&
-        (t->normal_changes = t->changes, true) &&
+        (t->normal_changes = t->changes, true) && sort_added(&r, added) &&
         each_of(&r, pre, "pretokenizers", read_pre_tokenizer) &&
         kn_json_read_texts(&r, json_object_get(root, "decoder")) && read_rest_of_model(&r, model) &&
         each_of(&r, json_object_get(root, "post_processor"), "processors", read_post_processor) &&

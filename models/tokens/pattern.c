@@ -150,6 +150,9 @@ static char *translate(const char *pattern, const char *where)
     bool in_class = false;
     for (const char *p = pattern; *p && !w.failed;) {
         size_t n = 1;
+        if ((*p == '\\' && p[1] && strchr("hHKCwW", p[1])) || (*p == '(' && p[1] == '*') ||
+            strncmp(p, "(?C", 3) == 0)
+            goto other;
         if (*p == '\\' && p[1]) {
             n = p[1] == 'p' || p[1] == 'P' ? put_category(&w, p, in_class, complete) : 0;
             if (n == 0 && (p[1] == 's' || (p[1] == 'S' && !in_class))) {

@@ -82,11 +82,11 @@ static size_t decode(const decoding *d, const char *text, size_t length, bool ad
         int k = 0;
         while (k < d->replaces && strncmp(text + i, d->from[k], strlen(d->from[k])) != 0)
             k++;
-        const char *from = k < d->replaces && !added ? d->to[k] : text + i;
-        const size_t step = k < d->replaces && !added ? strlen(from) : 1;
+        const char *from = k < d->replaces ? d->to[k] : text + i;
+        const size_t step = k < d->replaces ? strlen(from) : 1;
         for (size_t j = 0; j < step && n < room; j++)
             to[n++] = from[j];
-        i += k < d->replaces && !added ? strlen(d->from[k]) : 1;
+        i += k < d->replaces ? strlen(d->from[k]) : 1;
     }
     return n;
 }

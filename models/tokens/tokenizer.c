@@ -19,6 +19,8 @@ void kn_tokenizer_free(kn_tokenizer *t)
     }
     for (int i = 0; i < t->cuts; i++)
         kn_cut_free(&t->cut[i]);
+    for (int64_t i = 0; i < t->addeds; i++)
+        kn_host_free(t->added[i].own);
     kn_strings_free(&t->names);
     kn_pairs_free(&t->character);
     kn_pairs_free(&t->merge);

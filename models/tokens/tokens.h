@@ -95,7 +95,8 @@ typedef struct kn_cut {
 
 /* A token that is found as it is in the text, before it is cut. */
 typedef struct kn_added {
-    const char *text; /* of the names */
+    const char *text; /* of the names, or own */
+    char *own;
     size_t length;
     int64_t id;
     bool early;       /* found before the text is changed */

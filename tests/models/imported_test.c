@@ -125,6 +125,8 @@ KN_TEST(imported, exported_and_read)
     KN_CHECK(kn_gpt_init(&g, gpt, KN_F32, KN_CPU));
     KN_CHECK(!kn_export(temp_path("out"), &g));
     KN_CHECK_ERROR("give one of .gpt and .llama");
+    KN_CHECK(!kn_export(temp_path("out"), &g, .gpt = &gpt, .end_count = -1));
+    KN_CHECK_ERROR(".end_count is -1");
     KN_CHECK(!kn_export(temp_path("out"), &g, .llama = &own_head, .comm = kn_comm_self()));
     KN_CHECK_ERROR("the module has");
     KN_CHECK(
@@ -226,4 +228,50 @@ KN_TEST(imported, other_gpts)
         json_decref(changed);
     }
     json_decref(config);
+}
+
+/* Which layers see a window, by the configurations of each kind. */
+KN_TEST(imported, windows)
+{
+    static const struct {
+        const char *type, *more;
+        int64_t window; /* -1: refused */
+    } cases[] = {
+        { "llama", "\"sliding_window\": 4", 0 },
+        { "mistral", "\"sliding_window\": 4", 4 },
+        { "mistral", "\"sliding_window\": null", 0 },
+        { "mistral", "\"head_dim\": 8", 4096 },
+        { "qwen2", "\"sliding_window\": 4", 0 },
+        { "qwen2", "\"sliding_window\": 4, \"use_sliding_window\": true", 0 }, /* 28 layers */
+        { "qwen2", "\"sliding_window\": 4, \"use_sliding_window\": true, \"max_window_layers\": 0",
+          4 },
+        { "qwen3", "\"sliding_window\": 4, \"use_sliding_window\": true, \"max_window_layers\": 1",
+          -1 },
+        { "qwen2",
+          "\"sliding_window\": 4, \"use_sliding_window\": true, \"max_window_layers\": 0, "
+          "\"layer_types\": [\"full_attention\", \"full_attention\"]",
+          0 },
+        { "qwen2",
+          "\"sliding_window\": 4, \"use_sliding_window\": true, \"layer_types\": "
+          "[\"full_attention\", \"sliding_attention\"]",
+          -1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[1024];
+        json_error_t e;
+        kn_model_config c = { .family = &kn_llama_family };
+        snprintf(text, sizeof text,
+                 "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
+                 "\"num_key_value_heads\": 2, \"hidden_size\": 16, \"intermediate_size\": 16, "
+                 "\"max_position_embeddings\": 8, \"vocab_size\": 11, %s}",
+                 cases[i].type, cases[i].more);
+        json_t *j = json_loads(text, 0, &e);
+        KN_CHECK(j, "%s", text);
+        const bool read = kn_config_read(j, "config.json", &c);
+        const kn_llama_config *l = (const void *)c.of;
+        KN_CHECK(read == (cases[i].window >= 0), "case %zu: %s", i, kn_error());
+        KN_CHECK(!read || l->window == cases[i].window, "case %zu: %d", i, (int)l->window);
+        kn_clear_error();
+        json_decref(j);
+    }
 }

@@ -45,8 +45,9 @@ static const char *const elsewhere[] = {
     "kn_mnist_options.accum", /* need files; loaders share their code */
     "kn_mnist_options.workers",
     "kn_mnist_options.ahead",
-    "kn_csv_read_options.fill",  /* NAN has a meaning: tests/data/csv_test.c */
-    "kn_init_options.timeout_s", /* once a process: tests/comm */
+    "kn_csv_read_options.fill",    /* NAN has a meaning: tests/data/csv_test.c */
+    "kn_init_options.timeout_s",   /* once a process: tests/comm */
+    "kn_export_options.end_count", /* needs a language model: imported_test.c */
 };
 
 /* ---- the values ------------------------------------------------------------------------------ */

@@ -186,6 +186,13 @@ KN_TEST(tokenizer, hostile_files)
           "normalizer is of type \"Lowercase\"" },
         { BESIDE("\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"\"}}"),
           "normalizer is of type \"Replace\"" },
+        { BESIDE("\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": "
+                 "\"ByteLevel\", \"use_regex\": false, \"add_prefix_space\": false}, {\"type\": "
+                 "\"Digits\"}]}"),
+          "cuts behind ByteLevel" },
+        { BESIDE("\"normalizer\": {\"type\": \"Prepend\", \"prepend\": "
+                 "\"0123456789012345678901234567890123456789012345678901234567890123456789\"}"),
+          "puts 70 bytes into a text" },
         { BESIDE("\"pre_tokenizer\": {\"type\": \"Whitespace\"}"), "pre_tokenizer is of type" },
         { BESIDE("\"pre_tokenizer\": {\"type\": \"Metaspace\"}"), "no \"replacement\"" },
         { BESIDE("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
@@ -224,6 +231,8 @@ KN_TEST(tokenizer, hostile_patterns)
                   { "a{1,3}+", "\"}+\"" },
                   { "[a[b]]", "\"[b\"" },
                   { "[a&&b]", "\"&&\"" },
+                  { "\\\\h+", "reads otherwise" },
+                  { "(*UTF)a", "reads otherwise" },
                   { "\\\\p{Nothing}", "isn't one" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char json[512];
@@ -298,6 +307,33 @@ KN_TEST(tokenizer, prefix)
     kn_tokenizer_free(t);
     t = kn_tokenizer_create("byte", NULL, 0);
     KN_CHECK(kn_tokenizer_prefix(t, &prefix) == 0);
+    kn_tokenizer_free(t);
+}
+
+/* Late tokens are looked for as the normalizer writes them, decoded as the decoder says; and no
+ * text makes more ids than kn_tokenizer_most says. */
+KN_TEST(tokenizer, late_tokens_and_the_most_ids)
+{
+    static const char json[] =
+        "{\"added_tokens\": [{\"id\": 3, \"content\": \"~\", \"normalized\": true}, {\"id\": 4, "
+        "\"content\": \"y_y\", \"normalized\": true}], \"normalizer\": {\"type\": \"Sequence\", "
+        "\"normalizers\": [{\"type\": \"Replace\", \"pattern\": {\"String\": \"Z\"}, \"content\": "
+        "\"~a~a~a~a\"}, {\"type\": \"Replace\", \"pattern\": {\"String\": \"_\"}, \"content\": "
+        "\"-\"}]}, "
+        "\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \" \", \"split\": false}, "
+        "\"decoder\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"_\"}, \"content\": \" "
+        "\"}, "
+        "\"model\": {\"vocab\": {\"a\": 0, \" \": 1, \"-\": 2}, \"merges\": []}}";
+    char text[8];
+    kn_tokenizer *t = kn_tokenizer_parse(json, sizeof json - 1, "t.json");
+    KN_CHECK(t, "%s", kn_error());
+    const int64_t most = kn_tokenizer_most(t, 3);
+    int64_t *ids = malloc((size_t)most * sizeof *ids);
+    KN_CHECK(kn_tokenizer_encode(t, "ZZZ", 3, ids, KN_I64) == 36 && most >= 36, "%d", (int)most);
+    KN_CHECK(kn_tokenizer_encode(t, "y_y", 3, ids, KN_I64) == 1 && ids[0] == 4);
+    KN_CHECK(kn_tokenizer_decode(t, (int64_t[]){ 4 }, 1, text, sizeof text) == 3);
+    KN_CHECK(strcmp(text, "y y") == 0, "%s", text);
+    free(ids);
     kn_tokenizer_free(t);
 }
 
