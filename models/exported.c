@@ -10,7 +10,8 @@
 
 #include <string.h>
 
-/* The ids that end a text, and the one that begins it: a number or a list; null where none is known. */
+/* The ids that end a text, and the one that begins it: a number or a list; null where none is
+ * known. */
 static json_t *end_ids(const kn_export_options *o)
 {
     const int64_t own = o->tokenizer ? kn_tokenizer_id(o->tokenizer, "<|endoftext|>") : -1;
