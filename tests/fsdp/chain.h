@@ -77,7 +77,7 @@ static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
     *c = (chain){ .layers = layers, .runs = layers, .dim = dim, .batch = batch };
     KN_CHECK(kn_module_init(&c->base, chain_forward));
     for (int i = 0; i < layers; i++) {
-        char name[8];
+        char name[12];
         snprintf(name, sizeof name, "%d", i);
         c->order[i] = i;
         kn_module_init(&c->layer[i].base, chain_layer_forward);
