@@ -281,7 +281,8 @@ static json_t *merges_of(const model *m)
                                     characters(text + cut, s->length - cut) };
         }
     }
-    qsort(list, (size_t)count, sizeof *list, by_score);
+    if (count > 0)
+        qsort(list, (size_t)count, sizeof *list, by_score);
     for (int64_t i = 0; i < count; i++)
         json_array_append_new(merges, json_pack("[s, s]", kn_strings_text(&m->pieces, list[i].left),
                                                 kn_strings_text(&m->pieces, list[i].right)));

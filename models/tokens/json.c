@@ -114,7 +114,8 @@ static bool sort_added(kn_json_reader *r, const json_t *list)
         t->added[i].length = length;
         t->added_first[(unsigned char)t->added[i].text[0]] = true;
     }
-    qsort(t->added, (size_t)t->addeds, sizeof *t->added, by_text);
+    if (t->addeds > 0)
+        qsort(t->added, (size_t)t->addeds, sizeof *t->added, by_text);
     for (int64_t i = 1; i < t->addeds; i++)
         if (strcmp(t->added[i].text, t->added[i - 1].text) == 0)
             return kn_fail("%s: the added token \"%.60s\" is there twice", r->where,
