@@ -189,6 +189,9 @@ static bool check_context_options(const char *name, int64_t dim, int heads,
         return kn_fail("kn_multi_head_attention_init: '%s' has %lld channels, which %d heads don't "
                        "divide",
                        name, (long long)dim, heads);
+    if (o->head_dim > 1 << 24)
+        return kn_fail("kn_multi_head_attention_init: '%s': .head_dim is %lld; at most %d", name,
+                       (long long)o->head_dim, 1 << 24);
     if (o->window < 0 || (o->window && !o->causal) || (o->qkv_bias && !o->no_bias))
         return kn_fail("kn_multi_head_attention_init: '%s': .window, %lld, goes with .causal, and "
                        ".qkv_bias with .no_bias",
