@@ -60,8 +60,20 @@ typedef struct kn_opt_step {
     const uint64_t *seed; /* of rounding at random; NULL: to nearest */
 } kn_opt_step;
 
+/* A running average, beta old + (1-beta) fresh: the nearer of the two plus a step of at most half
+ * their distance, so that a small one isn't lost beside the other. */
+typedef struct kn_average {
+    double step;
+    bool from_fresh; /* fresh + step (old - fresh); else old + step (fresh - old) */
+} kn_average;
+
+static inline kn_average kn_average_of(double beta)
+{
+    return beta < 0.5 ? (kn_average){ beta, true } : (kn_average){ 1 - beta, false };
+}
+
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
- *   g = grad * *grad_scale;  m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);
+ *   g = grad * *grad_scale;  m = average_b1(m, g);  v = average_b2(v, g^2);
  *   p -= lr (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay p)
  * t is the step; bias corrections use f64 pow. m and v have the masters' dtype. g is clamped by
  * *limit. */
@@ -79,7 +91,7 @@ typedef struct kn_sgd_args {
 } kn_sgd_args;
 
 /* Lion (Chen et al., arXiv:2302.06675):
- *   g = grad * *grad_scale;  c = m + (1-b1)(g - m);  m += (1-b2)(g - m);
+ *   g = grad * *grad_scale;  c = average_b1(m, g);  m = average_b2(m, g);
  *   p -= lr (sign(c) + weight_decay p)
  * sign(0) is 0, and c itself where it is NaN. m has the masters' dtype. */
 typedef struct kn_lion_args {

@@ -1,11 +1,14 @@
 /* optim/newton_schulz.c: the orthogonal factor of a matrix, nearly, by products alone (Jordan et
  * al., "Muon: An optimizer for hidden layers in neural networks", 2024).
  *
- * X of norm 1 becomes, some times, (a I + b A + c A A) X with A = X X': a polynomial that moves
+ * X of norm 1 becomes, some times, a X + (b A + c A A) X with A = X X': a polynomial that moves
  * each singular value towards 1. Where X is tall, A = X' X stands on the right: the smaller of the
- * two squares. a goes on the diagonal of the square, so that the products are all of the work on
- * matrices of X's size. */
+ * two squares. Products take their operands in X's dtype; sums between products are f32 (f64 for
+ * f64), and each operand is rounded once. */
+#include "kernels/kernels.h"
+#include "kernels/stream.h"
 #include "optim/optim_internal.h"
+#include "tensor/tensor_internal.h"
 #include <math.h>
 
 double kn_newton_schulz_flops(int64_t rows, int64_t cols)
@@ -14,37 +17,53 @@ double kn_newton_schulz_flops(int64_t rows, int64_t cols)
     return 4 * few * few * many + 2 * few * few * few;
 }
 
-/* 1 / max(|X|, eps) of A = X X', whose diagonal sums to |X|^2; in A's dtype, without dims. */
+static kn_dtype wide(const kn_tensor *x)
+{
+    return kn_dtype_of(x) == KN_F64 ? KN_F64 : KN_F32;
+}
+
+/* sum + a b in the wide dtype, written over sum; sum NULL: a b. */
+static kn_tensor *product(kn_tensor *sum, kn_tensor *a, kn_tensor *b)
+{
+    if (!a || !b)
+        return NULL;
+    kn_tensor *out = sum ? sum
+                         : kn_empty(wide(a), kn_device_of(a), 2,
+                                    (int64_t[]){ kn_size(a, 0), kn_size(b, 1) });
+    const kn_matmul_args p = { .dst = out ? kn_array_of(out) : (kn_array){ 0 },
+                               .a = kn_array_of(a),
+                               .b = kn_array_of(b),
+                               .add = sum != NULL };
+    return out && KN_LAUNCH(kn_compute_stream(kn_device_of(a)), KN_K_MATMUL, p) ? out : NULL;
+}
+
+/* 1 / max(|X|, eps) of A = X X', whose diagonal sums to |X|^2; without dims. */
 static kn_tensor *inverse_norm(kn_tensor *gram, double eps)
 {
-    kn_dtype t = kn_dtype_of(gram);
-    kn_tensor *squares = kn_cast(kn_diagonal(gram, 0, 0, 1), t == KN_F64 ? t : KN_F32);
-    kn_tensor *norm = kn_clamp(kn_sqrt(kn_sum(squares, 0, NULL, false)), eps, HUGE_VAL);
-    return kn_cast(kn_reciprocal(norm), t);
+    kn_tensor *norm = kn_sqrt(kn_sum(kn_diagonal(gram, 0, 0, 1), 0, NULL, false));
+    return kn_reciprocal(kn_clamp(norm, eps, HUGE_VAL));
 }
 
-/* a I + b A + c A A */
-static kn_tensor *polynomial(kn_tensor *gram, const double *ns)
-{
-    kn_tensor *p = kn_add_scaled(kn_scale(gram, ns[1]), kn_matmul(gram, gram), ns[2]);
-    kn_tensor *diagonal = p ? kn_diagonal(p, 0, 0, 1) : NULL;
-    return diagonal && kn_copy_(diagonal, kn_add_scalar(diagonal, ns[0])) ? p : NULL;
-}
-
-/* The first time X is brought to norm 1 on the way: the squares are divided, so that nothing but
- * the products passes over X. */
+/* The first time X is brought to norm 1 on the way: the squares are divided, and the result. */
 static kn_tensor *iterate(kn_tensor *x, const double *ns, bool first, double eps)
 {
-    bool tall = kn_size(x, 0) > kn_size(x, 1);
+    const kn_dtype t = kn_dtype_of(x);
+    const bool tall = kn_size(x, 0) > kn_size(x, 1);
     kn_tensor *turned = kn_transpose(x, 0, 1);
-    kn_tensor *gram = tall ? kn_matmul(turned, x) : kn_matmul(x, turned);
+    kn_tensor *gram = tall ? product(NULL, turned, x) : product(NULL, x, turned);
     kn_tensor *inverse = first ? inverse_norm(gram, eps) : NULL;
     if (first)
         gram = kn_mul(kn_mul(gram, inverse), inverse);
-    kn_tensor *p = polynomial(gram, ns);
-    if (first)
+    gram = kn_cast(gram, t); /* for both terms: b and c have two signs, its rounding cancels */
+    kn_tensor *p = kn_scale(kn_cast(gram, wide(x)), ns[1]);
+    p = kn_add_scaled(p, product(NULL, gram, gram), ns[2]);
+    kn_tensor *sum = kn_scale(kn_cast(x, wide(x)), ns[0]);
+    if (first) {
         p = kn_mul(p, inverse);
-    return tall ? kn_matmul(x, p) : kn_matmul(p, x);
+        sum = kn_mul(sum, inverse);
+    }
+    p = kn_cast(p, t);
+    return kn_cast(tall ? product(sum, x, p) : product(sum, p, x), t);
 }
 
 bool kn_newton_schulz(kn_tensor *x, const double *coefficients, int steps, double eps)

@@ -10,6 +10,12 @@ static double in(bool f64, double x)
     return f64 ? x : (double)(float)x;
 }
 
+static double average(bool f64, kn_average a, double old, double fresh)
+{
+    const double from = a.from_fresh ? fresh : old, to = a.from_fresh ? old : fresh;
+    return in(f64, from + in(f64, in(f64, a.step) * in(f64, to - from)));
+}
+
 static kn_array vector(const void *data, kn_dtype dtype, int64_t count)
 {
     return kn_array_make((void *)(uintptr_t)data, dtype, 1, &count);
@@ -80,14 +86,15 @@ static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1
 {
     bool f64 = o->param_dtype == KN_F64;
     double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
-    double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2), eps = in(f64, a->eps);
+    kn_average b1 = kn_average_of(a->beta1), b2 = kn_average_of(a->beta2);
+    double eps = in(f64, a->eps);
     c1 = in(f64, c1);
     c2 = in(f64, c2);
     for (int64_t i = 0; i < o->count; i++) {
         double g = grad_of(&a->s, o, i);
         double pi = get(o, PARAM, i), mi = get(o, M, i), vi = get(o, V, i);
-        mi = in(f64, mi + in(f64, b1 * in(f64, g - mi)));
-        vi = in(f64, vi + in(f64, b2 * in(f64, in(f64, g * g) - vi)));
+        mi = average(f64, b1, mi, g);
+        vi = average(f64, b2, vi, in(f64, g * g));
         double root = in(f64, sqrt(in(f64, vi / c2)));
         double step = in(f64, in(f64, mi / c1) / in(f64, root + eps));
         pi = in(f64, pi - in(f64, lr * in(f64, step + in(f64, wd * pi))));
@@ -97,7 +104,7 @@ static void adamw_piece(const kn_adamw_args *a, const kn_opt_piece *o, double c1
     }
 }
 
-/* m += (1-b1)(g - m);  v += (1-b2)(g^2 - v);  p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p). */
+/* m and v average g and g^2;  p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p). */
 kn_status kn_ref_adamw(const void *args)
 {
     const kn_adamw_args *a = args;
@@ -183,17 +190,17 @@ static void lion_piece(const kn_lion_args *a, const kn_opt_piece *o)
 {
     bool f64 = o->param_dtype == KN_F64;
     double lr = in(f64, in(f64, *a->s.lr) * in(f64, o->lr_mul)), wd = in(f64, o->weight_decay);
-    double b1 = in(f64, 1 - a->beta1), b2 = in(f64, 1 - a->beta2);
+    kn_average b1 = kn_average_of(a->beta1), b2 = kn_average_of(a->beta2);
     for (int64_t i = 0; i < o->count; i++) {
-        double pi = get(o, PARAM, i), mi = get(o, M, i), apart = in(f64, grad_of(&a->s, o, i) - mi);
-        double c = in(f64, mi + in(f64, b1 * apart));
+        double pi = get(o, PARAM, i), mi = get(o, M, i), g = grad_of(&a->s, o, i);
+        double c = average(f64, b1, mi, g);
         double sign = c > 0 ? 1 : c < 0 ? -1 : c;
-        put(&a->s, o, M, i, in(f64, mi + in(f64, b2 * apart)));
+        put(&a->s, o, M, i, average(f64, b2, mi, g));
         put(&a->s, o, PARAM, i, in(f64, pi - in(f64, lr * in(f64, sign + in(f64, wd * pi)))));
     }
 }
 
-/* c = m + (1-b1)(g - m);  m += (1-b2)(g - m);  p -= lr (sign(c) + wd p). */
+/* c averages g and the m before, m does so by b2;  p -= lr (sign(c) + wd p). */
 kn_status kn_ref_lion(const void *args)
 {
     const kn_lion_args *a = args;

@@ -76,6 +76,70 @@ KN_TEST(optim, lion_follows_the_formula)
            KN_F64, 3, 1e-14);
 }
 
+typedef struct vector {
+    kn_module base;
+    kn_tensor *w;
+} vector;
+
+static kn_tensor *vector_forward(kn_module *self, kn_tensor *x)
+{
+    return kn_sum(kn_mul(((vector *)self)->w, x), 0, NULL, false);
+}
+
+/* Gradients that shrink step by step, in f32: an average that forgets must see the small one. */
+static void shrinking(kn_optim *(*make)(void *module, double beta), rule r, double beta)
+{
+    static double p[PARAMS][MOST], g[PARAMS][MOST], m[PARAMS][MOST], v[PARAMS][MOST];
+    memset(p, 0, sizeof p), memset(m, 0, sizeof m), memset(v, 0, sizeof v);
+    vector net;
+    KN_CHECK(kn_module_init(&net.base, vector_forward));
+    net.w = kn_parameter(&net.base, "w", KN_F32, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(3));
+    KN_CHECK(net.w && kn_materialize(&net, KN_CPU, 1));
+    kn_optim *o = make(&net, beta);
+    r.beta1 = r.beta2 = beta;
+    double size = 0.5;
+    for (int step = 1; step <= 3; step++, size *= 1e-5) {
+        kn_scope s = kn_scope_begin();
+        const float x[3] = { (float)size, -(float)size, (float)size / 3 };
+        for (int i = 0; i < 3; i++)
+            g[0][i] = x[i];
+        KN_CHECK(kn_backward(kn_call(&net, kn_from(KN_F32, KN_CPU, x, KN_SHAPE(3)))) && kn_step(o));
+        plain_step(&r, step, 1, p, g, m, v);
+        for (int i = 0; i < 3; i++) {
+            const double now = ((const float *)kn_data(net.w))[i];
+            KN_CHECK(fabs(now - p[0][i]) < 1e-6, "beta %g, step %d: %.9g, should be %.9g", beta,
+                     step, now, p[0][i]);
+        }
+        kn_scope_end(s);
+    }
+    kn_optim_free(o);
+    kn_module_free(&net);
+}
+
+static kn_optim *small_adamw(void *module, double beta)
+{
+    const double b = beta == 0 ? KN_ZERO : beta;
+    return kn_adamw(module, .lr = 0.1, .beta1 = b, .beta2 = b, .weight_decay = KN_ZERO);
+}
+
+static kn_optim *small_lion(void *module, double beta)
+{
+    const double b = beta == 0 ? KN_ZERO : beta;
+    return kn_lion(module, .lr = 0.1, .beta1 = b, .beta2 = b);
+}
+
+KN_TEST(optim, small_betas_forget)
+{
+    static const double betas[] = { 0, 1e-3, 0.3, 0.6 };
+    rule adam = adam_rule(0.1, 0), lion = adam;
+    lion.lion = true;
+    for (int i = 0; i < 4; i++) {
+        shrinking(small_adamw, adam, betas[i]);
+        shrinking(small_lion, lion, betas[i]);
+    }
+    KN_CHECK_OK();
+}
+
 KN_TEST(optim, state_by_name)
 {
     two_layers m;

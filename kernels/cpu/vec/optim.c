@@ -31,8 +31,9 @@ typedef struct optim_ctx {
     void (*chunk)(const kn_opt_piece *o, int64_t begin, int64_t end, const struct optim_ctx *c);
     const kn_opt_step *step;
     float lr, scale, limit;
-    float b1, b2, eps, c1, c2; /* b: 1 - beta, c: 1 - beta^t */
-    float momentum, fresh;     /* fresh: 1 - dampening */
+    kn_average b1, b2;
+    float eps, c1, c2;     /* c: 1 - beta^t */
+    float momentum, fresh; /* fresh: 1 - dampening */
     bool first, nesterov;
 } optim_ctx;
 
@@ -41,6 +42,12 @@ VEC_INLINE vf get_grad(const optim_ctx *c, const kn_opt_piece *o, int64_t i, int
 {
     const vf g = v_get_n(t, o->grad, i, n) * v_set1(c->scale), most = v_set1(c->limit);
     return v_sel(v_gt(g, most), most, v_sel(v_lt(g, -most), -most, g));
+}
+
+VEC_INLINE vf mean_of(kn_average a, vf old, vf fresh)
+{
+    const vf from = a.from_fresh ? fresh : old, to = a.from_fresh ? old : fresh;
+    return from + v_set1((float)a.step) * (to - from);
 }
 
 static bool pieces_ok(const kn_opt_piece *piece, int pieces)
@@ -155,7 +162,7 @@ static kn_status run(optim_ctx *c, const kn_opt_step *s, int64_t bytes)
         VEC_BY_DTYPE(o->grad_dtype, name##_chunk_of, o, begin, end, c);                            \
     }
 
-/* m += b1 (g - m);  v += b2 (g^2 - v);  p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p) */
+/* m and v average g and g^2;  p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p) */
 VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end,
                                const optim_ctx *c, kn_dtype t)
 {
@@ -163,13 +170,13 @@ VEC_INLINE void adamw_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end
     float *first = o->m, *second = o->v;
     const vf lr = v_set1(c->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
              eps = v_set1(c->eps);
-    const vf b1 = v_set1(c->b1), b2 = v_set1(c->b2), c1 = v_set1(c->c1), c2 = v_set1(c->c2);
+    const vf c1 = v_set1(c->c1), c2 = v_set1(c->c2);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
         const vf g = get_grad(c, o, i, n, t), p = v_get_n(KN_F32, param, i, n);
         vf m = v_get_n(KN_F32, first, i, n), v = v_get_n(KN_F32, second, i, n);
-        m = m + b1 * (g - m);
-        v = v + b2 * (g * g - v);
+        m = mean_of(c->b1, m, g);
+        v = mean_of(c->b2, v, g * g);
         const vf step = (m / c1) / (v_sqrt(v / c2) + eps);
         v_put_n(KN_F32, first, i, m, n);
         v_put_n(KN_F32, second, i, v, n);
@@ -183,8 +190,8 @@ kn_status VEC_FN(vec_adamw)(const void *args)
     const kn_adamw_args *a = args;
     const double t = a->s.pieces > 0 ? *a->s.step : 1;
     optim_ctx c = { .chunk = adamw_chunk,
-                    .b1 = (float)(1 - a->beta1),
-                    .b2 = (float)(1 - a->beta2),
+                    .b1 = kn_average_of(a->beta1),
+                    .b2 = kn_average_of(a->beta2),
                     .eps = (float)a->eps,
                     .c1 = (float)(1 - pow(a->beta1, t)),
                     .c2 = (float)(1 - pow(a->beta2, t)) };
@@ -223,7 +230,8 @@ kn_status VEC_FN(vec_sgd)(const void *args)
     return run(&c, &a->s, 20);
 }
 
-/* c = m + b1 (g - m);  m += b2 (g - m);  p -= lr (sign(c) + wd p); sign(0) and sign(NaN) are c */
+/* c averages g and the m before, m does so by b2;  p -= lr (sign(c) + wd p); sign(0) and sign(NaN)
+ * are c */
 VEC_INLINE void lion_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end, const optim_ctx *x,
                               kn_dtype t)
 {
@@ -231,14 +239,12 @@ VEC_INLINE void lion_chunk_of(const kn_opt_piece *o, int64_t begin, int64_t end,
     float *average = o->m;
     const vf lr = v_set1(x->lr * (float)o->lr_mul), wd = v_set1((float)o->weight_decay),
              one = v_set1(1);
-    const vf b1 = v_set1(x->b1), b2 = v_set1(x->b2);
     for (int64_t i = begin; i < end; i += KN_VW) {
         const int64_t n = end - i;
         const vf p = v_get_n(KN_F32, param, i, n), m = v_get_n(KN_F32, average, i, n);
-        const vf apart = get_grad(x, o, i, n, t) - m;
-        const vf c = m + b1 * apart;
+        const vf g = get_grad(x, o, i, n, t), c = mean_of(x->b1, m, g);
         const vf sign = v_sel(v_gt(v_abs(c), v_zero()), v_copysign(one, c), c);
-        v_put_n(KN_F32, average, i, m + b2 * apart, n);
+        v_put_n(KN_F32, average, i, mean_of(x->b2, m, g), n);
         put_param(o, i, p - lr * (sign + wd * p), n);
     }
 }
@@ -247,6 +253,8 @@ F32_CHUNK(lion)
 kn_status VEC_FN(vec_lion)(const void *args)
 {
     const kn_lion_args *a = args;
-    optim_ctx c = { .chunk = lion_chunk, .b1 = (float)(1 - a->beta1), .b2 = (float)(1 - a->beta2) };
+    optim_ctx c = { .chunk = lion_chunk,
+                    .b1 = kn_average_of(a->beta1),
+                    .b2 = kn_average_of(a->beta2) };
     return run(&c, &a->s, 20);
 }

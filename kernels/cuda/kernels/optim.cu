@@ -252,6 +252,12 @@ kn_status run_dtypes(const kn_opt_step &s, const Args &args)
     return done;
 }
 
+template <typename A> static __device__ A average(kn_average a, A old, A fresh)
+{
+    const A from = a.from_fresh ? fresh : old, to = a.from_fresh ? old : fresh;
+    return kn_add_rn(from, kn_mul_rn((A)a.step, kn_add_rn(to, -from)));
+}
+
 /* ---- AdamW ----------------------------------------------------------------------------------- */
 
 /* 1 - beta1^t and 1 - beta2^t: the bias of zero starts. */
@@ -274,11 +280,12 @@ template <typename A> struct adamw_step {
     typedef A number;
     numbers n;
     const corrections *corrected;
-    A b1, b2, eps; /* 1 - beta1, 1 - beta2 */
+    kn_average b1, b2;
+    A eps;
 
     explicit adamw_step(const adamw_call &x)
-        : n(numbers_of(x.a->s)), corrected(x.corrected), b1((A)(1 - x.a->beta1)),
-          b2((A)(1 - x.a->beta2)), eps((A)x.a->eps)
+        : n(numbers_of(x.a->s)), corrected(x.corrected), b1(kn_average_of(x.a->beta1)),
+          b2(kn_average_of(x.a->beta2)), eps((A)x.a->eps)
     {
     }
     template <typename T, int V>
@@ -291,8 +298,8 @@ template <typename A> struct adamw_step {
         kn_load_wide<V>((const T *)o.v + i, false, s);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            m[v] = kn_add_rn(m[v], kn_mul_rn(b1, kn_add_rn(g[v], -m[v])));
-            s[v] = kn_add_rn(s[v], kn_mul_rn(b2, kn_add_rn(kn_mul_rn(g[v], g[v]), -s[v])));
+            m[v] = average(b1, m[v], g[v]);
+            s[v] = average(b2, s[v], kn_mul_rn(g[v], g[v]));
             A root = sqrt(s[v] / c2);
             A move = (m[v] / c1) / kn_add_rn(root, eps);
             p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, kn_add_rn(move, kn_mul_rn(c.wd, p[v]))));
@@ -345,10 +352,10 @@ template <typename A> struct sgd_step {
 template <typename A> struct lion_step {
     typedef A number;
     numbers n;
-    A b1, b2; /* 1 - beta1, 1 - beta2 */
+    kn_average b1, b2;
 
     explicit lion_step(const kn_lion_args &a)
-        : n(numbers_of(a.s)), b1((A)(1 - a.beta1)), b2((A)(1 - a.beta2))
+        : n(numbers_of(a.s)), b1(kn_average_of(a.beta1)), b2(kn_average_of(a.beta2))
     {
     }
     template <typename T, int V>
@@ -360,9 +367,9 @@ template <typename A> struct lion_step {
         kn_load_wide<V>((const T *)o.m + i, false, m);
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            A apart = kn_add_rn(g[v], -m[v]), sign = kn_add_rn(m[v], kn_mul_rn(b1, apart));
+            A sign = average(b1, m[v], g[v]);
             sign = sign > 0 ? (A)1 : sign < 0 ? (A)-1 : sign;
-            m[v] = kn_add_rn(m[v], kn_mul_rn(b2, apart));
+            m[v] = average(b2, m[v], g[v]);
             p[v] = kn_add_rn(p[v], -kn_mul_rn(c.lr, kn_add_rn(sign, kn_mul_rn(c.wd, p[v]))));
         }
         save_state<T>(o, c, M, i, m);
