@@ -69,7 +69,8 @@ typedef struct kn_average {
 
 static inline kn_average kn_average_of(double beta)
 {
-    return beta < 0.5 ? (kn_average){ beta, true } : (kn_average){ 1 - beta, false };
+    const kn_average a = { beta < 0.5 ? beta : 1 - beta, beta < 0.5 };
+    return a;
 }
 
 /* AdamW (Loshchilov and Hutter, arXiv:1711.05101) over all pieces in one pass, computed in f32:
