@@ -121,7 +121,7 @@ KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
 
 /* ---- random keys ----------------------------------------------------------------------------- */
 
-/* What dropout and the like draw is a function of (seed, step, micro-batch, module path, call,
+/* A draw of dropout and the like is a function of (seed, step, micro-batch, module path, call,
  * element). A micro-batch is the same on any rank, so ranks draw different numbers, and N of them
  * those of one process. With grad mode off, draws and calls have a count of their own: they go on
  * with each call, and training draws the same numbers with and without them.
@@ -135,7 +135,7 @@ KN_API bool kn_on_backward_end(void (*fn)(void *arg), void *arg);
 KN_API void kn_seed(uint64_t seed);
 KN_API void kn_set_step(int64_t step);
 KN_API int64_t kn_get_step(void);
-/* From here to kn_draws_end: what is drawn is a function of (seed, step, number, module path, call,
+/* From here to kn_draws_end a draw is a function of (seed, step, number, module path, call,
  * element), with grad mode on or off, and shifts no draw outside. Ranks that give the same number
  * draw alike: a text that all ranks write, a game that all play. The number of a game gives its
  * draws on whichever rank plays it. The same number begins the same draws again, so count on.

@@ -77,7 +77,7 @@ static void leave(state *s)
     kn_context_get()->function = s->outer;
 }
 
-/* What ran since begin counts as one of name's; backward twice. */
+/* The calls since begin count as one of name's; backward twice. */
 static void account(const state *s, kn_device d, double begin)
 {
     char what[80];

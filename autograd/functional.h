@@ -92,7 +92,7 @@ KN_API kn_tensor *kn_rope_(kn_tensor *x, double base, int64_t start, kn_rope_opt
 
 /* ---- losses ---------------------------------------------------------------------------------- */
 
-/* What a loss gives: one value, or one an element (a row, where the comment says so). */
+/* The shape of a loss: one value, or one an element (a row, where the comment says so). */
 typedef enum kn_loss_reduction {
     KN_REDUCTION_DEFAULT = 0, /* the mean */
     KN_REDUCTION_MEAN,

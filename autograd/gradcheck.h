@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* What is checked: results from inputs by differentiable operations, the same each time. */
+/* The function under check: results from inputs, by differentiable operations, alike each time. */
 typedef kn_values (*kn_gradcheck_fn)(kn_values in, void *arg);
 
 typedef struct kn_gradcheck_options {

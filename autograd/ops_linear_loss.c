@@ -104,7 +104,7 @@ static bool scale(kn_tensor *on, kn_array dst, kn_array src, kn_tensor *factor)
     return ok;
 }
 
-/* dloss / count; what it multiplies is 0 where count is 0. */
+/* dloss / count; its other factor is 0 where count is 0. */
 static kn_tensor *factor_of(const kn_op_grad *g)
 {
     const head_attr *a = g->attr;

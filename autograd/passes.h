@@ -28,7 +28,7 @@ bool kn_passes_have(const kn_passes *s, int64_t pass);
 int64_t kn_passes_count(const kn_passes *s);
 void kn_passes_clear(kn_passes *s);
 void kn_passes_free(kn_passes *s);
-/* What multiplied the loss of the running backward (kn_scale_loss); NULL: nothing. Borrowed. */
+/* The factor of the running backward's loss (kn_scale_loss); NULL: none. Borrowed. */
 kn_tensor *kn_backward_scale(void);
 
 #endif

@@ -33,7 +33,7 @@ typedef struct kn_rerun {
 kn_record *kn_record_begin(kn_frame *f, int n, kn_tensor *const *in, kn_rerun how);
 void kn_record_end(kn_record *r); /* drops the caller's reference */
 
-/* What the running forward or replay does; false with an error where a replay differs. They do
+/* A step of the running forward or replay; false with an error where a replay differs. They do
  * nothing outside of both. */
 /* t is read. Whether a gradient of it is wanted: in a replay as the forward found it. t may be
  * NULL. */

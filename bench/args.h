@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What stands behind "[name" in the usage: ' ' where the option takes a value, ']' where it
+/* The character behind "[name" in the usage: ' ' where the option takes a value, ']' where it
  * doesn't, 0 where there is no such option. */
 static inline char args_kind(const char *usage, const char *name)
 {

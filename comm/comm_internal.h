@@ -243,7 +243,7 @@ bool kn_comm_usable(const kn_comm *c, const char *what);
 /* A world without communicators; NULL with an error where memory runs out. */
 kn_comm_world *kn_comm_world_make(void);
 double kn_comm_timeout(const kn_comm *c);
-/* What kn_init was given, else KNAP_TIMEOUT, else 60 seconds; kn_init refuses a bad value
+/* The timeout of kn_init, else KNAP_TIMEOUT, else 60 seconds; kn_init refuses a bad value
  * (init.c). */
 double kn_comm_default_timeout(void);
 /* Frees every communicator and the world; the streams that used them are idle. */

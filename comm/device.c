@@ -234,7 +234,7 @@ static int64_t launcher_number(const char *name, int64_t least)
     return kn_env_number(name, least, 1 << 20, &n) ? n : -1;
 }
 
-/* What the launcher says of this rank's machine, which is of the world; 0: nothing. */
+/* The launcher's count of this rank's machine, which is of the world; 0: unknown. */
 static int64_t said_of_machine(const kn_comm *c)
 {
     if (c->size == 1) /* what is said may be of a job around this program */

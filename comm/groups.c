@@ -41,7 +41,7 @@ kn_comm *kn_comm_around(kn_comm *a, kn_comm *b)
     return NULL;
 }
 
-/* What a rank says: where it wants to go, and the number that its next communicator may have. */
+/* A rank's word: where it wants to go, and the number that its next communicator may have. */
 typedef struct choice {
     int64_t color, key, id;
 } choice;

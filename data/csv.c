@@ -10,7 +10,7 @@
 
 #define MOST_COLUMNS (1 << 20)
 
-/* What becomes of a column. */
+/* The use of a column. */
 typedef struct column {
     char *name;
     bool named; /* by the header */

@@ -89,7 +89,7 @@ KN_API kn_tensor *kn_image_read_(const char *path, kn_image_read_options o);
 /* ---- augmentation -----------------------------------------------------------------------------
  */
 
-/* What happens to an image, in this order. Names, parameters and formulas are those of
+/* The changes of an image, in this order. Names, parameters and formulas are those of
  * torchvision.transforms; everything zero: nothing happens. A size { 224 } is the square { 224, 224
  * }, { H, W } a rectangle. Sizes change by the filter of PIL's bilinear, or .bicubic, to the bit
  * (as wide as two pixels of the smaller image, or four: "antialias"). */

@@ -107,7 +107,7 @@ bool kn_image_fits(kn_image_room *room, int64_t height, int64_t width, int64_t m
 /* ---- augmentation ------------------------------------------------------------------------------
  */
 
-/* What happens to an image, checked, with the defaults filled in. */
+/* The changes of an image, checked, with the defaults filled in. */
 typedef struct kn_augment_plan {
     kn_augment a;
     kn_dtype dtype;

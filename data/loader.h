@@ -67,7 +67,7 @@ KN_API kn_position kn_loader_position(const kn_loader *l);
  * position inside of a round or of a pair that is mixed. */
 KN_API bool kn_loader_set_position(kn_loader *l, kn_position p);
 
-/* What this rank's batches were made of. */
+/* The origin of this rank's batches. */
 typedef struct kn_loader_stats {
     int64_t batches;  /* handed out */
     int64_t copied;   /* of them with copied rows; the others are views of the user's memory */
@@ -100,7 +100,7 @@ typedef enum kn_tail {
 
 /* ---- a loader over a function ---------------------------------------------------------------- */
 
-/* What a function fills in: one sample. */
+/* One sample, which a function fills in. */
 typedef struct kn_data_sample {
     int64_t index, epoch;       /* which sample of the data set, in which epoch */
     void *field[KN_MAX_FIELDS]; /* where its values go, row-major; zeroed */

@@ -14,7 +14,7 @@ typedef struct kn_row {
     bool counts;          /* not a repetition at the end of an epoch */
 } kn_row;
 
-/* What came of filling rows. */
+/* The outcome of filling rows. */
 typedef struct kn_filled {
     int64_t bad_row;      /* the first that failed, or INT64_MAX */
     int64_t end_row, end; /* the first row without a sample, or INT64_MAX; its index */
@@ -64,7 +64,7 @@ struct kn_loader {
     kn_loader_pool *pool;
 };
 
-/* What the options of all makers have in common, and who calls. */
+/* The common options of all makers, and the caller's name. */
 typedef struct kn_loader_common {
     KN_LOADER_OPTIONS;
 } kn_loader_common;

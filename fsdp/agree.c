@@ -7,7 +7,7 @@
  * have one. That takes no round and no message of its own. A rank that has all gradients itself
  * doesn't look at the sum: only on a GPU does a look wait.
  *
- * What a reduction brings may be of several backwards: of those without sync or all-reduce before
+ * A reduction's gradients may be of several backwards: of those without sync or all-reduce before
  * it. Then the sums can't tell which, and the hosts tell each other, in one small message for all
  * units of the tree. So they do where zeros are reduced for what is unused, and while a step is
  * recorded, where nothing computes. */
@@ -119,7 +119,7 @@ bool kn_bucket_note_grad(kn_bucket *b, int i)
     return note(&b->param[i]);
 }
 
-/* What came with the reduction, which the compute stream is past. */
+/* The answers that came with the reduction, which the compute stream is past. */
 static bool look(kn_bucket *b)
 {
     size_t bytes = sizeof(float) * (size_t)b->params;
@@ -222,7 +222,7 @@ static bool ask_hosts(kn_schedule_state *s)
 
 /* ---- the end of an iteration ----------------------------------------------------------------- */
 
-/* What this and the last reduction brought is every rank's. */
+/* The gradients of this and the last reduction are every rank's. */
 static bool settle(kn_bucket *b)
 {
     bool ok = true, waits = kn_bucket_holds(b, KN_HELD_IN_GROUP);

@@ -1,6 +1,6 @@
-/* fsdp/alike.h (private): what ranks must have alike (alike.c). A list of lines, each a name and a
- * value, becomes one hash, which the ranks exchange. Only where hashes differ are lists sent, and
- * the first line that differs is named, on all ranks, by one sentence. */
+/* fsdp/alike.h (private): facts that must be alike on all ranks (alike.c). A list of lines, each a
+ * name and a value, becomes one hash, which the ranks exchange. Only where hashes differ are lists
+ * sent, and the first line that differs is named, on all ranks, by one sentence. */
 #ifndef KNAP_FSDP_ALIKE_H
 #define KNAP_FSDP_ALIKE_H
 

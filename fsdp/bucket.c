@@ -52,7 +52,7 @@ bool kn_bucket_rearrange(const kn_bucket *b, kn_stream *s, void *stage, void *fu
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-/* What was frozen since its forward gets the gradient that this forward recorded. */
+/* A parameter frozen since its forward gets the gradient that this forward recorded. */
 bool kn_bucket_param_trains(const kn_bucket_param *p)
 {
     return p->tensor->requires_grad || p->wanted;

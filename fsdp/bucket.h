@@ -180,7 +180,7 @@ bool kn_bucket_finish_reduce(kn_bucket *b); /* waits for it and releases grad */
 bool kn_bucket_holds(const kn_bucket *b, unsigned where);
 /* The next backward begins: what the one before brought stays. */
 void kn_bucket_keep_grads(kn_bucket *b);
-/* The backward failed: what it brought goes, or, where it can't be told from what earlier ones
+/* The backward failed: its gradient goes, or, where that can't be told from what earlier ones
  * brought, the bucket's gradients are spoiled. */
 void kn_bucket_recover(kn_bucket *b);
 
@@ -237,7 +237,7 @@ bool kn_offloads_to_memory(const kn_fsdp_wrap_options *o);
 /* Chooses b->memory and takes the events. shared: what collectives use. */
 bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared);
 bool kn_bucket_create_cast_master(kn_bucket *b);
-/* What a gather reads: cast_master, or the master where that has full's dtype. */
+/* The source of a gather: cast_master, or the master where that has full's dtype. */
 const kn_storage *kn_bucket_gather_source(const kn_bucket *b);
 /* dst, on the device, = this rank's part in full_dtype; `then` goes on from there. */
 bool kn_bucket_upload(kn_bucket *b, void *dst, kn_stream *then);

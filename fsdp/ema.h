@@ -36,7 +36,7 @@ KN_API void kn_ema_free(kn_ema *e);
 KN_API bool kn_ema_update(kn_ema *e);
 /* Exchanges averages and parameters, bit for bit: once for an evaluation with the averages, once
  * more to go on with the training. Before the first kn_ema_update the averages are the values that
- * the module had in kn_ema_new. What was gathered is dropped; a forward from before can't be
+ * the module had in kn_ema_new. Gathered parameters are dropped; a forward from before can't be
  * followed by its backward. A step in between is an error. Where the module is sharded, every
  * rank calls it. Takes memory for another copy of the largest part meanwhile; where there is none,
  * nothing is exchanged. */

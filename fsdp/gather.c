@@ -106,7 +106,7 @@ static bool issue(const gather *g, int n, kn_stream *s)
     return true;
 }
 
-/* What came is put in its place. */
+/* Puts the gathered values in their places. */
 static bool arrive(kn_bucket *b, kn_stream *s)
 {
     if (b->residency != KN_SLICED && !b->layout.zero_copy &&

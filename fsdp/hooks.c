@@ -7,7 +7,7 @@
 
 /* ---- rounding -------------------------------------------------------------------------------- */
 
-/* What a stochastic stage sends: chunks of a bucket, in the buffers src and dst. */
+/* The message of a stochastic stage: chunks of a bucket, in the buffers src and dst. */
 typedef struct rounding {
     void *dst;
     const void *src;

@@ -44,7 +44,7 @@ static int64_t row_of(const kn_layout_param *p)
 
 /* ---- flat and ragged: equal chunks of the full buffer ---------------------------------------- */
 
-/* What lies in each chunk. */
+/* The contents of each chunk. */
 static void cut_chunks(kn_layout *l)
 {
     for (int r = 0; r < l->shards; r++)

@@ -61,7 +61,7 @@ static bool keep_unsynced(kn_bucket *b)
     return true;
 }
 
-/* What backwards without sync left joins this one's gradient. */
+/* Gradients of backwards without sync join this one's. */
 static bool take_unsynced(kn_bucket *b)
 {
     if (b->unsynced->released)
@@ -255,7 +255,7 @@ bool kn_bucket_holds(const kn_bucket *b, unsigned where)
     return (all & where) != 0;
 }
 
-/* What no gradient came for has one of zeros where the user asked for it. */
+/* A parameter without a gradient has one of zeros where the user asked for it. */
 static bool unused_are_zeros(const kn_unit *u)
 {
     return u->set.reduce_unused && u->ran;
@@ -309,7 +309,7 @@ static void hold_all(kn_bucket *b, bool sync)
     kn_accum accum = accum_from(b);
     for (int i = 0; i < b->params; i++)
         more |= hold(b, &b->param[i], sync);
-    if (more) /* also where no bytes came: if the backward fails, what is held goes */
+    if (more) /* also where no bytes came: if the backward fails, held bytes go */
         b->accum = accum;
 }
 
@@ -360,7 +360,7 @@ bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce)
            (all_reduce && kn_bucket_holds(b, KN_HELD_IN_GROUP)) || zeros_count(b);
 }
 
-/* What b has to reduce joins l. */
+/* The waiting reductions of b join l. */
 static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
 {
     bool nothing = b->grad->released, zeros = sync && kn_bucket_has_to_reduce(b, all_reduce);

@@ -70,7 +70,7 @@ static bool add_alone(const kn_grad_reduction *r, void *dst, const void *acc, co
     return r->count == 0 || KN_LAUNCH(r->stream, KN_K_SUM_N, a);
 }
 
-/* What a stage of one reduction reads. */
+/* The inputs of a stage of one reduction. */
 typedef struct way {
     const void *src;
     kn_dtype dtype;

@@ -27,7 +27,7 @@ typedef struct kn_unit_list {
     int64_t room;
 } kn_unit_list;
 
-/* What a user sets between steps (control.c). A recorded step holds for one set (replay.c). */
+/* A user's settings between steps (control.c). A recorded step holds for one set (replay.c). */
 typedef struct kn_unit_set {
     bool sync, all_reduce, reshard_after_backward, unshard_in_backward, reduce_unused;
     bool is_last_backward; /* the outermost unit's counts */
@@ -128,7 +128,7 @@ static inline bool kn_unit_needed_in_backward(const kn_unit *u)
 kn_unit *kn_unit_outermost(kn_unit *u);
 /* Whether the strategy keeps parameters gathered between forward and backward. */
 bool kn_unit_keeps(const kn_unit *u);
-/* What the sum over ranks that a backward leaves in grad_shard is to be divided by. */
+/* The divisor of the sum over ranks that a backward leaves in grad_shard. */
 double kn_unit_divisor(const kn_unit *u);
 /* Sets .reshard_after_forward; a sentence where k does not fit the ranks (wrap.c). */
 bool kn_unit_set_reshard(kn_unit *u, int value);

@@ -144,7 +144,7 @@ static const void *on_host(const void *p, kn_device d, size_t bytes, void **room
     return ok ? *room : NULL;
 }
 
-/* What was whole, and the shards that it becomes: of parameters, or of their gradients. */
+/* Whole tensors, and the shards that they become: of parameters, or of their gradients. */
 typedef struct sides {
     const kn_storage *full;
     kn_storage *shard;

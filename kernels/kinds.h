@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* What a derivative reads besides the gradient of the result: bits. Backward saves just these. */
+/* The values that a derivative reads besides the gradient of the result: bits. Backward saves just
+ * these. */
 enum {
     KN_READS_NOTHING = 0,
     KN_READS_X = 1, /* y = f(x) */

@@ -217,7 +217,7 @@ static bool convert(kn_tensor *t, int to)
     return ok && kn_ok();
 }
 
-/* What didn't change is not written: a backward may have saved it. */
+/* An unchanged buffer is not written: a backward may have saved it. */
 bool kn_buffer_show(kn_tensor *t, bool full)
 {
     kn_dtypes *d = t->dtypes;

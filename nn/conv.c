@@ -7,7 +7,7 @@
 
 /* ---- convolutions ---------------------------------------------------------------------------- */
 
-/* What the layers of convolutions have in common. */
+/* The common part of the layers of convolutions. */
 typedef struct conv_plan {
     void *layer;
     kn_module *parent;

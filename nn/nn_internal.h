@@ -186,7 +186,7 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given);
 bool kn_param_unfilled(const kn_tensor *t);
 /* Allocates m's i-th parameter and fills it with its initial values. */
 bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
-/* What an optimizer keeps for p: as many elements as p's master, of its dtype and on its device.
+/* An optimizer's tensor for p: as many elements as p's master, of its dtype and on its device.
  * Owned by the caller; not filled. NULL with an error. */
 kn_tensor *kn_param_state_new(const kn_param *p);
 /* Checks an initializer; one by fans becomes the normal or uniform one of shape. */

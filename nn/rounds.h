@@ -6,7 +6,7 @@
 
 /* A gradient of m's tree that some optimizer steps waits for it and carries scale. */
 bool kn_scale_waits(kn_module_impl *m, const kn_tensor *scale);
-/* What makes means of the raw sums in m's gradients (rounds.c). */
+/* Makes means of the raw sums in m's gradients (rounds.c). */
 typedef struct kn_means {
     double base;      /* divides most of them */
     double *by;       /* divides the gradient of kn_params' i-th */

@@ -290,7 +290,7 @@ static void *run_apart(void *arg)
     return NULL;
 }
 
-/* What isn't called by itself costs what lies right below it. */
+/* A module that isn't called itself costs as much as those right below it. */
 static void add_up(kn_summary_table *s)
 {
     for (int i = s->rows - 1; i >= 0; i--) {

@@ -116,7 +116,7 @@ bool kn_stands_in(const kn_module_impl *m, const kn_param_entry *e, const kn_mod
     return e->owner || !is_below(holds, root);
 }
 
-/* What the entry of a freed module knows of its unit goes to the next one. */
+/* The next entry takes over the unit of a freed module's entry. */
 static void hand_on(kn_module_impl *m, kn_module_impl *leaving, kn_module_impl *top)
 {
     for (int i = 0; i < m->params; i++) {

@@ -30,7 +30,7 @@ KN_API bool kn_next_module(kn_walk *w);
 KN_API bool kn_next_param(kn_walk *w);
 KN_API bool kn_next_buffer(kn_walk *w);
 
-/* What has the dotted path below m ("" is m itself). NULL, without an error, where there is
+/* The module with the dotted path below m ("" is m itself). NULL, without an error, where there is
  * none. */
 KN_API kn_module *kn_look_module(void *m, const char *path);
 KN_API kn_tensor *kn_look_param(const void *m, const char *path);

@@ -386,7 +386,7 @@ static bool clamp_means(kn_module_impl *m, const kn_param *p, int n, double valu
     return ok;
 }
 
-/* What m was clipped by stays, and after it elements are clamped. */
+/* The factor that clipped m stays, and elements are clamped after it. */
 static bool clamp_clipped(kn_module_impl *m, double value)
 {
     clipping *c = clipping_of(m);

@@ -134,7 +134,7 @@ static bool freezes(const kn_optim *o)
     return any;
 }
 
-/* What a kn_scaler decides by, and the scale that the gradients have to carry. */
+/* The numbers that a kn_scaler decides by, and the scale that the gradients have to carry. */
 typedef struct scaling {
     kn_loss_scale_args args;
     const kn_tensor *carried;

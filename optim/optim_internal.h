@@ -92,7 +92,7 @@ typedef struct kn_optim_groups {
             (o).group_of, (o).group_arg, (o).stochastic_rounding                                   \
     }
 
-/* What the optimizer keeps for one parameter. */
+/* The optimizer's record of one parameter. */
 typedef struct kn_optim_slot {
     /* This rank's part; made at the first step with a gradient. */
     kn_tensor *state[KN_OPTIM_STATES];

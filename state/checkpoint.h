@@ -140,7 +140,7 @@ KN_API const char *kn_checkpoint_record(const kn_checkpoint *c);
 /* The bytes of one of the saved .files; *size is their number. Borrowed. NULL
  * without an error if there is no such file. */
 KN_API const void *kn_checkpoint_file_data(const kn_checkpoint *c, const char *name, size_t *size);
-/* What rank `rank` of those that saved gave as .own, of kn_checkpoint_own_ranks (0: nothing). The
+/* The .own of rank `rank` of those that saved, of kn_checkpoint_own_ranks (0: nothing). The
  * caller frees it; NULL with an error. Not collective. */
 KN_API kn_state *kn_checkpoint_own(const kn_checkpoint *c, int rank);
 KN_API int kn_checkpoint_own_ranks(const kn_checkpoint *c);

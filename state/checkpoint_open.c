@@ -23,7 +23,7 @@
 
 #define ATTEMPTS 200 /* while a run removes what was chosen */
 
-/* What rank 0 tells the others: a folder, or (empty) that there is nothing left. */
+/* Rank 0's word to the others: a folder, or (empty) that there is nothing left. */
 typedef struct choice {
     char dir[KN_FOLDER_PATH], id[KN_FOLDER_ID], why[256]; /* why: it is known to be damaged */
     bool foreign;                                         /* tensors that another program wrote */

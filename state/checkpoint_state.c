@@ -1,4 +1,5 @@
-/* state/checkpoint_state.c: what a checkpoint is to hold: the list of tensors, and state.json. */
+/* state/checkpoint_state.c: the contents of a checkpoint to be: the list of tensors, and
+ * state.json. */
 #include "comm/comm_internal.h"
 #include "kernels/error_internal.h"
 #include "state/checkpoint_internal.h"
@@ -159,7 +160,7 @@ static json_t *values_json(const kn_checkpoint_save_options *o, const kn_entries
     return j;
 }
 
-/* What each rank gave as .own, in their order; null: nothing. On rank 0; collective. */
+/* The .own of each rank, in their order; null: none. On rank 0; collective. */
 static json_t *own_json(const kn_checkpoint_save_options *o, kn_comm *comm)
 {
     json_t *all = json_array();

@@ -111,9 +111,9 @@ typedef struct kn_rename {
     const char *from, *to;
 } kn_rename;
 
-/* What a load takes, among the options of kn_load_state_dict and kn_checkpoint_load. prefix: before
- * the names below module; NULL: state dicts have nothing there, a checkpoint has the names from the
- * root of module's tree. Other names are left alone.
+/* The part that a load takes, among the options of kn_load_state_dict and kn_checkpoint_load.
+ * prefix: before the names below module; NULL: state dicts have nothing there, a checkpoint has the
+ * names from the root of module's tree. Other names are left alone.
  *
  * only, except: patterns of names below module, as of kn_state_dict: the others stay as they are.
  *

@@ -71,8 +71,8 @@ const char *kn_state_below(const char *name, const char *prefix);
 
 /* ---- scope.c --------------------------------------------------------------------------------- */
 
-/* What a call with these options takes of m: sets *kind (never the default) and *rank0_only; false
- * with an error where they don't fit. */
+/* The part of m that a call with these options takes: sets *kind (never the default) and
+ * *rank0_only; false with an error where they don't fit. */
 bool kn_state_kind_for(const kn_module_impl *m, const kn_state_dict_options *o, bool optim,
                        kn_state_kind *kind, bool *rank0_only, const char *what);
 

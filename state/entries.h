@@ -86,7 +86,7 @@ bool kn_entries_add_optim(kn_entries *e, const kn_optim *optim);
 /* All states that optim's parameters can have, to be loaded: .tensor is NULL of those that aren't
  * there yet, and nothing is made. */
 bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim);
-/* What parameters and buffers with an average train. */
+/* The trained tensors of parameters and buffers with an average. */
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema);
 /* "<buffer>.rank<K>", K from 1 to ranks - 1, of each buffer in the list that .differs. Rank K holds
  * its own where comm has so many ranks; else nobody does. */
@@ -94,7 +94,7 @@ bool kn_entries_add_rank_buffers(kn_entries *e, int ranks);
 /* Sets .differs of the buffers that aren't the same on all ranks. Collective. */
 bool kn_entries_compare_buffers(kn_entries *e);
 /* Chooses the savers of all parts, so that each element has one and ranks write nearly equal bytes.
- * What is whole outside of units is rank 0's, also where ranks differ. A tensor without elements
+ * Whole tensors outside of units are rank 0's, also where ranks differ. A tensor without elements
  * has one saver, too. */
 bool kn_entries_deal(kn_entries *e);
 

@@ -213,7 +213,7 @@ static bool recover_old(const char *dir, const char *path, const char *step)
     return replaced > 0;
 }
 
-/* What saves left of one step. */
+/* The leftovers of saves of one step. */
 static bool recover_step(const char *dir, const char *step)
 {
     char path[KN_FOLDER_PATH];
@@ -267,7 +267,7 @@ static bool make_folder(const char *path)
            kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
 }
 
-/* What the next save of f replaces: all, or what is still there of those that were replaced. */
+/* The checkpoints that the next save of f replaces: all, or the rest of those to replace. */
 static bool list_replaced(kn_run_folder *f, const kn_listing *l)
 {
     json_decref(f->replaces);

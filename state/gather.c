@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* What a rank holds of a tensor; numel -1: it doesn't know it. */
+/* A rank's part of a tensor; numel -1: it doesn't know it. */
 typedef struct kn_holding {
     int64_t start, count, blocks, stride, numel, split;
 } kn_holding;

@@ -14,7 +14,7 @@ static size_t item_bytes(const kn_state_item *i, int64_t numel)
     return (size_t)numel * kn_dtype_size(i->dtype);
 }
 
-/* What the names' item stands for on this rank; not where rank 0 alone has values. */
+/* The tensor of the names' item on this rank; not where rank 0 alone has values. */
 static const kn_state_item *original(const kn_loading *l, const kn_state_item *i)
 {
     const kn_source *x = l->source;
@@ -118,7 +118,7 @@ static bool make_room(kn_loading *l)
     return l->whole && l->part && l->converted;
 }
 
-/* What reading the items' files needs: memory, and parts that are rectangles. */
+/* The needs of reading the items' files: memory, and parts that are rectangles. */
 static bool ready_files(const kn_loading *l)
 {
     kn_rectangle r[KN_MAX_RECTANGLES];

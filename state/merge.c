@@ -213,7 +213,7 @@ static bool claim(merging *m)
     m->lock = ok ? kn_open(path, flags, 0) : -1;
     if (ok && m->lock < 0 && errno == ENOENT) {
         fresh = true;
-        ok = check_free(m); /* before there is a mark: what lies there is no dead merge's */
+        ok = check_free(m); /* before there is a mark: the files there are no dead merge's */
         m->lock = ok ? kn_open(path, flags | O_CREAT | O_EXCL, 0666) : -1;
     }
     if (ok && m->lock < 0 && errno != EEXIST)

@@ -16,12 +16,12 @@
 /* The folders of a checkpoint's tensors. */
 enum { KN_PART_MODEL, KN_PART_OPTIMIZER, KN_PARTS };
 extern const char *const kn_part_name[KN_PARTS];
-/* What state.json says of a file: its name, with a folder or "", size and checksum; of all files of
+/* state.json's entry of a file: its name, with a folder or "", size and checksum; of all files of
  * open parts, which may be NULL. The caller drops it; NULL where memory is out. */
 json_t *kn_saved_file(const char *folder, const char *name, int64_t bytes, uint64_t checksum);
 json_t *kn_saved_files(kn_pieces *const part[KN_PARTS]);
 
-/* What this rank writes into one of them. */
+/* This rank's part of one of them. */
 typedef struct kn_saving_part {
     kn_piece *piece;
     const kn_entry **entry; /* borrowed; NULL once the bytes were copied */

@@ -1,15 +1,15 @@
 /* tensor/files.h (private to the library): system calls on files, and which of their faults pass.
  *
- * What is read or looked for is tried again:
+ * A read or a look is tried again:
  *
  *   EINTR                      as often as a signal comes
  *   EAGAIN, ESTALE, ETIMEDOUT  up to 4 times, after 1, 5, 25 and 125 ms: another machine replaced
  *                              the file or has a lease of it, or the server is busy
  *   EIO of a read              once, at once: what a server's restart gives; a disk stays at it
  *
- * What stays is an error with its errno (kn_fail_system), and so is any other errno but ENOENT and
- * ENOTDIR: it is never taken for a file that isn't there, or for a damaged one. What changes files
- * is tried again after EINTR only (KN_AGAIN): nobody knows how far it came. */
+ * A fault that stays is an error with its errno (kn_fail_system), and so is any other errno but
+ * ENOENT and ENOTDIR: it is never taken for a file that isn't there, or for a damaged one. What
+ * changes files is tried again after EINTR only (KN_AGAIN): nobody knows how far it came. */
 #ifndef KNAP_TENSOR_FILES_H
 #define KNAP_TENSOR_FILES_H
 

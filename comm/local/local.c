@@ -137,7 +137,7 @@ static void copy(void *dst, const void *src, int64_t bytes)
                       &(block_copy){ dst, src, bytes });
 }
 
-/* What passes at a time, through this half of the bounce buffers where any rank is staged. */
+/* The bytes of one pass, through this half of the bounce buffers where any rank is staged. */
 typedef struct trip {
     kn_comm_trip of;
     unsigned half;
@@ -173,7 +173,7 @@ static int blocks_of(const kn_local_comm *c, const kn_comm_call *call)
     return call->kind == KN_CALL_REDUCE_SCATTER ? c->base.size : 1;
 }
 
-/* What this rank gives goes to its bounce buffer, unless the others can see it where it is. */
+/* This rank's bytes go to its bounce buffer, unless the others can see it where it is. */
 static void stage(kn_local_comm *c, const kn_comm_call *call, const trip *t, const part *p)
 {
     size_t esize = kn_dtype_size(p->piece->src_dtype);

@@ -128,7 +128,7 @@ static int verdict(ssize_t moved)
     return moved > 0 ? 1 : moved < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
 }
 
-/* What is left of a message behind its first at bytes: *count spans of memory. */
+/* The rest of a message behind its first at bytes: *count spans of memory. */
 static void spans_of(const kn_message_parts *p, int peer, bool sends, int64_t at,
                      struct iovec *span, size_t *count)
 {

@@ -60,7 +60,7 @@ static int64_t hidden(const attention *a, int64_t t)
     return n < 0 ? 0 : n;
 }
 
-/* What the mask adds to a score. */
+/* The mask's addition to a score. */
 static double bias(const attention *a, int64_t b, int64_t h, int64_t t, int64_t s)
 {
     const kn_array *m = a->mask;
@@ -100,7 +100,7 @@ static double dot(const kn_array *x, int64_t xi, const kn_array *y, int64_t yi, 
     return sum;
 }
 
-/* What weights of a row are multiplied by: 1, or where lse is coarse one over their sum. */
+/* The factor of a row's weights: 1, or where lse is coarse one over their sum. */
 static double row_share(const attention *a, const kn_attention_grad_args *p, int64_t b, int64_t h,
                         int64_t t, double lse)
 {

@@ -2,7 +2,7 @@
  * in pairs (Chan, Golub and LeVeque, 1979). */
 #include "kernels/cpu/reference.h"
 
-/* What is known of some rows of a channel. */
+/* The statistics of some rows of a channel. */
 typedef struct part {
     double a, b, count;
 } part;

@@ -11,7 +11,7 @@ enum { X, ADD, W, B, INPUTS }; /* leaves */
 
 typedef enum layout { DENSE, TRANSPOSED, STRETCHED, LAYOUTS } layout;
 
-/* What is normed, and how. */
+/* The tensor that is normed, and the kind of norm. */
 typedef struct setting {
     kn_dtype dtype, weight; /* weight KN_DTYPE_DEFAULT: no weight, no bias */
     bool rms, same;         /* same: x is added to itself */

@@ -24,7 +24,7 @@ static kn_values noise_of(kn_function_run *run, kn_values in)
     return KN_VALUES(kn_add(in.v[0], kn_randn_like(in.v[0])));
 }
 
-/* What draws: all kinds bare, in a call of a module, in a function of one's own, dropout. */
+/* The draws: all kinds bare, in a call of a module, in a function of one's own, dropout. */
 static kn_tensor *drawn_by(int way, kn_module *m)
 {
     static const kn_function noise = { .name = "noise", .forward = noise_of };
@@ -162,7 +162,7 @@ KN_TEST(draws_off, leave_training_alone)
     kn_module_free(&m);
 }
 
-/* What the library calls with grad mode off in training draws other numbers each time. */
+/* A call of the library's with grad mode off in training draws other numbers each time. */
 KN_TEST(draws_off, in_functions_and_hooks_differ)
 {
     kn_tensor *x = kn_require_grad(kn_ones(KN_F64, KN_CPU, KN_SHAPE(64)), true), *y[2];
@@ -204,7 +204,7 @@ KN_TEST(draws_off, of_a_call_that_failed_come_again)
 /* ---- at a place of the program's own ----------------------------------------------------------
  * */
 
-/* What is drawn there depends on the number alone, in both modes, and moves nothing on. */
+/* A draw there depends on the number alone, in both modes, and moves nothing on. */
 KN_TEST(draws_off, at_a_place_of_their_own)
 {
     kn_module m = { 0 };

@@ -107,7 +107,7 @@ KN_TEST(function, saved_tensors_are_versioned)
     KN_CHECK_ERROR("'swish': its saved tensor 1 was written in place");
 }
 
-/* What was saved goes with the first backward, or with the result; retained it serves twice. */
+/* Saved tensors go with the first backward, or with the result; retained it serves twice. */
 KN_TEST(function, saved_tensors_are_freed_with_the_graph)
 {
     enum { N = 1000 };

@@ -28,7 +28,7 @@ static char rank[16] = "0"; /* the library forgets the variable once it has read
 
 /* ---- the fault --------------------------------------------------------------------------------- */
 
-/* What to do at an operation. */
+/* The fault at an operation. */
 typedef struct fault {
     int error;       /* fail with it; 0: don't */
     bool half, torn; /* do half of it; and end the process then */

@@ -128,7 +128,7 @@ KN_TEST(faults, answers_of_the_function)
         }
 }
 
-/* What a function leaves is zero; tensors that it makes are freed; its own error text counts. */
+/* A function leaves zeros; tensors that it makes are freed; its own error text counts. */
 static int sparse(kn_data_sample *s, void *arg)
 {
     if (!kn_zeros(KN_F32, KN_CPU, KN_SHAPE(100)))

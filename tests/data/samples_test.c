@@ -174,7 +174,7 @@ KN_TEST(samples, resume_at_every_position_on_other_ranks)
     }
 }
 
-/* What was filled ahead is of no use behind a jump. */
+/* Samples filled ahead are of no use behind a jump. */
 KN_TEST(samples, jumps)
 {
     static const int64_t rounds[] = { 0, 5, 6, 0, 1, 1, 7, 3, 4 };

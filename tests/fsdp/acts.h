@@ -92,7 +92,7 @@ typedef struct acts_values {
     float of[ACTS_PARAMS][ACTS_NUMEL];
 } acts_values;
 
-/* What the reference says of an act. */
+/* The reference's answer to an act. */
 typedef struct act_outcome {
     bool run, zero_first;
     bool scaled, bare, skipped; /* a backward's loss, or a step is the scaler's; a step that one
@@ -168,7 +168,7 @@ int acts_split(const acts_program *p, int k);
 int acts_color(int split, int rank);
 int acts_group(const acts_program *p, int k, int rank);
 int acts_ranks_of(const acts_program *p, int k, int rank);
-/* What a backward's sum in part k, or in the gain, is divided by. */
+/* The divisor of a backward's sum in part k, or in the gain. */
 int acts_factor(const acts_program *p, int k, int rank);
 /* The parts whose results this rank's loss uses. */
 int acts_uses(const act *a, int rank);

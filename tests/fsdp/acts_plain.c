@@ -49,7 +49,7 @@ static bool loss(plain *s, const act *a, int rank, uint64_t micro, bool adds, se
     return ok;
 }
 
-/* What waits in part k, or the gain, is reduced. */
+/* The waiting gradients of part k, or of the gain, are reduced. */
 static void reduce(plain *s, int k)
 {
     for (int i = 0; i < ACTS_PARAMS; i++)

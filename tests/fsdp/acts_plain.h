@@ -57,7 +57,7 @@ void plain_clear(plain *s, int place);
 void plain_unclip(plain *s, int place);
 /* The place whose optimizer steps a parameter; -1: none. */
 int plain_stepped_at(const plain *s, int param);
-/* What divides param's gradient on a rank, where those of place are looked at. */
+/* The divisor of param's gradient on a rank, where those of place are looked at. */
 double plain_divisor(const plain *s, int param, int place, int rank);
 /* The backwards that it counts. */
 set plain_passes(const plain *s, int param, int place, int rank);

@@ -78,8 +78,8 @@ KN_TEST(ema, same_bits_in_every_way_of_sharding)
     in_all_ways(same_bits);
 }
 
-/* What a forward saved is out of date behind a swap, and a unit that stayed gathered is gathered
- * anew. arg: NULL, or a way of sharding. */
+/* Tensors that a forward saved are out of date behind a swap, and a unit that stayed gathered is
+ * gathered anew. arg: NULL, or a way of sharding. */
 static int stale(kn_comm *world, void *arg)
 {
     two m;

@@ -145,7 +145,7 @@ KN_TEST(feature, no_sync_of_one_unit)
     MATRIX_CHECK(.ranks = 2, .skip_sync = 1, .skip_unit = 1, .o.strategy = KN_SHARD_GRAD_OP);
 }
 
-/* What the list of pairs doesn't hold. */
+/* Cases beside the list of pairs. */
 KN_TEST(feature, with_the_bundled_models)
 {
     static const char *const inside[] = { "self_attention,mlp,layer_norm", "odd_block,linear",

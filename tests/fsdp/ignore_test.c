@@ -57,7 +57,7 @@ KN_TEST(ignore, modules_keep_what_they_hold)
     in_all_ways(leaves_modules);
 }
 
-/* What lies below an ignored module is ignored with it, buffers too. */
+/* Modules below an ignored one are ignored with it, and their buffers. */
 KN_TEST(ignore, modules_below_keep_what_they_hold)
 {
     net m;

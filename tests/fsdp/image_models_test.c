@@ -84,7 +84,7 @@ static void check(int k, matrix_spec s)
     matrix_check(&s);
 }
 
-/* What the list of pairs doesn't hold. */
+/* Cases beside the list of pairs. */
 KN_TEST(image_models, give_the_bits_of_one_process_with_the_other_options)
 {
     for (int k = 0; k < KINDS; k++) {

@@ -165,7 +165,7 @@ void matrix_check_equal(const matrix_spec *a, const matrix_spec *b);
 kn_fsdp_wrap_options matrix_options(const matrix_spec *s);
 /* True if recomputing alone, without fsdp, changes the order of additions. */
 bool matrix_recompute_regroups(const matrix_spec *s);
-/* What matrix_run.c does on a rank, with a matrix_job: kn_rank_fn. The reference is one process. */
+/* A rank's part of matrix_run.c, with a matrix_job: kn_rank_fn. The reference is one process. */
 typedef struct matrix_job {
     matrix_spec s;
     matrix_outcome *out; /* shared memory: one a rank */

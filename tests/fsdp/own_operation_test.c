@@ -148,7 +148,7 @@ KN_TEST(own_operation, walks_on_meta_among_simulated_ranks)
     kn_comm_simulated_free(world);
 }
 
-/* What was saved is a unit's: it is gathered again before backward, and a parameter that was
+/* The saved tensor is a unit's: it is gathered again before backward, and a parameter that was
  * written between is noticed. */
 KN_TEST(own_operation, a_parameter_that_was_saved_is_versioned)
 {

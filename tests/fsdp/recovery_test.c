@@ -228,7 +228,8 @@ static bool fail_with_work(const kn_grad_reduction *r, void *module)
     return ok && kn_fail("this hook fails after it gave work to streams for %s", r->unit);
 }
 
-/* What a failed reduction gave to streams may use bytes of the pass: they go after it has ended. */
+/* Work that a failed reduction gave to streams may use bytes of the pass: they go after it has
+ * ended. */
 KN_TEST(recovery, bytes_go_after_the_work_of_a_failed_reduction)
 {
     model m;

@@ -62,7 +62,7 @@ static bool tree(net *m, int where)
            (where != FILLED || kn_materialize(m, KN_CPU, 7));
 }
 
-/* What a wrap may change, of parameters and buffers. */
+/* The properties of parameters and buffers that a wrap may change. */
 typedef struct look {
     kn_storage *storage[32];
     kn_tensor was[32];

@@ -10,7 +10,7 @@
 
 enum { MOST = 4096, CHANNELS = 5, RUNNING = 2 * CHANNELS };
 
-/* What a pass gives, as f64: y and dx of each value, and dw, db and the running statistics. */
+/* The results of a pass, as f64: y and dx of each value, and dw, db and the running statistics. */
 typedef struct pass {
     double y[MOST], dx[MOST], dw[CHANNELS], db[CHANNELS], running[RUNNING];
 } pass;

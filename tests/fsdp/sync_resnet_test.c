@@ -67,7 +67,8 @@ static bool resnet_init(resnet *n, kn_dtype dtype)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* What a training leaves: losses of the whole batch, then all parameters and running statistics. */
+/* The results of a training: losses of the whole batch, then all parameters and running statistics.
+ * */
 typedef struct result {
     double loss[STEPS], value[ROOM];
     int values;

@@ -22,7 +22,7 @@ static kn_tensor *rest_forward(kn_module *self, kn_tensor *x)
     return kn_call(&((net *)self)->head, x);
 }
 
-/* What is left of a net without its wte. */
+/* The rest of a net without its wte. */
 static kn_tensor *head_loss(net *m)
 {
     float x[NET_BATCH * NET_DIM];
@@ -177,7 +177,7 @@ KN_TEST(ties, parts_and_owners_that_are_freed_over_ranks)
     KN_CHECK(kn_spawn_threads(2, parts, (void *)1) == 0);
 }
 
-/* What two trees hold can't be cut for one of them. */
+/* A parameter of two trees can't be cut for one of them. */
 KN_TEST(ties, trees_that_hold_one_parameter)
 {
     net m;

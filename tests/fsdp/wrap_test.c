@@ -405,7 +405,7 @@ static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
     return true;
 }
 
-/* What a policy changes in the options is for that unit alone. */
+/* A policy's changes of the options are for that unit alone. */
 KN_TEST(wrap, policy_gives_units_options_of_their_own)
 {
     two m;
@@ -418,7 +418,7 @@ KN_TEST(wrap, policy_gives_units_options_of_their_own)
     kn_module_free(&m);
 }
 
-/* What a unit below has claimed doesn't count for the module around it. */
+/* Parameters of a unit below don't count for the module around it. */
 KN_TEST(wrap, policy_by_size_counts_what_is_left)
 {
     kn_gpt g = { 0 };

@@ -154,7 +154,7 @@ typedef struct truth {
     double *dmask;                  /* [T, S] */
 } truth;
 
-/* What is added to a score: the mask's value, -infinity for a hidden key. */
+/* The addition to a score: the mask's value, -infinity for a hidden key. */
 static double added(const call *c, int64_t b, int64_t h, int64_t t, int64_t j)
 {
     const kn_array *m = &c->f.mask;

@@ -380,7 +380,7 @@ static void bound_files(rlim_t bytes)
     KN_CHECK(setrlimit(RLIMIT_FSIZE, &most) == 0);
 }
 
-/* What was written in part is left out, and harms no line that comes later. */
+/* A line written in part is left out, and harms no line that comes later. */
 KN_TEST(choices, a_full_disk_is_said)
 {
     const char *said[] = { "can't be written: File too large",

@@ -5,7 +5,7 @@
 
 enum { B = 2, H = 4, G = 2, T = 3, S = 5, D = 4 };
 
-/* What is added to a score: the mask's value, or -infinity for a hidden key. */
+/* The addition to a score: the mask's value, or -infinity for a hidden key. */
 static double added(const kn_attention_args *a, int64_t bh, int64_t t, int64_t s)
 {
     const kn_array *m = &a->mask;

@@ -10,7 +10,7 @@
 
 enum { ROOM = 16384, WIDE = 3, PARTS = 4, LOSSES = 3 };
 
-/* What a part's forward does. */
+/* The forward of a part. */
 enum {
     DROPS = 1,
     CAPTURES = 2,

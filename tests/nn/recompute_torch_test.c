@@ -242,7 +242,7 @@ static int64_t activations(void)
     return kn_ledger_read().live[KN_MEM_ACTIVATION];
 }
 
-/* What a replay made goes with the pass, also where the graph stays. */
+/* A replay's values go with the pass, also where the graph stays. */
 static void lives_no_longer(void)
 {
     kn_tensor *y = forward();

@@ -65,7 +65,7 @@ KN_TEST(folder, links_are_not_followed)
     end();
 }
 
-/* What may lie in the lock's place. */
+/* Files that may lie in the lock's place. */
 static const struct {
     const char *text;
     enum { ALONE, LINKED, LINK, FOLDER, PIPE, ANOTHERS } as;
@@ -389,7 +389,7 @@ static void note_timeout(const char *error, void *arg)
     n->timeout = kn_comm_get_timeout(n->world);
 }
 
-/* What one rank does there may take longer than the timeout. */
+/* One rank's work there may take longer than the timeout. */
 static int refused_claim(kn_comm *world, void *arg)
 {
     noted n = { world, 0 };

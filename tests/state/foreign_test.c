@@ -9,7 +9,7 @@
 
 #define INDEX "model.safetensors.index.json"
 
-/* What lies in the folder that temp_path gives: the net's state in two files, and its index. */
+/* The folder that temp_path gives: the net's state in two files, and its index. */
 static bool write_files(net *m, const char *dir)
 {
     char path[2][300], text[4096] = "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {";

@@ -40,7 +40,7 @@ KN_TEST(frozen, its_state_is_kept)
     TRY(frozen, SOME, .hows = 4);
 }
 
-/* What no step needed a state of: the state has none, and a load gives none, or takes it away. */
+/* A parameter that no step updated has no state, and a load gives it none, or takes it away. */
 static int unstepped(trial *t)
 {
     net *m = &t->m, *other = &t->other;

@@ -82,7 +82,7 @@ typedef struct job {
     enum groups how;
 } job;
 
-/* What trained in one layout goes on in another. */
+/* A training goes on in another layout. */
 static int saved(kn_comm *world, void *arg)
 {
     const job *j = arg;

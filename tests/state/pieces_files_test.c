@@ -56,7 +56,7 @@ static void holds(const char *name, const char *header, const void *data, size_t
 #define W_IS(shape, bytes)                                                                         \
     "\"w\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[0," #bytes "]}"
 
-/* What scripts/peers dcp shows to PyTorch, here word for word. */
+/* The files that scripts/peers dcp shows to PyTorch, here word for word. */
 KN_TEST(pieces_files, files_are_those_of_the_convention)
 {
     char third[20] = { 0 };

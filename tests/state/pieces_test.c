@@ -121,7 +121,7 @@ static void read_all(const model *m, const kn_layout *l)
 
 /* ---- the tests ------------------------------------------------------------------------------- */
 
-/* What shards ranks of one layout wrote is read by ranks of all layouts. */
+/* Ranks of all layouts read the shards that ranks of one layout wrote. */
 static void check_files_of(const model *m, kn_layout_kind kind, int shards)
 {
     kn_layout l;

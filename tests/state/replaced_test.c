@@ -52,7 +52,7 @@ static void save_old(void)
     KN_CHECK(links_to("step-00000002") && count_of("old") == 3);
 }
 
-/* What was there goes once the first save is whole, and no sooner. */
+/* The old run goes once the first save is whole, and no sooner. */
 KN_TEST(replaced, once_a_save_is_whole)
 {
     double score;
@@ -111,7 +111,7 @@ static void check_old(int at)
     kn_run_folder_release(f);
 }
 
-/* The run goes on: what was replaced is gone, for its best as well. */
+/* The run goes on: the replaced one is gone, and its best. */
 static void check_new(int at, bool best)
 {
     double score;

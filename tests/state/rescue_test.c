@@ -15,7 +15,7 @@ typedef struct rescue {
     _Atomic int failed;        /* ranks whose step did */
 } rescue;
 
-/* What this rank has, with the place of its draws when the step began. */
+/* This rank's values, with the place of its draws when the step began. */
 static kn_state *take_all(net *m, kn_optim *o, kn_state *place, kn_state_kind kind)
 {
     kn_state *s = kn_state_dict(m, .kind = kind), *of_o = kn_optim_state_dict(o, .kind = kind);

@@ -260,7 +260,7 @@ KN_TEST(state_values, wrong_use)
     REFUSED(kn_state_dict_type_end(scope), "the scope ended already");
 }
 
-/* What needs the same sharding, the same ranks or no open scope. */
+/* Loads that need the same sharding, the same ranks or no open scope. */
 static int wrong_ways(kn_comm *world, void *arg)
 {
     net m, other;
