@@ -262,8 +262,7 @@ static bool unused_are_zeros(const kn_unit *u)
 }
 
 /* Zeros are reduced where b has no gradient: if other ranks may have some, of this backward or of
- * an earlier one without sync (a branch that depends on data), or if unused parameters have some.
- * */
+ * an earlier one without sync (a branch that depends on data), or if unused ones have some. */
 static bool zeros_count(const kn_bucket *b)
 {
     bool any = kn_bucket_trains(b);

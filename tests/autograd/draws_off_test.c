@@ -201,8 +201,7 @@ KN_TEST(draws_off, of_a_call_that_failed_come_again)
     kn_module_free(&l);
 }
 
-/* ---- at a place of the program's own ----------------------------------------------------------
- * */
+/* ---- at a place of the program's own ------------------------------------------------------ */
 
 /* A draw there depends on the number alone, in both modes, and moves nothing on. */
 KN_TEST(draws_off, at_a_place_of_their_own)

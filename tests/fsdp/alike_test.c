@@ -260,8 +260,7 @@ static int number_of(checked *m, const char *name, bool *copied)
     return i;
 }
 
-/* The last rank changes something by itself. True where that must be found; *says: by which name.
- * */
+/* The last rank changes something by itself. True where that must be found; *says: its name. */
 static bool change_one(checked *m, kn_optim *o, kn_ema *e, change what, bool last,
                        const char **says)
 {

@@ -67,8 +67,7 @@ static bool resnet_init(resnet *n, kn_dtype dtype)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* The results of a training: losses of the whole batch, then all parameters and running statistics.
- * */
+/* The results of a training: losses of the whole batch, then all parameters and statistics. */
 typedef struct result {
     double loss[STEPS], value[ROOM];
     int values;
