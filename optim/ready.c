@@ -1,4 +1,4 @@
-/* optim/ready.c: checks before a step: each gradient is complete, and one clipping holds for all. */
+/* optim/ready.c: checks before a step: gradients are complete, and one clipping holds for all. */
 #include "optim/optim_internal.h"
 
 /* Fails at the first parameter whose gradient a step can't use yet. */
