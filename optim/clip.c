@@ -205,7 +205,7 @@ static bool find_norm(const grads *x, double max_norm, double order, kn_norms *a
 
 /* ---- clipping -------------------------------------------------------------------------------- */
 
-/* The gradients that at was clipped by, or those that are left of them, have the divisors of then. */
+/* The gradients that at was clipped by, or those left of them, have the divisors of then. */
 static bool same_means(kn_module_impl *at)
 {
     const clipping *c = clipping_of(at);
