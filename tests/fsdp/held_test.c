@@ -100,3 +100,42 @@ KN_TEST(held, what_is_frozen_while_its_gradients_are_held_keeps_them)
     KN_CHECK(kn_spawn_threads(4, frozen_while_held, NULL) == 0);
     KN_CHECK_OK();
 }
+
+/* d is frozen between two forwards that one backward follows: the first forward's gradient comes, as
+ * if it had been the only one, also where d got none on other ranks. */
+static int frozen_between_forwards(kn_comm *world, void *arg)
+{
+    const kn_param *p[2];
+    gan m[2];
+    (void)arg;
+    kn_scope scope = kn_scope_begin();
+    for (int i = 0; i < 2; i++) {
+        EXPECT(gan_init(&m[i]) &&
+               kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED));
+        m[i].skip_d = kn_rank(world) > 0;
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 0, KN_SHAPE(2, 4));
+        kn_tensor *loss = kn_sum(kn_call(&m[i], x), 0, NULL, false);
+        kn_freeze(&m[i].d, true);
+        if (i == 0)
+            loss = kn_add(loss, kn_sum(kn_call(&m[i], x), 0, NULL, false));
+        EXPECT(kn_backward(loss), "%s", kn_error());
+    }
+    const int n = kn_params(&m[0], &p[0]);
+    kn_params(&m[1], &p[1]);
+    for (int i = 0; i < n; i++) {
+        kn_tensor *a = kn_param_grad(&p[0][i]), *b = kn_param_grad(&p[1][i]);
+        if (p[0][i].name[0] == 'd')
+            EXPECT(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
+    }
+    kn_scope_end(scope);
+    kn_module_free(&m[0]);
+    kn_module_free(&m[1]);
+    return 0;
+}
+
+KN_TEST(held, of_several_forwards_each_counts_with_its_own_freezing)
+{
+    for (int ranks = 1; ranks <= 3; ranks++)
+        KN_CHECK(kn_spawn_threads(ranks, frozen_between_forwards, NULL) == 0, "%d ranks", ranks);
+    KN_CHECK_OK();
+}
