@@ -268,13 +268,15 @@ KN_API kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1);
  * (n - size) / step + 1, and a last dim of size is new. A view, whose elements share bytes where
  * windows overlap; there the gradient is their sum. */
 KN_API kn_tensor *kn_unfold(kn_tensor *x, int dim, int64_t size, int64_t step);
-/* Cuts dim into n equal parts, stored in out[0..n-1] (views; n <= 8). */
+/* Cuts dim into n equal parts, stored in out[0..n-1] (views). */
 KN_API bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out);
-/* Cuts dim into n parts of these sizes, which add up to dim's (torch.split); views; n <= 8. */
+/* Cuts dim into n parts of these sizes, which add up to dim's (torch.split); views. */
 KN_API bool kn_split(kn_tensor *x, int dim, int n, const int64_t *sizes, kn_tensor **out);
-/* One after another along dim: 1 to 16 tensors of one dtype, which may differ in that dim only. */
+/* One after another along dim: n tensors of one dtype, which may differ in that dim only. More than
+ * 16 are joined in groups, whose results take memory until backward no longer needs them. */
 KN_API kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim);
-/* 1 to 16 tensors of one shape and dtype, one after another along a new dim, dim of the result. */
+/* n tensors of one shape and dtype, one after another along a new dim, dim of the result; more than
+ * 16 as kn_cat. */
 KN_API kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim);
 /* Elements in reverse order along the n dims listed (negative counts from the end; n == 0: all). */
 KN_API kn_tensor *kn_flip(kn_tensor *x, int n, const int64_t *dims);

@@ -77,6 +77,8 @@ bool kn_indices_are_whole(const char *op, const kn_tensor *index);
 kn_array kn_flat(const kn_tensor *t);
 /* Elements [begin, begin + size) along dim of t's array. */
 kn_array kn_part(const kn_tensor *t, int dim, int64_t begin, int64_t size);
+/* How many of n each of at most `most` groups takes (ops_shape.c). */
+int kn_group_of(int n, int most);
 /* [..., C], which is contiguous, as [rows, C]; [1, 1] for a scalar. */
 kn_array kn_rows_of(const kn_tensor *t);
 /* a with its last two dims exchanged. */

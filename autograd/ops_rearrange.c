@@ -347,13 +347,26 @@ kn_tensor *kn_repeat_interleave(kn_tensor *x, int dim, int n, const int64_t *tim
 
 /* ---- stack ----------------------------------------------------------------------------------- */
 
+/* kn_cat of the tensors with dim, in groups of as many as stand on the stack at a time. */
+static kn_tensor *pile(kn_tensor *const *x, int n, int dim)
+{
+    const int group = kn_group_of(n, KN_MAX_IN), groups = kn_group_of(n, group);
+    kn_tensor *part[KN_MAX_IN];
+    for (int i = 0; i < groups; i++) {
+        const int at = i * group, some = n - at < group ? n - at : group;
+        part[i] = group == 1 ? kn_unsqueeze(x[i], dim) : pile(x + at, some, dim);
+        if (!part[i])
+            return NULL;
+    }
+    return kn_cat(part, groups, dim);
+}
+
 kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim)
 {
-    kn_tensor *part[KN_MAX_IN];
     if (!kn_ok())
         return NULL;
-    if (n < 1 || n > KN_MAX_IN)
-        return kn_fail_null("stack: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
+    if (n < 1)
+        return kn_fail_null("stack: %d tensors; at least 1 is needed", n);
     if (!kn_given(x, "kn_stack", "the list of tensors") || !kn_check(x[0], "stack"))
         return NULL;
     if (x[0]->ndim == KN_MAX_DIMS || dim < -x[0]->ndim - 1 || dim > x[0]->ndim)
@@ -370,11 +383,8 @@ kn_tensor *kn_stack(kn_tensor *const *x, int n, int dim)
                 "stack: argument %d is %s, argument 1 is %s; all must have one shape "
                 "and dtype",
                 i + 1, KN_SHOWN(x[i]), KN_SHOWN(x[0]));
-        part[i] = kn_unsqueeze(x[i], dim);
-        if (!part[i])
-            return NULL;
     }
-    return kn_cat(part, n, dim);
+    return pile(x, n, dim);
 }
 
 /* ---- triangles ------------------------------------------------------------------------------- */

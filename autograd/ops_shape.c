@@ -265,51 +265,69 @@ static bool split_backward(kn_op_grad *g)
 KN_OP(kn_op_split, .name = "split", .attr_size = sizeof(split_attr), .view = true,
       .shape = split_shape, .part = split_shape, .backward = split_backward);
 
-/* Checks x, dim and the number of parts, and begins with no parts. */
-static bool split_begin(const char *op, const kn_tensor *x, int dim, int n, kn_tensor **out,
-                        split_attr *a)
+int kn_group_of(int n, int most)
+{
+    return n / most + (n % most != 0);
+}
+
+/* n parts of size[i], or where that is NULL of each. More than a call gives are parts of parts. */
+static bool cut(kn_tensor *x, int dim, int n, const int64_t *size, int64_t each, kn_tensor **out)
+{
+    const int group = kn_group_of(n, KN_MAX_OUT), groups = kn_group_of(n, group);
+    kn_tensor *held[KN_MAX_OUT], **part = group == 1 ? out : held;
+    split_attr a = { .dim = dim };
+    for (int i = 0; i < n; i++)
+        a.size[i / group] += size ? size[i] : each;
+    bool ok = kn_apply(&kn_op_split, 1, &x, 0, &a, groups, part);
+    for (int i = 0; ok && group > 1 && i < groups; i++) {
+        const int at = i * group, some = n - at < group ? n - at : group;
+        ok = cut(part[i], dim, some, size ? size + at : NULL, each, out + at);
+    }
+    return ok;
+}
+
+/* Checks x, dim and the number of parts, and begins with no parts; x's dim, or -1. */
+static int split_begin(const char *op, const kn_tensor *x, int dim, int n, kn_tensor **out)
 {
     if (!kn_given(out, op, "the place for the parts"))
-        return false;
-    for (int i = 0; i < n && i < KN_MAX_OUT; i++)
+        return -1;
+    for (int i = 0; i < n; i++)
         out[i] = NULL;
     if (!kn_ok() || !kn_check(x, op))
-        return false;
-    if (n < 1 || n > KN_MAX_OUT)
-        return kn_fail("%s: %d parts; 1 to %d are supported", op, n, KN_MAX_OUT);
-    a->dim = kn_dim(op, x, dim);
-    return a->dim >= 0;
+        return -1;
+    if (n < 1) {
+        kn_fail("%s: %d parts; at least 1 is needed", op, n);
+        return -1;
+    }
+    return kn_dim(op, x, dim);
 }
 
 bool kn_chunk(kn_tensor *x, int dim, int n, kn_tensor **out)
 {
-    split_attr a = { 0 };
-    if (!split_begin("chunk", x, dim, n, out, &a))
+    const int d = split_begin("chunk", x, dim, n, out);
+    if (d < 0)
         return false;
-    if (x->shape[a.dim] % n)
+    if (x->shape[d] % n)
         return kn_fail("chunk: dim %d of %s doesn't divide by %d", dim, KN_SHOWN(x), n);
-    for (int i = 0; i < n; i++)
-        a.size[i] = x->shape[a.dim] / n;
-    return kn_apply(&kn_op_split, 1, &x, 0, &a, n, out);
+    return cut(x, d, n, NULL, x->shape[d] / n, out);
 }
 
 bool kn_split(kn_tensor *x, int dim, int n, const int64_t *part, kn_tensor **out)
 {
     char asked[192];
-    split_attr a = { 0 };
-    if (!split_begin("split", x, dim, n, out, &a) || !kn_given(part, "split", "the sizes"))
+    const int d = split_begin("split", x, dim, n, out);
+    if (d < 0 || !kn_given(part, "split", "the sizes"))
         return false;
-    int64_t left = x->shape[a.dim];
+    int64_t left = x->shape[d];
     bool fits = true;
     for (int i = 0; i < n; i++) {
         fits = fits && part[i] >= 0 && part[i] <= left;
         left -= fits ? part[i] : 0;
-        a.size[i] = part[i];
     }
     if (!fits || left != 0)
         return kn_fail("split: the sizes %s of the parts aren't those of dim %d of %s",
                        sizes(n, part, asked, sizeof asked), dim, KN_SHOWN(x));
-    return kn_apply(&kn_op_split, 1, &x, 0, &a, n, out);
+    return cut(x, d, n, part, 0, out);
 }
 
 /* ---- expand ---------------------------------------------------------------------------------- */
@@ -361,6 +379,16 @@ kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
 
 /* ---- cat ------------------------------------------------------------------------------------- */
 
+/* Argument number i fits behind the first one. */
+static bool cat_fits(const kn_tensor *first, const kn_tensor *x, int i, int dim)
+{
+    bool ok = x->ndim == first->ndim && x->dtype == first->dtype;
+    for (int d = 0; ok && d < x->ndim; d++)
+        ok = d == dim || x->shape[d] == first->shape[d];
+    return ok || kn_fail("cat: argument %d is %s, argument 1 is %s; all but dim %d must agree",
+                         i + 1, KN_SHOWN(x), KN_SHOWN(first), dim);
+}
+
 static bool cat_shape(kn_op_call *c)
 {
     const int dim = *(const int *)c->attr;
@@ -368,14 +396,9 @@ static bool cat_shape(kn_op_call *c)
     *s = kn_spec_like(c->in[0]);
     s->shape[dim] = 0;
     for (int i = 0; i < c->nin; i++) {
-        const kn_tensor *x = c->in[i];
-        bool ok = x->ndim == s->ndim && x->dtype == s->dtype;
-        for (int d = 0; ok && d < s->ndim; d++)
-            ok = d == dim || x->shape[d] == s->shape[d];
-        if (!ok)
-            return kn_fail("cat: argument %d is %s, argument 1 is %s; all but dim %d must agree",
-                           i + 1, KN_SHOWN(x), KN_SHOWN(c->in[0]), dim);
-        s->shape[dim] += x->shape[dim];
+        if (!cat_fits(c->in[0], c->in[i], i, dim))
+            return false;
+        s->shape[dim] += c->in[i]->shape[dim];
     }
     return true;
 }
@@ -410,20 +433,37 @@ static bool cat_backward(kn_op_grad *g)
 KN_OP(kn_op_cat, .name = "cat", .attr_size = sizeof(int), .shape = cat_shape,
       .forward = cat_forward, .backward = cat_backward);
 
+/* More tensors than a call takes are joined in groups first. */
+static kn_tensor *join(kn_tensor *const *x, int n, int dim)
+{
+    const int group = kn_group_of(n, KN_MAX_IN), groups = kn_group_of(n, group);
+    kn_tensor *held[KN_MAX_IN];
+    for (int i = 0; group > 1 && i < groups; i++) {
+        const int at = i * group;
+        held[i] = join(x + at, n - at < group ? n - at : group, dim);
+        if (!held[i])
+            return NULL;
+    }
+    return kn_apply1(&kn_op_cat, groups, group > 1 ? held : x, 0, &dim);
+}
+
 kn_tensor *kn_cat(kn_tensor *const *x, int n, int dim)
 {
     if (!kn_ok())
         return NULL;
-    if (n < 1 || n > KN_MAX_IN)
-        return kn_fail_null("cat: %d tensors; 1 to %d are supported", n, KN_MAX_IN);
+    if (n < 1)
+        return kn_fail_null("cat: %d tensors; at least 1 is needed", n);
     if (!kn_given(x, "kn_cat", "the list of tensors") || !kn_check(x[0], "cat"))
         return NULL;
     for (int i = 1; i < n; i++)
-        if (x[i] && !kn_check(x[i], "cat"))
+        if (!kn_check(x[i], "cat"))
             return NULL;
     kn_operands operands;
-    kn_operands_begin(&operands, n, x);
+    kn_operands_begin(&operands, n < KN_MAX_IN ? n : KN_MAX_IN, x);
     dim = kn_dim("cat", x[0], dim);
+    bool fits = dim >= 0;
+    for (int i = 1; fits && i < n; i++)
+        fits = cat_fits(x[0], x[i], i, dim);
     kn_operands_end(&operands);
-    return dim < 0 ? NULL : kn_apply1(&kn_op_cat, n, x, 0, &dim);
+    return fits ? join(x, n, dim) : NULL;
 }

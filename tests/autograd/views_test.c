@@ -202,6 +202,55 @@ KN_TEST(views, empty_parts_of_strided)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
+static bool alike(kn_tensor *a, kn_tensor *b)
+{
+    return a && b && kn_item(kn_sum(kn_ne(a, b), 0, NULL, false)) == 0;
+}
+
+/* x[3, the parts' sizes] cut, each part times its number, and put together again by kn_cat; or chunks of one
+ * size by kn_stack. Forward and gradient are x's and dy's elements times the numbers. */
+static void many_parts(int n, bool equal, bool stacked)
+{
+    enum { MOST_PARTS = 300 };
+    int64_t size[MOST_PARTS], total = 0, at = 0;
+    kn_tensor *part[MOST_PARTS];
+    for (int i = 0; i < n; i++)
+        total += size[i] = equal ? 2 : i % 4;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F64, KN_CPU, 3, 0, KN_SHAPE(3, total));
+    kn_tensor *dy = kn_randn(KN_F64, KN_CPU, 3, 1, KN_SHAPE(3, total)), *factor = kn_zeros_like(x);
+    for (int i = 0; i < n; at += size[i++])
+        kn_copy_(kn_slice(factor, 1, at, at + size[i]),
+                 kn_full(KN_F64, KN_CPU, i + 1, KN_SHAPE(3, size[i])));
+    kn_require_grad(x, true);
+    KN_CHECK(equal ? kn_chunk(x, -1, n, part) : kn_split(x, 1, n, size, part), "%s", kn_error());
+    for (int i = 0; i < n; i++)
+        part[i] = kn_scale(part[i], i + 1);
+    kn_tensor *y =
+        stacked ? kn_reshape(kn_stack(part, n, -2), KN_SHAPE(3, total)) : kn_cat(part, n, -1);
+    KN_CHECK(y && alike(y, kn_mul(kn_detach(x), factor)), "%d parts: %s", n, kn_error());
+    KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)));
+    KN_CHECK(alike(kn_grad(x), kn_mul(dy, factor)), "%d parts", n);
+    kn_scope_end(s);
+}
+
+KN_TEST(views, any_number_of_parts)
+{
+    static const int counts[] = { 1, 8, 9, 16, 17, 65, 256, 257, 300 };
+    for (int i = 0; i < 9; i++) {
+        many_parts(counts[i], false, false);
+        many_parts(counts[i], true, false);
+        many_parts(counts[i], true, true);
+    }
+    kn_tensor *x[20];
+    for (int i = 0; i < 20; i++)
+        x[i] = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, i == 18 ? 4 : 3));
+    REFUSED(kn_cat(x, 20, 0), "cat: argument 19 is f32[2,4], argument 1 is f32[2,3]");
+    REFUSED(kn_stack(x, 20, 0), "stack: argument 19 is f32[2,4], argument 1 is f32[2,3]");
+    REFUSED(kn_cat(x, 0, 0), "cat: 0 tensors; at least 1 is needed");
+    REFUSED(kn_stack(x, 0, 0), "stack: 0 tensors; at least 1 is needed");
+}
+
 KN_TEST(views, errors)
 {
     kn_tensor *x = counted(KN_F32, KN_CPU, KN_SHAPE(2, 6)), *p[9];
@@ -228,7 +277,10 @@ KN_TEST(views, errors)
     REFUSED(kn_split(x, 1, 3, (int64_t[]){ INT64_MAX, INT64_MAX, 8 }, p), "aren't those of dim 1");
     KN_CHECK(!kn_split(x, 1, 2, (int64_t[]){ 7, -1 }, p) && !p[0] && !p[1]);
     KN_CHECK_ERROR("aren't those of dim 1");
-    REFUSED(kn_split(x, 1, 9, (int64_t[9]){ 6 }, p), "split: 9 parts; 1 to 8");
+    REFUSED(kn_split(x, 1, 9, (int64_t[9]){ 7 }, p),
+            "split: the sizes [7, 0, 0, 0, 0, 0, 0, 0, 0]");
+    REFUSED(kn_split(x, 1, 0, (int64_t[]){ 6 }, p), "split: 0 parts; at least 1 is needed");
+    REFUSED(kn_chunk(x, 1, -1, p), "chunk: -1 parts; at least 1 is needed");
     REFUSED(kn_split(x, 1, 1, NULL, p), "split: the sizes");
     REFUSED(kn_expand(x, 2, NULL), "expand: the shape");
 }
