@@ -207,8 +207,9 @@ static bool alike(kn_tensor *a, kn_tensor *b)
     return a && b && kn_item(kn_sum(kn_ne(a, b), 0, NULL, false)) == 0;
 }
 
-/* x[3, the parts' sizes] cut, each part times its number, and put together again by kn_cat; or chunks of one
- * size by kn_stack. Forward and gradient are x's and dy's elements times the numbers. */
+/* x[3, the parts' sizes] cut, each part times its number, and put together again by kn_cat; or
+ * chunks of one size by kn_stack. Forward and gradient are x's and dy's elements times the numbers.
+ * */
 static void many_parts(int n, bool equal, bool stacked)
 {
     enum { MOST_PARTS = 300 };

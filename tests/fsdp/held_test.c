@@ -101,8 +101,8 @@ KN_TEST(held, what_is_frozen_while_its_gradients_are_held_keeps_them)
     KN_CHECK_OK();
 }
 
-/* d is frozen between two forwards that one backward follows: the first forward's gradient comes, as
- * if it had been the only one, also where d got none on other ranks. */
+/* d is frozen between two forwards that one backward follows: the first forward's gradient comes,
+ * as if it had been the only one, also where d got none on other ranks. */
 static int frozen_between_forwards(kn_comm *world, void *arg)
 {
     const kn_param *p[2];
