@@ -208,8 +208,7 @@ static bool alike(kn_tensor *a, kn_tensor *b)
 }
 
 /* x[3, the parts' sizes] cut, each part times its number, and put together again by kn_cat; or
- * chunks of one size by kn_stack. Forward and gradient are x's and dy's elements times the numbers.
- * */
+ * chunks of one size by kn_stack. Values and gradient are those of x and dy times the numbers. */
 static void many_parts(int n, bool equal, bool stacked)
 {
     enum { MOST_PARTS = 300 };
