@@ -298,7 +298,8 @@ KN_API kn_tensor *kn_triu(kn_tensor *x, int64_t diagonal);
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. Both have at least 2 dims. */
+/* [..., M, K] @ [..., K, N] -> [..., M, N]; leading dims broadcast. A vector [K] on the left gives
+ * [..., N], one on the right [..., M], two a number. */
 KN_API kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b);
 /* Sums of products of n tensors (at most 16) by an equation, as torch.einsum: one letter a dim,
  * kn_einsum("bhtd,bhsd->bhts", 2, (kn_tensor *[]){ q, k }); what doesn't stand behind -> is summed.

@@ -19,6 +19,15 @@ static bool kind_takes(const kn_op_call *c, const kn_kind_row *row)
                          kn_dtype_name(t));
 }
 
+/* Bools are no numbers where a result would be neither 0 nor 1. */
+static bool has_numbers(const char *op, const kn_tensor *x)
+{
+    return x->dtype != KN_BOOL ||
+           kn_fail("%s: %s holds bools, no numbers; kn_cast it first, or take kn_logical_not, "
+                   "kn_logical_xor or kn_ne",
+                   op, KN_SHOWN(x));
+}
+
 /* ---- unary: y = f(x), dx = dy f'(x) ---------------------------------------------------------- */
 
 typedef struct unary_attr {
@@ -29,7 +38,8 @@ typedef struct unary_attr {
 static bool unary_shape(kn_op_call *c)
 {
     const unary_attr *a = c->attr;
-    if (!kind_takes(c, kn_unary_row(a->kind)))
+    if (!kind_takes(c, kn_unary_row(a->kind)) ||
+        (a->kind == KN_NEG && !has_numbers(c->op->name, c->in[0])))
         return false;
     c->spec[0] = kn_spec_like(c->in[0]);
     c->spec[0].order = kn_order_of(c->in[0]);
@@ -101,7 +111,7 @@ KN_UNARY_KINDS(UNARY_FUNCTION)
 static bool takes_number(const char *op, const kn_tensor *x, double v, bool bound)
 {
     const bool whole = (v == floor(v) && fabs(v) < 0x1p63) || (bound && isinf(v));
-    return kn_ok() && kn_check(x, op) &&
+    return kn_ok() && kn_check(x, op) && (bound || has_numbers(op, x)) &&
            (kn_dtype_is_float(x->dtype) || whole ||
             kn_fail("%s: x is %s, whose integers can't be computed with %g; kn_cast it first", op,
                     KN_SHOWN(x), v));
@@ -209,7 +219,8 @@ static bool binary_shape(kn_op_call *c)
     if (a->dtype != b->dtype)
         return kn_fail("%s: dtypes differ: a is %s, b is %s; kn_cast one of them", c->op->name,
                        KN_SHOWN(a), KN_SHOWN(b));
-    if (!kind_takes(c, kn_binary_row(k->kind)))
+    const bool apart = k->kind == KN_SUB || k->kind == KN_DIV;
+    if (!kind_takes(c, kn_binary_row(k->kind)) || (apart && !has_numbers(c->op->name, a)))
         return false;
     kn_spec *s = &c->spec[0];
     *s = kn_spec_like(a);

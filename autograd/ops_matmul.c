@@ -30,28 +30,36 @@ static bool product(kn_tensor *on, kn_array dst, kn_array a, kn_array b)
     return KN_RUN(on, KN_K_MATMUL, p);
 }
 
+/* Of matrices and vectors. */
+static bool inner_fit(const kn_tensor *a, const kn_tensor *b)
+{
+    char da[128], db[128];
+    kn_describe(a, da, sizeof da);
+    kn_describe(b, db, sizeof db);
+    if (a->ndim < 1 || b->ndim < 1)
+        return kn_fail("matmul: needs at least 1 dim on both sides: a is %s, b is %s", da, db);
+    const int64_t k = a->shape[a->ndim - 1], l = b->shape[b->ndim > 1 ? b->ndim - 2 : 0];
+    return k == l || kn_fail("matmul: inner dims differ: a is %s, b is %s (%lld != %lld)", da, db,
+                             (long long)k, (long long)l);
+}
+
 static bool matmul_shape(kn_op_call *c)
 {
     const kn_tensor *a = c->in[0], *b = c->in[1];
     kn_spec *s = &c->spec[0];
-    char da[128], db[128];
-    kn_describe(a, da, sizeof da);
-    kn_describe(b, db, sizeof db);
-    if (a->ndim < 2 || b->ndim < 2)
-        return kn_fail("matmul: needs at least 2 dims on both sides: a is %s, b is %s", da, db);
     if (a->dtype != b->dtype || !kn_dtype_is_float(a->dtype))
         return kn_fail(
-            "matmul: needs two float tensors of one dtype: a is %s, b is %s; kn_cast one", da, db);
-    int64_t k = a->shape[a->ndim - 1], m = a->shape[a->ndim - 2], n = b->shape[b->ndim - 1];
-    if (k != b->shape[b->ndim - 2])
-        return kn_fail("matmul: inner dims differ: a is %s, b is %s (%lld != %lld)", da, db,
-                       (long long)k, (long long)b->shape[b->ndim - 2]);
+            "matmul: needs two float tensors of one dtype: a is %s, b is %s; kn_cast one",
+            KN_SHOWN(a), KN_SHOWN(b));
+    if (!inner_fit(a, b))
+        return false;
     s->dtype = a->dtype;
     if (!kn_broadcast_shape(a->ndim - 2, a->shape, b->ndim - 2, b->shape, &s->ndim, s->shape) ||
         s->ndim + 2 > KN_MAX_DIMS)
-        return kn_fail("matmul: leading dims don't broadcast: a is %s, b is %s", da, db);
-    s->shape[s->ndim++] = m;
-    s->shape[s->ndim++] = n;
+        return kn_fail("matmul: leading dims don't broadcast: a is %s, b is %s", KN_SHOWN(a),
+                       KN_SHOWN(b));
+    s->shape[s->ndim++] = a->shape[a->ndim - 2];
+    s->shape[s->ndim++] = b->shape[b->ndim - 1];
     return true;
 }
 
@@ -91,7 +99,16 @@ static bool matmul_backward(kn_op_grad *g)
 KN_OP(kn_op_matmul, .name = "matmul", .save_in = 3, .shape = matmul_shape,
       .forward = matmul_forward, .backward = matmul_backward);
 
+/* A vector is a row on the left, a column on the right; the result lacks that dim. */
 kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b)
 {
-    return kn_apply1(&kn_op_matmul, 2, (kn_tensor *[]){ a, b }, 0, NULL);
+    const bool good = kn_ok() && kn_check(a, "matmul") && kn_check(b, "matmul");
+    const bool row = good && a->ndim < 2, column = good && b->ndim < 2;
+    if (!good || ((row || column) && !inner_fit(a, b)))
+        return NULL;
+    kn_tensor *in[] = { row ? kn_unsqueeze(a, 0) : a, column ? kn_unsqueeze(b, 1) : b };
+    kn_tensor *y = kn_apply1(&kn_op_matmul, 2, in, 0, NULL);
+    if (y && column)
+        y = kn_squeeze(y, KN_SHAPE(-1));
+    return y && row ? kn_squeeze(y, KN_SHAPE(column ? -1 : -2)) : y;
 }

@@ -34,6 +34,12 @@ KN_TEST(errors, of_dtypes_and_ranges)
     kn_tensor *h = kn_cast(a, KN_BF16), *p[9];
     REFUSED(kn_add(a, h), "dtypes differ");
     REFUSED(kn_exp(i), "needs a float tensor, got i64");
+    kn_tensor *yes = kn_eq(a, a);
+    REFUSED(kn_neg(yes), "neg: bool[2,4] holds bools, no numbers");
+    REFUSED(kn_sub(yes, yes), "sub: bool[2,4] holds bools");
+    REFUSED(kn_div(yes, yes), "div: bool[2,4] holds bools");
+    REFUSED(kn_scale(yes, 2), "scale: bool[2,4] holds bools");
+    REFUSED(kn_add_scalar(yes, 1), "add_scalar: bool[2,4] holds bools");
     REFUSED(kn_softmax(kn_zeros(KN_F32, KN_CPU, KN_SCALAR)), "at least 1 dim");
     REFUSED(kn_transpose(a, 0, 2), "dim 2 is out of range");
     REFUSED(kn_chunk(a, 1, 3, p), "doesn't divide by 3");

@@ -195,7 +195,8 @@ EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CIRCULAR, 0, DIMS(1, 2, 1, 1, 2, 2)));
 /* ---- products -------------------------------------------------------------------------------- */
 
 EVERY(kn_matmul,
-      "3 5; 5 4 | 3 5t; 5 1s | 2 3 4; 4 5t | 2 1 2 3; 3 3 2 | 2 2 3e; 2 3 2 | 2 0; 0 3 | 0 3; 3 2",
+      "3 5; 5 4 | 3 5t; 5 1s | 2 3 4; 4 5t | 2 1 2 3; 3 3 2 | 2 2 3e; 2 3 2 | 2 0; 0 3 | 0 3; 3 2 "
+      "| 4; 4 | 3; 3 2 | 5; 2 5 3 | 2 3; 3s | 2 3 4; 4",
       kn_matmul(x, y));
 EVERY(kn_matmul, "3 4", kn_matmul(x, kn_transpose(x, -1, -2)));
 EVERY(kn_einsum, "2 3; 3 2", kn_einsum("ij,jk->ki", 2, (kn_tensor *[]){ x, y }));

@@ -251,6 +251,22 @@ KN_TEST(views, any_number_of_parts)
     REFUSED(kn_stack(x, 0, 0), "stack: 0 tensors; at least 1 is needed");
 }
 
+/* A vector in a product is a row or a column, and the result lacks its dim. */
+KN_TEST(views, products_with_vectors)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *v = kn_randn(KN_F64, KN_CPU, 3, 0, KN_SHAPE(4)), *w = kn_scale(v, 0.5);
+    kn_tensor *a = kn_randn(KN_F64, KN_CPU, 3, 1, KN_SHAPE(2, 4, 3)), *b = kn_transpose(a, 1, 2);
+    kn_tensor *row = kn_matmul(v, a), *column = kn_matmul(b, v), *number = kn_matmul(v, w);
+    KN_CHECK(row && kn_has_shape(row, 2, (int64_t[]){ 2, 3 }) && alike(row, column));
+    KN_CHECK(alike(row, kn_sum(kn_mul(kn_unsqueeze(v, 1), a), 1, (int64_t[]){ 1 }, false)));
+    KN_CHECK(number && kn_ndim(number) == 0);
+    KN_CHECK(fabs(kn_item(number) - kn_item(kn_sum(kn_mul(v, w), 0, NULL, false))) < 1e-14);
+    REFUSED(kn_matmul(v, b), "inner dims differ");
+    REFUSED(kn_matmul(v, kn_zeros(KN_F64, KN_CPU, KN_SCALAR)), "needs at least 1 dim on both");
+    kn_scope_end(s);
+}
+
 KN_TEST(views, errors)
 {
     kn_tensor *x = counted(KN_F32, KN_CPU, KN_SHAPE(2, 6)), *p[9];
