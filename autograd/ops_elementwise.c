@@ -133,16 +133,11 @@ kn_tensor *kn_pow(kn_tensor *x, double e)
 /* v rounded to a float dtype: so a bound is a number that an element can be. */
 static double in_dtype(double v, const kn_tensor *x)
 {
-    switch (x ? x->dtype : KN_F64) {
-    case KN_F32:
-        return (double)(float)v;
-    case KN_BF16:
-        return (double)kn_bf16_to_f32(kn_f64_to_bf16(v));
-    case KN_F16:
-        return (double)kn_f16_to_f32(kn_f64_to_f16(v));
-    default:
-        return v;
-    }
+    const kn_dtype t = x ? x->dtype : KN_F64;
+    return t == KN_F32    ? (double)(float)v
+           : t == KN_BF16 ? (double)kn_bf16_to_f32(kn_f64_to_bf16(v))
+           : t == KN_F16  ? (double)kn_f16_to_f32(kn_f64_to_f16(v))
+                          : v;
 }
 
 kn_tensor *kn_clamp(kn_tensor *x, double lo, double hi)
@@ -453,7 +448,6 @@ kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight)
 
 static bool where_shape(kn_op_call *c)
 {
-    char d[3][128];
     const kn_tensor *k = c->in[0], *a = c->in[1], *b = c->in[2];
     kn_spec *s = &c->spec[0];
     *s = kn_spec_like(a);
@@ -466,7 +460,7 @@ static bool where_shape(kn_op_call *c)
     return kn_fail(
         "where: needs a bool condition, two tensors of one dtype, and shapes that broadcast; got "
         "%s, %s, %s",
-        kn_describe(k, d[0], 128), kn_describe(a, d[1], 128), kn_describe(b, d[2], 128));
+        KN_SHOWN(k), KN_SHOWN(a), KN_SHOWN(b));
 }
 
 static bool where_launch(kn_tensor *o, kn_tensor *k, kn_tensor *a, kn_tensor *b)
