@@ -14,9 +14,12 @@ const kn_vision_input *kn_pretrained_input(const kn_pretrained *p);
  * checkpoint, and no model of another origin. Else an error. */
 bool kn_pretrained_may_save(const char *dir);
 /* Writes module, a model of c, and the text of its config.json, as kn_pretrained_save does, of
- * whose options .comm, .ema and .dtype count. caller names it in errors. Collective. */
+ * whose options .comm, .ema and .dtype count; or the one file of a writer (NULL: none). caller
+ * names it in errors. Collective. */
+struct kn_file_writer; /* models/formats/formats.h */
 bool kn_model_save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                   const char *caller, kn_pretrained_save_options o);
+                   const struct kn_file_writer *file, const char *caller,
+                   kn_pretrained_save_options o);
 /* kn_pretrained_save of any image family. */
 bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
                     const kn_vision_input *in, kn_pretrained_save_options o);

@@ -58,15 +58,18 @@ static bool write_sample(training *t)
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
-/* The tokenizer of --init; one that is given beside it must be the same. */
-static bool init_tokenizer(gpt_run *r)
+/* The tokenizer of --init; one that is given beside it must be the same. ids: the data are tokens,
+ * which need none. */
+static bool init_tokenizer(gpt_run *r, bool ids)
 {
     const bool given = kn_options_given(r->t.options, "tokenizer");
+    if (kn_rank(r->t.world) == 0 && kn_import_note(r->init))
+        fprintf(stderr, "train_gpt: %s\n", kn_import_note(r->init));
     r->tokenizer = kn_import_tokenizer(r->init);
-    if (!given || !r->tokenizer) { /* a folder without one takes any */
-        if (given)
+    if (!given || !r->tokenizer) { /* a model without one takes any */
+        if (given || ids)
             kn_clear_error();
-        return r->tokenizer != NULL || given;
+        return r->tokenizer != NULL || given || ids;
     }
     kn_tokenizer *other = strcmp(r->s.tokenizer, "char") == 0 || strcmp(r->s.tokenizer, "byte") == 0
                               ? NULL
@@ -87,10 +90,14 @@ static bool open_text(gpt_run *r)
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    if (r->init && !init_tokenizer(r))
-        return false;
     char *path = kn_data_find(s->data);
-    const bool plain = path && kn_text_is_plain(path);
+    const bool plain = path && kn_text_is_plain(path), headed = path && kn_text_is_tokens(path);
+    if (kn_ok() && r->init)
+        init_tokenizer(r, plain || headed);
+    if (!kn_ok()) {
+        kn_host_free(path);
+        return false;
+    }
     if (path && s->vocab && !plain)
         kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
     else if (plain && s->vocab) {
