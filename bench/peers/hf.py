@@ -1,11 +1,13 @@
-"""scripts/peers hf: language models of transformers, read by Knap.
+"""scripts/peers hf: language models of transformers, of GGUF and of llm.c, read by Knap.
 
     scripts/peers hf                          random models of random sizes: the text that both write, greedily, and that
-                                              transformers writes from what generate --export wrote
+                                              transformers writes from what generate --export wrote; the same through GGUFs
+                                              that the gguf package wrote, and reads, and through llm.c's files
     scripts/peers hf --seed 3 --build build
-    scripts/peers hf --write                  makes tests/models/imported anew: small models, and what transformers says of them
+    scripts/peers hf --write                  makes tests/models/imported and tests/models/one_file anew: small models, and
+                                              what transformers says of them
 
-Needs torch, transformers, tokenizers."""
+Needs torch, transformers, tokenizers, gguf, sentencepiece."""
 import argparse
 import copy
 import json
@@ -17,13 +19,16 @@ import sys
 import tempfile
 import time
 
+import one_file
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 GOLDEN = os.path.join(ROOT, 'tests', 'models', 'imported')
+ONE_FILE = os.path.join(ROOT, 'tests', 'models', 'one_file')
 TOKENIZER = os.path.join(ROOT, 'tests', 'models', 'tokenizers', 'gpt2', 'tokenizer.json')
+SENTENCES = os.path.join(ROOT, 'tests', 'models', 'tokenizers', 'sentencepiece', 'tokenizer.model')
 VOCAB, PROMPT = 700, 'The quick brown fox'
 ROPE = {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0, 'original_max_position_embeddings': 32}
 
@@ -33,9 +38,9 @@ def gpt2(embd, layers, heads, ctx):
         vocab_size=VOCAB, n_positions=ctx, n_embd=embd, n_layer=layers, n_head=heads, initializer_range=0.2))
 
 
-def llama(embd, layers, heads, ctx, kind='Llama', **more):
+def llama(embd, layers, heads, ctx, kind='Llama', vocab=VOCAB, **more):
     config = getattr(transformers, kind + 'Config')(
-        vocab_size=VOCAB, hidden_size=embd, intermediate_size=2 * embd, num_hidden_layers=layers, num_attention_heads=heads,
+        vocab_size=vocab, hidden_size=embd, intermediate_size=2 * embd, num_hidden_layers=layers, num_attention_heads=heads,
         max_position_embeddings=ctx, initializer_range=0.2, **more)
     model = getattr(transformers, kind + 'ForCausalLM')(config)
     for name, weight in model.named_parameters():    # biases and norms, too
@@ -88,6 +93,15 @@ def greedy(model, ids, count):
     return ids
 
 
+def say(model, path, ids):
+    """What transformers makes of ids, for the tests."""
+    with torch.no_grad():
+        logits = model.eval()(ids).logits[0, -1].double()
+    with open(path, 'w') as f:
+        json.dump({'prompt': ids[0].tolist(), 'logits': [round(x, 6) for x in logits.tolist()],
+                   'greedy': greedy(model, ids, 24)[0, ids.shape[1]:].tolist()}, f)
+
+
 def write_golden():
     shutil.rmtree(GOLDEN, ignore_errors=True)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)
@@ -102,16 +116,35 @@ def write_golden():
                     weight.copy_(weight.bfloat16())
             save(copy.deepcopy(model).to(torch.bfloat16), folder)
         os.remove(os.path.join(folder, 'tokenizer.json'))    # that of tests/models/tokenizers/gpt2
-        ids = torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids])
-        with torch.no_grad():
-            logits = model.eval()(ids).logits[0, -1].double()
-        with open(os.path.join(folder, 'want.json'), 'w') as f:
-            json.dump({'prompt': ids[0].tolist(), 'logits': [round(x, 6) for x in logits.tolist()],
-                       'greedy': greedy(model, ids, 24)[0, ids.shape[1]:].tolist()}, f)
+        say(model, os.path.join(folder, 'want.json'), torch.tensor([tokenizer(PROMPT, add_special_tokens=False).input_ids]))
         generation = os.path.join(folder, 'generation_config.json')
         if os.path.exists(generation):
             os.remove(generation)
-    return 0
+
+
+def write_one_file():
+    import sentencepiece
+    shutil.rmtree(ONE_FILE, ignore_errors=True)
+    os.makedirs(ONE_FILE)
+    types = one_file.TYPES
+    ids = torch.tensor([transformers.PreTrainedTokenizerFast(tokenizer_file=TOKENIZER)(PROMPT).input_ids])
+    pieces = sentencepiece.SentencePieceProcessor(model_file=SENTENCES)
+    rope = {'rope_theta': 500000.0, 'rope_scaling': {**ROPE, 'original_max_position_embeddings': 8192}}
+    for number, (name, model, kind) in enumerate((
+            ('gpt2_q8', lambda: gpt2(32, 1, 4, 64), types.Q8_0),
+            ('llama_f16', lambda: llama(32, 1, 4, 64, num_key_value_heads=2, tie_word_embeddings=True, **rope), types.F16),
+            ('llama_f32', lambda: llama(8, 2, 2, 64, vocab=len(pieces)), types.F32),
+            ('qwen2_bf16', lambda: llama(16, 2, 4, 64, kind='Qwen2', num_key_value_heads=2), types.BF16),
+            ('qwen3_f32', lambda: llama(16, 1, 4, 64, kind='Qwen3', num_key_value_heads=2, head_dim=12, tie_word_embeddings=True), types.F32),
+            ('gpt2_llmc', lambda: gpt2(16, 2, 4, 64), True),
+            ('gpt2_llmc16', lambda: gpt2(16, 2, 2, 64), False))):
+        torch.manual_seed(number)
+        made, path = model(), os.path.join(ONE_FILE, name)
+        if isinstance(kind, bool):
+            one_file.write_llmc(made, path + '.bin', kind)
+        else:
+            one_file.write_gguf(made, path + '.gguf', kind, SENTENCES if name == 'llama_f32' else TOKENIZER, head=name == 'gpt2_q8')
+        say(made, path + '.json', torch.tensor([[pieces.bos_id(), *pieces.encode(PROMPT)]]) if name == 'llama_f32' else ids)
 
 
 def compare(tool, seed, work):
@@ -157,7 +190,9 @@ def main(args):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if o.write:
-        return write_golden()
+        write_golden()
+        write_one_file()
+        return 0
     with tempfile.TemporaryDirectory() as work:
         return compare(os.path.join(o.build, 'models', 'generate'), o.seed, work)
 
