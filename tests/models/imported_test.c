@@ -121,6 +121,7 @@ KN_TEST(imported, refused)
     } cases[] = {
         { "mistral", "model_type", "\"gemma\"", "the model is a gemma; gpt2, llama, mistral" },
         { "mistral", "model_type", "7", "of an unknown kind" },
+        { "mistral", "quantization_config", "{\"quant_method\": \"awq\"}", "quantized (\"quant" },
         { "mistral", "num_hidden_layers", "3", "at least 27 tensors" },
         { "mistral", "num_hidden_layers", "100000", "at least 900000 tensors" },
         { "mistral", "num_hidden_layers", "1", "unexpected" },
