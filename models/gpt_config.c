@@ -123,12 +123,13 @@ static bool import(const json_t *object, const char *file, void *config)
 static bool export(json_t *object, const void *config)
 {
     const kn_gpt_config *c = config;
-    json_t *keys = json_pack(
-        "{s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:f, s:f, s:f, s:f, s:b}", "vocab_size",
-        (json_int_t)c->vocab, "n_positions", (json_int_t)c->ctx, "n_ctx", (json_int_t)c->ctx,
-        "n_embd", (json_int_t)c->embd, "n_layer", c->layers, "n_head", c->heads, "n_inner",
-        (json_int_t)(4 * c->embd), "activation_function", "gelu_new", "layer_norm_epsilon", 1e-5, "embd_pdrop", c->dropout,
-        "attn_pdrop", c->dropout, "resid_pdrop", c->dropout, "tie_word_embeddings", 1);
+    json_t *keys =
+        json_pack("{s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:f, s:f, s:f, s:f, s:b}", "vocab_size",
+                  (json_int_t)c->vocab, "n_positions", (json_int_t)c->ctx, "n_ctx",
+                  (json_int_t)c->ctx, "n_embd", (json_int_t)c->embd, "n_layer", c->layers, "n_head",
+                  c->heads, "n_inner", (json_int_t)(4 * c->embd), "activation_function", "gelu_new",
+                  "layer_norm_epsilon", 1e-5, "embd_pdrop", c->dropout, "attn_pdrop", c->dropout,
+                  "resid_pdrop", c->dropout, "tie_word_embeddings", 1);
     bool ok = keys && json_object_update(object, keys) == 0;
     json_decref(keys);
     return ok;

@@ -19,7 +19,7 @@
 enum { MOST_ENDS = 16 };
 
 struct kn_imported {
-    char dir[4096]; /* or a file */
+    char dir[4096];               /* or a file */
     kn_comm *comm;                /* borrowed */
     kn_checkpoint *checkpoint;    /* NULL: the files are another program's */
     const kn_file_format *format; /* of one file; NULL: a folder */
@@ -50,9 +50,9 @@ static bool read_config(const char *dir, kn_model_config *c)
         kn_fail("%s: the model's weights are quantized (\"quantization_config\"%s%.60s), which "
                 "isn't read; use the model that it was made of, or a GGUF of F16, BF16 or Q8_0",
                 path, method ? " by " : "", method ? method : "");
-    ok = ok && (
-        f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
-                     path, type ? "a " : "of an unknown kind", type ? type : ""));
+    ok = ok &&
+         (f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
+                       path, type ? "a " : "of an unknown kind", type ? type : ""));
     ok = ok && (f->import ? f->import(j, path, c->of) && kn_family_check(f, c->of)
                           : kn_config_read(j, path, c));
     json_decref(j);

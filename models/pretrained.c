@@ -2,7 +2,6 @@
 #include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
-#include "models/formats/formats.h"
 #include "models/pretrained_internal.h"
 #include "state/checkpoint_internal.h"
 #include "tensor/checksum.h"
@@ -154,19 +153,19 @@ static bool save_both(const char *dir, void *module, const kn_model_tensors *t, 
 }
 
 static bool save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                 const kn_file_writer *file, const kn_pretrained_save_options *o)
+                 const kn_model_file *file, const kn_pretrained_save_options *o)
 {
     kn_model_tensors t = { 0 };
-    bool ok = kn_model_tensors_make(&t, module) && is_model(&t, c) &&
-              (!c->family->export_more || c->family->export_more(&t, c->of)) &&
-              (file ? kn_file_save(file, dir, module, &t, o->comm)
-                    : save_both(dir, module, &t, config, o));
+    bool ok =
+        kn_model_tensors_make(&t, module) && is_model(&t, c) &&
+        (!c->family->export_more || c->family->export_more(&t, c->of)) &&
+        (file ? file->save(file, dir, module, &t, o->comm) : save_both(dir, module, &t, config, o));
     kn_model_tensors_free(&t);
     return ok;
 }
 
 bool kn_model_save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                   const kn_file_writer *file, const char *caller, kn_pretrained_save_options o)
+                   const kn_model_file *file, const char *caller, kn_pretrained_save_options o)
 {
     o.comm = o.comm ? o.comm : kn_world();
     o.dtype = o.dtype ? o.dtype : KN_F32;
@@ -176,7 +175,7 @@ bool kn_model_save(const char *dir, void *module, const kn_model_config *c, cons
     else if (o.ema && kn_ema_module(o.ema) != (kn_module *)module)
         kn_fail("%s: .ema was made for another module", caller);
     else if (kn_rank(o.comm) == 0 && kn_pretrained_may_save(dir) && file)
-        kn_file_may_save(dir, file->format);
+        file->may_save(file, dir);
     if (!kn_agree(o.comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */

@@ -99,7 +99,8 @@ bool kn_formed_read(kn_pieces *p, const kn_indexed_tensor *t, const kn_rectangle
 {
     const kn_piece_form *f = &t->part->form;
     const bool two = t->piece.ndim == 2;
-    const int64_t *shape = t->piece.shape, rows = two ? w->size[0] : 1, row = two ? w->offset[0] : 0;
+    const int64_t *shape = t->piece.shape, rows = two ? w->size[0] : 1,
+                  row = two ? w->offset[0] : 0;
     const int64_t cols = w->size[two], col = w->offset[two], width = shape[two];
     const int64_t size = (int64_t)kn_dtype_size(t->piece.dtype);
     if (f->transposed) {

@@ -14,9 +14,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST_OPEN 256 /* files; more are opened again when they are read */
-#define GLANCE  (1 << 16) /* at most KN_PORTION */
-#define RUNS    256       /* in memory, read together */
+#define MOST_OPEN 256       /* files; more are opened again when they are read */
+#define GLANCE    (1 << 16) /* at most KN_PORTION */
+#define RUNS      256       /* in memory, read together */
 
 /* ---- the files ------------------------------------------------------------------------------- */
 
@@ -153,7 +153,8 @@ static bool read_batch(batch *b)
 static bool add_run(batch *b, char *to, size_t bytes, int64_t at)
 {
     bool joins = at == b->at + (int64_t)b->bytes;
-    if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > KN_PORTION) && !read_batch(b))
+    if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > KN_PORTION) &&
+        !read_batch(b))
         return false;
     if (b->runs == 0)
         b->at = at;

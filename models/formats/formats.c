@@ -1,10 +1,10 @@
-/* models/formats/formats.c: which format a file has, names of tensors, and writing a planned file. */
+/* models/formats/formats.c: which format a file has, names of tensors, and writing a planned
+ * file. */
 #include "models/formats/formats.h"
 #include "autograd/autograd.h"
 #include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
-#include "models/pretrained_internal.h"
 #include "tensor/whole_file.h"
 
 #include <fcntl.h>
@@ -14,11 +14,10 @@
 
 /* ---- which ----------------------------------------------------------------------------------- */
 
-const kn_file_format *kn_file_format_at(kn_export_format format)
+const kn_file_format *kn_file_format_at(int i)
 {
-    static const kn_file_format *const all[] = { [KN_EXPORT_GGUF] = &kn_gguf_format,
-                                                 [KN_EXPORT_LLMC] = &kn_llmc_format };
-    return format > 0 && (size_t)format < sizeof all / sizeof *all ? all[format] : NULL;
+    static const kn_file_format *const all[] = { &kn_gguf_format, &kn_llmc_format };
+    return i >= 0 && (size_t)i < sizeof all / sizeof *all ? all[i] : NULL;
 }
 
 /* Bytes of a file at a place; fewer where it ends. -1 with an error. */
@@ -40,7 +39,7 @@ const kn_file_format *kn_file_format_of(char *path)
     const kn_file_format *f;
     if (kn_look(path, &st) <= 0)
         return NULL;
-    for (int i = 1; S_ISDIR(st.st_mode) && (f = kn_file_format_at((kn_export_format)i)); i++)
+    for (int i = 0; S_ISDIR(st.st_mode) && (f = kn_file_format_at(i)); i++)
         if (kn_pretrained_path(file, path, f->file) && kn_is_there(file)) {
             memcpy(path, file, sizeof file);
             return f;
@@ -50,7 +49,7 @@ const kn_file_format *kn_file_format_of(char *path)
     if (!S_ISREG(st.st_mode))
         return kn_fail_null("%s is neither a file nor a folder", path);
     const ssize_t n = peek(path, magic, sizeof magic, 0);
-    for (int i = 1; n == sizeof magic && (f = kn_file_format_at((kn_export_format)i)); i++)
+    for (int i = 0; n == sizeof magic && (f = kn_file_format_at(i)); i++)
         if (memcmp(magic, f->magic, sizeof magic) == 0)
             return f;
     return n < 0 ? NULL
@@ -131,8 +130,10 @@ bool kn_files_match(const kn_model_config *c, const kn_pieces *files, const char
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-bool kn_file_may_save(const char *dir, const kn_file_format *format)
+/* There is no such file in dir, or one that Knap wrote. */
+static bool may_save(const kn_model_file *file, const char *dir)
 {
+    const kn_file_format *format = ((const kn_file_writer *)file)->format;
     char path[4096], mark[64];
     const size_t n = strlen(format->mark);
     if (!kn_pretrained_path(path, dir, format->file) || !kn_is_there(path))
@@ -212,16 +213,18 @@ static bool write_planned(const kn_file_plan *p, const char *path, void *module,
     return ok;
 }
 
-bool kn_file_save(const kn_file_writer *w, const char *dir, void *module,
-                  const kn_model_tensors *t, kn_comm *comm)
+static bool save(const kn_model_file *file, const char *dir, void *module,
+                 const kn_model_tensors *t, kn_comm *comm)
 {
+    const kn_file_writer *w = (const kn_file_writer *)file;
     char path[4096];
     kn_file_plan plan = { 0 };
-    bool ok = kn_pretrained_path(path, dir, w->format->file) &&
-              w->format->plan(&plan, w->config, t, w->o) &&
-              write_planned(&plan, path, module, t, w->o->ema, comm);
+    bool ok = kn_pretrained_path(path, dir, w->format->file) && w->format->plan(&plan, w, t) &&
+              write_planned(&plan, path, module, t, w->ema, comm);
     kn_host_free(plan.header);
     kn_host_free(plan.tensor);
     kn_host_free(plan.order);
     return ok;
 }
+
+const kn_model_file kn_file_in_folder = { .may_save = may_save, .save = save };

@@ -6,8 +6,8 @@
 #define KNAP_MODELS_FORMATS_FORMATS_H
 
 #include "models/family.h"
-#include "models/imported.h"
-#include "models/model_tensors.h"
+#include "models/pretrained_internal.h"
+#include "models/tokenizer.h"
 
 /* What a reader finds. */
 typedef struct kn_found {
@@ -29,6 +29,18 @@ typedef struct kn_file_plan {
     int *order;        /* [count] their numbers in the file's order; NULL: as the module has them */
 } kn_file_plan;
 
+/* A model on its way to a file. */
+typedef struct kn_file_writer {
+    kn_model_file base; /* comes first */
+    const struct kn_file_format *format;
+    const kn_model_config *config;
+    const kn_tokenizer *tokenizer; /* NULL: none */
+    const int64_t *ends;           /* [end_count]: ids that end a text */
+    int end_count;
+    const kn_ema *ema; /* NULL: the module's own values */
+    kn_dtype dtype;    /* of the floats that the format doesn't fix */
+} kn_file_writer;
+
 typedef struct kn_file_format {
     const char *name, *file;  /* of --format; in its folder */
     const char *magic, *mark; /* the file's first bytes; what tells that Knap wrote it, */
@@ -36,15 +48,14 @@ typedef struct kn_file_format {
     /* Names and shapes of all tensors are compared before memory is taken by them. */
     bool (*open)(const char *path, kn_found *f);
     kn_tokenizer *(*tokenizer)(const char *path);
-    /* p is zeros, and the caller frees it. dtype: of the floats that the format doesn't fix. */
-    bool (*plan)(kn_file_plan *p, const kn_model_config *c, const kn_model_tensors *t,
-                 const kn_export_options *o);
+    /* p is zeros, and the caller frees it. */
+    bool (*plan)(kn_file_plan *p, const kn_file_writer *w, const kn_model_tensors *t);
 } kn_file_format;
 
 extern const kn_file_format kn_gguf_format, kn_llmc_format;
 
-/* By kn_export_format; NULL: a folder of transformers. */
-const kn_file_format *kn_file_format_at(kn_export_format format);
+/* Format number i, from 0 (kn_export_format - 1); NULL: there is none. */
+const kn_file_format *kn_file_format_at(int i);
 /* That of the file at path, or in the folder at path[4096], which then becomes the file's. NULL
  * with an error only where the path can't be looked at, or the file is none of these. */
 const kn_file_format *kn_file_format_of(char *path);
@@ -52,21 +63,12 @@ const kn_file_format *kn_file_format_of(char *path);
 const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, char gguf[256]);
 /* A name with number in the place of '*'; whether there is one. */
 bool kn_tensor_name_at(char out[256], const char *pattern, int64_t number);
-/* Every tensor of a model of these sizes is in files, with its shape. optional: what may be before
- * their names; NULL: nothing. config names in errors where the sizes are from. */
+/* Every tensor of a model of these sizes is in files, with its shape. config names in errors where
+ * the sizes are from. */
 bool kn_files_match(const kn_model_config *c, const kn_pieces *files, const char *path,
                     const char *config);
 
-/* What kn_model_save calls for one file. */
-typedef struct kn_file_writer {
-    const kn_file_format *format;
-    const kn_model_config *config;
-    const kn_export_options *o;
-} kn_file_writer;
-/* True where dir/format->file may be written: there is none, or one that Knap wrote. */
-bool kn_file_may_save(const char *dir, const kn_file_format *format);
-/* Writes the file in dir, whole or not at all. Collective; rank 0 of comm writes. */
-bool kn_file_save(const kn_file_writer *w, const char *dir, void *module,
-                  const kn_model_tensors *t, kn_comm *comm);
+/* For kn_model_save: writes the file in dir, whole or not at all. */
+extern const kn_model_file kn_file_in_folder;
 
 #endif

@@ -37,8 +37,7 @@ static bool need(kn_gguf *g, int64_t end)
     until = until > size ? size : until;
     if (!kn_host_grow(&g->bytes, &g->room, until, 1))
         return false;
-    const ssize_t n =
-        kn_read_at(g->fd, g->bytes + g->have, (size_t)(until - g->have), g->have);
+    const ssize_t n = kn_read_at(g->fd, g->bytes + g->have, (size_t)(until - g->have), g->have);
     if (n < 0)
         return kn_fail_system("%s: cannot read: %m", g->path);
     g->have += n;
@@ -79,8 +78,7 @@ static bool read_u64(reader *r, uint64_t *x)
 }
 
 /* A name of a key or a tensor: text of most bytes. Valid until the next read. */
-static bool read_name(reader *r, uint64_t most, const char *what, const char **text,
-                      size_t *length)
+static bool read_name(reader *r, uint64_t most, const char *what, const char **text, size_t *length)
 {
     uint64_t n;
     if (!read_u64(r, &n))
@@ -273,14 +271,15 @@ bool kn_gguf_piece(const kn_gguf *g, const kn_gguf_tensor *t, const char *name,
                    kn_foreign_piece *piece)
 {
     static const char *const types[] = {
-        [2] = "Q4_0",  [3] = "Q4_1",  [6] = "Q5_0",  [7] = "Q5_1",   [9] = "Q8_1",
-        [10] = "Q2_K", [11] = "Q3_K", [12] = "Q4_K", [13] = "Q5_K",  [14] = "Q6_K",
-        [15] = "Q8_K", [20] = "IQ4_NL", [23] = "IQ4_XS", [28] = "F64", [39] = "MXFP4"
+        [2] = "Q4_0",  [3] = "Q4_1",    [6] = "Q5_0",    [7] = "Q5_1",  [9] = "Q8_1",
+        [10] = "Q2_K", [11] = "Q3_K",   [12] = "Q4_K",   [13] = "Q5_K", [14] = "Q6_K",
+        [15] = "Q8_K", [20] = "IQ4_NL", [23] = "IQ4_XS", [28] = "F64",  [39] = "MXFP4"
     };
     const char *type =
         t->type < sizeof types / sizeof *types && types[t->type] ? types[t->type] : "of a number";
-    const kn_dtype dtype = t->type == KN_GGML_F16 ? KN_F16 : t->type == KN_GGML_BF16 ? KN_BF16
-                                                                                      : KN_F32;
+    const kn_dtype dtype = t->type == KN_GGML_F16    ? KN_F16
+                           : t->type == KN_GGML_BF16 ? KN_BF16
+                                                     : KN_F32;
     *piece = (kn_foreign_piece){ .piece = { name, dtype, t->ndim, { 0 }, { 0 } },
                                  .at = t->at,
                                  .form.blocks = t->type == KN_GGML_Q8_0 };

@@ -4,6 +4,7 @@
 #include "kernels/memory_internal.h"
 #include "models/formats/formats.h"
 #include "models/formats/gguf.h"
+#include "models/llama.h"
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
@@ -74,9 +75,9 @@ static json_t *config_json(const kn_gguf *g, const kn_family *f, const char *arc
     if (!embedding || embedding->ndim != 2)
         return kn_fail_null("%s has no 'token_embd.weight' of two dims", g->path);
     const bool tied = f == &kn_gpt_family || !kn_gguf_tensor_of(g, "output.weight");
-    json_t *j = json_pack("{s:s, s:I, s:b}", "model_type",
-                          strcmp(arch, "mistral") == 0 ? "llama" : arch, "vocab_size",
-                          (json_int_t)embedding->shape[0], "tie_word_embeddings", tied);
+    json_t *j =
+        json_pack("{s:s, s:I, s:b}", "model_type", strcmp(arch, "mistral") == 0 ? "llama" : arch,
+                  "vocab_size", (json_int_t)embedding->shape[0], "tie_word_embeddings", tied);
     if (j && check_values(g, arch) && copy_keys(g, f, arch, j))
         return j;
     json_decref(j);
@@ -95,8 +96,7 @@ static double divisor(const kn_llama_config *c, int64_t i)
         return 1;
     if (ratio <= s->low_freq_factor)
         return s->factor;
-    const double smooth =
-        (ratio - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
+    const double smooth = (ratio - s->low_freq_factor) / (s->high_freq_factor - s->low_freq_factor);
     return 1 / ((1 - smooth) / s->factor + smooth);
 }
 
@@ -297,7 +297,7 @@ static uint32_t type_of(kn_dtype t)
 }
 
 /* Vectors and positions are of f32, as llama.cpp needs them. */
-static kn_dtype dtype_of(const kn_safetensors_entry *e, const kn_export_options *o)
+static kn_dtype dtype_of(const kn_safetensors_entry *e, const kn_file_writer *o)
 {
     return e->ndim < 2 || strstr(e->name, ".wpe.") || !o->dtype ? KN_F32 : o->dtype;
 }
@@ -319,7 +319,7 @@ static void put_config(kn_gguf_out *o, const kn_family *f, const char *arch, con
     }
 }
 
-static void put_tokens(kn_gguf_out *o, const kn_export_options *e)
+static void put_tokens(kn_gguf_out *o, const kn_file_writer *e)
 {
     const int64_t *prefix = NULL;
     const int64_t own = e->tokenizer ? kn_tokenizer_id(e->tokenizer, "<|endoftext|>") : -1,
@@ -337,7 +337,7 @@ static void put_tokens(kn_gguf_out *o, const kn_export_options *e)
 }
 
 /* All values, with their number at its place. */
-static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_export_options *e,
+static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_writer *e,
                        char arch[64])
 {
     char key[128];
@@ -389,7 +389,7 @@ static void put_tensor(kn_gguf_out *o, const char *name, int ndim, const int64_t
 }
 
 static bool put_tensors(kn_gguf_out *o, kn_file_plan *p, const kn_model_config *c,
-                        const kn_model_tensors *t, const char *arch, const kn_export_options *e,
+                        const kn_model_tensors *t, const char *arch, const kn_file_writer *e,
                         int64_t *at)
 {
     char there[256];
@@ -410,19 +410,17 @@ static bool put_tensors(kn_gguf_out *o, kn_file_plan *p, const kn_model_config *
     return true;
 }
 
-static bool plan(kn_file_plan *p, const kn_model_config *c, const kn_model_tensors *t,
-                 const kn_export_options *e)
+static bool plan(kn_file_plan *p, const kn_file_writer *e, const kn_model_tensors *t)
 {
+    const kn_model_config *c = e->config;
     kn_gguf_out o = { 0 }, counts = { 0 };
-    const kn_llama_config *llama =
-        c->family == &kn_llama_family ? (const void *)c->of : NULL;
+    const kn_llama_config *llama = c->family == &kn_llama_family ? (const void *)c->of : NULL;
     const bool scaled = llama && llama->rope_scaling.factor != 0;
     const int64_t pairs = scaled ? llama->head_dim / 2 : 0, size = pairs * 4;
     char arch[64];
     int64_t at = 0;
     if (e->dtype && e->dtype != KN_F32 && e->dtype != KN_F16 && e->dtype != KN_BF16)
-        return kn_fail("kn_export: a GGUF is of f32, f16 or bf16, not %s",
-                       kn_dtype_name(e->dtype));
+        return kn_fail("kn_export: a GGUF is of f32, f16 or bf16, not %s", kn_dtype_name(e->dtype));
     p->tensor = kn_host_calloc((size_t)t->count + 1, sizeof *p->tensor);
     bool ok = p->tensor && put_values(&o, c, e, arch);
     if (ok && scaled) /* they lie in front of the others */

@@ -66,13 +66,13 @@ static bool put_begin(const source *s, json_t *root, bool otherwise)
     if (!begin)
         return false;
     const char *name = json_string_value(begin);
-    json_t *processor = json_pack(
-        "{s:s, s:[{s:{s:s, s:i}}, {s:{s:s, s:i}}], s:[{s:{s:s, s:i}}, {s:{s:s, s:i}}], "
-        "s:{s:{s:s, s:[I], s:[s]}}}",
-        "type", "TemplateProcessing", "single", "SpecialToken", "id", name, "type_id", 0,
-        "Sequence", "id", "A", "type_id", 0, "pair", "Sequence", "id", "A", "type_id", 0,
-        "Sequence", "id", "B", "type_id", 1, "special_tokens", name, "id", name, "ids",
-        (json_int_t)id, "tokens", name);
+    json_t *processor =
+        json_pack("{s:s, s:[{s:{s:s, s:i}}, {s:{s:s, s:i}}], s:[{s:{s:s, s:i}}, {s:{s:s, s:i}}], "
+                  "s:{s:{s:s, s:[I], s:[s]}}}",
+                  "type", "TemplateProcessing", "single", "SpecialToken", "id", name, "type_id", 0,
+                  "Sequence", "id", "A", "type_id", 0, "pair", "Sequence", "id", "A", "type_id", 0,
+                  "Sequence", "id", "B", "type_id", 1, "special_tokens", name, "id", name, "ids",
+                  (json_int_t)id, "tokens", name);
     json_decref(begin);
     return json_object_set_new(root, "post_processor", processor) == 0 ||
            kn_fail_memory("%s", s->g->path);

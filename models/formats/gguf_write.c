@@ -85,7 +85,8 @@ static const char *cut_name(const json_t *root, const kn_tokenizer *t)
                *pattern = text_in(json_object_get(split, "pattern"), "Regex");
     if (t->merge.count == 0)
         return "gpt-2"; /* words don't matter */
-    if (!*form && t->cuts == 1 && json_is_true(json_object_get(pre, "use_regex")) && t->changes == 0)
+    if (!*form && t->cuts == 1 && json_is_true(json_object_get(pre, "use_regex")) &&
+        t->changes == 0)
         return "gpt-2";
     for (int i = 0; i < 2; i++)
         if (t->cuts == 1 && strcmp(pattern, kn_cut_named(names[i][0])) == 0 &&
@@ -115,8 +116,8 @@ static void list_types(const kn_tokenizer *t, const json_t *root, int32_t *types
     json_array_foreach(added, i, one)
     {
         const int64_t id = json_integer_value(json_object_get(one, "id"));
-        types[id] = json_is_true(json_object_get(one, "special")) ? KN_SENTENCE_CONTROL
-                                                                  : KN_SENTENCE_USER;
+        types[id] =
+            json_is_true(json_object_get(one, "special")) ? KN_SENTENCE_CONTROL : KN_SENTENCE_USER;
     }
     if (unknown >= 0)
         types[unknown] = KN_SENTENCE_UNKNOWN;

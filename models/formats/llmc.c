@@ -30,8 +30,8 @@ static bool read_header(const char *path, int32_t h[NUMBERS], struct stat *st)
     if (fd >= 0)
         close(fd);
     return n == HEADER ||
-           (n >= 0 && kn_fail("%s ends within its header of %d bytes; fetch it again", path,
-                              HEADER));
+           (n >= 0 &&
+            kn_fail("%s ends within its header of %d bytes; fetch it again", path, HEADER));
 }
 
 static bool read_config(const char *path, const int32_t h[NUMBERS], kn_gpt_config *c)
@@ -45,11 +45,9 @@ static bool read_config(const char *path, const int32_t h[NUMBERS], kn_gpt_confi
             return kn_fail("%s: number %d of its header is %d, should be above 0; the file is "
                            "damaged",
                            path, i, h[i]);
-    *c = (kn_gpt_config){ .layers = h[LAYERS],
-                          .heads = h[HEADS],
-                          .embd = h[EMBD],
-                          .ctx = h[CTX],
-                          .vocab = h[VOCAB] };
+    *c = (kn_gpt_config){
+        .layers = h[LAYERS], .heads = h[HEADS], .embd = h[EMBD], .ctx = h[CTX], .vocab = h[VOCAB]
+    };
     if (h[PADDED] < h[VOCAB])
         return kn_fail("%s: its vocabulary of %d has more than the %d rows of the token embedding; "
                        "the file is damaged",
@@ -156,22 +154,23 @@ static int number_of(const kn_model_tensors *t, const char *name)
     return i;
 }
 
-static bool plan(kn_file_plan *p, const kn_model_config *config, const kn_model_tensors *t,
-                 const kn_export_options *o)
+static bool plan(kn_file_plan *p, const kn_file_writer *w, const kn_model_tensors *t)
 {
+    const kn_model_config *config = w->config;
     if (config->family != &kn_gpt_family)
         return kn_fail("llm.c's files hold GPT-2s, and the model is a %s; export it as hf or gguf",
                        config->family->noun);
-    if (o->dtype && o->dtype != KN_F32 && o->dtype != KN_BF16)
-        return kn_fail("llm.c's files are of f32 or bf16, not %s", kn_dtype_name(o->dtype));
+    if (w->dtype && w->dtype != KN_F32 && w->dtype != KN_BF16)
+        return kn_fail("llm.c's files are of f32 or bf16, not %s", kn_dtype_name(w->dtype));
     const kn_gpt_config *c = (const void *)config->of;
-    const bool wide = o->dtype != KN_BF16;
+    const bool wide = w->dtype != KN_BF16;
     const int64_t padded = (c->vocab + MULTIPLE - 1) / MULTIPLE * MULTIPLE,
                   rest = (padded - c->vocab) * c->embd * (wide ? 4 : 2);
-    const int32_t h[] = { [VERSION] = wide ? F32 : BF16,  [CTX] = (int32_t)c->ctx,
-                          [VOCAB] = (int32_t)c->vocab,    [LAYERS] = c->layers,
-                          [HEADS] = c->heads,             [EMBD] = (int32_t)c->embd,
-                          [PADDED] = (int32_t)padded };
+    const int32_t h[] = {
+        [VERSION] = wide ? F32 : BF16, [CTX] = (int32_t)c->ctx, [VOCAB] = (int32_t)c->vocab,
+        [LAYERS] = c->layers,          [HEADS] = c->heads,      [EMBD] = (int32_t)c->embd,
+        [PADDED] = (int32_t)padded
+    };
     int count = 0;
     char name[256];
     p->size = HEADER;

@@ -261,9 +261,8 @@ static bool generate(const settings *s, kn_comm *world)
     kn_imported *from = kn_import_open(s->from, .comm = world);
     const kn_model_config *c = from ? kn_import_config(from) : NULL;
     /* a format without a tokenizer takes none along */
-    const bool only_ids =
-        !s->tokenizer && ((s->prompt_ids && s->print_ids && !s->export) ||
-                          (s->export && s->format == KN_EXPORT_LLMC));
+    const bool only_ids = !s->tokenizer && ((s->prompt_ids && s->print_ids && !s->export) ||
+                                            (s->export && s->format == KN_EXPORT_LLMC));
     int64_t ctx = 0;
     if (from && kn_rank(world) == 0 && kn_import_note(from))
         fprintf(stderr, "generate: %s\n", kn_import_note(from));

@@ -131,6 +131,5 @@ kn_tokenizer *kn_tokenizer_load(const char *path)
         return NULL;
     if (there > 0 && S_ISDIR(st.st_mode))
         return load_folder(path);
-    return n > 6 && strcmp(path + n - 6, ".model") == 0 ? kn_sentences_load(path)
-                                                        : load_json(path);
+    return n > 6 && strcmp(path + n - 6, ".model") == 0 ? kn_sentences_load(path) : load_json(path);
 }

@@ -237,7 +237,8 @@ json_t *kn_sentences_json(const kn_sentences *m)
         json_object_set_new(vocab, text, json_integer(i));
         if (m->type[i] == KN_SENTENCE_UNKNOWN)
             unknown = text;
-        if (m->type[i] == KN_SENTENCE_UNKNOWN || m->type[i] == KN_SENTENCE_CONTROL || m->type[i] == KN_SENTENCE_USER)
+        if (m->type[i] == KN_SENTENCE_UNKNOWN || m->type[i] == KN_SENTENCE_CONTROL ||
+            m->type[i] == KN_SENTENCE_USER)
             json_array_append_new(added, kn_tokenizer_special(i, text));
     }
     json_t *root = kn_tokenizer_frame(vocab, merges_of(m), added, NULL, false);

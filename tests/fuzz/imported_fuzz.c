@@ -33,8 +33,7 @@ KN_FUZZ(gguf, .factor = 4000, .extra = 4 << 20)
 KN_FUZZ(llmc, .factor = 4000, .extra = 4 << 20)
 {
     static uint8_t file[1024 + 16384];
-    const size_t head = size < 32 ? size : 32,
-                 rest = size - head < 16384 ? size - head : 16384;
+    const size_t head = size < 32 ? size : 32, rest = size - head < 16384 ? size - head : 16384;
     memset(file, 0, 1024);
     memcpy(file, data, head);
     memcpy(file + 1024, data + head, rest);
@@ -44,8 +43,9 @@ KN_FUZZ(llmc, .factor = 4000, .extra = 4 << 20)
 /* Writes model.safetensors, which is made once. */
 static void write_model(void)
 {
-    const kn_llama_config llama = { .layers = 1, .heads = 2, .embd = 4, .hidden = 4, .ctx = 4,
-                                    .vocab = 5 };
+    const kn_llama_config llama = {
+        .layers = 1, .heads = 2, .embd = 4, .hidden = 4, .ctx = 4, .vocab = 5
+    };
     static uint8_t *file;
     static size_t size;
     if (!file) {

@@ -10,7 +10,7 @@
 
 #define FOLDER KNAP_SOURCE_ROOT "/tests/models/one_file"
 
-static const char *const names[] = { "gpt2_q8.gguf",   "llama_f16.gguf", "llama_f32.gguf",
+static const char *const names[] = { "gpt2_q8.gguf",    "llama_f16.gguf", "llama_f32.gguf",
                                      "qwen2_bf16.gguf", "qwen3_f32.gguf", "gpt2_llmc.bin",
                                      "gpt2_llmc16.bin" };
 enum { FILES = sizeof names / sizeof *names };
@@ -221,11 +221,11 @@ KN_TEST(one_file, not_exported)
     KN_CHECK_ERROR(".format is 7");
     write_temp("model.gguf", "GGUF", 4);
     write_temp("model.bin", "other", 5);
-    KN_CHECK(!kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF,
-                        .comm = kn_comm_self()));
+    KN_CHECK(
+        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .comm = kn_comm_self()));
     KN_CHECK_ERROR("holds a model.gguf that Knap didn't export");
-    KN_CHECK(!kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC,
-                        .comm = kn_comm_self()));
+    KN_CHECK(
+        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .comm = kn_comm_self()));
     KN_CHECK_ERROR("holds a model.bin that Knap didn't export");
     kn_module_free(&g);
     kn_module_free(&l);
