@@ -1,5 +1,5 @@
-/* models/formats/gguf.h (private): GGUF, the file of llama.cpp's models (its docs/gguf.md, versions
- * 2 and 3, little-endian): values by key, then tensors.
+/* models/formats/gguf.h (private): GGUF, the file of llama.cpp's models (ggml's specification,
+ * versions 2 and 3, little-endian): values by key, then tensors.
  *
  *   "GGUF", u32 version, u64 tensors, u64 values
  *   a value:   string key, u32 type, value      a string: u64 bytes, UTF-8

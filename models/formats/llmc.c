@@ -1,4 +1,4 @@
-/* models/formats/llmc.c: weights of GPT-2 as llm.c's train_gpt2.py and train_gpt2.cu write them:
+/* models/formats/llmc.c: weights of GPT-2 as llm.c's programs write them:
  * 256 numbers of 32 bits, then the tensors of kn_gpt_family's table in its order, each row of it
  * for all blocks; products are [out, in], and the token embedding has rows of zeros at its end. */
 #include "kernels/error_internal.h"
