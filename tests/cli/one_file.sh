@@ -52,7 +52,8 @@ a, b = ([json.loads(l)['loss'] for l in open(f'log{i}') if 'loss' in l] for i in
 assert len(a) == len(b) == 3 and max(abs(x - y) for x, y in zip(a, b)) < 1e-5, (a, b)"
 
 run "$gpt" --model custom --layers 1 --heads 2 --embd 16 "${small[@]}" "${text[@]}" --no-bias --out chars
-for model in chars run gpt2_llmc.bin; do
+run "$gpt" --model custom --layers 1 --heads 2 --embd 16 "${small[@]}" "${text[@]}" --tokenizer byte --out bytes
+for model in chars bytes run gpt2_llmc.bin; do
     format=gguf named=()
     [ $model != gpt2_llmc.bin ] || named=(--tokenizer "$tokenizer")
     for ranks in 1 2; do
@@ -118,7 +119,7 @@ done <<'END_OF_CASES'
 "$generate" --from short.bin --tokens 1|aren't those of a GPT of 2 layers
 "$generate" --from text.gguf --tokens 1|text.gguf is no model: neither GGUF nor llm.c's weights
 "$generate" --from gpt2_llmc.bin --tokens 1|holds no tokenizer, as all of llm.c's files: name GPT-2's
-"$generate" --from chars --tokenizer "$tokenizer" --tokens 1|the tokenizer has 700 ids, the model's vocabulary
+"$generate" --from bytes --tokenizer "$tokenizer" --tokens 1|the tokenizer has 700 ids, the model's vocabulary 256
 "$generate" --from llama_f16.gguf --export x --format llmc|llm.c's files hold GPT-2s, and the model is a Llama
 "$generate" --from gpt2_q8.gguf --export x --format llmc --dtype f16|of f32 or bf16, not f16
 "$generate" --from gpt2_q8.gguf --export other --format gguf|other holds a model.gguf that Knap didn't export
