@@ -147,7 +147,7 @@ static bool settle_head(kn_imported *x)
     const char *bare = f->embedding + (f->optional_prefix ? strlen(f->optional_prefix) : 0);
     const int embedding = found < 0 ? kn_pieces_find(x->files, bare) : found;
     int32_t differs = 0;
-    if (head < 0 || kn_config_get(&x->config, "tied", 1) == 0)
+    if (head < 0 || embedding < 0 || kn_config_get(&x->config, "tied", 1) == 0)
         return true;
     const kn_piece *a = kn_pieces_tensor(x->files, head),
                    *b = kn_pieces_tensor(x->files, embedding);
@@ -238,6 +238,11 @@ void kn_import_free(kn_imported *x)
 const kn_model_config *kn_import_config(const kn_imported *x)
 {
     return &x->config;
+}
+
+bool kn_import_is_file(const kn_imported *x)
+{
+    return x->format != NULL;
 }
 
 kn_checkpoint *kn_import_checkpoint(const kn_imported *x)

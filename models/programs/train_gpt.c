@@ -58,7 +58,8 @@ static bool write_sample(training *t)
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
-/* The tokenizer of --init; one that is given beside it must be the same. ids: the data are tokens,
+/* The tokenizer of --init; one that is given beside it must be the same, or have as many ids as
+ * that of a GGUF. ids: the data are tokens,
  * which need none. */
 static bool init_tokenizer(gpt_run *r, bool ids)
 {
@@ -75,7 +76,16 @@ static bool init_tokenizer(gpt_run *r, bool ids)
                               ? NULL
                               : kn_tokenizer_load(r->s.tokenizer);
     char *a = kn_tokenizer_text(r->tokenizer), *b = other ? kn_tokenizer_text(other) : NULL;
-    const bool same = a && b && strcmp(a, b) == 0;
+    /* a GGUF's lists make another text than the model's own file */
+    const bool same =
+        a && b &&
+        (strcmp(a, b) == 0 || (kn_import_is_file(r->init) &&
+                               kn_tokenizer_vocab(other) == kn_tokenizer_vocab(r->tokenizer)));
+    if (same) {
+        kn_tokenizer *own = r->tokenizer;
+        r->tokenizer = other;
+        other = own;
+    }
     kn_tokenizer_free(other);
     kn_host_free(a);
     kn_host_free(b);

@@ -33,6 +33,8 @@ small=(--steps 3 --ctx 16 --batch 2)
 text=(--data "$ROOT/tests/models/tokenizers/text")
 run "$gpt" --init llama_f16.gguf "${small[@]}" "${text[@]}" --out run --ranks 2
 check "train_gpt --init trains with a GGUF" eval 'succeeds && says "begins with" && says "vocabulary 700"'
+run "$gpt" --init gpt2_q8.gguf "${small[@]}" "${text[@]}" --tokenizer "$tokenizer"
+check "a GGUF's tokenizer may be named by its own file" succeeds
 run "$generate" --from run --tokens 3 --prompt a
 check "and it writes" succeeds
 run "$gpt" --init gpt2_llmc16.bin "${small[@]}" "${text[@]}" --tokenizer "$tokenizer"
