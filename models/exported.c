@@ -1,8 +1,9 @@
-/* models/exported.c: language models for transformers: the family's table says what its config.json
- * has, and which tensors. */
+/* models/exported.c: language models for other programs. Of transformers, the family's table says
+ * what its config.json has, and which tensors; formats of one file are in models/formats/. */
 #include "data/data.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "models/formats/formats.h"
 #include "models/imported_internal.h"
 #include "models/pretrained_internal.h"
 #include "models/tokens/tokens.h"
@@ -99,11 +100,20 @@ static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t
 bool kn_language_save(const char *dir, void *module, const kn_model_config *c, kn_export_options o)
 {
     kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
+    const kn_pretrained_save_options how = { .comm = comm, .ema = o.ema, .dtype = o.dtype };
+    const kn_file_writer file = { .base = kn_file_in_folder,
+                                  .format = kn_file_format_at((int)o.format - 1),
+                                  .config = c,
+                                  .tokenizer = o.tokenizer,
+                                  .ends = o.ends,
+                                  .end_count = o.end_count,
+                                  .ema = o.ema,
+                                  .dtype = o.dtype };
+    if (file.format)
+        return kn_model_save(dir, module, c, NULL, &file.base, "kn_export", how);
     char *text = config_text(c, &o, o.dtype ? o.dtype : KN_F32);
     bool ok =
-        kn_agree(comm, text != NULL) &&
-        kn_model_save(dir, module, c, text, "kn_export",
-                      (kn_pretrained_save_options){ .comm = comm, .ema = o.ema, .dtype = o.dtype });
+        kn_agree(comm, text != NULL) && kn_model_save(dir, module, c, text, NULL, "kn_export", how);
     kn_host_free(text);
     return ok && kn_agree(comm, !o.tokenizer || kn_rank(comm) != 0 ||
                                     write_tokenizer(dir, &o, (int64_t)kn_config_get(c, "ctx", 0)));
@@ -117,6 +127,8 @@ bool kn_export_(const char *dir, void *module, kn_export_options o)
         return false;
     if (o.end_count < 0 || (o.end_count > 0 && !o.ends))
         return kn_fail("kn_export: .end_count is %d; give as many .ends", o.end_count);
+    if (o.format != KN_EXPORT_HF && !kn_file_format_at((int)o.format - 1))
+        return kn_fail("kn_export: .format is %d, none of kn_export_format", (int)o.format);
     if (!o.gpt == !o.llama)
         return kn_fail("kn_export: give one of .gpt and .llama, the module's sizes");
     c.family = o.gpt ? &kn_gpt_family : &kn_llama_family;

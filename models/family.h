@@ -57,6 +57,21 @@ typedef struct kn_preset {
 
 struct kn_model_tensors; /* models/model_tensors.h */
 
+/* A parameter in the files of models/formats/: '*' stands for the block's number. */
+typedef struct kn_tensor_name {
+    const char *name, *gguf;
+    enum kn_tensor_form {
+        KN_FORM_SAME,
+        KN_FORM_TRANSPOSED,
+        KN_FORM_HEADS /* rotary pairs are neighbours, in GGUF's architecture "llama" */
+    } form;
+} kn_tensor_name;
+
+/* A key of config.json and GGUF's for the same, behind its architecture. */
+typedef struct kn_key_name {
+    const char *key, *gguf;
+} kn_key_name;
+
 typedef struct kn_family {
     const char *noun;             /* in messages: "GPT", "residual net" */
     const char *prefix;           /* of its public functions: "gpt" for kn_gpt_init */
@@ -93,6 +108,10 @@ typedef struct kn_family {
     bool (*export)(json_t *object, const void *config);
     bool (*export_more)(struct kn_model_tensors *t, const void *config);
     const char *architecture; /* the other program's class */
+    /* Files of models/formats/, both ended by {0}: the tensors in the order of llm.c's files. */
+    const kn_tensor_name *tensors;
+    const kn_key_name *keys;
+    const char *embedding; /* the parameter that a tied head is */
 
     /* image models: timm's names of modules, of the way from rows and columns to one vector, and of
      * a model that takes any sizes as arguments (NULL: none does) */

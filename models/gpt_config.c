@@ -123,12 +123,13 @@ static bool import(const json_t *object, const char *file, void *config)
 static bool export(json_t *object, const void *config)
 {
     const kn_gpt_config *c = config;
-    json_t *keys = json_pack(
-        "{s:I, s:I, s:I, s:I, s:i, s:i, s:n, s:s, s:f, s:f, s:f, s:f, s:b}", "vocab_size",
-        (json_int_t)c->vocab, "n_positions", (json_int_t)c->ctx, "n_ctx", (json_int_t)c->ctx,
-        "n_embd", (json_int_t)c->embd, "n_layer", c->layers, "n_head", c->heads, "n_inner",
-        "activation_function", "gelu_new", "layer_norm_epsilon", 1e-5, "embd_pdrop", c->dropout,
-        "attn_pdrop", c->dropout, "resid_pdrop", c->dropout, "tie_word_embeddings", 1);
+    json_t *keys =
+        json_pack("{s:I, s:I, s:I, s:I, s:i, s:i, s:I, s:s, s:f, s:f, s:f, s:f, s:b}", "vocab_size",
+                  (json_int_t)c->vocab, "n_positions", (json_int_t)c->ctx, "n_ctx",
+                  (json_int_t)c->ctx, "n_embd", (json_int_t)c->embd, "n_layer", c->layers, "n_head",
+                  c->heads, "n_inner", (json_int_t)(4 * c->embd), "activation_function", "gelu_new",
+                  "layer_norm_epsilon", 1e-5, "embd_pdrop", c->dropout, "attn_pdrop", c->dropout,
+                  "resid_pdrop", c->dropout, "tie_word_embeddings", 1);
     bool ok = keys && json_object_update(object, keys) == 0;
     json_decref(keys);
     return ok;
@@ -155,12 +156,42 @@ static bool export_more(kn_model_tensors *t, const void *config)
     return ok;
 }
 
+/* ---- files of llm.c and GGUF ----------------------------------------------------------------- */
+
+#define BOTH(name, gguf, form)                                                                     \
+    { name ".weight", gguf ".weight", form },                                                      \
+    {                                                                                              \
+        name ".bias", gguf ".bias", KN_FORM_SAME                                                   \
+    }
+
+static const kn_tensor_name tensors[] = {
+    { "transformer.wte.weight", "token_embd.weight", KN_FORM_SAME },
+    { "transformer.wpe.weight", "position_embd.weight", KN_FORM_SAME },
+    BOTH("transformer.h.*.ln_1", "blk.*.attn_norm", KN_FORM_SAME),
+    BOTH("transformer.h.*.attn.c_attn", "blk.*.attn_qkv", KN_FORM_TRANSPOSED),
+    BOTH("transformer.h.*.attn.c_proj", "blk.*.attn_output", KN_FORM_TRANSPOSED),
+    BOTH("transformer.h.*.ln_2", "blk.*.ffn_norm", KN_FORM_SAME),
+    BOTH("transformer.h.*.mlp.c_fc", "blk.*.ffn_up", KN_FORM_TRANSPOSED),
+    BOTH("transformer.h.*.mlp.c_proj", "blk.*.ffn_down", KN_FORM_TRANSPOSED),
+    BOTH("transformer.ln_f", "output_norm", KN_FORM_SAME),
+    { 0 },
+};
+
+static const kn_key_name keys[] = { { "n_layer", "block_count" },
+                                    { "n_head", "attention.head_count" },
+                                    { "n_embd", "embedding_length" },
+                                    { "n_positions", "context_length" },
+                                    { "n_inner", "feed_forward_length" },
+                                    { "layer_norm_epsilon", "attention.layer_norm_epsilon" },
+                                    { 0 } };
+
 KN_FAMILY(kn_gpt_family, .noun = "GPT", .prefix = "gpt", .type = "gpt2", .block_class = "gpt_block",
           .size = sizeof(kn_gpt_config), .field = fields, .preset = presets, .check = check,
           .init = init, .fewest_tensors = fewest_tensors, .custom = "custom",
           .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
           .import = import, .renames = renames, .optional_prefix = "transformer.", .export = export,
-          .export_more = export_more, .architecture = "GPT2LMHeadModel");
+          .export_more = export_more, .architecture = "GPT2LMHeadModel", .tensors = tensors,
+          .keys = keys, .embedding = "transformer.wte.weight");
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

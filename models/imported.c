@@ -1,13 +1,16 @@
 /* models/imported.c: language models of others, by the table of their family: what their
- * config.json says, and as what their tensors are looked for. */
+ * config.json says, and as what their tensors are looked for. Formats of one file are in
+ * models/formats/. */
 #include "models/imported_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "models/formats/formats.h"
 #include "models/model_tensors.h"
 #include "models/pretrained_internal.h"
 #include "models/record.h"
 #include "models/tokens/tokens.h"
 #include "state/checkpoint_internal.h"
+#include "state/dict_internal.h"
 #include "tensor/files.h"
 
 #include <stdio.h>
@@ -16,57 +19,17 @@
 enum { MOST_ENDS = 16 };
 
 struct kn_imported {
-    char dir[4096];
-    kn_comm *comm;             /* borrowed */
-    kn_checkpoint *checkpoint; /* NULL: the files are another program's */
-    kn_state *state;           /* their tensors */
+    char dir[4096];               /* or a file */
+    kn_comm *comm;                /* borrowed */
+    kn_checkpoint *checkpoint;    /* NULL: the files are another program's */
+    const kn_file_format *format; /* of one file; NULL: a folder */
+    kn_pieces *files;             /* their tensors; a reference */
+    kn_state *state;
     kn_model_config config;
     int64_t end[MOST_ENDS];
     int ends;
+    char note[4096 + 256]; /* "": none */
 };
-
-/* ---- tensors --------------------------------------------------------------------------------- */
-
-/* The number of the file's tensor that is loaded as name; -1: none. */
-static int find(const kn_family *f, const kn_pieces *files, const char *name)
-{
-    const size_t n = f->optional_prefix ? strlen(f->optional_prefix) : 0;
-    const int i = kn_pieces_find(files, name);
-    return i < 0 && n > 0 && strncmp(name, f->optional_prefix, n) == 0
-               ? kn_pieces_find(files, name + n)
-               : i;
-}
-
-/* Every tensor of the model is there, with its shape. */
-static bool check_tensors(const kn_model_config *c, const kn_pieces *files, const char *dir)
-{
-    kn_module m = { 0 };
-    kn_model_tensors t = { 0 };
-    const int64_t fewest = c->family->fewest_tensors(c->of);
-    if (fewest > kn_pieces_count(files))
-        return kn_fail("%s: its config.json describes a model of at least %lld tensors, the files "
-                       "have %d",
-                       dir, (long long)fewest, kn_pieces_count(files));
-    bool ok = kn_config_init(&m, c, KN_F32, KN_META) && kn_model_tensors_make(&t, &m);
-    for (int i = 0; ok && i < t.count; i++) {
-        const kn_safetensors_entry *e = &t.entry[i];
-        const int at = find(c->family, files, e->name);
-        const kn_piece *p = at >= 0 ? kn_pieces_tensor(files, at) : NULL;
-        char a[128], b[128];
-        kn_array want = kn_array_make(NULL, e->dtype, e->ndim, e->shape),
-                 got = p ? kn_array_make(NULL, p->dtype, p->ndim, p->shape) : want;
-        if (!p)
-            ok = kn_fail("%s: the tensor '%s' isn't in its files", dir, e->name);
-        else if (p->ndim != e->ndim || !kn_dtype_is_float(p->dtype) ||
-                 memcmp(p->shape, e->shape, (size_t)e->ndim * sizeof *e->shape) != 0)
-            ok = kn_fail("%s: '%s' is %s, should be %s by its config.json", dir, e->name,
-                         kn_array_describe(&got, a, sizeof a),
-                         kn_array_describe(&want, b, sizeof b));
-    }
-    kn_model_tensors_free(&t);
-    kn_module_free(&m);
-    return ok;
-}
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -80,9 +43,16 @@ static bool read_config(const char *dir, kn_model_config *c)
         return false;
     *c = (kn_model_config){ .family = type ? kn_family_typed(KN_LANGUAGE_MODELS, type) : NULL };
     const kn_family *f = c->family;
+    const json_t *quantized = json_object_get(j, "quantization_config");
+    const char *method = json_string_value(json_object_get(quantized, "quant_method"));
     bool ok =
-        f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
-                     path, type ? "a " : "of an unknown kind", type ? type : "");
+        !quantized || json_is_null(quantized) ||
+        kn_fail("%s: the model's weights are quantized (\"quantization_config\"%s%.60s), which "
+                "isn't read; use the model that it was made of, or a GGUF of F16, BF16 or Q8_0",
+                path, method ? " by " : "", method ? method : "");
+    ok = ok &&
+         (f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
+                       path, type ? "a " : "of an unknown kind", type ? type : ""));
     ok = ok && (f->import ? f->import(j, path, c->of) && kn_family_check(f, c->of)
                           : kn_config_read(j, path, c));
     json_decref(j);
@@ -111,7 +81,7 @@ static bool open_folder(kn_imported *x, const char *dir)
 {
     char path[4096];
     if (!kn_is_there(dir))
-        return kn_ok() && kn_fail("there is no folder %s", dir);
+        return kn_ok() && kn_fail("there is no folder or file %s", dir);
     if (kn_pretrained_path(path, dir, "config.json") && !kn_is_there(path))
         return kn_ok() && kn_fail("%s holds no model: it is neither a run's folder nor one with a "
                                   "config.json, as transformers and --export write it",
@@ -128,11 +98,85 @@ static bool open_folder(kn_imported *x, const char *dir)
                                  "safe_serialization=True)"
                                : "");
     }
-    kn_pieces *files = kn_pieces_open(dir);
-    bool ok =
-        files && check_tensors(&x->config, files, dir) && (x->state = kn_state_open(dir)) != NULL;
-    kn_pieces_close(files);
-    return ok;
+    x->files = kn_pieces_open(dir);
+    return x->files && kn_files_match(&x->config, x->files, dir, "config.json");
+}
+
+static bool open_file(kn_imported *x)
+{
+    kn_found f = { 0 };
+    bool ok = x->format->open(x->dir, &f);
+    x->config = f.config;
+    x->files = f.tensors;
+    memcpy(x->end, f.end, sizeof f.end);
+    x->ends = f.ends;
+    return ok && kn_files_match(&x->config, x->files, x->dir, "header");
+}
+
+/* ---- heads ----------------------------------------------------------------------------------- */
+
+/* Whether tensors a and b of the same shape differ: 1 or 0; -1 with an error. */
+static int differ(kn_pieces *files, int a, int b)
+{
+    enum { MOST = 1 << 16 };
+    const kn_piece *p[2] = { kn_pieces_tensor(files, a), kn_pieces_tensor(files, b) };
+    const int64_t all = kn_interval_numel(p[0]->part);
+    float *x = kn_host_alloc(2 * MOST * sizeof *x);
+    void *raw = kn_host_alloc(MOST * 8);
+    int result = x && raw ? 0 : -1;
+    for (int64_t at = 0, n; result == 0 && at < all; at += n) {
+        n = all - at < MOST ? all - at : MOST;
+        for (int k = 0; k < 2 && result == 0; k++)
+            if (!kn_pieces_read(files, k ? b : a, (kn_interval){ at, n, 1, 0, 0 }, raw) ||
+                !kn_state_convert(x + k * MOST, KN_F32, raw, p[k]->dtype, n))
+                result = -1;
+        if (result == 0 && memcmp(x, x + MOST, (size_t)n * sizeof *x) != 0)
+            result = 1;
+    }
+    kn_host_free(x);
+    kn_host_free(raw);
+    return result;
+}
+
+/* transformers ties a head to the embedding only where the files don't hold another one. */
+static bool settle_head(kn_imported *x)
+{
+    const kn_family *f = x->config.family;
+    const int head = kn_pieces_find(x->files, "lm_head.weight"),
+              found = kn_pieces_find(x->files, f->embedding);
+    const char *bare = f->embedding + (f->optional_prefix ? strlen(f->optional_prefix) : 0);
+    const int embedding = found < 0 ? kn_pieces_find(x->files, bare) : found;
+    int32_t differs = 0;
+    if (head < 0 || embedding < 0 || kn_config_get(&x->config, "tied", 1) == 0)
+        return true;
+    const kn_piece *a = kn_pieces_tensor(x->files, head),
+                   *b = kn_pieces_tensor(x->files, embedding);
+    if (a->ndim != 2 || memcmp(a->shape, b->shape, 2 * sizeof *a->shape) != 0 ||
+        !kn_dtype_is_float(a->dtype))
+        return kn_fail("%s: its 'lm_head.weight' hasn't the shape of its token embedding", x->dir);
+    if (kn_rank(x->comm) == 0) /* the others needn't read it */
+        differs = differ(x->files, head, embedding);
+    if (!kn_agree(x->comm, differs >= 0) ||
+        !kn_broadcast(x->comm, &differs, sizeof differs, 0, kn_compute_stream(KN_CPU),
+                      "head of a model"))
+        return false;
+    if (!differs)
+        return true;
+    if (!kn_family_field(f, "tied"))
+        return kn_fail("%s: its 'lm_head.weight' differs from its token embedding, which is the "
+                       "head of the %s here",
+                       x->dir, f->noun);
+    kn_config_set(&x->config, "tied", 0);
+    snprintf(x->note, sizeof x->note,
+             "%s: it is to be tied, but holds a head of other values: it is read as untied, as "
+             "transformers does",
+             x->dir);
+    return true;
+}
+
+static bool name_tensors(kn_imported *x)
+{
+    return settle_head(x) && (x->state = kn_state_new()) && kn_state_add_pieces(x->state, x->files);
 }
 
 static bool open_checkpoint(kn_imported *x, const char *dir)
@@ -165,8 +209,14 @@ kn_imported *kn_import_open_(const char *path, kn_import_open_options o)
     int32_t saved = x && kn_rank(comm) == 0 && kn_run_folder_has_checkpoint(path);
     bool ok =
         kn_agree(comm, x && kn_ok()) &&
-        kn_broadcast(comm, &saved, sizeof saved, 0, kn_compute_stream(KN_CPU), "kind of a model") &&
-        kn_agree(comm, saved ? open_checkpoint(x, path) : open_folder(x, path));
+        kn_broadcast(comm, &saved, sizeof saved, 0, kn_compute_stream(KN_CPU), "kind of a model");
+    if (ok && !saved)
+        x->format = kn_file_format_of(x->dir);
+    ok = ok && kn_agree(comm, !kn_ok()    ? false
+                              : saved     ? open_checkpoint(x, path)
+                              : x->format ? open_file(x)
+                                          : open_folder(x, path));
+    ok = ok && (saved || kn_agree(comm, name_tensors(x)));
     if (ok)
         return x;
     kn_import_free(x);
@@ -179,6 +229,7 @@ void kn_import_free(kn_imported *x)
         return;
     kn_checkpoint_free(x->checkpoint);
     kn_state_free(x->state);
+    kn_pieces_close(x->files);
     kn_host_free(x);
 }
 
@@ -187,6 +238,11 @@ void kn_import_free(kn_imported *x)
 const kn_model_config *kn_import_config(const kn_imported *x)
 {
     return &x->config;
+}
+
+bool kn_import_is_file(const kn_imported *x)
+{
+    return x->format != NULL;
 }
 
 kn_checkpoint *kn_import_checkpoint(const kn_imported *x)
@@ -213,7 +269,14 @@ kn_tokenizer *kn_import_tokenizer(const kn_imported *x)
 {
     if (!kn_given(x, "kn_import_tokenizer", "the model"))
         return NULL;
-    return x->checkpoint ? kn_checkpoint_tokenizer(x->checkpoint) : kn_tokenizer_load(x->dir);
+    return x->checkpoint ? kn_checkpoint_tokenizer(x->checkpoint)
+           : x->format   ? x->format->tokenizer(x->dir)
+                         : kn_tokenizer_load(x->dir);
+}
+
+const char *kn_import_note(const kn_imported *x)
+{
+    return kn_given(x, "kn_import_note", "the model") && *x->note ? x->note : NULL;
 }
 
 int kn_import_ends(const kn_imported *x, const int64_t **ids)

@@ -7,6 +7,7 @@
 
 /* Borrowed. */
 const kn_model_config *kn_import_config(const kn_imported *i);
+bool kn_import_is_file(const kn_imported *i); /* one file of another program */
 kn_checkpoint *kn_import_checkpoint(const kn_imported *i); /* NULL: another program's files */
 /* kn_export of any family. */
 bool kn_language_save(const char *dir, void *module, const kn_model_config *c, kn_export_options o);

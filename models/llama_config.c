@@ -231,6 +231,46 @@ static bool export(json_t *object, const void *config)
     return ok;
 }
 
+/* ---- GGUF ------------------------------------------------------------------------------------ */
+
+#define BLOCK(name, gguf, form)                                                                    \
+    {                                                                                              \
+        "model.layers.*." name, "blk.*." gguf, form                                                \
+    }
+
+static const kn_tensor_name tensors[] = {
+    { "model.embed_tokens.weight", "token_embd.weight", KN_FORM_SAME },
+    BLOCK("input_layernorm.weight", "attn_norm.weight", KN_FORM_SAME),
+    BLOCK("self_attn.q_proj.weight", "attn_q.weight", KN_FORM_HEADS),
+    BLOCK("self_attn.q_proj.bias", "attn_q.bias", KN_FORM_SAME),
+    BLOCK("self_attn.k_proj.weight", "attn_k.weight", KN_FORM_HEADS),
+    BLOCK("self_attn.k_proj.bias", "attn_k.bias", KN_FORM_SAME),
+    BLOCK("self_attn.v_proj.weight", "attn_v.weight", KN_FORM_SAME),
+    BLOCK("self_attn.v_proj.bias", "attn_v.bias", KN_FORM_SAME),
+    BLOCK("self_attn.o_proj.weight", "attn_output.weight", KN_FORM_SAME),
+    BLOCK("self_attn.q_norm.weight", "attn_q_norm.weight", KN_FORM_SAME),
+    BLOCK("self_attn.k_norm.weight", "attn_k_norm.weight", KN_FORM_SAME),
+    BLOCK("post_attention_layernorm.weight", "ffn_norm.weight", KN_FORM_SAME),
+    BLOCK("mlp.gate_proj.weight", "ffn_gate.weight", KN_FORM_SAME),
+    BLOCK("mlp.up_proj.weight", "ffn_up.weight", KN_FORM_SAME),
+    BLOCK("mlp.down_proj.weight", "ffn_down.weight", KN_FORM_SAME),
+    { "model.norm.weight", "output_norm.weight", KN_FORM_SAME },
+    { "lm_head.weight", "output.weight", KN_FORM_SAME },
+    { 0 },
+};
+
+static const kn_key_name keys[] = { { "num_hidden_layers", "block_count" },
+                                    { "num_attention_heads", "attention.head_count" },
+                                    { "num_key_value_heads", "attention.head_count_kv" },
+                                    { "hidden_size", "embedding_length" },
+                                    { "intermediate_size", "feed_forward_length" },
+                                    { "max_position_embeddings", "context_length" },
+                                    { "rms_norm_eps", "attention.layer_norm_rms_epsilon" },
+                                    { "rope_theta", "rope.freq_base" },
+                                    { "head_dim", "attention.key_length" },
+                                    { "window", "attention.sliding_window" },
+                                    { 0 } };
+
 /* ---- the family ------------------------------------------------------------------------------ */
 
 static bool init(void *model, const void *config, kn_dtype dtype, kn_device device)
@@ -259,7 +299,8 @@ KN_FAMILY(kn_llama_family, .noun = "Llama", .prefix = "llama", .type = "llama",
           .fewest_tensors = fewest_tensors, .read = read, .write = write, .custom = "llama",
           .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
           .also = "mistral|qwen2|qwen3", .renames = renames, .export = export,
-          .architecture = "LlamaForCausalLM");
+          .architecture = "LlamaForCausalLM", .tensors = tensors, .keys = keys,
+          .embedding = "model.embed_tokens.weight");
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

@@ -254,8 +254,8 @@ static bool read_one(const kn_model_tensors *t, int i, void *module, const kn_em
                                                    kn_compute_stream(KN_CPU), "buffer of a model"));
 }
 
-static bool write_one(const kn_model_tensors *t, int i, const void *host, kn_dtype dtype,
-                      kn_safetensors_writer *w)
+static bool put_one(const kn_model_tensors *t, int i, const void *host, kn_dtype dtype,
+                    kn_model_put put, void *to)
 {
     const kn_safetensors_entry *e = &t->entry[i];
     kn_tensor *x = kn_from(e->dtype, KN_CPU, host, e->ndim, e->shape);
@@ -266,11 +266,11 @@ static bool write_one(const kn_model_tensors *t, int i, const void *host, kn_dty
     if (!is_finite(y))
         return kn_fail("'%s' holds a value that isn't %s%s; nothing is saved", e->name,
                        finite ? "a number in " : "finite", finite ? kn_dtype_name(dtype) : "");
-    return !w || kn_safetensors_append(w, kn_data(y), elements(e) * kn_dtype_size(kn_dtype_of(y)));
+    return put(to, i, y);
 }
 
-static bool write_all(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
-                      kn_dtype dtype, kn_safetensors_writer *w)
+bool kn_model_each(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+                   const kn_dtype *as, const int *order, kn_model_put put, void *to)
 {
     size_t most = 0;
     for (int i = 0; i < t->count; i++) {
@@ -279,9 +279,10 @@ static bool write_all(const kn_model_tensors *t, void *module, const kn_ema *ema
     }
     void *host = kn_host_alloc(most + 1);
     bool ok = host != NULL, mode = kn_set_grad_mode(false);
-    for (int i = 0; ok && i < t->count; i++) {
+    for (int k = 0; ok && k < t->count; k++) {
+        const int i = order ? order[k] : k;
         kn_scope scope = kn_scope_begin();
-        ok = read_one(t, i, module, ema, comm, host) && write_one(t, i, host, dtype, w);
+        ok = read_one(t, i, module, ema, comm, host) && put_one(t, i, host, as[i], put, to);
         kn_scope_end(scope);
     }
     kn_set_grad_mode(mode);
@@ -289,24 +290,35 @@ static bool write_all(const kn_model_tensors *t, void *module, const kn_ema *ema
     return ok && kn_ok();
 }
 
+static bool put_safetensors(void *to, int i, kn_tensor *x)
+{
+    (void)i;
+    return !to || kn_safetensors_append(to, kn_data(x),
+                                        (size_t)kn_numel(x) * kn_dtype_size(kn_dtype_of(x)));
+}
+
 bool kn_model_write(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
                     kn_dtype dtype, const char *path)
 {
     static const kn_safetensors_pair meta[] = { { "format", "pt" } };
     kn_safetensors_entry *entry = kn_host_calloc((size_t)t->count + 1, sizeof *entry);
-    for (int i = 0; entry && i < t->count; i++) {
+    kn_dtype *as = kn_host_calloc((size_t)t->count + 1, sizeof *as);
+    for (int i = 0; entry && as && i < t->count; i++) {
         entry[i] = t->entry[i];
         if (kn_dtype_is_float(entry[i].dtype))
             entry[i].dtype = dtype;
+        as[i] = entry[i].dtype;
     }
     const bool writes = kn_rank(comm) == 0;
     kn_safetensors_writer *w =
-        entry && writes ? kn_safetensors_create(path, entry, t->count, meta, 1) : NULL;
-    bool ok = entry && (w || !writes) && write_all(t, module, ema, comm, dtype, w);
+        entry && as && writes ? kn_safetensors_create(path, entry, t->count, meta, 1) : NULL;
+    bool ok = entry && as && (w || !writes) &&
+              kn_model_each(t, module, ema, comm, as, NULL, put_safetensors, w);
     if (w && ok)
         ok = kn_safetensors_commit(w);
     else if (w)
         kn_safetensors_abandon(w);
     kn_host_free(entry);
+    kn_host_free(as);
     return ok;
 }

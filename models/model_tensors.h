@@ -28,6 +28,11 @@ bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *pa
 /* Copies the tensors of f into module, but for a head of other sizes (NULL: none). Collective. */
 bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const char *path,
                    const char *head);
+/* Calls put on each rank for every tensor in order (NULL: as t has them), whole and with floats as
+ * as[i]. Collective; errors name a value that isn't finite, or isn't in that dtype. */
+typedef bool (*kn_model_put)(void *to, int i, kn_tensor *x);
+bool kn_model_each(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
+                   const kn_dtype *as, const int *order, kn_model_put put, void *to);
 /* Writes module's tensors, or averages, with floats as dtype. Collective; rank 0 of comm writes. */
 bool kn_model_write(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
                     kn_dtype dtype, const char *path);

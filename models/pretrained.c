@@ -136,28 +136,36 @@ static bool is_model(const kn_model_tensors *t, const kn_model_config *c)
     return ok;
 }
 
-static bool save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                 const kn_pretrained_save_options *o)
+static bool save_both(const char *dir, void *module, const kn_model_tensors *t, const char *config,
+                      const kn_pretrained_save_options *o)
 {
     char path[PATH_SIZE];
     const bool first = kn_rank(o->comm) == 0;
-    kn_model_tensors t = { 0 };
-    bool ok = kn_model_tensors_make(&t, module) && is_model(&t, c) &&
-              (!c->family->export_more || c->family->export_more(&t, c->of)) &&
-              kn_pretrained_path(path, dir, "model.safetensors.new") &&
-              kn_model_write(&t, module, o->ema, o->comm, o->dtype, path);
+    bool ok = kn_pretrained_path(path, dir, "model.safetensors.new") &&
+              kn_model_write(t, module, o->ema, o->comm, o->dtype, path);
     const bool begun = ok && first && write_config(dir, config) && remove_config(dir);
     ok = ok && (!first || (begun && rename_both(dir)));
     if (!ok && first)
         remove_new(dir, MODEL);
     if (!begun && first)
         remove_new(dir, CONFIG);
+    return ok;
+}
+
+static bool save(const char *dir, void *module, const kn_model_config *c, const char *config,
+                 const kn_model_file *file, const kn_pretrained_save_options *o)
+{
+    kn_model_tensors t = { 0 };
+    bool ok =
+        kn_model_tensors_make(&t, module) && is_model(&t, c) &&
+        (!c->family->export_more || c->family->export_more(&t, c->of)) &&
+        (file ? file->save(file, dir, module, &t, o->comm) : save_both(dir, module, &t, config, o));
     kn_model_tensors_free(&t);
     return ok;
 }
 
 bool kn_model_save(const char *dir, void *module, const kn_model_config *c, const char *config,
-                   const char *caller, kn_pretrained_save_options o)
+                   const kn_model_file *file, const char *caller, kn_pretrained_save_options o)
 {
     o.comm = o.comm ? o.comm : kn_world();
     o.dtype = o.dtype ? o.dtype : KN_F32;
@@ -166,12 +174,12 @@ bool kn_model_save(const char *dir, void *module, const kn_model_config *c, cons
                 kn_dtype_name(o.dtype));
     else if (o.ema && kn_ema_module(o.ema) != (kn_module *)module)
         kn_fail("%s: .ema was made for another module", caller);
-    else if (kn_rank(o.comm) == 0)
-        kn_pretrained_may_save(dir);
+    else if (kn_rank(o.comm) == 0 && kn_pretrained_may_save(dir) && file)
+        file->may_save(file, dir);
     if (!kn_agree(o.comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
-    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, config, &o);
+    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, config, file, &o);
     ok = kn_module_full_buffers(module, false) && ok;
     ok = kn_agree(o.comm, ok);
     kn_comm_resume_timeout(o.comm);
@@ -182,7 +190,7 @@ bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
                     const kn_vision_input *in, kn_pretrained_save_options o)
 {
     char *text = kn_pretrained_config_text(c, in);
-    bool ok = kn_model_save(dir, module, c, text, "kn_pretrained_save", o);
+    bool ok = kn_model_save(dir, module, c, text, NULL, "kn_pretrained_save", o);
     kn_host_free(text);
     return ok;
 }

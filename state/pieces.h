@@ -65,6 +65,34 @@ typedef struct kn_pieces kn_pieces;
  * Checked: every header, that all files carry the same id, and that the rectangles of each tensor
  * cover it, each element once. NULL with an error. Caller closes. */
 kn_pieces *kn_pieces_open(const char *path);
+/* How the elements of a tensor of one or two dims lie in a file that isn't of safetensors. */
+typedef struct kn_piece_form {
+    bool transposed; /* the file has [shape[1], shape[0]] */
+    /* GGUF's Q8_0, of a dtype of f32: 32 elements are an f16 d and 32 bytes q: d q */
+    bool blocks;
+    /* Rows in a head; 0: rows lie in order. Row k head / 2 + j of a head, k 0 or 1, is its row
+     * 2 j + k in the file, for a rotary embedding of neighbours. */
+    int64_t head;
+} kn_piece_form;
+
+/* The row of the file where row r of the tensor lies. */
+int64_t kn_piece_form_row(const kn_piece_form *f, int64_t r);
+
+/* A tensor in a file of any kind: all of piece.part, from byte at on. */
+typedef struct kn_foreign_piece {
+    kn_piece piece; /* its name is copied */
+    int64_t at;
+    kn_piece_form form;
+} kn_foreign_piece;
+
+struct stat;
+/* The same of one file, whose tensors lie as the list says; .part isn't used. Checked: that they
+ * lie within the file, and that the file is still the one that seen tells about. */
+kn_pieces *kn_pieces_of(const char *path, const struct stat *seen, const kn_foreign_piece *list,
+                        int count);
+/* The bytes of a tensor in its file; false, without an error, where they are too many, or the form
+ * doesn't fit the shape. */
+bool kn_foreign_bytes(const kn_foreign_piece *f, int64_t *bytes);
 /* Whether there are such files at path: a folder, an index or a file of that ending. */
 bool kn_pieces_are_there(const char *path);
 kn_pieces *kn_pieces_ref(kn_pieces *p);                      /* one more close is due */

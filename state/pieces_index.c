@@ -283,17 +283,23 @@ bool kn_indexed_add(kn_pieces *p, const char *dir, const char *name)
     return true;
 }
 
+/* What was told of all files becomes the index; ok: so far. */
+static bool end_reading(reading *r, bool ok)
+{
+    ok = ok && gather(r);
+    for (int i = 0; i < r->count; i++)
+        kn_host_free(r->told[i].name);
+    kn_host_free(r->told);
+    return ok;
+}
+
 static bool index_files(kn_pieces *p)
 {
     reading r = { .p = p };
     bool ok = true;
     for (int i = 0; i < p->files && ok; i++)
         ok = read_file(&r, i);
-    ok = ok && gather(&r);
-    for (int i = 0; i < r.count; i++)
-        kn_host_free(r.told[i].name);
-    kn_host_free(r.told);
-    return ok;
+    return end_reading(&r, ok);
 }
 
 kn_pieces *kn_pieces_open(const char *path)
@@ -304,6 +310,44 @@ kn_pieces *kn_pieces_open(const char *path)
               (!map || kn_indexed_check(p, path, map));
     json_decref(map);
     if (ok)
+        return p;
+    kn_pieces_close(p);
+    return NULL;
+}
+
+static bool take_foreign(reading *r, const kn_foreign_piece *f)
+{
+    int64_t bytes, end;
+    if (!kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told))
+        return false;
+    told *t = &r->told[r->count];
+    *t = (told){ .dtype = f->piece.dtype, .ndim = f->piece.ndim };
+    t->part.at = f->at;
+    t->part.form = f->form;
+    memcpy(t->part.r.size, f->piece.shape, sizeof t->part.r.size);
+    if (!(t->name = kn_host_strdup(f->piece.name)))
+        return false;
+    r->count++;
+    return (kn_foreign_bytes(f, &bytes) && f->at >= 0 &&
+            !__builtin_add_overflow(f->at, bytes, &end) && end <= r->p->file->info.bytes) ||
+           kn_fail("%s: the tensor '%.200s' ends behind the end of the file, which was cut, or is "
+                   "damaged; fetch it again",
+                   r->path, f->piece.name);
+}
+
+kn_pieces *kn_pieces_of(const char *path, const struct stat *seen, const kn_foreign_piece *list,
+                        int count)
+{
+    kn_pieces *p = kn_ok() ? kn_host_calloc(1, sizeof *p) : NULL;
+    reading r = { .p = p, .path = path };
+    bool ok = p && kn_indexed_add(p, NULL, path) && kn_indexed_open(p, 0) >= 0;
+    if (ok && !kn_same_file(seen, &p->file->identity))
+        ok = kn_fail("%s: the file was replaced while it was opened; open it again", path);
+    if (ok)
+        p->file->info.bytes = p->file->identity.st_size;
+    for (int i = 0; ok && i < count; i++)
+        ok = take_foreign(&r, &list[i]);
+    if (end_reading(&r, ok))
         return p;
     kn_pieces_close(p);
     return NULL;

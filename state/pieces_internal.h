@@ -21,6 +21,7 @@ typedef struct kn_indexed_part {
     int64_t at; /* bytes from the beginning of the file */
     uint64_t sum;
     bool has_sum;
+    kn_piece_form form; /* of the one part of a foreign tensor */
 } kn_indexed_part;
 
 typedef struct kn_indexed_tensor {
@@ -52,6 +53,14 @@ bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map);
 bool kn_indexed_check(const kn_pieces *p, const char *path, json_t *map);
 /* Opens path, takes its identity, and remembers descriptors of the first files. */
 int kn_indexed_open(kn_pieces *p, int file);
+/* Whether path is still the same file. */
+bool kn_same_file(const struct stat *a, const struct stat *b);
+/* Bytes of kn_pieces.room. They are read, summed and copied to their places while they are in a
+ * core's own cache. The system's copies to memory that isn't there take twice as long as all of
+ * that. */
+#define KN_PORTION (1 << 18)
+/* pieces_form.c: reads the rectangle of a tensor that has a form. */
+bool kn_formed_read(kn_pieces *p, const kn_indexed_tensor *t, const kn_rectangle *wanted, char *to);
 /* A copy of its descriptor, for the caller to close; -1 with an error. */
 int kn_indexed_copy(kn_pieces *p, int file);
 

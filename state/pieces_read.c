@@ -14,16 +14,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST_OPEN 256 /* files; more are opened again when they are read */
-/* Bytes that are read, summed and copied to their places while they are in a core's own cache. The
- * system's copies to memory that isn't there take twice as long as all of that. */
-#define PORTION (1 << 18)
-#define GLANCE  (1 << 16) /* at most PORTION */
-#define RUNS    256       /* in memory, read together */
+#define MOST_OPEN 256       /* files; more are opened again when they are read */
+#define GLANCE    (1 << 16) /* at most KN_PORTION */
+#define RUNS      256       /* in memory, read together */
 
 /* ---- the files ------------------------------------------------------------------------------- */
 
-static bool same_file(const struct stat *a, const struct stat *b)
+bool kn_same_file(const struct stat *a, const struct stat *b)
 {
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
            a->st_mtim.tv_sec == b->st_mtim.tv_sec && a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
@@ -86,7 +83,7 @@ int kn_indexed_open(kn_pieces *p, int file)
         kn_fail_system("%s: cannot read its size: %m", f->path);
     else if (f->info.bytes == 0)
         f->identity = now;
-    else if (!same_file(&f->identity, &now))
+    else if (!kn_same_file(&f->identity, &now))
         kn_fail("%s: the file was replaced or changed while it was read", f->path);
     if (!kn_ok())
         close_file(p, file);
@@ -99,9 +96,9 @@ int kn_indexed_open(kn_pieces *p, int file)
 typedef struct batch {
     const char *path;
     int fd;
-    char *room;   /* [PORTION] */
+    char *room;   /* [KN_PORTION] */
     int64_t at;   /* where they begin in the file */
-    size_t bytes; /* of all runs, at most PORTION */
+    size_t bytes; /* of all runs, at most KN_PORTION */
     struct {
         char *to;
         size_t bytes;
@@ -121,7 +118,7 @@ static bool batch_begin(batch *b, kn_pieces *p, int file, kn_checksum *sum)
 bool kn_pieces_ready(kn_pieces *p)
 {
     if (!p->room)
-        p->room = kn_host_alloc(PORTION);
+        p->room = kn_host_alloc(KN_PORTION);
     return p->room != NULL;
 }
 
@@ -152,11 +149,12 @@ static bool read_batch(batch *b)
     return true;
 }
 
-/* Adds a run, at most PORTION bytes; reads what can't be read together with it. */
+/* Adds a run, at most KN_PORTION bytes; reads what can't be read together with it. */
 static bool add_run(batch *b, char *to, size_t bytes, int64_t at)
 {
     bool joins = at == b->at + (int64_t)b->bytes;
-    if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > PORTION) && !read_batch(b))
+    if (b->runs > 0 && (!joins || b->runs == RUNS || b->bytes + bytes > KN_PORTION) &&
+        !read_batch(b))
         return false;
     if (b->runs == 0)
         b->at = at;
@@ -239,8 +237,8 @@ static bool read_box(batch *b, int ndim, size_t size, const kn_rectangle *box,
     do {
         int64_t from = held->at + place(ndim, &held->r, at) * (int64_t)size;
         char *run = to + place(ndim, wanted, at) * (int64_t)size;
-        for (int64_t done = 0; done < bytes; done += PORTION) {
-            int64_t n = bytes - done < PORTION ? bytes - done : PORTION;
+        for (int64_t done = 0; done < bytes; done += KN_PORTION) {
+            int64_t n = bytes - done < KN_PORTION ? bytes - done : KN_PORTION;
             if (!add_run(b, run + done, (size_t)n, from + done))
                 return false;
         }
@@ -283,8 +281,12 @@ bool kn_pieces_read(kn_pieces *p, int i, kn_interval part, void *to)
     if (!kn_ok())
         return false;
     int n = kn_interval_rectangles(t->piece.name, t->piece.ndim, t->piece.shape, part, wanted);
+    const kn_piece_form *form = &t->part->form;
+    const bool formed = form->transposed || form->blocks || form->head;
     for (int k = 0; k < n; k++) {
-        for (int f = 0; f < t->parts; f++)
+        if (formed && !kn_formed_read(p, t, &wanted[k], at))
+            return false;
+        for (int f = 0; f < t->parts && !formed; f++)
             if (!read_part(p, t, &t->part[f], &wanted[k], at))
                 return false;
         at +=
@@ -316,7 +318,7 @@ static bool verify_part(kn_pieces *p, const kn_indexed_tensor *t, const kn_index
         return false;
     b.at = part->at;
     for (int64_t n; left > 0; left -= n) {
-        n = left < PORTION ? left : PORTION;
+        n = left < KN_PORTION ? left : KN_PORTION;
         b.bytes = (size_t)n;
         if (!read_batch(&b))
             return false;

@@ -13,10 +13,10 @@
 #include <string.h>
 
 typedef struct settings {
-    const char *from, *prompt;
+    const char *from, *prompt, *tokenizer;
     int64_t tokens, ctx, top_k, seed, ranks, threads;
     double temperature, top_p;
-    int device, dtype;
+    int device, dtype, format;
     const char *export, *prompt_file, *prompt_ids, *evaluate;
     int64_t stride;
     bool print_ids, no_end;
@@ -27,8 +27,11 @@ typedef struct settings {
 
 static const kn_option table[] = {
     { "from", KN_OPTION_PATH, AT(from), NULL,
-      "the folder that train_gpt --out wrote, or in it step-N or best; or one of transformers with "
-      "a GPT-2, Llama, Mistral or Qwen and its tokenizer" },
+      "the folder that train_gpt --out wrote, or in it step-N or best; one of transformers with a "
+      "GPT-2, Llama, Mistral or Qwen and its tokenizer; or a file: a GGUF of these, llm.c's "
+      "weights of a GPT-2" },
+    { "tokenizer", KN_OPTION_PATH, AT(tokenizer), NULL,
+      "the tokenizer: a tokenizer.json, or a folder with one", .note = "the model's own" },
     { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
     { "prompt-file", KN_OPTION_PATH, AT(prompt_file), NULL,
       "the same in a file; -: from standard input", .clashes = "prompt" },
@@ -53,7 +56,10 @@ static const kn_option table[] = {
       "--evaluate: tokens between two windows of the context", .min = 1, .max = 1 << 20,
       .note = "half the context" },
     { "export", KN_OPTION_PATH, AT(export), NULL,
-      "write the model for transformers into this folder, and no text" },
+      "write the model for another program into this folder, and no text" },
+    { "format", KN_OPTION_CHOICE, AT(format), "hf",
+      "of the export: for transformers, llama.cpp (model.gguf), or llm.c (model.bin; a GPT only)",
+      .choices = "hf|gguf|llmc" },
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
       .choices = "f32|bf16|f16" },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
@@ -209,13 +215,24 @@ static bool export_model(const settings *s, kn_module *model, const kn_imported 
                          const kn_tokenizer *t, kn_comm *world)
 {
     static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 };
-    kn_export_options o = { .comm = world, .tokenizer = t, .dtype = dtypes[s->dtype] };
+    kn_export_options o = { .comm = world,
+                            .tokenizer = t,
+                            .dtype = dtypes[s->dtype],
+                            .format = (kn_export_format)s->format };
     o.end_count = kn_import_ends(from, &o.ends);
     if (!kn_language_save(s->export, model, kn_import_config(from), o))
         return false;
     if (kn_rank(world) == 0)
         printf("exported to %s\n", s->export);
     return true;
+}
+
+static bool tokenizer_fits(const kn_tokenizer *t, const kn_model_config *c)
+{
+    const int64_t ids = kn_tokenizer_vocab(t), vocab = (int64_t)kn_config_get(c, "vocab", 0);
+    return ids <= vocab || kn_fail("the tokenizer has %lld ids, the model's vocabulary %lld: it is "
+                                   "another model's",
+                                   (long long)ids, (long long)vocab);
 }
 
 static bool generate(const settings *s, kn_comm *world)
@@ -230,23 +247,30 @@ static bool generate(const settings *s, kn_comm *world)
                             .stop_arg = world };
     if (!s->from)
         return kn_fail(
-            "give --from DIR, a folder that train_gpt --out wrote, or one of transformers");
+            "give --from DIR, a folder that train_gpt --out wrote, one of transformers, or a GGUF");
     if (s->prompt_file && s->prompt_ids)
         return kn_fail("--prompt-file and --prompt-ids are two prompts; give one of them");
     if (s->stride && !s->evaluate)
         return kn_fail("--stride is for --evaluate; leave it out");
     if (s->evaluate && s->export)
         return kn_fail("--evaluate and --export are two tasks; give one of them");
-    if (s->dtype && !s->export)
-        return kn_fail("--dtype is for --export; leave it out");
+    if ((s->dtype || s->format) && !s->export)
+        return kn_fail("--%s is for --export; leave it out", s->dtype ? "dtype" : "format");
     if (s->top_p == 0)
         return kn_fail("--top-p 0 leaves no token to choose; give a share above 0, or 1 for all");
     kn_imported *from = kn_import_open(s->from, .comm = world);
     const kn_model_config *c = from ? kn_import_config(from) : NULL;
-    const bool only_ids = s->prompt_ids && s->print_ids && !s->export;
+    /* a format without a tokenizer takes none along */
+    const bool only_ids = !s->tokenizer && ((s->prompt_ids && s->print_ids && !s->export) ||
+                                            (s->export && s->format == KN_EXPORT_LLMC));
     int64_t ctx = 0;
+    if (from && kn_rank(world) == 0 && kn_import_note(from))
+        fprintf(stderr, "generate: %s\n", kn_import_note(from));
     bool ok =
-        c && (only_ids || (tokenizer = kn_import_tokenizer(from))) &&
+        c &&
+        (only_ids || (tokenizer = s->tokenizer ? kn_tokenizer_load(s->tokenizer)
+                                               : kn_import_tokenizer(from))) &&
+        (!tokenizer || tokenizer_fits(tokenizer, c)) &&
         (ctx = context(s, kn_import_checkpoint(from), (int64_t)kn_config_get(c, "ctx", 0))) > 0 &&
         kn_config_init(&model, c, KN_F32, KN_META) &&
         kn_fsdp_wrap(&model, world, .wrap_class = c->family->block_class,

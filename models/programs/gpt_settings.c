@@ -32,8 +32,8 @@ static const kn_option model_rows[] = {
       "custom: a GPT, llama: a Llama of the sizes below; else a published one",
       .choices = choices },
     { "init", KN_OPTION_PATH, AT(init), NULL,
-      "begin with the weights of this folder: train_gpt's, or one of transformers (GPT-2, Llama, "
-      "Mistral, Qwen), and its tokenizer",
+      "begin with the weights of this folder, train_gpt's or one of transformers (GPT-2, Llama, "
+      "Mistral, Qwen), or file, a GGUF or llm.c's weights; and its tokenizer",
       .clashes = "resume", .of = KN_OF_START },
     { "ctx", KN_OPTION_INT, AT(ctx), "64",
       "tokens in a row of a batch, the model's context; --init: its context, at most 1024",

@@ -58,21 +58,34 @@ static bool write_sample(training *t)
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
-/* The tokenizer of --init; one that is given beside it must be the same. */
-static bool init_tokenizer(gpt_run *r)
+/* The tokenizer of --init; one that is given beside it must be the same, or have as many ids as
+ * that of a GGUF. ids: the data are tokens,
+ * which need none. */
+static bool init_tokenizer(gpt_run *r, bool ids)
 {
     const bool given = kn_options_given(r->t.options, "tokenizer");
+    if (kn_rank(r->t.world) == 0 && kn_import_note(r->init))
+        fprintf(stderr, "train_gpt: %s\n", kn_import_note(r->init));
     r->tokenizer = kn_import_tokenizer(r->init);
-    if (!given || !r->tokenizer) { /* a folder without one takes any */
-        if (given)
+    if (!given || !r->tokenizer) { /* a model without one takes any */
+        if (given || ids)
             kn_clear_error();
-        return r->tokenizer != NULL || given;
+        return r->tokenizer != NULL || given || ids;
     }
     kn_tokenizer *other = strcmp(r->s.tokenizer, "char") == 0 || strcmp(r->s.tokenizer, "byte") == 0
                               ? NULL
                               : kn_tokenizer_load(r->s.tokenizer);
     char *a = kn_tokenizer_text(r->tokenizer), *b = other ? kn_tokenizer_text(other) : NULL;
-    const bool same = a && b && strcmp(a, b) == 0;
+    /* a GGUF's lists make another text than the model's own file */
+    const bool same =
+        a && b &&
+        (strcmp(a, b) == 0 || (kn_import_is_file(r->init) &&
+                               kn_tokenizer_vocab(other) == kn_tokenizer_vocab(r->tokenizer)));
+    if (same) {
+        kn_tokenizer *own = r->tokenizer;
+        r->tokenizer = other;
+        other = own;
+    }
     kn_tokenizer_free(other);
     kn_host_free(a);
     kn_host_free(b);
@@ -87,10 +100,14 @@ static bool open_text(gpt_run *r)
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    if (r->init && !init_tokenizer(r))
-        return false;
     char *path = kn_data_find(s->data);
-    const bool plain = path && kn_text_is_plain(path);
+    const bool plain = path && kn_text_is_plain(path), headed = path && kn_text_is_tokens(path);
+    if (kn_ok() && r->init)
+        init_tokenizer(r, plain || headed);
+    if (!kn_ok()) {
+        kn_host_free(path);
+        return false;
+    }
     if (path && s->vocab && !plain)
         kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
     else if (plain && s->vocab) {

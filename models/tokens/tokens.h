@@ -145,6 +145,30 @@ json_t *kn_tokenizer_frame(json_t *vocab, json_t *merges, json_t *added, const c
 /* {"id": id, "content": text, "special": true ...}; NULL: no memory. */
 json_t *kn_tokenizer_special(int64_t id, const char *text);
 
+/* The pieces of a SentencePiece model, in order of their ids; their types have its numbers. */
+typedef enum kn_sentence_type {
+    KN_SENTENCE_NORMAL = 1,
+    KN_SENTENCE_UNKNOWN,
+    KN_SENTENCE_CONTROL,
+    KN_SENTENCE_USER,
+    KN_SENTENCE_UNUSED,
+    KN_SENTENCE_BYTE
+} kn_sentence_type;
+typedef struct kn_sentences {
+    kn_strings pieces; /* value: the id */
+    float *score;
+    int *type;
+    int64_t count, score_room, type_room;
+    bool no_begin;           /* no space is put before a text */
+    bool has_bytes, has_own; /* symbols that a user defined */
+} kn_sentences;
+bool kn_sentences_add(kn_sentences *m, const char *text, size_t length, float score, int type,
+                      const char *where);
+/* Their tokenizer.json, which the caller drops; NULL with an error. */
+json_t *kn_sentences_json(const kn_sentences *m);
+void kn_sentences_free(kn_sentences *m);
+kn_tokenizer *kn_sentences_load(const char *path); /* a file tokenizer.model */
+
 /* The bytes of one valid id, valid while t lives: how many. */
 size_t kn_tokenizer_piece(const kn_tokenizer *t, int64_t id, const char **bytes);
 

@@ -181,6 +181,10 @@ class Bench:
                                               '--shard-size', '5KB'])
 
     @property
+    def gguf(self):
+        return self.make('gguf', lambda at: self.generate(self.good)[:3] + ['--threads', '1', '--export', at, '--format', 'gguf'])
+
+    @property
     def first_net(self):
         return self.make('first-net', lambda at: self.train_resnet(at) + ['--stop-after', '1'])
 

@@ -283,6 +283,8 @@ def scenarios(bench):
     parts = lambda out: merge(out, '--shard-size', '5KB')
     tool = lambda what: lambda at: [b.program('knap-checkpoint'), what, at]
     export = lambda net: lambda out: [b.program('predict'), '--from', net, '--threads', '1', '--export', out]
+    one_file = lambda form, run: lambda out: [b.program('generate'), '--from', run, '--threads', '1', '--export', out, '--format', form]
+    ids = lambda at: b.generate(at) + ['--prompt-ids', '1', '--print-ids']
     trained = lambda out: b.train_resnet(b.net + '.again') + ['--export', out]
     begin = lambda out: b.tiny + ['--steps', '9', '--stop-after', '2', '--out', out]
     ranked = lambda name, make: {f'{name}, rank {k} of {r}': lambda r=r, k=k: make(r, k) for r, k in [(1, 0), (2, 0), (2, 1)]}
@@ -299,7 +301,11 @@ def scenarios(bench):
         'export': lambda: Write(b, export(b.net), b.predict),
         'export over an older one': lambda: Write(b, export(b.net), b.predict, export(b.other_net)),
         'export of train_resnet': lambda: Write(b, trained, b.predict),
+        'export of a GGUF': lambda: Write(b, one_file('gguf', b.good), b.generate),
+        'export of a GGUF over an older one': lambda: Write(b, one_file('gguf', b.good), b.generate, one_file('gguf', b.other)),
+        'export for llm.c': lambda: Write(b, one_file('llmc', b.good), ids),
         'generate': lambda: Read(b, b.two, b.generate),
+        'generate, a GGUF': lambda: Read(b, b.gguf, b.generate),
         'generate, best': lambda: Read(b, b.kept, b.generate, 'best'),
         'inspect': lambda: Read(b, b.two, tool('inspect')),
         'verify': lambda: Read(b, b.two, tool('verify')),

@@ -84,6 +84,8 @@ def commands(bench):
                makes=merged),
         Memory('generate', generate(work), two, prints=True),
         Memory('generate, llama', generate(work), of_llama, prints=True),
+        Memory('generate from a GGUF', generate(b.gguf), prints=True),
+        Memory('generate --export --format gguf', generate(b.good)[:3] + ['--threads', '1', '--export', exported, '--format', 'gguf'], makes=exported),
         Memory('train_gpt --resume latest', b.tiny + on, two, bits=True, weight=7),
         Memory('train_gpt --resume latest --async-save', b.tiny + on + later, two, bits=True, weight=7),
         Memory('train_gpt --resume latest on 2 ranks', b.tiny + on + ['--ranks', '2'], of_two, ranks=2, bits=True, weight=7),

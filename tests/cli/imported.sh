@@ -106,7 +106,7 @@ done <<'END_OF_CASES'
 "$generate" --from gpt2 --prompt-ids 1 --prompt a|--prompt
 "$generate" --from gpt2 --prompt-file nowhere|cannot open the prompt nowhere
 "$generate" --from cut --tokens 1|model-00001-of-00003.safetensors
-"$generate" --from nowhere --tokens 1|there is no folder nowhere
+"$generate" --from nowhere --tokens 1|there is no folder or file nowhere
 "$gpt" --init gpt2 "${small[@]}" --layers 3|--layers 3: the model of --init gpt2 has 2; leave it out
 "$gpt" --init gpt2 "${small[@]}" --model llama|the model of --init gpt2 has custom
 "$gpt" --init gpt2 "${text[@]}" --ctx 65|is longer than the model's context of 64

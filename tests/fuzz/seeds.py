@@ -300,7 +300,102 @@ def write_shards():
     seed('pieces', 'huge-empty', shard(first, {'w': ('U8', [0, 1, 1], [0, 0, 0], [0, huge, huge])}, data))
 
 
+def gguf(values, tensors, version=3, counts=None, alignment=32):
+    """A GGUF: values are (key, type, ...) as written; tensors (name, sizes with the last dim first, type, bytes)."""
+    def text(t):
+        t = t if isinstance(t, bytes) else t.encode()
+        return struct.pack('<Q', len(t)) + t
+
+    def value(kind, x):
+        if kind in (8, 9):
+            return text(x) if kind == 8 else struct.pack('<IQ', x[0], len(x[1])) + b''.join(value(x[0], y) for y in x[1])
+        return struct.pack('<' + {0: 'B', 4: 'I', 5: 'i', 6: 'f', 7: '?', 10: 'Q', 12: 'd'}[kind], x)
+
+    head, data = b'', b''
+    for key, kind, x in values:
+        head += text(key) + struct.pack('<I', kind) + value(kind, x)
+    for name, sizes, kind, content in tensors:
+        head += text(name) + struct.pack(f'<I{len(sizes)}QIQ', len(sizes), *sizes, kind, len(data))
+        data += content + bytes(-len(content) % alignment)
+    head = b'GGUF' + struct.pack('<IQQ', version, *(counts or (len(tensors), len(values)))) + head
+    return head + bytes(-len(head) % alignment) + data
+
+
+def one_file_models():
+    """(name, values, tensors) of a small GPT-2 and a small Llama with its two kinds of tokenizers."""
+    def number(n, kind=0):
+        return b'\x34' * (n * (2 if kind == 1 else 4)) if kind != 8 else (b'\x00\x3c' + bytes(range(32))) * (n // 32)
+
+    bpe = [('tokenizer.ggml.model', 8, 'gpt2'), ('tokenizer.ggml.pre', 8, 'gpt-2'), ('tokenizer.ggml.tokens', 9, (8, ['a', 'b', 'ab', '<e>'])),
+           ('tokenizer.ggml.token_type', 9, (5, [1, 1, 1, 3])), ('tokenizer.ggml.merges', 9, (8, ['a b'])), ('tokenizer.ggml.eos_token_id', 4, 3)]
+    pieces = [('tokenizer.ggml.model', 8, 'llama'), ('tokenizer.ggml.tokens', 9, (8, ['<unk>', '<s>', 'a', '\u2581', '\u2581a'])),
+              ('tokenizer.ggml.scores', 9, (6, [0, 0, -2, -3, -1])), ('tokenizer.ggml.token_type', 9, (5, [2, 3, 1, 1, 1])),
+              ('tokenizer.ggml.bos_token_id', 4, 1)]
+    own = [('tokenizer.huggingface.json', 8, tokenizer(['a', 'b', 'ab'], [['a', 'b']]))]
+    gpt = [('general.architecture', 8, 'gpt2'), *((f'gpt2.{k}', 4, n) for k, n in (
+        ('block_count', 1), ('attention.head_count', 2), ('embedding_length', 4), ('context_length', 4), ('feed_forward_length', 16)))]
+    weights = [('token_embd.weight', [4, 4], 0), ('position_embd.weight', [4, 4], 0)]
+    for name, out, into in (('attn_norm', 4, 0), ('attn_qkv', 12, 4), ('attn_output', 4, 4), ('ffn_norm', 4, 0), ('ffn_up', 16, 4), ('ffn_down', 4, 16)):
+        weights += [(f'blk.0.{name}.weight', [into, out] if into else [out], 1 if into else 0), (f'blk.0.{name}.bias', [out], 0)]
+    weights += [('output_norm.weight', [4], 0), ('output_norm.bias', [4], 0)]
+    llama = [('general.architecture', 8, 'llama'), *((f'llama.{k}', 4, n) for k, n in (
+        ('block_count', 1), ('attention.head_count', 2), ('attention.head_count_kv', 1), ('embedding_length', 32), ('context_length', 4),
+        ('feed_forward_length', 32), ('rope.dimension_count', 16))), ('llama.attention.layer_norm_rms_epsilon', 6, 1e-5)]
+    parts = [('token_embd.weight', [32, 5], 8), ('output_norm.weight', [32], 0), ('output.weight', [32, 5], 8), ('rope_freqs.weight', [8], 0)]
+    for name, out in (('attn_q', 32), ('attn_k', 16), ('attn_v', 16), ('attn_output', 32), ('ffn_gate', 32), ('ffn_up', 32), ('ffn_down', 32)):
+        parts.append((f'blk.0.{name}.weight', [32, out], 8))
+    parts += [('blk.0.attn_norm.weight', [32], 0), ('blk.0.ffn_norm.weight', [32], 0)]
+
+    def filled(list_):
+        return [(name, sizes, kind, struct.pack('<f', 1) * 8 if 'rope' in name else number(sizes[0] * (sizes + [1])[1], kind))
+                for name, sizes, kind in list_]
+    return (('gpt2', gpt + bpe, filled(weights)), ('llama', llama + pieces, filled(parts)), ('own', llama + own, filled(parts)))
+
+
+def write_one_file():
+    for name, values, tensors in one_file_models():
+        seed('gguf', name, gguf(values, tensors))
+    _, values, tensors = one_file_models()[0]
+    seed('gguf', 'head', gguf(values, [*tensors, ('output.weight', *tensors[0][1:])]))
+    huge = (1 << 64) - 1
+    seed('gguf', 'old', gguf(values, tensors, 1))
+    seed('gguf', 'swapped', gguf(values, tensors, 0x03000000))
+    seed('gguf', 'many-values', gguf(values, tensors, counts=(len(tensors), huge)))
+    seed('gguf', 'many-tensors', gguf(values, tensors, counts=(huge, len(values))))
+    seed('gguf', 'cut', gguf(values, tensors)[:-40])
+    seed('gguf', 'twice', gguf(values, [*tensors, tensors[0]]))
+    seed('gguf', 'key-twice', gguf([*values, values[1]], tensors))
+    seed('gguf', 'other', gguf(values, [*tensors, ('x', [4], 0, bytes(16))]))
+    seed('gguf', 'wide', gguf(values, [('token_embd.weight', [1 << 62, 1 << 62], 0, bytes(64)), *tensors[1:]]))
+    seed('gguf', 'kind', gguf(values, [('token_embd.weight', [4, 4], 12, bytes(64)), *tensors[1:]]))
+    seed('gguf', 'dims', gguf(values, [('token_embd.weight', [4, 4, 1, 1, 1], 0, bytes(64)), *tensors[1:]]))
+    for what, kind, x in (('long-array', 9, (4, [])), ('alignment', 4, 48), ('layers', 4, 100000), ('text', 8, 'x')):
+        key = {'alignment': 'general.alignment', 'layers': 'gpt2.block_count'}.get(what, 'gpt2.embedding_length')
+        changed = gguf([v for v in values if v[0] != key] + [(key, kind, x)], tensors)
+        seed('gguf', what, changed.replace(struct.pack('<IQ', 4, 0), struct.pack('<IQ', 4, 1 << 61)) if what == 'long-array' else changed)
+    magic, sizes = 20240326, (4, 5, 1, 2, 4, 128)
+    for name, version, width in (('f32', 3, 4), ('bf16', 5, 2)):
+        whole = (128 * 4 + 4 * 4 + 12 * 16 + 13 * 4 + 8) * width
+        seed('llmc', name, struct.pack('<8i', magic, version, *sizes) + b'\x34' * whole)
+    seed('llmc', 'version', struct.pack('<8i', magic, 2, *sizes))
+    seed('llmc', 'cut', struct.pack('<8i', magic, 3, *sizes) + bytes(100))
+    seed('llmc', 'negative', struct.pack('<8i', magic, 3, 4, -5, 1, 2, 4, 128))
+    seed('llmc', 'huge', struct.pack('<8i', magic, 5, 1 << 30, 1 << 30, 100000, 1, 1 << 24, 1 << 30))
+    config = {'model_type': 'llama', 'num_hidden_layers': 1, 'num_attention_heads': 2, 'num_key_value_heads': 2, 'hidden_size': 4,
+              'intermediate_size': 4, 'max_position_embeddings': 4, 'vocab_size': 5, 'rms_norm_eps': 1e-5, 'tie_word_embeddings': True,
+              'eos_token_id': [3, 99], 'rope_theta': 10000.0}
+    seed('import_config', 'llama', json.dumps(config))
+    for what, more in (('mistral', {'model_type': 'mistral', 'sliding_window': 2}), ('gemma', {'model_type': 'gemma'}),
+                       ('quantized', {'quantization_config': {'quant_method': 'gptq'}}), ('layers', {'num_hidden_layers': 100000}),
+                       ('vocab', {'vocab_size': 1 << 40}), ('heads', {'num_attention_heads': 0}), ('untied', {'tie_word_embeddings': False}),
+                       ('rope', {'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': 4.0,
+                                                  'original_max_position_embeddings': 8192}})):
+        seed('import_config', what, json.dumps({**config, **more}))
+    gpt = {'model_type': 'gpt2', 'n_layer': 1, 'n_head': 2, 'n_embd': 4, 'n_positions': 4, 'vocab_size': 5}
+    seed('import_config', 'gpt2', json.dumps(gpt))
+
+
 if __name__ == '__main__':
     for write in (write_safetensors, write_tokenizers, write_texts, write_choices, write_options, write_tables, write_idx, write_cifar,
-                  write_pictures, write_checkpoints, write_pretrained, write_meetings, write_shards):
+                  write_pictures, write_checkpoints, write_pretrained, write_meetings, write_shards, write_one_file):
         write()

@@ -52,7 +52,7 @@ def names():
                     yield f'{here}: nothing is called "{name}"'
             for m in case_in.finditer(line) if path.endswith('.md') and path != 'docs/functions.md' else ():
                 suite, case, star = m.groups()
-                if case in ('c', 'h', 'cu', 'md', 'sh', 'py', 'json'):
+                if case in ('c', 'h', 'cpp', 'cu', 'md', 'sh', 'py', 'json'):
                     continue
                 if case not in cases[suite] and not (star and any(
                         c.startswith(case) for c in cases[suite])):

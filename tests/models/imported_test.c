@@ -1,65 +1,22 @@
 /* tests/models/imported_test.c: language models in folders of transformers: their logits and texts
  * beside those that it computed (scripts/peers hf --write), and folders that are refused. */
-#include "autograd/autograd.h"
-#include "autograd/functional.h"
 #include "models/family.h"
-#include "models/imported_internal.h"
+#include "tests/models/said.h"
 #include "tests/models/temp.h"
 
 #define FOLDER KNAP_SOURCE_ROOT "/tests/models/imported"
-enum { ROOM = 64 };
-
-/* The numbers of a list, into ids[ROOM]. */
-static int64_t numbers(const json_t *list, int64_t *ids)
-{
-    const size_t n = json_array_size(list);
-    for (size_t i = 0; i < n && i < ROOM; i++)
-        ids[i] = json_integer_value(json_array_get(list, i));
-    return (int64_t)n;
-}
 
 static void one_model(const char *name)
 {
-    char path[512];
-    json_error_t e;
-    int64_t ids[ROOM], wanted[ROOM];
-    kn_module m = { 0 };
-    snprintf(path, sizeof path, "%s/%s/want.json", FOLDER, name);
-    json_t *want = json_load_file(path, 0, &e);
-    KN_CHECK(want, "%s", path);
+    char path[512], want[600];
     snprintf(path, sizeof path, "%s/%s", FOLDER, name);
+    snprintf(want, sizeof want, "%s/want.json", path);
     kn_imported *x = kn_import_open(path);
     KN_CHECK(x, "%s", kn_error());
     KN_CHECK((kn_import_gpt(x) != NULL) == (strncmp(name, "gpt2", 4) == 0));
     KN_CHECK((kn_import_llama(x) != NULL) == (strncmp(name, "gpt2", 4) != 0));
-    const kn_model_config *c = kn_import_config(x);
-    kn_scope scope = kn_scope_begin();
-    const bool mode = kn_set_grad_mode(false);
-    KN_CHECK(kn_config_init(&m, c, KN_F32, KN_CPU) && kn_import_load(x, &m), "%s", kn_error());
-    kn_train(&m, false);
-    int64_t n = numbers(json_object_get(want, "prompt"), ids);
-    const int64_t count = numbers(json_object_get(want, "greedy"), wanted);
-    const json_t *list = json_object_get(want, "logits");
-    for (int64_t k = 0; k < count; k++) {
-        kn_tensor *y = c->family->next_logits(&m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
-        KN_CHECK(y, "%s", kn_error());
-        const float *logit = kn_data(y);
-        int64_t best = 0;
-        for (int64_t i = 0; i < kn_numel(y); i++) {
-            const double theirs = k == 0 ? json_real_value(json_array_get(list, (size_t)i)) : 0;
-            KN_CHECK(k > 0 || fabs(logit[i] - theirs) < 1e-4, "%s: logit %d is %g, should be %g",
-                     name, (int)i, logit[i], theirs);
-            best = logit[i] > logit[best] ? i : best;
-        }
-        KN_CHECK(best == wanted[k], "%s: token %d is %d, should be %d", name, (int)k, (int)best,
-                 (int)wanted[k]);
-        ids[n++] = best;
-    }
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
-    kn_module_free(&m);
+    computes_as_said(x, want);
     kn_import_free(x);
-    json_decref(want);
 }
 
 KN_TEST(imported, as_transformers_computes)
@@ -164,6 +121,7 @@ KN_TEST(imported, refused)
     } cases[] = {
         { "mistral", "model_type", "\"gemma\"", "the model is a gemma; gpt2, llama, mistral" },
         { "mistral", "model_type", "7", "of an unknown kind" },
+        { "mistral", "quantization_config", "{\"quant_method\": \"awq\"}", "quantized (\"quant" },
         { "mistral", "num_hidden_layers", "3", "at least 27 tensors" },
         { "mistral", "num_hidden_layers", "100000", "at least 900000 tensors" },
         { "mistral", "num_hidden_layers", "1", "unexpected" },
