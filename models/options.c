@@ -23,7 +23,7 @@ int kn_options_find(const kn_options *o, const char *name, size_t length)
 
 static bool fail_unknown(const kn_options *o, const char *name, size_t length)
 {
-    char word[WORD_MAX + 1], buf[WORD_MAX + 1], words[4096] = "help";
+    char word[WORD_MAX + 1], buf[WORD_MAX + 1], words[4096] = "help|version";
     size_t used = strlen(words);
     snprintf(word, sizeof word, "%.*s", (int)length, name);
     for (int i = 0; i < o->count; i++)
@@ -296,10 +296,10 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
         return false;
     for (int at = 1; at < argc;) {
         const char *arg = argv[at];
-        if (strcmp(arg, "--help") == 0) {
-            o->help = true;
+        o->version = strcmp(arg, "--version") == 0;
+        o->help = o->version || strcmp(arg, "--help") == 0;
+        if (o->help)
             return true;
-        }
         if (strncmp(arg, "--", 2) != 0 || !arg[2]) {
             const char *bare = arg + (arg[0] == '-');
             size_t length = strcspn(bare, "=");

@@ -81,8 +81,8 @@ KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
 KN_API void kn_options_free(kn_options *o);
 
 /* For small programs: kn_options_create, then kn_options_parse of the arguments that kn_init left
- * in argv, and kn_options_agree over kn_world(). With --help rank 0 prints the help. NULL if the
- * program must end: after --help, and with an error.
+ * in argv, and kn_options_agree over kn_world(). With --help or --version rank 0 prints
+ * that. NULL if the program must end: after these, and with an error.
  *
  *     kn_options *options = kn_options_main(table, &fields, argc, argv, "Trains an MLP on MNIST.");
  *     if (!options)
@@ -90,7 +90,8 @@ KN_API void kn_options_free(kn_options *o);
 KN_API kn_options *kn_options_main(const kn_option *table, void *fields, int argc,
                                    char *const *argv, const char *about);
 
-/* Reads argv[1 .. argc-1]. "--help" sets kn_options_help_wanted and checks nothing after it. */
+/* Reads argv[1 .. argc-1]. "--help" and "--version" set kn_options_help_wanted, and nothing is
+ * checked after them. */
 KN_API bool kn_options_parse(kn_options *o, int argc, char *const *argv);
 KN_API bool kn_options_help_wanted(const kn_options *o);
 /* Whether all ranks of comm (NULL: kn_world()) have the same options; else false, with an error
@@ -98,7 +99,8 @@ KN_API bool kn_options_help_wanted(const kn_options *o);
  * another on each machine: only that all have one is compared. Options that are .own aren't.
  * Collective: call it after kn_options_parse, before the values say which collectives come. */
 KN_API bool kn_options_agree(kn_options *o, kn_comm *comm);
-/* Writes "usage", an optional paragraph about the program, and a line an option. */
+/* Writes "usage", an optional paragraph about the program, and a line an option; after --version
+ * only the program's name and the version of Knap. */
 KN_API void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about);
 /* Writes the values in force as a table; those that were given are marked with a star. */
 KN_API void kn_options_banner(const kn_options *o, FILE *out);

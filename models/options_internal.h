@@ -18,7 +18,8 @@ struct kn_options {
     char *fields;
     kn_option_value *values; /* [count], parallel to the table */
     int count;
-    bool help;
+    bool help;    /* --help, or */
+    bool version; /* --version: it asks for something else than the work, too */
     char **rest; /* of KN_OPTION_REST; NULL: none was read */
     int rests;
 };

@@ -41,7 +41,7 @@ static char choices[KN_CHOICES]; /* by image_settings_begin */
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
     { "model", KN_OPTION_NAME, AT(model), "resnet20",
-      "resnet20 to resnet110 are for images of 32 x 32", .choices = choices },
+      "resnet20 to resnet110 are for images of 32 x 32", .choices = choices, .fixed = true },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder (train_resnet's, timm's) or .safetensors file, with a "
       "new last layer for another number of classes",

@@ -90,6 +90,29 @@ bool training_same_data(training *t, const char *text, uint64_t hash)
     return ok && kn_ok();
 }
 
+/* ---- the model ------------------------------------------------------------------------------- */
+
+bool training_same_model(const training *t, const kn_model_config *now, const kn_model_config *then)
+{
+    if (!then->family)
+        return true;
+    const char *dir = kn_checkpoint_folder(t->from);
+    if (now->family != then->family || kn_config_preset(now) != kn_config_preset(then))
+        return kn_fail("the options make another model, and the checkpoint in %s holds a %s; leave "
+                       "--model and the sizes out, or begin anew without --resume",
+                       dir, then->family->noun);
+    for (const kn_config_field *p = now->family->field; p->kind; p++) {
+        if (p->kind == KN_FIELD_FIXED || p->kind == KN_FIELD_NUMBER || p->with)
+            continue;
+        const double here = kn_config_get(now, p->name, 0), there = kn_config_get(then, p->name, 0);
+        if (here != there)
+            return kn_fail("the options make a model with %s %g, and the one of the checkpoint in "
+                           "%s has %g; leave the option out, or begin anew without --resume",
+                           p->name, here, dir, there);
+    }
+    return true;
+}
+
 /* ---- the record ------------------------------------------------------------------------------ */
 
 char *training_record(const training *t)
@@ -112,7 +135,7 @@ void print_resumed(const training *t)
     const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
     report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from), (long long)t->begin);
     for (int i = 0; kn_options_record(t->options, i, &r); i++)
-        if (r.changed && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
+        if (r.changed && r.origin != KN_VALUE_DERIVED && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
             report_row("changed", "--%s %s; %s when it was saved", r.name,
                        *r.value ? r.value : "none", *r.saved ? r.saved : "none");
     if (t->rows != t->rows_then)

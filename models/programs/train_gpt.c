@@ -128,24 +128,6 @@ static int64_t size_of(const kn_model_config *c, const char *name, int64_t other
     return (int64_t)kn_config_get(c, name, (double)otherwise);
 }
 
-/* The checkpoint's model against that of the options, in what a load can't see. */
-static bool check_saved(const gpt_run *r)
-{
-    const kn_model_config *now = &r->config, *then = &r->saved;
-    if (!then->family)
-        return true;
-    const int64_t heads = size_of(now, "heads", 0), kv = size_of(now, "kv-heads", heads);
-    const int64_t old = size_of(then, "heads", 0), old_kv = size_of(then, "kv-heads", old);
-    const char *dir = kn_checkpoint_folder(r->t.from);
-    if (now->family != then->family)
-        return kn_fail("--model is a %s, but the checkpoint in %s holds a %s; leave --model out",
-                       now->family->noun, dir, then->family->noun);
-    return (heads == old && kv == old_kv) ||
-           kn_fail("the options give %lld heads and %lld of keys and values, the checkpoint in %s "
-                   "has %lld and %lld; leave --model, --heads and --kv-heads out",
-                   (long long)heads, (long long)kv, dir, (long long)old, (long long)old_kv);
-}
-
 static bool make_model(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
@@ -171,7 +153,7 @@ static bool make_model(gpt_run *r)
                        "validation; use --ctx %lld or less, or a longer text",
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
                        (long long)most - 1);
-    return check_saved(r) && kn_text_check(r->text, s->ctx) &&
+    return training_same_model(&r->t, &r->config, &r->saved) && kn_text_check(r->text, s->ctx) &&
            kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
            (r->t.config = kn_config_text(&r->config)) != NULL;
 }

@@ -7,6 +7,7 @@
 
 #include "fsdp/ema.h"
 #include "fsdp/replay.h"
+#include "models/family.h"
 #include "models/record.h"
 #include "models/programs/measures.h"
 #include "models/programs/report.h"
@@ -152,6 +153,11 @@ int64_t training_samples(const training *t, int64_t step);
 /* Whether all ranks read the same data, as text and a hash say, and the same as the checkpoint's
  * unless --other-data; else an error on all of them. Collective. */
 bool training_same_data(training *t, const char *text, uint64_t hash);
+/* Whether the options make the model that the checkpoint has: then->family is NULL where there is
+ * no checkpoint. Else an error, before a load that would refuse it by the names of tensors, or not
+ * see it. */
+bool training_same_model(const training *t, const kn_model_config *now,
+                         const kn_model_config *then);
 /* What every save holds of the program. The caller frees it (kn_host_free); NULL with an error. */
 char *training_record(const training *t);
 /* The rows of the start table. */

@@ -141,12 +141,14 @@ void print_saved(const training *t, int64_t step)
 
 void print_help(const training *t, const char *program, const char *about)
 {
+    char text[512];
     if (!first_rank(t))
         return;
-    kn_options_help(t->options, stdout, program, about);
-    printf(
-        "\nSignals: SIGUSR1 saves and goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR2, SIGPWR\n"
-        "and SIGXCPU (ulimit -St) save and stop.\n");
+    snprintf(text, sizeof text,
+             "%s\n\nSignals: SIGUSR1 saves and goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR2,\n"
+             "SIGPWR and SIGXCPU (ulimit -St) save and stop.",
+             about);
+    kn_options_help(t->options, stdout, program, text);
 }
 
 void print_stopped(const training *t, int64_t step)

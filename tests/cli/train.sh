@@ -56,6 +56,12 @@ for word in "kept for backward" gpt_block "f32[4,16,32]"; do
     check "the summary tells $word" says "$word"
 done
 
+version=$(sed -n "s/^  version: '\(.*\)',$/\1/p" "$ROOT/meson.build")
+for program in train_gpt train_resnet generate predict knap-tokenize knap-checkpoint; do
+    run "$BUILD/models/$program" --version
+    check "$program has a version" test "$status-$(cat "$TMP/output")" = "0-$program (Knap) $version"
+done
+
 # ---- resuming keeps the bits ---------------------------------------------------------------------
 
 bits=(--steps 10 --dropout 0.1 --accum 2 --eval-every 5)
@@ -78,6 +84,7 @@ run "$train" --resume "$TMP/halved" --threads 1 --stop-after 11
 check "a step at which it stops no more" fails "is at step 11, where --stop-after 11 would stop no more"
 run "$train" --resume "$TMP/halved" --threads 1 --stop-after 12 --lr 0.002 --beta2 .990 --seed 7 --eval-every 10
 check "another rate is told" says "--lr 0.002; 1e-3 when it was saved"
+check "but not what follows from it" test -z "$(grep -- "--min-lr" "$TMP/output")"
 check "and another seed" says "--seed 7; 1337 when it was saved"
 check "not the same again" test -z "$(grep -E -- "--eval-every|--beta2" "$TMP/output" | grep -F "when it was saved")"
 run "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
@@ -85,6 +92,8 @@ check "five more on one" succeeds
 check "whose steps are the same" test -z "$(grep -F "when it was saved" "$TMP/output")"
 check "the same state" same_training "$TMP/w" "$TMP/m"
 
+run "$train" --resume "$TMP/p" --steps 12 --embd 48
+check "a model of other sizes names the option" fails "the options make a model with embd 48, and the one of the checkpoint in $TMP/p/step-00000010 has 32"
 # a checkpoint is independent of strategy, layout, mesh and offload
 mkdir "$TMP/store"
 check "five steps, cut by parameter, offloaded" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 \
