@@ -65,6 +65,7 @@ static const kn_option training_rows[] = {
       .note = "100, or a tenth of fewer than 1000 steps" },
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "0.1", "weight decay of matrices",
       .max = 1e3 },
+    { "beta1", KN_OPTION_FLOAT, RUN(beta1), "0.9", "AdamW's first beta", .max = 0.99999999 },
     { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.99", "AdamW's second beta", .max = 0.99999999 },
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated, sampled and saved as the model; 0: none",

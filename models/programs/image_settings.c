@@ -85,6 +85,7 @@ static const kn_option training_rows[] = {
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1",
       "weight decay; adamw and muon: only of matrices and convolutions", .min = -1, .max = 1e3,
       .note = "5e-4; adamw and muon: 0.05" },
+    { "beta1", KN_OPTION_FLOAT, RUN(beta1), "0.9", "AdamW's first beta", .max = 0.99999999 },
     { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.999", "AdamW's second beta", .max = 0.99999999 },
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated and saved as the model; 0: none",
@@ -155,6 +156,7 @@ static bool check_rates(const image_settings *s, const kn_options *o)
         const char *option, *beside, *words;
     } only[] = { { "momentum", "optimizer", "sgd" },
                  { "nesterov", "optimizer", "sgd" },
+                 { "beta1", "optimizer", "adamw|muon" },
                  { "beta2", "optimizer", "adamw|muon" },
                  { "min-lr", "schedule", "one_cycle|cosine" } };
     for (size_t i = 0; i < sizeof only / sizeof *only; i++) {

@@ -75,9 +75,23 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
     return buf;
 }
 
+const char *report_evaluation(const step_report *r, char *buf, size_t size)
+{
+    char more[64] = "";
+    if (r->has_accuracy)
+        snprintf(more, sizeof more, ", %.2f %% right", 100 * r->accuracy);
+    else if (r->bits_per_byte > 0)
+        snprintf(more, sizeof more, ", perplexity %.4g, %.4f bits/byte", r->perplexity,
+                 r->bits_per_byte);
+    else if (r->perplexity > 0)
+        snprintf(more, sizeof more, ", perplexity %.4g", r->perplexity);
+    snprintf(buf, size, "val %.4f%s", r->val_loss, more);
+    return buf;
+}
+
 bool progress_step(progress *p, const step_report *r)
 {
-    char left[32], val[64] = "", mfu[32], muon[32] = "";
+    char left[32], val[96] = "", mfu[32], muon[32] = "";
     double now = kn_now(), rate = (double)r->items / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
@@ -86,13 +100,11 @@ bool progress_step(progress *p, const step_report *r)
     p->last = now;
     double per_step = (double)r->items / p->per_second;
     if (r->has_val)
-        snprintf(val, sizeof val, "  val %.4f", r->val_loss);
-    if (r->has_accuracy)
-        snprintf(val + strlen(val), sizeof val - strlen(val), ", %.2f %% right", 100 * r->accuracy);
+        report_evaluation(r, val, sizeof val);
     if (r->muon > 0)
         snprintf(muon, sizeof muon, "  muon %.0f %%", 100 * r->muon / r->seconds);
-    printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
-           (long long)r->step, (long long)r->steps, r->loss, val, p->per_second, p->item,
+    printf("%sstep %lld/%lld  loss %.4f%s%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
+           (long long)r->step, (long long)r->steps, r->loss, r->has_val ? "  " : "", val, p->per_second, p->item,
            utilisation(p, mfu, sizeof mfu), muon,
            duration(per_step * (double)(r->steps - r->step), left, sizeof left),
            p->tty ? "\x1b[K" : "");
@@ -110,16 +122,21 @@ static const char *number(double x, char *buf, size_t size)
 
 bool log_step(FILE *log, const char *item, const step_report *r)
 {
-    char loss[32], val[32], norm[32];
-    char accuracy[64] = "";
+    char loss[32], val[32], norm[32], perplexity[32], more[128] = "";
     if (r->has_accuracy)
-        snprintf(accuracy, sizeof accuracy, "\"val_accuracy\": %.9g, ", r->accuracy);
+        snprintf(more, sizeof more, "\"val_accuracy\": %.9g, ", r->accuracy);
+    if (r->perplexity > 0)
+        snprintf(more, sizeof more, "\"val_perplexity\": %s, ",
+                 number(r->perplexity, perplexity, sizeof perplexity));
+    if (r->bits_per_byte > 0)
+        snprintf(more + strlen(more), sizeof more - strlen(more), "\"val_bits_per_byte\": %.9g, ",
+                 r->bits_per_byte);
     fprintf(log,
             "{\"step\": %lld, \"samples\": %lld, \"loss\": %s, \"val_loss\": %s, %s\"lr\": %.9g, "
             "\"grad_norm\": %s, "
             "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"muon_ms\": %.3f, \"peak_bytes\": {",
             (long long)r->step, (long long)r->samples, number(r->loss, loss, sizeof loss),
-            number(r->has_val ? r->val_loss : NAN, val, sizeof val), accuracy, r->lr,
+            number(r->has_val ? r->val_loss : NAN, val, sizeof val), more, r->lr,
             number(r->grad_norm, norm, sizeof norm), item, (double)r->items / r->seconds,
             1e3 * r->seconds, 1e3 * r->muon);
     for (int i = 0; i < KN_MEM_COUNT; i++)

@@ -1,12 +1,14 @@
 /* models/programs/resume.c: where a training stands, of which data, in a checkpoint's record.
  *
- *   {"options": {...}, "rows": of a step, "before": samples before step 0, "data": "..."} */
+ *   {"options": {...}, "rows": of a step, "before": samples before step 0, "data": "...",
+ *    "least": the best score of an evaluation, "worse": evaluations since} */
 #include "fsdp/alike.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "state/checkpoint_internal.h"
 #include "tensor/json.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,9 +46,16 @@ bool training_place(training *t)
     int64_t samples;
     if (__builtin_mul_overflow(s->batch * s->accum, ranks, &t->rows)) /* both are up to 2^20 */
         return kn_fail("a step has more rows than can be counted; give a smaller --batch");
+    t->least = NAN;
     if (!t->from)
         return true;
     json_t *record = record_of(t);
+    const json_t *least = json_object_get(record, "least");
+    const json_int_t worse = json_integer_value(json_object_get(record, "worse"));
+    if (json_is_real(least) && worse >= 0) {
+        t->least = json_real_value(least);
+        t->worse = worse;
+    }
     const int64_t then = json_integer_value(json_object_get(record, "rows")),
                   before = json_integer_value(json_object_get(record, "before"));
     json_decref(record);
@@ -117,12 +126,15 @@ bool training_same_model(const training *t, const kn_model_config *now, const kn
 
 char *training_record(const training *t)
 {
-    char *options = kn_options_text(t->options), *text = NULL;
-    const size_t size = options ? strlen(options) + sizeof t->data + 128 : 0;
+    char *options = kn_options_text(t->options), *text = NULL, least[80] = "";
+    const size_t size = options ? strlen(options) + sizeof t->data + sizeof least + 128 : 0;
+    if (!isnan(t->least))
+        snprintf(least, sizeof least, ", \"least\": %.17e, \"worse\": %lld", t->least,
+                 (long long)t->worse);
     if (options && (text = kn_host_alloc(size)))
         snprintf(text, size,
-                 "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"}", options,
-                 (long long)t->rows, (long long)t->before, t->data);
+                 "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"%s}", options,
+                 (long long)t->rows, (long long)t->before, t->data, least);
     kn_host_free(options);
     return text;
 }

@@ -24,6 +24,17 @@ typedef struct gpt_run {
 
 /* ---- the task -------------------------------------------------------------------------------- */
 
+/* Of text, that n ids stand for; 0: unknown. */
+static double bytes_of(const kn_tokenizer *t, const int64_t *id, int64_t n)
+{
+    const char *piece;
+    const int64_t vocab = t ? kn_tokenizer_vocab(t) : 0;
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < n; i++)
+        bytes += id[i] < vocab ? kn_tokenizer_piece(t, id[i], &piece) : 0;
+    return (double)bytes;
+}
+
 static bool text_batch(training *t, bool validation, int64_t step, int64_t micro, kn_device device,
                        batch *b)
 {
@@ -35,6 +46,7 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
         return false;
     b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->run.batch, s->ctx));
     b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->run.batch, s->ctx));
+    b->bytes = validation ? bytes_of(r->tokenizer, r->y, s->run.batch * s->ctx) : 0;
     return b->x && b->y;
 }
 
@@ -251,6 +263,7 @@ static const trainer of_gpts = {
     .name = "train_gpt",
     .about = "Trains a GPT or a Llama on a text, on one rank or on several sharded ones.",
     .item = "tokens",
+    .of_tokens = true,
     .table = gpt_settings_begin,
     .open = open_all,
     .sharded = sharded,

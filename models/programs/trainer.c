@@ -16,10 +16,18 @@ bool training_has_steps(const training *t, const char *option)
         return kn_fail("%lld steps of %lld rows are more samples than can be counted; give a "
                        "smaller --%s",
                        (long long)s->steps, (long long)t->rows, option);
+    if (s->eval_only)
+        return t->from || kn_options_given(t->options, "init") ||
+               kn_fail("--eval-only evaluates the model of a folder; give --resume or --init");
     if (t->from && t->begin >= s->steps)
         return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
                        kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
                        option);
+    if (s->patience > 0 && t->worse >= s->patience)
+        return kn_fail("%s is behind %lld evaluations without a better one, where --patience %lld "
+                       "ends the training; give a larger one, or 0",
+                       kn_checkpoint_folder(t->from), (long long)t->worse,
+                       (long long)s->patience);
     return s->stop_after == 0 || t->begin < s->stop_after ||
            kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
                    "step, or leave it out to train to the end",
@@ -62,14 +70,30 @@ static bool load(training *t)
                                           .scaler = t->scaler, .ema = t->ema, .keep_options = true);
 }
 
-/* Shards the model, makes the optimizer, loads the checkpoint. */
-static bool prepare(training *t)
+/* Shards the model, which has no values of a checkpoint yet. */
+static bool shard(training *t)
 {
     const settings *s = t->s;
     kn_comm_hook hook = settings_hook(s);
-    if (!kn_fsdp_wrap_(&t->model, t->world, settings_fsdp(s, t->block_class)) ||
-        (hook && !kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) ||
-        (t->of->sharded && !t->of->sharded(t)))
+    t->device = settings_device(s);
+    return kn_fsdp_wrap_(&t->model, t->world, settings_fsdp(s, t->block_class)) &&
+           (!hook || kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) &&
+           (!t->of->sharded || t->of->sharded(t));
+}
+
+/* What is the same for all steps, and for an evaluation. */
+static void set_up(training *t)
+{
+    kn_seed((uint64_t)t->s->seed);
+    kn_set_step(t->begin);
+    kn_set_check(t->s->check);
+}
+
+/* Makes the optimizer, loads the checkpoint. */
+static bool prepare(training *t)
+{
+    const settings *s = t->s;
+    if (!shard(t))
         return false;
     t->optim = settings_optim(s, &t->model);
     if ((settings_scaled(s) && !(t->scaler = kn_scaler_new(&t->model))) ||
@@ -77,26 +101,45 @@ static bool prepare(training *t)
          !(t->ema = kn_ema_new(&t->model, .decay = s->ema, .use_buffers = s->ema_buffers))) ||
         !t->optim || !load(t))
         return false;
-    kn_seed((uint64_t)s->seed);
-    kn_set_step(t->begin);
-    t->device = settings_device(s);
-    kn_set_check(s->check);
+    set_up(t);
     if (!t->lr.kind)
         t->lr = (kn_schedule){ KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
     return kn_ok() && training_begin(t);
+}
+
+static void print_model(training *t)
+{
+    printf("%s\n", t->of->name);
+    t->of->print_model(t);
+    report_row("parameters", "%lld", (long long)kn_param_count(&t->model));
+    t->of->print_data(t);
 }
 
 /* The table at the start. Every rank calls it. */
 static bool print_table(training *t)
 {
     kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
-    if (first_rank(t)) {
-        printf("%s\n", t->of->name);
-        t->of->print_model(t);
-        report_row("parameters", "%lld", (long long)kn_param_count(&t->model));
-        t->of->print_data(t);
-    }
+    if (first_rank(t))
+        print_model(t);
     return print_run(t, &m);
+}
+
+/* --eval-only: the model of the checkpoint (averages, where it has some) or of --init, as a training
+ * evaluates it; neither claims a folder nor writes into one. */
+static bool evaluate_only(training *t)
+{
+    step_report p = { .step = t->begin, .samples = training_samples(t, t->begin) };
+    if (!shard(t) || (t->from && !kn_checkpoint_load(t->from, &t->model)) ||
+        !(t->losses = training_losses(t)))
+        return false;
+    set_up(t);
+    stop_listen(first_rank(t));
+    if (first_rank(t))
+        print_model(t);
+    if (!evaluate(t, &p) || t->stop)
+        return kn_ok();
+    print_evaluation(t, &p);
+    return (!t->of->end || t->of->end(t)) && end_output(t);
 }
 
 static bool train(training *t)
@@ -104,6 +147,8 @@ static bool train(training *t)
     const trainer *of = t->of;
     if (!of->open(t) || t->over)
         return kn_ok();
+    if (t->s->eval_only)
+        return print_summary(t) && evaluate_only(t);
     if (!print_summary(t) || !prepare(t) || (of->ready && !of->ready(t)))
         return false;
     stop_listen(first_rank(t));

@@ -126,14 +126,15 @@ bool training_open(training *t)
     finding f = { 0 };
     if (!out && !resume)
         return true;
-    if (first_rank(t) && (!find(&f, out, resume, overwrite) || !may_save(&f, overwrite)))
+    if (first_rank(t) && (!find(&f, out, resume, overwrite) ||
+                          (!t->s->eval_only && !may_save(&f, overwrite))))
         return false;
     if (kn_comm_size(t->world) > 1 &&
         !kn_broadcast(t->world, &f, sizeof f, 0, kn_compute_stream(KN_CPU), "--out"))
         return false;
     memcpy(t->out, f.out, sizeof t->out);
     memcpy(t->resume, f.resume, sizeof t->resume);
-    if (f.there && !claim_folder(t, overwrite))
+    if (f.there && !t->s->eval_only && !claim_folder(t, overwrite))
         return false;
     if (!f.resume[0])
         return true;
@@ -157,7 +158,7 @@ static bool claim_empty(training *t)
                      t->out, t->out)));
 }
 
-/* Claims the folder; what doesn't change from save to save. */
+/* Claims the folder; what saves hold, before there is one, so that an error comes early. */
 static bool begin_saving(training *t)
 {
     const settings *p = t->s;
@@ -171,12 +172,17 @@ static bool begin_saving(training *t)
     return kn_ok();
 }
 
+double *training_losses(const training *t)
+{
+    return kn_host_alloc(EVALUATED * sizeof(double) * (size_t)kn_comm_size(t->world));
+}
+
 bool training_begin(training *t)
 {
     const settings *p = t->s;
     t->behind = t->device == KN_CUDA;
     t->measures = measures_create(t->world, t->device, p->accum, t->behind);
-    t->losses = kn_host_alloc(2 * sizeof(float) * (size_t)kn_comm_size(t->world));
+    t->losses = training_losses(t);
     t->fixed = kn_host_calloc((size_t)p->accum, sizeof *t->fixed);
     t->replay = p->cuda_graph && kn_ok() ? kn_replay_new(&t->model) : NULL;
     if (!t->measures || !t->losses || !t->fixed || (p->cuda_graph && !t->replay))
@@ -270,6 +276,9 @@ static bool save(training *t, const step_report *p, bool later)
     settle_save(t); /* it may be of this step, before a stop was requested */
     if (t->saved_step == p->step)
         return kn_ok();
+    kn_host_free(t->record);
+    if (!(t->record = training_record(t)))
+        return false;
     t->saved_step = p->step;
     t->saves_later = later;
     t->saves = (t->saves + later) % MEASURES_SAVES;
@@ -299,6 +308,18 @@ static bool is_better(training *t, const step_report *p)
     if (!beats_best(t, score) && t->best_step == t->saved_step)
         settle_save(t);
     return beats_best(t, score);
+}
+
+/* Counts the evaluations since the best one: as many as --patience end the training. */
+static void count_worse(training *t, const step_report *p)
+{
+    const double score = score_of(p);
+    if (!isfinite(score))
+        return;
+    const bool better = isnan(t->least) || score < t->least;
+    t->least = better ? score : t->least;
+    t->worse = better ? 0 : t->worse + 1;
+    t->early = t->s->patience > 0 && t->worse >= t->s->patience;
 }
 
 static bool every(int64_t n, int64_t step)
@@ -346,9 +367,10 @@ static bool after_step(training *t, int64_t done)
         return false;
     if (evaluates && !settle_and_evaluate(t, p))
         return false;
+    count_worse(t, p);
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);
-    bool ends = last || t->stop, better = is_better(t, p),
+    bool ends = last || t->stop || t->early, better = is_better(t, p),
          saves = ends || due || better || t->save_now;
     if (!refuse_diverged(t, p) || (saves && !save(t, p, n->async_save && !ends && !t->save_now)))
         return false;
@@ -363,7 +385,7 @@ static bool after_step(training *t, int64_t done)
     if (t->stop && !save(t, p, false))
         return false;
     t->stop |= done == n->stop_after;
-    if (t->stop && done < n->steps)
+    if ((t->stop || t->early) && done < n->steps)
         print_stopped(t, done);
     return kn_ok();
 }
@@ -379,7 +401,7 @@ bool training_run(training *t)
             report_peak(kn_cuda_describe(), t->s->dtype != 0, t->s->tf32) * kn_comm_size(t->world);
         t->progress.has_mfu = true;
     }
-    for (int64_t step = begin; step < steps && !t->stop; step++)
+    for (int64_t step = begin; step < steps && !t->stop && !t->early; step++)
         if (!train_step(t, step) || !after_step(t, step + 1))
             return false;
     training_wait_for_save(t);

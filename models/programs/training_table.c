@@ -155,6 +155,11 @@ void print_stopped(const training *t, int64_t step)
 {
     if (!first_rank(t))
         return;
+    if (t->early) {
+        printf("\nstopped early after step %lld of %lld: %lld evaluations without a better one\n",
+               (long long)step, (long long)t->s->steps, (long long)t->worse);
+        return;
+    }
     printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->s->steps);
     if (!t->s->out) {
         printf("nothing was saved: no --out DIR was given\n");
@@ -164,6 +169,15 @@ void print_stopped(const training *t, int64_t step)
     if (kn_comm_started_ranks())
         printf(" --ranks %d", kn_comm_size(t->world));
     printf(" --resume %s%s\n", t->s->out, t->command ? t->command : "");
+}
+
+void print_evaluation(const training *t, const step_report *p)
+{
+    char text[96];
+    const char *of =
+        t->from ? kn_checkpoint_folder(t->from) : kn_options_value(t->options, "init");
+    if (first_rank(t))
+        printf("\n%s: %s\n", of, report_evaluation(p, text, sizeof text));
 }
 
 void print_best(const training *t)
