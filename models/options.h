@@ -44,7 +44,8 @@ typedef enum kn_option_kind {
 typedef enum kn_option_scope {
     KN_OF_TRAINING = 0, /* a checkpoint records it, and a resumed run has it without being told */
     KN_OF_RUN,          /* where and how a run works: the command to go on repeats it */
-    KN_OF_START         /* how a run begins: neither */
+    KN_OF_START,        /* how a run begins: neither, but a file of options has it */
+    KN_OF_ONCE          /* what one start does: none of these */
 } kn_option_scope;
 
 /* Where a value comes from. */
@@ -104,6 +105,16 @@ KN_API bool kn_options_agree(kn_options *o, kn_comm *comm);
 KN_API void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about);
 /* Writes the values in force as a table; those that were given are marked with a star. */
 KN_API void kn_options_banner(const kn_options *o, FILE *out);
+
+/* Sets the options that the file at path holds as if they were given on the command line; those
+ * that were, and what contradicts them, stay. The file is a subset of TOML: "name = value" a line
+ * and comments behind "#", where a value is a text in quotes, a number, true or false. An unknown
+ * name, a value of another type, a name twice, and all else of TOML are errors with the line. Call
+ * it after kn_options_parse, before kn_options_agree. At most 1 MiB. */
+KN_API bool kn_options_load(kn_options *o, const char *path);
+/* Such a file's text: the options that were chosen but for KN_OF_ONCE, and the others' values as
+ * comments. The caller frees it (kn_host_free). NULL with an error. */
+KN_API char *kn_options_toml(const kn_options *o);
 
 /* Sets one option as if it were given on the command line, replacing any earlier value. */
 KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);

@@ -29,8 +29,8 @@ static char choices[KN_CHOICES]; /* by gpt_settings_begin */
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
     { "model", KN_OPTION_NAME, AT(model), "custom",
-      "custom: a GPT, llama: a Llama of the sizes below; else a published one",
-      .choices = choices, .fixed = true },
+      "custom: a GPT, llama: a Llama of the sizes below; else a published one", .choices = choices,
+      .fixed = true },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder: train_gpt's, or one of transformers (GPT-2, Llama, "
       "Mistral, Qwen), and its tokenizer",

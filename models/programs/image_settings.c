@@ -115,7 +115,7 @@ static const kn_option progress_rows[] = {
       .of = KN_OF_RUN },
     { "grid", KN_OPTION_PATH, AT(grid), NULL,
       "write the first images of the training as a PNG, print their labels, and end",
-      .of = KN_OF_START },
+      .of = KN_OF_ONCE },
     { 0 },
 };
 

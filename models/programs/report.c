@@ -1,4 +1,4 @@
-/* models/programs/report.c: the table at the start, the progress line, the log. */
+/* models/programs/report.c: the table at the start, the progress line. */
 #include "kernels/trace.h"
 #include "models/programs/report.h"
 
@@ -104,44 +104,11 @@ bool progress_step(progress *p, const step_report *r)
     if (r->muon > 0)
         snprintf(muon, sizeof muon, "  muon %.0f %%", 100 * r->muon / r->seconds);
     printf("%sstep %lld/%lld  loss %.4f%s%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
-           (long long)r->step, (long long)r->steps, r->loss, r->has_val ? "  " : "", val, p->per_second, p->item,
-           utilisation(p, mfu, sizeof mfu), muon,
+           (long long)r->step, (long long)r->steps, r->loss, r->has_val ? "  " : "", val,
+           p->per_second, p->item, utilisation(p, mfu, sizeof mfu), muon,
            duration(per_step * (double)(r->steps - r->step), left, sizeof left),
            p->tty ? "\x1b[K" : "");
     if (line || !p->tty)
         printf("\n");
     return fflush(stdout) == 0 && !ferror(stdout);
-}
-
-/* JSON has no infinity, which is the norm of a skipped step: null. */
-static const char *number(double x, char *buf, size_t size)
-{
-    snprintf(buf, size, isfinite(x) ? "%.9g" : "null", x);
-    return buf;
-}
-
-bool log_step(FILE *log, const char *item, const step_report *r)
-{
-    char loss[32], val[32], norm[32], perplexity[32], more[128] = "";
-    if (r->has_accuracy)
-        snprintf(more, sizeof more, "\"val_accuracy\": %.9g, ", r->accuracy);
-    if (r->perplexity > 0)
-        snprintf(more, sizeof more, "\"val_perplexity\": %s, ",
-                 number(r->perplexity, perplexity, sizeof perplexity));
-    if (r->bits_per_byte > 0)
-        snprintf(more + strlen(more), sizeof more - strlen(more), "\"val_bits_per_byte\": %.9g, ",
-                 r->bits_per_byte);
-    fprintf(log,
-            "{\"step\": %lld, \"samples\": %lld, \"loss\": %s, \"val_loss\": %s, %s\"lr\": %.9g, "
-            "\"grad_norm\": %s, "
-            "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"muon_ms\": %.3f, \"peak_bytes\": {",
-            (long long)r->step, (long long)r->samples, number(r->loss, loss, sizeof loss),
-            number(r->has_val ? r->val_loss : NAN, val, sizeof val), more, r->lr,
-            number(r->grad_norm, norm, sizeof norm), item, (double)r->items / r->seconds,
-            1e3 * r->seconds, 1e3 * r->muon);
-    for (int i = 0; i < KN_MEM_COUNT; i++)
-        fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem_category)i),
-                (long long)r->ledger.peak[i]);
-    fprintf(log, "\"total\": %lld}}\n", (long long)r->ledger.peak_total);
-    return fflush(log) == 0 && !ferror(log);
 }

@@ -147,7 +147,8 @@ void print_resumed(const training *t)
     const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
     report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from), (long long)t->begin);
     for (int i = 0; kn_options_record(t->options, i, &r); i++)
-        if (r.changed && r.origin != KN_VALUE_DERIVED && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
+        if (r.changed && r.origin != KN_VALUE_DERIVED && strcmp(r.name, "batch") != 0 &&
+            strcmp(r.name, "accum") != 0)
             report_row("changed", "--%s %s; %s when it was saved", r.name,
                        *r.value ? r.value : "none", *r.saved ? r.saved : "none");
     if (t->rows != t->rows_then)

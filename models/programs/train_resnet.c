@@ -203,16 +203,18 @@ static double image_flops(image_run *r)
     return flops;
 }
 
-/* --pictures of a resumed run show its beginning, too, where --log goes on with the same log. */
+/* --pictures of a resumed run show its beginning, too, where its log goes on. */
 static bool read_curve(image_run *r)
 {
     const settings *s = &r->s.run;
     training *t = &r->t;
     curve_since since = { 0 };
-    if (!r->s.pictures || !s->log || !t->from || !first_rank(t))
+    char path[FOLDER + 16];
+    if (!r->s.pictures || !t->from || !first_rank(t))
         return true;
     const curve_place done = { training_samples(t, t->begin), r->set.count };
-    const bool ok = curve_read(s->log, done, &r->curve, &r->points, &since);
+    const bool ok = curve_read(log_of_json(s->log, s->out, path, sizeof path), done, &r->curve,
+                               &r->points, &since);
     t->loss_sum = since.sum;
     t->loss_steps = since.steps;
     return ok;

@@ -1,4 +1,5 @@
 /* models/programs/trainer.c: a program that trains, from its options to its end. */
+#include "comm/comm_internal.h"
 #include "kernels/context.h"
 #include "kernels/error.h"
 #include "models/programs/stop.h"
@@ -26,22 +27,34 @@ bool training_has_steps(const training *t, const char *option)
     if (s->patience > 0 && t->worse >= s->patience)
         return kn_fail("%s is behind %lld evaluations without a better one, where --patience %lld "
                        "ends the training; give a larger one, or 0",
-                       kn_checkpoint_folder(t->from), (long long)t->worse,
-                       (long long)s->patience);
+                       kn_checkpoint_folder(t->from), (long long)t->worse, (long long)s->patience);
     return s->stop_after == 0 || t->begin < s->stop_after ||
            kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
                    "step, or leave it out to train to the end",
                    kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->stop_after);
 }
 
+/* kn_init took --ranks out of the command line; what a run repeats has them. */
+static bool know_ranks(training *t)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", kn_comm_size(t->world));
+    return (!kn_comm_started_ranks() && !kn_options_given(t->options, "ranks")) ||
+           kn_options_set(t->options, "ranks", text);
+}
+
 /* Reads the command line, and opens the checkpoint to resume from, which gives options, too. */
 static bool read_options(training *t, int argc, char **argv)
 {
     t->options = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
-    if (!t->options || !kn_options_parse(t->options, argc, argv) ||
-        !kn_options_agree(t->options, t->world))
+    kn_options *o = t->options;
+    if (!o || !kn_options_parse(o, argc, argv))
         return false;
-    return kn_options_help_wanted(t->options) || (training_open(t) && training_place(t));
+    const bool help = kn_options_help_wanted(o);
+    if ((!help && t->s->config && !kn_options_load(o, t->s->config)) ||
+        !kn_options_agree(o, t->world) || (!help && !know_ranks(t)))
+        return false;
+    return help || (training_open(t) && training_place(t));
 }
 
 static bool recompute_block(kn_module *m, void *block_class)
@@ -124,8 +137,8 @@ static bool print_table(training *t)
     return print_run(t, &m);
 }
 
-/* --eval-only: the model of the checkpoint (averages, where it has some) or of --init, as a training
- * evaluates it; neither claims a folder nor writes into one. */
+/* --eval-only: the model of the checkpoint (averages, where it has some) or of --init, as a
+ * training evaluates it; neither claims a folder nor writes into one. */
 static bool evaluate_only(training *t)
 {
     step_report p = { .step = t->begin, .samples = training_samples(t, t->begin) };
@@ -156,10 +169,50 @@ static bool train(training *t)
     return end_output(t) && ok;
 }
 
+/* kn_init makes the ranks before the options are read, so --ranks and --threads of --config join
+ * the command line first. NULL: there are none; else the caller frees it. An error waits for the
+ * ranks, which read the same again. */
+static char **with_launch(training *t, int *argc, char ***argv, char more[2][32])
+{
+    static const char *const names[] = { "ranks", "threads" };
+    kn_options *o = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
+    char **all = NULL;
+    int n = 0;
+    if (o && kn_options_parse(o, *argc, *argv) && t->s->config && kn_options_load(o, t->s->config))
+        all = kn_host_alloc(((size_t)*argc + 3) * sizeof *all);
+    for (int i = 0; all && i <= *argc; i++) {
+        all[n++] = (*argv)[i]; /* and the NULL behind them */
+        for (int k = 0; i == 0 && k < 2; k++)
+            if (kn_options_given(o, names[k])) {
+                snprintf(more[k], sizeof more[k], "--%s=%.20s", names[k],
+                         kn_options_value(o, names[k]));
+                all[n++] = more[k];
+            }
+    }
+    if (all) {
+        *argc = n - 1;
+        *argv = all;
+    }
+    kn_options_free(o);
+    kn_clear_error();
+    return all;
+}
+
+static bool has_config(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "--config", 8) == 0)
+            return true;
+    return false;
+}
+
 int training_main(training *t, int argc, char **argv)
 {
+    char more[2][32], **all = NULL;
     t->program = argv[0];
     save_listen();
+    if (has_config(argc, argv))
+        all = with_launch(t, &argc, &argv, more);
     t->world = kn_init(&argc, &argv);
     if (kn_ok() && read_options(t, argc, argv)) {
         if (!kn_options_help_wanted(t->options))
@@ -175,5 +228,6 @@ int training_main(training *t, int argc, char **argv)
     kn_host_free(t->config);
     t->of->free(t);
     kn_options_free(t->options);
+    kn_host_free(all);
     return kn_finish();
 }

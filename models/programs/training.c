@@ -3,6 +3,7 @@
  * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
  * the next step has been launched, and at once only where training pauses. All ranks do so at the
  * same point. */
+#include "data/data.h"
 #include "kernels/device.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
@@ -126,8 +127,8 @@ bool training_open(training *t)
     finding f = { 0 };
     if (!out && !resume)
         return true;
-    if (first_rank(t) && (!find(&f, out, resume, overwrite) ||
-                          (!t->s->eval_only && !may_save(&f, overwrite))))
+    if (first_rank(t) &&
+        (!find(&f, out, resume, overwrite) || (!t->s->eval_only && !may_save(&f, overwrite))))
         return false;
     if (kn_comm_size(t->world) > 1 &&
         !kn_broadcast(t->world, &f, sizeof f, 0, kn_compute_stream(KN_CPU), "--out"))
@@ -158,6 +159,26 @@ static bool claim_empty(training *t)
                      t->out, t->out)));
 }
 
+/* RUN/config.toml, with which the run begins: one that goes on in its folder has it already. */
+static bool write_config(const training *t)
+{
+    char *path = kn_path_join(t->s->out, "config.toml"), *options = NULL, *text = NULL;
+    const bool there = path && t->from && kn_is_there(path);
+    if (path && !there && kn_ok() && (options = kn_options_toml(t->options)) &&
+        (text = kn_host_alloc(strlen(options) + 512))) {
+        const int n =
+            sprintf(text,
+                    "# Options with which this run of %s began; %s --config config.toml\n"
+                    "# --out OTHER repeats it. Behind # stand values that nobody chose.\n%s",
+                    t->of->name, t->of->name, options);
+        kn_file_write(path, (const void *[]){ text }, (size_t[]){ (size_t)n }, 1);
+    }
+    kn_host_free(text);
+    kn_host_free(options);
+    kn_host_free(path);
+    return kn_ok();
+}
+
 /* Claims the folder; what saves hold, before there is one, so that an error comes early. */
 static bool begin_saving(training *t)
 {
@@ -168,6 +189,8 @@ static bool begin_saving(training *t)
         return false;
     if (t->from && !kn_run_folder_set_aside(t->folder, t->from))
         return false;
+    if (!kn_agree(t->world, !first_rank(t) || write_config(t)))
+        return false;
     t->best_step = p->keep_best ? kn_run_folder_best(t->folder, &t->best) : -1;
     return kn_ok();
 }
@@ -175,6 +198,26 @@ static bool begin_saving(training *t)
 double *training_losses(const training *t)
 {
     return kn_host_alloc(EVALUATED * sizeof(double) * (size_t)kn_comm_size(t->world));
+}
+
+/* The log, and the losses before this start for --plot. */
+static bool open_log(training *t)
+{
+    const settings *s = t->s;
+    char path[FOLDER + 16];
+    const int64_t samples = training_samples(t, t->begin);
+    const char *before = log_of_json(s->log, s->out, path, sizeof path);
+    const log_options o = { .item = t->of->item,
+                            .out = s->out,
+                            .file = s->log,
+                            .folder = s->tensorboard,
+                            .goes_on = t->from != NULL,
+                            .samples = samples,
+                            .step = t->begin };
+    if (s->plot && (!(t->plot = kn_host_calloc(1, sizeof *t->plot)) ||
+                    (t->from && before && !losses_read(t->plot, before, samples, true))))
+        return false;
+    return (!o.out && !o.file && !o.folder) || (t->log = log_open(o));
 }
 
 bool training_begin(training *t)
@@ -187,15 +230,17 @@ bool training_begin(training *t)
     t->replay = p->cuda_graph && kn_ok() ? kn_replay_new(&t->model) : NULL;
     if (!t->measures || !t->losses || !t->fixed || (p->cuda_graph && !t->replay))
         return false;
-    if (first_rank(t) && p->log && !(t->log = fopen(p->log, t->from ? "a" : "w")))
-        return kn_fail_system("cannot write the log %s: %m", p->log);
-    return !p->out || begin_saving(t);
+    if (p->out && !begin_saving(t))
+        return false;
+    return !first_rank(t) || open_log(t);
 }
 
 void training_end(training *t)
 {
-    if (t->log)
-        fclose(t->log);
+    log_close(t->log);
+    if (t->plot)
+        losses_free(t->plot);
+    kn_host_free(t->plot);
     kn_run_folder_release(t->folder);
     kn_replay_free(t->replay);
     for (int64_t i = 0; t->fixed && i < t->s->accum; i++) {
@@ -370,6 +415,8 @@ static bool after_step(training *t, int64_t done)
     count_worse(t, p);
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);
+    if (p->has_val)
+        print_plot(t);
     bool ends = last || t->stop || t->early, better = is_better(t, p),
          saves = ends || due || better || t->save_now;
     if (!refuse_diverged(t, p) || (saves && !save(t, p, n->async_save && !ends && !t->save_now)))

@@ -9,6 +9,8 @@
 #include "fsdp/replay.h"
 #include "models/family.h"
 #include "models/record.h"
+#include "models/programs/log.h"
+#include "models/programs/losses.h"
 #include "models/programs/measures.h"
 #include "models/programs/report.h"
 #include "models/programs/settings.h"
@@ -89,8 +91,9 @@ struct training {
     char data[192];      /* set by training_same_data */
     char data_then[192]; /* the checkpoint's, where it is another; "": none */
     /* made by training_begin, freed by training_end */
-    FILE *log;
-    int log_error, output_error; /* errno of the write that failed first */
+    run_log *log;     /* of rank 0, with a file to write */
+    losses *plot;     /* of rank 0, with --plot */
+    int output_error; /* errno of the write that failed first */
     progress progress;
     measures *measures;
     kn_replay *replay;     /* NULL: steps aren't recorded */
@@ -125,8 +128,8 @@ static inline bool first_rank(const training *t)
 
 /* A whole program: t is zeros but for .of and .s. Returns what main returns. */
 int training_main(training *t, int argc, char **argv);
-/* True if steps remain before --steps, --stop-after and the end of --patience, or none are asked for
- * (--eval-only); else an error that asks for a larger --option. */
+/* True if steps remain before --steps, --stop-after and the end of --patience, or none are asked
+ * for (--eval-only); else an error that asks for a larger --option. */
 bool training_has_steps(const training *t, const char *option);
 
 /* ---- training.c: the loop -------------------------------------------------------------------- */
@@ -166,7 +169,8 @@ bool training_same_data(training *t, const char *text, uint64_t hash);
  * see it. */
 bool training_same_model(const training *t, const kn_model_config *now,
                          const kn_model_config *then);
-/* What a save holds of the program, as the training stands. The caller frees it (kn_host_free); NULL with an error. */
+/* What a save holds of the program, as the training stands. The caller frees it (kn_host_free);
+ * NULL with an error. */
 char *training_record(const training *t);
 /* The rows of the start table. */
 void print_resumed(const training *t);
@@ -197,6 +201,8 @@ void print_stopped(const training *t, int64_t step);
 void print_saved(const training *t, int64_t step);
 /* With --keep-best: which checkpoint it is. */
 void print_best(const training *t);
+/* --plot: the losses so far. */
+void print_plot(const training *t);
 /* The progress line and the log's line of a step. Requests a stop if they can't be written. */
 void report_step(training *t, const step_report *p);
 /* --eval-only: the evaluation of a model. */

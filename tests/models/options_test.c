@@ -116,7 +116,8 @@ KN_TEST(options, version)
     kn_options *o = kn_options_create(table, &c);
     KN_CHECK(o && parse(o, "--version", "--nonsense", NULL) && kn_options_help_wanted(o));
     char *text = print(o, true);
-    KN_CHECK(strncmp(text, "program (Knap) ", 15) == 0 && strchr(text, '\n')[1] == '\0', "%s", text);
+    KN_CHECK(strncmp(text, "program (Knap) ", 15) == 0 && strchr(text, '\n')[1] == '\0', "%s",
+             text);
     free(text);
     kn_options_free(o);
 }
