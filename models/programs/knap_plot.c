@@ -15,7 +15,7 @@ static const char about[] =
     "Draws the losses of runs in one picture, of folders that train_gpt or train_resnet wrote\n"
     "(--out) or of their logs (--log, JSON):\n"
     "  knap-plot RUN|LOG...                     on the terminal\n"
-    "  knap-plot RUN|LOG... --out losses.svg    as a picture for browsers\n"
+    "  knap-plot RUN|LOG... --out picture.svg    as a picture for browsers\n"
     "Thin lines are the losses of steps, thick ones those of evaluations.";
 
 typedef struct settings {
