@@ -158,8 +158,13 @@ static bool cut_later(log_file *f, const log_options *o, const char *header)
         return kn_fail_system("cannot read the log %s: %m", f->path);
     if (!S_ISREG(st.st_mode))
         return true;
-    if (!(in = fopen(f->path, "re")))
-        return kn_fail_system("cannot read the log %s: %m", f->path);
+    const int fd = kn_open(f->path, O_RDONLY | O_CLOEXEC, 0);
+    if (fd < 0 || !(in = fdopen(fd, "r"))) {
+        kn_fail_system("cannot read the log %s: %m", f->path);
+        if (fd >= 0)
+            close(fd);
+        return false;
+    }
     const off_t place = place_of_later(in, f, o->samples, first, sizeof first);
     fclose(in);
     if (place < 0)

@@ -2,13 +2,16 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/programs/log.h"
+#include "tensor/files.h"
 #include "tensor/json.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static double number_in(const json_t *j, const char *key)
 {
@@ -34,11 +37,17 @@ bool log_read(const char *path, int64_t samples, bool (*take)(const log_line *li
               void *arg, bool *there)
 {
     enum { LINE = 1 << 16 }; /* a longer one is none of a log */
-    FILE *in = fopen(path, "re");
+    const int fd = kn_open(path, O_RDONLY | O_CLOEXEC, 0);
     if (there)
-        *there = in != NULL;
-    if (!in)
+        *there = fd >= 0;
+    if (fd < 0)
         return (there && errno == ENOENT) || kn_fail_system("cannot read the log %s: %m", path);
+    FILE *in = fdopen(fd, "r");
+    if (!in) {
+        kn_fail_system("cannot read the log %s: %m", path);
+        close(fd);
+        return false;
+    }
     char *text = kn_host_alloc(LINE);
     log_line line;
     bool ok = text != NULL;

@@ -102,6 +102,11 @@ check "it goes on before its end" succeeds
 check "no step is there twice" python3 same.py run/log.jsonl table.csv events
 run "${tiny[@]}" --out other --log other/log.jsonl
 check "the folder's log may be named" eval 'succeeds && [ "$(wc -l <other/log.jsonl)" = 12 ]'
+printf '{"st' >>other/log.jsonl
+run "$gpt" --resume other --log other/log.jsonl --steps 14 --threads 1
+check "and goes on behind its last whole line" python3 -c "
+import json
+assert [json.loads(line)['step'] for line in open('other/log.jsonl')] == list(range(1, 15))"
 run "${tiny[@]}" --log /dev/stdout --stop-after 1
 check "a log may be no file" says '{"step": 1, "samples": 12, "loss": '
 run "${tiny[@]}" --stop-after 1

@@ -67,12 +67,13 @@ open('long', 'w').write(''.join(line(i, 1 + 1000 / (i + 99)) for i in range(1, 8
 open('again', 'w').write(''.join(line(i, 3 / i) for i in (*range(1, 7), *range(4, 9))) + 'no line\n{"step": 9, "sam')
 open('flat', 'w').write(line(1, 2) + line(2, 2))
 open('odd', 'w').write(line(1, 1e308) + line(2, -1e308) + line(3, 5e-324) + '{"step": 4, "samples": 1, "loss": null}\n{"step": 5, "samples": 1, "loss": 1e999}\n')
+open('tiny', 'w').write(line(1, 5e-324) + line(2, 0))
 open('large', 'w').write(line(1, 1e17) + line(2, 1e17 + 32))
 END
 for log in long again; do
     check "$log" eval '"$plot" $log --out $log.svg && python3 read.py $log.svg no $log'
 done
-for log in flat odd large; do
+for log in flat odd tiny large; do
     for more in "" "--log-scale" "--out x.svg"; do
         # shellcheck disable=SC2086
         check "$log $more" timeout 20 "$plot" $log $more
