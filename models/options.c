@@ -21,9 +21,9 @@ int kn_options_find(const kn_options *o, const char *name, size_t length)
     return -1;
 }
 
-static bool fail_unknown(const kn_options *o, const char *name, size_t length)
+bool kn_options_fail_unknown(const kn_options *o, const char *name, size_t length)
 {
-    char word[WORD_MAX + 1], buf[WORD_MAX + 1], words[4096] = "help";
+    char word[WORD_MAX + 1], buf[WORD_MAX + 1], words[4096] = "help|version";
     size_t used = strlen(words);
     snprintf(word, sizeof word, "%.*s", (int)length, name);
     for (int i = 0; i < o->count; i++)
@@ -223,8 +223,7 @@ void kn_options_free(kn_options *o)
 
 /* ---- the command line ---------------------------------------------------------------------- */
 
-/* Sets row i to a text of the command line; the same option with another value is an error. */
-static bool give(kn_options *o, int i, const char *text)
+bool kn_options_give(kn_options *o, int i, const char *text)
 {
     kn_option_value *v = &o->values[i];
     if (v->origin == KN_VALUE_GIVEN && v->text && strcmp(v->text, text) != 0)
@@ -236,7 +235,7 @@ static bool give(kn_options *o, int i, const char *text)
     return true;
 }
 
-static bool check_clashes(const kn_options *o)
+bool kn_options_check_clashes(const kn_options *o)
 {
     for (int i = 0; i < o->count; i++) {
         const char *other = o->table[i].clashes;
@@ -260,16 +259,16 @@ static int parse_one(kn_options *o, int argc, char *const *argv, int at)
         i = no ? i : -1;
     }
     if (i < 0)
-        return fail_unknown(o, name, length);
+        return kn_options_fail_unknown(o, name, length);
     if (no && equals)
         return kn_fail("--%.*s takes no value", (int)length, name);
     if (o->table[i].kind == KN_OPTION_FLAG)
-        return give(o, i, equals ? equals + 1 : no ? "false" : "true") ? 1 : 0;
+        return kn_options_give(o, i, equals ? equals + 1 : no ? "false" : "true") ? 1 : 0;
     if (equals)
-        return give(o, i, equals + 1) ? 1 : 0;
+        return kn_options_give(o, i, equals + 1) ? 1 : 0;
     if (at + 1 >= argc || strncmp(argv[at + 1], "--", 2) == 0)
         return kn_fail("--%s needs a value: --%s VALUE", o->table[i].name, o->table[i].name);
-    return give(o, i, argv[at + 1]) ? 2 : 0;
+    return kn_options_give(o, i, argv[at + 1]) ? 2 : 0;
 }
 
 /* An argument that is no option: one more of the list, if the table has one. */
@@ -296,10 +295,10 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
         return false;
     for (int at = 1; at < argc;) {
         const char *arg = argv[at];
-        if (strcmp(arg, "--help") == 0) {
-            o->help = true;
+        o->version = strcmp(arg, "--version") == 0;
+        o->help = o->version || strcmp(arg, "--help") == 0;
+        if (o->help)
             return true;
-        }
         if (strncmp(arg, "--", 2) != 0 || !arg[2]) {
             const char *bare = arg + (arg[0] == '-');
             size_t length = strcspn(bare, "=");
@@ -314,7 +313,7 @@ bool kn_options_parse(kn_options *o, int argc, char *const *argv)
             return false;
         at += took;
     }
-    return check_clashes(o);
+    return kn_options_check_clashes(o);
 }
 
 bool kn_options_help_wanted(const kn_options *o)
@@ -332,7 +331,7 @@ bool kn_options_set(kn_options *o, const char *name, const char *text)
         return false;
     int i = kn_options_find(o, name, strlen(name));
     if (i < 0)
-        return fail_unknown(o, name, strlen(name));
+        return kn_options_fail_unknown(o, name, strlen(name));
     if (!store(o, i, text))
         return false;
     o->values[i].origin = KN_VALUE_GIVEN;
@@ -358,6 +357,16 @@ static bool is_open(const kn_options *o, int i)
            same_value(&o->table[i], o->values[i].text, default_of(&o->table[i], first));
 }
 
+const char *kn_number_text(double number, char text[32])
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, 32, "%.*g", digits, number);
+        if (strtod(text, NULL) == number)
+            break;
+    }
+    return text;
+}
+
 bool kn_options_derive(kn_options *o, const char *name, double number)
 {
     char text[32];
@@ -366,15 +375,10 @@ bool kn_options_derive(kn_options *o, const char *name, double number)
         return false;
     int i = kn_options_find(o, name, strlen(name));
     if (i < 0)
-        return fail_unknown(o, name, strlen(name));
-    for (int digits = 15; digits <= 17; digits++) { /* the shortest text that means it */
-        snprintf(text, sizeof text, "%.*g", digits, number);
-        if (strtod(text, NULL) == number)
-            break;
-    }
+        return kn_options_fail_unknown(o, name, strlen(name));
     if (!is_open(o, i))
         return true;
-    if (!store(o, i, text))
+    if (!store(o, i, kn_number_text(number, text)))
         return false;
     o->values[i].origin = KN_VALUE_DERIVED;
     return true;

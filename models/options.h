@@ -44,7 +44,8 @@ typedef enum kn_option_kind {
 typedef enum kn_option_scope {
     KN_OF_TRAINING = 0, /* a checkpoint records it, and a resumed run has it without being told */
     KN_OF_RUN,          /* where and how a run works: the command to go on repeats it */
-    KN_OF_START         /* how a run begins: neither */
+    KN_OF_START,        /* how a run begins: neither, but a file of options has it */
+    KN_OF_ONCE          /* what one start does: none of these */
 } kn_option_scope;
 
 /* Where a value comes from. */
@@ -81,8 +82,8 @@ KN_API kn_options *kn_options_create(const kn_option *table, void *fields);
 KN_API void kn_options_free(kn_options *o);
 
 /* For small programs: kn_options_create, then kn_options_parse of the arguments that kn_init left
- * in argv, and kn_options_agree over kn_world(). With --help rank 0 prints the help. NULL if the
- * program must end: after --help, and with an error.
+ * in argv, and kn_options_agree over kn_world(). With --help or --version rank 0 prints
+ * that. NULL if the program must end: after these, and with an error.
  *
  *     kn_options *options = kn_options_main(table, &fields, argc, argv, "Trains an MLP on MNIST.");
  *     if (!options)
@@ -90,7 +91,8 @@ KN_API void kn_options_free(kn_options *o);
 KN_API kn_options *kn_options_main(const kn_option *table, void *fields, int argc,
                                    char *const *argv, const char *about);
 
-/* Reads argv[1 .. argc-1]. "--help" sets kn_options_help_wanted and checks nothing after it. */
+/* Reads argv[1 .. argc-1]. "--help" and "--version" set kn_options_help_wanted, and nothing is
+ * checked after them. */
 KN_API bool kn_options_parse(kn_options *o, int argc, char *const *argv);
 KN_API bool kn_options_help_wanted(const kn_options *o);
 /* Whether all ranks of comm (NULL: kn_world()) have the same options; else false, with an error
@@ -98,10 +100,21 @@ KN_API bool kn_options_help_wanted(const kn_options *o);
  * another on each machine: only that all have one is compared. Options that are .own aren't.
  * Collective: call it after kn_options_parse, before the values say which collectives come. */
 KN_API bool kn_options_agree(kn_options *o, kn_comm *comm);
-/* Writes "usage", an optional paragraph about the program, and a line an option. */
+/* Writes "usage", an optional paragraph about the program, and a line an option; after --version
+ * only the program's name and the version of Knap. */
 KN_API void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about);
 /* Writes the values in force as a table; those that were given are marked with a star. */
 KN_API void kn_options_banner(const kn_options *o, FILE *out);
+
+/* Sets the options that the file at path holds as if they were given on the command line; those
+ * that were, and what contradicts them, stay. The file is a subset of TOML: "name = value" a line
+ * and comments behind "#", where a value is a text in quotes, a number, true or false. An unknown
+ * name, a value of another type, a name twice, and all else of TOML are errors with the line. Call
+ * it after kn_options_parse, before kn_options_agree. At most 1 MiB. */
+KN_API bool kn_options_load(kn_options *o, const char *path);
+/* Such a file's text: the options that were chosen but for KN_OF_ONCE, and the others' values as
+ * comments. The caller frees it (kn_host_free). NULL with an error. */
+KN_API char *kn_options_toml(const kn_options *o);
 
 /* Sets one option as if it were given on the command line, replacing any earlier value. */
 KN_API bool kn_options_set(kn_options *o, const char *name, const char *value);

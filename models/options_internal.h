@@ -18,8 +18,9 @@ struct kn_options {
     char *fields;
     kn_option_value *values; /* [count], parallel to the table */
     int count;
-    bool help;
-    char **rest; /* of KN_OPTION_REST; NULL: none was read */
+    bool help;    /* --help, or */
+    bool version; /* --version: it asks for something else than the work, too */
+    char **rest;  /* of KN_OPTION_REST; NULL: none was read */
     int rests;
 };
 
@@ -35,5 +36,17 @@ static inline bool kn_option_chooses(const kn_option *p)
 
 /* The row of that name, of so many characters; -1: none. */
 int kn_options_find(const kn_options *o, const char *name, size_t length);
+/* The error for a name that the table doesn't have; false. */
+bool kn_options_fail_unknown(const kn_options *o, const char *name, size_t length);
+/* Sets row i to a text of the command line or a file; the same option with another value is an
+ * error. */
+bool kn_options_give(kn_options *o, int i, const char *text);
+/* No two that contradict each other were given. */
+bool kn_options_check_clashes(const kn_options *o);
+
+/* The shortest text that means the number; text. */
+const char *kn_number_text(double number, char text[32]);
+/* options_file.c: whether all of text is. */
+bool kn_is_utf8(const char *text);
 
 #endif

@@ -31,6 +31,10 @@ static const char *placeholder(const kn_option *p)
 static void print_help(const kn_options *o, FILE *out, const char *program, const char *about,
                        bool launched)
 {
+    if (o->version) {
+        fprintf(out, "%s (Knap) %s\n", program, KN_VERSION);
+        return;
+    }
     fprintf(out, "usage: %s [--option value | --option=value ...]\n", program);
     if (about)
         fprintf(out, "\n%s\n", about);
@@ -62,6 +66,7 @@ static void print_help(const kn_options *o, FILE *out, const char *program, cons
     if (launched && kn_options_find(o, "threads", 7) < 0)
         fprintf(out, "  %-22s %s\n", "--threads N", "threads of each rank");
     fprintf(out, "  %-22s %s\n", "--help", "print this and stop");
+    fprintf(out, "  %-22s %s\n", "--version", "print the version of Knap and stop");
 }
 
 void kn_options_help(const kn_options *o, FILE *out, const char *program, const char *about)

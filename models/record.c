@@ -3,6 +3,7 @@
 
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "models/options_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/json.h"
 #include <jansson.h>
@@ -17,15 +18,6 @@ static json_t *value_of(const kn_option_record *r)
                                          : json_string(r->value);
 }
 
-static bool is_utf8(const char *text)
-{
-    uint32_t code;
-    size_t n = 1;
-    for (size_t left = strlen(text); left > 0 && n > 0; left -= n, text += n)
-        n = kn_utf8_read(text, left, &code);
-    return n > 0;
-}
-
 char *kn_options_text(kn_options *o)
 {
     kn_option_record r;
@@ -33,7 +25,7 @@ char *kn_options_text(kn_options *o)
         return NULL;
     json_t *j = json_object();
     for (int i = 0; j && kn_ok() && kn_options_record(o, i, &r); i++)
-        if (r.row->of == KN_OF_TRAINING && !is_utf8(r.value))
+        if (r.row->of == KN_OF_TRAINING && !kn_is_utf8(r.value))
             kn_fail("--%s %.200s: this isn't valid UTF-8, as which a checkpoint records it; rename "
                     "the file, or give a link to it",
                     r.name, r.value);

@@ -29,8 +29,8 @@ static char choices[KN_CHOICES]; /* by gpt_settings_begin */
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
     { "model", KN_OPTION_NAME, AT(model), "custom",
-      "custom: a GPT, llama: a Llama of the sizes below; else a published one",
-      .choices = choices },
+      "custom: a GPT, llama: a Llama of the sizes below; else a published one", .choices = choices,
+      .fixed = true },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder, train_gpt's or one of transformers (GPT-2, Llama, "
       "Mistral, Qwen), or file, a GGUF or llm.c's weights; and its tokenizer",
@@ -65,6 +65,7 @@ static const kn_option training_rows[] = {
       .note = "100, or a tenth of fewer than 1000 steps" },
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "0.1", "weight decay of matrices",
       .max = 1e3 },
+    { "beta1", KN_OPTION_FLOAT, RUN(beta1), "0.9", "AdamW's first beta", .max = 0.99999999 },
     { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.99", "AdamW's second beta", .max = 0.99999999 },
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated, sampled and saved as the model; 0: none",

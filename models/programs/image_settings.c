@@ -41,7 +41,7 @@ static char choices[KN_CHOICES]; /* by image_settings_begin */
 static const kn_option model_rows[] = {
     { "model", KN_OPTION_HEADING },
     { "model", KN_OPTION_NAME, AT(model), "resnet20",
-      "resnet20 to resnet110 are for images of 32 x 32", .choices = choices },
+      "resnet20 to resnet110 are for images of 32 x 32", .choices = choices, .fixed = true },
     { "init", KN_OPTION_PATH, AT(init), NULL,
       "begin with the weights of this folder (train_resnet's, timm's) or .safetensors file, with a "
       "new last layer for another number of classes",
@@ -85,6 +85,7 @@ static const kn_option training_rows[] = {
     { "weight-decay", KN_OPTION_FLOAT, RUN(weight_decay), "-1",
       "weight decay; adamw and muon: only of matrices and convolutions", .min = -1, .max = 1e3,
       .note = "5e-4; adamw and muon: 0.05" },
+    { "beta1", KN_OPTION_FLOAT, RUN(beta1), "0.9", "AdamW's first beta", .max = 0.99999999 },
     { "beta2", KN_OPTION_FLOAT, RUN(beta2), "0.999", "AdamW's second beta", .max = 0.99999999 },
     { "ema", KN_OPTION_FLOAT, RUN(ema), "0",
       "decay of averages of the weights: evaluated and saved as the model; 0: none",
@@ -114,7 +115,7 @@ static const kn_option progress_rows[] = {
       .of = KN_OF_RUN },
     { "grid", KN_OPTION_PATH, AT(grid), NULL,
       "write the first images of the training as a PNG, print their labels, and end",
-      .of = KN_OF_START },
+      .of = KN_OF_ONCE },
     { 0 },
 };
 
@@ -155,6 +156,7 @@ static bool check_rates(const image_settings *s, const kn_options *o)
         const char *option, *beside, *words;
     } only[] = { { "momentum", "optimizer", "sgd" },
                  { "nesterov", "optimizer", "sgd" },
+                 { "beta1", "optimizer", "adamw|muon" },
                  { "beta2", "optimizer", "adamw|muon" },
                  { "min-lr", "schedule", "one_cycle|cosine" } };
     for (size_t i = 0; i < sizeof only / sizeof *only; i++) {

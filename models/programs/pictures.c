@@ -1,5 +1,6 @@
 /* models/programs/pictures.c: SVG is written as text into memory, and the file all or nothing. */
 #include "models/programs/pictures.h"
+#include "models/programs/chart.h"
 #include "data/data.h"
 #include "kernels/error_internal.h"
 #include "models/image.h"
@@ -38,125 +39,42 @@ static bool text_end(text *t, const char *path)
     return ok;
 }
 
-/* A label inside XML; kn_vision_label took out what XML can't hold. */
-static void put_name(FILE *out, const char *name)
-{
-    for (; *name; name++) {
-        if (strchr("<>&\"'", *name))
-            fprintf(out, "&#%d;", *name);
-        else
-            fputc(*name, out);
-    }
-}
-
-static void svg_begin(FILE *out, double width, double height)
-{
-    fprintf(out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" "
-            "font-family=\"sans-serif\" font-size=\"12\">\n"
-            "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
-            width, height);
-}
-
 /* ---- curves ---------------------------------------------------------------------------------- */
-
-enum { WIDTH = 640, HEIGHT = 240, LEFT = 60, TOP = 30, BOTTOM = 40, RIGHT = 60, LINES = 5 };
-
-/* A panel with round numbers on the left, and epochs below. */
-typedef struct panel {
-    FILE *out;
-    double top, low, high, from, to; /* values, epochs */
-} panel;
-
-static double across(const panel *p, double epoch)
-{
-    const double part = p->to > p->from ? (epoch - p->from) / (p->to - p->from) : 0.5;
-    return LEFT + part * (WIDTH - LEFT - RIGHT);
-}
-
-static double down(const panel *p, double value)
-{
-    const double part = p->high > p->low ? (value - p->low) / (p->high - p->low) : 0.5;
-    return p->top + TOP + (1 - part) * (HEIGHT - TOP - BOTTOM);
-}
-
-/* 1, 2 or 5 times a power of ten, at most LINES of which make the range. */
-static double round_step(double range)
-{
-    double step = range > 0 ? pow(10, floor(log10(range / LINES))) : 1;
-    for (int i = 0; range > LINES * step; i++)
-        step *= i % 3 == 1 ? 2.5 : 2;
-    return step;
-}
-
-static void frame(const panel *p, const char *title)
-{
-    const double values = round_step(p->high - p->low), epochs = round_step(p->to - p->from);
-    fprintf(p->out, "<text x=\"%d\" y=\"%.0f\" font-weight=\"bold\">%s</text>\n", LEFT, p->top + 20,
-            title);
-    for (int i = 0; p->low + i * values <= p->high + values / 1e6; i++) {
-        const double v = p->low + i * values;
-        fprintf(p->out,
-                "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>"
-                "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
-                LEFT, WIDTH - RIGHT, down(p, v), down(p, v), LEFT - 6, down(p, v) + 4, v);
-    }
-    for (int i = 0; p->from + i * epochs <= p->to + epochs / 1e6; i++)
-        fprintf(p->out, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%.4g</text>\n",
-                across(p, p->from + i * epochs), p->top + HEIGHT - BOTTOM + 18,
-                p->from + i * epochs);
-    fprintf(p->out, "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\">epochs</text>\n", WIDTH - RIGHT,
-            p->top + HEIGHT - BOTTOM + 34);
-}
-
-/* One line, with the last value at its end, lower by shift; field: where the value lies in a
- * curve_point. */
-static void curve(const panel *p, const curve_point *point, int n, size_t field, const char *colour,
-                  const char *name, int place, double shift)
-{
-    double x = 0, y = 0, v = 0;
-    fprintf(p->out, "<polyline fill=\"none\" stroke=\"%s\" stroke-width=\"2\" points=\"", colour);
-    for (int i = 0; i < n; i++) {
-        memcpy(&v, (const char *)&point[i] + field, sizeof v);
-        x = across(p, point[i].epoch), y = down(p, v);
-        fprintf(p->out, "%.1f,%.1f ", x, y);
-    }
-    fprintf(p->out,
-            "\"/>\n<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>"
-            "<text x=\"%.1f\" y=\"%.1f\" fill=\"%s\">%.4g</text>\n"
-            "<text x=\"%d\" y=\"%.0f\" fill=\"%s\">%s</text>\n",
-            x, y, colour, x + 6, y + 4 + shift, colour, v, LEFT + 200 + place, p->top + 20, colour,
-            name);
-}
 
 bool picture_curves(const char *path, const curve_point *point, int n)
 {
+    chart_line line[] = { { "training", "#888" }, { "test", "#06c" }, { "right", "#06c" } };
     text t;
-    if (!text_begin(&t))
-        return false;
-    panel loss = { t.out, 0, 0, 0, 0, 0 }, right = { t.out, HEIGHT, 100, 0, 0, 0 };
-    for (int i = 0; i < n; i++) {
-        loss.high = fmax(loss.high, fmax(point[i].train_loss, point[i].val_loss));
-        loss.to = right.to = fmax(loss.to, point[i].epoch);
-        right.low = fmin(right.low, point[i].accuracy);
-        right.high = fmax(right.high, point[i].accuracy);
+    bool ok = true;
+    double most = 0, low = 100, high = 0;
+    for (int i = 0; ok && i < n; i++) {
+        const curve_point *p = &point[i];
+        ok = chart_add(&line[0], p->epoch, p->train_loss) &&
+             chart_add(&line[1], p->epoch, p->val_loss) &&
+             chart_add(&line[2], p->epoch, p->accuracy);
+        most = fmax(most, fmax(p->train_loss, p->val_loss));
+        low = fmin(low, p->accuracy);
+        high = fmax(high, p->accuracy);
     }
-    const double losses = round_step(loss.high);
-    loss.high = ceil(loss.high / losses) * losses;
-    right.low = 10 * floor(right.low / 10);
-    right.high = fmin(100, 10 * ceil((right.high + 1) / 10));
-    svg_begin(t.out, WIDTH, 2 * HEIGHT);
-    frame(&loss, "loss");
-    /* numbers of neighbours would cover each other */
-    const curve_point end = n > 0 ? point[n - 1] : (curve_point){ 0 };
-    const double far = down(&loss, end.val_loss) - down(&loss, end.train_loss);
-    const double shift = fabs(far) < 12 ? copysign((12 - fabs(far)) / 2, far) : 0;
-    curve(&loss, point, n, offsetof(curve_point, train_loss), "#888", "training", 0, -shift);
-    curve(&loss, point, n, offsetof(curve_point, val_loss), "#06c", "test", 80, shift);
-    frame(&right, "right test images in %");
-    curve(&right, point, n, offsetof(curve_point, accuracy), "#06c", "", 80, 0);
-    fprintf(t.out, "</svg>\n");
-    return text_end(&t, path);
+    const chart loss = { "loss", "epochs", line, 2, .high = chart_round(most) };
+    const chart right = { "right test images in %",
+                          "epochs",
+                          line + 2,
+                          1,
+                          .low = 10 * floor(low / 10),
+                          .high = fmin(100, 10 * ceil((high + 1) / 10)) };
+    ok = ok && text_begin(&t);
+    if (ok) {
+        const double top = chart_height(&loss);
+        svg_begin(t.out, CHART_WIDTH, top + chart_height(&right));
+        chart_draw(t.out, &loss, 0);
+        chart_draw(t.out, &right, top);
+        svg_end(t.out);
+        ok = text_end(&t, path);
+    }
+    for (int i = 0; i < 3; i++)
+        chart_line_free(&line[i]);
+    return ok;
 }
 
 /* ---- the confusion matrix -------------------------------------------------------------------- */
@@ -182,11 +100,11 @@ bool picture_confusion(const char *path, const image_eval *e, const kn_vision_in
                      all = (double)e->of_class[2 * r];
         fprintf(t.out, "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\" font-size=\"%d\">", NAMES - 6,
                 at + 4, cell == CELL ? 12 : 9);
-        put_name(t.out, in->label[r]);
+        svg_text(t.out, in->label[r]);
         fprintf(t.out,
                 "</text><text transform=\"translate(%.0f,%d) rotate(-90)\" font-size=\"%d\">",
                 at + 4, NAMES - 6, cell == CELL ? 12 : 9);
-        put_name(t.out, in->label[r]);
+        svg_text(t.out, in->label[r]);
         fprintf(t.out, "</text>\n");
         for (int64_t c = 0; c < n; c++) {
             const int64_t count = e->confusion[r * n + c];
@@ -205,7 +123,7 @@ bool picture_confusion(const char *path, const image_eval *e, const kn_vision_in
         }
         fprintf(t.out, "\n");
     }
-    fprintf(t.out, "</svg>\n");
+    svg_end(t.out);
     return text_end(&t, path);
 }
 
@@ -274,13 +192,13 @@ static bool captions(const char *path, const char *png, const image_eval *e,
                 x, y, SHOWN, SHOWN, (long long)(2 + i % ACROSS * (width + 2)),
                 (long long)(2 + i / ACROSS * (height + 2)), (long long)width, (long long)height, x,
                 y + SHOWN + 14);
-        put_name(t.out, in->label[e->worst[i].label]);
+        svg_text(t.out, in->label[e->worst[i].label]);
         fprintf(t.out, "</text>\n<text x=\"%d\" y=\"%d\" fill=\"#c00\">taken for ", x,
                 y + SHOWN + 28);
-        put_name(t.out, in->label[e->worst[i].guess]);
+        svg_text(t.out, in->label[e->worst[i].guess]);
         fprintf(t.out, "</text>\n");
     }
-    fprintf(t.out, "</svg>\n");
+    svg_end(t.out);
     return text_end(&t, path) && ok;
 }
 

@@ -25,7 +25,8 @@ typedef struct curve_place {
 /* Appends the evaluations of a log that train_resnet --log wrote, up to where the training stands,
  * to *point[*n], and adds the losses that follow them to *since. The caller frees *point with
  * kn_host_free. */
-bool curve_read(const char *log, curve_place done, curve_point **point, int *n, curve_since *since);
+bool curve_read(const char *log, /* NULL: none */
+                curve_place done, curve_point **point, int *n, curve_since *since);
 bool curve_add(curve_point **point, int *n, curve_point p);
 
 /* Losses and accuracy over epochs. */

@@ -1,4 +1,4 @@
-/* models/programs/report.c: the table at the start, the progress line, the log. */
+/* models/programs/report.c: the table at the start, the progress line. */
 #include "kernels/trace.h"
 #include "models/programs/report.h"
 
@@ -75,9 +75,23 @@ static const char *utilisation(const progress *p, char *buf, size_t size)
     return buf;
 }
 
+const char *report_evaluation(const step_report *r, char *buf, size_t size)
+{
+    char more[64] = "";
+    if (r->has_accuracy)
+        snprintf(more, sizeof more, ", %.2f %% right", 100 * r->accuracy);
+    else if (r->bits_per_byte > 0)
+        snprintf(more, sizeof more, ", perplexity %.4g, %.4f bits/byte", r->perplexity,
+                 r->bits_per_byte);
+    else if (r->perplexity > 0)
+        snprintf(more, sizeof more, ", perplexity %.4g", r->perplexity);
+    snprintf(buf, size, "val %.4f%s", r->val_loss, more);
+    return buf;
+}
+
 bool progress_step(progress *p, const step_report *r)
 {
-    char left[32], val[64] = "", mfu[32], muon[32] = "";
+    char left[32], val[96] = "", mfu[32], muon[32] = "";
     double now = kn_now(), rate = (double)r->items / r->seconds;
     p->per_second = p->per_second > 0 ? 0.95 * p->per_second + 0.05 * rate : rate;
     bool line = r->has_val || r->step == r->steps;
@@ -86,45 +100,15 @@ bool progress_step(progress *p, const step_report *r)
     p->last = now;
     double per_step = (double)r->items / p->per_second;
     if (r->has_val)
-        snprintf(val, sizeof val, "  val %.4f", r->val_loss);
-    if (r->has_accuracy)
-        snprintf(val + strlen(val), sizeof val - strlen(val), ", %.2f %% right", 100 * r->accuracy);
+        report_evaluation(r, val, sizeof val);
     if (r->muon > 0)
         snprintf(muon, sizeof muon, "  muon %.0f %%", 100 * r->muon / r->seconds);
-    printf("%sstep %lld/%lld  loss %.4f%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
-           (long long)r->step, (long long)r->steps, r->loss, val, p->per_second, p->item,
-           utilisation(p, mfu, sizeof mfu), muon,
+    printf("%sstep %lld/%lld  loss %.4f%s%s  %.0f %s/s%s%s  %s left%s", p->tty ? "\r" : "",
+           (long long)r->step, (long long)r->steps, r->loss, r->has_val ? "  " : "", val,
+           p->per_second, p->item, utilisation(p, mfu, sizeof mfu), muon,
            duration(per_step * (double)(r->steps - r->step), left, sizeof left),
            p->tty ? "\x1b[K" : "");
     if (line || !p->tty)
         printf("\n");
     return fflush(stdout) == 0 && !ferror(stdout);
-}
-
-/* JSON has no infinity, which is the norm of a skipped step: null. */
-static const char *number(double x, char *buf, size_t size)
-{
-    snprintf(buf, size, isfinite(x) ? "%.9g" : "null", x);
-    return buf;
-}
-
-bool log_step(FILE *log, const char *item, const step_report *r)
-{
-    char loss[32], val[32], norm[32];
-    char accuracy[64] = "";
-    if (r->has_accuracy)
-        snprintf(accuracy, sizeof accuracy, "\"val_accuracy\": %.9g, ", r->accuracy);
-    fprintf(log,
-            "{\"step\": %lld, \"samples\": %lld, \"loss\": %s, \"val_loss\": %s, %s\"lr\": %.9g, "
-            "\"grad_norm\": %s, "
-            "\"%s_per_s\": %.1f, \"step_ms\": %.3f, \"muon_ms\": %.3f, \"peak_bytes\": {",
-            (long long)r->step, (long long)r->samples, number(r->loss, loss, sizeof loss),
-            number(r->has_val ? r->val_loss : NAN, val, sizeof val), accuracy, r->lr,
-            number(r->grad_norm, norm, sizeof norm), item, (double)r->items / r->seconds,
-            1e3 * r->seconds, 1e3 * r->muon);
-    for (int i = 0; i < KN_MEM_COUNT; i++)
-        fprintf(log, "\"%s\": %lld, ", kn_mem_name((kn_mem_category)i),
-                (long long)r->ledger.peak[i]);
-    fprintf(log, "\"total\": %lld}}\n", (long long)r->ledger.peak_total);
-    return fflush(log) == 0 && !ferror(log);
 }

@@ -1,5 +1,5 @@
-/* models/programs/report.h: a trainer's output: the table at the start, the progress line, the log
- * of one JSON object a step. */
+/* models/programs/report.h: a trainer's printed output: the table at the start, the progress
+ * line. */
 #ifndef KNAP_MODELS_PROGRAMS_REPORT_H
 #define KNAP_MODELS_PROGRAMS_REPORT_H
 
@@ -13,7 +13,8 @@ typedef struct step_report {
     double loss, val_loss, lr, grad_norm;
     double accuracy; /* of the validation, 0 to 1 */
     bool has_val, has_accuracy;
-    double begun;   /* time of the start */
+    double perplexity, bits_per_byte; /* of the validation; 0: unknown, or of no language model */
+    double begun;                     /* time of the start */
     double seconds; /* of the training step: on a GPU, between the arrivals of two steps' results */
     double muon;    /* kn_muon_seconds; 0: another optimizer, or unknown */
     int64_t items;
@@ -39,12 +40,10 @@ void progress_begin(progress *p, const char *item);
 /* FLOP/s of a GPU's data sheet for dense products (16-bit floats, TF32, or f32), by the GPU's name;
  * 0 if unknown. */
 double report_peak(const char *gpu, bool half, bool tf32);
+/* "val 1.5, perplexity 4.48, 2.16 bits/byte", or with a share of right ones, into buf. */
+const char *report_evaluation(const step_report *r, char *buf, size_t size);
 /* In place on a terminal; else a line about every 10 s, at evaluations and at the end. false:
  * writing to standard output failed (errno). */
 bool progress_step(progress *p, const step_report *r);
-
-/* Floats are written with 9 digits, from which their bits can be recovered; null where they are not
- * finite. false: writing the log failed (errno). */
-bool log_step(FILE *log, const char *item, const step_report *r);
 
 #endif

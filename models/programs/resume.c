@@ -1,12 +1,14 @@
 /* models/programs/resume.c: where a training stands, of which data, in a checkpoint's record.
  *
- *   {"options": {...}, "rows": of a step, "before": samples before step 0, "data": "..."} */
+ *   {"options": {...}, "rows": of a step, "before": samples before step 0, "data": "...",
+ *    "least": the best score of an evaluation, "worse": evaluations since} */
 #include "fsdp/alike.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
 #include "state/checkpoint_internal.h"
 #include "tensor/json.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,9 +46,16 @@ bool training_place(training *t)
     int64_t samples;
     if (__builtin_mul_overflow(s->batch * s->accum, ranks, &t->rows)) /* both are up to 2^20 */
         return kn_fail("a step has more rows than can be counted; give a smaller --batch");
+    t->least = NAN;
     if (!t->from)
         return true;
     json_t *record = record_of(t);
+    const json_t *least = json_object_get(record, "least");
+    const json_int_t worse = json_integer_value(json_object_get(record, "worse"));
+    if (json_is_real(least) && worse >= 0) {
+        t->least = json_real_value(least);
+        t->worse = worse;
+    }
     const int64_t then = json_integer_value(json_object_get(record, "rows")),
                   before = json_integer_value(json_object_get(record, "before"));
     json_decref(record);
@@ -90,16 +99,42 @@ bool training_same_data(training *t, const char *text, uint64_t hash)
     return ok && kn_ok();
 }
 
+/* ---- the model ------------------------------------------------------------------------------- */
+
+bool training_same_model(const training *t, const kn_model_config *now, const kn_model_config *then)
+{
+    if (!then->family)
+        return true;
+    const char *dir = kn_checkpoint_folder(t->from);
+    if (now->family != then->family || kn_config_preset(now) != kn_config_preset(then))
+        return kn_fail("the options make another model, and the checkpoint in %s holds a %s; leave "
+                       "--model and the sizes out, or begin anew without --resume",
+                       dir, then->family->noun);
+    for (const kn_config_field *p = now->family->field; p->kind; p++) {
+        if (p->kind == KN_FIELD_FIXED || p->kind == KN_FIELD_NUMBER || p->with)
+            continue;
+        const double here = kn_config_get(now, p->name, 0), there = kn_config_get(then, p->name, 0);
+        if (here != there)
+            return kn_fail("the options make a model with %s %g, and the one of the checkpoint in "
+                           "%s has %g; leave the option out, or begin anew without --resume",
+                           p->name, here, dir, there);
+    }
+    return true;
+}
+
 /* ---- the record ------------------------------------------------------------------------------ */
 
 char *training_record(const training *t)
 {
-    char *options = kn_options_text(t->options), *text = NULL;
-    const size_t size = options ? strlen(options) + sizeof t->data + 128 : 0;
+    char *options = kn_options_text(t->options), *text = NULL, least[80] = "";
+    const size_t size = options ? strlen(options) + sizeof t->data + sizeof least + 128 : 0;
+    if (!isnan(t->least))
+        snprintf(least, sizeof least, ", \"least\": %.17e, \"worse\": %lld", t->least,
+                 (long long)t->worse);
     if (options && (text = kn_host_alloc(size)))
         snprintf(text, size,
-                 "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"}", options,
-                 (long long)t->rows, (long long)t->before, t->data);
+                 "{\"options\": %s, \"rows\": %lld, \"before\": %lld, \"data\": \"%s\"%s}", options,
+                 (long long)t->rows, (long long)t->before, t->data, least);
     kn_host_free(options);
     return text;
 }
@@ -112,7 +147,8 @@ void print_resumed(const training *t)
     const int64_t ranks = json_integer_value(json_object_get(t->from->state, "ranks"));
     report_row("resumed", "%s at step %lld", kn_checkpoint_folder(t->from), (long long)t->begin);
     for (int i = 0; kn_options_record(t->options, i, &r); i++)
-        if (r.changed && strcmp(r.name, "batch") != 0 && strcmp(r.name, "accum") != 0)
+        if (r.changed && r.origin != KN_VALUE_DERIVED && strcmp(r.name, "batch") != 0 &&
+            strcmp(r.name, "accum") != 0)
             report_row("changed", "--%s %s; %s when it was saved", r.name,
                        *r.value ? r.value : "none", *r.saved ? r.saved : "none");
     if (t->rows != t->rows_then)

@@ -84,20 +84,33 @@ const kn_option settings_sharding[] = {
 };
 
 const kn_option settings_log[] = {
+    { "patience", KN_OPTION_INT, AT(patience), "0",
+      "stop after so many evaluations without a better one; 0: never", .max = 1e9 },
+    { "eval-only", KN_OPTION_FLAG, AT(eval_only), NULL,
+      "evaluate the model of --resume or --init once, and end; no folder is written",
+      .of = KN_OF_ONCE },
     { "summary", KN_OPTION_FLAG, AT(summary), NULL,
-      "print the model's modules with parameters, operations and memory first", .of = KN_OF_START,
+      "print the model's modules with parameters, operations and memory first", .of = KN_OF_ONCE,
       .own = true },
     { "check", KN_OPTION_FLAG, AT(check), NULL,
       "stop at the first operation that makes a NaN or an infinity; slow", .of = KN_OF_RUN },
-    { "log", KN_OPTION_PATH, AT(log), NULL, "write a JSON object a step into this file",
+    { "log", KN_OPTION_PATH, AT(log), NULL,
+      "write each step's values into this file: a table if it ends in .csv, else JSON objects",
       .of = KN_OF_RUN, .own = true },
+    { "plot", KN_OPTION_FLAG, AT(plot), NULL, "draw the losses with characters at each evaluation",
+      .of = KN_OF_RUN, .own = true },
+    { "tensorboard", KN_OPTION_PATH, AT(tensorboard), NULL,
+      "write each step's values into this folder, for TensorBoard", .of = KN_OF_RUN, .own = true },
     { 0 },
 };
 
 const kn_option settings_saving[] = {
     { "saving", KN_OPTION_HEADING },
-    { "out", KN_OPTION_PATH, AT(out), NULL, "the run's folder: each save makes a checkpoint in it",
-      .of = KN_OF_START },
+    { "config", KN_OPTION_PATH, AT(config), NULL,
+      "read options from this file, \"name = value\" a line; the command line's win",
+      .of = KN_OF_ONCE, .own = true },
+    { "out", KN_OPTION_PATH, AT(out), NULL,
+      "the run's folder: checkpoints, log.jsonl, config.toml for --config", .of = KN_OF_START },
     { "save-every", KN_OPTION_INT, AT(save_every), NULL,
       "steps between saves, beside those on Ctrl-C and at the end", .max = 1e12,
       .note = "at evaluations" },
@@ -110,14 +123,14 @@ const kn_option settings_saving[] = {
     { "resume", KN_OPTION_PATH, AT(resume), NULL,
       "continue from this folder, and save there; latest: from --out; auto: the same if it holds "
       "a checkpoint, else begin",
-      .of = KN_OF_START },
+      .of = KN_OF_ONCE },
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
-      "begin anew in a folder that holds a checkpoint, and replace it", .of = KN_OF_START,
+      "begin anew in a folder that holds a checkpoint, and replace it", .of = KN_OF_ONCE,
       .own = true },
     { "other-data", KN_OPTION_FLAG, AT(other_data), NULL,
-      "resume with other data than the checkpoint's", .of = KN_OF_START },
+      "resume with other data than the checkpoint's", .of = KN_OF_ONCE },
     { "stop-after", KN_OPTION_INT, AT(stop_after), "0", "stop as on Ctrl-C after this step",
-      .max = 1e12, .note = "never", .of = KN_OF_START },
+      .max = 1e12, .note = "never", .of = KN_OF_ONCE },
     { 0 },
 };
 
@@ -187,8 +200,25 @@ bool settings_check_rate(const settings *s, const kn_options *o)
     return true;
 }
 
+/* An evaluation of a model, without a training. */
+static bool check_eval_only(const settings *s, const kn_options *o)
+{
+    static const char *const without[] = { "patience",   "log",        "tensorboard", "plot",
+                                           "save-every", "keep",       "keep-best",   "async-save",
+                                           "overwrite",  "stop-after", "pictures",    "export" };
+    for (size_t i = 0; s->eval_only && i < sizeof without / sizeof *without; i++)
+        if (kn_options_given(o, without[i]))
+            return kn_fail("--%s does nothing with --eval-only; leave one of them out", without[i]);
+    return true;
+}
+
 bool settings_check(settings *s, const kn_options *o, kn_comm *world)
 {
+    if (!check_eval_only(s, o))
+        return false;
+    if (s->patience > 0 && s->eval_every == 0)
+        return kn_fail("--patience counts evaluations; give --eval-every above 0 as well, or leave "
+                       "it out");
     if (settings_device(s) != KN_CUDA && (s->tf32 || s->deterministic))
         return kn_fail(
             "--%s is for --device cuda; the cpu's products are in f32 and repeat their bits",
@@ -279,6 +309,7 @@ const char *settings_optim_name(const settings *s)
 /* Muon's steps have the size of AdamW's, so that one rate fits both. */
 kn_optim *settings_optim(const settings *s, void *model)
 {
+    const double beta1 = s->beta1 > 0 ? s->beta1 : KN_ZERO;
     const double beta2 = s->beta2 > 0 ? s->beta2 : KN_ZERO;
     const double decay = s->weight_decay > 0 ? s->weight_decay : KN_ZERO;
     const kn_optim_group flat = { .max_ndim = 1, .weight_decay = KN_ZERO };
@@ -286,9 +317,9 @@ kn_optim *settings_optim(const settings *s, void *model)
         return kn_sgd(model, .lr = s->lr, .momentum = s->momentum,
                       .nesterov = s->nesterov && s->momentum > 0, .weight_decay = s->weight_decay);
     if (is_optimizer(s, "adamw"))
-        return kn_adamw(model, .lr = s->lr, .beta2 = beta2, .weight_decay = decay, .groups = &flat,
-                        .group_count = 1);
-    return kn_muon(model, .lr = s->lr, .scale = KN_MUON_MATCH_ADAMW, .beta2 = beta2,
+        return kn_adamw(model, .lr = s->lr, .beta1 = beta1, .beta2 = beta2, .weight_decay = decay,
+                        .groups = &flat, .group_count = 1);
+    return kn_muon(model, .lr = s->lr, .scale = KN_MUON_MATCH_ADAMW, .beta1 = beta1, .beta2 = beta2,
                    .weight_decay = decay, .groups = &flat, .group_count = 1);
 }
 

@@ -14,9 +14,9 @@ int tool_main(const tool *t, int argc, char **argv)
         while (word[words])
             words++;
         if (kn_options_help_wanted(o) || argc == 1)
-            kn_options_help(o, stdout, t->name, t->about);
-        else
-            t->run(word, words);
+            kn_options_help(o, argc == 1 ? stderr : stdout, t->name, t->about);
+        if (!kn_options_help_wanted(o))
+            t->run(word, words); /* without words: it asks for a command */
     }
     kn_options_free(o);
     return kn_finish();

@@ -13,7 +13,7 @@ typedef struct tool {
     bool (*run)(char *const *word, int words);
 } tool;
 
-/* A main: the exit status. Without arguments it prints the help. */
+/* A main: the exit status. Without arguments it prints the help, too, and is 1. */
 int tool_main(const tool *t, int argc, char **argv);
 
 /* A bar on the terminal; nothing elsewhere. */

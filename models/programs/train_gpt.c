@@ -24,6 +24,17 @@ typedef struct gpt_run {
 
 /* ---- the task -------------------------------------------------------------------------------- */
 
+/* Of text, that n ids stand for; 0: unknown. */
+static double bytes_of(const kn_tokenizer *t, const int64_t *id, int64_t n)
+{
+    const char *piece;
+    const int64_t vocab = t ? kn_tokenizer_vocab(t) : 0;
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < n; i++)
+        bytes += id[i] < vocab ? kn_tokenizer_piece(t, id[i], &piece) : 0;
+    return (double)bytes;
+}
+
 static bool text_batch(training *t, bool validation, int64_t step, int64_t micro, kn_device device,
                        batch *b)
 {
@@ -35,6 +46,7 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
         return false;
     b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->run.batch, s->ctx));
     b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->run.batch, s->ctx));
+    b->bytes = validation ? bytes_of(r->tokenizer, r->y, s->run.batch * s->ctx) : 0;
     return b->x && b->y;
 }
 
@@ -145,24 +157,6 @@ static int64_t size_of(const kn_model_config *c, const char *name, int64_t other
     return (int64_t)kn_config_get(c, name, (double)otherwise);
 }
 
-/* The checkpoint's model against that of the options, in what a load can't see. */
-static bool check_saved(const gpt_run *r)
-{
-    const kn_model_config *now = &r->config, *then = &r->saved;
-    if (!then->family)
-        return true;
-    const int64_t heads = size_of(now, "heads", 0), kv = size_of(now, "kv-heads", heads);
-    const int64_t old = size_of(then, "heads", 0), old_kv = size_of(then, "kv-heads", old);
-    const char *dir = kn_checkpoint_folder(r->t.from);
-    if (now->family != then->family)
-        return kn_fail("--model is a %s, but the checkpoint in %s holds a %s; leave --model out",
-                       now->family->noun, dir, then->family->noun);
-    return (heads == old && kv == old_kv) ||
-           kn_fail("the options give %lld heads and %lld of keys and values, the checkpoint in %s "
-                   "has %lld and %lld; leave --model, --heads and --kv-heads out",
-                   (long long)heads, (long long)kv, dir, (long long)old, (long long)old_kv);
-}
-
 static bool make_model(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
@@ -188,7 +182,7 @@ static bool make_model(gpt_run *r)
                        "validation; use --ctx %lld or less, or a longer text",
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
                        (long long)most - 1);
-    return check_saved(r) && kn_text_check(r->text, s->ctx) &&
+    return training_same_model(&r->t, &r->config, &r->saved) && kn_text_check(r->text, s->ctx) &&
            kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
            (r->t.config = kn_config_text(&r->config)) != NULL;
 }
@@ -286,6 +280,7 @@ static const trainer of_gpts = {
     .name = "train_gpt",
     .about = "Trains a GPT or a Llama on a text, on one rank or on several sharded ones.",
     .item = "tokens",
+    .of_tokens = true,
     .table = gpt_settings_begin,
     .open = open_all,
     .sharded = sharded,

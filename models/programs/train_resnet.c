@@ -24,6 +24,7 @@ typedef struct image_run {
     kn_image_set_info set; /* of train */
     kn_loader *images, *test_images;
     kn_model_config config;
+    kn_model_config saved; /* of the checkpoint to resume from; family NULL: none */
     kn_vision_input input;
     kn_pretrained *init; /* NULL: none */
     image_eval eval;
@@ -119,9 +120,8 @@ static bool same_images(image_run *r)
 /* Means and deviations of the weights that the run begins with. */
 static bool follow_weights(image_run *r)
 {
-    kn_model_config config;
     kn_vision_input saved = { 0 };
-    bool ok = !r->t.from || kn_vision_config_saved(r->t.from, &config, &saved);
+    bool ok = !r->t.from || kn_vision_config_saved(r->t.from, &r->saved, &saved);
     const kn_vision_input *from = r->init ? kn_pretrained_input(r->init) : &saved;
     if (ok && from->channels == r->input.channels) {
         memcpy(r->input.mean, from->mean, sizeof from->mean);
@@ -149,6 +149,7 @@ static bool describe_input(image_run *r)
 static bool make_model(image_run *r)
 {
     return describe_input(r) && image_settings_model(&r->s, &r->input, &r->config) &&
+           training_same_model(&r->t, &r->config, &r->saved) &&
            kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
            (r->t.config = kn_vision_config_text(&r->config, &r->input)) != NULL;
 }
@@ -202,16 +203,18 @@ static double image_flops(image_run *r)
     return flops;
 }
 
-/* --pictures of a resumed run show its beginning, too, where --log goes on with the same log. */
+/* --pictures of a resumed run show its beginning, too, where its log goes on. */
 static bool read_curve(image_run *r)
 {
     const settings *s = &r->s.run;
     training *t = &r->t;
     curve_since since = { 0 };
-    if (!r->s.pictures || !s->log || !t->from || !first_rank(t))
+    char path[FOLDER + 16];
+    if (!r->s.pictures || !t->from || !first_rank(t))
         return true;
     const curve_place done = { training_samples(t, t->begin), r->set.count };
-    const bool ok = curve_read(s->log, done, &r->curve, &r->points, &since);
+    const bool ok = curve_read(log_of_json(s->log, s->out, path, sizeof path), done, &r->curve,
+                               &r->points, &since);
     t->loss_sum = since.sum;
     t->loss_steps = since.steps;
     return ok;

@@ -1,4 +1,5 @@
 /* models/programs/trainer.c: a program that trains, from its options to its end. */
+#include "comm/comm_internal.h"
 #include "kernels/context.h"
 #include "kernels/error.h"
 #include "models/programs/stop.h"
@@ -16,24 +17,44 @@ bool training_has_steps(const training *t, const char *option)
         return kn_fail("%lld steps of %lld rows are more samples than can be counted; give a "
                        "smaller --%s",
                        (long long)s->steps, (long long)t->rows, option);
+    if (s->eval_only)
+        return t->from || kn_options_given(t->options, "init") ||
+               kn_fail("--eval-only evaluates the model of a folder; give --resume or --init");
     if (t->from && t->begin >= s->steps)
         return kn_fail("%s is at step %lld of %lld: nothing is left to train; give a larger --%s",
                        kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->steps,
                        option);
+    if (s->patience > 0 && t->worse >= s->patience)
+        return kn_fail("%s is behind %lld evaluations without a better one, where --patience %lld "
+                       "ends the training; give a larger one, or 0",
+                       kn_checkpoint_folder(t->from), (long long)t->worse, (long long)s->patience);
     return s->stop_after == 0 || t->begin < s->stop_after ||
            kn_fail("%s is at step %lld, where --stop-after %lld would stop no more; give a later "
                    "step, or leave it out to train to the end",
                    kn_checkpoint_folder(t->from), (long long)t->begin, (long long)s->stop_after);
 }
 
+/* kn_init took --ranks out of the command line; what a run repeats has them. */
+static bool know_ranks(training *t)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", kn_comm_size(t->world));
+    return (!kn_comm_started_ranks() && !kn_options_given(t->options, "ranks")) ||
+           kn_options_set(t->options, "ranks", text);
+}
+
 /* Reads the command line, and opens the checkpoint to resume from, which gives options, too. */
 static bool read_options(training *t, int argc, char **argv)
 {
     t->options = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
-    if (!t->options || !kn_options_parse(t->options, argc, argv) ||
-        !kn_options_agree(t->options, t->world))
+    kn_options *o = t->options;
+    if (!o || !kn_options_parse(o, argc, argv))
         return false;
-    return kn_options_help_wanted(t->options) || (training_open(t) && training_place(t));
+    const bool help = kn_options_help_wanted(o);
+    if ((!help && t->s->config && !kn_options_load(o, t->s->config)) ||
+        !kn_options_agree(o, t->world) || (!help && !know_ranks(t)))
+        return false;
+    return help || (training_open(t) && training_place(t));
 }
 
 static bool recompute_block(kn_module *m, void *block_class)
@@ -62,14 +83,30 @@ static bool load(training *t)
                                           .scaler = t->scaler, .ema = t->ema, .keep_options = true);
 }
 
-/* Shards the model, makes the optimizer, loads the checkpoint. */
-static bool prepare(training *t)
+/* Shards the model, which has no values of a checkpoint yet. */
+static bool shard(training *t)
 {
     const settings *s = t->s;
     kn_comm_hook hook = settings_hook(s);
-    if (!kn_fsdp_wrap_(&t->model, t->world, settings_fsdp(s, t->block_class)) ||
-        (hook && !kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) ||
-        (t->of->sharded && !t->of->sharded(t)))
+    t->device = settings_device(s);
+    return kn_fsdp_wrap_(&t->model, t->world, settings_fsdp(s, t->block_class)) &&
+           (!hook || kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) &&
+           (!t->of->sharded || t->of->sharded(t));
+}
+
+/* What is the same for all steps, and for an evaluation. */
+static void set_up(training *t)
+{
+    kn_seed((uint64_t)t->s->seed);
+    kn_set_step(t->begin);
+    kn_set_check(t->s->check);
+}
+
+/* Makes the optimizer, loads the checkpoint. */
+static bool prepare(training *t)
+{
+    const settings *s = t->s;
+    if (!shard(t))
         return false;
     t->optim = settings_optim(s, &t->model);
     if ((settings_scaled(s) && !(t->scaler = kn_scaler_new(&t->model))) ||
@@ -77,26 +114,45 @@ static bool prepare(training *t)
          !(t->ema = kn_ema_new(&t->model, .decay = s->ema, .use_buffers = s->ema_buffers))) ||
         !t->optim || !load(t))
         return false;
-    kn_seed((uint64_t)s->seed);
-    kn_set_step(t->begin);
-    t->device = settings_device(s);
-    kn_set_check(s->check);
+    set_up(t);
     if (!t->lr.kind)
         t->lr = (kn_schedule){ KN_COSINE, s->lr, s->min_lr, s->warmup, s->steps };
     return kn_ok() && training_begin(t);
+}
+
+static void print_model(training *t)
+{
+    printf("%s\n", t->of->name);
+    t->of->print_model(t);
+    report_row("parameters", "%lld", (long long)kn_param_count(&t->model));
+    t->of->print_data(t);
 }
 
 /* The table at the start. Every rank calls it. */
 static bool print_table(training *t)
 {
     kn_fsdp_memory m = kn_fsdp_predict_optim(t->optim);
-    if (first_rank(t)) {
-        printf("%s\n", t->of->name);
-        t->of->print_model(t);
-        report_row("parameters", "%lld", (long long)kn_param_count(&t->model));
-        t->of->print_data(t);
-    }
+    if (first_rank(t))
+        print_model(t);
     return print_run(t, &m);
+}
+
+/* --eval-only: the model of the checkpoint (averages, where it has some) or of --init, as a
+ * training evaluates it; neither claims a folder nor writes into one. */
+static bool evaluate_only(training *t)
+{
+    step_report p = { .step = t->begin, .samples = training_samples(t, t->begin) };
+    if (!shard(t) || (t->from && !kn_checkpoint_load(t->from, &t->model)) ||
+        !(t->losses = training_losses(t)))
+        return false;
+    set_up(t);
+    stop_listen(first_rank(t));
+    if (first_rank(t))
+        print_model(t);
+    if (!evaluate(t, &p) || t->stop)
+        return kn_ok();
+    print_evaluation(t, &p);
+    return (!t->of->end || t->of->end(t)) && end_output(t);
 }
 
 static bool train(training *t)
@@ -104,6 +160,8 @@ static bool train(training *t)
     const trainer *of = t->of;
     if (!of->open(t) || t->over)
         return kn_ok();
+    if (t->s->eval_only)
+        return print_summary(t) && evaluate_only(t);
     if (!print_summary(t) || !prepare(t) || (of->ready && !of->ready(t)))
         return false;
     stop_listen(first_rank(t));
@@ -111,10 +169,50 @@ static bool train(training *t)
     return end_output(t) && ok;
 }
 
+/* kn_init makes the ranks before the options are read, so --ranks and --threads of --config join
+ * the command line first. NULL: there are none; else the caller frees it. An error waits for the
+ * ranks, which read the same again. */
+static char **with_launch(training *t, int *argc, char ***argv, char more[2][32])
+{
+    static const char *const names[] = { "ranks", "threads" };
+    kn_options *o = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
+    char **all = NULL;
+    int n = 0;
+    if (o && kn_options_parse(o, *argc, *argv) && t->s->config && kn_options_load(o, t->s->config))
+        all = kn_host_alloc(((size_t)*argc + 3) * sizeof *all);
+    for (int i = 0; all && i <= *argc; i++) {
+        all[n++] = (*argv)[i]; /* and the NULL behind them */
+        for (int k = 0; i == 0 && k < 2; k++)
+            if (kn_options_given(o, names[k])) {
+                snprintf(more[k], sizeof more[k], "--%s=%.20s", names[k],
+                         kn_options_value(o, names[k]));
+                all[n++] = more[k];
+            }
+    }
+    if (all) {
+        *argc = n - 1;
+        *argv = all;
+    }
+    kn_options_free(o);
+    kn_clear_error();
+    return all;
+}
+
+static bool has_config(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strncmp(argv[i], "--config", 8) == 0)
+            return true;
+    return false;
+}
+
 int training_main(training *t, int argc, char **argv)
 {
+    char more[2][32], **all = NULL;
     t->program = argv[0];
     save_listen();
+    if (has_config(argc, argv))
+        all = with_launch(t, &argc, &argv, more);
     t->world = kn_init(&argc, &argv);
     if (kn_ok() && read_options(t, argc, argv)) {
         if (!kn_options_help_wanted(t->options))
@@ -130,5 +228,6 @@ int training_main(training *t, int argc, char **argv)
     kn_host_free(t->config);
     t->of->free(t);
     kn_options_free(t->options);
+    kn_host_free(all);
     return kn_finish();
 }

@@ -3,6 +3,7 @@
  * On a GPU the host is a step ahead: a step's measurements are printed, logged and checked after
  * the next step has been launched, and at once only where training pauses. All ranks do so at the
  * same point. */
+#include "data/data.h"
 #include "kernels/device.h"
 #include "kernels/error_internal.h"
 #include "models/programs/training.h"
@@ -126,14 +127,15 @@ bool training_open(training *t)
     finding f = { 0 };
     if (!out && !resume)
         return true;
-    if (first_rank(t) && (!find(&f, out, resume, overwrite) || !may_save(&f, overwrite)))
+    if (first_rank(t) &&
+        (!find(&f, out, resume, overwrite) || (!t->s->eval_only && !may_save(&f, overwrite))))
         return false;
     if (kn_comm_size(t->world) > 1 &&
         !kn_broadcast(t->world, &f, sizeof f, 0, kn_compute_stream(KN_CPU), "--out"))
         return false;
     memcpy(t->out, f.out, sizeof t->out);
     memcpy(t->resume, f.resume, sizeof t->resume);
-    if (f.there && !claim_folder(t, overwrite))
+    if (f.there && !t->s->eval_only && !claim_folder(t, overwrite))
         return false;
     if (!f.resume[0])
         return true;
@@ -157,7 +159,27 @@ static bool claim_empty(training *t)
                      t->out, t->out)));
 }
 
-/* Claims the folder; what doesn't change from save to save. */
+/* RUN/config.toml, with which the run begins: one that goes on in its folder has it already. */
+static bool write_config(const training *t)
+{
+    char *path = kn_path_join(t->s->out, "config.toml"), *options = NULL, *text = NULL;
+    const bool there = path && t->from && kn_is_there(path);
+    if (path && !there && kn_ok() && (options = kn_options_toml(t->options)) &&
+        (text = kn_host_alloc(strlen(options) + 512))) {
+        const int n =
+            sprintf(text,
+                    "# Options with which this run of %s began; %s --config config.toml\n"
+                    "# --out OTHER repeats it. Behind # stand values that nobody chose.\n%s",
+                    t->of->name, t->of->name, options);
+        kn_file_write(path, (const void *[]){ text }, (size_t[]){ (size_t)n }, 1);
+    }
+    kn_host_free(text);
+    kn_host_free(options);
+    kn_host_free(path);
+    return kn_ok();
+}
+
+/* Claims the folder; what saves hold, before there is one, so that an error comes early. */
 static bool begin_saving(training *t)
 {
     const settings *p = t->s;
@@ -167,8 +189,35 @@ static bool begin_saving(training *t)
         return false;
     if (t->from && !kn_run_folder_set_aside(t->folder, t->from))
         return false;
+    if (!kn_agree(t->world, !first_rank(t) || write_config(t)))
+        return false;
     t->best_step = p->keep_best ? kn_run_folder_best(t->folder, &t->best) : -1;
     return kn_ok();
+}
+
+double *training_losses(const training *t)
+{
+    return kn_host_alloc(EVALUATED * sizeof(double) * (size_t)kn_comm_size(t->world));
+}
+
+/* The log, and the losses before this start for --plot. */
+static bool open_log(training *t)
+{
+    const settings *s = t->s;
+    char path[FOLDER + 16];
+    const int64_t samples = training_samples(t, t->begin);
+    const char *before = log_of_json(s->log, s->out, path, sizeof path);
+    const log_options o = { .item = t->of->item,
+                            .out = s->out,
+                            .file = s->log,
+                            .folder = s->tensorboard,
+                            .goes_on = t->from != NULL,
+                            .samples = samples,
+                            .step = t->begin };
+    if (s->plot && (!(t->plot = kn_host_calloc(1, sizeof *t->plot)) ||
+                    (t->from && before && !losses_read(t->plot, before, samples, true))))
+        return false;
+    return (!o.out && !o.file && !o.folder) || (t->log = log_open(o));
 }
 
 bool training_begin(training *t)
@@ -176,20 +225,22 @@ bool training_begin(training *t)
     const settings *p = t->s;
     t->behind = t->device == KN_CUDA;
     t->measures = measures_create(t->world, t->device, p->accum, t->behind);
-    t->losses = kn_host_alloc(2 * sizeof(float) * (size_t)kn_comm_size(t->world));
+    t->losses = training_losses(t);
     t->fixed = kn_host_calloc((size_t)p->accum, sizeof *t->fixed);
     t->replay = p->cuda_graph && kn_ok() ? kn_replay_new(&t->model) : NULL;
     if (!t->measures || !t->losses || !t->fixed || (p->cuda_graph && !t->replay))
         return false;
-    if (first_rank(t) && p->log && !(t->log = fopen(p->log, t->from ? "a" : "w")))
-        return kn_fail_system("cannot write the log %s: %m", p->log);
-    return !p->out || begin_saving(t);
+    if (p->out && !begin_saving(t))
+        return false;
+    return !first_rank(t) || open_log(t);
 }
 
 void training_end(training *t)
 {
-    if (t->log)
-        fclose(t->log);
+    log_close(t->log);
+    if (t->plot)
+        losses_free(t->plot);
+    kn_host_free(t->plot);
     kn_run_folder_release(t->folder);
     kn_replay_free(t->replay);
     for (int64_t i = 0; t->fixed && i < t->s->accum; i++) {
@@ -270,6 +321,9 @@ static bool save(training *t, const step_report *p, bool later)
     settle_save(t); /* it may be of this step, before a stop was requested */
     if (t->saved_step == p->step)
         return kn_ok();
+    kn_host_free(t->record);
+    if (!(t->record = training_record(t)))
+        return false;
     t->saved_step = p->step;
     t->saves_later = later;
     t->saves = (t->saves + later) % MEASURES_SAVES;
@@ -299,6 +353,18 @@ static bool is_better(training *t, const step_report *p)
     if (!beats_best(t, score) && t->best_step == t->saved_step)
         settle_save(t);
     return beats_best(t, score);
+}
+
+/* Counts the evaluations since the best one: as many as --patience end the training. */
+static void count_worse(training *t, const step_report *p)
+{
+    const double score = score_of(p);
+    if (!isfinite(score))
+        return;
+    const bool better = isnan(t->least) || score < t->least;
+    t->least = better ? score : t->least;
+    t->worse = better ? 0 : t->worse + 1;
+    t->early = t->s->patience > 0 && t->worse >= t->s->patience;
 }
 
 static bool every(int64_t n, int64_t step)
@@ -346,9 +412,12 @@ static bool after_step(training *t, int64_t done)
         return false;
     if (evaluates && !settle_and_evaluate(t, p))
         return false;
+    count_worse(t, p);
     if (measures_waiting(t->measures) == 0)
         report_step(t, p);
-    bool ends = last || t->stop, better = is_better(t, p),
+    if (p->has_val)
+        print_plot(t);
+    bool ends = last || t->stop || t->early, better = is_better(t, p),
          saves = ends || due || better || t->save_now;
     if (!refuse_diverged(t, p) || (saves && !save(t, p, n->async_save && !ends && !t->save_now)))
         return false;
@@ -363,7 +432,7 @@ static bool after_step(training *t, int64_t done)
     if (t->stop && !save(t, p, false))
         return false;
     t->stop |= done == n->stop_after;
-    if (t->stop && done < n->steps)
+    if ((t->stop || t->early) && done < n->steps)
         print_stopped(t, done);
     return kn_ok();
 }
@@ -379,7 +448,7 @@ bool training_run(training *t)
             report_peak(kn_cuda_describe(), t->s->dtype != 0, t->s->tf32) * kn_comm_size(t->world);
         t->progress.has_mfu = true;
     }
-    for (int64_t step = begin; step < steps && !t->stop; step++)
+    for (int64_t step = begin; step < steps && !t->stop && !t->early; step++)
         if (!train_step(t, step) || !after_step(t, step + 1))
             return false;
     training_wait_for_save(t);

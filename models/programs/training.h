@@ -7,7 +7,10 @@
 
 #include "fsdp/ema.h"
 #include "fsdp/replay.h"
+#include "models/family.h"
 #include "models/record.h"
+#include "models/programs/log.h"
+#include "models/programs/losses.h"
 #include "models/programs/measures.h"
 #include "models/programs/report.h"
 #include "models/programs/settings.h"
@@ -15,6 +18,7 @@
 /* The tensors of a micro-batch. */
 typedef struct batch {
     kn_tensor *x, *y; /* inputs, targets */
+    double bytes;     /* of text that the targets of a validation stand for; 0: unknown, or none */
 } batch;
 
 typedef struct training training;
@@ -24,6 +28,7 @@ typedef struct training training;
 typedef struct trainer {
     const char *name, *about;   /* of --help */
     const char *item;           /* what steps are counted in: "tokens" */
+    bool of_tokens;             /* the loss is one of tokens, which has a perplexity */
     bool (*table)(settings *s); /* makes the table of options */
     /* Options are read, the checkpoint to resume from is open: checks the options, opens the data,
      * declares the model on meta, and fills in the part of t that is the program's. */
@@ -50,6 +55,7 @@ typedef struct trainer {
 } trainer;
 
 #define FOLDER 4096 /* bytes of a path */
+enum { EVALUATED = 3 };
 
 struct training {
     const trainer *of;
@@ -75,7 +81,7 @@ struct training {
     kn_checkpoint *from;              /* NULL: begins anew */
     char out[FOLDER], resume[FOLDER]; /* "": none; the folders that the options stand for */
     kn_run_folder *folder;            /* with --out */
-    char *record, *tokens;            /* what every save holds of the program; NULL: nothing */
+    char *record, *tokens;            /* what a save holds of the program; NULL: nothing */
     char *command;                    /* options that the command to go on repeats */
     /* where the training stands, in samples: set by training_place */
     int64_t rows;        /* samples of a step, of all ranks */
@@ -85,8 +91,9 @@ struct training {
     char data[192];      /* set by training_same_data */
     char data_then[192]; /* the checkpoint's, where it is another; "": none */
     /* made by training_begin, freed by training_end */
-    FILE *log;
-    int log_error, output_error; /* errno of the write that failed first */
+    run_log *log;     /* of rank 0, with a file to write */
+    losses *plot;     /* of rank 0, with --plot */
+    int output_error; /* errno of the write that failed first */
     progress progress;
     measures *measures;
     kn_replay *replay;     /* NULL: steps aren't recorded */
@@ -104,9 +111,12 @@ struct training {
     bool saves_later;      /* it is in the background, and nobody asked yet how it ended */
     int64_t best_step;     /* with --keep-best; -1: none yet */
     double best;           /* its score */
+    double least;          /* the best score of all evaluations, kept or not; NAN: none yet */
+    int64_t worse;         /* evaluations since then */
+    bool early;            /* as many as --patience: save and end */
     double loss_sum;       /* of the loss_steps steps since the evaluation before */
     int64_t loss_steps;
-    float *losses; /* [ranks, 2]: of an evaluation: loss, stop request */
+    double *losses; /* [ranks, EVALUATED]: of an evaluation: loss, bytes, stop request */
 };
 
 static inline bool first_rank(const training *t)
@@ -118,8 +128,8 @@ static inline bool first_rank(const training *t)
 
 /* A whole program: t is zeros but for .of and .s. Returns what main returns. */
 int training_main(training *t, int argc, char **argv);
-/* True if steps remain before --steps and --stop-after; else an error that asks for a larger
- * --option. */
+/* True if steps remain before --steps, --stop-after and the end of --patience, or none are asked
+ * for (--eval-only); else an error that asks for a larger --option. */
 bool training_has_steps(const training *t, const char *option);
 
 /* ---- training.c: the loop -------------------------------------------------------------------- */
@@ -132,6 +142,8 @@ bool same_folder(const char *a, const char *b);
 bool training_open(training *t);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
+/* .losses. */
+double *training_losses(const training *t);
 /* Trains to the end, or until a request to stop. */
 bool training_run(training *t);
 /* Frees what training_open and training_begin made. */
@@ -152,7 +164,13 @@ int64_t training_samples(const training *t, int64_t step);
 /* Whether all ranks read the same data, as text and a hash say, and the same as the checkpoint's
  * unless --other-data; else an error on all of them. Collective. */
 bool training_same_data(training *t, const char *text, uint64_t hash);
-/* What every save holds of the program. The caller frees it (kn_host_free); NULL with an error. */
+/* Whether the options make the model that the checkpoint has: then->family is NULL where there is
+ * no checkpoint. Else an error, before a load that would refuse it by the names of tensors, or not
+ * see it. */
+bool training_same_model(const training *t, const kn_model_config *now,
+                         const kn_model_config *then);
+/* What a save holds of the program, as the training stands. The caller frees it (kn_host_free);
+ * NULL with an error. */
 char *training_record(const training *t);
 /* The rows of the start table. */
 void print_resumed(const training *t);
@@ -177,13 +195,18 @@ bool print_run(training *t, const kn_fsdp_memory *m);
 void print_gpu_memory(const training *t);
 /* --help */
 void print_help(const training *t, const char *program, const char *about);
+/* After a request to stop, or by --patience. */
 void print_stopped(const training *t, int64_t step);
 /* A save that was requested is done, if there is a folder. */
 void print_saved(const training *t, int64_t step);
 /* With --keep-best: which checkpoint it is. */
 void print_best(const training *t);
+/* --plot: the losses so far. */
+void print_plot(const training *t);
 /* The progress line and the log's line of a step. Requests a stop if they can't be written. */
 void report_step(training *t, const step_report *p);
+/* --eval-only: the evaluation of a model. */
+void print_evaluation(const training *t, const step_report *p);
 /* Closes the log. False with an error if some output of the run couldn't be written. */
 bool end_output(training *t);
 

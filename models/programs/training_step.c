@@ -13,12 +13,26 @@
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
-/* The mean loss of one whole batch, computed on this rank; NULL with an error. */
-static kn_tensor *validation_loss(training *t, int64_t number)
+/* Of one whole batch on this rank the mean loss, a stop request, the bytes; false with an error. */
+static bool validate(training *t, int64_t number, double mine[EVALUATED])
 {
     batch b = { 0 };
     bool ok = t->of->batch(t, true, 0, number, t->device, &b);
-    return ok ? t->of->loss(t, &b) : NULL;
+    kn_tensor *loss = ok ? t->of->loss(t, &b) : NULL;
+    mine[0] = loss ? kn_item(loss) : 0;
+    mine[1] = b.bytes;
+    mine[2] = stop_requested();
+    return loss != NULL;
+}
+
+/* sum: of the losses of count batches. */
+static void set_loss(const training *t, step_report *p, double sum, double bytes)
+{
+    const double count = (double)t->s->eval_steps;
+    p->has_val = !t->stop;
+    p->val_loss = sum / count;
+    p->perplexity = t->of->of_tokens ? exp(p->val_loss) : 0;
+    p->bits_per_byte = bytes > 0 ? sum * (double)t->items / (bytes * log(2)) : 0;
 }
 
 static bool evaluate_loss(training *t, step_report *p)
@@ -26,24 +40,24 @@ static bool evaluate_loss(training *t, step_report *p)
     int ranks = kn_comm_size(t->world), rank = kn_rank(t->world);
     int64_t count = t->s->eval_steps;
     bool mode = kn_set_grad_mode(false), ok = true;
-    double sum = 0;
+    double sum = 0, bytes = 0, mine[EVALUATED];
     kn_train(&t->model, false);
     for (int64_t first = 0; ok && !t->stop && first < count; first += ranks) {
         kn_scope scope = kn_scope_begin();
-        kn_tensor *loss = validation_loss(t, (first + rank) % count);
-        float mine[2] = { loss ? (float)kn_item(loss) : 0, stop_requested() };
-        ok = loss && kn_all_gather(t->world, t->losses, mine, 2, KN_F32, kn_compute_stream(KN_CPU),
-                                   "evaluation");
+        ok = validate(t, (first + rank) % count, mine) &&
+             kn_all_gather(t->world, t->losses, mine, EVALUATED, KN_F64, kn_compute_stream(KN_CPU),
+                           "evaluation");
         for (int i = 0; ok && i < ranks; i++) {
-            sum += first + i < count ? t->losses[2 * i] : 0;
-            t->stop |= t->losses[2 * i + 1] != 0;
+            const double *of = t->losses + i * EVALUATED;
+            sum += first + i < count ? of[0] : 0;
+            bytes += first + i < count ? of[1] : 0;
+            t->stop |= of[2] != 0;
         }
         kn_scope_end(scope);
     }
     kn_train(&t->model, true);
     kn_set_grad_mode(mode);
-    p->has_val = !t->stop;
-    p->val_loss = sum / (double)count;
+    set_loss(t, p, sum, bytes);
     return ok && kn_ok();
 }
 

@@ -101,15 +101,26 @@ bool print_run(training *t, const kn_fsdp_memory *m)
     return fflush(stdout) == 0 || kn_fail_system("cannot write to standard output: %m");
 }
 
+void print_plot(const training *t)
+{
+    if (!t->plot)
+        return;
+    t->plot->line[TRAINED].name = "loss";
+    t->plot->line[VALIDATED].name = "val";
+    chart_print(stdout, &(chart){ .below = "steps", .line = t->plot->line, .lines = LOSSES }, 12);
+    fflush(stdout);
+}
+
 void report_step(training *t, const step_report *p)
 {
     if (!first_rank(t))
         return;
     if (!progress_step(&t->progress, p) && !t->output_error)
         t->output_error = errno;
-    if (t->log && !log_step(t->log, t->of->item, p) && !t->log_error)
-        t->log_error = errno;
-    if (t->output_error || t->log_error)
+    if (t->plot)
+        losses_add(t->plot, &(log_line){ p->step, p->samples, p->loss,
+                                         p->has_val ? p->val_loss : NAN, NAN });
+    if ((t->log && !log_step(t->log, p)) || t->output_error)
         stop_request();
 }
 
@@ -141,27 +152,41 @@ void print_saved(const training *t, int64_t step)
 
 void print_help(const training *t, const char *program, const char *about)
 {
+    char text[512];
     if (!first_rank(t))
         return;
-    kn_options_help(t->options, stdout, program, about);
-    printf(
-        "\nSignals: SIGUSR1 saves and goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR2, SIGPWR\n"
-        "and SIGXCPU (ulimit -St) save and stop.\n");
+    snprintf(
+        text, sizeof text,
+        "%s\n\nSignals: SIGUSR1 saves and goes on. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR2,\n"
+        "SIGPWR and SIGXCPU (ulimit -St) save and stop.",
+        about);
+    kn_options_help(t->options, stdout, program, text);
 }
 
 void print_stopped(const training *t, int64_t step)
 {
     if (!first_rank(t))
         return;
+    if (t->early) {
+        printf("\nstopped early after step %lld of %lld: %lld evaluations without a better one\n",
+               (long long)step, (long long)t->s->steps, (long long)t->worse);
+        return;
+    }
     printf("\nstopped after step %lld of %lld; ", (long long)step, (long long)t->s->steps);
     if (!t->s->out) {
         printf("nothing was saved: no --out DIR was given\n");
         return;
     }
-    printf("saved. To go on: %s", t->program);
-    if (kn_comm_started_ranks())
-        printf(" --ranks %d", kn_comm_size(t->world));
-    printf(" --resume %s%s\n", t->s->out, t->command ? t->command : "");
+    printf("saved. To go on: %s --resume %s%s\n", t->program, t->s->out,
+           t->command ? t->command : "");
+}
+
+void print_evaluation(const training *t, const step_report *p)
+{
+    char text[96];
+    const char *of = t->from ? kn_checkpoint_folder(t->from) : kn_options_value(t->options, "init");
+    if (first_rank(t))
+        printf("\n%s: %s\n", of, report_evaluation(p, text, sizeof text));
 }
 
 void print_best(const training *t)
@@ -180,14 +205,12 @@ void print_best(const training *t)
 
 bool end_output(training *t)
 {
-    if (t->log && fclose(t->log) != 0 && !t->log_error)
-        t->log_error = errno;
+    run_log *log = t->log;
     t->log = NULL;
     if (fflush(stdout) != 0 && !t->output_error)
         t->output_error = errno;
-    if (t->log_error)
-        return kn_fail("cannot write the log %s: %s; the run stopped there", t->s->log,
-                       strerror(t->log_error));
+    if (!log_close(log))
+        return false;
     return !t->output_error || kn_fail("cannot write to standard output: %s; the run stopped there",
                                        strerror(t->output_error));
 }

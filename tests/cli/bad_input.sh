@@ -95,9 +95,9 @@ done
 refused "generate without one" "--from" "$generate"
 refused "nothing left" "nothing is left" "$train" --resume "$TMP/good" --steps 2
 damaged
-refused "a checkpoint of another shape" "transformer.wte.weight" "${resume[@]}" --embd 32
-refused "of another depth" "another model" "${resume[@]}" --layers 2
-refused "of another shape, two ranks" "transformer.wte.weight" "${resume[@]}" --embd 32 --ranks 2
+refused "a checkpoint of another shape" "a model with embd 32" "${resume[@]}" --embd 32
+refused "of another depth" "a model with layers 2" "${resume[@]}" --layers 2
+refused "of another shape, two ranks" "a model with embd 32" "${resume[@]}" --embd 32 --ranks 2
 step=$TMP/bad/step-00000002 shard=shard-00001-model-00001-of-00001.safetensors
 truncate -s 1000 "$step/model/$shard"
 refused "a truncated file" "$shard" "${resume[@]}"
@@ -165,7 +165,7 @@ edit_state "$TMP/bad/step-00000007" "s['step'] = 7; s['number'] = 2"
 truncate -s 1000 "$TMP/bad/step-00000007/optimizer/$shard"
 files=$(ls "$TMP/bad")
 run "${resume[@]}" --embd 32
-check "a run of other sizes" fails "transformer.wte.weight"
+check "a run of other sizes" fails "a model with embd 32"
 check "a reader takes the one before" "$generate" --from "$TMP/bad" --tokens 1 --threads 1
 run "$BUILD/models/knap-checkpoint" verify "$TMP/bad"
 check "verify names the newest" fails "the newest checkpoint isn't whole"

@@ -30,11 +30,18 @@ class Newest:
         shutil.rmtree(self.b.work, ignore_errors=True)
         shutil.copytree(self.two, self.b.work)
         self.before = listing(self.b.work)
+        self.log = self.read_log()
+
+    def read_log(self):
+        with open(os.path.join(self.b.work, 'log.jsonl'), 'rb') as f:
+            return f.read()
 
     def harm(self):
         """What is there no longer, or differs."""
         now = listing(self.b.work)
-        lost = sorted(n for n, sum in self.before.items() if now.get(n) != sum and n != '.lock')
+        lost = sorted(n for n, sum in self.before.items() if now.get(n) != sum and n not in ('.lock', 'log.jsonl'))
+        if not self.read_log().startswith(self.log): # to which a run that goes on appends
+            lost.append('log.jsonl')
         return f'these are lost or changed: {lost}' if lost else None
 
 

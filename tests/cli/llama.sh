@@ -84,10 +84,10 @@ refused "key-value heads that don't divide" "3 key-value heads don't divide 4 he
 refused "heads of odd size" "heads of an even size" "$train" --model llama --data "$TMP/text" --heads 4 --embd 20
 refused "a choice that is near" "did you mean llama3.2-1b" "$train" --data "$TMP/text" --model llama3.2-1
 resume=("$train" --resume "$TMP/two" --threads 1 --steps 9)
-refused "another kind of model" "--model is a GPT, but the checkpoint in $(newest "$TMP/two") holds a Llama" "${resume[@]}" --model custom
-refused "other heads" "the options give 2 heads and 2 of keys and values" "${resume[@]}" --heads 2
-refused "another MLP" "model.layers.0.mlp.gate_proj.weight" "${resume[@]}" --hidden 96
-refused "a head that isn't there" "lm_head.weight" "${resume[@]}" --no-tied
+refused "another kind of model" "--model custom: the training was begun with llama, which a resumed run can't change; leave --model out" "${resume[@]}" --model custom
+refused "other heads" "the options make a model with heads 2, and the one of the checkpoint in" "${resume[@]}" --heads 2
+refused "another MLP" "a model with hidden 96" "${resume[@]}" --hidden 96
+refused "a head that isn't there" "a model with tied 0" "${resume[@]}" --no-tied
 edit_state "$(newest "$TMP/two")" "s['model']['num_hidden_layers'] = 3"
 refused "a damaged configuration" "holds a model of other sizes" "${resume[@]}"
 refused "a damaged configuration, generate" "holds a model of other sizes" "$generate" --from "$TMP/two"

@@ -22,7 +22,7 @@ END
 log_of() { sed -E 's/"[a-z]*(_per_s|_ms)": [^,]*, //g; s/"peak_bytes": .*//' "$1"; }
 record_of() { python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1] + "/state.json"))["record"], sort_keys=True, indent=1))' "$(newest "$1")"; }
 
-covered=" help out log resume overwrite stop-after" # by other tests
+covered=" help version config eval-only out log tensorboard resume overwrite stop-after" # by other tests
 
 # resumes NAME STOP PROGRAM OPTIONS...: whole and in two parts, in folders of their own. Options in MORE are those of the
 # first part alone.
@@ -62,7 +62,7 @@ covers() {
         [[ "$covered " == *" $option "* || "$covered " == *" no-$option "* ]] || missing+=" $option"
     done
     check "$(basename "$program"): no option was left out" test -z "$missing" || echo "#   $missing"
-    covered=" help out log resume overwrite stop-after"
+    covered=" help version config eval-only out log tensorboard resume overwrite stop-after"
 }
 
 cuda="device tf32 deterministic cuda-graph"
@@ -70,7 +70,7 @@ text=(--data "$TMP/text" --tokenizer byte --ctx 8 --batch 3 --eval-every 2)
 
 resumes "a GPT" 3 "$gpt" "${text[@]}" --layers 1 --heads 2 --embd 16 --no-bias --dropout 0.1 --recompute --dtype bf16 \
     --reduce-dtype bf16 --accum 2 --no-sync --steps 6 --optimizer muon --lr 2e-3 --min-lr 1e-4 --warmup 2 --weight-decay 0.2 \
-    --beta2 0.95 --ema 0.8 --clip 0.5 --clip-norm inf --seed 7 --eval-steps 2 --sample-every 2 --sample-tokens 3 \
+    --beta1 0.8 --beta2 0.95 --patience 50 --ema 0.8 --clip 0.5 --clip-norm inf --seed 7 --eval-steps 2 --sample-every 2 --sample-tokens 3 \
     --prompt "the 'fox'" --save-every 1 --keep 0 --keep-best --async-save --strategy shard_grad_op --layout ragged --wrap size \
     --wrap-size 500 --keep-whole-below 20 --prefetch post --max-gathers 3 --max-reductions 2 --reshard never \
     --keep-gathered --offload store --timeout 250 --ranks 2 --threads 1
@@ -91,7 +91,7 @@ MORE="--init $TMP/weights --summary" resumes "a residual net" 3 "$images" "${pic
     --save-every 1 --keep 3 --dtype bf16 --reduce-dtype bf16 --layout per_param --ranks 2
 check "a residual net: the same export" cmp "$TMP"/{whole,parts}/exported/model.safetensors
 resumes "a vision transformer" 5 "$images" "${pictures[@]}" --model vit_cifar --patch 8 --dropout 0.1 --augment resized \
-    --optimizer adamw --beta2 0.95 --epochs 0.8 --keep-best --async-save --pictures shown
+    --optimizer adamw --beta1 0.8 --beta2 0.95 --patience 50 --epochs 0.8 --keep-best --async-save --pictures shown
 check "a vision transformer: the same curves" cmp "$TMP"/{whole,parts}/shown/curves.svg
 for schedule in one_cycle step constant; do
     resumes "a ResNet-20, $schedule, with its rate left open" 4 "$images" "${pictures[@]}" --schedule $schedule --epochs 0.6

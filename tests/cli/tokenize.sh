@@ -12,6 +12,8 @@ cd "$TMP" || exit 1
 small=(--layers 1 --heads 2 --embd 16 --ctx 16 --batch 2 --steps 4)
 
 check "info prints kind, ids, merges and added tokens" eval 'succeeds && says "kind        bpe" && says "<|endoftext|> (0)"'
+run "$tool"
+check "without arguments it explains them, and fails" eval 'fails "give a command: train, encode, decode or info" && says "knap-tokenize encode --tokenizer T --out FILE"'
 run "$tool" --help
 check "--help explains the commands" eval 'succeeds && says "knap-tokenize decode --tokenizer T FILE|ID..."'
 run "$tool" train --vocab 700 --out new "$golden/text"

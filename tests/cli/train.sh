@@ -56,6 +56,12 @@ for word in "kept for backward" gpt_block "f32[4,16,32]"; do
     check "the summary tells $word" says "$word"
 done
 
+version=$(sed -n "s/^  version: '\(.*\)',$/\1/p" "$ROOT/meson.build")
+for program in train_gpt train_resnet generate predict knap-tokenize knap-checkpoint; do
+    run "$BUILD/models/$program" --version
+    check "$program has a version" test "$status-$(cat "$TMP/output")" = "0-$program (Knap) $version"
+done
+
 # ---- resuming keeps the bits ---------------------------------------------------------------------
 
 bits=(--steps 10 --dropout 0.1 --accum 2 --eval-every 5)
@@ -70,7 +76,7 @@ check "the same state" same_training "$TMP/w" "$TMP/p"
 run "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 --eval-every 5 \
     --ranks 2 --log "$TMP/mixed" --out "$TMP/m" --stop-after 5
 check "five steps on two ranks" succeeds
-check "how they go on" says "To go on: $train --ranks 2 --resume $TMP/m"
+check "how they go on" says "To go on: $train --resume $TMP/m --ranks 2"
 cp -r "$TMP/m" "$TMP/halved"
 run "$train" --resume "$TMP/halved" --threads 1 --stop-after 11
 check "a step of half the rows is told" says "when it was saved: of 40 samples, step 5 is now step 10 of 20"
@@ -78,6 +84,7 @@ run "$train" --resume "$TMP/halved" --threads 1 --stop-after 11
 check "a step at which it stops no more" fails "is at step 11, where --stop-after 11 would stop no more"
 run "$train" --resume "$TMP/halved" --threads 1 --stop-after 12 --lr 0.002 --beta2 .990 --seed 7 --eval-every 10
 check "another rate is told" says "--lr 0.002; 1e-3 when it was saved"
+check "but not what follows from it" test -z "$(grep -- "--min-lr" "$TMP/output")"
 check "and another seed" says "--seed 7; 1337 when it was saved"
 check "not the same again" test -z "$(grep -E -- "--eval-every|--beta2" "$TMP/output" | grep -F "when it was saved")"
 run "$train" --resume "$TMP/m" --log "$TMP/mixed" --threads 1 --accum 2
@@ -85,6 +92,8 @@ check "five more on one" succeeds
 check "whose steps are the same" test -z "$(grep -F "when it was saved" "$TMP/output")"
 check "the same state" same_training "$TMP/w" "$TMP/m"
 
+run "$train" --resume "$TMP/p" --steps 12 --embd 48
+check "a model of other sizes names the option" fails "the options make a model with embd 48, and the one of the checkpoint in $TMP/p/step-00000010 has 32"
 # a checkpoint is independent of strategy, layout, mesh and offload
 mkdir "$TMP/store"
 check "five steps, cut by parameter, offloaded" "${tiny[@]}" --steps 10 --dropout 0.1 --accum 1 \
@@ -145,6 +154,60 @@ for name in loss grad_norm; do
 done
 scaler() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["scaler"])' "$1"; }
 check "and the same scale" test "$(scaler "$(newest "$TMP/f")/state.json")" = "$(scaler "$(newest "$TMP/g")/state.json")"
+
+# ---- evaluation ----------------------------------------------------------------------------------
+
+# A character of this text takes two bytes, so bits a byte are half of those a token.
+for _ in $(seq 60); do printf 'éàéèêéôé'; done >"$TMP/accents"
+odd=("$train" --data "$TMP/accents" --layers 1 --heads 1 --embd 8 --ctx 8 --threads 1 --eval-steps 5)
+for ranks in 1 2; do
+    check "$ranks ranks evaluate" "${odd[@]}" --steps 10 --eval-every 5 --lr 1e-2 --ema 0.8 --ranks $ranks --log "$TMP/evaluated$ranks" --out "$TMP/e$ranks"
+    check "perplexity and bits a byte" python3 - "$TMP/evaluated$ranks" <<'END'
+import json, math, sys
+lines = [json.loads(l) for l in open(sys.argv[1])]
+assert [l['step'] for l in lines if 'val_perplexity' in l] == [5, 10]
+for l in lines[4::5]:
+    assert abs(math.log(l['val_perplexity']) - l['val_loss']) < 1e-6, l
+    assert abs(l['val_bits_per_byte'] * 2 * math.log(2) - l['val_loss']) < 1e-6, l
+END
+    run "$train" --resume "$TMP/e1" --eval-only --ranks $ranks --threads 1
+    check "$ranks ranks: --eval-only has the training's number" says \
+        "$TMP/e1/step-00000010: val $(printf %.4f "$(column "$TMP/evaluated1" val_loss | tail -n 1)"), perplexity"
+done
+run "$train" --init "$TMP/e1" --data "$TMP/accents" --eval-only --eval-steps 5
+check "of --init, too" says "$TMP/e1: val $(printf %.4f "$(column "$TMP/evaluated1" val_loss | tail -n 1)"), perplexity"
+mkdir "$TMP/nothing"
+while IFS='|' read -r words says; do
+    eval "run \"\$train\" --eval-only $words"
+    check "refused: --eval-only $words" fails "$says"
+done <<END_OF_CASES
+|give --resume or --init
+--resume auto --out $TMP/nothing|give --resume or --init
+--resume $TMP/e1 --log $TMP/nothing.log|--log does nothing with --eval-only
+--resume $TMP/e1 --export x|unknown option --export
+END_OF_CASES
+check "nothing was written" test "$(ls "$TMP/nothing"; find "$TMP" -name nothing.log)" = ""
+
+# ---- an early end --------------------------------------------------------------------------------
+
+worse=("${odd[@]}" --steps 60 --lr 3 --min-lr 3 --warmup 0)
+run "${worse[@]}" --eval-every 2 --patience 3 --out "$TMP/early" --log "$TMP/early.log"
+check "evaluations that get no better end it" eval 'succeeds && says "stopped early after step" && says ": 3 evaluations without a better one"'
+last=$(column "$TMP/early.log" step | tail -n 1)
+check "at the right one" python3 -c "
+import json, sys
+val = [l['val_loss'] for l in map(json.loads, open(sys.argv[1])) if l['val_loss'] is not None]
+assert len(val) < 30 and min(range(len(val)), key=val.__getitem__) == len(val) - 4, val" "$TMP/early.log"
+check "it has saved" test "$(step_of "$TMP/early")" = "$last"
+run "$train" --resume "$TMP/early"
+check "a run that has ended so doesn't go on" fails "is behind 3 evaluations without a better one"
+run "$train" --resume "$TMP/early" --patience 4 --log "$TMP/early.log"
+check "but with more patience" eval 'succeeds && says ": 4 evaluations without a better one"'
+check "parts of it" "${worse[@]}" --eval-every 2 --patience 3 --out "$TMP/early2" --stop-after $((last - 3))
+run "$train" --resume "$TMP/early2" --threads 1
+check "end at the same step" eval 'succeeds && says "stopped early after step $last of 60"'
+run "${worse[@]}" --patience 3 --eval-every 0
+check "without evaluations" fails "--patience counts evaluations"
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------------
 

@@ -79,6 +79,14 @@ for name in sys.argv[1:]: xml.dom.minidom.parse(name)" "$TMP"/pictures/*.svg
 train --resume "$TMP/run" --out "$TMP/longer" --epochs 7 --log "$TMP/log" --pictures "$TMP/longer.pictures"
 check "a longer run draws the whole curve" [ "$(grep -o 'points="[^"]*' "$TMP/longer.pictures/curves.svg" | head -1 | grep -o , | wc -l)" = 7 ]
 
+train_plain --resume "$TMP/run/best" --data "$TMP/set" --eval-only
+check "--eval-only finds the best one's share" says "$(sed -n 's/^best: step .* with \(.*\) right, kept.*/\1 right/p' "$TMP/learnt")"
+check "and its classes" says "across thin"
+train --resume "$TMP/run" --eval-only --pictures "$TMP/none"
+check "which draws nothing" fails "--pictures does nothing with --eval-only"
+train --epochs 6 --lr 1 --schedule constant --patience 1 --log "$TMP/early" --seed 2
+check "--patience ends it" says "without a better one"
+
 # ---- resuming and sharding ---------------------------------------------------------------------
 
 small="--model resnet20 --epochs 1 --eval-every 1 --keep-best --jitter 0.2 --erase 0.3 --mixup 0.4 --ema 0.9"

@@ -120,3 +120,22 @@ KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
         FUZZ_CHECK(r.name && r.value);
     kn_options_free(o);
 }
+
+/* A file of train_gpt's options; what it chose, written and read again, is the same. */
+KN_FUZZ(options_file, .factor = 64, .extra = 1 << 20)
+{
+    gpt_settings s = { 0 }, again = { 0 };
+    kn_options *o = gpt_settings_begin(&s.run) ? kn_options_create(s.run.table, &s) : NULL;
+    if (o && kn_options_load(o, fuzz_file("x.toml", data, size))) {
+        char *text = kn_options_toml(o), *other = NULL;
+        kn_options *to = kn_options_create(s.run.table, &again);
+        FUZZ_CHECK(text && to);
+        if (kn_options_load(to, fuzz_file("y.toml", text, strlen(text))))
+            other = kn_options_toml(to);
+        FUZZ_CHECK(other && strcmp(text, other) == 0, "%s", kn_error());
+        kn_host_free(text);
+        kn_host_free(other);
+        kn_options_free(to);
+    }
+    kn_options_free(o);
+}

@@ -112,6 +112,9 @@ def write_options():
     seed('options', 'recorded', '--steps=9\n\nlayers=2\nheads=2\nembd=16\nlr=0.001\nbias=true\nmodel=custom\ndtype=bf16\n')
     seed('options', 'path', '\nout=/tmp/x\n')
     seed('options', 'help', '--help\n')
+    seed('options_file', 'model', '# a run\r\nlayers = 2\nlr = 1.5e-3 # peak\nbias = false\nsteps = 1_000\n')
+    seed('options_file', 'texts', 'data = \'C:\\x\'\nprompt = "\\"\\u00e9\\U0001F600\\n\\\\"\noptimizer = "muon"\n')
+    seed('options_file', 'twice', 'lr = 1\nlr = 1\n')
 
 
 def write_tables():

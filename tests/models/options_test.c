@@ -110,6 +110,18 @@ KN_TEST(options, a_beginning_is_nearer_than_a_mistyped_word)
     }
 }
 
+KN_TEST(options, version)
+{
+    config c;
+    kn_options *o = kn_options_create(table, &c);
+    KN_CHECK(o && parse(o, "--version", "--nonsense", NULL) && kn_options_help_wanted(o));
+    char *text = print(o, true);
+    KN_CHECK(strncmp(text, "program (Knap) ", 15) == 0 && strchr(text, '\n')[1] == '\0', "%s",
+             text);
+    free(text);
+    kn_options_free(o);
+}
+
 KN_TEST(options, errors)
 {
     static const struct {

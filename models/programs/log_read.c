@@ -1,0 +1,63 @@
+/* models/programs/log_read.c: the lines of a log, one after the other. */
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
+#include "models/programs/log.h"
+#include "tensor/files.h"
+#include "tensor/json.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static double number_in(const json_t *j, const char *key)
+{
+    const json_t *v = json_object_get(j, key);
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+/* A line of a step; false: another text, or with an error. */
+static bool parse(const char *text, log_line *line)
+{
+    json_error_t error;
+    json_t *j = kn_json_parse(text, strlen(text), 0, "the log", &error);
+    *line = (log_line){ .step = json_integer_value(json_object_get(j, "step")),
+                        .samples = json_integer_value(json_object_get(j, "samples")),
+                        .loss = number_in(j, "loss"),
+                        .val_loss = number_in(j, "val_loss"),
+                        .val_accuracy = number_in(j, "val_accuracy") };
+    json_decref(j);
+    return line->step > 0 && line->samples > 0;
+}
+
+bool log_read(const char *path, int64_t samples, bool (*take)(const log_line *line, void *arg),
+              void *arg, bool *there)
+{
+    enum { LINE = 1 << 16 }; /* a longer one is none of a log */
+    const int fd = kn_open(path, O_RDONLY | O_CLOEXEC, 0);
+    if (there)
+        *there = fd >= 0;
+    if (fd < 0)
+        return (there && errno == ENOENT) || kn_fail_system("cannot read the log %s: %m", path);
+    FILE *in = fdopen(fd, "r");
+    if (!in) {
+        kn_fail_system("cannot read the log %s: %m", path);
+        close(fd);
+        return false;
+    }
+    char *text = kn_host_alloc(LINE);
+    log_line line;
+    bool ok = text != NULL;
+    while (ok && fgets(text, LINE, in))
+        if (parse(text, &line) && (samples < 0 || line.samples <= samples))
+            ok = take(&line, arg);
+        else
+            ok = kn_ok();
+    ok = ok && (!ferror(in) || kn_fail_system("cannot read the log %s: %m", path));
+    kn_host_free(text);
+    fclose(in);
+    return ok;
+}
