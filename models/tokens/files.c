@@ -139,9 +139,10 @@ typedef struct model {
     int64_t count, score_room, type_room;
     int64_t kind;            /* 2: BPE */
     bool no_begin, shrinks;  /* of the normalizer */
-    bool maps;               /* it has a table of characters */
-    bool has_bytes, has_own; /* symbols that a user defined */
-    bool odd_spaces;         /* behind a word, or as they are */
+    message map;             /* its table of characters, which may be empty */
+    bool has_bytes;
+    bool wide;       /* a symbol of its user has two spaces in a row */
+    bool odd_spaces; /* behind a word, or as they are */
 } model;
 
 static bool read_piece(model *m, message in, const char *path)
@@ -176,9 +177,19 @@ static bool read_piece(model *m, message in, const char *path)
     s->value = m->count;
     m->score[m->count] = score;
     m->has_bytes = m->has_bytes || type == PIECE_BYTE;
-    m->has_own = m->has_own || type == PIECE_USER;
+    m->wide = m->wide || (type == PIECE_USER && memmem(text, length, "  ", 2));
     m->type[m->count++] = type;
     return m->count < KN_MOST_IDS || kn_fail("%s: too many pieces", path);
+}
+
+/* A table of characters, whose strings stand behind a trie of so many bytes. */
+static bool puts_two_spaces(const message *map)
+{
+    const size_t size = (size_t)(map->end - map->at);
+    uint32_t trie = 0;
+    if (size > sizeof trie)
+        memcpy(&trie, map->at, sizeof trie);
+    return size > trie && memmem(map->at + trie, size - trie, "  ", 2);
 }
 
 static bool read_model(model *m, message in, const char *path)
@@ -196,7 +207,7 @@ static bool read_model(model *m, message in, const char *path)
                 m->odd_spaces |= g.value != 0;
         while (f.number == 3 && f.type == 2 && read_field(&f.inside, &g)) {
             if (g.number == 2 && g.type == 2)
-                m->maps = g.inside.at < g.inside.end;
+                m->map = g.inside;
             else if (g.number == 3 && g.type == 0)
                 m->no_begin = g.value == 0;
             else if (g.number == 4 && g.type == 0)
@@ -210,17 +221,14 @@ static bool read_model(model *m, message in, const char *path)
     if (m->kind != 2)
         return kn_fail("%s is a SentencePiece model of type %lld; this library reads BPE (2)", path,
                        (long long)m->kind);
-    if (m->has_own || m->odd_spaces)
-        return kn_fail("%s has %s, which this library doesn't read of SentencePiece's models; its "
-                       "tokenizer.json, if it has one, is read",
-                       path,
-                       m->has_own ? "symbols that its user defined" : "spaces of another kind");
-    if (m->maps || m->shrinks)
-        return kn_fail(
-            "%s normalizes texts by %s, which this library doesn't read: models are read "
-            "that were trained with --normalization_rule_name=identity and "
-            "--remove_extra_whitespaces=false, as Llama's and Mistral's are",
-            path, m->maps ? "a table of characters" : "taking spaces away");
+    if (m->odd_spaces)
+        return kn_fail("%s has spaces behind its words, or as they are, which this library doesn't "
+                       "read of SentencePiece's models; its tokenizer.json, if it has one, is read",
+                       path);
+    if (m->shrinks && (m->wide || puts_two_spaces(&m->map)))
+        return kn_fail("%s takes away spaces behind others, but not those of %s, which this library "
+                       "doesn't read",
+                       path, m->wide ? "its user's symbols" : "its table of characters");
     return true;
 }
 
@@ -291,6 +299,48 @@ done:
     return merges;
 }
 
+#define MARK "\xe2\x96\x81" /* U+2581, for a space */
+
+static json_t *replacement(const char *kind, const char *pattern, const char *content)
+{
+    return json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", kind, pattern, "content",
+                     content);
+}
+
+/* What the model does to a text: its table of characters, with spaces at the text's ends left out
+ * and one for several; spaces become marks, and one stands in front. */
+static json_t *normalizers_of(const model *m)
+{
+    json_t *list = json_array();
+    const size_t size = (size_t)(m->map.end - m->map.at);
+    if (size > 0) {
+        char *map = kn_base64_text(m->map.at, size);
+        json_array_append_new(list, json_pack("{s:s, s:s, s:b}", "type", "Precompiled",
+                                              "precompiled_charsmap", map ? map : "", "longest",
+                                              1));
+        kn_host_free(map);
+    }
+    if (m->shrinks) {
+        json_array_append_new(list, replacement("Regex", "\\A +", ""));
+        json_array_append_new(list, replacement("Regex", " {2,}", " "));
+    }
+    json_array_append_new(list, replacement("String", " ", MARK));
+    if (m->shrinks)
+        json_array_append_new(list, replacement("Regex", MARK "+\\z", ""));
+    if (!m->no_begin)
+        json_array_append_new(list, json_pack("{s:s, s:s}", "type", "Prepend", "prepend", MARK));
+    return list;
+}
+
+/* Its user's symbols are found in a text as they are, behind the changes. */
+static json_t *symbol(int64_t id, const char *text)
+{
+    json_t *token = kn_tokenizer_special(id, text);
+    json_object_set_new(token, "special", json_false());
+    json_object_set_new(token, "user_defined", json_true());
+    return token;
+}
+
 static kn_tokenizer *tokenizer_of(const model *m, const char *path)
 {
     json_t *vocab = json_object(), *added = json_array();
@@ -300,23 +350,22 @@ static kn_tokenizer *tokenizer_of(const model *m, const char *path)
         json_object_set_new(vocab, text, json_integer(i));
         if (m->type[i] == PIECE_UNKNOWN)
             unknown = text;
-        if (m->type[i] == PIECE_UNKNOWN || m->type[i] == PIECE_CONTROL || m->type[i] == PIECE_USER)
+        if (m->type[i] == PIECE_UNKNOWN || m->type[i] == PIECE_CONTROL)
             json_array_append_new(added, kn_tokenizer_special(i, text));
+        else if (m->type[i] == PIECE_USER)
+            json_array_append_new(added, symbol(i, text));
     }
     json_t *root = kn_tokenizer_frame(vocab, merges_of(m), added, NULL, false);
     json_t *bpe = json_object_get(root, "model");
     json_object_set_new(bpe, "unk_token", unknown ? json_string(unknown) : json_null());
     json_object_set_new(bpe, "fuse_unk", json_true());
     json_object_set_new(bpe, "byte_fallback", json_boolean(m->has_bytes));
-    json_object_set_new(root, "normalizer",
-                        json_pack(m->no_begin ? "{s:s, s:[{s:s, s:{s:s}, s:s}]}"
-                                              : "{s:s, s:[{s:s, s:{s:s}, s:s}, {s:s, s:s}]}",
-                                  "type", "Sequence", "normalizers", "type", "Replace", "pattern",
-                                  "String", " ", "content", "\xe2\x96\x81", "type", "Prepend",
-                                  "prepend", "\xe2\x96\x81"));
+    json_object_set_new(
+        root, "normalizer",
+        json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", normalizers_of(m)));
     json_t *decoders =
         json_pack("[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}]", "type", "Replace", "pattern", "String",
-                  "\xe2\x96\x81", "content", " ", "type", "ByteFallback", "type", "Fuse");
+                  MARK, "content", " ", "type", "ByteFallback", "type", "Fuse");
     if (!m->no_begin)
         json_array_append_new(decoders, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip",
                                                   "content", " ", "start", 1, "stop", 0));

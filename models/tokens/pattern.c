@@ -204,7 +204,7 @@ bool kn_cut_pattern(kn_cut *c, const char *pattern, bool literal, const char *wh
         return false;
     int error;
     PCRE2_SIZE at;
-    uint32_t back = 0;
+    uint32_t back = 0, empty = 0;
     pcre2_code *code = pcre2_compile(
         (PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
         PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP | PCRE2_MULTILINE), &error, &at, NULL);
@@ -217,7 +217,9 @@ bool kn_cut_pattern(kn_cut *c, const char *pattern, bool literal, const char *wh
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* where it can't, pcre2_match goes on without */
     pcre2_pattern_info(code, PCRE2_INFO_MAXLOOKBEHIND, &back);
     c->code = code;
+    pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
     c->looks_back = back > 0;
+    c->may_be_empty = empty != 0;
     return true;
 }
 
@@ -226,7 +228,73 @@ void kn_cut_free(kn_cut *c)
     pcre2_code_free(c->code);
 }
 
+/* ---- matching -------------------------------------------------------------------------------- */
+
+bool kn_matching_begin(kn_matching *m)
+{
+    m->stack = pcre2_jit_stack_create(32 << 10, 8 << 20, NULL);
+    m->match = pcre2_match_data_create(1, NULL);
+    m->context = pcre2_match_context_create(NULL);
+    if (!m->stack || !m->match || !m->context) {
+        kn_matching_end(m);
+        return kn_fail_memory("no memory to match a tokenizer's pattern");
+    }
+    pcre2_jit_stack_assign(m->context, NULL, m->stack);
+    return true;
+}
+
+void kn_matching_end(kn_matching *m)
+{
+    pcre2_match_data_free(m->match);
+    pcre2_match_context_free(m->context);
+    pcre2_jit_stack_free(m->stack);
+    *m = (kn_matching){ 0 };
+}
+
+bool kn_matching_next(kn_matching *m, const kn_cut *c, const char *text, size_t size, size_t from,
+                      size_t *begin, size_t *end)
+{
+    while (from < size) {
+        const int found = pcre2_match(c->code, (PCRE2_SPTR)text, size, from, PCRE2_NO_UTF_CHECK,
+                                      m->match, m->context);
+        const PCRE2_SIZE *at = pcre2_get_ovector_pointer(m->match);
+        if (found == PCRE2_ERROR_NOMATCH)
+            break;
+        if (found < 0)
+            return kn_fail("tokenizer: its pattern takes too long for a text of %zu bytes (PCRE2's "
+                           "error %d)",
+                           size, found);
+        *begin = at[0], *end = at[1];
+        if (*end > *begin && *begin >= from)
+            return true;
+        from = *end + 1;
+        while (from < size && ((unsigned char)text[from] & 0xc0) == 0x80)
+            from++;
+    }
+    *begin = *end = size;
+    return true;
+}
+
 #else
+
+bool kn_matching_begin(kn_matching *m)
+{
+    (void)m;
+    return kn_fail("tokenizer: this library was built without PCRE2");
+}
+
+void kn_matching_end(kn_matching *m)
+{
+    (void)m;
+}
+
+bool kn_matching_next(kn_matching *m, const kn_cut *c, const char *text, size_t size, size_t from,
+                      size_t *begin, size_t *end)
+{
+    (void)m, (void)c, (void)text, (void)from;
+    *begin = *end = size;
+    return true;
+}
 
 bool kn_cut_pattern(kn_cut *c, const char *pattern, bool literal, const char *where)
 {
