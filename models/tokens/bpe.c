@@ -30,7 +30,7 @@ struct kn_bpe {
     int64_t merge_room;
     int64_t *link; /* long words: the next and the last place, two for each */
     int64_t link_room;
-    kn_heap heap;  /* of the pairs' merges and places; one may be another by now */
+    kn_heap heap; /* of the pairs' merges and places; one may be another by now */
 };
 
 kn_bpe *kn_bpe_begin(const kn_tokenizer *t, bool keep)
@@ -113,8 +113,7 @@ static int64_t merge_many(kn_bpe *b, int64_t n)
     while (b->heap.count > 0) {
         const struct kn_waiting top = kn_heap_pop(&b->heap);
         const int64_t i = (int64_t)top.place, gone = link[2 * i];
-        if (link[2 * i + 1] == -2 ||
-            b->merge[i] != top.key) /* it became another pair meanwhile */
+        if (link[2 * i + 1] == -2 || b->merge[i] != top.key) /* it became another pair meanwhile */
             continue;
         b->id[i] = (uint32_t)top.key;
         link[2 * i] = link[2 * gone];

@@ -159,7 +159,8 @@ char *kn_change_text(const kn_tokenizer *t, int change_from, int until, const ch
     bool ok = kn_bytes_append(&now, from, size);
     for (int i = change_from; ok && i < until; i++) {
         kn_bytes next = { 0 };
-        ok = kn_bytes_append(&next, "", 0) && change(&next, t, &t->change[i], first, now.at, (size_t)now.size);
+        ok = kn_bytes_append(&next, "", 0) &&
+             change(&next, t, &t->change[i], first, now.at, (size_t)now.size);
         kn_host_free(now.at);
         now = next;
     }

@@ -55,8 +55,9 @@ static int64_t read_base64(const char *text, unsigned char *bytes)
         for (int k = 0; i % 4 == 3 && k < 3; k++)
             bytes[n++] = (unsigned char)(value >> (16 - 8 * k));
     }
-    return length % 4 ? -1 : n - (length > 0 && text[length - 1] == '=') -
-                                 (length > 1 && text[length - 2] == '=');
+    return length % 4 ? -1
+                      : n - (length > 0 && text[length - 1] == '=') -
+                            (length > 1 && text[length - 2] == '=');
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -151,7 +152,8 @@ static size_t grapheme(const char *text, size_t size)
     for (; n < size && (step = kn_utf8_read(text + n, size - n, &next)) > 0; n += step) {
         if ((code | next) < 0x80 && code != '\r')
             break;
-        if (utf8proc_grapheme_break_stateful((utf8proc_int32_t)code, (utf8proc_int32_t)next, &state))
+        if (utf8proc_grapheme_break_stateful((utf8proc_int32_t)code, (utf8proc_int32_t)next,
+                                             &state))
             break;
         code = next;
     }

@@ -137,9 +137,9 @@ typedef struct model {
     float *score;
     int *type;
     int64_t count, score_room, type_room;
-    int64_t kind;            /* 2: BPE */
-    bool no_begin, shrinks;  /* of the normalizer */
-    message map;             /* its table of characters, which may be empty */
+    int64_t kind;           /* 2: BPE */
+    bool no_begin, shrinks; /* of the normalizer */
+    message map;            /* its table of characters, which may be empty */
     bool has_bytes;
     bool wide;       /* a symbol of its user has two spaces in a row */
     bool odd_spaces; /* behind a word, or as they are */
@@ -226,9 +226,10 @@ static bool read_model(model *m, message in, const char *path)
                        "read of SentencePiece's models; its tokenizer.json, if it has one, is read",
                        path);
     if (m->shrinks && (m->wide || puts_two_spaces(&m->map)))
-        return kn_fail("%s takes away spaces behind others, but not those of %s, which this library "
-                       "doesn't read",
-                       path, m->wide ? "its user's symbols" : "its table of characters");
+        return kn_fail(
+            "%s takes away spaces behind others, but not those of %s, which this library "
+            "doesn't read",
+            path, m->wide ? "its user's symbols" : "its table of characters");
     return true;
 }
 
@@ -315,9 +316,9 @@ static json_t *normalizers_of(const model *m)
     const size_t size = (size_t)(m->map.end - m->map.at);
     if (size > 0) {
         char *map = kn_base64_text(m->map.at, size);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:b}", "type", "Precompiled",
-                                              "precompiled_charsmap", map ? map : "", "longest",
-                                              1));
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:b}", "type", "Precompiled",
+                                        "precompiled_charsmap", map ? map : "", "longest", 1));
         kn_host_free(map);
     }
     if (m->shrinks) {

@@ -172,8 +172,7 @@ static bool add_front(kn_json_reader *r, enum kn_change_kind kind, const char *t
 /* Of a string, or of a pattern's matches. */
 static bool add_replace(kn_json_reader *r, const char *string, const char *pattern, const char *to)
 {
-    kn_change *c =
-        add_change(r, KN_CHANGE_REPLACE, *to && to[1] ? (int64_t)strlen(to) : 1, to);
+    kn_change *c = add_change(r, KN_CHANGE_REPLACE, *to && to[1] ? (int64_t)strlen(to) : 1, to);
     if (!c || *string)
         return c && (c->from = kn_host_strdup(string));
     return kn_cut_pattern(&c->cut, pattern, false, r->where) &&

@@ -332,7 +332,7 @@ static void training_end(training *t)
         kn_host_free(t->fresh[i].word);
     for (int64_t i = 0; i < t->heap.count; i++)
         kn_host_free(t->heap.list[i].with);
-    void *const all[] = { t->id,    t->begin,   t->length, t->count,
+    void *const all[] = { t->id,    t->begin,   t->length,    t->count,
                           t->fresh, t->touched, t->heap.list, t->merge };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         kn_host_free(all[i]);
