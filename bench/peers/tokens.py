@@ -26,7 +26,7 @@ GOLDEN = os.path.join(ROOT, 'tests', 'models', 'tokenizers')
 TEXT_PARTS = 16
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN = LLAMA3.replace('{1,3}', '')
-SEVERAL = [r'\p{N}{1,3}', '[一-龥぀-ゟ゠-ヿ]+',
+SEVERAL = [r'\p{N}{1,3}', r'[\p{Han}]+|[\p{Hiragana}\p{Katakana}]+|\p{Latin}+',
            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
            r"|\s*[\r\n]+|\s+(?!\S)|\s+"]
 SCRIPTS = [(0x20, 0x7e), (0xa0, 0x17f), (0x300, 0x36f), (0x370, 0x3ff), (0x400, 0x4ff), (0x590, 0x5ff), (0x600, 0x6ff),
@@ -34,7 +34,7 @@ SCRIPTS = [(0x20, 0x7e), (0xa0, 0x17f), (0x300, 0x36f), (0x370, 0x3ff), (0x400, 
 SPACES = [' ', '  ', '\n', '\n\n', '\t', ' \n', '   ', '\r\n', '\u00a0', '\u3000', '\u180e', '\u0085', '\u2028', '']
 ODD = ["I'm", "don't", "WE'LL", "'\u017f", '123456', '3.14', "''s", ' ', '  ', '\n', '{}()', '<s>', '</s>', 'é', 'e\u0301', 'ﬁ',
        '\u212b', '각', '\u1100\u1161\u11a8', '<0x41>', '▁', '▁▁a', '<mask>', ' <mask> ', '<x>  ', 'é!', 'e\u0301!',
-       'ab\U00031350c', 'x\u180ey', '12\U00010d413']
+       'ab\U00031350c', '漢々・\U0002ebf0x', '<x> \n\n \n', '\ua7cb\ua7dc', 'x\u180ey', '12\U00010d413']
 SENTENCES = ['Der schnelle braune Fuchs springt über den faulen Hund. ', 'Съешь ещё этих мягких французских булок, да выпей чаю. ',
              '素早い茶色の狐がのろまな犬を飛び越える。', '敏捷的棕色狐狸跳过了懒狗。', '빠른 갈색 여우가 게으른 개를 뛰어넘는다. ',
              'नमस्ते दुनिया, यह एक परीक्षण है। ', 'مرحبا بالعالم، هذا اختبار. ', 'שלום עולם, זה מבחן. ', 'สวัสดีชาวโลก นี่คือการทดสอบ ',
@@ -93,7 +93,7 @@ def make_all(text, vocab, folder):
             'qwen': byte_level(text, vocab, [QWEN], normalizers.NFC()), 'several': byte_level(text, vocab, SEVERAL)}
     spaced = byte_level(text, vocab)
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    spaced.add_tokens([AddedToken('<mask>', lstrip=True, special=True), AddedToken('<x>', rstrip=True)])
+    spaced.add_tokens([AddedToken('<mask>', lstrip=True, special=True), AddedToken('<x>', rstrip=True), AddedToken('\n\n')])
     made['spaced'] = spaced
     made['qwen'].add_tokens([AddedToken('é!', normalized=True)])    # found in what the normalizer makes
     # Tokens that no merge makes any more: with ignore_merges a word that is one is found.

@@ -210,7 +210,7 @@ static size_t put_property(writer *w, const char *p, bool in_class, int version)
     const bool category = is_category(name, length);
     /* A difference of sets, also from those without a character. */
     if (version < 16 &&
-        (other ? in_class : is_named(name, length, "C") || is_named(name, length, "Cn")))
+        ((other && in_class) || is_named(name, length, "C") || is_named(name, length, "Cn")))
         return 0;
     if (!in_class)
         put(w, other ? "[^" : "[", other ? 2 : 1);

@@ -89,9 +89,7 @@ static void stretch(kn_words *w, bool more)
     while (w->next->right) { /* over the spaces behind it, up to another one in them */
         const char *behind = w->text + w->next_end;
         const size_t left = w->size - w->next_end;
-        if (kn_added_at(w->t, behind, left, w->next->early && w->early,
-                        !w->next->early && w->late) ||
-            (n = space_at(behind, left)) == 0)
+        if (kn_added_at(w->t, behind, left, w->early, w->late) || (n = space_at(behind, left)) == 0)
             break;
         w->next_end += n;
     }

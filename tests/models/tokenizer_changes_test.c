@@ -142,10 +142,10 @@ KN_TEST(tokenizer_changes, table_of_characters)
     kn_tokenizer_free(t);
     t = with_table(
         base64, ", \"longest\": true",
-        "{\"id\": 256, \"content\": \"x\", \"user_defined\": true}, {\"id\": 257, "
-        "\"content\": \"E\", \"user_defined\": true}, {\"id\": 258, \"content\": \"xe\", "
-        "\"user_defined\": true}, {\"id\": 259, \"content\": \"<e>\", \"special\": true}");
-    is_read_as(t, "axb xe e <e>", "a[256]b [258] [257] [259]");
+        "{\"id\": 256, \"content\": \"xe\", \"user_defined\": true}, {\"id\": 257, "
+        "\"content\": \"Ey\", \"user_defined\": true}, {\"id\": 258, \"content\": \"<e>\", "
+        "\"special\": true}");
+    is_read_as(t, "axb xe ex <e>", "ayyb [256] [257]y [258]");
     kn_tokenizer_free(t);
     kn_host_free(base64);
 }
@@ -203,7 +203,9 @@ KN_TEST(tokenizer_changes, token_in_the_spaces_of_another)
 {
     kn_tokenizer *t = bytes_with(
         "{\"added_tokens\": [{\"id\": 256, \"content\": \"<x>\", \"rstrip\": true}, {\"id\": 257, "
-        "\"content\": \"\\n\\n\"}, {\"id\": 258, \"content\": \"<l>\", \"lstrip\": true}]}");
+        "\"content\": \"\\n\\n\"}, {\"id\": 258, \"content\": \"<l>\", \"lstrip\": true}, {\"id\": "
+        "259, \"content\": \"<s>\", \"special\": true, \"rstrip\": true}]}");
+    is_read_as(t, "<s> \n\n  a<s>", "[259]a[259]"); /* special ones come before all others */
     is_read_as(t, "<x> \n\n  a", "[256][257]  a");
     is_read_as(t, "<x>\n\n\n a", "[256][257]\n a");
     is_read_as(t, "<x> \n <x>  <l> b", "[256][256][258] b");
