@@ -104,7 +104,7 @@ def compare(build, seed, steps, work):
         good = len(ours) == steps and most < 0.01 and theirs[0] - last[1] > 0.3
         wrong += not good
         print(f'{name}: loss {ours[0]:.5f} at first (PyTorch {theirs[0]:.5f}), {last[0]:.5f} over the last 10 of {steps} steps '
-              f'(PyTorch {last[1]:.5f}); no step differs by more than {100 * most:.4f} %{"" if good else ": WRONG"}')
+              f'(PyTorch {last[1]:.5f}); no step differs by more than {100 * most:.1g} %{"" if good else ": WRONG"}')
     print(f'seed {seed}: {len(MAKERS)} models, {RANKS} ranks, {wrong} wrong')
     return 1 if wrong else 0
 

@@ -1,5 +1,5 @@
-/* models/tokens/tables.c: hash tables of strings and of pairs of ids, a heap, and GPT-2's alphabet of
- * bytes. The seed of a hash is an address, which a file's author doesn't know. */
+/* models/tokens/tables.c: hash tables of strings and of pairs of ids, a heap, and GPT-2's alphabet
+ * of bytes. The seed of a hash is an address, which a file's author doesn't know. */
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/checksum.h"
