@@ -243,7 +243,7 @@ def compare_ids(tool, seed, work):
 def compare_training(tool, text, work):
     wrong, path, out = 0, os.path.join(work, 'train'), os.path.join(work, 'mine.json')
     plain, end = text.replace('<|endoftext|>', ''), '<|endoftext|>'
-    # Knap leaves special tokens out, the library counts them as text: it is given what lies between them.
+    # Knap leaves special tokens out, the library counts them as text: it is given the parts between them.
     documents = [plain[i:i + 10000] for i in range(0, len(plain), 10000)]
     for name, cuts, lines, text in [('gpt2', None, False, plain), ('gpt2', None, True, plain), ('llama3', [LLAMA3], False, plain),
                                     ('qwen', [QWEN], False, plain), ('gpt2', None, False, documents)]:

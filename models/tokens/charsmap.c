@@ -141,7 +141,7 @@ static size_t character(const char *text, size_t size)
 
 #ifdef KN_HAVE_UTF8PROC
 
-/* The bytes of what a reader sees as one character at text[size]: a letter with its accents. */
+/* The bytes of one character at text[size] as a reader sees it: a letter with its accents. */
 static size_t grapheme(const char *text, size_t size)
 {
     uint32_t code, next;
@@ -176,7 +176,7 @@ typedef struct changing {
     size_t same; /* the text from here on isn't in out yet */
 } changing;
 
-/* Looks up the text from at to end. *next: where what was changed ends; at where nothing was. */
+/* Looks up the text from at to end. *next: the end of the changed part; at: none was. */
 static bool look_up(changing *c, size_t at, size_t end, size_t *next)
 {
     const char *to = NULL;

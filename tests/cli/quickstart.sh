@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/cli/quickstart.sh: scripts/quickstart fetches Tiny Shakespeare, or does without. Its programs are stand-ins
-# that tell what they were given; so is curl, which serves a file of $KNAP_DATA.
+# that tell their arguments; so is curl, which serves a file of $KNAP_DATA.
 . "$(dirname "$0")/lib.sh"
 
 mkdir -p "$TMP/bin" "$TMP/clone/scripts" "$TMP/clone/build/models" "$TMP/home"
@@ -41,7 +41,7 @@ for folder in "${folders[@]}"; do
 done
 if [ -n "$shakespeare" ]; then
     SERVED=$shakespeare/tinyshakespeare/input.txt run scripts/quickstart
-    check "what is fetched is trained on" eval 'succeeds && says "--data shakespeare" && says "$kept"'
+    check "the fetched file is trained on" eval 'succeeds && says "--data shakespeare" && says "$kept"'
     rm "$CALLS"
     run scripts/quickstart
     check "and not fetched again" eval 'succeeds && says "--data shakespeare" && [ ! -e "$CALLS" ]'

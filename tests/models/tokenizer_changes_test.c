@@ -1,5 +1,5 @@
-/* tests/models/tokenizer_changes_test.c: what happens to a text before it is cut, and to tokens that
- * are decoded, beside what the tokenizers library and SentencePiece make of the same. */
+/* tests/models/tokenizer_changes_test.c: changes of a text before it is cut, and of tokens that
+ * are decoded: results of the tokenizers library and of SentencePiece. */
 #include "kernels/memory.h"
 #include "models/tokenizer.h"
 #include "models/tokens/tokens.h"
