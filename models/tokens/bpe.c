@@ -21,12 +21,6 @@ typedef struct cached {
     uint32_t id[8];
 } cached;
 
-/* A pair in the heap: it stands at place, and was there when it came. */
-typedef struct waiting {
-    uint64_t merge; /* rank << 32 | id */
-    int64_t place;
-} waiting;
-
 struct kn_bpe {
     const kn_tokenizer *t;
     cached *cache; /* [CACHED], or NULL */
@@ -36,8 +30,7 @@ struct kn_bpe {
     int64_t merge_room;
     int64_t *link; /* long words: the next and the last place, two for each */
     int64_t link_room;
-    waiting *heap;
-    int64_t heap_count, heap_room;
+    kn_heap heap; /* of the pairs' merges and places; one may be another by now */
 };
 
 kn_bpe *kn_bpe_begin(const kn_tokenizer *t, bool keep)
@@ -60,7 +53,7 @@ void kn_bpe_end(kn_bpe *b)
     kn_host_free(b->id);
     kn_host_free(b->merge);
     kn_host_free(b->link);
-    kn_host_free(b->heap);
+    kn_host_free(b->heap.list);
     kn_host_free(b);
 }
 
@@ -97,43 +90,13 @@ static int64_t merge_few(kn_bpe *b, int64_t n)
 
 /* ---- long words ------------------------------------------------------------------------------ */
 
-static bool before(const waiting *a, const waiting *b)
-{
-    return a->merge != b->merge ? a->merge < b->merge : a->place < b->place;
-}
-
-static bool push(kn_bpe *b, uint64_t merge, int64_t place)
-{
-    if (!kn_host_grow(&b->heap, &b->heap_room, b->heap_count + 1, sizeof *b->heap))
-        return false;
-    waiting new = { merge, place };
-    int64_t i = b->heap_count++;
-    for (; i > 0 && before(&new, &b->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        b->heap[i] = b->heap[(i - 1) / 2];
-    b->heap[i] = new;
-    return true;
-}
-
-static waiting pop(kn_bpe *b)
-{
-    waiting top = b->heap[0], last = b->heap[--b->heap_count];
-    int64_t i = 0;
-    for (int64_t child; (child = 2 * i + 1) < b->heap_count; i = child) {
-        child += child + 1 < b->heap_count && before(&b->heap[child + 1], &b->heap[child]);
-        if (!before(&b->heap[child], &last))
-            break;
-        b->heap[i] = b->heap[child];
-    }
-    b->heap[i] = last;
-    return top;
-}
-
 /* Puts the pair at place into the heap, if it has a merge. */
 static bool wait_for(kn_bpe *b, int64_t place, int64_t n)
 {
     const int64_t next = b->link[2 * place];
     b->merge[place] = next < n ? merge_of(b->t, b->id[place], b->id[next]) : KN_NO_PAIR;
-    return b->merge[place] == KN_NO_PAIR || push(b, b->merge[place], place);
+    return b->merge[place] == KN_NO_PAIR ||
+           kn_heap_push(&b->heap, (struct kn_waiting){ b->merge[place], (uint64_t)place, NULL });
 }
 
 static int64_t merge_many(kn_bpe *b, int64_t n)
@@ -141,19 +104,18 @@ static int64_t merge_many(kn_bpe *b, int64_t n)
     if (!kn_host_grow(&b->link, &b->link_room, 2 * n, sizeof *b->link))
         return -1;
     int64_t *link = b->link, left = 0;
-    b->heap_count = 0;
+    b->heap.count = 0;
     for (int64_t i = 0; i < n; i++)
         link[2 * i] = i + 1, link[2 * i + 1] = i - 1;
     for (int64_t i = 0; i < n; i++)
         if (!wait_for(b, i, n))
             return -1;
-    while (b->heap_count > 0) {
-        const waiting top = pop(b);
-        const int64_t i = top.place, gone = link[2 * i];
-        if (link[2 * i + 1] == -2 ||
-            b->merge[i] != top.merge) /* it became another pair meanwhile */
+    while (b->heap.count > 0) {
+        const struct kn_waiting top = kn_heap_pop(&b->heap);
+        const int64_t i = (int64_t)top.place, gone = link[2 * i];
+        if (link[2 * i + 1] == -2 || b->merge[i] != top.key) /* it became another pair meanwhile */
             continue;
-        b->id[i] = (uint32_t)top.merge;
+        b->id[i] = (uint32_t)top.key;
         link[2 * i] = link[2 * gone];
         link[2 * gone + 1] = -2;
         if (link[2 * i] < n)

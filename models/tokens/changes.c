@@ -10,21 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct text {
-    char *at;
-    int64_t size, room;
-} text;
-
-static bool append(text *to, const char *from, size_t size)
-{
-    if (!kn_host_grow(&to->at, &to->room, to->size + (int64_t)size + 1, 1))
-        return false;
-    memcpy(to->at + to->size, from, size);
-    to->size += (int64_t)size;
-    to->at[to->size] = 0;
-    return true;
-}
-
 /* ---- normal forms ---------------------------------------------------------------------------- */
 
 #ifdef KN_HAVE_UTF8PROC
@@ -45,7 +30,7 @@ int kn_change_form(const char *name)
 }
 
 /* Valid UTF-8 from[size] in its normal form. */
-static bool append_form(text *to, int form, const char *from, size_t size)
+static bool append_form(kn_bytes *to, int form, const char *from, size_t size)
 {
     utf8proc_uint8_t *made = NULL;
     utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)from, (utf8proc_ssize_t)size, &made,
@@ -53,7 +38,7 @@ static bool append_form(text *to, int form, const char *from, size_t size)
     if (n < 0)
         return kn_fail("a text can't be brought into a normal form of Unicode: %s",
                        utf8proc_errmsg(n));
-    bool ok = append(to, (const char *)made, (size_t)n);
+    bool ok = kn_bytes_append(to, (const char *)made, (size_t)n);
     free(made);
     return ok;
 }
@@ -66,7 +51,7 @@ int kn_change_form(const char *name)
            strcmp(name, "NFKD") == 0;
 }
 
-static bool append_form(text *to, int form, const char *from, size_t size)
+static bool append_form(kn_bytes *to, int form, const char *from, size_t size)
 {
     (void)to, (void)form, (void)from, (void)size;
     return kn_fail(
@@ -76,8 +61,17 @@ static bool append_form(text *to, int form, const char *from, size_t size)
 
 #endif
 
+/* The end of the valid UTF-8 that begins at text[at]. */
+static size_t valid_end(const char *text, size_t at, size_t size)
+{
+    uint32_t code;
+    for (size_t n; at < size && (n = kn_utf8_read(text + at, size - at, &code)) > 0;)
+        at += n;
+    return at;
+}
+
 /* Line by line, since no form goes over the end of one; ASCII is as it should be. */
-static bool change_form(text *to, int form, const char *from, size_t size)
+static bool change_form(kn_bytes *to, int form, const char *from, size_t size)
 {
     for (size_t at = 0, end; at < size; at = end) {
         const char *line = memchr(from + at, '\n', size - at);
@@ -85,16 +79,13 @@ static bool change_form(text *to, int form, const char *from, size_t size)
         size_t plain = at;
         while (plain < end && (unsigned char)from[plain] < 0x80)
             plain++;
-        if (plain == end && !append(to, from + at, end - at))
+        if (plain == end && !kn_bytes_append(to, from + at, end - at))
             return false;
-        for (size_t i = at, run = at; plain < end && run < end; run = i) {
-            uint32_t code;
-            size_t n = 1;
-            while (i < end && (n = kn_utf8_read(from + i, end - i, &code)) > 0)
-                i += n;
-            if (i > run && !append_form(to, form, from + run, i - run))
+        for (size_t run = at, stop; plain < end && run < end; run = stop + 1) {
+            stop = valid_end(from, run, end);
+            if (stop > run && !append_form(to, form, from + run, stop - run))
                 return false;
-            if (n == 0 && !append(to, from + i++, 1))
+            if (stop < end && !kn_bytes_append(to, from + stop, 1))
                 return false;
         }
     }
@@ -103,29 +94,52 @@ static bool change_form(text *to, int form, const char *from, size_t size)
 
 /* ---- the others ------------------------------------------------------------------------------ */
 
-static bool replace(text *to, const kn_change *c, const char *from, size_t size)
+/* Of a pattern's matches, in valid UTF-8. */
+static bool replace_matches(kn_bytes *to, const kn_change *c, const char *from, size_t size)
+{
+    kn_matching m = { 0 };
+    bool ok = kn_matching_begin(&m);
+    for (size_t run = 0, stop; ok && run < size; run = stop + 1) {
+        size_t at = 0, begin, end;
+        const char *text = from + run;
+        stop = valid_end(from, run, size);
+        for (const size_t length = stop - run; ok && at < length; at = end) {
+            ok = kn_matching_next(&m, &c->cut, text, length, at, &begin, &end) &&
+                 kn_bytes_append(to, text + at, begin - at) &&
+                 (begin == length || kn_bytes_append(to, c->to, strlen(c->to)));
+        }
+        ok = ok && (stop == size || kn_bytes_append(to, from + stop, 1));
+    }
+    kn_matching_end(&m);
+    return ok;
+}
+
+static bool replace(kn_bytes *to, const kn_change *c, const char *from, size_t size)
 {
     const size_t length = strlen(c->from);
     const char *end = from + size;
     while (from < end) {
         const char *next = memmem(from, (size_t)(end - from), c->from, length);
-        if (!append(to, from, (size_t)((next ? next : end) - from)) ||
-            (next && !append(to, c->to, strlen(c->to))))
+        if (!kn_bytes_append(to, from, (size_t)((next ? next : end) - from)) ||
+            (next && !kn_bytes_append(to, c->to, strlen(c->to))))
             return false;
         from = next ? next + length : end;
     }
     return true;
 }
 
-static bool change(text *to, const kn_change *c, bool first, const char *from, size_t size)
+static bool change(kn_bytes *to, const kn_tokenizer *t, const kn_change *c, bool first,
+                   const char *from, size_t size)
 {
     const size_t length = c->to ? strlen(c->to) : 0;
     bool begins = length > 0 && size >= length && memcmp(from, c->to, length) == 0;
     switch (c->kind) {
     case KN_CHANGE_FORM:
         return change_form(to, c->form, from, size);
+    case KN_CHANGE_MAP:
+        return kn_charsmap_change(t, c->map, to, from, size);
     case KN_CHANGE_REPLACE:
-        return replace(to, c, from, size);
+        return c->from ? replace(to, c, from, size) : replace_matches(to, c, from, size);
     case KN_CHANGE_PREPEND:
         begins = size == 0;
         break;
@@ -135,17 +149,18 @@ static bool change(text *to, const kn_change *c, bool first, const char *from, s
         begins = begins || !first;
         break;
     }
-    return (begins || append(to, c->to, length)) && append(to, from, size);
+    return (begins || kn_bytes_append(to, c->to, length)) && kn_bytes_append(to, from, size);
 }
 
 char *kn_change_text(const kn_tokenizer *t, int change_from, int until, const char *from,
                      size_t size, bool first, size_t *length)
 {
-    text now = { 0 };
-    bool ok = append(&now, from, size);
+    kn_bytes now = { 0 };
+    bool ok = kn_bytes_append(&now, from, size);
     for (int i = change_from; ok && i < until; i++) {
-        text next = { 0 };
-        ok = append(&next, "", 0) && change(&next, &t->change[i], first, now.at, (size_t)now.size);
+        kn_bytes next = { 0 };
+        ok = kn_bytes_append(&next, "", 0) &&
+             change(&next, t, &t->change[i], first, now.at, (size_t)now.size);
         kn_host_free(now.at);
         now = next;
     }

@@ -112,6 +112,7 @@ static bool encode_words(const kn_tokenizer *t, const char *text, size_t size, b
 typedef struct stage {
     bool early, late; /* the tokens that are found */
     int from, until;  /* the changes */
+    bool last;        /* what lies between the tokens is cut into words */
 } stage;
 
 static bool encode_stage(const kn_tokenizer *t, const stage *now, const char *text, size_t size,
@@ -123,6 +124,8 @@ static bool encode_changed(const kn_tokenizer *t, const stage *now, const char *
     size_t length;
     if (size == 0)
         return true;
+    if (now->from == now->until)
+        return encode_stage(t, now + 1, text, size, first, to);
     char *changed = kn_change_text(t, now->from, now->until, text, size, first, &length);
     bool ok = changed && encode_stage(t, now + 1, changed, length, first, to);
     kn_host_free(changed);
@@ -132,7 +135,7 @@ static bool encode_changed(const kn_tokenizer *t, const stage *now, const char *
 static bool encode_stage(const kn_tokenizer *t, const stage *now, const char *text, size_t size,
                          bool first, place *to)
 {
-    if (now->from == now->until) /* the last one */
+    if (now->last)
         return encode_words(t, text, size, now->early, now->late, to);
     kn_tokenizer whole = { .added = t->added, .addeds = t->addeds }; /* cuts nothing */
     kn_words w;
@@ -157,12 +160,17 @@ static bool encode_stage(const kn_tokenizer *t, const stage *now, const char *te
 static bool encode(const kn_tokenizer *t, const char *text, size_t len, place *to)
 {
     const int normal = t->normal_changes, all = t->changes;
-    const stage none = { true, true, 0, 0 },
-                one[] = { { true, true, 0, all }, { false, false, 0, 0 } },
-                normalized[] = { { true, false, 0, normal }, { false, true, 0, 0 } },
-                both[] = { normalized[0], { false, true, normal, all }, { false, false, 0, 0 } };
-    const stage *first = all == 0 ? &none : normal == 0 ? one : all == normal ? normalized : both;
-    return encode_stage(t, first, text, len, true, to);
+    bool some_early = false, some_late = false;
+    for (int64_t i = 0; i < t->addeds; i++) {
+        some_early = some_early || t->added[i].early;
+        some_late = some_late || !t->added[i].early;
+    }
+    /* Those for which nothing happens are left out. */
+    const bool apart = normal > 0 || (some_early && some_late);
+    const stage list[] = { { true, false, 0, normal, false },
+                           { !apart, true, normal, all, all == normal },
+                           { .last = true } };
+    return encode_stage(t, apart ? list : list + 1, text, len, true, to);
 }
 
 /* So many times as many, INT64_MAX at most. */
@@ -179,14 +187,8 @@ int64_t kn_tokenizer_most(const kn_tokenizer *t, size_t len)
     int64_t most = (int64_t)len;
     for (int i = 0; i < t->changes; i++) {
         const kn_change *c = &t->change[i];
-        const int64_t to = c->to ? (int64_t)strlen(c->to) : 0;
-        if (c->kind == KN_CHANGE_FORM) /* NFKD of one character makes 18, of 33 bytes for 3 */
-            to_more(&most, 11);
-        else if (c->kind == KN_CHANGE_REPLACE)
-            to_more(&most, to > 1 ? to : 1);
-        else /* in front of each stretch between two added tokens */
-            to_more(&most, to + 1);
-        most += most < INT64_MAX - to ? to : 0;
+        to_more(&most, c->grows);
+        most += most < INT64_MAX - c->grows ? c->grows : 0; /* of no text */
     }
     return most;
 }

@@ -72,6 +72,7 @@ static bool read_added(kn_json_reader *r, const json_t *list)
     json_array_foreach(list, i, token)
     {
         const char *text = text_in(token, "content");
+        const bool as_is = true_in(token, "user_defined", false);
         if (!*text)
             return kn_fail("%s: added token %zu has no \"content\"", r->where, i);
         if (true_in(token, "single_word", false))
@@ -83,7 +84,9 @@ static bool read_added(kn_json_reader *r, const json_t *list)
         t->added[t->addeds++] =
             (kn_added){ .length = strlen(text),
                         .id = json_integer_value(json_object_get(token, "id")),
-                        .early = !true_in(token, "normalized", !true_in(token, "special", false)),
+                        .early = !as_is &&
+                                 !true_in(token, "normalized", !true_in(token, "special", false)),
+                        .as_is = as_is,
                         .left = true_in(token, "lstrip", false),
                         .right = true_in(token, "rstrip", false) };
     }
@@ -95,24 +98,32 @@ static int by_text(const void *a, const void *b)
     return strcmp(((const kn_added *)a)->text, ((const kn_added *)b)->text);
 }
 
+/* A late one's text as the normalizer writes it, which knows of no added tokens meanwhile. */
+static char *normalized(kn_tokenizer *t, const char *text, size_t *length)
+{
+    const int64_t addeds = t->addeds;
+    t->addeds = 0;
+    char *own = kn_change_text(t, 0, t->normal_changes, text, *length, true, length);
+    t->addeds = addeds;
+    return own;
+}
+
 /* The list of names stands now, so that their texts stay where they are. */
 static bool sort_added(kn_json_reader *r, const json_t *list)
 {
     kn_tokenizer *t = r->t;
     for (int64_t i = 0; i < t->addeds; i++) {
+        kn_added *a = &t->added[i];
         const char *text = text_in(json_array_get(list, (size_t)i), "content");
         size_t length = strlen(text);
-        /* a late one is looked for as the normalizer writes it */
-        if (!t->added[i].early && t->normal_changes > 0)
-            t->added[i].own = kn_change_text(t, 0, t->normal_changes, text, length, true, &length);
+        if (!a->early && !a->as_is && t->normal_changes > 0)
+            a->text = a->own = normalized(t, text, &length);
         else
-            t->added[i].text = kn_strings_text(&t->names, kn_strings_find(&t->names, text, length));
-        if (t->added[i].own)
-            t->added[i].text = t->added[i].own;
-        if (!t->added[i].text || length == 0)
+            a->text = kn_strings_text(&t->names, kn_strings_find(&t->names, text, length));
+        if (!a->text || length == 0)
             return kn_ok() && kn_fail("%s: the added token \"%.60s\" is nothing", r->where, text);
-        t->added[i].length = length;
-        t->added_first[(unsigned char)t->added[i].text[0]] = true;
+        a->length = length;
+        t->added_first[(unsigned char)*a->text] = true;
     }
     if (t->addeds > 0)
         qsort(t->added, (size_t)t->addeds, sizeof *t->added, by_text);
@@ -125,37 +136,83 @@ static bool sort_added(kn_json_reader *r, const json_t *list)
 
 /* ---- what happens to a text ------------------------------------------------------------------ */
 
-static bool add_change(kn_json_reader *r, enum kn_change_kind kind, int form, const char *from,
-                       const char *to)
+/* A step that changes texts, which become up to so many times as long; NULL with an error. */
+static kn_change *add_change(kn_json_reader *r, enum kn_change_kind kind, int64_t grows,
+                             const char *to)
 {
     kn_tokenizer *t = r->t;
-    if (t->changes == KN_MOST_STEPS)
-        return kn_fail("%s: its normalizer has more than %d steps", r->where, KN_MOST_STEPS);
-    if (to && strlen(to) > 64)
-        return kn_fail("%s: its normalizer puts %zu bytes into a text at a time; 64 are read",
-                       r->where, strlen(to));
-    int64_t grows = to && strlen(to) > 1 ? (int64_t)strlen(to) : 1;
+    if (t->changes == KN_MOST_STEPS) {
+        kn_fail("%s: its normalizer has more than %d steps", r->where, KN_MOST_STEPS);
+        return NULL;
+    }
+    if (to && strlen(to) > 64) {
+        kn_fail("%s: its normalizer puts %zu bytes into a text at a time; 64 are read", r->where,
+                strlen(to));
+        return NULL;
+    }
+    int64_t all = grows;
     for (int i = 0; i < t->changes; i++)
-        grows *=
-            t->change[i].to && strlen(t->change[i].to) > 1 ? (int64_t)strlen(t->change[i].to) : 1;
-    if (grows > 4096)
-        return kn_fail("%s: its normalizer makes texts up to %lld times as long", r->where,
-                       (long long)grows);
+        all *= t->change[i].grows;
+    if (all > 4096) {
+        kn_fail("%s: its normalizer makes texts up to %lld times as long", r->where,
+                (long long)all);
+        return NULL;
+    }
     kn_change *c = &t->change[t->changes++];
-    *c = (kn_change){ .kind = kind, .form = form };
-    return (!from || (c->from = kn_host_strdup(from))) && (!to || (c->to = kn_host_strdup(to)));
+    *c = (kn_change){ .kind = kind, .grows = grows };
+    return !to || (c->to = kn_host_strdup(to)) ? c : NULL;
+}
+
+/* In front of each stretch between two added tokens. */
+static bool add_front(kn_json_reader *r, enum kn_change_kind kind, const char *to)
+{
+    return add_change(r, kind, (int64_t)strlen(to) + 1, to) != NULL;
+}
+
+/* Of a string, or of a pattern's matches. */
+static bool add_replace(kn_json_reader *r, const char *string, const char *pattern, const char *to)
+{
+    kn_change *c = add_change(r, KN_CHANGE_REPLACE, *to && to[1] ? (int64_t)strlen(to) : 1, to);
+    if (!c || *string)
+        return c && (c->from = kn_host_strdup(string));
+    return kn_cut_pattern(&c->cut, pattern, false, r->where) &&
+           (!c->cut.may_be_empty ||
+            kn_fail("%s: its normalizer replaces matches of \"%.60s\", which may be empty: this "
+                    "library doesn't read that",
+                    r->where, pattern));
+}
+
+static bool add_map(kn_json_reader *r, const json_t *n)
+{
+    int64_t grows;
+    kn_charsmap *map = kn_charsmap_read(text_in(n, "precompiled_charsmap"),
+                                        true_in(n, "longest", false), r->where, &grows);
+    kn_change *c = map ? add_change(r, KN_CHANGE_MAP, grows, NULL) : NULL;
+    if (c)
+        c->map = map;
+    else
+        kn_host_free(map);
+    return c != NULL;
 }
 
 static bool read_normalizer(kn_json_reader *r, const json_t *n)
 {
-    const char *from = text_in(json_object_get(n, "pattern"), "String");
+    const json_t *pattern = json_object_get(n, "pattern");
+    const char *string = text_in(pattern, "String"), *regex = text_in(pattern, "Regex");
     const int form = kn_change_form(text_in(n, "type"));
-    if (form)
-        return add_change(r, KN_CHANGE_FORM, form, NULL, NULL);
+    if (form) { /* NFKD of one character makes 18, of 33 bytes for 3 */
+        kn_change *c = add_change(r, KN_CHANGE_FORM, 11, NULL);
+        return c && (c->form = form);
+    }
     if (is(n, "Prepend"))
-        return add_change(r, KN_CHANGE_PREPEND, 0, NULL, text_in(n, "prepend"));
-    if (is(n, "Replace") && *from)
-        return add_change(r, KN_CHANGE_REPLACE, 0, from, text_in(n, "content"));
+        return add_front(r, KN_CHANGE_PREPEND, text_in(n, "prepend"));
+    if (is(n, "Precompiled"))
+        return add_map(r, n);
+    if (is(n, "Strip"))
+        return (!true_in(n, "strip_left", false) || add_replace(r, "", "\\A\\s+", "")) &&
+               (!true_in(n, "strip_right", false) || add_replace(r, "", "\\s+\\z", ""));
+    if (is(n, "Replace") && (*string || *regex))
+        return add_replace(r, string, regex, text_in(n, "content"));
     return unread(r, "normalizer", n);
 }
 
@@ -188,11 +245,10 @@ static bool read_metaspace(kn_json_reader *r, const json_t *p)
     const char *mark = text_in(p, "replacement"), *scheme = text_in(p, "prepend_scheme");
     if (!*scheme)
         scheme = true_in(p, "add_prefix_space", true) ? "always" : "never";
-    if (!*mark || !add_change(r, KN_CHANGE_REPLACE, 0, " ", mark))
+    if (!*mark || !add_replace(r, " ", "", mark))
         return kn_ok() && kn_fail("%s: its Metaspace has no \"replacement\"", r->where);
     if (strcmp(scheme, "never") != 0 &&
-        !add_change(r, strcmp(scheme, "first") == 0 ? KN_CHANGE_BEGIN_FIRST : KN_CHANGE_BEGIN, 0,
-                    NULL, mark))
+        !add_front(r, strcmp(scheme, "first") == 0 ? KN_CHANGE_BEGIN_FIRST : KN_CHANGE_BEGIN, mark))
         return false;
     return !true_in(p, "split", true) || add_cut(r, mark, true, "MergedWithNext", false);
 }
@@ -217,7 +273,7 @@ static bool read_pre_tokenizer(kn_json_reader *r, const json_t *p)
                        true_in(p, "invert", false));
     if (!is(p, "ByteLevel"))
         return unread(r, "pre_tokenizer", p);
-    const bool ok = (!spaces || add_change(r, KN_CHANGE_BEGIN, 0, NULL, " ")) &&
+    const bool ok = (!spaces || add_front(r, KN_CHANGE_BEGIN, " ")) &&
                     (!true_in(p, "use_regex", true) ||
                      add_cut(r, kn_cut_named("gpt2"), false, "Isolated", false));
     t->by_bytes = true;

@@ -63,8 +63,6 @@ bad:
 typedef struct model {
     kn_sentences s;
     int64_t kind;    /* 2: BPE */
-    bool shrinks;    /* of the normalizer */
-    bool maps;       /* it has a table of characters */
     bool odd_spaces; /* behind a word, or as they are */
 } model;
 
@@ -86,7 +84,7 @@ bool kn_sentences_add(kn_sentences *m, const char *text, size_t length, float sc
     s->value = m->count;
     m->score[m->count] = score;
     m->has_bytes = m->has_bytes || type == KN_SENTENCE_BYTE;
-    m->has_own = m->has_own || type == KN_SENTENCE_USER;
+    m->wide = m->wide || (type == KN_SENTENCE_USER && memmem(text, length, "  ", 2));
     m->type[m->count++] = type;
     return m->count < KN_MOST_IDS || kn_fail("%s: too many pieces", where);
 }
@@ -118,11 +116,20 @@ static bool read_piece(model *m, message in, const char *path)
     return kn_sentences_add(&m->s, (const char *)text, length, score, type, path);
 }
 
+/* A table of characters, whose strings stand behind a trie of so many bytes. */
+static bool puts_two_spaces(const unsigned char *map, size_t size)
+{
+    uint32_t trie = 0;
+    if (size > sizeof trie)
+        memcpy(&trie, map, sizeof trie);
+    return size > trie && memmem(map + trie, size - trie, "  ", 2);
+}
+
 static bool read_model(model *m, message in, const char *path)
 {
     field f, g;
     m->kind = 1;
-    m->shrinks = true;
+    m->s.shrinks = true;
     while (read_field(&in, &f)) {
         if (f.number == 1 && f.type == 2 && !read_piece(m, f.inside, path))
             return false;
@@ -133,11 +140,11 @@ static bool read_model(model *m, message in, const char *path)
                 m->odd_spaces |= g.value != 0;
         while (f.number == 3 && f.type == 2 && read_field(&f.inside, &g)) {
             if (g.number == 2 && g.type == 2)
-                m->maps = g.inside.at < g.inside.end;
+                m->s.map = g.inside.at, m->s.map_size = (size_t)(g.inside.end - g.inside.at);
             else if (g.number == 3 && g.type == 0)
                 m->s.no_begin = g.value == 0;
             else if (g.number == 4 && g.type == 0)
-                m->shrinks = g.value != 0;
+                m->s.shrinks = g.value != 0;
             else if (g.number == 5 && g.type == 0)
                 m->odd_spaces |= g.value == 0;
         }
@@ -147,17 +154,15 @@ static bool read_model(model *m, message in, const char *path)
     if (m->kind != 2)
         return kn_fail("%s is a SentencePiece model of type %lld; this library reads BPE (2)", path,
                        (long long)m->kind);
-    if (m->s.has_own || m->odd_spaces)
-        return kn_fail("%s has %s, which this library doesn't read of SentencePiece's models; its "
-                       "tokenizer.json, if it has one, is read",
-                       path,
-                       m->s.has_own ? "symbols that its user defined" : "spaces of another kind");
-    if (m->maps || m->shrinks)
+    if (m->odd_spaces)
+        return kn_fail("%s has spaces behind its words, or as they are, which this library doesn't "
+                       "read of SentencePiece's models; its tokenizer.json, if it has one, is read",
+                       path);
+    if (m->s.shrinks && (m->s.wide || puts_two_spaces(m->s.map, m->s.map_size)))
         return kn_fail(
-            "%s normalizes texts by %s, which this library doesn't read: models are read "
-            "that were trained with --normalization_rule_name=identity and "
-            "--remove_extra_whitespaces=false, as Llama's and Mistral's are",
-            path, m->maps ? "a table of characters" : "taking spaces away");
+            "%s takes away spaces behind others, but not those of %s, which this library "
+            "doesn't read",
+            path, m->s.wide ? "its user's symbols" : "its table of characters");
     return true;
 }
 
@@ -228,6 +233,47 @@ done:
     return merges;
 }
 
+#define MARK "\xe2\x96\x81" /* U+2581, for a space */
+
+static json_t *replacement(const char *kind, const char *pattern, const char *content)
+{
+    return json_pack("{s:s, s:{s:s}, s:s}", "type", "Replace", "pattern", kind, pattern, "content",
+                     content);
+}
+
+/* The model's changes of a text: its table of characters, with spaces at the text's ends left out
+ * and one for several; spaces become marks, and one stands in front. */
+static json_t *normalizers_of(const kn_sentences *m)
+{
+    json_t *list = json_array();
+    if (m->map_size > 0) {
+        char *map = kn_base64_text(m->map, m->map_size);
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:b}", "type", "Precompiled",
+                                        "precompiled_charsmap", map ? map : "", "longest", 1));
+        kn_host_free(map);
+    }
+    if (m->shrinks) {
+        json_array_append_new(list, replacement("Regex", "\\A +", ""));
+        json_array_append_new(list, replacement("Regex", " {2,}", " "));
+    }
+    json_array_append_new(list, replacement("String", " ", MARK));
+    if (m->shrinks)
+        json_array_append_new(list, replacement("Regex", MARK "+\\z", ""));
+    if (!m->no_begin)
+        json_array_append_new(list, json_pack("{s:s, s:s}", "type", "Prepend", "prepend", MARK));
+    return list;
+}
+
+/* Its user's symbols are found in a text as they are, behind the changes. */
+static json_t *symbol(int64_t id, const char *text)
+{
+    json_t *token = kn_tokenizer_special(id, text);
+    json_object_set_new(token, "special", json_false());
+    json_object_set_new(token, "user_defined", json_true());
+    return token;
+}
+
 json_t *kn_sentences_json(const kn_sentences *m)
 {
     json_t *vocab = json_object(), *added = json_array();
@@ -237,24 +283,22 @@ json_t *kn_sentences_json(const kn_sentences *m)
         json_object_set_new(vocab, text, json_integer(i));
         if (m->type[i] == KN_SENTENCE_UNKNOWN)
             unknown = text;
-        if (m->type[i] == KN_SENTENCE_UNKNOWN || m->type[i] == KN_SENTENCE_CONTROL ||
-            m->type[i] == KN_SENTENCE_USER)
+        if (m->type[i] == KN_SENTENCE_UNKNOWN || m->type[i] == KN_SENTENCE_CONTROL)
             json_array_append_new(added, kn_tokenizer_special(i, text));
+        else if (m->type[i] == KN_SENTENCE_USER)
+            json_array_append_new(added, symbol(i, text));
     }
     json_t *root = kn_tokenizer_frame(vocab, merges_of(m), added, NULL, false);
     json_t *bpe = json_object_get(root, "model");
     json_object_set_new(bpe, "unk_token", unknown ? json_string(unknown) : json_null());
     json_object_set_new(bpe, "fuse_unk", json_true());
     json_object_set_new(bpe, "byte_fallback", json_boolean(m->has_bytes));
-    json_object_set_new(root, "normalizer",
-                        json_pack(m->no_begin ? "{s:s, s:[{s:s, s:{s:s}, s:s}]}"
-                                              : "{s:s, s:[{s:s, s:{s:s}, s:s}, {s:s, s:s}]}",
-                                  "type", "Sequence", "normalizers", "type", "Replace", "pattern",
-                                  "String", " ", "content", "\xe2\x96\x81", "type", "Prepend",
-                                  "prepend", "\xe2\x96\x81"));
+    json_object_set_new(
+        root, "normalizer",
+        json_pack("{s:s, s:o}", "type", "Sequence", "normalizers", normalizers_of(m)));
     json_t *decoders =
         json_pack("[{s:s, s:{s:s}, s:s}, {s:s}, {s:s}]", "type", "Replace", "pattern", "String",
-                  "\xe2\x96\x81", "content", " ", "type", "ByteFallback", "type", "Fuse");
+                  MARK, "content", " ", "type", "ByteFallback", "type", "Fuse");
     if (!m->no_begin)
         json_array_append_new(decoders, json_pack("{s:s, s:s, s:i, s:i}", "type", "Strip",
                                                   "content", " ", "start", 1, "stop", 0));

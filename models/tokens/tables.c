@@ -1,5 +1,5 @@
-/* models/tokens/tables.c: hash tables of strings and of pairs of ids, and GPT-2's alphabet of
- * bytes. The seed of a hash is an address, which a file's author doesn't know. */
+/* models/tokens/tables.c: hash tables of strings and of pairs of ids, a heap, and GPT-2's alphabet
+ * of bytes. The seed of a hash is an address, which a file's author doesn't know. */
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/checksum.h"
@@ -99,6 +99,48 @@ void kn_pairs_free(kn_pairs *p)
 {
     kn_host_free(p->slot);
     *p = (kn_pairs){ 0 };
+}
+
+/* ---- bytes and a heap ------------------------------------------------------------------------ */
+
+bool kn_bytes_append(kn_bytes *to, const char *from, size_t size)
+{
+    if (!kn_host_grow(&to->at, &to->room, to->size + (int64_t)size + 1, 1))
+        return false;
+    memcpy(to->at + to->size, from, size);
+    to->size += (int64_t)size;
+    to->at[to->size] = 0;
+    return true;
+}
+
+static bool before(const struct kn_waiting *a, const struct kn_waiting *b)
+{
+    return a->key != b->key ? a->key < b->key : a->place < b->place;
+}
+
+bool kn_heap_push(kn_heap *h, struct kn_waiting new)
+{
+    if (!kn_host_grow(&h->list, &h->room, h->count + 1, sizeof *h->list))
+        return false;
+    int64_t i = h->count++;
+    for (; i > 0 && before(&new, &h->list[(i - 1) / 2]); i = (i - 1) / 2)
+        h->list[i] = h->list[(i - 1) / 2];
+    h->list[i] = new;
+    return true;
+}
+
+struct kn_waiting kn_heap_pop(kn_heap *h)
+{
+    const struct kn_waiting top = h->list[0], last = h->list[--h->count];
+    int64_t i = 0;
+    for (int64_t child; (child = 2 * i + 1) < h->count; i = child) {
+        child += child + 1 < h->count && before(&h->list[child + 1], &h->list[child]);
+        if (!before(&h->list[child], &last))
+            break;
+        h->list[i] = h->list[child];
+    }
+    h->list[i] = last;
+    return top;
 }
 
 /* ---- letters --------------------------------------------------------------------------------- */

@@ -6,10 +6,35 @@
 /* ---- ids to text ----------------------------------------------------------------------------- */
 
 typedef struct decoding {
-    const char *from[KN_MOST_STEPS], *to[KN_MOST_STEPS];
-    int replaces;
+    kn_tokenizer replaces; /* its changes */
     bool letters, bytes, drops_space;
+    int behind; /* the part that came last */
 } decoding;
+
+/* In the order of a Sequence: each does something else behind a later one. */
+enum { REPLACES = 1, BYTES, FUSE, STRIP };
+
+static bool comes_in_order(const kn_json_reader *r, decoding *out, int part, const json_t *d)
+{
+    if (part < out->behind || (part == STRIP && out->behind != FUSE))
+        return kn_fail("%s: its decoder has %s in a place where this library doesn't read it: the "
+                       "order is Replace or Metaspace, ByteFallback or ByteLevel, Fuse, Strip, and "
+                       "Strip follows Fuse",
+                       r->where, text_in(d, "type"));
+    out->behind = part;
+    return true;
+}
+
+static bool add_replace(const kn_json_reader *r, const json_t *d, const char *from, const char *to,
+                        decoding *out)
+{
+    kn_tokenizer *t = &out->replaces;
+    if (!*from || strlen(to) > 64 || t->changes == KN_MOST_STEPS)
+        return unread(r, "decoder", d);
+    kn_change *c = &t->change[t->changes++];
+    *c = (kn_change){ .kind = KN_CHANGE_REPLACE };
+    return (c->from = kn_host_strdup(from)) && (c->to = kn_host_strdup(to));
+}
 
 static bool read_decoder(const kn_json_reader *r, const json_t *d, decoding *out)
 {
@@ -17,7 +42,7 @@ static bool read_decoder(const kn_json_reader *r, const json_t *d, decoding *out
     json_t *member;
     const char *from = text_in(json_object_get(d, "pattern"), "String"),
                *to = text_in(d, "content");
-    if (!d || json_is_null(d) || is(d, "Fuse"))
+    if (!d || json_is_null(d))
         return true;
     if (is(d, "Sequence")) {
         json_array_foreach(json_object_get(d, "decoders"), i, member)
@@ -27,15 +52,17 @@ static bool read_decoder(const kn_json_reader *r, const json_t *d, decoding *out
         }
         return true;
     }
+    if (is(d, "Fuse"))
+        return comes_in_order(r, out, FUSE, d);
     if (is(d, "ByteLevel"))
-        return out->letters = true;
+        return out->letters = comes_in_order(r, out, BYTES, d);
     if (is(d, "ByteFallback"))
-        return out->bytes = true;
+        return out->bytes = comes_in_order(r, out, BYTES, d);
     if (is(d, "Strip") && strcmp(to, " ") == 0 &&
         json_integer_value(json_object_get(d, "start")) <= 1 &&
         json_integer_value(json_object_get(d, "stop")) == 0) {
         out->drops_space = json_integer_value(json_object_get(d, "start")) == 1;
-        return true;
+        return comes_in_order(r, out, STRIP, d);
     }
     if (is(d, "Metaspace")) {
         from = text_in(d, "replacement"), to = " ";
@@ -43,11 +70,7 @@ static bool read_decoder(const kn_json_reader *r, const json_t *d, decoding *out
                            true_in(d, "add_prefix_space", true);
     } else if (!is(d, "Replace"))
         return unread(r, "decoder", d);
-    if (!*from || out->replaces == KN_MOST_STEPS)
-        return unread(r, "decoder", d);
-    out->from[out->replaces] = from;
-    out->to[out->replaces++] = to;
-    return true;
+    return comes_in_order(r, out, REPLACES, d) && add_replace(r, d, from, to, out);
 }
 
 /* The byte of "<0xAB>"; -1. */
@@ -58,80 +81,82 @@ static int byte_token(const char *text, size_t length)
     return length == 6 && sscanf(text, "<0x%2X%c", &byte, &end) == 2 && end == '>' ? (int)byte : -1;
 }
 
-/* The bytes of a token, to `to`, which has room for `room` of them: how many. */
-static size_t decode(const decoding *d, const char *text, size_t length, bool added, char *to,
-                     size_t room)
+/* Appends the bytes of a token. */
+static bool decode(const decoding *d, const char *text, size_t length, bool added, kn_bytes *to)
 {
-    size_t n = 0;
+    const int64_t before = to->size;
+    char *own = NULL;
+    bool ok = true;
+    if (d->replaces.changes > 0 &&
+        !(text = own =
+              kn_change_text(&d->replaces, 0, d->replaces.changes, text, length, true, &length)))
+        return false;
     const int byte = d->bytes ? byte_token(text, length) : -1;
-    if (byte >= 0) {
-        *to = (char)byte;
-        return 1;
-    }
-    for (size_t i = 0, read; d->letters && !added; i += read) { /* GPT-2's letters, or as it is */
-        uint32_t code;
-        if (i == length)
-            return n;
-        read = kn_utf8_read(text + i, length - i, &code);
+    const char one = (char)byte;
+    if (byte >= 0)
+        text = &one, length = 1;
+    size_t i = 0;
+    for (uint32_t code; ok && d->letters && !added && i < length;) { /* GPT-2's letters */
+        const size_t read = kn_utf8_read(text + i, length - i, &code);
         if (read == 0 || kn_letter_byte(code) < 0)
             break;
-        to[n++] = (char)kn_letter_byte(code);
+        ok = kn_bytes_append(to, (const char[]){ (char)kn_letter_byte(code) }, 1);
+        i += read;
     }
-    n = 0;
-    for (size_t i = 0; i < length && n < room;) {
-        int k = 0;
-        while (k < d->replaces && strncmp(text + i, d->from[k], strlen(d->from[k])) != 0)
-            k++;
-        const char *from = k < d->replaces ? d->to[k] : text + i;
-        const size_t step = k < d->replaces ? strlen(from) : 1;
-        for (size_t j = 0; j < step && n < room; j++)
-            to[n++] = from[j];
-        i += k < d->replaces ? strlen(d->from[k]) : 1;
+    if (i < length) { /* or as it is */
+        to->size = before;
+        ok = ok && kn_bytes_append(to, text, length);
     }
-    return n;
+    kn_host_free(own);
+    return ok;
+}
+
+/* The names by their ids; -1: none. */
+static bool read_names(const kn_json_reader *r, int64_t *name)
+{
+    const kn_strings *names = &r->t->names;
+    for (int64_t id = 0; id < r->ids; id++)
+        name[id] = -1;
+    for (int64_t i = 0; i < names->count; i++) {
+        int64_t *of = &name[names->list[i].value];
+        if (*of >= 0)
+            return kn_fail("%s: the tokens \"%.60s\" and \"%.60s\" have one id, %lld", r->where,
+                           kn_strings_text(names, *of), kn_strings_text(names, i),
+                           (long long)names->list[i].value);
+        *of = i;
+    }
+    return true;
 }
 
 bool kn_json_read_texts(kn_json_reader *r, const json_t *decoder)
 {
     kn_tokenizer *t = r->t;
     decoding d = { 0 };
-    size_t grows = 1, used = 0;
-    if (!read_decoder(r, decoder, &d))
-        return false;
-    for (int i = 0; i < d.replaces; i++)
-        grows *= strlen(d.to[i]) > 1 ? strlen(d.to[i]) : 1;
-    if (grows > 64)
-        return kn_fail("%s: its decoder makes texts %zu times as long", r->where, grows);
+    kn_bytes all = { 0 };
     if (r->ids > 2 * t->names.count + 1024)
         return kn_fail("%s: %lld tokens have ids up to %lld", r->where, (long long)t->names.count,
                        (long long)r->ids - 1);
     int64_t *name = kn_host_alloc((size_t)r->ids * sizeof *name);
     bool *added = kn_host_calloc((size_t)r->ids, sizeof *added);
     t->at = kn_host_calloc((size_t)r->ids + 1, sizeof *t->at);
-    t->bytes = kn_host_alloc((size_t)t->names.bytes_used * grows + 1);
-    bool ok = name && added && t->at && t->bytes;
+    bool ok = name && added && t->at && read_decoder(r, decoder, &d) && read_names(r, name) &&
+              kn_bytes_append(&all, "", 0);
     for (int64_t i = 0; ok && i < t->addeds; i++)
         added[t->added[i].id] = true;
-    for (int64_t id = 0; ok && id < r->ids; id++)
-        name[id] = -1;
-    for (int64_t i = 0; ok && i < t->names.count; i++) {
-        int64_t *of = &name[t->names.list[i].value];
-        if (*of >= 0)
-            ok = kn_fail("%s: the tokens \"%.60s\" and \"%.60s\" have one id, %lld", r->where,
-                         kn_strings_text(&t->names, *of), kn_strings_text(&t->names, i),
-                         (long long)t->names.list[i].value);
-        *of = i;
-    }
     for (int64_t id = 0; ok && id < r->ids; id++) {
-        if (name[id] >= 0) {
-            const struct kn_string *s = &t->names.list[name[id]];
-            used += decode(&d, t->names.bytes + s->at, s->length, added[id], t->bytes + used,
-                           s->length * grows);
-        }
-        t->at[id + 1] = used;
+        const struct kn_string *s = name[id] >= 0 ? &t->names.list[name[id]] : NULL;
+        ok = !s || decode(&d, t->names.bytes + s->at, s->length, added[id], &all);
+        if (all.size > 64 * t->names.bytes_used)
+            ok = kn_fail("%s: its decoder makes texts more than 64 times as long", r->where);
+        t->at[id + 1] = (size_t)all.size;
+    }
+    for (int i = 0; i < d.replaces.changes; i++) {
+        kn_host_free(d.replaces.change[i].from);
+        kn_host_free(d.replaces.change[i].to);
     }
     kn_host_free(name);
     kn_host_free(added);
+    t->bytes = all.at;
     t->drops_space = d.drops_space;
     return ok;
 }

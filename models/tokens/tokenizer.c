@@ -16,6 +16,8 @@ void kn_tokenizer_free(kn_tokenizer *t)
     for (int i = 0; i < t->changes; i++) {
         kn_host_free(t->change[i].from);
         kn_host_free(t->change[i].to);
+        kn_host_free(t->change[i].map);
+        kn_cut_free(&t->change[i].cut);
     }
     for (int i = 0; i < t->cuts; i++)
         kn_cut_free(&t->cut[i]);

@@ -61,24 +61,32 @@ static inline uint64_t kn_pairs_find(const kn_pairs *p, uint64_t key)
 uint64_t *kn_pairs_at(kn_pairs *p, uint64_t key);
 void kn_pairs_free(kn_pairs *p);
 
+/* Bytes that grow; a 0 stands behind them. */
+typedef struct kn_bytes {
+    char *at;
+    int64_t size, room;
+} kn_bytes;
+
+bool kn_bytes_append(kn_bytes *to, const char *from, size_t size);
+
+/* A heap: the entry with the lowest key, and of equals the lowest place, comes first. */
+typedef struct kn_heap {
+    struct kn_waiting {
+        uint64_t key, place;
+        void *with;
+    } * list;
+    int64_t count, room;
+} kn_heap;
+
+bool kn_heap_push(kn_heap *h, struct kn_waiting new);
+struct kn_waiting kn_heap_pop(kn_heap *h); /* of a heap that isn't empty */
+
 /* ---- the tokenizer --------------------------------------------------------------------------- */
 
 #define KN_MOST_STEPS 8
 #define KN_MOST_IDS   (1 << 24)
 
-/* A change of the text before it is cut. */
-typedef struct kn_change {
-    enum kn_change_kind {
-        KN_CHANGE_FORM,    /* to a normal form of Unicode: form, of utf8proc's options */
-        KN_CHANGE_REPLACE, /* from by to */
-        KN_CHANGE_PREPEND, /* to, where there is a text */
-        /* to, where the text begins with no to; the second only at the very beginning */
-        KN_CHANGE_BEGIN,
-        KN_CHANGE_BEGIN_FIRST
-    } kind;
-    int form;
-    char *from, *to;
-} kn_change;
+typedef struct kn_charsmap kn_charsmap;
 
 /* A step of the cutting: what lies between the matches of a pattern, and the matches. */
 typedef struct kn_cut {
@@ -90,8 +98,27 @@ typedef struct kn_cut {
         KN_CUT_NEXT      /* or behind it */
     } kind;
     bool invert;
-    bool looks_back; /* what is before a word may decide about it */
+    bool looks_back;   /* what is before a word may decide about it */
+    bool may_be_empty; /* a match */
 } kn_cut;
+
+/* A change of the text before it is cut. */
+typedef struct kn_change {
+    enum kn_change_kind {
+        KN_CHANGE_FORM,    /* to a normal form of Unicode: form, of utf8proc's options */
+        KN_CHANGE_REPLACE, /* from, or the matches of cut, by to */
+        KN_CHANGE_MAP,     /* by a table of characters */
+        KN_CHANGE_PREPEND, /* to, where there is a text */
+        /* to, where the text begins with no to; the second only at the very beginning */
+        KN_CHANGE_BEGIN,
+        KN_CHANGE_BEGIN_FIRST
+    } kind;
+    int form;
+    char *from, *to;
+    kn_cut cut;
+    kn_charsmap *map;
+    int64_t grows; /* bytes that one may become */
+} kn_change;
 
 /* A token that is found as it is in the text, before it is cut. */
 typedef struct kn_added {
@@ -100,6 +127,7 @@ typedef struct kn_added {
     size_t length;
     int64_t id;
     bool early;       /* found before the text is changed */
+    bool as_is;       /* found as it is behind the changes, which leave it alone */
     bool left, right; /* takes the spaces beside it */
 } kn_added;
 
@@ -159,8 +187,12 @@ typedef struct kn_sentences {
     float *score;
     int *type;
     int64_t count, score_room, type_room;
-    bool no_begin;           /* no space is put before a text */
-    bool has_bytes, has_own; /* symbols that a user defined */
+    const unsigned char *map; /* its table of characters (charsmap.c); borrowed */
+    size_t map_size;
+    bool no_begin; /* no space is put before a text */
+    bool shrinks;  /* spaces at a text's ends go, and those behind others */
+    bool has_bytes;
+    bool wide; /* a symbol of its user has two spaces in a row */
 } kn_sentences;
 bool kn_sentences_add(kn_sentences *m, const char *text, size_t length, float score, int type,
                       const char *where);
@@ -194,16 +226,44 @@ char *kn_change_text(const kn_tokenizer *t, int from, int until, const char *tex
 /* The form of Unicode by its name ("NFC"); 0 where there is none. */
 int kn_change_form(const char *name);
 
+/* The table of a Precompiled normalizer; longest: as SentencePiece uses it. *grows: the most bytes
+ * that one may become. NULL with an error; free with kn_host_free. */
+kn_charsmap *kn_charsmap_read(const char *base64, bool longest, const char *where, int64_t *grows);
+bool kn_charsmap_change(const kn_tokenizer *t, const kn_charsmap *m, kn_bytes *out,
+                        const char *text, size_t size);
+/* To be freed with kn_host_free; NULL with an error. */
+char *kn_base64_text(const void *bytes, size_t size);
+
 /* ---- words ---------------------------------------------------------------------------------- */
 
 /* Words longer than this may be cut. */
 #define KN_WORD_MOST (256 << 10)
+
+/* The longest added token that text[size] begins with; NULL: none. early, late: which are looked
+ * for. */
+const kn_added *kn_added_at(const kn_tokenizer *t, const char *text, size_t size, bool early,
+                            bool late);
 
 typedef struct kn_word {
     const char *text;
     size_t length;
     int64_t id; /* of an added token; -1: of none */
 } kn_word;
+
+/* Compiles a pattern of the Ruby syntax that the tokenizers library reads; NULL with an error. */
+bool kn_cut_pattern(kn_cut *c, const char *pattern, bool literal, const char *where);
+void kn_cut_free(kn_cut *c);
+/* Memory to match in, PCRE2's. */
+typedef struct kn_matching {
+    void *match, *context, *stack;
+} kn_matching;
+
+bool kn_matching_begin(kn_matching *m);
+void kn_matching_end(kn_matching *m);
+/* The next match in valid UTF-8 that isn't empty, from text[from] on; at the text's end where there
+ * is none. False with an error. */
+bool kn_matching_next(kn_matching *m, const kn_cut *c, const char *text, size_t size, size_t from,
+                      size_t *begin, size_t *end);
 
 /* A walk over the words of a text. */
 typedef struct kn_words {
@@ -220,7 +280,7 @@ typedef struct kn_words {
         size_t at, end, match, match_end;
         bool found; /* the match, which is at its end where there is none */
     } walk[KN_MOST_STEPS];
-    void *match, *context, *stack; /* PCRE2's */
+    kn_matching matching;
 } kn_words;
 
 bool kn_words_begin(kn_words *w, const kn_tokenizer *t, const char *text, size_t size, size_t at);
@@ -230,9 +290,6 @@ bool kn_words_next(kn_words *w, kn_word *word);
 bool kn_words_between(const kn_words *w);
 void kn_words_end(kn_words *w);
 
-/* Compiles a pattern of the Ruby syntax that the tokenizers library reads; NULL with an error. */
-bool kn_cut_pattern(kn_cut *c, const char *pattern, bool literal, const char *where);
-void kn_cut_free(kn_cut *c);
 /* The patterns by name ("gpt2", "llama3", "qwen"); NULL: no name of one. */
 const char *kn_cut_named(const char *name);
 

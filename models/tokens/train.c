@@ -74,15 +74,9 @@ static bool count_lines(kn_strings *s, const kn_tokenizer *t, const char *text, 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
 typedef struct list { /* of words, each once */
-    uint32_t *word;
-    int64_t count, room;
+    uint32_t *word;   /* behind their number */
+    int64_t room;
 } list;
-
-typedef struct entry { /* of the queue */
-    int64_t count;
-    uint64_t pair;
-    list words;
-} entry;
 
 typedef struct training {
     kn_strings words;                    /* value: the count */
@@ -95,8 +89,7 @@ typedef struct training {
     int64_t fresh_room;
     uint64_t *touched; /* pairs with fresh words */
     int64_t touches, touched_room;
-    entry *heap;
-    int64_t heap_count, heap_room;
+    kn_heap heap;     /* keys: the highest count first; places: the pairs; with: their words */
     kn_strings token; /* the bytes of each id that isn't special */
     uint64_t *merge;  /* pairs, in their order */
     int64_t merges, merges_room;
@@ -128,49 +121,30 @@ static bool occurs(training *t, uint32_t a, uint32_t b, int64_t change, uint32_t
         return false;
     t->count[n] += change * t->words.list[word].value;
     list *l = &t->fresh[n];
-    if (change < 0 || (l->count > 0 && l->word[l->count - 1] == word))
+    if (change < 0 || (l->word && l->word[*l->word] == word))
         return true;
-    if (l->count == 0) {
-        if (!kn_host_grow(&t->touched, &t->touched_room, t->touches + 1, sizeof *t->touched))
-            return false;
-        t->touched[t->touches++] = pair;
-    }
-    if (!kn_host_grow(&l->word, &l->room, l->count + 1, sizeof *l->word))
+    const uint32_t count = l->word ? *l->word : 0;
+    if (!kn_host_grow(&l->word, &l->room, (int64_t)count + 2, sizeof *l->word))
         return false;
-    l->word[l->count++] = word;
+    l->word[count + 1] = word;
+    *l->word = count + 1;
+    if (count > 0)
+        return true;
+    if (!kn_host_grow(&t->touched, &t->touched_room, t->touches + 1, sizeof *t->touched))
+        return false;
+    t->touched[t->touches++] = pair;
     return true;
 }
 
 /* ---- the queue ------------------------------------------------------------------------------- */
 
-static bool before(const entry *a, const entry *b)
+/* Takes the words over. */
+static bool push(training *t, int64_t count, uint64_t pair, uint32_t *words)
 {
-    return a->count != b->count ? a->count > b->count : a->pair < b->pair;
-}
-
-static bool push(training *t, entry new)
-{
-    if (!kn_host_grow(&t->heap, &t->heap_room, t->heap_count + 1, sizeof *t->heap))
-        return false;
-    int64_t i = t->heap_count++;
-    for (; i > 0 && before(&new, &t->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        t->heap[i] = t->heap[(i - 1) / 2];
-    t->heap[i] = new;
-    return true;
-}
-
-static entry pop(training *t)
-{
-    entry top = t->heap[0], last = t->heap[--t->heap_count];
-    int64_t i = 0;
-    for (int64_t child; (child = 2 * i + 1) < t->heap_count; i = child) {
-        child += child + 1 < t->heap_count && before(&t->heap[child + 1], &t->heap[child]);
-        if (!before(&t->heap[child], &last))
-            break;
-        t->heap[i] = t->heap[child];
-    }
-    t->heap[i] = last;
-    return top;
+    if (kn_heap_push(&t->heap, (struct kn_waiting){ (uint64_t)(INT64_MAX - count), pair, words }))
+        return true;
+    kn_host_free(words);
+    return false;
 }
 
 /* Puts the pairs that this round made into the queue. */
@@ -179,10 +153,12 @@ static bool queue_fresh(training *t)
     bool ok = true;
     for (int64_t i = 0; i < t->touches; i++) {
         const int64_t n = (int64_t)kn_pairs_find(&t->index, t->touched[i]);
-        entry e = { t->count[n], t->touched[i], t->fresh[n] };
+        uint32_t *words = t->fresh[n].word;
         t->fresh[n] = (list){ 0 };
-        if (!ok || e.count <= 0 || !(ok = push(t, e)))
-            kn_host_free(e.words.word);
+        if (ok && t->count[n] > 0)
+            ok = push(t, t->count[n], t->touched[i], words);
+        else
+            kn_host_free(words);
     }
     t->touches = 0;
     return ok;
@@ -193,17 +169,16 @@ static bool queue_fresh(training *t)
 /* In a word, a b becomes new. */
 static bool merge_word(training *t, uint32_t word, uint32_t a, uint32_t b, uint32_t new)
 {
-    uint32_t *id = t->id + t->begin[word], n = t->length[word];
-    for (uint32_t i = 0; i + 1 < n; i++) {
-        if (id[i] != a || id[i + 1] != b)
-            continue;
-        id[i] = new;
-        n--;
-        memmove(id + i + 1, id + i + 2, (n - i - 1) * sizeof *id);
-        if ((i > 0 &&
-             (!occurs(t, id[i - 1], a, -1, word) || !occurs(t, id[i - 1], new, 1, word))) ||
-            (i + 1 < n &&
-             (!occurs(t, b, id[i + 1], -1, word) || !occurs(t, new, id[i + 1], 1, word))))
+    uint32_t *id = t->id + t->begin[word], n = 0;
+    for (uint32_t i = 0; i < t->length[word]; i++) {
+        const bool merges = i + 1 < t->length[word] && id[i] == a && id[i + 1] == b;
+        i += merges;
+        id[n++] = merges ? new : id[i];
+        if (merges && n > 1 &&
+            (!occurs(t, id[n - 2], a, -1, word) || !occurs(t, id[n - 2], new, 1, word)))
+            return false;
+        if (merges && i + 1 < t->length[word] &&
+            (!occurs(t, b, id[i + 1], -1, word) || !occurs(t, new, id[i + 1], 1, word)))
             return false;
     }
     t->length[word] = n;
@@ -232,14 +207,14 @@ static bool merge_pairs(training *t, int64_t most, const kn_tokenizer_train_opti
 {
     const int64_t first = t->token.count;
     bool ok = queue_fresh(t);
-    while (ok && t->token.count < most && t->heap_count > 0) {
-        entry top = pop(t);
-        const uint32_t a = (uint32_t)(top.pair >> 32), b = (uint32_t)top.pair;
-        const int64_t now = t->count[kn_pairs_find(&t->index, top.pair)];
-        if (now != top.count) {
-            top.count = now;
-            if (!(ok = push(t, top)))
-                kn_host_free(top.words.word);
+    while (ok && t->token.count < most && t->heap.count > 0) {
+        const struct kn_waiting top = kn_heap_pop(&t->heap);
+        const uint64_t pair = top.place;
+        const uint32_t a = (uint32_t)(pair >> 32), b = (uint32_t)pair;
+        uint32_t *words = top.with;
+        const int64_t now = t->count[kn_pairs_find(&t->index, pair)];
+        if (now != INT64_MAX - (int64_t)top.key) {
+            ok = push(t, now, pair, words);
             continue;
         }
         const bool enough = now >= 1 && now >= o->least;
@@ -247,10 +222,10 @@ static bool merge_pairs(training *t, int64_t most, const kn_tokenizer_train_opti
         ok = !enough || (new >= 0 &&
                          kn_host_grow(&t->merge, &t->merges_room, t->merges + 1, sizeof *t->merge));
         if (ok && enough)
-            t->merge[t->merges++] = top.pair;
-        for (int64_t i = 0; ok && enough && i < top.words.count; i++)
-            ok = merge_word(t, top.words.word[i], a, b, (uint32_t) new);
-        kn_host_free(top.words.word);
+            t->merge[t->merges++] = pair;
+        for (uint32_t i = 1; ok && enough && i <= *words; i++)
+            ok = merge_word(t, words[i], a, b, (uint32_t) new);
+        kn_host_free(words);
         ok = ok && queue_fresh(t);
         if (!enough)
             break;
@@ -355,10 +330,10 @@ static void training_end(training *t)
     kn_pairs_free(&t->index);
     for (int64_t i = 0; i < t->counts; i++)
         kn_host_free(t->fresh[i].word);
-    for (int64_t i = 0; i < t->heap_count; i++)
-        kn_host_free(t->heap[i].words.word);
-    void *const all[] = { t->id,    t->begin,   t->length, t->count,
-                          t->fresh, t->touched, t->heap,   t->merge };
+    for (int64_t i = 0; i < t->heap.count; i++)
+        kn_host_free(t->heap.list[i].with);
+    void *const all[] = { t->id,    t->begin,   t->length,    t->count,
+                          t->fresh, t->touched, t->heap.list, t->merge };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         kn_host_free(all[i]);
 }

@@ -9,10 +9,6 @@
 #include "kernels/memory_internal.h"
 #include "kernels/team.h"
 
-#ifdef KN_HAVE_PCRE2
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-#endif
 #include <stdatomic.h>
 #include <string.h>
 
@@ -21,20 +17,22 @@ static const char MARK[] =
 
 /* ---- stretches ------------------------------------------------------------------------------- */
 
-/* The longest added token at text[size]; NULL: none is there. */
-static const kn_added *added_at(const kn_words *w, size_t i)
+const kn_added *kn_added_at(const kn_tokenizer *t, const char *text, size_t size, bool early,
+                            bool late)
 {
-    const kn_added *best = NULL, *low = w->t->added, *high = low + w->t->addeds;
+    const kn_added *best = NULL, *low = t->added, *high = low + t->addeds;
+    if (size == 0 || !t->added_first[(unsigned char)*text])
+        return NULL;
     /* All from low to high share the bytes before depth. */
     for (size_t depth = 0; low < high; depth++) {
         if (low->length == depth) {
-            if (low->early ? w->early : w->late)
+            if (low->early ? early : late)
                 best = low;
             low++;
         }
-        if (low == high || i + depth >= w->size)
+        if (low == high || depth >= size)
             break;
-        const unsigned char c = (unsigned char)w->text[i + depth];
+        const unsigned char c = (unsigned char)text[depth];
         for (int64_t n = high - low; n > 0;) /* the first with c or more */
             if ((unsigned char)low[n / 2].text[depth] < c)
                 low += n / 2 + 1, n -= n / 2 + 1;
@@ -77,7 +75,7 @@ static void stretch(kn_words *w, bool more)
     w->next_end = 0;
     for (uint32_t code; i < cap; i += n) {
         const unsigned char c = (unsigned char)w->text[i];
-        if (w->t->added_first[c] && (w->next = added_at(w, i))) {
+        if ((w->next = kn_added_at(w->t, w->text + i, w->size - i, w->early, w->late))) {
             w->next_end = i + w->next->length;
             break;
         }
@@ -88,8 +86,13 @@ static void stretch(kn_words *w, bool more)
     w->seen = w->end = i;
     if (!w->next)
         return;
-    for (; w->next->right && (n = space_at(w->text + w->next_end, w->size - w->next_end)) > 0;)
+    while (w->next->right) { /* over the spaces behind it, up to another one in them */
+        const char *behind = w->text + w->next_end;
+        const size_t left = w->size - w->next_end;
+        if (kn_added_at(w->t, behind, left, w->early, w->late) || (n = space_at(behind, left)) == 0)
+            break;
         w->next_end += n;
+    }
     while (w->next->left && w->end > w->at) { /* back over the spaces before it */
         size_t last = w->end - 1;
         while (last > w->at && ((unsigned char)w->text[last] & 0xc0) == 0x80)
@@ -102,80 +105,17 @@ static void stretch(kn_words *w, bool more)
 
 /* ---- patterns -------------------------------------------------------------------------------- */
 
-#ifdef KN_HAVE_PCRE2
-
-/* Sets the walk's match to the next one that isn't empty at or behind at; at the end where there is
- * none. */
+/* Sets the walk's match to the next one at or behind at; at the end where there is none. */
 static bool find(kn_words *w, int level)
 {
     struct kn_cut_walk *k = &w->walk[level];
-    size_t from = k->at;
-    k->found = true;
-    while (from < k->end) {
-        const int found =
-            pcre2_match(w->t->cut[level].code, (PCRE2_SPTR)w->text + w->begin, k->end - w->begin,
-                        from - w->begin, PCRE2_NO_UTF_CHECK, w->match, w->context);
-        const PCRE2_SIZE *at = pcre2_get_ovector_pointer(w->match);
-        if (found == PCRE2_ERROR_NOMATCH)
-            break;
-        if (found < 0)
-            return kn_fail(
-                "tokenizer: its pattern takes too long for the text at byte %zu (PCRE2's "
-                "error %d)",
-                from, found);
-        k->match = w->begin + at[0], k->match_end = w->begin + at[1];
-        if (k->match_end > k->match && k->match >= from)
-            return true;
-        from = k->match_end + 1;
-        while (from < k->end && ((unsigned char)w->text[from] & 0xc0) == 0x80)
-            from++;
-    }
-    k->match = k->match_end = k->end;
-    return true;
+    size_t begin, end;
+    if (!kn_matching_next(&w->matching, &w->t->cut[level], w->text + w->begin, k->end - w->begin,
+                          k->at - w->begin, &begin, &end))
+        return false;
+    k->match = w->begin + begin, k->match_end = w->begin + end;
+    return k->found = true;
 }
-
-static bool walk_begin(kn_words *w)
-{
-    if (w->t->cuts == 0)
-        return true;
-    w->stack = pcre2_jit_stack_create(32 << 10, 8 << 20, NULL);
-    w->match = pcre2_match_data_create(1, NULL);
-    w->context = pcre2_match_context_create(NULL);
-    if (!w->stack || !w->match || !w->context) {
-        kn_words_end(w);
-        return kn_fail_memory("no memory to match a tokenizer's pattern");
-    }
-    pcre2_jit_stack_assign(w->context, NULL, w->stack);
-    return true;
-}
-
-void kn_words_end(kn_words *w)
-{
-    pcre2_match_data_free(w->match);
-    pcre2_match_context_free(w->context);
-    pcre2_jit_stack_free(w->stack);
-    w->match = w->context = w->stack = NULL;
-}
-
-#else
-
-static bool find(kn_words *w, int level)
-{
-    w->walk[level].match = w->walk[level].match_end = w->walk[level].end;
-    return w->walk[level].found = true;
-}
-
-static bool walk_begin(kn_words *w)
-{
-    return w->t->cuts == 0 || kn_fail("tokenizer: this library was built without PCRE2");
-}
-
-void kn_words_end(kn_words *w)
-{
-    (void)w;
-}
-
-#endif
 
 /* The next piece of a level, which is not at its end. *out: it is left out. */
 static bool piece(kn_words *w, int level, size_t *begin, size_t *end, bool *out)
@@ -205,7 +145,12 @@ bool kn_words_begin(kn_words *w, const kn_tokenizer *t, const char *text, size_t
 {
     *w = (kn_words){ .t = t, .text = text, .size = size, .early = true, .late = true };
     w->at = w->begin = w->end = w->seen = at;
-    return walk_begin(w);
+    return t->cuts == 0 || kn_matching_begin(&w->matching);
+}
+
+void kn_words_end(kn_words *w)
+{
+    kn_matching_end(&w->matching);
 }
 
 bool kn_words_between(const kn_words *w)

@@ -57,6 +57,15 @@ check "generate writes with it" eval 'succeeds && says "The cat"'
 
 printf '{}' >empty.json
 printf 'junk' >x.model
+# SentencePiece's: the pieces <unk> and another of a type, of a BPE, and what follows
+pieces() { printf "\n\x09\n\x05<unk>\x18\x02\n\x06\n\x02$1\x18\x$2\x12\x02\x18\x02${3:-}"; }
+pieces '  ' 04 >wide.model
+pieces aa 04 '\x1a\x0e\x12\x0c\x04\0\0\0\0\0\0\0a  \0' >map.model
+pieces aa 04 '\x1a\x04\x12\x02\x04\0' >short.model
+pieces aa 01 '\x1a\x02\x28\0' >odd.model
+pieces '  ' 04 '\x1a\x02\x20\0' >kept.model
+run "$tool" info --tokenizer kept.model
+check "a SentencePiece model with its user's symbol is read" eval 'succeeds && says "  (1)"'
 while IFS='|' read -r words says; do
     eval "run \"$tool\" $words"
     check "refused: $words" fails "$says"
@@ -71,6 +80,10 @@ encode --tokenizer missing.json --out t bytes|cannot open the tokenizer file
 encode --tokenizer empty.json --out t bytes|it has no "model"
 encode --tokenizer . --out t bytes|holds no tokenizer
 encode --tokenizer x.model --out t bytes|is no SentencePiece model
+info --tokenizer wide.model|takes away spaces behind others, but not those of its user's symbols
+info --tokenizer map.model|but not those of its table of characters
+info --tokenizer short.model|its table of characters ("precompiled_charsmap") is damaged
+info --tokenizer odd.model|spaces behind its words, or as they are
 encode --tokenizer own.json --out bytes bytes|is one of the texts
 encode --tokenizer own.json --out empty.json bytes|is a file that isn't of tokens
 encode --tokenizer own.json --out . bytes|is a folder

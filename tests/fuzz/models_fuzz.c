@@ -56,13 +56,16 @@ KN_FUZZ(sentencepiece, .factor = 4000, .extra = 1 << 20)
     use_tokenizer(kn_tokenizer_load(fuzz_file("x.model", data, size)));
 }
 
-/* merges.txt beside a vocabulary of two letters. */
+/* vocab.bpe, and behind "||" encoder.json; else beside a vocabulary of two letters. */
 KN_FUZZ(merges, .factor = 400, .extra = 1 << 20)
 {
     static const char vocab[] = "{\"a\": 0, \"b\": 1, \"ab\": 2, \"aba\": 3}";
+    const uint8_t *at = size ? memmem(data, size, "||", 2) : NULL;
+    const size_t n = at ? (size_t)(at - data) : size;
     char folder[4096];
-    fuzz_file("vocab.json", vocab, sizeof vocab - 1);
-    snprintf(folder, sizeof folder, "%s", fuzz_file("merges.txt", data, size));
+    fuzz_file("encoder.json", at ? (const char *)at + 2 : vocab,
+              at ? size - n - 2 : sizeof vocab - 1);
+    snprintf(folder, sizeof folder, "%s", fuzz_file("vocab.bpe", data, n));
     *strrchr(folder, '/') = 0;
     use_tokenizer(kn_tokenizer_load(folder));
 }

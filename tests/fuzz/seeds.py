@@ -3,6 +3,7 @@
 each reader takes. Inputs that once broke a reader lie beside them under other names, and stay.
 
 Pictures of kinds that Python's own library can't write (JPEG) come from Pillow, where it is there."""
+import base64
 import gzip
 import io
 import json
@@ -50,6 +51,20 @@ def byte_tokenizer():
                      pre_tokenizer={'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': False}, decoder={'type': 'ByteLevel'})
 
 
+def character_table():
+    """SentencePiece's, of a trie: a becomes y, an acute e becomes E."""
+    unit = [0] * 512
+
+    def child(at, to, ends, label):
+        unit[at] = (at ^ to) << 10 | ends << 8 | label
+    unit[0] = 256 << 10
+    child(256 ^ ord('A'), 40, 1, ord('A'))
+    child(256 ^ 0xc3, 256, 0, 0xc3)
+    child(256 ^ 0xa9, 41, 1, 0xa9)
+    unit[40], unit[41] = 1 << 31, 2 | 1 << 31
+    return struct.pack('<I512I', 2048, *unit) + b'y\0E\0'
+
+
 def write_tokenizers():
     seed('tokenizer', 'byte', byte_tokenizer())
     seed('tokenizer', 'char', tokenizer(['\n', ' ', 'a', 'b']))
@@ -64,14 +79,29 @@ def write_tokenizers():
         decoder={'type': 'Sequence', 'decoders': [{'type': 'Replace', 'pattern': {'String': '▁'}, 'content': ' '},
                                                   {'type': 'ByteFallback'}, {'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}]}))
 
+    table = base64.b64encode(character_table()).decode()
+    for name, more in (('map', {}), ('map-longest', {'longest': True})):
+        seed('tokenizer', name, tokenizer(
+            ['▁', 'a', 'E', 'y', '12', 'b'], normalizer={'type': 'Sequence', 'normalizers': [
+                {'type': 'Precompiled', 'precompiled_charsmap': table, **more}, {'type': 'Strip', 'strip_left': True, 'strip_right': True},
+                {'type': 'Replace', 'pattern': {'Regex': ' {2,}'}, 'content': '▁'}]}, pre_tokenizer={
+                    'type': 'Split', 'pattern': {'Regex': '[\\p{Han}]|\\P{Latin}'}, 'behavior': 'Isolated'},
+            added_tokens=[
+                {'id': 6, 'content': 'bé', 'user_defined': True}, {'id': 7, 'content': '<e>', 'rstrip': True, 'normalized': False}],
+            decoder={'type': 'Metaspace', 'replacement': '▁'}))
+
     def field(number, body):
-        return bytes([number << 3 | 2, len(body)]) + body
+        length = bytes([len(body)]) if len(body) < 128 else bytes([len(body) & 127 | 128, len(body) >> 7])
+        return bytes([number << 3 | 2]) + length + body
 
     def piece(text, kind, score):
         return field(1, field(1, text.encode()) + b'\x15' + struct.pack('<f', score) + bytes([3 << 3, kind]))
 
     seed('sentencepiece', 'bpe', piece('<unk>', 2, 0) + piece('<s>', 3, 0) + piece('<0x41>', 6, 0) + piece('▁a', 1, -1) +
          piece('▁', 1, -2) + piece('a', 1, -3) + field(2, b'\x18\x02') + field(3, b'\x18\x01\x20\x00'))
+    seed('sentencepiece', 'map', piece('<unk>', 2, 0) + piece('b', 4, 0) + piece('▁a', 1, -1) + piece('▁', 1, -2) + piece('a', 1, -3) +
+         piece('E', 1, -4) + field(2, b'\x18\x02') + field(3, field(2, character_table())))
+    seed('merges', 'vocabulary', '#version: 0.2\na b\n||{"a": 1, "b": 0, "ab": 2, "<|e|>": 3}')
     seed('merges', 'gpt2', '#version: 0.2\na b\nab a\n')
 
 
@@ -85,6 +115,7 @@ def write_texts():
     seed('text', 'wide', 'naïve €uro 😀' * 9)
     seed('text', 'u16', tokens(2, 5, [i % 5 for i in range(50)]))
     seed('text', 'u32', tokens(4, 70000, [i * 999 % 70000 for i in range(50)]))
+    seed('text', 'llmc', struct.pack('<256i', 20240520, 1, 40, *[0] * 253) + struct.pack('<40H', *[i * 1000 for i in range(40)]))
     seed('text', 'tokenizer', tokens(2, 2, [0, 1] * 25) + b'||' + tokenizer(['a', 'b']).encode())
     seed('text', 'byte', tokens(2, 256, list(range(60))) + b'||' + byte_tokenizer().encode())
 

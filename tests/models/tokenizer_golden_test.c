@@ -88,7 +88,7 @@ KN_TEST(tokenizer_golden, ids)
                  name, at, (long long)count, wanted);
         char *back = text_of(t, ids, count, &length);
         if (strcmp(name, "qwen") != 0 && strcmp(name, "spaced") != 0 &&
-            strcmp(name, "sentencepiece") != 0)
+            strcmp(name, "sentencepiece") != 0 && strcmp(name, "symbols") != 0)
             KN_CHECK(length == size && memcmp(back, part, (size_t)size) == 0, "%s at %ld", name,
                      at);
         free(back);
