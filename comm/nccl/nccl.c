@@ -45,13 +45,13 @@ static int type_of(kn_dtype t)
 static bool scratch(job *j, size_t bytes)
 {
     kn_nccl_comm *n = j->n;
-    kn_memory *m = kn_device_memory(KN_CUDA);
     if (bytes > n->scratch_bytes) {
         if (n->scratch && !kn_event_sync(n->last))
             return false;
         if (n->scratch)
-            kn_give(m, n->scratch, n->scratch_bytes, KN_MEM_COMM);
-        n->scratch = kn_take(m, bytes, KN_MEM_COMM);
+            kn_give(n->scratch_memory, n->scratch, n->scratch_bytes, KN_MEM_COMM);
+        n->scratch_memory = kn_nccl_memory_made(n->comm->world);
+        n->scratch = kn_take(n->scratch_memory, bytes, KN_MEM_COMM);
         n->scratch_bytes = n->scratch ? bytes : 0;
         if (!n->scratch)
             return false;
