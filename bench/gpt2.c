@@ -225,11 +225,12 @@ static bool print_memory(const sizes *s, const result *r, int ranks)
            (double)r->ledger.peak_total / 1e9);
     if (s->device == KN_CUDA) {
         const kn_cuda_memory_stats *p = &r->pool;
-        int64_t rest = p->device_total - p->device_free - p->reserved;
+        double rest = (double)(p->device_total - p->device_free - p->reserved) / 1e9;
+        double usual = (BESIDES + BESIDES_A_RANK * (ranks - 1)) / 1e9;
         printf("; %.3f GB from the driver, %.3f GB besides (contexts, libraries, NCCL's channels: "
-               "above %.1f is unusual)",
-               (double)p->peak_reserved / 1e9, (double)rest / 1e9,
-               (BESIDES + BESIDES_A_RANK * (ranks - 1)) / 1e9);
+               "%s %.1f)",
+               (double)p->peak_reserved / 1e9, rest,
+               rest > usual ? "MORE THAN THE USUAL" : "at most", usual);
     }
     printf("\n");
     return same;

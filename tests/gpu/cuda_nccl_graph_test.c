@@ -92,6 +92,31 @@ KN_TEST(cuda_nccl_graph, replayed_steps_have_the_bits_and_the_memory_of_others)
     }
 }
 
+/* ---- scratch --------------------------------------------------------------------------------- */
+
+/* What is exchanged needs a new segment, which is registered with the very communicator. */
+static int scratch_rank(kn_comm *w)
+{
+    enum { COUNT = 7 << 20 };
+    int n = kn_comm_size(w);
+    kn_memory *m = kn_comm_memory_on(w, KN_CUDA);
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    uint16_t *from = gpu(m, NULL, (size_t)n * COUNT * 2), *to = gpu(m, NULL, COUNT * 2);
+    EXPECT(from && to);
+    for (int i = 0; i < n * COUNT; i++)
+        from[i] = 0x3f80; /* 1 as bf16 */
+    calls before = so_far();
+    EXPECT(kn_reduce_scatter(w, to, NULL, from, COUNT, KN_BF16, KN_BF16, s, "large"));
+    EXPECT(kn_stream_sync(s) && to[0] == 0x4000 && to[COUNT - 1] == 0x4000);
+    EXPECT(nccl->calls_in_held == before.in_held + 1 && nccl->calls == before.all + 1);
+    return 0;
+}
+
+KN_TEST(cuda_nccl_graph, what_is_exchanged_is_registered)
+{
+    good(2, scratch_rank);
+}
+
 /* ---- what comes before ----------------------------------------------------------------------- */
 
 /* Ranks connect before the first step has activations, not in its first reduction. */
