@@ -22,28 +22,43 @@ static calls so_far(void)
     return (calls){ nccl->calls, nccl->calls_in_held, nccl->threads };
 }
 
-/* Overwrites the registered memory that nobody has. */
-static void scribble(kn_comm *w)
+/* Registered memory of somebody else, taken once a step is recorded, whose replays must leave it as
+ * it is. */
+enum { BLOCKS = 60, BLOCK = 40000, FILL = 0xee };
+
+static bool others_take(kn_memory *m, char *p[BLOCKS])
 {
-    enum { BLOCKS = 60 };
-    static const size_t size[] = { 512, 4096, 40000, 300000 };
-    kn_memory *m = kn_comm_memory_on(w, KN_CUDA);
-    void *p[BLOCKS];
-    for (int i = 0; i < BLOCKS; i++)
-        if ((p[i] = kn_take(m, size[i % 4], KN_MEM_DATA)))
-            memset(p[i], 0xee, size[i % 4]);
-    for (int i = 0; i < BLOCKS; i++)
-        kn_give(m, p[i], size[i % 4], KN_MEM_DATA);
+    for (int i = 0; i < BLOCKS; i++) {
+        if (!(p[i] = kn_take(m, BLOCK, KN_MEM_DATA)))
+            return false;
+        memset(p[i], FILL, BLOCK);
+    }
+    return true;
+}
+
+static bool others_give(kn_memory *m, char *p[BLOCKS])
+{
+    bool same = true;
+    for (int i = 0; i < BLOCKS; i++) {
+        for (int k = 0; k < BLOCK; k++)
+            same = same && (unsigned char)p[i][k] == FILL;
+        kn_give(m, p[i], BLOCK, KN_MEM_DATA);
+    }
+    return same || kn_fail("a replay wrote memory that wasn't its own");
 }
 
 /* made: in step RECORDED and in the last. */
 static bool steps(kn_comm *w, record *r, calls made[2], bool replayed)
 {
     trainer t;
+    kn_memory *m = kn_comm_memory_on(w, KN_CUDA);
     *r = (record){ 0 };
     if (!trainer_begin(&t, dtype, replayed))
         return false;
     for (int n = 0; n < SOME; n++) {
+        char *others[BLOCKS];
+        if (n > RECORDED && !others_take(m, others))
+            return false;
         calls before = so_far();
         kn_scope s = kn_scope_begin();
         bool ok = trainer_feed(&t, n) &&
@@ -55,7 +70,8 @@ static bool steps(kn_comm *w, record *r, calls made[2], bool replayed)
         if (!ok || !kn_to_host(t.loss, r->loss[n], sizeof r->loss[n]) ||
             !kn_to_host(t.norm, &r->norm[n], sizeof r->norm[n]))
             return false;
-        scribble(w);
+        if (n > RECORDED && !others_give(m, others))
+            return false;
     }
     bool ok = trainer_read(&t, r);
     if (t.replay && kn_replay_count(t.replay).replayed != SOME - RECORDED - 1)
