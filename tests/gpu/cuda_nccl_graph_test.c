@@ -133,6 +133,30 @@ KN_TEST(cuda_nccl_graph, what_is_exchanged_is_registered)
     good(2, scratch_rank);
 }
 
+/* Nobody may wait for the GPU while a step is recorded, so nothing is unmapped then. */
+static int idle_rank(kn_comm *w)
+{
+    const size_t bytes = (size_t)64 << 20;
+    kn_memory *m = kn_comm_memory_on(w, KN_CUDA);
+    void *p = gpu(m, NULL, bytes / 16);
+    kn_give(m, p, bytes / 16 + 1, KN_MEM_DATA);
+    size_t idle = nccl->memory;
+    EXPECT(p && idle > 0 && kn_graph_begin(KN_CUDA));
+    nccl->fail_memory = 1;
+    EXPECT(!kn_take(m, bytes, KN_MEM_DATA) && nccl->memory == idle);
+    nccl->fail_memory = 0;
+    kn_graph_cancel();
+    kn_clear_error();
+    EXPECT((p = kn_take(m, bytes, KN_MEM_DATA)) && nccl->memory == bytes, "%zu", nccl->memory);
+    kn_give(m, p, bytes, KN_MEM_DATA);
+    return 0;
+}
+
+KN_TEST(cuda_nccl_graph, nothing_is_unmapped_while_a_step_is_recorded)
+{
+    KN_CHECK(on(2, idle_rank) == 0); /* ranks hear of each other's errors, and abort */
+}
+
 /* ---- what comes before ----------------------------------------------------------------------- */
 
 /* Ranks connect before the first step has activations, not in its first reduction. */
