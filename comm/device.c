@@ -219,7 +219,7 @@ const char *kn_comm_nccl_lacks(const kn_comm *c, int i)
         return NULL;
     snprintf(text, sizeof text, "%s: %s",
              i ? "recorded steps run their collectives one after another"
-               : "NCCL copies what it moves, as memory isn't registered with it",
+               : "NCCL copies the bytes that it moves, as memory isn't registered with it",
              why[i]);
     return text;
 #else

@@ -9,9 +9,9 @@
  * From 2.23 on NCCL begins a thread for each group of calls on a communicator that doesn't block.
  * One that blocks would save that, but the watch (nccl_watch.c) couldn't end it: ncclCommAbort
  * waits for the thread of a call in progress (ncclCommEnsureReady, ncclGroupJobAbort), yet not for
- * a caller that is inside a blocking call, in whose hands it would free the communicator. So what
- * moves together is one group: a step has one for each gather and each reduction, a replayed step
- * none (cuda_nccl_graph_test.c counts them). */
+ * a caller that is inside a blocking call, in whose hands it would free the communicator. So all
+ * buffers of a call are one group: a step has one for each gather and each reduction, a replayed
+ * step none (cuda_nccl_graph_test.c counts them). */
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 

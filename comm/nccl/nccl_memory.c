@@ -1,7 +1,7 @@
 /* comm/nccl/nccl_memory.c: memory registered with NCCL beforehand (user buffer registration), so
  * that it moves bytes without copies of its own: ncclMemAlloc's, in segments of a pool, each
  * registered once with every NCCL communicator of the world. Recorded steps use the same segments
- * as others: NCCL registers what a graph uses by itself, but only memory of that kind
+ * as others: NCCL registers a graph's buffers by itself, but only in memory of that kind
  * (ncclIpcGraphRegisterBuffer, ncclNvlsGraphRegisterBuffer).
  *
  * All ranks of a call must pass registered buffers, or none. So whether there is such memory is

@@ -90,7 +90,7 @@ static int steps_rank(kn_comm *w)
            now->in_held, now->all, then->in_held, then->all);
     /* all but the words of the norm */
     EXPECT(now->in_held == now->all - 2, "%d of %d", now->in_held, now->all);
-    /* One thread for what moves together: of a micro-batch 3 units are gathered in forward, 2 again
+    /* One thread for each call: of a micro-batch 3 units are gathered in forward, 2 again
      * in backward, 3 reduced; the norm takes 2. A replay makes no calls. */
     EXPECT(now->threads == MICRO * (3 + 2 + 3) + 2 && now[1].threads == now->threads,
            "%d threads, then %d", now->threads, now[1].threads);
@@ -110,7 +110,7 @@ KN_TEST(cuda_nccl_graph, replayed_steps_have_the_bits_and_the_memory_of_others)
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
-/* What is exchanged needs a new segment, which is registered with the very communicator. */
+/* Exchanged parts need a new segment, which is registered with the very communicator. */
 static int scratch_rank(kn_comm *w)
 {
     enum { COUNT = 7 << 20 };
@@ -128,7 +128,7 @@ static int scratch_rank(kn_comm *w)
     return 0;
 }
 
-KN_TEST(cuda_nccl_graph, what_is_exchanged_is_registered)
+KN_TEST(cuda_nccl_graph, exchanged_parts_are_registered)
 {
     good(2, scratch_rank);
 }
@@ -157,7 +157,7 @@ KN_TEST(cuda_nccl_graph, nothing_is_unmapped_while_a_step_is_recorded)
     KN_CHECK(on(2, idle_rank) == 0); /* ranks hear of each other's errors, and abort */
 }
 
-/* ---- what comes before ----------------------------------------------------------------------- */
+/* ---- before the first step ------------------------------------------------------------------- */
 
 /* Ranks connect before the first step has activations, not in its first reduction. */
 static int connected_rank(kn_comm *w)
