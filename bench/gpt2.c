@@ -27,8 +27,10 @@
 #include <string.h>
 
 /* Bytes of GPU memory besides Knap's that are no surprise: the context with its code, the modules
- * that libraries load, NCCL's buffers. More is said, but no failure. */
-#define BESIDES 2e9
+ * that libraries load, NCCL's buffers, and those of its sends and receives to each other rank. More
+ * is said, but no failure. */
+#define BESIDES        2e9
+#define BESIDES_A_RANK 0.5e9
 
 typedef struct sizes {
     kn_device device;
@@ -198,7 +200,7 @@ static void print_speed(const sizes *s, int ranks, const char *what, const resul
 }
 
 /* Peaks of the ledger beside the formula; false if they differ. */
-static bool print_memory(const sizes *s, const result *r)
+static bool print_memory(const sizes *s, const result *r, int ranks)
 {
     const kn_fsdp_memory *f = &r->formula;
     const struct {
@@ -223,10 +225,12 @@ static bool print_memory(const sizes *s, const result *r)
            (double)r->ledger.peak_total / 1e9);
     if (s->device == KN_CUDA) {
         const kn_cuda_memory_stats *p = &r->pool;
-        int64_t rest = p->device_total - p->device_free - p->reserved;
-        printf("; %.3f GB from the driver, %.3f GB besides (contexts, libraries: above %.1f is "
-               "unusual)",
-               (double)p->peak_reserved / 1e9, (double)rest / 1e9, BESIDES / 1e9);
+        double rest = (double)(p->device_total - p->device_free - p->reserved) / 1e9;
+        double usual = (BESIDES + BESIDES_A_RANK * (ranks - 1)) / 1e9;
+        printf("; %.3f GB from the driver, %.3f GB besides (contexts, libraries, NCCL's channels: "
+               "%s %.1f)",
+               (double)p->peak_reserved / 1e9, rest,
+               rest > usual ? "MORE THAN THE USUAL" : "at most", usual);
     }
     printf("\n");
     return same;
@@ -348,7 +352,7 @@ static bool one(const sizes *s, kn_comm *world, bool overhead)
                     : s->graph ? ", as a graph,"
                                : "",
                     &r);
-        same = print_memory(s, &r);
+        same = print_memory(s, &r, kn_comm_size(world));
         print_trace(&r);
         if (kn_comm_size(world) == 1)
             print_kernels(&r);
@@ -372,7 +376,7 @@ static bool sweep(sizes s, kn_comm *world)
         double tokens = r.seconds > 0 ? (double)(s.batch * s.ctx) / r.seconds : 0;
         if (r.seconds > 0) {
             print_speed(&s, kn_comm_size(world), "", &r);
-            same = print_memory(&s, &r) && same;
+            same = print_memory(&s, &r, kn_comm_size(world)) && same;
             print_trace(&r);
             print_kernels(&r);
             same = print_unexpected(&s, &r) && same;

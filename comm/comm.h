@@ -148,6 +148,9 @@ KN_API void kn_comm_resume_timeout(kn_comm *c);
 
 /* "2.28.9": of the NCCL that collectives on GPUs use; "none" without NCCL. */
 KN_API const char *kn_comm_nccl_version(void);
+/* Sentence i, from 0, on work of c's ranks that NCCL could do faster, and why it doesn't here;
+ * NULL: there are no more. Memory is known once a module is wrapped. c may be NULL. */
+KN_API const char *kn_comm_nccl_lacks(const kn_comm *c, int i);
 
 /* Test hook: each collective of c waits (sleeps) latency_s + bytes / bytes_per_s before it ends. */
 KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);

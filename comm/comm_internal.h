@@ -281,6 +281,8 @@ kn_memory *kn_nccl_memory_of(kn_comm *c);
 void kn_nccl_memory_free(kn_comm_world *w);
 /* "2.28.9"; NULL without an error if NCCL can't be opened. */
 const char *kn_nccl_version(void);
+const char *kn_nccl_unregistered(const kn_comm_world *w); /* why; NULL: registered, or not known */
+const char *kn_nccl_serial(void); /* why collectives of recorded steps run one by one; NULL */
 
 /* ---- back ends ------------------------------------------------------------------------------- */
 

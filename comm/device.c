@@ -208,6 +208,26 @@ void kn_comm_device_free(kn_comm *c)
 #endif
 }
 
+const char *kn_comm_nccl_lacks(const kn_comm *c, int i)
+{
+#ifdef KN_HAVE_CUDA
+    static _Thread_local char text[200];
+    const char *why[2] = { c && c->nccl ? kn_nccl_unregistered(c->world) : NULL,
+                           c && c->nccl ? kn_nccl_serial() : NULL };
+    i += !why[0];
+    if (i < 0 || i > 1 || !why[i])
+        return NULL;
+    snprintf(text, sizeof text, "%s: %s",
+             i ? "recorded steps run their collectives one after another"
+               : "NCCL copies the bytes that it moves, as memory isn't registered with it",
+             why[i]);
+    return text;
+#else
+    (void)c, (void)i;
+    return NULL;
+#endif
+}
+
 const char *kn_comm_nccl_version(void)
 {
 #ifdef KN_HAVE_CUDA

@@ -4,6 +4,8 @@
 #include "comm/comm_internal.h"
 #include "fsdp/kinds.h"
 #include "fsdp/mesh.h"
+#include "kernels/kernels.h"
+#include "kernels/memory_internal.h"
 
 static const kn_mesh_of mesh_of[KN_STRATEGY_COUNT] = {
 #define ROW(id, name, mesh, keeps) [KN_##id] = mesh,
@@ -93,6 +95,31 @@ kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards)
     r->next = g->ranks;
     g->ranks = r;
     return r;
+}
+
+bool kn_ranks_connect(kn_ranks *r, kn_device d, kn_dtype t, kn_dtype sums)
+{
+    enum { EACH = 16 }; /* elements that each rank gets from each */
+    const unsigned bit = 1u << t;
+    if (d != KN_CUDA || r->connected & bit || (!r->reduce && !r->replicate))
+        return true;
+    r->connected |= bit;
+    kn_memory *m = kn_device_memory(d);
+    kn_stream *s = kn_compute_stream(d);
+    kn_dtype over = r->reduce ? sums : t; /* over replicas */
+    int64_t most = EACH * (r->shards > r->replicas ? r->shards : r->replicas);
+    int64_t bytes = most * (int64_t)kn_dtype_size(KN_F64), all = 2 * bytes;
+    char *from = m && s ? kn_take(m, (size_t)all, KN_MEM_COMM) : NULL;
+    if (!from)
+        return false;
+    kn_fill_args zero = { kn_array_make(from, KN_U8, 1, &all), 0, 0 };
+    bool ok = KN_LAUNCH(s, KN_K_FILL, zero) &&
+              (!r->reduce || kn_reduce_scatter(r->reduce, from + bytes, NULL, from, EACH, t, t, s,
+                                               "connecting")) &&
+              (!r->replicate || kn_all_reduce(r->replicate, from + bytes, NULL, from,
+                                              EACH * r->replicas, over, over, s, "connecting"));
+    kn_give(m, from, (size_t)all, KN_MEM_COMM);
+    return ok;
 }
 
 kn_comm *kn_slice_comm(kn_rank_groups *g, int k)

@@ -11,6 +11,7 @@ typedef struct kn_ranks {
     struct kn_ranks *next;
     int shards, replicas, shard, replica;
     kn_comm *gather, *reduce, *replicate;
+    unsigned connected; /* a bit for each dtype: kn_ranks_connect */
 } kn_ranks;
 
 /* The groups of one tree's ranks. */
@@ -22,6 +23,10 @@ typedef struct kn_rank_groups {
 
 /* Made when first asked for: collective. */
 kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards);
+/* On a GPU, once: a few elements of t are reduced, and sums, of that dtype, over the replicas. NCCL
+ * connects ranks at their first exchange, for sums in rank order each with each, and takes
+ * memory for that, up to GB, which is in no ledger: so before activations have it. Collective. */
+bool kn_ranks_connect(kn_ranks *r, kn_device d, kn_dtype t, kn_dtype sums);
 /* Groups of k consecutive ranks for gathers after reshard_after_forward = k. */
 kn_comm *kn_slice_comm(kn_rank_groups *g, int k);
 /* Gives the communicators back, for the next tree of the same ranks, and frees the list. No

@@ -68,7 +68,9 @@ static bool join(kn_schedule_state *s)
         kn_unit *u = s->unit[i];
         u->schedule = s;
         for (int k = 0; k < u->buckets; k++)
-            if (!(u->bucket[k]->ranks = kn_ranks_of(&s->lanes->groups, u->bucket[k]->shards)))
+            if (!(u->bucket[k]->ranks = kn_ranks_of(&s->lanes->groups, u->bucket[k]->shards)) ||
+                !kn_ranks_connect(u->bucket[k]->ranks, u->options.device,
+                                  u->bucket[k]->reduce_dtype, u->bucket[k]->grad_dtype))
                 return false;
         int keep = u->slice_ranks;
         if (keep > 1 && u->size > 1 && !kn_slice_comm(&s->lanes->groups, keep))

@@ -55,8 +55,8 @@ KN_API void kn_cuda_deterministic(bool on);
  * rounded yet, so bits differ. Also KNAP_CUDA_EPILOGUES. false with an error for another name. */
 KN_API bool kn_cuda_epilogues(const char *list);
 
-/* The pool of GPU memory of this thread's context; 1 - largest_free / (reserved - live) of it is
- * fragmented. */
+/* The pools of GPU memory of this thread's context, added up; 1 - largest_free / (reserved - live)
+ * of it is fragmented. */
 typedef struct kn_cuda_memory_stats {
     int64_t reserved, peak_reserved; /* bytes that were taken from the driver */
     int64_t live;                    /* bytes of blocks that are out, rounding included */

@@ -45,13 +45,13 @@ static int type_of(kn_dtype t)
 static bool scratch(job *j, size_t bytes)
 {
     kn_nccl_comm *n = j->n;
-    kn_memory *m = kn_device_memory(KN_CUDA);
     if (bytes > n->scratch_bytes) {
         if (n->scratch && !kn_event_sync(n->last))
             return false;
         if (n->scratch)
-            kn_give(m, n->scratch, n->scratch_bytes, KN_MEM_COMM);
-        n->scratch = kn_take(m, bytes, KN_MEM_COMM);
+            kn_give(n->scratch_memory, n->scratch, n->scratch_bytes, KN_MEM_COMM);
+        n->scratch_memory = kn_nccl_memory_made(n->comm->world);
+        n->scratch = kn_take(n->scratch_memory, bytes, KN_MEM_COMM);
         n->scratch_bytes = n->scratch ? bytes : 0;
         if (!n->scratch)
             return false;
@@ -180,12 +180,12 @@ static bool sum_all(job *j, sums add, needs need)
     return well;
 }
 
-static bool scratch_for(job *j, needs need)
+static size_t need_of_all(const job *j, needs need)
 {
     size_t bytes = 0;
     for (int i = 0; i < j->call->pieces; i++)
         bytes += need(j, &j->call->piece[i]);
-    return bytes == 0 || scratch(j, bytes);
+    return bytes;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
@@ -229,7 +229,7 @@ static bool sum_scattered(const job *j, const kn_comm_piece *p, char *scratch)
 
 static bool reduce_scatter(job *j)
 {
-    return scratch_for(j, room_to_scatter) && move_all(j, move_to_scatter, room_to_scatter) &&
+    return move_all(j, move_to_scatter, room_to_scatter) &&
            sum_all(j, sum_scattered, room_to_scatter);
 }
 
@@ -305,8 +305,7 @@ static bool all_reduce(job *j)
     bool any = false;
     for (int i = 0; i < j->call->pieces; i++)
         any |= ordered(&j->call->piece[i]);
-    return scratch_for(j, room_to_reduce) && move_all(j, move_to_reduce, room_to_reduce) &&
-           sum_all(j, sum_slices, room_to_reduce) &&
+    return move_all(j, move_to_reduce, room_to_reduce) && sum_all(j, sum_slices, room_to_reduce) &&
            (!any ||
             (move_all(j, move_slices, room_to_reduce) && sum_all(j, copy_slices, room_to_reduce)));
 }
@@ -318,8 +317,7 @@ static bool all_max(job *j)
 {
     const kn_comm_piece *p = j->call->piece;
     int64_t shape[2] = { j->n->comm->size, p->count }, one[2] = { 1, p->count };
-    if (!scratch(j, room_for(shape[0] * shape[1], KN_F32)) ||
-        !ok(j, j->f->all_gather(p->src, j->scratch, (size_t)p->count, NCCL_F32, j->n->handle,
+    if (!ok(j, j->f->all_gather(p->src, j->scratch, (size_t)p->count, NCCL_F32, j->n->handle,
                                 j->handle)))
         return false;
     kn_reduce_args args = { kn_array_make(p->dst, KN_F32, 2, one),
@@ -350,11 +348,26 @@ static bool run(job *j)
         return ok(j, j->f->broadcast(p->src, p->dst, (size_t)kn_piece_dst_bytes(p), NCCL_U8,
                                      call->root, h, j->handle));
     case KN_CALL_BARRIER:
-        return scratch(j, 256) &&
-               ok(j, j->f->all_reduce(j->scratch, j->scratch, 1, NCCL_I32, NCCL_SUM, h, j->handle));
+        return ok(j, j->f->all_reduce(j->scratch, j->scratch, 1, NCCL_I32, NCCL_SUM, h, j->handle));
     default:
         return kn_fail("nccl: %s runs between hosts only", kn_comm_kind_name(call->kind));
     }
+}
+
+/* Before the communicator is taken hold of: new memory is registered with all of them. */
+static bool find_scratch(job *j)
+{
+    const kn_comm_call *call = j->call;
+    size_t bytes = 0;
+    if (call->kind == KN_CALL_REDUCE_SCATTER)
+        bytes = need_of_all(j, room_to_scatter);
+    else if (call->kind == KN_CALL_ALL_REDUCE)
+        bytes = need_of_all(j, room_to_reduce);
+    else if (call->kind == KN_CALL_MAX_F32)
+        bytes = room_for(call->piece->count * j->n->comm->size, KN_F32);
+    else if (call->kind == KN_CALL_BARRIER)
+        bytes = 256;
+    return bytes == 0 || scratch(j, bytes);
 }
 
 static bool issue(job *j, kn_comm *c)
@@ -363,7 +376,8 @@ static bool issue(job *j, kn_comm *c)
     bool tracing = kn_tracing();
     cudaEvent_t begun = NULL;
     char what[96];
-    if (!kn_event_wait(n->last, j->s) || !kn_nccl_watch_begin(n, j->handle, &begun))
+    if (!kn_event_wait(n->last, j->s) || !find_scratch(j) ||
+        !kn_nccl_watch_begin(n, j->handle, &begun))
         return false;
     if (tracing)
         kn_gpu_trace_begin(j->s);

@@ -95,6 +95,7 @@ typedef struct kn_nccl {
     kn_event *last;       /* after the newest collective */
     void *scratch;
     size_t scratch_bytes;
+    kn_memory *scratch_memory;
     kn_nccl_held *held;
     int held_count;
     /* watched (nccl_watch.c); guarded by its lock */
@@ -128,6 +129,8 @@ bool kn_nccl_place(kn_comm *c, bool *shared);
 
 /* nccl_memory.c: registers all memory of n's world with n, or unregisters it. n->calls is held. */
 bool kn_nccl_enroll_all(kn_nccl_comm *n);
+/* The memory that kn_nccl_memory_of has given, if it was asked before; else the device's. */
+kn_memory *kn_nccl_memory_made(const kn_comm_world *w);
 void kn_nccl_dismiss_all(kn_nccl_comm *n);
 
 /* nccl_watch.c: a thread looks after the collectives that are on their way: an error of NCCL, a

@@ -6,6 +6,7 @@
 #include "kernels/graph_internal.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
 
 static cudaStream_t compute_of(const kn_nccl_comm *n)
 {
@@ -31,6 +32,22 @@ static void after(void *comm)
     kn_comm_note_call(n->comm, &call);
     kn_nccl_watch_end(n, compute_of(n), n->replay_begun, &call);
     n->replay_begun = NULL;
+}
+
+/* As NCCL's getImplicitOrder has it: with NCCL_LAUNCH_ORDER_IMPLICIT (nccl_place.c) kernels of a
+ * graph may run side by side from 2.27 on, with a driver for CUDA 12.9; 2.26 lets none, and before
+ * there was no such order. */
+const char *kn_nccl_serial(void)
+{
+    const char *implicit = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    const nccl_functions *f = kn_nccl();
+    int nccl = 0, driver = 0;
+    if (!f || f->version(&nccl) != NCCL_SUCCESS || nccl < 22600 || (implicit && !atoi(implicit)))
+        return NULL;
+    if (nccl < 22700)
+        return "NCCL is older than 2.27";
+    bool known = cudaDriverGetVersion(&driver) == cudaSuccess;
+    return known && driver < 12090 ? "the driver is older than R575" : NULL;
 }
 
 bool kn_nccl_recorded(kn_nccl_comm *n)

@@ -4,7 +4,14 @@
  * shared memory, MPI or TCP, by the launcher. A communicator that kn_comm_dup or kn_comm_split
  * makes afterwards is split off NCCL's, so that there is one bootstrap; where there is none to
  * split, its first collective makes it of an id of its own. Nothing blocks: unfinished calls of
- * NCCL are polled, so that a rank that fails meanwhile, or doesn't come, ends them. */
+ * NCCL are polled, so that a rank that fails meanwhile, or doesn't come, ends them.
+ *
+ * From 2.23 on NCCL begins a thread for each group of calls on a communicator that doesn't block.
+ * One that blocks would save that, but the watch (nccl_watch.c) couldn't end it: ncclCommAbort
+ * waits for the thread of a call in progress (ncclCommEnsureReady, ncclGroupJobAbort), yet not for
+ * a caller that is inside a blocking call, in whose hands it would free the communicator. So all
+ * buffers of a call are one group: a step has one for each gather and each reduction, a replayed
+ * step none (cuda_nccl_graph_test.c counts them). */
 #include "kernels/trace.h"
 #include "comm/nccl/nccl.h"
 
@@ -231,7 +238,7 @@ void kn_nccl_free(kn_comm *c)
         end_handle(n);
     kn_event_destroy(n->last);
     if (n->scratch)
-        kn_give(kn_device_memory(KN_CUDA), n->scratch, n->scratch_bytes, KN_MEM_COMM);
+        kn_give(n->scratch_memory, n->scratch, n->scratch_bytes, KN_MEM_COMM);
     pthread_mutex_destroy(&n->calls);
     kn_host_free(n->held);
     kn_host_free(n);

@@ -1,6 +1,8 @@
 /* comm/nccl/nccl_memory.c: memory registered with NCCL beforehand (user buffer registration), so
  * that it moves bytes without copies of its own: ncclMemAlloc's, in segments of a pool, each
- * registered once with every NCCL communicator of the world.
+ * registered once with every NCCL communicator of the world. Recorded steps use the same segments
+ * as others: NCCL registers a graph's buffers by itself, but only in memory of that kind
+ * (ncclIpcGraphRegisterBuffer, ncclNvlsGraphRegisterBuffer).
  *
  * All ranks of a call must pass registered buffers, or none. So whether there is such memory is
  * agreed on by all ranks of the world, once; who has it takes every gathered buffer and flat
@@ -15,8 +17,8 @@
  * rank, which NCCL doesn't check: a pool can't promise that if one rank takes a branch that another
  * doesn't. */
 #include "comm/nccl/nccl.h"
-#include "kernels/cuda/runtime/pool.h"
 #include "kernels/environment.h"
+#include "kernels/graph.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -26,12 +28,13 @@ typedef struct segment {
     struct segment *next;
     void *p;
     size_t bytes;
+    bool idle; /* the pool gave it back while a step was being recorded */
 } segment;
 
 struct kn_nccl_memory {
-    kn_memory memory; /* state points back here */
-    kn_comm_world *world;
-    kn_gpu_pool *pool; /* NULL: the ranks agreed on plain memory */
+    kn_comm_world *world;  /* NULL: it has ended */
+    kn_gpu_memory *memory; /* NULL: the ranks agreed on plain memory, because */
+    const char *why;
     segment *segments;
 };
 
@@ -75,21 +78,62 @@ void kn_nccl_dismiss_all(kn_nccl_comm *n)
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
+/* Of the world that still is. */
+static kn_comm *first_of(const kn_nccl_memory *m)
+{
+    return m->world ? m->world->first : NULL;
+}
+
+static void free_segment(kn_nccl_memory *m, segment **at)
+{
+    segment *s = *at;
+    for (kn_comm *c = first_of(m); c; c = c->next) {
+        kn_nccl_comm *n = c->nccl;
+        if (!n)
+            continue;
+        pthread_mutex_lock(&n->calls);
+        for (int i = 0; i < n->held_count && !atomic_load(&n->aborted); i++)
+            if (n->held[i].segment == s->p) {
+                dismiss(n, i);
+                break;
+            }
+        pthread_mutex_unlock(&n->calls);
+    }
+    kn_nccl()->mem_free(s->p);
+    *at = s->next;
+    free(s);
+}
+
+/* Waits for all users of the bytes: unmapping doesn't. Nobody may wait while a step is recorded. */
+static void free_idle(kn_nccl_memory *m)
+{
+    bool waited = false;
+    for (segment **at = &m->segments; *at && !kn_recording();) {
+        if (!(*at)->idle) {
+            at = &(*at)->next;
+            continue;
+        }
+        if (!waited)
+            cudaDeviceSynchronize();
+        waited = true;
+        free_segment(m, at);
+    }
+}
+
 static void *get(void *arg, size_t bytes)
 {
     kn_nccl_memory *m = arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    segment *s = calloc(1, sizeof *s);
-    if (!s || !kn_cuda_usable()) {
-        free(s);
+    free_idle(m);
+    segment *s = m->world && kn_cuda_usable() ? calloc(1, sizeof *s) : NULL;
+    if (!s)
         return NULL;
-    }
     s->bytes = bytes;
     cudaThreadExchangeStreamCaptureMode(&mode);
     bool ok = kn_nccl()->mem_alloc(&s->p, bytes) == NCCL_SUCCESS;
     cudaGetLastError();
     bool there = ok;
-    for (kn_comm *c = m->world->first; ok && c; c = c->next) {
+    for (kn_comm *c = first_of(m); ok && c; c = c->next) {
         kn_nccl_comm *n = c->nccl;
         if (!n || atomic_load(&n->aborted))
             continue;
@@ -109,101 +153,57 @@ static void *get(void *arg, size_t bytes)
     return NULL;
 }
 
-/* Waits for all users of the bytes: unmapping doesn't. */
 static void put(void *arg, void *p, size_t bytes)
 {
     kn_nccl_memory *m = arg;
     (void)bytes;
-    cudaDeviceSynchronize();
-    for (kn_comm *c = m->world->first; c; c = c->next) {
-        kn_nccl_comm *n = c->nccl;
-        if (!n)
-            continue;
-        pthread_mutex_lock(&n->calls);
-        for (int i = 0; i < n->held_count && !atomic_load(&n->aborted); i++)
-            if (n->held[i].segment == p) {
-                dismiss(n, i);
-                break;
-            }
-        pthread_mutex_unlock(&n->calls);
+    for (segment *s = m->segments; s; s = s->next)
+        s->idle |= s->p == p;
+    free_idle(m);
+}
+
+/* The pool is gone, after its world or with it. */
+static void end(void *arg)
+{
+    kn_nccl_memory *m = arg;
+    for (segment *s = m->segments, *next; s;
+         s = next) { /* idle since a recording that never ended */
+        next = s->next;
+        free(s);
     }
-    kn_nccl()->mem_free(p);
-    for (segment **at = &m->segments; *at; at = &(*at)->next)
-        if ((*at)->p == p) {
-            segment *gone = *at;
-            *at = gone->next;
-            free(gone);
-            break;
-        }
+    kn_host_free(m);
 }
 
 /* ---- the memory ------------------------------------------------------------------------------ */
 
-/* A graph's buffers are its own for as long as it is replayed: they come from the device's memory,
- * which keeps them, and NCCL registers recorded buffers by itself. */
-static bool recording(void)
-{
-    kn_stream *s = kn_compute_stream(KN_CUDA);
-    return s && kn_cuda_capturing(((kn_gpu_stream *)s)->handle);
-}
-
-static bool is_ours(const kn_nccl_memory *m, const char *p)
-{
-    for (const segment *s = m->segments; s; s = s->next)
-        if (p >= (const char *)s->p && p < (const char *)s->p + s->bytes)
-            return true;
-    return false;
-}
-
-static void *take(kn_memory *self, size_t bytes)
-{
-    kn_memory *plain = recording() ? kn_device_memory(KN_CUDA) : NULL;
-    return plain ? plain->take(plain, bytes)
-                 : kn_gpu_pool_take(((kn_nccl_memory *)self->state)->pool, bytes);
-}
-
-static void give(kn_memory *self, void *p, size_t bytes)
-{
-    kn_nccl_memory *m = self->state;
-    kn_memory *plain = is_ours(m, p) ? NULL : kn_device_memory(KN_CUDA);
-    if (plain)
-        plain->give(plain, p, bytes);
-    else if (!recording()) /* the graph's memory stays out, for its replays */
-        kn_gpu_pool_give(m->pool, p);
-}
-
-/* When plain GPU memory runs out, so that idle memory here can become plain. */
-static void trim(void)
-{
-    const kn_comm *world = kn_context_get()->init_state;
-    kn_nccl_memory *m = world ? world->world->registered : NULL;
-    if (m && m->pool)
-        kn_gpu_pool_trim(m->pool);
-}
-
 /* Before, ncclMemAlloc rounds each segment up to the multicast granularity: 512 MiB on an H100. */
 #define WITHOUT_ROUNDING 22600
 
-/* Can this rank do it? Tries, with the smallest segment. */
-static bool can(kn_nccl_comm *n)
+/* NULL: this rank can do it, which it tries with the smallest segment. Else why not. */
+static const char *cannot(kn_nccl_comm *n)
 {
     const nccl_functions *f = kn_nccl();
     int version = 0;
     bool wanted = f->version(&version) == NCCL_SUCCESS && version >= WITHOUT_ROUNDING;
+    const char *old =
+        wanted ? NULL : "NCCL before 2.26 would take hundreds of MiB for each segment";
     void *p = NULL, *handle = NULL;
     const size_t bytes = (size_t)2 << 20;
-    if (!kn_env_switch("KNAP_REGISTER", &wanted) || !wanted || n->shared || !f->mem_alloc ||
-        !f->mem_free || !f->enroll || !f->dismiss)
-        return false;
+    if (!kn_env_switch("KNAP_REGISTER", &wanted) || !wanted)
+        return old ? old : "KNAP_REGISTER=0";
+    if (n->shared)
+        return "ranks share a GPU";
+    if (!f->mem_alloc || !f->mem_free || !f->enroll || !f->dismiss)
+        return "NCCL before 2.19 can't";
     bool ok = f->mem_alloc(&p, bytes) == NCCL_SUCCESS;
     cudaGetLastError();
     if (!ok)
-        return false;
+        return "ncclMemAlloc failed (NCCL_DEBUG=WARN says why)";
     ok = f->enroll(n->handle, p, bytes, &handle) == NCCL_SUCCESS; /* never in progress */
     if (ok && handle)
         f->dismiss(n->handle, handle);
     f->mem_free(p);
-    return ok;
+    return ok ? NULL : "ncclCommRegister failed (NCCL_DEBUG=WARN says why)";
 }
 
 static kn_nccl_memory *begin(kn_nccl_comm *n)
@@ -213,20 +213,19 @@ static kn_nccl_memory *begin(kn_nccl_comm *n)
     if (!m)
         return NULL;
     pthread_mutex_lock(&n->calls);
-    int64_t able = !atomic_load(&n->aborted) && can(n);
+    m->why = atomic_load(&n->aborted) ? "a communicator was aborted" : cannot(n);
     pthread_mutex_unlock(&n->calls);
-    if (!kn_nccl_host_sum(c, &able, 1, "ranks that can register memory"))
-        goto fail;
+    int64_t able = !m->why;
+    bool agreed = kn_nccl_host_sum(c, &able, 1, "ranks that can register memory");
+    if (!m->why && able < c->size)
+        m->why = "another rank can't";
     m->world = c->world;
-    m->memory = (kn_memory){
-        .name = "registered memory", .device = KN_CUDA, .take = take, .give = give, .state = m
-    };
-    if (able == c->size &&
-        !(m->pool = kn_gpu_pool_create((kn_gpu_pool_source){ .get = get, .put = put, .arg = m })))
-        goto fail;
-    kn_gpu_trim_more = trim;
-    return m;
-fail:
+    if (agreed && !m->why)
+        m->memory = kn_gpu_memory_more(
+            "registered memory",
+            (kn_gpu_pool_source){ .get = get, .put = put, .end = end, .arg = m });
+    if (agreed && (m->memory || m->why))
+        return m;
     kn_host_free(m);
     return NULL;
 }
@@ -241,13 +240,29 @@ kn_memory *kn_nccl_memory_of(kn_comm *c)
         if (!n || !(w->registered = begin(n)))
             return NULL;
     }
-    return w->registered->pool ? &w->registered->memory : kn_device_memory(KN_CUDA);
+    return kn_nccl_memory_made(w);
+}
+
+kn_memory *kn_nccl_memory_made(const kn_comm_world *w)
+{
+    const kn_nccl_memory *m = w->registered;
+    return m && m->memory ? kn_gpu_memory_of(m->memory) : kn_device_memory(KN_CUDA);
+}
+
+const char *kn_nccl_unregistered(const kn_comm_world *w)
+{
+    return w->registered ? w->registered->why : NULL;
 }
 
 void kn_nccl_memory_free(kn_comm_world *w)
 {
-    if (w->registered)
-        kn_gpu_pool_destroy(w->registered->pool);
-    kn_host_free(w->registered);
+    kn_nccl_memory *m = w->registered;
     w->registered = NULL;
+    if (!m)
+        return;
+    m->world = NULL;
+    if (m->memory)
+        kn_gpu_memory_end(m->memory); /* m goes with it */
+    else
+        kn_host_free(m);
 }

@@ -86,6 +86,8 @@ bool print_run(training *t, const kn_fsdp_memory *m)
         report_row("gpu", "%s, NCCL %s", gpu ? gpu : "n/a", kn_comm_nccl_version());
         for (int i = 0; kn_cuda_lacks(i); i++)
             report_row("slow here", "%s", kn_cuda_lacks(i));
+        for (int i = 0; kn_comm_nccl_lacks(t->world, i); i++)
+            report_row("slow here", "%s", kn_comm_nccl_lacks(t->world, i));
         if (kn_cuda_choices())
             report_row("algorithms", "%s", kn_cuda_choices());
         report_row("tf32, deterministic", "%s, %s", t->s->tf32 ? "yes" : "no",
@@ -138,6 +140,8 @@ void print_gpu_memory(const training *t)
            report_bytes((double)m.peak_reserved, a, sizeof a),
            report_bytes((double)idle, b, sizeof b),
            idle > 0 ? 100 - 100 * (double)m.largest_free / (double)idle : 0);
+    printf("beside it: %s of CUDA, its libraries, NCCL's channels and other programs\n",
+           report_bytes((double)(m.device_total - m.device_free - m.reserved), a, sizeof a));
 }
 
 void print_saved(const training *t, int64_t step)

@@ -42,7 +42,7 @@ static int version_rank(kn_comm *w)
 
 KN_TEST(cuda_layouts, every_version_of_nccl)
 {
-    static const int versions[] = { 21805, 21903, 22105, 22203, 22304, 22403, 22602, 22902 };
+    static const int versions[] = { 21805, 21903, 22105, 22203, 22304, 22403, 22602, 22902, 23007 };
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
         library(versions[i] < 21900 ? "libfake_nccl_2_18.so" : "libfake_nccl.so");
         nccl->version = versions[i];
@@ -50,6 +50,53 @@ KN_TEST(cuda_layouts, every_version_of_nccl)
             for (int n = 2; n <= 8; n *= 2)
                 good(n, version_rank);
     }
+}
+
+/* ---- slow ------------------------------------------------------------------------------------ */
+
+static const char *slow[2];
+
+static int slow_rank(kn_comm *w)
+{
+    EXPECT(!kn_comm_nccl_lacks(NULL, 0) && !kn_comm_nccl_lacks(w, 0) && sum_of(w, 1, 2));
+    EXPECT(kn_comm_memory_on(w, KN_CUDA));
+    for (int i = 0; i < 2; i++) {
+        const char *said = kn_comm_nccl_lacks(w, i);
+        EXPECT(said && slow[i] ? strstr(said, slow[i]) != NULL : said == slow[i], "%d: %s", i,
+               said);
+    }
+    EXPECT(!kn_comm_nccl_lacks(w, 2) && !kn_comm_nccl_lacks(w, -1));
+    return 0;
+}
+
+static void lacks(int version, int driver, const char *first, const char *second)
+{
+    nccl->version = version;
+    fake.driver = driver;
+    slow[0] = first;
+    slow[1] = second;
+    good(2, slow_rank);
+}
+
+KN_TEST(cuda_layouts, what_nccl_does_slowly_is_said)
+{
+    lacks(22902, 12090, NULL, NULL);
+    lacks(22902, 12080,
+          "recorded steps run their collectives one after another: the driver is "
+          "older than R575",
+          NULL);
+    lacks(22602, 13000, "one after another: NCCL is older than 2.27", NULL);
+    lacks(22403, 12080, "memory isn't registered with it: NCCL before 2.26", NULL);
+    setenv("KNAP_REGISTER", "0", 1);
+    lacks(22902, 12080, "isn't registered with it: KNAP_REGISTER=0",
+          "the driver is older than R575");
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+    lacks(22902, 12080, "isn't registered with it: KNAP_REGISTER=0", NULL);
+    unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    unsetenv("KNAP_REGISTER");
+    nccl->fail_register = 1;
+    lacks(22902, 13000, "ncclCommRegister failed", NULL);
+    nccl->fail_register = 0;
 }
 
 /* ---- who shares a GPU ------------------------------------------------------------------------ */

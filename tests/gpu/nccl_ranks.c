@@ -26,6 +26,11 @@ static kn_provider provider;
 
 fake_nccl *nccl;
 
+static bool recording(void *stream)
+{
+    return ((cudaStream_t)stream)->capture;
+}
+
 static void gpu_at(char *bus_id, int length)
 {
     cudaDeviceGetPCIBusId(bus_id, length, fake.device);
@@ -47,6 +52,7 @@ void library(const char *name)
         abort();
     }
     nccl->launch = fake_launch;
+    nccl->recording = recording;
     nccl->gpu = gpu_at;
 }
 

@@ -22,7 +22,8 @@ typedef struct held {
 
 struct kn_gpu_arena {
     kn_gpu_memory *memory;
-    kn_gpu_arena *next;
+    kn_gpu_arena *next; /* of the same memory */
+    kn_gpu_arena *more; /* of the same graph */
     kn_gpu_pool *pool;
     bool recording, freed;
     int64_t since; /* blocks of the context's pool taken before this take may be in the graph */
@@ -45,7 +46,7 @@ static void put_segment(void *arg, void *p, size_t bytes)
     kn_gpu_pool_give(((kn_gpu_memory *)arg)->pool, p);
 }
 
-kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
+static kn_gpu_arena *begin(kn_gpu_memory *m)
 {
     kn_gpu_arena *a = kn_host_calloc(1, sizeof *a);
     if (!a)
@@ -63,6 +64,21 @@ kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
     m->arenas = m->recording = a;
     pthread_mutex_unlock(&m->lock);
     return a;
+}
+
+kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m)
+{
+    kn_gpu_arena *first = NULL;
+    for (; m; m = m->more) {
+        kn_gpu_arena *a = begin(m);
+        if (!a) {
+            kn_gpu_arena_free(first);
+            return NULL;
+        }
+        a->more = first;
+        first = a;
+    }
+    return first;
 }
 
 /* ---- accounts -------------------------------------------------------------------------------- */
@@ -148,7 +164,7 @@ void kn_gpu_arenas_give(kn_gpu_memory *m, void *p, size_t bytes)
     kn_gpu_pool_give(m->pool, p);
 }
 
-void kn_gpu_arena_recorded(kn_gpu_arena *a)
+static void recorded(kn_gpu_arena *a)
 {
     kn_gpu_memory *m = a->memory;
     pthread_mutex_lock(&m->lock);
@@ -161,12 +177,16 @@ void kn_gpu_arena_recorded(kn_gpu_arena *a)
     pthread_mutex_unlock(&m->lock);
 }
 
-void kn_gpu_arena_free(kn_gpu_arena *a)
+void kn_gpu_arena_recorded(kn_gpu_arena *a)
 {
-    if (!a)
-        return;
+    for (; a; a = a->more)
+        recorded(a);
+}
+
+static void end(kn_gpu_arena *a)
+{
     kn_gpu_memory *m = a->memory;
-    kn_gpu_arena_recorded(a);
+    recorded(a);
     pthread_mutex_lock(&m->lock);
     a->freed = true;
     a->held_bytes = 0;
@@ -175,4 +195,13 @@ void kn_gpu_arena_free(kn_gpu_arena *a)
     a->count = 0;
     settle(a);
     pthread_mutex_unlock(&m->lock);
+    kn_gpu_memory_settle(m);
+}
+
+void kn_gpu_arena_free(kn_gpu_arena *a)
+{
+    for (kn_gpu_arena *more; a; a = more) {
+        more = a->more;
+        end(a);
+    }
 }

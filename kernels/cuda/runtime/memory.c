@@ -1,6 +1,6 @@
-/* kernels/cuda/runtime/memory.c: GPU memory, a pool for each context, and page-locked host memory,
- * one pool for the process (pool.h). Nothing here waits for the GPU except giving segments back to
- * the driver. */
+/* kernels/cuda/runtime/memory.c: GPU memory, a pool for each context and one for each further kind
+ * that it uses, and page-locked host memory, one pool for the process (pool.h). Nothing here waits
+ * for the GPU except giving segments back to the driver. */
 #include "kernels/device.h"
 #include "kernels/cuda/runtime/arena.h"
 #include "kernels/cuda/runtime/runtime.h"
@@ -77,9 +77,9 @@ static void *take(kn_memory *self, size_t bytes)
     return p;
 }
 
-static void end_if_unused(kn_gpu_memory *m)
+void kn_gpu_memory_settle(kn_gpu_memory *m)
 {
-    if (!m->ended || kn_gpu_pool_read(m->pool).blocks_out > 0)
+    if (!m->ended || m->arenas || kn_gpu_pool_read(m->pool).blocks_out > 0)
         return;
     kn_gpu_pool_destroy(m->pool);
     pthread_mutex_destroy(&m->lock);
@@ -96,33 +96,49 @@ static void give(kn_memory *self, void *p, size_t bytes)
         kn_gpu_pool_give(m->pool, p);
     pthread_mutex_unlock(&m->lock);
     if (m->ended)
-        end_if_unused(m);
+        kn_gpu_memory_settle(m);
 }
 
-kn_gpu_memory *kn_gpu_memory_begin(void)
+static kn_gpu_memory *begin(const char *name, kn_gpu_pool_source source)
 {
     kn_gpu_memory *m = calloc(1, sizeof *m);
     if (!m)
         return kn_fail_null("out of memory: the host has no bytes for a pool; end other programs");
-    m->pool = kn_gpu_pool_create((kn_gpu_pool_source){ .get = get_device, .put = put_device });
+    m->pool = kn_gpu_pool_create(source);
     if (!m->pool) {
         free(m);
         return NULL;
     }
     pthread_mutex_init(&m->lock, NULL);
-    m->memory = (kn_memory){
-        .name = "cuda memory", .device = KN_CUDA, .take = take, .give = give, .state = m
-    };
+    m->memory =
+        (kn_memory){ .name = name, .device = KN_CUDA, .take = take, .give = give, .state = m };
     return m;
+}
+
+kn_gpu_memory *kn_gpu_memory_begin(void)
+{
+    return begin("cuda memory", (kn_gpu_pool_source){ .get = get_device, .put = put_device });
+}
+
+/* m's place in its context's list goes to the memory after it. */
+static void leave(kn_gpu_memory *m)
+{
+    if (m->at)
+        *m->at = m->more;
+    if (m->more)
+        m->more->at = m->at;
+    m->at = NULL;
+    m->more = NULL;
 }
 
 void kn_gpu_memory_end(kn_gpu_memory *m)
 {
     if (!m)
         return;
+    leave(m);
     kn_gpu_pool_trim(m->pool);
     m->ended = true;
-    end_if_unused(m);
+    kn_gpu_memory_settle(m);
 }
 
 kn_memory *kn_gpu_memory_of(kn_gpu_memory *m)
@@ -142,6 +158,20 @@ kn_memory *kn_gpu_device_memory(void)
 {
     kn_gpu_stream *s = compute(true);
     return s ? &s->memory->memory : NULL;
+}
+
+kn_gpu_memory *kn_gpu_memory_more(const char *name, kn_gpu_pool_source source)
+{
+    kn_gpu_stream *s = compute(true);
+    kn_gpu_memory *m = s ? begin(name, source) : NULL;
+    if (!m)
+        return NULL;
+    m->at = &s->memory->more;
+    m->more = *m->at;
+    *m->at = m;
+    if (m->more)
+        m->more->at = &m->more;
+    return m;
 }
 
 /* ---- page-locked memory ---------------------------------------------------------------------- */
@@ -179,15 +209,13 @@ kn_memory *kn_gpu_pinned_memory(void)
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-void (*kn_gpu_trim_more)(void);
-
 void kn_gpu_trim(void)
 {
     kn_gpu_stream *s = compute(false);
     if (kn_recording()) /* giving memory back waits for the GPU, which isn't running */
         return;
-    if (kn_gpu_trim_more)
-        kn_gpu_trim_more();
+    for (kn_gpu_memory *m = s ? s->memory->more : NULL; m; m = m->more)
+        kn_gpu_pool_trim(m->pool); /* which may become plain memory */
     if (s)
         kn_gpu_pool_trim(s->memory->pool);
     pthread_mutex_lock(&pinned_lock);
@@ -203,14 +231,16 @@ kn_cuda_memory_stats kn_cuda_memory_read(void)
     size_t idle = 0, total = 0;
     if (!s)
         return r;
-    kn_gpu_pool_stats p = kn_gpu_pool_read(s->memory->pool);
-    r = (kn_cuda_memory_stats){ .reserved = p.reserved,
-                                .peak_reserved = p.peak_reserved,
-                                .live = p.live,
-                                .largest_free = p.largest_free,
-                                .segments = p.segments,
-                                .blocks_out = p.blocks_out,
-                                .blocks_free = p.blocks_free };
+    for (kn_gpu_memory *m = s->memory; m; m = m->more) {
+        kn_gpu_pool_stats p = kn_gpu_pool_read(m->pool);
+        r.reserved += p.reserved;
+        r.peak_reserved += p.peak_reserved;
+        r.live += p.live;
+        r.largest_free = p.largest_free > r.largest_free ? p.largest_free : r.largest_free;
+        r.segments += p.segments;
+        r.blocks_out += p.blocks_out;
+        r.blocks_free += p.blocks_free;
+    }
     if (cudaMemGetInfo(&idle, &total) == cudaSuccess) {
         r.device_free = (int64_t)idle;
         r.device_total = (int64_t)total;

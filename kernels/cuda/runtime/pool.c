@@ -335,6 +335,8 @@ void kn_gpu_pool_destroy(kn_gpu_pool *p)
     }
     pthread_mutex_destroy(&p->lock);
     free(p->chain);
+    if (p->source.end)
+        p->source.end(p->source.arg);
     kn_host_free(p);
 }
 

@@ -19,6 +19,7 @@ typedef struct kn_gpu_pool_source {
     void *(*get)(void *arg, size_t bytes);
     void (*put)(void *arg, void *p, size_t bytes);
     void *arg;
+    void (*end)(void *arg); /* the pool is gone; may be NULL */
 } kn_gpu_pool_source;
 
 typedef struct kn_gpu_pool kn_gpu_pool;

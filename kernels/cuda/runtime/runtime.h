@@ -3,6 +3,7 @@
 #ifndef KNAP_KERNELS_CUDA_RUNTIME_H
 #define KNAP_KERNELS_CUDA_RUNTIME_H
 
+#include "kernels/cuda/runtime/pool.h"
 #include "kernels/kernels_internal.h"
 
 #include <cuda_runtime_api.h>
@@ -123,14 +124,15 @@ bool kn_gpu_event_done(kn_event *e);
  * stream. Who uses a block on a side stream lets the side stream wait for the compute stream first,
  * and the compute stream for the side stream's event before the block is given back. */
 kn_gpu_memory *kn_gpu_memory_begin(void);
-/* The pool's owner ends; the pool itself ends with its last block. */
+/* The pool's owner ends; the pool itself ends with its last block and the last recorded step. */
 void kn_gpu_memory_end(kn_gpu_memory *m);
 kn_memory *kn_gpu_memory_of(kn_gpu_memory *m);
 kn_memory *kn_gpu_device_memory(void); /* of this thread's context */
 void kn_gpu_trim(void);
 kn_memory *kn_gpu_pinned_memory(void);
-/* Set by who has GPU memory in other pools (communicators): gives back what lies idle there. */
-extern void (*kn_gpu_trim_more)(void);
+/* GPU memory of this context from another source, in a pool of its own; ended by kn_gpu_memory_end.
+ * A recorded step keeps what it uses of it, as it does of the first. NULL with an error. */
+kn_gpu_memory *kn_gpu_memory_more(const char *name, kn_gpu_pool_source source);
 
 /* ---- libraries (load.c) ---------------------------------------------------------------------- */
 

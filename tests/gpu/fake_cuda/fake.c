@@ -10,7 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-cuda_fake fake = { .devices = 1, .memory = (size_t)1 << 30, .name = "Pretended GPU" };
+cuda_fake fake = {
+    .devices = 1, .memory = (size_t)1 << 30, .driver = 13000, .name = "Pretended GPU"
+};
 
 static _Thread_local cudaError_t last_error;
 
@@ -29,6 +31,7 @@ void fake_begin(void)
 
 typedef struct fake_op {
     void (*work)(void *arg);
+    void (*drop)(void *arg);
     void *arg;
     fake_front before; /* the work before it */
     bool done;
@@ -78,6 +81,7 @@ static void *op_main(void *arg)
     op *o = arg;
     front_wait(&o->before);
     o->work(o->arg);
+    o->drop(o->arg);
     pthread_mutex_lock(&ops_lock);
     o->done = true; /* never freed: events may refer to it */
     pthread_cond_broadcast(&ops_done);
@@ -85,12 +89,17 @@ static void *op_main(void *arg)
     return NULL;
 }
 
-void fake_launch(void *stream, void (*work)(void *arg), void *arg)
+void fake_launch(void *stream, void (*work)(void *arg), void (*drop)(void *arg), void *arg)
 {
+    if (((cudaStream_t)stream)->capture) {
+        fake_add(stream, work, drop, arg);
+        return;
+    }
     front *f = &((cudaStream_t)stream)->front;
     op *o = calloc(1, sizeof *o);
     pthread_t thread;
     o->work = work;
+    o->drop = drop;
     o->arg = arg;
     pthread_mutex_lock(&ops_lock);
     front_tidy(f);
@@ -287,7 +296,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device)
 
 cudaError_t cudaDriverGetVersion(int *v)
 {
-    *v = 13000;
+    *v = fake.driver;
     return cudaSuccess;
 }
 

@@ -26,6 +26,7 @@ typedef struct cuda_fake {
     int pageable; /* copies from or to memory that isn't page-locked: they may wait */
     int late;     /* an event is done only after this many later records, or after a wait */
     int device;   /* the chosen one */
+    int driver;   /* the CUDA version that it is for, as cudaDriverGetVersion gives it */
     int hidden;   /* as many GPUs of the host come before the first that this process sees */
     const char *name;
 } cuda_fake;
@@ -84,8 +85,9 @@ cudaError_t fake_capture_wait(cudaStream_t s, cudaEvent_t e);
 void fake_stream_begin(cudaStream_t s);
 void fake_stream_end(cudaStream_t s);
 /* For fake libraries: appends work(arg) to the stream; it runs on another thread after the stream's
- * present work. */
-void fake_launch(void *stream, void (*work)(void *arg), void *arg);
+ * present work, then drop(arg). In a capture it runs in each launch of the graph, and drop(arg)
+ * when the graph goes. */
+void fake_launch(void *stream, void (*work)(void *arg), void (*drop)(void *arg), void *arg);
 FAKE_SHOWN void fake_wait(void *stream); /* until all its work is done */
 /* The device's clock goes on, for events that come later. */
 FAKE_SHOWN void fake_pass(double seconds);

@@ -14,10 +14,13 @@ typedef struct job {
     comm *c;
     struct job *next; /* of a group */
     void *stream;
+    bool recorded; /* into a graph */
+    bool in_held;  /* all buffers are registered */
     part part[64 * MOST];
     int parts;
     void (*end)(struct job *j); /* then */
     char *dst, *room;
+    const char *src;
     size_t count;
     int type;
 } job;
@@ -47,10 +50,13 @@ static void move(job *j, part *t)
     atomic_store(&b->full, t->send);
 }
 
+/* Once, or in each launch of the graph in which it was recorded. */
 static void work(void *arg)
 {
     job *j = arg;
     bool done = false;
+    for (int i = 0; i < j->parts; i++)
+        j->part[i].at = 0;
     for (int looks = 0; !done && !atomic_load(&j->c->gone); looks++) {
         done = true;
         for (int i = 0; i < j->parts; i++) {
@@ -63,6 +69,12 @@ static void work(void *arg)
     }
     if (done && j->end)
         j->end(j);
+}
+
+static void drop(void *arg)
+{
+    job *j = arg;
+    j->c->recorded -= j->recorded;
     free(j->room);
     free(j);
 }
@@ -81,8 +93,7 @@ static job *begin(comm *c, const void *src, const void *dst)
 {
     job *j = calloc(1, sizeof *j);
     j->c = c;
-    fake_nccl_state.calls++;
-    fake_nccl_state.calls_in_held += fake_nccl_in_held(c, src) && fake_nccl_in_held(c, dst);
+    j->in_held = fake_nccl_in_held(c, src) && fake_nccl_in_held(c, dst);
     return j;
 }
 
@@ -103,7 +114,11 @@ void fake_nccl_launch_queue(comm *c)
     while (c->queue) {
         job *j = c->queue;
         c->queue = j->next;
-        fake_nccl_state.launch(j->stream, work, j);
+        fake_nccl_state.calls++;
+        fake_nccl_state.calls_in_held += j->in_held;
+        j->recorded = fake_nccl_state.recording(j->stream);
+        c->recorded += j->recorded;
+        fake_nccl_state.launch(j->stream, work, drop, j);
     }
 }
 
@@ -113,6 +128,7 @@ static bool connects(const job *j)
     bool first_time = false;
     for (int i = 0; i < j->parts; i++) {
         first_time = first_time || !j->c->connected[j->part[i].peer];
+        fake_nccl_state.connected += !j->c->connected[j->part[i].peer];
         j->c->connected[j->part[i].peer] = true;
     }
     return first_time;
@@ -199,6 +215,11 @@ API int ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, co
     return reduce(src, dst, n, 0, type, op, c, stream);
 }
 
+static void copy_own(job *j)
+{
+    memcpy(j->dst, j->src, j->count);
+}
+
 API int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, comm *c,
                       void *stream)
 {
@@ -211,8 +232,12 @@ API int ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, 
             add(j, true, src, bytes, r);
     if (c->rank != root)
         add(j, false, dst, bytes, root);
-    else if (src != dst)
-        memcpy(dst, src, bytes);
+    else if (src != dst) {
+        j->src = src;
+        j->dst = dst;
+        j->count = bytes;
+        j->end = copy_own;
+    }
     return launch(j, stream);
 }
 
@@ -247,11 +272,12 @@ static int letter(bool send, const void *p, size_t n, int type, int peer, comm *
         return INVALID_USAGE;
     depth++;
     if (!letters) {
-        letters = begin(c, NULL, NULL);
+        letters = begin(c, p, p);
         launch(letters, stream);
     }
     must(letters->c == c, "letters of several communicators in a group");
     must(letters->parts < 64 * MOST, "more letters than the fake can hold");
+    letters->in_held = letters->in_held && fake_nccl_in_held(c, p);
     add(letters, send, p, n * size_of(type), peer);
     return --depth > 0 ? SUCCESS : end_group(LETTER);
 }

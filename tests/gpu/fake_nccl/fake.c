@@ -145,6 +145,8 @@ bool fake_nccl_work(comm *c)
     }
     if ((c->joining && !all_here(c)) || (c->child && !split_work(c)))
         return false;
+    if (c->finalizing && c->recorded > 0)
+        return false;
     if (c->joining && !apart(c))
         c->state = INVALID_USAGE;
     c->joining = false;
@@ -197,6 +199,7 @@ API int ncclCommFinalize(comm *c)
         return INVALID_USAGE;
     fake_nccl_state.finalizes++;
     must(c->held == 0, "memory is still registered with a communicator that ends");
+    c->finalizing = true; /* "keep polling until all graphs referencing us die": commDestroySync */
     return fake_nccl_answer(FINALIZE, c, false);
 }
 
@@ -210,8 +213,8 @@ API int ncclCommDestroy(comm *c)
     return result;
 }
 
-/* By a thread since 2.22, as ncclCommDestroy (line 1979 at 2.18.5, 2675 at 2.29.2); to
- * its caller both are the same: kernels end, and the communicator is gone. */
+/* Waited for in every mode, as ncclCommDestroy (line 1979 at 2.18.5, 2675 at 2.29.2). From 2.19 on
+ * it first waits for the thread of a call in progress (ncclCommEnsureReady, ncclGroupJobAbort). */
 API int ncclCommAbort(comm *c)
 {
     must(!atomic_exchange(&c->gone, true), "aborted twice");

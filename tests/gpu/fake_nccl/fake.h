@@ -6,11 +6,13 @@
 #ifndef KNAP_TESTS_NCCL_PRETENDED_H
 #define KNAP_TESTS_NCCL_PRETENDED_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct fake_nccl {
     /* functions of fake_cuda/fake.h, which the library can't link */
-    void (*launch)(void *stream, void (*work)(void *arg), void *arg);
+    void (*launch)(void *stream, void (*work)(void *arg), void (*drop)(void *arg), void *arg);
+    bool (*recording)(void *stream);
     void (*gpu)(char *bus_id, int length); /* where the chosen GPU is */
     int version;                           /* as ncclGetVersion gives it */
     /* faults to inject */
@@ -22,6 +24,8 @@ typedef struct fake_nccl {
     int slow_abort_ms; /* an abort takes this long */
     /* counts of calls */
     int ids, inits, splits, finalizes, destroys, aborts;
+    int threads;              /* of NCCL, one for each call that it doesn't do by itself */
+    int connected;            /* pairs of ranks that have buffers for sends and receives */
     int enrolled, dismissed;  /* registrations */
     int calls, calls_in_held; /* collectives; those whose buffers were all registered */
     size_t memory;            /* bytes of ncclMemAlloc in use */

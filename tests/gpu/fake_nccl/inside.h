@@ -74,13 +74,15 @@ typedef struct comm {
      * takes so many more looks, and until then. */
     int state, polls;
     double ready;
-    bool joining;               /* until all ranks have joined */
+    bool joining; /* until all ranks have joined */
+    bool finalizing;
     struct comm **child, *made; /* the running split's handle goes there; it */
     int child_at;
     struct job *queue; /* to be launched */
     bool connected[MOST];
-    _Atomic bool gone; /* aborted or destroyed */
-    int held;          /* registrations in use */
+    _Atomic bool gone;    /* aborted or destroyed */
+    int held;             /* registrations in use */
+    _Atomic int recorded; /* collectives in graphs that live */
 } comm;
 
 /* ---- of fake.c ------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* tests/gpu/fake_nccl/returns.c: what each function of NCCL returns, and who does its work, as
  * NCCL's sources have it, which isn't always what its documentation says. A row holds from its
- * version on, until a later row of the same function. Places are files below src/ of the release
- * that follows "at". */
+ * version on, until a later row of the same function; read in the releases from 2.18.5 to 2.30.7.
+ * Places are files below src/ of the release that follows "at". */
 #include "tests/gpu/fake_nccl/inside.h"
 
 static const struct row {
@@ -18,10 +18,12 @@ static const struct row {
      * says that it is in progress (NVIDIA/nccl#1472). */
     { SPLIT, 21800, THREAD, SUCCESS,
       "init.cc:2035 at 2.18.5, init.cc:2239 at 2.23.4, init.cc:3004 at 2.29.2" },
-    { FINALIZE, 21400, THREAD, STATE, "init.cc:1833 at 2.18.5, init.cc:2438 at 2.29.2" },
-    /* Since 2.22 by a thread that nobody can wait for: it frees the communicator. */
-    { DESTROY, 21400, CALLER, SUCCESS, "init.cc:1947 at 2.18.5, init.cc:2153 at 2.21.5" },
-    { DESTROY, 22200, THREAD, SUCCESS, "init.cc:1978 at 2.22.3, init.cc:2529 at 2.29.2" },
+    /* In progress as long as a graph lives that has a collective of the communicator
+     * (commDestroySync). */
+    { FINALIZE, 21400, THREAD, STATE,
+      "init.cc:1833 and 1756 at 2.18.5, init.cc:2814 and 2751 at 2.30.7" },
+    /* Waited for in every mode: since 2.22 destroyFlag makes its group a blocking one. */
+    { DESTROY, 21400, CALLER, SUCCESS, "init.cc:1947 at 2.18.5, group.cc:51 at 2.22.3" },
     /* Up to 2.22 a thread works only where ranks have to connect first, for sends and receives;
      * then for all. */
     { COLLECTIVE, 21400, CALLER, STATE, "group.cc:384 at 2.18.5, enqueue.cc:1597 at 2.18.5" },
@@ -55,6 +57,7 @@ int fake_nccl_answer(function f, comm *c, bool connects)
     const struct row *row = row_of(f);
     bool thread = !c->blocking && (row->by == THREAD || (row->by == CONNECTING && connects));
     c->state = IN_PROGRESS;
+    fake_nccl_state.threads += thread;
     c->polls = thread && fake_nccl_state.busy_us == 0 ? fake_nccl_state.polls : 0;
     c->ready = thread ? fake_nccl_seconds() + 1e-6 * fake_nccl_state.busy_us : 0;
     while (!thread && !fake_nccl_work(c))
