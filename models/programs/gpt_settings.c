@@ -13,8 +13,12 @@
 
 static const kn_option text_rows[] = {
     { "text", KN_OPTION_HEADING },
-    { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file",
+    { "data", KN_OPTION_PATH, AT(data), "shakespeare",
+      "a data set (shakespeare), a text or token file, a folder of them, or a quoted pattern "
+      "('tokens/train_*.bin')",
       .only_read = true },
+    { "val-data", KN_OPTION_PATH, AT(val_data), NULL, "the same to validate with",
+      .only_read = true, .note = "the last 10 % of --data" },
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), "char",
       "for a text file: char, byte, or a tokenizer's file or folder (knap-tokenize train)",
       .only_read = true, .fixed = true },

@@ -15,7 +15,7 @@ typedef union model_size {
 
 typedef struct gpt_settings {
     settings run; /* comes first */
-    const char *data, *tokenizer, *prompt, *init, *model;
+    const char *data, *val_data, *tokenizer, *prompt, *init, *model;
     int64_t ctx, sample_tokens, vocab;
     model_size sizes[MODEL_OPTIONS];
 } gpt_settings;

@@ -7,7 +7,7 @@
 #include "models/programs/gpt_settings.h"
 #include "models/programs/training.h"
 #include "models/sample.h"
-#include "models/text.h"
+#include "models/text_internal.h"
 #include "models/tokens/tokens.h"
 #include <string.h>
 
@@ -82,6 +82,21 @@ static bool init_tokenizer(gpt_run *r)
                                r->s.tokenizer, r->s.init));
 }
 
+/* A data set, a file, a folder or a pattern, to which --vocab and the tokenizer belong. */
+static kn_text *read_text(gpt_run *r, const char *name)
+{
+    const gpt_settings *s = &r->s;
+    const bool named = strcmp(s->tokenizer, "char") != 0 && strcmp(s->tokenizer, "byte") != 0;
+    char *path = kn_text_is_pattern(name) ? kn_host_strdup(name) : kn_data_find(name);
+    if (path && s->vocab && !r->tokenizer && named)
+        r->tokenizer = kn_tokenizer_load(s->tokenizer);
+    kn_text *t = path && kn_ok()
+                     ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = s->vocab)
+                     : NULL;
+    kn_host_free(path);
+    return t;
+}
+
 static bool open_text(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
@@ -89,17 +104,11 @@ static bool open_text(gpt_run *r)
         return false;
     if (r->init && !init_tokenizer(r))
         return false;
-    char *path = kn_data_find(s->data);
-    const bool plain = path && kn_text_is_plain(path);
-    if (path && s->vocab && !plain)
-        kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
-    else if (plain && s->vocab) {
-        const bool named = strcmp(s->tokenizer, "char") != 0 && strcmp(s->tokenizer, "byte") != 0;
-        if (r->tokenizer || !named || (r->tokenizer = kn_tokenizer_load(s->tokenizer)))
-            r->text = kn_text_map_plain(path, s->vocab);
-    } else if (path && kn_ok())
-        r->text = kn_text_open(path, s->tokenizer, &r->tokenizer);
-    kn_host_free(path);
+    r->text = read_text(r, s->data);
+    if (r->text && s->val_data) {
+        kn_text *val = read_text(r, s->val_data);
+        r->text = kn_text_join(r->text, val);
+    }
     if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))
         return kn_fail(
             "--%s needs a tokenizer, and the token file has none beside it; give it with "
@@ -168,9 +177,9 @@ static bool make_model(gpt_run *r)
                   rest = kn_text_count(r->text, KN_VALIDATION), most = rest < train ? rest : train;
     if (most > 1 && s->ctx >= most)
         return kn_fail("--ctx %lld doesn't fit the text: of its %lld tokens, %lld are for "
-                       "validation; use --ctx %lld or less, or a longer text",
+                       "validation; use --ctx %lld or less, or a longer text%s",
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
-                       (long long)most - 1);
+                       (long long)most - 1, s->val_data ? "" : ", or give --val-data");
     return check_saved(r) && kn_text_check(r->text, s->ctx) &&
            kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
            (r->t.config = kn_config_text(&r->config)) != NULL;
@@ -239,9 +248,10 @@ static void print_text(const training *t)
     const gpt_run *r = (const gpt_run *)t;
     const gpt_settings *s = &r->s;
     const int ranks = kn_comm_size(t->world);
-    report_row("text", "%s: %lld tokens to train, %lld to validate", s->data,
+    report_row("text", "%s: %lld tokens to train, %lld to validate%s%s", s->data,
                (long long)kn_text_count(r->text, KN_TRAIN),
-               (long long)kn_text_count(r->text, KN_VALIDATION));
+               (long long)kn_text_count(r->text, KN_VALIDATION), s->val_data ? ", of " : "",
+               s->val_data ? s->val_data : "");
     report_row("step", "%lld rows of %lld x %lld micro-batches x %d ranks = %lld tokens",
                (long long)s->run.batch, (long long)s->ctx, (long long)s->run.accum, ranks,
                (long long)(s->run.batch * s->ctx * s->run.accum * ranks));
