@@ -1,4 +1,5 @@
 /* models/text.c: a text's tokens, the split, and the windows that make a batch. */
+#include "autograd/operations.h"
 #include "data/loader_internal.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
@@ -13,8 +14,10 @@
 kn_text *kn_text_new(int64_t vocab)
 {
     kn_text *t = kn_host_calloc(1, sizeof *t);
-    if (t)
+    if (t) {
         t->vocab = vocab;
+        t->first = -1;
+    }
     return t;
 }
 
@@ -214,26 +217,59 @@ static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, in
     return true;
 }
 
-bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
-                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+static bool check_batch(const kn_text *t, kn_text_split split, int64_t first, int64_t batch,
+                        int64_t ctx)
 {
     int64_t end;
-    if (!kn_given(t, "kn_text_batch", "the text") ||
-        !kn_given(x, "kn_text_batch", "the place for x") ||
-        !kn_given(y, "kn_text_batch", "the place for y"))
-        return false;
     if (!check_split(t, split, ctx))
         return false;
     if (batch < 1)
         return kn_fail("kn_text_batch: a batch of %lld rows; it must be at least 1",
                        (long long)batch);
-    if (first < 0 || __builtin_add_overflow(first, batch, &end))
-        return kn_fail("kn_text_batch: there is no window %lld; they count from 0",
-                       (long long)first);
+    return (first >= 0 && !__builtin_add_overflow(first, batch, &end)) ||
+           kn_fail("kn_text_batch: there is no window %lld; they count from 0", (long long)first);
+}
+
+bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
+                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+{
+    if (!kn_given(t, "kn_text_batch", "the text") ||
+        !kn_given(x, "kn_text_batch", "the place for x") ||
+        !kn_given(y, "kn_text_batch", "the place for y") ||
+        !check_batch(t, split, first, batch, ctx))
+        return false;
     for (int64_t r = 0; r < batch; r++)
         if (!draw_window(t, split, seed, first + r, ctx, x + r * ctx, y + r * ctx))
             return false;
     return true;
+}
+
+bool kn_text_batch_documents(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
+                             int64_t batch, int64_t ctx, int64_t *x, int64_t *y, int64_t *begin)
+{
+    if (!kn_given(begin, "kn_text_batch_documents", "the place for begin") ||
+        !kn_text_batch(t, split, seed, first, batch, ctx, x, y))
+        return false;
+    if (t->first < 0)
+        return kn_fail("kn_text_batch_documents: which token stands between documents of the text "
+                       "isn't known; give it (--end)");
+    for (int64_t r = 0; r < batch; r++)
+        for (int64_t k = 0, from = 0; k < ctx; k++) {
+            from = x[r * ctx + k] == t->first ? k : from;
+            begin[r * ctx + k] = from;
+        }
+    return true;
+}
+
+kn_tensor *kn_document_mask(kn_tensor *begin)
+{
+    if (!begin || kn_ndim(begin) != 2)
+        return begin ? kn_fail_null("kn_document_mask: begin has %d dims; it must be [B,T]",
+                                    kn_ndim(begin))
+                     : NULL;
+    const int64_t rows = kn_size(begin, 0), len = kn_size(begin, 1);
+    return kn_eq(kn_reshape(begin, KN_SHAPE(rows, 1, len, 1)),
+                 kn_reshape(begin, KN_SHAPE(rows, 1, 1, len)));
 }
 
 /* All bytes where they take up to blocks of them, else so many blocks, from the first to the last.

@@ -37,8 +37,16 @@ typedef struct kn_text_read_options {
     KN_BEGIN_OPTIONS;
     const char *kind; /* kn_text_open's; NULL: "char" */
     int64_t vocab;    /* kinds of tokens in files of them without a header; 0: the tokenizer's */
+    /* Texts are documents: JSON lines whose .field is one each, or divided by lines that are
+     * .separator ("": empty lines). NULL: a file is one. */
+    const char *field, *separator;
+    /* Stands between two documents and behind the last; NULL: the tokenizer's <|endoftext|>,
+     * <|end_of_text|> or </s>. A tokenizer that is made here gets it, else it must have it. */
+    const char *end;
 } kn_text_read_options;
-/* kn_text_open with more to say. */
+/* kn_text_open with more to say. Documents: before each come the tokens that the tokenizer puts
+ * before a text (kn_tokenizer_prefix), behind it the end token; empty ones are left out. Of token
+ * files .end says which token stands between documents. */
 KN_API kn_text *kn_text_read_(const char *path, kn_tokenizer **tokenizer, kn_text_read_options o);
 #define kn_text_read(path, tokenizer, ...)                                                         \
     kn_text_read_(path, tokenizer, KN_OPTIONS(kn_text_read_options, __VA_ARGS__))
@@ -77,6 +85,17 @@ KN_API uint64_t kn_text_hash(const kn_text *t);
  * of (seed, split, i) alone. */
 KN_API bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
                           int64_t batch, int64_t ctx, int64_t *x, int64_t *y);
+
+/* The same, and where the documents are: begin[batch, ctx] is the place in its row of the first
+ * token of the document that a token belongs to. A document begins with the first token that the
+ * tokenizer puts before a text, or, where it puts none, with the end token of the one before, of
+ * which the document's first token is predicted. An error where the text has no documents. */
+KN_API bool kn_text_batch_documents(const kn_text *t, kn_text_split split, uint64_t seed,
+                                    int64_t first, int64_t batch, int64_t ctx, int64_t *x,
+                                    int64_t *y, int64_t *begin);
+/* Which tokens of a row are of one document, as a mask of attention [B,1,T,T] (bool), of begin
+ * [B,T]. */
+KN_API kn_tensor *kn_document_mask(kn_tensor *begin);
 
 typedef struct kn_text_options {
     KN_BEGIN_OPTIONS;

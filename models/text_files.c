@@ -44,6 +44,13 @@ static bool read_llmc(kn_text_part *t, int64_t *of, const char *path, int which)
                    path, h[2], t->width, t->map.size - LLMC_BYTES);
 }
 
+/* Of GPT-2's tokens documents begin with <|endoftext|>, of Llama 3's with <|begin_of_text|>. */
+int64_t kn_text_llmc_begin(const kn_text *t)
+{
+    const int which = t->parts > 0 ? llmc_of(&t->part[0].map) : -1;
+    return which == 0 ? 50256 : which == 1 ? 128000 : -1;
+}
+
 bool kn_text_has_header(const kn_mapped *map)
 {
     return llmc_of(map) >= 0 ||

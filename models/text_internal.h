@@ -5,6 +5,8 @@
 
 #include "models/text.h"
 
+#include <jansson.h>
+
 typedef struct kn_text_part {
     kn_mapped map;      /* a token file, or zero */
     char *path;         /* its name; NULL: memory */
@@ -21,6 +23,7 @@ struct kn_text {
     int64_t parts, room;
     int64_t count, vocab;
     int64_t train; /* so many tokens are for training, the others for validation */
+    int64_t first; /* the id that a document begins with; -1: none is known */
     bool given;    /* train isn't 90 % of them: validation has data of its own */
 };
 
@@ -41,7 +44,39 @@ static inline int64_t kn_part_token(const kn_text_part *p, int64_t i)
 /* Whether a mapped file has the header of a token file. */
 bool kn_text_has_header(const kn_mapped *map);
 
+/* The id that a document of llm.c's token file begins with; -1: it is another file. */
+int64_t kn_text_llmc_begin(const kn_text *t);
 /* Whether the last part of path is a pattern. */
 bool kn_text_is_pattern(const char *path);
+
+/* ---- documents.c ----------------------------------------------------------------------------- */
+
+/* Calls each with the object of every line that isn't blank; where is "file:line", for errors.
+ * False where it returned it, or with an error: a line that is no object of JSON. */
+typedef bool (*kn_json_line_fn)(json_t *object, const char *where, void *arg);
+bool kn_json_lines(const char *path, const kn_mapped *map, kn_json_line_fn each, void *arg);
+
+/* The texts of documents, one behind another. */
+typedef struct kn_documents {
+    char *text;
+    int64_t used, room;
+    int64_t *end; /* [count]: where each ends */
+    int64_t count, ends;
+} kn_documents;
+
+/* Adds those of a file; of o count .field and .separator. */
+bool kn_documents_read(kn_documents *d, const char *path, const kn_mapped *map,
+                       const kn_text_read_options *o);
+void kn_documents_free(kn_documents *d);
+/* Their ids, u16, or u32 of a vocabulary above 65536: of each the tokenizer's prefix, its own, and
+ * the end token. For kn_host_free; NULL with an error. */
+void *kn_documents_ids(const kn_documents *d, const kn_tokenizer *t, int64_t end, int64_t *count);
+
+#define KN_END_TOKEN "<|endoftext|>"
+/* The id of the end token: of this spelling, or where that is NULL of the usual ones; without a
+ * tokenizer end is the id. -1: there is none, with an error if end was given. */
+int64_t kn_text_end(const kn_tokenizer *t, const char *end, int64_t vocab);
+/* The id that a document begins with, which ends by that one. */
+int64_t kn_text_begin(const kn_tokenizer *t, int64_t end);
 
 #endif

@@ -133,7 +133,7 @@ static bool check_vocab(const kn_text *t, const kn_tokenizer *tokenizer, const c
 
 /* The tokenizer for a file that comes with none: NULL is fine for tokens, or an error. */
 static kn_tokenizer *tokenizer_for(const char *path, const kn_text_read_options *o, bool several,
-                                   const kn_mapped *map)
+                                   const kn_mapped *map, const kn_documents *d)
 {
     kn_tokenizer *made = NULL;
     if (strcmp(o->kind, "char") != 0 && strcmp(o->kind, "byte") != 0) {
@@ -158,10 +158,45 @@ static kn_tokenizer *tokenizer_for(const char *path, const kn_text_read_options 
         return kn_fail_null("%s is one of several texts, and a char tokenizer is made from one: "
                             "give another (byte, or the file or folder of one)",
                             path);
-    return kn_ok() ? kn_tokenizer_create(o->kind, (const char *)map->data, map->size) : NULL;
+    if (!kn_ok())
+        return NULL;
+    if (!d->count)
+        return kn_tokenizer_create(o->kind, (const char *)map->data, map->size);
+    const char *const end[] = { o->end ? o->end : KN_END_TOKEN };
+    kn_tokenizer *bare = kn_tokenizer_create(o->kind, d->text, (size_t)d->used);
+    made = bare ? kn_tokenizer_with(bare, end, 1) : NULL;
+    kn_tokenizer_free(bare);
+    return made;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
+
+/* The tokens of documents, or of a text that is none. */
+static kn_text *encode(const kn_documents *d, const kn_tokenizer *by, const kn_mapped *map,
+                       const kn_text_read_options *o)
+{
+    int64_t count, end;
+    if (!d->count)
+        return kn_text_encode(by, (const char *)map->data, map->size);
+    if ((end = kn_text_end(by, o->end, 0)) < 0)
+        return kn_ok() ? kn_fail_null("the tokenizer has no " KN_END_TOKEN
+                                      "; say which of its tokens ends a document (--end)")
+                       : NULL;
+    void *ids = kn_documents_ids(d, by, end, &count);
+    kn_text *t = ids ? kn_text_of_ids(ids, count, kn_tokenizer_vocab(by)) : NULL;
+    kn_host_free(ids);
+    return t;
+}
+
+/* Options that don't go with a file of this sort. */
+static bool check_sort(const char *path, const kn_text_read_options *o, bool plain, bool tokens)
+{
+    const char *name = o->field ? "field" : "separator";
+    if (tokens && (o->field || o->separator))
+        return kn_fail("--%s is for texts, and %s holds tokens; leave it out", name, path);
+    return !o->vocab || plain ||
+           kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
+}
 
 /* One file. *tokenizer, where it is NULL, may become one. */
 static kn_text *read_file(const char *path, kn_tokenizer **tokenizer, bool several,
@@ -169,23 +204,29 @@ static kn_text *read_file(const char *path, kn_tokenizer **tokenizer, bool sever
 {
     kn_mapped map;
     kn_text *t = NULL;
+    kn_documents d = { 0 };
     if (!kn_file_map(path, "text file", &map))
         return NULL;
+    const bool header = kn_text_has_header(&map), plain = kn_text_is_plain(path),
+               tokens = header || plain;
+    bool ok = kn_ok() && check_sort(path, o, plain, tokens);
+    if (ok && !tokens && (o->field || o->separator || o->end))
+        ok = kn_documents_read(&d, path, &map, o);
+    if (ok && !*tokenizer)
+        *tokenizer = tokenizer_for(path, o, several, &map, &d);
     kn_tokenizer *by = *tokenizer;
-    if (!by)
-        *tokenizer = by = tokenizer_for(path, o, several, &map);
-    const bool header = kn_text_has_header(&map), plain = kn_ok() && kn_text_is_plain(path);
-    if (kn_ok() && o->vocab && !plain)
-        kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
-    else if (kn_ok() && header)
-        t = kn_text_map(path);
-    else if (kn_ok() && plain)
-        t = kn_text_map_plain(path, o->vocab ? o->vocab : kn_tokenizer_vocab(by));
-    else if (kn_ok())
-        t = kn_text_encode(by, (const char *)map.data, map.size);
+    if (ok && kn_ok())
+        t = header  ? kn_text_map(path)
+            : plain ? kn_text_map_plain(path, o->vocab ? o->vocab : kn_tokenizer_vocab(by))
+                    : encode(&d, by, &map, o);
     kn_file_unmap(&map);
-    if (t && (o->vocab || check_vocab(t, by, path)))
-        return t;
+    kn_documents_free(&d);
+    if (t && (o->vocab || check_vocab(t, by, path))) {
+        const int64_t end = kn_text_end(by, o->end, t->vocab);
+        t->first = kn_text_begin(by, end < 0 && !by && header ? kn_text_llmc_begin(t) : end);
+        if (kn_ok())
+            return t;
+    }
     kn_text_free(t);
     return NULL;
 }
@@ -213,6 +254,8 @@ kn_text *kn_text_read_(const char *path, kn_tokenizer **tokenizer, kn_text_read_
     if (o.vocab < 0 || o.vocab > 65536)
         return kn_fail_null("kn_text_read: .vocab is %lld; 1 to 65536 ids have two bytes",
                             (long long)o.vocab);
+    if (o.field && o.separator)
+        return kn_fail_null("kn_text_read: .field and .separator contradict each other");
     o.kind = o.kind ? o.kind : "char";
     kn_tokenizer *by = *tokenizer;
     bool ok = find_paths(&p, path);

@@ -19,7 +19,7 @@ typedef struct gpt_run {
     kn_imported *init;     /* weights to begin with; NULL: none */
     kn_tokenizer *tokenizer;
     kn_text *text;
-    int64_t *x, *y; /* [batch, ctx] */
+    int64_t *x, *y, *begin; /* [batch, ctx] */
 } gpt_run;
 
 /* ---- the task -------------------------------------------------------------------------------- */
@@ -29,18 +29,27 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
 {
     gpt_run *r = (gpt_run *)t;
     const gpt_settings *s = &r->s;
-    const int64_t first = (validation ? 0 : training_samples(t, step)) + micro * s->run.batch;
-    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->run.seed, first,
-                       s->run.batch, s->ctx, r->x, r->y))
+    const int64_t first = (validation ? 0 : training_samples(t, step)) + micro * s->run.batch,
+                  rows = s->run.batch;
+    const kn_text_split split = validation ? KN_VALIDATION : KN_TRAIN;
+    const uint64_t seed = (uint64_t)s->run.seed;
+    if (!(s->mask_documents ? kn_text_batch_documents(r->text, split, seed, first, rows, s->ctx,
+                                                      r->x, r->y, r->begin)
+                            : kn_text_batch(r->text, split, seed, first, rows, s->ctx, r->x, r->y)))
         return false;
-    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->run.batch, s->ctx));
-    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->run.batch, s->ctx));
-    return b->x && b->y;
+    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(rows, s->ctx));
+    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(rows, s->ctx));
+    if (s->mask_documents)
+        b->more = kn_from(KN_I64, device, r->begin, KN_SHAPE(rows, s->ctx));
+    return b->x && b->y && kn_ok();
 }
 
 static kn_tensor *model_loss(training *t, const batch *b)
 {
-    return ((gpt_run *)t)->config.family->loss(&t->model, b->x, b->y);
+    gpt_run *r = (gpt_run *)t;
+    const kn_family *f = r->config.family;
+    return b->more ? f->documents_loss(&t->model, b->x, b->y, b->more)
+                   : f->loss(&t->model, b->x, b->y);
 }
 
 static bool write_sample(training *t)
@@ -91,7 +100,8 @@ static kn_text *read_text(gpt_run *r, const char *name)
     if (path && s->vocab && !r->tokenizer && named)
         r->tokenizer = kn_tokenizer_load(s->tokenizer);
     kn_text *t = path && kn_ok()
-                     ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = s->vocab)
+                     ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = s->vocab,
+                                    .field = s->field, .separator = s->separator, .end = s->end)
                      : NULL;
     kn_host_free(path);
     return t;
@@ -109,6 +119,11 @@ static bool open_text(gpt_run *r)
         kn_text *val = read_text(r, s->val_data);
         r->text = kn_text_join(r->text, val);
     }
+    if (r->text && s->mask_documents && r->text->first < 0)
+        return kn_fail("--mask-documents: which token stands between the documents of %s isn't "
+                       "known; give it by --end, or say where the documents are (--field, "
+                       "--separator)",
+                       s->data);
     if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))
         return kn_fail(
             "--%s needs a tokenizer, and the token file has none beside it; give it with "
@@ -208,11 +223,12 @@ static bool open_all(training *t)
     const size_t ids = (size_t)(s->run.batch * s->ctx);
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
+    r->begin = kn_host_alloc(ids * sizeof *r->begin);
     t->block_class = r->config.family->block_class;
     t->items = s->run.batch * s->ctx;
     t->item_flops = r->config.family->flops_per_token(r->config.of, s->ctx);
     t->tokenizer = r->tokenizer;
-    return r->x && r->y;
+    return r->x && r->y && r->begin;
 }
 
 /* Averages begin with these weights. */
@@ -260,7 +276,7 @@ static void print_text(const training *t)
 static kn_values example(training *t)
 {
     kn_tensor *ids = kn_empty(KN_I64, KN_META, KN_SHAPE(t->s->batch, ((gpt_run *)t)->s.ctx));
-    return KN_VALUES(ids, ids);
+    return ((gpt_run *)t)->s.mask_documents ? KN_VALUES(ids, ids, ids) : KN_VALUES(ids, ids);
 }
 
 /* ---- the program ----------------------------------------------------------------------------- */
@@ -273,6 +289,7 @@ static void run_free(training *t)
     kn_import_free(r->init);
     kn_host_free(r->x);
     kn_host_free(r->y);
+    kn_host_free(r->begin);
 }
 
 static const trainer of_gpts = {

@@ -15,6 +15,7 @@
 /* The tensors of a micro-batch. */
 typedef struct batch {
     kn_tensor *x, *y; /* inputs, targets */
+    kn_tensor *more;  /* another input of the model; NULL: none */
 } batch;
 
 typedef struct training training;

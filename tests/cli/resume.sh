@@ -83,7 +83,10 @@ MORE="--init $ROOT/tests/models/imported/llama_rope" resumes "a model of transfo
 mkdir "$TMP/shards"
 for i in 1 2 3; do head -c $((900 * i)) "$TMP/text" >"$TMP/shards/$i.txt"; done
 resumes "a folder of texts" 2 "$gpt" --tokenizer byte --ctx 8 --batch 3 --data "$TMP/shards" --val-data "$TMP/text" --layers 1 --heads 1 --embd 8 --steps 4 --threads 1
-covers "$gpt" $cuda other-data init vocab
+for n in $(seq 20); do echo "{\"words\": \"$(head -c $((2 * n)) "$TMP/text")\"}"; done >"$TMP/lines"
+resumes "masked documents" 2 "$gpt" --data "$TMP/lines" --field words --end "<e>" --mask-documents --ctx 8 --batch 3 --layers 1 \
+    --heads 1 --embd 8 --steps 4 --threads 1
+covers "$gpt" $cuda other-data init vocab separator
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
 check "weights to begin with" "$images" "${pictures[@]}" --model resnet18 --epochs 0.1 --eval-every 0 --export "$TMP/weights"

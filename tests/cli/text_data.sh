@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/cli/text_data.sh: the forms in which train_gpt takes texts: folders and patterns of token files, data of their own
-# to validate with; and what it refuses, in a sentence.
+# to validate with, documents; and what it refuses, in a sentence.
 . "$(dirname "$0")/lib.sh"
 gpt=$BUILD/models/train_gpt tool=$BUILD/models/knap-tokenize
 [ -x "$gpt" ] && [ -x "$tool" ] || skip "build/models/train_gpt or knap-tokenize is not built"
@@ -47,4 +47,63 @@ refused <<'END_OF_CASES'
 --data one.bin --vocab 300 --val-data nowhere|no data set or file 'nowhere'
 --data one.bin --vocab 300 --val-data bins/val_0.bin --ctx 500|use --ctx 499 or less
 END_OF_CASES
+
+# ---- documents ---------------------------------------------------------------------------------------
+
+python3 - <<'END'
+import json, random
+random.seed(2)
+words = 'the cat sat on a mat and saw the dog that ran to a red hat'.split()
+with open('docs.jsonl', 'w') as lines, open('docs.txt', 'w') as text:
+    for i in range(300):
+        doc = ' '.join(random.choice(words) for _ in range(random.randrange(1, 30)))
+        lines.write(json.dumps({'id': i, 'text': doc}) + '\n')
+        text.write(doc + '\n===\n')
+    lines.write('{"text": "%s"}\n{"text": ""}\n' % ('a cat ' * 5000))
+    text.write('a cat ' * 5000 + '\n===\n===\n')
+open('bad.jsonl', 'w').write('{"text": "a"}\n{"text": "b}\n')
+open('plain.txt', 'w').write('no documents here ' * 100)
+END
+run "$gpt" --data docs.jsonl --field text "${small[@]}" --log lines.log --out run --prompt "the"
+check "documents in lines of JSON" succeeds
+run "$gpt" --data docs.txt --separator === "${small[@]}" --log parts.log
+check "documents between separators" succeeds
+check "both are the same" test "$(losses lines.log)" = "$(losses parts.log)"
+run "$BUILD/models/generate" --from run --prompt "the" --tokens 4
+check "the run's tokenizer has the end token" eval 'succeeds && grep -q "endoftext" run/step-00000004/tokenizer.json'
+masked=("$gpt" --data docs.jsonl --field text --mask-documents --layers 2 --heads 2 --embd 16 --ctx 32 --steps 4 --threads 1)
+for model in custom llama; do
+    run "${masked[@]}" --model $model --batch 4 --log one.log
+    check "$model: masked documents" succeeds
+    run "${masked[@]}" --model $model --batch 2 --ranks 2 --recompute --log two.log
+    check "$model: on two ranks, recomputed" succeeds
+    check "$model: the same losses" python3 -c "
+a, b = $(losses one.log), $(losses two.log)
+assert all(abs(x - y) < 1e-5 for x, y in zip(a, b)), (a, b)"
+done
+run "$tool" train --vocab 300 --out bpe docs.txt
+run "$tool" encode --tokenizer bpe --field text --out docs.tokens docs.jsonl
+check "knap-tokenize encodes documents" succeeds
+"$tool" encode --tokenizer bpe --separator === --print-ids docs.txt >ids 2>&1
+check "its ids are those of the file, an end token behind each" python3 -c "
+import struct
+ids = list(map(int, open('ids').read().split()))
+data = open('docs.tokens', 'rb').read()[64:]
+assert ids == list(struct.unpack(f'<{len(data) // 2}H', data)) and ids.count(0) == 301 and ids[-1] == 0"
+run "$gpt" --data docs.tokens --mask-documents "${small[@]}" --log tokens.log
+check "train_gpt masks a token file's documents" succeeds
+run "$gpt" --data docs.jsonl --field text --tokenizer bpe --mask-documents "${small[@]}" --log lines.log
+check "the same as from the lines" test "$(losses tokens.log)" = "$(losses lines.log)"
+refused <<'END_OF_CASES'
+--data bad.jsonl --field text|bad.jsonl:2: this line isn't JSON
+--data docs.jsonl --field body|docs.jsonl:1: the line's object has no text "body" (--field)
+--data docs.jsonl --field text --separator ===|--separator
+--data docs.tokens --field text|--field is for texts, and docs.tokens holds tokens
+--data plain.txt --mask-documents|which token stands between the documents of plain.txt isn't known
+--data docs.jsonl --field text --tokenizer bpe --end '<stop>'|no token '<stop>', which is to end a document
+END_OF_CASES
+run "$tool" encode --tokenizer bpe --field text --out x.tokens bad.jsonl
+check "knap-tokenize names a bad line" fails "bad.jsonl:2: this line isn't JSON"
+run "$tool" decode --tokenizer bpe --field text docs.tokens
+check "decode takes no --field" fails "leave --field out"
 finish
