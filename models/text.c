@@ -85,12 +85,13 @@ void kn_text_free(kn_text *t)
     for (int64_t i = 0; i < t->parts; i++)
         kn_text_part_free(&t->part[i]);
     kn_host_free(t->part);
+    kn_conversations_free(t->talk);
     kn_host_free(t);
 }
 
 bool kn_text_append(kn_text *a, kn_text *b)
 {
-    bool ok = a && b;
+    bool ok = a && b && kn_conversations_append(a, b);
     for (int64_t i = 0; b && i < b->parts; i++) {
         if (ok)
             ok = kn_text_add(a, b->part[i]); /* which owns it now */
@@ -105,7 +106,8 @@ bool kn_text_append(kn_text *a, kn_text *b)
 
 kn_text *kn_text_join(kn_text *train, kn_text *validation)
 {
-    const int64_t first = train ? train->count : 0;
+    const int64_t first = train ? train->count : 0,
+                  talks = train && train->talk ? train->talk->count : 0;
     bool ok = kn_ok() && kn_given(train, "kn_text_join", "the text for training") &&
               kn_given(validation, "kn_text_join", "the text for validation") &&
               (train->vocab == validation->vocab ||
@@ -117,6 +119,8 @@ kn_text *kn_text_join(kn_text *train, kn_text *validation)
     else if ((ok = kn_text_append(train, validation))) {
         train->train = first;
         train->given = true;
+        if (train->talk)
+            train->talk->train = talks;
         return train;
     }
     kn_text_free(train);
@@ -171,6 +175,8 @@ static bool check_split(const kn_text *t, kn_text_split split, int64_t ctx)
     const char *name = split == KN_TRAIN ? t->given ? "training" : "training (90 %)"
                        : t->given        ? "validation"
                                          : "validation (10 %)";
+    if (t->talk)
+        return kn_conversations_check(t, split, ctx);
     if (ctx < 1)
         return kn_fail("a context of %lld tokens: it must be at least 1", (long long)ctx);
     if (n > ctx)
@@ -239,7 +245,9 @@ bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t
         !check_batch(t, split, first, batch, ctx))
         return false;
     for (int64_t r = 0; r < batch; r++)
-        if (!draw_window(t, split, seed, first + r, ctx, x + r * ctx, y + r * ctx))
+        if (t->talk)
+            kn_conversations_row(t, split, seed, first + r, x + r * ctx, y + r * ctx, NULL);
+        else if (!draw_window(t, split, seed, first + r, ctx, x + r * ctx, y + r * ctx))
             return false;
     return true;
 }
@@ -250,6 +258,10 @@ bool kn_text_batch_documents(const kn_text *t, kn_text_split split, uint64_t see
     if (!kn_given(begin, "kn_text_batch_documents", "the place for begin") ||
         !kn_text_batch(t, split, seed, first, batch, ctx, x, y))
         return false;
+    for (int64_t r = 0; t->talk && r < batch; r++)
+        kn_conversations_row(t, split, seed, first + r, x + r * ctx, y + r * ctx, begin + r * ctx);
+    if (t->talk)
+        return true;
     if (t->first < 0)
         return kn_fail("kn_text_batch_documents: which token stands between documents of the text "
                        "isn't known; give it (--end)");
@@ -320,6 +332,9 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
 {
     static const int64_t endless = (int64_t)1 << 61;
     int64_t tokens;
+    if (text && text->talk)
+        return kn_fail_null("kn_text_loader: the text holds conversations, whose rows "
+                            "kn_text_batch gives");
     if (!text || !check_split(text, o.split, o.ctx))
         return NULL;
     if (o.batch < 1 || o.batch > kn_text_count(text, o.split)) {

@@ -43,6 +43,11 @@ typedef struct kn_text_read_options {
     /* Stands between two documents and behind the last; NULL: the tokenizer's <|endoftext|>,
      * <|end_of_text|> or </s>. A tokenizer that is made here gets it, else it must have it. */
     const char *end;
+    /* Lines of JSON are conversations, {"messages": [{"role": "user", "content": "..."}]}, or
+     * {"prompt", "completion"} (or "answer"), which are written by the template of this name
+     * (chatml, llama3, llama2, plain). One that takes the place of *tokenizer,
+     * which is freed, has its tokens where that lacks them. */
+    const char *chat;
 } kn_text_read_options;
 /* kn_text_open with more to say. Documents: before each come the tokens that the tokenizer puts
  * before a text (kn_tokenizer_prefix), behind it the end token; empty ones are left out. Of token
@@ -64,6 +69,12 @@ KN_API kn_text *kn_text_map_plain(const char *path, int64_t vocab);
 KN_API bool kn_text_is_plain(const char *path);
 /* Whether path is a token file with a header. */
 KN_API bool kn_text_is_tokens(const char *path);
+/* Lays the conversations of a text out in rows of ctx tokens, those for training and those for
+ * validation apart: one in a row, or several, where kn_text_batch_documents is used. Longer ones
+ * are cut. kn_text_batch of them: all rows, in an order that is a function of seed and of how often
+ * all were there, those for validation in their own; of y are the answers' tokens, the rest is
+ * -100. */
+KN_API bool kn_text_pack(kn_text *t, int64_t ctx, bool several);
 /* Writes a token file, of a text that is one file's or from memory. */
 KN_API bool kn_text_save(const kn_text *t, const char *path);
 KN_API void kn_text_free(kn_text *t); /* NULL is fine */

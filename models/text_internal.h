@@ -3,6 +3,7 @@
 #ifndef KNAP_MODELS_TEXT_INTERNAL_H
 #define KNAP_MODELS_TEXT_INTERNAL_H
 
+#include "models/chat_internal.h"
 #include "models/text.h"
 
 #include <jansson.h>
@@ -18,13 +19,16 @@ typedef struct kn_text_part {
     int64_t begin; /* the number of its first token among all */
 } kn_text_part;
 
+typedef struct kn_conversations kn_conversations;
+
 struct kn_text {
     kn_text_part *part; /* [parts] */
     int64_t parts, room;
     int64_t count, vocab;
-    int64_t train; /* so many tokens are for training, the others for validation */
-    int64_t first; /* the id that a document begins with; -1: none is known */
-    bool given;    /* train isn't 90 % of them: validation has data of its own */
+    int64_t train;          /* so many tokens are for training, the others for validation */
+    int64_t first;          /* the id that a document begins with; -1: none is known */
+    bool given;             /* train isn't 90 % of them: validation has data of its own */
+    kn_conversations *talk; /* NULL: a text */
 };
 
 /* A text without tokens; NULL with an error. */
@@ -78,5 +82,37 @@ void *kn_documents_ids(const kn_documents *d, const kn_tokenizer *t, int64_t end
 int64_t kn_text_end(const kn_tokenizer *t, const char *end, int64_t vocab);
 /* The id that a document begins with, which ends by that one. */
 int64_t kn_text_begin(const kn_tokenizer *t, int64_t end);
+
+/* ---- conversations.c ------------------------------------------------------------------------- */
+
+/* Where conversations lie among the tokens, and in rows. */
+struct kn_conversations {
+    int64_t *start; /* [count + 1] */
+    int64_t count, room;
+    unsigned char *answer; /* of each token of the text: it is an answer's, and counts */
+    int64_t train;         /* so many conversations are for training */
+    int64_t left_out;      /* lines without an answer */
+    /* kn_text_pack's */
+    int64_t ctx;
+    bool several;     /* in a row, where attention stays inside of each; else one */
+    int64_t *kept;    /* [laid]: conversations with an answer in their first ctx tokens */
+    int64_t *row;     /* [rows + 1]: the first of each row, in kept */
+    int64_t *counted; /* [rows]: targets that count */
+    int64_t laid, rows, train_rows;
+    int64_t cut, lost; /* conversations longer than a row, and those without an answer in it */
+};
+
+/* Those of a file of JSON lines; NULL with an error. */
+kn_text *kn_conversations_read(const char *path, const kn_mapped *map, const kn_tokenizer *t,
+                               const kn_chat *chat);
+void kn_conversations_free(kn_conversations *c); /* NULL is fine */
+/* Moves those of b behind those of a, before b's tokens come there. */
+bool kn_conversations_append(kn_text *a, const kn_text *b);
+/* There are rows of the split, of ctx tokens; else an error. */
+bool kn_conversations_check(const kn_text *t, kn_text_split split, int64_t ctx);
+/* Row i of the endless line of them; begin may be NULL. And how many of its targets count. */
+void kn_conversations_row(const kn_text *t, kn_text_split split, uint64_t seed, int64_t i,
+                          int64_t *x, int64_t *y, int64_t *begin);
+int64_t kn_conversations_counted(const kn_text *t, kn_text_split split, uint64_t seed, int64_t i);
 
 #endif

@@ -132,8 +132,8 @@ static bool check_vocab(const kn_text *t, const kn_tokenizer *tokenizer, const c
 }
 
 /* The tokenizer for a file that comes with none: NULL is fine for tokens, or an error. */
-static kn_tokenizer *tokenizer_for(const char *path, const kn_text_read_options *o, bool several,
-                                   const kn_mapped *map, const kn_documents *d)
+static kn_tokenizer *find_tokenizer(const char *path, const kn_text_read_options *o, bool several,
+                                    const kn_mapped *map, const kn_documents *d)
 {
     kn_tokenizer *made = NULL;
     if (strcmp(o->kind, "char") != 0 && strcmp(o->kind, "byte") != 0) {
@@ -158,6 +158,10 @@ static kn_tokenizer *tokenizer_for(const char *path, const kn_text_read_options 
         return kn_fail_null("%s is one of several texts, and a char tokenizer is made from one: "
                             "give another (byte, or the file or folder of one)",
                             path);
+    if (o->chat && strcmp(o->kind, "char") == 0)
+        return kn_fail_null("%s holds conversations, of which no char tokenizer is made: give "
+                            "another (byte, or the file or folder of one)",
+                            path);
     if (!kn_ok())
         return NULL;
     if (!d->count)
@@ -166,6 +170,22 @@ static kn_tokenizer *tokenizer_for(const char *path, const kn_text_read_options 
     kn_tokenizer *bare = kn_tokenizer_create(o->kind, d->text, (size_t)d->used);
     made = bare ? kn_tokenizer_with(bare, end, 1) : NULL;
     kn_tokenizer_free(bare);
+    return made;
+}
+
+/* t itself, or one with the template's tokens, too; t is kept. */
+static kn_tokenizer *with_chat(kn_tokenizer *t, const kn_text_read_options *o)
+{
+    const kn_chat *chat = o->chat && t ? kn_chat_named(o->chat) : NULL;
+    return chat && !kn_chat_fits(t, chat) ? kn_chat_tokenizer(t, chat) : t;
+}
+
+static kn_tokenizer *tokenizer_for(const char *path, const kn_text_read_options *o, bool several,
+                                   const kn_mapped *map, const kn_documents *d)
+{
+    kn_tokenizer *bare = find_tokenizer(path, o, several, map, d), *made = with_chat(bare, o);
+    if (made != bare)
+        kn_tokenizer_free(bare);
     return made;
 }
 
@@ -191,8 +211,8 @@ static kn_text *encode(const kn_documents *d, const kn_tokenizer *by, const kn_m
 /* Options that don't go with a file of this sort. */
 static bool check_sort(const char *path, const kn_text_read_options *o, bool plain, bool tokens)
 {
-    const char *name = o->field ? "field" : "separator";
-    if (tokens && (o->field || o->separator))
+    const char *name = o->field ? "field" : o->chat ? "template" : "separator";
+    if (tokens && (o->field || o->separator || o->chat))
         return kn_fail("--%s is for texts, and %s holds tokens; leave it out", name, path);
     return !o->vocab || plain ||
            kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
@@ -210,15 +230,16 @@ static kn_text *read_file(const char *path, kn_tokenizer **tokenizer, bool sever
     const bool header = kn_text_has_header(&map), plain = kn_text_is_plain(path),
                tokens = header || plain;
     bool ok = kn_ok() && check_sort(path, o, plain, tokens);
-    if (ok && !tokens && (o->field || o->separator || o->end))
+    if (ok && !tokens && !o->chat && (o->field || o->separator || o->end))
         ok = kn_documents_read(&d, path, &map, o);
     if (ok && !*tokenizer)
         *tokenizer = tokenizer_for(path, o, several, &map, &d);
     kn_tokenizer *by = *tokenizer;
     if (ok && kn_ok())
-        t = header  ? kn_text_map(path)
-            : plain ? kn_text_map_plain(path, o->vocab ? o->vocab : kn_tokenizer_vocab(by))
-                    : encode(&d, by, &map, o);
+        t = header    ? kn_text_map(path)
+            : plain   ? kn_text_map_plain(path, o->vocab ? o->vocab : kn_tokenizer_vocab(by))
+              : o->chat ? kn_conversations_read(path, &map, by, kn_chat_named(o->chat))
+                      : encode(&d, by, &map, o);
     kn_file_unmap(&map);
     kn_documents_free(&d);
     if (t && (o->vocab || check_vocab(t, by, path))) {
@@ -256,9 +277,14 @@ kn_text *kn_text_read_(const char *path, kn_tokenizer **tokenizer, kn_text_read_
                             (long long)o.vocab);
     if (o.field && o.separator)
         return kn_fail_null("kn_text_read: .field and .separator contradict each other");
+    if (o.chat && (o.field || o.separator || o.end))
+        return kn_fail_null("kn_text_read: .chat says where conversations end; leave .field, "
+                            ".separator and .end out");
+    if (o.chat && !kn_chat_named(o.chat))
+        return kn_fail_null("kn_text_read: no template '%.100s'; there are " KN_CHATS, o.chat);
     o.kind = o.kind ? o.kind : "char";
-    kn_tokenizer *by = *tokenizer;
-    bool ok = find_paths(&p, path);
+    kn_tokenizer *by = with_chat(*tokenizer, &o);
+    bool ok = kn_ok() && find_paths(&p, path);
     for (int64_t i = 0; ok && i < p.count; i++) {
         kn_text *t = read_file(p.list[i], &by, p.several, &o);
         if (!(ok = t && (!all || same_sort(all, t, &p, i))))
@@ -270,6 +296,8 @@ kn_text *kn_text_read_(const char *path, kn_tokenizer **tokenizer, kn_text_read_
     }
     paths_free(&p);
     if (ok) {
+        if (by != *tokenizer)
+            kn_tokenizer_free(*tokenizer);
         *tokenizer = by;
         return all;
     }

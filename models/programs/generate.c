@@ -210,6 +210,10 @@ static bool export_model(const settings *s, kn_module *model, const kn_imported 
 {
     static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 };
     kn_export_options o = { .comm = world, .tokenizer = t, .dtype = dtypes[s->dtype] };
+    const kn_chat *chat = kn_import_chat(from);
+    if (!chat) /* another program's, which isn't known here, isn't told on */
+        kn_clear_error();
+    o.chat = chat ? chat->name : NULL;
     o.end_count = kn_import_ends(from, &o.ends);
     if (!kn_language_save(s->export, model, kn_import_config(from), o))
         return false;

@@ -26,8 +26,14 @@ static const kn_option text_rows[] = {
       "the data are documents with lines like this one between them" },
     { "end", KN_OPTION_STRING, AT(end), NULL, "the token that ends a document",
       .note = "<|endoftext|>, <|end_of_text|> or </s>" },
+    { "template", KN_OPTION_NAME, AT(chat), "none",
+      "the data are conversations in lines of JSON (messages, or prompt and completion), whose "
+      "answers count, written by this template; auto: --init's own, else the first that its "
+      "tokenizer has the tokens of, else chatml",
+      .choices = "none|auto|chatml|llama3|llama2|plain" },
     { "mask-documents", KN_OPTION_FLAG, AT(mask_documents), NULL,
-      "attention stays inside of a document, whose positions count from 0" },
+      "attention stays inside of a document, whose positions count from 0; a row holds as many "
+      "conversations as fit, not one" },
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), "char",
       "for a text file: char, byte, or a tokenizer's file or folder (knap-tokenize train)",
       .only_read = true, .fixed = true },

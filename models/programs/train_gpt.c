@@ -24,6 +24,22 @@ typedef struct gpt_run {
 
 /* ---- the task -------------------------------------------------------------------------------- */
 
+/* The weight of a micro-batch among the `count` ones of a step or an evaluation, which begin at row
+ * `from`: its share of the targets that count, so that the mean of all is that over the targets. */
+static float weight_of(const gpt_run *r, kn_text_split split, int64_t from, int64_t count,
+                       int64_t first)
+{
+    const int64_t rows = r->s.run.batch;
+    int64_t own = 0, all = 0;
+    for (int64_t i = 0; i < count * rows; i++) {
+        const int64_t n =
+            kn_conversations_counted(r->text, split, (uint64_t)r->s.run.seed, from + i);
+        all += n;
+        own += from + i >= first && from + i < first + rows ? n : 0;
+    }
+    return (float)((double)own * (double)count / (double)all);
+}
+
 static bool text_batch(training *t, bool validation, int64_t step, int64_t micro, kn_device device,
                        batch *b)
 {
@@ -41,6 +57,12 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
     b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(rows, s->ctx));
     if (s->mask_documents)
         b->more = kn_from(KN_I64, device, r->begin, KN_SHAPE(rows, s->ctx));
+    if (r->text->talk) {
+        const int64_t from = validation ? 0 : training_samples(t, step);
+        const float weight =
+            weight_of(r, split, from, validation ? s->run.eval_steps : t->rows / rows, first);
+        b->weight = kn_from(KN_F32, device, &weight, 0, NULL);
+    }
     return b->x && b->y && kn_ok();
 }
 
@@ -48,8 +70,9 @@ static kn_tensor *model_loss(training *t, const batch *b)
 {
     gpt_run *r = (gpt_run *)t;
     const kn_family *f = r->config.family;
-    return b->more ? f->documents_loss(&t->model, b->x, b->y, b->more)
-                   : f->loss(&t->model, b->x, b->y);
+    kn_tensor *loss = b->more ? f->documents_loss(&t->model, b->x, b->y, b->more)
+                              : f->loss(&t->model, b->x, b->y);
+    return b->weight && loss ? kn_mul(loss, kn_cast(b->weight, kn_dtype_of(loss))) : loss;
 }
 
 static bool write_sample(training *t)
@@ -101,10 +124,23 @@ static kn_text *read_text(gpt_run *r, const char *name)
         r->tokenizer = kn_tokenizer_load(s->tokenizer);
     kn_text *t = path && kn_ok()
                      ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = s->vocab,
-                                    .field = s->field, .separator = s->separator, .end = s->end)
+                                    .field = s->field, .separator = s->separator, .end = s->end,
+                                    .chat = strcmp(s->chat, "none") == 0 ? NULL : s->chat)
                      : NULL;
     kn_host_free(path);
     return t;
+}
+
+/* --template auto becomes one: of --init its own, or the first that its tokenizer has the tokens
+ * of; else chatml. */
+static bool find_template(gpt_run *r)
+{
+    const kn_chat *c = NULL;
+    if (strcmp(r->s.chat, "auto") != 0)
+        return true;
+    if (r->init && !(c = kn_import_chat(r->init)) && kn_ok() && r->tokenizer)
+        c = kn_chat_for(r->tokenizer);
+    return kn_ok() && kn_options_set(r->t.options, "template", c ? c->name : "chatml");
 }
 
 static bool open_text(gpt_run *r)
@@ -112,14 +148,16 @@ static bool open_text(gpt_run *r)
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    if (r->init && !init_tokenizer(r))
+    if ((r->init && !init_tokenizer(r)) || !find_template(r))
         return false;
     r->text = read_text(r, s->data);
     if (r->text && s->val_data) {
         kn_text *val = read_text(r, s->val_data);
         r->text = kn_text_join(r->text, val);
     }
-    if (r->text && s->mask_documents && r->text->first < 0)
+    if (r->text && r->text->talk && !kn_text_pack(r->text, s->ctx, s->mask_documents))
+        return false;
+    if (r->text && s->mask_documents && r->text->first < 0 && !r->text->talk)
         return kn_fail("--mask-documents: which token stands between the documents of %s isn't "
                        "known; give it by --end, or say where the documents are (--field, "
                        "--separator)",
@@ -183,14 +221,17 @@ static bool make_model(gpt_run *r)
     if (vocab > known)
         return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: %s",
                        (long long)vocab, (long long)known,
-                       r->init ? "its tokens are those of another tokenizer than the model's"
-                               : "use --model custom, or --tokenizer byte");
+                       r->init && r->text->talk
+                           ? "it has no room for the tokens of --template; try --template plain, "
+                             "or one whose tokens the tokenizer has"
+                       : r->init ? "its tokens are those of another tokenizer than the model's"
+                                 : "use --model custom, or --tokenizer byte");
     if (s->ctx > ctx)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
                        (long long)ctx);
     const int64_t train = kn_text_count(r->text, KN_TRAIN),
                   rest = kn_text_count(r->text, KN_VALIDATION), most = rest < train ? rest : train;
-    if (most > 1 && s->ctx >= most)
+    if (!r->text->talk && most > 1 && s->ctx >= most)
         return kn_fail("--ctx %lld doesn't fit the text: of its %lld tokens, %lld are for "
                        "validation; use --ctx %lld or less, or a longer text%s",
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
@@ -268,6 +309,15 @@ static void print_text(const training *t)
                (long long)kn_text_count(r->text, KN_TRAIN),
                (long long)kn_text_count(r->text, KN_VALIDATION), s->val_data ? ", of " : "",
                s->val_data ? s->val_data : "");
+    if (r->text->talk) {
+        const kn_conversations *c = r->text->talk;
+        report_row("conversations",
+                   "%lld by %s, in %lld rows to train, %lld to validate; %lld longer than a row "
+                   "are cut, %lld left out without an answer",
+                   (long long)c->count, s->chat, (long long)c->train_rows,
+                   (long long)(c->rows - c->train_rows), (long long)c->cut,
+                   (long long)(c->left_out + c->lost));
+    }
     report_row("step", "%lld rows of %lld x %lld micro-batches x %d ranks = %lld tokens",
                (long long)s->run.batch, (long long)s->ctx, (long long)s->run.accum, ranks,
                (long long)(s->run.batch * s->ctx * s->run.accum * ranks));

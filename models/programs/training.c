@@ -196,6 +196,7 @@ void training_end(training *t)
         kn_tensor_free(t->fixed[i].x);
         kn_tensor_free(t->fixed[i].y);
         kn_tensor_free(t->fixed[i].more);
+        kn_tensor_free(t->fixed[i].weight);
     }
     kn_host_free(t->fixed);
     measures_free(t->measures);

@@ -14,8 +14,9 @@
 
 /* The tensors of a micro-batch. */
 typedef struct batch {
-    kn_tensor *x, *y; /* inputs, targets */
-    kn_tensor *more;  /* another input of the model; NULL: none */
+    kn_tensor *x, *y;  /* inputs, targets */
+    kn_tensor *more;   /* another input of the model; NULL: none */
+    kn_tensor *weight; /* of its loss among a step's; NULL: 1 */
 } batch;
 
 typedef struct training training;

@@ -86,6 +86,12 @@ resumes "a folder of texts" 2 "$gpt" --tokenizer byte --ctx 8 --batch 3 --data "
 for n in $(seq 20); do echo "{\"words\": \"$(head -c $((2 * n)) "$TMP/text")\"}"; done >"$TMP/lines"
 resumes "masked documents" 2 "$gpt" --data "$TMP/lines" --field words --end "<e>" --mask-documents --ctx 8 --batch 3 --layers 1 \
     --heads 1 --embd 8 --steps 4 --threads 1
+for n in $(seq 20); do echo "{\"prompt\": \"$n\", \"answer\": \"$(head -c $((2 * n)) "$TMP/text")\"}"; done >"$TMP/talks"
+for how in "" --mask-documents; do
+    # shellcheck disable=SC2086
+    resumes "conversations $how" 3 "$gpt" --data "$TMP/talks" --tokenizer byte --template llama2 --ctx 60 --batch 2 --accum 2 \
+        --layers 1 --heads 1 --embd 8 --steps 11 --eval-every 2 --threads 1 $how
+done
 covers "$gpt" $cuda other-data init vocab separator
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)

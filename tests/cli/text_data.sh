@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tests/cli/text_data.sh: the forms in which train_gpt takes texts: folders and patterns of token files, data of their own
-# to validate with, documents; and what it refuses, in a sentence.
+# to validate with, documents, conversations; and what it refuses, in a sentence.
 . "$(dirname "$0")/lib.sh"
 gpt=$BUILD/models/train_gpt tool=$BUILD/models/knap-tokenize
 [ -x "$gpt" ] && [ -x "$tool" ] || skip "build/models/train_gpt or knap-tokenize is not built"
@@ -106,4 +106,61 @@ run "$tool" encode --tokenizer bpe --field text --out x.tokens bad.jsonl
 check "knap-tokenize names a bad line" fails "bad.jsonl:2: this line isn't JSON"
 run "$tool" decode --tokenizer bpe --field text docs.tokens
 check "decode takes no --field" fails "leave --field out"
+# ---- conversations -----------------------------------------------------------------------------------
+
+python3 - <<'END'
+import json, random
+random.seed(1)
+facts = {'the sky': 'blue', 'grass': 'green', 'snow': 'white', 'coal': 'black'}
+with open('talks.jsonl', 'w') as f:
+    for i in range(80):
+        said = [{'role': 'system', 'content': 'Be brief.'}] if i % 4 == 0 else []
+        for _ in range(random.randrange(1, 3)):
+            thing = random.choice(list(facts))
+            said += [{'role': 'user', 'content': f'What is {thing}?'}, {'role': 'assistant', 'content': f'It is {facts[thing]}.'}]
+        pair = {'prompt': said[-2]['content'], 'completion': said[-1]['content']}
+        f.write(json.dumps(pair if i % 5 == 0 else {'messages': said}) + '\n')
+    f.write('{"messages": [{"role": "user", "content": "And?"}]}\n')
+    f.write(json.dumps({'prompt': 'Say much', 'answer': 'well ' * 100}) + '\n')
+open('wrong.jsonl', 'w').write('{"prompt": "a", "answer": "b"}\n{"question": "a"}\n')
+open('one.jsonl', 'w').write('{"prompt": "a", "answer": "b"}\n')
+END
+talk=("$gpt" --data talks.jsonl --tokenizer byte --template auto --layers 1 --heads 2 --embd 16 --ctx 120 --steps 6 --eval-every 3
+    --eval-steps 4 --threads 1)
+run "${talk[@]}" --batch 4 --out talks --log whole.log
+check "conversations" eval 'succeeds && says "81 by chatml, in 72 rows to train" && says "1 left out without an answer"'
+for how in "--batch 2 --ranks 2" "--batch 2 --accum 2" "--batch 1 --accum 2 --ranks 2 --no-sync"; do
+    # shellcheck disable=SC2086
+    run "${talk[@]}" $how --log parts.log
+    check "the mean is over the counted tokens: $how" python3 -c "
+a, b = $(losses whole.log), $(losses parts.log)
+assert all(abs(x - y) < 2e-6 * x for x, y in zip(a, b)), (a, b)"
+done
+run "${talk[@]}" --batch 2 --mask-documents
+check "several in a row" eval 'succeeds && grep -qE "81 by chatml, in [1-6][0-9] rows to train" "$TMP/output"'
+check "the run's tokenizer has the template's tokens" grep -q 'im_end' talks/step-00000006/tokenizer.json
+run "$BUILD/models/generate" --from talks --export chat_hf
+check "an export has the template" python3 -c "
+import json
+config = json.load(open('chat_hf/tokenizer_config.json'))
+assert '<|im_start|>' in config['chat_template'] and config['eos_token'] == '<|im_end|>', config"
+run "$gpt" --init chat_hf --data talks.jsonl --template auto --steps 1 --batch 2
+check "--init follows an exported model's template" eval 'succeeds && says "by chatml"'
+mkdir gpt2 && cp "$ROOT"/tests/models/imported/gpt2/* "$ROOT/tests/models/tokenizers/gpt2/tokenizer.json" gpt2
+run "$gpt" --init gpt2 --data talks.jsonl --template auto --steps 1 --batch 2
+check "--init of a tokenizer with <|endoftext|> alone" eval 'succeeds && says "by plain"'
+sed 's/chat_template": "[^"]*"/chat_template": "{{ messages }}"/' -i chat_hf/tokenizer_config.json
+refused <<END_OF_CASES
+--data wrong.jsonl --template chatml --tokenizer byte|wrong.jsonl:2: neither "messages"
+--data one.jsonl --template chatml --tokenizer byte|none with an answer in its first 65 tokens is for training
+--data talks.jsonl --template chatml --tokenizer byte --ctx 4|none with an answer in its first 5 tokens
+--data talks.jsonl --template chatml|of which no char tokenizer is made
+--data talks.jsonl --template chatty --tokenizer byte|--template
+--data talks.jsonl --template plain --tokenizer byte --field text|leave .field, .separator and .end out
+--data docs.tokens --template chatml|--template is for texts
+END_OF_CASES
+run "$gpt" --init gpt2 --data talks.jsonl --template chatml --steps 1
+check "refused: tokens that the model has no room for" fails "it has no room for the tokens of --template; try --template plain"
+run "$gpt" --init chat_hf --data talks.jsonl --template auto --steps 1
+check "refused: a template that isn't known" fails "the chat template is none of those that are known"
 finish
