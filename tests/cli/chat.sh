@@ -61,9 +61,9 @@ cp said alone
 talk "$run" 'grass\nsnow' --ranks 2
 check "two ranks say the same" cmp said alone
 turn() { printf '<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n%s' "$1" "${2:+$2<|im_end|>$nl}"; }
-talk "$run" 'grass\nsnow\ncoal\nzebra\n'
+talk "$run" 'grass\nsnow\ncoal\nwhy not\n'
 check "a full context loses its oldest turn, and says so" eval 'succeeds && says "the context of 128 tokens is full: the oldest turn"'
-kept=$(turn snow "$(sed -n 2p said)"; turn coal "$(sed -n 3p said)"; turn zebra; printf x)
+kept=$(turn snow "$(sed -n 2p said)"; turn coal "$(sed -n 3p said)"; turn "why not"; printf x)
 check "the answer is what follows the turns that are left" test "$(one "${kept%x}")" = "$(sed -n 4p said)"
 talk "$run" "$(printf 'x%.0s' $(seq 200))\nsnow\n"
 check "a line longer than the context is told, and the next one answered" eval 'succeeds && says "say it shorter" && [ "$(cat said)" = white ]'
