@@ -87,6 +87,8 @@ static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t
     const kn_tokenizer *t = o->tokenizer;
     set_token(j, "bos_token", t, begin_id(o));
     set_token(j, "eos_token", t, end_ids(o));
+    if (o->chat)
+        json_object_set_new(j, "chat_template", json_string(kn_chat_named(o->chat)->jinja));
     char *text = kn_json_copy(j, JSON_INDENT(2), "tokenizer_config.json");
     bool ok = text && kn_pretrained_path(path, dir, "tokenizer.json") &&
               kn_tokenizer_save(t, path) &&
@@ -129,6 +131,8 @@ bool kn_export_(const char *dir, void *module, kn_export_options o)
         return kn_fail("kn_export: .end_count is %d; give as many .ends", o.end_count);
     if (o.format != KN_EXPORT_HF && !kn_file_format_at((int)o.format - 1))
         return kn_fail("kn_export: .format is %d, none of kn_export_format", (int)o.format);
+    if (o.chat && !kn_chat_named(o.chat))
+        return kn_fail("kn_export: no template '%.100s'; there are " KN_CHATS, o.chat);
     if (!o.gpt == !o.llama)
         return kn_fail("kn_export: give one of .gpt and .llama, the module's sizes");
     c.family = o.gpt ? &kn_gpt_family : &kn_llama_family;

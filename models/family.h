@@ -95,6 +95,7 @@ typedef struct kn_family {
     const char *custom; /* the choice of --model whose sizes are options: "custom" */
     double (*flops_per_token)(const void *config, int64_t ctx);
     kn_tensor *(*loss)(void *model, kn_tensor *ids, kn_tensor *targets);
+    kn_tensor *(*documents_loss)(void *model, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin);
     kn_tensor *(*next_logits)(void *model, kn_tensor *ids);
     /* Hugging Face's folders: other "model_type"s that it reads, "a|b" (NULL: none); the reader
      * of config.json (NULL: that of Knap's JSON); how tensors of the files are called here, ended

@@ -8,6 +8,7 @@
  * The root's forward takes ids and gives logits, or takes ids and targets and gives the loss, so
  * that one call of the root is a whole step's forward, as a sharded root needs it. */
 #include "models/gpt.h"
+#include "models/text.h"
 
 #include "kernels/error.h"
 
@@ -38,27 +39,37 @@ typedef struct gpt_call {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static kn_tensor *gpt_block_forward(kn_module *self, kn_tensor *x)
+/* With a mask, where there is one. */
+static kn_tensor *call_masked(void *m, kn_tensor *x, kn_tensor *mask)
+{
+    return mask ? kn_call_with(m, x, mask) : kn_call(m, x);
+}
+
+static kn_values gpt_block_forward(kn_module *self, kn_values in, const void *arg)
 {
     gpt_block *b = (gpt_block *)self;
-    kn_tensor *h = kn_call(&b->attn, kn_call(&b->ln_1, x));
+    kn_tensor *x = in.v[0], *mask = in.n > 1 ? in.v[1] : NULL;
+    (void)arg;
+    kn_tensor *h = call_masked(&b->attn, kn_call(&b->ln_1, x), mask);
     h = kn_add_norm(&b->ln_2, x, h, &x); /* x += h; ln_2(x) */
-    return kn_add(x, kn_call(&b->mlp, h));
+    return KN_VALUES(kn_add(x, kn_call(&b->mlp, h)));
 }
 
 static bool check_input(const gpt_state *s, const kn_values *in)
 {
     char a[96], b[96];
-    if (in->n < 1 || in->n > 2 || kn_ndim(in->v[0]) != 2)
-        return kn_fail("gpt: takes ids [B,T], and targets [B,T] for the loss");
+    if (in->n < 1 || in->n > 3 || kn_ndim(in->v[0]) != 2)
+        return kn_fail("gpt: takes ids [B,T], and targets [B,T] for the loss, and [B,T] where "
+                       "documents begin");
     int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(&s->block[0].attn);
     if (len < 1 || before + len > s->config.ctx)
         return kn_fail("gpt: %lld tokens in a row; the model's context is 1 to %lld",
                        (long long)(before + len), (long long)s->config.ctx);
-    if (in->n == 2 &&
-        (kn_ndim(in->v[1]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[1]), 16) != 0))
-        return kn_fail("gpt: ids are %s but targets %s; both must be [B,T]",
-                       kn_describe(in->v[0], a, sizeof a), kn_describe(in->v[1], b, sizeof b));
+    for (int i = 1; i < in->n; i++)
+        if (kn_ndim(in->v[i]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[i]), 16) != 0)
+            return kn_fail(
+                "gpt: ids are %s but %s %s; both must be [B,T]", kn_describe(in->v[0], a, sizeof a),
+                i == 1 ? "targets" : "documents' begins", kn_describe(in->v[i], b, sizeof b));
     return true;
 }
 
@@ -69,19 +80,22 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
     kn_values out = { 0 };
     if (!check_input(s, &in))
         return out;
-    kn_tensor *ids = in.v[0];
+    kn_tensor *ids = in.v[0], *begin = in.n == 3 ? in.v[2] : NULL;
+    kn_tensor *mask = begin ? kn_document_mask(begin) : NULL;
     const int64_t start = kn_cached_positions(&s->block[0].attn), end = start + kn_size(ids, 1);
     kn_tensor *position = kn_slice(kn_arange(KN_I64, kn_device_of(ids), end), 0, start, end);
+    if (begin) /* a document's positions count from 0 */
+        position = kn_sub(position, begin);
     kn_tensor *x = kn_add(kn_call(&s->wte, ids), kn_call(&s->wpe, position)); /* (B, T, C) */
     x = kn_call(&s->drop, x);
     for (int i = 0; i < s->config.layers; i++)
-        x = kn_call(&s->block[i], x);
+        x = call_masked(&s->block[i], x, mask);
     if (call && call->last && x)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->ln_f, x);
     kn_tensor *head = kn_module_param(&s->wte, "weight");
-    x = in.n == 2 ? kn_linear_cross_entropy(x, head, in.v[1]) /* logits are never whole */
+    x = in.n >= 2 ? kn_linear_cross_entropy(x, head, in.v[1]) /* logits are never whole */
                   : kn_linear(x, head, NULL, false);          /* (B, T, V) */
     if (x)
         out = (kn_values){ 1, { x } };
@@ -109,6 +123,11 @@ kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets)
     return call_root(g, (kn_values){ 2, { ids, targets } }, (gpt_call){ 0 });
 }
 
+kn_tensor *kn_gpt_documents_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin)
+{
+    return call_root(g, (kn_values){ 3, { ids, targets, begin } }, (gpt_call){ 0 });
+}
+
 /* ---- making ---------------------------------------------------------------------------------- */
 
 static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_config *c)
@@ -118,7 +137,7 @@ static bool block_init(gpt_block *b, kn_module *list, int index, const kn_gpt_co
     /* the layers that add to the residual stream start smaller with depth */
     kn_initializer normal = KN_NORMAL_INIT(0.02),
                    proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
-    return kn_module_init((kn_module *)b, gpt_block_forward) &&
+    return kn_module_init_n((kn_module *)b, gpt_block_forward) &&
            kn_module_add(list, name, &b->base) &&
            kn_layer_norm_init(&b->ln_1, &b->base, "ln_1", c->embd, .no_bias = c->no_bias) &&
            kn_self_attention_init(&b->attn, &b->base, "attn", c->embd, c->heads,

@@ -37,6 +37,11 @@ KN_API kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids);
 /* Mean cross-entropy against targets[B, T]; one call of the root module. The logits of all
  * positions never exist at once (kn_linear_cross_entropy). */
 KN_API kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets);
+/* The same of rows that hold several documents, each of which sees itself only, as if it were a row
+ * of its own; its positions count from 0. begin[B,T] (i64): where in the row the token's document
+ * begins. */
+KN_API kn_tensor *kn_gpt_documents_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets,
+                                        kn_tensor *begin);
 KN_API const kn_gpt_config *kn_gpt_config_of(const kn_gpt *g); /* borrowed */
 /* Writes the configuration as JSON, for kn_checkpoint_save's .config, into buf[KN_GPT_CONFIG_TEXT]
  * and returns buf; NULL with an error. */

@@ -62,6 +62,11 @@ static kn_tensor *loss(void *model, kn_tensor *ids, kn_tensor *targets)
     return kn_gpt_loss(model, ids, targets);
 }
 
+static kn_tensor *documents_loss(void *model, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin)
+{
+    return kn_gpt_documents_loss(model, ids, targets, begin);
+}
+
 static kn_tensor *next_logits(void *model, kn_tensor *ids)
 {
     return kn_gpt_next_logits(model, ids);
@@ -188,10 +193,11 @@ static const kn_key_name keys[] = { { "n_layer", "block_count" },
 KN_FAMILY(kn_gpt_family, .noun = "GPT", .prefix = "gpt", .type = "gpt2", .block_class = "gpt_block",
           .size = sizeof(kn_gpt_config), .field = fields, .preset = presets, .check = check,
           .init = init, .fewest_tensors = fewest_tensors, .custom = "custom",
-          .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
-          .import = import, .renames = renames, .optional_prefix = "transformer.", .export = export,
-          .export_more = export_more, .architecture = "GPT2LMHeadModel", .tensors = tensors,
-          .keys = keys, .embedding = "transformer.wte.weight");
+          .flops_per_token = flops_per_token, .loss = loss, .documents_loss = documents_loss,
+          .next_logits = next_logits, .import = import, .renames = renames,
+          .optional_prefix = "transformer.", .export = export, .export_more = export_more,
+          .architecture = "GPT2LMHeadModel", .tensors = tensors, .keys = keys,
+          .embedding = "transformer.wte.weight");
 
 /* ---- functions ------------------------------------------------------------------------------- */
 

@@ -188,9 +188,14 @@ static bool open_checkpoint(kn_imported *x, const char *dir)
     kn_tokenizer *t = kn_import_tokenizer(x);
     if (!t) /* then a text has no end, either */
         kn_clear_error();
-    for (size_t i = 0; t && x->ends == 0 && i < sizeof ends / sizeof *ends; i++)
-        if ((x->end[0] = kn_tokenizer_id(t, ends[i])) >= 0)
-            x->ends = 1;
+    const kn_chat *chat = kn_import_chat(x);
+    if (t && chat && (x->end[0] = kn_tokenizer_id(t, chat->stop)) >= 0)
+        x->ends = 1;
+    for (size_t i = 0; t && i < sizeof ends / sizeof *ends; i++)
+        if ((x->end[x->ends] = kn_tokenizer_id(t, ends[i])) >= 0) {
+            x->ends += x->ends == 0 || x->end[x->ends] != x->end[0];
+            break;
+        }
     kn_tokenizer_free(t);
     return kn_ok();
 }
@@ -277,6 +282,15 @@ kn_tokenizer *kn_import_tokenizer(const kn_imported *x)
 const char *kn_import_note(const kn_imported *x)
 {
     return kn_given(x, "kn_import_note", "the model") && *x->note ? x->note : NULL;
+}
+
+const kn_chat *kn_import_chat(const kn_imported *x)
+{
+    char name[32];
+    if (!x->checkpoint)
+        return kn_chat_of_folder(x->dir);
+    return kn_checkpoint_option(x->checkpoint, "template", name, sizeof name) ? kn_chat_named(name)
+                                                                              : NULL;
 }
 
 int kn_import_ends(const kn_imported *x, const int64_t **ids)

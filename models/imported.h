@@ -76,6 +76,7 @@ typedef struct kn_export_options {
     const kn_tokenizer *tokenizer; /* NULL: none is written */
     const int64_t *ends;           /* [end_count]: ids that end a text; none: "<|endoftext|>" */
     int end_count;
+    const char *chat;  /* the template of its conversations, by name (chatml); NULL: none */
     kn_comm *comm;     /* the ranks that hold module; NULL: kn_world() */
     const kn_ema *ema; /* made for module: its averages are saved */
     kn_dtype dtype;    /* of the file: KN_F32 (the default), KN_BF16, KN_F16 or KN_F64 */

@@ -9,6 +9,7 @@
  * Norms are RMS norms, no layer has a bias. As with models/gpt.c one call of the root is a whole
  * step's forward: it takes ids and gives logits, or takes ids and targets and gives the loss. */
 #include "models/llama.h"
+#include "models/text.h"
 
 #include "kernels/error.h"
 
@@ -39,27 +40,33 @@ typedef struct llama_call {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static kn_tensor *llama_block_forward(kn_module *self, kn_tensor *x)
+static kn_values llama_block_forward(kn_module *self, kn_values in, const void *arg)
 {
     llama_block *b = (llama_block *)self;
-    kn_tensor *h = kn_call(&b->self_attn, kn_call(&b->input_layernorm, x));
+    kn_tensor *x = in.v[0], *mask = in.n > 1 ? in.v[1] : NULL;
+    (void)arg;
+    kn_tensor *h = kn_call(&b->input_layernorm, x);
+    h = mask ? kn_call_with(&b->self_attn, h, NULL, mask) : kn_call(&b->self_attn, h);
     h = kn_add_norm(&b->post_attention_layernorm, x, h, &x); /* x += h; its norm */
-    return kn_add(x, kn_call(&b->mlp, h));
+    return KN_VALUES(kn_add(x, kn_call(&b->mlp, h)));
 }
 
 static bool check_input(const llama_state *s, const kn_values *in)
 {
     char a[96], b[96];
-    if (in->n < 1 || in->n > 2 || kn_ndim(in->v[0]) != 2)
-        return kn_fail("llama: takes ids [B,T], and targets [B,T] for the loss");
+    if (in->n < 1 || in->n > 3 || kn_ndim(in->v[0]) != 2)
+        return kn_fail("llama: takes ids [B,T], and targets [B,T] for the loss, and [B,T] where "
+                       "documents begin");
     int64_t len = kn_size(in->v[0], 1), before = kn_cached_positions(&s->block[0].self_attn);
     if (len < 1 || before + len > s->config.ctx)
         return kn_fail("llama: %lld tokens in a row; the model's context is 1 to %lld",
                        (long long)(before + len), (long long)s->config.ctx);
-    if (in->n == 2 &&
-        (kn_ndim(in->v[1]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[1]), 16) != 0))
-        return kn_fail("llama: ids are %s but targets %s; both must be [B,T]",
-                       kn_describe(in->v[0], a, sizeof a), kn_describe(in->v[1], b, sizeof b));
+    for (int i = 1; i < in->n; i++)
+        if (kn_ndim(in->v[i]) != 2 || memcmp(kn_shape(in->v[0]), kn_shape(in->v[i]), 16) != 0)
+            return kn_fail("llama: ids are %s but %s %s; both must be [B,T]",
+                           kn_describe(in->v[0], a, sizeof a),
+                           i == 1 ? "targets" : "documents' begins",
+                           kn_describe(in->v[i], b, sizeof b));
     return true;
 }
 
@@ -93,14 +100,16 @@ static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
     kn_values out = { 0 };
     if (!check_input(s, &in))
         return out;
+    /* rope sees differences of positions, so these needn't begin anew with a document */
+    kn_tensor *mask = in.n == 3 ? kn_document_mask(in.v[2]) : NULL;
     kn_tensor *x = kn_call(&s->embed_tokens, in.v[0]); /* (B, T, C) */
     for (int i = 0; i < s->config.layers; i++)
-        x = kn_call(&s->block[i], x);
+        x = mask ? kn_call_with(&s->block[i], x, mask) : kn_call(&s->block[i], x);
     if (call && call->last && x)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->norm, x);
-    x = head(self, s, x, in.n == 2 ? in.v[1] : NULL);
+    x = head(self, s, x, in.n >= 2 ? in.v[1] : NULL);
     if (x)
         out = (kn_values){ 1, { x } };
     return out;
@@ -127,6 +136,12 @@ kn_tensor *kn_llama_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets)
     return call_root(g, (kn_values){ 2, { ids, targets } }, (llama_call){ 0 });
 }
 
+kn_tensor *kn_llama_documents_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets,
+                                   kn_tensor *begin)
+{
+    return call_root(g, (kn_values){ 3, { ids, targets, begin } }, (llama_call){ 0 });
+}
+
 /* ---- making ---------------------------------------------------------------------------------- */
 
 static bool block_init(llama_block *b, kn_module *list, int index, const kn_llama_config *c)
@@ -136,7 +151,7 @@ static bool block_init(llama_block *b, kn_module *list, int index, const kn_llam
     /* the layers that add to the residual stream start smaller with depth */
     kn_initializer normal = KN_NORMAL_INIT(0.02),
                    proj = KN_NORMAL_INIT(0.02 / sqrt(2.0 * c->layers));
-    return kn_module_init((kn_module *)b, llama_block_forward) &&
+    return kn_module_init_n((kn_module *)b, llama_block_forward) &&
            kn_module_add(list, name, &b->base) &&
            kn_rms_norm_init(&b->input_layernorm, &b->base, "input_layernorm", c->embd,
                             .eps = c->norm_eps) &&

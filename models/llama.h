@@ -51,6 +51,10 @@ KN_API kn_tensor *kn_llama_next_logits(kn_llama *g, kn_tensor *ids);
  * positions never exist at once (kn_linear_cross_entropy): with .untied the call of lm_head gives
  * the loss, which its hooks see. */
 KN_API kn_tensor *kn_llama_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets);
+/* The same of rows that hold several documents, each of which sees itself only, as if it were a row
+ * of its own. begin[B,T] (i64): where in the row the token's document begins. */
+KN_API kn_tensor *kn_llama_documents_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets,
+                                          kn_tensor *begin);
 /* With the defaults filled in; borrowed. */
 KN_API const kn_llama_config *kn_llama_config_of(const kn_llama *g);
 /* Writes the configuration as JSON with the names of Hugging Face's config.json, for

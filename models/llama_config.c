@@ -288,6 +288,11 @@ static kn_tensor *loss(void *model, kn_tensor *ids, kn_tensor *targets)
     return kn_llama_loss(model, ids, targets);
 }
 
+static kn_tensor *documents_loss(void *model, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin)
+{
+    return kn_llama_documents_loss(model, ids, targets, begin);
+}
+
 static kn_tensor *next_logits(void *model, kn_tensor *ids)
 {
     return kn_llama_next_logits(model, ids);
@@ -297,9 +302,9 @@ KN_FAMILY(kn_llama_family, .noun = "Llama", .prefix = "llama", .type = "llama",
           .block_class = "llama_block", .size = sizeof(kn_llama_config), .field = fields,
           .preset = presets, .fill = fill, .check = check, .init = init,
           .fewest_tensors = fewest_tensors, .read = read, .write = write, .custom = "llama",
-          .flops_per_token = flops_per_token, .loss = loss, .next_logits = next_logits,
-          .also = "mistral|qwen2|qwen3", .renames = renames, .export = export,
-          .architecture = "LlamaForCausalLM", .tensors = tensors, .keys = keys,
+          .flops_per_token = flops_per_token, .loss = loss, .documents_loss = documents_loss,
+          .next_logits = next_logits, .also = "mistral|qwen2|qwen3", .renames = renames,
+          .export = export, .architecture = "LlamaForCausalLM", .tensors = tensors, .keys = keys,
           .embedding = "model.embed_tokens.weight");
 
 /* ---- functions ------------------------------------------------------------------------------- */

@@ -1,35 +1,49 @@
-/* models/text.c: token files, the split, and the windows that make a batch. */
-#include "models/text.h"
-#include "kernels/error_internal.h"
+/* models/text.c: a text's tokens, the split, and the windows that make a batch. */
+#include "autograd/operations.h"
 #include "data/loader_internal.h"
-#include "tensor/checksum.h"
-#include "tensor/files.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory_internal.h"
+#include "models/text_internal.h"
 #include "models/tokens/tokens.h"
+#include "tensor/checksum.h"
 
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "token files are mapped as they are");
-
-#define HEADER_BYTES 64
-static const char MAGIC[8] = "KNTOKENS";
-
-struct kn_text {
-    kn_mapped map;      /* a token file, or zero */
-    void *owned;        /* tokens in memory, or NULL */
-    size_t owned_bytes; /* bytes allocated */
-    const void *tokens; /* [count] of width bytes */
-    int width;          /* 2 or 4 */
-    int64_t count, vocab;
-};
-
-static int64_t token(const kn_text *t, int64_t i)
-{
-    return t->width == 2 ? ((const uint16_t *)t->tokens)[i] : ((const uint32_t *)t->tokens)[i];
-}
 
 /* ---- making -------------------------------------------------------------------------------- */
+
+kn_text *kn_text_new(int64_t vocab)
+{
+    kn_text *t = kn_host_calloc(1, sizeof *t);
+    if (t) {
+        t->vocab = vocab;
+        t->first = -1;
+    }
+    return t;
+}
+
+void kn_text_part_free(kn_text_part *p)
+{
+    kn_file_unmap(&p->map);
+    kn_host_free(p->path);
+    if (p->owned)
+        kn_give(kn_device_memory(KN_CPU), p->owned, p->owned_bytes, KN_MEM_DATA);
+}
+
+bool kn_text_add(kn_text *t, kn_text_part p)
+{
+    int64_t all;
+    if (__builtin_add_overflow(t->count, p.count, &all))
+        kn_fail("a text has more tokens than can be counted");
+    else if (kn_host_grow(&t->part, &t->room, t->parts + 1, sizeof *t->part)) {
+        p.begin = t->count;
+        t->part[t->parts++] = p;
+        t->count = all;
+        t->train = all / 10 * 9 + all % 10 * 9 / 10; /* floor(0.9 all) */
+        return true;
+    }
+    kn_text_part_free(&p);
+    return false;
+}
 
 kn_text *kn_text_encode(const kn_tokenizer *tok, const char *text, size_t len)
 {
@@ -52,17 +66,13 @@ kn_text *kn_text_of_ids(const void *ids, int64_t count, int64_t vocab)
                 (long long)vocab);
         return NULL;
     }
-    kn_text *t = kn_host_calloc(1, sizeof *t);
-    if (!t)
-        return NULL;
-    t->vocab = vocab;
-    t->width = vocab <= 65536 ? 2 : 4;
-    t->count = count;
-    t->owned_bytes = (size_t)count * (size_t)t->width;
-    t->owned = kn_take(kn_device_memory(KN_CPU), t->owned_bytes, KN_MEM_DATA);
-    if (t->owned && count > 0)
-        memcpy(t->owned, ids, t->owned_bytes);
-    if ((t->tokens = t->owned))
+    kn_text *t = kn_text_new(vocab);
+    kn_text_part p = { .width = vocab <= 65536 ? 2 : 4, .count = count };
+    p.owned_bytes = (size_t)count * (size_t)p.width;
+    p.owned = t ? kn_take(kn_device_memory(KN_CPU), p.owned_bytes, KN_MEM_DATA) : NULL;
+    if (p.owned && count > 0)
+        memcpy(p.owned, ids, p.owned_bytes);
+    if ((p.tokens = p.owned) && kn_text_add(t, p))
         return t;
     kn_text_free(t);
     return NULL;
@@ -72,258 +82,58 @@ void kn_text_free(kn_text *t)
 {
     if (!t)
         return;
-    kn_file_unmap(&t->map);
-    if (t->owned)
-        kn_give(kn_device_memory(KN_CPU), t->owned, t->owned_bytes, KN_MEM_DATA);
+    for (int64_t i = 0; i < t->parts; i++)
+        kn_text_part_free(&t->part[i]);
+    kn_host_free(t->part);
+    kn_conversations_free(t->talk);
     kn_host_free(t);
 }
 
-/* llm.c's: 256 numbers, of which these are the first ones, and the third is the count. */
-enum { LLMC_BYTES = 1024 };
-static const struct {
-    int32_t magic, version;
-    int width;
-    int64_t vocab;
-} llmc[] = { { 20240520, 1, 2, 50257 }, { 20240801, 7, 4, 128256 } };
-
-/* Which of them a file begins as; -1: none. */
-static int llmc_of(const kn_mapped *map)
+bool kn_text_append(kn_text *a, kn_text *b)
 {
-    int32_t magic;
-    if (map->size < LLMC_BYTES)
-        return -1;
-    memcpy(&magic, map->data, sizeof magic);
-    return magic == llmc[0].magic ? 0 : magic == llmc[1].magic ? 1 : -1;
-}
-
-static bool read_llmc(kn_text *t, const char *path, int which)
-{
-    int32_t h[3];
-    memcpy(h, t->map.data, sizeof h);
-    t->width = llmc[which].width;
-    t->vocab = llmc[which].vocab;
-    t->count = h[2];
-    t->tokens = t->map.data + LLMC_BYTES;
-    if (h[1] != llmc[which].version)
-        return kn_fail("%s: llm.c's token file of version %d; this program reads version %d", path,
-                       h[1], llmc[which].version);
-    return (h[2] > 0 && (uint64_t)h[2] * (uint64_t)t->width == t->map.size - LLMC_BYTES) ||
-           kn_fail("%s: its header says %d tokens of %d bytes, but %zu bytes follow; it was cut "
-                   "short or is damaged",
-                   path, h[2], t->width, t->map.size - LLMC_BYTES);
-}
-
-static bool is_tokens(const kn_mapped *map)
-{
-    return llmc_of(map) >= 0 ||
-           (map->size >= sizeof MAGIC && memcmp(map->data, MAGIC, sizeof MAGIC) == 0);
-}
-
-bool kn_text_is_tokens(const char *path)
-{
-    kn_mapped map;
-    if (!kn_given_path(path, "kn_text_is_tokens", "the path") ||
-        !kn_file_map(path, "token file", &map))
-        return false;
-    const bool is = is_tokens(&map);
-    kn_file_unmap(&map);
-    return is;
-}
-
-bool kn_text_is_plain(const char *path)
-{
-    kn_mapped map;
-    if (!kn_given_path(path, "kn_text_is_plain", "the path"))
-        return false;
-    const size_t n = strlen(path);
-    if (n < 4 || strcmp(path + n - 4, ".bin") != 0 || !kn_file_map(path, "token file", &map))
-        return false;
-    const bool plain = !is_tokens(&map);
-    kn_file_unmap(&map);
-    return plain;
-}
-
-kn_text *kn_text_map_plain(const char *path, int64_t vocab)
-{
-    if (!kn_given_path(path, "kn_text_map_plain", "the path"))
-        return NULL;
-    if (vocab < 1 || vocab > 65536)
-        return kn_fail_null(
-            "kn_text_map_plain: a vocabulary of %lld; 1 to 65536 ids have two bytes",
-            (long long)vocab);
-    kn_text *t = kn_host_calloc(1, sizeof *t);
-    if (t && kn_file_map(path, "token file", &t->map)) {
-        *t = (kn_text){ .map = t->map,
-                        .tokens = t->map.data,
-                        .width = 2,
-                        .count = (int64_t)t->map.size / 2,
-                        .vocab = vocab };
-        if (t->map.size % 2 == 0)
-            return t;
-        kn_fail("%s has %zu bytes, which is no number of tokens of two bytes", path, t->map.size);
+    bool ok = a && b && kn_conversations_append(a, b);
+    for (int64_t i = 0; b && i < b->parts; i++) {
+        if (ok)
+            ok = kn_text_add(a, b->part[i]); /* which owns it now */
+        else
+            kn_text_part_free(&b->part[i]);
     }
-    kn_text_free(t);
+    if (b)
+        b->parts = 0;
+    kn_text_free(b);
+    return ok;
+}
+
+kn_text *kn_text_join(kn_text *train, kn_text *validation)
+{
+    const int64_t first = train ? train->count : 0,
+                  talks = train && train->talk ? train->talk->count : 0;
+    bool ok = kn_ok() && kn_given(train, "kn_text_join", "the text for training") &&
+              kn_given(validation, "kn_text_join", "the text for validation") &&
+              (train->vocab == validation->vocab ||
+               kn_fail("the text for validation has %lld kinds of token, that for training %lld; "
+                       "both must be of one tokenizer",
+                       (long long)validation->vocab, (long long)train->vocab));
+    if (!ok)
+        kn_text_free(validation);
+    else if ((ok = kn_text_append(train, validation))) {
+        train->train = first;
+        train->given = true;
+        if (train->talk)
+            train->talk->train = talks;
+        return train;
+    }
+    kn_text_free(train);
     return NULL;
-}
-
-/* Reads the header of a mapped token file into t; checks every field. */
-static bool read_header(kn_text *t, const char *path)
-{
-    uint32_t version, width;
-    uint64_t count, vocab;
-    const unsigned char *h = t->map.data;
-    const int which = llmc_of(&t->map);
-    if (which >= 0)
-        return read_llmc(t, path, which);
-    if (t->map.size < HEADER_BYTES || memcmp(h, MAGIC, sizeof MAGIC) != 0)
-        return kn_fail("%s is no token file: it does not begin with KNTOKENS and a header of %d "
-                       "bytes",
-                       path, HEADER_BYTES);
-    memcpy(&version, h + 8, 4);
-    memcpy(&width, h + 12, 4);
-    memcpy(&count, h + 16, 8);
-    memcpy(&vocab, h + 24, 8);
-    if (version != 1)
-        return kn_fail("%s: token file version %u; this program reads version 1", path, version);
-    if (width != 2 && width != 4)
-        return kn_fail("%s: %u bytes a token; 2 and 4 are supported", path, width);
-    for (size_t i = 32; i < HEADER_BYTES; i++)
-        if (h[i] != 0)
-            return kn_fail("%s: byte %zu of its header is not 0", path, i);
-    if (vocab == 0 || vocab > (width == 2 ? 1ull << 16 : 1ull << 31))
-        return kn_fail("%s: a vocabulary of %llu does not go with %u bytes a token", path,
-                       (unsigned long long)vocab, width);
-    uint64_t room = t->map.size - HEADER_BYTES;
-    if (count > room / width || count * width != room)
-        return kn_fail("%s: its header says %llu tokens of %u bytes, but %llu bytes follow; it was "
-                       "cut short or is damaged",
-                       path, (unsigned long long)count, width, (unsigned long long)room);
-    if (count == 0)
-        return kn_fail("%s holds no tokens", path);
-    t->width = (int)width;
-    t->count = (int64_t)count;
-    t->vocab = (int64_t)vocab;
-    t->tokens = h + HEADER_BYTES;
-    return true;
-}
-
-kn_text *kn_text_map(const char *path)
-{
-    if (!kn_given_path(path, "kn_text_map", "the path"))
-        return NULL;
-    kn_text *t = kn_host_calloc(1, sizeof *t);
-    if (!t)
-        return NULL;
-    if (kn_file_map(path, "token file", &t->map) && read_header(t, path))
-        return t;
-    kn_text_free(t);
-    return NULL;
-}
-
-bool kn_text_save(const kn_text *t, const char *path)
-{
-    if (!kn_given(t, "kn_text_save", "the text") ||
-        !kn_given_path(path, "kn_text_save", "the path"))
-        return false;
-    unsigned char h[HEADER_BYTES] = { 0 };
-    uint32_t version = 1, width = (uint32_t)t->width;
-    uint64_t count = (uint64_t)t->count, vocab = (uint64_t)t->vocab;
-    memcpy(h, MAGIC, sizeof MAGIC);
-    memcpy(h + 8, &version, 4);
-    memcpy(h + 12, &width, 4);
-    memcpy(h + 16, &count, 8);
-    memcpy(h + 24, &vocab, 8);
-    return kn_file_write(path, (const void *const[]){ h, t->tokens },
-                         (const size_t[]){ sizeof h, (size_t)count * width }, 2);
-}
-
-/* The tokenizer of a token file lies beside it. NULL without an error where there is none. */
-static bool open_sidecar(const char *path, kn_tokenizer **tokenizer)
-{
-    size_t size = strlen(path) + 6;
-    char *json = kn_host_alloc(size);
-    if (!json)
-        return false;
-    snprintf(json, size, "%s.json", path);
-    if (kn_is_there(json))
-        *tokenizer = kn_tokenizer_load(json);
-    kn_host_free(json);
-    return kn_ok();
-}
-
-/* Checks that text and tokenizer have the same vocabulary. */
-static bool check_vocab(const kn_text *t, const kn_tokenizer *tokenizer, const char *path)
-{
-    if (!tokenizer || kn_tokenizer_vocab(tokenizer) == t->vocab)
-        return true;
-    return kn_fail("%s was made for a vocabulary of %lld, the %s tokenizer has %lld", path,
-                   (long long)t->vocab, kn_tokenizer_kind(tokenizer),
-                   (long long)kn_tokenizer_vocab(tokenizer));
-}
-
-/* The tokenizer for a file that comes with none: NULL is fine for tokens, or an error. */
-static kn_tokenizer *tokenizer_for(const char *path, const char *kind, const kn_mapped *map)
-{
-    kn_tokenizer *made = NULL;
-    if (strcmp(kind, "char") != 0 && strcmp(kind, "byte") != 0) {
-        if (kn_is_there(kind))
-            return kn_tokenizer_load(kind);
-        return kn_ok()
-                   ? kn_fail_null("no tokenizer '%.200s': give char, byte, or the file or folder "
-                                  "of one",
-                                  kind)
-                   : NULL;
-    }
-    if (is_tokens(map))
-        return open_sidecar(path, &made) ? made : NULL;
-    if (kn_text_is_plain(path))
-        return kn_fail_null(
-            "%s holds tokens without a header, as nanoGPT writes them; say how many "
-            "kinds there are (--vocab 50257 for GPT-2's), or give their tokenizer",
-            path);
-    return kn_ok() ? kn_tokenizer_create(kind, (const char *)map->data, map->size) : NULL;
-}
-
-kn_text *kn_text_open(const char *path, const char *kind, kn_tokenizer **tokenizer)
-{
-    kn_mapped map;
-    kn_text *t = NULL;
-    if (!kn_given_path(path, "kn_text_open", "the path") ||
-        !kn_given(kind, "kn_text_open", "the kind of tokenizer") ||
-        !kn_given(tokenizer, "kn_text_open", "the place for the tokenizer") ||
-        !kn_file_map(path, "text file", &map))
-        return NULL;
-    kn_tokenizer *made = *tokenizer ? NULL : tokenizer_for(path, kind, &map),
-                 *by = *tokenizer ? *tokenizer : made;
-    if (kn_ok() && is_tokens(&map))
-        t = kn_text_map(path);
-    else if (kn_ok() && kn_text_is_plain(path))
-        t = kn_text_map_plain(path, kn_tokenizer_vocab(by));
-    else if (kn_ok())
-        t = kn_text_encode(by, (const char *)map.data, map.size);
-    kn_file_unmap(&map);
-    if (!t || !check_vocab(t, by, path)) {
-        kn_tokenizer_free(made);
-        kn_text_free(t);
-        return NULL;
-    }
-    *tokenizer = by;
-    return t;
 }
 
 /* ---- batches ------------------------------------------------------------------------------- */
-
-/* The first token of the validation half: floor(0.9 count). */
-static int64_t split_at(const kn_text *t)
-{
-    return t->count / 10 * 9 + t->count % 10 * 9 / 10;
-}
 
 int64_t kn_text_count(const kn_text *t, kn_text_split split)
 {
     if (!kn_given(t, "kn_text_count", "the text"))
         return 0;
-    return split == KN_TRAIN ? split_at(t) : t->count - split_at(t);
+    return split == KN_TRAIN ? t->train : t->count - t->train;
 }
 
 int64_t kn_text_vocab(const kn_text *t)
@@ -333,12 +143,28 @@ int64_t kn_text_vocab(const kn_text *t)
     return t->vocab;
 }
 
+/* The part with token i. */
+static const kn_text_part *part_of(const kn_text *t, int64_t i)
+{
+    int64_t low = 0, high = t->parts;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (t->part[middle].begin <= i)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &t->part[low];
+}
+
 int64_t kn_text_token(const kn_text *t, int64_t i)
 {
     if (!kn_given(t, "kn_text_token", "the text"))
         return -1;
-    if (i >= 0 && i < t->count)
-        return token(t, i);
+    if (i >= 0 && i < t->count) {
+        const kn_text_part *p = part_of(t, i);
+        return kn_part_token(p, i - p->begin);
+    }
     kn_fail("kn_text_token: there is no token %lld of %lld", (long long)i, (long long)t->count);
     return -1;
 }
@@ -346,7 +172,11 @@ int64_t kn_text_token(const kn_text *t, int64_t i)
 static bool check_split(const kn_text *t, kn_text_split split, int64_t ctx)
 {
     int64_t n = kn_text_count(t, split);
-    const char *name = split == KN_TRAIN ? "training (90 %)" : "validation (10 %)";
+    const char *name = split == KN_TRAIN ? t->given ? "training" : "training (90 %)"
+                       : t->given        ? "validation"
+                                         : "validation (10 %)";
+    if (t->talk)
+        return kn_conversations_check(t, split, ctx);
     if (ctx < 1)
         return kn_fail("a context of %lld tokens: it must be at least 1", (long long)ctx);
     if (n > ctx)
@@ -372,15 +202,19 @@ bool kn_text_check(const kn_text *t, int64_t ctx)
 static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, int64_t i,
                         int64_t ctx, int64_t *x, int64_t *y)
 {
-    int64_t first = split == KN_TRAIN ? 0 : split_at(t), starts = kn_text_count(t, split) - ctx;
+    int64_t first = split == KN_TRAIN ? 0 : t->train, starts = kn_text_count(t, split) - ctx;
     uint64_t stream = kn_random_stream(split == KN_TRAIN ? "data.train" : "data.validation", 0, 0);
     int64_t at = first + kn_random_below(seed, stream, (uint64_t)i, starts);
-    for (int64_t k = 0; k <= ctx; k++) {
-        int64_t id = token(t, at + k);
+    const kn_text_part *p = part_of(t, at);
+    for (int64_t k = 0; k <= ctx; k++, at++) {
+        while (at - p->begin >= p->count)
+            p++;
+        int64_t id = kn_part_token(p, at - p->begin);
         if (id >= t->vocab)
-            return kn_fail("token %lld of the text is %lld, outside the vocabulary of %lld: the "
-                           "token file is damaged, or is of another vocabulary",
-                           (long long)(at + k), (long long)id, (long long)t->vocab);
+            return kn_fail("token %lld of %s is %lld, outside the vocabulary of %lld: the token "
+                           "file is damaged, or is of another vocabulary",
+                           (long long)(at - p->begin), p->path ? p->path : "the text",
+                           (long long)id, (long long)t->vocab);
         if (k < ctx)
             x[k] = id;
         if (k > 0)
@@ -389,43 +223,93 @@ static bool draw_window(const kn_text *t, kn_text_split split, uint64_t seed, in
     return true;
 }
 
-bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
-                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+static bool check_batch(const kn_text *t, kn_text_split split, int64_t first, int64_t batch,
+                        int64_t ctx)
 {
     int64_t end;
-    if (!kn_given(t, "kn_text_batch", "the text") ||
-        !kn_given(x, "kn_text_batch", "the place for x") ||
-        !kn_given(y, "kn_text_batch", "the place for y"))
-        return false;
     if (!check_split(t, split, ctx))
         return false;
     if (batch < 1)
         return kn_fail("kn_text_batch: a batch of %lld rows; it must be at least 1",
                        (long long)batch);
-    if (first < 0 || __builtin_add_overflow(first, batch, &end))
-        return kn_fail("kn_text_batch: there is no window %lld; they count from 0",
-                       (long long)first);
+    return (first >= 0 && !__builtin_add_overflow(first, batch, &end)) ||
+           kn_fail("kn_text_batch: there is no window %lld; they count from 0", (long long)first);
+}
+
+bool kn_text_batch(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
+                   int64_t batch, int64_t ctx, int64_t *x, int64_t *y)
+{
+    if (!kn_given(t, "kn_text_batch", "the text") ||
+        !kn_given(x, "kn_text_batch", "the place for x") ||
+        !kn_given(y, "kn_text_batch", "the place for y") ||
+        !check_batch(t, split, first, batch, ctx))
+        return false;
     for (int64_t r = 0; r < batch; r++)
-        if (!draw_window(t, split, seed, first + r, ctx, x + r * ctx, y + r * ctx))
+        if (t->talk)
+            kn_conversations_row(t, split, seed, first + r, x + r * ctx, y + r * ctx, NULL);
+        else if (!draw_window(t, split, seed, first + r, ctx, x + r * ctx, y + r * ctx))
             return false;
     return true;
 }
 
+bool kn_text_batch_documents(const kn_text *t, kn_text_split split, uint64_t seed, int64_t first,
+                             int64_t batch, int64_t ctx, int64_t *x, int64_t *y, int64_t *begin)
+{
+    if (!kn_given(begin, "kn_text_batch_documents", "the place for begin") ||
+        !kn_text_batch(t, split, seed, first, batch, ctx, x, y))
+        return false;
+    for (int64_t r = 0; t->talk && r < batch; r++)
+        kn_conversations_row(t, split, seed, first + r, x + r * ctx, y + r * ctx, begin + r * ctx);
+    if (t->talk)
+        return true;
+    if (t->first < 0)
+        return kn_fail("kn_text_batch_documents: which token stands between documents of the text "
+                       "isn't known; give it (--end)");
+    for (int64_t r = 0; r < batch; r++)
+        for (int64_t k = 0, from = 0; k < ctx; k++) {
+            from = x[r * ctx + k] == t->first ? k : from;
+            begin[r * ctx + k] = from;
+        }
+    return true;
+}
+
+kn_tensor *kn_document_mask(kn_tensor *begin)
+{
+    if (!begin || kn_ndim(begin) != 2)
+        return begin ? kn_fail_null("kn_document_mask: begin has %d dims; it must be [B,T]",
+                                    kn_ndim(begin))
+                     : NULL;
+    const int64_t rows = kn_size(begin, 0), len = kn_size(begin, 1);
+    return kn_eq(kn_reshape(begin, KN_SHAPE(rows, 1, len, 1)),
+                 kn_reshape(begin, KN_SHAPE(rows, 1, 1, len)));
+}
+
+/* All bytes where they take up to blocks of them, else so many blocks, from the first to the last.
+ */
+static void add_blocks(kn_checksum *sum, const kn_text_part *p, size_t block, size_t blocks)
+{
+    const size_t bytes = (size_t)p->count * (size_t)p->width;
+    const char *tokens = p->tokens;
+    if (bytes <= block * blocks)
+        kn_checksum_add(sum, tokens, bytes);
+    for (size_t i = 0; bytes > block * blocks && i < blocks; i++)
+        kn_checksum_add(sum, tokens + (bytes - block) / (blocks - 1) * i, block);
+}
+
 uint64_t kn_text_hash(const kn_text *t)
 {
-    enum { BLOCK = 1 << 20, BLOCKS = 64 };
+    enum { BLOCK = 1 << 20, BLOCKS = 64, FEW = 4, LEAST = 4096 };
     kn_checksum sum;
     if (!kn_given(t, "kn_text_hash", "the text"))
         return 0;
-    const size_t bytes = (size_t)t->count * (size_t)t->width;
-    const char *tokens = t->tokens;
     kn_checksum_begin(&sum);
     kn_checksum_add(&sum, &t->count, sizeof t->count);
-    if (bytes <= (size_t)BLOCK * BLOCKS)
-        kn_checksum_add(&sum, tokens, bytes);
-    for (size_t i = 0; bytes > (size_t)BLOCK * BLOCKS && i < BLOCKS;
-         i++) /* the first to the last */
-        kn_checksum_add(&sum, tokens + (bytes - BLOCK) / (BLOCKS - 1) * i, BLOCK);
+    if (t->given)
+        kn_checksum_add(&sum, &t->train, sizeof t->train);
+    size_t share = (size_t)BLOCK * BLOCKS / FEW / (size_t)(t->parts > 0 ? t->parts : 1);
+    share = share < LEAST ? LEAST : share;
+    for (int64_t i = 0; i < t->parts; i++)
+        add_blocks(&sum, &t->part[i], t->parts == 1 ? BLOCK : share, t->parts == 1 ? BLOCKS : FEW);
     return kn_checksum_end(&sum);
 }
 
@@ -448,6 +332,9 @@ kn_loader *kn_text_loader_(const kn_text *text, const kn_comm *world, kn_text_op
 {
     static const int64_t endless = (int64_t)1 << 61;
     int64_t tokens;
+    if (text && text->talk)
+        return kn_fail_null("kn_text_loader: the text holds conversations, whose rows "
+                            "kn_text_batch gives");
     if (!text || !check_split(text, o.split, o.ctx))
         return NULL;
     if (o.batch < 1 || o.batch > kn_text_count(text, o.split)) {

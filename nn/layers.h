@@ -250,7 +250,8 @@ KN_API bool kn_sequential_extend(kn_sequential *s, void *const *children, int n)
 /* Self-attention of x[B,T,dim] as in GPT-2: c_attn makes queries, keys and values, c_proj the
  * result. Causal unless .not_causal; grouped key-value heads, rope, and norms of queries and keys
  * (q_norm and k_norm with weights [dim / heads], as in Qwen3) are options. dim must divide
- * into heads, heads into groups of kv_heads. */
+ * into heads, heads into groups of kv_heads. kn_call_with(a, x, mask) takes the mask of
+ * kn_scaled_dot_product_attention, too. */
 typedef struct kn_self_attention {
     kn_module base;
 } kn_self_attention;

@@ -25,11 +25,18 @@ static kn_tensor *heads_of(kn_tensor *x, int64_t heads, int64_t dim)
     return kn_transpose(kn_view(x, KN_SHAPE(kn_size(x, 0), kn_size(x, 1), heads, dim)), 1, 2);
 }
 
-static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
+static kn_values self_attention_forward(kn_module *self, kn_values in, const void *arg)
 {
     attention_state *s = kn_module_data(self);
-    if (kn_ndim(x) != 3)
-        return kn_fail_null("attention: x is %s, should be [B,T,C]", KN_SHOWN(x));
+    kn_tensor *x = in.n > 0 ? in.v[0] : NULL, *mask = in.n > 1 ? in.v[1] : NULL;
+    (void)arg;
+    if (in.n > 2 || !x)
+        kn_fail("attention: takes x[B,T,C], or x and a mask; %d tensors were passed%s", in.n,
+                x ? "" : ", x is NULL");
+    else if (kn_ndim(x) != 3)
+        kn_fail("attention: x is %s, should be [B,T,C]", KN_SHOWN(x));
+    if (!kn_ok())
+        return (kn_values){ 0 };
     int64_t batch = kn_size(x, 0), len = kn_size(x, 1), q_dim = s->heads * s->head_dim,
             kv_dim = s->kv_heads * s->head_dim;
     kn_tensor *qkv = kn_call(&s->c_attn, x), *part[3]; /* (B, T, (H + 2G) D) */
@@ -52,17 +59,19 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
         q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
         k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
     }
-    if (s->cache.capacity && s->o.not_causal)
-        return kn_fail_null("attention: with .not_causal it has no cache (kn_cache_new)");
-    if (!kn_attention_extend(&s->cache, "attention", &k, &v))
-        return NULL;
-    kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal,
-                                                   .dropout = kn_training(self) ? s->o.dropout : 0);
+    if (s->cache.capacity && (s->o.not_causal || mask))
+        kn_fail("attention: with %s it has no cache (kn_cache_new)",
+                mask ? "a mask" : ".not_causal");
+    if (!kn_ok() || !kn_attention_extend(&s->cache, "attention", &k, &v))
+        return (kn_values){ 0 };
+    kn_tensor *y =
+        kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal, .mask = mask,
+                                        .dropout = kn_training(self) ? s->o.dropout : 0);
     if (!y)
-        return NULL;
+        return (kn_values){ 0 };
     y = kn_reshape(kn_transpose(y, 1, 2),
                    KN_SHAPE(batch, len, q_dim)); /* a view: y's memory order is [B,T,H,D] */
-    return kn_call(&s->resid, kn_call(&s->c_proj, y));
+    return KN_VALUES(kn_call(&s->resid, kn_call(&s->c_proj, y)));
 }
 
 static bool check_rope(const char *kind, const char *name, bool rope, double base,
@@ -99,8 +108,8 @@ bool kn_self_attention_init_(kn_self_attention *a, kn_module *parent, const char
         return kn_fail("attention '%s': .qk_norm_eps %g does nothing without .qk_norm", name,
                        o.qk_norm_eps);
     attention_state init = { .heads = heads, .kv_heads = kv, .head_dim = dim / heads, .o = o };
-    if (!kn_layer_begin(a, parent, name, self_attention_forward, "self_attention", &init,
-                        sizeof init))
+    if (!kn_module_init_n((kn_module *)a, self_attention_forward) ||
+        !kn_layer_place(a, parent, name, &init, sizeof init))
         return false;
     attention_state *s = kn_module_data(a);
     int64_t out = dim + 2 * kv * init.head_dim;

@@ -2,6 +2,7 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/imported_internal.h"
+#include "models/programs/chat.h"
 #include "models/record.h"
 #include "models/sample.h"
 #include "models/text.h"
@@ -19,7 +20,8 @@ typedef struct settings {
     int device, dtype, format;
     const char *export, *prompt_file, *prompt_ids, *evaluate;
     int64_t stride;
-    bool print_ids, no_end;
+    const char *system, *template;
+    bool print_ids, no_end, chat;
     char *own_prompt; /* of --prompt-file */
 } settings;
 
@@ -38,8 +40,15 @@ static const kn_option table[] = {
     { "prompt-ids", KN_OPTION_STRING, AT(prompt_ids), NULL,
       "the same as ids with commas between them: 464,2068", .clashes = "prompt" },
     { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "write ids, not text" },
-    { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt, at most",
-      .max = 1 << 24 },
+    { "chat", KN_OPTION_FLAG, AT(chat), NULL,
+      "a conversation: each line of standard input is answered, until its end or /exit",
+      .clashes = "prompt" },
+    { "system", KN_OPTION_STRING, AT(system), NULL, "--chat: the system's message, before all" },
+    { "template", KN_OPTION_NAME, AT(template), "own",
+      "--chat: how messages become a text; own: as the model was trained",
+      .choices = "own|" KN_CHATS },
+    { "tokens", KN_OPTION_INT, AT(tokens), "500",
+      "tokens to write after the prompt, or of an answer, at most", .max = 1 << 24 },
     { "no-end", KN_OPTION_FLAG, AT(no_end), NULL,
       "write on where the model ends the text (<|endoftext|>, or as its configuration says)" },
     { "ctx", KN_OPTION_INT, AT(ctx), NULL, "tokens that the model sees", .min = 1, .max = 1 << 20,
@@ -219,6 +228,10 @@ static bool export_model(const settings *s, kn_module *model, const kn_imported 
                             .tokenizer = t,
                             .dtype = dtypes[s->dtype],
                             .format = (kn_export_format)s->format };
+    const kn_chat *chat = kn_import_chat(from);
+    if (!chat) /* another program's, which isn't known here, isn't told on */
+        kn_clear_error();
+    o.chat = chat ? chat->name : NULL;
     o.end_count = kn_import_ends(from, &o.ends);
     if (!kn_language_save(s->export, model, kn_import_config(from), o))
         return false;
@@ -254,6 +267,15 @@ static bool generate(const settings *s, kn_comm *world)
         return kn_fail("--stride is for --evaluate; leave it out");
     if (s->evaluate && s->export)
         return kn_fail("--evaluate and --export are two tasks; give one of them");
+    const bool own = strcmp(s->template, "own") == 0;
+    if ((s->system || !own) && !s->chat)
+        return kn_fail("--%s is for --chat; leave it out", s->system ? "system" : "template");
+    if (s->chat && (s->prompt_file || s->prompt_ids || s->print_ids || s->no_end))
+        return kn_fail("--chat has prompts and ends of its own; leave --%s out",
+                       s->prompt_file  ? "prompt-file"
+                       : s->prompt_ids ? "prompt-ids"
+                       : s->print_ids  ? "print-ids"
+                                       : "no-end");
     if ((s->dtype || s->format) && !s->export)
         return kn_fail("--%s is for --export; leave it out", s->dtype ? "dtype" : "format");
     if (s->top_p == 0)
@@ -280,7 +302,10 @@ static bool generate(const settings *s, kn_comm *world)
         ok = export_model(s, &model, from, tokenizer, world);
     else if (ok && s->evaluate)
         ok = evaluate(s, &model, c, tokenizer, ctx, world);
-    else
+    else if (ok && s->chat) {
+        const chat_options talk = { own ? NULL : s->template, s->system, ctx, s->tokens, o };
+        ok = chat(&model, from, tokenizer, &talk, world);
+    } else
         ok = ok && write_text(s, &model, from, tokenizer, ctx, o, world);
     kn_module_free(&model);
     kn_tokenizer_free(tokenizer);
@@ -293,7 +318,7 @@ static bool only_for_text(const settings *s, const kn_options *o)
 {
     static const char *const names[] = { "prompt", "prompt-file", "prompt-ids",  "print-ids",
                                          "tokens", "no-end",      "temperature", "top-k",
-                                         "top-p",  "seed" };
+                                         "chat",   "top-p",       "seed" };
     for (size_t i = 0; (s->export || s->evaluate) && i < sizeof names / sizeof *names; i++)
         if (kn_options_given(o, names[i]))
             return kn_fail("--%s is for writing text, which --%s doesn't; leave it out", names[i],

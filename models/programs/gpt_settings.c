@@ -13,8 +13,27 @@
 
 static const kn_option text_rows[] = {
     { "text", KN_OPTION_HEADING },
-    { "data", KN_OPTION_PATH, AT(data), "shakespeare", "a data set (shakespeare) or a file",
+    { "data", KN_OPTION_PATH, AT(data), "shakespeare",
+      "a data set (shakespeare), a text or token file, a folder of them, or a quoted pattern "
+      "('tokens/train_*.bin')",
       .only_read = true },
+    { "val-data", KN_OPTION_PATH, AT(val_data), NULL, "the same to validate with",
+      .only_read = true, .note = "the last 10 % of --data" },
+    { "field", KN_OPTION_STRING, AT(field), NULL,
+      "the data are lines of JSON, with a document in this field of each (text)",
+      .clashes = "separator" },
+    { "separator", KN_OPTION_STRING, AT(separator), NULL,
+      "the data are documents with lines like this one between them" },
+    { "end", KN_OPTION_STRING, AT(end), NULL, "the token that ends a document",
+      .note = "<|endoftext|>, <|end_of_text|> or </s>" },
+    { "template", KN_OPTION_NAME, AT(chat), "none",
+      "the data are conversations in lines of JSON (messages, or prompt and completion), whose "
+      "answers count, written by this template; auto: --init's own, else the first that its "
+      "tokenizer has the tokens of, else chatml",
+      .choices = "none|auto|chatml|llama3|llama2|plain" },
+    { "mask-documents", KN_OPTION_FLAG, AT(mask_documents), NULL,
+      "attention stays inside of a document, whose positions count from 0; a row holds as many "
+      "conversations as fit, not one" },
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), "char",
       "for a text file: char, byte, or a tokenizer's file or folder (knap-tokenize train)",
       .only_read = true, .fixed = true },

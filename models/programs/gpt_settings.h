@@ -15,8 +15,10 @@ typedef union model_size {
 
 typedef struct gpt_settings {
     settings run; /* comes first */
-    const char *data, *tokenizer, *prompt, *init, *model;
+    const char *data, *val_data, *field, *separator, *end, *chat, *tokenizer, *prompt, *init,
+        *model;
     int64_t ctx, sample_tokens, vocab;
+    bool mask_documents;
     model_size sizes[MODEL_OPTIONS];
 } gpt_settings;
 

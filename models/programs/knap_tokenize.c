@@ -5,7 +5,7 @@
 #include "kernels/memory_internal.h"
 #include "models/programs/report.h"
 #include "models/programs/tool.h"
-#include "models/text.h"
+#include "models/text_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 
@@ -17,7 +17,7 @@
 
 typedef struct settings {
     int64_t vocab, least;
-    const char *pattern, *special, *out, *tokenizer, *behind;
+    const char *pattern, *special, *out, *tokenizer, *behind, *field, *separator;
     bool by_line, print_ids, overwrite;
 } settings;
 
@@ -41,8 +41,13 @@ static const kn_option table[] = {
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), NULL,
       "tokenizer.json, tokenizer.model, or a folder with one, or with vocab.json and merges.txt",
       .note = "must be given" },
-    { "behind", KN_OPTION_STRING, AT(behind), NULL, "encode: a token behind each file",
-      .note = "none" },
+    { "behind", KN_OPTION_STRING, AT(behind), NULL, "encode: a token behind each file or document",
+      .note = "none; of documents <|endoftext|>, <|end_of_text|> or </s>" },
+    { "field", KN_OPTION_STRING, AT(field), NULL,
+      "encode: the files are lines of JSON, with a document in this field of each",
+      .clashes = "separator" },
+    { "separator", KN_OPTION_STRING, AT(separator), NULL,
+      "encode: the files are documents with lines like this one between them" },
     { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "encode: the ids, not a token file" },
     { "output", KN_OPTION_HEADING },
     { "out", KN_OPTION_PATH, AT(out), NULL,
@@ -245,8 +250,24 @@ static bool may_write(char *const *path, int count)
             kn_fail("--out %s is a file that isn't of tokens; give another one", given.out));
 }
 
+/* The ids of file i, or of the documents in it. */
+static void *ids_of(const kn_tokenizer *t, const texts *in, int i, const char *path, int64_t end,
+                    int64_t *n)
+{
+    kn_documents d = { 0 };
+    const kn_text_read_options o = { .field = given.field, .separator = given.separator };
+    const kn_dtype dtype = kn_tokenizer_vocab(t) <= 65536 ? KN_U16 : KN_U32;
+    if (!given.field && !given.separator)
+        return kn_tokenizer_list(t, in->text[i], in->length[i], dtype, n);
+    void *ids =
+        kn_documents_read(&d, path, &in->map[i], &o) ? kn_documents_ids(&d, t, end, n) : NULL;
+    kn_documents_free(&d);
+    return ids;
+}
+
 static bool encode(const kn_tokenizer *t, char *const *path, int count)
 {
+    const bool documents = given.field || given.separator;
     texts in = { 0 };
     bar b;
     char *all = NULL;
@@ -261,17 +282,20 @@ static bool encode(const kn_tokenizer *t, char *const *path, int count)
         return false;
     if (given.behind && (behind = kn_tokenizer_id(t, given.behind)) < 0)
         return kn_ok() && kn_fail("--behind %.100s: the tokenizer has no such token", given.behind);
+    if (documents && !given.behind && (behind = kn_text_end(t, NULL, 0)) < 0)
+        return kn_ok() && kn_fail("the tokenizer has no <|endoftext|>; say which of its tokens "
+                                  "ends a document (--behind)");
     bool ok = texts_open(&in, path, count);
     bar_begin(&b, "encode", in.bytes);
     kn_words_tell(bar_move, &b);
     for (int i = 0; ok && i < in.count; i++) {
         int64_t n = 0;
-        void *ids = kn_tokenizer_list(t, in.text[i], in.length[i], dtype, &n);
+        void *ids = ids_of(t, &in, i, path[i], behind, &n);
         ok = ids && kn_host_grow(&all, &room, used + n + 1, width);
         if (ok) {
             memcpy(all + (size_t)used * width, ids, (size_t)n * width);
             used += n;
-            if (behind >= 0) /* little-endian: the low bytes are the id */
+            if (behind >= 0 && !documents) /* little-endian: the low bytes are the id */
                 memcpy(all + (size_t)used++ * width, &behind, width);
         }
         kn_host_free(ids);
@@ -321,11 +345,13 @@ static bool decode_words(const kn_tokenizer *t, char *const *word, int words)
 static bool decode(const kn_tokenizer *t, char *const *word, int words)
 {
     struct stat st;
-    if (given.out || given.behind || given.print_ids)
-        return kn_fail("decode writes text to standard output; leave --%s out", given.out ? "out"
-                                                                                : given.behind
-                                                                                    ? "behind"
-                                                                                    : "print-ids");
+    if (given.out || given.behind || given.print_ids || given.field || given.separator)
+        return kn_fail("decode writes text to standard output; leave --%s out",
+                       given.out         ? "out"
+                       : given.behind    ? "behind"
+                       : given.print_ids ? "print-ids"
+                       : given.field     ? "field"
+                                         : "separator");
     if (words == 0)
         return kn_fail("decode: give a token file, or ids");
     if (words > 1 || kn_look(word[0], &st) != 1)

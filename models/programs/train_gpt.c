@@ -7,7 +7,7 @@
 #include "models/programs/gpt_settings.h"
 #include "models/programs/training.h"
 #include "models/sample.h"
-#include "models/text.h"
+#include "models/text_internal.h"
 #include "models/tokens/tokens.h"
 #include <string.h>
 
@@ -19,7 +19,7 @@ typedef struct gpt_run {
     kn_imported *init;     /* weights to begin with; NULL: none */
     kn_tokenizer *tokenizer;
     kn_text *text;
-    int64_t *x, *y; /* [batch, ctx] */
+    int64_t *x, *y, *begin; /* [batch, ctx] */
 } gpt_run;
 
 /* ---- the task -------------------------------------------------------------------------------- */
@@ -31,8 +31,24 @@ static double bytes_of(const kn_tokenizer *t, const int64_t *id, int64_t n)
     const int64_t vocab = t ? kn_tokenizer_vocab(t) : 0;
     int64_t bytes = 0;
     for (int64_t i = 0; i < n; i++)
-        bytes += id[i] < vocab ? kn_tokenizer_piece(t, id[i], &piece) : 0;
+        bytes += id[i] >= 0 && id[i] < vocab ? kn_tokenizer_piece(t, id[i], &piece) : 0;
     return (double)bytes;
+}
+
+/* The weight of a micro-batch among the `count` ones of a step or an evaluation, which begin at row
+ * `from`: its share of the targets that count, so that the mean of all is that over the targets. */
+static float weight_of(const gpt_run *r, kn_text_split split, int64_t from, int64_t count,
+                       int64_t first)
+{
+    const int64_t rows = r->s.run.batch;
+    int64_t own = 0, all = 0;
+    for (int64_t i = 0; i < count * rows; i++) {
+        const int64_t n =
+            kn_conversations_counted(r->text, split, (uint64_t)r->s.run.seed, from + i);
+        all += n;
+        own += from + i >= first && from + i < first + rows ? n : 0;
+    }
+    return (float)((double)own * (double)count / (double)all);
 }
 
 static bool text_batch(training *t, bool validation, int64_t step, int64_t micro, kn_device device,
@@ -40,19 +56,35 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
 {
     gpt_run *r = (gpt_run *)t;
     const gpt_settings *s = &r->s;
-    const int64_t first = (validation ? 0 : training_samples(t, step)) + micro * s->run.batch;
-    if (!kn_text_batch(r->text, validation ? KN_VALIDATION : KN_TRAIN, (uint64_t)s->run.seed, first,
-                       s->run.batch, s->ctx, r->x, r->y))
+    const int64_t first = (validation ? 0 : training_samples(t, step)) + micro * s->run.batch,
+                  rows = s->run.batch;
+    const kn_text_split split = validation ? KN_VALIDATION : KN_TRAIN;
+    const uint64_t seed = (uint64_t)s->run.seed;
+    if (!(s->mask_documents ? kn_text_batch_documents(r->text, split, seed, first, rows, s->ctx,
+                                                      r->x, r->y, r->begin)
+                            : kn_text_batch(r->text, split, seed, first, rows, s->ctx, r->x, r->y)))
         return false;
-    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(s->run.batch, s->ctx));
-    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(s->run.batch, s->ctx));
-    b->bytes = validation ? bytes_of(r->tokenizer, r->y, s->run.batch * s->ctx) : 0;
-    return b->x && b->y;
+    b->x = kn_from(KN_I64, device, r->x, KN_SHAPE(rows, s->ctx));
+    b->y = kn_from(KN_I64, device, r->y, KN_SHAPE(rows, s->ctx));
+    if (s->mask_documents)
+        b->more = kn_from(KN_I64, device, r->begin, KN_SHAPE(rows, s->ctx));
+    if (r->text->talk) {
+        const int64_t from = validation ? 0 : training_samples(t, step);
+        const float weight =
+            weight_of(r, split, from, validation ? s->run.eval_steps : t->rows / rows, first);
+        b->weight = kn_from(KN_F32, device, &weight, 0, NULL);
+    } else if (validation) /* of conversations only some targets count */
+        b->bytes = bytes_of(r->tokenizer, r->y, rows * s->ctx);
+    return b->x && b->y && kn_ok();
 }
 
 static kn_tensor *model_loss(training *t, const batch *b)
 {
-    return ((gpt_run *)t)->config.family->loss(&t->model, b->x, b->y);
+    gpt_run *r = (gpt_run *)t;
+    const kn_family *f = r->config.family;
+    kn_tensor *loss = b->more ? f->documents_loss(&t->model, b->x, b->y, b->more)
+                              : f->loss(&t->model, b->x, b->y);
+    return b->weight && loss ? kn_mul(loss, kn_cast(b->weight, kn_dtype_of(loss))) : loss;
 }
 
 static bool write_sample(training *t)
@@ -71,8 +103,7 @@ static bool write_sample(training *t)
 /* ---- setting up ------------------------------------------------------------------------------ */
 
 /* The tokenizer of --init; one that is given beside it must be the same, or have as many ids as
- * that of a GGUF. ids: the data are tokens,
- * which need none. */
+ * that of a GGUF. ids: the data are tokens, which need none. */
 static bool init_tokenizer(gpt_run *r, bool ids)
 {
     const bool given = kn_options_given(r->t.options, "tokenizer");
@@ -107,28 +138,70 @@ static bool init_tokenizer(gpt_run *r, bool ids)
                                r->s.tokenizer, r->s.init));
 }
 
+/* The path of a data set, a file, a folder or a pattern, for kn_host_free; NULL with an error. */
+static char *data_path(const char *name)
+{
+    return kn_text_is_pattern(name) ? kn_host_strdup(name) : kn_data_find(name);
+}
+
+/* The text of data_path(name), to which --vocab and the tokenizer belong. */
+static kn_text *read_text(gpt_run *r, const char *name)
+{
+    const gpt_settings *s = &r->s;
+    const bool named = strcmp(s->tokenizer, "char") != 0 && strcmp(s->tokenizer, "byte") != 0;
+    char *path = data_path(name);
+    if (path && s->vocab && !r->tokenizer && named)
+        r->tokenizer = kn_tokenizer_load(s->tokenizer);
+    kn_text *t = path && kn_ok()
+                     ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = s->vocab,
+                                    .field = s->field, .separator = s->separator, .end = s->end,
+                                    .chat = strcmp(s->chat, "none") == 0 ? NULL : s->chat)
+                     : NULL;
+    kn_host_free(path);
+    return t;
+}
+
+/* --template auto becomes one: of --init its own, or the first that its tokenizer has the tokens
+ * of; else chatml. */
+static bool find_template(gpt_run *r)
+{
+    const kn_chat *c = NULL;
+    if (strcmp(r->s.chat, "auto") != 0)
+        return true;
+    if (r->init && !(c = kn_import_chat(r->init)) && kn_ok() && r->tokenizer)
+        c = kn_chat_for(r->tokenizer);
+    return kn_ok() && kn_options_set(r->t.options, "template", c ? c->name : "chatml");
+}
+
+/* Tokens need no tokenizer. */
+static bool data_are_tokens(const char *name)
+{
+    char *path = data_path(name);
+    const bool yes = path && kn_text_holds_tokens(path);
+    kn_host_free(path);
+    return yes;
+}
+
 static bool open_text(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
     if (r->t.from && !(r->tokenizer = kn_checkpoint_tokenizer(r->t.from)))
         return false;
-    char *path = kn_data_find(s->data);
-    const bool plain = path && kn_text_is_plain(path), headed = path && kn_text_is_tokens(path);
-    if (kn_ok() && r->init)
-        init_tokenizer(r, plain || headed);
-    if (!kn_ok()) {
-        kn_host_free(path);
+    const bool ids = r->init && data_are_tokens(s->data);
+    if (!kn_ok() || (r->init && !init_tokenizer(r, ids)) || !find_template(r))
         return false;
+    r->text = read_text(r, s->data);
+    if (r->text && s->val_data) {
+        kn_text *val = read_text(r, s->val_data);
+        r->text = kn_text_join(r->text, val);
     }
-    if (path && s->vocab && !plain)
-        kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
-    else if (plain && s->vocab) {
-        const bool named = strcmp(s->tokenizer, "char") != 0 && strcmp(s->tokenizer, "byte") != 0;
-        if (r->tokenizer || !named || (r->tokenizer = kn_tokenizer_load(s->tokenizer)))
-            r->text = kn_text_map_plain(path, s->vocab);
-    } else if (path && kn_ok())
-        r->text = kn_text_open(path, s->tokenizer, &r->tokenizer);
-    kn_host_free(path);
+    if (r->text && r->text->talk && !kn_text_pack(r->text, s->ctx, s->mask_documents))
+        return false;
+    if (r->text && s->mask_documents && r->text->first < 0 && !r->text->talk)
+        return kn_fail("--mask-documents: which token stands between the documents of %s isn't "
+                       "known; give it by --end, or say where the documents are (--field, "
+                       "--separator)",
+                       s->data);
     if (r->text && !r->tokenizer && (s->run.out || s->run.sample_every > 0))
         return kn_fail(
             "--%s needs a tokenizer, and the token file has none beside it; give it with "
@@ -170,18 +243,21 @@ static bool make_model(gpt_run *r)
     if (vocab > known)
         return kn_fail("the text has %lld kinds of token, the model's vocabulary %lld: %s",
                        (long long)vocab, (long long)known,
-                       r->init ? "its tokens are those of another tokenizer than the model's"
-                               : "use --model custom, or --tokenizer byte");
+                       r->init && r->text->talk
+                           ? "it has no room for the tokens of --template; try --template plain, "
+                             "or one whose tokens the tokenizer has"
+                       : r->init ? "its tokens are those of another tokenizer than the model's"
+                                 : "use --model custom, or --tokenizer byte");
     if (s->ctx > ctx)
         return kn_fail("--ctx %lld is longer than the model's context of %lld", (long long)s->ctx,
                        (long long)ctx);
     const int64_t train = kn_text_count(r->text, KN_TRAIN),
                   rest = kn_text_count(r->text, KN_VALIDATION), most = rest < train ? rest : train;
-    if (most > 1 && s->ctx >= most)
+    if (!r->text->talk && most > 1 && s->ctx >= most)
         return kn_fail("--ctx %lld doesn't fit the text: of its %lld tokens, %lld are for "
-                       "validation; use --ctx %lld or less, or a longer text",
+                       "validation; use --ctx %lld or less, or a longer text%s",
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
-                       (long long)most - 1);
+                       (long long)most - 1, s->val_data ? "" : ", or give --val-data");
     return training_same_model(&r->t, &r->config, &r->saved) && kn_text_check(r->text, s->ctx) &&
            kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
            (r->t.config = kn_config_text(&r->config)) != NULL;
@@ -210,11 +286,12 @@ static bool open_all(training *t)
     const size_t ids = (size_t)(s->run.batch * s->ctx);
     r->x = kn_host_alloc(ids * sizeof *r->x);
     r->y = kn_host_alloc(ids * sizeof *r->y);
+    r->begin = kn_host_alloc(ids * sizeof *r->begin);
     t->block_class = r->config.family->block_class;
     t->items = s->run.batch * s->ctx;
     t->item_flops = r->config.family->flops_per_token(r->config.of, s->ctx);
     t->tokenizer = r->tokenizer;
-    return r->x && r->y;
+    return r->x && r->y && r->begin;
 }
 
 /* Averages begin with these weights. */
@@ -250,9 +327,19 @@ static void print_text(const training *t)
     const gpt_run *r = (const gpt_run *)t;
     const gpt_settings *s = &r->s;
     const int ranks = kn_comm_size(t->world);
-    report_row("text", "%s: %lld tokens to train, %lld to validate", s->data,
+    report_row("text", "%s: %lld tokens to train, %lld to validate%s%s", s->data,
                (long long)kn_text_count(r->text, KN_TRAIN),
-               (long long)kn_text_count(r->text, KN_VALIDATION));
+               (long long)kn_text_count(r->text, KN_VALIDATION), s->val_data ? ", of " : "",
+               s->val_data ? s->val_data : "");
+    if (r->text->talk) {
+        const kn_conversations *c = r->text->talk;
+        report_row("conversations",
+                   "%lld by %s, in %lld rows to train, %lld to validate; %lld longer than a row "
+                   "are cut, %lld left out without an answer",
+                   (long long)c->count, s->chat, (long long)c->train_rows,
+                   (long long)(c->rows - c->train_rows), (long long)c->cut,
+                   (long long)(c->left_out + c->lost));
+    }
     report_row("step", "%lld rows of %lld x %lld micro-batches x %d ranks = %lld tokens",
                (long long)s->run.batch, (long long)s->ctx, (long long)s->run.accum, ranks,
                (long long)(s->run.batch * s->ctx * s->run.accum * ranks));
@@ -261,7 +348,7 @@ static void print_text(const training *t)
 static kn_values example(training *t)
 {
     kn_tensor *ids = kn_empty(KN_I64, KN_META, KN_SHAPE(t->s->batch, ((gpt_run *)t)->s.ctx));
-    return KN_VALUES(ids, ids);
+    return ((gpt_run *)t)->s.mask_documents ? KN_VALUES(ids, ids, ids) : KN_VALUES(ids, ids);
 }
 
 /* ---- the program ----------------------------------------------------------------------------- */
@@ -274,6 +361,7 @@ static void run_free(training *t)
     kn_import_free(r->init);
     kn_host_free(r->x);
     kn_host_free(r->y);
+    kn_host_free(r->begin);
 }
 
 static const trainer of_gpts = {

@@ -246,6 +246,8 @@ void training_end(training *t)
     for (int64_t i = 0; t->fixed && i < t->s->accum; i++) {
         kn_tensor_free(t->fixed[i].x);
         kn_tensor_free(t->fixed[i].y);
+        kn_tensor_free(t->fixed[i].more);
+        kn_tensor_free(t->fixed[i].weight);
     }
     kn_host_free(t->fixed);
     measures_free(t->measures);

@@ -17,8 +17,10 @@
 
 /* The tensors of a micro-batch. */
 typedef struct batch {
-    kn_tensor *x, *y; /* inputs, targets */
-    double bytes;     /* of text that the targets of a validation stand for; 0: unknown, or none */
+    kn_tensor *x, *y;  /* inputs, targets */
+    kn_tensor *more;   /* another input of the model; NULL: none */
+    kn_tensor *weight; /* of its loss among a step's; NULL: 1 */
+    double bytes;      /* of text that the targets of a validation stand for; 0: unknown, or none */
 } batch;
 
 typedef struct training training;

@@ -152,7 +152,9 @@ static bool feed(training *t)
         kn_scope scope = kn_scope_begin();
         batch b = { 0 };
         ok = read_batch(t, a, KN_CPU, &b) && copy_fixed(&t->fixed[a].x, b.x, t->device) &&
-             copy_fixed(&t->fixed[a].y, b.y, t->device);
+             copy_fixed(&t->fixed[a].y, b.y, t->device) &&
+             (!b.more || copy_fixed(&t->fixed[a].more, b.more, t->device)) &&
+             (!b.weight || copy_fixed(&t->fixed[a].weight, b.weight, t->device));
         kn_scope_end(scope);
     }
     return ok;

@@ -143,6 +143,23 @@ json_t *kn_tokenizer_special(int64_t id, const char *text)
                      "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1);
 }
 
+kn_tokenizer *kn_tokenizer_with(const kn_tokenizer *t, const char *const *token, int count)
+{
+    json_error_t error;
+    json_t *root = kn_json_parse(t->json, t->json_size, 0, "a tokenizer", &error);
+    json_t *list = json_object_get(root, "added_tokens");
+    int64_t id = t->vocab;
+    if (root && !json_is_array(list)) {
+        list = json_array();
+        json_object_set_new(root, "added_tokens", list);
+    }
+    for (int i = 0; root && kn_ok() && i < count; i++)
+        if (kn_tokenizer_id(t, token[i]) < 0 &&
+            json_array_append_new(list, kn_tokenizer_special(id++, token[i])) != 0 && kn_ok())
+            kn_fail_memory("a tokenizer");
+    return kn_tokenizer_of_made(root, "a tokenizer");
+}
+
 static json_t *byte_level(bool cuts)
 {
     return json_pack("{s:s, s:b, s:b, s:b}", "type", "ByteLevel", "add_prefix_space", 0,

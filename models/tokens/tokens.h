@@ -173,6 +173,10 @@ json_t *kn_tokenizer_frame(json_t *vocab, json_t *merges, json_t *added, const c
 /* {"id": id, "content": text, "special": true ...}; NULL: no memory. */
 json_t *kn_tokenizer_special(int64_t id, const char *text);
 
+/* t with these tokens as special ones, which get ids behind its own unless it has them; NULL with
+ * an error. */
+kn_tokenizer *kn_tokenizer_with(const kn_tokenizer *t, const char *const *token, int count);
+
 /* The pieces of a SentencePiece model, in order of their ids; their types have its numbers. */
 typedef enum kn_sentence_type {
     KN_SENTENCE_NORMAL = 1,

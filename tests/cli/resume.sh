@@ -80,7 +80,19 @@ resumes "a Llama" 2 "$gpt" "${text[@]}" --model llama --layers 1 --heads 2 --emb
     --rope-base 5000 --rope-factor 2 --rope-original 4 --steps 4 --threads 1
 resumes "rates left open" 3 "$gpt" "${text[@]}" --layers 1 --heads 1 --embd 8 --steps 40 --threads 1
 MORE="--init $ROOT/tests/models/imported/llama_rope" resumes "a model of transformers" 2 "$gpt" "${text[@]}" --steps 4 --threads 1
-covers "$gpt" $cuda other-data init vocab
+mkdir "$TMP/shards"
+for i in 1 2 3; do head -c $((900 * i)) "$TMP/text" >"$TMP/shards/$i.txt"; done
+resumes "a folder of texts" 2 "$gpt" --tokenizer byte --ctx 8 --batch 3 --data "$TMP/shards" --val-data "$TMP/text" --layers 1 --heads 1 --embd 8 --steps 4 --threads 1
+for n in $(seq 20); do echo "{\"words\": \"$(head -c $((2 * n)) "$TMP/text")\"}"; done >"$TMP/lines"
+resumes "masked documents" 2 "$gpt" --data "$TMP/lines" --field words --end "<e>" --mask-documents --ctx 8 --batch 3 --layers 1 \
+    --heads 1 --embd 8 --steps 4 --threads 1
+for n in $(seq 20); do echo "{\"prompt\": \"$n\", \"answer\": \"$(head -c $((2 * n)) "$TMP/text")\"}"; done >"$TMP/talks"
+for how in "" --mask-documents; do
+    # shellcheck disable=SC2086
+    resumes "conversations $how" 3 "$gpt" --data "$TMP/talks" --tokenizer byte --template llama2 --ctx 60 --batch 2 --accum 2 \
+        --layers 1 --heads 1 --embd 8 --steps 11 --eval-every 2 --threads 1 $how
+done
+covers "$gpt" $cuda other-data init vocab separator
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
 check "weights to begin with" "$images" "${pictures[@]}" --model resnet18 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
@@ -173,6 +185,7 @@ run "$gpt" --resume "$TMP/read" --data "$TMP/moved.text" --out "$TMP/elsewhere"
 check "the same text elsewhere will do" succeeds
 echo "the quick brown fox" >>"$TMP/longer"
 changed "a longer text" "these are 2394 + 266 tokens" "$gpt" --resume "$TMP/read"
+changed "data to validate with" "these are" "$gpt" --resume "$TMP/read" --data "$TMP/moved.text" --val-data "$TMP/text" --steps 8 --out "$TMP/read2"
 run "$gpt" --resume "$TMP/read" --tokenizer byte --steps 9
 check "another tokenizer is refused" fails "the training was begun with char"
 

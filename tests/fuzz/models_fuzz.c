@@ -91,6 +91,31 @@ KN_FUZZ(text, .factor = 400, .extra = 2 << 20)
     kn_tokenizer_free(tokenizer);
 }
 
+/* The first byte says how the rest is read: documents of JSON or between separators, conversations by
+ * each template. */
+KN_FUZZ(documents, .factor = 400, .extra = 4 << 20)
+{
+    static const char *const chats[] = { "chatml", "llama3", "llama2", "plain" };
+    enum { CTX = 24 };
+    const int form = size ? data[0] % 6 : 0;
+    int64_t x[2 * CTX], y[2 * CTX], begin[2 * CTX];
+    kn_tokenizer *tokenizer = NULL;
+    kn_text *t = kn_text_read(fuzz_file("lines", data + (size > 0), size - (size > 0)), &tokenizer,
+                              .kind = "byte", .field = form == 0 ? "text" : NULL,
+                              .separator = form == 1 ? "--" : NULL,
+                              .chat = form > 1 ? chats[form - 2] : NULL);
+    const bool fits = t && (form < 2 || kn_text_pack(t, CTX, form % 2)) && kn_text_check(t, CTX);
+    for (int split = 0; fits && split < 2; split++) {
+        FUZZ_CHECK(kn_text_batch_documents(t, (kn_text_split)split, 1, 2, 2, CTX, x, y, begin),
+                   "%s", kn_error());
+        for (int i = 0; i < 2 * CTX; i++)
+            FUZZ_CHECK(x[i] >= 0 && x[i] < kn_text_vocab(t) && y[i] < kn_text_vocab(t) &&
+                       begin[i] >= 0 && begin[i] <= i % CTX);
+    }
+    kn_text_free(t);
+    kn_tokenizer_free(tokenizer);
+}
+
 /* Arguments by lines, as on train_gpt's command line; after an empty one recorded "name=value". */
 KN_FUZZ(options, .factor = 64, .extra = 1 << 20)
 {

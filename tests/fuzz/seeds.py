@@ -111,6 +111,13 @@ def tokens(width, vocab, ids):
 
 
 def write_texts():
+    text = 'To be, or not to be: that is the question.'
+    talk = [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi\n'}, {'role': 'assistant', 'content': text}]
+    seed('documents', 'lines', '0' + ''.join(json.dumps({'text': text[:n]}) + '\n' for n in range(1, 12)))
+    seed('documents', 'parts', '1' + (text + '\n--\n') * 9)
+    for form in '2345':
+        seed('documents', 'talks' + form, form + (json.dumps({'messages': talk}) + '\n') * 12)
+    seed('documents', 'pairs', '5' + (json.dumps({'prompt': 'a', 'answer': 'b'}) + '\n' + json.dumps({'prompt': '', 'completion': ' é '}) + '\n') * 9)
     seed('text', 'plain', 'To be, or not to be: that is the question. Whether \'tis nobler\n')
     seed('text', 'wide', 'naïve €uro 😀' * 9)
     seed('text', 'u16', tokens(2, 5, [i % 5 for i in range(50)]))

@@ -87,7 +87,10 @@ KN_TEST(data, files_that_are_no_texts)
     KN_CHECK_ERROR("cannot open the text file");
     KN_CHECK(!kn_text_open(write_temp("empty.txt", "", 0), "char", &tok));
     KN_CHECK_ERROR("empty.txt is empty");
-    KN_CHECK(!kn_text_open(temp_path(""), "char", &tok));
+    mkdir(temp_path("none"), 0755);
+    KN_CHECK(!kn_text_open(temp_path("none"), "char", &tok));
+    KN_CHECK_ERROR("none holds no texts or token files");
+    KN_CHECK(!kn_text_map(temp_path("none")));
     KN_CHECK_ERROR("is a folder");
     KN_CHECK(!kn_text_open("/dev/null", "char", &tok));
     KN_CHECK_ERROR("is not a regular file");

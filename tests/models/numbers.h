@@ -294,6 +294,8 @@ static kn_tensor *no_loss(void *module, kn_tensor *ids, kn_tensor *targets)
     X(kn_image_loader_options, accum, 0, IMAGES(.batch = 1, .accum = v))                           \
     X(kn_image_loader_options, workers, 0, IMAGES(.batch = 1, .workers = v))                       \
     X(kn_image_loader_options, ahead, 0, IMAGES(.batch = 1, .workers = 1, .ahead = v))             \
+    X(kn_text_read_options, vocab, 0,                                                              \
+      kn_text_free(kn_text_read(in.path, &(kn_tokenizer *){ NULL }, .vocab = v)))                  \
     X(kn_text_options, ctx, UNNAMED, TEXTS(.batch = 1, .ctx = v))                                  \
     X(kn_text_options, batch, 0, TEXTS(.batch = v, .ctx = 1))                                      \
     X(kn_text_options, accum, 0, TEXTS(.batch = 1, .ctx = 1, .accum = v))                          \
