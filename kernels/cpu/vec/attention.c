@@ -1,10 +1,11 @@
-/* kernels/cpu/vec/attention.c: forward of scaled-dot-product attention with memory linear in T.
+/* kernels/cpu/vec/attention.c: forward of scaled-dot-product attention with memory linear in T; few
+ * queries have a way of their own (attention_few.h).
  *
  * A block of queries meets one block of keys after the other and keeps, for each row, the maximum m
  * of its scores z so far, l = sum_s exp(z_s - m) and o = sum_s exp(z_s - m) v_s, rescaled when m
  * grows (online softmax: Milakov and Gimelshein, arXiv:1805.02867). At the end o / l, lse = m + log
  * l. Blocks of queries are independent of each other: threads take them in any order. */
-#include "kernels/cpu/vec/attention.h"
+#include "kernels/cpu/vec/attention_few.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -195,6 +196,8 @@ kn_status VEC_FN(vec_attention)(const void *args)
     if (!attn_hide(a, &x->q, &x->mask, x->window))
         return KN_DECLINED;
     attn_dropout(a, x->dropout_p, kn_seed_of(x->seed, x->seed_at), x->stream);
+    if (attn_few_takes(a))
+        return attn_few_run(a, x);
     f.copies = x->v.dtype != KN_F32 || a->D != a->width;
     const int64_t keys = attn_panels_floats(a);
     const int64_t values = f.copies ? attn_round_up(a->S * a->width, 16) : 0;
