@@ -47,17 +47,14 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
         q = kn_call(&s->q_norm, q);
         k = kn_call(&s->k_norm, k);
     }
-    const int64_t start = kn_cached_positions(self);
-    if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-        k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-    }
-    if (s->cache.capacity && s->o.not_causal)
+    if (s->cache.of && s->o.not_causal)
         return kn_fail_null("attention: with .not_causal it has no cache (kn_cache_new)");
-    if (!kn_attention_extend(&s->cache, "attention", &k, &v))
-        return NULL;
-    kn_tensor *y = kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal,
-                                                   .dropout = kn_training(self) ? s->o.dropout : 0);
+    kn_tensor *y = kn_attend(&s->cache, "attention", q, k, v,
+                             &(kn_attend_options){ .rope = s->o.rope,
+                                                   .rope_base = s->o.rope_base,
+                                                   .rope_scaling = s->o.rope_scaling,
+                                                   .causal = !s->o.not_causal,
+                                                   .dropout = kn_training(self) ? s->o.dropout : 0 });
     if (!y)
         return NULL;
     y = kn_reshape(kn_transpose(y, 1, 2),
@@ -159,23 +156,22 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
         q = kn_call(&s->q_norm, q);
         k = kn_call(&s->k_norm, k);
     }
-    const int64_t start = kn_cached_positions(self);
-    if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-        k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-    }
-    if (s->cache.capacity && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
+    if (s->cache.of && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
         kn_fail(
             "'%s' (multi_head_attention): with a cache (kn_cache_new) it is causal, to x itself, "
             "without a mask",
             kn_module_shown(self->impl));
         return (kn_values){ 0 };
     }
-    if (!kn_attention_extend(&s->cache, kn_module_shown(self->impl), &k, &v))
-        return (kn_values){ 0 };
-    kn_tensor *y = kn_scaled_dot_product_attention(
-        q, k, v, .causal = s->o.causal, .window = s->o.window, .mask = in.n > 2 ? in.v[2] : NULL,
-        .dropout = kn_training(self) ? s->o.dropout : 0);
+    kn_tensor *y =
+        kn_attend(&s->cache, kn_module_shown(self->impl), q, k, v,
+                  &(kn_attend_options){ .rope = s->o.rope,
+                                        .rope_base = s->o.rope_base,
+                                        .rope_scaling = s->o.rope_scaling,
+                                        .causal = s->o.causal,
+                                        .window = s->o.window,
+                                        .mask = in.n > 2 ? in.v[2] : NULL,
+                                        .dropout = kn_training(self) ? s->o.dropout : 0 });
     if (!y)
         return (kn_values){ 0 };
     y = kn_reshape(kn_transpose(y, 1, 2), KN_SHAPE(x->shape[0], x->shape[1], s->heads * head));
