@@ -12,7 +12,7 @@
 
 /* Texts at once: as many as the CPU's products give each row the bits that it has alone
  * (kernels/cpu/vec/gemm_few.h). A GPU's read weights once for any number. */
-enum { AT_ONCE = 4, AT_ONCE_CUDA = 32 };
+enum { AT_ONCE = 4, AT_ONCE_CUDA = 32, MOST = 1 << 20 };
 
 typedef struct text {
     int64_t *ids, n, room;
@@ -294,9 +294,9 @@ static bool check(const void *module, const kn_tokenizer *t, const kn_write_text
         return false;
     if (o->prompts_count > 0 && (o->prompt || o->prompt_ids))
         return kn_fail("kn_write_text: .prompts stands beside .prompt or .prompt_ids; give one");
-    if (o->prompts_count > (1 << 20) || o->samples > (1 << 20))
+    if (o->prompts_count > MOST || o->samples > MOST)
         return kn_fail("kn_write_text: .prompts_count is %lld and .samples %lld; at most %d each",
-                       (long long)o->prompts_count, (long long)o->samples, 1 << 20);
+                       (long long)o->prompts_count, (long long)o->samples, MOST);
     texts |= o->prompts_count == 0 && !o->prompt_ids;
     for (int64_t i = 0; i < o->prompts_count; i++) {
         if (!o->prompts[i].ids && !kn_given(o->prompts[i].text, "kn_write_text", "a prompt"))

@@ -50,6 +50,10 @@ static bool extend(kn_attention_cache *c, int64_t text, const char *name, kn_ten
 static kn_tensor *attend(kn_attention_cache *c, int64_t text, const char *name, kn_tensor *q,
                          kn_tensor *k, kn_tensor *v, const kn_attend_options *o)
 {
+    if (o->q_norm) {
+        q = kn_call(o->q_norm, q);
+        k = kn_call(o->k_norm, k);
+    }
     if (o->rope) {
         const int64_t start = c->of ? length_of(c, text) : 0;
         q = kn_rope(q, o->rope_base, start, .scaling = o->rope_scaling);

@@ -43,14 +43,12 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
     kn_tensor *q = heads_of(part[0], s->heads, s->head_dim),
               *k = heads_of(part[1], s->kv_heads, s->head_dim),
               *v = heads_of(part[2], s->kv_heads, s->head_dim);
-    if (s->o.qk_norm) {
-        q = kn_call(&s->q_norm, q);
-        k = kn_call(&s->k_norm, k);
-    }
     if (s->cache.of && s->o.not_causal)
         return kn_fail_null("attention: with .not_causal it has no cache (kn_cache_new)");
     kn_tensor *y = kn_attend(&s->cache, "attention", q, k, v,
-                             &(kn_attend_options){ .rope = s->o.rope,
+                             &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
+                                                   .k_norm = &s->k_norm,
+                                                   .rope = s->o.rope,
                                                    .rope_base = s->o.rope_base,
                                                    .rope_scaling = s->o.rope_scaling,
                                                    .causal = !s->o.not_causal,
@@ -152,10 +150,6 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
     kn_tensor *q = heads_of(kn_call(&s->q_proj, x), s->heads, head),
               *k = heads_of(kn_call(&s->k_proj, context), s->kv_heads, head),
               *v = heads_of(kn_call(&s->v_proj, context), s->kv_heads, head);
-    if (s->o.qk_norm) {
-        q = kn_call(&s->q_norm, q);
-        k = kn_call(&s->k_norm, k);
-    }
     if (s->cache.of && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
         kn_fail(
             "'%s' (multi_head_attention): with a cache (kn_cache_new) it is causal, to x itself, "
@@ -165,7 +159,9 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
     }
     kn_tensor *y =
         kn_attend(&s->cache, kn_module_shown(self->impl), q, k, v,
-                  &(kn_attend_options){ .rope = s->o.rope,
+                  &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
+                                        .k_norm = &s->k_norm,
+                                        .rope = s->o.rope,
                                         .rope_base = s->o.rope_base,
                                         .rope_scaling = s->o.rope_scaling,
                                         .causal = s->o.causal,

@@ -95,7 +95,8 @@ KN_TEST(cache, texts_of_several_lengths)
             kn_tensor *y = kn_call(&m, kn_cat(token, TEXTS, 0));
             KN_CHECK(y, "%s", kn_error());
             for (int t = 0; t < TEXTS; t++)
-                KN_CHECK(differ(kn_slice(y, 0, t, t + 1), alone[t][k]) == 0, "%d: text %d", i, t);
+                KN_CHECK(differ(kn_slice(y, 0, t, t + 1), alone[t][k]) == 0,
+                         "%d: text %d, token %d: by %g", i, t, k, differ(kn_slice(y, 0, t, t + 1), alone[t][k]));
         }
         KN_CHECK(!kn_call(&m, kn_slice(row[0], 1, 0, 1)));
         KN_CHECK_ERROR("1 rows for the 3 texts of its cache");
