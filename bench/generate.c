@@ -3,12 +3,12 @@
  * weights and the cache, so the share of the bandwidth is the bytes of both times tokens/s over the
  * bytes that a copy reads and writes a second.
  *
- *   generate [--model gpt2|llama] [--dtype f32|bf16] [--tokens N] [--most N]
- *     [--kernels] [--threads N]
+ *   generate [--model gpt2|llama] [--dtype f32|bf16] [--tokens N] [--most N] [--kernels]
+ *     [--threads N]
  *
- * GPT-2 124M and a Llama of the same sizes (stories110m), random weights, contexts of 128, 1,024 and
- * 4,096 tokens (--most leaves out longer ones). The fastest token counts. --kernels: a line a kernel
- * of a token, too. */
+ * GPT-2 124M and a Llama of the same sizes (stories110m), random weights, contexts of 128, 1,024
+ * and 4,096 tokens (--most leaves out longer ones). The fastest token counts. --kernels: a line a
+ * kernel of a token, too. */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
 #include "kernels/kernels.h"
@@ -64,7 +64,8 @@ static double bytes_read(void *model)
     double bytes = 0;
     for (int64_t i = 0, n = kn_params(model, &p); i < n; i++)
         if (!strstr(p[i].name, "wpe"))
-            bytes += (double)kn_numel(p[i].tensor) * (double)kn_dtype_size(kn_dtype_of(p[i].tensor));
+            bytes +=
+                (double)kn_numel(p[i].tensor) * (double)kn_dtype_size(kn_dtype_of(p[i].tensor));
     return bytes;
 }
 
@@ -192,14 +193,17 @@ int main(int argc, char **argv)
                "    [--most N] [--kernels] [--threads N]",
                0);
     kn_comm *world = kn_init(&argc, &argv);
-    const char *model = word(argc, argv, "--model", NULL), *dtype = word(argc, argv, "--dtype", NULL);
-    const plan p = { number(argc, argv, "--tokens", 40), number(argc, argv, "--most", 4096), flag(argc, argv, "--kernels") };
+    const char *model = word(argc, argv, "--model", NULL),
+               *dtype = word(argc, argv, "--dtype", NULL);
+    const plan p = { number(argc, argv, "--tokens", 40), number(argc, argv, "--most", 4096),
+                     flag(argc, argv, "--kernels") };
     static const char *const models[] = { "gpt2", "llama" }, *const dtypes[] = { "f32", "bf16" };
     kn_set_grad_mode(false);
     printf("%s, %d threads, %s\n", kn_cpu_isa(), kn_threads(), kn_cpu_libraries());
     for (int i = 0; i < 4 && kn_ok(); i++) {
         subject s;
-        if ((model && strcmp(model, models[i / 2]) != 0) || (dtype && strcmp(dtype, dtypes[i % 2]) != 0))
+        if ((model && strcmp(model, models[i / 2]) != 0) ||
+            (dtype && strcmp(dtype, dtypes[i % 2]) != 0))
             continue;
         if (begin(&s, world, models[i / 2], kn_dtype_parse(dtypes[i % 2])))
             measure(&s, &p);

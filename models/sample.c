@@ -1,5 +1,5 @@
-/* models/sample.c: choosing tokens from logits. Computed on the host in double, so that equal logits
- * give equal text everywhere. */
+/* models/sample.c: choosing tokens from logits. Computed on the host in double, so that equal
+ * logits give equal text everywhere. */
 #include "models/sample.h"
 #include "kernels/error_internal.h"
 

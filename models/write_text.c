@@ -1,5 +1,5 @@
-/* models/write_text.c: writing texts with a language model, one token after another; several at once
- * share the reading of the weights. */
+/* models/write_text.c: writing texts with a language model, one token after another; several at
+ * once share the reading of the weights. */
 #include "autograd/autograd.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
@@ -16,11 +16,11 @@ enum { AT_ONCE = 4, AT_ONCE_CUDA = 32, MOST = 1 << 20 };
 
 typedef struct text {
     int64_t *ids, n, room;
-    int64_t unseen;  /* of ids the first so many aren't written */
-    int64_t begun;   /* ids of the prompt */
-    int64_t inside;  /* ids in the cache */
-    int64_t shown;   /* ids that are written */
-    int64_t slot;    /* its number in the cache; -1: it waits, or it is done */
+    int64_t unseen; /* of ids the first so many aren't written */
+    int64_t begun;  /* ids of the prompt */
+    int64_t inside; /* ids in the cache */
+    int64_t shown;  /* ids that are written */
+    int64_t slot;   /* its number in the cache; -1: it waits, or it is done */
     bool done;
 } text;
 
@@ -206,9 +206,8 @@ static bool show_texts(writing *w)
     for (; w->count > 1 && ok && w->printed < w->count && w->text[w->printed].done; w->printed++) {
         text *t = &w->text[w->printed];
         if (o->out)
-            fprintf(o->out, "--- %lld of %lld: prompt %lld, seed %llu\n",
-                    (long long)w->printed + 1, (long long)w->count,
-                    (long long)(w->printed / o->samples) + 1,
+            fprintf(o->out, "--- %lld of %lld: prompt %lld, seed %llu\n", (long long)w->printed + 1,
+                    (long long)w->count, (long long)(w->printed / o->samples) + 1,
                     (unsigned long long)(o->draw.seed + (uint64_t)w->printed));
         ok = show(w, t);
         if (o->out)
@@ -305,8 +304,7 @@ static bool check(const void *module, const kn_tokenizer *t, const kn_write_text
     }
     return kn_given(module, "kn_write_text", "the module") &&
            (!texts || kn_given(t, "kn_write_text", "the tokenizer")) &&
-           (o->stop_count == 0 ||
-            kn_given(o->stop_ids, "kn_write_text", "the list of .stop_ids"));
+           (o->stop_count == 0 || kn_given(o->stop_ids, "kn_write_text", "the list of .stop_ids"));
 }
 
 bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
@@ -326,7 +324,9 @@ bool kn_write_text_(void *module, kn_logits_fn logits, const kn_tokenizer *t,
                   .o = &o,
                   .device = cuda ? KN_CUDA : KN_CPU,
                   .count = o.prompts_count * o.samples,
-                  .at_once = !o.cached ? 1 : cuda ? AT_ONCE_CUDA : AT_ONCE };
+                  .at_once = !o.cached ? 1
+                             : cuda    ? AT_ONCE_CUDA
+                                       : AT_ONCE };
     const int64_t all = kn_ok() ? begin_texts(&w) : 0;
     bool ok = all > 0;
     if (ok) {

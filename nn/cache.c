@@ -39,8 +39,8 @@ static bool extend(kn_attention_cache *c, int64_t text, const char *name, kn_ten
         c->kv[i] = NULL;
     const int64_t *s = kn_shape(*k);
     if (!c->kv[text])
-        c->kv[text] = kn_kv_cache_new(kn_dtype_of(*k), kn_device_of(*k), s[0], s[1],
-                                      c->of->capacity, s[3]);
+        c->kv[text] =
+            kn_kv_cache_new(kn_dtype_of(*k), kn_device_of(*k), s[0], s[1], c->of->capacity, s[3]);
     if (!c->kv[text] || !kn_kv_cache_append(c->kv[text], *k, *v, all))
         return kn_ok() && kn_fail("'%s': its cache failed", name);
     *k = all[0], *v = all[1];
@@ -196,8 +196,8 @@ static bool truncate_text(kn_attention_cache *a, int64_t text, int64_t length)
 {
     if (text < a->slots && a->kv[text])
         return kn_kv_cache_truncate(a->kv[text], length);
-    return length == 0 || kn_fail("kn_cache_truncate: to %lld positions; the cache holds none",
-                                  (long long)length);
+    return length == 0 ||
+           kn_fail("kn_cache_truncate: to %lld positions; the cache holds none", (long long)length);
 }
 
 bool kn_cache_truncate(kn_cache *c, int64_t length)

@@ -22,8 +22,9 @@ typedef struct kn_attend_options {
     double dropout;
 } kn_attend_options;
 
-/* The attention of q[B,H,t,D], before norms and rope, to keys and values [B,G,t,D], which with a cache go behind those of
- * the text so far; rope turns by the positions there. Of several texts row i is that of text i. */
+/* The attention of q[B,H,t,D], before norms and rope, to keys and values [B,G,t,D], which with a
+ * cache go behind those of the text so far; rope turns by the positions there. Of several texts row
+ * i is that of text i. */
 kn_tensor *kn_attend(kn_attention_cache *c, const char *name, kn_tensor *q, kn_tensor *k,
                      kn_tensor *v, const kn_attend_options *o);
 

@@ -45,14 +45,15 @@ static kn_tensor *self_attention_forward(kn_module *self, kn_tensor *x)
               *v = heads_of(part[2], s->kv_heads, s->head_dim);
     if (s->cache.of && s->o.not_causal)
         return kn_fail_null("attention: with .not_causal it has no cache (kn_cache_new)");
-    kn_tensor *y = kn_attend(&s->cache, "attention", q, k, v,
-                             &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
-                                                   .k_norm = &s->k_norm,
-                                                   .rope = s->o.rope,
-                                                   .rope_base = s->o.rope_base,
-                                                   .rope_scaling = s->o.rope_scaling,
-                                                   .causal = !s->o.not_causal,
-                                                   .dropout = kn_training(self) ? s->o.dropout : 0 });
+    kn_tensor *y =
+        kn_attend(&s->cache, "attention", q, k, v,
+                  &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
+                                        .k_norm = &s->k_norm,
+                                        .rope = s->o.rope,
+                                        .rope_base = s->o.rope_base,
+                                        .rope_scaling = s->o.rope_scaling,
+                                        .causal = !s->o.not_causal,
+                                        .dropout = kn_training(self) ? s->o.dropout : 0 });
     if (!y)
         return NULL;
     y = kn_reshape(kn_transpose(y, 1, 2),

@@ -41,9 +41,9 @@ static const kn_option table[] = {
     { "prompts", KN_OPTION_PATH, AT(prompt.lines), NULL,
       "a file with a prompt in each line that isn't empty; -: standard input" },
     { "prompt-ids", KN_OPTION_STRING, AT(prompt.ids), NULL,
-      "the same as ids with commas between them: 464,2068; several times, too",
-      .several = true },
-    { "samples", KN_OPTION_INT, AT(samples), "1", "texts of each prompt", .min = 1, .max = 1 << 16 },
+      "the same as ids with commas between them: 464,2068; several times, too", .several = true },
+    { "samples", KN_OPTION_INT, AT(samples), "1", "texts of each prompt", .min = 1,
+      .max = 1 << 16 },
     { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "write ids, not text" },
     { "tokens", KN_OPTION_INT, AT(tokens), "500", "tokens to write after the prompt, at most",
       .max = 1 << 24 },
@@ -67,8 +67,8 @@ static const kn_option table[] = {
     { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32",
       "of weights and computation, or of the exported file", .choices = "f32|bf16|f16" },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
-    { "seed", KN_OPTION_INT, AT(seed), "1337", "seed of the choices; each further text has the next",
-      .max = 9e15 },
+    { "seed", KN_OPTION_INT, AT(seed), "1337",
+      "seed of the choices; each further text has the next", .max = 9e15 },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
       .max = 4096 },
     { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
@@ -219,9 +219,9 @@ static bool generate(const settings *s, kn_comm *world)
 /* --export and --evaluate write no text; a text begins in one way. */
 static bool only_for_text(const settings *s, const kn_options *o)
 {
-    static const char *const names[] = { "prompt", "prompt-file", "prompts",     "prompt-ids",
-                                         "samples", "print-ids",  "tokens",      "no-end",
-                                         "temperature", "top-k",  "top-p",       "seed" };
+    static const char *const names[] = { "prompt",      "prompt-file", "prompts", "prompt-ids",
+                                         "samples",     "print-ids",   "tokens",  "no-end",
+                                         "temperature", "top-k",       "top-p",   "seed" };
     const char *first = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (!kn_options_given(o, names[i]))

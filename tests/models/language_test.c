@@ -163,7 +163,8 @@ KN_TEST(language, writes_from_any_logits)
 KN_TEST(language, texts_at_once_as_alone)
 {
     enum { PROMPTS = 3, SAMPLES = 3 };
-    const kn_prompt prompts[PROMPTS] = { { "ab" }, { .ids = (int64_t[]){ 3, 0, 4, 1, 5 }, 5 },
+    const kn_prompt prompts[PROMPTS] = { { "ab" },
+                                         { .ids = (int64_t[]){ 3, 0, 4, 1, 5 }, 5 },
                                          { "c" } };
     kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", VOCAB);
     for (int kind = GPT; kind <= OWN_HEAD; kind++)
@@ -229,6 +230,13 @@ static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int
     return found;
 }
 
+static void note_share(double share, void *arg)
+{
+    double *last = arg;
+    KN_CHECK(share > *last && share <= 1, "%g behind %g", share, *last);
+    *last = share;
+}
+
 /* Each token once, from the window in which it comes first; texts of any length, batches of any. */
 KN_TEST(language, a_text_is_evaluated)
 {
@@ -245,7 +253,7 @@ KN_TEST(language, a_text_is_evaluated)
     for (int64_t n = 2; n <= MOST; n = n < 9 ? n + 1 : n + 5)
         for (int64_t stride = 1; stride <= CTX; stride++) {
             kn_text *text = kn_text_of_ids(tokens, n, VOCAB);
-            double sum = 0;
+            double sum = 0, share = 0;
             for (int64_t i = 1; i < n; i++) {
                 int64_t from = 0; /* of the first window that holds token i as a target */
                 while (from + CTX < i)
@@ -253,8 +261,10 @@ KN_TEST(language, a_text_is_evaluated)
                 sum += surprise(f, &m, ids, from, i);
             }
             KN_CHECK(kn_text_evaluate(&m, f->loss, text, &score, .ctx = CTX, .stride = stride,
-                                      .batch = 1 + n % 3, .tokenizer = t, .comm = kn_comm_self()),
+                                      .batch = 1 + n % 3, .tokenizer = t, .comm = kn_comm_self(),
+                                      .tell = note_share, .tell_arg = &share),
                      "%s", kn_error());
+            KN_CHECK(share == 1);
             KN_CHECK(score.tokens == n - 1 && score.bytes == n - 1);
             KN_CHECK(fabs(score.loss - sum / (double)(n - 1)) < 1e-5,
                      "%d tokens, stride %d: %g, %g", (int)n, (int)stride, score.loss,

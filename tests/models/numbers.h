@@ -244,7 +244,7 @@ static kn_tensor *no_loss(void *module, kn_tensor *ids, kn_tensor *targets)
 #define EVALUATE(...)                                                                              \
     kn_text_evaluate(&in.l, no_loss, in.text, &(kn_text_score){ 0 }, .comm = kn_comm_self(),       \
                      __VA_ARGS__)
-#define WRITE(...)   (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
+#define WRITE(...) (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
 #define WRITES(...)                                                                                \
     (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompts = &(kn_prompt){ "a" }, __VA_ARGS__)
 #define IMAGES(...)  LOADER(kn_image_loader(in.set, NULL, __VA_ARGS__))

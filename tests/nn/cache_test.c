@@ -96,7 +96,8 @@ KN_TEST(cache, texts_of_several_lengths)
             KN_CHECK(y, "%s", kn_error());
             for (int t = 0; t < TEXTS; t++)
                 KN_CHECK(differ(kn_slice(y, 0, t, t + 1), alone[t][k]) == 0,
-                         "%d: text %d, token %d: by %g", i, t, k, differ(kn_slice(y, 0, t, t + 1), alone[t][k]));
+                         "%d: text %d, token %d: by %g", i, t, k,
+                         differ(kn_slice(y, 0, t, t + 1), alone[t][k]));
         }
         KN_CHECK(!kn_call(&m, kn_slice(row[0], 1, 0, 1)));
         KN_CHECK_ERROR("1 rows for the 3 texts of its cache");
