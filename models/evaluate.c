@@ -65,8 +65,11 @@ static bool run(evaluation *e, kn_text_score *out)
     const int64_t round = e->o.batch * ranks; /* windows of a call on every rank */
     double *all = kn_host_calloc((size_t)ranks * 2, sizeof *all);
     bool ok = all != NULL;
-    for (int64_t w = 0; ok && w < e->windows; w += round)
+    for (int64_t w = 0; ok && w < e->windows; w += round) {
         ok = batch(e, w + kn_rank(comm) * e->o.batch);
+        if (ok && e->o.tell)
+            e->o.tell(fmin(1, (double)(w + round) / (double)e->windows), e->o.tell_arg);
+    }
     if (ok && ranks > 1)
         ok = kn_all_gather(comm, all, e->sums, 2, KN_F64, kn_compute_stream(KN_CPU), "losses");
     else if (ok)

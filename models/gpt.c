@@ -82,8 +82,7 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
         return out;
     kn_tensor *ids = in.v[0], *begin = in.n == 3 ? in.v[2] : NULL;
     kn_tensor *mask = begin ? kn_document_mask(begin) : NULL;
-    const int64_t start = kn_cached_positions(&s->block[0].attn), end = start + kn_size(ids, 1);
-    kn_tensor *position = kn_slice(kn_arange(KN_I64, kn_device_of(ids), end), 0, start, end);
+    kn_tensor *position = kn_token_positions(&s->block[0].attn, ids);
     if (begin) /* a document's positions count from 0 */
         position = kn_sub(position, begin);
     kn_tensor *x = kn_add(kn_call(&s->wte, ids), kn_call(&s->wpe, position)); /* (B, T, C) */

@@ -223,9 +223,31 @@ void kn_options_free(kn_options *o)
 
 /* ---- the command line ---------------------------------------------------------------------- */
 
+/* One more value of an option that has several. */
+static bool give_one_more(kn_options *o, int i, const char *text)
+{
+    kn_option_value *v = &o->values[i];
+    const bool first = v->origin != KN_VALUE_GIVEN;
+    if (strpbrk(text, KN_OPTION_BETWEEN))
+        return kn_fail("--%s has the character U+001E, which it can't have", o->table[i].name);
+    const size_t size = (first ? 0 : strlen(v->text) + 1) + strlen(text) + 1;
+    char *all = kn_host_alloc(size);
+    if (!all)
+        return false;
+    snprintf(all, size, "%s%s%s", first ? "" : v->text, first ? "" : KN_OPTION_BETWEEN, text);
+    const bool ok = store(o, i, all);
+    kn_host_free(all);
+    if (ok)
+        v->origin = KN_VALUE_GIVEN;
+    return ok;
+}
+
+/* Sets row i to a text of the command line; the same option with another value is an error. */
 bool kn_options_give(kn_options *o, int i, const char *text)
 {
     kn_option_value *v = &o->values[i];
+    if (o->table[i].several)
+        return give_one_more(o, i, text);
     if (v->origin == KN_VALUE_GIVEN && v->text && strcmp(v->text, text) != 0)
         return kn_fail("--%s is given twice, as %s and as %s; keep one", o->table[i].name, v->text,
                        text);

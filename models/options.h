@@ -14,7 +14,8 @@
  *
  * Long names only: "--name value", "--name=value"; flags: "--name", "--no-name",
  * "--name=true|false". An unknown option, a missing or bad value, a value out of range, and an
- * option given twice with two values are errors; nothing is ever ignored. */
+ * option given twice with two values, unless it is one of .several, are errors; nothing is ever
+ * ignored. */
 #ifndef KNAP_MODELS_OPTIONS_H
 #define KNAP_MODELS_OPTIONS_H
 
@@ -71,7 +72,9 @@ typedef struct kn_option {
     bool only_read; /* PATH: the program writes nothing there, so a checkpoint may name it */
     bool fixed;     /* a resumed run can't have another value than the checkpoint's */
     bool own;       /* each rank may have its own value: kn_options_agree compares all others */
+    bool several;   /* STRING: given again, it has one value more, behind KN_OPTION_BETWEEN */
 } kn_option;
+#define KN_OPTION_BETWEEN "\036" /* between the values of .several, which can't have it */
 
 typedef struct kn_options kn_options;
 

@@ -29,10 +29,18 @@ typedef struct kn_sample_options {
 KN_API int64_t kn_sample(const float *logits, int64_t vocab, const kn_sample_options *o,
                          int64_t index);
 
-/* Returns the logits of the token after the last of ids[1, T] (i64): [V], [1, V], or [1, T, V],
- * whose last position is read. V is at least the tokenizer's vocabulary. NULL will do for kn_gpt
- * and kn_llama; kn_gpt_next_logits as a kn_logits_fn computes the last position's alone. */
+/* Returns the logits of the tokens after the last ones of ids[B, T] (i64): [B, V], or [B, T, V],
+ * whose last position is read; for B = 1 also [V]. B is above 1 only for several texts that are
+ * .cached. V is at least the tokenizer's vocabulary. NULL will do for kn_gpt and kn_llama;
+ * kn_gpt_next_logits as a kn_logits_fn computes the last position's alone. */
 typedef kn_tensor *(*kn_logits_fn)(void *module, kn_tensor *ids);
+
+/* How a text begins: with a text, or with ids[count], as they are. */
+typedef struct kn_prompt {
+    const char *text;
+    const int64_t *ids; /* NULL: text */
+    int64_t count;
+} kn_prompt;
 
 typedef struct kn_write_text_options {
     KN_BEGIN_OPTIONS;
@@ -41,7 +49,14 @@ typedef struct kn_write_text_options {
     const char *prompt;
     const int64_t *prompt_ids; /* [prompt_count] */
     int64_t prompt_count;
-    int64_t tokens;          /* written after the prompt, at most */
+    /* Several texts: prompts in the place of the one above, each of them `samples` times (0: once).
+     * Text i, from 0, has the seed .draw.seed + i and the tokens that it has alone with this seed,
+     * up to the rounding of a GPU's products. Those that are .cached are computed 4 at once (on a
+     * GPU 32). Each is written when it and those before are whole: a line "--- 1 of 6: prompt 1,
+     * seed 1337", the text, a new line. One text is written token by token. */
+    const kn_prompt *prompts; /* [prompts_count] */
+    int64_t prompts_count, samples;
+    int64_t tokens;          /* written after each prompt, at most */
     const int64_t *stop_ids; /* [stop_count]: one of them ends the text, and isn't written */
     int stop_count;
     bool print_ids;         /* numbers, with blanks between them, not their text */
@@ -81,6 +96,8 @@ typedef struct kn_text_evaluate_options {
     int64_t batch;  /* windows at a time; 0: 1 */
     const kn_tokenizer *tokenizer; /* of the text, to count its bytes; NULL: they aren't counted */
     kn_comm *comm;                 /* ranks that share the windows; NULL: kn_world() */
+    void (*tell)(double share, void *arg); /* called with the share that is done; may be NULL */
+    void *tell_arg;
 } kn_text_evaluate_options;
 /* Predicts all of a text, in evaluation mode, without gradients. Collective. */
 KN_API bool kn_text_evaluate_(void *module, kn_loss_fn loss, const kn_text *text,

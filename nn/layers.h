@@ -316,17 +316,28 @@ KN_API bool kn_multi_head_attention_init_(kn_multi_head_attention *a, kn_module 
  *     y = kn_gpt_next_logits(&net, token);    // [1, 1], at position T
  *
  * Grad mode must be off, attention causal and to x itself. A net whose positions are its own, as
- * the rows of an embedding, asks kn_cached_positions where it is. The caches take their memory at
- * the first forward, for rows of as many tokens. The caller frees it before module; a module has
- * one at a time. NULL with an error. */
+ * the rows of an embedding, asks kn_token_positions. The caches take their memory at the first
+ * forward, for rows of as many tokens. The caller frees it before module; a module has one at a
+ * time. NULL with an error. */
 typedef struct kn_cache kn_cache;
 KN_API kn_cache *kn_cache_new(void *module, int64_t capacity); /* positions */
 KN_API void kn_cache_free(kn_cache *c);                        /* NULL is fine */
 KN_API int64_t kn_cache_length(const kn_cache *c);             /* positions so far */
 /* Forgets the positions from length on; 0: all. */
 KN_API bool kn_cache_truncate(kn_cache *c, int64_t length);
+/* Texts of different lengths in one cache: the next forwards have n rows, of which row i goes on
+ * with text texts[i]; one text alone, as number 0 is at first, may be of several rows of one
+ * length. Texts have numbers of the caller's choice, from 0; each takes memory for the capacity
+ * when it begins. kn_cache_truncate is about the selected texts, kn_cache_length and
+ * kn_cached_positions say the longest one's. Each row is attended to alone, so it gives the same
+ * bits as alone wherever the products do, as the CPU's do for up to 4 rows. */
+enum { KN_CACHE_TEXTS = 64 }; /* selected at once */
+KN_API bool kn_cache_select(kn_cache *c, const int64_t *texts, int n);
 /* Of an attention, 0 where it has no cache. */
 KN_API int64_t kn_cached_positions(const void *attention);
+/* The positions of tokens ids[B, T] in a net with this attention: [T] (i64), from 0 or behind those
+ * in its cache, or [B, T] where several texts are selected. */
+KN_API kn_tensor *kn_token_positions(const void *attention, kn_tensor *ids);
 
 /* c_proj(gelu(c_fc(x))) of x[..., dim], hidden = 4 dim unless given, dropout at the end. */
 typedef struct kn_mlp {

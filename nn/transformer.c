@@ -50,23 +50,21 @@ static kn_values self_attention_forward(kn_module *self, kn_values in, const voi
     kn_tensor *q = heads_of(part[0], s->heads, s->head_dim),
               *k = heads_of(part[1], s->kv_heads, s->head_dim),
               *v = heads_of(part[2], s->kv_heads, s->head_dim);
-    if (s->o.qk_norm) {
-        q = kn_call(&s->q_norm, q);
-        k = kn_call(&s->k_norm, k);
-    }
-    const int64_t start = kn_cached_positions(self);
-    if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-        k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-    }
-    if (s->cache.capacity && (s->o.not_causal || mask))
+    if (s->cache.of && (s->o.not_causal || mask)) {
         kn_fail("attention: with %s it has no cache (kn_cache_new)",
                 mask ? "a mask" : ".not_causal");
-    if (!kn_ok() || !kn_attention_extend(&s->cache, "attention", &k, &v))
         return (kn_values){ 0 };
+    }
     kn_tensor *y =
-        kn_scaled_dot_product_attention(q, k, v, .causal = !s->o.not_causal, .mask = mask,
-                                        .dropout = kn_training(self) ? s->o.dropout : 0);
+        kn_attend(&s->cache, "attention", q, k, v,
+                  &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
+                                        .k_norm = &s->k_norm,
+                                        .rope = s->o.rope,
+                                        .rope_base = s->o.rope_base,
+                                        .rope_scaling = s->o.rope_scaling,
+                                        .causal = !s->o.not_causal,
+                                        .mask = mask,
+                                        .dropout = kn_training(self) ? s->o.dropout : 0 });
     if (!y)
         return (kn_values){ 0 };
     y = kn_reshape(kn_transpose(y, 1, 2),
@@ -164,27 +162,24 @@ static kn_values multi_head_attention_forward(kn_module *self, kn_values in, con
     kn_tensor *q = heads_of(kn_call(&s->q_proj, x), s->heads, head),
               *k = heads_of(kn_call(&s->k_proj, context), s->kv_heads, head),
               *v = heads_of(kn_call(&s->v_proj, context), s->kv_heads, head);
-    if (s->o.qk_norm) {
-        q = kn_call(&s->q_norm, q);
-        k = kn_call(&s->k_norm, k);
-    }
-    const int64_t start = kn_cached_positions(self);
-    if (s->o.rope) {
-        q = kn_rope(q, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-        k = kn_rope(k, s->o.rope_base, start, .scaling = s->o.rope_scaling);
-    }
-    if (s->cache.capacity && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
+    if (s->cache.of && (!s->o.causal || context != x || (in.n > 2 && in.v[2]))) {
         kn_fail(
             "'%s' (multi_head_attention): with a cache (kn_cache_new) it is causal, to x itself, "
             "without a mask",
             kn_module_shown(self->impl));
         return (kn_values){ 0 };
     }
-    if (!kn_attention_extend(&s->cache, kn_module_shown(self->impl), &k, &v))
-        return (kn_values){ 0 };
-    kn_tensor *y = kn_scaled_dot_product_attention(
-        q, k, v, .causal = s->o.causal, .window = s->o.window, .mask = in.n > 2 ? in.v[2] : NULL,
-        .dropout = kn_training(self) ? s->o.dropout : 0);
+    kn_tensor *y =
+        kn_attend(&s->cache, kn_module_shown(self->impl), q, k, v,
+                  &(kn_attend_options){ .q_norm = s->o.qk_norm ? &s->q_norm : NULL,
+                                        .k_norm = &s->k_norm,
+                                        .rope = s->o.rope,
+                                        .rope_base = s->o.rope_base,
+                                        .rope_scaling = s->o.rope_scaling,
+                                        .causal = s->o.causal,
+                                        .window = s->o.window,
+                                        .mask = in.n > 2 ? in.v[2] : NULL,
+                                        .dropout = kn_training(self) ? s->o.dropout : 0 });
     if (!y)
         return (kn_values){ 0 };
     y = kn_reshape(kn_transpose(y, 1, 2), KN_SHAPE(x->shape[0], x->shape[1], s->heads * head));

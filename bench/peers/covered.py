@@ -23,7 +23,7 @@ WITHOUT = {
     'kn_is_channels_last': 'tells about memory; no tensor comes out',
     'kn_kv_cache_new': CACHE, 'kn_kv_cache_free': CACHE, 'kn_kv_cache_append': CACHE, 'kn_kv_cache_length': CACHE,
     'kn_kv_cache_truncate': CACHE, 'kn_cache_new': CACHE, 'kn_cache_free': CACHE, 'kn_cache_length': CACHE,
-    'kn_cache_truncate': CACHE, 'kn_cached_positions': CACHE,
+    'kn_cache_truncate': CACHE, 'kn_cache_select': CACHE, 'kn_token_positions': CACHE, 'kn_cached_positions': CACHE,
     'kn_sequential_append': 'in the row of kn_sequential_init', 'kn_sequential_extend': 'in the row of kn_sequential_init',
     'kn_batch_norm_relu': 'the bits of kn_batch_norm_init, kn_add and kn_relu: conv.norm_and_relu compares them',
     'kn_add_layer_norm': SUM, 'kn_add_rms_norm': SUM, 'kn_add_norm': 'kn_add and a call of the norm: layers.norms_of_sums compares them',

@@ -3,27 +3,31 @@
 #include "kernels/memory_internal.h"
 #include "models/imported_internal.h"
 #include "models/programs/chat.h"
+#include "models/programs/prompts.h"
+#include "models/programs/tool.h"
 #include "models/record.h"
 #include "models/sample.h"
 #include "models/text.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct settings {
-    const char *from, *prompt, *tokenizer;
-    int64_t tokens, ctx, top_k, seed, ranks, threads;
+    const char *from, *tokenizer;
+    prompt_settings prompt;
+    int64_t samples, tokens, ctx, top_k, seed, ranks, threads;
     double temperature, top_p;
     int device, dtype, format;
-    const char *export, *prompt_file, *prompt_ids, *evaluate;
+    const char *export, *evaluate;
     int64_t stride;
     const char *system, *template;
     bool print_ids, no_end, chat;
-    char *own_prompt; /* of --prompt-file */
+    prompts prompts;
 } settings;
+
+static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* of --dtype */
 
 #define AT(field) offsetof(settings, field)
 
@@ -34,15 +38,20 @@ static const kn_option table[] = {
       "weights of a GPT-2" },
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), NULL,
       "the tokenizer: a tokenizer.json, or a folder with one", .note = "the model's own" },
-    { "prompt", KN_OPTION_STRING, AT(prompt), "\n", "the text's beginning", .note = "a new line" },
-    { "prompt-file", KN_OPTION_PATH, AT(prompt_file), NULL,
-      "the same in a file; -: from standard input", .clashes = "prompt" },
-    { "prompt-ids", KN_OPTION_STRING, AT(prompt_ids), NULL,
-      "the same as ids with commas between them: 464,2068", .clashes = "prompt" },
+    { "prompt", KN_OPTION_STRING, AT(prompt.prompt), "\n",
+      "the text's beginning; given several times: of several texts", .note = "a new line",
+      .several = true },
+    { "prompt-file", KN_OPTION_PATH, AT(prompt.file), NULL,
+      "the same in a file; -: from standard input" },
+    { "prompts", KN_OPTION_PATH, AT(prompt.lines), NULL,
+      "a file with a prompt in each line that isn't empty; -: standard input" },
+    { "prompt-ids", KN_OPTION_STRING, AT(prompt.ids), NULL,
+      "the same as ids with commas between them: 464,2068; several times, too", .several = true },
+    { "samples", KN_OPTION_INT, AT(samples), "1", "texts of each prompt", .min = 1,
+      .max = 1 << 16 },
     { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "write ids, not text" },
     { "chat", KN_OPTION_FLAG, AT(chat), NULL,
-      "a conversation: each line of standard input is answered, until its end or /exit",
-      .clashes = "prompt" },
+      "a conversation: each line of standard input is answered, until its end or /exit" },
     { "system", KN_OPTION_STRING, AT(system), NULL, "--chat: the system's message, before all" },
     { "template", KN_OPTION_NAME, AT(template), "own",
       "--chat: how messages become a text; own: as the model was trained",
@@ -69,10 +78,11 @@ static const kn_option table[] = {
     { "format", KN_OPTION_CHOICE, AT(format), "hf",
       "of the export: for transformers, llama.cpp (model.gguf), or llm.c (model.bin; a GPT only)",
       .choices = "hf|gguf|llmc" },
-    { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32", "of the exported file",
-      .choices = "f32|bf16|f16" },
+    { "dtype", KN_OPTION_CHOICE, AT(dtype), "f32",
+      "of weights and computation, or of the exported file", .choices = "f32|bf16|f16" },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
-    { "seed", KN_OPTION_INT, AT(seed), "1337", "seed of the choices", .max = 9e15 },
+    { "seed", KN_OPTION_INT, AT(seed), "1337",
+      "seed of the choices; each further text has the next", .max = 9e15 },
     { "ranks", KN_OPTION_INT, AT(ranks), "1", "processes that share the weights", .min = 1,
       .max = 4096 },
     { "threads", KN_OPTION_INT, AT(threads), NULL, "threads of each rank", .max = 1024,
@@ -103,70 +113,6 @@ static int64_t context(const settings *s, const kn_checkpoint *c, int64_t most)
     return !kn_ok() ? 0 : s->ctx ? s->ctx : trained > 0 && trained < most ? trained : most;
 }
 
-/* The prompt of --prompt-file, for kn_host_free. */
-static char *read_prompt(const char *path)
-{
-    char *text = NULL;
-    int64_t n = 0, room = 0;
-    FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    if (!f) {
-        kn_fail_system("cannot open the prompt %s: %m", path);
-        return NULL;
-    }
-    while (kn_host_grow(&text, &room, n + 4096, 1)) {
-        const size_t got = fread(text + n, 1, (size_t)(room - n - 1), f);
-        n += (int64_t)got;
-        if (got == 0)
-            break;
-    }
-    if (kn_ok() && ferror(f))
-        kn_fail_system("cannot read the prompt %s: %m", path);
-    if (kn_ok() && memchr(text, 0, (size_t)n))
-        kn_fail("the prompt %s has the character U+0000", path);
-    if (text)
-        text[n] = 0;
-    if (f != stdin)
-        fclose(f);
-    return text;
-}
-
-/* Rank 0 reads the prompt, and all have it. */
-static bool share_prompt(settings *s, kn_comm *world)
-{
-    char *text = s->prompt_file && kn_rank(world) == 0 ? read_prompt(s->prompt_file) : NULL;
-    int64_t size = text ? (int64_t)strlen(text) + 1 : 0;
-    if (!s->prompt_file || !kn_agree(world, kn_ok()))
-        return kn_ok();
-    kn_stream *stream = kn_compute_stream(KN_CPU);
-    bool ok = kn_broadcast(world, &size, sizeof size, 0, stream, "the prompt's size") &&
-              (text || (text = kn_host_alloc((size_t)size))) &&
-              kn_broadcast(world, text, size, 0, stream, "the prompt");
-    s->prompt = s->own_prompt = text;
-    return ok;
-}
-
-/* --prompt-ids, for kn_host_free. */
-static int64_t *parse_ids(const char *text, int64_t *count)
-{
-    int64_t *ids = NULL, room = 0;
-    for (const char *p = text; *p;) {
-        char *end;
-        errno = 0;
-        const long long id = strtoll(p, &end, 10);
-        if (end == p || (*end && *end != ',') || errno || id < 0) {
-            kn_fail("--prompt-ids %.100s: give ids with commas between them", text);
-            break;
-        }
-        if (!kn_host_grow(&ids, &room, *count + 1, sizeof *ids))
-            break;
-        ids[(*count)++] = id;
-        p = *end ? end + 1 : end;
-    }
-    if (*count == 0 && kn_ok())
-        kn_fail("--prompt-ids is empty; give at least one");
-    return ids;
-}
-
 /* Writes text; NULL as tokenizer where all is ids. */
 static bool write_text(const settings *s, kn_module *model, const kn_imported *from,
                        const kn_tokenizer *t, int64_t ctx, kn_sample_options draw, kn_comm *world)
@@ -174,21 +120,23 @@ static bool write_text(const settings *s, kn_module *model, const kn_imported *f
     const kn_model_config *c = kn_import_config(from);
     const int64_t *ends = NULL;
     const int end_count = s->no_end ? 0 : kn_import_ends(from, &ends);
-    int64_t count = 0, *ids = s->prompt_ids ? parse_ids(s->prompt_ids, &count) : NULL;
-    bool ok = kn_ok();
-    for (int64_t i = 0; ok && i < count; i++)
-        if (ids[i] >= (int64_t)kn_config_get(c, "vocab", 0))
-            ok = kn_fail("--prompt-ids: %lld is outside the model's vocabulary of %lld",
-                         (long long)ids[i], (long long)kn_config_get(c, "vocab", 0));
-    ok = ok &&
-         kn_write_text(model, c->family->next_logits, t, .prompt = s->prompt, .prompt_ids = ids,
-                       .prompt_count = count, .print_ids = s->print_ids, .stop_ids = ends,
-                       .stop_count = end_count, .tokens = s->tokens, .ctx = ctx, .draw = draw,
-                       .cached = true, .out = kn_rank(world) == 0 ? stdout : NULL);
-    if (ok && kn_rank(world) == 0)
+    const bool one = s->prompts.count == 1 && s->samples == 1;
+    const bool ok =
+        prompts_fit(&s->prompts, (int64_t)kn_config_get(c, "vocab", 0)) &&
+        kn_write_text(model, c->family->next_logits, t, .prompts = s->prompts.list,
+                      .prompts_count = s->prompts.count, .samples = s->samples,
+                      .print_ids = s->print_ids, .stop_ids = ends, .stop_count = end_count,
+                      .tokens = s->tokens, .ctx = ctx, .draw = draw, .cached = true,
+                      .out = kn_rank(world) == 0 ? stdout : NULL);
+    if (ok && one && kn_rank(world) == 0)
         printf("\n");
-    kn_host_free(ids);
     return ok;
+}
+
+static void evaluated(double share, void *arg)
+{
+    bar *b = arg;
+    bar_move((int64_t)(share * 1000) - b->done, b);
 }
 
 /* Perplexity and bits a byte of a whole file. */
@@ -196,6 +144,7 @@ static bool evaluate(const settings *s, kn_module *model, const kn_model_config 
                      int64_t ctx, kn_comm *world)
 {
     kn_text_score score;
+    bar progress;
     char *path = kn_data_find(s->evaluate);
     kn_text *text = path ? kn_text_open(path, "byte", &t) : NULL;
     const int64_t vocab = (int64_t)kn_config_get(c, "vocab", 0);
@@ -203,10 +152,13 @@ static bool evaluate(const settings *s, kn_module *model, const kn_model_config 
     if (ok && kn_text_vocab(text) > vocab)
         ok = kn_fail("--evaluate: %s has %lld kinds of token, the model's vocabulary %lld", path,
                      (long long)kn_text_vocab(text), (long long)vocab);
+    bar_begin(&progress, "evaluate", 1000);
     ok = kn_agree(world, ok) &&
          kn_text_evaluate(model, c->family->loss, text, &score, .ctx = ctx, .batch = 4,
                           .stride = s->stride ? s->stride : (ctx + 1) / 2, .tokenizer = t,
-                          .comm = world);
+                          .comm = world, .tell = kn_rank(world) == 0 ? evaluated : NULL,
+                          .tell_arg = &progress);
+    bar_end(&progress);
     if (ok && kn_rank(world) == 0) {
         printf("%s: %lld tokens predicted, loss %.4f nats a token, perplexity %.4g", path,
                (long long)score.tokens, score.loss, exp(score.loss));
@@ -223,7 +175,6 @@ static bool evaluate(const settings *s, kn_module *model, const kn_model_config 
 static bool export_model(const settings *s, kn_module *model, const kn_imported *from,
                          const kn_tokenizer *t, kn_comm *world)
 {
-    static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 };
     kn_export_options o = { .comm = world,
                             .tokenizer = t,
                             .dtype = dtypes[s->dtype],
@@ -261,29 +212,25 @@ static bool generate(const settings *s, kn_comm *world)
     if (!s->from)
         return kn_fail(
             "give --from DIR, a folder that train_gpt --out wrote, one of transformers, or a GGUF");
-    if (s->prompt_file && s->prompt_ids)
-        return kn_fail("--prompt-file and --prompt-ids are two prompts; give one of them");
     if (s->stride && !s->evaluate)
         return kn_fail("--stride is for --evaluate; leave it out");
     if (s->evaluate && s->export)
         return kn_fail("--evaluate and --export are two tasks; give one of them");
+    if (s->format && !s->export)
+        return kn_fail("--format is for --export; leave it out");
     const bool own = strcmp(s->template, "own") == 0;
     if ((s->system || !own) && !s->chat)
         return kn_fail("--%s is for --chat; leave it out", s->system ? "system" : "template");
-    if (s->chat && (s->prompt_file || s->prompt_ids || s->print_ids || s->no_end))
-        return kn_fail("--chat has prompts and ends of its own; leave --%s out",
-                       s->prompt_file  ? "prompt-file"
-                       : s->prompt_ids ? "prompt-ids"
-                       : s->print_ids  ? "print-ids"
-                                       : "no-end");
-    if ((s->dtype || s->format) && !s->export)
-        return kn_fail("--%s is for --export; leave it out", s->dtype ? "dtype" : "format");
+    if (s->samples > 1 && s->temperature == 0)
+        return kn_fail("--samples %lld of --temperature 0 are all the same; give a temperature "
+                       "above 0, or leave --samples out",
+                       (long long)s->samples);
     if (s->top_p == 0)
         return kn_fail("--top-p 0 leaves no token to choose; give a share above 0, or 1 for all");
     kn_imported *from = kn_import_open(s->from, .comm = world);
     const kn_model_config *c = from ? kn_import_config(from) : NULL;
     /* a format without a tokenizer takes none along */
-    const bool only_ids = !s->tokenizer && ((s->prompt_ids && s->print_ids && !s->export) ||
+    const bool only_ids = !s->tokenizer && ((s->prompt.ids && s->print_ids && !s->export) ||
                                             (s->export && s->format == KN_EXPORT_LLMC));
     int64_t ctx = 0;
     if (from && kn_rank(world) == 0 && kn_import_note(from))
@@ -294,7 +241,7 @@ static bool generate(const settings *s, kn_comm *world)
                                                : kn_import_tokenizer(from))) &&
         (!tokenizer || tokenizer_fits(tokenizer, c)) &&
         (ctx = context(s, kn_import_checkpoint(from), (int64_t)kn_config_get(c, "ctx", 0))) > 0 &&
-        kn_config_init(&model, c, KN_F32, KN_META) &&
+        kn_config_init(&model, c, s->export ? KN_F32 : dtypes[s->dtype], KN_META) &&
         kn_fsdp_wrap(&model, world, .wrap_class = c->family->block_class,
                      .device = s->device ? KN_CUDA : KN_CPU) &&
         kn_import_load(from, &model);
@@ -313,16 +260,28 @@ static bool generate(const settings *s, kn_comm *world)
     return ok;
 }
 
-/* --export and --evaluate write no text. */
+/* --export and --evaluate write no text; a text begins in one way, a conversation in its own. */
 static bool only_for_text(const settings *s, const kn_options *o)
 {
-    static const char *const names[] = { "prompt", "prompt-file", "prompt-ids",  "print-ids",
-                                         "tokens", "no-end",      "temperature", "top-k",
-                                         "chat",   "top-p",       "seed" };
-    for (size_t i = 0; (s->export || s->evaluate) && i < sizeof names / sizeof *names; i++)
-        if (kn_options_given(o, names[i]))
+    static const char *const names[] = { "prompt",      "prompt-file", "prompts", "prompt-ids",
+                                         "samples",     "print-ids",   "no-end",  "tokens",
+                                         "temperature", "top-k",       "top-p",   "seed",
+                                         "chat" };
+    enum { PROMPTS = 4, NOT_CHATS = 7 }; /* a conversation has prompts and ends of its own */
+    const char *first = NULL;
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++) {
+        if (!kn_options_given(o, names[i]))
+            continue;
+        if (s->chat && i < NOT_CHATS)
+            return kn_fail("--chat has prompts and ends of its own; leave --%s out", names[i]);
+        if (s->export || s->evaluate)
             return kn_fail("--%s is for writing text, which --%s doesn't; leave it out", names[i],
                            s->export ? "export" : "evaluate");
+        if (i < PROMPTS && first)
+            return kn_fail("--%s and --%s are two ways to give prompts; choose one of them", first,
+                           names[i]);
+        first = i < PROMPTS ? names[i] : first;
+    }
     return true;
 }
 
@@ -333,9 +292,9 @@ int main(int argc, char **argv)
     kn_options *options = kn_ok() ? kn_options_create(table, &s) : NULL;
     if (options && kn_options_parse(options, argc, argv) && kn_options_agree(options, world)) {
         if (!kn_options_help_wanted(options)) {
-            if (only_for_text(&s, options) && share_prompt(&s, world))
+            if (only_for_text(&s, options) && prompts_read(&s.prompts, &s.prompt, world))
                 generate(&s, world);
-            kn_host_free(s.own_prompt);
+            prompts_free(&s.prompts);
         } else if (kn_rank(world) == 0)
             kn_options_help(options, stdout, "generate",
                             "Writes text with a model that train_gpt or transformers saved.");

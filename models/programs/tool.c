@@ -1,6 +1,7 @@
 /* models/programs/tool.c: the main of programs of several commands, and their bar. */
 #include "models/programs/tool.h"
 #include "comm/comm_internal.h"
+#include "kernels/trace.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -22,9 +23,11 @@ int tool_main(const tool *t, int argc, char **argv)
     return kn_finish();
 }
 
+#define BAR_AFTER 1.0 /* seconds: what takes less needs no bar */
+
 void bar_begin(bar *b, const char *what, int64_t all)
 {
-    *b = (bar){ what, 0, all, -1, isatty(STDERR_FILENO) };
+    *b = (bar){ what, 0, all, -1, isatty(STDERR_FILENO), kn_now() };
 }
 
 void bar_move(int64_t more, void *arg)
@@ -34,8 +37,9 @@ void bar_move(int64_t more, void *arg)
     b->done += more;
     int now = b->all > 0 ? (int)(100 * ((double)b->done / (double)b->all)) : 100;
     now = now > 100 ? 100 : now;
-    if (b->tty && now != b->shown)
-        fprintf(stderr, "\r%s [%-40.*s] %3d %%", b->what, now * 40 / 100, full, now);
+    if (!b->tty || now == b->shown || kn_now() - b->begun < BAR_AFTER)
+        return;
+    fprintf(stderr, "\r%s [%-40.*s] %3d %%", b->what, now * 40 / 100, full, now);
     b->shown = now;
 }
 

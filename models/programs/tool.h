@@ -16,12 +16,13 @@ typedef struct tool {
 /* A main: the exit status. Without arguments it prints the help, too, and is 1. */
 int tool_main(const tool *t, int argc, char **argv);
 
-/* A bar on the terminal; nothing elsewhere. */
+/* A bar on the terminal, of what takes long; nothing elsewhere. */
 typedef struct bar {
     const char *what;
     int64_t done, all;
     int shown; /* per cent; -1: nothing yet */
     bool tty;
+    double begun;
 } bar;
 
 void bar_begin(bar *b, const char *what, int64_t all);

@@ -64,6 +64,29 @@ printf 'The quick brown fox' >prompt
 "$generate" --from gpt2 --prompt-file prompt --tokens 9 --temperature 0 --ranks 2 >got 2>err
 "$generate" --from gpt2 --prompt-file - --tokens 9 --temperature 0 <prompt >want 2>err
 check "a prompt from a file or standard input" eval 'cmp got want && grep -q "The quick brown fox" got'
+for model in gpt2 llama_rope qwen3; do # several texts at once, of two lengths; each is the one that its seed gives alone
+    many=(--from $model --prompt 'The quick brown fox' --prompt a --samples 3 --tokens 30 --temperature 1.5)
+    number=0
+    for prompt in 'The quick brown fox' a; do
+        for sample in 1 2 3; do
+            number=$((number + 1))
+            echo "--- $number of 6: prompt $((1 + number / 4)), seed $((40 + number))"
+            "$generate" --from $model --prompt "$prompt" --tokens 30 --temperature 1.5 --seed $((40 + number))
+        done
+    done >want 2>err
+    for ranks in 1 2; do
+        "$generate" "${many[@]}" --seed 41 --ranks $ranks >got 2>err
+        check "$model: texts at once on $ranks ranks are those written alone" cmp got want
+    done
+done
+printf 'The quick brown fox\r\n\na' >lines
+"$generate" --from qwen3 --prompts lines --samples 3 --tokens 30 --temperature 1.5 --seed 41 --ranks 2 >got 2>err
+check "a prompt in each line of a file" cmp got want
+"$generate" --from qwen3 --prompts - --samples 3 --tokens 30 --temperature 1.5 --seed 41 <lines >got 2>err
+check "or of standard input" cmp got want
+run "$generate" --from gpt2 --prompt-ids 1,2 --prompt-ids 3 --print-ids --tokens 4 --temperature 0 --no-end --dtype bf16
+check "several lists of ids, computed in 16 bits" \
+    eval 'succeeds && says "1 of 2: prompt 1, seed 1337" && grep -Eq "^1 2( [0-9]+){4}$" output && grep -Eq "^3( [0-9]+){4}$" output'
 python3 - <<'END_OF_PYTHON'
 import json
 w = json.load(open('gpt2/want.json'))
@@ -99,10 +122,17 @@ done <<'END_OF_CASES'
 "$generate" --from gpt2 --stride 4|--stride is for --evaluate
 "$generate" --from gpt2 --evaluate prompt --stride 65|.stride 65
 "$generate" --from gpt2 --evaluate nowhere|nowhere
-"$generate" --from gpt2 --dtype bf16|--dtype is for --export
+"$generate" --from gpt2 --samples 2 --temperature 0|--temperature 0 are all the same
+"$generate" --from gpt2 --samples 0|--samples must lie between 1 and
+"$generate" --from gpt2 --prompts /dev/null|has no prompt
+"$generate" --from gpt2 --prompts nowhere|cannot open the prompt nowhere
+"$generate" --from gpt2 --prompts lines --prompt a|choose one of them
+"$generate" --from gpt2 --prompt a --prompt ''|the prompt is empty (number 2)
+"$generate" --from gpt2 --prompt $'a\x1eb'|the character U+001E
+"$generate" --from gpt2 --evaluate prompt --samples 2|--samples is for writing text
 "$generate" --from gpt2 --prompt-ids 1,700|700 is outside the model's vocabulary of 700
 "$generate" --from gpt2 --prompt-ids 1,,2|give ids with commas
-"$generate" --from gpt2 --prompt-ids 1 --prompt-file prompt|give one of them
+"$generate" --from gpt2 --prompt-ids 1 --prompt-file prompt|choose one of them
 "$generate" --from gpt2 --prompt-ids 1 --prompt a|--prompt
 "$generate" --from gpt2 --prompt-file nowhere|cannot open the prompt nowhere
 "$generate" --from cut --tokens 1|model-00001-of-00003.safetensors

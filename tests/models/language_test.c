@@ -158,6 +158,61 @@ KN_TEST(language, writes_from_any_logits)
     kn_module_free(&m);
 }
 
+/* Several prompts and samples at once, of several lengths and beyond the context: each text is that
+ * which its seed gives alone, whole and in its order. */
+KN_TEST(language, texts_at_once_as_alone)
+{
+    enum { PROMPTS = 3, SAMPLES = 3 };
+    const kn_prompt prompts[PROMPTS] = { { "ab" },
+                                         { .ids = (int64_t[]){ 3, 0, 4, 1, 5 }, 5 },
+                                         { "c" } };
+    kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", VOCAB);
+    for (int kind = GPT; kind <= OWN_HEAD; kind++)
+        for (int how = 0; how < 4; how++) { /* with a cache or without; as ids or texts */
+            char got[4096] = "", want[4096] = "";
+            kn_module m;
+            make_small(&m, kind, KN_F32, 7);
+            FILE *out = fmemopen(want, sizeof want, "w");
+            kn_sample_options o = { .temperature = 1.5, .seed = 40 };
+            for (int i = 0; i < PROMPTS * SAMPLES; i++, o.seed++) {
+                const kn_prompt *p = &prompts[i / SAMPLES];
+                fprintf(out, "--- %d of 9: prompt %d, seed %d\n", i + 1, i / SAMPLES + 1, 40 + i);
+                KN_CHECK(kn_write_text(&m, NULL, t, .prompt = p->text, .prompt_ids = p->ids,
+                                       .prompt_count = p->count, .tokens = 9, .ctx = 6, .draw = o,
+                                       .stop_ids = (int64_t[]){ 2 }, .stop_count = 1,
+                                       .print_ids = how / 2, .cached = how % 2, .out = out),
+                         "%s", kn_error());
+                fprintf(out, "\n");
+            }
+            fclose(out);
+            out = fmemopen(got, sizeof got, "w");
+            o.seed = 40;
+            KN_CHECK(kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = PROMPTS,
+                                   .samples = SAMPLES, .tokens = 9, .ctx = 6, .draw = o,
+                                   .stop_ids = (int64_t[]){ 2 }, .stop_count = 1,
+                                   .print_ids = how / 2, .cached = how % 2, .out = out),
+                     "%s", kn_error());
+            fclose(out);
+            KN_CHECK(strcmp(got, want) == 0, "%s\nshould be\n%s", got, want);
+            kn_module_free(&m);
+        }
+    kn_module m;
+    make_small(&m, GPT, KN_F32, 7);
+    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = (kn_prompt[]){ { "a" }, { "" } },
+                            .prompts_count = 2, .tokens = 1));
+    KN_CHECK_ERROR("the prompt is empty (number 2)");
+    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = 1, .prompt = "a"));
+    KN_CHECK_ERROR("give one");
+    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = prompts, .prompts_count = 1, .samples = -1));
+    KN_CHECK_ERROR(".samples -1");
+    KN_CHECK(!kn_write_text(&m, NULL, t, .prompts_count = 1));
+    KN_CHECK_ERROR("list of .prompts");
+    KN_CHECK(!kn_write_text(&m, NULL, NULL, .prompts = &prompts[1], .prompts_count = 1));
+    KN_CHECK_ERROR("the tokenizer is NULL");
+    kn_tokenizer_free(t);
+    kn_module_free(&m);
+}
+
 /* -log of what the model gives token i of ids, which sees those from `from` on. */
 static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int64_t from,
                        int64_t i)
@@ -173,6 +228,13 @@ static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int
     const double found = log(sum) + most - logit[ids[i]];
     kn_scope_end(scope);
     return found;
+}
+
+static void note_share(double share, void *arg)
+{
+    double *last = arg;
+    KN_CHECK(share > *last && share <= 1, "%g behind %g", share, *last);
+    *last = share;
 }
 
 /* Each token once, from the window in which it comes first; texts of any length, batches of any. */
@@ -191,7 +253,7 @@ KN_TEST(language, a_text_is_evaluated)
     for (int64_t n = 2; n <= MOST; n = n < 9 ? n + 1 : n + 5)
         for (int64_t stride = 1; stride <= CTX; stride++) {
             kn_text *text = kn_text_of_ids(tokens, n, VOCAB);
-            double sum = 0;
+            double sum = 0, share = 0;
             for (int64_t i = 1; i < n; i++) {
                 int64_t from = 0; /* of the first window that holds token i as a target */
                 while (from + CTX < i)
@@ -199,8 +261,10 @@ KN_TEST(language, a_text_is_evaluated)
                 sum += surprise(f, &m, ids, from, i);
             }
             KN_CHECK(kn_text_evaluate(&m, f->loss, text, &score, .ctx = CTX, .stride = stride,
-                                      .batch = 1 + n % 3, .tokenizer = t, .comm = kn_comm_self()),
+                                      .batch = 1 + n % 3, .tokenizer = t, .comm = kn_comm_self(),
+                                      .tell = note_share, .tell_arg = &share),
                      "%s", kn_error());
+            KN_CHECK(share == 1);
             KN_CHECK(score.tokens == n - 1 && score.bytes == n - 1);
             KN_CHECK(fabs(score.loss - sum / (double)(n - 1)) < 1e-5,
                      "%d tokens, stride %d: %g, %g", (int)n, (int)stride, score.loss,

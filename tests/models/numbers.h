@@ -244,7 +244,9 @@ static kn_tensor *no_loss(void *module, kn_tensor *ids, kn_tensor *targets)
 #define EVALUATE(...)                                                                              \
     kn_text_evaluate(&in.l, no_loss, in.text, &(kn_text_score){ 0 }, .comm = kn_comm_self(),       \
                      __VA_ARGS__)
-#define WRITE(...)   (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
+#define WRITE(...) (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompt = "a", __VA_ARGS__)
+#define WRITES(...)                                                                                \
+    (void)kn_write_text(&in.l, no_logits, in.tokenizer, .prompts = &(kn_prompt){ "a" }, __VA_ARGS__)
 #define IMAGES(...)  LOADER(kn_image_loader(in.set, NULL, __VA_ARGS__))
 #define ATTEND(...)  kn_scaled_dot_product_attention(in.q, in.q, in.q, __VA_ARGS__)
 #define CHECKED(...) (void)kn_gradcheck(twice, KN_VALUES(in.scalar), __VA_ARGS__)
@@ -311,6 +313,8 @@ static kn_tensor *no_loss(void *module, kn_tensor *ids, kn_tensor *targets)
     X(kn_text_evaluate_options, batch, NOT_BIG, EVALUATE(.ctx = 4, .batch = v))                    \
     X(kn_write_text_options, tokens, NOT_BIG, WRITE(.tokens = v))                                  \
     X(kn_write_text_options, prompt_count, NOT_BIG, WRITE(.tokens = 1, .prompt_count = v))         \
+    X(kn_write_text_options, prompts_count, 0, WRITES(.tokens = 1, .prompts_count = v))            \
+    X(kn_write_text_options, samples, 0, WRITE(.tokens = 1, .samples = v))                         \
     X(kn_write_text_options, stop_count, NOT_BIG, WRITE(.tokens = 1, .stop_count = v))             \
     X(kn_write_text_options, ctx, 0, WRITE(.tokens = 1, .ctx = v))                                 \
     X(kn_loader_new_options, samples, 0, SAMPLES(.samples = v, .batch = 1))                        \

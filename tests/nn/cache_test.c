@@ -59,6 +59,57 @@ KN_TEST(cache, pieces_as_the_whole)
     }
 }
 
+/* Texts of several lengths in one cache: the rows of a batch have the bits of each text alone. */
+KN_TEST(cache, texts_of_several_lengths)
+{
+    enum { TEXTS = 3, STEPS = 3 };
+    static const int64_t slot[TEXTS] = { 5, 0, 2 }, begun[TEXTS] = { 1, 4, 7 };
+    kn_set_grad_mode(false);
+    for (int i = 0; i < 8; i++) {
+        kn_module m;
+        make(&m, i % 2, i / 2 % 2, i / 4 ? 2 : 0);
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(TEXTS, T, C)), *row[TEXTS];
+        kn_tensor *alone[TEXTS][STEPS];
+        for (int t = 0; t < TEXTS; t++) {
+            kn_cache *c = kn_cache_new(&m, T);
+            row[t] = kn_slice(x, 0, t, t + 1);
+            kn_call(&m, kn_slice(row[t], 1, 0, begun[t]));
+            for (int k = 0; k < STEPS; k++)
+                alone[t][k] = kn_call(&m, kn_slice(row[t], 1, begun[t] + k, begun[t] + k + 1));
+            kn_cache_free(c);
+        }
+        kn_cache *c = kn_cache_new(&m, T);
+        for (int t = 0; t < TEXTS; t++) {
+            KN_CHECK(kn_cache_select(c, &slot[t], 1));
+            KN_CHECK(kn_call(&m, kn_slice(row[t], 1, 0, begun[t])), "%s", kn_error());
+        }
+        KN_CHECK(kn_cache_select(c, slot, TEXTS) && kn_cache_length(c) == 7);
+        for (int k = 0; k < STEPS; k++) {
+            kn_tensor *token[TEXTS], *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(TEXTS, 1));
+            for (int t = 0; t < TEXTS; t++)
+                token[t] = kn_slice(row[t], 1, begun[t] + k, begun[t] + k + 1);
+            const int64_t *at = kn_data(kn_contiguous(kn_token_positions(&m, ids)));
+            for (int t = 0; t < TEXTS; t++)
+                KN_CHECK(at[t] == begun[t] + k);
+            kn_tensor *y = kn_call(&m, kn_cat(token, TEXTS, 0));
+            KN_CHECK(y, "%s", kn_error());
+            for (int t = 0; t < TEXTS; t++)
+                KN_CHECK(differ(kn_slice(y, 0, t, t + 1), alone[t][k]) == 0,
+                         "%d: text %d, token %d: by %g", i, t, k,
+                         differ(kn_slice(y, 0, t, t + 1), alone[t][k]));
+        }
+        KN_CHECK(!kn_call(&m, kn_slice(row[0], 1, 0, 1)));
+        KN_CHECK_ERROR("1 rows for the 3 texts of its cache");
+        KN_CHECK(kn_cache_select(c, &slot[2], 1) && kn_cache_truncate(c, 0));
+        KN_CHECK(kn_cache_length(c) == 0 && kn_cache_select(c, &slot[0], 1));
+        KN_CHECK(kn_cache_length(c) == begun[0] + STEPS);
+        kn_cache_free(c);
+        kn_scope_end(scope);
+        kn_module_free(&m);
+    }
+}
+
 KN_TEST(cache, refused)
 {
     kn_module m, other = { 0 };
@@ -74,6 +125,12 @@ KN_TEST(cache, refused)
     KN_CHECK_ERROR("require a gradient");
     KN_CHECK(!kn_cache_truncate(c, 1));
     KN_CHECK_ERROR("the cache holds 0");
+    KN_CHECK(!kn_cache_select(c, (int64_t[]){ 0 }, 0));
+    KN_CHECK_ERROR("0 texts; 1 to 64 are possible");
+    KN_CHECK(!kn_cache_select(c, (int64_t[]){ 3, 1, 3 }, 3));
+    KN_CHECK_ERROR("text 3 is there twice");
+    KN_CHECK(!kn_cache_select(c, (int64_t[]){ -1 }, 1));
+    KN_CHECK_ERROR("text -1");
     kn_cache_free(c);
     kn_module_free(&m);
     kn_set_grad_mode(false);

@@ -9,11 +9,13 @@
 
 enum {
     FEW = 4,            /* rows */
-    FEW_COLUMNS = 1024, /* of c in a pass: FEW x FEW_COLUMNS floats stay in the L1 cache */
+    FEW_COLUMNS = 4096, /* of c in a pass: a row of them stays in the L1 cache */
+    FEW_DOTS = 256,     /* the same of dot products, whose order in memory is that of columns */
 };
 
-/* s[m][j] += sum of `depth` <= 4 terms from k on, for n <= KN_VW columns from j on. depth, and
- * whether n is KN_VW, are constants at every call. */
+/* s[m][j] += sum of `depth` <= 4 terms from k on, for n <= KN_VW columns from j on. M, depth, and
+ * whether n is KN_VW, are constants at every call. The next rows are asked for, since a processor
+ * guesses only what lies side by side. */
 VEC_INLINE void few_terms(float *s, const float *a, int64_t M, int64_t K, int64_t k, const void *b,
                           int64_t bk, int64_t j, int64_t n, int depth, kn_dtype t)
 {
@@ -21,6 +23,10 @@ VEC_INLINE void few_terms(float *s, const float *a, int64_t M, int64_t K, int64_
 #pragma GCC unroll 4
     for (int d = 0; d < depth; d++)
         r[d] = n == KN_VW ? v_get(t, b, (k + d) * bk + j) : v_get_n(t, b, (k + d) * bk + j, n);
+#pragma GCC unroll 4
+    for (int d = 0; d < depth; d++)
+        __builtin_prefetch(gemm_at(b, t, (k + depth + d) * bk + j), 0, 2);
+#pragma GCC unroll 4
     for (int64_t m = 0; m < M; m++) {
         float *c = s + m * FEW_COLUMNS + j;
         vf x = v_load(c);
@@ -31,10 +37,8 @@ VEC_INLINE void few_terms(float *s, const float *a, int64_t M, int64_t K, int64_
     }
 }
 
-/* s[m][0..w) += sum over K of a[m][k] b[k][0..w), one chain of v_fma an element; a is f32 [M, K],
- * dense. w is at most FEW_COLUMNS, the stride of rows of s. */
-VEC_INLINE void few_along_rows(float *s, const float *a, int64_t M, int64_t K, const void *b,
-                               int64_t bk, int64_t w, kn_dtype t)
+VEC_INLINE void few_rows(float *s, const float *a, int64_t M, int64_t K, const void *b, int64_t bk,
+                         int64_t w, kn_dtype t)
 {
     const int64_t whole = w / KN_VW * KN_VW, rest = w - whole;
     int64_t k = 0;
@@ -50,6 +54,21 @@ VEC_INLINE void few_along_rows(float *s, const float *a, int64_t M, int64_t K, c
         if (rest)
             few_terms(s, a, M, K, k, b, bk, whole, rest, 1, t);
     }
+}
+
+/* s[m][0..w) += sum over K of a[m][k] b[k][0..w), one chain of v_fma an element; a is f32 [M, K],
+ * dense, M <= FEW. w is at most FEW_COLUMNS, the stride of rows of s. */
+VEC_INLINE void few_along_rows(float *s, const float *a, int64_t M, int64_t K, const void *b,
+                               int64_t bk, int64_t w, kn_dtype t)
+{
+    if (M == 1)
+        few_rows(s, a, 1, K, b, bk, w, t);
+    else if (M == 2)
+        few_rows(s, a, 2, K, b, bk, w, t);
+    else if (M == 3)
+        few_rows(s, a, 3, K, b, bk, w, t);
+    else
+        few_rows(s, a, 4, K, b, bk, w, t);
 }
 
 /* sum_k a[k] b[k]: four vectors of partial sums, added as ((0 + 1) + (2 + 3)), then over lanes. */

@@ -6,7 +6,8 @@
  * the operands alone, for every provider.
  *
  * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
- * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for. */
+ * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for,
+ * unless rows are few. */
 #include "kernels/cpu/vec/gemm_few.h"
 
 #include <stdatomic.h>
@@ -327,7 +328,9 @@ static bool few_takes(const product *p)
 /* Columns [n, n + w) of the product; a is the left operand as f32 [M, K]. */
 static void few_columns(const product *p, const float *a, int64_t n, int64_t w)
 {
-    float s[FEW * FEW_COLUMNS] = { 0 };
+    float s[FEW * FEW_COLUMNS] __attribute__((aligned(64)));
+    for (int64_t m = 0; m < p->M; m++)
+        memset(s + m * FEW_COLUMNS, 0, (size_t)(ceil_div(w, KN_VW) * KN_VW) * sizeof *s);
     const void *b = gemm_at(p->b, p->t, n * p->bn);
     if (p->bn == 1)
         VEC_BY_DTYPE(p->t, few_along_rows, s, a, p->M, p->K, b, p->bk, w);
@@ -355,7 +358,8 @@ static void few_range(const void *ctx, int64_t begin, int64_t end)
 static bool batch_few(const batch *s, int threads)
 {
     const int64_t M = s->p.M, K = s->p.K, N = s->p.N;
-    const int64_t w = v_min_i64(FEW_COLUMNS, ceil_div(ceil_div(N, threads), 64) * 64);
+    const int64_t most = s->p.bn == 1 ? FEW_COLUMNS : FEW_DOTS;
+    const int64_t w = v_min_i64(most, ceil_div(ceil_div(N, threads), 64) * 64);
     const size_t bytes = (size_t)(M * K) * sizeof(float);
     float small[ROOM], *a = small;
     if (M * K > ROOM)
@@ -381,13 +385,18 @@ static bool takes(const kn_matmul_args *x)
     const kn_dtype t = x->a.dtype, ct = x->dst.dtype, bt = x->bias.dtype;
     if (!vec_float(t) || x->b.dtype != t || (ct != t && ct != KN_F32))
         return false;
-    if (x->bias.data && bt != t && bt != KN_F32)
-        return false;
+    return !x->bias.data || bt == t || bt == KN_F32;
+}
+
+/* Left to oneDNN. */
+static bool leaves(const kn_matmul_args *x)
+{
 #ifdef KN_HAVE_ONEDNN
-    if (kn_cpu_onednn_takes(x))
-        return false;
+    return kn_cpu_onednn_takes(x);
+#else
+    (void)x;
+    return false;
 #endif
-    return true;
 }
 
 /* Leading dims that continue the rows of a and dst and share b become rows; the rest is the
@@ -459,11 +468,11 @@ kn_status VEC_FN(vec_matmul)(const void *args)
     const bool transposed = p->cn != 1 && p->cm == 1;
     if (!p->bias && (transposed || p->N == 1))
         batch_swap(&s);
-    if (p->add && !writes_through(p))
+    const bool few = few_takes(p);
+    if ((!few && leaves(x)) || (p->add && !writes_through(p)))
         return KN_DECLINED;
     const double each = 2.0 * (double)p->M * (double)p->N * (double)v_max_i64(p->K, 1);
-    const bool few = few_takes(p); /* counts bytes */
-    const double work = few ? each : each * (double)s.count / 16;
+    const double work = few ? each : each * (double)s.count / 16; /* few rows: bytes */
     const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
     if (few)
         return batch_few(&s, threads) ? KN_DONE : KN_FAILED;

@@ -57,7 +57,7 @@ VEC_INLINE void v_put(kn_dtype t, void *p, int64_t i, vf v)
         return;
     }
     const vh h = t == KN_BF16 ? v_to_bf16(v) : v_to_f16(v);
-    memcpy((uint16_t *)p + i, &h, sizeof h);
+    __builtin_memcpy((uint16_t *)p + i, &h, sizeof h);
 }
 
 /* The same for the first n <= KN_VW lanes. */
