@@ -43,21 +43,18 @@ def before(folders):
 
 
 def plans(build, env):
-    """What cuDNN's plans came to."""
+    """What cuDNN's plans came to: a line for each GPU, from its description."""
     said = subprocess.run(["bash", ROOT / "tests/cli/cuda_plans.sh"], capture_output=True, text=True,
-                          env=dict(env, KNAP_BUILD=str(build))).stdout.splitlines()
-    made = {}
-    for line in said:
-        if match := re.match(r"# +ok \d+ - (\w+) .*: a plan, ", line):
-            made[match.group(1)] = made.get(match.group(1), 0) + 1
-    devices = [line for line in said if re.match(r"(not )?ok ", line)]
-    bad = [n for n, line in enumerate(said) if re.match(r"# +not ok ", line)]
-    good = sum(line.startswith("ok ") for line in devices)
-    print(f"    plans without a GPU: as expected for {good} of {len(devices)} GPUs; "
-          + ", ".join(f"{n} for {arch}" for arch, n in made.items()) + f"; {len(bad)} cases without one")
-    for n in bad[:3]:
-        print(f"    {said[n].lstrip('# ')}: {said[n + 1].lstrip('# ')}")
-    return bool(devices) and good == len(devices)
+                          env=dict(env, KNAP_BUILD=str(build))).stdout
+    devices = re.findall(r"^((?:not )?)ok \d+ - (plans for \w+)(.*?)(?=^(?:not )?ok |^1\.\.|\Z)", said, flags=re.M | re.S)
+    for bad, device, output in devices:
+        cases = re.findall(r"^# +((?:not )?)ok \d+ - (.*)", output, flags=re.M)
+        wrong = [case for no, case in cases if no]
+        print(f"    {device}: " + ("all as expected" if not bad else
+                                   f"{len(wrong)} of {len(cases)} cases not as expected, first {wrong[0]}" if wrong else
+                                   f"ended after {len(cases)} cases, all as expected, the last {cases[-1][1]}" if cases else
+                                   f"ended at once: {output.strip()}"))
+    return bool(devices) and not any(bad for bad, _, _ in devices)
 
 
 def products(build, library):
