@@ -24,6 +24,7 @@ cublas=$(grep -aoE 'libcublasLt\.so\.[0-9]+' "$gpu" | head -1)
 mkdir "$TMP/libraries"
 library "$cublas" cublasLtGetVersion 130000
 library libcudnn.so.9 cudnnGetVersion 90701
+library libcudnn_graph.so.9 cudnnGraphVersion 90701 # without it the real one ends the process
 run "$gpu" "${small[@]}" --log "$TMP/own"
 check "Knap's kernels alone" succeeds
 run env LD_LIBRARY_PATH="$TMP/libraries" FAKE_PROVIDERS=cublaslt,cudnn,cuda "$gpu" "${small[@]}" --log "$TMP/instead"

@@ -16,21 +16,11 @@ CUDA = ROOT / "kernels" / "cuda" / "kernels"
 REGISTERS = 65536  # of a block, on every GPU that we compile for
 SHARED = 48 << 10  # bytes of a block, unless a kernel asks for more
 BESIDE = 1024      # of them what kernels with dynamic shared memory may have besides it (ROW_CACHE_BYTES)
-# Bytes that a thread may spill, at most: what it costs is known to be nothing beside the memory it waits for.
+# Bytes that a thread may spill, at most.
 SPILLS = {
-    "add_kernel": 8,  # of any dtype, an element a thread
-    "matmul_kernel": 32,  # f64
-    "reduce_rows_any_kernel": 80,  # f64
-    "attention_delta_kernel": 4,  # f64 of f32
-    "norm_sum_kernel": 4,  # f64
-    "sum_kernel": 12,  # of two 16-bit dtypes
-    "reduce_columns_any_kernel": 64,
-    "cross_entropy_kernel": 88,  # bf16, between its two passes: two blocks of rows share a multiprocessor
-    "conv_each_kernel": 128,
-    "conv_tile_kernel": 64,
-    "grad_w_tile_kernel": 32,
-    "pool_kernel": 32,
-    "pool_grad_kernel": 32,
+    # bf16: two blocks of rows share a multiprocessor, which hides more than the few values that a row's numbers
+    # and one element of a unit take out of the L1 cache
+    "cross_entropy_kernel": 88,
 }
 
 

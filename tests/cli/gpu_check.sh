@@ -214,6 +214,23 @@ FABRIC='    Fabric
         State : In Progress' GPUS=2 gpu_check --part ranks --again
 check "a fabric that isn't ready is the first" says "LOOK AT the driver and nvidia-fabricmanager"
 
+# The first part: what it finds broken stops the others.
+FABRIC= gpu_check --part start
+check "the first steps pass" succeeds
+check "on NVIDIA's libraries" grep -q -- '--steps 2 --dtype bf16 --expect matmul=cublaslt,attention=cudnn' "$TMP/out/start.txt"
+echo 'case "$*" in *--graph*) echo "steps aren'"'"'t recorded as a graph: no" ;; esac' >"$TMP/bench_gpt2.does"
+gpu_check --part start,kernels --again
+check "a step that isn't recorded is a failure" fails "FAILED a recorded step"
+check "on which eager steps don't stand" grep -q '^done' "$TMP/out/kernels.txt"
+echo 'case "$*" in *cublaslt*) echo "matmul ran in cuda, NOT only in cublaslt"; exit 1 ;; esac' >"$TMP/bench_gpt2.does"
+gpu_check --part start,kernels,train --again
+check "so is a library that doesn't run" fails "FAILED a step by NVIDIA's libraries: status 1"
+check "it says what to look at" says "LOOK AT lines above that begin with 'knap: cu'"
+check "and the parts after it are left out" says "SKIPPED train: it stands on 'a step by NVIDIA's libraries' of the part start"
+rm "$TMP/bench_gpt2.does"
+gpu_check --part start
+check "once mended they go on" succeeds
+
 gpu_check --part train
 check "no text is no failure" succeeds
 check "and is said" grep -q '^n/a Tiny Shakespeare' "$TMP/out/train.txt"

@@ -52,6 +52,29 @@ KN_TEST(cuda_host, libraries_that_do_not_fit)
     KN_CHECK(strstr(given.lack, "/no/such/"), "%s", given.lack);
 }
 
+/* What a library opens by itself is looked for before any of its functions is called: cuDNN ends
+ * the process where its own isn't there. */
+KN_TEST(cuda_host, libraries_of_a_library)
+{
+    static size_t (*called)(void);
+    static const kn_cuda_symbol symbols[] = { { "abort", &called } };
+    kn_cuda_library l = { .name = "Libc",
+                          .soname = "libc.so.6",
+                          .versions = "abort",
+                          .least = 90800,
+                          .part = { { "libm.so.6" }, { "libflint.so.99" } },
+                          .symbols = symbols,
+                          .count = 1 };
+    KN_CHECK(!kn_cuda_library_open(&l));
+    KN_CHECK(strstr(l.lack, "Libc needs another library, which can't be loaded: libflint.so.99: "),
+             "%s", l.lack);
+    kn_cuda_library some = { .name = "Libc",
+                             .soname = "libc.so.6",
+                             .part = { { "libflint.so.99", .optional = true }, { "libm.so.6" } } };
+    KN_CHECK(kn_cuda_library_open(&some) && strstr(some.missing, "libflint.so.99: "), "%s",
+             some.missing);
+}
+
 KN_TEST(cuda_host, one_sentence_without_a_gpu)
 {
     if (kn_cuda_available())

@@ -152,6 +152,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: cuda_plans DEVICE.json ARCH\n");
         return 2;
     }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* for who dies in cuDNN */
     if (!kn_cuda_library_open(&kn_cudnn_library)) {
         printf("1..0 # SKIP %s\n", kn_cudnn_library.lack);
         return 77;

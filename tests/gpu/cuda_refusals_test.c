@@ -68,8 +68,17 @@ KN_TEST(cuda_refusals, go_on_another_way_and_say_so)
         const char *variable, *value;
         int (*run)(int times), ran;
         const char *says;
+        kn_cuda_part part;
     } cases[] = {
-        { "FAKE_CUDNN", "", attend, 300, NULL },
+        { "FAKE_CUDNN", "", attend, 300, NULL, { "libfake_cublaslt.so" } }, /* beside it */
+        { "FAKE_CUDNN", "", attend, 300, NULL, { "libflint.so.", true, true } },
+        { "FAKE_CUDNN",
+          "all",
+          attend,
+          0,
+          "can't be loaded: libflint.so.13: ",
+          { "libflint.so.", true, true } },
+        { "FAKE_CUDNN", "", attend, 0, NULL, { "libflint.so.", true, false } },
         { "FAKE_CUDNN", "plans", attend, 3, "refuses plans made for a device's description" },
         { "FAKE_CUDNN", "runs", attend, 3, "refuses plans made for a device's description" },
         { "FAKE_CUDNN", "all", attend, 0, "cuDNN has no plan for attention (by the fake)" },
@@ -85,6 +94,8 @@ KN_TEST(cuda_refusals, go_on_another_way_and_say_so)
             dup2(fileno(said), STDERR_FILENO);
             setenv(cases[i].variable, cases[i].value, 1);
             kn_cudnn_library.soname = beside("libfake_cudnn.so");
+            memset(kn_cudnn_library.part, 0, sizeof kn_cudnn_library.part);
+            kn_cudnn_library.part[0] = cases[i].part;
             kn_cublaslt_library.soname = beside("libfake_cublaslt.so");
             kn_providers_only(cases[i].run == attend ? "cudnn,cuda" : "cublaslt,cuda");
             int ran = cases[i].run(3);

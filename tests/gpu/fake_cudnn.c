@@ -27,6 +27,11 @@ API size_t cudnnGetVersion(void)
     return CUDNN_VERSION;
 }
 
+API size_t cudnnGetCudartVersion(void)
+{
+    return 13010;
+}
+
 API cudnnStatus_t cudnnCreate(cudnnHandle_t *h)
 {
     static int handle;

@@ -1,7 +1,8 @@
 /* tests/gpu/nvidia_libraries.c: opens one of NVIDIA's libraries as Knap does, needs no GPU, and
  * says what Knap makes of it (scripts/peers libraries runs it for several versions).
  *
- *   nvidia_libraries nccl|cublaslt|cudnn PATH */
+ *   nvidia_libraries nccl|cublaslt|cudnn PATH
+ *   nvidia_libraries soname nccl|cublaslt|cudnn     the name by which this build opens it */
 #include "comm/comm_internal.h"
 #include "comm/nccl/nccl.h"
 
@@ -25,11 +26,16 @@ int main(int argc, char **argv)
                 { "cudnn", &kn_cudnn_library } };
     kn_cuda_library *l = NULL;
     char text[32];
+    const bool ask = argc == 3 && strcmp(argv[1], "soname") == 0;
     for (int i = 0; argc == 3 && i < 3; i++)
-        l = strcmp(argv[1], all[i].name) == 0 ? all[i].library : l;
+        l = strcmp(argv[ask ? 2 : 1], all[i].name) == 0 ? all[i].library : l;
     if (!l) {
-        fprintf(stderr, "usage: nvidia_libraries nccl|cublaslt|cudnn PATH\n");
+        fprintf(stderr, "usage: nvidia_libraries nccl|cublaslt|cudnn PATH, or soname NAME\n");
         return 2;
+    }
+    if (ask) {
+        printf("%s\n", l->soname);
+        return 0;
     }
     l->soname = argv[2];
     l->variable = NULL;

@@ -30,6 +30,10 @@ kn_cuda_library kn_cudnn_library = {
     .versions = "cudnnGetVersion",
     .least = 90800,
     .without = KN_WITHOUT_CUDNN,
+    .cuda = "cudnnGetCudartVersion",
+    .part = { { "libcudnn_graph.so." KN_CUDA_NUMBER(CUDNN_MAJOR) },
+              { "libcublasLt.so.", .of_cuda = true },
+              { "libnvrtc.so.", .of_cuda = true, .optional = true } },
     .symbols = symbols,
     .count = sizeof symbols / sizeof *symbols,
 };

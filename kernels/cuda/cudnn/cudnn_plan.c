@@ -220,16 +220,23 @@ static kn_dnn_plan *make_again(const kn_dnn_problem *p, const kn_dnn_kernel *how
     return plan;
 }
 
-/* A computation that it should take; one of its parts, or the runtime compiler, may be missing. */
+/* A computation that it should take. Without the compiler that is the reason for all of them. */
 static void tell_none(const kn_dnn_problem *p)
 {
-    static _Atomic bool told[KN_K_COUNT];
+    static _Atomic bool told[KN_K_COUNT], told_compiler;
+    const char *missing = kn_cudnn_library.missing;
     char text[512];
-    kn_cuda_tell(&told[p->kernel],
-                 "cuDNN has no plan for %s (%s); another way or Knap's kernel computes it, slower; "
-                 "where all plans are missing, look for libnvrtc.so and libcudnn_*.so beside "
-                 "libcudnn.so (LD_LIBRARY_PATH, CUDNN_LOGLEVEL_DBG=1)",
-                 kn_kernel_name((kn_kernel)p->kernel), kn_dnn_said(text, sizeof text));
+    if (missing[0])
+        kn_cuda_tell(&told_compiler,
+                     "cuDNN has no plan for %s: it compiles with a library that can't be loaded: "
+                     "%s (LD_LIBRARY_PATH); another way or Knap's kernels compute, slower",
+                     kn_kernel_name((kn_kernel)p->kernel), missing);
+    else
+        kn_cuda_tell(&told[p->kernel],
+                     "cuDNN has no plan for %s (%s); another way or Knap's kernel computes it, "
+                     "slower; where all plans are missing, look for libcudnn_engines_*.so beside "
+                     "libcudnn.so (CUDNN_LOGLEVEL_DBG=1)",
+                     kn_kernel_name((kn_kernel)p->kernel), kn_dnn_said(text, sizeof text));
 }
 
 static kn_dnn_plan *find(const kn_dnn_problem *p, const kn_dnn_kernel *how)

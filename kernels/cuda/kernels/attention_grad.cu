@@ -55,7 +55,8 @@ static __device__ inline A row_share(const attention_grad_call<A> &p, int64_t b,
 
 /* A warp a row of [B, H, T]: delta and share. */
 template <typename T, typename A>
-KN_KERNEL(32 * ROW_WARPS, attention_delta_kernel, attention_grad_call<A> p)
+KN_KERNEL_RESIDENT(32 * ROW_WARPS, sizeof(A) == 8 ? 1 : 0, attention_delta_kernel,
+                   attention_grad_call<A> p)
 {
     const attention_sizes &a = p.size;
     row_group g(ROW_WARP);

@@ -101,7 +101,9 @@ static __device__ inline void conv_multiply(const A (*left)[TILE + 1], const A (
     }
 }
 
-template <typename T> KN_KERNEL((TILE / EACH) * (TILE / EACH), conv_tile_kernel, conv_call<T> c)
+template <typename T>
+KN_KERNEL_RESIDENT((TILE / EACH) * (TILE / EACH), sizeof(T) == 8 ? 1 : 3, conv_tile_kernel,
+                   conv_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A left[DEEP][TILE + 1], right[DEEP][TILE + 1];
@@ -150,7 +152,8 @@ template <typename T> KN_KERNEL((TILE / EACH) * (TILE / EACH), conv_tile_kernel,
 
 /* ---- an output a thread ---------------------------------------------------------------------- */
 
-template <typename T> KN_KERNEL(256, conv_each_kernel, conv_call<T> c)
+template <typename T>
+KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, conv_each_kernel, conv_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
     int64_t channels = c.to * c.groups, count = c.pixels * channels;

@@ -67,7 +67,8 @@ grad_w_read(const grad_w_call<T> &c, const T *x, const grad_w_row &p, const grad
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
-template <typename T> KN_KERNEL(THREADS, grad_w_tile_kernel, grad_w_call<T> c)
+template <typename T>
+KN_KERNEL_RESIDENT(THREADS, sizeof(T) == 8 ? 1 : 2, grad_w_tile_kernel, grad_w_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A left[DEEP][TILE + 1], right[DEEP][TILE + 1];

@@ -48,7 +48,7 @@ template <typename D, typename S> struct add_arrays {
 
 /* A thread a sorted position and vector of channels; only the first position of an index works. */
 template <typename D, typename S, int V>
-KN_KERNEL(128, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
+KN_KERNEL_RESIDENT(128, 4, add_kernel, const kn_span<2> lanes, const add_arrays<D, S> a)
 {
     enum { AHEAD = V > 1 ? 8 : 4 };
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;

@@ -62,7 +62,9 @@ static __device__ inline typename kn_compute<T>::type matmul_bias(const matmul_c
                       : kn_get((const T *)c.bias + n * c.bias_stride);
 }
 
-template <typename T> KN_KERNEL((TILE / EACH) * (TILE / EACH), matmul_kernel, matmul_call<T> c)
+template <typename T>
+KN_KERNEL_RESIDENT((TILE / EACH) * (TILE / EACH), sizeof(T) == 8 ? 1 : 3, matmul_kernel,
+                   matmul_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
     KN_SHARED A left[DEEP][TILE + 1], right[DEEP][TILE + 1];

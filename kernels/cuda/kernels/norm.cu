@@ -105,7 +105,8 @@ template <typename T, bool VEC> KN_KERNEL(ROW_MOST, norm_kernel, norm_call<T> a,
     norm_rows<T, VEC, false>(a, mode, room, buffer);
 }
 
-template <typename T, bool VEC> KN_KERNEL(ROW_MOST, norm_sum_kernel, norm_call<T> a, int mode)
+template <typename T, bool VEC>
+KN_KERNEL_RESIDENT(ROW_MOST, sizeof(T) == 8 ? 1 : 0, norm_sum_kernel, norm_call<T> a, int mode)
 {
     KN_DYNAMIC(unsigned char, room);
     KN_SHARED typename kn_compute<T>::type buffer[33];

@@ -163,7 +163,8 @@ static __device__ inline void pool_mean(const pool_call<T> &c, const T *plane,
         sum[v] = some ? sum[v] / by : (A)0;
 }
 
-template <typename T, int V> KN_KERNEL(256, pool_kernel, pool_call<T> c)
+template <typename T, int V>
+KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_kernel, pool_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
     int64_t H = c.d[0].made, W = c.d[1].made, count = c.images * c.channels * H * W;
@@ -235,7 +236,8 @@ static __device__ inline void pool_grad_add(const pool_call<T> &c, const pool_pl
             sum[v] += dy[v];
 }
 
-template <typename T, int V> KN_KERNEL(256, pool_grad_kernel, pool_call<T> c)
+template <typename T, int V>
+KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_grad_kernel, pool_call<T> c)
 {
     typedef typename kn_compute<T>::type A;
     int64_t H = c.d[0].size, W = c.d[1].size, count = c.images * c.channels * H * W;

@@ -118,7 +118,8 @@ template <typename F, typename T> KN_KERNEL(256, reduce_rows_kernel, reduce_call
 }
 
 /* The same of any strides, addresses and dtypes. */
-template <typename F, typename V> KN_KERNEL(256, reduce_rows_any_kernel, reduce_call a, int mode)
+template <typename F, typename V>
+KN_KERNEL_RESIDENT(256, 1, reduce_rows_any_kernel, reduce_call a, int mode)
 {
     KN_SHARED typename F::S buffer[32];
     row_group g(mode);
@@ -203,7 +204,8 @@ template <typename F, typename T> KN_KERNEL(256, reduce_columns_kernel, reduce_c
 }
 
 /* The same of any strides, addresses and dtypes. */
-template <typename F, typename V> KN_KERNEL(256, reduce_columns_any_kernel, reduce_call a)
+template <typename F, typename V>
+KN_KERNEL_RESIDENT(256, 1, reduce_columns_any_kernel, reduce_call a)
 {
     KN_SHARED typename F::S buffer[8][WIDE_BLOCK][1];
     reduce_columns<F, V, 1>(a, buffer, [&](int64_t at, V (&x)[1]) {

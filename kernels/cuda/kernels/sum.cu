@@ -41,7 +41,8 @@ template <typename D, typename S, typename A> struct sum_op {
     }
 };
 
-template <int V, typename Op> KN_KERNEL(256, sum_kernel, const Op op, int64_t count)
+template <int V, typename Op>
+KN_KERNEL_RESIDENT(256, V == 8 ? 5 : 0, sum_kernel, const Op op, int64_t count)
 {
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, n = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = t; i < count / V; i += n)

@@ -5,6 +5,7 @@
 #include "kernels/cuda/runtime/runtime.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -27,7 +28,24 @@ static void *open_below(const char *home, const char *soname)
     return library;
 }
 
-/* Where the system finds it, then below the folders that a toolkit is installed in. */
+/* Below the folders that a toolkit is installed in. */
+static void *open_in_toolkits(const char *soname)
+{
+    const char *const home[] = { getenv("CUDA_HOME"), getenv("CUDA_PATH"), getenv("CONDA_PREFIX"),
+                                 "/usr/local/cuda" };
+    void *library = NULL;
+    for (int i = 0; i < 4 && !library; i++)
+        library = open_below(home[i], soname);
+    return library;
+}
+
+static const char *open_error(const char *name)
+{
+    const char *why = dlerror();
+    return why ? why : name;
+}
+
+/* Where the system finds it, then in toolkits. */
 static void *open_library(kn_cuda_library *l)
 {
     const char *given = l->variable ? getenv(l->variable) : NULL;
@@ -35,15 +53,57 @@ static void *open_library(kn_cuda_library *l)
     void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     if (library)
         return library;
-    const char *why = dlerror();
-    snprintf(l->lack, sizeof l->lack, "%s can't be loaded: %s", l->name, why ? why : name);
-    if (name != l->soname)
-        return NULL;
-    const char *const home[] = { getenv("CUDA_HOME"), getenv("CUDA_PATH"), getenv("CONDA_PREFIX"),
-                                 "/usr/local/cuda" };
-    for (int i = 0; i < 4 && !library; i++)
-        library = open_below(home[i], l->soname);
-    return library;
+    snprintf(l->lack, sizeof l->lack, "%s can't be loaded: %s", l->name, open_error(name));
+    return name == l->soname ? open_in_toolkits(name) : NULL;
+}
+
+/* Calls its function of that name, which takes nothing and returns a number; 0: it has none. */
+static int number_of(void *library, const char *name)
+{
+    size_t (*function)(void) = NULL;
+    void *at = name ? dlsym(library, name) : NULL;
+    memcpy(&function, &at, sizeof at);
+    return function ? (int)function() : 0;
+}
+
+/* In the library's own folder, where the system finds it, or in toolkits. It stays open: who opens
+ * the same name later gets it, wherever it lies. why: 128 bytes. */
+static bool open_part(void *library, const char *soname, char *why)
+{
+    char folder[PATH_MAX], path[PATH_MAX + 64];
+    void *part = NULL;
+    if (dlinfo(library, RTLD_DI_ORIGIN, folder) == 0) {
+        snprintf(path, sizeof path, "%s/%s", folder, soname);
+        part = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
+    }
+    part = part ? part : dlopen(soname, RTLD_LAZY | RTLD_LOCAL);
+    if (!part)
+        snprintf(why, 128, "%s", open_error(soname));
+    return part || open_in_toolkits(soname);
+}
+
+/* Opens its parts, of_cuda or not. A part that isn't there must be found here: the library would
+ * end the process. */
+static bool has_parts(kn_cuda_library *l, void *library, bool of_cuda)
+{
+    const int cuda = of_cuda ? number_of(library, l->cuda) / 1000 : 0;
+    for (const kn_cuda_part *p = l->part; p < l->part + 4 && p->soname; p++) {
+        char soname[64], number[16] = "", why[128];
+        if (of_cuda)
+            snprintf(number, sizeof number, "%d", cuda);
+        snprintf(soname, sizeof soname, "%s%s", p->soname, number);
+        if (p->of_cuda != of_cuda || open_part(library, soname, why))
+            continue;
+        if (p->optional) {
+            snprintf(l->missing, sizeof l->missing, "%s", why);
+            continue;
+        }
+        snprintf(l->lack, sizeof l->lack,
+                 "%s needs another library, which can't be loaded: %s (LD_LIBRARY_PATH)", l->name,
+                 why);
+        return false;
+    }
+    return true;
 }
 
 static bool has_symbols(kn_cuda_library *l, void *library)
@@ -64,11 +124,8 @@ static bool has_symbols(kn_cuda_library *l, void *library)
 /* Before its symbols: a library that is too old may lack some. */
 static bool is_new_enough(kn_cuda_library *l, void *library)
 {
-    size_t (*version)(void) = NULL;
     char have[32], need[32];
-    void *at = l->versions ? dlsym(library, l->versions) : NULL;
-    memcpy(&version, &at, sizeof at);
-    l->version = version ? (int)version() : 0;
+    l->version = number_of(library, l->versions);
     if (l->version >= l->least)
         return true;
     snprintf(l->lack, sizeof l->lack, "%s %s is too old: this build needs %s or newer", l->name,
@@ -84,7 +141,8 @@ bool kn_cuda_library_open(kn_cuda_library *l)
     pthread_mutex_lock(&lock);
     if (!l->looked) {
         void *library = open_library(l);
-        l->there = library && is_new_enough(l, library) && has_symbols(l, library);
+        l->there = library && has_parts(l, library, false) && is_new_enough(l, library) &&
+                   has_symbols(l, library) && has_parts(l, library, true);
         atomic_store_explicit(&l->looked, true, memory_order_release);
     }
     pthread_mutex_unlock(&lock);

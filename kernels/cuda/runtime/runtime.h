@@ -142,6 +142,13 @@ typedef struct kn_cuda_symbol {
     bool optional;
 } kn_cuda_symbol;
 
+/* A library that a library opens by itself, once it is used. */
+typedef struct kn_cuda_part {
+    const char *soname;
+    bool of_cuda;  /* soname ends in the number of the CUDA that the library was made for */
+    bool optional; /* the library works without it, in part; else it ends the process */
+} kn_cuda_part;
+
 /* The text of a macro's number, for a SONAME. */
 #define KN_CUDA_NUMBER_AS(x) #x
 #define KN_CUDA_NUMBER(x)    KN_CUDA_NUMBER_AS(x)
@@ -154,13 +161,16 @@ typedef struct kn_cuda_library {
     const char *versions; /* its function that tells its version, as 130100 for 13.1.0; or NULL */
     int least;            /* the oldest version that fits */
     const char *without;  /* what computes without it */
+    const char *cuda;     /* its function that tells its CUDA, as 13010 for 13.1; or NULL */
+    kn_cuda_part part[4]; /* up to the first without a name, those of_cuda last */
     const kn_cuda_symbol *symbols;
     int count;
     /* known once it was looked for */
     _Atomic bool looked;
     bool there;
     int version;
-    char lack[256]; /* why it isn't there */
+    char lack[256];    /* why it isn't there */
+    char missing[128]; /* why an optional part isn't; empty: all are */
 } kn_cuda_library;
 
 extern kn_cuda_library kn_cublaslt_library;
@@ -168,8 +178,9 @@ extern kn_cuda_library kn_cudnn_library; /* never there in a build without cuDNN
 #define KN_WITHOUT_CUDNN                                                                           \
     "attention, convolutions and batch norm run on Knap's kernels, without tensor cores"
 
-/* Opens it where the system, CUDA_HOME, CUDA_PATH or /usr/local/cuda has it; it stays open. false
- * without an error where it isn't there, is too old or lacks a function. */
+/* Opens it where the system, CUDA_HOME, CUDA_PATH, CONDA_PREFIX or /usr/local/cuda has it, and its
+ * parts there or beside it; all stay open. false without an error where one isn't there, is too old
+ * or lacks a function. */
 bool kn_cuda_library_open(kn_cuda_library *l);
 const char *kn_cuda_version_text(int v, char text[32]); /* "13.1.0" */
 /* A line on stderr, of rank 0, where *told isn't set yet: a computation goes on, slower than it
