@@ -27,9 +27,9 @@ static kn_tensor *product(kn_tensor *sum, kn_tensor *a, kn_tensor *b)
 {
     if (!a || !b)
         return NULL;
-    kn_tensor *out = sum ? sum
-                         : kn_empty(wide(a), kn_device_of(a), 2,
-                                    (int64_t[]){ kn_size(a, 0), kn_size(b, 1) });
+    kn_tensor *out =
+        sum ? sum
+            : kn_empty(wide(a), kn_device_of(a), 2, (int64_t[]){ kn_size(a, 0), kn_size(b, 1) });
     const kn_matmul_args p = { .dst = out ? kn_array_of(out) : (kn_array){ 0 },
                                .a = kn_array_of(a),
                                .b = kn_array_of(b),
@@ -40,7 +40,8 @@ static kn_tensor *product(kn_tensor *sum, kn_tensor *a, kn_tensor *b)
 /* 1 / max(|X|, eps) of A = X X', whose diagonal sums to |X|^2; without dims. */
 static kn_tensor *inverse_norm(kn_tensor *gram, double eps)
 {
-    kn_tensor *norm = kn_sqrt(kn_sum(kn_diagonal(gram, 0, 0, 1), 0, NULL, false));
+    kn_tensor *diagonal = kn_contiguous(kn_diagonal(gram, 0, 0, 1));
+    kn_tensor *norm = kn_sqrt(kn_sum(diagonal, 0, NULL, false));
     return kn_reciprocal(kn_clamp(norm, eps, HUGE_VAL));
 }
 
