@@ -1,5 +1,5 @@
-/* models/programs/chat.c: a conversation in the terminal. Keys and values of the turns so far stay in
- * a cache; a conversation that outgrows the context loses its oldest turns. */
+/* models/programs/chat.c: a conversation in the terminal. Keys and values of the turns so far stay
+ * in a cache; a conversation that outgrows the context loses its oldest turns. */
 #include "models/programs/chat.h"
 #include "autograd/autograd.h"
 #include "autograd/operations.h"

@@ -91,8 +91,8 @@ KN_FUZZ(text, .factor = 400, .extra = 2 << 20)
     kn_tokenizer_free(tokenizer);
 }
 
-/* The first byte says how the rest is read: documents of JSON or between separators, conversations by
- * each template. */
+/* The first byte says how the rest is read: documents of JSON or between separators, conversations
+ * by each template. */
 KN_FUZZ(documents, .factor = 400, .extra = 4 << 20)
 {
     static const char *const chats[] = { "chatml", "llama3", "llama2", "plain" };
