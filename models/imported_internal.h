@@ -8,7 +8,7 @@
 
 /* Borrowed. */
 const kn_model_config *kn_import_config(const kn_imported *i);
-bool kn_import_is_file(const kn_imported *i); /* one file of another program */
+bool kn_import_is_file(const kn_imported *i);              /* one file of another program */
 kn_checkpoint *kn_import_checkpoint(const kn_imported *i); /* NULL: another program's files */
 /* The template of conversations that it was trained with; NULL: none is known, or with an error one
  * that isn't read. */
