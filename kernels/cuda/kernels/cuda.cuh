@@ -29,7 +29,7 @@
 /* Begins a kernel: the most threads of a block that it is launched with, which bounds its registers
  * (65,536 a block), its name, its parameters. The emulation checks each launch,
  * tests/cli/cuda_resources.sh the compiler's result. RESIDENT: so many blocks are to fit on a
- * multiprocessor. */
+ * multiprocessor; fewer leave a thread registers enough not to spill. 0: as the compiler has it. */
 #define KN_KERNEL(threads, name, ...) __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
 #define KN_KERNEL_RESIDENT(threads, blocks, name, ...)                                             \
     __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
