@@ -311,7 +311,7 @@ waits_in_vain() {
 }
 wait_for waits_in_vain
 cp -r "$TMP/good" "$TMP/late"
-cat "$TMP/pipe" >/dev/null &
+cat "$TMP/pipe" >/dev/null 5>&- &
 exec 5>&-
 ended $pid
 check "a checkpoint that appeared meanwhile isn't replaced" fails "another run saved a checkpoint in $TMP/late meanwhile"
