@@ -34,7 +34,8 @@ SCRIPTS = [(0x20, 0x7e), (0xa0, 0x17f), (0x300, 0x36f), (0x370, 0x3ff), (0x400, 
 SPACES = [' ', '  ', '\n', '\n\n', '\t', ' \n', '   ', '\r\n', '\u00a0', '\u3000', '\u180e', '\u0085', '\u2028', '']
 ODD = ["I'm", "don't", "WE'LL", "'\u017f", '123456', '3.14', "''s", ' ', '  ', '\n', '{}()', '<s>', '</s>', 'é', 'e\u0301', 'ﬁ',
        '\u212b', '각', '\u1100\u1161\u11a8', '<0x41>', '▁', '▁▁a', '<mask>', ' <mask> ', '<x>  ', 'é!', 'e\u0301!',
-       'ab\U00031350c', '漢々・\U0002ebf0x', '<x> \n\n \n', '\ua7cb\ua7dc', 'x\u180ey', '12\U00010d413']
+       'ab\U00031350c', 'x\u180ey', '12\U00010d413']
+MORE_ODD = ['漢々・\U0002ebf0x', '<x> \n\n \n', '\ua7cb\ua7dc']    # not in the golden text, on whose ids other files rest
 SENTENCES = ['Der schnelle braune Fuchs springt über den faulen Hund. ', 'Съешь ещё этих мягких французских булок, да выпей чаю. ',
              '素早い茶色の狐がのろまな犬を飛び越える。', '敏捷的棕色狐狸跳过了懒狗。', '빠른 갈색 여우가 게으른 개를 뛰어넘는다. ',
              'नमस्ते दुनिया, यह एक परीक्षण है। ', 'مرحبا بالعالم، هذا اختبار. ', 'שלום עולם, זה מבחן. ', 'สวัสดีชาวโลก นี่คือการทดสอบ ',
@@ -46,7 +47,7 @@ RULES = {'ﬁ': 'fi', 'é': 'e', 'e\u0301': 'e', 'e\u0301\u0301': 'E', '\u212b':
 SYMBOLS = ['<mask>', 'ﬁ', 'don', "n't", 'd j', '\u1100', '<x>']
 
 
-def make_text(seed, size):
+def make_text(seed, size, odd=(*ODD, *MORE_ODD)):
     draw = random.Random(seed)
 
     def point():
@@ -61,7 +62,7 @@ def make_text(seed, size):
     while length < size:
         kind = draw.randrange(4)
         text.append(point() if kind == 0 else word() + draw.choice(SPACES) if kind == 1 else
-                    draw.choice(ODD) if kind == 2 else draw.choice(SENTENCES))
+                    draw.choice(odd) if kind == 2 else draw.choice(SENTENCES))
         length += len(text[-1].encode())
     return ''.join(text)
 
@@ -191,7 +192,7 @@ def fnv(ids):
 def write_golden():
     shutil.rmtree(GOLDEN, ignore_errors=True)
     os.makedirs(GOLDEN)
-    text = make_text(1, 60000)
+    text = make_text(1, 60000, ODD)
     with open(os.path.join(GOLDEN, 'text'), 'w', newline='') as f:
         f.write(text)
     made = make_all(text, 700, GOLDEN)
