@@ -9,6 +9,9 @@
 
 #ifdef KN_HAVE_UTF8PROC
 #include <utf8proc.h>
+#define GRAPHEMES true /* they are known */
+#else
+#define GRAPHEMES false
 #endif
 #include <string.h>
 
@@ -71,9 +74,12 @@ kn_charsmap *kn_charsmap_read(const char *base64, bool longest, const char *wher
     uint32_t trie = 0;
     if (m && size >= 8)
         memcpy(&trie, bytes, sizeof trie);
-    if (!m || trie == 0 || trie % 4 || trie > (uint64_t)size - 4 ||
-        (!longest && !kn_change_form("NFC"))) {
-        if (m && (trie == 0 || trie % 4 || trie > (uint64_t)size - 4))
+    if (!m || trie == 0 || trie % 4 || trie > (uint64_t)size - 4 || !(longest || GRAPHEMES)) {
+        if (m && !(longest || GRAPHEMES))
+            kn_fail("%s: its Precompiled normalizer needs utf8proc, and this library was built "
+                    "without: install libutf8proc-dev and build it again",
+                    where);
+        else if (m)
             kn_fail("%s: its table of characters (\"precompiled_charsmap\") is damaged", where);
         kn_host_free(m);
         return NULL;
