@@ -22,7 +22,7 @@ END
 log_of() { sed -E 's/"[a-z]*(_per_s|_ms)": [^,]*, //g; s/"peak_bytes": .*//' "$1"; }
 record_of() { python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1] + "/state.json"))["record"], sort_keys=True, indent=1))' "$(newest "$1")"; }
 
-covered=" help version config eval-only out log tensorboard resume overwrite stop-after" # by other tests
+covered=" help version config eval-only out log tensorboard plot resume overwrite stop-after" # by other tests
 
 # resumes NAME STOP PROGRAM OPTIONS...: whole and in two parts, in folders of their own. Options in MORE are those of the
 # first part alone.
@@ -62,7 +62,7 @@ covers() {
         [[ "$covered " == *" $option "* || "$covered " == *" no-$option "* ]] || missing+=" $option"
     done
     check "$(basename "$program"): no option was left out" test -z "$missing" || echo "#   $missing"
-    covered=" help version config eval-only out log tensorboard resume overwrite stop-after"
+    covered=" help version config eval-only out log tensorboard plot resume overwrite stop-after"
 }
 
 cuda="device tf32 deterministic cuda-graph"
