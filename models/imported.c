@@ -287,6 +287,12 @@ const char *kn_import_note(const kn_imported *x)
 const kn_chat *kn_import_chat(const kn_imported *x)
 {
     char name[32];
+    if (x->format) {
+        char *jinja = x->format->jinja ? x->format->jinja(x->dir) : NULL;
+        const kn_chat *c = jinja ? kn_chat_known(jinja, x->dir) : NULL;
+        kn_host_free(jinja);
+        return c;
+    }
     if (!x->checkpoint)
         return kn_chat_of_folder(x->dir);
     return kn_checkpoint_option(x->checkpoint, "template", name, sizeof name) ? kn_chat_named(name)

@@ -74,6 +74,11 @@ check "a system's message" succeeds
 run "$generate" --from "$run" --export hf
 talk hf 'grass\nsnow'
 check "an exported model talks the same" cmp said alone
+run "$generate" --from "$run" --export gguf --format gguf
+talk gguf 'grass\nsnow'
+check "a GGUF has the template, too" cmp said alone
+run "$generate" --from gguf --export again
+check "and it goes on to transformers" cmp hf/tokenizer_config.json again/tokenizer_config.json
 head -c 2000000 /dev/zero | tr '\0' x >long
 run "$generate" --from "$run" --chat
 check "no input is no conversation" succeeds
