@@ -9,6 +9,7 @@
 #include "models/pretrained_internal.h"
 #include "models/record.h"
 #include "models/tokens/tokens.h"
+#include "state/attempt.h"
 #include "state/checkpoint_internal.h"
 #include "state/dict_internal.h"
 #include "tensor/files.h"
@@ -185,9 +186,11 @@ static bool open_checkpoint(kn_imported *x, const char *dir)
     x->checkpoint = kn_checkpoint_open(dir, x->comm);
     if (!x->checkpoint || !kn_config_saved(x->checkpoint, KN_LANGUAGE_MODELS, &x->config, NULL))
         return false;
+    kn_attempt a;
+    char error[KN_ATTEMPT_TEXT];
+    kn_attempt_begin(&a);
     kn_tokenizer *t = kn_import_tokenizer(x);
-    if (!t) /* then a text has no end, either */
-        kn_clear_error();
+    kn_attempt_end(&a, error); /* without one, a text has no end, either */
     const kn_chat *chat = kn_import_chat(x);
     if (t && chat && (x->end[0] = kn_tokenizer_id(t, chat->stop)) >= 0)
         x->ends = 1;
