@@ -8,6 +8,7 @@
 #include "models/model_tensors.h"
 #include "models/pretrained_internal.h"
 #include "models/record.h"
+#include "models/text_internal.h"
 #include "models/tokens/tokens.h"
 #include "state/attempt.h"
 #include "state/checkpoint_internal.h"
@@ -182,7 +183,7 @@ static bool name_tensors(kn_imported *x)
 
 static bool open_checkpoint(kn_imported *x, const char *dir)
 {
-    static const char *const ends[] = { "<|endoftext|>", "<|end_of_text|>", "</s>" };
+    char own[256];
     x->checkpoint = kn_checkpoint_open(dir, x->comm);
     if (!x->checkpoint || !kn_config_saved(x->checkpoint, KN_LANGUAGE_MODELS, &x->config, NULL))
         return false;
@@ -194,11 +195,12 @@ static bool open_checkpoint(kn_imported *x, const char *dir)
     const kn_chat *chat = kn_import_chat(x);
     if (t && chat && (x->end[0] = kn_tokenizer_id(t, chat->stop)) >= 0)
         x->ends = 1;
-    for (size_t i = 0; t && i < sizeof ends / sizeof *ends; i++)
-        if ((x->end[x->ends] = kn_tokenizer_id(t, ends[i])) >= 0) {
-            x->ends += x->ends == 0 || x->end[x->ends] != x->end[0];
-            break;
-        }
+    const int64_t end = !t ? -1
+                        : kn_checkpoint_option(x->checkpoint, "end", own, sizeof own)
+                            ? kn_tokenizer_id(t, own)
+                            : kn_text_end(t, NULL, 0);
+    if (end >= 0 && (x->ends == 0 || end != x->end[0]))
+        x->end[x->ends++] = end;
     kn_tokenizer_free(t);
     return kn_ok();
 }
