@@ -106,6 +106,7 @@ refused <<'END_OF_CASES'
 --data bad.jsonl --field text|bad.jsonl:2: this line isn't JSON
 --data docs.jsonl --field body|docs.jsonl:1: the line's object has no text "body" (--field)
 --data docs.jsonl --field text --separator ===|--separator
+--data docs.txt --separator $'=\n='|.separator has the end of a line
 --data docs.tokens --field text|--field is for texts, and docs.tokens holds tokens
 --data plain.txt --mask-documents|which token stands between the documents of plain.txt isn't known
 --data docs.jsonl --field text --tokenizer bpe --end '<stop>'|no token '<stop>', which is to end a document
