@@ -89,7 +89,7 @@ const kn_chat *kn_chat_of_jinja(const char *jinja)
     return NULL;
 }
 
-static const kn_chat *known(const char *jinja, const char *path)
+const kn_chat *kn_chat_known(const char *jinja, const char *path)
 {
     const kn_chat *c = kn_chat_of_jinja(jinja);
     if (!c)
@@ -111,7 +111,7 @@ const kn_chat *kn_chat_of_folder(const char *dir)
             memcpy(copy, text, size);
             copy[size] = 0;
         }
-        const kn_chat *c = copy ? known(copy, path) : NULL;
+        const kn_chat *c = copy ? kn_chat_known(copy, path) : NULL;
         kn_host_free(copy);
         kn_host_free(text);
         return c;
@@ -121,7 +121,7 @@ const kn_chat *kn_chat_of_folder(const char *dir)
     json_t *j = kn_pretrained_config_read(path), *t = json_object_get(j, "chat_template");
     if (json_is_array(t)) /* several by name; the first is the usual one */
         t = json_object_get(json_array_get(t, 0), "template");
-    const kn_chat *c = json_is_string(t) ? known(json_string_value(t), path) : NULL;
+    const kn_chat *c = json_is_string(t) ? kn_chat_known(json_string_value(t), path) : NULL;
     json_decref(j);
     return c;
 }

@@ -24,6 +24,8 @@ typedef struct kn_chat {
 const kn_chat *kn_chat_named(const char *name);
 /* The one that does what this text for Jinja does, as far as its marks tell; NULL: none. */
 const kn_chat *kn_chat_of_jinja(const char *jinja);
+/* The same of the file at path; NULL with an error. */
+const kn_chat *kn_chat_known(const char *jinja, const char *path);
 /* The template of a model's folder (tokenizer_config.json, chat_template.jinja); NULL: it has none,
  * or with an error one that isn't known. */
 const kn_chat *kn_chat_of_folder(const char *dir);

@@ -109,6 +109,7 @@ bool kn_language_save(const char *dir, void *module, const kn_model_config *c, k
                                   .tokenizer = o.tokenizer,
                                   .ends = o.ends,
                                   .end_count = o.end_count,
+                                  .jinja = o.chat ? kn_chat_named(o.chat)->jinja : NULL,
                                   .ema = o.ema,
                                   .dtype = o.dtype };
     if (file.format)

@@ -8,7 +8,9 @@
 #include "models/model_tensors.h"
 #include "models/pretrained_internal.h"
 #include "models/record.h"
+#include "models/text_internal.h"
 #include "models/tokens/tokens.h"
+#include "state/attempt.h"
 #include "state/checkpoint_internal.h"
 #include "state/dict_internal.h"
 #include "tensor/files.h"
@@ -181,21 +183,24 @@ static bool name_tensors(kn_imported *x)
 
 static bool open_checkpoint(kn_imported *x, const char *dir)
 {
-    static const char *const ends[] = { "<|endoftext|>", "<|end_of_text|>", "</s>" };
+    char own[256];
     x->checkpoint = kn_checkpoint_open(dir, x->comm);
     if (!x->checkpoint || !kn_config_saved(x->checkpoint, KN_LANGUAGE_MODELS, &x->config, NULL))
         return false;
+    kn_attempt a;
+    char error[KN_ATTEMPT_TEXT];
+    kn_attempt_begin(&a);
     kn_tokenizer *t = kn_import_tokenizer(x);
-    if (!t) /* then a text has no end, either */
-        kn_clear_error();
+    kn_attempt_end(&a, error); /* without one, a text has no end, either */
     const kn_chat *chat = kn_import_chat(x);
     if (t && chat && (x->end[0] = kn_tokenizer_id(t, chat->stop)) >= 0)
         x->ends = 1;
-    for (size_t i = 0; t && i < sizeof ends / sizeof *ends; i++)
-        if ((x->end[x->ends] = kn_tokenizer_id(t, ends[i])) >= 0) {
-            x->ends += x->ends == 0 || x->end[x->ends] != x->end[0];
-            break;
-        }
+    const int64_t end = !t ? -1
+                        : kn_checkpoint_option(x->checkpoint, "end", own, sizeof own)
+                            ? kn_tokenizer_id(t, own)
+                            : kn_text_end(t, NULL, 0);
+    if (end >= 0 && (x->ends == 0 || end != x->end[0]))
+        x->end[x->ends++] = end;
     kn_tokenizer_free(t);
     return kn_ok();
 }
@@ -287,6 +292,12 @@ const char *kn_import_note(const kn_imported *x)
 const kn_chat *kn_import_chat(const kn_imported *x)
 {
     char name[32];
+    if (x->format) {
+        char *jinja = x->format->jinja ? x->format->jinja(x->dir) : NULL;
+        const kn_chat *c = jinja ? kn_chat_known(jinja, x->dir) : NULL;
+        kn_host_free(jinja);
+        return c;
+    }
     if (!x->checkpoint)
         return kn_chat_of_folder(x->dir);
     return kn_checkpoint_option(x->checkpoint, "template", name, sizeof name) ? kn_chat_named(name)

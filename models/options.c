@@ -289,7 +289,8 @@ static int parse_one(kn_options *o, int argc, char *const *argv, int at)
     if (equals)
         return kn_options_give(o, i, equals + 1) ? 1 : 0;
     if (at + 1 >= argc || strncmp(argv[at + 1], "--", 2) == 0)
-        return kn_fail("--%s needs a value: --%s VALUE", o->table[i].name, o->table[i].name);
+        return kn_fail("--%s needs a value: --%s=VALUE, which may begin with --, or --%s VALUE",
+                       o->table[i].name, o->table[i].name, o->table[i].name);
     return kn_options_give(o, i, argv[at + 1]) ? 2 : 0;
 }
 

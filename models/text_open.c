@@ -286,6 +286,8 @@ kn_text *kn_text_read_(const char *path, kn_tokenizer **tokenizer, kn_text_read_
                             (long long)o.vocab);
     if (o.field && o.separator)
         return kn_fail_null("kn_text_read: .field and .separator contradict each other");
+    if (o.separator && strpbrk(o.separator, "\r\n"))
+        return kn_fail_null("kn_text_read: .separator has the end of a line, and is one itself");
     if (o.chat && (o.field || o.separator || o.end))
         return kn_fail_null("kn_text_read: .chat says where conversations end; leave .field, "
                             ".separator and .end out");

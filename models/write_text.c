@@ -223,7 +223,7 @@ static bool write_texts(writing *w)
     const kn_sample_options *draw = &w->o->draw;
     text *active[KN_CACHE_TEXTS];
     bool ok = show_texts(w);
-    while (ok && !(draw->stop && draw->stop(draw->stop_arg))) {
+    while (ok && w->o->tokens > 0 && !(draw->stop && draw->stop(draw->stop_arg))) {
         const int n = choose(w, active);
         if (n == 0)
             break;

@@ -37,6 +37,7 @@ typedef struct kn_file_writer {
     const kn_tokenizer *tokenizer; /* NULL: none */
     const int64_t *ends;           /* [end_count]: ids that end a text */
     int end_count;
+    const char *jinja; /* the template of its conversations; NULL: none */
     const kn_ema *ema; /* NULL: the module's own values */
     kn_dtype dtype;    /* of the floats that the format doesn't fix */
 } kn_file_writer;
@@ -48,6 +49,9 @@ typedef struct kn_file_format {
     /* Names and shapes of all tensors are compared before memory is taken by them. */
     bool (*open)(const char *path, kn_found *f);
     kn_tokenizer *(*tokenizer)(const char *path);
+    /* The template of its conversations, for kn_host_free; NULL: it has none, or with an error. The
+     * format may have no such function. */
+    char *(*jinja)(const char *path);
     /* p is zeros, and the caller frees it. */
     bool (*plan)(kn_file_plan *p, const kn_file_writer *w, const kn_model_tensors *t);
 } kn_file_format;

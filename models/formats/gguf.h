@@ -85,10 +85,14 @@ json_t *kn_gguf_json(const kn_gguf *g, const kn_gguf_value *v);
 bool kn_gguf_piece(const kn_gguf *g, const kn_gguf_tensor *t, const char *name,
                    kn_foreign_piece *piece);
 
+#define KN_GGUF_JINJA "tokenizer.chat_template"
+
 /* ---- tokenizers: gguf_tokens.c --------------------------------------------------------------- */
 
 /* The tokenizer in the file; the caller frees it. NULL with an error. */
 kn_tokenizer *kn_gguf_tokenizer(const char *path);
+/* The chat template in it, for kn_host_free; NULL: it has none, or with an error. */
+char *kn_gguf_jinja(const char *path);
 
 /* ---- writing: gguf_write.c ------------------------------------------------------------------- */
 

@@ -334,6 +334,8 @@ static void put_tokens(kn_gguf_out *o, const kn_file_writer *e)
         kn_gguf_put_u32(o, "tokenizer.ggml.eot_token_id", e->ends[1]);
     if (e->tokenizer)
         kn_gguf_put_tokenizer(o, e->tokenizer);
+    if (e->tokenizer && e->jinja)
+        kn_gguf_put_text(o, KN_GGUF_JINJA, e->jinja);
 }
 
 /* All values, with their number at its place. */
@@ -453,4 +455,5 @@ const kn_file_format kn_gguf_format = { .name = "gguf",
                                         .mark_at = 4 + 4 + 8 + 8 + 8,
                                         .open = open_gguf,
                                         .tokenizer = kn_gguf_tokenizer,
+                                        .jinja = kn_gguf_jinja,
                                         .plan = plan };

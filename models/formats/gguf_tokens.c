@@ -220,3 +220,19 @@ kn_tokenizer *kn_gguf_tokenizer(const char *path)
     kn_gguf_close(&g);
     return t;
 }
+
+char *kn_gguf_jinja(const char *path)
+{
+    kn_gguf g = { 0 };
+    char *copy = NULL;
+    size_t length;
+    if (kn_gguf_open(&g, path)) {
+        const char *text = kn_gguf_text(&g, kn_gguf_find(&g, KN_GGUF_JINJA), &length);
+        if (text && (copy = kn_host_alloc(length + 1))) {
+            memcpy(copy, text, length);
+            copy[length] = 0;
+        }
+    }
+    kn_gguf_close(&g);
+    return copy;
+}

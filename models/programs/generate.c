@@ -8,6 +8,7 @@
 #include "models/record.h"
 #include "models/sample.h"
 #include "models/text.h"
+#include "state/attempt.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -179,9 +180,11 @@ static bool export_model(const settings *s, kn_module *model, const kn_imported 
                             .tokenizer = t,
                             .dtype = dtypes[s->dtype],
                             .format = (kn_export_format)s->format };
+    kn_attempt a;
+    char error[KN_ATTEMPT_TEXT];
+    kn_attempt_begin(&a);
     const kn_chat *chat = kn_import_chat(from);
-    if (!chat) /* another program's, which isn't known here, isn't told on */
-        kn_clear_error();
+    kn_attempt_end(&a, error); /* another program's, which isn't known here, isn't told on */
     o.chat = chat ? chat->name : NULL;
     o.end_count = kn_import_ends(from, &o.ends);
     if (!kn_language_save(s->export, model, kn_import_config(from), o))

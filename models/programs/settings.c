@@ -200,13 +200,14 @@ bool settings_check_rate(const settings *s, const kn_options *o)
     return true;
 }
 
-/* An evaluation of a model, without a training. */
-static bool check_eval_only(const settings *s, const kn_options *o)
+bool settings_check_eval_only(const settings *s, const kn_options *o, bool all)
 {
-    static const char *const without[] = { "patience",   "log",        "tensorboard", "plot",
-                                           "save-every", "keep",       "keep-best",   "async-save",
-                                           "overwrite",  "stop-after", "pictures",    "export" };
-    for (size_t i = 0; s->eval_only && i < sizeof without / sizeof *without; i++)
+    static const char *const without[] = {
+        "pictures",   "export", "patience",  "log",        "tensorboard", "plot",
+        "save-every", "keep",   "keep-best", "async-save", "overwrite",   "stop-after"
+    };
+    const size_t count = all ? sizeof without / sizeof *without : 2;
+    for (size_t i = 0; s->eval_only && i < count; i++)
         if (kn_options_given(o, without[i]))
             return kn_fail("--%s does nothing with --eval-only; leave one of them out", without[i]);
     return true;
@@ -214,7 +215,7 @@ static bool check_eval_only(const settings *s, const kn_options *o)
 
 bool settings_check(settings *s, const kn_options *o, kn_comm *world)
 {
-    if (!check_eval_only(s, o))
+    if (!settings_check_eval_only(s, o, false))
         return false;
     if (s->patience > 0 && s->eval_every == 0)
         return kn_fail("--patience counts evaluations; give --eval-every above 0 as well, or leave "

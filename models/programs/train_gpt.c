@@ -9,6 +9,7 @@
 #include "models/sample.h"
 #include "models/text_internal.h"
 #include "models/tokens/tokens.h"
+#include "state/attempt.h"
 #include <string.h>
 
 typedef struct gpt_run {
@@ -106,15 +107,18 @@ static bool write_sample(training *t)
  * that of a GGUF. ids: the data are tokens, which need none. */
 static bool init_tokenizer(gpt_run *r, bool ids)
 {
-    const bool given = kn_options_given(r->t.options, "tokenizer");
+    const bool given = kn_options_given(r->t.options, "tokenizer"), needed = !given && !ids;
+    kn_attempt attempt;
+    char error[KN_ATTEMPT_TEXT];
     if (kn_rank(r->t.world) == 0 && kn_import_note(r->init))
         fprintf(stderr, "train_gpt: %s\n", kn_import_note(r->init));
+    if (!needed)
+        kn_attempt_begin(&attempt);
     r->tokenizer = kn_import_tokenizer(r->init);
-    if (!given || !r->tokenizer) { /* a model without one takes any */
-        if (given || ids)
-            kn_clear_error();
-        return r->tokenizer != NULL || given || ids;
-    }
+    if (!needed)
+        kn_attempt_end(&attempt, error);
+    if (!given || !r->tokenizer) /* a model without one takes any */
+        return r->tokenizer != NULL || !needed;
     kn_tokenizer *other = strcmp(r->s.tokenizer, "char") == 0 || strcmp(r->s.tokenizer, "byte") == 0
                               ? NULL
                               : kn_tokenizer_load(r->s.tokenizer);

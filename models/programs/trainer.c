@@ -48,7 +48,7 @@ static bool read_options(training *t, int argc, char **argv)
 {
     t->options = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
     kn_options *o = t->options;
-    if (!o || !kn_options_parse(o, argc, argv))
+    if (!o || !kn_options_parse(o, argc, argv) || !settings_check_eval_only(t->s, o, true))
         return false;
     const bool help = kn_options_help_wanted(o);
     if ((!help && t->s->config && !kn_options_load(o, t->s->config)) ||

@@ -74,9 +74,20 @@ check "a system's message" succeeds
 run "$generate" --from "$run" --export hf
 talk hf 'grass\nsnow'
 check "an exported model talks the same" cmp said alone
+run "$generate" --from "$run" --export gguf --format gguf
+talk gguf 'grass\nsnow'
+check "a GGUF has the template, too" cmp said alone
+run "$generate" --from gguf --export again
+check "and it goes on to transformers" cmp hf/tokenizer_config.json again/tokenizer_config.json
 head -c 2000000 /dev/zero | tr '\0' x >long
 run "$generate" --from "$run" --chat
 check "no input is no conversation" succeeds
+python3 -c "
+import json
+said = json.load(open('hf/tokenizer_config.json'))
+json.dump({**said, 'chat_template': '{{ messages }}'}, open('hf/tokenizer_config.json', 'w'))"
+run "$generate" --from hf --export other --ranks 2
+check "a model with another template is exported, by two ranks" eval 'succeeds && ! grep -q chat_template other/tokenizer_config.json'
 "$generate" --from "$run" --chat <long >"$TMP/output" 2>&1
 status=$?
 check "a line of 2 MB is refused" fails "a line of 2000000 bytes on standard input"

@@ -41,6 +41,12 @@ check "a run that goes on elsewhere has a file there, too" grep -q "^steps = 12"
 run "$gpt" --resume one --out fifth --threads 1 --steps 12
 check "with what the checkpoint recorded" eval 'succeeds && grep -q "^lr = 0.002" fifth/config.toml && grep -q "^no-sync = true" fifth/config.toml'
 
+printf 'plot = true\npatience = 2\n' >>run/config.toml
+run "$gpt" --config run/config.toml --resume run --eval-only --ranks 1
+check "a run's file serves its evaluation, which leaves the log" eval 'succeeds && says ": val " && [ "$(wc -l <first)" = 8 ]'
+run "$gpt" --config run/config.toml --resume run --eval-only --ranks 1 --log first
+check "but not a log on the command line" fails "--log does nothing with --eval-only"
+
 printf 'init = "run"\nsteps = 12\ndata = "text"\nctx = 8\n' >init.toml
 run "$gpt" --config init.toml --resume one --threads 1
 check "the command line wins over what contradicts it" succeeds

@@ -39,6 +39,11 @@ run "$generate" --from run --tokens 3 --prompt a
 check "and it writes" succeeds
 run "$gpt" --init gpt2_llmc16.bin "${small[@]}" "${text[@]}" --tokenizer "$tokenizer"
 check "and with llm.c's weights and a tokenizer" succeeds
+python3 -c "import struct; open('plain.bin', 'wb').write(struct.pack('<400H', *(i * 7919 % 700 for i in range(400))))"
+for ranks in 1 2; do
+    run "$gpt" --init gpt2_llmc.bin "${small[@]}" --data plain.bin --vocab 700 --ranks $ranks
+    check "$ranks ranks train llm.c's weights with tokens, without a tokenizer" succeeds
+done
 python3 -c "
 import struct
 ids = [i * 7919 % 700 for i in range(400)]

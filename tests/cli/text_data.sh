@@ -71,6 +71,14 @@ check "documents between separators" succeeds
 check "both are the same" test "$(losses lines.log)" = "$(losses parts.log)"
 run "$BUILD/models/generate" --from run --prompt "the" --tokens 4
 check "the run's tokenizer has the end token" eval 'succeeds && grep -q "endoftext" run/step-00000004/tokenizer.json'
+for _ in $(seq 400); do printf 'b\n=\n'; done >same.txt
+run "$gpt" --data same.txt --separator = --end '<stop>' --layers 1 --heads 1 --embd 16 --ctx 8 --batch 8 --steps 60 --lr 1e-2 --threads 1 \
+    --out stops
+check "documents with an end of their own" succeeds
+run "$BUILD/models/generate" --from stops --prompt b --tokens 4 --temperature 0
+check "where generate ends a text, too" eval 'succeeds && [ "$(cat output)" = b ]'
+run "$BUILD/models/generate" --from stops --prompt b --tokens 4 --temperature 0 --no-end
+check "unless it is to go on" says "b<stop>b<stop>b"
 masked=("$gpt" --data docs.jsonl --field text --mask-documents --layers 2 --heads 2 --embd 16 --ctx 32 --steps 4 --threads 1)
 for model in custom llama; do
     run "${masked[@]}" --model $model --batch 4 --log one.log
@@ -98,6 +106,7 @@ refused <<'END_OF_CASES'
 --data bad.jsonl --field text|bad.jsonl:2: this line isn't JSON
 --data docs.jsonl --field body|docs.jsonl:1: the line's object has no text "body" (--field)
 --data docs.jsonl --field text --separator ===|--separator
+--data docs.txt --separator $'=\n='|.separator has the end of a line
 --data docs.tokens --field text|--field is for texts, and docs.tokens holds tokens
 --data plain.txt --mask-documents|which token stands between the documents of plain.txt isn't known
 --data docs.jsonl --field text --tokenizer bpe --end '<stop>'|no token '<stop>', which is to end a document

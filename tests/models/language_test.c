@@ -198,6 +198,17 @@ KN_TEST(language, texts_at_once_as_alone)
         }
     kn_module m;
     make_small(&m, GPT, KN_F32, 7);
+    for (int64_t samples = 1; samples < 3; samples++) { /* of no tokens: the prompt alone */
+        char got[128] = "";
+        FILE *out = fmemopen(got, sizeof got, "w");
+        KN_CHECK(kn_write_text(&m, NULL, t, .prompt = "ab", .samples = samples, .out = out), "%s",
+                 kn_error());
+        fclose(out);
+        KN_CHECK(strcmp(got, samples == 1 ? "ab"
+                                          : "--- 1 of 2: prompt 1, seed 0\nab\n"
+                                            "--- 2 of 2: prompt 1, seed 1\nab\n") == 0,
+                 "%s", got);
+    }
     KN_CHECK(!kn_write_text(&m, NULL, t, .prompts = (kn_prompt[]){ { "a" }, { "" } },
                             .prompts_count = 2, .tokens = 1));
     KN_CHECK_ERROR("the prompt is empty (number 2)");

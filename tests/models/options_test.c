@@ -136,7 +136,7 @@ KN_TEST(options, errors)
         { "--", NULL, "unexpected argument '--'" },
         { "", NULL, "unexpected argument ''" },
         { "--steps", NULL, "--steps needs a value" },
-        { "--steps", "--lr=1", "--steps needs a value" },
+        { "--steps", "--lr=1", "--steps needs a value: --steps=VALUE, which may begin with --" },
         { "--steps=", NULL, "--steps takes a whole number, not ''" },
         { "--steps", "12x", "--steps takes a whole number, not '12x'" },
         { "--steps", " 12", "--steps takes a whole number" },
