@@ -247,8 +247,8 @@ static const kn_chat *find_chat(const kn_imported *from, const kn_tokenizer *t,
 {
     const kn_chat *c = o->template ? kn_chat_named(o->template) : kn_import_chat(from);
     if (!c && kn_ok())
-        kn_fail("--chat: the model has no chat template; it was trained with none, or say which "
-                "(--template)");
+        kn_fail("--chat: the model has no chat template on record; say which it was trained with "
+                "(--template), if any");
     if (c && !kn_chat_fits(t, c))
         kn_fail("--chat: the tokenizer lacks tokens of the template %s, as %s; give another "
                 "(--template)",

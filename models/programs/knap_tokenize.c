@@ -106,7 +106,7 @@ static bool texts_open(texts *t, char *const *path, int count)
         kn_host_free(found);
         if (!ok)
             return false;
-        if (kn_text_is_tokens(path[t->count]))
+        if (kn_text_has_header(&t->map[t->count]))
             return kn_fail("%s is a token file already; give the text", path[t->count]);
         t->text[t->count] = (const char *)t->map[t->count].data;
         t->length[t->count] = t->map[t->count].size;

@@ -97,7 +97,7 @@ while IFS='|' read -r words says; do
     eval "run \"$generate\" $words"
     check "refused: $words" fails "$says"
 done <<'END_OF_CASES'
---from plain --chat|the model has no chat template
+--from plain --chat|the model has no chat template on record
 --from plain --chat --template chatml|the tokenizer lacks tokens of the template chatml, as <|im_end|>
 --from plain --template chatml|--template is for --chat
 --from plain --system hi|--system is for --chat

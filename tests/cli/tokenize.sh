@@ -44,6 +44,9 @@ check "bytes that are no UTF-8 come back" cmp back bytes
 
 run "$tool" train --vocab 600 --out own.json --overwrite "$golden/text"
 check "train --overwrite replaces a tokenizer" succeeds
+mkdir -p sets/tinyshakespeare && cp "$golden/text" sets/tinyshakespeare/input.txt
+KNAP_DATA=$PWD/sets run "$tool" train --vocab 600 --out named.json shakespeare
+check "a text may be a data set's name" eval 'succeeds && cmp own.json named.json'
 run "$gpt" --data text.tokens "${small[@]}" --sample-every 4 --sample-tokens 3
 check "train_gpt trains on a token file" succeeds
 run "$gpt" --data "$golden/text" --tokenizer new "${small[@]}" --out run
