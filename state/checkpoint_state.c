@@ -176,7 +176,7 @@ static json_t *own_json(const kn_checkpoint_save_options *o, kn_comm *comm)
         free(text);
     }
     if (!ok && kn_ok())
-        kn_fail("checkpoint: no memory for .own");
+        kn_fail_memory("the checkpoint's .own");
     return all;
 }
 
@@ -202,7 +202,7 @@ static json_t *state_json(const kn_checkpoint_save_options *o, const kn_saving *
         return j;
     json_decref(j);
     if (kn_ok())
-        kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
+        kn_fail_memory("the checkpoint's %s", KN_STATE_FILE);
     return NULL;
 }
 
@@ -223,7 +223,7 @@ bool kn_checkpoint_state(kn_saving *s, const kn_checkpoint_save_options *o, cons
     bool ok = kn_ok() && (s->rank > 0 || s->state);
     if (ok && own && s->rank == 0)
         ok = json_object_set(s->state, "own", own) == 0 ||
-             kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
+             kn_fail_memory("the checkpoint's %s", KN_STATE_FILE);
     json_decref(own);
     return ok;
 }

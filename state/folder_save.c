@@ -276,7 +276,7 @@ static bool list_replaced(kn_run_folder *f, const kn_listing *l)
     for (int i = 0; ok && i < l->count; i++)
         if (l->list[i].doomed || (f->overwrites && !l->list[i].why[0]))
             ok = json_array_append_new(f->replaces, json_string(l->list[i].id)) == 0;
-    return ok || kn_fail("checkpoint: no memory for the list of what is replaced");
+    return ok || kn_fail_memory("the list of checkpoints that are replaced");
 }
 
 bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)

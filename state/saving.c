@@ -247,7 +247,8 @@ json_t *kn_saved_files(kn_pieces *const part[KN_PARTS])
     if (ok)
         return list;
     json_decref(list);
-    return kn_fail_null("checkpoint: no memory for the list of files");
+    kn_fail_memory("the checkpoint's list of files");
+    return NULL;
 }
 
 /* Opens a part as it lies on the disk: together its files hold every tensor of the list, each
@@ -281,7 +282,7 @@ bool kn_saving_commit(kn_saving *s)
                      ? kn_json_text(s->state, JSON_INDENT(1))
                      : NULL;
     if (files && !text)
-        kn_fail("checkpoint: no memory for %s", KN_STATE_FILE);
+        kn_fail_memory("the checkpoint's %s", KN_STATE_FILE);
     ok = text && kn_folder_commit(s->folder, &s->place, text);
     free(text);
     return ok;

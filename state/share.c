@@ -51,7 +51,7 @@ static bool no_json(const kn_state_item *i)
 json_t *kn_state_values_json(const kn_state *s)
 {
     json_t *all = json_object();
-    bool ok = all || kn_fail("state: no memory for its values");
+    bool ok = all || kn_fail_memory("the state's values");
     for (int i = 0; ok && i < s->count; i++)
         if (s->list[i].type != KN_STATE_TENSOR)
             ok = json_object_set_new(all, s->list[i].name, json_of(&s->list[i])) == 0 ||
@@ -68,7 +68,7 @@ char *kn_state_values_text(const kn_state *s)
     char *text = all ? kn_json_text(all, JSON_COMPACT) : NULL;
     json_decref(all);
     if (all && !text)
-        kn_fail("state: no memory for its values");
+        kn_fail_memory("the state's values");
     return text;
 }
 
@@ -110,7 +110,7 @@ static json_t *header_of(const kn_state_item *i)
 static char *header_text(const kn_state *s)
 {
     json_t *all = json_array();
-    bool ok = all || kn_fail("state: no memory for its names");
+    bool ok = all || kn_fail_memory("the state's names");
     for (int i = 0; ok && i < s->count; i++) {
         const kn_state_item *item = &s->list[i];
         ok = json_array_append_new(all, header_of(item)) == 0 || no_json(item);
@@ -118,7 +118,7 @@ static char *header_text(const kn_state *s)
     char *text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
     json_decref(all);
     if (ok && !text)
-        kn_fail("state: no memory for its names");
+        kn_fail_memory("the state's names");
     return text;
 }
 
@@ -144,10 +144,10 @@ static kn_state *parse_header(const char *text, size_t size)
     json_error_t error;
     json_t *all = kn_json_parse(text, size, 0, "a state", &error);
     kn_state *s = kn_state_new();
-    bool ok = s && (all || kn_fail("state: no memory for its names"));
+    bool ok = s && (all || kn_fail_memory("the state's names"));
     for (size_t i = 0; ok && i < json_array_size(all); i++)
         ok = add_header(s, json_array_get(all, i)) ||
-             (kn_ok() && kn_fail("state: no memory for its names"));
+             (kn_ok() && kn_fail_memory("the state's names"));
     json_decref(all);
     if (ok)
         return s;

@@ -66,13 +66,14 @@ static int number_of(void *library, const char *name)
     return function ? (int)function() : 0;
 }
 
-/* In the library's own folder, where the system finds it, or in toolkits. It stays open: who opens
- * the same name later gets it, wherever it lies. why: 128 bytes. */
-static bool open_part(void *library, const char *soname, char *why)
+/* A part of the library lies in its folder; one of CUDA (of_cuda) where the system finds it first,
+ * as for others that open it. Else in toolkits. It stays open: a later opening of the name gets it,
+ * wherever it lies. why: 128 bytes. */
+static bool open_part(void *library, const char *soname, bool of_cuda, char *why)
 {
     char folder[PATH_MAX], path[PATH_MAX + 64];
-    void *part = NULL;
-    if (dlinfo(library, RTLD_DI_ORIGIN, folder) == 0) {
+    void *part = of_cuda ? dlopen(soname, RTLD_LAZY | RTLD_LOCAL) : NULL;
+    if (!part && dlinfo(library, RTLD_DI_ORIGIN, folder) == 0) {
         snprintf(path, sizeof path, "%s/%s", folder, soname);
         part = dlopen(path, RTLD_LAZY | RTLD_LOCAL);
     }
@@ -92,7 +93,7 @@ static bool has_parts(kn_cuda_library *l, void *library, bool of_cuda)
         if (of_cuda)
             snprintf(number, sizeof number, "%d", cuda);
         snprintf(soname, sizeof soname, "%s%s", p->soname, number);
-        if (p->of_cuda != of_cuda || open_part(library, soname, why))
+        if (p->of_cuda != of_cuda || open_part(library, soname, of_cuda, why))
             continue;
         if (p->optional) {
             snprintf(l->missing, sizeof l->missing, "%s", why);
