@@ -287,6 +287,11 @@ bool gpt_settings_check(gpt_settings *s, kn_options *o, kn_comm *world)
     if (!kn_options_derive(o, "warmup", steps < 1000 ? floor(steps / 10) : 100) ||
         !kn_options_derive(o, "min-lr", s->run.lr / 10))
         return false;
+    const char *divides = s->field ? "field" : s->separator ? "separator" : s->end ? "end" : NULL;
+    if (divides && strcmp(s->chat, "none") != 0)
+        return kn_fail("--%s is for documents, and --template says where conversations end; leave "
+                       "one of them out",
+                       divides);
     if (s->run.min_lr < 0)
         return kn_fail("--min-lr is %g; give 0 or more, or -1 for --lr / 10", s->run.min_lr);
     return settings_check_rate(&s->run, o) && check_model(s, o) &&

@@ -154,10 +154,13 @@ static kn_text *read_text(gpt_run *r, const char *name)
     const gpt_settings *s = &r->s;
     const bool named = strcmp(s->tokenizer, "char") != 0 && strcmp(s->tokenizer, "byte") != 0;
     char *path = data_path(name);
-    if (path && s->vocab && !r->tokenizer && named)
+    int64_t vocab = s->vocab;
+    if (path && vocab && !r->tokenizer && named)
         r->tokenizer = kn_tokenizer_load(s->tokenizer);
+    if (path && !vocab && !r->tokenizer && r->init && kn_text_is_plain(path))
+        vocab = (int64_t)kn_config_get(kn_import_config(r->init), "vocab", 0);
     kn_text *t = path && kn_ok()
-                     ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = s->vocab,
+                     ? kn_text_read(path, &r->tokenizer, .kind = s->tokenizer, .vocab = vocab,
                                     .field = s->field, .separator = s->separator, .end = s->end,
                                     .chat = strcmp(s->chat, "none") == 0 ? NULL : s->chat)
                      : NULL;

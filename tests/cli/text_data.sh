@@ -165,7 +165,7 @@ refused <<END_OF_CASES
 --data talks.jsonl --template chatml --tokenizer byte --ctx 4|none with an answer in its first 5 tokens
 --data talks.jsonl --template chatml|of which no char tokenizer is made
 --data talks.jsonl --template chatty --tokenizer byte|--template
---data talks.jsonl --template plain --tokenizer byte --field text|leave .field, .separator and .end out
+--data talks.jsonl --template plain --tokenizer byte --field text|--field is for documents, and --template says where conversations end; leave one of them out
 --data docs.tokens --template chatml|--template is for texts
 END_OF_CASES
 run "$gpt" --init gpt2 --data talks.jsonl --template chatml --steps 1
