@@ -7,6 +7,7 @@
 #include "models/imported_internal.h"
 #include "models/pretrained_internal.h"
 #include "models/tokens/tokens.h"
+#include "tensor/files.h"
 #include "tensor/json.h"
 
 #include <string.h>
@@ -99,6 +100,21 @@ static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t
     return ok;
 }
 
+/* A folder holds one export: a file of another format there would be read in its place. */
+static bool holds_no_other(const char *dir, const kn_file_format *own)
+{
+    char path[4096];
+    const kn_file_format *f = NULL;
+    for (int i = -1; i < 0 || (f = kn_file_format_at(i)); i++) {
+        const char *file = i < 0 ? "model.safetensors" : f->file;
+        if ((i < 0 ? own != NULL : f != own) && kn_pretrained_path(path, dir, file) &&
+            kn_is_there(path))
+            return kn_fail("%s holds a %s, an export of another format; choose another folder", dir,
+                           file);
+    }
+    return kn_ok();
+}
+
 bool kn_language_save(const char *dir, void *module, const kn_model_config *c, kn_export_options o)
 {
     kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
@@ -112,6 +128,8 @@ bool kn_language_save(const char *dir, void *module, const kn_model_config *c, k
                                   .jinja = o.chat ? kn_chat_named(o.chat)->jinja : NULL,
                                   .ema = o.ema,
                                   .dtype = o.dtype };
+    if (!kn_agree(comm, kn_rank(comm) != 0 || holds_no_other(dir, file.format)))
+        return false;
     if (file.format)
         return kn_model_save(dir, module, c, NULL, &file.base, "kn_export", how);
     char *text = config_text(c, &o, o.dtype ? o.dtype : KN_F32);

@@ -132,6 +132,8 @@ done <<'END_OF_CASES'
 "$generate" --from llama_f16.gguf --export x --format llmc|llm.c's files hold GPT-2s, and the model is a Llama
 "$generate" --from gpt2_q8.gguf --export x --format llmc --dtype f16|of f32 or bf16, not f16
 "$generate" --from gpt2_q8.gguf --export other --format gguf|other holds a model.gguf that Knap didn't export
+"$generate" --from gpt2_q8.gguf --export half|half holds a model.gguf, an export of another format
+"$generate" --from gpt2_q8.gguf --export half --format llmc --dtype f32|half holds a model.gguf, an export of another format
 "$generate" --from gpt2_q8.gguf --format gguf|--format is for --export
 "$gpt" --init gpt2_llmc.bin "${small[@]}" "${text[@]}"|holds no tokenizer, as all of llm.c's files
 "$gpt" --init gpt2_q8.gguf "${small[@]}" "${text[@]}" --tokenizer byte|has a tokenizer of its own

@@ -79,6 +79,9 @@ for log in flat odd tiny large; do
         check "$log $more" timeout 20 "$plot" $log $more
     done
 done
+cp flat kept
+run "$plot" kept --out kept
+check "a picture doesn't replace a log" eval 'fails "give a name that ends in .svg" && cmp -s flat kept'
 check "a name that is no UTF-8" eval 'cp flat "$(printf "f\xff")" && "$plot" "$(printf "f\xff")" --out x.svg && python3 -c "import xml.dom.minidom as m; m.parse(\"x.svg\")"'
 
 run "$plot" "a <run>" b

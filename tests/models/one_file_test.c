@@ -220,10 +220,14 @@ KN_TEST(one_file, not_exported)
                         .comm = kn_comm_self()));
     KN_CHECK_ERROR(".format is 7");
     write_temp("model.gguf", "GGUF", 4);
-    write_temp("model.bin", "other", 5);
     KN_CHECK(
         !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_GGUF, .comm = kn_comm_self()));
     KN_CHECK_ERROR("holds a model.gguf that Knap didn't export");
+    KN_CHECK(
+        !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_HF, .comm = kn_comm_self()));
+    KN_CHECK_ERROR("holds a model.gguf, an export of another format");
+    KN_CHECK(unlink(temp_path("model.gguf")) == 0);
+    write_temp("model.bin", "other", 5);
     KN_CHECK(
         !kn_export(temp_folder, &g, .gpt = &gpt, .format = KN_EXPORT_LLMC, .comm = kn_comm_self()));
     KN_CHECK_ERROR("holds a model.bin that Knap didn't export");
