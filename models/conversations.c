@@ -61,11 +61,9 @@ kn_text *kn_conversations_read(const char *path, const kn_mapped *map, const kn_
     bool ok = r.to && kn_json_lines(path, map, read_line, &r);
     if (ok && r.to->count == 0)
         ok = kn_fail("%s holds no conversation with an answer", path);
-    for (int64_t i = 0; ok && i < r.ids.count; i++) /* in place: narrower ids lie before */
-        if (vocab <= 65536)
-            ((uint16_t *)r.ids.id)[i] = (uint16_t)r.ids.id[i];
-        else
-            ((uint32_t *)r.ids.id)[i] = (uint32_t)r.ids.id[i];
+    const size_t width = vocab <= 65536 ? 2 : 4; /* little-endian: the low bytes are the id */
+    for (int64_t i = 0; ok && i < r.ids.count; i++)
+        memmove((char *)r.ids.id + (size_t)i * width, &r.ids.id[i], width);
     if (ok && (text = kn_text_of_ids(r.ids.id, r.ids.count, vocab))) {
         text->talk = r.to;
         r.to->answer = r.ids.answer;

@@ -318,15 +318,6 @@ bool kn_options_load(kn_options *o, const char *path)
     return ok;
 }
 
-bool kn_is_utf8(const char *text)
-{
-    uint32_t code;
-    size_t n = 1;
-    for (size_t left = strlen(text); left > 0 && n > 0; left -= n, text += n)
-        n = kn_utf8_read(text, left, &code);
-    return n > 0;
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static void write_string(FILE *out, const char *text)
@@ -362,7 +353,7 @@ static void write_row(FILE *out, const kn_option *p, const kn_option_value *v)
     }
     if (!kn_option_is_one(p) || p->of == KN_OF_ONCE || !v->text)
         return;
-    if (!kn_is_utf8(v->text)) {
+    if (!kn_is_utf8(v->text, strlen(v->text))) {
         fprintf(out, "# %s: its text isn't valid UTF-8, as which TOML has it\n", p->name);
         return;
     }
@@ -380,10 +371,5 @@ char *kn_options_toml(const kn_options *o)
     FILE *out = open_memstream(&text, &size);
     for (int i = 0; out && i < o->count; i++)
         write_row(out, &o->table[i], &o->values[i]);
-    const bool ok = out && fclose(out) == 0;
-    char *copy = ok ? kn_host_strdup(text) : NULL;
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail("no memory for the text of the options");
-    return copy;
+    return kn_options_end(out, &text);
 }

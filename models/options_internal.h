@@ -46,7 +46,8 @@ bool kn_options_check_clashes(const kn_options *o);
 
 /* The shortest text that means the number; text. */
 const char *kn_number_text(double number, char text[32]);
-/* options_file.c: whether all of text is. */
-bool kn_is_utf8(const char *text);
+/* Ends a stream into *text (open_memstream; NULL: it failed), which the text that it returns
+ * replaces; for kn_host_free, NULL with an error. */
+char *kn_options_end(FILE *out, char **text);
 
 #endif

@@ -132,6 +132,16 @@ static void write_word(FILE *out, const char *word)
     putc('\'', out);
 }
 
+char *kn_options_end(FILE *out, char **text)
+{
+    const bool ok = out && fclose(out) == 0;
+    char *copy = ok ? kn_host_strdup(*text) : NULL;
+    free(*text);
+    if (!copy && kn_ok())
+        kn_fail_memory("the text of the options");
+    return copy;
+}
+
 char *kn_options_command(kn_options *o)
 {
     kn_option_record r;
@@ -150,10 +160,5 @@ char *kn_options_command(kn_options *o)
         fprintf(out, " --%s%s", r.name, strncmp(r.value, "--", 2) == 0 ? "=" : " ");
         write_word(out, r.value);
     }
-    const bool ok = out && fclose(out) == 0;
-    char *copy = ok ? kn_host_strdup(text) : NULL;
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail("no memory for the text of the options");
-    return copy;
+    return kn_options_end(out, &text);
 }

@@ -25,7 +25,7 @@ char *kn_options_text(kn_options *o)
         return NULL;
     json_t *j = json_object();
     for (int i = 0; j && kn_ok() && kn_options_record(o, i, &r); i++)
-        if (r.row->of == KN_OF_TRAINING && !kn_is_utf8(r.value))
+        if (r.row->of == KN_OF_TRAINING && !kn_is_utf8(r.value, strlen(r.value)))
             kn_fail("--%s %.200s: this isn't valid UTF-8, as which a checkpoint records it; rename "
                     "the file, or give a link to it",
                     r.name, r.value);

@@ -59,22 +59,23 @@ static bool skip(reader *r, uint64_t count, uint64_t size)
     return true;
 }
 
+static bool read_bytes(reader *r, void *to, int64_t size)
+{
+    if (!need(r->g, r->at + size))
+        return false;
+    memcpy(to, r->g->bytes + r->at, (size_t)size);
+    r->at += size;
+    return true;
+}
+
 static bool read_u32(reader *r, uint32_t *x)
 {
-    if (!need(r->g, r->at + 4))
-        return false;
-    memcpy(x, r->g->bytes + r->at, 4);
-    r->at += 4;
-    return true;
+    return read_bytes(r, x, 4);
 }
 
 static bool read_u64(reader *r, uint64_t *x)
 {
-    if (!need(r->g, r->at + 8))
-        return false;
-    memcpy(x, r->g->bytes + r->at, 8);
-    r->at += 8;
-    return true;
+    return read_bytes(r, x, 8);
 }
 
 /* A name of a key or a tensor: text of most bytes. Valid until the next read. */

@@ -142,16 +142,18 @@ static bool read_rope(const kn_gguf *g, kn_llama_config *c)
                                   g->path, ROPE));
 }
 
+/* Sizes of a Llama's heads. */
+static const char *const head_keys[] = { "attention.value_length", "rope.dimension_count" };
+
 /* Heads that rotate in part, or have values of another size. */
 static bool check_heads(const kn_gguf *g, const char *arch, const kn_llama_config *c)
 {
-    static const char *const keys[] = { "rope.dimension_count", "attention.value_length" };
     for (int i = 0; i < 2; i++) {
-        const double x = kn_gguf_number(g, value_of(g, arch, keys[i]), 0);
+        const double x = kn_gguf_number(g, value_of(g, arch, head_keys[i]), 0);
         if (!isnan(x) && x != (double)c->head_dim)
             return kn_fail("%s: its '%s.%s' is %g, and its heads are of %lld, which the Llama here "
                            "doesn't compute",
-                           g->path, arch, keys[i], x, (long long)c->head_dim);
+                           g->path, arch, head_keys[i], x, (long long)c->head_dim);
     }
     return true;
 }
@@ -362,12 +364,10 @@ static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_w
         put_config(o, f, arch, j);
         snprintf(key, sizeof key, "%s.vocab_size", arch);
         kn_gguf_put_u32(o, key, (int64_t)kn_config_get(c, "vocab", 0));
-        snprintf(key, sizeof key, "%s.attention.value_length", arch);
-        if (f == &kn_llama_family)
+        for (int i = 0; f == &kn_llama_family && i < 2; i++) {
+            snprintf(key, sizeof key, "%s.%s", arch, head_keys[i]);
             kn_gguf_put_u32(o, key, (int64_t)kn_config_get(c, "head-dim", 0));
-        snprintf(key, sizeof key, "%s.rope.dimension_count", arch);
-        if (f == &kn_llama_family)
-            kn_gguf_put_u32(o, key, (int64_t)kn_config_get(c, "head-dim", 0));
+        }
         put_tokens(o, e);
     } else if (kn_ok())
         kn_fail_memory("the header of a GGUF");

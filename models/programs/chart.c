@@ -2,6 +2,7 @@
 #include "models/programs/chart.h"
 #include "kernels/memory.h"
 #include "models/options_internal.h"
+#include "models/tokens/tokens.h"
 
 #include <math.h>
 #include <string.h>
@@ -184,7 +185,7 @@ void svg_begin(FILE *out, double width, double height)
 
 void svg_text(FILE *out, const char *text)
 {
-    const bool valid = kn_is_utf8(text); /* XML has no other bytes */
+    const bool valid = kn_is_utf8(text, strlen(text)); /* XML has no other bytes */
     for (; *text; text++)
         if (!valid && (*text & 0x80))
             fputc('?', out);

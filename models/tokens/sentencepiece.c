@@ -69,11 +69,8 @@ typedef struct model {
 bool kn_sentences_add(kn_sentences *m, const char *text, size_t length, float score, int type,
                       const char *where)
 {
-    uint32_t code;
-    size_t valid = 0, step = 1;
-    while (text && valid < length && step > 0)
-        valid += step = kn_utf8_read(text + valid, length - valid, &code);
-    if (!text || length == 0 || length > 1024 || valid != length || memchr(text, 0, length))
+    if (!text || length == 0 || length > 1024 || !kn_is_utf8(text, length) ||
+        memchr(text, 0, length))
         return kn_fail("%s: its piece %lld is damaged", where, (long long)m->count);
     struct kn_string *s = kn_strings_add(&m->pieces, text, length);
     if (!s || !kn_host_grow(&m->score, &m->score_room, m->count + 1, sizeof *m->score) ||

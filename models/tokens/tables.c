@@ -203,6 +203,15 @@ size_t kn_utf8_read(const char *s, size_t len, uint32_t *code)
     return n;
 }
 
+bool kn_is_utf8(const char *s, size_t len)
+{
+    uint32_t code;
+    size_t n = 1;
+    for (; len > 0 && n > 0; len -= n, s += n)
+        n = kn_utf8_read(s, len, &code);
+    return n > 0;
+}
+
 size_t kn_utf8_write(uint32_t c, char out[4])
 {
     if (c < 0x80) {

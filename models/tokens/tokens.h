@@ -218,6 +218,7 @@ char *kn_spell_bytes(const char *bytes, size_t size);
 /* Reads one code point of s[len], len > 0 (RFC 3629: shortest form, no surrogates, at most
  * U+10FFFF). Returns its length in bytes, or 0 where the bytes are invalid. */
 size_t kn_utf8_read(const char *s, size_t len, uint32_t *code);
+bool kn_is_utf8(const char *s, size_t len); /* all of it */
 /* Writes a valid code point; returns its length. */
 size_t kn_utf8_write(uint32_t code, char out[4]);
 

@@ -74,15 +74,7 @@ printf 'ranks = 4097\n' >bad.toml
 run "$gpt" --config bad.toml
 check "more ranks than there may be" fails "bad.toml:1: --ranks must lie between 1 and 4096"
 
-python3 - <<'END'
-import os, random
-os.mkdir('set')
-random.seed(3)
-for name in [f'data_batch_{i}' for i in range(1, 6)] + ['test_batch']:
-    with open(f'set/{name}.bin', 'wb') as f:
-        for i in range(10):
-            f.write(bytes([i]) + bytes(random.randrange(20 * i, 20 * i + 60) for _ in range(3072)))
-END
+small_set set
 run "$images" --data set --batch 4 --epochs 0.8 --no-flip --schedule step --momentum 0.8 --out images --threads 1 --log pictured
 check "images" succeeds
 run "$images" --config images/config.toml --out again.images --log again.pictured

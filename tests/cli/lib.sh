@@ -128,6 +128,24 @@ sys.exit(f'these differ: {differ}' if differ or not a else 0)" "$TMP/merged1/mod
 same_model() { same_part "$1" "$2" model; }
 same_training() { same_model "$1" "$2" && same_part "$1" "$2" optimizer; }
 
+# need_pcre2: skips the script where the build lacks what cuts texts into words.
+need_pcre2() {
+    run "$BUILD/models/knap-tokenize" info --tokenizer "$ROOT/tests/models/tokenizers/gpt2"
+    ! says "without PCRE2" >/dev/null || skip "this build has no PCRE2"
+}
+# small_set FOLDER: 60 images of 10 classes in CIFAR-10's form; their brightness tells the class.
+small_set() {
+    mkdir "$1"
+    python3 - "$1" <<'END'
+import random, sys
+random.seed(3)
+for name in [f'data_batch_{i}' for i in range(1, 6)] + ['test_batch']:
+    with open(f'{sys.argv[1]}/{name}.bin', 'wb') as f:
+        for i in range(10):
+            f.write(bytes([i]) + bytes(random.randrange(20 * i, 20 * i + 60) for _ in range(3072)))
+END
+}
+
 finish() {
     [ $bad -eq 0 ]
     exit

@@ -5,8 +5,7 @@
 
 gpt=$BUILD/models/train_gpt generate=$BUILD/models/generate
 [ -x "$gpt" ] && [ -x "$generate" ] || skip "train_gpt or generate is not built"
-run "$BUILD/models/knap-tokenize" info --tokenizer "$ROOT/tests/models/tokenizers/gpt2"
-! says "without PCRE2" >/dev/null || skip "this build has no PCRE2"
+need_pcre2
 cd "$TMP" || exit 1
 tokenizer=$ROOT/tests/models/tokenizers/gpt2
 cp "$ROOT"/tests/models/one_file/* . && chmod u+w ./* || exit 1

@@ -8,15 +8,7 @@ images=$BUILD/models/train_resnet
 [ -x "$gpt" ] && [ -x "$images" ] || skip "build/models/train_gpt or train_resnet is not built"
 
 for _ in $(seq 60); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
-mkdir "$TMP/set"
-python3 - "$TMP/set" <<'END'
-import random, sys
-random.seed(3)
-for name in [f'data_batch_{i}' for i in range(1, 6)] + ['test_batch']:
-    with open(f'{sys.argv[1]}/{name}.bin', 'wb') as f:
-        for i in range(10):
-            f.write(bytes([i]) + bytes(random.randrange(20 * i, 20 * i + 60) for _ in range(3072)))
-END
+small_set "$TMP/set"
 
 # log_of FILE: the values of its steps without times and memory.
 log_of() { sed -E 's/"[a-z]*(_per_s|_ms)": [^,]*, //g; s/"peak_bytes": .*//' "$1"; }

@@ -6,8 +6,7 @@
 tool=$BUILD/models/knap-tokenize gpt=$BUILD/models/train_gpt
 [ -x "$tool" ] || skip "knap-tokenize is not built"
 golden=$ROOT/tests/models/tokenizers
-run "$tool" info --tokenizer "$golden/gpt2"
-! says "without PCRE2" >/dev/null || skip "this build has no PCRE2"
+need_pcre2
 cd "$TMP" || exit 1
 small=(--layers 1 --heads 2 --embd 16 --ctx 16 --batch 2 --steps 4)
 

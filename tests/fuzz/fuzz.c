@@ -74,6 +74,21 @@ const char *fuzz_file(const char *name, const void *data, size_t size)
     return path;
 }
 
+void fuzz_tensors(fuzz_kept *kept, bool (*save)(const char *folder))
+{
+    enum { MOST = 1 << 16 };
+    if (!kept->bytes) {
+        FUZZ_CHECK(save(fuzz_folder()), "%s", kn_error());
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        FILE *f = fopen(path, "rb");
+        kept->bytes = malloc(MOST);
+        FUZZ_CHECK(f && kept->bytes);
+        kept->size = fread(kept->bytes, 1, MOST, f);
+        fclose(f);
+    }
+    fuzz_file("model.safetensors", kept->bytes, kept->size);
+}
+
 static int remove_one(const char *name, const struct stat *st, int kind, struct FTW *at)
 {
     return remove(name);

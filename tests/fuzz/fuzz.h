@@ -43,6 +43,12 @@ _Noreturn void fuzz_fail(const char *cond, const char *fmt, ...)
 
 /* A fresh folder, removed with all that is in it after the run. */
 const char *fuzz_folder(void);
+/* Writes model.safetensors there, which save makes once in the life of a program: kept has it. */
+typedef struct fuzz_kept {
+    uint8_t *bytes;
+    size_t size;
+} fuzz_kept;
+void fuzz_tensors(fuzz_kept *kept, bool (*save)(const char *folder));
 /* Writes the file folder/name; name may have folders. Its path, valid until the next call. */
 const char *fuzz_file(const char *name, const void *data, size_t size);
 /* The same for a name from the input: false where no such file can be. */

@@ -40,34 +40,22 @@ KN_FUZZ(llmc, .factor = 4000, .extra = 4 << 20)
     use_model(kn_import_open(fuzz_file("model.bin", file, 1024 + rest)));
 }
 
-/* Writes model.safetensors, which is made once. */
-static void write_model(void)
+static bool save_model(const char *folder)
 {
     const kn_llama_config llama = {
         .layers = 1, .heads = 2, .embd = 4, .hidden = 4, .ctx = 4, .vocab = 5
     };
-    static uint8_t *file;
-    static size_t size;
-    if (!file) {
-        kn_llama n = { 0 };
-        char path[4200];
-        FUZZ_CHECK(kn_llama_init(&n, llama, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1) &&
-                       kn_export(fuzz_folder(), &n, .llama = kn_llama_config_of(&n)),
-                   "%s", kn_error());
-        kn_module_free(&n);
-        snprintf(path, sizeof path, "%s/model.safetensors", fuzz_folder());
-        FILE *f = fopen(path, "rb");
-        file = malloc(1 << 16);
-        FUZZ_CHECK(f && file);
-        size = fread(file, 1, 1 << 16, f);
-        fclose(f);
-    }
-    fuzz_file("model.safetensors", file, size);
+    kn_llama n = { 0 };
+    const bool ok = kn_llama_init(&n, llama, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1) &&
+                    kn_export(folder, &n, .llama = kn_llama_config_of(&n));
+    kn_module_free(&n);
+    return ok;
 }
 
 KN_FUZZ(import_config, .factor = 800, .extra = 4 << 20)
 {
-    write_model();
+    static fuzz_kept kept;
+    fuzz_tensors(&kept, save_model);
     fuzz_file("config.json", data, size);
     use_model(kn_import_open(fuzz_folder()));
 }

@@ -4,33 +4,21 @@
 
 #include <stdlib.h>
 
-/* Writes model.safetensors, which is made once. */
-static void write_model(void)
+static bool save_model(const char *folder)
 {
     const kn_vit_config vit = { 1, 2, 4, 8, 4, 3, 3, 0 };
-    static uint8_t *file;
-    static size_t size;
-    if (!file) {
-        kn_vit n = { 0 };
-        char path[4200];
-        FUZZ_CHECK(kn_vit_init(&n, vit, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1) &&
-                       kn_pretrained_save(fuzz_folder(), &n, .vit = &vit),
-                   "%s", kn_error());
-        kn_module_free(&n);
-        snprintf(path, sizeof path, "%s/model.safetensors", fuzz_folder());
-        FILE *f = fopen(path, "rb");
-        file = malloc(1 << 16);
-        FUZZ_CHECK(f && file);
-        size = fread(file, 1, 1 << 16, f);
-        fclose(f);
-    }
-    fuzz_file("model.safetensors", file, size);
+    kn_vit n = { 0 };
+    const bool ok = kn_vit_init(&n, vit, KN_F32, KN_META) && kn_materialize(&n, KN_CPU, 1) &&
+                    kn_pretrained_save(folder, &n, .vit = &vit);
+    kn_module_free(&n);
+    return ok;
 }
 
 KN_FUZZ(pretrained, .factor = 800, .extra = 4 << 20)
 {
     kn_vit n = { 0 };
-    write_model();
+    static fuzz_kept kept;
+    fuzz_tensors(&kept, save_model);
     fuzz_file("config.json", data, size);
     kn_pretrained *p = kn_pretrained_open(fuzz_folder());
     const kn_vit_config *c = p ? kn_pretrained_vit(p) : NULL;
