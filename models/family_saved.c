@@ -16,13 +16,16 @@ static const kn_family *family_in(const json_t *j, kn_family_kind kind, const kn
     char types[256] = "";
     if (f && (!want || f == want))
         return f;
+    if (!type)
+        return kn_fail_null("%s tells no sizes of a model: weights alone, as an export has them, "
+                            "begin a training of their own (--init)",
+                            file);
     for (int i = 0; !want && (other = kn_family_at(kind, i)); i++)
         snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
                  other->type);
-    return kn_fail_null(want ? "%s: the model is %s%.64s, not a %s"
-                             : "%s: the model is %s%.64s, none of this program's, which are %s",
-                        file, type ? "a " : "of an unknown kind", type ? type : "",
-                        want ? want->noun : types);
+    return kn_fail_null(want ? "%s: the model is a %.64s, not a %s"
+                             : "%s: the model is a %.64s, none of this program's, which are %s",
+                        file, type, want ? want->noun : types);
 }
 
 /* want: NULL: any of the kind. */

@@ -33,7 +33,9 @@ static const kn_option table[] = {
     { "pattern", KN_OPTION_STRING, AT(pattern), "gpt2",
       "cuts texts into words: gpt2, llama3, qwen, or a regular expression" },
     { "special", KN_OPTION_STRING, AT(special), "<|endoftext|>",
-      "tokens that are found in texts as they are, with blanks between them" },
+      "tokens that are found in texts as they are, with blanks between them, or each by an option "
+      "of its own",
+      .several = true },
     { "least", KN_OPTION_INT, AT(least), "1", "merge only pairs that occur so often", .min = 1,
       .max = 1e15 },
     { "by-line", KN_OPTION_FLAG, AT(by_line), NULL, "no token goes over the end of a line" },
@@ -128,7 +130,7 @@ static bool split(char *text, const char **word, int most)
 {
     int n = 0;
     char *rest = text;
-    for (char *w; (w = strtok_r(NULL, " ", &rest));) {
+    for (char *w; (w = strtok_r(NULL, " " KN_OPTION_BETWEEN, &rest));) {
         if (n + 1 == most)
             return kn_fail("--special names more than %d tokens", most - 1);
         word[n++] = w;

@@ -141,5 +141,6 @@ done <<'END_OF_CASES'
 "$gpt" --init gpt2 "${text[@]}" --ctx 65|is longer than the model's context of 64
 "$gpt" --init gpt2 "${small[@]}" --tokenizer char|the model of --init gpt2 has a tokenizer of its own
 "$gpt" --init gpt2 --resume run|--init
+"$gpt" --resume out-gpt2|begin a training of their own (--init)
 END_OF_CASES
 finish

@@ -21,7 +21,7 @@ check "the merges are those of the tokenizers library" python3 -c "
 import json
 mine, theirs = (json.load(open(p))['model'] for p in ('new/tokenizer.json', '$golden/gpt2/tokenizer.json'))
 assert mine['vocab'] == theirs['vocab'] and mine['merges'] == theirs['merges']"
-run "$tool" train --vocab=600 --pattern '\p{L}+|\d|[^\p{L}\d]+' --special '<a> <b>' --by-line --least 2 --out own.json "$golden/text"
+run "$tool" train --vocab=600 --pattern '\p{L}+|\d|[^\p{L}\d]+' --special '<a>' --special '<b>' --by-line --least 2 --out own.json "$golden/text"
 check "train takes a pattern, tokens and a file" eval 'succeeds && says "own.json"'
 run "$tool" info --tokenizer own.json
 check "the tokens come first" says "<a> (0) <b> (1)"
