@@ -78,8 +78,24 @@ KN_TEST(one_file, tokenizers)
     kn_import_free(x);
 }
 
-/* Q8_0: element i of a row is d q_i of its block, in f32; here of a transposed product, of which
- * any interval is read. */
+/* Any interval of a piece is read, of [rows, cols] in memory. */
+static void read_in_parts(const kn_gguf *g, const kn_foreign_piece *piece, const float *want)
+{
+    float got[32 * 96];
+    kn_pieces *p = kn_pieces_of(golden("gpt2_q8.gguf"), &g->seen, piece, 1);
+    KN_CHECK(p, "%s", kn_error());
+    for (int64_t start = 0; start < 32 * 96; start += 37)
+        for (int64_t count = 1; start + count <= 32 * 96; count += 301 + 501 * (start % 3)) {
+            KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ start, count, 1, 0, 0 }, got), "%s",
+                     kn_error());
+            KN_CHECK(memcmp(got, want + start, (size_t)count * sizeof *got) == 0, "%d + %d",
+                     (int)start, (int)count);
+        }
+    kn_pieces_close(p);
+}
+
+/* Q8_0: element i of a row is d q_i of its block, in f32; as it lies, transposed, and as rows of
+ * heads of 8, whose pairs are neighbours in the file and half a head apart in memory. */
 KN_TEST(one_file, blocks)
 {
     kn_gguf g = { 0 };
@@ -88,28 +104,23 @@ KN_TEST(one_file, blocks)
     const kn_gguf_tensor *t = kn_gguf_tensor_of(&g, "blk.0.attn_qkv.weight");
     KN_CHECK(t && t->type == KN_GGML_Q8_0 && t->shape[0] == 96 && t->shape[1] == 32);
     KN_CHECK(pread(g.fd, bytes, 96 * 34, t->at) == 96 * 34);
-    float want[32 * 96], got[32 * 96];
+    float plain[32 * 96], turned[32 * 96], heads[32 * 96];
     for (int o = 0; o < 96; o++)
         for (int i = 0; i < 32; i++) {
+            const int apart = o / 8 * 8 + o % 8 / 2 + o % 2 * 4;
             uint16_t d;
             memcpy(&d, bytes + o * 34, 2);
-            want[i * 96 + o] = kn_f16_to_f32(d) * (float)(int8_t)bytes[o * 34 + 2 + i];
+            plain[o * 32 + i] = turned[i * 96 + o] = heads[apart * 32 + i] =
+                kn_f16_to_f32(d) * (float)(int8_t)bytes[o * 34 + 2 + i];
         }
     kn_foreign_piece piece;
     KN_CHECK(kn_gguf_piece(&g, t, "w", &piece), "%s", kn_error());
-    piece.form.transposed = true;
+    read_in_parts(&g, &piece, plain);
+    piece.form.head = 8;
+    read_in_parts(&g, &piece, heads);
+    piece.form.head = 0, piece.form.transposed = true;
     piece.piece.shape[0] = 32, piece.piece.shape[1] = 96;
-    kn_pieces *p = kn_pieces_of(golden("gpt2_q8.gguf"), &g.seen, &piece, 1);
-    KN_CHECK(p, "%s", kn_error());
-    for (int64_t start = 0; start < 32 * 96; start += 37)
-        for (int64_t count = 1; start + count <= 32 * 96; count += 1 + 501 * (start % 3)) {
-            KN_CHECK(kn_pieces_read(p, 0, (kn_interval){ start, count, 1, 0, 0 }, got), "%s",
-                     kn_error());
-            KN_CHECK(memcmp(got, want + start, (size_t)count * sizeof *got) == 0, "%d + %d",
-                     (int)start, (int)count);
-            count += 300;
-        }
-    kn_pieces_close(p);
+    read_in_parts(&g, &piece, turned);
     kn_gguf_close(&g);
 }
 
