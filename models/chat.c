@@ -106,13 +106,8 @@ const kn_chat *kn_chat_of_folder(const char *dir)
     if (!kn_pretrained_path(path, dir, "chat_template.jinja"))
         return NULL;
     if (kn_is_there(path)) {
-        char *text = kn_file_read(path, 1 << 20, &size), *copy = NULL;
-        if (text && (copy = kn_host_alloc(size + 1))) {
-            memcpy(copy, text, size);
-            copy[size] = 0;
-        }
-        const kn_chat *c = copy ? kn_chat_known(copy, path) : NULL;
-        kn_host_free(copy);
+        char *text = kn_file_read(path, 1 << 20, &size);
+        const kn_chat *c = text ? kn_chat_known(text, path) : NULL;
         kn_host_free(text);
         return c;
     }

@@ -203,6 +203,8 @@ void *kn_file_read(const char *path, size_t most, size_t *size)
         kn_fail_system("cannot read %s: %m", path);
     else if (to && (size_t)n < *size)
         kn_fail("cannot read %s: it was cut meanwhile", path);
+    if (to)
+        to[*size] = 0;
     if (to && (n < 0 || (size_t)n < *size)) {
         kn_host_free(to);
         to = NULL;

@@ -166,8 +166,7 @@ static void put(void *arg, void *p, size_t bytes)
 static void end(void *arg)
 {
     kn_nccl_memory *m = arg;
-    for (segment *s = m->segments, *next; s;
-         s = next) { /* idle since a recording that never ended */
+    for (segment *s = m->segments, *next; s; s = next) { /* idle in a recording without an end */
         next = s->next;
         free(s);
     }
