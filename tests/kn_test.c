@@ -5,7 +5,9 @@
  * instruction set and the libraries that the CPU's kernels use here, and runs nothing. Compiled
  * into every test program; empty under Criterion. */
 #ifndef KN_CRITERION
+#include "comm/comm.h"
 #include "kernels/kernels.h"
+#include "tensor/tensor.h"
 #include "tests/kn_test.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -17,6 +19,7 @@
 
 static kn_test_case *first, **last = &first;
 static jmp_buf leave;
+static _Thread_local jmp_buf *leave_rank; /* of the rank that this thread is */
 static bool forked;
 enum { PASSED = 0, FAILED = 1, SKIPPED = 77, CASE_SECONDS = 600, WORDS = 256 };
 
@@ -29,18 +32,38 @@ void kn_test_register(kn_test_case *t)
 static _Noreturn void end(int status)
 {
     fflush(NULL);
+    if (leave_rank)
+        longjmp(*leave_rank, status);
     if (forked)
         _exit(status); /* an aborted case: its memory is no leak */
     longjmp(leave, status);
+}
+
+int kn_test_rank(void (*fn)(kn_comm *world, void *arg), kn_comm *world, void *arg)
+{
+    jmp_buf here;
+    leave_rank = &here;
+    int status = setjmp(here);
+    if (status == 0) {
+        kn_scope scope = kn_scope_begin();
+        fn(world, arg);
+        kn_scope_end(scope);
+        KN_CHECK_OK();
+    }
+    leave_rank = NULL;
+    return status;
 }
 
 void kn_test_fail(const char *file, int line, const char *cond, const char *fmt, ...)
 {
     va_list ap;
     va_start(ap, fmt);
-    fprintf(stderr, "%s:%d: %s: ", file, line, cond);
+    fprintf(stderr, "%s:%d: ", file, line);
+    if (leave_rank)
+        fprintf(stderr, "rank %d: ", kn_rank(kn_world()));
+    fprintf(stderr, "%s: ", cond);
     vfprintf(stderr, fmt, ap);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s%s\n", kn_ok() ? "" : " ", kn_ok() ? "" : kn_error());
     va_end(ap);
     end(FAILED);
 }

@@ -47,7 +47,7 @@ static void check_transposed(const transposed_case *v)
         x, w, b, .strides = { v->stride[0], v->stride[1] }, .pads = { v->pad[0], v->pad[1] },
         .output_pads = { v->more[0], v->more[1] }, .dilations = { v->dilation[0], v->dilation[1] },
         .groups = v->groups);
-    KN_CHECK(y, "%s", kn_error());
+    KN_CHECK(y);
     KN_CHECK(kn_size(y, 0) == 2 && kn_size(y, 1) == v->out);
     for (int d = 0; d < 2; d++)
         KN_CHECK(kn_size(y, 2 + d) == (kn_size(x, 2 + d) - 1) * v->stride[d] - 2 * v->pad[d] +
@@ -87,13 +87,13 @@ KN_TEST(convolutions, sequences_are_images_of_one_row)
               *b = noise(3, KN_SHAPE(6));
     kn_tensor *rows = kn_reshape(x, KN_SHAPE(2, 4, 1, 9));
     kn_tensor *y = kn_conv1d(x, w, b, .stride = 2, .pad = 2, .dilation = 2, .groups = 2);
-    KN_CHECK(y && kn_ndim(y) == 3 && kn_size(y, 2) == 5, "%s", kn_error());
+    KN_CHECK(y && kn_ndim(y) == 3 && kn_size(y, 2) == 5);
     KN_CHECK(same_elements(y, kn_conv2d(rows, kn_reshape(w, KN_SHAPE(6, 2, 1, 3)), b,
                                         .strides = { 1, 2 }, .pads = { 0, 2 },
                                         .dilations = { 1, 2 }, .groups = 2)));
     w = noise(2, KN_SHAPE(4, 3, 3));
     y = kn_conv_transpose1d(x, w, b, .stride = 3, .pad = 1, .output_pad = 2, .groups = 2);
-    KN_CHECK(y && kn_ndim(y) == 3 && kn_size(y, 2) == 8 * 3 - 2 + 2 + 2 + 1, "%s", kn_error());
+    KN_CHECK(y && kn_ndim(y) == 3 && kn_size(y, 2) == 8 * 3 - 2 + 2 + 2 + 1);
     KN_CHECK(same_elements(y, kn_conv_transpose2d(rows, kn_reshape(w, KN_SHAPE(4, 3, 1, 3)), b,
                                                   .strides = { 1, 3 }, .pads = { 0, 1 },
                                                   .output_pads = { 0, 2 }, .groups = 2)));
@@ -106,14 +106,13 @@ KN_TEST(convolutions, dtypes_order_and_meta)
     kn_tensor *w = kn_cast(noise(2, KN_SHAPE(3, 2, 3, 3)), KN_BF16);
     kn_tensor *b = kn_cast(noise(3, KN_SHAPE(2)), KN_F32);
     kn_tensor *y = kn_conv_transpose2d(kn_channels_last(x), w, b, .stride = 2);
-    KN_CHECK(y && kn_is_channels_last(y) && kn_dtype_of(y) == KN_BF16, "%s", kn_error());
+    KN_CHECK(y && kn_is_channels_last(y) && kn_dtype_of(y) == KN_BF16);
     kn_tensor *z = kn_conv_transpose2d(x, w, kn_cast(b, KN_BF16), .stride = 2);
     KN_CHECK(same_elements(y, z));
     x = kn_empty(KN_F32, KN_META, KN_SHAPE(8, 16, 32, 32));
     y = kn_conv_transpose2d(x, kn_empty(KN_F32, KN_META, KN_SHAPE(16, 4, 4, 4)), NULL, .stride = 2,
                             .pad = 1, .groups = 2);
-    KN_CHECK(y && kn_size(y, 1) == 8 && kn_size(y, 2) == 64 && kn_size(y, 3) == 64, "%s",
-             kn_error());
+    KN_CHECK(y && kn_size(y, 1) == 8 && kn_size(y, 2) == 64 && kn_size(y, 3) == 64);
     kn_set_grad_mode(false);
     KN_CHECK(kn_conv1d(noise(1, KN_SHAPE(1, 2, 3)), noise(2, KN_SHAPE(2, 2, 1)), NULL) &&
              kn_conv_transpose1d(noise(1, KN_SHAPE(1, 2, 3)), noise(2, KN_SHAPE(2, 2, 1)), NULL));

@@ -16,15 +16,15 @@ static kn_tensor *zeros(int rows, int cols)
 KN_TEST(errors, name_shapes_and_the_place)
 {
     kn_tensor *a = zeros(32, 784), *b = zeros(768, 128);
-    KN_CHECK(!kn_matmul(a, b) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK(!kn_matmul(a, b) && strstr(kn_error(), HERE));
     KN_CHECK_ERROR("inner dims differ: a is f32[32,784], b is f32[768,128] (784 != 768)");
-    KN_CHECK(!kn_add(a, b) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK(!kn_add(a, b) && strstr(kn_error(), HERE));
     KN_CHECK_ERROR("add: shapes don't broadcast: a is f32[32,784], b is f32[768,128]");
-    KN_CHECK(!kn_reshape(a, KN_SHAPE(3, -1)) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK(!kn_reshape(a, KN_SHAPE(3, -1)) && strstr(kn_error(), HERE));
     KN_CHECK_ERROR("f32[32,784] has 25088 elements");
-    KN_CHECK(!kn_slice(a, 0, 5, 99) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK(!kn_slice(a, 0, 5, 99) && strstr(kn_error(), HERE));
     KN_CHECK_ERROR("[5, 99) doesn't lie in dim 0 of size 32");
-    KN_CHECK(!kn_backward(a) && strstr(kn_error(), HERE), "%s", kn_error());
+    KN_CHECK(!kn_backward(a) && strstr(kn_error(), HERE));
     KN_CHECK_ERROR("no graph");
 }
 
@@ -87,7 +87,7 @@ KN_TEST(errors, null_flows_quietly_while_an_error_stands)
     snprintf(first, sizeof first, "%s", kn_error());
     kn_tensor *y = kn_softmax(kn_add(kn_relu(bad), a));
     KN_CHECK(!y && !kn_backward(y));
-    KN_CHECK(strcmp(first, kn_error()) == 0, "the first error stands: %s", kn_error());
+    KN_CHECK(strcmp(first, kn_error()) == 0, "the first error stands");
     kn_clear_error();
     REFUSED(kn_relu(NULL), "relu: argument 1 is NULL although no error stands");
 }

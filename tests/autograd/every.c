@@ -70,7 +70,7 @@ void every_leaves(const every_set *s, kn_dtype t, kn_device device, kn_tensor **
         double *v = random_doubles(n, b.low, b.high, (uint64_t)i + 17);
         kn_tensor *x = kn_from(KN_F64, device, v, b.ndim, b.shape);
         leaf[i] = kn_require_grad(kn_cast(x, t), true);
-        KN_CHECK(leaf[i], "%s", kn_error());
+        KN_CHECK(leaf[i]);
         free(v);
     }
 }
@@ -89,7 +89,7 @@ kn_tensor *tensor_of(kn_dtype t, const double *v, int ndim, const int64_t *shape
 void to_doubles(kn_tensor *t, double *v)
 {
     kn_tensor *d = kn_cast(kn_detach(t), KN_F64);
-    KN_CHECK(kn_to_host(d, v, (size_t)kn_numel(d) * sizeof *v), "%s", kn_error() ? kn_error() : "");
+    KN_CHECK(kn_to_host(d, v, (size_t)kn_numel(d) * sizeof *v));
 }
 
 double next_random(uint64_t *state)

@@ -62,7 +62,7 @@ static found find(const setting *s)
     kn_tensor *loss = loss_of(s, f.in);
     f.loss = kn_item(loss);
     kn_backward(s->factor != 0 ? kn_scale(loss, s->factor) : loss);
-    KN_CHECK(kn_ok(), "%s", kn_error());
+    KN_CHECK(kn_ok());
     for (int i = 0; i < INPUTS; i++)
         f.grad[i] = kn_grad(f.in[i]);
     return f;
@@ -137,7 +137,7 @@ KN_TEST(linear_loss, narrow_dtypes)
             want.in[k] = in[k] = kn_require_grad(kn_detach(kn_cast(have.in[k], KN_F64)), true);
         kn_tensor *loss = loss_of(&exact, in);
         want.loss = kn_item(loss);
-        KN_CHECK(kn_backward(s.factor != 0 ? kn_scale(loss, s.factor) : loss), "%s", kn_error());
+        KN_CHECK(kn_backward(s.factor != 0 ? kn_scale(loss, s.factor) : loss));
         for (int k = 0; k < INPUTS; k++)
             want.grad[k] = kn_grad(in[k]);
         check_close(&have, &want, row[i % 3].bound);
@@ -153,10 +153,10 @@ KN_TEST(linear_loss, backward_twice)
         kn_tensor *in[INPUTS] = { input(&s, 0, KN_SHAPE(s.rows, C)), input(&s, 1, KN_SHAPE(V, C)),
                                   input(&s, 2, KN_SHAPE(V)) };
         kn_tensor *loss = loss_of(&s, in), *once[INPUTS];
-        KN_CHECK(kn_backward(loss, .retain_graph = true), "%s", kn_error());
+        KN_CHECK(kn_backward(loss, .retain_graph = true));
         for (int k = 0; k < INPUTS; k++)
             once[k] = kn_scale(kn_detach(kn_grad(in[k])), 2);
-        KN_CHECK(kn_backward(loss), "%s", kn_error());
+        KN_CHECK(kn_backward(loss));
         for (int k = 0; k < INPUTS; k++)
             KN_CHECK(apart(kn_grad(in[k]), once[k]) == 0, "input %d", k);
     }
@@ -170,7 +170,7 @@ KN_TEST(linear_loss, nothing_counts)
         kn_tensor *w = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(V, C)), true);
         kn_tensor *none = kn_full(KN_I64, KN_CPU, -100, KN_SHAPE(rows));
         kn_tensor *loss = kn_linear_cross_entropy(x, w, none);
-        KN_CHECK(kn_backward(loss) && kn_item(loss) == 0, "%s", kn_error());
+        KN_CHECK(kn_backward(loss) && kn_item(loss) == 0);
         KN_CHECK(largest(kn_grad(x)) == 0 && largest(kn_grad(w)) == 0);
     }
 }
@@ -206,7 +206,7 @@ static int64_t peak(int64_t rows, int64_t classes, bool grad, double *loss)
     kn_set_grad_mode(grad);
     kn_tensor *l = kn_linear_cross_entropy(x, w, y);
     *loss = kn_item(l);
-    KN_CHECK(!grad || kn_backward(l), "%s", kn_error());
+    KN_CHECK(!grad || kn_backward(l));
     kn_set_grad_mode(true);
     const int64_t most_live = kn_ledger_read().peak[KN_MEM_ACTIVATION] - before;
     KN_CHECK(kn_ledger_read().live[KN_MEM_ACTIVATION] - before < 1024, "kept after backward");
@@ -294,8 +294,7 @@ KN_TEST(linear_loss, meta)
         kn_tensor *w = kn_require_grad(kn_empty(KN_BF16, KN_META, KN_SHAPE(V, C)), true);
         kn_tensor *t = kn_empty(KN_I64, KN_META, KN_SHAPE(2, rows / 2));
         kn_tensor *loss = kn_linear_cross_entropy(x, w, t);
-        KN_CHECK(loss && kn_dtype_of(loss) == KN_F32 && kn_ndim(loss) == 0 && kn_backward(loss),
-                 "%s", kn_error());
+        KN_CHECK(loss && kn_dtype_of(loss) == KN_F32 && kn_ndim(loss) == 0 && kn_backward(loss));
         KN_CHECK(kn_dtype_of(kn_grad(w)) == KN_BF16 && kn_size(kn_grad(w), 0) == V);
     }
 }

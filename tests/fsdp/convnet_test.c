@@ -80,19 +80,18 @@ KN_TEST(convnet, batch_norm_beside_bf16)
 {
     convnet n;
     KN_CHECK(convnet_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "conv2d,linear", .seed = 42,
-                                              .param_dtype = KN_BF16, .buffer_dtype = KN_BF16),
-             "%s", kn_error());
+                                              .param_dtype = KN_BF16, .buffer_dtype = KN_BF16));
     KN_CHECK(kn_fsdp_is_unit(&n.bn1) && kn_fsdp_is_unit(&n.bn2));
     kn_optim *opt = kn_sgd(&n, .lr = 0.1, .momentum = 0.9);
     double first = 0, last = 0;
     for (int i = 0; i < STEPS * MICRO; i++) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *l = convnet_loss(&n, i / MICRO, i % MICRO);
-        KN_CHECK(l && kn_backward(l), "%s", kn_error());
+        KN_CHECK(l && kn_backward(l));
         first = i == 0 ? kn_item(l) : first;
         last = i == (STEPS - 1) * MICRO ? kn_item(l) : last;
         kn_scope_end(scope);
-        KN_CHECK(i % MICRO < MICRO - 1 || kn_step(opt), "%s", kn_error());
+        KN_CHECK(i % MICRO < MICRO - 1 || kn_step(opt));
     }
     KN_CHECK(kn_dtype_of(kn_module_buffer(&n, "bn1.running_var")) == KN_F32);
     KN_CHECK(kn_dtype_of(kn_module_param(&n, "conv1.weight")) == KN_BF16);
@@ -110,8 +109,7 @@ static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *d
     kn_batch_norm bn = { 0 };
     kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_sequential_init(&net, NULL, "") && kn_batch_norm_init(&bn, NULL, "", C) &&
-                 kn_sequential_append(&net, &bn) && kn_fsdp_wrap(&net, NULL, .param_dtype = t),
-             "%s", kn_error());
+             kn_sequential_append(&net, &bn) && kn_fsdp_wrap(&net, NULL, .param_dtype = t));
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(3, C, 5, 4));
     kn_tensor *dy = kn_cast(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(3, C, 5, 4)), t);
     x = kn_require_grad(kn_cast(last ? kn_channels_last(x) : x, t), true);
@@ -123,15 +121,14 @@ static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *d
                                                    NULL, .training = true),
                                      t)
                            : kn_call(&net, x);
-    KN_CHECK(y && kn_dtype_of(y) == t && kn_is_channels_last(y) == last, "%s", kn_error());
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(y && kn_dtype_of(y) == t && kn_is_channels_last(y) == last);
+    KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)));
     const size_t count = kn_trace_stop(&events);
     for (size_t i = 0; i < count && !by_hand; i++)
         KN_CHECK(strcmp(events[i].what, "copy") != 0 || events[i].bytes < 6.0 * 3 * C * 20,
                  "a cast of activations");
     KN_CHECK(kn_to_host(kn_cast(y, KN_F32), y_bits, 3 * C * 20 * sizeof *y_bits) &&
-                 kn_to_host(kn_cast(kn_grad(x), KN_F32), dx_bits, 3 * C * 20 * sizeof *dx_bits),
-             "%s", kn_error());
+             kn_to_host(kn_cast(kn_grad(x), KN_F32), dx_bits, 3 * C * 20 * sizeof *dx_bits));
     kn_host_free(events);
     kn_scope_end(scope);
     kn_module_free(&net);

@@ -98,14 +98,13 @@ KN_TEST(drawing, recompute_changes_nothing)
     double norm[2];
     for (int again = 0; again < 2; again++) {
         net n;
-        KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "noisy", .seed = 42), "%s",
-                 kn_error());
+        KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "noisy", .seed = 42));
         KN_CHECK(!again || (kn_recompute(&n.a, true) && kn_recompute(&n.b, true)));
         kn_optim *o = kn_sgd(&n, .lr = 0.05);
         kn_set_step(5);
-        KN_CHECK(kn_backward(net_loss(&n, 0, 0)), "%s", kn_error());
+        KN_CHECK(kn_backward(net_loss(&n, 0, 0)));
         norm[again] = kn_item(kn_clip_grad_norm(&n, 1e9));
-        KN_CHECK(norm[again] > 0, "%s", kn_error());
+        KN_CHECK(norm[again] > 0);
         kn_optim_free(o);
         kn_module_free(&n);
     }
@@ -116,8 +115,7 @@ KN_TEST(drawing, gradients_of_bf16_units_in_f32)
 {
     net n;
     KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "noisy", .seed = 42,
-                                          .param_dtype = KN_BF16, .reduce_dtype = KN_F32),
-             "%s", kn_error());
+                                          .param_dtype = KN_BF16, .reduce_dtype = KN_F32));
     kn_optim *o = kn_sgd(&n, .lr = 0.01);
     matrix_check_learning(&n, net_loss, o, 10, 0.9);
 }

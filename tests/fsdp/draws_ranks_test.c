@@ -64,17 +64,16 @@ static int train(kn_comm *world, void *arg)
     kn_seed(4);
     kn_set_step(0);
     EXPECT(kn_module_init(&m.base, noisy_forward) &&
-               kn_linear_init(&m.fc, &m.base, "fc", WIDTH, WIDTH, .device = KN_META) &&
-               kn_dropout_init(&m.drop, &m.base, "drop", 0.5),
-           "init");
-    EXPECT(!t->recomputes || kn_recompute(&m, true), "recompute");
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 5), "wrap");
+           kn_linear_init(&m.fc, &m.base, "fc", WIDTH, WIDTH, .device = KN_META) &&
+           kn_dropout_init(&m.drop, &m.base, "drop", 0.5));
+    EXPECT(!t->recomputes || kn_recompute(&m, true));
+    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 5));
     kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     for (int step = 0; step < STEPS; step++) {
-        EXPECT(!t->evaluates || evaluate(&m, world, step, t->at_places), "evaluate");
+        EXPECT(!t->evaluates || evaluate(&m, world, step, t->at_places));
         for (int k = kn_rank(world); k < MICRO; k += kn_comm_size(world))
-            EXPECT(learn(&m, t, step, k), "learn");
-        EXPECT(kn_step(opt), "step");
+            EXPECT(learn(&m, t, step, k));
+        EXPECT(kn_step(opt));
     }
     kn_optim_free(opt);
     kn_module_free(&m);

@@ -51,19 +51,18 @@ static int same_bits(kn_comm *world, void *arg)
     net m, ref;
     if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
         return 0;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg), "init");
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
     kn_optim *a = kn_adamw(&m, .lr = 0.05), *b = kn_adamw(&ref, .lr = 0.05);
     kn_ema *e = kn_ema_new(&m, .decay = 0.75), *want = kn_ema_new(&ref, .decay = 0.75);
     for (int i = 0; i < STEPS; i++) {
-        EXPECT(step(&m, a, world, i) && step(&ref, b, NULL, i), "step: %s", kn_error());
-        EXPECT(kn_ema_update(e) && kn_ema_update(want) && same(&m, e, &ref, want), "%s",
-               kn_error());
+        EXPECT(step(&m, a, world, i) && step(&ref, b, NULL, i));
+        EXPECT(kn_ema_update(e) && kn_ema_update(want) && same(&m, e, &ref, want));
         double before = loss_of(&m);
-        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && kn_ema_swapped(e), "%s", kn_error());
-        EXPECT(same(&m, e, &ref, want), "swapped: %s", kn_error());
+        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && kn_ema_swapped(e));
+        EXPECT(same(&m, e, &ref, want), "swapped");
         double averaged = loss_of(&m);
         EXPECT(averaged == loss_of(&ref) && (i == 0) == (averaged == before), "loss %g", averaged);
-        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && !kn_ema_swapped(e), "%s", kn_error());
+        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && !kn_ema_swapped(e));
         EXPECT(loss_of(&m) == before, "back again");
     }
     EXPECT(kn_ema_updates(e) == STEPS, "updates");
@@ -84,27 +83,26 @@ static int stale(kn_comm *world, void *arg)
 {
     two m;
     const way *w = arg;
-    EXPECT(two_init(&m, w ? KN_META : KN_CPU, KN_F32), "init");
+    EXPECT(two_init(&m, w ? KN_META : KN_CPU, KN_F32));
     EXPECT(w ? kn_fsdp_wrap(&m, world, .strategy = w->strategy, .wrap_class = "linear",
                             .offload_dir = w->offload_dir)
-             : kn_materialize(&m, KN_CPU, 7),
-           "%s", kn_error());
+             : kn_materialize(&m, KN_CPU, 7));
     kn_ema *e = kn_ema_new(&m);
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = two_loss(&m, 0);
     double before = kn_item(loss), now;
     const kn_param *p;
     for (int i = 0, n = kn_params(&m, &p); i < n; i++)
-        EXPECT(kn_fill_(kn_ema_value(e, i), 0.5), "%s", kn_error());
-    EXPECT(kn_ema_swap(e), "%s", kn_error());
+        EXPECT(kn_fill_(kn_ema_value(e, i), 0.5));
+    EXPECT(kn_ema_swap(e));
     if (kn_comm_size(world) == 1) { /* else the error is that of all ranks, for good */
         EXPECT(!kn_backward(loss) && !kn_ok(), "a backward went on with other weights");
         kn_clear_error();
     }
     kn_scope_end(scope);
-    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)), "%s", kn_error());
+    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)));
     EXPECT(two_evaluate(&m, &now) && now != before, "the averages");
-    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)), "%s", kn_error());
+    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)));
     EXPECT(kn_ema_swap(e) && two_evaluate(&m, &now) && now == before, "%s, loss %g, was %g",
            kn_error(), now, before);
     kn_ema_free(e);
@@ -130,7 +128,7 @@ static int where(kn_comm *world, void *arg)
 {
     net m;
     const kn_param *p;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_ema *e = kn_ema_new(&m);
     for (int i = 0, n = kn_params(&m, &p); i < n; i++) {
         const kn_tensor *t = kn_ema_value(e, i);
@@ -181,13 +179,12 @@ KN_TEST(ema, buffers)
         kn_tensor *mean =
                       kn_declare_buffer(&m, "mean", KN_F64, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(2, 3)),
                   *seen = kn_declare_buffer(&m, "seen", KN_I64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR);
-        KN_CHECK(mean && seen && kn_materialize(&m, KN_CPU, 7), "%s", kn_error());
+        KN_CHECK(mean && seen && kn_materialize(&m, KN_CPU, 7));
         kn_ema *e = kn_ema_new(&m, .decay = 0.5, .use_buffers = use);
         static const double want[] = { 1, 1.5, 3.25, 6.625 }; /* torch 2.15, of 1, 2, 5, 10 */
         KN_CHECK(!kn_ema_buffer(e, mean) == !use && !kn_ema_buffer(e, kn_ema_value(e, 0)));
         for (int n = 0; n < 4; n++) {
-            KN_CHECK(kn_fill_(mean, 1 + n * n) && kn_fill_(seen, n) && kn_ema_update(e), "%s",
-                     kn_error());
+            KN_CHECK(kn_fill_(mean, 1 + n * n) && kn_fill_(seen, n) && kn_ema_update(e));
             for (int swap = 0; swap < 2; swap++) {
                 const double *own = kn_data(mean), now = swap && use ? want[n] : 1 + n * n;
                 KN_CHECK(own[0] == now && own[5] == now, "step %d: %g", n, own[0]);
@@ -196,7 +193,7 @@ KN_TEST(ema, buffers)
                     const double *other = kn_data(kn_ema_buffer(e, mean));
                     KN_CHECK(other[5] == (swap ? 1 + n * n : want[n]), "step %d: %g", n, other[5]);
                 }
-                KN_CHECK(kn_ema_swap(e), "%s", kn_error());
+                KN_CHECK(kn_ema_swap(e));
             }
         }
         KN_CHECK(kn_declare_buffer(&m, "late", KN_F64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR));
@@ -220,13 +217,13 @@ KN_TEST(ema, are_swapped_on_any_device)
     two m;
     const kn_param *p;
     stand_in_begin((stand_in){ .inline_streams = true });
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, STAND_IN, 7), "%s", kn_error());
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, STAND_IN, 7));
     kn_params(&m, &p);
     kn_ema *e = kn_ema_new(&m, .decay = 0.5);
     for (int i = 1; i <= 3; i += 2)
-        KN_CHECK(kn_fill_(p[0].master, i) && kn_ema_update(e), "%s", kn_error());
+        KN_CHECK(kn_fill_(p[0].master, i) && kn_ema_update(e));
     for (int swapped = 1; swapped >= 0; swapped--) {
-        KN_CHECK(kn_ema_swap(e), "%s", kn_error());
+        KN_CHECK(kn_ema_swap(e));
         KN_CHECK(first_of(p[0].master) == 3 - swapped, "%g", first_of(p[0].master));
         KN_CHECK(first_of(kn_ema_value(e, 0)) == 2 + swapped, "%g", first_of(kn_ema_value(e, 0)));
     }
@@ -247,7 +244,7 @@ KN_TEST(ema, frozen_parameters_stay)
         KN_CHECK(!kn_ema_value(e, i) == !p[i].trainable);
         frozen += !p[i].trainable;
     }
-    KN_CHECK(frozen == 1, "%s", kn_error());
+    KN_CHECK(frozen == 1);
     KN_CHECK(!kn_ema_value(e, -1) && error_has("kn_ema_value: parameter number -1", "the module"));
     KN_CHECK(!kn_ema_value(e, n) && error_has("kn_ema_value: parameter number", "doesn't exist"));
     KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
@@ -281,7 +278,7 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
             KN_CHECK(memcmp(a, b, bytes) == 0, "allocation %lld: '%s'", (long long)fail, p[i].name);
         }
     }
-    KN_CHECK(kn_ema_swapped(e), "%s", kn_error());
+    KN_CHECK(kn_ema_swapped(e));
     for (int i = 0; i < n; i++)
         KN_CHECK(!p[i].trainable ||
                  (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));
@@ -299,13 +296,13 @@ KN_TEST(ema, no_step_on_averages)
             kn_ema *e = of_part ? kn_ema_new(&m.a) : kn_ema_new(&m);
             kn_optim *o = step_part ? kn_sgd(&m.a, .lr = 0.1) : kn_sgd(&m, .lr = 0.1),
                      *other = kn_sgd(&m.b, .lr = 0.1);
-            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e), "%s", kn_error());
+            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e));
             KN_CHECK(!kn_step(o) && error_has("kn_step: '", "holds the averages of its weights"));
-            KN_CHECK(!of_part || kn_step(other), "another part: %s", kn_error());
-            KN_CHECK(kn_ema_swap(e) && kn_step(o), "%s", kn_error());
-            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e), "%s", kn_error());
+            KN_CHECK(!of_part || kn_step(other), "another part");
+            KN_CHECK(kn_ema_swap(e) && kn_step(o));
+            KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e));
             kn_ema_free(e); /* the module keeps them */
-            KN_CHECK(kn_step(o), "%s", kn_error());
+            KN_CHECK(kn_step(o));
             kn_optim_free(o), kn_optim_free(other), kn_module_free(&m);
         }
 }

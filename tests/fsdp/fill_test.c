@@ -76,18 +76,18 @@ static int fills_modules(kn_comm *world, void *arg)
 {
     net m, ref;
     filling f = { .m = &m }, plain = { 0 };
-    EXPECT(net_init(&m, kn_rank(world) % 2 ? KN_CPU : KN_META) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, kn_rank(world) % 2 ? KN_CPU : KN_META) && net_reference(&ref));
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false);
     EXPECT(kn_apply_modules(&ref, orthogonal, &plain), "the reference");
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
-    EXPECT(wrap(&m, world, arg, &f), "wrap");
+    EXPECT(wrap(&m, world, arg, &f));
     EXPECT(f.calls == 4 && strcmp(f.order, "ln wte fc1 fc2 ") == 0, "%d calls: %s", f.calls,
            f.order);
     EXPECT(f.whole == 1, "%d parameters were whole at once", f.whole);
     EXPECT(all_read_as(&m, &ref));
-    EXPECT(net_backward(&m, 0), "backward");
+    EXPECT(net_backward(&m, 0));
     kn_module_free(&m);
     kn_module_free(&ref);
     return !kn_ok();
@@ -106,11 +106,10 @@ static int beside_values(kn_comm *world, void *arg)
         net m, ref;
         filling f = { 0 };
         bool here = !sync || kn_rank(world) == 0;
-        EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref), "init");
-        EXPECT(!here || kn_materialize(&m.fc1, KN_CPU, 3), "values");
+        EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
+        EXPECT(!here || kn_materialize(&m.fc1, KN_CPU, 3));
         EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .sync_from_rank0 = sync,
-                            .fill_module = orthogonal, .fill_module_arg = &f),
-               "wrap");
+                            .fill_module = orthogonal, .fill_module_arg = &f));
         EXPECT(strcmp(f.order, "wte fc2 ln ") == 0, "called for %s", f.order);
         EXPECT(kn_materialize(&ref.fc1, KN_CPU, 3) &&
                    reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")),
@@ -140,17 +139,16 @@ static int beside_unclaimed(kn_comm *world, void *arg)
     bool here = !how->sync || kn_rank(world) == 0;
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false);
-    EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
     kn_tensor *w = kn_module_param(&m.fc1, "weight"), *want = kn_module_param(&ref.fc1, "weight");
     EXPECT(how->given ? kn_fill_(want, 7) : kn_apply_modules(&ref, orthogonal, &plain),
            "the reference");
     EXPECT(how->ignored || kn_share_parameter(&m.ln, "twin", w), "tied");
-    EXPECT(!how->given || !here || kn_fill_(w, 7), "values");
+    EXPECT(!how->given || !here || kn_fill_(w, 7));
     kn_set_grad_mode(mode);
     EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
                         .ignore = how->ignored ? "fc1.weight" : NULL, .fill_module = orthogonal,
-                        .sync_from_rank0 = how->sync, .fill_module_arg = &f),
-           "wrap");
+                        .sync_from_rank0 = how->sync, .fill_module_arg = &f));
     EXPECT((strstr(f.order, "fc1 ") == NULL) == how->given && strstr(f.order, "fc2 "),
            "called for %s", f.order);
     EXPECT(reads_as(&m, 1, want), "values were lost (ignored %d, given %d)", how->ignored,
@@ -180,12 +178,11 @@ static int beside_claimed(kn_comm *world, void *arg)
 {
     net m, ref;
     filling f = { 0 };
-    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref));
     kn_tensor *w = kn_module_param(&m.fc1, "weight"), *b = kn_module_param(&m.fc1, "bias");
     EXPECT(kn_share_parameter(&m.ln, "twin", w) && kn_fill_(b, 7), "tied");
     EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
-                        .fill_module = orthogonal, .fill_module_arg = &f),
-           "wrap");
+                        .fill_module = orthogonal, .fill_module_arg = &f));
     EXPECT(!strstr(f.order, "fc1 ") && strstr(f.order, "fc2 "), "called for %s", f.order);
     EXPECT(reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")), "not as declared");
     kn_module_free(&m);
@@ -253,7 +250,7 @@ KN_TEST(fill, a_function_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
         net m;
-        KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+        KN_CHECK(net_init(&m, KN_META));
         KN_CHECK(
             !kn_fsdp_wrap(&m, NULL, .fill_module = fails, .fill_module_arg = said ? &m : NULL));
         KN_CHECK_ERROR(said ? "no values for 'wte'" : ".fill_module failed for 'wte' (embedding)");
@@ -276,11 +273,10 @@ KN_TEST(fill, every_allocation_failing_is_an_error)
     for (int64_t n = 1; !ok; n++) {
         net m;
         filling f = { 0 };
-        KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+        KN_CHECK(net_init(&m, KN_META));
         kn_module *modules[] = { &m.fc1.base, NULL };
         kn_tensor *params[] = { kn_module_param(&m.fc2, "bias"), NULL };
-        KN_CHECK(kn_materialize(&m.fc1, KN_CPU, 1) && kn_materialize(&m.fc2, KN_CPU, 1), "%s",
-                 kn_error());
+        KN_CHECK(kn_materialize(&m.fc1, KN_CPU, 1) && kn_materialize(&m.fc2, KN_CPU, 1));
         kn_fail_alloc(n);
         ok = kn_fsdp_wrap(&m, NULL, .wrap_class = "layer_norm", .ignored_modules = modules,
                           .ignored_params = params, .param_dtype = KN_BF16,

@@ -30,10 +30,9 @@ static int second_forward(kn_comm *world, void *arg)
     const job *j = arg;
     char line[1024] = "";
     net m;
-    EXPECT(net_init(&m, KN_META), "init");
+    EXPECT(net_init(&m, KN_META));
     EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .device = j->device,
-                        .backward_prefetch = j->backward, .seed = NET_SEED),
-           "wrap");
+                        .backward_prefetch = j->backward, .seed = NET_SEED));
     EXPECT(backward(&m) && kn_fsdp_on_event(&m, hear, line), "the first");
     kn_zero_grad(&m);
     EXPECT(backward(&m), "the second");

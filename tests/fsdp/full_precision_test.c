@@ -50,7 +50,7 @@ static int in_full(net *m, net *plain)
            kn_fsdp_set_full_precision(m, true) && kn_fsdp_on_event(m, sum_gathers, &wide));
     kn_tensor *scale = kn_module_buffer(m, "scale");
     EXPECT(kn_dtype_of(scale) == KN_F32 && ((float *)kn_array_of(scale).data)[2] == 1e-3f);
-    EXPECT(evaluate(m, &full), "%s", kn_error());
+    EXPECT(evaluate(m, &full));
     EXPECT(full == want && low != want, "%.9g, not %.9g (bf16: %.9g)", full, want, low);
     EXPECT(wide > narrow, "gathers of %lld and %lld bytes", (long long)narrow, (long long)wide);
     EXPECT(kn_fsdp_set_full_precision(m, true) && evaluate(m, &full) && full == want, "again");
@@ -73,8 +73,7 @@ static int evaluates(kn_comm *world, void *arg)
         EXPECT(!in_full(&m, &plain), "before step %d", i);
         kn_scope scope = kn_scope_begin();
         kn_tensor *loss = net_loss(&m, 50 + rank);
-        EXPECT(loss && !in_full(&m, &plain) && kn_backward(loss),
-               "between forward and backward: %s", kn_error());
+        EXPECT(loss && !in_full(&m, &plain) && kn_backward(loss), "between forward and backward");
         kn_scope_end(scope);
         EXPECT(net_backward(&twin, 50 + rank) && kn_step(o) && kn_step(t));
         EXPECT(!in_full(&m, &plain), "after step %d", i);
@@ -120,11 +119,10 @@ KN_TEST(full_precision, wrong_use_is_a_sentence)
     KN_CHECK(fails(kn_backward(early), "before it trains"));
     kn_scope_end(scope);
     KN_CHECK(fails(net_backward(&m, 0), "set grad mode off"));
-    KN_CHECK(evaluate(&m, &loss), "%s", kn_error());
+    KN_CHECK(evaluate(&m, &loss));
     kn_summon_scope open = kn_summon(&m);
     KN_CHECK(fails(kn_fsdp_set_full_precision(&m, false), "is summoned"));
-    KN_CHECK(kn_summon_end(open) && kn_fsdp_set_full_precision(&m, false) && net_backward(&m, 0),
-             "%s", kn_error());
+    KN_CHECK(kn_summon_end(open) && kn_fsdp_set_full_precision(&m, false) && net_backward(&m, 0));
     kn_module_free(&m);
     kn_module_free(&plain);
 }

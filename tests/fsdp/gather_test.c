@@ -67,7 +67,7 @@ static double first_gather(chain *c, bool early, double *work)
     chain_step(c, true);
     kn_trace_start(100);
     double begin = kn_meta_clock(s);
-    KN_CHECK(!early || kn_fsdp_unshard(&c->layer[0]).unit, "%s", kn_error());
+    KN_CHECK(!early || kn_fsdp_unshard(&c->layer[0]).unit);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_zeros(KN_F32, KN_META, KN_SHAPE(512, 512));
     KN_CHECK(kn_matmul(x, x));

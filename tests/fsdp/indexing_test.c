@@ -79,8 +79,7 @@ KN_TEST(indexing, gradients_of_bf16_units_in_f32)
 {
     net n;
     KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "mixture", .seed = 42,
-                                          .param_dtype = KN_BF16, .reduce_dtype = KN_F32),
-             "%s", kn_error());
+                                          .param_dtype = KN_BF16, .reduce_dtype = KN_F32));
     kn_optim *o = kn_sgd(&n, .lr = 0.05);
     matrix_check_learning(&n, net_loss, o, 10, 0.9);
 }

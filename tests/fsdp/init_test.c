@@ -3,6 +3,7 @@
  * model exceeds. */
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/two.h"
+#include "tests/refused.h"
 
 /* ---- each rank fills its shard --------------------------------------------------------------- */
 
@@ -11,10 +12,10 @@ static int fills_its_shard(kn_comm *world, void *arg)
 {
     net m, ref;
     const kn_param *p, *r;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
-    EXPECT(net_wrap(&m, world, arg), "wrap");
+    EXPECT(net_wrap(&m, world, arg));
     kn_ledger after = kn_ledger_read();
     EXPECT(after.peak_total == after.live_total, "wrapping needed %lld bytes more for a while",
            (long long)(after.peak_total - after.live_total));
@@ -38,7 +39,7 @@ static int fills_its_shard(kn_comm *world, void *arg)
         all += p[i].numel * b->replicas;
         free(want);
     }
-    EXPECT(kn_all_reduce_i64(world, &here, 1, kn_compute_stream(KN_CPU), "elements"), "sum");
+    EXPECT(kn_all_reduce_i64(world, &here, 1, kn_compute_stream(KN_CPU), "elements"));
     EXPECT(here == all, "the ranks hold %lld elements, expected %lld", (long long)here,
            (long long)all);
     kn_module_free(&m);
@@ -74,12 +75,10 @@ static int orthogonal_shards(kn_comm *world, void *arg)
     const way *w = arg;
     two m, ref;
     bool turned = w->layout == KN_LAYOUT_PER_PARAM && kn_comm_size(world) != 3;
-    EXPECT(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED),
-           "init");
+    EXPECT(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED));
     EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .placement = turned ? last_dim : NULL,
-                        .seed = NET_SEED),
-           "wrap: %s", kn_error());
-    EXPECT(all_read_as(&m, &ref), "%s", kn_error());
+                        .seed = NET_SEED));
+    EXPECT(all_read_as(&m, &ref));
     kn_module_free(&m);
     kn_module_free(&ref);
     return !kn_ok();
@@ -124,13 +123,12 @@ static int user_fills(kn_comm *world, void *arg)
     filler f = { 0 };
     const kn_param *p;
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear",
-                                                 .fill = fill_by_index, .fill_arg = &f),
-           "wrap");
+                                                 .fill = fill_by_index, .fill_arg = &f));
     int n = kn_params(&m, &p);
     int64_t here = 0;
     for (int i = 0; i < n; i++) {
         float *host = malloc((size_t)p[i].numel * sizeof *host + 1);
-        EXPECT(kn_param_read(&m, i, host), "read");
+        EXPECT(kn_param_read(&m, i, host));
         for (int64_t k = 0; k < p[i].numel; k++)
             EXPECT(host[k] == filled(p[i].name, k), "%s element %lld is %g", p[i].name,
                    (long long)k, (double)host[k]);
@@ -170,10 +168,9 @@ static int holds_its_part(kn_comm *world, void *arg)
     const kn_param *p;
     int n = kn_comm_size(world), rank = kn_rank(world), split = 0;
     EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true) &&
-               kn_fsdp_wrap(&m, world, .layout = c->layout, .placement = c->placement,
-                            .fill = fill_by_index, .fill_arg = &f) &&
-               kn_params(&m, &p) == 1,
-           "wrap");
+           kn_fsdp_wrap(&m, world, .layout = c->layout, .placement = c->placement,
+                        .fill = fill_by_index, .fill_arg = &f) &&
+           kn_params(&m, &p) == 1);
     const float *v = kn_data(p[0].master);
     int count = (int)kn_numel(p[0].master), chunk = (64 / n + 15) / 16 * 16;
     for (int k = 0; k < count; k++) {
@@ -215,9 +212,9 @@ KN_TEST(init, a_fill_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
         net m;
-        KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
-        KN_CHECK(!kn_fsdp_wrap(&m, NULL, .fill = fill_not, .fill_arg = said ? &m : NULL));
-        KN_CHECK_ERROR(said ? "no values for 'wte.weight'" : "wte.weight");
+        KN_CHECK(net_init(&m, KN_META));
+        REFUSED(kn_fsdp_wrap(&m, NULL, .fill = fill_not, .fill_arg = said ? &m : NULL),
+                said ? "no values for 'wte.weight'" : "wte.weight");
         kn_module_free(&m);
     }
 }
@@ -253,10 +250,9 @@ static bool tower_init(tower *m)
 KN_TEST(init, the_whole_model_exceeds_the_limit)
 {
     tower m = { 0 };
-    KN_CHECK(tower_init(&m), "%s", kn_error());
+    KN_CHECK(tower_init(&m));
     kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
-    KN_CHECK(!kn_materialize(&m, KN_CPU, 1));
-    KN_CHECK_ERROR("out of memory");
+    REFUSED(kn_materialize(&m, KN_CPU, 1), "out of memory");
     kn_context_get()->memory_limit = 0;
     kn_module_free(&m);
 }
@@ -265,21 +261,20 @@ static int within_the_limit(kn_comm *world, void *arg)
 {
     const way *w = arg;
     tower m = { 0 };
-    EXPECT(tower_init(&m), "init");
+    EXPECT(tower_init(&m));
     kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
     EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
-                        .wrap_class = "linear", .seed = 1),
-           "wrap");
+                        .wrap_class = "linear", .seed = 1));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDE));
-    EXPECT(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)), "a pass");
+    EXPECT(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)));
     kn_scope_end(scope);
     kn_ledger l = kn_ledger_read();
     int64_t whole = kn_param_count(&m) * (int64_t)sizeof(float);
     EXPECT(whole > LIMIT && l.live[KN_MEM_PARAM] < LIMIT, "the model is too small for this test");
     kn_context_get()->memory_limit = 0; /* reading uses a buffer of 2 MiB */
     float *host = malloc(WIDE * WIDE * sizeof *host), *want = malloc(WIDE * WIDE * sizeof *want);
-    EXPECT(kn_param_read(&m, 0, host), "read");
+    EXPECT(kn_param_read(&m, 0, host));
     kn_array a = kn_array_make(want, KN_F32, 1, (int64_t[]){ WIDE * WIDE });
     double bound = 1 / sqrt(WIDE);
     kn_random_args fill = { .dst = a,
@@ -288,8 +283,8 @@ static int within_the_limit(kn_comm *world, void *arg)
                             .stream = kn_hash_string("l0.weight"),
                             .p0 = -bound,
                             .p1 = bound };
-    EXPECT(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_RANDOM, fill), "draw");
-    EXPECT(memcmp(host, want, WIDE * WIDE * sizeof *host) == 0, "values");
+    EXPECT(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_RANDOM, fill));
+    EXPECT(memcmp(host, want, WIDE * WIDE * sizeof *host) == 0);
     free(host);
     free(want);
     kn_module_free(&m);
@@ -332,7 +327,7 @@ KN_TEST(init, the_first_read_or_call_fills)
     KN_CHECK(kn_ledger_read().live[KN_MEM_PARAM] == 0, "declaring takes no bytes");
     KN_CHECK(kn_materialize(&ref, KN_CPU, 1337));
     double loss = kn_item(net_loss(&ref, 0));
-    KN_CHECK(kn_item(net_loss(&called, 0)) == loss && loss > 0, "%s", kn_error());
+    KN_CHECK(kn_item(net_loss(&called, 0)) == loss && loss > 0);
     int n = kn_params(&m, &p);
     KN_CHECK(kn_params(&ref, &r) == n);
     for (int i = 0; i < n; i++)
@@ -354,8 +349,7 @@ KN_TEST(init, what_was_written_first_stays)
     kn_set_grad_mode(mode);
     kn_tensor *kept = kn_keep(kn_module_param(&b, "weight")), *y;
     kn_module_free(&b); /* the tensor is still referenced */
-    KN_CHECK(kn_item(kn_amax(kn_reshape(kn_abs(kept), KN_SHAPE(4)), 0, false)) > 0, "%s",
-             kn_error());
+    KN_CHECK(kn_item(kn_amax(kn_reshape(kn_abs(kept), KN_SHAPE(4)), 0, false)) > 0);
     KN_CHECK(kn_fsdp_wrap(&a, NULL) && (y = kn_call(&a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2)))));
     kn_tensor *bias = kn_slice(kn_sub(y, kn_full(KN_F32, KN_CPU, 6, KN_SHAPE(1, 2))), 1, 0, 1);
     KN_CHECK(fabs(kn_item(bias)) < 1 && kn_item(bias) != 0, "the weight is 3, the bias drawn");
@@ -404,7 +398,6 @@ KN_TEST(init, a_tree_has_defaults)
     }
     kn_tensor *mean = kn_module_buffer(&root, "bn.running_mean");
     KN_CHECK(kn_dtype_of(mean) == KN_F64 && kn_device_of(mean) == KN_META);
-    KN_CHECK(!kn_module_defaults(&root, .dtype = KN_I64));
-    KN_CHECK_ERROR("parameters are floats");
+    REFUSED(kn_module_defaults(&root, .dtype = KN_I64), "parameters are floats");
     kn_module_free(&root);
 }

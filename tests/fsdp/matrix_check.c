@@ -194,7 +194,7 @@ void matrix_check_learning(void *own, kn_tensor *(*loss)(void *own, int step, in
         kn_scope scope = kn_scope_begin();
         kn_set_step(0); /* draws the same */
         kn_tensor *l = loss(own, 0, 0);
-        KN_CHECK(l && kn_backward(l) && kn_step(o), "%s", kn_error());
+        KN_CHECK(l && kn_backward(l) && kn_step(o));
         last = kn_item(l);
         first = step ? first : last;
         kn_scope_end(scope);

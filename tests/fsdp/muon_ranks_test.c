@@ -29,13 +29,13 @@ static int same_bits(kn_comm *world, void *arg)
         return 0;
     for (int i = 0; i < 3; i++) {
         net m, ref;
-        EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg), "init");
+        EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
         kn_optim *a = kn_muon(&m, .lr = 0.05, .window = windows[i],
                               .ns_dtype = i == 2 ? KN_F32 : KN_BF16, .no_nesterov = i == 1);
         kn_optim *b =
             kn_muon(&ref, .lr = 0.05, .ns_dtype = i == 2 ? KN_F32 : KN_BF16, .no_nesterov = i == 1);
-        EXPECT(train(&m, a, world) && train(&ref, b, NULL), "training: %s", kn_error());
-        EXPECT(all_read_as(&m, &ref), "window %lld: %s", (long long)windows[i], kn_error());
+        EXPECT(train(&m, a, world) && train(&ref, b, NULL));
+        EXPECT(all_read_as(&m, &ref), "window %lld", (long long)windows[i]);
         kn_optim_free(a), kn_optim_free(b);
         kn_module_free(&m), kn_module_free(&ref);
     }
@@ -158,11 +158,11 @@ static int dealt(kn_comm *world, void *arg)
     kn_module_init(&m.base, stack_forward);
     for (int i = 0; i < MATRICES; i++) {
         snprintf(name, sizeof name, "fc%d", i);
-        EXPECT(kn_linear_init(&m.fc[i], &m.base, name, COLS, ROWS, .device = KN_META), "init");
+        EXPECT(kn_linear_init(&m.fc[i], &m.base, name, COLS, ROWS, .device = KN_META));
     }
     for (int i = 0; !arg && i < MATRICES; i += 2)
         EXPECT(kn_fsdp_wrap(&m.fc[i], world, .strategy = KN_NO_SHARD), "wrap fc%d", i);
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w)), "wrap");
+    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w)));
     int n = kn_params(&m, &p), count = 0;
     for (int i = 0; i < n; i++)
         if (kn_ndim(p[i].tensor) == 2) {
@@ -181,12 +181,11 @@ static int dealt(kn_comm *world, void *arg)
                              .whole = see_whole,
                              .end = take_part,
                              .arg = &j };
-        EXPECT(count == MATRICES && matrix[0]->source->matrices(&s), "step: %s", kn_error());
-        EXPECT(!j.wrong, "values");
-        EXPECT(balanced(&j, windows[k], kn_comm_size(world)), "%s", kn_error());
-        EXPECT(windows[k] > 1 || stay(&j, world), "%s", kn_error());
-        EXPECT(kn_all_reduce_i64(world, j.seen, MATRICES, kn_compute_stream(KN_CPU), "seen"),
-               "sum");
+        EXPECT(count == MATRICES && matrix[0]->source->matrices(&s));
+        EXPECT(!j.wrong);
+        EXPECT(balanced(&j, windows[k], kn_comm_size(world)));
+        EXPECT(windows[k] > 1 || stay(&j, world));
+        EXPECT(kn_all_reduce_i64(world, j.seen, MATRICES, kn_compute_stream(KN_CPU), "seen"));
         for (int i = 0; i < MATRICES; i++)
             EXPECT(j.seen[i] == 1, "matrix %d was changed %lld times", i, (long long)j.seen[i]);
     }
@@ -211,10 +210,10 @@ static int counted(kn_comm *world, void *arg)
 {
     net m;
     kn_ledger before = kn_ledger_read();
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_optim *o = kn_muon(&m, .lr = 0.05);
     int64_t want = kn_fsdp_predict_optim(o).optim, adamw = kn_fsdp_predict(&m).optim;
-    EXPECT(train(&m, o, world), "training");
+    EXPECT(train(&m, o, world));
     int64_t have = kn_ledger_read().live[KN_MEM_OPTIM] - before.live[KN_MEM_OPTIM];
     EXPECT(have == want, "%lld bytes, predicted %lld", (long long)have, (long long)want);
     EXPECT(want <= adamw, "%lld bytes, AdamW's %lld", (long long)want, (long long)adamw);
@@ -243,7 +242,7 @@ static int one_fails(kn_comm *world, void *arg)
     const kn_param *p;
     job j = { 0 };
     double cost = 1;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world), "init");
+    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world));
     EXPECT(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
     kn_params(&m, &p);
     const kn_param *first = &p[0];

@@ -34,7 +34,7 @@ static void step_with(matrix *m, kn_optim *o, float g)
     kn_scope s = kn_scope_begin();
     kn_tensor *x =
         kn_cast(kn_from(KN_F32, KN_CPU, values, KN_SHAPE(ROWS, COLS)), kn_dtype_of(m->weight));
-    KN_CHECK(kn_backward(kn_cast(kn_call(m, x), KN_F32)) && kn_step(o), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_cast(kn_call(m, x), KN_F32)) && kn_step(o));
     kn_scope_end(s);
 }
 
@@ -53,7 +53,7 @@ static double mean_of(const kn_tensor *t, float *values)
 static kn_optim *slow(int kind, matrix *m, double lr, bool at_random)
 {
     kn_optim *o = optimizer_make(kind, m, at_random);
-    KN_CHECK(o != NULL, "%s", kn_error());
+    KN_CHECK(o != NULL);
     kn_set_lr(o, lr);
     return o;
 }
@@ -115,7 +115,7 @@ static double loss_after(int steps, kn_dtype t, bool at_random)
         kn_tensor *y = kn_sin(kn_scale(kn_slice(x, 1, 0, 4), 2));
         kn_tensor *l = kn_mse_loss(kn_cast(kn_call(&m, kn_cast(x, t)), KN_F32), y);
         loss = kn_item(l);
-        KN_CHECK(i == steps || (kn_backward(l) && kn_step(o)), "%s", kn_error());
+        KN_CHECK(i == steps || (kn_backward(l) && kn_step(o)));
         kn_scope_end(s);
     }
     kn_optim_free(o);
@@ -170,7 +170,7 @@ KN_TEST(narrow, the_bits_repeat)
                 kn_state *s = kn_optim_state_dict(o);
                 kn_optim_free(o);
                 o = kn_adamw(&m, .lr = 1, .stochastic_rounding = true);
-                KN_CHECK(s && kn_load_optim_state_dict(o, s), "%s", kn_error());
+                KN_CHECK(s && kn_load_optim_state_dict(o, s));
                 kn_state_free(s);
                 if (way == 2)
                     kn_optim_set_steps(o, 4);
@@ -191,8 +191,7 @@ KN_TEST(narrow, wrong_use_is_a_sentence)
     matrix m;
     build(&m, KN_F32, KN_ONES_INIT);
     KN_CHECK(!kn_adamw(&m, .lr = 1, .stochastic_rounding = true) &&
-                 strstr(kn_error(), ".stochastic_rounding is for parameters of bf16 and f16"),
-             "%s", kn_error());
+             strstr(kn_error(), ".stochastic_rounding is for parameters of bf16 and f16"));
     kn_clear_error();
     kn_module_free(&m);
 }

@@ -87,24 +87,24 @@ static void run(const setting *s, bool at_once, int recompute, kn_tensor *result
     const kn_scope scope = kn_scope_begin();
     KN_CHECK(stream_init(&m, s) && kn_recompute(&m, recompute == 1) &&
                  kn_recompute(&m.layer, recompute == 2) && kn_recompute(&m.rms, recompute == 2),
-             "%s: %s", s->name, kn_error());
+             "%s", s->name);
     kn_module_hook(&m.layer, (kn_module_hooks){ .pre_forward = look, .arg = &seen[0] });
     kn_module_hook(&m.rms, (kn_module_hooks){ .pre_forward = look, .arg = &seen[1] });
     kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(5, WIDTH)), true);
     kn_values out = kn_call_n(&m, KN_VALUES(x), NULL, 0);
-    KN_CHECK(out.n == 2, "%s: %s", s->name, kn_error());
+    KN_CHECK(out.n == 2, "%s", s->name);
     for (int i = 0; i < 2; i++)
         result[n++] = kn_keep(kn_detach(out.v[i]));
     kn_tensor *loss =
         kn_sum(kn_add(kn_square(kn_cast(out.v[0], KN_F32)), kn_mul(kn_cast(out.v[1], KN_F32), x)),
                0, NULL, false);
-    KN_CHECK(kn_backward(loss) && kn_params(&m, &p) == 5, "%s: %s", s->name, kn_error());
+    KN_CHECK(kn_backward(loss) && kn_params(&m, &p) == 5, "%s", s->name);
     result[n++] = kn_keep(kn_scale(kn_grad(x), 1));
     for (int i = 0; i < 5; i++)
         result[n++] = kn_keep(kn_scale(kn_param_grad(&p[i]), 1));
     const int want = at_once ? s->seen : 1;
-    KN_CHECK(kn_ok() && seen[0] == want && seen[1] == want, "%s: %d and %d tensors came: %s",
-             s->name, seen[0], seen[1], kn_error());
+    KN_CHECK(kn_ok() && seen[0] == want && seen[1] == want, "%s: %d and %d tensors came", s->name,
+             seen[0], seen[1]);
     kn_scope_end(scope);
     kn_module_free(&m);
 }
@@ -138,11 +138,10 @@ KN_TEST(norms_of_sums, moves_are_for_the_norm_alone)
     kn_layer_norm norm;
     const kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_layer_norm_init(&norm, NULL, "", WIDTH) &&
-                 kn_fsdp_wrap(&norm, NULL, .device = KN_META),
-             "%s", kn_error());
+             kn_fsdp_wrap(&norm, NULL, .device = KN_META));
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(5, WIDTH)), *sum;
     kn_tensor *y = kn_add_norm(&norm, x, x, &sum);
-    KN_CHECK(y && kn_device_of(y) == KN_META, "%s", kn_error());
+    KN_CHECK(y && kn_device_of(y) == KN_META);
     KN_CHECK(kn_device_of(sum) == KN_CPU && ((const float *)kn_data(sum))[0] == 2);
     kn_scope_end(scope);
     kn_module_free(&norm);

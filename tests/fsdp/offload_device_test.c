@@ -244,20 +244,20 @@ static int swap_behind_a_forward(kn_comm *world, void *arg)
     const setting *s = arg;
     kn_gpt g = { 0 };
     const kn_param *p;
-    EXPECT(model(&g, world, s), "%s", kn_error());
+    EXPECT(model(&g, world, s));
     kn_train(&g, false);
     kn_ema *e = kn_ema_new(&g);
     for (int i = 0, n = kn_params(&g, &p); i < n; i++)
-        EXPECT(kn_fill_(kn_ema_value(e, i), 0.25), "%s", kn_error());
+        EXPECT(kn_fill_(kn_ema_value(e, i), 0.25));
     kn_set_grad_mode(false);
     kn_scope scope = kn_scope_begin();
     const double trained = kn_item(forward(&g, s, 0, 0));
     kn_tensor *loss = forward(&g, s, 0, 0);
-    EXPECT(kn_ema_swap(e) && kn_item(loss) == trained, "%s", kn_error());
+    EXPECT(kn_ema_swap(e) && kn_item(loss) == trained);
     const double averaged = kn_item(forward(&g, s, 0, 0));
     loss = forward(&g, s, 0, 0);
-    EXPECT(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained, "%s", kn_error());
-    EXPECT(kn_item(forward(&g, s, 0, 0)) == trained, "%s", kn_error());
+    EXPECT(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained);
+    EXPECT(kn_item(forward(&g, s, 0, 0)) == trained);
     kn_scope_end(scope);
     kn_ema_free(e);
     kn_module_free(&g);

@@ -89,7 +89,7 @@ static void attack(const setting *s)
 #define ATTACK(...)                                                                                \
     do {                                                                                           \
         setting s_ = { __VA_ARGS__ };                                                              \
-        KN_CHECK(whole_run(&s_), "%s: %s", s_.name, kn_error());                                   \
+        KN_CHECK(whole_run(&s_), "%s", s_.name);                                                   \
         attack(&s_);                                                                               \
     } while (0)
 
@@ -120,7 +120,7 @@ KN_TEST(oom, a_gather_that_fails_half_way)
     kn_gpt_config c = { .layers = 2, .heads = 1, .embd = 4, .ctx = 4, .vocab = 5 };
     kn_comm *world = kn_comm_simulated(3, 0, 1e9);
     setting s = { .ranks = 3, .o.layout = KN_LAYOUT_PER_PARAM };
-    KN_CHECK(world && kn_gpt_init(&g, c, KN_F32, KN_META) && wrap(&g, world, &s), "%s", kn_error());
+    KN_CHECK(world && kn_gpt_init(&g, c, KN_F32, KN_META) && wrap(&g, world, &s));
     bool ok = false, mode = kn_set_grad_mode(false);
     for (int64_t n = 1; !ok; n++) {
         kn_scope scope = kn_scope_begin();
@@ -177,7 +177,7 @@ static bool run_on_the_cpu(void)
 KN_TEST(oom, one_rank_on_the_cpu)
 {
     kn_set_threads(1);
-    KN_CHECK(run_on_the_cpu(), "%s", kn_error());
+    KN_CHECK(run_on_the_cpu());
     int64_t live = kn_live_tensors();
     int failures = 0;
     for (int64_t n = 1;; n++) {

@@ -139,10 +139,10 @@ static double gathered_by_hand(bool wait_first)
     kn_tensor *w = kn_zeros(KN_F32, KN_META, KN_SHAPE(DIM, DIM));
     double begin = fmax(kn_meta_clock(s), kn_context_get()->meta_host);
     kn_unshard_handle h = kn_fsdp_unshard(&c.layer[0]);
-    KN_CHECK(!wait_first || kn_unshard_wait(h), "%s", kn_error());
+    KN_CHECK(!wait_first || kn_unshard_wait(h));
     for (int i = 0; i < PRODUCTS; i++)
         kn_matmul(x, w);
-    KN_CHECK(kn_unshard_wait(h), "%s", kn_error());
+    KN_CHECK(kn_unshard_wait(h));
     double seconds = kn_meta_clock(s) - begin;
     kn_scope_end(scope);
     chain_free(&c);
@@ -170,7 +170,7 @@ KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
     KN_CHECK(stepped > 1.001 * kn_context_get()->meta_host, "the host is not ahead");
     kn_trace_event *events = NULL;
     kn_trace_start(100);
-    KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&c.layer[0])), "%s", kn_error());
+    KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&c.layer[0])));
     size_t n = kn_trace_stop(&events), gathers = 0;
     for (size_t i = 0; i < n; i++)
         if (strncmp(events[i].what, "all_gather", 10) == 0 && ++gathers)
@@ -300,12 +300,12 @@ KN_TEST(overlap, without_sync_nothing_goes_to_the_host)
     chain_wrap(&c, 1, 1, CHAIN_OPTIONS(.offload_dir = "memory"));
     double once = chain_step(&c, true).download;
     kn_zero_grad(&c);
-    KN_CHECK(once > 0 && kn_fsdp_set_gradient_sync(&c, false, true), "%s", kn_error());
+    KN_CHECK(once > 0 && kn_fsdp_set_gradient_sync(&c, false, true));
     for (int i = 0; i < 2; i++) {
         chain_trace t = chain_step(&c, true);
         KN_CHECK(t.download == 0 && t.upload > 0, "%g s of downloads", t.download);
     }
-    KN_CHECK(kn_fsdp_set_gradient_sync(&c, true, true), "%s", kn_error());
+    KN_CHECK(kn_fsdp_set_gradient_sync(&c, true, true));
     double sum = chain_step(&c, true).download;
     KN_CHECK(fabs(sum / once - 1) < 1e-6, "%g s of downloads, once %g s", sum, once);
     chain_free(&c);
@@ -360,7 +360,7 @@ static bool offloaded_layer(void)
 
 KN_TEST(overlap, offloaded_every_allocation_failing_is_an_error)
 {
-    KN_CHECK(offloaded_layer(), "%s", kn_error());
+    KN_CHECK(offloaded_layer());
     kn_ledger before = kn_ledger_read();
     int64_t n = 0;
     for (bool ok = false; !ok && n < 2000; kn_clear_error()) {

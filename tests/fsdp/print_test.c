@@ -4,7 +4,7 @@
 static void printed(void *m, char *text, size_t size)
 {
     FILE *f = fmemopen(text, size, "w");
-    KN_CHECK(f && kn_fsdp_print(f, m), "%s", kn_error() ? kn_error() : "");
+    KN_CHECK(f && kn_fsdp_print(f, m));
     fclose(f);
 }
 
@@ -17,11 +17,10 @@ KN_TEST(print, units_and_buckets)
 {
     net m;
     char text[4096] = "";
-    KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+    KN_CHECK(net_init(&m, KN_META));
     printed(&m, text, sizeof text);
     KN_CHECK(strcmp(text, "net: no unit of fsdp; kn_fsdp_wrap makes them\n") == 0, "%s", text);
-    KN_CHECK(kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .param_dtype = KN_BF16), "%s",
-             kn_error());
+    KN_CHECK(kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .param_dtype = KN_BF16));
     printed(&m, text, sizeof text);
     says(text, "net: unit, full_shard over 1 rank, 78 elements\n");
     says(text, "wte.weight [11,6]: 66 of 66 here\n");
@@ -39,7 +38,7 @@ KN_TEST(print, units_and_buckets)
     kn_summon_scope s = kn_summon(&m.fc1);
     printed(&m, text, sizeof text);
     says(text, "91 elements, summoned\n");
-    KN_CHECK(kn_summon_end(s), "%s", kn_error());
+    KN_CHECK(kn_summon_end(s));
     kn_module_free(&m);
 }
 
@@ -48,11 +47,10 @@ KN_TEST(print, a_group_is_one_unit)
     net m;
     char text[4096] = "";
     kn_module *unit[8];
-    KN_CHECK(net_init(&m, KN_META), "%s", kn_error());
+    KN_CHECK(net_init(&m, KN_META));
     kn_module *group[] = { &m.fc1.base, &m.fc2.base };
     KN_CHECK(kn_fsdp_wrap_group(group, 2, NULL, .layout = KN_LAYOUT_PER_PARAM) &&
-                 kn_fsdp_wrap(&m, NULL, .strategy = KN_NO_SHARD),
-             "%s", kn_error());
+             kn_fsdp_wrap(&m, NULL, .strategy = KN_NO_SHARD));
     KN_CHECK(kn_fsdp_units(&m, unit, 8) == 2, "%d units", kn_fsdp_units(&m, unit, 8));
     KN_CHECK(unit[0] == &m.fc1.base && unit[1] == &m.base, "children first, a group by its first");
     KN_CHECK(kn_fsdp_units(&m, unit, 1) == 2, "counts beyond max");
@@ -65,7 +63,7 @@ KN_TEST(print, a_group_is_one_unit)
     says(text, "fc2 linear: in the unit of fc1\n");
     says(text, "whole\n");
     kn_summon_scope s = kn_summon(&m); /* the group once */
-    KN_CHECK(s.s && kn_summon_end(s), "%s", kn_error());
+    KN_CHECK(s.s && kn_summon_end(s));
     kn_module_free(&m);
 }
 
@@ -73,21 +71,21 @@ KN_TEST(print, roots_of_trees_of_units)
 {
     net m;
     kn_module *unit[8];
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_roots(&m, unit, 8) == 0, "%s", kn_error());
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_roots(&m, unit, 8) == 0);
     kn_module *group[] = { &m.fc1.base, &m.fc2.base };
-    KN_CHECK(kn_fsdp_wrap_group(group, 2, NULL) && kn_fsdp_wrap(&m.ln, NULL), "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap_group(group, 2, NULL) && kn_fsdp_wrap(&m.ln, NULL));
     KN_CHECK(kn_fsdp_roots(&m, unit, 8) == 2 && unit[0] == &m.fc1.base && unit[1] == &m.ln.base);
     KN_CHECK(kn_fsdp_roots(&m.ln, unit, 8) == 1 && unit[0] == &m.ln.base);
     KN_CHECK(kn_fsdp_device(&m.ln) == KN_CPU && kn_ok());
     KN_CHECK(kn_fsdp_device(&m) == KN_DEVICE_DEFAULT);
     KN_CHECK_ERROR("'net' (net) lies in no unit of fsdp");
-    KN_CHECK(kn_fsdp_wrap(&m, NULL), "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap(&m, NULL));
     KN_CHECK(kn_fsdp_roots(&m, unit, 8) == 1 && unit[0] == &m.base);
     KN_CHECK(kn_fsdp_roots(&m, NULL, 8) == 1 && kn_fsdp_units(&m, NULL, 8) == 3);
     KN_CHECK(kn_fsdp_roots(&m.ln, unit, 8) == 0, "it lies in the root's tree");
     KN_CHECK(kn_fsdp_device(&m.head) == KN_CPU, "of the unit around it");
     kn_module_free(&m);
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META), "%s", kn_error());
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
     KN_CHECK(kn_fsdp_device(&m.fc1) == KN_META);
     kn_module_free(&m);
 }
@@ -97,8 +95,7 @@ static int prints_its_shard(kn_comm *world, void *arg)
     net m;
     char text[4096] = "", want[64];
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD,
-                                                 .mesh = { 2, 2 }, .layout = KN_LAYOUT_PER_PARAM),
-           "wrap");
+                                                 .mesh = { 2, 2 }, .layout = KN_LAYOUT_PER_PARAM));
     FILE *f = fmemopen(text, sizeof text, "w");
     EXPECT(f && kn_fsdp_print(f, &m), "print");
     fclose(f);

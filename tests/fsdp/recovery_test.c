@@ -6,6 +6,7 @@
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/faults.h"
 #include "tests/fsdp/recovery.h"
+#include "tests/refused.h"
 #include <stdatomic.h>
 
 /* ---- passes ---------------------------------------------------------------------------------- */
@@ -78,20 +79,18 @@ static bool step_with_a_fault(model *m, kn_optim *o, const setting *s, bool allo
     snprintf(label, sizeof label, "%s, %s %d of micro-batch %d", s->name,
              alloc ? "allocation" : "callback", n, which);
     kn_set_step(n);
-    KN_CHECK(which == 0 || synced_pass(m, s, 0, false), "%s: %s", label, kn_error());
+    KN_CHECK(which == 0 || synced_pass(m, s, 0, false), "%s", label);
     bool more = fails(m, s, n, alloc, which == 1, which);
     KN_CHECK(!more || n % 2 || gave_grads_back(m, s, which), "%s: bytes stay", label);
     for (int i = more && which == 0 ? 0 : 1; i < 2; i++) /* what is left of the step */
-        KN_CHECK((which == 1 && !more) || synced_pass(m, s, i, i), "%s: %s", label, kn_error());
+        KN_CHECK((which == 1 && !more) || synced_pass(m, s, i, i), "%s", label);
     if (kn_step(o))
         return more;
-    KN_CHECK(which == 1 && more && strstr(kn_error(), "a backward that failed"), "%s: %s", label,
-             kn_error());
+    KN_CHECK(which == 1 && more && strstr(kn_error(), "a backward that failed"), "%s", label);
     kn_clear_error();
     kn_zero_grad(m);
     kn_set_step(n);
-    KN_CHECK(synced_pass(m, s, 0, false) && synced_pass(m, s, 1, true) && kn_step(o), "%s: %s",
-             label, kn_error());
+    KN_CHECK(synced_pass(m, s, 0, false) && synced_pass(m, s, 1, true) && kn_step(o), "%s", label);
     ++*refused;
     return more;
 }
@@ -103,7 +102,7 @@ static void attack(const setting *s, bool alloc)
     fault.all = true;
     KN_CHECK(make(&good, NULL, s, true) && make(&hurt[0], NULL, s, true) &&
                  make(&hurt[1], NULL, s, true),
-             "%s: %s", s->name, kn_error());
+             "%s", s->name);
     kn_optim *a = kn_sgd(&good, .lr = 0.05, .momentum = 0.9),
              *b[2] = { kn_sgd(&hurt[0], .lr = 0.05, .momentum = 0.9),
                        kn_sgd(&hurt[1], .lr = 0.05, .momentum = 0.9) };
@@ -112,15 +111,15 @@ static void attack(const setting *s, bool alloc)
     for (int n = 1; more[0] || more[1]; n++) {
         kn_set_step(n);
         KN_CHECK(synced_pass(&good, s, 0, false) && synced_pass(&good, s, 1, true) && kn_step(a),
-                 "%s, step %d: %s", s->name, n, kn_error());
+                 "%s, step %d", s->name, n);
         for (int which = 0; which < 2; which++) {
             if (!more[which])
                 continue;
             more[which] =
                 step_with_a_fault(&hurt[which], b[which], s, alloc, which, n, &refused[which]);
             faults[which] += more[which];
-            KN_CHECK(same_params(&good, &hurt[which]), "%s, %d of micro-batch %d: %s", s->name, n,
-                     which, kn_error());
+            KN_CHECK(same_params(&good, &hurt[which]), "%s, %d of micro-batch %d", s->name, n,
+                     which);
         }
     }
     KN_CHECK(faults[0] > 19 && faults[1] > 19 && refused[0] == 0 && refused[1] > 0,
@@ -168,19 +167,18 @@ KN_TEST(recovery, early_allocations_of_a_first_pass)
         model good;
         fault.all = false;
         kn_set_step(0);
-        KN_CHECK(make(&good, NULL, s, false) && pass(&good, 0), "%s: %s", s->name, kn_error());
+        KN_CHECK(make(&good, NULL, s, false) && pass(&good, 0), "%s", s->name);
         kn_optim *a = kn_sgd(&good, .lr = 0.1);
-        KN_CHECK(kn_step(a), "%s: %s", s->name, kn_error());
+        KN_CHECK(kn_step(a), "%s", s->name);
         int n = 1;
         for (bool more = true; more && n <= EARLY; n++) {
             model hurt;
             kn_set_step(0);
-            KN_CHECK(make(&hurt, NULL, s, false), "%s: %s", s->name, kn_error());
+            KN_CHECK(make(&hurt, NULL, s, false), "%s", s->name);
             more = fails(&hurt, s, n, true, true, 0);
-            KN_CHECK(!more || pass(&hurt, 0), "%s, allocation %d: %s", s->name, n, kn_error());
+            KN_CHECK(!more || pass(&hurt, 0), "%s, allocation %d", s->name, n);
             kn_optim *b = kn_sgd(&hurt, .lr = 0.1);
-            KN_CHECK(kn_step(b) && same_params(&good, &hurt), "%s, allocation %d: %s", s->name, n,
-                     kn_error());
+            KN_CHECK(kn_step(b) && same_params(&good, &hurt), "%s, allocation %d", s->name, n);
             kn_optim_free(b);
             kn_module_free(&hurt);
         }
@@ -234,11 +232,10 @@ KN_TEST(recovery, bytes_go_after_the_work_of_a_failed_reduction)
 {
     model m;
     stand_in_begin((stand_in){ 0 });
-    KN_CHECK(make(&m, NULL, &settings[10], false) && pass(&m, 0), "%s", kn_error());
+    KN_CHECK(make(&m, NULL, &settings[10], false) && pass(&m, 0));
     kn_zero_grad(&m);
-    KN_CHECK(kn_fsdp_set_comm_hook(&m.part[1], fail_with_work, &m, false), "%s", kn_error());
-    KN_CHECK(!pass(&m, 0));
-    KN_CHECK_ERROR("this hook fails");
+    KN_CHECK(kn_fsdp_set_comm_hook(&m.part[1], fail_with_work, &m, false));
+    REFUSED(pass(&m, 0), "this hook fails");
     stand_in_watch(end_work);
     bool ok = kn_fsdp_reshard(&m.part[0]), ended[STREAMS]; /* it clears up first */
     for (int i = 0; i < STREAMS; i++)
@@ -262,15 +259,14 @@ KN_TEST(recovery, an_input_that_the_root_refuses)
         if (s->plain)
             continue;
         fault.all = false;
-        KN_CHECK(make(&m, NULL, s, false), "%s: %s", s->name, kn_error());
+        KN_CHECK(make(&m, NULL, s, false), "%s", s->name);
         kn_scope scope = kn_scope_begin();
-        KN_CHECK(!loss(&m, 0, KN_META));
-        KN_CHECK_ERROR("input");
+        REFUSED(loss(&m, 0, KN_META), "input");
         kn_entered e = kn_enter(&m.part[0]);
-        KN_CHECK(e.frame, "%s: %s", s->name, kn_error());
+        KN_CHECK(e.frame, "%s", s->name);
         kn_leave(e, NULL, 0);
         kn_scope_end(scope);
-        KN_CHECK(pass(&m, 0), "%s: %s", s->name, kn_error());
+        KN_CHECK(pass(&m, 0), "%s", s->name);
         kn_module_free(&m);
     }
     stand_in_end();
@@ -284,7 +280,7 @@ KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
         const setting *s = &settings[i];
         model m;
         fault.all = true;
-        KN_CHECK(make(&m, NULL, s, true), "%s: %s", s->name, kn_error());
+        KN_CHECK(make(&m, NULL, s, true), "%s", s->name);
         kn_optim *o = kn_sgd(&m, .lr = 0.1);
         int n = 1;
         for (; fails(&m, s, n, false, true, 0); n++) {
@@ -292,7 +288,7 @@ KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
             KN_CHECK_ERROR("no parameter has a gradient");
             KN_CHECK(kn_grad_scale(&m) == 1, "%s: callback %d was counted", s->name, n);
         }
-        KN_CHECK(kn_step(o), "%s: %s", s->name, kn_error());
+        KN_CHECK(kn_step(o), "%s", s->name);
         kn_optim_free(o);
         kn_module_free(&m);
     }
@@ -308,21 +304,20 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
         const setting *s = &settings[i];
         model good, hurt;
         fault.all = false;
-        KN_CHECK(make(&good, NULL, s, false) && make(&hurt, NULL, s, false), "%s: %s", s->name,
-                 kn_error());
+        KN_CHECK(make(&good, NULL, s, false) && make(&hurt, NULL, s, false), "%s", s->name);
         int n = 1;
         for (bool ok = false; !ok; n++) {
             kn_optim *a = kn_adamw(&good, .lr = 0.01), *b = kn_adamw(&hurt, .lr = 0.01);
             kn_set_step(n);
-            KN_CHECK(pass(&good, 0) && kn_step(a), "%s: %s", s->name, kn_error());
+            KN_CHECK(pass(&good, 0) && kn_step(a), "%s", s->name);
             kn_set_step(n);
-            KN_CHECK(pass(&hurt, 0), "%s: %s", s->name, kn_error());
+            KN_CHECK(pass(&hurt, 0), "%s", s->name);
             kn_fail_alloc(n);
             ok = kn_step(b);
             kn_fail_alloc(0);
             kn_clear_error();
-            KN_CHECK(ok || kn_step(b), "%s, allocation %d: %s", s->name, n, kn_error());
-            KN_CHECK(same_params(&good, &hurt), "%s, allocation %d: %s", s->name, n, kn_error());
+            KN_CHECK(ok || kn_step(b), "%s, allocation %d", s->name, n);
+            KN_CHECK(same_params(&good, &hurt), "%s, allocation %d", s->name, n);
             kn_optim_free(a);
             kn_optim_free(b);
         }
@@ -349,21 +344,20 @@ KN_TEST(recovery, every_allocation_among_simulated_ranks)
         model m;
         fault.all = false;
         kn_comm *world = kn_comm_simulated(4, 0, 1e9);
-        KN_CHECK(world && make(&m, world, &s, false) && pass(&m, 0) && pass(&m, 0), "%s",
-                 kn_error());
+        KN_CHECK(world && make(&m, world, &s, false) && pass(&m, 0) && pass(&m, 0));
         kn_zero_grad(&m);
         kn_ledger_reset_peaks();
-        KN_CHECK(pass(&m, 0), "%s", kn_error());
+        KN_CHECK(pass(&m, 0));
         int64_t gathered = kn_ledger_read().peak[KN_MEM_GATHERED];
         int64_t unreduced = kn_ledger_read().peak[KN_MEM_UNREDUCED];
         for (int n = 1;; n++) {
             kn_zero_grad(&m);
             if (!fails(&m, &s, n, true, true, 0))
                 break;
-            KN_CHECK(pass(&m, 0), "options %d, allocation %d: %s", i, n, kn_error());
+            KN_CHECK(pass(&m, 0), "options %d, allocation %d", i, n);
             kn_zero_grad(&m);
             kn_ledger_reset_peaks();
-            KN_CHECK(pass(&m, 0), "options %d, allocation %d: %s", i, n, kn_error());
+            KN_CHECK(pass(&m, 0), "options %d, allocation %d", i, n);
             KN_CHECK(kn_ledger_read().peak[KN_MEM_GATHERED] == gathered &&
                          kn_ledger_read().peak[KN_MEM_UNREDUCED] == unreduced,
                      "options %d, allocation %d: other bytes than before", i, n);
@@ -379,7 +373,7 @@ static int asked(model *m)
     kn_trace_event *events = NULL;
     int times = 0;
     kn_trace_start(20000);
-    KN_CHECK(pass(m, 0), "%s", kn_error());
+    KN_CHECK(pass(m, 0));
     size_t n = kn_trace_stop(&events);
     for (size_t i = 0; i < n; i++)
         times += strstr(events[i].what, "which units backward reaches") != NULL;
@@ -394,7 +388,7 @@ KN_TEST(recovery, ranks_agree_on_nothing_of_a_failed_pass)
     kn_comm *world = kn_comm_simulated(2, 0, 1e9);
     model m;
     fault.all = true;
-    KN_CHECK(world && make(&m, world, &s, true) && asked(&m) == 0, "%s", kn_error());
+    KN_CHECK(world && make(&m, world, &s, true) && asked(&m) == 0);
     int n = 1;
     for (; fails(&m, &s, n, false, true, 0); n++) {
         fault.now = 0;

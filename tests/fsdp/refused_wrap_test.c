@@ -2,6 +2,7 @@
  * it was, and one with better options goes on to the bits of one that never failed. */
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
+#include "tests/refused.h"
 
 /* ---- the ways to fail ------------------------------------------------------------------------ */
 
@@ -175,12 +176,12 @@ KN_TEST(refused_wrap, of_a_group_leaves_the_tree)
     for (int where = 0; where < PLACES; where++) {
         net m;
         look before = { 0 };
-        KN_CHECK(tree(&m, where), "%s", kn_error());
+        KN_CHECK(tree(&m, where));
         kn_apply_modules(&m, look_at, &before);
         kn_module *pair[] = { &m.fc1.base, &m.fc2.base };
-        KN_CHECK(!kn_fsdp_wrap_group(pair, 2, kn_comm_self(), .ignore = "*bias", .seed = 5,
-                                     .recompute_policy = bad_recompute));
-        KN_CHECK_ERROR("a policy that fails");
+        REFUSED(kn_fsdp_wrap_group(pair, 2, kn_comm_self(), .ignore = "*bias", .seed = 5,
+                                   .recompute_policy = bad_recompute),
+                "a policy that fails");
         KN_CHECK(same_look(&m, &before));
         KN_CHECK(goes_on(&m, where, false, kn_comm_self()) == 0);
         kn_module_free(&m);
@@ -223,7 +224,7 @@ KN_TEST(refused_wrap, leaves_the_tree_where_memory_runs_out)
         for (int64_t n = 1; !ok; n++) {
             net m;
             look before = { 0 };
-            KN_CHECK(tree(&m, where), "%s", kn_error());
+            KN_CHECK(tree(&m, where));
             kn_apply_modules(&m, look_at, &before);
             kn_fail_alloc(n);
             ok = wrap(

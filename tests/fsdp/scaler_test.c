@@ -26,8 +26,7 @@ static int train_branches(kn_comm *world, void *arg)
     branches *b = arg, mine = *b;
     net m;
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc2, world, .seed = NET_SEED) &&
-               kn_fsdp_wrap(&m, world, .seed = NET_SEED),
-           "wrap");
+           kn_fsdp_wrap(&m, world, .seed = NET_SEED));
     kn_optim *o = kn_adamw(&m, .lr = 0.01);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 1024, .interval = 2);
     bool refused = false;
@@ -37,19 +36,19 @@ static int train_branches(kn_comm *world, void *arg)
             kn_fsdp_set_gradient_sync(&m, micro > 0, true);
             kn_tensor *loss = branch_loss(&m, kn_rank(world) + micro, 3 * step + micro);
             bool scaled = b->scales && !(b->mixes && micro == 1);
-            EXPECT(kn_backward(scaled ? kn_scale_loss(s, loss) : loss), "backward");
+            EXPECT(kn_backward(scaled ? kn_scale_loss(s, loss) : loss));
             kn_scope_end(scope);
         }
         if (b->mixes) {
             refused = !kn_scaler_step(s, o) && strstr(kn_error(), "some that didn't");
             break;
         }
-        EXPECT(b->scales ? kn_scaler_step(s, o) : kn_step(o), "step");
+        EXPECT(b->scales ? kn_scaler_step(s, o) : kn_step(o));
     }
     if (b->mixes)
         kn_clear_error();
     EXPECT(refused == b->mixes, "%s", b->mixes ? "not refused" : "refused");
-    EXPECT(b->mixes || (kn_param_read(&m, 0, mine.w) && kn_param_read(&m, 4, mine.bias)), "read");
+    EXPECT(b->mixes || (kn_param_read(&m, 0, mine.w) && kn_param_read(&m, 4, mine.bias)));
     if (kn_rank(world) == 0)
         *b = mine;
     kn_scaler_free(s);

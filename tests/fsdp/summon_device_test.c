@@ -58,22 +58,21 @@ static int host_and_back(kn_comm *world, void *arg)
     const way *w = j->way;
     net m, ref;
     bool here = !j->rank0_only || kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
     EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                         .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
                         .device = STAND_IN, .offload_dir = j->offload ? "memory" : NULL,
-                        .seed = NET_SEED),
-           "wrap");
-    EXPECT(backward(&m, kn_rank(world)), "backward");
+                        .seed = NET_SEED));
+    EXPECT(backward(&m, kn_rank(world)));
     for (int r = 0; r < kn_comm_size(world); r++)
-        EXPECT(backward(&ref, r), "backward of the reference");
+        EXPECT(backward(&ref, r));
     int64_t peak = stand_in_peak();
     kn_summon_scope s = kn_summon(&m, .offload_to_cpu = true, .rank0_only = j->rank0_only,
                                   .with_grads = w->mesh.shards == 0);
-    EXPECT(s.s, "summon");
+    EXPECT(s.s);
     EXPECT(!here || w->mesh.shards || has_grads(&m, &ref), "gradients");
     EXPECT(!here || double_all(&m, &ref, true), "whole values");
-    EXPECT(kn_summon_end(s) && double_all(&ref, &ref, false), "end");
+    EXPECT(kn_summon_end(s) && double_all(&ref, &ref, false));
     EXPECT(stand_in_peak() == peak, "the device held %lld bytes more",
            (long long)(stand_in_peak() - peak));
     EXPECT(all_read_as(&m, &ref), "changes did not come back");
@@ -92,13 +91,12 @@ static int states_in_host_memory(kn_comm *world, void *arg)
     const way *w = j->way;
     net m, ref;
     const bool here = !j->rank0_only || kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
     EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                         .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
-                        .device = STAND_IN, .seed = NET_SEED),
-           "wrap");
+                        .device = STAND_IN, .seed = NET_SEED));
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
-    EXPECT(backward(&m, kn_rank(world)) && kn_step(o), "step");
+    EXPECT(backward(&m, kn_rank(world)) && kn_step(o));
     kn_state *s[] = { kn_state_dict(&m, .rank0_only = j->rank0_only),
                       kn_optim_state_dict(o, .rank0_only = j->rank0_only) };
     for (int k = 0; k < 2; k++) {
@@ -109,12 +107,12 @@ static int states_in_host_memory(kn_comm *world, void *arg)
             EXPECT(number || kn_device_of(kn_state_tensor(s[k], name)) == KN_CPU, "%s", name);
         }
     }
-    EXPECT(!here || kn_load_state_dict(&ref, s[0]), "load");
+    EXPECT(!here || kn_load_state_dict(&ref, s[0]));
     for (int i = 0; i < 7; i++) {
         const kn_param *r;
         kn_params(&ref, &r);
         float whole[128];
-        EXPECT(kn_param_read(&m, i, whole), "read");
+        EXPECT(kn_param_read(&m, i, whole));
         EXPECT(!here || memcmp(whole, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "%s",
                r[i].name);
     }

@@ -37,15 +37,15 @@ static bool change(void *m)
 static int read_whole(kn_comm *world, void *arg)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     int64_t before = kn_ledger_read().live[KN_MEM_GATHERED];
     kn_summon_scope s = kn_summon(&m, .read_only = true);
-    EXPECT(s.s != NULL, "summon");
+    EXPECT(s.s != NULL);
     EXPECT(all_equal(&m, &ref), "whole parameters differ from one process");
     EXPECT(same_bytes(kn_module_param(&m.head, "weight"), kn_module_param(&ref.wte, "weight")),
            "the tied weight");
-    EXPECT(change(&m), "change");
-    EXPECT(kn_summon_end(s), "end");
+    EXPECT(change(&m));
+    EXPECT(kn_summon_end(s));
     EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == before, "gathered bytes stay");
     EXPECT(all_read_as(&m, &ref), "a change in a read-only scope came back");
     kn_module_free(&m);
@@ -61,9 +61,9 @@ KN_TEST(summon, parameters_are_whole)
 static int write_whole(kn_comm *world, void *arg)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     kn_summon_scope s = kn_summon(&m);
-    EXPECT(s.s && change(&m) && kn_summon_end(s), "summon");
+    EXPECT(s.s && change(&m) && kn_summon_end(s));
     EXPECT(change(&ref) && all_read_as(&m, &ref), "changes did not come back");
     /* the next forward computes with them */
     kn_scope scope = kn_scope_begin();
@@ -83,16 +83,16 @@ KN_TEST(summon, changes_come_back)
 static int rank0_only(kn_comm *world, void *arg)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     int64_t live = kn_ledger_read().live[KN_MEM_GATHERED];
     kn_summon_scope s = kn_summon(&m, .rank0_only = true);
-    EXPECT(s.s != NULL, "summon");
+    EXPECT(s.s != NULL);
     bool first = kn_rank(world) == 0;
     EXPECT(!first || all_equal(&m, &ref), "rank 0 sees other values");
     EXPECT(first || kn_module_param(&m.wte, "weight")->storage->released, "others have bytes");
     EXPECT(first || kn_ledger_read().live[KN_MEM_GATHERED] == live, "others hold gathered bytes");
-    EXPECT(!first || change(&m), "change");
-    EXPECT(kn_summon_end(s) && change(&ref), "end");
+    EXPECT(!first || change(&m));
+    EXPECT(kn_summon_end(s) && change(&ref));
     EXPECT(all_read_as(&m, &ref), "rank 0's changes did not reach the shards");
     kn_module_free(&m);
     kn_module_free(&ref);
@@ -112,12 +112,12 @@ static int with_grads(kn_comm *world, void *arg)
     const kn_param *p, *r;
     int ranks = kn_comm_size(world), n;
     bool hybrid = ((const way *)arg)->ranks != 0; /* adds in another order */
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
-    EXPECT(net_backward(&m, kn_rank(world)), "backward");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    EXPECT(net_backward(&m, kn_rank(world)));
     for (int i = 0; i < ranks; i++)
-        EXPECT(net_backward(&ref, i), "backward of the reference");
+        EXPECT(net_backward(&ref, i));
     kn_summon_scope s = kn_summon(&m, .with_grads = true, .read_only = true);
-    EXPECT(s.s != NULL, "summon");
+    EXPECT(s.s != NULL);
     n = kn_params(&m, &p);
     EXPECT(kn_params(&ref, &r) == n, "parameters");
     for (int i = 0; i < n; i++) {
@@ -132,7 +132,7 @@ static int with_grads(kn_comm *world, void *arg)
                    "%s: gradient element %lld is %.9g, expected %.9g", p[i].name, (long long)k,
                    (double)x[k], (double)y[k]);
     }
-    EXPECT(kn_summon_end(s), "end");
+    EXPECT(kn_summon_end(s));
     for (int i = 0; i < n; i++)
         EXPECT(!kn_grad(p[i].tensor), "%s keeps its whole gradient", p[i].name);
     kn_module_free(&m);
@@ -199,7 +199,7 @@ static int write_grads(kn_comm *world, void *arg)
     const float most = ((const way *)arg)->ranks != 0 ? 1e-4f : 0; /* hybrid: in another order */
     for (int how = 0; how < EDITS; how++) {
         net m, ref;
-        EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+        EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
         kn_optim *o = kn_sgd(&m, .lr = 0.1), *of_ref = kn_sgd(&ref, .lr = 0.1);
         EXPECT(net_backward(&m, rank) && all_backward(&ref, 0, ranks));
         kn_summon_scope s = kn_summon(&m, .with_grads = true, .rank0_only = how == EDIT_RANK0,
@@ -229,7 +229,7 @@ KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     kn_tensor *bias = kn_module_param(&m.fc1, "bias");
     kn_freeze(&m.fc1, false);
-    KN_CHECK(net_backward(&m, 0), "%s", kn_error());
+    KN_CHECK(net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m, .with_grads = true);
     KN_CHECK(s.s && kn_grad(bias) && kn_numel(kn_grad(bias)) == NET_HIDDEN);
     KN_CHECK(kn_summon_end(s) && !kn_grad(bias));
@@ -240,12 +240,12 @@ KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
 static int between_passes(kn_comm *world, void *arg)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = net_loss(&m, 0);
     kn_summon_scope s = kn_summon(&m);
-    EXPECT(s.s && all_equal(&m, &ref) && kn_summon_end(s), "summon");
-    EXPECT(kn_backward(loss), "backward");
+    EXPECT(s.s && all_equal(&m, &ref) && kn_summon_end(s));
+    EXPECT(kn_backward(loss));
     kn_scope_end(scope);
     EXPECT(kn_grad_scale(&m) == 1.0 / kn_comm_size(world), "rounds");
     kn_module_free(&m);
@@ -263,20 +263,20 @@ KN_TEST(summon, between_forward_and_backward)
 static int part_of_tree(kn_comm *world, void *arg)
 {
     net m;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg), "init");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_storage *fc1 = kn_module_param(&m.fc1, "weight")->storage,
                *wte = kn_module_param(&m.wte, "weight")->storage;
     kn_summon_scope s = kn_summon(&m, .not_recursive = true, .read_only = true);
     EXPECT(s.s && kn_module_param(&m.wte, "weight")->storage != wte, "the root's own are whole");
     EXPECT(kn_module_param(&m.fc1, "weight")->storage == fc1, "a unit below is left alone");
-    EXPECT(kn_summon_end(s), "end");
+    EXPECT(kn_summon_end(s));
     s = kn_summon(&m.fc1, .read_only = true);
     EXPECT(s.s && kn_module_param(&m.fc1, "weight")->storage != fc1, "the unit is whole");
     EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "the root is left alone");
-    EXPECT(kn_summon_end(s), "end");
+    EXPECT(kn_summon_end(s));
     s = kn_summon(&m.head, .read_only = true); /* not a unit: the root's unit holds its weight */
     EXPECT(s.s && kn_module_param(&m.head, "weight")->storage != wte, "held by another unit");
-    EXPECT(kn_summon_end(s), "end");
+    EXPECT(kn_summon_end(s));
     EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "handles are back");
     kn_module_free(&m);
     return !kn_ok();
@@ -313,10 +313,10 @@ static int apply(kn_comm *world, void *arg)
 {
     net m, ref;
     visits a = { "" }, b = { "" };
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
-    EXPECT(kn_fsdp_apply(&m, visit, &a), "apply");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    EXPECT(kn_fsdp_apply(&m, visit, &a));
     kn_set_grad_mode(false); /* kn_fsdp_apply does that by itself */
-    EXPECT(kn_apply_modules(&ref, visit, &b), "apply");
+    EXPECT(kn_apply_modules(&ref, visit, &b));
     EXPECT(strcmp(a.order, b.order) == 0, "order '%s', expected '%s'", a.order, b.order);
     EXPECT(all_read_as(&m, &ref), "applied values");
     kn_module_free(&m);
@@ -335,11 +335,11 @@ static int host_memory(kn_comm *world, void *arg)
 {
     net m, ref;
     const kn_param *r;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref), "init");
-    EXPECT(all_read_as(&m, &ref) && change(&ref), "read");
+    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    EXPECT(all_read_as(&m, &ref) && change(&ref));
     int n = kn_params(&ref, &r);
     for (int i = 0; i < n; i++)
-        EXPECT(kn_param_write(&m, i, kn_data(r[i].tensor)), "write");
+        EXPECT(kn_param_write(&m, i, kn_data(r[i].tensor)));
     EXPECT(all_read_as(&m, &ref), "written values");
     for (int i = 0; i < n; i++) {
         float *host = calloc((size_t)r[i].numel + 1, sizeof *host);
@@ -377,9 +377,9 @@ static int clean_names(kn_comm *world, void *arg)
     enum { PARAMS = 7, NAMES = sizeof name / sizeof *name };
     net m, ref;
     const kn_param *p, *r;
-    EXPECT(net_init(&m, KN_META) && buffer_of_a_unit(&m), "init");
-    EXPECT(net_reference(&ref) && buffer_of_a_unit(&ref), "init of the reference");
-    EXPECT(net_wrap(&m, world, arg), "wrap");
+    EXPECT(net_init(&m, KN_META) && buffer_of_a_unit(&m));
+    EXPECT(net_reference(&ref) && buffer_of_a_unit(&ref));
+    EXPECT(net_wrap(&m, world, arg));
     EXPECT(kn_fsdp_is_unit(&m.fc2) && kn_fsdp_is_unit(&m), "the units");
     int n = kn_params(&m, &p);
     EXPECT(kn_params(&ref, &r) == n && n == 7, "%d parameters", n);
@@ -424,9 +424,9 @@ KN_TEST(summon, a_scope_outlives_its_modules)
             KN_CHECK((s[i] = kn_summon(&m[i], .read_only = end_late)).s);
         }
         kn_module_free(&m[0]);
-        KN_CHECK(kn_summon_end(s[1]), "%s", kn_error());
-        KN_CHECK(kn_summon_end(s[0]), "%s", kn_error());
-        KN_CHECK(net_backward(&m[1], 0), "%s", kn_error());
+        KN_CHECK(kn_summon_end(s[1]));
+        KN_CHECK(kn_summon_end(s[0]));
+        KN_CHECK(net_backward(&m[1], 0));
         kn_module_free(&m[1]);
     }
 }

@@ -18,11 +18,10 @@ static int takes_rank0(kn_comm *world, void *arg)
     net m, ref;
     int rank = kn_rank(world);
     EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
-               set_buffers(&m, (float)rank + 3),
-           "init");
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true),
-           "wrap");
+           set_buffers(&m, (float)rank + 3));
+    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
+    EXPECT(
+        kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true));
     EXPECT(all_read_as(&m, &ref));
     const float *b = kn_data(m.base.impl->buffer[0].tensor);
     EXPECT(b && b[0] == 3 && b[1] == 6 && b[2] == 9, "buffer %g", b ? (double)b[0] : 0);
@@ -43,7 +42,7 @@ static int only_rank0_has_values(kn_comm *world, void *arg)
     const way *w = arg;
     net m, ref;
     bool has = kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META), "init");
+    EXPECT(net_init(&m, KN_META));
     kn_scope scope = kn_scope_begin();
     EXPECT(kn_declare_buffer(&m.fc2, "mean", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)) &&
                kn_buffer(&m.fc1, "given",
@@ -52,14 +51,14 @@ static int only_rank0_has_values(kn_comm *world, void *arg)
            "buffers");
     kn_scope_end(scope);
     if (has) {
-        EXPECT(kn_materialize(&m, KN_CPU, 500) && set_buffers(&m, 3), "values");
+        EXPECT(kn_materialize(&m, KN_CPU, 500) && set_buffers(&m, 3));
         ((float *)kn_data(kn_module_buffer(&m, "fc2.mean")))[1] = 8;
     }
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500), "reference");
+    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true),
-           "wrap");
+    EXPECT(
+        kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true));
     kn_ledger after = kn_ledger_read();
     EXPECT(after.peak[KN_MEM_PARAM] == after.live[KN_MEM_PARAM] || has, "more than the shards");
     EXPECT(after.peak[KN_MEM_COMM] - before.live[KN_MEM_COMM] <= 1 << 20, "more than a chunk");
@@ -71,7 +70,7 @@ static int only_rank0_has_values(kn_comm *world, void *arg)
     EXPECT(scale[0] == 3 && scale[2] == 9 && mean[0] == 1 && mean[1] == 8 && given[6] == 2.5f,
            "buffers %g %g %g %g", (double)scale[0], (double)mean[0], (double)mean[1],
            (double)given[6]);
-    EXPECT(net_backward(&m, kn_rank(world)), "a pass");
+    EXPECT(net_backward(&m, kn_rank(world)));
     kn_module_free(&m);
     kn_module_free(&ref);
     return !kn_ok();
@@ -100,26 +99,25 @@ static int chunks_from_rank0(kn_comm *world, void *arg)
     const wide *w = arg;
     kn_linear m = { 0 };
     float *whole = malloc(ROWS * COLS * sizeof *whole);
-    EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true), "init");
+    EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true));
     if (kn_rank(world) == 0) {
-        EXPECT(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1), "values");
+        EXPECT(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1));
         for (int i = 0; i < ROWS * COLS; i++)
             whole[i] = (float)i;
         kn_scope scope = kn_scope_begin();
         kn_tensor *v = kn_from(KN_F32, KN_CPU, whole, KN_SHAPE(ROWS, COLS));
         bool mode = kn_set_grad_mode(false);
-        EXPECT(kn_copy_(kn_module_param(&m, "weight"), v), "values");
+        EXPECT(kn_copy_(kn_module_param(&m, "weight"), v));
         kn_set_grad_mode(mode);
         kn_scope_end(scope);
     }
     EXPECT(kn_fsdp_wrap(&m, world, .layout = w->layout,
                         .device = w->on_device ? KN_DEVICE_DEFAULT : w->device,
                         .sync_from_rank0 = true,
-                        .placement = w->layout == KN_LAYOUT_PER_PARAM ? second_dim : NULL),
-           "wrap");
+                        .placement = w->layout == KN_LAYOUT_PER_PARAM ? second_dim : NULL));
     memset(whole, 0, ROWS * COLS * sizeof *whole);
     EXPECT(kn_unit_of(m.base.impl)->options.device == w->device, "device");
-    EXPECT(kn_param_read(&m, 0, whole), "read");
+    EXPECT(kn_param_read(&m, 0, whole));
     for (int i = 0; i < ROWS * COLS; i++)
         EXPECT(whole[i] == (float)i, "element %d is %g", i, (double)whole[i]);
     free(whole);
@@ -146,9 +144,9 @@ KN_TEST(sync_from_rank0, in_chunks)
 static int rank0_declares(kn_comm *world, void *arg)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref), "init");
-    EXPECT(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5), "values");
-    EXPECT(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED), "wrap");
+    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
+    EXPECT(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5));
+    EXPECT(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED));
     EXPECT(all_read_as(&m, &ref));
     kn_module_free(&m);
     kn_module_free(&ref);

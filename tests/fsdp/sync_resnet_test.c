@@ -156,7 +156,7 @@ static int on_rank(kn_comm *world, void *arg)
         begin += s->share[k];
     if (s->share[0] + s->share[1] == 0)
         own = TOTAL / ranks, begin = rank * own;
-    EXPECT(train(s, world, &s->o, begin, begin + own, &r), "train");
+    EXPECT(train(s, world, &s->o, begin, begin + own, &r));
     const double loss = apart(r.loss, s->whole.loss, s->steps),
                  values = apart(r.value, s->whole.value, r.values);
     EXPECT(r.values == s->whole.values && loss <= s->tolerance && values <= s->tolerance,
@@ -173,7 +173,7 @@ static void check(setting *s)
 {
     kn_fsdp_wrap_options plain = { ._size = sizeof plain, .param_dtype = s->o.param_dtype };
     s->o._size = sizeof s->o;
-    KN_CHECK(train(s, kn_comm_self(), &plain, 0, TOTAL, &s->whole), "%s", kn_error());
+    KN_CHECK(train(s, kn_comm_self(), &plain, 0, TOTAL, &s->whole));
     KN_CHECK(s->whole.values > 500 && s->whole.loss[0] > 0.1 && s->whole.loss[0] < 20);
     KN_CHECK(kn_spawn_threads(s->ranks, on_rank, s) == 0);
 }

@@ -109,12 +109,12 @@ KN_TEST(ties, the_rest_trains_on_what_its_owner_left)
     for (edit e = 0; e < EDITS; e++) {
         net m;
         kn_embedding other;
-        KN_CHECK(net_reference(&m), "%s", kn_error());
+        KN_CHECK(net_reference(&m));
         kn_tensor *w = kn_module_param(&m.head, "weight");
         KN_CHECK(listed(&m, "wte.weight", w) && listed(&m.head, "head.weight", w));
-        KN_CHECK(edits(&m, e, &other) && goes_on(&m, w, "head.weight"), "%d: %s", e, kn_error());
+        KN_CHECK(edits(&m, e, &other) && goes_on(&m, w, "head.weight"), "%d", e);
         if (e == REMOVE || e == REPLACE) { /* the part that left holds it too */
-            KN_CHECK(listed(&m.wte, "weight", w), "%s", kn_error());
+            KN_CHECK(listed(&m.wte, "weight", w));
             KN_CHECK(tree_loss(&m) && kn_grads_wait(&m.wte));
             kn_zero_grad(&m.wte);
             KN_CHECK(!kn_grads_wait(&m));
@@ -124,7 +124,7 @@ KN_TEST(ties, the_rest_trains_on_what_its_owner_left)
             KN_CHECK(kn_module_remove(&m, "head") && listed(&m, "wte.weight", w) &&
                      listed(&m.head, "weight", w) && kn_module_add(&m.base, "head", &m.head));
         }
-        KN_CHECK(kn_materialize(&m, KN_CPU, 5), "%s", kn_error()); /* by the name of now */
+        KN_CHECK(kn_materialize(&m, KN_CPU, 5)); /* by the name of now */
         kn_module_free(&m);
         if (e == REPLACE)
             kn_module_free(&m.wte);
@@ -143,21 +143,20 @@ static int parts(kn_comm *world, void *arg)
     net m, plain;
     float x[SIZE], y[SIZE];
     EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .seed = NET_SEED) &&
-               net_reference(&plain),
-           "init");
-    EXPECT(kn_call(&m, kn_from(KN_I64, KN_CPU, (int64_t[]){ 1 }, KN_SHAPE(1))), "a forward");
+           net_reference(&plain));
+    EXPECT(kn_call(&m, kn_from(KN_I64, KN_CPU, (int64_t[]){ 1 }, KN_SHAPE(1))));
     kn_tensor *w = kn_module_param(&m.head, "weight");
-    EXPECT(listed(&m.head, "head.weight", w) && listed(&m.wte, "wte.weight", w), "lists");
+    EXPECT(listed(&m.head, "head.weight", w) && listed(&m.wte, "wte.weight", w));
     if (arg) /* the unit keeps it for the head */
         kn_module_free(&m.wte);
     kn_optim *o = kn_sgd(&m.head, .lr = 0.5), *of_plain = kn_sgd(&plain.head, .lr = 0.5);
-    EXPECT(o && of_plain, "optimizers");
+    EXPECT(o && of_plain);
     for (int i = 0; i < 2; i++) {
         kn_scope s = kn_scope_begin();
         bool (*backward)(net *) = arg ? tree_loss : whole_loss;
-        EXPECT(backward(&m) && backward(&plain), "backward");
-        EXPECT(kn_clip_grad_norm(&m.head, 1) && kn_clip_grad_norm(&plain.head, 1), "clip");
-        EXPECT(kn_step(o) && kn_step(of_plain), "step");
+        EXPECT(backward(&m) && backward(&plain));
+        EXPECT(kn_clip_grad_norm(&m.head, 1) && kn_clip_grad_norm(&plain.head, 1));
+        EXPECT(kn_step(o) && kn_step(of_plain));
         kn_zero_grad(&m), kn_zero_grad(&plain);
         kn_scope_end(s);
     }
@@ -187,11 +186,10 @@ KN_TEST(ties, trees_that_hold_one_parameter)
     KN_CHECK(listed(&student, "weight", kn_module_param(&m.wte, "weight")));
     REFUSED(kn_materialize(&student, KN_CPU, 3), "a module of another tree declared it");
     REFUSED(kn_fsdp_wrap(&student, kn_comm_self()), "a module of another tree declared it");
-    KN_CHECK(kn_materialize(&m, KN_CPU, 3) && kn_materialize(&student, KN_CPU, 9), "%s",
-             kn_error());
+    KN_CHECK(kn_materialize(&m, KN_CPU, 3) && kn_materialize(&student, KN_CPU, 9));
     const kn_param *p;
     KN_CHECK(kn_params(&student, &p) == 1 && kn_device_of(p[0].master) == KN_CPU);
-    KN_CHECK(kn_fsdp_wrap(&m, kn_comm_self()), "%s", kn_error());
+    KN_CHECK(kn_fsdp_wrap(&m, kn_comm_self()));
     REFUSED(kn_params(&student, &p), "sharded with another tree that holds it");
     kn_module_free(&m);
     kn_module_free(&student);
@@ -208,11 +206,11 @@ KN_TEST(ties, optimizers_and_averages_know_their_parameters)
     kn_optim *o = kn_sgd(&m, .lr = 0.5, .momentum = 0.9);
     kn_ema *e = kn_ema_new(&m);
     kn_freeze(&m.fc2, true);
-    KN_CHECK(net_backward(&m, 0) && kn_step(o) && kn_ema_update(e), "%s", kn_error());
+    KN_CHECK(net_backward(&m, 0) && kn_step(o) && kn_ema_update(e));
     kn_freeze(&m.fc2, false);
-    KN_CHECK(net_backward(&m, 0) && kn_step(o) && kn_ema_update(e), "%s", kn_error());
+    KN_CHECK(net_backward(&m, 0) && kn_step(o) && kn_ema_update(e));
     KN_CHECK(kn_module_remove(&m, "ln") && kn_module_add(&m.base, "norm", &m.ln.base));
-    KN_CHECK(kn_ema_update(e), "another name: %s", kn_error());
+    KN_CHECK(kn_ema_update(e), "another name");
     kn_module_free(&m.fc2);
     KN_CHECK(kn_linear_init(&again, &m.base, "fc2", NET_HIDDEN, NET_DIM) &&
              kn_materialize(&m, KN_CPU, 3));

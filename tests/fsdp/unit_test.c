@@ -78,7 +78,7 @@ KN_TEST(unit, a_root_that_recomputes_records_its_order)
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     kn_recompute(&m, true);
     kn_scope scope = kn_scope_begin();
-    KN_CHECK(two_loss(&m, 0), "%s", kn_error());
+    KN_CHECK(two_loss(&m, 0));
     int visits = kn_unit_of(m.base.impl)->schedule->order.visits;
     KN_CHECK(visits == 4, "%d visits", visits);
     kn_scope_end(scope);
@@ -136,11 +136,9 @@ static int multiplied_by_itself(kn_comm *world, void *arg)
         EXPECT(kn_module_init(&m[k].base, turned_twice));
         m[k].w = kn_parameter(&m[k], "w", KN_F32, KN_META, KN_NORMAL_INIT(0.5), KN_SHAPE(3, 3));
         EXPECT(k ? kn_materialize(&m[k], KN_CPU, NET_SEED)
-                 : kn_fsdp_wrap(&m[k], world, .seed = NET_SEED),
-               "%s", kn_error());
+                 : kn_fsdp_wrap(&m[k], world, .seed = NET_SEED));
         kn_optim *o = kn_sgd(&m[k], .lr = 0.25);
-        EXPECT(turned_backward(&m[k]) && kn_step(o) && kn_param_read(&m[k], 0, w[k]), "%s",
-               kn_error());
+        EXPECT(turned_backward(&m[k]) && kn_step(o) && kn_param_read(&m[k], 0, w[k]));
         kn_optim_free(o);
         kn_module_free(&m[k]);
     }

@@ -103,7 +103,7 @@ static int counts(kn_comm *world, void *arg)
         int mode[3] = { i / 2 / 27 % modes, i / 2 / 27 / modes, SETTLES }, brought = 0;
         EXPECT(kn_fsdp_set_reduce_unused(&m, i % 2, true));
         for (int k = 0; k < 3; k++) {
-            EXPECT(branch_set(&m, world, use[k], mode[k]) && branch_backward(&m), "%s", kn_error());
+            EXPECT(branch_set(&m, world, use[k], mode[k]) && branch_backward(&m));
             brought += use[k] != USED_BY_NONE;
         }
         double want = brought ? 1.0 / brought / kn_comm_size(world) : 1, is = kn_grad_scale(&m);
@@ -209,7 +209,7 @@ static int ignored_trains(kn_comm *world, void *arg)
         clip ? kn_item(kn_clip_grad_norm(&m, 1e6)) : 0; /* measures, and steps by its factor */
     EXPECT((norm > 0) == clip);
     kn_scope_end(scope);
-    EXPECT(kn_step(o) && kn_step(w), "%s", kn_error());
+    EXPECT(kn_step(o) && kn_step(w));
     for (int i = 2; i < 4; i++) {
         float x[TWO_MOST], y[TWO_MOST];
         const kn_param *p;

@@ -60,14 +60,13 @@ static void run(const call *c, uint64_t out[RESULTS])
     block b = { .kind = c->kind };
     kn_tensor *leaf[2], *x = input(c, c->x, &leaf[0]), *added = input(c, c->added, &leaf[1]);
     KN_CHECK(kn_module_init_n(&b.base, block_forward) &&
-                 kn_batch_norm_init(&b.bn, &b.base, "bn", kn_size(x, 1)) &&
-                 kn_recompute(&b, c->recompute),
-             "%s", kn_error());
+             kn_batch_norm_init(&b.bn, &b.base, "bn", kn_size(x, 1)) &&
+             kn_recompute(&b, c->recompute));
     kn_train(&b, c->training);
     kn_set_threads(c->threads);
     kn_tensor *y = kn_call_n(&b, KN_VALUES(x, added), NULL, 0).v[0];
-    KN_CHECK(y, "%s", kn_error());
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, c->weigh), 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(y);
+    KN_CHECK(kn_backward(kn_sum(kn_mul(y, c->weigh), 0, NULL, false)));
     kn_set_threads(1);
     out[Y] = bits(y);
     out[X_GRAD] = bits(kn_grad(leaf[0]));

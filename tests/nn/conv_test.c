@@ -20,10 +20,9 @@ static void block_init(block *b, kn_device device)
 {
     *b = (block){ 0 };
     KN_CHECK(kn_module_init(&b->base, block_forward) &&
-                 kn_conv2d_init(&b->conv, &b->base, "conv", 4, 6, 3, .pad = 1, .stride = 2,
-                                .groups = 2, .device = device) &&
-                 kn_batch_norm_init(&b->bn, &b->base, "bn", 6, .device = device),
-             "%s", kn_error());
+             kn_conv2d_init(&b->conv, &b->base, "conv", 4, 6, 3, .pad = 1, .stride = 2, .groups = 2,
+                            .device = device) &&
+             kn_batch_norm_init(&b->bn, &b->base, "bn", 6, .device = device));
 }
 
 static kn_tensor *input(uint64_t stream)
@@ -34,7 +33,7 @@ static kn_tensor *input(uint64_t stream)
 static float buffer(void *m, const char *name, int i)
 {
     const kn_tensor *t = kn_module_buffer(m, name);
-    KN_CHECK(t && kn_device_of(t) == KN_CPU, "%s", kn_error());
+    KN_CHECK(t && kn_device_of(t) == KN_CPU);
     return ((const float *)kn_data(t))[i];
 }
 
@@ -42,7 +41,7 @@ KN_TEST(conv, names_shapes_and_initial_values)
 {
     block b;
     block_init(&b, KN_META);
-    KN_CHECK(kn_materialize(&b, KN_CPU, 3), "%s", kn_error());
+    KN_CHECK(kn_materialize(&b, KN_CPU, 3));
     static const char *const names[] = { "conv.weight", "conv.bias", "bn.weight", "bn.bias" };
     const kn_param *p;
     KN_CHECK(kn_params(&b, &p) == 4);
@@ -71,9 +70,9 @@ KN_TEST(conv, statistics_move_once_a_call)
         block b;
         kn_scope s = kn_scope_begin();
         block_init(&b, KN_META);
-        KN_CHECK(kn_materialize(&b, KN_CPU, 3) && kn_recompute(&b, again), "%s", kn_error());
+        KN_CHECK(kn_materialize(&b, KN_CPU, 3) && kn_recompute(&b, again));
         kn_tensor *x = kn_require_grad(input(1), true), *y = kn_call(&b, x);
-        KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)));
         KN_CHECK(kn_item(kn_module_buffer(&b, "bn.num_batches_tracked")) == 1, "recompute %d",
                  again);
         mean[again] = buffer(&b, "bn.running_mean", 2);
@@ -90,14 +89,14 @@ KN_TEST(conv, evaluation)
 {
     block b;
     block_init(&b, KN_CPU);
-    KN_CHECK(kn_materialize(&b, KN_CPU, 3), "%s", kn_error());
+    KN_CHECK(kn_materialize(&b, KN_CPU, 3));
     for (uint64_t i = 0; i < 3; i++)
-        KN_CHECK(kn_call(&b, input(i)), "%s", kn_error());
+        KN_CHECK(kn_call(&b, input(i)));
     KN_CHECK(kn_item(kn_module_buffer(&b, "bn.num_batches_tracked")) == 3);
     kn_train(&b, false);
     const float mean = buffer(&b, "bn.running_mean", 1);
     kn_tensor *x = input(7), *all = kn_call(&b, x), *one = kn_call(&b, kn_slice(x, 0, 1, 2));
-    KN_CHECK(all && one, "%s", kn_error());
+    KN_CHECK(all && one);
     const float *a = (const float *)kn_data(all) + kn_numel(one), *o = kn_data(one);
     for (int64_t i = 0; i < kn_numel(one); i++)
         KN_CHECK(fabsf(a[i] - o[i]) < 1e-5f, "%g, alone %g", (double)a[i], (double)o[i]);
@@ -119,17 +118,15 @@ KN_TEST(conv, norm_and_relu)
             kn_batch_norm bn;
             kn_group_norm other;
             KN_CHECK(kn_module_init(&root, NULL) && kn_batch_norm_init(&bn, &root, "bn", 4) &&
-                         kn_group_norm_init(&other, NULL, "", 2, 4) && kn_recompute(&bn, again),
-                     "%s", kn_error());
+                     kn_group_norm_init(&other, NULL, "", 2, 4) && kn_recompute(&bn, again));
             if (replaced)
-                KN_CHECK(kn_module_replace(&root, "bn", &other), "%s", kn_error());
+                KN_CHECK(kn_module_replace(&root, "bn", &other));
             kn_tensor *x = kn_require_grad(input(1), true), *r = residual ? input(2) : NULL;
             if (at_once)
                 y[1] = kn_batch_norm_relu(&bn, x, r);
             else
                 y[0] = kn_relu(r ? kn_add(kn_call(&bn, x), r) : kn_call(&bn, x));
-            KN_CHECK(kn_backward(kn_sum(kn_mul(y[at_once], input(3)), 0, NULL, false)), "%s",
-                     kn_error());
+            KN_CHECK(kn_backward(kn_sum(kn_mul(y[at_once], input(3)), 0, NULL, false)));
             grad[at_once] = kn_grad(x);
             kn_module_free(&root);
             if (!replaced)
@@ -150,7 +147,7 @@ KN_TEST(conv, without_parameters_and_buffers)
     kn_train(&bn, false); /* the batch's statistics all the same */
     kn_tensor *x = input(1), *y = kn_call(&bn, x);
     kn_tensor *m = kn_mean(y, 3, (int64_t[]){ 0, 2, 3 }, false);
-    KN_CHECK(m && fabs(kn_item(kn_amax(kn_abs(m), 0, false))) < 1e-5, "%s", kn_error());
+    KN_CHECK(m && fabs(kn_item(kn_amax(kn_abs(m), 0, false))) < 1e-5);
     kn_module_free(&bn);
 }
 
@@ -158,9 +155,9 @@ KN_TEST(conv, whole_on_meta)
 {
     block b;
     block_init(&b, KN_META);
-    KN_CHECK(kn_materialize(&b, KN_META, 3), "%s", kn_error());
+    KN_CHECK(kn_materialize(&b, KN_META, 3));
     kn_tensor *y = kn_call(&b, kn_empty(KN_F32, KN_META, KN_SHAPE(3, 4, 6, 5)));
-    KN_CHECK(y && kn_size(y, 2) == 3 && kn_size(y, 3) == 3, "%s", kn_error());
+    KN_CHECK(y && kn_size(y, 2) == 3 && kn_size(y, 3) == 3);
     kn_module_free(&b);
 }
 
@@ -172,15 +169,14 @@ KN_TEST(conv, parameters_of_its_relatives)
     kn_conv_transpose1d up1;
     kn_group_norm gn;
     KN_CHECK(kn_conv1d_init(&one, NULL, "", 6, 4, 5, .groups = 2) &&
-                 kn_conv_transpose2d_init(&up, NULL, "", 6, 4, 3, .groups = 2) &&
-                 kn_conv_transpose1d_init(&up1, NULL, "", 4, 6, 5) &&
-                 kn_group_norm_init(&gn, NULL, "", 2, 4),
-             "%s", kn_error());
+             kn_conv_transpose2d_init(&up, NULL, "", 6, 4, 3, .groups = 2) &&
+             kn_conv_transpose1d_init(&up1, NULL, "", 4, 6, 5) &&
+             kn_group_norm_init(&gn, NULL, "", 2, 4));
     static const int64_t shapes[3][4] = { { 4, 3, 5, 0 }, { 6, 2, 3, 3 }, { 4, 6, 5, 0 } };
     static const int terms[3] = { 15, 18, 30 }, out[3] = { 4, 4, 6 };
     void *layers[3] = { &one, &up, &up1 };
     for (int i = 0; i < 3; i++) {
-        KN_CHECK(kn_materialize(layers[i], KN_CPU, 3), "%s", kn_error());
+        KN_CHECK(kn_materialize(layers[i], KN_CPU, 3));
         const kn_tensor *w = kn_module_param(layers[i], "weight"),
                         *b = kn_module_param(layers[i], "bias");
         KN_CHECK(w && b && kn_numel(b) == out[i] && kn_ndim(w) == (shapes[i][3] ? 4 : 3));
@@ -234,11 +230,10 @@ KN_TEST(conv, norms_take_their_channels)
     kn_group_norm gn;
     kn_instance_norm in;
     KN_CHECK(kn_group_norm_init(&gn, NULL, "", 2, 4, .no_affine = true) &&
-                 kn_instance_norm_init(&in, NULL, "", 4),
-             "%s", kn_error());
+             kn_instance_norm_init(&in, NULL, "", 4));
     kn_module *const layer[2] = { &gn.base, &in.base };
     for (int i = 0; i < 2; i++) {
-        KN_CHECK(kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 4, 3))), "%s", kn_error());
+        KN_CHECK(kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 4, 3))));
         REFUSED(kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 6, 3))),
                 "the layer is for 4 channels, x is f32[2,6,3]");
         REFUSED(kn_call(layer[i], kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4))),

@@ -20,13 +20,12 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
 static void build(net *n)
 {
     KN_CHECK(kn_module_init(&n->base, net_forward) &&
-                 kn_sequential_init(&n->body, &n->base, "body") &&
-                 kn_linear_init(&n->a, &n->body.base, "a", 3, 3) &&
-                 kn_linear_init(&n->b, &n->body.base, "b", 3, 3, .no_bias = true) &&
-                 kn_linear_init(&n->c, &n->body.base, "c", 3, 3) &&
-                 kn_declare_buffer(&n->body, "seen", KN_I64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR) &&
-                 kn_materialize(n, KN_CPU, 3),
-             "%s", kn_error());
+             kn_sequential_init(&n->body, &n->base, "body") &&
+             kn_linear_init(&n->a, &n->body.base, "a", 3, 3) &&
+             kn_linear_init(&n->b, &n->body.base, "b", 3, 3, .no_bias = true) &&
+             kn_linear_init(&n->c, &n->body.base, "c", 3, 3) &&
+             kn_declare_buffer(&n->body, "seen", KN_I64, KN_CPU, KN_ZEROS_INIT, KN_SCALAR) &&
+             kn_materialize(n, KN_CPU, 3));
 }
 
 static kn_tensor *input(void)
@@ -68,9 +67,8 @@ KN_TEST(edit, remove)
     const kn_param *p;
     KN_CHECK(kn_params(&n, &p) == 5);
     KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)) &&
-                 kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)),
-             "%s", kn_error());
-    KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base, "%s", kn_error());
+             kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)));
+    KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base);
     KN_CHECK(strcmp(kn_module_path(&n.b), "") == 0 && kn_module_children(&n.body) == 2);
     KN_CHECK(kn_params(&n, &p) == 4 && strcmp(p[2].name, "body.c.weight") == 0);
     KN_CHECK(kn_params(&n.b, &p) == 1 && strcmp(p[0].name, "weight") == 0);
@@ -81,8 +79,7 @@ KN_TEST(edit, remove)
     KN_CHECK(body == &n.body.base && strcmp(kn_module_path(&n.c), "c") == 0 &&
              kn_module_children(&n) == 0 && kn_params(&n, &p) == 0);
     KN_CHECK(kn_module_add(&n.base, "again", body) && kn_module_add(&n.base, "b", &n.b.base) &&
-                 strcmp(kn_module_path(&n.c), "again.c") == 0,
-             "%s", kn_error());
+             strcmp(kn_module_path(&n.c), "again.c") == 0);
     kn_module_free(&n);
     KN_CHECK_OK();
 }
@@ -94,7 +91,7 @@ KN_TEST(edit, a_part_leaves_with_its_loss_scale)
     build(&n);
     kn_scaler *s = kn_scaler_new(&n, .init_scale = 256);
     kn_tensor *loss = kn_sum(kn_call(&n, input()), 0, NULL, false);
-    KN_CHECK(kn_backward(kn_scale_loss(s, loss)), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_scale_loss(s, loss)));
     KN_CHECK(kn_grad_scale(&n.b) == 1.0 / 256);
     KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base && kn_grad_scale(&n.b) == 1.0 / 256 &&
                  kn_grad_scale(&n) == 1.0 / 256,
@@ -112,14 +109,14 @@ KN_TEST(edit, replace)
     kn_tensor *x = input();
     KN_CHECK(kn_mlp_init(&other, NULL, "", 3) && kn_materialize(&other, KN_CPU, 4));
     kn_tensor *want = kn_call(&n.c, kn_call(&other, kn_call(&n.a, x)));
-    KN_CHECK(kn_module_replace(&n, "body.b", &other) == &n.b.base, "%s", kn_error());
+    KN_CHECK(kn_module_replace(&n, "body.b", &other) == &n.b.base);
     KN_CHECK(kn_module_child(&n.body, 1) == &other.base &&
              strcmp(kn_module_path(&other), "body.b") == 0 &&
              kn_module_param(&n, "body.b.c_fc.weight"));
     check_same(kn_call(&n, x), want);
     const kn_param *p;
     KN_CHECK(kn_params(&n, &p) == 8 && strcmp(p[2].name, "body.b.c_fc.weight") == 0);
-    KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)));
     KN_CHECK(kn_grad_scale(&n) == 1);
     kn_module_free(&n.b); /* the caller's now */
     kn_module_free(&n);
@@ -151,9 +148,9 @@ static kn_tensor *doubler_forward(kn_module *self, kn_tensor *x)
 
 static void double_at(void *n, const char *path, doubler *d)
 {
-    KN_CHECK(kn_module_init(&d->base, doubler_forward), "%s", kn_error());
+    KN_CHECK(kn_module_init(&d->base, doubler_forward));
     d->inner = kn_module_replace(n, path, d);
-    KN_CHECK(d->inner && kn_module_add(&d->base, "inner", d->inner), "%s", kn_error());
+    KN_CHECK(d->inner && kn_module_add(&d->base, "inner", d->inner));
 }
 
 /* A forward that calls its struct's member runs the module in its place, which may call it. */
@@ -171,13 +168,12 @@ KN_TEST(edit, calls_of_the_old_module_run_the_new)
         double_at(&n, "fc", &twice);
         check_same(kn_call(&n, x), kn_scale(y, 4));
         check_same(kn_call(&n.fc, x), kn_scale(y, 4));
-        KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)));
         KN_CHECK(kn_item(kn_amax(kn_abs(kn_grad(kn_module_param(&n, "fc.inner.inner.bias"))), 0,
                                  false)) == 8);
         REFUSED(kn_call_method(&n.fc, direct_forward, x),
                 "put 'fc' (doubler) in the place of the module that is called");
-        KN_CHECK(!kn_enter(&n.fc).frame);
-        KN_CHECK_ERROR("kn_enter: kn_module_replace put 'fc'");
+        REFUSED(kn_enter(&n.fc).frame, "kn_enter: kn_module_replace put 'fc'");
         kn_linear other;
         KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3));
         REFUSED(kn_module_replace(&n, "fc.inner.inner", &other),
@@ -194,7 +190,7 @@ KN_TEST(edit, optimizers_notice)
     net n = { 0 };
     build(&n);
     kn_optim *o = kn_sgd(&n, .lr = 0.1);
-    KN_CHECK(kn_module_remove(&n, "body.b"), "%s", kn_error());
+    KN_CHECK(kn_module_remove(&n, "body.b"));
     KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)));
     KN_CHECK(!kn_step(o) && kn_error());
     kn_clear_error();
@@ -210,7 +206,7 @@ static void walk_everything(net *n, int params)
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
-    KN_CHECK(kn_params(n, &p) == params && kn_module_print(out, n), "%s", kn_error());
+    KN_CHECK(kn_params(n, &p) == params && kn_module_print(out, n));
     fclose(out);
     KN_CHECK(!strstr(text, "b: linear"), "%s", text);
     free(text);
@@ -221,9 +217,9 @@ static void walk_everything(net *n, int params)
     kn_train(n, true);
     kn_zero_grad(n);
     kn_tensor *y = kn_call(n, input());
-    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)));
     kn_optim *o = kn_sgd(n, .lr = 0.1);
-    KN_CHECK(kn_clip_grad_norm(n, 1) && kn_step(o), "%s", kn_error());
+    KN_CHECK(kn_clip_grad_norm(n, 1) && kn_step(o));
     kn_optim_free(o);
 }
 
@@ -235,19 +231,17 @@ KN_TEST(edit, a_freed_child_leaves_the_tree)
         net n = { 0 };
         kn_linear other;
         build(&n);
-        KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)));
         kn_optim *before = kn_sgd(&n, .lr = 0.1);
         if (i == 1)
             KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3) &&
-                         kn_module_replace(&n, "body.b", &other) == &n.b.base,
-                     "%s", kn_error());
+                     kn_module_replace(&n, "body.b", &other) == &n.b.base);
         kn_module_free(i == 1 ? &other : &n.b);
         walk_everything(&n, 4);
         REFUSED(kn_step(before), "make the optimizer after the module is complete");
         kn_optim_free(before);
         REFUSED(kn_call(&n.b, input()), "that was freed");
-        KN_CHECK(i != 2 || kn_linear_init(&n.b, &n.body.base, "b", 3, 3, .no_bias = true), "%s",
-                 kn_error());
+        KN_CHECK(i != 2 || kn_linear_init(&n.b, &n.body.base, "b", 3, 3, .no_bias = true));
         KN_CHECK(kn_module_children(&n.body) == 2 + (i == 2));
         kn_module_free(&n.body);
         KN_CHECK(kn_module_children(&n) == 0 && kn_param_count(&n) == 0);
@@ -275,10 +269,9 @@ KN_TEST(edit, parts_of_layers)
     kn_swiglu swiglu;
     doubler twice[12];
     KN_CHECK(kn_module_list_init(&top, NULL, "") &&
-                 kn_self_attention_init(&self, &top, "self", 4, 2, .qk_norm = true) &&
-                 kn_mlp_init(&mlp, &top, "mlp", 4) &&
-                 kn_swiglu_init(&swiglu, &top, "swiglu", 4, 8) && kn_materialize(&top, KN_CPU, 3),
-             "%s", kn_error());
+             kn_self_attention_init(&self, &top, "self", 4, 2, .qk_norm = true) &&
+             kn_mlp_init(&mlp, &top, "mlp", 4) && kn_swiglu_init(&swiglu, &top, "swiglu", 4, 8) &&
+             kn_materialize(&top, KN_CPU, 3));
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(1, 3, 4));
     int parts = 0;
     for (int i = 0; i < kn_module_children(&top); i++) {
@@ -339,7 +332,7 @@ KN_TEST(edit, the_old_module_may_be_freed_first)
         kn_module_free(kn_module_replace(&n, "fc", &second));
         kn_tensor *y = kn_call(&n, input());
         check_same(y, two);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !n.fc.base.impl, "%s", kn_error());
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !n.fc.base.impl);
         REFUSED(kn_call_method(&n, direct_method, input()),
                 "kn_call_method: kn_module_replace put 'fc' (linear) in the place");
         KN_CHECK(!kn_call(&n.fc, input())); /* outside of the tree's calls */
@@ -382,8 +375,8 @@ KN_TEST(edit, errors_name_a_root_by_its_class)
     REFUSED(kn_module_add(&m, NULL, &m), "'direct' would become its own ancestor");
     KN_CHECK(kn_module_add(&m, "a", &child) && !kn_module_add(&m, NULL, &child));
     KN_CHECK_ERROR("'net' has a place in the tree already ('a')");
-    KN_CHECK(!kn_call_n(&m, (kn_values){ 2, { input(), input() } }, NULL, 0).n);
-    KN_CHECK_ERROR("'direct' (direct) takes one tensor, 2 were passed");
+    REFUSED(kn_call_n(&m, (kn_values){ 2, { input(), input() } }, NULL, 0).n,
+            "'direct' (direct) takes one tensor, 2 were passed");
     kn_module_free(&m);
 }
 
@@ -429,7 +422,7 @@ KN_TEST(edit, freeze_by_names)
 {
     net n = { 0 };
     build(&n);
-    KN_CHECK(kn_freeze_matching(&n, "*.bias", true) == 2 && trainable(&n) == 3, "%s", kn_error());
+    KN_CHECK(kn_freeze_matching(&n, "*.bias", true) == 2 && trainable(&n) == 3);
     KN_CHECK(kn_freeze_matching(&n, "body.a.*, body.?.weight", true) == 4 && trainable(&n) == 0);
     KN_CHECK(kn_freeze_matching(&n, "body.c.weight", false) == 1 && trainable(&n) == 1);
     KN_CHECK(kn_freeze_matching(&n, "*", false) == 5 && trainable(&n) == 5);

@@ -16,9 +16,8 @@ static moments moments_of(kn_initializer init, kn_dtype dtype, int ndim, const i
     kn_module m;
     kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_module_init_n(&m, NULL) &&
-                 kn_parameter(&m, "w", dtype, KN_CPU, init, ndim, shape) &&
-                 kn_materialize(&m, KN_CPU, 5),
-             "%s", kn_error());
+             kn_parameter(&m, "w", dtype, KN_CPU, init, ndim, shape) &&
+             kn_materialize(&m, KN_CPU, 5));
     kn_tensor *w = kn_cast(kn_detach(kn_module_param(&m, "w")), KN_F64);
     const double *v = kn_data(w), n = (double)kn_numel(w);
     moments r = { 0 };
@@ -55,9 +54,8 @@ KN_TEST(initial_values, by_fans)
     KN_CHECK(moments_of(KN_XAVIER_NORMAL_INIT(0), KN_F32, 2, matrix).most == 0);
     kn_module m;
     KN_CHECK(kn_module_init_n(&m, NULL) &&
-                 kn_parameter(&m, "w", KN_F32, KN_CPU, KN_KAIMING_NORMAL_INIT(1), KN_SHAPE(4, 0)) &&
-                 kn_materialize(&m, KN_CPU, 1),
-             "%s", kn_error());
+             kn_parameter(&m, "w", KN_F32, KN_CPU, KN_KAIMING_NORMAL_INIT(1), KN_SHAPE(4, 0)) &&
+             kn_materialize(&m, KN_CPU, 1));
     kn_module_free(&m);
 }
 
@@ -71,8 +69,7 @@ KN_TEST(initial_values, fans_of_a_transposed_layer)
         kn_scope s = kn_scope_begin();
         KN_CHECK(kn_linear_init(&l, NULL, "", 100, 25, .in_out = i % 2, .device = KN_META,
                                 .weight = i / 2 ? by_out : by_in) &&
-                     kn_materialize(&l, KN_CPU, 1),
-                 "%s", kn_error());
+                 kn_materialize(&l, KN_CPU, 1));
         const double d =
             kn_item(kn_std(kn_detach(kn_module_param(&l, "weight")), 0, NULL, .correction = 1));
         KN_CHECK(fabs(d * (i / 2 ? 5 : 10) - 1) < 0.05, "case %d: %g", i, d);
@@ -97,11 +94,9 @@ KN_TEST(initial_values, uniform_stays_below_its_end)
         const double a = c[k / 2].a, b = c[k / 2].b, before = c[k / 2].before[k % 2];
         kn_module m;
         kn_scope scope = kn_scope_begin();
-        KN_CHECK(
-            kn_module_init_n(&m, NULL) &&
-                kn_parameter(&m, "w", dtype, KN_CPU, KN_UNIFORM_INIT(a, b), KN_SHAPE(1 << 15)) &&
-                kn_materialize(&m, KN_CPU, 5),
-            "%s", kn_error());
+        KN_CHECK(kn_module_init_n(&m, NULL) &&
+                 kn_parameter(&m, "w", dtype, KN_CPU, KN_UNIFORM_INIT(a, b), KN_SHAPE(1 << 15)) &&
+                 kn_materialize(&m, KN_CPU, 5));
         kn_tensor *w = kn_cast(kn_detach(kn_module_param(&m, "w")), KN_F64);
         const double least = kn_item(kn_amin(w, 0, false)), most = kn_item(kn_amax(w, 0, false));
         KN_CHECK(least >= a - 0x1p-9 && most < b, "[%g, %g): %g to %.9g", a, b, least, most);
@@ -127,11 +122,11 @@ KN_TEST(initial_values, parts_of_a_parameter)
 {
     const kn_initializer init = { KN_INIT_TRUNCATED_NORMAL, 0.25, 2 };
     kn_tensor *whole = kn_empty(KN_F32, KN_CPU, KN_SHAPE(N)), *part;
-    KN_CHECK(kn_init_fill(&init, 7, "a.w", whole, 0), "%s", kn_error());
+    KN_CHECK(kn_init_fill(&init, 7, "a.w", whole, 0));
     for (int64_t from = 0; from < N; from += 1000) {
         const int64_t count = from + 1000 < N ? 1000 : N - from;
         part = kn_empty(KN_F32, KN_CPU, KN_SHAPE(count));
-        KN_CHECK(kn_init_fill(&init, 7, "a.w", part, from), "%s", kn_error());
+        KN_CHECK(kn_init_fill(&init, 7, "a.w", part, from));
         KN_CHECK(memcmp(kn_data(part), (float *)kn_data(whole) + from,
                         (size_t)count * sizeof(float)) == 0);
     }
@@ -149,7 +144,7 @@ KN_TEST(initial_values, orthogonal)
         kn_scope s = kn_scope_begin();
         KN_CHECK(kn_module_init_n(&m, NULL));
         kn_tensor *w = kn_parameter(&m, "w", KN_F64, KN_CPU, KN_ORTHOGONAL_INIT(3), 3, size);
-        KN_CHECK(w && kn_materialize(&m, KN_CPU, 7), "%s", kn_error());
+        KN_CHECK(w && kn_materialize(&m, KN_CPU, 7));
         w = kn_view(kn_detach(w), 2, (int64_t[]){ rows, cols });
         kn_tensor *turned = kn_transpose(w, 0, 1);
         kn_tensor *gram = rows <= cols ? kn_matmul(w, turned) : kn_matmul(turned, w);

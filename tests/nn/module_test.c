@@ -115,7 +115,7 @@ KN_TEST(module, parameters_freeze_and_share)
     kn_freeze(&m.part[0], true);
     KN_CHECK(kn_params(&m, &p) == 4 && !p[0].trainable && !p[1].trainable && p[2].trainable);
     kn_train(&m, false);
-    KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
     KN_CHECK(!kn_param_grad(&p[0]) && kn_param_grad(&p[2]));
     kn_freeze(&m, false);
     KN_CHECK(kn_params(&m, &p) == 4 && p[0].trainable);
@@ -204,8 +204,7 @@ KN_TEST(module, draws_depend_on_step_and_micro_batch)
         } else if (run == 4) {
             KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
         }
-        KN_CHECK(kn_to_host(kn_call(&m.part[0].drop, ones()), r[run], sizeof r[run]), "%s",
-                 kn_error());
+        KN_CHECK(kn_to_host(kn_call(&m.part[0].drop, ones()), r[run], sizeof r[run]));
     }
     KN_CHECK(memcmp(r[0], r[1], sizeof r[0]) == 0, "the same step draws the same");
     KN_CHECK(memcmp(r[0], r[2], sizeof r[0]) != 0 && memcmp(r[0], r[4], sizeof r[0]) != 0);
@@ -252,7 +251,7 @@ KN_TEST(module, hooks_in_order)
     for (int on = 0; on < 2; on++) {
         order[0] = '\0';
         kn_tensor *x = kn_require_grad(ones(), true), *y = kn_call(&m, x);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
         /* recomputed, part 0 runs its forward again, before its backward */
         const char *want = on ? "fo f0 F0 f1 F1 Fo bo b1 B1 b0 f0 F0 B0 Bo "
                               : "fo f0 F0 f1 F1 Fo bo b1 B1 b0 B0 Bo ";
@@ -287,7 +286,7 @@ KN_TEST(module, several_inputs_and_results)
     kn_tensor *a = kn_full(KN_F32, KN_CPU, 2, KN_SCALAR),
               *b = kn_full(KN_F32, KN_CPU, 3, KN_SCALAR);
     kn_values out = kn_call_n(&m, (kn_values){ 2, { a, b } }, &f, sizeof f);
-    KN_CHECK(out.n == 2 && kn_item(out.v[0]) == 12 && out.v[1] == a, "%s", kn_error());
+    KN_CHECK(out.n == 2 && kn_item(out.v[0]) == 12 && out.v[1] == a);
     out = kn_call_n(&m, (kn_values){ 2, { a, b } }, NULL, 0);
     KN_CHECK(out.n == 2 && kn_item(out.v[0]) == 3);
     REFUSED(kn_call(&m, a), "takes two");
@@ -314,7 +313,7 @@ KN_TEST(module, more_values_than_there_is_room_for)
     int n = KN_MAX_VALUES;
     for (int again = 0; again < 2; again++) {
         KN_CHECK(kn_module_init_n(&m, too_many_forward) && kn_recompute(&m, again));
-        KN_CHECK(kn_call_n(&m, in, &n, sizeof n).n == KN_MAX_VALUES, "%s", kn_error());
+        KN_CHECK(kn_call_n(&m, in, &n, sizeof n).n == KN_MAX_VALUES);
         for (int bad = -1; bad <= KN_MAX_VALUES + 1; bad += KN_MAX_VALUES + 2) {
             KN_CHECK(kn_call_n(&m, in, &bad, sizeof bad).n == 0);
             KN_CHECK_ERROR("at most 8 are possible");
@@ -334,11 +333,11 @@ KN_TEST(module, enter_and_leave)
     kn_scope s = kn_scope_begin();
     kn_entered e = kn_enter(&m.part[0]);
     kn_tensor *x = ones(), *y = kn_call(&m.part[0].fc, x), *bad = kn_matmul(x, x);
-    KN_CHECK(!bad && strstr(kn_error(), "layers.0"), "errors name the module: %s", kn_error());
+    KN_CHECK(!bad && strstr(kn_error(), "layers.0"), "errors name the module");
     kn_clear_error();
     kn_leave(e, &y, 1);
     KN_CHECK(kn_size(y, 1) == 4 && !kn_context_get()->frame);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
     kn_scope_end(s);
     const kn_param *p;
     int n = kn_params(&m, &p);
@@ -353,7 +352,7 @@ KN_TEST(module, enter_and_leave)
 
 static void weights(outer *m, const char *name, float *w)
 {
-    KN_CHECK(kn_to_host(kn_module_param(m, name), w, 16 * sizeof *w), "%s", kn_error());
+    KN_CHECK(kn_to_host(kn_module_param(m, name), w, 16 * sizeof *w));
 }
 
 KN_TEST(module, initial_values_depend_on_seed_name_and_index)
@@ -430,7 +429,7 @@ KN_TEST(module, data_of_its_own)
     s->count = 3;
     for (int i = 0; i < 3; i++)
         KN_CHECK(kn_linear_init(&s->layer[i], &m.base, name[i], 4, 4));
-    KN_CHECK(kn_numel(kn_call(&m, ones())) == 32, "%s", kn_error());
+    KN_CHECK(kn_numel(kn_call(&m, ones())) == 32);
     REFUSED(kn_module_set_data(&m, text, sizeof text), "has data already");
     KN_CHECK(kn_module_init(&copy.base, stack_forward));
     KN_CHECK(kn_module_set_data(&copy, text, sizeof text) && kn_module_data(&copy) != text);
@@ -460,8 +459,7 @@ KN_TEST(module, declared_buffers_begin_anew)
     KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3));
     kn_tensor *var = kn_module_buffer(&b, "running_var");
     KN_CHECK(kn_fill_(var, 5) && kn_materialize(&b, KN_CPU, 1) &&
-                 kn_item(kn_mean(var, 0, NULL, false)) == 1,
-             "%s", kn_error());
+             kn_item(kn_mean(var, 0, NULL, false)) == 1);
     kn_module_free(&b);
 }
 
@@ -493,7 +491,7 @@ KN_TEST(module, a_struct_may_hold_any_bytes_before)
     uintptr_t a = (uintptr_t)here.impl, b = (uintptr_t)there.impl;
     m.impl = (kn_module_impl *)((a / 2 + b / 2) / 64 * 64);
     REFUSED(kn_impl(&m, "kn_module_path"), "not an initialised module");
-    KN_CHECK(kn_module_init_(&m, inner_forward, NULL, "inner"), "%s", kn_error());
+    KN_CHECK(kn_module_init_(&m, inner_forward, NULL, "inner"));
     kn_module_free(&m);
     kn_module_free(&there);
     kn_module_free(&here);

@@ -61,7 +61,7 @@ static void build(bool again)
     KN_CHECK(kn_batch_norm_init(&n.p.bn, &n.p.base, "bn", WIDE));
     n.p.buffer = kn_declare_buffer(&n.p, "mean", KN_F32, KN_CPU, ones, KN_SHAPE(WIDE));
     KN_CHECK(kn_linear_init(&n.head, &n.base, "head", WIDE, WIDE));
-    KN_CHECK(kn_materialize(&n, KN_CPU, 5) && kn_recompute(&n.p, again), "%s", kn_error());
+    KN_CHECK(kn_materialize(&n, KN_CPU, 5) && kn_recompute(&n.p, again));
 }
 
 kn_tensor *data(uint64_t stream)

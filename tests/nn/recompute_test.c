@@ -63,7 +63,7 @@ static int gradients(stack *s, float *out)
         kn_tensor *y = kn_call(s, x), *loss = kn_mean(kn_mul(y, y), 0, NULL, false);
         KN_CHECK_OK();
         out[at++] = (float)kn_item(loss);
-        KN_CHECK(kn_backward(loss), "%s", kn_error());
+        KN_CHECK(kn_backward(loss));
         kn_scope_end(scope);
     }
     for (int i = -1; i < n; i++) {
@@ -152,9 +152,9 @@ static void run_pair(pair *p, double grad[3][9])
     kn_tensor *sum = kn_add(a, a);
     kn_values out = kn_call_n(p, (kn_values){ 2, { sum, b } }, &three, sizeof three);
     three = 1e9; /* the argument was copied */
-    KN_CHECK(out.n == 3, "%s", kn_error());
+    KN_CHECK(out.n == 3);
     kn_tensor *y = kn_add(kn_mul(out.v[0], out.v[1]), kn_exp(out.v[2]));
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)), "%s", kn_error());
+    KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)));
     memcpy(grad[0], kn_data(kn_grad(a)), sizeof grad[0]);
     memcpy(grad[1], kn_data(kn_grad(b)), sizeof grad[1]);
     memcpy(grad[2], kn_data(kn_grad(w)), sizeof grad[2]);
@@ -223,7 +223,7 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
         kn_recompute(&t.b, run == 2);
         completed = 0;
         kn_tensor *y = kn_call(&t, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%s", kn_error());
+        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
         KN_CHECK(completed == 1, "run %d: the gradient was complete %d times", run, completed);
         KN_CHECK(kn_to_host(kn_grad(w), g[run], sizeof g[run]));
         KN_CHECK(kn_grad_scale(&t) == 1, "one round a backward");
@@ -251,7 +251,7 @@ KN_TEST(recompute, what_is_frozen_between_forward_and_backward_is_as_without)
             kn_freeze(&fc, frozen);
             kn_tensor *y = kn_sum(kn_call(&fc, x), 0, NULL, false);
             kn_freeze(&fc, !frozen);
-            KN_CHECK(kn_backward(y), "%s", kn_error());
+            KN_CHECK(kn_backward(y));
             kn_tensor *g = kn_grad(w);
             KN_CHECK((g == NULL) == frozen && kn_requires_grad(w) == frozen);
             KN_CHECK(frozen || kn_to_host(g, grad[again][frozen], sizeof grad[0][0]));
@@ -270,11 +270,11 @@ KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
             char text[64];
             KN_CHECK(kn_linear_init(&l, NULL, "", 3, 3) && kn_recompute(&l, true));
             kn_tensor *w = kn_module_param(&l, written[i]);
-            KN_CHECK(kn_require_grad(w, !frozen), "%s", kn_error());
+            KN_CHECK(kn_require_grad(w, !frozen));
             kn_scope scope = kn_scope_begin();
             kn_tensor *y = kn_call(&l, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
             bool mode = kn_set_grad_mode(false);
-            KN_CHECK(kn_fill_(w, 2), "%s", kn_error());
+            KN_CHECK(kn_fill_(w, 2));
             kn_set_grad_mode(mode);
             KN_CHECK(!kn_backward(kn_sum(y, 0, NULL, false)));
             snprintf(text, sizeof text, "'%s' was written in place", kn_name(w));

@@ -33,7 +33,7 @@ KN_TEST(scaler, scaling_changes_no_bit)
             KN_CHECK(backward(&m, scaled ? s : NULL, KN_F32, i, 1));
             KN_CHECK(backward(&m, scaled ? s : NULL, KN_F32, i + 9, 1));
             norm[scaled][i] = (float)kn_item(kn_clip_grad_norm(&m, i % 2 ? 0.2 : 0));
-            KN_CHECK(scaled ? kn_scaler_step(s, o) : kn_step(o), "%s", kn_error());
+            KN_CHECK(scaled ? kn_scaler_step(s, o) : kn_step(o));
         }
         kn_scaler_state st = kn_scaler_get(s);
         KN_CHECK(st.scale == (scaled ? 8192 : 1024) && st.good == 0 && st.skipped == 0);
@@ -59,7 +59,7 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
         KN_CHECK(backward(&m, s, KN_F32, 1, 1e30));
         if (clip)
             KN_CHECK(!isfinite(kn_item(kn_clip_grad_norm(&m, 1))));
-        KN_CHECK(kn_scaler_step(s, o), "%s", kn_error());
+        KN_CHECK(kn_scaler_step(s, o));
         kn_scaler_state st = kn_scaler_get(s);
         KN_CHECK(st.scale == 16384 && st.good == 0 && st.skipped == 1);
         KN_CHECK(kn_optim_steps(o) == 0 && kn_get_step() == step + 1, "the data moves on");
@@ -88,14 +88,14 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
         int tries = 0;
         float norm = 0;
         for (; tries < 40; tries++) { /* 65536 exceeds f16's range: the first may overflow */
-            KN_CHECK(backward(&m, scaled ? s : NULL, KN_F16, 1, 2e-5), "%s", kn_error());
+            KN_CHECK(backward(&m, scaled ? s : NULL, KN_F16, 1, 2e-5));
             norm = (float)kn_item(kn_clip_grad_norm(&m, 0));
             if (isfinite(norm))
                 break;
             kn_scaler_state st = kn_scaler_get(s);
             st.scale /= 2;
             kn_zero_grad(&m);
-            KN_CHECK(kn_scaler_set(s, st), "%s", kn_error());
+            KN_CHECK(kn_scaler_set(s, st));
         }
         kn_scope scope = kn_scope_begin();
         const kn_param *p;
@@ -125,7 +125,7 @@ KN_TEST(scaler, state_can_be_kept)
     kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(backward(&m, s, KN_F32, 1, 1));
     REFUSED(kn_scaler_set(s, st), "wait for their step");
-    KN_CHECK(kn_scaler_step(s, o) && kn_scaler_set(s, st), "%s", kn_error());
+    KN_CHECK(kn_scaler_step(s, o) && kn_scaler_set(s, st));
     kn_optim_free(o);
     kn_scaler_free(s);
     kn_module_free(&m);
@@ -176,10 +176,9 @@ static void build_pair(pair *p)
 {
     *p = (pair){ 0 };
     KN_CHECK(kn_module_list_init(&p->base, NULL, "") &&
-                 kn_linear_init(&p->part[0], &p->base, "a", 5, 3, .no_bias = true) &&
-                 kn_linear_init(&p->part[1], &p->base, "b", 5, 3, .no_bias = true) &&
-                 kn_materialize(p, KN_CPU, 3),
-             "%s", kn_error());
+             kn_linear_init(&p->part[0], &p->base, "a", 5, 3, .no_bias = true) &&
+             kn_linear_init(&p->part[1], &p->base, "b", 5, 3, .no_bias = true) &&
+             kn_materialize(p, KN_CPU, 3));
 }
 
 static kn_tensor *loss_of(pair *p, int part, double size)
@@ -277,8 +276,7 @@ KN_TEST(scaler, gradients_carry_the_scale_of_their_loss)
             KN_CHECK_ERROR(g->refused);
             continue;
         }
-        KN_CHECK(run_program(g, true, w[0]) && run_program(g, false, w[1]), "%zu: %s", i,
-                 kn_error());
+        KN_CHECK(run_program(g, true, w[0]) && run_program(g, false, w[1]), "%zu", i);
         KN_CHECK(memcmp(w[0], w[1], sizeof w[0]) == 0, "program %zu: other weights", i);
     }
 }
@@ -292,7 +290,7 @@ KN_TEST(scaler, a_loss_goes_through_one_scale_once)
     REFUSED(kn_backward(kn_scale_loss(s, kn_scale_loss(s, loss))), "kn_scale_loss twice");
     KN_CHECK(!kn_grads_wait(&p));
     kn_tensor *x = loss_of(&p, A, 1), *w = kn_module_param(&p.part[0], "weight"), *g;
-    KN_CHECK(kn_grad_of(kn_scale_loss(s, x), &w, 1, &g), "%s", kn_error());
+    KN_CHECK(kn_grad_of(kn_scale_loss(s, x), &w, 1, &g));
     KN_CHECK(!kn_grads_wait(&p) && kn_grad_scale(&p) == 1);
     kn_scaler_free(s);
     kn_module_free(&p);
@@ -308,8 +306,7 @@ KN_TEST(scaler, a_part_without_an_optimizer_holds_nothing_up)
     for (int i = 0; i < 3; i++) {
         kn_scope scope = kn_scope_begin();
         KN_CHECK(kn_backward(kn_scale_loss(s, kn_add(loss_of(&p, A, 1), loss_of(&p, B, 1)))) &&
-                     kn_scaler_step(s, o),
-                 "%s", kn_error());
+                 kn_scaler_step(s, o));
         kn_scope_end(scope);
     }
     KN_CHECK(kn_scaler_get(s).scale == 512 && kn_scaler_get(s).skipped == 0);
@@ -348,11 +345,10 @@ static void train_two(bool gan)
             kn_scope scope = kn_scope_begin();
             KN_CHECK(steps ? kn_scaler_step(s, o[of])
                            : kn_backward(
-                                 kn_scale_loss(s, loss_of(&p, of, i == 1 && of == 0 ? 1e19 : 1))),
-                     "%s", kn_error());
+                                 kn_scale_loss(s, loss_of(&p, of, i == 1 && of == 0 ? 1e19 : 1))));
             kn_scope_end(scope);
         }
-        KN_CHECK(kn_scaler_update(s), "%s", kn_error());
+        KN_CHECK(kn_scaler_update(s));
         kn_scaler_state st = kn_scaler_get(s);
         KN_CHECK(st.scale == torch_gives[i].scale && st.good == torch_gives[i].good &&
                      st.skipped == (i > 0),
@@ -382,10 +378,10 @@ KN_TEST(scaler, a_second_optimizer_says_so)
     kn_scaler *s = kn_scaler_new(&p);
     kn_optim *o = kn_sgd(&p.part[A], .lr = 0.01), *more = kn_sgd(&p.part[B], .lr = 0.01);
     KN_CHECK(kn_backward(kn_scale_loss(s, kn_add(loss_of(&p, A, 1), loss_of(&p, B, 1)))));
-    KN_CHECK(kn_scaler_step(s, o), "%s", kn_error());
+    KN_CHECK(kn_scaler_step(s, o));
     REFUSED(kn_scaler_step(s, more), "make it with .several = true");
     kn_optim_free(o); /* one instead of another */
-    KN_CHECK(kn_scaler_step(s, more), "%s", kn_error());
+    KN_CHECK(kn_scaler_step(s, more));
     kn_scaler_free(s);
     kn_optim_free(more);
     kn_module_free(&p);

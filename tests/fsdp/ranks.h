@@ -1,0 +1,77 @@
+/* tests/fsdp/ranks.h: cases that ranks run. On a rank KN_CHECK ends that rank alone; what it made lies
+ * in a scope, and no error may stand at its end.
+ *
+ *   RANK_TEST(step, of_a_part, .threads = "124") { KN_CHECK(kn_comm_size(world) > 0); }
+ *
+ * .threads, .processes: numbers of ranks. .rows (with ROWS) or .cases: it runs with each row of a table,
+ * or each number from 0 on, which arg points to. */
+#ifndef KNAP_TESTS_FSDP_RANKS_H
+#define KNAP_TESTS_FSDP_RANKS_H
+
+#include "tests/comm/comm_test.h"
+
+typedef void (*rank_body)(kn_comm *world, void *arg);
+/* Status of a rank (kn_test.c). */
+int kn_test_rank(rank_body body, kn_comm *world, void *arg);
+
+typedef struct rank_runs {
+    const char *threads, *processes;
+    const void *rows;
+    size_t size, count; /* of the rows */
+    int cases;
+} rank_runs;
+#define ROWS(table) .rows = (table), .size = sizeof *(table), .count = sizeof(table) / sizeof *(table)
+
+typedef struct rank_job {
+    rank_body body;
+    void *arg;
+} rank_job;
+
+static inline int rank_main(kn_comm *world, void *arg)
+{
+    const rank_job *j = arg;
+    return kn_test_rank(j->body, world, j->arg);
+}
+
+/* Each number of ranks, a digit. */
+static inline void on_each(const char *ranks, bool threads, rank_body body, void *arg, int row)
+{
+    rank_job j = { body, arg };
+    for (; ranks && *ranks; ranks++) {
+        const int n = *ranks - '0';
+        const int failed = threads ? kn_spawn_threads(n, rank_main, &j) : spawn(n, rank_main, &j);
+        KN_CHECK(failed == 0, "row %d: %d of %d ranks failed", row, failed, n);
+        KN_CHECK_OK();
+    }
+}
+
+static inline void on_threads(const char *ranks, rank_body body, void *arg)
+{
+    on_each(ranks, true, body, arg, 0);
+}
+
+static inline void on_processes(const char *ranks, rank_body body, void *arg)
+{
+    on_each(ranks, false, body, arg, 0);
+}
+
+static inline void rank_test(rank_body body, rank_runs r)
+{
+    const size_t n = r.rows ? r.count : (size_t)(r.cases > 0 ? r.cases : 1);
+    for (size_t i = 0; i < n; i++) {
+        int number = (int)i;
+        void *arg = r.rows ? (char *)(uintptr_t)r.rows + i * r.size : (void *)&number;
+        on_each(r.threads, true, body, arg, number);
+        on_each(r.processes, false, body, arg, number);
+    }
+}
+
+#define RANK_TEST(suite, name, ...)                                                                \
+    static void suite##_##name##_on(kn_comm *world, void *arg);                                    \
+    KN_TEST(suite, name)                                                                           \
+    {                                                                                              \
+        rank_test(suite##_##name##_on, (rank_runs){ __VA_ARGS__ });                                \
+    }                                                                                              \
+    static void suite##_##name##_on(kn_comm *world, void *arg)
+
+#endif
