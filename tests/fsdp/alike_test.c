@@ -105,20 +105,19 @@ static bool wrap_pair(pair *m, kn_comm *world, const slipping *w)
                : kn_fsdp_wrap(m, world, .sync_from_rank0 = sync, .policy = w->wrapped ? any : NULL);
 }
 
-static int refuses_slip(kn_comm *world, void *arg)
+static void refuses_slip(kn_comm *world, void *arg)
 {
     const slipping *w = arg;
     char says[256];
     pair m;
     snprintf(says, sizeof says, slip_says[w->s], kn_comm_size(world) - 1);
-    EXPECT(pair_init(&m, w->s, is_last(world), w->device));
-    EXPECT(!wrap_pair(&m, world, w) && error_has("kn_fsdp_wrap: ", says));
-    EXPECT(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.first) && !kn_fsdp_is_unit(&m.second));
-    EXPECT(w->device == KN_META || kn_param_unfilled(kn_module_param(&m.first, "weight")));
+    KN_CHECK(pair_init(&m, w->s, is_last(world), w->device));
+    KN_CHECK(!wrap_pair(&m, world, w) && error_has("kn_fsdp_wrap: ", says));
+    KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.first) && !kn_fsdp_is_unit(&m.second));
+    KN_CHECK(w->device == KN_META || kn_param_unfilled(kn_module_param(&m.first, "weight")));
     kn_module_free(&m);
-    EXPECT(pair_init(&m, w->s, true, KN_META) && kn_fsdp_wrap(&m, kn_comm_self()), "alone");
+    KN_CHECK(pair_init(&m, w->s, true, KN_META) && kn_fsdp_wrap(&m, kn_comm_self()), "alone");
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(alike, parameters_that_differ_over_ranks)
@@ -126,7 +125,7 @@ KN_TEST(alike, parameters_that_differ_over_ranks)
     for (int ranks = 2; ranks <= 4; ranks += 2)
         for (int i = 0; i < SLIPS * 3 * 2; i++) {
             slipping w = { i % SLIPS, i / SLIPS % 3, i / SLIPS / 3 ? KN_CPU : KN_META };
-            KN_CHECK(kn_spawn_threads(ranks, refuses_slip, &w) == 0, "%d ranks, slip %d, way %d",
+            KN_CHECK(spawn_threads(ranks, refuses_slip, &w) == 0, "%d ranks, slip %d, way %d",
                      ranks, (int)w.s, w.wrapped);
         }
 }
@@ -141,58 +140,49 @@ static kn_dtype low_on_one(const char *name, int ndim, const int64_t *shape, voi
     return *(bool *)arg && strcmp(name, "b.bias") == 0 ? KN_BF16 : KN_F32;
 }
 
-static int refuses_answers(kn_comm *world, void *arg)
+static void refuses_answers(kn_comm *world, void *arg)
 {
     bool dims = *(bool *)arg, last = is_last(world);
     kn_linear m = { 0 };
     two t;
-    EXPECT(kn_linear_init(&m, NULL, "m", 8, 8, .device = KN_META) && two_init(&t, KN_META, KN_F32));
+    KN_CHECK(kn_linear_init(&m, NULL, "m", 8, 8, .device = KN_META) &&
+             two_init(&t, KN_META, KN_F32));
     if (dims)
-        EXPECT(!kn_fsdp_wrap(&m, world, .layout = KN_LAYOUT_PER_PARAM,
-                             .placement = second_dim_on_one, .placement_arg = &last) &&
-               error_has("'weight', in f32, cut along dim 0 on rank 0 and 'weight', in f32, cut "
-                         "along dim 1 on rank",
-                         ".placement must answer alike"));
+        KN_CHECK(!kn_fsdp_wrap(&m, world, .layout = KN_LAYOUT_PER_PARAM,
+                               .placement = second_dim_on_one, .placement_arg = &last) &&
+                 error_has("'weight', in f32, cut along dim 0 on rank 0 and 'weight', in f32, cut "
+                           "along dim 1 on rank",
+                           ".placement must answer alike"));
     else
-        EXPECT(
+        KN_CHECK(
             !kn_fsdp_wrap(&t, world, .param_dtype_of = low_on_one, .param_dtype_of_arg = &last) &&
             error_has("'b.bias'", "bf16"));
     kn_module_free(&m);
     kn_module_free(&t);
-    return 0;
 }
 
 KN_TEST(alike, functions_that_answer_by_rank)
 {
     for (int i = 0; i < 2; i++)
-        KN_CHECK(kn_spawn_threads(2 + 2 * i, refuses_answers, &(bool){ i }) == 0, "%d", i);
+        KN_CHECK(spawn_threads(2 + 2 * i, refuses_answers, &(bool){ i }) == 0, "%d", i);
 }
 
 /* ---- values that differ at the wrap ---------------------------------------------------------- */
 
-static int refuses_values(kn_comm *world, void *arg)
+RANK_TEST(alike, values_that_differ_over_ranks, .threads = "24", .cases = 2)
 {
     int how = *(int *)arg; /* another value on the last rank, none, or the sign of a zero */
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           (how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             (how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
     float *b = how == 1 && is_last(world) ? NULL : kn_data(kn_module_param(&m.b, "weight"));
     if (b && is_last(world))
         b[7] += 1;
-    EXPECT(!kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    EXPECT(how ? error_has("the hash of the values of 'a.weight' is ", "none (declared")
-               : error_has("the hash of the values of 'b.weight' is ", ".sync_from_rank0"));
-    EXPECT(!kn_fsdp_is_unit(&m.a) && !kn_fsdp_is_unit(&m));
+    KN_CHECK(!kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(how ? error_has("the hash of the values of 'a.weight' is ", "none (declared")
+                 : error_has("the hash of the values of 'b.weight' is ", ".sync_from_rank0"));
+    KN_CHECK(!kn_fsdp_is_unit(&m.a) && !kn_fsdp_is_unit(&m));
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(alike, values_that_differ_over_ranks)
-{
-    for (int ranks = 2; ranks <= 4; ranks += 2)
-        for (int how = 0; how < 2; how++)
-            KN_CHECK(kn_spawn_threads(ranks, refuses_values, &how) == 0, "%d ranks, %d", ranks,
-                     how);
 }
 
 /* ---- on request ------------------------------------------------------------------------------ */
@@ -298,31 +288,31 @@ static bool change_one(checked *m, kn_optim *o, kn_ema *e, change what, bool las
            (copied || !(what == MASTER || what == SMALL || what == STATE || what == AVERAGE));
 }
 
-static int finds_change(kn_comm *world, void *arg)
+static void finds_change(kn_comm *world, void *arg)
 {
     const changing *w = arg;
     const char *says;
     checked m;
-    EXPECT(checked_init(&m, KN_CPU));
-    EXPECT(
+    KN_CHECK(checked_init(&m, KN_CPU));
+    KN_CHECK(
         kn_fsdp_wrap(&m, world, WAY_OPTIONS(w->way), .wrap_class = "linear", .ignore = "c.bias"));
-    EXPECT(kn_require_grad(kn_module_param(&m.c, "bias"), false)); /* nobody reduces its gradient */
+    KN_CHECK(
+        kn_require_grad(kn_module_param(&m.c, "bias"), false)); /* nobody reduces its gradient */
     kn_optim *o = kn_adamw(&m, .lr = 0.5);
-    EXPECT(kn_fsdp_check(&m, .optim = o), "before a step");
-    EXPECT(two_backward(&m, kn_rank(world)) && kn_step(o));
+    KN_CHECK(kn_fsdp_check(&m, .optim = o), "before a step");
+    KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o));
     kn_ema *e = kn_ema_new(&m);
-    EXPECT(o && e && kn_fsdp_check(&m, .optim = o, .ema = e), "as it was");
+    KN_CHECK(o && e && kn_fsdp_check(&m, .optim = o, .ema = e), "as it was");
     bool found = change_one(&m, o, e, w->what, is_last(world), &says);
     if (kn_comm_size(world) > 1 && found)
-        EXPECT(!kn_fsdp_check(&m, .optim = o, .ema = e) && error_has("kn_fsdp_check: ", says));
+        KN_CHECK(!kn_fsdp_check(&m, .optim = o, .ema = e) && error_has("kn_fsdp_check: ", says));
     else
-        EXPECT(kn_fsdp_check(&m, .optim = o, .ema = e), "nothing differs");
+        KN_CHECK(kn_fsdp_check(&m, .optim = o, .ema = e), "nothing differs");
     if (!found)
-        EXPECT(two_backward(&m, kn_rank(world)) && kn_step(o), "another step");
+        KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o), "another step");
     kn_ema_free(e);
     kn_optim_free(o);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(alike, what_one_rank_changed_is_found)
@@ -333,62 +323,48 @@ KN_TEST(alike, what_one_rank_changed_is_found)
                 changing w = { &ways[i], what };
                 if (ways[i].ranks && ways[i].ranks != ranks)
                     continue;
-                KN_CHECK(kn_spawn_threads(ranks, finds_change, &w) == 0,
-                         "%d ranks, way %d, change %d", ranks, i, what);
+                KN_CHECK(spawn_threads(ranks, finds_change, &w) == 0, "%d ranks, way %d, change %d",
+                         ranks, i, what);
             }
 }
 
 /* Two ranks are named: those that should be copies of each other. */
-static int names_two(kn_comm *world, void *arg)
+RANK_TEST(alike, the_ranks_of_a_mesh_that_hold_copies_are_named, .threads = "4", .cases = 2)
 {
     checked m;
     const kn_param *p;
-    bool copied, norms = *(bool *)arg;
-    EXPECT(checked_init(&m, KN_META) && (!norms || kn_sync_batch_norm(&m, world) == 1) &&
-           kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 },
-                        .layout = KN_LAYOUT_PER_PARAM));
+    bool copied, norms = *(int *)arg;
+    KN_CHECK(checked_init(&m, KN_META) && (!norms || kn_sync_batch_norm(&m, world) == 1) &&
+             kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 },
+                          .layout = KN_LAYOUT_PER_PARAM));
     int i = number_of(&m, "a.weight", &copied);
-    EXPECT(kn_params(&m, &p) > i && two_backward(&m, kn_rank(world)) && kn_fsdp_check(&m));
+    KN_CHECK(kn_params(&m, &p) > i && two_backward(&m, kn_rank(world)) && kn_fsdp_check(&m));
     if (kn_rank(world) == 1)
         add_one(norms ? kn_module_buffer(&m, "norm.running_mean") : p[i].master);
-    EXPECT(kn_fsdp_check(&m, .ignore = "a.*, norm.running*"), "patterns");
-    EXPECT(!kn_fsdp_check(&m));
-    EXPECT(norms ? error_has("the hash of buffer 'norm.running_mean' is ", " on rank 1;")
-                 : error_has("the hash of the shard of 'a.weight' is ", " on rank 3;"));
+    KN_CHECK(kn_fsdp_check(&m, .ignore = "a.*, norm.running*"), "patterns");
+    KN_CHECK(!kn_fsdp_check(&m));
+    KN_CHECK(norms ? error_has("the hash of buffer 'norm.running_mean' is ", " on rank 1;")
+                   : error_has("the hash of the shard of 'a.weight' is ", " on rank 3;"));
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(alike, the_ranks_of_a_mesh_that_hold_copies_are_named)
-{
-    for (int i = 0; i < 2; i++)
-        KN_CHECK(kn_spawn_threads(4, names_two, &(bool){ i }) == 0, "%d", i);
 }
 
 /* A module that nothing shards, a summoned one, an optimizer of before; on meta only names. */
-static int other_modules(kn_comm *world, void *arg)
+RANK_TEST(alike, modules_that_cannot_be_checked, .threads = "12")
 {
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .device = KN_META) &&
-               kn_fsdp_check(&m),
-           "on meta");
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .device = KN_META) &&
+                 kn_fsdp_check(&m),
+             "on meta");
     kn_module_free(&m);
-    EXPECT(two_init(&m, KN_CPU, KN_F32));
+    KN_CHECK(two_init(&m, KN_CPU, KN_F32));
     kn_optim *early = kn_sgd(&m, .lr = 1);
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && kn_fsdp_check(&m));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && kn_fsdp_check(&m));
     kn_summon_scope s = kn_summon(&m);
-    EXPECT(!kn_fsdp_check(&m) && error_has("is summoned", "end the scope"));
+    KN_CHECK(!kn_fsdp_check(&m) && error_has("is summoned", "end the scope"));
+    KN_CHECK(kn_summon_end(s) || kn_comm_size(world) > 1); /* the error has ended several ranks */
     kn_clear_error();
-    EXPECT(kn_summon_end(s) || kn_comm_size(world) > 1); /* the error has ended several ranks */
     kn_optim_free(early);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(alike, modules_that_cannot_be_checked)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, other_modules, NULL) == 0, "%d ranks", ranks);
 }
 
 /* ---- errors half-way ------------------------------------------------------------------------- */
@@ -401,19 +377,19 @@ typedef struct fault {
 } fault;
 
 /* A wrap, or a check, that fails on one rank is an error on all of them and leaves nothing. */
-static int fails_half_way(kn_comm *world, void *arg)
+static void fails_half_way(kn_comm *world, void *arg)
 {
     fault *f = arg;
     two m;
     kn_optim *o = NULL;
     bool last = is_last(world);
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, 5));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, 5));
     if (f->checks) {
-        EXPECT(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && (o = kn_sgd(&m, .lr = 1)));
-        EXPECT(kn_fsdp_check(&m, .optim = o), "before");
+        KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && (o = kn_sgd(&m, .lr = 1)));
+        KN_CHECK(kn_fsdp_check(&m, .optim = o), "before");
     }
     const kn_param *p;
-    EXPECT(kn_params(&m, &p) == 4 && (!last || !f->differ || add_one(p[2].master)));
+    KN_CHECK(kn_params(&m, &p) == 4 && (!last || !f->differ || add_one(p[2].master)));
     if (last) {
         kn_fail_alloc(f->allocation);
         kn_comm_fail_at(world, f->meeting, KN_FAIL_ERROR);
@@ -424,18 +400,17 @@ static int fails_half_way(kn_comm *world, void *arg)
     kn_comm_fail_at(world, 0, KN_FAIL_ERROR);
     bool faulty = f->allocation || f->meeting;
     bool either = faulty && !last && !f->checks; /* its unit was made before the other's fault */
-    EXPECT(ok == kn_ok() && ((either && !f->differ) || ok == !(f->differ || faulty)), "%d", ok);
+    KN_CHECK(ok == kn_ok() && ((either && !f->differ) || ok == !(f->differ || faulty)), "%d", ok);
     kn_clear_error();
-    EXPECT(f->checks || ok || !kn_fsdp_is_unit(&m), "a unit is left");
+    KN_CHECK(f->checks || ok || !kn_fsdp_is_unit(&m), "a unit is left");
     kn_optim_free(o);
     kn_module_free(&m);
-    return 0;
 }
 
 static bool leaves_nothing(fault *f)
 {
     int64_t live = kn_live_tensors();
-    return kn_spawn_threads(2, fails_half_way, f) == 0 && kn_live_tensors() == live;
+    return spawn_threads(2, fails_half_way, f) == 0 && kn_live_tensors() == live;
 }
 
 KN_TEST(alike, an_error_half_way_is_one_on_all_ranks)

@@ -140,19 +140,18 @@ static bool partly_step(partly *m, kn_comm *world, const partly_setting *s, bool
     return ok;
 }
 
-static int partly_equal(kn_comm *world, void *arg)
+static void partly_equal(kn_comm *world, void *arg)
 {
     partly m[2];
     const kn_param *p[2];
-    EXPECT(partly_step(&m[0], world, arg, false));
-    EXPECT(partly_step(&m[1], world, arg, true));
+    KN_CHECK(partly_step(&m[0], world, arg, false));
+    KN_CHECK(partly_step(&m[1], world, arg, true));
     int params = kn_params(&m[0], &p[0]);
-    EXPECT(params == 6 && kn_params(&m[1], &p[1]) == params);
+    KN_CHECK(params == 6 && kn_params(&m[1], &p[1]) == params);
     for (int i = 0; i < params; i++)
-        EXPECT(same_bytes(p[0][i].master, p[1][i].master), "%s", p[0][i].name);
+        KN_CHECK(same_bytes(p[0][i].master, p[1][i].master), "%s", p[0][i].name);
     kn_module_free(&m[0]);
     kn_module_free(&m[1]);
-    return 0;
 }
 
 /* The unit's turn doesn't wait for calls that did not run it, on the ranks that reach those. */
@@ -163,7 +162,7 @@ KN_TEST(branches, a_unit_in_one_of_two_recomputed_calls)
             partly_setting s = { .strategy = i < 6 ? i / 2 : KN_NO_SHARD,
                                  .prefetch = i % 2 ? KN_PREFETCH_POST : KN_PREFETCH_PRE,
                                  .reads = i >= 6 };
-            KN_CHECK(kn_spawn_threads(ranks, partly_equal, &s) == 0,
+            KN_CHECK(spawn_threads(ranks, partly_equal, &s) == 0,
                      "%d ranks, strategy %d, prefetch %d%s", ranks, s.strategy, s.prefetch,
                      s.reads ? ", t is read without a call" : "");
         }

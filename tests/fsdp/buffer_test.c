@@ -1,33 +1,27 @@
 /* tests/fsdp/buffer_test.c: buffers that compute in another dtype than their own: in several
  * modules, between forward and backward, and after a wrap that failed. */
 #include "kernels/faults.h"
-#include "tests/comm/comm_test.h"
+#include "tests/fsdp/ranks.h"
 #include "tests/fsdp/pair.h"
 #include "tests/refused.h"
 
 /* One tensor is a buffer of both modules, in one unit or in two. */
-static int shared_buffers(kn_comm *world, void *arg)
+RANK_TEST(buffer, a_buffer_of_several_modules_is_cast_once, .threads = "124")
 {
     for (int how = 0; how < 4; how++) {
         pair m;
-        EXPECT(pair_init(&m, false) && kn_buffer(&m.a, "running", m.buffer) &&
-               kn_fsdp_wrap(&m, world, .wrap_class = how & 1 ? "spy" : NULL,
-                            .buffer_dtype = KN_BF16, .sync_from_rank0 = how > 1));
-        EXPECT(shows(&m, KN_BF16, 1, 1, 300), "what computes, %d", how);
+        KN_CHECK(pair_init(&m, false) && kn_buffer(&m.a, "running", m.buffer) &&
+                 kn_fsdp_wrap(&m, world, .wrap_class = how & 1 ? "spy" : NULL,
+                              .buffer_dtype = KN_BF16, .sync_from_rank0 = how > 1));
+        KN_CHECK(shows(&m, KN_BF16, 1, 1, 300), "what computes, %d", how);
         void *const all[] = { &m, &m.a, &m.b };
         for (int i = 0; i < 3; i++) {
             kn_summon_scope s = kn_summon(all[i]);
-            EXPECT(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f), "summoned %d, %d", i, how);
-            EXPECT(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d, %d", i, how);
+            KN_CHECK(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f), "summoned %d, %d", i, how);
+            KN_CHECK(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d, %d", i, how);
         }
         pair_free(&m);
     }
-    return !kn_ok();
-}
-
-KN_TEST(buffer, a_buffer_of_several_modules_is_cast_once)
-{
-    on_thread_ranks(shared_buffers, NULL);
 }
 
 /* Showing what nobody writes counts as no write to what a backward saved. */

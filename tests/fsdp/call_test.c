@@ -44,61 +44,49 @@ static void hear(const kn_fsdp_event *e, void *arg)
              e->unit);
 }
 
-static int moves(kn_comm *world, void *arg)
+RANK_TEST(call, a_nested_unit_moves_nothing_else, .threads = "2")
 {
     two m;
     double loss;
     heard h = { "" };
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m, world, .wrap_class = "linear", .forward_prefetch = true));
-    EXPECT(two_backward(&m, 0) && kn_fsdp_on_event(&m, hear, &h));
-    EXPECT(part_forward(&m.a, 4, false, &loss));
-    EXPECT(strcmp(h.line, "gather a, gathered a, release a") == 0, "%s", h.line);
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m, world, .wrap_class = "linear", .forward_prefetch = true));
+    KN_CHECK(two_backward(&m, 0) && kn_fsdp_on_event(&m, hear, &h));
+    KN_CHECK(part_forward(&m.a, 4, false, &loss));
+    KN_CHECK(strcmp(h.line, "gather a, gathered a, release a") == 0, "%s", h.line);
     h.line[0] = 0;
-    EXPECT(part_backward(&m.a, 4, 1));
-    EXPECT(strcmp(h.line, "gather a, gathered a, release a, gather a, gathered a, release a, "
-                          "reduce a, reduced a") == 0,
-           "%s", h.line);
+    KN_CHECK(part_backward(&m.a, 4, 1));
+    KN_CHECK(strcmp(h.line, "gather a, gathered a, release a, gather a, gathered a, release a, "
+                            "reduce a, reduced a") == 0,
+             "%s", h.line);
     h.line[0] = 0;
     kn_set_grad_mode(false);
-    EXPECT(two_evaluate(&m, &loss));
+    KN_CHECK(two_evaluate(&m, &loss));
     kn_set_grad_mode(true);
-    EXPECT(strstr(h.line, "gather a, gathered a, gather b") == h.line,
-           "the root's order is known as before: %s", h.line);
-    EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == 0 &&
-           kn_ledger_read().live[KN_MEM_UNREDUCED] == 0);
+    KN_CHECK(strstr(h.line, "gather a, gathered a, gather b") == h.line,
+             "the root's order is known as before: %s", h.line);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0 &&
+             kn_ledger_read().live[KN_MEM_UNREDUCED] == 0);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(call, a_nested_unit_moves_nothing_else)
-{
-    KN_CHECK(kn_spawn_threads(2, moves, NULL) == 0);
 }
 
 /* Another use of the tree ends the call of a group of which one module ran. */
-static int part_of_a_group(kn_comm *world, void *arg)
+RANK_TEST(call, a_part_of_a_group_then_something_else, .threads = "124")
 {
     two m;
     double loss;
-    EXPECT(two_init(&m, KN_META, KN_F32));
+    KN_CHECK(two_init(&m, KN_META, KN_F32));
     kn_module *group[] = { &m.a.base, &m.b.base };
-    EXPECT(kn_fsdp_wrap_group(group, 2, world) && kn_fsdp_wrap(&m, world));
+    KN_CHECK(kn_fsdp_wrap_group(group, 2, world) && kn_fsdp_wrap(&m, world));
     for (int grad = 0; grad < 2; grad++) {
-        EXPECT(part_forward(&m.a, 4, grad, &loss));
+        KN_CHECK(part_forward(&m.a, 4, grad, &loss));
         kn_summon_scope s = kn_summon(&m.b);
-        EXPECT(s.s && kn_summon_end(s));
-        EXPECT(part_forward(&m.a, 4, grad, &loss) && kn_fsdp_reshard(&m.a));
-        EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
-        EXPECT(two_backward(&m, grad));
+        KN_CHECK(s.s && kn_summon_end(s));
+        KN_CHECK(part_forward(&m.a, 4, grad, &loss) && kn_fsdp_reshard(&m.a));
+        KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
+        KN_CHECK(two_backward(&m, grad));
     }
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(call, a_part_of_a_group_then_something_else)
-{
-    on_thread_ranks(part_of_a_group, NULL);
 }
 
 /* A forward that fails, or whose input is an error, leaves nothing behind. */
@@ -223,7 +211,7 @@ static void hear_move(const kn_fsdp_event *e, void *arg)
 
 /* A call by the method equals a call of a module whose forward is the method: its values, the
  * gathers and releases of units, and how often it runs. */
-static int by_method(kn_comm *world, void *arg)
+RANK_TEST(call, methods_are_cast_and_gathered_as_a_forward, .threads = "124", ROWS(methods))
 {
     const method_setting *s = arg;
     outer n[2]; /* the second has the method as its forward */
@@ -231,43 +219,34 @@ static int by_method(kn_comm *world, void *arg)
     double loss[2];
     char moves[2][2048];
     const kn_param *p[2];
-    EXPECT(make_method(&n[0], world, s, two_forward) && make_method(&n[1], world, s, encode));
-    EXPECT(kn_module_hook(&n[0].m,
-                          (kn_module_hooks){ .pre_backward = backward_begins, .arg = &begun }));
+    KN_CHECK(make_method(&n[0], world, s, two_forward) && make_method(&n[1], world, s, encode));
+    KN_CHECK(kn_module_hook(&n[0].m,
+                            (kn_module_hooks){ .pre_backward = backward_begins, .arg = &begun }));
     kn_optim *o[2] = { kn_sgd(&n[0], .lr = 0.5), kn_sgd(&n[1], .lr = 0.5) };
     for (int step = 0; step < 2; step++)
         for (int k = 0; k < 2; k++) {
             kn_scope scope = kn_scope_begin();
             moves[k][0] = '\0';
             encoded = 0;
-            EXPECT(kn_fsdp_on_event(&n[k], hear_move, moves[k]));
+            KN_CHECK(kn_fsdp_on_event(&n[k], hear_move, moves[k]));
             kn_tensor *l = method_loss(&n[k], s, k == 0, step * 4 + kn_rank(world));
             loss[k] = l ? kn_item(l) : NAN;
-            EXPECT(kn_backward(l) && kn_step(o[k]));
+            KN_CHECK(kn_backward(l) && kn_step(o[k]));
             ran[k] = encoded;
-            EXPECT(ran[k] == 1 + s->recompute, "it ran %d times", ran[k]);
-            EXPECT(k == 0 || strcmp(moves[0], moves[1]) == 0, "%s, not %s", moves[0], moves[1]);
-            EXPECT(k == 0 || loss[0] == loss[1], "%g, not %g", loss[0], loss[1]);
+            KN_CHECK(ran[k] == 1 + s->recompute, "it ran %d times", ran[k]);
+            KN_CHECK(k == 0 || strcmp(moves[0], moves[1]) == 0, "%s, not %s", moves[0], moves[1]);
+            KN_CHECK(k == 0 || loss[0] == loss[1], "%g, not %g", loss[0], loss[1]);
             kn_scope_end(scope);
         }
-    EXPECT(begun >= 2, "hooks of backward ran %d times", begun);
+    KN_CHECK(begun >= 2, "hooks of backward ran %d times", begun);
     int params = kn_params(&n[1], &p[1]);
-    EXPECT(params == 4 && kn_params(&n[0], &p[0]) == params);
+    KN_CHECK(params == 4 && kn_params(&n[0], &p[0]) == params);
     for (int i = 0; i < params; i++)
-        EXPECT(same_bytes(p[0][i].master, p[1][i].master), "%s", p[0][i].name);
+        KN_CHECK(same_bytes(p[0][i].master, p[1][i].master), "%s", p[0][i].name);
     kn_optim_free(o[0]);
     kn_optim_free(o[1]);
     kn_module_free(&n[0]);
     kn_module_free(&n[1]);
-    return 0;
-}
-
-KN_TEST(call, methods_are_cast_and_gathered_as_a_forward)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (size_t i = 0; i < sizeof methods / sizeof *methods; i++)
-            KN_CHECK(kn_spawn_threads(ranks, by_method, (void *)&methods[i]) == 0,
-                     "%d ranks, setting %d", ranks, (int)i);
 }
 
 KN_TEST(call, a_method_that_is_missing_or_fails)

@@ -102,7 +102,7 @@ static bool reference(float norm[ORDERS], net *m, int ranks)
 
 /* m's norms equal those of its gathered gradients. If its reductions add in the order of one
  * process (linear), norms and a clipped step equal that process's. */
-static int compare(kn_comm *world, net *m, bool linear)
+static void compare(kn_comm *world, net *m, bool linear)
 {
     static _Thread_local float room[MOST], before[MOST], after[MOST];
     kn_run run[16];
@@ -110,51 +110,44 @@ static int compare(kn_comm *world, net *m, bool linear)
     float want[ORDERS], absmax = 0;
     kn_set_threads(1);
     kn_scope scope = kn_scope_begin();
-    EXPECT(reference(want, &plain, kn_comm_size(world)));
+    KN_CHECK(reference(want, &plain, kn_comm_size(world)));
     kn_optim *o = kn_sgd(m, .lr = 1);
-    EXPECT(o && accumulate(m, world));
+    KN_CHECK(o && accumulate(m, world));
     int runs = whole_grads(m, room, run);
-    EXPECT(runs == 6, "%d gradients", runs);
+    KN_CHECK(runs == 6, "%d gradients", runs);
     KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_ABSMAX, ((kn_absmax_args){ run, runs, &absmax }));
     for (int k = 0; k < ORDERS; k++) {
         float norm = (float)kn_item(kn_clip_grad_norm_p(m, 0.01, order[k]));
         float put_together = plain_norm(run, runs, absmax, kn_grad_scale(m), order[k]);
-        EXPECT(norm == put_together, "p %g: %.9g, whole gradients give %.9g", order[k],
-               (double)norm, (double)put_together);
+        KN_CHECK(norm == put_together, "p %g: %.9g, whole gradients give %.9g", order[k],
+                 (double)norm, (double)put_together);
         double far = norm_in_f64(run, runs, kn_grad_scale(m), order[k]);
-        EXPECT(fabs((double)norm - far) < 1e-4 * far, "p %g: %.9g, not about %.9g", order[k],
-               (double)norm, far);
-        EXPECT(!linear || norm == want[k], "p %g: %.9g, one process gets %.9g", order[k],
-               (double)norm, (double)want[k]);
-        EXPECT(order[k] != 2 || norm == kn_item(kn_clip_grad_norm(m, 0.01)));
+        KN_CHECK(fabs((double)norm - far) < 1e-4 * far, "p %g: %.9g, not about %.9g", order[k],
+                 (double)norm, far);
+        KN_CHECK(!linear || norm == want[k], "p %g: %.9g, one process gets %.9g", order[k],
+                 (double)norm, (double)want[k]);
+        KN_CHECK(order[k] != 2 || norm == kn_item(kn_clip_grad_norm(m, 0.01)));
     }
     int64_t elements = run[runs - 1].count + ((float *)run[runs - 1].data - room);
     double norm = norm_in_f64(run, runs, kn_grad_scale(m), 3), scale = kn_grad_scale(m);
-    EXPECT(norm > 0.02 && read_all(m, before));
-    EXPECT(kn_item(kn_clip_grad_norm_p(m, 0.01, 3)) > 0.01f && kn_step(o));
-    EXPECT(!linear || all_read_as(m, &plain), "after a clipped step");
-    EXPECT(read_all(m, after) && moved_by(scale * 0.01 / norm, room, before, after, elements),
-           "a clipped step");
+    KN_CHECK(norm > 0.02 && read_all(m, before));
+    KN_CHECK(kn_item(kn_clip_grad_norm_p(m, 0.01, 3)) > 0.01f && kn_step(o));
+    KN_CHECK(!linear || all_read_as(m, &plain), "after a clipped step");
+    KN_CHECK(read_all(m, after) && moved_by(scale * 0.01 / norm, room, before, after, elements),
+             "a clipped step");
     kn_scope_end(scope);
     kn_optim_free(o);
     kn_module_free(&plain);
-    return 0;
 }
 
-static int norms(kn_comm *world, void *arg)
+RANK_TEST(clip, same_bits_for_every_order_and_way_of_sharding, IN_ALL_WAYS)
 {
     const way *w = arg;
     net m;
     bool hybrid = w->strategy == KN_HYBRID_SHARD || w->strategy == KN_HYBRID_SHARD_GRAD_OP;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w));
-    int bad = compare(world, &m, !hybrid);
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, w));
+    compare(world, &m, !hybrid);
     kn_module_free(&m);
-    return bad;
-}
-
-KN_TEST(clip, same_bits_for_every_order_and_way_of_sharding)
-{
-    in_all_ways(norms);
 }
 
 /* A unit on every rank, one in groups of arg ranks, one over all of them below the root. */
@@ -175,32 +168,26 @@ static bool several_meshes(kn_module *m, bool recurse, int64_t unclaimed, kn_fsd
     return recurse || *path == 'f' || *path == 'l';
 }
 
-static int mixed(kn_comm *world, void *arg)
+RANK_TEST(clip, units_of_one_tree_on_several_meshes, .threads = "124")
 {
     net m;
     int shards = kn_comm_size(world) == 4 ? 2 : 1;
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .policy = several_meshes,
-                                                 .policy_arg = &shards, .seed = NET_SEED));
-    EXPECT(kn_fsdp_units(&m, NULL, 0) == 4);
-    int bad = compare(world, &m, shards == 1);
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .policy = several_meshes,
+                                                   .policy_arg = &shards, .seed = NET_SEED));
+    KN_CHECK(kn_fsdp_units(&m, NULL, 0) == 4);
+    compare(world, &m, shards == 1);
     kn_module_free(&m);
-    return bad;
-}
-
-KN_TEST(clip, units_of_one_tree_on_several_meshes)
-{
-    on_thread_ranks(mixed, NULL);
 }
 
 /* ---- not finite ------------------------------------------------------------------------------ */
 
-static int finds(kn_comm *world, void *arg)
+RANK_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all, IN_ALL_WAYS)
 {
     const way *w = arg;
     net m;
     int last = kn_comm_size(world) - 1;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, w) && accumulate(&m, world));
-    EXPECT(!kn_find_nonfinite_grad(&m) && kn_ok());
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, w) && accumulate(&m, world));
+    KN_CHECK(!kn_find_nonfinite_grad(&m) && kn_ok());
     const kn_param *p;
     int n = kn_params(&m, &p), at = -1;
     for (int i = 0; i < n; i++)
@@ -213,49 +200,42 @@ static int finds(kn_comm *world, void *arg)
     kn_scope_end(scope);
     const char *name = kn_find_nonfinite_grad(&m);
     bool poked = w->layout == KN_LAYOUT_PER_PARAM || last == 0 || w->strategy == KN_NO_SHARD;
-    EXPECT(name || !poked, "nothing was found");
-    EXPECT(!name || strcmp(name, "fc1.weight") == 0, "found '%s'", name);
-    EXPECT((name == NULL) == (isfinite(kn_item(kn_clip_grad_norm(&m, 1))) != 0));
+    KN_CHECK(name || !poked, "nothing was found");
+    KN_CHECK(!name || strcmp(name, "fc1.weight") == 0, "found '%s'", name);
+    KN_CHECK((name == NULL) == (isfinite(kn_item(kn_clip_grad_norm(&m, 1))) != 0));
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all)
-{
-    in_all_ways(finds);
 }
 
 /* A rank that doesn't clip while the others do is named, and nothing hangs. */
-static int one_does_not_clip(kn_comm *world, void *arg)
+static void one_does_not_clip(kn_comm *world, void *arg)
 {
     net m;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && accumulate(&m, world));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && accumulate(&m, world));
     kn_optim *o = kn_sgd(&m, .lr = 1);
-    EXPECT(o != NULL);
+    KN_CHECK(o != NULL);
     if (kn_rank(world) == 1)
         kn_step(o);
     else
         kn_clip_grad_norm(&m, 1);
     net_backward(&m, kn_rank(world));
-    EXPECT(!kn_ok() && strstr(kn_error(), "collectives don't match: rank ") &&
-               strstr(kn_error(), "gradient norm"),
-           "the message");
+    KN_CHECK(!kn_ok() && strstr(kn_error(), "collectives don't match: rank ") &&
+                 strstr(kn_error(), "gradient norm"),
+             "the message");
     kn_clear_error();
     kn_optim_free(o);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(clip, a_rank_that_does_not_clip_is_found)
 {
-    on_ranks(2, one_does_not_clip, (void *)&ways[0]);
-    on_ranks(3, one_does_not_clip, (void *)&ways[4]);
+    on_processes("2", one_does_not_clip, (void *)&ways[0]);
+    on_both("3", one_does_not_clip, (void *)&ways[4]);
 }
 
 /* ---- parameters of no unit ------------------------------------------------------------------- */
 
 /* An ignored parameter's gradient is each rank's own: the first rank's counts, once. */
-static int ignored(kn_comm *world, void *arg)
+RANK_TEST(clip, parameters_of_no_unit_count_once, .processes = "13", .threads = "13")
 {
     static _Thread_local float room[MOST];
     kn_run run[16];
@@ -263,28 +243,22 @@ static int ignored(kn_comm *world, void *arg)
     net m;
     kn_scope scope = kn_scope_begin();
     kn_stream *s = kn_compute_stream(KN_CPU);
-    EXPECT(net_reference(&m) && kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));
-    EXPECT(net_backward(&m, kn_rank(world)));
+    KN_CHECK(net_reference(&m) &&
+             kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));
+    KN_CHECK(net_backward(&m, kn_rank(world)));
     int runs = whole_grads(&m, room, run);
-    EXPECT(runs == 6, "%d gradients", runs);
+    KN_CHECK(runs == 6, "%d gradients", runs);
     KN_LAUNCH(s, KN_K_ABSMAX, ((kn_absmax_args){ run, runs, &absmax }));
-    EXPECT(kn_all_reduce_max(world, &absmax, 1, s, "test"));
-    EXPECT(kn_broadcast(world, room, sizeof room, 0, s, "test"));
+    KN_CHECK(kn_all_reduce_max(world, &absmax, 1, s, "test"));
+    KN_CHECK(kn_broadcast(world, room, sizeof room, 0, s, "test"));
     for (int k = 0; k < ORDERS; k++) {
         float norm = (float)kn_item(kn_clip_grad_norm_p(&m, 0, order[k]));
         float want = plain_norm(run, runs, absmax, kn_grad_scale(&m.fc1), order[k]);
-        EXPECT(norm == want, "p %g: %.9g, not %.9g", order[k], (double)norm, (double)want);
+        KN_CHECK(norm == want, "p %g: %.9g, not %.9g", order[k], (double)norm, (double)want);
     }
-    EXPECT(kn_grad_scale(&m.fc1) == 1.0 / kn_comm_size(world) && kn_grad_scale(&m.ln) == 1);
+    KN_CHECK(kn_grad_scale(&m.fc1) == 1.0 / kn_comm_size(world) && kn_grad_scale(&m.ln) == 1);
     kn_scope_end(scope);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(clip, parameters_of_no_unit_count_once)
-{
-    on_ranks(1, ignored, NULL);
-    on_ranks(3, ignored, NULL);
 }
 
 /* ---- wrapped before it is added -------------------------------------------------------------- */
@@ -294,26 +268,20 @@ static kn_tensor *outer_forward(kn_module *self, kn_tensor *x)
     return kn_call(kn_module_child(self, 0), x);
 }
 
-static int added_after_wrapping(kn_comm *world, void *arg)
+RANK_TEST(clip, norms_agree_where_a_unit_is_added_after_wrapping, .threads = "2")
 {
     two m, plain;
     kn_module outer = { 0 };
-    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_fsdp_wrap(&plain, world, .seed = NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .seed = NET_SEED));
-    EXPECT(two_backward(&m, kn_rank(world)) && two_backward(&plain, kn_rank(world)));
-    EXPECT(kn_module_init(&outer, outer_forward) && kn_module_add(&outer, "inner", &m.base));
-    EXPECT(kn_grad_scale(&outer) == kn_grad_scale(&plain), "gradients that wait are counted");
+    KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_fsdp_wrap(&plain, world, .seed = NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .seed = NET_SEED));
+    KN_CHECK(two_backward(&m, kn_rank(world)) && two_backward(&plain, kn_rank(world)));
+    KN_CHECK(kn_module_init(&outer, outer_forward) && kn_module_add(&outer, "inner", &m.base));
+    KN_CHECK(kn_grad_scale(&outer) == kn_grad_scale(&plain), "gradients that wait are counted");
     const kn_param *p;
-    EXPECT(kn_params(&outer, &p) == 4 && strcmp(p[0].name, "inner.a.weight") == 0, "names");
+    KN_CHECK(kn_params(&outer, &p) == 4 && strcmp(p[0].name, "inner.a.weight") == 0, "names");
     float norm = (float)kn_item(kn_clip_grad_norm(&outer, 0)),
           want = (float)kn_item(kn_clip_grad_norm(&plain, 0));
-    EXPECT(norm == want && want > 0, "norm %g, not %g", norm, want);
+    KN_CHECK(norm == want && want > 0, "norm %g, not %g", norm, want);
     kn_module_free(&outer);
     kn_module_free(&plain);
-    return 0;
-}
-
-KN_TEST(clip, norms_agree_where_a_unit_is_added_after_wrapping)
-{
-    KN_CHECK(kn_spawn_threads(2, added_after_wrapping, NULL) == 0);
 }

@@ -87,77 +87,71 @@ static bool clip_both(void *m, how h, float *x, int64_t n)
     return kn_item(kn_clip_grad_norm(m, 0.02)) == got && fabs(got - want) < 1e-5 * want;
 }
 
-static int clamps(kn_comm *world, void *arg)
+RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_WAYS)
 {
     static _Thread_local float mean[MOST], before[MOST], after[MOST];
     for (int k = 0; k < HOWS * 2; k++) {
         net m;
         kn_scope scope = kn_scope_begin();
-        EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+        KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
         kn_scaler *s = k % 2 ? kn_scaler_new(&m, .init_scale = 64) : NULL;
         kn_optim *o = kn_sgd(&m, .lr = 1);
         for (int a = 0; a < 2; a++) {
             kn_tensor *loss = net_loss(&m, a * 4 + kn_rank(world));
-            EXPECT(kn_backward(s ? kn_scale_loss(s, loss) : loss));
+            KN_CHECK(kn_backward(s ? kn_scale_loss(s, loss) : loss));
         }
         int64_t n = whole_means(&m, mean);
-        EXPECT(read_all(&m, before) && clip_both(&m, k / 2, mean, n), "way %d", k);
-        EXPECT(s ? kn_scaler_step(s, o) : kn_step(o));
-        EXPECT(read_all(&m, after));
+        KN_CHECK(read_all(&m, before) && clip_both(&m, k / 2, mean, n), "way %d", k);
+        KN_CHECK(s ? kn_scaler_step(s, o) : kn_step(o));
+        KN_CHECK(read_all(&m, after));
         for (int64_t i = 0; i < n; i++) {
             double want = (double)before[i] - (double)mean[i];
-            EXPECT(fabs((double)after[i] - want) < 1e-6 * (1 + fabs(want)),
-                   "way %d, element %lld: %.9g, not %.9g", k, (long long)i, (double)after[i], want);
+            KN_CHECK(fabs((double)after[i] - want) < 1e-6 * (1 + fabs(want)),
+                     "way %d, element %lld: %.9g, not %.9g", k, (long long)i, (double)after[i],
+                     want);
         }
         /* the next step is without it */
-        EXPECT(!s || kn_scaler_get(s).skipped == 0);
+        KN_CHECK(!s || kn_scaler_get(s).skipped == 0);
         kn_optim_free(o);
         kn_scaler_free(s);
         kn_scope_end(scope);
         kn_module_free(&m);
     }
-    return 0;
-}
-
-KN_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding)
-{
-    in_all_ways(clamps);
 }
 
 /* ---- what it must not hide, and wrong use ---------------------------------------------------- */
 
 /* An overflow that the clamp would make finite is still one: the step is skipped on all ranks. */
-static int overflows(kn_comm *world, void *arg)
+static void overflows(kn_comm *world, void *arg)
 {
     static _Thread_local float before[MOST], after[MOST];
     net m;
     int last = kn_comm_size(world) - 1;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 64);
     kn_optim *o = kn_sgd(&m, .lr = 1);
     for (int norm = 0; norm < 2; norm++) {
         kn_scope scope = kn_scope_begin();
-        EXPECT(kn_backward(kn_scale_loss(s, net_loss(&m, 0))) && read_all(&m, before));
+        KN_CHECK(kn_backward(kn_scale_loss(s, net_loss(&m, 0))) && read_all(&m, before));
         const kn_param *p;
         kn_params(&m, &p);
         kn_tensor *g = kn_param_grad(&p[0]);
         if (kn_rank(world) == last && kn_numel(g) > 0)
             ((float *)kn_array_of(g).data)[0] = INFINITY;
-        EXPECT(kn_clip_grad_value(&m, 0.1) && (!norm || kn_clip_grad_norm(&m, 1)));
-        EXPECT(kn_scaler_step(s, o) && kn_scaler_get(s).skipped == norm + 1);
-        EXPECT(read_all(&m, after) && memcmp(before, after, sizeof before) == 0);
+        KN_CHECK(kn_clip_grad_value(&m, 0.1) && (!norm || kn_clip_grad_norm(&m, 1)));
+        KN_CHECK(kn_scaler_step(s, o) && kn_scaler_get(s).skipped == norm + 1);
+        KN_CHECK(read_all(&m, after) && memcmp(before, after, sizeof before) == 0);
         kn_scope_end(scope);
     }
     kn_optim_free(o);
     kn_scaler_free(s);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
 {
-    on_ranks(2, overflows, (void *)&ways[0]);
-    on_ranks(2, overflows, (void *)&ways[3]);
+    on_processes("2", overflows, (void *)&ways[0]);
+    on_processes("2", overflows, (void *)&ways[3]);
 }
 
 KN_TEST(clip_value, wrong_use_is_a_sentence)

@@ -125,87 +125,83 @@ static bool spares_are(stack *m, int want)
 }
 
 /* A round of each rank, and its calls. */
-static int counted_round(const setting *s, stack *m, kn_comm *w, int round, spare use, bool first)
+static void counted_round(const setting *s, stack *m, kn_comm *w, int round, spare use, bool first)
 {
     events n = { 0 };
     int size = kn_comm_size(w);
     kn_device d = s->o.device ? s->o.device : KN_CPU;
-    EXPECT(kn_fsdp_on_event(m, hear, &n));
+    KN_CHECK(kn_fsdp_on_event(m, hear, &n));
     int64_t before = calls_of(w);
     message_count sent = s->queues ? queues_counted(w) : (message_count){ 0 };
-    EXPECT(stack_backward(m, d, round * size + kn_rank(w), use));
+    KN_CHECK(stack_backward(m, d, round * size + kn_rank(w), use));
     int64_t calls = calls_of(w) - before;
     bool partial = s->last_reduces && round % 2 == 0;
     int tells = s->last_reduces && !partial; /* whether the round before brought any rank some */
     int want = n.gathers * s->gather + n.reductions * (partial ? 1 : s->reduce) + tells;
-    EXPECT(n.reductions == LAYERS && (size == 1 || n.gathers >= s->gather * LAYERS),
-           "%s: %d gathers, %d reductions", s->what, n.gathers, n.reductions);
-    EXPECT(first || size == 1 || calls == want,
-           "%s, %d ranks: %d calls for %d gathers, %d reductions and %d", s->what, size, (int)calls,
-           n.gathers, n.reductions, tells);
+    KN_CHECK(n.reductions == LAYERS && (size == 1 || n.gathers >= s->gather * LAYERS),
+             "%s: %d gathers, %d reductions", s->what, n.gathers, n.reductions);
+    KN_CHECK(first || size == 1 || calls == want,
+             "%s, %d ranks: %d calls for %d gathers, %d reductions and %d", s->what, size,
+             (int)calls, n.gathers, n.reductions, tells);
     if (s->queues && !first) /* of a call: its description and its bytes, to each other rank */
-        EXPECT(queues_counted(w).messages - sent.messages == 2 * calls * (size - 1), "%s", s->what);
-    EXPECT(kn_fsdp_on_event(m, NULL, NULL));
-    return 0;
+        KN_CHECK(queues_counted(w).messages - sent.messages == 2 * calls * (size - 1), "%s",
+                 s->what);
+    KN_CHECK(kn_fsdp_on_event(m, NULL, NULL));
 }
 
-static int run_ranks(const setting *s, stack *m, kn_comm *w)
+static void run_ranks(const setting *s, stack *m, kn_comm *w)
 {
     kn_optim *opt = kn_sgd(m, .lr = 0.1);
     int size = kn_comm_size(w), rounds = s->last_reduces ? 2 : 1;
-    EXPECT(opt);
+    KN_CHECK(opt);
     for (int step = 0; step <= SPARES; step++) { /* communicators are made in the first */
         spare use = (spare)(step % SPARES);
         for (int r = 0; r < rounds; r++) {
-            EXPECT(!s->last_reduces || kn_fsdp_set_all_reduce(m, r > 0, true));
-            if (counted_round(s, m, w, step * rounds + r, use, step == 0))
-                return 1;
+            KN_CHECK(!s->last_reduces || kn_fsdp_set_all_reduce(m, r > 0, true));
+            counted_round(s, m, w, step * rounds + r, use, step == 0);
         }
-        EXPECT(spares_are(m, use == SPARE_NONE ? 0 : 2 * LAYERS), "%s, %d ranks, step %d", s->what,
-               size, step);
-        EXPECT(kn_step(opt));
+        KN_CHECK(spares_are(m, use == SPARE_NONE ? 0 : 2 * LAYERS), "%s, %d ranks, step %d",
+                 s->what, size, step);
+        KN_CHECK(kn_step(opt));
     }
     kn_optim_free(opt);
-    return 0;
 }
 
 /* One process that runs all micro-batches has the same bits. */
-static int same_as_one(const setting *s, stack *m, int size)
+static void same_as_one(const setting *s, stack *m, int size)
 {
-    static const char *const none = "the reference is of no rank";
     stack one;
-    EXPECT(stack_init(&one) && kn_materialize(&one, KN_CPU, NET_SEED), "%s", none);
+    KN_CHECK(stack_init(&one) && kn_materialize(&one, KN_CPU, NET_SEED));
     kn_optim *opt = kn_sgd(&one, .lr = 0.1);
     for (int step = 0; step <= SPARES; step++) {
         for (int i = 0; i < size; i++)
-            EXPECT(stack_backward(&one, KN_CPU, step * size + i, (spare)(step % SPARES)));
-        EXPECT(kn_step(opt));
+            KN_CHECK(stack_backward(&one, KN_CPU, step * size + i, (spare)(step % SPARES)));
+        KN_CHECK(kn_step(opt));
     }
     const kn_param *p;
-    EXPECT(kn_params(&one, &p) == PER_LAYER * LAYERS && all_read_as(m, &one), "%s, %d ranks",
-           s->what, size);
+    KN_CHECK(kn_params(&one, &p) == PER_LAYER * LAYERS && all_read_as(m, &one), "%s, %d ranks",
+             s->what, size);
     kn_optim_free(opt);
     kn_module_free(&one.base);
-    return 0;
 }
 
-static int setting_rank(kn_comm *w, void *arg)
+static void setting_rank(kn_comm *w, void *arg)
 {
     const setting *s = arg;
     stack m;
     kn_comm *c = s->queues ? queues_world(s->queues, kn_rank(w), kn_comm_size(w)) : w;
-    EXPECT(c && stack_init(&m) && kn_fsdp_wrap_(&m, c, s->o), "%s", s->what);
-    if (run_ranks(s, &m, c) || (!s->other_bits && same_as_one(s, &m, kn_comm_size(w))))
-        return 1;
+    KN_CHECK(c && stack_init(&m) && kn_fsdp_wrap_(&m, c, s->o), "%s", s->what);
+    run_ranks(s, &m, c);
+    if (!s->other_bits)
+        same_as_one(s, &m, kn_comm_size(w));
     kn_module_free(&m.base);
     if (s->queues)
         queues_free(c);
-    return 0;
 }
 
 static void check(setting s)
 {
-    int failed = kn_spawn_threads(s.ranks, setting_rank, &s);
+    int failed = spawn_threads(s.ranks, setting_rank, &s);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%s: %d of %d ranks failed", s.what, failed, s.ranks);
 }
@@ -254,34 +250,25 @@ KN_TEST(collectives, gradients_on_some_ranks_cost_no_message)
 
 /* Ranks agree after the last backward on gradients of earlier ones, even if the last one reduces
  * nothing there; gradients dropped in between are gone on all ranks. */
-static int not_last_rank(kn_comm *w, void *arg)
+RANK_TEST(collectives, gradients_of_a_backward_that_was_not_the_last, .threads = "124", .cases = 2)
 {
-    bool drops = *(bool *)arg;
+    bool drops = *(int *)arg;
     stack m;
-    EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "linear", .seed = NET_SEED));
+    KN_CHECK(stack_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     kn_optim *opt = kn_sgd(&m, .lr = 0.1);
-    EXPECT(opt && kn_fsdp_set_is_last_backward(&m, false));
-    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_SOME));
+    KN_CHECK(opt && kn_fsdp_set_is_last_backward(&m, false));
+    KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_SOME));
     for (int i = 0; i < LAYERS && drops; i++)
         kn_clear_grad(kn_module_param(&m.layer[i].spare, "weight"));
-    EXPECT(kn_fsdp_set_is_last_backward(&m, true));
-    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_NONE));
-    EXPECT(spares_are(&m, kn_comm_size(w) == 1 ? 0
-                          : drops              ? LAYERS
-                                               : 2 * LAYERS) &&
-               kn_step(opt),
-           "drops %d", drops);
+    KN_CHECK(kn_fsdp_set_is_last_backward(&m, true));
+    KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_NONE));
+    KN_CHECK(spares_are(&m, kn_comm_size(world) == 1 ? 0
+                            : drops                  ? LAYERS
+                                                     : 2 * LAYERS) &&
+                 kn_step(opt),
+             "drops %d", drops);
     kn_optim_free(opt);
     kn_module_free(&m.base);
-    return 0;
-}
-
-KN_TEST(collectives, gradients_of_a_backward_that_was_not_the_last)
-{
-    for (int n = 1; n <= 4; n *= 2)
-        for (int drops = 0; drops < 2; drops++)
-            KN_CHECK(kn_spawn_threads(n, not_last_rank, &(bool){ drops }) == 0, "%d ranks", n);
-    KN_CHECK_OK();
 }
 
 /* No element of this rank's part of the spare layers' biases has a gradient of zero. */
@@ -302,47 +289,40 @@ static bool spare_biases_have_some(stack *m)
 
 /* Gradients that only some ranks had before the all-reduce count on all of them after it; one that
  * is dropped in between leaves the bucket's others. */
-static int before_all_reduce_rank(kn_comm *w, void *arg)
+RANK_TEST(collectives, gradients_of_a_backward_before_the_all_reduce, .threads = "4", .cases = 2)
 {
-    bool drops = *(bool *)arg;
+    bool drops = *(int *)arg;
     stack m;
-    EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "linear", .seed = NET_SEED,
-                                          .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
+    KN_CHECK(stack_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED,
+                                            .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
     kn_optim *opt = kn_sgd(&m, .lr = 0.1);
-    EXPECT(opt && kn_fsdp_set_all_reduce(&m, false, true));
-    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_SOME));
+    KN_CHECK(opt && kn_fsdp_set_all_reduce(&m, false, true));
+    KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_SOME));
     for (int i = 0; i < LAYERS && drops; i++)
         kn_clear_grad(kn_module_param(&m.layer[i].spare, "weight"));
-    EXPECT(kn_fsdp_set_all_reduce(&m, true, true));
-    EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_NONE));
-    EXPECT(spares_are(&m, drops ? LAYERS : 2 * LAYERS), "drops %d", drops);
-    EXPECT(spare_biases_have_some(&m) && kn_step(opt), "drops %d", drops);
+    KN_CHECK(kn_fsdp_set_all_reduce(&m, true, true));
+    KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_NONE));
+    KN_CHECK(spares_are(&m, drops ? LAYERS : 2 * LAYERS), "drops %d", drops);
+    KN_CHECK(spare_biases_have_some(&m) && kn_step(opt), "drops %d", drops);
     kn_optim_free(opt);
     kn_module_free(&m.base);
-    return 0;
-}
-
-KN_TEST(collectives, gradients_of_a_backward_before_the_all_reduce)
-{
-    for (int drops = 0; drops < 2; drops++)
-        KN_CHECK(kn_spawn_threads(4, before_all_reduce_rank, &(bool){ drops }) == 0);
-    KN_CHECK_OK();
 }
 
 /* A dropped one doesn't come back with those of the next backward. */
-static int dropped_before_all_reduce_rank(kn_comm *w, void *arg)
+RANK_TEST(collectives, a_gradient_dropped_before_the_all_reduce, .threads = "4")
 {
     stack m[2]; /* the second one runs the second backward alone */
     const kn_param *p[2];
     kn_scope scope = kn_scope_begin();
     for (int i = 0; i < 2; i++) {
-        EXPECT(stack_init(&m[i]) && kn_fsdp_wrap(&m[i], w, .wrap_class = "linear", .seed = NET_SEED,
-                                                 .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
-        EXPECT(kn_fsdp_set_all_reduce(&m[i], false, true));
-        EXPECT(i > 0 || stack_backward(&m[i], KN_CPU, kn_rank(w), SPARE_ALL));
+        KN_CHECK(stack_init(&m[i]) &&
+                 kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED,
+                              .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
+        KN_CHECK(kn_fsdp_set_all_reduce(&m[i], false, true));
+        KN_CHECK(i > 0 || stack_backward(&m[i], KN_CPU, kn_rank(world), SPARE_ALL));
         kn_clear_grad(kn_module_param(&m[i].layer[0].spare, "weight"));
-        EXPECT(kn_fsdp_set_all_reduce(&m[i], true, true));
-        EXPECT(stack_backward(&m[i], KN_CPU, kn_rank(w), SPARE_ALL));
+        KN_CHECK(kn_fsdp_set_all_reduce(&m[i], true, true));
+        KN_CHECK(stack_backward(&m[i], KN_CPU, kn_rank(world), SPARE_ALL));
     }
     int n = kn_params(&m[0], &p[0]), checked = 0;
     kn_params(&m[1], &p[1]);
@@ -350,53 +330,38 @@ static int dropped_before_all_reduce_rank(kn_comm *w, void *arg)
         if (!strstr(p[0][i].name, "first.spare.weight"))
             continue;
         kn_tensor *a = kn_param_grad(&p[0][i]), *b = kn_param_grad(&p[1][i]);
-        EXPECT(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
+        KN_CHECK(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
         checked++;
     }
     kn_scope_end(scope);
-    EXPECT(checked == 1);
+    KN_CHECK(checked == 1);
     kn_module_free(&m[0].base);
     kn_module_free(&m[1].base);
-    return arg != NULL;
-}
-
-KN_TEST(collectives, a_gradient_dropped_before_the_all_reduce)
-{
-    KN_CHECK(kn_spawn_threads(4, dropped_before_all_reduce_rank, NULL) == 0);
-    KN_CHECK_OK();
 }
 
 /* A backward without sync costs the ranks one agreement, and steps after that one none. */
-static int held_back_rank(kn_comm *w, void *arg)
+RANK_TEST(collectives, a_backward_without_sync_costs_one, .threads = "24")
 {
     enum { WARM, BEFORE, HELD_BACK, AFTER, TURNS };
     int64_t calls[TURNS];
     stack m;
-    EXPECT(stack_init(&m) && kn_fsdp_wrap(&m, w, .wrap_class = "adapted", .seed = NET_SEED));
+    KN_CHECK(stack_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "adapted", .seed = NET_SEED));
     kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     for (int i = WARM; i < TURNS; i++) {
         bool held = i == HELD_BACK;
-        EXPECT(!held || (kn_fsdp_set_gradient_sync(&m, false, true) &&
-                         stack_backward(&m, KN_CPU, kn_rank(w), SPARE_ALL) &&
-                         kn_fsdp_set_gradient_sync(&m, true, true)));
-        calls[i] = -calls_of(w);
-        EXPECT(stack_backward(&m, KN_CPU, kn_rank(w), SPARE_ALL));
-        calls[i] += calls_of(w);
-        EXPECT(kn_step(opt));
+        KN_CHECK(!held || (kn_fsdp_set_gradient_sync(&m, false, true) &&
+                           stack_backward(&m, KN_CPU, kn_rank(world), SPARE_ALL) &&
+                           kn_fsdp_set_gradient_sync(&m, true, true)));
+        calls[i] = -calls_of(world);
+        KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_ALL));
+        calls[i] += calls_of(world);
+        KN_CHECK(kn_step(opt));
     }
-    EXPECT(calls[HELD_BACK] == calls[BEFORE] + 1 && calls[AFTER] == calls[BEFORE],
-           "%d calls, then %d, then %d", (int)calls[BEFORE], (int)calls[HELD_BACK],
-           (int)calls[AFTER]);
+    KN_CHECK(calls[HELD_BACK] == calls[BEFORE] + 1 && calls[AFTER] == calls[BEFORE],
+             "%d calls, then %d, then %d", (int)calls[BEFORE], (int)calls[HELD_BACK],
+             (int)calls[AFTER]);
     kn_optim_free(opt);
     kn_module_free(&m.base);
-    return arg != NULL;
-}
-
-KN_TEST(collectives, a_backward_without_sync_costs_one)
-{
-    for (int n = 2; n <= 4; n *= 2)
-        KN_CHECK(kn_spawn_threads(n, held_back_rank, NULL) == 0, "%d ranks", n);
-    KN_CHECK_OK();
 }
 
 /* A hook reduces bucket by bucket; the agreement on gradients is then one more collective. */
@@ -405,37 +370,28 @@ static bool as_usual(const kn_grad_reduction *r, void *arg)
     return kn_reduce_default(r, arg);
 }
 
-static int hook_rank(kn_comm *w, void *arg)
+RANK_TEST(collectives, a_hook_takes_its_own, .threads = "24")
 {
-    setting s = { "a hook", kn_comm_size(w), 1, 3, OPTIONS(.layout = KN_LAYOUT_FLAT) };
+    setting s = { "a hook", kn_comm_size(world), 1, 3, OPTIONS(.layout = KN_LAYOUT_FLAT) };
     stack m;
-    EXPECT(stack_init(&m) && kn_fsdp_wrap_(&m, w, s.o) &&
-           kn_fsdp_set_comm_hook(&m, as_usual, NULL, true));
-    EXPECT(run_ranks(&s, &m, w) == 0 && same_as_one(&s, &m, kn_comm_size(w)) == 0);
+    KN_CHECK(stack_init(&m) && kn_fsdp_wrap_(&m, world, s.o) &&
+             kn_fsdp_set_comm_hook(&m, as_usual, NULL, true));
+    run_ranks(&s, &m, world);
+    same_as_one(&s, &m, kn_comm_size(world));
     kn_module_free(&m.base);
-    return arg != NULL;
-}
-
-KN_TEST(collectives, a_hook_takes_its_own)
-{
-    for (int n = 2; n <= 4; n *= 2)
-        KN_CHECK(kn_spawn_threads(n, hook_rank, NULL) == 0);
-    KN_CHECK_OK();
-}
-
-static int device_rank(kn_comm *w, void *arg)
-{
-    setting s = { "a device", kn_comm_size(w), 1, 1, OPTIONS(.device = STAND_IN) };
-    stand_in_begin((stand_in){ 0 });
-    return setting_rank(w, &s);
 }
 
 /* On another device the flags reach the host of a rank whose backward left out a parameter. */
+static void device_rank(kn_comm *world, void *arg)
+{
+    setting s = { "a device", kn_comm_size(world), 1, 1, OPTIONS(.device = STAND_IN) };
+    stand_in_begin((stand_in){ 0 });
+    setting_rank(world, &s);
+}
+
 KN_TEST(collectives, on_a_device_apart)
 {
     if (THREADS_ONLY)
         KN_SKIP("needs processes: each has a device");
-    for (int n = 1; n <= 4; n *= 2)
-        KN_CHECK(kn_spawn(n, device_rank, NULL) == 0, "%d ranks", n);
-    KN_CHECK_OK();
+    on_processes("124", device_rank, NULL);
 }

@@ -96,51 +96,39 @@ KN_TEST(control, open_forwards_keep_their_order)
     }
 }
 
-static int not_closed(kn_comm *world, void *arg)
+RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
 {
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     kn_optim *o = kn_sgd(&m, .lr = 1);
-    EXPECT(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
-    EXPECT(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
-    EXPECT(!kn_step(o) &&
-           error_has("a part may still be on its way", "kn_fsdp_set_is_last_backward on"));
+    KN_CHECK(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
+    KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
+    KN_CHECK(!kn_step(o) &&
+             error_has("a part may still be on its way", "kn_fsdp_set_is_last_backward on"));
     if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
         kn_zero_grad(&m);
-        EXPECT(kn_grad_scale(&m) == 1 && !kn_step(o) &&
-                   error_has("no parameter has a gradient", ""),
-               "dropped gradients owe nothing");
-        EXPECT(two_backward(&m, 0) && kn_fsdp_set_is_last_backward(&m, true));
-        EXPECT(two_backward(&m, 1) && kn_grad_scale(&m) == 0.5 && kn_step(o));
+        KN_CHECK(kn_grad_scale(&m) == 1 && !kn_step(o) &&
+                     error_has("no parameter has a gradient", ""),
+                 "dropped gradients owe nothing");
+        KN_CHECK(two_backward(&m, 0) && kn_fsdp_set_is_last_backward(&m, true));
+        KN_CHECK(two_backward(&m, 1) && kn_grad_scale(&m) == 0.5 && kn_step(o));
     }
     kn_optim_free(o);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(control, a_step_needs_the_last_backward)
-{
-    on_thread_ranks(not_closed, NULL);
 }
 
 /* ---- parameters that backward doesn't need --------------------------------------------------- */
 
-static int reads_released(kn_comm *world, void *arg)
+RANK_TEST(control, a_unit_that_backward_reads_after_all_is_named, .threads = "2")
 {
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    EXPECT(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
-           "nothing reads a.weight");
-    EXPECT(kn_fsdp_set_unshard_in_backward(&m.b, false, false));
-    EXPECT(!two_backward(&m, 0) && error_has("the bytes of b f32[4,5] are released", "unshard"),
-           "the unit is named");
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
+             "nothing reads a.weight");
+    KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.b, false, false));
+    KN_CHECK(!two_backward(&m, 0) && error_has("the bytes of b f32[4,5] are released", "unshard"),
+             "the unit is named");
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(control, a_unit_that_backward_reads_after_all_is_named)
-{
-    KN_CHECK(kn_spawn_threads(2, reads_released, NULL) == 0);
 }
 
 /* ---- parameters that nothing used ------------------------------------------------------------ */
@@ -172,41 +160,40 @@ static bool changed(void *m, int i, const float *before, float factor)
     return !same;
 }
 
-static int decays(kn_comm *world, void *arg)
+static void decays(kn_comm *world, void *arg)
 {
     const unused *u = arg;
     three m = { 0 };
     float before[3][16];
-    EXPECT(kn_module_init(&m.base, three_forward));
+    KN_CHECK(kn_module_init(&m.base, three_forward));
     kn_linear *l[3] = { &m.a, &m.b, &m.c };
     static const char *const name[] = { "a", "b", "c" };
     for (int i = 0; i < 3; i++)
-        EXPECT(kn_linear_init(l[i], &m.base, name[i], 4, 4, .device = KN_META, .no_bias = true));
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .strategy = u->strategy,
-                        .mesh.shards = u->strategy == KN_HYBRID_SHARD ? 2 : 0));
-    EXPECT(!u->on || kn_fsdp_set_reduce_unused(&m, true, true));
+        KN_CHECK(kn_linear_init(l[i], &m.base, name[i], 4, 4, .device = KN_META, .no_bias = true));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .strategy = u->strategy,
+                          .mesh.shards = u->strategy == KN_HYBRID_SHARD ? 2 : 0));
+    KN_CHECK(!u->on || kn_fsdp_set_reduce_unused(&m, true, true));
     for (int i = 0; i < 3; i++)
-        EXPECT(kn_param_read(&m, i, before[i]));
+        KN_CHECK(kn_param_read(&m, i, before[i]));
     kn_optim *o = kn_adamw(&m, .lr = 0.5, .weight_decay = 0.5);
     for (int round = 0; round < 2; round++) {
-        EXPECT(!u->no_sync || kn_fsdp_set_gradient_sync(&m, round == 1, true));
-        EXPECT(!u->not_last || kn_fsdp_set_is_last_backward(&m, round == 1));
-        EXPECT(two_backward(&m, round * kn_comm_size(world) + kn_rank(world)));
+        KN_CHECK(!u->no_sync || kn_fsdp_set_gradient_sync(&m, round == 1, true));
+        KN_CHECK(!u->not_last || kn_fsdp_set_is_last_backward(&m, round == 1));
+        KN_CHECK(two_backward(&m, round * kn_comm_size(world) + kn_rank(world)));
     }
     const kn_param *p;
-    EXPECT(kn_params(&m, &p) == 3);
+    KN_CHECK(kn_params(&m, &p) == 3);
     for (int i = 0; i < 3; i++) {
         kn_scope scope = kn_scope_begin();
-        EXPECT((kn_param_grad(&p[i]) != NULL) == (i == 0 || (i == 1 && u->on)), "%s", name[i]);
+        KN_CHECK((kn_param_grad(&p[i]) != NULL) == (i == 0 || (i == 1 && u->on)), "%s", name[i]);
         kn_scope_end(scope);
     }
-    EXPECT(kn_step(o));
-    EXPECT(changed(&m, 0, before[0], 0.75f), "a");
-    EXPECT(!changed(&m, 1, before[1], u->on ? 0.75f : 1), "b, on: %d", u->on);
-    EXPECT(!changed(&m, 2, before[2], 1), "c");
+    KN_CHECK(kn_step(o));
+    KN_CHECK(changed(&m, 0, before[0], 0.75f), "a");
+    KN_CHECK(!changed(&m, 1, before[1], u->on ? 0.75f : 1), "b, on: %d", u->on);
+    KN_CHECK(!changed(&m, 2, before[2], 1), "c");
     kn_optim_free(o);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(control, unused_parameters_have_gradients_of_zeros)
@@ -215,7 +202,7 @@ KN_TEST(control, unused_parameters_have_gradients_of_zeros)
         unused u = { .on = i % 2, .no_sync = i / 2 % 2, .not_last = i / 4 % 2 };
         int ranks = 1 << i / 8;
         u.strategy = ranks == 4 && i % 3 == 0 ? KN_HYBRID_SHARD : KN_FULL_SHARD + i % 3;
-        KN_CHECK(kn_spawn_threads(ranks, decays, &u) == 0, "way %d on %d ranks", i, ranks);
+        KN_CHECK(spawn_threads(ranks, decays, &u) == 0, "way %d on %d ranks", i, ranks);
     }
 }
 
@@ -345,13 +332,13 @@ static kn_tensor *recurrent_forward(kn_module *self, kn_tensor *x)
 }
 
 /* A loss over several forwards, of which rank 1 uses the last alone. */
-static int recur(kn_comm *world, void *arg)
+RANK_TEST(control, a_unit_that_is_called_often_has_its_turns, .threads = "124")
 {
     recurrent m = { 0 };
     kn_module_init(&m.base, recurrent_forward);
-    EXPECT(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
-           kn_linear_init(&m.cell, &m.base, "cell", 4, 4, .device = KN_META));
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
+             kn_linear_init(&m.cell, &m.base, "cell", 4, 4, .device = KN_META));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = NULL;
     for (int i = 0; i < FORWARDS; i++) {
@@ -360,53 +347,41 @@ static int recur(kn_comm *world, void *arg)
             y = kn_detach(y);
         loss = loss ? kn_add(loss, y) : y;
     }
-    EXPECT(kn_backward(loss));
+    KN_CHECK(kn_backward(loss));
     kn_scope_end(scope);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(control, a_unit_that_is_called_often_has_its_turns)
-{
-    on_thread_ranks(recur, NULL);
 }
 
 enum { WITHOUT_BACKWARD = 300 };
 
 /* Forwards that may have a backward, but get none, are forgotten; the last one is not. */
-static int only_forwards(kn_comm *world, void *arg)
+RANK_TEST(control, forwards_without_backward_are_forgotten, .threads = "12")
 {
     two m, whole;
     int most[2] = { 0 };
-    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
+    KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
     for (int i = 0; i < 2 * WITHOUT_BACKWARD; i++) {
         kn_scope scope = kn_scope_begin();
-        EXPECT(two_loss(&m, 0));
+        KN_CHECK(two_loss(&m, 0));
         kn_scope_end(scope);
         int visits = kn_unit_of(m.base.impl)->schedule->order.visits, half = i / WITHOUT_BACKWARD;
         most[half] = visits > most[half] ? visits : most[half];
     }
-    EXPECT(most[0] == most[1], "calls that are remembered: at most %d, then %d", most[0], most[1]);
+    KN_CHECK(most[0] == most[1], "calls that are remembered: at most %d, then %d", most[0],
+             most[1]);
     kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.5);
-    EXPECT(two_backward(&m, kn_rank(world)) && kn_step(a));
+    KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(a));
     for (int i = 0; i < kn_comm_size(world); i++)
-        EXPECT(two_backward(&whole, i));
-    EXPECT(kn_step(b));
+        KN_CHECK(two_backward(&whole, i));
+    KN_CHECK(kn_step(b));
     const kn_param *list;
     int params = kn_params(&whole, &list);
     for (int i = 0; i < params; i++)
-        EXPECT(reads_as(&m, i, list[i].tensor), "'%s'", list[i].name);
+        KN_CHECK(reads_as(&m, i, list[i].tensor), "'%s'", list[i].name);
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&m);
     kn_module_free(&whole);
-    return 0;
-}
-
-KN_TEST(control, forwards_without_backward_are_forgotten)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, only_forwards, NULL) == 0, "%d ranks", ranks);
 }

@@ -8,7 +8,7 @@
  * within a tolerance; KNAP_COMM selects the collectives there. */
 #include "fsdp/unit.h"
 #include "knap.h"
-#include "tests/comm/comm_test.h"
+#include "tests/fsdp/ranks.h"
 #include "tests/fsdp/controls.h"
 #include "tests/fsdp/guarded.h"
 
@@ -160,7 +160,7 @@ static bool keep_params(any_net *n, kn_comm *world, outcome *o)
     return true;
 }
 
-static int train(kn_comm *world, void *arg)
+static void train(kn_comm *world, void *arg)
 {
     job *j = arg;
     const setting *s = &j->s;
@@ -170,49 +170,49 @@ static int train(kn_comm *world, void *arg)
     kn_set_threads(1);
     kn_seed(7);
     kn_set_step(0);
-    EXPECT(any_init(&net, s->images));
-    EXPECT(kn_fsdp_wrap(net.self, world, .strategy = s->strategy, .mesh = s->mesh,
-                        .layout = s->layout, .device = s->device, .seed = 42,
-                        .wrap_class = s->images ? "resnet_block" : "gpt_block",
-                        .param_dtype = s->bf16 ? KN_BF16 : KN_DTYPE_DEFAULT,
-                        .offload_dir = s->pinned && s->device == DEVICE ? "memory"
-                                       : s->offload                     ? "/tmp"
-                                                                        : NULL,
-                        .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard,
-                        .max_reductions = s->controls ? 2 : 0));
-    EXPECT(!s->images || kn_sync_batch_norm(net.self, world) > 0);
-    EXPECT(!s->stochastic || kn_fsdp_set_comm_hook(net.self, kn_hook_bf16_stochastic, NULL, true));
+    KN_CHECK(any_init(&net, s->images));
+    KN_CHECK(kn_fsdp_wrap(net.self, world, .strategy = s->strategy, .mesh = s->mesh,
+                          .layout = s->layout, .device = s->device, .seed = 42,
+                          .wrap_class = s->images ? "resnet_block" : "gpt_block",
+                          .param_dtype = s->bf16 ? KN_BF16 : KN_DTYPE_DEFAULT,
+                          .offload_dir = s->pinned && s->device == DEVICE ? "memory"
+                                         : s->offload                     ? "/tmp"
+                                                                          : NULL,
+                          .forward_prefetch = s->prefetch, .reshard_after_forward = s->reshard,
+                          .max_reductions = s->controls ? 2 : 0));
+    KN_CHECK(!s->images || kn_sync_batch_norm(net.self, world) > 0);
+    KN_CHECK(!s->stochastic ||
+             kn_fsdp_set_comm_hook(net.self, kn_hook_bf16_stochastic, NULL, true));
     kn_optim *opt = s->images ? kn_sgd(net.self, .lr = 0.05, .momentum = 0.9, .nesterov = true)
                               : kn_adamw(net.self, .lr = 1e-2, .weight_decay = 0.1);
     kn_scaler *scaler = s->scaler ? kn_scaler_new(net.self) : NULL;
-    EXPECT(opt && (!s->controls || set_controls(&net.gpt, n)));
+    KN_CHECK(opt && (!s->controls || set_controls(&net.gpt, n)));
     for (int step = 0; step < steps; step++) {
         for (int m = rank; m < micros; m += n) {
             if (s->no_sync)
                 kn_fsdp_set_gradient_sync(net.self, m + n >= micros, true);
             kn_fsdp_set_is_last_backward(net.self, !s->controls || m + n >= micros);
-            EXPECT(micro_batch(&net, s, step, m, scaler, &j->out->loss[step][m]));
+            KN_CHECK(micro_batch(&net, s, step, m, scaler, &j->out->loss[step][m]));
         }
         float norm = (float)kn_item(kn_clip_grad_norm(net.self, 0.5));
         if (rank == 0)
             j->out->norm[step] = norm;
-        EXPECT(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt));
+        KN_CHECK(scaler ? kn_scaler_step(scaler, opt) : kn_step(opt));
     }
     float evaluated = 0;
-    EXPECT(keep_params(&net, world, j->out) && (!s->images || evaluate(&net, s, &evaluated)));
+    KN_CHECK(keep_params(&net, world, j->out) && (!s->images || evaluate(&net, s, &evaluated)));
     if (s->images && rank == 0)
         j->out->evaluated = evaluated;
     kn_scaler_free(scaler);
     kn_optim_free(opt);
     kn_module_free(net.self);
-    return kn_ok() ? 0 : 1;
 }
 
 static outcome *run(setting s)
 {
     outcome *o = shared_bytes(sizeof *o);
     job j = { s, o };
-    int failed = kn_spawn(s.ranks, train, &j);
+    int failed = spawn_processes(s.ranks, train, &j);
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%s: %d of %d ranks failed", s.what, failed, s.ranks);
     return o;
@@ -325,31 +325,30 @@ static bool doubled(kn_module *m, void *arg)
     return ok;
 }
 
-static int look(kn_comm *world, void *arg)
+static void look(kn_comm *world, void *arg)
 {
     const setting *s = arg;
     static _Thread_local float before[PARAMS], after[PARAMS];
     kn_linear net = { 0 };
     kn_set_threads(1);
-    EXPECT(kn_linear_init(&net, NULL, NULL, 7, 5,
-                          .device = s->device)); /* wrapping uses that device */
-    EXPECT(
+    KN_CHECK(kn_linear_init(&net, NULL, NULL, 7, 5,
+                            .device = s->device)); /* wrapping uses that device */
+    KN_CHECK(
         kn_fsdp_wrap(&net, world, .layout = s->layout, .offload_dir = s->offload ? "/tmp" : NULL));
-    EXPECT(kn_device_of(kn_module_param(&net, "weight")) == s->device);
-    EXPECT(kn_param_read(&net, 0, before));
-    EXPECT(kn_fsdp_apply(&net, doubled, NULL));
-    EXPECT(kn_param_read(&net, 0, after));
+    KN_CHECK(kn_device_of(kn_module_param(&net, "weight")) == s->device);
+    KN_CHECK(kn_param_read(&net, 0, before));
+    KN_CHECK(kn_fsdp_apply(&net, doubled, NULL));
+    KN_CHECK(kn_param_read(&net, 0, after));
     for (int i = 0; i < 35; i++)
-        EXPECT(after[i] == 2 * before[i], "element %d: %g, was %g", i, (double)after[i],
-               (double)before[i]);
-    EXPECT(kn_param_write(&net, 0, before) && kn_param_read(&net, 0, after));
-    EXPECT(memcmp(before, after, 35 * sizeof *after) == 0);
+        KN_CHECK(after[i] == 2 * before[i], "element %d: %g, was %g", i, (double)after[i],
+                 (double)before[i]);
+    KN_CHECK(kn_param_write(&net, 0, before) && kn_param_read(&net, 0, after));
+    KN_CHECK(memcmp(before, after, 35 * sizeof *after) == 0);
     kn_summon_scope scope = kn_summon(&net, .rank0_only = true);
     if (kn_rank(world) == 0)
-        EXPECT(kn_to_host(kn_module_param(&net, "weight"), after, 35 * sizeof *after));
-    EXPECT(kn_summon_end(scope) && memcmp(before, after, 35 * sizeof *after) == 0);
+        KN_CHECK(kn_to_host(kn_module_param(&net, "weight"), after, 35 * sizeof *after));
+    KN_CHECK(kn_summon_end(scope) && memcmp(before, after, 35 * sizeof *after) == 0);
     kn_module_free(&net);
-    return kn_ok() ? 0 : 1;
 }
 
 KN_TEST(device, parameters_are_read_written_and_summoned)
@@ -359,7 +358,7 @@ KN_TEST(device, parameters_are_read_written_and_summoned)
                       .layout = i & 1 ? KN_LAYOUT_PER_PARAM : KN_LAYOUT_FLAT,
                       .offload = i & 2 };
         begin();
-        int failed = kn_spawn(i & 4 ? 2 : 1, look, &s);
+        int failed = spawn_processes(i & 4 ? 2 : 1, look, &s);
         end();
         KN_CHECK_OK();
         KN_CHECK(failed == 0, "%d ranks failed: case %d", failed, i);
@@ -385,7 +384,7 @@ KN_TEST(device, tensors_cross)
     end();
 }
 
-static int collect(kn_comm *world, void *arg)
+static void collect(kn_comm *world, void *arg)
 {
     int n = kn_comm_size(world), rank = kn_rank(world);
     kn_stream *s = kn_compute_stream(DEVICE);
@@ -395,24 +394,24 @@ static int collect(kn_comm *world, void *arg)
               *b = kn_zeros(KN_F32, DEVICE, KN_SHAPE(4 * n));
     kn_tensor *i = kn_from(KN_I64, DEVICE, count, KN_SHAPE(2));
     void *pa = kn_array_of(a).data, *pb = kn_array_of(b).data, *pi = kn_array_of(i).data;
-    EXPECT(kn_all_gather(world, pb, pa, 4, KN_F32, s, "a") &&
-           kn_to_host(b, all, (size_t)(4 * n) * sizeof *all));
-    EXPECT(all[4 * (n - 1)] == (float)(n - 1));
-    EXPECT(kn_reduce_scatter(world, pa, pa, pb, 4, KN_F32, KN_F32, s, "b") &&
-           kn_to_host(a, own, sizeof own));
-    EXPECT(own[0] == (float)(rank + n * rank) && own[3] == (float)(3 + 3 * n));
-    EXPECT(kn_all_reduce_i64(world, pi, 2, s, "c") && kn_to_host(i, count, sizeof count));
-    EXPECT(count[0] == n * (n - 1) / 2 && count[1] == 5 * n);
-    EXPECT(kn_all_reduce_max(world, pa, 4, s, "d") && kn_to_host(a, own, sizeof own));
-    EXPECT(own[0] == (float)(n - 1 + n * (n - 1)));
-    EXPECT(kn_broadcast(world, pi, 16, n - 1, s, "e") && kn_barrier(world, s, "f"));
-    return 0;
+    KN_CHECK(kn_all_gather(world, pb, pa, 4, KN_F32, s, "a") &&
+             kn_to_host(b, all, (size_t)(4 * n) * sizeof *all));
+    KN_CHECK(all[4 * (n - 1)] == (float)(n - 1));
+    KN_CHECK(kn_reduce_scatter(world, pa, pa, pb, 4, KN_F32, KN_F32, s, "b") &&
+             kn_to_host(a, own, sizeof own));
+    KN_CHECK(own[0] == (float)(rank + n * rank) && own[3] == (float)(3 + 3 * n));
+    KN_CHECK(kn_all_reduce_i64(world, pi, 2, s, "c") && kn_to_host(i, count, sizeof count));
+    KN_CHECK(count[0] == n * (n - 1) / 2 && count[1] == 5 * n);
+    KN_CHECK(kn_all_reduce_max(world, pa, 4, s, "d") && kn_to_host(a, own, sizeof own));
+    KN_CHECK(own[0] == (float)(n - 1 + n * (n - 1)));
+    KN_CHECK(kn_broadcast(world, pi, 16, n - 1, s, "e") && kn_barrier(world, s, "f"));
 }
 
 KN_TEST(device, collectives)
 {
     begin();
-    int failed = THREADS_ONLY ? 0 : kn_spawn(1, collect, NULL) + kn_spawn(2, collect, NULL);
+    int failed =
+        THREADS_ONLY ? 0 : spawn_processes(1, collect, NULL) + spawn_processes(2, collect, NULL);
     end();
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d ranks failed", failed);

@@ -2,6 +2,7 @@
  * (autograd/operations.h) in sharded models: the same bits as one process, also under recompute;
  * gradients in f32 of units that compute in bf16. */
 #include "tests/fsdp/matrix.h"
+#include "tests/fsdp/ranks.h"
 
 enum { STEPS = 3, MICRO = 4, BATCH = 3, WIDTH = 12 };
 
@@ -76,20 +77,14 @@ KN_TEST(drawing, same_bits_over_ranks)
 }
 
 /* A program that never calls kn_set_step draws as one that begins with step 0. */
-static int first_draws(kn_comm *world, void *arg)
+RANK_TEST(drawing, the_first_step_draws_by_rank, .threads = "4")
 {
-    EXPECT(kn_comm_size(world) == 4);
+    KN_CHECK(kn_comm_size(world) == 4);
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(8));
     kn_tensor *first = kn_rand_like(x);
     kn_set_step(0);
     kn_tensor *again = kn_rand_like(x);
-    EXPECT(first && again && memcmp(kn_data(first), kn_data(again), 8 * sizeof(float)) == 0);
-    return kn_ok() ? 0 : 1;
-}
-
-KN_TEST(drawing, the_first_step_draws_by_rank)
-{
-    KN_CHECK(kn_spawn_threads(4, first_draws, NULL) == 0);
+    KN_CHECK(first && again && memcmp(kn_data(first), kn_data(again), 8 * sizeof(float)) == 0);
 }
 
 /* Recompute draws again what forward drew: the gradients are those without it. */

@@ -57,27 +57,26 @@ static bool learn(noisy *m, trained *t, int step, int micro)
     return ok;
 }
 
-static int train(kn_comm *world, void *arg)
+static void train(kn_comm *world, void *arg)
 {
     trained *t = arg;
     noisy m = { 0 };
     kn_seed(4);
     kn_set_step(0);
-    EXPECT(kn_module_init(&m.base, noisy_forward) &&
-           kn_linear_init(&m.fc, &m.base, "fc", WIDTH, WIDTH, .device = KN_META) &&
-           kn_dropout_init(&m.drop, &m.base, "drop", 0.5));
-    EXPECT(!t->recomputes || kn_recompute(&m, true));
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 5));
+    KN_CHECK(kn_module_init(&m.base, noisy_forward) &&
+             kn_linear_init(&m.fc, &m.base, "fc", WIDTH, WIDTH, .device = KN_META) &&
+             kn_dropout_init(&m.drop, &m.base, "drop", 0.5));
+    KN_CHECK(!t->recomputes || kn_recompute(&m, true));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 5));
     kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     for (int step = 0; step < STEPS; step++) {
-        EXPECT(!t->evaluates || evaluate(&m, world, step, t->at_places));
+        KN_CHECK(!t->evaluates || evaluate(&m, world, step, t->at_places));
         for (int k = kn_rank(world); k < MICRO; k += kn_comm_size(world))
-            EXPECT(learn(&m, t, step, k));
-        EXPECT(kn_step(opt));
+            KN_CHECK(learn(&m, t, step, k));
+        KN_CHECK(kn_step(opt));
     }
     kn_optim_free(opt);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 /* Every draw of a micro-batch, with grad mode on or off, is its own on whichever rank; and an
@@ -85,7 +84,7 @@ static int train(kn_comm *world, void *arg)
 KN_TEST(draws_ranks, of_a_micro_batch)
 {
     static trained plain;
-    KN_CHECK(kn_spawn_threads(1, train, &plain) == 0);
+    KN_CHECK(spawn_threads(1, train, &plain) == 0);
     for (int step = 0; step < STEPS; step++)
         for (int k = 0; k < MICRO; k++)
             for (int i = 0; i < step * MICRO + k; i++)
@@ -94,7 +93,7 @@ KN_TEST(draws_ranks, of_a_micro_batch)
         for (int ranks = 1; ranks <= 4; ranks *= 2) {
             static trained t;
             t = (trained){ kind % 3 > 0, kind % 3 == 2, kind >= 3 };
-            KN_CHECK(kn_spawn_threads(ranks, train, &t) == 0, "%d ranks", ranks);
+            KN_CHECK(spawn_threads(ranks, train, &t) == 0, "%d ranks", ranks);
             KN_CHECK(memcmp(t.loss, plain.loss, sizeof t.loss) == 0, "kind %d, %d ranks: losses",
                      kind, ranks);
             KN_CHECK(kind % 3 == 1 || memcmp(t.noise, plain.noise, sizeof t.noise) == 0,
@@ -108,7 +107,7 @@ enum { RANKS = 4, DRAWS = 5 };
 
 static float drawn[2][RANKS][DRAWS];
 
-static int draw(kn_comm *world, void *arg)
+static void draw(kn_comm *world, void *arg)
 {
     const int me = kn_rank(world);
     kn_set_step(9);
@@ -124,13 +123,12 @@ static int draw(kn_comm *world, void *arg)
             drawn[alike][me][i] = (float)kn_item(kn_rand_like(x));
         kn_draws_end(place);
     }
-    return !kn_ok();
 }
 
 KN_TEST(draws_ranks, alike_at_places_of_one_number)
 {
     for (int numbers = 0; numbers < 2; numbers++) {
-        KN_CHECK(kn_spawn_threads(RANKS, draw, numbers ? drawn : NULL) == 0);
+        KN_CHECK(spawn_threads(RANKS, draw, numbers ? drawn : NULL) == 0);
         for (int r = 1; r < RANKS; r++) {
             const bool alike = memcmp(drawn[1][r], drawn[1][0], sizeof drawn[1][0]) == 0;
             KN_CHECK(alike == !numbers, "rank %d draws %s", r, alike ? "alike" : "apart");

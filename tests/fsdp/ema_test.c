@@ -46,68 +46,62 @@ static double loss_of(net *m)
 
 /* Trains, evaluating with the averages after each step; three ranks and hybrid meshes add
  * gradients in another order. */
-static int same_bits(kn_comm *world, void *arg)
+RANK_TEST(ema, same_bits_in_every_way_of_sharding, IN_ALL_WAYS)
 {
     net m, ref;
     if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
-        return 0;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
+        return;
+    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
     kn_optim *a = kn_adamw(&m, .lr = 0.05), *b = kn_adamw(&ref, .lr = 0.05);
     kn_ema *e = kn_ema_new(&m, .decay = 0.75), *want = kn_ema_new(&ref, .decay = 0.75);
     for (int i = 0; i < STEPS; i++) {
-        EXPECT(step(&m, a, world, i) && step(&ref, b, NULL, i));
-        EXPECT(kn_ema_update(e) && kn_ema_update(want) && same(&m, e, &ref, want));
+        KN_CHECK(step(&m, a, world, i) && step(&ref, b, NULL, i));
+        KN_CHECK(kn_ema_update(e) && kn_ema_update(want) && same(&m, e, &ref, want));
         double before = loss_of(&m);
-        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && kn_ema_swapped(e));
-        EXPECT(same(&m, e, &ref, want), "swapped");
+        KN_CHECK(kn_ema_swap(e) && kn_ema_swap(want) && kn_ema_swapped(e));
+        KN_CHECK(same(&m, e, &ref, want), "swapped");
         double averaged = loss_of(&m);
-        EXPECT(averaged == loss_of(&ref) && (i == 0) == (averaged == before), "loss %g", averaged);
-        EXPECT(kn_ema_swap(e) && kn_ema_swap(want) && !kn_ema_swapped(e));
-        EXPECT(loss_of(&m) == before, "back again");
+        KN_CHECK(averaged == loss_of(&ref) && (i == 0) == (averaged == before), "loss %g",
+                 averaged);
+        KN_CHECK(kn_ema_swap(e) && kn_ema_swap(want) && !kn_ema_swapped(e));
+        KN_CHECK(loss_of(&m) == before, "back again");
     }
-    EXPECT(kn_ema_updates(e) == STEPS, "updates");
+    KN_CHECK(kn_ema_updates(e) == STEPS, "updates");
     kn_ema_free(e), kn_ema_free(want);
     kn_optim_free(a), kn_optim_free(b);
     kn_module_free(&m), kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(ema, same_bits_in_every_way_of_sharding)
-{
-    in_all_ways(same_bits);
 }
 
 /* Tensors that a forward saved are out of date behind a swap, and a unit that stayed gathered is
  * gathered anew. arg: NULL, or a way of sharding. */
-static int stale(kn_comm *world, void *arg)
+static void stale(kn_comm *world, void *arg)
 {
     two m;
     const way *w = arg;
-    EXPECT(two_init(&m, w ? KN_META : KN_CPU, KN_F32));
-    EXPECT(w ? kn_fsdp_wrap(&m, world, .strategy = w->strategy, .wrap_class = "linear",
-                            .offload_dir = w->offload_dir)
-             : kn_materialize(&m, KN_CPU, 7));
+    KN_CHECK(two_init(&m, w ? KN_META : KN_CPU, KN_F32));
+    KN_CHECK(w ? kn_fsdp_wrap(&m, world, .strategy = w->strategy, .wrap_class = "linear",
+                              .offload_dir = w->offload_dir)
+               : kn_materialize(&m, KN_CPU, 7));
     kn_ema *e = kn_ema_new(&m);
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = two_loss(&m, 0);
     double before = kn_item(loss), now;
     const kn_param *p;
     for (int i = 0, n = kn_params(&m, &p); i < n; i++)
-        EXPECT(kn_fill_(kn_ema_value(e, i), 0.5));
-    EXPECT(kn_ema_swap(e));
+        KN_CHECK(kn_fill_(kn_ema_value(e, i), 0.5));
+    KN_CHECK(kn_ema_swap(e));
     if (kn_comm_size(world) == 1) { /* else the error is that of all ranks, for good */
-        EXPECT(!kn_backward(loss) && !kn_ok(), "a backward went on with other weights");
+        KN_CHECK(!kn_backward(loss) && !kn_ok(), "a backward went on with other weights");
         kn_clear_error();
     }
     kn_scope_end(scope);
-    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)));
-    EXPECT(two_evaluate(&m, &now) && now != before, "the averages");
-    EXPECT(!w || kn_unshard_wait(kn_fsdp_unshard(&m)));
-    EXPECT(kn_ema_swap(e) && two_evaluate(&m, &now) && now == before, "%s, loss %g, was %g",
-           kn_error(), now, before);
+    KN_CHECK(!w || kn_unshard_wait(kn_fsdp_unshard(&m)));
+    KN_CHECK(two_evaluate(&m, &now) && now != before, "the averages");
+    KN_CHECK(!w || kn_unshard_wait(kn_fsdp_unshard(&m)));
+    KN_CHECK(kn_ema_swap(e) && two_evaluate(&m, &now) && now == before, "loss %g, was %g", now,
+             before);
     kn_ema_free(e);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(ema, what_used_the_weights_of_before_is_out_of_date)
@@ -116,37 +110,36 @@ KN_TEST(ema, what_used_the_weights_of_before_is_out_of_date)
                                  { .strategy = KN_SHARD_GRAD_OP },
                                  { .strategy = KN_NO_SHARD },
                                  { .strategy = KN_SHARD_GRAD_OP, .offload_dir = "/tmp" } };
-    KN_CHECK(stale(NULL, NULL) == 0);
+    stale(NULL, NULL);
     for (int ranks = 1; ranks <= 2; ranks++)
         for (int i = 0; i < 4; i++)
-            KN_CHECK(kn_spawn_threads(ranks, stale, (void *)&kinds[i]) == 0, "%d ranks, way %d",
-                     ranks, i);
+            KN_CHECK(spawn_threads(ranks, stale, (void *)&kinds[i]) == 0, "%d ranks, way %d", ranks,
+                     i);
 }
 
 /* Averages lie where the state of optimizers does, and count as it. */
-static int where(kn_comm *world, void *arg)
+static void where(kn_comm *world, void *arg)
 {
     net m;
     const kn_param *p;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_ema *e = kn_ema_new(&m);
     for (int i = 0, n = kn_params(&m, &p); i < n; i++) {
         const kn_tensor *t = kn_ema_value(e, i);
         bool store = kn_memory_is_store(p[i].state_memory);
-        EXPECT(!t || (kn_memory_is_store(t->storage->memory) == store &&
-                      t->storage->category == (store ? KN_MEM_STORE : KN_MEM_OPTIM)),
-               "'%s'", p[i].name);
+        KN_CHECK(!t || (kn_memory_is_store(t->storage->memory) == store &&
+                        t->storage->category == (store ? KN_MEM_STORE : KN_MEM_OPTIM)),
+                 "'%s'", p[i].name);
     }
     kn_ema_free(e);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(ema, lie_where_optimizer_state_does)
 {
     for (int i = 0; i < WAYS; i++)
         if (!ways[i].ranks)
-            KN_CHECK(kn_spawn_threads(2, where, (void *)&ways[i]) == 0, "way %d", i);
+            KN_CHECK(spawn_threads(2, where, (void *)&ways[i]) == 0, "way %d", i);
 }
 
 /* The first update takes the values; with a warm-up the decay is min(decay, (1 + n) / (w + n)). */

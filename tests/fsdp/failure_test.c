@@ -15,7 +15,7 @@ typedef struct failing {
     _Atomic int *got_through; /* ranks */
 } failing;
 
-static int step(kn_comm *world, void *arg)
+static void step(kn_comm *world, void *arg)
 {
     failing *f = arg;
     net m;
@@ -32,7 +32,7 @@ static int step(kn_comm *world, void *arg)
     kn_optim_free(o);
     kn_module_free(&m);
     *f->got_through += ok;
-    return !ok;
+    KN_CHECK(ok);
 }
 
 /* The open files and the shared memory of this process, where a leftover of kn_spawn shows: its
@@ -64,7 +64,7 @@ static void at_every_meeting(kn_comm_failure how, way w, int ranks)
     for (;; at++) {
         failing f = { w, how, at, through };
         *through = 0;
-        int failed = kn_spawn(ranks, step, &f);
+        int failed = spawn_processes(ranks, step, &f);
         KN_CHECK(failed == ranks - *through, "meeting %lld: %d ranks failed, %d got through",
                  (long long)at, failed, *through);
         if (failed == 0)

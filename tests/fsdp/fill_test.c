@@ -72,57 +72,45 @@ static bool wrap(net *m, kn_comm *world, const way *w, filling *f)
                         .fill_module = orthogonal, .fill_module_arg = f);
 }
 
-static int fills_modules(kn_comm *world, void *arg)
+RANK_TEST(fill, by_a_function_of_the_module, IN_ALL_WAYS)
 {
     net m, ref;
     filling f = { .m = &m }, plain = { 0 };
-    EXPECT(net_init(&m, kn_rank(world) % 2 ? KN_CPU : KN_META) && net_reference(&ref));
+    KN_CHECK(net_init(&m, kn_rank(world) % 2 ? KN_CPU : KN_META) && net_reference(&ref));
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false);
-    EXPECT(kn_apply_modules(&ref, orthogonal, &plain), "the reference");
+    KN_CHECK(kn_apply_modules(&ref, orthogonal, &plain), "the reference");
     kn_set_grad_mode(mode);
     kn_scope_end(scope);
-    EXPECT(wrap(&m, world, arg, &f));
-    EXPECT(f.calls == 4 && strcmp(f.order, "ln wte fc1 fc2 ") == 0, "%d calls: %s", f.calls,
-           f.order);
-    EXPECT(f.whole == 1, "%d parameters were whole at once", f.whole);
-    EXPECT(all_read_as(&m, &ref));
-    EXPECT(net_backward(&m, 0));
+    KN_CHECK(wrap(&m, world, arg, &f));
+    KN_CHECK(f.calls == 4 && strcmp(f.order, "ln wte fc1 fc2 ") == 0, "%d calls: %s", f.calls,
+             f.order);
+    KN_CHECK(f.whole == 1, "%d parameters were whole at once", f.whole);
+    KN_CHECK(all_read_as(&m, &ref));
+    KN_CHECK(net_backward(&m, 0));
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(fill, by_a_function_of_the_module)
-{
-    in_all_ways(fills_modules);
 }
 
 /* Parameters with values keep them: the rank's own, or rank 0's. Others get values of rank 0's
  * function on all ranks. */
-static int beside_values(kn_comm *world, void *arg)
+RANK_TEST(fill, modules_with_values_are_left_alone, .threads = "124")
 {
     for (int sync = 0; sync < 2; sync++) {
         net m, ref;
         filling f = { 0 };
         bool here = !sync || kn_rank(world) == 0;
-        EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
-        EXPECT(!here || kn_materialize(&m.fc1, KN_CPU, 3));
-        EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .sync_from_rank0 = sync,
-                            .fill_module = orthogonal, .fill_module_arg = &f));
-        EXPECT(strcmp(f.order, "wte fc2 ln ") == 0, "called for %s", f.order);
-        EXPECT(kn_materialize(&ref.fc1, KN_CPU, 3) &&
-                   reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")),
-               "values were lost");
+        KN_CHECK(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
+        KN_CHECK(!here || kn_materialize(&m.fc1, KN_CPU, 3));
+        KN_CHECK(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .sync_from_rank0 = sync,
+                              .fill_module = orthogonal, .fill_module_arg = &f));
+        KN_CHECK(strcmp(f.order, "wte fc2 ln ") == 0, "called for %s", f.order);
+        KN_CHECK(kn_materialize(&ref.fc1, KN_CPU, 3) &&
+                     reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")),
+                 "values were lost");
         kn_module_free(&m);
         kn_module_free(&ref);
     }
-    return !kn_ok();
-}
-
-KN_TEST(fill, modules_with_values_are_left_alone)
-{
-    on_thread_ranks(beside_values, NULL);
 }
 
 typedef struct beside {
@@ -131,7 +119,7 @@ typedef struct beside {
 
 /* fc1.weight is not what fc1's own unit claims: its values are kept, and keep the function from
  * fc1; without values it gets those of the function. */
-static int beside_unclaimed(kn_comm *world, void *arg)
+static void beside_unclaimed(kn_comm *world, void *arg)
 {
     const beside *how = arg;
     net m, ref;
@@ -139,24 +127,23 @@ static int beside_unclaimed(kn_comm *world, void *arg)
     bool here = !how->sync || kn_rank(world) == 0;
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(false);
-    EXPECT(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
+    KN_CHECK(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
     kn_tensor *w = kn_module_param(&m.fc1, "weight"), *want = kn_module_param(&ref.fc1, "weight");
-    EXPECT(how->given ? kn_fill_(want, 7) : kn_apply_modules(&ref, orthogonal, &plain),
-           "the reference");
-    EXPECT(how->ignored || kn_share_parameter(&m.ln, "twin", w), "tied");
-    EXPECT(!how->given || !here || kn_fill_(w, 7));
+    KN_CHECK(how->given ? kn_fill_(want, 7) : kn_apply_modules(&ref, orthogonal, &plain),
+             "the reference");
+    KN_CHECK(how->ignored || kn_share_parameter(&m.ln, "twin", w), "tied");
+    KN_CHECK(!how->given || !here || kn_fill_(w, 7));
     kn_set_grad_mode(mode);
-    EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
-                        .ignore = how->ignored ? "fc1.weight" : NULL, .fill_module = orthogonal,
-                        .sync_from_rank0 = how->sync, .fill_module_arg = &f));
-    EXPECT((strstr(f.order, "fc1 ") == NULL) == how->given && strstr(f.order, "fc2 "),
-           "called for %s", f.order);
-    EXPECT(reads_as(&m, 1, want), "values were lost (ignored %d, given %d)", how->ignored,
-           how->given);
+    KN_CHECK(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
+                          .ignore = how->ignored ? "fc1.weight" : NULL, .fill_module = orthogonal,
+                          .sync_from_rank0 = how->sync, .fill_module_arg = &f));
+    KN_CHECK((strstr(f.order, "fc1 ") == NULL) == how->given && strstr(f.order, "fc2 "),
+             "called for %s", f.order);
+    KN_CHECK(reads_as(&m, 1, want), "values were lost (ignored %d, given %d)", how->ignored,
+             how->given);
     kn_scope_end(scope);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
 }
 
 KN_TEST(fill, parameters_that_others_hold_keep_their_values)
@@ -168,32 +155,25 @@ KN_TEST(fill, parameters_that_others_hold_keep_their_values)
                      { false, true, true } };
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int i = 0; i < 5; i++)
-            KN_CHECK(kn_spawn_threads(ranks, beside_unclaimed, &all[i]) == 0, "%d ranks, case %d",
+            KN_CHECK(spawn_threads(ranks, beside_unclaimed, &all[i]) == 0, "%d ranks, case %d",
                      ranks, i);
 }
 
 /* fc1.bias has values and is in fc1's unit; fc1.weight has none, and is tied, so the root holds it:
  * there, too, fc1 is a module with values. */
-static int beside_claimed(kn_comm *world, void *arg)
+RANK_TEST(fill, a_module_with_values_in_another_unit_is_left_alone, .threads = "12")
 {
     net m, ref;
     filling f = { 0 };
-    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
     kn_tensor *w = kn_module_param(&m.fc1, "weight"), *b = kn_module_param(&m.fc1, "bias");
-    EXPECT(kn_share_parameter(&m.ln, "twin", w) && kn_fill_(b, 7), "tied");
-    EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
-                        .fill_module = orthogonal, .fill_module_arg = &f));
-    EXPECT(!strstr(f.order, "fc1 ") && strstr(f.order, "fc2 "), "called for %s", f.order);
-    EXPECT(reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")), "not as declared");
+    KN_CHECK(kn_share_parameter(&m.ln, "twin", w) && kn_fill_(b, 7), "tied");
+    KN_CHECK(kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
+                          .fill_module = orthogonal, .fill_module_arg = &f));
+    KN_CHECK(!strstr(f.order, "fc1 ") && strstr(f.order, "fc2 "), "called for %s", f.order);
+    KN_CHECK(reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")), "not as declared");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return arg != NULL || !kn_ok();
-}
-
-KN_TEST(fill, a_module_with_values_in_another_unit_is_left_alone)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, beside_claimed, NULL) == 0, "%d ranks", ranks);
 }
 
 static bool drawn(kn_module *m, void *arg)
@@ -220,25 +200,19 @@ static bool draw_matrices(kn_comm *world, bool units, float matrix[2][NET_DIM * 
     return ok && kn_ok();
 }
 
-static int draws(kn_comm *world, void *arg)
+/* They are the module's own: the same on all ranks and in all units, others in each module. */
+RANK_TEST(fill, draws_are_the_module_s, .threads = "124")
 {
     float alone[2][NET_DIM * NET_HIDDEN], shared[2][NET_DIM * NET_HIDDEN];
     kn_set_step(0); /* from here on a rank draws as its micro-batches want it */
-    EXPECT(draw_matrices(kn_comm_self(), false, alone), "one rank's");
+    KN_CHECK(draw_matrices(kn_comm_self(), false, alone), "one rank's");
     kn_set_grad_mode(false);
     for (int i = 0; i < kn_rank(world); i++)
         kn_rand_like(kn_ones(KN_F32, KN_CPU, KN_SHAPE(5)));
     kn_set_grad_mode(true);
-    EXPECT(draw_matrices(world, true, shared), "those of all");
-    EXPECT(memcmp(alone, shared, sizeof alone) == 0, "not the same");
-    EXPECT(memcmp(alone[0], alone[1], sizeof alone[0]) != 0, "two modules draw the same");
-    return arg != NULL || !kn_ok();
-}
-
-/* They are the module's own: the same on all ranks and in all units, others in each module. */
-KN_TEST(fill, draws_are_the_module_s)
-{
-    on_thread_ranks(draws, NULL);
+    KN_CHECK(draw_matrices(world, true, shared), "those of all");
+    KN_CHECK(memcmp(alone, shared, sizeof alone) == 0, "not the same");
+    KN_CHECK(memcmp(alone[0], alone[1], sizeof alone[0]) != 0, "two modules draw the same");
 }
 
 static bool fails(kn_module *m, void *arg)

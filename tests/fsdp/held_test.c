@@ -40,44 +40,37 @@ static void drop_weight(kn_module_event *e, void *arg)
     kn_clear_grad(kn_module_param(&((gan *)arg)->d, "weight"));
 }
 
-static int dropped_by_a_hook(kn_comm *world, void *arg)
+RANK_TEST(held, dropped_inside_the_backward_that_brought_them, .threads = "23")
 {
     const kn_param *p;
     gan m;
-    EXPECT(gan_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED) &&
-           kn_module_hook(&m.g, (kn_module_hooks){ .post_backward = drop_weight, .arg = &m }));
+    KN_CHECK(gan_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED) &&
+             kn_module_hook(&m.g, (kn_module_hooks){ .post_backward = drop_weight, .arg = &m }));
     m.skip_d = kn_rank(world) > 0;
-    EXPECT(gan_backward(&m, kn_rank(world)));
+    KN_CHECK(gan_backward(&m, kn_rank(world)));
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++)
-        EXPECT((kn_param_grad(&p[i]) == NULL) == (strcmp(p[i].name, "d.weight") == 0), "'%s'",
-               p[i].name);
+        KN_CHECK((kn_param_grad(&p[i]) == NULL) == (strcmp(p[i].name, "d.weight") == 0), "'%s'",
+                 p[i].name);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(held, dropped_inside_the_backward_that_brought_them)
-{
-    for (int ranks = 2; ranks <= 3; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, dropped_by_a_hook, NULL) == 0, "%d ranks", ranks);
 }
 
 /* d is frozen while its gradients wait on their ranks, then in their shard groups: they stay. */
-static int frozen_while_held(kn_comm *world, void *arg)
+RANK_TEST(held, what_is_frozen_while_its_gradients_are_held_keeps_them, .threads = "4")
 {
     const kn_param *p[2];
     gan m[2]; /* the second one reduces at once */
     kn_scope scope = kn_scope_begin();
     for (int i = 0; i < 2; i++) {
-        EXPECT(gan_init(&m[i]) &&
-               kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED,
-                            .strategy = KN_HYBRID_SHARD, .mesh.shards = 2) &&
-               kn_fsdp_set_gradient_sync(&m[i], i == 1, true));
-        EXPECT(gan_backward(&m[i], kn_rank(world)));
+        KN_CHECK(gan_init(&m[i]) &&
+                 kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED,
+                              .strategy = KN_HYBRID_SHARD, .mesh.shards = 2) &&
+                 kn_fsdp_set_gradient_sync(&m[i], i == 1, true));
+        KN_CHECK(gan_backward(&m[i], kn_rank(world)));
         kn_freeze(&m[i].d, true);
         for (int last = 0; last < 2; last++)
-            EXPECT(kn_fsdp_set_gradient_sync(&m[i], true, true) &&
-                   kn_fsdp_set_all_reduce(&m[i], last, true) && gan_backward(&m[i], 9));
+            KN_CHECK(kn_fsdp_set_gradient_sync(&m[i], true, true) &&
+                     kn_fsdp_set_all_reduce(&m[i], last, true) && gan_backward(&m[i], 9));
     }
     int n = kn_params(&m[0], &p[0]), checked = 0;
     kn_params(&m[1], &p[1]);
@@ -85,57 +78,42 @@ static int frozen_while_held(kn_comm *world, void *arg)
         kn_tensor *a = kn_param_grad(&p[0][i]), *b = kn_param_grad(&p[1][i]);
         if (p[0][i].name[0] != 'd')
             continue;
-        EXPECT(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
+        KN_CHECK(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
         checked++;
     }
-    EXPECT(checked == 2 && kn_grad_scale(&m[0].d) == kn_grad_scale(&m[1].d));
+    KN_CHECK(checked == 2 && kn_grad_scale(&m[0].d) == kn_grad_scale(&m[1].d));
     kn_scope_end(scope);
     kn_module_free(&m[0]);
     kn_module_free(&m[1]);
-    return 0;
-}
-
-KN_TEST(held, what_is_frozen_while_its_gradients_are_held_keeps_them)
-{
-    KN_CHECK(kn_spawn_threads(4, frozen_while_held, NULL) == 0);
-    KN_CHECK_OK();
 }
 
 /* d is frozen between two forwards that one backward follows: the first forward's gradient comes,
  * as if it had been the only one, also where d got none on other ranks. */
-static int frozen_between_forwards(kn_comm *world, void *arg)
+RANK_TEST(held, of_several_forwards_each_counts_with_its_own_freezing, .threads = "123")
 {
     const kn_param *p[2];
     gan m[2];
     (void)arg;
     kn_scope scope = kn_scope_begin();
     for (int i = 0; i < 2; i++) {
-        EXPECT(gan_init(&m[i]) &&
-               kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED));
+        KN_CHECK(gan_init(&m[i]) &&
+                 kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED));
         m[i].skip_d = kn_rank(world) > 0;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 0, KN_SHAPE(2, 4));
         kn_tensor *loss = kn_sum(kn_call(&m[i], x), 0, NULL, false);
         kn_freeze(&m[i].d, true);
         if (i == 0)
             loss = kn_add(loss, kn_sum(kn_call(&m[i], x), 0, NULL, false));
-        EXPECT(kn_backward(loss));
+        KN_CHECK(kn_backward(loss));
     }
     const int n = kn_params(&m[0], &p[0]);
     kn_params(&m[1], &p[1]);
     for (int i = 0; i < n; i++) {
         kn_tensor *a = kn_param_grad(&p[0][i]), *b = kn_param_grad(&p[1][i]);
         if (p[0][i].name[0] == 'd')
-            EXPECT(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
+            KN_CHECK(a && b && same_bytes(a, b), "'%s'", p[0][i].name);
     }
     kn_scope_end(scope);
     kn_module_free(&m[0]);
     kn_module_free(&m[1]);
-    return 0;
-}
-
-KN_TEST(held, of_several_forwards_each_counts_with_its_own_freezing)
-{
-    for (int ranks = 1; ranks <= 3; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, frozen_between_forwards, NULL) == 0, "%d ranks", ranks);
-    KN_CHECK_OK();
 }

@@ -15,7 +15,7 @@ typedef struct run {
     float *out; /* shared: rank 0 writes parameters */
 } run;
 
-static int train(kn_comm *world, void *arg)
+static void train(kn_comm *world, void *arg)
 {
     run *j = arg;
     net m;
@@ -23,32 +23,31 @@ static int train(kn_comm *world, void *arg)
     int n = kn_comm_size(world), rank = kn_rank(world);
     kn_seed(3);
     kn_set_step(0);
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, &j->way));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, &j->way));
     if (j->hook)
-        EXPECT(kn_fsdp_set_comm_hook(j->below ? (void *)&m.fc1 : &m, j->hook, j->arg, !j->below));
+        KN_CHECK(kn_fsdp_set_comm_hook(j->below ? (void *)&m.fc1 : &m, j->hook, j->arg, !j->below));
     kn_optim *opt = kn_sgd(&m, .lr = 0.5);
     for (int s = 0; s < STEPS; s++) {
         for (int a = 0; a < MICRO / n; a++)
-            EXPECT(net_backward(&m, s * MICRO + a * n + rank));
-        EXPECT(kn_step(opt));
+            KN_CHECK(net_backward(&m, s * MICRO + a * n + rank));
+        KN_CHECK(kn_step(opt));
     }
     int params = kn_params(&m, &p);
     float room[ELEMENTS];
     int64_t at = 0;
     for (int i = 0; i < params; at += p[i++].numel) {
-        EXPECT(at + p[i].numel <= ELEMENTS && kn_param_read(&m, i, room + at));
+        KN_CHECK(at + p[i].numel <= ELEMENTS && kn_param_read(&m, i, room + at));
         if (rank == 0)
             memcpy(j->out + at, room + at, (size_t)p[i].numel * sizeof *room);
     }
     kn_optim_free(opt);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 static float *trained(int ranks, run j)
 {
     j.out = shared_bytes(ELEMENTS * sizeof *j.out);
-    int failed = spawn(ranks, train, &j);
+    int failed = spawn_processes(ranks, train, &j);
     KN_CHECK(failed == 0, "%d of %d ranks failed", failed, ranks);
     return j.out;
 }
@@ -176,31 +175,30 @@ static bool same_params(net *a, net *b)
 
 /* Where nothing was accumulated the hook changes no bit; where something was, what it changes in a
  * sum is all that changes. */
-static int see_sums(kn_comm *world, void *arg)
+static void see_sums(kn_comm *world, void *arg)
 {
     net plain, seen, doubled;
     shown see = { .hybrid = *(bool *)arg }, twice = { .hybrid = *(bool *)arg, .doubles = true };
-    EXPECT(train_shown(&plain, world, &see, false, false) && see.calls == 0);
-    EXPECT(train_shown(&seen, world, &see, true, false) && same_params(&plain, &seen));
+    KN_CHECK(train_shown(&plain, world, &see, false, false) && see.calls == 0);
+    KN_CHECK(train_shown(&seen, world, &see, true, false) && same_params(&plain, &seen));
     int calls = see.calls; /* each step's reductions */
-    EXPECT(calls > 0 && calls % (2 * STEPS) == 0 && see.wrong == 0, "%d calls, %d wrong", calls,
-           see.wrong);
+    KN_CHECK(calls > 0 && calls % (2 * STEPS) == 0 && see.wrong == 0, "%d calls, %d wrong", calls,
+             see.wrong);
     kn_module_free(&seen);
-    EXPECT(train_shown(&seen, world, &see, true, true));
-    EXPECT(see.calls - calls == (see.hybrid ? calls / 2 : calls),
-           "%d calls: none while all-reduce is off", see.calls - calls);
-    EXPECT(train_shown(&doubled, world, &twice, true, true) && same_params(&seen, &doubled));
+    KN_CHECK(train_shown(&seen, world, &see, true, true));
+    KN_CHECK(see.calls - calls == (see.hybrid ? calls / 2 : calls),
+             "%d calls: none while all-reduce is off", see.calls - calls);
+    KN_CHECK(train_shown(&doubled, world, &twice, true, true) && same_params(&seen, &doubled));
     kn_module_free(&plain);
     kn_module_free(&seen);
     kn_module_free(&doubled);
-    return !kn_ok();
 }
 
 KN_TEST(hooks, a_hook_after_the_all_reduce_sees_the_sum_over_ranks)
 {
     bool no = false, hybrid = true;
-    on_thread_ranks(see_sums, &no);
-    KN_CHECK(kn_spawn_threads(4, see_sums, &hybrid) == 0, "2 x 2 ranks");
+    on_threads("124", see_sums, &no);
+    KN_CHECK(spawn_threads(4, see_sums, &hybrid) == 0, "2 x 2 ranks");
 }
 
 /* ---- in the place of gathers ----------------------------------------------------------------- */
@@ -231,38 +229,38 @@ static bool broadcast_parts(const kn_param_gather *g, void *arg)
     return true;
 }
 
-static int gather_by_broadcasts(kn_comm *world, void *arg)
+static void gather_by_broadcasts(kn_comm *world, void *arg)
 {
     const way *w = arg;
     gathers h = { 0 };
     net plain, other;
     int n = kn_comm_size(world), rank = kn_rank(world);
-    EXPECT(net_init(&plain, KN_META) && net_wrap(&plain, world, w));
-    EXPECT(net_init(&other, KN_META) && net_wrap(&other, world, w));
-    EXPECT(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true));
+    KN_CHECK(net_init(&plain, KN_META) && net_wrap(&plain, world, w));
+    KN_CHECK(net_init(&other, KN_META) && net_wrap(&other, world, w));
+    KN_CHECK(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true));
     kn_optim *a = kn_sgd(&plain, .lr = 0.5), *b = kn_sgd(&other, .lr = 0.5);
     for (int i = 0; i < STEPS; i++)
-        EXPECT(net_backward(&plain, i * n + rank) && net_backward(&other, i * n + rank) &&
-               kn_step(a) && kn_step(b));
-    EXPECT(same_params(&plain, &other));
+        KN_CHECK(net_backward(&plain, i * n + rank) && net_backward(&other, i * n + rank) &&
+                 kn_step(a) && kn_step(b));
+    KN_CHECK(same_params(&plain, &other));
     bool cut = n > 1 && w->strategy != KN_NO_SHARD;
-    EXPECT((h.calls > 2 * STEPS) == cut && h.wrong == 0, "%d gathers, %d wrong", h.calls, h.wrong);
-    EXPECT(kn_fsdp_set_gather_hook(&other, NULL, NULL, true));
+    KN_CHECK((h.calls > 2 * STEPS) == cut && h.wrong == 0, "%d gathers, %d wrong", h.calls,
+             h.wrong);
+    KN_CHECK(kn_fsdp_set_gather_hook(&other, NULL, NULL, true));
     int calls = h.calls;
-    EXPECT(net_backward(&other, 0) && h.calls == calls && kn_agree(world, true),
-           "the default again");
+    KN_CHECK(net_backward(&other, 0) && h.calls == calls && kn_agree(world, true),
+             "the default again");
     if (cut) { /* last, because it ends the ranks */
         h = (gathers){ .fails = true, .says = w->layout == KN_LAYOUT_FLAT };
-        EXPECT(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true) &&
-               !net_backward(&other, 0));
-        EXPECT(strstr(kn_error(), h.says ? "no way to the bytes of '" : "gather hook of unit"));
+        KN_CHECK(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true) &&
+                 !net_backward(&other, 0));
+        KN_CHECK(strstr(kn_error(), h.says ? "no way to the bytes of '" : "gather hook of unit"));
         kn_clear_error();
     }
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&plain);
     kn_module_free(&other);
-    return 0;
 }
 
 KN_TEST(hooks, a_users_hook_replaces_the_gather)
@@ -270,6 +268,6 @@ KN_TEST(hooks, a_users_hook_replaces_the_gather)
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int i = 0; i < WAYS; i++)
             if (!ways[i].ranks || ways[i].ranks == ranks)
-                KN_CHECK(kn_spawn_threads(ranks, gather_by_broadcasts, (void *)&ways[i]) == 0,
+                KN_CHECK(spawn_threads(ranks, gather_by_broadcasts, (void *)&ways[i]) == 0,
                          "%d ranks, way %d", ranks, i);
 }

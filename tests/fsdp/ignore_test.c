@@ -19,41 +19,36 @@ static bool is_alone(const net *m, const char *name)
 }
 
 /* fc1 with its buffers, and wte, which head shares: by the module that shares it. */
-static int leaves_modules(kn_comm *world, void *arg)
+RANK_TEST(ignore, modules_keep_what_they_hold, IN_ALL_WAYS)
 {
     net m, ref;
     const way *w = arg;
     float own = 7 + (float)kn_rank(world);
     kn_module *list[] = { &m.fc1.base, &m.head, NULL };
-    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref));
-    EXPECT(kn_materialize(&m.fc1, KN_CPU, (uint64_t)(50 + kn_rank(world))) && add_buffers(&m, own),
-           "own values");
+    KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
+    KN_CHECK(kn_materialize(&m.fc1, KN_CPU, (uint64_t)(50 + kn_rank(world))) &&
+                 add_buffers(&m, own),
+             "own values");
     kn_tensor *fc1 = kn_module_param(&m.fc1, "weight");
     float first = *(float *)kn_data(fc1);
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
-                        .ignored_modules = list, .buffer_dtype = KN_BF16, .sync_from_rank0 = true,
-                        .seed = NET_SEED));
-    EXPECT(!kn_fsdp_is_unit(&m.fc1) && kn_fsdp_is_unit(&m.fc2) && !kn_fsdp_is_unit(&m.head));
-    EXPECT(is_alone(&m, "fc1.weight") && is_alone(&m, "fc1.bias") && is_alone(&m, "wte.weight"),
-           "a unit took an ignored parameter");
-    EXPECT(!is_alone(&m, "fc2.weight") && !is_alone(&m, "ln.weight"), "nothing was sharded");
-    EXPECT(kn_module_param(&m.fc1, "weight") == fc1 && *(float *)kn_data(fc1) == first);
+    KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                          .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
+                          .ignored_modules = list, .buffer_dtype = KN_BF16, .sync_from_rank0 = true,
+                          .seed = NET_SEED));
+    KN_CHECK(!kn_fsdp_is_unit(&m.fc1) && kn_fsdp_is_unit(&m.fc2) && !kn_fsdp_is_unit(&m.head));
+    KN_CHECK(is_alone(&m, "fc1.weight") && is_alone(&m, "fc1.bias") && is_alone(&m, "wte.weight"),
+             "a unit took an ignored parameter");
+    KN_CHECK(!is_alone(&m, "fc2.weight") && !is_alone(&m, "ln.weight"), "nothing was sharded");
+    KN_CHECK(kn_module_param(&m.fc1, "weight") == fc1 && *(float *)kn_data(fc1) == first);
     const kn_tensor *alone = kn_module_buffer(&m, "fc1.count");
-    EXPECT(kn_dtype_of(alone) == KN_F32 && *(float *)kn_data(alone) == own, "buffer was changed");
-    EXPECT(kn_device_of(kn_module_buffer(&m, "fc1.later")) == KN_META, "buffer was moved");
+    KN_CHECK(kn_dtype_of(alone) == KN_F32 && *(float *)kn_data(alone) == own, "buffer was changed");
+    KN_CHECK(kn_device_of(kn_module_buffer(&m, "fc1.later")) == KN_META, "buffer was moved");
     const kn_tensor *other = kn_module_buffer(&m, "fc2.count");
-    EXPECT(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "the others' buffers");
-    EXPECT(net_backward(&m, 0));
-    EXPECT(kn_grad(fc1) && !kn_grad(kn_module_param(&m.fc2, "weight")), "whose gradients");
+    KN_CHECK(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "the others' buffers");
+    KN_CHECK(net_backward(&m, 0));
+    KN_CHECK(kn_grad(fc1) && !kn_grad(kn_module_param(&m.fc2, "weight")), "whose gradients");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(ignore, modules_keep_what_they_hold)
-{
-    in_all_ways(leaves_modules);
 }
 
 /* Modules below an ignored one are ignored with it, and their buffers. */
@@ -72,30 +67,24 @@ KN_TEST(ignore, modules_below_keep_what_they_hold)
 }
 
 /* Declared like the others: filled whole on each rank, and the losses of one process. */
-static int leaves_params(kn_comm *world, void *arg)
+RANK_TEST(ignore, parameters_stay_whole, IN_ALL_WAYS)
 {
     net m, ref;
     const way *w = arg;
-    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
     kn_tensor *list[] = { kn_module_param(&m.fc2, "bias"), kn_module_param(&m.wte, "weight"),
                           NULL };
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .ignored_params = list,
-                        .seed = NET_SEED));
-    EXPECT(is_alone(&m, "fc2.bias") && is_alone(&m, "wte.weight") && !is_alone(&m, "fc2.weight"),
-           "which");
+    KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .ignored_params = list,
+                          .seed = NET_SEED));
+    KN_CHECK(is_alone(&m, "fc2.bias") && is_alone(&m, "wte.weight") && !is_alone(&m, "fc2.weight"),
+             "which");
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = net_loss(&m, 3), *want = net_loss(&ref, 3);
-    EXPECT(loss && want && kn_item(loss) == kn_item(want), "the loss");
-    EXPECT(kn_backward(loss) && kn_grad(list[0]) && kn_grad(list[1]), "gradients");
+    KN_CHECK(loss && want && kn_item(loss) == kn_item(want), "the loss");
+    KN_CHECK(kn_backward(loss) && kn_grad(list[0]) && kn_grad(list[1]), "gradients");
     kn_scope_end(scope);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(ignore, parameters_stay_whole)
-{
-    in_all_ways(leaves_params);
 }
 
 KN_TEST(ignore, wrong_lists)

@@ -8,48 +8,43 @@
 /* ---- each rank fills its shard --------------------------------------------------------------- */
 
 /* This rank's masters are the elements of its layout, with the values that one process draws. */
-static int fills_its_shard(kn_comm *world, void *arg)
+RANK_TEST(init, each_rank_fills_its_shard, IN_ALL_WAYS)
 {
     net m, ref;
     const kn_param *p, *r;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
-    EXPECT(net_wrap(&m, world, arg));
+    KN_CHECK(net_wrap(&m, world, arg));
     kn_ledger after = kn_ledger_read();
-    EXPECT(after.peak_total == after.live_total, "wrapping needed %lld bytes more for a while",
-           (long long)(after.peak_total - after.live_total));
-    EXPECT(after.live[KN_MEM_GATHERED] == before.live[KN_MEM_GATHERED], "gathered bytes");
+    KN_CHECK(after.peak_total == after.live_total, "wrapping needed %lld bytes more for a while",
+             (long long)(after.peak_total - after.live_total));
+    KN_CHECK(after.live[KN_MEM_GATHERED] == before.live[KN_MEM_GATHERED], "gathered bytes");
     int n = kn_params(&m, &p);
     int64_t here = 0, all = 0;
-    EXPECT(kn_params(&ref, &r) == n, "parameters");
+    KN_CHECK(kn_params(&ref, &r) == n, "parameters");
     for (int i = 0; i < n; i++) {
         const kn_bucket *b = kn_bucket_of(&p[i]);
-        EXPECT(b, "%s is in no bucket", p[i].name);
+        KN_CHECK(b, "%s is in no bucket", p[i].name);
         kn_interval part = b->param[p[i].index].part;
         int64_t count = kn_interval_numel(part);
         float *want = malloc((size_t)count * sizeof *want + 1);
         kn_interval_cut(part, want, kn_data(r[i].tensor), sizeof *want);
-        EXPECT(kn_numel(p[i].master) == count, "%s: size of the part", p[i].name);
-        EXPECT(count == 0 || memcmp(kn_data(p[i].master), want, (size_t)count * sizeof *want) == 0,
-               "%s: values", p[i].name);
-        EXPECT(p[i].start == part.start || count == 0, "%s: start", p[i].name);
-        EXPECT(reads_as(&m, i, r[i].tensor), "%s read whole", p[i].name);
+        KN_CHECK(kn_numel(p[i].master) == count, "%s: size of the part", p[i].name);
+        KN_CHECK(count == 0 ||
+                     memcmp(kn_data(p[i].master), want, (size_t)count * sizeof *want) == 0,
+                 "%s: values", p[i].name);
+        KN_CHECK(p[i].start == part.start || count == 0, "%s: start", p[i].name);
+        KN_CHECK(reads_as(&m, i, r[i].tensor), "%s read whole", p[i].name);
         here += count;
         all += p[i].numel * b->replicas;
         free(want);
     }
-    EXPECT(kn_all_reduce_i64(world, &here, 1, kn_compute_stream(KN_CPU), "elements"));
-    EXPECT(here == all, "the ranks hold %lld elements, expected %lld", (long long)here,
-           (long long)all);
+    KN_CHECK(kn_all_reduce_i64(world, &here, 1, kn_compute_stream(KN_CPU), "elements"));
+    KN_CHECK(here == all, "the ranks hold %lld elements, expected %lld", (long long)here,
+             (long long)all);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(init, each_rank_fills_its_shard)
-{
-    in_all_ways(fills_its_shard);
 }
 
 /* ---- orthogonal matrices --------------------------------------------------------------------- */
@@ -70,23 +65,17 @@ static int last_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 }
 
 /* Each part has the bits of the whole, in every way of sharding, and cut along another dim. */
-static int orthogonal_shards(kn_comm *world, void *arg)
+RANK_TEST(init, orthogonal_matrices, IN_ALL_WAYS)
 {
     const way *w = arg;
     two m, ref;
     bool turned = w->layout == KN_LAYOUT_PER_PARAM && kn_comm_size(world) != 3;
-    EXPECT(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED));
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .placement = turned ? last_dim : NULL,
-                        .seed = NET_SEED));
-    EXPECT(all_read_as(&m, &ref));
+    KN_CHECK(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED));
+    KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .placement = turned ? last_dim : NULL,
+                          .seed = NET_SEED));
+    KN_CHECK(all_read_as(&m, &ref));
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(init, orthogonal_matrices)
-{
-    in_all_ways(orthogonal_shards);
 }
 
 /* ---- .fill ----------------------------------------------------------------------------------- */
@@ -116,34 +105,29 @@ static bool fill_by_index(const char *name, kn_tensor *part, int64_t start, int 
     return x != NULL;
 }
 
-static int user_fills(kn_comm *world, void *arg)
+RANK_TEST(init, user_fills, IN_ALL_WAYS)
 {
     const way *w = arg;
     net m;
     filler f = { 0 };
     const kn_param *p;
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear",
-                                                 .fill = fill_by_index, .fill_arg = &f));
+    KN_CHECK(net_init(&m, KN_META) &&
+             kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .fill = fill_by_index,
+                          .fill_arg = &f));
     int n = kn_params(&m, &p);
     int64_t here = 0;
     for (int i = 0; i < n; i++) {
         float *host = malloc((size_t)p[i].numel * sizeof *host + 1);
-        EXPECT(kn_param_read(&m, i, host));
+        KN_CHECK(kn_param_read(&m, i, host));
         for (int64_t k = 0; k < p[i].numel; k++)
-            EXPECT(host[k] == filled(p[i].name, k), "%s element %lld is %g", p[i].name,
-                   (long long)k, (double)host[k]);
+            KN_CHECK(host[k] == filled(p[i].name, k), "%s element %lld is %g", p[i].name,
+                     (long long)k, (double)host[k]);
         here += kn_numel(p[i].master);
         free(host);
     }
-    EXPECT(!f.bad && f.elements == here, "%lld of %lld elements filled", (long long)f.elements,
-           (long long)here);
+    KN_CHECK(!f.bad && f.elements == here, "%lld of %lld elements filled", (long long)f.elements,
+             (long long)here);
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(init, user_fills)
-{
-    in_all_ways(user_fills);
 }
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
@@ -159,7 +143,7 @@ typedef struct cut {
 } cut;
 
 /* The values identify the elements of a 5 x 12 weight that a rank holds. */
-static int holds_its_part(kn_comm *world, void *arg)
+static void holds_its_part(kn_comm *world, void *arg)
 {
     enum { ROWS = 5, COLS = 12 };
     const cut *c = arg;
@@ -167,10 +151,10 @@ static int holds_its_part(kn_comm *world, void *arg)
     filler f = { 0 };
     const kn_param *p;
     int n = kn_comm_size(world), rank = kn_rank(world), split = 0;
-    EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true) &&
-           kn_fsdp_wrap(&m, world, .layout = c->layout, .placement = c->placement,
-                        .fill = fill_by_index, .fill_arg = &f) &&
-           kn_params(&m, &p) == 1);
+    KN_CHECK(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true) &&
+             kn_fsdp_wrap(&m, world, .layout = c->layout, .placement = c->placement,
+                          .fill = fill_by_index, .fill_arg = &f) &&
+             kn_params(&m, &p) == 1);
     const float *v = kn_data(p[0].master);
     int count = (int)kn_numel(p[0].master), chunk = (64 / n + 15) / 16 * 16;
     for (int k = 0; k < count; k++) {
@@ -178,16 +162,15 @@ static int holds_its_part(kn_comm *world, void *arg)
         int owner = c->layout == KN_LAYOUT_FLAT ? at / chunk
                     : c->placement              ? col / (COLS / n)
                                                 : row / ((ROWS + n - 1) / n);
-        EXPECT(c->layout == KN_LAYOUT_RAGGED || owner == rank, "element %d", at);
+        KN_CHECK(c->layout == KN_LAYOUT_RAGGED || owner == rank, "element %d", at);
         split += k == 0 && col != 0;
     }
     split += count % COLS != 0;
     if (c->layout == KN_LAYOUT_FLAT)
-        EXPECT(split || n < 4 || rank != 1, "flat cuts through rows, or this test sees nothing");
+        KN_CHECK(split || n < 4 || rank != 1, "flat cuts through rows, or this test sees nothing");
     else
-        EXPECT(!split || (c->placement && n > 1), "a row is split");
+        KN_CHECK(!split || (c->placement && n > 1), "a row is split");
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(init, each_rank_holds_what_the_layout_says)
@@ -198,7 +181,7 @@ KN_TEST(init, each_rank_holds_what_the_layout_says)
                          { KN_LAYOUT_RAGGED, NULL } };
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int i = 0; i < 4; i++)
-            KN_CHECK(kn_spawn_threads(ranks, holds_its_part, (void *)&cuts[i]) == 0,
+            KN_CHECK(spawn_threads(ranks, holds_its_part, (void *)&cuts[i]) == 0,
                      "%d ranks, case %d", ranks, i);
 }
 
@@ -257,24 +240,24 @@ KN_TEST(init, the_whole_model_exceeds_the_limit)
     kn_module_free(&m);
 }
 
-static int within_the_limit(kn_comm *world, void *arg)
+static void within_the_limit(kn_comm *world, void *arg)
 {
     const way *w = arg;
     tower m = { 0 };
-    EXPECT(tower_init(&m));
+    KN_CHECK(tower_init(&m));
     kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
-                        .wrap_class = "linear", .seed = 1));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
+                          .wrap_class = "linear", .seed = 1));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDE));
-    EXPECT(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)));
+    KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)));
     kn_scope_end(scope);
     kn_ledger l = kn_ledger_read();
     int64_t whole = kn_param_count(&m) * (int64_t)sizeof(float);
-    EXPECT(whole > LIMIT && l.live[KN_MEM_PARAM] < LIMIT, "the model is too small for this test");
+    KN_CHECK(whole > LIMIT && l.live[KN_MEM_PARAM] < LIMIT, "the model is too small for this test");
     kn_context_get()->memory_limit = 0; /* reading uses a buffer of 2 MiB */
     float *host = malloc(WIDE * WIDE * sizeof *host), *want = malloc(WIDE * WIDE * sizeof *want);
-    EXPECT(kn_param_read(&m, 0, host));
+    KN_CHECK(kn_param_read(&m, 0, host));
     kn_array a = kn_array_make(want, KN_F32, 1, (int64_t[]){ WIDE * WIDE });
     double bound = 1 / sqrt(WIDE);
     kn_random_args fill = { .dst = a,
@@ -283,12 +266,11 @@ static int within_the_limit(kn_comm *world, void *arg)
                             .stream = kn_hash_string("l0.weight"),
                             .p0 = -bound,
                             .p1 = bound };
-    EXPECT(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_RANDOM, fill));
-    EXPECT(memcmp(host, want, WIDE * WIDE * sizeof *host) == 0);
+    KN_CHECK(KN_LAUNCH(kn_compute_stream(KN_CPU), KN_K_RANDOM, fill));
+    KN_CHECK(memcmp(host, want, WIDE * WIDE * sizeof *host) == 0);
     free(host);
     free(want);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(init, four_ranks_initialise_it_under_the_limit)
@@ -296,27 +278,21 @@ KN_TEST(init, four_ranks_initialise_it_under_the_limit)
     way flat = { 0 }, per_param = { .layout = KN_LAYOUT_PER_PARAM };
     if (THREADS_ONLY)
         KN_SKIP("a limit is of a process");
-    KN_CHECK(kn_spawn(4, within_the_limit, &flat) == 0);
-    KN_CHECK(kn_spawn(4, within_the_limit, &per_param) == 0);
+    KN_CHECK(spawn_processes(4, within_the_limit, &flat) == 0);
+    KN_CHECK(spawn_processes(4, within_the_limit, &per_param) == 0);
 }
 
 /* ---- declared where the bytes are ------------------------------------------------------------ */
 
 /* A tree that was never filled: every kind of first use gives the values that the same tree on meta
  * gets. */
-static int unfilled(kn_comm *world, void *arg)
+RANK_TEST(init, a_tree_that_is_not_on_meta_gets_the_same_values, IN_ALL_WAYS)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_CPU) && net_reference(&ref) && net_wrap(&m, world, arg));
-    EXPECT(all_read_as(&m, &ref));
+    KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref) && net_wrap(&m, world, arg));
+    KN_CHECK(all_read_as(&m, &ref));
     kn_module_free(&m);
     kn_module_free(&ref);
-    return 0;
-}
-
-KN_TEST(init, a_tree_that_is_not_on_meta_gets_the_same_values)
-{
-    in_all_ways(unfilled);
 }
 
 KN_TEST(init, the_first_read_or_call_fills)

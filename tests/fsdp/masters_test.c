@@ -29,43 +29,31 @@ static int columns(const char *name, int ndim, const int64_t *shape, void *arg)
     return ndim == 2 && shape[1] % *(int *)arg == 0 ? 1 : 0;
 }
 
-static int one(kn_comm *world, const way *w, kn_dtype t, int optimizer)
+static void one(kn_comm *world, const way *w, kn_dtype t, int optimizer)
 {
     two m, plain;
     int ranks = kn_comm_size(world);
-    EXPECT(two_init(&plain, KN_META, t) && kn_materialize(&plain, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, t) &&
-           kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .seed = NET_SEED,
-                        .placement = w->layout == KN_LAYOUT_PER_PARAM ? columns : NULL,
-                        .placement_arg = &ranks));
+    KN_CHECK(two_init(&plain, KN_META, t) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, t) &&
+             kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .seed = NET_SEED,
+                          .placement = w->layout == KN_LAYOUT_PER_PARAM ? columns : NULL,
+                          .placement_arg = &ranks));
     kn_optim *o = optimizer_make(optimizer, &m, true), *p = optimizer_make(optimizer, &plain, true);
-    EXPECT(o && p);
+    KN_CHECK(o && p);
     for (int i = 0; i < STEPS; i++)
-        EXPECT(step_on(&m, o, t, i) && step_on(&plain, p, t, i));
+        KN_CHECK(step_on(&m, o, t, i) && step_on(&plain, p, t, i));
     const kn_param *list;
-    EXPECT(kn_params(&m, &list) == 4 && kn_dtype_of(list[0].master) == t);
-    EXPECT(all_read_as(&m, &plain), "optimizer %d, %s", optimizer, kn_dtype_name(t));
+    KN_CHECK(kn_params(&m, &list) == 4 && kn_dtype_of(list[0].master) == t);
+    KN_CHECK(all_read_as(&m, &plain), "optimizer %d, %s", optimizer, kn_dtype_name(t));
     kn_optim_free(o);
     kn_optim_free(p);
     kn_module_free(&m);
     kn_module_free(&plain);
-    return 0;
 }
 
-static int all_optimizers(kn_comm *world, void *arg)
+RANK_TEST(masters, rounded_at_random_to_the_same_bits, .by = in_all_ways_on_threads)
 {
     kn_set_threads(1);
     for (int k = 0; k < OPTIMIZER_KINDS * 2; k++)
-        if (one(world, arg, k % 2 ? KN_F16 : KN_BF16, k / 2))
-            return 1;
-    return 0;
-}
-
-KN_TEST(masters, rounded_at_random_to_the_same_bits)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (int i = 0; i < WAYS; i++)
-            if (!ways[i].ranks || ways[i].ranks == ranks)
-                KN_CHECK(kn_spawn_threads(ranks, all_optimizers, (void *)&ways[i]) == 0,
-                         "%d ranks, way %d", ranks, i);
+        one(world, arg, k % 2 ? KN_F16 : KN_BF16, k / 2);
 }

@@ -1,7 +1,7 @@
 /* tests/fsdp/memory_test.c: memory is a formula. Over a generated set of settings, the ledger's
  * peaks after two steps of a small GPT equal kn_fsdp_predict, and the walk of memory_walk.c, to the
  * byte, by category. Rank functions return a status and never assert. */
-#include "tests/comm/comm_test.h"
+#include "tests/fsdp/ranks.h"
 #include "knap.h"
 #include "tests/fsdp/chain.h"
 #include "tests/fsdp/memory_walk.h"
@@ -121,7 +121,7 @@ static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, v
     return strstr(name, ".ln_1.") || strstr(name, ".ln_2.") ? KN_F32 : KN_DTYPE_DEFAULT;
 }
 
-static int measure(kn_comm *world, void *arg)
+static void measure(kn_comm *world, void *arg)
 {
     const setting *s = arg;
     kn_gpt g = { 0 };
@@ -170,7 +170,7 @@ static int measure(kn_comm *world, void *arg)
     }
     kn_optim_free(opt);
     kn_module_free(&g);
-    return bad;
+    KN_CHECK(!bad);
 }
 
 static int runs(const setting *s)
@@ -180,7 +180,7 @@ static int runs(const setting *s)
             on_stand_in((stand_in){ .inline_streams = !s->side }, s->ranks, measure, (void *)s);
         return failed;
     }
-    return spawn(s->ranks, measure, (void *)s);
+    return spawn_processes(s->ranks, measure, (void *)s);
 }
 
 enum { EVERY = SANITIZED ? 4 : 1 }; /* bytes are the same there */
@@ -333,7 +333,7 @@ typedef struct by_hand {
     kn_fsdp_memory want;
 } by_hand;
 
-static int predict_by_hand(kn_comm *world, void *arg)
+static void predict_by_hand(kn_comm *world, void *arg)
 {
     const by_hand *h = arg;
     kn_gpt g = { 0 };
@@ -354,7 +354,7 @@ static int predict_by_hand(kn_comm *world, void *arg)
                 (long long)have.param, (long long)have.grad, (long long)have.optim,
                 (long long)have.gathered, (long long)have.unreduced, kn_error() ? kn_error() : "");
     kn_module_free(&g);
-    return bad;
+    KN_CHECK(!bad);
 }
 
 /* Bytes of 2 ranks: F a block's 7296 elements of f32, F0 the root's 1152; states are half of it
@@ -388,7 +388,7 @@ KN_TEST(memory, worked_example_of_the_docs)
                                 .grad = ALL / 2,
                                 .gathered = row[i].gathered,
                                 .unreduced = row[i].unreduced } };
-        KN_CHECK(kn_spawn_threads(2, predict_by_hand, &h) == 0, "row %d", (int)i);
+        KN_CHECK(spawn_threads(2, predict_by_hand, &h) == 0, "row %d", (int)i);
     }
 }
 

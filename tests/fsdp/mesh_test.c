@@ -59,53 +59,50 @@ KN_TEST(mesh, refuses_with_numbers)
 }
 
 /* The default mesh of a hybrid strategy if each machine has `machine` ranks. */
-static int on_machines(kn_comm *world, void *arg)
+static void on_machines(kn_comm *world, void *arg)
 {
     int machine = *(int *)arg, n = kn_comm_size(world);
     two m, other;
     double y = 0, z = 0;
-    EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .wrap_class = "linear") &&
-           kn_fsdp_wrap(&other, world));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .wrap_class = "linear") &&
+             kn_fsdp_wrap(&other, world));
     kn_mesh mesh = kn_unit_of(m.base.impl)->options.mesh;
-    EXPECT(mesh.shards == machine && mesh.replicas == n / machine, "%d x %d", mesh.replicas,
-           mesh.shards);
-    EXPECT(kn_unit_of(m.a.base.impl)->options.mesh.shards == machine);
-    EXPECT(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "%g, %g", y, z);
+    KN_CHECK(mesh.shards == machine && mesh.replicas == n / machine, "%d x %d", mesh.replicas,
+             mesh.shards);
+    KN_CHECK(kn_unit_of(m.a.base.impl)->options.mesh.shards == machine);
+    KN_CHECK(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "%g, %g", y, z);
     kn_module_free(&m);
     kn_module_free(&other);
-    return !kn_ok();
 }
 
-static int on_odd_machines(kn_comm *world, void *arg)
+static void on_odd_machines(kn_comm *world, void *arg)
 {
     two m;
     if (arg)
         setenv("LOCAL_WORLD_SIZE", kn_rank(world) < 2 ? "2" : "1", 1);
-    EXPECT(two_init(&m, KN_META, KN_F32));
-    EXPECT(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
-           error_has("(LOCAL_WORLD_SIZE)", "give the mesh"));
+    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    KN_CHECK(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
+             error_has("(LOCAL_WORLD_SIZE)", "give the mesh"));
     kn_module_free(&m);
-    return 0;
 }
 
 /* Two machines; ranks are dealt to them in turn, or one after another. */
-static int dealt(kn_comm *world, void *arg)
+static void dealt(kn_comm *world, void *arg)
 {
     bool in_turn = *(bool *)arg;
     setenv("LOCAL_WORLD_SIZE", "2", 1);
     setenv("LOCAL_RANK", (in_turn ? kn_rank(world) / 2 : kn_rank(world) % 2) ? "1" : "0", 1);
     int ranks = kn_comm_ranks_a_machine(world);
-    EXPECT(in_turn ? ranks == 0 && error_has("2 of the 4 ranks", "give the mesh") : ranks == 2);
-    return 0;
+    KN_CHECK(in_turn ? ranks == 0 && error_has("2 of the 4 ranks", "give the mesh") : ranks == 2);
 }
 
 KN_TEST(mesh, a_machine_s_ranks_follow_each_other)
 {
     if (THREADS_ONLY)
         KN_SKIP("ranks are processes here");
-    KN_CHECK(kn_spawn(4, dealt, &(bool){ false }) == 0);
-    KN_CHECK(kn_spawn(4, dealt, &(bool){ true }) == 0);
+    KN_CHECK(spawn_processes(4, dealt, &(bool){ false }) == 0);
+    KN_CHECK(spawn_processes(4, dealt, &(bool){ true }) == 0);
 }
 
 KN_TEST(mesh, hybrid_shards_inside_a_machine)
@@ -119,34 +116,29 @@ KN_TEST(mesh, hybrid_shards_inside_a_machine)
         snprintf(text, sizeof text, "%d", machine);
         if (machine < n) /* else the default: they share memory */
             setenv("LOCAL_WORLD_SIZE", text, 1);
-        KN_CHECK(kn_spawn(n, on_machines, &machine) == 0, "%d ranks on machines of %d", n, machine);
+        KN_CHECK(spawn_processes(n, on_machines, &machine) == 0, "%d ranks on machines of %d", n,
+                 machine);
         unsetenv("LOCAL_WORLD_SIZE");
     }
     setenv("LOCAL_WORLD_SIZE", "2", 1);
-    KN_CHECK(kn_spawn(3, on_odd_machines, NULL) == 0);
-    KN_CHECK(kn_spawn(4, on_odd_machines, &(int){ 1 }) == 0);
+    KN_CHECK(spawn_processes(3, on_odd_machines, NULL) == 0);
+    KN_CHECK(spawn_processes(4, on_odd_machines, &(int){ 1 }) == 0);
     unsetenv("LOCAL_WORLD_SIZE");
 }
 
 /* .timeout_s goes to the communicator that was given, and stays there; none leaves it alone. */
-static int timeouts(kn_comm *world, void *arg)
+RANK_TEST(mesh, a_timeout_is_the_communicator_s, .threads = "2")
 {
     for (int own = 0; own < 2; own++) {
         two m[2];
         kn_comm *comm = own ? kn_comm_dup(world, "own") : NULL, *of = own ? comm : world;
-        EXPECT(two_init(&m[0], KN_META, KN_F32) && two_init(&m[1], KN_META, KN_F32));
-        EXPECT(kn_fsdp_wrap(&m[0], comm, .timeout_s = 7 + own) && kn_fsdp_wrap(&m[1], comm));
-        EXPECT(kn_comm_get_timeout(of) == 7 + own && kn_comm_get_timeout(world) == 7);
+        KN_CHECK(two_init(&m[0], KN_META, KN_F32) && two_init(&m[1], KN_META, KN_F32));
+        KN_CHECK(kn_fsdp_wrap(&m[0], comm, .timeout_s = 7 + own) && kn_fsdp_wrap(&m[1], comm));
+        KN_CHECK(kn_comm_get_timeout(of) == 7 + own && kn_comm_get_timeout(world) == 7);
         kn_module_free(&m[0]);
         kn_module_free(&m[1]);
-        EXPECT(kn_comm_get_timeout(of) == 7 + own);
+        KN_CHECK(kn_comm_get_timeout(of) == 7 + own);
     }
-    return !kn_ok();
-}
-
-KN_TEST(mesh, a_timeout_is_the_communicator_s)
-{
-    KN_CHECK(kn_spawn_threads(2, timeouts, NULL) == 0);
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */
@@ -176,194 +168,149 @@ static bool apart(kn_comm *const c[5])
     return true;
 }
 
-static int make_groups(kn_comm *world, void *arg)
+RANK_TEST(mesh, groups_of_ranks, .processes = "1234")
 {
     kn_rank_groups s = { .comm = world };
-    int n = kn_comm_size(world), rank = kn_rank(world), bad = 0;
+    int n = kn_comm_size(world), rank = kn_rank(world);
     for (int shards = 1; shards <= n; shards++) {
         if (n % shards)
             continue;
         kn_ranks *r = kn_ranks_of(&s, shards);
-        if (!r)
-            return 1;
-        bad |= r->shards != shards || r->replicas != n / shards || r->shard != rank % shards ||
-               r->replica != rank / shards || kn_ranks_of(&s, shards) != r;
+        KN_CHECK(r && r->shards == shards && r->replicas == n / shards &&
+                 r->shard == rank % shards && r->replica == rank / shards &&
+                 kn_ranks_of(&s, shards) == r);
         int first = r->replica * shards;
-        bad |= !holds(r->gather, world, first, 1, shards);
-        bad |= !holds(r->reduce, world, first, 1, shards);
-        bad |= !holds(r->replicate, world, r->shard, shards, r->replicas);
+        KN_CHECK(holds(r->gather, world, first, 1, shards));
+        KN_CHECK(holds(r->reduce, world, first, 1, shards));
+        KN_CHECK(holds(r->replicate, world, r->shard, shards, r->replicas));
         kn_comm *slice = kn_slice_comm(&s, shards);
-        bad |= !apart((kn_comm *[]){ r->gather, r->reduce, r->replicate, slice, world });
-        bad |= !holds(slice, world, first, 1, shards) || kn_slice_comm(&s, shards) != slice;
-    }
-    if (!kn_ok()) {
-        fprintf(stderr, "rank %d: %s\n", rank, kn_error());
-        bad = 1;
+        KN_CHECK(apart((kn_comm *[]){ r->gather, r->reduce, r->replicate, slice, world }));
+        KN_CHECK(holds(slice, world, first, 1, shards) && kn_slice_comm(&s, shards) == slice);
     }
     kn_ranks_free(&s);
-    return bad;
 }
 
-KN_TEST(mesh, groups_of_ranks)
-{
-    for (int n = 1; n <= 4; n++) {
-        int failed = spawn(n, make_groups, NULL);
-        KN_CHECK_OK();
-        KN_CHECK(failed == 0, "%d of %d ranks failed", failed, n);
-    }
-}
-
-static int split_unevenly(kn_comm *world, void *arg)
+RANK_TEST(mesh, groups_that_do_not_divide, .threads = "3")
 {
     kn_rank_groups s = { .comm = world };
-    bool right = !kn_ranks_of(&s, 2) && !kn_ok() && strstr(kn_error(), "groups of 2");
-    kn_clear_error();
-    right = right && !kn_slice_comm(&s, 2) && !kn_ok() && strstr(kn_error(), "= 2");
-    kn_clear_error();
-    return right && !s.ranks ? 0 : 1;
-}
-
-KN_TEST(mesh, groups_that_do_not_divide)
-{
-    KN_CHECK(kn_spawn_threads(3, split_unevenly, NULL) == 0);
+    REFUSED(kn_ranks_of(&s, 2), "groups of 2");
+    REFUSED(kn_slice_comm(&s, 2), "= 2");
+    KN_CHECK(!s.ranks);
 }
 
 /* ---- a part of the ranks --------------------------------------------------------------------- */
 
 /* Every other rank trains one model and the rest another one, each sharded over its part: like two
  * programs. */
-static int each_part_its_model(kn_comm *world, void *arg)
+RANK_TEST(mesh, a_part_of_the_ranks_shards_a_model, .threads = "24")
 {
     int color = kn_rank(world) % 2;
     kn_comm *part = kn_comm_split(world, color, kn_rank(world), "part");
     two m, whole;
-    EXPECT(part && kn_comm_size(part) == kn_comm_size(world) / 2);
-    EXPECT(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m, part, .wrap_class = "linear", .seed = NET_SEED));
+    KN_CHECK(part && kn_comm_size(part) == kn_comm_size(world) / 2);
+    KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m, part, .wrap_class = "linear", .seed = NET_SEED));
     kn_optim *a = kn_sgd(&whole, .lr = 0.5), *b = kn_sgd(&m, .lr = 0.5);
     for (int step = 0; step < 2; step++) {
         for (int r = 0; r < kn_comm_size(part); r++)
-            EXPECT(two_backward(&whole, 10 * color + 4 * step + r));
-        EXPECT(two_backward(&m, 10 * color + 4 * step + kn_rank(part)));
-        EXPECT(kn_step(a) && kn_step(b));
+            KN_CHECK(two_backward(&whole, 10 * color + 4 * step + r));
+        KN_CHECK(two_backward(&m, 10 * color + 4 * step + kn_rank(part)));
+        KN_CHECK(kn_step(a) && kn_step(b));
     }
-    EXPECT(all_read_as(&m, &whole));
+    KN_CHECK(all_read_as(&m, &whole));
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&m);
     kn_module_free(&whole);
-    return !kn_ok();
-}
-
-KN_TEST(mesh, a_part_of_the_ranks_shards_a_model)
-{
-    for (int ranks = 2; ranks <= 4; ranks += 2)
-        KN_CHECK(kn_spawn_threads(ranks, each_part_its_model, NULL) == 0, "%d ranks", ranks);
 }
 
 /* ---- trees beside each other ----------------------------------------------------------------- */
 
 /* Two units below a module that isn't a unit are two trees on the same streams and communicators.
  * When one is freed while a gather runs, the other keeps working. */
-static int share_lanes(kn_comm *world, void *arg)
+static void share_lanes(kn_comm *world, void *arg)
 {
     two m, apart;
     double y = 0, z = 0;
     kn_set_free_cores(*(int *)arg);
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world, .seed = NET_SEED) &&
-           kn_fsdp_wrap(&m.b, world, .seed = NET_SEED));
-    EXPECT(two_init(&apart, KN_META, KN_F32) && kn_fsdp_wrap(&apart, world, .seed = NET_SEED));
-    EXPECT(two_backward(&m, kn_rank(world)) && two_evaluate(&m, &y) && two_evaluate(&apart, &z));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world, .seed = NET_SEED) &&
+             kn_fsdp_wrap(&m.b, world, .seed = NET_SEED));
+    KN_CHECK(two_init(&apart, KN_META, KN_F32) && kn_fsdp_wrap(&apart, world, .seed = NET_SEED));
+    KN_CHECK(two_backward(&m, kn_rank(world)) && two_evaluate(&m, &y) && two_evaluate(&apart, &z));
     const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
     const kn_unit *other = kn_unit_of(apart.base.impl);
-    EXPECT(y == z && a->schedule != b->schedule && a->schedule->gather == b->schedule->gather &&
-               a->schedule->reduce == b->schedule->reduce,
-           "%g, %g", y, z);
-    EXPECT(a->bucket[0]->ranks == b->bucket[0]->ranks &&
-               a->bucket[0]->ranks != other->bucket[0]->ranks &&
-               a->schedule->gather != other->schedule->gather,
-           "communicators");
-    EXPECT(kn_stream_is_inline(a->schedule->gather) == (kn_comm_size(world) == 1 || !*(int *)arg));
+    KN_CHECK(y == z && a->schedule != b->schedule && a->schedule->gather == b->schedule->gather &&
+                 a->schedule->reduce == b->schedule->reduce,
+             "%g, %g", y, z);
+    KN_CHECK(a->bucket[0]->ranks == b->bucket[0]->ranks &&
+                 a->bucket[0]->ranks != other->bucket[0]->ranks &&
+                 a->schedule->gather != other->schedule->gather,
+             "communicators");
+    KN_CHECK(kn_stream_is_inline(a->schedule->gather) ==
+             (kn_comm_size(world) == 1 || !*(int *)arg));
     kn_comm_slow(world, 0.002, 0);
-    EXPECT(kn_fsdp_unshard(&m.a).unit && kn_fsdp_unshard(&m.b).unit);
+    KN_CHECK(kn_fsdp_unshard(&m.a).unit && kn_fsdp_unshard(&m.b).unit);
     kn_module_free(&m.a);
-    EXPECT(kn_fsdp_reshard(&m.b) && kn_unshard_wait(kn_fsdp_unshard(&m.b)), "the other one");
+    KN_CHECK(kn_fsdp_reshard(&m.b) && kn_unshard_wait(kn_fsdp_unshard(&m.b)), "the other one");
     kn_comm_slow(world, 0, 0);
     kn_module_free(&m);
-    EXPECT(two_evaluate(&apart, &y) && y == z, "another model");
+    KN_CHECK(two_evaluate(&apart, &y) && y == z, "another model");
     kn_module_free(&apart);
-    return !kn_ok();
 }
 
 KN_TEST(mesh, trees_beside_each_other_share_streams_and_communicators)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int cores = 0; cores <= 4; cores += 4)
-            KN_CHECK(kn_spawn_threads(ranks, share_lanes, &cores) == 0, "%d ranks, %d cores free",
+            KN_CHECK(spawn_threads(ranks, share_lanes, &cores) == 0, "%d ranks, %d cores free",
                      ranks, cores);
 }
 
 /* One of two trees is each rank's own: its gradients are those of the rank's data alone. */
-static int own_and_shared(kn_comm *world, void *arg)
+RANK_TEST(mesh, trees_beside_each_other_of_other_ranks, .threads = "124", .cases = 2)
 {
     two m, alone;
     bool first = *(int *)arg;
     const kn_param *want;
-    EXPECT(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m.a, first ? kn_comm_self() : world, .seed = NET_SEED) &&
-           kn_fsdp_wrap(&m.b, first ? world : kn_comm_self(), .seed = NET_SEED));
+    KN_CHECK(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m.a, first ? kn_comm_self() : world, .seed = NET_SEED) &&
+             kn_fsdp_wrap(&m.b, first ? world : kn_comm_self(), .seed = NET_SEED));
     kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&alone, .lr = 0.5);
-    EXPECT(two_backward(&m, kn_rank(world)) && kn_step(a));
-    EXPECT(two_backward(&alone, kn_rank(world)) && kn_step(b));
+    KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(a));
+    KN_CHECK(two_backward(&alone, kn_rank(world)) && kn_step(b));
     int n = kn_params(first ? &alone.a : &alone.b, &want);
     for (int i = 0; i < n; i++)
-        EXPECT(reads_as(first ? &m.a : &m.b, i, want[i].tensor), "'%s'", want[i].name);
+        KN_CHECK(reads_as(first ? &m.a : &m.b, i, want[i].tensor), "'%s'", want[i].name);
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&m);
     kn_module_free(&alone);
-    return 0;
-}
-
-KN_TEST(mesh, trees_beside_each_other_of_other_ranks)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (int first = 0; first < 2; first++)
-            KN_CHECK(kn_spawn_threads(ranks, own_and_shared, &first) == 0, "%d ranks", ranks);
 }
 
 /* ---- communicators --------------------------------------------------------------------------- */
 
 enum { MODELS = 150 };
 
-static int come_and_go(kn_comm *world, void *arg)
+RANK_TEST(mesh, communicators_are_used_again, .threads = "2")
 {
     for (int i = 0; i < MODELS; i++) {
         two m, other;
         double y = 0, z = 0;
         bool hybrid = i % 3 == 1;
-        EXPECT(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
-        EXPECT(kn_fsdp_wrap(&m, world, .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
-                            .mesh = { .shards = hybrid ? 1 : 0 }) &&
-                   kn_fsdp_wrap(&other, world, .reshard_after_forward = kn_comm_size(world)),
-               "model %d", i);
-        EXPECT(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "model %d: %g, %g", i, y,
-               z);
+        KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+        KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
+                              .mesh = { .shards = hybrid ? 1 : 0 }) &&
+                     kn_fsdp_wrap(&other, world, .reshard_after_forward = kn_comm_size(world)),
+                 "model %d", i);
+        KN_CHECK(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "model %d: %g, %g", i,
+                 y, z);
         kn_ranks *a = kn_unit_of(m.base.impl)->bucket[0]->ranks,
                  *b = kn_unit_of(other.base.impl)->bucket[0]->ranks;
-        EXPECT(a->gather == NULL || a->gather != b->gather, "two models at once share one");
+        KN_CHECK(a->gather == NULL || a->gather != b->gather, "two models at once share one");
         kn_module_free(&m);
         kn_module_free(&other);
     }
-    EXPECT(kn_ok());
-    return 0;
-}
-
-KN_TEST(mesh, communicators_are_used_again)
-{
-    int failed = kn_spawn_threads(2, come_and_go, NULL);
-    KN_CHECK_OK();
-    KN_CHECK(failed == 0, "%d ranks failed", failed);
+    KN_CHECK(kn_ok());
 }

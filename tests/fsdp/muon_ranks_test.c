@@ -22,29 +22,23 @@ static bool train(net *m, kn_optim *o, kn_comm *world)
 
 /* An unsharded net beside the sharded one, on each rank. Three ranks would add other gradients, and
  * hybrid meshes would in another order (random.* has them). */
-static int same_bits(kn_comm *world, void *arg)
+RANK_TEST(muon_ranks, same_bits_in_every_way_of_sharding, IN_ALL_WAYS)
 {
     const int64_t windows[] = { 0, 1, 200 };
     if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
-        return 0;
+        return;
     for (int i = 0; i < 3; i++) {
         net m, ref;
-        EXPECT(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
+        KN_CHECK(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
         kn_optim *a = kn_muon(&m, .lr = 0.05, .window = windows[i],
                               .ns_dtype = i == 2 ? KN_F32 : KN_BF16, .no_nesterov = i == 1);
         kn_optim *b =
             kn_muon(&ref, .lr = 0.05, .ns_dtype = i == 2 ? KN_F32 : KN_BF16, .no_nesterov = i == 1);
-        EXPECT(train(&m, a, world) && train(&ref, b, NULL));
-        EXPECT(all_read_as(&m, &ref), "window %lld", (long long)windows[i]);
+        KN_CHECK(train(&m, a, world) && train(&ref, b, NULL));
+        KN_CHECK(all_read_as(&m, &ref), "window %lld", (long long)windows[i]);
         kn_optim_free(a), kn_optim_free(b);
         kn_module_free(&m), kn_module_free(&ref);
     }
-    return !kn_ok();
-}
-
-KN_TEST(muon_ranks, same_bits_in_every_way_of_sharding)
-{
-    in_all_ways(same_bits);
 }
 
 /* ---- who changes which matrix ---------------------------------------------------------------- */
@@ -147,7 +141,7 @@ static bool stay(const job *j, kn_comm *world)
 
 /* Each matrix is seen once over all ranks; the ranks share the work, replicas' ranks too. arg: a
  * way of sharding; NULL: each other matrix is a unit of its own, whole on all ranks. */
-static int dealt(kn_comm *world, void *arg)
+static void dealt(kn_comm *world, void *arg)
 {
     const int64_t windows[] = { 1 << 20, 200, 1 };
     const way plain = { 0 }, *w = arg ? arg : &plain;
@@ -158,18 +152,18 @@ static int dealt(kn_comm *world, void *arg)
     kn_module_init(&m.base, stack_forward);
     for (int i = 0; i < MATRICES; i++) {
         snprintf(name, sizeof name, "fc%d", i);
-        EXPECT(kn_linear_init(&m.fc[i], &m.base, name, COLS, ROWS, .device = KN_META));
+        KN_CHECK(kn_linear_init(&m.fc[i], &m.base, name, COLS, ROWS, .device = KN_META));
     }
     for (int i = 0; !arg && i < MATRICES; i += 2)
-        EXPECT(kn_fsdp_wrap(&m.fc[i], world, .strategy = KN_NO_SHARD), "wrap fc%d", i);
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w)));
+        KN_CHECK(kn_fsdp_wrap(&m.fc[i], world, .strategy = KN_NO_SHARD), "wrap fc%d", i);
+    KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w)));
     int n = kn_params(&m, &p), count = 0;
     for (int i = 0; i < n; i++)
         if (kn_ndim(p[i].tensor) == 2) {
             cost[count] = count == HEAVY ? HEAVY : 1;
             matrix[count++] = &p[i];
         }
-    EXPECT(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
+    KN_CHECK(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
     for (int k = 0; k < 3; k++) {
         job j = { .param = matrix };
         kn_matrix_step s = { .param = matrix,
@@ -181,51 +175,41 @@ static int dealt(kn_comm *world, void *arg)
                              .whole = see_whole,
                              .end = take_part,
                              .arg = &j };
-        EXPECT(count == MATRICES && matrix[0]->source->matrices(&s));
-        EXPECT(!j.wrong);
-        EXPECT(balanced(&j, windows[k], kn_comm_size(world)));
-        EXPECT(windows[k] > 1 || stay(&j, world));
-        EXPECT(kn_all_reduce_i64(world, j.seen, MATRICES, kn_compute_stream(KN_CPU), "seen"));
+        KN_CHECK(count == MATRICES && matrix[0]->source->matrices(&s));
+        KN_CHECK(!j.wrong);
+        KN_CHECK(balanced(&j, windows[k], kn_comm_size(world)));
+        KN_CHECK(windows[k] > 1 || stay(&j, world));
+        KN_CHECK(kn_all_reduce_i64(world, j.seen, MATRICES, kn_compute_stream(KN_CPU), "seen"));
         for (int i = 0; i < MATRICES; i++)
-            EXPECT(j.seen[i] == 1, "matrix %d was changed %lld times", i, (long long)j.seen[i]);
+            KN_CHECK(j.seen[i] == 1, "matrix %d was changed %lld times", i, (long long)j.seen[i]);
     }
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
 {
     in_all_ways(dealt);
-}
-
-KN_TEST(muon_ranks, units_of_other_meshes_go_apart)
-{
-    on_thread_ranks(dealt, NULL);
+    on_threads("124", dealt, NULL);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* The ledger's optimizer bytes are the formula's: one state of a matrix, two of the others. */
-static int counted(kn_comm *world, void *arg)
+RANK_TEST(muon_ranks, memory_equals_the_formula, IN_ALL_WAYS)
 {
     net m;
     kn_ledger before = kn_ledger_read();
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_optim *o = kn_muon(&m, .lr = 0.05);
     int64_t want = kn_fsdp_predict_optim(o).optim, adamw = kn_fsdp_predict(&m).optim;
-    EXPECT(train(&m, o, world));
+    KN_CHECK(train(&m, o, world));
     int64_t have = kn_ledger_read().live[KN_MEM_OPTIM] - before.live[KN_MEM_OPTIM];
-    EXPECT(have == want, "%lld bytes, predicted %lld", (long long)have, (long long)want);
-    EXPECT(want <= adamw, "%lld bytes, AdamW's %lld", (long long)want, (long long)adamw);
-    EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == before.live[KN_MEM_GATHERED], "a stage stays");
+    KN_CHECK(have == want, "%lld bytes, predicted %lld", (long long)have, (long long)want);
+    KN_CHECK(want <= adamw, "%lld bytes, AdamW's %lld", (long long)want, (long long)adamw);
+    KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == before.live[KN_MEM_GATHERED],
+             "a stage stays");
     kn_optim_free(o);
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(muon_ranks, memory_equals_the_formula)
-{
-    in_all_ways(counted);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -236,14 +220,14 @@ static bool fails(void *arg, int i, kn_tensor *matrix)
     return kn_fail("the matrix is cursed");
 }
 
-static int one_fails(kn_comm *world, void *arg)
+RANK_TEST(muon_ranks, an_error_of_one_rank_ends_the_step_of_all, .processes = "2")
 {
     two m;
     const kn_param *p;
     job j = { 0 };
     double cost = 1;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world));
-    EXPECT(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world));
+    KN_CHECK(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
     kn_params(&m, &p);
     const kn_param *first = &p[0];
     j.param = &first;
@@ -256,13 +240,7 @@ static int one_fails(kn_comm *world, void *arg)
                          .whole = fails,
                          .end = take_part,
                          .arg = &j };
-    EXPECT(!first->source->matrices(&s), "no error");
-    EXPECT(error_has("the matrix is cursed", ""), "another error");
+    KN_CHECK(!first->source->matrices(&s), "no error");
+    KN_CHECK(error_has("the matrix is cursed", ""), "another error");
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(muon_ranks, an_error_of_one_rank_ends_the_step_of_all)
-{
-    KN_CHECK(kn_spawn(2, one_fails, NULL) == 0);
 }

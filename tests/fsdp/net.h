@@ -3,7 +3,7 @@
 #ifndef KNAP_TESTS_FSDP_NET_H
 #define KNAP_TESTS_FSDP_NET_H
 
-#include "tests/comm/comm_test.h"
+#include "tests/fsdp/ranks.h"
 #include "fsdp/schedule.h"
 #include "knap.h"
 #include <sys/mman.h>
@@ -150,18 +150,21 @@ static inline bool net_wrap(net *m, kn_comm *world, const way *w)
                         .seed = NET_SEED);
 }
 
-/* Runs fn on 1 to 4 processes in each way of sharding. */
-static inline void in_all_ways(kn_rank_fn fn)
+/* On 1 to 4 processes in each way of sharding, which arg points to; or on 1, 2 and 4 threads. */
+static inline void in_all_ways(rank_body body)
 {
-    for (int ranks = 1; ranks <= (THREADS_ONLY ? 2 : 4); ranks++)
-        for (int i = 0; i < WAYS; i++) {
-            if (ways[i].ranks && ways[i].ranks != ranks)
-                continue;
-            int failed = THREADS_ONLY ? kn_spawn_threads(ranks, fn, (void *)&ways[i])
-                                      : kn_spawn(ranks, fn, (void *)&ways[i]);
-            KN_CHECK(failed == 0, "%d ranks, strategy %d, layout %d, way %d: %d failed", ranks,
-                     ways[i].strategy, ways[i].layout, i, failed);
-        }
+    for (int i = 0; i < WAYS; i++)
+        on_each(ways[i].ranks  ? "4"
+                : THREADS_ONLY ? "12"
+                               : "1234",
+                spawn_processes, body, (void *)&ways[i], i);
 }
+
+static inline void in_all_ways_on_threads(rank_body body)
+{
+    for (int i = 0; i < WAYS; i++)
+        on_each(ways[i].ranks ? "4" : "124", spawn_threads, body, (void *)&ways[i], i);
+}
+#define IN_ALL_WAYS .by = in_all_ways
 
 #endif

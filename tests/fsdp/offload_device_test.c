@@ -108,7 +108,7 @@ static bool one_step(kn_gpt *g, job *j, int step, int rank, int n, kn_scaler *sc
     return ok;
 }
 
-static int train(kn_comm *world, void *arg)
+static void train(kn_comm *world, void *arg)
 {
     job *j = arg;
     const setting *s = &j->s;
@@ -135,7 +135,7 @@ static int train(kn_comm *world, void *arg)
     kn_scaler_free(scaler);
     kn_optim_free(opt);
     kn_module_free(&g);
-    return ok && kn_ok() ? 0 : 1;
+    KN_CHECK(ok);
 }
 
 static outcome *run(setting s, bool fails)
@@ -239,29 +239,28 @@ KN_TEST(offload_device, ordinary_memory_of_the_host)
 
 /* Averages come into masters of which a forward still takes copies to the device: it computes with
  * the weights of its time. */
-static int swap_behind_a_forward(kn_comm *world, void *arg)
+static void swap_behind_a_forward(kn_comm *world, void *arg)
 {
     const setting *s = arg;
     kn_gpt g = { 0 };
     const kn_param *p;
-    EXPECT(model(&g, world, s));
+    KN_CHECK(model(&g, world, s));
     kn_train(&g, false);
     kn_ema *e = kn_ema_new(&g);
     for (int i = 0, n = kn_params(&g, &p); i < n; i++)
-        EXPECT(kn_fill_(kn_ema_value(e, i), 0.25));
+        KN_CHECK(kn_fill_(kn_ema_value(e, i), 0.25));
     kn_set_grad_mode(false);
     kn_scope scope = kn_scope_begin();
     const double trained = kn_item(forward(&g, s, 0, 0));
     kn_tensor *loss = forward(&g, s, 0, 0);
-    EXPECT(kn_ema_swap(e) && kn_item(loss) == trained);
+    KN_CHECK(kn_ema_swap(e) && kn_item(loss) == trained);
     const double averaged = kn_item(forward(&g, s, 0, 0));
     loss = forward(&g, s, 0, 0);
-    EXPECT(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained);
-    EXPECT(kn_item(forward(&g, s, 0, 0)) == trained);
+    KN_CHECK(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained);
+    KN_CHECK(kn_item(forward(&g, s, 0, 0)) == trained);
     kn_scope_end(scope);
     kn_ema_free(e);
     kn_module_free(&g);
-    return kn_ok() ? 0 : 1;
 }
 
 KN_TEST(offload_device, averages_wait_for_copies_to_the_device)
@@ -328,26 +327,25 @@ static void count_waits(const kn_stream *s)
         open_gate = true;
 }
 
-static int step_beside_backward(kn_comm *world, void *arg)
+static void step_beside_backward(kn_comm *world, void *arg)
 {
     setting s = { .device = STAND_IN, .ranks = 1, .micro = 1 };
     kn_gpt g = { 0 };
-    EXPECT(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
+    KN_CHECK(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
     /* the first module of the first block: few enough jobs follow it to fit a stream's queue */
     kn_module *m = kn_module_find(&g, "transformer.h.0.ln_1");
-    EXPECT(m && kn_module_hook(m, (kn_module_hooks){ .pre_backward = close_way }));
+    KN_CHECK(m && kn_module_hook(m, (kn_module_hooks){ .pre_backward = close_way }));
     kn_optim *opt = optimizer(&g, &s);
     kn_scope scope = kn_scope_begin();
     kn_backward(forward(&g, &s, 0, 0));
     stand_in_watch(count_waits);
-    EXPECT(kn_step(opt));
+    KN_CHECK(kn_step(opt));
     stand_in_watch(NULL);
     kn_scope_end(scope);
-    EXPECT(waits_in_step == 2 * (LAYERS + 1), "%d waits", waits_in_step);
-    EXPECT(open_gate, "nothing waited for the first block's backward");
+    KN_CHECK(waits_in_step == 2 * (LAYERS + 1), "%d waits", waits_in_step);
+    KN_CHECK(open_gate, "nothing waited for the first block's backward");
     kn_optim_free(opt);
     kn_module_free(&g);
-    return kn_ok() ? 0 : 1;
 }
 
 KN_TEST(offload_device, the_host_steps_late_layers_while_the_device_is_in_backward)

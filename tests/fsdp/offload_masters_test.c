@@ -30,30 +30,29 @@ typedef struct two {
 
 /* a is stepped after every backward, b after every second: the gradients that a's step consumed are
  * zeroed on the host, where b's gradient waits. */
-static int step_in_turns(kn_comm *world, void *arg)
+static void step_in_turns(kn_comm *world, void *arg)
 {
     const two *t = arg;
     pair m = { 0 };
     float x[6] = { 1, -2, 3, -4, 5, -6 };
-    EXPECT(kn_module_init(&m.base, pair_forward) &&
-           kn_linear_init(&m.a, &m.base, "a", 6, 9, .device = KN_META) &&
-           kn_linear_init(&m.b, &m.base, "b", 9, 4, .device = KN_META));
-    EXPECT(kn_fsdp_wrap(&m, world, .device = t->device, .param_dtype = KN_BF16,
-                        .offload_dir = t->device == STAND_IN ? "memory" : NULL));
+    KN_CHECK(kn_module_init(&m.base, pair_forward) &&
+             kn_linear_init(&m.a, &m.base, "a", 6, 9, .device = KN_META) &&
+             kn_linear_init(&m.b, &m.base, "b", 9, 4, .device = KN_META));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .device = t->device, .param_dtype = KN_BF16,
+                          .offload_dir = t->device == STAND_IN ? "memory" : NULL));
     kn_optim *a = kn_sgd(&m.a, .lr = 0.1, .momentum = 0.9), *b = kn_adamw(&m.b, .lr = 0.1);
     for (int step = 0; step < 6; step++) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *y = kn_call(&m, kn_from(KN_F32, t->device, x, KN_SHAPE(1, 6)));
-        EXPECT(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)) && kn_step(a));
-        EXPECT(step % 2 == 0 || kn_step(b));
+        KN_CHECK(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)) && kn_step(a));
+        KN_CHECK(step % 2 == 0 || kn_step(b));
         kn_scope_end(scope);
     }
     for (int i = 0, at = 0; i < 4; at += i == 0 ? 54 : i == 1 ? 9 : 36, i++)
-        EXPECT(kn_param_read(&m, i, t->out + at));
+        KN_CHECK(kn_param_read(&m, i, t->out + at));
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&m);
-    return kn_ok() ? 0 : 1;
 }
 
 KN_TEST(offload_masters, two_optimizers_over_one_bucket)
@@ -74,20 +73,20 @@ KN_TEST(offload_masters, two_optimizers_over_one_bucket)
 }
 
 /* Offloaded parameters are stepped by the host, others by the device: one step can't do both. */
-static int step_in_two_places(kn_comm *world, void *arg)
+static void step_in_two_places(kn_comm *world, void *arg)
 {
     kn_linear net = { 0 };
-    EXPECT(kn_linear_init(&net, NULL, NULL, 5, 4, .device = KN_META));
-    EXPECT(kn_materialize(&net, STAND_IN, 1));
-    EXPECT(
+    KN_CHECK(kn_linear_init(&net, NULL, NULL, 5, 4, .device = KN_META));
+    KN_CHECK(kn_materialize(&net, STAND_IN, 1));
+    KN_CHECK(
         kn_fsdp_wrap(&net, world, .device = STAND_IN, .offload_dir = "memory", .ignore = "bias"));
-    EXPECT(!kn_adamw(&net, .lr = 1) &&
-           strstr(kn_error(), "'weight' lies on cpu and 'bias' on stand-in"));
+    KN_CHECK(!kn_adamw(&net, .lr = 1) &&
+             strstr(kn_error(), "'weight' lies on cpu and 'bias' on stand-in"));
     kn_clear_error();
-    EXPECT(!kn_clip_grad_norm(&net, 1) && strstr(kn_error(), "the gradients' norm: 'weight' lies"));
+    KN_CHECK(!kn_clip_grad_norm(&net, 1) &&
+             strstr(kn_error(), "the gradients' norm: 'weight' lies"));
     kn_clear_error();
     kn_module_free(&net);
-    return kn_ok() ? 0 : 1;
 }
 
 KN_TEST(offload_masters, parameters_in_two_places_are_refused)
@@ -168,32 +167,31 @@ static bool compute(kn_linear *net, const writing *w, float *y, bool backward)
     return ok;
 }
 
-static int write_masters(kn_comm *world, void *arg)
+static void write_masters(kn_comm *world, void *arg)
 {
     const writing *w = arg;
     kn_linear net = { 0 };
     bool first = kn_rank(world) == 0;
     kn_set_threads(1);
-    EXPECT(kn_linear_init(&net, NULL, NULL, IN, OUT, .device = KN_CPU));
+    KN_CHECK(kn_linear_init(&net, NULL, NULL, IN, OUT, .device = KN_CPU));
     kn_seed((uint64_t)kn_rank(world)); /* all ranks get rank 0's values */
-    EXPECT(kn_materialize(&net, KN_CPU, 3 + (uint64_t)kn_rank(world)));
-    EXPECT(kn_fsdp_wrap(&net, world, .device = w->device, .param_dtype = KN_BF16,
-                        .sync_from_rank0 = true,
-                        .offload_dir = w->device == STAND_IN ? "memory" : NULL));
+    KN_CHECK(kn_materialize(&net, KN_CPU, 3 + (uint64_t)kn_rank(world)));
+    KN_CHECK(kn_fsdp_wrap(&net, world, .device = w->device, .param_dtype = KN_BF16,
+                          .sync_from_rank0 = true,
+                          .offload_dir = w->device == STAND_IN ? "memory" : NULL));
     kn_optim *opt = kn_sgd(&net, .lr = 0.01);
-    EXPECT(opt && compute(&net, w, first ? w->y[WAYS] : NULL, false));
+    KN_CHECK(opt && compute(&net, w, first ? w->y[WAYS] : NULL, false));
     for (int way = 0; way < WAYS; way++) {
-        EXPECT(change(&net, opt, way), "way %d", way);
-        EXPECT(compute(&net, w, first ? w->y[way] : NULL, true), "way %d", way);
-        EXPECT(kn_step(opt)); /* raises the master's version by itself */
+        KN_CHECK(change(&net, opt, way), "way %d", way);
+        KN_CHECK(compute(&net, w, first ? w->y[way] : NULL, true), "way %d", way);
+        KN_CHECK(kn_step(opt)); /* raises the master's version by itself */
     }
     if (w->device == STAND_IN) { /* the last step made all copies */
         kn_bucket *b = kn_unit_of(net.base.impl)->bucket[0];
-        EXPECT(b->away.cast_master && b->away.cast_version == b->master->version);
+        KN_CHECK(b->away.cast_master && b->away.cast_version == b->master->version);
     }
     kn_optim_free(opt);
     kn_module_free(&net);
-    return kn_ok() ? 0 : 1;
 }
 
 KN_TEST(offload_masters, the_next_forward_sees_every_write)

@@ -63,38 +63,36 @@ static bool deep_steps(deep *m, kn_comm *world, const char *dir, int steps)
 }
 
 /* States and masters take four times the parameters' bytes; half of the parameters fit. */
-static int limited(kn_comm *world, void *dir)
+static void limited(kn_comm *world, void *arg)
 {
     deep m;
     int64_t states = (int64_t)LAYERS * WIDTH * WIDTH * 4 * 4 / kn_comm_size(world);
     int64_t limit = states / 4;
     kn_context_get()->memory_limit = limit;
     kn_ledger_reset_peaks();
-    EXPECT(deep_steps(&m, world, dir, 4));
+    KN_CHECK(deep_steps(&m, world, arg, 4));
     kn_ledger l = kn_ledger_read();
-    EXPECT(l.peak_total <= limit && l.peak[KN_MEM_STORE] >= states,
-           "%lld bytes in memory, %lld out", (long long)l.peak_total,
-           (long long)l.peak[KN_MEM_STORE]);
-    return 0;
+    KN_CHECK(l.peak_total <= limit && l.peak[KN_MEM_STORE] >= states,
+             "%lld bytes in memory, %lld out", (long long)l.peak_total,
+             (long long)l.peak[KN_MEM_STORE]);
 }
 
-static int too_large(kn_comm *world, void *arg)
+static void too_large(kn_comm *world, void *arg)
 {
     deep m;
     kn_context_get()->memory_limit =
         (int64_t)LAYERS * WIDTH * WIDTH * 4 * 4 / kn_comm_size(world) / 4;
-    EXPECT(!deep_steps(&m, world, NULL, 1) && !kn_ok());
-    EXPECT(strstr(kn_error(), "out of memory"));
+    KN_CHECK(!deep_steps(&m, world, NULL, 1) && !kn_ok());
+    KN_CHECK(strstr(kn_error(), "out of memory"));
     kn_clear_error();
-    return 0;
 }
 
 KN_TEST(offload, states_larger_than_memory)
 {
     char *dir = folder();
-    on_ranks(1, too_large, NULL);
-    on_ranks(1, limited, dir);
-    on_ranks(2, limited, dir);
+    on_both("1", too_large, NULL);
+    on_both("1", limited, dir);
+    on_processes("2", limited, dir);
     KN_CHECK(rmdir(dir) == 0);
 }
 

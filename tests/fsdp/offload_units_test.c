@@ -4,49 +4,42 @@
 #include "tests/fsdp/stand_in.h"
 #include "tests/fsdp/two.h"
 
-static int to_files(kn_comm *world, void *arg)
+RANK_TEST(offload_units, one_in_files, .threads = "124")
 {
     two m, plain;
     const int ranks = kn_comm_size(world);
-    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m.a, world, .offload_dir = "/tmp", .seed = NET_SEED) &&
-           kn_fsdp_wrap(&m, world, .seed = NET_SEED));
-    EXPECT(kn_memory_is_store(kn_unit_of(m.a.base.impl)->bucket[0]->memory) &&
-               !kn_memory_is_store(kn_unit_of(m.base.impl)->bucket[0]->memory),
-           "where the masters are");
+    KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m.a, world, .offload_dir = "/tmp", .seed = NET_SEED) &&
+             kn_fsdp_wrap(&m, world, .seed = NET_SEED));
+    KN_CHECK(kn_memory_is_store(kn_unit_of(m.a.base.impl)->bucket[0]->memory) &&
+                 !kn_memory_is_store(kn_unit_of(m.base.impl)->bucket[0]->memory),
+             "where the masters are");
     kn_optim *a = kn_adamw(&plain, .lr = 0.1), *b = kn_adamw(&m, .lr = 0.1);
     for (int step = 0; step < 2; step++) {
         for (int i = 0; i < ranks; i++)
-            EXPECT(two_backward(&plain, step * ranks + i));
-        EXPECT(two_backward(&m, step * ranks + kn_rank(world)) && kn_step(a) && kn_step(b));
-        EXPECT(all_read_as(&m, &plain), "step %d", step);
+            KN_CHECK(two_backward(&plain, step * ranks + i));
+        KN_CHECK(two_backward(&m, step * ranks + kn_rank(world)) && kn_step(a) && kn_step(b));
+        KN_CHECK(all_read_as(&m, &plain), "step %d", step);
     }
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&m);
     kn_module_free(&plain);
-    return !kn_ok();
 }
 
-KN_TEST(offload_units, one_in_files)
-{
-    on_thread_ranks(to_files, NULL);
-}
-
-static int from_the_device(kn_comm *world, void *arg)
+static void from_the_device(kn_comm *world, void *arg)
 {
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
-           kn_fsdp_wrap(&m, world, .device = STAND_IN));
-    EXPECT(!kn_sgd(&m, .lr = 0.1) &&
-           error_has("'a.weight' lies on cpu and 'b.weight' on stand-in", "offload all"));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
+             kn_fsdp_wrap(&m, world, .device = STAND_IN));
+    KN_CHECK(!kn_sgd(&m, .lr = 0.1) &&
+             error_has("'a.weight' lies on cpu and 'b.weight' on stand-in", "offload all"));
     kn_optim *a = kn_sgd(&m.a, .lr = 0.1);
-    EXPECT(a != NULL);
+    KN_CHECK(a != NULL);
     kn_optim_free(a);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(offload_units, one_beside_others_on_the_device_is_refused)

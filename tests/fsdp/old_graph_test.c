@@ -7,31 +7,30 @@ typedef struct old_graph {
     bool plain, recompute;
 } old_graph;
 
-static int old_graphs(kn_comm *world, void *arg)
+static void old_graphs(kn_comm *world, void *arg)
 {
     const old_graph *g = arg;
     const setting s = { "old graph", g->o, .plain = g->plain, .recompute = g->recompute };
     model m;
     kn_set_threads(1);
     fault.all = false;
-    EXPECT(make(&m, world, &s, false));
+    KN_CHECK(make(&m, world, &s, false));
     kn_optim *o = kn_sgd(&m, .lr = 0.1);
     kn_scope scope = kn_scope_begin();
     kn_tensor *first = loss(&m, 0, device_of(&m)), *second = loss(&m, 1, device_of(&m));
-    EXPECT(kn_backward(second) && kn_step(o));
-    EXPECT(!kn_backward(first) && strstr(kn_error(), "written in place"));
+    KN_CHECK(kn_backward(second) && kn_step(o));
+    KN_CHECK(!kn_backward(first) && strstr(kn_error(), "written in place"));
     kn_clear_error();
     kn_scope_end(scope);
     kn_optim_free(o);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(old_graph, is_refused_after_a_step)
 {
     for (int i = 0; i < 2; i++) {
         old_graph g = { .plain = true, .recompute = i };
-        KN_CHECK(kn_spawn_threads(1, old_graphs, &g) == 0, "plain, recompute %d", i);
+        KN_CHECK(spawn_threads(1, old_graphs, &g) == 0, "plain, recompute %d", i);
     }
     stand_in_begin((stand_in){ 0 });
     for (int i = 0; i < 8; i++) {
@@ -40,7 +39,7 @@ KN_TEST(old_graph, is_refused_after_a_step)
                           .param_dtype = i & 2 ? KN_BF16 : KN_DTYPE_DEFAULT,
                           .wrap_class = "part" },
                         .recompute = i & 4 };
-        KN_CHECK(kn_spawn(1, old_graphs, &g) == 0, "on a device, %d", i);
+        KN_CHECK(spawn_processes(1, old_graphs, &g) == 0, "on a device, %d", i);
     }
     stand_in_end();
     for (int ranks = 1; ranks <= 2; ranks++)
@@ -51,7 +50,7 @@ KN_TEST(old_graph, is_refused_after_a_step)
                               .param_dtype = k / 18 % 2 ? KN_BF16 : KN_DTYPE_DEFAULT,
                               .wrap_class = "part" },
                             .recompute = k / 36 };
-            KN_CHECK(kn_spawn_threads(ranks, old_graphs, &g) == 0,
+            KN_CHECK(spawn_threads(ranks, old_graphs, &g) == 0,
                      "%d ranks, strategy %d, layout %d, offload %s, dtype %d, recompute %d", ranks,
                      g.o.strategy, g.o.layout, g.o.offload_dir ? "file" : "none", g.o.param_dtype,
                      g.recompute);
@@ -63,41 +62,32 @@ KN_TEST(old_graph, is_refused_after_a_step)
                           .param_dtype = k % 3 ? KN_DTYPE_DEFAULT : KN_BF16,
                           .wrap_class = "part" },
                         .recompute = k == 2 };
-        KN_CHECK(kn_spawn_threads(4, old_graphs, &g) == 0, "hybrid, %d", k);
+        KN_CHECK(spawn_threads(4, old_graphs, &g) == 0, "hybrid, %d", k);
     }
 }
 
 /* One element is changed, which lies in one rank's shard: the copies of all ranks are of old. */
-static int summoned_between(kn_comm *world, void *arg)
+RANK_TEST(old_graph, is_refused_after_a_change_by_hand, .threads = "124", .cases = 2)
 {
     const setting s = { "summoned", { .param_dtype = KN_BF16, .wrap_class = "part" } };
     model m;
-    bool changes = *(bool *)arg;
+    bool changes = *(int *)arg;
     kn_set_threads(1);
     fault.all = false;
-    EXPECT(make(&m, world, &s, false));
+    KN_CHECK(make(&m, world, &s, false));
     const kn_tensor *t = kn_module_param(&m.part[0], "in.weight");
     kn_scope scope = kn_scope_begin();
     kn_tensor *l = loss(&m, 0, KN_CPU);
     uint32_t before = kn_version_of(t);
     kn_summon_scope whole = kn_summon(&m.part[0]);
     float *w = kn_data(kn_module_param(&m.part[0], "in.weight"));
-    EXPECT(w);
+    KN_CHECK(w);
     w[0] += changes;
-    EXPECT(kn_summon_end(whole) && (kn_version_of(t) != before) == changes);
-    EXPECT(kn_backward(l) == !changes && (!changes || strstr(kn_error(), "written in place")));
+    KN_CHECK(kn_summon_end(whole) && (kn_version_of(t) != before) == changes);
+    KN_CHECK(kn_backward(l) == !changes && (!changes || strstr(kn_error(), "written in place")));
     kn_clear_error();
     kn_scope_end(scope);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(old_graph, is_refused_after_a_change_by_hand)
-{
-    for (int ranks = 1; ranks <= 4; ranks *= 2)
-        for (int changes = 0; changes < 2; changes++)
-            KN_CHECK(kn_spawn_threads(ranks, summoned_between, &(bool){ changes }) == 0,
-                     "%d ranks, changes %d", ranks, changes);
 }
 
 /* ---- writes of a neighbour ------------------------------------------------------------------- */
@@ -186,21 +176,20 @@ static bool change(either *m, const neighbour *n)
     return ok;
 }
 
-static int beside(kn_comm *world, void *arg)
+static void beside(kn_comm *world, void *arg)
 {
     const neighbour *n = arg;
     either m;
     kn_set_threads(1);
-    EXPECT(either_init(&m, n, world));
+    KN_CHECK(either_init(&m, n, world));
     kn_scope scope = kn_scope_begin();
     kn_tensor *held = either_loss(&m, false);
-    EXPECT(change(&m, n));
-    EXPECT(kn_backward(held) == !n->of_a);
-    EXPECT(!n->of_a || strstr(kn_error(), "written in place"));
+    KN_CHECK(change(&m, n));
+    KN_CHECK(kn_backward(held) == !n->of_a);
+    KN_CHECK(!n->of_a || strstr(kn_error(), "written in place"));
     kn_clear_error();
     kn_scope_end(scope);
     kn_module_free(&m);
-    return 0;
 }
 
 static void in_all_settings(neighbour n)
@@ -218,7 +207,7 @@ static void in_all_settings(neighbour n)
                         .offload_dir = k / 9 == 1 ? "/tmp" : NULL,
                         .param_dtype = k / 9 == 2 ? KN_BF16 : KN_DTYPE_DEFAULT,
                     };
-                KN_CHECK(kn_spawn_threads(ranks, beside, &n) == 0,
+                KN_CHECK(spawn_threads(ranks, beside, &n) == 0,
                          "%d ranks, written by %d, of a %d, plain %d, recompute %d, %d", ranks,
                          n.by, n.of_a, n.plain, n.recompute, k);
             }

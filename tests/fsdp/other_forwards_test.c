@@ -24,43 +24,42 @@ static bool chooser_init(chooser *m)
 
 /* A backward whose gradients are held back, of a forward that ran another unit on each rank: with
  * whole parameters it makes no collective. The next backward finds out. */
-static int held_back(kn_comm *world, void *arg)
+static void held_back(kn_comm *world, void *arg)
 {
     chooser m;
-    EXPECT(chooser_init(&m) &&
-           kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
+    KN_CHECK(chooser_init(&m) &&
+             kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
     m.only = 1 + kn_rank(world) % 2;
-    EXPECT(kn_fsdp_set_gradient_sync(&m, false, true) && two_backward(&m, kn_rank(world)));
+    KN_CHECK(kn_fsdp_set_gradient_sync(&m, false, true) && two_backward(&m, kn_rank(world)));
     m.only = 0;
-    EXPECT(kn_fsdp_set_gradient_sync(&m, true, true) && !two_backward(&m, kn_rank(world)) &&
-           error_has("which backwards brought gradients", "the same calls in the same order"));
+    KN_CHECK(kn_fsdp_set_gradient_sync(&m, true, true) && !two_backward(&m, kn_rank(world)) &&
+             error_has("which backwards brought gradients", "the same calls in the same order"));
     kn_module_free(&m);
-    return 0;
 }
 
 /* A forward that waits for its backward beside one that ran another unit on each rank. */
-static int forward_held(kn_comm *world, void *arg)
+static void forward_held(kn_comm *world, void *arg)
 {
     chooser m;
     bool frozen = *(bool *)arg;
-    EXPECT(chooser_init(&m) && (!frozen || kn_require_grad(kn_module_param(&m.t.b, "weight"), 0)) &&
-           kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
+    KN_CHECK(chooser_init(&m) &&
+             (!frozen || kn_require_grad(kn_module_param(&m.t.b, "weight"), 0)) &&
+             kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
     kn_scope scope = kn_scope_begin();
     kn_tensor *first = two_loss(&m, kn_rank(world));
     m.only = 1 + kn_rank(world) % 2;
     kn_tensor *second = two_loss(&m, kn_rank(world));
-    EXPECT(first && second && !kn_backward(first) &&
-           error_has("which units backward reaches", "the same calls in the same order"));
+    KN_CHECK(first && second && !kn_backward(first) &&
+             error_has("which units backward reaches", "the same calls in the same order"));
     kn_scope_end(scope);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(other_forwards, no_collective_tells)
 {
     for (int ranks = 2; ranks <= 4; ranks += 2) {
-        KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
+        KN_CHECK(spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
         for (int i = 0; i < 2; i++)
-            KN_CHECK(kn_spawn_threads(ranks, forward_held, &(bool){ i }) == 0, "%d ranks", ranks);
+            KN_CHECK(spawn_threads(ranks, forward_held, &(bool){ i }) == 0, "%d ranks", ranks);
     }
 }

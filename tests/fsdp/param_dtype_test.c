@@ -15,37 +15,36 @@ static kn_dtype always(const char *name, int ndim, const int64_t *shape, void *a
 }
 
 /* bf16, and a norm in f32 inside its unit: losses as in one process, gradients of f32 unrounded. */
-static int by_parameter(kn_comm *world, void *arg)
+static void by_parameter(kn_comm *world, void *arg)
 {
     net m, alone;
     int dims = 0;
     const way *w = arg;
-    EXPECT(net_init(&m, KN_META) && net_init(&alone, KN_META));
-    EXPECT(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .param_dtype = KN_BF16,
-                        .seed = NET_SEED, .param_dtype_of = norms_in_f32,
-                        .param_dtype_of_arg = &dims));
-    EXPECT(dims == 2 + 3 + 3 + 2, "asked for parameters of %d dims in all", dims);
-    EXPECT(kn_fsdp_wrap(&alone, kn_comm_self(), .param_dtype = KN_BF16, .seed = NET_SEED,
-                        .param_dtype_of = norms_in_f32, .param_dtype_of_arg = &dims),
-           "one rank");
-    EXPECT(kn_dtype_of(kn_module_param(&m, "ln.weight")) == KN_F32 &&
-               kn_dtype_of(kn_module_param(&m, "ln.bias")) == KN_F32 &&
-               kn_dtype_of(kn_module_param(&m, "wte.weight")) == KN_BF16 &&
-               kn_dtype_of(kn_module_param(&m, "fc1.bias")) == KN_BF16,
-           "dtypes");
+    KN_CHECK(net_init(&m, KN_META) && net_init(&alone, KN_META));
+    KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .param_dtype = KN_BF16,
+                          .seed = NET_SEED, .param_dtype_of = norms_in_f32,
+                          .param_dtype_of_arg = &dims));
+    KN_CHECK(dims == 2 + 3 + 3 + 2, "asked for parameters of %d dims in all", dims);
+    KN_CHECK(kn_fsdp_wrap(&alone, kn_comm_self(), .param_dtype = KN_BF16, .seed = NET_SEED,
+                          .param_dtype_of = norms_in_f32, .param_dtype_of_arg = &dims),
+             "one rank");
+    KN_CHECK(kn_dtype_of(kn_module_param(&m, "ln.weight")) == KN_F32 &&
+                 kn_dtype_of(kn_module_param(&m, "ln.bias")) == KN_F32 &&
+                 kn_dtype_of(kn_module_param(&m, "wte.weight")) == KN_BF16 &&
+                 kn_dtype_of(kn_module_param(&m, "fc1.bias")) == KN_BF16,
+             "dtypes");
     kn_unit *u = kn_unit_of(m.base.impl);
     for (int i = 0; i < u->buckets; i++)
-        EXPECT(u->bucket[i]->reduce_dtype == u->bucket[i]->param_dtype, "reductions");
+        KN_CHECK(u->bucket[i]->reduce_dtype == u->bucket[i]->param_dtype, "reductions");
     kn_scope scope = kn_scope_begin();
     kn_tensor *a = net_loss(&m, 2), *b = net_loss(&alone, 2);
-    EXPECT(a && b && kn_item(a) == kn_item(b), "losses");
-    EXPECT(kn_backward(a));
+    KN_CHECK(a && b && kn_item(a) == kn_item(b), "losses");
+    KN_CHECK(kn_backward(a));
     kn_scope_end(scope);
     kn_fsdp_memory mem = kn_fsdp_predict(&m);
-    EXPECT(mem.gathered >= 0 && kn_ok(), "predict");
+    KN_CHECK(mem.gathered >= 0 && kn_ok(), "predict");
     kn_module_free(&m);
     kn_module_free(&alone);
-    return !kn_ok();
 }
 
 KN_TEST(param_dtype, of_single_parameters)
@@ -118,33 +117,27 @@ static bool grad_is(const kn_param *p, int i, float want)
     return ok;
 }
 
-static int all_kinds(kn_comm *world, void *arg)
+/* Of a unit with more buckets than fit into a collective none is left out. */
+RANK_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes, .threads = "124")
 {
     int n = kn_comm_size(world);
     double sum = 0;
     kn_module m = { 0 };
     const kn_param *p;
-    EXPECT(kinds_init(&m) &&
-           kn_fsdp_wrap(&m, world, .reduce_dtype = KN_F32, .param_dtype_of = computes_in,
-                        .keep_whole_below = WHOLE_BELOW));
-    EXPECT(kn_unit_of(m.impl)->buckets == KINDS && kn_params(&m, &p) == KINDS);
+    KN_CHECK(kinds_init(&m) &&
+             kn_fsdp_wrap(&m, world, .reduce_dtype = KN_F32, .param_dtype_of = computes_in,
+                          .keep_whole_below = WHOLE_BELOW));
+    KN_CHECK(kn_unit_of(m.impl)->buckets == KINDS && kn_params(&m, &p) == KINDS);
     for (int i = 0; i < KINDS; i++)
         sum += (double)elements(i) * (i + 1);
     for (int micro = 1; micro <= 2; micro++) {
         kn_scope scope = kn_scope_begin();
         kn_tensor *y = kn_call(&m, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1)));
-        EXPECT(y && kn_item(y) == sum, "%g is gathered, not %g", kn_item(y), sum);
-        EXPECT(kn_backward(kn_sum(kn_scale(y, kn_rank(world) + 1), 0, NULL, false)));
+        KN_CHECK(y && kn_item(y) == sum, "%g is gathered, not %g", kn_item(y), sum);
+        KN_CHECK(kn_backward(kn_sum(kn_scale(y, kn_rank(world) + 1), 0, NULL, false)));
         kn_scope_end(scope);
         for (int i = 0; i < KINDS; i++)
-            EXPECT(grad_is(&p[i], i, (float)(micro * n * (n + 1)) / 2), "'%s'", p[i].name);
+            KN_CHECK(grad_is(&p[i], i, (float)(micro * n * (n + 1)) / 2), "'%s'", p[i].name);
     }
     kn_module_free(&m);
-    return arg != NULL;
-}
-
-/* Of a unit with more buckets than fit into a collective none is left out. */
-KN_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes)
-{
-    on_thread_ranks(all_kinds, NULL);
 }

@@ -63,7 +63,7 @@ static bool host(const kn_tensor *t, float *to)
     return ok;
 }
 
-static int pass_from_the_cpu(kn_comm *world, void *arg)
+static void pass_from_the_cpu(kn_comm *world, void *arg)
 {
     const job *j = arg;
     place_net m;
@@ -72,31 +72,30 @@ static int pass_from_the_cpu(kn_comm *world, void *arg)
     const kn_param *p;
     for (int i = 0; i < ROWS * DIM; i++)
         v[i] = (float)((i * 7 + kn_rank(world) * 3) % 11) / 4 - 1;
-    EXPECT(place_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .device = j->device,
-                                          .param_dtype = j->param_dtype, .reduce_dtype = KN_F32,
-                                          .buffer_dtype = j->param_dtype, .seed = 5));
+    KN_CHECK(place_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .device = j->device,
+                                            .param_dtype = j->param_dtype, .reduce_dtype = KN_F32,
+                                            .buffer_dtype = j->param_dtype, .seed = 5));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_require_grad(kn_from(KN_F32, KN_CPU, v, KN_SHAPE(DIM, ROWS)), true);
     kn_tensor *side = kn_require_grad(kn_from(KN_F32, KN_CPU, v, KN_SHAPE(ROWS, DIM)), true);
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
     kn_tensor *doubled = kn_scale(x, 2); /* not a leaf: its gradient continues to x */
     kn_values y = kn_call_n(&m, (kn_values){ 3, { doubled, side, ids } }, NULL, 0);
-    EXPECT(kn_ok() && kn_backward(kn_sum(kn_mul(y.v[0], y.v[0]), 0, NULL, false)));
+    KN_CHECK(kn_ok() && kn_backward(kn_sum(kn_mul(y.v[0], y.v[0]), 0, NULL, false)));
     out->device = kn_device_of(y.v[0]);
     out->grad_device = kn_device_of(kn_grad(x));
     out->buffer_device = kn_device_of(m.scale);
-    EXPECT(kn_device_of(kn_module_buffer(&m, "offset")) == j->device, "the declared buffer");
-    EXPECT(host(y.v[0], out->y) && host(kn_grad(x), out->dx) && host(kn_grad(side), out->dside) &&
-           host(m.scale, out->scale) && kn_to_host(y.v[1], out->ids, sizeof out->ids));
+    KN_CHECK(kn_device_of(kn_module_buffer(&m, "offset")) == j->device, "the declared buffer");
+    KN_CHECK(host(y.v[0], out->y) && host(kn_grad(x), out->dx) && host(kn_grad(side), out->dside) &&
+             host(m.scale, out->scale) && kn_to_host(y.v[1], out->ids, sizeof out->ids));
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++) {
         kn_tensor *g = kn_param_grad(&p[i]);
-        EXPECT(g && host(g, out->grad + out->grads), "gradient of %s", p[i].name);
+        KN_CHECK(g && host(g, out->grad + out->grads), "gradient of %s", p[i].name);
         out->grads += (int)kn_numel(g);
     }
     kn_scope_end(scope);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 static seen *passes(job j, int ranks)
@@ -136,48 +135,41 @@ KN_TEST(place, inputs_and_buffers_move_to_the_units_device)
 }
 
 /* .timeout_s is that of the ranks that the unit was wrapped with; without it theirs stays. */
-static int timeouts(kn_comm *world, void *arg)
+RANK_TEST(place, the_timeout_of_the_ranks, .threads = "2")
 {
     place_net m;
     kn_comm_set_timeout(world, 50);
     for (int i = 0; i < 2; i++) {
-        EXPECT(place_init(&m) && kn_fsdp_wrap(&m, world, .timeout_s = i ? 70 : 0));
-        EXPECT(kn_comm_get_timeout(world) == (i ? 70 : 50), "%g s", kn_comm_get_timeout(world));
+        KN_CHECK(place_init(&m) && kn_fsdp_wrap(&m, world, .timeout_s = i ? 70 : 0));
+        KN_CHECK(kn_comm_get_timeout(world) == (i ? 70 : 50), "%g s", kn_comm_get_timeout(world));
         kn_module_free(&m);
     }
-    return !kn_ok();
-}
-
-KN_TEST(place, the_timeout_of_the_ranks)
-{
-    KN_CHECK(kn_spawn_threads(2, timeouts, NULL) == 0);
 }
 
 /* Without .device the parameters' device is used, to hold them and to compute. */
-static int where_parameters_are(kn_comm *world, void *arg)
+static void where_parameters_are(kn_comm *world, void *arg)
 {
     place_net m;
     float v[ROWS * DIM] = { 1 };
-    EXPECT(place_init(&m) && kn_materialize(&m, STAND_IN, 5));
-    EXPECT(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(place_init(&m) && kn_materialize(&m, STAND_IN, 5));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     const kn_param *p;
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++)
-        EXPECT(kn_device_of(p[i].tensor) == STAND_IN && kn_device_of(p[i].master) == STAND_IN,
-               "'%s' is elsewhere", p[i].name);
-    EXPECT(kn_device_of(m.scale) == STAND_IN, "the buffer is elsewhere");
+        KN_CHECK(kn_device_of(p[i].tensor) == STAND_IN && kn_device_of(p[i].master) == STAND_IN,
+                 "'%s' is elsewhere", p[i].name);
+    KN_CHECK(kn_device_of(m.scale) == STAND_IN, "the buffer is elsewhere");
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(DIM, ROWS));
     kn_tensor *side = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(ROWS, DIM));
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
     kn_values y = kn_call_n(&m, (kn_values){ 3, { x, side, ids } }, NULL, 0);
-    EXPECT(y.n == 2 && kn_device_of(y.v[0]) == STAND_IN, "it computes elsewhere");
-    EXPECT(kn_backward(kn_sum(y.v[0], 0, NULL, false)));
+    KN_CHECK(y.n == 2 && kn_device_of(y.v[0]) == STAND_IN, "it computes elsewhere");
+    KN_CHECK(kn_backward(kn_sum(y.v[0], 0, NULL, false)));
     for (int i = 0; i < n; i++)
-        EXPECT(kn_device_of(kn_param_grad(&p[i])) == STAND_IN, "the gradient of '%s'", p[i].name);
+        KN_CHECK(kn_device_of(kn_param_grad(&p[i])) == STAND_IN, "the gradient of '%s'", p[i].name);
     kn_scope_end(scope);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(place, a_unit_computes_where_its_parameters_are)
@@ -235,33 +227,27 @@ static int64_t elements_here(void *m)
 
 /* ---- the ranks ------------------------------------------------------------------------------- */
 
-static int without_a_communicator(kn_comm *world, void *arg)
+RANK_TEST(place, no_communicator_means_the_world, .threads = "23", .processes = "3")
 {
     net a, b, c;
     const kn_param *p;
-    EXPECT(net_init(&a, KN_META) && kn_fsdp_wrap(&a, NULL, .seed = NET_SEED));
-    EXPECT(net_init(&b, KN_META) && kn_fsdp_wrap(&b, kn_comm_self(), .seed = NET_SEED));
-    EXPECT(kn_comm_size(kn_comm_self()) == 1 && kn_rank(kn_comm_self()) == 0, "self");
-    EXPECT(kn_params(&a, &p) > 1 && kn_bucket_of(&p[0])->unit->comm == world, "not the world");
-    EXPECT(elements_here(&a) < kn_param_count(&a), "not sharded");
-    EXPECT(elements_here(&b) == kn_param_count(&b), "not this rank alone");
-    EXPECT(net_backward(&a, kn_rank(world)) && net_backward(&b, kn_rank(world)));
-    EXPECT(kn_grad_scale(&a) == 1.0 / kn_comm_size(world) && kn_grad_scale(&b) == 1, "scale");
-    EXPECT(net_init(&c, KN_META) && kn_fsdp_wrap(&c.fc1, kn_comm_self()) && kn_fsdp_wrap(&c, NULL));
-    EXPECT(!net_backward(&c, 0) && strstr(kn_error(), "'fc1'") &&
-               strstr(kn_error(), "another communicator (1 ranks)"),
-           "two communicators");
+    KN_CHECK(net_init(&a, KN_META) && kn_fsdp_wrap(&a, NULL, .seed = NET_SEED));
+    KN_CHECK(net_init(&b, KN_META) && kn_fsdp_wrap(&b, kn_comm_self(), .seed = NET_SEED));
+    KN_CHECK(kn_comm_size(kn_comm_self()) == 1 && kn_rank(kn_comm_self()) == 0, "self");
+    KN_CHECK(kn_params(&a, &p) > 1 && kn_bucket_of(&p[0])->unit->comm == world, "not the world");
+    KN_CHECK(elements_here(&a) < kn_param_count(&a), "not sharded");
+    KN_CHECK(elements_here(&b) == kn_param_count(&b), "not this rank alone");
+    KN_CHECK(net_backward(&a, kn_rank(world)) && net_backward(&b, kn_rank(world)));
+    KN_CHECK(kn_grad_scale(&a) == 1.0 / kn_comm_size(world) && kn_grad_scale(&b) == 1, "scale");
+    KN_CHECK(net_init(&c, KN_META) && kn_fsdp_wrap(&c.fc1, kn_comm_self()) &&
+             kn_fsdp_wrap(&c, NULL));
+    KN_CHECK(!net_backward(&c, 0) && strstr(kn_error(), "'fc1'") &&
+                 strstr(kn_error(), "another communicator (1 ranks)"),
+             "two communicators");
     kn_clear_error();
     kn_module_free(&a);
     kn_module_free(&b);
     kn_module_free(&c);
-    return !kn_ok();
-}
-
-KN_TEST(place, no_communicator_means_the_world)
-{
-    KN_CHECK(kn_spawn_threads(2, without_a_communicator, NULL) == 0);
-    on_ranks(3, without_a_communicator, NULL);
 }
 
 /* A program started by another launcher as one of several ranks that never called kn_init. */
@@ -292,27 +278,20 @@ static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
     return strcmp(kn_module_class(m), "linear") == 0;
 }
 
-static int other_devices(kn_comm *world, void *arg)
+RANK_TEST(place, units_of_a_tree_share_a_device, .threads = "12")
 {
     for (int i = 0; i < 2; i++) {
         net m;
-        EXPECT(net_init(&m, KN_META));
+        KN_CHECK(net_init(&m, KN_META));
         bool ok = i == 0 ? kn_fsdp_wrap(&m.fc1, world, .device = KN_META) && kn_fsdp_wrap(&m, world)
                          : kn_fsdp_wrap(&m, world, .policy = meta_below);
-        EXPECT(!(ok && net_backward(&m, 0)), "it ran");
-        EXPECT(strstr(kn_error(), "'fc1'") && strstr(kn_error(), ".device = meta") &&
-                   strstr(kn_error(), "with cpu"),
-               "case %d", i);
+        KN_CHECK(!(ok && net_backward(&m, 0)), "it ran");
+        KN_CHECK(strstr(kn_error(), "'fc1'") && strstr(kn_error(), ".device = meta") &&
+                     strstr(kn_error(), "with cpu"),
+                 "case %d", i);
         kn_clear_error();
         kn_module_free(&m);
     }
-    return !kn_ok();
-}
-
-KN_TEST(place, units_of_a_tree_share_a_device)
-{
-    KN_CHECK(kn_spawn_threads(1, other_devices, NULL) == 0);
-    KN_CHECK(kn_spawn_threads(2, other_devices, NULL) == 0);
 }
 
 /* ---- names of what is left alone ------------------------------------------------------------- */
@@ -346,33 +325,26 @@ KN_TEST(place, patterns_have_no_limit)
 }
 
 /* Modules named by .ignore stay unchanged, with their buffers. */
-static int ignores_buffers(kn_comm *world, void *arg)
+RANK_TEST(place, ignored_modules_keep_their_buffers, .processes = "23", .threads = "3")
 {
     net m;
     int rank = kn_rank(world);
-    EXPECT(net_init(&m, KN_META));
+    KN_CHECK(net_init(&m, KN_META));
     kn_scope scope = kn_scope_begin();
     float own = 7 + (float)rank;
-    EXPECT(kn_buffer(&m.fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
-               kn_buffer(&m.fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
-               kn_declare_buffer(&m.fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)),
-           "buffers");
+    KN_CHECK(kn_buffer(&m.fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+                 kn_buffer(&m.fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+                 kn_declare_buffer(&m.fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)),
+             "buffers");
     kn_scope_end(scope);
-    EXPECT(kn_fsdp_wrap(&m, world, .ignore = "fc1.*", .buffer_dtype = KN_BF16,
-                        .sync_from_rank0 = true));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .ignore = "fc1.*", .buffer_dtype = KN_BF16,
+                          .sync_from_rank0 = true));
     const kn_tensor *alone = kn_module_buffer(&m, "fc1.count");
     const kn_tensor *other = kn_module_buffer(&m, "fc2.count");
-    EXPECT(kn_dtype_of(alone) == KN_F32 && *(float *)kn_data(alone) == own, "was changed");
-    EXPECT(kn_device_of(kn_module_buffer(&m, "fc1.later")) == KN_META, "was moved");
-    EXPECT(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "wasn't changed");
+    KN_CHECK(kn_dtype_of(alone) == KN_F32 && *(float *)kn_data(alone) == own, "was changed");
+    KN_CHECK(kn_device_of(kn_module_buffer(&m, "fc1.later")) == KN_META, "was moved");
+    KN_CHECK(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "wasn't changed");
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(place, ignored_modules_keep_their_buffers)
-{
-    on_ranks(2, ignores_buffers, NULL);
-    on_ranks(3, ignores_buffers, NULL);
 }
 
 /* A folder whose name holds a comma isn't a list with "memory" in it. */
@@ -404,39 +376,27 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
 
 /* Freeing a part of a model frees its unit: the rest reports an error, and lists that named it are
  * not read. */
-static int a_part_goes(kn_comm *world, void *arg)
+RANK_TEST(place, a_part_of_a_model_that_is_freed, .processes = "12", .threads = "1")
 {
     net m;
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     kn_module *next[] = { &m.fc2.base };
-    EXPECT(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && net_backward(&m, 0));
+    KN_CHECK(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && net_backward(&m, 0));
     kn_module_free(&m.fc2);
-    EXPECT(!net_backward(&m, 0) && strstr(kn_error(), "not an initialised module"), "it ran");
+    KN_CHECK(!net_backward(&m, 0) && strstr(kn_error(), "not an initialised module"), "it ran");
     kn_clear_error();
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(place, a_part_of_a_model_that_is_freed)
-{
-    on_ranks(1, a_part_goes, NULL);
-    on_ranks(2, a_part_goes, NULL);
 }
 
 /* Sibling units below a module that isn't a unit are trees of their own: each has its schedule. */
-static int sibling_lists(kn_comm *world, void *arg)
+RANK_TEST(place, prefetch_lists_over_sibling_trees, .processes = "2")
 {
     net m;
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc1, world) && kn_fsdp_wrap(&m.fc2, world) &&
-           kn_fsdp_wrap(&m.ln, world) && kn_materialize(&m.wte, KN_CPU, 1));
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc1, world) && kn_fsdp_wrap(&m.fc2, world) &&
+             kn_fsdp_wrap(&m.ln, world) && kn_materialize(&m.wte, KN_CPU, 1));
     kn_module *next[] = { &m.fc2.base };
-    EXPECT(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && kn_fsdp_prefetch_backward(&m.fc2, next, 1));
-    EXPECT(net_backward(&m, 0) && net_backward(&m, 1));
+    KN_CHECK(kn_fsdp_prefetch_forward(&m.fc1, next, 1) &&
+             kn_fsdp_prefetch_backward(&m.fc2, next, 1));
+    KN_CHECK(net_backward(&m, 0) && net_backward(&m, 1));
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(place, prefetch_lists_over_sibling_trees)
-{
-    on_ranks(2, sibling_lists, NULL);
 }

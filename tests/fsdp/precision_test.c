@@ -179,49 +179,48 @@ static bool is_full(kn_module *self, void *arg)
            kn_fail("it is cast");
 }
 
-static int full_buffers(kn_comm *world, void *arg)
+static void full_buffers(kn_comm *world, void *arg)
 {
     pair m;
-    EXPECT(pair_init(&m, false) && kn_fsdp_wrap(&m, world, .wrap_class = "spy",
-                                                .param_dtype = KN_BF16, .buffer_dtype = KN_BF16));
-    EXPECT(shows(&m, KN_BF16, 1, 1, 300), "what computes");
+    KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, world, .wrap_class = "spy",
+                                                  .param_dtype = KN_BF16, .buffer_dtype = KN_BF16));
+    KN_CHECK(shows(&m, KN_BF16, 1, 1, 300), "what computes");
     for (int i = 0; i < 2; i++) { /* nothing is lost on the way there and back */
         kn_summon_scope s = kn_summon(&m, .read_only = i == 0, .rank0_only = i == 1);
-        EXPECT(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f));
-        EXPECT(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d", i);
+        KN_CHECK(s.s && shows(&m, KN_F32, 1, 1.0001f, 300.7f));
+        KN_CHECK(kn_summon_end(s) && shows(&m, KN_BF16, 1, 1, 300), "end %d", i);
     }
     kn_summon_scope s = kn_summon(&m.b);
-    EXPECT(s.s && put(m.buffer, 1, 2.0001f, 7) && kn_summon_end(s), "written");
-    EXPECT(shows(&m, KN_BF16, 1, 2, 7), "what was written computes");
-    EXPECT(kn_fsdp_apply(&m, is_full, &m) && shows(&m, KN_BF16, 1, 2, 7));
-    EXPECT(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 1, 2.0001f, 7), "by hand");
-    EXPECT(kn_module_full_buffers(&m, false) && put(m.buffer, 3, 4, 5.001f), "as a forward does");
-    EXPECT(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 3, 4, 5),
-           "what it wrote is newer");
-    EXPECT(kn_module_full_buffers(&m, true) && kn_module_full_buffers(&m, false) &&
-               shows(&m, KN_F32, 3, 4, 5) && kn_module_full_buffers(&m, false) &&
-               kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 3, 4, 5),
-           "twice");
+    KN_CHECK(s.s && put(m.buffer, 1, 2.0001f, 7) && kn_summon_end(s), "written");
+    KN_CHECK(shows(&m, KN_BF16, 1, 2, 7), "what was written computes");
+    KN_CHECK(kn_fsdp_apply(&m, is_full, &m) && shows(&m, KN_BF16, 1, 2, 7));
+    KN_CHECK(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 1, 2.0001f, 7), "by hand");
+    KN_CHECK(kn_module_full_buffers(&m, false) && put(m.buffer, 3, 4, 5.001f), "as a forward does");
+    KN_CHECK(kn_module_full_buffers(&m, true) && shows(&m, KN_F32, 3, 4, 5),
+             "what it wrote is newer");
+    KN_CHECK(kn_module_full_buffers(&m, true) && kn_module_full_buffers(&m, false) &&
+                 shows(&m, KN_F32, 3, 4, 5) && kn_module_full_buffers(&m, false) &&
+                 kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 3, 4, 5),
+             "twice");
     for (int i = 0; i < 3; i++) { /* whatever shows them meanwhile */
         const bool summons = i == 1;
         s = (kn_summon_scope){ NULL };
-        EXPECT(summons ? (s = kn_summon(&m)).s != NULL : kn_module_full_buffers(&m, true));
+        KN_CHECK(summons ? (s = kn_summon(&m)).s != NULL : kn_module_full_buffers(&m, true));
         kn_state *state = i == 0 ? kn_state_dict(&m) : NULL;
-        EXPECT(i ? i == 1 ? kn_mean_buffers(&m, world) : kn_summon_end(kn_summon(&m))
-                 : state != NULL,
-               "within");
-        EXPECT(shows(&m, KN_F32, 3, 4, 5), "within %d they stay", i);
+        KN_CHECK(i ? i == 1 ? kn_mean_buffers(&m, world) : kn_summon_end(kn_summon(&m))
+                   : state != NULL,
+                 "within");
+        KN_CHECK(shows(&m, KN_F32, 3, 4, 5), "within %d they stay", i);
         kn_state_free(state);
-        EXPECT(summons ? kn_summon_end(s) : kn_module_full_buffers(&m, false));
-        EXPECT(shows(&m, KN_BF16, 3, 4, 5), "after %d", i);
+        KN_CHECK(summons ? kn_summon_end(s) : kn_module_full_buffers(&m, false));
+        KN_CHECK(shows(&m, KN_BF16, 3, 4, 5), "after %d", i);
     }
     pair_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(precision, buffers_are_shown_in_full)
 {
-    on_thread_ranks(full_buffers, NULL);
+    on_threads("124", full_buffers, NULL);
     pair m;
     bool ok = false;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16));

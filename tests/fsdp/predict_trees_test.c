@@ -51,7 +51,7 @@ static bool begin(row *m, kn_comm *world, kn_strategy strategy)
     return ok;
 }
 
-static int predicts(kn_comm *world, void *arg)
+RANK_TEST(predict_trees, of_all_ranks_of_groups_and_of_one, .threads = "4")
 {
     static const kn_strategy strategy[] = { KN_FULL_SHARD, KN_SHARD_GRAD_OP, KN_NO_SHARD };
     kn_set_threads(1);
@@ -60,13 +60,13 @@ static int predicts(kn_comm *world, void *arg)
         row m;
         memset(&m, 0, sizeof m);
         int64_t before = kn_ledger_read().live[KN_MEM_PARAM];
-        EXPECT(begin(&m, world, strategy[i]));
+        KN_CHECK(begin(&m, world, strategy[i]));
         kn_optim *o = kn_adamw(&m, .lr = 0.1);
         kn_fsdp_memory want = kn_fsdp_predict(&m);
         for (int step = 0; step < 2; step++) {
             kn_scope scope = kn_scope_begin();
             kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, WIDE));
-            EXPECT(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o));
+            KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o));
             kn_scope_end(scope);
         }
         kn_ledger l = kn_ledger_read();
@@ -79,16 +79,10 @@ static int predicts(kn_comm *world, void *arg)
                     { KN_MEM_GATHERED, want.gathered, 0 },
                     { KN_MEM_UNREDUCED, want.unreduced, 0 } };
         for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-            EXPECT(l.peak[all[k].of] == all[k].want + all[k].more, "way %d, %s: %lld, not %lld", i,
-                   kn_mem_name(all[k].of), (long long)l.peak[all[k].of],
-                   (long long)(all[k].want + all[k].more));
+            KN_CHECK(l.peak[all[k].of] == all[k].want + all[k].more, "way %d, %s: %lld, not %lld",
+                     i, kn_mem_name(all[k].of), (long long)l.peak[all[k].of],
+                     (long long)(all[k].want + all[k].more));
         kn_optim_free(o);
         kn_module_free(&m);
     }
-    return !kn_ok();
-}
-
-KN_TEST(predict_trees, of_all_ranks_of_groups_and_of_one)
-{
-    KN_CHECK(kn_spawn_threads(4, predicts, NULL) == 0);
 }

@@ -90,27 +90,27 @@ KN_TEST(print, roots_of_trees_of_units)
     kn_module_free(&m);
 }
 
-static int prints_its_shard(kn_comm *world, void *arg)
+static void prints_its_shard(kn_comm *world, void *arg)
 {
     net m;
     char text[4096] = "", want[64];
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD,
-                                                 .mesh = { 2, 2 }, .layout = KN_LAYOUT_PER_PARAM));
+    KN_CHECK(net_init(&m, KN_META) &&
+             kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 },
+                          .layout = KN_LAYOUT_PER_PARAM));
     FILE *f = fmemopen(text, sizeof text, "w");
-    EXPECT(f && kn_fsdp_print(f, &m), "print");
+    KN_CHECK(f && kn_fsdp_print(f, &m), "print");
     fclose(f);
-    EXPECT(strstr(text, "hybrid_shard over 2 x 2 ranks"), "%s", text);
+    KN_CHECK(strstr(text, "hybrid_shard over 2 x 2 ranks"), "%s", text);
     int shard = kn_rank(world) % 2;
     snprintf(want, sizeof want, "(this is %d of 2)", shard + 1);
-    EXPECT(strstr(text, want), "%s", text);
+    KN_CHECK(strstr(text, want), "%s", text);
     snprintf(want, sizeof want, "wte.weight [11,6]: %d of 66 here", shard ? 30 : 36);
-    EXPECT(strstr(text, want), "%s", text);
+    KN_CHECK(strstr(text, want), "%s", text);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(print, each_rank_says_what_it_holds)
 {
     if (!THREADS_ONLY)
-        KN_CHECK(kn_spawn(4, prints_its_shard, NULL) == 0);
+        KN_CHECK(spawn_processes(4, prints_its_shard, NULL) == 0);
 }

@@ -19,8 +19,10 @@ typedef struct rank_runs {
     const void *rows;
     size_t size, count; /* of the rows */
     int cases;
+    void (*by)(rank_body body); /* runs it */
 } rank_runs;
-#define ROWS(table) .rows = (table), .size = sizeof *(table), .count = sizeof(table) / sizeof *(table)
+#define ROWS(table)                                                                                \
+    .rows = (table), .size = sizeof *(table), .count = sizeof(table) / sizeof *(table)
 
 typedef struct rank_job {
     rank_body body;
@@ -33,13 +35,23 @@ static inline int rank_main(kn_comm *world, void *arg)
     return kn_test_rank(j->body, world, j->arg);
 }
 
-/* Each number of ranks, a digit. */
-static inline void on_each(const char *ranks, bool threads, rank_body body, void *arg, int row)
+/* How many of n ranks failed. */
+static inline int spawn_threads(int n, rank_body body, void *arg)
 {
-    rank_job j = { body, arg };
+    return kn_spawn_threads(n, rank_main, &(rank_job){ body, arg });
+}
+
+static inline int spawn_processes(int n, rank_body body, void *arg)
+{
+    return spawn(n, rank_main, &(rank_job){ body, arg });
+}
+
+/* On each number of ranks, a digit. */
+static inline void on_each(const char *ranks, int (*run)(int n, rank_body body, void *arg),
+                           rank_body body, void *arg, int row)
+{
     for (; ranks && *ranks; ranks++) {
-        const int n = *ranks - '0';
-        const int failed = threads ? kn_spawn_threads(n, rank_main, &j) : spawn(n, rank_main, &j);
+        const int n = *ranks - '0', failed = run(n, body, arg);
         KN_CHECK(failed == 0, "row %d: %d of %d ranks failed", row, failed, n);
         KN_CHECK_OK();
     }
@@ -47,22 +59,30 @@ static inline void on_each(const char *ranks, bool threads, rank_body body, void
 
 static inline void on_threads(const char *ranks, rank_body body, void *arg)
 {
-    on_each(ranks, true, body, arg, 0);
+    on_each(ranks, spawn_threads, body, arg, 0);
 }
 
 static inline void on_processes(const char *ranks, rank_body body, void *arg)
 {
-    on_each(ranks, false, body, arg, 0);
+    on_each(ranks, spawn_processes, body, arg, 0);
+}
+
+static inline void on_both(const char *ranks, rank_body body, void *arg)
+{
+    on_processes(ranks, body, arg);
+    on_threads(ranks, body, arg);
 }
 
 static inline void rank_test(rank_body body, rank_runs r)
 {
-    const size_t n = r.rows ? r.count : (size_t)(r.cases > 0 ? r.cases : 1);
+    if (r.by)
+        r.by(body);
+    const size_t n = r.by ? 0 : r.rows ? r.count : (size_t)(r.cases > 0 ? r.cases : 1);
     for (size_t i = 0; i < n; i++) {
         int number = (int)i;
         void *arg = r.rows ? (char *)(uintptr_t)r.rows + i * r.size : (void *)&number;
-        on_each(r.threads, true, body, arg, number);
-        on_each(r.processes, false, body, arg, number);
+        on_each(r.threads, spawn_threads, body, arg, number);
+        on_each(r.processes, spawn_processes, body, arg, number);
     }
 }
 

@@ -408,13 +408,13 @@ typedef struct rank_fault {
     bool alloc;
 } rank_fault;
 
-static int after_poison(kn_comm *world, void *arg)
+static void after_poison(kn_comm *world, void *arg)
 {
     const rank_fault *f = arg;
     model m;
     kn_set_threads(1);
     fault.all = true;
-    EXPECT(make(&m, world, f->s, true));
+    KN_CHECK(make(&m, world, f->s, true));
     kn_optim *o = kn_sgd(&m, .lr = 0.1);
     bool mine = f->who < 0 || f->who == kn_rank(world);
     fault.now = 0;
@@ -426,12 +426,11 @@ static int after_poison(kn_comm *world, void *arg)
     fault.at = 0;
     kn_clear_error();
     if (!ok || f->who >= 0) /* the other ranks may get the error only now */
-        EXPECT(!(pass(&m, 1) && kn_step(o)) && strstr(kn_error(), "injected"), "%s: fault %d",
-               f->s->name, f->n);
+        KN_CHECK(!(pass(&m, 1) && kn_step(o)) && strstr(kn_error(), "injected"), "%s: fault %d",
+                 f->s->name, f->n);
     kn_clear_error();
     kn_optim_free(o);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(recovery, ranks_refuse_after_an_error)
@@ -440,7 +439,7 @@ KN_TEST(recovery, ranks_refuse_after_an_error)
         for (int who = -1; who < 2; who++)
             for (int n = 1; n < 60; n += 7) {
                 rank_fault f = { &settings[i], n, who, false };
-                KN_CHECK(kn_spawn_threads(2, after_poison, &f) == 0, "%s: callback %d on rank %d",
+                KN_CHECK(spawn_threads(2, after_poison, &f) == 0, "%s: callback %d on rank %d",
                          settings[i].name, n, who);
             }
 }

@@ -50,7 +50,7 @@ static float sum_of(int n, int64_t i, float acc, float (*sent)(float))
     return acc;
 }
 
-static int shards_only(kn_comm *world, void *arg)
+static void shards_only(kn_comm *world, void *arg)
 {
     const job *j = arg;
     int n = kn_comm_size(world), rank = kn_rank(world);
@@ -71,24 +71,24 @@ static int shards_only(kn_comm *world, void *arg)
                             .dst_dtype = KN_F32,
                             .src_dtype = KN_F32,
                             ._bucket = &b.bucket };
-    EXPECT(j->hook(&r, NULL));
+    KN_CHECK(j->hook(&r, NULL));
     for (int i = 0; i < COUNT; i++) {
         float want = sum_of(n, (int64_t)rank * COUNT + i, 0.25f * (float)i, j->sent);
-        EXPECT(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i, (double)dst[i],
-               (double)want);
+        KN_CHECK(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i,
+                 (double)dst[i], (double)want);
     }
     int64_t with = kn_ledger_read().live[KN_MEM_COMM];
     int64_t scratch = b.bucket.scratch.count ? (int64_t)b.bucket.scratch.list[0].bytes : 0;
-    EXPECT(scratch == (j->sent == same ? 0 : n * COUNT * 2), "scratch of %lld", (long long)scratch);
+    KN_CHECK(scratch == (j->sent == same ? 0 : n * COUNT * 2), "scratch of %lld",
+             (long long)scratch);
     kn_reduction_free_scratch(&b.bucket);
     int64_t freed = with - kn_ledger_read().live[KN_MEM_COMM];
-    EXPECT(freed == kn_bucket_bytes(scratch, KN_U8), "%lld bytes freed", (long long)freed);
+    KN_CHECK(freed == kn_bucket_bytes(scratch, KN_U8), "%lld bytes freed", (long long)freed);
     free(src);
-    return !kn_ok();
 }
 
 /* Every rank is a replica; then a world of one rank. */
-static int replicas_only(kn_comm *world, void *arg)
+static void replicas_only(kn_comm *world, void *arg)
 {
     const job *j = arg;
     int n = kn_comm_size(world);
@@ -110,22 +110,21 @@ static int replicas_only(kn_comm *world, void *arg)
         r.acc = alone ? dst : NULL; /* a second round on top of the first */
         float before[COUNT];
         memcpy(before, dst, sizeof dst);
-        EXPECT(j->hook(&r, NULL));
+        KN_CHECK(j->hook(&r, NULL));
         for (int i = 0; i < COUNT; i++) {
             float first = alone ? before[i] : j->sent((float)value(0, i)), want = first;
             want = alone ? first + j->sent((float)value(0, i)) : want;
             for (int k = 1; k < n && !alone; k++)
                 want += j->sent((float)value(k, i));
-            EXPECT(memcmp(&dst[i], &want, 4) == 0, "alone %d, element %d: %.9g, expected %.9g",
-                   alone, i, (double)dst[i], (double)want);
+            KN_CHECK(memcmp(&dst[i], &want, 4) == 0, "alone %d, element %d: %.9g, expected %.9g",
+                     alone, i, (double)dst[i], (double)want);
         }
     }
     kn_reduction_free_scratch(&b.bucket);
-    return !kn_ok();
 }
 
 /* Four ranks, 2 x 2: a round that stays in the shard group, then one that reaches the replicas. */
-static int both_stages(kn_comm *world, void *arg)
+static void both_stages(kn_comm *world, void *arg)
 {
     const job *j = arg;
     int rank = kn_rank(world), shard = rank % 2, replica = rank / 2;
@@ -145,11 +144,11 @@ static int both_stages(kn_comm *world, void *arg)
                             .src_dtype = KN_F32,
                             .partial = partial,
                             ._bucket = &b.bucket };
-    EXPECT(j->hook(&r, NULL), "first round");
+    KN_CHECK(j->hook(&r, NULL), "first round");
     r.replicas = replicas;
     r.dst = dst;
     r.partial_acc = partial;
-    EXPECT(j->hook(&r, NULL), "second round");
+    KN_CHECK(j->hook(&r, NULL), "second round");
     kn_reduction_free_scratch(&b.bucket);
     for (int i = 0; i < COUNT; i++) {
         float sum[2];
@@ -161,17 +160,16 @@ static int both_stages(kn_comm *world, void *arg)
             sum[k] = sum[k] + y;
         }
         float want = j->sent(sum[0]) + j->sent(sum[1]);
-        EXPECT(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i, (double)dst[i],
-               (double)want);
+        KN_CHECK(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i,
+                 (double)dst[i], (double)want);
     }
-    return !kn_ok();
 }
 
-static void on_some_ranks(kn_rank_fn fn, kn_comm_hook hook, float (*sent)(float))
+static void on_some_ranks(rank_body body, kn_comm_hook hook, float (*sent)(float))
 {
     job j = { hook, sent };
-    for (int n = 1; n <= 3; n++)
-        on_ranks(n, fn, &j);
+    on_processes("123", body, &j);
+    on_threads("13", body, &j);
 }
 
 KN_TEST(reduction, default_adds_in_order)
@@ -179,7 +177,7 @@ KN_TEST(reduction, default_adds_in_order)
     job j = { kn_reduce_default, same };
     on_some_ranks(shards_only, kn_reduce_default, same);
     on_some_ranks(replicas_only, kn_reduce_default, same);
-    on_ranks(4, both_stages, &j);
+    on_processes("4", both_stages, &j);
 }
 
 KN_TEST(reduction, bf16_and_f16_round_what_is_sent)
@@ -187,9 +185,9 @@ KN_TEST(reduction, bf16_and_f16_round_what_is_sent)
     job b = { kn_hook_bf16, bf16 }, h = { kn_hook_f16, f16 };
     on_some_ranks(shards_only, kn_hook_bf16, bf16);
     on_some_ranks(replicas_only, kn_hook_bf16, bf16);
-    on_ranks(4, both_stages, &b);
+    on_processes("4", both_stages, &b);
     on_some_ranks(shards_only, kn_hook_f16, f16);
-    on_ranks(4, both_stages, &h);
+    on_processes("4", both_stages, &h);
 }
 
 /* ---- stochastic rounding --------------------------------------------------------------------- */

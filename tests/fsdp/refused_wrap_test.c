@@ -113,24 +113,24 @@ static bool wrap(net *m, kn_comm *comm, kn_fsdp_wrap_options o)
 }
 
 /* Trains, and compares with one that was wrapped at the first try. */
-static int goes_on(net *m, int where, bool by_hand, kn_comm *comm)
+static void goes_on(net *m, int where, bool by_hand, kn_comm *comm)
 {
     static const kn_fsdp_wrap_options good = { .seed = NET_SEED, .layout = KN_LAYOUT_RAGGED };
     net ref;
-    EXPECT(tree(&ref, where) && (!by_hand || kn_fsdp_wrap(&ref.fc1, comm, .seed = NET_SEED)));
-    EXPECT(wrap(m, comm, good) && wrap(&ref, comm, good));
+    KN_CHECK(tree(&ref, where) && (!by_hand || kn_fsdp_wrap(&ref.fc1, comm, .seed = NET_SEED)));
+    KN_CHECK(wrap(m, comm, good) && wrap(&ref, comm, good));
     kn_optim *o = kn_adamw(m, .lr = 0.1), *of_ref = kn_adamw(&ref, .lr = 0.1);
     for (int i = 0; i < 2; i++) {
-        EXPECT(net_backward(m, i) && net_backward(&ref, i));
-        EXPECT(kn_clip_grad_norm(m, 0.1) && kn_clip_grad_norm(&ref, 0.1));
-        EXPECT(kn_step(o) && kn_step(of_ref));
+        KN_CHECK(net_backward(m, i) && net_backward(&ref, i));
+        KN_CHECK(kn_clip_grad_norm(m, 0.1) && kn_clip_grad_norm(&ref, 0.1));
+        KN_CHECK(kn_step(o) && kn_step(of_ref));
     }
     kn_summon_scope s = kn_summon(&ref);
-    EXPECT(s.s && all_read_as(m, &ref) && kn_summon_end(s));
+    KN_CHECK(s.s && all_read_as(m, &ref) && kn_summon_end(s));
     kn_optim_free(o);
     kn_optim_free(of_ref);
     kn_module_free(&ref);
-    return !kn_ok();
+    KN_CHECK_OK();
 }
 
 /* ---- refused --------------------------------------------------------------------------------- */
@@ -140,25 +140,24 @@ typedef struct job {
     bool by_hand; /* fc1 is a unit already */
 } job;
 
-static int one_refused(kn_comm *world, void *arg)
+static void one_refused(kn_comm *world, void *arg)
 {
     const job *j = arg;
     net m;
     look before = { 0 };
     kn_fsdp_wrap_options o = refused[j->at];
     if ((o.fill || o.fill_module) && j->where == FILLED)
-        return 0;
+        return;
     o.timeout_s = 17;
-    EXPECT(tree(&m, j->where) && (!j->by_hand || kn_fsdp_wrap(&m.fc1, world, .seed = NET_SEED)));
+    KN_CHECK(tree(&m, j->where) && (!j->by_hand || kn_fsdp_wrap(&m.fc1, world, .seed = NET_SEED)));
     kn_apply_modules(&m, look_at, &before);
     const double timeout = kn_comm_get_timeout(world);
-    EXPECT(!wrap(&m, world, o) && !kn_ok() && kn_comm_get_timeout(world) == timeout);
+    KN_CHECK(!wrap(&m, world, o) && !kn_ok() && kn_comm_get_timeout(world) == timeout);
     kn_clear_error();
-    EXPECT(same_look(&m, &before), "%d", j->at);
+    KN_CHECK(same_look(&m, &before), "%d", j->at);
     if (kn_comm_size(world) == 1) /* else the error has ended the ranks */
-        EXPECT(goes_on(&m, j->where, j->by_hand, world) == 0, "%d", j->at);
+        goes_on(&m, j->where, j->by_hand, world);
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(refused_wrap, leaves_the_tree)
@@ -166,7 +165,7 @@ KN_TEST(refused_wrap, leaves_the_tree)
     for (int ranks = 1; ranks <= 2; ranks++)
         for (int i = 0; i < REFUSED * PLACES * 2; i++) {
             job j = { i % REFUSED, i / REFUSED % PLACES, i / REFUSED / PLACES };
-            KN_CHECK(kn_spawn_threads(ranks, one_refused, &j) == 0, "%d ranks, %d, %d, by hand %d",
+            KN_CHECK(spawn_threads(ranks, one_refused, &j) == 0, "%d ranks, %d, %d, by hand %d",
                      ranks, j.at, j.where, j.by_hand);
         }
 }
@@ -183,7 +182,7 @@ KN_TEST(refused_wrap, of_a_group_leaves_the_tree)
                                    .recompute_policy = bad_recompute),
                 "a policy that fails");
         KN_CHECK(same_look(&m, &before));
-        KN_CHECK(goes_on(&m, where, false, kn_comm_self()) == 0);
+        goes_on(&m, where, false, kn_comm_self());
         kn_module_free(&m);
     }
 }
@@ -196,23 +195,17 @@ static bool odd_policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
            strcmp(kn_module_class(m), "layer_norm") == 0;
 }
 
-static int disagree(kn_comm *world, void *arg)
+RANK_TEST(refused_wrap, where_ranks_disagree_leaves_the_tree, .threads = "2")
 {
     net m;
     look before = { 0 };
-    EXPECT(tree(&m, FILLED));
+    KN_CHECK(tree(&m, FILLED));
     kn_apply_modules(&m, look_at, &before);
-    EXPECT(!wrap(&m, world,
-                 (kn_fsdp_wrap_options){ .policy = odd_policy, .policy_arg = world, .seed = 5 }));
+    KN_CHECK(!wrap(&m, world,
+                   (kn_fsdp_wrap_options){ .policy = odd_policy, .policy_arg = world, .seed = 5 }));
     kn_clear_error();
-    EXPECT(same_look(&m, &before));
+    KN_CHECK(same_look(&m, &before));
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(refused_wrap, where_ranks_disagree_leaves_the_tree)
-{
-    KN_CHECK(kn_spawn_threads(2, disagree, NULL) == 0);
 }
 
 /* ---- out of memory --------------------------------------------------------------------------- */
@@ -236,7 +229,7 @@ KN_TEST(refused_wrap, leaves_the_tree_where_memory_runs_out)
             kn_clear_error();
             KN_CHECK(ok || same_look(&m, &before), "%d, allocation %lld", where, (long long)n);
             if (!ok && n % 10 == 0)
-                KN_CHECK(goes_on(&m, where, false, kn_comm_self()) == 0, "%lld", (long long)n);
+                goes_on(&m, where, false, kn_comm_self());
             kn_module_free(&m);
         }
     }

@@ -21,12 +21,12 @@ typedef struct branches {
     float w[NET_VOCAB * NET_DIM], bias[NET_DIM];
 } branches;
 
-static int train_branches(kn_comm *world, void *arg)
+static void train_branches(kn_comm *world, void *arg)
 {
     branches *b = arg, mine = *b;
     net m;
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc2, world, .seed = NET_SEED) &&
-           kn_fsdp_wrap(&m, world, .seed = NET_SEED));
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc2, world, .seed = NET_SEED) &&
+             kn_fsdp_wrap(&m, world, .seed = NET_SEED));
     kn_optim *o = kn_adamw(&m, .lr = 0.01);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 1024, .interval = 2);
     bool refused = false;
@@ -36,25 +36,24 @@ static int train_branches(kn_comm *world, void *arg)
             kn_fsdp_set_gradient_sync(&m, micro > 0, true);
             kn_tensor *loss = branch_loss(&m, kn_rank(world) + micro, 3 * step + micro);
             bool scaled = b->scales && !(b->mixes && micro == 1);
-            EXPECT(kn_backward(scaled ? kn_scale_loss(s, loss) : loss));
+            KN_CHECK(kn_backward(scaled ? kn_scale_loss(s, loss) : loss));
             kn_scope_end(scope);
         }
         if (b->mixes) {
             refused = !kn_scaler_step(s, o) && strstr(kn_error(), "some that didn't");
             break;
         }
-        EXPECT(b->scales ? kn_scaler_step(s, o) : kn_step(o));
+        KN_CHECK(b->scales ? kn_scaler_step(s, o) : kn_step(o));
     }
     if (b->mixes)
         kn_clear_error();
-    EXPECT(refused == b->mixes, "%s", b->mixes ? "not refused" : "refused");
-    EXPECT(b->mixes || (kn_param_read(&m, 0, mine.w) && kn_param_read(&m, 4, mine.bias)));
+    KN_CHECK(refused == b->mixes, "%s", b->mixes ? "not refused" : "refused");
+    KN_CHECK(b->mixes || (kn_param_read(&m, 0, mine.w) && kn_param_read(&m, 4, mine.bias)));
     if (kn_rank(world) == 0)
         *b = mine;
     kn_scaler_free(s);
     kn_optim_free(o);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 /* Their gradients carry the scale of the others' losses, as the plain steps' bits show; sums of
@@ -64,12 +63,12 @@ KN_TEST(scaler, gradients_of_other_ranks_carry_their_scale)
     for (int ranks = 1; ranks <= 4; ranks++) {
         branches plain = { .scales = false }, scaled = { .scales = true },
                  mixed = { .scales = true, .mixes = true };
-        KN_CHECK(kn_spawn_threads(ranks, train_branches, &plain) == 0 &&
-                     kn_spawn_threads(ranks, train_branches, &scaled) == 0,
+        KN_CHECK(spawn_threads(ranks, train_branches, &plain) == 0 &&
+                     spawn_threads(ranks, train_branches, &scaled) == 0,
                  "%d ranks", ranks);
         KN_CHECK(memcmp(plain.w, scaled.w, sizeof plain.w) == 0 &&
                      memcmp(plain.bias, scaled.bias, sizeof plain.bias) == 0,
                  "%d ranks: other bits", ranks);
-        KN_CHECK(kn_spawn_threads(ranks, train_branches, &mixed) == 0, "%d ranks, mixed", ranks);
+        KN_CHECK(spawn_threads(ranks, train_branches, &mixed) == 0, "%d ranks, mixed", ranks);
     }
 }

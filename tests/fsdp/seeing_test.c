@@ -9,48 +9,41 @@ enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 4 };
 
 /* ---- summaries ------------------------------------------------------------------------------- */
 
-/* 0 if the summary of a model wrapped so is that of the whole model. */
-static int same_summary(kn_comm *world, const kn_fsdp_wrap_options *o)
+/* The options of a wrap. */
+static const kn_fsdp_wrap_options summed_up[] = {
+    { .wrap_class = "linear" },
+    { .wrap_class = "linear", .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM },
+};
+
+RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = "124",
+          ROWS(summed_up))
 {
+    kn_fsdp_wrap_options o = *(const kn_fsdp_wrap_options *)arg;
+    o._size = sizeof o;
     two whole, sharded;
-    EXPECT(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
-           kn_fsdp_wrap_(&sharded, world, *o));
+    KN_CHECK(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
+             kn_fsdp_wrap_(&sharded, world, o));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
     for (int step = 0; step < 2; step++) {
         kn_summary_table *want = kn_summary_new(&whole, KN_VALUES(x)),
                          *got = kn_summary_new(&sharded, KN_VALUES(x));
-        EXPECT(want && got && got->rows == want->rows);
+        KN_CHECK(want && got && got->rows == want->rows);
         for (int i = 0; i < got->rows; i++) {
             got->row[i].module = want->row[i].module;
-            EXPECT(memcmp(&got->row[i], &want->row[i], sizeof *got->row) == 0, "row %d", i);
+            KN_CHECK(memcmp(&got->row[i], &want->row[i], sizeof *got->row) == 0, "row %d", i);
         }
         kn_summary_free(want);
         kn_summary_free(got);
-        EXPECT(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)));
+        KN_CHECK(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)));
     }
     double before, after; /* a unit that is gathered computes with what was gathered */
-    EXPECT(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)));
+    KN_CHECK(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)));
     kn_summary_free(kn_summary_new(&sharded, KN_VALUES(x)));
-    EXPECT(two_evaluate(&sharded, &after) && before == after, "loss %g, was %g", after, before);
+    KN_CHECK(two_evaluate(&sharded, &after) && before == after, "loss %g, was %g", after, before);
     kn_scope_end(scope);
     kn_module_free(&whole);
     kn_module_free(&sharded);
-    return 0;
-}
-
-static int summaries(kn_comm *world, void *arg)
-{
-    kn_fsdp_wrap_options f32 = { ._size = sizeof f32, .wrap_class = "linear" }, bf16 = f32;
-    bf16.param_dtype = KN_BF16;
-    bf16.layout = KN_LAYOUT_PER_PARAM;
-    int failed = same_summary(world, &f32);
-    return failed ? failed : same_summary(world, &bf16);
-}
-
-KN_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole)
-{
-    on_thread_ranks(summaries, NULL);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */

@@ -217,10 +217,10 @@ void stand_in_end(void)
     blocks = 0;
 }
 
-int on_stand_in(stand_in s, int ranks, kn_rank_fn fn, void *arg)
+int on_stand_in(stand_in s, int ranks, rank_body body, void *arg)
 {
     stand_in_begin(s);
-    int failed = kn_spawn(ranks, fn, arg);
+    int failed = spawn_processes(ranks, body, arg);
     stand_in_end();
     return failed;
 }

@@ -8,8 +8,8 @@
 #ifndef KNAP_TESTS_STAND_IN_H
 #define KNAP_TESTS_STAND_IN_H
 
-#include "comm/comm.h"
 #include "kernels/kernels.h"
+#include "tests/fsdp/ranks.h"
 
 typedef struct stand_in {
     bool inline_streams;
@@ -23,8 +23,8 @@ typedef struct stand_in {
 #define STAND_IN KN_OTHER_DEVICE
 void stand_in_begin(stand_in s);
 void stand_in_end(void);
-/* Runs fn on so many processes while it is registered; returns how many failed. */
-int on_stand_in(stand_in s, int ranks, kn_rank_fn fn, void *arg);
+/* Runs body on so many processes while it is registered; returns how many failed. */
+int on_stand_in(stand_in s, int ranks, rank_body body, void *arg);
 /* The number of the host's waits for its events and streams. */
 int stand_in_waits(void);
 /* fn is called before each such wait, for a stream or, NULL, an event; NULL: none. */

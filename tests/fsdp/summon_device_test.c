@@ -52,75 +52,73 @@ static bool has_grads(net *m, net *ref)
     return same && grads > 3;
 }
 
-static int host_and_back(kn_comm *world, void *arg)
+static void host_and_back(kn_comm *world, void *arg)
 {
     const job *j = arg;
     const way *w = j->way;
     net m, ref;
     bool here = !j->rank0_only || kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
-                        .device = STAND_IN, .offload_dir = j->offload ? "memory" : NULL,
-                        .seed = NET_SEED));
-    EXPECT(backward(&m, kn_rank(world)));
+    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                          .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
+                          .device = STAND_IN, .offload_dir = j->offload ? "memory" : NULL,
+                          .seed = NET_SEED));
+    KN_CHECK(backward(&m, kn_rank(world)));
     for (int r = 0; r < kn_comm_size(world); r++)
-        EXPECT(backward(&ref, r));
+        KN_CHECK(backward(&ref, r));
     int64_t peak = stand_in_peak();
     kn_summon_scope s = kn_summon(&m, .offload_to_cpu = true, .rank0_only = j->rank0_only,
                                   .with_grads = w->mesh.shards == 0);
-    EXPECT(s.s);
-    EXPECT(!here || w->mesh.shards || has_grads(&m, &ref), "gradients");
-    EXPECT(!here || double_all(&m, &ref, true), "whole values");
-    EXPECT(kn_summon_end(s) && double_all(&ref, &ref, false));
-    EXPECT(stand_in_peak() == peak, "the device held %lld bytes more",
-           (long long)(stand_in_peak() - peak));
-    EXPECT(all_read_as(&m, &ref), "changes did not come back");
-    EXPECT(kn_device_of(kn_module_param(&m.fc1, "weight")) == STAND_IN, "the handle");
+    KN_CHECK(s.s);
+    KN_CHECK(!here || w->mesh.shards || has_grads(&m, &ref), "gradients");
+    KN_CHECK(!here || double_all(&m, &ref, true), "whole values");
+    KN_CHECK(kn_summon_end(s) && double_all(&ref, &ref, false));
+    KN_CHECK(stand_in_peak() == peak, "the device held %lld bytes more",
+             (long long)(stand_in_peak() - peak));
+    KN_CHECK(all_read_as(&m, &ref), "changes did not come back");
+    KN_CHECK(kn_device_of(kn_module_param(&m.fc1, "weight")) == STAND_IN, "the handle");
     kn_zero_grad(&m);
-    EXPECT(backward(&m, 0), "backward after it");
+    KN_CHECK(backward(&m, 0), "backward after it");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
 }
 
 /* Whole states of units on a device, on all ranks or on the first, lie in the host's memory. */
-static int states_in_host_memory(kn_comm *world, void *arg)
+static void states_in_host_memory(kn_comm *world, void *arg)
 {
     const job *j = arg;
     const way *w = j->way;
     net m, ref;
     const bool here = !j->rank0_only || kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
-    EXPECT(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
-                        .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
-                        .device = STAND_IN, .seed = NET_SEED));
+    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
+                          .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
+                          .device = STAND_IN, .seed = NET_SEED));
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
-    EXPECT(backward(&m, kn_rank(world)) && kn_step(o));
+    KN_CHECK(backward(&m, kn_rank(world)) && kn_step(o));
     kn_state *s[] = { kn_state_dict(&m, .rank0_only = j->rank0_only),
                       kn_optim_state_dict(o, .rank0_only = j->rank0_only) };
     for (int k = 0; k < 2; k++) {
-        EXPECT(s[k] && (kn_state_count(s[k]) > 5) == here, "state %d", k);
+        KN_CHECK(s[k] && (kn_state_count(s[k]) > 5) == here, "state %d", k);
         for (int i = 0; i < kn_state_count(s[k]); i++) {
             const char *name = kn_state_name(s[k], i);
             bool number = k == 1 && !strstr(name, ".exp_avg");
-            EXPECT(number || kn_device_of(kn_state_tensor(s[k], name)) == KN_CPU, "%s", name);
+            KN_CHECK(number || kn_device_of(kn_state_tensor(s[k], name)) == KN_CPU, "%s", name);
         }
     }
-    EXPECT(!here || kn_load_state_dict(&ref, s[0]));
+    KN_CHECK(!here || kn_load_state_dict(&ref, s[0]));
     for (int i = 0; i < 7; i++) {
         const kn_param *r;
         kn_params(&ref, &r);
         float whole[128];
-        EXPECT(kn_param_read(&m, i, whole));
-        EXPECT(!here || memcmp(whole, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "%s",
-               r[i].name);
+        KN_CHECK(kn_param_read(&m, i, whole));
+        KN_CHECK(!here || memcmp(whole, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "%s",
+                 r[i].name);
     }
     kn_state_free(s[0]), kn_state_free(s[1]);
     kn_optim_free(o);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
 }
 
 KN_TEST(summon_device, states_lie_in_host_memory)

@@ -66,33 +66,26 @@ KN_TEST(summon_errors, step_inside_is_a_sentence)
 }
 
 /* Whole gradients that wait on a rank are its own; without .with_grads nobody asks for them. */
-static int held_back(kn_comm *world, void *arg)
+RANK_TEST(summon_errors, gradients_that_are_held_back, .threads = "12")
 {
     net m;
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    EXPECT(kn_fsdp_set_gradient_sync(&m, false, true) && net_backward(&m, 0));
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(kn_fsdp_set_gradient_sync(&m, false, true) && net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m);
-    EXPECT(s.s && kn_summon_end(s) && kn_agree(world, true));
-    EXPECT(!kn_summon(&m, .with_grads = true).s && kn_error() &&
-           strstr(kn_error(), "held back on its rank; run the last backward"));
+    KN_CHECK(s.s && kn_summon_end(s) && kn_agree(world, true));
+    KN_CHECK(!kn_summon(&m, .with_grads = true).s && kn_error() &&
+             strstr(kn_error(), "held back on its rank; run the last backward"));
     if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
         kn_clear_error();
         for (int i = 0; i < 2; i++) {
-            EXPECT(i ? kn_fsdp_set_gradient_sync(&m, true, true) && net_backward(&m, 1)
-                     : kn_fsdp_reduce_grads(&m));
+            KN_CHECK(i ? kn_fsdp_set_gradient_sync(&m, true, true) && net_backward(&m, 1)
+                       : kn_fsdp_reduce_grads(&m));
             s = kn_summon(&m, .with_grads = true);
-            EXPECT(s.s && kn_grad(kn_module_param(&m.fc2, "weight")) && kn_summon_end(s));
+            KN_CHECK(s.s && kn_grad(kn_module_param(&m.fc2, "weight")) && kn_summon_end(s));
         }
     }
     kn_clear_error();
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(summon_errors, gradients_that_are_held_back)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, held_back, NULL) == 0, "%d ranks", ranks);
 }
 
 KN_TEST(summon_errors, units_on_meta_have_nothing_to_show)
@@ -108,22 +101,16 @@ static bool fails_on_rank_1(kn_module *m, void *rank)
     return *(int *)rank != 1 || m->impl->params == 0;
 }
 
-static int silent_failure(kn_comm *world, void *arg)
+RANK_TEST(summon_errors, an_apply_that_fails_silently_stops_all_ranks, .processes = "2")
 {
     net m;
     int rank = kn_rank(world);
     kn_comm_set_timeout(world, 5);
-    EXPECT(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);
-    EXPECT(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
+    KN_CHECK(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
     kn_clear_error();
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(summon_errors, an_apply_that_fails_silently_stops_all_ranks)
-{
-    KN_CHECK(kn_spawn(2, silent_failure, NULL) == 0);
 }
 
 /* Each allocation of a summon fails in turn: an error, and unchanged handles. */

@@ -34,115 +34,91 @@ static bool change(void *m)
 
 /* ---- reading and writing --------------------------------------------------------------------- */
 
-static int read_whole(kn_comm *world, void *arg)
+RANK_TEST(summon, parameters_are_whole, IN_ALL_WAYS)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     int64_t before = kn_ledger_read().live[KN_MEM_GATHERED];
     kn_summon_scope s = kn_summon(&m, .read_only = true);
-    EXPECT(s.s != NULL);
-    EXPECT(all_equal(&m, &ref), "whole parameters differ from one process");
-    EXPECT(same_bytes(kn_module_param(&m.head, "weight"), kn_module_param(&ref.wte, "weight")),
-           "the tied weight");
-    EXPECT(change(&m));
-    EXPECT(kn_summon_end(s));
-    EXPECT(kn_ledger_read().live[KN_MEM_GATHERED] == before, "gathered bytes stay");
-    EXPECT(all_read_as(&m, &ref), "a change in a read-only scope came back");
+    KN_CHECK(s.s != NULL);
+    KN_CHECK(all_equal(&m, &ref), "whole parameters differ from one process");
+    KN_CHECK(same_bytes(kn_module_param(&m.head, "weight"), kn_module_param(&ref.wte, "weight")),
+             "the tied weight");
+    KN_CHECK(change(&m));
+    KN_CHECK(kn_summon_end(s));
+    KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == before, "gathered bytes stay");
+    KN_CHECK(all_read_as(&m, &ref), "a change in a read-only scope came back");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
 }
 
-KN_TEST(summon, parameters_are_whole)
-{
-    in_all_ways(read_whole);
-}
-
-static int write_whole(kn_comm *world, void *arg)
+RANK_TEST(summon, changes_come_back, IN_ALL_WAYS)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     kn_summon_scope s = kn_summon(&m);
-    EXPECT(s.s && change(&m) && kn_summon_end(s));
-    EXPECT(change(&ref) && all_read_as(&m, &ref), "changes did not come back");
+    KN_CHECK(s.s && change(&m) && kn_summon_end(s));
+    KN_CHECK(change(&ref) && all_read_as(&m, &ref), "changes did not come back");
     /* the next forward computes with them */
     kn_scope scope = kn_scope_begin();
     float a = (float)kn_item(net_loss(&m, 1)), b = (float)kn_item(net_loss(&ref, 1));
     kn_scope_end(scope);
-    EXPECT(memcmp(&a, &b, 4) == 0, "loss %g, expected %g", (double)a, (double)b);
+    KN_CHECK(memcmp(&a, &b, 4) == 0, "loss %g, expected %g", (double)a, (double)b);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
 }
 
-KN_TEST(summon, changes_come_back)
-{
-    in_all_ways(write_whole);
-}
-
-static int rank0_only(kn_comm *world, void *arg)
+RANK_TEST(summon, rank0_only, IN_ALL_WAYS)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     int64_t live = kn_ledger_read().live[KN_MEM_GATHERED];
     kn_summon_scope s = kn_summon(&m, .rank0_only = true);
-    EXPECT(s.s != NULL);
+    KN_CHECK(s.s != NULL);
     bool first = kn_rank(world) == 0;
-    EXPECT(!first || all_equal(&m, &ref), "rank 0 sees other values");
-    EXPECT(first || kn_module_param(&m.wte, "weight")->storage->released, "others have bytes");
-    EXPECT(first || kn_ledger_read().live[KN_MEM_GATHERED] == live, "others hold gathered bytes");
-    EXPECT(!first || change(&m));
-    EXPECT(kn_summon_end(s) && change(&ref));
-    EXPECT(all_read_as(&m, &ref), "rank 0's changes did not reach the shards");
+    KN_CHECK(!first || all_equal(&m, &ref), "rank 0 sees other values");
+    KN_CHECK(first || kn_module_param(&m.wte, "weight")->storage->released, "others have bytes");
+    KN_CHECK(first || kn_ledger_read().live[KN_MEM_GATHERED] == live, "others hold gathered bytes");
+    KN_CHECK(!first || change(&m));
+    KN_CHECK(kn_summon_end(s) && change(&ref));
+    KN_CHECK(all_read_as(&m, &ref), "rank 0's changes did not reach the shards");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(summon, rank0_only)
-{
-    in_all_ways(rank0_only);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-static int with_grads(kn_comm *world, void *arg)
+RANK_TEST(summon, with_grads, IN_ALL_WAYS)
 {
     net m, ref;
     const kn_param *p, *r;
     int ranks = kn_comm_size(world), n;
     bool hybrid = ((const way *)arg)->ranks != 0; /* adds in another order */
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
-    EXPECT(net_backward(&m, kn_rank(world)));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(net_backward(&m, kn_rank(world)));
     for (int i = 0; i < ranks; i++)
-        EXPECT(net_backward(&ref, i));
+        KN_CHECK(net_backward(&ref, i));
     kn_summon_scope s = kn_summon(&m, .with_grads = true, .read_only = true);
-    EXPECT(s.s != NULL);
+    KN_CHECK(s.s != NULL);
     n = kn_params(&m, &p);
-    EXPECT(kn_params(&ref, &r) == n, "parameters");
+    KN_CHECK(kn_params(&ref, &r) == n, "parameters");
     for (int i = 0; i < n; i++) {
         kn_tensor *have = kn_grad(p[i].tensor), *want = kn_grad(r[i].tensor);
-        EXPECT(!have == !want, "%s has%s a gradient", p[i].name, have ? "" : " not");
+        KN_CHECK(!have == !want, "%s has%s a gradient", p[i].name, have ? "" : " not");
         if (!want)
             continue;
-        EXPECT(kn_numel(have) == kn_numel(want), "%s: size", p[i].name);
+        KN_CHECK(kn_numel(have) == kn_numel(want), "%s: size", p[i].name);
         const float *x = kn_data(have), *y = kn_data(want);
         for (int64_t k = 0; k < kn_numel(want); k++)
-            EXPECT(hybrid ? fabsf(x[k] - y[k]) < 1e-5f : memcmp(&x[k], &y[k], 4) == 0,
-                   "%s: gradient element %lld is %.9g, expected %.9g", p[i].name, (long long)k,
-                   (double)x[k], (double)y[k]);
+            KN_CHECK(hybrid ? fabsf(x[k] - y[k]) < 1e-5f : memcmp(&x[k], &y[k], 4) == 0,
+                     "%s: gradient element %lld is %.9g, expected %.9g", p[i].name, (long long)k,
+                     (double)x[k], (double)y[k]);
     }
-    EXPECT(kn_summon_end(s));
+    KN_CHECK(kn_summon_end(s));
     for (int i = 0; i < n; i++)
-        EXPECT(!kn_grad(p[i].tensor), "%s keeps its whole gradient", p[i].name);
+        KN_CHECK(!kn_grad(p[i].tensor), "%s keeps its whole gradient", p[i].name);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(summon, with_grads)
-{
-    in_all_ways(with_grads);
 }
 
 /* The ways in which a scope changes gradients. */
@@ -193,33 +169,27 @@ static bool all_backward(net *m, int from, int to)
 }
 
 /* Two steps, and changes of the gradients before the first. */
-static int write_grads(kn_comm *world, void *arg)
+RANK_TEST(summon, changes_of_gradients_come_back, IN_ALL_WAYS)
 {
     const int ranks = kn_comm_size(world), rank = kn_rank(world);
     const float most = ((const way *)arg)->ranks != 0 ? 1e-4f : 0; /* hybrid: in another order */
     for (int how = 0; how < EDITS; how++) {
         net m, ref;
-        EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+        KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
         kn_optim *o = kn_sgd(&m, .lr = 0.1), *of_ref = kn_sgd(&ref, .lr = 0.1);
-        EXPECT(net_backward(&m, rank) && all_backward(&ref, 0, ranks));
+        KN_CHECK(net_backward(&m, rank) && all_backward(&ref, 0, ranks));
         kn_summon_scope s = kn_summon(&m, .with_grads = true, .rank0_only = how == EDIT_RANK0,
                                       .read_only = how == EDIT_READ_ONLY);
-        EXPECT(s.s && edit_grads(&m, (edit)how) && kn_summon_end(s));
-        EXPECT(how == EDIT_READ_ONLY || edit_grads(&ref, (edit)how));
-        EXPECT(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "edit %d", how);
-        EXPECT(net_backward(&m, ranks + rank) && all_backward(&ref, ranks, 2 * ranks));
-        EXPECT(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "then, edit %d", how);
+        KN_CHECK(s.s && edit_grads(&m, (edit)how) && kn_summon_end(s));
+        KN_CHECK(how == EDIT_READ_ONLY || edit_grads(&ref, (edit)how));
+        KN_CHECK(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "edit %d", how);
+        KN_CHECK(net_backward(&m, ranks + rank) && all_backward(&ref, ranks, 2 * ranks));
+        KN_CHECK(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "then, edit %d", how);
         kn_optim_free(o);
         kn_optim_free(of_ref);
         kn_module_free(&m);
         kn_module_free(&ref);
     }
-    return !kn_ok();
-}
-
-KN_TEST(summon, changes_of_gradients_come_back)
-{
-    in_all_ways(write_grads);
 }
 
 /* A parameter that took gradients only after its unit was wrapped. */
@@ -237,54 +207,42 @@ KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
 }
 
 /* Reading the parameters between forward and backward changes nothing. */
-static int between_passes(kn_comm *world, void *arg)
+RANK_TEST(summon, between_forward_and_backward, IN_ALL_WAYS)
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = net_loss(&m, 0);
     kn_summon_scope s = kn_summon(&m);
-    EXPECT(s.s && all_equal(&m, &ref) && kn_summon_end(s));
-    EXPECT(kn_backward(loss));
+    KN_CHECK(s.s && all_equal(&m, &ref) && kn_summon_end(s));
+    KN_CHECK(kn_backward(loss));
     kn_scope_end(scope);
-    EXPECT(kn_grad_scale(&m) == 1.0 / kn_comm_size(world), "rounds");
+    KN_CHECK(kn_grad_scale(&m) == 1.0 / kn_comm_size(world), "rounds");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(summon, between_forward_and_backward)
-{
-    in_all_ways(between_passes);
 }
 
 /* ---- parts of a tree ------------------------------------------------------------------------- */
 
-static int part_of_tree(kn_comm *world, void *arg)
+RANK_TEST(summon, one_unit_or_a_subtree, IN_ALL_WAYS)
 {
     net m;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_storage *fc1 = kn_module_param(&m.fc1, "weight")->storage,
                *wte = kn_module_param(&m.wte, "weight")->storage;
     kn_summon_scope s = kn_summon(&m, .not_recursive = true, .read_only = true);
-    EXPECT(s.s && kn_module_param(&m.wte, "weight")->storage != wte, "the root's own are whole");
-    EXPECT(kn_module_param(&m.fc1, "weight")->storage == fc1, "a unit below is left alone");
-    EXPECT(kn_summon_end(s));
+    KN_CHECK(s.s && kn_module_param(&m.wte, "weight")->storage != wte, "the root's own are whole");
+    KN_CHECK(kn_module_param(&m.fc1, "weight")->storage == fc1, "a unit below is left alone");
+    KN_CHECK(kn_summon_end(s));
     s = kn_summon(&m.fc1, .read_only = true);
-    EXPECT(s.s && kn_module_param(&m.fc1, "weight")->storage != fc1, "the unit is whole");
-    EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "the root is left alone");
-    EXPECT(kn_summon_end(s));
+    KN_CHECK(s.s && kn_module_param(&m.fc1, "weight")->storage != fc1, "the unit is whole");
+    KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "the root is left alone");
+    KN_CHECK(kn_summon_end(s));
     s = kn_summon(&m.head, .read_only = true); /* not a unit: the root's unit holds its weight */
-    EXPECT(s.s && kn_module_param(&m.head, "weight")->storage != wte, "held by another unit");
-    EXPECT(kn_summon_end(s));
-    EXPECT(kn_module_param(&m.wte, "weight")->storage == wte, "handles are back");
+    KN_CHECK(s.s && kn_module_param(&m.head, "weight")->storage != wte, "held by another unit");
+    KN_CHECK(kn_summon_end(s));
+    KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "handles are back");
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(summon, one_unit_or_a_subtree)
-{
-    in_all_ways(part_of_tree);
 }
 
 /* ---- apply ----------------------------------------------------------------------------------- */
@@ -309,52 +267,40 @@ static bool visit(kn_module *m, void *arg)
     return kn_ok();
 }
 
-static int apply(kn_comm *world, void *arg)
+RANK_TEST(summon, apply_sees_whole_parameters, IN_ALL_WAYS)
 {
     net m, ref;
     visits a = { "" }, b = { "" };
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
-    EXPECT(kn_fsdp_apply(&m, visit, &a));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(kn_fsdp_apply(&m, visit, &a));
     kn_set_grad_mode(false); /* kn_fsdp_apply does that by itself */
-    EXPECT(kn_apply_modules(&ref, visit, &b));
-    EXPECT(strcmp(a.order, b.order) == 0, "order '%s', expected '%s'", a.order, b.order);
-    EXPECT(all_read_as(&m, &ref), "applied values");
+    KN_CHECK(kn_apply_modules(&ref, visit, &b));
+    KN_CHECK(strcmp(a.order, b.order) == 0, "order '%s', expected '%s'", a.order, b.order);
+    KN_CHECK(all_read_as(&m, &ref), "applied values");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(summon, apply_sees_whole_parameters)
-{
-    in_all_ways(apply);
 }
 
 /* ---- parameters in host memory --------------------------------------------------------------- */
 
-static int host_memory(kn_comm *world, void *arg)
+RANK_TEST(summon, host_memory_reads_and_writes, IN_ALL_WAYS)
 {
     net m, ref;
     const kn_param *r;
-    EXPECT(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
-    EXPECT(all_read_as(&m, &ref) && change(&ref));
+    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
+    KN_CHECK(all_read_as(&m, &ref) && change(&ref));
     int n = kn_params(&ref, &r);
     for (int i = 0; i < n; i++)
-        EXPECT(kn_param_write(&m, i, kn_data(r[i].tensor)));
-    EXPECT(all_read_as(&m, &ref), "written values");
+        KN_CHECK(kn_param_write(&m, i, kn_data(r[i].tensor)));
+    KN_CHECK(all_read_as(&m, &ref), "written values");
     for (int i = 0; i < n; i++) {
         float *host = calloc((size_t)r[i].numel + 1, sizeof *host);
-        EXPECT(kn_param_read(&ref, i, host) && same_bytes(r[i].tensor, r[i].tensor), "plain");
-        EXPECT(memcmp(host, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "plain read");
+        KN_CHECK(kn_param_read(&ref, i, host) && same_bytes(r[i].tensor, r[i].tensor), "plain");
+        KN_CHECK(memcmp(host, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "plain read");
         free(host);
     }
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(summon, host_memory_reads_and_writes)
-{
-    in_all_ways(host_memory);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -369,7 +315,7 @@ static bool buffer_of_a_unit(net *m)
 
 /* By the module and in state dicts names are those that the modules were given, as before it was
  * wrapped. */
-static int clean_names(kn_comm *world, void *arg)
+RANK_TEST(summon, names_are_clean, IN_ALL_WAYS)
 {
     static const char *const name[] = { "wte.weight", "fc1.weight", "fc1.bias",
                                         "fc2.weight", "fc2.bias",   "ln.weight",
@@ -377,39 +323,33 @@ static int clean_names(kn_comm *world, void *arg)
     enum { PARAMS = 7, NAMES = sizeof name / sizeof *name };
     net m, ref;
     const kn_param *p, *r;
-    EXPECT(net_init(&m, KN_META) && buffer_of_a_unit(&m));
-    EXPECT(net_reference(&ref) && buffer_of_a_unit(&ref));
-    EXPECT(net_wrap(&m, world, arg));
-    EXPECT(kn_fsdp_is_unit(&m.fc2) && kn_fsdp_is_unit(&m), "the units");
+    KN_CHECK(net_init(&m, KN_META) && buffer_of_a_unit(&m));
+    KN_CHECK(net_reference(&ref) && buffer_of_a_unit(&ref));
+    KN_CHECK(net_wrap(&m, world, arg));
+    KN_CHECK(kn_fsdp_is_unit(&m.fc2) && kn_fsdp_is_unit(&m), "the units");
     int n = kn_params(&m, &p);
-    EXPECT(kn_params(&ref, &r) == n && n == 7, "%d parameters", n);
+    KN_CHECK(kn_params(&ref, &r) == n && n == 7, "%d parameters", n);
     for (int i = 0; i < n; i++) {
-        EXPECT(strcmp(p[i].name, r[i].name) == 0, "'%s', unwrapped '%s'", p[i].name, r[i].name);
-        EXPECT(p[i].numel == r[i].numel && p[i].trainable == r[i].trainable, "%s", p[i].name);
-        EXPECT(kn_ndim(p[i].tensor) == kn_ndim(r[i].tensor), "%s: the handle's shape", p[i].name);
+        KN_CHECK(strcmp(p[i].name, r[i].name) == 0, "'%s', unwrapped '%s'", p[i].name, r[i].name);
+        KN_CHECK(p[i].numel == r[i].numel && p[i].trainable == r[i].trainable, "%s", p[i].name);
+        KN_CHECK(kn_ndim(p[i].tensor) == kn_ndim(r[i].tensor), "%s: the handle's shape", p[i].name);
     }
     kn_state *s = kn_state_dict(&m);
-    EXPECT(kn_state_count(s) == NAMES, "%d names of a state", kn_state_count(s));
+    KN_CHECK(kn_state_count(s) == NAMES, "%d names of a state", kn_state_count(s));
     for (int i = 0; i < NAMES; i++) {
-        EXPECT(i >= PARAMS || strcmp(p[i].name, name[i]) == 0, "%s", p[i].name);
-        EXPECT(i >= PARAMS || kn_module_param(&m, name[i]) == p[i].tensor, "%s by name", name[i]);
-        EXPECT(i < PARAMS || kn_module_buffer(&m, name[i]), "%s by name", name[i]);
-        EXPECT(kn_state_has(s, name[i]), "%s of the state", name[i]);
+        KN_CHECK(i >= PARAMS || strcmp(p[i].name, name[i]) == 0, "%s", p[i].name);
+        KN_CHECK(i >= PARAMS || kn_module_param(&m, name[i]) == p[i].tensor, "%s by name", name[i]);
+        KN_CHECK(i < PARAMS || kn_module_buffer(&m, name[i]), "%s by name", name[i]);
+        KN_CHECK(kn_state_has(s, name[i]), "%s of the state", name[i]);
     }
     kn_state_free(s);
     const char *scale = NULL, *mean = NULL;
-    EXPECT(kn_module_buffers(&m) == 1 && kn_module_buffer_at(&m, 0, &scale) &&
-               kn_module_buffers(&m.fc2) == 1 && kn_module_buffer_at(&m.fc2, 0, &mean) &&
-               strcmp(scale, "scale") == 0 && strcmp(mean, "mean") == 0,
-           "names of buffers");
+    KN_CHECK(kn_module_buffers(&m) == 1 && kn_module_buffer_at(&m, 0, &scale) &&
+                 kn_module_buffers(&m.fc2) == 1 && kn_module_buffer_at(&m.fc2, 0, &mean) &&
+                 strcmp(scale, "scale") == 0 && strcmp(mean, "mean") == 0,
+             "names of buffers");
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(summon, names_are_clean)
-{
-    in_all_ways(clean_names);
 }
 
 /* ---- the end of a scope ---------------------------------------------------------------------- */
@@ -439,36 +379,30 @@ static double loss_now(void *m)
     return two_evaluate(m, &loss) ? loss : NAN;
 }
 
-static int stale(kn_comm *world, void *arg)
+RANK_TEST(summon, changed_parameters_are_gathered_anew, .threads = "12")
 {
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world) && kn_fsdp_wrap(&m.b, world));
-    EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_wrap(&m, world));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world) &&
+             kn_fsdp_wrap(&m.b, world));
+    KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_wrap(&m, world));
     kn_summon_scope s = kn_summon(&m);
     bool mode = kn_set_grad_mode(false);
-    EXPECT(s.s && kn_fill_(kn_module_param(&m.a, "weight"), 5));
+    KN_CHECK(s.s && kn_fill_(kn_module_param(&m.a, "weight"), 5));
     kn_set_grad_mode(mode);
-    EXPECT(kn_summon_end(s));
+    KN_CHECK(kn_summon_end(s));
     double first = loss_now(&m);
-    EXPECT(first == loss_now(&m), "a summoned change reaches a unit that was gathered by hand");
-    EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)));
+    KN_CHECK(first == loss_now(&m), "a summoned change reaches a unit that was gathered by hand");
+    KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)));
     const kn_param *p;
     kn_params(&m, &p);
     float host[20];
     for (int i = 0; i < 20; i++)
         host[i] = (float)i;
-    EXPECT(kn_shard_write(&m, 0, p[0].master, host));
+    KN_CHECK(kn_shard_write(&m, 0, p[0].master, host));
     double second = loss_now(&m);
-    EXPECT(second != first && second == loss_now(&m), "a shard that is written reaches it, too");
+    KN_CHECK(second != first && second == loss_now(&m), "a shard that is written reaches it, too");
     s = kn_summon(&m, .read_only = true);
-    EXPECT(!kn_shard_write(&m, 0, p[0].master, host) && error_has("'a.weight' is summoned", ""));
-    EXPECT(kn_summon_end(s));
+    KN_CHECK(!kn_shard_write(&m, 0, p[0].master, host) && error_has("'a.weight' is summoned", ""));
+    KN_CHECK(kn_summon_end(s));
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(summon, changed_parameters_are_gathered_anew)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, stale, NULL) == 0, "%d ranks", ranks);
 }

@@ -1,7 +1,7 @@
 /* tests/fsdp/sync_batch_norm_test.c: batch norm over the batches of all ranks equals one rank with
  * the whole batch: in bits where ranks have equal batches of 2^k samples, closely else. (As a part
  * of a sharded net: sync_resnet_test.c.) */
-#include "tests/comm/comm_test.h"
+#include "tests/fsdp/ranks.h"
 #include "tests/fsdp/apart.h"
 #include "tests/refused.h"
 #include "kernels/context.h"
@@ -73,7 +73,7 @@ static int64_t sample_size(const batch *b)
     return n;
 }
 
-static int of_a_part(kn_comm *world, void *arg)
+static void of_a_part(kn_comm *world, void *arg)
 {
     batch *b = arg;
     const int rank = kn_rank(world);
@@ -81,16 +81,15 @@ static int of_a_part(kn_comm *world, void *arg)
     for (int r = 0; r < rank; r++)
         begin += b->share[r];
     pass *p = calloc(1, sizeof *p);
-    EXPECT(p && pass_over(b, kn_comm_dup(world, "norm"), begin, begin + b->share[rank], p));
+    KN_CHECK(p && pass_over(b, kn_comm_dup(world, "norm"), begin, begin + b->share[rank], p));
     const int64_t each = sample_size(b), at = begin * each, n = b->share[rank] * each;
     const double y = apart(p->y, b->whole.y + at, n), dx = apart(p->dx, b->whole.dx + at, n),
                  running = apart(p->running, b->whole.running, RUNNING);
     memcpy(b->dw[rank], p->dw, sizeof p->dw);
     memcpy(b->db[rank], p->db, sizeof p->db);
     free(p);
-    EXPECT(y <= b->tolerance && dx <= b->tolerance && running <= b->tolerance,
-           "y %g, dx %g, running %g apart", y, dx, running);
-    return !kn_ok();
+    KN_CHECK(y <= b->tolerance && dx <= b->tolerance && running <= b->tolerance,
+             "y %g, dx %g, running %g apart", y, dx, running);
 }
 
 static void check_parts(batch *b, int ranks)
@@ -101,7 +100,7 @@ static void check_parts(batch *b, int ranks)
     b->shape[0] = n;
     b->shape[1] = CHANNELS;
     KN_CHECK(n * sample_size(b) <= MOST && pass_over(b, kn_comm_self(), 0, n, &b->whole));
-    KN_CHECK(kn_spawn_threads(ranks, of_a_part, b) == 0);
+    KN_CHECK(spawn_threads(ranks, of_a_part, b) == 0);
     double dw[CHANNELS] = { 0 }, db[CHANNELS] = { 0 };
     for (int r = 0; r < ranks; r++)
         for (int c = 0; c < CHANNELS; c++)
@@ -173,32 +172,25 @@ KN_TEST(sync_batch_norm, as_plain_batch_norm)
 /* ---- ranks that fail ------------------------------------------------------------------------- */
 
 /* Each rank has one sample of one value, or none: together too few. */
-static int too_few(kn_comm *world, void *arg)
+RANK_TEST(sync_batch_norm, too_few_values, .threads = "2", .cases = 2)
 {
     const int64_t n = kn_rank(world) < *(const int *)arg;
     kn_tensor *mean = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)), *var = kn_ones_like(mean);
     kn_comm *c = kn_comm_dup(world, "norm");
-    EXPECT(!kn_batch_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(n, 2)), NULL, NULL, mean, var,
-                          .training = true, .sync = c),
-           "went well");
-    EXPECT(strstr(kn_error(), "values a channel over all 2 ranks have no variance") ||
-               strstr(kn_error(), "rank"),
-           "another error");
+    KN_CHECK(!kn_batch_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(n, 2)), NULL, NULL, mean, var,
+                            .training = true, .sync = c),
+             "went well");
+    KN_CHECK(strstr(kn_error(), "values a channel over all 2 ranks have no variance") ||
+                 strstr(kn_error(), "rank"),
+             "another error");
     kn_clear_error();
     const float *m = kn_data(mean), *v = kn_data(var);
-    EXPECT(m && v && m[0] == 0 && v[1] == 1, "they moved");
-    return 0;
-}
-
-KN_TEST(sync_batch_norm, too_few_values)
-{
-    for (int values = 0; values < 2; values++)
-        KN_CHECK(kn_spawn_threads(2, too_few, &values) == 0);
+    KN_CHECK(m && v && m[0] == 0 && v[1] == 1, "they moved");
 }
 
 /* Rank 1 gives x of other channels, or of one channel less, or leaves out the backward: all ranks
  * end with an error. */
-static int one_goes_wrong(kn_comm *world, void *arg)
+RANK_TEST(sync_batch_norm, a_rank_that_goes_wrong, .threads = "3", .cases = 3)
 {
     const int kind = *(int *)arg;
     kn_comm *c = kn_comm_dup(world, "norm");
@@ -209,22 +201,15 @@ static int one_goes_wrong(kn_comm *world, void *arg)
     kn_tensor *y =
         kn_batch_norm(x, kind == 1 ? NULL : w, NULL, NULL, NULL, .training = true, .sync = c);
     if (kind == 2) {
-        EXPECT(y);
+        KN_CHECK(y);
         if (!wrong)
             kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
         kn_barrier(world, kn_compute_stream(KN_CPU), "end of step");
     }
-    EXPECT(!kn_ok(), "went well");
-    EXPECT(kind != 0 || strstr(kn_error(), "it should be [2]"), "another error");
-    EXPECT(kind == 0 || strstr(kn_error(), "match"), "another error");
+    KN_CHECK(!kn_ok(), "went well");
+    KN_CHECK(kind != 0 || strstr(kn_error(), "it should be [2]"), "another error");
+    KN_CHECK(kind == 0 || strstr(kn_error(), "match"), "another error");
     kn_clear_error();
-    return 0;
-}
-
-KN_TEST(sync_batch_norm, a_rank_that_goes_wrong)
-{
-    for (int kind = 0; kind < 3; kind++)
-        KN_CHECK(kn_spawn_threads(3, one_goes_wrong, &kind) == 0);
 }
 
 /* ---- modules --------------------------------------------------------------------------------- */
@@ -279,40 +264,39 @@ static kn_tensor *own_input(kn_comm *world, int step)
 
 /* Recompute, no_grad and evaluation: statistics move once a call while training, alike on all
  * ranks; evaluation reads them, without a word to other ranks. */
-static int modes_of_a_module(kn_comm *world, void *arg)
+static void modes_of_a_module(kn_comm *world, void *arg)
 {
     norms n;
     double mean[2];
     for (int again = 0; again < 2; again++) {
         kn_scope s = kn_scope_begin();
-        EXPECT(norms_init(&n, false) && kn_sync_batch_norm(&n, world) == 2);
-        EXPECT(kn_recompute(&n, again));
+        KN_CHECK(norms_init(&n, false) && kn_sync_batch_norm(&n, world) == 2);
+        KN_CHECK(kn_recompute(&n, again));
         kn_tensor *x = kn_require_grad(own_input(world, 1), true), *y = kn_call(&n, x);
-        EXPECT(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)));
-        EXPECT(kn_item(kn_module_buffer(&n, "b.num_batches_tracked")) == 1, "counted");
-        EXPECT(equal_buffers(&n, world), "buffers differ");
+        KN_CHECK(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)));
+        KN_CHECK(kn_item(kn_module_buffer(&n, "b.num_batches_tracked")) == 1, "counted");
+        KN_CHECK(equal_buffers(&n, world), "buffers differ");
         mean[again] = statistic(&n, "b.running_mean", 2);
         const bool mode = kn_set_grad_mode(false);
-        EXPECT(kn_call(&n, own_input(world, 2)) && equal_buffers(&n, world), "without grad");
-        EXPECT(statistic(&n, "b.running_mean", 2) != mean[again], "it didn't move");
+        KN_CHECK(kn_call(&n, own_input(world, 2)) && equal_buffers(&n, world), "without grad");
+        KN_CHECK(statistic(&n, "b.running_mean", 2) != mean[again], "it didn't move");
         kn_set_grad_mode(mode);
         kn_train(&n, false);
         mean[again] += statistic(&n, "b.running_mean", 2);
         if (kn_rank(world) == 1) /* alone */
-            EXPECT(kn_call(&n, own_input(world, 3)), "evaluation");
-        EXPECT(mean[again] != 2 * statistic(&n, "b.running_mean", 2) && equal_buffers(&n, world),
-               "evaluation moved them");
+            KN_CHECK(kn_call(&n, own_input(world, 3)), "evaluation");
+        KN_CHECK(mean[again] != 2 * statistic(&n, "b.running_mean", 2) && equal_buffers(&n, world),
+                 "evaluation moved them");
         kn_scope_end(s);
         kn_module_free(&n);
     }
-    EXPECT(mean[0] == mean[1], "%g, recomputed %g", mean[0], mean[1]);
-    return !kn_ok();
+    KN_CHECK(mean[0] == mean[1], "%g, recomputed %g", mean[0], mean[1]);
 }
 
 KN_TEST(sync_batch_norm, modes_of_a_module)
 {
-    on_thread_ranks(modes_of_a_module, NULL);
-    KN_CHECK(THREADS_ONLY || kn_spawn(2, modes_of_a_module, NULL) == 0);
+    on_threads("124", modes_of_a_module, NULL);
+    KN_CHECK(THREADS_ONLY || spawn_processes(2, modes_of_a_module, NULL) == 0);
 }
 
 /* A program that is no rank; and on meta, among ranks that don't exist, whose collectives take
@@ -343,66 +327,50 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
 }
 
 /* Batches apart, then kn_mean_buffers; or rank 1's. */
-static int buffers_become_equal(kn_comm *world, void *arg)
+RANK_TEST(sync_batch_norm, buffers_become_equal, .threads = "24", .cases = 2)
 {
     norms n;
     const int ranks = kn_comm_size(world);
     kn_scope s = kn_scope_begin();
-    EXPECT(norms_init(&n, false) && kn_call(&n, own_input(world, 1)));
-    EXPECT(!equal_buffers(&n, world) || kn_rank(world) == 0, "batches that ranks took apart");
+    KN_CHECK(norms_init(&n, false) && kn_call(&n, own_input(world, 1)));
+    KN_CHECK(!equal_buffers(&n, world) || kn_rank(world) == 0, "batches that ranks took apart");
     const double own = statistic(&n, "a.running_var", 3);
     const double mean = kn_mean_over_ranks(world, own);
     if (*(int *)arg) {
         size_t size = sizeof own;
         double *last = kn_broadcast_bytes(world, &own, &size, ranks - 1);
-        EXPECT(kn_broadcast_buffers(&n, world, ranks - 1));
-        EXPECT(last && statistic(&n, "a.running_var", 3) == *last, "not rank %d's", ranks - 1);
+        KN_CHECK(kn_broadcast_buffers(&n, world, ranks - 1));
+        KN_CHECK(last && statistic(&n, "a.running_var", 3) == *last, "not rank %d's", ranks - 1);
         kn_host_free(last);
     } else {
-        EXPECT(kn_mean_buffers(&n, world));
-        EXPECT(statistic(&n, "a.running_var", 3) == (double)(float)mean, "%g, not %g",
-               statistic(&n, "a.running_var", 3), mean);
+        KN_CHECK(kn_mean_buffers(&n, world));
+        KN_CHECK(statistic(&n, "a.running_var", 3) == (double)(float)mean, "%g, not %g",
+                 statistic(&n, "a.running_var", 3), mean);
     }
-    EXPECT(equal_buffers(&n, world), "they differ");
-    EXPECT(kn_item(kn_module_buffer(&n, "a.num_batches_tracked")) == 1, "counted");
+    KN_CHECK(equal_buffers(&n, world), "they differ");
+    KN_CHECK(kn_item(kn_module_buffer(&n, "a.num_batches_tracked")) == 1, "counted");
     kn_scope_end(s);
     kn_module_free(&n);
-    return !kn_ok();
-}
-
-KN_TEST(sync_batch_norm, buffers_become_equal)
-{
-    for (int way = 0; way < 2; way++) {
-        KN_CHECK(kn_spawn_threads(2, buffers_become_equal, &way) == 0);
-        KN_CHECK(kn_spawn_threads(4, buffers_become_equal, &way) == 0);
-    }
 }
 
 /* .cumulative: the running statistics are the mean over batches, of one rank and of several. */
-static int averages(kn_comm *world, void *arg)
+RANK_TEST(sync_batch_norm, cumulative_averages, .threads = "2", .cases = 2)
 {
     norms n;
     double sum = 0;
     kn_scope s = kn_scope_begin();
-    EXPECT(norms_init(&n, true));
-    EXPECT(!*(int *)arg || kn_sync_batch_norm(&n, world) == 2);
+    KN_CHECK(norms_init(&n, true));
+    KN_CHECK(!*(int *)arg || kn_sync_batch_norm(&n, world) == 2);
     for (int step = 0; step < 3; step++) {
         kn_tensor *x = own_input(world, step);
         kn_tensor *mean = kn_mean(kn_slice(x, 1, 2, 3), 0, NULL, false);
         sum += *(int *)arg ? kn_mean_over_ranks(world, kn_item(mean)) : kn_item(mean);
-        EXPECT(kn_call(&n, x));
-        EXPECT(fabs(statistic(&n, "a.running_mean", 2) - sum / (step + 1)) < 1e-6,
-               "step %d: %g, %g", step, statistic(&n, "a.running_mean", 2), sum / (step + 1));
+        KN_CHECK(kn_call(&n, x));
+        KN_CHECK(fabs(statistic(&n, "a.running_mean", 2) - sum / (step + 1)) < 1e-6,
+                 "step %d: %g, %g", step, statistic(&n, "a.running_mean", 2), sum / (step + 1));
     }
     kn_scope_end(s);
     kn_module_free(&n);
-    return !kn_ok();
-}
-
-KN_TEST(sync_batch_norm, cumulative_averages)
-{
-    for (int sync = 0; sync < 2; sync++)
-        KN_CHECK(kn_spawn_threads(2, averages, &sync) == 0);
 }
 
 KN_TEST(sync_batch_norm, a_step_is_recorded_anew)

@@ -12,73 +12,61 @@ static bool set_buffers(net *m, float x)
 }
 
 /* Every rank starts with other values; after wrapping all have rank 0's. */
-static int takes_rank0(kn_comm *world, void *arg)
+RANK_TEST(sync_from_rank0, of_any_values, IN_ALL_WAYS)
 {
     const way *w = arg;
     net m, ref;
     int rank = kn_rank(world);
-    EXPECT(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
-           set_buffers(&m, (float)rank + 3));
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
-    EXPECT(
+    KN_CHECK(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
+             set_buffers(&m, (float)rank + 3));
+    KN_CHECK(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
+    KN_CHECK(
         kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true));
-    EXPECT(all_read_as(&m, &ref));
+    KN_CHECK(all_read_as(&m, &ref));
     const float *b = kn_data(m.base.impl->buffer[0].tensor);
-    EXPECT(b && b[0] == 3 && b[1] == 6 && b[2] == 9, "buffer %g", b ? (double)b[0] : 0);
+    KN_CHECK(b && b[0] == 3 && b[1] == 6 && b[2] == 9, "buffer %g", b ? (double)b[0] : 0);
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(sync_from_rank0, of_any_values)
-{
-    in_all_ways(takes_rank0);
 }
 
 /* The main use: only rank 0 has values; the others declare on meta, buffers too. A rank never holds
  * more than its shards and the chunk being sent. */
-static int only_rank0_has_values(kn_comm *world, void *arg)
+RANK_TEST(sync_from_rank0, of_the_only_values, IN_ALL_WAYS)
 {
     const way *w = arg;
     net m, ref;
     bool has = kn_rank(world) == 0;
-    EXPECT(net_init(&m, KN_META));
+    KN_CHECK(net_init(&m, KN_META));
     kn_scope scope = kn_scope_begin();
-    EXPECT(kn_declare_buffer(&m.fc2, "mean", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)) &&
-               kn_buffer(&m.fc1, "given",
-                         has ? kn_full(KN_F32, KN_CPU, 2.5, KN_SHAPE(7))
-                             : kn_zeros(KN_F32, KN_META, KN_SHAPE(7))),
-           "buffers");
+    KN_CHECK(kn_declare_buffer(&m.fc2, "mean", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)) &&
+                 kn_buffer(&m.fc1, "given",
+                           has ? kn_full(KN_F32, KN_CPU, 2.5, KN_SHAPE(7))
+                               : kn_zeros(KN_F32, KN_META, KN_SHAPE(7))),
+             "buffers");
     kn_scope_end(scope);
     if (has) {
-        EXPECT(kn_materialize(&m, KN_CPU, 500) && set_buffers(&m, 3));
+        KN_CHECK(kn_materialize(&m, KN_CPU, 500) && set_buffers(&m, 3));
         ((float *)kn_data(kn_module_buffer(&m, "fc2.mean")))[1] = 8;
     }
-    EXPECT(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
+    KN_CHECK(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
-    EXPECT(
+    KN_CHECK(
         kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true));
     kn_ledger after = kn_ledger_read();
-    EXPECT(after.peak[KN_MEM_PARAM] == after.live[KN_MEM_PARAM] || has, "more than the shards");
-    EXPECT(after.peak[KN_MEM_COMM] - before.live[KN_MEM_COMM] <= 1 << 20, "more than a chunk");
-    EXPECT(all_read_as(&m, &ref));
+    KN_CHECK(after.peak[KN_MEM_PARAM] == after.live[KN_MEM_PARAM] || has, "more than the shards");
+    KN_CHECK(after.peak[KN_MEM_COMM] - before.live[KN_MEM_COMM] <= 1 << 20, "more than a chunk");
+    KN_CHECK(all_read_as(&m, &ref));
     const float *scale = kn_data(m.base.impl->buffer[0].tensor);
     const float *mean = kn_data(kn_module_buffer(&m, "fc2.mean"));
     const float *given = kn_data(kn_module_buffer(&m, "fc1.given"));
-    EXPECT(scale && mean && given, "buffers");
-    EXPECT(scale[0] == 3 && scale[2] == 9 && mean[0] == 1 && mean[1] == 8 && given[6] == 2.5f,
-           "buffers %g %g %g %g", (double)scale[0], (double)mean[0], (double)mean[1],
-           (double)given[6]);
-    EXPECT(net_backward(&m, kn_rank(world)));
+    KN_CHECK(scale && mean && given, "buffers");
+    KN_CHECK(scale[0] == 3 && scale[2] == 9 && mean[0] == 1 && mean[1] == 8 && given[6] == 2.5f,
+             "buffers %g %g %g %g", (double)scale[0], (double)mean[0], (double)mean[1],
+             (double)given[6]);
+    KN_CHECK(net_backward(&m, kn_rank(world)));
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(sync_from_rank0, of_the_only_values)
-{
-    in_all_ways(only_rank0_has_values);
 }
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
@@ -93,36 +81,35 @@ typedef struct wide {
     bool on_device; /* rank 0's values are there; no option names the device */
 } wide;
 
-static int chunks_from_rank0(kn_comm *world, void *arg)
+static void chunks_from_rank0(kn_comm *world, void *arg)
 {
     enum { ROWS = 260, COLS = 1026 }; /* more than 1 MiB */
     const wide *w = arg;
     kn_linear m = { 0 };
     float *whole = malloc(ROWS * COLS * sizeof *whole);
-    EXPECT(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true));
+    KN_CHECK(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true));
     if (kn_rank(world) == 0) {
-        EXPECT(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1));
+        KN_CHECK(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1));
         for (int i = 0; i < ROWS * COLS; i++)
             whole[i] = (float)i;
         kn_scope scope = kn_scope_begin();
         kn_tensor *v = kn_from(KN_F32, KN_CPU, whole, KN_SHAPE(ROWS, COLS));
         bool mode = kn_set_grad_mode(false);
-        EXPECT(kn_copy_(kn_module_param(&m, "weight"), v));
+        KN_CHECK(kn_copy_(kn_module_param(&m, "weight"), v));
         kn_set_grad_mode(mode);
         kn_scope_end(scope);
     }
-    EXPECT(kn_fsdp_wrap(&m, world, .layout = w->layout,
-                        .device = w->on_device ? KN_DEVICE_DEFAULT : w->device,
-                        .sync_from_rank0 = true,
-                        .placement = w->layout == KN_LAYOUT_PER_PARAM ? second_dim : NULL));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .layout = w->layout,
+                          .device = w->on_device ? KN_DEVICE_DEFAULT : w->device,
+                          .sync_from_rank0 = true,
+                          .placement = w->layout == KN_LAYOUT_PER_PARAM ? second_dim : NULL));
     memset(whole, 0, ROWS * COLS * sizeof *whole);
-    EXPECT(kn_unit_of(m.base.impl)->options.device == w->device, "device");
-    EXPECT(kn_param_read(&m, 0, whole));
+    KN_CHECK(kn_unit_of(m.base.impl)->options.device == w->device, "device");
+    KN_CHECK(kn_param_read(&m, 0, whole));
     for (int i = 0; i < ROWS * COLS; i++)
-        EXPECT(whole[i] == (float)i, "element %d is %g", i, (double)whole[i]);
+        KN_CHECK(whole[i] == (float)i, "element %d is %g", i, (double)whole[i]);
     free(whole);
     kn_module_free(&m);
-    return !kn_ok();
 }
 
 KN_TEST(sync_from_rank0, in_chunks)
@@ -133,7 +120,7 @@ KN_TEST(sync_from_rank0, in_chunks)
             break;
         if (i > 1)
             stand_in_begin((stand_in){ 0 });
-        int failed = spawn(2, chunks_from_rank0, &w);
+        int failed = spawn_processes(2, chunks_from_rank0, &w);
         if (i > 1)
             stand_in_end();
         KN_CHECK(failed == 0, "case %d: %d ranks failed", i, failed);
@@ -141,19 +128,13 @@ KN_TEST(sync_from_rank0, in_chunks)
 }
 
 /* If rank 0 only declares, the declared values apply, for any values of other ranks. */
-static int rank0_declares(kn_comm *world, void *arg)
+RANK_TEST(sync_from_rank0, of_declared_values, .processes = "3", .threads = "3")
 {
     net m, ref;
-    EXPECT(net_init(&m, KN_META) && net_reference(&ref));
-    EXPECT(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5));
-    EXPECT(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED));
-    EXPECT(all_read_as(&m, &ref));
+    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    KN_CHECK(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED));
+    KN_CHECK(all_read_as(&m, &ref));
     kn_module_free(&m);
     kn_module_free(&ref);
-    return !kn_ok();
-}
-
-KN_TEST(sync_from_rank0, of_declared_values)
-{
-    on_ranks(3, rank0_declares, NULL);
 }

@@ -2,7 +2,7 @@
  * one, sharded: as one process with the whole batch, in f64 over steps, in f32 for the first one,
  * beside recompute, strategies, bf16, and ranks whose batch is empty. */
 #include "knap.h"
-#include "tests/comm/comm_test.h"
+#include "tests/fsdp/ranks.h"
 #include "tests/fsdp/apart.h"
 
 enum { STEPS = 10, IN = 2, SIDE = 6, CLASSES = 5, TOTAL = 8, ROOM = 2000 };
@@ -146,7 +146,7 @@ static bool train(const setting *s, kn_comm *comm, const kn_fsdp_wrap_options *o
     return ok && kn_ok();
 }
 
-static int on_rank(kn_comm *world, void *arg)
+static void on_rank(kn_comm *world, void *arg)
 {
     const setting *s = arg;
     static _Thread_local result r;
@@ -156,17 +156,16 @@ static int on_rank(kn_comm *world, void *arg)
         begin += s->share[k];
     if (s->share[0] + s->share[1] == 0)
         own = TOTAL / ranks, begin = rank * own;
-    EXPECT(train(s, world, &s->o, begin, begin + own, &r));
+    KN_CHECK(train(s, world, &s->o, begin, begin + own, &r));
     const double loss = apart(r.loss, s->whole.loss, s->steps),
                  values = apart(r.value, s->whole.value, r.values);
-    EXPECT(r.values == s->whole.values && loss <= s->tolerance && values <= s->tolerance,
-           "losses %g, values %g apart", loss, values);
+    KN_CHECK(r.values == s->whole.values && loss <= s->tolerance && values <= s->tolerance,
+             "losses %g, values %g apart", loss, values);
     size_t size = sizeof r.value;
     void *first = kn_broadcast_bytes(world, r.value, &size, 0);
     const bool same = first && memcmp(first, r.value, size) == 0;
     kn_host_free(first);
-    EXPECT(same, "running statistics differ from rank 0's");
-    return !kn_ok();
+    KN_CHECK(same, "running statistics differ from rank 0's");
 }
 
 static void check(setting *s)
@@ -175,7 +174,7 @@ static void check(setting *s)
     s->o._size = sizeof s->o;
     KN_CHECK(train(s, kn_comm_self(), &plain, 0, TOTAL, &s->whole));
     KN_CHECK(s->whole.values > 500 && s->whole.loss[0] > 0.1 && s->whole.loss[0] < 20);
-    KN_CHECK(kn_spawn_threads(s->ranks, on_rank, s) == 0);
+    KN_CHECK(spawn_threads(s->ranks, on_rank, s) == 0);
 }
 
 KN_TEST(sync_resnet, ten_steps_in_f64)

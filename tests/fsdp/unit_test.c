@@ -36,39 +36,32 @@ KN_TEST(unit, module_called_inside_itself)
 
 /* A loss of a parameter that the user gathered: no module was called. What a backward that isn't
  * the last one brings it is held back as that of a call. */
-static int outside_any_call(kn_comm *world, void *arg)
+RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads = "1")
 {
     two m, plain, *both[2] = { &plain, &m };
     const kn_param *p;
-    EXPECT(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
+    KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
     kn_scope scope = kn_scope_begin();
     for (int last = 0; last < 2; last++) {
-        EXPECT(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_set_is_last_backward(&m, last));
+        KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_set_is_last_backward(&m, last));
         for (int i = 0; i < 2; i++) {
             kn_tensor *w = kn_module_param(&both[i]->a, "weight");
-            EXPECT(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
+            KN_CHECK(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
         }
-        EXPECT(kn_params(&m, &p) == 4 && (p[0].source->held_back(&p[0]) == NULL) == last, "last %d",
-               last);
+        KN_CHECK(kn_params(&m, &p) == 4 && (p[0].source->held_back(&p[0]) == NULL) == last,
+                 "last %d", last);
     }
-    EXPECT(kn_grad_scale(&m) == 0.5 / kn_comm_size(world));
-    EXPECT(kn_step(a) && kn_step(b));
-    EXPECT(all_read_as(&m, &plain));
+    KN_CHECK(kn_grad_scale(&m) == 0.5 / kn_comm_size(world));
+    KN_CHECK(kn_step(a) && kn_step(b));
+    KN_CHECK(all_read_as(&m, &plain));
     kn_scope_end(scope);
     kn_optim_free(a);
     kn_optim_free(b);
     kn_module_free(&m);
     kn_module_free(&plain);
-    return 0;
-}
-
-KN_TEST(unit, a_parameter_used_outside_any_call)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        on_ranks(ranks, outside_any_call, NULL);
 }
 
 /* The replay of the root is not a second forward: each unit begins and ends once. */
@@ -86,23 +79,17 @@ KN_TEST(unit, a_root_that_recomputes_records_its_order)
 }
 
 /* Modules are freed while gathers run on workers: no access may follow (valgrind, TSan). */
-static int gone(kn_comm *world, void *arg)
+RANK_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread, .threads = "2")
 {
     kn_set_free_cores(2);
     for (int i = 0; i < 5; i++) {
         two m;
-        EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+        KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
         kn_comm_slow(world, 0.002, 0);
         kn_fsdp_unshard(&m.a);
         kn_fsdp_unshard(&m.b);
         kn_module_free(&m);
     }
-    return kn_ok() ? 0 : 1;
-}
-
-KN_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread)
-{
-    KN_CHECK(kn_spawn_threads(2, gone, NULL) == 0);
 }
 
 /* ---- one parameter twice in an operation ----------------------------------------------------- */
@@ -128,27 +115,20 @@ static bool turned_backward(turned *m)
 }
 
 /* Both gradients of a product of a parameter with itself come to its place. */
-static int multiplied_by_itself(kn_comm *world, void *arg)
+RANK_TEST(unit, a_parameter_multiplied_by_itself, .processes = "12", .threads = "1")
 {
     turned m[2];
     float w[2][9];
     for (int k = 0; k < 2; k++) {
-        EXPECT(kn_module_init(&m[k].base, turned_twice));
+        KN_CHECK(kn_module_init(&m[k].base, turned_twice));
         m[k].w = kn_parameter(&m[k], "w", KN_F32, KN_META, KN_NORMAL_INIT(0.5), KN_SHAPE(3, 3));
-        EXPECT(k ? kn_materialize(&m[k], KN_CPU, NET_SEED)
-                 : kn_fsdp_wrap(&m[k], world, .seed = NET_SEED));
+        KN_CHECK(k ? kn_materialize(&m[k], KN_CPU, NET_SEED)
+                   : kn_fsdp_wrap(&m[k], world, .seed = NET_SEED));
         kn_optim *o = kn_sgd(&m[k], .lr = 0.25);
-        EXPECT(turned_backward(&m[k]) && kn_step(o) && kn_param_read(&m[k], 0, w[k]));
+        KN_CHECK(turned_backward(&m[k]) && kn_step(o) && kn_param_read(&m[k], 0, w[k]));
         kn_optim_free(o);
         kn_module_free(&m[k]);
     }
-    EXPECT(memcmp(w[0], w[1], sizeof w[0]) == 0, "%g, expected %g", (double)w[0][0],
-           (double)w[1][0]);
-    return 0;
-}
-
-KN_TEST(unit, a_parameter_multiplied_by_itself)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        on_ranks(ranks, multiplied_by_itself, NULL);
+    KN_CHECK(memcmp(w[0], w[1], sizeof w[0]) == 0, "%g, expected %g", (double)w[0][0],
+             (double)w[1][0]);
 }

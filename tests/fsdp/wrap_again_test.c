@@ -37,28 +37,22 @@ static bool around_init(around *m, const kn_device *values)
     return ok && (!values || kn_materialize(m, *values, NET_SEED));
 }
 
-static int trains_on(kn_comm *world, void *arg)
+RANK_TEST(wrap_again, a_tree_that_trained_trains_on_inside_another, .threads = "124")
 {
     around m, plain;
     kn_comm *alone = kn_comm_self();
     const int ranks = kn_comm_size(world);
-    EXPECT(around_init(&m, NULL) && around_init(&plain, &(kn_device){ KN_CPU }));
-    EXPECT(kn_fsdp_wrap(&m.m, world, .wrap_class = "linear", .seed = NET_SEED));
-    EXPECT(step_of(&m.m, world, 0, ranks) && step_of(&plain.m, alone, 0, ranks));
-    EXPECT(kn_fsdp_wrap(&m, world, .seed = NET_SEED));
+    KN_CHECK(around_init(&m, NULL) && around_init(&plain, &(kn_device){ KN_CPU }));
+    KN_CHECK(kn_fsdp_wrap(&m.m, world, .wrap_class = "linear", .seed = NET_SEED));
+    KN_CHECK(step_of(&m.m, world, 0, ranks) && step_of(&plain.m, alone, 0, ranks));
+    KN_CHECK(kn_fsdp_wrap(&m, world, .seed = NET_SEED));
     for (int step = 1; step < 3; step++) {
-        EXPECT(step_of(&m, world, step * ranks, ranks) &&
-               step_of(&plain, alone, step * ranks, ranks));
-        EXPECT(all_read_as(&m, &plain), "step %d", step);
+        KN_CHECK(step_of(&m, world, step * ranks, ranks) &&
+                 step_of(&plain, alone, step * ranks, ranks));
+        KN_CHECK(all_read_as(&m, &plain), "step %d", step);
     }
     kn_module_free(&m);
     kn_module_free(&plain);
-    return !kn_ok();
-}
-
-KN_TEST(wrap_again, a_tree_that_trained_trains_on_inside_another)
-{
-    on_thread_ranks(trains_on, NULL);
 }
 
 /* ---- a step between a change of the tree and its next forward -------------------------------- */
@@ -109,21 +103,14 @@ static bool loss_after(kn_comm *world, const changed *w, bool changes, double *l
     return ok;
 }
 
-static int steps(kn_comm *world, void *arg)
+RANK_TEST(wrap_again, a_step_after_the_tree_changed_is_seen_by_the_next_forward, .threads = "12")
 {
     static const kn_strategy strategy[] = { KN_FULL_SHARD, KN_SHARD_GRAD_OP, KN_NO_SHARD };
     for (int i = 0; i < CHANGES * 3 * 4; i++) {
         changed w = { (change)(i / 12), strategy[i / 4 % 3], i & 1, i & 2 };
         double want, is;
-        EXPECT(loss_after(world, &w, false, &want) && loss_after(world, &w, true, &is), "way %d",
-               i);
-        EXPECT(is == want, "way %d: the loss is %.9g, not %.9g", i, is, want);
+        KN_CHECK(loss_after(world, &w, false, &want) && loss_after(world, &w, true, &is), "way %d",
+                 i);
+        KN_CHECK(is == want, "way %d: the loss is %.9g, not %.9g", i, is, want);
     }
-    return 0;
-}
-
-KN_TEST(wrap_again, a_step_after_the_tree_changed_is_seen_by_the_next_forward)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, steps, NULL) == 0, "%d ranks", ranks);
 }

@@ -219,7 +219,7 @@ static bool any_module(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
 }
 
 /* The options of the last rank and of the others, and the error of all. */
-static const struct {
+static const struct unlike {
     kn_fsdp_wrap_options first, last;
     const char *says;
 } unlike[] = {
@@ -254,38 +254,26 @@ static bool wrap_each(two *m, kn_comm *world, kn_fsdp_wrap_options first, kn_fsd
     return kn_fsdp_wrap_(m, world, o);
 }
 
-static int refuses(kn_comm *world, void *arg)
+RANK_TEST(wrap, options_that_differ_over_ranks, .threads = "24", ROWS(unlike))
 {
-    int i = *(int *)arg;
+    const struct unlike *u = arg;
     char says[128];
     two m;
-    snprintf(says, sizeof says, unlike[i].says, kn_comm_size(world) - 1);
-    EXPECT(two_init(&m, KN_META, KN_F32));
-    EXPECT(!wrap_each(&m, world, unlike[i].first, unlike[i].last) && error_has(says, "all ranks"));
-    EXPECT(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
+    snprintf(says, sizeof says, u->says, kn_comm_size(world) - 1);
+    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    KN_CHECK(!wrap_each(&m, world, u->first, u->last) && error_has(says, "all ranks"));
+    KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
     kn_module_free(&m);
-    return 0;
 }
 
-static int accepts(kn_comm *world, void *arg)
+RANK_TEST(wrap, options_that_may_differ_over_ranks, .threads = "24")
 {
     two m;
     for (size_t i = 0; i < sizeof may_differ / sizeof *may_differ; i++) {
-        EXPECT(two_init(&m, KN_META, KN_F32) &&
-               wrap_each(&m, world, may_differ[i].first, may_differ[i].last) &&
-               two_backward(&m, 0));
+        KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+                 wrap_each(&m, world, may_differ[i].first, may_differ[i].last) &&
+                 two_backward(&m, 0));
         kn_module_free(&m);
-    }
-    return 0;
-}
-
-KN_TEST(wrap, options_that_differ_over_ranks)
-{
-    for (int ranks = 2; ranks <= 4; ranks += 2) {
-        for (int i = 0; i < (int)(sizeof unlike / sizeof *unlike); i++)
-            KN_CHECK(kn_spawn_threads(ranks, refuses, &i) == 0, "%d ranks: %s", ranks,
-                     unlike[i].says);
-        KN_CHECK(kn_spawn_threads(ranks, accepts, NULL) == 0, "%d ranks", ranks);
     }
 }
 
@@ -298,76 +286,51 @@ static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
     return recurse || strcmp(kn_module_path(m), "b") == 0;
 }
 
-static int unlike_policies(kn_comm *world, void *arg)
+RANK_TEST(wrap, policies_and_factors_that_differ_over_ranks, .threads = "24", .cases = 3)
 {
     two m;
-    bool last = kn_rank(world) == kn_comm_size(world) - 1;
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           !kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last) &&
-           error_has(".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy"));
+    const int which = *(int *)arg, rank = kn_rank(world);
+    bool last = rank == kn_comm_size(world) - 1;
+    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    if (which == 0)
+        KN_CHECK(!kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last) &&
+                 error_has(".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy"));
+    else
+        KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    if (which == 1)
+        KN_CHECK(
+            kn_fsdp_set_divide_factor(&m, 2, true) &&
+            !kn_fsdp_set_divide_factor(&m, 2 + rank, true) &&
+            error_has("kn_fsdp_set_divide_factor: the factor is 2 on rank 0 and 3 on rank 1", ""));
+    if (which == 2)
+        KN_CHECK(kn_fsdp_set_reduce_unused(&m, true, true) &&
+                 !kn_fsdp_set_reduce_unused(&m, rank == 0, true) &&
+                 error_has("kn_fsdp_set_reduce_unused: on is 1 on rank 0 and 0 on rank 1", ""));
     kn_module_free(&m);
-    return 0;
-}
-
-static int unlike_factors(kn_comm *world, void *arg)
-{
-    two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear") &&
-           kn_fsdp_set_divide_factor(&m, 2, true) &&
-           !kn_fsdp_set_divide_factor(&m, 2 + kn_rank(world), true) &&
-           error_has("kn_fsdp_set_divide_factor: the factor is 2 on rank 0 and 3 on rank 1", ""));
-    kn_module_free(&m);
-    return 0;
-}
-
-static int unlike_unused(kn_comm *world, void *arg)
-{
-    two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear") &&
-           kn_fsdp_set_reduce_unused(&m, true, true) &&
-           !kn_fsdp_set_reduce_unused(&m, kn_rank(world) == 0, true) &&
-           error_has("kn_fsdp_set_reduce_unused: on is 1 on rank 0 and 0 on rank 1", ""));
-    kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(wrap, policies_and_factors_that_differ_over_ranks)
-{
-    for (int ranks = 2; ranks <= 4; ranks += 2)
-        KN_CHECK(kn_spawn_threads(ranks, unlike_policies, NULL) == 0 &&
-                     kn_spawn_threads(ranks, unlike_factors, NULL) == 0 &&
-                     kn_spawn_threads(ranks, unlike_unused, NULL) == 0,
-                 "%d ranks", ranks);
 }
 
 /* ---- what is left alone ---------------------------------------------------------------------- */
 
-static int ignored_around_a_unit(kn_comm *world, void *arg)
+RANK_TEST(wrap, units_inside_what_is_ignored_stay_units, .threads = "124")
 {
     nest m = { 0 };
     const kn_param *p;
-    EXPECT(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
-           kn_module_init(&m.base, nest_forward) && kn_module_add(&m.base, "p", &m.p.base) &&
-           kn_module_add(&m.base, "q", &m.q.base));
-    EXPECT(kn_fsdp_wrap(&m.p.a, world) && kn_fsdp_wrap(&m, world, .ignore = "p.*"));
-    EXPECT(kn_fsdp_is_unit(&m.p.a) && two_backward(&m, kn_rank(world)));
+    KN_CHECK(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
+             kn_module_init(&m.base, nest_forward) && kn_module_add(&m.base, "p", &m.p.base) &&
+             kn_module_add(&m.base, "q", &m.q.base));
+    KN_CHECK(kn_fsdp_wrap(&m.p.a, world) && kn_fsdp_wrap(&m, world, .ignore = "p.*"));
+    KN_CHECK(kn_fsdp_is_unit(&m.p.a) && two_backward(&m, kn_rank(world)));
     int n = kn_params(&m, &p), sharded = 0;
     for (int i = 0; i < n; i++) {
         const kn_bucket *b = kn_bucket_of(&p[i]);
         bool alone = strncmp(p[i].name, "p.b.", 4) == 0;
-        EXPECT(!b == alone, "'%s' is%s ignored", p[i].name, b ? " not" : "");
-        EXPECT(!b || (b->unit->module[0] == m.p.a.base.impl) == !strncmp(p[i].name, "p.a.", 4),
-               "'%s' is of another unit", p[i].name);
+        KN_CHECK(!b == alone, "'%s' is%s ignored", p[i].name, b ? " not" : "");
+        KN_CHECK(!b || (b->unit->module[0] == m.p.a.base.impl) == !strncmp(p[i].name, "p.a.", 4),
+                 "'%s' is of another unit", p[i].name);
         sharded += kn_numel(p[i].master) < p[i].numel;
     }
-    EXPECT(n == 8 && (sharded > 0) == (kn_comm_size(world) > 1), "%d of %d are cut", sharded, n);
+    KN_CHECK(n == 8 && (sharded > 0) == (kn_comm_size(world) > 1), "%d of %d are cut", sharded, n);
     kn_module_free(&m);
-    return !kn_ok();
-}
-
-KN_TEST(wrap, units_inside_what_is_ignored_stay_units)
-{
-    on_thread_ranks(ignored_around_a_unit, NULL);
 }
 
 /* ---- policies -------------------------------------------------------------------------------- */

@@ -5,27 +5,20 @@
 /* ---- backwards that bring nothing ------------------------------------------------------------ */
 
 /* All is frozen while a loss goes through it: it counts no micro-batch. */
-static int through_frozen(kn_comm *world, void *arg)
+RANK_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing, .threads = "12")
 {
     two m;
-    EXPECT(two_init(&m, KN_META, KN_F32) &&
-           kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
+             kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     kn_freeze(&m, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
-    EXPECT(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_grad(x) != NULL);
+    KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_grad(x) != NULL);
     kn_scope_end(scope);
-    EXPECT(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
+    KN_CHECK(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
     kn_freeze(&m, false);
-    EXPECT(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
+    KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing)
-{
-    for (int ranks = 1; ranks <= 2; ranks++)
-        KN_CHECK(kn_spawn_threads(ranks, through_frozen, NULL) == 0, "%d ranks", ranks);
 }
 
 /* ---- what counts as a micro-batch ------------------------------------------------------------ */
@@ -92,34 +85,33 @@ static bool branch_backward(void *m)
 }
 
 /* All programs of three backwards, of which the last one settles, after each other. */
-static int counts(kn_comm *world, void *arg)
+static void counts(kn_comm *world, void *arg)
 {
     int own = *(const int *)arg, modes = kn_comm_size(world) == 4 ? MODES : NO_ALL_REDUCE,
         each = USES * modes, programs = 2 * each * each * USES;
     branch m;
-    EXPECT(branch_begin(&m, world, modes == MODES, own));
+    KN_CHECK(branch_begin(&m, world, modes == MODES, own));
     for (int i = 0; i < programs; i++) {
         int use[3] = { i / 2 % USES, i / 2 / USES % USES, i / 2 / USES / USES % USES };
         int mode[3] = { i / 2 / 27 % modes, i / 2 / 27 / modes, SETTLES }, brought = 0;
-        EXPECT(kn_fsdp_set_reduce_unused(&m, i % 2, true));
+        KN_CHECK(kn_fsdp_set_reduce_unused(&m, i % 2, true));
         for (int k = 0; k < 3; k++) {
-            EXPECT(branch_set(&m, world, use[k], mode[k]) && branch_backward(&m));
+            KN_CHECK(branch_set(&m, world, use[k], mode[k]) && branch_backward(&m));
             brought += use[k] != USED_BY_NONE;
         }
         double want = brought ? 1.0 / brought / kn_comm_size(world) : 1, is = kn_grad_scale(&m);
-        EXPECT(is == want, "own %d, uses %d %d %d, modes %d %d, unused %d: %g, not %g", own, use[0],
-               use[1], use[2], mode[0], mode[1], i % 2, is, want);
+        KN_CHECK(is == want, "own %d, uses %d %d %d, modes %d %d, unused %d: %g, not %g", own,
+                 use[0], use[1], use[2], mode[0], mode[1], i % 2, is, want);
         kn_zero_grad(&m);
     }
     kn_module_free(&m);
-    return 0;
 }
 
 KN_TEST(zero_grad, a_backward_counts_where_it_brought_any_rank_a_gradient)
 {
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         for (int own = OWN_NONE; own < OWNS; own++)
-            KN_CHECK(kn_spawn_threads(ranks, counts, &own) == 0, "%d ranks", ranks);
+            KN_CHECK(spawn_threads(ranks, counts, &own) == 0, "%d ranks", ranks);
 }
 
 typedef struct trees {
@@ -135,34 +127,28 @@ static kn_tensor *trees_forward(kn_module *self, kn_tensor *x)
 
 /* A backward whose gradients wait, b's dropped or not, then one of both. Each tree counts those
  * that brought it any, on any rank. */
-static int counts_of_trees(kn_comm *world, void *arg)
+RANK_TEST(zero_grad, trees_beside_each_other_count_a_backward_once, .threads = "124")
 {
     trees m;
-    EXPECT(branch_begin(&m.a, world, false, OWN_NONE) &&
-           branch_begin(&m.b, world, false, OWN_NONE) && kn_module_init(&m.base, trees_forward) &&
-           kn_module_add(&m.base, "a", &m.a.base) && kn_module_add(&m.base, "b", &m.b.base));
+    KN_CHECK(branch_begin(&m.a, world, false, OWN_NONE) &&
+             branch_begin(&m.b, world, false, OWN_NONE) && kn_module_init(&m.base, trees_forward) &&
+             kn_module_add(&m.base, "a", &m.a.base) && kn_module_add(&m.base, "b", &m.b.base));
     for (int i = 0; i < 2 * 3 * USES * USES; i++) {
         int a = i / 6 % USES, b = i / 6 / USES, mode = i / 2 % 3;
         bool drops = i % 2, any_a = a != USED_BY_NONE, any_b = b != USED_BY_NONE && !drops;
-        EXPECT(branch_set(&m.a, world, a, mode) && branch_set(&m.b, world, b, mode) &&
-               branch_backward(&m));
+        KN_CHECK(branch_set(&m.a, world, a, mode) && branch_set(&m.b, world, b, mode) &&
+                 branch_backward(&m));
         if (drops)
             kn_zero_grad(&m.b);
-        EXPECT(branch_set(&m.a, world, USED_BY_ALL, SETTLES) &&
-               branch_set(&m.b, world, USED_BY_ALL, SETTLES) && branch_backward(&m));
+        KN_CHECK(branch_set(&m.a, world, USED_BY_ALL, SETTLES) &&
+                 branch_set(&m.b, world, USED_BY_ALL, SETTLES) && branch_backward(&m));
         double n = 1 / kn_grad_scale(&m.a) / kn_comm_size(world),
                n_b = 1 / kn_grad_scale(&m.b) / kn_comm_size(world);
-        EXPECT(n == 1 + any_a && n_b == 1 + any_b, "%d %d, mode %d, drop %d: %g and %g", a, b, mode,
-               drops, n, n_b);
+        KN_CHECK(n == 1 + any_a && n_b == 1 + any_b, "%d %d, mode %d, drop %d: %g and %g", a, b,
+                 mode, drops, n, n_b);
         kn_zero_grad(&m);
     }
     kn_module_free(&m);
-    return 0;
-}
-
-KN_TEST(zero_grad, trees_beside_each_other_count_a_backward_once)
-{
-    on_thread_ranks(counts_of_trees, NULL);
 }
 
 KN_TEST(zero_grad, trees_with_gradients_of_other_backwards_do_not_merge)
@@ -193,40 +179,39 @@ KN_TEST(zero_grad, trees_with_gradients_of_other_backwards_do_not_merge)
 /* ---- parameters that no unit holds ----------------------------------------------------------- */
 
 /* b is ignored: each rank steps it with its own gradient, as if it were alone. */
-static int ignored_trains(kn_comm *world, void *arg)
+static void ignored_trains(kn_comm *world, void *arg)
 {
     bool clip = *(const bool *)arg;
     int rank = kn_rank(world), n = kn_comm_size(world);
     two m, alone;
-    EXPECT(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, NET_SEED) &&
-           kn_fsdp_wrap(&m, world, .ignore = "b.*"));
-    EXPECT(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
+    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, NET_SEED) &&
+             kn_fsdp_wrap(&m, world, .ignore = "b.*"));
+    KN_CHECK(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
     kn_optim *o = kn_sgd(&m, .lr = 0.5), *w = kn_sgd(&alone.b, .lr = 0.5);
-    EXPECT(o && w && two_backward(&m, rank) && two_backward(&m, 20 + rank));
-    EXPECT(two_backward(&alone, rank) && two_backward(&alone, 20 + rank));
+    KN_CHECK(o && w && two_backward(&m, rank) && two_backward(&m, 20 + rank));
+    KN_CHECK(two_backward(&alone, rank) && two_backward(&alone, 20 + rank));
     kn_scope scope = kn_scope_begin();
     double norm =
         clip ? kn_item(kn_clip_grad_norm(&m, 1e6)) : 0; /* measures, and steps by its factor */
-    EXPECT((norm > 0) == clip);
+    KN_CHECK((norm > 0) == clip);
     kn_scope_end(scope);
-    EXPECT(kn_step(o) && kn_step(w));
+    KN_CHECK(kn_step(o) && kn_step(w));
     for (int i = 2; i < 4; i++) {
         float x[TWO_MOST], y[TWO_MOST];
         const kn_param *p;
         kn_params(&m, &p);
         size_t bytes = (size_t)p[i].numel * sizeof *x;
-        EXPECT(kn_to_host(p[i].tensor, x, bytes));
+        KN_CHECK(kn_to_host(p[i].tensor, x, bytes));
         kn_params(&alone, &p);
-        EXPECT(kn_to_host(p[i].tensor, y, bytes));
+        KN_CHECK(kn_to_host(p[i].tensor, y, bytes));
         for (int k = 0; k < p[i].numel; k++) /* 1/3 isn't a float: off by a rounding */
-            EXPECT(n == 3 ? fabsf(x[k] - y[k]) < 1e-6f : x[k] == y[k], "%d ranks: %g, not %g", n,
-                   x[k], y[k]);
+            KN_CHECK(n == 3 ? fabsf(x[k] - y[k]) < 1e-6f : x[k] == y[k], "%d ranks: %g, not %g", n,
+                     x[k], y[k]);
     }
     kn_optim_free(o);
     kn_optim_free(w);
     kn_module_free(&m);
     kn_module_free(&alone);
-    return 0;
 }
 
 KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
@@ -234,7 +219,7 @@ KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
     for (int ranks = 1; ranks <= 4; ranks++)
         for (int clip = 0; clip < 2; clip++) {
             bool on = clip;
-            KN_CHECK(kn_spawn_threads(ranks, ignored_trains, &on) == 0, "%d ranks", ranks);
+            KN_CHECK(spawn_threads(ranks, ignored_trains, &on) == 0, "%d ranks", ranks);
         }
 }
 

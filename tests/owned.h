@@ -1,0 +1,35 @@
+/* tests/owned.h: things that go at the end of the block that made them. */
+#ifndef KNAP_TESTS_OWNED_H
+#define KNAP_TESTS_OWNED_H
+
+#include "nn/nn.h"
+#include "optim/optim.h"
+
+static inline void owned_optim(kn_optim **o)
+{
+    kn_optim_free(*o);
+}
+
+static inline void owned_scope(kn_scope *s)
+{
+    kn_scope_end(*s);
+}
+
+static inline void owned_mode(bool *mode)
+{
+    kn_set_grad_mode(*mode);
+}
+
+/* Before a declaration: OWNED_MODULE net m; OWNED_OPTIM kn_optim *o = kn_sgd(&m); */
+#define OWNED_MODULE __attribute__((cleanup(kn_module_free)))
+#define OWNED_OPTIM  __attribute__((cleanup(owned_optim)))
+
+/* From here to the end of the block: a scope of tensors; grad mode is off. */
+#define IN_SCOPE                                                                                   \
+    kn_scope OWNED_NAME(__LINE__) __attribute__((cleanup(owned_scope))) = kn_scope_begin()
+#define WITHOUT_GRAD                                                                               \
+    bool OWNED_NAME(__LINE__) __attribute__((cleanup(owned_mode))) = kn_set_grad_mode(false)
+#define OWNED_NAME(line)  OWNED_PASTE(line)
+#define OWNED_PASTE(line) owned_##line
+
+#endif
