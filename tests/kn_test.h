@@ -80,5 +80,11 @@ static inline double kn_test_clock(clockid_t clock)
         KN_CHECK(strstr(kn_error(), part) != NULL, "error is: %s", kn_error());                    \
         kn_clear_error();                                                                          \
     } while (0)
+/* The call fails with such an error. */
+#define REFUSED(call, part)                                                                        \
+    do {                                                                                           \
+        KN_CHECK(!(call), "%s succeeds", #call);                                                   \
+        KN_CHECK_ERROR(part);                                                                      \
+    } while (0)
 
 #endif

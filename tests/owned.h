@@ -4,6 +4,7 @@
 
 #include "nn/nn.h"
 #include "optim/optim.h"
+#include "tests/kn_test.h"
 
 static inline void owned_optim(kn_optim **o)
 {

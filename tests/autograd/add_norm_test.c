@@ -3,7 +3,6 @@
  * used. */
 #include "knap.h"
 #include "tests/kn_test.h"
-#include "tests/refused.h"
 
 #include <math.h>
 

@@ -1,8 +1,7 @@
 /* tests/autograd/channel_norm_test.c: group norm and instance norm against their definition;
  * dtypes, memory order, empty tensors, meta, errors. (Batch norm: image_test.c.) */
 #include "autograd/ops.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *noise(uint64_t stream, int ndim, const int64_t *shape)
 {
@@ -42,7 +41,7 @@ KN_TEST(channel_norm, by_its_definition)
         for (int64_t groups = 1; groups <= 6; groups++) {
             if (6 % groups)
                 continue;
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *x = noise(1, i + 2, shapes[i]), *w = noise(2, KN_SHAPE(6)),
                       *b = noise(3, KN_SHAPE(6));
             kn_tensor *y = kn_group_norm(x, groups, w, b, 0);
@@ -56,7 +55,6 @@ KN_TEST(channel_norm, by_its_definition)
                 KN_CHECK(z);
                 check_values(kn_data(z), kn_data(x), kn_data(w), NULL, shapes[i], i + 2, 6, 0);
             }
-            kn_scope_end(scope);
         }
 }
 

@@ -5,7 +5,7 @@
 #include "kernels/context.h"
 #include "nn/hooks.h"
 #include "nn/nn.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 #include <math.h>
 
 static kn_tensor *row(kn_dtype t, double a, double b)
@@ -179,7 +179,7 @@ static void look_around(kn_module_event *e, void *arg)
 
 KN_TEST(check, operations_in_hooks)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     int looks = 0;
     kn_tensor *x = row(KN_F32, 0, 4), *inf = row(KN_F32, INFINITY, 1);
     kn_module_init(&m, log_forward);
@@ -206,5 +206,4 @@ KN_TEST(check, operations_in_hooks)
         kn_clear_error();
     }
     kn_set_check(false);
-    kn_module_free(&m);
 }

@@ -1,7 +1,7 @@
 /* tests/autograd/convolutions_test.c: transposed convolutions against their definition, and those
  * of sequences against those of images of one row; memory order, meta, errors. */
 #include "autograd/ops.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *noise(uint64_t stream, int ndim, const int64_t *shape)
 {
@@ -40,7 +40,7 @@ static double scattered(const transposed_case *v, kn_tensor *x, kn_tensor *w, co
 
 static void check_transposed(const transposed_case *v)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = noise(1, KN_SHAPE(2, v->in, 3, 4)), *b = noise(3, 1, &v->out);
     kn_tensor *w = noise(2, KN_SHAPE(v->in, v->out / v->groups, v->kernel[0], v->kernel[1]));
     kn_tensor *y = kn_conv_transpose2d(
@@ -59,7 +59,6 @@ static void check_transposed(const transposed_case *v)
         KN_CHECK(fabs(at(y, p[0], p[1], p[2], p[3]) - want) < 1e-12, "%lld: %g, not %g",
                  (long long)i, at(y, p[0], p[1], p[2], p[3]), want);
     }
-    kn_scope_end(scope);
 }
 
 KN_TEST(convolutions, transposed_by_its_definition)

@@ -4,7 +4,7 @@
 #include "autograd/autograd_internal.h"
 #include "nn/layers.h"
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static bool equal(kn_tensor *a, kn_tensor *b)
 {
@@ -69,7 +69,7 @@ static int repeats(kn_module *m, kn_tensor **drawn, int n)
 /* They go on, over backwards and steps too; the same seed or step begins them again. */
 KN_TEST(draws_off, go_on)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_tensor *drawn[8 * WAYS], *again[2 * WAYS];
     KN_CHECK(kn_module_init(&m, noise_forward));
     kn_seed(3);
@@ -97,7 +97,6 @@ KN_TEST(draws_off, go_on)
                      seeds ? "seed" : "step", i);
     }
     kn_set_grad_mode(true);
-    kn_module_free(&m);
 }
 
 /* The sum of independent draws has their deviations' root, not their sum. */
@@ -144,7 +143,7 @@ static kn_tensor *gradient_of_draws(kn_module *m)
 KN_TEST(draws_off, leave_training_alone)
 {
     kn_tensor *grad[4];
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     KN_CHECK(kn_module_init(&m, noise_forward));
     for (int way = 0; way < 4; way++) {
         kn_tensor *drawn[2 * WAYS];
@@ -159,7 +158,6 @@ KN_TEST(draws_off, leave_training_alone)
         grad[way] = gradient_of_draws(&m);
         KN_CHECK(equal(grad[way], grad[0]), "way %d", way);
     }
-    kn_module_free(&m);
 }
 
 /* A call of the library's with grad mode off in training draws other numbers each time. */
@@ -181,8 +179,8 @@ KN_TEST(draws_off, in_functions_and_hooks_differ)
 KN_TEST(draws_off, of_a_call_that_failed_come_again)
 {
     kn_tensor *drawn[2], *ones = kn_ones(KN_F64, KN_CPU, KN_SHAPE(64));
-    kn_module m = { 0 };
-    kn_linear l = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
+    OWNED_MODULE kn_linear l = { 0 };
     KN_CHECK(kn_module_init(&m, noise_forward) &&
              kn_linear_init(&l, NULL, "l", 64, 2, .dtype = KN_F64));
     kn_set_grad_mode(false);
@@ -196,8 +194,6 @@ KN_TEST(draws_off, of_a_call_that_failed_come_again)
     }
     KN_CHECK(equal(drawn[0], drawn[1]), "other numbers");
     kn_set_grad_mode(true);
-    kn_module_free(&m);
-    kn_module_free(&l);
 }
 
 /* ---- at a place of the program's own ------------------------------------------------------ */
@@ -205,7 +201,7 @@ KN_TEST(draws_off, of_a_call_that_failed_come_again)
 /* A draw there depends on the number alone, in both modes, and moves nothing on. */
 KN_TEST(draws_off, at_a_place_of_their_own)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_tensor *drawn[4][2 * WAYS], *after[2];
     KN_CHECK(kn_module_init(&m, noise_forward));
     for (int way = 0; way < 4; way++) {
@@ -238,5 +234,4 @@ KN_TEST(draws_off, at_a_place_of_their_own)
     kn_draws_end(outer);
     kn_draws_end((kn_draws){ 0 });
     KN_CHECK_OK();
-    kn_module_free(&m);
 }

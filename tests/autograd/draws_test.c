@@ -2,7 +2,7 @@
  * alone, the same under recompute and with any number of threads; errors. */
 #include "nn/nn.h"
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static bool equal(kn_tensor *a, kn_tensor *b)
 {
@@ -81,10 +81,9 @@ KN_TEST(draws, permutations)
     }
     int count[6] = { 0 }; /* each order of three equally often */
     for (uint64_t stream = 0; stream < 3000; stream++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         const int64_t *p = kn_data(kn_randperm(KN_CPU, 3, 1, stream));
         count[2 * p[0] + (p[1] > p[2])]++;
-        kn_scope_end(s);
     }
     for (int i = 0; i < 6; i++)
         KN_CHECK(abs(count[i] - 500) < 5 * 21, "order %d: %d of 3000", i, count[i]);
@@ -282,7 +281,7 @@ KN_TEST(draws, are_the_same_again_under_recompute)
 {
     kn_tensor *grad[2];
     for (int again = 0; again < 2; again++) {
-        kn_module m = { 0 };
+        OWNED_MODULE kn_module m = { 0 };
         kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(64)), true);
         KN_CHECK(kn_module_init(&m, noise_forward));
         if (again)
@@ -290,7 +289,6 @@ KN_TEST(draws, are_the_same_again_under_recompute)
         kn_set_step(4);
         KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)));
         grad[again] = kn_grad(x);
-        kn_module_free(&m);
     }
     KN_CHECK(equal(grad[0], grad[1]), "other draws");
 }

@@ -1,7 +1,7 @@
 /* tests/autograd/einsum_test.c: sums of products against loops over all letters; ellipses; products
  * that keep views; errors with their position. */
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 typedef struct sum_case {
     const char *equation;
@@ -166,14 +166,13 @@ static kn_values run_sum(kn_values in, void *arg)
 KN_TEST(einsum, gradients)
 {
     for (int i = 0; i < SUMS; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_values in = { sums[i].n, { 0 } };
         for (int k = 0; k < in.n; k++)
             in.v[k] = kn_require_grad(kn_randn(KN_F64, KN_CPU, 3, (uint64_t)(9 * i + k),
                                                sums[i].in[k].ndim, sums[i].in[k].shape),
                                       true);
         KN_CHECK(kn_gradcheck(run_sum, in, .arg = (void *)&sums[i]), "%s", sums[i].equation);
-        kn_scope_end(s);
     }
 }
 

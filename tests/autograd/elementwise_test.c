@@ -2,7 +2,7 @@
  * masks, and bad options. Gradients of all kinds by differences: ops_test.c. */
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *vector_of(kn_dtype t, int64_t n, const double *v)
 {
@@ -46,7 +46,7 @@ static const kn_dtype floats[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
 KN_TEST(elementwise, steps_at_the_middle_and_at_the_ends)
 {
     for (int i = 0; i < 4; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = VECTOR(floats[i], -2.5, -1.5, -0.25, -0.0, 0.5, 1.5, 2.5, 3, INFINITY, NAN);
         CHECK_VALUES(kn_round(x), -2, -2, -0.0, -0.0, 0, 2, 2, 3, INFINITY, NAN);
         CHECK_VALUES(kn_floor(x), -3, -2, -1, -0.0, 0, 1, 2, 3, INFINITY, NAN);
@@ -55,7 +55,6 @@ KN_TEST(elementwise, steps_at_the_middle_and_at_the_ends)
         kn_require_grad(x, true);
         CHECK_VALUES(gradient(x, kn_add(kn_add(kn_round(x), kn_sign(x)), kn_floor(x))), 0, 0, 0, 0,
                      0, 0, 0, 0, 0, 0);
-        kn_scope_end(s);
     }
     kn_tensor *big = VECTOR(KN_F32, 8388609, -16777214, 0.49999997, 4194303.5);
     CHECK_VALUES(kn_round(big), 8388609, -16777214, 0, 4194304);
@@ -71,7 +70,7 @@ KN_TEST(elementwise, steps_at_the_middle_and_at_the_ends)
 KN_TEST(elementwise, gradients_at_the_corners)
 {
     for (int i = 0; i < 4; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_require_grad(VECTOR(floats[i], -1, -0.5, 0, 0.5, 1, 2), true);
         CHECK_VALUES(gradient(x, kn_clamp(x, -1, 1)), 1, 1, 1, 1, 1, 0);
         CHECK_VALUES(gradient(x, kn_hardtanh(x)), 0, 1, 1, 1, 0, 0);
@@ -88,7 +87,6 @@ KN_TEST(elementwise, gradients_at_the_corners)
         kn_tensor *slope = gradient(odd, kn_hardswish(odd));
         CHECK_VALUES(kn_isnan(slope), 1, 0, 0);
         CHECK_VALUES(kn_slice(slope, 0, 1, 3), 1, 0);
-        kn_scope_end(s);
     }
 }
 
@@ -103,7 +101,7 @@ static kn_tensor *apart(kn_tensor *t)
 KN_TEST(elementwise, bounds_are_numbers_of_the_dtype)
 {
     for (int i = 0; i < 8; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = VECTOR(floats[i / 2], -0.7, -0.2, 0.2, 0.3, 0.7);
         x = kn_require_grad(i % 2 ? apart(x) : x, true);
         CHECK_VALUES(gradient(x, kn_clamp(x, -0.2, 0.3)), 0, 1, 1, 1, 0);
@@ -111,7 +109,6 @@ KN_TEST(elementwise, bounds_are_numbers_of_the_dtype)
         CHECK_VALUES(gradient(x, kn_hardtanh(x, .low = -0.2, .high = 0.3)), 0, 0, 1, 0, 0);
         CHECK_VALUES(gradient(x, kn_hardtanh(x, .low = -0.7, .high = 0.7)), 0, 1, 1, 1, 0);
         CHECK_VALUES(gradient(x, kn_clamp(x, -INFINITY, 0.2)), 1, 1, 1, 0, 0);
-        kn_scope_end(s);
     }
 }
 
@@ -132,7 +129,7 @@ KN_TEST(elementwise, no_gradient_where_an_operation_chooses_another)
                                                       kn_relu6, kn_hardsigmoid, kn_floor,
                                                       kn_sign };
     for (int i = 0; i < 56; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = VECTOR(floats[i / 14], -8, -5), *both = i % 2 ? apart(x) : x;
         kn_require_grad(both, true);
         const int k = i / 2 % 7;
@@ -140,7 +137,6 @@ KN_TEST(elementwise, no_gradient_where_an_operation_chooses_another)
         kn_tensor *dy = kn_full_like(y, INFINITY);
         KN_CHECK(kn_backward(y, .grad = dy));
         check_values("cut", kn_grad(both), 2, (double[]){ 0, 0 });
-        kn_scope_end(s);
     }
 }
 
@@ -148,13 +144,12 @@ KN_TEST(elementwise, no_gradient_where_an_operation_chooses_another)
 KN_TEST(elementwise, relu_of_nan_passes_its_gradient)
 {
     for (int i = 0; i < 8; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = VECTOR(floats[i / 2], NAN, 1, -1, 0, -NAN), *both = i % 2 ? apart(x) : x;
         kn_require_grad(both, true);
         kn_tensor *y = kn_relu(both);
         KN_CHECK(kn_backward(y, .grad = kn_full_like(y, 3)));
         check_values("relu", kn_grad(both), 5, (double[]){ 3, 3, 0, 0, 3 });
-        kn_scope_end(s);
     }
 }
 
@@ -162,7 +157,7 @@ KN_TEST(elementwise, slopes_far_from_zero_are_0_and_1)
 {
     static kn_tensor *(*const gates[])(kn_tensor *) = { kn_gelu_tanh, kn_gelu, kn_silu, kn_mish };
     for (int i = 0; i < 32; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         const kn_dtype t = floats[i / 8];
         const double far = t == KN_F16 ? 6e4 : 1e36;
         kn_tensor *x = VECTOR(t, -INFINITY, -far, -2000, 2000, far, INFINITY);
@@ -172,7 +167,6 @@ KN_TEST(elementwise, slopes_far_from_zero_are_0_and_1)
         for (int k = 0; k < 6; k++)
             KN_CHECK(fabs(d[k] - (k > 2)) < 1e-30, "gate %d of %s: slope %d is %g", i / 2 % 4,
                      kn_dtype_name(t), k, d[k]);
-        kn_scope_end(s);
     }
 }
 
@@ -195,7 +189,7 @@ KN_TEST(elementwise, small_arguments_keep_their_digits)
 {
     static const double x[] = { 1e-7, -1e-7, 3e-5, -2e-3, 0.4, -0.6, 1.2, 20, 80 };
     for (int i = 0; i < 9; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         const double v = (double)(float)x[i];
         const double e = kn_item(kn_expm1(VECTOR(KN_F32, x[i])));
         const double l = kn_item(kn_log1p(VECTOR(KN_F32, x[i])));
@@ -203,7 +197,6 @@ KN_TEST(elementwise, small_arguments_keep_their_digits)
         KN_CHECK(fabs(e / expm1(v) - 1) < 5e-7, "expm1(%g) is %.9g, not %.9g", v, e, expm1(v));
         KN_CHECK(fabs(l / log1p(v) - 1) < 5e-7, "log1p(%g) is %.9g, not %.9g", v, l, log1p(v));
         KN_CHECK(fabs(f / erf(v) - 1) < 5e-7, "erf(%g) is %.9g, not %.9g", v, f, erf(v));
-        kn_scope_end(s);
     }
     CHECK_VALUES(kn_log1p(VECTOR(KN_F32, -1, -2, INFINITY)), -INFINITY, NAN, INFINITY);
     CHECK_VALUES(kn_expm1(VECTOR(KN_F32, -INFINITY, INFINITY, 100)), -1, INFINITY, INFINITY);
@@ -212,7 +205,7 @@ KN_TEST(elementwise, small_arguments_keep_their_digits)
 KN_TEST(elementwise, lerp_is_exact_at_its_ends_and_between_equals)
 {
     for (int i = 0; i < 4; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *a = VECTOR(floats[i], 1e4, -3, 0.1, 7), *b = VECTOR(floats[i], 1, 5, 0.1, 7);
         double from[4], to[4], same[2];
         fetch(a, from);
@@ -223,7 +216,6 @@ KN_TEST(elementwise, lerp_is_exact_at_its_ends_and_between_equals)
         fetch(kn_slice(y, 0, 2, 4), same);
         KN_CHECK(same[0] == from[2] && same[1] == from[3], "equals give %g and %g", same[0],
                  same[1]);
-        kn_scope_end(s);
     }
     kn_tensor *a = kn_require_grad(VECTOR(KN_F32, 1, 2), true), *b = VECTOR(KN_F32, 5, 10);
     CHECK_VALUES(kn_lerp(a, b, 0.25), 2, 4);

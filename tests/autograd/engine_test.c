@@ -1,7 +1,7 @@
 /* tests/autograd/engine_test.c: the backward pass: accumulation, freed graphs, writes in place,
  * hooks, ownership, long chains. */
 #include "autograd/autograd_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *leaf_of(int n, const double *v)
 {
@@ -153,19 +153,17 @@ KN_TEST(engine, dropping_the_result_frees_the_graph)
 KN_TEST(engine, backward_frees_what_it_has_used)
 {
     kn_tensor *x = leaf_of(1000, (double[1000]){ 1 });
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = x;
     for (int i = 0; i < 10; i++) {
-        kn_scope inner = kn_scope_begin();
+        IN_SCOPE;
         y = kn_keep(kn_sin(y)); /* saves its input; only the node holds it after the scope */
-        kn_scope_end(inner);
     }
     kn_tensor *last = total(y);
     int64_t held = kn_ledger_read().live[KN_MEM_ACTIVATION];
     KN_CHECK(kn_backward(last));
     KN_CHECK(kn_ok());
     KN_CHECK(kn_ledger_read().live[KN_MEM_ACTIVATION] <= held);
-    kn_scope_end(s);
 }
 
 /* ---- hooks ----------------------------------------------------------------------------------- */

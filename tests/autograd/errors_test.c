@@ -2,7 +2,7 @@
  * public macros note file and line. */
 #undef KN_BUILDING
 #include "knap.h"
-#include "tests/refused.h"
+#include "tests/kn_test.h"
 
 #define NUMBER_(x) #x
 #define NUMBER(x)  NUMBER_(x)

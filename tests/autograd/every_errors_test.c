@@ -3,6 +3,7 @@
  * kn_set_check: none of them counts as one that makes values that aren't finite. */
 #include "autograd/autograd.h"
 #include "tests/autograd/every.h"
+#include "tests/owned.h"
 
 /* "[2,3]" of t. */
 static const char *shape_of(const kn_tensor *t, char *text, size_t size)
@@ -87,13 +88,12 @@ KN_TEST(every_errors, have_the_shapes)
         every_set s = { 0 };
         if (!first_set(c, &s))
             continue;
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *leaf[EVERY_MAX_IN], *x[EVERY_MAX_IN];
         every_leaves(&s, KN_F64, KN_CPU, leaf);
         every_inputs(&s, leaf, x);
         for (int k = 0; k < s.n; k++)
             vary(c, x, s.n, k);
-        kn_scope_end(scope);
     }
     KN_CHECK(complaints == 0, "%d messages lack a shape", complaints);
 }
@@ -118,14 +118,13 @@ KN_TEST(every_errors, a_check_finds_nothing_where_all_is_finite)
     EACH_CASE(c)
     EACH_SET(c, s)
     {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *leaf[EVERY_MAX_IN], *x[EVERY_MAX_IN];
         every_leaves(&s, KN_F32, KN_CPU, leaf);
         every_inputs(&s, leaf, x);
         kn_tensor *y = c->call(x);
         KN_CHECK(y && (!c->differentiable || kn_backward(y, .grad = kn_ones_like(y))), "%s",
                  c->name);
-        kn_scope_end(scope);
     }
     kn_set_check(false);
 }

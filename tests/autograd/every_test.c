@@ -2,6 +2,7 @@
  * there what it gives on the CPU. The names come from the headers (operation_names.inc), so none is
  * missing. ops_test.c checks gradients and dtypes. */
 #include "tests/autograd/every.h"
+#include "tests/owned.h"
 
 static const char *const names[] = {
 #include "operation_names.inc"
@@ -78,8 +79,7 @@ KN_TEST(every, operation_works_on_meta)
         EACH_CASE(c)
     EACH_SET(c, s)
     {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         check_on_meta(c, &s, (kn_dtype[]){ KN_F64, KN_F32, KN_BF16 }[t]);
-        kn_scope_end(scope);
     }
 }

@@ -3,7 +3,6 @@
 #undef KN_BUILDING
 #include "knap.h"
 #include "tests/kn_test.h"
-#include "tests/refused.h"
 
 static kn_tensor *leaf(kn_dtype dtype, uint64_t stream, int ndim, const int64_t *shape)
 {

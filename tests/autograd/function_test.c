@@ -3,8 +3,7 @@
 #undef KN_BUILDING
 #include "knap.h"
 #include "kernels/faults.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *leaf(kn_dtype dtype, uint64_t stream, int ndim, const int64_t *shape)
 {
@@ -404,7 +403,7 @@ KN_TEST(function, recompute_gives_the_same_gradients)
 {
     double grad[2] = { 0 };
     for (int again = 0; again < 2; again++) {
-        block m = { 0 };
+        OWNED_MODULE block m = { 0 };
         kn_seed(3), kn_set_step(1);
         kn_module_init(&m.base, block_forward), kn_linear_init(&m.fc, &m.base, "fc", 4, 5);
         m.beta = kn_parameter(&m, "beta", KN_F32, KN_CPU, KN_ONES_INIT, KN_SCALAR);
@@ -413,7 +412,6 @@ KN_TEST(function, recompute_gives_the_same_gradients)
         forwards = 0;
         KN_CHECK(kn_backward(total(kn_call(&m, x))) && forwards == 1 + again);
         grad[again] = at(kn_grad(m.beta), 0);
-        kn_module_free(&m);
     }
     KN_CHECK(grad[0] == grad[1] && grad[0] != 0, "%g, recomputed %g", grad[0], grad[1]);
 }
@@ -469,12 +467,11 @@ KN_TEST(function, functions_in_functions)
 
 static bool whole_run(void)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(3)), *b = scalar(KN_F32, 1);
     kn_values y = kn_function_call_n(&several, KN_VALUES(x, x), NULL, 0);
     kn_tensor *z = y.n == 4 ? quantized(kn_function_call(&swish, y.v[1], b), 2) : NULL;
     bool ok = kn_backward(z ? total(z) : NULL);
-    kn_scope_end(scope);
     return ok;
 }
 

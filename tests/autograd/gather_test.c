@@ -2,7 +2,6 @@
  * against loops over their elements, for all dtypes; the gradient where an index repeats; errors.
  * Gradients by finite differences are rows of every.h. */
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
 
 static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64, KN_I64, KN_I32, KN_U8, KN_BOOL };
 #define TYPES (sizeof types / sizeof *types)

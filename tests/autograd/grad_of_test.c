@@ -3,7 +3,6 @@
  * tests/fsdp/input_grads_test.c. */
 #include "autograd/autograd_internal.h"
 #include "tests/kn_test.h"
-#include "tests/refused.h"
 
 static kn_tensor *leaf_of(int n, const double *v)
 {

@@ -3,7 +3,7 @@
 #include "autograd/gradcheck.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *leaf(int ndim, const int64_t *shape)
 {
@@ -173,7 +173,7 @@ static kn_values called(kn_values in, void *module)
 /* Parameters beside the inputs keep their gradients, and their model its count of micro-batches. */
 KN_TEST(gradcheck, leaves_parameters_as_they_were)
 {
-    kn_linear l = { 0 };
+    OWNED_MODULE kn_linear l = { 0 };
     kn_tensor *x = leaf(KN_SHAPE(2, 3));
     KN_CHECK(kn_linear_init(&l, NULL, "l", 3, 2, .dtype = KN_F64));
     kn_tensor *w = kn_module_param(&l, "weight");
@@ -188,7 +188,6 @@ KN_TEST(gradcheck, leaves_parameters_as_they_were)
         KN_CHECK(memcmp(before, after, sizeof after) == 0, "turn %d", turn);
         KN_CHECK(kn_passes_count(&w->leaf->passes) == (turn > 0), "turn %d", turn);
     }
-    kn_module_free(&l);
 }
 
 static kn_values with_inputs(kn_values in, void *arg)

@@ -2,7 +2,7 @@
  * against numbers computed by hand; memory order of results; error messages. */
 #include "autograd/ops.h"
 #include "comm/comm.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *image(int64_t N, int64_t C, int64_t H, int64_t W)
 {
@@ -129,7 +129,7 @@ static bool same_bits(kn_tensor *a, kn_tensor *b)
 KN_TEST(image, norm_sum_and_relu_at_once)
 {
     for (int i = 0; i < 48; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const bool residual = i & 1, last = i & 2, training = i & 4, bf16 = i & 8;
         const int64_t C = (int64_t[]){ 3, 16, 70 }[i / 16];
         kn_tensor *in[ARGS] = { [X] = kn_add_scalar(image(4, C, 5, 3), 0.25),
@@ -156,7 +156,6 @@ KN_TEST(image, norm_sum_and_relu_at_once)
             for (int k = 0; k < ARGS; k++)
                 KN_CHECK(!in[k] || same_bits(one[k], three[k]), "case %d: gradient %d", i, k);
         }
-        kn_scope_end(scope);
     }
 }
 

@@ -1,7 +1,7 @@
 /* tests/autograd/interpolate_test.c: interpolation against its formula and against numbers computed
  * by hand, channels as pixels, memory order, meta, errors. */
 #include "autograd/ops.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *image(int64_t N, int64_t C, int64_t H, int64_t W)
 {
@@ -69,7 +69,7 @@ KN_TEST(interpolate, bilinear_by_its_formula)
     for (int i = 0; i < 8; i++) {
         const int64_t *s = sizes[i / 2];
         const bool corners = i % 2;
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = image(2, 3, s[0], s[1]);
         kn_tensor *y = kn_interpolate(kn_channels_last(x), .sizes = { s[2], s[3] },
                                       .mode = KN_BILINEAR, .align_corners = corners);
@@ -86,7 +86,6 @@ KN_TEST(interpolate, bilinear_by_its_formula)
             KN_CHECK(fabs(at(y, n, c, p, q) - at_place(x, n, c, h, w)) < 1e-12, "%d: %g, not %g", i,
                      at(y, n, c, p, q), at_place(x, n, c, h, w));
         }
-        kn_scope_end(scope);
     }
 }
 

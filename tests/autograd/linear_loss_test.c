@@ -5,7 +5,7 @@
 #include "kernels/faults.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 #include <math.h>
 
 enum { C = 6, V = 11, IGNORED = 3, MORE = 1100 }; /* MORE rows have several chunks */
@@ -99,7 +99,7 @@ static const int64_t sizes[] = { 1, 7, 1024, 1025, MORE, 9000 };
 KN_TEST(linear_loss, equals_the_two_operations)
 {
     for (int i = 0; i < 6 * 16; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         setting s = { .rows = sizes[i % 6],
                       .dtype = KN_F64,
                       .in_out = i / 6 & 1,
@@ -112,7 +112,6 @@ KN_TEST(linear_loss, equals_the_two_operations)
         two.apart = true;
         const found have = find(&s), want = find(&two);
         check_close(&have, &want, 1e-12);
-        kn_scope_end(scope);
     }
 }
 
@@ -124,7 +123,7 @@ KN_TEST(linear_loss, narrow_dtypes)
         double bound;
     } row[] = { { KN_F32, 3e-6 }, { KN_BF16, 0.02 }, { KN_F16, 0.003 } };
     for (int i = 0; i < 12; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         setting s = { .rows = i % 2 ? MORE : 40, .dtype = row[i % 3].dtype, .bias = true };
         s.factor = i > 5 ? 1024 : 0; /* a loss scale */
         const found have = find(&s);
@@ -141,7 +140,6 @@ KN_TEST(linear_loss, narrow_dtypes)
         for (int k = 0; k < INPUTS; k++)
             want.grad[k] = kn_grad(in[k]);
         check_close(&have, &want, row[i % 3].bound);
-        kn_scope_end(scope);
     }
 }
 
@@ -194,7 +192,7 @@ KN_TEST(linear_loss, no_undefined_values)
 /* The bytes of activations that a forward, and a backward, take at most. */
 static int64_t peak(int64_t rows, int64_t classes, bool grad, double *loss)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     int64_t *t = kn_host_alloc((size_t)rows * sizeof *t);
     for (int64_t i = 0; i < rows; i++)
         t[i] = i % classes;
@@ -211,7 +209,6 @@ static int64_t peak(int64_t rows, int64_t classes, bool grad, double *loss)
     const int64_t most_live = kn_ledger_read().peak[KN_MEM_ACTIVATION] - before;
     KN_CHECK(kn_ledger_read().live[KN_MEM_ACTIVATION] - before < 1024, "kept after backward");
     kn_host_free(t);
-    kn_scope_end(scope);
     return most_live;
 }
 
@@ -234,7 +231,7 @@ KN_TEST(linear_loss, same_bits_by_any_threads)
 {
     const int before = kn_threads();
     for (int i = 0; i < 6; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
         setting s = { .rows = i % 2 ? 2 * MORE : 600, .dtype = types[i / 2], .bias = true };
         kn_set_threads(1);
@@ -244,7 +241,6 @@ KN_TEST(linear_loss, same_bits_by_any_threads)
         KN_CHECK(one.loss == three.loss);
         for (int k = 0; k < INPUTS; k++)
             KN_CHECK(apart(one.grad[k], three.grad[k]) == 0, "input %d", k);
-        kn_scope_end(scope);
     }
     kn_set_threads(before);
 }
@@ -265,7 +261,7 @@ KN_TEST(linear_loss, every_allocation_fails_once)
         const setting s = { .rows = i ? MORE : 9, .dtype = KN_BF16, .bias = true };
         int64_t n = 0;
         for (bool done = false; !done;) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *in[INPUTS] = { input(&s, 0, KN_SHAPE(s.rows, C)),
                                       input(&s, 1, KN_SHAPE(V, C)), input(&s, 2, KN_SHAPE(V)) };
             kn_tensor *t = targets(s.rows);
@@ -279,7 +275,6 @@ KN_TEST(linear_loss, every_allocation_fails_once)
             kn_clear_error();
             KN_CHECK(done || kn_ledger_read().live_total == live, "allocation %d: bytes stay",
                      (int)n);
-            kn_scope_end(scope);
         }
         KN_CHECK(n > 20, "%d allocations", (int)n);
     }

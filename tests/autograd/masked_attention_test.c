@@ -3,7 +3,6 @@
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "tests/kn_test.h"
-#include "tests/refused.h"
 #include <math.h>
 
 enum { B = 2, H = 4, G = 2, T = 5, S = 7, D = 4 };

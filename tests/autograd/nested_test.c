@@ -1,8 +1,7 @@
 /* tests/autograd/nested_test.c: backwards that a hook runs through nodes of the backward around it,
  * wherever that is: each computes its own, and the leaves have the sum. */
 #include "autograd/autograd_internal.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 #include <math.h>
 #include <string.h>
 
@@ -80,7 +79,7 @@ KN_TEST(nested, at_every_place_of_a_backward)
         for (what inside = KEEPING; inside < WHATS; inside++)
             for (int place = 0; place < PLACES; place++)
                 for (int retain = 0; retain < 2; retain++) {
-                    kn_scope s = kn_scope_begin();
+                    IN_SCOPE;
                     tape plain, t;
                     make(&plain, slices);
                     KN_CHECK(kn_backward(inside == CATCHING ? plain.loss
@@ -100,7 +99,6 @@ KN_TEST(nested, at_every_place_of_a_backward)
                                  inside, slices ? "slices" : "chunk");
                         KN_CHECK(distance(kn_grad(t.early), kn_grad(plain.early)) < 1e-12);
                     }
-                    kn_scope_end(s);
                 }
     KN_CHECK_OK();
 }

@@ -2,6 +2,7 @@
  * results in f32 and bf16 against those in f64, for the rows of every.h; on a GPU too. An operation
  * that no row runs fails the registry test. */
 #include "tests/autograd/every.h"
+#include "tests/owned.h"
 #include <stdlib.h>
 
 /* The share of elements that are compared with differences: 1 in so many. */
@@ -10,7 +11,6 @@
 #endif
 #ifdef CHECKED_FAKE /* over fake CUDA */
 #include "tests/gpu/fake_cuda/fake.h"
-#include "tests/refused.h"
 #else
 #define fake_begin() ((void)0)
 #endif
@@ -39,12 +39,11 @@ KN_TEST(ops, registry_is_complete)
     {
         kn_tensor *leaf[EVERY_MAX_IN], *x[EVERY_MAX_IN];
         fake_begin();
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         every_leaves(&s, KN_F32, CHECKED_DEVICE, leaf);
         every_inputs(&s, leaf, x);
         kn_tensor *y = c->differentiable ? c->call(x) : NULL;
         mark(y ? y->node : NULL, seen, 6);
-        kn_scope_end(scope);
     }
     for (const kn_op *op; (op = kn_op_at(count)); count++) {
         KN_CHECK(count < MOST_OPS);
@@ -77,7 +76,7 @@ KN_TEST(ops, unary_operations_keep_what_their_derivative_reads)
         if (row->reads & KN_READS_NO_GRAD)
             continue;
         KN_CHECK(c, "%s has no row", name);
-        kn_scope outer = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *leaf = kn_require_grad(kn_ones(KN_F32, CHECKED_DEVICE, KN_SHAPE(N)), true);
         const int64_t before = kn_ledger_read().live[KN_MEM_ACTIVATION];
         kn_scope inner = kn_scope_begin();
@@ -90,7 +89,6 @@ KN_TEST(ops, unary_operations_keep_what_their_derivative_reads)
                  "%s holds %lld bytes, not the %g of %d arrays", name, (long long)held,
                  bytes * arrays, arrays);
         kn_tensor_free(y);
-        kn_scope_end(outer);
     }
 }
 
@@ -115,14 +113,13 @@ KN_TEST(ops, gradients_match_differences)
     EACH_SET(c, s)
     {
         fake_begin();
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_values in = { .n = s.n };
         every_leaves(&s, KN_F64, CHECKED_DEVICE, in.v);
         KN_CHECK(!c->differentiable ||
                      kn_gradcheck(called, in, .arg = &(run){ c, &s }, .one_in = CHECKED_ONE_IN),
                  "%s (line %d) of %d dims, layout %d", c->name, c->line, s.in[0].ndim,
                  (int)s.in[0].how);
-        kn_scope_end(scope);
     }
 }
 
@@ -174,7 +171,7 @@ static void evaluation_free(evaluation *e)
 static void dtype_check(const every_case *c, const every_set *s, kn_dtype t, double tol)
 {
     fake_begin();
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *leaf[EVERY_MAX_IN];
     every_leaves(s, t, CHECKED_DEVICE, leaf);
     evaluation want = evaluate(c, s, leaf, KN_F64), got = evaluate(c, s, leaf, t);
@@ -183,7 +180,6 @@ static void dtype_check(const every_case *c, const every_set *s, kn_dtype t, dou
         compare(c->name, "gradient", got.grad[i], want.grad[i], want.numel[i], tol);
     evaluation_free(&want);
     evaluation_free(&got);
-    kn_scope_end(scope);
 }
 
 static void check_dtype(kn_dtype t, double tol, int one_in)

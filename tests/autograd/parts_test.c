@@ -7,8 +7,7 @@
 #include "kernels/memory_internal.h"
 #include "kernels/philox.h"
 #include "kernels/trace.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 #include <math.h>
 #include <string.h>
 
@@ -111,7 +110,7 @@ static net make(kn_dtype t, cutting how, int64_t groups, bool rope, bool hooked)
 
 static void check_cutting(kn_dtype t, cutting how, int64_t groups, bool rope)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     net a = make(t, how, groups, rope, false), b = make(t, how, groups, rope, true);
     const moved placed = backward(a.loss, false), copied = backward(b.loss, false);
     /* what is left is the gradient of the sum, stretched */
@@ -123,7 +122,6 @@ static void check_cutting(kn_dtype t, cutting how, int64_t groups, bool rope)
     for (int i = 0; i < 2; i++)
         KN_CHECK(same(kn_cast(one[i], KN_F32), kn_cast(two[i], KN_F32)),
                  "cut %d, %d groups, rope %d: gradient %d", how, (int)groups, rope, i);
-    kn_scope_end(scope);
 }
 
 KN_TEST(parts, of_a_projection_are_written_in_place)
@@ -174,11 +172,10 @@ static kn_tensor *stopped(kn_tensor *x)
 /* Memory taken from here on isn't zero by chance. */
 static void soil(void)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     for (int64_t n = 1; n <= 4096; n *= 2)
         for (int i = 0; i < 4; i++)
             kn_full(KN_F32, KN_CPU, NAN, KN_SHAPE(n));
-    kn_scope_end(scope);
 }
 
 KN_TEST(parts, without_a_gradient_are_zeros)
@@ -278,10 +275,9 @@ KN_TEST(parts, of_a_failed_backward_are_freed)
 
 static bool whole_run(cutting how)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     net n = make(KN_F32, how, 2, true, false);
     const bool ok = n.loss && kn_backward(n.loss);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -382,7 +378,7 @@ KN_TEST(parts, random_graphs_have_the_gradients_of_copies)
 {
     int64_t fewer = 0;
     for (uint64_t seed = 0; seed < 400; seed++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *list[MOST], *x[2];
         moved m[2] = { { 0 } };
         for (int hooked = 0; hooked < 2; hooked++) {
@@ -398,7 +394,6 @@ KN_TEST(parts, random_graphs_have_the_gradients_of_copies)
         KN_CHECK(m[0].copies <= m[1].copies, "seed %llu: %d copies, %d with hooks",
                  (unsigned long long)seed, m[0].copies, m[1].copies);
         fewer += m[0].copies < m[1].copies;
-        kn_scope_end(scope);
     }
     KN_CHECK(fewer > 40, "%d graphs copied less", (int)fewer);
 }

@@ -1,7 +1,6 @@
 /* tests/autograd/rearrange_test.c: elements in other places against formulas of the place: flip,
  * roll, pad, repeat, stack, triangles, columns of images. */
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
 
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16, KN_F64, KN_I64, KN_I32, KN_U8 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };

@@ -1,7 +1,6 @@
 /* tests/autograd/select_test.c: elements picked by their values; columns added up into images;
  * pools of sequences. Gradients and meta: every_test.c. */
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
 
 static double listed(const int64_t *at, void *arg)
 {

@@ -2,7 +2,7 @@
  * here, for all dtypes, with ties, NaN and zeros of both signs; errors. Gradients by finite
  * differences are rows of every.h. */
 #include "tests/autograd/every.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64, KN_I64, KN_I32, KN_U8, KN_BOOL };
 #define TYPES (sizeof types / sizeof *types)
@@ -112,9 +112,8 @@ KN_TEST(sort, second_use_and_indices)
     KN_CHECK(kn_backward(y, .grad = kn_from(KN_F64, KN_CPU, (double[]){ 5, 7 }, KN_SHAPE(2))));
     KN_CHECK(memcmp(kn_data(kn_grad(x)), (double[]){ 5, 0, 7 }, 24) == 0);
     KN_CHECK(!kn_requires_grad(kn_argsort(x, 0, false)));
-    const bool mode = kn_set_grad_mode(false);
+    WITHOUT_GRAD;
     KN_CHECK(!kn_requires_grad(kn_sort(x, 0)));
-    kn_set_grad_mode(mode);
 }
 
 /* ---- cumsum ---------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* tests/autograd/statistics_test.c: reductions made of other operations, and softmax along any dim,
  * against their formulas in f64; special values; gradients; errors. */
 #include "tests/autograd/every.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
@@ -121,7 +121,7 @@ static void check_values(size_t op, size_t shape, kn_dtype t, double tol)
     double *values = random_doubles(n, 0.3, 1.5, 5 + shape), x[200], want[64], got[64];
     for (int64_t i = 0; i < n; i += 2)
         values[i] = -values[i];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *view = input_view(s, tensor_of(t, values, b.ndim, b.shape));
     to_doubles(kn_contiguous(view), x);
     uint32_t set = 0;
@@ -143,7 +143,6 @@ static void check_values(size_t op, size_t shape, kn_dtype t, double tol)
         KN_CHECK(m && m->ndim == y->ndim && kn_numel(m) == outs, "%s on meta: %s", all[op].name,
                  kn_error() ? kn_error() : "shape");
     }
-    kn_scope_end(scope);
     free(values);
 }
 
@@ -181,11 +180,10 @@ KN_TEST(statistics, gradients_match_differences)
             double *v = random_doubles(n, 0.3, 1.5, 40 + s);
             for (int64_t i = 0; i < n; i += 2)
                 v[i] = -v[i];
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *x = kn_require_grad(tensor_of(KN_F64, v, b.ndim, b.shape), true);
             KN_CHECK(kn_gradcheck(run_wanted, KN_VALUES(x), .arg = &(wanted){ op, s }),
                      "%s, shape %zu", all[op].name, s);
-            kn_scope_end(scope);
             free(v);
         }
     }
@@ -387,9 +385,8 @@ KN_TEST(statistics, temporaries_go)
     kn_tensor *x = kn_ones(KN_BF16, KN_CPU, KN_SHAPE(1000));
     for (size_t op = 0; op < ALL; op++) {
         const int64_t before = kn_live_tensors();
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(all[op].run(x, 0, NULL, false) && kn_live_tensors() == before + 1, "%s keeps %lld",
                  all[op].name, (long long)(kn_live_tensors() - before));
-        kn_scope_end(s);
     }
 }

@@ -4,8 +4,7 @@
 #include "autograd/autograd_internal.h"
 #include "kernels/trace.h"
 #include "knap.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 enum { ROWS = 5, IN = 7, HIDDEN = 16, OUT = 3, LEAVES = 5 };
 
@@ -280,7 +279,7 @@ KN_TEST(through, recomputed_mlp)
 {
     float grads[2][8 * 32];
     for (int again = 0; again < 2; again++) {
-        kn_mlp m = { 0 };
+        OWNED_MODULE kn_mlp m = { 0 };
         KN_CHECK(kn_mlp_init(&m, NULL, "mlp", 8) && kn_materialize(&m, KN_CPU, 3));
         KN_CHECK(kn_recompute(&m, again));
         kn_tensor *x = drawn(KN_F32, 1, KN_SHAPE(1, 4, 8));
@@ -289,7 +288,6 @@ KN_TEST(through, recomputed_mlp)
         const kn_param *p;
         KN_CHECK(kn_params(&m, &p) == 4 && p[0].numel == 8 * 32);
         memcpy(grads[again], kn_data(kn_param_grad(&p[0])), sizeof grads[again]);
-        kn_module_free(&m);
     }
     KN_CHECK(memcmp(grads[0], grads[1], sizeof grads[0]) == 0);
 }

@@ -1,7 +1,7 @@
 /* tests/autograd/views_test.c: views with other dims against formulas of the place; their shapes on
  * meta and of empty tensors; bytes that are shared; errors. */
 #include "tests/autograd/expect.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16, KN_F64, KN_I64, KN_I32, KN_U8 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
@@ -214,7 +214,7 @@ static void many_parts(int n, bool equal, bool stacked)
     kn_tensor *part[MOST_PARTS];
     for (int i = 0; i < n; i++)
         total += size[i] = equal ? 2 : i % 4;
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F64, KN_CPU, 3, 0, KN_SHAPE(3, total));
     kn_tensor *dy = kn_randn(KN_F64, KN_CPU, 3, 1, KN_SHAPE(3, total)), *factor = kn_zeros_like(x);
     for (int i = 0; i < n; at += size[i++])
@@ -229,7 +229,6 @@ static void many_parts(int n, bool equal, bool stacked)
     KN_CHECK(y && alike(y, kn_mul(kn_detach(x), factor)), "%d parts", n);
     KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)));
     KN_CHECK(alike(kn_grad(x), kn_mul(dy, factor)), "%d parts", n);
-    kn_scope_end(s);
 }
 
 KN_TEST(views, any_number_of_parts)
@@ -252,7 +251,7 @@ KN_TEST(views, any_number_of_parts)
 /* A vector in a product is a row or a column, and the result lacks its dim. */
 KN_TEST(views, products_with_vectors)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *v = kn_randn(KN_F64, KN_CPU, 3, 0, KN_SHAPE(4)), *w = kn_scale(v, 0.5);
     kn_tensor *a = kn_randn(KN_F64, KN_CPU, 3, 1, KN_SHAPE(2, 4, 3)), *b = kn_transpose(a, 1, 2);
     kn_tensor *row = kn_matmul(v, a), *column = kn_matmul(b, v), *number = kn_matmul(v, w);
@@ -262,7 +261,6 @@ KN_TEST(views, products_with_vectors)
     KN_CHECK(fabs(kn_item(number) - kn_item(kn_sum(kn_mul(v, w), 0, NULL, false))) < 1e-14);
     REFUSED(kn_matmul(v, b), "inner dims differ");
     REFUSED(kn_matmul(v, kn_zeros(KN_F64, KN_CPU, KN_SCALAR)), "needs at least 1 dim on both");
-    kn_scope_end(s);
 }
 
 KN_TEST(views, errors)

@@ -143,8 +143,8 @@ static kn_dtype low_on_one(const char *name, int ndim, const int64_t *shape, voi
 static void refuses_answers(kn_comm *world, void *arg)
 {
     bool dims = *(bool *)arg, last = is_last(world);
-    kn_linear m = { 0 };
-    two t;
+    OWNED_MODULE kn_linear m = { 0 };
+    OWNED_MODULE two t;
     KN_CHECK(kn_linear_init(&m, NULL, "m", 8, 8, .device = KN_META) &&
              two_init(&t, KN_META, KN_F32));
     if (dims)
@@ -157,8 +157,6 @@ static void refuses_answers(kn_comm *world, void *arg)
         KN_CHECK(
             !kn_fsdp_wrap(&t, world, .param_dtype_of = low_on_one, .param_dtype_of_arg = &last) &&
             error_has("'b.bias'", "bf16"));
-    kn_module_free(&m);
-    kn_module_free(&t);
 }
 
 KN_TEST(alike, functions_that_answer_by_rank)
@@ -172,7 +170,7 @@ KN_TEST(alike, functions_that_answer_by_rank)
 RANK_TEST(alike, values_that_differ_over_ranks, .threads = "24", .cases = 2)
 {
     int how = *(int *)arg; /* another value on the last rank, none, or the sign of a zero */
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              (how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
     float *b = how == 1 && is_last(world) ? NULL : kn_data(kn_module_param(&m.b, "weight"));
@@ -182,7 +180,6 @@ RANK_TEST(alike, values_that_differ_over_ranks, .threads = "24", .cases = 2)
     KN_CHECK(how ? error_has("the hash of the values of 'a.weight' is ", "none (declared")
                  : error_has("the hash of the values of 'b.weight' is ", ".sync_from_rank0"));
     KN_CHECK(!kn_fsdp_is_unit(&m.a) && !kn_fsdp_is_unit(&m));
-    kn_module_free(&m);
 }
 
 /* ---- on request ------------------------------------------------------------------------------ */
@@ -292,13 +289,13 @@ static void finds_change(kn_comm *world, void *arg)
 {
     const changing *w = arg;
     const char *says;
-    checked m;
+    OWNED_MODULE checked m;
     KN_CHECK(checked_init(&m, KN_CPU));
     KN_CHECK(
         kn_fsdp_wrap(&m, world, WAY_OPTIONS(w->way), .wrap_class = "linear", .ignore = "c.bias"));
     KN_CHECK(
         kn_require_grad(kn_module_param(&m.c, "bias"), false)); /* nobody reduces its gradient */
-    kn_optim *o = kn_adamw(&m, .lr = 0.5);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.5);
     KN_CHECK(kn_fsdp_check(&m, .optim = o), "before a step");
     KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o));
     kn_ema *e = kn_ema_new(&m);
@@ -311,8 +308,6 @@ static void finds_change(kn_comm *world, void *arg)
     if (!found)
         KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o), "another step");
     kn_ema_free(e);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(alike, what_one_rank_changed_is_found)
@@ -331,7 +326,7 @@ KN_TEST(alike, what_one_rank_changed_is_found)
 /* Two ranks are named: those that should be copies of each other. */
 RANK_TEST(alike, the_ranks_of_a_mesh_that_hold_copies_are_named, .threads = "4", .cases = 2)
 {
-    checked m;
+    OWNED_MODULE checked m;
     const kn_param *p;
     bool copied, norms = *(int *)arg;
     KN_CHECK(checked_init(&m, KN_META) && (!norms || kn_sync_batch_norm(&m, world) == 1) &&
@@ -345,7 +340,6 @@ RANK_TEST(alike, the_ranks_of_a_mesh_that_hold_copies_are_named, .threads = "4",
     KN_CHECK(!kn_fsdp_check(&m));
     KN_CHECK(norms ? error_has("the hash of buffer 'norm.running_mean' is ", " on rank 1;")
                    : error_has("the hash of the shard of 'a.weight' is ", " on rank 3;"));
-    kn_module_free(&m);
 }
 
 /* A module that nothing shards, a summoned one, an optimizer of before; on meta only names. */
@@ -357,13 +351,12 @@ RANK_TEST(alike, modules_that_cannot_be_checked, .threads = "12")
              "on meta");
     kn_module_free(&m);
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
-    kn_optim *early = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *early = kn_sgd(&m, .lr = 1);
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && kn_fsdp_check(&m));
     kn_summon_scope s = kn_summon(&m);
     KN_CHECK(!kn_fsdp_check(&m) && error_has("is summoned", "end the scope"));
     KN_CHECK(kn_summon_end(s) || kn_comm_size(world) > 1); /* the error has ended several ranks */
     kn_clear_error();
-    kn_optim_free(early);
     kn_module_free(&m);
 }
 
@@ -380,8 +373,8 @@ typedef struct fault {
 static void fails_half_way(kn_comm *world, void *arg)
 {
     fault *f = arg;
-    two m;
-    kn_optim *o = NULL;
+    OWNED_MODULE two m;
+    OWNED_OPTIM kn_optim *o = NULL;
     bool last = is_last(world);
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, 5));
     if (f->checks) {
@@ -403,8 +396,6 @@ static void fails_half_way(kn_comm *world, void *arg)
     KN_CHECK(ok == kn_ok() && ((either && !f->differ) || ok == !(f->differ || faulty)), "%d", ok);
     kn_clear_error();
     KN_CHECK(f->checks || ok || !kn_fsdp_is_unit(&m), "a unit is left");
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 static bool leaves_nothing(fault *f)

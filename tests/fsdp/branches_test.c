@@ -128,15 +128,13 @@ static bool partly_step(partly *m, kn_comm *world, const partly_setting *s, bool
                            .backward_prefetch = s->prefetch, .seed = NET_SEED);
     m->reads = s->reads;
     m->detaches = !s->reads && kn_rank(world) % 2 == 1;
-    kn_optim *o = kn_sgd(m, .lr = 0.5);
+    OWNED_OPTIM kn_optim *o = kn_sgd(m, .lr = 0.5);
     for (int step = 0; step < 2 && ok; step++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x =
             kn_randn(KN_F32, KN_CPU, 5, (uint64_t)(step * 4 + kn_rank(world)), KN_SHAPE(2, 4));
         ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false)) && kn_step(o);
-        kn_scope_end(scope);
     }
-    kn_optim_free(o);
     return ok;
 }
 

@@ -3,7 +3,6 @@
 #include "kernels/faults.h"
 #include "tests/fsdp/ranks.h"
 #include "tests/fsdp/pair.h"
-#include "tests/refused.h"
 
 /* One tensor is a buffer of both modules, in one unit or in two. */
 RANK_TEST(buffer, a_buffer_of_several_modules_is_cast_once, .threads = "124")

@@ -15,20 +15,18 @@ static kn_tensor *part_loss(kn_linear *part, int64_t in, int micro)
 /* A forward alone, with an unused tape or without. */
 static bool part_forward(kn_linear *part, int64_t in, bool grad, double *loss)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool mode = kn_set_grad_mode(grad);
     kn_tensor *y = part_loss(part, in, 7);
     *loss = y ? kn_item(y) : NAN;
     kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return kn_ok();
 }
 
 static bool part_backward(kn_linear *part, int64_t in, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(part_loss(part, in, micro));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -46,7 +44,7 @@ static void hear(const kn_fsdp_event *e, void *arg)
 
 RANK_TEST(call, a_nested_unit_moves_nothing_else, .threads = "2")
 {
-    two m;
+    OWNED_MODULE two m;
     double loss;
     heard h = { "" };
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
@@ -67,13 +65,12 @@ RANK_TEST(call, a_nested_unit_moves_nothing_else, .threads = "2")
              "the root's order is known as before: %s", h.line);
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0 &&
              kn_ledger_read().live[KN_MEM_UNREDUCED] == 0);
-    kn_module_free(&m);
 }
 
 /* Another use of the tree ends the call of a group of which one module ran. */
 RANK_TEST(call, a_part_of_a_group_then_something_else, .threads = "124")
 {
-    two m;
+    OWNED_MODULE two m;
     double loss;
     KN_CHECK(two_init(&m, KN_META, KN_F32));
     kn_module *group[] = { &m.a.base, &m.b.base };
@@ -86,13 +83,12 @@ RANK_TEST(call, a_part_of_a_group_then_something_else, .threads = "124")
         KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
         KN_CHECK(two_backward(&m, grad));
     }
-    kn_module_free(&m);
 }
 
 /* A forward that fails, or whose input is an error, leaves nothing behind. */
 KN_TEST(call, a_nested_unit_that_fails)
 {
-    two m;
+    OWNED_MODULE two m;
     double loss;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     for (int i = 0; i < 2; i++) {
@@ -108,7 +104,6 @@ KN_TEST(call, a_nested_unit_that_fails)
         KN_CHECK(two_backward(&m, i) && part_forward(&m.a, 4, true, &loss) &&
                  part_backward(&m.a, 4, i));
     }
-    kn_module_free(&m);
 }
 
 /* ---- methods --------------------------------------------------------------------------------- */
@@ -225,7 +220,7 @@ RANK_TEST(call, methods_are_cast_and_gathered_as_a_forward, .threads = "124", RO
     kn_optim *o[2] = { kn_sgd(&n[0], .lr = 0.5), kn_sgd(&n[1], .lr = 0.5) };
     for (int step = 0; step < 2; step++)
         for (int k = 0; k < 2; k++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             moves[k][0] = '\0';
             encoded = 0;
             KN_CHECK(kn_fsdp_on_event(&n[k], hear_move, moves[k]));
@@ -236,7 +231,6 @@ RANK_TEST(call, methods_are_cast_and_gathered_as_a_forward, .threads = "124", RO
             KN_CHECK(ran[k] == 1 + s->recompute, "it ran %d times", ran[k]);
             KN_CHECK(k == 0 || strcmp(moves[0], moves[1]) == 0, "%s, not %s", moves[0], moves[1]);
             KN_CHECK(k == 0 || loss[0] == loss[1], "%g, not %g", loss[0], loss[1]);
-            kn_scope_end(scope);
         }
     KN_CHECK(begun >= 2, "hooks of backward ran %d times", begun);
     int params = kn_params(&n[1], &p[1]);
@@ -251,8 +245,8 @@ RANK_TEST(call, methods_are_cast_and_gathered_as_a_forward, .threads = "124", RO
 
 KN_TEST(call, a_method_that_is_missing_or_fails)
 {
-    two m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_MODULE two m;
+    IN_SCOPE;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
     KN_CHECK(!kn_call_method(&m, NULL, x) && error_has("kn_call_method", "the method is NULL"));
@@ -261,19 +255,15 @@ KN_TEST(call, a_method_that_is_missing_or_fails)
     KN_CHECK(!kn_call_method(&m, encode, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))) &&
              error_has("linear", "a"));
     KN_CHECK(kn_backward(kn_sum(kn_call_method(&m, encode, x), 0, NULL, false)));
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 KN_TEST(call, inputs_of_a_method_move_to_the_units_device)
 {
-    two m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_MODULE two m;
+    IN_SCOPE;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
     kn_tensor *y = kn_call_method(&m, encode, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)));
     KN_CHECK(y && kn_device_of(y) == KN_META && kn_backward(kn_sum(y, 0, NULL, false)));
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 /* ---- random programs ------------------------------------------------------------------------- */
@@ -324,12 +314,12 @@ static kn_values maybe_forward(kn_module *self, kn_values in, const void *arg)
 KN_TEST(call, inputs_may_be_missing)
 {
     for (int again = 0; again < 2; again++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         KN_CHECK(kn_module_init_n(&m, maybe_forward) &&
                  kn_parameter(&m, "w", KN_F32, KN_META, KN_ONES_INIT, 1, (int64_t[]){ 4 }) &&
                  kn_recompute(&m, again) &&
                  kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .reduce_dtype = KN_F32));
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(4));
         for (int missing = 0; missing < 2; missing++) {
             kn_values y = kn_call_n(&m, KN_VALUES(x, missing ? NULL : x), NULL, 0);
@@ -339,7 +329,5 @@ KN_TEST(call, inputs_may_be_missing)
         const kn_param *p;
         KN_CHECK(kn_params(&m, &p) == 1 &&
                  kn_item(kn_sum(kn_param_grad(&p[0]), 0, NULL, false)) == 16);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }

@@ -94,9 +94,8 @@ static bool reference(float norm[ORDERS], net *m, int ranks)
         ok = net_backward(m, i);
     for (int k = 0; k < ORDERS && ok; k++)
         norm[k] = (float)kn_item(kn_clip_grad_norm_p(m, 0.01, order[k]));
-    kn_optim *o = ok ? kn_sgd(m, .lr = 1) : NULL;
+    OWNED_OPTIM kn_optim *o = ok ? kn_sgd(m, .lr = 1) : NULL;
     ok = ok && o && kn_item(kn_clip_grad_norm_p(m, 0.01, 3)) > 0.01f && kn_step(o);
-    kn_optim_free(o);
     return ok && kn_ok();
 }
 
@@ -106,12 +105,12 @@ static void compare(kn_comm *world, net *m, bool linear)
 {
     static _Thread_local float room[MOST], before[MOST], after[MOST];
     kn_run run[16];
-    net plain;
+    OWNED_MODULE net plain;
     float want[ORDERS], absmax = 0;
     kn_set_threads(1);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(reference(want, &plain, kn_comm_size(world)));
-    kn_optim *o = kn_sgd(m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(m, .lr = 1);
     KN_CHECK(o && accumulate(m, world));
     int runs = whole_grads(m, room, run);
     KN_CHECK(runs == 6, "%d gradients", runs);
@@ -135,19 +134,15 @@ static void compare(kn_comm *world, net *m, bool linear)
     KN_CHECK(!linear || all_read_as(m, &plain), "after a clipped step");
     KN_CHECK(read_all(m, after) && moved_by(scale * 0.01 / norm, room, before, after, elements),
              "a clipped step");
-    kn_scope_end(scope);
-    kn_optim_free(o);
-    kn_module_free(&plain);
 }
 
 RANK_TEST(clip, same_bits_for_every_order_and_way_of_sharding, IN_ALL_WAYS)
 {
     const way *w = arg;
-    net m;
+    OWNED_MODULE net m;
     bool hybrid = w->strategy == KN_HYBRID_SHARD || w->strategy == KN_HYBRID_SHARD_GRAD_OP;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, w));
     compare(world, &m, !hybrid);
-    kn_module_free(&m);
 }
 
 /* A unit on every rank, one in groups of arg ranks, one over all of them below the root. */
@@ -170,13 +165,12 @@ static bool several_meshes(kn_module *m, bool recurse, int64_t unclaimed, kn_fsd
 
 RANK_TEST(clip, units_of_one_tree_on_several_meshes, .threads = "124")
 {
-    net m;
+    OWNED_MODULE net m;
     int shards = kn_comm_size(world) == 4 ? 2 : 1;
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .policy = several_meshes,
                                                    .policy_arg = &shards, .seed = NET_SEED));
     KN_CHECK(kn_fsdp_units(&m, NULL, 0) == 4);
     compare(world, &m, shards == 1);
-    kn_module_free(&m);
 }
 
 /* ---- not finite ------------------------------------------------------------------------------ */
@@ -184,7 +178,7 @@ RANK_TEST(clip, units_of_one_tree_on_several_meshes, .threads = "124")
 RANK_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all, IN_ALL_WAYS)
 {
     const way *w = arg;
-    net m;
+    OWNED_MODULE net m;
     int last = kn_comm_size(world) - 1;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, w) && accumulate(&m, world));
     KN_CHECK(!kn_find_nonfinite_grad(&m) && kn_ok());
@@ -203,15 +197,14 @@ RANK_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all, IN_ALL_WAYS)
     KN_CHECK(name || !poked, "nothing was found");
     KN_CHECK(!name || strcmp(name, "fc1.weight") == 0, "found '%s'", name);
     KN_CHECK((name == NULL) == (isfinite(kn_item(kn_clip_grad_norm(&m, 1))) != 0));
-    kn_module_free(&m);
 }
 
 /* A rank that doesn't clip while the others do is named, and nothing hangs. */
 static void one_does_not_clip(kn_comm *world, void *arg)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && accumulate(&m, world));
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(o != NULL);
     if (kn_rank(world) == 1)
         kn_step(o);
@@ -222,8 +215,6 @@ static void one_does_not_clip(kn_comm *world, void *arg)
                  strstr(kn_error(), "gradient norm"),
              "the message");
     kn_clear_error();
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(clip, a_rank_that_does_not_clip_is_found)
@@ -240,8 +231,8 @@ RANK_TEST(clip, parameters_of_no_unit_count_once, .processes = "13", .threads = 
     static _Thread_local float room[MOST];
     kn_run run[16];
     float absmax = 0;
-    net m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_MODULE net m;
+    IN_SCOPE;
     kn_stream *s = kn_compute_stream(KN_CPU);
     KN_CHECK(net_reference(&m) &&
              kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));
@@ -257,8 +248,6 @@ RANK_TEST(clip, parameters_of_no_unit_count_once, .processes = "13", .threads = 
         KN_CHECK(norm == want, "p %g: %.9g, not %.9g", order[k], (double)norm, (double)want);
     }
     KN_CHECK(kn_grad_scale(&m.fc1) == 1.0 / kn_comm_size(world) && kn_grad_scale(&m.ln) == 1);
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 /* ---- wrapped before it is added -------------------------------------------------------------- */
@@ -271,7 +260,7 @@ static kn_tensor *outer_forward(kn_module *self, kn_tensor *x)
 RANK_TEST(clip, norms_agree_where_a_unit_is_added_after_wrapping, .threads = "2")
 {
     two m, plain;
-    kn_module outer = { 0 };
+    OWNED_MODULE kn_module outer = { 0 };
     KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_fsdp_wrap(&plain, world, .seed = NET_SEED));
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .seed = NET_SEED));
     KN_CHECK(two_backward(&m, kn_rank(world)) && two_backward(&plain, kn_rank(world)));
@@ -282,6 +271,5 @@ RANK_TEST(clip, norms_agree_where_a_unit_is_added_after_wrapping, .threads = "2"
     float norm = (float)kn_item(kn_clip_grad_norm(&outer, 0)),
           want = (float)kn_item(kn_clip_grad_norm(&plain, 0));
     KN_CHECK(norm == want && want > 0, "norm %g, not %g", norm, want);
-    kn_module_free(&outer);
     kn_module_free(&plain);
 }

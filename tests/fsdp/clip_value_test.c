@@ -91,11 +91,11 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
 {
     static _Thread_local float mean[MOST], before[MOST], after[MOST];
     for (int k = 0; k < HOWS * 2; k++) {
-        net m;
-        kn_scope scope = kn_scope_begin();
+        OWNED_MODULE net m;
+        IN_SCOPE;
         KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
         kn_scaler *s = k % 2 ? kn_scaler_new(&m, .init_scale = 64) : NULL;
-        kn_optim *o = kn_sgd(&m, .lr = 1);
+        OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
         for (int a = 0; a < 2; a++) {
             kn_tensor *loss = net_loss(&m, a * 4 + kn_rank(world));
             KN_CHECK(kn_backward(s ? kn_scale_loss(s, loss) : loss));
@@ -112,10 +112,7 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
         }
         /* the next step is without it */
         KN_CHECK(!s || kn_scaler_get(s).skipped == 0);
-        kn_optim_free(o);
         kn_scaler_free(s);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
@@ -125,13 +122,13 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
 static void overflows(kn_comm *world, void *arg)
 {
     static _Thread_local float before[MOST], after[MOST];
-    net m;
+    OWNED_MODULE net m;
     int last = kn_comm_size(world) - 1;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 64);
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     for (int norm = 0; norm < 2; norm++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(kn_backward(kn_scale_loss(s, net_loss(&m, 0))) && read_all(&m, before));
         const kn_param *p;
         kn_params(&m, &p);
@@ -141,11 +138,8 @@ static void overflows(kn_comm *world, void *arg)
         KN_CHECK(kn_clip_grad_value(&m, 0.1) && (!norm || kn_clip_grad_norm(&m, 1)));
         KN_CHECK(kn_scaler_step(s, o) && kn_scaler_get(s).skipped == norm + 1);
         KN_CHECK(read_all(&m, after) && memcmp(before, after, sizeof before) == 0);
-        kn_scope_end(scope);
     }
-    kn_optim_free(o);
     kn_scaler_free(s);
-    kn_module_free(&m);
 }
 
 KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
@@ -156,9 +150,9 @@ KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
 
 KN_TEST(clip_value, wrong_use_is_a_sentence)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_reference(&m));
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     const double bad[] = { 0, -1, NAN };
     for (int i = 0; i < 3; i++) {
         KN_CHECK(!kn_clip_grad_value(&m, bad[i]) && strstr(kn_error(), "must be above 0"), "%g",
@@ -172,6 +166,4 @@ KN_TEST(clip_value, wrong_use_is_a_sentence)
     KN_CHECK(!kn_clip_grad_value(&m.fc1, 0.1) && strstr(kn_error(), "name that one"));
     kn_clear_error();
     KN_CHECK(kn_step(o));
-    kn_optim_free(o);
-    kn_module_free(&m);
 }

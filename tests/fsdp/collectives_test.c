@@ -61,7 +61,7 @@ typedef enum spare { SPARE_ALL, SPARE_SOME, SPARE_NONE, SPARES } spare;
 
 static bool stack_backward(stack *m, kn_device d, int micro, spare use)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     for (int i = 0; i < LAYERS; i++) { /* all ranks call layers that may be units */
         m->layer[i].calls_spare = use != SPARE_NONE;
         m->layer[i].uses_spare = use == SPARE_ALL || (use == SPARE_SOME && micro % 2 == 1);
@@ -69,7 +69,6 @@ static bool stack_backward(stack *m, kn_device d, int micro, spare use)
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, (uint64_t)micro, KN_SHAPE(ROWS, WIDE));
     kn_tensor *y = kn_call(m, kn_to_device(x, d));
     bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -151,7 +150,7 @@ static void counted_round(const setting *s, stack *m, kn_comm *w, int round, spa
 
 static void run_ranks(const setting *s, stack *m, kn_comm *w)
 {
-    kn_optim *opt = kn_sgd(m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(m, .lr = 0.1);
     int size = kn_comm_size(w), rounds = s->last_reduces ? 2 : 1;
     KN_CHECK(opt);
     for (int step = 0; step <= SPARES; step++) { /* communicators are made in the first */
@@ -164,7 +163,6 @@ static void run_ranks(const setting *s, stack *m, kn_comm *w)
                  s->what, size, step);
         KN_CHECK(kn_step(opt));
     }
-    kn_optim_free(opt);
 }
 
 /* One process that runs all micro-batches has the same bits. */
@@ -172,7 +170,7 @@ static void same_as_one(const setting *s, stack *m, int size)
 {
     stack one;
     KN_CHECK(stack_init(&one) && kn_materialize(&one, KN_CPU, NET_SEED));
-    kn_optim *opt = kn_sgd(&one, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&one, .lr = 0.1);
     for (int step = 0; step <= SPARES; step++) {
         for (int i = 0; i < size; i++)
             KN_CHECK(stack_backward(&one, KN_CPU, step * size + i, (spare)(step % SPARES)));
@@ -181,7 +179,6 @@ static void same_as_one(const setting *s, stack *m, int size)
     const kn_param *p;
     KN_CHECK(kn_params(&one, &p) == PER_LAYER * LAYERS && all_read_as(m, &one), "%s, %d ranks",
              s->what, size);
-    kn_optim_free(opt);
     kn_module_free(&one.base);
 }
 
@@ -255,7 +252,7 @@ RANK_TEST(collectives, gradients_of_a_backward_that_was_not_the_last, .threads =
     bool drops = *(int *)arg;
     stack m;
     KN_CHECK(stack_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
-    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     KN_CHECK(opt && kn_fsdp_set_is_last_backward(&m, false));
     KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_SOME));
     for (int i = 0; i < LAYERS && drops; i++)
@@ -267,7 +264,6 @@ RANK_TEST(collectives, gradients_of_a_backward_that_was_not_the_last, .threads =
                                                      : 2 * LAYERS) &&
                  kn_step(opt),
              "drops %d", drops);
-    kn_optim_free(opt);
     kn_module_free(&m.base);
 }
 
@@ -277,13 +273,12 @@ static bool spare_biases_have_some(stack *m)
     const kn_param *p;
     int n = kn_params(m, &p);
     bool ok = true;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     for (int i = 0; i < n && ok; i++) {
         kn_tensor *g = strstr(p[i].name, "spare.bias") ? kn_param_grad(&p[i]) : NULL;
         for (int64_t k = 0; g && k < kn_numel(g); k++)
             ok = ok && ((const float *)kn_data(g))[k] != 0;
     }
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -295,7 +290,7 @@ RANK_TEST(collectives, gradients_of_a_backward_before_the_all_reduce, .threads =
     stack m;
     KN_CHECK(stack_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED,
                                             .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
-    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     KN_CHECK(opt && kn_fsdp_set_all_reduce(&m, false, true));
     KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_SOME));
     for (int i = 0; i < LAYERS && drops; i++)
@@ -304,7 +299,6 @@ RANK_TEST(collectives, gradients_of_a_backward_before_the_all_reduce, .threads =
     KN_CHECK(stack_backward(&m, KN_CPU, kn_rank(world), SPARE_NONE));
     KN_CHECK(spares_are(&m, drops ? LAYERS : 2 * LAYERS), "drops %d", drops);
     KN_CHECK(spare_biases_have_some(&m) && kn_step(opt), "drops %d", drops);
-    kn_optim_free(opt);
     kn_module_free(&m.base);
 }
 
@@ -346,7 +340,7 @@ RANK_TEST(collectives, a_backward_without_sync_costs_one, .threads = "24")
     int64_t calls[TURNS];
     stack m;
     KN_CHECK(stack_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "adapted", .seed = NET_SEED));
-    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     for (int i = WARM; i < TURNS; i++) {
         bool held = i == HELD_BACK;
         KN_CHECK(!held || (kn_fsdp_set_gradient_sync(&m, false, true) &&
@@ -360,7 +354,6 @@ RANK_TEST(collectives, a_backward_without_sync_costs_one, .threads = "24")
     KN_CHECK(calls[HELD_BACK] == calls[BEFORE] + 1 && calls[AFTER] == calls[BEFORE],
              "%d calls, then %d, then %d", (int)calls[BEFORE], (int)calls[HELD_BACK],
              (int)calls[AFTER]);
-    kn_optim_free(opt);
     kn_module_free(&m.base);
 }
 

@@ -3,7 +3,6 @@
  * Rank functions return a status and never assert. */
 #include "tests/fsdp/chain.h"
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 /* ---- of one unit, or of all below ------------------------------------------------------------ */
 
@@ -35,14 +34,13 @@ KN_TEST(control, setters_of_one_unit_or_of_all)
 {
     for (int setter = 0; setter < 7; setter++)
         for (int recurse = 0; recurse < 2; recurse++) {
-            two m;
+            OWNED_MODULE two m;
             KN_CHECK(two_init(&m, KN_META, KN_F32) &&
                      kn_fsdp_wrap(&m, kn_comm_self(), .wrap_class = "linear") &&
                      set_all(&m, setter, recurse));
             KN_CHECK(is_set((kn_linear *)&m, setter) && is_set(&m.a, setter) == recurse &&
                          is_set(&m.b, setter) == recurse,
                      "setter %d, recurse %d", setter, recurse);
-            kn_module_free(&m);
         }
 }
 
@@ -98,9 +96,9 @@ KN_TEST(control, open_forwards_keep_their_order)
 
 RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
     KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
     KN_CHECK(!kn_step(o) &&
@@ -113,22 +111,19 @@ RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
         KN_CHECK(two_backward(&m, 0) && kn_fsdp_set_is_last_backward(&m, true));
         KN_CHECK(two_backward(&m, 1) && kn_grad_scale(&m) == 0.5 && kn_step(o));
     }
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* ---- parameters that backward doesn't need --------------------------------------------------- */
 
 RANK_TEST(control, a_unit_that_backward_reads_after_all_is_named, .threads = "2")
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
              "nothing reads a.weight");
     KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.b, false, false));
     KN_CHECK(!two_backward(&m, 0) && error_has("the bytes of b f32[4,5] are released", "unshard"),
              "the unit is named");
-    kn_module_free(&m);
 }
 
 /* ---- parameters that nothing used ------------------------------------------------------------ */
@@ -163,7 +158,7 @@ static bool changed(void *m, int i, const float *before, float factor)
 static void decays(kn_comm *world, void *arg)
 {
     const unused *u = arg;
-    three m = { 0 };
+    OWNED_MODULE three m = { 0 };
     float before[3][16];
     KN_CHECK(kn_module_init(&m.base, three_forward));
     kn_linear *l[3] = { &m.a, &m.b, &m.c };
@@ -175,7 +170,7 @@ static void decays(kn_comm *world, void *arg)
     KN_CHECK(!u->on || kn_fsdp_set_reduce_unused(&m, true, true));
     for (int i = 0; i < 3; i++)
         KN_CHECK(kn_param_read(&m, i, before[i]));
-    kn_optim *o = kn_adamw(&m, .lr = 0.5, .weight_decay = 0.5);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.5, .weight_decay = 0.5);
     for (int round = 0; round < 2; round++) {
         KN_CHECK(!u->no_sync || kn_fsdp_set_gradient_sync(&m, round == 1, true));
         KN_CHECK(!u->not_last || kn_fsdp_set_is_last_backward(&m, round == 1));
@@ -184,16 +179,13 @@ static void decays(kn_comm *world, void *arg)
     const kn_param *p;
     KN_CHECK(kn_params(&m, &p) == 3);
     for (int i = 0; i < 3; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK((kn_param_grad(&p[i]) != NULL) == (i == 0 || (i == 1 && u->on)), "%s", name[i]);
-        kn_scope_end(scope);
     }
     KN_CHECK(kn_step(o));
     KN_CHECK(changed(&m, 0, before[0], 0.75f), "a");
     KN_CHECK(!changed(&m, 1, before[1], u->on ? 0.75f : 1), "b, on: %d", u->on);
     KN_CHECK(!changed(&m, 2, before[2], 1), "c");
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(control, unused_parameters_have_gradients_of_zeros)
@@ -239,7 +231,7 @@ static kn_tensor *one_used_forward(kn_module *self, kn_tensor *x)
 KN_TEST(control, a_failed_backward_owes_no_zeros)
 {
     for (int not_last = 0; not_last < 2; not_last++) {
-        one_used m = { .fails = true };
+        OWNED_MODULE one_used m = { .fails = true };
         kn_module_init(&m.base, one_used_forward);
         kn_module_init(&m.idle, idle_forward);
         KN_CHECK(kn_linear_init(&m.a, &m.base, "a", 4, 4, .device = KN_META) &&
@@ -250,7 +242,7 @@ KN_TEST(control, a_failed_backward_owes_no_zeros)
         KN_CHECK(kn_fsdp_set_reduce_unused(&m, true, true) &&
                  (not_last ? kn_fsdp_set_is_last_backward(&m, false)
                            : kn_fsdp_set_gradient_sync(&m, false, true)));
-        kn_optim *o = kn_sgd(&m, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1);
         for (int pass = 0; pass < 2; pass++, m.fails = false) {
             kn_scope scope = kn_scope_begin();
             kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
@@ -265,8 +257,6 @@ KN_TEST(control, a_failed_backward_owes_no_zeros)
             }
         }
         KN_CHECK(kn_step(o), "not_last %d", not_last);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
 }
 
@@ -296,7 +286,7 @@ static kn_tensor *skips_forward(kn_module *self, kn_tensor *x)
 KN_TEST(control, a_call_of_a_failed_pass_brings_no_zeros)
 {
     for (skips_fault f = FAULT_FORWARD; f < FAULTS; f++) {
-        skips m = { .fault = f };
+        OWNED_MODULE skips m = { .fault = f };
         const kn_param *p;
         KN_CHECK(kn_module_init(&m.base, skips_forward) &&
                  kn_linear_init(&m.a, &m.base, "a", 4, 4, .device = KN_META, .no_bias = true) &&
@@ -306,10 +296,8 @@ KN_TEST(control, a_call_of_a_failed_pass_brings_no_zeros)
         REFUSED(two_backward(&m, 0), "fails");
         m.fault = FAULT_NONE;
         KN_CHECK(two_backward(&m, 1));
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(kn_param_grad(&p[0]) && !kn_param_grad(&p[1]), "fault %d", (int)f);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
@@ -334,12 +322,12 @@ static kn_tensor *recurrent_forward(kn_module *self, kn_tensor *x)
 /* A loss over several forwards, of which rank 1 uses the last alone. */
 RANK_TEST(control, a_unit_that_is_called_often_has_its_turns, .threads = "124")
 {
-    recurrent m = { 0 };
+    OWNED_MODULE recurrent m = { 0 };
     kn_module_init(&m.base, recurrent_forward);
     KN_CHECK(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
              kn_linear_init(&m.cell, &m.base, "cell", 4, 4, .device = KN_META));
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *loss = NULL;
     for (int i = 0; i < FORWARDS; i++) {
         kn_tensor *y = kn_sum(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))), 0, NULL, false);
@@ -348,8 +336,6 @@ RANK_TEST(control, a_unit_that_is_called_often_has_its_turns, .threads = "124")
         loss = loss ? kn_add(loss, y) : y;
     }
     KN_CHECK(kn_backward(loss));
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 enum { WITHOUT_BACKWARD = 300 };
@@ -357,7 +343,7 @@ enum { WITHOUT_BACKWARD = 300 };
 /* Forwards that may have a backward, but get none, are forgotten; the last one is not. */
 RANK_TEST(control, forwards_without_backward_are_forgotten, .threads = "12")
 {
-    two m, whole;
+    OWNED_MODULE two m, whole;
     int most[2] = { 0 };
     KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
@@ -371,7 +357,7 @@ RANK_TEST(control, forwards_without_backward_are_forgotten, .threads = "12")
     }
     KN_CHECK(most[0] == most[1], "calls that are remembered: at most %d, then %d", most[0],
              most[1]);
-    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.5);
+    OWNED_OPTIM kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&whole, .lr = 0.5);
     KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(a));
     for (int i = 0; i < kn_comm_size(world); i++)
         KN_CHECK(two_backward(&whole, i));
@@ -380,8 +366,4 @@ RANK_TEST(control, forwards_without_backward_are_forgotten, .threads = "12")
     int params = kn_params(&whole, &list);
     for (int i = 0; i < params; i++)
         KN_CHECK(reads_as(&m, i, list[i].tensor), "'%s'", list[i].name);
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    kn_module_free(&whole);
 }

@@ -2,6 +2,7 @@
  * accumulates the same micro-batches (matrix.h), and batch norm in full precision beside units of
  * bf16. */
 #include "tests/fsdp/matrix.h"
+#include "tests/owned.h"
 
 enum { STEPS = 3, MICRO = 4, BATCH = 3, SIDE = 9 };
 
@@ -78,11 +79,11 @@ KN_TEST(convnet, same_bits_over_ranks)
 /* Units of bf16: batch norms are units of their own, in f32, buffers too. */
 KN_TEST(convnet, batch_norm_beside_bf16)
 {
-    convnet n;
+    OWNED_MODULE convnet n;
     KN_CHECK(convnet_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "conv2d,linear", .seed = 42,
                                               .param_dtype = KN_BF16, .buffer_dtype = KN_BF16));
     KN_CHECK(kn_fsdp_is_unit(&n.bn1) && kn_fsdp_is_unit(&n.bn2));
-    kn_optim *opt = kn_sgd(&n, .lr = 0.1, .momentum = 0.9);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&n, .lr = 0.1, .momentum = 0.9);
     double first = 0, last = 0;
     for (int i = 0; i < STEPS * MICRO; i++) {
         kn_scope scope = kn_scope_begin();
@@ -96,8 +97,6 @@ KN_TEST(convnet, batch_norm_beside_bf16)
     KN_CHECK(kn_dtype_of(kn_module_buffer(&n, "bn1.running_var")) == KN_F32);
     KN_CHECK(kn_dtype_of(kn_module_param(&n, "conv1.weight")) == KN_BF16);
     KN_CHECK(isfinite(last) && first > 0.5 && first < 5, "losses %g to %g", first, last);
-    kn_optim_free(opt);
-    kn_module_free(&n);
 }
 
 /* y and x's gradient under batch norm, unit of a tree that computes in t, or by hand with casts
@@ -105,9 +104,9 @@ KN_TEST(convnet, batch_norm_beside_bf16)
 static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *dx_bits)
 {
     enum { C = 6 };
-    kn_sequential net = { 0 };
+    OWNED_MODULE kn_sequential net = { 0 };
     kn_batch_norm bn = { 0 };
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(kn_sequential_init(&net, NULL, "") && kn_batch_norm_init(&bn, NULL, "", C) &&
              kn_sequential_append(&net, &bn) && kn_fsdp_wrap(&net, NULL, .param_dtype = t));
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(3, C, 5, 4));
@@ -130,8 +129,6 @@ static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *d
     KN_CHECK(kn_to_host(kn_cast(y, KN_F32), y_bits, 3 * C * 20 * sizeof *y_bits) &&
              kn_to_host(kn_cast(kn_grad(x), KN_F32), dx_bits, 3 * C * 20 * sizeof *dx_bits));
     kn_host_free(events);
-    kn_scope_end(scope);
-    kn_module_free(&net);
 }
 
 /* It computes narrow inputs in f32 and rounds once, so it needs no casts around it. */

@@ -123,23 +123,20 @@ static kn_tensor *loss_of(any_net *n, const setting *s, int step, int micro)
 static bool micro_batch(any_net *n, const setting *s, int step, int micro, kn_scaler *scaler,
                         float *loss)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *l = loss_of(n, s, step, micro);
     kn_backward(scaler ? kn_scale_loss(scaler, l) : l);
     *loss = kn_ok() ? (float)kn_item(l) : 0;
-    kn_scope_end(scope);
     return kn_ok();
 }
 
 static bool evaluate(any_net *n, const setting *s, float *loss)
 {
-    kn_scope scope = kn_scope_begin();
-    const bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     kn_train(n->self, false);
     kn_tensor *l = loss_of(n, s, 0, 0);
     *loss = l ? (float)kn_item(l) : 0;
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return kn_ok();
 }
 
@@ -319,9 +316,8 @@ KN_TEST(device, offload)
 static bool doubled(kn_module *m, void *arg)
 {
     kn_tensor *w = strcmp(m->impl->class_name, "linear") == 0 ? kn_module_param(m, "weight") : NULL;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = !w || kn_copy_(w, kn_scale(w, 2));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -329,7 +325,7 @@ static void look(kn_comm *world, void *arg)
 {
     const setting *s = arg;
     static _Thread_local float before[PARAMS], after[PARAMS];
-    kn_linear net = { 0 };
+    OWNED_MODULE kn_linear net = { 0 };
     kn_set_threads(1);
     KN_CHECK(kn_linear_init(&net, NULL, NULL, 7, 5,
                             .device = s->device)); /* wrapping uses that device */
@@ -348,7 +344,6 @@ static void look(kn_comm *world, void *arg)
     if (kn_rank(world) == 0)
         KN_CHECK(kn_to_host(kn_module_param(&net, "weight"), after, 35 * sizeof *after));
     KN_CHECK(kn_summon_end(scope) && memcmp(before, after, 35 * sizeof *after) == 0);
-    kn_module_free(&net);
 }
 
 KN_TEST(device, parameters_are_read_written_and_summoned)

@@ -92,16 +92,14 @@ KN_TEST(drawing, recompute_changes_nothing)
 {
     double norm[2];
     for (int again = 0; again < 2; again++) {
-        net n;
+        OWNED_MODULE net n;
         KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "noisy", .seed = 42));
         KN_CHECK(!again || (kn_recompute(&n.a, true) && kn_recompute(&n.b, true)));
-        kn_optim *o = kn_sgd(&n, .lr = 0.05);
+        OWNED_OPTIM kn_optim *o = kn_sgd(&n, .lr = 0.05);
         kn_set_step(5);
         KN_CHECK(kn_backward(net_loss(&n, 0, 0)));
         norm[again] = kn_item(kn_clip_grad_norm(&n, 1e9));
         KN_CHECK(norm[again] > 0);
-        kn_optim_free(o);
-        kn_module_free(&n);
     }
     KN_CHECK(norm[0] == norm[1], "%.17g, recomputed %.17g", norm[0], norm[1]);
 }

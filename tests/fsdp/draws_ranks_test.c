@@ -30,7 +30,7 @@ typedef struct trained {
 /* A number of draws that differs over ranks. */
 static bool evaluate(noisy *m, kn_comm *world, int step, bool at_place)
 {
-    const bool mode = kn_set_grad_mode(false);
+    WITHOUT_GRAD;
     kn_draws place = { 0 };
     if (at_place)
         place = kn_draws_begin(step);
@@ -38,13 +38,12 @@ static bool evaluate(noisy *m, kn_comm *world, int step, bool at_place)
         kn_rand_like(kn_ones(KN_F32, KN_CPU, KN_SHAPE(9)));
     bool ok = kn_call(m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDTH))) != NULL;
     kn_draws_end(place);
-    kn_set_grad_mode(mode);
     return ok;
 }
 
 static bool learn(noisy *m, trained *t, int step, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, (uint64_t)micro, KN_SHAPE(3, WIDTH));
     const bool mode = kn_set_grad_mode(false);
     t->noise[step][micro] = (float)kn_item(kn_mean(kn_randn_like(x), 0, NULL, false));
@@ -53,14 +52,13 @@ static bool learn(noisy *m, trained *t, int step, int micro)
     kn_tensor *loss = y ? kn_mean(kn_square(y), 0, NULL, false) : NULL;
     bool ok = loss && kn_backward(loss);
     t->loss[step][micro] = ok ? (float)kn_item(loss) : 0;
-    kn_scope_end(scope);
     return ok;
 }
 
 static void train(kn_comm *world, void *arg)
 {
     trained *t = arg;
-    noisy m = { 0 };
+    OWNED_MODULE noisy m = { 0 };
     kn_seed(4);
     kn_set_step(0);
     KN_CHECK(kn_module_init(&m.base, noisy_forward) &&
@@ -68,15 +66,13 @@ static void train(kn_comm *world, void *arg)
              kn_dropout_init(&m.drop, &m.base, "drop", 0.5));
     KN_CHECK(!t->recomputes || kn_recompute(&m, true));
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 5));
-    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     for (int step = 0; step < STEPS; step++) {
         KN_CHECK(!t->evaluates || evaluate(&m, world, step, t->at_places));
         for (int k = kn_rank(world); k < MICRO; k += kn_comm_size(world))
             KN_CHECK(learn(&m, t, step, k));
         KN_CHECK(kn_step(opt));
     }
-    kn_optim_free(opt);
-    kn_module_free(&m);
 }
 
 /* Every draw of a micro-batch, with grad mode on or off, is its own on whichever rank; and an

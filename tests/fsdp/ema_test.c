@@ -36,11 +36,9 @@ static bool same(net *m, kn_ema *e, net *ref, kn_ema *want)
 
 static double loss_of(net *m)
 {
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     double loss = kn_item(net_loss(m, 3));
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return loss;
 }
 
@@ -48,11 +46,11 @@ static double loss_of(net *m)
  * gradients in another order. */
 RANK_TEST(ema, same_bits_in_every_way_of_sharding, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m = { 0 }, ref = { 0 };
     if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
         return;
     KN_CHECK(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
-    kn_optim *a = kn_adamw(&m, .lr = 0.05), *b = kn_adamw(&ref, .lr = 0.05);
+    OWNED_OPTIM kn_optim *a = kn_adamw(&m, .lr = 0.05), *b = kn_adamw(&ref, .lr = 0.05);
     kn_ema *e = kn_ema_new(&m, .decay = 0.75), *want = kn_ema_new(&ref, .decay = 0.75);
     for (int i = 0; i < STEPS; i++) {
         KN_CHECK(step(&m, a, world, i) && step(&ref, b, NULL, i));
@@ -67,16 +65,15 @@ RANK_TEST(ema, same_bits_in_every_way_of_sharding, IN_ALL_WAYS)
         KN_CHECK(loss_of(&m) == before, "back again");
     }
     KN_CHECK(kn_ema_updates(e) == STEPS, "updates");
-    kn_ema_free(e), kn_ema_free(want);
-    kn_optim_free(a), kn_optim_free(b);
-    kn_module_free(&m), kn_module_free(&ref);
+    kn_ema_free(e);
+    kn_ema_free(want);
 }
 
 /* Tensors that a forward saved are out of date behind a swap, and a unit that stayed gathered is
  * gathered anew. arg: NULL, or a way of sharding. */
 static void stale(kn_comm *world, void *arg)
 {
-    two m;
+    OWNED_MODULE two m;
     const way *w = arg;
     KN_CHECK(two_init(&m, w ? KN_META : KN_CPU, KN_F32));
     KN_CHECK(w ? kn_fsdp_wrap(&m, world, .strategy = w->strategy, .wrap_class = "linear",
@@ -101,7 +98,6 @@ static void stale(kn_comm *world, void *arg)
     KN_CHECK(kn_ema_swap(e) && two_evaluate(&m, &now) && now == before, "loss %g, was %g", now,
              before);
     kn_ema_free(e);
-    kn_module_free(&m);
 }
 
 KN_TEST(ema, what_used_the_weights_of_before_is_out_of_date)
@@ -120,7 +116,7 @@ KN_TEST(ema, what_used_the_weights_of_before_is_out_of_date)
 /* Averages lie where the state of optimizers does, and count as it. */
 static void where(kn_comm *world, void *arg)
 {
-    net m;
+    OWNED_MODULE net m;
     const kn_param *p;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_ema *e = kn_ema_new(&m);
@@ -132,7 +128,6 @@ static void where(kn_comm *world, void *arg)
                  "'%s'", p[i].name);
     }
     kn_ema_free(e);
-    kn_module_free(&m);
 }
 
 KN_TEST(ema, lie_where_optimizer_state_does)
@@ -145,7 +140,7 @@ KN_TEST(ema, lie_where_optimizer_state_does)
 /* The first update takes the values; with a warm-up the decay is min(decay, (1 + n) / (w + n)). */
 KN_TEST(ema, formula)
 {
-    two m;
+    OWNED_MODULE two m;
     const kn_param *p;
     KN_CHECK(two_init(&m, KN_CPU, KN_F64) && kn_materialize(&m, KN_CPU, 7));
     kn_params(&m, &p);
@@ -159,7 +154,6 @@ KN_TEST(ema, formula)
         KN_CHECK(value[3] == 1 + n * n);
     }
     kn_ema_free(e);
-    kn_module_free(&m);
 }
 
 /* Buffers have averages where they are asked for (AveragedModel with use_buffers), and change
@@ -167,7 +161,7 @@ KN_TEST(ema, formula)
 KN_TEST(ema, buffers)
 {
     for (int use = 0; use < 2; use++) {
-        two m;
+        OWNED_MODULE two m;
         KN_CHECK(two_init(&m, KN_CPU, KN_F64));
         kn_tensor *mean =
                       kn_declare_buffer(&m, "mean", KN_F64, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(2, 3)),
@@ -193,7 +187,6 @@ KN_TEST(ema, buffers)
         KN_CHECK(kn_ema_update(e) == !use);
         KN_CHECK(!use || error_has("kn_ema_update: the module has other buffers", "anew"));
         kn_ema_free(e);
-        kn_module_free(&m);
     }
 }
 
@@ -228,7 +221,7 @@ KN_TEST(ema, are_swapped_on_any_device)
 /* Frozen parameters have no averages, and stay. */
 KN_TEST(ema, frozen_parameters_stay)
 {
-    net m;
+    OWNED_MODULE net m;
     const kn_param *p;
     KN_CHECK(net_reference(&m));
     kn_ema *e = kn_ema_new(&m);
@@ -242,13 +235,12 @@ KN_TEST(ema, frozen_parameters_stay)
     KN_CHECK(!kn_ema_value(e, n) && error_has("kn_ema_value: parameter number", "doesn't exist"));
     KN_CHECK(kn_ema_module(e) == &m.base && kn_ema_swap(e) && kn_ema_swap(e));
     kn_ema_free(e);
-    kn_module_free(&m);
 }
 
 /* Without memory nothing is exchanged: each of the allocations fails in turn. */
 KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
 {
-    net m, ref;
+    OWNED_MODULE net m = { 0 }, ref = { 0 };
     float a[128], b[128];
     const kn_param *p, *q;
     KN_CHECK(net_reference(&m) && net_reference(&ref));
@@ -276,7 +268,6 @@ KN_TEST(ema, a_swap_that_fails_exchanges_nothing)
         KN_CHECK(!p[i].trainable ||
                  (kn_to_host(p[i].master, a, (size_t)p[i].numel * sizeof *a) && a[0] == 5));
     kn_ema_free(e);
-    kn_module_free(&m), kn_module_free(&ref);
 }
 
 /* A step would be lost with the next swap: none is taken, wherever in the tree the averages lie. */
@@ -284,11 +275,11 @@ KN_TEST(ema, no_step_on_averages)
 {
     for (int of_part = 0; of_part < 2; of_part++)
         for (int step_part = 0; step_part < 2; step_part++) {
-            two m;
+            OWNED_MODULE two m;
             KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_materialize(&m, KN_CPU, 7));
             kn_ema *e = of_part ? kn_ema_new(&m.a) : kn_ema_new(&m);
-            kn_optim *o = step_part ? kn_sgd(&m.a, .lr = 0.1) : kn_sgd(&m, .lr = 0.1),
-                     *other = kn_sgd(&m.b, .lr = 0.1);
+            OWNED_OPTIM kn_optim *o = step_part ? kn_sgd(&m.a, .lr = 0.1) : kn_sgd(&m, .lr = 0.1),
+                                 *other = kn_sgd(&m.b, .lr = 0.1);
             KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e));
             KN_CHECK(!kn_step(o) && error_has("kn_step: '", "holds the averages of its weights"));
             KN_CHECK(!of_part || kn_step(other), "another part");
@@ -296,7 +287,6 @@ KN_TEST(ema, no_step_on_averages)
             KN_CHECK(two_backward(&m, 0) && kn_ema_swap(e));
             kn_ema_free(e); /* the module keeps them */
             KN_CHECK(kn_step(o));
-            kn_optim_free(o), kn_optim_free(other), kn_module_free(&m);
         }
 }
 
@@ -321,7 +311,7 @@ KN_TEST(ema, calls_after_the_end_are_errors)
 
 KN_TEST(ema, refuses)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_materialize(&m, KN_CPU, 7));
     KN_CHECK(!kn_ema_new(&m, .decay = 1) && error_has(".decay is 1", "[0, 1)"));
     KN_CHECK(!kn_ema_new(&m, .decay = NAN) && error_has(".decay", "[0, 1)"));
@@ -341,6 +331,6 @@ KN_TEST(ema, refuses)
     kn_summon_scope s = kn_summon(&m);
     KN_CHECK(!kn_ema_swap(e) && error_has("summoned", "end the scope"));
     KN_CHECK(kn_summon_end(s));
-    kn_ema_free(e), kn_ema_free(NULL);
-    kn_module_free(&m);
+    kn_ema_free(e);
+    kn_ema_free(NULL);
 }

@@ -74,7 +74,7 @@ static bool wrap(net *m, kn_comm *world, const way *w, filling *f)
 
 RANK_TEST(fill, by_a_function_of_the_module, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     filling f = { .m = &m }, plain = { 0 };
     KN_CHECK(net_init(&m, kn_rank(world) % 2 ? KN_CPU : KN_META) && net_reference(&ref));
     kn_scope scope = kn_scope_begin();
@@ -88,8 +88,6 @@ RANK_TEST(fill, by_a_function_of_the_module, IN_ALL_WAYS)
     KN_CHECK(f.whole == 1, "%d parameters were whole at once", f.whole);
     KN_CHECK(all_read_as(&m, &ref));
     KN_CHECK(net_backward(&m, 0));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* Parameters with values keep them: the rank's own, or rank 0's. Others get values of rank 0's
@@ -97,7 +95,7 @@ RANK_TEST(fill, by_a_function_of_the_module, IN_ALL_WAYS)
 RANK_TEST(fill, modules_with_values_are_left_alone, .threads = "124")
 {
     for (int sync = 0; sync < 2; sync++) {
-        net m, ref;
+        OWNED_MODULE net m, ref;
         filling f = { 0 };
         bool here = !sync || kn_rank(world) == 0;
         KN_CHECK(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
@@ -108,8 +106,6 @@ RANK_TEST(fill, modules_with_values_are_left_alone, .threads = "124")
         KN_CHECK(kn_materialize(&ref.fc1, KN_CPU, 3) &&
                      reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")),
                  "values were lost");
-        kn_module_free(&m);
-        kn_module_free(&ref);
     }
 }
 
@@ -122,10 +118,10 @@ typedef struct beside {
 static void beside_unclaimed(kn_comm *world, void *arg)
 {
     const beside *how = arg;
-    net m, ref;
+    OWNED_MODULE net m, ref;
     filling f = { 0 }, plain = { 0 };
     bool here = !how->sync || kn_rank(world) == 0;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool mode = kn_set_grad_mode(false);
     KN_CHECK(net_init(&m, here ? KN_CPU : KN_META) && net_reference(&ref));
     kn_tensor *w = kn_module_param(&m.fc1, "weight"), *want = kn_module_param(&ref.fc1, "weight");
@@ -141,9 +137,6 @@ static void beside_unclaimed(kn_comm *world, void *arg)
              "called for %s", f.order);
     KN_CHECK(reads_as(&m, 1, want), "values were lost (ignored %d, given %d)", how->ignored,
              how->given);
-    kn_scope_end(scope);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 KN_TEST(fill, parameters_that_others_hold_keep_their_values)
@@ -163,7 +156,7 @@ KN_TEST(fill, parameters_that_others_hold_keep_their_values)
  * there, too, fc1 is a module with values. */
 RANK_TEST(fill, a_module_with_values_in_another_unit_is_left_alone, .threads = "12")
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     filling f = { 0 };
     KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
     kn_tensor *w = kn_module_param(&m.fc1, "weight"), *b = kn_module_param(&m.fc1, "bias");
@@ -172,8 +165,6 @@ RANK_TEST(fill, a_module_with_values_in_another_unit_is_left_alone, .threads = "
                           .fill_module = orthogonal, .fill_module_arg = &f));
     KN_CHECK(!strstr(f.order, "fc1 ") && strstr(f.order, "fc2 "), "called for %s", f.order);
     KN_CHECK(reads_as(&m, 1, kn_module_param(&ref.fc1, "weight")), "not as declared");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 static bool drawn(kn_module *m, void *arg)
@@ -188,7 +179,7 @@ static bool drawn(kn_module *m, void *arg)
 /* The matrices of fc1 and fc2, wrapped in one unit or in several. */
 static bool draw_matrices(kn_comm *world, bool units, float matrix[2][NET_DIM * NET_HIDDEN])
 {
-    net m;
+    OWNED_MODULE net m;
     bool ok = net_init(&m, KN_META) &&
               kn_fsdp_wrap(&m, world, .seed = NET_SEED,
                            .wrap_class = units ? "linear,embedding" : NULL, .fill_module = drawn);
@@ -196,7 +187,6 @@ static bool draw_matrices(kn_comm *world, bool units, float matrix[2][NET_DIM * 
     for (int i = 0, n = kn_params(&m, &p), k = 0; ok && i < n; i++)
         if (strstr(p[i].name, "fc") && strstr(p[i].name, "weight"))
             ok = kn_param_read(&m, i, matrix[k++]);
-    kn_module_free(&m);
     return ok && kn_ok();
 }
 
@@ -223,13 +213,12 @@ static bool fails(kn_module *m, void *arg)
 KN_TEST(fill, a_function_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
-        net m;
+        OWNED_MODULE net m;
         KN_CHECK(net_init(&m, KN_META));
         KN_CHECK(
             !kn_fsdp_wrap(&m, NULL, .fill_module = fails, .fill_module_arg = said ? &m : NULL));
         KN_CHECK_ERROR(said ? "no values for 'wte'" : ".fill_module failed for 'wte' (embedding)");
         KN_CHECK(kn_device_of(kn_module_param(&m.wte, "weight")) == KN_META, "it kept the bytes");
-        kn_module_free(&m);
     }
 }
 

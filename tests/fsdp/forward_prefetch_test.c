@@ -18,10 +18,9 @@ static void hear(const kn_fsdp_event *e, void *line)
 static bool backward(net *m)
 {
     int64_t ids[NET_BATCH] = { 3, 1, 4, 1, 5 };
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(NET_BATCH)));
     bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -29,7 +28,7 @@ static void second_forward(kn_comm *world, void *arg)
 {
     const job *j = arg;
     char line[1024] = "";
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META));
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .device = j->device,
                           .backward_prefetch = j->backward, .seed = NET_SEED));
@@ -39,7 +38,6 @@ static void second_forward(kn_comm *world, void *arg)
     const char *next = strstr(line, "gather fc2"), *end = strstr(line, "release fc1");
     KN_CHECK(next && end, "%s", line);
     KN_CHECK((next < end) == j->early, "%s", line);
-    kn_module_free(&m);
 }
 
 /* Units that gave up memory for time, by .backward_prefetch, keep it. */

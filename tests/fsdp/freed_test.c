@@ -33,8 +33,8 @@ static void train(row *m)
     fclose(out);
     KN_CHECK(!strstr(text, "1: linear"), "%s", text);
     free(text);
-    kn_scope scope = kn_scope_begin();
-    kn_optim *o = kn_adamw(m, .lr = 0.1);
+    IN_SCOPE;
+    OWNED_OPTIM kn_optim *o = kn_adamw(m, .lr = 0.1);
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, WIDTH));
     KN_CHECK(kn_backward(kn_sum(kn_call(m, x), 0, NULL, false)));
     KN_CHECK(kn_clip_grad_norm(m, 0.5) && kn_step(o));
@@ -43,8 +43,6 @@ static void train(row *m)
     kn_state *s = kn_state_dict(m);
     KN_CHECK(s && kn_load_state_dict(m, s));
     kn_state_free(s);
-    kn_optim_free(o);
-    kn_scope_end(scope);
 }
 
 enum moment { UNUSED, GRADIENTS_WAIT, SUMMONED, GATHERED, HELD_BACK, MOMENTS };

@@ -2,7 +2,6 @@
  * its masters: with the bits of a plain f32 model that has their values, and training goes on as if
  * that had not been. Rank functions return a status. */
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 
 static bool wrap(net *m, kn_comm *world, const way *w)
 {
@@ -15,12 +14,10 @@ static bool wrap(net *m, kn_comm *world, const way *w)
 /* The loss of micro-batch 0 with grad mode off. */
 static bool evaluate(net *m, double *loss)
 {
-    kn_scope scope = kn_scope_begin();
-    bool mode = kn_set_grad_mode(false);
+    IN_SCOPE;
+    WITHOUT_GRAD;
     kn_tensor *y = net_loss(m, 0);
     *loss = y ? kn_item(y) : NAN;
-    kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return kn_ok();
 }
 
@@ -63,10 +60,10 @@ static void in_full(net *m, net *plain)
 RANK_TEST(full_precision, bits_of_f32_and_training_goes_on, IN_ALL_WAYS)
 {
     const way *w = arg;
-    net m, twin, plain;
+    OWNED_MODULE net m, twin, plain;
     const int rank = kn_rank(world);
     KN_CHECK(wrap(&m, world, w) && wrap(&twin, world, w) && net_reference(&plain));
-    kn_optim *o = kn_adamw(&m, .lr = 0.01), *t = kn_adamw(&twin, .lr = 0.01);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.01), *t = kn_adamw(&twin, .lr = 0.01);
     KN_CHECK(o && t);
     in_full(&m, &plain);
     for (int i = 0; i < 3; i++) {
@@ -87,16 +84,11 @@ RANK_TEST(full_precision, bits_of_f32_and_training_goes_on, IN_ALL_WAYS)
         KN_CHECK(kn_param_read(&m, i, a) && kn_param_read(&twin, i, b) &&
                      memcmp(a, b, (size_t)p[i].numel * sizeof *a) == 0,
                  "\'%s\' trained otherwise", p[i].name);
-    kn_optim_free(o);
-    kn_optim_free(t);
-    kn_module_free(&m);
-    kn_module_free(&twin);
-    kn_module_free(&plain);
 }
 
 KN_TEST(full_precision, wrong_use_is_a_sentence)
 {
-    net m, plain;
+    OWNED_MODULE net m, plain;
     double loss;
     KN_CHECK(net_reference(&plain) && wrap(&m, NULL, &ways[0]));
     REFUSED(kn_fsdp_set_full_precision(&plain, true), "there is no unit of fsdp");
@@ -110,6 +102,4 @@ KN_TEST(full_precision, wrong_use_is_a_sentence)
     kn_summon_scope open = kn_summon(&m);
     REFUSED(kn_fsdp_set_full_precision(&m, false), "is summoned");
     KN_CHECK(kn_summon_end(open) && kn_fsdp_set_full_precision(&m, false) && net_backward(&m, 0));
-    kn_module_free(&m);
-    kn_module_free(&plain);
 }

@@ -27,10 +27,9 @@ static bool gan_init(gan *m)
 
 static bool gan_backward(gan *m, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y = kn_call(m, x);
     bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -43,7 +42,7 @@ static void drop_weight(kn_module_event *e, void *arg)
 RANK_TEST(held, dropped_inside_the_backward_that_brought_them, .threads = "23")
 {
     const kn_param *p;
-    gan m;
+    OWNED_MODULE gan m;
     KN_CHECK(gan_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED) &&
              kn_module_hook(&m.g, (kn_module_hooks){ .post_backward = drop_weight, .arg = &m }));
     m.skip_d = kn_rank(world) > 0;
@@ -52,7 +51,6 @@ RANK_TEST(held, dropped_inside_the_backward_that_brought_them, .threads = "23")
     for (int i = 0; i < n; i++)
         KN_CHECK((kn_param_grad(&p[i]) == NULL) == (strcmp(p[i].name, "d.weight") == 0), "'%s'",
                  p[i].name);
-    kn_module_free(&m);
 }
 
 /* d is frozen while its gradients wait on their ranks, then in their shard groups: they stay. */

@@ -1,7 +1,6 @@
 /* tests/fsdp/hooks_test.c: hooks in the place of a unit's reduction, after its all-reduce, in the
  * place of its gather. */
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 
 /* ---- in the place of a unit's reduction ------------------------------------------------------ */
 
@@ -18,7 +17,7 @@ typedef struct run {
 static void train(kn_comm *world, void *arg)
 {
     run *j = arg;
-    net m;
+    OWNED_MODULE net m;
     const kn_param *p;
     int n = kn_comm_size(world), rank = kn_rank(world);
     kn_seed(3);
@@ -26,7 +25,7 @@ static void train(kn_comm *world, void *arg)
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, &j->way));
     if (j->hook)
         KN_CHECK(kn_fsdp_set_comm_hook(j->below ? (void *)&m.fc1 : &m, j->hook, j->arg, !j->below));
-    kn_optim *opt = kn_sgd(&m, .lr = 0.5);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.5);
     for (int s = 0; s < STEPS; s++) {
         for (int a = 0; a < MICRO / n; a++)
             KN_CHECK(net_backward(&m, s * MICRO + a * n + rank));
@@ -40,8 +39,6 @@ static void train(kn_comm *world, void *arg)
         if (rank == 0)
             memcpy(j->out + at, room + at, (size_t)p[i].numel * sizeof *room);
     }
-    kn_optim_free(opt);
-    kn_module_free(&m);
 }
 
 static float *trained(int ranks, run j)
@@ -115,11 +112,10 @@ static bool refuse(const kn_grad_reduction *r, void *arg)
 KN_TEST(hooks, a_hook_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
-        net m;
+        OWNED_MODULE net m;
         KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]));
         KN_CHECK(kn_fsdp_set_comm_hook(&m, refuse, said ? &m : NULL, true));
         REFUSED(net_backward(&m, 0), said ? "no bytes for" : "hook of unit");
-        kn_module_free(&m);
     }
 }
 
@@ -150,13 +146,12 @@ static bool train_shown(net *m, kn_comm *world, shown *s, bool hook, bool accumu
     bool ok = net_init(m, KN_META) && net_wrap(m, world, &w) &&
               (!hook || kn_fsdp_set_all_reduce_hook(m, see_the_sum, s, true)) &&
               (!hook || !s->doubles || kn_fsdp_set_divide_factor(m, 2 * n, true));
-    kn_optim *opt = ok ? kn_sgd(m, .lr = 0.5) : NULL;
+    OWNED_OPTIM kn_optim *opt = ok ? kn_sgd(m, .lr = 0.5) : NULL;
     for (int i = 0; ok && i < 2 * STEPS; i++) {
         if (s->hybrid && accumulates)
             ok = kn_fsdp_set_all_reduce(m, i % 2, true);
         ok = ok && net_backward(m, i * n + rank) && ((accumulates && i % 2 == 0) || kn_step(opt));
     }
-    kn_optim_free(opt);
     return ok;
 }
 
@@ -233,12 +228,12 @@ static void gather_by_broadcasts(kn_comm *world, void *arg)
 {
     const way *w = arg;
     gathers h = { 0 };
-    net plain, other;
+    OWNED_MODULE net plain, other;
     int n = kn_comm_size(world), rank = kn_rank(world);
     KN_CHECK(net_init(&plain, KN_META) && net_wrap(&plain, world, w));
     KN_CHECK(net_init(&other, KN_META) && net_wrap(&other, world, w));
     KN_CHECK(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true));
-    kn_optim *a = kn_sgd(&plain, .lr = 0.5), *b = kn_sgd(&other, .lr = 0.5);
+    OWNED_OPTIM kn_optim *a = kn_sgd(&plain, .lr = 0.5), *b = kn_sgd(&other, .lr = 0.5);
     for (int i = 0; i < STEPS; i++)
         KN_CHECK(net_backward(&plain, i * n + rank) && net_backward(&other, i * n + rank) &&
                  kn_step(a) && kn_step(b));
@@ -257,10 +252,6 @@ static void gather_by_broadcasts(kn_comm *world, void *arg)
         KN_CHECK(strstr(kn_error(), h.says ? "no way to the bytes of '" : "gather hook of unit"));
         kn_clear_error();
     }
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&plain);
-    kn_module_free(&other);
 }
 
 KN_TEST(hooks, a_users_hook_replaces_the_gather)

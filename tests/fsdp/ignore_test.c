@@ -1,15 +1,13 @@
 /* tests/fsdp/ignore_test.c: ignored modules and parameters: parameters and buffers stay unchanged
  * on every rank, and they become no units. Rank functions return a status and never assert. */
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 
 static bool add_buffers(net *m, float own)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_buffer(&m->fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
               kn_buffer(&m->fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
               kn_declare_buffer(&m->fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -21,7 +19,7 @@ static bool is_alone(const net *m, const char *name)
 /* fc1 with its buffers, and wte, which head shares: by the module that shares it. */
 RANK_TEST(ignore, modules_keep_what_they_hold, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     const way *w = arg;
     float own = 7 + (float)kn_rank(world);
     kn_module *list[] = { &m.fc1.base, &m.head, NULL };
@@ -47,14 +45,12 @@ RANK_TEST(ignore, modules_keep_what_they_hold, IN_ALL_WAYS)
     KN_CHECK(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "the others' buffers");
     KN_CHECK(net_backward(&m, 0));
     KN_CHECK(kn_grad(fc1) && !kn_grad(kn_module_param(&m.fc2, "weight")), "whose gradients");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* Modules below an ignored one are ignored with it, and their buffers. */
 KN_TEST(ignore, modules_below_keep_what_they_hold)
 {
-    net m;
+    OWNED_MODULE net m;
     kn_batch_norm norm;
     kn_module *list[] = { &m.fc1.base, NULL };
     KN_CHECK(net_init(&m, KN_CPU) && kn_batch_norm_init(&norm, &m.fc1.base, "norm", 3));
@@ -63,13 +59,12 @@ KN_TEST(ignore, modules_below_keep_what_they_hold)
     KN_CHECK(!kn_fsdp_is_unit(&norm) && is_alone(&m, "fc1.norm.weight"));
     KN_CHECK(kn_dtype_of(kn_module_buffer(&norm, "running_var")) == KN_F32 &&
              kn_dtype_of(kn_module_param(&norm, "weight")) == KN_F32);
-    kn_module_free(&m);
 }
 
 /* Declared like the others: filled whole on each rank, and the losses of one process. */
 RANK_TEST(ignore, parameters_stay_whole, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     const way *w = arg;
     KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
     kn_tensor *list[] = { kn_module_param(&m.fc2, "bias"), kn_module_param(&m.wte, "weight"),
@@ -78,18 +73,15 @@ RANK_TEST(ignore, parameters_stay_whole, IN_ALL_WAYS)
                           .seed = NET_SEED));
     KN_CHECK(is_alone(&m, "fc2.bias") && is_alone(&m, "wte.weight") && !is_alone(&m, "fc2.weight"),
              "which");
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *loss = net_loss(&m, 3), *want = net_loss(&ref, 3);
     KN_CHECK(loss && want && kn_item(loss) == kn_item(want), "the loss");
     KN_CHECK(kn_backward(loss) && kn_grad(list[0]) && kn_grad(list[1]), "gradients");
-    kn_scope_end(scope);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 KN_TEST(ignore, wrong_lists)
 {
-    net m;
+    OWNED_MODULE net m;
     kn_module none = { 0 };
     KN_CHECK(net_init(&m, KN_CPU));
     kn_module *own[] = { &m.fc1.base, NULL }, *unmade[] = { &none, NULL };
@@ -115,5 +107,4 @@ KN_TEST(ignore, wrong_lists)
     REFUSED(kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .ignored_modules = both),
             "the policy wraps nothing");
     KN_CHECK(kn_fsdp_wrap(&m, NULL, .ignored_modules = both, .ignored_params = list));
-    kn_module_free(&m);
 }

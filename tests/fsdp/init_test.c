@@ -3,14 +3,13 @@
  * model exceeds. */
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 /* ---- each rank fills its shard --------------------------------------------------------------- */
 
 /* This rank's masters are the elements of its layout, with the values that one process draws. */
 RANK_TEST(init, each_rank_fills_its_shard, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     const kn_param *p, *r;
     KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
     kn_ledger_reset_peaks();
@@ -43,8 +42,6 @@ RANK_TEST(init, each_rank_fills_its_shard, IN_ALL_WAYS)
     KN_CHECK(kn_all_reduce_i64(world, &here, 1, kn_compute_stream(KN_CPU), "elements"));
     KN_CHECK(here == all, "the ranks hold %lld elements, expected %lld", (long long)here,
              (long long)all);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- orthogonal matrices --------------------------------------------------------------------- */
@@ -68,14 +65,12 @@ static int last_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 RANK_TEST(init, orthogonal_matrices, IN_ALL_WAYS)
 {
     const way *w = arg;
-    two m, ref;
+    OWNED_MODULE two m, ref;
     bool turned = w->layout == KN_LAYOUT_PER_PARAM && kn_comm_size(world) != 3;
     KN_CHECK(orthogonal_net(&m) && orthogonal_net(&ref) && kn_materialize(&ref, KN_CPU, NET_SEED));
     KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .placement = turned ? last_dim : NULL,
                           .seed = NET_SEED));
     KN_CHECK(all_read_as(&m, &ref));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- .fill ----------------------------------------------------------------------------------- */
@@ -108,7 +103,7 @@ static bool fill_by_index(const char *name, kn_tensor *part, int64_t start, int 
 RANK_TEST(init, user_fills, IN_ALL_WAYS)
 {
     const way *w = arg;
-    net m;
+    OWNED_MODULE net m;
     filler f = { 0 };
     const kn_param *p;
     KN_CHECK(net_init(&m, KN_META) &&
@@ -127,7 +122,6 @@ RANK_TEST(init, user_fills, IN_ALL_WAYS)
     }
     KN_CHECK(!f.bad && f.elements == here, "%lld of %lld elements filled", (long long)f.elements,
              (long long)here);
-    kn_module_free(&m);
 }
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
@@ -147,7 +141,7 @@ static void holds_its_part(kn_comm *world, void *arg)
 {
     enum { ROWS = 5, COLS = 12 };
     const cut *c = arg;
-    kn_linear m;
+    OWNED_MODULE kn_linear m;
     filler f = { 0 };
     const kn_param *p;
     int n = kn_comm_size(world), rank = kn_rank(world), split = 0;
@@ -170,7 +164,6 @@ static void holds_its_part(kn_comm *world, void *arg)
         KN_CHECK(split || n < 4 || rank != 1, "flat cuts through rows, or this test sees nothing");
     else
         KN_CHECK(!split || (c->placement && n > 1), "a row is split");
-    kn_module_free(&m);
 }
 
 KN_TEST(init, each_rank_holds_what_the_layout_says)
@@ -194,11 +187,10 @@ static bool fill_not(const char *name, kn_tensor *part, int64_t start, int ndim,
 KN_TEST(init, a_fill_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
-        net m;
+        OWNED_MODULE net m;
         KN_CHECK(net_init(&m, KN_META));
         REFUSED(kn_fsdp_wrap(&m, NULL, .fill = fill_not, .fill_arg = said ? &m : NULL),
                 said ? "no values for 'wte.weight'" : "wte.weight");
-        kn_module_free(&m);
     }
 }
 
@@ -232,18 +224,17 @@ static bool tower_init(tower *m)
 
 KN_TEST(init, the_whole_model_exceeds_the_limit)
 {
-    tower m = { 0 };
+    OWNED_MODULE tower m = { 0 };
     KN_CHECK(tower_init(&m));
     kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
     REFUSED(kn_materialize(&m, KN_CPU, 1), "out of memory");
     kn_context_get()->memory_limit = 0;
-    kn_module_free(&m);
 }
 
 static void within_the_limit(kn_comm *world, void *arg)
 {
     const way *w = arg;
-    tower m = { 0 };
+    OWNED_MODULE tower m = { 0 };
     KN_CHECK(tower_init(&m));
     kn_context_get()->memory_limit = kn_ledger_read().live_total + LIMIT;
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout,
@@ -270,7 +261,6 @@ static void within_the_limit(kn_comm *world, void *arg)
     KN_CHECK(memcmp(host, want, WIDE * WIDE * sizeof *host) == 0);
     free(host);
     free(want);
-    kn_module_free(&m);
 }
 
 KN_TEST(init, four_ranks_initialise_it_under_the_limit)
@@ -288,16 +278,14 @@ KN_TEST(init, four_ranks_initialise_it_under_the_limit)
  * gets. */
 RANK_TEST(init, a_tree_that_is_not_on_meta_gets_the_same_values, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref) && net_wrap(&m, world, arg));
     KN_CHECK(all_read_as(&m, &ref));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 KN_TEST(init, the_first_read_or_call_fills)
 {
-    net m, called, ref;
+    OWNED_MODULE net m, called, ref;
     const kn_param *p, *r;
     KN_CHECK(net_init(&m, KN_CPU) && net_init(&called, KN_CPU) && net_init(&ref, KN_META));
     KN_CHECK(kn_ledger_read().live[KN_MEM_PARAM] == 0, "declaring takes no bytes");
@@ -311,9 +299,6 @@ KN_TEST(init, the_first_read_or_call_fills)
     KN_CHECK(kn_params(&called, &p) == n);
     for (int i = 0; i < n; i++)
         KN_CHECK(same_bytes(p[i].tensor, r[i].tensor));
-    kn_module_free(&m);
-    kn_module_free(&called);
-    kn_module_free(&ref);
 }
 
 KN_TEST(init, what_was_written_first_stays)
@@ -335,12 +320,10 @@ KN_TEST(init, what_was_written_first_stays)
 
 KN_TEST(init, ignored_parameters_are_filled_with_the_seed_of_wrap)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_CPU) && net_reference(&ref));
     KN_CHECK(kn_fsdp_wrap(&m, NULL, .seed = NET_SEED, .ignore = "fc1.*"));
     KN_CHECK(same_bytes(kn_module_param(&m, "fc1.weight"), kn_module_param(&ref, "fc1.weight")));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- defaults of a tree ---------------------------------------------------------------------- */

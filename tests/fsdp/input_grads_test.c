@@ -1,7 +1,6 @@
 /* tests/fsdp/input_grads_test.c: kn_grad_of through units of fsdp and through calls that recompute:
  * the gradient of the input is kn_backward's, and training goes on as without it. */
 #include "tests/fsdp/recovery.h"
-#include "tests/refused.h"
 
 enum { STEPS = 4, LEAVES = 4 };
 
@@ -51,20 +50,17 @@ static void input_gradients(kn_comm *world, void *arg)
     kn_set_threads(1);
     fault.all = false;
     for (int ask = 0; ask < 2; ask++) {
-        model m;
+        OWNED_MODULE model m;
         KN_CHECK(make(&m, world, s, false));
-        kn_optim *o = kn_sgd(&m, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1);
         kn_set_step(0);
         for (int k = 0; k < STEPS; k++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             if (s->unsynced)
                 kn_fsdp_set_gradient_sync(&m, k >= 2, true);
             one_step(&m, s, k * 4 + kn_rank(world), ask, &value[ask][k]);
             KN_CHECK((s->unsynced && k < 2) || kn_step(o));
-            kn_scope_end(scope);
         }
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
     KN_CHECK(memcmp(value[0], value[1], sizeof value[0]) == 0);
 }
@@ -83,13 +79,11 @@ KN_TEST(input_grads, are_those_of_backward_and_change_nothing)
 RANK_TEST(input_grads, of_sharded_parameters_are_refused, .threads = "1")
 {
     setting s = { "full shard", { .wrap_class = "part,linear" } };
-    model m;
+    OWNED_MODULE model m;
     kn_tensor *g;
     KN_CHECK(make(&m, world, &s, false));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *l = loss(&m, 0, KN_CPU), *w = kn_module_param(&m.stem, "weight");
     REFUSED(kn_grad_of(l, &w, 1, &g), "gradients lie in shards");
     KN_CHECK(kn_backward(l));
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }

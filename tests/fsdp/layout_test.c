@@ -2,7 +2,6 @@
  * all ranks hold every element of every parameter exactly once; in zero-copy layouts every place of
  * the full buffer, too; ragged never splits a row; padding stays within the stated bounds. */
 #include "tests/kn_test.h"
-#include "tests/refused.h"
 #include "fsdp/layout.h"
 #include "kernels/faults.h"
 #include "kernels/trace.h"

@@ -31,24 +31,21 @@ static int columns(const char *name, int ndim, const int64_t *shape, void *arg)
 
 static void one(kn_comm *world, const way *w, kn_dtype t, int optimizer)
 {
-    two m, plain;
+    OWNED_MODULE two m, plain;
     int ranks = kn_comm_size(world);
     KN_CHECK(two_init(&plain, KN_META, t) && kn_materialize(&plain, KN_CPU, NET_SEED));
     KN_CHECK(two_init(&m, KN_META, t) &&
              kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .seed = NET_SEED,
                           .placement = w->layout == KN_LAYOUT_PER_PARAM ? columns : NULL,
                           .placement_arg = &ranks));
-    kn_optim *o = optimizer_make(optimizer, &m, true), *p = optimizer_make(optimizer, &plain, true);
+    OWNED_OPTIM kn_optim *o = optimizer_make(optimizer, &m, true),
+                         *p = optimizer_make(optimizer, &plain, true);
     KN_CHECK(o && p);
     for (int i = 0; i < STEPS; i++)
         KN_CHECK(step_on(&m, o, t, i) && step_on(&plain, p, t, i));
     const kn_param *list;
     KN_CHECK(kn_params(&m, &list) == 4 && kn_dtype_of(list[0].master) == t);
     KN_CHECK(all_read_as(&m, &plain), "optimizer %d, %s", optimizer, kn_dtype_name(t));
-    kn_optim_free(o);
-    kn_optim_free(p);
-    kn_module_free(&m);
-    kn_module_free(&plain);
 }
 
 RANK_TEST(masters, rounded_at_random_to_the_same_bits, .by = in_all_ways_on_threads)

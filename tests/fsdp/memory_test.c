@@ -60,13 +60,12 @@ static bool step(kn_gpt *g, kn_optim *opt, int rounds, kn_device device, bool no
 {
     for (int a = 0; a < rounds; a++) {
         kn_fsdp_set_is_last_backward(g, !not_last || a == rounds - 1);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         int64_t ids[BATCH * LEN];
         for (int i = 0; i < BATCH * LEN; i++)
             ids[i] = (i * 7 + a) % VOCAB;
         kn_tensor *x = kn_from(KN_I64, device, ids, KN_SHAPE(BATCH, LEN));
         kn_backward(kn_gpt_loss(g, x, x));
-        kn_scope_end(scope);
     }
     return kn_step(opt);
 }

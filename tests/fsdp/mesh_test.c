@@ -3,7 +3,6 @@
  * assert. */
 #include "fsdp/schedule.h"
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 static void resolves(kn_strategy strategy, int n, kn_mesh given, kn_mesh expected)
 {
@@ -62,7 +61,7 @@ KN_TEST(mesh, refuses_with_numbers)
 static void on_machines(kn_comm *world, void *arg)
 {
     int machine = *(int *)arg, n = kn_comm_size(world);
-    two m, other;
+    OWNED_MODULE two m, other;
     double y = 0, z = 0;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .wrap_class = "linear") &&
@@ -72,19 +71,16 @@ static void on_machines(kn_comm *world, void *arg)
              mesh.shards);
     KN_CHECK(kn_unit_of(m.a.base.impl)->options.mesh.shards == machine);
     KN_CHECK(two_evaluate(&m, &y) && two_evaluate(&other, &z) && y == z, "%g, %g", y, z);
-    kn_module_free(&m);
-    kn_module_free(&other);
 }
 
 static void on_odd_machines(kn_comm *world, void *arg)
 {
-    two m;
+    OWNED_MODULE two m;
     if (arg)
         setenv("LOCAL_WORLD_SIZE", kn_rank(world) < 2 ? "2" : "1", 1);
     KN_CHECK(two_init(&m, KN_META, KN_F32));
     KN_CHECK(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
              error_has("(LOCAL_WORLD_SIZE)", "give the mesh"));
-    kn_module_free(&m);
 }
 
 /* Two machines; ranks are dealt to them in turn, or one after another. */
@@ -206,12 +202,12 @@ RANK_TEST(mesh, a_part_of_the_ranks_shards_a_model, .threads = "24")
 {
     int color = kn_rank(world) % 2;
     kn_comm *part = kn_comm_split(world, color, kn_rank(world), "part");
-    two m, whole;
+    OWNED_MODULE two m, whole;
     KN_CHECK(part && kn_comm_size(part) == kn_comm_size(world) / 2);
     KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m, part, .wrap_class = "linear", .seed = NET_SEED));
-    kn_optim *a = kn_sgd(&whole, .lr = 0.5), *b = kn_sgd(&m, .lr = 0.5);
+    OWNED_OPTIM kn_optim *a = kn_sgd(&whole, .lr = 0.5), *b = kn_sgd(&m, .lr = 0.5);
     for (int step = 0; step < 2; step++) {
         for (int r = 0; r < kn_comm_size(part); r++)
             KN_CHECK(two_backward(&whole, 10 * color + 4 * step + r));
@@ -219,10 +215,6 @@ RANK_TEST(mesh, a_part_of_the_ranks_shards_a_model, .threads = "24")
         KN_CHECK(kn_step(a) && kn_step(b));
     }
     KN_CHECK(all_read_as(&m, &whole));
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    kn_module_free(&whole);
 }
 
 /* ---- trees beside each other ----------------------------------------------------------------- */
@@ -270,23 +262,19 @@ KN_TEST(mesh, trees_beside_each_other_share_streams_and_communicators)
 /* One of two trees is each rank's own: its gradients are those of the rank's data alone. */
 RANK_TEST(mesh, trees_beside_each_other_of_other_ranks, .threads = "124", .cases = 2)
 {
-    two m, alone;
+    OWNED_MODULE two m, alone;
     bool first = *(int *)arg;
     const kn_param *want;
     KN_CHECK(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m.a, first ? kn_comm_self() : world, .seed = NET_SEED) &&
              kn_fsdp_wrap(&m.b, first ? world : kn_comm_self(), .seed = NET_SEED));
-    kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&alone, .lr = 0.5);
+    OWNED_OPTIM kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&alone, .lr = 0.5);
     KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(a));
     KN_CHECK(two_backward(&alone, kn_rank(world)) && kn_step(b));
     int n = kn_params(first ? &alone.a : &alone.b, &want);
     for (int i = 0; i < n; i++)
         KN_CHECK(reads_as(first ? &m.a : &m.b, i, want[i].tensor), "'%s'", want[i].name);
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    kn_module_free(&alone);
 }
 
 /* ---- communicators --------------------------------------------------------------------------- */
@@ -296,7 +284,7 @@ enum { MODELS = 150 };
 RANK_TEST(mesh, communicators_are_used_again, .threads = "2")
 {
     for (int i = 0; i < MODELS; i++) {
-        two m, other;
+        OWNED_MODULE two m, other;
         double y = 0, z = 0;
         bool hybrid = i % 3 == 1;
         KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
@@ -309,8 +297,6 @@ RANK_TEST(mesh, communicators_are_used_again, .threads = "2")
         kn_ranks *a = kn_unit_of(m.base.impl)->bucket[0]->ranks,
                  *b = kn_unit_of(other.base.impl)->bucket[0]->ranks;
         KN_CHECK(a->gather == NULL || a->gather != b->gather, "two models at once share one");
-        kn_module_free(&m);
-        kn_module_free(&other);
     }
     KN_CHECK(kn_ok());
 }

@@ -2,6 +2,7 @@
  * no bit, beside one process without them; those that change tensors and gradients give the same
  * bits over ranks, with recompute too. They see what the unit computes with. */
 #include "tests/fsdp/matrix.h"
+#include "tests/owned.h"
 
 enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 14, HIDDEN = 15 };
 
@@ -114,9 +115,8 @@ static void bf16_inside(kn_module_event *e, void *arg)
         KN_CHECK(kn_dtype_of(e->grad_in.v[0]) == KN_BF16);
     /* the unit is gathered */
     if (e->moment != KN_POST_BACKWARD) {
-        bool mode = kn_set_grad_mode(false);
+        WITHOUT_GRAD;
         KN_CHECK(kn_contiguous(kn_transpose(w, 0, 1)) && kn_ok());
-        kn_set_grad_mode(mode);
     }
 }
 

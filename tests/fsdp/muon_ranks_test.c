@@ -12,10 +12,9 @@ static bool train(net *m, kn_optim *o, kn_comm *world)
     for (int step = 0; step < STEPS && kn_ok(); step++) {
         for (int micro = 0; micro < MICRO / ranks; micro++)
             net_backward(m, step * MICRO + micro * ranks + rank);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_clip_grad_norm(m, 0.5);
         kn_step(o);
-        kn_scope_end(scope);
     }
     return kn_ok();
 }
@@ -28,16 +27,15 @@ RANK_TEST(muon_ranks, same_bits_in_every_way_of_sharding, IN_ALL_WAYS)
     if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
         return;
     for (int i = 0; i < 3; i++) {
-        net m, ref;
+        OWNED_MODULE net m, ref;
         KN_CHECK(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
-        kn_optim *a = kn_muon(&m, .lr = 0.05, .window = windows[i],
-                              .ns_dtype = i == 2 ? KN_F32 : KN_BF16, .no_nesterov = i == 1);
-        kn_optim *b =
+        OWNED_OPTIM kn_optim *a =
+            kn_muon(&m, .lr = 0.05, .window = windows[i], .ns_dtype = i == 2 ? KN_F32 : KN_BF16,
+                    .no_nesterov = i == 1);
+        OWNED_OPTIM kn_optim *b =
             kn_muon(&ref, .lr = 0.05, .ns_dtype = i == 2 ? KN_F32 : KN_BF16, .no_nesterov = i == 1);
         KN_CHECK(train(&m, a, world) && train(&ref, b, NULL));
         KN_CHECK(all_read_as(&m, &ref), "window %lld", (long long)windows[i]);
-        kn_optim_free(a), kn_optim_free(b);
-        kn_module_free(&m), kn_module_free(&ref);
     }
 }
 
@@ -146,7 +144,7 @@ static void dealt(kn_comm *world, void *arg)
     const int64_t windows[] = { 1 << 20, 200, 1 };
     const way plain = { 0 }, *w = arg ? arg : &plain;
     char name[8];
-    stack m = { 0 };
+    OWNED_MODULE stack m = { 0 };
     const kn_param *p, *matrix[MATRICES];
     double cost[MATRICES];
     kn_module_init(&m.base, stack_forward);
@@ -183,7 +181,6 @@ static void dealt(kn_comm *world, void *arg)
         for (int i = 0; i < MATRICES; i++)
             KN_CHECK(j.seen[i] == 1, "matrix %d was changed %lld times", i, (long long)j.seen[i]);
     }
-    kn_module_free(&m);
 }
 
 KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
@@ -197,10 +194,10 @@ KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
 /* The ledger's optimizer bytes are the formula's: one state of a matrix, two of the others. */
 RANK_TEST(muon_ranks, memory_equals_the_formula, IN_ALL_WAYS)
 {
-    net m;
+    OWNED_MODULE net m;
     kn_ledger before = kn_ledger_read();
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
-    kn_optim *o = kn_muon(&m, .lr = 0.05);
+    OWNED_OPTIM kn_optim *o = kn_muon(&m, .lr = 0.05);
     int64_t want = kn_fsdp_predict_optim(o).optim, adamw = kn_fsdp_predict(&m).optim;
     KN_CHECK(train(&m, o, world));
     int64_t have = kn_ledger_read().live[KN_MEM_OPTIM] - before.live[KN_MEM_OPTIM];
@@ -208,8 +205,6 @@ RANK_TEST(muon_ranks, memory_equals_the_formula, IN_ALL_WAYS)
     KN_CHECK(want <= adamw, "%lld bytes, AdamW's %lld", (long long)want, (long long)adamw);
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == before.live[KN_MEM_GATHERED],
              "a stage stays");
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -222,7 +217,7 @@ static bool fails(void *arg, int i, kn_tensor *matrix)
 
 RANK_TEST(muon_ranks, an_error_of_one_rank_ends_the_step_of_all, .processes = "2")
 {
-    two m;
+    OWNED_MODULE two m;
     const kn_param *p;
     job j = { 0 };
     double cost = 1;
@@ -242,5 +237,4 @@ RANK_TEST(muon_ranks, an_error_of_one_rank_ends_the_step_of_all, .processes = "2
                          .arg = &j };
     KN_CHECK(!first->source->matrices(&s), "no error");
     KN_CHECK(error_has("the matrix is cursed", ""), "another error");
-    kn_module_free(&m);
 }

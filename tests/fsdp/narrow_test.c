@@ -2,7 +2,7 @@
  * rounds once, to nearest or at random. */
 #include "tests/fsdp/optimizers.h"
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 enum { ROWS = 32, COLS = 32, N = ROWS * COLS };
 
@@ -31,11 +31,10 @@ static void step_with(matrix *m, kn_optim *o, float g)
     float values[N];
     for (int i = 0; i < N; i++)
         values[i] = g;
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x =
         kn_cast(kn_from(KN_F32, KN_CPU, values, KN_SHAPE(ROWS, COLS)), kn_dtype_of(m->weight));
     KN_CHECK(kn_backward(kn_cast(kn_call(m, x), KN_F32)) && kn_step(o));
-    kn_scope_end(s);
 }
 
 static double mean_of(const kn_tensor *t, float *values)
@@ -102,24 +101,21 @@ static kn_tensor *mlp_forward(kn_module *self, kn_tensor *x)
 /* The loss of a regression after a number of steps of AdamW in dtype t. */
 static double loss_after(int steps, kn_dtype t, bool at_random)
 {
-    mlp m = { 0 };
+    OWNED_MODULE mlp m = { 0 };
     double loss = NAN;
     KN_CHECK(kn_module_init(&m.base, mlp_forward) && kn_module_defaults(&m, .dtype = t) &&
              kn_linear_init(&m.a, &m.base, "a", 8, 32) &&
              kn_linear_init(&m.b, &m.base, "b", 32, 4) && kn_materialize(&m, KN_CPU, 3));
-    kn_optim *o =
+    OWNED_OPTIM kn_optim *o =
         kn_adamw(&m, .lr = 1e-4, .weight_decay = KN_ZERO, .stochastic_rounding = at_random);
     for (int i = 0; i <= steps; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)(i % 4), KN_SHAPE(32, 8));
         kn_tensor *y = kn_sin(kn_scale(kn_slice(x, 1, 0, 4), 2));
         kn_tensor *l = kn_mse_loss(kn_cast(kn_call(&m, kn_cast(x, t)), KN_F32), y);
         loss = kn_item(l);
         KN_CHECK(i == steps || (kn_backward(l) && kn_step(o)));
-        kn_scope_end(s);
     }
-    kn_optim_free(o);
-    kn_module_free(&m);
     return loss;
 }
 
@@ -139,9 +135,9 @@ KN_TEST(narrow, states_are_rounded_at_random_too)
 {
     float values[N];
     for (int at_random = 0; at_random < 2; at_random++) {
-        matrix m;
+        OWNED_MODULE matrix m;
         build(&m, KN_BF16, KN_ONES_INIT);
-        kn_optim *o = kn_adamw(&m, .lr = 1e-6, .stochastic_rounding = at_random);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 1e-6, .stochastic_rounding = at_random);
         for (int i = 0; i < 5; i++)
             step_with(&m, o, 1);
         for (int i = 0; i < 1000; i++)
@@ -150,8 +146,6 @@ KN_TEST(narrow, states_are_rounded_at_random_too)
         double want = 0.875 * 0.875 * (1 - pow(0.999, 1000));
         KN_CHECK((fabs(v - want) < 0.1 * want) == (at_random != 0), "exp_avg_sq %g, not about %g",
                  v, want);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
 }
 
@@ -188,10 +182,9 @@ KN_TEST(narrow, the_bits_repeat)
 
 KN_TEST(narrow, wrong_use_is_a_sentence)
 {
-    matrix m;
+    OWNED_MODULE matrix m;
     build(&m, KN_F32, KN_ONES_INIT);
     KN_CHECK(!kn_adamw(&m, .lr = 1, .stochastic_rounding = true) &&
              strstr(kn_error(), ".stochastic_rounding is for parameters of bf16 and f16"));
     kn_clear_error();
-    kn_module_free(&m);
 }

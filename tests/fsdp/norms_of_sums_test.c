@@ -81,7 +81,7 @@ static bool stream_init(stream *m, const setting *s)
 /* The stream, the norm, and the gradients of the input and of the parameters; all are kept. */
 static void run(const setting *s, bool at_once, int recompute, kn_tensor *result[RESULTS])
 {
-    stream m = { .at_once = at_once };
+    OWNED_MODULE stream m = { .at_once = at_once };
     const kn_param *p;
     int seen[2] = { 0 }, n = 0;
     const kn_scope scope = kn_scope_begin();
@@ -106,7 +106,6 @@ static void run(const setting *s, bool at_once, int recompute, kn_tensor *result
     KN_CHECK(kn_ok() && seen[0] == want && seen[1] == want, "%s: %d and %d tensors came", s->name,
              seen[0], seen[1]);
     kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 /* Where the unit casts, gradients are those of two steps too; else tests/autograd/add_norm_test.c
@@ -135,7 +134,7 @@ KN_TEST(norms_of_sums, casts_are_for_the_norm_alone)
 /* A unit elsewhere moves what it norms; the sum stays where x is. */
 KN_TEST(norms_of_sums, moves_are_for_the_norm_alone)
 {
-    kn_layer_norm norm;
+    OWNED_MODULE kn_layer_norm norm;
     const kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_layer_norm_init(&norm, NULL, "", WIDTH) &&
              kn_fsdp_wrap(&norm, NULL, .device = KN_META));
@@ -144,5 +143,4 @@ KN_TEST(norms_of_sums, moves_are_for_the_norm_alone)
     KN_CHECK(y && kn_device_of(y) == KN_META);
     KN_CHECK(kn_device_of(sum) == KN_CPU && ((const float *)kn_data(sum))[0] == 2);
     kn_scope_end(scope);
-    kn_module_free(&norm);
 }

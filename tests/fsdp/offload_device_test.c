@@ -89,7 +89,7 @@ static bool one_step(kn_gpt *g, job *j, int step, int rank, int n, kn_scaler *sc
 {
     const setting *s = &j->s;
     kn_tensor *loss[MICRO];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     int before = stand_in_waits();
     for (int m = rank; m < s->micro; m += n) {
         if (s->no_sync)
@@ -104,7 +104,6 @@ static bool one_step(kn_gpt *g, job *j, int step, int rank, int n, kn_scaler *sc
         j->out->loss[step][m] = (float)kn_item(loss[m]);
     if (ok && norm && rank == 0)
         j->out->norm[step] = (float)kn_item(norm);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -242,7 +241,7 @@ KN_TEST(offload_device, ordinary_memory_of_the_host)
 static void swap_behind_a_forward(kn_comm *world, void *arg)
 {
     const setting *s = arg;
-    kn_gpt g = { 0 };
+    OWNED_MODULE kn_gpt g = { 0 };
     const kn_param *p;
     KN_CHECK(model(&g, world, s));
     kn_train(&g, false);
@@ -250,7 +249,7 @@ static void swap_behind_a_forward(kn_comm *world, void *arg)
     for (int i = 0, n = kn_params(&g, &p); i < n; i++)
         KN_CHECK(kn_fill_(kn_ema_value(e, i), 0.25));
     kn_set_grad_mode(false);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const double trained = kn_item(forward(&g, s, 0, 0));
     kn_tensor *loss = forward(&g, s, 0, 0);
     KN_CHECK(kn_ema_swap(e) && kn_item(loss) == trained);
@@ -258,9 +257,7 @@ static void swap_behind_a_forward(kn_comm *world, void *arg)
     loss = forward(&g, s, 0, 0);
     KN_CHECK(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained);
     KN_CHECK(kn_item(forward(&g, s, 0, 0)) == trained);
-    kn_scope_end(scope);
     kn_ema_free(e);
-    kn_module_free(&g);
 }
 
 KN_TEST(offload_device, averages_wait_for_copies_to_the_device)
@@ -330,12 +327,12 @@ static void count_waits(const kn_stream *s)
 static void step_beside_backward(kn_comm *world, void *arg)
 {
     setting s = { .device = STAND_IN, .ranks = 1, .micro = 1 };
-    kn_gpt g = { 0 };
+    OWNED_MODULE kn_gpt g = { 0 };
     KN_CHECK(model(&g, world, &s) && kn_fsdp_units(&g, NULL, 0) == LAYERS + 1);
     /* the first module of the first block: few enough jobs follow it to fit a stream's queue */
     kn_module *m = kn_module_find(&g, "transformer.h.0.ln_1");
     KN_CHECK(m && kn_module_hook(m, (kn_module_hooks){ .pre_backward = close_way }));
-    kn_optim *opt = optimizer(&g, &s);
+    OWNED_OPTIM kn_optim *opt = optimizer(&g, &s);
     kn_scope scope = kn_scope_begin();
     kn_backward(forward(&g, &s, 0, 0));
     stand_in_watch(count_waits);
@@ -344,8 +341,6 @@ static void step_beside_backward(kn_comm *world, void *arg)
     kn_scope_end(scope);
     KN_CHECK(waits_in_step == 2 * (LAYERS + 1), "%d waits", waits_in_step);
     KN_CHECK(open_gate, "nothing waited for the first block's backward");
-    kn_optim_free(opt);
-    kn_module_free(&g);
 }
 
 KN_TEST(offload_device, the_host_steps_late_layers_while_the_device_is_in_backward)

@@ -33,26 +33,23 @@ typedef struct two {
 static void step_in_turns(kn_comm *world, void *arg)
 {
     const two *t = arg;
-    pair m = { 0 };
+    OWNED_MODULE pair m = { 0 };
     float x[6] = { 1, -2, 3, -4, 5, -6 };
     KN_CHECK(kn_module_init(&m.base, pair_forward) &&
              kn_linear_init(&m.a, &m.base, "a", 6, 9, .device = KN_META) &&
              kn_linear_init(&m.b, &m.base, "b", 9, 4, .device = KN_META));
     KN_CHECK(kn_fsdp_wrap(&m, world, .device = t->device, .param_dtype = KN_BF16,
                           .offload_dir = t->device == STAND_IN ? "memory" : NULL));
-    kn_optim *a = kn_sgd(&m.a, .lr = 0.1, .momentum = 0.9), *b = kn_adamw(&m.b, .lr = 0.1);
+    OWNED_OPTIM kn_optim *a = kn_sgd(&m.a, .lr = 0.1, .momentum = 0.9),
+                         *b = kn_adamw(&m.b, .lr = 0.1);
     for (int step = 0; step < 6; step++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *y = kn_call(&m, kn_from(KN_F32, t->device, x, KN_SHAPE(1, 6)));
         KN_CHECK(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)) && kn_step(a));
         KN_CHECK(step % 2 == 0 || kn_step(b));
-        kn_scope_end(scope);
     }
     for (int i = 0, at = 0; i < 4; at += i == 0 ? 54 : i == 1 ? 9 : 36, i++)
         KN_CHECK(kn_param_read(&m, i, t->out + at));
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
 }
 
 KN_TEST(offload_masters, two_optimizers_over_one_bucket)
@@ -75,7 +72,7 @@ KN_TEST(offload_masters, two_optimizers_over_one_bucket)
 /* Offloaded parameters are stepped by the host, others by the device: one step can't do both. */
 static void step_in_two_places(kn_comm *world, void *arg)
 {
-    kn_linear net = { 0 };
+    OWNED_MODULE kn_linear net = { 0 };
     KN_CHECK(kn_linear_init(&net, NULL, NULL, 5, 4, .device = KN_META));
     KN_CHECK(kn_materialize(&net, STAND_IN, 1));
     KN_CHECK(
@@ -86,7 +83,6 @@ static void step_in_two_places(kn_comm *world, void *arg)
     KN_CHECK(!kn_clip_grad_norm(&net, 1) &&
              strstr(kn_error(), "the gradients' norm: 'weight' lies"));
     kn_clear_error();
-    kn_module_free(&net);
 }
 
 KN_TEST(offload_masters, parameters_in_two_places_are_refused)
@@ -109,10 +105,9 @@ typedef struct writing {
 static bool doubled(kn_module *m, void *arg)
 {
     kn_tensor *w = kn_module_param(m, "weight");
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool mode = kn_set_grad_mode(false), ok = kn_copy_(w, kn_scale(w, 1.37));
     kn_set_grad_mode(mode);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -137,7 +132,7 @@ static bool change(kn_linear *net, kn_optim *opt, int way)
     }
     if (way == 4)
         return kn_fsdp_apply(net, doubled, NULL);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     if (way == 5) { /* by the user, as a tensor */
         ok = ok && kn_copy_(p[0].master, kn_scale(p[0].master, 0.9));
     } else if (way == 6) { /* by the user, through a pointer */
@@ -148,14 +143,13 @@ static bool change(kn_linear *net, kn_optim *opt, int way)
     } else { /* only by the previous step */
         kn_set_lr(opt, 0.02);
     }
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
 static bool compute(kn_linear *net, const writing *w, float *y, bool backward)
 {
     float x[IN] = { 1, -2, 3, -4, 5, -6, 7 };
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *out = kn_call(net, kn_from(KN_F32, w->device, x, KN_SHAPE(1, IN)));
     if (backward)
         kn_backward(kn_mean(kn_mul(out, out), 0, NULL, false));
@@ -163,14 +157,13 @@ static bool compute(kn_linear *net, const writing *w, float *y, bool backward)
     bool ok = kn_to_host(kn_cast(out, KN_F32), got, sizeof got);
     if (y)
         memcpy(y, got, sizeof got);
-    kn_scope_end(scope);
     return ok;
 }
 
 static void write_masters(kn_comm *world, void *arg)
 {
     const writing *w = arg;
-    kn_linear net = { 0 };
+    OWNED_MODULE kn_linear net = { 0 };
     bool first = kn_rank(world) == 0;
     kn_set_threads(1);
     KN_CHECK(kn_linear_init(&net, NULL, NULL, IN, OUT, .device = KN_CPU));
@@ -179,7 +172,7 @@ static void write_masters(kn_comm *world, void *arg)
     KN_CHECK(kn_fsdp_wrap(&net, world, .device = w->device, .param_dtype = KN_BF16,
                           .sync_from_rank0 = true,
                           .offload_dir = w->device == STAND_IN ? "memory" : NULL));
-    kn_optim *opt = kn_sgd(&net, .lr = 0.01);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&net, .lr = 0.01);
     KN_CHECK(opt && compute(&net, w, first ? w->y[WAYS] : NULL, false));
     for (int way = 0; way < WAYS; way++) {
         KN_CHECK(change(&net, opt, way), "way %d", way);
@@ -190,8 +183,6 @@ static void write_masters(kn_comm *world, void *arg)
         kn_bucket *b = kn_unit_of(net.base.impl)->bucket[0];
         KN_CHECK(b->away.cast_master && b->away.cast_version == b->master->version);
     }
-    kn_optim_free(opt);
-    kn_module_free(&net);
 }
 
 KN_TEST(offload_masters, the_next_forward_sees_every_write)

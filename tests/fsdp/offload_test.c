@@ -2,7 +2,6 @@
  * folders, allocations that fail (feature_test.c has the bits). Rank functions return a status. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 #include "kernels/context.h"
 
 static char *folder(void)
@@ -45,7 +44,7 @@ static bool deep_steps(deep *m, kn_comm *world, const char *dir, int steps)
     ok = ok && o;
     float first = 0, last = 0;
     for (int i = 0; i < steps && ok; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(4, WIDTH));
         kn_tensor *loss =
             kn_mse_loss(kn_call(m, x), kn_randn(KN_F32, KN_CPU, 6, 1, KN_SHAPE(4, WIDTH)));
@@ -54,7 +53,6 @@ static bool deep_steps(deep *m, kn_comm *world, const char *dir, int steps)
         first = i == 0 ? last : first;
         kn_clip_grad_norm(m, 1);
         ok = ok && kn_step(o);
-        kn_scope_end(scope);
     }
     ok = ok && last < first;
     kn_optim_free(o);
@@ -127,19 +125,17 @@ KN_TEST(offload, the_model_may_be_freed_first)
 
 KN_TEST(offload, an_optimizer_made_before_wrapping_is_refused)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_reference(&m));
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     KN_CHECK(o && kn_fsdp_wrap(&m, NULL) && net_backward(&m, 0));
     REFUSED(kn_step(o), "make the optimizer after kn_fsdp_wrap");
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 static bool whole_run(const char *dir)
 {
-    net m;
-    kn_optim *o = NULL;
+    OWNED_MODULE net m;
+    OWNED_OPTIM kn_optim *o = NULL;
     kn_scaler *s = NULL;
     bool ok =
         net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .offload_dir = dir, .wrap_class = "linear");
@@ -149,8 +145,6 @@ static bool whole_run(const char *dir)
     kn_scope_end(scope);
     ok = ok && kn_item(kn_clip_grad_norm_p(&m, 1, 3)) > 0 && kn_scaler_step(s, o);
     kn_scaler_free(s);
-    kn_optim_free(o);
-    kn_module_free(&m);
     return ok && kn_ok();
 }
 

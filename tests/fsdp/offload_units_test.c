@@ -6,7 +6,7 @@
 
 RANK_TEST(offload_units, one_in_files, .threads = "124")
 {
-    two m, plain;
+    OWNED_MODULE two m, plain;
     const int ranks = kn_comm_size(world);
     KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
@@ -15,31 +15,25 @@ RANK_TEST(offload_units, one_in_files, .threads = "124")
     KN_CHECK(kn_memory_is_store(kn_unit_of(m.a.base.impl)->bucket[0]->memory) &&
                  !kn_memory_is_store(kn_unit_of(m.base.impl)->bucket[0]->memory),
              "where the masters are");
-    kn_optim *a = kn_adamw(&plain, .lr = 0.1), *b = kn_adamw(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *a = kn_adamw(&plain, .lr = 0.1), *b = kn_adamw(&m, .lr = 0.1);
     for (int step = 0; step < 2; step++) {
         for (int i = 0; i < ranks; i++)
             KN_CHECK(two_backward(&plain, step * ranks + i));
         KN_CHECK(two_backward(&m, step * ranks + kn_rank(world)) && kn_step(a) && kn_step(b));
         KN_CHECK(all_read_as(&m, &plain), "step %d", step);
     }
-    kn_optim_free(a);
-    kn_optim_free(b);
-    kn_module_free(&m);
-    kn_module_free(&plain);
 }
 
 static void from_the_device(kn_comm *world, void *arg)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
              kn_fsdp_wrap(&m, world, .device = STAND_IN));
     KN_CHECK(!kn_sgd(&m, .lr = 0.1) &&
              error_has("'a.weight' lies on cpu and 'b.weight' on stand-in", "offload all"));
-    kn_optim *a = kn_sgd(&m.a, .lr = 0.1);
+    OWNED_OPTIM kn_optim *a = kn_sgd(&m.a, .lr = 0.1);
     KN_CHECK(a != NULL);
-    kn_optim_free(a);
-    kn_module_free(&m);
 }
 
 KN_TEST(offload_units, one_beside_others_on_the_device_is_refused)

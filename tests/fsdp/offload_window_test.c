@@ -3,7 +3,7 @@
 #include "fsdp/fsdp.h"
 #include "nn/layers.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 enum { LAYERS = 4, IN = 600, OUT = 1001 }; /* a layer is more than half a window */
 
@@ -37,15 +37,15 @@ static void build(wide *m, const char *dir)
 
 static void train(const char *dir, bool sgd, float *out)
 {
-    wide m;
+    OWNED_MODULE wide m;
     build(&m, dir);
     int64_t before = kn_ledger_read().live[KN_MEM_OPTIM];
-    kn_optim *o = sgd ? kn_sgd(&m, .lr = 0.1, .momentum = 0.9) : kn_adamw(&m, .lr = 0.01);
+    OWNED_OPTIM kn_optim *o =
+        sgd ? kn_sgd(&m, .lr = 0.1, .momentum = 0.9) : kn_adamw(&m, .lr = 0.01);
     for (int step = 0; step < 2; step++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)step, KN_SHAPE(2, IN));
         KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o));
-        kn_scope_end(s);
     }
     int64_t states = (int64_t)LAYERS * IN * OUT * 4 * (sgd ? 1 : 2);
     kn_ledger l = kn_ledger_read();
@@ -53,8 +53,6 @@ static void train(const char *dir, bool sgd, float *out)
     KN_CHECK(dir ? l.live[KN_MEM_OPTIM] == before + KN_ALIGN : l.live[KN_MEM_OPTIM] >= states);
     for (int i = 0; i < LAYERS; i++) /* weights and biases alternate */
         KN_CHECK(kn_param_read(&m, 2 * i, out + i * IN * OUT));
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(offload_window, same_bits)

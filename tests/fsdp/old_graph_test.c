@@ -11,19 +11,16 @@ static void old_graphs(kn_comm *world, void *arg)
 {
     const old_graph *g = arg;
     const setting s = { "old graph", g->o, .plain = g->plain, .recompute = g->recompute };
-    model m;
+    OWNED_MODULE model m;
     kn_set_threads(1);
     fault.all = false;
     KN_CHECK(make(&m, world, &s, false));
-    kn_optim *o = kn_sgd(&m, .lr = 0.1);
-    kn_scope scope = kn_scope_begin();
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1);
+    IN_SCOPE;
     kn_tensor *first = loss(&m, 0, device_of(&m)), *second = loss(&m, 1, device_of(&m));
     KN_CHECK(kn_backward(second) && kn_step(o));
     KN_CHECK(!kn_backward(first) && strstr(kn_error(), "written in place"));
     kn_clear_error();
-    kn_scope_end(scope);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(old_graph, is_refused_after_a_step)
@@ -70,13 +67,13 @@ KN_TEST(old_graph, is_refused_after_a_step)
 RANK_TEST(old_graph, is_refused_after_a_change_by_hand, .threads = "124", .cases = 2)
 {
     const setting s = { "summoned", { .param_dtype = KN_BF16, .wrap_class = "part" } };
-    model m;
+    OWNED_MODULE model m;
     bool changes = *(int *)arg;
     kn_set_threads(1);
     fault.all = false;
     KN_CHECK(make(&m, world, &s, false));
     const kn_tensor *t = kn_module_param(&m.part[0], "in.weight");
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *l = loss(&m, 0, KN_CPU);
     uint32_t before = kn_version_of(t);
     kn_summon_scope whole = kn_summon(&m.part[0]);
@@ -86,8 +83,6 @@ RANK_TEST(old_graph, is_refused_after_a_change_by_hand, .threads = "124", .cases
     KN_CHECK(kn_summon_end(whole) && (kn_version_of(t) != before) == changes);
     KN_CHECK(kn_backward(l) == !changes && (!changes || strstr(kn_error(), "written in place")));
     kn_clear_error();
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 /* ---- writes of a neighbour ------------------------------------------------------------------- */
@@ -168,28 +163,26 @@ static bool change(either *m, const neighbour *n)
     }
     const kn_optim_group rest = { .pattern = n->of_a ? "b.*" : "a.*", .frozen = true };
     const bool frozen = n->by == BY_FROZEN_GROUP;
-    kn_optim *o = n->by == BY_STEP ? kn_sgd(of, .lr = 0.1)
-                                   : kn_sgd(m, .lr = 0.1, .groups = &rest, .group_count = frozen);
+    OWNED_OPTIM kn_optim *o = n->by == BY_STEP
+                                  ? kn_sgd(of, .lr = 0.1)
+                                  : kn_sgd(m, .lr = 0.1, .groups = &rest, .group_count = frozen);
     bool ok = o && kn_backward(either_loss(m, !n->of_a)) &&
               (!frozen || kn_backward(either_loss(m, n->of_a))) && kn_step(o);
-    kn_optim_free(o);
     return ok;
 }
 
 static void beside(kn_comm *world, void *arg)
 {
     const neighbour *n = arg;
-    either m;
+    OWNED_MODULE either m;
     kn_set_threads(1);
     KN_CHECK(either_init(&m, n, world));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *held = either_loss(&m, false);
     KN_CHECK(change(&m, n));
     KN_CHECK(kn_backward(held) == !n->of_a);
     KN_CHECK(!n->of_a || strstr(kn_error(), "written in place"));
     kn_clear_error();
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 static void in_all_settings(neighbour n)

@@ -3,7 +3,7 @@
  * paths of several ranks; and on one rank's CPU. */
 #include "kernels/faults.h"
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 typedef struct setting {
     const char *name;
@@ -14,10 +14,9 @@ typedef struct setting {
 
 static bool one_step(kn_gpt *g)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_zeros(KN_I64, KN_META, KN_SHAPE(1, 4));
     bool ok = kn_backward(kn_gpt_loss(g, x, x));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -143,7 +142,7 @@ KN_TEST(oom, a_gather_that_fails_half_way)
 static bool train_step(kn_gpt *g, kn_optim *opt)
 {
     for (int micro = 0; micro < 4; micro++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         int64_t ids[24], targets[24];
         for (int i = 0; i < 24; i++) {
             ids[i] = (i * 7 + micro * 5) % 37;
@@ -153,7 +152,6 @@ static bool train_step(kn_gpt *g, kn_optim *opt)
                                       kn_from(KN_I64, KN_CPU, targets, KN_SHAPE(3, 8)));
         kn_item(loss);
         kn_backward(loss);
-        kn_scope_end(scope);
     }
     kn_item(kn_clip_grad_norm(g, 0.5));
     return kn_step(opt);
@@ -161,16 +159,14 @@ static bool train_step(kn_gpt *g, kn_optim *opt)
 
 static bool run_on_the_cpu(void)
 {
-    kn_gpt g = { 0 };
+    OWNED_MODULE kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 1, .heads = 2, .embd = 8, .ctx = 8, .vocab = 37, .dropout = 0.1 };
-    kn_optim *opt = NULL;
+    OWNED_OPTIM kn_optim *opt = NULL;
     bool ok = kn_gpt_init(&g, c, KN_F32, KN_META) &&
               kn_fsdp_wrap(&g, NULL, .wrap_class = "gpt_block", .param_dtype = KN_BF16,
                            .reduce_dtype = KN_F32);
     ok = ok && (opt = kn_adamw(&g, .lr = 1e-2)) != NULL;
     ok = ok && train_step(&g, opt);
-    kn_optim_free(opt);
-    kn_module_free(&g);
     return ok && kn_ok();
 }
 

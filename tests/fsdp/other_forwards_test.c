@@ -26,7 +26,7 @@ static bool chooser_init(chooser *m)
  * whole parameters it makes no collective. The next backward finds out. */
 static void held_back(kn_comm *world, void *arg)
 {
-    chooser m;
+    OWNED_MODULE chooser m;
     KN_CHECK(chooser_init(&m) &&
              kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
     m.only = 1 + kn_rank(world) % 2;
@@ -34,25 +34,22 @@ static void held_back(kn_comm *world, void *arg)
     m.only = 0;
     KN_CHECK(kn_fsdp_set_gradient_sync(&m, true, true) && !two_backward(&m, kn_rank(world)) &&
              error_has("which backwards brought gradients", "the same calls in the same order"));
-    kn_module_free(&m);
 }
 
 /* A forward that waits for its backward beside one that ran another unit on each rank. */
 static void forward_held(kn_comm *world, void *arg)
 {
-    chooser m;
+    OWNED_MODULE chooser m;
     bool frozen = *(bool *)arg;
     KN_CHECK(chooser_init(&m) &&
              (!frozen || kn_require_grad(kn_module_param(&m.t.b, "weight"), 0)) &&
              kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD, .wrap_class = "linear"));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *first = two_loss(&m, kn_rank(world));
     m.only = 1 + kn_rank(world) % 2;
     kn_tensor *second = two_loss(&m, kn_rank(world));
     KN_CHECK(first && second && !kn_backward(first) &&
              error_has("which units backward reaches", "the same calls in the same order"));
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 KN_TEST(other_forwards, no_collective_tells)

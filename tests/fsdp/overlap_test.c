@@ -3,6 +3,7 @@
  * without. The same on real streams: bench/overlap.c. */
 #include "kernels/faults.h"
 #include "tests/fsdp/chain.h"
+#include "tests/owned.h"
 
 enum { LAYERS = 32, DIM = 256, BATCH = 64 };
 static const double FLOPS = 1e12; /* a second */
@@ -342,19 +343,16 @@ KN_TEST(overlap, offloaded_memory_stays_flat)
 /* One step of an offloaded layer, and all of it freed; false where it failed. */
 static bool offloaded_layer(void)
 {
-    kn_linear net = { 0 };
+    OWNED_MODULE kn_linear net = { 0 };
     bool ok = kn_linear_init(&net, NULL, NULL, 8, 8, .device = KN_META) &&
               kn_fsdp_wrap(&net, NULL, .device = KN_META, .param_dtype = KN_BF16,
                            .offload_dir = "memory");
-    kn_optim *opt = ok ? kn_adamw(&net, .lr = 1e-3) : NULL;
-    kn_scope scope = kn_scope_begin();
+    OWNED_OPTIM kn_optim *opt = ok ? kn_adamw(&net, .lr = 1e-3) : NULL;
+    IN_SCOPE;
     for (int i = 0; ok && i < 2; i++)
         ok = kn_backward(
             kn_sum(kn_call(&net, kn_zeros(KN_F32, KN_META, KN_SHAPE(2, 8))), 0, NULL, false));
     ok = ok && kn_clip_grad_norm(&net, 1) && kn_step(opt);
-    kn_scope_end(scope);
-    kn_optim_free(opt);
-    kn_module_free(&net);
     return ok;
 }
 

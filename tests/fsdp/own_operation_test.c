@@ -2,7 +2,7 @@
  * the same bits as one process, precision of units, meta among simulated ranks. One is made of
  * operations, with a parameter that it saves; the other reads raw data. */
 #include "tests/fsdp/matrix.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 enum { STEPS = 3, MICRO = 4, BATCH = 3, IN = 14, HIDDEN = 15, CLASSES = 3 };
 
@@ -151,7 +151,7 @@ KN_TEST(own_operation, walks_on_meta_among_simulated_ranks)
  * written between is noticed. */
 KN_TEST(own_operation, a_parameter_that_was_saved_is_versioned)
 {
-    net n;
+    OWNED_MODULE net n;
     KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "coarse", .seed = 42,
                                           .reshard_after_forward = KN_RESHARD_NEVER));
     kn_tensor *l = net_loss(&n, KN_CPU, 0, 0);
@@ -159,5 +159,4 @@ KN_TEST(own_operation, a_parameter_that_was_saved_is_versioned)
     KN_CHECK(kn_fill_(n.b.beta, 2));
     kn_set_grad_mode(mode);
     REFUSED(kn_backward(l), "backward of 'swish': its saved tensor 2 was written in place");
-    kn_module_free(&n);
 }

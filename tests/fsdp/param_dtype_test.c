@@ -1,7 +1,6 @@
 /* tests/fsdp/param_dtype_test.c: a dtype a parameter (.param_dtype_of), and units of more buckets
  * than a collective takes. Rank functions return a status and never assert. */
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 
 static kn_dtype norms_in_f32(const char *name, int ndim, const int64_t *shape, void *arg)
 {
@@ -17,7 +16,7 @@ static kn_dtype always(const char *name, int ndim, const int64_t *shape, void *a
 /* bf16, and a norm in f32 inside its unit: losses as in one process, gradients of f32 unrounded. */
 static void by_parameter(kn_comm *world, void *arg)
 {
-    net m, alone;
+    OWNED_MODULE net m, alone;
     int dims = 0;
     const way *w = arg;
     KN_CHECK(net_init(&m, KN_META) && net_init(&alone, KN_META));
@@ -43,19 +42,16 @@ static void by_parameter(kn_comm *world, void *arg)
     kn_scope_end(scope);
     kn_fsdp_memory mem = kn_fsdp_predict(&m);
     KN_CHECK(mem.gathered >= 0 && kn_ok(), "predict");
-    kn_module_free(&m);
-    kn_module_free(&alone);
 }
 
 KN_TEST(param_dtype, of_single_parameters)
 {
     in_all_ways(by_parameter);
-    net m;
+    OWNED_MODULE net m;
     int i64 = KN_I64;
     KN_CHECK(net_init(&m, KN_META));
     REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype_of = always, .param_dtype_of_arg = &i64),
             ".param_dtype_of chose i64 for 'wte.weight'");
-    kn_module_free(&m);
 }
 
 /* ---- a bucket of every kind ------------------------------------------------------------------ */
@@ -106,14 +102,13 @@ static bool kinds_init(kn_module *m)
 static bool grad_is(const kn_param *p, int i, float want)
 {
     float have[WHOLE_BELOW + KINDS];
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *g = kn_param_grad(p);
     bool ok = trains(i) == (g != NULL);
     if (g && kn_numel(g) > 0)
         ok = kn_to_host(kn_cast(g, KN_F32), have, (size_t)kn_numel(g) * sizeof *have);
     for (int64_t k = 0; g && ok && k < kn_numel(g); k++)
         ok = have[k] == want;
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -122,7 +117,7 @@ RANK_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes, .threads 
 {
     int n = kn_comm_size(world);
     double sum = 0;
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     const kn_param *p;
     KN_CHECK(kinds_init(&m) &&
              kn_fsdp_wrap(&m, world, .reduce_dtype = KN_F32, .param_dtype_of = computes_in,
@@ -139,5 +134,4 @@ RANK_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes, .threads 
         for (int i = 0; i < KINDS; i++)
             KN_CHECK(grad_is(&p[i], i, (float)(micro * n * (n + 1)) / 2), "'%s'", p[i].name);
     }
-    kn_module_free(&m);
 }

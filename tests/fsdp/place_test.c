@@ -4,7 +4,6 @@
 #include "kernels/kernels_internal.h"
 #include "tests/fsdp/net.h"
 #include "tests/fsdp/stand_in.h"
-#include "tests/refused.h"
 
 enum { ROWS = 3, DIM = 4, WORDS = 5 };
 
@@ -32,11 +31,10 @@ static bool place_init(place_net *m)
     bool ok = kn_module_init_n(&m->base, place_forward) &&
               kn_linear_init(&m->fc, &m->base, "fc", DIM, DIM, .device = KN_META) &&
               kn_embedding_init(&m->word, &m->base, "word", WORDS, DIM, .device = KN_META);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     m->scale = kn_from(KN_F32, KN_CPU, (float[]){ 1, -2, .5f, 3 }, KN_SHAPE(DIM));
     ok = ok && kn_buffer(m, "scale", m->scale) &&
          kn_declare_buffer(m, "offset", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(DIM));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -56,17 +54,16 @@ typedef struct job {
 
 static bool host(const kn_tensor *t, float *to)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *f = kn_cast((kn_tensor *)t, KN_F32);
     bool ok = f && kn_to_host(f, to, (size_t)kn_numel(f) * sizeof *to);
-    kn_scope_end(scope);
     return ok;
 }
 
 static void pass_from_the_cpu(kn_comm *world, void *arg)
 {
     const job *j = arg;
-    place_net m;
+    OWNED_MODULE place_net m;
     seen *out = &j->out[kn_rank(world)];
     float v[ROWS * DIM];
     const kn_param *p;
@@ -75,7 +72,7 @@ static void pass_from_the_cpu(kn_comm *world, void *arg)
     KN_CHECK(place_init(&m) && kn_fsdp_wrap(&m, world, .wrap_class = "linear", .device = j->device,
                                             .param_dtype = j->param_dtype, .reduce_dtype = KN_F32,
                                             .buffer_dtype = j->param_dtype, .seed = 5));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_require_grad(kn_from(KN_F32, KN_CPU, v, KN_SHAPE(DIM, ROWS)), true);
     kn_tensor *side = kn_require_grad(kn_from(KN_F32, KN_CPU, v, KN_SHAPE(ROWS, DIM)), true);
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
@@ -94,8 +91,6 @@ static void pass_from_the_cpu(kn_comm *world, void *arg)
         KN_CHECK(g && host(g, out->grad + out->grads), "gradient of %s", p[i].name);
         out->grads += (int)kn_numel(g);
     }
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 static seen *passes(job j, int ranks)
@@ -149,7 +144,7 @@ RANK_TEST(place, the_timeout_of_the_ranks, .threads = "2")
 /* Without .device the parameters' device is used, to hold them and to compute. */
 static void where_parameters_are(kn_comm *world, void *arg)
 {
-    place_net m;
+    OWNED_MODULE place_net m;
     float v[ROWS * DIM] = { 1 };
     KN_CHECK(place_init(&m) && kn_materialize(&m, STAND_IN, 5));
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
@@ -159,7 +154,7 @@ static void where_parameters_are(kn_comm *world, void *arg)
         KN_CHECK(kn_device_of(p[i].tensor) == STAND_IN && kn_device_of(p[i].master) == STAND_IN,
                  "'%s' is elsewhere", p[i].name);
     KN_CHECK(kn_device_of(m.scale) == STAND_IN, "the buffer is elsewhere");
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(DIM, ROWS));
     kn_tensor *side = kn_from(KN_F32, KN_CPU, v, KN_SHAPE(ROWS, DIM));
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
@@ -168,8 +163,6 @@ static void where_parameters_are(kn_comm *world, void *arg)
     KN_CHECK(kn_backward(kn_sum(y.v[0], 0, NULL, false)));
     for (int i = 0; i < n; i++)
         KN_CHECK(kn_device_of(kn_param_grad(&p[i])) == STAND_IN, "the gradient of '%s'", p[i].name);
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 KN_TEST(place, a_unit_computes_where_its_parameters_are)
@@ -229,7 +222,7 @@ static int64_t elements_here(void *m)
 
 RANK_TEST(place, no_communicator_means_the_world, .threads = "23", .processes = "3")
 {
-    net a, b, c;
+    OWNED_MODULE net a, b, c;
     const kn_param *p;
     KN_CHECK(net_init(&a, KN_META) && kn_fsdp_wrap(&a, NULL, .seed = NET_SEED));
     KN_CHECK(net_init(&b, KN_META) && kn_fsdp_wrap(&b, kn_comm_self(), .seed = NET_SEED));
@@ -245,15 +238,12 @@ RANK_TEST(place, no_communicator_means_the_world, .threads = "23", .processes = 
                  strstr(kn_error(), "another communicator (1 ranks)"),
              "two communicators");
     kn_clear_error();
-    kn_module_free(&a);
-    kn_module_free(&b);
-    kn_module_free(&c);
 }
 
 /* A program started by another launcher as one of several ranks that never called kn_init. */
 KN_TEST(place, ranks_without_kn_init)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META));
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "4", 1);
@@ -265,7 +255,6 @@ KN_TEST(place, ranks_without_kn_init)
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");
     REFUSED(ok, "kn_init");
-    kn_module_free(&m);
 }
 
 /* ---- one place for all units of a tree ------------------------------------------------------- */
@@ -281,7 +270,7 @@ static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
 RANK_TEST(place, units_of_a_tree_share_a_device, .threads = "12")
 {
     for (int i = 0; i < 2; i++) {
-        net m;
+        OWNED_MODULE net m;
         KN_CHECK(net_init(&m, KN_META));
         bool ok = i == 0 ? kn_fsdp_wrap(&m.fc1, world, .device = KN_META) && kn_fsdp_wrap(&m, world)
                          : kn_fsdp_wrap(&m, world, .policy = meta_below);
@@ -290,7 +279,6 @@ RANK_TEST(place, units_of_a_tree_share_a_device, .threads = "12")
                      strstr(kn_error(), "with cpu"),
                  "case %d", i);
         kn_clear_error();
-        kn_module_free(&m);
     }
 }
 
@@ -302,7 +290,7 @@ KN_TEST(place, patterns_have_no_limit)
     char list[2048] = "", deep[600];
     memset(deep, 'n', 599);
     deep[599] = 0;
-    net m;
+    OWNED_MODULE net m;
     kn_module inner = { 0 };
     KN_CHECK(net_init(&m, KN_META) && kn_module_init(&inner, NULL) &&
              kn_module_add(&m.base, deep, &inner) &&
@@ -321,13 +309,12 @@ KN_TEST(place, patterns_have_no_limit)
     KN_CHECK(alone == 3, "%d parameters left alone", alone);
     snprintf(list, sizeof list, "%s.other", deep);
     KN_CHECK(kn_module_param(&m, list) == inner.impl->param[1].tensor);
-    kn_module_free(&m);
 }
 
 /* Modules named by .ignore stay unchanged, with their buffers. */
 RANK_TEST(place, ignored_modules_keep_their_buffers, .processes = "23", .threads = "3")
 {
-    net m;
+    OWNED_MODULE net m;
     int rank = kn_rank(world);
     KN_CHECK(net_init(&m, KN_META));
     kn_scope scope = kn_scope_begin();
@@ -344,16 +331,14 @@ RANK_TEST(place, ignored_modules_keep_their_buffers, .processes = "23", .threads
     KN_CHECK(kn_dtype_of(alone) == KN_F32 && *(float *)kn_data(alone) == own, "was changed");
     KN_CHECK(kn_device_of(kn_module_buffer(&m, "fc1.later")) == KN_META, "was moved");
     KN_CHECK(kn_dtype_of(other) == KN_BF16 && kn_item(other) == 7, "wasn't changed");
-    kn_module_free(&m);
 }
 
 /* A folder whose name holds a comma isn't a list with "memory" in it. */
 KN_TEST(place, a_folder_is_no_list)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META));
     REFUSED(kn_fsdp_wrap(&m, NULL, .offload_dir = "/no/such,memory"), "/no/such,memory");
-    kn_module_free(&m);
 }
 
 /* ---- prefetch lists -------------------------------------------------------------------------- */
@@ -378,25 +363,23 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
  * not read. */
 RANK_TEST(place, a_part_of_a_model_that_is_freed, .processes = "12", .threads = "1")
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     kn_module *next[] = { &m.fc2.base };
     KN_CHECK(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && net_backward(&m, 0));
     kn_module_free(&m.fc2);
     KN_CHECK(!net_backward(&m, 0) && strstr(kn_error(), "not an initialised module"), "it ran");
     kn_clear_error();
-    kn_module_free(&m);
 }
 
 /* Sibling units below a module that isn't a unit are trees of their own: each has its schedule. */
 RANK_TEST(place, prefetch_lists_over_sibling_trees, .processes = "2")
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc1, world) && kn_fsdp_wrap(&m.fc2, world) &&
              kn_fsdp_wrap(&m.ln, world) && kn_materialize(&m.wte, KN_CPU, 1));
     kn_module *next[] = { &m.fc2.base };
     KN_CHECK(kn_fsdp_prefetch_forward(&m.fc1, next, 1) &&
              kn_fsdp_prefetch_backward(&m.fc2, next, 1));
     KN_CHECK(net_backward(&m, 0) && net_backward(&m, 1));
-    kn_module_free(&m);
 }

@@ -4,7 +4,6 @@
 #include "kernels/faults.h"
 #include "tests/fsdp/pair.h"
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 static kn_values call(pair *m, kn_tensor *x)
 {
@@ -57,7 +56,7 @@ static kn_tensor *stage_forward(kn_module *self, kn_tensor *x)
 
 KN_TEST(precision, inputs_of_each_tree_s_root_are_cast)
 {
-    kn_module both = { 0 };
+    OWNED_MODULE kn_module both = { 0 };
     stage s[2] = { { .next = &s[1] } };
     KN_CHECK(kn_module_init(&both, NULL));
     for (int i = 0; i < 2; i++)
@@ -65,11 +64,9 @@ KN_TEST(precision, inputs_of_each_tree_s_root_are_cast)
                  kn_module_add(&both, i ? "b" : "a", &s[i].spy.base) &&
                  kn_parameter(&s[i], "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(DIM)) &&
                  kn_fsdp_wrap(&s[i], NULL, .param_dtype = KN_BF16, .cast_inputs = KN_CAST_ROOT));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(kn_call(&s[0], kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM))));
     KN_CHECK(s[0].spy.in == KN_BF16 && s[1].spy.in == KN_BF16, "%s", kn_dtype_name(s[1].spy.in));
-    kn_scope_end(scope);
-    kn_module_free(&both);
 }
 
 /* Units of one tree with policies of their own: each computes, takes its inputs, gives its outputs
@@ -269,8 +266,8 @@ static kn_tensor *batchnorm_forward(kn_module *self, kn_tensor *x)
 KN_TEST(precision, batchnorm_is_in_full_precision_by_itself)
 {
     for (int mixed = 0; mixed < 2; mixed++) {
-        pair m = { 0 };
-        kn_scope scope = kn_scope_begin();
+        OWNED_MODULE pair m = { 0 };
+        IN_SCOPE;
         KN_CHECK(kn_module_init_n(&m.base, pair_forward) &&
                  kn_module_init(&m.a.base, batchnorm_forward) &&
                  kn_module_add(&m.base, "a", &m.a.base) &&
@@ -285,8 +282,6 @@ KN_TEST(precision, batchnorm_is_in_full_precision_by_itself)
         KN_CHECK(m.a.in == KN_F32 && m.a.weight == KN_F32, "mixed %d", mixed);
         KN_CHECK(m.b.weight == (mixed ? KN_BF16 : KN_F32), "mixed %d", mixed);
         KN_CHECK(kn_fsdp_is_unit(&m.a) == (mixed != 0), "mixed %d", mixed);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
@@ -337,10 +332,10 @@ KN_TEST(precision, inputs_move_to_the_units_device)
  * number. */
 static int net_grads(bool keep, int first, int last, kn_dtype *dtype, float *out)
 {
-    net m;
+    OWNED_MODULE net m = { 0 };
     const kn_param *p;
     int count = 0;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = net_init(&m, KN_META) &&
               kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .reduce_dtype = KN_BF16,
                            .seed = NET_SEED, .keep_low_precision_grads = keep);
@@ -356,8 +351,6 @@ static int net_grads(bool keep, int first, int last, kn_dtype *dtype, float *out
         count += (int)kn_numel(g);
     }
     KN_CHECK_OK();
-    kn_scope_end(scope);
-    kn_module_free(&m);
     return count;
 }
 
@@ -427,21 +420,20 @@ static kn_dtype all_bf16(const char *name, int ndim, const int64_t *shape, void 
 
 KN_TEST(precision, full_precision_beside_param_dtype_of_alone_is_an_error)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
              !kn_fsdp_wrap(&m, NULL, .param_dtype_of = all_bf16, .full_precision_class = "linear"));
     KN_CHECK_ERROR(".full_precision_class is for .param_dtype");
     KN_CHECK(kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .param_dtype_of = all_bf16,
                           .full_precision_class = "linear") &&
              computes_in(&m.a) == KN_F32);
-    kn_module_free(&m);
 }
 
 KN_TEST(precision, full_precision_is_as_declared)
 {
     static const kn_dtype declared[] = { KN_F32, KN_BF16, KN_F64 };
     for (int i = 0; i < 3; i++) {
-        two m;
+        OWNED_MODULE two m;
         KN_CHECK(two_init(&m, KN_CPU, declared[i]) &&
                      kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .reduce_dtype = KN_F32,
                                   .full_precision_class = "linear"),
@@ -449,6 +441,5 @@ KN_TEST(precision, full_precision_is_as_declared)
         KN_CHECK(computes_in(&m.a) == declared[i], "%s computes in %s", kn_dtype_name(declared[i]),
                  kn_dtype_name(computes_in(&m.a)));
         KN_CHECK(two_backward(&m, 0), "%s", kn_dtype_name(declared[i]));
-        kn_module_free(&m);
     }
 }

@@ -57,17 +57,16 @@ RANK_TEST(predict_trees, of_all_ranks_of_groups_and_of_one, .threads = "4")
     kn_set_threads(1);
     kn_set_free_cores(0);
     for (int i = 0; i < 3; i++) {
-        row m;
+        OWNED_MODULE row m;
         memset(&m, 0, sizeof m);
         int64_t before = kn_ledger_read().live[KN_MEM_PARAM];
         KN_CHECK(begin(&m, world, strategy[i]));
-        kn_optim *o = kn_adamw(&m, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
         kn_fsdp_memory want = kn_fsdp_predict(&m);
         for (int step = 0; step < 2; step++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, WIDE));
             KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o));
-            kn_scope_end(scope);
         }
         kn_ledger l = kn_ledger_read();
         const struct {
@@ -82,7 +81,5 @@ RANK_TEST(predict_trees, of_all_ranks_of_groups_and_of_one, .threads = "4")
             KN_CHECK(l.peak[all[k].of] == all[k].want + all[k].more, "way %d, %s: %lld, not %lld",
                      i, kn_mem_name(all[k].of), (long long)l.peak[all[k].of],
                      (long long)(all[k].want + all[k].more));
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
 }

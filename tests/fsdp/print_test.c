@@ -15,7 +15,7 @@ static void says(const char *text, const char *part)
 
 KN_TEST(print, units_and_buckets)
 {
-    net m;
+    OWNED_MODULE net m;
     char text[4096] = "";
     KN_CHECK(net_init(&m, KN_META));
     printed(&m, text, sizeof text);
@@ -39,12 +39,11 @@ KN_TEST(print, units_and_buckets)
     printed(&m, text, sizeof text);
     says(text, "91 elements, summoned\n");
     KN_CHECK(kn_summon_end(s));
-    kn_module_free(&m);
 }
 
 KN_TEST(print, a_group_is_one_unit)
 {
-    net m;
+    OWNED_MODULE net m;
     char text[4096] = "";
     kn_module *unit[8];
     KN_CHECK(net_init(&m, KN_META));
@@ -64,7 +63,6 @@ KN_TEST(print, a_group_is_one_unit)
     says(text, "whole\n");
     kn_summon_scope s = kn_summon(&m); /* the group once */
     KN_CHECK(s.s && kn_summon_end(s));
-    kn_module_free(&m);
 }
 
 KN_TEST(print, roots_of_trees_of_units)
@@ -92,7 +90,7 @@ KN_TEST(print, roots_of_trees_of_units)
 
 static void prints_its_shard(kn_comm *world, void *arg)
 {
-    net m;
+    OWNED_MODULE net m;
     char text[4096] = "", want[64];
     KN_CHECK(net_init(&m, KN_META) &&
              kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 },
@@ -106,7 +104,6 @@ static void prints_its_shard(kn_comm *world, void *arg)
     KN_CHECK(strstr(text, want), "%s", text);
     snprintf(want, sizeof want, "wte.weight [11,6]: %d of 66 here", shard ? 30 : 36);
     KN_CHECK(strstr(text, want), "%s", text);
-    kn_module_free(&m);
 }
 
 KN_TEST(print, each_rank_says_what_it_holds)

@@ -9,6 +9,7 @@
 #define KNAP_TESTS_FSDP_RANKS_H
 
 #include "tests/comm/comm_test.h"
+#include "tests/owned.h"
 
 typedef void (*rank_body)(kn_comm *world, void *arg);
 /* Status of a rank (kn_test.c). */

@@ -6,7 +6,6 @@
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/faults.h"
 #include "tests/fsdp/recovery.h"
-#include "tests/refused.h"
 #include <stdatomic.h>
 
 /* ---- passes ---------------------------------------------------------------------------------- */
@@ -164,27 +163,23 @@ KN_TEST(recovery, early_allocations_of_a_first_pass)
     stand_in_begin((stand_in){ .inline_streams = true });
     for (int i = 0; i < 2; i++) {
         const setting *s = &settings[which[i]];
-        model good;
+        OWNED_MODULE model good;
         fault.all = false;
         kn_set_step(0);
         KN_CHECK(make(&good, NULL, s, false) && pass(&good, 0), "%s", s->name);
-        kn_optim *a = kn_sgd(&good, .lr = 0.1);
+        OWNED_OPTIM kn_optim *a = kn_sgd(&good, .lr = 0.1);
         KN_CHECK(kn_step(a), "%s", s->name);
         int n = 1;
         for (bool more = true; more && n <= EARLY; n++) {
-            model hurt;
+            OWNED_MODULE model hurt;
             kn_set_step(0);
             KN_CHECK(make(&hurt, NULL, s, false), "%s", s->name);
             more = fails(&hurt, s, n, true, true, 0);
             KN_CHECK(!more || pass(&hurt, 0), "%s, allocation %d", s->name, n);
-            kn_optim *b = kn_sgd(&hurt, .lr = 0.1);
+            OWNED_OPTIM kn_optim *b = kn_sgd(&hurt, .lr = 0.1);
             KN_CHECK(kn_step(b) && same_params(&good, &hurt), "%s, allocation %d", s->name, n);
-            kn_optim_free(b);
-            kn_module_free(&hurt);
         }
         KN_CHECK(n > EARLY, "%s: a pass makes %d allocations", s->name, n);
-        kn_optim_free(a);
-        kn_module_free(&good);
     }
     stand_in_end();
 }
@@ -255,7 +250,7 @@ KN_TEST(recovery, an_input_that_the_root_refuses)
     stand_in_begin((stand_in){ 0 });
     for (int i = 0; i < SETTINGS; i++) {
         const setting *s = &settings[i];
-        model m;
+        OWNED_MODULE model m = { 0 };
         if (s->plain)
             continue;
         fault.all = false;
@@ -267,7 +262,6 @@ KN_TEST(recovery, an_input_that_the_root_refuses)
         kn_leave(e, NULL, 0);
         kn_scope_end(scope);
         KN_CHECK(pass(&m, 0), "%s", s->name);
-        kn_module_free(&m);
     }
     stand_in_end();
 }
@@ -278,10 +272,10 @@ KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
     stand_in_begin((stand_in){ 0 });
     for (int i = 0; i < SETTINGS; i++) {
         const setting *s = &settings[i];
-        model m;
+        OWNED_MODULE model m;
         fault.all = true;
         KN_CHECK(make(&m, NULL, s, true), "%s", s->name);
-        kn_optim *o = kn_sgd(&m, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1);
         int n = 1;
         for (; fails(&m, s, n, false, true, 0); n++) {
             KN_CHECK(!kn_step(o), "%s, callback %d", s->name, n);
@@ -289,8 +283,6 @@ KN_TEST(recovery, a_step_after_a_failed_backward_finds_no_gradient)
             KN_CHECK(kn_grad_scale(&m) == 1, "%s: callback %d was counted", s->name, n);
         }
         KN_CHECK(kn_step(o), "%s", s->name);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
     stand_in_end();
 }
@@ -302,12 +294,12 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
     stand_in_begin((stand_in){ .inline_streams = true });
     for (int i = 0; i < SETTINGS; i++) {
         const setting *s = &settings[i];
-        model good, hurt;
+        OWNED_MODULE model good, hurt;
         fault.all = false;
         KN_CHECK(make(&good, NULL, s, false) && make(&hurt, NULL, s, false), "%s", s->name);
         int n = 1;
         for (bool ok = false; !ok; n++) {
-            kn_optim *a = kn_adamw(&good, .lr = 0.01), *b = kn_adamw(&hurt, .lr = 0.01);
+            OWNED_OPTIM kn_optim *a = kn_adamw(&good, .lr = 0.01), *b = kn_adamw(&hurt, .lr = 0.01);
             kn_set_step(n);
             KN_CHECK(pass(&good, 0) && kn_step(a), "%s", s->name);
             kn_set_step(n);
@@ -318,12 +310,8 @@ KN_TEST(recovery, every_allocation_of_an_optimizer_step)
             kn_clear_error();
             KN_CHECK(ok || kn_step(b), "%s, allocation %d", s->name, n);
             KN_CHECK(same_params(&good, &hurt), "%s, allocation %d", s->name, n);
-            kn_optim_free(a);
-            kn_optim_free(b);
         }
         KN_CHECK(n > 5, "%s: a step makes %d allocations", s->name, n);
-        kn_module_free(&good);
-        kn_module_free(&hurt);
     }
     stand_in_end();
 }
@@ -411,11 +399,11 @@ typedef struct rank_fault {
 static void after_poison(kn_comm *world, void *arg)
 {
     const rank_fault *f = arg;
-    model m;
+    OWNED_MODULE model m;
     kn_set_threads(1);
     fault.all = true;
     KN_CHECK(make(&m, world, f->s, true));
-    kn_optim *o = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1);
     bool mine = f->who < 0 || f->who == kn_rank(world);
     fault.now = 0;
     fault.at = mine && !f->alloc ? f->n : 0;
@@ -429,8 +417,6 @@ static void after_poison(kn_comm *world, void *arg)
         KN_CHECK(!(pass(&m, 1) && kn_step(o)) && strstr(kn_error(), "injected"), "%s: fault %d",
                  f->s->name, f->n);
     kn_clear_error();
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(recovery, ranks_refuse_after_an_error)

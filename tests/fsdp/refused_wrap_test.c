@@ -2,7 +2,6 @@
  * it was, and one with better options goes on to the bits of one that never failed. */
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 /* ---- the ways to fail ------------------------------------------------------------------------ */
 
@@ -143,7 +142,7 @@ typedef struct job {
 static void one_refused(kn_comm *world, void *arg)
 {
     const job *j = arg;
-    net m;
+    OWNED_MODULE net m = { 0 };
     look before = { 0 };
     kn_fsdp_wrap_options o = refused[j->at];
     if ((o.fill || o.fill_module) && j->where == FILLED)
@@ -157,7 +156,6 @@ static void one_refused(kn_comm *world, void *arg)
     KN_CHECK(same_look(&m, &before), "%d", j->at);
     if (kn_comm_size(world) == 1) /* else the error has ended the ranks */
         goes_on(&m, j->where, j->by_hand, world);
-    kn_module_free(&m);
 }
 
 KN_TEST(refused_wrap, leaves_the_tree)
@@ -173,7 +171,7 @@ KN_TEST(refused_wrap, leaves_the_tree)
 KN_TEST(refused_wrap, of_a_group_leaves_the_tree)
 {
     for (int where = 0; where < PLACES; where++) {
-        net m;
+        OWNED_MODULE net m;
         look before = { 0 };
         KN_CHECK(tree(&m, where));
         kn_apply_modules(&m, look_at, &before);
@@ -183,7 +181,6 @@ KN_TEST(refused_wrap, of_a_group_leaves_the_tree)
                 "a policy that fails");
         KN_CHECK(same_look(&m, &before));
         goes_on(&m, where, false, kn_comm_self());
-        kn_module_free(&m);
     }
 }
 
@@ -197,7 +194,7 @@ static bool odd_policy(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
 
 RANK_TEST(refused_wrap, where_ranks_disagree_leaves_the_tree, .threads = "2")
 {
-    net m;
+    OWNED_MODULE net m;
     look before = { 0 };
     KN_CHECK(tree(&m, FILLED));
     kn_apply_modules(&m, look_at, &before);
@@ -205,7 +202,6 @@ RANK_TEST(refused_wrap, where_ranks_disagree_leaves_the_tree, .threads = "2")
                    (kn_fsdp_wrap_options){ .policy = odd_policy, .policy_arg = world, .seed = 5 }));
     kn_clear_error();
     KN_CHECK(same_look(&m, &before));
-    kn_module_free(&m);
 }
 
 /* ---- out of memory --------------------------------------------------------------------------- */
@@ -215,7 +211,7 @@ KN_TEST(refused_wrap, leaves_the_tree_where_memory_runs_out)
     for (int where = 0; where < PLACES; where++) {
         bool ok = false;
         for (int64_t n = 1; !ok; n++) {
-            net m;
+            OWNED_MODULE net m;
             look before = { 0 };
             KN_CHECK(tree(&m, where));
             kn_apply_modules(&m, look_at, &before);
@@ -230,7 +226,6 @@ KN_TEST(refused_wrap, leaves_the_tree_where_memory_runs_out)
             KN_CHECK(ok || same_look(&m, &before), "%d, allocation %lld", where, (long long)n);
             if (!ok && n % 10 == 0)
                 goes_on(&m, where, false, kn_comm_self());
-            kn_module_free(&m);
         }
     }
 }

@@ -24,20 +24,19 @@ typedef struct branches {
 static void train_branches(kn_comm *world, void *arg)
 {
     branches *b = arg, mine = *b;
-    net m;
+    OWNED_MODULE net m = { 0 };
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc2, world, .seed = NET_SEED) &&
              kn_fsdp_wrap(&m, world, .seed = NET_SEED));
-    kn_optim *o = kn_adamw(&m, .lr = 0.01);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.01);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 1024, .interval = 2);
     bool refused = false;
     for (int step = 0; step < 3; step++) {
         for (int micro = 0; micro < 3; micro++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_fsdp_set_gradient_sync(&m, micro > 0, true);
             kn_tensor *loss = branch_loss(&m, kn_rank(world) + micro, 3 * step + micro);
             bool scaled = b->scales && !(b->mixes && micro == 1);
             KN_CHECK(kn_backward(scaled ? kn_scale_loss(s, loss) : loss));
-            kn_scope_end(scope);
         }
         if (b->mixes) {
             refused = !kn_scaler_step(s, o) && strstr(kn_error(), "some that didn't");
@@ -52,8 +51,6 @@ static void train_branches(kn_comm *world, void *arg)
     if (kn_rank(world) == 0)
         *b = mine;
     kn_scaler_free(s);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* Their gradients carry the scale of the others' losses, as the plain steps' bits show; sums of

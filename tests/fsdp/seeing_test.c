@@ -3,7 +3,6 @@
 #include "nn/summary.h"
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 4 };
 
@@ -20,10 +19,10 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
 {
     kn_fsdp_wrap_options o = *(const kn_fsdp_wrap_options *)arg;
     o._size = sizeof o;
-    two whole, sharded;
+    OWNED_MODULE two whole, sharded;
     KN_CHECK(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
              kn_fsdp_wrap_(&sharded, world, o));
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
     for (int step = 0; step < 2; step++) {
         kn_summary_table *want = kn_summary_new(&whole, KN_VALUES(x)),
@@ -41,9 +40,6 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
     KN_CHECK(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)));
     kn_summary_free(kn_summary_new(&sharded, KN_VALUES(x)));
     KN_CHECK(two_evaluate(&sharded, &after) && before == after, "loss %g, was %g", after, before);
-    kn_scope_end(scope);
-    kn_module_free(&whole);
-    kn_module_free(&sharded);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -71,14 +67,14 @@ static kn_tensor *loss_of(two *n, double factor)
 /* With a scaler gradients in f16 may overflow, a forward may not; without one neither may. */
 KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
 {
-    two n;
+    OWNED_MODULE two n;
     KN_CHECK(two_init(&n, KN_META, KN_F32) &&
              kn_fsdp_wrap(&n, NULL, .wrap_class = "linear", .param_dtype = KN_F16,
                           .reduce_dtype = KN_F32));
-    kn_optim *opt = kn_sgd(&n, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&n, .lr = 0.1);
     kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
     kn_set_check(true);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(kn_backward(kn_scale_loss(s, loss_of(&n, 1))));
     KN_CHECK(kn_find_nonfinite_grad(&n), "the scale was too small for an overflow");
     KN_CHECK(kn_scaler_step(s, opt));
@@ -88,8 +84,5 @@ KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
     KN_CHECK(loss && !kn_backward(loss, .grad = huge));
     KN_CHECK_ERROR("check: backward of 'cast'");
     kn_set_check(false);
-    kn_scope_end(scope);
     kn_scaler_free(s);
-    kn_optim_free(opt);
-    kn_module_free(&n);
 }

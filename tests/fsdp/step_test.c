@@ -1,11 +1,10 @@
 /* tests/fsdp/step_test.c: steps that are refused, trees with divide factors of their own (acts.h
  * has steps of parts). Rank functions return a status. */
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     kn_optim *a = kn_sgd(&m.a, .lr = 1), *all = kn_sgd(&m, .lr = 1);
     KN_CHECK(two_backward(&m, 0) && kn_step(a) && two_backward(&m, 1));
@@ -22,7 +21,6 @@ KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
     KN_CHECK(kn_item(kn_clip_grad_norm(&m, 1)) > 0 && kn_step(all));
     kn_optim_free(a);
     kn_optim_free(all);
-    kn_module_free(&m);
 }
 
 /* ---- gradients held back --------------------------------------------------------------------- */
@@ -30,12 +28,12 @@ KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
 {
     bool hybrid = kn_comm_size(world) == 4;
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
                           .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
                           .mesh = { .shards = hybrid ? 2 : 0 }));
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
     KN_CHECK(o && s && two_backward(&m, 0));
     KN_CHECK(hybrid ? kn_fsdp_set_all_reduce(&m, false, true)
@@ -50,8 +48,6 @@ RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
         KN_CHECK(kn_grad_scale(&m) * 3 == 1 && kn_step(o));
     }
     kn_scaler_free(s);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* ---- factors --------------------------------------------------------------------------------- */
@@ -63,7 +59,7 @@ RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
 static void siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
-    two m, ref;
+    OWNED_MODULE two m, ref;
     const kn_param *p, *r;
     float g[4][TWO_MOST] = { 0 }, value[TWO_MOST], want[TWO_MOST];
     double squares = 0;
@@ -77,7 +73,7 @@ static void siblings(kn_comm *world, void *arg)
                           .layout = KN_LAYOUT_PER_PARAM, .offload_dir = store) &&
              kn_fsdp_wrap(&m.b, world, .divide_factor = later ? 0 : of_b, .offload_dir = store) &&
              (!(which & 4) || kn_fsdp_wrap(&m, world)));
-    kn_optim *one = kn_sgd(which & 2 ? (void *)&m.a : &m, .lr = 1), *other = NULL;
+    OWNED_OPTIM kn_optim *one = kn_sgd(which & 2 ? (void *)&m.a : &m, .lr = 1), *other = NULL;
     KN_CHECK(one && (!(which & 2) || (other = kn_sgd(&m.b, .lr = 1))));
     KN_CHECK(two_backward(&m, 0) && (!later || (kn_fsdp_set_divide_factor(&m.a, of_a, false) &&
                                                 kn_fsdp_set_divide_factor(&m.b, of_b, true))));
@@ -107,10 +103,6 @@ static void siblings(kn_comm *world, void *arg)
                      "%s[%d] of which %d: %g, not %g", p[i].name, (int)k, which, (double)value[k],
                      (double)(want[k] - g[i][k]));
     }
-    kn_optim_free(one);
-    kn_optim_free(other);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 KN_TEST(step, units_divide_by_their_own_factors)
@@ -131,14 +123,14 @@ RANK_TEST(step, a_predivided_sum_stays_in_range, .threads = "124")
     const float large = 40000;
     int ranks = kn_comm_size(world);
     for (int how = 0; how < 4; how++) {
-        kn_linear m;
+        OWNED_MODULE kn_linear m;
         const kn_param *p;
         bool kept = how & 1, before = how & 2;
         float v[N] = { 0 };
         KN_CHECK(kn_linear_init(&m, NULL, "m", N, 1, .device = KN_META, .no_bias = true) &&
                  kn_fsdp_wrap(&m, world, .reduce_dtype = KN_F16, .keep_low_precision_grads = kept,
                               .predivide_factor = before ? ranks : 0));
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_full(KN_F32, KN_CPU, (double)large, KN_SHAPE(1, N));
         KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)) && kn_params(&m, &p) == 1, "");
         kn_tensor *g = kn_cast(kn_param_grad(&p[0]), KN_F32);
@@ -148,25 +140,21 @@ RANK_TEST(step, a_predivided_sum_stays_in_range, .threads = "124")
             KN_CHECK(overflows ? isinf(v[i]) : v[i] * (float)kn_grad_scale(&m) == large,
                      "%d ranks, kept %d, divided before %d: %g * %g", ranks, kept, before,
                      (double)v[i], kn_grad_scale(&m));
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
 KN_TEST(step, a_factor_that_divides_nothing)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL));
     const double wrong[] = { -1, NAN, INFINITY };
     for (int i = 0; i < 3; i++)
         KN_CHECK(!kn_fsdp_set_divide_factor(&m, wrong[i], true) &&
                  error_has("kn_fsdp_set_divide_factor: the factor is", "finite and positive"));
-    kn_optim *o = kn_sgd(&m, .lr = 1); /* a norm is of gradients that were divided */
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1); /* a norm is of gradients that were divided */
     KN_CHECK(two_backward(&m, 0) && kn_item(kn_clip_grad_norm(&m, 1e-3)) > 0);
     double before = kn_item(kn_clip_grad_norm(&m, 0));
     KN_CHECK(kn_fsdp_set_divide_factor(&m, 4, true));
     KN_CHECK(kn_item(kn_clip_grad_norm(&m, 0)) * 4 == before, "%g", before);
     KN_CHECK(kn_fsdp_set_divide_factor(&m, 0, true) && kn_grad_scale(&m) == 1 && kn_step(o));
-    kn_optim_free(o);
-    kn_module_free(&m);
 }

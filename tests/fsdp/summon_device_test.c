@@ -14,10 +14,9 @@ static bool backward(net *m, int micro)
     int64_t ids[NET_BATCH];
     for (int i = 0; i < NET_BATCH; i++)
         ids[i] = (i * 3 + micro * 5 + 1) % NET_VOCAB;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(NET_BATCH)));
     bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -56,7 +55,7 @@ static void host_and_back(kn_comm *world, void *arg)
 {
     const job *j = arg;
     const way *w = j->way;
-    net m, ref;
+    OWNED_MODULE net m, ref;
     bool here = !j->rank0_only || kn_rank(world) == 0;
     KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
@@ -79,8 +78,6 @@ static void host_and_back(kn_comm *world, void *arg)
     KN_CHECK(kn_device_of(kn_module_param(&m.fc1, "weight")) == STAND_IN, "the handle");
     kn_zero_grad(&m);
     KN_CHECK(backward(&m, 0), "backward after it");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* Whole states of units on a device, on all ranks or on the first, lie in the host's memory. */
@@ -88,13 +85,13 @@ static void states_in_host_memory(kn_comm *world, void *arg)
 {
     const job *j = arg;
     const way *w = j->way;
-    net m, ref;
+    OWNED_MODULE net m, ref;
     const bool here = !j->rank0_only || kn_rank(world) == 0;
     KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                           .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
                           .device = STAND_IN, .seed = NET_SEED));
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     KN_CHECK(backward(&m, kn_rank(world)) && kn_step(o));
     kn_state *s[] = { kn_state_dict(&m, .rank0_only = j->rank0_only),
                       kn_optim_state_dict(o, .rank0_only = j->rank0_only) };
@@ -115,10 +112,8 @@ static void states_in_host_memory(kn_comm *world, void *arg)
         KN_CHECK(!here || memcmp(whole, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "%s",
                  r[i].name);
     }
-    kn_state_free(s[0]), kn_state_free(s[1]);
-    kn_optim_free(o);
-    kn_module_free(&m);
-    kn_module_free(&ref);
+    kn_state_free(s[0]);
+    kn_state_free(s[1]);
 }
 
 KN_TEST(summon_device, states_lie_in_host_memory)

@@ -2,7 +2,6 @@
  * functions and allocations that fail. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 
 /* Tells that it was called. */
 static bool note(kn_module *m, void *called)
@@ -41,7 +40,7 @@ static void summon_inside(kn_module_event *e, void *arg)
 
 KN_TEST(summon_errors, not_inside_a_forward)
 {
-    net m;
+    OWNED_MODULE net m;
     kn_summon_scope s = { NULL };
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]));
     kn_module_hook(&m.fc1, (kn_module_hooks){ .pre_forward = summon_inside, .arg = &s });
@@ -49,26 +48,23 @@ KN_TEST(summon_errors, not_inside_a_forward)
     KN_CHECK(net_loss(&m, 0) == NULL && s.s == NULL);
     kn_scope_end(scope);
     KN_CHECK_ERROR("in the middle of a forward");
-    kn_module_free(&m);
 }
 
 KN_TEST(summon_errors, step_inside_is_a_sentence)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]));
-    kn_optim *opt = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     KN_CHECK(net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m);
     REFUSED(kn_step(opt), "summon");
     KN_CHECK(kn_summon_end(s));
-    kn_optim_free(opt);
-    kn_module_free(&m);
 }
 
 /* Whole gradients that wait on a rank are its own; without .with_grads nobody asks for them. */
 RANK_TEST(summon_errors, gradients_that_are_held_back, .threads = "12")
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     KN_CHECK(kn_fsdp_set_gradient_sync(&m, false, true) && net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m);
@@ -85,15 +81,13 @@ RANK_TEST(summon_errors, gradients_that_are_held_back, .threads = "12")
         }
     }
     kn_clear_error();
-    kn_module_free(&m);
 }
 
 KN_TEST(summon_errors, units_on_meta_have_nothing_to_show)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
     REFUSED(kn_summon(&m).s, "wrapped with .device = KN_META");
-    kn_module_free(&m);
 }
 
 static bool fails_on_rank_1(kn_module *m, void *rank)
@@ -103,20 +97,19 @@ static bool fails_on_rank_1(kn_module *m, void *rank)
 
 RANK_TEST(summon_errors, an_apply_that_fails_silently_stops_all_ranks, .processes = "2")
 {
-    net m;
+    OWNED_MODULE net m;
     int rank = kn_rank(world);
     kn_comm_set_timeout(world, 5);
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);
     KN_CHECK(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
     kn_clear_error();
-    kn_module_free(&m);
 }
 
 /* Each allocation of a summon fails in turn: an error, and unchanged handles. */
 KN_TEST(summon_errors, every_allocation_failing_is_an_error)
 {
-    net m, ref;
+    OWNED_MODULE net m = { 0 }, ref = { 0 };
     way per_param = { .layout = KN_LAYOUT_PER_PARAM };
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &per_param) && net_reference(&ref) &&
              net_backward(&m, 0));
@@ -137,6 +130,4 @@ KN_TEST(summon_errors, every_allocation_failing_is_an_error)
     }
     KN_CHECK(n > 20, "only %d allocations were tried", (int)n);
     KN_CHECK(all_read_as(&m, &ref));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }

@@ -36,7 +36,7 @@ static bool change(void *m)
 
 RANK_TEST(summon, parameters_are_whole, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     int64_t before = kn_ledger_read().live[KN_MEM_GATHERED];
     kn_summon_scope s = kn_summon(&m, .read_only = true);
@@ -48,13 +48,11 @@ RANK_TEST(summon, parameters_are_whole, IN_ALL_WAYS)
     KN_CHECK(kn_summon_end(s));
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == before, "gathered bytes stay");
     KN_CHECK(all_read_as(&m, &ref), "a change in a read-only scope came back");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 RANK_TEST(summon, changes_come_back, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     kn_summon_scope s = kn_summon(&m);
     KN_CHECK(s.s && change(&m) && kn_summon_end(s));
@@ -64,13 +62,11 @@ RANK_TEST(summon, changes_come_back, IN_ALL_WAYS)
     float a = (float)kn_item(net_loss(&m, 1)), b = (float)kn_item(net_loss(&ref, 1));
     kn_scope_end(scope);
     KN_CHECK(memcmp(&a, &b, 4) == 0, "loss %g, expected %g", (double)a, (double)b);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 RANK_TEST(summon, rank0_only, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     int64_t live = kn_ledger_read().live[KN_MEM_GATHERED];
     kn_summon_scope s = kn_summon(&m, .rank0_only = true);
@@ -82,15 +78,13 @@ RANK_TEST(summon, rank0_only, IN_ALL_WAYS)
     KN_CHECK(!first || change(&m));
     KN_CHECK(kn_summon_end(s) && change(&ref));
     KN_CHECK(all_read_as(&m, &ref), "rank 0's changes did not reach the shards");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 RANK_TEST(summon, with_grads, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m = { 0 }, ref = { 0 };
     const kn_param *p, *r;
     int ranks = kn_comm_size(world), n;
     bool hybrid = ((const way *)arg)->ranks != 0; /* adds in another order */
@@ -117,8 +111,6 @@ RANK_TEST(summon, with_grads, IN_ALL_WAYS)
     KN_CHECK(kn_summon_end(s));
     for (int i = 0; i < n; i++)
         KN_CHECK(!kn_grad(p[i].tensor), "%s keeps its whole gradient", p[i].name);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* The ways in which a scope changes gradients. */
@@ -174,9 +166,9 @@ RANK_TEST(summon, changes_of_gradients_come_back, IN_ALL_WAYS)
     const int ranks = kn_comm_size(world), rank = kn_rank(world);
     const float most = ((const way *)arg)->ranks != 0 ? 1e-4f : 0; /* hybrid: in another order */
     for (int how = 0; how < EDITS; how++) {
-        net m, ref;
+        OWNED_MODULE net m, ref;
         KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
-        kn_optim *o = kn_sgd(&m, .lr = 0.1), *of_ref = kn_sgd(&ref, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1), *of_ref = kn_sgd(&ref, .lr = 0.1);
         KN_CHECK(net_backward(&m, rank) && all_backward(&ref, 0, ranks));
         kn_summon_scope s = kn_summon(&m, .with_grads = true, .rank0_only = how == EDIT_RANK0,
                                       .read_only = how == EDIT_READ_ONLY);
@@ -185,17 +177,13 @@ RANK_TEST(summon, changes_of_gradients_come_back, IN_ALL_WAYS)
         KN_CHECK(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "edit %d", how);
         KN_CHECK(net_backward(&m, ranks + rank) && all_backward(&ref, ranks, 2 * ranks));
         KN_CHECK(kn_step(o) && kn_step(of_ref) && close_to(&m, &ref, most), "then, edit %d", how);
-        kn_optim_free(o);
-        kn_optim_free(of_ref);
-        kn_module_free(&m);
-        kn_module_free(&ref);
     }
 }
 
 /* A parameter that took gradients only after its unit was wrapped. */
 KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     kn_tensor *bias = kn_module_param(&m.fc1, "bias");
     kn_freeze(&m.fc1, false);
@@ -203,13 +191,12 @@ KN_TEST(summon, with_grads_of_an_unfrozen_parameter)
     kn_summon_scope s = kn_summon(&m, .with_grads = true);
     KN_CHECK(s.s && kn_grad(bias) && kn_numel(kn_grad(bias)) == NET_HIDDEN);
     KN_CHECK(kn_summon_end(s) && !kn_grad(bias));
-    kn_module_free(&m);
 }
 
 /* Reading the parameters between forward and backward changes nothing. */
 RANK_TEST(summon, between_forward_and_backward, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     kn_scope scope = kn_scope_begin();
     kn_tensor *loss = net_loss(&m, 0);
@@ -218,15 +205,13 @@ RANK_TEST(summon, between_forward_and_backward, IN_ALL_WAYS)
     KN_CHECK(kn_backward(loss));
     kn_scope_end(scope);
     KN_CHECK(kn_grad_scale(&m) == 1.0 / kn_comm_size(world), "rounds");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- parts of a tree ------------------------------------------------------------------------- */
 
 RANK_TEST(summon, one_unit_or_a_subtree, IN_ALL_WAYS)
 {
-    net m;
+    OWNED_MODULE net m;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
     kn_storage *fc1 = kn_module_param(&m.fc1, "weight")->storage,
                *wte = kn_module_param(&m.wte, "weight")->storage;
@@ -242,7 +227,6 @@ RANK_TEST(summon, one_unit_or_a_subtree, IN_ALL_WAYS)
     KN_CHECK(s.s && kn_module_param(&m.head, "weight")->storage != wte, "held by another unit");
     KN_CHECK(kn_summon_end(s));
     KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "handles are back");
-    kn_module_free(&m);
 }
 
 /* ---- apply ----------------------------------------------------------------------------------- */
@@ -269,7 +253,7 @@ static bool visit(kn_module *m, void *arg)
 
 RANK_TEST(summon, apply_sees_whole_parameters, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     visits a = { "" }, b = { "" };
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     KN_CHECK(kn_fsdp_apply(&m, visit, &a));
@@ -277,15 +261,13 @@ RANK_TEST(summon, apply_sees_whole_parameters, IN_ALL_WAYS)
     KN_CHECK(kn_apply_modules(&ref, visit, &b));
     KN_CHECK(strcmp(a.order, b.order) == 0, "order '%s', expected '%s'", a.order, b.order);
     KN_CHECK(all_read_as(&m, &ref), "applied values");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- parameters in host memory --------------------------------------------------------------- */
 
 RANK_TEST(summon, host_memory_reads_and_writes, IN_ALL_WAYS)
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     const kn_param *r;
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && net_reference(&ref));
     KN_CHECK(all_read_as(&m, &ref) && change(&ref));
@@ -299,17 +281,14 @@ RANK_TEST(summon, host_memory_reads_and_writes, IN_ALL_WAYS)
         KN_CHECK(memcmp(host, kn_data(r[i].tensor), (size_t)r[i].numel * 4) == 0, "plain read");
         free(host);
     }
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
 static bool buffer_of_a_unit(net *m)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_buffer(&m->fc2, "mean", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -321,7 +300,7 @@ RANK_TEST(summon, names_are_clean, IN_ALL_WAYS)
                                         "fc2.weight", "fc2.bias",   "ln.weight",
                                         "ln.bias",    "scale",      "fc2.mean" };
     enum { PARAMS = 7, NAMES = sizeof name / sizeof *name };
-    net m, ref;
+    OWNED_MODULE net m, ref;
     const kn_param *p, *r;
     KN_CHECK(net_init(&m, KN_META) && buffer_of_a_unit(&m));
     KN_CHECK(net_reference(&ref) && buffer_of_a_unit(&ref));
@@ -348,8 +327,6 @@ RANK_TEST(summon, names_are_clean, IN_ALL_WAYS)
                  kn_module_buffers(&m.fc2) == 1 && kn_module_buffer_at(&m.fc2, 0, &mean) &&
                  strcmp(scale, "scale") == 0 && strcmp(mean, "mean") == 0,
              "names of buffers");
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* ---- the end of a scope ---------------------------------------------------------------------- */
@@ -381,7 +358,7 @@ static double loss_now(void *m)
 
 RANK_TEST(summon, changed_parameters_are_gathered_anew, .threads = "12")
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m.a, world) &&
              kn_fsdp_wrap(&m.b, world));
     KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_wrap(&m, world));
@@ -404,5 +381,4 @@ RANK_TEST(summon, changed_parameters_are_gathered_anew, .threads = "12")
     s = kn_summon(&m, .read_only = true);
     KN_CHECK(!kn_shard_write(&m, 0, p[0].master, host) && error_has("'a.weight' is summoned", ""));
     KN_CHECK(kn_summon_end(s));
-    kn_module_free(&m);
 }

@@ -3,7 +3,6 @@
  * of a sharded net: sync_resnet_test.c.) */
 #include "tests/fsdp/ranks.h"
 #include "tests/fsdp/apart.h"
-#include "tests/refused.h"
 #include "kernels/context.h"
 #include "kernels/device.h"
 #include "nn/layers.h"
@@ -48,7 +47,7 @@ static kn_tensor *some(const batch *b, uint64_t seed, int64_t begin, int64_t end
 /* A pass over these samples; comm NULL: plain batch norm. */
 static bool pass_over(const batch *b, kn_comm *comm, int64_t begin, int64_t end, pass *p)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     const kn_dtype stat = b->dtype == KN_F64 ? KN_F64 : KN_F32;
     kn_tensor *x = kn_require_grad(some(b, 1, begin, end), true), *dy = some(b, 2, begin, end);
     kn_tensor *w = kn_require_grad(kn_randn(stat, KN_CPU, 5, 1, KN_SHAPE(CHANNELS)), true);
@@ -61,7 +60,6 @@ static bool pass_over(const batch *b, kn_comm *comm, int64_t begin, int64_t end,
               copy_out(kn_grad(bias), p->db) && copy_out(mean, p->running) &&
               copy_out(var, p->running + CHANNELS);
     ok = ok && kn_order_of(y) == kn_order_of(x);
-    kn_scope_end(scope);
     return ok && kn_ok();
 }
 
@@ -269,7 +267,7 @@ static void modes_of_a_module(kn_comm *world, void *arg)
     norms n;
     double mean[2];
     for (int again = 0; again < 2; again++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(norms_init(&n, false) && kn_sync_batch_norm(&n, world) == 2);
         KN_CHECK(kn_recompute(&n, again));
         kn_tensor *x = kn_require_grad(own_input(world, 1), true), *y = kn_call(&n, x);
@@ -287,7 +285,6 @@ static void modes_of_a_module(kn_comm *world, void *arg)
             KN_CHECK(kn_call(&n, own_input(world, 3)), "evaluation");
         KN_CHECK(mean[again] != 2 * statistic(&n, "b.running_mean", 2) && equal_buffers(&n, world),
                  "evaluation moved them");
-        kn_scope_end(s);
         kn_module_free(&n);
     }
     KN_CHECK(mean[0] == mean[1], "%g, recomputed %g", mean[0], mean[1]);
@@ -329,9 +326,9 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
 /* Batches apart, then kn_mean_buffers; or rank 1's. */
 RANK_TEST(sync_batch_norm, buffers_become_equal, .threads = "24", .cases = 2)
 {
-    norms n;
+    OWNED_MODULE norms n;
     const int ranks = kn_comm_size(world);
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(norms_init(&n, false) && kn_call(&n, own_input(world, 1)));
     KN_CHECK(!equal_buffers(&n, world) || kn_rank(world) == 0, "batches that ranks took apart");
     const double own = statistic(&n, "a.running_var", 3);
@@ -349,16 +346,14 @@ RANK_TEST(sync_batch_norm, buffers_become_equal, .threads = "24", .cases = 2)
     }
     KN_CHECK(equal_buffers(&n, world), "they differ");
     KN_CHECK(kn_item(kn_module_buffer(&n, "a.num_batches_tracked")) == 1, "counted");
-    kn_scope_end(s);
-    kn_module_free(&n);
 }
 
 /* .cumulative: the running statistics are the mean over batches, of one rank and of several. */
 RANK_TEST(sync_batch_norm, cumulative_averages, .threads = "2", .cases = 2)
 {
-    norms n;
+    OWNED_MODULE norms n;
     double sum = 0;
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(norms_init(&n, true));
     KN_CHECK(!*(int *)arg || kn_sync_batch_norm(&n, world) == 2);
     for (int step = 0; step < 3; step++) {
@@ -369,22 +364,19 @@ RANK_TEST(sync_batch_norm, cumulative_averages, .threads = "2", .cases = 2)
         KN_CHECK(fabs(statistic(&n, "a.running_mean", 2) - sum / (step + 1)) < 1e-6,
                  "step %d: %g, %g", step, statistic(&n, "a.running_mean", 2), sum / (step + 1));
     }
-    kn_scope_end(s);
-    kn_module_free(&n);
 }
 
 KN_TEST(sync_batch_norm, a_step_is_recorded_anew)
 {
-    norms n;
+    OWNED_MODULE norms n;
     KN_CHECK(norms_init(&n, false));
     const uint64_t before = kn_context_get()->graph.changes;
     KN_CHECK(kn_sync_batch_norm(&n, NULL) == 2 && kn_context_get()->graph.changes != before);
-    kn_module_free(&n);
 }
 
 KN_TEST(sync_batch_norm, wrong_use)
 {
-    kn_linear l;
+    OWNED_MODULE kn_linear l;
     kn_batch_norm b;
     KN_CHECK(kn_linear_init(&l, NULL, "", 2, 2) && kn_sync_batch_norm(&l, NULL) == 0);
     KN_CHECK_ERROR("there is no batch norm at or below 'linear'");
@@ -393,5 +385,4 @@ KN_TEST(sync_batch_norm, wrong_use)
     KN_CHECK(kn_mean_buffers(&l, NULL) && kn_broadcast_buffers(&l, NULL, 0));
     REFUSED(kn_batch_norm_init(&b, NULL, "", 2, .cumulative = true, .momentum = 0.5),
             "is .cumulative, which is without .momentum");
-    kn_module_free(&l);
 }

@@ -15,7 +15,7 @@ static bool set_buffers(net *m, float x)
 RANK_TEST(sync_from_rank0, of_any_values, IN_ALL_WAYS)
 {
     const way *w = arg;
-    net m, ref;
+    OWNED_MODULE net m, ref;
     int rank = kn_rank(world);
     KN_CHECK(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
              set_buffers(&m, (float)rank + 3));
@@ -25,8 +25,6 @@ RANK_TEST(sync_from_rank0, of_any_values, IN_ALL_WAYS)
     KN_CHECK(all_read_as(&m, &ref));
     const float *b = kn_data(m.base.impl->buffer[0].tensor);
     KN_CHECK(b && b[0] == 3 && b[1] == 6 && b[2] == 9, "buffer %g", b ? (double)b[0] : 0);
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 /* The main use: only rank 0 has values; the others declare on meta, buffers too. A rank never holds
@@ -34,7 +32,7 @@ RANK_TEST(sync_from_rank0, of_any_values, IN_ALL_WAYS)
 RANK_TEST(sync_from_rank0, of_the_only_values, IN_ALL_WAYS)
 {
     const way *w = arg;
-    net m, ref;
+    OWNED_MODULE net m, ref;
     bool has = kn_rank(world) == 0;
     KN_CHECK(net_init(&m, KN_META));
     kn_scope scope = kn_scope_begin();
@@ -65,8 +63,6 @@ RANK_TEST(sync_from_rank0, of_the_only_values, IN_ALL_WAYS)
              "buffers %g %g %g %g", (double)scale[0], (double)mean[0], (double)mean[1],
              (double)given[6]);
     KN_CHECK(net_backward(&m, kn_rank(world)));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }
 
 static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
@@ -85,19 +81,17 @@ static void chunks_from_rank0(kn_comm *world, void *arg)
 {
     enum { ROWS = 260, COLS = 1026 }; /* more than 1 MiB */
     const wide *w = arg;
-    kn_linear m = { 0 };
+    OWNED_MODULE kn_linear m = { 0 };
     float *whole = malloc(ROWS * COLS * sizeof *whole);
     KN_CHECK(kn_linear_init(&m, NULL, "m", COLS, ROWS, .device = KN_META, .no_bias = true));
     if (kn_rank(world) == 0) {
         KN_CHECK(kn_materialize(&m, w->on_device ? w->device : KN_CPU, 1));
         for (int i = 0; i < ROWS * COLS; i++)
             whole[i] = (float)i;
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *v = kn_from(KN_F32, KN_CPU, whole, KN_SHAPE(ROWS, COLS));
-        bool mode = kn_set_grad_mode(false);
+        WITHOUT_GRAD;
         KN_CHECK(kn_copy_(kn_module_param(&m, "weight"), v));
-        kn_set_grad_mode(mode);
-        kn_scope_end(scope);
     }
     KN_CHECK(kn_fsdp_wrap(&m, world, .layout = w->layout,
                           .device = w->on_device ? KN_DEVICE_DEFAULT : w->device,
@@ -109,7 +103,6 @@ static void chunks_from_rank0(kn_comm *world, void *arg)
     for (int i = 0; i < ROWS * COLS; i++)
         KN_CHECK(whole[i] == (float)i, "element %d is %g", i, (double)whole[i]);
     free(whole);
-    kn_module_free(&m);
 }
 
 KN_TEST(sync_from_rank0, in_chunks)
@@ -130,11 +123,9 @@ KN_TEST(sync_from_rank0, in_chunks)
 /* If rank 0 only declares, the declared values apply, for any values of other ranks. */
 RANK_TEST(sync_from_rank0, of_declared_values, .processes = "3", .threads = "3")
 {
-    net m, ref;
+    OWNED_MODULE net m, ref;
     KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
     KN_CHECK(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5));
     KN_CHECK(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED));
     KN_CHECK(all_read_as(&m, &ref));
-    kn_module_free(&m);
-    kn_module_free(&ref);
 }

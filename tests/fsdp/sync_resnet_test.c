@@ -125,24 +125,21 @@ static bool note_all(resnet *n, result *r)
 static bool train(const setting *s, kn_comm *comm, const kn_fsdp_wrap_options *o, int64_t begin,
                   int64_t end, result *r)
 {
-    resnet n;
+    OWNED_MODULE resnet n = { 0 };
     memset(r, 0, sizeof *r);
     if (!resnet_init(&n, s->dtype) || kn_sync_batch_norm(&n, comm) != 7 ||
         !kn_fsdp_wrap_(&n, comm, *o))
         return false;
-    kn_optim *opt = kn_sgd(&n, .lr = 0.05, .momentum = 0.9, .weight_decay = 1e-3);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&n, .lr = 0.05, .momentum = 0.9, .weight_decay = 1e-3);
     for (int step = 0; step < s->steps && kn_ok(); step++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *loss = loss_of(&n, s, step, begin, end, kn_comm_size(comm));
         kn_backward(loss);
         r->loss[step] = kn_mean_over_ranks(comm, kn_item(loss));
         kn_step(opt);
-        kn_scope_end(scope);
     }
     const bool ok =
         note_all(&n, r) && (!s->bf16 || n.seen == KN_BF16 || kn_fail("not bf16 behind batch norm"));
-    kn_optim_free(opt);
-    kn_module_free(&n);
     return ok && kn_ok();
 }
 

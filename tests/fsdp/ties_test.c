@@ -4,7 +4,6 @@
 #include "fsdp/ema.h"
 #include "nn/nn_internal.h"
 #include "tests/fsdp/net.h"
-#include "tests/refused.h"
 
 static bool listed(void *m, const char *name, const kn_tensor *t)
 {
@@ -38,9 +37,8 @@ static kn_tensor *head_loss(net *m)
 
 static bool tree_loss(net *m)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(head_loss(m));
-    kn_scope_end(s);
     return ok;
 }
 
@@ -71,11 +69,10 @@ static bool read_weight(net *m, const kn_tensor *w, float *to)
 /* A step of the whole tree, clipped; norm: of all its gradients. */
 static bool step(net *m, kn_optim *o, float *norm)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     bool ok = tree_loss(m);
     *norm = ok ? (float)kn_item(kn_clip_grad_norm(m, 100)) : 0;
     ok = ok && kn_step(o);
-    kn_scope_end(s);
     return ok;
 }
 
@@ -140,7 +137,7 @@ static bool whole_loss(net *m)
 /* A part's list has what it holds, wherever that was declared. */
 static void parts(kn_comm *world, void *arg)
 {
-    net m, plain;
+    OWNED_MODULE net m, plain;
     float x[SIZE], y[SIZE];
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .seed = NET_SEED) &&
              net_reference(&plain));
@@ -149,23 +146,21 @@ static void parts(kn_comm *world, void *arg)
     KN_CHECK(listed(&m.head, "head.weight", w) && listed(&m.wte, "wte.weight", w));
     if (arg) /* the unit keeps it for the head */
         kn_module_free(&m.wte);
-    kn_optim *o = kn_sgd(&m.head, .lr = 0.5), *of_plain = kn_sgd(&plain.head, .lr = 0.5);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m.head, .lr = 0.5),
+                         *of_plain = kn_sgd(&plain.head, .lr = 0.5);
     KN_CHECK(o && of_plain);
     for (int i = 0; i < 2; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         bool (*backward)(net *) = arg ? tree_loss : whole_loss;
         KN_CHECK(backward(&m) && backward(&plain));
         KN_CHECK(kn_clip_grad_norm(&m.head, 1) && kn_clip_grad_norm(&plain.head, 1));
         KN_CHECK(kn_step(o) && kn_step(of_plain));
         kn_zero_grad(&m), kn_zero_grad(&plain);
-        kn_scope_end(s);
     }
     KN_CHECK(read_weight(&m, w, x) &&
                  read_weight(&plain, kn_module_param(&plain.head, "weight"), y) &&
                  memcmp(x, y, sizeof x) == 0,
              "other weights");
-    kn_optim_free(o), kn_optim_free(of_plain);
-    kn_module_free(&m), kn_module_free(&plain);
 }
 
 KN_TEST(ties, parts_and_owners_that_are_freed_over_ranks)
@@ -199,10 +194,10 @@ KN_TEST(ties, trees_that_hold_one_parameter)
 
 KN_TEST(ties, optimizers_and_averages_know_their_parameters)
 {
-    net m;
+    OWNED_MODULE net m;
     kn_linear again;
     KN_CHECK(net_reference(&m));
-    kn_optim *o = kn_sgd(&m, .lr = 0.5, .momentum = 0.9);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.5, .momentum = 0.9);
     kn_ema *e = kn_ema_new(&m);
     kn_freeze(&m.fc2, true);
     KN_CHECK(net_backward(&m, 0) && kn_step(o) && kn_ema_update(e));
@@ -215,6 +210,5 @@ KN_TEST(ties, optimizers_and_averages_know_their_parameters)
              kn_materialize(&m, KN_CPU, 3));
     REFUSED(kn_optim_state(o, 0, "momentum"), "parameter number");
     REFUSED(kn_ema_update(e), "'fc2.weight' when the kn_ema was made");
-    kn_optim_free(o), kn_ema_free(e);
-    kn_module_free(&m);
+    kn_ema_free(e);
 }

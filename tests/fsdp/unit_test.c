@@ -43,8 +43,8 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
     KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
-    kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
-    kn_scope scope = kn_scope_begin();
+    OWNED_OPTIM kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
+    IN_SCOPE;
     for (int last = 0; last < 2; last++) {
         KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_set_is_last_backward(&m, last));
         for (int i = 0; i < 2; i++) {
@@ -57,9 +57,6 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
     KN_CHECK(kn_grad_scale(&m) == 0.5 / kn_comm_size(world));
     KN_CHECK(kn_step(a) && kn_step(b));
     KN_CHECK(all_read_as(&m, &plain));
-    kn_scope_end(scope);
-    kn_optim_free(a);
-    kn_optim_free(b);
     kn_module_free(&m);
     kn_module_free(&plain);
 }
@@ -67,15 +64,13 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
 /* The replay of the root is not a second forward: each unit begins and ends once. */
 KN_TEST(unit, a_root_that_recomputes_records_its_order)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
     kn_recompute(&m, true);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(two_loss(&m, 0));
     int visits = kn_unit_of(m.base.impl)->schedule->order.visits;
     KN_CHECK(visits == 4, "%d visits", visits);
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 /* Modules are freed while gathers run on workers: no access may follow (valgrind, TSan). */
@@ -83,12 +78,11 @@ RANK_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread, .threads =
 {
     kn_set_free_cores(2);
     for (int i = 0; i < 5; i++) {
-        two m;
+        OWNED_MODULE two m;
         KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
         kn_comm_slow(world, 0.002, 0);
         kn_fsdp_unshard(&m.a);
         kn_fsdp_unshard(&m.b);
-        kn_module_free(&m);
     }
 }
 
@@ -107,10 +101,9 @@ static kn_tensor *turned_twice(kn_module *self, kn_tensor *x)
 
 static bool turned_backward(turned *m)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 3)));
     bool ok = kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
-    kn_scope_end(s);
     return ok;
 }
 

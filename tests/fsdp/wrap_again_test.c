@@ -8,9 +8,8 @@ static bool step_of(void *m, kn_comm *world, int first, int micro_batches)
     bool ok = true;
     for (int i = kn_rank(world); i < micro_batches && ok; i += kn_comm_size(world))
         ok = two_backward(m, first + i);
-    kn_optim *o = ok ? kn_sgd(m, .lr = 0.5) : NULL;
+    OWNED_OPTIM kn_optim *o = ok ? kn_sgd(m, .lr = 0.5) : NULL;
     ok = o && kn_step(o);
-    kn_optim_free(o);
     return ok;
 }
 
@@ -39,7 +38,7 @@ static bool around_init(around *m, const kn_device *values)
 
 RANK_TEST(wrap_again, a_tree_that_trained_trains_on_inside_another, .threads = "124")
 {
-    around m, plain;
+    OWNED_MODULE around m, plain;
     kn_comm *alone = kn_comm_self();
     const int ranks = kn_comm_size(world);
     KN_CHECK(around_init(&m, NULL) && around_init(&plain, &(kn_device){ KN_CPU }));
@@ -51,8 +50,6 @@ RANK_TEST(wrap_again, a_tree_that_trained_trains_on_inside_another, .threads = "
                  step_of(&plain, alone, step * ranks, ranks));
         KN_CHECK(all_read_as(&m, &plain), "step %d", step);
     }
-    kn_module_free(&m);
-    kn_module_free(&plain);
 }
 
 /* ---- a step between a change of the tree and its next forward -------------------------------- */

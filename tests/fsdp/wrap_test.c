@@ -1,7 +1,6 @@
 /* tests/fsdp/wrap_test.c: kn_fsdp_wrap: wraps around units that ran, wraps that fail and leave the
  * module unchanged, policies that match nothing. */
 #include "tests/fsdp/two.h"
-#include "tests/refused.h"
 
 /* ---- schedules that go ----------------------------------------------------------------------- */
 
@@ -19,7 +18,7 @@ static kn_tensor *nest_forward(kn_module *self, kn_tensor *x)
 /* The schedule of a group that was the root is freed once, with all pointers to it. */
 KN_TEST(wrap, wrapping_around_a_group_that_ran)
 {
-    nest m = { 0 };
+    OWNED_MODULE nest m = { 0 };
     double before = 0, after = 0;
     kn_module *group[] = { &m.p.base, &m.q.base };
     KN_CHECK(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
@@ -32,7 +31,6 @@ KN_TEST(wrap, wrapping_around_a_group_that_ran)
     for (int i = 0; i < 3; i++)
         KN_CHECK(!kn_unit_of(inside[i]->impl)->schedule, "unit %d keeps the schedule", i);
     KN_CHECK(two_evaluate(&m, &after) && before == after, "%g, %g", before, after);
-    kn_module_free(&m);
 }
 
 /* ---- a wrap that fails ----------------------------------------------------------------------- */
@@ -45,7 +43,7 @@ static int bad_for_bias(const char *name, int ndim, const int64_t *shape, void *
 
 KN_TEST(wrap, a_wrap_that_fails_leaves_the_module)
 {
-    two m;
+    OWNED_MODULE two m;
     double before = 0, after = 0, wrapped = 0;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
              kn_require_grad(kn_module_param(&m.a, "bias"), false) && two_evaluate(&m, &before));
@@ -58,12 +56,11 @@ KN_TEST(wrap, a_wrap_that_fails_leaves_the_module)
              after);
     KN_CHECK(kn_fsdp_wrap(&m, NULL) && two_evaluate(&m, &wrapped) && before == wrapped, "%g, %g",
              before, wrapped);
-    kn_module_free(&m);
 }
 
 KN_TEST(wrap, a_wrap_that_fails_ignores_nothing)
 {
-    two m;
+    OWNED_MODULE two m;
     const kn_param *p;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
     KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignore = "*bias", .min_params = 1000));
@@ -72,14 +69,13 @@ KN_TEST(wrap, a_wrap_that_fails_ignores_nothing)
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++)
         KN_CHECK(kn_bucket_of(&p[i]), "'%s' was left out", p[i].name);
-    kn_module_free(&m);
 }
 
 /* ---- policies that match nothing ------------------------------------------------------------- */
 
 KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
     KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
                            .wrap_class = "nothing"));
@@ -87,13 +83,12 @@ KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
     KN_CHECK(!kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
                            .wrap_class = "linear"));
     KN_CHECK(error_has("wraps nothing below", "linear"));
-    kn_module_free(&m);
 }
 
 KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
 {
     for (int i = 0; i < 3; i++) {
-        two m;
+        OWNED_MODULE two m;
         KN_CHECK(two_init(&m, KN_CPU, KN_F32) && kn_fsdp_wrap(&m.a, NULL) &&
                  kn_fsdp_wrap(&m.b, NULL));
         bool ok = i == 0   ? kn_fsdp_wrap(&m, NULL, .wrap_class = "linear")
@@ -102,7 +97,6 @@ KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
         KN_CHECK(ok == (i < 2), "%d", i);
         if (i == 2)
             KN_CHECK(error_has("names 'lineal', but no module of 'two'", "did you mean 'linear'?"));
-        kn_module_free(&m);
     }
     for (int i = 0; i < 2; i++) { /* the policy wraps the others */
         two m;
@@ -137,21 +131,19 @@ KN_TEST(wrap, unknown_names_in_lists_of_classes)
           "no module" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        two m;
+        OWNED_MODULE two m;
         kn_fsdp_wrap_options o = wrong[i].o;
         o._size = sizeof o;
         KN_CHECK(two_init(&m, KN_META, KN_F32) && !kn_fsdp_wrap_(&m, NULL, o));
         KN_CHECK(error_has(wrong[i].a, wrong[i].b), "case %d", (int)i);
         KN_CHECK(!kn_fsdp_is_unit(&m) && !m.a.base.impl->recompute, "case %d", (int)i);
-        kn_module_free(&m);
     }
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
                  kn_fsdp_wrap(&m.a, NULL, .full_precision_class = "two, linear,",
                               .recompute_class = "two"),
              "the class of a module around it");
     KN_CHECK(!m.base.impl->recompute && !m.a.base.impl->recompute);
-    kn_module_free(&m);
 }
 
 /* ---- which modules recompute ----------------------------------------------------------------- */
@@ -164,7 +156,7 @@ static bool recomputes(const void *m)
 KN_TEST(wrap, recompute_by_class)
 {
     for (int i = 0; i < 3; i++) {
-        two m;
+        OWNED_MODULE two m;
         const char *const list[] = { "linear", "two,linear", "two" };
         KN_CHECK(two_init(&m, KN_META, KN_F32) &&
                  kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_class = list[i]));
@@ -172,14 +164,12 @@ KN_TEST(wrap, recompute_by_class)
                      recomputes(&m.b) == (i < 2),
                  "'%s'", list[i]);
         KN_CHECK(two_backward(&m, 0));
-        kn_module_free(&m);
     }
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_recompute(&m.b, true) &&
              kn_fsdp_wrap(&m.a, NULL, .recompute_class = "linear") && kn_fsdp_wrap(&m, NULL));
     KN_CHECK(!recomputes(&m) && recomputes(&m.a) && recomputes(&m.b),
              "only what is wrapped; and what was chosen by hand stays");
-    kn_module_free(&m);
 }
 
 /* True for the module that arg names; fails if it names none. */
@@ -258,12 +248,11 @@ RANK_TEST(wrap, options_that_differ_over_ranks, .threads = "24", ROWS(unlike))
 {
     const struct unlike *u = arg;
     char says[128];
-    two m;
+    OWNED_MODULE two m;
     snprintf(says, sizeof says, u->says, kn_comm_size(world) - 1);
     KN_CHECK(two_init(&m, KN_META, KN_F32));
     KN_CHECK(!wrap_each(&m, world, u->first, u->last) && error_has(says, "all ranks"));
     KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
-    kn_module_free(&m);
 }
 
 RANK_TEST(wrap, options_that_may_differ_over_ranks, .threads = "24")
@@ -288,7 +277,7 @@ static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 
 RANK_TEST(wrap, policies_and_factors_that_differ_over_ranks, .threads = "24", .cases = 3)
 {
-    two m;
+    OWNED_MODULE two m;
     const int which = *(int *)arg, rank = kn_rank(world);
     bool last = rank == kn_comm_size(world) - 1;
     KN_CHECK(two_init(&m, KN_META, KN_F32));
@@ -306,14 +295,13 @@ RANK_TEST(wrap, policies_and_factors_that_differ_over_ranks, .threads = "24", .c
         KN_CHECK(kn_fsdp_set_reduce_unused(&m, true, true) &&
                  !kn_fsdp_set_reduce_unused(&m, rank == 0, true) &&
                  error_has("kn_fsdp_set_reduce_unused: on is 1 on rank 0 and 0 on rank 1", ""));
-    kn_module_free(&m);
 }
 
 /* ---- what is left alone ---------------------------------------------------------------------- */
 
 RANK_TEST(wrap, units_inside_what_is_ignored_stay_units, .threads = "124")
 {
-    nest m = { 0 };
+    OWNED_MODULE nest m = { 0 };
     const kn_param *p;
     KN_CHECK(two_init(&m.p, KN_CPU, KN_F32) && two_init(&m.q, KN_CPU, KN_F32) &&
              kn_module_init(&m.base, nest_forward) && kn_module_add(&m.base, "p", &m.p.base) &&
@@ -330,14 +318,13 @@ RANK_TEST(wrap, units_inside_what_is_ignored_stay_units, .threads = "124")
         sharded += kn_numel(p[i].master) < p[i].numel;
     }
     KN_CHECK(n == 8 && (sharded > 0) == (kn_comm_size(world) > 1), "%d of %d are cut", sharded, n);
-    kn_module_free(&m);
 }
 
 /* ---- policies -------------------------------------------------------------------------------- */
 
 KN_TEST(wrap, policy_by_size)
 {
-    kn_gpt g = { 0 };
+    OWNED_MODULE kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 2, .heads = 4, .embd = 24, .ctx = 8, .vocab = 37 };
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_fsdp_wrap(&g, NULL, .min_params = 5000);
@@ -347,7 +334,6 @@ KN_TEST(wrap, policy_by_size)
     KN_CHECK(n == 3, "%d units", n);
     KN_CHECK(strcmp(kn_module_class(unit[0]), "gpt_block") == 0, "%s", kn_module_class(unit[0]));
     KN_CHECK(kn_fsdp_is_unit(&g), "the root is a unit");
-    kn_module_free(&g);
 }
 
 static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wrap_options *o,
@@ -363,19 +349,18 @@ static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 /* A policy's changes of the options are for that unit alone. */
 KN_TEST(wrap, policy_gives_units_options_of_their_own)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .policy = changes_b));
     const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
     KN_CHECK(a && a->options.layout == KN_LAYOUT_FLAT && !a->options.param_dtype);
     KN_CHECK(b && b->options.layout == KN_LAYOUT_PER_PARAM && b->options.param_dtype == KN_BF16);
     KN_CHECK(kn_unit_of(m.base.impl)->options.layout == KN_LAYOUT_FLAT);
-    kn_module_free(&m);
 }
 
 /* Parameters of a unit below don't count for the module around it. */
 KN_TEST(wrap, policy_by_size_counts_what_is_left)
 {
-    kn_gpt g = { 0 };
+    OWNED_MODULE kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 2, .heads = 4, .embd = 24, .ctx = 8, .vocab = 37 };
     kn_gpt_init(&g, c, KN_F32, KN_META);
     kn_fsdp_wrap(&g, NULL, .min_params = 3000);
@@ -384,20 +369,18 @@ KN_TEST(wrap, policy_by_size_counts_what_is_left)
     KN_CHECK(kn_fsdp_units(&g, unit, 8) == 3 && unit[0] != &g.base && unit[1] != &g.base);
     for (int i = 0; i < 2; i++)
         KN_CHECK(strcmp(kn_module_class(unit[i]), "gpt_block") != 0, "unit %d", i);
-    kn_module_free(&g);
 }
 
 /* FSDP1's default: modules of 100 million elements and more. */
 KN_TEST(wrap, size_policy_of_fsdp1)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     kn_linear at = { 0 }, below = { 0 };
     KN_CHECK(kn_module_init(&m, NULL) &&
              kn_linear_init(&at, &m, "at", 10000, 10000, .device = KN_META, .no_bias = true) &&
              kn_linear_init(&below, &m, "below", 9999, 10001, .device = KN_META, .no_bias = true) &&
              kn_fsdp_wrap(&m, NULL, .device = KN_META, .min_params = KN_SIZE_POLICY));
     KN_CHECK(kn_fsdp_is_unit(&at) && !kn_fsdp_is_unit(&below) && kn_fsdp_is_unit(&m));
-    kn_module_free(&m);
 }
 
 /* ---- classes of one name --------------------------------------------------------------------- */
@@ -429,10 +412,8 @@ KN_TEST(wrap, like_another_module)
     for (int i = 0; i < 4; i++)
         KN_CHECK(kn_fsdp_is_unit(&child[i]) == (i % 2 == 1), "%s", name[i]);
     kn_module_free(&root);
-    two m, other;
+    OWNED_MODULE two m, other;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
     like[0] = &other.base;
     REFUSED(kn_fsdp_wrap(&m, NULL, .wrap_like = like), "none is like those of .wrap_like");
-    kn_module_free(&m);
-    kn_module_free(&other);
 }

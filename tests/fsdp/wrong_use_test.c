@@ -2,6 +2,7 @@
  * one rank and among simulated ones; nothing crashes and nothing leaks. */
 #include "tensor/tensor_internal.h"
 #include "tests/fsdp/matrix.h"
+#include "tests/owned.h"
 
 #define CHECK_SAYS(...) check_says((const char *[]){ __VA_ARGS__, NULL })
 
@@ -349,9 +350,9 @@ static kn_tensor *backward_forward(kn_module *self, kn_tensor *x)
 /* A unit's forward that runs its backward, or releases its parameters, before it is over. */
 KN_TEST(wrong_use, backward_inside_forward)
 {
-    kn_module m = { 0 };
+    OWNED_MODULE kn_module m = { 0 };
     releases = false;
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(kn_module_init(&m, backward_forward) &&
              kn_parameter(&m, "weight", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(3, 3)) &&
              kn_fsdp_wrap(&m, NULL));
@@ -360,8 +361,6 @@ KN_TEST(wrong_use, backward_inside_forward)
     releases = true;
     KN_CHECK(!kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3))));
     CHECK_SAYS("kn_fsdp_reshard", "in a forward or backward and needs its parameters");
-    kn_scope_end(scope);
-    kn_module_free(&m);
 }
 
 KN_TEST(wrong_use, calls_during_summon)

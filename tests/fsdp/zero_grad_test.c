@@ -7,7 +7,7 @@
 /* All is frozen while a loss goes through it: it counts no micro-batch. */
 RANK_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing, .threads = "12")
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     kn_freeze(&m, true);
@@ -18,7 +18,6 @@ RANK_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing, .threa
     KN_CHECK(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
     kn_freeze(&m, false);
     KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
-    kn_module_free(&m);
 }
 
 /* ---- what counts as a micro-batch ------------------------------------------------------------ */
@@ -77,10 +76,9 @@ static bool branch_set(branch *m, kn_comm *world, int use, int mode)
 
 static bool branch_backward(void *m)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
     bool ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false));
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -89,7 +87,7 @@ static void counts(kn_comm *world, void *arg)
 {
     int own = *(const int *)arg, modes = kn_comm_size(world) == 4 ? MODES : NO_ALL_REDUCE,
         each = USES * modes, programs = 2 * each * each * USES;
-    branch m;
+    OWNED_MODULE branch m;
     KN_CHECK(branch_begin(&m, world, modes == MODES, own));
     for (int i = 0; i < programs; i++) {
         int use[3] = { i / 2 % USES, i / 2 / USES % USES, i / 2 / USES / USES % USES };
@@ -104,7 +102,6 @@ static void counts(kn_comm *world, void *arg)
                  use[0], use[1], use[2], mode[0], mode[1], i % 2, is, want);
         kn_zero_grad(&m);
     }
-    kn_module_free(&m);
 }
 
 KN_TEST(zero_grad, a_backward_counts_where_it_brought_any_rank_a_gradient)
@@ -129,7 +126,7 @@ static kn_tensor *trees_forward(kn_module *self, kn_tensor *x)
  * that brought it any, on any rank. */
 RANK_TEST(zero_grad, trees_beside_each_other_count_a_backward_once, .threads = "124")
 {
-    trees m;
+    OWNED_MODULE trees m;
     KN_CHECK(branch_begin(&m.a, world, false, OWN_NONE) &&
              branch_begin(&m.b, world, false, OWN_NONE) && kn_module_init(&m.base, trees_forward) &&
              kn_module_add(&m.base, "a", &m.a.base) && kn_module_add(&m.base, "b", &m.b.base));
@@ -148,7 +145,6 @@ RANK_TEST(zero_grad, trees_beside_each_other_count_a_backward_once, .threads = "
                  mode, drops, n, n_b);
         kn_zero_grad(&m);
     }
-    kn_module_free(&m);
 }
 
 KN_TEST(zero_grad, trees_with_gradients_of_other_backwards_do_not_merge)
@@ -159,10 +155,9 @@ KN_TEST(zero_grad, trees_with_gradients_of_other_backwards_do_not_merge)
         KN_CHECK(two_backward(&child, 0) && two_backward(&child, 1));
         kn_zero_grad(&child);
         for (int i = 0; i < 3; i++) {
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *loss = two_loss(&child, i);
             KN_CHECK(kn_backward(together ? kn_add(loss, two_loss(&top, i)) : loss));
-            kn_scope_end(scope);
         }
         KN_CHECK(together || two_backward(&top, 0));
         bool added = kn_module_add(&top.base, "child", &child.base);
@@ -183,11 +178,11 @@ static void ignored_trains(kn_comm *world, void *arg)
 {
     bool clip = *(const bool *)arg;
     int rank = kn_rank(world), n = kn_comm_size(world);
-    two m, alone;
+    OWNED_MODULE two m, alone;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, NET_SEED) &&
              kn_fsdp_wrap(&m, world, .ignore = "b.*"));
     KN_CHECK(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
-    kn_optim *o = kn_sgd(&m, .lr = 0.5), *w = kn_sgd(&alone.b, .lr = 0.5);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.5), *w = kn_sgd(&alone.b, .lr = 0.5);
     KN_CHECK(o && w && two_backward(&m, rank) && two_backward(&m, 20 + rank));
     KN_CHECK(two_backward(&alone, rank) && two_backward(&alone, 20 + rank));
     kn_scope scope = kn_scope_begin();
@@ -208,10 +203,6 @@ static void ignored_trains(kn_comm *world, void *arg)
             KN_CHECK(n == 3 ? fabsf(x[k] - y[k]) < 1e-6f : x[k] == y[k], "%d ranks: %g, not %g", n,
                      x[k], y[k]);
     }
-    kn_optim_free(o);
-    kn_optim_free(w);
-    kn_module_free(&m);
-    kn_module_free(&alone);
 }
 
 KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
@@ -227,17 +218,15 @@ KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
 
 KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
 {
-    two m;
+    OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, NET_SEED));
     kn_tensor *w = kn_module_param(&m, "b.weight");
     KN_CHECK(kn_require_grad(w, false) && kn_param_count(&m) == 49); /* makes the list */
-    kn_optim *o = kn_sgd(&m, .lr = 0.5);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.5);
     float before[TWO_MOST], after[TWO_MOST];
     KN_CHECK(kn_to_host(w, before, sizeof before) && kn_require_grad(w, true));
     KN_CHECK(two_backward(&m, 0) && kn_step(o) && kn_to_host(w, after, sizeof after));
     KN_CHECK(memcmp(before, after, sizeof before) != 0 && !kn_grad(w), "the step left it alone");
     KN_CHECK(kn_require_grad(w, false) && two_backward(&m, 0) && kn_step(o));
     KN_CHECK(kn_to_host(w, before, sizeof before) && memcmp(before, after, sizeof before) == 0);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }

@@ -2,7 +2,7 @@
  * however it runs: on 1 to 4 threads, recomputed or not, of an input that is a leaf or a result. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 typedef enum kind { NORM, NORM_RELU, NORM_ADD_RELU, NORM_ADD_X_RELU, KINDS } kind;
 
@@ -56,8 +56,8 @@ static uint64_t bits(kn_tensor *t)
 
 static void run(const call *c, uint64_t out[RESULTS])
 {
-    kn_scope scope = kn_scope_begin();
-    block b = { .kind = c->kind };
+    IN_SCOPE;
+    OWNED_MODULE block b = { .kind = c->kind };
     kn_tensor *leaf[2], *x = input(c, c->x, &leaf[0]), *added = input(c, c->added, &leaf[1]);
     KN_CHECK(kn_module_init_n(&b.base, block_forward) &&
              kn_batch_norm_init(&b.bn, &b.base, "bn", kn_size(x, 1)) &&
@@ -75,8 +75,6 @@ static void run(const call *c, uint64_t out[RESULTS])
     out[B_GRAD] = bits(kn_grad(kn_module_param(&b, "bn.bias")));
     out[MEAN] = bits(kn_module_buffer(&b, "bn.running_mean"));
     out[VAR] = bits(kn_module_buffer(&b, "bn.running_var"));
-    kn_module_free(&b);
-    kn_scope_end(scope);
 }
 
 static kn_tensor *image(int i, uint64_t stream)
@@ -112,7 +110,7 @@ static void same_bits_in_each_way(call c, const char *of)
 KN_TEST(batch_norm, has_the_bits_of_one_thread_however_it_runs)
 {
     for (int i = 0; i < 8; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         call c = { .x = image(i, 1), .added = image(i, 2), .weigh = image(i, 3) };
         char of[64];
         kn_describe(c.x, of, sizeof of);
@@ -120,6 +118,5 @@ KN_TEST(batch_norm, has_the_bits_of_one_thread_however_it_runs)
             c.kind = k / 2, c.training = k % 2;
             same_bits_in_each_way(c, of);
         }
-        kn_scope_end(s);
     }
 }

@@ -4,8 +4,7 @@
 #include "autograd/functional.h"
 #include "kernels/faults.h"
 #include "nn/layers.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 enum { B = 2, T = 11, C = 16 };
 
@@ -33,9 +32,9 @@ KN_TEST(cache, pieces_as_the_whole)
     static const int cuts[][4] = { { T }, { 1, 2, 3, T }, { 4, 5, T }, { 10, T } };
     kn_set_grad_mode(false);
     for (int i = 0; i < 8; i++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         make(&m, i % 2, i / 2 % 2, i / 4 ? 2 : 0);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(B, T, C)), *whole = kn_call(&m, x);
         KN_CHECK(whole);
         kn_cache *c = kn_cache_new(&m, T);
@@ -54,8 +53,6 @@ KN_TEST(cache, pieces_as_the_whole)
         REFUSED(kn_call(&m, kn_slice(x, 1, 0, 1)), "exceed the capacity of 11");
         kn_cache_free(c);
         KN_CHECK(kn_cached_positions(&m) == 0 && differ(kn_call(&m, x), whole) == 0);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
@@ -66,9 +63,9 @@ KN_TEST(cache, texts_of_several_lengths)
     static const int64_t slot[TEXTS] = { 5, 0, 2 }, begun[TEXTS] = { 1, 4, 7 };
     kn_set_grad_mode(false);
     for (int i = 0; i < 8; i++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         make(&m, i % 2, i / 2 % 2, i / 4 ? 2 : 0);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(TEXTS, T, C)), *row[TEXTS];
         kn_tensor *alone[TEXTS][STEPS];
         for (int t = 0; t < TEXTS; t++) {
@@ -104,8 +101,6 @@ KN_TEST(cache, texts_of_several_lengths)
         KN_CHECK(kn_cache_length(c) == 0 && kn_cache_select(c, &slot[0], 1));
         KN_CHECK(kn_cache_length(c) == begun[0] + STEPS);
         kn_cache_free(c);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
@@ -113,7 +108,7 @@ KN_TEST(cache, refused)
 {
     kn_module m, other = { 0 };
     make(&m, 0, false, 0);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(B, T, C));
     REFUSED(kn_cache_new(&m, 0), "a capacity of 0 positions");
     kn_cache *c = kn_cache_new(&m, T);
@@ -135,11 +130,9 @@ KN_TEST(cache, refused)
     KN_CHECK_ERROR("with .not_causal it has no cache");
     kn_cache_free(c);
     kn_module_free(&other);
-    kn_linear l = { 0 };
+    OWNED_MODULE kn_linear l = { 0 };
     KN_CHECK(kn_linear_init(&l, NULL, "l", C, C) && !kn_cache_new(&l, T));
     KN_CHECK_ERROR("holds no attention");
-    kn_module_free(&l);
-    kn_scope_end(scope);
 }
 
 /* Memory that runs out leaves the attention without a cache, or with the positions before. */
@@ -147,9 +140,9 @@ KN_TEST(cache, memory_runs_out)
 {
     kn_set_grad_mode(false);
     for (int n = 1, done = 0; !done && n < 400; n++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         make(&m, 1, true, 2);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, 1, KN_SHAPE(1, 3, C));
         kn_fail_alloc(n);
         kn_cache *c = kn_cache_new(&m, 4);
@@ -159,7 +152,5 @@ KN_TEST(cache, memory_runs_out)
         kn_clear_error();
         kn_cache_free(c);
         KN_CHECK(kn_call(&m, x) && kn_cached_positions(&m) == 0);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }

@@ -2,7 +2,7 @@
  * that move once a call, training and evaluation, meta. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 typedef struct block {
     kn_module base;
@@ -39,7 +39,7 @@ static float buffer(void *m, const char *name, int i)
 
 KN_TEST(conv, names_shapes_and_initial_values)
 {
-    block b;
+    OWNED_MODULE block b;
     block_init(&b, KN_META);
     KN_CHECK(kn_materialize(&b, KN_CPU, 3));
     static const char *const names[] = { "conv.weight", "conv.bias", "bn.weight", "bn.bias" };
@@ -59,7 +59,6 @@ KN_TEST(conv, names_shapes_and_initial_values)
     KN_CHECK(kn_item(kn_module_buffer(&b, "bn.num_batches_tracked")) == 0);
     KN_CHECK(strcmp(kn_module_class(&b.bn), "batch_norm") == 0);
     REFUSED(kn_module_buffer(&b, "bn.mean"), "'bn' (batch_norm) has no buffer 'mean'");
-    kn_module_free(&b);
 }
 
 /* A float buffer after one training call, with and without recompute and backward. */
@@ -67,8 +66,8 @@ KN_TEST(conv, statistics_move_once_a_call)
 {
     float mean[2], var[2];
     for (int again = 0; again < 2; again++) {
-        block b;
-        kn_scope s = kn_scope_begin();
+        OWNED_MODULE block b;
+        IN_SCOPE;
         block_init(&b, KN_META);
         KN_CHECK(kn_materialize(&b, KN_CPU, 3) && kn_recompute(&b, again));
         kn_tensor *x = kn_require_grad(input(1), true), *y = kn_call(&b, x);
@@ -78,8 +77,6 @@ KN_TEST(conv, statistics_move_once_a_call)
         mean[again] = buffer(&b, "bn.running_mean", 2);
         var[again] = buffer(&b, "bn.running_var", 2);
         KN_CHECK(mean[again] != 0 && var[again] != 1);
-        kn_scope_end(s);
-        kn_module_free(&b);
     }
     KN_CHECK(mean[0] == mean[1] && var[0] == var[1], "%g %g", (double)mean[0], (double)mean[1]);
 }
@@ -87,7 +84,7 @@ KN_TEST(conv, statistics_move_once_a_call)
 /* Evaluation uses the running statistics, each sample by itself, and leaves them. */
 KN_TEST(conv, evaluation)
 {
-    block b;
+    OWNED_MODULE block b;
     block_init(&b, KN_CPU);
     KN_CHECK(kn_materialize(&b, KN_CPU, 3));
     for (uint64_t i = 0; i < 3; i++)
@@ -102,7 +99,6 @@ KN_TEST(conv, evaluation)
         KN_CHECK(fabsf(a[i] - o[i]) < 1e-5f, "%g, alone %g", (double)a[i], (double)o[i]);
     KN_CHECK(buffer(&b, "bn.running_mean", 1) == mean);
     KN_CHECK(kn_item(kn_module_buffer(&b, "bn.num_batches_tracked")) == 3);
-    kn_module_free(&b);
 }
 
 /* kn_batch_norm_relu is relu of the layer's result plus the residual, recomputed or not, also where
@@ -112,7 +108,7 @@ KN_TEST(conv, norm_and_relu)
     for (int i = 0; i < 8; i++) {
         const bool residual = i & 1, again = i & 2, replaced = i & 4;
         kn_tensor *y[2], *grad[2];
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         for (int at_once = 0; at_once < 2; at_once++) {
             kn_module root;
             kn_batch_norm bn;
@@ -135,30 +131,27 @@ KN_TEST(conv, norm_and_relu)
         const size_t size = (size_t)kn_numel(y[0]) * sizeof(float);
         KN_CHECK(memcmp(kn_data(y[0]), kn_data(y[1]), size) == 0, "case %d", i);
         KN_CHECK(memcmp(kn_data(grad[0]), kn_data(grad[1]), size) == 0, "case %d", i);
-        kn_scope_end(s);
     }
 }
 
 KN_TEST(conv, without_parameters_and_buffers)
 {
-    kn_batch_norm bn;
+    OWNED_MODULE kn_batch_norm bn;
     KN_CHECK(kn_batch_norm_init(&bn, NULL, "", 4, .no_affine = true, .no_running = true));
     KN_CHECK(kn_module_children(&bn) == 0 && kn_param_count(&bn) == 0);
     kn_train(&bn, false); /* the batch's statistics all the same */
     kn_tensor *x = input(1), *y = kn_call(&bn, x);
     kn_tensor *m = kn_mean(y, 3, (int64_t[]){ 0, 2, 3 }, false);
     KN_CHECK(m && fabs(kn_item(kn_amax(kn_abs(m), 0, false))) < 1e-5);
-    kn_module_free(&bn);
 }
 
 KN_TEST(conv, whole_on_meta)
 {
-    block b;
+    OWNED_MODULE block b;
     block_init(&b, KN_META);
     KN_CHECK(kn_materialize(&b, KN_META, 3));
     kn_tensor *y = kn_call(&b, kn_empty(KN_F32, KN_META, KN_SHAPE(3, 4, 6, 5)));
     KN_CHECK(y && kn_size(y, 2) == 3 && kn_size(y, 3) == 3);
-    kn_module_free(&b);
 }
 
 /* Names, shapes and initial values of the other convolutions and norms: PyTorch's. */
@@ -167,7 +160,7 @@ KN_TEST(conv, parameters_of_its_relatives)
     kn_conv1d one;
     kn_conv_transpose2d up;
     kn_conv_transpose1d up1;
-    kn_group_norm gn;
+    OWNED_MODULE kn_group_norm gn;
     KN_CHECK(kn_conv1d_init(&one, NULL, "", 6, 4, 5, .groups = 2) &&
              kn_conv_transpose2d_init(&up, NULL, "", 6, 4, 3, .groups = 2) &&
              kn_conv_transpose1d_init(&up1, NULL, "", 4, 6, 5) &&
@@ -194,7 +187,6 @@ KN_TEST(conv, parameters_of_its_relatives)
         KN_CHECK(((float *)kn_data(kn_module_param(&gn, "weight")))[i] == 1 &&
                  ((float *)kn_data(kn_module_param(&gn, "bias")))[i] == 0);
     KN_CHECK(strcmp(kn_module_class(&gn), "group_norm") == 0);
-    kn_module_free(&gn);
 }
 
 KN_TEST(conv, bad_relatives)

@@ -4,7 +4,7 @@
 #include "nn/nn_internal.h"
 #include "nn/walk.h"
 #include "optim/optim.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 typedef struct net {
     kn_module base;
@@ -41,7 +41,7 @@ static void check_same(kn_tensor *x, kn_tensor *y)
 
 KN_TEST(edit, has)
 {
-    net n = { 0 };
+    OWNED_MODULE net n = { 0 };
     build(&n);
     static const char *const there[] = { "",       "body",          "body.a",
                                          "body.c", "body.a.weight", "body.seen" };
@@ -55,7 +55,6 @@ KN_TEST(edit, has)
     KN_CHECK_OK();
     REFUSED(kn_module_has(&n, NULL), "kn_module_has: the path is NULL");
     REFUSED(kn_module_find(&n, NULL), "kn_module_find: the path is NULL");
-    kn_module_free(&n);
 }
 
 /* The removed module is a tree of its own, with its gradient; the others don't notice. */
@@ -87,7 +86,7 @@ KN_TEST(edit, remove)
 /* Gradients of a scaled loss that wait in a part are still those of a scaled loss. */
 KN_TEST(edit, a_part_leaves_with_its_loss_scale)
 {
-    net n = { 0 };
+    OWNED_MODULE net n = { 0 };
     build(&n);
     kn_scaler *s = kn_scaler_new(&n, .init_scale = 256);
     kn_tensor *loss = kn_sum(kn_call(&n, input()), 0, NULL, false);
@@ -98,7 +97,6 @@ KN_TEST(edit, a_part_leaves_with_its_loss_scale)
              "%g", kn_grad_scale(&n.b));
     kn_scaler_free(s);
     kn_module_free(&n.b);
-    kn_module_free(&n);
 }
 
 KN_TEST(edit, replace)
@@ -187,7 +185,7 @@ KN_TEST(edit, calls_of_the_old_module_run_the_new)
 /* An optimizer of the tree as it was says so. */
 KN_TEST(edit, optimizers_notice)
 {
-    net n = { 0 };
+    OWNED_MODULE net n = { 0 };
     build(&n);
     kn_optim *o = kn_sgd(&n, .lr = 0.1);
     KN_CHECK(kn_module_remove(&n, "body.b"));
@@ -196,7 +194,6 @@ KN_TEST(edit, optimizers_notice)
     kn_clear_error();
     kn_optim_free(o);
     kn_module_free(&n.b);
-    kn_module_free(&n);
 }
 
 /* Everything that walks over n's tree: params[] has so many entries. */
@@ -218,9 +215,8 @@ static void walk_everything(net *n, int params)
     kn_zero_grad(n);
     kn_tensor *y = kn_call(n, input());
     KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)));
-    kn_optim *o = kn_sgd(n, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(n, .lr = 0.1);
     KN_CHECK(kn_clip_grad_norm(n, 1) && kn_step(o));
-    kn_optim_free(o);
 }
 
 /* Whatever walks over the tree then doesn't meet it: also one that came in another's place, and one
@@ -319,7 +315,7 @@ static kn_tensor *direct_method(kn_module *self, kn_tensor *x)
 KN_TEST(edit, the_old_module_may_be_freed_first)
 {
     for (int recompute = 0; recompute < 2; recompute++) {
-        direct n = { 0 };
+        OWNED_MODULE direct n = { 0 };
         kn_linear first, second;
         KN_CHECK(kn_module_init(&n.base, direct_forward) &&
                  kn_linear_init(&n.fc, &n.base, "fc", 3, 3) && kn_materialize(&n, KN_CPU, 3) &&
@@ -341,7 +337,6 @@ KN_TEST(edit, the_old_module_may_be_freed_first)
         KN_CHECK(last == &second.base && !kn_call(&n, input()));
         KN_CHECK_ERROR("kn_call: not an initialised module, or one that was freed");
         kn_module_free(last);
-        kn_module_free(&n);
     }
 }
 
@@ -382,9 +377,9 @@ KN_TEST(edit, errors_name_a_root_by_its_class)
 
 KN_TEST(edit, errors)
 {
-    net n = { 0 };
+    OWNED_MODULE net n = { 0 };
     kn_linear l;
-    kn_module meddler;
+    OWNED_MODULE kn_module meddler;
     build(&n);
     REFUSED(kn_module_remove(&n, "body.d"), "there is no module 'body.d'");
     REFUSED(kn_module_remove(&n, ""), "kn_module_remove: '' names the module itself");
@@ -405,8 +400,6 @@ KN_TEST(edit, errors)
     kn_call(&meddler, input());
     KN_CHECK_ERROR("'body.a' can't leave its place while a module is called");
     KN_CHECK(kn_module_children(&n.body) == 3);
-    kn_module_free(&meddler);
-    kn_module_free(&n);
 }
 
 static int trainable(void *m)
@@ -420,7 +413,7 @@ static int trainable(void *m)
 
 KN_TEST(edit, freeze_by_names)
 {
-    net n = { 0 };
+    OWNED_MODULE net n = { 0 };
     build(&n);
     KN_CHECK(kn_freeze_matching(&n, "*.bias", true) == 2 && trainable(&n) == 3);
     KN_CHECK(kn_freeze_matching(&n, "body.a.*, body.?.weight", true) == 4 && trainable(&n) == 0);
@@ -432,5 +425,4 @@ KN_TEST(edit, freeze_by_names)
     KN_CHECK(trainable(&n) == 5);
     KN_CHECK(kn_freeze_matching(&n, NULL, true) == 0);
     KN_CHECK_ERROR("the list of patterns is NULL");
-    kn_module_free(&n);
 }

@@ -3,8 +3,7 @@
  * are taken off. */
 #include "nn/hooks.h"
 #include "nn/layers.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static double at(kn_tensor *t, int64_t i)
 {
@@ -76,7 +75,7 @@ static kn_module_hooks all_four(void (*fn)(kn_module_event *e, void *arg), void 
 KN_TEST(hooks, see_and_change)
 {
     for (int recompute = 0; recompute < 2; recompute++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         kn_module_init(&m, triple_forward);
         kn_recompute(&m, recompute);
         seen before = { .m = &m }, after = { .m = &m };
@@ -94,7 +93,6 @@ KN_TEST(hooks, see_and_change)
         KN_CHECK(before.calls[KN_PRE_FORWARD] == 1 + recompute && before.again == recompute);
         KN_CHECK(before.calls[KN_PRE_BACKWARD] == 1 && before.calls[KN_POST_BACKWARD] == 1);
         KN_CHECK_OK();
-        kn_module_free(&m);
     }
 }
 
@@ -126,7 +124,7 @@ static void look_at_mix(kn_module_event *e, void *arg)
 
 KN_TEST(hooks, several_tensors)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     mixed s = { 0 };
     kn_module_init_n(&m, mix_forward);
     kn_module_hook(&m, (kn_module_hooks){
@@ -143,7 +141,6 @@ KN_TEST(hooks, several_tensors)
         KN_CHECK(kn_grad_of(out.v[0], &x, 1, &g, .grad = ones, .retain_graph = true));
         KN_CHECK(at(g, 0) == 16 && s.pre == 2 + i && s.post == 2 + i);
     }
-    kn_module_free(&m);
 }
 
 /* ---- looking changes no bit ------------------------------------------------------------------ */
@@ -176,7 +173,7 @@ static bool hook_one(kn_module *m, void *arg)
 /* The loss and all gradients of two micro-batches. */
 static int gradients(bool hooked, bool recompute, float *out)
 {
-    block b = { 0 };
+    OWNED_MODULE block b = { 0 };
     const kn_param *p;
     int times = 0, got = 0;
     kn_module_init(&b.base, block_forward);
@@ -202,7 +199,6 @@ static int gradients(bool hooked, bool recompute, float *out)
         got += (int)kn_numel(g);
     }
     KN_CHECK(!hooked || times > 4 * 2 * 4, "%d events", times);
-    kn_module_free(&b);
     return got;
 }
 
@@ -236,7 +232,7 @@ static void run_once(kn_module_event *e, void *arg)
 
 KN_TEST(hooks, taken_off)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     int times = 0;
     once a = { 0 }, b = { .again = true };
     kn_module_init(&m, triple_forward);
@@ -254,7 +250,6 @@ KN_TEST(hooks, taken_off)
     KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && times == 14);
     KN_CHECK(kn_ok() && !kn_module_unhook(NULL, c));
     KN_CHECK_ERROR("kn_module_unhook: not an initialised module");
-    kn_module_free(&m);
 }
 
 typedef struct off {
@@ -270,13 +265,12 @@ static void takes_off(kn_module_event *e, void *arg)
 /* From the moment on in which it is taken off a hook doesn't run. */
 KN_TEST(hooks, taken_off_by_the_one_before)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     off o = { 0 };
     kn_module_init(&m, triple_forward);
     kn_module_hook(&m, (kn_module_hooks){ .pre_forward = takes_off, .arg = &o });
     o.other = kn_module_hook(&m, (kn_module_hooks){ .pre_forward = count, .arg = &o.runs });
     KN_CHECK(kn_call(&m, row(1, 2)) && o.runs == 0);
-    kn_module_free(&m);
 }
 
 static kn_tensor *twice(kn_tensor *g, void *arg)
@@ -330,7 +324,7 @@ static void no_tensors(kn_module_event *e, void *arg)
 
 KN_TEST(hooks, no_grad_meta_and_enter)
 {
-    kn_module m, n;
+    OWNED_MODULE kn_module m, n;
     int on_meta = 0, entered = 0;
     kn_module_init(&m, triple_forward);
     kn_module_init(&n, triple_forward);
@@ -347,7 +341,6 @@ KN_TEST(hooks, no_grad_meta_and_enter)
     kn_leave(e, &y, 1);
     KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && entered == 4, "%d", entered);
     KN_CHECK_OK();
-    kn_module_free(&m), kn_module_free(&n);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -484,7 +477,7 @@ static void only_look(kn_module_event *e, void *arg)
 /* Hooks leave a method's input that isn't given as it is, whatever the forward takes. */
 KN_TEST(hooks, inputs_that_are_not_given)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     int looks = 0;
     kn_module_init(&m, alone);
     kn_module_hook(&m, (kn_module_hooks){ only_look, only_look, only_look, only_look, &looks });
@@ -492,5 +485,4 @@ KN_TEST(hooks, inputs_that_are_not_given)
     kn_values y = kn_call_method_n(&m, with_option, KN_VALUES(x, NULL), NULL, 0);
     KN_CHECK(y.n == 1 && kn_item(y.v[0]) == -2);
     KN_CHECK(kn_backward(y.v[0]) && kn_item(kn_grad(x)) == -1 && looks == 4);
-    kn_module_free(&m);
 }

@@ -2,7 +2,7 @@
  * deviations, parts of a parameter, errors. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 enum { N = 4096 };
 
@@ -13,8 +13,8 @@ typedef struct moments {
 /* Of the values of a parameter that begins by init. */
 static moments moments_of(kn_initializer init, kn_dtype dtype, int ndim, const int64_t *shape)
 {
-    kn_module m;
-    kn_scope scope = kn_scope_begin();
+    OWNED_MODULE kn_module m;
+    IN_SCOPE;
     KN_CHECK(kn_module_init_n(&m, NULL) &&
              kn_parameter(&m, "w", dtype, KN_CPU, init, ndim, shape) &&
              kn_materialize(&m, KN_CPU, 5));
@@ -27,8 +27,6 @@ static moments moments_of(kn_initializer init, kn_dtype dtype, int ndim, const i
         r.most = fmax(r.most, fabs(v[i]));
     }
     r.deviation = sqrt(r.deviation - r.mean * r.mean);
-    kn_scope_end(scope);
-    kn_module_free(&m);
     return r;
 }
 
@@ -52,11 +50,10 @@ KN_TEST(initial_values, by_fans)
     const moments r = moments_of(KN_XAVIER_UNIFORM_INIT(1), KN_F32, 2, matrix);
     KN_CHECK(r.most <= bound && r.most > 0.99 * bound, "%g of %g", r.most, bound);
     KN_CHECK(moments_of(KN_XAVIER_NORMAL_INIT(0), KN_F32, 2, matrix).most == 0);
-    kn_module m;
+    OWNED_MODULE kn_module m;
     KN_CHECK(kn_module_init_n(&m, NULL) &&
              kn_parameter(&m, "w", KN_F32, KN_CPU, KN_KAIMING_NORMAL_INIT(1), KN_SHAPE(4, 0)) &&
              kn_materialize(&m, KN_CPU, 1));
-    kn_module_free(&m);
 }
 
 /* fan_in is the layer's inputs, whichever dim of the weight they are. */
@@ -65,16 +62,14 @@ KN_TEST(initial_values, fans_of_a_transposed_layer)
     static const kn_initializer by_in = { KN_INIT_KAIMING_NORMAL, 1, 0 },
                                 by_out = { KN_INIT_KAIMING_UNIFORM, 1, 1 };
     for (int i = 0; i < 4; i++) {
-        kn_linear l = { 0 };
-        kn_scope s = kn_scope_begin();
+        OWNED_MODULE kn_linear l = { 0 };
+        IN_SCOPE;
         KN_CHECK(kn_linear_init(&l, NULL, "", 100, 25, .in_out = i % 2, .device = KN_META,
                                 .weight = i / 2 ? by_out : by_in) &&
                  kn_materialize(&l, KN_CPU, 1));
         const double d =
             kn_item(kn_std(kn_detach(kn_module_param(&l, "weight")), 0, NULL, .correction = 1));
         KN_CHECK(fabs(d * (i / 2 ? 5 : 10) - 1) < 0.05, "case %d: %g", i, d);
-        kn_scope_end(s);
-        kn_module_free(&l);
     }
 }
 
@@ -92,8 +87,8 @@ KN_TEST(initial_values, uniform_stays_below_its_end)
     for (int k = 0; k < 12; k++) {
         const kn_dtype dtype = k % 2 ? KN_F16 : KN_BF16;
         const double a = c[k / 2].a, b = c[k / 2].b, before = c[k / 2].before[k % 2];
-        kn_module m;
-        kn_scope scope = kn_scope_begin();
+        OWNED_MODULE kn_module m;
+        IN_SCOPE;
         KN_CHECK(kn_module_init_n(&m, NULL) &&
                  kn_parameter(&m, "w", dtype, KN_CPU, KN_UNIFORM_INIT(a, b), KN_SHAPE(1 << 15)) &&
                  kn_materialize(&m, KN_CPU, 5));
@@ -101,8 +96,6 @@ KN_TEST(initial_values, uniform_stays_below_its_end)
         const double least = kn_item(kn_amin(w, 0, false)), most = kn_item(kn_amax(w, 0, false));
         KN_CHECK(least >= a - 0x1p-9 && most < b, "[%g, %g): %g to %.9g", a, b, least, most);
         KN_CHECK(most == before || b == 0, "[%g, %g): %.9g, not %.9g", a, b, most, before);
-        kn_scope_end(scope);
-        kn_module_free(&m);
     }
 }
 
@@ -139,9 +132,9 @@ KN_TEST(initial_values, orthogonal)
 {
     static const int64_t shape[][3] = { { 6, 6, 1 }, { 5, 3, 3 }, { 40, 7, 1 }, { 1, 4, 1 } };
     for (int i = 0; i < 4; i++) {
-        kn_module m;
+        OWNED_MODULE kn_module m;
         const int64_t *size = shape[i], rows = size[0], cols = size[1] * size[2];
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(kn_module_init_n(&m, NULL));
         kn_tensor *w = kn_parameter(&m, "w", KN_F64, KN_CPU, KN_ORTHOGONAL_INIT(3), 3, size);
         KN_CHECK(w && kn_materialize(&m, KN_CPU, 7));
@@ -156,21 +149,18 @@ KN_TEST(initial_values, orthogonal)
         KN_CHECK(kn_init_resolve(&init, "w", 3, size) && kn_init_fill(&init, 7, "w", part, 1));
         KN_CHECK(memcmp(kn_data(part), (double *)kn_data(w) + 1,
                         (size_t)(rows * cols - 2) * sizeof(double)) == 0);
-        kn_scope_end(s);
-        kn_module_free(&m);
     }
-    kn_module m;
+    OWNED_MODULE kn_module m;
     KN_CHECK(kn_module_init_n(&m, NULL));
     REFUSED(kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ORTHOGONAL_INIT(1), KN_SHAPE(4)),
             "'w' has 1 dims");
     REFUSED(kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ORTHOGONAL_INIT(-1), KN_SHAPE(4, 4)),
             "a gain of at least 0");
-    kn_module_free(&m);
 }
 
 KN_TEST(initial_values, errors)
 {
-    kn_module m;
+    OWNED_MODULE kn_module m;
     KN_CHECK(kn_module_init_n(&m, NULL));
     REFUSED(kn_parameter(&m, "w", KN_F32, KN_CPU, KN_XAVIER_NORMAL_INIT(1), KN_SHAPE(4)),
             "'w' has 1 dims; an initializer by fans needs a shape [out, in, ...]");
@@ -193,5 +183,4 @@ KN_TEST(initial_values, errors)
         int64_t many[KN_MAX_DIMS] = { 1, 1, 1, 1, 1, 1, 1, 1 };
         REFUSED(kn_parameter(&m, "w", KN_F32, KN_CPU, each[i], 100000000, many), "100000000 dims");
     }
-    kn_module_free(&m);
 }

@@ -1,8 +1,7 @@
 /* tests/nn/inputs_test.c: inputs of a module that aren't given. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_values maybe_forward(kn_module *self, kn_values in, const void *arg)
 {
@@ -14,9 +13,9 @@ static kn_values maybe_forward(kn_module *self, kn_values in, const void *arg)
 KN_TEST(inputs, may_be_missing)
 {
     for (int again = 0; again < 2; again++) {
-        kn_module m;
-        kn_linear one;
-        kn_scope scope = kn_scope_begin();
+        OWNED_MODULE kn_module m;
+        OWNED_MODULE kn_linear one;
+        IN_SCOPE;
         KN_CHECK(kn_module_init_n(&m, maybe_forward) &&
                  kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ONES_INIT, 1, (int64_t[]){ 4 }) &&
                  kn_recompute(&m, again) && kn_materialize(&m, KN_CPU, 1));
@@ -34,9 +33,6 @@ KN_TEST(inputs, may_be_missing)
         KN_CHECK_ERROR("mul: argument 1 is NULL although no error stands");
         KN_CHECK(kn_linear_init(&one, NULL, "", 4, 4));
         REFUSED(kn_call(&one, NULL), "linear");
-        kn_scope_end(scope);
-        kn_module_free(&m);
-        kn_module_free(&one);
     }
 }
 
@@ -48,7 +44,7 @@ static kn_values twice_forward(kn_module *self, kn_values in, const void *arg)
 
 KN_TEST(inputs, one_result_of_several)
 {
-    kn_module m, two;
+    OWNED_MODULE kn_module m, two;
     KN_CHECK(kn_module_init_n(&m, maybe_forward) && kn_module_init_n(&two, twice_forward) &&
              kn_parameter(&m, "w", KN_F32, KN_CPU, KN_ONES_INIT, 1, (int64_t[]){ 4 }) &&
              kn_materialize(&m, KN_CPU, 1));
@@ -60,19 +56,15 @@ KN_TEST(inputs, one_result_of_several)
     REFUSED(kn_call_with(&two, x), "kn_call: 'twice' returns 2 tensors; use kn_call_n");
     KN_CHECK(!kn_call_with(NULL, x) && !kn_ok());
     kn_clear_error();
-    kn_module_free(&m);
-    kn_module_free(&two);
 }
 
 KN_TEST(inputs, a_forward_before_parameters_have_values)
 {
-    kn_linear l = { 0 };
-    kn_scope scope = kn_scope_begin();
+    OWNED_MODULE kn_linear l = { 0 };
+    IN_SCOPE;
     KN_CHECK(kn_linear_init(&l, NULL, "l", 4, 4, .device = KN_META));
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
     KN_CHECK(!kn_call(&l, x) && strstr(kn_error(), "kn_materialize or kn_fsdp_wrap"));
     kn_clear_error();
     KN_CHECK(kn_materialize(&l, KN_CPU, 1) && kn_call(&l, x));
-    kn_scope_end(scope);
-    kn_module_free(&l);
 }

@@ -3,7 +3,7 @@
 #include "nn/hooks.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 /* sum(w * m(x)) for fixed weights; the same draws each time. */
 static kn_tensor *functional(void *m, kn_tensor *x)
@@ -17,10 +17,9 @@ static kn_tensor *functional(void *m, kn_tensor *x)
 
 static double value(void *m, kn_tensor *x)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     double v =
         kn_item(functional(m, x)); /* with grad mode on, since evaluation draws other numbers */
-    kn_scope_end(s);
     return v;
 }
 
@@ -241,7 +240,7 @@ KN_TEST(layers, norms_of_sums)
     for (int i = 0; i < 4; i++) {
         int seen[2] = { 0 };
         for (int at_once = 0; at_once < 2; at_once++) {
-            norms m = { .at_once = at_once };
+            OWNED_MODULE norms m = { .at_once = at_once };
             KN_CHECK(kn_module_init_n(&m.base, norms_forward) &&
                      kn_module_defaults(&m, .dtype = KN_F64) &&
                      kn_layer_norm_init(&m.layer, &m.base, "layer", 5) &&
@@ -262,7 +261,6 @@ KN_TEST(layers, norms_of_sums)
             memcpy(y[at_once], out.v, sizeof y[at_once]);
             grad[at_once][0] = kn_grad(x), grad[at_once][1] = kn_grad(h);
             grad[at_once][2] = kn_scale(kn_grad(kn_module_param(&m, "rms.weight")), 1);
-            kn_module_free(&m);
         }
         KN_CHECK(seen[0] == 1 + 2 && seen[1] == 1 + 2, "hooks saw %d tensors come, %d go", seen[0],
                  seen[1]);
@@ -294,7 +292,7 @@ KN_TEST(layers, norms_of_queries_and_keys)
 
 KN_TEST(layers, causal_attention_sees_no_future)
 {
-    kn_self_attention a;
+    OWNED_MODULE kn_self_attention a;
     kn_self_attention_init(&a, NULL, "", 4, 2, .dtype = KN_F64, .rope = true, .rope_base = 50);
     kn_materialize(&a, KN_CPU, 1);
     kn_tensor *x = kn_require_grad(input(3, 1, 4, 4), true);
@@ -303,7 +301,6 @@ KN_TEST(layers, causal_attention_sees_no_future)
     const double *g = kn_data(kn_grad(x));
     for (int i = 0; i < 16; i++)
         KN_CHECK((g[i] != 0) == (i < 8), "gradient of position %d is %g", i / 4, g[i]);
-    kn_module_free(&a);
 }
 
 KN_TEST(layers, losses)
@@ -320,7 +317,7 @@ KN_TEST(layers, losses)
 
 KN_TEST(layers, bad_sizes)
 {
-    kn_linear l;
+    OWNED_MODULE kn_linear l;
     kn_rms_norm n;
     kn_dropout d;
     kn_self_attention a;
@@ -339,12 +336,11 @@ KN_TEST(layers, bad_sizes)
     kn_linear_init(&l, NULL, "", 3, 4);
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 5));
     REFUSED(kn_call(&l, x), "linear: x is f32[2,5], its last dim should be 3");
-    kn_module_free(&l);
 }
 
 KN_TEST(layers, errors_of_shapes_have_them)
 {
-    kn_module root;
+    OWNED_MODULE kn_module root;
     kn_self_attention attn = { 0 };
     kn_linear fc = { 0 };
     kn_layer_norm ln = { 0 };
@@ -358,5 +354,4 @@ KN_TEST(layers, errors_of_shapes_have_them)
     KN_CHECK_ERROR("f32[4,8]");
     KN_CHECK(!kn_call(&ln, x) && strstr(kn_error(), "f32[3,7]"));
     KN_CHECK_ERROR("f32[8]");
-    kn_module_free(&root);
 }

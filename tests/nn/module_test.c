@@ -3,7 +3,7 @@
 #include "nn/hooks.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 #include <pthread.h>
 
 typedef struct inner {
@@ -58,7 +58,7 @@ static bool append_path(kn_module *m, void *arg)
 
 KN_TEST(module, names_and_paths)
 {
-    outer m;
+    OWNED_MODULE outer m;
     char all[256] = "";
     build(&m);
     KN_CHECK(strcmp(kn_module_path(&m), "") == 0 && strcmp(kn_module_class(&m), "outer") == 0);
@@ -73,12 +73,11 @@ KN_TEST(module, names_and_paths)
              "%s", all);
     REFUSED(kn_module_find(&m, "layers.2"), "no module 'layers.2'");
     REFUSED(kn_module_child(&m.layers, 2), "has 2 children");
-    kn_module_free(&m);
 }
 
 KN_TEST(module, bad_trees)
 {
-    outer m;
+    OWNED_MODULE outer m;
     kn_module alone, never = { 0 };
     build(&m);
     kn_module_init(&alone, outer_forward);
@@ -100,12 +99,11 @@ KN_TEST(module, bad_trees)
             "parameters are floats");
     REFUSED(kn_module_param(&m, "layers.0.fc.wieght"), "has no parameter 'wieght'");
     kn_module_free(&alone);
-    kn_module_free(&m);
 }
 
 KN_TEST(module, parameters_freeze_and_share)
 {
-    outer m;
+    OWNED_MODULE outer m;
     const kn_param *p;
     build(&m);
     KN_CHECK(kn_params(&m, &p) == 4 && kn_param_count(&m) == 40);
@@ -122,12 +120,11 @@ KN_TEST(module, parameters_freeze_and_share)
     kn_tensor *w = kn_module_param(&m, "layers.1.fc.weight");
     KN_CHECK(kn_share_parameter(&m, "tied", w) && kn_module_param(&m, "tied") == w);
     KN_CHECK(kn_params(&m, &p) == 4 && kn_param_count(&m) == 40, "shared ones count once");
-    kn_module_free(&m);
 }
 
 KN_TEST(module, buffers_and_print)
 {
-    outer m;
+    OWNED_MODULE outer m;
     char *text = NULL;
     size_t size = 0;
     build(&m);
@@ -149,7 +146,6 @@ KN_TEST(module, buffers_and_print)
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
         KN_CHECK(strstr(text, lines[i]), "no line '%s' in:\n%s", lines[i], text);
     free(text);
-    kn_module_free(&m);
 }
 
 KN_TEST(module, freeing_lets_go_of_everything)
@@ -169,7 +165,7 @@ KN_TEST(module, freeing_lets_go_of_everything)
 
 KN_TEST(module, train_and_eval)
 {
-    outer m;
+    OWNED_MODULE outer m;
     build(&m);
     KN_CHECK(kn_training(&m) && kn_training(&m.part[0].drop));
     kn_tensor *x = ones(), *a = kn_call(&m.part[0].drop, x), *b = kn_call(&m.part[0].drop, x);
@@ -186,12 +182,11 @@ KN_TEST(module, train_and_eval)
     KN_CHECK(kn_call(&m.part[0].drop, x) == x, "no draw in eval");
     kn_train(&m, true);
     KN_CHECK(kn_training(&m.part[0].drop));
-    kn_module_free(&m);
 }
 
 KN_TEST(module, draws_depend_on_step_and_micro_batch)
 {
-    outer m;
+    OWNED_MODULE outer m;
     float r[5][32];
     build(&m);
     /* Twice step 1; step 2; again step 1 after an evaluation; micro-batch 2 of step 1. */
@@ -209,7 +204,6 @@ KN_TEST(module, draws_depend_on_step_and_micro_batch)
     KN_CHECK(memcmp(r[0], r[1], sizeof r[0]) == 0, "the same step draws the same");
     KN_CHECK(memcmp(r[0], r[2], sizeof r[0]) != 0 && memcmp(r[0], r[4], sizeof r[0]) != 0);
     KN_CHECK(memcmp(r[0], r[3], sizeof r[0]) == 0, "evaluating shifts what training draws");
-    kn_module_free(&m);
 }
 
 /* ---- hooks ----------------------------------------------------------------------------------- */
@@ -241,7 +235,7 @@ static void post_backward(kn_module_event *e, void *arg)
 
 KN_TEST(module, hooks_in_order)
 {
-    outer m;
+    OWNED_MODULE outer m;
     build(&m);
     void *where[3] = { &m, &m.part[0], &m.part[1] };
     for (int i = 0; i < 3; i++)
@@ -258,7 +252,6 @@ KN_TEST(module, hooks_in_order)
         KN_CHECK(strcmp(order, want) == 0, "order: %s", order);
         kn_recompute(&m.part[0], true);
     }
-    kn_module_free(&m);
 }
 
 /* ---- several tensors ------------------------------------------------------------------------- */
@@ -327,7 +320,7 @@ KN_TEST(module, more_values_than_there_is_room_for)
 
 KN_TEST(module, enter_and_leave)
 {
-    outer m;
+    OWNED_MODULE outer m;
     build(&m);
     int64_t live = kn_live_tensors();
     kn_scope s = kn_scope_begin();
@@ -345,7 +338,6 @@ KN_TEST(module, enter_and_leave)
         kn_clear_grad(p[i].tensor);
     KN_CHECK(kn_live_tensors() == live + n, "%lld live",
              (long long)kn_live_tensors()); /* masters */
-    kn_module_free(&m);
 }
 
 /* ---- initial values -------------------------------------------------------------------------- */
@@ -357,7 +349,7 @@ static void weights(outer *m, const char *name, float *w)
 
 KN_TEST(module, initial_values_depend_on_seed_name_and_index)
 {
-    outer m;
+    OWNED_MODULE outer m;
     float a[16], b[16], c[16];
     build(&m);
     weights(&m, "layers.0.fc.weight", a);
@@ -378,12 +370,11 @@ KN_TEST(module, initial_values_depend_on_seed_name_and_index)
     KN_CHECK(kn_init_fill(&init, 1, "x.weight", whole, 0));
     KN_CHECK(kn_init_fill(&init, 1, "x.weight", part, 33));
     KN_CHECK(memcmp((float *)kn_data(whole) + 33, kn_data(part), 9 * sizeof(float)) == 0);
-    kn_module_free(&m);
 }
 
 KN_TEST(module, meta_then_materialised)
 {
-    kn_linear meta, real;
+    OWNED_MODULE kn_linear meta, real;
     const kn_param *p;
     KN_CHECK(kn_linear_init(&meta, NULL, "", 4, 3, .device = KN_META));
     KN_CHECK(kn_linear_init(&real, NULL, "", 4, 3));
@@ -396,8 +387,6 @@ KN_TEST(module, meta_then_materialised)
     KN_CHECK(kn_to_host(kn_module_param(&real, "weight"), b, sizeof b));
     KN_CHECK(memcmp(a, b, sizeof a) == 0);
     KN_CHECK(memcmp(a, kn_data(p[0].master), sizeof a) == 0, "the master is another storage");
-    kn_module_free(&meta);
-    kn_module_free(&real);
 }
 
 typedef struct stack_state {
@@ -420,7 +409,7 @@ KN_TEST(module, data_of_its_own)
     struct {
         kn_module base;
     } m, copy;
-    kn_linear fc;
+    OWNED_MODULE kn_linear fc;
     const char text[] = "text";
     KN_CHECK(kn_module_init(&m.base, stack_forward) && !kn_module_data(&m) && kn_ok());
     KN_CHECK(kn_module_set_data(&m, NULL, sizeof(stack_state) + 3 * sizeof(kn_linear)));
@@ -439,40 +428,36 @@ KN_TEST(module, data_of_its_own)
     REFUSED(kn_module_set_data(NULL, text, 1), "kn_module_set_data");
     kn_module_free(&m);
     kn_module_free(&copy);
-    kn_module_free(&fc);
 }
 
 KN_TEST(module, buffers_are_listed)
 {
-    kn_batch_norm b;
+    OWNED_MODULE kn_batch_norm b;
     const char *name;
     KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3) && kn_module_buffers(&b) == 3);
     KN_CHECK(kn_module_buffer_at(&b, 1, &name) == kn_module_buffer(&b, "running_var"));
     KN_CHECK(strcmp(name, "running_var") == 0 && kn_module_buffer_at(&b, 0, NULL));
     REFUSED(kn_module_buffer_at(&b, 3, &name), "has 3 buffers, there is no number 3");
-    kn_module_free(&b);
 }
 
 KN_TEST(module, declared_buffers_begin_anew)
 {
-    kn_batch_norm b;
+    OWNED_MODULE kn_batch_norm b;
     KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3));
     kn_tensor *var = kn_module_buffer(&b, "running_var");
     KN_CHECK(kn_fill_(var, 5) && kn_materialize(&b, KN_CPU, 1) &&
              kn_item(kn_mean(var, 0, NULL, false)) == 1);
-    kn_module_free(&b);
 }
 
 KN_TEST(module, rounds_are_counted)
 {
-    outer m;
+    OWNED_MODULE outer m;
     build(&m);
     KN_CHECK(kn_grad_scale(&m) == 1);
     for (int i = 1; i <= 3; i++) {
         KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
         KN_CHECK(kn_grad_scale(&m) == 1.0 / i && kn_grad_scale(&m.part[0]) == 1.0 / i);
     }
-    kn_module_free(&m);
 }
 
 static void *init_elsewhere(void *m)
@@ -483,7 +468,7 @@ static void *init_elsewhere(void *m)
 /* Of two heaps there may be no memory between two records. */
 KN_TEST(module, a_struct_may_hold_any_bytes_before)
 {
-    kn_module here, there, m;
+    OWNED_MODULE kn_module here, there, m;
     pthread_t thread;
     KN_CHECK(kn_module_init_(&here, inner_forward, NULL, "inner") &&
              pthread_create(&thread, NULL, init_elsewhere, &there) == 0);
@@ -492,7 +477,4 @@ KN_TEST(module, a_struct_may_hold_any_bytes_before)
     m.impl = (kn_module_impl *)((a / 2 + b / 2) / 64 * 64);
     REFUSED(kn_impl(&m, "kn_module_path"), "not an initialised module");
     KN_CHECK(kn_module_init_(&m, inner_forward, NULL, "inner"));
-    kn_module_free(&m);
-    kn_module_free(&there);
-    kn_module_free(&here);
 }

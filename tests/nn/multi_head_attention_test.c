@@ -2,8 +2,7 @@
  * same weights, to a context, masks, gradients through a recomputed call, errors. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *noise(uint64_t stream, int64_t B, int64_t T, int64_t C)
 {
@@ -26,8 +25,8 @@ static kn_tensor *attend(kn_multi_head_attention *a, kn_tensor *x, kn_tensor *co
 /* Rows of c_attn's weight are those of q_proj, k_proj and v_proj. */
 KN_TEST(multi_head_attention, to_itself)
 {
-    kn_self_attention one;
-    kn_multi_head_attention a;
+    OWNED_MODULE kn_self_attention one;
+    OWNED_MODULE kn_multi_head_attention a;
     KN_CHECK(kn_self_attention_init(&one, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
                                     .rope = true, .qk_norm = true) &&
              kn_multi_head_attention_init(&a, NULL, "", 8, 4, .dtype = KN_F64, .kv_heads = 2,
@@ -49,16 +48,14 @@ KN_TEST(multi_head_attention, to_itself)
     KN_CHECK(difference(kn_call(&a, x), y) < 1e-12);
     KN_CHECK(difference(attend(&a, x, NULL, NULL), y) < 1e-12);
     KN_CHECK(difference(attend(&a, x, x, NULL), y) < 1e-12);
-    kn_module_free(&one);
-    kn_module_free(&a);
 }
 
 /* A hidden position of the context changes nothing; gradients reach it unless it is hidden. */
 KN_TEST(multi_head_attention, to_a_context_with_a_mask)
 {
     for (int again = 0; again < 2; again++) {
-        kn_multi_head_attention a;
-        kn_scope scope = kn_scope_begin();
+        OWNED_MODULE kn_multi_head_attention a;
+        IN_SCOPE;
         KN_CHECK(kn_multi_head_attention_init(&a, NULL, "", 8, 2, .dtype = KN_F64, .kv_dim = 6,
                                               .no_bias = true) &&
                  kn_materialize(&a, KN_CPU, 2) && kn_recompute(&a, again));
@@ -74,14 +71,12 @@ KN_TEST(multi_head_attention, to_a_context_with_a_mask)
         const double *g = kn_data(kn_grad(c));
         for (int i = 0; i < 48; i++)
             KN_CHECK((g[i] != 0) == (i / 6 % 4 < 3), "[%d]: %g", i, g[i]);
-        kn_scope_end(scope);
-        kn_module_free(&a);
     }
 }
 
 KN_TEST(multi_head_attention, errors)
 {
-    kn_multi_head_attention a;
+    OWNED_MODULE kn_multi_head_attention a;
     REFUSED(kn_multi_head_attention_init(&a, NULL, "attn", 10, 3),
             "'attn' has 10 channels, which 3 heads don't divide");
     REFUSED(kn_multi_head_attention_init(&a, NULL, "attn", 8, 4, .kv_heads = 3),
@@ -102,5 +97,4 @@ KN_TEST(multi_head_attention, errors)
     REFUSED(attend(&a, NULL, x, NULL), "3 tensors were passed, x is NULL");
     KN_CHECK(kn_call_n(&a, (kn_values){ 0 }, NULL, 0).n == 0);
     KN_CHECK_ERROR("0 tensors were passed");
-    kn_module_free(&a);
 }

@@ -6,7 +6,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 typedef struct net {
     kn_module base;
@@ -58,13 +58,10 @@ static bool train(net *m, kn_optim *o)
 
 static bool whole_run(void)
 {
-    net m = { 0 };
-    kn_scope s = kn_scope_begin();
-    kn_optim *o = build(&m) ? kn_adamw(&m, .lr = 1e-3) : NULL;
+    OWNED_MODULE net m = { 0 };
+    IN_SCOPE;
+    OWNED_OPTIM kn_optim *o = build(&m) ? kn_adamw(&m, .lr = 1e-3) : NULL;
     bool ok = o && train(&m, o) && train(&m, o);
-    kn_optim_free(o);
-    kn_module_free(&m);
-    kn_scope_end(s);
     return ok;
 }
 
@@ -107,16 +104,13 @@ static bool build_convnet(convnet *m)
 
 static bool whole_run_of_convnet(void)
 {
-    convnet m = { 0 };
+    OWNED_MODULE convnet m = { 0 };
     const int64_t target[2] = { 0, 1 };
-    kn_scope s = kn_scope_begin();
-    kn_optim *o = build_convnet(&m) ? kn_sgd(&m, .lr = 1e-2) : NULL;
+    IN_SCOPE;
+    OWNED_OPTIM kn_optim *o = build_convnet(&m) ? kn_sgd(&m, .lr = 1e-2) : NULL;
     kn_tensor *x = o ? kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 2, 4, 4)) : NULL;
     kn_tensor *y = x ? kn_from(KN_I64, KN_CPU, target, KN_SHAPE(2)) : NULL;
     bool ok = y && kn_backward(kn_cross_entropy(kn_call(&m, x), y)) && kn_step(o);
-    kn_optim_free(o);
-    kn_module_free(&m);
-    kn_scope_end(s);
     return ok;
 }
 
@@ -138,13 +132,12 @@ static bool whole_run_of_changes(void)
     kn_sequential m = { 0 };
     kn_linear layer[3] = { 0 };
     kn_module *out[2] = { 0 };
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     bool ok = change(&m, layer, out);
     for (int i = 0; i < 2; i++)
         kn_module_free(out[i]);
     kn_module_free(&m);
     kn_module_free(&layer[2]);
-    kn_scope_end(s);
     return ok;
 }
 
@@ -207,9 +200,8 @@ static bool layer_init(any_layer *l)
 
 static bool whole_run_of_a_layer(void)
 {
-    any_layer l = { 0 };
+    OWNED_MODULE any_layer l = { 0 };
     bool ok = layer_init(&l);
-    kn_module_free(&l);
     return ok;
 }
 

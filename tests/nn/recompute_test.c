@@ -4,7 +4,7 @@
  * gradient associate differently.) */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 typedef struct block {
     kn_module base;
@@ -59,12 +59,11 @@ static int gradients(stack *s, float *out)
     kn_set_step(4);
     kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 3, 4)), true);
     for (int round = 0; round < 2; round++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *y = kn_call(s, x), *loss = kn_mean(kn_mul(y, y), 0, NULL, false);
         KN_CHECK_OK();
         out[at++] = (float)kn_item(loss);
         KN_CHECK(kn_backward(loss));
-        kn_scope_end(scope);
     }
     for (int i = -1; i < n; i++) {
         kn_tensor *t = i < 0 ? x : p[i].tensor, *g = kn_grad(t);
@@ -86,7 +85,7 @@ static void same_bits(const float *a, const float *b, int n, const char *what)
 KN_TEST(recompute, gradients_are_bit_equal)
 {
     static float plain[ROOM], again[ROOM];
-    stack s;
+    OWNED_MODULE stack s;
     build(&s);
     int n = gradients(&s, plain);
     KN_CHECK(gradients(&s, again) == n);
@@ -106,27 +105,24 @@ KN_TEST(recompute, gradients_are_bit_equal)
     kn_train(&s, false);
     gradients(&s, again);
     KN_CHECK(memcmp(plain, again, sizeof(float)) != 0, "dropout was on all the time");
-    kn_module_free(&s);
 }
 
 KN_TEST(recompute, keeps_less)
 {
     int64_t held[2];
-    stack s;
+    OWNED_MODULE stack s;
     build(&s);
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 16, 4));
     for (int on = 0; on < 2; on++) {
         for (int i = 0; i < 3; i++)
             kn_recompute(&s.b[i], on);
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         int64_t before = kn_ledger_read().live[KN_MEM_ACTIVATION];
         KN_CHECK(kn_call(&s, x) != NULL);
         held[on] = kn_ledger_read().live[KN_MEM_ACTIVATION] - before;
-        kn_scope_end(scope);
     }
     KN_CHECK(held[1] * 4 < held[0], "%lld bytes held, %lld without recompute", (long long)held[1],
              (long long)held[0]);
-    kn_module_free(&s);
 }
 
 /* ---- several inputs and results -------------------------------------------------------------- */
@@ -164,7 +160,7 @@ static void run_pair(pair *p, double grad[3][9])
 
 KN_TEST(recompute, inputs_passed_through)
 {
-    pair p;
+    OWNED_MODULE pair p;
     double plain[3][9], again[3][9];
     kn_module_init_n(&p.base, pair_forward);
     kn_linear_init(&p.l, &p.base, "l", 3, 3, .dtype = KN_F64);
@@ -177,7 +173,6 @@ KN_TEST(recompute, inputs_passed_through)
                      1e-12 * (1 + fabs(plain[i / 9][i % 9])),
                  "gradient %d of tensor %d is %g, should be %g", i % 9, i / 9, again[i / 9][i % 9],
                  plain[i / 9][i % 9]);
-    kn_module_free(&p);
 }
 
 /* ---- a parameter of a recomputed and a plain module ------------------------------------------ */
@@ -207,7 +202,7 @@ static void count_completions(kn_tensor *leaf, void *arg)
 
 KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
 {
-    tied t;
+    OWNED_MODULE tied t;
     float g[3][9];
     kn_module_init(&t.base, tied_forward);
     kn_linear_init(&t.a, &t.base, "a", 3, 3, .no_bias = true);
@@ -231,7 +226,6 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
     }
     same_bits(g[0], g[1], 9, "the owner recomputed");
     same_bits(g[0], g[2], 9, "the sharer recomputed");
-    kn_module_free(&t);
 }
 
 /* The replay would compute with other values than the forward did, and its gradients be wrong
@@ -242,8 +236,8 @@ KN_TEST(recompute, what_is_frozen_between_forward_and_backward_is_as_without)
     float grad[2][2][4];
     for (int again = 0; again < 2; again++)
         for (int frozen = 0; frozen < 2; frozen++) {
-            kn_linear fc = { 0 };
-            kn_scope scope = kn_scope_begin();
+            OWNED_MODULE kn_linear fc = { 0 };
+            IN_SCOPE;
             KN_CHECK(kn_linear_init(&fc, NULL, NULL, 2, 2) && kn_materialize(&fc, KN_CPU, 5));
             KN_CHECK(kn_recompute(&fc, again));
             kn_tensor *w = kn_module_param(&fc, "weight");
@@ -255,8 +249,6 @@ KN_TEST(recompute, what_is_frozen_between_forward_and_backward_is_as_without)
             kn_tensor *g = kn_grad(w);
             KN_CHECK((g == NULL) == frozen && kn_requires_grad(w) == frozen);
             KN_CHECK(frozen || kn_to_host(g, grad[again][frozen], sizeof grad[0][0]));
-            kn_scope_end(scope);
-            kn_module_free(&fc);
         }
     KN_CHECK(memcmp(grad[0][0], grad[1][0], sizeof grad[0][0]) == 0);
 }
@@ -266,12 +258,12 @@ KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
     static const char *const written[] = { "weight", "bias" };
     for (int frozen = 0; frozen < 2; frozen++)
         for (int i = 0; i < 2; i++) {
-            kn_linear l;
+            OWNED_MODULE kn_linear l;
             char text[64];
             KN_CHECK(kn_linear_init(&l, NULL, "", 3, 3) && kn_recompute(&l, true));
             kn_tensor *w = kn_module_param(&l, written[i]);
             KN_CHECK(kn_require_grad(w, !frozen));
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *y = kn_call(&l, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
             bool mode = kn_set_grad_mode(false);
             KN_CHECK(kn_fill_(w, 2));
@@ -279,7 +271,5 @@ KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
             KN_CHECK(!kn_backward(kn_sum(y, 0, NULL, false)));
             snprintf(text, sizeof text, "'%s' was written in place", kn_name(w));
             KN_CHECK_ERROR(text);
-            kn_scope_end(scope);
-            kn_module_free(&l);
         }
 }

@@ -1,8 +1,7 @@
 /* tests/nn/sequential_test.c: modules called one after another, and functions as modules. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static double first_difference(kn_tensor *a, kn_tensor *b)
 {
@@ -65,7 +64,7 @@ KN_TEST(sequential, empty_and_nested)
 
 KN_TEST(sequential, appends_after_a_removal)
 {
-    kn_sequential s;
+    OWNED_MODULE kn_sequential s;
     kn_linear l[5];
     KN_CHECK(kn_sequential_init(&s, NULL, ""));
     for (int i = 0; i < 5; i++) {
@@ -76,12 +75,11 @@ KN_TEST(sequential, appends_after_a_removal)
     KN_CHECK(kn_module_children(&s) == 4 && kn_module_has(&s, "3") && kn_module_has(&s, "4"));
     KN_CHECK(kn_module_child(&s, 2) == &l[3].base && kn_module_child(&s, 3) == &l[4].base);
     KN_CHECK_OK();
-    kn_module_free(&s);
 }
 
 KN_TEST(sequential, errors)
 {
-    kn_sequential s;
+    OWNED_MODULE kn_sequential s;
     kn_linear l, other = { 0 };
     kn_activation a;
     REFUSED(kn_activation_init(&a, NULL, "act", NULL),
@@ -107,5 +105,4 @@ KN_TEST(sequential, errors)
     KN_CHECK(!other.base.impl, "an error leaked the child");
     KN_CHECK(!kn_call(&s, NULL));
     kn_clear_error();
-    kn_module_free(&s);
 }

@@ -4,8 +4,7 @@
 #include "nn/hooks.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 enum { B = 4, IN = 6, HID = 10, OUT = 3 };
 
@@ -53,7 +52,7 @@ static void user_hook(kn_module_event *e, void *arg)
 
 KN_TEST(summary, counts)
 {
-    mlp m;
+    OWNED_MODULE mlp m;
     int hooked = 0;
     build(&m, KN_META);
     kn_freeze(&m.a, true);
@@ -84,7 +83,6 @@ KN_TEST(summary, counts)
     KN_CHECK(s && s->row[0].backward == 0 && s->row[0].kept == 0 &&
              s->row[2].forward == 2 * product);
     kn_summary_free(s);
-    kn_module_free(&m);
 }
 
 /* A model with values, its gradients and its random numbers stay as they are. */
@@ -118,7 +116,7 @@ KN_TEST(summary, recompute_keeps_less_and_computes_more)
 {
     kn_summary_row row[2];
     for (int on = 0; on < 2; on++) {
-        kn_module root;
+        OWNED_MODULE kn_module root;
         kn_mlp part = { 0 };
         kn_module_list_init(&root, NULL, "");
         kn_module_defaults(&root, .device = KN_META);
@@ -129,7 +127,6 @@ KN_TEST(summary, recompute_keeps_less_and_computes_more)
         KN_CHECK(s && s->row[1].calls == 1);
         row[on] = s ? s->row[0] : (kn_summary_row){ 0 };
         kn_summary_free(s);
-        kn_module_free(&root);
     }
     KN_CHECK(row[0].forward == row[1].forward && row[0].kept > 0 && row[1].kept == 0);
     KN_CHECK(row[1].backward == row[0].backward + row[0].forward, "%g %g", row[1].backward,
@@ -161,7 +158,7 @@ static kn_tensor *nest_forward(kn_module *self, kn_tensor *x) /* (B, IN) */
  * those of the first call. */
 KN_TEST(summary, lists_and_repetitions)
 {
-    nest n = { 0 };
+    OWNED_MODULE nest n = { 0 };
     kn_module_init(&n.base, nest_forward);
     kn_module_defaults(&n, .device = KN_META);
     kn_module_init(&n.square, square_forward);
@@ -180,7 +177,6 @@ KN_TEST(summary, lists_and_repetitions)
     KN_CHECK(outer->forward == part->forward && inner->forward == part->forward &&
              outer->backward == part->backward && outer->kept == part->kept && part->kept > 0);
     kn_summary_free(s);
-    kn_module_free(&n);
 }
 
 /* Three digits and a prefix, also where they round up to the next one. */
@@ -188,7 +184,7 @@ KN_TEST(summary, amounts)
 {
     char text[1024] = "";
     kn_summary_row row = { .calls = 1, .forward = 999.4e3, .backward = 999.6e3, .kept = 999 };
-    kn_module m;
+    OWNED_MODULE kn_module m;
     kn_module_list_init(&m, NULL, "list");
     row.module = &m;
     kn_summary_table s = { .rows = 1, .row = &row };
@@ -196,7 +192,6 @@ KN_TEST(summary, amounts)
     KN_CHECK(kn_summary_print(out, &s, 0));
     fclose(out);
     KN_CHECK(strstr(text, "999 k forward, 1 M backward; kept for backward: 999 B"), "%s", text);
-    kn_module_free(&m);
 }
 
 static kn_tensor *reading_forward(kn_module *self, kn_tensor *x)
@@ -230,10 +225,9 @@ KN_TEST(summary, prints_and_refuses)
     REFUSED(kn_summary_print(stdout, NULL, 0), "the summary is NULL");
     REFUSED(kn_summary_new(&m, (kn_values){ .n = 9 }), "9 inputs");
     kn_module_free(&m);
-    kn_module reading;
+    OWNED_MODULE kn_module reading;
     kn_module_init(&reading, reading_forward);
     REFUSED(kn_summary(stdout, &reading, KN_VALUES(x)), "doesn't run without values");
     kn_module_hook(&reading, (kn_module_hooks){ .pre_forward = inside });
     REFUSED(kn_call(&reading, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2))), "while a module is called");
-    kn_module_free(&reading);
 }

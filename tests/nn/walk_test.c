@@ -1,8 +1,7 @@
 /* tests/nn/walk_test.c: walks over modules, parameters and buffers; look-ups that fail nothing. */
 #include "nn/walk.h"
 #include "nn/layers.h"
-#include "tests/kn_test.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
 {
@@ -49,7 +48,7 @@ static const char *walk(void *m, bool (*next)(kn_walk *w))
 
 KN_TEST(walk, over_a_tree)
 {
-    net n;
+    OWNED_MODULE net n;
     build(&n);
     KN_CHECK(strcmp(walk(&n, kn_next_module), " a list list.0 part part.c ") == 0);
     KN_CHECK(strcmp(walk(&n, kn_next_param),
@@ -62,12 +61,11 @@ KN_TEST(walk, over_a_tree)
     kn_walk w = kn_walk_begin(&n.b);
     KN_CHECK(kn_next_module(&w) && !kn_next_module(&w) && !kn_next_module(&w));
     KN_CHECK_OK();
-    kn_module_free(&n);
 }
 
 KN_TEST(walk, look_ups_fail_nothing)
 {
-    net n;
+    OWNED_MODULE net n;
     build(&n);
     static const char *const absent[] = { "b",      "a.",     ".a", "a..weight", "part.c.weight.x",
                                           "list.1", "weight", "." };
@@ -86,5 +84,4 @@ KN_TEST(walk, look_ups_fail_nothing)
     KN_CHECK_ERROR("kn_walk_begin: not an initialised module");
     KN_CHECK(!kn_next_module(&w) && !kn_next_param(&w) && kn_ok() && !kn_next_buffer(NULL));
     KN_CHECK_ERROR("the walk is NULL");
-    kn_module_free(&n);
 }

@@ -1,5 +1,6 @@
 /* tests/optim/f64_test.c: masters in f64 get steps in f64. */
 #include "tests/optim/plain.h"
+#include "tests/owned.h"
 
 /* No number of a step of f64 masters is an f32: rates, factors of groups, decay, 1/3 of a sum. */
 KN_TEST(f64, steps)
@@ -28,9 +29,9 @@ KN_TEST(f64, steps)
 KN_TEST(f64, clipping)
 {
     static double g[PARAMS][MOST];
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F64);
-    kn_optim *o = kn_sgd(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.1);
     backward(&m, KN_F64, 1);
     read_params(&m, true, g);
     double sum = 0;
@@ -39,6 +40,4 @@ KN_TEST(f64, clipping)
             sum += g[i][k] * g[i][k];
     KN_CHECK(kn_clip_grad_norm(&m, 0.05));
     step_by(&m, o, 0.1 * 0.05 / (sqrt(sum) + 1e-6), 1e-15);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }

@@ -2,7 +2,7 @@
  * use. */
 #include "nn/layers.h"
 #include "optim/optim.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 typedef struct net {
     kn_module base;
@@ -25,11 +25,10 @@ static void build(net *m)
 
 static bool backward(net *m)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 0, KN_SHAPE(6, 3)));
     kn_tensor *up = kn_randn(KN_F32, KN_CPU, 6, 0, KN_SHAPE(6, 2));
     bool ok = kn_backward(kn_sum(kn_mul(y, up), 0, NULL, false));
-    kn_scope_end(s);
     return ok;
 }
 
@@ -57,11 +56,12 @@ KN_TEST(groups, chosen_by_a_function)
     const double mul[] = { 1, 1, 0.5, 0, 0.25, 0.25 }, decay[] = { 0.5, 0.5, 0.5, 0, 0, 0 };
     float before[6][12], grad[6][12];
     int calls = 0;
-    net m;
+    OWNED_MODULE net m;
     const kn_param *p;
     build(&m);
-    kn_optim *o = kn_sgd(&m, .lr = 0.125, .weight_decay = 0.5, .groups = groups,
-                         .group_count = GROUPS, .group_of = choose, .group_arg = &calls);
+    OWNED_OPTIM kn_optim *o =
+        kn_sgd(&m, .lr = 0.125, .weight_decay = 0.5, .groups = groups, .group_count = GROUPS,
+               .group_of = choose, .group_arg = &calls);
     KN_CHECK(o && calls == 6 && kn_params(&m, &p) == 6 && backward(&m));
     for (int i = 0; i < 6; i++) {
         size_t bytes = (size_t)p[i].numel * sizeof(float);
@@ -76,15 +76,13 @@ KN_TEST(groups, chosen_by_a_function)
             double want = was - 0.125 * mul[i] * ((double)grad[i][k] + decay[i] * was);
             KN_CHECK(fabs((double)is - want) < 1e-6, "%s[%d]", p[i].name, (int)k);
         }
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* A frozen group has no state, in memory and in checkpoints; the step drops its gradient. */
 KN_TEST(groups, frozen_ones_have_no_state)
 {
     kn_optim_group still = { .pattern = "b.weight, b.bias", .frozen = true };
-    net m;
+    OWNED_MODULE net m;
     const kn_param *p;
     build(&m);
     kn_optim *o = kn_adamw(&m, .lr = 0.1, .groups = &still, .group_count = 1);
@@ -102,7 +100,6 @@ KN_TEST(groups, frozen_ones_have_no_state)
              strstr(kn_error(), "no parameter has a gradient but those of frozen groups"));
     kn_clear_error();
     kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 static int beyond(const kn_param *p, kn_module *m, void *arg)
@@ -122,7 +119,7 @@ KN_TEST(groups, refuses)
 {
     int number = 1;
     kn_optim_group g = { .lr_mul = 0.5 }, named = { .pattern = "*" };
-    net m;
+    OWNED_MODULE net m;
     build(&m);
     REFUSED(kn_sgd(&m, .lr = 1, .groups = &g, .group_count = 1, .group_of = beyond,
                    .group_arg = &number),
@@ -141,5 +138,4 @@ KN_TEST(groups, refuses)
             "give one of both");
     REFUSED(kn_sgd(&m, .lr = 1, .groups = &named, .group_count = 1, .group_arg = &number),
             ".group_arg is given without .group_of");
-    kn_module_free(&m);
 }

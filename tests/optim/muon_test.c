@@ -3,7 +3,7 @@
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "optim/optim_internal.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 enum { MOST = 64, SIDE = 8 };
 
@@ -35,21 +35,19 @@ static void build(net *m, kn_dtype t)
 
 static bool backward(net *m, kn_scaler *scaler, int batch)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     int64_t ids[3] = { batch % 7, (batch + 3) % 7, (2 * batch + 1) % 7 };
     kn_tensor *y = kn_call(m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(3)));
     kn_tensor *loss = kn_mean(kn_mul(y, y), 0, NULL, false);
     bool ok = kn_backward(scaler ? kn_scale_loss(scaler, loss) : loss);
-    kn_scope_end(s);
     return ok;
 }
 
 static void read_part(kn_tensor *t, double *v)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     KN_CHECK(t && kn_numel(t) <= MOST);
     KN_CHECK(kn_to_host(kn_cast(kn_detach(t), KN_F64), v, (size_t)kn_numel(t) * sizeof *v));
-    kn_scope_end(s);
 }
 
 /* ---- the formula ----------------------------------------------------------------------------- */
@@ -138,12 +136,13 @@ static void against_the_formula(const rule *r, kn_dtype t, double most)
     } matrix[] = { { "wide.weight", 4, 5 }, { "tall.weight", 6, 3 }, { "kernel", 3, 4 } };
     enum { COUNT = 3 };
     double p[COUNT][MOST], g[COUNT][MOST], m[COUNT][MOST] = { { 0 } }, now[MOST];
-    net n;
+    OWNED_MODULE net n;
     const kn_param *list;
     build(&n, t);
-    kn_optim *o = kn_muon(&n, .lr = r->lr, .momentum = r->momentum, .weight_decay = r->decay,
-                          .no_nesterov = !r->nesterov, .scale = r->scale, .ns_steps = r->steps,
-                          .ns = { r->ns[0], r->ns[1], r->ns[2] }, .ns_dtype = t);
+    OWNED_OPTIM kn_optim *o =
+        kn_muon(&n, .lr = r->lr, .momentum = r->momentum, .weight_decay = r->decay,
+                .no_nesterov = !r->nesterov, .scale = r->scale, .ns_steps = r->steps,
+                .ns = { r->ns[0], r->ns[1], r->ns[2] }, .ns_dtype = t);
     kn_params(&n, &list);
     for (int k = 0; k < COUNT; k++)
         read_part(list[number_of(&n, matrix[k].name)].master, p[k]);
@@ -167,8 +166,6 @@ static void against_the_formula(const rule *r, kn_dtype t, double most)
                 KN_CHECK(fabs(now[j] - m[k][j]) <= most, "momentum of %s", matrix[k].name);
         }
     }
-    kn_optim_free(o);
-    kn_module_free(&n);
 }
 
 KN_TEST(muon, agrees_with_the_formula)
@@ -205,12 +202,13 @@ KN_TEST(muon, others_take_adamw)
     static const char *const others[] = { "token.weight", "wide.bias", "tall.bias", "head.weight",
                                           "head.bias" };
     static const char *const matrices[] = { "wide.weight", "tall.weight", "kernel" };
-    net a, b;
+    OWNED_MODULE net a, b;
     const kn_param *p, *q;
     build(&a, KN_F32);
     build(&b, KN_F32);
-    kn_optim *x = kn_muon(&a, .lr = 0.5, .adamw_lr_mul = 0.25, .weight_decay = 0.5, .beta2 = 0.99);
-    kn_optim *y = kn_adamw(&b, .lr = 0.125, .weight_decay = 0.5, .beta2 = 0.99);
+    OWNED_OPTIM kn_optim *x =
+        kn_muon(&a, .lr = 0.5, .adamw_lr_mul = 0.25, .weight_decay = 0.5, .beta2 = 0.99);
+    OWNED_OPTIM kn_optim *y = kn_adamw(&b, .lr = 0.125, .weight_decay = 0.5, .beta2 = 0.99);
     KN_CHECK(backward(&a, NULL, 1) && backward(&b, NULL, 1) && kn_step(x) && kn_step(y));
     KN_CHECK(kn_params(&a, &p) == 8 && kn_params(&b, &q) == 8);
     for (int k = 0; k < 5; k++) {
@@ -226,61 +224,53 @@ KN_TEST(muon, others_take_adamw)
     }
     KN_CHECK(kn_ok() && strcmp(kn_optim_state_name(x, 2), "momentum") == 0);
     KN_CHECK(kn_muon_seconds(x) > 0 && kn_muon_seconds(y) == 0 && kn_muon_seconds(NULL) == 0);
-    kn_optim_free(x), kn_optim_free(y);
-    kn_module_free(&a), kn_module_free(&b);
 }
 
 KN_TEST(muon, groups_choose)
 {
     kn_optim_group groups[] = { { .pattern = "head.weight", .muon = KN_MUON_MATRIX, .lr_mul = 0.5 },
                                 { .pattern = "kernel", .muon = KN_MUON_ADAMW } };
-    net m;
+    OWNED_MODULE net m;
     build(&m, KN_F32);
-    kn_optim *o = kn_muon(&m, .lr = 0.1, .groups = groups, .group_count = 2);
+    OWNED_OPTIM kn_optim *o = kn_muon(&m, .lr = 0.1, .groups = groups, .group_count = 2);
     KN_CHECK(strcmp(kn_optim_state_name_of(o, number_of(&m, "head.weight"), 0), "momentum") == 0);
     KN_CHECK(adamws_states(o, number_of(&m, "kernel")));
     KN_CHECK(backward(&m, NULL, 1) && kn_step(o));
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* Rates multiply: twice the rate with groups of half of it is the same step, decay included. */
 KN_TEST(muon, rates_of_groups_multiply)
 {
     const kn_optim_group half = { .lr_mul = 0.5 };
-    net a, b;
+    OWNED_MODULE net a, b;
     const kn_param *p, *q;
     build(&a, KN_F32);
     build(&b, KN_F32);
-    kn_optim *x = kn_muon(&a, .lr = 0.25, .adamw_lr_mul = 0.25, .weight_decay = 0.5,
-                          .groups = &half, .group_count = 1);
-    kn_optim *y = kn_muon(&b, .lr = 0.125, .adamw_lr_mul = 0.25, .weight_decay = 0.5);
+    OWNED_OPTIM kn_optim *x = kn_muon(&a, .lr = 0.25, .adamw_lr_mul = 0.25, .weight_decay = 0.5,
+                                      .groups = &half, .group_count = 1);
+    OWNED_OPTIM kn_optim *y = kn_muon(&b, .lr = 0.125, .adamw_lr_mul = 0.25, .weight_decay = 0.5);
     KN_CHECK(backward(&a, NULL, 1) && backward(&b, NULL, 1) && kn_step(x) && kn_step(y));
     KN_CHECK(kn_params(&a, &p) == 8 && kn_params(&b, &q) == 8);
     for (int i = 0; i < 8; i++)
         KN_CHECK(memcmp(kn_data(p[i].master), kn_data(q[i].master),
                         (size_t)p[i].numel * sizeof(float)) == 0,
                  "%s", p[i].name);
-    kn_optim_free(x), kn_optim_free(y);
-    kn_module_free(&a), kn_module_free(&b);
 }
 
 /* Names begin at the tree's root: a head and an embedding are known below another module, also to
  * an optimizer of a part of the tree. */
 KN_TEST(muon, the_rule_below_another_module)
 {
-    kn_module outer;
+    OWNED_MODULE kn_module outer;
     net m;
     build(&m, KN_F32);
     KN_CHECK(kn_module_list_init(&outer, NULL, "outer") && kn_module_add(&outer, "inner", &m.base));
     for (int part = 0; part < 2; part++) {
-        kn_optim *o = kn_muon(part ? (void *)&m : (void *)&outer, .lr = 0.5);
+        OWNED_OPTIM kn_optim *o = kn_muon(part ? (void *)&m : (void *)&outer, .lr = 0.5);
         KN_CHECK(adamws_states(o, number_of(&m, "inner.head.weight")) &&
                  adamws_states(o, number_of(&m, "inner.token.weight")) &&
                  !adamws_states(o, number_of(&m, "inner.wide.weight")));
-        kn_optim_free(o);
     }
-    kn_module_free(&outer);
 }
 
 /* ---- the orthogonal factor ------------------------------------------------------------------- */
@@ -291,7 +281,7 @@ KN_TEST(muon, newton_schulz_makes_rows_orthogonal)
     static const double cubic[3] = { 1.5, -0.5, 0 };
     for (int tall = 0; tall < 2; tall++)
         for (int size = 0; size < 3; size++) {
-            kn_scope s = kn_scope_begin();
+            IN_SCOPE;
             kn_tensor *x = kn_randn(KN_F64, KN_CPU, 3, 0, KN_SHAPE(tall ? 9 : 5, tall ? 5 : 9));
             x = kn_scale(x, size == 0 ? 1e-3 : size == 1 ? 1 : 1e3);
             KN_CHECK(kn_newton_schulz(x, cubic, 40, 1e-7));
@@ -299,7 +289,6 @@ KN_TEST(muon, newton_schulz_makes_rows_orthogonal)
             kn_tensor *gram = tall ? kn_matmul(turned, x) : kn_matmul(x, turned);
             for (int i = 0; i < 25; i++)
                 KN_CHECK(fabs(((double *)kn_data(gram))[i] - (i % 6 == 0)) < 1e-12);
-            kn_scope_end(s);
         }
 }
 
@@ -307,13 +296,12 @@ KN_TEST(muon, newton_schulz_makes_rows_orthogonal)
 KN_TEST(muon, newton_schulz_divides_by_at_least_eps)
 {
     static const double cubic[3] = { 1.5, -0.5, 0 };
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     for (int eps = 1; eps <= 4; eps += 3) { /* the norm is 2 */
         kn_tensor *x = kn_ones(KN_F64, KN_CPU, KN_SHAPE(1, 4));
         KN_CHECK(kn_newton_schulz(x, cubic, 1, eps));
         KN_CHECK(((double *)kn_data(x))[3] == (eps == 1 ? 0.5 : 0.34375));
     }
-    kn_scope_end(s);
 }
 
 /* In bf16, as near the exact factor as torch.optim.Muon comes: 0.0153 on average for such sizes. */
@@ -323,7 +311,7 @@ KN_TEST(muon, newton_schulz_rounds_operands_once)
     double sum = 0;
     for (int seed = 0; seed < 20; seed++) {
         const bool tall = seed % 2;
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *exact =
             kn_randn(KN_F64, KN_CPU, 3, (uint64_t)seed, KN_SHAPE(tall ? 12 : 5, tall ? 5 : 12));
         kn_tensor *x = kn_cast(exact, KN_BF16);
@@ -333,7 +321,6 @@ KN_TEST(muon, newton_schulz_rounds_operands_once)
         const double apart = kn_item(
             kn_amax(kn_reshape(kn_abs(kn_sub(kn_cast(x, KN_F64), exact)), KN_SHAPE(60)), 0, false));
         sum += apart;
-        kn_scope_end(s);
     }
     KN_CHECK(sum / 20 < 0.016, "%g", sum / 20);
 }
@@ -341,12 +328,11 @@ KN_TEST(muon, newton_schulz_rounds_operands_once)
 KN_TEST(muon, a_gradient_of_zeros_moves_nothing)
 {
     static const double quintic[3] = { 3.4445, -4.7750, 2.0315 };
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 4));
     KN_CHECK(kn_newton_schulz(x, quintic, 5, 1e-7));
     for (int i = 0; i < 12; i++)
         KN_CHECK(((float *)kn_data(x))[i] == 0);
-    kn_scope_end(s);
 }
 
 /* ---- beside a scaler ------------------------------------------------------------------------- */
@@ -356,11 +342,11 @@ KN_TEST(muon, a_gradient_of_zeros_moves_nothing)
 KN_TEST(muon, a_skipped_step_changes_nothing)
 {
     double before[8][MOST], after[MOST], momentum[MOST];
-    net m;
+    OWNED_MODULE net m;
     const kn_param *p;
     build(&m, KN_F32);
     int at = number_of(&m, "tall.weight");
-    kn_optim *o = kn_muon(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_muon(&m, .lr = 0.1);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 256);
     KN_CHECK(backward(&m, s, 1) && kn_scaler_step(s, o) && kn_params(&m, &p) == 8);
     read_part(kn_optim_state(o, at, "momentum"), momentum);
@@ -379,15 +365,13 @@ KN_TEST(muon, a_skipped_step_changes_nothing)
                  p[i].name);
     }
     kn_scaler_free(s);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* ---- bad use --------------------------------------------------------------------------------- */
 
 KN_TEST(muon, refuses)
 {
-    net m;
+    OWNED_MODULE net m;
     build(&m, KN_F32);
     kn_optim_group vector = { .pattern = "*.bias", .muon = KN_MUON_MATRIX };
     kn_optim_group unknown = { .pattern = "*.bias", .muon = (kn_muon_use)9 };
@@ -411,5 +395,4 @@ KN_TEST(muon, refuses)
     REFUSED(kn_muon(NULL, .lr = 1), "not an initialised module");
     unknown.muon = KN_MUON_ADAMW;
     REFUSED(kn_adamw(&m, .lr = 1, .groups = &unknown, .group_count = 1), "for kn_muon");
-    kn_module_free(&m);
 }

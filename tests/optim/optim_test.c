@@ -1,7 +1,7 @@
 /* tests/optim/optim_test.c: optimizers against plain loops in double precision, averaging over
  * micro-batches, clipping, the search for gradients that aren't finite, bad use. */
 #include "tests/optim/plain.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 KN_TEST(optim, adamw_follows_the_formula)
 {
@@ -92,15 +92,15 @@ static void shrinking(kn_optim *(*make)(void *module, double beta), rule r, doub
 {
     static double p[PARAMS][MOST], g[PARAMS][MOST], m[PARAMS][MOST], v[PARAMS][MOST];
     memset(p, 0, sizeof p), memset(m, 0, sizeof m), memset(v, 0, sizeof v);
-    vector net;
+    OWNED_MODULE vector net;
     KN_CHECK(kn_module_init(&net.base, vector_forward));
     net.w = kn_parameter(&net.base, "w", KN_F32, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(3));
     KN_CHECK(net.w && kn_materialize(&net, KN_CPU, 1));
-    kn_optim *o = make(&net, beta);
+    OWNED_OPTIM kn_optim *o = make(&net, beta);
     r.beta1 = r.beta2 = beta;
     double size = 0.5;
     for (int step = 1; step <= 3; step++, size *= 1e-5) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         const float x[3] = { (float)size, -(float)size, (float)size / 3 };
         for (int i = 0; i < 3; i++)
             g[0][i] = x[i];
@@ -111,10 +111,7 @@ static void shrinking(kn_optim *(*make)(void *module, double beta), rule r, doub
             KN_CHECK(fabs(now - p[0][i]) < 1e-6, "beta %g, step %d: %.9g, should be %.9g", beta,
                      step, now, p[0][i]);
         }
-        kn_scope_end(s);
     }
-    kn_optim_free(o);
-    kn_module_free(&net);
 }
 
 static kn_optim *small_adamw(void *module, double beta)
@@ -143,7 +140,7 @@ KN_TEST(optim, small_betas_forget)
 
 KN_TEST(optim, state_by_name)
 {
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
     kn_optim *o = kn_adamw(&m, .lr = 0.01);
     backward(&m, KN_F32, 1);
@@ -154,7 +151,6 @@ KN_TEST(optim, state_by_name)
     KN_CHECK(kn_ledger_read().live[KN_MEM_OPTIM] > 0);
     kn_optim_free(o);
     KN_CHECK(kn_ledger_read().live[KN_MEM_OPTIM] == 0);
-    kn_module_free(&m);
 }
 
 /* ---- clipping -------------------------------------------------------------------------------- */
@@ -162,9 +158,9 @@ KN_TEST(optim, state_by_name)
 KN_TEST(optim, clipping_scales_to_the_norm)
 {
     static double g[PARAMS][MOST];
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     const double limits[3] = { 0.05, 1e6, 0 };
     for (int c = 0; c < 3; c++) {
         backward(&m, KN_F32, c);
@@ -181,16 +177,14 @@ KN_TEST(optim, clipping_scales_to_the_norm)
         double factor = limits[c] > 0 ? fmin(1, limits[c] / (norm + 1e-6)) / 2 : 0.5;
         step_by(&m, o, factor, 1e-6);
     }
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(optim, clipping_by_any_norm)
 {
     static double g[PARAMS][MOST];
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     const double order[] = { 0.5, 1, 2, 3, HUGE_VAL };
     for (int c = 0; c < 5; c++) {
         backward(&m, KN_F32, c);
@@ -213,16 +207,14 @@ KN_TEST(optim, clipping_by_any_norm)
     KN_CHECK_ERROR("p is 0");
     kn_clip_grad_norm_p(&m, 1, NAN);
     KN_CHECK_ERROR("p is nan");
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* A factor doesn't cover gradients that arrive later; a measurement leaves it as it is. */
 KN_TEST(optim, a_step_refuses_gradients_that_came_after_clipping)
 {
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     backward(&m, KN_F32, 1);
     KN_CHECK(kn_item(kn_clip_grad_norm(&m, 0.001)) > 0.001);
     backward(&m, KN_F32, 2);
@@ -235,13 +227,11 @@ KN_TEST(optim, a_step_refuses_gradients_that_came_after_clipping)
     kn_zero_grad(&m); /* what was clipped is gone */
     backward(&m, KN_F32, 1);
     step_by(&m, o, 1, 1e-6);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 KN_TEST(optim, gradients_that_are_not_finite_are_found)
 {
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
     backward(&m, KN_F32, 1);
     KN_CHECK(kn_find_nonfinite_grad(&m) == NULL && kn_ok());
@@ -258,14 +248,13 @@ KN_TEST(optim, gradients_that_are_not_finite_are_found)
     KN_CHECK(kn_item(kn_first_nonfinite_grad(&m)) == 2, "looking measures for itself");
     kn_clip_grad_norm(&m, 1);
     KN_CHECK(kn_item(kn_first_nonfinite_grad(&m)) == 1);
-    kn_module_free(&m);
 }
 
 /* ---- bad use --------------------------------------------------------------------------------- */
 
 KN_TEST(optim, bad_use)
 {
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
     REFUSED(kn_adamw(&m, .lr = -2), ".lr is -2");
     REFUSED(kn_adamw(&m), ".lr is 0; it is required");
@@ -291,7 +280,7 @@ KN_TEST(optim, bad_use)
             ".group_count is -1; it must be at least 0");
     kn_optim *o = kn_adamw(&m, .lr = 0.1);
     REFUSED(kn_step(o), "no parameter has a gradient");
-    kn_module empty;
+    OWNED_MODULE kn_module empty;
     kn_module_init(&empty, two_layers_forward);
     REFUSED(kn_adamw(&empty, .lr = 1), "no parameters");
     REFUSED(kn_step(NULL), "optimizer is NULL");
@@ -305,8 +294,6 @@ KN_TEST(optim, bad_use)
     o = kn_adamw(&m, .lr = KN_ZERO);
     KN_CHECK(o && kn_lr(o) == 0);
     kn_optim_free(o);
-    kn_module_free(&empty);
-    kn_module_free(&m);
 }
 
 static kn_tensor *no_grad_here(const kn_param *p)
@@ -322,9 +309,9 @@ static void clear_nothing(const kn_param *p)
 KN_TEST(optim, made_before_sharding_is_refused)
 {
     static const kn_param_source elsewhere = { no_grad_here, clear_nothing };
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
-    kn_optim *o = kn_adamw(&m, .lr = 0.1), *sub = kn_adamw(&m.fc, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1), *sub = kn_adamw(&m.fc, .lr = 0.1);
     KN_CHECK(o && sub && backward(&m, KN_F32, 1));
     const kn_param *p;
     kn_params(&m, &p);
@@ -342,25 +329,20 @@ KN_TEST(optim, made_before_sharding_is_refused)
     kn_parameter(&m, "extra", KN_F32, KN_CPU, KN_ZEROS_INIT, KN_SHAPE(2));
     backward(&m, KN_F32, 1);
     REFUSED(kn_step(o), "had 4 parameters when the optimizer was made, it has 5 now");
-    kn_optim_free(o);
-    kn_optim_free(sub);
-    kn_module_free(&m);
 }
 
 KN_TEST(optim, frozen_parameters_stay)
 {
     static double p[PARAMS][MOST], got[PARAMS][MOST];
-    two_layers m;
+    OWNED_MODULE two_layers m;
     build(&m, KN_F32);
     kn_freeze(&m.fc, true);
-    kn_optim *o = kn_adamw(&m, .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     read_params(&m, false, p);
     KN_CHECK(backward(&m, KN_F32, 1) && kn_step(o));
     read_params(&m, false, got);
     KN_CHECK(memcmp(p[0], got[0], sizeof p[0]) == 0 && memcmp(p[1], got[1], sizeof p[1]) == 0);
     KN_CHECK(memcmp(p[2], got[2], 8 * sizeof(double)) != 0);
-    kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* ---- the step that is counted ---------------------------------------------------------------- */
@@ -373,9 +355,9 @@ static bool linear_backward(kn_linear *l)
 
 KN_TEST(optim, optimizers_that_step_in_turn_count_one_step)
 {
-    kn_linear a = { 0 }, b = { 0 };
+    OWNED_MODULE kn_linear a = { 0 }, b = { 0 };
     KN_CHECK(kn_linear_init(&a, NULL, NULL, 2, 2) && kn_linear_init(&b, NULL, NULL, 2, 2));
-    kn_optim *x = kn_sgd(&a, .lr = 0.1), *y = kn_sgd(&b, .lr = 0.1);
+    OWNED_OPTIM kn_optim *x = kn_sgd(&a, .lr = 0.1), *y = kn_sgd(&b, .lr = 0.1);
     const int64_t bad[] = { -4, INT64_MIN, INT64_MAX };
     for (int i = 0; i < 3; i++) {
         kn_set_step(bad[i]);
@@ -392,8 +374,4 @@ KN_TEST(optim, optimizers_that_step_in_turn_count_one_step)
     for (int i = 1; i <= 3; i++) /* one of them alone */
         KN_CHECK(linear_backward(&a) && kn_step(x) && kn_get_step() == 13 + i);
     KN_CHECK(linear_backward(&b) && kn_step(y) && kn_get_step() == 16);
-    kn_optim_free(x);
-    kn_optim_free(y);
-    kn_module_free(&a);
-    kn_module_free(&b);
 }

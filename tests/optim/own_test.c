@@ -1,15 +1,14 @@
 /* tests/optim/own_test.c: optimizers of a user's making against the library's and a formula, what
  * their update sees, and their errors. */
 #include "tests/optim/one_layer.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static bool backward(net *m, kn_dtype t, int batch, kn_scaler *scaler)
 {
-    kn_scope s = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(6, 5));
     kn_tensor *loss = kn_mean(kn_tanh(kn_call(m, x)), 0, NULL, false);
     bool ok = kn_backward(scaler ? kn_scale_loss(scaler, loss) : loss);
-    kn_scope_end(s);
     return ok;
 }
 
@@ -21,10 +20,9 @@ static double apart(net *a, net *b)
     int n = kn_params(a, &p);
     KN_CHECK(n == 2 && kn_params(b, &q) == n);
     for (int i = 0; i < n; i++) {
-        kn_scope s = kn_scope_begin();
+        IN_SCOPE;
         kn_tensor *d = kn_abs(kn_sub(kn_detach(p[i].master), kn_detach(q[i].master)));
         most = fmax(most, kn_item(kn_amax(d, 0, false)));
-        kn_scope_end(s);
     }
     KN_CHECK_OK();
     return most;
@@ -49,13 +47,13 @@ KN_TEST(own, computes_as_the_library_does)
     kn_optim_group groups[] = { { .pattern = "*.bias", .lr_mul = 0.5, .weight_decay = KN_ZERO } };
     for (int wide = 0; wide < 2; wide++) {
         kn_dtype t = wide ? KN_F64 : KN_F32;
-        net a, b;
+        OWNED_MODULE net a, b;
         build(&a, t);
         build(&b, t);
-        kn_optim *x =
+        OWNED_OPTIM kn_optim *x =
             kn_own_optim(&a, .update = lion, .arg = beta, .state = { "exp_avg" }, .lr = 0.0625,
                          .weight_decay = 0.5, .groups = groups, .group_count = 1);
-        kn_optim *y =
+        OWNED_OPTIM kn_optim *y =
             kn_lion(&b, .lr = 0.0625, .weight_decay = 0.5, .groups = groups, .group_count = 1);
         for (int step = 0; step < 5; step++) {
             for (int micro = 0; micro < 3; micro++)
@@ -70,10 +68,6 @@ KN_TEST(own, computes_as_the_library_does)
         }
         KN_CHECK(strcmp(kn_optim_state_name(x, 0), "exp_avg") == 0 && !kn_optim_state_name(x, 1));
         KN_CHECK(kn_numel(kn_optim_state(x, 0, "exp_avg")) == 15 && kn_optim_steps(x) == 5);
-        kn_optim_free(x);
-        kn_optim_free(y);
-        kn_module_free(&a);
-        kn_module_free(&b);
     }
     KN_CHECK_OK();
 }
@@ -98,12 +92,13 @@ static bool look(const kn_optim_part *p, void *arg)
 /* With a scaler, an update sees gradients without the scale, and no step that was skipped. */
 KN_TEST(own, under_a_scaler)
 {
-    net a, b;
+    OWNED_MODULE net a, b;
     seen s = { 0 };
     build(&a, KN_F32);
     build(&b, KN_F32);
-    kn_optim *x = kn_own_optim(&a, .update = look, .arg = &s, .state = { "one", "two" }, .lr = 0.5);
-    kn_optim *y = kn_sgd(&b, .lr = 0.5);
+    OWNED_OPTIM kn_optim *x =
+        kn_own_optim(&a, .update = look, .arg = &s, .state = { "one", "two" }, .lr = 0.5);
+    OWNED_OPTIM kn_optim *y = kn_sgd(&b, .lr = 0.5);
     kn_scaler *scaler = kn_scaler_new(&a, .init_scale = 1024);
     for (int step = 0; step < 3; step++) {
         KN_CHECK(backward(&a, KN_F32, step, scaler));
@@ -116,10 +111,6 @@ KN_TEST(own, under_a_scaler)
     KN_CHECK(s.parts == 4 && s.steps[0] == 1 && s.steps[1] == 2 && !s.taped);
     KN_CHECK(kn_optim_steps(x) == 2 && apart(&a, &b) < 1e-7);
     kn_scaler_free(scaler);
-    kn_optim_free(x);
-    kn_optim_free(y);
-    kn_module_free(&a);
-    kn_module_free(&b);
 }
 
 static bool refuses(const kn_optim_part *p, void *arg)
@@ -134,7 +125,7 @@ static bool steps_again(const kn_optim_part *p, void *arg)
 
 KN_TEST(own, bad_use)
 {
-    net m;
+    OWNED_MODULE net m;
     build(&m, KN_F32);
     REFUSED(kn_own_optim(&m, .lr = 1), ".update is NULL");
     REFUSED(kn_own_optim(&m, .update = lion), ".lr is 0; it is required");
@@ -150,7 +141,6 @@ KN_TEST(own, bad_use)
     KN_CHECK(o && !kn_step(o));
     KN_CHECK_ERROR("takes a step of its own optimizer");
     kn_optim_free(o);
-    kn_module_free(&m);
 }
 
 /* ---- what was freed -------------------------------------------------------------------------- */
@@ -176,7 +166,8 @@ KN_TEST(own, calls_after_the_end_are_errors)
     KN_CHECK(!kn_optim_module(second) && !kn_ok());
     kn_clear_error();
     KN_CHECK(kn_optim_module(others) == &other.base && kn_ok(), "another module lives");
-    kn_optim_free(alone), kn_optim_free(second);
+    kn_optim_free(alone);
+    kn_optim_free(second);
     kn_module_free(&other);
     kn_optim_free(others);
     KN_CHECK_OK();

@@ -2,16 +2,15 @@
  * overflow, growth, clipping in between, state, bad use. (tests/fsdp/scaler_test.c: over ranks.) */
 #include "nn/nn_internal.h"
 #include "tests/optim/one_layer.h"
-#include "tests/refused.h"
+#include "tests/owned.h"
 
 static bool backward(net *m, kn_scaler *s, kn_dtype t, int batch, double size)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *x = kn_scale(kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(4, 5)), size);
     kn_tensor *y = kn_zeros(t, KN_CPU, KN_SHAPE(4, 3));
     kn_tensor *loss = kn_mse_loss(kn_call(m, x), y);
     bool ok = kn_backward(s ? kn_scale_loss(s, loss) : loss);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -25,9 +24,9 @@ KN_TEST(scaler, scaling_changes_no_bit)
 {
     static float w[2][15], norm[2][6];
     for (int scaled = 0; scaled < 2; scaled++) {
-        net m;
+        OWNED_MODULE net m;
         build(&m, KN_F32);
-        kn_optim *o = kn_adamw(&m, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
         kn_scaler *s = kn_scaler_new(&m, .interval = 2, .init_scale = 1024);
         for (int i = 0; i < 6; i++) {
             KN_CHECK(backward(&m, scaled ? s : NULL, KN_F32, i, 1));
@@ -40,8 +39,6 @@ KN_TEST(scaler, scaling_changes_no_bit)
         KN_CHECK(kn_optim_steps(o) == 6);
         read_weight(&m, w[scaled]);
         kn_scaler_free(s);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
     KN_CHECK(memcmp(w[0], w[1], sizeof w[0]) == 0 && memcmp(norm[0], norm[1], sizeof norm[0]) == 0);
 }
@@ -50,9 +47,9 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
 {
     for (int clip = 0; clip < 2; clip++) {
         float before[15], after[15];
-        net m;
+        OWNED_MODULE net m;
         build(&m, KN_F32);
-        kn_optim *o = kn_adamw(&m, .lr = 0.1);
+        OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
         kn_scaler *s = kn_scaler_new(&m, .backoff = 0.25, .interval = 3);
         read_weight(&m, before);
         int64_t step = kn_get_step();
@@ -73,8 +70,6 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
         st = kn_scaler_get(s);
         KN_CHECK(st.scale == 32768 && st.good == 1 && st.skipped == 1 && kn_optim_steps(o) == 4);
         kn_scaler_free(s);
-        kn_optim_free(o);
-        kn_module_free(&m);
     }
 }
 
@@ -82,7 +77,7 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
 KN_TEST(scaler, small_gradients_survive_in_f16)
 {
     for (int scaled = 0; scaled < 2; scaled++) {
-        net m;
+        OWNED_MODULE net m = { 0 };
         build(&m, KN_F16);
         kn_scaler *s = kn_scaler_new(&m);
         int tries = 0;
@@ -97,7 +92,7 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
             kn_zero_grad(&m);
             KN_CHECK(kn_scaler_set(s, st));
         }
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         const kn_param *p;
         kn_params(&m, &p);
         int zeros = 0;
@@ -106,15 +101,13 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
         for (int i = 0; i < 15; i++)
             zeros += (g[i] & 0x7fff) < 0x40; /* hardly a bit left */
         KN_CHECK(scaled ? zeros == 0 : zeros > 5, "%d of 15 gradients are lost", zeros);
-        kn_scope_end(scope);
         kn_scaler_free(s);
-        kn_module_free(&m);
     }
 }
 
 KN_TEST(scaler, state_can_be_kept)
 {
-    net m;
+    OWNED_MODULE net m;
     build(&m, KN_F32);
     kn_scaler *s = kn_scaler_new(&m);
     KN_CHECK(kn_scaler_get(s).scale == 65536);
@@ -122,18 +115,16 @@ KN_TEST(scaler, state_can_be_kept)
     kn_scaler_state st = kn_scaler_get(s);
     KN_CHECK(st.scale == 128 && st.good == 7 && st.skipped == 3);
     REFUSED(kn_scaler_set(s, (kn_scaler_state){ 0, 7, 3 }), "no state of a scaler");
-    kn_optim *o = kn_sgd(&m, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(backward(&m, s, KN_F32, 1, 1));
     REFUSED(kn_scaler_set(s, st), "wait for their step");
     KN_CHECK(kn_scaler_step(s, o) && kn_scaler_set(s, st));
-    kn_optim_free(o);
     kn_scaler_free(s);
-    kn_module_free(&m);
 }
 
 KN_TEST(scaler, bad_use)
 {
-    net m, other;
+    OWNED_MODULE net m, other;
     build(&m, KN_F32);
     build(&other, KN_F32);
     REFUSED(kn_scaler_new(&m, .init_scale = -1), ".init_scale is -1");
@@ -141,7 +132,7 @@ KN_TEST(scaler, bad_use)
     REFUSED(kn_scaler_new(&m, .backoff = 1), ".backoff 1");
     REFUSED(kn_scaler_new(&m, .interval = -4), ".interval -4");
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 0x1p-20), *s2 = kn_scaler_new(&m);
-    kn_optim *o = kn_sgd(&m, .lr = 1), *wrong = kn_sgd(&other, .lr = 1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1), *wrong = kn_sgd(&other, .lr = 1);
     KN_CHECK(!kn_scaler_step(s, NULL) && !kn_scale_loss(s, NULL));
     KN_CHECK_ERROR("the optimizer is NULL");
     REFUSED(kn_scaler_step(NULL, o), "the scaler is NULL");
@@ -158,10 +149,6 @@ KN_TEST(scaler, bad_use)
     kn_scaler_free(s);
     kn_scaler_free(s2);
     kn_scaler_free(NULL);
-    kn_optim_free(o);
-    kn_optim_free(wrong);
-    kn_module_free(&m);
-    kn_module_free(&other);
 }
 
 /* ---- gradients carry the scale of their loss ------------------------------------------------- */
@@ -235,7 +222,7 @@ static bool run_act(const act *a, pair *p, kn_scaler *const s[2], kn_optim *o)
         return kn_ok();
     if (a->what == STEP)
         return a->scaler && s ? kn_scaler_step(s[a->scaler == 't'], o) : kn_step(o);
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     kn_tensor *loss = loss_of(p, a->part == B, 1);
     loss = s ? scaled(s, a->scaler, loss) : loss;
     if (a->part == SUM) {
@@ -243,7 +230,6 @@ static bool run_act(const act *a, pair *p, kn_scaler *const s[2], kn_optim *o)
         loss = kn_add(loss, s ? scaled(s, a->twice, other) : other);
     }
     bool ok = a->what == LOOK ? loss != NULL : kn_backward(loss);
-    kn_scope_end(scope);
     return ok;
 }
 
@@ -262,7 +248,8 @@ static bool run_program(const struct program *g, bool scales, float w[2][15])
         kn_to_host(kn_module_param(&p.part[i], "weight"), w[i], sizeof w[i]);
     kn_optim_free(o);
     kn_module_free(&p);
-    kn_scaler_free(s[0]), kn_scaler_free(s[1]);
+    kn_scaler_free(s[0]);
+    kn_scaler_free(s[1]);
     return ok;
 }
 
@@ -283,7 +270,7 @@ KN_TEST(scaler, gradients_carry_the_scale_of_their_loss)
 
 KN_TEST(scaler, a_loss_goes_through_one_scale_once)
 {
-    pair p;
+    OWNED_MODULE pair p;
     build_pair(&p);
     kn_scaler *s = kn_scaler_new(&p);
     kn_tensor *loss = loss_of(&p, A, 1);
@@ -293,29 +280,25 @@ KN_TEST(scaler, a_loss_goes_through_one_scale_once)
     KN_CHECK(kn_grad_of(kn_scale_loss(s, x), &w, 1, &g));
     KN_CHECK(!kn_grads_wait(&p) && kn_grad_scale(&p) == 1);
     kn_scaler_free(s);
-    kn_module_free(&p);
 }
 
 /* Gradients that no optimizer steps pile up with the scales of all times; the others' moves. */
 KN_TEST(scaler, a_part_without_an_optimizer_holds_nothing_up)
 {
-    pair p;
+    OWNED_MODULE pair p;
     build_pair(&p);
     kn_scaler *s = kn_scaler_new(&p, .init_scale = 64, .interval = 1);
-    kn_optim *o = kn_sgd(&p.part[A], .lr = 0.1);
+    OWNED_OPTIM kn_optim *o = kn_sgd(&p.part[A], .lr = 0.1);
     for (int i = 0; i < 3; i++) {
-        kn_scope scope = kn_scope_begin();
+        IN_SCOPE;
         KN_CHECK(kn_backward(kn_scale_loss(s, kn_add(loss_of(&p, A, 1), loss_of(&p, B, 1)))) &&
                  kn_scaler_step(s, o));
-        kn_scope_end(scope);
     }
     KN_CHECK(kn_scaler_get(s).scale == 512 && kn_scaler_get(s).skipped == 0);
     kn_tensor *one = kn_scale_loss(s, kn_ones(KN_F32, KN_CPU, KN_SCALAR));
     KN_CHECK(kn_item(one) == 512, "%g", kn_item(one));
     REFUSED(kn_grad_scale(&p.part[B]) == 0, "different loss scales");
     kn_scaler_free(s);
-    kn_optim_free(o);
-    kn_module_free(&p);
 }
 
 /* ---- several optimizers ---------------------------------------------------------------------- */
@@ -334,7 +317,7 @@ static const struct {
 /* gan: each loss comes right before its step. */
 static void train_two(bool gan)
 {
-    pair p;
+    OWNED_MODULE pair p;
     build_pair(&p);
     kn_scaler *s = kn_scaler_new(&p, .init_scale = 1024, .interval = 3, .several = true);
     kn_optim *o[2] = { kn_sgd(&p.part[A], .lr = 0.01), kn_sgd(&p.part[B], .lr = 0.01) };
@@ -342,11 +325,10 @@ static void train_two(bool gan)
         for (int k = 0; k < 4; k++) {
             int of = gan ? k / 2 : k % 2;
             bool steps = gan ? k % 2 : k / 2;
-            kn_scope scope = kn_scope_begin();
+            IN_SCOPE;
             KN_CHECK(steps ? kn_scaler_step(s, o[of])
                            : kn_backward(
                                  kn_scale_loss(s, loss_of(&p, of, i == 1 && of == 0 ? 1e19 : 1))));
-            kn_scope_end(scope);
         }
         KN_CHECK(kn_scaler_update(s));
         kn_scaler_state st = kn_scaler_get(s);
@@ -361,8 +343,8 @@ static void train_two(bool gan)
              kn_backward(kn_scale_loss(s, loss_of(&p, A, 1))));
     REFUSED(kn_scaler_step(s, o[0]), "end each one with kn_scaler_update");
     kn_scaler_free(s);
-    kn_optim_free(o[0]), kn_optim_free(o[1]);
-    kn_module_free(&p);
+    kn_optim_free(o[0]);
+    kn_optim_free(o[1]);
 }
 
 KN_TEST(scaler, several_optimizers_have_one_update_an_iteration)
@@ -373,7 +355,7 @@ KN_TEST(scaler, several_optimizers_have_one_update_an_iteration)
 
 KN_TEST(scaler, a_second_optimizer_says_so)
 {
-    pair p;
+    OWNED_MODULE pair p;
     build_pair(&p);
     kn_scaler *s = kn_scaler_new(&p);
     kn_optim *o = kn_sgd(&p.part[A], .lr = 0.01), *more = kn_sgd(&p.part[B], .lr = 0.01);
@@ -384,5 +366,4 @@ KN_TEST(scaler, a_second_optimizer_says_so)
     KN_CHECK(kn_scaler_step(s, more));
     kn_scaler_free(s);
     kn_optim_free(more);
-    kn_module_free(&p);
 }
