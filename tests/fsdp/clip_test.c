@@ -219,8 +219,8 @@ static void one_does_not_clip(kn_comm *world, void *arg)
 
 KN_TEST(clip, a_rank_that_does_not_clip_is_found)
 {
-    on_processes("2", one_does_not_clip, (void *)&ways[0]);
-    on_both("3", one_does_not_clip, (void *)&ways[4]);
+    by_processes("2", one_does_not_clip, (void *)&ways[0]);
+    by_both("3", one_does_not_clip, (void *)&ways[4]);
 }
 
 /* ---- parameters of no unit ------------------------------------------------------------------- */

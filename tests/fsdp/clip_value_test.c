@@ -144,8 +144,8 @@ static void overflows(kn_comm *world, void *arg)
 
 KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
 {
-    on_processes("2", overflows, (void *)&ways[0]);
-    on_processes("2", overflows, (void *)&ways[3]);
+    by_processes("2", overflows, (void *)&ways[0]);
+    by_processes("2", overflows, (void *)&ways[3]);
 }
 
 KN_TEST(clip_value, wrong_use_is_a_sentence)

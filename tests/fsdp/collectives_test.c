@@ -386,5 +386,5 @@ KN_TEST(collectives, on_a_device_apart)
 {
     if (THREADS_ONLY)
         KN_SKIP("needs processes: each has a device");
-    on_processes("124", device_rank, NULL);
+    by_processes("124", device_rank, NULL);
 }

@@ -192,7 +192,7 @@ static void see_sums(kn_comm *world, void *arg)
 KN_TEST(hooks, a_hook_after_the_all_reduce_sees_the_sum_over_ranks)
 {
     bool no = false, hybrid = true;
-    on_threads("124", see_sums, &no);
+    by_threads("124", see_sums, &no);
     KN_CHECK(spawn_threads(4, see_sums, &hybrid) == 0, "2 x 2 ranks");
 }
 

@@ -186,7 +186,7 @@ static void dealt(kn_comm *world, void *arg)
 KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
 {
     in_all_ways(dealt);
-    on_threads("124", dealt, NULL);
+    by_threads("124", dealt, NULL);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -88,9 +88,9 @@ static void too_large(kn_comm *world, void *arg)
 KN_TEST(offload, states_larger_than_memory)
 {
     char *dir = folder();
-    on_both("1", too_large, NULL);
-    on_both("1", limited, dir);
-    on_processes("2", limited, dir);
+    by_both("1", too_large, NULL);
+    by_both("1", limited, dir);
+    by_processes("2", limited, dir);
     KN_CHECK(rmdir(dir) == 0);
 }
 

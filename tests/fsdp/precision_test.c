@@ -217,7 +217,7 @@ static void full_buffers(kn_comm *world, void *arg)
 
 KN_TEST(precision, buffers_are_shown_in_full)
 {
-    on_threads("124", full_buffers, NULL);
+    by_threads("124", full_buffers, NULL);
     pair m;
     bool ok = false;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16));

@@ -58,20 +58,20 @@ static inline void on_each(const char *ranks, int (*run)(int n, rank_body body, 
     }
 }
 
-static inline void on_threads(const char *ranks, rank_body body, void *arg)
+static inline void by_threads(const char *ranks, rank_body body, void *arg)
 {
     on_each(ranks, spawn_threads, body, arg, 0);
 }
 
-static inline void on_processes(const char *ranks, rank_body body, void *arg)
+static inline void by_processes(const char *ranks, rank_body body, void *arg)
 {
     on_each(ranks, spawn_processes, body, arg, 0);
 }
 
-static inline void on_both(const char *ranks, rank_body body, void *arg)
+static inline void by_both(const char *ranks, rank_body body, void *arg)
 {
-    on_processes(ranks, body, arg);
-    on_threads(ranks, body, arg);
+    by_processes(ranks, body, arg);
+    by_threads(ranks, body, arg);
 }
 
 static inline void rank_test(rank_body body, rank_runs r)

@@ -168,8 +168,8 @@ static void both_stages(kn_comm *world, void *arg)
 static void on_some_ranks(rank_body body, kn_comm_hook hook, float (*sent)(float))
 {
     job j = { hook, sent };
-    on_processes("123", body, &j);
-    on_threads("13", body, &j);
+    by_processes("123", body, &j);
+    by_threads("13", body, &j);
 }
 
 KN_TEST(reduction, default_adds_in_order)
@@ -177,7 +177,7 @@ KN_TEST(reduction, default_adds_in_order)
     job j = { kn_reduce_default, same };
     on_some_ranks(shards_only, kn_reduce_default, same);
     on_some_ranks(replicas_only, kn_reduce_default, same);
-    on_processes("4", both_stages, &j);
+    by_processes("4", both_stages, &j);
 }
 
 KN_TEST(reduction, bf16_and_f16_round_what_is_sent)
@@ -185,9 +185,9 @@ KN_TEST(reduction, bf16_and_f16_round_what_is_sent)
     job b = { kn_hook_bf16, bf16 }, h = { kn_hook_f16, f16 };
     on_some_ranks(shards_only, kn_hook_bf16, bf16);
     on_some_ranks(replicas_only, kn_hook_bf16, bf16);
-    on_processes("4", both_stages, &b);
+    by_processes("4", both_stages, &b);
     on_some_ranks(shards_only, kn_hook_f16, f16);
-    on_processes("4", both_stages, &h);
+    by_processes("4", both_stages, &h);
 }
 
 /* ---- stochastic rounding --------------------------------------------------------------------- */

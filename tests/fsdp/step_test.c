@@ -112,7 +112,7 @@ KN_TEST(step, units_divide_by_their_own_factors)
         KN_CHECK(spawn_threads(1, siblings, &which) == 0, "which %d on one rank", which);
     }
     int one_of_three = 5;
-    on_both("3", siblings, &one_of_three);
+    by_both("3", siblings, &one_of_three);
 }
 
 /* Gradients of 40000 a rank in f16, whose largest number is 65504: a sum in f16 fits only if it is

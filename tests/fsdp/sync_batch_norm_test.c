@@ -292,7 +292,7 @@ static void modes_of_a_module(kn_comm *world, void *arg)
 
 KN_TEST(sync_batch_norm, modes_of_a_module)
 {
-    on_threads("124", modes_of_a_module, NULL);
+    by_threads("124", modes_of_a_module, NULL);
     KN_CHECK(THREADS_ONLY || spawn_processes(2, modes_of_a_module, NULL) == 0);
 }
 
