@@ -133,3 +133,14 @@ KN_TEST(draws_ranks, alike_at_places_of_one_number)
         }
     }
 }
+
+/* A program that never calls kn_set_step draws as one that begins with step 0. */
+RANK_TEST(draws_ranks, the_first_step_draws_by_rank, .threads = "4")
+{
+    KN_CHECK(kn_comm_size(world) == 4);
+    kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(8));
+    kn_tensor *first = kn_rand_like(x);
+    kn_set_step(0);
+    kn_tensor *again = kn_rand_like(x);
+    KN_CHECK(first && again && memcmp(kn_data(first), kn_data(again), 8 * sizeof(float)) == 0);
+}
