@@ -4,7 +4,6 @@
 
 static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
 {
-    char buf[128];
     if (result->first_order)
         return kn_fail(
             "%s: the tensor is made of gradients of kn_grad_of, through which nothing is "
@@ -14,15 +13,14 @@ static bool check_result(const char *what, const kn_tensor *result, const kn_ten
         return kn_fail("%s: the tensor has no graph: no operation made it from a tensor that "
                        "requires grad while grad mode was on",
                        what);
-    kn_describe(result, buf, sizeof buf);
     if (!grad && kn_numel(result) != 1)
         return kn_fail("%s: the result is %s, not a scalar; reduce it (kn_mean) or pass .grad",
-                       what, buf);
+                       what, KN_SHOWN(result));
     if (grad && !kn_check(grad, what))
         return false;
     if (grad && (grad->dtype != result->dtype || !kn_has_shape(grad, result->ndim, result->shape)))
         return kn_fail("%s: .grad is %s, but must have the result's shape and dtype, %s", what,
-                       KN_SHOWN(grad), buf);
+                       KN_SHOWN(grad), KN_SHOWN(result));
     return true;
 }
 

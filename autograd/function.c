@@ -394,18 +394,16 @@ static bool backward(kn_op_grad *g)
 
 static bool check_data(const kn_tensor *t, kn_dtype dtype, const char *what)
 {
-    char text[128];
     if (!kn_check(t, what))
         return false;
-    kn_describe(t, text, sizeof text);
     if (kn_device_of(t) == KN_META)
         return kn_fail("%s: %s is on meta and has no values; a function that reads them needs a "
                        ".shape",
-                       what, text);
+                       what, KN_SHOWN(t));
     if (kn_unrecordable(KN_DEVICE_DEFAULT, "%s: the host reads or writes values", what))
         return false;
     return t->dtype == dtype ||
-           kn_fail("%s: is for %s, got %s; kn_cast it", what, kn_dtype_name(dtype), text);
+           kn_fail("%s: is for %s, got %s; kn_cast it", what, kn_dtype_name(dtype), KN_SHOWN(t));
 }
 
 const void *kn_read_data(kn_tensor *t, kn_dtype dtype)

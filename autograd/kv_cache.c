@@ -60,15 +60,14 @@ bool kn_kv_cache_truncate(kn_kv_cache *c, int64_t length)
 /* k or v: [B, G, t, D] as the cache. */
 static bool fits(const kn_kv_cache *c, const char *what, const kn_tensor *x, int64_t t)
 {
-    char a[128];
     const int64_t *s = c->k->shape;
     bool like = x->ndim == 4 && x->dtype == c->k->dtype && x->shape[0] == s[0] &&
                 x->shape[1] == s[1] && x->shape[2] == t && x->shape[3] == s[3];
     if (!like)
         return kn_fail("kn_kv_cache_append: %s is %s; the cache %s takes keys and values [%lld,"
                        "%lld,t,%lld] of its dtype, of as many positions t",
-                       what, kn_describe(x, a, sizeof a), KN_SHOWN(c->k), (long long)s[0],
-                       (long long)s[1], (long long)s[3]);
+                       what, KN_SHOWN(x), KN_SHOWN(c->k), (long long)s[0], (long long)s[1],
+                       (long long)s[3]);
     if (kn_device_of(x) != kn_device_of(c->k))
         return kn_fail("kn_kv_cache_append: %s is on %s, the cache on %s; move one of them", what,
                        kn_device_name(kn_device_of(x)), kn_device_name(kn_device_of(c->k)));

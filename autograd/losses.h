@@ -16,7 +16,5 @@ bool kn_loss_pair(const char *op, const kn_tensor *x, const kn_tensor *target);
 kn_tensor *kn_loss_reduced(kn_tensor *loss, kn_loss_reduction r);
 /* x in the dtype that sums and logarithms are computed in: f32, or f64 for f64. */
 kn_tensor *kn_loss_wide(kn_tensor *x);
-/* A scalar of like's dtype and device; NULL for NULL. */
-kn_tensor *kn_loss_number(const kn_tensor *like, double v);
 
 #endif

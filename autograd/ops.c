@@ -11,6 +11,21 @@ kn_spec kn_spec_like(const kn_tensor *t)
     return s;
 }
 
+kn_tensor *kn_number_like(const kn_tensor *t, double value)
+{
+    return t ? kn_full(t->dtype, kn_device_of(t), value, KN_SCALAR) : NULL;
+}
+
+kn_array kn_array_or_none(const kn_tensor *t)
+{
+    return t ? kn_array_of(t) : (kn_array){ 0 };
+}
+
+kn_dtype kn_wide_dtype(kn_dtype t)
+{
+    return t == KN_F64 ? KN_F64 : KN_F32;
+}
+
 int kn_dim(const char *op, const kn_tensor *t, int dim)
 {
     int d = dim < 0 ? dim + t->ndim : dim;

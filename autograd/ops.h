@@ -56,6 +56,12 @@ kn_tensor *kn_grad_through(kn_op_grad *g, int i, kn_unary *kind);
 /* Whether op is y = f(x) of a kind whose derivative some provider applies in a product's epilogue:
  * its kind. */
 bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind);
+/* A scalar of t's dtype and device; NULL for NULL. */
+kn_tensor *kn_number_like(const kn_tensor *t, double value);
+/* t's array, or the absent one where t is NULL. */
+kn_array kn_array_or_none(const kn_tensor *t);
+/* The dtype of statistics and losses of floats: f64 of f64, else f32. */
+kn_dtype kn_wide_dtype(kn_dtype t);
 /* The index of dim, where a negative one counts from the end; -1 with an error if it is out of
  * range. */
 int kn_dim(const char *op, const kn_tensor *t, int dim);

@@ -31,7 +31,6 @@ typedef struct attention_attr {
 /* The mask of scores [B,H,T,S]: bool, or a float that is added. */
 static bool mask_fits(const kn_tensor *q, const kn_tensor *k, const kn_tensor *mask)
 {
-    char d[3][128];
     int ndim;
     int64_t scores[4] = { q->shape[0], q->shape[1], q->shape[2], k->shape[2] }, all[KN_MAX_DIMS];
     bool fits = mask->ndim <= 4 && (mask->dtype == KN_BOOL || mask->dtype == q->dtype) &&
@@ -40,19 +39,14 @@ static bool mask_fits(const kn_tensor *q, const kn_tensor *k, const kn_tensor *m
     return fits ||
            kn_fail("attention: the mask is %s; for q %s and k %s it should broadcast to "
                    "[%lld,%lld,%lld,%lld] and be bool (true: seen) or of their dtype (added)",
-                   kn_describe(mask, d[0], 128), kn_describe(q, d[1], 128),
-                   kn_describe(k, d[2], 128), (long long)scores[0], (long long)scores[1],
-                   (long long)scores[2], (long long)scores[3]);
+                   KN_SHOWN(mask), KN_SHOWN(q), KN_SHOWN(k), (long long)scores[0],
+                   (long long)scores[1], (long long)scores[2], (long long)scores[3]);
 }
 
 static bool attention_shape(kn_op_call *c)
 {
     const attention_attr *a = c->attr;
     const kn_tensor *q = c->in[0], *k = c->in[1], *v = c->in[2];
-    char d[3][128];
-    kn_describe(q, d[0], 128);
-    kn_describe(k, d[1], 128);
-    kn_describe(v, d[2], 128);
     bool ok = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && kn_dtype_is_float(q->dtype) &&
               q->dtype == k->dtype && q->dtype == v->dtype;
     ok = ok && memcmp(k->shape, v->shape, 4 * sizeof(int64_t)) == 0 && q->shape[0] == k->shape[0] &&
@@ -60,7 +54,7 @@ static bool attention_shape(kn_op_call *c)
     if (!ok)
         return kn_fail("attention: needs q[B,H,T,D], k[B,G,S,D], v[B,G,S,D] of one float dtype; "
                        "got %s, %s, %s",
-                       d[0], d[1], d[2]);
+                       KN_SHOWN(q), KN_SHOWN(k), KN_SHOWN(v));
     if (k->shape[1] == 0 || q->shape[1] % k->shape[1])
         return kn_fail("attention: %lld query heads don't divide by %lld key heads",
                        (long long)q->shape[1], (long long)k->shape[1]);
@@ -76,7 +70,7 @@ static bool attention_shape(kn_op_call *c)
     c->spec[0].order = positions_first; /* so that [B,T,H*D] is a view */
     c->spec[1] = kn_spec_like(q);
     c->spec[1].ndim = 3;
-    c->spec[1].dtype = q->dtype == KN_F64 ? KN_F64 : KN_F32;
+    c->spec[1].dtype = kn_wide_dtype(q->dtype);
     return true;
 }
 
@@ -146,7 +140,7 @@ static bool attention_backward(kn_op_grad *g)
                                     kn_array_of(g->in[1]),
                                     kn_array_of(g->in[2]),
                                     mask_of(g->in[0], g->in[1], g->in[3]),
-                                    dmask ? kn_array_of(dmask) : (kn_array){ 0 },
+                                    kn_array_or_none(dmask),
                                     a->scale,
                                     a->causal,
                                     a->dropout,

@@ -16,10 +16,9 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
 {
     static const char *const names[] = { "x", "weight", "bias", "running_mean", "running_var" };
     const kn_tensor *x = c->in[0];
-    char dx[128];
-    kn_describe(x, dx, sizeof dx);
+
     if (x->ndim < 2 || !kn_dtype_is_float(x->dtype))
-        return kn_fail("batch_norm: needs a float x[N,C,...], got %s", dx);
+        return kn_fail("batch_norm: needs a float x[N,C,...], got %s", KN_SHOWN(x));
     const int64_t C = x->shape[1];
     for (int i = 1; i < 5; i++) {
         const kn_tensor *v = c->in[i];
@@ -27,16 +26,16 @@ bool kn_batch_norm_shape(kn_op_call *c, bool training)
             return kn_fail("batch_norm: without training %s is needed", names[i]);
         if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
             return kn_fail("batch_norm: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           dx, names[i], KN_SHOWN(v), (long long)C);
+                           KN_SHOWN(x), names[i], KN_SHOWN(v), (long long)C);
     }
     const kn_tensor *r = c->in[5];
     if (r && !(r->dtype == x->dtype && kn_has_shape(r, x->ndim, x->shape)))
-        return kn_fail("batch_norm: x is %s, .residual is %s; they should be alike", dx,
+        return kn_fail("batch_norm: x is %s, .residual is %s; they should be alike", KN_SHOWN(x),
                        KN_SHOWN(r));
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = kn_order_of(x);
     c->spec[1] = c->spec[2] =
-        (kn_spec){ .dtype = x->dtype == KN_F64 ? KN_F64 : KN_F32, .ndim = 1, .shape = { C } };
+        (kn_spec){ .dtype = kn_wide_dtype(x->dtype), .ndim = 1, .shape = { C } };
     return true;
 }
 
@@ -89,6 +88,9 @@ static bool batch_backward(kn_op_grad *g)
         return false;
     kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),
                                      .x = kn_array_of(g->in[0]),
+                                     .y = kn_array_or_none(g->out[0]),
+                                     .w = kn_array_or_none(g->in[1]),
+                                     .b = kn_array_or_none(g->in[2]),
                                      .mean = kn_array_of(g->out[1]),
                                      .rstd = kn_array_of(g->out[2]),
                                      .training = a->training,
@@ -102,12 +104,6 @@ static bool batch_backward(kn_op_grad *g)
             return false;
         *at[i] = kn_array_of(g->din[i]);
     }
-    if (g->in[1])
-        args.w = kn_array_of(g->in[1]);
-    if (g->in[2])
-        args.b = kn_array_of(g->in[2]);
-    if (g->out[0])
-        args.y = kn_array_of(g->out[0]);
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
@@ -160,34 +156,29 @@ typedef struct group_attr {
     bool instance; /* as many groups as channels, of more than one value */
 } group_attr;
 
-static kn_dtype stat_dtype(kn_dtype x)
-{
-    return x == KN_F64 ? KN_F64 : KN_F32;
-}
-
 static bool group_shape(kn_op_call *c)
 {
     const group_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
-    char dx[128];
-    kn_describe(x, dx, sizeof dx);
+
     const int64_t C = x->shape[1], N = x->shape[0];
     if (a->groups < 1 || C % a->groups)
         return kn_fail("%s: %lld groups must divide the %lld channels of x %s", c->op->name,
-                       (long long)a->groups, (long long)C, dx);
+                       (long long)a->groups, (long long)C, KN_SHOWN(x));
     if (a->instance && N * C > 0 && kn_numel(x) == N * C)
         return kn_fail("%s: x is %s, one value a channel, which has no variance; give more "
                        "positions",
-                       c->op->name, dx);
+                       c->op->name, KN_SHOWN(x));
     for (int i = 1; i < 3; i++) {
         const kn_tensor *v = c->in[i];
         if (v && (v->ndim != 1 || v->shape[0] != C || (v->dtype != x->dtype && v->dtype != KN_F32)))
             return kn_fail("%s: x is %s, %s is %s; it should be [%lld] in x's dtype or f32",
-                           c->op->name, dx, i == 1 ? "weight" : "bias", KN_SHOWN(v), (long long)C);
+                           c->op->name, KN_SHOWN(x), i == 1 ? "weight" : "bias", KN_SHOWN(v),
+                           (long long)C);
     }
     c->spec[0] = kn_spec_like(x);
     c->spec[1] = c->spec[2] =
-        (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { N * a->groups } };
+        (kn_spec){ .dtype = kn_wide_dtype(x->dtype), .ndim = 1, .shape = { N * a->groups } };
     return true;
 }
 
@@ -227,7 +218,7 @@ static kn_array row_of(const kn_tensor *t, int i)
 /* Rows of zeros and ones, and two for a kernel to write: the statistics of h. */
 static kn_tensor *statistics_of_h(const kn_tensor *x)
 {
-    kn_tensor *t = temporary(stat_dtype(x->dtype), x, 2, (int64_t[]){ 4, x->shape[1] });
+    kn_tensor *t = temporary(kn_wide_dtype(x->dtype), x, 2, (int64_t[]){ 4, x->shape[1] });
     if (t && KN_RUN(t, KN_K_FILL, ((kn_fill_args){ row_of(t, 0), 0, 0 })) &&
         KN_RUN(t, KN_K_FILL, ((kn_fill_args){ row_of(t, 1), 1, 0 })))
         return t;
@@ -242,11 +233,9 @@ static bool apply_affine(kn_op_call *c, const kn_tensor *h, const kn_tensor *sta
                                 .mean = row_of(stats, 2),
                                 .rstd = row_of(stats, 3),
                                 .running_mean = row_of(stats, 0),
-                                .running_var = row_of(stats, 1) };
-    if (c->in[1])
-        args.w = kn_array_of(c->in[1]);
-    if (c->in[2])
-        args.b = kn_array_of(c->in[2]);
+                                .running_var = row_of(stats, 1),
+                                .w = kn_array_or_none(c->in[1]),
+                                .b = kn_array_or_none(c->in[2]) };
     return KN_RUN(h, KN_K_BATCH_NORM, args);
 }
 
@@ -274,15 +263,11 @@ static bool affine_backward(kn_op_grad *g, const kn_tensor *dy, const kn_tensor 
     kn_batch_norm_grad_args args = { .dy = kn_array_of(dy),
                                      .x = kn_array_of(h ? h : g->in[0]),
                                      .mean = row_of(stats, 0),
-                                     .rstd = row_of(stats, 1) };
-    if (g->in[1])
-        args.w = kn_array_of(g->in[1]);
-    if (dh)
-        args.dx = kn_array_of(dh);
-    if (g->din[1])
-        args.dw = kn_array_of(g->din[1]);
-    if (g->din[2])
-        args.db = kn_array_of(g->din[2]);
+                                     .rstd = row_of(stats, 1),
+                                     .w = kn_array_or_none(g->in[1]),
+                                     .dx = kn_array_or_none(dh),
+                                     .dw = kn_array_or_none(g->din[1]),
+                                     .db = kn_array_or_none(g->din[2]) };
     bool ok = KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
     kn_tensor_free(stats);
     return ok;

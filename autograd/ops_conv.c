@@ -27,24 +27,21 @@ static bool check_channels(const kn_op_call *c, int64_t *out)
     const kn_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     const char *taps = a->dims == 2 ? "R,S" : "S";
     const int64_t C = x->shape[1], each = a->groups > 0 ? C / a->groups : 0;
-    char dx[128], dw[128];
-    kn_describe(x, dx, sizeof dx);
-    kn_describe(w, dw, sizeof dw);
     if (a->groups < 1 || C % a->groups || w->shape[0] % a->groups)
         return kn_fail("%s: %lld groups must divide the channels of x %s and of weight %s",
-                       c->op->name, (long long)a->groups, dx, dw);
+                       c->op->name, (long long)a->groups, KN_SHOWN(x), KN_SHOWN(w));
     if (a->transposed && w->shape[0] != C)
         return kn_fail("%s: x is %s, its %lld channels need a weight[%lld,O/groups,%s], got %s",
-                       c->op->name, dx, (long long)C, (long long)C, taps, dw);
+                       c->op->name, KN_SHOWN(x), (long long)C, (long long)C, taps, KN_SHOWN(w));
     if (!a->transposed && w->shape[1] != each)
         return kn_fail("%s: x is %s, its %lld channels in %lld groups need a weight[O,%lld,%s], "
                        "got %s",
-                       c->op->name, dx, (long long)C, (long long)a->groups, (long long)each, taps,
-                       dw);
+                       c->op->name, KN_SHOWN(x), (long long)C, (long long)a->groups,
+                       (long long)each, taps, KN_SHOWN(w));
     *out = w->shape[0];
     if (a->transposed && __builtin_mul_overflow(w->shape[1], a->groups, out))
         return kn_fail("%s: %lld groups of weight %s make too many channels", c->op->name,
-                       (long long)a->groups, dw);
+                       (long long)a->groups, KN_SHOWN(w));
     return !b ||
            (b->ndim == 1 && b->shape[0] == *out && (b->dtype == x->dtype || b->dtype == KN_F32)) ||
            kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", c->op->name, KN_SHOWN(b),
@@ -151,10 +148,10 @@ static kn_array image_of(const kn_tensor *t)
 static bool make_positions(kn_tensor *y, const kn_tensor *x, const kn_tensor *w,
                            const kn_tensor *bias, const kn_conv_attr *a)
 {
-    kn_conv_args args = { .y = image_of(y), .x = image_of(x), .w = image_of(w) };
+    kn_conv_args args = {
+        .y = image_of(y), .x = image_of(x), .w = image_of(w), .bias = kn_array_or_none(bias)
+    };
     WITH_NUMBERS(args, a);
-    if (bias)
-        args.bias = kn_array_of(bias);
     return KN_RUN(y, KN_K_CONV, args);
 }
 

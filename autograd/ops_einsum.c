@@ -126,14 +126,12 @@ static void spread(term *t, int n)
 /* Labels for each dim of operand i; dims of one label have one size, or 1. */
 static bool measure(equation *e, int i, const kn_tensor *x)
 {
-    char buf[128];
     term *t = &e->in[i];
     const bool dots = place_of(t, DOTS) < t->n;
     const int letters = t->n - dots;
-    kn_describe(x, buf, sizeof buf);
     if (dots ? letters > x->ndim : letters != x->ndim)
         return kn_fail("einsum: '%.100s': operand %d has %d letters, its tensor is %s", e->text,
-                       i + 1, letters, buf);
+                       i + 1, letters, KN_SHOWN(x));
     spread(t, x->ndim - letters);
     for (int d = 0; d < t->n; d++) {
         int64_t *size = &e->size[t->label[d]];
@@ -141,11 +139,12 @@ static bool measure(equation *e, int i, const kn_tensor *x)
         if (*size >= 0 && *size != 1 && x->shape[d] != 1 && *size != x->shape[d])
             return kn_fail("einsum: '%.100s': dim %d of operand %d, %s, has size %lld, and %lld "
                            "where its label stood before",
-                           e->text, d, i + 1, buf, (long long)x->shape[d], (long long)*size);
+                           e->text, d, i + 1, KN_SHOWN(x), (long long)x->shape[d],
+                           (long long)*size);
         if (x->shape[first] != x->shape[d])
             return kn_fail("einsum: '%.100s': dims %d and %d of operand %d, %s, have one letter, "
                            "but not one size",
-                           e->text, first, d, i + 1, buf);
+                           e->text, first, d, i + 1, KN_SHOWN(x));
         *size = *size < 0 || *size == 1 ? x->shape[d] : *size;
     }
     return true;

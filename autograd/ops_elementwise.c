@@ -58,21 +58,17 @@ static bool unary_backward(kn_op_grad *g)
 {
     const unary_attr *a = g->attr;
     const kn_tensor *kept = g->in[0] ? g->in[0] : g->out[0];
-    kn_unary_grad_args args = { .kind = a->kind, .p0 = a->p0, .p1 = a->p1 };
     kn_tensor *dy = g->dout[0]; /* fast in the order of what was kept */
     if (kept && kn_order_of(kept) != kn_order_of(dy))
         dy = kn_in_order_of(dy, kept);
     kn_tensor *dx = dy ? kn_empty_as(dy) : NULL;
     if (!dx)
         return false;
-    args.dx = kn_array_of(dx);
-    args.dy = kn_array_of(dy);
-    if (g->in[0])
-        args.x = kn_array_of(g->in[0]);
-    if (g->out[0])
-        args.y = kn_array_of(g->out[0]);
     g->din[0] = dx;
-    return KN_RUN(dx, KN_K_UNARY_GRAD, args);
+    return KN_RUN(
+        dx, KN_K_UNARY_GRAD,
+        ((kn_unary_grad_args){ kn_array_of(dx), kn_array_of(dy), kn_array_or_none(g->in[0]),
+                               kn_array_or_none(g->out[0]), a->kind, a->p0, a->p1 }));
 }
 
 /* The operation of a kind: what its derivative reads is saved. */
@@ -229,71 +225,43 @@ static bool binary_shape(kn_op_call *c)
     return true;
 }
 
-static bool binary_launch(kn_tensor *out, kn_tensor *a, kn_tensor *b, kn_binary kind, double p0)
-{
-    kn_array o = kn_array_of(out);
-    return KN_RUN(out, KN_K_BINARY,
-                  ((kn_binary_args){ o, kn_array_expand(kn_array_of(a), o.ndim, o.shape),
-                                     kn_array_expand(kn_array_of(b), o.ndim, o.shape), kind, p0 }));
-}
-
 static bool binary_forward(kn_op_call *c)
 {
     const binary_attr *k = c->attr;
-    return binary_launch(c->out[0], c->in[0], c->in[1], k->kind, k->p0);
-}
-
-/* a op b in the shape and dtype of like, to which a and b expand. */
-static kn_tensor *raw_binary_as(const kn_tensor *like, kn_tensor *a, kn_tensor *b, kn_binary kind)
-{
-    kn_tensor *o = like && a && b ? kn_empty_as(like) : NULL;
-    return o && binary_launch(o, a, b, kind, 0) ? o : NULL;
-}
-
-static kn_tensor *raw_binary(kn_tensor *a, kn_tensor *b, kn_binary kind)
-{
-    return raw_binary_as(a, a, b, kind);
-}
-
-static kn_tensor *raw_affine(kn_tensor *x, double p0, double p1)
-{
-    kn_tensor *o = x ? kn_empty_as(x) : NULL;
-    if (!o || !KN_RUN(o, KN_K_UNARY,
-                      ((kn_unary_args){ kn_array_of(o), kn_array_of(x), KN_AFFINE, p0, p1 })))
-        return NULL;
-    return o;
+    const kn_array o = kn_array_of(c->out[0]);
+    return KN_RUN(c->out[0], KN_K_BINARY,
+                  ((kn_binary_args){ o, kn_array_expand(kn_array_of(c->in[0]), o.ndim, o.shape),
+                                     kn_array_expand(kn_array_of(c->in[1]), o.ndim, o.shape),
+                                     k->kind, k->p0 }));
 }
 
 /* Of fa a + fb b. */
 static bool sum_backward(kn_op_grad *g, double fa, double fb)
 {
     const double f[2] = { fa, fb };
-    for (int i = 0; i < 2; i++) {
-        if (!g->want[i])
-            continue;
-        kn_tensor *part = f[i] == 1 ? g->dout[0] : raw_affine(g->dout[0], f[i], 0);
-        g->din[i] = kn_grad_unbroadcast(g, i, part);
-    }
+    for (int i = 0; i < 2; i++)
+        if (g->want[i])
+            g->din[i] =
+                kn_grad_unbroadcast(g, i, f[i] == 1 ? g->dout[0] : kn_scale(g->dout[0], f[i]));
     return kn_ok();
 }
 
 static bool mul_backward(kn_op_grad *g)
 {
-    kn_tensor *dy = g->dout[0];
     for (int i = 0; i < 2; i++)
         if (g->want[i])
-            g->din[i] = kn_grad_unbroadcast(g, i, raw_binary(dy, g->in[1 - i], KN_MUL));
+            g->din[i] = kn_grad_unbroadcast(g, i, kn_mul(g->dout[0], g->in[1 - i]));
     return kn_ok();
 }
 
 /* d(a/b) = da / b - (a/b) db / b */
 static bool div_backward(kn_op_grad *g)
 {
-    kn_tensor *q = raw_binary(g->dout[0], g->in[1], KN_DIV);
+    kn_tensor *q = kn_div(g->dout[0], g->in[1]);
     if (g->want[0])
         g->din[0] = kn_grad_unbroadcast(g, 0, q);
     if (g->want[1])
-        g->din[1] = kn_grad_unbroadcast(g, 1, raw_affine(raw_binary(q, g->out[0], KN_MUL), -1, 0));
+        g->din[1] = kn_grad_unbroadcast(g, 1, kn_scale(kn_mul(q, g->out[0]), -1));
     return kn_ok();
 }
 
@@ -301,49 +269,15 @@ static bool div_backward(kn_op_grad *g)
 static bool extremum_backward(kn_op_grad *g)
 {
     const binary_attr *k = g->attr;
-    kn_tensor *dy = g->dout[0];
+    kn_tensor *dy = g->dout[0], *zero = kn_number_like(dy, 0);
     for (int i = 0; i < 2; i++) {
         if (!g->want[i])
             continue;
-        kn_tensor *won = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
-        kn_tensor *tie = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
-        kn_tensor *half = raw_affine(dy, 0.5, 0);
-        kn_tensor *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
-        kn_tensor *part = kn_empty_as(dy);
-        if (!won || !tie || !half || !zero || !part)
-            return false;
-        const kn_binary wins = k->kind == KN_MAXIMUM ? KN_GT : KN_LT;
-        if (!binary_launch(won, g->in[i], g->in[1 - i], wins, 0) ||
-            !binary_launch(tie, g->in[0], g->in[1], KN_EQ, 0))
-            return false;
-        kn_where_args inner = { kn_array_of(part), kn_array_of(tie), kn_array_of(half),
-                                kn_array_expand(kn_array_of(zero), dy->ndim, dy->shape) };
-        kn_where_args outer = { kn_array_of(part), kn_array_of(won), kn_array_of(dy),
-                                kn_array_of(part) };
-        if (!KN_RUN(part, KN_K_WHERE, inner) || !KN_RUN(part, KN_K_WHERE, outer))
-            return false;
-        g->din[i] = kn_grad_unbroadcast(g, i, part);
+        kn_tensor *x = g->in[i], *other = g->in[1 - i];
+        kn_tensor *won = k->kind == KN_MAXIMUM ? kn_gt(x, other) : kn_lt(x, other);
+        kn_tensor *half = kn_where(kn_eq(x, other), kn_scale(dy, 0.5), zero);
+        g->din[i] = kn_grad_unbroadcast(g, i, kn_where(won, dy, half));
     }
-    return kn_ok();
-}
-
-/* Input i's gradient: part, of dy's shape, but 0 where t op 0 holds, and u op 0 if there is a u. */
-static bool give_but_zero_where(kn_op_grad *g, int i, kn_tensor *part, kn_tensor *t, kn_binary op,
-                                kn_tensor *u, kn_binary op_u)
-{
-    kn_tensor *dy = g->dout[0], *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
-    kn_tensor *hit = kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape);
-    kn_tensor *also = u ? kn_empty(KN_BOOL, kn_device_of(dy), dy->ndim, dy->shape) : NULL;
-    if (!part || !zero || !hit || (u && !also) || !binary_launch(hit, t, zero, op, 0))
-        return false;
-    if (u && !(binary_launch(also, u, zero, op_u, 0) && binary_launch(hit, hit, also, KN_AND, 0)))
-        return false;
-    kn_array y = kn_array_of(part);
-    kn_where_args args = { y, kn_array_of(hit), kn_array_expand(kn_array_of(zero), y.ndim, y.shape),
-                           y };
-    if (!KN_RUN(part, KN_K_WHERE, args))
-        return false;
-    g->din[i] = kn_grad_unbroadcast(g, i, part);
     return kn_ok();
 }
 
@@ -351,20 +285,15 @@ static bool give_but_zero_where(kn_op_grad *g, int i, kn_tensor *part, kn_tensor
  * isn't below. */
 static bool power_backward(kn_op_grad *g)
 {
-    kn_tensor *dy = g->dout[0], *a = g->in[0], *b = g->in[1];
+    kn_tensor *dy = g->dout[0], *a = g->in[0], *b = g->in[1], *zero = kn_number_like(dy, 0);
     if (g->want[0]) {
-        kn_tensor *slope = raw_binary_as(dy, a, raw_affine(b, 1, -1), KN_POWER);
-        kn_tensor *part = raw_binary(raw_binary(dy, b, KN_MUL), slope, KN_MUL);
-        if (!give_but_zero_where(g, 0, part, b, KN_EQ, NULL, KN_EQ))
-            return false;
+        kn_tensor *da = kn_mul(kn_mul(dy, b), kn_pow_tensor(a, kn_add_scalar(b, -1)));
+        g->din[0] = kn_grad_unbroadcast(g, 0, kn_where(kn_eq(b, zero), zero, da));
     }
     if (g->want[1]) {
-        kn_tensor *log = kn_empty_as(a), *part = raw_binary(dy, g->out[0], KN_MUL);
-        if (!log || !KN_RUN(log, KN_K_UNARY,
-                            ((kn_unary_args){ kn_array_of(log), kn_array_of(a), KN_LOG, 0, 0 })))
-            return false;
-        if (!give_but_zero_where(g, 1, raw_binary(part, log, KN_MUL), a, KN_EQ, b, KN_GE))
-            return false;
+        kn_tensor *none = kn_logical_and(kn_eq(a, zero), kn_ge(b, zero));
+        kn_tensor *db = kn_mul(kn_mul(dy, g->out[0]), kn_log(a));
+        g->din[1] = kn_grad_unbroadcast(g, 1, kn_where(none, zero, db));
     }
     return kn_ok();
 }
@@ -390,19 +319,9 @@ static bool binary_grad(kn_op_grad *g)
         return extremum_backward(g);
     case KN_POWER:
         return power_backward(g);
-    case KN_EQ:
-    case KN_NE:
-    case KN_LT:
-    case KN_LE:
-    case KN_GT:
-    case KN_GE:
-    case KN_AND:
-    case KN_OR:
-    case KN_XOR:
-    case KN_BINARY_COUNT:
-        break;
+    default:
+        return kn_fail("%s: has no derivative", kn_binary_row(k->kind)->name);
     }
-    return kn_fail("%s: has no derivative", kn_binary_row(k->kind)->name);
 }
 
 #define BINARY_OP(id, text, function, reads, ...)                                                  \
@@ -463,31 +382,21 @@ static bool where_shape(kn_op_call *c)
         KN_SHOWN(k), KN_SHOWN(a), KN_SHOWN(b));
 }
 
-static bool where_launch(kn_tensor *o, kn_tensor *k, kn_tensor *a, kn_tensor *b)
-{
-    kn_array y = kn_array_of(o);
-    return KN_RUN(o, KN_K_WHERE,
-                  ((kn_where_args){ y, kn_array_expand(kn_array_of(k), y.ndim, y.shape),
-                                    kn_array_expand(kn_array_of(a), y.ndim, y.shape),
-                                    kn_array_expand(kn_array_of(b), y.ndim, y.shape) }));
-}
-
 static bool where_forward(kn_op_call *c)
 {
-    return where_launch(c->out[0], c->in[0], c->in[1], c->in[2]);
+    kn_array y = kn_array_of(c->out[0]), in[3];
+    for (int i = 0; i < 3; i++)
+        in[i] = kn_array_expand(kn_array_of(c->in[i]), y.ndim, y.shape);
+    return KN_RUN(c->out[0], KN_K_WHERE, ((kn_where_args){ y, in[0], in[1], in[2] }));
 }
 
 static bool where_backward(kn_op_grad *g)
 {
-    kn_tensor *dy = g->dout[0], *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
-    for (int i = 1; i < 3 && zero; i++) {
-        if (!g->want[i])
-            continue;
-        kn_tensor *part = kn_empty_as(dy);
-        if (!part || !where_launch(part, g->in[0], i == 1 ? dy : zero, i == 1 ? zero : dy))
-            return false;
-        g->din[i] = kn_grad_unbroadcast(g, i, part);
-    }
+    kn_tensor *dy = g->dout[0], *zero = kn_number_like(dy, 0);
+    for (int i = 1; i < 3; i++)
+        if (g->want[i])
+            g->din[i] = kn_grad_unbroadcast(
+                g, i, kn_where(g->in[0], i == 1 ? dy : zero, i == 1 ? zero : dy));
     return kn_ok();
 }
 

@@ -14,17 +14,15 @@ typedef struct linear_attr {
 bool kn_linear_fits(const char *op, const kn_tensor *x, const kn_tensor *w, const kn_tensor *b,
                     bool in_out)
 {
-    char dx[128], dw[128];
-    kn_describe(x, dx, sizeof dx);
-    kn_describe(w, dw, sizeof dw);
     if (x->ndim < 1 || w->ndim != 2 || !kn_dtype_is_float(x->dtype) || x->dtype != w->dtype)
         return kn_fail("%s: needs x[..., in] and a 2-d weight of the same float dtype: x is %s, "
                        "weight is %s",
-                       op, dx, dw);
+                       op, KN_SHOWN(x), KN_SHOWN(w));
     int64_t in = w->shape[in_out ? 0 : 1], out = w->shape[in_out ? 1 : 0];
     if (x->shape[x->ndim - 1] != in)
-        return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, dx,
-                       (long long)in, dw, in_out ? " stored [in, out]" : " stored [out, in]");
+        return kn_fail("%s: x is %s, its last dim should be %lld for weight %s%s", op, KN_SHOWN(x),
+                       (long long)in, KN_SHOWN(w),
+                       in_out ? " stored [in, out]" : " stored [out, in]");
     if (b && (b->ndim != 1 || b->shape[0] != out || (b->dtype != x->dtype && b->dtype != KN_F32)))
         return kn_fail("%s: bias is %s, should be [%lld] in x's dtype or f32", op, KN_SHOWN(b),
                        (long long)out);

@@ -44,11 +44,6 @@ static int64_t chunk_rows(int64_t rows)
     return part > CHUNK_ROWS ? part : CHUNK_ROWS;
 }
 
-static kn_dtype wide_of(kn_dtype t)
-{
-    return t == KN_F64 ? KN_F64 : KN_F32;
-}
-
 /* Elements [begin, begin + n) of dim 0. */
 static kn_array rows_from(kn_array a, int64_t begin, int64_t n)
 {
@@ -127,7 +122,7 @@ static bool head_shape(kn_op_call *c)
                        c->op->name, KN_SHOWN(x), KN_SHOWN(t));
     if (w->shape[a->in_out ? 1 : 0] == 0 && kn_numel(t) > 0)
         return kn_fail("%s: weight %s has no classes", c->op->name, KN_SHOWN(w));
-    c->spec[LOSS] = c->spec[COUNT] = (kn_spec){ .dtype = wide_of(x->dtype) };
+    c->spec[LOSS] = c->spec[COUNT] = (kn_spec){ .dtype = kn_wide_dtype(x->dtype) };
     return true;
 }
 
@@ -139,9 +134,8 @@ static bool chunk(kn_op_call *c, kn_array z, int64_t at, kn_array loss, kn_array
     const int64_t n = z.shape[0];
     kn_matmul_args product = { .dst = z,
                                .a = rows_from(kn_rows_of(c->in[X]), at, n),
-                               .b = columns_of(c->in[W], a->in_out) };
-    if (c->in[BIAS])
-        product.bias = kn_array_of(c->in[BIAS]);
+                               .b = columns_of(c->in[W], a->in_out),
+                               .bias = kn_array_or_none(c->in[BIAS]) };
     kn_cross_entropy_args losses = { .loss = loss,
                                      .count = count,
                                      .lse = rows_from(kn_flat(lse), 0, n),
@@ -268,7 +262,7 @@ static bool more_shape(kn_op_call *c)
     c->spec[DX] = a->want[X] ? kn_spec_like(x) : none;
     c->spec[DW] = a->want[W] ? kn_spec_like(w) : none;
     c->spec[DBIAS] = a->want[BIAS] ? kn_spec_like(c->in[BIAS]) : none;
-    c->spec[DW].dtype = c->spec[DBIAS].dtype = wide_of(x->dtype);
+    c->spec[DW].dtype = c->spec[DBIAS].dtype = kn_wide_dtype(x->dtype);
     return true;
 }
 

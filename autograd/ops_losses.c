@@ -67,11 +67,6 @@ kn_tensor *kn_loss_wide(kn_tensor *x)
     return x && x->dtype != KN_F64 ? kn_cast(x, KN_F32) : x;
 }
 
-kn_tensor *kn_loss_number(const kn_tensor *like, double v)
-{
-    return like ? kn_full(like->dtype, kn_device_of(like), v, 0, NULL) : NULL;
-}
-
 /* log(1 + exp(x)) = max(x, 0) + log(1 + exp(-|x|)), exact on both sides; kn_softplus has a
  * threshold. */
 static kn_tensor *softplus_of(kn_tensor *x)
@@ -240,7 +235,7 @@ kn_tensor *kn_kl_div_(kn_tensor *x, kn_tensor *target, kn_kl_div_options o)
     if (o.log_target)
         t = kn_exp(target);
     else /* t log t is 0 at 0 */
-        log_t = kn_log(kn_where(kn_eq(t, kn_loss_number(t, 0)), kn_loss_number(t, 1), t));
+        log_t = kn_log(kn_where(kn_eq(t, kn_number_like(t, 0)), kn_number_like(t, 1), t));
     kn_tensor *loss = kn_mul(t, kn_sub(log_t, x));
     return batch ? kn_scale(kn_sum(loss, 0, NULL, false), 1 / (double)x->shape[0])
                  : kn_loss_reduced(loss, o.reduction);

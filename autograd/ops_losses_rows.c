@@ -15,16 +15,15 @@ int64_t kn_loss_ignored(int64_t given)
 
 static bool fits_classes(const char *op, const kn_tensor *x, const kn_tensor *targets)
 {
-    char a[128];
     bool match = x->ndim >= 1 && targets->ndim == x->ndim - 1 && kn_dtype_is_float(x->dtype) &&
                  (targets->dtype == KN_I64 || targets->dtype == KN_I32) &&
                  memcmp(x->shape, targets->shape, (size_t)targets->ndim * sizeof *x->shape) == 0;
     if (!match)
         return kn_fail("%s: a float x %s needs i64 or i32 targets of its shape without the last "
                        "dim, got %s",
-                       op, kn_describe(x, a, sizeof a), KN_SHOWN(targets));
+                       op, KN_SHOWN(x), KN_SHOWN(targets));
     if (x->shape[x->ndim - 1] < 1)
-        return kn_fail("%s: x %s has no classes in its last dim", op, kn_describe(x, a, sizeof a));
+        return kn_fail("%s: x %s has no classes in its last dim", op, KN_SHOWN(x));
     return kn_loss_same_device(op, x, targets);
 }
 
@@ -53,13 +52,13 @@ static picked pick(kn_tensor *lp, kn_tensor *targets, kn_tensor *class_weight, i
 {
     picked p = { 0 };
     int64_t column[KN_MAX_DIMS] = { 0 };
-    kn_tensor *t = kn_cast(targets, KN_I64), *zero = kn_loss_number(lp, 0);
-    p.counts = kn_ne(t, kn_loss_number(t, (double)ignore));
-    t = kn_where(p.counts, t, kn_loss_number(t, 0));
+    kn_tensor *t = kn_cast(targets, KN_I64), *zero = kn_number_like(lp, 0);
+    p.counts = kn_ne(t, kn_number_like(t, (double)ignore));
+    t = kn_where(p.counts, t, kn_number_like(t, 0));
     memcpy(column, targets->shape, (size_t)targets->ndim * sizeof *column);
     column[targets->ndim] = 1;
     kn_tensor *x = kn_gather(lp, -1, kn_reshape(t, lp->ndim, column)); /* checks t */
-    kn_tensor *w = kn_loss_number(lp, 1);
+    kn_tensor *w = kn_number_like(lp, 1);
     if (class_weight) {
         w = kn_reshape(kn_detach(class_weight), KN_SHAPE(class_weight->shape[0], 1));
         w = kn_reshape(kn_embedding(w, t), targets->ndim, targets->shape);
@@ -76,7 +75,7 @@ static kn_tensor *weighted(kn_tensor *loss, kn_tensor *weight, kn_loss_reduction
     if (r == KN_REDUCTION_NONE || r == KN_REDUCTION_SUM)
         return kn_loss_reduced(loss, r);
     kn_tensor *sum = kn_sum(weight, 0, NULL, false);
-    sum = kn_where(kn_eq(sum, kn_loss_number(sum, 0)), kn_loss_number(sum, 1), sum);
+    sum = kn_where(kn_eq(sum, kn_number_like(sum, 0)), kn_number_like(sum, 1), sum);
     return kn_div(kn_sum(loss, 0, NULL, false), sum);
 }
 
@@ -122,7 +121,7 @@ static kn_tensor *cross_entropy_by_rows(kn_tensor *logits, kn_tensor *targets,
     kn_tensor *loss = p.loss;
     if (s > 0 && loss) {
         kn_tensor *rest = kn_scale(sum_of_classes(lp, w), -s / V);
-        rest = kn_where(p.counts, rest, kn_loss_number(lp, 0));
+        rest = kn_where(p.counts, rest, kn_number_like(lp, 0));
         loss = kn_add(kn_scale(loss, 1 - s), rest);
     }
     return weighted(loss, p.weight, o->reduction);
@@ -182,7 +181,7 @@ static kn_values direction_forward(kn_function_run *run, kn_values in)
     const direction_arg *a = run->arg;
     kn_tensor *x = in.v[0];
     kn_tensor *sum = kn_sum(kn_mul(x, x), 1, &a->dim, true);
-    kn_tensor *free = sum ? kn_ge(sum, kn_loss_number(sum, a->least)) : NULL;
+    kn_tensor *free = sum ? kn_ge(sum, kn_number_like(sum, a->least)) : NULL;
     kn_tensor *n = kn_sqrt(kn_add_scalar(kn_clamp(sum, a->least, INFINITY), a->more));
     kn_tensor *y = kn_div(x, n);
     kn_save_for_backward(run, y, n, free);
@@ -195,7 +194,7 @@ static kn_values direction_backward(kn_function_run *run, kn_values dout)
     const direction_arg *a = run->arg;
     kn_tensor *dy = dout.v[0], *y = run->saved.v[0], *n = run->saved.v[1];
     kn_tensor *along = kn_sum(kn_mul(dy, y), 1, &a->dim, true);
-    kn_tensor *lost = along ? kn_where(run->saved.v[2], along, kn_loss_number(along, 0)) : NULL;
+    kn_tensor *lost = along ? kn_where(run->saved.v[2], along, kn_number_like(along, 0)) : NULL;
     return KN_VALUES(kn_div(kn_sub(dy, kn_mul(y, lost)), n));
 }
 
@@ -255,14 +254,13 @@ kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarit
 /* Whether each element of sign is v, which every number dtype holds. */
 static kn_tensor *is_value(kn_tensor *sign, double v)
 {
-    return kn_eq(sign, kn_loss_number(sign, v));
+    return kn_eq(sign, kn_number_like(sign, v));
 }
 
 kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign,
                                      kn_cosine_embedding_loss_options o)
 {
     const char *op = "cosine_embedding_loss";
-    char a[128];
     if (!kn_loss_pair(op, x, y) || !kn_check(sign, op) ||
         !kn_loss_reduction_is_one(op, o.reduction, false) || !kn_loss_same_device(op, x, sign))
         return NULL;
@@ -272,7 +270,7 @@ kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign
         memcmp(x->shape, sign->shape, (size_t)sign->ndim * sizeof *x->shape) != 0)
         return kn_fail_null(
             "%s: x and y are %s, so sign must be a number, 1 or -1, for each row, but it is %s", op,
-            kn_describe(x, a, sizeof a), KN_SHOWN(sign));
+            KN_SHOWN(x), KN_SHOWN(sign));
     kn_dtype dtype = x->dtype;
     const int64_t last = x->ndim - 1;
     const direction_arg arg = { last, 0, 1e-12 };
@@ -282,7 +280,7 @@ kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tensor *sign
     if (!c)
         return NULL;
     kn_tensor *other =
-        kn_where(is_value(sign, -1), kn_relu(kn_add_scalar(c, -o.margin)), kn_loss_number(c, 0));
+        kn_where(is_value(sign, -1), kn_relu(kn_add_scalar(c, -o.margin)), kn_number_like(c, 0));
     return kn_loss_reduced(
         kn_cast(kn_where(is_value(sign, 1), kn_add_scalar(kn_neg(c), 1), other), dtype),
         o.reduction);

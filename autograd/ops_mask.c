@@ -42,24 +42,22 @@ kn_tensor *kn_isfinite(kn_tensor *x)
 
 kn_tensor *kn_masked_fill(kn_tensor *x, kn_tensor *mask, double value)
 {
-    char a[128], b[128];
     int ndim;
     int64_t shape[KN_MAX_DIMS];
     if (!is_arithmetic(x, "masked_fill") || !kn_check(mask, "masked_fill"))
         return NULL;
-    kn_describe(x, a, sizeof a);
-    kn_describe(mask, b, sizeof b);
     if (mask->dtype != KN_BOOL ||
         !kn_broadcast_shape(x->ndim, x->shape, mask->ndim, mask->shape, &ndim, shape))
         return kn_fail_null(
-            "masked_fill: needs a bool mask whose shape broadcasts with x; x is %s, mask is %s", a,
-            b);
+            "masked_fill: needs a bool mask whose shape broadcasts with x; x is %s, mask is %s",
+            KN_SHOWN(x), KN_SHOWN(mask));
     if (kn_device_of(mask) != kn_device_of(x))
-        return kn_fail_null("masked_fill: x %s is on %s, mask %s on %s; move one of them", a,
-                            kn_device_name(kn_device_of(x)), b, kn_device_name(kn_device_of(mask)));
+        return kn_fail_null("masked_fill: x %s is on %s, mask %s on %s; move one of them",
+                            KN_SHOWN(x), kn_device_name(kn_device_of(x)), KN_SHOWN(mask),
+                            kn_device_name(kn_device_of(mask)));
     if (!kn_dtype_is_float(x->dtype) && !(value == floor(value) && isfinite(value)))
-        return kn_fail_null("masked_fill: x is %s, which can't hold %g; kn_cast it first", a,
-                            value);
+        return kn_fail_null("masked_fill: x is %s, which can't hold %g; kn_cast it first",
+                            KN_SHOWN(x), value);
     kn_tensor *filling = kn_full(x->dtype, kn_device_of(x), value, KN_SCALAR);
     return filling ? kn_where(mask, filling, x) : NULL;
 }

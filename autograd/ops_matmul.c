@@ -33,14 +33,12 @@ static bool product(kn_tensor *on, kn_array dst, kn_array a, kn_array b)
 /* Of matrices and vectors. */
 static bool inner_fit(const kn_tensor *a, const kn_tensor *b)
 {
-    char da[128], db[128];
-    kn_describe(a, da, sizeof da);
-    kn_describe(b, db, sizeof db);
     if (a->ndim < 1 || b->ndim < 1)
-        return kn_fail("matmul: needs at least 1 dim on both sides: a is %s, b is %s", da, db);
+        return kn_fail("matmul: needs at least 1 dim on both sides: a is %s, b is %s", KN_SHOWN(a),
+                       KN_SHOWN(b));
     const int64_t k = a->shape[a->ndim - 1], l = b->shape[b->ndim > 1 ? b->ndim - 2 : 0];
-    return k == l || kn_fail("matmul: inner dims differ: a is %s, b is %s (%lld != %lld)", da, db,
-                             (long long)k, (long long)l);
+    return k == l || kn_fail("matmul: inner dims differ: a is %s, b is %s (%lld != %lld)",
+                             KN_SHOWN(a), KN_SHOWN(b), (long long)k, (long long)l);
 }
 
 static bool matmul_shape(kn_op_call *c)

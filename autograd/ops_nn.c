@@ -11,12 +11,6 @@ static bool need_float(const kn_op_call *c, int i, int min_ndim)
                    min_ndim, KN_SHOWN(x));
 }
 
-/* The dtype of statistics beside x: f64 for f64, else f32. */
-static kn_dtype stat_dtype(kn_dtype x)
-{
-    return x == KN_F64 ? KN_F64 : KN_F32;
-}
-
 /* ---- softmax over the last dim --------------------------------------------------------------- */
 
 static bool softmax_shape(kn_op_call *c)
@@ -25,14 +19,16 @@ static bool softmax_shape(kn_op_call *c)
     return need_float(c, 0, 1);
 }
 
-static bool softmax_run(kn_op_call *c, bool log)
+static bool softmax_forward(kn_op_call *c)
 {
+    const bool log = *(const bool *)c->attr;
     return KN_RUN(c->out[0], KN_K_SOFTMAX,
                   ((kn_softmax_args){ kn_array_of(c->out[0]), kn_array_of(c->in[0]), log }));
 }
 
-static bool softmax_grad(kn_op_grad *g, bool log)
+static bool softmax_backward(kn_op_grad *g)
 {
+    const bool log = *(const bool *)g->attr;
     kn_tensor *dx = kn_empty_like(g->dout[0]), *dy = g->dout[0];
     if (dy->stride[dy->ndim - 1] > 1) /* rows are faster where their elements are neighbours */
         dy = kn_contiguous(dy);
@@ -43,42 +39,27 @@ static bool softmax_grad(kn_op_grad *g, bool log)
                                            log }));
 }
 
-static bool softmax_forward(kn_op_call *c)
-{
-    return softmax_run(c, false);
-}
-static bool softmax_backward(kn_op_grad *g)
-{
-    return softmax_grad(g, false);
-}
-static bool log_softmax_forward(kn_op_call *c)
-{
-    return softmax_run(c, true);
-}
-static bool log_softmax_backward(kn_op_grad *g)
-{
-    return softmax_grad(g, true);
-}
-
-KN_OP(kn_op_softmax, .name = "softmax", .save_out = 1, .shape = softmax_shape,
-      .forward = softmax_forward, .backward = softmax_backward);
-KN_OP(kn_op_log_softmax, .name = "log_softmax", .save_out = 1, .shape = softmax_shape,
-      .forward = log_softmax_forward, .backward = log_softmax_backward);
+#define SOFTMAX_OP(id, the_name)                                                                   \
+    KN_OP(id, .name = the_name, .attr_size = sizeof(bool), .save_out = 1, .shape = softmax_shape,  \
+          .forward = softmax_forward, .backward = softmax_backward)
+SOFTMAX_OP(kn_op_softmax, "softmax");
+SOFTMAX_OP(kn_op_log_softmax, "log_softmax");
 
 /* Along another dim: x's memory is brought in the order that has it last, y is a view. */
 static kn_tensor *softmax(const kn_op *op, kn_tensor *x, int dim)
 {
+    const bool log = op == &kn_op_log_softmax;
     if (!kn_ok() || !kn_check(x, op->name))
         return NULL;
     if (x->ndim > 0)
         dim = kn_dim(op->name, x, dim);
     if (x->ndim == 0 || dim == x->ndim - 1)
-        return kn_apply1(op, 1, &x, 0, NULL);
+        return kn_apply1(op, 1, &x, 0, &log);
     if (dim < 0)
         return NULL;
     kn_scope s = kn_scope_begin();
     kn_tensor *last = kn_contiguous(kn_transpose(x, dim, -1));
-    kn_tensor *y = kn_transpose(kn_apply1(op, 1, &last, 0, NULL), dim, -1);
+    kn_tensor *y = kn_transpose(kn_apply1(op, 1, &last, 0, &log), dim, -1);
     kn_scope_end_except(s, &y, 1);
     return y;
 }
@@ -116,14 +97,9 @@ static bool ce_shape(kn_op_call *c)
         return kn_fail("cross_entropy: logits %s have no classes in their last dim", KN_SHOWN(x));
     if (!(a->smoothing >= 0 && a->smoothing < 1))
         return kn_fail("cross_entropy: smoothing is %g, should lie in [0, 1)", a->smoothing);
-    c->spec[0] = c->spec[1] = (kn_spec){ .dtype = stat_dtype(x->dtype) };
-    c->spec[2] = (kn_spec){ .dtype = stat_dtype(x->dtype), .ndim = 1, .shape = { kn_numel(t) } };
+    c->spec[0] = c->spec[1] = (kn_spec){ .dtype = kn_wide_dtype(x->dtype) };
+    c->spec[2] = (kn_spec){ .dtype = kn_wide_dtype(x->dtype), .ndim = 1, .shape = { kn_numel(t) } };
     return true;
-}
-
-static kn_array flat(const kn_tensor *t)
-{
-    return kn_array_make(kn_array_of(t).data, t->dtype, 1, (int64_t[]){ kn_numel(t) });
 }
 
 static bool ce_forward(kn_op_call *c)
@@ -133,7 +109,7 @@ static bool ce_forward(kn_op_call *c)
                                    .count = kn_array_of(c->out[1]),
                                    .lse = kn_array_of(c->out[2]),
                                    .logits = kn_rows_of(c->in[0]),
-                                   .targets = flat(c->in[1]),
+                                   .targets = kn_flat(c->in[1]),
                                    .ignore_index = a->ignore_index,
                                    .smoothing = a->smoothing };
     return KN_RUN(c->out[0], KN_K_CROSS_ENTROPY, args);
@@ -149,7 +125,7 @@ static bool ce_backward(kn_op_grad *g)
         return false;
     g->din[0] = dx;
     kn_cross_entropy_grad_args args = { kn_rows_of(dx),         kn_rows_of(g->in[0]),
-                                        flat(g->in[1]),         kn_array_of(g->out[2]),
+                                        kn_flat(g->in[1]),      kn_array_of(g->out[2]),
                                         kn_array_of(g->out[1]), kn_array_of(g->dout[0]),
                                         a->ignore_index,        a->smoothing };
     return KN_RUN(dx, KN_K_CROSS_ENTROPY_GRAD, args);

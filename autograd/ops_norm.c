@@ -40,15 +40,10 @@ static bool norm_shape(kn_op_call *c)
         (c->nin > ADD && !check_added(c)))
         return false;
     c->spec[Y] = c->spec[SUM] = kn_spec_like(x);
-    c->spec[MEAN] = c->spec[RSTD] = (kn_spec){ .dtype = x->dtype == KN_F64 ? KN_F64 : KN_F32,
+    c->spec[MEAN] = c->spec[RSTD] = (kn_spec){ .dtype = kn_wide_dtype(x->dtype),
                                                .ndim = 1,
                                                .shape = { kn_rows_of(x).shape[0] } };
     return true;
-}
-
-static kn_array array_or_none(const kn_tensor *t)
-{
-    return t ? kn_array_of(t) : (kn_array){ 0 };
 }
 
 static bool norm_forward(kn_op_call *c)
@@ -56,16 +51,14 @@ static bool norm_forward(kn_op_call *c)
     const norm_attr *a = c->attr;
     kn_norm_args args = { .y = kn_array_of(c->out[Y]),
                           .x = kn_array_of(c->in[X]),
-                          .w = array_or_none(c->in[WEIGHT]),
-                          .b = array_or_none(c->in[BIAS]),
+                          .w = kn_array_or_none(c->in[WEIGHT]),
+                          .b = kn_array_or_none(c->in[BIAS]),
                           .mean = kn_array_of(c->out[MEAN]),
                           .rstd = kn_array_of(c->out[RSTD]),
                           .eps = a->eps,
+                          .add = kn_array_or_none(c->in[ADD]),
+                          .sum = kn_array_or_none(c->out[SUM]),
                           .rms = a->rms };
-    if (c->nin > ADD) {
-        args.add = kn_array_of(c->in[ADD]);
-        args.sum = kn_array_of(c->out[SUM]);
-    }
     return KN_RUN(c->out[Y], KN_K_NORM, args);
 }
 
@@ -76,15 +69,15 @@ static bool norm_grad(kn_op_grad *g, const kn_tensor *normed, kn_tensor *dx, con
     for (int i = WEIGHT; i <= BIAS; i++)
         if (g->want[i] && !(g->din[i] = kn_grad_out(g, i)))
             return false;
-    kn_norm_grad_args args = { .dx = array_or_none(dx),
-                               .dw = array_or_none(g->din[WEIGHT]),
-                               .db = array_or_none(g->din[BIAS]),
+    kn_norm_grad_args args = { .dx = kn_array_or_none(dx),
+                               .dw = kn_array_or_none(g->din[WEIGHT]),
+                               .db = kn_array_or_none(g->din[BIAS]),
                                .dy = kn_array_of(g->dout[Y]),
                                .x = kn_array_of(normed),
-                               .w = array_or_none(g->in[WEIGHT]),
+                               .w = kn_array_or_none(g->in[WEIGHT]),
                                .mean = kn_array_of(g->out[MEAN]),
                                .rstd = kn_array_of(g->out[RSTD]),
-                               .more = array_or_none(more),
+                               .more = kn_array_or_none(more),
                                .rms = a->rms };
     return KN_RUN(g->dout[Y], KN_K_NORM_GRAD, args);
 }

@@ -2,6 +2,7 @@
 #include "autograd/ops.h"
 
 typedef struct pool_attr {
+    kn_pool kind;
     kn_window window;
     bool ceil_mode;
     int64_t size[2]; /* adaptive: number of windows in each dim */
@@ -62,18 +63,15 @@ static bool pool_shape(kn_op_call *c)
     return true;
 }
 
-static bool pool_run(kn_op_call *c, kn_pool kind)
+static bool pool_forward(kn_op_call *c)
 {
     const pool_attr *a = c->attr;
-    kn_pool_args args = {
-        .y = kn_array_of(c->out[0]), .x = kn_array_of(c->in[0]), .kind = kind, .window = a->window
-    };
-    if (c->nout > 1)
-        args.index = kn_array_of(c->out[1]);
-    return KN_RUN(c->out[0], KN_K_POOL, args);
+    return KN_RUN(c->out[0], KN_K_POOL,
+                  ((kn_pool_args){ kn_array_of(c->out[0]), kn_array_or_none(c->out[1]),
+                                   kn_array_of(c->in[0]), a->kind, a->window }));
 }
 
-static bool pool_grad(kn_op_grad *g, kn_pool kind)
+static bool pool_backward(kn_op_grad *g)
 {
     const pool_attr *a = g->attr;
     if (!g->dout[0])
@@ -81,40 +79,21 @@ static bool pool_grad(kn_op_grad *g, kn_pool kind)
     g->din[0] = kn_grad_as(g, 0, g->dout[0]);
     if (!g->din[0])
         return false;
-    kn_pool_grad_args args = { .dx = kn_array_of(g->din[0]),
-                               .dy = kn_array_of(g->dout[0]),
-                               .kind = kind,
-                               .window = a->window };
-    if (g->nout > 1)
-        args.index = kn_array_of(g->out[1]);
-    return KN_RUN(g->dout[0], KN_K_POOL_GRAD, args);
-}
-
-static bool max_forward(kn_op_call *c)
-{
-    return pool_run(c, KN_POOL_MAX);
-}
-static bool max_backward(kn_op_grad *g)
-{
-    return pool_grad(g, KN_POOL_MAX);
-}
-static bool avg_forward(kn_op_call *c)
-{
-    return pool_run(c, KN_POOL_AVG);
-}
-static bool avg_backward(kn_op_grad *g)
-{
-    return pool_grad(g, KN_POOL_AVG);
+    return KN_RUN(g->dout[0], KN_K_POOL_GRAD,
+                  ((kn_pool_grad_args){ kn_array_of(g->din[0]), kn_array_of(g->dout[0]),
+                                        kn_array_or_none(g->out[1]), a->kind, a->window }));
 }
 
 KN_OP(kn_op_max_pool2d, .name = "max_pool2d", .attr_size = sizeof(pool_attr), .save_out = 2,
-      .shape = pool_shape, .forward = max_forward, .backward = max_backward);
+      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward);
 KN_OP(kn_op_avg_pool2d, .name = "avg_pool2d", .attr_size = sizeof(pool_attr), .shape = pool_shape,
-      .forward = avg_forward, .backward = avg_backward);
+      .forward = pool_forward, .backward = pool_backward);
 
-static pool_attr attr_of(const kn_pool2d_options *o)
+static pool_attr attr_of(kn_pool kind, const kn_pool2d_options *o)
 {
-    pool_attr a = { .ceil_mode = o->ceil_mode, .window.count_include_pad = !o->exclude_pad };
+    pool_attr a = { .kind = kind,
+                    .ceil_mode = o->ceil_mode,
+                    .window.count_include_pad = !o->exclude_pad };
     kn_by_dim(a.window.kernel, o->kernel, o->kernels, 0);
     kn_by_dim(a.window.stride, o->stride, o->strides, 0);
     kn_by_dim(a.window.pad, o->pad, o->pads, 0);
@@ -127,7 +106,7 @@ static pool_attr attr_of(const kn_pool2d_options *o)
 
 kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
-    pool_attr a = attr_of(&o);
+    pool_attr a = attr_of(KN_POOL_MAX, &o);
     kn_tensor *out[2];
     /* The second output holds the positions of the maxima, for backward. */
     const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
@@ -136,7 +115,7 @@ kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 
 kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
-    pool_attr a = attr_of(&o);
+    pool_attr a = attr_of(KN_POOL_AVG, &o);
     if (a.window.dilation[0] != 1 || a.window.dilation[1] != 1)
         return kn_fail_null("avg_pool2d: averages have no dilation");
     return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
@@ -144,7 +123,7 @@ kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
 
 kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q)
 {
-    pool_attr a = { .window.adaptive = true, .size = { P, Q } };
+    pool_attr a = { .kind = KN_POOL_AVG, .window.adaptive = true, .size = { P, Q } };
     return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
 }
 

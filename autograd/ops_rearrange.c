@@ -174,23 +174,21 @@ KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr),
 /* The sizes of one dim: those that the mode can't give are errors. */
 static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t size[2])
 {
-    char buf[128];
     const int64_t n = x->shape[d], far = INT64_MAX / 8;
     const int64_t most = mode == KN_PAD_REFLECT ? n - 1 : mode == KN_PAD_CIRCULAR ? n : far;
     int64_t cut = 0;
-    kn_describe(x, buf, sizeof buf);
     for (int i = 0; i < 2; i++) {
         if (mode != KN_PAD_CONSTANT && size[i] != 0 && (size[i] < 0 || n == 0))
             return kn_fail("pad: size %lld for dim %d of %s; below 0, or for an empty dim, "
                            "KN_PAD_CONSTANT only can pad",
-                           (long long)size[i], d, buf);
+                           (long long)size[i], d, KN_SHOWN(x));
         if (size[i] != 0 && size[i] > most)
             return kn_fail("pad: size %lld for dim %d of %s; in this mode at most %lld",
-                           (long long)size[i], d, buf, (long long)most);
+                           (long long)size[i], d, KN_SHOWN(x), (long long)most);
         cut += size[i] > 0 ? 0 : size[i] < -far ? -far : size[i];
     }
     return n + cut >= 0 || kn_fail("pad: sizes %lld and %lld cut more than dim %d of %s has",
-                                   (long long)size[0], (long long)size[1], d, buf);
+                                   (long long)size[0], (long long)size[1], d, KN_SHOWN(x));
 }
 
 /* Reads sizes, the last dim's first. */

@@ -77,39 +77,33 @@ static bool sum_backward(kn_op_grad *g)
     return KN_RUN(dx, KN_K_UNARY, ((kn_unary_args){ kn_array_of(dx), dy, KN_AFFINE, 1 / n, 0 }));
 }
 
-/* Each of the k equal extrema of a row gets dy / k. */
-static bool extremum_backward(kn_op_grad *g)
-{
-    const reduce_attr *a = g->attr;
-    const kn_spec *x = &g->in_spec[0];
-    kn_tensor *dx = kn_empty(x->dtype, kn_device_of(g->dout[0]), x->ndim, x->shape), *in = g->in[0];
-    kn_tensor *won = dx ? kn_empty(KN_BOOL, kn_device_of(dx), x->ndim, x->shape) : NULL;
-    kn_tensor *ties = kn_empty_like(g->dout[0]), *part = kn_empty_like(g->dout[0]);
-    if (!dx || !won || !ties || !part)
-        return false;
-    kn_array y = kn_array_expand(with_reduced_dims(g->out[0], x->shape, x->ndim, a->dims, a->keep),
-                                 x->ndim, x->shape);
-    kn_array t = with_reduced_dims(ties, x->shape, x->ndim, a->dims, a->keep);
-    kn_array p = kn_array_expand(with_reduced_dims(part, x->shape, x->ndim, a->dims, a->keep),
-                                 x->ndim, x->shape);
-    g->din[0] = dx;
-    return KN_RUN(dx, KN_K_BINARY,
-                  ((kn_binary_args){ kn_array_of(won), kn_array_of(in), y, KN_EQ })) &&
-           KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), kn_array_of(won) })) &&
-           KN_RUN(dx, KN_K_REDUCE, ((kn_reduce_args){ t, kn_array_of(dx), KN_SUM })) &&
-           KN_RUN(dx, KN_K_BINARY,
-                  ((kn_binary_args){ kn_array_of(part), kn_array_of(g->dout[0]), kn_array_of(ties),
-                                     KN_DIV })) &&
-           KN_RUN(dx, KN_K_BINARY,
-                  ((kn_binary_args){ kn_array_of(dx), kn_array_of(dx), p, KN_MUL }));
-}
-
 #define REDUCE_OP(id, SAVE_IN, SAVE_OUT, BACKWARD)                                                 \
     KN_OP(kn_op_##id, .name = #id, .attr_size = sizeof(reduce_attr), .save_in = (SAVE_IN),         \
           .save_out = (SAVE_OUT), .shape = reduce_shape, .forward = reduce_forward,                \
           .backward = BACKWARD)
 REDUCE_OP(sum, 0, 0, sum_backward);
 REDUCE_OP(mean, 0, 0, sum_backward);
+
+/* t, a result, with a dim of size 1 for each that was reduced. */
+static kn_tensor *with_all_dims(const kn_op_grad *g, kn_tensor *t)
+{
+    const reduce_attr *a = g->attr;
+    int64_t shape[KN_MAX_DIMS];
+    for (int d = 0; d < g->in_spec[0].ndim; d++)
+        shape[d] = a->dims >> d & 1 ? 1 : g->in_spec[0].shape[d];
+    return kn_view(t, g->in_spec[0].ndim, shape);
+}
+
+/* Each of the k equal extrema of a row gets dy / k. */
+static bool extremum_backward(kn_op_grad *g)
+{
+    const reduce_attr *a = g->attr, count = { KN_SUM, a->dims, true };
+    kn_tensor *x = g->in[0], *won = kn_cast(kn_eq(x, with_all_dims(g, g->out[0])), x->dtype);
+    kn_tensor *ties = kn_apply1(&kn_op_sum, 1, &won, 0, &count);
+    g->din[0] = kn_mul(won, kn_div(with_all_dims(g, g->dout[0]), ties));
+    return g->din[0] != NULL;
+}
+
 REDUCE_OP(max, 1, 1, extremum_backward);
 REDUCE_OP(min, 1, 1, extremum_backward);
 REDUCE_OP(argmax, 0, 0, NULL);

@@ -30,12 +30,6 @@ static kn_tensor *widened(kn_tensor *x)
     return x->dtype == KN_BF16 || x->dtype == KN_F16 ? kn_cast(x, KN_F32) : x;
 }
 
-/* value as a scalar beside t. */
-static kn_tensor *like(const kn_tensor *t, double value)
-{
-    return t ? kn_full(t->dtype, kn_device_of(t), value, KN_SCALAR) : NULL;
-}
-
 /* Ends the scope of a composition: y goes on, in dtype. */
 static kn_tensor *ended(kn_scope s, kn_tensor *y, kn_dtype dtype)
 {
@@ -47,9 +41,10 @@ static kn_tensor *ended(kn_scope s, kn_tensor *y, kn_dtype dtype)
 /* x^exponent for x >= 0, with gradient 0 where x is 0 (torch's choice for norms). */
 static kn_tensor *root(kn_tensor *x, double exponent)
 {
-    kn_tensor *none = kn_eq(x, like(x, 0)), *safe = kn_where(none, like(x, 1), x);
+    kn_tensor *none = kn_eq(x, kn_number_like(x, 0)),
+              *safe = kn_where(none, kn_number_like(x, 1), x);
     kn_tensor *y = exponent == 0.5 ? kn_sqrt(safe) : kn_pow(safe, exponent);
-    return kn_where(none, like(x, exponent < 0 ? INFINITY : 0), y);
+    return kn_where(none, kn_number_like(x, exponent < 0 ? INFINITY : 0), y);
 }
 
 /* ---- logsumexp ------------------------------------------------------------------------------- */
@@ -67,7 +62,8 @@ kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep)
         y = kn_log(kn_sum(wide, n, dims, keep));
     } else if (wide) {
         kn_tensor *top = kn_extremum(kn_detach(wide), KN_MAX, set, true);
-        top = kn_where(kn_eq(kn_abs(top), like(top, INFINITY)), like(top, 0), top);
+        top = kn_where(kn_eq(kn_abs(top), kn_number_like(top, INFINITY)), kn_number_like(top, 0),
+                       top);
         y = kn_log(kn_sum(kn_exp(kn_sub(wide, top)), n, dims, keep));
         y = y ? kn_add(y, kn_reshape(top, y->ndim, y->shape)) : NULL;
     }
@@ -113,7 +109,7 @@ kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o)
 /* 1 where x isn't 0, with the gradient of steps: 0. */
 static kn_tensor *counted(kn_tensor *x)
 {
-    return kn_where(kn_ne(x, like(x, 0)), like(x, 1), kn_sign(x));
+    return kn_where(kn_ne(x, kn_number_like(x, 0)), kn_number_like(x, 1), kn_sign(x));
 }
 
 /* (sum |x|^p)^(1/p). Where p < 1, zeros are kept out of the power: its slope there is infinite. */
@@ -121,12 +117,12 @@ static kn_tensor *norm_of_power(kn_tensor *x, double p, int n, const int64_t *di
 {
     kn_tensor *a = kn_abs(x), *none = NULL;
     if (p < 1) {
-        none = kn_eq(a, like(a, 0));
-        a = kn_where(none, like(a, 1), a);
+        none = kn_eq(a, kn_number_like(a, 0));
+        a = kn_where(none, kn_number_like(a, 1), a);
     }
     a = kn_pow(a, p);
     if (p < 1)
-        a = kn_where(none, like(a, p < 0 ? INFINITY : 0), a);
+        a = kn_where(none, kn_number_like(a, p < 0 ? INFINITY : 0), a);
     return root(kn_sum(a, n, dims, keep), 1 / p);
 }
 
@@ -204,8 +200,8 @@ kn_tensor *kn_any(kn_tensor *x, int n, const int64_t *dims, bool keep)
     if (!checked("any", x, n, dims, false, &set))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *count = kn_sum(kn_ne(x, like(x, 0)), n, dims, keep);
-    return ended(s, kn_ne(count, like(count, 0)), KN_BOOL);
+    kn_tensor *count = kn_sum(kn_ne(x, kn_number_like(x, 0)), n, dims, keep);
+    return ended(s, kn_ne(count, kn_number_like(count, 0)), KN_BOOL);
 }
 
 kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep)
@@ -214,8 +210,8 @@ kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep)
     if (!checked("all", x, n, dims, false, &set))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *count = kn_sum(kn_eq(x, like(x, 0)), n, dims, keep);
-    return ended(s, kn_eq(count, like(count, 0)), KN_BOOL);
+    kn_tensor *count = kn_sum(kn_eq(x, kn_number_like(x, 0)), n, dims, keep);
+    return ended(s, kn_eq(count, kn_number_like(count, 0)), KN_BOOL);
 }
 
 /* Of integers, whose smallest has no negative: the first that equals the minimum. */

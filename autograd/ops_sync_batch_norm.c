@@ -13,11 +13,6 @@ typedef struct sync_attr {
     kn_comm *comm;
 } sync_attr;
 
-static kn_dtype stat_dtype(const kn_tensor *x)
-{
-    return x->dtype == KN_F64 ? KN_F64 : KN_F32;
-}
-
 /* Outputs y, mean, rstd and the number of values of a channel over all ranks. */
 static bool sync_shape(kn_op_call *c)
 {
@@ -73,7 +68,7 @@ static kn_array columns_of(const kn_tensor *t, int64_t column, int64_t n)
 static bool own_moments(const kn_tensor *x, double eps, const kn_tensor *all, int r)
 {
     const int64_t C = x->shape[1], rows = x->shape[0] * C, each = rows ? kn_numel(x) / rows : 0;
-    kn_tensor *of = room(stat_dtype(x), x, 3, each ? rows : 0); /* mean, rstd, variance */
+    kn_tensor *of = room(kn_wide_dtype(x->dtype), x, 3, each ? rows : 0); /* mean, rstd, variance */
     if (!of)
         return false;
     if (each) {
@@ -164,7 +159,7 @@ static bool forward(kn_op_call *c)
 {
     const sync_attr *a = c->attr;
     const kn_tensor *x = kn_contiguous(c->in[0]);
-    kn_tensor *total = x ? room(stat_dtype(x), x, 2, x->shape[1]) : NULL;
+    kn_tensor *total = x ? room(kn_wide_dtype(x->dtype), x, 2, x->shape[1]) : NULL;
     if (!total || !whole_moments(c, x, total))
         return false;
     kn_batch_norm_args args = { .y = kn_array_of(c->out[0]),
@@ -173,14 +168,11 @@ static bool forward(kn_op_call *c)
                                 .rstd = kn_array_of(c->out[2]),
                                 .running_mean = part_of_row(total, 0, 0, x->shape[1]),
                                 .running_var = part_of_row(total, 1, 0, x->shape[1]),
+                                .w = kn_array_or_none(c->in[1]),
+                                .b = kn_array_or_none(c->in[2]),
+                                .add = kn_array_or_none(c->in[5]),
                                 .eps = a->eps,
                                 .relu = a->relu };
-    if (c->in[1])
-        args.w = kn_array_of(c->in[1]);
-    if (c->in[2])
-        args.b = kn_array_of(c->in[2]);
-    if (c->in[5])
-        args.add = kn_array_of(c->in[5]);
     return KN_RUN(x, KN_K_BATCH_NORM, args);
 }
 
@@ -203,7 +195,7 @@ static bool own_sums(const kn_op_grad *g, const kn_tensor *x, const kn_tensor *d
 {
     const int64_t C = x->shape[1], rows = x->shape[0] * C;
     const bool any = kn_numel(x) > 0;
-    kn_tensor *of = room(stat_dtype(x), x, 4, any ? rows : 0); /* mean, rstd, dw, db */
+    kn_tensor *of = room(kn_wide_dtype(x->dtype), x, 4, any ? rows : 0); /* mean, rstd, dw, db */
     if (!of)
         return false;
     if (any) {
@@ -253,7 +245,7 @@ static bool give_dx(kn_op_grad *g, kn_tensor *dy, const kn_tensor *all)
     const sync_attr *a = g->attr;
     kn_tensor *x = g->in[0];
     const int64_t C = x->shape[1];
-    kn_tensor *mean = room(stat_dtype(x), x, 2, C);
+    kn_tensor *mean = room(kn_wide_dtype(x->dtype), x, 2, C);
     if (!mean || !gather_rows(a->comm, all, 2 * C, g->node->frame))
         return false;
     kn_batch_norm_join_args join = { .a = part_of_row(mean, 0, 0, C),
@@ -272,9 +264,8 @@ static bool give_dx(kn_op_grad *g, kn_tensor *dy, const kn_tensor *all)
                                      .rstd = kn_array_of(g->out[2]),
                                      .mean_dw = join.a,
                                      .mean_db = join.b,
+                                     .w = kn_array_or_none(g->in[1]),
                                      .training = true };
-    if (g->in[1])
-        args.w = kn_array_of(g->in[1]);
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
@@ -293,13 +284,10 @@ static kn_tensor *before_relu(const kn_op_grad *g)
                                      .x = kn_array_of(x),
                                      .mean = kn_array_of(g->out[1]),
                                      .rstd = kn_array_of(g->out[2]),
+                                     .y = kn_array_or_none(g->out[0]),
+                                     .w = kn_array_or_none(g->in[1]),
+                                     .b = kn_array_or_none(g->in[2]),
                                      .relu = true };
-    if (g->in[1])
-        args.w = kn_array_of(g->in[1]);
-    if (g->in[2])
-        args.b = kn_array_of(g->in[2]);
-    if (g->out[0])
-        args.y = kn_array_of(g->out[0]);
     return KN_RUN(x, KN_K_BATCH_NORM_GRAD, args) ? masked : NULL;
 }
 

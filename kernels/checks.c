@@ -1,151 +1,83 @@
-/* kernels/checks.c: the checks (checks.h) of elementwise kernels, products, rows and indices. */
+/* kernels/checks.c: what arguments of kernels must be besides what their signatures say
+ * (kernels/kernels.h): kinds, numbers, dtypes that go together. */
 #include "kernels/checks.h"
 
-/* ---- parts ----------------------------------------------------------------------------------- */
+#include <math.h>
 
-bool kn_check_float(kn_kernel k, const kn_array *a)
-{
-    return kn_dtype_is_float(a->dtype) ||
-           kn_fail("%s: dtype %s is not supported; use f32, bf16, f16 or f64", kn_kernel_name(k),
-                   kn_dtype_name(a->dtype));
-}
-
-static bool arithmetic(kn_kernel k, const kn_array *a)
-{
-    return kn_dtype_is_arithmetic(a->dtype) ||
-           kn_fail("%s: dtype %s has no arithmetic; convert it to one of f32, bf16, f16, f64, i64, "
-                   "i32, u8, bool",
-                   kn_kernel_name(k), kn_dtype_name(a->dtype));
-}
-
-bool kn_check_same_shape(kn_kernel k, const kn_array *a, const kn_array *b)
-{
-    char one[128], two[128];
-    bool same = a->ndim == b->ndim;
-    for (int d = 0; same && d < a->ndim; d++)
-        same = a->shape[d] == b->shape[d];
-    return same || kn_fail("%s: shapes differ: %s and %s must be equal here (expand first)",
-                           kn_kernel_name(k), kn_array_describe(a, one, sizeof one),
-                           kn_array_describe(b, two, sizeof two));
-}
-
-bool kn_check_same_if_there(kn_kernel k, const kn_array *a, const kn_array *b)
-{
-    return !a->data || kn_check_same_shape(k, a, b);
-}
-
-bool kn_kernel_fits(kn_kernel k, const void *args)
-{
-#define FITS(entry, name, ...)                                                                     \
-    case KN_K_##entry:                                                                             \
-        return kn_fits_##name(args);
-    switch (k) {
-        KN_KERNELS(FITS)
-    default:
-        return false;
-    }
-}
-
-static bool is_index(const kn_array *a)
-{
-    return a->dtype == KN_I64 || a->dtype == KN_I32;
-}
+#define REFUSE(k, why, ...) kn_fail("%s: " why, kn_kernel_name(k), ##__VA_ARGS__)
 
 /* ---- elementwise ----------------------------------------------------------------------------- */
 
-bool kn_fits_copy(const kn_copy_args *a)
+static bool copy_fits(kn_kernel k, const void *args)
 {
+    const kn_copy_args *a = args;
     const kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    return kn_check_same_shape(KN_K_COPY, &a->dst, &a->src) &&
-           (to == from || (kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from)) ||
-            kn_fail("copy: %s to %s is not supported; storage-only dtypes copy to the same dtype "
-                    "only",
-                    kn_dtype_name(from), kn_dtype_name(to)));
+    return to == from || (kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from)) ||
+           REFUSE(k,
+                  "%s to %s is not supported; storage-only dtypes copy to the same dtype "
+                  "only",
+                  kn_dtype_name(from), kn_dtype_name(to));
 }
 
-bool kn_fits_fill(const kn_fill_args *a)
+static bool unary_fits(kn_kernel k, const void *args)
 {
-    return arithmetic(KN_K_FILL, &a->dst);
-}
-
-bool kn_fits_unary(const kn_unary_args *a)
-{
+    const kn_unary_args *a = args;
     const kn_kind_row *row = kn_unary_row(a->kind);
-    return kn_check_same_shape(KN_K_UNARY, &a->dst, &a->src) &&
-           ((a->dst.dtype == a->src.dtype && kn_kind_takes(row, a->src.dtype)) ||
-            kn_fail("unary: %s from %s to %s is not supported; kernels/kinds.h lists the dtypes of "
-                    "each kind, and the result has the dtype of its input",
-                    row->name, kn_dtype_name(a->src.dtype), kn_dtype_name(a->dst.dtype)));
+    return (a->dst.dtype == a->src.dtype && kn_kind_takes(row, a->src.dtype)) ||
+           REFUSE(k,
+                  "%s from %s to %s is not supported; kernels/kinds.h lists the dtypes of "
+                  "each kind, and the result has the dtype of its input",
+                  row->name, kn_dtype_name(a->src.dtype), kn_dtype_name(a->dst.dtype));
 }
 
-bool kn_fits_unary_grad(const kn_unary_grad_args *a)
+static bool unary_grad_fits(kn_kernel k, const void *args)
 {
+    const kn_unary_grad_args *a = args;
     const kn_kind_row *row = kn_unary_row(a->kind);
-    if (!kn_kind_takes(row, KN_F32) || !kn_dtype_is_float(a->dx.dtype))
-        return kn_fail("unary_grad: %s of %s has no derivative", row->name,
-                       kn_dtype_name(a->dx.dtype));
-    return kn_check_same_shape(KN_K_UNARY_GRAD, &a->dx, &a->dy) &&
-           kn_check_same_shape(KN_K_UNARY_GRAD, &a->dx, kn_unary_grad_input(a));
+    const kn_array *in = kn_unary_grad_input(a);
+    if (!kn_kind_takes(row, KN_F32))
+        return REFUSE(k, "%s of %s has no derivative", row->name, kn_dtype_name(a->dx.dtype));
+    return in->ndim == a->dx.ndim || REFUSE(k, "the derivative of %s reads %s, which isn't given",
+                                            row->name, in == &a->x ? "x" : "y");
 }
 
-bool kn_fits_binary(const kn_binary_args *a)
+static bool binary_fits(kn_kernel k, const void *args)
 {
+    const kn_binary_args *a = args;
     const kn_dtype t = a->a.dtype, to = a->dst.dtype;
-    return kn_check_same_shape(KN_K_BINARY, &a->dst, &a->a) &&
-           kn_check_same_shape(KN_K_BINARY, &a->dst, &a->b) &&
-           ((t == a->b.dtype && kn_binary_takes(a->kind, t, to)) ||
-            kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
-                    "dst too or, for comparisons and logic, bool",
-                    kn_binary_row(a->kind)->name, kn_dtype_name(t), kn_dtype_name(a->b.dtype),
-                    kn_dtype_name(to)));
+    return (t == a->b.dtype && kn_binary_takes(a->kind, t, to)) ||
+           REFUSE(k,
+                  "%s of %s and %s into %s is not supported; a and b have one dtype, "
+                  "dst too or, for comparisons and logic, bool",
+                  kn_binary_row(a->kind)->name, kn_dtype_name(t), kn_dtype_name(a->b.dtype),
+                  kn_dtype_name(to));
 }
 
-bool kn_fits_where(const kn_where_args *a)
+static bool random_fits(kn_kernel k, const void *args)
 {
-    const kn_dtype t = a->dst.dtype;
-    return kn_check_same_shape(KN_K_WHERE, &a->dst, &a->cond) &&
-           kn_check_same_shape(KN_K_WHERE, &a->dst, &a->a) &&
-           kn_check_same_shape(KN_K_WHERE, &a->dst, &a->b) &&
-           ((a->cond.dtype == KN_BOOL && a->a.dtype == t && a->b.dtype == t) ||
-            kn_fail(
-                "where: cond is %s and must be bool; a is %s, b is %s, dst is %s and must agree",
-                kn_dtype_name(a->cond.dtype), kn_dtype_name(a->a.dtype), kn_dtype_name(a->b.dtype),
-                kn_dtype_name(t)));
+    const kn_random_args *a = args;
+    return (kn_array_contiguous(&a->dst) && (unsigned)a->kind < KN_RANDOM_COUNT) ||
+           REFUSE(k,
+                  "kind %d into %s is not supported; uniform or normal into a contiguous "
+                  "array",
+                  (int)a->kind, KN_ARRAY_SHOWN(&a->dst));
 }
 
-bool kn_fits_random(const kn_random_args *a)
+static bool round_fits(kn_kernel k, const void *args)
 {
-    char text[128];
-    return kn_check_float(KN_K_RANDOM, &a->dst) &&
-           ((kn_array_contiguous(&a->dst) && (unsigned)a->kind < KN_RANDOM_COUNT) ||
-            kn_fail("random: kind %d into %s is not supported; uniform or normal into a contiguous "
-                    "array",
-                    (int)a->kind, kn_array_describe(&a->dst, text, sizeof text)));
+    const kn_round_args *a = args;
+    return ((a->dst.dtype == KN_BF16 || a->dst.dtype == KN_F16) && kn_array_contiguous(&a->dst) &&
+            kn_array_contiguous(&a->src)) ||
+           REFUSE(k, "%s to %s is not supported; floats to bf16 or f16, both contiguous",
+                  KN_ARRAY_SHOWN(&a->src), KN_ARRAY_SHOWN(&a->dst));
 }
 
-bool kn_fits_dropout(const kn_dropout_args *a)
-{
-    return kn_check_float(KN_K_DROPOUT, &a->y) && kn_check_same_shape(KN_K_DROPOUT, &a->y, &a->x);
-}
+/* ---- rows ------------------------------------------------------------------------------------ */
 
-bool kn_fits_round(const kn_round_args *a)
+static bool reduce_fits(kn_kernel k, const void *args)
 {
-    char dst[128], src[128];
-    return ((a->dst.dtype == KN_BF16 || a->dst.dtype == KN_F16) &&
-            kn_dtype_is_float(a->src.dtype) && a->dst.ndim == 2 && kn_array_contiguous(&a->dst) &&
-            kn_array_contiguous(&a->src) && kn_check_same_shape(KN_K_ROUND, &a->dst, &a->src)) ||
-           kn_fail("round: %s to %s is not supported; floats to bf16 or f16, both [rows, n] and "
-                   "contiguous",
-                   kn_array_describe(&a->src, src, sizeof src),
-                   kn_array_describe(&a->dst, dst, sizeof dst));
-}
-
-/* ---- products, rows -------------------------------------------------------------------------- */
-
-bool kn_fits_reduce(const kn_reduce_args *a)
-{
+    const kn_reduce_args *a = args;
     const kn_array *dst = &a->dst, *src = &a->src;
-    char one[128], two[128];
     int reduced = 0;
     bool fits = dst->ndim == src->ndim;
     for (int d = 0; fits && d < src->ndim; d++) {
@@ -153,118 +85,35 @@ bool kn_fits_reduce(const kn_reduce_args *a)
         reduced += dst->shape[d] != src->shape[d];
     }
     if (!fits)
-        return kn_fail("reduce: %s does not reduce to %s; same number of dims, 1 where reduced",
-                       kn_array_describe(src, one, sizeof one),
-                       kn_array_describe(dst, two, sizeof two));
+        return REFUSE(k, "%s does not reduce to %s; same number of dims, 1 where reduced",
+                      KN_ARRAY_SHOWN(src), KN_ARRAY_SHOWN(dst));
     if ((unsigned)a->kind >= KN_REDUCE_COUNT)
-        return kn_fail("reduce: kind %d is not supported; SUM, MEAN, MAX, MIN and ARGMAX are",
-                       (int)a->kind);
-    if (a->kind == KN_ARGMAX && (dst->dtype != KN_I64 || reduced > 1))
-        return kn_fail("reduce: argmax over %d dims into %s; it takes one dim, into i64", reduced,
-                       kn_dtype_name(dst->dtype));
-    return arithmetic(KN_K_REDUCE, src) && arithmetic(KN_K_REDUCE, dst);
+        return REFUSE(k, "kind %d is not supported; SUM, MEAN, MAX, MIN and ARGMAX are",
+                      (int)a->kind);
+    return a->kind != KN_ARGMAX || (dst->dtype == KN_I64 && reduced < 2) ||
+           REFUSE(k, "argmax over %d dims into %s; it takes one dim, into i64", reduced,
+                  kn_dtype_name(dst->dtype));
 }
 
-bool kn_fits_matmul(const kn_matmul_args *m)
+static bool norm_fits(kn_kernel k, const void *args)
 {
-    const kn_array *dst = &m->dst, *a = &m->a, *b = &m->b, *bias = &m->bias;
-    char one[128], two[128], three[128];
-    int n = dst->ndim;
-    bool fits = n >= 2 && a->ndim == n && b->ndim == n;
-    if (fits)
-        fits = a->shape[n - 2] == dst->shape[n - 2] && b->shape[n - 1] == dst->shape[n - 1] &&
-               a->shape[n - 1] == b->shape[n - 2];
-    for (int d = 0; fits && d < n - 2; d++)
-        fits = a->shape[d] == dst->shape[d] && b->shape[d] == dst->shape[d];
-    if (fits && bias->data)
-        fits = bias->ndim == 1 && bias->shape[0] == dst->shape[n - 1];
-    if (!fits)
-        return kn_fail("matmul: %s @ %s into %s does not fit: [..., M, K] @ [..., K, N] into "
-                       "[..., M, N], bias [N]",
-                       kn_array_describe(a, one, sizeof one), kn_array_describe(b, two, sizeof two),
-                       kn_array_describe(dst, three, sizeof three));
-    return kn_check_float(KN_K_MATMUL, dst) && kn_check_float(KN_K_MATMUL, a) &&
-           kn_check_float(KN_K_MATMUL, b);
+    const kn_norm_args *a = args;
+    return !a->add.data == !a->sum.data || kn_array_numel(&a->x) == 0 ||
+           REFUSE(k, "%s is given without %s", a->add.data ? "add" : "sum",
+                  a->add.data ? "sum" : "add");
 }
 
-bool kn_fits_softmax(const kn_softmax_args *a)
+static bool cumsum_fits(kn_kernel k, const void *args)
 {
-    return kn_check_same_shape(KN_K_SOFTMAX, &a->y, &a->x) && kn_check_float(KN_K_SOFTMAX, &a->x) &&
-           kn_check_float(KN_K_SOFTMAX, &a->y);
-}
-
-bool kn_fits_softmax_grad(const kn_softmax_grad_args *a)
-{
-    return kn_check_same_shape(KN_K_SOFTMAX_GRAD, &a->dx, &a->dy) &&
-           kn_check_same_shape(KN_K_SOFTMAX_GRAD, &a->dx, &a->y) &&
-           kn_check_float(KN_K_SOFTMAX_GRAD, &a->dx);
-}
-
-static bool classes_fit(kn_kernel k, const kn_array *logits, const kn_array *targets,
-                        const kn_array *lse, const kn_array *dlogits)
-{
-    char one[128], two[128], three[128];
-    if (logits->ndim != 2 || targets->ndim != 1 || targets->shape[0] != logits->shape[0] ||
-        kn_array_numel(lse) != logits->shape[0] || !is_index(targets))
-        return kn_fail("%s: logits %s, targets %s, lse %s do not fit: [N, V], i64 or i32 [N], [N]",
-                       kn_kernel_name(k), kn_array_describe(logits, one, sizeof one),
-                       kn_array_describe(targets, two, sizeof two),
-                       kn_array_describe(lse, three, sizeof three));
-    return kn_check_float(k, logits) && kn_check_float(k, lse) &&
-           kn_check_same_if_there(k, dlogits, logits);
-}
-
-bool kn_fits_cross_entropy(const kn_cross_entropy_args *a)
-{
-    return classes_fit(KN_K_CROSS_ENTROPY, &a->logits, &a->targets, &a->lse, &a->dlogits);
-}
-
-bool kn_fits_cross_entropy_grad(const kn_cross_entropy_grad_args *a)
-{
-    return classes_fit(KN_K_CROSS_ENTROPY_GRAD, &a->logits, &a->targets, &a->lse, &a->dlogits);
-}
-
-/* A weight, bias or gradient of one, or none. */
-static bool fits_last_dim(kn_kernel k, const kn_array *x, const kn_array *vector)
-{
-    char one[128], two[128];
-    const int64_t last = x->ndim > 0 ? x->shape[x->ndim - 1] : 1;
-    if (!vector->data)
-        return true;
-    return (vector->ndim == 1 && vector->shape[0] == last && kn_check_float(k, vector)) ||
-           kn_fail("%s: %s does not fit %s; weight and bias have one dim, the last of x",
-                   kn_kernel_name(k), kn_array_describe(vector, one, sizeof one),
-                   kn_array_describe(x, two, sizeof two));
-}
-
-/* Of x and something else that is added, or absent. */
-static bool can_be_added(kn_kernel k, const kn_array *x, const kn_array *added)
-{
-    char one[128], two[128];
-    return !added->data || (kn_check_same_shape(k, x, added) &&
-                            (added->dtype == x->dtype ||
-                             kn_fail("%s: %s and %s are added; their dtypes must be the same",
-                                     kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
-                                     kn_array_describe(added, two, sizeof two))));
-}
-
-bool kn_fits_norm(const kn_norm_args *a)
-{
-    if (!a->add.data != !a->sum.data && kn_array_numel(&a->x) > 0)
-        return kn_fail("norm: %s is given without %s", a->add.data ? "add" : "sum",
-                       a->add.data ? "sum" : "add");
-    return can_be_added(KN_K_NORM, &a->x, &a->add) && can_be_added(KN_K_NORM, &a->x, &a->sum) &&
-           kn_check_same_shape(KN_K_NORM, &a->y, &a->x) && kn_check_float(KN_K_NORM, &a->x) &&
-           fits_last_dim(KN_K_NORM, &a->x, &a->w) && fits_last_dim(KN_K_NORM, &a->x, &a->b);
-}
-
-bool kn_fits_norm_grad(const kn_norm_grad_args *a)
-{
-    const kn_kernel k = KN_K_NORM_GRAD;
-    return kn_check_same_shape(k, &a->dy, &a->x) && kn_check_same_if_there(k, &a->dx, &a->x) &&
-           kn_check_float(k, &a->x) && fits_last_dim(k, &a->x, &a->w) &&
-           fits_last_dim(k, &a->x, &a->dw) && fits_last_dim(k, &a->x, &a->db) &&
-           can_be_added(k, &a->x, &a->more);
+    const kn_cumsum_args *a = args;
+    const kn_dtype to = a->y.dtype, from = a->x.dtype;
+    const bool sums =
+        kn_dtype_is_int(from) ? to == KN_I64 : kn_dtype_is_float(to) && kn_dtype_is_float(from);
+    return (a->dim >= 0 && a->dim < a->x.ndim && sums) ||
+           REFUSE(k,
+                  "%s into %s along dim %d of %d is not supported; float into float, "
+                  "integers into i64",
+                  kn_dtype_name(from), kn_dtype_name(to), a->dim, a->x.ndim);
 }
 
 /* ---- indices, order -------------------------------------------------------------------------- */
@@ -273,102 +122,297 @@ bool kn_fits_norm_grad(const kn_norm_grad_args *a)
 static bool slices_fit(kn_kernel k, const kn_array *full, const kn_array *picked,
                        const kn_array *index, int dim)
 {
-    char one[128], two[128], three[128];
-    bool fits = full->ndim == picked->ndim && index->ndim == 1 && dim >= 0 && dim < full->ndim &&
-                is_index(index);
+    bool fits = full->ndim == picked->ndim && dim >= 0 && dim < full->ndim;
     for (int d = 0; fits && d < full->ndim; d++)
         fits = picked->shape[d] == (d == dim ? index->shape[0] : full->shape[d]);
-    return fits ||
-           kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 with one "
-                   "dim, the other dims agree",
-                   kn_kernel_name(k), kn_array_describe(full, one, sizeof one), dim,
-                   kn_array_describe(index, two, sizeof two),
-                   kn_array_describe(picked, three, sizeof three));
+    return fits || REFUSE(k, "%s along dim %d by %s does not fit %s; the other dims agree",
+                          KN_ARRAY_SHOWN(full), dim, KN_ARRAY_SHOWN(index), KN_ARRAY_SHOWN(picked));
 }
 
 /* picked holds an element of full along dim for each of index. */
-static bool elements_fit(const char *op, const kn_array *full, const kn_array *picked,
+static bool elements_fit(kn_kernel k, const kn_array *full, const kn_array *picked,
                          const kn_array *index, int dim)
 {
-    char one[128], two[128], three[128];
-    bool fits = full->ndim == picked->ndim && index->ndim == picked->ndim && dim >= 0 &&
-                dim < full->ndim && is_index(index);
+    bool fits =
+        full->ndim == picked->ndim && index->ndim == picked->ndim && dim >= 0 && dim < full->ndim;
     for (int d = 0; fits && d < full->ndim; d++)
         fits =
             index->shape[d] == picked->shape[d] && (d == dim || index->shape[d] <= full->shape[d]);
-    return fits || kn_fail("%s: %s along dim %d by %s does not fit %s; index is i64 or i32 of the "
-                           "last one's shape, and no larger than the first but in that dim",
-                           op, kn_array_describe(full, one, sizeof one), dim,
-                           kn_array_describe(index, two, sizeof two),
-                           kn_array_describe(picked, three, sizeof three));
-}
-
-static bool agree(kn_kernel k, const kn_array *dst, const kn_array *src)
-{
-    return dst->dtype == src->dtype ||
-           kn_fail("%s: dst is %s, src is %s; they must agree", kn_kernel_name(k),
-                   kn_dtype_name(dst->dtype), kn_dtype_name(src->dtype));
+    return fits || REFUSE(k,
+                          "%s along dim %d by %s does not fit %s; index is of the last one's "
+                          "shape, and no larger than the first but in that dim",
+                          KN_ARRAY_SHOWN(full), dim, KN_ARRAY_SHOWN(index), KN_ARRAY_SHOWN(picked));
 }
 
 static bool adds(kn_kernel k, const kn_array *dst, const kn_array *src)
 {
     const kn_dtype to = dst->dtype, from = src->dtype;
-    return (kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from) &&
-            kn_dtype_is_float(to) == kn_dtype_is_float(from)) ||
-           kn_fail("%s: %s into %s is not supported; float into float, integer into integer",
-                   kn_kernel_name(k), kn_dtype_name(from), kn_dtype_name(to));
+    return kn_dtype_is_float(to) == kn_dtype_is_float(from) ||
+           REFUSE(k, "%s into %s is not supported; float into float, integer into integer",
+                  kn_dtype_name(from), kn_dtype_name(to));
 }
 
-bool kn_fits_index_select(const kn_index_select_args *a)
+static bool index_select_fits(kn_kernel k, const void *args)
 {
-    return agree(KN_K_INDEX_SELECT, &a->dst, &a->src) &&
-           slices_fit(KN_K_INDEX_SELECT, &a->src, &a->dst, &a->index, a->dim);
+    const kn_index_select_args *a = args;
+    return slices_fit(k, &a->src, &a->dst, &a->index, a->dim);
 }
 
-bool kn_fits_index_add(const kn_index_add_args *a)
+static bool index_add_fits(kn_kernel k, const void *args)
 {
-    return adds(KN_K_INDEX_ADD, &a->dst, &a->src) &&
-           slices_fit(KN_K_INDEX_ADD, &a->dst, &a->src, &a->index, a->dim);
+    const kn_index_add_args *a = args;
+    return adds(k, &a->dst, &a->src) && slices_fit(k, &a->dst, &a->src, &a->index, a->dim);
 }
 
-bool kn_fits_gather(const kn_gather_args *a)
+static bool gather_fits(kn_kernel k, const void *args)
 {
-    return agree(KN_K_GATHER, &a->dst, &a->src) &&
-           elements_fit("gather", &a->src, &a->dst, &a->index, a->dim);
+    const kn_gather_args *a = args;
+    return elements_fit(k, &a->src, &a->dst, &a->index, a->dim);
 }
 
-bool kn_fits_scatter(const kn_scatter_args *a)
+static bool scatter_fits(kn_kernel k, const void *args)
 {
-    return (a->add ? adds : agree)(KN_K_SCATTER, &a->dst, &a->src) &&
-           elements_fit(a->op ? a->op : "scatter", &a->dst, &a->src, &a->index, a->dim);
+    const kn_scatter_args *a = args;
+    const bool numbers =
+        kn_dtype_is_arithmetic(a->dst.dtype) && kn_dtype_is_arithmetic(a->src.dtype);
+    if (a->add ? !numbers : a->dst.dtype != a->src.dtype)
+        return REFUSE(k, "dst is %s, src is %s; they must %s", kn_dtype_name(a->dst.dtype),
+                      kn_dtype_name(a->src.dtype), a->add ? "have arithmetic" : "agree");
+    return (!a->add || adds(k, &a->dst, &a->src)) &&
+           elements_fit(k, &a->dst, &a->src, &a->index, a->dim);
 }
 
-bool kn_fits_sort(const kn_sort_args *a)
+static bool sort_fits(kn_kernel k, const void *args)
 {
-    const kn_array *v = &a->values, *p = &a->indices, *x = &a->src;
-    char one[128], two[128], three[128];
-    bool fits = v->ndim == x->ndim && p->ndim == x->ndim && a->dim >= 0 && a->dim < x->ndim &&
-                v->dtype == x->dtype && p->dtype == KN_I64;
+    const kn_sort_args *a = args;
+    const kn_array *v = &a->values, *x = &a->src;
+    bool fits = v->ndim == x->ndim && a->dim >= 0 && a->dim < x->ndim;
     for (int d = 0; fits && d < x->ndim; d++)
-        fits = v->shape[d] == p->shape[d] &&
-               (d == a->dim ? v->shape[d] <= x->shape[d] : v->shape[d] == x->shape[d]);
-    return arithmetic(KN_K_SORT, x) &&
-           (fits ||
-            kn_fail("sort: %s along dim %d does not give %s and %s; both have its shape, or "
-                    "less in that dim, and the second one is i64",
-                    kn_array_describe(x, one, sizeof one), a->dim,
-                    kn_array_describe(v, two, sizeof two),
-                    kn_array_describe(p, three, sizeof three)));
+        fits = d == a->dim ? v->shape[d] <= x->shape[d] : v->shape[d] == x->shape[d];
+    return fits || REFUSE(k,
+                          "%s along dim %d does not give %s; it has its shape, or less in "
+                          "that dim",
+                          KN_ARRAY_SHOWN(x), a->dim, KN_ARRAY_SHOWN(v));
 }
 
-bool kn_fits_cumsum(const kn_cumsum_args *a)
+/* ---- attention ------------------------------------------------------------------------------- */
+
+static bool heads_fit(kn_kernel kernel, const kn_array *q, const kn_array *k, const kn_array *mask,
+                      int64_t window, bool causal)
 {
-    const kn_dtype to = a->y.dtype, from = a->x.dtype;
-    const bool sums =
-        kn_dtype_is_int(from) ? to == KN_I64 : kn_dtype_is_float(to) && kn_dtype_is_float(from);
-    return ((a->dim >= 0 && a->dim < a->x.ndim && sums) ||
-            kn_fail("cumsum: %s into %s along dim %d of %d is not supported; float into float, "
-                    "integers into i64",
-                    kn_dtype_name(from), kn_dtype_name(to), a->dim, a->x.ndim)) &&
-           kn_check_same_shape(KN_K_CUMSUM, &a->x, &a->y);
+    if (k->shape[1] > 0 ? q->shape[1] % k->shape[1] != 0 : q->shape[1] != 0)
+        return REFUSE(kernel, "the %lld heads of k %s don't divide the %lld of q %s",
+                      (long long)k->shape[1], KN_ARRAY_SHOWN(k), (long long)q->shape[1],
+                      KN_ARRAY_SHOWN(q));
+    if (mask->data && mask->dtype != q->dtype && mask->dtype != KN_BOOL)
+        return REFUSE(kernel, "mask %s does not fit: it has q's dtype or bool",
+                      KN_ARRAY_SHOWN(mask));
+    return window == 0 || (window > 0 && causal) ||
+           REFUSE(kernel, "a window of %lld keys; it takes causal attention and at least 1",
+                  (long long)window);
+}
+
+static bool attention_fits(kn_kernel k, const void *args)
+{
+    const kn_attention_args *a = args;
+    return heads_fit(k, &a->q, &a->k, &a->mask, a->window, a->causal);
+}
+
+static bool attention_grad_fits(kn_kernel k, const void *args)
+{
+    const kn_attention_grad_args *a = args;
+    return heads_fit(k, &a->q, &a->k, &a->mask, a->window, a->causal);
+}
+
+static bool rope_fits(kn_kernel k, const void *args)
+{
+    const kn_rope_args *a = args;
+    return a->x.shape[3] % 2 == 0 ||
+           REFUSE(k, "%s does not fit: [B, H, T, D] with even D", KN_ARRAY_SHOWN(&a->x));
+}
+
+/* ---- images ---------------------------------------------------------------------------------- */
+
+/* y is made from x by w, whichever of them is the result. */
+static bool filters_fit(kn_kernel k, const kn_array *y, const kn_array *x, const kn_array *w,
+                        const int64_t *stride, const int64_t *dilation, int64_t G)
+{
+    return (G > 0 && w->shape[1] * G == x->shape[1] && w->shape[0] % G == 0 && stride[0] > 0 &&
+            stride[1] > 0 && dilation[0] > 0 && dilation[1] > 0) ||
+           REFUSE(k,
+                  "x %s, w %s and y %s in %lld groups do not fit: [N,C,H,W], [O,C/G,R,S], "
+                  "[N,O,P,Q], G dividing O, stride and dilation at least 1",
+                  KN_ARRAY_SHOWN(x), KN_ARRAY_SHOWN(w), KN_ARRAY_SHOWN(y), (long long)G);
+}
+
+static bool conv_fits(kn_kernel k, const void *args)
+{
+    const kn_conv_args *a = args;
+    return filters_fit(k, &a->y, &a->x, &a->w, a->stride, a->dilation, a->groups);
+}
+
+static bool conv_grad_x_fits(kn_kernel k, const void *args)
+{
+    const kn_conv_grad_x_args *a = args;
+    return filters_fit(k, &a->dy, &a->dx, &a->w, a->stride, a->dilation, a->groups);
+}
+
+static bool conv_grad_w_fits(kn_kernel k, const void *args)
+{
+    const kn_conv_grad_w_args *a = args;
+    return filters_fit(k, &a->dy, &a->x, &a->dw, a->stride, a->dilation, a->groups);
+}
+
+static bool batch_norm_fits(kn_kernel k, const void *args)
+{
+    const kn_batch_norm_args *a = args;
+    return a->training || (a->running_mean.ndim == 1 && a->running_var.ndim == 1) ||
+           REFUSE(k, "without training it needs running_mean and running_var");
+}
+
+static bool windows_fit(kn_kernel k, kn_pool kind, const kn_window *w)
+{
+    bool fits = true;
+    for (int d = 0; d < 2 && !w->adaptive; d++)
+        fits = fits && w->kernel[d] > 0 && w->stride[d] > 0 && w->dilation[d] > 0 && w->pad[d] >= 0;
+    if ((unsigned)kind >= KN_POOL_COUNT)
+        return REFUSE(k, "kind %d is not supported; MAX and AVG are", (int)kind);
+    return fits || REFUSE(k, "kernel, stride and dilation must be at least 1, pad at least 0");
+}
+
+static bool pool_fits(kn_kernel k, const void *args)
+{
+    const kn_pool_args *a = args;
+    return windows_fit(k, a->kind, &a->window);
+}
+
+static bool pool_grad_fits(kn_kernel k, const void *args)
+{
+    const kn_pool_grad_args *a = args;
+    return windows_fit(k, a->kind, &a->window) &&
+           (a->kind != KN_POOL_MAX || a->index.data || kn_array_numel(&a->dy) == 0 ||
+            REFUSE(k, "the gradient of the largest needs the index that pool wrote"));
+}
+
+static bool grid_fits(kn_kernel k, const kn_array *x, const kn_array *y, const kn_grid *g)
+{
+    bool fits = isfinite(g->centre);
+    for (int d = 0; d < 2; d++)
+        fits = fits && (x->shape[2 + d] > 0 || y->shape[2 + d] == 0) && g->mul[d] >= 0 &&
+               isfinite(g->mul[d]) && g->div[d] > 0 && isfinite(g->div[d]);
+    return fits || REFUSE(k,
+                          "x %s and y %s do not fit: H and W at least 1; mul at least 0, div "
+                          "above 0, all finite",
+                          KN_ARRAY_SHOWN(x), KN_ARRAY_SHOWN(y));
+}
+
+static bool interpolate_fits(kn_kernel k, const void *args)
+{
+    const kn_interpolate_args *a = args;
+    return grid_fits(k, &a->x, &a->y, &a->grid);
+}
+
+static bool interpolate_grad_fits(kn_kernel k, const void *args)
+{
+    const kn_interpolate_grad_args *a = args;
+    return grid_fits(k, &a->dx, &a->dy, &a->grid);
+}
+
+/* ---- optimizers and norms of gradients ------------------------------------------------------- */
+
+static bool float_dtype(kn_kernel k, kn_dtype t)
+{
+    return kn_dtype_is_float(t) ||
+           REFUSE(k, "dtype %s is not supported; use f32, bf16, f16 or f64", kn_dtype_name(t));
+}
+
+static bool sum_n_fits(kn_kernel k, const void *args)
+{
+    const kn_sum_n_args *a = args;
+    if (a->n < 0 || a->n > KN_SUM_N_MAX)
+        return REFUSE(k, "%d sources; 0 to %d are supported", a->n, KN_SUM_N_MAX);
+    return float_dtype(k, a->dst_dtype) && float_dtype(k, a->src_dtype);
+}
+
+/* An optimizer's arguments begin with its step. */
+static bool step_fits(kn_kernel k, const void *args)
+{
+    const kn_opt_step *s = args;
+    bool fits = true;
+    for (int i = 0; i < s->pieces && fits; i++) {
+        const kn_opt_piece *p = &s->piece[i];
+        fits = float_dtype(k, p->param_dtype) && float_dtype(k, p->grad_dtype) &&
+               (!p->out || float_dtype(k, p->out_dtype));
+    }
+    return fits;
+}
+
+static bool runs_fit(kn_kernel k, const kn_run *run, int runs)
+{
+    bool fits = true;
+    for (int i = 0; i < runs && fits; i++)
+        fits = float_dtype(k, run[i].dtype);
+    return fits;
+}
+
+static bool absmax_fits(kn_kernel k, const void *args)
+{
+    const kn_absmax_args *a = args;
+    return runs_fit(k, a->run, a->runs);
+}
+
+static bool sqsum_fits(kn_kernel k, const void *args)
+{
+    const kn_sqsum_args *a = args;
+    return runs_fit(k, a->run, a->runs);
+}
+
+static bool powsum_fits(kn_kernel k, const void *args)
+{
+    const kn_powsum_args *a = args;
+    return ((a->p > 0 && isfinite(a->p)) ||
+            REFUSE(k, "p is %g; it must be above 0 and finite", a->p)) &&
+           runs_fit(k, a->run, a->runs);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static bool (*const more[KN_K_COUNT])(kn_kernel k, const void *args) = {
+    [KN_K_COPY] = copy_fits,
+    [KN_K_UNARY] = unary_fits,
+    [KN_K_UNARY_GRAD] = unary_grad_fits,
+    [KN_K_BINARY] = binary_fits,
+    [KN_K_RANDOM] = random_fits,
+    [KN_K_ROUND] = round_fits,
+    [KN_K_REDUCE] = reduce_fits,
+    [KN_K_NORM] = norm_fits,
+    [KN_K_CUMSUM] = cumsum_fits,
+    [KN_K_INDEX_SELECT] = index_select_fits,
+    [KN_K_INDEX_ADD] = index_add_fits,
+    [KN_K_GATHER] = gather_fits,
+    [KN_K_SCATTER] = scatter_fits,
+    [KN_K_SORT] = sort_fits,
+    [KN_K_ATTENTION] = attention_fits,
+    [KN_K_ATTENTION_GRAD] = attention_grad_fits,
+    [KN_K_ROPE] = rope_fits,
+    [KN_K_CONV] = conv_fits,
+    [KN_K_CONV_GRAD_X] = conv_grad_x_fits,
+    [KN_K_CONV_GRAD_W] = conv_grad_w_fits,
+    [KN_K_BATCH_NORM] = batch_norm_fits,
+    [KN_K_POOL] = pool_fits,
+    [KN_K_POOL_GRAD] = pool_grad_fits,
+    [KN_K_INTERPOLATE] = interpolate_fits,
+    [KN_K_INTERPOLATE_GRAD] = interpolate_grad_fits,
+    [KN_K_SUM_N] = sum_n_fits,
+    [KN_K_ADAMW] = step_fits,
+    [KN_K_SGD] = step_fits,
+    [KN_K_LION] = step_fits,
+    [KN_K_ABSMAX] = absmax_fits,
+    [KN_K_SQSUM] = sqsum_fits,
+    [KN_K_POWSUM] = powsum_fits,
+};
+
+bool kn_kernel_fits(kn_kernel k, const void *args)
+{
+    return kn_kernel_arrays_fit(k, args) && (!more[k] || more[k](k, args));
 }

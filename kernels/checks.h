@@ -7,17 +7,17 @@
 
 #include "kernels/kernels_internal.h"
 
-/* The check of k. */
+#define KN_ARRAY_SHOWN(a) kn_array_describe((a), (char[128]){ 0 }, 128)
+
+/* checks.c: the check of k, all of it. */
 KN_API bool kn_kernel_fits(kn_kernel k, const void *args);
 
-/* kn_fits_<name> of every kernel: in checks.c, those of attention, images and optimizers in
- * checks_more.c. */
-#define KN_KERNEL_FITS(entry, name, ...) bool kn_fits_##name(const kn_##name##_args *a);
-KN_KERNELS(KN_KERNEL_FITS)
-#undef KN_KERNEL_FITS
-
-bool kn_check_float(kn_kernel k, const kn_array *a);
-bool kn_check_same_shape(kn_kernel k, const kn_array *a, const kn_array *b);
-bool kn_check_same_if_there(kn_kernel k, const kn_array *a, const kn_array *b); /* data NULL: no */
+/* signature.c: the arrays have the dtypes and shapes of k's signature; each that must be there and
+ * has elements has bytes. */
+bool kn_kernel_arrays_fit(kn_kernel k, const void *args);
+bool kn_kernel_has_bytes(kn_kernel k, const void *args);
+size_t kn_kernel_size(kn_kernel k); /* of its arguments */
+/* "dst f32[2,3], a f32[2,4], b f32[4,3]" */
+char *kn_kernel_describe(kn_kernel k, const void *args, char *text, size_t size);
 
 #endif

@@ -30,52 +30,66 @@ extern "C" {
  *   ROW(entry, name, arrays, vectors, flops, bytes)
  *   name     its arguments are a kn_<name>_args; its functions are kn_ref_<name> (the reference),
  *            kn_cuda_<name> and vec_<name> (the vector provider)
- *   arrays   names of the arrays that its arguments begin with, '?' after one that may be absent
- *            (data NULL)
+ *   arrays   the arrays that its arguments begin with: a name; '?' if it may be absent (data NULL);
+ *            ':' and its dtype, float, number (one with arithmetic), index (i64 or i32), another
+ *            array for that one's, or a dtype; its dims, of one size where they have one letter. A
+ *            star is any number of dims, the same in all arrays. kn_launch checks this
+ *            (kernels/signature.c), and the rest of what must fit (kernels/checks.c)
  *   vectors  VEC if the vector provider has it, else NO_VEC
  *   flops, bytes  the cost of a call with arguments *a, in functions of kernels/cost.c; all: the
  *            bytes of the arrays */
 /* clang-format off */
 #define KN_KERNELS(ROW)                                                                           \
-    ROW(COPY, copy, "dst src", VEC, 0, all)                                                       \
-    ROW(FILL, fill, "dst", VEC, 0, all)                                                           \
-    ROW(UNARY, unary, "dst src", VEC, elements(&a->dst), all)                                     \
-    ROW(UNARY_GRAD, unary_grad, "dx dy x? y?", VEC, 2 * elements(&a->dx), all)                    \
-    ROW(BINARY, binary, "dst a b", VEC, elements(&a->dst), all)                                   \
-    ROW(WHERE, where, "dst cond a b", VEC, 0, all)                                                \
-    ROW(REDUCE, reduce, "dst src", VEC, elements(&a->src), all)                                   \
+    ROW(COPY, copy, "dst[*] src[*]", VEC, 0, all)                                                 \
+    ROW(FILL, fill, "dst:number", VEC, 0, all)                                                    \
+    ROW(UNARY, unary, "dst[*] src[*]", VEC, elements(&a->dst), all)                               \
+    ROW(UNARY_GRAD, unary_grad, "dx:float[*] dy[*] x?[*] y?[*]", VEC, 2 * elements(&a->dx), all)  \
+    ROW(BINARY, binary, "dst[*] a[*] b[*]", VEC, elements(&a->dst), all)                          \
+    ROW(WHERE, where, "dst[*] cond:bool[*] a:dst[*] b:dst[*]", VEC, 0, all)                       \
+    ROW(REDUCE, reduce, "dst:number src:number", VEC, elements(&a->src), all)                     \
     /* a product and a sum for each of M N K; the few of a bias or an epilogue aren't counted */  \
-    ROW(MATMUL, matmul, "dst a b bias? sum? x?", VEC,                                             \
+    ROW(MATMUL, matmul, "dst:float[*,M,N] a:float[*,M,K] b:float[*,K,N] bias?[N] sum? x?", VEC,   \
         2 * elements(&a->dst) * dim(&a->a, 0), all + (a->add ? bytes_of(&a->dst) : 0))            \
-    ROW(SOFTMAX, softmax, "y x", VEC, 4 * elements(&a->x), all)                                   \
-    ROW(SOFTMAX_GRAD, softmax_grad, "dx dy y", VEC, 4 * elements(&a->y), all)                     \
-    ROW(CROSS_ENTROPY, cross_entropy, "loss count lse logits targets dlogits?", VEC,              \
+    ROW(SOFTMAX, softmax, "y:float[*] x:float[*]", VEC, 4 * elements(&a->x), all)                 \
+    ROW(SOFTMAX_GRAD, softmax_grad, "dx:float[*] dy[*] y[*]", VEC, 4 * elements(&a->y), all)      \
+    ROW(CROSS_ENTROPY, cross_entropy,                                                             \
+        "loss count lse:float[N] logits:float[N,V] targets:index[N] dlogits?[N,V]", VEC,          \
         (a->dlogits.data ? 8 : 4) * elements(&a->logits), all)                                    \
-    ROW(CROSS_ENTROPY_GRAD, cross_entropy_grad, "dlogits logits targets lse count dloss", VEC,    \
+    ROW(CROSS_ENTROPY_GRAD, cross_entropy_grad,                                                   \
+        "dlogits[N,V] logits:float[N,V] targets:index[N] lse:float[N] count dloss", VEC,          \
         4 * elements(&a->logits), all)                                                            \
-    ROW(NORM, norm, "y x w? b? mean? rstd add? sum?", VEC,                                        \
+    ROW(NORM, norm,                                                                               \
+        "y[*,C] x:float[*,C] w?:float[C] b?:float[C] mean? rstd add?:x[*,C] sum?:x[*,C]", VEC,    \
         (a->add.dtype ? 8 : 7) * elements(&a->x), all)                                            \
-    ROW(NORM_GRAD, norm_grad, "dx? dw? db? dy x w? mean? rstd more?", VEC,                        \
+    ROW(NORM_GRAD, norm_grad,                                                                     \
+        "dx?[*,C] dw?:float[C] db?:float[C] dy[*,C] x:float[*,C] w?:float[C] mean? rstd "         \
+        "more?:x[*,C]", VEC,                                                                      \
         (a->more.dtype ? 13 : 12) * elements(&a->x), all)                                         \
     /* picking reads the picked elements, not all that there are */                               \
-    ROW(INDEX_SELECT, index_select, "dst src index", VEC, 0, picked(&a->dst, 2, &a->index))       \
-    ROW(INDEX_ADD, index_add, "dst src index", VEC,                                               \
+    ROW(INDEX_SELECT, index_select, "dst src:dst index:index[I]", VEC,                            \
+        0, picked(&a->dst, 2, &a->index))                                                         \
+    ROW(INDEX_ADD, index_add, "dst:number src:number index:index[I]", VEC,                        \
         elements(&a->src), bytes_of(&a->src) + picked(&a->src, 2, &a->index))                     \
-    ROW(GATHER, gather, "dst src index", VEC, 0, picked(&a->dst, 2, &a->index))                   \
-    ROW(SCATTER, scatter, "dst src index", VEC,                                                   \
+    ROW(GATHER, gather, "dst src:dst index:index", VEC, 0, picked(&a->dst, 2, &a->index))         \
+    ROW(SCATTER, scatter, "dst src index:index", VEC,                                             \
         a->add ? elements(&a->index) : 0,                                                         \
         bytes_of(&a->src) + picked(&a->src, a->add ? 2 : 1, &a->index))                           \
     /* about 16 comparisons an element */                                                         \
-    ROW(SORT, sort, "values indices src", NO_VEC, 16 * elements(&a->src), all)                    \
-    ROW(CUMSUM, cumsum, "y x", NO_VEC, elements(&a->x), all)                                      \
-    ROW(DROPOUT, dropout, "y x", VEC, elements(&a->y), all)                                       \
+    ROW(SORT, sort, "values:number[*] indices:i64[*] src:values", NO_VEC,                         \
+        16 * elements(&a->src), all)                                                              \
+    ROW(CUMSUM, cumsum, "y[*] x[*]", NO_VEC, elements(&a->x), all)                                \
+    ROW(DROPOUT, dropout, "y:float[*] x[*]", VEC, elements(&a->y), all)                           \
     /* two products of 2 D a pair, 5 for the softmax; backward five products */                   \
-    ROW(ATTENTION, attention, "o lse q k v mask?", VEC,                                           \
+    ROW(ATTENTION, attention,                                                                     \
+        "o[B,H,T,D] lse:float[B,H,T] q:float[B,H,T,D] k:float[B,G,S,D] v:float[B,G,S,D] "         \
+        "mask?[B,H,T,S]", VEC,                                                                    \
         pairs(&a->q, &a->k, a->causal, a->window) * (4 * dim(&a->q, 0) + 5), all)                 \
-    ROW(ATTENTION_GRAD, attention_grad, "dq dk dv dout o lse q k v mask? dmask?", VEC,            \
-        pairs(&a->q, &a->k, a->causal, a->window) * (10 * dim(&a->q, 0) + 8), all)                \
-    ROW(ROPE, rope, "y x", VEC, 3 * elements(&a->x), all)                                         \
-    ROW(RANDOM, random, "dst", VEC, 0, all)                                                       \
+    ROW(ATTENTION_GRAD, attention_grad,                                                           \
+        "dq[B,H,T,D] dk[B,G,S,D] dv[B,G,S,D] dout[B,H,T,D] o[B,H,T,D] lse:float[B,H,T] "          \
+        "q:float[B,H,T,D] k:float[B,G,S,D] v:float[B,G,S,D] mask?[B,H,T,S] dmask?:q[B,H,T,S]",    \
+        VEC, pairs(&a->q, &a->k, a->causal, a->window) * (10 * dim(&a->q, 0) + 8), all)           \
+    ROW(ROPE, rope, "y:float[B,H,T,D] x:float[B,H,T,D]", VEC, 3 * elements(&a->x), all)           \
+    ROW(RANDOM, random, "dst:float", VEC, 0, all)                                                 \
     ROW(SUM_N, sum_n, "", VEC,                                                                    \
         (double)a->count * (a->n - !a->acc),                                                      \
         (double)a->count * (a->n * size(a->src_dtype) + (a->acc ? 2 : 1) * size(a->dst_dtype)))   \
@@ -90,25 +104,33 @@ extern "C" {
     ROW(CLIP, clip, "", NO_VEC, 8, KN_SQSUM_LIMBS * 8 + 12)                                       \
     ROW(LOSS_SCALE, loss_scale, "", NO_VEC,                                                       \
         8, sizeof(kn_loss_scale_state) + sizeof(kn_step_scalars) + 8)                             \
-    ROW(CONV, conv, "y x w bias?", NO_VEC, products(&a->y, &a->w), all)                           \
-    ROW(CONV_GRAD_X, conv_grad_x, "dx dy w", NO_VEC, products(&a->dy, &a->w), all)                \
-    ROW(CONV_GRAD_W, conv_grad_w, "dw dy x", NO_VEC, products(&a->dy, &a->dw), all)               \
-    ROW(BATCH_NORM, batch_norm, "y? x w? b? mean rstd running_mean? running_var? add?", VEC,      \
+    ROW(CONV, conv, "y:float[N,O,P,Q] x:float[N,C,H,W] w:float[O,E,R,S] bias?[O]", NO_VEC,        \
+        products(&a->y, &a->w), all)                                                              \
+    ROW(CONV_GRAD_X, conv_grad_x, "dx:float[N,C,H,W] dy:float[N,O,P,Q] w:float[O,E,R,S]", NO_VEC, \
+        products(&a->dy, &a->w), all)                                                             \
+    ROW(CONV_GRAD_W, conv_grad_w, "dw:float[O,E,R,S] dy:float[N,O,P,Q] x:float[N,C,H,W]", NO_VEC, \
+        products(&a->dy, &a->dw), all)                                                            \
+    ROW(BATCH_NORM, batch_norm,                                                                   \
+        "y?[N,C,*] x:float[N,C,*] w?:float[C] b?:float[C] mean:float[C] rstd:float[C] "           \
+        "running_mean?:float[C] running_var?:float[C] add?[N,C,*]", VEC,                          \
         (a->training ? 8 : 4) * elements(&a->x), all)                                             \
     ROW(BATCH_NORM_GRAD, batch_norm_grad,                                                         \
-        "dx? dw? db? dadd? dy x y? w? b? mean rstd mean_dw? mean_db?", VEC,                       \
-        12 * elements(&a->x), all)                                                                \
+        "dx?[N,C,*] dw?:float[C] db?:float[C] dadd?[N,C,*] dy[N,C,*] x:float[N,C,*] y?[N,C,*] "   \
+        "w?:float[C] b?:float[C] mean:float[C] rstd:float[C] mean_dw?:float[C] mean_db?:float[C]",\
+        VEC, 12 * elements(&a->x), all)                                                           \
     ROW(BATCH_NORM_JOIN, batch_norm_join,                                                         \
-        "a b count? from_a from_b from_count? running_mean? running_var?", NO_VEC,                \
+        "a:float[C] b:float[C] count? from_a:float[n,C] from_b:float[n,C] from_count? "           \
+        "running_mean?:float[C] running_var?:float[C]", NO_VEC,                                   \
         8 * elements(&a->from_a), all)                                                            \
-    ROW(POOL, pool, "y index? x", VEC,                                                            \
+    ROW(POOL, pool, "y:float[N,C,P,Q] index?:i32[N,C,P,Q] x:float[N,C,H,W]", VEC,                 \
         elements(&a->y) * window_size(&a->window, &a->x, &a->y), all)                             \
-    ROW(POOL_GRAD, pool_grad, "dx dy index?", VEC,                                                \
+    ROW(POOL_GRAD, pool_grad, "dx:float[N,C,H,W] dy:float[N,C,P,Q] index?:i32[N,C,P,Q]", VEC,     \
         elements(&a->dy) * window_size(&a->window, &a->dx, &a->dy), all)                          \
-    ROW(INTERPOLATE, interpolate, "y x", VEC, a->linear ? 8 * elements(&a->y) : 0, all)           \
-    ROW(INTERPOLATE_GRAD, interpolate_grad, "dx dy", VEC,                                         \
+    ROW(INTERPOLATE, interpolate, "y:float[N,C,P,Q] x:float[N,C,H,W]", VEC,                       \
+        a->linear ? 8 * elements(&a->y) : 0, all)                                                 \
+    ROW(INTERPOLATE_GRAD, interpolate_grad, "dx:float[N,C,H,W] dy:float[N,C,P,Q]", VEC,           \
         (a->linear ? 8 : 1) * elements(&a->dy), all)                                              \
-    ROW(ROUND, round, "dst src", NO_VEC, elements(&a->dst), all)
+    ROW(ROUND, round, "dst[R,n] src:float[R,n]", NO_VEC, elements(&a->dst), all)
 /* clang-format on */
 
 #define KN_KERNEL_ENTRY(entry, ...) KN_K_##entry,

@@ -1,5 +1,4 @@
-/* kernels/launch.c: names of kernels, layout of their arguments, and the way of a call through the
- * providers of its device. */
+/* kernels/launch.c: the way of a call through the providers of its device. */
 #include "kernels/trace.h"
 #include "kernels/checks.h"
 #include "kernels/graph_internal.h"
@@ -9,79 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the kernels ------------------------------------------------------------------------- */
-
-#define KERNEL(entry, name, arrays, ...)                                                           \
-    [KN_K_##entry] = { #name, sizeof(kn_##name##_args), arrays },
-static const struct {
-    const char *name;
-    size_t size;
-    const char *arrays;
-} kernels[KN_K_COUNT] = { KN_KERNELS(KERNEL) };
-
-const char *kn_kernel_name(kn_kernel k)
-{
-    return (unsigned)k < KN_K_COUNT ? kernels[k].name : "unknown";
-}
-
 const kn_array *kn_unary_grad_input(const kn_unary_grad_args *a)
 {
     const int reads = kn_unary_row(a->kind)->reads;
     return reads & KN_READS_X ? &a->x : reads & KN_READS_Y ? &a->y : &a->dy;
-}
-
-/* One word of a list of array names. */
-typedef struct word {
-    const char *at;
-    int length; /* without the '?' */
-    bool optional;
-} word;
-
-/* The word that follows, length 0 at the end of the list. */
-static word next_word(const char *s)
-{
-    s += *s == ' ';
-    int n = (int)strcspn(s, " ");
-    bool optional = n > 0 && s[n - 1] == '?';
-    return (word){ s, n - optional, optional };
-}
-
-int kn_kernel_arrays(kn_kernel k)
-{
-    int n = 0;
-    for (word w = next_word(kernels[k].arrays); w.length > 0; n++)
-        w = next_word(w.at + w.length + w.optional);
-    return n;
-}
-
-/* "dst f32[2,3], a f32[2,4], b f32[4,3]" */
-static char *describe_args(kn_kernel k, const kn_array *a, char *text, size_t size)
-{
-    char array[128];
-    size_t used = 0;
-    text[0] = 0;
-    for (word w = next_word(kernels[k].arrays); w.length > 0 && used < size; a++) {
-        if (a->data || !w.optional) {
-            int n = snprintf(text + used, size - used, "%s%.*s %s", used ? ", " : "", w.length,
-                             w.at, kn_array_describe(a, array, sizeof array));
-            used += n > 0 ? (size_t)n : 0;
-        }
-        w = next_word(w.at + w.length + w.optional);
-    }
-    return text;
-}
-
-/* Every array that must be there and has elements has bytes. */
-static bool has_bytes(kn_kernel k, const kn_array *a)
-{
-    char array[128];
-    for (word w = next_word(kernels[k].arrays); w.length > 0; a++) {
-        if (!a->data && !w.optional && kn_array_numel(a) > 0)
-            return kn_fail("%s: array %.*s %s has no bytes", kernels[k].name, w.length, w.at,
-                           kn_array_describe(a, array, sizeof array));
-        w = next_word(w.at + w.length + w.optional);
-    }
-    return true;
 }
 
 /* ---- which providers may run ---------------------------------------------------------------- */
@@ -159,16 +89,16 @@ static void trace_run(const kn_provider *provider, kn_stream *s, kn_kernel k, co
 {
     kn_cost cost = kn_kernel_cost(k, args);
     if (s->table->trace_end)
-        s->table->trace_end(s, kernels[k].name, provider->name, cost.flops, cost.bytes);
+        s->table->trace_end(s, kn_kernel_name(k), provider->name, cost.flops, cost.bytes);
     else
-        kn_trace_add(kernels[k].name, provider->name, s, begin, kn_now(), cost.flops, cost.bytes);
+        kn_trace_add(kn_kernel_name(k), provider->name, s, begin, kn_now(), cost.flops, cost.bytes);
 }
 
 static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
 {
     char text[1024];
-    return kn_fail("%s: no kernel provider of %s takes %s", kernels[k].name,
-                   kn_device_name(s->device), describe_args(k, args, text, sizeof text));
+    return kn_fail("%s: no kernel provider of %s takes %s", kn_kernel_name(k),
+                   kn_device_name(s->device), kn_kernel_describe(k, args, text, sizeof text));
 }
 
 kn_kernel kn_matmul_parts(const kn_matmul_args *whole, kn_matmul_args *product,
@@ -223,7 +153,7 @@ bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args)
         if (status == KN_DECLINED)
             continue;
         if (status == KN_FAILED)
-            return kn_fail("%s: provider %s failed", kernels[k].name, providers[i]->name);
+            return kn_fail("%s: provider %s failed", kn_kernel_name(k), providers[i]->name);
         if (tracing)
             trace_run(providers[i], s, k, args, begin);
         return true;
@@ -245,7 +175,7 @@ static bool has_epilogues(const kn_stream *s)
 
 static bool give_device(kn_stream *s, kn_kernel k, const void *args)
 {
-    return s->table->launch(s, k, args, kernels[k].size);
+    return s->table->launch(s, k, args, kn_kernel_size(k));
 }
 
 bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
@@ -254,16 +184,16 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
         return kn_fail("%s: no stream to launch it on, or no such kernel", kn_kernel_name(k));
     if (!kn_ok())
         return false;
-    if (size != kernels[k].size)
-        return kn_fail("%s: arguments of %zu bytes where its struct has %zu", kernels[k].name, size,
-                       kernels[k].size);
+    if (size != kn_kernel_size(k))
+        return kn_fail("%s: arguments of %zu bytes where its struct has %zu", kn_kernel_name(k),
+                       size, kn_kernel_size(k));
     pthread_once(&environment_once, read_environment);
     if (bad_environment)
         return fail_names("KNAP_PROVIDERS", bad_environment);
     if (s->device == KN_CPU &&
-        kn_unrecordable(KN_DEVICE_DEFAULT, "%s: a kernel on the cpu", kernels[k].name))
+        kn_unrecordable(KN_DEVICE_DEFAULT, "%s: a kernel on the cpu", kn_kernel_name(k)))
         return false;
-    if (!kn_kernel_fits(k, args) || (s->device != KN_META && !has_bytes(k, args)))
+    if (!kn_kernel_fits(k, args) || (s->device != KN_META && !kn_kernel_has_bytes(k, args)))
         return false;
     if (k == KN_K_MATMUL && kn_matmul_has_epilogue(args) && !has_epilogues(s))
         return run_parts(s, args, give_device);

@@ -1,4 +1,5 @@
 /* tests/kernels/launch_test.c: launching kernels through the providers. */
+#include "kernels/checks.h"
 #include "kernels/trace.h"
 #include "kernels/context.h"
 #include "kernels/kernels_internal.h"
@@ -49,11 +50,75 @@ KN_TEST(launch, bad_calls)
     for (int meta = 0; meta < 2; meta++) {
         kn_stream *to = kn_compute_stream(meta ? KN_META : KN_CPU);
         KN_CHECK(!kn_launch(to, KN_K_COPY, &args, sizeof args), "meta %d", meta);
-        KN_CHECK_ERROR("copy: shapes differ: f32[4] and f32[3]");
+        KN_CHECK_ERROR("copy: src f32[3] does not fit: it takes dst[*] src[*]; got dst f32[4]");
     }
     kn_fail("stands");
     KN_CHECK(!launch_copy(s, a, a, 4));
     KN_CHECK_ERROR("stands");
+}
+
+/* Arrays over the same bytes, a letter and the sizes of dims: "f23" is f32[2,3], "i" i64, "b" bool,
+ * "-" none. */
+static bool fits(kn_kernel k, const char *arrays)
+{
+    static int64_t bytes[64];
+    union {
+        kn_array array[16];
+        char rest[16 * sizeof(kn_array) + 256]; /* zeros */
+    } args = { 0 };
+    for (int n = 0; *arrays; arrays += *arrays == ' ', n++) {
+        int64_t shape[KN_MAX_DIMS];
+        const char type = *arrays++;
+        int ndim = 0;
+        while (*arrays && *arrays != ' ')
+            shape[ndim++] = *arrays++ - '0';
+        const kn_dtype t = type == 'f' ? KN_F32 : type == 'i' ? KN_I64 : KN_BOOL;
+        if (type != '-')
+            args.array[n] = kn_array_make(bytes, t, ndim, shape);
+    }
+    return kn_kernel_fits(k, &args);
+}
+
+KN_TEST(launch, arrays_fit_the_kernel)
+{
+    static const struct {
+        kn_kernel k;
+        const char *good, *bad, *why;
+    } cases[] = {
+        { KN_K_WHERE, "f23 b23 f23 f23", "f23 b23 f23 f32", "where: b f32[3,2] does" },
+        { KN_K_WHERE, "i23 b23 i23 i23", "i23 i23 i23 i23", "where: cond i64[2,3]" },
+        { KN_K_WHERE, "b4 b4 b4 b4", "f4 b4 i4 f4", "where: a i64[4] does not fit" },
+        { KN_K_SOFTMAX, "f23 f23", "f23 f234", "softmax: x f32[2,3,4]" },
+        { KN_K_SOFTMAX, "f f", "i2 i2", "softmax: y i64[2]" },
+        { KN_K_FILL, "i2", "-", "fill: dst" },
+        { KN_K_MATMUL, "f524 f523 f534 f4", "f524 f523 f534 f5", "bias f32[5]" },
+        { KN_K_MATMUL, "f24 f23 f34", "f524 f23 f34", "matmul: a f32[2,3]" },
+        { KN_K_CROSS_ENTROPY, "f f f2 f23 i2", "f f f2 f23 f2", "targets f32[2]" },
+        { KN_K_CROSS_ENTROPY, "f f f2 f23 i2 f23", "f f f2 f23 i2 f22", "dlogits f32[2,2]" },
+        { KN_K_NORM, "f23 f23 f3 - - f", "f23 f23 f2 - - f", "norm: w f32[2]" },
+        { KN_K_NORM, "f23 f23 - - - f f23 f23", "f23 f23 - - - f i23 f23", "add i64[2,3]" },
+        { KN_K_BATCH_NORM, "f2345 f2345 - - f3 f3 f3 f3", "f2345 f2345 - - f3 f4 f3 f3", "rstd" },
+        { KN_K_BATCH_NORM, "- f23 - - f3 f3 f3 f3", "- f2 - - f3 f3 f3 f3", "x f32[2] does" },
+        { KN_K_BATCH_NORM, "- f23 - - f3 f3 f3 f3", "- f23 - - f3 f3", "needs running_mean" },
+        { KN_K_ATTENTION, "f2334 f233 f2334 f2354 f2354", "f2334 f233 f2334 f2254 f2254", "heads" },
+        { KN_K_ATTENTION, "f1112 f111 f1112 f1112 f1112 b1111",
+          "f1112 f111 f1112 f1112 f1112 i1111", "q's dtype or bool" },
+        { KN_K_SORT, "f2 i2 f3", "f2 f2 f3", "indices f32[2]" },
+        { KN_K_SORT, "f2 i2 f3", "i2 i2 f3", "src f32[3]" },
+        { KN_K_GATHER, "f2 f3 i2", "f2 i3 i2", "gather: src i64[3]" },
+        { KN_K_GATHER, "f2 f3 i2", "f2 f3 f2", "index f32[2]" },
+        { KN_K_INDEX_ADD, "f3 f2 i2", "f3 i2 i2", "float into float" },
+        { KN_K_INDEX_SELECT, "f2 f3 i2", "f3 f3 i2", "along dim 0" },
+        { KN_K_UNARY_GRAD, "f2 f2 f2 f2", "i2 i2 i2 i2", "dx i64[2]" },
+        { KN_K_ROPE, "f1112 f1112", "f1113 f1113", "even D" },
+        { KN_K_CUMSUM, "f2 f2", "i2 f2", "float into float" },
+        { KN_K_REDUCE, "f13 f23", "f23 f33", "1 where reduced" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        KN_CHECK(fits(cases[i].k, cases[i].good), "case %d: %s", (int)i, kn_error());
+        KN_CHECK(!fits(cases[i].k, cases[i].bad), "case %d fits", (int)i);
+        KN_CHECK_ERROR(cases[i].why);
+    }
 }
 
 KN_TEST(launch, every_kernel_has_a_name)
