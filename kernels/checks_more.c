@@ -1,314 +1,310 @@
-/* kernels/checks_more.c: the checks that a kernel's row doesn't say (checks.h): of kinds, of dims
- * that an argument names, of options and lists of pieces. */
+/* kernels/checks_more.c: the checks (checks.h) of attention, images, batch norm, optimizers and
+ * norms of gradients. */
 #include "kernels/checks.h"
 
 #include <math.h>
 
-/* ---- elementwise ----------------------------------------------------------------------------- */
-
-static bool copy(const kn_copy_args *a)
-{
-    const kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    return to == from || (kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from)) ||
-           kn_fail("copy: %s to %s is not supported; storage-only dtypes copy to the same dtype "
-                   "only",
-                   kn_dtype_name(from), kn_dtype_name(to));
-}
-
-static bool unary(const kn_unary_args *a)
-{
-    const kn_kind_row *row = kn_unary_row(a->kind);
-    return (a->dst.dtype == a->src.dtype && kn_kind_takes(row, a->src.dtype)) ||
-           kn_fail("unary: %s from %s to %s is not supported; kernels/kinds.h lists the dtypes of "
-                   "each kind, and the result has the dtype of its input",
-                   row->name, kn_dtype_name(a->src.dtype), kn_dtype_name(a->dst.dtype));
-}
-
-static bool unary_grad(const kn_unary_grad_args *a)
-{
-    const kn_kind_row *row = kn_unary_row(a->kind);
-    if (!kn_kind_takes(row, KN_F32))
-        return kn_fail("unary_grad: %s has no derivative", row->name);
-    return kn_unary_grad_input(a)->ndim == a->dx.ndim || /* else it is unset */
-           kn_fail("unary_grad: %s needs %s, which isn't given", row->name,
-                   kn_unary_grad_input(a) == &a->x ? "x" : "y");
-}
-
-static bool binary(const kn_binary_args *a)
-{
-    const kn_dtype t = a->a.dtype, to = a->dst.dtype;
-    return (t == a->b.dtype && kn_binary_takes(a->kind, t, to)) ||
-           kn_fail("binary: %s of %s and %s into %s is not supported; a and b have one dtype, "
-                   "dst too or, for comparisons and logic, bool",
-                   kn_binary_row(a->kind)->name, kn_dtype_name(t), kn_dtype_name(a->b.dtype),
-                   kn_dtype_name(to));
-}
-
-static bool random_values(const kn_random_args *a)
-{
-    char text[128];
-    return (kn_array_contiguous(&a->dst) && (unsigned)a->kind < KN_RANDOM_COUNT) ||
-           kn_fail("random: kind %d into %s is not supported; uniform or normal into a contiguous "
-                   "array",
-                   (int)a->kind, kn_array_describe(&a->dst, text, sizeof text));
-}
-
-/* ---- rows ------------------------------------------------------------------------------------ */
-
-static bool reduce(const kn_reduce_args *a)
-{
-    const kn_array *dst = &a->dst, *src = &a->src;
-    char one[128], two[128];
-    int reduced = 0;
-    bool fits = dst->ndim == src->ndim;
-    for (int d = 0; fits && d < src->ndim; d++) {
-        fits = dst->shape[d] == src->shape[d] || dst->shape[d] == 1;
-        reduced += dst->shape[d] != src->shape[d];
-    }
-    if (!fits)
-        return kn_fail("reduce: %s does not reduce to %s; same number of dims, 1 where reduced",
-                       kn_array_describe(src, one, sizeof one),
-                       kn_array_describe(dst, two, sizeof two));
-    if ((unsigned)a->kind >= KN_REDUCE_COUNT)
-        return kn_fail("reduce: kind %d is not supported; SUM, MEAN, MAX, MIN and ARGMAX are",
-                       (int)a->kind);
-    return a->kind != KN_ARGMAX || (dst->dtype == KN_I64 && reduced <= 1) ||
-           kn_fail("reduce: argmax over %d dims into %s; it takes one dim, into i64", reduced,
-                   kn_dtype_name(dst->dtype));
-}
-
-static bool norm(const kn_norm_args *a)
-{
-    return !a->add.data == !a->sum.data || kn_array_numel(&a->x) == 0 ||
-           kn_fail("norm: %s is given without %s", a->add.data ? "add" : "sum",
-                   a->add.data ? "sum" : "add");
-}
-
-/* ---- indices, order -------------------------------------------------------------------------- */
-
-/* picked holds elements of full along dim: in the other dims all, or (some) no more than it has. */
-static bool along(kn_kernel k, const char *op, const void *args, const kn_array *full,
-                  const kn_array *picked, int dim, int64_t most, bool some)
-{
-    char text[512];
-    bool fits = full->ndim == picked->ndim && dim >= 0 && dim < full->ndim;
-    for (int d = 0; fits && d < full->ndim; d++)
-        fits = d == dim ? picked->shape[d] <= most
-               : some   ? picked->shape[d] <= full->shape[d]
-                        : picked->shape[d] == full->shape[d];
-    return fits || kn_fail("%s: along dim %d %s do not fit: that dim must be there, and the others "
-                           "%s",
-                           op, dim, kn_kernel_describe(k, args, text, sizeof text),
-                           some ? "no larger than those that are picked from" : "agree");
-}
-
-static bool adds(kn_kernel k, const kn_array *dst, const kn_array *src)
-{
-    const kn_dtype to = dst->dtype, from = src->dtype;
-    return (kn_dtype_is_arithmetic(to) && kn_dtype_is_arithmetic(from) &&
-            kn_dtype_is_float(to) == kn_dtype_is_float(from)) ||
-           kn_fail("%s: %s into %s is not supported; float into float, integer into integer",
-                   kn_kernel_name(k), kn_dtype_name(from), kn_dtype_name(to));
-}
-
-/* One slice for each of index. */
-static bool slices(kn_kernel k, const void *args, const kn_array *full, const kn_array *picked,
-                   const kn_array *index, int dim)
-{
-    return along(k, kn_kernel_name(k), args, full, picked, dim, index->shape[0], false) &&
-           (picked->shape[dim] == index->shape[0] ||
-            kn_fail("%s: %lld slices along dim %d for an index of %lld", kn_kernel_name(k),
-                    (long long)picked->shape[dim], dim, (long long)index->shape[0]));
-}
-
-static bool scatter(const kn_scatter_args *a)
-{
-    const char *op = a->op ? a->op : "scatter";
-    return (a->add ? adds(KN_K_SCATTER, &a->dst, &a->src)
-                   : a->dst.dtype == a->src.dtype ||
-                         kn_fail("%s: dst is %s, src is %s; they must agree", op,
-                                 kn_dtype_name(a->dst.dtype), kn_dtype_name(a->src.dtype))) &&
-           along(KN_K_SCATTER, op, a, &a->dst, &a->src, a->dim, INT64_MAX, true);
-}
-
-static bool cumsum(const kn_cumsum_args *a)
-{
-    const kn_dtype to = a->y.dtype, from = a->x.dtype;
-    const bool sums =
-        kn_dtype_is_int(from) ? to == KN_I64 : kn_dtype_is_float(to) && kn_dtype_is_float(from);
-    return (a->dim >= 0 && a->dim < a->x.ndim && sums) ||
-           kn_fail("cumsum: %s into %s along dim %d of %d is not supported; float into float, "
-                   "integers into i64",
-                   kn_dtype_name(from), kn_dtype_name(to), a->dim, a->x.ndim);
-}
-
 /* ---- attention ------------------------------------------------------------------------------- */
 
-static bool attention(kn_kernel k, const kn_array *q, const kn_array *key, const kn_array *mask,
-                      int64_t window, bool causal)
+static bool heads_fit(kn_kernel kernel, const kn_array *q, const kn_array *k, const kn_array *v,
+                      const kn_array *o, const kn_array *lse)
 {
-    const int64_t H = q->shape[1], G = key->shape[1];
-    if (G > 0 ? H % G != 0 : H != 0)
-        return kn_fail("%s: %lld heads of q for %lld of k, which must divide them",
-                       kn_kernel_name(k), (long long)H, (long long)G);
-    if (mask->data && mask->dtype != q->dtype && mask->dtype != KN_BOOL)
-        return kn_fail("%s: mask is %s; it must be bool or q's dtype, %s", kn_kernel_name(k),
-                       kn_dtype_name(mask->dtype), kn_dtype_name(q->dtype));
-    return window == 0 || (window > 0 && causal) ||
-           kn_fail("%s: a window of %lld keys; it takes causal attention and at least 1",
-                   kn_kernel_name(k), (long long)window);
+    char one[128], two[128], three[128];
+    bool fits = q->ndim == 4 && k->ndim == 4 && v->ndim == 4 && o->ndim == 4;
+    if (fits)
+        fits = k->shape[0] == q->shape[0] && k->shape[3] == q->shape[3] &&
+               kn_array_numel(lse) == q->shape[0] * q->shape[1] * q->shape[2] &&
+               (k->shape[1] > 0 ? q->shape[1] % k->shape[1] == 0 : q->shape[1] == 0);
+    for (int d = 0; fits && d < 4; d++)
+        fits = k->shape[d] == v->shape[d] && o->shape[d] == q->shape[d];
+    if (!fits)
+        return kn_fail("%s: q %s, k %s, v %s do not fit: [B, H, T, D], twice [B, G, S, D], G "
+                       "divides H",
+                       kn_kernel_name(kernel), kn_array_describe(q, one, sizeof one),
+                       kn_array_describe(k, two, sizeof two),
+                       kn_array_describe(v, three, sizeof three));
+    return kn_check_float(kernel, q) && kn_check_float(kernel, k) && kn_check_float(kernel, v) &&
+           kn_check_float(kernel, lse);
 }
 
-static bool rope(const kn_rope_args *a)
+/* x is [B, H, T, S] of q's dtype, or of another that it may have. */
+static bool scores_fit(kn_kernel kernel, const char *what, const kn_array *x, const kn_array *q,
+                       const kn_array *k, kn_dtype other)
 {
-    return a->x.shape[3] % 2 == 0 ||
-           kn_fail("rope: %lld numbers a head; it takes [B, H, T, D] with even D",
-                   (long long)a->x.shape[3]);
+    char text[128];
+    bool fits =
+        x->ndim == 4 && (x->dtype == q->dtype || x->dtype == other) && x->shape[3] == k->shape[2];
+    for (int d = 0; fits && d < 3; d++)
+        fits = x->shape[d] == q->shape[d];
+    return !x->data || fits ||
+           kn_fail("%s: %s %s does not fit: [B, H, T, S] of q's dtype%s", kn_kernel_name(kernel),
+                   what, kn_array_describe(x, text, sizeof text),
+                   other == KN_BOOL ? " or bool" : "");
+}
+
+static bool window_fits(kn_kernel kernel, int64_t window, bool causal)
+{
+    return window == 0 || (window > 0 && causal) ||
+           kn_fail("%s: a window of %lld keys; it takes causal attention and at least 1",
+                   kn_kernel_name(kernel), (long long)window);
+}
+
+bool kn_fits_attention(const kn_attention_args *a)
+{
+    const kn_kernel k = KN_K_ATTENTION;
+    return heads_fit(k, &a->q, &a->k, &a->v, &a->o, &a->lse) &&
+           scores_fit(k, "mask", &a->mask, &a->q, &a->k, KN_BOOL) &&
+           window_fits(k, a->window, a->causal);
+}
+
+bool kn_fits_attention_grad(const kn_attention_grad_args *a)
+{
+    const kn_kernel k = KN_K_ATTENTION_GRAD;
+    return heads_fit(k, &a->q, &a->k, &a->v, &a->o, &a->lse) &&
+           kn_check_same_shape(k, &a->dout, &a->q) && kn_check_same_shape(k, &a->dq, &a->q) &&
+           kn_check_same_shape(k, &a->dk, &a->k) && kn_check_same_shape(k, &a->dv, &a->v) &&
+           scores_fit(k, "mask", &a->mask, &a->q, &a->k, KN_BOOL) &&
+           scores_fit(k, "dmask", &a->dmask, &a->q, &a->k, a->q.dtype) &&
+           window_fits(k, a->window, a->causal);
+}
+
+bool kn_fits_rope(const kn_rope_args *a)
+{
+    char text[128];
+    return kn_check_same_shape(KN_K_ROPE, &a->y, &a->x) && kn_check_float(KN_K_ROPE, &a->x) &&
+           kn_check_float(KN_K_ROPE, &a->y) &&
+           ((a->x.ndim == 4 && a->x.shape[3] % 2 == 0) ||
+            kn_fail("rope: %s does not fit: [B, H, T, D] with even D",
+                    kn_array_describe(&a->x, text, sizeof text)));
 }
 
 /* ---- images ---------------------------------------------------------------------------------- */
 
-/* x is filtered by w, whichever of them is the result. */
-static bool filters(kn_kernel k, const void *args, const kn_array *x, const kn_array *w,
-                    const int64_t *stride, const int64_t *dilation, int64_t G)
+/* y is made from x by w, whichever of them is the result. */
+static bool filters_fit(kn_kernel k, const kn_array *y, const kn_array *x, const kn_array *w,
+                        const int64_t *stride, const int64_t *dilation, int64_t G)
 {
-    char text[400];
-    return (G > 0 && w->shape[1] * G == x->shape[1] && w->shape[0] % G == 0 && stride[0] > 0 &&
-            stride[1] > 0 && dilation[0] > 0 && dilation[1] > 0) ||
-           kn_fail("%s: %s in %lld groups do not fit: x [N,C,H,W], w [O,C/G,R,S], G divides O, "
-                   "stride and dilation are at least 1",
-                   kn_kernel_name(k), kn_kernel_describe(k, args, text, sizeof text), (long long)G);
+    char one[128], two[128], three[128];
+    bool fits = y->ndim == 4 && x->ndim == 4 && w->ndim == 4 && G > 0;
+    fits = fits && y->shape[0] == x->shape[0] && y->shape[1] == w->shape[0] &&
+           w->shape[1] * G == x->shape[1] && w->shape[0] % G == 0;
+    for (int d = 0; fits && d < 2; d++)
+        fits = stride[d] > 0 && dilation[d] > 0;
+    if (!fits)
+        return kn_fail("%s: x %s, w %s and y %s in %lld groups do not fit: [N,C,H,W], [O,C/G,R,S], "
+                       "[N,O,P,Q], G dividing O, stride and dilation at least 1",
+                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+                       kn_array_describe(w, two, sizeof two),
+                       kn_array_describe(y, three, sizeof three), (long long)G);
+    return kn_check_float(k, y) && kn_check_float(k, x) && kn_check_float(k, w);
 }
 
-static bool pools(kn_kernel k, kn_pool kind, const kn_window *w)
+bool kn_fits_conv(const kn_conv_args *a)
 {
-    bool fits = true;
-    for (int d = 0; d < 2 && !w->adaptive; d++)
-        fits = fits && w->kernel[d] > 0 && w->stride[d] > 0 && w->dilation[d] > 0 && w->pad[d] >= 0;
+    char text[128];
+    return filters_fit(KN_K_CONV, &a->y, &a->x, &a->w, a->stride, a->dilation, a->groups) &&
+           (!a->bias.data || (a->bias.ndim == 1 && a->bias.shape[0] == a->y.shape[1]) ||
+            kn_fail("conv: bias %s for %lld channels",
+                    kn_array_describe(&a->bias, text, sizeof text), (long long)a->y.shape[1]));
+}
+
+bool kn_fits_conv_grad_x(const kn_conv_grad_x_args *a)
+{
+    return filters_fit(KN_K_CONV_GRAD_X, &a->dy, &a->dx, &a->w, a->stride, a->dilation, a->groups);
+}
+
+bool kn_fits_conv_grad_w(const kn_conv_grad_w_args *a)
+{
+    return filters_fit(KN_K_CONV_GRAD_W, &a->dy, &a->x, &a->dw, a->stride, a->dilation, a->groups);
+}
+
+static bool channels_fit(kn_kernel k, const kn_array *x, const kn_array *vector, bool needed)
+{
+    char one[128], two[128];
+    if (!needed && !vector->data)
+        return true;
+    if (x->ndim < 2 || vector->ndim != 1 || vector->shape[0] != x->shape[1])
+        return kn_fail("%s: %s does not fit %s; what belongs to channels has one dim, x's second",
+                       kn_kernel_name(k), kn_array_describe(vector, one, sizeof one),
+                       kn_array_describe(x, two, sizeof two));
+    return kn_check_float(k, vector);
+}
+
+bool kn_fits_batch_norm(const kn_batch_norm_args *a)
+{
+    const kn_kernel k = KN_K_BATCH_NORM;
+    return kn_check_same_if_there(k, &a->y, &a->x) && kn_check_float(k, &a->x) &&
+           kn_check_same_if_there(k, &a->add, &a->x) && channels_fit(k, &a->x, &a->mean, true) &&
+           channels_fit(k, &a->x, &a->rstd, true) && channels_fit(k, &a->x, &a->w, false) &&
+           channels_fit(k, &a->x, &a->b, false) &&
+           channels_fit(k, &a->x, &a->running_mean, !a->training) &&
+           channels_fit(k, &a->x, &a->running_var, !a->training);
+}
+
+bool kn_fits_batch_norm_grad(const kn_batch_norm_grad_args *a)
+{
+    const kn_kernel k = KN_K_BATCH_NORM_GRAD;
+    return kn_check_same_shape(k, &a->dy, &a->x) && kn_check_float(k, &a->x) &&
+           kn_check_same_if_there(k, &a->dx, &a->x) && kn_check_same_if_there(k, &a->y, &a->x) &&
+           kn_check_same_if_there(k, &a->dadd, &a->x) && channels_fit(k, &a->x, &a->mean, true) &&
+           channels_fit(k, &a->x, &a->rstd, true) && channels_fit(k, &a->x, &a->w, false) &&
+           channels_fit(k, &a->x, &a->b, false) && channels_fit(k, &a->x, &a->dw, false) &&
+           channels_fit(k, &a->x, &a->db, false) && channels_fit(k, &a->x, &a->mean_dw, false) &&
+           channels_fit(k, &a->x, &a->mean_db, false);
+}
+
+bool kn_fits_batch_norm_join(const kn_batch_norm_join_args *a)
+{
+    const kn_kernel k = KN_K_BATCH_NORM_JOIN;
+    const kn_array *const v[] = { &a->a, &a->b, &a->running_mean, &a->running_var };
+    char one[128], two[128];
+    bool fits = a->from_a.ndim == 2 && kn_check_same_shape(k, &a->from_b, &a->from_a) &&
+                kn_check_float(k, &a->from_a) && kn_check_float(k, &a->from_b);
+    for (int i = 0; i < 4 && fits; i++)
+        fits = (i > 1 && !v[i]->data) ||
+               (v[i]->ndim == 1 && v[i]->shape[0] == a->from_a.shape[1] && kn_check_float(k, v[i]));
+    return fits || kn_fail("batch_norm_join: from_a %s and a %s don't fit; they are [n,C] and [C]",
+                           kn_array_describe(&a->from_a, one, sizeof one),
+                           kn_array_describe(&a->a, two, sizeof two));
+}
+
+/* The same images and channels. */
+static bool maps_fit(const kn_array *x, const kn_array *y)
+{
+    return x->ndim == 4 && y->ndim == 4 && x->shape[0] == y->shape[0] && x->shape[1] == y->shape[1];
+}
+
+static bool pools_fit(kn_kernel k, kn_pool kind, const kn_array *x, const kn_array *y,
+                      const kn_array *index, const kn_window *w)
+{
+    char one[128], two[128];
+    bool fits = maps_fit(x, y);
+    for (int d = 0; fits && d < 2 && !w->adaptive; d++)
+        fits = w->kernel[d] > 0 && w->stride[d] > 0 && w->dilation[d] > 0 && w->pad[d] >= 0;
     if ((unsigned)kind >= KN_POOL_COUNT)
         return kn_fail("%s: kind %d is not supported; MAX and AVG are", kn_kernel_name(k),
                        (int)kind);
-    return fits || kn_fail("%s: kernel, stride and dilation must be at least 1, padding at least 0",
-                           kn_kernel_name(k));
+    if (!fits)
+        return kn_fail("%s: %s and its pools %s do not fit: [N,C,H,W] and [N,C,P,Q]; kernel, "
+                       "stride and dilation at least 1",
+                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+                       kn_array_describe(y, two, sizeof two));
+    if (index->data && index->dtype != KN_I32)
+        return kn_fail("%s: an index of %s; it is i32", kn_kernel_name(k),
+                       kn_dtype_name(index->dtype));
+    return kn_check_float(k, x) && kn_check_float(k, y) && kn_check_same_if_there(k, index, y);
 }
 
-static bool pool_grad(const kn_pool_grad_args *a)
+bool kn_fits_pool(const kn_pool_args *a)
 {
-    return pools(KN_K_POOL_GRAD, a->kind, &a->window) &&
+    return pools_fit(KN_K_POOL, a->kind, &a->x, &a->y, &a->index, &a->window);
+}
+
+bool kn_fits_pool_grad(const kn_pool_grad_args *a)
+{
+    return pools_fit(KN_K_POOL_GRAD, a->kind, &a->dx, &a->dy, &a->index, &a->window) &&
            (a->kind != KN_POOL_MAX || a->index.data || kn_array_numel(&a->dy) == 0 ||
             kn_fail("pool_grad: the gradient of the largest needs the index that pool wrote"));
 }
 
-static bool grid(kn_kernel k, const kn_array *x, const kn_array *y, const kn_grid *g)
+static bool grid_fits(kn_kernel k, const kn_array *x, const kn_array *y, const kn_grid *g)
 {
     char one[128], two[128];
-    bool fits = isfinite(g->centre);
+    bool fits = maps_fit(x, y);
     for (int d = 0; fits && d < 2; d++)
         fits = (x->shape[2 + d] > 0 || y->shape[2 + d] == 0) && g->mul[d] >= 0 &&
-               isfinite(g->mul[d]) && g->div[d] > 0 && isfinite(g->div[d]);
-    return fits || kn_fail("%s: x %s and y %s do not fit: H and W must be at least 1; mul at least "
-                           "0, div above 0, all finite",
-                           kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
-                           kn_array_describe(y, two, sizeof two));
+               isfinite(g->mul[d]) && g->div[d] > 0 && isfinite(g->div[d]) && isfinite(g->centre);
+    if (!fits)
+        return kn_fail("%s: x %s and y %s do not fit: [N,C,H,W] and [N,C,P,Q], H and W at least 1; "
+                       "mul at least 0, div above 0, all finite",
+                       kn_kernel_name(k), kn_array_describe(x, one, sizeof one),
+                       kn_array_describe(y, two, sizeof two));
+    return kn_check_float(k, x) && kn_check_float(k, y);
+}
+
+bool kn_fits_interpolate(const kn_interpolate_args *a)
+{
+    return grid_fits(KN_K_INTERPOLATE, &a->x, &a->y, &a->grid);
+}
+
+bool kn_fits_interpolate_grad(const kn_interpolate_grad_args *a)
+{
+    return grid_fits(KN_K_INTERPOLATE_GRAD, &a->dx, &a->dy, &a->grid);
 }
 
 /* ---- optimizers and norms of gradients ------------------------------------------------------- */
 
-static bool sum_n(const kn_sum_n_args *a)
+static bool float_dtype(kn_kernel k, kn_dtype t)
+{
+    return kn_check_float(k, &(kn_array){ .dtype = t });
+}
+
+bool kn_fits_sum_n(const kn_sum_n_args *a)
 {
     if (a->n < 0 || a->n > KN_SUM_N_MAX)
         return kn_fail("sum_n: %d sources; 0 to %d are supported", a->n, KN_SUM_N_MAX);
-    return kn_check_float(KN_K_SUM_N, a->dst_dtype) && kn_check_float(KN_K_SUM_N, a->src_dtype);
+    return float_dtype(KN_K_SUM_N, a->dst_dtype) && float_dtype(KN_K_SUM_N, a->src_dtype);
 }
 
-static bool pieces(kn_kernel k, const kn_opt_step *s)
+static bool pieces_fit(kn_kernel k, const kn_opt_step *s)
 {
     bool fits = true;
     for (int i = 0; i < s->pieces && fits; i++) {
         const kn_opt_piece *p = &s->piece[i];
-        fits = kn_check_float(k, p->param_dtype) && kn_check_float(k, p->grad_dtype) &&
-               (!p->out || kn_check_float(k, p->out_dtype));
+        fits = float_dtype(k, p->param_dtype) && float_dtype(k, p->grad_dtype) &&
+               (!p->out || float_dtype(k, p->out_dtype));
     }
     return fits;
 }
 
-static bool runs(kn_kernel k, const kn_run *run, int n)
+bool kn_fits_adamw(const kn_adamw_args *a)
 {
-    bool fits = true;
-    for (int i = 0; i < n && fits; i++)
-        fits = kn_check_float(k, run[i].dtype);
-    return fits;
+    return pieces_fit(KN_K_ADAMW, &a->s);
 }
 
-static bool powsum(const kn_powsum_args *a)
+bool kn_fits_sgd(const kn_sgd_args *a)
+{
+    return pieces_fit(KN_K_SGD, &a->s);
+}
+
+bool kn_fits_lion(const kn_lion_args *a)
+{
+    return pieces_fit(KN_K_LION, &a->s);
+}
+
+static bool runs_fit(kn_kernel k, const kn_run *run, int runs)
+{
+    for (int i = 0; i < runs; i++)
+        if (!float_dtype(k, run[i].dtype))
+            return false;
+    return true;
+}
+
+bool kn_fits_absmax(const kn_absmax_args *a)
+{
+    return runs_fit(KN_K_ABSMAX, a->run, a->runs);
+}
+
+bool kn_fits_sqsum(const kn_sqsum_args *a)
+{
+    return runs_fit(KN_K_SQSUM, a->run, a->runs);
+}
+
+bool kn_fits_powsum(const kn_powsum_args *a)
 {
     return ((a->p > 0 && isfinite(a->p)) ||
             kn_fail("powsum: p is %g; it must be above 0 and finite", a->p)) &&
-           runs(KN_K_POWSUM, a->run, a->runs);
+           runs_fit(KN_K_POWSUM, a->run, a->runs);
 }
 
-/* ---- all ------------------------------------------------------------------------------------- */
-
-static bool round_at_random(const kn_round_args *a)
+bool kn_fits_clip(const kn_clip_args *a)
 {
-    return (kn_array_contiguous(&a->dst) && kn_array_contiguous(&a->src)) ||
-           kn_fail("round: dst and src must be contiguous");
+    (void)a;
+    return true;
 }
 
-static bool batch_norm(const kn_batch_norm_args *a)
+bool kn_fits_loss_scale(const kn_loss_scale_args *a)
 {
-    return a->training || (a->running_mean.ndim == 1 && a->running_var.ndim == 1) ||
-           kn_fail("batch_norm: running_mean and running_var must be given outside of training");
-}
-
-bool kn_kernel_fits_more(kn_kernel k, const void *args)
-{
-#define MORE(entry, name, fits)                                                                    \
-    case KN_K_##entry: {                                                                           \
-        const kn_##name##_args *a = args;                                                          \
-        return fits;                                                                               \
-    }
-    switch (k) {
-        MORE(COPY, copy, copy(a))
-        MORE(UNARY, unary, unary(a))
-        MORE(UNARY_GRAD, unary_grad, unary_grad(a))
-        MORE(BINARY, binary, binary(a))
-        MORE(RANDOM, random, random_values(a))
-        MORE(ROUND, round, round_at_random(a))
-        MORE(REDUCE, reduce, reduce(a))
-        MORE(NORM, norm, norm(a))
-        MORE(INDEX_SELECT, index_select, slices(k, a, &a->src, &a->dst, &a->index, a->dim))
-        MORE(INDEX_ADD, index_add,
-             adds(k, &a->dst, &a->src) && slices(k, a, &a->dst, &a->src, &a->index, a->dim))
-        MORE(GATHER, gather, along(k, "gather", a, &a->src, &a->dst, a->dim, INT64_MAX, true))
-        MORE(SCATTER, scatter, scatter(a))
-        MORE(SORT, sort,
-             along(k, "sort", a, &a->src, &a->values, a->dim,
-                   a->dim >= 0 && a->dim < KN_MAX_DIMS ? a->src.shape[a->dim] : 0, false))
-        MORE(CUMSUM, cumsum, cumsum(a))
-        MORE(ATTENTION, attention, attention(k, &a->q, &a->k, &a->mask, a->window, a->causal))
-        MORE(ATTENTION_GRAD, attention_grad,
-             attention(k, &a->q, &a->k, &a->mask, a->window, a->causal))
-        MORE(ROPE, rope, rope(a))
-        MORE(CONV, conv, filters(k, a, &a->x, &a->w, a->stride, a->dilation, a->groups))
-        MORE(CONV_GRAD_X, conv_grad_x,
-             filters(k, a, &a->dx, &a->w, a->stride, a->dilation, a->groups))
-        MORE(CONV_GRAD_W, conv_grad_w,
-             filters(k, a, &a->x, &a->dw, a->stride, a->dilation, a->groups))
-        MORE(BATCH_NORM, batch_norm, batch_norm(a))
-        MORE(POOL, pool, pools(k, a->kind, &a->window))
-        MORE(POOL_GRAD, pool_grad, pool_grad(a))
-        MORE(INTERPOLATE, interpolate, grid(k, &a->x, &a->y, &a->grid))
-        MORE(INTERPOLATE_GRAD, interpolate_grad, grid(k, &a->dx, &a->dy, &a->grid))
-        MORE(SUM_N, sum_n, sum_n(a))
-        MORE(ADAMW, adamw, pieces(k, &a->s))
-        MORE(SGD, sgd, pieces(k, &a->s))
-        MORE(LION, lion, pieces(k, &a->s))
-        MORE(ABSMAX, absmax, runs(k, a->run, a->runs))
-        MORE(SQSUM, sqsum, runs(k, a->run, a->runs))
-        MORE(POWSUM, powsum, powsum(a))
-    default:
-        return true;
-    }
-#undef MORE
+    (void)a;
+    return true;
 }

@@ -30,64 +30,52 @@ extern "C" {
  *   ROW(entry, name, arrays, vectors, flops, bytes)
  *   name     its arguments are a kn_<name>_args; its functions are kn_ref_<name> (the reference),
  *            kn_cuda_<name> and vec_<name> (the vector provider)
- *   arrays   the arrays that its arguments begin with (checks.c reads it), each as name?:t[SHAPE];
- *              ?  it may be absent (data NULL)
- *              t  its dtype: f a float, a any with arithmetic, i i64 or i32, h bf16 or f16, l i64,
- *                 n i32, b bool; a capital is one dtype throughout the call, T any
- *              [BHTD]  its shape: a letter is one size throughout the call, * some dims that are
- *                 the same throughout
- *              (BHT)  so many elements
+ *   arrays   names of the arrays that its arguments begin with, '?' after one that may be absent
+ *            (data NULL)
  *   vectors  VEC if the vector provider has it, else NO_VEC
  *   flops, bytes  the cost of a call with arguments *a, in functions of kernels/cost.c; all: the
  *            bytes of the arrays */
 /* clang-format off */
 #define KN_KERNELS(ROW)                                                                           \
-    ROW(COPY, copy, "dst[*] src[*]", VEC, 0, all)                                                 \
-    ROW(FILL, fill, "dst:a", VEC, 0, all)                                                         \
-    ROW(UNARY, unary, "dst[*] src[*]", VEC, elements(&a->dst), all)                               \
-    ROW(UNARY_GRAD, unary_grad, "dx:f[*] dy[*] x?[*] y?[*]", VEC, 2 * elements(&a->dx), all)      \
-    ROW(BINARY, binary, "dst[*] a[*] b[*]", VEC, elements(&a->dst), all)                          \
-    ROW(WHERE, where, "dst:T[*] cond:b[*] a:T[*] b:T[*]", VEC, 0, all)                            \
-    ROW(REDUCE, reduce, "dst:a src:a", VEC, elements(&a->src), all)                               \
+    ROW(COPY, copy, "dst src", VEC, 0, all)                                                       \
+    ROW(FILL, fill, "dst", VEC, 0, all)                                                           \
+    ROW(UNARY, unary, "dst src", VEC, elements(&a->dst), all)                                     \
+    ROW(UNARY_GRAD, unary_grad, "dx dy x? y?", VEC, 2 * elements(&a->dx), all)                    \
+    ROW(BINARY, binary, "dst a b", VEC, elements(&a->dst), all)                                   \
+    ROW(WHERE, where, "dst cond a b", VEC, 0, all)                                                \
+    ROW(REDUCE, reduce, "dst src", VEC, elements(&a->src), all)                                   \
     /* a product and a sum for each of M N K; the few of a bias or an epilogue aren't counted */  \
-    ROW(MATMUL, matmul, "dst:f[*MN] a:f[*MK] b:f[*KN] bias?[N] sum? x?[*MN]", VEC,                \
+    ROW(MATMUL, matmul, "dst a b bias? sum? x?", VEC,                                             \
         2 * elements(&a->dst) * dim(&a->a, 0), all + (a->add ? bytes_of(&a->dst) : 0))            \
-    ROW(SOFTMAX, softmax, "y:f[*] x:f[*]", VEC, 4 * elements(&a->x), all)                         \
-    ROW(SOFTMAX_GRAD, softmax_grad, "dx:f[*] dy[*] y[*]", VEC, 4 * elements(&a->y), all)          \
-    ROW(CROSS_ENTROPY, cross_entropy,                                                             \
-        "loss count lse:f(N) logits:f[NV] targets:i[N] dlogits?[NV]", VEC,                        \
+    ROW(SOFTMAX, softmax, "y x", VEC, 4 * elements(&a->x), all)                                   \
+    ROW(SOFTMAX_GRAD, softmax_grad, "dx dy y", VEC, 4 * elements(&a->y), all)                     \
+    ROW(CROSS_ENTROPY, cross_entropy, "loss count lse logits targets dlogits?", VEC,              \
         (a->dlogits.data ? 8 : 4) * elements(&a->logits), all)                                    \
-    ROW(CROSS_ENTROPY_GRAD, cross_entropy_grad,                                                   \
-        "dlogits[NV] logits:f[NV] targets:i[N] lse:f(N) count dloss", VEC,                        \
+    ROW(CROSS_ENTROPY_GRAD, cross_entropy_grad, "dlogits logits targets lse count dloss", VEC,    \
         4 * elements(&a->logits), all)                                                            \
-    ROW(NORM, norm, "y[*C] x:F[*C] w?:f[C] b?:f[C] mean? rstd add?:F[*C] sum?:F[*C]", VEC,        \
+    ROW(NORM, norm, "y x w? b? mean? rstd add? sum?", VEC,                                        \
         (a->add.dtype ? 8 : 7) * elements(&a->x), all)                                            \
-    ROW(NORM_GRAD, norm_grad,                                                                     \
-        "dx?[*C] dw?:f[C] db?:f[C] dy[*C] x:F[*C] w?:f[C] mean? rstd more?:F[*C]", VEC,           \
+    ROW(NORM_GRAD, norm_grad, "dx? dw? db? dy x w? mean? rstd more?", VEC,                        \
         (a->more.dtype ? 13 : 12) * elements(&a->x), all)                                         \
     /* picking reads the picked elements, not all that there are */                               \
-    ROW(INDEX_SELECT, index_select,                                                               \
-        "dst:T src:T index:i[N]", VEC, 0, picked(&a->dst, 2, &a->index))                          \
-    ROW(INDEX_ADD, index_add, "dst:a src:a index:i[N]", VEC,                                      \
+    ROW(INDEX_SELECT, index_select, "dst src index", VEC, 0, picked(&a->dst, 2, &a->index))       \
+    ROW(INDEX_ADD, index_add, "dst src index", VEC,                                               \
         elements(&a->src), bytes_of(&a->src) + picked(&a->src, 2, &a->index))                     \
-    ROW(GATHER, gather, "dst:T[*] src:T index:i[*]", VEC, 0, picked(&a->dst, 2, &a->index))       \
-    ROW(SCATTER, scatter, "dst src[*] index:i[*]", VEC,                                           \
+    ROW(GATHER, gather, "dst src index", VEC, 0, picked(&a->dst, 2, &a->index))                   \
+    ROW(SCATTER, scatter, "dst src index", VEC,                                                   \
         a->add ? elements(&a->index) : 0,                                                         \
         bytes_of(&a->src) + picked(&a->src, a->add ? 2 : 1, &a->index))                           \
     /* about 16 comparisons an element */                                                         \
-    ROW(SORT, sort, "values:A[*] indices:l[*] src:A", NO_VEC, 16 * elements(&a->src), all)        \
-    ROW(CUMSUM, cumsum, "y[*] x[*]", NO_VEC, elements(&a->x), all)                                \
-    ROW(DROPOUT, dropout, "y:f[*] x[*]", VEC, elements(&a->y), all)                               \
+    ROW(SORT, sort, "values indices src", NO_VEC, 16 * elements(&a->src), all)                    \
+    ROW(CUMSUM, cumsum, "y x", NO_VEC, elements(&a->x), all)                                      \
+    ROW(DROPOUT, dropout, "y x", VEC, elements(&a->y), all)                                       \
     /* two products of 2 D a pair, 5 for the softmax; backward five products */                   \
-    ROW(ATTENTION, attention,                                                                     \
-        "o[BHTD] lse:f(BHT) q:f[BHTD] k:f[BGSD] v:f[BGSD] mask?[BHTS]", VEC,                      \
+    ROW(ATTENTION, attention, "o lse q k v mask?", VEC,                                           \
         pairs(&a->q, &a->k, a->causal, a->window) * (4 * dim(&a->q, 0) + 5), all)                 \
-    ROW(ATTENTION_GRAD, attention_grad,                                                           \
-        "dq[BHTD] dk[BGSD] dv[BGSD] dout[BHTD] o[BHTD] lse:f(BHT) q:F[BHTD] k:f[BGSD] "           \
-        "v:f[BGSD] mask?[BHTS] dmask?:F[BHTS]", VEC,                                              \
+    ROW(ATTENTION_GRAD, attention_grad, "dq dk dv dout o lse q k v mask? dmask?", VEC,            \
         pairs(&a->q, &a->k, a->causal, a->window) * (10 * dim(&a->q, 0) + 8), all)                \
-    ROW(ROPE, rope, "y:f[BHTD] x:f[BHTD]", VEC, 3 * elements(&a->x), all)                         \
-    ROW(RANDOM, random, "dst:f", VEC, 0, all)                                                     \
+    ROW(ROPE, rope, "y x", VEC, 3 * elements(&a->x), all)                                         \
+    ROW(RANDOM, random, "dst", VEC, 0, all)                                                       \
     ROW(SUM_N, sum_n, "", VEC,                                                                    \
         (double)a->count * (a->n - !a->acc),                                                      \
         (double)a->count * (a->n * size(a->src_dtype) + (a->acc ? 2 : 1) * size(a->dst_dtype)))   \
@@ -102,33 +90,25 @@ extern "C" {
     ROW(CLIP, clip, "", NO_VEC, 8, KN_SQSUM_LIMBS * 8 + 12)                                       \
     ROW(LOSS_SCALE, loss_scale, "", NO_VEC,                                                       \
         8, sizeof(kn_loss_scale_state) + sizeof(kn_step_scalars) + 8)                             \
-    ROW(CONV, conv,                                                                               \
-        "y:f[NOPQ] x:f[NCHW] w:f[OKRS] bias?[O]", NO_VEC, products(&a->y, &a->w), all)            \
-    ROW(CONV_GRAD_X, conv_grad_x,                                                                 \
-        "dx:f[NCHW] dy:f[NOPQ] w:f[OKRS]", NO_VEC, products(&a->dy, &a->w), all)                  \
-    ROW(CONV_GRAD_W, conv_grad_w,                                                                 \
-        "dw:f[OKRS] dy:f[NOPQ] x:f[NCHW]", NO_VEC, products(&a->dy, &a->dw), all)                 \
-    ROW(BATCH_NORM, batch_norm,                                                                   \
-        "y?[NC*] x:f[NC*] w?:f[C] b?:f[C] mean:f[C] rstd:f[C] running_mean?:f[C] "                \
-        "running_var?:f[C] add?[NC*]", VEC,                                                       \
+    ROW(CONV, conv, "y x w bias?", NO_VEC, products(&a->y, &a->w), all)                           \
+    ROW(CONV_GRAD_X, conv_grad_x, "dx dy w", NO_VEC, products(&a->dy, &a->w), all)                \
+    ROW(CONV_GRAD_W, conv_grad_w, "dw dy x", NO_VEC, products(&a->dy, &a->dw), all)               \
+    ROW(BATCH_NORM, batch_norm, "y? x w? b? mean rstd running_mean? running_var? add?", VEC,      \
         (a->training ? 8 : 4) * elements(&a->x), all)                                             \
     ROW(BATCH_NORM_GRAD, batch_norm_grad,                                                         \
-        "dx?[NC*] dw?:f[C] db?:f[C] dadd?[NC*] dy[NC*] x:f[NC*] y?[NC*] w?:f[C] b?:f[C] "         \
-        "mean:f[C] rstd:f[C] mean_dw?:f[C] mean_db?:f[C]", VEC,                                   \
+        "dx? dw? db? dadd? dy x y? w? b? mean rstd mean_dw? mean_db?", VEC,                       \
         12 * elements(&a->x), all)                                                                \
     ROW(BATCH_NORM_JOIN, batch_norm_join,                                                         \
-        "a:f[C] b:f[C] count? from_a:f[NC] from_b:f[NC] from_count? running_mean?:f[C] "          \
-        "running_var?:f[C]", NO_VEC,                                                              \
+        "a b count? from_a from_b from_count? running_mean? running_var?", NO_VEC,                \
         8 * elements(&a->from_a), all)                                                            \
-    ROW(POOL, pool, "y:f[NCPQ] index?:n[NCPQ] x:f[NCHW]", VEC,                                    \
+    ROW(POOL, pool, "y index? x", VEC,                                                            \
         elements(&a->y) * window_size(&a->window, &a->x, &a->y), all)                             \
-    ROW(POOL_GRAD, pool_grad, "dx:f[NCHW] dy:f[NCPQ] index?:n[NCPQ]", VEC,                        \
+    ROW(POOL_GRAD, pool_grad, "dx dy index?", VEC,                                                \
         elements(&a->dy) * window_size(&a->window, &a->dx, &a->dy), all)                          \
-    ROW(INTERPOLATE, interpolate,                                                                 \
-        "y:f[NCPQ] x:f[NCHW]", VEC, a->linear ? 8 * elements(&a->y) : 0, all)                     \
-    ROW(INTERPOLATE_GRAD, interpolate_grad, "dx:f[NCHW] dy:f[NCPQ]", VEC,                         \
+    ROW(INTERPOLATE, interpolate, "y x", VEC, a->linear ? 8 * elements(&a->y) : 0, all)           \
+    ROW(INTERPOLATE_GRAD, interpolate_grad, "dx dy", VEC,                                         \
         (a->linear ? 8 : 1) * elements(&a->dy), all)                                              \
-    ROW(ROUND, round, "dst:h[RN] src:f[RN]", NO_VEC, elements(&a->dst), all)
+    ROW(ROUND, round, "dst src", NO_VEC, elements(&a->dst), all)
 /* clang-format on */
 
 #define KN_KERNEL_ENTRY(entry, ...) KN_K_##entry,

@@ -1,5 +1,5 @@
-/* kernels/launch.c: names of kernels, and the way of a call through the providers of its
- * device. */
+/* kernels/launch.c: names of kernels, layout of their arguments, and the way of a call through the
+ * providers of its device. */
 #include "kernels/trace.h"
 #include "kernels/checks.h"
 #include "kernels/graph_internal.h"
@@ -11,10 +11,12 @@
 
 /* ---- the kernels ------------------------------------------------------------------------- */
 
-#define KERNEL(entry, name, ...) [KN_K_##entry] = { #name, sizeof(kn_##name##_args) },
+#define KERNEL(entry, name, arrays, ...)                                                           \
+    [KN_K_##entry] = { #name, sizeof(kn_##name##_args), arrays },
 static const struct {
     const char *name;
     size_t size;
+    const char *arrays;
 } kernels[KN_K_COUNT] = { KN_KERNELS(KERNEL) };
 
 const char *kn_kernel_name(kn_kernel k)
@@ -26,6 +28,60 @@ const kn_array *kn_unary_grad_input(const kn_unary_grad_args *a)
 {
     const int reads = kn_unary_row(a->kind)->reads;
     return reads & KN_READS_X ? &a->x : reads & KN_READS_Y ? &a->y : &a->dy;
+}
+
+/* One word of a list of array names. */
+typedef struct word {
+    const char *at;
+    int length; /* without the '?' */
+    bool optional;
+} word;
+
+/* The word that follows, length 0 at the end of the list. */
+static word next_word(const char *s)
+{
+    s += *s == ' ';
+    int n = (int)strcspn(s, " ");
+    bool optional = n > 0 && s[n - 1] == '?';
+    return (word){ s, n - optional, optional };
+}
+
+int kn_kernel_arrays(kn_kernel k)
+{
+    int n = 0;
+    for (word w = next_word(kernels[k].arrays); w.length > 0; n++)
+        w = next_word(w.at + w.length + w.optional);
+    return n;
+}
+
+/* "dst f32[2,3], a f32[2,4], b f32[4,3]" */
+static char *describe_args(kn_kernel k, const kn_array *a, char *text, size_t size)
+{
+    char array[128];
+    size_t used = 0;
+    text[0] = 0;
+    for (word w = next_word(kernels[k].arrays); w.length > 0 && used < size; a++) {
+        if (a->data || !w.optional) {
+            int n = snprintf(text + used, size - used, "%s%.*s %s", used ? ", " : "", w.length,
+                             w.at, kn_array_describe(a, array, sizeof array));
+            used += n > 0 ? (size_t)n : 0;
+        }
+        w = next_word(w.at + w.length + w.optional);
+    }
+    return text;
+}
+
+/* Every array that must be there and has elements has bytes. */
+static bool has_bytes(kn_kernel k, const kn_array *a)
+{
+    char array[128];
+    for (word w = next_word(kernels[k].arrays); w.length > 0; a++) {
+        if (!a->data && !w.optional && kn_array_numel(a) > 0)
+            return kn_fail("%s: array %.*s %s has no bytes", kernels[k].name, w.length, w.at,
+                           kn_array_describe(a, array, sizeof array));
+        w = next_word(w.at + w.length + w.optional);
+    }
+    return true;
 }
 
 /* ---- which providers may run ---------------------------------------------------------------- */
@@ -112,7 +168,7 @@ static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)
 {
     char text[1024];
     return kn_fail("%s: no kernel provider of %s takes %s", kernels[k].name,
-                   kn_device_name(s->device), kn_kernel_describe(k, args, text, sizeof text));
+                   kn_device_name(s->device), describe_args(k, args, text, sizeof text));
 }
 
 kn_kernel kn_matmul_parts(const kn_matmul_args *whole, kn_matmul_args *product,
@@ -207,7 +263,7 @@ bool kn_launch(kn_stream *s, kn_kernel k, const void *args, size_t size)
     if (s->device == KN_CPU &&
         kn_unrecordable(KN_DEVICE_DEFAULT, "%s: a kernel on the cpu", kernels[k].name))
         return false;
-    if (!kn_kernel_fits(k, args) || (s->device != KN_META && !kn_kernel_has_bytes(k, args)))
+    if (!kn_kernel_fits(k, args) || (s->device != KN_META && !has_bytes(k, args)))
         return false;
     if (k == KN_K_MATMUL && kn_matmul_has_epilogue(args) && !has_epilogues(s))
         return run_parts(s, args, give_device);

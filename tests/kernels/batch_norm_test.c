@@ -115,7 +115,7 @@ KN_TEST(batch_norm, nothing_joins_to_nothing)
     KN_CHECK(to[0] == 0 && to[1] == 0 && count[0] == 0 && mean[0] == 7);
     none.a = F64(to, 2);
     KN_CHECK(!reference(KN_K_BATCH_NORM_JOIN, &none));
-    KN_CHECK_ERROR("batch_norm_join: b f64[1] does not fit: a f64[2], b f64[1]");
+    KN_CHECK_ERROR("from_a f64[0,1] and a f64[2] don't fit");
 }
 
 /* Without y the statistics are the same; a half of the batch with the means of the whole batch's

@@ -180,7 +180,7 @@ KN_TEST(overlay_image, conv_of_other_shapes)
                        .dilation = { 1, 1 },
                        .groups = 2 }; /* w should have 2 channels */
     KN_CHECK(!kn_kernel_fits(KN_K_CONV, &a), "fits");
-    KN_CHECK_ERROR("conv: y f32[1,2,4,4], x f32[1,4,4,4], w f32[2,1,1,1] in 2 groups");
+    KN_CHECK_ERROR("conv: x f32[1,4,4,4], w f32[2,1,1,1] and y f32[1,2,4,4] in 2 groups");
 }
 
 /* ---- batch norm ---------------------------------------------------------------------------- */
