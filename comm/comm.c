@@ -77,14 +77,22 @@ static void sleep_for(double seconds)
         ;
 }
 
+/* The call, which is noted, to its end. */
+static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
+{
+    if (!kn_unpoisoned(c->world->poison) || !c->ops->run(c, call, s))
+        return false;
+    kn_comm_note_end(c, call);
+    return true;
+}
+
 static void job_run(void *arg)
 {
     job *j = arg;
     j->call.piece = j->piece;
     double begin = kn_now();
     double bytes = kn_comm_bytes(j->c, &j->call);
-    if (kn_ok() && j->c->ops->run(j->c, &j->call, j->s)) {
-        kn_comm_note_end(j->c, &j->call);
+    if (kn_ok() && run(j->c, &j->call, j->s)) {
         double slow = j->slow_latency + (j->slow_rate > 0 ? bytes / j->slow_rate : 0);
         if (slow > 0)
             sleep_for(slow);
@@ -112,13 +120,10 @@ static bool launch_meta(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     return kn_launch(s, KN_K_COPY, &args, sizeof args);
 }
 
-bool kn_comm_run_now(kn_comm *c, kn_comm_call *call)
+bool kn_comm_run_now(kn_comm *c, kn_comm_call *call, kn_stream *s)
 {
     kn_comm_note_call(c, call);
-    if (!c->ops->run(c, call, NULL))
-        return false;
-    kn_comm_note_end(c, call);
-    return true;
+    return run(c, call, s);
 }
 
 static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
@@ -316,5 +321,5 @@ bool kn_agree(kn_comm *c, bool cond)
     int64_t yes = cond;
     kn_comm_piece piece;
     kn_comm_call call = kn_comm_call_in_place(KN_CALL_AGREE, 0, &yes, 1, KN_I64, NULL, &piece);
-    return kn_comm_run_now(c, &call) && yes == c->size;
+    return kn_comm_run_now(c, &call, NULL) && yes == c->size;
 }

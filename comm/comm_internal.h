@@ -128,8 +128,8 @@ bool kn_comm_next_trip(kn_comm_trip *t, const kn_comm_call *call, int blocks, in
 /* The maximum, a NaN if there is one: the same bits whichever comes first. */
 float kn_comm_larger(float a, float b);
 
-/* Runs call at once, on this thread, without a stream. */
-bool kn_comm_run_now(kn_comm *c, kn_comm_call *call);
+/* Runs call at once, on this thread; s as in kn_comm_ops.run. */
+bool kn_comm_run_now(kn_comm *c, kn_comm_call *call, kn_stream *s);
 
 /* Bytes this call reads and writes on this rank (for traces and kn_comm_slow). */
 double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
@@ -138,12 +138,30 @@ double kn_comm_bytes(const kn_comm *c, const kn_comm_call *call);
 bool kn_comm_sum(kn_stream *s, void *dst, const void *acc, const void *const *src, int n,
                  int64_t count, kn_dtype dst_dtype, kn_dtype src_dtype);
 
+/* ---- poison (world.c) ------------------------------------------------------------------------ */
+
+/* The first error of a world's ranks, which ends every wait among them. Ranks that share memory
+ * share it. Zeros: none. */
+typedef struct kn_poison {
+    _Atomic int state; /* 0: none, 1: it is being written, 2: it is there */
+    int rank;          /* whose error it was */
+    char text[1024];
+} kn_poison;
+
+/* First caller wins; never blocks. */
+void kn_poison_set(kn_poison *p, int rank, const char *message);
+/* The rank whose error came first, -1 while there is none; *text (may be NULL) its message. */
+int kn_poisoned(kn_poison *p, const char **text);
+/* False with an error, which repeats the first, if there is one. */
+bool kn_unpoisoned(kn_poison *p);
+
 /* Shared by all communicators made from one world. */
 typedef struct kn_comm_world {
     kn_comm *first; /* every communicator, newest first */
     kn_memory *memory;
     struct kn_nccl_memory *registered; /* GPU memory registered with NCCL; NULL: none yet */
     void *backend;                     /* the back end's own */
+    kn_poison own, *poison;            /* own, or one that ranks share */
     double timeout; /* seconds a collective waits for a rank, where its communicator says none */
     int next_id;    /* of communicators: more than any of this rank has */
     int forks;      /* of this process's line, when the world was made */
@@ -173,14 +191,16 @@ typedef struct kn_comm_ops {
     bool (*run)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
     /* Optional: enqueue on the device's stream instead of run as a host function. */
     bool (*launch)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
-    /* The back end's part of a communicator of at most size ranks, zeroed but for what is its own;
-     * NULL with an error. */
-    kn_comm *(*make)(kn_comm_world *world, int size);
+    size_t bytes; /* of the back end's struct; 0: kn_comm is all */
+    /* Optional: fills the back end's part of a communicator of at most size ranks; the common part
+     * isn't complete. False with an error; then end is called, too. */
+    bool (*begin)(kn_comm *c, int size);
     /* Optional, collective over c: made, whose fields are complete, is a group of its ranks; NULL:
      * this rank is in none. False with an error. */
     bool (*join)(kn_comm *c, kn_comm *made, const char *name);
-    void (*poison)(kn_comm *c, const char *message); /* never blocks, never records an error */
-    int (*culprit)(kn_comm *c); /* the rank whose error came first; -1 while none is known */
+    /* Optional: poison came to stand on this rank, and the others don't see it: tells them. Never
+     * blocks, never records an error. */
+    void (*tell)(kn_comm *c);
     /* Optional: an error stands and kn_finish runs: waits for other ranks' errors and returns
      * whether this rank prints the job's one error message. Without: the culprit does. */
     bool (*speaks)(kn_comm *c);
@@ -193,8 +213,8 @@ typedef struct kn_comm_ops {
     /* Optional: call, in flight on a device, takes longer than limit seconds: an error that names
      * the rank that is missing or out of step. */
     void (*late)(kn_comm *c, const kn_comm_call *call, double limit);
-    void (*destroy)(kn_comm *c);         /* frees c and all that make took for it */
-    void (*close)(kn_comm_world *world); /* after every communicator of the world is gone */
+    void (*end)(kn_comm *c);             /* optional: frees what begin took */
+    void (*close)(kn_comm_world *world); /* optional: after every communicator of it is gone */
 } kn_comm_ops;
 
 /* First member of every back end's struct. */
@@ -238,6 +258,8 @@ kn_comm *kn_comm_lend(kn_comm *c, int size, int color, const char *name);
 void kn_comm_give_back(kn_comm *c);
 /* This process is a child of the rank that made the world, by fork, and no rank of it. */
 bool kn_comm_is_forked(const kn_comm_world *w);
+/* c has this rank of the world. */
+bool kn_comm_holds(const kn_comm *c, int world_rank);
 /* c hasn't ended, and is this process's; else false with an error in the name of what. */
 bool kn_comm_usable(const kn_comm *c, const char *what);
 /* A world without communicators; NULL with an error where memory runs out. */

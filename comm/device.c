@@ -96,10 +96,8 @@ static bool run_staged(kn_comm *c, const kn_comm_call *call, kn_stream *s)
         return false;
     double begin = kn_now();
     h.piece = piece;
-    kn_comm_note_call(c, &h);
-    if (!c->ops->run(c, &h, host))
+    if (!kn_comm_run_now(c, &h, host))
         return false;
-    kn_comm_note_end(c, &h);
     if (kn_tracing())
         kn_trace_add(kn_comm_kind_name(call->kind), "staged", s, begin, kn_now(), 0,
                      kn_comm_bytes(c, call));

@@ -5,12 +5,13 @@
 
 kn_comm *kn_comm_make(kn_comm_world *world, const kn_comm_ops *ops, int size)
 {
-    kn_comm *c = ops->make(world, size);
+    kn_comm *c = kn_host_calloc(1, ops->bytes ? ops->bytes : sizeof *c);
     if (!c)
         return NULL;
     c->ops = ops;
     c->world = world;
-    c->member = kn_host_calloc((size_t)size, sizeof *c->member);
+    const bool begun = !ops->begin || ops->begin(c, size);
+    c->member = begun ? kn_host_calloc((size_t)size, sizeof *c->member) : NULL;
     for (int r = 0; c->member && r < size; r++)
         c->member[r] = r;
     if (c->member)
@@ -23,8 +24,10 @@ void kn_comm_drop(kn_comm *c)
 {
     if (!c)
         return;
+    if (c->ops->end)
+        c->ops->end(c);
     kn_host_free(c->member);
-    c->ops->destroy(c);
+    kn_host_free(c);
 }
 
 kn_comm *kn_comm_dup(kn_comm *c, const char *name)
@@ -110,7 +113,7 @@ kn_comm *kn_comm_split(kn_comm *c, int color, int key, const char *name)
     *mine = (choice){ color, key, c->world->next_id };
     kn_comm_piece piece = { all, NULL, mine, sizeof *mine / sizeof(int64_t), KN_I64, KN_I64 };
     kn_comm_call call = kn_comm_call_of(KN_CALL_GROUP, 0, &piece, 1, name);
-    if (!kn_comm_run_now(c, &call))
+    if (!kn_comm_run_now(c, &call, NULL))
         goto fail;
     int id = (int)mine->id;
     for (int r = 0; r < c->size; r++)

@@ -10,35 +10,6 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     return kn_ok();
 }
 
-static void poison(kn_comm *c, const char *message)
-{
-    (void)c;
-    (void)message; /* no rank to poison */
-}
-
-static int culprit(kn_comm *c)
-{
-    (void)c;
-    return -1;
-}
-
-static void destroy(kn_comm *c)
-{
-    kn_host_free(c);
-}
-
-static void close_world(kn_comm_world *w)
-{
-    (void)w;
-}
-
-static kn_comm *make(kn_comm_world *world, int size)
-{
-    (void)world;
-    (void)size;
-    return kn_host_calloc(1, sizeof(kn_comm));
-}
-
 static bool join(kn_comm *c, kn_comm *made, const char *name)
 {
     (void)name;
@@ -49,16 +20,7 @@ static bool join(kn_comm *c, kn_comm *made, const char *name)
     return true;
 }
 
-static const kn_comm_ops simulated_ops = {
-    .backend = "simulated",
-    .run = run,
-    .make = make,
-    .join = join,
-    .poison = poison,
-    .culprit = culprit,
-    .destroy = destroy,
-    .close = close_world,
-};
+static const kn_comm_ops simulated_ops = { .backend = "simulated", .run = run, .join = join };
 
 static kn_comm *enter(kn_comm_world *world, int size, const char *name, double latency, double rate)
 {

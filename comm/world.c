@@ -64,6 +64,43 @@ bool kn_comm_usable(const kn_comm *c, const char *what)
                    what, c->rank, c->name);
 }
 
+/* ---- poison ---------------------------------------------------------------------------------- */
+
+void kn_poison_set(kn_poison *p, int rank, const char *message)
+{
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&p->state, &none, 1))
+        return;
+    p->rank = rank;
+    snprintf(p->text, sizeof p->text, "%s", message);
+    atomic_store(&p->state, 2);
+}
+
+int kn_poisoned(kn_poison *p, const char **text)
+{
+    if (atomic_load(&p->state) != 2)
+        return -1;
+    if (text)
+        *text = p->text;
+    return p->rank;
+}
+
+bool kn_unpoisoned(kn_poison *p)
+{
+    const char *text;
+    const int rank = kn_poisoned(p, &text);
+    return rank < 0 || kn_fail_of_rank(rank, text);
+}
+
+void kn_comm_poison(kn_comm *c, const char *message)
+{
+    if (!(c = living(c, "kn_comm_poison")))
+        return;
+    kn_poison_set(c->world->poison, c->member[c->rank], message ? message : "poisoned");
+    if (c->ops->tell)
+        c->ops->tell(c);
+}
+
 /* ---- common state ---------------------------------------------------------------------------- */
 
 int kn_rank(const kn_comm *c)
@@ -82,6 +119,14 @@ const char *kn_comm_backend(const kn_comm *c)
 {
     c = living(c, "kn_comm_backend");
     return c ? c->ops->backend : "self";
+}
+
+bool kn_comm_holds(const kn_comm *c, int world_rank)
+{
+    for (int i = 0; i < c->size; i++)
+        if (c->member[i] == world_rank)
+            return true;
+    return false;
 }
 
 kn_memory *kn_comm_memory(kn_comm *c)
@@ -123,6 +168,7 @@ kn_comm_world *kn_comm_world_make(void)
         w->timeout = kn_comm_default_timeout();
         w->next_id = 1; /* 0 is the world's */
         w->forks = forks;
+        w->poison = &w->own;
     }
     return w;
 }
@@ -138,14 +184,9 @@ void kn_comm_world_free(kn_comm_world *world)
         kn_comm_drop(c);
     }
     kn_comm_device_world_free(world);
-    ops->close(world);
+    if (ops->close)
+        ops->close(world);
     kn_host_free(world);
-}
-
-void kn_comm_poison(kn_comm *c, const char *message)
-{
-    if ((c = living(c, "kn_comm_poison")))
-        c->ops->poison(c, message ? message : "poisoned");
 }
 
 void kn_comm_set_timeout(kn_comm *c, double seconds)

@@ -2,7 +2,7 @@
  *
  *   rank r                                  rank 0
  *   connect, hello (rank, size)       -->   check it
- *   map the memory, lock byte r       <--   the memory's descriptor, or an error in words
+ *   map the memory, lock byte r       <--   yes and the memory's descriptor, or an error in words
  *   "here"                            -->   wait for all
  *   go                                <--   "go"
  *
@@ -31,7 +31,7 @@ typedef struct message {
     char error[240]; /* rank 0's answer: empty for yes */
 } message;
 
-#define MAGIC "knap r2"
+#define MAGIC "knap r3"
 enum { NAMES = 8 }; /* that a job may meet under */
 
 /* ---- sockets --------------------------------------------------------------------------------- */
@@ -48,70 +48,51 @@ static socklen_t address_of(const char *job, int name, struct sockaddr_un *a)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
 }
 
-/* Waits until fd can be read; false if the deadline comes first. */
-static bool readable(int fd, double deadline)
-{
-    for (;;) {
-        double left = deadline - kn_now();
-        struct pollfd p = { fd, POLLIN, 0 };
-        if (left <= 0)
-            return false;
-        int n = poll(&p, 1, left < 1 ? (int)(left * 1000) + 1 : 1000);
-        if (n > 0)
-            return true;
-        if (n < 0 && errno != EINTR)
-            return false;
-    }
-}
-
-/* *passed (may be NULL): the descriptor that came along, -1 for none. */
-static bool receive(int fd, void *data, size_t size, int *passed, double deadline)
-{
+/* A message that carries a descriptor has one byte. */
+typedef struct parcel {
     union {
         struct cmsghdr head;
         char room[CMSG_SPACE(sizeof(int))];
     } control;
-    if (passed)
-        *passed = -1;
-    for (size_t got = 0; got < size;) {
-        struct iovec io = { (char *)data + got, size - got };
-        struct msghdr m = { .msg_iov = &io, .msg_iovlen = 1 };
-        if (passed && *passed < 0) { /* it comes with the first byte */
-            m.msg_control = &control;
-            m.msg_controllen = sizeof control;
-        }
-        ssize_t n = readable(fd, deadline) ? recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) : 0;
-        if (n < 0 && (errno == EAGAIN || errno == EINTR))
-            continue;
-        if (n <= 0)
-            return false;
-        got += (size_t)n;
-        struct cmsghdr *c = m.msg_controllen ? CMSG_FIRSTHDR(&m) : NULL;
-        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-            memcpy(passed, CMSG_DATA(c), sizeof *passed);
-    }
-    return true;
+    char byte;
+    struct iovec io;
+    struct msghdr message;
+} parcel;
+
+static struct cmsghdr *begin_parcel(parcel *p)
+{
+    *p = (parcel){ .byte = 'm' };
+    p->io = (struct iovec){ &p->byte, 1 };
+    p->message = (struct msghdr){ .msg_iov = &p->io,
+                                  .msg_iovlen = 1,
+                                  .msg_control = &p->control,
+                                  .msg_controllen = sizeof p->control };
+    return CMSG_FIRSTHDR(&p->message);
 }
 
-static bool send_all(int fd, const void *data, size_t size, int pass)
+static bool pass(int fd, int descriptor)
 {
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control;
-    struct iovec io = { (void *)(uintptr_t)data, size };
-    struct msghdr m = { .msg_iov = &io, .msg_iovlen = 1 };
-    if (pass >= 0) {
-        memset(&control, 0, sizeof control);
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof pass);
-        memcpy(CMSG_DATA(c), &pass, sizeof pass);
-    }
-    return sendmsg(fd, &m, MSG_NOSIGNAL) == (ssize_t)size;
+    parcel p;
+    struct cmsghdr *c = begin_parcel(&p);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof descriptor);
+    memcpy(CMSG_DATA(c), &descriptor, sizeof descriptor);
+    return sendmsg(fd, &p.message, MSG_NOSIGNAL) == 1;
+}
+
+/* The descriptor that comes; -1: none. */
+static int take_passed(int fd, double deadline)
+{
+    parcel p;
+    int descriptor = -1;
+    begin_parcel(&p);
+    if (!kn_tcp_ready(fd, POLLIN, deadline) || recvmsg(fd, &p.message, MSG_CMSG_CLOEXEC) != 1)
+        return -1;
+    struct cmsghdr *c = CMSG_FIRSTHDR(&p.message);
+    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+        memcpy(&descriptor, CMSG_DATA(c), sizeof descriptor);
+    return descriptor;
 }
 
 /* The process at the other end belongs to this user; *uid (may be NULL): its user. */
@@ -133,8 +114,7 @@ static int call(const char *job, int name, unsigned *uid)
     struct sockaddr_un a;
     socklen_t n = address_of(job, name, &a);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&a, n) == 0 && is_ours(fd, uid) &&
-        fcntl(fd, F_SETFL, 0) == 0)
+    if (fd >= 0 && connect(fd, (struct sockaddr *)&a, n) == 0 && is_ours(fd, uid))
         return fd;
     if (fd >= 0)
         close(fd);
@@ -158,7 +138,7 @@ static int listen_at(const char *job)
     for (int name = 0; name < NAMES; name++) {
         struct sockaddr_un a;
         socklen_t n = address_of(job, name, &a);
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd >= 0 && bind(fd, (struct sockaddr *)&a, n) == 0 &&
             listen(fd, KN_LOCAL_MAX_RANKS) == 0)
             return fd;
@@ -184,23 +164,15 @@ static int listen_at(const char *job)
 }
 
 typedef struct lobby {
-    int size, memory, listener, missing;
+    int size, memory, missing;
     int link[KN_LOCAL_MAX_RANKS];
     char refused[240]; /* why a rank was last refused */
-    double deadline;
 } lobby;
-
-/* The other end is closed; its last bytes may still be there to read. */
-static bool is_gone(int fd)
-{
-    struct pollfd p = { fd, POLLRDHUP, 0 };
-    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR));
-}
 
 /* The seat of a rank that left again is free. */
 static void clear_seat(lobby *l, int r)
 {
-    if (l->link[r] < 0 || !is_gone(l->link[r]))
+    if (l->link[r] < 0 || !kn_tcp_is_gone(l->link[r]))
         return;
     close(l->link[r]);
     l->link[r] = -1;
@@ -224,30 +196,26 @@ static void judge(lobby *l, const message *hello, char *error, size_t size)
                  hello->rank, l->size);
 }
 
-/* Takes in one rank. Other users' processes are rejected silently, wrong ranks of this user with a
- * message; the wait for the right ones goes on. */
-static void admit(lobby *l)
+/* Other users' processes are rejected silently, wrong ranks of this user with a message; the wait
+ * for the right ones goes on. */
+static int admit(void *arg, int fd, const void *said)
 {
-    message hello = { 0 }, answer = { .magic = MAGIC, .size = l->size };
-    int fd = accept4(l->listener, NULL, NULL, SOCK_CLOEXEC);
-    if (fd < 0)
-        return;
-    double soon = kn_now() + 5 < l->deadline ? kn_now() + 5 : l->deadline;
-    if (!is_ours(fd, NULL) || !receive(fd, &hello, sizeof hello, NULL, soon) ||
-        memcmp(hello.magic, MAGIC, sizeof hello.magic) != 0) {
-        close(fd);
-        return;
-    }
+    lobby *l = arg;
+    message hello, answer = { .magic = MAGIC, .size = l->size };
+    memcpy(&hello, said, sizeof hello);
+    if (!is_ours(fd, NULL) || memcmp(hello.magic, MAGIC, sizeof hello.magic) != 0)
+        return -1;
     judge(l, &hello, answer.error, sizeof answer.error);
-    bool good = !answer.error[0];
-    if (!good)
+    if (answer.error[0])
         memcpy(l->refused, answer.error, sizeof l->refused);
-    if (send_all(fd, &answer, sizeof answer, good ? l->memory : -1) && good) {
-        l->link[hello.rank] = fd;
-        l->missing--;
-    } else {
-        close(fd);
-    }
+    if (!kn_tcp_send(fd, &answer, sizeof answer, kn_now() + 1) || answer.error[0] ||
+        !pass(fd, l->memory))
+        return -1;
+    l->link[hello.rank] = fd;
+    l->missing--;
+    for (int r = 1; r < l->size && l->missing == 0; r++)
+        clear_seat(l, r);
+    return l->missing == 0;
 }
 
 /* "1, 3 and 5 more" of the ranks without a link. */
@@ -272,34 +240,30 @@ static char *list_missing(const int *link, int size, char *buf, size_t room)
 static bool gather_ranks(const char *job, lobby *l, double seconds)
 {
     char who[160], here;
-    bool ok = (l->listener = listen_at(job)) >= 0;
+    const double deadline = kn_now() + seconds;
+    const int listener = listen_at(job);
     l->missing = l->size - 1;
-    l->deadline = kn_now() + seconds;
-    while (ok && l->missing > 0) {
-        if (!readable(l->listener, l->deadline))
-            ok = kn_fail("rendezvous (%s): rank 0 of %d waited %g s, and rank %s did not come: are "
-                         "all %d ranks started? (to wait longer: KNAP_TIMEOUT)%s%s",
-                         job, l->size, seconds, list_missing(l->link, l->size, who, sizeof who),
-                         l->size, l->refused[0] ? "; refused: " : "", l->refused);
-        else
-            admit(l);
-        for (int r = 1; r < l->size && l->missing == 0; r++)
-            clear_seat(l, r);
-    }
+    bool ok =
+        listener >= 0 &&
+        (l->missing == 0 || kn_tcp_admit(listener, sizeof(message), deadline, admit, NULL, l) ||
+         kn_fail("rendezvous (%s): rank 0 of %d waited %g s, and rank %s did not come: are "
+                 "all %d ranks started? (to wait longer: KNAP_TIMEOUT)%s%s",
+                 job, l->size, seconds, list_missing(l->link, l->size, who, sizeof who), l->size,
+                 l->refused[0] ? "; refused: " : "", l->refused));
     for (int r = 1; r < l->size && ok; r++)
-        if (!receive(l->link[r], &here, 1, NULL, l->deadline))
+        if (!kn_tcp_receive(l->link[r], &here, 1, deadline))
             ok = kn_fail("rendezvous (%s): rank %d came and did not answer", job, r);
     for (int r = 1; r < l->size && ok; r++)
-        if (!send_all(l->link[r], "g", 1, -1))
+        if (!kn_tcp_send(l->link[r], "g", 1, deadline))
             ok = kn_fail("rendezvous (%s): rank %d came and left again", job, r);
-    if (l->listener >= 0)
-        close(l->listener);
+    if (listener >= 0)
+        close(listener);
     return ok;
 }
 
 static kn_local_head *lead(const char *job, int size, int threads, int *fd, size_t *bytes)
 {
-    lobby l = { .size = size, .listener = -1 };
+    lobby l = { .size = size };
     kn_local_head *head = kn_local_create(size, fd, bytes);
     if (!head)
         return NULL;
@@ -360,12 +324,12 @@ static kn_local_head *follow(const char *job, int rank, int size, int *memory, s
     if (fd < 0)
         return NULL;
     deadline = kn_now() + seconds + 1; /* rank 0 gives up first, and sends the reason */
-    if (!send_all(fd, &hello, sizeof hello, -1) ||
-        !receive(fd, &answer, sizeof answer, memory, deadline)) {
+    if (!kn_tcp_send(fd, &hello, sizeof hello, deadline) ||
+        !kn_tcp_receive(fd, &answer, sizeof answer, deadline)) {
         kn_fail("rendezvous (%s): rank 0 did not answer rank %d of %d", job, rank, size);
         goto fail;
     }
-    if (answer.error[0] || *memory < 0) {
+    if (answer.error[0] || (*memory = take_passed(fd, deadline)) < 0) {
         answer.error[sizeof answer.error - 1] = 0;
         kn_fail("%s", answer.error[0] ? answer.error : "rendezvous: rank 0 sent no shared memory");
         goto fail;
@@ -374,7 +338,7 @@ static kn_local_head *follow(const char *job, int rank, int size, int *memory, s
         goto fail;
     if (!take_lock(*memory, rank))
         goto fail;
-    if (!send_all(fd, "h", 1, -1) || !receive(fd, &go, 1, NULL, deadline)) {
+    if (!kn_tcp_send(fd, "h", 1, deadline) || !kn_tcp_receive(fd, &go, 1, deadline)) {
         kn_fail("rendezvous (%s): rank 0 gave up before all %d ranks had come; its message "
                 "has the reason",
                 job, size);

@@ -140,7 +140,7 @@ int kn_spawn(int n, kn_rank_fn fn, void *arg)
             child(head, bytes, started, n, self, fn, arg);
         if (pid[started] < 0) {
             kn_fail("kn_spawn: cannot start rank %d of %d: %s", started, n, strerror(errno));
-            kn_local_poison(head, started, "could not be started");
+            kn_poison_set(&head->poison, started, "could not be started");
             failed = n - started;
             break;
         }
@@ -198,7 +198,7 @@ int kn_spawn_threads(int n, kn_rank_fn fn, void *arg)
         int e = pthread_create(&t[started].thread, NULL, thread_main, &t[started]);
         if (e != 0) {
             kn_fail("kn_spawn_threads: cannot start rank %d of %d: %s", started, n, strerror(e));
-            kn_local_poison(head, started, "could not be started");
+            kn_poison_set(&head->poison, started, "could not be started");
             failed = n - started;
             break;
         }

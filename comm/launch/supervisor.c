@@ -90,11 +90,12 @@ static void note_end(watch *w, int r)
     bool crashed = WIFSIGNALED(status), failed = status != 0;
     if (w->stage == RUNNING && (crashed || (failed && w->strict))) {
         char text[512];
-        int first = kn_local_poisoned(w->head, NULL); /* the others may leave before it */
+        int first = kn_poisoned(&w->head->poison, NULL); /* the others may leave before it */
         w->culprit = first >= 0 ? first : r;
         if (first < 0) {
-            kn_local_poison(w->head, r, describe_death(w->head, r, status, text, sizeof text));
-            if (kn_local_poisoned(w->head, NULL) == r)
+            kn_poison_set(&w->head->poison, r,
+                          describe_death(w->head, r, status, text, sizeof text));
+            if (kn_poisoned(&w->head->poison, NULL) == r)
                 w->head->died = 1;
         }
         w->stage = TOLD;
@@ -282,7 +283,7 @@ static int report(kn_local_head *head, int culprit, const int *status, int forwa
     if (culprit < 0)
         return 0;
     int s = status[culprit];
-    bool first = kn_local_poisoned(head, &why) == culprit;
+    bool first = kn_poisoned(&head->poison, &why) == culprit;
     bool unread = WIFSIGNALED(s) && WTERMSIG(s) == SIGPIPE; /* nobody wants the output: head(1) */
     if (unread)
         atomic_store(&head->spoken, 1);

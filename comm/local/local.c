@@ -420,10 +420,6 @@ static bool run_scalars(kn_local_comm *c, const kn_comm_call *call)
 bool kn_local_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
 {
     kn_local_comm *c = (kn_local_comm *)base;
-    const char *text;
-    int failed = kn_local_poisoned(c->local->head, &text);
-    if (failed >= 0)
-        return kn_fail_of_rank(failed, text);
     c->number++;
     atomic_store_explicit(&c->local->head->last[c->local->rank], base->family->id,
                           memory_order_relaxed);

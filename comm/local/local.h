@@ -38,17 +38,13 @@ typedef struct kn_local_slot {
     _Alignas(64) kn_call_log log; /* of the first communicator of a family */
 } kn_local_slot;
 
-enum { KN_HEALTHY = 0, KN_POISONING, KN_POISONED };
-
 typedef struct kn_local_head {
     uint64_t magic, control_bytes, region_bytes;
     int32_t size;                /* ranks */
     int32_t threads, free_cores; /* of each rank, and whether there is a core for each thread */
     int32_t enough_cores;
-    _Alignas(64) _Atomic int poison; /* KN_HEALTHY, ... */
-    int32_t poison_rank;             /* the rank whose error came first */
-    int32_t died;                    /* the supervisor's: that was no error, it ended */
-    char poison_text[1024];
+    _Alignas(64) kn_poison poison;
+    int32_t died;       /* the supervisor's: that was no error, its rank ended */
     _Atomic int spoken; /* a rank has printed (or is about to) why the job failed */
     _Atomic int left[KN_LOCAL_MAX_RANKS];     /* this rank takes no further part */
     _Atomic int last[KN_LOCAL_MAX_RANKS];     /* channel of the family of this rank's last call */
@@ -99,10 +95,6 @@ void kn_local_unmap(kn_local_head *head, size_t bytes);
 /* The world communicator of one rank over the mapping; owns_map as in kn_local. */
 kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin);
 
-/* First caller wins; never blocks. rank: the one at fault. */
-void kn_local_poison(kn_local_head *head, int rank, const char *message);
-/* The rank whose error came first, -1 while healthy; *text (may be NULL) its message. */
-int kn_local_poisoned(kn_local_head *head, const char **text);
 /* rank takes no further part: peers that wait for it get an error instead of waiting for ever. */
 void kn_local_left(kn_local_head *head, int rank);
 

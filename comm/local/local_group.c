@@ -4,33 +4,19 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-static const kn_comm_ops local_ops;
-
-static void destroy(kn_comm *base)
+static void end(kn_comm *base)
 {
     kn_local_comm *c = (kn_local_comm *)base;
     if (c->bounce)
         kn_give(&c->local->memory, c->bounce, KN_BOUNCE_BYTES, KN_MEM_COMM);
     kn_host_free(c->source);
-    kn_host_free(c);
-}
-
-static void poison(kn_comm *base, const char *message)
-{
-    kn_local_comm *c = (kn_local_comm *)base;
-    kn_local_poison(c->local->head, c->local->rank, message);
-}
-
-static int culprit(kn_comm *base)
-{
-    return kn_local_poisoned(((kn_local_comm *)base)->local->head, NULL);
 }
 
 /* The rank whose error came first prints it, once; the supervisor then doesn't. */
 static bool speaks(kn_comm *base)
 {
     kn_local *l = ((kn_local_comm *)base)->local;
-    int first = kn_local_poisoned(l->head, NULL);
+    int first = kn_poisoned(&l->head->poison, NULL);
     return (first < 0 || first == l->rank) && atomic_exchange(&l->head->spoken, 1) == 0;
 }
 
@@ -46,17 +32,12 @@ static void close_world(kn_comm_world *w)
     kn_host_free(l);
 }
 
-static kn_comm *make(kn_comm_world *world, int size)
+static bool begin(kn_comm *base, int size)
 {
-    kn_local_comm *c = kn_host_calloc(1, sizeof *c);
-    if (!c)
-        return NULL;
-    c->local = world->backend;
+    kn_local_comm *c = (kn_local_comm *)base;
+    c->local = base->world->backend;
     c->source = kn_host_calloc((size_t)size, sizeof *c->source);
-    if (c->source)
-        return &c->base;
-    destroy(&c->base);
-    return NULL;
+    return c->source != NULL;
 }
 
 /* Its number is its channel. The first of a family has the log. */
@@ -75,15 +56,14 @@ static bool join(kn_comm *c, kn_comm *made, const char *name)
 static const kn_comm_ops local_ops = {
     .backend = "local",
     .run = kn_local_run,
-    .make = make,
+    .bytes = sizeof(kn_local_comm),
+    .begin = begin,
     .join = join,
-    .poison = poison,
-    .culprit = culprit,
     .speaks = speaks,
     .healthy = kn_local_healthy,
     .in_step = kn_local_in_step,
     .late = kn_local_late,
-    .destroy = destroy,
+    .end = end,
     .close = close_world,
 };
 
@@ -95,6 +75,7 @@ kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_ma
     if (!world || !l)
         goto fail;
     world->backend = l;
+    world->poison = &head->poison;
     *l = (kn_local){
         .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin, .lock = -1
     };

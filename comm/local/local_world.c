@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAGIC      UINT64_C(0x6b6e61702d303103) /* changes with the layout */
+#define MAGIC      UINT64_C(0x6b6e61702d303104) /* changes with the layout */
 #define REGION_MAX ((size_t)64 << 30)
 #define REGION_MIN ((size_t)64 << 20)
 #define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */
@@ -90,7 +90,6 @@ kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
     head->control_bytes = control;
     head->region_bytes = region;
     head->size = n;
-    head->poison_rank = -1;
     if (fd)
         *fd = file;
     return head;
@@ -144,33 +143,12 @@ void kn_local_unmap(kn_local_head *head, size_t bytes)
         munmap(head, bytes);
 }
 
-/* ---- poison ---------------------------------------------------------------------------------- */
-
-void kn_local_poison(kn_local_head *head, int rank, const char *message)
-{
-    int healthy = KN_HEALTHY;
-    if (!atomic_compare_exchange_strong(&head->poison, &healthy, KN_POISONING))
-        return;
-    head->poison_rank = rank;
-    snprintf(head->poison_text, sizeof head->poison_text, "%s", message);
-    atomic_store(&head->poison, KN_POISONED);
-}
-
-int kn_local_poisoned(kn_local_head *head, const char **text)
-{
-    if (atomic_load(&head->poison) != KN_POISONED)
-        return -1;
-    if (text)
-        *text = head->poison_text;
-    return head->poison_rank;
-}
+/* ---- phases ---------------------------------------------------------------------------------- */
 
 void kn_local_left(kn_local_head *head, int rank)
 {
     atomic_store(&head->left[rank], 1);
 }
-
-/* ---- phases ---------------------------------------------------------------------------------- */
 
 static void futex_sleep(_Atomic uint32_t *word, uint32_t seen)
 {
@@ -203,14 +181,6 @@ bool kn_local_last_call(kn_local_head *head, int r, kn_call_note *note, bool *fi
     return seq > 0 && kn_call_log_read(log, seq, note);
 }
 
-static bool holds(const kn_local_comm *c, int world_rank)
-{
-    for (int i = 0; i < c->base.size; i++)
-        if (c->base.member[i] == world_rank)
-            return true;
-    return false;
-}
-
 /* Is peer in step with this rank? It isn't if its call of the same number is another one, or if it
  * made a call in another family of both ranks that this rank hasn't made, before this call, which
  * this rank has made. */
@@ -230,7 +200,7 @@ static bool in_step(const kn_local_comm *c, int peer, const kn_comm_call *call)
         return kn_call_mismatch(me, &mine, them, &other);
     }
     for (kn_comm *f = __atomic_load_n(&c->base.world->first, __ATOMIC_ACQUIRE); f; f = f->next) {
-        if (f->family != f || f == family || !holds((kn_local_comm *)f, them))
+        if (f->family != f || f == family || !kn_comm_holds(f, them))
             continue;
         kn_call_log *log = &kn_local_slot_at(h, f->id, them)->log;
         uint64_t done = atomic_load(&f->log->launched);
@@ -255,7 +225,7 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     kn_local_slot *slot = kn_local_slot_at(h, c->base.id, c->base.member[peer]);
     int owner = c->base.member[peer];
     const char *text;
-    int rank = kn_local_poisoned(h, &text);
+    int rank = kn_poisoned(&h->poison, &text);
     if (rank >= 0) /* if the peer came first, the meeting took place: it is right on every rank */
         return reached(atomic_load(&slot->phase), target) || kn_fail_of_rank(rank, text);
     bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
@@ -315,11 +285,7 @@ static bool all_alive(kn_local_comm *c)
 
 bool kn_local_healthy(kn_comm *base)
 {
-    const char *text;
-    int rank = kn_local_poisoned(((kn_local_comm *)base)->local->head, &text);
-    if (rank >= 0)
-        return kn_fail_of_rank(rank, text);
-    return all_alive((kn_local_comm *)base);
+    return kn_unpoisoned(base->world->poison) && all_alive((kn_local_comm *)base);
 }
 
 bool kn_local_in_step(kn_comm *base, const kn_comm_call *call)

@@ -355,7 +355,7 @@ bool kn_message_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
     c->left_since = 0;
     bool all = call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_GROUP ||
                call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE;
-    if (kn_message_broken(c->w) || !(all ? open_all(c, call) : open_steps(c, call)))
+    if (!(all ? open_all(c, call) : open_steps(c, call)))
         return false;
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:

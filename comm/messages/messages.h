@@ -84,14 +84,11 @@ struct kn_message_world {
     kn_comm *first; /* the world */
     pthread_t main;
     pthread_mutex_t lock; /* guards the receiving of words, and last, here */
-    _Atomic int poison;   /* 0, 1: being written, 2: culprit and text are there */
-    int culprit;
-    char text[1024];
-    _Atomic bool told;   /* it was sent to the others */
-    _Atomic int loudest; /* the lowest rank that reported an error; INT32_MAX: none */
-    _Atomic int *left;   /* [size] */
-    kn_call_note *last;  /* [size] the last known call of each rank */
-    int64_t *here;       /* [size] the answers to where, in family here_of; -1: none yet */
+    _Atomic bool told;    /* it was sent to the others */
+    _Atomic int loudest;  /* the lowest rank that reported an error; INT32_MAX: none */
+    _Atomic int *left;    /* [size] */
+    kn_call_note *last;   /* [size] the last known call of each rank */
+    int64_t *here;        /* [size] the answers to where, in family here_of; -1: none yet */
     int here_of;
     double *answered; /* [size] time of each rank's last answer to where */
     double asked;     /* time of this rank's last where */
@@ -119,22 +116,16 @@ bool kn_message_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
  * an error, and then _end is still due. */
 bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int size);
 void kn_message_world_end(kn_message_world *w);
-bool kn_message_comm_begin(kn_message_comm *c, kn_comm_world *world, int size);
+bool kn_message_comm_begin(kn_message_comm *c, int size);
 void kn_message_comm_end(kn_message_comm *c);
 /* To rank r of the world, -1: to all others. */
 void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word);
 /* Word of rank r; false if an error now stands. */
 bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word);
-/* First caller wins. */
-void kn_message_poison(kn_message_world *w, int culprit, const char *message);
 /* Sends the error that stands here to the others, once, if this thread may. */
 void kn_message_tell_poison(kn_message_world *w);
 /* Tells the others of this rank's end, so that they don't take it for a death. */
 void kn_message_say_goodbye(kn_message_world *w);
-/* The rank whose error came first, -1: none; *text its message. */
-int kn_message_poisoned(kn_message_world *w, const char **text);
-/* Poisoned: an error, which repeats it. */
-bool kn_message_broken(kn_message_world *w);
 /* True while no known reason keeps rank peer of c from coming to call; false with an error. */
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer);
 void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer);
@@ -143,14 +134,16 @@ bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, dou
  * the missing rank is found: a rank that doesn't answer where it is. One that answers waits itself,
  * for a rank that it will name, and is waited for as long again. */
 bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double waited, double limit);
-/* Whether this rank prints the job's error message: exchanges words for a moment. */
-bool kn_message_first_to_speak(kn_message_world *w);
-
-/* kn_comm_ops for calls that are on their way on a device. */
+/* Entries of kn_comm_ops. */
+void kn_message_ops_tell(kn_comm *c);
+/* Exchanges words for a moment: if several ranks found an error at once, the lowest speaks. */
+bool kn_message_ops_speaks(kn_comm *c);
 bool kn_message_ops_healthy(kn_comm *c);
 bool kn_message_ops_in_step(kn_comm *c, const kn_comm_call *call);
 void kn_message_ops_late(kn_comm *c, const kn_comm_call *call, double limit);
-void kn_message_ops_poison(kn_comm *c, const char *message);
-int kn_message_ops_culprit(kn_comm *c);
+#define KN_MESSAGE_OPS                                                                             \
+    .run = kn_message_run, .tell = kn_message_ops_tell, .speaks = kn_message_ops_speaks,           \
+    .healthy = kn_message_ops_healthy, .in_step = kn_message_ops_in_step,                          \
+    .late = kn_message_ops_late
 
 #endif

@@ -41,10 +41,10 @@ void kn_message_world_end(kn_message_world *w)
     kn_host_free(w->answered);
 }
 
-bool kn_message_comm_begin(kn_message_comm *c, kn_comm_world *world, int size)
+bool kn_message_comm_begin(kn_message_comm *c, int size)
 {
     size_t n = (size_t)size;
-    c->w = world->backend;
+    c->w = c->base.world->backend;
     c->base.log = kn_host_calloc(1, sizeof *c->base.log);
     c->said = kn_host_calloc(n, sizeof *c->said);
     c->source = kn_host_calloc(n, sizeof *c->source);
@@ -70,30 +70,16 @@ void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word)
             w->by->tell(w, i, word);
 }
 
-void kn_message_poison(kn_message_world *w, int culprit, const char *message)
+static kn_poison *poison_of(const kn_message_world *w)
 {
-    int healthy = 0;
-    if (!atomic_compare_exchange_strong(&w->poison, &healthy, 1))
-        return;
-    w->culprit = culprit;
-    snprintf(w->text, sizeof w->text, "%s", message);
-    atomic_store(&w->poison, 2);
-}
-
-int kn_message_poisoned(kn_message_world *w, const char **text)
-{
-    if (atomic_load(&w->poison) != 2)
-        return -1;
-    if (text)
-        *text = w->text;
-    return w->culprit;
+    return w->first->world->poison;
 }
 
 void kn_message_tell_poison(kn_message_world *w)
 {
     const char *text = "";
     kn_message_word word = { .what = KN_WORD_POISON };
-    if (kn_message_poisoned(w, &text) != w->first->rank || !w->by->may(w) ||
+    if (kn_poisoned(poison_of(w), &text) != w->first->rank || !w->by->may(w) ||
         atomic_exchange(&w->told, true))
         return;
     snprintf(word.text, sizeof word.text, "%s", text);
@@ -114,14 +100,6 @@ static kn_comm *family_of(kn_message_world *w, int64_t id)
     return f;
 }
 
-static bool holds(const kn_comm *c, int world_rank)
-{
-    for (int i = 0; i < c->size; i++)
-        if (c->member[i] == world_rank)
-            return true;
-    return false;
-}
-
 /* Rank r waits for us in a call. Have we made another one in its place, or one that r hasn't made,
  * before it? Then neither will ever come (local_world.c does the same by looking). */
 static bool in_step(kn_message_world *w, int r, const kn_message_word *word)
@@ -135,7 +113,7 @@ static bool in_step(kn_message_world *w, int r, const kn_message_word *word)
         return mine.hash == word->note.hash || kn_call_mismatch(r, &word->note, me, &mine);
     for (int i = 0; i < word->families && i < KN_WORD_FAMILIES; i++) {
         kn_comm *other = word->at[i].id == word->family ? NULL : family_of(w, word->at[i].id);
-        if (other && holds(other, r) &&
+        if (other && kn_comm_holds(other, r) &&
             kn_call_log_read(other->log, (uint64_t)word->at[i].launched + 1, &mine))
             return kn_call_mismatch(r, &word->note, me, &mine);
     }
@@ -162,7 +140,7 @@ bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
     case KN_WORD_POISON:
         if (r < atomic_load(&w->loudest)) /* one thread at a time reads */
             atomic_store(&w->loudest, r);
-        kn_message_poison(w, r, word->text);
+        kn_poison_set(poison_of(w), r, word->text);
         return true;
     case KN_WORD_LEFT:
         atomic_store(&w->left[r], 1);
@@ -203,19 +181,13 @@ void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-bool kn_message_broken(kn_message_world *w)
-{
-    const char *text;
-    int r = kn_message_poisoned(w, &text);
-    return r >= 0 && (kn_fail_of_rank(r, text), true);
-}
-
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
 {
     char mine[256];
     int owner = c->base.member[peer];
     kn_message_tell_poison(c->w);
-    if (kn_message_broken(c->w) || !c->w->by->listen(c->w) || kn_message_broken(c->w))
+    kn_poison *poison = poison_of(c->w);
+    if (!kn_unpoisoned(poison) || !c->w->by->listen(c->w) || !kn_unpoisoned(poison))
         return false;
     if (!atomic_load(&c->w->left[owner]) || (c->w->by->drained && !c->w->by->drained(c->w, owner)))
         return true;
@@ -282,15 +254,16 @@ static void pause_for(double seconds)
     nanosleep(&(struct timespec){ .tv_nsec = (long)(seconds * 1e9) }, NULL);
 }
 
-bool kn_message_first_to_speak(kn_message_world *w)
+bool kn_message_ops_speaks(kn_comm *base)
 {
+    kn_message_world *w = ((kn_message_comm *)base)->w;
     int me = w->first->rank, first;
     kn_message_tell_poison(w);
     for (double end = kn_now() + ROUND_S; kn_now() < end;) {
         w->by->listen(w);
         pause_for(0.001);
     }
-    first = kn_message_poisoned(w, NULL);
+    first = kn_poisoned(poison_of(w), NULL);
     return (first < 0 || first == me) && atomic_load(&w->loudest) > me;
 }
 
@@ -300,7 +273,8 @@ bool kn_message_ops_healthy(kn_comm *base)
 {
     kn_message_world *w = ((kn_message_comm *)base)->w;
     kn_message_tell_poison(w);
-    return !kn_message_broken(w) && (!w->by->may(w) || w->by->listen(w)) && !kn_message_broken(w);
+    return kn_unpoisoned(poison_of(w)) && (!w->by->may(w) || w->by->listen(w)) &&
+           kn_unpoisoned(poison_of(w));
 }
 
 static void ask_all(kn_message_comm *c, const kn_comm_call *call)
@@ -351,14 +325,7 @@ void kn_message_ops_late(kn_comm *base, const kn_comm_call *call, double limit)
         kn_message_late(c, call, missing, limit);
 }
 
-void kn_message_ops_poison(kn_comm *base, const char *message)
+void kn_message_ops_tell(kn_comm *base)
 {
-    kn_message_world *w = ((kn_message_comm *)base)->w;
-    kn_message_poison(w, w->first->rank, message);
-    kn_message_tell_poison(w);
-}
-
-int kn_message_ops_culprit(kn_comm *base)
-{
-    return kn_message_poisoned(((kn_message_comm *)base)->w, NULL);
+    kn_message_tell_poison(((kn_message_comm *)base)->w);
 }

@@ -10,38 +10,14 @@
 /* An abort ends all ranks. Each says why it ends first, for which the others have this long. */
 #define PATIENCE_S 1.5
 
-static const kn_comm_ops mpi_ops;
-
-static void destroy(kn_comm *base)
+static bool begin(kn_comm *base, int size)
 {
     kn_mpi_comm *c = (kn_mpi_comm *)base;
-    if (c->mpi != MPI_COMM_NULL && kn_message_poisoned(c->base.w, NULL) < 0)
-        MPI_Comm_free(&c->mpi);
-    kn_message_comm_end(&c->base);
-    kn_host_free(c->req);
-    kn_host_free(c->done);
-    kn_host_free(c);
-}
-
-static kn_comm *make(kn_comm_world *world, int size)
-{
-    kn_mpi_comm *c = kn_host_calloc(1, sizeof *c);
     size_t n = (size_t)size;
-    if (!c)
-        return NULL;
     c->mpi = MPI_COMM_NULL;
     c->req = kn_host_calloc(2 * n, sizeof *c->req);
     c->done = kn_host_calloc(2 * n, sizeof *c->done);
-    if (kn_message_comm_begin(&c->base, world, size) && c->req && c->done)
-        return &c->base.base;
-    destroy(&c->base.base);
-    return NULL;
-}
-
-/* If several ranks found an error at the same moment, the lowest of them is the culprit. */
-static bool speaks(kn_comm *base)
-{
-    return kn_message_first_to_speak(((kn_message_comm *)base)->w);
+    return kn_message_comm_begin(&c->base, size) && c->req && c->done;
 }
 
 static void drop_words(kn_mpi_world *w)
@@ -74,23 +50,30 @@ static bool all_left(kn_message_world *w)
     return left >= w->first->size;
 }
 
-/* Before the communicators go. Where the world is broken, messages may be under way to memory that
- * will be gone: there is no way back. A rank that cleared the error waits for all, which may be
- * saving. */
-static void say_goodbye(kn_comm *base)
+/* Where the world is broken, messages may be under way to memory that will be gone: there is no way
+ * back. A rank that cleared the error waits for all, which may be saving. */
+static void say_goodbye(kn_message_world *w)
 {
-    kn_message_world *w = ((kn_message_comm *)base)->w;
-    if (base == w->first) {
-        kn_message_say_goodbye(w);
-        if (kn_message_poisoned(w, NULL) >= 0) {
-            for (double end = kn_now() + PATIENCE_S; (kn_ok() || kn_now() < end) && !all_left(w);) {
-                w->by->listen(w);
-                nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
-            }
-            MPI_Abort(MPI_COMM_WORLD, 1);
-        }
+    kn_message_say_goodbye(w);
+    if (kn_poisoned(w->first->world->poison, NULL) < 0)
+        return;
+    for (double end = kn_now() + PATIENCE_S; (kn_ok() || kn_now() < end) && !all_left(w);) {
+        w->by->listen(w);
+        nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
     }
-    destroy(base);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static void end(kn_comm *base)
+{
+    kn_mpi_comm *c = (kn_mpi_comm *)base;
+    if (base == c->base.w->first)
+        say_goodbye(c->base.w);
+    if (c->mpi != MPI_COMM_NULL && kn_poisoned(base->world->poison, NULL) < 0)
+        MPI_Comm_free(&c->mpi);
+    kn_message_comm_end(&c->base);
+    kn_host_free(c->req);
+    kn_host_free(c->done);
 }
 
 static void close_world(kn_comm_world *world)
@@ -122,23 +105,18 @@ static bool join(kn_comm *c, kn_comm *made, const char *name)
 
 static const kn_comm_ops mpi_ops = {
     .backend = "mpi",
-    .run = kn_message_run,
-    .make = make,
+    .bytes = sizeof(kn_mpi_comm),
+    .begin = begin,
     .join = join,
-    .poison = kn_message_ops_poison,
-    .culprit = kn_message_ops_culprit,
-    .speaks = speaks,
-    .healthy = kn_message_ops_healthy,
-    .in_step = kn_message_ops_in_step,
-    .late = kn_message_ops_late,
-    .destroy = say_goodbye,
+    .end = end,
     .close = close_world,
+    KN_MESSAGE_OPS,
 };
 
 /* ---- the world ------------------------------------------------------------------------------- */
 
 /* Starts MPI unless the program has; *threads: calls may come from several threads at once. */
-static bool begin(kn_mpi_world *w, int rank, int size, bool *threads)
+static bool start(kn_mpi_world *w, int rank, int size, bool *threads)
 {
     int running = 0, ended = 0, level = MPI_THREAD_SINGLE, r = -1, n = -1;
     char library[MPI_MAX_LIBRARY_VERSION_STRING] = "";
@@ -174,7 +152,7 @@ kn_comm *kn_comm_mpi(int rank, int size)
     kn_comm_world *world = kn_comm_world_make();
     kn_mpi_world *w = kn_host_calloc(1, sizeof *w);
     kn_comm *first = NULL;
-    if (!world || !w || !begin(w, rank, size, &threads))
+    if (!world || !w || !start(w, rank, size, &threads))
         goto fail;
     world->backend = w;
     if (!kn_message_world_begin(&w->base, &kn_mpi_transport, size) ||

@@ -16,39 +16,27 @@
 /* The most seconds that the end of a world waits for its last words to arrive. */
 #define SEE_OFF_S 5
 
-static const kn_comm_ops tcp_ops;
-
 /* ---- communicators --------------------------------------------------------------------------- */
 
-static void destroy(kn_comm *base)
+static bool begin(kn_comm *base, int size)
 {
     kn_tcp_comm *c = (kn_tcp_comm *)base;
+    c->flow = kn_host_calloc(2 * (size_t)size, sizeof *c->flow);
+    c->polled = kn_host_calloc(2 * (size_t)size, sizeof *c->polled);
+    return kn_message_comm_begin(&c->base, size) && c->flow && c->polled;
+}
+
+static void end(kn_comm *base)
+{
+    kn_tcp_comm *c = (kn_tcp_comm *)base;
+    if (base == c->base.w->first)
+        kn_message_say_goodbye(c->base.w);
     kn_message_comm_end(&c->base);
     kn_host_free(c->flow);
     kn_host_free(c->polled);
-    kn_host_free(c);
-}
-
-static kn_comm *make(kn_comm_world *world, int size)
-{
-    kn_tcp_comm *c = kn_host_calloc(1, sizeof *c);
-    if (!c)
-        return NULL;
-    c->flow = kn_host_calloc(2 * (size_t)size, sizeof *c->flow);
-    c->polled = kn_host_calloc(2 * (size_t)size, sizeof *c->polled);
-    if (kn_message_comm_begin(&c->base, world, size) && c->flow && c->polled)
-        return &c->base.base;
-    destroy(&c->base.base);
-    return NULL;
 }
 
 /* ---- the world ------------------------------------------------------------------------------- */
-
-/* The culprit prints; ranks that only repeat its error leave it to it. */
-static bool speaks(kn_comm *base)
-{
-    return kn_message_first_to_speak(((kn_message_comm *)base)->w);
-}
 
 /* Reads and forgets what has come; of a rank that goes on sending, some of it. */
 static void drain(int fd)
@@ -109,27 +97,13 @@ static void close_world(kn_comm_world *world)
     world_end(world->backend, world_size);
 }
 
-/* Before the communicators go. */
-static void say_goodbye(kn_comm *base)
-{
-    kn_message_world *w = ((kn_message_comm *)base)->w;
-    if (base == w->first)
-        kn_message_say_goodbye(w);
-    destroy(base);
-}
-
 static const kn_comm_ops tcp_ops = {
     .backend = "tcp",
-    .run = kn_message_run,
-    .make = make,
-    .poison = kn_message_ops_poison,
-    .culprit = kn_message_ops_culprit,
-    .speaks = speaks,
-    .healthy = kn_message_ops_healthy,
-    .in_step = kn_message_ops_in_step,
-    .late = kn_message_ops_late,
-    .destroy = say_goodbye,
+    .bytes = sizeof(kn_tcp_comm),
+    .begin = begin,
+    .end = end,
     .close = close_world,
+    KN_MESSAGE_OPS,
 };
 
 /* Two sockets for each other rank. */

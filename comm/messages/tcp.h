@@ -159,6 +159,8 @@ int kn_tcp_listen(const uint8_t *address, int port, int *got_port);
 int kn_tcp_call(const kn_tcp_target *t, int n, const void *say, size_t bytes, void *answer,
                 size_t size, bool (*right)(void *arg, const void *answer), void *arg,
                 double deadline);
+/* Waits for events of poll(2), until the deadline. */
+bool kn_tcp_ready(int fd, short events, double deadline);
 bool kn_tcp_receive(int fd, void *data, size_t size, double deadline);
 bool kn_tcp_send(int fd, const void *data, size_t size, double deadline);
 /* The other end has left. */

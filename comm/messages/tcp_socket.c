@@ -61,8 +61,7 @@ int kn_tcp_listen(const uint8_t *address, int port, int *got_port)
     return without && !address ? listen_on(any_of_ipv4, port, got_port) : fd;
 }
 
-/* Waits for events, until the deadline. */
-static bool ready(int fd, short events, double deadline)
+bool kn_tcp_ready(int fd, short events, double deadline)
 {
     for (;;) {
         double left = deadline - kn_now();
@@ -81,7 +80,8 @@ bool kn_tcp_receive(int fd, void *data, size_t size, double deadline)
         ssize_t n = recv(fd, (char *)data + at, size - at, 0);
         if (n > 0)
             at += (size_t)n;
-        else if (n == 0 || (errno != EAGAIN && errno != EINTR) || !ready(fd, POLLIN, deadline))
+        else if (n == 0 || (errno != EAGAIN && errno != EINTR) ||
+                 !kn_tcp_ready(fd, POLLIN, deadline))
             return false;
     }
     return true;
@@ -93,7 +93,7 @@ bool kn_tcp_send(int fd, const void *data, size_t size, double deadline)
         ssize_t n = send(fd, (const char *)data + at, size - at, MSG_NOSIGNAL);
         if (n > 0)
             at += (size_t)n;
-        else if ((errno != EAGAIN && errno != EINTR) || !ready(fd, POLLOUT, deadline))
+        else if ((errno != EAGAIN && errno != EINTR) || !kn_tcp_ready(fd, POLLOUT, deadline))
             return false;
     }
     return true;
@@ -150,7 +150,7 @@ static int advance(caller *c, attempt *x)
     int error = 0;
     socklen_t n = sizeof error;
     if (!x->said) {
-        if (!ready(x->fd, POLLOUT, 0))
+        if (!kn_tcp_ready(x->fd, POLLOUT, 0))
             return 0;
         if (getsockopt(x->fd, SOL_SOCKET, SO_ERROR, &error, &n) != 0 || error != 0) {
             errno = error ? error : errno;

@@ -100,7 +100,7 @@ static bool hear_all(kn_tcp_world *w)
         if (w->link[r].ended && !atomic_load(&base->left[r]) && gone < 0)
             gone = r;
     }
-    return gone < 0 || kn_message_poisoned(base, NULL) >= 0 || died(w, gone);
+    return gone < 0 || kn_poisoned(base->first->world->poison, NULL) >= 0 || died(w, gone);
 }
 
 /* By one thread at a time, from the reading of a word to its effect: another one would see that a

@@ -29,21 +29,12 @@
 
 /* ---- among the hosts ------------------------------------------------------------------------- */
 
-/* One small collective of the hosts' communicator, on this thread. */
-static bool host_call(kn_comm *c, kn_comm_call call)
-{
-    kn_comm_note_call(c, &call);
-    if (!c->ops->run(c, &call, kn_compute_stream(KN_CPU)))
-        return false;
-    kn_comm_note_end(c, &call);
-    return true;
-}
-
 bool kn_nccl_host_sum(kn_comm *c, int64_t *values, int count, const char *label)
 {
     kn_comm_piece piece;
-    return host_call(
-        c, kn_comm_call_in_place(KN_CALL_SUM_I64, 0, values, count, KN_I64, label, &piece));
+    kn_comm_call call =
+        kn_comm_call_in_place(KN_CALL_SUM_I64, 0, values, count, KN_I64, label, &piece);
+    return kn_comm_run_now(c, &call, NULL);
 }
 
 /* Rank 0's id becomes everyone's. */
@@ -54,18 +45,16 @@ static bool share_id(kn_comm *c, nccl_id *id)
     if (error != NCCL_SUCCESS)
         return kn_fail("%s: NCCL has no unique id to give: %s", c->name,
                        kn_nccl()->error_string(error));
-    return host_call(c, kn_comm_call_in_place(KN_CALL_BROADCAST, 0, id, sizeof *id, KN_U8,
-                                              "NCCL's unique id", &piece));
+    kn_comm_call call = kn_comm_call_in_place(KN_CALL_BROADCAST, 0, id, sizeof *id, KN_U8,
+                                              "NCCL's unique id", &piece);
+    return kn_comm_run_now(c, &call, NULL);
 }
 
 /* ---- waiting for NCCL ------------------------------------------------------------------------ */
 
 bool kn_nccl_healthy(kn_comm *c)
 {
-    if (c->ops->healthy)
-        return c->ops->healthy(c);
-    int rank = c->ops->culprit(c);
-    return rank < 0 || kn_fail("rank %d failed: its own message has the reason", rank);
+    return c->ops->healthy ? c->ops->healthy(c) : kn_unpoisoned(c->world->poison);
 }
 
 /* Lets go of the communicator while this thread sleeps; false if it was aborted meanwhile, or an

@@ -123,10 +123,14 @@ static const kn_transport by_post = { exchange, tell, yes, yes, closed, NULL };
 
 /* ---- worlds ---------------------------------------------------------------------------------- */
 
-static void destroy(kn_comm *c)
+static bool begin(kn_comm *c, int size)
+{
+    return kn_message_comm_begin((kn_message_comm *)c, size);
+}
+
+static void end(kn_comm *c)
 {
     kn_message_comm_end((kn_message_comm *)c);
-    kn_host_free(c);
 }
 
 static void close_world(kn_comm_world *world)
@@ -135,19 +139,13 @@ static void close_world(kn_comm_world *world)
     kn_host_free(world->backend);
 }
 
-static kn_comm *make(kn_comm_world *world, int size)
-{
-    kn_message_comm *made = kn_host_calloc(1, sizeof *made);
-    return made && kn_message_comm_begin(made, world, size) ? &made->base : NULL;
-}
-
 static const kn_comm_ops ops = {
     .backend = "comm",
     .run = kn_message_run,
-    .make = make,
-    .poison = kn_message_ops_poison,
-    .culprit = kn_message_ops_culprit,
-    .destroy = destroy,
+    .bytes = sizeof(kn_message_comm),
+    .begin = begin,
+    .tell = kn_message_ops_tell,
+    .end = end,
     .close = close_world,
 };
 

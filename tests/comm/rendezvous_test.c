@@ -78,7 +78,7 @@ KN_TEST(rendezvous, half_a_hello_delays_nobody)
         close(fd);
         usleep(10000);
     }
-    KN_CHECK(send(fd, "knap r2", 7, MSG_NOSIGNAL) == 7);
+    KN_CHECK(send(fd, "knap r3", 7, MSG_NOSIGNAL) == 7);
     start_local_rank(&r[1], 1, 2, "ok");
     check_good(r, 2);
     close(fd);

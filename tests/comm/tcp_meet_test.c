@@ -355,7 +355,8 @@ KN_TEST(tcp_meet, two_threads_listen)
     for (int i = 0; i < 4000; i++) {
         int pair[2];
         kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
-        kn_comm first = { .rank = 0, .size = 2 };
+        kn_comm_world all = { .poison = &all.own };
+        kn_comm first = { .rank = 0, .size = 2, .world = &all };
         kn_tcp_world w = { .base = { .first = &first }, .link = link };
         pthread_t thread[2];
         pthread_barrier_t start;
@@ -393,7 +394,8 @@ KN_TEST(tcp_meet, a_flood_of_words_has_pauses)
 {
     int pair[2];
     kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
-    kn_comm first = { .rank = 0, .size = 2 };
+    kn_comm_world all = { .poison = &all.own };
+    kn_comm first = { .rank = 0, .size = 2, .world = &all };
     kn_tcp_world w = { .base = { .first = &first }, .link = link };
     pthread_t thread;
     KN_CHECK(kn_message_world_begin(&w.base, &kn_tcp_transport, 2));
