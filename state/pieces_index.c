@@ -3,7 +3,6 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "state/pieces_internal.h"
-#include "state/shard_file.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 #include "tensor/json.h"

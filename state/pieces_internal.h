@@ -7,6 +7,12 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#define KN_SHARD_INFO   "DCP_SHARDING_INFO" /* keys of the metadata */
+#define KN_SHARD_SUMS   "KNAP_XXH3"
+#define KN_SHARD_ID     "KNAP_ID"
+#define KN_SHARD_VALUES "knap.values" /* of state_file.c */
+#define KN_VALUES_ID    "values-"     /* begins an id that is a hash of them */
+
 typedef struct kn_indexed_file {
     kn_piece_file info;
     char *path;

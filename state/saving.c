@@ -188,7 +188,8 @@ static bool write_entry(kn_saving *s, kn_pieces_writer *w, const kn_saving_part 
     return ok;
 }
 
-static bool write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part *p, size_t *at)
+/* *at: in the copy. A failure is an error that stands. */
+static void write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part *p, size_t *at)
 {
     bool ok = true;
     for (int i = 0; ok && i < p->count; i++) {
@@ -196,26 +197,20 @@ static bool write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part
                       : write_piece(s, w, &p->piece[i], s->copy + *at, p->finite[i]);
         *at += kn_saving_room(piece_bytes(&p->piece[i]));
     }
-    return ok;
 }
 
 static bool write_part(kn_saving *s, int which, size_t *at)
 {
     char dir[KN_FOLDER_PATH];
-    kn_piece_file file[KN_MAX_RECTANGLES];
-    int files;
     const kn_saving_part *p = &s->part[which];
     if (p->count == 0)
         return true;
     if (!kn_folder_path(dir, s->place.path, kn_part_name[which], ""))
         return false;
     kn_pieces_writer *w = kn_pieces_create(dir, s->rank, s->id, NULL, p->piece, p->count);
-    bool ok = w && write_pieces(s, w, p, at);
-    if (ok)
-        ok = kn_pieces_commit(w, file, &files);
-    else
-        kn_pieces_abandon(w);
-    return ok && kn_sync_folder(dir);
+    if (w)
+        write_pieces(s, w, p, at);
+    return kn_pieces_commit(w) && kn_sync_folder(dir);
 }
 
 bool kn_saving_write(kn_saving *s)
