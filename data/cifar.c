@@ -73,20 +73,6 @@ static bool read_all(kn_image_set *s, const char *folder, const char *const *nam
     return ok && check_labels(s, folder);
 }
 
-static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
-{
-    (void)room;
-    const uint8_t *p = kn_array_of(s->bytes).data;
-    *out = kn_pixels_planar(p + index * s->record + s->pixel_at, s->info.height, s->info.width,
-                            s->info.channels);
-    return true;
-}
-
-static int64_t label_of(const kn_image_set *s, int64_t index)
-{
-    return ((const uint8_t *)kn_array_of(s->bytes).data)[index * s->record + s->label_at];
-}
-
 /* Names from the lines of a file, which need not be there. */
 static bool name_classes(kn_image_set *s, const char *folder, const char *file)
 {
@@ -135,8 +121,8 @@ bool kn_cifar_read(kn_image_set *s, const char *folder, const char *split, bool 
     s->pixel_at = hundred ? 2 : 1;
     s->label_at = hundred && !coarse ? 1 : 0;
     s->record = PIXELS + s->pixel_at;
-    s->read = read_image;
-    s->label = label_of;
+    s->read = kn_image_set_pixels;
+    s->label = kn_image_set_label_at;
     s->class_name = kn_host_calloc((size_t)s->info.classes, sizeof *s->class_name);
     return s->class_name && name_classes(s, folder, names) &&
            (train && !hundred ? read_all(s, folder, train_of_10, 5) : read_all(s, folder, &one, 1));

@@ -124,20 +124,8 @@ bool kn_pieces_ready(kn_pieces *p)
 
 static bool read_batch(batch *b)
 {
-    int tries = 0;
-    for (size_t done = 0; done < b->bytes;) {
-        ssize_t n = pread(b->fd, b->room + done, b->bytes - done, (off_t)(b->at + (int64_t)done));
-        if (n < 0 && kn_try_again(&tries, true))
-            continue;
-        if (n < 0)
-            return kn_fail_system("%s: cannot read: %m", b->path);
-        if (n == 0)
-            return kn_fail("%s: the file was cut to %lld bytes while it was read; save or fetch it "
-                           "again",
-                           b->path, (long long)(b->at + (int64_t)done));
-        done += (size_t)n;
-        tries = 0;
-    }
+    if (!kn_read_whole(b->fd, b->path, b->room, b->bytes, b->at))
+        return false;
     if (b->sum)
         kn_checksum_add(b->sum, b->room, b->bytes);
     const char *from = b->room;

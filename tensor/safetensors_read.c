@@ -41,17 +41,6 @@ struct kn_safetensors {
 
 /* ---- the file ------------------------------------------------------------------------------ */
 
-/* Reads bytes at a place in the file; a file that lost them meanwhile is an error. */
-static bool read_at(const kn_safetensors *f, void *to, size_t bytes, size_t at)
-{
-    ssize_t n = kn_read_at(f->fd, to, bytes, (int64_t)at);
-    if (n < 0)
-        return kn_fail_system("%s: cannot read: %m", f->path);
-    return (size_t)n == bytes ||
-           kn_fail("%s: the file was cut to %zu bytes while it was read; save or fetch it again",
-                   f->path, at + (size_t)n);
-}
-
 static bool check_file(kn_safetensors *f)
 {
     struct stat st;
@@ -73,7 +62,7 @@ static bool read_header(kn_safetensors *f)
 {
     unsigned char b[8];
     uint64_t length = 0, room = f->size - 8;
-    if (!read_at(f, b, sizeof b, 0))
+    if (!kn_read_whole(f->fd, f->path, b, sizeof b, 0))
         return false;
     for (int i = 7; i >= 0; i--)
         length = length << 8 | b[i];
@@ -87,7 +76,7 @@ static bool read_header(kn_safetensors *f)
                        "length: fetch or save it again",
                        f->path, (unsigned long long)length, (unsigned long long)room);
     f->header = kn_host_alloc((size_t)length + 1);
-    if (!f->header || !read_at(f, f->header, (size_t)length, 8))
+    if (!f->header || !kn_read_whole(f->fd, f->path, f->header, (size_t)length, 8))
         return false;
     f->header[length] = 0;
     f->data_at = 8 + (size_t)length;
@@ -449,8 +438,8 @@ kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name)
         return NULL;
     kn_tensor *t =
         kn_tensor_new(e->dtype, KN_CPU, NULL, KN_MEM_DATA, e->ndim, e->shape, NULL, true);
-    if (!t ||
-        !read_at(f, t->storage->data, (size_t)(e->end - e->begin), f->data_at + (size_t)e->begin))
+    if (!t || !kn_read_whole(f->fd, f->path, t->storage->data, (size_t)(e->end - e->begin),
+                             (int64_t)f->data_at + e->begin))
         return NULL;
     kn_set_name(t, e->name);
     return kn_ok() ? t : NULL;
