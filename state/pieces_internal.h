@@ -3,6 +3,7 @@
 #define KNAP_STATE_PIECES_INTERNAL_H
 
 #include "state/pieces.h"
+#include "tensor/names.h"
 #include <jansson.h>
 #include <sys/stat.h>
 #include <sys/types.h>
@@ -44,7 +45,7 @@ struct kn_pieces {
     int64_t room_for_files;
     int files, open;           /* how many are open */
     kn_indexed_tensor *tensor; /* in order of their first bytes in the files */
-    int *by_name;              /* [tensors]: their indices in order of names */
+    kn_name_table table;       /* of tensor */
     int tensors;
     kn_indexed_part *part;
     char *room; /* for bytes on their way; NULL before the first */

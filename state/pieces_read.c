@@ -344,18 +344,7 @@ const kn_piece *kn_pieces_tensor(const kn_pieces *p, int i)
 
 int kn_pieces_find(const kn_pieces *p, const char *name)
 {
-    int low = 0, high = p->tensors;
-    while (low < high) {
-        int middle = low + (high - low) / 2,
-            order = strcmp(name, p->tensor[p->by_name[middle]].piece.name);
-        if (order == 0)
-            return p->by_name[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return kn_name_table_find(&p->table, p->tensor, sizeof *p->tensor, name);
 }
 
 bool kn_pieces_has_sums(const kn_pieces *p, int i)
