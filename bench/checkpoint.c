@@ -60,8 +60,6 @@ static void fill(kn_dtype dtype, int64_t n, void *to)
 static bool write_example(const char *dir, const kn_layout *l, int rank)
 {
     kn_piece piece[TENSORS];
-    kn_piece_file file[KN_MAX_RECTANGLES];
-    int files;
     for (int i = 0; i < TENSORS; i++) {
         piece[i] = (kn_piece){
             example[i].name, example[i].dtype, example[i].ndim, { 0 }, kn_layout_part(l, i, rank)
@@ -76,7 +74,7 @@ static bool write_example(const char *dir, const kn_layout *l, int rank)
         kn_interval_cut(piece[i].part, part, whole, size);
         kn_pieces_append(w, part, (size_t)kn_interval_numel(piece[i].part) * size);
     }
-    return w && kn_pieces_commit(w, file, &files);
+    return w && kn_pieces_commit(w);
 }
 
 static bool write_examples(const char *dir, const char *layout, int ranks)
@@ -173,12 +171,10 @@ static void each_file(const char *dir, bool remove_them)
 
 static bool write_files(load *l)
 {
-    kn_piece_file file[KN_MAX_RECTANGLES];
-    int files;
     kn_pieces_writer *w = kn_pieces_create(l->dir, 0, "b", NULL, l->piece, l->pieces);
     for (int i = 0; i < l->pieces && w; i++)
         kn_pieces_append(w, l->data, (size_t)kn_interval_numel(l->piece[i].part) * sizeof(float));
-    return w && kn_pieces_commit(w, file, &files);
+    return w && kn_pieces_commit(w);
 }
 
 static bool read_files(load *l)

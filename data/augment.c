@@ -1,6 +1,6 @@
 /* data/augment.c: cuts, flips and erases images, with the draws of their sample. */
 #include "data/images_internal.h"
-#include "kernels/convert.h"
+#include "data/loader_internal.h"
 #include "kernels/error.h"
 #include "kernels/memory.h"
 
@@ -253,17 +253,6 @@ bool kn_augment_pixels(const kn_augment_plan *plan, kn_pixels *p, kn_data_sample
 /* ---- values
  * -------------------------------------------------------------------------------------- */
 
-static void put(kn_dtype dtype, void *out, int64_t i, double v)
-{
-    if (dtype == KN_F32)
-        ((float *)out)[i] = (float)v;
-    else if (dtype == KN_F64)
-        ((double *)out)[i] = v;
-    else
-        ((uint16_t *)out)[i] =
-            dtype == KN_BF16 ? kn_f32_to_bf16((float)v) : kn_f32_to_f16((float)v);
-}
-
 static void erase(const kn_augment_plan *plan, const kn_pixels *p, kn_data_sample *s, void *out)
 {
     const double area = (double)p->height * (double)p->width;
@@ -285,9 +274,9 @@ static void erase(const kn_augment_plan *plan, const kn_pixels *p, kn_data_sampl
     for (int64_t c = 0; c < p->channels; c++)
         for (int64_t y = top; y < top + height; y++)
             for (int64_t x = left; x < left + width; x++)
-                put(plan->dtype, out, (c * p->height + y) * p->width + x,
-                    plan->a.random_erasing.random ? kn_draw_normal(s)
-                                                  : plan->a.random_erasing.value);
+                kn_put_float(plan->dtype, out, (c * p->height + y) * p->width + x,
+                             plan->a.random_erasing.random ? kn_draw_normal(s)
+                                                           : plan->a.random_erasing.value);
 }
 
 #define STORE(type)                                                                                \

@@ -2,7 +2,6 @@
 #include "autograd/functional.h"
 #include "data/images_internal.h"
 #include "data/loader_internal.h"
-#include "kernels/convert.h"
 #include "kernels/error_internal.h"
 #include "tensor/tensor_internal.h"
 
@@ -116,14 +115,10 @@ static void fill_table(kn_augment_plan *p)
         for (int v = 0; v < 256; v++) {
             float x =
                 ((float)v / 255.0f - (float)p->a.normalize.mean[c]) / (float)p->a.normalize.std[c];
-            double wide = (double)x;
-            uint16_t half = p->dtype == KN_BF16 ? kn_f32_to_bf16(x) : kn_f32_to_f16(x);
-            uint8_t byte = (uint8_t)v;
-            const void *from = p->dtype == KN_U8    ? (const void *)&byte
-                               : p->dtype == KN_F32 ? (const void *)&x
-                               : p->dtype == KN_F64 ? (const void *)&wide
-                                                    : (const void *)&half;
-            memcpy(p->table[c][v], from, kn_dtype_size(p->dtype));
+            if (p->dtype == KN_U8)
+                p->table[c][v][0] = (char)v;
+            else
+                kn_put_float(p->dtype, p->table[c][v], 0, (double)x);
         }
 }
 

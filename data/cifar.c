@@ -14,8 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIXELS ((int64_t)3 * 32 * 32)
-#define MOST   ((int64_t)1 << 32) /* bytes of a file */
+#define PIXELS     ((int64_t)3 * 32 * 32)
+#define MOST       ((int64_t)1 << 32) /* bytes of a file */
+#define MOST_NAMES (1 << 16)          /* of one with the names of classes */
 
 static const char *const classes_of_10[] = { "airplane", "automobile", "bird",  "cat",  "deer",
                                              "dog",      "frog",       "horse", "ship", "truck" };
@@ -24,30 +25,15 @@ static const char *const classes_of_10[] = { "airplane", "automobile", "bird",  
 static int open_batch(const char *path, int64_t record, int64_t *size)
 {
     struct stat st;
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    if (fd < 0 || kn_file_facts(fd, &st) != 0)
-        kn_fail_system("cannot open the batch %s: %m", path);
-    else if (!S_ISREG(st.st_mode))
-        kn_fail("the batch %s is not a regular file", path);
-    else if (st.st_size == 0 || st.st_size % record != 0 || st.st_size > MOST)
-        kn_fail("the batch %s has %lld bytes, should be a multiple of %lld, the bytes of an image "
-                "with its label; download it again",
-                path, (long long)st.st_size, (long long)record);
-    else {
-        *size = st.st_size;
+    const int fd = kn_open_regular(path, &st);
+    *size = fd >= 0 ? st.st_size : 0;
+    if (fd < 0 || (*size > 0 && *size % record == 0 && *size <= MOST))
         return fd;
-    }
-    if (fd >= 0)
-        close(fd);
-    return -1;
-}
-
-static bool read_batch(int fd, const char *path, uint8_t *to, int64_t size)
-{
-    ssize_t n = kn_read_at(fd, to, (size_t)size, 0);
-    if (n < 0)
-        return kn_fail_system("cannot read the batch %s: %m", path);
-    return n == size || kn_fail("cannot read the batch %s: it was truncated meanwhile", path);
+    close(fd);
+    return kn_fail("the batch %s has %lld bytes, should be a multiple of %lld, the bytes of an "
+                   "image with its label; download it again",
+                   path, (long long)*size, (long long)record),
+           -1;
 }
 
 static bool check_labels(const kn_image_set *s, const char *folder)
@@ -79,54 +65,38 @@ static bool read_all(kn_image_set *s, const char *folder, const char *const *nam
         ok = s->bytes != NULL;
     }
     for (int i = 0; ok && i < files; at += size[i++])
-        ok = read_batch(fd[i], path[i], (uint8_t *)kn_array_of(s->bytes).data + at, size[i]);
+        ok = kn_read_whole(fd[i], path[i], (uint8_t *)kn_array_of(s->bytes).data + at,
+                           (size_t)size[i], 0);
     for (int i = 0; i < files; i++)
         if (fd[i] >= 0)
             close(fd[i]);
     return ok && check_labels(s, folder);
 }
 
-static int read_image(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
-{
-    (void)room;
-    const uint8_t *p = kn_array_of(s->bytes).data;
-    *out = kn_pixels_planar(p + index * s->record + s->pixel_at, s->info.height, s->info.width,
-                            s->info.channels);
-    return true;
-}
-
-static int64_t label_of(const kn_image_set *s, int64_t index)
-{
-    return ((const uint8_t *)kn_array_of(s->bytes).data)[index * s->record + s->label_at];
-}
-
 /* Names from the lines of a file, which need not be there. */
 static bool name_classes(kn_image_set *s, const char *folder, const char *file)
 {
-    char path[4096], line[128];
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-    int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
-    bool ok = fd >= 0 || errno == ENOENT ||
-              kn_fail_system("cannot open the names of classes %s: %m", path);
-    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
-    if (fd >= 0 && !f) {
-        close(fd);
-        ok = kn_fail_system("cannot read the names of classes %s: %m", path);
-    }
+    char made[32];
+    struct stat st;
+    size_t size;
+    char *path = kn_path_join(folder, file);
+    const int there = path ? kn_look(path, &st) : -1;
+    char *text = there > 0 ? kn_file_read(path, MOST_NAMES, &size) : NULL, *line = text;
+    bool ok = there == 0 || text; /* else made-up names would be the wrong ones */
     for (int64_t c = 0; ok && c < s->info.classes; c++) {
-        bool given = f && fgets(line, sizeof line, f);
-        if (f && ferror(f)) /* made-up names would be the wrong ones */
-            ok = kn_fail_system("cannot read the names of classes %s: %m", path);
-        if (given && line[strcspn(line, "\r\n")] && line[0] > ' ')
-            line[strcspn(line, "\r\n")] = '\0';
+        char *end = line ? strchr(line, '\n') : NULL;
+        const char *name = made;
+        if (end && line[0] > ' ')
+            name = line, line[strcspn(line, "\r\n")] = '\0';
         else if (s->info.classes == 10)
-            snprintf(line, sizeof line, "%s", classes_of_10[c]);
+            name = classes_of_10[c];
         else
-            snprintf(line, sizeof line, "class %d", (int)c);
-        ok = ok && (s->class_name[c] = kn_host_strdup(line)) != NULL;
+            snprintf(made, sizeof made, "class %d", (int)c);
+        ok = (s->class_name[c] = kn_host_strdup(name)) != NULL;
+        line = end ? end + 1 : NULL;
     }
-    if (f)
-        fclose(f);
+    kn_host_free(text);
+    kn_host_free(path);
     return ok;
 }
 
@@ -151,8 +121,8 @@ bool kn_cifar_read(kn_image_set *s, const char *folder, const char *split, bool 
     s->pixel_at = hundred ? 2 : 1;
     s->label_at = hundred && !coarse ? 1 : 0;
     s->record = PIXELS + s->pixel_at;
-    s->read = read_image;
-    s->label = label_of;
+    s->read = kn_image_set_pixels;
+    s->label = kn_image_set_label_at;
     s->class_name = kn_host_calloc((size_t)s->info.classes, sizeof *s->class_name);
     return s->class_name && name_classes(s, folder, names) &&
            (train && !hundred ? read_all(s, folder, train_of_10, 5) : read_all(s, folder, &one, 1));

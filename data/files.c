@@ -125,16 +125,6 @@ char *kn_data_find(const char *name)
 
 /* ---- files --------------------------------------------------------------------------------- */
 
-/* Reads size bytes from the beginning. */
-static bool read_whole(int fd, char *to, size_t size, const char *path, const char *what)
-{
-    ssize_t n = kn_read_at(fd, to, size, 0);
-    if (n < 0)
-        return kn_fail_system("cannot read the %s %s: %m", what, path);
-    return (size_t)n == size ||
-           kn_fail("cannot read the %s %s: it was truncated meanwhile", what, path);
-}
-
 /* Small files are copied, so that truncating one afterwards does no harm. */
 static void take_bytes(int fd, size_t size, const char *path, const char *what, kn_mapped *map)
 {
@@ -143,7 +133,7 @@ static void take_bytes(int fd, size_t size, const char *path, const char *what, 
                    MAP_PRIVATE | (copy ? MAP_ANONYMOUS : 0), copy ? -1 : fd, 0);
     if (p == MAP_FAILED)
         kn_fail_system("cannot map the %s %s: %m", what, path);
-    else if (copy && !read_whole(fd, p, size, path, what))
+    else if (copy && !kn_read_whole(fd, path, p, size, 0))
         munmap(p, size);
     else
         *map = (kn_mapped){ .data = p, .size = size };

@@ -5,155 +5,147 @@
 #include "tensor/files.h"
 #include "tensor/tensor_internal.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
+#include <limits.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #ifdef KN_HAVE_ZLIB
 #include <zlib.h>
 #endif
 
+#define GZIP 0x1f     /* a gzipped file begins with it */
 #define MOST 0xffffff /* of a dim but the first: a larger size means a broken header */
 
-/* ---- bytes: through zlib, which also reads files that are not compressed, or plain -------------
- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 /* One idx file while it is read. */
 typedef struct idx_file {
     const char *path;
+    unsigned char *bytes;    /* of the file; owned */
+    const unsigned char *at; /* the next of them, and so many are left */
+    size_t left;
     uint64_t limit; /* bytes it can hold at most, from its size and deflate's best ratio, 1032 */
+    bool packed;
 #ifdef KN_HAVE_ZLIB
-    gzFile file;
-#else
-    FILE *file;
+    z_stream z;
+    bool ended; /* and the checksum behind the data holds */
 #endif
 } idx_file;
 
 #ifdef KN_HAVE_ZLIB
-static bool start(idx_file *f)
+static bool begin(idx_file *f)
 {
-    int fd = kn_open(f->path, O_RDONLY | O_CLOEXEC, 0);
-    f->file = fd >= 0 ? gzdopen(fd, "rb") : NULL;
-    if (f->file)
-        gzbuffer(f->file, 1 << 16);
-    else if (fd >= 0) {
-        close(fd);
-        return kn_fail_memory("%s could not be read", f->path);
+    return !f->packed || inflateInit2(&f->z, 16 + MAX_WBITS) == Z_OK ||
+           kn_fail_memory("%s could not be read", f->path);
+}
+
+/* Up to size bytes; fewer where the data ends. -1 with an error where the file is damaged. */
+static int64_t unpack(idx_file *f, unsigned char *to, size_t size)
+{
+    size_t done = 0;
+    while (done < size && !f->ended) {
+        f->z.next_in = (unsigned char *)(uintptr_t)f->at;
+        f->z.avail_in = f->left < UINT_MAX ? (unsigned)f->left : UINT_MAX;
+        f->z.next_out = to + done;
+        f->z.avail_out = size - done < UINT_MAX ? (unsigned)(size - done) : UINT_MAX;
+        const int code = inflate(&f->z, Z_NO_FLUSH);
+        f->left -= (size_t)(f->z.next_in - f->at);
+        f->at = f->z.next_in;
+        done = (size_t)(f->z.next_out - to);
+        if (code == Z_BUF_ERROR)
+            return (int64_t)done;
+        if (code == Z_MEM_ERROR)
+            return kn_fail_memory("%s could not be read", f->path), -1;
+        if (code != Z_OK && code != Z_STREAM_END)
+            return kn_fail("%s is damaged: %s; download it again", f->path,
+                           f->z.msg ? f->z.msg : "it isn't as gzip makes files"),
+                   -1;
+        if (code == Z_STREAM_END) /* others may follow, as gzip takes them */
+            f->ended = f->left == 0 || *f->at != GZIP || inflateReset(&f->z) != Z_OK;
     }
-    return f->file || kn_fail_system("cannot open %s: %m", f->path);
+    return (int64_t)done;
 }
 
-/* The number of bytes read; 0 at the end, -1 if the file is damaged: *why tells it; or where it is
- * NULL, errno that it can't be read just now. */
-static int64_t read_some(idx_file *f, void *to, unsigned size, const char **why)
+static bool is_complete(const idx_file *f)
 {
-    int code = Z_OK, n = gzread(f->file, to, size), error = errno;
-    *why = gzerror(f->file, &code);
-    if (code == Z_ERRNO || code == Z_MEM_ERROR) {
-        *why = NULL;
-        errno = code == Z_ERRNO ? error : ENOMEM;
-        return -1;
-    }
-    if (n == 0 && code == Z_BUF_ERROR)
-        *why = "cut short";
-    return code == Z_OK || code == Z_STREAM_END || n > 0 ? n : code == Z_BUF_ERROR ? 0 : -1;
+    return !f->packed || f->ended;
 }
 
-/* The checksum at the end was seen and holds. */
-static bool is_complete(idx_file *f)
+static void end(idx_file *f)
 {
-    int code = Z_OK;
-    gzerror(f->file, &code);
-    return code == Z_OK || code == Z_STREAM_END;
-}
-
-static void stop(idx_file *f)
-{
-    if (f->file)
-        gzclose_r(f->file);
+    if (f->packed)
+        inflateEnd(&f->z);
 }
 #else
-static bool start(idx_file *f)
+static bool begin(idx_file *f)
 {
-    int fd = kn_open(f->path, O_RDONLY | O_CLOEXEC, 0);
-    f->file = fd >= 0 ? fdopen(fd, "rb") : NULL;
-    if (fd >= 0 && !f->file)
-        close(fd);
-    if (!f->file)
-        return kn_fail_system("cannot open %s: %m", f->path);
-    int first = getc(f->file), second = getc(f->file);
-    rewind(f->file);
-    return first != 0x1f || second != 0x8b ||
+    return !f->packed ||
            kn_fail("%s is gzipped, but zlib wasn't found when Knap was built (zlib1g-dev on "
                    "Debian); unpack the file, or build with zlib",
                    f->path);
 }
 
-static int64_t read_some(idx_file *f, void *to, unsigned size, const char **why)
+static int64_t unpack(idx_file *f, unsigned char *to, size_t size)
 {
-    size_t n = fread(to, 1, size, f->file);
-    *why = NULL;
-    return n > 0 || !ferror(f->file) ? (int64_t)n : -1;
+    (void)f, (void)to, (void)size;
+    return 0;
 }
 
-static bool is_complete(idx_file *f)
+static bool is_complete(const idx_file *f)
 {
-    return !ferror(f->file);
+    (void)f;
+    return true;
 }
 
-static void stop(idx_file *f)
+static void end(idx_file *f)
 {
-    if (f->file)
-        fclose(f->file);
+    (void)f;
 }
 #endif
 
 static bool idx_open(idx_file *f, const char *path)
 {
-    struct stat st;
     f->path = path;
-    const int there = kn_look(path, &st);
-    if (there <= 0)
-        return there == 0 && kn_fail("cannot open %s: No such file or directory", path);
-    if (!S_ISREG(st.st_mode))
-        return kn_fail("%s is not a regular file", path);
-    f->limit = ((uint64_t)st.st_size + 1) * 1032;
-    return start(f);
+    f->at = f->bytes = kn_file_read(path, INT64_MAX / 2, &f->left);
+    f->limit = ((uint64_t)f->left + 1) * 1032;
+    f->packed = f->left > 1 && f->at[0] == GZIP && f->at[1] == 0x8b;
+    return f->bytes && begin(f);
+}
+
+static void idx_close(idx_file *f)
+{
+    end(f);
+    kn_host_free(f->bytes);
+}
+
+/* Up to size bytes, fewer where the data ends; -1 with an error. */
+static int64_t read_some(idx_file *f, void *to, size_t size)
+{
+    if (f->packed)
+        return unpack(f, to, size);
+    const size_t n = size < f->left ? size : f->left;
+    memcpy(to, f->at, n);
+    f->at += n;
+    f->left -= n;
+    return (int64_t)n;
 }
 
 /* Reads exactly size bytes. */
 static bool idx_read(idx_file *f, void *to, size_t size)
 {
-    unsigned char *p = to;
-    const char *why = "";
-    while (size > 0) {
-        int64_t n = read_some(f, p, size > 1u << 30 ? 1u << 30 : (unsigned)size, &why);
-        if (n < 0)
-            return why ? kn_fail("%s is damaged: %s; download it again", f->path, why)
-                       : kn_fail_system("cannot read %s: %m", f->path);
-        if (n == 0)
-            return kn_fail("%s is cut short (%zu bytes are missing); download it again", f->path,
-                           size);
-        p += n;
-        size -= (size_t)n;
-    }
-    return true;
+    const int64_t n = read_some(f, to, size);
+    return n == (int64_t)size ||
+           (n >= 0 && kn_fail("%s is cut short (%zu bytes are missing); download it again", f->path,
+                              size - (size_t)n));
 }
 
 /* After the last byte: nothing may follow, and gzip's checksum must hold. */
 static bool idx_end(idx_file *f)
 {
     unsigned char extra;
-    const char *why = "";
-    int64_t n = read_some(f, &extra, 1, &why);
+    const int64_t n = read_some(f, &extra, 1);
     if (n > 0)
         return kn_fail("%s holds more bytes than its header says", f->path);
-    if (n < 0 && !why)
-        return kn_fail_system("cannot read %s: %m", f->path);
-    return (n == 0 && is_complete(f)) ||
-           kn_fail("%s is damaged at its end: %s; download it again", f->path, why ? why : "");
+    return n == 0 && (is_complete(f) ||
+                      kn_fail("%s is damaged at its end: cut short; download it again", f->path));
 }
 
 /* ---- the header ------------------------------------------------------------------------------ */
@@ -258,7 +250,7 @@ kn_tensor *kn_idx_read_as(const char *path, uint32_t magic, const char *what, in
         if (ok) /* else most of its memory may never have been touched */
             swap(data, kn_numel(t), kn_dtype_size(dtype));
     }
-    stop(&f);
+    idx_close(&f);
     if (ok)
         return t;
     kn_tensor_free(t);

@@ -1,7 +1,7 @@
 /* data/image_folder.c: sets of images in files, a folder per class. */
 #include "data/images_internal.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 #include "tensor/files.h"
 
 #include <dirent.h>
@@ -22,34 +22,20 @@
 /* Names one after another in text, each ended by 0. */
 typedef struct names {
     char *text;
-    size_t size, room;
-    size_t *at; /* of each */
+    int64_t size, room;
+    int64_t *at; /* of each */
     int64_t count, places;
 } names;
 
-static bool grow(void **p, size_t need, size_t *room, size_t each)
-{
-    if (need <= *room)
-        return true;
-    size_t more = 2 * *room > need ? 2 * *room : need + 64;
-    void *larger = kn_host_realloc(*p, more * each);
-    if (!larger)
-        return false;
-    *p = larger;
-    *room = more;
-    return true;
-}
-
 static bool add_name(names *n, const char *name)
 {
-    size_t length = strlen(name) + 1, places = (size_t)n->places;
-    if (!grow((void **)&n->text, n->size + length, &n->room, 1) ||
-        !grow((void **)&n->at, (size_t)n->count + 1, &places, sizeof *n->at))
+    const size_t length = strlen(name) + 1;
+    if (!kn_host_grow(&n->text, &n->room, n->size + (int64_t)length, 1) ||
+        !kn_host_grow(&n->at, &n->places, n->count + 1, sizeof *n->at))
         return false;
-    n->places = (int64_t)places;
     memcpy(n->text + n->size, name, length);
     n->at[n->count++] = n->size;
-    n->size += length;
+    n->size += (int64_t)length;
     return true;
 }
 
@@ -62,7 +48,7 @@ static void free_names(names *n)
 
 static int compare(const void *a, const void *b, void *text)
 {
-    return strcmp((char *)text + *(const size_t *)a, (char *)text + *(const size_t *)b);
+    return strcmp((char *)text + *(const int64_t *)a, (char *)text + *(const int64_t *)b);
 }
 
 /* Sorts the names from number first on. */

@@ -92,6 +92,34 @@ void kn_image_set_free(kn_image_set *s)
     kn_host_free(s);
 }
 
+/* ---- parts of a set ----------------------------------------------------------------------------
+ */
+
+int kn_image_set_pixels(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out)
+{
+    (void)room;
+    const uint8_t *p = kn_array_of(s->bytes).data;
+    *out = kn_pixels_planar(p + index * s->record + s->pixel_at, s->info.height, s->info.width,
+                            s->info.channels);
+    return true;
+}
+
+int64_t kn_image_set_label_at(const kn_image_set *s, int64_t index)
+{
+    const uint8_t *p = kn_array_of(s->labels ? s->labels : s->bytes).data;
+    return p[s->labels ? index : index * s->record + s->label_at];
+}
+
+bool kn_image_set_name(kn_image_set *s, const char *const *name, int64_t classes)
+{
+    s->class_name = kn_host_calloc((size_t)classes, sizeof *s->class_name);
+    s->info.classes = s->class_name ? classes : 0;
+    for (int64_t c = 0; c < s->info.classes; c++)
+        if (!(s->class_name[c] = kn_host_strdup(name[c])))
+            return false;
+    return s->class_name != NULL;
+}
+
 /* ---- facts ------------------------------------------------------------------------------------
  */
 

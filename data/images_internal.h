@@ -80,6 +80,12 @@ struct kn_image_set {
 /* The pixels as u8 [C,H,W], scoped. */
 kn_tensor *kn_pixels_tensor(kn_pixels p);
 
+/* Of a set in memory: images are records of .bytes, labels a byte of theirs or of .labels. */
+int kn_image_set_pixels(const kn_image_set *s, int64_t index, kn_image_room *room, kn_pixels *out);
+int64_t kn_image_set_label_at(const kn_image_set *s, int64_t index);
+/* The classes, whose names are copied. */
+bool kn_image_set_name(kn_image_set *s, const char *const *name, int64_t classes);
+
 bool kn_image_folder_open(kn_image_set *s, const char *folder, const char *split);
 void kn_image_folder_free(kn_image_set *s);
 /* Adds names and sizes of the files. */
@@ -111,9 +117,9 @@ bool kn_image_fits(kn_image_room *room, int64_t height, int64_t width, int64_t m
 typedef struct kn_augment_plan {
     kn_augment a;
     kn_dtype dtype;
-    int64_t channels, height, width; /* of the result; height and width 0: as the image */
-    int64_t max_pixels;              /* of an image in between */
-    char table[3][256][8];           /* the value of a pixel, in dtype */
+    int64_t channels, height, width;   /* of the result; height and width 0: as the image */
+    int64_t max_pixels;                /* of an image in between */
+    _Alignas(8) char table[3][256][8]; /* the value of a pixel, in dtype */
 } kn_augment_plan;
 
 /* height and width 0: unknown. Errors name caller. */

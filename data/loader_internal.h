@@ -100,6 +100,8 @@ int64_t kn_loader_counting(const kn_loader *l, int64_t round);
 void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int64_t end, int worker,
                     kn_filled *out);
 
+/* Element i of to, an array of floats, becomes v. */
+void kn_put_float(kn_dtype dtype, void *to, int64_t i, double v);
 /* The stream of a sample's random numbers. */
 uint64_t kn_sample_stream(int64_t epoch, int64_t index);
 

@@ -1,7 +1,7 @@
 /* data/mix.c: mixes two images and their labels: mixup (Zhang et al., "mixup: beyond empirical risk
  * minimization", 2018) and CutMix (Yun et al., 2019). */
 #include "data/images_internal.h"
-#include "kernels/convert.h"
+#include "data/loader_internal.h"
 
 #include <math.h>
 
@@ -39,28 +39,6 @@ static double draw_beta(double alpha, kn_data_sample *s)
 /* ---- mixing
  * -------------------------------------------------------------------------------------- */
 
-static double get(kn_dtype dtype, const void *p, int64_t i)
-{
-    switch (dtype) {
-    case KN_F32:
-        return (double)((const float *)p)[i];
-    case KN_F64:
-        return ((const double *)p)[i];
-    case KN_BF16:
-        return (double)kn_bf16_to_f32(((const uint16_t *)p)[i]);
-    default:
-        return (double)kn_f16_to_f32(((const uint16_t *)p)[i]);
-    }
-}
-
-static void put(kn_dtype dtype, void *p, int64_t i, double v)
-{
-    if (dtype == KN_F64)
-        ((double *)p)[i] = v;
-    else
-        ((uint16_t *)p)[i] = dtype == KN_BF16 ? kn_f32_to_bf16((float)v) : kn_f32_to_f16((float)v);
-}
-
 static void mix_floats(float *a, float *b, int64_t n, float lambda)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -77,10 +55,12 @@ static void mix_images(const kn_mix *m, void *a, void *b, double lambda)
         mix_floats(a, b, n, (float)lambda);
         return;
     }
+    const int64_t size = (int64_t)kn_dtype_size(m->dtype);
     for (int64_t i = 0; i < n; i++) {
-        double x = get(m->dtype, a, i), y = get(m->dtype, b, i);
-        put(m->dtype, a, i, lambda * x + (1 - lambda) * y);
-        put(m->dtype, b, i, lambda * y + (1 - lambda) * x);
+        const double x = kn_element(m->dtype, (char *)a + i * size),
+                     y = kn_element(m->dtype, (char *)b + i * size);
+        kn_put_float(m->dtype, a, i, lambda * x + (1 - lambda) * y);
+        kn_put_float(m->dtype, b, i, lambda * y + (1 - lambda) * x);
     }
 }
 

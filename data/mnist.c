@@ -3,7 +3,6 @@
 #include "data/data.h"
 #include "data/idx_internal.h"
 #include "data/loader_internal.h"
-#include "kernels/convert.h"
 #include "tensor/files.h"
 
 #include <string.h>
@@ -102,25 +101,14 @@ typedef struct digits {
     kn_dtype dtype;
 } digits;
 
-static void pixels_to(kn_dtype dtype, void *to, const uint8_t *pixel, int64_t n)
-{
-    for (int64_t j = 0; j < n; j++) {
-        float x = (float)pixel[j] / 255.0f;
-        if (dtype == KN_F32)
-            ((float *)to)[j] = x;
-        else if (dtype == KN_F64)
-            ((double *)to)[j] = x;
-        else
-            ((uint16_t *)to)[j] = dtype == KN_BF16 ? kn_f32_to_bf16(x) : kn_f32_to_f16(x);
-    }
-}
-
 static int fill_digit(kn_data_sample *s, void *arg)
 {
     const digits *d = arg;
     int64_t pixels = d->images.rows * d->images.cols;
     int64_t label = d->images.label[s->index];
-    pixels_to(d->dtype, s->field[0], d->images.pixel + s->index * pixels, pixels);
+    const uint8_t *pixel = d->images.pixel + s->index * pixels;
+    for (int64_t j = 0; j < pixels; j++)
+        kn_put_float(d->dtype, s->field[0], j, (double)((float)pixel[j] / 255.0f));
     memcpy(s->field[1], &label, sizeof label);
     return true;
 }

@@ -178,7 +178,6 @@ bool kn_shapes_open(kn_image_set *s, const char *split)
     bool train = strcmp(split, "train") == 0;
     s->info = (kn_image_set_info){ .kind = "drawn shapes, no real images",
                                    .count = train ? 50000 : 10000,
-                                   .classes = KINDS,
                                    .channels = 3,
                                    .height = SIDE,
                                    .width = SIDE,
@@ -186,9 +185,5 @@ bool kn_shapes_open(kn_image_set *s, const char *split)
     s->seed = train ? 1 : 2;
     s->read = read_image;
     s->label = label_of;
-    s->class_name = kn_host_calloc(KINDS, sizeof *s->class_name);
-    bool ok = s->class_name != NULL;
-    for (int c = 0; ok && c < KINDS; c++)
-        ok = (s->class_name[c] = kn_host_strdup(kind_names[c])) != NULL;
-    return ok;
+    return kn_image_set_name(s, kind_names, KINDS);
 }

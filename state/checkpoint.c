@@ -77,11 +77,10 @@ static bool make_id(char id[KN_CHECKPOINT_ID])
 
 static bool write_files(const kn_checkpoint_save_options *o, const kn_saving *s)
 {
-    char path[KN_FOLDER_PATH];
     bool ok = true;
     for (int i = 0; ok && i < o->file_count; i++)
-        ok = kn_folder_path(path, s->place.path, o->files[i].name, "") &&
-             kn_file_write(path, (const void *const[]){ o->files[i].data },
+        ok = kn_file_write(kn_path_of(s->place.path.text, o->files[i].name, "").text,
+                           (const void *const[]){ o->files[i].data },
                            (const size_t[]){ o->files[i].size }, 1);
     return ok;
 }
@@ -96,17 +95,11 @@ static bool prepare(kn_saving *s, const kn_checkpoint_save_options *o)
 /* All ranks learn where the folder is, and the save's id. */
 static bool share(kn_saving *s, kn_comm *comm)
 {
-    struct {
-        char path[KN_FOLDER_PATH], id[KN_CHECKPOINT_ID];
-    } told;
-    memcpy(told.path, s->place.path, sizeof told.path);
-    memcpy(told.id, s->id, sizeof told.id);
-    if (kn_comm_size(comm) > 1 &&
-        !kn_broadcast(comm, &told, sizeof told, 0, kn_compute_stream(KN_CPU), "checkpoint"))
-        return false;
-    memcpy(s->place.path, told.path, sizeof told.path);
-    memcpy(s->id, told.id, sizeof told.id);
-    return kn_ok();
+    kn_stream *host = kn_compute_stream(KN_CPU);
+    return kn_ok() && (kn_comm_size(comm) == 1 ||
+                       (kn_broadcast(comm, &s->place.path, sizeof s->place.path, 0, host,
+                                     "checkpoint's folder") &&
+                        kn_broadcast(comm, s->id, sizeof s->id, 0, host, "checkpoint's id")));
 }
 
 /* Lists what this rank writes; then writes it. */

@@ -58,6 +58,6 @@ bool kn_checkpoint_read(kn_checkpoint *c);
 bool kn_checkpoint_read_foreign(kn_checkpoint *c);
 /* Reads this rank's share of the tensors' bytes, about equal, and compares their checksums. */
 bool kn_checkpoint_check(const kn_checkpoint *c);
-void kn_checkpoint_clear(kn_checkpoint *c); /* what kn_checkpoint_read made */
+void kn_checkpoint_clear(kn_checkpoint *c); /* all but c->comm and c->passed, which are kept */
 
 #endif

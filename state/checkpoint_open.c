@@ -56,9 +56,10 @@ static bool follow(const char *dir, char to[KN_FOLDER_PATH])
     char *real = NULL;
     if (there > 0 && S_ISLNK(st.st_mode) && !(real = kn_real_path(dir)))
         return false;
-    bool ok = snprintf(to, KN_FOLDER_PATH, "%s", real ? real : dir) < KN_FOLDER_PATH;
+    const bool ok = there >= 0 && kn_folder_fits(real ? real : dir);
+    snprintf(to, KN_FOLDER_PATH, "%s", real ? real : dir);
     free(real);
-    return there >= 0 && (ok || kn_fail("checkpoint: the path %s is too long", dir));
+    return ok;
 }
 
 /* A folder without a checkpoint: the tensors of another program, if there are some. */
@@ -70,8 +71,8 @@ static bool choose_foreign(const search *s, choice *it)
     bool ok = p && kn_pieces_glance(p, &it->glance);
     kn_pieces_close(p);
     it->foreign = true;
-    return ok && (snprintf(it->dir, sizeof it->dir, "%s", s->dir) < (int)sizeof it->dir ||
-                  kn_fail("checkpoint: the path %s is too long", s->dir));
+    snprintf(it->dir, sizeof it->dir, "%s", s->dir);
+    return ok;
 }
 
 /* The newest that wasn't refused, nor replaced by another run, into *one; .dir stays empty where
@@ -88,7 +89,10 @@ static bool choose(search *s, choice *it, kn_listed *one)
         if (l.list[i].doomed || kn_listing_has(&s->refused, &l.list[i], true))
             continue;
         *one = l.list[i];
-        ok = *one->name ? kn_folder_path(it->dir, s->dir, one->name, "") : follow(s->dir, it->dir);
+        if (*one->name)
+            memcpy(it->dir, kn_path_of(s->dir, one->name, "").text, sizeof it->dir);
+        else
+            ok = follow(s->dir, it->dir);
         memcpy(it->id, one->id, sizeof it->id);
         memcpy(it->why, one->why, sizeof it->why);
         break;
@@ -179,11 +183,8 @@ static bool try_one(kn_checkpoint *c, const choice *it, bool checks, failure *f)
         kn_checkpoint_check(c);
     bool ok = kn_attempt_end(&a, f->text);
     f->number = a.number;
-    if (!ok) {
+    if (!ok)
         kn_checkpoint_clear(c);
-        kn_host_free(c->dir);
-        c->dir = NULL;
-    }
     return ok;
 }
 
@@ -218,11 +219,8 @@ static bool attempt(kn_checkpoint *c, search *s, bool *done)
     if (!compare(c->comm, ok, &f, &failed))
         return false;
     *done = !failed;
-    if (failed && ok) {
+    if (failed)
         kn_checkpoint_clear(c);
-        kn_host_free(c->dir);
-        c->dir = NULL;
-    }
     return !failed || !first || refuse(s, &one, &it, &f);
 }
 
@@ -274,9 +272,8 @@ void kn_checkpoint_free(kn_checkpoint *c)
 {
     if (!c)
         return;
-    kn_listing_free(&c->passed);
     kn_checkpoint_clear(c);
-    kn_host_free(c->dir);
+    kn_listing_free(&c->passed);
     kn_host_free(c);
 }
 

@@ -29,15 +29,15 @@ bool kn_checkpoint_file_name(const char *name)
 
 static bool open_part(kn_checkpoint *c, int which)
 {
-    char path[KN_FOLDER_PATH];
     kn_pieces **part = &c->part[which];
-    if (!kn_folder_path(path, c->dir, kn_part_name[which], "") || !kn_pieces_are_there(path))
+    const kn_path path = kn_path_of(c->dir, kn_part_name[which], "");
+    if (!kn_pieces_are_there(path.text))
         return kn_ok();
-    return (*part = kn_pieces_open(path)) &&
+    return (*part = kn_pieces_open(path.text)) &&
            (strcmp(kn_pieces_id(*part), c->id) == 0 ||
             kn_fail("%s: the files belong to two checkpoints: the tensors are of save %s, but "
                     "state.json is of %s",
-                    path, kn_pieces_id(*part), c->id));
+                    path.text, kn_pieces_id(*part), c->id));
 }
 
 /* The files that are there are those that state.json lists, unchanged. */
@@ -89,12 +89,12 @@ bool kn_checkpoint_check(const kn_checkpoint *c)
 /* Of at most so many bytes. */
 static kn_own_file *add_file(kn_checkpoint *c, const char *name, int64_t most)
 {
-    char path[KN_FOLDER_PATH];
     kn_own_file *f = &c->file[c->files];
-    if (!kn_folder_path(path, c->dir, name, "") || !(f->name = kn_host_strdup(name)))
+    if (!(f->name = kn_host_strdup(name)))
         return NULL;
     c->files++;
-    f->data = kn_file_read(path, most < 0 ? 0 : (size_t)most, &f->size);
+    f->data =
+        kn_file_read(kn_path_of(c->dir, name, "").text, most < 0 ? 0 : (size_t)most, &f->size);
     return f->data ? f : NULL;
 }
 
@@ -163,13 +163,12 @@ static bool read_state(kn_checkpoint *c)
 static bool name_all(kn_checkpoint *c)
 {
     json_t *values = json_object_get(c->state, "values");
-    char where[KN_FOLDER_PATH + 16];
-    snprintf(where, sizeof where, "%s/%s", c->dir, KN_STATE_FILE);
     for (int k = 0; k < KN_PARTS; k++) {
         if (!(c->names[k] = kn_state_new()) || !kn_state_add_pieces(c->names[k], c->part[k]))
             return false;
     }
-    return kn_state_values_add(c->names[KN_PART_OPTIMIZER], values, where);
+    return kn_state_values_add(c->names[KN_PART_OPTIMIZER], values,
+                               kn_path_of(c->dir, KN_STATE_FILE, "").text);
 }
 
 bool kn_checkpoint_read(kn_checkpoint *c)
@@ -206,7 +205,6 @@ void kn_checkpoint_clear(kn_checkpoint *c)
     kn_host_free(c->file);
     kn_host_free(c->config);
     kn_host_free(c->record);
-    char *dir = c->dir;
-    kn_comm *comm = c->comm;
-    *c = (kn_checkpoint){ .dir = dir, .comm = comm };
+    kn_host_free(c->dir);
+    *c = (kn_checkpoint){ .comm = c->comm, .passed = c->passed };
 }

@@ -3,7 +3,6 @@
 #include "kernels/kernels.h"
 #include "kernels/memory_internal.h"
 #include "state/dict_internal.h"
-#include "tensor/checksum.h"
 #include "tensor/tensor_internal.h"
 
 #include <stdio.h>
@@ -11,46 +10,10 @@
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* The slot of name, or the empty one where it would be. The slots' address, which a file's author
- * can't know, is mixed in: names can't be chosen to share one. */
-static int *slot_of(const kn_state *s, const char *name)
-{
-    for (uint64_t at = kn_checksum_name(name, (uint64_t)(uintptr_t)s->slot);; at++) {
-        int *slot = &s->slot[at & (uint64_t)(s->slots - 1)];
-        if (!*slot || strcmp(s->list[*slot - 1].name, name) == 0)
-            return slot;
-    }
-}
-
-static void fill_slots(kn_state *s)
-{
-    memset(s->slot, 0, (size_t)s->slots * sizeof *s->slot);
-    for (int i = 0; i < s->count; i++)
-        *slot_of(s, s->list[i].name) = i + 1;
-}
-
-/* At most half of the slots are taken. */
-static bool grow_slots(kn_state *s, int count)
-{
-    int slots = s->slots ? s->slots : 16;
-    while (slots < 2 * count)
-        slots *= 2;
-    if (slots == s->slots)
-        return true;
-    int *slot = kn_host_calloc((size_t)slots, sizeof *slot);
-    if (!slot)
-        return false;
-    kn_host_free(s->slot);
-    s->slot = slot;
-    s->slots = slots;
-    fill_slots(s);
-    return true;
-}
-
 kn_state_item *kn_state_find(const kn_state *s, const char *name)
 {
-    const int at = s->slots ? *slot_of(s, name) : 0;
-    return at ? &s->list[at - 1] : NULL;
+    const int at = kn_name_table_find(&s->table, s->list, sizeof *s->list, name);
+    return at >= 0 ? &s->list[at] : NULL;
 }
 
 char *kn_state_join(const char *prefix, const char *name, const char *after)
@@ -86,14 +49,14 @@ kn_state_item *kn_state_add(kn_state *s, const char *prefix, const char *name)
     kn_state_item *there = joined ? kn_state_find(s, joined) : NULL;
     if (there)
         empty(there);
-    if (there || !joined || !grow_slots(s, s->count + 1) ||
+    if (there || !joined ||
+        !kn_name_table_grow(&s->table, s->list, sizeof *s->list, s->count, s->count + 1) ||
         !kn_host_grow(&s->list, &s->room, s->count + 1, sizeof *s->list)) {
         kn_host_free(joined);
         return there;
     }
     s->list[s->count] = (kn_state_item){ .name = joined };
-    int *slot = slot_of(s, joined);
-    *slot = ++s->count;
+    kn_name_table_add(&s->table, s->list, sizeof *s->list, s->count++);
     return &s->list[s->count - 1];
 }
 
@@ -159,7 +122,7 @@ void kn_state_free(kn_state *s)
     }
     if (s) {
         kn_host_free(s->list);
-        kn_host_free(s->slot);
+        kn_host_free(s->table.slot);
     }
     kn_host_free(s);
 }
@@ -332,7 +295,7 @@ bool kn_state_remove(kn_state *s, const char *name)
     kn_host_free(i->name);
     memmove(i, i + 1, (size_t)(&s->list[s->count] - (i + 1)) * sizeof *i);
     s->count--;
-    fill_slots(s);
+    kn_name_table_fill(&s->table, s->list, sizeof *s->list, s->count);
     return true;
 }
 
@@ -369,15 +332,15 @@ bool kn_state_merge(kn_state *s, kn_state *other)
                            what, there->name);
     }
     const int count = s->count + other->count;
-    if (!grow_slots(s, count) || !kn_host_grow(&s->list, &s->room, count, sizeof *s->list))
+    if (!kn_name_table_grow(&s->table, s->list, sizeof *s->list, s->count, count) ||
+        !kn_host_grow(&s->list, &s->room, count, sizeof *s->list))
         return false;
     for (int i = 0; i < other->count; i++) {
         kn_state_item *from = &other->list[i];
         if (kn_state_find(s, from->name))
             continue;
         s->list[s->count] = *from;
-        int *slot = slot_of(s, from->name);
-        *slot = ++s->count;
+        kn_name_table_add(&s->table, s->list, sizeof *s->list, s->count++);
         *from = (kn_state_item){ 0 };
     }
     kn_state_free(other);

@@ -7,9 +7,10 @@
 #include "optim/optim_internal.h"
 #include "state/entries.h"
 #include "state/pieces.h"
+#include "tensor/names.h"
 
 typedef struct kn_state_item {
-    char *name; /* owned */
+    char *name; /* owned; first, for the table */
     kn_state_value type;
     /* a tensor */
     kn_tensor *tensor; /* owned; whole, or this rank's part, 1-d; NULL: it lies elsewhere */
@@ -35,8 +36,7 @@ struct kn_state {
     kn_state_item *list;
     int count;
     int64_t room;
-    int *slot; /* [slots] of a hash table over names: number in list + 1, or 0 */
-    int slots; /* a power of two, or 0 */
+    kn_name_table table; /* of the list */
 };
 
 /* ---- dict.c ---------------------------------------------------------------------------------- */

@@ -14,20 +14,18 @@
 
 static bool make_folders(const char *dir)
 {
-    char path[KN_FOLDER_PATH];
     int failed, tries = 0;
-    if (!kn_folder_path(path, dir, "", ""))
-        return false;
-    for (char *p = path + 1; *p; p++) {
+    kn_path path = kn_path_of(dir, "", "");
+    for (char *p = path.text + 1; *p; p++) {
         if (*p != '/')
             continue;
         *p = 0;
-        if (KN_AGAIN(mkdir(path, 0777)) != 0 && errno != EEXIST)
-            return kn_fail_system("checkpoint: cannot make the folder %s: %m", path);
+        if (KN_AGAIN(mkdir(path.text, 0777)) != 0 && errno != EEXIST)
+            return kn_fail_system("checkpoint: cannot make the folder %s: %m", path.text);
         *p = '/';
     }
     /* with its slash at the end: a file is none */
-    while ((failed = access(path, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
+    while ((failed = access(path.text, W_OK | X_OK)) != 0 && kn_try_again(&tries, false))
         ;
     if (failed)
         return kn_fail_system("checkpoint: cannot write into %s: %m; choose another folder", dir);
@@ -63,18 +61,17 @@ static bool is_lock(int fd, const char *dir, char who[HOLDER])
 
 static bool take_lock(kn_run_folder *f)
 {
-    char path[KN_FOLDER_PATH], who[HOLDER];
-    if (!kn_folder_path(path, f->dir, KN_LOCK_FILE, ""))
-        return false;
+    char who[HOLDER];
+    const kn_path path = kn_path_of(f->dir, KN_LOCK_FILE, "");
     /* for this user alone: who can open it can hold it */
-    int fd = kn_open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    int fd = kn_open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd < 0)
-        return kn_fail_system("checkpoint: cannot open %s: %m", path);
+        return kn_fail_system("checkpoint: cannot open %s: %m", path.text);
     if (!is_lock(fd, f->dir, who)) {
         close(fd);
         return kn_fail("%s isn't a file that a run has made, and one would empty it: move it away, "
                        "or choose another folder",
-                       path);
+                       path.text);
     }
     (void)!fchmod(fd, 0600);
     int failed = KN_AGAIN(flock(fd, LOCK_EX | LOCK_NB));
@@ -94,7 +91,8 @@ static bool take_lock(kn_run_folder *f)
 static bool claim(kn_run_folder *f, bool overwrite)
 {
     kn_listing l = { 0 };
-    bool ok = kn_folder_outside(f->dir) && make_folders(f->dir) && take_lock(f) &&
+    bool ok = kn_folder_fits(f->dir) && kn_folder_outside(f->dir) && make_folders(f->dir) &&
+              take_lock(f) &&
               (f->lock < 0 ? kn_folder_list(&l, f->dir) : kn_folder_recover(f->dir, &l)) &&
               kn_listing_is_sure(&l);
     f->number = kn_listing_number(&l);

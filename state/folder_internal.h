@@ -13,9 +13,16 @@
 #define KN_STATE_FILE  "state.json"
 #define KN_LOCK_FILE   ".lock"
 
-/* dir/name and the suffix into path; false with an error where it is too long. */
-bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name,
-                    const char *suffix);
+/* dir/name and the suffix, for a dir that fits. */
+typedef struct kn_path {
+    char text[KN_FOLDER_PATH];
+} kn_path;
+kn_path kn_path_of(const char *dir, const char *name, const char *suffix);
+/* The folder that path lies in. */
+kn_path kn_path_above(const char *path);
+/* Whether the paths of all files of a checkpoint in dir, a run's or a checkpoint's, have room; else
+ * an error. */
+bool kn_folder_fits(const char *dir);
 /* ---- folder_state.c -------------------------------------------------------------------------- */
 
 #define KN_STATE_VERSION 3                  /* of state.json */
@@ -104,9 +111,9 @@ struct kn_run_folder {
 
 /* A save of this folder. */
 typedef struct kn_folder_save {
-    kn_listed saved;           /* number is set by kn_folder_begin */
-    char path[KN_FOLDER_PATH]; /* where its files go: RUN/step-N.saving */
-    int keep;                  /* checkpoints to keep, 0: all */
+    kn_listed saved; /* number is set by kn_folder_begin */
+    kn_path path;    /* where its files go: RUN/step-N.saving */
+    int keep;        /* checkpoints to keep, 0: all */
     bool keep_best;
 } kn_folder_save;
 

@@ -13,11 +13,28 @@
 #include <string.h>
 #include <unistd.h>
 
-bool kn_folder_path(char path[KN_FOLDER_PATH], const char *dir, const char *name,
-                    const char *suffix)
+#define MOST_BELOW 256 /* characters of a file's path below the folder of its run */
+
+kn_path kn_path_of(const char *dir, const char *name, const char *suffix)
 {
-    int n = snprintf(path, KN_FOLDER_PATH, "%s/%s%s", dir, name, suffix);
-    return (n > 0 && n < KN_FOLDER_PATH) || kn_fail("checkpoint: the path %s is too long", dir);
+    kn_path p;
+    (void)!snprintf(p.text, sizeof p.text, "%s/%s%s", dir, name, suffix);
+    return p;
+}
+
+kn_path kn_path_above(const char *path)
+{
+    kn_path p;
+    const char *slash = strrchr(path, '/');
+    snprintf(p.text, sizeof p.text, "%.*s", slash > path ? (int)(slash - path) : 1,
+             slash ? path : ".");
+    return p;
+}
+
+bool kn_folder_fits(const char *dir)
+{
+    return strlen(dir) + MOST_BELOW < KN_FOLDER_PATH ||
+           kn_fail("checkpoint: the path %s is too long", dir);
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -137,11 +154,10 @@ static bool read_saved(kn_listing *l, kn_listed *s, const char *path)
 /* Adds the checkpoint name of dir, if it is one. */
 static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
 {
-    char path[KN_FOLDER_PATH], file[KN_FOLDER_PATH], error[KN_ATTEMPT_TEXT];
-    if (!kn_folder_path(path, dir, name, "") || !kn_folder_path(file, path, KN_STATE_FILE, ""))
-        return false;
+    char error[KN_ATTEMPT_TEXT];
     struct stat st;
-    const int there = kn_look(file, &st);
+    const kn_path path = kn_path_of(dir, name, "");
+    const int there = kn_look(kn_path_of(path.text, KN_STATE_FILE, "").text, &st);
     if (there < 0)
         return false;
     if (!there && (!*name || strstr(name, ".saving")))
@@ -153,7 +169,7 @@ static bool add(kn_listing *l, const char *dir, const char *name, int64_t step)
     *s = (kn_listed){ .step = step };
     snprintf(s->name, sizeof s->name, "%s", name);
     kn_attempt_begin(&a);
-    read_saved(l, s, path);
+    read_saved(l, s, path.text);
     kn_attempt_end(&a, error);
     s->error = kn_is_passing(a.number) ? a.number : 0;
     snprintf(s->why, sizeof s->why, "%.*s", (int)sizeof s->why - 1, error);
@@ -195,8 +211,8 @@ static int newest_first(const void *x, const void *y)
 bool kn_folder_list(kn_listing *l, const char *dir)
 {
     *l = (kn_listing){ 0 };
-    kn_folder_names n;
-    bool there, ok = kn_folder_names_read(&n, dir, &there);
+    kn_folder_names n = { 0 };
+    bool there = false, ok = kn_folder_fits(dir) && kn_folder_names_read(&n, dir, &there);
     for (int64_t i = 0; ok && i < n.count; i++) {
         int64_t step = kn_folder_step(n.list[i].name, "");
         step = step >= 0 ? step : kn_folder_step(n.list[i].name, ".saving");

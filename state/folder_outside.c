@@ -23,9 +23,8 @@ static bool is_name_of_run(const char *name)
  * error. */
 static bool is_run(const char *dir)
 {
-    char lock[KN_FOLDER_PATH];
     kn_listing l = { 0 };
-    bool is = kn_folder_path(lock, dir, KN_LOCK_FILE, "") && kn_is_there(lock);
+    bool is = kn_is_there(kn_path_of(dir, KN_LOCK_FILE, "").text);
     if (!is && kn_ok() && kn_folder_list(&l, dir))
         for (int i = 0; i < l.count; i++)
             is = is || !l.list[i].why[0];

@@ -30,7 +30,6 @@ static bool remove_at(int above, const char *name, const char *path, int depth);
 /* Closes fd, the folder path. */
 static bool remove_entries(int fd, const char *path, int depth)
 {
-    char below[KN_FOLDER_PATH];
     DIR *d = fdopendir(fd);
     if (!d) {
         close(fd);
@@ -39,8 +38,7 @@ static bool remove_entries(int fd, const char *path, int depth)
     bool ok = true;
     for (struct dirent *e; ok && (e = readdir(d));)
         ok = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-             (kn_folder_path(below, path, e->d_name, "") &&
-              remove_at(dirfd(d), e->d_name, below, depth - 1));
+             remove_at(dirfd(d), e->d_name, kn_path_of(path, e->d_name, "").text, depth - 1);
     closedir(d);
     return ok;
 }
@@ -64,13 +62,12 @@ static bool remove_at(int above, const char *name, const char *path, int depth)
 
 bool kn_folder_remove(const char *path)
 {
-    char above[KN_FOLDER_PATH];
     const char *slash = strrchr(path, '/');
-    snprintf(above, sizeof above, "%.*s", slash ? (int)(slash - path) : 1, slash ? path : ".");
-    int fd = open_folder_at(AT_FDCWD, above, 0);
+    const kn_path above = kn_path_above(path);
+    int fd = open_folder_at(AT_FDCWD, above.text, 0);
     if (fd < 0)
         return errno == ENOENT ||
-               kn_fail_system("checkpoint: cannot remove %s: cannot open %s: %m", path, above);
+               kn_fail_system("checkpoint: cannot remove %s: cannot open %s: %m", path, above.text);
     bool ok = remove_at(fd, slash ? slash + 1 : path, path, DEPTH);
     close(fd);
     return ok;

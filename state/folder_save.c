@@ -57,17 +57,16 @@ bool kn_folder_rename(const char *from, const char *to)
            kn_fail_system("checkpoint: cannot rename %s to %s: %m", from, to);
 }
 
-/* Removes the checkpoint name, step-N or step-N.old, in two steps: as step-N.removing a part of it
- * is nothing. True once it is nothing; a part that stays is told. */
-static bool remove_saved(const char *dir, const char *name, const char *step)
+/* Removes the checkpoint step-N or step-N.old, in two steps: as step-N.removing a part of
+ * it is nothing. True once it is nothing; a part that stays is told. */
+static bool remove_saved(const char *dir, const char *step, const char *suffix)
 {
-    char path[KN_FOLDER_PATH], gone[KN_FOLDER_PATH];
+    const kn_path path = kn_path_of(dir, step, suffix), gone = kn_path_of(dir, step, REMOVING);
     kn_attempt a;
     kn_attempt_begin(&a);
-    bool ok = kn_folder_path(path, dir, name, "") && kn_folder_path(gone, dir, step, REMOVING) &&
-              kn_folder_remove(gone) && kn_folder_rename(path, gone);
+    bool ok = kn_folder_remove(gone.text) && kn_folder_rename(path.text, gone.text);
     if (ok)
-        kn_folder_remove(gone);
+        kn_folder_remove(gone.text);
     tell(&a);
     return ok;
 }
@@ -77,35 +76,31 @@ static bool remove_saved(const char *dir, const char *name, const char *step)
 /* The name that the link to the best has; "" if there is none. False with an error. */
 static bool best_name(const char *dir, char name[KN_FOLDER_NAME])
 {
-    char path[KN_FOLDER_PATH];
+    const kn_path path = kn_path_of(dir, BEST, "");
     ssize_t n;
     int tries = 0;
-    *name = 0;
-    if (!kn_folder_path(path, dir, BEST, ""))
-        return false;
-    while ((n = readlink(path, name, KN_FOLDER_NAME - 1)) < 0 && kn_try_again(&tries, false))
+    while ((n = readlink(path.text, name, KN_FOLDER_NAME - 1)) < 0 && kn_try_again(&tries, false))
         ;
     name[n > 0 ? n : 0] = 0;
     return n >= 0 || errno == ENOENT || errno == EINVAL || /* EINVAL: it is no link */
-           kn_fail_system("checkpoint: cannot read the link %s: %m", path);
+           kn_fail_system("checkpoint: cannot read the link %s: %m", path.text);
 }
 
 /* RUN/best becomes a link to name; NULL: none. */
 static bool link_best(const char *dir, const char *name)
 {
-    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], now[KN_FOLDER_NAME];
+    const kn_path from = kn_path_of(dir, BEST_NEW, ""), to = kn_path_of(dir, BEST, "");
+    char now[KN_FOLDER_NAME];
     if (!best_name(dir, now))
         return false;
     if (strcmp(now, name ? name : "") == 0)
         return true;
-    if (!kn_folder_path(from, dir, BEST_NEW, "") || !kn_folder_path(to, dir, BEST, ""))
-        return false;
     if (!name)
-        return KN_AGAIN(unlink(to)) == 0 ||
-               kn_fail_system("checkpoint: cannot remove the link %s: %m", to);
-    return (KN_AGAIN(symlink(name, from)) == 0 ||
-            kn_fail_system("checkpoint: cannot make the link %s: %m", from)) &&
-           kn_folder_rename(from, to) && kn_sync_folder(dir);
+        return KN_AGAIN(unlink(to.text)) == 0 ||
+               kn_fail_system("checkpoint: cannot remove the link %s: %m", to.text);
+    return (KN_AGAIN(symlink(name, from.text)) == 0 ||
+            kn_fail_system("checkpoint: cannot make the link %s: %m", from.text)) &&
+           kn_folder_rename(from.text, to.text) && kn_sync_folder(dir);
 }
 
 /* RUN/best becomes a link to the best one known, if it is to be kept or there is a link: that may
@@ -138,7 +133,7 @@ static bool remove_others(const char *dir, const kn_folder_save *s, const kn_lis
                     dir, c->name);
         if (c->doomed || (!c->why[0] && s->keep > 0 && kept++ >= s->keep && c != best &&
                           strcmp(linked, c->name) != 0))
-            ok = remove_saved(dir, c->name, c->name) && ok;
+            ok = remove_saved(dir, c->name, "") && ok;
     }
     return ok;
 }
@@ -164,73 +159,51 @@ static void tidy(const char *dir, const kn_folder_save *s, const kn_listing *l)
 
 /* RUN/step-N.saving with its state.json becomes RUN/step-N; one that lies there already was to be
  * replaced by it, and stays if that fails. */
-static bool put_in_place(const char *dir, const char *name)
+static bool put_in_place(const char *dir, const char *step)
 {
-    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH], old[KN_FOLDER_PATH];
-    if (!kn_folder_path(from, dir, name, SAVING) || !kn_folder_path(to, dir, name, "") ||
-        !kn_folder_path(old, dir, name, OLD))
+    const kn_path from = kn_path_of(dir, step, SAVING), to = kn_path_of(dir, step, ""),
+                  old = kn_path_of(dir, step, OLD);
+    const int replaces = kn_folder_find(to.text);
+    if (replaces < 0 ||
+        (replaces && (!kn_folder_remove(old.text) || !kn_folder_rename(to.text, old.text))))
         return false;
-    const int replaces = kn_folder_find(to);
-    if (replaces < 0 || (replaces && (!kn_folder_remove(old) || !kn_folder_rename(to, old))))
-        return false;
-    if (!kn_folder_rename(from, to)) {
+    if (!kn_folder_rename(from.text, to.text)) {
         if (replaces)
-            (void)KN_AGAIN(rename(old, to)); /* else the next claim does it */
+            (void)KN_AGAIN(rename(old.text, to.text)); /* else the next claim does it */
         return false;
     }
     if (!kn_sync_folder(dir))
         return false;
     if (replaces)
-        remove_saved(dir, strrchr(old, '/') + 1, name);
+        remove_saved(dir, step, OLD);
     return true;
 }
 
-/* A folder step-N.saving: whole, or nothing. */
-static bool recover_saving(const char *dir, const char *path, const char *step)
-{
-    char state[KN_FOLDER_PATH];
-    if (!kn_folder_path(state, path, KN_STATE_FILE, ""))
-        return false;
-    int whole = kn_folder_find(state);
-    if (whole > 0)
-        return put_in_place(dir, step);
-    if (whole == 0)
-        remove_leftover(path);
-    return whole == 0;
-}
-
-/* A folder step-N.old: its replacement is in place, or has never come. */
-static bool recover_old(const char *dir, const char *path, const char *step)
-{
-    char other[KN_FOLDER_PATH];
-    if (!kn_folder_path(other, dir, step, ""))
-        return false;
-    int replaced = kn_folder_find(other);
-    if (replaced == 0)
-        return kn_folder_rename(path, other);
-    if (replaced > 0)
-        remove_saved(dir, strrchr(path, '/') + 1, step);
-    return replaced > 0;
-}
-
-/* The leftovers of saves of one step. */
+/* The leftovers of saves of one step. step-N.saving is whole, or nothing; of step-N.old the
+ * replacement is in place, or has never come. */
 static bool recover_step(const char *dir, const char *step)
 {
-    char path[KN_FOLDER_PATH];
-    if (!kn_folder_path(path, dir, step, SAVING))
+    const kn_path saving = kn_path_of(dir, step, SAVING), to = kn_path_of(dir, step, ""),
+                  old = kn_path_of(dir, step, OLD);
+    int there = kn_folder_find(saving.text);
+    const int whole =
+        there > 0 ? kn_folder_find(kn_path_of(saving.text, KN_STATE_FILE, "").text) : 0;
+    if (there < 0 || whole < 0 || (whole && !put_in_place(dir, step)))
         return false;
-    int there = kn_folder_find(path);
-    if (there < 0 || (there > 0 && !recover_saving(dir, path, step)) ||
-        !kn_folder_path(path, dir, step, OLD))
-        return false;
-    there = kn_folder_find(path);
-    return there == 0 || (there > 0 && recover_old(dir, path, step));
+    if (there && !whole)
+        remove_leftover(saving.text);
+    there = kn_folder_find(old.text);
+    const int replaced = there > 0 ? kn_folder_find(to.text) : 0;
+    if (there > 0 && replaced > 0)
+        remove_saved(dir, step, OLD);
+    return there >= 0 && replaced >= 0 &&
+           (!there || replaced || kn_folder_rename(old.text, to.text));
 }
 
 static bool recover_all(const char *dir)
 {
     static const char *const end[] = { SAVING, OLD, REMOVING };
-    char path[KN_FOLDER_PATH], step[KN_FOLDER_NAME];
+    char step[KN_FOLDER_NAME];
     kn_folder_names n;
     bool ok = kn_folder_names_read(&n, dir, NULL);
     for (int64_t i = 0; i < n.count; i++)
@@ -239,9 +212,9 @@ static bool recover_all(const char *dir)
             if (number < 0)
                 continue;
             kn_folder_name(step, number, "");
-            ok = recover_step(dir, step) && kn_folder_path(path, dir, step, REMOVING);
+            ok = recover_step(dir, step);
             if (ok)
-                remove_leftover(path);
+                remove_leftover(kn_path_of(dir, step, REMOVING).text);
         }
     kn_folder_names_free(&n);
     return ok;
@@ -249,10 +222,9 @@ static bool recover_all(const char *dir)
 
 bool kn_folder_recover(const char *dir, kn_listing *l)
 {
-    char best[KN_FOLDER_PATH];
-    if (!recover_all(dir) || !kn_folder_path(best, dir, BEST_NEW, ""))
+    if (!recover_all(dir))
         return false;
-    remove_leftover(best);
+    remove_leftover(kn_path_of(dir, BEST_NEW, "").text);
     if (!kn_folder_list(l, dir))
         return false;
     tidy(dir, &(kn_folder_save){ 0 }, l);
@@ -281,7 +253,6 @@ static bool list_replaced(kn_run_folder *f, const kn_listing *l)
 
 bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
 {
-    char below[KN_FOLDER_PATH];
     kn_listing l = { 0 };
     kn_folder_name(s->saved.name, s->saved.step, "");
     /* Without a lock another run may be saving here, and its leftovers can't be told from this
@@ -298,21 +269,22 @@ bool kn_folder_begin(kn_run_folder *f, kn_folder_save *s)
         return kn_fail("checkpoint: %s has a checkpoint of the last number that there is; choose "
                        "another folder",
                        f->dir);
-    return ok && kn_folder_path(s->path, f->dir, s->saved.name, SAVING) &&
-           kn_folder_remove(s->path) && make_folder(s->path) &&
-           kn_folder_path(below, s->path, "model", "") && make_folder(below) &&
-           kn_folder_path(below, s->path, "optimizer", "") && make_folder(below);
+    if (ok)
+        s->path = kn_path_of(f->dir, s->saved.name, SAVING);
+    return ok && kn_folder_remove(s->path.text) && make_folder(s->path.text) &&
+           make_folder(kn_path_of(s->path.text, "model", "").text) &&
+           make_folder(kn_path_of(s->path.text, "optimizer", "").text);
 }
 
 void kn_folder_abandon(const kn_folder_save *s)
 {
-    char error[KN_ATTEMPT_TEXT], state[KN_FOLDER_PATH];
+    char error[KN_ATTEMPT_TEXT];
     kn_attempt a;
     kn_attempt_begin(&a);
     /* Without state.json the others are nothing; with it, what stays of them would count. */
-    if (*s->path && kn_folder_path(state, s->path, KN_STATE_FILE, "") && remove_file(state) &&
-        kn_sync_folder(s->path))
-        kn_folder_remove(s->path);
+    if (*s->path.text && remove_file(kn_path_of(s->path.text, KN_STATE_FILE, "").text) &&
+        kn_sync_folder(s->path.text))
+        kn_folder_remove(s->path.text);
     kn_attempt_end(&a, error); /* the next claim removes what stays */
 }
 
@@ -320,7 +292,7 @@ bool kn_folder_commit(kn_run_folder *f, const kn_folder_save *s, const char *tex
 {
     kn_listing l;
     kn_attempt a;
-    if (!kn_sync_folder(s->path) || !kn_folder_state_write(s->path, text) ||
+    if (!kn_sync_folder(s->path.text) || !kn_folder_state_write(s->path.text, text) ||
         !put_in_place(f->dir, s->saved.name))
         return false;
     kn_attempt_begin(&a);

@@ -70,18 +70,16 @@ static json_t *parse(const char *text, size_t size, const char *path)
 
 json_t *kn_folder_state(const char *dir)
 {
-    char path[KN_FOLDER_PATH];
     struct stat st;
     size_t size;
-    if (!kn_folder_path(path, dir, KN_STATE_FILE, ""))
-        return NULL;
-    const int there = kn_look(path, &st);
+    const kn_path path = kn_path_of(dir, KN_STATE_FILE, "");
+    const int there = kn_look(path.text, &st);
     if (there == 0)
         kn_fail("%s holds no checkpoint: there is no %s; give a folder that kn_checkpoint_save or "
                 "a trainer's --out wrote",
                 dir, KN_STATE_FILE);
-    char *text = there > 0 ? kn_file_read(path, KN_STATE_MOST, &size) : NULL;
-    json_t *j = text ? parse(text, size, path) : NULL;
+    char *text = there > 0 ? kn_file_read(path.text, KN_STATE_MOST, &size) : NULL;
+    json_t *j = text ? parse(text, size, path.text) : NULL;
     kn_host_free(text);
     return j;
 }
@@ -102,7 +100,7 @@ bool kn_folder_int(const json_t *object, const char *key, int64_t low, int64_t h
 
 bool kn_folder_state_write(const char *dir, const char *text)
 {
-    char path[KN_FOLDER_PATH], digits[DIGITS + 1];
+    char digits[DIGITS + 1];
     kn_checksum sum;
     const size_t n = strlen(text) - 2; /* without the last line and brace */
     if (n > KN_STATE_MOST - sizeof SUM - TAIL)
@@ -113,7 +111,7 @@ bool kn_folder_state_write(const char *dir, const char *text)
     kn_checksum_add(&sum, text, n);
     kn_checksum_add(&sum, SUM, sizeof SUM - 1);
     digits_of(kn_checksum_end(&sum), digits);
-    return kn_folder_path(path, dir, KN_STATE_FILE, "") &&
-           kn_file_write(path, (const void *const[]){ text, SUM, digits, END },
+    return kn_file_write(kn_path_of(dir, KN_STATE_FILE, "").text,
+                         (const void *const[]){ text, SUM, digits, END },
                          (const size_t[]){ n, sizeof SUM - 1, DIGITS, sizeof END - 1 }, 4);
 }

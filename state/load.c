@@ -80,18 +80,19 @@ static bool find_travels(kn_loading *l)
     return ok;
 }
 
-/* Parts that travel come from one state. */
+/* Parts that travel come from one state, and so do rank 0's tensors. */
 static bool begin_gathering(kn_loading *l)
 {
     const kn_source *x = l->source;
+    const bool has = !l->header || kn_rank(l->all.comm) == 0;
     if (!(l->sent = kn_host_calloc((size_t)x->names->count + 1, sizeof *l->sent)))
         return false;
     for (int i = 0; i < l->all.count; i++)
-        if (l->item[i] && l->item[i]->shards > 1)
+        if (l->item[i] && (l->header || l->item[i]->shards > 1))
             l->sent[l->item[i] - x->names->list] = true;
     l->gathering = (kn_gathering){ .what = l->what,
                                    .comm = l->all.comm,
-                                   .s = x->names,
+                                   .s = has ? x->names : NULL,
                                    .values = x->s,
                                    .only = l->sent,
                                    .here = true };
@@ -139,7 +140,8 @@ bool kn_loading_check(kn_loading *l)
     bool ok = kn_entries_may_write(&l->all, l->what) && kn_loading_match(l);
     const bool fits = ok && kn_loading_fits(l);
     kn_loading_report(l);
-    return fits && make_states(l) && find_travels(l) && (!l->travels || begin_gathering(l)) &&
+    return fits && make_states(l) && find_travels(l) &&
+           (!(l->travels || (l->header && l->header->count > 0)) || begin_gathering(l)) &&
            ready_files(l) && make_room(l);
 }
 
@@ -161,22 +163,7 @@ static bool is_gathered(const kn_loading *l, const kn_state_item *i)
     return l->header || (l->travels && i->shards > 1);
 }
 
-/* Rank 0's item becomes l->whole on all ranks. */
-static bool deal(kn_loading *l, int at)
-{
-    const kn_state_item *i = l->item[at];
-    const int64_t numel = kn_entry_numel(&l->all.list[at]), bytes = (int64_t)item_bytes(i, numel);
-    const char *values = l->whole;
-    if (bytes > 0 && kn_rank(l->all.comm) == 0 &&
-        !read_here(l, at, kn_interval_whole(numel), l->whole, &values))
-        return false;
-    if (values != l->whole)
-        memcpy(l->whole, values, (size_t)bytes);
-    return bytes == 0 || kn_comm_size(l->all.comm) < 2 ||
-           kn_broadcast(l->all.comm, l->whole, bytes, 0, kn_compute_stream(KN_CPU), i->name);
-}
-
-/* The same of an item that ranks hold parts of. */
+/* An item that other ranks hold, or parts of it, becomes l->whole on all ranks. */
 static bool gather(kn_loading *l, int at)
 {
     const kn_state *header = l->gathering.header;
@@ -193,9 +180,7 @@ static bool part_of(kn_loading *l, int at, const char **from)
     if (!gathered && (i->shards > 1 || !item_of(l, at)->tensor))
         return read_here(l, at, part, l->part, from);
     *from = l->whole;
-    if (l->header  ? !deal(l, at)
-        : gathered ? !gather(l, at)
-                   : !read_here(l, at, part, l->part, from))
+    if (gathered ? !gather(l, at) : !read_here(l, at, part, l->part, from))
         return false;
     if (part.blocks == 1) {
         *from += item_bytes(i, part.start);

@@ -8,18 +8,11 @@
 
 /* ---- one entry ------------------------------------------------------------------------------- */
 
-static kn_array shape_of(kn_dtype dtype, int ndim, const int64_t *shape)
-{
-    kn_array a = { .dtype = dtype, .ndim = ndim };
-    memcpy(a.shape, shape, (size_t)ndim * sizeof *shape);
-    return a;
-}
-
 static bool mismatch(kn_loading *l, const char *name, const kn_state_item *i, const kn_array *want)
 {
     char a[96], b[96];
     if (l->mismatched.count == 0 && i->type == KN_STATE_TENSOR && !i->flat) {
-        const kn_array have = shape_of(i->dtype, i->ndim, i->shape);
+        const kn_array have = kn_array_make(NULL, i->dtype, i->ndim, i->shape);
         snprintf(l->first, sizeof l->first, ": it is %s, not %s",
                  kn_array_describe(&have, a, sizeof a), kn_array_describe(want, b, sizeof b));
     } else if (l->mismatched.count == 0) {
@@ -59,7 +52,7 @@ static kn_source *source_of(const kn_loading *l, int at)
 static bool match(kn_loading *l, kn_source *x, int at, const kn_state_item *i)
 {
     const kn_entry *e = &l->all.list[at];
-    const kn_array want = shape_of(e->dtype, e->ndim, e->shape);
+    const kn_array want = kn_array_make(NULL, e->dtype, e->ndim, e->shape);
     x->used[i - x->names->list] = true;
     if (!same_shape(i, e))
         return mismatch(l, i->name, i, &want);

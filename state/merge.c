@@ -7,7 +7,7 @@
 #include "kernels/memory.h"
 #include "data/data.h"
 #include "state/merge.h"
-#include "state/shard_file.h"
+#include "state/pieces_internal.h"
 #include "tensor/json.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
@@ -74,13 +74,13 @@ static bool plan(merging *m, int64_t most)
     return (m->values = kn_host_alloc((size_t)largest + 1)) != NULL;
 }
 
-static bool write_tensors(merging *m, kn_shard_file *f, int file)
+static bool write_tensors(merging *m, kn_pieces_writer *w, int file)
 {
     for (int i = 0; i < kn_pieces_count(m->p); i++) {
         if (m->file[i] != file)
             continue;
         if (!kn_pieces_read(m->p, i, kn_pieces_tensor(m->p, i)->part, m->values) ||
-            !kn_shard_file_append(f, m->values, (size_t)bytes_of(m, i)))
+            !kn_pieces_append(w, m->values, (size_t)bytes_of(m, i)))
             return false;
         if (m->progress)
             m->progress(bytes_of(m, i), m->arg);
@@ -91,25 +91,16 @@ static bool write_tensors(merging *m, kn_shard_file *f, int file)
 static bool write_file(merging *m, int file)
 {
     char name[64];
-    kn_piece_file written;
-    int items = 0, n = kn_pieces_count(m->p);
-    kn_shard_item *item = kn_host_calloc((size_t)n + 1, sizeof *item);
-    for (int i = 0; i < n && item; i++) {
-        const kn_piece *t = kn_pieces_tensor(m->p, i);
-        if (m->file[i] != file)
-            continue;
-        kn_shard_item *one = &item[items++];
-        *one = (kn_shard_item){ t->name, t->dtype, t->ndim, { 0 }, { { 0 }, { 0 } } };
-        memcpy(one->shape, t->shape, sizeof t->shape);
-        memcpy(one->part.size, t->shape, sizeof t->shape);
-    }
+    int pieces = 0, n = kn_pieces_count(m->p);
+    kn_piece *piece = kn_host_calloc((size_t)n + 1, sizeof *piece);
+    for (int i = 0; i < n && piece; i++)
+        if (m->file[i] == file)
+            piece[pieces++] = *kn_pieces_tensor(m->p, i);
     name_file(m->files, file, name);
-    kn_shard_file *f =
-        item ? kn_shard_file_create(m->dir, name, item, items, false, NULL, NULL) : NULL;
-    bool ok = f && write_tensors(m, f, file) && kn_shard_file_finish(f, &written);
-    kn_shard_file_free(f, ok);
-    kn_host_free(item);
-    return ok;
+    kn_pieces_writer *w = piece ? kn_pieces_create_whole(m->dir, name, piece, pieces) : NULL;
+    kn_host_free(piece);
+    const bool ok = w && write_tensors(m, w, file);
+    return kn_pieces_commit(w) && ok;
 }
 
 /* {"metadata": {"total_size": bytes}, "weight_map": {name: file, ...}} */

@@ -42,17 +42,21 @@ typedef struct kn_pieces_writer kn_pieces_writer;
 /* Begins this rank's files in dir, which exists; a file that is there already is an error. Pieces
  * are borrowed for this call, their names until w is freed. Empty parts take no bytes and appear in
  * no file; a tensor without elements appears: give it to one rank. id: of the checkpoint, the same
- * on all ranks. values: of a kn_state (JSON), borrowed like names; NULL: none. Nothing here is
+ * on all ranks, borrowed like names. values: the same, of a kn_state (JSON); NULL: none. Nothing here is
  * collective; all calls of a writer may come from one other thread. NULL with an error. */
 kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const char *values,
                                    const kn_piece *piece, int pieces);
+/* Begins one file of whole tensors, as other programs have them: dir/name. The rest is the same. */
+kn_pieces_writer *kn_pieces_create_whole(const char *dir, const char *name, const kn_piece *piece,
+                                         int pieces);
 /* The next bytes of the parts, piece after piece, each contiguous (1-d), in portions of any size,
  * which may be freed or changed afterwards. Large portions go to the file as they are, small ones
  * through a buffer. */
 bool kn_pieces_append(kn_pieces_writer *w, const void *data, size_t bytes);
-/* Checks that all bytes came, writes the headers, syncs the files (not the folder) and lists them.
- * Frees w in any case; after an error none of its files is left. */
-bool kn_pieces_commit(kn_pieces_writer *w, kn_piece_file file[KN_MAX_RECTANGLES], int *files);
+/* Checks that all bytes came, writes the headers and syncs the files (not the folder). Frees w in
+ * any case; after an error, also one that stands already, none of its files is left. False on
+ * NULL. */
+bool kn_pieces_commit(kn_pieces_writer *w);
 /* Removes the files and frees w; NULL is fine. */
 void kn_pieces_abandon(kn_pieces_writer *w);
 

@@ -29,15 +29,9 @@ bool kn_foreign_bytes(const kn_foreign_piece *f, int64_t *bytes)
 /* Bytes of the file into p's room. */
 static bool fetch(kn_pieces *p, const kn_indexed_part *part, int64_t bytes, int64_t at)
 {
-    const char *path = p->file[part->file].path;
     const int fd = kn_indexed_open(p, part->file);
-    if (fd < 0 || !kn_pieces_ready(p))
-        return false;
-    const ssize_t n = kn_read_at(fd, p->room, (size_t)bytes, at);
-    return n == bytes || (n < 0 ? kn_fail_system("%s: cannot read: %m", path)
-                                : kn_fail("%s: the file was cut to %lld bytes while it was read; "
-                                          "fetch it again",
-                                          path, (long long)(at + n)));
+    return fd >= 0 && kn_pieces_ready(p) &&
+           kn_read_whole(fd, p->file[part->file].path, p->room, (size_t)bytes, at);
 }
 
 /* Elements first .. first + count - 1, in the order of the file, to to[0], to[step], ... */

@@ -3,7 +3,6 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "state/pieces_internal.h"
-#include "state/shard_file.h"
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
@@ -217,23 +216,11 @@ static int compare_places(const void *x, const void *y)
     return strcmp(s->piece.name, t->piece.name); /* without elements */
 }
 
-static int compare_names(const void *x, const void *y, void *tensors)
-{
-    const kn_indexed_tensor *t = tensors;
-    return strcmp(t[*(const int *)x].piece.name, t[*(const int *)y].piece.name);
-}
-
 /* In the order of the files all tensors are read without seeking. */
 static bool sort_tensors(kn_pieces *p)
 {
-    size_t n = (size_t)p->tensors;
-    if (!(p->by_name = kn_host_calloc(n + 1, sizeof *p->by_name)))
-        return false;
-    qsort(p->tensor, n, sizeof *p->tensor, compare_places);
-    for (int i = 0; i < p->tensors; i++)
-        p->by_name[i] = i;
-    qsort_r(p->by_name, n, sizeof *p->by_name, compare_names, p->tensor);
-    return true;
+    qsort(p->tensor, (size_t)p->tensors, sizeof *p->tensor, compare_places);
+    return kn_name_table_grow(&p->table, p->tensor, sizeof *p->tensor, p->tensors, p->tensors);
 }
 
 /* Brings together what was told of each tensor; takes the names. */
@@ -378,7 +365,7 @@ void kn_pieces_close(kn_pieces *p)
         kn_host_free((char *)p->tensor[i].piece.name);
     kn_host_free(p->file);
     kn_host_free(p->tensor);
-    kn_host_free(p->by_name);
+    kn_host_free(p->table.slot);
     kn_host_free(p->part);
     kn_host_free(p->room);
     kn_host_free(p);

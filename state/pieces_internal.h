@@ -3,9 +3,16 @@
 #define KNAP_STATE_PIECES_INTERNAL_H
 
 #include "state/pieces.h"
+#include "tensor/names.h"
 #include <jansson.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+
+#define KN_SHARD_INFO   "DCP_SHARDING_INFO" /* keys of the metadata */
+#define KN_SHARD_SUMS   "KNAP_XXH3"
+#define KN_SHARD_ID     "KNAP_ID"
+#define KN_SHARD_VALUES "knap.values" /* of state_file.c */
+#define KN_VALUES_ID    "values-"     /* begins an id that is a hash of them */
 
 typedef struct kn_indexed_file {
     kn_piece_file info;
@@ -38,7 +45,7 @@ struct kn_pieces {
     int64_t room_for_files;
     int files, open;           /* how many are open */
     kn_indexed_tensor *tensor; /* in order of their first bytes in the files */
-    int *by_name;              /* [tensors]: their indices in order of names */
+    kn_name_table table;       /* of tensor */
     int tensors;
     kn_indexed_part *part;
     char *room; /* for bytes on their way; NULL before the first */

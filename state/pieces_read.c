@@ -124,20 +124,8 @@ bool kn_pieces_ready(kn_pieces *p)
 
 static bool read_batch(batch *b)
 {
-    int tries = 0;
-    for (size_t done = 0; done < b->bytes;) {
-        ssize_t n = pread(b->fd, b->room + done, b->bytes - done, (off_t)(b->at + (int64_t)done));
-        if (n < 0 && kn_try_again(&tries, true))
-            continue;
-        if (n < 0)
-            return kn_fail_system("%s: cannot read: %m", b->path);
-        if (n == 0)
-            return kn_fail("%s: the file was cut to %lld bytes while it was read; save or fetch it "
-                           "again",
-                           b->path, (long long)(b->at + (int64_t)done));
-        done += (size_t)n;
-        tries = 0;
-    }
+    if (!kn_read_whole(b->fd, b->path, b->room, b->bytes, b->at))
+        return false;
     if (b->sum)
         kn_checksum_add(b->sum, b->room, b->bytes);
     const char *from = b->room;
@@ -356,18 +344,7 @@ const kn_piece *kn_pieces_tensor(const kn_pieces *p, int i)
 
 int kn_pieces_find(const kn_pieces *p, const char *name)
 {
-    int low = 0, high = p->tensors;
-    while (low < high) {
-        int middle = low + (high - low) / 2,
-            order = strcmp(name, p->tensor[p->by_name[middle]].piece.name);
-        if (order == 0)
-            return p->by_name[middle];
-        if (order < 0)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return -1;
+    return kn_name_table_find(&p->table, p->tensor, sizeof *p->tensor, name);
 }
 
 bool kn_pieces_has_sums(const kn_pieces *p, int i)

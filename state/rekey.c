@@ -82,10 +82,9 @@ bool kn_state_rekey(kn_state *s, void *module, kn_state_keys keys, const char *p
         s->list[i].name = key;
     }
     if (ok) {
-        int *slot = s->slot;
-        const int slots = s->slots;
-        s->slot = to->slot, s->slots = to->slots;
-        to->slot = slot, to->slots = slots;
+        const kn_name_table table = s->table;
+        s->table = to->table;
+        to->table = table;
     }
     kn_state_free(to);
     return ok;

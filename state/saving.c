@@ -188,7 +188,8 @@ static bool write_entry(kn_saving *s, kn_pieces_writer *w, const kn_saving_part 
     return ok;
 }
 
-static bool write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part *p, size_t *at)
+/* *at: in the copy. A failure is an error that stands. */
+static void write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part *p, size_t *at)
 {
     bool ok = true;
     for (int i = 0; ok && i < p->count; i++) {
@@ -196,26 +197,18 @@ static bool write_pieces(kn_saving *s, kn_pieces_writer *w, const kn_saving_part
                       : write_piece(s, w, &p->piece[i], s->copy + *at, p->finite[i]);
         *at += kn_saving_room(piece_bytes(&p->piece[i]));
     }
-    return ok;
 }
 
 static bool write_part(kn_saving *s, int which, size_t *at)
 {
-    char dir[KN_FOLDER_PATH];
-    kn_piece_file file[KN_MAX_RECTANGLES];
-    int files;
     const kn_saving_part *p = &s->part[which];
     if (p->count == 0)
         return true;
-    if (!kn_folder_path(dir, s->place.path, kn_part_name[which], ""))
-        return false;
-    kn_pieces_writer *w = kn_pieces_create(dir, s->rank, s->id, NULL, p->piece, p->count);
-    bool ok = w && write_pieces(s, w, p, at);
-    if (ok)
-        ok = kn_pieces_commit(w, file, &files);
-    else
-        kn_pieces_abandon(w);
-    return ok && kn_sync_folder(dir);
+    const kn_path dir = kn_path_of(s->place.path.text, kn_part_name[which], "");
+    kn_pieces_writer *w = kn_pieces_create(dir.text, s->rank, s->id, NULL, p->piece, p->count);
+    if (w)
+        write_pieces(s, w, p, at);
+    return kn_pieces_commit(w) && kn_sync_folder(dir.text);
 }
 
 bool kn_saving_write(kn_saving *s)
@@ -255,18 +248,16 @@ json_t *kn_saved_files(kn_pieces *const part[KN_PARTS])
  * element once, under this save's id. *p is NULL where the list has none. */
 static bool open_part(const kn_saving *s, int which, kn_pieces **p)
 {
-    char dir[KN_FOLDER_PATH];
     const int tensors = s->part[which].tensors;
-    if (!kn_folder_path(dir, s->place.path, kn_part_name[which], ""))
-        return false;
+    const kn_path dir = kn_path_of(s->place.path.text, kn_part_name[which], "");
     if (tensors == 0)
-        return kn_folder_remove_empty(dir);
-    if (!(*p = kn_pieces_open(dir)))
+        return kn_folder_remove_empty(dir.text);
+    if (!(*p = kn_pieces_open(dir.text)))
         return false;
     return (kn_pieces_count(*p) == tensors && strcmp(kn_pieces_id(*p), s->id) == 0) ||
            kn_fail("checkpoint: %s holds %d tensors of save %s, not %d of save %s: ranks see "
                    "different files there",
-                   dir, kn_pieces_count(*p), kn_pieces_id(*p), tensors, s->id);
+                   dir.text, kn_pieces_count(*p), kn_pieces_id(*p), tensors, s->id);
 }
 
 bool kn_saving_commit(kn_saving *s)

@@ -10,23 +10,19 @@
 /* Whether c is a checkpoint of the run that saves in dir; false also with an error. */
 static bool is_of(const kn_checkpoint *c, const char *dir)
 {
-    char above[KN_FOLDER_PATH];
     struct stat a, b;
-    const char *slash = strrchr(c->dir, '/');
-    snprintf(above, sizeof above, "%.*s", slash ? (int)(slash - c->dir) : 1, slash ? c->dir : ".");
-    return kn_look(above, &a) > 0 && kn_look(dir, &b) > 0 && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
+    return kn_look(kn_path_above(c->dir).text, &a) > 0 && kn_look(dir, &b) > 0 &&
+           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* A name in dir that nothing has, RUN/step-N.damaged if that is one. */
-static bool free_path(char path[KN_FOLDER_PATH], const char *dir, int64_t step)
+static bool free_path(kn_path *path, const char *dir, int64_t step)
 {
     char name[KN_FOLDER_NAME], again[16] = "";
     kn_folder_name(name, step, KN_DAMAGED);
     for (int i = 2; i < 1000; i++) {
-        if (!kn_folder_path(path, dir, name, again))
-            return false;
-        const int there = kn_folder_find(path);
+        *path = kn_path_of(dir, name, again);
+        const int there = kn_folder_find(path->text);
         if (there <= 0)
             return there == 0;
         snprintf(again, sizeof again, "-%d", i);
@@ -36,12 +32,13 @@ static bool free_path(char path[KN_FOLDER_PATH], const char *dir, int64_t step)
 
 static bool set_aside(const char *dir, const kn_listed *one)
 {
-    char from[KN_FOLDER_PATH], to[KN_FOLDER_PATH];
-    if (!kn_folder_path(from, dir, one->name, "") || !free_path(to, dir, one->step) ||
-        !kn_folder_rename(from, to) || !kn_sync_folder(dir))
+    kn_path to;
+    const kn_path from = kn_path_of(dir, one->name, "");
+    if (!free_path(&to, dir, one->step) || !kn_folder_rename(from.text, to.text) ||
+        !kn_sync_folder(dir))
         return false;
     fprintf(stderr, "knap: %s is set aside as %s; no run counts, replaces or removes it there\n",
-            from, to);
+            from.text, to.text);
     return true;
 }
 

@@ -3,7 +3,7 @@
  * and all files of a folder are opened together. */
 #include "kernels/error_internal.h"
 #include "state/dict_internal.h"
-#include "state/shard_file.h"
+#include "state/pieces_internal.h"
 #include "tensor/checksum.h"
 #include "tensor/files.h"
 #include "tensor/safetensors.h"
@@ -77,11 +77,10 @@ static bool append(kn_pieces_writer *w, kn_state_item *item)
  * step. */
 static bool save_part(const kn_state *s, int rank, const char *dir, const char *values)
 {
-    kn_piece_file file[KN_MAX_RECTANGLES];
     char id[KN_CHECKPOINT_ID];
     kn_piece *piece = kn_host_calloc((size_t)s->count, sizeof *piece);
     kn_state_item **of = kn_host_calloc((size_t)s->count, sizeof *of);
-    int files, count = piece && of ? list_parts(s, rank, piece, of) : 0;
+    int count = piece && of ? list_parts(s, rank, piece, of) : 0;
     snprintf(id, sizeof id, KN_VALUES_ID "%016llx",
              (unsigned long long)kn_checksum_of(values, strlen(values)));
     bool ok = kn_ok() && (KN_AGAIN(mkdir(dir, 0777)) == 0 || errno == EEXIST ||
@@ -90,10 +89,8 @@ static bool save_part(const kn_state *s, int rank, const char *dir, const char *
         ok && count > 0 ? kn_pieces_create(dir, rank, id, values, piece, count) : NULL;
     for (int i = 0; w && ok && i < count; i++)
         ok = append(w, of[i]);
-    if (w && ok)
-        ok = kn_pieces_commit(w, file, &files) && kn_sync_folder(dir);
-    else
-        kn_pieces_abandon(w);
+    if (w)
+        ok = kn_pieces_commit(w) && kn_sync_folder(dir);
     kn_host_free(piece);
     kn_host_free(of);
     return ok && kn_ok();

@@ -27,24 +27,15 @@ static bool begin(kn_fetch *f, const kn_tensor *t)
     kn_stream *s = kn_compute_stream(d);
     kn_array from = kn_array_of(t);
     kn_tensor *packed = NULL;
+    kn_copy_args copy = { .dst = kn_array_make(f->values, t->dtype, t->ndim, t->shape),
+                          .src = from };
     if (!s || !from.data)
         return false;
-    if (d == KN_CPU || !kn_array_contiguous(&from)) {
-        void *to = f->values;
-        if (d != KN_CPU) {
-            packed =
-                kn_tensor_new(t->dtype, d, NULL, KN_MEM_WORKSPACE, t->ndim, t->shape, NULL, false);
-            to = packed ? kn_array_of(packed).data : NULL;
-        }
-        kn_copy_args copy = { .dst = kn_array_make(to, t->dtype, t->ndim, t->shape), .src = from };
-        if (!to || !KN_LAUNCH(s, KN_K_COPY, copy)) {
-            kn_tensor_free(packed);
-            return false;
-        }
-        from.data = to;
-    }
-    bool ok = d == KN_CPU || (kn_transfer(s, f->values, from.data, f->bytes, KN_TO_HOST, true) &&
-                              (f->there = kn_event_create(d)) && kn_event_record(f->there, s));
+    if (d == KN_CPU)
+        return KN_LAUNCH(s, KN_K_COPY, copy);
+    bool ok = (kn_array_contiguous(&from) || kn_array_pack(&from, t->dtype, d, &packed)) &&
+              kn_transfer(s, f->values, from.data, f->bytes, KN_TO_HOST, true) &&
+              (f->there = kn_event_create(d)) && kn_event_record(f->there, s);
     kn_tensor_free(packed);
     return ok;
 }

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define PORTION ((size_t)1 << 30) /* bytes: read(2) and write(2) take at most 2 GiB at once */
+
 /* ---- trying again ---------------------------------------------------------------------------- */
 
 bool kn_try_again(int *tries, bool reads)
@@ -49,11 +51,10 @@ int kn_file_facts(int fd, struct stat *st)
 
 ssize_t kn_read_at(int fd, void *to, size_t bytes, int64_t at)
 {
-    const size_t portion = (size_t)1 << 30; /* read(2) takes at most 2 GiB at once */
     size_t done = 0;
     for (int tries = 0; done < bytes;) {
         const size_t left = bytes - done;
-        ssize_t n = pread(fd, (char *)to + done, left < portion ? left : portion,
+        ssize_t n = pread(fd, (char *)to + done, left < PORTION ? left : PORTION,
                           (off_t)(at + (int64_t)done));
         if (n < 0 && kn_try_again(&tries, true))
             continue;
@@ -65,6 +66,23 @@ ssize_t kn_read_at(int fd, void *to, size_t bytes, int64_t at)
         tries = 0;
     }
     return (ssize_t)done;
+}
+
+int kn_write_at(int fd, const void *data, size_t bytes, int64_t at)
+{
+    const char *p = data;
+    while (bytes > 0) { /* write(2) takes less when it is interrupted or the disk is full */
+        errno = EIO;    /* where nothing is written */
+        const ssize_t n = pwrite(fd, p, bytes < PORTION ? bytes : PORTION, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return -1;
+        p += n;
+        at += n;
+        bytes -= (size_t)n;
+    }
+    return 0;
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */
@@ -109,6 +127,32 @@ char *kn_real_path(const char *path)
     if (!real)
         kn_fail_system("cannot find the way to %s: %m", path);
     return real;
+}
+
+int kn_open_regular(const char *path, struct stat *st)
+{
+    const int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* no wait at a FIFO */
+    if (fd < 0)
+        kn_fail_system("cannot open %s: %m", path);
+    else if (kn_file_facts(fd, st) != 0)
+        kn_fail_system("cannot read %s: %m", path);
+    else if (!S_ISREG(st->st_mode))
+        kn_fail("%s is not a regular file", path);
+    else
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+bool kn_read_whole(int fd, const char *path, void *to, size_t bytes, int64_t at)
+{
+    const ssize_t n = kn_read_at(fd, to, bytes, at);
+    if (n < 0)
+        return kn_fail_system("%s: cannot read: %m", path);
+    return (size_t)n == bytes || kn_fail("%s: the file was cut to %lld bytes while it was read; "
+                                         "save or fetch it again",
+                                         path, (long long)(at + n));
 }
 
 /* ---- folders --------------------------------------------------------------------------------- */
@@ -181,31 +225,18 @@ void *kn_file_read(const char *path, size_t most, size_t *size)
 {
     struct stat st;
     char *to = NULL;
+    const int fd = kn_open_regular(path, &st);
     *size = 0;
-    const int fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); /* it may be a FIFO */
-    if (fd < 0) {
-        kn_fail_system("cannot open %s: %m", path);
+    if (fd < 0)
         return NULL;
-    }
-    if (kn_file_facts(fd, &st) != 0)
-        kn_fail_system("cannot read %s: %m", path);
-    else if (!S_ISREG(st.st_mode))
-        kn_fail("%s is not a regular file", path);
-    else if ((uint64_t)st.st_size > most)
+    if ((uint64_t)st.st_size > most)
         kn_fail("%s has %lld bytes, and may have %zu: it is damaged, or another file", path,
                 (long long)st.st_size, most);
-    else {
+    else if ((to = kn_host_alloc((size_t)st.st_size + 1))) {
         *size = (size_t)st.st_size;
-        to = kn_host_alloc(*size + 1);
-    }
-    ssize_t n = to ? kn_read_at(fd, to, *size, 0) : 0;
-    if (n < 0)
-        kn_fail_system("cannot read %s: %m", path);
-    else if (to && (size_t)n < *size)
-        kn_fail("cannot read %s: it was cut meanwhile", path);
-    if (to)
         to[*size] = 0;
-    if (to && (n < 0 || (size_t)n < *size)) {
+    }
+    if (to && !kn_read_whole(fd, path, to, *size, 0)) {
         kn_host_free(to);
         to = NULL;
     }

@@ -41,6 +41,8 @@ int kn_open(const char *path, int flags, unsigned mode);
 int kn_file_facts(int fd, struct stat *st);
 /* The bytes read: fewer than asked for only where the file ends. */
 ssize_t kn_read_at(int fd, void *to, size_t bytes, int64_t at);
+/* 0: all of them are written. */
+int kn_write_at(int fd, const void *data, size_t bytes, int64_t at);
 
 /* ---- calls with errors of their own ---------------------------------------------------------- */
 
@@ -53,6 +55,11 @@ int kn_look_at_link(const char *path, struct stat *st);
 bool kn_is_there(const char *path);
 /* realpath(3), to be freed with free; NULL with an error. */
 char *kn_real_path(const char *path);
+
+/* Opens a regular file to read it; *st tells about it. -1 with an error. */
+int kn_open_regular(const char *path, struct stat *st);
+/* Exactly so many bytes of an open file, which path names in errors: also where it was cut. */
+bool kn_read_whole(int fd, const char *path, void *to, size_t bytes, int64_t at);
 
 /* The names in a folder. */
 typedef struct kn_folder_names {

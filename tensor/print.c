@@ -1,4 +1,5 @@
 /* tensor/print.c: values as text: one element as a double, whole tensors as nested rows. */
+#include "kernels/convert.h"
 #include "kernels/error_internal.h"
 #include "tensor/tensor_internal.h"
 #include <errno.h>
@@ -66,10 +67,10 @@ double kn_element(kn_dtype dtype, const void *p)
         LOAD(uint64_t);
     case KN_BF16:
         memcpy(&half, p, sizeof half);
-        return small_float(half, 8, 7);
+        return (double)kn_bf16_to_f32(half);
     case KN_F16:
         memcpy(&half, p, sizeof half);
-        return small_float(half, 5, 10);
+        return (double)kn_f16_to_f32(half);
     case KN_F8_E4M3:
         return e4m3(*(const uint8_t *)p);
     case KN_F8_E5M2:

@@ -8,6 +8,7 @@
 #include "tensor/tensor_internal.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
+#include "tensor/names.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -34,23 +35,11 @@ struct kn_safetensors {
     json_t *meta;   /* NULL: the header has none */
     entry *entries; /* in order of their data */
     int count;
-    int64_t room; /* of entries */
-    int *slot;    /* [slots] of a hash table over names: index in entries + 1, or 0 */
-    size_t slots; /* a power of two */
+    int64_t room;        /* of entries */
+    kn_name_table table; /* of entries */
 };
 
 /* ---- the file ------------------------------------------------------------------------------ */
-
-/* Reads bytes at a place in the file; a file that lost them meanwhile is an error. */
-static bool read_at(const kn_safetensors *f, void *to, size_t bytes, size_t at)
-{
-    ssize_t n = kn_read_at(f->fd, to, bytes, (int64_t)at);
-    if (n < 0)
-        return kn_fail_system("%s: cannot read: %m", f->path);
-    return (size_t)n == bytes ||
-           kn_fail("%s: the file was cut to %zu bytes while it was read; save or fetch it again",
-                   f->path, at + (size_t)n);
-}
 
 static bool check_file(kn_safetensors *f)
 {
@@ -73,7 +62,7 @@ static bool read_header(kn_safetensors *f)
 {
     unsigned char b[8];
     uint64_t length = 0, room = f->size - 8;
-    if (!read_at(f, b, sizeof b, 0))
+    if (!kn_read_whole(f->fd, f->path, b, sizeof b, 0))
         return false;
     for (int i = 7; i >= 0; i--)
         length = length << 8 | b[i];
@@ -87,7 +76,7 @@ static bool read_header(kn_safetensors *f)
                        "length: fetch or save it again",
                        f->path, (unsigned long long)length, (unsigned long long)room);
     f->header = kn_host_alloc((size_t)length + 1);
-    if (!f->header || !read_at(f, f->header, (size_t)length, 8))
+    if (!f->header || !kn_read_whole(f->fd, f->path, f->header, (size_t)length, 8))
         return false;
     f->header[length] = 0;
     f->data_at = 8 + (size_t)length;
@@ -197,29 +186,21 @@ static bool check_cover(const kn_safetensors *f)
     return true;
 }
 
-/* The slot of name, or the empty one where it would be. The address of f, which a file's author
- * can't know, is mixed in: names can't be chosen to share a slot. */
-static int *slot_of(const kn_safetensors *f, const char *name)
+static const entry *find(const kn_safetensors *f, const char *name)
 {
-    for (uint64_t at = kn_checksum_name(name, (uint64_t)(uintptr_t)f);; at++) {
-        int *slot = &f->slot[at & (f->slots - 1)];
-        if (!*slot || strcmp(f->entries[*slot - 1].name, name) == 0)
-            return slot;
-    }
+    const int at = kn_name_table_find(&f->table, f->entries, sizeof *f->entries, name);
+    return at >= 0 ? &f->entries[at] : NULL;
 }
 
-static bool fill_slots(kn_safetensors *f)
+static bool make_table(kn_safetensors *f)
 {
-    for (f->slots = 1; f->slots < 2 * (size_t)f->count;)
-        f->slots *= 2;
-    if (!(f->slot = kn_host_calloc(f->slots, sizeof *f->slot)))
+    if (!kn_name_table_grow(&f->table, f->entries, sizeof *f->entries, 0, f->count))
         return false;
     for (int i = 0; i < f->count; i++) {
-        int *slot = slot_of(f, f->entries[i].name);
-        if (*slot)
+        if (find(f, f->entries[i].name))
             return kn_fail("%s: bad header: duplicate tensor \"%.200s\"", f->path,
                            f->entries[i].name);
-        *slot = i + 1;
+        kn_name_table_add(&f->table, f->entries, sizeof *f->entries, i);
     }
     return true;
 }
@@ -331,7 +312,7 @@ static bool read_entries(kn_safetensors *f)
         sorted &= compare_data(&f->entries[i - 1], &f->entries[i]) < 0;
     if (!sorted)
         qsort(f->entries, (size_t)f->count, sizeof *f->entries, compare_data);
-    return fill_slots(f) && check_cover(f);
+    return make_table(f) && check_cover(f);
 }
 
 kn_safetensors *kn_safetensors_open_fd(const char *path, int fd)
@@ -369,18 +350,12 @@ void kn_safetensors_close(kn_safetensors *f)
     close(f->fd);
     kn_host_free(f->header);
     kn_host_free(f->entries);
-    kn_host_free(f->slot);
+    kn_host_free(f->table.slot);
     kn_host_free(f->path);
     kn_host_free(f);
 }
 
 /* ---- contents ------------------------------------------------------------------------- */
-
-static const entry *find(const kn_safetensors *f, const char *name)
-{
-    const int at = *slot_of(f, name);
-    return at ? &f->entries[at - 1] : NULL;
-}
 
 int kn_safetensors_count(const kn_safetensors *f)
 {
@@ -435,11 +410,9 @@ uint64_t kn_safetensors_header_sum(const kn_safetensors *f)
 bool kn_safetensors_describe(const kn_safetensors *f, const char *name, kn_array *array)
 {
     const entry *e = find_or_fail(f, name);
-    if (!e)
-        return false;
-    *array = (kn_array){ .dtype = e->dtype, .ndim = e->ndim };
-    memcpy(array->shape, e->shape, (size_t)e->ndim * sizeof *e->shape);
-    return true;
+    if (e)
+        kn_safetensors_place(f, (int)(e - f->entries), array);
+    return e != NULL;
 }
 
 kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name)
@@ -449,8 +422,8 @@ kn_tensor *kn_safetensors_get(kn_safetensors *f, const char *name)
         return NULL;
     kn_tensor *t =
         kn_tensor_new(e->dtype, KN_CPU, NULL, KN_MEM_DATA, e->ndim, e->shape, NULL, true);
-    if (!t ||
-        !read_at(f, t->storage->data, (size_t)(e->end - e->begin), f->data_at + (size_t)e->begin))
+    if (!t || !kn_read_whole(f->fd, f->path, t->storage->data, (size_t)(e->end - e->begin),
+                             (int64_t)f->data_at + e->begin))
         return NULL;
     kn_set_name(t, e->name);
     return kn_ok() ? t : NULL;

@@ -131,6 +131,9 @@ bool kn_keep_below_one(kn_tensor *t);   /* bf16 and f16: 1 becomes the number be
 #define KN_SHOWN(t) kn_describe((t), (char[128]){ 0 }, 128)
 
 kn_array kn_array_of(const kn_tensor *t);
+/* a becomes a row-major copy of itself on its device, converted to dtype: that of *made, which the
+ * caller frees, after an error too. */
+bool kn_array_pack(kn_array *a, kn_dtype dtype, kn_device device, kn_tensor **made);
 /* True for a live handle; false with an error for NULL (if none stands), a freed or foreign one. */
 bool kn_check(const kn_tensor *t, const char *what);
 /* Called by autograd when the last reference goes (to drop node and leaf); set once. */

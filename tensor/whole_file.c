@@ -13,6 +13,7 @@
 struct kn_whole_file {
     char *path, *temp;
     int fd; /* -1: closed */
+    int64_t bytes;
 };
 
 /* 1: the file that is open as fd still lies at path; 0: it doesn't; -1: nobody knows. */
@@ -98,17 +99,9 @@ kn_whole_file *kn_whole_file_create(const char *path)
 
 bool kn_whole_file_write(kn_whole_file *f, const void *data, size_t bytes)
 {
-    const char *p = data;
-    while (bytes > 0) {
-        errno = EIO; /* where nothing is written */
-        ssize_t n = write(f->fd, p, bytes < (1u << 30) ? bytes : (1u << 30));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return kn_fail_system("cannot write %s: %m; %s is as it was", f->temp, f->path);
-        p += n;
-        bytes -= (size_t)n;
-    }
+    if (kn_write_at(f->fd, data, bytes, f->bytes) != 0)
+        return kn_fail_system("cannot write %s: %m; %s is as it was", f->temp, f->path);
+    f->bytes += (int64_t)bytes;
     return true;
 }
 

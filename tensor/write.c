@@ -4,6 +4,7 @@
 #include "kernels/graph_internal.h"
 #include "tensor/tensor_internal.h"
 #include <math.h>
+#include <string.h>
 
 /* Whether two elements of t have bytes in common: with dims in ascending order of strides, each
  * stride must be larger than the reach of the dims before it. */
@@ -129,21 +130,13 @@ static bool convertible(kn_dtype to, kn_dtype from)
     return to == from || (to <= KN_BOOL && from <= KN_BOOL);
 }
 
-/* A row-major copy of src on its device, converted to dtype; src itself if it is one already. *made
- * is a tensor to be freed, or NULL. */
-static bool packed(const kn_array *src, kn_dtype dtype, kn_device device, kn_tensor **made,
-                   kn_array *out)
+bool kn_array_pack(kn_array *a, kn_dtype dtype, kn_device device, kn_tensor **made)
 {
-    *made = NULL;
-    *out = *src;
-    if (src->dtype == dtype && kn_array_contiguous(src))
-        return true;
-    *made =
-        kn_tensor_new(dtype, device, NULL, KN_MEM_WORKSPACE, src->ndim, src->shape, NULL, false);
+    *made = kn_tensor_new(dtype, device, NULL, KN_MEM_WORKSPACE, a->ndim, a->shape, NULL, false);
     if (!*made)
         return false;
-    *out = kn_array_of(*made);
-    kn_copy_args args = { .dst = *out, .src = *src };
+    kn_copy_args args = { .dst = kn_array_of(*made), .src = *a };
+    *a = args.dst;
     return KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
 }
 
@@ -152,10 +145,11 @@ static bool packed(const kn_array *src, kn_dtype dtype, kn_device device, kn_ten
 static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, kn_device from)
 {
     kn_tensor *sent = NULL, *arrived = NULL;
-    kn_array a = { 0 }, b = *dst;
+    kn_array a = *src, b = *dst;
     kn_stream *s = kn_compute_stream(to == KN_CPU ? from : to);
     size_t bytes = (size_t)kn_array_numel(dst) * kn_dtype_size(dst->dtype);
-    bool ok = s && packed(src, dst->dtype, from, &sent, &a);
+    bool ok = s && ((src->dtype == dst->dtype && kn_array_contiguous(src)) ||
+                    kn_array_pack(&a, dst->dtype, from, &sent));
     if (ok && !kn_array_contiguous(dst)) {
         arrived = kn_tensor_new(dst->dtype, to, NULL, KN_MEM_WORKSPACE, dst->ndim, dst->shape, NULL,
                                 false);
@@ -170,68 +164,56 @@ static bool copy_across(const kn_array *dst, kn_device to, const kn_array *src, 
         kn_copy_args args = { .dst = *dst, .src = b };
         ok = KN_LAUNCH(kn_compute_stream(to), KN_K_COPY, args);
     }
-    if (sent)
-        kn_tensor_free(sent);
-    if (arrived)
-        kn_tensor_free(arrived);
+    kn_tensor_free(sent);
+    kn_tensor_free(arrived);
     return ok;
 }
 
-/* Does src's shape broadcast to dst's? */
-static bool expands_to(const kn_tensor *src, const kn_tensor *dst)
+/* May t be written from x, whose shape broadcasts to t's, across: from another device? */
+static bool can_take(kn_tensor *t, const kn_tensor *x, bool across, const char *what)
 {
     int ndim;
     int64_t shape[KN_MAX_DIMS];
-    bool fits = kn_broadcast_shape(dst->ndim, dst->shape, src->ndim, src->shape, &ndim, shape) &&
-                ndim == dst->ndim;
-    for (int d = 0; fits && d < ndim; d++)
-        fits = shape[d] == dst->shape[d];
-    return fits;
+    if (!writable(t, what) || !kn_check(x, what) || !reads(x))
+        return false;
+    const kn_device to = t->storage->device, from = x->storage->device;
+    if (to != from && (!across || to == KN_META || from == KN_META))
+        return kn_fail("%s: %s on %s and %s on %s: both must be on one device", what, KN_SHOWN(t),
+                       kn_device_name(to), KN_SHOWN(x), kn_device_name(from));
+    return (kn_broadcast_shape(t->ndim, t->shape, x->ndim, x->shape, &ndim, shape) &&
+            ndim == t->ndim && memcmp(shape, t->shape, (size_t)ndim * sizeof *shape) == 0) ||
+           kn_fail("%s: %s does not expand to %s", what, KN_SHOWN(x), KN_SHOWN(t));
 }
 
-/* dst = src, src broadcast to dst's shape and converted to its dtype. A src that overlaps dst is
- * copied aside first, so that the result is as if all of src were read before. */
+/* x for a write of t, in a dtype: where it has another or overlaps t it is copied aside first, so
+ * that the result is as if all of x were read before. *aside is to be freed. */
+static bool source_of(const kn_tensor *t, const kn_array *to, const kn_tensor *x, kn_dtype dtype,
+                      kn_array *from, kn_tensor **aside)
+{
+    *from = kn_array_of(x);
+    const bool fits = x->dtype == dtype && (t->storage != x->storage || !overlaps(to, from));
+    const bool ok = kn_ok() && (fits || kn_array_pack(from, dtype, t->storage->device, aside));
+    *from = kn_array_expand(*from, t->ndim, t->shape);
+    return ok;
+}
+
+/* dst = src, src broadcast to dst's shape and converted to its dtype. */
 bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
 {
-    char to[128], from[128];
-    if (!writable(dst, "copy_") || !kn_check(src, "copy_") || !reads(src))
+    if (!can_take(dst, src, true, "copy_"))
         return false;
-    kn_describe(dst, to, sizeof to);
-    kn_describe(src, from, sizeof from);
-    kn_device device = dst->storage->device;
-    kn_device source = src->storage->device;
-    if (device != source && (device == KN_META || source == KN_META))
-        return kn_fail("copy_: %s on %s from %s on %s: both must be on one device", to,
-                       kn_device_name(device), from, kn_device_name(source));
-    if (!expands_to(src, dst))
-        return kn_fail("copy_: %s does not expand to %s", from, to);
     if (!convertible(dst->dtype, src->dtype))
-        return kn_fail("copy_: %s to %s: storage-only dtypes copy to the same dtype only", from,
-                       to);
-
-    kn_stream *s = kn_compute_stream(device);
-    kn_copy_args args = { .dst = kn_array_of(dst), .src = kn_array_of(src) };
-    args.src = kn_array_expand(args.src, dst->ndim, dst->shape);
-    if (device != source) {
-        bool done =
-            args.dst.data && args.src.data && copy_across(&args.dst, device, &args.src, source);
-        if (done)
-            kn_written(dst);
-        return done;
-    }
+        return kn_fail("copy_: %s to %s: storage-only dtypes copy to the same dtype only",
+                       KN_SHOWN(src), KN_SHOWN(dst));
+    const kn_device device = dst->storage->device, source = src->storage->device;
     kn_tensor *aside = NULL;
-    if (dst->storage == src->storage && overlaps(&args.dst, &args.src)) {
-        aside = kn_tensor_new(src->dtype, device, NULL, KN_MEM_WORKSPACE, dst->ndim, dst->shape,
-                              NULL, false);
-        if (!aside)
-            return false;
-        kn_copy_args out = { .dst = kn_array_of(aside), .src = args.src };
-        KN_LAUNCH(s, KN_K_COPY, out);
-        args.src = out.dst;
-    }
-    bool ok = KN_LAUNCH(s, KN_K_COPY, args);
-    if (aside)
-        kn_tensor_free(aside);
+    kn_copy_args args = { .dst = kn_array_of(dst) };
+    bool ok = source_of(dst, &args.dst, src, src->dtype, &args.src, &aside);
+    if (device != source)
+        ok = ok && copy_across(&args.dst, device, &args.src, source);
+    else
+        ok = ok && KN_LAUNCH(kn_compute_stream(device), KN_K_COPY, args);
+    kn_tensor_free(aside);
     if (ok)
         kn_written(dst);
     return ok;
@@ -241,45 +223,25 @@ bool kn_copy_(kn_tensor *dst, const kn_tensor *src)
 
 static bool can_update(kn_tensor *t, const kn_tensor *x, const char *what)
 {
-    char to[128], from[128];
-    if (!writable(t, what) || !kn_check(x, what) || !reads(t) || !reads(x))
+    if (!can_take(t, x, false, what) || !reads(t))
         return false;
-    kn_describe(t, to, sizeof to);
-    kn_describe(x, from, sizeof from);
-    if (t->storage->device != x->storage->device)
-        return kn_fail("%s: %s on %s and %s on %s: both must be on one device", what, to,
-                       kn_device_name(t->storage->device), from,
-                       kn_device_name(x->storage->device));
-    if (!expands_to(x, t))
-        return kn_fail("%s: %s does not expand to %s", what, from, to);
     if (!kn_dtype_is_arithmetic(t->dtype) || !kn_dtype_is_arithmetic(x->dtype) ||
         (kn_dtype_is_float(x->dtype) && !kn_dtype_is_float(t->dtype)))
-        return kn_fail("%s: %s can't hold a result of it and %s; kn_cast one of them", what, to,
-                       from);
+        return kn_fail("%s: %s can't hold a result of it and %s; kn_cast one of them", what,
+                       KN_SHOWN(t), KN_SHOWN(x));
     return true;
 }
 
-/* t = t op x, with x in t's dtype; an x that overlaps t is copied aside first. */
+/* t = t op x, with x in t's dtype. */
 static bool update(kn_tensor *t, const kn_tensor *x, kn_binary kind, double p0, const char *what)
 {
     if (!can_update(t, x, what))
         return false;
-    kn_stream *s = kn_compute_stream(t->storage->device);
-    kn_array dst = kn_array_of(t), src = kn_array_of(x);
+    kn_array dst = kn_array_of(t), src;
     kn_tensor *aside = NULL;
-    bool ok = s && kn_ok();
-    if (x->dtype != t->dtype || (t->storage == x->storage && overlaps(&dst, &src))) {
-        aside = kn_tensor_new(t->dtype, t->storage->device, NULL, KN_MEM_WORKSPACE, x->ndim,
-                              x->shape, NULL, false);
-        kn_copy_args copy = { .src = src };
-        ok = ok && aside;
-        if (ok)
-            copy.dst = src = kn_array_of(aside);
-        ok = ok && KN_LAUNCH(s, KN_K_COPY, copy);
-    }
-    src = kn_array_expand(src, t->ndim, t->shape);
+    bool ok = source_of(t, &dst, x, t->dtype, &src, &aside);
     kn_binary_args args = { dst, dst, src, kind, p0 };
-    ok = ok && KN_LAUNCH(s, KN_K_BINARY, args);
+    ok = ok && KN_LAUNCH(kn_compute_stream(t->storage->device), KN_K_BINARY, args);
     kn_tensor_free(aside);
     if (ok)
         kn_written(t);

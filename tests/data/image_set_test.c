@@ -99,7 +99,7 @@ KN_TEST(image_set, batches_that_are_damaged)
     KN_CHECK_ERROR("label 4 is 10; labels are 0 to 9: these are no batches of CIFAR-10");
     remove(temp_path("data_batch_3.bin"));
     KN_CHECK(!kn_image_set_open(temp_path(""), "train"));
-    KN_CHECK_ERROR("cannot open the batch");
+    KN_CHECK_ERROR("cannot open");
     KN_CHECK(!kn_image_set_open(temp_path(""), "valid"));
     KN_CHECK_ERROR("has no part 'valid'; parts are train and test");
     KN_CHECK(!kn_image_set_open(temp_path(""), NULL));
@@ -108,7 +108,7 @@ KN_TEST(image_set, batches_that_are_damaged)
     KN_CHECK_ERROR(".max_pixels is -1");
     KN_CHECK(mkdir(temp_path("batches.meta.txt"), 0777) == 0); /* reading it fails */
     KN_CHECK(!kn_image_set_open(temp_path(""), "test"));
-    KN_CHECK_ERROR("cannot read the names of classes");
+    KN_CHECK_ERROR("batches.meta.txt is not a regular file");
     KN_CHECK(rmdir(temp_path("batches.meta.txt")) == 0);
     remove_temp();
     KN_CHECK(!kn_image_set_open("cifar11", "test"));

@@ -12,17 +12,15 @@
 static kn_pieces *begin(void)
 {
     kn_piece piece[TENSORS];
-    kn_piece_file file[KN_MAX_RECTANGLES];
     static const float values[2 * TENSORS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 };
     static const char *const name[TENSORS] = { "0", "1", "2", "3", "4" };
-    int files = 0;
     place_begin();
     KN_CHECK(mkdir(temp_path("from"), 0777) == 0 && mkdir(temp_path("out"), 0777) == 0);
     for (int i = 0; i < TENSORS; i++)
         piece[i] = (kn_piece){ name[i], KN_F32, 1, { 2 }, { 0, 2, 1, 2, 0 } };
     kn_pieces_writer *w = kn_pieces_create(temp_path("from"), 0, "c0ffee", NULL, piece, TENSORS);
-    KN_CHECK(w && kn_pieces_append(w, values, sizeof values) && kn_pieces_commit(w, file, &files),
-             "%s", kn_error());
+    KN_CHECK(w && kn_pieces_append(w, values, sizeof values) && kn_pieces_commit(w), "%s",
+             kn_error());
     kn_pieces *p = kn_pieces_open(temp_path("from"));
     KN_CHECK(p, "%s", kn_error());
     return p;

@@ -67,8 +67,7 @@ static int make_pieces(const model *m, const kn_layout *l, int rank, kn_piece pi
 }
 
 /* Writes one rank's files, its bytes in portions that end anywhere. */
-static bool write_rank(const model *m, const kn_layout *l, int rank, size_t portion,
-                       kn_piece_file *file, int *files)
+static bool write_rank(const model *m, const kn_layout *l, int rank, size_t portion)
 {
     kn_piece piece[TENSORS];
     int n = make_pieces(m, l, rank, piece);
@@ -82,15 +81,13 @@ static bool write_rank(const model *m, const kn_layout *l, int rank, size_t port
             kn_pieces_append(w, data + at, bytes - at < portion ? bytes - at : portion);
         free(data);
     }
-    return w && kn_pieces_commit(w, file, files);
+    return w && kn_pieces_commit(w);
 }
 
 static void write_all(const model *m, const kn_layout *l)
 {
-    kn_piece_file file[KN_MAX_RECTANGLES];
-    int files;
     for (int r = 0; r < l->shards; r++)
-        KN_CHECK(write_rank(m, l, r, 37, file, &files), "%s", kn_error());
+        KN_CHECK(write_rank(m, l, r, 37), "%s", kn_error());
 }
 
 /* Every rank of layout l reads its parts. */
