@@ -65,7 +65,7 @@ bool kn_family_saved(const kn_family *f, const kn_checkpoint *c, void *config)
     kn_model_config read;
     if (c && !config)
         return kn_fail("kn_%s_config_saved: the place for the configuration is NULL", f->prefix);
-    if (!saved(c, f->first_conv ? KN_IMAGE_MODELS : KN_LANGUAGE_MODELS, f, &read, NULL))
+    if (!saved(c, f->kind, f, &read, NULL))
         return false;
     memcpy(config, read.of, f->size);
     return true;

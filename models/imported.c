@@ -55,8 +55,7 @@ static bool read_config(const char *dir, kn_model_config *c)
     ok = ok &&
          (f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
                        path, type ? "a " : "of an unknown kind", type ? type : ""));
-    ok = ok && (f->import ? f->import(j, path, c->of) && kn_family_check(f, c->of)
-                          : kn_config_read(j, path, c));
+    ok = ok && kn_config_read_theirs(j, path, c);
     json_decref(j);
     return ok;
 }

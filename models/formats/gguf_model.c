@@ -166,8 +166,7 @@ static bool read_config(const kn_gguf *g, const char *arch, kn_model_config *c)
                        "and qwen3 are read",
                        g->path, arch);
     json_t *j = config_json(g, f, arch);
-    bool ok = j && (f->import ? f->import(j, g->path, c->of) && kn_family_check(f, c->of)
-                              : kn_config_read(j, g->path, c));
+    bool ok = j && kn_config_read_theirs(j, g->path, c);
     json_decref(j);
     kn_llama_config *llama = (kn_llama_config *)(void *)c->of;
     return ok && (f != &kn_llama_family || (check_heads(g, arch, llama) && read_rope(g, llama)));
@@ -346,9 +345,8 @@ static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_w
 {
     char key[128];
     const kn_family *f = c->family;
-    json_t *own = kn_config_json(c), *j = own ? json_deep_copy(own) : NULL;
-    bool ok = j && f->export(j, c->of);
-    char *text = ok ? kn_json_text(own, JSON_COMPACT) : NULL;
+    json_t *own = kn_config_json(c), *j = kn_config_json_theirs(c);
+    char *text = own && j ? kn_json_text(own, JSON_COMPACT) : NULL;
     if (text) {
         snprintf(arch, 64, "%s", json_string_value(json_object_get(j, "model_type")));
         if (strcmp(arch, "mistral") == 0)
