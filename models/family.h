@@ -140,7 +140,7 @@ typedef struct kn_family {
     static const kn_family *const id##_entry __attribute__((section("kn_families"), used)) =       \
         &kn_##id##_family;
 /* The family of kn_<id>s, and the functions that every model has: kn_<id>_preset, _config_check,
- * _config_text, _config_saved, _config_of and _recompute. text: the room for its configuration's. */
+ * _config_text, _config_saved, _config_of and _recompute. text: room for the configuration's. */
 #define KN_FAMILY(id, text, ...)                                                                   \
     KN_FAMILY_TABLE(id, id, __VA_ARGS__)                                                           \
     bool kn_##id##_preset(const char *name, kn_##id##_config *config)                              \

@@ -100,7 +100,8 @@ static bool open_folder(kn_imported *x, const char *dir)
                                : "");
     }
     x->files = kn_pieces_open(dir);
-    return x->files && kn_files_match(&x->config, x->files, dir, "config.json");
+    return x->files &&
+           kn_model_check(&x->config, x->files, dir, "its config.json gives", KN_MODEL_OTHERS);
 }
 
 static bool open_file(kn_imported *x)
@@ -111,7 +112,7 @@ static bool open_file(kn_imported *x)
     x->files = f.tensors;
     memcpy(x->end, f.end, sizeof f.end);
     x->ends = f.ends;
-    return ok && kn_files_match(&x->config, x->files, x->dir, "header");
+    return ok && kn_model_check(&x->config, x->files, x->dir, "its header gives", KN_MODEL_OTHERS);
 }
 
 /* ---- heads ----------------------------------------------------------------------------------- */
@@ -144,9 +145,7 @@ static bool settle_head(kn_imported *x)
 {
     const kn_family *f = x->config.family;
     const int head = kn_pieces_find(x->files, "lm_head.weight"),
-              found = kn_pieces_find(x->files, f->embedding);
-    const char *bare = f->embedding + (f->optional_prefix ? strlen(f->optional_prefix) : 0);
-    const int embedding = found < 0 ? kn_pieces_find(x->files, bare) : found;
+              embedding = kn_model_find(f, x->files, f->embedding);
     int32_t differs = 0;
     if (head < 0 || embedding < 0 || kn_config_get(&x->config, "tied", 1) == 0)
         return true;

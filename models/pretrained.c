@@ -126,13 +126,9 @@ static bool same_tensors(const kn_model_tensors *t, const kn_model_tensors *want
 /* The module has the tensors of c. */
 static bool is_model(const kn_model_tensors *t, const kn_model_config *c)
 {
-    kn_module m = { 0 };
     kn_model_tensors want = { 0 };
-    if (!kn_config_init(&m, c, KN_F32, KN_META))
-        return false;
-    bool ok = kn_model_tensors_make(&want, &m) && same_tensors(t, &want, c);
+    bool ok = kn_model_tensors_of(&want, c) && same_tensors(t, &want, c);
     kn_model_tensors_free(&want);
-    kn_module_free(&m);
     return ok;
 }
 
@@ -462,7 +458,8 @@ static bool load(kn_pretrained *p, void *module, bool new_head)
     const kn_family *f = p->config.family;
     kn_model_tensors t = { 0 };
     bool ok = kn_module_full_buffers(module, true) && kn_model_tensors_make(&t, module) &&
-              kn_model_match(&t, f, p->file, p->path, "the module has", new_head);
+              kn_model_match(&t, f, p->file, p->path, "the module has",
+                             new_head ? KN_MODEL_NEW_HEAD : KN_MODEL_EXACT);
     ok = kn_agree(p->comm, ok) &&
          kn_model_fill(&t, module, p->file, p->path, new_head ? f->classifier : NULL);
     ok = kn_module_full_buffers(module, false) && ok;

@@ -280,7 +280,7 @@ bool kn_pretrained_config_model(const json_t *json, const char *config_path, con
     const kn_json_source s = { json, config_path }, none = { NULL, path };
     snprintf(than, sizeof than, json ? "%s gives" : "a %s has", json ? config_path : name);
     if (!(json ? from_config(s, name, f, path, c) : from_tensors(name, none, f, path, c)) ||
-        !kn_model_check(c, f, path, than))
+        !kn_model_check(c, f, path, than, KN_MODEL_EXACT))
         return false;
     if (json)
         return kn_vision_input_read(s, c, false, in);
