@@ -62,14 +62,14 @@ static char *config_text(const kn_model_config *c, const kn_export_options *o, k
     };
     const kn_family *f = c->family;
     const char *type = "float32";
-    json_t *own = kn_config_json(c), *j = own ? json_deep_copy(own) : NULL;
+    json_t *own = kn_config_json(c), *j = kn_config_json_theirs(c);
     for (int i = 0; i < 4; i++)
         type = types[i].dtype == dtype ? types[i].name : type;
     /* both names of the dtype: versions 4 and 5 */
     json_t *more = json_pack("{s:[s], s:s, s:s, s:o, s:o, s:o}", "architectures", f->architecture,
                              "torch_dtype", type, "dtype", type, "bos_token_id", begin_id(o),
                              "eos_token_id", end_ids(o), "knap", own);
-    bool ok = j && more && json_object_update(j, more) == 0 && f->export(j, c->of);
+    bool ok = own && j && more && json_object_update_missing(j, more) == 0;
     json_decref(more);
     if (ok)
         return kn_json_copy(j, JSON_INDENT(2), "config.json");

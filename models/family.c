@@ -18,17 +18,27 @@ extern const kn_family *const __stop_kn_families[] __attribute__((visibility("hi
 const kn_family *kn_family_at(kn_family_kind kind, int i)
 {
     for (const kn_family *const *f = __start_kn_families; f < __stop_kn_families; f++)
-        if (((*f)->first_conv != NULL) == (kind == KN_IMAGE_MODELS) && i-- == 0)
+        if ((*f)->kind == kind && i-- == 0)
             return *f;
     return NULL;
 }
 
-/* Is word in a list "a|b"? */
+/* The next word of a list "a|b" from *at on into word[64]; false: there is none. */
+static bool next_word(const char **at, char word[64])
+{
+    const size_t n = *at ? strcspn(*at, "|") : 0;
+    if (n == 0)
+        return false;
+    snprintf(word, 64, "%.*s", (int)n, *at);
+    *at += n + ((*at)[n] == '|');
+    return true;
+}
+
 static bool listed(const char *list, const char *word)
 {
-    const size_t n = strlen(word);
-    for (const char *p = list; p && *p; p += strcspn(p, "|"), p += *p == '|')
-        if (strcspn(p, "|") == n && strncmp(p, word, n) == 0)
+    char one[64];
+    while (next_word(&list, one))
+        if (strcmp(one, word) == 0)
             return true;
     return false;
 }
@@ -230,12 +240,21 @@ bool kn_family_check(const kn_family *f, void *config)
 
 /* ---- to JSON --------------------------------------------------------------------------------- */
 
+/* The first of .text. */
+static json_t *fixed_json(const char *word)
+{
+    json_t *j = json_loads(word, JSON_DECODE_ANY, NULL);
+    return j ? j : json_string(word);
+}
+
 static json_t *value_json(const kn_config_field *f, const void *config)
 {
     json_t *list;
+    char word[64];
+    const char *text = f->text;
     switch (f->kind) {
     case KN_FIELD_FIXED:
-        return f->text ? json_string(f->text) : json_false();
+        return next_word(&text, word) ? fixed_json(word) : NULL;
     case KN_FIELD_FLAG:
     case KN_FIELD_NOT:
         return json_boolean((get(f, config, 0) != 0) == (f->kind == KN_FIELD_FLAG));
@@ -280,6 +299,24 @@ json_t *kn_config_json(const kn_model_config *config)
     json_decref(j);
     return kn_fail_null("kn_%s_config_text: no memory, or a configuration that isn't finite",
                         f->prefix);
+}
+
+json_t *kn_config_json_theirs(const kn_model_config *c)
+{
+    const kn_family *f = c->family;
+    json_t *j = kn_config_json(c);
+    char key[64];
+    bool ok = j != NULL;
+    for (const kn_config_field *p = f->field; ok && p->kind; p++)
+        for (const char *keys = p->optional && p->kind == KN_FIELD_FIXED ? NULL : p->theirs;
+             ok && next_word(&keys, key);)
+            ok = put_value(j, key, value_json(p, c->of));
+    if (ok && (!f->export || f->export(j, c->of)))
+        return j;
+    json_decref(j);
+    if (kn_ok())
+        kn_fail_memory("config.json");
+    return NULL;
 }
 
 char *kn_config_text(const kn_model_config *c)
@@ -351,32 +388,39 @@ static bool read_list(const kn_config_field *f, const char *key, const json_t *v
 }
 
 /* A setting that another program's model may have, and all of this family have alike. */
-static bool read_fixed(const kn_family *family, const kn_config_field *f, const json_t *v,
-                       const char *file)
+static bool read_fixed(const kn_family *family, const kn_config_field *f, const char *key,
+                       const json_t *v, const char *file)
 {
-    if (!v || (f->text ? json_is_string(v) && strcmp(json_string_value(v), f->text) == 0
-                       : json_is_false(v)))
-        return true;
-    return kn_fail("%s: \"%s\" of the model is %.64s; the %s here has only %s", file, f->key,
-                   json_is_string(v) ? json_string_value(v)
-                   : json_is_true(v) ? "true"
-                                     : "something else",
-                   family->noun, f->text ? f->text : "false");
+    bool is = !v;
+    char word[64], number[32] = "something else";
+    for (const char *text = f->text; !is && next_word(&text, word);) {
+        json_t *want = fixed_json(word);
+        is = json_equal(want, v);
+        json_decref(want);
+    }
+    if (json_is_number(v))
+        snprintf(number, sizeof number, "%.12g", json_number_value(v));
+    return is || kn_fail("%s: \"%s\" of the model is %.64s; the %s here has only %s", file, key,
+                         json_is_string(v)  ? json_string_value(v)
+                         : json_is_true(v)  ? "true"
+                         : json_is_false(v) ? "false"
+                                            : number,
+                         family->noun, f->text);
 }
 
-static bool read_value(const kn_family *family, const kn_config_field *f, const json_t *object,
-                       const char *file, void *config)
+static bool read_value(const kn_family *family, const kn_config_field *f, const char *path,
+                       const json_t *object, const char *file, void *config)
 {
-    const char *dot = strchr(f->key, '.'), *key = dot ? dot + 1 : f->key;
+    const char *dot = strchr(path, '.'), *key = dot ? dot + 1 : path;
     char outer[32];
     int64_t whole;
     double number;
-    snprintf(outer, sizeof outer, "%.*s", dot ? (int)(dot - f->key) : 0, f->key);
+    snprintf(outer, sizeof outer, "%.*s", dot ? (int)(dot - path) : 0, path);
     const kn_json_source s = { dot ? json_object_get(object, outer) : object, file };
     const json_t *v = json_object_get(s.object, key);
     v = json_is_null(v) ? NULL : v;
     if (f->kind == KN_FIELD_FIXED)
-        return read_fixed(family, f, v, file);
+        return read_fixed(family, f, key, v, file);
     if (f->kind == KN_FIELD_LIST)
         return read_list(f, key, v, file, config);
     if (!v && (f->optional || is_flag(f))) {
@@ -399,45 +443,34 @@ static bool read_value(const kn_family *family, const kn_config_field *f, const 
     return ok;
 }
 
-bool kn_config_read(const json_t *object, const char *file, kn_model_config *c)
+/* The key of a field, of those that another program has the one that is there; false: none. */
+static bool key_of(const kn_config_field *p, bool theirs, const json_t *object, char key[64])
+{
+    char other[64];
+    const char *list = theirs && p->theirs ? p->theirs : p->key;
+    if (!next_word(&list, key))
+        return false;
+    if (!json_object_get(object, key) && next_word(&list, other) && json_object_get(object, other))
+        strcpy(key, other);
+    return true;
+}
+
+static bool read_config(const json_t *object, const char *file, kn_model_config *c, bool theirs)
 {
     const kn_family *f = c->family;
+    char key[64];
     for (const kn_config_field *p = f->field; p->kind; p++)
-        if (p->key && !read_value(f, p, object, file, c->of))
+        if (key_of(p, theirs, object, key) && !read_value(f, p, key, object, file, c->of))
             return false;
     return (!f->read || f->read(object, file, c->of)) && kn_family_check(f, c->of);
 }
 
-/* ---- models ---------------------------------------------------------------------------------- */
-
-bool kn_config_init(kn_module *m, const kn_model_config *c, kn_dtype dtype, kn_device device)
+bool kn_config_read(const json_t *object, const char *file, kn_model_config *c)
 {
-    return c->family->init(m, c->of, dtype, device);
+    return read_config(object, file, c, false);
 }
 
-const void *kn_family_config_of(const kn_family *f, const void *model)
+bool kn_config_read_theirs(const json_t *object, const char *file, kn_model_config *c)
 {
-    if (model)
-        return kn_module_data((void *)(uintptr_t)model);
-    return kn_fail_null("kn_%s_config_of: the model is NULL", f->prefix);
-}
-
-typedef struct recompute_blocks {
-    const char *class;
-    bool on;
-} recompute_blocks;
-
-static bool recompute_block(kn_module *m, void *arg)
-{
-    const recompute_blocks *r = arg;
-    return strcmp(kn_module_class(m), r->class) != 0 || kn_recompute(m, r->on);
-}
-
-void kn_family_recompute(const kn_family *f, void *model, bool on)
-{
-    recompute_blocks r = { f->block_class, on };
-    if (!model)
-        kn_fail("kn_%s_recompute: the model is NULL", f->prefix);
-    else if (kn_module_data(model))
-        kn_apply_modules(model, recompute_block, &r);
+    return read_config(object, file, c, true);
 }

@@ -4,7 +4,8 @@
  * against the tensors of a checkpoint, the choices and options of the trainers, and their help.
  * The linker collects the tables, so no list of them is kept by hand.
  *
- *   KN_FAMILY(kn_gpt_family, .noun = "GPT", .type = "gpt2", ...);      models/gpt_config.c */
+ *   KN_LANGUAGE_FAMILY(gpt, KN_GPT_CONFIG_TEXT, .noun = "GPT", .type = "gpt2", ...)
+ *                                                                         models/gpt_config.c */
 #ifndef KNAP_MODELS_FAMILY_H
 #define KNAP_MODELS_FAMILY_H
 
@@ -25,7 +26,7 @@ typedef enum kn_field_kind {
     KN_FIELD_FLAG,    /* bool */
     KN_FIELD_NOT,     /* bool, whose opposite the JSON has */
     KN_FIELD_LIST,    /* int[KN_FIELD_LENGTH], each from low to high */
-    KN_FIELD_FIXED    /* no field: the JSON of every model has the string .text, NULL: false */
+    KN_FIELD_FIXED    /* no field: the JSON of every model has the first of .text */
 } kn_field_kind;
 enum { KN_FIELD_LENGTH = 4 };
 
@@ -33,6 +34,9 @@ enum { KN_FIELD_LENGTH = 4 };
 typedef struct kn_config_field {
     const char *name; /* with '-' for '_': of the option, and in messages; one name in all tables */
     const char *key;  /* in the JSON; "model_args.depth": within an object. NULL: .write's */
+    /* In the other program's config.json: NULL: .key. "": there is none. "n_positions|n_ctx": is
+     * read as the first that is there, and written as each. */
+    const char *theirs;
     kn_field_kind kind;
     size_t offset;
     double low, high;
@@ -40,8 +44,8 @@ typedef struct kn_config_field {
     bool none;     /* 0 is fine, whatever low says */
     bool optional; /* the key may be missing; then the field is .missing */
     double missing;
-    const char *text;
-    bool free; /* presets leave it open: another value is still the same preset */
+    const char *text; /* "a|b": JSON, or else strings */
+    bool free;        /* presets leave it open: another value is still the same preset */
     /* as an option of the trainer; it has the range of the field */
     bool option;                     /* there is one */
     bool opposite;                   /* it means the opposite of the field, and .name does */
@@ -72,40 +76,41 @@ typedef struct kn_key_name {
     const char *key, *gguf;
 } kn_key_name;
 
+typedef enum kn_family_kind { KN_LANGUAGE_MODELS, KN_IMAGE_MODELS } kn_family_kind;
+
 typedef struct kn_family {
+    kn_family_kind kind;
     const char *noun;             /* in messages: "GPT", "residual net" */
-    const char *prefix;           /* of its public functions: "gpt" for kn_gpt_init */
+    const char *prefix;           /* KN_FAMILY_TABLE's: "gpt" of kn_gpt_init */
     const char *type;             /* "model_type" of the JSON: "gpt2" */
-    const char *block_class;      /* the modules that are units and recompute */
-    size_t size;                  /* of a configuration, at most KN_CONFIG_ROOM */
+    const char *block_class;      /* the same: the modules that are units and recompute */
+    size_t size;                  /* the same: of a configuration, at most KN_CONFIG_ROOM */
     const kn_config_field *field; /* ended by {0} */
     const kn_preset *preset;      /* ended by {0} */
     /* Sets defaults that depend on other fields, before the ranges are checked; may be NULL. */
     void (*fill)(void *config);
     /* Relations between fields, each of which is in its range. */
     bool (*check)(const void *config);
+    /* KN_FAMILY_TABLE's */
     bool (*init)(void *model, const void *config, kn_dtype dtype, kn_device device);
     /* A lower bound of the tensors of a model, before it is made. */
     int64_t (*fewest_tensors)(const void *config);
-    /* More than the fields of the JSON; may be NULL. file names it in errors. */
+    /* More than the fields of the JSON, Knap's or the other program's; may be NULL. file names it
+     * in errors. */
     bool (*read)(const json_t *object, const char *file, void *config);
     bool (*write)(json_t *object, const void *config);
 
-    /* language models */
+    /* Language models, whose roots are called by kn_language_loss and its neighbours. */
     const char *custom; /* the choice of --model whose sizes are options: "custom" */
-    double (*flops_per_token)(const void *config, int64_t ctx);
-    kn_tensor *(*loss)(void *model, kn_tensor *ids, kn_tensor *targets);
-    kn_tensor *(*documents_loss)(void *model, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin);
-    kn_tensor *(*next_logits)(void *model, kn_tensor *ids);
-    /* Hugging Face's folders: other "model_type"s that it reads, "a|b" (NULL: none); the reader
-     * of config.json (NULL: that of Knap's JSON); how tensors of the files are called here, ended
-     * by {0} (NULL: as there); what may be missing before their names. */
+    double (*flops_per_token)(const void *config, int64_t ctx); /* of one that was checked */
+    /* Hugging Face's folders: other "model_type"s that it reads, "a|b" (NULL: none); how tensors of
+     * the files are called here, ended by {0} (NULL: as there); what may be missing before their
+     * names. */
     const char *also;
-    bool (*import)(const json_t *object, const char *file, void *config);
     const struct kn_rename *renames;
     const char *optional_prefix;
-    /* For them: adds the other program's keys to the object of a config.json, and tensors that its
-     * models have beside this one's (NULL: none). */
+    /* For them: adds keys of the other program that are no fields' to the object of a config.json,
+     * and tensors that its models have beside this one's (NULL: none). */
     bool (*export)(json_t *object, const void *config);
     bool (*export_more)(struct kn_model_tensors *t, const void *config);
     const char *architecture; /* the other program's class */
@@ -120,13 +125,74 @@ typedef struct kn_family {
     const char *optional; /* pattern (fnmatch) of tensors that files may lack; NULL: none */
 } kn_family;
 
-/* Defines a family, which the linker puts beside those of other files. */
-#define KN_FAMILY(id, ...)                                                                         \
-    const kn_family id = { __VA_ARGS__ };                                                          \
-    static const kn_family *const id##_entry __attribute__((section("kn_families"), used)) = &id
+/* Defines kn_<id>_family, a family of kn_<model>s, which the linker puts beside those of other
+ * files. */
+#define KN_FAMILY_TABLE(id, model, ...)                                                            \
+    static bool id##_init(void *m, const void *config, kn_dtype dtype, kn_device device)           \
+    {                                                                                              \
+        return kn_##model##_init(m, *(const kn_##model##_config *)config, dtype, device);          \
+    }                                                                                              \
+    const kn_family kn_##id##_family = { .prefix = #model,                                         \
+                                         .block_class = #model "_block",                           \
+                                         .size = sizeof(kn_##model##_config),                      \
+                                         .init = id##_init,                                        \
+                                         __VA_ARGS__ };                                            \
+    static const kn_family *const id##_entry __attribute__((section("kn_families"), used)) =       \
+        &kn_##id##_family;
+/* The family of kn_<id>s, and the functions that every model has: kn_<id>_preset, _config_check,
+ * _config_text, _config_saved, _config_of and _recompute. text: room for the configuration's. */
+#define KN_FAMILY(id, text, ...)                                                                   \
+    KN_FAMILY_TABLE(id, id, __VA_ARGS__)                                                           \
+    bool kn_##id##_preset(const char *name, kn_##id##_config *config)                              \
+    {                                                                                              \
+        return kn_family_preset(&kn_##id##_family, name, config);                                  \
+    }                                                                                              \
+    bool kn_##id##_config_check(kn_##id##_config *config)                                          \
+    {                                                                                              \
+        return kn_family_check(&kn_##id##_family, config);                                         \
+    }                                                                                              \
+    const char *kn_##id##_config_text(const kn_##id##_config *config, char buf[text])              \
+    {                                                                                              \
+        return kn_family_text(&kn_##id##_family, config, buf, text);                               \
+    }                                                                                              \
+    bool kn_##id##_config_saved(const kn_checkpoint *c, kn_##id##_config *config)                  \
+    {                                                                                              \
+        return kn_family_saved(&kn_##id##_family, c, config);                                      \
+    }                                                                                              \
+    const kn_##id##_config *kn_##id##_config_of(const kn_##id *model)                              \
+    {                                                                                              \
+        return kn_family_config_of(&kn_##id##_family, model);                                      \
+    }                                                                                              \
+    void kn_##id##_recompute(kn_##id *model, bool on)                                              \
+    {                                                                                              \
+        kn_family_recompute(&kn_##id##_family, model, on);                                         \
+    }
+/* The same of a language model: kn_<id>_logits, _next_logits, _loss, _documents_loss and
+ * _flops_per_token, too. */
+#define KN_LANGUAGE_FAMILY(id, text, ...)                                                          \
+    KN_FAMILY(id, text, .kind = KN_LANGUAGE_MODELS, __VA_ARGS__)                                   \
+    kn_tensor *kn_##id##_logits(kn_##id *model, kn_tensor *ids)                                    \
+    {                                                                                              \
+        return kn_language_logits(model, ids);                                                     \
+    }                                                                                              \
+    kn_tensor *kn_##id##_next_logits(kn_##id *model, kn_tensor *ids)                               \
+    {                                                                                              \
+        return kn_language_next_logits(model, ids);                                                \
+    }                                                                                              \
+    kn_tensor *kn_##id##_loss(kn_##id *model, kn_tensor *ids, kn_tensor *targets)                  \
+    {                                                                                              \
+        return kn_language_loss(model, ids, targets);                                              \
+    }                                                                                              \
+    kn_tensor *kn_##id##_documents_loss(kn_##id *model, kn_tensor *ids, kn_tensor *targets,        \
+                                        kn_tensor *begin)                                          \
+    {                                                                                              \
+        return kn_language_documents_loss(model, ids, targets, begin);                             \
+    }                                                                                              \
+    double kn_##id##_flops_per_token(const kn_##id##_config *config, int64_t ctx)                  \
+    {                                                                                              \
+        return kn_family_flops(&kn_##id##_family, config, ctx);                                    \
+    }
 extern const kn_family kn_gpt_family, kn_llama_family, kn_resnet_family, kn_vit_family;
-
-typedef enum kn_family_kind { KN_LANGUAGE_MODELS, KN_IMAGE_MODELS } kn_family_kind;
 
 /* Family number i of a kind, from 0; NULL past the last. */
 const kn_family *kn_family_at(kn_family_kind kind, int i);
@@ -161,13 +227,27 @@ bool kn_family_saved(const kn_family *f, const kn_checkpoint *c, void *config);
 /* A model's data begin with its configuration; NULL with an error. */
 const void *kn_family_config_of(const kn_family *f, const void *model);
 void kn_family_recompute(const kn_family *f, void *model, bool on);
+double kn_family_flops(const kn_family *f, const void *config, int64_t ctx);
+
+/* The root of a language model takes ids [B,T], and gives logits [B,T,V]; or takes targets [B,T],
+ * too, and gives the loss; or takes also where in its row each token's document begins, [B,T]. Its
+ * argument beside these is a bool: logits of the last position alone, [B,V]. */
+kn_tensor *kn_language_logits(void *model, kn_tensor *ids);
+kn_tensor *kn_language_next_logits(void *model, kn_tensor *ids);
+kn_tensor *kn_language_loss(void *model, kn_tensor *ids, kn_tensor *targets);
+kn_tensor *kn_language_documents_loss(void *model, kn_tensor *ids, kn_tensor *targets,
+                                      kn_tensor *begin);
 
 /* The configuration as JSON, which the caller drops; NULL with an error. */
 json_t *kn_config_json(const kn_model_config *c);
+/* The same with the keys of the other program's config.json beside its own. */
+json_t *kn_config_json_theirs(const kn_model_config *c);
 /* As text, for kn_checkpoint_save's .config; the caller frees it (kn_host_free). */
 char *kn_config_text(const kn_model_config *c);
 /* Reads what kn_config_json wrote. file names it in errors. */
 bool kn_config_read(const json_t *object, const char *file, kn_model_config *c);
+/* Reads the other program's config.json. */
+bool kn_config_read_theirs(const json_t *object, const char *file, kn_model_config *c);
 /* Reads the configuration of a checkpoint, of a family of this kind, and compares it with the
  * tensors before memory is allocated by it. json: its JSON, which the caller drops; NULL: not
  * wanted. */

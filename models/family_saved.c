@@ -43,7 +43,7 @@ static bool saved(const kn_checkpoint *c, kn_family_kind kind, const kn_family *
     kn_model_config read = { .family = family_in(j, kind, want, file) };
     bool ok = read.family && kn_config_read(j, file, &read) &&
               (c->part[KN_PART_MODEL]
-                   ? kn_model_check(&read, c->part[KN_PART_MODEL], c->dir, than)
+                   ? kn_model_check(&read, c->part[KN_PART_MODEL], c->dir, than, KN_MODEL_EXACT)
                    : kn_fail("%s holds no tensors; the checkpoint is damaged", c->dir));
     if (ok)
         *config = read;
@@ -65,7 +65,7 @@ bool kn_family_saved(const kn_family *f, const kn_checkpoint *c, void *config)
     kn_model_config read;
     if (c && !config)
         return kn_fail("kn_%s_config_saved: the place for the configuration is NULL", f->prefix);
-    if (!saved(c, f->first_conv ? KN_IMAGE_MODELS : KN_LANGUAGE_MODELS, f, &read, NULL))
+    if (!saved(c, f->kind, f, &read, NULL))
         return false;
     memcpy(config, read.of, f->size);
     return true;

@@ -32,11 +32,6 @@ typedef struct gpt_state {
     gpt_block block[]; /* [layers] */
 } gpt_state;
 
-/* The root's arguments besides tensors. */
-typedef struct gpt_call {
-    bool last; /* logits of the last position only */
-} gpt_call;
-
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* With a mask, where there is one. */
@@ -76,7 +71,7 @@ static bool check_input(const gpt_state *s, const kn_values *in)
 static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
 {
     gpt_state *s = kn_module_data(self);
-    const gpt_call *call = arg;
+    const bool *last = arg; /* logits of the last position only */
     kn_values out = { 0 };
     if (!check_input(s, &in))
         return out;
@@ -89,7 +84,7 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
     x = kn_call(&s->drop, x);
     for (int i = 0; i < s->config.layers; i++)
         x = call_masked(&s->block[i], x, mask);
-    if (call && call->last && x)
+    if (last && *last && x)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->ln_f, x);
@@ -99,32 +94,6 @@ static kn_values gpt_forward(kn_module *self, kn_values in, const void *arg)
     if (x)
         out = (kn_values){ 1, { x } };
     return out;
-}
-
-static kn_tensor *call_root(kn_gpt *g, kn_values in, gpt_call call)
-{
-    kn_values out = kn_call_n(g, in, &call, sizeof call);
-    return out.n == 1 ? out.v[0] : NULL;
-}
-
-kn_tensor *kn_gpt_logits(kn_gpt *g, kn_tensor *ids)
-{
-    return call_root(g, (kn_values){ 1, { ids } }, (gpt_call){ 0 });
-}
-
-kn_tensor *kn_gpt_next_logits(kn_gpt *g, kn_tensor *ids)
-{
-    return call_root(g, (kn_values){ 1, { ids } }, (gpt_call){ .last = true });
-}
-
-kn_tensor *kn_gpt_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets)
-{
-    return call_root(g, (kn_values){ 2, { ids, targets } }, (gpt_call){ 0 });
-}
-
-kn_tensor *kn_gpt_documents_loss(kn_gpt *g, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin)
-{
-    return call_root(g, (kn_values){ 3, { ids, targets, begin } }, (gpt_call){ 0 });
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */

@@ -55,8 +55,7 @@ static bool read_config(const char *dir, kn_model_config *c)
     ok = ok &&
          (f || kn_fail("%s: the model is %s%.64s; gpt2, llama, mistral, qwen2 and qwen3 are read",
                        path, type ? "a " : "of an unknown kind", type ? type : ""));
-    ok = ok && (f->import ? f->import(j, path, c->of) && kn_family_check(f, c->of)
-                          : kn_config_read(j, path, c));
+    ok = ok && kn_config_read_theirs(j, path, c);
     json_decref(j);
     return ok;
 }
@@ -101,7 +100,8 @@ static bool open_folder(kn_imported *x, const char *dir)
                                : "");
     }
     x->files = kn_pieces_open(dir);
-    return x->files && kn_files_match(&x->config, x->files, dir, "config.json");
+    return x->files &&
+           kn_model_check(&x->config, x->files, dir, "its config.json gives", KN_MODEL_OTHERS);
 }
 
 static bool open_file(kn_imported *x)
@@ -112,7 +112,7 @@ static bool open_file(kn_imported *x)
     x->files = f.tensors;
     memcpy(x->end, f.end, sizeof f.end);
     x->ends = f.ends;
-    return ok && kn_files_match(&x->config, x->files, x->dir, "header");
+    return ok && kn_model_check(&x->config, x->files, x->dir, "its header gives", KN_MODEL_OTHERS);
 }
 
 /* ---- heads ----------------------------------------------------------------------------------- */
@@ -145,9 +145,7 @@ static bool settle_head(kn_imported *x)
 {
     const kn_family *f = x->config.family;
     const int head = kn_pieces_find(x->files, "lm_head.weight"),
-              found = kn_pieces_find(x->files, f->embedding);
-    const char *bare = f->embedding + (f->optional_prefix ? strlen(f->optional_prefix) : 0);
-    const int embedding = found < 0 ? kn_pieces_find(x->files, bare) : found;
+              embedding = kn_model_find(f, x->files, f->embedding);
     int32_t differs = 0;
     if (head < 0 || embedding < 0 || kn_config_get(&x->config, "tied", 1) == 0)
         return true;

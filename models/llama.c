@@ -33,11 +33,6 @@ typedef struct llama_state {
     llama_block block[]; /* [layers] */
 } llama_state;
 
-/* The root's arguments besides tensors. */
-typedef struct llama_call {
-    bool last; /* logits of the last position only */
-} llama_call;
-
 /* ---- forward --------------------------------------------------------------------------------- */
 
 static kn_values llama_block_forward(kn_module *self, kn_values in, const void *arg)
@@ -96,7 +91,7 @@ static kn_tensor *head(kn_module *self, llama_state *s, kn_tensor *x, kn_tensor 
 static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
 {
     llama_state *s = kn_module_data(self);
-    const llama_call *call = arg;
+    const bool *last = arg; /* logits of the last position only */
     kn_values out = { 0 };
     if (!check_input(s, &in))
         return out;
@@ -105,7 +100,7 @@ static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
     kn_tensor *x = kn_call(&s->embed_tokens, in.v[0]); /* (B, T, C) */
     for (int i = 0; i < s->config.layers; i++)
         x = mask ? kn_call_with(&s->block[i], x, mask) : kn_call(&s->block[i], x);
-    if (call && call->last && x)
+    if (last && *last && x)
         x = kn_reshape(kn_slice(x, 1, kn_size(x, 1) - 1, kn_size(x, 1)),
                        KN_SHAPE(kn_size(x, 0), kn_size(x, 2)));
     x = kn_call(&s->norm, x);
@@ -113,33 +108,6 @@ static kn_values llama_forward(kn_module *self, kn_values in, const void *arg)
     if (x)
         out = (kn_values){ 1, { x } };
     return out;
-}
-
-static kn_tensor *call_root(kn_llama *g, kn_values in, llama_call call)
-{
-    kn_values out = kn_call_n(g, in, &call, sizeof call);
-    return out.n == 1 ? out.v[0] : NULL;
-}
-
-kn_tensor *kn_llama_logits(kn_llama *g, kn_tensor *ids)
-{
-    return call_root(g, (kn_values){ 1, { ids } }, (llama_call){ 0 });
-}
-
-kn_tensor *kn_llama_next_logits(kn_llama *g, kn_tensor *ids)
-{
-    return call_root(g, (kn_values){ 1, { ids } }, (llama_call){ .last = true });
-}
-
-kn_tensor *kn_llama_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets)
-{
-    return call_root(g, (kn_values){ 2, { ids, targets } }, (llama_call){ 0 });
-}
-
-kn_tensor *kn_llama_documents_loss(kn_llama *g, kn_tensor *ids, kn_tensor *targets,
-                                   kn_tensor *begin)
-{
-    return call_root(g, (kn_values){ 3, { ids, targets, begin } }, (llama_call){ 0 });
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */

@@ -9,37 +9,37 @@
 #define AT(field) offsetof(kn_llama_config, field)
 
 static const kn_config_field fields[] = {
-    { "layers", "num_hidden_layers", KN_FIELD_INT, AT(layers), 1, 100000, .option = true },
-    { "heads", "num_attention_heads", KN_FIELD_INT, AT(heads), 1, 100000, .option = true },
-    { "kv-heads", "num_key_value_heads", KN_FIELD_INT, AT(kv_heads), 1, 100000, .optional = true,
-      .option = true, .help = "heads of keys and values", .note = "heads" },
-    { "embd", "hidden_size", KN_FIELD_SIZE, AT(embd), 1, 1 << 24, .option = true },
-    { "hidden", "intermediate_size", KN_FIELD_SIZE, AT(hidden), 1, 1 << 26, .option = true,
+    { "layers", "num_hidden_layers", NULL, KN_FIELD_INT, AT(layers), 1, 100000, .option = true },
+    { "heads", "num_attention_heads", NULL, KN_FIELD_INT, AT(heads), 1, 100000, .option = true },
+    { "kv-heads", "num_key_value_heads", NULL, KN_FIELD_INT, AT(kv_heads), 1, 100000,
+      .optional = true, .option = true, .help = "heads of keys and values", .note = "heads" },
+    { "embd", "hidden_size", NULL, KN_FIELD_SIZE, AT(embd), 1, 1 << 24, .option = true },
+    { "hidden", "intermediate_size", NULL, KN_FIELD_SIZE, AT(hidden), 1, 1 << 26, .option = true,
       .help = "channels inside the MLP", .note = "8/3 embd, up to a multiple of 64" },
-    { "ctx", "max_position_embeddings", KN_FIELD_SIZE, AT(ctx), 1, 1 << 30 },
-    { "vocab", "vocab_size", KN_FIELD_SIZE, AT(vocab), 1, 1 << 30 },
-    { "norm-eps", "rms_norm_eps", KN_FIELD_NUMBER, AT(norm_eps), 0, 1e300, .zero = 1e-5,
+    { "ctx", "max_position_embeddings", NULL, KN_FIELD_SIZE, AT(ctx), 1, 1 << 30 },
+    { "vocab", "vocab_size", NULL, KN_FIELD_SIZE, AT(vocab), 1, 1 << 30 },
+    { "norm-eps", "rms_norm_eps", NULL, KN_FIELD_NUMBER, AT(norm_eps), 0, 1e300, .zero = 1e-5,
       .optional = true, .missing = 1e-6 },
-    { "dropout", "attention_dropout", KN_FIELD_NUMBER, AT(dropout), 0, 0.99999999, .optional = true,
-      .free = true, .option = true, .help = "of attention's probabilities" },
-    { "tied", "tie_word_embeddings", KN_FIELD_NOT, AT(untied), .option = true, .opposite = true,
-      .value = "true", .help = "the token embedding is the head, too" },
-    { "rope-base", NULL, KN_FIELD_NUMBER, AT(rope_base), 1, 1e12, .zero = 10000, .option = true,
-      .value = "10000", .help = "base of the rotary embedding" },
-    { "rope-factor", NULL, KN_FIELD_NUMBER, AT(rope_scaling.factor), 1, 1e6, .none = true,
+    { "dropout", "attention_dropout", NULL, KN_FIELD_NUMBER, AT(dropout), 0, 0.99999999,
+      .optional = true, .free = true, .option = true, .help = "of attention's probabilities" },
+    { "tied", "tie_word_embeddings", NULL, KN_FIELD_NOT, AT(untied), .option = true,
+      .opposite = true, .value = "true", .help = "the token embedding is the head, too" },
+    { "rope-base", NULL, NULL, KN_FIELD_NUMBER, AT(rope_base), 1, 1e12, .zero = 10000,
+      .option = true, .value = "10000", .help = "base of the rotary embedding" },
+    { "rope-factor", NULL, NULL, KN_FIELD_NUMBER, AT(rope_scaling.factor), 1, 1e6, .none = true,
       .option = true, .help = "Llama 3's scaling of it to a context so many times as long",
       .note = "no scaling" },
-    { "rope-original", NULL, KN_FIELD_SIZE, AT(rope_scaling.original_ctx), 1, 1 << 30, .none = true,
-      .option = true, .value = "8192", .with = "rope-factor",
+    { "rope-original", NULL, NULL, KN_FIELD_SIZE, AT(rope_scaling.original_ctx), 1, 1 << 30,
+      .none = true, .option = true, .value = "8192", .with = "rope-factor",
       .help = "the context before --rope-factor" },
-    { "head-dim", "head_dim", KN_FIELD_SIZE, AT(head_dim), 1, 1 << 20, .none = true,
+    { "head-dim", "head_dim", NULL, KN_FIELD_SIZE, AT(head_dim), 1, 1 << 20, .none = true,
       .optional = true, .free = true },
-    { "window", NULL, KN_FIELD_SIZE, AT(window), 1, 1 << 30, .none = true },
-    { "qkv-bias", "qkv_bias", KN_FIELD_FLAG, AT(qkv_bias) },
-    { "qk-norm", "qk_norm", KN_FIELD_FLAG, AT(qk_norm) },
+    { "window", NULL, NULL, KN_FIELD_SIZE, AT(window), 1, 1 << 30, .none = true },
+    { "qkv-bias", "qkv_bias", NULL, KN_FIELD_FLAG, AT(qkv_bias) },
+    { "qk-norm", "qk_norm", NULL, KN_FIELD_FLAG, AT(qk_norm) },
     { .key = "hidden_act", .kind = KN_FIELD_FIXED, .text = "silu" },
-    { .key = "attention_bias", .kind = KN_FIELD_FIXED },
-    { .key = "mlp_bias", .kind = KN_FIELD_FIXED },
+    { .key = "attention_bias", .kind = KN_FIELD_FIXED, .text = "false" },
+    { .key = "mlp_bias", .kind = KN_FIELD_FIXED, .text = "false" },
     { 0 },
 };
 
@@ -273,85 +273,22 @@ static const kn_key_name keys[] = { { "num_hidden_layers", "block_count" },
 
 /* ---- the family ------------------------------------------------------------------------------ */
 
-static bool init(void *model, const void *config, kn_dtype dtype, kn_device device)
-{
-    return kn_llama_init(model, *(const kn_llama_config *)config, dtype, device);
-}
-
+/* A product is 2 operations a weight, three times over forward and backward; attention: two
+ * products of T x C a token, of which causal attention needs half. */
 static double flops_per_token(const void *config, int64_t ctx)
 {
-    return kn_llama_flops_per_token(config, ctx);
+    const kn_llama_config *c = config;
+    const double embd = (double)c->embd, q = (double)(c->head_dim * c->heads),
+                 kv = (double)(c->head_dim * c->kv_heads), layers = c->layers,
+                 block = 2 * embd * q + 2 * embd * kv + 3 * embd * (double)c->hidden;
+    return 6 * (layers * block + embd * (double)c->vocab) + 6 * layers * (double)ctx * q;
 }
 
-static kn_tensor *loss(void *model, kn_tensor *ids, kn_tensor *targets)
-{
-    return kn_llama_loss(model, ids, targets);
-}
-
-static kn_tensor *documents_loss(void *model, kn_tensor *ids, kn_tensor *targets, kn_tensor *begin)
-{
-    return kn_llama_documents_loss(model, ids, targets, begin);
-}
-
-static kn_tensor *next_logits(void *model, kn_tensor *ids)
-{
-    return kn_llama_next_logits(model, ids);
-}
-
-KN_FAMILY(kn_llama_family, .noun = "Llama", .prefix = "llama", .type = "llama",
-          .block_class = "llama_block", .size = sizeof(kn_llama_config), .field = fields,
-          .preset = presets, .fill = fill, .check = check, .init = init,
-          .fewest_tensors = fewest_tensors, .read = read, .write = write, .custom = "llama",
-          .flops_per_token = flops_per_token, .loss = loss, .documents_loss = documents_loss,
-          .next_logits = next_logits, .also = "mistral|qwen2|qwen3", .renames = renames,
-          .export = export, .architecture = "LlamaForCausalLM", .tensors = tensors, .keys = keys,
-          .embedding = "model.embed_tokens.weight");
-
-/* ---- functions ------------------------------------------------------------------------------- */
-
-bool kn_llama_preset(const char *name, kn_llama_config *config)
-{
-    return kn_family_preset(&kn_llama_family, name, config);
-}
-
-bool kn_llama_config_check(kn_llama_config *config)
-{
-    return kn_family_check(&kn_llama_family, config);
-}
-
-double kn_llama_flops_per_token(const kn_llama_config *config, int64_t ctx)
-{
-    if (!config) {
-        kn_fail("kn_llama_flops_per_token: the configuration is NULL");
-        return 0;
-    }
-    kn_llama_config c = *config;
-    if (!kn_llama_config_check(&c))
-        return 0;
-    double embd = (double)c.embd, q = (double)(c.head_dim * c.heads),
-           kv = (double)(c.head_dim * c.kv_heads), layers = c.layers;
-    double block = 2 * embd * q + 2 * embd * kv + 3 * embd * (double)c.hidden;
-    /* a product is 2 operations a weight, three times over forward and backward; attention: two
-     * products of T x C a token, of which causal attention needs half */
-    return 6 * (layers * block + embd * (double)c.vocab) + 6 * layers * (double)ctx * q;
-}
-
-const char *kn_llama_config_text(const kn_llama_config *config, char buf[KN_LLAMA_CONFIG_TEXT])
-{
-    return kn_family_text(&kn_llama_family, config, buf, KN_LLAMA_CONFIG_TEXT);
-}
-
-bool kn_llama_config_saved(const kn_checkpoint *c, kn_llama_config *config)
-{
-    return kn_family_saved(&kn_llama_family, c, config);
-}
-
-const kn_llama_config *kn_llama_config_of(const kn_llama *g)
-{
-    return kn_family_config_of(&kn_llama_family, g);
-}
-
-void kn_llama_recompute(kn_llama *g, bool on)
-{
-    kn_family_recompute(&kn_llama_family, g, on);
-}
+/* kn_llama_preset, kn_llama_config_check, kn_llama_loss and the others of models/llama.h */
+KN_LANGUAGE_FAMILY(llama, KN_LLAMA_CONFIG_TEXT, .noun = "Llama", .type = "llama", .field = fields,
+                   .preset = presets, .fill = fill, .check = check,
+                   .fewest_tensors = fewest_tensors, .read = read, .write = write,
+                   .custom = "llama", .flops_per_token = flops_per_token,
+                   .also = "mistral|qwen2|qwen3", .renames = renames, .export = export,
+                   .architecture = "LlamaForCausalLM", .tensors = tensors, .keys = keys,
+                   .embedding = "model.embed_tokens.weight")

@@ -43,6 +43,15 @@ bool kn_model_tensors_make(kn_model_tensors *t, void *module)
     return ok && kn_ok();
 }
 
+bool kn_model_tensors_of(kn_model_tensors *t, const kn_model_config *c)
+{
+    kn_module m = { 0 };
+    const bool ok =
+        kn_config_init(&m, c, KN_F32, KN_META) /* takes no bytes */ && kn_model_tensors_make(t, &m);
+    kn_module_free(&m);
+    return ok;
+}
+
 bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size)
 {
     kn_scope scope = kn_scope_begin();
@@ -145,23 +154,31 @@ static bool list_others(const kn_model_tensors *t, const kn_pieces *f, int found
     return name != NULL;
 }
 
-bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn_pieces *f,
-                    const char *path, const char *than, bool new_head)
+int kn_model_find(const kn_family *family, const kn_pieces *f, const char *name)
 {
-    const char *head = new_head ? family->classifier : NULL;
+    const char *prefix = family->optional_prefix;
+    const size_t n = prefix ? strlen(prefix) : 0;
+    const int i = kn_pieces_find(f, name);
+    return i < 0 && n > 0 && strncmp(name, prefix, n) == 0 ? kn_pieces_find(f, name + n) : i;
+}
+
+bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn_pieces *f,
+                    const char *path, const char *than, kn_model_lax lax)
+{
+    const char *head = lax == KN_MODEL_NEW_HEAD ? family->classifier : NULL;
     word_list missing = { 0 }, other = { 0 }, differs = { 0 };
     char a[700], b[700];
     int found = 0;
     for (int i = 0; i < t->count; i++) {
         const kn_safetensors_entry *e = &t->entry[i];
-        const int at = kn_pieces_find(f, e->name);
+        const int at = kn_model_find(family, f, e->name);
         found += at >= 0;
         if (at < 0 && (!family->optional || fnmatch(family->optional, e->name, 0) != 0))
             list_add(&missing, e->name);
         if (at >= 0 && !same(e, kn_pieces_tensor(f, at), in_head(e->name, head)))
             describe(&differs, e, kn_pieces_tensor(f, at));
     }
-    if (!list_others(t, f, found, &other))
+    if (lax != KN_MODEL_OTHERS && !list_others(t, f, found, &other))
         return false;
     if (missing.count + other.count + differs.count == 0)
         return true;
@@ -172,9 +189,8 @@ bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn
 }
 
 bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *path,
-                    const char *than)
+                    const char *than, kn_model_lax lax)
 {
-    kn_module m = { 0 };
     kn_model_tensors t = { 0 };
     const int count = kn_pieces_count(f);
     const int64_t fewest = c->family->fewest_tensors(c->of);
@@ -182,11 +198,8 @@ bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *pa
         return kn_fail("%s holds a model of other sizes than %s: that one has at least %lld "
                        "tensors, the file %d",
                        path, than, (long long)fewest, count);
-    if (!kn_config_init(&m, c, KN_F32, KN_META)) /* takes no bytes */
-        return false;
-    bool ok = kn_model_tensors_make(&t, &m) && kn_model_match(&t, c->family, f, path, than, false);
+    bool ok = kn_model_tensors_of(&t, c) && kn_model_match(&t, c->family, f, path, than, lax);
     kn_model_tensors_free(&t);
-    kn_module_free(&m);
     return ok;
 }
 

@@ -15,16 +15,25 @@ typedef struct kn_model_tensors {
     int64_t entry_room, buffer_room;
 } kn_model_tensors;
 bool kn_model_tensors_make(kn_model_tensors *t, void *module);
+/* Those of a model that isn't made. */
+bool kn_model_tensors_of(kn_model_tensors *t, const kn_model_config *c);
 /* Adds a tensor of zeros, which the module lacks. */
 bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size);
 void kn_model_tensors_free(kn_model_tensors *t);
-/* The files f hold the tensors of t, a model of the family, and no others. new_head: the classifier
- * may have another number of classes. Errors name path and the tensors; than: "the module has". */
+/* The number of the tensor of f that is called name in a model of the family; -1: none. */
+int kn_model_find(const kn_family *family, const kn_pieces *f, const char *name);
+typedef enum kn_model_lax {
+    KN_MODEL_EXACT = 0,
+    KN_MODEL_NEW_HEAD, /* the classifier may have another number of classes */
+    KN_MODEL_OTHERS    /* there may be other tensors */
+} kn_model_lax;
+/* The files f hold the tensors of t, a model of the family, and no others. Errors name path and the
+ * tensors; than: "the module has". */
 bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn_pieces *f,
-                    const char *path, const char *than, bool new_head);
+                    const char *path, const char *than, kn_model_lax lax);
 /* The same for a model that isn't made, in memory within that of f's headers. */
 bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *path,
-                    const char *than);
+                    const char *than, kn_model_lax lax);
 /* Copies the tensors of f into module, but for a head of other sizes (NULL: none). Collective. */
 bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const char *path,
                    const char *head);

@@ -37,35 +37,33 @@ bool kn_options_fail_unknown(const kn_options *o, const char *name, size_t lengt
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-static bool parse_number(const kn_option *p, const char *text, int64_t *i, double *f)
+static bool parse_number(const kn_option *p, const char *text, kn_option_field *field)
 {
-    bool integer = p->kind == KN_OPTION_INT;
-    const char *wanted = integer ? "a whole number" : "a number";
+    const bool integer = p->kind == KN_OPTION_INT, bounded = p->min != 0 || p->max != 0;
     char *end = NULL;
+    double value;
     errno = 0;
     if (integer) {
-        *i = strtoll(text, &end, 10);
-        *f = (double)*i;
+        field->whole = strtoll(text, &end, 10);
+        value = (double)field->whole;
     } else {
-        *f = strtod(text, &end);
-        if (fabs(*f) < 1)
+        value = field->number = strtod(text, &end);
+        if (fabs(value) < 1)
             errno = 0; /* underflow isn't an error */
     }
     if (end == text || *end != '\0' || isspace((unsigned char)text[0]) ||
-        (!integer && !isfinite(*f)))
-        return kn_fail("--%s takes %s, not '%s'", p->name, wanted, text);
-    bool bounded = p->min != 0 || p->max != 0;
-    if (bounded && (errno == ERANGE || *f < p->min || *f > p->max))
+        (!integer && !isfinite(value)))
+        return kn_fail("--%s takes %s, not '%s'", p->name, kn_option_kinds[p->kind].takes, text);
+    if (bounded && (errno == ERANGE || value < p->min || value > p->max))
         return kn_fail("--%s must lie between %.12g and %.12g, not %s", p->name, p->min, p->max,
                        text);
     if (errno == ERANGE)
         return kn_fail("--%s %s is too large", p->name, text);
-    if (!bounded && !p->any && *f < 0)
-        return kn_fail("--%s must be 0 or more, not %s", p->name, text);
-    return true;
+    return bounded || p->any || value >= 0 ||
+           kn_fail("--%s must be 0 or more, not %s", p->name, text);
 }
 
-static bool parse_choice(const kn_option *p, const char *text, int *index)
+static bool parse_choice(const kn_option *p, const char *text, kn_option_field *field)
 {
     char buf[WORD_MAX + 1];
     size_t n = strlen(text);
@@ -73,73 +71,54 @@ static bool parse_choice(const kn_option *p, const char *text, int *index)
     for (const char *w = p->choices; *w; i++) {
         size_t m = strcspn(w, "|");
         if (m == n && strncmp(w, text, n) == 0) {
-            *index = i;
+            field->choice = i;
             return true;
         }
         w += m + (w[m] == '|');
     }
     const char *near = kn_nearest(text, p->choices, buf, sizeof buf);
-    if (near)
-        return kn_fail("--%s has no choice '%s'; did you mean %s? (choices: %s)", p->name, text,
-                       near, p->choices);
-    return kn_fail("--%s has no choice '%s' (choices: %s)", p->name, text, p->choices);
+    return kn_fail("--%s has no choice '%s'%s%s%s (choices: %s)", p->name, text,
+                   near ? "; did you mean " : "", near ? near : "", near ? "?" : "", p->choices);
 }
 
-static bool parse_flag(const kn_option *p, const char *text, bool *on)
+static bool parse_flag(const kn_option *p, const char *text, kn_option_field *field)
 {
-    *on = strcmp(text, "true") == 0;
-    if (*on || strcmp(text, "false") == 0)
-        return true;
-    return kn_fail("--%s is a flag: give --%s or --no-%s (or =true, =false), not '%s'", p->name,
+    field->on = strcmp(text, "true") == 0;
+    return field->on || strcmp(text, "false") == 0 ||
+           kn_fail("--%s is a flag: give --%s or --no-%s (or =true, =false), not '%s'", p->name,
                    p->name, p->name, text);
 }
+
+static bool parse_text(const kn_option *p, const char *text, kn_option_field *field)
+{
+    (void)field;
+    return p->kind != KN_OPTION_PATH || *text ||
+           kn_fail("--%s takes a path, not an empty text", p->name);
+}
+
+const kn_option_kind_row kn_option_kinds[KN_OPTION_HEADING] = {
+    [KN_OPTION_INT] = { sizeof(int64_t), parse_number, " N", "a whole number" },
+    [KN_OPTION_FLOAT] = { sizeof(double), parse_number, " X", "a number" },
+    [KN_OPTION_STRING] = { sizeof(char *), parse_text, " TEXT", "a text in quotes" },
+    [KN_OPTION_PATH] = { sizeof(char *), parse_text, " PATH", "a text in quotes" },
+    [KN_OPTION_FLAG] = { sizeof(bool), parse_flag, "", "true or false" },
+    [KN_OPTION_CHOICE] = { sizeof(int), parse_choice, " NAME", "a text in quotes" },
+    [KN_OPTION_NAME] = { sizeof(char *), parse_choice, " NAME", "a text in quotes" },
+};
 
 /* Checks text and stores it in the field of row i. On failure the old value stands. */
 static bool store(kn_options *o, int i, const char *text)
 {
     const kn_option *p = &o->table[i];
-    void *field = o->fields + p->offset;
-    int64_t whole = 0;
-    double real = 0;
-    int choice = 0;
-    bool on = false;
-    switch (p->kind) {
-    case KN_OPTION_INT:
-    case KN_OPTION_FLOAT:
-        if (!parse_number(p, text, &whole, &real))
-            return false;
-        break;
-    case KN_OPTION_CHOICE:
-    case KN_OPTION_NAME:
-        if (!parse_choice(p, text, &choice))
-            return false;
-        break;
-    case KN_OPTION_FLAG:
-        if (!parse_flag(p, text, &on))
-            return false;
-        break;
-    case KN_OPTION_PATH:
-        if (!*text)
-            return kn_fail("--%s takes a path, not an empty text", p->name);
-        break;
-    default:
-        break;
-    }
-    char *copy = kn_host_strdup(text);
+    kn_option_field field = { 0 };
+    char *copy = kn_option_kinds[p->kind].parse(p, text, &field) ? kn_host_strdup(text) : NULL;
     if (!copy)
         return false;
     kn_host_free(o->values[i].text);
     o->values[i].text = copy;
-    if (p->kind == KN_OPTION_INT)
-        *(int64_t *)field = whole;
-    else if (p->kind == KN_OPTION_FLOAT)
-        *(double *)field = real;
-    else if (p->kind == KN_OPTION_CHOICE)
-        *(int *)field = choice;
-    else if (p->kind == KN_OPTION_FLAG)
-        *(bool *)field = on;
-    else
-        *(const char **)field = copy;
+    if (p->kind == KN_OPTION_STRING || p->kind == KN_OPTION_PATH || p->kind == KN_OPTION_NAME)
+        field.text = copy;
+    memcpy(o->fields + p->offset, &field, kn_option_kinds[p->kind].size);
     return true;
 }
 
@@ -159,10 +138,11 @@ static const char *default_of(const kn_option *p, char first[WORD_MAX + 1])
 static bool store_default(kn_options *o, int i)
 {
     const kn_option *p = &o->table[i];
-    void *field = o->fields + p->offset;
     char first[WORD_MAX + 1];
     if (!kn_option_is_one(p))
         return true;
+    if (p->kind < KN_OPTION_INT || p->kind > KN_OPTION_HEADING)
+        return kn_fail("option table: --%s has no kind", p->name);
     for (int j = 0; j < i; j++)
         if (kn_option_is_one(&o->table[j]) && strcmp(o->table[j].name, p->name) == 0)
             return kn_fail("option table: --%s is in it twice", p->name);
@@ -173,14 +153,7 @@ static bool store_default(kn_options *o, int i)
         return store(o, i, text);
     kn_host_free(o->values[i].text);
     o->values[i].text = NULL;
-    if (p->kind == KN_OPTION_INT)
-        *(int64_t *)field = 0;
-    else if (p->kind == KN_OPTION_FLOAT)
-        *(double *)field = 0;
-    else if (p->kind == KN_OPTION_STRING || p->kind == KN_OPTION_PATH)
-        *(const char **)field = NULL;
-    else
-        return kn_fail("option table: --%s has no kind", p->name);
+    memset(o->fields + p->offset, 0, kn_option_kinds[p->kind].size);
     return true;
 }
 
@@ -346,13 +319,20 @@ bool kn_options_help_wanted(const kn_options *o)
     return o->help;
 }
 
+/* Where none of what a function is given is NULL: the row of that name, -1: none. */
+static bool named(const kn_options *o, const char *name, const char *function, int *i)
+{
+    if (!kn_given(o, function, "the options' struct") || !kn_given(name, function, "the name"))
+        return false;
+    *i = kn_options_find(o, name, strlen(name));
+    return true;
+}
+
 bool kn_options_set(kn_options *o, const char *name, const char *text)
 {
-    if (!kn_given(o, "kn_options_set", "the options' struct") ||
-        !kn_given(name, "kn_options_set", "the name") ||
-        !kn_given(text, "kn_options_set", "the value"))
+    int i;
+    if (!named(o, name, "kn_options_set", &i) || !kn_given(text, "kn_options_set", "the value"))
         return false;
-    int i = kn_options_find(o, name, strlen(name));
     if (i < 0)
         return kn_options_fail_unknown(o, name, strlen(name));
     if (!store(o, i, text))
@@ -393,10 +373,9 @@ const char *kn_number_text(double number, char text[32])
 bool kn_options_derive(kn_options *o, const char *name, double number)
 {
     char text[32];
-    if (!kn_given(o, "kn_options_derive", "the options' struct") ||
-        !kn_given(name, "kn_options_derive", "the name"))
+    int i;
+    if (!named(o, name, "kn_options_derive", &i))
         return false;
-    int i = kn_options_find(o, name, strlen(name));
     if (i < 0)
         return kn_options_fail_unknown(o, name, strlen(name));
     if (!is_open(o, i))
@@ -423,11 +402,10 @@ static bool may_restore(const kn_options *o, int i, const char *name)
 
 bool kn_options_restore(kn_options *o, const char *name, const char *text, kn_option_origin origin)
 {
-    if (!kn_given(o, "kn_options_restore", "the options' struct") ||
-        !kn_given(name, "kn_options_restore", "the name") ||
+    int i;
+    if (!named(o, name, "kn_options_restore", &i) ||
         !kn_given(text, "kn_options_restore", "the value"))
         return false;
-    int i = kn_options_find(o, name, strlen(name));
     char *saved = may_restore(o, i, name) ? kn_host_strdup(text) : NULL;
     if (!saved)
         return false;
@@ -452,11 +430,9 @@ bool kn_options_restore(kn_options *o, const char *name, const char *text, kn_op
 
 bool kn_options_given(const kn_options *o, const char *name)
 {
-    if (!kn_given(o, "kn_options_given", "the options' struct") ||
-        !kn_given(name, "kn_options_given", "the name"))
-        return false;
-    int i = kn_options_find(o, name, strlen(name));
-    return i >= 0 && o->values[i].origin == KN_VALUE_GIVEN;
+    int i;
+    return named(o, name, "kn_options_given", &i) && i >= 0 &&
+           o->values[i].origin == KN_VALUE_GIVEN;
 }
 
 char *const *kn_options_rest(const kn_options *o)
@@ -467,11 +443,8 @@ char *const *kn_options_rest(const kn_options *o)
 
 const char *kn_options_value(const kn_options *o, const char *name)
 {
-    if (!kn_given(o, "kn_options_value", "the options' struct") ||
-        !kn_given(name, "kn_options_value", "the name"))
-        return NULL;
-    int i = kn_options_find(o, name, strlen(name));
-    return i >= 0 ? o->values[i].text : NULL;
+    int i;
+    return named(o, name, "kn_options_value", &i) && i >= 0 ? o->values[i].text : NULL;
 }
 
 bool kn_options_record(kn_options *o, int i, kn_option_record *record)

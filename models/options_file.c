@@ -6,6 +6,8 @@
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 
+#include <ctype.h>
+#include <regex.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,24 +54,15 @@ static bool is_bare(char c)
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static int digit_of(char c)
-{
-    return c >= '0' && c <= '9'   ? c - '0'
-           : c >= 'a' && c <= 'f' ? c - 'a' + 10
-           : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                  : -1;
-}
-
 /* The four or eight digits of a character, written as UTF-8; NUL and halves of pairs are none. */
 static bool read_code(reader *r, int digits, size_t *n)
 {
-    uint32_t code = 0;
-    for (int i = 0; i < digits; i++) {
-        const int digit = r->at < r->end ? digit_of(*r->at++) : -1;
-        if (digit < 0)
-            return fail(r, "\\u takes four hexadecimal digits, \\U eight");
-        code = code << 4 | (uint32_t)digit;
-    }
+    char hex[9] = "";
+    for (int i = 0; i < digits && r->at < r->end && isxdigit((unsigned char)*r->at); i++)
+        hex[i] = *r->at++;
+    if ((int)strlen(hex) < digits)
+        return fail(r, "\\u takes four hexadecimal digits, \\U eight");
+    const uint32_t code = (uint32_t)strtoul(hex, NULL, 16);
     if (code == 0 || code > 0x10ffff || (code >= 0xd800 && code < 0xe000))
         return fail(r, "a \\u or \\U is no character that an option may have");
     *n += kn_utf8_write(code, r->text + *n);
@@ -97,16 +90,14 @@ static bool read_string(reader *r)
     if (r->end - r->at >= 2 && r->at[0] == quote && r->at[1] == quote)
         return fail(r,
                     "strings of several lines aren't read; write one line, with \\n for its end");
-    while (r->at < r->end && *r->at != quote && *r->at != '\n') {
+    while (r->at < r->end && *r->at != quote) {
         if (n + 8 > sizeof r->text)
             return fail(r, "the string is longer than an option may be");
         const char c = *r->at++;
         if (c == '\\' && quote == '"') {
             if (!read_escape(r, &n))
                 return false;
-        } else if (((unsigned char)c < 0x20 && c != '\t') || c == 0x7f)
-            return fail(r, "a string has a control character; write it as \\u and four digits");
-        else
+        } else
             r->text[n++] = c;
     }
     if (r->at == r->end || *r->at != quote)
@@ -116,84 +107,53 @@ static bool read_string(reader *r)
     return true;
 }
 
-/* Digits with single underscores between them, copied without; how many, 0: none. */
-static int copy_digits(const char **p, char **to)
+static bool is_text(const kn_option *p)
 {
-    int n = 0;
-    for (; **p >= '0' && **p <= '9'; n++) {
-        *(*to)++ = *(*p)++;
-        if (**p == '_' && (*p)[1] >= '0' && (*p)[1] <= '9')
-            (*p)++;
-    }
-    return n;
-}
-
-/* word as TOML has numbers, into text without underscores. *whole: it has no point or exponent. */
-static bool is_number(const char *word, char *text, bool *whole)
-{
-    const char *p = word;
-    *whole = true;
-    if (*p == '+' || *p == '-')
-        *text++ = *p++;
-    const bool zero = *p == '0';
-    const int digits = copy_digits(&p, &text);
-    if (digits == 0 || (zero && digits > 1))
-        return false;
-    if (*p == '.') {
-        *whole = false;
-        *text++ = *p++;
-        if (copy_digits(&p, &text) == 0)
-            return false;
-    }
-    if (*p == 'e' || *p == 'E') {
-        *whole = false;
-        *text++ = *p++;
-        if (*p == '+' || *p == '-')
-            *text++ = *p++;
-        if (copy_digits(&p, &text) == 0)
-            return false;
-    }
-    *text = 0;
-    return *p == 0;
+    return p->kind == KN_OPTION_STRING || p->kind == KN_OPTION_PATH || kn_option_chooses(p);
 }
 
 /* A number, true or false. */
 static bool read_word(reader *r, const kn_option *p)
 {
-    char word[64];
+    static const char number[] = "^[+-]?(0|[1-9](_?[0-9])*)(\\.[0-9](_?[0-9])*)?"
+                                 "([eE][+-]?[0-9](_?[0-9])*)?$",
+                      whole[] = "^[+-]?(0|[1-9](_?[0-9])*)$", flag[] = "^(true|false)$";
+    char word[64], *to = r->text;
     size_t n = 0;
-    bool whole;
+    regex_t pattern;
     while (r->at < r->end && (is_bare(*r->at) || *r->at == '.' || *r->at == '+')) {
         if (n + 1 >= sizeof word)
             return fail(r, "the value is too long for a number; a text stands in quotes");
         word[n++] = *r->at++;
     }
     word[n] = 0;
-    const bool flag = strcmp(word, "true") == 0 || strcmp(word, "false") == 0;
-    const bool number = !flag && is_number(word, r->text, &whole);
-    if (flag)
-        snprintf(r->text, sizeof r->text, "%s", word);
-    if (p->kind == KN_OPTION_FLAG  ? flag
-        : p->kind == KN_OPTION_INT ? number && whole
-                                   : p->kind == KN_OPTION_FLOAT && number)
-        return true;
-    return kn_fail("%s:%d: %s takes %s, not %s", r->path, r->line, p->name,
-                   p->kind == KN_OPTION_FLAG    ? "true or false"
-                   : p->kind == KN_OPTION_INT   ? "a whole number"
-                   : p->kind == KN_OPTION_FLOAT ? "a number"
-                                                : "a text in quotes",
-                   n ? word : "this");
+    if (regcomp(&pattern,
+                p->kind == KN_OPTION_FLAG  ? flag
+                : p->kind == KN_OPTION_INT ? whole
+                                           : number,
+                REG_EXTENDED | REG_NOSUB) != 0)
+        return kn_fail_memory("a pattern of numbers");
+    const int result = regexec(&pattern, word, 0, NULL, 0);
+    regfree(&pattern);
+    if (result == REG_ESPACE)
+        return kn_fail_memory("a number in %s", r->path);
+    if (result != 0 || is_text(p))
+        return kn_fail("%s:%d: %s takes %s, not %s", r->path, r->line, p->name,
+                       kn_option_kinds[p->kind].takes, n ? word : "this");
+    for (const char *from = word; *from; from++) /* its digits may be in groups: 1_000 */
+        if (*from != '_')
+            *to++ = *from;
+    *to = 0;
+    return true;
 }
 
 static bool read_value(reader *r, const kn_option *p)
 {
-    const bool text =
-        p->kind == KN_OPTION_STRING || p->kind == KN_OPTION_PATH || kn_option_chooses(p);
     if (r->at == r->end || (*r->at != '"' && *r->at != '\''))
         return read_word(r, p);
-    return text ? read_string(r)
-                : kn_fail("%s:%d: %s takes no text; leave the quotes out", r->path, r->line,
-                          p->name);
+    return is_text(p) ? read_string(r)
+                      : kn_fail("%s:%d: %s takes no text; leave the quotes out", r->path, r->line,
+                                p->name);
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
@@ -251,7 +211,9 @@ static bool check_line(const reader *r, const char *end)
         if (n == 0)
             return fail(r, "this isn't valid UTF-8");
         if ((code < 0x20 && code != '\t') || code == 0x7f)
-            return fail(r, "a control character stands in this line");
+            return fail(r,
+                        "a control character stands in this line; within \"\" it is written as \\u "
+                        "and four digits");
     }
     return true;
 }
@@ -297,23 +259,19 @@ bool kn_options_load(kn_options *o, const char *path)
         !kn_given_path(path, "kn_options_load", "the path"))
         return false;
     size_t size;
+    reader r = { .o = o, .path = path };
     char *text = kn_file_read(path, MOST_BYTES, &size);
-    reader *r = text ? kn_host_calloc(1, sizeof *r) : NULL;
-    bool ok = r != NULL;
+    r.line_of = kn_host_calloc((size_t)o->count + 1, sizeof *r.line_of);
+    r.fixed = kn_host_calloc((size_t)o->count + 1, sizeof *r.fixed);
+    bool ok = text && r.line_of && r.fixed;
     if (ok) {
-        *r = (reader){ .o = o, .path = path, .at = text, .end = text + size };
-        r->line_of = kn_host_calloc((size_t)o->count + 1, sizeof *r->line_of);
-        r->fixed = kn_host_calloc((size_t)o->count + 1, sizeof *r->fixed);
-        ok = r->line_of && r->fixed;
+        r.at = text;
+        r.end = text + size;
+        mark_fixed(&r);
     }
-    if (ok)
-        mark_fixed(r);
-    ok = ok && read_lines(r) && kn_options_check_clashes(o);
-    if (r) {
-        kn_host_free(r->line_of);
-        kn_host_free(r->fixed);
-    }
-    kn_host_free(r);
+    ok = ok && read_lines(&r) && kn_options_check_clashes(o);
+    kn_host_free(r.line_of);
+    kn_host_free(r.fixed);
     kn_host_free(text);
     return ok;
 }

@@ -24,6 +24,22 @@ struct kn_options {
     int rests;
 };
 
+/* The field of an option while its text is read. */
+typedef union kn_option_field {
+    int64_t whole;
+    double number;
+    int choice;
+    bool on;
+    const char *text;
+} kn_option_field;
+/* What an option of each kind has. */
+typedef struct kn_option_kind_row {
+    size_t size;                                                                 /* of its field */
+    bool (*parse)(const kn_option *p, const char *text, kn_option_field *field); /* all but .text */
+    const char *placeholder, *takes; /* in the help; in a file of options */
+} kn_option_kind_row;
+extern const kn_option_kind_row kn_option_kinds[KN_OPTION_HEADING];
+
 /* A row that is an option, and one of those with .choices. */
 static inline bool kn_option_is_one(const kn_option *p)
 {

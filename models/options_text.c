@@ -8,25 +8,6 @@
 
 /* ---- help and banner ------------------------------------------------------------------------- */
 
-static const char *placeholder(const kn_option *p)
-{
-    switch (p->kind) {
-    case KN_OPTION_INT:
-        return " N";
-    case KN_OPTION_FLOAT:
-        return " X";
-    case KN_OPTION_STRING:
-        return " TEXT";
-    case KN_OPTION_PATH:
-        return " PATH";
-    case KN_OPTION_CHOICE:
-    case KN_OPTION_NAME:
-        return " NAME";
-    default:
-        return "";
-    }
-}
-
 /* launched: kn_init took --ranks and --threads before the table was read. */
 static void print_help(const kn_options *o, FILE *out, const char *program, const char *about,
                        bool launched)
@@ -50,7 +31,7 @@ static void print_help(const kn_options *o, FILE *out, const char *program, cons
             fprintf(out, "  %-22s %s\n", p->name, p->help);
             continue;
         }
-        snprintf(head, sizeof head, "--%s%s", p->name, placeholder(p));
+        snprintf(head, sizeof head, "--%s%s", p->name, kn_option_kinds[p->kind].placeholder);
         fprintf(out, "  %-22s %s", head, p->help ? p->help : "");
         if (kn_option_chooses(p))
             fprintf(out, ": %s", p->choices);

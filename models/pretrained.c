@@ -126,13 +126,9 @@ static bool same_tensors(const kn_model_tensors *t, const kn_model_tensors *want
 /* The module has the tensors of c. */
 static bool is_model(const kn_model_tensors *t, const kn_model_config *c)
 {
-    kn_module m = { 0 };
     kn_model_tensors want = { 0 };
-    if (!kn_config_init(&m, c, KN_F32, KN_META))
-        return false;
-    bool ok = kn_model_tensors_make(&want, &m) && same_tensors(t, &want, c);
+    bool ok = kn_model_tensors_of(&want, c) && same_tensors(t, &want, c);
     kn_model_tensors_free(&want);
-    kn_module_free(&m);
     return ok;
 }
 
@@ -199,36 +195,22 @@ bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
 static bool input_of(const kn_pretrained_save_options *o, const kn_model_config *c,
                      kn_vision_input *in)
 {
-    const kn_vision_sizes s = kn_vision_sizes_of(c);
     bool given = false;
     for (int i = 0; i < 3; i++)
         given |= o->mean[i] != 0 || o->std[i] != 0;
-    *in = (kn_vision_input){
-        .channels = s.channels, .classes = s.classes, .side = 224, .squash = false
-    };
+    *in = kn_vision_input_of(c);
+    const int64_t side = in->side;
+    in->side = 224;
     kn_vision_input_guess(in, false); /* ImageNet's */
-    in->side = o->side ? o->side : s.side ? s.side : s.small_stem ? 32 : 224;
+    in->side = o->side ? o->side : side;
     in->crop_pct = o->crop_pct == 0 ? 1 : o->crop_pct;
     in->bicubic = o->bicubic;
     if (given) {
         memcpy(in->mean, o->mean, sizeof in->mean);
         memcpy(in->std, o->std, sizeof in->std);
     }
-    if (in->channels != 1 && in->channels != 3)
-        return kn_fail("kn_pretrained_save: the model's images have %lld channels; 1 and 3 are "
-                       "known",
-                       (long long)in->channels);
-    if (in->side < 1 || in->side > KN_MOST_SIDE || (s.side && in->side != s.side))
-        return kn_fail("kn_pretrained_save: .side is %lld, should lie between 1 and %d, and be a "
-                       "vision transformer's",
-                       (long long)in->side, KN_MOST_SIDE);
-    if (!(in->crop_pct >= 0.1 && in->crop_pct <= 1))
-        return kn_fail("kn_pretrained_save: .crop_pct is %g, should lie between 0.1 and 1",
-                       in->crop_pct);
-    for (int64_t i = 0; i < in->channels; i++)
-        if (!isfinite(in->mean[i]) || !isfinite(in->std[i]) || !(in->std[i] > 0))
-            return kn_fail("kn_pretrained_save: .mean of channel %lld is %g and .std %g",
-                           (long long)i, in->mean[i], in->std[i]);
+    if (!kn_vision_input_check(in, c, "kn_pretrained_save"))
+        return false;
     in->label = o->labels ? kn_host_calloc((size_t)in->classes, sizeof *in->label) : NULL;
     for (int64_t i = 0; in->label && i < in->classes; i++)
         kn_vision_label(in->label[i], o->labels[i] ? o->labels[i] : "");
@@ -462,7 +444,8 @@ static bool load(kn_pretrained *p, void *module, bool new_head)
     const kn_family *f = p->config.family;
     kn_model_tensors t = { 0 };
     bool ok = kn_module_full_buffers(module, true) && kn_model_tensors_make(&t, module) &&
-              kn_model_match(&t, f, p->file, p->path, "the module has", new_head);
+              kn_model_match(&t, f, p->file, p->path, "the module has",
+                             new_head ? KN_MODEL_NEW_HEAD : KN_MODEL_EXACT);
     ok = kn_agree(p->comm, ok) &&
          kn_model_fill(&t, module, p->file, p->path, new_head ? f->classifier : NULL);
     ok = kn_module_full_buffers(module, false) && ok;

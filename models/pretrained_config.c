@@ -280,20 +280,11 @@ bool kn_pretrained_config_model(const json_t *json, const char *config_path, con
     const kn_json_source s = { json, config_path }, none = { NULL, path };
     snprintf(than, sizeof than, json ? "%s gives" : "a %s has", json ? config_path : name);
     if (!(json ? from_config(s, name, f, path, c) : from_tensors(name, none, f, path, c)) ||
-        !kn_model_check(c, f, path, than))
+        !kn_model_check(c, f, path, than, KN_MODEL_EXACT))
         return false;
     if (json)
         return kn_vision_input_read(s, c, false, in);
-    const kn_vision_sizes sizes = kn_vision_sizes_of(c);
-    const bool vit = c->family == &kn_vit_family;
-    *in = (kn_vision_input){ .channels = sizes.channels,
-                             .classes = sizes.classes,
-                             .side = vit                ? sizes.side
-                                     : sizes.small_stem ? 32
-                                                        : 224 };
-    if (in->channels != 1 && in->channels != 3)
-        return kn_fail("%s: the model's images have %lld channels; 1 and 3 are known", path,
-                       (long long)in->channels);
-    kn_vision_input_guess(in, vit);
-    return true;
+    *in = kn_vision_input_of(c);
+    kn_vision_input_guess(in, c->family == &kn_vit_family);
+    return kn_vision_input_check(in, c, path);
 }

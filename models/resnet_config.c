@@ -8,15 +8,15 @@
 #define MOST_CHANNELS (1 << 24)
 
 static const kn_config_field fields[] = {
-    { "blocks", "blocks", KN_FIELD_LIST, AT(blocks), 0, 10000 },
-    { "classes", "num_classes", KN_FIELD_SIZE, AT(classes), 1, 1 << 30, .free = true },
-    { "channels", "in_chans", KN_FIELD_SIZE, AT(channels), 1, MOST_CHANNELS, .zero = 3,
+    { "blocks", "blocks", NULL, KN_FIELD_LIST, AT(blocks), 0, 10000 },
+    { "classes", "num_classes", NULL, KN_FIELD_SIZE, AT(classes), 1, 1 << 30, .free = true },
+    { "channels", "in_chans", NULL, KN_FIELD_SIZE, AT(channels), 1, MOST_CHANNELS, .zero = 3,
       .free = true },
-    { "width", "width", KN_FIELD_SIZE, AT(width), 1, MOST_CHANNELS },
-    { "bottleneck", "bottleneck", KN_FIELD_FLAG, AT(bottleneck) },
-    { "small-images", "small_images", KN_FIELD_FLAG, AT(small_images), .free = true },
-    { "cifar", "cifar", KN_FIELD_FLAG, AT(cifar) },
-    { "plain-gamma", "plain_gamma", KN_FIELD_FLAG, AT(plain_gamma), .free = true },
+    { "width", "width", NULL, KN_FIELD_SIZE, AT(width), 1, MOST_CHANNELS },
+    { "bottleneck", "bottleneck", NULL, KN_FIELD_FLAG, AT(bottleneck) },
+    { "small-images", "small_images", NULL, KN_FIELD_FLAG, AT(small_images), .free = true },
+    { "cifar", "cifar", NULL, KN_FIELD_FLAG, AT(cifar) },
+    { "plain-gamma", "plain_gamma", NULL, KN_FIELD_FLAG, AT(plain_gamma), .free = true },
     { 0 },
 };
 
@@ -94,46 +94,9 @@ static bool write(json_t *object, const void *config)
            (!preset || json_object_set_new(object, "architecture", json_string(preset->name)) == 0);
 }
 
-static bool init(void *model, const void *config, kn_dtype dtype, kn_device device)
-{
-    return kn_resnet_init(model, *(const kn_resnet_config *)config, dtype, device);
-}
-
-KN_FAMILY(kn_resnet_family, .noun = "residual net", .prefix = "resnet", .type = "resnet",
-          .block_class = "resnet_block", .size = sizeof(kn_resnet_config), .field = fields,
-          .preset = presets, .fill = fill, .check = check, .init = init,
+/* kn_resnet_preset, kn_resnet_config_check and the others of models/resnet.h */
+KN_FAMILY(resnet, KN_RESNET_CONFIG_TEXT, .kind = KN_IMAGE_MODELS, .noun = "residual net",
+          .type = "resnet", .field = fields, .preset = presets, .fill = fill, .check = check,
           .fewest_tensors = fewest_tensors, .write = write, .first_conv = "conv1",
           .classifier = "fc", .global_pool = "avg",
-          .optional = "*.num_batches_tracked"); /* torch before 0.4.1 has none */
-
-/* ---- functions ------------------------------------------------------------------------------- */
-
-bool kn_resnet_preset(const char *name, kn_resnet_config *config)
-{
-    return kn_family_preset(&kn_resnet_family, name, config);
-}
-
-bool kn_resnet_config_check(kn_resnet_config *config)
-{
-    return kn_family_check(&kn_resnet_family, config);
-}
-
-const char *kn_resnet_config_text(const kn_resnet_config *config, char buf[KN_RESNET_CONFIG_TEXT])
-{
-    return kn_family_text(&kn_resnet_family, config, buf, KN_RESNET_CONFIG_TEXT);
-}
-
-bool kn_resnet_config_saved(const kn_checkpoint *c, kn_resnet_config *config)
-{
-    return kn_family_saved(&kn_resnet_family, c, config);
-}
-
-const kn_resnet_config *kn_resnet_config_of(const kn_resnet *net)
-{
-    return kn_family_config_of(&kn_resnet_family, net);
-}
-
-void kn_resnet_recompute(kn_resnet *net, bool on)
-{
-    kn_family_recompute(&kn_resnet_family, net, on);
-}
+          .optional = "*.num_batches_tracked") /* torch before 0.4.1 has none */

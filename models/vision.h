@@ -32,6 +32,10 @@ typedef struct kn_vision_input {
     bool squash;     /* resized to a square; else the shorter side, and the longer one is cut */
     bool bicubic;    /* by this filter */
 } kn_vision_input;
+/* The images that a model takes where nothing else is known of them; means and others are zeros. */
+kn_vision_input kn_vision_input_of(const kn_model_config *c);
+/* They are some that a model of c takes; else an error, which begins by where. */
+bool kn_vision_input_check(const kn_vision_input *in, const kn_model_config *c, const char *where);
 /* The means, deviations and cuts of images of in->side, where nothing else is known: those of
  * CIFAR-10 up to 64 pixels, of MNIST for one channel, else torchvision's for ImageNet, or (vit)
  * those of timm's presets. */

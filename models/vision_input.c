@@ -102,6 +102,41 @@ kn_augment kn_vision_augment(const kn_vision_input *in)
     return a;
 }
 
+kn_vision_input kn_vision_input_of(const kn_model_config *c)
+{
+    const kn_vision_sizes s = kn_vision_sizes_of(c);
+    return (kn_vision_input){ .channels = s.channels,
+                              .classes = s.classes,
+                              .side = s.side         ? s.side
+                                      : s.small_stem ? 32
+                                                     : 224 };
+}
+
+bool kn_vision_input_check(const kn_vision_input *in, const kn_model_config *c, const char *where)
+{
+    const kn_vision_sizes s = kn_vision_sizes_of(c);
+    const int64_t side = s.side ? s.side : in->side;
+    if (s.channels != 1 && s.channels != 3)
+        return kn_fail("%s: the model's images have %lld channels; 1 and 3 are known", where,
+                       (long long)s.channels);
+    if (in->side < 1 || in->side > KN_MOST_SIDE)
+        return kn_fail("%s: images of %lld rows; 1 to %d are known", where, (long long)in->side,
+                       KN_MOST_SIDE);
+    if (in->channels != s.channels || in->side != side)
+        return kn_fail(
+            "%s: the images are %lld x %lld x %lld, but the model takes images of %lld x "
+            "%lld x %lld",
+            where, (long long)in->channels, (long long)in->side, (long long)in->side,
+            (long long)s.channels, (long long)side, (long long)side);
+    if (!(in->crop_pct >= 0.1 && in->crop_pct <= 1))
+        return kn_fail("%s: crop_pct is %g, should lie between 0.1 and 1", where, in->crop_pct);
+    for (int64_t i = 0; i < in->channels; i++)
+        if (!isfinite(in->mean[i]) || !isfinite(in->std[i]) || !(in->std[i] > 0))
+            return kn_fail("%s: mean and std of channel %lld are %g and %g; std should be above 0",
+                           where, (long long)i, in->mean[i], in->std[i]);
+    return true;
+}
+
 /* ---- to JSON --------------------------------------------------------------------------------- */
 
 /* NULL without an error: no memory, or a number that isn't finite. */
@@ -157,31 +192,43 @@ char *kn_vision_config_text(const kn_model_config *c, const kn_vision_input *in)
 
 /* ---- from JSON ------------------------------------------------------------------------------- */
 
-/* "key" of images: channels numbers above low. Of a stranger: std[3] for one channel count as their
- * mean, and none as ImageNet's. */
-static bool read_numbers(kn_json_source s, const char *key, int64_t channels, double low, bool own,
-                         double *x)
+static const json_t *value_of(const json_t *object, const char *key)
 {
-    const json_t *list = json_object_get(s.object, key);
+    const json_t *v = json_object_get(object, key);
+    return json_is_null(v) ? NULL : v;
+}
+
+/* A word or number of the object, or normal where it isn't there. */
+static const char *word_of(const json_t *object, const char *key, const char *normal)
+{
+    const json_t *v = value_of(object, key);
+    return !v ? normal : json_is_string(v) ? json_string_value(v) : "no text";
+}
+
+static double number_of(const json_t *object, const char *key, double normal)
+{
+    const json_t *v = value_of(object, key);
+    return !v ? normal : json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+/* "key" of images: channels numbers. Of a stranger: x[3] for one channel count as their mean, and
+ * none as normal. */
+static bool read_numbers(kn_json_source s, const char *key, int64_t channels,
+                         const double normal[3], bool own, double x[3])
+{
+    const json_t *list = value_of(s.object, key);
     const int64_t given = (int64_t)json_array_size(list);
-    double v[3] = { 0 };
-    if (!own && (!list || json_is_null(list))) {
-        memcpy(v, imagenet[low == 0], sizeof v);
-    } else {
-        bool ok = given == channels || (!own && given == 3);
-        for (int64_t i = 0; ok && i < given; i++) {
-            v[i] = json_number_value(json_array_get(list, (size_t)i));
-            ok = json_is_number(json_array_get(list, (size_t)i)) && isfinite(v[i]) && v[i] > low;
-        }
-        if (!ok)
-            return kn_fail("%s: \"%s\" of the model doesn't hold %lld numbers%s; the file is "
-                           "damaged",
-                           s.file, key, (long long)channels, low == 0 ? " above 0" : "");
+    bool ok = given == channels || (!own && (!list || given == 3));
+    memcpy(x, normal, 3 * sizeof *x);
+    for (int64_t i = 0; ok && i < given; i++) {
+        const json_t *v = json_array_get(list, (size_t)i);
+        ok = json_is_number(v);
+        x[i] = json_number_value(v);
     }
     if (channels == 1 && given != 1)
-        v[0] = (v[0] + v[1] + v[2]) / 3;
-    memcpy(x, v, sizeof v);
-    return true;
+        x[0] = (x[0] + x[1] + x[2]) / 3;
+    return ok || kn_fail("%s: \"%s\" of the model doesn't hold %lld numbers; the file is damaged",
+                         s.file, key, (long long)channels);
 }
 
 /* A list of names, or of a stranger an object {"0": name} that may have gaps. */
@@ -190,7 +237,7 @@ static bool read_labels(kn_json_source s, bool own, kn_vision_input *in)
     const json_t *labels = s.object;
     const int64_t given = json_is_object(labels) ? (int64_t)json_object_size(labels)
                                                  : (int64_t)json_array_size(labels);
-    if (!own && (!labels || json_is_null(labels) || given == 0))
+    if (!own && given == 0)
         return true;
     const bool gaps = !own && json_is_object(labels);
     if (gaps ? given > in->classes : !json_is_array(labels) || given != in->classes)
@@ -198,62 +245,44 @@ static bool read_labels(kn_json_source s, bool own, kn_vision_input *in)
                        s.file, (long long)in->classes);
     in->label = kn_host_calloc((size_t)in->classes, sizeof *in->label);
     for (int64_t i = 0; in->label && i < in->classes; i++) {
-        char key[32], number[32];
-        snprintf(key, sizeof key, "%lld", (long long)i);
+        char number[32];
         snprintf(number, sizeof number, "class %lld", (long long)i);
-        const char *name = json_string_value(gaps ? json_object_get(labels, key)
-                                                  : json_array_get(labels, (size_t)i));
-        kn_vision_label(in->label[i], name ? name : number); /* must steer no terminal */
+        const json_t *name = gaps ? json_object_get(labels, number + strlen("class "))
+                                  : json_array_get(labels, (size_t)i);
+        kn_vision_label(in->label[i], /* must steer no terminal */
+                        json_is_string(name) ? json_string_value(name) : number);
     }
     return in->label != NULL;
 }
 
-/* "input_size" into *side. */
-static bool read_side(kn_json_source s, int64_t channels, int64_t fixed, bool own, int64_t *side)
+/* "input_size"; of a stranger it may be missing, and its channels are the tensors'. */
+static bool read_sides(kn_json_source s, bool own, kn_vision_input *in)
 {
-    const json_t *size = json_object_get(s.object, "input_size");
+    const json_t *size = value_of(s.object, "input_size");
     int64_t n[3];
-    *side = fixed ? fixed : 224;
-    if (!own && (!size || json_is_null(size)))
+    if (!own && !size)
         return true;
     for (size_t i = 0; i < 3; i++) {
         const json_t *v = json_array_get(size, i);
         n[i] = json_integer_value(v);
-        if (!json_is_integer(v) || n[i] < 1 || n[i] > KN_MOST_SIDE)
+        if (n[i] < 1 || n[i] > KN_MOST_SIDE)
             return kn_fail("%s: \"input_size\" of the model isn't [channels, rows, columns], each "
                            "from 1 to %d; the file is damaged",
                            s.file, KN_MOST_SIDE);
     }
-    if ((n[0] != 1 && n[0] != 3) || n[1] != n[2])
-        return kn_fail("%s: the model's images are %lld x %lld x %lld; squares of 1 or 3 channels "
-                       "are known",
-                       s.file, (long long)n[0], (long long)n[1], (long long)n[2]);
-    if ((own && n[0] != channels) || (fixed && n[1] != fixed))
-        return kn_fail("%s: \"input_size\" is %lld x %lld x %lld, the model takes images of %lld x "
-                       "%lld x %lld; the file is damaged",
-                       s.file, (long long)n[0], (long long)n[1], (long long)n[2],
-                       (long long)channels, (long long)(fixed ? fixed : n[1]),
-                       (long long)(fixed ? fixed : n[1]));
-    *side = n[1];
-    return true;
-}
-
-/* A word of the object, or normal where it isn't there. */
-static const char *word_of(const json_t *object, const char *key, const char *normal)
-{
-    const json_t *v = json_object_get(object, key);
-    return !v || json_is_null(v) ? normal : json_is_string(v) ? json_string_value(v) : "no text";
+    in->side = n[1];
+    in->channels = own ? n[0] : in->channels;
+    return ((n[0] == 1 || n[0] == 3) && n[1] == n[2]) ||
+           kn_fail("%s: the model's images are %lld x %lld x %lld; squares of 1 or 3 channels "
+                   "are known",
+                   s.file, (long long)n[0], (long long)n[1], (long long)n[2]);
 }
 
 static bool read_cuts(kn_json_source s, bool own, kn_vision_input *in)
 {
-    const json_t *part = json_object_get(s.object, "crop_pct");
     const char *filter = word_of(s.object, "interpolation", own ? "bilinear" : "bicubic");
     const char *mode = word_of(s.object, "crop_mode", "center");
-    in->crop_pct = part && !json_is_null(part) ? json_number_value(part) : own ? 1 : 0.875;
-    if (part && !json_is_null(part) &&
-        (!json_is_number(part) || !(in->crop_pct >= 0.1 && in->crop_pct <= 1)))
-        return kn_fail("%s: \"crop_pct\" of the model isn't a number from 0.1 to 1", s.file);
+    in->crop_pct = number_of(s.object, "crop_pct", own ? 1 : 0.875);
     in->bicubic = strcmp(filter, "bicubic") == 0;
     in->squash = strcmp(mode, "squash") == 0;
     if (!in->bicubic && strcmp(filter, "bilinear") != 0)
@@ -267,7 +296,7 @@ static bool read_cuts(kn_json_source s, bool own, kn_vision_input *in)
 
 bool kn_vision_input_read(kn_json_source s, const kn_model_config *c, bool own, kn_vision_input *in)
 {
-    const kn_vision_sizes sizes = kn_vision_sizes_of(c);
+    const int64_t channels = (int64_t)kn_config_get(c, "channels", 0);
     const json_t *images = json_object_get(s.object, "pretrained_cfg"),
                  *labels = json_object_get(s.object, "label_names");
     if (images && !json_is_object(images))
@@ -276,14 +305,13 @@ bool kn_vision_input_read(kn_json_source s, const kn_model_config *c, bool own, 
         images = s.object;
     if (!own && !labels)
         labels = json_object_get(images, "label_names");
-    if (sizes.channels != 1 && sizes.channels != 3)
-        return kn_fail("%s: the model's images have %lld channels; 1 and 3 are known", s.file,
-                       (long long)sizes.channels);
-    *in = (kn_vision_input){ .channels = sizes.channels, .classes = sizes.classes };
+    *in = kn_vision_input_of(c);
+    in->side = (int64_t)kn_config_get(c, "image", 224);
     const kn_json_source of = { images, s.file };
-    return read_side(of, sizes.channels, sizes.side, own, &in->side) &&
-           read_numbers(of, "mean", in->channels, -HUGE_VAL, own, in->mean) &&
-           read_numbers(of, "std", in->channels, 0, own, in->std) && read_cuts(of, own, in) &&
+    return read_sides(of, own, in) && read_cuts(of, own, in) &&
+           read_numbers(of, "mean", channels, imagenet[0], own, in->mean) &&
+           read_numbers(of, "std", channels, imagenet[1], own, in->std) &&
+           kn_vision_input_check(in, c, s.file) &&
            read_labels((kn_json_source){ labels, s.file }, own, in);
 }
 

@@ -10,16 +10,16 @@
 static const kn_config_field fields[] = {
     /* timm's sizes all come from model_args; the name chooses the class */
     { .key = "architecture", .kind = KN_FIELD_FIXED, .text = "vit_base_patch16_224" },
-    { "classes", "num_classes", KN_FIELD_SIZE, AT(classes), 1, 1 << 30, .free = true },
-    { "dropout", "dropout", KN_FIELD_NUMBER, AT(dropout), 0, 0.99999999, .optional = true,
+    { "classes", "num_classes", NULL, KN_FIELD_SIZE, AT(classes), 1, 1 << 30, .free = true },
+    { "dropout", "dropout", NULL, KN_FIELD_NUMBER, AT(dropout), 0, 0.99999999, .optional = true,
       .free = true },
-    { "image", "model_args.img_size", KN_FIELD_SIZE, AT(image), 1, 1 << 20, .free = true },
-    { "patch", "model_args.patch_size", KN_FIELD_SIZE, AT(patch), 1, 1 << 20, .free = true },
-    { "channels", "model_args.in_chans", KN_FIELD_SIZE, AT(channels), 1, MOST_CHANNELS, .zero = 3,
-      .free = true },
-    { "embd", "model_args.embed_dim", KN_FIELD_SIZE, AT(embd), 1, MOST_CHANNELS },
-    { "layers", "model_args.depth", KN_FIELD_INT, AT(layers), 1, 10000 },
-    { "heads", "model_args.num_heads", KN_FIELD_INT, AT(heads), 1, MOST_CHANNELS },
+    { "image", "model_args.img_size", NULL, KN_FIELD_SIZE, AT(image), 1, 1 << 20, .free = true },
+    { "patch", "model_args.patch_size", NULL, KN_FIELD_SIZE, AT(patch), 1, 1 << 20, .free = true },
+    { "channels", "model_args.in_chans", NULL, KN_FIELD_SIZE, AT(channels), 1, MOST_CHANNELS,
+      .zero = 3, .free = true },
+    { "embd", "model_args.embed_dim", NULL, KN_FIELD_SIZE, AT(embd), 1, MOST_CHANNELS },
+    { "layers", "model_args.depth", NULL, KN_FIELD_INT, AT(layers), 1, 10000 },
+    { "heads", "model_args.num_heads", NULL, KN_FIELD_INT, AT(heads), 1, MOST_CHANNELS },
     { 0 },
 };
 
@@ -56,45 +56,8 @@ static bool write(json_t *object, const void *config)
     return json_object_set_new(object, "num_features", json_integer(features)) == 0;
 }
 
-static bool init(void *model, const void *config, kn_dtype dtype, kn_device device)
-{
-    return kn_vit_init(model, *(const kn_vit_config *)config, dtype, device);
-}
-
-KN_FAMILY(kn_vit_family, .noun = "vision transformer", .prefix = "vit", .type = "vit",
-          .block_class = "vit_block", .size = sizeof(kn_vit_config), .field = fields,
-          .preset = presets, .check = check, .init = init, .fewest_tensors = fewest_tensors,
-          .write = write, .first_conv = "patch_embed.proj", .classifier = "head",
-          .global_pool = "token", .any_sizes = "vit_base_patch16_224");
-
-/* ---- functions ------------------------------------------------------------------------------- */
-
-bool kn_vit_preset(const char *name, kn_vit_config *config)
-{
-    return kn_family_preset(&kn_vit_family, name, config);
-}
-
-bool kn_vit_config_check(kn_vit_config *config)
-{
-    return kn_family_check(&kn_vit_family, config);
-}
-
-const char *kn_vit_config_text(const kn_vit_config *config, char buf[KN_VIT_CONFIG_TEXT])
-{
-    return kn_family_text(&kn_vit_family, config, buf, KN_VIT_CONFIG_TEXT);
-}
-
-bool kn_vit_config_saved(const kn_checkpoint *c, kn_vit_config *config)
-{
-    return kn_family_saved(&kn_vit_family, c, config);
-}
-
-const kn_vit_config *kn_vit_config_of(const kn_vit *v)
-{
-    return kn_family_config_of(&kn_vit_family, v);
-}
-
-void kn_vit_recompute(kn_vit *v, bool on)
-{
-    kn_family_recompute(&kn_vit_family, v, on);
-}
+/* kn_vit_preset, kn_vit_config_check and the others of models/vit.h */
+KN_FAMILY(vit, KN_VIT_CONFIG_TEXT, .kind = KN_IMAGE_MODELS, .noun = "vision transformer",
+          .type = "vit", .field = fields, .preset = presets, .check = check,
+          .fewest_tensors = fewest_tensors, .write = write, .first_conv = "patch_embed.proj",
+          .classifier = "head", .global_pool = "token", .any_sizes = "vit_base_patch16_224")

@@ -88,46 +88,6 @@ const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, ch
     return NULL;
 }
 
-/* The number of the file's tensor that is loaded as name; -1: none. */
-static int find(const kn_family *f, const kn_pieces *files, const char *name)
-{
-    const size_t n = f->optional_prefix ? strlen(f->optional_prefix) : 0;
-    const int i = kn_pieces_find(files, name);
-    return i < 0 && n > 0 && strncmp(name, f->optional_prefix, n) == 0
-               ? kn_pieces_find(files, name + n)
-               : i;
-}
-
-bool kn_files_match(const kn_model_config *c, const kn_pieces *files, const char *path,
-                    const char *config)
-{
-    kn_module m = { 0 };
-    kn_model_tensors t = { 0 };
-    const int64_t fewest = c->family->fewest_tensors(c->of);
-    if (fewest > kn_pieces_count(files))
-        return kn_fail("%s: its %s describes a model of at least %lld tensors, the files have %d",
-                       path, config, (long long)fewest, kn_pieces_count(files));
-    bool ok = kn_config_init(&m, c, KN_F32, KN_META) && kn_model_tensors_make(&t, &m);
-    for (int i = 0; ok && i < t.count; i++) {
-        const kn_safetensors_entry *e = &t.entry[i];
-        const int at = find(c->family, files, e->name);
-        const kn_piece *p = at >= 0 ? kn_pieces_tensor(files, at) : NULL;
-        char a[128], b[128];
-        kn_array want = kn_array_make(NULL, e->dtype, e->ndim, e->shape),
-                 got = p ? kn_array_make(NULL, p->dtype, p->ndim, p->shape) : want;
-        if (!p)
-            ok = kn_fail("%s: the tensor '%s' isn't in its files", path, e->name);
-        else if (p->ndim != e->ndim || !kn_dtype_is_float(p->dtype) ||
-                 memcmp(p->shape, e->shape, (size_t)e->ndim * sizeof *e->shape) != 0)
-            ok = kn_fail("%s: '%s' is %s, should be %s by its %s", path, e->name,
-                         kn_array_describe(&got, a, sizeof a),
-                         kn_array_describe(&want, b, sizeof b), config);
-    }
-    kn_model_tensors_free(&t);
-    kn_module_free(&m);
-    return ok;
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
 
 /* There is no such file in dir, or one that Knap wrote. */

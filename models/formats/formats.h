@@ -67,11 +67,6 @@ const kn_file_format *kn_file_format_of(char *path);
 const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, char gguf[256]);
 /* A name with number in the place of '*'; whether there is one. */
 bool kn_tensor_name_at(char out[256], const char *pattern, int64_t number);
-/* Every tensor of a model of these sizes is in files, with its shape. config names in errors where
- * the sizes are from. */
-bool kn_files_match(const kn_model_config *c, const kn_pieces *files, const char *path,
-                    const char *config);
-
 /* For kn_model_save: writes the file in dir, whole or not at all. */
 extern const kn_model_file kn_file_in_folder;
 

@@ -166,8 +166,7 @@ static bool read_config(const kn_gguf *g, const char *arch, kn_model_config *c)
                        "and qwen3 are read",
                        g->path, arch);
     json_t *j = config_json(g, f, arch);
-    bool ok = j && (f->import ? f->import(j, g->path, c->of) && kn_family_check(f, c->of)
-                              : kn_config_read(j, g->path, c));
+    bool ok = j && kn_config_read_theirs(j, g->path, c);
     json_decref(j);
     kn_llama_config *llama = (kn_llama_config *)(void *)c->of;
     return ok && (f != &kn_llama_family || (check_heads(g, arch, llama) && read_rope(g, llama)));
@@ -225,7 +224,6 @@ static bool check_others(const kn_gguf *g, const kn_foreign_piece *list, int cou
 
 static kn_pieces *open_tensors(const kn_gguf *g, const char *arch, const kn_model_config *c)
 {
-    kn_module m = { 0 };
     kn_model_tensors t = { 0 };
     kn_pieces *p = NULL;
     const int64_t fewest = c->family->fewest_tensors(c->of);
@@ -233,14 +231,10 @@ static kn_pieces *open_tensors(const kn_gguf *g, const char *arch, const kn_mode
         return kn_fail_null("%s: its values describe a model of at least %lld tensors, and it has "
                             "%lld",
                             g->path, (long long)fewest, (long long)g->tensors);
-    if (!kn_config_init(&m, c, KN_F32, KN_META) || !kn_model_tensors_make(&t, &m)) {
-        kn_model_tensors_free(&t);
-        kn_module_free(&m);
-        return NULL;
-    }
+    const bool made = kn_model_tensors_of(&t, c);
     /* a head beside that of a tied model is compared with it when the model is opened */
     const kn_gguf_tensor *head = kn_gguf_tensor_of(g, "output.weight");
-    kn_foreign_piece *list = kn_host_calloc((size_t)t.count + 1, sizeof *list);
+    kn_foreign_piece *list = made ? kn_host_calloc((size_t)t.count + 1, sizeof *list) : NULL;
     int count = 0;
     bool ok = list != NULL, has_head = false;
     for (; ok && count < t.count; count++) {
@@ -253,7 +247,6 @@ static kn_pieces *open_tensors(const kn_gguf *g, const char *arch, const kn_mode
         p = kn_pieces_of(g->path, &g->seen, list, count);
     kn_host_free(list);
     kn_model_tensors_free(&t);
-    kn_module_free(&m);
     return p;
 }
 
@@ -346,9 +339,8 @@ static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_w
 {
     char key[128];
     const kn_family *f = c->family;
-    json_t *own = kn_config_json(c), *j = own ? json_deep_copy(own) : NULL;
-    bool ok = j && f->export(j, c->of);
-    char *text = ok ? kn_json_text(own, JSON_COMPACT) : NULL;
+    json_t *own = kn_config_json(c), *j = kn_config_json_theirs(c);
+    char *text = own && j ? kn_json_text(own, JSON_COMPACT) : NULL;
     if (text) {
         snprintf(arch, 64, "%s", json_string_value(json_object_get(j, "model_type")));
         if (strcmp(arch, "mistral") == 0)

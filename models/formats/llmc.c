@@ -95,14 +95,14 @@ static kn_pieces *open_tensors(const char *path, const kn_gpt_config *c, const i
                                const struct stat *st)
 {
     const kn_dtype dtype = h[VERSION] == F32 ? KN_F32 : KN_BF16;
-    kn_gpt_config block = *c;
-    kn_module m = { 0 };
+    kn_model_config block = { .family = &kn_gpt_family };
     kn_model_tensors t = { 0 };
     kn_foreign_piece *list = NULL;
     kn_pieces *p = NULL;
     int64_t count, end;
-    block.layers = 1;
-    if (!kn_gpt_init((kn_gpt *)&m, block, KN_F32, KN_META) || !kn_model_tensors_make(&t, &m))
+    memcpy(block.of, c, sizeof *c);
+    kn_config_set(&block, "layers", 1);
+    if (!kn_model_tensors_of(&t, &block))
         goto done;
     if (!place_tensors(&t, c, dtype, h[PADDED], NULL, &count, &end) || end != st->st_size) {
         kn_fail("%s has %lld bytes, which aren't those of a GPT of %d layers, %lld channels and a "
@@ -119,7 +119,6 @@ static kn_pieces *open_tensors(const char *path, const kn_gpt_config *c, const i
 done:
     kn_host_free(list);
     kn_model_tensors_free(&t);
-    kn_module_free(&m);
     return p;
 }
 

@@ -124,7 +124,7 @@ static bool write_text(const settings *s, kn_module *model, const kn_imported *f
     const bool one = s->prompts.count == 1 && s->samples == 1;
     const bool ok =
         prompts_fit(&s->prompts, (int64_t)kn_config_get(c, "vocab", 0)) &&
-        kn_write_text(model, c->family->next_logits, t, .prompts = s->prompts.list,
+        kn_write_text(model, kn_language_next_logits, t, .prompts = s->prompts.list,
                       .prompts_count = s->prompts.count, .samples = s->samples,
                       .print_ids = s->print_ids, .stop_ids = ends, .stop_count = end_count,
                       .tokens = s->tokens, .ctx = ctx, .draw = draw, .cached = true,
@@ -155,7 +155,7 @@ static bool evaluate(const settings *s, kn_module *model, const kn_model_config 
                      (long long)kn_text_vocab(text), (long long)vocab);
     bar_begin(&progress, "evaluate", 1000);
     ok = kn_agree(world, ok) &&
-         kn_text_evaluate(model, c->family->loss, text, &score, .ctx = ctx, .batch = 4,
+         kn_text_evaluate(model, kn_language_loss, text, &score, .ctx = ctx, .batch = 4,
                           .stride = s->stride ? s->stride : (ctx + 1) / 2, .tokenizer = t,
                           .comm = world, .tell = kn_rank(world) == 0 ? evaluated : NULL,
                           .tell_arg = &progress);

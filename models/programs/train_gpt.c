@@ -81,10 +81,8 @@ static bool text_batch(training *t, bool validation, int64_t step, int64_t micro
 
 static kn_tensor *model_loss(training *t, const batch *b)
 {
-    gpt_run *r = (gpt_run *)t;
-    const kn_family *f = r->config.family;
-    kn_tensor *loss = b->more ? f->documents_loss(&t->model, b->x, b->y, b->more)
-                              : f->loss(&t->model, b->x, b->y);
+    kn_tensor *loss = b->more ? kn_language_documents_loss(&t->model, b->x, b->y, b->more)
+                              : kn_language_loss(&t->model, b->x, b->y);
     return b->weight && loss ? kn_mul(loss, kn_cast(b->weight, kn_dtype_of(loss))) : loss;
 }
 
@@ -96,9 +94,9 @@ static bool write_sample(training *t)
                                .seed = (uint64_t)r->s.run.seed,
                                .stop = training_stop_requested,
                                .stop_arg = t };
-    return kn_write_text(&t->model, r->config.family->next_logits, r->tokenizer,
-                         .prompt = r->s.prompt, .tokens = r->s.sample_tokens, .ctx = r->s.ctx,
-                         .cached = true, .draw = draw, .out = first_rank(t) ? stdout : NULL);
+    return kn_write_text(&t->model, kn_language_next_logits, r->tokenizer, .prompt = r->s.prompt,
+                         .tokens = r->s.sample_tokens, .ctx = r->s.ctx, .cached = true,
+                         .draw = draw, .out = first_rank(t) ? stdout : NULL);
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */
@@ -296,7 +294,7 @@ static bool open_all(training *t)
     r->begin = kn_host_alloc(ids * sizeof *r->begin);
     t->block_class = r->config.family->block_class;
     t->items = s->run.batch * s->ctx;
-    t->item_flops = r->config.family->flops_per_token(r->config.of, s->ctx);
+    t->item_flops = kn_family_flops(r->config.family, r->config.of, s->ctx);
     t->tokenizer = r->tokenizer;
     return r->x && r->y && r->begin;
 }

@@ -132,8 +132,8 @@ static const int64_t begins[ROWS][CTX] = { { 0, 0, 2, 2, 2, 2 }, { 0 }, { 0, 1, 
  * weighted by its tokens. */
 static kn_tensor *masked_loss(kn_module *m, const kn_family *f)
 {
-    return f->documents_loss(m, ids_of(ROWS, CTX, 1), ids_of(ROWS, CTX, 5),
-                             kn_from(KN_I64, KN_CPU, begins, KN_SHAPE(ROWS, CTX)));
+    return kn_language_documents_loss(m, ids_of(ROWS, CTX, 1), ids_of(ROWS, CTX, 5),
+                                      kn_from(KN_I64, KN_CPU, begins, KN_SHAPE(ROWS, CTX)));
 }
 
 static kn_tensor *separate_loss(kn_module *m, const kn_family *f)
@@ -147,7 +147,7 @@ static kn_tensor *separate_loss(kn_module *m, const kn_family *f)
             for (int i = 0; i < 2; i++)
                 part[i] = kn_contiguous(kn_slice(kn_slice(i ? y : x, 0, r, r + 1), 1, from, to));
             kn_tensor *loss =
-                kn_scale(f->loss(m, part[0], part[1]), (double)(to - from) / (ROWS * CTX));
+                kn_scale(kn_language_loss(m, part[0], part[1]), (double)(to - from) / (ROWS * CTX));
             sum = sum ? kn_add(sum, loss) : loss;
         }
     return sum;
@@ -209,8 +209,7 @@ KN_TEST(documents, bad_begins)
     kn_module m;
     make_small(&m, GPT, KN_F32, 3);
     kn_scope s = kn_scope_begin();
-    KN_CHECK(!small_models[GPT].family->documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1),
-                                                       ids_of(1, 5, 1)));
+    KN_CHECK(!kn_language_documents_loss(&m, ids_of(1, 6, 1), ids_of(1, 6, 1), ids_of(1, 5, 1)));
     KN_CHECK_ERROR("gpt: ids are i64[1,6] but documents' begins i64[1,5]; both must be [B,T]");
     KN_CHECK(!kn_document_mask(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2))));
     KN_CHECK_ERROR("begin has 1 dims");

@@ -11,18 +11,17 @@ enum { VOCAB = 11 };
 KN_TEST(language, begins_at_the_uniform_loss_and_sees_no_future)
 {
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
-        const kn_family *f = small_models[kind].family;
         float whole[2 * 6 * VOCAB], part[2 * 4 * VOCAB], last[2 * VOCAB];
         kn_module m;
         make_small(&m, kind, KN_F32, 7);
         kn_train(&m, false);
         kn_scope s = kn_scope_begin();
-        const double loss = kn_item(f->loss(&m, ids_of(2, 6, 0), ids_of(2, 6, 1)));
+        const double loss = kn_item(kn_language_loss(&m, ids_of(2, 6, 0), ids_of(2, 6, 1)));
         KN_CHECK(fabs(loss - log(VOCAB)) < 0.05, "model %d: loss %g", kind, loss);
         kn_tensor *x = ids_of(2, 6, 0), *four = kn_contiguous(kn_slice(x, 1, 0, 4));
         KN_CHECK(kn_to_host(kn_call(&m, x), whole, sizeof whole) &&
                      kn_to_host(kn_call(&m, four), part, sizeof part) &&
-                     kn_to_host(f->next_logits(&m, four), last, sizeof last),
+                     kn_to_host(kn_language_next_logits(&m, four), last, sizeof last),
                  "%s", kn_error());
         for (int r = 0; r < 2; r++)
             for (int i = 0; i < 4 * VOCAB; i++) {
@@ -76,15 +75,14 @@ KN_TEST(language, gradients_are_those_of_the_loss)
 KN_TEST(language, tokens_that_do_not_fit)
 {
     for (int kind = GPT; kind <= OWN_HEAD; kind++) {
-        const kn_family *f = small_models[kind].family;
         kn_module m;
         make_small(&m, kind, KN_F32, 7);
         kn_scope s = kn_scope_begin();
-        KN_CHECK(!f->next_logits(&m, ids_of(1, 7, 0)));
+        KN_CHECK(!kn_language_next_logits(&m, ids_of(1, 7, 0)));
         KN_CHECK_ERROR("7 tokens in a row; the model's context is 1 to 6");
-        KN_CHECK(!f->loss(&m, ids_of(1, 6, 0), ids_of(2, 6, 0)));
+        KN_CHECK(!kn_language_loss(&m, ids_of(1, 6, 0), ids_of(2, 6, 0)));
         KN_CHECK_ERROR("ids are i64[1,6] but targets i64[2,6]");
-        KN_CHECK(!f->loss(&m, ids_of(2, 6, 0), ids_of(2, 5, 0)));
+        KN_CHECK(!kn_language_loss(&m, ids_of(2, 6, 0), ids_of(2, 5, 0)));
         KN_CHECK_ERROR("ids are i64[2,6] but targets i64[2,5]");
         kn_scope_end(s);
         kn_module_free(&m);
@@ -109,7 +107,7 @@ KN_TEST(language, writes_from_any_logits)
 {
     char text[4][64] = { "" };
     kn_module m;
-    const kn_logits_fn next = kn_gpt_family.next_logits,
+    const kn_logits_fn next = kn_language_next_logits,
                        from[] = { next, all_logits, all_logits, next };
     const kn_sample_options o = { .temperature = 1, .seed = 5 };
     kn_tokenizer *t = kn_tokenizer_create("char", "abcdefghijk", VOCAB),
@@ -230,7 +228,8 @@ static double surprise(const kn_family *f, kn_module *m, const int64_t *ids, int
 {
     double sum = 0, most = -INFINITY;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *y = f->next_logits(m, kn_from(KN_I64, KN_CPU, ids + from, KN_SHAPE(1, i - from)));
+    kn_tensor *y =
+        kn_language_next_logits(m, kn_from(KN_I64, KN_CPU, ids + from, KN_SHAPE(1, i - from)));
     const float *logit = kn_data(y);
     for (int64_t k = 0; k < kn_numel(y); k++)
         most = logit[k] > most ? logit[k] : most;
@@ -271,9 +270,10 @@ KN_TEST(language, a_text_is_evaluated)
                     from += stride;
                 sum += surprise(f, &m, ids, from, i);
             }
-            KN_CHECK(kn_text_evaluate(&m, f->loss, text, &score, .ctx = CTX, .stride = stride,
-                                      .batch = 1 + n % 3, .tokenizer = t, .comm = kn_comm_self(),
-                                      .tell = note_share, .tell_arg = &share),
+            KN_CHECK(kn_text_evaluate(&m, kn_language_loss, text, &score, .ctx = CTX,
+                                      .stride = stride, .batch = 1 + n % 3, .tokenizer = t,
+                                      .comm = kn_comm_self(), .tell = note_share,
+                                      .tell_arg = &share),
                      "%s", kn_error());
             KN_CHECK(share == 1);
             KN_CHECK(score.tokens == n - 1 && score.bytes == n - 1);
@@ -283,9 +283,10 @@ KN_TEST(language, a_text_is_evaluated)
             kn_text_free(text);
         }
     kn_text *one = kn_text_of_ids(tokens, 1, VOCAB), *two = kn_text_of_ids(tokens, 2, VOCAB);
-    KN_CHECK(!kn_text_evaluate(&m, f->loss, one, &score, .ctx = CTX, .comm = kn_comm_self()));
+    KN_CHECK(
+        !kn_text_evaluate(&m, kn_language_loss, one, &score, .ctx = CTX, .comm = kn_comm_self()));
     KN_CHECK_ERROR("the text has 1 tokens");
-    KN_CHECK(!kn_text_evaluate(&m, f->loss, two, &score, .ctx = CTX, .stride = 7));
+    KN_CHECK(!kn_text_evaluate(&m, kn_language_loss, two, &score, .ctx = CTX, .stride = 7));
     KN_CHECK_ERROR(".stride 7");
     kn_text_free(one), kn_text_free(two);
     kn_tokenizer_free(t);

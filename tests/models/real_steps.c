@@ -139,8 +139,8 @@ void real_steps_end(real_steps *s)
 
 static kn_tensor *loss_of(real_steps *s)
 {
-    if (s->family->loss)
-        return s->family->loss(&s->net, s->x, s->y);
+    if (s->family->kind == KN_LANGUAGE_MODELS)
+        return kn_language_loss(&s->net, s->x, s->y);
     kn_tensor *logits = kn_call(&s->net, s->x);
     if (s->o.mixed)
         logits = kn_cast(logits, KN_F32);

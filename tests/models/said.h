@@ -37,7 +37,7 @@ static void computes_as_said(const kn_imported *x, const char *path)
     const json_t *list = json_object_get(want, "logits");
     KN_CHECK(count > 0 && json_array_size(list) == (size_t)kn_config_get(c, "vocab", 0));
     for (int64_t k = 0; k < count; k++) {
-        kn_tensor *y = c->family->next_logits(&m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
+        kn_tensor *y = kn_language_next_logits(&m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, n)));
         KN_CHECK(y, "%s", kn_error());
         const float *logit = kn_data(y);
         int64_t best = 0;

@@ -47,8 +47,8 @@ KN_TEST(vision_input, inputs_of_strangers_are_checked)
         const char *from, *to, *error;
     } bad[] = {
         { NULL, NULL, NULL },
-        { "\"std\": [0.5,", "\"std\": [0.0,", "3 numbers above 0" },
-        { "\"std\": [0.5,", "\"std\": [-0.5,", "3 numbers above 0" },
+        { "\"std\": [0.5,", "\"std\": [0.0,", "std should be above 0" },
+        { "\"std\": [0.5,", "\"std\": [-0.5,", "std should be above 0" },
         { "\"std\": [0.5,", "\"std\": [", "doesn't hold 3 numbers" },
         { "\"mean\": [0.5,", "\"mean\": [\"a\",", "doesn't hold 3 numbers" },
         { "\"input_size\": [3, 8, 8]", "\"input_size\": [3, 65536, 65536]", "from 1 to 4096" },
