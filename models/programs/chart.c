@@ -200,12 +200,6 @@ void svg_end(FILE *out)
     fprintf(out, "</svg>\n");
 }
 
-static const char *colour_of(const chart *c, int i)
-{
-    static const char *const colours[] = { "#06c", "#c50", "#093", "#a0a", "#777", "#c03" };
-    return c->line[i].colour ? c->line[i].colour : colours[i % 6];
-}
-
 static int named(const chart *c)
 {
     int n = 0;
@@ -254,7 +248,7 @@ static void draw_frame(FILE *out, const scale *s, double top)
 static void draw_line(FILE *out, const scale *s, int i, double top, double legend)
 {
     const chart_line *l = &s->c->line[i];
-    const char *colour = colour_of(s->c, i);
+    const char *colour = l->colour;
     double x = 0, y = 0;
     char text[32];
     int n = 0;

@@ -11,7 +11,7 @@ enum { CHART_POINTS = 2000 }; /* of a line: more are joined to their means, two 
 /* A line's points. */
 typedef struct chart_line {
     const char *name;   /* "": none in the legend; borrowed */
-    const char *colour; /* of SVG; NULL: the line's place chooses */
+    const char *colour; /* of SVG */
     bool faint;         /* thin, without marks: a value a step */
     double *x, *y;      /* [count], owned */
     int count;

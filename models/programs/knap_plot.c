@@ -103,7 +103,7 @@ static bool run(char *const *word, int words)
     if (words > MOST_RUNS)
         return kn_fail("%d runs are more than the %d that one picture takes", words, MOST_RUNS);
     for (int i = 0; ok && i < words; i++) {
-        all[i].samples = given.samples;
+        all[i].unit = given.samples;
         ok = read_run(&all[i], word[i]) && (name[i] = kn_host_strdup(word[i]));
         if (ok)
             kn_defuse(name[i]);

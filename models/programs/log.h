@@ -50,14 +50,10 @@ bool events_step(FILE *out, int64_t step, const log_value *value, int count);
 
 /* ---- log_read.c: reading a log of JSON ------------------------------------------------------- */
 
-typedef struct log_line {
-    int64_t step, samples;
-    double loss, val_loss, val_accuracy; /* NAN: null, or none */
-} log_line;
-
-/* Calls take for each step's line of the file up to so many samples (-1: all), in the file's order;
- * other lines are left out. Without a file: nothing, *there is false (NULL: that is an error). */
-bool log_read(const char *path, int64_t samples, bool (*take)(const log_line *line, void *arg),
+/* Calls take for each step's line of the file up to so many samples (-1: all), in the file's order,
+ * with step, samples, losses (NAN: null, or none) and accuracy; other lines are left out. Without a
+ * file: nothing, *there is false (NULL: that is an error). */
+bool log_read(const char *path, int64_t samples, bool (*take)(const step_report *step, void *arg),
               void *arg, bool *there);
 
 #endif

@@ -20,20 +20,22 @@ static double number_in(const json_t *j, const char *key)
 }
 
 /* A line of a step; false: another text, or with an error. */
-static bool parse(const char *text, log_line *line)
+static bool parse(const char *text, step_report *r)
 {
     json_error_t error;
     json_t *j = kn_json_parse(text, strlen(text), 0, "the log", &error);
-    *line = (log_line){ .step = json_integer_value(json_object_get(j, "step")),
+    *r = (step_report){ .step = json_integer_value(json_object_get(j, "step")),
                         .samples = json_integer_value(json_object_get(j, "samples")),
                         .loss = number_in(j, "loss"),
                         .val_loss = number_in(j, "val_loss"),
-                        .val_accuracy = number_in(j, "val_accuracy") };
+                        .accuracy = number_in(j, "val_accuracy") };
     json_decref(j);
-    return line->step > 0 && line->samples > 0;
+    r->has_val = !isnan(r->val_loss);
+    r->has_accuracy = !isnan(r->accuracy);
+    return r->step > 0 && r->samples > 0;
 }
 
-bool log_read(const char *path, int64_t samples, bool (*take)(const log_line *line, void *arg),
+bool log_read(const char *path, int64_t samples, bool (*take)(const step_report *step, void *arg),
               void *arg, bool *there)
 {
     enum { LINE = 1 << 16 }; /* a longer one is none of a log */
@@ -49,11 +51,11 @@ bool log_read(const char *path, int64_t samples, bool (*take)(const log_line *li
         return false;
     }
     char *text = kn_host_alloc(LINE);
-    log_line line;
+    step_report step;
     bool ok = text != NULL;
     while (ok && fgets(text, LINE, in))
-        if (parse(text, &line) && (samples < 0 || line.samples <= samples))
-            ok = take(&line, arg);
+        if (parse(text, &step) && (samples < 0 || step.samples <= samples))
+            ok = take(&step, arg);
         else
             ok = kn_ok();
     ok = ok && (!ferror(in) || kn_fail_system("cannot read the log %s: %m", path));

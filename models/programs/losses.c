@@ -1,21 +1,29 @@
-/* models/programs/losses.c: losses over steps or samples. */
+/* models/programs/losses.c: losses and accuracy over steps or samples. */
 #include "models/programs/losses.h"
 
 #include "kernels/error.h"
 
-bool losses_add(losses *l, const log_line *line)
+#include <math.h>
+
+bool losses_add(losses *l, const step_report *step)
 {
-    const double x = (double)(l->samples ? line->samples : line->step);
-    chart_cut(&l->line[TRAINED], x);
-    chart_cut(&l->line[VALIDATED], x);
-    l->line[TRAINED].faint = true;
-    return chart_add(&l->line[TRAINED], x, line->loss) &&
-           chart_add(&l->line[VALIDATED], x, line->val_loss);
+    const double x = l->unit ? (double)step->samples / (double)l->unit : (double)step->step;
+    for (int i = 0; i < LINES; i++)
+        chart_cut(&l->line[i], x);
+    l->line[TRAINED].faint = !l->means;
+    l->sum += step->loss;
+    l->count++;
+    const double loss = !l->means ? step->loss : step->has_val ? l->sum / (double)l->count : NAN;
+    if (step->has_val)
+        l->sum = 0, l->count = 0;
+    return chart_add(&l->line[TRAINED], x, loss) &&
+           chart_add(&l->line[VALIDATED], x, step->has_val ? step->val_loss : NAN) &&
+           chart_add(&l->line[RIGHT], x, step->has_accuracy ? 100 * step->accuracy : NAN);
 }
 
-static bool take(const log_line *line, void *arg)
+static bool take(const step_report *step, void *arg)
 {
-    return losses_add(arg, line);
+    return isnan(step->loss) || losses_add(arg, step);
 }
 
 bool losses_read(losses *l, const char *path, int64_t samples, bool may_lack)
@@ -26,6 +34,6 @@ bool losses_read(losses *l, const char *path, int64_t samples, bool may_lack)
 
 void losses_free(losses *l)
 {
-    for (int i = 0; i < LOSSES; i++)
+    for (int i = 0; i < LINES; i++)
         chart_line_free(&l->line[i]);
 }

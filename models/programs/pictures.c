@@ -41,40 +41,40 @@ static bool text_end(text *t, const char *path)
 
 /* ---- curves ---------------------------------------------------------------------------------- */
 
-bool picture_curves(const char *path, const curve_point *point, int n)
+bool picture_curves(const char *path, const losses *run)
 {
-    chart_line line[] = { { "training", "#888" }, { "test", "#06c" }, { "right", "#06c" } };
+    static const char *const look[][2] = { { "training", "#888" },
+                                           { "test", "#06c" },
+                                           { "right", "#06c" } };
+    chart_line line[LINES];
     text t;
-    bool ok = true;
     double most = 0, low = 100, high = 0;
-    for (int i = 0; ok && i < n; i++) {
-        const curve_point *p = &point[i];
-        ok = chart_add(&line[0], p->epoch, p->train_loss) &&
-             chart_add(&line[1], p->epoch, p->val_loss) &&
-             chart_add(&line[2], p->epoch, p->accuracy);
-        most = fmax(most, fmax(p->train_loss, p->val_loss));
-        low = fmin(low, p->accuracy);
-        high = fmax(high, p->accuracy);
+    for (int i = 0; i < LINES; i++) {
+        line[i] = run->line[i];
+        line[i].name = look[i][0];
+        line[i].colour = look[i][1];
+        for (int k = 0; k < line[i].count; k++) {
+            const double y = line[i].y[k];
+            most = i == RIGHT ? most : fmax(most, y);
+            low = i == RIGHT ? fmin(low, y) : low;
+            high = i == RIGHT ? fmax(high, y) : high;
+        }
     }
-    const chart loss = { "loss", "epochs", line, 2, .high = chart_round(most) };
+    const chart loss = { "loss", "epochs", line, LOSSES, .high = chart_round(most) };
     const chart right = { "right test images in %",
                           "epochs",
-                          line + 2,
+                          line + RIGHT,
                           1,
                           .low = 10 * floor(low / 10),
                           .high = fmin(100, 10 * ceil((high + 1) / 10)) };
-    ok = ok && text_begin(&t);
-    if (ok) {
-        const double top = chart_height(&loss);
-        svg_begin(t.out, CHART_WIDTH, top + chart_height(&right));
-        chart_draw(t.out, &loss, 0);
-        chart_draw(t.out, &right, top);
-        svg_end(t.out);
-        ok = text_end(&t, path);
-    }
-    for (int i = 0; i < 3; i++)
-        chart_line_free(&line[i]);
-    return ok;
+    const double top = chart_height(&loss);
+    if (!text_begin(&t))
+        return false;
+    svg_begin(t.out, CHART_WIDTH, top + chart_height(&right));
+    chart_draw(t.out, &loss, 0);
+    chart_draw(t.out, &right, top);
+    svg_end(t.out);
+    return text_end(&t, path);
 }
 
 /* ---- the confusion matrix -------------------------------------------------------------------- */

@@ -200,7 +200,7 @@ double *training_losses(const training *t)
     return kn_host_alloc(EVALUATED * sizeof(double) * (size_t)kn_comm_size(t->world));
 }
 
-/* The log, and the losses before this start for --plot. */
+/* The log, and the losses before this start for charts. */
 static bool open_log(training *t)
 {
     const settings *s = t->s;
@@ -214,9 +214,12 @@ static bool open_log(training *t)
                             .goes_on = t->from != NULL,
                             .samples = samples,
                             .step = t->begin };
-    if (s->plot && (!(t->plot = kn_host_calloc(1, sizeof *t->plot)) ||
-                    (t->from && before && !losses_read(t->plot, before, samples, true))))
+    if (s->plot && !(t->plot = kn_host_calloc(1, sizeof *t->plot)))
         return false;
+    losses *const charts[] = { t->plot, t->curves };
+    for (int i = 0; i < 2 && t->from && before; i++)
+        if (charts[i] && !losses_read(charts[i], before, samples, true))
+            return false;
     return (!o.out && !o.file && !o.folder) || (t->log = log_open(o));
 }
 

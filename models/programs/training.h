@@ -75,6 +75,7 @@ struct training {
     char *config;                  /* kn_checkpoint_save's; owned */
     const kn_tokenizer *tokenizer; /* saved beside it; may be NULL */
     bool over;                     /* there is nothing to train */
+    losses *curves;                /* of rank 0; filled by the loop, and from the log; NULL: none */
     /* made before the first step */
     kn_optim *optim;
     kn_scaler *scaler; /* NULL: losses are not scaled */
@@ -116,9 +117,7 @@ struct training {
     double least;          /* the best score of all evaluations, kept or not; NAN: none yet */
     int64_t worse;         /* evaluations since then */
     bool early;            /* as many as --patience: save and end */
-    double loss_sum;       /* of the loss_steps steps since the evaluation before */
-    int64_t loss_steps;
-    double *losses; /* [ranks, EVALUATED]: of an evaluation: loss, bytes, stop request */
+    double *losses;        /* [ranks, EVALUATED]: of an evaluation: loss, bytes, stop request */
 };
 
 static inline bool first_rank(const training *t)

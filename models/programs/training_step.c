@@ -63,10 +63,7 @@ static bool evaluate_loss(training *t, step_report *p)
 
 bool evaluate(training *t, step_report *p)
 {
-    bool ok = t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
-    t->loss_sum = 0;
-    t->loss_steps = 0;
-    return ok;
+    return t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
 }
 
 /* ---- measurements of a step ------------------------------------------------------------------ */
@@ -100,8 +97,6 @@ bool take_measurements(training *t, int keep)
         t->save_now |= m.news.now;
         if (m.news.save == t->saves && m.news.state >= KN_SAVE_WRITTEN) /* on every rank */
             kn_checkpoint_finish(t->folder, m.news.state == KN_SAVE_WRITTEN);
-        t->loss_sum += m.loss;
-        t->loss_steps++;
         double now = kn_now();
         p->seconds = now - fmax(p->begun, t->taken);
         t->taken = now;
