@@ -1,10 +1,13 @@
 /* models/programs/chart.c: one scale for both forms of a chart. */
 #include "models/programs/chart.h"
+#include "data/data.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/options_internal.h"
 #include "models/tokens/tokens.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -174,13 +177,30 @@ static const char *tick_text(const chart *c, double at, char text[32])
 
 /* ---- SVG ------------------------------------------------------------------------------------- */
 
-void svg_begin(FILE *out, double width, double height)
+bool page_begin(page *t)
 {
-    fprintf(out,
+    *t = (page){ 0 };
+    return (t->out = open_memstream(&t->data, &t->size)) || kn_fail("no memory for a picture");
+}
+
+bool page_end(page *t, const char *path)
+{
+    bool ok = fclose(t->out) == 0 || kn_fail("no memory for %s", path);
+    ok = ok && kn_file_write(path, (const void *[]){ t->data }, (size_t[]){ t->size }, 1);
+    free(t->data);
+    return ok;
+}
+
+bool svg_begin(page *t, double width, double height)
+{
+    if (!page_begin(t))
+        return false;
+    fprintf(t->out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" "
             "font-family=\"sans-serif\" font-size=\"12\">\n"
             "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             width, height);
+    return true;
 }
 
 void svg_text(FILE *out, const char *text)
@@ -195,9 +215,10 @@ void svg_text(FILE *out, const char *text)
             fputc(*text, out);
 }
 
-void svg_end(FILE *out)
+bool svg_end(page *t, const char *path)
 {
-    fprintf(out, "</svg>\n");
+    fprintf(t->out, "</svg>\n");
+    return page_end(t, path);
 }
 
 static int named(const chart *c)

@@ -111,17 +111,6 @@ static bytes event_at(int64_t step)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static bool make_folder(const char *folder)
-{
-    struct stat st;
-    if (KN_AGAIN(mkdir(folder, 0777)) == 0)
-        return true;
-    if (errno != EEXIST)
-        return kn_fail_system("--tensorboard %s: cannot make the folder: %m", folder);
-    return (kn_look(folder, &st) > 0 && S_ISDIR(st.st_mode)) ||
-           (kn_ok() && kn_fail("--tensorboard %s: a file that is no folder lies there", folder));
-}
-
 /* TensorBoard reads the files of a folder in the order of their names, which begin with the second;
  * a name that is there already gets the next number. */
 static FILE *new_file(const char *folder, char *path, size_t size)
@@ -145,7 +134,7 @@ static FILE *new_file(const char *folder, char *path, size_t size)
 FILE *events_open(const char *folder, int64_t from, char *path, size_t size)
 {
     static const unsigned char start[] = { 1 << 3 | VARINT, 1 };
-    FILE *out = make_folder(folder) ? new_file(folder, path, size) : NULL;
+    FILE *out = kn_folder_make(folder, "--tensorboard ") ? new_file(folder, path, size) : NULL;
     if (!out)
         return NULL;
     bytes first = event_at(0), again = event_at(from);

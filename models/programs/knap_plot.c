@@ -57,18 +57,11 @@ static bool read_run(losses *l, const char *word)
 
 static bool draw(const chart *c, const char *path)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    if (out) {
-        svg_begin(out, CHART_WIDTH, chart_height(c));
-        chart_draw(out, c, 0);
-        svg_end(out);
-    }
-    bool ok = (out && fclose(out) == 0) || kn_fail("no memory for a picture");
-    ok = ok && kn_file_write(path, (const void *[]){ text }, (size_t[]){ size }, 1);
-    free(text);
-    return ok;
+    page t;
+    if (!svg_begin(&t, CHART_WIDTH, chart_height(c)))
+        return false;
+    chart_draw(t.out, c, 0);
+    return svg_end(&t, path);
 }
 
 /* Lines of one run have one colour. */

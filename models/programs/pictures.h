@@ -16,7 +16,5 @@ bool picture_grid(const char *path, kn_tensor *x, int64_t columns);
  * their classes, mistakes.png of the images alone, mistakes.tsv with their numbers in the set. */
 bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *set,
                       const kn_vision_input *in, kn_augment augment);
-/* Makes the folder of --pictures, where it is not there yet; dir may be NULL. */
-bool picture_folder(const char *dir);
 
 #endif

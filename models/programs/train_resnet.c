@@ -350,7 +350,8 @@ static bool open_all(training *t)
     r->curves = (losses){ .unit = r->set.count, .means = true };
     t->curves = s->pictures && first_rank(t) ? &r->curves : NULL;
     return kn_ok() && image_eval_init(&r->eval, r->input.classes) &&
-           (!first_rank(t) || picture_folder(s->pictures));
+           (!first_rank(t) || !s->pictures ||
+            (kn_folder_outside(s->pictures) && kn_folder_make(s->pictures, "--pictures ")));
 }
 
 static bool ready(training *t)

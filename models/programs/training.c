@@ -195,11 +195,6 @@ static bool begin_saving(training *t)
     return kn_ok();
 }
 
-double *training_losses(const training *t)
-{
-    return kn_host_alloc(EVALUATED * sizeof(double) * (size_t)kn_comm_size(t->world));
-}
-
 /* The log, and the losses before this start for charts. */
 static bool open_log(training *t)
 {
@@ -228,10 +223,9 @@ bool training_begin(training *t)
     const settings *p = t->s;
     t->behind = t->device == KN_CUDA;
     t->measures = measures_create(t->world, t->device, p->accum, t->behind);
-    t->losses = training_losses(t);
     t->fixed = kn_host_calloc((size_t)p->accum, sizeof *t->fixed);
     t->replay = p->cuda_graph && kn_ok() ? kn_replay_new(&t->model) : NULL;
-    if (!t->measures || !t->losses || !t->fixed || (p->cuda_graph && !t->replay))
+    if (!t->measures || !t->fixed || (p->cuda_graph && !t->replay))
         return false;
     if (p->out && !begin_saving(t))
         return false;
@@ -255,7 +249,6 @@ void training_end(training *t)
     kn_host_free(t->fixed);
     measures_free(t->measures);
     kn_checkpoint_free(t->from);
-    kn_host_free(t->losses);
     kn_host_free(t->record);
     kn_host_free(t->command);
     kn_host_free(t->tokens);
