@@ -35,8 +35,8 @@ static bool parse(const char *text, step_report *r)
     return r->step > 0 && r->samples > 0;
 }
 
-bool log_read(const char *path, int64_t samples, bool (*take)(const step_report *step, void *arg),
-              void *arg, bool *there)
+bool log_lines(const char *path, bool (*take)(const char *line, off_t at, bool cut, void *arg),
+               void *arg, bool *there)
 {
     enum { LINE = 1 << 16 }; /* a longer one is none of a log */
     const int fd = kn_open(path, O_RDONLY | O_CLOEXEC, 0);
@@ -50,16 +50,40 @@ bool log_read(const char *path, int64_t samples, bool (*take)(const step_report 
         close(fd);
         return false;
     }
-    char *text = kn_host_alloc(LINE);
-    step_report step;
-    bool ok = text != NULL;
-    while (ok && fgets(text, LINE, in))
-        if (parse(text, &step) && (samples < 0 || step.samples <= samples))
-            ok = take(&step, arg);
-        else
-            ok = kn_ok();
-    ok = ok && (!ferror(in) || kn_fail_system("cannot read the log %s: %m", path));
-    kn_host_free(text);
+    char *line = kn_host_alloc(LINE);
+    bool more = line != NULL, begins = true;
+    for (off_t at = 0; more && fgets(line, LINE, in); at = ftello(in)) {
+        const size_t length = strlen(line);
+        const bool ends = length > 0 && line[length - 1] == '\n';
+        more = !begins || take(line, at, !ends && feof(in), arg);
+        begins = ends;
+    }
+    if (ferror(in))
+        kn_fail_system("cannot read the log %s: %m", path);
+    kn_host_free(line);
     fclose(in);
-    return ok;
+    return kn_ok();
+}
+
+typedef struct reading {
+    int64_t samples;
+    bool (*take)(const step_report *step, void *arg);
+    void *arg;
+} reading;
+
+static bool take_line(const char *line, off_t at, bool cut, void *arg)
+{
+    const reading *r = arg;
+    step_report step;
+    (void)at, (void)cut;
+    return !parse(line, &step) || (r->samples >= 0 && step.samples > r->samples)
+               ? kn_ok()
+               : r->take(&step, r->arg);
+}
+
+bool log_read(const char *path, int64_t samples, bool (*take)(const step_report *step, void *arg),
+              void *arg, bool *there)
+{
+    reading r = { samples, take, arg };
+    return log_lines(path, take_line, &r, there);
 }

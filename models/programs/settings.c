@@ -262,6 +262,16 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
                s->mesh.replicas, s->mesh.shards);
 }
 
+bool settings_follow(kn_options *o, const char *name, const char *value)
+{
+    const char *given = kn_options_given(o, name) ? kn_options_value(o, name) : NULL;
+    if (!given)
+        return kn_options_set(o, name, value);
+    return strcmp(given, value) == 0 ||
+           kn_fail("--%s %s: the model of --init %s has %s; leave it out", name, given,
+                   kn_options_value(o, "init"), value);
+}
+
 /* ---- derived values -------------------------------------------------------------------------- */
 
 static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_F16 }; /* f32|bf16|f16 */
