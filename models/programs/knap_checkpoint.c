@@ -11,14 +11,12 @@
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 typedef struct settings {
     const char *out, *part, *shard_size;

@@ -6,7 +6,6 @@
 #include "models/programs/tool.h"
 #include "tensor/files.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_RUNS = 16 };

@@ -9,7 +9,6 @@
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>

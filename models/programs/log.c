@@ -6,7 +6,6 @@
 #include "tensor/files.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,7 +150,7 @@ static bool cut_later(log_file *f, const log_options *o, const char *header)
     if (!S_ISREG(st.st_mode))
         return true;
     cutting c = { f->table, f->path, header, o->samples, st.st_size };
-    return log_lines(f->path, find_later, &c, NULL) &&
+    return log_lines(f->path, find_later, &c, false) &&
            (c.place == st.st_size || KN_AGAIN(ftruncate(fileno(f->out), c.place)) == 0 ||
             kn_fail_system("cannot cut the log %s: %m", f->path));
 }

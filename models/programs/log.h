@@ -48,16 +48,11 @@ FILE *events_open(const char *folder, int64_t from, char *path, size_t size);
 /* The values of a step as one event. False: writing failed (errno). */
 bool events_step(FILE *out, int64_t step, const log_value *value, int count);
 
-/* ---- log_read.c: reading a log --------------------------------------------------------------- */
+/* ---- losses.c: reading a log ----------------------------------------------------------------- */
 
 /* Calls take for each line of the file, until it is false; at: its place, cut: it has no end, as
- * after a crash. Without a file: nothing, *there is false (NULL: that is an error). */
+ * after a crash. Without a file: nothing, where may_lack. */
 bool log_lines(const char *path, bool (*take)(const char *line, off_t at, bool cut, void *arg),
-               void *arg, bool *there);
-/* Calls take for each step's line of the file up to so many samples (-1: all), in the file's order,
- * with step, samples, losses (NAN: null, or none) and accuracy; other lines are left out. there:
- * as above. */
-bool log_read(const char *path, int64_t samples, bool (*take)(const step_report *step, void *arg),
-              void *arg, bool *there);
+               void *arg, bool may_lack);
 
 #endif

@@ -6,7 +6,6 @@
 #include "kernels/error.h"
 #include "models/programs/settings.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>

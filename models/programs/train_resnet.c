@@ -5,17 +5,14 @@
 #include "kernels/context.h"
 #include "kernels/error_internal.h"
 #include "models/image.h"
-#include "models/programs/image_export.h"
 #include "models/programs/image_settings.h"
 #include "models/programs/pictures.h"
 #include "nn/summary.h"
 #include "state/folder_internal.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 typedef struct image_run {
     training t; /* comes first */
@@ -329,6 +326,48 @@ static bool write_grid(image_run *r)
     return ok;
 }
 
+/* ---- export ---------------------------------------------------------------------------------- */
+
+/* Before the training: the folder of --export may be written, and is none of the run's own. */
+static bool may_export(const training *t, const char *dir)
+{
+    return t->s->out && same_folder(dir, t->s->out)
+               ? kn_fail("--export %s: the run saves its checkpoints there; choose another folder",
+                         dir)
+               : kn_pretrained_may_save(dir);
+}
+
+static bool load_best(training *t)
+{
+    char dir[FOLDER + 8];
+    snprintf(dir, sizeof dir, "%s/best", t->s->out);
+    kn_checkpoint *c = kn_checkpoint_open(dir, t->world);
+    bool ok = c && kn_checkpoint_load(c, &t->model);
+    kn_checkpoint_free(c);
+    return ok;
+}
+
+/* --export: the best model of the run, where one was kept, else the last one; nothing, said aloud,
+ * if the run was stopped. t's model may change. Collective. */
+static bool export_model(image_run *r)
+{
+    training *t = &r->t;
+    const char *dir = r->s.export;
+    const bool kept = t->s->keep_best && t->best_step >= 0;
+    /* the best checkpoint's model has the averages already */
+    const kn_pretrained_save_options o = { .comm = t->world, .ema = kept ? NULL : t->ema };
+    if (t->stop) {
+        if (first_rank(t))
+            printf("not exported: the run was stopped before its end\n");
+        return true;
+    }
+    if ((kept && !load_best(t)) || !kn_vision_save(dir, &t->model, &r->config, &r->input, o))
+        return false;
+    if (first_rank(t))
+        printf("exported to %s: the %s model\n", dir, kept ? "best" : "last");
+    return true;
+}
+
 /* ---- the program ----------------------------------------------------------------------------- */
 
 static bool open_all(training *t)
@@ -356,7 +395,8 @@ static bool open_all(training *t)
 
 static bool ready(training *t)
 {
-    return image_export_check(t, ((image_run *)t)->s.export);
+    const char *dir = ((image_run *)t)->s.export;
+    return kn_agree(t->world, !dir || !first_rank(t) || may_export(t, dir));
 }
 
 static bool end(training *t)
@@ -365,7 +405,7 @@ static bool end(training *t)
     if (!write_pictures(r))
         return false;
     print_end(r);
-    return !r->s.export || image_export(t, r->s.export, &r->config, &r->input);
+    return !r->s.export || export_model(r);
 }
 
 static void run_free(training *t)

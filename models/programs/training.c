@@ -11,12 +11,10 @@
 #include "state/folder_internal.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
