@@ -244,6 +244,17 @@ void *kn_file_read(const char *path, size_t most, size_t *size)
     return to;
 }
 
+bool kn_folder_make(const char *path, const char *option)
+{
+    struct stat st;
+    if (KN_AGAIN(mkdir(path, 0777)) == 0)
+        return true;
+    if (errno != EEXIST)
+        return kn_fail_system("%s%s: cannot make the folder: %m", option, path);
+    return (kn_look(path, &st) > 0 && S_ISDIR(st.st_mode)) ||
+           (kn_ok() && kn_fail("%s%s: a file that is no folder lies there", option, path));
+}
+
 char *kn_path_join(const char *dir, const char *name)
 {
     const size_t room = strlen(dir) + strlen(name) + 2;

@@ -78,6 +78,9 @@ void kn_folder_names_free(kn_folder_names *n);
  * caller frees. NULL with an error, also where the file has more than `most` bytes, or is cut
  * meanwhile. */
 void *kn_file_read(const char *path, size_t most, size_t *size);
+/* Makes the folder where it isn't there. option: stands before the path in errors, as "--out "; may
+ * be "". */
+bool kn_folder_make(const char *path, const char *option);
 /* dir/name in memory of the host that the caller frees; NULL with an error. */
 char *kn_path_join(const char *dir, const char *name);
 

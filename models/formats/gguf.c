@@ -17,11 +17,6 @@ static const int size_of[KN_GGUF_TYPES] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-typedef struct reader {
-    kn_gguf *g;
-    int64_t at;
-} reader;
-
 /* The file's bytes up to end are in memory. */
 static bool need(kn_gguf *g, int64_t end)
 {
@@ -46,73 +41,63 @@ static bool need(kn_gguf *g, int64_t end)
 }
 
 /* Skips count elements of size bytes, which are in memory then. */
-static bool skip(reader *r, uint64_t count, uint64_t size)
+static bool skip(kn_gguf *g, uint64_t count, uint64_t size)
 {
     uint64_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes) || bytes > (uint64_t)r->g->seen.st_size ||
-        !need(r->g, r->at + (int64_t)bytes))
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > (uint64_t)g->seen.st_size ||
+        !need(g, g->at + (int64_t)bytes))
         return kn_ok() &&
                kn_fail("%s: a list of its header has %llu elements, more than the file has bytes; "
                        "it was cut, or is damaged: fetch it again",
-                       r->g->path, (unsigned long long)count);
-    r->at += (int64_t)bytes;
+                       g->path, (unsigned long long)count);
+    g->at += (int64_t)bytes;
     return true;
 }
 
-static bool read_bytes(reader *r, void *to, int64_t size)
+static bool take(kn_gguf *g, void *to, size_t size)
 {
-    if (!need(r->g, r->at + size))
+    if (!need(g, g->at + (int64_t)size))
         return false;
-    memcpy(to, r->g->bytes + r->at, (size_t)size);
-    r->at += size;
+    memcpy(to, g->bytes + g->at, size);
+    g->at += (int64_t)size;
     return true;
-}
-
-static bool read_u32(reader *r, uint32_t *x)
-{
-    return read_bytes(r, x, 4);
-}
-
-static bool read_u64(reader *r, uint64_t *x)
-{
-    return read_bytes(r, x, 8);
 }
 
 /* A name of a key or a tensor: text of most bytes. Valid until the next read. */
-static bool read_name(reader *r, uint64_t most, const char *what, const char **text, size_t *length)
+static bool read_name(kn_gguf *g, uint64_t most, const char *what, const char **text,
+                      size_t *length)
 {
     uint64_t n;
-    if (!read_u64(r, &n))
+    if (!take(g, &n, sizeof n))
         return false;
     if (n == 0 || n > most)
-        return kn_fail("%s: the name of a %s has %llu bytes; 1 to %llu are read", r->g->path, what,
+        return kn_fail("%s: the name of a %s has %llu bytes; 1 to %llu are read", g->path, what,
                        (unsigned long long)n, (unsigned long long)most);
-    if (!skip(r, n, 1))
+    if (!skip(g, n, 1))
         return false;
-    *text = r->g->bytes + r->at - n;
+    *text = g->bytes + g->at - n;
     *length = (size_t)n;
-    return !memchr(*text, 0, n) || kn_fail("%s: the name of a %s has a 0", r->g->path, what);
+    return !memchr(*text, 0, n) || kn_fail("%s: the name of a %s has a 0", g->path, what);
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static bool read_strings(reader *r, uint64_t count)
+static bool read_strings(kn_gguf *g, uint64_t count)
 {
     uint64_t n;
     for (uint64_t i = 0; i < count; i++)
-        if (!read_u64(r, &n) || !skip(r, n, 1))
+        if (!take(g, &n, sizeof n) || !skip(g, n, 1))
             return false;
     return true;
 }
 
-static bool read_value(reader *r)
+static bool read_value(kn_gguf *g)
 {
-    kn_gguf *g = r->g;
     const char *key;
     size_t length;
     uint32_t type;
     uint64_t count = 1;
-    if (!read_name(r, MOST_KEY, "key", &key, &length))
+    if (!read_name(g, MOST_KEY, "key", &key, &length))
         return false;
     struct kn_string *s = kn_strings_add(&g->keys, key, length);
     if (!s || !kn_host_grow(&g->value, &g->value_room, g->keys.count, sizeof *g->value))
@@ -122,17 +107,17 @@ static bool read_value(reader *r)
                        kn_strings_text(&g->keys, s->value));
     s->value = g->keys.count - 1;
     kn_gguf_value *v = &g->value[s->value];
-    if (!read_u32(r, &type))
+    if (!take(g, &type, sizeof type))
         return false;
     const bool array = type == KN_GGUF_ARRAY;
-    if (array && (!read_u32(r, &type) || !read_u64(r, &count)))
+    if (array && (!take(g, &type, sizeof type) || !take(g, &count, sizeof count)))
         return false;
     if (type >= KN_GGUF_TYPES || type == KN_GGUF_ARRAY)
         return kn_fail("%s: the value of '%.100s' is of type %u, which this library doesn't read",
                        g->path, kn_strings_text(&g->keys, g->keys.count - 1), type);
-    *v = (kn_gguf_value){ .type = type, .array = array, .count = (int64_t)count, .at = r->at };
-    return type == KN_GGUF_STRING ? read_strings(r, count)
-                                  : skip(r, count, (uint64_t)size_of[type]);
+    *v = (kn_gguf_value){ .type = type, .array = array, .count = (int64_t)count, .at = g->at };
+    return type == KN_GGUF_STRING ? read_strings(g, count)
+                                  : skip(g, count, (uint64_t)size_of[type]);
 }
 
 const kn_gguf_value *kn_gguf_find(const kn_gguf *g, const char *key)
@@ -152,22 +137,18 @@ double kn_gguf_number(const kn_gguf *g, const kn_gguf_value *v, int64_t i)
     memcpy(&u, at, (size_t)size_of[v->type]); /* little-endian */
     memcpy(&f, &u, sizeof f);
     memcpy(&d, &u, sizeof d);
-    switch (v->type) {
-    case KN_GGUF_I8:
-        return (int8_t)u;
-    case KN_GGUF_I16:
-        return (int16_t)u;
-    case KN_GGUF_I32:
-        return (int32_t)u;
-    case KN_GGUF_I64:
-        return (double)(int64_t)u;
-    case KN_GGUF_F32:
-        return f;
-    case KN_GGUF_F64:
-        return d;
-    default:
-        return (double)u;
-    }
+    const int unused = 64 - 8 * size_of[v->type];
+    const bool with_sign = v->type == KN_GGUF_I8 || v->type == KN_GGUF_I16 ||
+                           v->type == KN_GGUF_I32 || v->type == KN_GGUF_I64;
+    return v->type == KN_GGUF_F32   ? f
+           : v->type == KN_GGUF_F64 ? d
+           : with_sign              ? (double)((int64_t)(u << unused) >> unused)
+                                    : (double)u;
+}
+
+double kn_gguf_number_at(const kn_gguf *g, const char *key)
+{
+    return kn_gguf_number(g, kn_gguf_find(g, key), 0);
 }
 
 const char *kn_gguf_next(const kn_gguf *g, const kn_gguf_value *v, int64_t *at, size_t *length)
@@ -184,6 +165,13 @@ const char *kn_gguf_text(const kn_gguf *g, const kn_gguf_value *v, size_t *lengt
 {
     int64_t at = 0;
     return v && v->type == KN_GGUF_STRING && !v->array ? kn_gguf_next(g, v, &at, length) : NULL;
+}
+
+bool kn_gguf_says(const kn_gguf *g, const char *key, const char *text)
+{
+    size_t length;
+    const char *own = kn_gguf_text(g, kn_gguf_find(g, key), &length);
+    return own && length == strlen(text) && memcmp(own, text, length) == 0;
 }
 
 json_t *kn_gguf_json(const kn_gguf *g, const kn_gguf_value *v)
@@ -212,14 +200,13 @@ json_t *kn_gguf_json(const kn_gguf *g, const kn_gguf_value *v)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-static bool read_tensor(reader *r, int64_t alignment)
+static bool read_tensor(kn_gguf *g, int64_t alignment)
 {
-    kn_gguf *g = r->g;
     const char *name;
     size_t length;
     uint32_t ndim;
     uint64_t size, offset;
-    if (!read_name(r, MOST_NAME, "tensor", &name, &length))
+    if (!read_name(g, MOST_NAME, "tensor", &name, &length))
         return false;
     struct kn_string *s = kn_strings_add(&g->names, name, length);
     if (!s || !kn_host_grow(&g->tensor, &g->tensor_room, g->names.count, sizeof *g->tensor))
@@ -230,17 +217,17 @@ static bool read_tensor(reader *r, int64_t alignment)
     s->value = g->names.count - 1;
     kn_gguf_tensor *t = &g->tensor[g->tensors++];
     *t = (kn_gguf_tensor){ 0 };
-    if (!read_u32(r, &ndim))
+    if (!take(g, &ndim, sizeof ndim))
         return false;
     if (ndim < 1 || ndim > 4)
         return kn_fail("%s: a tensor has %u dims; 1 to 4 are read", g->path, ndim);
     t->ndim = (int)ndim;
     for (int d = t->ndim - 1; d >= 0; d--) {
-        if (!read_u64(r, &size))
+        if (!take(g, &size, sizeof size))
             return false;
         t->shape[d] = (int64_t)(size < INT64_MAX ? size : INT64_MAX);
     }
-    if (!read_u32(r, &t->type) || !read_u64(r, &offset))
+    if (!take(g, &t->type, sizeof t->type) || !take(g, &offset, sizeof offset))
         return false;
     t->at = (int64_t)(offset < INT64_MAX ? offset : INT64_MAX); /* from the data's beginning */
     return t->at % alignment == 0 ||
@@ -301,22 +288,20 @@ bool kn_gguf_piece(const kn_gguf *g, const kn_gguf_tensor *t, const char *name,
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static bool read_counts(reader *r, uint64_t *tensors, uint64_t *values)
+static bool read_counts(kn_gguf *g, uint64_t *tensors, uint64_t *values)
 {
-    kn_gguf *g = r->g;
     uint32_t magic, version;
-    if (!read_u32(r, &magic) || !read_u32(r, &version))
+    if (!take(g, &magic, sizeof magic) || !take(g, &version, sizeof version))
         return false;
     if (version == 0x02000000 || version == 0x03000000)
         return kn_fail("%s is a big-endian GGUF; little-endian ones are read", g->path);
     if (version != 2 && version != 3)
         return kn_fail("%s is of GGUF's version %u; 2 and 3 are read", g->path, version);
-    return read_u64(r, tensors) && read_u64(r, values);
+    return take(g, tensors, sizeof *tensors) && take(g, values, sizeof *values);
 }
 
 bool kn_gguf_open(kn_gguf *g, const char *path)
 {
-    reader r = { g, 0 };
     uint64_t tensors = 0, values = 0;
     g->path = path;
     g->fd = kn_open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
@@ -324,21 +309,21 @@ bool kn_gguf_open(kn_gguf *g, const char *path)
         return kn_fail_system("%s: cannot open: %m", path);
     if (!S_ISREG(g->seen.st_mode))
         return kn_fail("%s is no file", path);
-    if (!read_counts(&r, &tensors, &values))
+    if (!read_counts(g, &tensors, &values))
         return false;
     for (uint64_t i = 0; i < values; i++)
-        if (!read_value(&r))
+        if (!read_value(g))
             return false;
-    const kn_gguf_value *v = kn_gguf_find(g, "general.alignment");
-    const double claim = v ? kn_gguf_number(g, v, 0) : 32;
+    const bool says = kn_gguf_find(g, "general.alignment") != NULL;
+    const double claim = says ? kn_gguf_number_at(g, "general.alignment") : 32;
     if (!(claim >= 1 && claim <= MOST_ALIGNMENT) || ((int64_t)claim & ((int64_t)claim - 1)))
         return kn_fail("%s: its general.alignment isn't a power of two up to %d", path,
                        MOST_ALIGNMENT);
     const int64_t alignment = (int64_t)claim;
     for (uint64_t i = 0; i < tensors; i++)
-        if (!read_tensor(&r, alignment))
+        if (!read_tensor(g, alignment))
             return false;
-    return place_tensors(g, (r.at + alignment - 1) / alignment * alignment);
+    return place_tensors(g, (g->at + alignment - 1) / alignment * alignment);
 }
 
 void kn_gguf_close(kn_gguf *g)

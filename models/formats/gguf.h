@@ -57,6 +57,7 @@ typedef struct kn_gguf {
     struct stat seen;
     char *bytes; /* the file up to the end of its list of tensors, or more */
     int64_t have, room;
+    int64_t at;             /* where the next value is read */
     kn_strings keys, names; /* their values: numbers in the lists */
     kn_gguf_value *value;
     int64_t value_room;
@@ -74,6 +75,9 @@ const kn_gguf_value *kn_gguf_find(const kn_gguf *g, const char *key);
 const kn_gguf_tensor *kn_gguf_tensor_of(const kn_gguf *g, const char *name);
 /* Element i of a value that isn't of strings as a number; NAN where it isn't there. */
 double kn_gguf_number(const kn_gguf *g, const kn_gguf_value *v, int64_t i);
+double kn_gguf_number_at(const kn_gguf *g, const char *key);
+/* The value of key is this text. */
+bool kn_gguf_says(const kn_gguf *g, const char *key, const char *text);
 /* A value that is one string; NULL: it is none. Not ended by 0. */
 const char *kn_gguf_text(const kn_gguf *g, const kn_gguf_value *v, size_t *length);
 /* The next string of an array: *at is 0 before the first. */

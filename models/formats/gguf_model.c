@@ -258,7 +258,7 @@ static void read_ends(const kn_gguf *g, kn_found *f)
                                         "tokenizer.ggml.eot_token_id" };
     const double vocab = kn_config_get(&f->config, "vocab", 0);
     for (int i = 0; i < 2; i++) {
-        const double id = kn_gguf_number(g, kn_gguf_find(g, keys[i]), 0);
+        const double id = kn_gguf_number_at(g, keys[i]);
         if (id >= 0 && id < vocab && (f->ends == 0 || f->end[0] != (int64_t)id))
             f->end[f->ends++] = (int64_t)id;
     }

@@ -34,7 +34,7 @@ static int type_of(const source *s, int64_t id)
 
 static bool flag(const kn_gguf *g, const char *key, bool otherwise)
 {
-    const double x = kn_gguf_number(g, kn_gguf_find(g, key), 0);
+    const double x = kn_gguf_number_at(g, key);
     return isnan(x) ? otherwise : x != 0;
 }
 
@@ -53,7 +53,7 @@ static json_t *text_of(const source *s, const char *text, size_t length, const c
 
 static bool put_begin(const source *s, json_t *root, bool otherwise)
 {
-    const double id = kn_gguf_number(s->g, kn_gguf_find(s->g, "tokenizer.ggml.bos_token_id"), 0);
+    const double id = kn_gguf_number_at(s->g, "tokenizer.ggml.bos_token_id");
     int64_t at = 0;
     size_t length = 0;
     const char *text = NULL;
@@ -87,13 +87,13 @@ static const char *pattern_of(const kn_gguf *g, const char **kind)
         { "gpt-2", "gpt2" },      { "llama-bpe", "llama3" }, { "llama3", "llama3" },
         { "llama-v3", "llama3" }, { "qwen2", "qwen" },
     };
-    size_t length = 0, n = 0;
-    const char *name = kn_gguf_text(g, kn_gguf_find(g, "tokenizer.ggml.pre"), &length);
-    const char *arch = kn_gguf_text(g, kn_gguf_find(g, "general.architecture"), &n);
-    if (!name && arch && n == 4 && memcmp(arch, "gpt2", 4) == 0) /* older files */
-        name = "gpt-2", length = 5;
-    for (size_t i = 0; name && i < sizeof names / sizeof *names; i++)
-        if (strlen(names[i][0]) == length && memcmp(names[i][0], name, length) == 0)
+    static const char key[] = "tokenizer.ggml.pre";
+    size_t length = 0;
+    const char *name = kn_gguf_text(g, kn_gguf_find(g, key), &length);
+    if (!name && kn_gguf_says(g, "general.architecture", "gpt2")) /* older files */
+        return kn_cut_named(*kind = "gpt2");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (kn_gguf_says(g, key, names[i][0]))
             return kn_cut_named(*kind = names[i][1]);
     return kn_fail_null("%s: its tokenizer cuts texts as '%.*s' (tokenizer.ggml.pre); gpt-2, "
                         "llama-bpe and qwen2 are read: name the model's tokenizer.json "
@@ -185,14 +185,14 @@ static json_t *sentences_of(source *s)
 
 static kn_tokenizer *of_lists(const kn_gguf *g)
 {
+    static const char key[] = "tokenizer.ggml.model";
     source s = { .g = g };
     size_t length = 0;
-    const char *model = kn_gguf_text(g, kn_gguf_find(g, "tokenizer.ggml.model"), &length);
+    const char *model = kn_gguf_text(g, kn_gguf_find(g, key), &length);
+    const bool bpe = kn_gguf_says(g, key, "gpt2");
     if (!model)
         return kn_fail_null("%s holds no tokenizer; name the model's (--tokenizer)", g->path);
-    const bool bpe = length == 4 && memcmp(model, "gpt2", 4) == 0,
-               sentences = length == 5 && memcmp(model, "llama", 5) == 0;
-    if (!bpe && !sentences)
+    if (!bpe && !kn_gguf_says(g, key, "llama"))
         return kn_fail_null("%s: its tokenizer is of the kind '%.*s'; gpt2 and llama are read: "
                             "name the model's tokenizer.json (--tokenizer)",
                             g->path, (int)(length < 60 ? length : 60), model);

@@ -1,10 +1,13 @@
 /* models/programs/chart.c: one scale for both forms of a chart. */
 #include "models/programs/chart.h"
+#include "data/data.h"
+#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/options_internal.h"
 #include "models/tokens/tokens.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -174,13 +177,30 @@ static const char *tick_text(const chart *c, double at, char text[32])
 
 /* ---- SVG ------------------------------------------------------------------------------------- */
 
-void svg_begin(FILE *out, double width, double height)
+bool page_begin(page *t)
 {
-    fprintf(out,
+    *t = (page){ 0 };
+    return (t->out = open_memstream(&t->data, &t->size)) || kn_fail("no memory for a picture");
+}
+
+bool page_end(page *t, const char *path)
+{
+    bool ok = fclose(t->out) == 0 || kn_fail("no memory for %s", path);
+    ok = ok && kn_file_write(path, (const void *[]){ t->data }, (size_t[]){ t->size }, 1);
+    free(t->data);
+    return ok;
+}
+
+bool svg_begin(page *t, double width, double height)
+{
+    if (!page_begin(t))
+        return false;
+    fprintf(t->out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" "
             "font-family=\"sans-serif\" font-size=\"12\">\n"
             "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
             width, height);
+    return true;
 }
 
 void svg_text(FILE *out, const char *text)
@@ -195,15 +215,10 @@ void svg_text(FILE *out, const char *text)
             fputc(*text, out);
 }
 
-void svg_end(FILE *out)
+bool svg_end(page *t, const char *path)
 {
-    fprintf(out, "</svg>\n");
-}
-
-static const char *colour_of(const chart *c, int i)
-{
-    static const char *const colours[] = { "#06c", "#c50", "#093", "#a0a", "#777", "#c03" };
-    return c->line[i].colour ? c->line[i].colour : colours[i % 6];
+    fprintf(t->out, "</svg>\n");
+    return page_end(t, path);
 }
 
 static int named(const chart *c)
@@ -254,7 +269,7 @@ static void draw_frame(FILE *out, const scale *s, double top)
 static void draw_line(FILE *out, const scale *s, int i, double top, double legend)
 {
     const chart_line *l = &s->c->line[i];
-    const char *colour = colour_of(s->c, i);
+    const char *colour = l->colour;
     double x = 0, y = 0;
     char text[32];
     int n = 0;

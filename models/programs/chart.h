@@ -11,7 +11,7 @@ enum { CHART_POINTS = 2000 }; /* of a line: more are joined to their means, two 
 /* A line's points. */
 typedef struct chart_line {
     const char *name;   /* "": none in the legend; borrowed */
-    const char *colour; /* of SVG; NULL: the line's place chooses */
+    const char *colour; /* of SVG */
     bool faint;         /* thin, without marks: a value a step */
     double *x, *y;      /* [count], owned */
     int count;
@@ -47,9 +47,17 @@ void chart_draw(FILE *out, const chart *c, double top);
  * 80). */
 void chart_print(FILE *out, const chart *c, int rows);
 
-/* The frame of an SVG file, a text inside it without control characters, its end. */
-void svg_begin(FILE *out, double width, double height);
+/* A file that grows in memory as text, and then is written whole or not at all. */
+typedef struct page {
+    FILE *out;
+    char *data;
+    size_t size;
+} page;
+bool page_begin(page *t);
+bool page_end(page *t, const char *path); /* writes it, and frees t */
+/* One of SVG: its frame, a text inside it without control characters, its end. */
+bool svg_begin(page *t, double width, double height);
 void svg_text(FILE *out, const char *text);
-void svg_end(FILE *out);
+bool svg_end(page *t, const char *path);
 
 #endif

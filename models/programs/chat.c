@@ -1,6 +1,7 @@
 /* models/programs/chat.c: a conversation in the terminal. Keys and values of the turns so far stay
  * in a cache; a conversation that outgrows the context loses its oldest turns. */
 #include "models/programs/chat.h"
+#include "models/programs/prompts.h"
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "kernels/error_internal.h"
@@ -45,35 +46,26 @@ static char *next_line(const talk *k)
 {
     char *line = NULL, *text = NULL;
     size_t room = 0;
-    int64_t size = -1;
-    kn_stream *stream = kn_compute_stream(KN_CPU);
     if (kn_rank(k->world) == 0) {
         if (isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) {
             printf("> ");
             fflush(stdout);
         }
-        size = getline(&line, &room, stdin);
+        ssize_t size = getline(&line, &room, stdin);
         if (size < 0 && ferror(stdin))
             kn_fail_system("cannot read standard input: %m");
         while (size > 0 && (line[size - 1] == '\n' || line[size - 1] == '\r'))
-            size--;
+            line[--size] = 0;
         if (size > LONGEST_LINE)
             kn_fail("a line of %lld bytes on standard input; at most %d are read", (long long)size,
                     LONGEST_LINE);
         else if (size > 0 && memchr(line, 0, (size_t)size))
             kn_fail("a line on standard input has the character U+0000");
+        else if (size >= 0)
+            text = kn_host_strdup(line);
+        free(line);
     }
-    if (kn_agree(k->world, kn_ok()) &&
-        kn_broadcast(k->world, &size, sizeof size, 0, stream, "the line's size") && size >= 0 &&
-        (text = kn_host_alloc((size_t)size + 1))) {
-        if (line)
-            memcpy(text, line, (size_t)size);
-        text[size] = 0;
-        if (size > 0)
-            kn_broadcast(k->world, text, size, 0, stream, "the line");
-    }
-    free(line);
-    return text;
+    return share_text(text, "the line", k->world);
 }
 
 /* ---- what the model sees --------------------------------------------------------------------- */

@@ -34,11 +34,11 @@ static void put_varint(bytes *b, uint64_t v)
     b->at[b->n++] = (unsigned char)v;
 }
 
-/* Little-endian. */
-static void put_fixed(bytes *b, uint64_t v, int size)
+/* Numbers are little-endian. */
+static void put_raw(bytes *b, const void *data, size_t size)
 {
-    for (int i = 0; i < size; i++)
-        b->at[b->n++] = (unsigned char)(v >> (8 * i));
+    memcpy(b->at + b->n, data, size);
+    b->n += size;
 }
 
 enum { VARINT = 0, I64 = 1, LEN = 2, I32 = 5 };
@@ -51,31 +51,15 @@ static void put_bytes(bytes *b, int field, const void *data, size_t size)
 {
     put_key(b, field, LEN);
     put_varint(b, size);
-    memcpy(b->at + b->n, data, size);
-    b->n += size;
-}
-
-static void put_double(bytes *b, int field, double v)
-{
-    uint64_t bits;
-    memcpy(&bits, &v, sizeof bits);
-    put_key(b, field, I64);
-    put_fixed(b, bits, 8);
-}
-
-static void put_float(bytes *b, int field, float v)
-{
-    uint32_t bits;
-    memcpy(&bits, &v, sizeof bits);
-    put_key(b, field, I32);
-    put_fixed(b, bits, 4);
+    put_raw(b, data, size);
 }
 
 /* ---- records --------------------------------------------------------------------------------- */
 
 /* CRC-32C (Castagnoli), rotated and shifted so that a checksum of checksums isn't trivial. */
-static uint32_t checksum(const unsigned char *at, size_t n)
+static uint32_t checksum(const void *data, size_t n)
 {
+    const unsigned char *at = data;
     uint32_t crc = ~0u;
     for (size_t i = 0; i < n; i++) {
         crc ^= at[i];
@@ -88,12 +72,11 @@ static uint32_t checksum(const unsigned char *at, size_t n)
 
 static bool write_record(FILE *out, const bytes *event)
 {
-    bytes head = { .n = 0 }, tail = { .n = 0 };
-    put_fixed(&head, event->n, 8);
-    put_fixed(&head, checksum(head.at, 8), 4);
-    put_fixed(&tail, checksum(event->at, event->n), 4);
-    return fwrite(head.at, head.n, 1, out) == 1 && fwrite(event->at, event->n, 1, out) == 1 &&
-           fwrite(tail.at, tail.n, 1, out) == 1 && fflush(out) == 0;
+    const uint64_t n = event->n;
+    const uint32_t head = checksum(&n, sizeof n), tail = checksum(event->at, n);
+    return fwrite(&n, sizeof n, 1, out) == 1 && fwrite(&head, sizeof head, 1, out) == 1 &&
+           fwrite(event->at, n, 1, out) == 1 && fwrite(&tail, sizeof tail, 1, out) == 1 &&
+           fflush(out) == 0;
 }
 
 static bytes event_at(int64_t step)
@@ -101,7 +84,9 @@ static bytes event_at(int64_t step)
     struct timespec now;
     bytes b = { .n = 0 };
     clock_gettime(CLOCK_REALTIME, &now);
-    put_double(&b, 1, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec);
+    const double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    put_key(&b, 1, I64);
+    put_raw(&b, &seconds, sizeof seconds);
     if (step != 0) {
         put_key(&b, 2, VARINT);
         put_varint(&b, (uint64_t)step);
@@ -110,17 +95,6 @@ static bytes event_at(int64_t step)
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
-
-static bool make_folder(const char *folder)
-{
-    struct stat st;
-    if (KN_AGAIN(mkdir(folder, 0777)) == 0)
-        return true;
-    if (errno != EEXIST)
-        return kn_fail_system("--tensorboard %s: cannot make the folder: %m", folder);
-    return (kn_look(folder, &st) > 0 && S_ISDIR(st.st_mode)) ||
-           (kn_ok() && kn_fail("--tensorboard %s: a file that is no folder lies there", folder));
-}
 
 /* TensorBoard reads the files of a folder in the order of their names, which begin with the second;
  * a name that is there already gets the next number. */
@@ -145,7 +119,7 @@ static FILE *new_file(const char *folder, char *path, size_t size)
 FILE *events_open(const char *folder, int64_t from, char *path, size_t size)
 {
     static const unsigned char start[] = { 1 << 3 | VARINT, 1 };
-    FILE *out = make_folder(folder) ? new_file(folder, path, size) : NULL;
+    FILE *out = kn_folder_make(folder, "--tensorboard ") ? new_file(folder, path, size) : NULL;
     if (!out)
         return NULL;
     bytes first = event_at(0), again = event_at(from);
@@ -164,11 +138,13 @@ bool events_step(FILE *out, int64_t step, const log_value *value, int count)
     bytes event = event_at(step), summary = { .n = 0 };
     for (int i = 0; i < count; i++) {
         const log_value *v = &value[i];
+        const float number = (float)v->value;
         bytes one = { .n = 0 };
         if (!isfinite(v->value) || strcmp(v->name, "step") == 0)
             continue;
         put_bytes(&one, 1, v->name, strlen(v->name));
-        put_float(&one, 2, (float)v->value);
+        put_key(&one, 2, I32);
+        put_raw(&one, &number, sizeof number);
         put_bytes(&summary, 1, one.at, one.n);
     }
     put_bytes(&event, 5, summary.at, summary.n);

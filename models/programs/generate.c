@@ -292,16 +292,13 @@ int main(int argc, char **argv)
 {
     settings s = { 0 };
     kn_comm *world = kn_init(&argc, &argv);
-    kn_options *options = kn_ok() ? kn_options_create(table, &s) : NULL;
-    if (options && kn_options_parse(options, argc, argv) && kn_options_agree(options, world)) {
-        if (!kn_options_help_wanted(options)) {
-            if (only_for_text(&s, options) && prompts_read(&s.prompts, &s.prompt, world))
-                generate(&s, world);
-            prompts_free(&s.prompts);
-        } else if (kn_rank(world) == 0)
-            kn_options_help(options, stdout, "generate",
-                            "Writes text with a model that train_gpt or transformers saved.");
-    }
-    kn_options_free(options);
+    kn_options *o =
+        kn_ok() ? kn_options_main(table, &s, argc, argv,
+                                  "Writes text with a model that train_gpt or transformers saved.")
+                : NULL;
+    if (o && only_for_text(&s, o) && prompts_read(&s.prompts, &s.prompt, world))
+        generate(&s, world);
+    prompts_free(&s.prompts);
+    kn_options_free(o);
     return kn_finish();
 }

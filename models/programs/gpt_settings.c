@@ -225,24 +225,13 @@ static bool check_model(const gpt_settings *s, const kn_options *o)
     return true;
 }
 
-/* Sets an option to the value of --init's model; given, it must be that. */
-static bool follow(const gpt_settings *s, kn_options *o, const char *name, const char *value)
-{
-    if (!kn_options_given(o, name))
-        return kn_options_set(o, name, value);
-    const char *given = kn_options_value(o, name);
-    return strcmp(given, value) == 0 ||
-           kn_fail("--%s %s: the model of --init %s has %s; leave it out", name, given, s->init,
-                   value);
-}
-
-bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c)
+bool gpt_settings_follow(kn_options *o, const kn_model_config *c)
 {
     const kn_preset *preset = kn_config_preset(c);
     char rows[32];
     const int64_t ctx = (int64_t)kn_config_get(c, "ctx", 0);
     snprintf(rows, sizeof rows, "%lld", (long long)(ctx < 1024 ? ctx : 1024));
-    bool ok = follow(s, o, "model", preset ? preset->name : c->family->custom) &&
+    bool ok = settings_follow(o, "model", preset ? preset->name : c->family->custom) &&
               (kn_options_given(o, "ctx") || kn_options_set(o, "ctx", rows));
     for (const kn_option *row = size_rows; ok && !preset && row->name; row++) {
         const kn_config_field *p = option_field(c->family, row->name);
@@ -252,10 +241,10 @@ bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_co
             (p->with && kn_config_get(c, p->with, 0) == 0))
             continue;
         snprintf(text, sizeof text, "%.17g", value);
-        ok = follow(s, o, row->name,
-                    row->kind != KN_OPTION_FLAG ? text
-                    : value != 0                ? "true"
-                                                : "false");
+        ok = settings_follow(o, row->name,
+                             row->kind != KN_OPTION_FLAG ? text
+                             : value != 0                ? "true"
+                                                         : "false");
     }
     return ok;
 }

@@ -25,7 +25,7 @@ typedef struct gpt_settings {
 /* Makes the table of s, which is that of the program. */
 bool gpt_settings_begin(settings *s);
 /* Sets the options of the model to those of --init's, c, which must not be given otherwise. */
-bool gpt_settings_follow(const gpt_settings *s, kn_options *o, const kn_model_config *c);
+bool gpt_settings_follow(kn_options *o, const kn_model_config *c);
 /* The configuration of --model and the options of its sizes. from: that of the checkpoint or of
  * --init, of which it has what is no option; NULL: a new model. vocab: that of sizes given one by
  * one, which a preset has of its own. */

@@ -283,22 +283,11 @@ bool image_settings_names(const image_settings *s, const kn_image_set *train,
 
 /* ---- weights to begin with ------------------------------------------------------------------- */
 
-/* Sets an option that was not given to the value of the weights; given, it must be that. */
-static bool follow(const image_settings *s, kn_options *o, const char *option, const char *value)
-{
-    if (!kn_options_given(o, option))
-        return kn_options_set(o, option, value);
-    const char *given = kn_options_value(o, option);
-    return strcmp(value, given) == 0 ||
-           kn_fail("--%s %s: the model of --init %s has %s; leave it out", option, given, s->init,
-                   value);
-}
-
-static bool follow_number(const image_settings *s, kn_options *o, const char *option, int64_t value)
+static bool follow_number(kn_options *o, const char *option, int64_t value)
 {
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)value);
-    return follow(s, o, option, text);
+    return settings_follow(o, option, text);
 }
 
 static bool follow_weights(const image_settings *s, kn_options *o, const kn_pretrained *p)
@@ -310,12 +299,13 @@ static bool follow_weights(const image_settings *s, kn_options *o, const kn_pret
     const char *stem = sizes.small_stem ? "small" : "large";
     if (!preset)
         return kn_fail("--init %s: the model has sizes of its own, none of --model's", s->init);
-    if (!follow(s, o, "model", preset->name))
+    if (!settings_follow(o, "model", preset->name))
         return false;
     if (c->family == &kn_vit_family)
-        return follow_number(s, o, "patch", sizes.patch) && follow_number(s, o, "image", side);
-    return (is(s->stem, "auto") ? kn_options_set(o, "stem", stem) : follow(s, o, "stem", stem)) &&
-           (s->image > 0 || follow_number(s, o, "image", side));
+        return follow_number(o, "patch", sizes.patch) && follow_number(o, "image", side);
+    return (is(s->stem, "auto") ? kn_options_set(o, "stem", stem)
+                                : settings_follow(o, "stem", stem)) &&
+           (s->image > 0 || follow_number(o, "image", side));
 }
 
 kn_pretrained *image_settings_init(image_settings *s, kn_options *o, kn_comm *world)

@@ -11,14 +11,12 @@
 #include "tensor/safetensors_format.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <jansson.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 typedef struct settings {
     const char *out, *part, *shard_size;
@@ -270,8 +268,8 @@ static bool merge(found *f, const settings *s)
         return false;
     if (kn_run_folder_has_checkpoint(s->out))
         return kn_fail("%s holds checkpoints of a run; choose another folder", s->out);
-    if (KN_AGAIN(mkdir(s->out, 0777)) != 0 && errno != EEXIST)
-        return kn_fail_system("%s: cannot make the folder: %m", s->out);
+    if (!kn_folder_make(s->out, "--out "))
+        return false;
     int64_t all = kn_pieces_bytes(f->part[k].pieces);
     bar_begin(&b, "merge", all);
     bool ok = kn_pieces_merge(f->part[k].pieces, s->out, most, &files, bar_move, &b);

@@ -6,7 +6,6 @@
 #include "models/programs/tool.h"
 #include "tensor/files.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_RUNS = 16 };
@@ -57,18 +56,11 @@ static bool read_run(losses *l, const char *word)
 
 static bool draw(const chart *c, const char *path)
 {
-    char *text = NULL;
-    size_t size = 0;
-    FILE *out = open_memstream(&text, &size);
-    if (out) {
-        svg_begin(out, CHART_WIDTH, chart_height(c));
-        chart_draw(out, c, 0);
-        svg_end(out);
-    }
-    bool ok = (out && fclose(out) == 0) || kn_fail("no memory for a picture");
-    ok = ok && kn_file_write(path, (const void *[]){ text }, (size_t[]){ size }, 1);
-    free(text);
-    return ok;
+    page t;
+    if (!svg_begin(&t, CHART_WIDTH, chart_height(c)))
+        return false;
+    chart_draw(t.out, c, 0);
+    return svg_end(&t, path);
 }
 
 /* Lines of one run have one colour. */
@@ -103,7 +95,7 @@ static bool run(char *const *word, int words)
     if (words > MOST_RUNS)
         return kn_fail("%d runs are more than the %d that one picture takes", words, MOST_RUNS);
     for (int i = 0; ok && i < words; i++) {
-        all[i].samples = given.samples;
+        all[i].unit = given.samples;
         ok = read_run(&all[i], word[i]) && (name[i] = kn_host_strdup(word[i]));
         if (ok)
             kn_defuse(name[i]);

@@ -9,7 +9,6 @@
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,9 +162,7 @@ static bool find_place(const char *out, char *path, size_t size)
 
 static bool save(const kn_tokenizer *t, const char *out, const char *path)
 {
-    if (!is_file(out) && KN_AGAIN(mkdir(out, 0777)) != 0 && errno != EEXIST)
-        return kn_fail_system("%s: cannot make the folder: %m", out);
-    return kn_tokenizer_save(t, path);
+    return (is_file(out) || kn_folder_make(out, "--out ")) && kn_tokenizer_save(t, path);
 }
 
 static bool train(char *const *path, int count)

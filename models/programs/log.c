@@ -6,7 +6,6 @@
 #include "tensor/files.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,59 +120,39 @@ static int64_t samples_of(const char *line, bool table)
     return end != at && *end == ',' ? n : -1;
 }
 
-/* The place of the first line with later samples, or of a last one that a crash cut; -1 with an
- * error. *first: the first line, up to its end. */
-static off_t place_of_later(FILE *in, const log_file *f, int64_t samples, char *first, int size)
+/* A file on its way to its end. */
+typedef struct cutting {
+    bool table;
+    const char *path, *header; /* header: the first line of a table */
+    int64_t samples;
+    off_t place; /* of the first line with later samples, or of a last one that a crash cut */
+} cutting;
+
+static bool find_later(const char *line, off_t at, bool cut, void *arg)
 {
-    enum { LINE = 1 << 16 };
-    char *line = kn_host_alloc(LINE);
-    off_t place = 0;
-    bool begins = true; /* longer lines come in parts */
-    first[0] = 0;
-    while (line && fgets(line, LINE, in)) {
-        const size_t length = strlen(line);
-        const bool whole = length > 0 && line[length - 1] == '\n';
-        if (place == 0)
-            snprintf(first, (size_t)size, "%s", line);
-        if ((begins && samples_of(line, f->table) > samples) || (!whole && feof(in)))
-            break;
-        begins = whole;
-        place = ftello(in);
-    }
-    const bool ok = line && !ferror(in);
-    if (line && !ok)
-        kn_fail_system("cannot read the log %s: %m", f->path);
-    kn_host_free(line);
-    return ok ? place : -1;
+    cutting *c = arg;
+    if (c->table && at == 0 && strcmp(line, c->header) != 0)
+        return kn_fail("%s has other columns than this run's log; give another file to --log",
+                       c->path);
+    if (!cut && samples_of(line, c->table) <= c->samples)
+        return true;
+    c->place = at;
+    return false;
 }
 
-/* Cuts off what the file has of later steps, and goes to its end. A file without lines stays so;
+/* Cuts off the lines of later steps, and goes to the file's end. A file without lines stays so;
  * what is no regular file, as a terminal, has nothing to cut. */
 static bool cut_later(log_file *f, const log_options *o, const char *header)
 {
     struct stat st;
-    char first[4096];
-    FILE *in = NULL;
     if (kn_file_facts(fileno(f->out), &st) != 0)
         return kn_fail_system("cannot read the log %s: %m", f->path);
     if (!S_ISREG(st.st_mode))
         return true;
-    const int fd = kn_open(f->path, O_RDONLY | O_CLOEXEC, 0);
-    if (fd < 0 || !(in = fdopen(fd, "r"))) {
-        kn_fail_system("cannot read the log %s: %m", f->path);
-        if (fd >= 0)
-            close(fd);
-        return false;
-    }
-    const off_t place = place_of_later(in, f, o->samples, first, sizeof first);
-    fclose(in);
-    if (place < 0)
-        return false;
-    if (f->table && first[0] && strcmp(first, header) != 0)
-        return kn_fail("%s has other columns than this run's log; give another file to --log",
-                       f->path);
-    return (place == st.st_size || KN_AGAIN(ftruncate(fileno(f->out), place)) == 0) ||
-           kn_fail_system("cannot cut the log %s: %m", f->path);
+    cutting c = { f->table, f->path, header, o->samples, st.st_size };
+    return log_lines(f->path, find_later, &c, false) &&
+           (c.place == st.st_size || KN_AGAIN(ftruncate(fileno(f->out), c.place)) == 0 ||
+            kn_fail_system("cannot cut the log %s: %m", f->path));
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */

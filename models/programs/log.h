@@ -48,16 +48,11 @@ FILE *events_open(const char *folder, int64_t from, char *path, size_t size);
 /* The values of a step as one event. False: writing failed (errno). */
 bool events_step(FILE *out, int64_t step, const log_value *value, int count);
 
-/* ---- log_read.c: reading a log of JSON ------------------------------------------------------- */
+/* ---- losses.c: reading a log ----------------------------------------------------------------- */
 
-typedef struct log_line {
-    int64_t step, samples;
-    double loss, val_loss, val_accuracy; /* NAN: null, or none */
-} log_line;
-
-/* Calls take for each step's line of the file up to so many samples (-1: all), in the file's order;
- * other lines are left out. Without a file: nothing, *there is false (NULL: that is an error). */
-bool log_read(const char *path, int64_t samples, bool (*take)(const log_line *line, void *arg),
-              void *arg, bool *there);
+/* Calls take for each line of the file, until it is false; at: its place, cut: it has no end, as
+ * after a crash. Without a file: nothing, where may_lack. */
+bool log_lines(const char *path, bool (*take)(const char *line, off_t at, bool cut, void *arg),
+               void *arg, bool may_lack);
 
 #endif

@@ -18,7 +18,7 @@ struct measures {
     int waiting, most;
 };
 
-enum { NORM, NONFINITE, NEWS, MORE }; /* columns after the losses */
+enum { NORM, NONFINITE, STOP, NOW, SAVE, STATE, MORE }; /* columns after the losses */
 
 measures *measures_create(kn_comm *world, kn_device device, int64_t accum, int behind)
 {
@@ -79,31 +79,13 @@ bool measures_grads(measures *m, kn_tensor *norm, kn_tensor *nonfinite)
     return put(m, m->accum + NORM, norm) && put(m, m->accum + NONFINITE, nonfinite);
 }
 
-/* One number, exact in an f32: 2^24 is more than 16 * MEASURES_SAVES. */
-static float encode(news n)
+/* The state of a save on two ranks together. */
+static kn_save_state worse(kn_save_state a, kn_save_state b)
 {
-    return (float)((n.save * 4 + (int)n.state) * 4 + n.now * 2 + n.stop);
-}
-
-static news decode(float word)
-{
-    const int w = (int)word;
-    return (news){
-        .stop = w % 2, .now = w / 2 % 2, .save = w / 16, .state = (kn_save_state)(w / 4 % 4)
+    static const int order[] = {
+        [KN_SAVE_WRITTEN] = 0, [KN_SAVE_NONE] = 1, [KN_SAVE_FAILED] = 2, [KN_SAVE_RUNNING] = 3
     };
-}
-
-/* News of two ranks together. */
-static news worse(news a, news b)
-{
-    const kn_save_state order[] = { KN_SAVE_RUNNING, KN_SAVE_FAILED, KN_SAVE_NONE };
-    news n = {
-        .stop = a.stop || b.stop, .now = a.now || b.now, .save = b.save, .state = KN_SAVE_WRITTEN
-    };
-    for (int i = 2; i >= 0; i--)
-        if (a.state == order[i] || b.state == order[i])
-            n.state = order[i];
-    return n;
+    return order[a] > order[b] ? a : b;
 }
 
 bool measures_send(measures *m, news mine)
@@ -111,7 +93,10 @@ bool measures_send(measures *m, news mine)
     kn_stream *s = kn_compute_stream(m->device);
     if (m->waiting == m->most)
         return kn_fail("measures: %d steps are pending; take one first", m->waiting);
-    bool ok = kn_fill_(place(m, m->accum + NEWS), encode(mine));
+    const float list[] = { mine.stop, mine.now, (float)mine.save, (float)mine.state };
+    const int64_t count = MORE - STOP;
+    bool ok = kn_copy_(kn_tensor_alias(m->row, m->accum + STOP, 1, &count, NULL),
+                       kn_from(KN_F32, m->device, list, 1, &count));
     ok = ok && (m->all == m->row ||
                 kn_all_gather(m->world, kn_array_of(m->all).data, kn_array_of(m->row).data,
                               m->width, KN_F32, s, "losses"));
@@ -150,11 +135,14 @@ bool measures_take(measures *m, measured *out)
     *out = (measured){ .loss = sum / (double)(m->accum * ranks),
                        .norm = m->host[m->accum + NORM],
                        .nonfinite = -1,
-                       .news = decode(m->host[m->accum + NEWS]) };
+                       .news.state = KN_SAVE_WRITTEN };
     for (int64_t k = 0; k < ranks; k++) {
         const float *more = m->host + k * m->width + m->accum;
         out->nonfinite = lower(out->nonfinite, more[NONFINITE]);
-        out->news = worse(out->news, decode(more[NEWS]));
+        out->news.stop |= more[STOP] != 0;
+        out->news.now |= more[NOW] != 0;
+        out->news.save = (int)more[SAVE]; /* the same on all */
+        out->news.state = worse(out->news.state, (kn_save_state)more[STATE]);
     }
     return true;
 }

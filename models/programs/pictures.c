@@ -4,77 +4,47 @@
 #include "data/data.h"
 #include "kernels/error_internal.h"
 #include "models/image.h"
-#include "state/folder_internal.h"
+#include "models/tokens/tokens.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-/* ---- text ------------------------------------------------------------------------------------ */
-
-/* A text that grows; open_memstream's. */
-typedef struct text {
-    FILE *out;
-    char *data;
-    size_t size;
-} text;
-
-static bool text_begin(text *t)
-{
-    *t = (text){ 0 };
-    return (t->out = open_memstream(&t->data, &t->size)) || kn_fail("no memory for a picture");
-}
-
-/* Writes it to path, and frees it. */
-static bool text_end(text *t, const char *path)
-{
-    bool ok = fclose(t->out) == 0 || kn_fail("no memory for %s", path);
-    ok = ok && kn_file_write(path, (const void *[]){ t->data }, (size_t[]){ t->size }, 1);
-    free(t->data);
-    return ok;
-}
 
 /* ---- curves ---------------------------------------------------------------------------------- */
 
-bool picture_curves(const char *path, const curve_point *point, int n)
+bool picture_curves(const char *path, const losses *run)
 {
-    chart_line line[] = { { "training", "#888" }, { "test", "#06c" }, { "right", "#06c" } };
-    text t;
-    bool ok = true;
+    static const char *const look[][2] = { { "training", "#888" },
+                                           { "test", "#06c" },
+                                           { "right", "#06c" } };
+    chart_line line[LINES];
+    page t;
     double most = 0, low = 100, high = 0;
-    for (int i = 0; ok && i < n; i++) {
-        const curve_point *p = &point[i];
-        ok = chart_add(&line[0], p->epoch, p->train_loss) &&
-             chart_add(&line[1], p->epoch, p->val_loss) &&
-             chart_add(&line[2], p->epoch, p->accuracy);
-        most = fmax(most, fmax(p->train_loss, p->val_loss));
-        low = fmin(low, p->accuracy);
-        high = fmax(high, p->accuracy);
+    for (int i = 0; i < LINES; i++) {
+        line[i] = run->line[i];
+        line[i].name = look[i][0];
+        line[i].colour = look[i][1];
+        for (int k = 0; k < line[i].count; k++) {
+            const double y = line[i].y[k];
+            most = i == RIGHT ? most : fmax(most, y);
+            low = i == RIGHT ? fmin(low, y) : low;
+            high = i == RIGHT ? fmax(high, y) : high;
+        }
     }
-    const chart loss = { "loss", "epochs", line, 2, .high = chart_round(most) };
+    const chart loss = { "loss", "epochs", line, LOSSES, .high = chart_round(most) };
     const chart right = { "right test images in %",
                           "epochs",
-                          line + 2,
+                          line + RIGHT,
                           1,
                           .low = 10 * floor(low / 10),
                           .high = fmin(100, 10 * ceil((high + 1) / 10)) };
-    ok = ok && text_begin(&t);
-    if (ok) {
-        const double top = chart_height(&loss);
-        svg_begin(t.out, CHART_WIDTH, top + chart_height(&right));
-        chart_draw(t.out, &loss, 0);
-        chart_draw(t.out, &right, top);
-        svg_end(t.out);
-        ok = text_end(&t, path);
-    }
-    for (int i = 0; i < 3; i++)
-        chart_line_free(&line[i]);
-    return ok;
+    const double top = chart_height(&loss);
+    if (!svg_begin(&t, CHART_WIDTH, top + chart_height(&right)))
+        return false;
+    chart_draw(t.out, &loss, 0);
+    chart_draw(t.out, &right, top);
+    return svg_end(&t, path);
 }
 
 /* ---- the confusion matrix -------------------------------------------------------------------- */
@@ -84,13 +54,12 @@ bool picture_confusion(const char *path, const image_eval *e, const kn_vision_in
     enum { NAMES = 130, CELL = 36, SMALL = 12 };
     const int64_t n = e->classes, cell = n <= 30 ? CELL : SMALL;
     const double side = NAMES + (double)(n * cell);
-    text t;
+    page t;
     if (!e->confusion)
         return kn_fail("the confusion matrix of %lld classes is too large for a picture",
                        (long long)n);
-    if (!text_begin(&t))
+    if (!svg_begin(&t, side + 20, side + 20))
         return false;
-    svg_begin(t.out, side + 20, side + 20);
     fprintf(t.out,
             "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"#666\">taken for &#8594;</text>"
             "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" fill=\"#666\">its class &#8595;</text>\n",
@@ -123,8 +92,7 @@ bool picture_confusion(const char *path, const image_eval *e, const kn_vision_in
         }
         fprintf(t.out, "\n");
     }
-    svg_end(t.out);
-    return text_end(&t, path);
+    return svg_end(&t, path);
 }
 
 /* ---- images ---------------------------------------------------------------------------------- */
@@ -148,25 +116,6 @@ bool picture_grid(const char *path, kn_tensor *x, int64_t columns)
 
 enum { ACROSS = 4, SHOWN = 144, CAPTION = 44 };
 
-/* The PNG at path as text that an SVG can hold. */
-static bool put_base64(FILE *out, const char *path)
-{
-    static const char digit[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    FILE *in = fopen(path, "rb");
-    unsigned char b[3];
-    size_t n;
-    if (!in)
-        return kn_fail("cannot read %s again", path);
-    while ((n = fread(b, 1, 3, in)) > 0) {
-        const unsigned v = (unsigned)b[0] << 16 | (n > 1 ? b[1] << 8 : 0) | (n > 2 ? b[2] : 0);
-        fprintf(out, "%c%c%c%c", digit[v >> 18], digit[v >> 12 & 63],
-                n > 1 ? digit[v >> 6 & 63] : '=', n > 2 ? digit[v & 63] : '=');
-    }
-    const bool ok = !ferror(in) || kn_fail("cannot read %s again", path);
-    fclose(in);
-    return ok;
-}
-
 /* The grid of images (columns of side pixels and gaps of 2) in parts, each with its two classes. */
 static bool captions(const char *path, const char *png, const image_eval *e,
                      const kn_vision_input *in, int64_t width, int64_t height)
@@ -175,15 +124,20 @@ static bool captions(const char *path, const char *png, const image_eval *e,
     const int rows = (e->mistakes + ACROSS - 1) / ACROSS;
     const double all_wide = (double)(columns * (width + 2) + 2),
                  all_high = (double)(rows * (height + 2) + 2);
-    text t;
-    if (!text_begin(&t))
+    size_t size;
+    void *bytes = kn_file_read(png, SIZE_MAX, &size);
+    char *code = bytes ? kn_base64_text(bytes, size) : NULL;
+    page t;
+    kn_host_free(bytes);
+    if (!code || !svg_begin(&t, ACROSS * (SHOWN + 10) + 10, rows * (SHOWN + CAPTION) + 10)) {
+        kn_host_free(code);
         return false;
-    svg_begin(t.out, ACROSS * (SHOWN + 10) + 10, rows * (SHOWN + CAPTION) + 10);
+    }
     fprintf(t.out,
-            "<defs><image id=\"all\" width=\"%.0f\" height=\"%.0f\" href=\"data:image/png;base64,",
-            all_wide, all_high);
-    const bool ok = put_base64(t.out, png);
-    fprintf(t.out, "\"/></defs>\n");
+            "<defs><image id=\"all\" width=\"%.0f\" height=\"%.0f\" "
+            "href=\"data:image/png;base64,%s\"/></defs>\n",
+            all_wide, all_high, code);
+    kn_host_free(code);
     for (int i = 0; i < e->mistakes; i++) {
         const int x = 10 + i % ACROSS * (SHOWN + 10), y = 10 + i / ACROSS * (SHOWN + CAPTION);
         fprintf(t.out,
@@ -198,8 +152,7 @@ static bool captions(const char *path, const char *png, const image_eval *e,
         svg_text(t.out, in->label[e->worst[i].guess]);
         fprintf(t.out, "</text>\n");
     }
-    svg_end(t.out);
-    return text_end(&t, path) && ok;
+    return svg_end(&t, path);
 }
 
 /* DIR/mistakes and an ending. */
@@ -214,11 +167,11 @@ bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *
 {
     kn_tensor *image[WORST];
     char path[4096], png[4096];
-    text t;
+    page t;
     memset(&augment.normalize, 0, sizeof augment.normalize);
     if (e->mistakes == 0)
         return true;
-    if (!text_begin(&t))
+    if (!page_begin(&t))
         return false;
     kn_scope scope = kn_scope_begin();
     /* a loader: it gives the image that took a bad one's place in the evaluation, too */
@@ -236,18 +189,5 @@ bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *
               captions(mistakes_at(dir, "svg", path), png, e, in, kn_size(all, 3), kn_size(all, 2));
     kn_loader_free(one);
     kn_scope_end(scope);
-    return text_end(&t, mistakes_at(dir, "tsv", path)) && ok;
-}
-
-bool picture_folder(const char *dir)
-{
-    struct stat st;
-    if (dir && !kn_folder_outside(dir))
-        return false;
-    if (!dir || KN_AGAIN(mkdir(dir, 0777)) == 0)
-        return true;
-    if (errno != EEXIST)
-        return kn_fail_system("--pictures %s: cannot make the folder: %m", dir);
-    return (kn_look(dir, &st) > 0 && S_ISDIR(st.st_mode)) ||
-           kn_fail("--pictures %s: a file that is no folder lies there", dir);
+    return page_end(&t, mistakes_at(dir, "tsv", path)) && ok;
 }

@@ -6,31 +6,8 @@
 #include "models/programs/image_eval.h"
 #include "models/vision.h"
 
-/* The values of one evaluation. */
-typedef struct curve_point {
-    double epoch, train_loss, val_loss, accuracy;
-} curve_point;
-
-/* The losses since the last evaluation. */
-typedef struct curve_since {
-    double sum;
-    int64_t steps;
-} curve_since;
-
-/* Where a training stands: samples so far, and those of an epoch. */
-typedef struct curve_place {
-    int64_t samples, epoch;
-} curve_place;
-
-/* Appends the evaluations of a log that train_resnet --log wrote, up to where the training stands,
- * to *point[*n], and adds the losses that follow them to *since. The caller frees *point with
- * kn_host_free. */
-bool curve_read(const char *log, /* NULL: none */
-                curve_place done, curve_point **point, int *n, curve_since *since);
-bool curve_add(curve_point **point, int *n, curve_point p);
-
 /* Losses and accuracy over epochs. */
-bool picture_curves(const char *path, const curve_point *point, int n);
+bool picture_curves(const char *path, const losses *run);
 /* Shares of each class's images (row) by the class they were taken for (column). */
 bool picture_confusion(const char *path, const image_eval *e, const kn_vision_input *in);
 /* A PNG of x[N,C,H,W], small images enlarged. */
@@ -39,7 +16,5 @@ bool picture_grid(const char *path, kn_tensor *x, int64_t columns);
  * their classes, mistakes.png of the images alone, mistakes.tsv with their numbers in the set. */
 bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *set,
                       const kn_vision_input *in, kn_augment augment);
-/* Makes the folder of --pictures, where it is not there yet; dir may be NULL. */
-bool picture_folder(const char *dir);
 
 #endif

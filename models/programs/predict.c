@@ -7,13 +7,11 @@
 #include "models/options.h"
 #include "models/pretrained_internal.h"
 #include "state/folder_internal.h"
-#include "tensor/whole_file.h"
+#include "tensor/files.h"
 
-#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 typedef struct settings {
     const char *from, *data, *save, *export, *logits, *model;
@@ -166,10 +164,8 @@ static bool predict_one(predictor *p, const kn_image_set *set, int64_t i, int64_
 static bool predict_set(predictor *p)
 {
     const settings *s = p->s;
-    if (s->save && !kn_folder_outside(s->save))
+    if (s->save && (!kn_folder_outside(s->save) || !kn_folder_make(s->save, "--save ")))
         return false;
-    if (s->save && KN_AGAIN(mkdir(s->save, 0777)) != 0 && errno != EEXIST)
-        return kn_fail_system("--save %s: cannot make the folder: %m", s->save);
     kn_image_set *set = kn_image_set_open(s->data, "test");
     const int64_t all = set ? kn_image_set_read_info(set).count : 0;
     const int64_t n = s->count > 0 && s->count < all ? s->count : all;

@@ -34,16 +34,14 @@ static char *read_text(const char *path)
     return text;
 }
 
-/* Rank 0 reads the file, and all have it. */
-static char *share_text(const char *path, kn_comm *world)
+char *share_text(char *text, const char *what, kn_comm *world)
 {
-    char *text = kn_rank(world) == 0 ? read_text(path) : NULL;
     int64_t size = text ? (int64_t)strlen(text) + 1 : 0;
     kn_stream *stream = kn_compute_stream(KN_CPU);
     const bool ok = kn_agree(world, kn_ok()) &&
-                    kn_broadcast(world, &size, sizeof size, 0, stream, "the prompt's size") &&
+                    kn_broadcast(world, &size, sizeof size, 0, stream, what) && size > 0 &&
                     (text || (text = kn_host_alloc((size_t)size))) &&
-                    kn_broadcast(world, text, size, 0, stream, "the prompt");
+                    kn_broadcast(world, text, size, 0, stream, what);
     if (ok)
         return text;
     kn_host_free(text);
@@ -107,7 +105,8 @@ bool prompts_read(prompts *p, const prompt_settings *s, kn_comm *world)
     const char *file = s->file ? s->file : s->lines;
     if (s->ids)
         return add_ids(p, s->ids);
-    p->text = file ? share_text(file, world) : kn_host_strdup(s->prompt);
+    p->text = file ? share_text(kn_rank(world) == 0 ? read_text(file) : NULL, "the prompt", world)
+                   : kn_host_strdup(s->prompt);
     if (s->file)
         return p->text && add(p, (kn_prompt){ .text = p->text });
     return add_parts(p, s->lines ? "\n" : KN_OPTION_BETWEEN, !s->lines) &&

@@ -25,4 +25,8 @@ bool prompts_read(prompts *p, const prompt_settings *s, kn_comm *world);
 bool prompts_fit(const prompts *p, int64_t vocab);
 void prompts_free(prompts *p);
 
+/* Rank 0's text, which this takes over, on all ranks, for kn_host_free; NULL: rank 0 has none, or
+ * with an error. Collective. */
+char *share_text(char *text, const char *what, kn_comm *world);
+
 #endif

@@ -6,7 +6,6 @@
 #include "kernels/error.h"
 #include "models/programs/settings.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -260,6 +259,16 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
                "--all-reduce-last is for a mesh of several replicas of several shards, not %d of "
                "%d; give --shards, or leave it out",
                s->mesh.replicas, s->mesh.shards);
+}
+
+bool settings_follow(kn_options *o, const char *name, const char *value)
+{
+    const char *given = kn_options_given(o, name) ? kn_options_value(o, name) : NULL;
+    if (!given)
+        return kn_options_set(o, name, value);
+    return strcmp(given, value) == 0 ||
+           kn_fail("--%s %s: the model of --init %s has %s; leave it out", name, given,
+                   kn_options_value(o, "init"), value);
 }
 
 /* ---- derived values -------------------------------------------------------------------------- */

@@ -52,6 +52,8 @@ kn_optim *settings_optim(const settings *s, void *model);
 const char *settings_optim_name(const settings *s);
 /* The hook that replaces the reduction of gradients; NULL: none. */
 kn_comm_hook settings_hook(const settings *s);
+/* Sets an option to the value of --init's model; given, it must be that. */
+bool settings_follow(kn_options *o, const char *name, const char *value);
 /* True if losses must be scaled. */
 bool settings_scaled(const settings *s);
 

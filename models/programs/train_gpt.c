@@ -284,7 +284,7 @@ static bool open_all(training *t)
     const gpt_settings *s = &r->s;
     if ((t->from && !kn_config_saved(t->from, KN_LANGUAGE_MODELS, &r->saved, NULL)) ||
         (s->init && (!(r->init = kn_import_open(s->init, .comm = t->world)) ||
-                     !gpt_settings_follow(s, t->options, kn_import_config(r->init)))) ||
+                     !gpt_settings_follow(t->options, kn_import_config(r->init)))) ||
         !training_has_steps(t, "steps") || !gpt_settings_check(&r->s, t->options, t->world) ||
         !open_text(r) || !check_prompt(r) || !make_model(r) || !same_text(r))
         return false;

@@ -5,17 +5,14 @@
 #include "kernels/context.h"
 #include "kernels/error_internal.h"
 #include "models/image.h"
-#include "models/programs/image_export.h"
 #include "models/programs/image_settings.h"
 #include "models/programs/pictures.h"
 #include "nn/summary.h"
 #include "state/folder_internal.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 typedef struct image_run {
     training t; /* comes first */
@@ -28,8 +25,7 @@ typedef struct image_run {
     kn_vision_input input;
     kn_pretrained *init; /* NULL: none */
     image_eval eval;
-    curve_point *curve; /* [points]: an evaluation each */
-    int points;
+    losses curves; /* over epochs, for --pictures */
 } image_run;
 
 /* ---- the task -------------------------------------------------------------------------------- */
@@ -55,18 +51,6 @@ static kn_tensor *image_loss(training *t, const batch *b)
     return kn_cross_entropy(logits, b->y, .smoothing = ((image_run *)t)->s.smoothing);
 }
 
-/* Keeps the evaluation's values for the curves. */
-static bool keep_point(image_run *r, const step_report *p)
-{
-    const curve_point point = {
-        .epoch = (double)p->samples / (double)r->set.count,
-        .train_loss = r->t.loss_sum / (double)(r->t.loss_steps ? r->t.loss_steps : 1),
-        .val_loss = p->val_loss,
-        .accuracy = 100 * p->accuracy,
-    };
-    return curve_add(&r->curve, &r->points, point);
-}
-
 /* Batch norms' statistics become the mean of the ranks', so that these evaluate and save one
  * model. */
 static bool image_settle(training *t)
@@ -82,7 +66,7 @@ static bool image_evaluate(training *t, step_report *p)
     p->has_val = p->has_accuracy = !t->stop;
     p->val_loss = r->eval.loss;
     p->accuracy = (double)r->eval.right / (double)(r->eval.images ? r->eval.images : 1);
-    return t->stop || keep_point(r, p);
+    return true;
 }
 
 /* ---- setting up ------------------------------------------------------------------------------ */
@@ -203,23 +187,6 @@ static double image_flops(image_run *r)
     return flops;
 }
 
-/* --pictures of a resumed run show its beginning, too, where its log goes on. */
-static bool read_curve(image_run *r)
-{
-    const settings *s = &r->s.run;
-    training *t = &r->t;
-    curve_since since = { 0 };
-    char path[FOLDER + 16];
-    if (!r->s.pictures || !t->from || !first_rank(t))
-        return true;
-    const curve_place done = { training_samples(t, t->begin), r->set.count };
-    const bool ok = curve_read(log_of_json(s->log, s->out, path, sizeof path), done, &r->curve,
-                               &r->points, &since);
-    t->loss_sum = since.sum;
-    t->loss_steps = since.steps;
-    return ok;
-}
-
 /* ---- printing -------------------------------------------------------------------------------- */
 
 /* The row of --init. */
@@ -320,10 +287,10 @@ static bool write_pictures(image_run *r)
 {
     const char *dir = r->s.pictures;
     char path[4096];
-    if (!dir || !first_rank(&r->t) || r->points == 0)
+    if (!dir || !first_rank(&r->t) || r->curves.line[VALIDATED].count == 0)
         return true;
     const kn_image_set_info test = kn_image_set_read_info(r->test);
-    if (!picture_curves(in_folder(dir, "curves.svg", path, sizeof path), r->curve, r->points))
+    if (!picture_curves(in_folder(dir, "curves.svg", path, sizeof path), &r->curves))
         return false;
     if (r->eval.images == 0) /* a stop request cut it short */
         return true;
@@ -359,6 +326,48 @@ static bool write_grid(image_run *r)
     return ok;
 }
 
+/* ---- export ---------------------------------------------------------------------------------- */
+
+/* Before the training: the folder of --export may be written, and is none of the run's own. */
+static bool may_export(const training *t, const char *dir)
+{
+    return t->s->out && same_folder(dir, t->s->out)
+               ? kn_fail("--export %s: the run saves its checkpoints there; choose another folder",
+                         dir)
+               : kn_pretrained_may_save(dir);
+}
+
+static bool load_best(training *t)
+{
+    char dir[FOLDER + 8];
+    snprintf(dir, sizeof dir, "%s/best", t->s->out);
+    kn_checkpoint *c = kn_checkpoint_open(dir, t->world);
+    bool ok = c && kn_checkpoint_load(c, &t->model);
+    kn_checkpoint_free(c);
+    return ok;
+}
+
+/* --export: the best model of the run, where one was kept, else the last one; nothing, said aloud,
+ * if the run was stopped. t's model may change. Collective. */
+static bool export_model(image_run *r)
+{
+    training *t = &r->t;
+    const char *dir = r->s.export;
+    const bool kept = t->s->keep_best && t->best_step >= 0;
+    /* the best checkpoint's model has the averages already */
+    const kn_pretrained_save_options o = { .comm = t->world, .ema = kept ? NULL : t->ema };
+    if (t->stop) {
+        if (first_rank(t))
+            printf("not exported: the run was stopped before its end\n");
+        return true;
+    }
+    if ((kept && !load_best(t)) || !kn_vision_save(dir, &t->model, &r->config, &r->input, o))
+        return false;
+    if (first_rank(t))
+        printf("exported to %s: the %s model\n", dir, kept ? "best" : "last");
+    return true;
+}
+
 /* ---- the program ----------------------------------------------------------------------------- */
 
 static bool open_all(training *t)
@@ -377,13 +386,17 @@ static bool open_all(training *t)
     t->lr = image_settings_rates(s);
     t->items = t->s->batch;
     t->item_flops = image_flops(r);
-    return kn_ok() && image_eval_init(&r->eval, r->input.classes) && read_curve(r) &&
-           (!first_rank(t) || picture_folder(s->pictures));
+    r->curves = (losses){ .unit = r->set.count, .means = true };
+    t->curves = s->pictures && first_rank(t) ? &r->curves : NULL;
+    return kn_ok() && image_eval_init(&r->eval, r->input.classes) &&
+           (!first_rank(t) || !s->pictures ||
+            (kn_folder_outside(s->pictures) && kn_folder_make(s->pictures, "--pictures ")));
 }
 
 static bool ready(training *t)
 {
-    return image_export_check(t, ((image_run *)t)->s.export);
+    const char *dir = ((image_run *)t)->s.export;
+    return kn_agree(t->world, !dir || !first_rank(t) || may_export(t, dir));
 }
 
 static bool end(training *t)
@@ -392,7 +405,7 @@ static bool end(training *t)
     if (!write_pictures(r))
         return false;
     print_end(r);
-    return !r->s.export || image_export(t, r->s.export, &r->config, &r->input);
+    return !r->s.export || export_model(r);
 }
 
 static void run_free(training *t)
@@ -405,7 +418,7 @@ static void run_free(training *t)
     image_eval_free(&r->eval);
     kn_pretrained_free(r->init);
     kn_host_free(r->input.label);
-    kn_host_free(r->curve);
+    losses_free(&r->curves);
 }
 
 static const trainer of_images = {

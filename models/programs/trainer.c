@@ -142,8 +142,7 @@ static bool print_table(training *t)
 static bool evaluate_only(training *t)
 {
     step_report p = { .step = t->begin, .samples = training_samples(t, t->begin) };
-    if (!shard(t) || (t->from && !kn_checkpoint_load(t->from, &t->model)) ||
-        !(t->losses = training_losses(t)))
+    if (!shard(t) || (t->from && !kn_checkpoint_load(t->from, &t->model)))
         return false;
     set_up(t);
     stop_listen(first_rank(t));

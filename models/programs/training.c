@@ -11,12 +11,10 @@
 #include "state/folder_internal.h"
 #include "tensor/files.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
@@ -195,12 +193,7 @@ static bool begin_saving(training *t)
     return kn_ok();
 }
 
-double *training_losses(const training *t)
-{
-    return kn_host_alloc(EVALUATED * sizeof(double) * (size_t)kn_comm_size(t->world));
-}
-
-/* The log, and the losses before this start for --plot. */
+/* The log, and the losses before this start for charts. */
 static bool open_log(training *t)
 {
     const settings *s = t->s;
@@ -214,9 +207,12 @@ static bool open_log(training *t)
                             .goes_on = t->from != NULL,
                             .samples = samples,
                             .step = t->begin };
-    if (s->plot && (!(t->plot = kn_host_calloc(1, sizeof *t->plot)) ||
-                    (t->from && before && !losses_read(t->plot, before, samples, true))))
+    if (s->plot && !(t->plot = kn_host_calloc(1, sizeof *t->plot)))
         return false;
+    losses *const charts[] = { t->plot, t->curves };
+    for (int i = 0; i < 2 && t->from && before; i++)
+        if (charts[i] && !losses_read(charts[i], before, samples, true))
+            return false;
     return (!o.out && !o.file && !o.folder) || (t->log = log_open(o));
 }
 
@@ -225,10 +221,9 @@ bool training_begin(training *t)
     const settings *p = t->s;
     t->behind = t->device == KN_CUDA;
     t->measures = measures_create(t->world, t->device, p->accum, t->behind);
-    t->losses = training_losses(t);
     t->fixed = kn_host_calloc((size_t)p->accum, sizeof *t->fixed);
     t->replay = p->cuda_graph && kn_ok() ? kn_replay_new(&t->model) : NULL;
-    if (!t->measures || !t->losses || !t->fixed || (p->cuda_graph && !t->replay))
+    if (!t->measures || !t->fixed || (p->cuda_graph && !t->replay))
         return false;
     if (p->out && !begin_saving(t))
         return false;
@@ -252,7 +247,6 @@ void training_end(training *t)
     kn_host_free(t->fixed);
     measures_free(t->measures);
     kn_checkpoint_free(t->from);
-    kn_host_free(t->losses);
     kn_host_free(t->record);
     kn_host_free(t->command);
     kn_host_free(t->tokens);

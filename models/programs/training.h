@@ -57,7 +57,6 @@ typedef struct trainer {
 } trainer;
 
 #define FOLDER 4096 /* bytes of a path */
-enum { EVALUATED = 3 };
 
 struct training {
     const trainer *of;
@@ -75,6 +74,7 @@ struct training {
     char *config;                  /* kn_checkpoint_save's; owned */
     const kn_tokenizer *tokenizer; /* saved beside it; may be NULL */
     bool over;                     /* there is nothing to train */
+    losses *curves;                /* of rank 0; filled by the loop, and from the log; NULL: none */
     /* made before the first step */
     kn_optim *optim;
     kn_scaler *scaler; /* NULL: losses are not scaled */
@@ -116,9 +116,6 @@ struct training {
     double least;          /* the best score of all evaluations, kept or not; NAN: none yet */
     int64_t worse;         /* evaluations since then */
     bool early;            /* as many as --patience: save and end */
-    double loss_sum;       /* of the loss_steps steps since the evaluation before */
-    int64_t loss_steps;
-    double *losses; /* [ranks, EVALUATED]: of an evaluation: loss, bytes, stop request */
 };
 
 static inline bool first_rank(const training *t)
@@ -144,8 +141,6 @@ bool same_folder(const char *a, const char *b);
 bool training_open(training *t);
 /* Opens the log, claims the folder. The model is sharded and loaded. */
 bool training_begin(training *t);
-/* .losses. */
-double *training_losses(const training *t);
 /* Trains to the end, or until a request to stop. */
 bool training_run(training *t);
 /* Frees what training_open and training_begin made. */

@@ -13,15 +13,17 @@
 
 /* ---- evaluation ------------------------------------------------------------------------------ */
 
+enum { LOSS, BYTES, STOP, EVALUATED }; /* of a batch */
+
 /* Of one whole batch on this rank the mean loss, a stop request, the bytes; false with an error. */
 static bool validate(training *t, int64_t number, double mine[EVALUATED])
 {
     batch b = { 0 };
     bool ok = t->of->batch(t, true, 0, number, t->device, &b);
     kn_tensor *loss = ok ? t->of->loss(t, &b) : NULL;
-    mine[0] = loss ? kn_item(loss) : 0;
-    mine[1] = b.bytes;
-    mine[2] = stop_requested();
+    mine[LOSS] = loss ? kn_item(loss) : 0;
+    mine[BYTES] = b.bytes;
+    mine[STOP] = stop_requested();
     return loss != NULL;
 }
 
@@ -39,34 +41,33 @@ static bool evaluate_loss(training *t, step_report *p)
 {
     int ranks = kn_comm_size(t->world), rank = kn_rank(t->world);
     int64_t count = t->s->eval_steps;
-    bool mode = kn_set_grad_mode(false), ok = true;
     double sum = 0, bytes = 0, mine[EVALUATED];
+    double *all = kn_host_alloc((size_t)ranks * sizeof mine);
+    bool mode = kn_set_grad_mode(false), ok = all != NULL;
     kn_train(&t->model, false);
     for (int64_t first = 0; ok && !t->stop && first < count; first += ranks) {
         kn_scope scope = kn_scope_begin();
         ok = validate(t, (first + rank) % count, mine) &&
-             kn_all_gather(t->world, t->losses, mine, EVALUATED, KN_F64, kn_compute_stream(KN_CPU),
+             kn_all_gather(t->world, all, mine, EVALUATED, KN_F64, kn_compute_stream(KN_CPU),
                            "evaluation");
         for (int i = 0; ok && i < ranks; i++) {
-            const double *of = t->losses + i * EVALUATED;
-            sum += first + i < count ? of[0] : 0;
-            bytes += first + i < count ? of[1] : 0;
-            t->stop |= of[2] != 0;
+            const double *of = all + i * EVALUATED;
+            sum += first + i < count ? of[LOSS] : 0;
+            bytes += first + i < count ? of[BYTES] : 0;
+            t->stop |= of[STOP] != 0;
         }
         kn_scope_end(scope);
     }
     kn_train(&t->model, true);
     kn_set_grad_mode(mode);
+    kn_host_free(all);
     set_loss(t, p, sum, bytes);
     return ok && kn_ok();
 }
 
 bool evaluate(training *t, step_report *p)
 {
-    bool ok = t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
-    t->loss_sum = 0;
-    t->loss_steps = 0;
-    return ok;
+    return t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
 }
 
 /* ---- measurements of a step ------------------------------------------------------------------ */
@@ -100,8 +101,6 @@ bool take_measurements(training *t, int keep)
         t->save_now |= m.news.now;
         if (m.news.save == t->saves && m.news.state >= KN_SAVE_WRITTEN) /* on every rank */
             kn_checkpoint_finish(t->folder, m.news.state == KN_SAVE_WRITTEN);
-        t->loss_sum += m.loss;
-        t->loss_steps++;
         double now = kn_now();
         p->seconds = now - fmax(p->begun, t->taken);
         t->taken = now;

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 static void print_sharding(const training *t)
@@ -120,8 +119,9 @@ void report_step(training *t, const step_report *p)
     if (!progress_step(&t->progress, p) && !t->output_error)
         t->output_error = errno;
     if (t->plot)
-        losses_add(t->plot, &(log_line){ p->step, p->samples, p->loss,
-                                         p->has_val ? p->val_loss : NAN, NAN });
+        losses_add(t->plot, p);
+    if (t->curves)
+        losses_add(t->curves, p);
     if ((t->log && !log_step(t->log, p)) || t->output_error)
         stop_request();
 }

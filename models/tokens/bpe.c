@@ -7,7 +7,6 @@
 #include "models/tokens/tokens.h"
 #include "tensor/checksum.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #define FEW 64 /* ids, up to which looking through all pairs is faster */

@@ -3,13 +3,11 @@
  * sentencepiece.c. */
 #include "data/data.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/files.h"
 #include "tensor/json.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- GPT-2's pair ---------------------------------------------------------------------------- */

@@ -7,9 +7,7 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 #include "models/tokens/tokens.h"
-#include "tensor/json.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- words ----------------------------------------------------------------------------------- */

@@ -9,7 +9,6 @@
 #include "kernels/memory_internal.h"
 #include "kernels/team.h"
 
-#include <stdatomic.h>
 #include <string.h>
 
 static const char MARK[] =
