@@ -173,6 +173,11 @@ bool kn_conversations_check(const kn_text *t, kn_text_split split, int64_t ctx)
         return kn_fail("the conversations are laid out in rows of %lld tokens, not %lld "
                        "(kn_text_pack)",
                        (long long)c->ctx, (long long)ctx);
+    if (rows_of(c, split) == 0 && split == KN_TRAIN && c->rows > 0 && !t->given)
+        return kn_fail(
+            "of %lld conversations the %lld that fit are kept for validation; give more, or "
+            "data of its own to validate with",
+            (long long)c->count, (long long)c->rows);
     return rows_of(c, split) > 0 ||
            kn_fail("of %lld conversations none with an answer in its first %lld tokens is for %s; "
                    "give more, or a longer context%s",

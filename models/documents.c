@@ -97,8 +97,9 @@ static bool add_field(json_t *object, const char *where, void *arg)
 }
 
 /* A document is what lies between two separators, without the end of its last line. */
-static bool divide(kn_documents *d, const kn_mapped *map, const char *separator)
+static bool divide(kn_documents *d, const char *path, const kn_mapped *map, const char *separator)
 {
+    bool divided = false;
     const char *line, *text = (const char *)map->data, *begin = text, *end = text;
     size_t at = 0, length;
     const size_t n = strlen(separator);
@@ -110,7 +111,12 @@ static bool divide(kn_documents *d, const kn_mapped *map, const char *separator)
         if (end > begin && !add(d, begin, (size_t)(end - begin)))
             return false;
         begin = end = text + at;
+        divided = true;
     }
+    if (!divided && map->size > 0)
+        return kn_fail("%s has no line '%.100s' between two documents (--separator); if it is one "
+                       "document, leave the separator out or put it at the end",
+                       path, separator);
     return end <= begin || add(d, begin, (size_t)(end - begin));
 }
 
@@ -119,7 +125,7 @@ bool kn_documents_read(kn_documents *d, const char *path, const kn_mapped *map,
 {
     fields f = { d, o->field };
     bool ok = o->field       ? kn_json_lines(path, map, add_field, &f)
-              : o->separator ? divide(d, map, o->separator)
+              : o->separator ? divide(d, path, map, o->separator)
                              : add(d, (const char *)map->data, map->size);
     return ok && (d->count > 0 || kn_fail("%s holds no documents, or empty ones only", path));
 }

@@ -156,8 +156,15 @@ static kn_tokenizer *find_tokenizer(const char *path, const kn_text_read_options
     }
     const bool plain = kn_text_is_plain(path);
     if (kn_text_has_header(map) || plain) {
-        if (!open_sidecar(path, several, &made) || made || !plain || o->vocab)
+        if (!open_sidecar(path, several, &made) || (!made && (!plain || o->vocab)))
             return made;
+        if (made && (strcmp(o->kind, "char") == 0 || strcmp(o->kind, kn_tokenizer_kind(made)) == 0))
+            return made;
+        kn_tokenizer_free(made);
+        if (made)
+            return kn_fail_null("%s comes with the tokenizer that made its tokens, so the %s one "
+                                "doesn't fit; leave --tokenizer out",
+                                path, o->kind);
         return kn_fail_null(
             "%s holds tokens without a header, as nanoGPT writes them; say how many "
             "kinds there are (--vocab 50257 for GPT-2's), or give their tokenizer",
@@ -167,7 +174,7 @@ static kn_tokenizer *find_tokenizer(const char *path, const kn_text_read_options
         return kn_fail_null("%s is one of several texts, and a char tokenizer is made from one: "
                             "give another (byte, or the file or folder of one)",
                             path);
-    if (o->chat && strcmp(o->kind, "char") == 0)
+    if (o->chat && strcmp(o->kind, "char") == 0 && map->size > 0 && *(const char *)map->data == '{')
         return kn_fail_null("%s holds conversations, of which no char tokenizer is made: give "
                             "another (byte, or the file or folder of one)",
                             path);
@@ -223,6 +230,11 @@ static bool check_sort(const char *path, const kn_text_read_options *o, bool pla
     const char *name = o->field ? "field" : o->chat ? "template" : "separator";
     if (tokens && (o->field || o->separator || o->chat))
         return kn_fail("--%s is for texts, and %s holds tokens; leave it out", name, path);
+    const size_t n = strlen(path);
+    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0 && !o->field && !o->chat)
+        return kn_fail("%s holds an object of JSON in each line: name the field that is the text "
+                       "(--field text), or the template of conversations (--template auto)",
+                       path);
     return !o->vocab || plain ||
            kn_fail("--vocab is for tokens without a header, which %s isn't; leave it out", path);
 }

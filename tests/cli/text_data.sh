@@ -161,7 +161,10 @@ check "--init of a tokenizer with <|endoftext|> alone" eval 'succeeds && says "b
 sed 's/chat_template": "[^"]*"/chat_template": "{{ messages }}"/' -i chat_hf/tokenizer_config.json
 refused <<END_OF_CASES
 --data wrong.jsonl --template chatml --tokenizer byte|wrong.jsonl:2: neither "messages"
---data one.jsonl --template chatml --tokenizer byte|none with an answer in its first 65 tokens is for training
+--data one.jsonl --template chatml --tokenizer byte|of 1 conversations the 1 that fit are kept for validation
+--data talks.jsonl --tokenizer byte|name the field that is the text (--field text), or the template
+--data plain.txt --template auto|plain.txt:1: this line isn't JSON
+--data docs.tokens --tokenizer byte|docs.tokens comes with the tokenizer that made its tokens
 --data talks.jsonl --template chatml --tokenizer byte --ctx 4|none with an answer in its first 5 tokens
 --data talks.jsonl --template chatml|of which no char tokenizer is made
 --data talks.jsonl --template chatty --tokenizer byte|--template

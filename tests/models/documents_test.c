@@ -78,6 +78,7 @@ KN_TEST(documents, bad_ones_are_named)
             .field = "text");
     REFUSES("{\"text\": \"\"}", "docs holds no documents, or empty ones only", .kind = "byte",
             .field = "text");
+    REFUSES("a\nb\n", "has no line '--' between two documents", .kind = "byte", .separator = "--");
     REFUSES("--\n--\n", "holds no documents", .kind = "byte", .separator = "--");
     REFUSES("a", ".field and .separator contradict", .field = "a", .separator = "b");
     REFUSES("KNTOKENS", "--field is for texts, and", .field = "a");
@@ -87,9 +88,9 @@ KN_TEST(documents, bad_ones_are_named)
     kn_tokenizer *tok = kn_tokenizer_create("byte", NULL, 0);
     KN_CHECK(!kn_text_read(write_temp("docs", deep, sizeof deep), &tok, .field = "text"));
     KN_CHECK_ERROR("docs:1: this line isn't JSON");
-    KN_CHECK(!kn_text_read(write_temp("docs", "a", 1), &tok, .separator = "--"));
+    KN_CHECK(!kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"));
     KN_CHECK_ERROR("the tokenizer has no <|endoftext|>; say which of its tokens");
-    KN_CHECK(!kn_text_read(write_temp("docs", "a", 1), &tok, .separator = "--", .end = "x<>"));
+    KN_CHECK(!kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"));
     KN_CHECK_ERROR("the tokenizer has no token 'x<>', which is to end a document");
     kn_tokenizer_free(tok);
     remove_temp();
