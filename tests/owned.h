@@ -1,7 +1,8 @@
-/* tests/owned.h: things that go at the end of the block that made them. */
+/* tests/owned.h: things that go at the end of the block that made them; sums and means for losses. */
 #ifndef KNAP_TESTS_OWNED_H
 #define KNAP_TESTS_OWNED_H
 
+#include "autograd/operations.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
@@ -32,5 +33,21 @@ static inline void owned_mode(bool *mode)
     bool OWNED_NAME(__LINE__) __attribute__((cleanup(owned_mode))) = kn_set_grad_mode(false)
 #define OWNED_NAME(line)  OWNED_PASTE(line)
 #define OWNED_PASTE(line) owned_##line
+
+/* Of all elements. */
+static inline kn_tensor *sum_of(kn_tensor *x)
+{
+    return kn_sum(x, 0, NULL, false);
+}
+
+static inline kn_tensor *mean_of(kn_tensor *x)
+{
+    return kn_mean(x, 0, NULL, false);
+}
+
+static inline kn_tensor *mean_square(kn_tensor *x)
+{
+    return mean_of(kn_mul(x, x));
+}
 
 #endif

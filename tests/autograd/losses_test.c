@@ -1,7 +1,7 @@
 /* tests/autograd/losses_test.c: losses against formulas in double written here, by every reduction
  * and with weights; gradients against differences; extreme values; errors; dtypes and meta. */
 #include "autograd/gradcheck.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 #include <math.h>
 
 enum { ROWS = 3, CLASSES = 4, MOST = ROWS * CLASSES };
@@ -98,7 +98,7 @@ KN_TEST(losses, extreme_probabilities)
     kn_tensor *z = kn_require_grad(kn_from(KN_F32, KN_CPU, x, KN_SHAPE(6)), true);
     kn_tensor *loss = kn_binary_cross_entropy_with_logits(
         z, kn_from(KN_F32, KN_CPU, t, KN_SHAPE(6)), .reduction = KN_REDUCTION_NONE);
-    KN_CHECK(loss && kn_backward(kn_sum(loss, 0, NULL, false)));
+    KN_CHECK(loss && kn_backward(sum_of(loss)));
     const float *y = kn_data(loss), *dz = kn_data(kn_grad(z));
     for (int i = 0; i < 6; i++)
         KN_CHECK(fabsf(y[i] - want[i]) <= 2e-7f * want[i] &&
@@ -109,7 +109,7 @@ KN_TEST(losses, extreme_probabilities)
     kn_tensor *a = kn_require_grad(kn_from(KN_F32, KN_CPU, p, KN_SHAPE(4)), true);
     loss = kn_binary_cross_entropy(a, kn_from(KN_F32, KN_CPU, q, KN_SHAPE(4)),
                                    .reduction = KN_REDUCTION_NONE);
-    KN_CHECK(loss && kn_backward(kn_sum(loss, 0, NULL, false)));
+    KN_CHECK(loss && kn_backward(sum_of(loss)));
     y = kn_data(loss);
     for (int i = 0; i < 4; i++)
         KN_CHECK(y[i] == bound[i] && isfinite(((float *)kn_data(kn_grad(a)))[i]), "at %g: %g",
@@ -203,8 +203,7 @@ KN_TEST(losses, directions)
     CHECK_REDUCTIONS(cosine_embedding_loss, want, 3, 3, a, b, made(sign, KN_SHAPE(3)),
                      .margin = -0.25);
     kn_tensor *zero = kn_require_grad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1, 4)), true);
-    kn_tensor *s = kn_add(kn_sum(kn_normalize(zero), 0, NULL, false),
-                          kn_sum(kn_cosine_similarity(zero, zero), 0, NULL, false));
+    kn_tensor *s = kn_add(sum_of(kn_normalize(zero)), sum_of(kn_cosine_similarity(zero, zero)));
     KN_CHECK(kn_backward(s) && kn_item(s) == 0);
     for (int i = 0; i < 4; i++)
         KN_CHECK(isfinite(((float *)kn_data(kn_grad(zero)))[i]), "gradient of zeros");
@@ -222,8 +221,8 @@ KN_TEST(losses, gradients_that_cancel)
             kn_tensor *leaf = kn_require_grad(kn_full_like(x, -0.0123), true);
             kn_tensor *dy = kn_full_like(x, 1.7);
             kn_tensor *sign = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1));
-            kn_tensor *z = i == 0   ? kn_sum(kn_mul(kn_normalize(leaf), dy), 0, NULL, false)
-                           : i == 1 ? kn_sum(kn_cosine_similarity(leaf, y), 0, NULL, false)
+            kn_tensor *z = i == 0   ? sum_of(kn_mul(kn_normalize(leaf), dy))
+                           : i == 1 ? sum_of(kn_cosine_similarity(leaf, y))
                                     : kn_cosine_embedding_loss(leaf, y, sign);
             KN_CHECK(kn_backward(z));
             for (int k = 0; k < n; k++) {
@@ -317,7 +316,7 @@ KN_TEST(losses, dtypes_and_meta)
             KN_CHECK(ghost.v[i] && kn_numel(ghost.v[i]) == n &&
                          kn_dtype_of(ghost.v[i]) == kn_dtype_of(found.v[i]),
                      "loss %d on meta", i);
-            KN_CHECK(kn_backward(kn_sum(ghost.v[i], 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(ghost.v[i])));
         }
     }
 }

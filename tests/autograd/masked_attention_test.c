@@ -2,7 +2,7 @@
  * products and softmax, gradients of masks against differences; caches of keys and values. */
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 #include <math.h>
 
 enum { B = 2, H = 4, G = 2, T = 5, S = 7, D = 4 };
@@ -167,7 +167,7 @@ KN_TEST(masked_attention, gradient_in_every_dtype)
         kn_tensor *y = kn_scaled_dot_product_attention(random_of(types[i], 1, H, T),
                                                        random_of(types[i], 2, G, S),
                                                        random_of(types[i], 3, G, S), .mask = m);
-        KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)));
+        KN_CHECK(y && kn_backward(sum_of(y)));
         const double *g = kn_read_data(kn_cast(kn_grad(m), KN_F64), KN_F64);
         for (int k = 0; k < H * T * S; k++) {
             want[k] = i == 0 ? g[k] : want[k];
@@ -178,7 +178,7 @@ KN_TEST(masked_attention, gradient_in_every_dtype)
     kn_tensor *x = kn_empty(KN_F32, KN_META, KN_SHAPE(B, H, T, D));
     kn_tensor *m = kn_require_grad(kn_empty(KN_F32, KN_META, KN_SHAPE(T, T)), true);
     kn_tensor *y = kn_scaled_dot_product_attention(x, x, x, .mask = m, .causal = true, .window = 2);
-    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)) && kn_numel(kn_grad(m)) == T * T);
+    KN_CHECK(y && kn_backward(sum_of(y)) && kn_numel(kn_grad(m)) == T * T);
 }
 
 KN_TEST(masked_attention, errors)

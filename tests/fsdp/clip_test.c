@@ -232,7 +232,6 @@ RANK_TEST(clip, parameters_of_no_unit_count_once, .processes = "13", .threads = 
     kn_run run[16];
     float absmax = 0;
     OWNED_MODULE net m;
-    IN_SCOPE;
     kn_stream *s = kn_compute_stream(KN_CPU);
     KN_CHECK(net_reference(&m) &&
              kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));

@@ -101,8 +101,7 @@ RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
     KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
-    KN_CHECK(!kn_step(o) &&
-             error_has("a part may still be on its way", "kn_fsdp_set_is_last_backward on"));
+    REFUSED(kn_step(o), "a part may still be on its way", "kn_fsdp_set_is_last_backward on");
     if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
         kn_zero_grad(&m);
         KN_CHECK(kn_grad_scale(&m) == 1 && !kn_step(o) &&
@@ -246,7 +245,7 @@ KN_TEST(control, a_failed_backward_owes_no_zeros)
         for (int pass = 0; pass < 2; pass++, m.fails = false) {
             kn_scope scope = kn_scope_begin();
             kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
-            bool ok = kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false));
+            bool ok = kn_backward(sum_of(kn_call(&m, x)));
             kn_scope_end(scope);
             KN_CHECK(ok == !m.fails, "not_last %d", not_last);
             kn_clear_error();
@@ -327,10 +326,9 @@ RANK_TEST(control, a_unit_that_is_called_often_has_its_turns, .threads = "124")
     KN_CHECK(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
              kn_linear_init(&m.cell, &m.base, "cell", 4, 4, .device = KN_META));
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    IN_SCOPE;
     kn_tensor *loss = NULL;
     for (int i = 0; i < FORWARDS; i++) {
-        kn_tensor *y = kn_sum(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))), 0, NULL, false);
+        kn_tensor *y = sum_of(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))));
         if (i < FORWARDS - 1 && kn_rank(world) == 1)
             y = kn_detach(y);
         loss = loss ? kn_add(loss, y) : y;

@@ -74,7 +74,7 @@ KN_TEST(events, the_root_stays)
             "forward", h.line,
             always ? "gather two, gathered two, gather a, gathered a, release a, release two"
                    : "gather two, gathered two, gather a, gathered a, release a");
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && h.gathered == 0);
+        KN_CHECK(kn_backward(sum_of(y)) && h.gathered == 0);
         kn_scope_end(scope);
         kn_module_free(&m);
         kn_comm_simulated_free(world);

@@ -241,7 +241,7 @@ static void within_the_limit(kn_comm *world, void *arg)
                           .wrap_class = "linear", .seed = 1));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDE));
-    KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_call(&m, x))));
     kn_scope_end(scope);
     kn_ledger l = kn_ledger_read();
     int64_t whole = kn_param_count(&m) * (int64_t)sizeof(float);

@@ -79,8 +79,8 @@ static void on_odd_machines(kn_comm *world, void *arg)
     if (arg)
         setenv("LOCAL_WORLD_SIZE", kn_rank(world) < 2 ? "2" : "1", 1);
     KN_CHECK(two_init(&m, KN_META, KN_F32));
-    KN_CHECK(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
-             error_has("(LOCAL_WORLD_SIZE)", "give the mesh"));
+    REFUSED(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP), "(LOCAL_WORLD_SIZE)",
+            "give the mesh");
 }
 
 /* Two machines; ranks are dealt to them in turn, or one after another. */

@@ -73,7 +73,6 @@ RANK_TEST(old_graph, is_refused_after_a_change_by_hand, .threads = "124", .cases
     fault.all = false;
     KN_CHECK(make(&m, world, &s, false));
     const kn_tensor *t = kn_module_param(&m.part[0], "in.weight");
-    IN_SCOPE;
     kn_tensor *l = loss(&m, 0, KN_CPU);
     uint32_t before = kn_version_of(t);
     kn_summon_scope whole = kn_summon(&m.part[0]);
@@ -134,7 +133,7 @@ static kn_tensor *either_loss(either *m, bool uses_b)
 {
     m->uses_b = uses_b;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 3, 1, KN_SHAPE(2, 4)));
-    return kn_mean(kn_square(kn_cast(y, KN_F32)), 0, NULL, false);
+    return mean_of(kn_square(kn_cast(y, KN_F32)));
 }
 
 /* Some of a, or of b alone, is written. */

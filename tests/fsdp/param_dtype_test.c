@@ -71,7 +71,7 @@ static kn_dtype computes_in(const char *name, int ndim, const int64_t *shape, vo
 static kn_tensor *kinds_forward(kn_module *self, kn_tensor *x)
 {
     for (int i = 0; i < KINDS; i++)
-        x = kn_add(x, kn_sum(kn_cast(self->impl->param[i].tensor, KN_F32), 0, NULL, false));
+        x = kn_add(x, sum_of(kn_cast(self->impl->param[i].tensor, KN_F32)));
     return x;
 }
 
@@ -129,7 +129,7 @@ RANK_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes, .threads 
         kn_scope scope = kn_scope_begin();
         kn_tensor *y = kn_call(&m, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1)));
         KN_CHECK(y && kn_item(y) == sum, "%g is gathered, not %g", kn_item(y), sum);
-        KN_CHECK(kn_backward(kn_sum(kn_scale(y, kn_rank(world) + 1), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_scale(y, kn_rank(world) + 1))));
         kn_scope_end(scope);
         for (int i = 0; i < KINDS; i++)
             KN_CHECK(grad_is(&p[i], i, (float)(micro * n * (n + 1)) / 2), "'%s'", p[i].name);

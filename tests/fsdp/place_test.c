@@ -78,7 +78,7 @@ static void pass_from_the_cpu(kn_comm *world, void *arg)
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
     kn_tensor *doubled = kn_scale(x, 2); /* not a leaf: its gradient continues to x */
     kn_values y = kn_call_n(&m, (kn_values){ 3, { doubled, side, ids } }, NULL, 0);
-    KN_CHECK(kn_ok() && kn_backward(kn_sum(kn_mul(y.v[0], y.v[0]), 0, NULL, false)));
+    KN_CHECK(kn_ok() && kn_backward(sum_of(kn_mul(y.v[0], y.v[0]))));
     out->device = kn_device_of(y.v[0]);
     out->grad_device = kn_device_of(kn_grad(x));
     out->buffer_device = kn_device_of(m.scale);
@@ -160,7 +160,7 @@ static void where_parameters_are(kn_comm *world, void *arg)
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
     kn_values y = kn_call_n(&m, (kn_values){ 3, { x, side, ids } }, NULL, 0);
     KN_CHECK(y.n == 2 && kn_device_of(y.v[0]) == STAND_IN, "it computes elsewhere");
-    KN_CHECK(kn_backward(kn_sum(y.v[0], 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(y.v[0])));
     for (int i = 0; i < n; i++)
         KN_CHECK(kn_device_of(kn_param_grad(&p[i])) == STAND_IN, "the gradient of '%s'", p[i].name);
 }

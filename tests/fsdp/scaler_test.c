@@ -13,7 +13,7 @@ static kn_tensor *branch_loss(net *m, int rank, int micro)
     kn_tensor *x =
         kn_from(KN_F32, KN_CPU, (float[NET_DIM]){ 1, (float)micro }, KN_SHAPE(1, NET_DIM));
     kn_tensor *all = net_loss(m, micro), *head = kn_call_method(m, head_only, x);
-    return rank % 2 == 0 ? all : kn_mean(head, 0, NULL, false);
+    return rank % 2 == 0 ? all : mean_of(head);
 }
 
 typedef struct branches {

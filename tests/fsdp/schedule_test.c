@@ -4,6 +4,7 @@
 #include "schedule_head.h"
 #include "tests/fsdp/chain.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 
 enum { DIM = 16 };
 
@@ -172,7 +173,7 @@ KN_TEST(schedule, layers_called_one_by_one)
         kn_call(&c.layer[i], x);
     for (int i = 0; i < CHAIN_MAX; i++)
         x = kn_call(&c.layer[i], x);
-    KN_CHECK(kn_backward(kn_sum(x, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(x)));
     kn_scope_end(scope);
     int64_t layer = DIM * DIM * 4, unreduced = kn_ledger_read().peak[KN_MEM_UNREDUCED];
     KN_CHECK(unreduced == 2 * layer, "gradients of %g layers at a time",

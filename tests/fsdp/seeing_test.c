@@ -22,7 +22,6 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
     OWNED_MODULE two whole, sharded;
     KN_CHECK(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
              kn_fsdp_wrap_(&sharded, world, o));
-    IN_SCOPE;
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
     for (int step = 0; step < 2; step++) {
         kn_summary_table *want = kn_summary_new(&whole, KN_VALUES(x)),
@@ -34,7 +33,7 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
         }
         kn_summary_free(want);
         kn_summary_free(got);
-        KN_CHECK(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)));
+        KN_CHECK(kn_backward(mean_of(kn_cast(kn_call(&sharded, x), KN_F32))));
     }
     double before, after; /* a unit that is gathered computes with what was gathered */
     KN_CHECK(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)));
@@ -61,7 +60,7 @@ KN_TEST(seeing, checking_changes_no_bit)
 static kn_tensor *loss_of(two *n, double factor)
 {
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, 0, KN_SHAPE(BATCH, IN));
-    return kn_mean(kn_cast(kn_call(n, kn_scale(x, factor)), KN_F32), 0, NULL, false);
+    return mean_of(kn_cast(kn_call(n, kn_scale(x, factor)), KN_F32));
 }
 
 /* With a scaler gradients in f16 may overflow, a forward may not; without one neither may. */

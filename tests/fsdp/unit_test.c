@@ -44,12 +44,11 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     OWNED_OPTIM kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
-    IN_SCOPE;
     for (int last = 0; last < 2; last++) {
         KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_set_is_last_backward(&m, last));
         for (int i = 0; i < 2; i++) {
             kn_tensor *w = kn_module_param(&both[i]->a, "weight");
-            KN_CHECK(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(kn_mul(w, w))));
         }
         KN_CHECK(kn_params(&m, &p) == 4 && (p[0].source->held_back(&p[0]) == NULL) == last,
                  "last %d", last);
@@ -103,7 +102,7 @@ static bool turned_backward(turned *m)
 {
     IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 3)));
-    bool ok = kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
+    bool ok = kn_backward(sum_of(kn_mul(y, y)));
     return ok;
 }
 

@@ -48,9 +48,9 @@ KN_TEST(wrap, a_wrap_that_fails_leaves_the_module)
     KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
              kn_require_grad(kn_module_param(&m.a, "bias"), false) && two_evaluate(&m, &before));
     kn_tensor *weight = kn_module_param(&m.a, "weight");
-    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM,
-                           .placement = bad_for_bias));
-    KN_CHECK(error_has(".placement", "a.bias"));
+    REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM,
+                         .placement = bad_for_bias),
+            ".placement", "a.bias");
     KN_CHECK(kn_dtype_of(weight) == KN_F32, "%s", kn_dtype_name(kn_dtype_of(weight)));
     KN_CHECK(!kn_fsdp_is_unit(&m) && two_evaluate(&m, &after) && before == after, "%g, %g", before,
              after);
@@ -63,8 +63,8 @@ KN_TEST(wrap, a_wrap_that_fails_ignores_nothing)
     OWNED_MODULE two m;
     const kn_param *p;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
-    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignore = "*bias", .min_params = 1000));
-    KN_CHECK(error_has("wraps nothing", "kn_module_print"));
+    REFUSED(kn_fsdp_wrap(&m, NULL, .ignore = "*bias", .min_params = 1000), "wraps nothing",
+            "kn_module_print");
     KN_CHECK(kn_fsdp_wrap(&m, NULL));
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++)
@@ -77,12 +77,12 @@ KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
 {
     OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
-    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
-                           .wrap_class = "nothing"));
-    KN_CHECK(error_has(".wrap_class names 'nothing'", "kn_module_print"));
-    KN_CHECK(!kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
-                           .wrap_class = "linear"));
-    KN_CHECK(error_has("wraps nothing below", "linear"));
+    REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
+                         .wrap_class = "nothing"),
+            ".wrap_class names 'nothing'", "kn_module_print");
+    REFUSED(kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
+                         .wrap_class = "linear"),
+            "wraps nothing below", "linear");
 }
 
 KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
@@ -251,7 +251,7 @@ RANK_TEST(wrap, options_that_differ_over_ranks, .threads = "24", ROWS(unlike))
     OWNED_MODULE two m;
     snprintf(says, sizeof says, u->says, kn_comm_size(world) - 1);
     KN_CHECK(two_init(&m, KN_META, KN_F32));
-    KN_CHECK(!wrap_each(&m, world, u->first, u->last) && error_has(says, "all ranks"));
+    REFUSED(wrap_each(&m, world, u->first, u->last), says, "all ranks");
     KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
 }
 
@@ -282,8 +282,8 @@ RANK_TEST(wrap, policies_and_factors_that_differ_over_ranks, .threads = "24", .c
     bool last = rank == kn_comm_size(world) - 1;
     KN_CHECK(two_init(&m, KN_META, KN_F32));
     if (which == 0)
-        KN_CHECK(!kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last) &&
-                 error_has(".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy"));
+        REFUSED(kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last),
+                ".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy");
     else
         KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     if (which == 1)

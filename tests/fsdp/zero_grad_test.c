@@ -13,7 +13,7 @@ RANK_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing, .threa
     kn_freeze(&m, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
-    KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_grad(x) != NULL);
+    KN_CHECK(kn_backward(mean_of(kn_call(&m, x))) && kn_grad(x) != NULL);
     kn_scope_end(scope);
     KN_CHECK(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
     kn_freeze(&m, false);
@@ -78,7 +78,7 @@ static bool branch_backward(void *m)
 {
     IN_SCOPE;
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
-    bool ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false));
+    bool ok = kn_backward(sum_of(kn_call(m, x)));
     return ok;
 }
 

@@ -7,7 +7,7 @@ static bool backward(net *m, kn_dtype t, int batch, kn_scaler *scaler)
 {
     IN_SCOPE;
     kn_tensor *x = kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(6, 5));
-    kn_tensor *loss = kn_mean(kn_tanh(kn_call(m, x)), 0, NULL, false);
+    kn_tensor *loss = mean_of(kn_tanh(kn_call(m, x)));
     bool ok = kn_backward(scaler ? kn_scale_loss(scaler, loss) : loss);
     return ok;
 }
