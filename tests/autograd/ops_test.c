@@ -1,5 +1,5 @@
 /* tests/autograd/ops_test.c: the gradient of each operation by finite differences in f64, and its
- * results in f32 and bf16 against those in f64, for the rows of every.h; on a GPU too. An operation
+ * results in f32, bf16 and f16 against those in f64, for the rows of every.h; on a GPU too. An operation
  * that no row runs fails the registry test. */
 #include "tests/autograd/every.h"
 #include "tests/owned.h"
@@ -199,6 +199,11 @@ KN_TEST(ops, f32_matches_f64)
 KN_TEST(ops, bf16_matches_f64)
 {
     check_dtype(KN_BF16, 2e-2, 1);
+}
+
+KN_TEST(ops, f16_matches_f64)
+{
+    check_dtype(KN_F16, 1e-2, 2);
 }
 
 /* In the first pass a device may allocate memory that it keeps. */
