@@ -78,11 +78,9 @@ KN_TEST(control, open_forwards_keep_their_order)
 {
     static const char forward[] = "g0 F0 g1 F1", backward[] = "g1 g0 B1 s1 B0 s0";
     for (int ahead = 0; ahead < 2; ahead++) {
-        chain c;
         chain_trace t = { 0 };
         char want[512] = "";
-        chain_init(&c, 2, 16, 4);
-        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+        CHAIN_OF(c, 2, 16, 4, 2, 1e6);
         int asked = traced(&c, ahead, &t);
         for (int i = 0; i < MICROS + ahead; i++)
             snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s%s%s", i ? " " : "",
@@ -90,7 +88,6 @@ KN_TEST(control, open_forwards_keep_their_order)
                      i >= ahead ? backward : "");
         KN_CHECK(strcmp(t.line, want) == 0, "%d ahead:\n  %s\nand not\n  %s", ahead, t.line, want);
         KN_CHECK(asked == (ahead ? MICROS : 0), "%d ahead: asked %d times", ahead, asked);
-        chain_free(&c);
     }
 }
 
