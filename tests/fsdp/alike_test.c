@@ -170,9 +170,8 @@ KN_TEST(alike, functions_that_answer_by_rank)
 RANK_TEST(alike, values_that_differ_over_ranks, .threads = "24", .cases = 2)
 {
     int how = *(int *)arg; /* another value on the last rank, none, or the sign of a zero */
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             (how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
+    TWO(m);
+    KN_CHECK((how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
     float *b = how == 1 && is_last(world) ? NULL : kn_data(kn_module_param(&m.b, "weight"));
     if (b && is_last(world))
         b[7] += 1;
@@ -373,10 +372,10 @@ typedef struct fault {
 static void fails_half_way(kn_comm *world, void *arg)
 {
     fault *f = arg;
-    OWNED_MODULE two m;
     OWNED_OPTIM kn_optim *o = NULL;
     bool last = is_last(world);
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, 5));
+    TWO(m);
+    KN_CHECK(kn_materialize(&m, KN_CPU, 5));
     if (f->checks) {
         KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && (o = kn_sgd(&m, .lr = 1)));
         KN_CHECK(kn_fsdp_check(&m, .optim = o), "before");

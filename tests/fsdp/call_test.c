@@ -44,11 +44,9 @@ static void hear(const kn_fsdp_event *e, void *arg)
 
 RANK_TEST(call, a_nested_unit_moves_nothing_else, .threads = "2")
 {
-    OWNED_MODULE two m;
     double loss;
     heard h = { "" };
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, world, .wrap_class = "linear", .forward_prefetch = true));
+    TWO_WRAPPED(m, world, .wrap_class = "linear", .forward_prefetch = true);
     KN_CHECK(two_backward(&m, 0) && kn_fsdp_on_event(&m, hear, &h));
     KN_CHECK(part_forward(&m.a, 4, false, &loss));
     KN_CHECK(strcmp(h.line, "gather a, gathered a, release a") == 0, "%s", h.line);
@@ -70,9 +68,8 @@ RANK_TEST(call, a_nested_unit_moves_nothing_else, .threads = "2")
 /* Another use of the tree ends the call of a group of which one module ran. */
 RANK_TEST(call, a_part_of_a_group_then_something_else, .threads = "124")
 {
-    OWNED_MODULE two m;
     double loss;
-    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    TWO(m);
     kn_module *group[] = { &m.a.base, &m.b.base };
     KN_CHECK(kn_fsdp_wrap_group(group, 2, world) && kn_fsdp_wrap(&m, world));
     for (int grad = 0; grad < 2; grad++) {
@@ -88,9 +85,8 @@ RANK_TEST(call, a_part_of_a_group_then_something_else, .threads = "124")
 /* A forward that fails, or whose input is an error, leaves nothing behind. */
 KN_TEST(call, a_nested_unit_that_fails)
 {
-    OWNED_MODULE two m;
     double loss;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    TWO_WRAPPED(m, NULL, .wrap_class = "linear");
     for (int i = 0; i < 2; i++) {
         kn_scope scope = kn_scope_begin();
         kn_device d = i ? KN_META : KN_CPU;
@@ -244,9 +240,8 @@ RANK_TEST(call, methods_are_cast_and_gathered_as_a_forward, .threads = "124", RO
 
 KN_TEST(call, a_method_that_is_missing_or_fails)
 {
-    OWNED_MODULE two m;
     IN_SCOPE;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    TWO_WRAPPED(m, NULL, .wrap_class = "linear");
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
     REFUSED(kn_call_method(&m, NULL, x), "kn_call_method", "the method is NULL");
     KN_CHECK(kn_call_method_n(&m, NULL, (kn_values){ 1, { x } }, NULL, 0).n == 0 &&
@@ -257,9 +252,8 @@ KN_TEST(call, a_method_that_is_missing_or_fails)
 
 KN_TEST(call, inputs_of_a_method_move_to_the_units_device)
 {
-    OWNED_MODULE two m;
     IN_SCOPE;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
+    TWO_WRAPPED(m, NULL, .device = KN_META);
     kn_tensor *y = kn_call_method(&m, encode, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)));
     KN_CHECK(y && kn_device_of(y) == KN_META && kn_backward(sum_of(y)));
 }

@@ -91,9 +91,8 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
 {
     static _Thread_local float mean[MOST], before[MOST], after[MOST];
     for (int k = 0; k < HOWS * 2; k++) {
-        OWNED_MODULE net m;
         IN_SCOPE;
-        KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+        NET_IN_WAY(m, world, arg);
         kn_scaler *s = k % 2 ? kn_scaler_new(&m, .init_scale = 64) : NULL;
         OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
         for (int a = 0; a < 2; a++) {
@@ -122,9 +121,8 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
 static void overflows(kn_comm *world, void *arg)
 {
     static _Thread_local float before[MOST], after[MOST];
-    OWNED_MODULE net m;
     int last = kn_comm_size(world) - 1;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    NET_IN_WAY(m, world, arg);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 64);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     for (int norm = 0; norm < 2; norm++) {
@@ -150,8 +148,7 @@ KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
 
 KN_TEST(clip_value, wrong_use_is_a_sentence)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_reference(&m));
+    NET_WHOLE(m);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     const double bad[] = { 0, -1, NAN };
     for (int i = 0; i < 3; i++) {

@@ -34,10 +34,8 @@ KN_TEST(control, setters_of_one_unit_or_of_all)
 {
     for (int setter = 0; setter < 7; setter++)
         for (int recurse = 0; recurse < 2; recurse++) {
-            OWNED_MODULE two m;
-            KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-                     kn_fsdp_wrap(&m, kn_comm_self(), .wrap_class = "linear") &&
-                     set_all(&m, setter, recurse));
+            TWO_WRAPPED(m, kn_comm_self(), .wrap_class = "linear");
+            KN_CHECK(set_all(&m, setter, recurse));
             KN_CHECK(is_set((kn_linear *)&m, setter) && is_set(&m.a, setter) == recurse &&
                          is_set(&m.b, setter) == recurse,
                      "setter %d, recurse %d", setter, recurse);
@@ -93,8 +91,7 @@ KN_TEST(control, open_forwards_keep_their_order)
 
 RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    TWO_WRAPPED(m, world, .wrap_class = "linear");
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
     KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
@@ -113,8 +110,7 @@ RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
 
 RANK_TEST(control, a_unit_that_backward_reads_after_all_is_named, .threads = "2")
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    TWO_WRAPPED(m, world, .wrap_class = "linear");
     KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
              "nothing reads a.weight");
     KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.b, false, false));
@@ -338,11 +334,9 @@ enum { WITHOUT_BACKWARD = 300 };
 /* Forwards that may have a backward, but get none, are forgotten; the last one is not. */
 RANK_TEST(control, forwards_without_backward_are_forgotten, .threads = "12")
 {
-    OWNED_MODULE two m, whole;
     int most[2] = { 0 };
-    KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
+    TWO_WHOLE(whole);
+    TWO_WRAPPED(m, world, .seed = NET_SEED, .wrap_class = "linear");
     for (int i = 0; i < 2 * WITHOUT_BACKWARD; i++) {
         kn_scope scope = kn_scope_begin();
         KN_CHECK(two_loss(&m, 0));

@@ -116,9 +116,8 @@ KN_TEST(ema, what_used_the_weights_of_before_is_out_of_date)
 /* Averages lie where the state of optimizers does, and count as it. */
 static void where(kn_comm *world, void *arg)
 {
-    OWNED_MODULE net m;
     const kn_param *p;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    NET_IN_WAY(m, world, arg);
     kn_ema *e = kn_ema_new(&m);
     for (int i = 0, n = kn_params(&m, &p); i < n; i++) {
         const kn_tensor *t = kn_ema_value(e, i);
@@ -221,9 +220,8 @@ KN_TEST(ema, are_swapped_on_any_device)
 /* Frozen parameters have no averages, and stay. */
 KN_TEST(ema, frozen_parameters_stay)
 {
-    OWNED_MODULE net m;
     const kn_param *p;
-    KN_CHECK(net_reference(&m));
+    NET_WHOLE(m);
     kn_ema *e = kn_ema_new(&m);
     int n = kn_params(&m, &p), frozen = 0;
     for (int i = 0; i < n; i++) {

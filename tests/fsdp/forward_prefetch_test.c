@@ -28,8 +28,7 @@ static void second_forward(kn_comm *world, void *arg)
 {
     const job *j = arg;
     char line[1024] = "";
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear", .device = j->device,
                           .backward_prefetch = j->backward, .seed = NET_SEED));
     KN_CHECK(backward(&m) && kn_fsdp_on_event(&m, hear, line), "the first");

@@ -125,8 +125,7 @@ KN_TEST(offload, the_model_may_be_freed_first)
 
 KN_TEST(offload, an_optimizer_made_before_wrapping_is_refused)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_reference(&m));
+    NET_WHOLE(m);
     OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     KN_CHECK(o && kn_fsdp_wrap(&m, NULL) && net_backward(&m, 0));
     REFUSED(kn_step(o), "make the optimizer after kn_fsdp_wrap");

@@ -16,10 +16,10 @@ static kn_dtype always(const char *name, int ndim, const int64_t *shape, void *a
 /* bf16, and a norm in f32 inside its unit: losses as in one process, gradients of f32 unrounded. */
 static void by_parameter(kn_comm *world, void *arg)
 {
-    OWNED_MODULE net m, alone;
     int dims = 0;
     const way *w = arg;
-    KN_CHECK(net_init(&m, KN_META) && net_init(&alone, KN_META));
+    NET(m);
+    NET(alone);
     KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .param_dtype = KN_BF16,
                           .seed = NET_SEED, .param_dtype_of = norms_in_f32,
                           .param_dtype_of_arg = &dims));
@@ -47,9 +47,8 @@ static void by_parameter(kn_comm *world, void *arg)
 KN_TEST(param_dtype, of_single_parameters)
 {
     in_all_ways(by_parameter);
-    OWNED_MODULE net m;
     int i64 = KN_I64;
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype_of = always, .param_dtype_of_arg = &i64),
             ".param_dtype_of chose i64 for 'wte.weight'");
 }

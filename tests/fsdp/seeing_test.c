@@ -19,9 +19,9 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
 {
     kn_fsdp_wrap_options o = *(const kn_fsdp_wrap_options *)arg;
     o._size = sizeof o;
-    OWNED_MODULE two whole, sharded;
-    KN_CHECK(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
-             kn_fsdp_wrap_(&sharded, world, o));
+    TWO(whole);
+    TWO(sharded);
+    KN_CHECK(kn_fsdp_wrap_(&sharded, world, o));
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
     for (int step = 0; step < 2; step++) {
         kn_summary_table *want = kn_summary_new(&whole, KN_VALUES(x)),
@@ -66,10 +66,7 @@ static kn_tensor *loss_of(two *n, double factor)
 /* With a scaler gradients in f16 may overflow, a forward may not; without one neither may. */
 KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
 {
-    OWNED_MODULE two n;
-    KN_CHECK(two_init(&n, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&n, NULL, .wrap_class = "linear", .param_dtype = KN_F16,
-                          .reduce_dtype = KN_F32));
+    TWO_WRAPPED(n, NULL, .wrap_class = "linear", .param_dtype = KN_F16, .reduce_dtype = KN_F32);
     OWNED_OPTIM kn_optim *opt = kn_sgd(&n, .lr = 0.1);
     kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
     kn_set_check(true);

@@ -4,8 +4,7 @@
 
 KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    TWO_WRAPPED(m, NULL, .wrap_class = "linear");
     kn_optim *a = kn_sgd(&m.a, .lr = 1), *all = kn_sgd(&m, .lr = 1);
     KN_CHECK(two_backward(&m, 0) && kn_step(a) && two_backward(&m, 1));
     KN_CHECK(kn_grad_scale(&m.a) == 1 && kn_grad_scale(&m.b) == 0.5);
@@ -28,11 +27,9 @@ KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
 {
     bool hybrid = kn_comm_size(world) == 4;
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
-                          .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
-                          .mesh = { .shards = hybrid ? 2 : 0 }));
+    TWO_WRAPPED(m, world, .seed = NET_SEED, .wrap_class = "linear",
+                .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
+                .mesh = { .shards = hybrid ? 2 : 0 });
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
     KN_CHECK(o && s && two_backward(&m, 0));
@@ -59,12 +56,12 @@ RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
 static void siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
-    OWNED_MODULE two m, ref;
     const kn_param *p, *r;
     float g[4][TWO_MOST] = { 0 }, value[TWO_MOST], want[TWO_MOST];
     double squares = 0;
     int n = kn_comm_size(world);
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&ref, KN_META, KN_F32));
+    TWO(m);
+    TWO(ref);
     KN_CHECK(kn_materialize(&ref, KN_CPU, 1337));
     double of_a = which & 1 ? 8 : 0, of_b = which & 1 ? 0 : 8;
     bool later = which & 8;
@@ -145,8 +142,7 @@ RANK_TEST(step, a_predivided_sum_stays_in_range, .threads = "124")
 
 KN_TEST(step, a_factor_that_divides_nothing)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL));
+    TWO_WRAPPED(m, NULL);
     const double wrong[] = { -1, NAN, INFINITY };
     for (int i = 0; i < 3; i++)
         REFUSED(kn_fsdp_set_divide_factor(&m, wrong[i], true),

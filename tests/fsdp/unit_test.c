@@ -63,8 +63,7 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
 /* The replay of the root is not a second forward: each unit begins and ends once. */
 KN_TEST(unit, a_root_that_recomputes_records_its_order)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    TWO_WRAPPED(m, NULL, .wrap_class = "linear");
     kn_recompute(&m, true);
     IN_SCOPE;
     KN_CHECK(two_loss(&m, 0));
@@ -77,8 +76,7 @@ RANK_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread, .threads =
 {
     kn_set_free_cores(2);
     for (int i = 0; i < 5; i++) {
-        OWNED_MODULE two m;
-        KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+        TWO_WRAPPED(m, world, .wrap_class = "linear");
         kn_comm_slow(world, 0.002, 0);
         kn_fsdp_unshard(&m.a);
         kn_fsdp_unshard(&m.b);

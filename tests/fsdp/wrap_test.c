@@ -131,10 +131,10 @@ KN_TEST(wrap, unknown_names_in_lists_of_classes)
           "no module" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        OWNED_MODULE two m;
         kn_fsdp_wrap_options o = wrong[i].o;
         o._size = sizeof o;
-        KN_CHECK(two_init(&m, KN_META, KN_F32) && !kn_fsdp_wrap_(&m, NULL, o));
+        TWO(m);
+        KN_CHECK(!kn_fsdp_wrap_(&m, NULL, o));
         KN_CHECK(error_has(wrong[i].a, wrong[i].b), "case %d", (int)i);
         KN_CHECK(!kn_fsdp_is_unit(&m) && !m.a.base.impl->recompute, "case %d", (int)i);
     }
@@ -156,18 +156,16 @@ static bool recomputes(const void *m)
 KN_TEST(wrap, recompute_by_class)
 {
     for (int i = 0; i < 3; i++) {
-        OWNED_MODULE two m;
         const char *const list[] = { "linear", "two,linear", "two" };
-        KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-                 kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_class = list[i]));
+        TWO_WRAPPED(m, NULL, .wrap_class = "linear", .recompute_class = list[i]);
         KN_CHECK(recomputes(&m) == (i > 0) && recomputes(&m.a) == (i < 2) &&
                      recomputes(&m.b) == (i < 2),
                  "'%s'", list[i]);
         KN_CHECK(two_backward(&m, 0));
     }
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_recompute(&m.b, true) &&
-             kn_fsdp_wrap(&m.a, NULL, .recompute_class = "linear") && kn_fsdp_wrap(&m, NULL));
+    TWO(m);
+    KN_CHECK(kn_recompute(&m.b, true) && kn_fsdp_wrap(&m.a, NULL, .recompute_class = "linear") &&
+             kn_fsdp_wrap(&m, NULL));
     KN_CHECK(!recomputes(&m) && recomputes(&m.a) && recomputes(&m.b),
              "only what is wrapped; and what was chosen by hand stays");
 }
@@ -248,9 +246,8 @@ RANK_TEST(wrap, options_that_differ_over_ranks, .threads = "24", ROWS(unlike))
 {
     const struct unlike *u = arg;
     char says[128];
-    OWNED_MODULE two m;
     snprintf(says, sizeof says, u->says, kn_comm_size(world) - 1);
-    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    TWO(m);
     REFUSED(wrap_each(&m, world, u->first, u->last), says, "all ranks");
     KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
 }
@@ -277,10 +274,9 @@ static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 
 RANK_TEST(wrap, policies_and_factors_that_differ_over_ranks, .threads = "24", .cases = 3)
 {
-    OWNED_MODULE two m;
     const int which = *(int *)arg, rank = kn_rank(world);
     bool last = rank == kn_comm_size(world) - 1;
-    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    TWO(m);
     if (which == 0)
         REFUSED(kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last),
                 ".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy");
@@ -349,8 +345,7 @@ static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 /* A policy's changes of the options are for that unit alone. */
 KN_TEST(wrap, policy_gives_units_options_of_their_own)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .policy = changes_b));
+    TWO_WRAPPED(m, NULL, .policy = changes_b);
     const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
     KN_CHECK(a && a->options.layout == KN_LAYOUT_FLAT && !a->options.param_dtype);
     KN_CHECK(b && b->options.layout == KN_LAYOUT_PER_PARAM && b->options.param_dtype == KN_BF16);
@@ -412,8 +407,8 @@ KN_TEST(wrap, like_another_module)
     for (int i = 0; i < 4; i++)
         KN_CHECK(kn_fsdp_is_unit(&child[i]) == (i % 2 == 1), "%s", name[i]);
     kn_module_free(&root);
-    OWNED_MODULE two m, other;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+    TWO(m);
+    TWO(other);
     like[0] = &other.base;
     REFUSED(kn_fsdp_wrap(&m, NULL, .wrap_like = like), "none is like those of .wrap_like");
 }
