@@ -3,6 +3,7 @@
 #define KNAP_TESTS_OWNED_H
 
 #include "autograd/operations.h"
+#include "fsdp/ema.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/kn_test.h"
@@ -10,6 +11,16 @@
 static inline void owned_optim(kn_optim **o)
 {
     kn_optim_free(*o);
+}
+
+static inline void owned_scaler(kn_scaler **s)
+{
+    kn_scaler_free(*s);
+}
+
+static inline void owned_ema(kn_ema **e)
+{
+    kn_ema_free(*e);
 }
 
 static inline void owned_scope(kn_scope *s)
@@ -25,6 +36,8 @@ static inline void owned_mode(bool *mode)
 /* Before a declaration: OWNED_MODULE net m; OWNED_OPTIM kn_optim *o = kn_sgd(&m); */
 #define OWNED_MODULE __attribute__((cleanup(kn_module_free)))
 #define OWNED_OPTIM  __attribute__((cleanup(owned_optim)))
+#define OWNED_SCALER __attribute__((cleanup(owned_scaler)))
+#define OWNED_EMA    __attribute__((cleanup(owned_ema)))
 
 /* From here to the end of the block: a scope of tensors; grad mode is off. */
 #define IN_SCOPE                                                                                   \

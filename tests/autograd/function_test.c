@@ -466,8 +466,7 @@ static bool whole_run(void)
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(3)), *b = scalar(KN_F32, 1);
     kn_values y = kn_function_call_n(&several, KN_VALUES(x, x), NULL, 0);
     kn_tensor *z = y.n == 4 ? quantized(kn_function_call(&swish, y.v[1], b), 2) : NULL;
-    bool ok = kn_backward(z ? sum_of(z) : NULL);
-    return ok;
+    return kn_backward(z ? sum_of(z) : NULL);
 }
 
 KN_TEST(function, every_allocation_may_fail)

@@ -277,8 +277,7 @@ static bool whole_run(cutting how)
 {
     IN_SCOPE;
     net n = make(KN_F32, how, 2, true, false);
-    const bool ok = n.loss && kn_backward(n.loss);
-    return ok;
+    return n.loss && kn_backward(n.loss);
 }
 
 KN_TEST(parts, every_allocation_may_fail)

@@ -4,6 +4,7 @@
 #include "fsdp/ema.h"
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 static bool is_last(kn_comm *world)
 {
@@ -297,7 +298,7 @@ static void finds_change(kn_comm *world, void *arg)
     OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.5);
     KN_CHECK(kn_fsdp_check(&m, .optim = o), "before a step");
     KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o));
-    kn_ema *e = kn_ema_new(&m);
+    OWNED_EMA kn_ema *e = kn_ema_new(&m);
     KN_CHECK(o && e && kn_fsdp_check(&m, .optim = o, .ema = e), "as it was");
     bool found = change_one(&m, o, e, w->what, is_last(world), &says);
     if (kn_comm_size(world) > 1 && found)
@@ -306,7 +307,6 @@ static void finds_change(kn_comm *world, void *arg)
         KN_CHECK(kn_fsdp_check(&m, .optim = o, .ema = e), "nothing differs");
     if (!found)
         KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o), "another step");
-    kn_ema_free(e);
 }
 
 KN_TEST(alike, what_one_rank_changed_is_found)

@@ -26,8 +26,7 @@ static bool part_forward(kn_linear *part, int64_t in, bool grad, double *loss)
 static bool part_backward(kn_linear *part, int64_t in, int micro)
 {
     IN_SCOPE;
-    bool ok = kn_backward(part_loss(part, in, micro));
-    return ok;
+    return kn_backward(part_loss(part, in, micro));
 }
 
 typedef struct heard {

@@ -2,6 +2,7 @@
  * what one draws in it, evaluations that draw leave training's bits alone, and ranks draw alike at
  * places of the same number. Rank functions return a status and never assert. */
 #include "tests/fsdp/net.h"
+#include "tests/owned.h"
 
 enum { STEPS = 3, MICRO = 4, WIDTH = 6 };
 

@@ -29,8 +29,7 @@ static bool gan_backward(gan *m, int micro)
 {
     IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y = kn_call(m, x);
-    bool ok = kn_backward(mean_square(y));
-    return ok;
+    return kn_backward(mean_square(y));
 }
 
 /* When g is through, ranks have reduced what rank 0's data brought d. */

@@ -5,10 +5,9 @@
 static bool add_buffers(net *m, float own)
 {
     IN_SCOPE;
-    bool ok = kn_buffer(&m->fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
-              kn_buffer(&m->fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
-              kn_declare_buffer(&m->fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2));
-    return ok;
+    return kn_buffer(&m->fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+           kn_buffer(&m->fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+           kn_declare_buffer(&m->fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2));
 }
 
 static bool is_alone(const net *m, const char *name)

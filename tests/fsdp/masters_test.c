@@ -4,6 +4,7 @@
  * functions return a status. */
 #include "tests/fsdp/optimizers.h"
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 enum { STEPS = 3 };
 
@@ -16,9 +17,8 @@ static kn_tensor *loss_of(two *m, kn_dtype t, int micro)
 
 static bool step_on(two *m, kn_optim *o, kn_dtype t, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(loss_of(m, t, micro));
-    kn_scope_end(scope);
     return ok && kn_step(o);
 }
 

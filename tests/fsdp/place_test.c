@@ -56,8 +56,7 @@ static bool host(const kn_tensor *t, float *to)
 {
     IN_SCOPE;
     kn_tensor *f = kn_cast((kn_tensor *)t, KN_F32);
-    bool ok = f && kn_to_host(f, to, (size_t)kn_numel(f) * sizeof *to);
-    return ok;
+    return f && kn_to_host(f, to, (size_t)kn_numel(f) * sizeof *to);
 }
 
 static void pass_from_the_cpu(kn_comm *world, void *arg)

@@ -364,7 +364,7 @@ KN_TEST(schedule, evaluation_leaves_nothing)
 KN_TEST(schedule, keep_gathered_across_micro_batches)
 {
     CHAIN(c, 2, 2);
-    kn_optim *opt = kn_sgd(&c, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&c, .lr = 0.1);
     kn_fsdp_set_reshard_after_backward(&c, false, true);
     chain_step(&c, true);
     chain_check_line("after the first micro-batch backward leaves them", chain_step(&c, true).line,
@@ -375,5 +375,4 @@ KN_TEST(schedule, keep_gathered_across_micro_batches)
     KN_CHECK(kn_step(opt));
     chain_check_line("until a step changes them", chain_step(&c, true).line,
                      "g0 F0 g1 F1 B1 s1 B0 s0");
-    kn_optim_free(opt);
 }

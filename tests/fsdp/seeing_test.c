@@ -3,6 +3,7 @@
 #include "nn/summary.h"
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 4 };
 
@@ -68,7 +69,7 @@ KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
 {
     TWO_WRAPPED(n, NULL, .wrap_class = "linear", .param_dtype = KN_F16, .reduce_dtype = KN_F32);
     OWNED_OPTIM kn_optim *opt = kn_sgd(&n, .lr = 0.1);
-    kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
     kn_set_check(true);
     IN_SCOPE;
     KN_CHECK(kn_backward(kn_scale_loss(s, loss_of(&n, 1))));
@@ -80,5 +81,4 @@ KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
     KN_CHECK(loss && !kn_backward(loss, .grad = huge));
     KN_CHECK_ERROR("check: backward of 'cast'");
     kn_set_check(false);
-    kn_scaler_free(s);
 }

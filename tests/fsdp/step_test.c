@@ -1,6 +1,7 @@
 /* tests/fsdp/step_test.c: steps that are refused, trees with divide factors of their own (acts.h
  * has steps of parts). Rank functions return a status. */
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 {
@@ -31,7 +32,7 @@ RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
                 .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
                 .mesh = { .shards = hybrid ? 2 : 0 });
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
-    kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
     KN_CHECK(o && s && two_backward(&m, 0));
     KN_CHECK(hybrid ? kn_fsdp_set_all_reduce(&m, false, true)
                     : kn_fsdp_set_gradient_sync(&m, false, true));
@@ -44,7 +45,6 @@ RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
         KN_CHECK(kn_fsdp_set_gradient_sync(&m, true, true) && two_backward(&m, 2));
         KN_CHECK(kn_grad_scale(&m) * 3 == 1 && kn_step(o));
     }
-    kn_scaler_free(s);
 }
 
 /* ---- factors --------------------------------------------------------------------------------- */

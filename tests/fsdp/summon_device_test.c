@@ -16,8 +16,7 @@ static bool backward(net *m, int micro)
         ids[i] = (i * 3 + micro * 5 + 1) % NET_VOCAB;
     IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(NET_BATCH)));
-    bool ok = kn_backward(mean_square(y));
-    return ok;
+    return kn_backward(mean_square(y));
 }
 
 /* Each whole value becomes 2 x; false where one is elsewhere or differs from the reference's. */

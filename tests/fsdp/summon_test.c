@@ -286,8 +286,7 @@ RANK_TEST(summon, host_memory_reads_and_writes, IN_ALL_WAYS)
 static bool buffer_of_a_unit(net *m)
 {
     IN_SCOPE;
-    bool ok = kn_buffer(&m->fc2, "mean", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)));
-    return ok;
+    return kn_buffer(&m->fc2, "mean", kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)));
 }
 
 /* By the module and in state dicts names are those that the modules were given, as before it was

@@ -100,8 +100,7 @@ static bool turned_backward(turned *m)
 {
     IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 3)));
-    bool ok = kn_backward(sum_of(kn_mul(y, y)));
-    return ok;
+    return kn_backward(sum_of(kn_mul(y, y)));
 }
 
 /* Both gradients of a product of a parameter with itself come to its place. */

@@ -191,7 +191,7 @@ KN_TEST(wrong_use, optimizer_made_before_wrapping)
 {
     NET = make(MATRIX_TURN);
     kn_materialize(n->root, KN_CPU, 1);
-    kn_optim *opt = kn_adamw(n->root, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_adamw(n->root, .lr = 0.1);
     KN_CHECK_OK();
     kn_fsdp_wrap(n->root, NULL, .wrap_class = "turn_block");
     if (kn_ok()) {
@@ -199,7 +199,6 @@ KN_TEST(wrong_use, optimizer_made_before_wrapping)
         kn_step(opt);
     }
     check_says((const char *[]){ "optimizer", "after", "wrap", NULL });
-    kn_optim_free(opt);
 }
 
 KN_TEST(wrong_use, changing_a_sharded_tree)
@@ -293,9 +292,8 @@ KN_TEST(wrong_use, a_second_backward)
 KN_TEST(wrong_use, step_without_gradients)
 {
     NET = wrapped(MATRIX_TURN);
-    kn_optim *opt = kn_adamw(n->root, .lr = 0.1);
+    OWNED_OPTIM kn_optim *opt = kn_adamw(n->root, .lr = 0.1);
     SAYS(kn_step(opt), "no parameter has a gradient", "kn_backward");
-    kn_optim_free(opt);
 }
 
 static bool releases; /* in place of a backward */

@@ -76,8 +76,7 @@ static bool branch_backward(void *m)
 {
     IN_SCOPE;
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
-    bool ok = kn_backward(sum_of(kn_call(m, x)));
-    return ok;
+    return kn_backward(sum_of(kn_call(m, x)));
 }
 
 /* All programs of three backwards, of which the last one settles, after each other. */
