@@ -1,4 +1,4 @@
-/* tests/owned.h: things that go at the end of the block that made them; sums and means for losses. */
+/* tests/owned.h: what a block of a test makes goes at its end; sums and means for losses. */
 #ifndef KNAP_TESTS_OWNED_H
 #define KNAP_TESTS_OWNED_H
 

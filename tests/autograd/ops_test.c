@@ -1,6 +1,6 @@
 /* tests/autograd/ops_test.c: the gradient of each operation by finite differences in f64, and its
- * results in f32, bf16 and f16 against those in f64, for the rows of every.h; on a GPU too. An operation
- * that no row runs fails the registry test. */
+ * results in f32, bf16 and f16 against those in f64, for the rows of every.h; on a GPU too. An
+ * operation that no row runs fails the registry test. */
 #include "tests/autograd/every.h"
 #include "tests/owned.h"
 #include <stdlib.h>

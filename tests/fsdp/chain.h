@@ -195,7 +195,7 @@ static inline void chain_check_line(const char *what, const char *got, const cha
 
 #define CHAIN_OPTIONS(...) ((kn_fsdp_wrap_options){ __VA_ARGS__ })
 
-/* A wrapped chain c, which goes with its block; CHAIN: DIM x DIM, of 4 rows, by a link of 1 MB/s. */
+/* A wrapped chain c, which goes with its block; CHAIN: DIM x DIM, 4 rows, a link of 1 MB/s. */
 #define CHAIN_OF(c, layers, dim, batch, ranks, bytes_per_s, ...)                                   \
     __attribute__((cleanup(chain_free))) chain c;                                                  \
     chain_init(&c, layers, dim, batch);                                                            \

@@ -1,6 +1,6 @@
-/* tests/fsdp/every_ranks_test.c: each operation of the rows of tests/autograd/every.h, with its inputs
- * as the parameters of a unit: two ranks have the bits of one process, in each layout, with recompute
- * and without. So the gradients of leaves come in every form that a backward gives them. */
+/* tests/fsdp/every_ranks_test.c: each operation of the rows of tests/autograd/every.h, with its
+ * inputs as the parameters of a unit: two ranks have the bits of one process, in each layout, with
+ * recompute and without. So the gradients of leaves come in every form that a backward gives. */
 #include "tests/autograd/every.h"
 #include "tests/fsdp/matrix.h"
 #include "tests/owned.h"
