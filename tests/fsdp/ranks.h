@@ -1,5 +1,5 @@
-/* tests/fsdp/ranks.h: cases that ranks run. On a rank KN_CHECK ends that rank alone; the tensors that
- * it makes lie in a scope, and no error may stand at its end.
+/* tests/fsdp/ranks.h: cases that ranks run. On a rank KN_CHECK ends that rank alone; the tensors
+ * that it makes lie in a scope, and no error may stand at its end.
  *
  *   RANK_TEST(step, of_a_part, .threads = "124") { KN_CHECK(kn_comm_size(world) > 0); }
  *
