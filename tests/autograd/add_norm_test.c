@@ -2,7 +2,7 @@
  * the bits of the forward in each dtype, and the gradients of whichever results and inputs are
  * used. */
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 #include <math.h>
 
@@ -57,7 +57,7 @@ static outcome run(const setting *s, bool at_once)
     kn_tensor *part[2] = { kn_mul(o.y, weigh[0]), kn_mul(o.sum, weigh[1]) };
     kn_tensor *loss = s->used == 3 ? kn_add(part[0], part[1]) : part[s->used - 1];
     if (loss && kn_requires_grad(loss))
-        kn_backward(kn_sum(loss, 0, NULL, false));
+        kn_backward(sum_of(loss));
     for (int i = 0; i < INPUTS && kn_ok(); i++)
         o.grad[i] = in[i] && s->wanted >> i & 1 ? kn_grad(in[i]) : NULL;
     KN_CHECK_OK();
@@ -163,15 +163,14 @@ KN_TEST(add_norm, gradient_is_one_tensor_and_rounded_once)
         else
             y = kn_layer_norm(sum = kn_add(x, add), NULL, NULL, 0);
         kn_tensor *gy = input(KN_BF16, DENSE, 5), *gs = input(KN_BF16, DENSE, 6);
-        KN_CHECK(kn_backward(kn_sum(kn_add(kn_mul(y, gy), kn_mul(sum, gs)), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_add(kn_mul(y, gy), kn_mul(sum, gs)))));
         KN_CHECK(at[0] && at[0] == at[1], "x and what is added have gradients of their own");
         kn_tensor *wide = kn_require_grad(kn_cast(kn_detach(sum), KN_F64), true);
         y = kn_layer_norm(wide, NULL, NULL, 0);
         gy = kn_cast(gy, KN_F64), gs = kn_cast(gs, KN_F64);
-        kn_backward(kn_sum(kn_add(kn_mul(y, gy), kn_mul(wide, gs)), 0, NULL, false));
+        kn_backward(sum_of(kn_add(kn_mul(y, gy), kn_mul(wide, gs))));
         far[once] = kn_item(
-            kn_mean(kn_square(kn_sub(kn_scale(kn_grad(wide), 2), kn_cast(kn_grad(leaf), KN_F64))),
-                    0, NULL, false));
+            mean_of(kn_square(kn_sub(kn_scale(kn_grad(wide), 2), kn_cast(kn_grad(leaf), KN_F64)))));
     }
     KN_CHECK(far[1] < 0.9 * far[0], "%g at once, %g in two steps", far[1], far[0]);
 }

@@ -70,7 +70,7 @@ KN_TEST(channel_norm, narrow_images_with_f32_weights)
     kn_tensor *wide = kn_group_norm(kn_cast(x, KN_F32), 2, kn_detach(w), NULL, 0);
     kn_tensor *d = kn_abs(kn_sub(kn_cast(y, KN_F32), wide));
     KN_CHECK(kn_item(kn_amax(kn_reshape(d, KN_SHAPE(-1)), 0, false)) < 3e-2);
-    KN_CHECK(kn_backward(kn_sum(kn_cast(y, KN_F32), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_cast(y, KN_F32))));
     KN_CHECK(kn_dtype_of(kn_grad(w)) == KN_F32);
 }
 
@@ -90,7 +90,7 @@ KN_TEST(channel_norm, order_empty_and_meta)
         y = kn_group_norm(x, 2, w, b, 0);
         KN_CHECK(y && kn_numel(y) == 0, "%d", i);
         KN_CHECK(kn_instance_norm(x, w, b, 0), "%d", i);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)), "%d", i);
+        KN_CHECK(kn_backward(sum_of(y)), "%d", i);
         for (int64_t c = 0; c < C; c++)
             KN_CHECK(((double *)kn_data(kn_grad(w)))[c] == 0 &&
                      ((double *)kn_data(kn_grad(b)))[c] == 0);
@@ -98,7 +98,7 @@ KN_TEST(channel_norm, order_empty_and_meta)
     x = kn_require_grad(kn_empty(KN_F16, KN_META, KN_SHAPE(8, 64, 32, 32)), true);
     y = kn_group_norm(x, 32, kn_empty(KN_F32, KN_META, KN_SHAPE(64)), NULL, 0);
     KN_CHECK(y && kn_size(y, 1) == 64 && kn_dtype_of(y) == KN_F16);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(y)));
 }
 
 KN_TEST(channel_norm, errors)

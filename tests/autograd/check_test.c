@@ -14,11 +14,6 @@ static kn_tensor *row(kn_dtype t, double a, double b)
     return kn_require_grad(kn_cast(x, t), true);
 }
 
-static kn_tensor *total(kn_tensor *x)
-{
-    return kn_sum(x, 0, NULL, false);
-}
-
 KN_TEST(check, names_the_forward)
 {
     static const kn_dtype dtypes[] = { KN_F32, KN_F64, KN_BF16, KN_F16 };
@@ -68,18 +63,18 @@ KN_TEST(check, names_the_backward)
     kn_place place = kn_place_enter("model.c", 12);
     kn_tensor *y = kn_sqrt(x);
     kn_place_leave(&place);
-    KN_CHECK(y && !kn_backward(total(y)));
+    KN_CHECK(y && !kn_backward(sum_of(y)));
     KN_CHECK_ERROR(
         "check: backward of 'sqrt' (called at model.c:12) made values that aren't finite: "
         "its gradient of input 1, f32[2] has 1 infinite of 2 values");
     y = kn_sqrt(x);
-    REFUSED(kn_backward(total(kn_mul(y, y))), "the gradient that came to it was finite");
+    REFUSED(kn_backward(sum_of(kn_mul(y, y))), "the gradient that came to it was finite");
     kn_tensor *g = kn_from(KN_F32, KN_CPU, (float[]){ INFINITY, 1 }, KN_SHAPE(2));
     REFUSED(kn_backward(kn_scale(x, 2), .grad = g),
             "its gradient 1, f32[2] has 1 infinite of 2 values, as it came");
     KN_CHECK(!kn_grad(x));
     kn_set_check(false);
-    KN_CHECK(kn_backward(total(kn_sqrt(x))) && kn_ok());
+    KN_CHECK(kn_backward(sum_of(kn_sqrt(x))) && kn_ok());
 }
 
 /* ---- masks ----------------------------------------------------------------------------------- */
@@ -92,19 +87,20 @@ KN_TEST(check, masks_are_no_anomaly)
     kn_tensor *hidden = kn_eq(seen, kn_zeros(KN_F32, KN_CPU, KN_SCALAR));
     kn_tensor *scores = kn_matmul(q, kn_transpose(q, 2, 3));
     kn_tensor *masked = kn_masked_fill(scores, hidden, -INFINITY);
-    KN_CHECK(kn_backward(total(kn_mul(kn_softmax(masked, -1), scores))));
+    KN_CHECK(kn_backward(sum_of(kn_mul(kn_softmax(masked, -1), scores))));
     kn_tensor *mask = kn_masked_fill(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4, 4)), hidden, -INFINITY);
-    KN_CHECK(kn_backward(total(kn_softmax(kn_add(kn_matmul(q, kn_transpose(q, 2, 3)), mask), -1))));
+    KN_CHECK(
+        kn_backward(sum_of(kn_softmax(kn_add(kn_matmul(q, kn_transpose(q, 2, 3)), mask), -1))));
     kn_tensor *y = kn_scaled_dot_product_attention(q, q, q, .mask = mask);
-    KN_CHECK(y && kn_backward(total(kn_mul(y, y))));
+    KN_CHECK(y && kn_backward(sum_of(kn_mul(y, y))));
     y = kn_pad(q, KN_PAD_CONSTANT, -INFINITY, 2, (int64_t[]){ 1, 1 });
-    KN_CHECK(y && kn_backward(total(kn_max_pool2d(y, .kernel = 2))));
+    KN_CHECK(y && kn_backward(sum_of(kn_max_pool2d(y, .kernel = 2))));
     /* a row that sees nothing: the logarithm of its sum is -inf, its result isn't */
     kn_tensor *none = kn_zeros(KN_BOOL, KN_CPU, KN_SHAPE(4, 4));
     y = kn_scaled_dot_product_attention(q, q, q, .mask = none);
     KN_CHECK(y && kn_ok());
     y = kn_scaled_dot_product_attention(q, q, q, .causal = true);
-    KN_CHECK(y && kn_backward(total(kn_mul(y, y))));
+    KN_CHECK(y && kn_backward(sum_of(kn_mul(y, y))));
     kn_set_check(false);
 }
 
@@ -138,7 +134,7 @@ KN_TEST(check, functions_and_modules)
     kn_tensor *x = row(KN_F32, 0, 1);
     REFUSED(kn_function_call(&raw, x),
             "forward of 'raw' made values that aren't finite: its result f32[2] has 2 NaN");
-    REFUSED(kn_backward(total(kn_function_call(&raw, x, x))), "backward of 'raw'");
+    REFUSED(kn_backward(sum_of(kn_function_call(&raw, x, x))), "backward of 'raw'");
     kn_module root, m;
     kn_module_init(&root, log_forward);
     kn_module_init(&m, log_forward);
@@ -152,7 +148,7 @@ KN_TEST(check, functions_and_modules)
     REFUSED(kn_log(x), "forward of 'log'");
     kn_set_grad_mode(mode);
     kn_tensor *meta = kn_require_grad(kn_zeros(KN_F32, KN_META, KN_SHAPE(2)), true);
-    KN_CHECK(kn_backward(total(kn_log(meta))) && kn_ok(), "no values");
+    KN_CHECK(kn_backward(sum_of(kn_log(meta))) && kn_ok(), "no values");
     kn_set_check(false);
     kn_module_free(&root);
 }
@@ -185,9 +181,9 @@ KN_TEST(check, operations_in_hooks)
     kn_module_init(&m, log_forward);
     kn_hook h = kn_module_hook(&m, (kn_module_hooks){ .post_backward = spoil, .name = "spoil" });
     kn_set_check(true);
-    REFUSED(kn_backward(total(kn_call(&m, kn_add_scalar(x, 1)))),
+    REFUSED(kn_backward(sum_of(kn_call(&m, kn_add_scalar(x, 1)))),
             "check: forward of 'log' made values that aren't finite: its result f32[2]");
-    KN_CHECK(!kn_backward(total(kn_call(&m, kn_add_scalar(x, 1)))) &&
+    KN_CHECK(!kn_backward(sum_of(kn_call(&m, kn_add_scalar(x, 1)))) &&
              strstr(kn_error(), "post_backward hook 'spoil'"));
     kn_clear_error();
     kn_module_unhook(&m, h);

@@ -8,7 +8,7 @@
 
 static bool equal(kn_tensor *a, kn_tensor *b)
 {
-    kn_tensor *differ = kn_sum(kn_ne(a, b), 0, NULL, false);
+    kn_tensor *differ = sum_of(kn_ne(a, b));
     KN_CHECK(differ);
     return kn_item(differ) == 0;
 }
@@ -78,7 +78,7 @@ KN_TEST(draws_off, go_on)
     KN_CHECK(repeats(&m, drawn, 2 * WAYS) == 0, "without a step");
     kn_set_grad_mode(true);
     kn_tensor *w = kn_require_grad(kn_ones(KN_F64, KN_CPU, KN_SHAPE(3)), true);
-    KN_CHECK(kn_backward(kn_sum(w, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(w)));
     kn_set_grad_mode(false);
     KN_CHECK(repeats(&m, drawn + 2 * WAYS, 2 * WAYS) == 0, "after a backward");
     int64_t seen = kn_steps_seen();
@@ -106,7 +106,7 @@ KN_TEST(draws_off, are_independent)
     kn_set_grad_mode(false);
     for (int i = 0; i < 100; i++)
         x = kn_add(x, kn_randn_like(x));
-    const double deviation = sqrt(kn_item(kn_mean(kn_square(x), 0, NULL, false)));
+    const double deviation = sqrt(kn_item(mean_of(kn_square(x))));
     KN_CHECK(deviation > 9.5 && deviation < 10.5, "%g", deviation);
     kn_set_grad_mode(true);
 }
@@ -135,7 +135,7 @@ static kn_tensor *gradient_of_draws(kn_module *m)
     for (int i = 0; i < 2; i++)
         y = kn_mul(y, kn_function_call(&both, w));
     KN_CHECK(kn_on_grad(w, noisy, NULL) && kn_on_grad(y, noisy, NULL));
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(y)));
     return kn_grad(w);
 }
 
@@ -170,7 +170,7 @@ KN_TEST(draws_off, in_functions_and_hooks_differ)
     KN_CHECK(!equal(y[0], y[1]), "functions");
     kn_tensor *z[] = { kn_scale(x, 1), kn_scale(x, 1) }, *g[2];
     KN_CHECK(kn_on_grad(z[0], noisy, NULL) && kn_on_grad(z[1], noisy, NULL));
-    KN_CHECK(kn_grad_of(kn_sum(kn_add(z[0], z[1]), 0, NULL, false), z, 2, g));
+    KN_CHECK(kn_grad_of(sum_of(kn_add(z[0], z[1])), z, 2, g));
     KN_CHECK(!equal(g[0], g[1]));
 }
 

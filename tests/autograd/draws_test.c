@@ -11,7 +11,7 @@ static bool equal(kn_tensor *a, kn_tensor *b)
     return kn_item(differ) == 0;
 }
 
-static double mean_of(kn_tensor *x)
+static double average_of(kn_tensor *x)
 {
     return kn_item(kn_mean(kn_cast(x, KN_F64), 0, NULL, false));
 }
@@ -19,9 +19,9 @@ static double mean_of(kn_tensor *x)
 /* Within five standard deviations of a mean of n draws. */
 static void expect_mean(kn_tensor *x, double mean, double deviation)
 {
-    const double error = fabs(mean_of(x) - mean);
-    KN_CHECK(error < 5 * deviation / sqrt((double)kn_numel(x)), "mean %g, should be %g", mean_of(x),
-             mean);
+    const double error = fabs(average_of(x) - mean);
+    KN_CHECK(error < 5 * deviation / sqrt((double)kn_numel(x)), "mean %g, should be %g",
+             average_of(x), mean);
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */

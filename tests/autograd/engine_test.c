@@ -14,18 +14,13 @@ static double at(kn_tensor *t, int i)
     return ((double *)kn_data(t))[i];
 }
 
-static kn_tensor *total(kn_tensor *x)
-{
-    return kn_sum(x, 0, NULL, false);
-}
-
 KN_TEST(engine, two_backwards_add_up)
 {
     kn_tensor *x = leaf_of(2, (double[]){ 2, 3 });
     KN_CHECK(kn_grad(x) == NULL && kn_ok());
-    KN_CHECK(kn_backward(total(kn_mul(x, x))));
+    KN_CHECK(kn_backward(sum_of(kn_mul(x, x))));
     KN_CHECK(at(kn_grad(x), 0) == 4 && at(kn_grad(x), 1) == 6);
-    KN_CHECK(kn_backward(total(kn_scale(x, 10))));
+    KN_CHECK(kn_backward(sum_of(kn_scale(x, 10))));
     KN_CHECK(at(kn_grad(x), 0) == 14 && at(kn_grad(x), 1) == 16);
     kn_clear_grad(x);
     KN_CHECK(kn_grad(x) == NULL);
@@ -33,7 +28,7 @@ KN_TEST(engine, two_backwards_add_up)
 
 KN_TEST(engine, retained_graph_runs_again)
 {
-    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *y = total(kn_mul(x, x));
+    kn_tensor *x = leaf_of(1, (double[]){ 3 }), *y = sum_of(kn_mul(x, x));
     KN_CHECK(kn_backward(y, .retain_graph = true));
     KN_CHECK(kn_backward(y, .retain_graph = true));
     KN_CHECK(at(kn_grad(x), 0) == 12);
@@ -45,7 +40,7 @@ KN_TEST(engine, retained_graph_runs_again)
 KN_TEST(engine, second_backward_through_a_shared_part)
 {
     kn_tensor *x = leaf_of(1, (double[]){ 3 }), *shared = kn_mul(x, x);
-    kn_tensor *a = total(kn_exp(shared)), *b = total(shared);
+    kn_tensor *a = sum_of(kn_exp(shared)), *b = sum_of(shared);
     KN_CHECK(kn_backward(a));
     REFUSED(kn_backward(b), "were freed by an earlier backward");
 }
@@ -53,7 +48,7 @@ KN_TEST(engine, second_backward_through_a_shared_part)
 KN_TEST(engine, writes_in_place_are_noticed)
 {
     kn_tensor *x = leaf_of(2, (double[]){ 2, 3 }), *y = kn_scale(x, 2);
-    kn_tensor *z = total(kn_mul(y, y));
+    kn_tensor *z = sum_of(kn_mul(y, y));
     bool mode = kn_set_grad_mode(false);
     KN_CHECK(kn_fill_(y, 1));
     kn_set_grad_mode(mode);
@@ -65,10 +60,10 @@ KN_TEST(engine, writes_in_place_are_noticed)
     kn_set_grad_mode(false);
     kn_fill_(y, 1);
     kn_set_grad_mode(true);
-    REFUSED(kn_backward(total(y)), "output 1");
+    REFUSED(kn_backward(sum_of(y)), "output 1");
     /* a tensor that no derivative reads may be written */
     y = kn_scale(x, 2);
-    z = total(kn_scale(y, 3));
+    z = sum_of(kn_scale(y, 3));
     kn_set_grad_mode(false);
     kn_fill_(y, 1);
     kn_set_grad_mode(true);
@@ -95,7 +90,7 @@ KN_TEST(engine, diamonds_and_shared_leaves)
     /* y = (x^2 + 2x)(x^2 - x), dy/dx = (2x + 2)(x^2 - x) + (x^2 + 2x)(2x - 1) */
     kn_tensor *x = leaf_of(1, (double[]){ 3 }), *s = kn_mul(x, x);
     kn_tensor *a = kn_add(s, kn_scale(x, 2)), *b = kn_sub(s, x);
-    KN_CHECK(kn_backward(total(kn_mul(a, b))));
+    KN_CHECK(kn_backward(sum_of(kn_mul(a, b))));
     KN_CHECK(at(kn_grad(x), 0) == 8 * 6 + 15 * 5, "%g", at(kn_grad(x), 0));
     kn_clear_grad(x);
     /* one leaf as both inputs, through views, whose gradients pass unchanged */
@@ -113,7 +108,7 @@ KN_TEST(engine, diamonds_and_shared_leaves)
 KN_TEST(engine, a_gradient_as_gradient)
 {
     kn_tensor *x = leaf_of(2, (double[]){ 1, 2 }), *z = leaf_of(2, (double[]){ 1, 2 });
-    KN_CHECK(kn_backward(total(kn_mul(x, x))));
+    KN_CHECK(kn_backward(sum_of(kn_mul(x, x))));
     kn_tensor *y = kn_add(kn_add(z, z), kn_scale(z, 3));
     KN_CHECK(kn_backward(y, .grad = kn_grad(x)));
     KN_CHECK(at(kn_grad(z), 0) == 10 && at(kn_grad(z), 1) == 20);
@@ -132,7 +127,7 @@ KN_TEST(engine, dropping_the_result_frees_the_graph)
         for (int i = 0; i < 20; i++)
             y = kn_tanh(kn_mul(y, x));
         if (run % 3 > 0) {
-            KN_CHECK(kn_backward(total(y), .retain_graph = run % 3 == 2));
+            KN_CHECK(kn_backward(sum_of(y), .retain_graph = run % 3 == 2));
             kn_clear_grad(x);
         }
         kn_scope_end(s);
@@ -159,7 +154,7 @@ KN_TEST(engine, backward_frees_what_it_has_used)
         IN_SCOPE;
         y = kn_keep(kn_sin(y)); /* saves its input; only the node holds it after the scope */
     }
-    kn_tensor *last = total(y);
+    kn_tensor *last = sum_of(y);
     int64_t held = kn_ledger_read().live[KN_MEM_ACTIVATION];
     KN_CHECK(kn_backward(last));
     KN_CHECK(kn_ok());
@@ -216,7 +211,7 @@ KN_TEST(engine, hooks_run_in_order_and_replace)
     KN_CHECK(kn_on_grad(y, queueing, "z"));
     KN_CHECK(kn_on_node(y, on_node, on_node, "n"));
     KN_CHECK(kn_on_grad(x, doubling, "x") && kn_on_accumulated(x, on_leaf, "l"));
-    KN_CHECK(kn_backward(total(y)));
+    KN_CHECK(kn_backward(sum_of(y)));
     KN_CHECK(strcmp(order, "abnnxlz") == 0, "order: %s", order);
     KN_CHECK(at(kn_grad(x), 0) == 24, "%g", at(kn_grad(x), 0));
 }
@@ -227,9 +222,9 @@ KN_TEST(engine, leaf_hooks_see_the_whole_gradient_once)
     kn_tensor *x = leaf_of(1, (double[]){ 3 });
     kn_on_grad(x, doubling, "x");
     kn_on_accumulated(x, on_leaf, "l");
-    KN_CHECK(kn_backward(total(kn_add(kn_mul(x, x), kn_exp(kn_scale(x, 0))))));
+    KN_CHECK(kn_backward(sum_of(kn_add(kn_mul(x, x), kn_exp(kn_scale(x, 0))))));
     KN_CHECK(strcmp(order, "xl") == 0 && at(kn_grad(x), 0) == 12);
-    KN_CHECK(kn_backward(total(kn_scale(x, 1))));
+    KN_CHECK(kn_backward(sum_of(kn_scale(x, 1))));
     KN_CHECK(at(kn_grad(x), 0) == 14, "only the new gradient passes the hook");
 }
 
@@ -247,7 +242,7 @@ KN_TEST(engine, a_gradient_that_a_hook_of_a_leaf_kept_stays)
     kn_tensor *kept[2] = { NULL, NULL }, *x = leaf_of(1, (double[]){ 4 });
     kn_on_grad(x, keeps, kept);
     for (int i = 1; i <= 3; i++) {
-        KN_CHECK(kn_backward(total(kn_mul(x, x))));
+        KN_CHECK(kn_backward(sum_of(kn_mul(x, x))));
         KN_CHECK(at(kn_grad(x), 0) == 8 * i && at(kept[0], 0) == 8 && at(kept[1], 0) == 8);
     }
     kn_tensor_free(kept[0]);
@@ -270,7 +265,7 @@ KN_TEST(engine, nothing_runs_after_a_hook_that_failed)
     kn_tensor *y = kn_scale(x, 2);
     KN_CHECK(kn_on_grad(w, failing, "f") && kn_on_grad(y, keeping, "y"));
     KN_CHECK(kn_on_node(y, on_node, on_node, "n") && kn_on_accumulated(x, on_leaf, "l"));
-    REFUSED(kn_backward(total(kn_mul(y, w))), "fails on purpose");
+    REFUSED(kn_backward(sum_of(kn_mul(y, w))), "fails on purpose");
     KN_CHECK(strcmp(order, "f") == 0, "order: %s", order);
     KN_CHECK(!kn_grad(x) && !kn_grad(w));
 }
@@ -284,9 +279,9 @@ KN_TEST(engine, bad_hooks)
     REFUSED(kn_on_accumulated(y, on_leaf, "a"), "only leaves");
     REFUSED(kn_on_backward_end(at_end, "a"), "no backward is running");
     kn_on_grad(y, misshaping, NULL);
-    REFUSED(kn_backward(total(y)), "another shape");
+    REFUSED(kn_backward(sum_of(y)), "another shape");
     KN_CHECK(!kn_in_backward() && kn_grad(x) == NULL);
-    KN_CHECK(kn_backward(total(kn_mul(x, x))) && at(kn_grad(x), 0) == 6, "works afterwards");
+    KN_CHECK(kn_backward(sum_of(kn_mul(x, x))) && at(kn_grad(x), 0) == 6, "works afterwards");
 }
 
 /* ---- results that are not scalars, errors ---------------------------------------------------- */
@@ -341,7 +336,7 @@ KN_TEST(engine, maxima_share_equal_gradients)
     KN_CHECK(kn_backward(kn_amax(x, 0, false), .grad = kn_full(KN_F64, KN_CPU, 6, KN_SCALAR)));
     KN_CHECK(at(kn_grad(x), 0) == 0 && at(kn_grad(x), 1) == 2 && at(kn_grad(x), 3) == 2);
     kn_tensor *a = leaf_of(1, (double[]){ 4 }), *b = leaf_of(1, (double[]){ 4 });
-    KN_CHECK(kn_backward(total(kn_maximum(a, b))));
+    KN_CHECK(kn_backward(sum_of(kn_maximum(a, b))));
     KN_CHECK(at(kn_grad(a), 0) == 0.5 && at(kn_grad(b), 0) == 0.5);
 }
 
@@ -357,7 +352,7 @@ KN_TEST(engine, a_long_chain)
         kn_tensor_free(y);
         y = next;
     }
-    kn_tensor *sum = kn_keep(total(y));
+    kn_tensor *sum = kn_keep(sum_of(y));
     kn_tensor_free(y);
     KN_CHECK(kn_backward(sum, .retain_graph = true) && at(kn_grad(x), 0) == 1);
     kn_tensor_free(sum); /* frees the graph, without recursion */

@@ -78,6 +78,38 @@ EVERY(kn_linear_cross_entropy, "4 3; 5 3; 5 | 4 3t; 3 3s", chunks_of_rows(x, y, 
 EVERY(kn_normalize, "2 3", kn_normalize(x));
 EVERY(kn_cosine_similarity, "2 3; 3", kn_cosine_similarity(x, y));
 EVERY(kn_cosine_embedding_loss, "2 3; 2 3", kn_cosine_embedding_loss(x, y, WHOLE(x, (2), 1, -1)));
+/* by elements and sums, weights of classes, targets that are shares */
+static kn_tensor *weights(kn_tensor *x)
+{
+    return kn_add_scalar(kn_arange(kn_dtype_of(x), kn_device_of(x), kn_size(x, -1)), 0.25);
+}
+EVERY(kn_mse_loss, "3 4; 3 4", kn_mse_loss(x, y, .reduction = KN_REDUCTION_SUM));
+EVERY(kn_huber_loss, "3 4; 3 4", kn_huber_loss(x, y, .delta = 0.7, .reduction = KN_REDUCTION_NONE));
+EVERY(kn_binary_cross_entropy, "%3 4; %3 4; +4",
+      kn_binary_cross_entropy(x, y, .weight = z, .reduction = KN_REDUCTION_NONE));
+EVERY(kn_binary_cross_entropy_with_logits, "3 4; %3 4; +4",
+      kn_binary_cross_entropy_with_logits(x, y, .weight = z));
+EVERY(kn_binary_cross_entropy_with_logits, "3 4; %3 4",
+      kn_binary_cross_entropy_with_logits(x, y, .pos_weight = weights(x),
+                                          .reduction = KN_REDUCTION_NONE));
+EVERY(kn_kl_div, "3 4; %3 4", kn_kl_div(x, y, .reduction = KN_REDUCTION_NONE));
+EVERY(kn_kl_div, "3 4; 3 4", kn_kl_div(x, y, .log_target = true));
+EVERY(kn_nll_loss, "3 4",
+      kn_nll_loss(x, WHOLE(x, (3), 3, 2, 0), .weight = weights(x), .ignore_index = 2));
+EVERY(kn_cross_entropy, "3 4",
+      kn_cross_entropy(x, WHOLE(x, (3), 3, 2, 0), .reduction = KN_REDUCTION_NONE,
+                       .smoothing = 0.1));
+EVERY(kn_cross_entropy, "3 4",
+      kn_cross_entropy(x, WHOLE(x, (3), 3, 2, 0), .weight = weights(x), .smoothing = 0.1,
+                       .ignore_index = 2));
+EVERY(kn_cross_entropy, "3 4",
+      kn_cross_entropy(x, WHOLE(x, (3), 3, 2, 0), .reduction = KN_REDUCTION_SUM,
+                       .ignore_index = 2));
+EVERY(kn_cross_entropy, "3 4; 3 4",
+      kn_cross_entropy(x, kn_softmax(y), .weight = weights(x), .smoothing = 0.1));
+EVERY(kn_cosine_similarity, "3 4; 3 4", kn_cosine_similarity(x, y, .dim = KN_ZERO));
+EVERY(kn_cosine_embedding_loss, "3 4; 3 4",
+      kn_cosine_embedding_loss(x, y, WHOLE(x, (3), 1, -1, 1), .reduction = KN_REDUCTION_NONE));
 
 /* ---- convolutions ---------------------------------------------------------------------------- */
 

@@ -2,16 +2,11 @@
  * that names the function and the user's line, and nothing is left behind. */
 #undef KN_BUILDING
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 static kn_tensor *leaf(kn_dtype dtype, uint64_t stream, int ndim, const int64_t *shape)
 {
     return kn_require_grad(kn_randn(dtype, KN_CPU, 7, stream, ndim, shape), true);
-}
-
-static kn_tensor *total(kn_tensor *x)
-{
-    return kn_sum(x, 0, NULL, false);
 }
 
 /* ---- wrong uses ----------------------------------------------------------------------------- */
@@ -145,7 +140,7 @@ KN_TEST(function_errors, every_wrong_use_is_a_sentence_that_names_it)
         kn_tensor *y = kn_function_call_n(&bad, KN_VALUES(x, x), &w, sizeof w).v[0];
         KN_CHECK(kn_ok() == (!sentences[w] || w >= BACKWARD), "%d: %s", w,
                  kn_error() ? kn_error() : "no error");
-        bool done = kn_backward(y ? total(y) : NULL);
+        bool done = kn_backward(y ? sum_of(y) : NULL);
         KN_CHECK(done == !sentences[w] && kn_grad_mode(), "%d", w);
         if (!sentences[w]) {
             kn_scope_end(scope);

@@ -10,11 +10,6 @@ static kn_tensor *leaf(kn_dtype dtype, uint64_t stream, int ndim, const int64_t 
     return kn_require_grad(kn_randn(dtype, KN_CPU, 7, stream, ndim, shape), true);
 }
 
-static kn_tensor *total(kn_tensor *x)
-{
-    return kn_sum(x, 0, NULL, false);
-}
-
 static double at(kn_tensor *t, int64_t i)
 {
     double v[64] = { 0 };
@@ -44,7 +39,7 @@ static kn_values swish_backward(kn_function_run *run, kn_values dout)
     kn_tensor *x = run->saved.v[0], *b = run->saved.v[1], *dy = dout.v[0];
     kn_tensor *s = kn_sigmoid(kn_mul(x, b)), *slope = kn_mul(kn_sub(s, kn_mul(s, s)), x);
     kn_tensor *dx = run->needs[0] ? kn_mul(dy, kn_add(s, kn_mul(slope, b))) : NULL;
-    return KN_VALUES(dx, run->needs[1] ? total(kn_mul(dy, kn_mul(slope, x))) : NULL);
+    return KN_VALUES(dx, run->needs[1] ? sum_of(kn_mul(dy, kn_mul(slope, x))) : NULL);
 }
 
 static const kn_function swish = { .name = "swish",
@@ -69,13 +64,13 @@ KN_TEST(function, gradients_match_differences)
     KN_CHECK(kn_gradcheck(swish_of, KN_VALUES(b, b)));
     kn_tensor *y = kn_function_call(&swish, x, b);
     KN_CHECK(fabs(at(y, 5) - at(x, 5) / (1 + exp(-1.5 * at(x, 5)))) < 1e-12);
-    KN_CHECK(kn_requires_grad(y) && kn_backward(total(y)) && kn_grad(x) && kn_grad(b));
+    KN_CHECK(kn_requires_grad(y) && kn_backward(sum_of(y)) && kn_grad(x) && kn_grad(b));
 }
 
 KN_TEST(function, only_what_needs_a_gradient)
 {
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(5)), *b = kn_full(KN_F32, KN_CPU, 2, KN_SCALAR);
-    KN_CHECK(kn_backward(total(kn_function_call(&swish, x, b))) && kn_grad(x) && !kn_grad(b));
+    KN_CHECK(kn_backward(sum_of(kn_function_call(&swish, x, b))) && kn_grad(x) && !kn_grad(b));
     backwards = 0;
     kn_tensor *y = kn_function_call(&swish, kn_detach(x), b);
     KN_CHECK(y && !kn_requires_grad(y));
@@ -85,7 +80,7 @@ KN_TEST(function, only_what_needs_a_gradient)
     KN_CHECK(y && !kn_requires_grad(y) && kn_grad_mode());
     kn_tensor *used = kn_function_call(&swish, x, b);
     kn_function_call(&swish, x, b); /* its result isn't used */
-    KN_CHECK(kn_backward(total(kn_mul(used, used))) && backwards == 1, "%d", backwards);
+    KN_CHECK(kn_backward(sum_of(kn_mul(used, used))) && backwards == 1, "%d", backwards);
 }
 
 /* ---- saved tensors -------------------------------------------------------------------------- */
@@ -93,14 +88,14 @@ KN_TEST(function, only_what_needs_a_gradient)
 KN_TEST(function, saved_tensors_are_versioned)
 {
     kn_tensor *x = kn_exp(leaf(KN_F32, 1, KN_SHAPE(4))), *b = scalar(KN_F32, 1);
-    kn_tensor *y = total(kn_function_call(&swish, x, b));
+    kn_tensor *y = sum_of(kn_function_call(&swish, x, b));
     bool mode = kn_set_grad_mode(false);
     kn_fill_(x, 1);
     kn_set_grad_mode(mode);
     KN_CHECK(!kn_backward(y) && !kn_grad(b));
     KN_CHECK_ERROR("backward of 'swish': its saved tensor 1 was written in place");
     x = kn_exp(leaf(KN_F32, 1, KN_SHAPE(4)));
-    y = total(kn_function_call(&swish, x, b));
+    y = sum_of(kn_function_call(&swish, x, b));
     kn_write_data(kn_detach(x), KN_F32);
     REFUSED(kn_backward(y), "'swish': its saved tensor 1 was written in place");
 }
@@ -117,16 +112,16 @@ KN_TEST(function, saved_tensors_are_freed_with_the_graph)
         kn_scope_end(inner);
         KN_CHECK(y && kn_ledger_read().live[KN_MEM_ACTIVATION] - live >= 2 * N * 4, "not saved");
         if (turn > 0)
-            KN_CHECK(kn_backward(total(y), .retain_graph = turn > 1));
+            KN_CHECK(kn_backward(sum_of(y), .retain_graph = turn > 1));
         const bool held = kn_ledger_read().live[KN_MEM_ACTIVATION] - live >= 2 * N * 4;
         KN_CHECK(held == (turn != 1), "turn %d: held %d", turn, held);
         if (turn == 1) {
-            REFUSED(kn_backward(total(y)),
+            REFUSED(kn_backward(sum_of(y)),
                     "the saved tensors of 'swish' were freed by an earlier backward");
         }
         if (turn == 3) {
             kn_tensor *once = kn_scale(kn_grad(b), 2);
-            KN_CHECK(kn_backward(total(y)) && at(kn_grad(b), 0) == at(once, 0));
+            KN_CHECK(kn_backward(sum_of(y)) && at(kn_grad(b), 0) == at(once, 0));
         }
         kn_tensor_free(y), kn_scope_end(outer);
         kn_clear_grad(x), kn_clear_grad(b);
@@ -181,7 +176,7 @@ KN_TEST(function, several_results_and_optional_inputs)
     kn_values y = kn_function_call_n(&several, KN_VALUES(a, b), NULL, 0);
     KN_CHECK(y.n == 4 && kn_requires_grad(y.v[1]) && kn_dtype_of(y.v[2]) == KN_I64);
     KN_CHECK(!kn_requires_grad(y.v[2]) && !kn_requires_grad(y.v[3]) && y.v[3] != a);
-    KN_CHECK(kn_backward(total(y.v[1]))); /* y.v[0] is not used */
+    KN_CHECK(kn_backward(sum_of(y.v[1]))); /* y.v[0] is not used */
     KN_CHECK(at(kn_grad(a), 4) == at(b, 4) && at(kn_grad(b), 4) == at(a, 4) && !saw_wrong_dout);
     REFUSED(kn_function_call(&several, a, b), "several: has 4 results; use kn_function_call_n");
     KN_CHECK(kn_function_call_n(&several, KN_VALUES(NULL, b), NULL, 0).n == 0);
@@ -212,7 +207,7 @@ KN_TEST(function, inputs_and_gradients_may_pass_as_they_are)
     kn_tensor *x = leaf(KN_F64, 1, KN_SHAPE(3)), *z = leaf(KN_F64, 2, KN_SHAPE(3));
     kn_values y = kn_function_call_n(&pass, KN_VALUES(x, z), NULL, 0);
     KN_CHECK(y.n == 3 && y.v[0] != x && y.v[0] != y.v[1] && at(y.v[0], 2) == at(x, 2));
-    kn_tensor *l = total(kn_add(kn_mul(y.v[0], y.v[0]), kn_add(y.v[2], kn_scale(z, 3))));
+    kn_tensor *l = sum_of(kn_add(kn_mul(y.v[0], y.v[0]), kn_add(y.v[2], kn_scale(z, 3))));
     const double before = at(z, 1);
     KN_CHECK(kn_backward(l, .retain_graph = true) && kn_backward(l));
     KN_CHECK(at(z, 1) == before && at(kn_grad(z), 1) == 2 * (before + 3), "%g", at(kn_grad(z), 1));
@@ -275,7 +270,7 @@ KN_TEST(function, raw_data_of_any_strides)
         double v = rint(fmin(fmax(4 * at(x, i), -2), 2)) / 4;
         KN_CHECK(at(y, i % 4 * 3 + i / 4) == v, "%d: %g", i, at(y, i));
     }
-    KN_CHECK(kn_backward(total(y))); /* dy is one number, expanded */
+    KN_CHECK(kn_backward(sum_of(y))); /* dy is one number, expanded */
     for (int i = 0; i < 12; i++)
         KN_CHECK(at(kn_grad(x), i) == (fabs(4 * at(x, i)) <= 2));
     REFUSED(quantized(kn_cast(x, KN_BF16), 2),
@@ -303,7 +298,7 @@ KN_TEST(function, shapes_memory_and_time_on_meta)
     double forward = kn_meta_clock(s) - begin;
     KN_CHECK(fabs(forward - 1) < 1e-3, "10^12 operations took %g", forward);
     begin = kn_meta_clock(s);
-    KN_CHECK(kn_backward(total(y)) && kn_size(kn_grad(x), 1) == 100);
+    KN_CHECK(kn_backward(sum_of(y)) && kn_size(kn_grad(x), 1) == 100);
     KN_CHECK(fabs(kn_meta_clock(s) - begin - 2) < 1e-3, "%g", kn_meta_clock(s) - begin);
     kn_trace_event *events;
     size_t n = kn_trace_stop(&events), found = 0;
@@ -315,7 +310,7 @@ KN_TEST(function, shapes_memory_and_time_on_meta)
     kn_scope_end(scope);
     /* without a shape rule: operations run there as they are, raw data has none */
     kn_tensor *b = kn_require_grad(kn_empty(KN_F32, KN_META, KN_SCALAR), true);
-    KN_CHECK(kn_backward(total(kn_function_call(&swish, x, b))) && kn_ndim(kn_grad(b)) == 0);
+    KN_CHECK(kn_backward(sum_of(kn_function_call(&swish, x, b))) && kn_ndim(kn_grad(b)) == 0);
     kn_function raw = quantize;
     raw.shape = NULL;
     REFUSED(kn_function_call_n(&raw, KN_VALUES(x), &(int){ 1 }, sizeof(int)).n,
@@ -326,7 +321,7 @@ KN_TEST(function, traces_name_it)
 {
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(4));
     kn_trace_start(100);
-    KN_CHECK(kn_backward(total(quantized(x, 2))));
+    KN_CHECK(kn_backward(sum_of(quantized(x, 2))));
     kn_trace_event *events;
     size_t n = kn_trace_stop(&events), found = 0;
     for (size_t i = 0; i < n; i++)
@@ -380,7 +375,7 @@ KN_TEST(function, work_on_a_stream_of_its_own)
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(50)), *y = x;
     for (int i = 0; i < 3; i++)
         y = kn_function_call_n(&side, KN_VALUES(kn_scale(y, 0.5)), &s, sizeof s).v[0];
-    KN_CHECK(y && at(y, 49) == at(x, 49) && kn_backward(total(y)));
+    KN_CHECK(y && at(y, 49) == at(x, 49) && kn_backward(sum_of(y)));
     KN_CHECK(at(kn_grad(x), 49) == 1);
     kn_stream_destroy(s);
 }
@@ -410,7 +405,7 @@ KN_TEST(function, recompute_gives_the_same_gradients)
         kn_recompute(&m, again);
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(3, 4));
         forwards = 0;
-        KN_CHECK(kn_backward(total(kn_call(&m, x))) && forwards == 1 + again);
+        KN_CHECK(kn_backward(sum_of(kn_call(&m, x))) && forwards == 1 + again);
         grad[again] = at(kn_grad(m.beta), 0);
     }
     KN_CHECK(grad[0] == grad[1] && grad[0] != 0, "%g, recomputed %g", grad[0], grad[1]);
@@ -420,9 +415,9 @@ KN_TEST(function, recompute_gives_the_same_gradients)
 KN_TEST(function, no_second_derivatives)
 {
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(3)), *b = scalar(KN_F32, 1);
-    KN_CHECK(kn_backward(total(kn_function_call(&swish, x, b))));
+    KN_CHECK(kn_backward(sum_of(kn_function_call(&swish, x, b))));
     kn_tensor *g = kn_grad(x);
-    REFUSED(kn_backward(total(kn_mul(g, g))), "has no graph");
+    REFUSED(kn_backward(sum_of(kn_mul(g, g))), "has no graph");
     kn_function forward_only = swish;
     forward_only.backward = NULL;
     kn_tensor *y = kn_function_call(&forward_only, x, b);
@@ -460,7 +455,7 @@ KN_TEST(function, functions_in_functions)
     kn_tensor *x = leaf(KN_F64, 1, KN_SHAPE(2, 2)), *b = scalar(KN_F64, 0.5);
     KN_CHECK(kn_gradcheck(around_of, KN_VALUES(x, b)));
     kn_tensor *y = around_of(KN_VALUES(kn_function_call(&swish, x, b), b), NULL).v[0];
-    KN_CHECK(y && kn_backward(total(y)) && !backward_records);
+    KN_CHECK(y && kn_backward(sum_of(y)) && !backward_records);
 }
 
 /* ---- out of memory -------------------------------------------------------------------------- */
@@ -471,8 +466,7 @@ static bool whole_run(void)
     kn_tensor *x = leaf(KN_F32, 1, KN_SHAPE(3)), *b = scalar(KN_F32, 1);
     kn_values y = kn_function_call_n(&several, KN_VALUES(x, x), NULL, 0);
     kn_tensor *z = y.n == 4 ? quantized(kn_function_call(&swish, y.v[1], b), 2) : NULL;
-    bool ok = kn_backward(z ? total(z) : NULL);
-    return ok;
+    return kn_backward(z ? sum_of(z) : NULL);
 }
 
 KN_TEST(function, every_allocation_may_fail)

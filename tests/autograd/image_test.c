@@ -78,7 +78,7 @@ KN_TEST(image, pools_by_hand)
     kn_tensor *y = kn_max_pool2d(t, .kernel = 2);
     const float max[2] = { 5, 7 }, ceil_max[6] = { 5, 7, 3, 2, 6, 8 };
     KN_CHECK(y && kn_numel(y) == 2 && memcmp(kn_data(y), max, sizeof max) == 0);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(y)));
     const float dx[15] = { 0, 1, 0, 0, 0, 0, 0, 0, 1 }; /* the first of the two fives */
     KN_CHECK(memcmp(kn_data(kn_grad(t)), dx, sizeof dx) == 0);
     y = kn_max_pool2d(t, .kernel = 2, .ceil_mode = true);
@@ -112,7 +112,7 @@ static kn_tensor *norm_relu(kn_tensor *const in[ARGS], kn_batch_norm_options o, 
     if (!at_once)
         y = kn_relu(leaf[R] ? kn_add(y, leaf[R]) : y);
     kn_tensor *weigh = kn_randn(kn_dtype_of(in[X]), KN_CPU, 3, 3, kn_ndim(y), kn_shape(y));
-    KN_CHECK(kn_backward(kn_sum(kn_cast(kn_mul(y, weigh), KN_F32), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_cast(kn_mul(y, weigh), KN_F32))));
     for (int i = 0; i < ARGS; i++)
         grad[i] = leaf[i] ? kn_grad(leaf[i]) : NULL;
     return y;
@@ -168,7 +168,7 @@ KN_TEST(image, norm_and_relu_let_nan_pass)
     kn_tensor *zero = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)),
               *one = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2));
     kn_tensor *y = kn_batch_norm(t, NULL, NULL, zero, one, .relu = true, .residual = s);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !kn_grad(t));
+    KN_CHECK(kn_backward(sum_of(y)) && !kn_grad(t));
     const float *v = kn_data(y), *g = kn_data(kn_grad(s));
     KN_CHECK(v[0] > 0 && v[1] == 0 && isnan(v[2]) && v[3] == 0 && isnan(v[5]) && v[6] > 9.9f);
     KN_CHECK(g[0] == 1 && g[1] == 0 && g[2] == 1 && g[3] == 0 && g[4] == 1 && g[5] == 1);
@@ -182,7 +182,7 @@ static kn_tensor *net(kn_tensor *x, kn_tensor *w, kn_tensor **inner)
     inner[0] = h;
     inner[1] = h = kn_add(h, kn_batch_norm(h, NULL, NULL, NULL, NULL, .training = true));
     inner[2] = h = kn_max_pool2d(kn_cast(kn_scale(h, 0.5), KN_F64), .kernel = 2);
-    return kn_sum(kn_mul(h, h), 0, NULL, false);
+    return sum_of(kn_mul(h, h));
 }
 
 KN_TEST(image, order_is_kept)
@@ -214,7 +214,7 @@ KN_TEST(image, order_is_kept)
                           kn_dropout(x, 0.5),
                           kn_cast(x, KN_BF16),
                           kn_conv2d(x, image(4, 3, 1, 1), NULL),
-                          kn_add(x, kn_mean(x, 0, NULL, false)) };
+                          kn_add(x, mean_of(x)) };
     for (int i = 0; i < 8; i++)
         KN_CHECK(made[i] && kn_is_channels_last(made[i]) && !kn_is_contiguous(made[i]), "%d", i);
     KN_CHECK(kn_channels_last(x) == x && kn_is_contiguous(kn_contiguous(x)));

@@ -45,7 +45,7 @@ KN_TEST(interpolate, by_hand)
     /* 49 * (2 / 98) rounds below 1 */
     y = kn_interpolate(kn_from(KN_F64, KN_CPU, v, KN_SHAPE(1, 1, 1, 2)), .sizes = { 1, 98 });
     KN_CHECK(y && at(y, 0, 0, 0, 48) == 0 && at(y, 0, 0, 0, 49) == 4);
-    KN_CHECK(kn_backward(kn_sum(kn_interpolate(x, .sizes = { 2, 6 }), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_interpolate(x, .sizes = { 2, 6 }))));
     holds(kn_grad(x), (double[]){ 4, 2, 4, 2 }, 4);
 }
 
@@ -105,7 +105,7 @@ KN_TEST(interpolate, pixels)
     const int64_t want[8] = { 0, 2, 1, 3, 4, 6, 5, 7 };
     KN_CHECK(ids && memcmp(kn_data(kn_contiguous(ids)), want, sizeof want) == 0);
     x = kn_require_grad(image(1, 4, 2, 2), true);
-    KN_CHECK(kn_backward(kn_sum(kn_slice(kn_pixel_shuffle(x, 2), 2, 0, 1), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_slice(kn_pixel_shuffle(x, 2), 2, 0, 1))));
     holds(kn_grad(x), (double[]){ 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }, 16);
     y = kn_pixel_shuffle(kn_empty(KN_F32, KN_META, KN_SHAPE(0, 9, 4, 4)), 3);
     KN_CHECK(y && kn_size(y, 0) == 0 && kn_size(y, 2) == 12);

@@ -1,7 +1,7 @@
 /* tests/autograd/losses_test.c: losses against formulas in double written here, by every reduction
- * and with weights; gradients against differences; extreme values; errors; dtypes and meta. */
+ * and with weights; extreme values; errors. (Gradients, dtypes, meta: every.h.) */
 #include "autograd/gradcheck.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 #include <math.h>
 
 enum { ROWS = 3, CLASSES = 4, MOST = ROWS * CLASSES };
@@ -98,7 +98,7 @@ KN_TEST(losses, extreme_probabilities)
     kn_tensor *z = kn_require_grad(kn_from(KN_F32, KN_CPU, x, KN_SHAPE(6)), true);
     kn_tensor *loss = kn_binary_cross_entropy_with_logits(
         z, kn_from(KN_F32, KN_CPU, t, KN_SHAPE(6)), .reduction = KN_REDUCTION_NONE);
-    KN_CHECK(loss && kn_backward(kn_sum(loss, 0, NULL, false)));
+    KN_CHECK(loss && kn_backward(sum_of(loss)));
     const float *y = kn_data(loss), *dz = kn_data(kn_grad(z));
     for (int i = 0; i < 6; i++)
         KN_CHECK(fabsf(y[i] - want[i]) <= 2e-7f * want[i] &&
@@ -109,7 +109,7 @@ KN_TEST(losses, extreme_probabilities)
     kn_tensor *a = kn_require_grad(kn_from(KN_F32, KN_CPU, p, KN_SHAPE(4)), true);
     loss = kn_binary_cross_entropy(a, kn_from(KN_F32, KN_CPU, q, KN_SHAPE(4)),
                                    .reduction = KN_REDUCTION_NONE);
-    KN_CHECK(loss && kn_backward(kn_sum(loss, 0, NULL, false)));
+    KN_CHECK(loss && kn_backward(sum_of(loss)));
     y = kn_data(loss);
     for (int i = 0; i < 4; i++)
         KN_CHECK(y[i] == bound[i] && isfinite(((float *)kn_data(kn_grad(a)))[i]), "at %g: %g",
@@ -203,8 +203,7 @@ KN_TEST(losses, directions)
     CHECK_REDUCTIONS(cosine_embedding_loss, want, 3, 3, a, b, made(sign, KN_SHAPE(3)),
                      .margin = -0.25);
     kn_tensor *zero = kn_require_grad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1, 4)), true);
-    kn_tensor *s = kn_add(kn_sum(kn_normalize(zero), 0, NULL, false),
-                          kn_sum(kn_cosine_similarity(zero, zero), 0, NULL, false));
+    kn_tensor *s = kn_add(sum_of(kn_normalize(zero)), sum_of(kn_cosine_similarity(zero, zero)));
     KN_CHECK(kn_backward(s) && kn_item(s) == 0);
     for (int i = 0; i < 4; i++)
         KN_CHECK(isfinite(((float *)kn_data(kn_grad(zero)))[i]), "gradient of zeros");
@@ -222,8 +221,8 @@ KN_TEST(losses, gradients_that_cancel)
             kn_tensor *leaf = kn_require_grad(kn_full_like(x, -0.0123), true);
             kn_tensor *dy = kn_full_like(x, 1.7);
             kn_tensor *sign = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1));
-            kn_tensor *z = i == 0   ? kn_sum(kn_mul(kn_normalize(leaf), dy), 0, NULL, false)
-                           : i == 1 ? kn_sum(kn_cosine_similarity(leaf, y), 0, NULL, false)
+            kn_tensor *z = i == 0   ? sum_of(kn_mul(kn_normalize(leaf), dy))
+                           : i == 1 ? sum_of(kn_cosine_similarity(leaf, y))
                                     : kn_cosine_embedding_loss(leaf, y, sign);
             KN_CHECK(kn_backward(z));
             for (int k = 0; k < n; k++) {
@@ -234,93 +233,7 @@ KN_TEST(losses, gradients_that_cancel)
     }
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
-
-static kn_values all_of_elements(kn_values in, void *arg)
-{
-    kn_tensor *x = in.v[0], *t = in.v[1], *w = in.v[2], *p = kn_sigmoid(x), *q = kn_sigmoid(t);
-    return KN_VALUES(
-        kn_mse_loss(x, t, .reduction = KN_REDUCTION_SUM),
-        kn_add(kn_l1_loss(x, t), kn_smooth_l1_loss(x, t, .beta = 0.5)), /* no kink nearby */
-        kn_huber_loss(x, t, .delta = 0.7, .reduction = KN_REDUCTION_NONE),
-        kn_binary_cross_entropy(p, q, .weight = w, .reduction = KN_REDUCTION_NONE),
-        kn_binary_cross_entropy_with_logits(x, q, .weight = w),
-        kn_binary_cross_entropy_with_logits(x, q, .pos_weight = arg,
-                                            .reduction = KN_REDUCTION_NONE),
-        kn_kl_div(x, q, .reduction = KN_REDUCTION_NONE), kn_kl_div(x, t, .log_target = true));
-}
-
-static kn_values all_of_rows(kn_values in, void *arg)
-{
-    const kn_values *more = arg; /* targets, signs, weights of classes */
-    kn_tensor *x = in.v[0], *t = in.v[1], *to = more->v[0], *w = more->v[2];
-    return KN_VALUES(kn_nll_loss(x, to, .weight = w, .ignore_index = 2),
-                     kn_cross_entropy(x, to, .reduction = KN_REDUCTION_NONE, .smoothing = 0.1),
-                     kn_cross_entropy(x, to, .weight = w, .smoothing = 0.1, .ignore_index = 2),
-                     kn_cross_entropy(x, to, .reduction = KN_REDUCTION_SUM, .ignore_index = 2),
-                     kn_cross_entropy(x, kn_softmax(t), .weight = w, .smoothing = 0.1),
-                     kn_normalize(x), kn_cosine_similarity(x, t, .dim = KN_ZERO),
-                     kn_cosine_embedding_loss(x, t, more->v[1], .reduction = KN_REDUCTION_NONE));
-}
-
-KN_TEST(losses, gradients)
-{
-    kn_tensor *x = kn_require_grad(random_of(5, KN_SHAPE(ROWS, CLASSES)), true);
-    kn_tensor *t = kn_require_grad(random_of(6, KN_SHAPE(ROWS, CLASSES)), true);
-    kn_tensor *w = kn_require_grad(kn_rand(KN_F64, KN_CPU, 1, 7, KN_SHAPE(CLASSES)), true);
-    KN_CHECK(kn_gradcheck(all_of_elements, KN_VALUES(x, t, w), .arg = kn_detach(w)));
-    kn_values more =
-        KN_VALUES(kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 2, 0 }, KN_SHAPE(ROWS)),
-                  kn_from(KN_I64, KN_CPU, (int64_t[]){ 1, -1, 1 }, KN_SHAPE(ROWS)), kn_detach(w));
-    KN_CHECK(kn_gradcheck(all_of_rows, KN_VALUES(x, t), .arg = &more));
-}
-
-/* ---- dtypes, meta, nothing ------------------------------------------------------------------- */
-
-/* Each loss of x, t [ROWS, CLASSES] in a dtype; targets are indices. */
-static kn_values all_kinds(kn_tensor *x, kn_tensor *t, kn_tensor *to, kn_tensor *sign)
-{
-    kn_tensor *p = kn_sigmoid(x), *q = kn_sigmoid(t);
-    kn_tensor *sum = kn_add(kn_mse_loss(x, t), kn_l1_loss(x, t));
-    sum = kn_add(sum, kn_add(kn_huber_loss(x, t), kn_smooth_l1_loss(x, t, .beta = 2)));
-    return KN_VALUES(sum, kn_binary_cross_entropy(p, q, .reduction = KN_REDUCTION_NONE),
-                     kn_binary_cross_entropy_with_logits(x, q), kn_kl_div(x, q), kn_nll_loss(x, to),
-                     kn_cross_entropy(x, kn_softmax(t), .reduction = KN_REDUCTION_NONE),
-                     kn_cross_entropy(x, to, .reduction = KN_REDUCTION_NONE),
-                     kn_cosine_embedding_loss(kn_normalize(x), t, sign));
-}
-
-KN_TEST(losses, dtypes_and_meta)
-{
-    const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
-    kn_tensor *x = random_of(8, KN_SHAPE(ROWS, CLASSES)),
-              *t = random_of(9, KN_SHAPE(ROWS, CLASSES));
-    kn_tensor *to = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 2, 0 }, KN_SHAPE(ROWS));
-    kn_tensor *sign = kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS));
-    for (int d = 0; d < 3; d++) {
-        kn_tensor *a = kn_cast(x, types[d]), *b = kn_cast(t, types[d]);
-        kn_values found = all_kinds(a, b, to, sign);
-        kn_values exact = all_kinds(kn_cast(a, KN_F64), kn_cast(b, KN_F64), to, sign);
-        kn_tensor *m = kn_empty(types[d], KN_META, KN_SHAPE(ROWS, CLASSES));
-        kn_values ghost = all_kinds(kn_require_grad(m, true), kn_detach(m),
-                                    kn_empty(KN_I64, KN_META, KN_SHAPE(ROWS)),
-                                    kn_empty(KN_F32, KN_META, KN_SHAPE(ROWS)));
-        for (int i = 0; i < 8; i++) {
-            int64_t n = kn_numel(exact.v[i]);
-            const double *v = values(found.v[i], n), *w = values(exact.v[i], n);
-            for (int64_t k = 0; k < n; k++)
-                KN_CHECK(fabs(v[k] - w[k]) < (d == 0   ? 1e-6
-                                              : d == 1 ? 0.06
-                                                       : 0.01) *
-                                                 (1 + fabs(w[k])),
-                         "loss %d in %s is %g, not %g", i, kn_dtype_name(types[d]), v[k], w[k]);
-            KN_CHECK(ghost.v[i] && kn_numel(ghost.v[i]) == n &&
-                         kn_dtype_of(ghost.v[i]) == kn_dtype_of(found.v[i]),
-                     "loss %d on meta", i);
-            KN_CHECK(kn_backward(kn_sum(ghost.v[i], 0, NULL, false)));
-        }
-    }
-}
+/* ---- nothing ------------------------------------------------------------------------------ */
 
 KN_TEST(losses, of_no_rows)
 {

@@ -19,7 +19,7 @@ typedef struct tape {
 
 static kn_tensor *total(kn_tensor *x)
 {
-    return kn_sum(kn_square(x), 0, NULL, false);
+    return sum_of(kn_square(x));
 }
 
 static kn_tensor *draw(uint64_t stream, int ndim, const int64_t *shape)
@@ -68,7 +68,7 @@ static kn_tensor *run_inside(kn_tensor *g, void *arg)
 
 static double distance(kn_tensor *a, kn_tensor *b)
 {
-    return kn_item(kn_sum(kn_abs(kn_sub(a, b)), 0, NULL, false));
+    return kn_item(sum_of(kn_abs(kn_sub(a, b))));
 }
 
 /* The gradient of w where a hook at a place runs the backward of aux, and where that is added to

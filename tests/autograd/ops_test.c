@@ -1,6 +1,6 @@
 /* tests/autograd/ops_test.c: the gradient of each operation by finite differences in f64, and its
- * results in f32 and bf16 against those in f64, for the rows of every.h; on a GPU too. An operation
- * that no row runs fails the registry test. */
+ * results in f32, bf16 and f16 against those in f64, for the rows of every.h; on a GPU too. An
+ * operation that no row runs fails the registry test. */
 #include "tests/autograd/every.h"
 #include "tests/owned.h"
 #include <stdlib.h>
@@ -201,6 +201,11 @@ KN_TEST(ops, bf16_matches_f64)
     check_dtype(KN_BF16, 2e-2, 1);
 }
 
+KN_TEST(ops, f16_matches_f64)
+{
+    check_dtype(KN_F16, 1e-2, 2);
+}
+
 /* In the first pass a device may allocate memory that it keeps. */
 KN_TEST(ops, nothing_leaks)
 {
@@ -228,7 +233,7 @@ static void check_gradients(const char *what, kn_tensor *y, double value, int n,
         KN_CHECK(((const float *)kn_data(y))[i] == value, "%s", what);
     for (int i = 0; i < n; i++) {
         kn_tensor *g = kn_grad(leaf[i]);
-        KN_CHECK(g && kn_item(kn_sum(g, 0, NULL, false)) == sum[i], "%s: leaf %d", what, i);
+        KN_CHECK(g && kn_item(sum_of(g)) == sum[i], "%s: leaf %d", what, i);
     }
 }
 

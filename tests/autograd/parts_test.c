@@ -104,7 +104,7 @@ static net make(kn_dtype t, cutting how, int64_t groups, bool rope, bool hooked)
     kn_tensor *k = rope ? kn_rope(n.part[1], 0, 0) : n.part[1];
     kn_tensor *y = kn_scaled_dot_product_attention(q, k, n.part[2], .causal = true);
     kn_tensor *to = kn_randn(t, KN_CPU, 1, 3, KN_SHAPE(B, HEADS, T, D));
-    n.loss = kn_sum(kn_mul(y, to), 0, NULL, false);
+    n.loss = sum_of(kn_mul(y, to));
     return n;
 }
 
@@ -189,7 +189,7 @@ KN_TEST(parts, without_a_gradient_are_zeros)
         KN_CHECK(how || kn_chunk(y, 0, 3, p));
         kn_tensor *all = kn_add(kn_add(p[0], stopped(p[1])), p[2]);
         soil();
-        KN_CHECK(kn_backward(kn_sum(all, 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(all)));
         KN_CHECK(same(kn_grad(x), want), "slices %d", how);
     }
 }
@@ -250,7 +250,7 @@ KN_TEST(parts, hooks_on_nodes_see_gradients_of_slices)
     kn_tensor *x = kn_scale(kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4)), true), 1);
     kn_tensor *a = kn_slice(x, 0, 0, 1), *b = kn_slice(x, 0, 1, 4);
     kn_on_node(a, NULL, see_slice, &seen);
-    KN_CHECK(kn_backward(kn_sum(kn_add(a, b), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_add(a, b))));
     KN_CHECK(seen && same(seen, kn_from(KN_F32, KN_CPU, (float[]){ 3, 0, 0, 0 }, KN_SHAPE(4))));
     kn_tensor_free(seen);
 }
@@ -277,8 +277,7 @@ static bool whole_run(cutting how)
 {
     IN_SCOPE;
     net n = make(KN_F32, how, 2, true, false);
-    const bool ok = n.loss && kn_backward(n.loss);
-    return ok;
+    return n.loss && kn_backward(n.loss);
 }
 
 KN_TEST(parts, every_allocation_may_fail)
@@ -367,7 +366,7 @@ static bool random_graph(uint64_t seed, bool hooked, kn_tensor **list, kn_tensor
         kn_on_grad(list[i], see, NULL);
     for (int i = 0; i < n; i++) {
         for (int users = pick(&d, 5); users > 2; users--) {
-            kn_tensor *y = use(&d, list[i]), *part = kn_sum(kn_mul(y, y), 0, NULL, false);
+            kn_tensor *y = use(&d, list[i]), *part = sum_of(kn_mul(y, y));
             *loss = *loss ? kn_add(*loss, part) : part;
         }
     }
@@ -411,7 +410,7 @@ KN_TEST(parts, of_very_many_tensors)
         kn_tensor *both = kn_add(a, i % 2 ? b : kn_detach(b));
         sum = sum ? kn_add(sum, both) : both;
     }
-    KN_CHECK(kn_backward(kn_sum(sum, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(sum)));
     const float *g = kn_data(kn_grad(x));
     KN_CHECK(g[0] == MANY && g[1] == MANY && g[2] == MANY / 2 && g[3] == MANY / 2);
 }

@@ -1,6 +1,7 @@
 /* tests/autograd/select_test.c: elements picked by their values; columns added up into images;
  * pools of sequences. Gradients and meta: every_test.c. */
 #include "tests/autograd/expect.h"
+#include "tests/owned.h"
 
 static double listed(const int64_t *at, void *arg)
 {
@@ -61,14 +62,14 @@ KN_TEST(select, fold_adds_windows_up)
 #define WINDOWS .kernels = { k[0], k[1] }, .strides = { s[0], s[1] }, .pads = { p[0], p[1] }
         kn_tensor *seen = kn_fold2d(kn_unfold2d(once, WINDOWS), 4, 5, WINDOWS);
         kn_tensor *y = kn_fold2d(kn_unfold2d(x, WINDOWS), 4, 5, WINDOWS);
-        kn_tensor *off = y && seen ? kn_sum(kn_ne(y, kn_mul(x, seen)), 0, NULL, false) : NULL;
+        kn_tensor *off = y && seen ? sum_of(kn_ne(y, kn_mul(x, seen))) : NULL;
         KN_CHECK(off && kn_item(off) == 0, "%d: %s", i, kn_error() ? kn_error() : "differs");
     }
     /* another stride, pad and dilation along each dim */
 #define APART .kernels = { 2, 2 }, .strides = { 2, 1 }, .pads = { 0, 1 }, .dilations = { 1, 3 }
     kn_tensor *seen = kn_fold2d(kn_unfold2d(once, APART), 4, 5, APART);
     kn_tensor *y = kn_fold2d(kn_unfold2d(x, APART), 4, 5, APART);
-    KN_CHECK(y && seen && kn_item(kn_sum(kn_ne(y, kn_mul(x, seen)), 0, NULL, false)) == 0, "%s",
+    KN_CHECK(y && seen && kn_item(sum_of(kn_ne(y, kn_mul(x, seen)))) == 0, "%s",
              kn_error() ? kn_error() : "differs");
 }
 

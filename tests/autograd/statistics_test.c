@@ -21,7 +21,7 @@ typedef double (*formula)(const double *v, int n);
     }
 #define EACH for (int i = 0; i < n; i++)
 
-static double mean_of(const double *v, int n)
+static double average_of(const double *v, int n)
 {
     double s = 0;
     EACH s += v[i] / n;
@@ -30,7 +30,7 @@ static double mean_of(const double *v, int n)
 
 static double squares_of(const double *v, int n)
 {
-    double s = 0, mean = mean_of(v, n);
+    double s = 0, mean = average_of(v, n);
     EACH s += (v[i] - mean) * (v[i] - mean);
     return s;
 }

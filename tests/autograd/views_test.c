@@ -87,11 +87,11 @@ KN_TEST(views, share_bytes)
     KN_CHECK(kn_fill_(made[4], -1));
     for (int64_t i = 0; i < 3; i++)
         KN_CHECK(kn_item(kn_slice(kn_slice(x, 0, i, i + 1), 1, i, i + 1)) == -1);
-    KN_CHECK(kn_item(kn_sum(x, 0, NULL, false)) == 66 - 0 - 4 - 8 - 3, "others changed");
+    KN_CHECK(kn_item(sum_of(x)) == 66 - 0 - 4 - 8 - 3, "others changed");
     KN_CHECK(!kn_fill_(made[5], 1)); /* windows overlap */
     KN_CHECK_ERROR("elements share bytes");
     KN_CHECK(kn_fill_(kn_unfold(x, 1, 2, 2), 7)); /* these don't */
-    KN_CHECK(kn_item(kn_sum(x, 0, NULL, false)) == 7 * 12);
+    KN_CHECK(kn_item(sum_of(x)) == 7 * 12);
 }
 
 static double on_diagonal(const int64_t *at, void *arg) /* x[3,2,4], dims 0 and 2 */
@@ -169,7 +169,7 @@ KN_TEST(views, split_by_sizes)
     KN_CHECK(kn_size(p[2], 1) == 0 && kn_item(kn_amax(kn_flatten(p[3], 0, 1), 0, false)) == 17);
     kn_tensor *f = kn_require_grad(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4)), true);
     KN_CHECK(kn_split(f, 0, 3, (int64_t[]){ 1, 0, 3 }, p));
-    KN_CHECK(kn_backward(kn_sum(p[2], 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(p[2])));
     const float want[4] = { 0, 1, 1, 1 };
     KN_CHECK(memcmp(kn_data(kn_grad(f)), want, sizeof want) == 0);
 }
@@ -186,23 +186,23 @@ KN_TEST(views, empty_parts_of_strided)
             int64_t n = kn_size(strided[i], d);
             kn_tensor *none = kn_slice(strided[i], d, n, n);
             KN_CHECK(none && kn_size(none, d) == 0, "tensor %zu dim %d", i, d);
-            KN_CHECK(kn_backward(kn_sum(none, 0, NULL, false), .retain_graph = true));
+            KN_CHECK(kn_backward(sum_of(none), .retain_graph = true));
             KN_CHECK(kn_split(strided[i], d, 2, (int64_t[]){ n, 0 }, p));
-            KN_CHECK(kn_backward(kn_sum(p[1], 0, NULL, false), .retain_graph = true));
+            KN_CHECK(kn_backward(sum_of(p[1]), .retain_graph = true));
         }
-    KN_CHECK(kn_item(kn_sum(kn_grad(x), 0, NULL, false)) == 0);
+    KN_CHECK(kn_item(sum_of(kn_grad(x))) == 0);
     kn_require_grad(empty, true);
     kn_tensor *y = kn_cat(((kn_tensor *[]){ end, empty }), 2, 0);
     kn_tensor *wide = kn_ones(KN_F32, KN_CPU, KN_SHAPE(3, 8));
     KN_CHECK(kn_backward(y, .grad = kn_slice(wide, 1, 3, 8)));
-    KN_CHECK(kn_item(kn_sum(kn_grad(x), 0, NULL, false)) == 15);
+    KN_CHECK(kn_item(sum_of(kn_grad(x))) == 15);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 static bool alike(kn_tensor *a, kn_tensor *b)
 {
-    return a && b && kn_item(kn_sum(kn_ne(a, b), 0, NULL, false)) == 0;
+    return a && b && kn_item(sum_of(kn_ne(a, b))) == 0;
 }
 
 /* x[3, the parts' sizes] cut, each part times its number, and put together again by kn_cat; or
@@ -227,7 +227,7 @@ static void many_parts(int n, bool equal, bool stacked)
     kn_tensor *y =
         stacked ? kn_reshape(kn_stack(part, n, -2), KN_SHAPE(3, total)) : kn_cat(part, n, -1);
     KN_CHECK(y && alike(y, kn_mul(kn_detach(x), factor)), "%d parts", n);
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_mul(y, dy))));
     KN_CHECK(alike(kn_grad(x), kn_mul(dy, factor)), "%d parts", n);
 }
 
@@ -258,7 +258,7 @@ KN_TEST(views, products_with_vectors)
     KN_CHECK(row && kn_has_shape(row, 2, (int64_t[]){ 2, 3 }) && alike(row, column));
     KN_CHECK(alike(row, kn_sum(kn_mul(kn_unsqueeze(v, 1), a), 1, (int64_t[]){ 1 }, false)));
     KN_CHECK(number && kn_ndim(number) == 0);
-    KN_CHECK(fabs(kn_item(number) - kn_item(kn_sum(kn_mul(v, w), 0, NULL, false))) < 1e-14);
+    KN_CHECK(fabs(kn_item(number) - kn_item(sum_of(kn_mul(v, w)))) < 1e-14);
     REFUSED(kn_matmul(v, b), "inner dims differ");
     REFUSED(kn_matmul(v, kn_zeros(KN_F64, KN_CPU, KN_SCALAR)), "needs at least 1 dim on both");
 }

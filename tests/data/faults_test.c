@@ -383,7 +383,7 @@ KN_TEST(faults, every_allocation_failing)
 
 /* ---- options --------------------------------------------------------------------------------- */
 
-#define REFUSED(error, ...)                                                                        \
+#define REFUSES(error, ...)                                                                        \
     do {                                                                                           \
         KN_CHECK(!kn_loader_new(fill_numbers, (void *)&plain, NULL, __VA_ARGS__));                 \
         KN_CHECK_ERROR(error);                                                                     \
@@ -392,39 +392,39 @@ KN_TEST(faults, every_allocation_failing)
 KN_TEST(faults, options)
 {
     const int64_t big = (int64_t)1 << 62;
-    REFUSED(".batch must lie between 1 and the 13 samples there are, not 0", .samples = 13,
+    REFUSES(".batch must lie between 1 and the 13 samples there are, not 0", .samples = 13,
             NUMBERS);
-    REFUSED(".batch must lie between 1 and the 13 samples there are, not 14", .samples = 13,
+    REFUSES(".batch must lie between 1 and the 13 samples there are, not 14", .samples = 13,
             NUMBERS, .batch = 14);
-    REFUSED(".batch must be at least 1, not -1", NUMBERS, .batch = -1);
-    REFUSED(".accum must be at least 1, not -1", .samples = 13, NUMBERS, .batch = 1, .accum = -1);
-    REFUSED("is too large", .samples = big, NUMBERS, .batch = big);
-    REFUSED("is too large", .samples = 13, NUMBERS, .batch = 13, .accum = big);
-    REFUSED("are more than any memory", .samples = big, NUMBERS, .batch = big / 16 - 1);
-    REFUSED(".samples must be at least 1, or 0", .samples = -1, NUMBERS, .batch = 1);
-    REFUSED(".workers must lie between 0 and 256, not -1", .samples = 13, NUMBERS, .batch = 1,
+    REFUSES(".batch must be at least 1, not -1", NUMBERS, .batch = -1);
+    REFUSES(".accum must be at least 1, not -1", .samples = 13, NUMBERS, .batch = 1, .accum = -1);
+    REFUSES("is too large", .samples = big, NUMBERS, .batch = big);
+    REFUSES("is too large", .samples = 13, NUMBERS, .batch = 13, .accum = big);
+    REFUSES("are more than any memory", .samples = big, NUMBERS, .batch = big / 16 - 1);
+    REFUSES(".samples must be at least 1, or 0", .samples = -1, NUMBERS, .batch = 1);
+    REFUSES(".workers must lie between 0 and 256, not -1", .samples = 13, NUMBERS, .batch = 1,
             .workers = -1);
-    REFUSED(".ahead must lie between 1 and 1024, not 5000", .samples = 13, NUMBERS, .batch = 1,
+    REFUSES(".ahead must lie between 1 and 1024, not 5000", .samples = 13, NUMBERS, .batch = 1,
             .workers = 1, .ahead = 5000);
-    REFUSED("there are no .workers", .samples = 13, NUMBERS, .batch = 1, .ahead = 1);
-    REFUSED(".tail 9 is none", .samples = 13, NUMBERS, .batch = 1, .tail = (kn_tail)9);
-    REFUSED(".shuffle needs the number of .samples", NUMBERS, .batch = 1, .shuffle = true);
-    REFUSED("KN_TAIL_DROP with .accum needs", NUMBERS, .batch = 1, .accum = 2,
+    REFUSES("there are no .workers", .samples = 13, NUMBERS, .batch = 1, .ahead = 1);
+    REFUSES(".tail 9 is none", .samples = 13, NUMBERS, .batch = 1, .tail = (kn_tail)9);
+    REFUSES(".shuffle needs the number of .samples", NUMBERS, .batch = 1, .shuffle = true);
+    REFUSES("KN_TAIL_DROP with .accum needs", NUMBERS, .batch = 1, .accum = 2,
             .tail = KN_TAIL_DROP);
-    REFUSED("a step takes 16 samples (.batch 4, 1 ranks, .accum 4), but there are 13",
+    REFUSES("a step takes 16 samples (.batch 4, 1 ranks, .accum 4), but there are 13",
             .samples = 13, NUMBERS, .batch = 4, .accum = 4, .tail = KN_TAIL_DROP);
-    REFUSED(".field is empty", .samples = 13, .batch = 1);
-    REFUSED("field 1 is given, but field 0 has no dtype", .samples = 13, .batch = 1,
+    REFUSES(".field is empty", .samples = 13, .batch = 1);
+    REFUSES("field 1 is given, but field 0 has no dtype", .samples = 13, .batch = 1,
             .field = { { 0 }, { .dtype = KN_F32 } });
-    REFUSED("field 0 has a shape, but no dtype", .samples = 13, .batch = 1,
+    REFUSES("field 0 has a shape, but no dtype", .samples = 13, .batch = 1,
             .field = { { .ndim = 1, .shape = { 4 } } });
-    REFUSED("field 0 has dtype 1 and 8 dims", .samples = 13, .batch = 1,
+    REFUSES("field 0 has dtype 1 and 8 dims", .samples = 13, .batch = 1,
             .field = { { .dtype = KN_F32, .ndim = 8 } });
-    REFUSED("field 0 has dtype 99", .samples = 13, .batch = 1,
+    REFUSES("field 0 has dtype 99", .samples = 13, .batch = 1,
             .field = { { .dtype = (kn_dtype)99 } });
-    REFUSED("field 0 has size -1 in dim 1", .samples = 13, .batch = 1,
+    REFUSES("field 0 has size -1 in dim 1", .samples = 13, .batch = 1,
             .field = { { KN_F32, 2, { 1, -1 } } });
-    REFUSED("field 0 has size 4611686018427387904 in dim 0", .samples = 13, .batch = 1,
+    REFUSES("field 0 has size 4611686018427387904 in dim 0", .samples = 13, .batch = 1,
             .field = { { KN_F64, 1, { big } } });
     KN_CHECK(!kn_loader_new(NULL, NULL, NULL, .samples = 13, NUMBERS, .batch = 1));
     KN_CHECK_ERROR("the function that fills samples is NULL");

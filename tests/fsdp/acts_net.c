@@ -1,5 +1,6 @@
 /* tests/fsdp/acts_net.c: the modules of a program of acts: parts in a row below a root. */
 #include "tests/fsdp/acts.h"
+#include "tests/owned.h"
 
 static kn_tensor *part_forward(kn_module *self, kn_tensor *x)
 {
@@ -59,7 +60,7 @@ kn_tensor *acts_loss(acts_net *n, uint64_t micro, bool by_root)
 {
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, micro, KN_SHAPE(2, ACTS_DIM));
     kn_tensor *y = by_root ? kn_call(n, x) : row(n, x);
-    return y ? kn_mean(kn_mul(y, y), 0, NULL, false) : NULL;
+    return y ? mean_square(y) : NULL;
 }
 
 void *acts_place(acts_net *n, int place)

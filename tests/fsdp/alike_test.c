@@ -4,6 +4,7 @@
 #include "fsdp/ema.h"
 #include "kernels/faults.h"
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 static bool is_last(kn_comm *world)
 {
@@ -112,7 +113,7 @@ static void refuses_slip(kn_comm *world, void *arg)
     pair m;
     snprintf(says, sizeof says, slip_says[w->s], kn_comm_size(world) - 1);
     KN_CHECK(pair_init(&m, w->s, is_last(world), w->device));
-    KN_CHECK(!wrap_pair(&m, world, w) && error_has("kn_fsdp_wrap: ", says));
+    REFUSED(wrap_pair(&m, world, w), "kn_fsdp_wrap: ", says);
     KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.first) && !kn_fsdp_is_unit(&m.second));
     KN_CHECK(w->device == KN_META || kn_param_unfilled(kn_module_param(&m.first, "weight")));
     kn_module_free(&m);
@@ -148,11 +149,11 @@ static void refuses_answers(kn_comm *world, void *arg)
     KN_CHECK(kn_linear_init(&m, NULL, "m", 8, 8, .device = KN_META) &&
              two_init(&t, KN_META, KN_F32));
     if (dims)
-        KN_CHECK(!kn_fsdp_wrap(&m, world, .layout = KN_LAYOUT_PER_PARAM,
-                               .placement = second_dim_on_one, .placement_arg = &last) &&
-                 error_has("'weight', in f32, cut along dim 0 on rank 0 and 'weight', in f32, cut "
-                           "along dim 1 on rank",
-                           ".placement must answer alike"));
+        REFUSED(kn_fsdp_wrap(&m, world, .layout = KN_LAYOUT_PER_PARAM,
+                             .placement = second_dim_on_one, .placement_arg = &last),
+                "'weight', in f32, cut along dim 0 on rank 0 and 'weight', in f32, cut "
+                "along dim 1 on rank",
+                ".placement must answer alike");
     else
         KN_CHECK(
             !kn_fsdp_wrap(&t, world, .param_dtype_of = low_on_one, .param_dtype_of_arg = &last) &&
@@ -170,9 +171,8 @@ KN_TEST(alike, functions_that_answer_by_rank)
 RANK_TEST(alike, values_that_differ_over_ranks, .threads = "24", .cases = 2)
 {
     int how = *(int *)arg; /* another value on the last rank, none, or the sign of a zero */
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             (how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
+    TWO(m);
+    KN_CHECK((how == 1 && is_last(world) ? true : kn_materialize(&m, KN_CPU, 5)));
     float *b = how == 1 && is_last(world) ? NULL : kn_data(kn_module_param(&m.b, "weight"));
     if (b && is_last(world))
         b[7] += 1;
@@ -298,16 +298,15 @@ static void finds_change(kn_comm *world, void *arg)
     OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.5);
     KN_CHECK(kn_fsdp_check(&m, .optim = o), "before a step");
     KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o));
-    kn_ema *e = kn_ema_new(&m);
+    OWNED_EMA kn_ema *e = kn_ema_new(&m);
     KN_CHECK(o && e && kn_fsdp_check(&m, .optim = o, .ema = e), "as it was");
     bool found = change_one(&m, o, e, w->what, is_last(world), &says);
     if (kn_comm_size(world) > 1 && found)
-        KN_CHECK(!kn_fsdp_check(&m, .optim = o, .ema = e) && error_has("kn_fsdp_check: ", says));
+        REFUSED(kn_fsdp_check(&m, .optim = o, .ema = e), "kn_fsdp_check: ", says);
     else
         KN_CHECK(kn_fsdp_check(&m, .optim = o, .ema = e), "nothing differs");
     if (!found)
         KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(o), "another step");
-    kn_ema_free(e);
 }
 
 KN_TEST(alike, what_one_rank_changed_is_found)
@@ -354,7 +353,7 @@ RANK_TEST(alike, modules_that_cannot_be_checked, .threads = "12")
     OWNED_OPTIM kn_optim *early = kn_sgd(&m, .lr = 1);
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && kn_fsdp_check(&m));
     kn_summon_scope s = kn_summon(&m);
-    KN_CHECK(!kn_fsdp_check(&m) && error_has("is summoned", "end the scope"));
+    REFUSED(kn_fsdp_check(&m), "is summoned", "end the scope");
     KN_CHECK(kn_summon_end(s) || kn_comm_size(world) > 1); /* the error has ended several ranks */
     kn_clear_error();
     kn_module_free(&m);
@@ -373,10 +372,10 @@ typedef struct fault {
 static void fails_half_way(kn_comm *world, void *arg)
 {
     fault *f = arg;
-    OWNED_MODULE two m;
     OWNED_OPTIM kn_optim *o = NULL;
     bool last = is_last(world);
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, 5));
+    TWO(m);
+    KN_CHECK(kn_materialize(&m, KN_CPU, 5));
     if (f->checks) {
         KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_NO_SHARD) && (o = kn_sgd(&m, .lr = 1)));
         KN_CHECK(kn_fsdp_check(&m, .optim = o), "before");

@@ -133,7 +133,7 @@ static bool partly_step(partly *m, kn_comm *world, const partly_setting *s, bool
         IN_SCOPE;
         kn_tensor *x =
             kn_randn(KN_F32, KN_CPU, 5, (uint64_t)(step * 4 + kn_rank(world)), KN_SHAPE(2, 4));
-        ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false)) && kn_step(o);
+        ok = kn_backward(sum_of(kn_call(m, x))) && kn_step(o);
     }
     return ok;
 }

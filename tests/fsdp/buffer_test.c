@@ -30,10 +30,10 @@ KN_TEST(buffer, a_buffer_may_be_shown_between_forward_and_backward)
     kn_scope scope = kn_scope_begin();
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16));
     kn_tensor *x = kn_require_grad(kn_ones(KN_BF16, KN_CPU, KN_SHAPE(3)), true);
-    kn_tensor *loss = kn_sum(kn_mul(x, m.buffer), 0, NULL, false);
+    kn_tensor *loss = sum_of(kn_mul(x, m.buffer));
     KN_CHECK(kn_summon_end(kn_summon(&m, .read_only = true)));
     KN_CHECK(kn_backward(loss));
-    loss = kn_sum(kn_mul(x, m.buffer), 0, NULL, false);
+    loss = sum_of(kn_mul(x, m.buffer));
     KN_CHECK(kn_module_full_buffers(&m, true) && put(m.buffer, 1, 2, 3) &&
              kn_module_full_buffers(&m, false) && shows(&m, KN_BF16, 1, 2, 3));
     REFUSED(kn_backward(loss), "was written in place after forward used it");

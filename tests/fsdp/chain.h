@@ -9,7 +9,7 @@
 
 #include "kernels/context.h"
 #include "knap.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 enum { CHAIN_MAX = 40 };
 
@@ -40,7 +40,7 @@ static kn_tensor *chain_forward(kn_module *self, kn_tensor *x)
     chain *c = (chain *)self;
     for (int i = 0; i < c->runs; i++)
         x = kn_call(&c->layer[c->order[i]], x);
-    return kn_sum(x, 0, NULL, false);
+    return sum_of(x);
 }
 
 /* ---- what hooks write into the trace --------------------------------------------------------- */
@@ -194,5 +194,12 @@ static inline void chain_check_line(const char *what, const char *got, const cha
 }
 
 #define CHAIN_OPTIONS(...) ((kn_fsdp_wrap_options){ __VA_ARGS__ })
+
+/* A wrapped chain c, which goes with its block; CHAIN: DIM x DIM, 4 rows, a link of 1 MB/s. */
+#define CHAIN_OF(c, layers, dim, batch, ranks, bytes_per_s, ...)                                   \
+    __attribute__((cleanup(chain_free))) chain c;                                                  \
+    chain_init(&c, layers, dim, batch);                                                            \
+    chain_wrap(&c, ranks, bytes_per_s, CHAIN_OPTIONS(__VA_ARGS__))
+#define CHAIN(c, layers, ranks, ...) CHAIN_OF(c, layers, DIM, 4, ranks, 1e6, ##__VA_ARGS__)
 
 #endif

@@ -139,9 +139,8 @@ static void compare(kn_comm *world, net *m, bool linear)
 RANK_TEST(clip, same_bits_for_every_order_and_way_of_sharding, IN_ALL_WAYS)
 {
     const way *w = arg;
-    OWNED_MODULE net m;
     bool hybrid = w->strategy == KN_HYBRID_SHARD || w->strategy == KN_HYBRID_SHARD_GRAD_OP;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, w));
+    NET_IN_WAY(m, world, w);
     compare(world, &m, !hybrid);
 }
 
@@ -165,10 +164,8 @@ static bool several_meshes(kn_module *m, bool recurse, int64_t unclaimed, kn_fsd
 
 RANK_TEST(clip, units_of_one_tree_on_several_meshes, .threads = "124")
 {
-    OWNED_MODULE net m;
     int shards = kn_comm_size(world) == 4 ? 2 : 1;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .policy = several_meshes,
-                                                   .policy_arg = &shards, .seed = NET_SEED));
+    NET_WRAPPED(m, world, .policy = several_meshes, .policy_arg = &shards, .seed = NET_SEED);
     KN_CHECK(kn_fsdp_units(&m, NULL, 0) == 4);
     compare(world, &m, shards == 1);
 }
@@ -178,9 +175,9 @@ RANK_TEST(clip, units_of_one_tree_on_several_meshes, .threads = "124")
 RANK_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all, IN_ALL_WAYS)
 {
     const way *w = arg;
-    OWNED_MODULE net m;
     int last = kn_comm_size(world) - 1;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, w) && accumulate(&m, world));
+    NET_IN_WAY(m, world, w);
+    KN_CHECK(accumulate(&m, world));
     KN_CHECK(!kn_find_nonfinite_grad(&m) && kn_ok());
     const kn_param *p;
     int n = kn_params(&m, &p), at = -1;
@@ -202,8 +199,8 @@ RANK_TEST(clip, a_gradient_that_is_not_finite_is_found_by_all, IN_ALL_WAYS)
 /* A rank that doesn't clip while the others do is named, and nothing hangs. */
 static void one_does_not_clip(kn_comm *world, void *arg)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg) && accumulate(&m, world));
+    NET_IN_WAY(m, world, arg);
+    KN_CHECK(accumulate(&m, world));
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(o != NULL);
     if (kn_rank(world) == 1)
@@ -231,11 +228,9 @@ RANK_TEST(clip, parameters_of_no_unit_count_once, .processes = "13", .threads = 
     static _Thread_local float room[MOST];
     kn_run run[16];
     float absmax = 0;
-    OWNED_MODULE net m;
-    IN_SCOPE;
     kn_stream *s = kn_compute_stream(KN_CPU);
-    KN_CHECK(net_reference(&m) &&
-             kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));
+    NET_WHOLE(m);
+    KN_CHECK(kn_fsdp_wrap(&m, world, .ignore = "ln.*", .wrap_class = "linear"));
     KN_CHECK(net_backward(&m, kn_rank(world)));
     int runs = whole_grads(&m, room, run);
     KN_CHECK(runs == 6, "%d gradients", runs);

@@ -2,6 +2,7 @@
  * torch.nn.utils.clip_grad_value_ does with means: a step of sgd is compared with plain arithmetic
  * on the whole gradients. Rank functions return a status. */
 #include "tests/fsdp/net.h"
+#include "tests/owned.h"
 
 enum { MOST = 2048 };
 
@@ -91,10 +92,9 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
 {
     static _Thread_local float mean[MOST], before[MOST], after[MOST];
     for (int k = 0; k < HOWS * 2; k++) {
-        OWNED_MODULE net m;
         IN_SCOPE;
-        KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
-        kn_scaler *s = k % 2 ? kn_scaler_new(&m, .init_scale = 64) : NULL;
+        NET_IN_WAY(m, world, arg);
+        OWNED_SCALER kn_scaler *s = k % 2 ? kn_scaler_new(&m, .init_scale = 64) : NULL;
         OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
         for (int a = 0; a < 2; a++) {
             kn_tensor *loss = net_loss(&m, a * 4 + kn_rank(world));
@@ -112,7 +112,6 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
         }
         /* the next step is without it */
         KN_CHECK(!s || kn_scaler_get(s).skipped == 0);
-        kn_scaler_free(s);
     }
 }
 
@@ -122,10 +121,9 @@ RANK_TEST(clip_value, follows_plain_arithmetic_in_every_way_of_sharding, IN_ALL_
 static void overflows(kn_comm *world, void *arg)
 {
     static _Thread_local float before[MOST], after[MOST];
-    OWNED_MODULE net m;
     int last = kn_comm_size(world) - 1;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
-    kn_scaler *s = kn_scaler_new(&m, .init_scale = 64);
+    NET_IN_WAY(m, world, arg);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .init_scale = 64);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     for (int norm = 0; norm < 2; norm++) {
         IN_SCOPE;
@@ -139,7 +137,6 @@ static void overflows(kn_comm *world, void *arg)
         KN_CHECK(kn_scaler_step(s, o) && kn_scaler_get(s).skipped == norm + 1);
         KN_CHECK(read_all(&m, after) && memcmp(before, after, sizeof before) == 0);
     }
-    kn_scaler_free(s);
 }
 
 KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
@@ -150,8 +147,7 @@ KN_TEST(clip_value, an_overflow_is_seen_behind_the_clamp)
 
 KN_TEST(clip_value, wrong_use_is_a_sentence)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_reference(&m));
+    NET_WHOLE(m);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     const double bad[] = { 0, -1, NAN };
     for (int i = 0; i < 3; i++) {

@@ -34,10 +34,8 @@ KN_TEST(control, setters_of_one_unit_or_of_all)
 {
     for (int setter = 0; setter < 7; setter++)
         for (int recurse = 0; recurse < 2; recurse++) {
-            OWNED_MODULE two m;
-            KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-                     kn_fsdp_wrap(&m, kn_comm_self(), .wrap_class = "linear") &&
-                     set_all(&m, setter, recurse));
+            TWO_WRAPPED(m, kn_comm_self(), .wrap_class = "linear");
+            KN_CHECK(set_all(&m, setter, recurse));
             KN_CHECK(is_set((kn_linear *)&m, setter) && is_set(&m.a, setter) == recurse &&
                          is_set(&m.b, setter) == recurse,
                      "setter %d, recurse %d", setter, recurse);
@@ -78,11 +76,9 @@ KN_TEST(control, open_forwards_keep_their_order)
 {
     static const char forward[] = "g0 F0 g1 F1", backward[] = "g1 g0 B1 s1 B0 s0";
     for (int ahead = 0; ahead < 2; ahead++) {
-        chain c;
         chain_trace t = { 0 };
         char want[512] = "";
-        chain_init(&c, 2, 16, 4);
-        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+        CHAIN_OF(c, 2, 16, 4, 2, 1e6);
         int asked = traced(&c, ahead, &t);
         for (int i = 0; i < MICROS + ahead; i++)
             snprintf(want + strlen(want), sizeof want - strlen(want), "%s%s%s%s", i ? " " : "",
@@ -90,19 +86,16 @@ KN_TEST(control, open_forwards_keep_their_order)
                      i >= ahead ? backward : "");
         KN_CHECK(strcmp(t.line, want) == 0, "%d ahead:\n  %s\nand not\n  %s", ahead, t.line, want);
         KN_CHECK(asked == (ahead ? MICROS : 0), "%d ahead: asked %d times", ahead, asked);
-        chain_free(&c);
     }
 }
 
 RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    TWO_WRAPPED(m, world, .wrap_class = "linear");
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
     KN_CHECK(o && kn_fsdp_set_is_last_backward(&m.b, false), "any unit of the tree will do");
     KN_CHECK(two_backward(&m, 0) && kn_grad_scale(&m) * kn_comm_size(world) == 1);
-    KN_CHECK(!kn_step(o) &&
-             error_has("a part may still be on its way", "kn_fsdp_set_is_last_backward on"));
+    REFUSED(kn_step(o), "a part may still be on its way", "kn_fsdp_set_is_last_backward on");
     if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
         kn_zero_grad(&m);
         KN_CHECK(kn_grad_scale(&m) == 1 && !kn_step(o) &&
@@ -117,8 +110,7 @@ RANK_TEST(control, a_step_needs_the_last_backward, .threads = "124")
 
 RANK_TEST(control, a_unit_that_backward_reads_after_all_is_named, .threads = "2")
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    TWO_WRAPPED(m, world, .wrap_class = "linear");
     KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.a, false, false) && two_backward(&m, 0),
              "nothing reads a.weight");
     KN_CHECK(kn_fsdp_set_unshard_in_backward(&m.b, false, false));
@@ -246,7 +238,7 @@ KN_TEST(control, a_failed_backward_owes_no_zeros)
         for (int pass = 0; pass < 2; pass++, m.fails = false) {
             kn_scope scope = kn_scope_begin();
             kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4));
-            bool ok = kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false));
+            bool ok = kn_backward(sum_of(kn_call(&m, x)));
             kn_scope_end(scope);
             KN_CHECK(ok == !m.fails, "not_last %d", not_last);
             kn_clear_error();
@@ -327,10 +319,9 @@ RANK_TEST(control, a_unit_that_is_called_often_has_its_turns, .threads = "124")
     KN_CHECK(kn_linear_init(&m.in, &m.base, "in", 4, 4, .device = KN_META) &&
              kn_linear_init(&m.cell, &m.base, "cell", 4, 4, .device = KN_META));
     KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
-    IN_SCOPE;
     kn_tensor *loss = NULL;
     for (int i = 0; i < FORWARDS; i++) {
-        kn_tensor *y = kn_sum(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))), 0, NULL, false);
+        kn_tensor *y = sum_of(kn_call(&m, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4))));
         if (i < FORWARDS - 1 && kn_rank(world) == 1)
             y = kn_detach(y);
         loss = loss ? kn_add(loss, y) : y;
@@ -343,11 +334,9 @@ enum { WITHOUT_BACKWARD = 300 };
 /* Forwards that may have a backward, but get none, are forgotten; the last one is not. */
 RANK_TEST(control, forwards_without_backward_are_forgotten, .threads = "12")
 {
-    OWNED_MODULE two m, whole;
     int most[2] = { 0 };
-    KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear"));
+    TWO_WHOLE(whole);
+    TWO_WRAPPED(m, world, .seed = NET_SEED, .wrap_class = "linear");
     for (int i = 0; i < 2 * WITHOUT_BACKWARD; i++) {
         kn_scope scope = kn_scope_begin();
         KN_CHECK(two_loss(&m, 0));

@@ -121,7 +121,7 @@ static void norm_of(kn_dtype t, bool last, bool by_hand, float *y_bits, float *d
                                      t)
                            : kn_call(&net, x);
     KN_CHECK(y && kn_dtype_of(y) == t && kn_is_channels_last(y) == last);
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, dy), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_mul(y, dy))));
     const size_t count = kn_trace_stop(&events);
     for (size_t i = 0; i < count && !by_hand; i++)
         KN_CHECK(strcmp(events[i].what, "copy") != 0 || events[i].bytes < 6.0 * 3 * C * 20,

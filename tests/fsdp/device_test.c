@@ -317,8 +317,7 @@ static bool doubled(kn_module *m, void *arg)
 {
     kn_tensor *w = strcmp(m->impl->class_name, "linear") == 0 ? kn_module_param(m, "weight") : NULL;
     IN_SCOPE;
-    bool ok = !w || kn_copy_(w, kn_scale(w, 2));
-    return ok;
+    return !w || kn_copy_(w, kn_scale(w, 2));
 }
 
 static void look(kn_comm *world, void *arg)

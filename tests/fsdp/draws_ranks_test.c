@@ -2,6 +2,7 @@
  * what one draws in it, evaluations that draw leave training's bits alone, and ranks draw alike at
  * places of the same number. Rank functions return a status and never assert. */
 #include "tests/fsdp/net.h"
+#include "tests/owned.h"
 
 enum { STEPS = 3, MICRO = 4, WIDTH = 6 };
 
@@ -46,10 +47,10 @@ static bool learn(noisy *m, trained *t, int step, int micro)
     IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, (uint64_t)micro, KN_SHAPE(3, WIDTH));
     const bool mode = kn_set_grad_mode(false);
-    t->noise[step][micro] = (float)kn_item(kn_mean(kn_randn_like(x), 0, NULL, false));
+    t->noise[step][micro] = (float)kn_item(mean_of(kn_randn_like(x)));
     kn_set_grad_mode(mode);
     kn_tensor *y = kn_call(m, x);
-    kn_tensor *loss = y ? kn_mean(kn_square(y), 0, NULL, false) : NULL;
+    kn_tensor *loss = y ? mean_of(kn_square(y)) : NULL;
     bool ok = loss && kn_backward(loss);
     t->loss[step][micro] = ok ? (float)kn_item(loss) : 0;
     return ok;

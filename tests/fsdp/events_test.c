@@ -29,9 +29,7 @@ static void hear_event(const kn_fsdp_event *e, void *arg)
 
 KN_TEST(events, of_a_step)
 {
-    chain c;
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN(c, 2, 2);
     heard h = { .line = "" };
     KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
     chain_step(&c, true);
@@ -52,7 +50,6 @@ KN_TEST(events, of_a_step)
     KN_CHECK(!kn_fsdp_on_event(&c.layer[0].fc, hear_event, &h), "there is no unit");
     KN_CHECK(kn_error() && strstr(kn_error(), "no unit of fsdp"));
     kn_clear_error();
-    chain_free(&c);
 }
 
 /* A root with a parameter of its own stays gathered between its forward and its backward, unless it
@@ -74,7 +71,7 @@ KN_TEST(events, the_root_stays)
             "forward", h.line,
             always ? "gather two, gathered two, gather a, gathered a, release a, release two"
                    : "gather two, gathered two, gather a, gathered a, release a");
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && h.gathered == 0);
+        KN_CHECK(kn_backward(sum_of(y)) && h.gathered == 0);
         kn_scope_end(scope);
         kn_module_free(&m);
         kn_comm_simulated_free(world);
@@ -88,9 +85,7 @@ KN_TEST(events, at_most_so_many_reductions)
                                         "r3 r2 d3 r1 d2 r0 d1 d0", "r3 r2 r1 d3 r0 d2 d1 d0",
                                         "r3 r2 r1 r0 d3 d2 d1 d0" };
     for (int most = 0; most <= 4; most++) {
-        chain c;
-        chain_init(&c, 4, DIM, 4);
-        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_reductions = most));
+        CHAIN(c, 4, 2, .max_reductions = most);
         heard h = { .line = "" };
         KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
         chain_trace t = chain_step(&c, true);
@@ -106,16 +101,13 @@ KN_TEST(events, at_most_so_many_reductions)
                             : most < 4 ? most + 1
                                        : 4),
                  "%d reductions: %d layers", most, (int)layers);
-        chain_free(&c);
     }
 }
 
 /* Without a movement of bytes there is no event; slices are released, too. */
 KN_TEST(events, where_nothing_moves)
 {
-    chain c;
-    chain_init(&c, 1, DIM, 4);
-    chain_wrap(&c, 1, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN(c, 1, 1);
     heard h = { .line = "" };
     KN_CHECK(kn_fsdp_on_event(&c, hear_event, &h));
     chain_step(&c, true);
@@ -124,5 +116,4 @@ KN_TEST(events, where_nothing_moves)
     h.line[0] = 0;
     chain_step(&c, true);
     chain_check_line("without sync", h.line, "");
-    chain_free(&c);
 }

@@ -1,8 +1,9 @@
-/* tests/fsdp/every_ranks_test.c: each operation of the rows of tests/autograd/every.h, with its inputs
- * as the parameters of a unit: two ranks have the bits of one process, in each layout, with recompute
- * and without. So the gradients of leaves come in every form that a backward gives them. */
+/* tests/fsdp/every_ranks_test.c: each operation of the rows of tests/autograd/every.h, with its
+ * inputs as the parameters of a unit: two ranks have the bits of one process, in each layout, with
+ * recompute and without. So the gradients of leaves come in every form that a backward gives. */
 #include "tests/autograd/every.h"
 #include "tests/fsdp/matrix.h"
+#include "tests/owned.h"
 
 enum { OTHERS = 256 };
 
@@ -33,8 +34,7 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *x)
 {
     net *n = (net *)self;
     kn_tensor *y = kn_call(&n->a, x);
-    return y ? kn_add(kn_sum(kn_mul(y, y), 0, NULL, false), kn_sum(n->others, 0, NULL, false))
-             : NULL;
+    return y ? kn_add(sum_of(kn_mul(y, y)), sum_of(n->others)) : NULL;
 }
 
 static bool declare(void *own)

@@ -213,8 +213,7 @@ static bool fails(kn_module *m, void *arg)
 KN_TEST(fill, a_function_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
-        OWNED_MODULE net m;
-        KN_CHECK(net_init(&m, KN_META));
+        NET(m);
         KN_CHECK(
             !kn_fsdp_wrap(&m, NULL, .fill_module = fails, .fill_module_arg = said ? &m : NULL));
         KN_CHECK_ERROR(said ? "no values for 'wte'" : ".fill_module failed for 'wte' (embedding)");

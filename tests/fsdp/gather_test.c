@@ -9,9 +9,7 @@ enum { DIM = 16 };
 
 KN_TEST(gather, explicit_prefetch_lists)
 {
-    chain c;
-    chain_init(&c, 4, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = 3));
+    CHAIN(c, 4, 2, .max_gathers = 3);
     kn_module *l[4];
     for (int i = 0; i < 4; i++)
         l[i] = &c.layer[i].base;
@@ -23,7 +21,6 @@ KN_TEST(gather, explicit_prefetch_lists)
     kn_fsdp_prefetch_backward(l[3], NULL, 0);
     chain_check_line("none any more", chain_step(&c, true).line,
                      "g0 F0 g1 F1 g2 F2 g3 F3 g3 g2 B3 s3 g1 B2 s2 g0 B1 s1 B0 s0");
-    chain_free(&c);
 }
 
 static void hear_kinds(const kn_fsdp_event *e, void *arg)
@@ -35,9 +32,7 @@ static void hear_kinds(const kn_fsdp_event *e, void *arg)
 
 KN_TEST(gather, manual_unshard)
 {
-    chain c;
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN(c, 2, 2);
     chain_step(&c, true);
     char heard[64] = "";
     KN_CHECK(kn_fsdp_on_event(&c.layer[1], hear_kinds, heard));
@@ -55,7 +50,6 @@ KN_TEST(gather, manual_unshard)
     KN_CHECK(kn_fsdp_reshard(&c.layer[0]));
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0);
     chain_check_line("and gone again", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
-    chain_free(&c);
 }
 
 /* When the first gather after an optimizer's step begins, in seconds after that step: between them
@@ -89,17 +83,14 @@ static double first_gather(chain *c, bool early, double *work)
  * they wait for that alone. */
 KN_TEST(gather, a_gather_issued_after_the_step_runs_beside_what_follows)
 {
-    chain c;
     double work;
     kn_meta_rates(1e12, 1e18, 0);
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 2, 1e9, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN_OF(c, 2, DIM, 4, 2, 1e9);
     c.optim = kn_sgd(&c, .lr = 0.1);
     double late = first_gather(&c, false, &work), early = first_gather(&c, true, &work);
     KN_CHECK(work > 1e-5 && late >= work && early < 0.1 * work,
              "the work takes %g s; the gather begins after %g s, issued early %g s", work, late,
              early);
-    chain_free(&c);
 }
 
 /* ---- the limiter ----------------------------------------------------------------------------- */
@@ -107,9 +98,7 @@ KN_TEST(gather, a_gather_issued_after_the_step_runs_beside_what_follows)
 /* Every layer requests the next eight (in backward: the previous eight). */
 static int64_t greedy_peak(int layers, int most)
 {
-    chain c;
-    chain_init(&c, layers, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = most));
+    CHAIN(c, layers, 2, .max_gathers = most);
     for (int i = 0; i < layers; i++) {
         kn_module *after[8], *before[8];
         int a = 0, b = 0;
@@ -124,7 +113,6 @@ static int64_t greedy_peak(int layers, int most)
     }
     chain_step(&c, true);
     int64_t peak = chain_step(&c, true).gathered;
-    chain_free(&c);
     return peak / (DIM * DIM * 4);
 }
 
@@ -142,14 +130,11 @@ KN_TEST(gather, limiter_holds_memory_flat)
 /* The limit counts what is ahead of its use at each moment. */
 KN_TEST(gather, limiter)
 {
-    chain c;
-    chain_init(&c, 5, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.max_gathers = 2));
+    CHAIN(c, 5, 2, .max_gathers = 2);
     kn_module *all[5];
     for (int i = 0; i < 5; i++)
         all[i] = &c.layer[i].base;
     kn_fsdp_prefetch_forward(&c.layer[0], all + 1, 4);
     chain_check_line("two of four", chain_step(&c, false).counted,
                      "g0 g1 g2 F0:3 F1:2 F2:1 g3 F3:1 g4 F4:1");
-    chain_free(&c);
 }

@@ -29,8 +29,7 @@ static bool gan_backward(gan *m, int micro)
 {
     IN_SCOPE;
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), *y = kn_call(m, x);
-    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    return ok;
+    return kn_backward(mean_square(y));
 }
 
 /* When g is through, ranks have reduced what rank 0's data brought d. */
@@ -98,10 +97,10 @@ RANK_TEST(held, of_several_forwards_each_counts_with_its_own_freezing, .threads 
                  kn_fsdp_wrap(&m[i], world, .wrap_class = "linear", .seed = NET_SEED));
         m[i].skip_d = kn_rank(world) > 0;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 0, KN_SHAPE(2, 4));
-        kn_tensor *loss = kn_sum(kn_call(&m[i], x), 0, NULL, false);
+        kn_tensor *loss = sum_of(kn_call(&m[i], x));
         kn_freeze(&m[i].d, true);
         if (i == 0)
-            loss = kn_add(loss, kn_sum(kn_call(&m[i], x), 0, NULL, false));
+            loss = kn_add(loss, sum_of(kn_call(&m[i], x)));
         KN_CHECK(kn_backward(loss));
     }
     const int n = kn_params(&m[0], &p[0]);

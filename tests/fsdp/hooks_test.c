@@ -17,12 +17,11 @@ typedef struct run {
 static void train(kn_comm *world, void *arg)
 {
     run *j = arg;
-    OWNED_MODULE net m;
     const kn_param *p;
     int n = kn_comm_size(world), rank = kn_rank(world);
     kn_seed(3);
     kn_set_step(0);
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, &j->way));
+    NET_IN_WAY(m, world, &j->way);
     if (j->hook)
         KN_CHECK(kn_fsdp_set_comm_hook(j->below ? (void *)&m.fc1 : &m, j->hook, j->arg, !j->below));
     OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.5);
@@ -112,8 +111,7 @@ static bool refuse(const kn_grad_reduction *r, void *arg)
 KN_TEST(hooks, a_hook_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
-        OWNED_MODULE net m;
-        KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]));
+        NET_IN_WAY(m, NULL, &ways[0]);
         KN_CHECK(kn_fsdp_set_comm_hook(&m, refuse, said ? &m : NULL, true));
         REFUSED(net_backward(&m, 0), said ? "no bytes for" : "hook of unit");
     }
@@ -228,10 +226,9 @@ static void gather_by_broadcasts(kn_comm *world, void *arg)
 {
     const way *w = arg;
     gathers h = { 0 };
-    OWNED_MODULE net plain, other;
     int n = kn_comm_size(world), rank = kn_rank(world);
-    KN_CHECK(net_init(&plain, KN_META) && net_wrap(&plain, world, w));
-    KN_CHECK(net_init(&other, KN_META) && net_wrap(&other, world, w));
+    NET_IN_WAY(plain, world, w);
+    NET_IN_WAY(other, world, w);
     KN_CHECK(kn_fsdp_set_gather_hook(&other, broadcast_parts, &h, true));
     OWNED_OPTIM kn_optim *a = kn_sgd(&plain, .lr = 0.5), *b = kn_sgd(&other, .lr = 0.5);
     for (int i = 0; i < STEPS; i++)

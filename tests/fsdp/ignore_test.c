@@ -5,10 +5,9 @@
 static bool add_buffers(net *m, float own)
 {
     IN_SCOPE;
-    bool ok = kn_buffer(&m->fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
-              kn_buffer(&m->fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
-              kn_declare_buffer(&m->fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2));
-    return ok;
+    return kn_buffer(&m->fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+           kn_buffer(&m->fc2, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
+           kn_declare_buffer(&m->fc1, "later", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2));
 }
 
 static bool is_alone(const net *m, const char *name)
@@ -73,7 +72,6 @@ RANK_TEST(ignore, parameters_stay_whole, IN_ALL_WAYS)
                           .seed = NET_SEED));
     KN_CHECK(is_alone(&m, "fc2.bias") && is_alone(&m, "wte.weight") && !is_alone(&m, "fc2.weight"),
              "which");
-    IN_SCOPE;
     kn_tensor *loss = net_loss(&m, 3), *want = net_loss(&ref, 3);
     KN_CHECK(loss && want && kn_item(loss) == kn_item(want), "the loss");
     KN_CHECK(kn_backward(loss) && kn_grad(list[0]) && kn_grad(list[1]), "gradients");

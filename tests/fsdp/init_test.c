@@ -9,9 +9,9 @@
 /* This rank's masters are the elements of its layout, with the values that one process draws. */
 RANK_TEST(init, each_rank_fills_its_shard, IN_ALL_WAYS)
 {
-    OWNED_MODULE net m, ref;
     const kn_param *p, *r;
-    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    NET(m);
+    NET_WHOLE(ref);
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
     KN_CHECK(net_wrap(&m, world, arg));
@@ -103,12 +103,10 @@ static bool fill_by_index(const char *name, kn_tensor *part, int64_t start, int 
 RANK_TEST(init, user_fills, IN_ALL_WAYS)
 {
     const way *w = arg;
-    OWNED_MODULE net m;
     filler f = { 0 };
     const kn_param *p;
-    KN_CHECK(net_init(&m, KN_META) &&
-             kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .fill = fill_by_index,
-                          .fill_arg = &f));
+    NET_WRAPPED(m, world, WAY_OPTIONS(w), .wrap_class = "linear", .fill = fill_by_index,
+                .fill_arg = &f);
     int n = kn_params(&m, &p);
     int64_t here = 0;
     for (int i = 0; i < n; i++) {
@@ -187,8 +185,7 @@ static bool fill_not(const char *name, kn_tensor *part, int64_t start, int ndim,
 KN_TEST(init, a_fill_that_fails_is_a_sentence)
 {
     for (int said = 0; said < 2; said++) {
-        OWNED_MODULE net m;
-        KN_CHECK(net_init(&m, KN_META));
+        NET(m);
         REFUSED(kn_fsdp_wrap(&m, NULL, .fill = fill_not, .fill_arg = said ? &m : NULL),
                 said ? "no values for 'wte.weight'" : "wte.weight");
     }
@@ -241,7 +238,7 @@ static void within_the_limit(kn_comm *world, void *arg)
                           .wrap_class = "linear", .seed = 1));
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, WIDE));
-    KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_call(&m, x))));
     kn_scope_end(scope);
     kn_ledger l = kn_ledger_read();
     int64_t whole = kn_param_count(&m) * (int64_t)sizeof(float);

@@ -82,7 +82,6 @@ RANK_TEST(input_grads, of_sharded_parameters_are_refused, .threads = "1")
     OWNED_MODULE model m;
     kn_tensor *g;
     KN_CHECK(make(&m, world, &s, false));
-    IN_SCOPE;
     kn_tensor *l = loss(&m, 0, KN_CPU), *w = kn_module_param(&m.stem, "weight");
     REFUSED(kn_grad_of(l, &w, 1, &g), "gradients lie in shards");
     KN_CHECK(kn_backward(l));

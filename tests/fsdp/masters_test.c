@@ -4,6 +4,7 @@
  * functions return a status. */
 #include "tests/fsdp/optimizers.h"
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 enum { STEPS = 3 };
 
@@ -11,14 +12,13 @@ static kn_tensor *loss_of(two *m, kn_dtype t, int micro)
 {
     kn_tensor *x = kn_cast(kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4)), t);
     kn_tensor *y = kn_cast(kn_call(m, x), KN_F32);
-    return kn_mean(kn_mul(y, y), 0, NULL, false);
+    return mean_square(y);
 }
 
 static bool step_on(two *m, kn_optim *o, kn_dtype t, int micro)
 {
-    kn_scope scope = kn_scope_begin();
+    IN_SCOPE;
     bool ok = kn_backward(loss_of(m, t, micro));
-    kn_scope_end(scope);
     return ok && kn_step(o);
 }
 

@@ -175,9 +175,7 @@ static void measure(kn_comm *world, void *arg)
 static int runs(const setting *s)
 {
     if (s->pinned) {
-        int failed =
-            on_stand_in((stand_in){ .inline_streams = !s->side }, s->ranks, measure, (void *)s);
-        return failed;
+        return on_stand_in((stand_in){ .inline_streams = !s->side }, s->ranks, measure, (void *)s);
     }
     return spawn_processes(s->ranks, measure, (void *)s);
 }

@@ -61,9 +61,9 @@ KN_TEST(mesh, refuses_with_numbers)
 static void on_machines(kn_comm *world, void *arg)
 {
     int machine = *(int *)arg, n = kn_comm_size(world);
-    OWNED_MODULE two m, other;
     double y = 0, z = 0;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+    TWO(m);
+    TWO(other);
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .wrap_class = "linear") &&
              kn_fsdp_wrap(&other, world));
     kn_mesh mesh = kn_unit_of(m.base.impl)->options.mesh;
@@ -75,12 +75,11 @@ static void on_machines(kn_comm *world, void *arg)
 
 static void on_odd_machines(kn_comm *world, void *arg)
 {
-    OWNED_MODULE two m;
     if (arg)
         setenv("LOCAL_WORLD_SIZE", kn_rank(world) < 2 ? "2" : "1", 1);
-    KN_CHECK(two_init(&m, KN_META, KN_F32));
-    KN_CHECK(!kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP) &&
-             error_has("(LOCAL_WORLD_SIZE)", "give the mesh"));
+    TWO(m);
+    REFUSED(kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD_GRAD_OP), "(LOCAL_WORLD_SIZE)",
+            "give the mesh");
 }
 
 /* Two machines; ranks are dealt to them in turn, or one after another. */
@@ -202,11 +201,9 @@ RANK_TEST(mesh, a_part_of_the_ranks_shards_a_model, .threads = "24")
 {
     int color = kn_rank(world) % 2;
     kn_comm *part = kn_comm_split(world, color, kn_rank(world), "part");
-    OWNED_MODULE two m, whole;
     KN_CHECK(part && kn_comm_size(part) == kn_comm_size(world) / 2);
-    KN_CHECK(two_init(&whole, KN_META, KN_F32) && kn_materialize(&whole, KN_CPU, NET_SEED));
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, part, .wrap_class = "linear", .seed = NET_SEED));
+    TWO_WHOLE(whole);
+    TWO_WRAPPED(m, part, .wrap_class = "linear", .seed = NET_SEED);
     OWNED_OPTIM kn_optim *a = kn_sgd(&whole, .lr = 0.5), *b = kn_sgd(&m, .lr = 0.5);
     for (int step = 0; step < 2; step++) {
         for (int r = 0; r < kn_comm_size(part); r++)
@@ -262,12 +259,11 @@ KN_TEST(mesh, trees_beside_each_other_share_streams_and_communicators)
 /* One of two trees is each rank's own: its gradients are those of the rank's data alone. */
 RANK_TEST(mesh, trees_beside_each_other_of_other_ranks, .threads = "124", .cases = 2)
 {
-    OWNED_MODULE two m, alone;
     bool first = *(int *)arg;
     const kn_param *want;
-    KN_CHECK(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m.a, first ? kn_comm_self() : world, .seed = NET_SEED) &&
+    TWO_WHOLE(alone);
+    TWO(m);
+    KN_CHECK(kn_fsdp_wrap(&m.a, first ? kn_comm_self() : world, .seed = NET_SEED) &&
              kn_fsdp_wrap(&m.b, first ? world : kn_comm_self(), .seed = NET_SEED));
     OWNED_OPTIM kn_optim *a = kn_sgd(&m, .lr = 0.5), *b = kn_sgd(&alone, .lr = 0.5);
     KN_CHECK(two_backward(&m, kn_rank(world)) && kn_step(a));
@@ -284,10 +280,10 @@ enum { MODELS = 150 };
 RANK_TEST(mesh, communicators_are_used_again, .threads = "2")
 {
     for (int i = 0; i < MODELS; i++) {
-        OWNED_MODULE two m, other;
         double y = 0, z = 0;
         bool hybrid = i % 3 == 1;
-        KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+        TWO(m);
+        TWO(other);
         KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
                               .mesh = { .shards = hybrid ? 1 : 0 }) &&
                      kn_fsdp_wrap(&other, world, .reshard_after_forward = kn_comm_size(world)),

@@ -16,7 +16,7 @@ static void look(kn_module_event *e, void *arg)
     double sum = 0;
     for (int i = 0; i < v->n && kn_ok(); i++)
         if (v->v[i] && kn_dtype_is_float(kn_dtype_of(v->v[i])))
-            sum += kn_item(kn_sum(kn_cast(kn_detach(v->v[i]), KN_F32), 0, NULL, false));
+            sum += kn_item(sum_of(kn_cast(kn_detach(v->v[i]), KN_F32)));
     if (sum != sum)
         kn_fail("not a number");
 }
@@ -90,7 +90,7 @@ static kn_tensor *loss(void *n, int step, int micro)
     uint64_t stream = (uint64_t)(step * MICRO + micro);
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, stream, KN_SHAPE(BATCH, IN));
     kn_tensor *y = kn_cast(kn_call(n, x), KN_F32);
-    return kn_mean(kn_mul(y, y), 0, NULL, false);
+    return mean_square(y);
 }
 
 KN_TEST(module_hooks, changes_have_the_same_bits_over_ranks)
@@ -130,7 +130,7 @@ KN_TEST(module_hooks, see_what_a_unit_computes_with)
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, 0, KN_SHAPE(BATCH, IN)), *y = NULL;
     y = kn_cast(kn_call(&n, kn_require_grad(x, true)), KN_F32);
-    KN_CHECK(kn_backward(kn_mean(y, 0, NULL, false)));
+    KN_CHECK(kn_backward(mean_of(y)));
     kn_scope_end(scope);
     kn_module_free(&n);
     KN_CHECK_OK();

@@ -27,8 +27,9 @@ RANK_TEST(muon_ranks, same_bits_in_every_way_of_sharding, IN_ALL_WAYS)
     if (kn_comm_size(world) == 3 || ((const way *)arg)->ranks)
         return;
     for (int i = 0; i < 3; i++) {
-        OWNED_MODULE net m, ref;
-        KN_CHECK(net_init(&m, KN_META) && net_reference(&ref) && net_wrap(&m, world, arg));
+        NET(m);
+        NET_WHOLE(ref);
+        KN_CHECK(net_wrap(&m, world, arg));
         OWNED_OPTIM kn_optim *a =
             kn_muon(&m, .lr = 0.05, .window = windows[i], .ns_dtype = i == 2 ? KN_F32 : KN_BF16,
                     .no_nesterov = i == 1);
@@ -194,9 +195,8 @@ KN_TEST(muon_ranks, each_matrix_goes_to_one_rank)
 /* The ledger's optimizer bytes are the formula's: one state of a matrix, two of the others. */
 RANK_TEST(muon_ranks, memory_equals_the_formula, IN_ALL_WAYS)
 {
-    OWNED_MODULE net m;
     kn_ledger before = kn_ledger_read();
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, world, arg));
+    NET_IN_WAY(m, world, arg);
     OWNED_OPTIM kn_optim *o = kn_muon(&m, .lr = 0.05);
     int64_t want = kn_fsdp_predict_optim(o).optim, adamw = kn_fsdp_predict(&m).optim;
     KN_CHECK(train(&m, o, world));
@@ -217,11 +217,10 @@ static bool fails(void *arg, int i, kn_tensor *matrix)
 
 RANK_TEST(muon_ranks, an_error_of_one_rank_ends_the_step_of_all, .processes = "2")
 {
-    OWNED_MODULE two m;
     const kn_param *p;
     job j = { 0 };
     double cost = 1;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world));
+    TWO_WRAPPED(m, world);
     KN_CHECK(kn_schedule_of(kn_unit_of(m.base.impl)), "the ranks' communicators");
     kn_params(&m, &p);
     const kn_param *first = &p[0];

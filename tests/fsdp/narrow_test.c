@@ -37,7 +37,7 @@ static void step_with(matrix *m, kn_optim *o, float g)
     KN_CHECK(kn_backward(kn_cast(kn_call(m, x), KN_F32)) && kn_step(o));
 }
 
-static double mean_of(const kn_tensor *t, float *values)
+static double average_of(const kn_tensor *t, float *values)
 {
     double sum = 0;
     kn_scope s = kn_scope_begin();
@@ -76,7 +76,7 @@ KN_TEST(narrow, small_steps_come_through_at_random_only)
             kn_optim *o = slow(k / 2, &m, lr, way == 2);
             for (int i = 0; i < 100; i++)
                 step_with(&m, o, 1);
-            at[way] = mean_of(m.weight, values);
+            at[way] = average_of(m.weight, values);
             kn_optim_free(o);
             kn_module_free(&m);
         }
@@ -142,7 +142,7 @@ KN_TEST(narrow, states_are_rounded_at_random_too)
             step_with(&m, o, 1);
         for (int i = 0; i < 1000; i++)
             step_with(&m, o, 0.875f);
-        double v = mean_of(kn_optim_state(o, 0, "exp_avg_sq"), values);
+        double v = average_of(kn_optim_state(o, 0, "exp_avg_sq"), values);
         double want = 0.875 * 0.875 * (1 - pow(0.999, 1000));
         KN_CHECK((fabs(v - want) < 0.1 * want) == (at_random != 0), "exp_avg_sq %g, not about %g",
                  v, want);
@@ -171,7 +171,7 @@ KN_TEST(narrow, the_bits_repeat)
             }
             step_with(&m, o, 1);
         }
-        mean_of(m.weight, got[way]);
+        average_of(m.weight, got[way]);
         kn_optim_free(o);
         kn_module_free(&m);
     }

@@ -150,6 +150,20 @@ static inline bool net_wrap(net *m, kn_comm *world, const way *w)
                         .seed = NET_SEED);
 }
 
+/* Declare m, which goes with its block: on meta, wrapped, wrapped in a way, whole. */
+#define NET(m)                                                                                     \
+    OWNED_MODULE net m;                                                                            \
+    KN_CHECK(net_init(&m, KN_META))
+#define NET_WRAPPED(m, ...)                                                                        \
+    NET(m);                                                                                        \
+    KN_CHECK(kn_fsdp_wrap(&m, __VA_ARGS__))
+#define NET_IN_WAY(m, world, way)                                                                  \
+    NET(m);                                                                                        \
+    KN_CHECK(net_wrap(&m, world, way))
+#define NET_WHOLE(m)                                                                               \
+    OWNED_MODULE net m;                                                                            \
+    KN_CHECK(net_reference(&m))
+
 /* On 1 to 4 processes in each way of sharding, which arg points to; or on 1, 2 and 4 threads. */
 static inline void in_all_ways(rank_body body)
 {

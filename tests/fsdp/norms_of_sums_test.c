@@ -96,8 +96,7 @@ static void run(const setting *s, bool at_once, int recompute, kn_tensor *result
     for (int i = 0; i < 2; i++)
         result[n++] = kn_keep(kn_detach(out.v[i]));
     kn_tensor *loss =
-        kn_sum(kn_add(kn_square(kn_cast(out.v[0], KN_F32)), kn_mul(kn_cast(out.v[1], KN_F32), x)),
-               0, NULL, false);
+        sum_of(kn_add(kn_square(kn_cast(out.v[0], KN_F32)), kn_mul(kn_cast(out.v[1], KN_F32), x)));
     KN_CHECK(kn_backward(loss) && kn_params(&m, &p) == 5, "%s", s->name);
     result[n++] = kn_keep(kn_scale(kn_grad(x), 1));
     for (int i = 0; i < 5; i++)

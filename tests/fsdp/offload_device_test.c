@@ -7,6 +7,7 @@
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/fsdp/stand_in.h"
+#include "tests/owned.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -245,7 +246,7 @@ static void swap_behind_a_forward(kn_comm *world, void *arg)
     const kn_param *p;
     KN_CHECK(model(&g, world, s));
     kn_train(&g, false);
-    kn_ema *e = kn_ema_new(&g);
+    OWNED_EMA kn_ema *e = kn_ema_new(&g);
     for (int i = 0, n = kn_params(&g, &p); i < n; i++)
         KN_CHECK(kn_fill_(kn_ema_value(e, i), 0.25));
     kn_set_grad_mode(false);
@@ -257,7 +258,6 @@ static void swap_behind_a_forward(kn_comm *world, void *arg)
     loss = forward(&g, s, 0, 0);
     KN_CHECK(kn_ema_swap(e) && kn_item(loss) == averaged && averaged != trained);
     KN_CHECK(kn_item(forward(&g, s, 0, 0)) == trained);
-    kn_ema_free(e);
 }
 
 KN_TEST(offload_device, averages_wait_for_copies_to_the_device)

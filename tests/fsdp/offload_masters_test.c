@@ -45,7 +45,7 @@ static void step_in_turns(kn_comm *world, void *arg)
     for (int step = 0; step < 6; step++) {
         IN_SCOPE;
         kn_tensor *y = kn_call(&m, kn_from(KN_F32, t->device, x, KN_SHAPE(1, 6)));
-        KN_CHECK(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)) && kn_step(a));
+        KN_CHECK(kn_backward(mean_square(y)) && kn_step(a));
         KN_CHECK(step % 2 == 0 || kn_step(b));
     }
     for (int i = 0, at = 0; i < 4; at += i == 0 ? 54 : i == 1 ? 9 : 36, i++)
@@ -152,7 +152,7 @@ static bool compute(kn_linear *net, const writing *w, float *y, bool backward)
     IN_SCOPE;
     kn_tensor *out = kn_call(net, kn_from(KN_F32, w->device, x, KN_SHAPE(1, IN)));
     if (backward)
-        kn_backward(kn_mean(kn_mul(out, out), 0, NULL, false));
+        kn_backward(mean_square(out));
     float got[OUT];
     bool ok = kn_to_host(kn_cast(out, KN_F32), got, sizeof got);
     if (y)

@@ -2,6 +2,7 @@
  * folders, allocations that fail (feature_test.c has the bits). Rank functions return a status. */
 #include "kernels/faults.h"
 #include "tests/fsdp/net.h"
+#include "tests/owned.h"
 #include "kernels/context.h"
 
 static char *folder(void)
@@ -125,8 +126,7 @@ KN_TEST(offload, the_model_may_be_freed_first)
 
 KN_TEST(offload, an_optimizer_made_before_wrapping_is_refused)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_reference(&m));
+    NET_WHOLE(m);
     OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
     KN_CHECK(o && kn_fsdp_wrap(&m, NULL) && net_backward(&m, 0));
     REFUSED(kn_step(o), "make the optimizer after kn_fsdp_wrap");
@@ -136,7 +136,7 @@ static bool whole_run(const char *dir)
 {
     OWNED_MODULE net m;
     OWNED_OPTIM kn_optim *o = NULL;
-    kn_scaler *s = NULL;
+    OWNED_SCALER kn_scaler *s = NULL;
     bool ok =
         net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .offload_dir = dir, .wrap_class = "linear");
     ok = ok && (o = kn_adamw(&m, .lr = 0.1)) && (s = kn_scaler_new(&m));
@@ -144,7 +144,6 @@ static bool whole_run(const char *dir)
     ok = ok && kn_backward(kn_scale_loss(s, net_loss(&m, 0)));
     kn_scope_end(scope);
     ok = ok && kn_item(kn_clip_grad_norm_p(&m, 1, 3)) > 0 && kn_scaler_step(s, o);
-    kn_scaler_free(s);
     return ok && kn_ok();
 }
 

@@ -6,11 +6,10 @@
 
 RANK_TEST(offload_units, one_in_files, .threads = "124")
 {
-    OWNED_MODULE two m, plain;
     const int ranks = kn_comm_size(world);
-    KN_CHECK(two_init(&plain, KN_META, KN_F32) && kn_materialize(&plain, KN_CPU, NET_SEED));
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m.a, world, .offload_dir = "/tmp", .seed = NET_SEED) &&
+    TWO_WHOLE(plain);
+    TWO(m);
+    KN_CHECK(kn_fsdp_wrap(&m.a, world, .offload_dir = "/tmp", .seed = NET_SEED) &&
              kn_fsdp_wrap(&m, world, .seed = NET_SEED));
     KN_CHECK(kn_memory_is_store(kn_unit_of(m.a.base.impl)->bucket[0]->memory) &&
                  !kn_memory_is_store(kn_unit_of(m.base.impl)->bucket[0]->memory),
@@ -26,12 +25,11 @@ RANK_TEST(offload_units, one_in_files, .threads = "124")
 
 static void from_the_device(kn_comm *world, void *arg)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
+    TWO(m);
+    KN_CHECK(kn_fsdp_wrap(&m.a, world, .device = STAND_IN, .offload_dir = "memory") &&
              kn_fsdp_wrap(&m, world, .device = STAND_IN));
-    KN_CHECK(!kn_sgd(&m, .lr = 0.1) &&
-             error_has("'a.weight' lies on cpu and 'b.weight' on stand-in", "offload all"));
+    REFUSED(kn_sgd(&m, .lr = 0.1), "'a.weight' lies on cpu and 'b.weight' on stand-in",
+            "offload all");
     OWNED_OPTIM kn_optim *a = kn_sgd(&m.a, .lr = 0.1);
     KN_CHECK(a != NULL);
 }

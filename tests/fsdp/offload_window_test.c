@@ -45,7 +45,7 @@ static void train(const char *dir, bool sgd, float *out)
     for (int step = 0; step < 2; step++) {
         IN_SCOPE;
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)step, KN_SHAPE(2, IN));
-        KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o));
+        KN_CHECK(kn_backward(mean_of(kn_call(&m, x))) && kn_step(o));
     }
     int64_t states = (int64_t)LAYERS * IN * OUT * 4 * (sgd ? 1 : 2);
     kn_ledger l = kn_ledger_read();

@@ -1,6 +1,7 @@
 /* tests/fsdp/old_graph_test.c: a backward through a graph that is older than a step is an error, in
  * many settings; but one that used no value that the step wrote goes on. */
 #include "tests/fsdp/recovery.h"
+#include "tests/owned.h"
 
 typedef struct old_graph {
     kn_fsdp_wrap_options o;
@@ -73,7 +74,6 @@ RANK_TEST(old_graph, is_refused_after_a_change_by_hand, .threads = "124", .cases
     fault.all = false;
     KN_CHECK(make(&m, world, &s, false));
     const kn_tensor *t = kn_module_param(&m.part[0], "in.weight");
-    IN_SCOPE;
     kn_tensor *l = loss(&m, 0, KN_CPU);
     uint32_t before = kn_version_of(t);
     kn_summon_scope whole = kn_summon(&m.part[0]);
@@ -134,7 +134,7 @@ static kn_tensor *either_loss(either *m, bool uses_b)
 {
     m->uses_b = uses_b;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 3, 1, KN_SHAPE(2, 4)));
-    return kn_mean(kn_square(kn_cast(y, KN_F32)), 0, NULL, false);
+    return mean_of(kn_square(kn_cast(y, KN_F32)));
 }
 
 /* Some of a, or of b alone, is written. */
@@ -156,19 +156,16 @@ static bool change(either *m, const neighbour *n)
         return w && kn_summon_end(s);
     }
     if (n->by == BY_EMA) {
-        kn_ema *e = kn_ema_new(of, .decay = 0.5);
-        bool ok = kn_ema_update(e) && kn_ema_swap(e) && kn_ema_swap(e);
-        kn_ema_free(e);
-        return ok;
+        OWNED_EMA kn_ema *e = kn_ema_new(of, .decay = 0.5);
+        return kn_ema_update(e) && kn_ema_swap(e) && kn_ema_swap(e);
     }
     const kn_optim_group rest = { .pattern = n->of_a ? "b.*" : "a.*", .frozen = true };
     const bool frozen = n->by == BY_FROZEN_GROUP;
     OWNED_OPTIM kn_optim *o = n->by == BY_STEP
                                   ? kn_sgd(of, .lr = 0.1)
                                   : kn_sgd(m, .lr = 0.1, .groups = &rest, .group_count = frozen);
-    bool ok = o && kn_backward(either_loss(m, !n->of_a)) &&
-              (!frozen || kn_backward(either_loss(m, n->of_a))) && kn_step(o);
-    return ok;
+    return o && kn_backward(either_loss(m, !n->of_a)) &&
+           (!frozen || kn_backward(either_loss(m, n->of_a))) && kn_step(o);
 }
 
 static void beside(kn_comm *world, void *arg)

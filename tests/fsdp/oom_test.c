@@ -16,8 +16,7 @@ static bool one_step(kn_gpt *g)
 {
     IN_SCOPE;
     kn_tensor *x = kn_zeros(KN_I64, KN_META, KN_SHAPE(1, 4));
-    bool ok = kn_backward(kn_gpt_loss(g, x, x));
-    return ok;
+    return kn_backward(kn_gpt_loss(g, x, x));
 }
 
 static bool wrap(kn_gpt *g, kn_comm *world, const setting *s)

@@ -161,10 +161,8 @@ KN_TEST(overlap, a_gather_by_hand_runs_beside_compute)
  * write. */
 KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
 {
-    chain c;
     kn_meta_rates(FLOPS, 1e9, 0); /* steps are bound by bytes */
-    chain_init(&c, 2, DIM, BATCH);
-    chain_wrap(&c, 8, 1e12, CHAIN_OPTIONS(.max_gathers = 1));
+    CHAIN_OF(c, 2, DIM, BATCH, 8, 1e12, .max_gathers = 1);
     c.optim = kn_adamw(&c, .lr = 1e-3);
     chain_step(&c, true);
     double stepped = kn_meta_clock(kn_compute_stream(KN_META));
@@ -179,20 +177,17 @@ KN_TEST(overlap, a_gather_waits_for_the_step_before_it)
                      events[i].begin, stepped);
     KN_CHECK(gathers == 1, "%d gathers", (int)gathers);
     kn_host_free(events);
-    chain_free(&c);
 }
 
 /* The bytes that a gather takes and the slice that it reads are compute's until then. */
 KN_TEST(overlap, gathers_wait_for_what_compute_was_given)
 {
     for (int slices = 0; slices < 2; slices++) {
-        chain c;
         kn_trace_event *events = NULL;
         double given = 0;
         int gathers = 0;
         kn_meta_rates(FLOPS, 1e9, 0);
-        chain_init(&c, 3, DIM, BATCH);
-        chain_wrap(&c, 8, 1e12, CHAIN_OPTIONS(.reshard_after_forward = slices ? 2 : 0));
+        CHAIN_OF(c, 3, DIM, BATCH, 8, 1e12, .reshard_after_forward = slices ? 2 : 0);
         chain_step(&c, true);
         kn_trace_start(1000);
         kn_scope scope = kn_scope_begin();
@@ -209,7 +204,6 @@ KN_TEST(overlap, gathers_wait_for_what_compute_was_given)
         }
         KN_CHECK(given > 0 && gathers == 6, "%d gathers", gathers);
         kn_host_free(events);
-        chain_free(&c);
     }
 }
 
@@ -294,11 +288,9 @@ KN_TEST(overlap, offloaded_each_half_by_itself)
 /* Unreduced gradients stay on the device; their sum is downloaded once. */
 KN_TEST(overlap, without_sync_nothing_goes_to_the_host)
 {
-    chain c;
     kn_meta_rates(FLOPS, 1e18, 0);
     kn_meta_host_rates(1e12, 1e12);
-    chain_init(&c, LAYERS, DIM, BATCH);
-    chain_wrap(&c, 1, 1, CHAIN_OPTIONS(.offload_dir = "memory"));
+    CHAIN_OF(c, LAYERS, DIM, BATCH, 1, 1, .offload_dir = "memory");
     double once = chain_step(&c, true).download;
     kn_zero_grad(&c);
     KN_CHECK(once > 0 && kn_fsdp_set_gradient_sync(&c, false, true));
@@ -309,7 +301,6 @@ KN_TEST(overlap, without_sync_nothing_goes_to_the_host)
     KN_CHECK(kn_fsdp_set_gradient_sync(&c, true, true));
     double sum = chain_step(&c, true).download;
     KN_CHECK(fabs(sum / once - 1) < 1e-6, "%g s of downloads, once %g s", sum, once);
-    chain_free(&c);
 }
 
 /* The norm is of all gradients: no step begins before the last download. */
@@ -350,8 +341,7 @@ static bool offloaded_layer(void)
     OWNED_OPTIM kn_optim *opt = ok ? kn_adamw(&net, .lr = 1e-3) : NULL;
     IN_SCOPE;
     for (int i = 0; ok && i < 2; i++)
-        ok = kn_backward(
-            kn_sum(kn_call(&net, kn_zeros(KN_F32, KN_META, KN_SHAPE(2, 8))), 0, NULL, false));
+        ok = kn_backward(sum_of(kn_call(&net, kn_zeros(KN_F32, KN_META, KN_SHAPE(2, 8)))));
     ok = ok && kn_clip_grad_norm(&net, 1) && kn_step(opt);
     return ok;
 }

@@ -17,8 +17,7 @@ static kn_values swish_backward(kn_function_run *run, kn_values dout)
 {
     kn_tensor *x = run->saved.v[0], *b = run->saved.v[1], *dy = dout.v[0];
     kn_tensor *s = kn_sigmoid(kn_mul(x, b)), *slope = kn_mul(kn_sub(s, kn_mul(s, s)), x);
-    return KN_VALUES(kn_mul(dy, kn_add(s, kn_mul(slope, b))),
-                     kn_sum(kn_mul(dy, kn_mul(slope, x)), 0, NULL, false));
+    return KN_VALUES(kn_mul(dy, kn_add(s, kn_mul(slope, b))), sum_of(kn_mul(dy, kn_mul(slope, x))));
 }
 
 static const kn_function swish = { .name = "swish",
@@ -98,7 +97,7 @@ static bool net_init(void *own)
 static kn_tensor *net_loss(void *n, kn_device d, int step, int micro)
 {
     if (d == KN_META)
-        return kn_mean(kn_call(n, kn_zeros(KN_F32, d, KN_SHAPE(BATCH, IN))), 0, NULL, false);
+        return mean_of(kn_call(n, kn_zeros(KN_F32, d, KN_SHAPE(BATCH, IN))));
     int64_t targets[BATCH];
     for (int i = 0; i < BATCH; i++)
         targets[i] = (i + micro + step) % CLASSES;

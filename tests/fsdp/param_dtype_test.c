@@ -16,10 +16,10 @@ static kn_dtype always(const char *name, int ndim, const int64_t *shape, void *a
 /* bf16, and a norm in f32 inside its unit: losses as in one process, gradients of f32 unrounded. */
 static void by_parameter(kn_comm *world, void *arg)
 {
-    OWNED_MODULE net m, alone;
     int dims = 0;
     const way *w = arg;
-    KN_CHECK(net_init(&m, KN_META) && net_init(&alone, KN_META));
+    NET(m);
+    NET(alone);
     KN_CHECK(kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .param_dtype = KN_BF16,
                           .seed = NET_SEED, .param_dtype_of = norms_in_f32,
                           .param_dtype_of_arg = &dims));
@@ -47,9 +47,8 @@ static void by_parameter(kn_comm *world, void *arg)
 KN_TEST(param_dtype, of_single_parameters)
 {
     in_all_ways(by_parameter);
-    OWNED_MODULE net m;
     int i64 = KN_I64;
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype_of = always, .param_dtype_of_arg = &i64),
             ".param_dtype_of chose i64 for 'wte.weight'");
 }
@@ -71,7 +70,7 @@ static kn_dtype computes_in(const char *name, int ndim, const int64_t *shape, vo
 static kn_tensor *kinds_forward(kn_module *self, kn_tensor *x)
 {
     for (int i = 0; i < KINDS; i++)
-        x = kn_add(x, kn_sum(kn_cast(self->impl->param[i].tensor, KN_F32), 0, NULL, false));
+        x = kn_add(x, sum_of(kn_cast(self->impl->param[i].tensor, KN_F32)));
     return x;
 }
 
@@ -129,7 +128,7 @@ RANK_TEST(param_dtype, a_unit_of_more_buckets_than_a_collective_takes, .threads 
         kn_scope scope = kn_scope_begin();
         kn_tensor *y = kn_call(&m, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1)));
         KN_CHECK(y && kn_item(y) == sum, "%g is gathered, not %g", kn_item(y), sum);
-        KN_CHECK(kn_backward(kn_sum(kn_scale(y, kn_rank(world) + 1), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_scale(y, kn_rank(world) + 1))));
         kn_scope_end(scope);
         for (int i = 0; i < KINDS; i++)
             KN_CHECK(grad_is(&p[i], i, (float)(micro * n * (n + 1)) / 2), "'%s'", p[i].name);

@@ -56,8 +56,7 @@ static bool host(const kn_tensor *t, float *to)
 {
     IN_SCOPE;
     kn_tensor *f = kn_cast((kn_tensor *)t, KN_F32);
-    bool ok = f && kn_to_host(f, to, (size_t)kn_numel(f) * sizeof *to);
-    return ok;
+    return f && kn_to_host(f, to, (size_t)kn_numel(f) * sizeof *to);
 }
 
 static void pass_from_the_cpu(kn_comm *world, void *arg)
@@ -78,7 +77,7 @@ static void pass_from_the_cpu(kn_comm *world, void *arg)
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
     kn_tensor *doubled = kn_scale(x, 2); /* not a leaf: its gradient continues to x */
     kn_values y = kn_call_n(&m, (kn_values){ 3, { doubled, side, ids } }, NULL, 0);
-    KN_CHECK(kn_ok() && kn_backward(kn_sum(kn_mul(y.v[0], y.v[0]), 0, NULL, false)));
+    KN_CHECK(kn_ok() && kn_backward(sum_of(kn_mul(y.v[0], y.v[0]))));
     out->device = kn_device_of(y.v[0]);
     out->grad_device = kn_device_of(kn_grad(x));
     out->buffer_device = kn_device_of(m.scale);
@@ -160,7 +159,7 @@ static void where_parameters_are(kn_comm *world, void *arg)
     kn_tensor *ids = kn_from(KN_I64, KN_CPU, (int64_t[]){ 3, 0, 3 }, KN_SHAPE(ROWS));
     kn_values y = kn_call_n(&m, (kn_values){ 3, { x, side, ids } }, NULL, 0);
     KN_CHECK(y.n == 2 && kn_device_of(y.v[0]) == STAND_IN, "it computes elsewhere");
-    KN_CHECK(kn_backward(kn_sum(y.v[0], 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(y.v[0])));
     for (int i = 0; i < n; i++)
         KN_CHECK(kn_device_of(kn_param_grad(&p[i])) == STAND_IN, "the gradient of '%s'", p[i].name);
 }
@@ -222,18 +221,17 @@ static int64_t elements_here(void *m)
 
 RANK_TEST(place, no_communicator_means_the_world, .threads = "23", .processes = "3")
 {
-    OWNED_MODULE net a, b, c;
     const kn_param *p;
-    KN_CHECK(net_init(&a, KN_META) && kn_fsdp_wrap(&a, NULL, .seed = NET_SEED));
-    KN_CHECK(net_init(&b, KN_META) && kn_fsdp_wrap(&b, kn_comm_self(), .seed = NET_SEED));
+    NET_WRAPPED(a, NULL, .seed = NET_SEED);
+    NET_WRAPPED(b, kn_comm_self(), .seed = NET_SEED);
     KN_CHECK(kn_comm_size(kn_comm_self()) == 1 && kn_rank(kn_comm_self()) == 0, "self");
     KN_CHECK(kn_params(&a, &p) > 1 && kn_bucket_of(&p[0])->unit->comm == world, "not the world");
     KN_CHECK(elements_here(&a) < kn_param_count(&a), "not sharded");
     KN_CHECK(elements_here(&b) == kn_param_count(&b), "not this rank alone");
     KN_CHECK(net_backward(&a, kn_rank(world)) && net_backward(&b, kn_rank(world)));
     KN_CHECK(kn_grad_scale(&a) == 1.0 / kn_comm_size(world) && kn_grad_scale(&b) == 1, "scale");
-    KN_CHECK(net_init(&c, KN_META) && kn_fsdp_wrap(&c.fc1, kn_comm_self()) &&
-             kn_fsdp_wrap(&c, NULL));
+    NET(c);
+    KN_CHECK(kn_fsdp_wrap(&c.fc1, kn_comm_self()) && kn_fsdp_wrap(&c, NULL));
     KN_CHECK(!net_backward(&c, 0) && strstr(kn_error(), "'fc1'") &&
                  strstr(kn_error(), "another communicator (1 ranks)"),
              "two communicators");
@@ -243,8 +241,7 @@ RANK_TEST(place, no_communicator_means_the_world, .threads = "23", .processes = 
 /* A program started by another launcher as one of several ranks that never called kn_init. */
 KN_TEST(place, ranks_without_kn_init)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "4", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
@@ -270,8 +267,7 @@ static bool meta_below(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wr
 RANK_TEST(place, units_of_a_tree_share_a_device, .threads = "12")
 {
     for (int i = 0; i < 2; i++) {
-        OWNED_MODULE net m;
-        KN_CHECK(net_init(&m, KN_META));
+        NET(m);
         bool ok = i == 0 ? kn_fsdp_wrap(&m.fc1, world, .device = KN_META) && kn_fsdp_wrap(&m, world)
                          : kn_fsdp_wrap(&m, world, .policy = meta_below);
         KN_CHECK(!(ok && net_backward(&m, 0)), "it ran");
@@ -290,10 +286,9 @@ KN_TEST(place, patterns_have_no_limit)
     char list[2048] = "", deep[600];
     memset(deep, 'n', 599);
     deep[599] = 0;
-    OWNED_MODULE net m;
     kn_module inner = { 0 };
-    KN_CHECK(net_init(&m, KN_META) && kn_module_init(&inner, NULL) &&
-             kn_module_add(&m.base, deep, &inner) &&
+    NET(m);
+    KN_CHECK(kn_module_init(&inner, NULL) && kn_module_add(&m.base, deep, &inner) &&
              kn_parameter(&inner, "spare", KN_F32, KN_CPU, KN_ONES_INIT, KN_SHAPE(3)) &&
              kn_parameter(&inner, "other", KN_F32, KN_CPU, KN_ONES_INIT, KN_SHAPE(3)));
     snprintf(list, sizeof list, "no.such , %s.spare, ln.*", deep);
@@ -314,9 +309,8 @@ KN_TEST(place, patterns_have_no_limit)
 /* Modules named by .ignore stay unchanged, with their buffers. */
 RANK_TEST(place, ignored_modules_keep_their_buffers, .processes = "23", .threads = "3")
 {
-    OWNED_MODULE net m;
     int rank = kn_rank(world);
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     kn_scope scope = kn_scope_begin();
     float own = 7 + (float)rank;
     KN_CHECK(kn_buffer(&m.fc1, "count", kn_from(KN_F32, KN_CPU, &own, KN_SHAPE(1))) &&
@@ -336,8 +330,7 @@ RANK_TEST(place, ignored_modules_keep_their_buffers, .processes = "23", .threads
 /* A folder whose name holds a comma isn't a list with "memory" in it. */
 KN_TEST(place, a_folder_is_no_list)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     REFUSED(kn_fsdp_wrap(&m, NULL, .offload_dir = "/no/such,memory"), "/no/such,memory");
 }
 
@@ -363,8 +356,7 @@ KN_TEST(place, prefetch_lists_name_units_of_the_same_model)
  * not read. */
 RANK_TEST(place, a_part_of_a_model_that_is_freed, .processes = "12", .threads = "1")
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    NET_WRAPPED(m, world, .wrap_class = "linear");
     kn_module *next[] = { &m.fc2.base };
     KN_CHECK(kn_fsdp_prefetch_forward(&m.fc1, next, 1) && net_backward(&m, 0));
     kn_module_free(&m.fc2);
@@ -375,8 +367,8 @@ RANK_TEST(place, a_part_of_a_model_that_is_freed, .processes = "12", .threads = 
 /* Sibling units below a module that isn't a unit are trees of their own: each has its schedule. */
 RANK_TEST(place, prefetch_lists_over_sibling_trees, .processes = "2")
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc1, world) && kn_fsdp_wrap(&m.fc2, world) &&
+    NET(m);
+    KN_CHECK(kn_fsdp_wrap(&m.fc1, world) && kn_fsdp_wrap(&m.fc2, world) &&
              kn_fsdp_wrap(&m.ln, world) && kn_materialize(&m.wte, KN_CPU, 1));
     kn_module *next[] = { &m.fc2.base };
     KN_CHECK(kn_fsdp_prefetch_forward(&m.fc1, next, 1) &&

@@ -133,7 +133,7 @@ KN_TEST(precision, gradients_flow_through_the_casts)
              kn_fsdp_wrap(&m, NULL, .wrap_class = "spy", .param_dtype = KN_BF16,
                           .reduce_dtype = KN_F32, .output_dtype = KN_F32));
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(ROWS, DIM)), true);
-    KN_CHECK(kn_backward(kn_sum(call(&m, x).v[0], 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(call(&m, x).v[0])));
     KN_CHECK(kn_grad(x) && kn_dtype_of(kn_grad(x)) == KN_F32);
     const kn_param *p;
     KN_CHECK(kn_params(&m, &p) == 2);
@@ -298,7 +298,7 @@ KN_TEST(precision, recompute_casts_again)
                               .reduce_dtype = KN_F32, .seed = 3));
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(ROWS, DIM));
         kn_tensor *y = kn_cast(call(&m, x).v[0], KN_F32);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && kn_params(&m, &p) == 2);
+        KN_CHECK(kn_backward(sum_of(y)) && kn_params(&m, &p) == 2);
         KN_CHECK(kn_to_host(kn_param_grad(&p[0]), grad[again], sizeof grad[again]));
         kn_scope_end(scope);
         pair_free(&m);
@@ -319,7 +319,7 @@ KN_TEST(precision, inputs_move_to_the_units_device)
         if (meta) {
             KN_CHECK_OK();
             KN_CHECK(kn_device_of(out.v[0]) == KN_META && kn_device_of(out.v[1]) == KN_META);
-            KN_CHECK(kn_backward(kn_sum(out.v[0], 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(out.v[0])));
         } else {
             KN_CHECK_ERROR("is on meta, where tensors have no values");
         }

@@ -66,7 +66,7 @@ RANK_TEST(predict_trees, of_all_ranks_of_groups_and_of_one, .threads = "4")
         for (int step = 0; step < 2; step++) {
             IN_SCOPE;
             kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, WIDE));
-            KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_step(o));
+            KN_CHECK(kn_backward(mean_of(kn_call(&m, x))) && kn_step(o));
         }
         kn_ledger l = kn_ledger_read();
         const struct {

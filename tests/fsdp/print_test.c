@@ -15,9 +15,8 @@ static void says(const char *text, const char *part)
 
 KN_TEST(print, units_and_buckets)
 {
-    OWNED_MODULE net m;
     char text[4096] = "";
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     printed(&m, text, sizeof text);
     KN_CHECK(strcmp(text, "net: no unit of fsdp; kn_fsdp_wrap makes them\n") == 0, "%s", text);
     KN_CHECK(kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .param_dtype = KN_BF16));
@@ -43,10 +42,9 @@ KN_TEST(print, units_and_buckets)
 
 KN_TEST(print, a_group_is_one_unit)
 {
-    OWNED_MODULE net m;
     char text[4096] = "";
     kn_module *unit[8];
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     kn_module *group[] = { &m.fc1.base, &m.fc2.base };
     KN_CHECK(kn_fsdp_wrap_group(group, 2, NULL, .layout = KN_LAYOUT_PER_PARAM) &&
              kn_fsdp_wrap(&m, NULL, .strategy = KN_NO_SHARD));
@@ -90,11 +88,9 @@ KN_TEST(print, roots_of_trees_of_units)
 
 static void prints_its_shard(kn_comm *world, void *arg)
 {
-    OWNED_MODULE net m;
     char text[4096] = "", want[64];
-    KN_CHECK(net_init(&m, KN_META) &&
-             kn_fsdp_wrap(&m, world, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 },
-                          .layout = KN_LAYOUT_PER_PARAM));
+    NET_WRAPPED(m, world, .strategy = KN_HYBRID_SHARD, .mesh = { 2, 2 },
+                .layout = KN_LAYOUT_PER_PARAM);
     FILE *f = fmemopen(text, sizeof text, "w");
     KN_CHECK(f && kn_fsdp_print(f, &m), "print");
     fclose(f);

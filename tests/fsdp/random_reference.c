@@ -12,6 +12,7 @@
 #include "autograd/autograd_internal.h"
 #include "nn/nn_internal.h"
 #include "tests/fsdp/random.h"
+#include "tests/owned.h"
 
 typedef struct sum {
     bool has[RANDOM_PARAMS], zeros[RANDOM_PARAMS]; /* zeros: for what no gradient came for */
@@ -380,7 +381,7 @@ static bool give_gradients(plain *s)
             c = kn_from(KN_F32, KN_CPU, s->total.v + s->begin[i], kn_ndim(t), kn_shape(t));
             c = k == 0 ? kn_scale(c, 1 / scale)
                        : kn_full(KN_F32, KN_CPU, -0.0, kn_ndim(t), kn_shape(t));
-            c = kn_sum(kn_mul(t, c), 0, NULL, false);
+            c = sum_of(kn_mul(t, c));
             loss = loss ? kn_add(loss, c) : c;
         }
         bool ok =

@@ -1,10 +1,10 @@
-/* tests/fsdp/ranks.h: cases that ranks run. On a rank KN_CHECK ends that rank alone; what it made lies
- * in a scope, and no error may stand at its end.
+/* tests/fsdp/ranks.h: cases that ranks run. On a rank KN_CHECK ends that rank alone; the tensors
+ * that it makes lie in a scope, and no error may stand at its end.
  *
  *   RANK_TEST(step, of_a_part, .threads = "124") { KN_CHECK(kn_comm_size(world) > 0); }
  *
- * .threads, .processes: numbers of ranks. .rows (with ROWS) or .cases: it runs with each row of a table,
- * or each number from 0 on, which arg points to. */
+ * .threads, .processes: numbers of ranks. .rows (by ROWS) or .cases: it runs with each row of a
+ * table, or each number from 0 on, which arg points to. */
 #ifndef KNAP_TESTS_FSDP_RANKS_H
 #define KNAP_TESTS_FSDP_RANKS_H
 

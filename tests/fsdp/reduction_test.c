@@ -43,7 +43,7 @@ typedef struct job {
 } job;
 
 /* acc + the ranks' values of element i, in order. */
-static float sum_of(int n, int64_t i, float acc, float (*sent)(float))
+static float added(int n, int64_t i, float acc, float (*sent)(float))
 {
     for (int r = 0; r < n; r++)
         acc += sent((float)value(r, i));
@@ -73,7 +73,7 @@ static void shards_only(kn_comm *world, void *arg)
                             ._bucket = &b.bucket };
     KN_CHECK(j->hook(&r, NULL));
     for (int i = 0; i < COUNT; i++) {
-        float want = sum_of(n, (int64_t)rank * COUNT + i, 0.25f * (float)i, j->sent);
+        float want = added(n, (int64_t)rank * COUNT + i, 0.25f * (float)i, j->sent);
         KN_CHECK(memcmp(&dst[i], &want, 4) == 0, "element %d: %.9g, expected %.9g", i,
                  (double)dst[i], (double)want);
     }

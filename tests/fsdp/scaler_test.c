@@ -1,6 +1,7 @@
 /* tests/fsdp/scaler_test.c: loss scaling agrees over ranks whose losses reach other parts (acts.h
  * has overflows, several optimizers and groups of ranks). Rank functions return a status. */
 #include "tests/fsdp/net.h"
+#include "tests/owned.h"
 
 static kn_tensor *head_only(kn_module *self, kn_tensor *x)
 {
@@ -13,7 +14,7 @@ static kn_tensor *branch_loss(net *m, int rank, int micro)
     kn_tensor *x =
         kn_from(KN_F32, KN_CPU, (float[NET_DIM]){ 1, (float)micro }, KN_SHAPE(1, NET_DIM));
     kn_tensor *all = net_loss(m, micro), *head = kn_call_method(m, head_only, x);
-    return rank % 2 == 0 ? all : kn_mean(head, 0, NULL, false);
+    return rank % 2 == 0 ? all : mean_of(head);
 }
 
 typedef struct branches {
@@ -28,7 +29,7 @@ static void train_branches(kn_comm *world, void *arg)
     KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m.fc2, world, .seed = NET_SEED) &&
              kn_fsdp_wrap(&m, world, .seed = NET_SEED));
     OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.01);
-    kn_scaler *s = kn_scaler_new(&m, .init_scale = 1024, .interval = 2);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .init_scale = 1024, .interval = 2);
     bool refused = false;
     for (int step = 0; step < 3; step++) {
         for (int micro = 0; micro < 3; micro++) {
@@ -50,7 +51,6 @@ static void train_branches(kn_comm *world, void *arg)
     KN_CHECK(b->mixes || (kn_param_read(&m, 0, mine.w) && kn_param_read(&m, 4, mine.bias)));
     if (kn_rank(world) == 0)
         *b = mine;
-    kn_scaler_free(s);
 }
 
 /* Their gradients carry the scale of the others' losses, as the plain steps' bits show; sums of

@@ -4,6 +4,7 @@
 #include "schedule_head.h"
 #include "tests/fsdp/chain.h"
 #include "tensor/tensor_internal.h"
+#include "tests/owned.h"
 
 enum { DIM = 16 };
 
@@ -84,9 +85,7 @@ KN_TEST(schedule, reshard_to_group_size)
 
 KN_TEST(schedule, forward_prefetch)
 {
-    chain c;
-    chain_init(&c, 3, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    CHAIN(c, 3, 2, .forward_prefetch = true);
     chain_check_line("the first step knows no order", chain_step(&c, true).line,
                      "g0 F0 g1 F1 g2 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
     chain_check_line("the second does", chain_step(&c, true).line,
@@ -99,14 +98,11 @@ KN_TEST(schedule, forward_prefetch)
     memcpy(c.order, (int[]){ 0, 1, 2 }, 3 * sizeof(int));
     chain_check_line("which training doesn't know", chain_step(&c, true).line,
                      "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
-    chain_free(&c);
 }
 
 KN_TEST(schedule, a_refused_call_changes_no_order)
 {
-    chain c;
-    chain_init(&c, 3, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    CHAIN(c, 3, 2, .forward_prefetch = true);
     chain_step(&c, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_ones(KN_F32, KN_META, KN_SHAPE(4, DIM));
@@ -117,7 +113,6 @@ KN_TEST(schedule, a_refused_call_changes_no_order)
     kn_scope_end(scope);
     chain_check_line("what is known of the step before stays", chain_step(&c, true).line,
                      "g0 g1 F0 g2 F1 F2 g2 g1 B2 s2 g0 B1 s1 B0 s0");
-    chain_free(&c);
 }
 
 KN_TEST(schedule, changed_order)
@@ -144,9 +139,7 @@ KN_TEST(schedule, changed_order)
 
 KN_TEST(schedule, branch_skips_a_unit)
 {
-    chain c;
-    chain_init(&c, 3, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.forward_prefetch = true));
+    CHAIN(c, 3, 2, .forward_prefetch = true);
     chain_step(&c, true);
     memcpy(c.order, (int[]){ 0, 2 }, 2 * sizeof(int));
     c.runs = 2;
@@ -154,16 +147,13 @@ KN_TEST(schedule, branch_skips_a_unit)
                      "g0 g1 F0 g2 F2 g2 g0 B2 s2 B0 s0");
     KN_CHECK(kn_ledger_read().live[KN_MEM_GATHERED] == 0, "nothing stays gathered");
     chain_check_line("once", chain_step(&c, true).line, "g0 g2 F0 F2 g2 g0 B2 s2 B0 s0");
-    chain_free(&c);
 }
 
 /* Each layer called directly is an outermost call of its own: a loop over layers, beside forwards
  * that no backward follows, is reduced layer by layer all the same. */
 KN_TEST(schedule, layers_called_one_by_one)
 {
-    chain c;
-    chain_init(&c, CHAIN_MAX, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN(c, CHAIN_MAX, 2);
     chain_step(&c, true);
     kn_ledger_reset_peaks();
     kn_scope scope = kn_scope_begin();
@@ -172,7 +162,7 @@ KN_TEST(schedule, layers_called_one_by_one)
         kn_call(&c.layer[i], x);
     for (int i = 0; i < CHAIN_MAX; i++)
         x = kn_call(&c.layer[i], x);
-    KN_CHECK(kn_backward(kn_sum(x, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(x)));
     kn_scope_end(scope);
     int64_t layer = DIM * DIM * 4, unreduced = kn_ledger_read().peak[KN_MEM_UNREDUCED];
     KN_CHECK(unreduced == 2 * layer, "gradients of %g layers at a time",
@@ -180,7 +170,6 @@ KN_TEST(schedule, layers_called_one_by_one)
     int64_t gathered = kn_ledger_read().peak[KN_MEM_GATHERED];
     KN_CHECK(gathered == 2 * layer, "%g layers are gathered at a time",
              (double)gathered / (double)layer);
-    chain_free(&c);
 }
 
 /* The replay of a call gathers its units one after another; then each is released and reduced when
@@ -193,30 +182,24 @@ KN_TEST(schedule, units_inside_a_recomputed_call)
         "g0 F0:1 g1 F1:1 g2 F2:1 g0 F0:1 g1 F1:2 g2 F2:3 B2:3 s2 B1:2 s1 B0:1 s0"
     };
     for (int p = KN_PREFETCH_PRE; p <= KN_PREFETCH_NONE; p++) {
-        chain c;
-        chain_init(&c, 3, DIM, 4);
-        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.backward_prefetch = p));
+        CHAIN(c, 3, 2, .backward_prefetch = p);
         kn_recompute(&c, true);
         chain_step(&c, true);
         chain_trace t = chain_step(&c, true);
         chain_check_line("all in one call", t.counted, counted[p - KN_PREFETCH_PRE]);
         KN_CHECK(t.unreduced == 2 * DIM * DIM * 4, "%lld bytes of gradients at a time",
                  (long long)t.unreduced);
-        chain_free(&c);
     }
 }
 
 KN_TEST(schedule, module_used_twice)
 {
-    chain c;
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN(c, 2, 2);
     memcpy(c.order, (int[]){ 0, 1, 0 }, 3 * sizeof(int));
     c.runs = 3;
     chain_step(&c, true);
     chain_check_line("layer 0 is reduced once, after its first call's backward",
                      chain_step(&c, true).line, "g0 F0 g1 F1 g0 F0 g0 g1 B0 B1 s1 B0 s0");
-    chain_free(&c);
 }
 
 /* Nothing reads layer 0 in backward, whose input needs no gradient. */
@@ -226,9 +209,7 @@ KN_TEST(schedule, units_that_backward_does_not_need)
                                         "g0 F0 g1 F1 g2 F2 g2 B2 g1 s2 B1 s1 B0 s0",
                                         "g0 F0 g1 F1 g2 F2 g2 B2 s2 g1 B1 s1 B0 s0" };
     for (int i = 0; i < 3; i++) {
-        chain c;
-        chain_init(&c, 3, DIM, 4);
-        chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.backward_prefetch = KN_PREFETCH_PRE + i));
+        CHAIN(c, 3, 2, .backward_prefetch = KN_PREFETCH_PRE + i);
         KN_CHECK(kn_fsdp_set_unshard_in_backward(&c.layer[0], false, false));
         chain_step(&c, true);
         chain_check_line("layer 0 stays sharded", chain_step(&c, true).line, want[i]);
@@ -238,7 +219,6 @@ KN_TEST(schedule, units_that_backward_does_not_need)
         KN_CHECK(kn_recompute(&c.layer[0], true));
         chain_check_line("gathered where it runs again", chain_step(&c, true).line,
                          "g0 F0 g1 F1 g2 F2 g2 g0 g1 B2 s2 B1 s1 B0 F0 s0");
-        chain_free(&c);
     }
 }
 
@@ -323,9 +303,7 @@ KN_TEST(schedule, a_part_of_a_group_again)
 
 KN_TEST(schedule, no_sync)
 {
-    chain c;
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
+    CHAIN(c, 2, 2);
     kn_fsdp_set_gradient_sync(&c, false, true);
     chain_check_line("no reduction", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 B0");
     int64_t held = kn_ledger_read().live[KN_MEM_UNREDUCED];
@@ -336,21 +314,17 @@ KN_TEST(schedule, no_sync)
     KN_CHECK(kn_ledger_read().live[KN_MEM_UNREDUCED] == 0);
     kn_fsdp_set_gradient_sync(&c.layer[1], false, false);
     chain_check_line("one unit only", chain_step(&c, true).line, "g0 F0 g1 F1 g1 g0 B1 B0 s0");
-    chain_free(&c);
 }
 
 KN_TEST(schedule, all_reduce_on_the_last_micro_batch)
 {
-    chain c;
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 4, 1e6, CHAIN_OPTIONS(.strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 }));
+    CHAIN(c, 2, 4, .strategy = KN_HYBRID_SHARD, .mesh = { .shards = 2 });
     kn_fsdp_set_all_reduce(&c, false, true);
     chain_check_line("inside the group", chain_step(&c, true).line,
                      "g0 F0 g1 F1 g1 g0 B1 s1 B0 s0");
     kn_fsdp_set_all_reduce(&c, true, true);
     chain_check_line("over replicas", chain_step(&c, true).line,
                      "g0 F0 g1 F1 g1 g0 B1 s1 a1 B0 s0 a0");
-    chain_free(&c);
 }
 
 /* It is gathered and released as others are, and reduces nothing; behind it nothing is gathered
@@ -376,9 +350,7 @@ KN_TEST(schedule, a_frozen_unit)
  * backward. */
 KN_TEST(schedule, evaluation_leaves_nothing)
 {
-    chain c;
-    chain_init(&c, 3, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.reshard_after_forward = KN_RESHARD_NEVER));
+    CHAIN(c, 3, 2, .reshard_after_forward = KN_RESHARD_NEVER);
     chain_check_line("training keeps them", chain_step(&c, true).counted,
                      "g0 F0:1 g1 F1:2 g2 F2:3 B2:3 s2 B1:2 s1 B0:1 s0");
     const kn_order *order = &kn_unit_of(c.base.impl)->schedule->order;
@@ -387,15 +359,12 @@ KN_TEST(schedule, evaluation_leaves_nothing)
     KN_CHECK(c.gathered == 0 && order->visits == visits && order->forwards == forwards,
              "%d layers stay gathered, %d visits, %d forwards", c.gathered, order->visits,
              order->forwards);
-    chain_free(&c);
 }
 
 KN_TEST(schedule, keep_gathered_across_micro_batches)
 {
-    chain c;
-    chain_init(&c, 2, DIM, 4);
-    chain_wrap(&c, 2, 1e6, CHAIN_OPTIONS(.strategy = KN_FULL_SHARD));
-    kn_optim *opt = kn_sgd(&c, .lr = 0.1);
+    CHAIN(c, 2, 2);
+    OWNED_OPTIM kn_optim *opt = kn_sgd(&c, .lr = 0.1);
     kn_fsdp_set_reshard_after_backward(&c, false, true);
     chain_step(&c, true);
     chain_check_line("after the first micro-batch backward leaves them", chain_step(&c, true).line,
@@ -406,6 +375,4 @@ KN_TEST(schedule, keep_gathered_across_micro_batches)
     KN_CHECK(kn_step(opt));
     chain_check_line("until a step changes them", chain_step(&c, true).line,
                      "g0 F0 g1 F1 B1 s1 B0 s0");
-    kn_optim_free(opt);
-    chain_free(&c);
 }

@@ -3,6 +3,7 @@
 #include "nn/summary.h"
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 enum { STEPS = 2, MICRO = 4, BATCH = 3, IN = 4 };
 
@@ -19,10 +20,9 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
 {
     kn_fsdp_wrap_options o = *(const kn_fsdp_wrap_options *)arg;
     o._size = sizeof o;
-    OWNED_MODULE two whole, sharded;
-    KN_CHECK(two_init(&whole, KN_META, KN_F32) && two_init(&sharded, KN_META, KN_F32) &&
-             kn_fsdp_wrap_(&sharded, world, o));
-    IN_SCOPE;
+    TWO(whole);
+    TWO(sharded);
+    KN_CHECK(kn_fsdp_wrap_(&sharded, world, o));
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN));
     for (int step = 0; step < 2; step++) {
         kn_summary_table *want = kn_summary_new(&whole, KN_VALUES(x)),
@@ -34,7 +34,7 @@ RANK_TEST(seeing, a_summary_of_a_sharded_model_is_that_of_the_whole, .threads = 
         }
         kn_summary_free(want);
         kn_summary_free(got);
-        KN_CHECK(kn_backward(kn_mean(kn_cast(kn_call(&sharded, x), KN_F32), 0, NULL, false)));
+        KN_CHECK(kn_backward(mean_of(kn_cast(kn_call(&sharded, x), KN_F32))));
     }
     double before, after; /* a unit that is gathered computes with what was gathered */
     KN_CHECK(two_evaluate(&sharded, &before) && kn_unshard_wait(kn_fsdp_unshard(&sharded)));
@@ -61,18 +61,15 @@ KN_TEST(seeing, checking_changes_no_bit)
 static kn_tensor *loss_of(two *n, double factor)
 {
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 4, 0, KN_SHAPE(BATCH, IN));
-    return kn_mean(kn_cast(kn_call(n, kn_scale(x, factor)), KN_F32), 0, NULL, false);
+    return mean_of(kn_cast(kn_call(n, kn_scale(x, factor)), KN_F32));
 }
 
 /* With a scaler gradients in f16 may overflow, a forward may not; without one neither may. */
 KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
 {
-    OWNED_MODULE two n;
-    KN_CHECK(two_init(&n, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&n, NULL, .wrap_class = "linear", .param_dtype = KN_F16,
-                          .reduce_dtype = KN_F32));
+    TWO_WRAPPED(n, NULL, .wrap_class = "linear", .param_dtype = KN_F16, .reduce_dtype = KN_F32);
     OWNED_OPTIM kn_optim *opt = kn_sgd(&n, .lr = 0.1);
-    kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&n, .init_scale = 1e9);
     kn_set_check(true);
     IN_SCOPE;
     KN_CHECK(kn_backward(kn_scale_loss(s, loss_of(&n, 1))));
@@ -84,5 +81,4 @@ KN_TEST(seeing, overflows_of_a_scaled_loss_pass_the_check)
     KN_CHECK(loss && !kn_backward(loss, .grad = huge));
     KN_CHECK_ERROR("check: backward of 'cast'");
     kn_set_check(false);
-    kn_scaler_free(s);
 }

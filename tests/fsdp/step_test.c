@@ -1,11 +1,11 @@
 /* tests/fsdp/step_test.c: steps that are refused, trees with divide factors of their own (acts.h
  * has steps of parts). Rank functions return a status. */
 #include "tests/fsdp/two.h"
+#include "tests/owned.h"
 
 KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    TWO_WRAPPED(m, NULL, .wrap_class = "linear");
     kn_optim *a = kn_sgd(&m.a, .lr = 1), *all = kn_sgd(&m, .lr = 1);
     KN_CHECK(two_backward(&m, 0) && kn_step(a) && two_backward(&m, 1));
     KN_CHECK(kn_grad_scale(&m.a) == 1 && kn_grad_scale(&m.b) == 0.5);
@@ -28,26 +28,23 @@ KN_TEST(step, gradients_of_different_micro_batches_make_no_step)
 RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
 {
     bool hybrid = kn_comm_size(world) == 4;
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, world, .seed = NET_SEED, .wrap_class = "linear",
-                          .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
-                          .mesh = { .shards = hybrid ? 2 : 0 }));
+    TWO_WRAPPED(m, world, .seed = NET_SEED, .wrap_class = "linear",
+                .strategy = hybrid ? KN_HYBRID_SHARD : KN_FULL_SHARD,
+                .mesh = { .shards = hybrid ? 2 : 0 });
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1);
-    kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .init_scale = 1);
     KN_CHECK(o && s && two_backward(&m, 0));
     KN_CHECK(hybrid ? kn_fsdp_set_all_reduce(&m, false, true)
                     : kn_fsdp_set_gradient_sync(&m, false, true));
     KN_CHECK(two_backward(&m, 1) && kn_agree(world, true)); /* the error ends all ranks */
     const char *why = hybrid ? "held back in its shard group; run the last backward"
                              : "held back on its rank; run the last backward";
-    KN_CHECK(!kn_step(o) && error_has(why, ""));
+    REFUSED(kn_step(o), why);
     if (kn_comm_size(world) == 1) { /* else the error has ended the ranks */
-        KN_CHECK(!kn_scaler_step(s, o) && error_has("kn_scaler_step: the gradient", why));
+        REFUSED(kn_scaler_step(s, o), "kn_scaler_step: the gradient", why);
         KN_CHECK(kn_fsdp_set_gradient_sync(&m, true, true) && two_backward(&m, 2));
         KN_CHECK(kn_grad_scale(&m) * 3 == 1 && kn_step(o));
     }
-    kn_scaler_free(s);
 }
 
 /* ---- factors --------------------------------------------------------------------------------- */
@@ -59,12 +56,12 @@ RANK_TEST(step, a_step_refuses_while_gradients_are_held_back, .threads = "124")
 static void siblings(kn_comm *world, void *arg)
 {
     const int which = *(int *)arg;
-    OWNED_MODULE two m, ref;
     const kn_param *p, *r;
     float g[4][TWO_MOST] = { 0 }, value[TWO_MOST], want[TWO_MOST];
     double squares = 0;
     int n = kn_comm_size(world);
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&ref, KN_META, KN_F32));
+    TWO(m);
+    TWO(ref);
     KN_CHECK(kn_materialize(&ref, KN_CPU, 1337));
     double of_a = which & 1 ? 8 : 0, of_b = which & 1 ? 0 : 8;
     bool later = which & 8;
@@ -132,7 +129,7 @@ RANK_TEST(step, a_predivided_sum_stays_in_range, .threads = "124")
                               .predivide_factor = before ? ranks : 0));
         IN_SCOPE;
         kn_tensor *x = kn_full(KN_F32, KN_CPU, (double)large, KN_SHAPE(1, N));
-        KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)) && kn_params(&m, &p) == 1, "");
+        KN_CHECK(kn_backward(sum_of(kn_call(&m, x))) && kn_params(&m, &p) == 1, "");
         kn_tensor *g = kn_cast(kn_param_grad(&p[0]), KN_F32);
         KN_CHECK(g && kn_to_host(g, v, (size_t)kn_numel(g) * sizeof *v), "gradient");
         bool overflows = kept && !before && ranks > 1;
@@ -145,12 +142,11 @@ RANK_TEST(step, a_predivided_sum_stays_in_range, .threads = "124")
 
 KN_TEST(step, a_factor_that_divides_nothing)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL));
+    TWO_WRAPPED(m, NULL);
     const double wrong[] = { -1, NAN, INFINITY };
     for (int i = 0; i < 3; i++)
-        KN_CHECK(!kn_fsdp_set_divide_factor(&m, wrong[i], true) &&
-                 error_has("kn_fsdp_set_divide_factor: the factor is", "finite and positive"));
+        REFUSED(kn_fsdp_set_divide_factor(&m, wrong[i], true),
+                "kn_fsdp_set_divide_factor: the factor is", "finite and positive");
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1); /* a norm is of gradients that were divided */
     KN_CHECK(two_backward(&m, 0) && kn_item(kn_clip_grad_norm(&m, 1e-3)) > 0);
     double before = kn_item(kn_clip_grad_norm(&m, 0));

@@ -16,8 +16,7 @@ static bool backward(net *m, int micro)
         ids[i] = (i * 3 + micro * 5 + 1) % NET_VOCAB;
     IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(NET_BATCH)));
-    bool ok = kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false));
-    return ok;
+    return kn_backward(mean_square(y));
 }
 
 /* Each whole value becomes 2 x; false where one is elsewhere or differs from the reference's. */
@@ -55,9 +54,9 @@ static void host_and_back(kn_comm *world, void *arg)
 {
     const job *j = arg;
     const way *w = j->way;
-    OWNED_MODULE net m, ref;
     bool here = !j->rank0_only || kn_rank(world) == 0;
-    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    NET(m);
+    NET_WHOLE(ref);
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                           .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
                           .device = STAND_IN, .offload_dir = j->offload ? "memory" : NULL,
@@ -85,9 +84,9 @@ static void states_in_host_memory(kn_comm *world, void *arg)
 {
     const job *j = arg;
     const way *w = j->way;
-    OWNED_MODULE net m, ref;
     const bool here = !j->rank0_only || kn_rank(world) == 0;
-    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    NET(m);
+    NET_WHOLE(ref);
     KN_CHECK(kn_fsdp_wrap(&m, world, .strategy = w->strategy, .layout = w->layout, .mesh = w->mesh,
                           .keep_whole_below = w->keep_whole_below, .wrap_class = "linear",
                           .device = STAND_IN, .seed = NET_SEED));

@@ -40,9 +40,8 @@ static void summon_inside(kn_module_event *e, void *arg)
 
 KN_TEST(summon_errors, not_inside_a_forward)
 {
-    OWNED_MODULE net m;
     kn_summon_scope s = { NULL };
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]));
+    NET_IN_WAY(m, NULL, &ways[0]);
     kn_module_hook(&m.fc1, (kn_module_hooks){ .pre_forward = summon_inside, .arg = &s });
     kn_scope scope = kn_scope_begin();
     KN_CHECK(net_loss(&m, 0) == NULL && s.s == NULL);
@@ -52,8 +51,7 @@ KN_TEST(summon_errors, not_inside_a_forward)
 
 KN_TEST(summon_errors, step_inside_is_a_sentence)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &ways[0]));
+    NET_IN_WAY(m, NULL, &ways[0]);
     OWNED_OPTIM kn_optim *opt = kn_sgd(&m, .lr = 0.1);
     KN_CHECK(net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m);
@@ -64,8 +62,7 @@ KN_TEST(summon_errors, step_inside_is_a_sentence)
 /* Whole gradients that wait on a rank are its own; without .with_grads nobody asks for them. */
 RANK_TEST(summon_errors, gradients_that_are_held_back, .threads = "12")
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    NET_WRAPPED(m, world, .wrap_class = "linear");
     KN_CHECK(kn_fsdp_set_gradient_sync(&m, false, true) && net_backward(&m, 0));
     kn_summon_scope s = kn_summon(&m);
     KN_CHECK(s.s && kn_summon_end(s) && kn_agree(world, true));
@@ -85,8 +82,7 @@ RANK_TEST(summon_errors, gradients_that_are_held_back, .threads = "12")
 
 KN_TEST(summon_errors, units_on_meta_have_nothing_to_show)
 {
-    OWNED_MODULE net m;
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, NULL, .device = KN_META));
+    NET_WRAPPED(m, NULL, .device = KN_META);
     REFUSED(kn_summon(&m).s, "wrapped with .device = KN_META");
 }
 
@@ -97,10 +93,9 @@ static bool fails_on_rank_1(kn_module *m, void *rank)
 
 RANK_TEST(summon_errors, an_apply_that_fails_silently_stops_all_ranks, .processes = "2")
 {
-    OWNED_MODULE net m;
     int rank = kn_rank(world);
     kn_comm_set_timeout(world, 5);
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+    NET_WRAPPED(m, world, .wrap_class = "linear");
     bool ok = kn_fsdp_apply(&m, fails_on_rank_1, &rank);
     KN_CHECK(!ok && !kn_ok() && strstr(kn_error(), "without saying why"));
     kn_clear_error();

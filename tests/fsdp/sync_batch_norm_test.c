@@ -55,8 +55,8 @@ static bool pass_over(const batch *b, kn_comm *comm, int64_t begin, int64_t end,
     kn_tensor *mean = kn_randn(stat, KN_CPU, 5, 3, KN_SHAPE(CHANNELS));
     kn_tensor *var = kn_ones(stat, KN_CPU, KN_SHAPE(CHANNELS));
     kn_tensor *y = kn_batch_norm(x, w, bias, mean, var, .training = true, .sync = comm);
-    bool ok = y && kn_backward(kn_sum(kn_cast(kn_mul(y, dy), stat), 0, NULL, false)) &&
-              copy_out(y, p->y) && copy_out(kn_grad(x), p->dx) && copy_out(kn_grad(w), p->dw) &&
+    bool ok = y && kn_backward(sum_of(kn_cast(kn_mul(y, dy), stat))) && copy_out(y, p->y) &&
+              copy_out(kn_grad(x), p->dx) && copy_out(kn_grad(w), p->dw) &&
               copy_out(kn_grad(bias), p->db) && copy_out(mean, p->running) &&
               copy_out(var, p->running + CHANNELS);
     ok = ok && kn_order_of(y) == kn_order_of(x);
@@ -201,7 +201,7 @@ RANK_TEST(sync_batch_norm, a_rank_that_goes_wrong, .threads = "3", .cases = 3)
     if (kind == 2) {
         KN_CHECK(y);
         if (!wrong)
-            kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
+            kn_backward(sum_of(kn_mul(y, y)));
         kn_barrier(world, kn_compute_stream(KN_CPU), "end of step");
     }
     KN_CHECK(!kn_ok(), "went well");
@@ -271,7 +271,7 @@ static void modes_of_a_module(kn_comm *world, void *arg)
         KN_CHECK(norms_init(&n, false) && kn_sync_batch_norm(&n, world) == 2);
         KN_CHECK(kn_recompute(&n, again));
         kn_tensor *x = kn_require_grad(own_input(world, 1), true), *y = kn_call(&n, x);
-        KN_CHECK(kn_backward(kn_mean(kn_mul(y, y), 0, NULL, false)));
+        KN_CHECK(kn_backward(mean_square(y)));
         KN_CHECK(kn_item(kn_module_buffer(&n, "b.num_batches_tracked")) == 1, "counted");
         KN_CHECK(equal_buffers(&n, world), "buffers differ");
         mean[again] = statistic(&n, "b.running_mean", 2);
@@ -316,7 +316,7 @@ KN_TEST(sync_batch_norm, alone_and_on_meta)
     const double begin = kn_meta_clock(stream);
     kn_tensor *y =
         kn_call(&n, kn_require_grad(kn_empty(KN_BF16, KN_META, KN_SHAPE(4, CHANNELS, 3)), true));
-    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)));
+    KN_CHECK(y && kn_backward(sum_of(y)));
     KN_CHECK(kn_meta_clock(stream) - begin > 4 * 0.5, "%g s", kn_meta_clock(stream) - begin);
     kn_scope_end(s);
     kn_module_free(&n);
@@ -328,7 +328,6 @@ RANK_TEST(sync_batch_norm, buffers_become_equal, .threads = "24", .cases = 2)
 {
     OWNED_MODULE norms n;
     const int ranks = kn_comm_size(world);
-    IN_SCOPE;
     KN_CHECK(norms_init(&n, false) && kn_call(&n, own_input(world, 1)));
     KN_CHECK(!equal_buffers(&n, world) || kn_rank(world) == 0, "batches that ranks took apart");
     const double own = statistic(&n, "a.running_var", 3);
@@ -353,12 +352,11 @@ RANK_TEST(sync_batch_norm, cumulative_averages, .threads = "2", .cases = 2)
 {
     OWNED_MODULE norms n;
     double sum = 0;
-    IN_SCOPE;
     KN_CHECK(norms_init(&n, true));
     KN_CHECK(!*(int *)arg || kn_sync_batch_norm(&n, world) == 2);
     for (int step = 0; step < 3; step++) {
         kn_tensor *x = own_input(world, step);
-        kn_tensor *mean = kn_mean(kn_slice(x, 1, 2, 3), 0, NULL, false);
+        kn_tensor *mean = mean_of(kn_slice(x, 1, 2, 3));
         sum += *(int *)arg ? kn_mean_over_ranks(world, kn_item(mean)) : kn_item(mean);
         KN_CHECK(kn_call(&n, x));
         KN_CHECK(fabs(statistic(&n, "a.running_mean", 2) - sum / (step + 1)) < 1e-6,

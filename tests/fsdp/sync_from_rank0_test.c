@@ -15,11 +15,11 @@ static bool set_buffers(net *m, float x)
 RANK_TEST(sync_from_rank0, of_any_values, IN_ALL_WAYS)
 {
     const way *w = arg;
-    OWNED_MODULE net m, ref;
     int rank = kn_rank(world);
-    KN_CHECK(net_init(&m, KN_META) && kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) &&
-             set_buffers(&m, (float)rank + 3));
-    KN_CHECK(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
+    NET(m);
+    KN_CHECK(kn_materialize(&m, KN_CPU, 500 + (uint64_t)rank) && set_buffers(&m, (float)rank + 3));
+    NET(ref);
+    KN_CHECK(kn_materialize(&ref, KN_CPU, 500));
     KN_CHECK(
         kn_fsdp_wrap(&m, world, WAY_OPTIONS(w), .wrap_class = "linear", .sync_from_rank0 = true));
     KN_CHECK(all_read_as(&m, &ref));
@@ -32,9 +32,8 @@ RANK_TEST(sync_from_rank0, of_any_values, IN_ALL_WAYS)
 RANK_TEST(sync_from_rank0, of_the_only_values, IN_ALL_WAYS)
 {
     const way *w = arg;
-    OWNED_MODULE net m, ref;
     bool has = kn_rank(world) == 0;
-    KN_CHECK(net_init(&m, KN_META));
+    NET(m);
     kn_scope scope = kn_scope_begin();
     KN_CHECK(kn_declare_buffer(&m.fc2, "mean", KN_F32, KN_META, KN_ONES_INIT, KN_SHAPE(2)) &&
                  kn_buffer(&m.fc1, "given",
@@ -46,7 +45,8 @@ RANK_TEST(sync_from_rank0, of_the_only_values, IN_ALL_WAYS)
         KN_CHECK(kn_materialize(&m, KN_CPU, 500) && set_buffers(&m, 3));
         ((float *)kn_data(kn_module_buffer(&m, "fc2.mean")))[1] = 8;
     }
-    KN_CHECK(net_init(&ref, KN_META) && kn_materialize(&ref, KN_CPU, 500));
+    NET(ref);
+    KN_CHECK(kn_materialize(&ref, KN_CPU, 500));
     kn_ledger_reset_peaks();
     kn_ledger before = kn_ledger_read();
     KN_CHECK(
@@ -123,8 +123,8 @@ KN_TEST(sync_from_rank0, in_chunks)
 /* If rank 0 only declares, the declared values apply, for any values of other ranks. */
 RANK_TEST(sync_from_rank0, of_declared_values, .processes = "3", .threads = "3")
 {
-    OWNED_MODULE net m, ref;
-    KN_CHECK(net_init(&m, KN_META) && net_reference(&ref));
+    NET(m);
+    NET_WHOLE(ref);
     KN_CHECK(kn_rank(world) == 0 || kn_materialize(&m, KN_CPU, 5));
     KN_CHECK(kn_fsdp_wrap(&m, world, .sync_from_rank0 = true, .seed = NET_SEED));
     KN_CHECK(all_read_as(&m, &ref));

@@ -92,7 +92,7 @@ static kn_tensor *loss_of(resnet *n, const setting *s, int step, int64_t begin, 
     kn_tensor *t = kn_randn(s->dtype, KN_CPU, 7, (uint64_t)step, KN_SHAPE(TOTAL, CLASSES));
     kn_tensor *y = kn_call(n, kn_contiguous(kn_slice(x, 0, begin, end)));
     kn_tensor *d = kn_sub(kn_cast(y, s->dtype), kn_contiguous(kn_slice(t, 0, begin, end)));
-    return kn_scale(kn_sum(kn_mul(d, d), 0, NULL, false), (double)ranks / (TOTAL * CLASSES));
+    return kn_scale(sum_of(kn_mul(d, d)), (double)ranks / (TOTAL * CLASSES));
 }
 
 static bool note(result *r, const void *values, kn_dtype t, int64_t n)

@@ -4,6 +4,7 @@
 #include "fsdp/ema.h"
 #include "nn/nn_internal.h"
 #include "tests/fsdp/net.h"
+#include "tests/owned.h"
 
 static bool listed(void *m, const char *name, const kn_tensor *t)
 {
@@ -38,8 +39,7 @@ static kn_tensor *head_loss(net *m)
 static bool tree_loss(net *m)
 {
     IN_SCOPE;
-    bool ok = kn_backward(head_loss(m));
-    return ok;
+    return kn_backward(head_loss(m));
 }
 
 typedef enum edit { REMOVE, REPLACE, FREE, FREE_THE_REMOVED, EDITS } edit;
@@ -137,10 +137,9 @@ static bool whole_loss(net *m)
 /* A part's list has what it holds, wherever that was declared. */
 static void parts(kn_comm *world, void *arg)
 {
-    OWNED_MODULE net m, plain;
     float x[SIZE], y[SIZE];
-    KN_CHECK(net_init(&m, KN_META) && kn_fsdp_wrap(&m, world, .seed = NET_SEED) &&
-             net_reference(&plain));
+    NET_WRAPPED(m, world, .seed = NET_SEED);
+    NET_WHOLE(plain);
     KN_CHECK(kn_call(&m, kn_from(KN_I64, KN_CPU, (int64_t[]){ 1 }, KN_SHAPE(1))));
     kn_tensor *w = kn_module_param(&m.head, "weight");
     KN_CHECK(listed(&m.head, "head.weight", w) && listed(&m.wte, "wte.weight", w));
@@ -194,11 +193,10 @@ KN_TEST(ties, trees_that_hold_one_parameter)
 
 KN_TEST(ties, optimizers_and_averages_know_their_parameters)
 {
-    OWNED_MODULE net m;
     kn_linear again;
-    KN_CHECK(net_reference(&m));
+    NET_WHOLE(m);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.5, .momentum = 0.9);
-    kn_ema *e = kn_ema_new(&m);
+    OWNED_EMA kn_ema *e = kn_ema_new(&m);
     kn_freeze(&m.fc2, true);
     KN_CHECK(net_backward(&m, 0) && kn_step(o) && kn_ema_update(e));
     kn_freeze(&m.fc2, false);
@@ -210,5 +208,4 @@ KN_TEST(ties, optimizers_and_averages_know_their_parameters)
              kn_materialize(&m, KN_CPU, 3));
     REFUSED(kn_optim_state(o, 0, "momentum"), "parameter number");
     REFUSED(kn_ema_update(e), "'fc2.weight' when the kn_ema was made");
-    kn_ema_free(e);
 }

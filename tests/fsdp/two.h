@@ -26,12 +26,23 @@ static inline bool two_init(two *m, kn_device device, kn_dtype dtype)
            kn_linear_init(&m->b, &m->base, "b", 5, 4, .device = device, .dtype = dtype);
 }
 
+/* Declare m, which goes with its block: on meta, wrapped, whole. */
+#define TWO(m)                                                                                     \
+    OWNED_MODULE two m;                                                                            \
+    KN_CHECK(two_init(&m, KN_META, KN_F32))
+#define TWO_WRAPPED(m, ...)                                                                        \
+    TWO(m);                                                                                        \
+    KN_CHECK(kn_fsdp_wrap(&m, __VA_ARGS__))
+#define TWO_WHOLE(m)                                                                               \
+    TWO(m);                                                                                        \
+    KN_CHECK(kn_materialize(&m, KN_CPU, NET_SEED))
+
 /* The loss of micro-batch micro, f32; scoped. m: a two, or a module around one. */
 static inline kn_tensor *two_loss(void *m, int micro)
 {
     kn_tensor *x = kn_randn(KN_F32, KN_CPU, 5, (uint64_t)micro, KN_SHAPE(2, 4));
     kn_tensor *y = kn_cast(kn_call(m, x), KN_F32);
-    return kn_mean(kn_mul(y, y), 0, NULL, false);
+    return mean_square(y);
 }
 
 static inline bool two_backward(void *m, int micro)

@@ -44,12 +44,11 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
     KN_CHECK(two_init(&m, KN_META, KN_F32) &&
              kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
     OWNED_OPTIM kn_optim *a = kn_sgd(&plain, .lr = 0.1), *b = kn_sgd(&m, .lr = 0.1);
-    IN_SCOPE;
     for (int last = 0; last < 2; last++) {
         KN_CHECK(kn_unshard_wait(kn_fsdp_unshard(&m.a)) && kn_fsdp_set_is_last_backward(&m, last));
         for (int i = 0; i < 2; i++) {
             kn_tensor *w = kn_module_param(&both[i]->a, "weight");
-            KN_CHECK(kn_backward(kn_sum(kn_mul(w, w), 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(kn_mul(w, w))));
         }
         KN_CHECK(kn_params(&m, &p) == 4 && (p[0].source->held_back(&p[0]) == NULL) == last,
                  "last %d", last);
@@ -64,8 +63,7 @@ RANK_TEST(unit, a_parameter_used_outside_any_call, .processes = "12", .threads =
 /* The replay of the root is not a second forward: each unit begins and ends once. */
 KN_TEST(unit, a_root_that_recomputes_records_its_order)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .wrap_class = "linear"));
+    TWO_WRAPPED(m, NULL, .wrap_class = "linear");
     kn_recompute(&m, true);
     IN_SCOPE;
     KN_CHECK(two_loss(&m, 0));
@@ -78,8 +76,7 @@ RANK_TEST(unit, modules_freed_while_a_gather_runs_on_a_worker_thread, .threads =
 {
     kn_set_free_cores(2);
     for (int i = 0; i < 5; i++) {
-        OWNED_MODULE two m;
-        KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
+        TWO_WRAPPED(m, world, .wrap_class = "linear");
         kn_comm_slow(world, 0.002, 0);
         kn_fsdp_unshard(&m.a);
         kn_fsdp_unshard(&m.b);
@@ -103,8 +100,7 @@ static bool turned_backward(turned *m)
 {
     IN_SCOPE;
     kn_tensor *y = kn_call(m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 3)));
-    bool ok = kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
-    return ok;
+    return kn_backward(sum_of(kn_mul(y, y)));
 }
 
 /* Both gradients of a product of a parameter with itself come to its place. */

@@ -48,9 +48,9 @@ KN_TEST(wrap, a_wrap_that_fails_leaves_the_module)
     KN_CHECK(two_init(&m, KN_CPU, KN_F32) &&
              kn_require_grad(kn_module_param(&m.a, "bias"), false) && two_evaluate(&m, &before));
     kn_tensor *weight = kn_module_param(&m.a, "weight");
-    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM,
-                           .placement = bad_for_bias));
-    KN_CHECK(error_has(".placement", "a.bias"));
+    REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .layout = KN_LAYOUT_PER_PARAM,
+                         .placement = bad_for_bias),
+            ".placement", "a.bias");
     KN_CHECK(kn_dtype_of(weight) == KN_F32, "%s", kn_dtype_name(kn_dtype_of(weight)));
     KN_CHECK(!kn_fsdp_is_unit(&m) && two_evaluate(&m, &after) && before == after, "%g, %g", before,
              after);
@@ -63,8 +63,8 @@ KN_TEST(wrap, a_wrap_that_fails_ignores_nothing)
     OWNED_MODULE two m;
     const kn_param *p;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
-    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .ignore = "*bias", .min_params = 1000));
-    KN_CHECK(error_has("wraps nothing", "kn_module_print"));
+    REFUSED(kn_fsdp_wrap(&m, NULL, .ignore = "*bias", .min_params = 1000), "wraps nothing",
+            "kn_module_print");
     KN_CHECK(kn_fsdp_wrap(&m, NULL));
     int n = kn_params(&m, &p);
     for (int i = 0; i < n; i++)
@@ -77,12 +77,12 @@ KN_TEST(wrap, full_precision_units_do_not_count_for_a_policy)
 {
     OWNED_MODULE two m;
     KN_CHECK(two_init(&m, KN_CPU, KN_F32));
-    KN_CHECK(!kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
-                           .wrap_class = "nothing"));
-    KN_CHECK(error_has(".wrap_class names 'nothing'", "kn_module_print"));
-    KN_CHECK(!kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
-                           .wrap_class = "linear"));
-    KN_CHECK(error_has("wraps nothing below", "linear"));
+    REFUSED(kn_fsdp_wrap(&m, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
+                         .wrap_class = "nothing"),
+            ".wrap_class names 'nothing'", "kn_module_print");
+    REFUSED(kn_fsdp_wrap(&m.a, NULL, .param_dtype = KN_BF16, .full_precision_class = "linear",
+                         .wrap_class = "linear"),
+            "wraps nothing below", "linear");
 }
 
 KN_TEST(wrap, units_wrapped_by_hand_count_for_a_policy)
@@ -131,10 +131,10 @@ KN_TEST(wrap, unknown_names_in_lists_of_classes)
           "no module" },
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        OWNED_MODULE two m;
         kn_fsdp_wrap_options o = wrong[i].o;
         o._size = sizeof o;
-        KN_CHECK(two_init(&m, KN_META, KN_F32) && !kn_fsdp_wrap_(&m, NULL, o));
+        TWO(m);
+        KN_CHECK(!kn_fsdp_wrap_(&m, NULL, o));
         KN_CHECK(error_has(wrong[i].a, wrong[i].b), "case %d", (int)i);
         KN_CHECK(!kn_fsdp_is_unit(&m) && !m.a.base.impl->recompute, "case %d", (int)i);
     }
@@ -156,18 +156,16 @@ static bool recomputes(const void *m)
 KN_TEST(wrap, recompute_by_class)
 {
     for (int i = 0; i < 3; i++) {
-        OWNED_MODULE two m;
         const char *const list[] = { "linear", "two,linear", "two" };
-        KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-                 kn_fsdp_wrap(&m, NULL, .wrap_class = "linear", .recompute_class = list[i]));
+        TWO_WRAPPED(m, NULL, .wrap_class = "linear", .recompute_class = list[i]);
         KN_CHECK(recomputes(&m) == (i > 0) && recomputes(&m.a) == (i < 2) &&
                      recomputes(&m.b) == (i < 2),
                  "'%s'", list[i]);
         KN_CHECK(two_backward(&m, 0));
     }
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_recompute(&m.b, true) &&
-             kn_fsdp_wrap(&m.a, NULL, .recompute_class = "linear") && kn_fsdp_wrap(&m, NULL));
+    TWO(m);
+    KN_CHECK(kn_recompute(&m.b, true) && kn_fsdp_wrap(&m.a, NULL, .recompute_class = "linear") &&
+             kn_fsdp_wrap(&m, NULL));
     KN_CHECK(!recomputes(&m) && recomputes(&m.a) && recomputes(&m.b),
              "only what is wrapped; and what was chosen by hand stays");
 }
@@ -248,10 +246,9 @@ RANK_TEST(wrap, options_that_differ_over_ranks, .threads = "24", ROWS(unlike))
 {
     const struct unlike *u = arg;
     char says[128];
-    OWNED_MODULE two m;
     snprintf(says, sizeof says, u->says, kn_comm_size(world) - 1);
-    KN_CHECK(two_init(&m, KN_META, KN_F32));
-    KN_CHECK(!wrap_each(&m, world, u->first, u->last) && error_has(says, "all ranks"));
+    TWO(m);
+    REFUSED(wrap_each(&m, world, u->first, u->last), says, "all ranks");
     KN_CHECK(!kn_fsdp_is_unit(&m) && !kn_fsdp_is_unit(&m.a));
 }
 
@@ -277,13 +274,12 @@ static bool b_by_rank(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 
 RANK_TEST(wrap, policies_and_factors_that_differ_over_ranks, .threads = "24", .cases = 3)
 {
-    OWNED_MODULE two m;
     const int which = *(int *)arg, rank = kn_rank(world);
     bool last = rank == kn_comm_size(world) - 1;
-    KN_CHECK(two_init(&m, KN_META, KN_F32));
+    TWO(m);
     if (which == 0)
-        KN_CHECK(!kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last) &&
-                 error_has(".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy"));
+        REFUSED(kn_fsdp_wrap(&m, world, .policy = b_by_rank, .policy_arg = &last),
+                ".divide_factor of unit 'b' is 0 on rank 0 and 3 on rank", ".policy");
     else
         KN_CHECK(kn_fsdp_wrap(&m, world, .wrap_class = "linear"));
     if (which == 1)
@@ -349,8 +345,7 @@ static bool changes_b(kn_module *m, bool recurse, int64_t unclaimed, kn_fsdp_wra
 /* A policy's changes of the options are for that unit alone. */
 KN_TEST(wrap, policy_gives_units_options_of_their_own)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_fsdp_wrap(&m, NULL, .policy = changes_b));
+    TWO_WRAPPED(m, NULL, .policy = changes_b);
     const kn_unit *a = kn_unit_of(m.a.base.impl), *b = kn_unit_of(m.b.base.impl);
     KN_CHECK(a && a->options.layout == KN_LAYOUT_FLAT && !a->options.param_dtype);
     KN_CHECK(b && b->options.layout == KN_LAYOUT_PER_PARAM && b->options.param_dtype == KN_BF16);
@@ -412,8 +407,8 @@ KN_TEST(wrap, like_another_module)
     for (int i = 0; i < 4; i++)
         KN_CHECK(kn_fsdp_is_unit(&child[i]) == (i % 2 == 1), "%s", name[i]);
     kn_module_free(&root);
-    OWNED_MODULE two m, other;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && two_init(&other, KN_META, KN_F32));
+    TWO(m);
+    TWO(other);
     like[0] = &other.base;
     REFUSED(kn_fsdp_wrap(&m, NULL, .wrap_like = like), "none is like those of .wrap_like");
 }

@@ -7,13 +7,11 @@
 /* All is frozen while a loss goes through it: it counts no micro-batch. */
 RANK_TEST(zero_grad, a_backward_through_frozen_parameters_counts_nothing, .threads = "12")
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) &&
-             kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = NET_SEED));
+    TWO_WRAPPED(m, world, .wrap_class = "linear", .seed = NET_SEED);
     kn_freeze(&m, true);
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
-    KN_CHECK(kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false)) && kn_grad(x) != NULL);
+    KN_CHECK(kn_backward(mean_of(kn_call(&m, x))) && kn_grad(x) != NULL);
     kn_scope_end(scope);
     KN_CHECK(kn_grad_scale(&m) == 1, "%g", kn_grad_scale(&m));
     kn_freeze(&m, false);
@@ -78,8 +76,7 @@ static bool branch_backward(void *m)
 {
     IN_SCOPE;
     kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 4)), true);
-    bool ok = kn_backward(kn_sum(kn_call(m, x), 0, NULL, false));
-    return ok;
+    return kn_backward(sum_of(kn_call(m, x)));
 }
 
 /* All programs of three backwards, of which the last one settles, after each other. */
@@ -178,10 +175,9 @@ static void ignored_trains(kn_comm *world, void *arg)
 {
     bool clip = *(const bool *)arg;
     int rank = kn_rank(world), n = kn_comm_size(world);
-    OWNED_MODULE two m, alone;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, NET_SEED) &&
-             kn_fsdp_wrap(&m, world, .ignore = "b.*"));
-    KN_CHECK(two_init(&alone, KN_META, KN_F32) && kn_materialize(&alone, KN_CPU, NET_SEED));
+    TWO_WHOLE(m);
+    KN_CHECK(kn_fsdp_wrap(&m, world, .ignore = "b.*"));
+    TWO_WHOLE(alone);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.5), *w = kn_sgd(&alone.b, .lr = 0.5);
     KN_CHECK(o && w && two_backward(&m, rank) && two_backward(&m, 20 + rank));
     KN_CHECK(two_backward(&alone, rank) && two_backward(&alone, 20 + rank));
@@ -218,8 +214,7 @@ KN_TEST(zero_grad, ignored_parameters_keep_their_own_gradient)
 
 KN_TEST(zero_grad, a_parameter_switched_on_later_is_stepped)
 {
-    OWNED_MODULE two m;
-    KN_CHECK(two_init(&m, KN_META, KN_F32) && kn_materialize(&m, KN_CPU, NET_SEED));
+    TWO_WHOLE(m);
     kn_tensor *w = kn_module_param(&m, "b.weight");
     KN_CHECK(kn_require_grad(w, false) && kn_param_count(&m) == 49); /* makes the list */
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 0.5);

@@ -104,7 +104,7 @@ KN_TEST(cuda_graph, wrong_uses_are_sentences)
     KN_CHECK_ERROR("the graph is NULL");
     KN_CHECK(!kn_graph_on_launch((kn_graph_hook){ .arg = x }));
     KN_CHECK_ERROR("no step is being recorded");
-#define REFUSED(call, text)                                                                        \
+#define REFUSES(call, text)                                                                        \
     KN_CHECK(kn_graph_begin(KN_CUDA) && fill(compute(), x, 16, 1));                                \
     KN_CHECK(!(call));                                                                             \
     KN_CHECK(kn_error() && strstr(kn_error(), text), "%s", kn_error());                            \
@@ -112,14 +112,14 @@ KN_TEST(cuda_graph, wrong_uses_are_sentences)
     kn_clear_error();                                                                              \
     KN_CHECK(!kn_recording() && fill(compute(), x, 16, 2) && x[0] == 2 &&                          \
              kn_stream_sync(compute()));
-    REFUSED(kn_graph_begin(KN_CUDA), "recorded already; end it first");
-    REFUSED(kn_stream_sync(compute()),
+    REFUSES(kn_graph_begin(KN_CUDA), "recorded already; end it first");
+    REFUSES(kn_stream_sync(compute()),
             "the host waits for stream 'compute': not while a step is recorded");
-    REFUSED(kn_event_sync(e), "the host waits for an event");
-    REFUSED(kn_transfer(compute(), host, x, 64, KN_TO_HOST, true), "are not page-locked");
-    REFUSED(kn_transfer(compute(), x, host, 64, KN_TO_DEVICE, false), "used for something else");
-    REFUSED(fill(kn_compute_stream(KN_CPU), host, 16, 1), "fill: a kernel on the cpu");
-    REFUSED(kn_item(kn_full(KN_F32, KN_CUDA, 1, 0, NULL)) != 0, "kn_item, kn_to_host");
+    REFUSES(kn_event_sync(e), "the host waits for an event");
+    REFUSES(kn_transfer(compute(), host, x, 64, KN_TO_HOST, true), "are not page-locked");
+    REFUSES(kn_transfer(compute(), x, host, 64, KN_TO_DEVICE, false), "used for something else");
+    REFUSES(fill(kn_compute_stream(KN_CPU), host, 16, 1), "fill: a kernel on the cpu");
+    REFUSES(kn_item(kn_full(KN_F32, KN_CUDA, 1, 0, NULL)) != 0, "kn_item, kn_to_host");
     /* a stream's end ends the recording */
     kn_stream *side = kn_stream_create(KN_CUDA, "side", KN_STREAM_AUTO);
     KN_CHECK(kn_graph_begin(KN_CUDA));

@@ -5,7 +5,7 @@ import re
 
 from files import HOUSE, MADE, ROOT, SCRIPTS, code_without_comments, lines, public_headers, sources, text
 
-TEST = r'\bKN_\w*TEST\w*\((\w+),\s*(\w+)'    # suite, case
+TEST = r'\b(?:KN_\w*|RANK_)TEST\w*\((\w+),\s*(\w+)'    # suite, case
 
 
 def comments_of(path):

@@ -56,7 +56,7 @@ KN_TEST(call_options, a_seed_of_zero)
     kn_module_free(&want);
 }
 
-#define REFUSED(call)                                                                              \
+#define REFUSES(call)                                                                              \
     do {                                                                                           \
         (void)(call);                                                                              \
         KN_CHECK(!kn_ok(), "%s: nothing was said", #call);                                         \
@@ -74,16 +74,16 @@ KN_TEST(call_options, what_makes_no_sense_is_refused)
     KN_CHECK(kn_linear_init(&l, NULL, NULL, 2, 2));
     kn_optim *o = kn_sgd(&l, .lr = 1);
     for (int i = 0; i < 4; i++) {
-        REFUSED(kn_layer_norm(x, NULL, NULL, bad[i]));
-        REFUSED(kn_rms_norm(x, NULL, bad[i]));
-        REFUSED(kn_dropout(x, bad[i]));
-        REFUSED(kn_rope(q, bad[i], 0));
-        REFUSED(kn_dropout_init(&d, NULL, NULL, bad[i]));
-        REFUSED(kn_set_lr(o, bad[i]));
+        REFUSES(kn_layer_norm(x, NULL, NULL, bad[i]));
+        REFUSES(kn_rms_norm(x, NULL, bad[i]));
+        REFUSES(kn_dropout(x, bad[i]));
+        REFUSES(kn_rope(q, bad[i], 0));
+        REFUSES(kn_dropout_init(&d, NULL, NULL, bad[i]));
+        REFUSES(kn_set_lr(o, bad[i]));
     }
     kn_optim_free(o);
     kn_module_free(&l);
-    REFUSED(kn_self_attention_init(&a, NULL, NULL, 4, 2, .rope_base = 10)); /* without .rope */
-    REFUSED(kn_linear_init(&l, NULL, NULL, 2, 2, .weight = KN_UNIFORM_INIT(1, -1)));
+    REFUSES(kn_self_attention_init(&a, NULL, NULL, 4, 2, .rope_base = 10)); /* without .rope */
+    REFUSES(kn_linear_init(&l, NULL, NULL, 2, 2, .weight = KN_UNIFORM_INIT(1, -1)));
     kn_module_free(&l);
 }

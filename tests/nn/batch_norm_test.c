@@ -66,7 +66,7 @@ static void run(const call *c, uint64_t out[RESULTS])
     kn_set_threads(c->threads);
     kn_tensor *y = kn_call_n(&b, KN_VALUES(x, added), NULL, 0).v[0];
     KN_CHECK(y);
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, c->weigh), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_mul(y, c->weigh))));
     kn_set_threads(1);
     out[Y] = bits(y);
     out[X_GRAD] = bits(kn_grad(leaf[0]));

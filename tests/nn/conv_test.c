@@ -71,7 +71,7 @@ KN_TEST(conv, statistics_move_once_a_call)
         block_init(&b, KN_META);
         KN_CHECK(kn_materialize(&b, KN_CPU, 3) && kn_recompute(&b, again));
         kn_tensor *x = kn_require_grad(input(1), true), *y = kn_call(&b, x);
-        KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_mul(y, y))));
         KN_CHECK(kn_item(kn_module_buffer(&b, "bn.num_batches_tracked")) == 1, "recompute %d",
                  again);
         mean[again] = buffer(&b, "bn.running_mean", 2);
@@ -122,7 +122,7 @@ KN_TEST(conv, norm_and_relu)
                 y[1] = kn_batch_norm_relu(&bn, x, r);
             else
                 y[0] = kn_relu(r ? kn_add(kn_call(&bn, x), r) : kn_call(&bn, x));
-            KN_CHECK(kn_backward(kn_sum(kn_mul(y[at_once], input(3)), 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(kn_mul(y[at_once], input(3)))));
             grad[at_once] = kn_grad(x);
             kn_module_free(&root);
             if (!replaced)

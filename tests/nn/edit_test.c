@@ -65,8 +65,7 @@ KN_TEST(edit, remove)
     kn_tensor *x = input(), *want = kn_call(&n.c, kn_call(&n.a, x));
     const kn_param *p;
     KN_CHECK(kn_params(&n, &p) == 5);
-    KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)) &&
-             kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_call(&n, x))) && kn_backward(sum_of(kn_call(&n, x))));
     KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base);
     KN_CHECK(strcmp(kn_module_path(&n.b), "") == 0 && kn_module_children(&n.body) == 2);
     KN_CHECK(kn_params(&n, &p) == 4 && strcmp(p[2].name, "body.c.weight") == 0);
@@ -89,7 +88,7 @@ KN_TEST(edit, a_part_leaves_with_its_loss_scale)
     OWNED_MODULE net n = { 0 };
     build(&n);
     kn_scaler *s = kn_scaler_new(&n, .init_scale = 256);
-    kn_tensor *loss = kn_sum(kn_call(&n, input()), 0, NULL, false);
+    kn_tensor *loss = sum_of(kn_call(&n, input()));
     KN_CHECK(kn_backward(kn_scale_loss(s, loss)));
     KN_CHECK(kn_grad_scale(&n.b) == 1.0 / 256);
     KN_CHECK(kn_module_remove(&n, "body.b") == &n.b.base && kn_grad_scale(&n.b) == 1.0 / 256 &&
@@ -114,7 +113,7 @@ KN_TEST(edit, replace)
     check_same(kn_call(&n, x), want);
     const kn_param *p;
     KN_CHECK(kn_params(&n, &p) == 8 && strcmp(p[2].name, "body.b.c_fc.weight") == 0);
-    KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_call(&n, x))));
     KN_CHECK(kn_grad_scale(&n) == 1);
     kn_module_free(&n.b); /* the caller's now */
     kn_module_free(&n);
@@ -166,7 +165,7 @@ KN_TEST(edit, calls_of_the_old_module_run_the_new)
         double_at(&n, "fc", &twice);
         check_same(kn_call(&n, x), kn_scale(y, 4));
         check_same(kn_call(&n.fc, x), kn_scale(y, 4));
-        KN_CHECK(kn_backward(kn_sum(kn_call(&n, x), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_call(&n, x))));
         KN_CHECK(kn_item(kn_amax(kn_abs(kn_grad(kn_module_param(&n, "fc.inner.inner.bias"))), 0,
                                  false)) == 8);
         REFUSED(kn_call_method(&n.fc, direct_forward, x),
@@ -189,7 +188,7 @@ KN_TEST(edit, optimizers_notice)
     build(&n);
     kn_optim *o = kn_sgd(&n, .lr = 0.1);
     KN_CHECK(kn_module_remove(&n, "body.b"));
-    KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_call(&n, input()))));
     KN_CHECK(!kn_step(o) && kn_error());
     kn_clear_error();
     kn_optim_free(o);
@@ -214,7 +213,7 @@ static void walk_everything(net *n, int params)
     kn_train(n, true);
     kn_zero_grad(n);
     kn_tensor *y = kn_call(n, input());
-    KN_CHECK(y && kn_backward(kn_sum(y, 0, NULL, false)));
+    KN_CHECK(y && kn_backward(sum_of(y)));
     OWNED_OPTIM kn_optim *o = kn_sgd(n, .lr = 0.1);
     KN_CHECK(kn_clip_grad_norm(n, 1) && kn_step(o));
 }
@@ -227,7 +226,7 @@ KN_TEST(edit, a_freed_child_leaves_the_tree)
         net n = { 0 };
         kn_linear other;
         build(&n);
-        KN_CHECK(kn_backward(kn_sum(kn_call(&n, input()), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_call(&n, input()))));
         kn_optim *before = kn_sgd(&n, .lr = 0.1);
         if (i == 1)
             KN_CHECK(kn_linear_init(&other, NULL, "", 3, 3) &&
@@ -328,7 +327,7 @@ KN_TEST(edit, the_old_module_may_be_freed_first)
         kn_module_free(kn_module_replace(&n, "fc", &second));
         kn_tensor *y = kn_call(&n, input());
         check_same(y, two);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && !n.fc.base.impl);
+        KN_CHECK(kn_backward(sum_of(y)) && !n.fc.base.impl);
         REFUSED(kn_call_method(&n, direct_method, input()),
                 "kn_call_method: kn_module_replace put 'fc' (linear) in the place");
         KN_CHECK(!kn_call(&n.fc, input())); /* outside of the tree's calls */

@@ -83,7 +83,7 @@ KN_TEST(hooks, see_and_change)
                  kn_module_hook(&m, all_four(change, NULL)) &&
                  kn_module_hook(&m, all_four(look, &after)));
         kn_tensor *x = row(1, 2), *y = kn_call(&m, x);
-        KN_CHECK(kn_backward(kn_sum(kn_scale(y, 2), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_scale(y, 2))));
         /* y = 5 * 3 (x + 1); the hooks after a call run the other way round */
         KN_CHECK(before.in == 2 && after.in == 3 && after.out == 9 && before.out == 45);
         KN_CHECK(at(y, 1) == 45 && at(y, 0) == 30);
@@ -132,7 +132,7 @@ KN_TEST(hooks, several_tensors)
     kn_tensor *x = row(4, 5);
     kn_values out = kn_call_n(&m, KN_VALUES(x, x, NULL, kn_detach(x)), NULL, 0);
     KN_CHECK(out.n == 4 && out.v[0] == out.v[2]);
-    KN_CHECK(kn_backward(kn_sum(kn_add(out.v[0], out.v[2]), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_add(out.v[0], out.v[2]))));
     KN_CHECK(s.pre == 1 && s.post == 1 && at(kn_grad(x), 1) == 20);
     /* chosen gradients, twice from one graph */
     out = kn_call_n(&m, KN_VALUES(x, x, NULL, NULL), NULL, 0);
@@ -188,7 +188,7 @@ static int gradients(bool hooked, bool recompute, float *out)
     for (int i = 0; i < 2; i++) {
         kn_tensor *y = kn_scale(x, 1.25), *inside = kn_call(&b, y);
         kn_tensor *z = kn_add(inside, kn_mul(y, y)); /* y's gradients come from here first */
-        kn_tensor *loss = kn_mean(kn_mul(z, z), 0, NULL, false);
+        kn_tensor *loss = mean_square(z);
         KN_CHECK(kn_backward(loss));
         out[got++] = (float)kn_item(loss);
     }
@@ -242,12 +242,12 @@ KN_TEST(hooks, taken_off)
     KN_CHECK(a.hook && b.hook && c && a.hook != c);
     for (int i = 1; i <= 3; i++) {
         kn_tensor *x = row(1, 2);
-        kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false));
+        kn_backward(sum_of(kn_call(&m, x)));
         KN_CHECK(a.runs == 1 && b.runs == i && times == 4 * i, "%d %d %d", a.runs, b.runs, times);
     }
     kn_tensor *y = kn_call(&m, row(1, 2)); /* taken off between forward and backward */
     KN_CHECK(kn_module_unhook(&m, c) && !kn_module_unhook(&m, c) && !kn_module_unhook(&m, 0));
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && times == 14);
+    KN_CHECK(kn_backward(sum_of(y)) && times == 14);
     KN_CHECK(kn_ok() && !kn_module_unhook(NULL, c));
     KN_CHECK_ERROR("kn_module_unhook: not an initialised module");
 }
@@ -295,7 +295,7 @@ KN_TEST(hooks, of_tensors_taken_off)
     KN_CHECK(h && of_y && o.hook && !kn_off_grad(y, h), "of another tensor");
     for (int i = 0; i < 3; i++) {
         kn_clear_grad(x);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false), .retain_graph = true));
+        KN_CHECK(kn_backward(sum_of(y), .retain_graph = true));
         KN_CHECK(at(kn_grad(x), 0) == (i == 0 ? 4 : i == 1 ? 2 : 1), "%g", at(kn_grad(x), 0));
         KN_CHECK(kn_off_grad(i == 0 ? x : y, i == 0 ? h : of_y) == (i < 2) && o.runs == 1);
     }
@@ -331,7 +331,7 @@ KN_TEST(hooks, no_grad_meta_and_enter)
     kn_module_hook(&m, all_four(shapes, &on_meta));
     kn_module_hook(&n, all_four(no_tensors, &entered));
     kn_tensor *x = kn_require_grad(kn_zeros(KN_F32, KN_META, KN_SHAPE(2)), true);
-    KN_CHECK(kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false)) && on_meta == 4);
+    KN_CHECK(kn_backward(sum_of(kn_call(&m, x))) && on_meta == 4);
     bool mode = kn_set_grad_mode(false);
     KN_CHECK(kn_call(&m, x) && on_meta == 6);
     kn_set_grad_mode(mode);
@@ -339,7 +339,7 @@ KN_TEST(hooks, no_grad_meta_and_enter)
     kn_entered e = kn_enter(&n);
     kn_tensor *y = kn_scale(x, 2);
     kn_leave(e, &y, 1);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && entered == 4, "%d", entered);
+    KN_CHECK(kn_backward(sum_of(y)) && entered == 4, "%d", entered);
     KN_CHECK_OK();
 }
 
@@ -416,7 +416,7 @@ KN_TEST(hooks, errors_name_them)
                                               !moment || moment == KN_POST_BACKWARD ? wrong : NULL,
                                               .arg = &how, .name = "spy" });
         kn_tensor *x = row(1, 2);
-        kn_backward(kn_sum(kn_call(&m, x), 0, NULL, false));
+        kn_backward(sum_of(kn_call(&m, x)));
         KN_CHECK(kn_error() && strstr(kn_error(), cases[i].text), "%zu: %s", i,
                  kn_error() ? kn_error() : "no error");
         kn_clear_error();
@@ -440,14 +440,13 @@ KN_TEST(hooks, errors_name_hooks_of_tensors)
 {
     kn_tensor *x = row(1, 2), *y = kn_scale(x, 2);
     kn_on_grad(y, bad_gradient, NULL);
-    REFUSED(kn_backward(kn_sum(y, 0, NULL, false)), "f32[3] on cpu in the place of f32[2] on cpu");
+    REFUSED(kn_backward(sum_of(y)), "f32[3] on cpu in the place of f32[2] on cpu");
     y = kn_scale(x, 2);
     kn_on_grad(y, bad_gradient, x);
-    REFUSED(kn_backward(kn_sum(y, 0, NULL, false)),
-            "hook on the gradient of the result of 'affine'");
+    REFUSED(kn_backward(sum_of(y)), "hook on the gradient of the result of 'affine'");
     y = kn_scale(x, 2);
     kn_on_node(y, failing_node, NULL, NULL);
-    REFUSED(kn_backward(kn_sum(y, 0, NULL, false)), "on purpose in hook on the node of 'affine'");
+    REFUSED(kn_backward(sum_of(y)), "on purpose in hook on the node of 'affine'");
     REFUSED(kn_on_grad(x, NULL, NULL), "the hook is NULL");
     REFUSED(kn_on_node(kn_scale(x, 2), NULL, NULL, NULL), "the hook is NULL");
     REFUSED(kn_on_accumulated(x, NULL, NULL), "the hook is NULL");

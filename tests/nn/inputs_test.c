@@ -23,10 +23,8 @@ KN_TEST(inputs, may_be_missing)
         kn_values without = kn_call_n(&m, KN_VALUES(x, NULL), NULL, 0);
         kn_values with = kn_call_n(&m, KN_VALUES(x, x), NULL, 0);
         KN_CHECK(without.n == 1 && with.n == 1);
-        KN_CHECK(kn_item(kn_sum(without.v[0], 0, NULL, false)) == 8 &&
-                 kn_item(kn_sum(with.v[0], 0, NULL, false)) == 16);
-        KN_CHECK(kn_backward(kn_sum(without.v[0], 0, NULL, false)) &&
-                 kn_backward(kn_sum(with.v[0], 0, NULL, false)));
+        KN_CHECK(kn_item(sum_of(without.v[0])) == 8 && kn_item(sum_of(with.v[0])) == 16);
+        KN_CHECK(kn_backward(sum_of(without.v[0])) && kn_backward(sum_of(with.v[0])));
         KN_CHECK(((float *)kn_data(kn_grad(x)))[3] == 3, "recompute %d", again);
         KN_CHECK(((float *)kn_data(kn_grad(kn_module_param(&m, "w"))))[3] == 4);
         KN_CHECK(kn_call_n(&m, KN_VALUES(NULL, x), NULL, 0).n == 0);
@@ -50,9 +48,9 @@ KN_TEST(inputs, one_result_of_several)
              kn_materialize(&m, KN_CPU, 1));
     kn_tensor *x = kn_full(KN_F32, KN_CPU, 2, KN_SHAPE(4));
     kn_tensor *y = kn_call_with(&m, x, x);
-    KN_CHECK(y && kn_item(kn_sum(y, 0, NULL, false)) == 16);
+    KN_CHECK(y && kn_item(sum_of(y)) == 16);
     y = kn_call_with(&m, x, NULL);
-    KN_CHECK(y && kn_item(kn_sum(y, 0, NULL, false)) == 8);
+    KN_CHECK(y && kn_item(sum_of(y)) == 8);
     REFUSED(kn_call_with(&two, x), "kn_call: 'twice' returns 2 tensors; use kn_call_n");
     KN_CHECK(!kn_call_with(NULL, x) && !kn_ok());
     kn_clear_error();

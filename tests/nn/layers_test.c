@@ -12,7 +12,7 @@ static kn_tensor *functional(void *m, kn_tensor *x)
     kn_tensor *y = kn_call(m, x);
     KN_CHECK(y != NULL, "%s", kn_error() ? kn_error() : "no result");
     kn_tensor *w = kn_randn(KN_F64, KN_CPU, 3, 3, kn_ndim(y), kn_shape(y));
-    return kn_sum(kn_mul(y, w), 0, NULL, false);
+    return sum_of(kn_mul(y, w));
 }
 
 static double value(void *m, kn_tensor *x)
@@ -256,8 +256,7 @@ KN_TEST(layers, norms_of_sums)
                       *h = kn_require_grad(kn_scale(input(3, 2, 3, 5), 0.5), true);
             kn_values out = kn_call_n(&m, KN_VALUES(x, h), NULL, 0);
             kn_tensor *weigh = input(3, 2, 3, 5);
-            KN_CHECK(kn_backward(
-                kn_sum(kn_mul(kn_add(out.v[0], kn_square(out.v[1])), weigh), 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(kn_mul(kn_add(out.v[0], kn_square(out.v[1])), weigh))));
             memcpy(y[at_once], out.v, sizeof y[at_once]);
             grad[at_once][0] = kn_grad(x), grad[at_once][1] = kn_grad(h);
             grad[at_once][2] = kn_scale(kn_grad(kn_module_param(&m, "rms.weight")), 1);
@@ -297,7 +296,7 @@ KN_TEST(layers, causal_attention_sees_no_future)
     kn_materialize(&a, KN_CPU, 1);
     kn_tensor *x = kn_require_grad(input(3, 1, 4, 4), true);
     kn_tensor *second = kn_slice(kn_call(&a, x), 1, 1, 2);
-    KN_CHECK(kn_backward(kn_sum(second, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(second)));
     const double *g = kn_data(kn_grad(x));
     for (int i = 0; i < 16; i++)
         KN_CHECK((g[i] != 0) == (i < 8), "gradient of position %d is %g", i / 4, g[i]);

@@ -113,7 +113,7 @@ KN_TEST(module, parameters_freeze_and_share)
     kn_freeze(&m.part[0], true);
     KN_CHECK(kn_params(&m, &p) == 4 && !p[0].trainable && !p[1].trainable && p[2].trainable);
     kn_train(&m, false);
-    KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_call(&m, ones()))));
     KN_CHECK(!kn_param_grad(&p[0]) && kn_param_grad(&p[2]));
     kn_freeze(&m, false);
     KN_CHECK(kn_params(&m, &p) == 4 && p[0].trainable);
@@ -197,7 +197,7 @@ KN_TEST(module, draws_depend_on_step_and_micro_batch)
             kn_call(&m.part[0].drop, ones());
             kn_set_grad_mode(mode);
         } else if (run == 4) {
-            KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
+            KN_CHECK(kn_backward(sum_of(kn_call(&m, ones()))));
         }
         KN_CHECK(kn_to_host(kn_call(&m.part[0].drop, ones()), r[run], sizeof r[run]));
     }
@@ -245,7 +245,7 @@ KN_TEST(module, hooks_in_order)
     for (int on = 0; on < 2; on++) {
         order[0] = '\0';
         kn_tensor *x = kn_require_grad(ones(), true), *y = kn_call(&m, x);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(y)));
         /* recomputed, part 0 runs its forward again, before its backward */
         const char *want = on ? "fo f0 F0 f1 F1 Fo bo b1 B1 b0 f0 F0 B0 Bo "
                               : "fo f0 F0 f1 F1 Fo bo b1 B1 b0 B0 Bo ";
@@ -330,7 +330,7 @@ KN_TEST(module, enter_and_leave)
     kn_clear_error();
     kn_leave(e, &y, 1);
     KN_CHECK(kn_size(y, 1) == 4 && !kn_context_get()->frame);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(y)));
     kn_scope_end(s);
     const kn_param *p;
     int n = kn_params(&m, &p);
@@ -445,8 +445,7 @@ KN_TEST(module, declared_buffers_begin_anew)
     OWNED_MODULE kn_batch_norm b;
     KN_CHECK(kn_batch_norm_init(&b, NULL, "", 3));
     kn_tensor *var = kn_module_buffer(&b, "running_var");
-    KN_CHECK(kn_fill_(var, 5) && kn_materialize(&b, KN_CPU, 1) &&
-             kn_item(kn_mean(var, 0, NULL, false)) == 1);
+    KN_CHECK(kn_fill_(var, 5) && kn_materialize(&b, KN_CPU, 1) && kn_item(mean_of(var)) == 1);
 }
 
 KN_TEST(module, rounds_are_counted)
@@ -455,7 +454,7 @@ KN_TEST(module, rounds_are_counted)
     build(&m);
     KN_CHECK(kn_grad_scale(&m) == 1);
     for (int i = 1; i <= 3; i++) {
-        KN_CHECK(kn_backward(kn_sum(kn_call(&m, ones()), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_call(&m, ones()))));
         KN_CHECK(kn_grad_scale(&m) == 1.0 / i && kn_grad_scale(&m.part[0]) == 1.0 / i);
     }
 }

@@ -67,7 +67,7 @@ KN_TEST(multi_head_attention, to_a_context_with_a_mask)
         KN_CHECK(difference(y, attend(&a, x, kn_slice(c, 1, 0, 3), NULL)) < 1e-12);
         KN_CHECK(difference(y, attend(&a, x, c, NULL)) > 1e-3);
         kn_clear_grad(c);
-        KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(kn_mul(y, y))));
         const double *g = kn_data(kn_grad(c));
         for (int i = 0; i < 48; i++)
             KN_CHECK((g[i] != 0) == (i / 6 % 4 < 3), "[%d]: %g", i, g[i]);

@@ -61,8 +61,7 @@ static bool whole_run(void)
     OWNED_MODULE net m = { 0 };
     IN_SCOPE;
     OWNED_OPTIM kn_optim *o = build(&m) ? kn_adamw(&m, .lr = 1e-3) : NULL;
-    bool ok = o && train(&m, o) && train(&m, o);
-    return ok;
+    return o && train(&m, o) && train(&m, o);
 }
 
 /* ---- a convolutional net --------------------------------------------------------------------- */
@@ -110,8 +109,7 @@ static bool whole_run_of_convnet(void)
     OWNED_OPTIM kn_optim *o = build_convnet(&m) ? kn_sgd(&m, .lr = 1e-2) : NULL;
     kn_tensor *x = o ? kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 2, 4, 4)) : NULL;
     kn_tensor *y = x ? kn_from(KN_I64, KN_CPU, target, KN_SHAPE(2)) : NULL;
-    bool ok = y && kn_backward(kn_cross_entropy(kn_call(&m, x), y)) && kn_step(o);
-    return ok;
+    return y && kn_backward(kn_cross_entropy(kn_call(&m, x), y)) && kn_step(o);
 }
 
 /* ---- a tree that changes --------------------------------------------------------------------- */
@@ -201,8 +199,7 @@ static bool layer_init(any_layer *l)
 static bool whole_run_of_a_layer(void)
 {
     OWNED_MODULE any_layer l = { 0 };
-    bool ok = layer_init(&l);
-    return ok;
+    return layer_init(&l);
 }
 
 /* ---- each allocation in turn ----------------------------------------------------------------- */

@@ -6,7 +6,7 @@
  * KNAP_RANDOM="first count" runs more programs. */
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
-#include "tests/kn_test.h"
+#include "tests/owned.h"
 
 enum { ROOM = 16384, WIDE = 3, PARTS = 4, LOSSES = 3 };
 
@@ -213,10 +213,10 @@ static void forward(waiting *w, uint64_t stream)
 {
     now->touched |= now->forwards++ > 0; /* buffers move */
     kn_tensor *x = leaf(stream), *y = kn_call(&n, likely(70) ? x : kn_detach(x));
-    kn_tensor *loss = kn_ok() ? kn_sum(kn_mul(y, y), 0, NULL, false) : NULL;
+    kn_tensor *loss = kn_ok() ? sum_of(kn_mul(y, y)) : NULL;
     for (int i = 0; i < PARTS && loss; i++)
         if (n.side[i]) {
-            loss = kn_add(loss, kn_mean(n.side[i], 0, NULL, false));
+            loss = kn_add(loss, mean_of(n.side[i]));
             keep_side(i, NULL);
         }
     *w = (waiting){ loss, x, false };

@@ -60,7 +60,7 @@ static int gradients(stack *s, float *out)
     kn_tensor *x = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(2, 3, 4)), true);
     for (int round = 0; round < 2; round++) {
         IN_SCOPE;
-        kn_tensor *y = kn_call(s, x), *loss = kn_mean(kn_mul(y, y), 0, NULL, false);
+        kn_tensor *y = kn_call(s, x), *loss = mean_square(y);
         KN_CHECK_OK();
         out[at++] = (float)kn_item(loss);
         KN_CHECK(kn_backward(loss));
@@ -150,7 +150,7 @@ static void run_pair(pair *p, double grad[3][9])
     three = 1e9; /* the argument was copied */
     KN_CHECK(out.n == 3);
     kn_tensor *y = kn_add(kn_mul(out.v[0], out.v[1]), kn_exp(out.v[2]));
-    KN_CHECK(kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)));
+    KN_CHECK(kn_backward(sum_of(kn_mul(y, y))));
     memcpy(grad[0], kn_data(kn_grad(a)), sizeof grad[0]);
     memcpy(grad[1], kn_data(kn_grad(b)), sizeof grad[1]);
     memcpy(grad[2], kn_data(kn_grad(w)), sizeof grad[2]);
@@ -218,7 +218,7 @@ KN_TEST(recompute, a_parameter_shared_with_a_plain_module)
         kn_recompute(&t.b, run == 2);
         completed = 0;
         kn_tensor *y = kn_call(&t, kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)));
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)));
+        KN_CHECK(kn_backward(sum_of(y)));
         KN_CHECK(completed == 1, "run %d: the gradient was complete %d times", run, completed);
         KN_CHECK(kn_to_host(kn_grad(w), g[run], sizeof g[run]));
         KN_CHECK(kn_grad_scale(&t) == 1, "one round a backward");
@@ -243,7 +243,7 @@ KN_TEST(recompute, what_is_frozen_between_forward_and_backward_is_as_without)
             kn_tensor *w = kn_module_param(&fc, "weight");
             kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(3, 2)), true);
             kn_freeze(&fc, frozen);
-            kn_tensor *y = kn_sum(kn_call(&fc, x), 0, NULL, false);
+            kn_tensor *y = sum_of(kn_call(&fc, x));
             kn_freeze(&fc, !frozen);
             KN_CHECK(kn_backward(y));
             kn_tensor *g = kn_grad(w);
@@ -268,7 +268,7 @@ KN_TEST(recompute, a_parameter_written_before_the_replay_is_named)
             bool mode = kn_set_grad_mode(false);
             KN_CHECK(kn_fill_(w, 2));
             kn_set_grad_mode(mode);
-            KN_CHECK(!kn_backward(kn_sum(y, 0, NULL, false)));
+            KN_CHECK(!kn_backward(sum_of(y)));
             snprintf(text, sizeof text, "'%s' was written in place", kn_name(w));
             KN_CHECK_ERROR(text);
         }

@@ -36,8 +36,7 @@ KN_TEST(sequential, calls_its_children_in_order)
         kn_tensor *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(4, 3));
         kn_tensor *y = kn_call(&net, x);
         KN_CHECK(first_difference(y, kn_call(&b, kn_relu(kn_call(&a, x)))) == 0);
-        KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) &&
-                 kn_grad(kn_module_param(&net, names[0])));
+        KN_CHECK(kn_backward(sum_of(y)) && kn_grad(kn_module_param(&net, names[0])));
         kn_scope_end(scope);
         kn_module_free(&net);
         KN_CHECK(!a.base.impl && !act.base.impl, "the children were not freed");
@@ -57,7 +56,7 @@ KN_TEST(sequential, empty_and_nested)
     kn_require_grad(x, true);
     kn_tensor *y = kn_call(&outer, x);
     KN_CHECK(first_difference(y, kn_tanh(x)) == 0);
-    KN_CHECK(kn_backward(kn_sum(y, 0, NULL, false)) && kn_grad(x));
+    KN_CHECK(kn_backward(sum_of(y)) && kn_grad(x));
     KN_CHECK(kn_sequential_extend(&outer, NULL, 0));
     kn_module_free(&outer);
 }

@@ -92,7 +92,7 @@ KN_TEST(summary, leaves_the_model_as_it_was)
     build(&m, KN_CPU);
     kn_materialize(&m, KN_CPU, 7);
     kn_tensor *w = kn_module_param(&m.b, "weight"), *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(B, IN));
-    kn_backward(kn_mean(kn_call(&m, x), 0, NULL, false));
+    kn_backward(mean_of(kn_call(&m, x)));
     float before[2][HID * HID], after[2][HID * HID];
     double scale = kn_grad_scale(&m);
     kn_to_host(w, before[0], sizeof before[0]);
@@ -197,7 +197,7 @@ KN_TEST(summary, amounts)
 static kn_tensor *reading_forward(kn_module *self, kn_tensor *x)
 {
     (void)self;
-    return kn_scale(x, kn_item(kn_sum(x, 0, NULL, false)));
+    return kn_scale(x, kn_item(sum_of(x)));
 }
 
 static void inside(kn_module_event *e, void *arg)

@@ -84,7 +84,7 @@ typedef struct vector {
 
 static kn_tensor *vector_forward(kn_module *self, kn_tensor *x)
 {
-    return kn_sum(kn_mul(((vector *)self)->w, x), 0, NULL, false);
+    return sum_of(kn_mul(((vector *)self)->w, x));
 }
 
 /* Gradients that shrink step by step, in f32: an average that forgets must see the small one. */
@@ -350,7 +350,7 @@ KN_TEST(optim, frozen_parameters_stay)
 static bool linear_backward(kn_linear *l)
 {
     kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2));
-    return kn_backward(kn_sum(kn_call(l, x), 0, NULL, false));
+    return kn_backward(sum_of(kn_call(l, x)));
 }
 
 KN_TEST(optim, optimizers_that_step_in_turn_count_one_step)

@@ -7,9 +7,8 @@ static bool backward(net *m, kn_dtype t, int batch, kn_scaler *scaler)
 {
     IN_SCOPE;
     kn_tensor *x = kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(6, 5));
-    kn_tensor *loss = kn_mean(kn_tanh(kn_call(m, x)), 0, NULL, false);
-    bool ok = kn_backward(scaler ? kn_scale_loss(scaler, loss) : loss);
-    return ok;
+    kn_tensor *loss = mean_of(kn_tanh(kn_call(m, x)));
+    return kn_backward(scaler ? kn_scale_loss(scaler, loss) : loss);
 }
 
 /* The largest difference between the parameters of two nets. */
@@ -99,7 +98,7 @@ KN_TEST(own, under_a_scaler)
     OWNED_OPTIM kn_optim *x =
         kn_own_optim(&a, .update = look, .arg = &s, .state = { "one", "two" }, .lr = 0.5);
     OWNED_OPTIM kn_optim *y = kn_sgd(&b, .lr = 0.5);
-    kn_scaler *scaler = kn_scaler_new(&a, .init_scale = 1024);
+    OWNED_SCALER kn_scaler *scaler = kn_scaler_new(&a, .init_scale = 1024);
     for (int step = 0; step < 3; step++) {
         KN_CHECK(backward(&a, KN_F32, step, scaler));
         if (step > 0)
@@ -110,7 +109,6 @@ KN_TEST(own, under_a_scaler)
     }
     KN_CHECK(s.parts == 4 && s.steps[0] == 1 && s.steps[1] == 2 && !s.taped);
     KN_CHECK(kn_optim_steps(x) == 2 && apart(&a, &b) < 1e-7);
-    kn_scaler_free(scaler);
 }
 
 static bool refuses(const kn_optim_part *p, void *arg)

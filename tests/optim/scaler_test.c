@@ -10,8 +10,7 @@ static bool backward(net *m, kn_scaler *s, kn_dtype t, int batch, double size)
     kn_tensor *x = kn_scale(kn_randn(t, KN_CPU, 5, (uint64_t)batch, KN_SHAPE(4, 5)), size);
     kn_tensor *y = kn_zeros(t, KN_CPU, KN_SHAPE(4, 3));
     kn_tensor *loss = kn_mse_loss(kn_call(m, x), y);
-    bool ok = kn_backward(s ? kn_scale_loss(s, loss) : loss);
-    return ok;
+    return kn_backward(s ? kn_scale_loss(s, loss) : loss);
 }
 
 static void read_weight(net *m, float w[15])
@@ -27,7 +26,7 @@ KN_TEST(scaler, scaling_changes_no_bit)
         OWNED_MODULE net m;
         build(&m, KN_F32);
         OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
-        kn_scaler *s = kn_scaler_new(&m, .interval = 2, .init_scale = 1024);
+        OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .interval = 2, .init_scale = 1024);
         for (int i = 0; i < 6; i++) {
             KN_CHECK(backward(&m, scaled ? s : NULL, KN_F32, i, 1));
             KN_CHECK(backward(&m, scaled ? s : NULL, KN_F32, i + 9, 1));
@@ -38,7 +37,6 @@ KN_TEST(scaler, scaling_changes_no_bit)
         KN_CHECK(st.scale == (scaled ? 8192 : 1024) && st.good == 0 && st.skipped == 0);
         KN_CHECK(kn_optim_steps(o) == 6);
         read_weight(&m, w[scaled]);
-        kn_scaler_free(s);
     }
     KN_CHECK(memcmp(w[0], w[1], sizeof w[0]) == 0 && memcmp(norm[0], norm[1], sizeof norm[0]) == 0);
 }
@@ -50,7 +48,7 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
         OWNED_MODULE net m;
         build(&m, KN_F32);
         OWNED_OPTIM kn_optim *o = kn_adamw(&m, .lr = 0.1);
-        kn_scaler *s = kn_scaler_new(&m, .backoff = 0.25, .interval = 3);
+        OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .backoff = 0.25, .interval = 3);
         read_weight(&m, before);
         int64_t step = kn_get_step();
         KN_CHECK(backward(&m, s, KN_F32, 1, 1e30));
@@ -69,7 +67,6 @@ KN_TEST(scaler, overflow_skips_the_step_and_lowers_the_scale)
             KN_CHECK(backward(&m, s, KN_F32, i, 1) && kn_scaler_step(s, o));
         st = kn_scaler_get(s);
         KN_CHECK(st.scale == 32768 && st.good == 1 && st.skipped == 1 && kn_optim_steps(o) == 4);
-        kn_scaler_free(s);
     }
 }
 
@@ -79,7 +76,7 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
     for (int scaled = 0; scaled < 2; scaled++) {
         OWNED_MODULE net m = { 0 };
         build(&m, KN_F16);
-        kn_scaler *s = kn_scaler_new(&m);
+        OWNED_SCALER kn_scaler *s = kn_scaler_new(&m);
         int tries = 0;
         float norm = 0;
         for (; tries < 40; tries++) { /* 65536 exceeds f16's range: the first may overflow */
@@ -101,7 +98,6 @@ KN_TEST(scaler, small_gradients_survive_in_f16)
         for (int i = 0; i < 15; i++)
             zeros += (g[i] & 0x7fff) < 0x40; /* hardly a bit left */
         KN_CHECK(scaled ? zeros == 0 : zeros > 5, "%d of 15 gradients are lost", zeros);
-        kn_scaler_free(s);
     }
 }
 
@@ -109,7 +105,7 @@ KN_TEST(scaler, state_can_be_kept)
 {
     OWNED_MODULE net m;
     build(&m, KN_F32);
-    kn_scaler *s = kn_scaler_new(&m);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&m);
     KN_CHECK(kn_scaler_get(s).scale == 65536);
     KN_CHECK(kn_scaler_set(s, (kn_scaler_state){ 128, 7, 3 }));
     kn_scaler_state st = kn_scaler_get(s);
@@ -119,7 +115,6 @@ KN_TEST(scaler, state_can_be_kept)
     KN_CHECK(backward(&m, s, KN_F32, 1, 1));
     REFUSED(kn_scaler_set(s, st), "wait for their step");
     KN_CHECK(kn_scaler_step(s, o) && kn_scaler_set(s, st));
-    kn_scaler_free(s);
 }
 
 KN_TEST(scaler, bad_use)
@@ -131,7 +126,7 @@ KN_TEST(scaler, bad_use)
     REFUSED(kn_scaler_new(&m, .growth = 0.5), ".growth is 0.5");
     REFUSED(kn_scaler_new(&m, .backoff = 1), ".backoff 1");
     REFUSED(kn_scaler_new(&m, .interval = -4), ".interval -4");
-    kn_scaler *s = kn_scaler_new(&m, .init_scale = 0x1p-20), *s2 = kn_scaler_new(&m);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&m, .init_scale = 0x1p-20), *s2 = kn_scaler_new(&m);
     OWNED_OPTIM kn_optim *o = kn_sgd(&m, .lr = 1), *wrong = kn_sgd(&other, .lr = 1);
     KN_CHECK(!kn_scaler_step(s, NULL) && !kn_scale_loss(s, NULL));
     KN_CHECK_ERROR("the optimizer is NULL");
@@ -146,8 +141,6 @@ KN_TEST(scaler, bad_use)
     REFUSED(kn_scaler_update(NULL), "the scaler is NULL");
     KN_CHECK(backward(&m, s, KN_F32, 1, 1e30) && !kn_scaler_step(s, o));
     KN_CHECK_ERROR("gradients aren't finite although the loss scale is down to");
-    kn_scaler_free(s);
-    kn_scaler_free(s2);
     kn_scaler_free(NULL);
 }
 
@@ -229,8 +222,7 @@ static bool run_act(const act *a, pair *p, kn_scaler *const s[2], kn_optim *o)
         kn_tensor *other = loss_of(p, B, 1);
         loss = kn_add(loss, s ? scaled(s, a->twice, other) : other);
     }
-    bool ok = a->what == LOOK ? loss != NULL : kn_backward(loss);
-    return ok;
+    return a->what == LOOK ? loss != NULL : kn_backward(loss);
 }
 
 /* The weights after a program, twice, so that what it leaves counts, too. */
@@ -272,14 +264,13 @@ KN_TEST(scaler, a_loss_goes_through_one_scale_once)
 {
     OWNED_MODULE pair p;
     build_pair(&p);
-    kn_scaler *s = kn_scaler_new(&p);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&p);
     kn_tensor *loss = loss_of(&p, A, 1);
     REFUSED(kn_backward(kn_scale_loss(s, kn_scale_loss(s, loss))), "kn_scale_loss twice");
     KN_CHECK(!kn_grads_wait(&p));
     kn_tensor *x = loss_of(&p, A, 1), *w = kn_module_param(&p.part[0], "weight"), *g;
     KN_CHECK(kn_grad_of(kn_scale_loss(s, x), &w, 1, &g));
     KN_CHECK(!kn_grads_wait(&p) && kn_grad_scale(&p) == 1);
-    kn_scaler_free(s);
 }
 
 /* Gradients that no optimizer steps pile up with the scales of all times; the others' moves. */
@@ -287,7 +278,7 @@ KN_TEST(scaler, a_part_without_an_optimizer_holds_nothing_up)
 {
     OWNED_MODULE pair p;
     build_pair(&p);
-    kn_scaler *s = kn_scaler_new(&p, .init_scale = 64, .interval = 1);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&p, .init_scale = 64, .interval = 1);
     OWNED_OPTIM kn_optim *o = kn_sgd(&p.part[A], .lr = 0.1);
     for (int i = 0; i < 3; i++) {
         IN_SCOPE;
@@ -298,7 +289,6 @@ KN_TEST(scaler, a_part_without_an_optimizer_holds_nothing_up)
     kn_tensor *one = kn_scale_loss(s, kn_ones(KN_F32, KN_CPU, KN_SCALAR));
     KN_CHECK(kn_item(one) == 512, "%g", kn_item(one));
     REFUSED(kn_grad_scale(&p.part[B]) == 0, "different loss scales");
-    kn_scaler_free(s);
 }
 
 /* ---- several optimizers ---------------------------------------------------------------------- */
@@ -357,13 +347,12 @@ KN_TEST(scaler, a_second_optimizer_says_so)
 {
     OWNED_MODULE pair p;
     build_pair(&p);
-    kn_scaler *s = kn_scaler_new(&p);
+    OWNED_SCALER kn_scaler *s = kn_scaler_new(&p);
     kn_optim *o = kn_sgd(&p.part[A], .lr = 0.01), *more = kn_sgd(&p.part[B], .lr = 0.01);
     KN_CHECK(kn_backward(kn_scale_loss(s, kn_add(loss_of(&p, A, 1), loss_of(&p, B, 1)))));
     KN_CHECK(kn_scaler_step(s, o));
     REFUSED(kn_scaler_step(s, more), "make it with .several = true");
     kn_optim_free(o); /* one instead of another */
     KN_CHECK(kn_scaler_step(s, more));
-    kn_scaler_free(s);
     kn_optim_free(more);
 }
