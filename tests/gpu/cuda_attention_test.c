@@ -40,36 +40,30 @@ static kn_attention_args attention_case(overlay_case *c, int i)
     return a;
 }
 
-KN_TEST(cuda_attention, forward)
+OVERLAY(cuda_attention, forward, ATTENTION, 0, 30)
 {
-    for (int i = 0; i < 30; i++) {
-        overlay_case *c = case_begin(KN_K_ATTENTION, (uint64_t)i);
-        kn_attention_args args = attention_case(c, i);
-        case_close(c, &args.o, 4e-5); /* z of up to 20 has an error of 2e-6, values of up to 6 */
-        case_close(c, &args.lse, 1e-5);
-        case_run(c, &args);
-    }
+    kn_attention_args args = attention_case(c, i);
+    case_close(c, &args.o, 4e-5); /* z of up to 20 has an error of 2e-6, values of up to 6 */
+    case_close(c, &args.lse, 1e-5);
+    case_run(c, &args);
 }
 
-KN_TEST(cuda_attention, backward)
+OVERLAY(cuda_attention, backward, ATTENTION_GRAD, 0, 30)
 {
-    for (int i = 0; i < 30; i++) {
-        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
-        kn_attention_args f = attention_case(c, i);
-        case_prepare(KN_K_ATTENTION, &f);
-        kn_attention_grad_args a = case_attention_grad(&f);
-        a.dout = case_array(c, f.q.dtype, DENSE, NORMAL, 4, f.q.shape);
-        a.dq = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.q.shape);
-        a.dk = case_array(c, f.q.dtype, STRIDED, UNSET, 4, f.k.shape);
-        a.dv = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.k.shape);
-        /* o as stored carries its rounding into delta = dout . o: in bf16 by 2^-9 of it */
-        double scale = f.q.dtype == KN_BF16 ? 4e-3 : f.q.dtype == KN_F16 ? 5e-4 : 1e-4;
-        case_close(c, &a.dq, scale);
-        case_close(c, &a.dk, scale * 2);
-        case_close(c, &a.dv, scale);
-        case_dmask(c, &a, scale);
-        case_run(c, &a);
-    }
+    kn_attention_args f = attention_case(c, i);
+    case_prepare(KN_K_ATTENTION, &f);
+    kn_attention_grad_args a = case_attention_grad(&f);
+    a.dout = case_array(c, f.q.dtype, DENSE, NORMAL, 4, f.q.shape);
+    a.dq = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.q.shape);
+    a.dk = case_array(c, f.q.dtype, STRIDED, UNSET, 4, f.k.shape);
+    a.dv = case_array(c, f.q.dtype, DENSE, UNSET, 4, f.k.shape);
+    /* o as stored carries its rounding into delta = dout . o: in bf16 by 2^-9 of it */
+    double scale = f.q.dtype == KN_BF16 ? 4e-3 : f.q.dtype == KN_F16 ? 5e-4 : 1e-4;
+    case_close(c, &a.dq, scale);
+    case_close(c, &a.dk, scale * 2);
+    case_close(c, &a.dv, scale);
+    case_dmask(c, &a, scale);
+    case_run(c, &a);
 }
 
 /* The seed that cuDNN's dropout gets: another for each seed and each stream, and the same one

@@ -105,42 +105,39 @@ KN_TEST(cuda_emulated, copy_edges)
 }
 
 /* (B, T, H, D) to every order of its dims, and back by strides. */
-KN_TEST(cuda_emulated, copy_permuted)
+OVERLAY(cuda_emulated, copy_permuted, COPY, 1000, 7 * 24)
 {
     static const kn_dtype pairs[][2] = { { KN_F32, KN_F32 }, { KN_BF16, KN_F32 },
                                          { KN_F32, KN_F16 }, { KN_BF16, KN_BF16 },
                                          { KN_F64, KN_F64 }, { KN_I8, KN_I8 },
                                          { KN_F16, KN_BF16 } };
     int64_t shape[4] = { 2, 40, 3, 33 };
-    for (int i = 0; i < 7 * 24; i++) {
-        overlay_case *c = case_begin(KN_K_COPY, 1000 + (uint64_t)i);
-        kn_dtype to = pairs[i % 7][0], from = pairs[i % 7][1];
-        kn_array src = case_array(c, from, DENSE, NORMAL, 4, shape);
-        int order[4] = { 0, 1, 2, 3 }, code = i / 7;
-        for (int d = 0; d < 4; d++) { /* the code-th permutation */
-            int other = d + code % (4 - d), kept = order[d];
-            code /= 4 - d;
-            order[d] = order[other];
-            order[other] = kept;
-        }
-        kn_array view = src;
-        for (int d = 0; d < 4; d++) {
-            view.shape[d] = src.shape[order[d]];
-            view.stride[d] = src.stride[order[d]];
-        }
-        kn_array dst = case_array(c, to, DENSE, UNSET, 4, view.shape);
-        case_note(c, " order %d%d%d%d", order[0], order[1], order[2], order[3]);
-        case_exact(c, &dst);
-        kn_copy_args args = { dst, view };
-        case_run(c, &args);
+    kn_dtype to = pairs[i % 7][0], from = pairs[i % 7][1];
+    kn_array src = case_array(c, from, DENSE, NORMAL, 4, shape);
+    int order[4] = { 0, 1, 2, 3 }, code = i / 7;
+    for (int d = 0; d < 4; d++) { /* the code-th permutation */
+        int other = d + code % (4 - d), kept = order[d];
+        code /= 4 - d;
+        order[d] = order[other];
+        order[other] = kept;
     }
+    kn_array view = src;
+    for (int d = 0; d < 4; d++) {
+        view.shape[d] = src.shape[order[d]];
+        view.stride[d] = src.stride[order[d]];
+    }
+    kn_array dst = case_array(c, to, DENSE, UNSET, 4, view.shape);
+    case_note(c, " order %d%d%d%d", order[0], order[1], order[2], order[3]);
+    case_exact(c, &dst);
+    kn_copy_args args = { dst, view };
+    case_run(c, &args);
 }
 
 /* ---- indices --------------------------------------------------------------------------------- */
 
 /* Thousands of positions: several tiles, several passes of the sort, rows that occur hundreds of
  * times. */
-KN_TEST(cuda_emulated, index_add_long)
+OVERLAY(cuda_emulated, index_add_long, INDEX_ADD, 5000, 40)
 {
     static const kn_dtype pairs[][2] = { { KN_F32, KN_F32 },   { KN_F32, KN_BF16 },
                                          { KN_BF16, KN_BF16 }, { KN_F16, KN_F32 },
@@ -148,19 +145,16 @@ KN_TEST(cuda_emulated, index_add_long)
                                          { KN_BF16, KN_F64 },  { KN_I64, KN_U8 },
                                          { KN_U8, KN_I64 },    { KN_BOOL, KN_I32 } };
     static const int64_t rows[] = { 1, 255, 256, 70000 };
-    for (int i = 0; i < 40; i++) {
-        overlay_case *c = case_begin(KN_K_INDEX_ADD, 5000 + (uint64_t)i);
-        int64_t n = rows[i / 10], m = 1 + case_pick(c, 5000), C = i % 3 ? 16 : 7;
-        kn_array index = case_vector(c, i % 2 ? KN_I64 : KN_I32, NORMAL, m);
-        for (int64_t k = 0; k < m; k++)
-            case_set(&index, k, (double)(case_pick(c, 4) ? case_pick(c, n) : n / 2));
-        int64_t full[2] = { n, C }, some[2] = { m, C };
-        kn_array dst = case_array(c, pairs[i % 10][0], DENSE, NORMAL, 2, full);
-        kn_array src = case_array(c, pairs[i % 10][1], DENSE, NORMAL, 2, some);
-        case_exact(c, &dst);
-        kn_index_add_args args = { dst, src, index, 0 };
-        case_run(c, &args);
-    }
+    int64_t n = rows[i / 10], m = 1 + case_pick(c, 5000), C = i % 3 ? 16 : 7;
+    kn_array index = case_vector(c, i % 2 ? KN_I64 : KN_I32, NORMAL, m);
+    for (int64_t k = 0; k < m; k++)
+        case_set(&index, k, (double)(case_pick(c, 4) ? case_pick(c, n) : n / 2));
+    int64_t full[2] = { n, C }, some[2] = { m, C };
+    kn_array dst = case_array(c, pairs[i % 10][0], DENSE, NORMAL, 2, full);
+    kn_array src = case_array(c, pairs[i % 10][1], DENSE, NORMAL, 2, some);
+    case_exact(c, &dst);
+    kn_index_add_args args = { dst, src, index, 0 };
+    case_run(c, &args);
 }
 
 /* An index outside is an error, and neither read nor written through. */
@@ -187,22 +181,19 @@ KN_TEST(cuda_emulated, bad_indices_touch_nothing)
 
 /* ---- sums and optimizers --------------------------------------------------------------------- */
 
-KN_TEST(cuda_emulated, sum_n_of_all_floats)
+OVERLAY(cuda_emulated, sum_n_of_all_floats, SUM_N, 1000, 64)
 {
     static const kn_dtype floats[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
-    for (int i = 0; i < 64; i++) {
-        overlay_case *c = case_begin(KN_K_SUM_N, 1000 + (uint64_t)i);
-        kn_sum_n_args a = {
-            .n = i / 16, .count = 1037, .dst_dtype = floats[i % 4], .src_dtype = floats[i / 4 % 4]
-        };
-        for (int j = 0; j < a.n; j++)
-            a.src[j] = case_vector(c, a.src_dtype, FINITE, a.count).data;
-        kn_array dst = case_vector(c, a.dst_dtype, NORMAL, a.count);
-        a.dst = dst.data;
-        a.acc = i % 3 ? NULL : dst.data;
-        case_exact(c, &dst);
-        case_run(c, &a);
-    }
+    kn_sum_n_args a = {
+        .n = i / 16, .count = 1037, .dst_dtype = floats[i % 4], .src_dtype = floats[i / 4 % 4]
+    };
+    for (int j = 0; j < a.n; j++)
+        a.src[j] = case_vector(c, a.src_dtype, FINITE, a.count).data;
+    kn_array dst = case_vector(c, a.dst_dtype, NORMAL, a.count);
+    a.dst = dst.data;
+    a.acc = i % 3 ? NULL : dst.data;
+    case_exact(c, &dst);
+    case_run(c, &a);
 }
 
 /* The overlay allows vector providers a rounding; here every bit is the reference's. */
@@ -253,22 +244,19 @@ KN_TEST(cuda_emulated, optimizers_have_the_bits_of_the_reference)
     }
 }
 
-KN_TEST(cuda_emulated, powsum)
+OVERLAY(cuda_emulated, powsum, POWSUM, 0, 32)
 {
     static const double powers[] = { 1, 3, 0.5, 2.5 };
-    for (int i = 0; i < 32; i++) {
-        overlay_case *c = case_begin(KN_K_POWSUM, (uint64_t)i);
-        kn_run run[2];
-        for (int k = 0; k < 2; k++) {
-            run[k].count = k ? case_size(c, 1000) : 1 + case_pick(c, 9000);
-            run[k].dtype = case_float(c);
-            run[k].data = case_vector(c, run[k].dtype, i % 3 ? NORMAL : FINITE, run[k].count).data;
-        }
-        kn_array max = case_vector(c, KN_F32, UNSET, 1), limbs = case_vector(c, KN_I64, UNSET, 4);
-        kn_absmax_args find = { run, 2, max.data };
-        kn_powsum_args sum = { run, 2, max.data, powers[i % 4], limbs.data };
-        case_exact(c, &limbs);
-        case_prepare(KN_K_ABSMAX, &find);
-        case_run(c, &sum);
+    kn_run run[2];
+    for (int k = 0; k < 2; k++) {
+        run[k].count = k ? case_size(c, 1000) : 1 + case_pick(c, 9000);
+        run[k].dtype = case_float(c);
+        run[k].data = case_vector(c, run[k].dtype, i % 3 ? NORMAL : FINITE, run[k].count).data;
     }
+    kn_array max = case_vector(c, KN_F32, UNSET, 1), limbs = case_vector(c, KN_I64, UNSET, 4);
+    kn_absmax_args find = { run, 2, max.data };
+    kn_powsum_args sum = { run, 2, max.data, powers[i % 4], limbs.data };
+    case_exact(c, &limbs);
+    case_prepare(KN_K_ABSMAX, &find);
+    case_run(c, &sum);
 }

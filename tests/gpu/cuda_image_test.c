@@ -32,72 +32,63 @@ static void lift(const kn_array *x)
 
 static const kn_dtype floats[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
 
-KN_TEST(cuda_image, batch_norm_of_many)
+OVERLAY(cuda_image, batch_norm_of_many, BATCH_NORM, 1000, 16)
 {
-    for (int i = 0; i < 16; i++) {
-        overlay_case *c = case_begin(KN_K_BATCH_NORM, 1000 + (uint64_t)i);
-        bool last = i / 4 % 2, odd = i / 8;
-        int64_t N = 5, C = last ? (odd ? 9 : 40) : 3, H = 31 + odd, W = 64 - odd;
-        kn_dtype t = floats[i % 4], stat = t == KN_F64 ? KN_F64 : KN_F32;
-        kn_batch_norm_args a = { .eps = 1e-5, .momentum = 0.1, .training = true };
-        a.x = image(c, t, NORMAL, last, N, C, H, W);
-        a.y = image(c, t, UNSET, last, N, C, H, W);
-        lift(&a.x);
-        a.w = case_vector(c, stat, NORMAL, C);
-        a.b = case_vector(c, stat, NORMAL, C);
-        a.mean = case_vector(c, stat, UNSET, C);
-        a.rstd = case_vector(c, stat, UNSET, C);
-        a.running_mean = case_vector(c, stat, NORMAL, C);
-        a.running_var = case_vector(c, stat, POSITIVE, C);
-        case_close(c, &a.y, 3e-5);
-        case_close(c, &a.mean, 1e-6);
-        case_close(c, &a.rstd, 1e-6);
-        case_close(c, &a.running_mean, 1e-6);
-        case_close(c, &a.running_var, 1e-6);
-        case_run(c, &a);
-    }
+    bool last = i / 4 % 2, odd = i / 8;
+    int64_t N = 5, C = last ? (odd ? 9 : 40) : 3, H = 31 + odd, W = 64 - odd;
+    kn_dtype t = floats[i % 4], stat = t == KN_F64 ? KN_F64 : KN_F32;
+    kn_batch_norm_args a = { .eps = 1e-5, .momentum = 0.1, .training = true };
+    a.x = image(c, t, NORMAL, last, N, C, H, W);
+    a.y = image(c, t, UNSET, last, N, C, H, W);
+    lift(&a.x);
+    a.w = case_vector(c, stat, NORMAL, C);
+    a.b = case_vector(c, stat, NORMAL, C);
+    a.mean = case_vector(c, stat, UNSET, C);
+    a.rstd = case_vector(c, stat, UNSET, C);
+    a.running_mean = case_vector(c, stat, NORMAL, C);
+    a.running_var = case_vector(c, stat, POSITIVE, C);
+    case_close(c, &a.y, 3e-5);
+    case_close(c, &a.mean, 1e-6);
+    case_close(c, &a.rstd, 1e-6);
+    case_close(c, &a.running_mean, 1e-6);
+    case_close(c, &a.running_var, 1e-6);
+    case_run(c, &a);
 }
 
-KN_TEST(cuda_image, batch_norm_grad_of_many)
+OVERLAY(cuda_image, batch_norm_grad_of_many, BATCH_NORM_GRAD, 1000, 16)
 {
-    for (int i = 0; i < 16; i++) {
-        overlay_case *c = case_begin(KN_K_BATCH_NORM_GRAD, 1000 + (uint64_t)i);
-        bool last = i / 4 % 2, odd = i / 8;
-        int64_t N = 5, C = last ? (odd ? 9 : 40) : 3, H = 31 + odd, W = 64 - odd;
-        kn_dtype t = floats[i % 4], stat = t == KN_F64 ? KN_F64 : KN_F32;
-        kn_batch_norm_grad_args a = { .training = true };
-        a.x = image(c, t, NORMAL, last, N, C, H, W);
-        a.dy = image(c, t, NORMAL, last, N, C, H, W);
-        a.dx = image(c, t, UNSET, last, N, C, H, W);
-        a.w = case_vector(c, stat, NORMAL, C);
-        a.dw = case_vector(c, stat, UNSET, C);
-        a.db = case_vector(c, stat, UNSET, C);
-        a.mean = case_vector(c, stat, SMALL, C);
-        a.rstd = case_vector(c, stat, POSITIVE, C);
-        case_close(c, &a.dx, 2e-4);
-        case_close(c, &a.dw, 2e-6 * (double)(N * H * W));
-        case_close(c, &a.db, 2e-6 * (double)(N * H * W));
-        case_run(c, &a);
-    }
+    bool last = i / 4 % 2, odd = i / 8;
+    int64_t N = 5, C = last ? (odd ? 9 : 40) : 3, H = 31 + odd, W = 64 - odd;
+    kn_dtype t = floats[i % 4], stat = t == KN_F64 ? KN_F64 : KN_F32;
+    kn_batch_norm_grad_args a = { .training = true };
+    a.x = image(c, t, NORMAL, last, N, C, H, W);
+    a.dy = image(c, t, NORMAL, last, N, C, H, W);
+    a.dx = image(c, t, UNSET, last, N, C, H, W);
+    a.w = case_vector(c, stat, NORMAL, C);
+    a.dw = case_vector(c, stat, UNSET, C);
+    a.db = case_vector(c, stat, UNSET, C);
+    a.mean = case_vector(c, stat, SMALL, C);
+    a.rstd = case_vector(c, stat, POSITIVE, C);
+    case_close(c, &a.dx, 2e-4);
+    case_close(c, &a.dw, 2e-6 * (double)(N * H * W));
+    case_close(c, &a.db, 2e-6 * (double)(N * H * W));
+    case_run(c, &a);
 }
 
 /* Tiles, and elements where groups are small, each of several parts. */
-KN_TEST(cuda_image, conv_grad_w_of_many)
+OVERLAY(cuda_image, conv_grad_w_of_many, CONV_GRAD_W, 1000, 16)
 {
-    for (int i = 0; i < 16; i++) {
-        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, 1000 + (uint64_t)i);
-        bool last = i / 4 % 2, depthwise = i / 8;
-        int64_t N = 3, H = 26, W = 33, C = depthwise ? 2 : 5, O = depthwise ? 2 : 9;
-        kn_dtype t = floats[i % 4];
-        kn_conv_grad_w_args a = { .groups = depthwise ? C : 1 };
-        for (int d = 0; d < 2; d++)
-            a.stride[d] = a.pad[d] = a.dilation[d] = 1;
-        a.dy = image(c, t, NORMAL, last, N, O, H, W);
-        a.x = image(c, t, NORMAL, last, N, C, H, W);
-        a.dw = image(c, t == KN_F16 ? KN_F32 : t, UNSET, false, O, C / a.groups, 3, 3);
-        case_close(c, &a.dw, 1.6e-6 * (double)(N * H * W));
-        case_run(c, &a);
-    }
+    bool last = i / 4 % 2, depthwise = i / 8;
+    int64_t N = 3, H = 26, W = 33, C = depthwise ? 2 : 5, O = depthwise ? 2 : 9;
+    kn_dtype t = floats[i % 4];
+    kn_conv_grad_w_args a = { .groups = depthwise ? C : 1 };
+    for (int d = 0; d < 2; d++)
+        a.stride[d] = a.pad[d] = a.dilation[d] = 1;
+    a.dy = image(c, t, NORMAL, last, N, O, H, W);
+    a.x = image(c, t, NORMAL, last, N, C, H, W);
+    a.dw = image(c, t == KN_F16 ? KN_F32 : t, UNSET, false, O, C / a.groups, 3, 3);
+    case_close(c, &a.dw, 1.6e-6 * (double)(N * H * W));
+    case_run(c, &a);
 }
 
 /* Sides that overflow a count are an error and don't wrap around. */

@@ -64,20 +64,38 @@ int64_t case_size(overlay_case *c, int64_t max)
     return n;
 }
 
-int case_row_shape(overlay_case *c, int number, int64_t *shape)
+void case_shape_below(overlay_case *c, int64_t max)
 {
-    int ndim = 1 + (int)case_pick(c, 3);
-    if (number % 30 == 11) {
-        shape[0] = 130;
-        shape[1] = 1000;
-        return 2;
+    c->ndim = 1 + (int)case_pick(c, 3);
+    for (int d = 0; d < c->ndim; d++) {
+        c->shape[d] = case_size(c, max);
+        max = c->shape[d] > 0 ? max / c->shape[d] : max;
     }
+}
+
+void case_shape(overlay_case *c, int number)
+{
+    case_shape_below(c, 20000);
+    if (number % 40 == 7) {
+        c->ndim = 2;
+        c->shape[0] = 301;
+        c->shape[1] = 1 + case_pick(c, 600);
+    }
+}
+
+void case_row_shape(overlay_case *c, int number)
+{
     int64_t room = 20000;
-    for (int d = ndim - 1; d >= 0; d--) {
-        shape[d] = case_size(c, room);
-        room /= shape[d] > 0 ? shape[d] : 1;
+    c->ndim = 1 + (int)case_pick(c, 3);
+    for (int d = c->ndim - 1; d >= 0; d--) {
+        c->shape[d] = case_size(c, room);
+        room /= c->shape[d] > 0 ? c->shape[d] : 1;
     }
-    return ndim;
+    if (number % 30 == 11) {
+        c->ndim = 2;
+        c->shape[0] = 130;
+        c->shape[1] = 1000;
+    }
 }
 
 kn_dtype case_float(overlay_case *c)
@@ -218,6 +236,29 @@ kn_array case_array(overlay_case *c, kn_dtype dtype, layout l, values v, int ndi
 kn_array case_vector(overlay_case *c, kn_dtype dtype, values v, int64_t n)
 {
     return case_array(c, dtype, DENSE, v, 1, &n);
+}
+
+kn_array case_input(overlay_case *c, kn_dtype dtype, values v)
+{
+    KN_CHECK(c->ndim > 0, "%s: the case has no shape", kn_kernel_name(c->kernel));
+    return case_array(c, dtype, case_layout(c, LAYOUTS), v, c->ndim, c->shape);
+}
+
+kn_array case_output(overlay_case *c, kn_dtype dtype, values v)
+{
+    KN_CHECK(c->ndim > 0, "%s: the case has no shape", kn_kernel_name(c->kernel));
+    return case_array(c, dtype, case_layout(c, OUTPUT_LAYOUTS), v, c->ndim, c->shape);
+}
+
+kn_array case_result(overlay_case *c, const kn_array *in, kn_dtype dtype)
+{
+    bool own = in->dtype == dtype && case_pick(c, 4) == 0;
+    for (int d = 0; d < in->ndim; d++)
+        own = own && in->stride[d] != 0;
+    if (!own)
+        return case_array(c, dtype, case_layout(c, OUTPUT_LAYOUTS), UNSET, in->ndim, in->shape);
+    case_note(c, " in place");
+    return *in;
 }
 
 /* ---- outputs ------------------------------------------------------------------------------- */
@@ -421,14 +462,15 @@ void case_run(overlay_case *c, const void *args)
     memcpy(c->bytes, before, c->used);
 }
 
-void case_report(kn_kernel kernel)
+void case_each(kn_kernel kernel, int first, int count, void (*one)(overlay_case *c, int i))
 {
     const kn_provider *providers[KN_MAX_PROVIDERS];
     int n = overlay_providers(providers);
-    for (int i = 0; i < n; i++) {
-        if (getenv("KNAP_TEST_VERBOSE"))
-            printf("%-20s %-8s ran %5d, declined %5d\n", kn_kernel_name(kernel), providers[i]->name,
-                   ran[i], declined[i]);
-        ran[i] = declined[i] = 0;
-    }
+    memset(ran, 0, sizeof ran);
+    memset(declined, 0, sizeof declined);
+    for (int i = 0; i < count; i++)
+        one(case_begin(kernel, (uint64_t)(first + i)), i);
+    for (int i = 0; i < n && getenv("KNAP_TEST_VERBOSE"); i++)
+        printf("%-20s %-8s ran %5d, declined %5d\n", kn_kernel_name(kernel), providers[i]->name,
+               ran[i], declined[i]);
 }

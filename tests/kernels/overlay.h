@@ -43,6 +43,8 @@ typedef struct overlay_case {
     unsigned char *bytes; /* the arena */
     size_t used;
     uint64_t random; /* state of this case's choices */
+    int ndim;        /* of most of its arrays */
+    int64_t shape[KN_MAX_DIMS];
     int outs;
     kn_array out[CASE_OUTS];
     double rel[CASE_OUTS], abs[CASE_OUTS]; /* both 0: bit for bit */
@@ -57,8 +59,12 @@ void case_note(overlay_case *c, const char *fmt, ...) KN_PRINTF(2, 3);
 int64_t case_pick(overlay_case *c, int64_t n);
 /* One of 0, 1, 3, 7, 17, 31, 33, 64, 100, 257, 1000, at most max. */
 int64_t case_size(overlay_case *c, int64_t max);
-/* 1 to 3 dims of at most 20000 elements, now and then [130, 1000]; gives their number. */
-int case_row_shape(overlay_case *c, int number, int64_t *shape);
+/* Gives the case a shape: 1 to 3 dims of the usual sizes, at most max elements. */
+void case_shape_below(overlay_case *c, int64_t max);
+/* At most 20000; every 40th case is large enough for several threads. */
+void case_shape(overlay_case *c, int number);
+/* At most 20000, most of them in the last dim; now and then [130, 1000]. */
+void case_row_shape(overlay_case *c, int number);
 kn_dtype case_float(overlay_case *c);              /* f32 half of the time, else bf16, f16, f64 */
 layout case_layout(overlay_case *c, layout count); /* DENSE half of the time */
 
@@ -66,6 +72,12 @@ layout case_layout(overlay_case *c, layout count); /* DENSE half of the time */
 kn_array case_array(overlay_case *c, kn_dtype dtype, layout l, values v, int ndim,
                     const int64_t *shape);
 kn_array case_vector(overlay_case *c, kn_dtype dtype, values v, int64_t n);
+/* Of the case's shape and a layout that an input may have, or also an output. */
+kn_array case_input(overlay_case *c, kn_dtype dtype, values v);
+kn_array case_output(overlay_case *c, kn_dtype dtype, values v);
+/* An output of an input's shape: now and then the input itself, if it has this dtype and a place
+ * for each element. */
+kn_array case_result(overlay_case *c, const kn_array *in, kn_dtype dtype);
 /* The backward of f, without its gradients. */
 static inline kn_attention_grad_args case_attention_grad(const kn_attention_args *f)
 {
@@ -104,8 +116,17 @@ static inline void case_dmask(overlay_case *c, kn_attention_grad_args *a, double
 void case_run(overlay_case *c, const void *args);
 /* The reference alone, as when an input is another kernel's result. */
 void case_prepare(kn_kernel k, const void *args);
-/* Prints the counts of a kernel under KNAP_TEST_VERBOSE. */
-void case_report(kn_kernel kernel);
+/* Runs one(c, i) for i < count, with random choices by first + i; under KNAP_TEST_VERBOSE prints
+ * how many each provider ran. */
+void case_each(kn_kernel kernel, int first, int count, void (*one)(overlay_case *c, int i));
+/* A test of count such cases: its body makes and runs case i of them, c. */
+#define OVERLAY(suite, name, kernel, first, count)                                                 \
+    static void suite##_##name##_case(overlay_case *c, int i);                                     \
+    KN_TEST(suite, name)                                                                           \
+    {                                                                                              \
+        case_each(KN_K_##kernel, first, count, suite##_##name##_case);                             \
+    }                                                                                              \
+    static void suite##_##name##_case(overlay_case *c, int i)
 
 /* The providers under test, without the reference: the CPU's, or in the program test_cuda_emulated
  * the CUDA kernels as the host runs them (tests/gpu/emulator/emulate.h). */

@@ -69,105 +69,86 @@ static double sum_error(int64_t terms)
     return 1.6e-6 * (double)(terms + 1);
 }
 
-KN_TEST(overlay_image, conv)
+OVERLAY(overlay_image, conv, CONV, 0, overlay_cases(200))
 {
-    for (int i = 0; i < overlay_cases(200); i++) {
-        overlay_case *c = case_begin(KN_K_CONV, (uint64_t)i);
-        int64_t xs[4], ws[4], ys[4];
-        conv_case v = conv_begin(c, i, xs, ws, ys);
-        kn_dtype t = case_float(c);
-        v.a.x = image(c, t, NORMAL, xs);
-        v.a.w = image(c, t, NORMAL, ws);
-        v.a.y = image(c, t, UNSET, ys);
-        if (case_pick(c, 2))
-            v.a.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, ys[1]);
-        case_close(c, &v.a.y, sum_error(v.terms[0]));
-        case_run(c, &v.a);
-    }
-    case_report(KN_K_CONV);
+    int64_t xs[4], ws[4], ys[4];
+    conv_case v = conv_begin(c, i, xs, ws, ys);
+    kn_dtype t = case_float(c);
+    v.a.x = image(c, t, NORMAL, xs);
+    v.a.w = image(c, t, NORMAL, ws);
+    v.a.y = image(c, t, UNSET, ys);
+    if (case_pick(c, 2))
+        v.a.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, ys[1]);
+    case_close(c, &v.a.y, sum_error(v.terms[0]));
+    case_run(c, &v.a);
 }
 
-KN_TEST(overlay_image, conv_grad_x)
+OVERLAY(overlay_image, conv_grad_x, CONV_GRAD_X, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_CONV_GRAD_X, (uint64_t)i);
-        int64_t xs[4], ws[4], ys[4];
-        conv_case v = conv_begin(c, i, xs, ws, ys);
-        kn_dtype t = case_float(c);
-        kn_conv_grad_x_args a = { .groups = v.a.groups };
-        memcpy(a.stride, v.a.stride, sizeof a.stride);
-        memcpy(a.pad, v.a.pad, sizeof a.pad);
-        memcpy(a.dilation, v.a.dilation, sizeof a.dilation);
-        a.dy = image(c, t, NORMAL, ys);
-        a.w = image(c, t, NORMAL, ws);
-        a.dx = image(c, t, UNSET, xs);
-        case_close(c, &a.dx, sum_error(v.terms[1]));
-        case_run(c, &a);
-    }
-    case_report(KN_K_CONV_GRAD_X);
+    int64_t xs[4], ws[4], ys[4];
+    conv_case v = conv_begin(c, i, xs, ws, ys);
+    kn_dtype t = case_float(c);
+    kn_conv_grad_x_args a = { .groups = v.a.groups };
+    memcpy(a.stride, v.a.stride, sizeof a.stride);
+    memcpy(a.pad, v.a.pad, sizeof a.pad);
+    memcpy(a.dilation, v.a.dilation, sizeof a.dilation);
+    a.dy = image(c, t, NORMAL, ys);
+    a.w = image(c, t, NORMAL, ws);
+    a.dx = image(c, t, UNSET, xs);
+    case_close(c, &a.dx, sum_error(v.terms[1]));
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_image, conv_grad_w)
+OVERLAY(overlay_image, conv_grad_w, CONV_GRAD_W, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, (uint64_t)i);
-        int64_t xs[4], ws[4], ys[4];
-        conv_case v = conv_begin(c, i, xs, ws, ys);
-        kn_dtype t = case_float(c);
-        kn_dtype to = (t == KN_BF16 || t == KN_F16) && case_pick(c, 2) ? KN_F32 : t;
-        kn_conv_grad_w_args a = { .groups = v.a.groups };
-        memcpy(a.stride, v.a.stride, sizeof a.stride);
-        memcpy(a.pad, v.a.pad, sizeof a.pad);
-        memcpy(a.dilation, v.a.dilation, sizeof a.dilation);
-        a.dy = image(c, t, NORMAL, ys);
-        a.x = image(c, t, NORMAL, xs);
-        a.dw = image(c, to, UNSET, ws);
-        case_close(c, &a.dw, sum_error(v.terms[2]));
-        case_run(c, &a);
-    }
-    case_report(KN_K_CONV_GRAD_W);
+    int64_t xs[4], ws[4], ys[4];
+    conv_case v = conv_begin(c, i, xs, ws, ys);
+    kn_dtype t = case_float(c);
+    kn_dtype to = (t == KN_BF16 || t == KN_F16) && case_pick(c, 2) ? KN_F32 : t;
+    kn_conv_grad_w_args a = { .groups = v.a.groups };
+    memcpy(a.stride, v.a.stride, sizeof a.stride);
+    memcpy(a.pad, v.a.pad, sizeof a.pad);
+    memcpy(a.dilation, v.a.dilation, sizeof a.dilation);
+    a.dy = image(c, t, NORMAL, ys);
+    a.x = image(c, t, NORMAL, xs);
+    a.dw = image(c, to, UNSET, ws);
+    case_close(c, &a.dw, sum_error(v.terms[2]));
+    case_run(c, &a);
 }
 
 /* Weights that meet only the pad around a narrow image: their gradient is 0. */
-KN_TEST(overlay_image, conv_grad_w_of_the_pad)
+OVERLAY(overlay_image, conv_grad_w_of_the_pad, CONV_GRAD_W, 5000, 16)
 {
     static const int64_t sizes[4][4] = {
         { 1, 5, 2, 2 }, { 2, 3, 3, 1 }, { 1, 7, 1, 3 }, { 3, 4, 2, 1 }
     };
-    for (int i = 0; i < 16; i++) { /* columns, kernel, stride, pad */
-        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, 5000 + (uint64_t)i);
-        const int64_t *s = sizes[i % 4], Q = positions(s[0], s[1], s[3], s[2], 1);
-        const kn_dtype t = i / 4 % 2 ? KN_BF16 : case_float(c);
-        kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, s[2] }, .pad = { 0, s[3] } };
-        a.dilation[0] = a.dilation[1] = 1;
-        a.dy = image(c, t, NORMAL, (int64_t[]){ 2, 8, 3, Q });
-        a.x = image(c, t, NORMAL, (int64_t[]){ 2, 4, 3, s[0] });
-        a.dw = image(c, i / 8 ? t : t == KN_BF16 ? KN_F32 : t, UNSET, (int64_t[]){ 8, 4, 1, s[1] });
-        case_close(c, &a.dw, sum_error(6 * Q));
-        case_run(c, &a);
-    }
+    /* columns, kernel, stride, pad */
+    const int64_t *s = sizes[i % 4], Q = positions(s[0], s[1], s[3], s[2], 1);
+    const kn_dtype t = i / 4 % 2 ? KN_BF16 : case_float(c);
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { 1, s[2] }, .pad = { 0, s[3] } };
+    a.dilation[0] = a.dilation[1] = 1;
+    a.dy = image(c, t, NORMAL, (int64_t[]){ 2, 8, 3, Q });
+    a.x = image(c, t, NORMAL, (int64_t[]){ 2, 4, 3, s[0] });
+    a.dw = image(c, i / 8 ? t : t == KN_BF16 ? KN_F32 : t, UNSET, (int64_t[]){ 8, 4, 1, s[1] });
+    case_close(c, &a.dw, sum_error(6 * Q));
+    case_run(c, &a);
 }
 
 /* Few positions and many channels: pieces of channels. 1 x 1: a product, also with a stride. */
-KN_TEST(overlay_image, conv_grad_w_of_many_channels)
+OVERLAY(overlay_image, conv_grad_w_of_many_channels, CONV_GRAD_W, 6000, overlay_cases(40))
 {
-    for (int i = 0; i < overlay_cases(40); i++) {
-        overlay_case *c = case_begin(KN_K_CONV_GRAD_W, 6000 + (uint64_t)i);
-        const int64_t kernel = i % 2 ? 1 : 3, N = 1 + case_pick(c, 6), stride = 1 + case_pick(c, 2);
-        const int64_t O = 128 + 36 * case_pick(c, 4),
-                      C = i % 4 == 1 ? 300 : 5 + 8 * case_pick(c, 2);
-        const int64_t H = 2 + case_pick(c, 4), P = positions(H, kernel, kernel / 2, stride, 1);
-        const kn_dtype t = case_pick(c, 2) ? KN_BF16 : case_float(c);
-        kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride } };
-        a.pad[0] = a.pad[1] = kernel / 2, a.dilation[0] = a.dilation[1] = 1;
-        a.dy = image(c, t, NORMAL, (int64_t[]){ N, O, P, P });
-        a.x = image(c, t, NORMAL, (int64_t[]){ N, C, H, H });
-        a.dw =
-            image(c, i % 3 && t != KN_F64 ? KN_F32 : t, UNSET, (int64_t[]){ O, C, kernel, kernel });
-        case_note(c, " kernel %d stride %d", (int)kernel, (int)stride);
-        case_close(c, &a.dw, sum_error(N * P * P));
-        case_run(c, &a);
-    }
+    const int64_t kernel = i % 2 ? 1 : 3, N = 1 + case_pick(c, 6), stride = 1 + case_pick(c, 2);
+    const int64_t O = 128 + 36 * case_pick(c, 4), C = i % 4 == 1 ? 300 : 5 + 8 * case_pick(c, 2);
+    const int64_t H = 2 + case_pick(c, 4), P = positions(H, kernel, kernel / 2, stride, 1);
+    const kn_dtype t = case_pick(c, 2) ? KN_BF16 : case_float(c);
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride } };
+    a.pad[0] = a.pad[1] = kernel / 2, a.dilation[0] = a.dilation[1] = 1;
+    a.dy = image(c, t, NORMAL, (int64_t[]){ N, O, P, P });
+    a.x = image(c, t, NORMAL, (int64_t[]){ N, C, H, H });
+    a.dw = image(c, i % 3 && t != KN_F64 ? KN_F32 : t, UNSET, (int64_t[]){ O, C, kernel, kernel });
+    case_note(c, " kernel %d stride %d", (int)kernel, (int)stride);
+    case_close(c, &a.dw, sum_error(N * P * P));
+    case_run(c, &a);
 }
 
 KN_TEST(overlay_image, conv_of_other_shapes)
@@ -185,23 +166,25 @@ KN_TEST(overlay_image, conv_of_other_shapes)
 
 /* ---- batch norm ---------------------------------------------------------------------------- */
 
+/* An image, or what else batch norm takes, of the case's shape. */
+static kn_array of_shape(overlay_case *c, kn_dtype t, values v)
+{
+    return c->ndim == 4 ? image(c, t, v, c->shape) : case_output(c, t, v);
+}
+
 static kn_batch_norm_args batch_norm_case(overlay_case *c, int i)
 {
-    int64_t shape[5] = { case_pick(c, 9) ? 1 + case_pick(c, 4) : 0,
-                         1 + (i % 4 ? case_pick(c, 9) : case_size(c, 257)),
-                         case_size(c, i % 6 ? 7 : 33), case_size(c, 17), 2 };
-    int ndim = i % 5 == 2 ? 2 + 3 * (int)case_pick(c, 2) : 4;
+    const int64_t shape[5] = { case_pick(c, 9) ? 1 + case_pick(c, 4) : 0,
+                               1 + (i % 4 ? case_pick(c, 9) : case_size(c, 257)),
+                               case_size(c, i % 6 ? 7 : 33), case_size(c, 17), 2 };
+    memcpy(c->shape, shape, sizeof shape);
+    c->ndim = i % 5 == 2 ? 2 + 3 * (int)case_pick(c, 2) : 4;
     kn_dtype t = case_float(c), stat = t == KN_F64 ? KN_F64 : KN_F32;
     kn_dtype wt = case_pick(c, 2) && t != KN_F64 ? KN_F32 : t;
     kn_batch_norm_args a = { .eps = 1e-5, .momentum = 0.1, .training = i % 3 > 0 };
     int64_t C = shape[1];
-    if (ndim == 4) {
-        a.x = image(c, t, NORMAL, shape);
-        a.y = image(c, t, UNSET, shape);
-    } else {
-        a.x = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), NORMAL, ndim, shape);
-        a.y = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, shape);
-    }
+    a.x = of_shape(c, t, NORMAL);
+    a.y = of_shape(c, t, UNSET);
     if (case_pick(c, 4))
         a.w = case_vector(c, wt, NORMAL, C);
     if (case_pick(c, 4))
@@ -217,121 +200,100 @@ static kn_batch_norm_args batch_norm_case(overlay_case *c, int i)
     return a;
 }
 
-/* An image, or what else batch norm takes, of x's shape and dtype. */
-static kn_array like(overlay_case *c, const kn_array *x, values how)
+OVERLAY(overlay_image, batch_norm, BATCH_NORM, 0, overlay_cases(200))
 {
-    return x->ndim == 4
-               ? image(c, x->dtype, how, x->shape)
-               : case_array(c, x->dtype, case_layout(c, OUTPUT_LAYOUTS), how, x->ndim, x->shape);
+    kn_batch_norm_args a = batch_norm_case(c, i);
+    if (a.training && case_pick(c, 4) == 0)
+        a.y.data = NULL; /* statistics alone */
+    else
+        case_close(c, &a.y, 3e-5);
+    a.relu = case_pick(c, 2);
+    if (a.y.data && case_pick(c, 2))
+        a.add = of_shape(c, a.x.dtype, NORMAL);
+    case_note(c, "%s%s", a.relu ? " relu" : "", a.add.data ? " add" : "");
+    case_close(c, &a.mean, 1e-6);
+    case_close(c, &a.rstd, 1e-6);
+    if (a.training && a.running_mean.data) {
+        case_close(c, &a.running_mean, 1e-6);
+        case_close(c, &a.running_var, 1e-6);
+    }
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_image, batch_norm)
+OVERLAY(overlay_image, batch_norm_grad, BATCH_NORM_GRAD, 0, overlay_cases(200))
 {
-    for (int i = 0; i < overlay_cases(200); i++) {
-        overlay_case *c = case_begin(KN_K_BATCH_NORM, (uint64_t)i);
-        kn_batch_norm_args a = batch_norm_case(c, i);
-        if (a.training && case_pick(c, 4) == 0)
-            a.y.data = NULL; /* statistics alone */
-        else
-            case_close(c, &a.y, 3e-5);
-        a.relu = case_pick(c, 2);
-        if (a.y.data && case_pick(c, 2))
-            a.add = like(c, &a.x, NORMAL);
-        case_note(c, "%s%s", a.relu ? " relu" : "", a.add.data ? " add" : "");
-        case_close(c, &a.mean, 1e-6);
-        case_close(c, &a.rstd, 1e-6);
-        if (a.training && a.running_mean.data) {
-            case_close(c, &a.running_mean, 1e-6);
-            case_close(c, &a.running_var, 1e-6);
-        }
-        case_run(c, &a);
+    kn_batch_norm_args f = batch_norm_case(c, i);
+    case_prepare(KN_K_BATCH_NORM, &f);
+    kn_batch_norm_grad_args a = {
+        .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .training = f.training
+    };
+    kn_dtype t = f.x.dtype, wt = f.w.data ? f.w.dtype : t;
+    const int64_t C = f.x.shape[1], M = C ? kn_array_numel(&f.x) / C : 0;
+    a.dy = of_shape(c, f.x.dtype, NORMAL);
+    if (i % 5)
+        a.dx = of_shape(c, f.x.dtype, UNSET);
+    a.relu = case_pick(c, 2);
+    if (a.relu && case_pick(c, 2))
+        a.y = of_shape(c, f.x.dtype, NORMAL);
+    else
+        a.b = f.b;
+    if (case_pick(c, 3) == 0) {
+        a.dadd = of_shape(c, f.x.dtype, UNSET);
+        case_close(c, &a.dadd, 0);
     }
-    case_report(KN_K_BATCH_NORM);
-}
-
-KN_TEST(overlay_image, batch_norm_grad)
-{
-    for (int i = 0; i < overlay_cases(200); i++) {
-        overlay_case *c = case_begin(KN_K_BATCH_NORM_GRAD, (uint64_t)i);
-        kn_batch_norm_args f = batch_norm_case(c, i);
-        case_prepare(KN_K_BATCH_NORM, &f);
-        kn_batch_norm_grad_args a = {
-            .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .training = f.training
-        };
-        kn_dtype t = f.x.dtype, wt = f.w.data ? f.w.dtype : t;
-        const int64_t C = f.x.shape[1], M = C ? kn_array_numel(&f.x) / C : 0;
-        a.dy = like(c, &f.x, NORMAL);
-        if (i % 5)
-            a.dx = like(c, &f.x, UNSET);
-        a.relu = case_pick(c, 2);
-        if (a.relu && case_pick(c, 2))
-            a.y = like(c, &f.x, NORMAL);
-        else
-            a.b = f.b;
-        if (case_pick(c, 3) == 0) {
-            a.dadd = like(c, &f.x, UNSET);
-            case_close(c, &a.dadd, 0);
-        }
-        case_note(c, "%s%s%s", a.relu ? " relu" : "", a.y.data ? " y" : "",
-                  a.dadd.data ? " dadd" : "");
-        if (i % 7)
-            a.dw = case_vector(c, wt, UNSET, C);
-        if (i % 4)
-            a.db = case_vector(c, case_pick(c, 2) ? wt : t, UNSET, C);
-        if (a.training && case_pick(c, 3) == 0) {
-            a.mean_dw = case_vector(c, t == KN_F64 ? KN_F64 : KN_F32, NORMAL, C);
-            a.mean_db = case_vector(c, t == KN_F64 ? KN_F64 : KN_F32, NORMAL, C);
-        }
-        /* over few equal values rstd is large, and so are the results */
-        double most = 1;
-        for (int64_t k = 0; k < C; k++)
-            most = fmax(most, case_get(&f.rstd, k));
-        if (a.dx.data)
-            case_close(c, &a.dx, 2e-5 * most * most);
-        if (a.dw.data)
-            case_close(c, &a.dw, 2e-6 * most * (double)(M + 1));
-        if (a.db.data)
-            case_close(c, &a.db, 2e-6 * (double)(M + 1));
-        case_run(c, &a);
+    case_note(c, "%s%s%s", a.relu ? " relu" : "", a.y.data ? " y" : "", a.dadd.data ? " dadd" : "");
+    if (i % 7)
+        a.dw = case_vector(c, wt, UNSET, C);
+    if (i % 4)
+        a.db = case_vector(c, case_pick(c, 2) ? wt : t, UNSET, C);
+    if (a.training && case_pick(c, 3) == 0) {
+        a.mean_dw = case_vector(c, t == KN_F64 ? KN_F64 : KN_F32, NORMAL, C);
+        a.mean_db = case_vector(c, t == KN_F64 ? KN_F64 : KN_F32, NORMAL, C);
     }
-    case_report(KN_K_BATCH_NORM_GRAD);
+    /* over few equal values rstd is large, and so are the results */
+    double most = 1;
+    for (int64_t k = 0; k < C; k++)
+        most = fmax(most, case_get(&f.rstd, k));
+    if (a.dx.data)
+        case_close(c, &a.dx, 2e-5 * most * most);
+    if (a.dw.data)
+        case_close(c, &a.dw, 2e-6 * most * (double)(M + 1));
+    if (a.db.data)
+        case_close(c, &a.db, 2e-6 * (double)(M + 1));
+    case_run(c, &a);
 }
 
 /* Rows of samples, or of ranks, which hold their counts too, side by side. */
-KN_TEST(overlay_image, batch_norm_join)
+OVERLAY(overlay_image, batch_norm_join, BATCH_NORM_JOIN, 0, overlay_cases(100))
 {
-    for (int i = 0; i < overlay_cases(100); i++) {
-        overlay_case *c = case_begin(KN_K_BATCH_NORM_JOIN, (uint64_t)i);
-        const int64_t n = case_pick(c, 9) ? 1 + case_pick(c, 20) : 0, C = case_size(c, 300);
-        const kn_dtype t = case_float(c);
-        const layout l = case_layout(c, OUTPUT_LAYOUTS);
-        kn_batch_norm_join_args a = { .moments = i % 3 > 0,
-                                      .finish = i % 2 > 0,
-                                      .scale = 0.5 + case_pick(c, 4),
-                                      .each = 1 + case_pick(c, 40),
-                                      .momentum = 0.25 };
-        a.from_a = case_array(c, t, l, NORMAL, 2, (int64_t[]){ n, C });
-        a.from_b = case_array(c, t, l, POSITIVE, 2, (int64_t[]){ n, C });
-        if ((a.moments && case_pick(c, 2)) || (!a.moments && a.finish))
-            a.from_count = case_vector(c, KN_F64, POSITIVE, a.moments ? n : 1);
-        a.a = case_vector(c, case_float(c), UNSET, C);
-        a.b = case_vector(c, case_float(c), UNSET, C);
-        case_close(c, &a.a, 1e-5);
-        case_close(c, &a.b, 1e-5);
-        if (a.moments) {
-            a.count = case_vector(c, KN_F64, UNSET, 1);
-            case_close(c, &a.count, 1e-5);
-        }
-        if (a.moments && a.finish && case_pick(c, 2)) {
-            a.running_mean = case_vector(c, case_float(c), NORMAL, C);
-            a.running_var = case_vector(c, case_float(c), POSITIVE, C);
-            case_close(c, &a.running_mean, 1e-5);
-            case_close(c, &a.running_var, 1e-5);
-        }
-        case_note(c, "%s%s", a.moments ? " moments" : " sums", a.finish ? " finished" : "");
-        case_run(c, &a);
+    const int64_t n = case_pick(c, 9) ? 1 + case_pick(c, 20) : 0, C = case_size(c, 300);
+    const kn_dtype t = case_float(c);
+    const layout l = case_layout(c, OUTPUT_LAYOUTS);
+    kn_batch_norm_join_args a = { .moments = i % 3 > 0,
+                                  .finish = i % 2 > 0,
+                                  .scale = 0.5 + case_pick(c, 4),
+                                  .each = 1 + case_pick(c, 40),
+                                  .momentum = 0.25 };
+    a.from_a = case_array(c, t, l, NORMAL, 2, (int64_t[]){ n, C });
+    a.from_b = case_array(c, t, l, POSITIVE, 2, (int64_t[]){ n, C });
+    if ((a.moments && case_pick(c, 2)) || (!a.moments && a.finish))
+        a.from_count = case_vector(c, KN_F64, POSITIVE, a.moments ? n : 1);
+    a.a = case_vector(c, case_float(c), UNSET, C);
+    a.b = case_vector(c, case_float(c), UNSET, C);
+    case_close(c, &a.a, 1e-5);
+    case_close(c, &a.b, 1e-5);
+    if (a.moments) {
+        a.count = case_vector(c, KN_F64, UNSET, 1);
+        case_close(c, &a.count, 1e-5);
     }
-    case_report(KN_K_BATCH_NORM_JOIN);
+    if (a.moments && a.finish && case_pick(c, 2)) {
+        a.running_mean = case_vector(c, case_float(c), NORMAL, C);
+        a.running_var = case_vector(c, case_float(c), POSITIVE, C);
+        case_close(c, &a.running_mean, 1e-5);
+        case_close(c, &a.running_var, 1e-5);
+    }
+    case_note(c, "%s%s", a.moments ? " moments" : " sums", a.finish ? " finished" : "");
+    case_run(c, &a);
 }
 
 /* ---- pooling ------------------------------------------------------------------------------- */
@@ -363,49 +325,41 @@ static kn_window window_case(overlay_case *c, int i, kn_pool kind, int64_t *xs, 
     return w;
 }
 
-KN_TEST(overlay_image, pool)
+OVERLAY(overlay_image, pool, POOL, 0, overlay_cases(240))
 {
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_POOL, (uint64_t)i);
-        int64_t xs[4], ys[4];
-        kn_dtype t = case_float(c);
-        kn_pool_args a = { .kind = i % 3 ? KN_POOL_MAX : KN_POOL_AVG };
-        a.window = window_case(c, i, a.kind, xs, ys);
-        a.x = image(c, t, a.kind == KN_POOL_MAX && i % 4 ? SPECIAL : NORMAL, xs);
-        a.y = image(c, t, UNSET, ys);
-        if (a.kind == KN_POOL_MAX && i % 8) {
-            a.index = image(c, KN_I32, UNSET, ys);
-            case_exact(c, &a.index);
-        }
-        case_close(c, &a.y, a.kind == KN_POOL_MAX ? 0 : 1e-6);
-        if (a.kind == KN_POOL_MAX)
-            c->rel[c->outs - 1] = 0, c->abs[c->outs - 1] = 1e-300; /* exact but for NaN's bits */
-        case_run(c, &a);
+    int64_t xs[4], ys[4];
+    kn_dtype t = case_float(c);
+    kn_pool_args a = { .kind = i % 3 ? KN_POOL_MAX : KN_POOL_AVG };
+    a.window = window_case(c, i, a.kind, xs, ys);
+    a.x = image(c, t, a.kind == KN_POOL_MAX && i % 4 ? SPECIAL : NORMAL, xs);
+    a.y = image(c, t, UNSET, ys);
+    if (a.kind == KN_POOL_MAX && i % 8) {
+        a.index = image(c, KN_I32, UNSET, ys);
+        case_exact(c, &a.index);
     }
-    case_report(KN_K_POOL);
+    case_close(c, &a.y, a.kind == KN_POOL_MAX ? 0 : 1e-6);
+    if (a.kind == KN_POOL_MAX)
+        c->rel[c->outs - 1] = 0, c->abs[c->outs - 1] = 1e-300; /* exact but for NaN's bits */
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_image, pool_grad)
+OVERLAY(overlay_image, pool_grad, POOL_GRAD, 0, overlay_cases(240))
 {
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_POOL_GRAD, (uint64_t)i);
-        int64_t xs[4], ys[4];
-        kn_dtype t = case_float(c);
-        kn_pool_grad_args a = { .kind = i % 3 ? KN_POOL_MAX : KN_POOL_AVG };
-        a.window = window_case(c, i, a.kind, xs, ys);
-        if (a.kind == KN_POOL_MAX) {
-            kn_pool_args f = { .kind = a.kind, .window = a.window };
-            f.x = image(c, t, NORMAL, xs);
-            f.y = image(c, t, UNSET, ys);
-            a.index = f.index = image(c, KN_I32, UNSET, ys);
-            case_prepare(KN_K_POOL, &f);
-        }
-        a.dy = image(c, t, NORMAL, ys);
-        a.dx = image(c, t, UNSET, xs);
-        case_close(c, &a.dx, 1e-6);
-        case_run(c, &a);
+    int64_t xs[4], ys[4];
+    kn_dtype t = case_float(c);
+    kn_pool_grad_args a = { .kind = i % 3 ? KN_POOL_MAX : KN_POOL_AVG };
+    a.window = window_case(c, i, a.kind, xs, ys);
+    if (a.kind == KN_POOL_MAX) {
+        kn_pool_args f = { .kind = a.kind, .window = a.window };
+        f.x = image(c, t, NORMAL, xs);
+        f.y = image(c, t, UNSET, ys);
+        a.index = f.index = image(c, KN_I32, UNSET, ys);
+        case_prepare(KN_K_POOL, &f);
     }
-    case_report(KN_K_POOL_GRAD);
+    a.dy = image(c, t, NORMAL, ys);
+    a.dx = image(c, t, UNSET, xs);
+    case_close(c, &a.dx, 1e-6);
+    case_run(c, &a);
 }
 
 /* ---- interpolation --------------------------------------------------------------------------- */
@@ -432,32 +386,24 @@ static kn_grid grid_case(overlay_case *c, int i, int64_t *xs, int64_t *ys)
     return g;
 }
 
-KN_TEST(overlay_image, interpolate)
+OVERLAY(overlay_image, interpolate, INTERPOLATE, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_INTERPOLATE, (uint64_t)i);
-        int64_t xs[4], ys[4];
-        kn_dtype t = case_float(c);
-        kn_interpolate_args a = { .grid = grid_case(c, i, xs, ys), .linear = i % 3 > 0 };
-        a.x = image(c, t, NORMAL, xs);
-        a.y = image(c, t, UNSET, ys);
-        case_close(c, &a.y, 1e-6);
-        case_run(c, &a);
-    }
-    case_report(KN_K_INTERPOLATE);
+    int64_t xs[4], ys[4];
+    kn_dtype t = case_float(c);
+    kn_interpolate_args a = { .grid = grid_case(c, i, xs, ys), .linear = i % 3 > 0 };
+    a.x = image(c, t, NORMAL, xs);
+    a.y = image(c, t, UNSET, ys);
+    case_close(c, &a.y, 1e-6);
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_image, interpolate_grad)
+OVERLAY(overlay_image, interpolate_grad, INTERPOLATE_GRAD, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_INTERPOLATE_GRAD, (uint64_t)i);
-        int64_t xs[4], ys[4];
-        kn_dtype t = case_float(c);
-        kn_interpolate_grad_args a = { .grid = grid_case(c, i, xs, ys), .linear = i % 3 > 0 };
-        a.dy = image(c, t, NORMAL, ys);
-        a.dx = image(c, t, UNSET, xs);
-        case_close(c, &a.dx, 4e-6 * (double)(ys[2] * ys[3] + 1));
-        case_run(c, &a);
-    }
-    case_report(KN_K_INTERPOLATE_GRAD);
+    int64_t xs[4], ys[4];
+    kn_dtype t = case_float(c);
+    kn_interpolate_grad_args a = { .grid = grid_case(c, i, xs, ys), .linear = i % 3 > 0 };
+    a.dy = image(c, t, NORMAL, ys);
+    a.dx = image(c, t, UNSET, xs);
+    case_close(c, &a.dx, 4e-6 * (double)(ys[2] * ys[3] + 1));
+    case_run(c, &a);
 }

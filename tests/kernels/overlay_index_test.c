@@ -5,17 +5,6 @@
 static const kn_dtype arithmetic[] = { KN_F32, KN_BF16, KN_F16, KN_F64,
                                        KN_I64, KN_I32,  KN_U8,  KN_BOOL };
 
-/* 1 to 3 dims, at most max elements. */
-static int shape_of(overlay_case *c, int64_t *shape, int64_t max)
-{
-    int ndim = 1 + (int)case_pick(c, 3);
-    for (int d = 0; d < ndim; d++) {
-        shape[d] = case_size(c, max);
-        max = shape[d] > 0 ? max / shape[d] : max;
-    }
-    return ndim;
-}
-
 /* Random indices in [0, n). */
 static void fill_index(overlay_case *c, const kn_array *index, int64_t n)
 {
@@ -34,20 +23,22 @@ static void fill_index(overlay_case *c, const kn_array *index, int64_t n)
 static void gather_case(overlay_case *c, int number, kn_dtype full_t, kn_dtype picked_t,
                         bool scatter, bool add)
 {
-    int64_t shape[KN_MAX_DIMS], picked[KN_MAX_DIMS];
-    int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
+    int64_t picked[KN_MAX_DIMS];
+    case_shape_below(c, 3000);
+    const int64_t *shape = c->shape;
+    const int dim = (int)case_pick(c, c->ndim);
     const bool plain = number / 2 % 3 == 0;
-    for (int d = 0; d < ndim; d++)
+    for (int d = 0; d < c->ndim; d++)
         picked[d] = d == dim ? (shape[d] ? case_size(c, 100) : 0)
                              : shape[d] - (shape[d] > 1 && !plain ? case_pick(c, 2) : 0);
     kn_array index =
         case_array(c, number / 3 % 2 ? KN_I64 : KN_I32,
-                   plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS), NORMAL, ndim, picked);
+                   plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS), NORMAL, c->ndim, picked);
     fill_index(c, &index, shape[dim]);
     layout in = plain ? DENSE : case_layout(c, LAYOUTS);
     layout out = plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS);
-    kn_array full = case_array(c, full_t, scatter ? out : in, NORMAL, ndim, shape);
-    kn_array some = case_array(c, picked_t, scatter ? in : out, NORMAL, ndim, picked);
+    kn_array full = case_array(c, full_t, scatter ? out : in, NORMAL, c->ndim, shape);
+    kn_array some = case_array(c, picked_t, scatter ? in : out, NORMAL, c->ndim, picked);
     case_exact(c, scatter ? &full : &some);
     if (scatter)
         case_run(c, &(kn_scatter_args){ full, some, index, dim, add });
@@ -55,63 +46,46 @@ static void gather_case(overlay_case *c, int number, kn_dtype full_t, kn_dtype p
         case_run(c, &(kn_gather_args){ some, full, index, dim });
 }
 
-KN_TEST(overlay_index, gather)
+OVERLAY(overlay_index, gather, GATHER, 0, overlay_cases(120))
 {
-    for (int i = 0; i < overlay_cases(120); i++) {
-        kn_dtype t = arithmetic[i % 8];
-        gather_case(case_begin(KN_K_GATHER, (uint64_t)i), i, t, t, false, false);
-    }
-    case_report(KN_K_GATHER);
+    gather_case(c, i, arithmetic[i % 8], arithmetic[i % 8], false, false);
 }
 
-KN_TEST(overlay_index, scatter)
+OVERLAY(overlay_index, scatter, SCATTER, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        kn_dtype t = arithmetic[i / 2 % 8];
-        bool wider = i % 2 && (t == KN_BF16 || t == KN_F16) && i % 3 == 0;
-        overlay_case *c = case_begin(KN_K_SCATTER, (uint64_t)i);
-        gather_case(c, i, wider ? KN_F32 : t, t, true, i % 2);
-    }
-    case_report(KN_K_SCATTER);
+    kn_dtype t = arithmetic[i / 2 % 8];
+    bool wider = i % 2 && (t == KN_BF16 || t == KN_F16) && i % 3 == 0;
+    gather_case(c, i, wider ? KN_F32 : t, t, true, i % 2);
 }
 
-KN_TEST(overlay_index, sort)
+OVERLAY(overlay_index, sort, SORT, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_SORT, (uint64_t)i);
-        int64_t shape[KN_MAX_DIMS], first[KN_MAX_DIMS];
-        int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
-        memcpy(first, shape, sizeof first);
-        if (i % 3 == 0)
-            first[dim] = case_pick(c, shape[dim] + 1);
-        kn_dtype t = arithmetic[i % 8];
-        kn_array src =
-            case_array(c, t, case_layout(c, LAYOUTS), i % 2 ? SPECIAL : NORMAL, ndim, shape);
-        kn_array first_of = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, first);
-        kn_array indices =
-            case_array(c, KN_I64, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, first);
-        case_exact(c, &first_of);
-        case_exact(c, &indices);
-        case_run(c, &(kn_sort_args){ first_of, indices, src, dim, case_pick(c, 2) });
-    }
-    case_report(KN_K_SORT);
+    int64_t first[KN_MAX_DIMS];
+    case_shape_below(c, 3000);
+    const int dim = (int)case_pick(c, c->ndim);
+    memcpy(first, c->shape, sizeof first);
+    if (i % 3 == 0)
+        first[dim] = case_pick(c, c->shape[dim] + 1);
+    kn_dtype t = arithmetic[i % 8];
+    kn_array src = case_input(c, t, i % 2 ? SPECIAL : NORMAL);
+    kn_array first_of = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), UNSET, c->ndim, first);
+    kn_array indices = case_array(c, KN_I64, case_layout(c, OUTPUT_LAYOUTS), UNSET, c->ndim, first);
+    case_exact(c, &first_of);
+    case_exact(c, &indices);
+    case_run(c, &(kn_sort_args){ first_of, indices, src, dim, case_pick(c, 2) });
 }
 
-KN_TEST(overlay_index, cumsum)
+OVERLAY(overlay_index, cumsum, CUMSUM, 0, overlay_cases(120))
 {
-    for (int i = 0; i < overlay_cases(120); i++) {
-        overlay_case *c = case_begin(KN_K_CUMSUM, (uint64_t)i);
-        int64_t shape[KN_MAX_DIMS];
-        int ndim = shape_of(c, shape, 3000), dim = (int)case_pick(c, ndim);
-        kn_dtype t = arithmetic[i % 8], to = i % 8 >= 4 ? KN_I64 : t;
-        if (i % 16 == 1)
-            to = KN_F32;
-        kn_array x = case_array(c, t, case_layout(c, LAYOUTS), NORMAL, ndim, shape);
-        kn_array y = case_array(c, to, case_layout(c, OUTPUT_LAYOUTS), UNSET, ndim, shape);
-        case_close(c, &y, 1e-6);
-        case_run(c, &(kn_cumsum_args){ y, x, dim, case_pick(c, 2) });
-    }
-    case_report(KN_K_CUMSUM);
+    case_shape_below(c, 3000);
+    const int dim = (int)case_pick(c, c->ndim);
+    kn_dtype t = arithmetic[i % 8], to = i % 8 >= 4 ? KN_I64 : t;
+    if (i % 16 == 1)
+        to = KN_F32;
+    kn_array x = case_input(c, t, NORMAL);
+    kn_array y = case_output(c, to, UNSET);
+    case_close(c, &y, 1e-6);
+    case_run(c, &(kn_cumsum_args){ y, x, dim, case_pick(c, 2) });
 }
 
 /* An index out of range is an error in every provider, or declined. */

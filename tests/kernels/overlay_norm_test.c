@@ -2,25 +2,19 @@
  * reference (overlay.h), and of a sum against two steps of the same provider. */
 #include "tests/kernels/overlay.h"
 
-static layout output_layout(overlay_case *c)
-{
-    return case_layout(c, OUTPUT_LAYOUTS);
-}
-
 /* Arguments of a forward over x [.., C], or of x + add; weight and bias now and then absent or
  * f32. */
 static kn_norm_args norm_case(overlay_case *c, int i, bool added)
 {
-    int64_t shape[KN_MAX_DIMS];
-    int ndim = case_row_shape(c, i, shape);
-    int64_t C = shape[ndim - 1], rows = 1;
-    for (int d = 0; d < ndim - 1; d++)
-        rows *= shape[d];
+    case_row_shape(c, i);
+    int64_t C = c->shape[c->ndim - 1], rows = 1;
+    for (int d = 0; d < c->ndim - 1; d++)
+        rows *= c->shape[d];
     kn_dtype t = case_float(c), stat = t == KN_F64 ? KN_F64 : KN_F32;
     kn_dtype wt = case_pick(c, 2) && t != KN_F64 ? KN_F32 : t;
     kn_norm_args a = { .eps = 1e-5, .rms = i % 2 };
-    a.x = case_array(c, t, output_layout(c), NORMAL, ndim, shape);
-    a.y = case_array(c, t, output_layout(c), UNSET, ndim, shape);
+    a.x = case_output(c, t, NORMAL);
+    a.y = case_output(c, t, UNSET);
     if (case_pick(c, 4))
         a.w = case_vector(c, wt, NORMAL, C);
     if (case_pick(c, 4) && !a.rms)
@@ -30,70 +24,58 @@ static kn_norm_args norm_case(overlay_case *c, int i, bool added)
     a.rstd = case_vector(c, stat, UNSET, rows);
     if (added) {
         const int64_t place = case_pick(c, 4);
-        a.add = case_array(c, t, output_layout(c), NORMAL, ndim, shape);
-        a.sum = place == 0   ? a.x
-                : place == 1 ? a.add
-                             : case_array(c, t, output_layout(c), UNSET, ndim, shape);
+        a.add = case_output(c, t, NORMAL);
+        a.sum = place == 0 ? a.x : place == 1 ? a.add : case_output(c, t, UNSET);
     }
     case_note(c, "%s%s", a.rms ? " rms" : "", added ? " of a sum" : "");
     return a;
 }
 
-KN_TEST(overlay_norm, forward)
+OVERLAY(overlay_norm, forward, NORM, 0, overlay_cases(240))
 {
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_NORM, (uint64_t)i);
-        kn_norm_args args = norm_case(c, i, case_pick(c, 2));
-        const bool nan = i % 11 == 3 && args.add.data && kn_array_numel(&args.x) > 0;
-        if (nan)
-            case_set(&args.add, 0, NAN);
-        if (nan)
-            case_close(c, &args.sum, 0);
-        else if (args.sum.data)
-            case_exact(c, &args.sum);
-        case_close(c, &args.y, 1e-5);
-        if (args.mean.data)
-            case_close(c, &args.mean, 1e-6);
-        case_close(c, &args.rstd, 1e-6);
-        case_run(c, &args);
-    }
-    case_report(KN_K_NORM);
+    kn_norm_args args = norm_case(c, i, case_pick(c, 2));
+    const bool nan = i % 11 == 3 && args.add.data && kn_array_numel(&args.x) > 0;
+    if (nan)
+        case_set(&args.add, 0, NAN);
+    if (nan)
+        case_close(c, &args.sum, 0);
+    else if (args.sum.data)
+        case_exact(c, &args.sum);
+    case_close(c, &args.y, 1e-5);
+    if (args.mean.data)
+        case_close(c, &args.mean, 1e-6);
+    case_close(c, &args.rstd, 1e-6);
+    case_run(c, &args);
 }
 
-KN_TEST(overlay_norm, backward)
+OVERLAY(overlay_norm, backward, NORM_GRAD, 0, overlay_cases(240))
 {
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_NORM_GRAD, (uint64_t)i);
-        kn_norm_args f = norm_case(c, i, false);
-        case_prepare(KN_K_NORM, &f);
-        int last = f.x.ndim - 1;
-        int64_t C = f.x.shape[last], rows = kn_array_numel(&f.rstd);
-        kn_norm_grad_args a = { .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .rms = f.rms };
-        a.dy = case_array(c, f.x.dtype, output_layout(c), NORMAL, last + 1, f.x.shape);
-        kn_dtype wt = f.w.data ? f.w.dtype : f.x.dtype;
-        if (i % 5)
-            a.dx = case_array(c, f.x.dtype, output_layout(c), NORMAL, last + 1, f.x.shape);
-        if (case_pick(c, 2)) /* dx isn't read where it isn't more */
-            a.more = case_pick(c, 3) == 0 && a.dx.data
-                         ? a.dx
-                         : case_array(c, f.x.dtype, output_layout(c), NORMAL, last + 1, f.x.shape);
-        if (i % 13 == 5 && a.more.data && kn_array_numel(&a.more) > 0)
-            case_set(&a.more, 0, NAN);
-        case_note(c, "%s", a.more.data ? " more" : "");
-        if (i % 7)
-            a.dw = case_vector(c, wt, UNSET, C);
-        if (i % 3 && !f.rms)
-            a.db = case_vector(c, wt, UNSET, C);
-        double scale = C > 2 ? 2e-5 : 1e-2; /* rows of 1 or 2 values have rstd up to 1/sqrt(eps) */
-        if (a.dx.data)
-            case_close(c, &a.dx, scale);
-        if (a.dw.data)
-            case_close(c, &a.dw, 1e-5 + 2e-6 * (double)rows);
-        if (a.db.data)
-            case_close(c, &a.db, 1e-5 + 2e-6 * (double)rows);
-        case_run(c, &a);
-    }
-    case_report(KN_K_NORM_GRAD);
+    kn_norm_args f = norm_case(c, i, false);
+    case_prepare(KN_K_NORM, &f);
+    int last = f.x.ndim - 1;
+    int64_t C = f.x.shape[last], rows = kn_array_numel(&f.rstd);
+    kn_norm_grad_args a = { .x = f.x, .w = f.w, .mean = f.mean, .rstd = f.rstd, .rms = f.rms };
+    a.dy = case_output(c, f.x.dtype, NORMAL);
+    kn_dtype wt = f.w.data ? f.w.dtype : f.x.dtype;
+    if (i % 5)
+        a.dx = case_output(c, f.x.dtype, NORMAL);
+    if (case_pick(c, 2)) /* dx isn't read where it isn't more */
+        a.more = case_pick(c, 3) == 0 && a.dx.data ? a.dx : case_output(c, f.x.dtype, NORMAL);
+    if (i % 13 == 5 && a.more.data && kn_array_numel(&a.more) > 0)
+        case_set(&a.more, 0, NAN);
+    case_note(c, "%s", a.more.data ? " more" : "");
+    if (i % 7)
+        a.dw = case_vector(c, wt, UNSET, C);
+    if (i % 3 && !f.rms)
+        a.db = case_vector(c, wt, UNSET, C);
+    double scale = C > 2 ? 2e-5 : 1e-2; /* rows of 1 or 2 values have rstd up to 1/sqrt(eps) */
+    if (a.dx.data)
+        case_close(c, &a.dx, scale);
+    if (a.dw.data)
+        case_close(c, &a.dw, 1e-5 + 2e-6 * (double)rows);
+    if (a.db.data)
+        case_close(c, &a.db, 1e-5 + 2e-6 * (double)rows);
+    case_run(c, &a);
 }
 
 static void check_bits(const char *what, const kn_provider *p, const kn_array *a, const kn_array *b)
@@ -117,9 +99,8 @@ static void check_bits(const char *what, const kn_provider *p, const kn_array *a
 static bool norm_in_two(overlay_case *c, const kn_provider *p, int i)
 {
     kn_norm_args a = norm_case(c, i, true), b = a;
-    const int last = a.x.ndim - 1;
-    b.y = case_array(c, a.x.dtype, output_layout(c), UNSET, last + 1, a.x.shape);
-    b.sum = case_array(c, a.x.dtype, output_layout(c), UNSET, last + 1, a.x.shape);
+    b.y = case_output(c, a.x.dtype, UNSET);
+    b.sum = case_output(c, a.x.dtype, UNSET);
     kn_binary_args sum = { b.sum, a.x, a.add, KN_ADD };
     if (a.mean.data)
         b.mean = case_vector(c, a.mean.dtype, UNSET, kn_array_numel(&a.mean));
@@ -137,11 +118,11 @@ static bool norm_in_two(overlay_case *c, const kn_provider *p, int i)
     if (kn_dtype_size(a.x.dtype) == 2 || (a.x.dtype == KN_F32 && strcmp(p->name, "reference") == 0))
         return true;
     kn_norm_grad_args g = { .x = b.x, .w = a.w, .mean = a.mean, .rstd = a.rstd, .rms = a.rms };
-    g.dy = case_array(c, a.x.dtype, output_layout(c), NORMAL, last + 1, a.x.shape);
-    g.dx = case_array(c, a.x.dtype, output_layout(c), UNSET, last + 1, a.x.shape);
+    g.dy = case_output(c, a.x.dtype, NORMAL);
+    g.dx = case_output(c, a.x.dtype, UNSET);
     kn_norm_grad_args h = g;
     h.dx = b.y;
-    g.more = case_array(c, a.x.dtype, output_layout(c), NORMAL, last + 1, a.x.shape);
+    g.more = case_output(c, a.x.dtype, NORMAL);
     kn_binary_args grown = { h.dx, g.more, h.dx, KN_ADD };
     if (p->run[KN_K_NORM_GRAD](&h) != KN_DONE || p->run[KN_K_BINARY](&grown) != KN_DONE ||
         p->run[KN_K_NORM_GRAD](&g) != KN_DONE)

@@ -8,41 +8,37 @@ static int64_t length(overlay_case *c, int i)
     return i % 20 == 13 ? 70001 : case_size(c, 1000);
 }
 
-KN_TEST(overlay_optim, sum_n)
+OVERLAY(overlay_optim, sum_n, SUM_N, 0, overlay_cases(300))
 {
     static const kn_dtype pairs[][2] = { { KN_F32, KN_F32 },   { KN_F32, KN_BF16 },
                                          { KN_BF16, KN_BF16 }, { KN_F16, KN_F16 },
                                          { KN_F64, KN_F64 },   { KN_F32, KN_F16 },
                                          { KN_BF16, KN_F32 } };
     static const int sources[] = { 1, 2, 3, 4, 7, 16, KN_SUM_N_MAX };
-    for (int i = 0; i < overlay_cases(300); i++) {
-        overlay_case *c = case_begin(KN_K_SUM_N, (uint64_t)i);
-        kn_dtype to = pairs[i % 7][0], from = pairs[i % 7][1];
-        kn_sum_n_args a = { .n = sources[case_pick(c, 7)], .dst_dtype = to, .src_dtype = from };
-        a.count = length(c, i);
-        if (a.count > 1000 && a.n > 7)
-            a.n = 7;
-        kn_array dst = case_vector(c, to, NORMAL, a.count);
-        for (int j = 0; j < a.n; j++)
-            a.src[j] = case_vector(c, from, i % 3 ? NORMAL : FINITE, a.count).data;
-        a.dst = dst.data;
-        int how = (int)case_pick(c, 4);
-        case_note(c, " x %d", a.n);
-        if (how == 1) {
-            a.acc = a.dst;
-            case_note(c, " acc in place");
-        } else if (how == 2) {
-            a.acc = case_vector(c, to, NORMAL, a.count).data;
-            case_note(c, " acc");
-        } else if (how == 3 && to == from) {
-            a.dst = (void *)(uintptr_t)a.src[a.n - 1];
-            dst.data = a.dst;
-            case_note(c, " onto the last source");
-        }
-        case_exact(c, &dst);
-        case_run(c, &a);
+    kn_dtype to = pairs[i % 7][0], from = pairs[i % 7][1];
+    kn_sum_n_args a = { .n = sources[case_pick(c, 7)], .dst_dtype = to, .src_dtype = from };
+    a.count = length(c, i);
+    if (a.count > 1000 && a.n > 7)
+        a.n = 7;
+    kn_array dst = case_vector(c, to, NORMAL, a.count);
+    for (int j = 0; j < a.n; j++)
+        a.src[j] = case_vector(c, from, i % 3 ? NORMAL : FINITE, a.count).data;
+    a.dst = dst.data;
+    int how = (int)case_pick(c, 4);
+    case_note(c, " x %d", a.n);
+    if (how == 1) {
+        a.acc = a.dst;
+        case_note(c, " acc in place");
+    } else if (how == 2) {
+        a.acc = case_vector(c, to, NORMAL, a.count).data;
+        case_note(c, " acc");
+    } else if (how == 3 && to == from) {
+        a.dst = (void *)(uintptr_t)a.src[a.n - 1];
+        dst.data = a.dst;
+        case_note(c, " onto the last source");
     }
-    case_report(KN_K_SUM_N);
+    case_exact(c, &dst);
+    case_run(c, &a);
 }
 
 /* ---- optimizers ---------------------------------------------------------------------------- */
@@ -120,124 +116,100 @@ static kn_opt_step step_of(overlay_case *c, int i, const optim_case *o)
                           .seed = i % 4 == 3 || i % 4 == 1 ? &o->seed : NULL };
 }
 
-KN_TEST(overlay_optim, adamw)
+OVERLAY(overlay_optim, adamw, ADAMW, 0, overlay_cases(90))
 {
-    for (int i = 0; i < overlay_cases(90); i++) {
-        overlay_case *c = case_begin(KN_K_ADAMW, (uint64_t)i);
-        optim_case o;
-        optim_case_make(c, i, &o, true, true);
-        kn_adamw_args a = { step_of(c, i, &o), i % 5 ? 0.9 : 0, i % 7 ? 0.95 : 0.3, 1e-8 };
-        case_run(c, &a);
-    }
-    case_report(KN_K_ADAMW);
+    optim_case o;
+    optim_case_make(c, i, &o, true, true);
+    kn_adamw_args a = { step_of(c, i, &o), i % 5 ? 0.9 : 0, i % 7 ? 0.95 : 0.3, 1e-8 };
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_optim, sgd)
+OVERLAY(overlay_optim, sgd, SGD, 0, overlay_cases(90))
 {
-    for (int i = 0; i < overlay_cases(90); i++) {
-        overlay_case *c = case_begin(KN_K_SGD, (uint64_t)i);
-        optim_case o;
-        bool momentum = i % 3 > 0;
-        optim_case_make(c, i, &o, momentum, false);
-        kn_sgd_args a = { step_of(c, i, &o), momentum ? 0.9 : 0, i % 2 ? 0.1 : 0,
-                          momentum && i % 2 };
-        case_run(c, &a);
-    }
-    case_report(KN_K_SGD);
+    optim_case o;
+    bool momentum = i % 3 > 0;
+    optim_case_make(c, i, &o, momentum, false);
+    kn_sgd_args a = { step_of(c, i, &o), momentum ? 0.9 : 0, i % 2 ? 0.1 : 0, momentum && i % 2 };
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_optim, lion)
+OVERLAY(overlay_optim, lion, LION, 0, overlay_cases(90))
 {
-    for (int i = 0; i < overlay_cases(90); i++) {
-        overlay_case *c = case_begin(KN_K_LION, (uint64_t)i);
-        optim_case o;
-        optim_case_make(c, i, &o, true, false);
-        kn_lion_args a = { step_of(c, i, &o), i % 5 ? 0.9 : 0.3, i % 7 ? 0.99 : 0 };
-        case_run(c, &a);
-    }
-    case_report(KN_K_LION);
+    optim_case o;
+    optim_case_make(c, i, &o, true, false);
+    kn_lion_args a = { step_of(c, i, &o), i % 5 ? 0.9 : 0.3, i % 7 ? 0.99 : 0 };
+    case_run(c, &a);
 }
 
 /* ---- norms --------------------------------------------------------------------------------- */
 
-KN_TEST(overlay_optim, absmax_and_sqsum)
+OVERLAY(overlay_optim, absmax_and_sqsum, ABSMAX, 0, overlay_cases(200))
 {
-    for (int i = 0; i < overlay_cases(200); i++) {
-        overlay_case *c = case_begin(i % 2 ? KN_K_SQSUM : KN_K_ABSMAX, (uint64_t)i);
-        kn_run run[3];
-        values v = i % 8 == 2 ? SPECIAL : i % 8 == 3 ? FINITE : NORMAL;
-        for (int k = 0; k < 3; k++) {
-            run[k].dtype = case_float(c);
-            run[k].count = k == 0 ? length(c, i) : case_size(c, 1000);
-            run[k].data = case_vector(c, run[k].dtype, v, run[k].count).data;
-        }
-        kn_array max = case_vector(c, KN_F32, UNSET, 1), limbs = case_vector(c, KN_I64, UNSET, 4);
-        kn_array first = case_vector(c, KN_I64, UNSET, 1);
-        kn_absmax_args find = { run, 3, max.data, i % 4 == 2 ? first.data : NULL };
-        if (find.first)
-            case_exact(c, &first);
-        kn_sqsum_args sum = { run, 3, max.data, limbs.data };
-        case_close(c, i % 2 ? &limbs : &max, 0);
-        c->rel[0] = 0;
-        c->abs[0] = i % 2 ? 0 : 1e-300; /* absmax: exact but for the bits of NaN */
-        if (i % 2)
-            case_prepare(KN_K_ABSMAX, &find);
-        case_run(c, i % 2 ? (const void *)&sum : (const void *)&find);
+    if (i % 2)
+        c->kernel = KN_K_SQSUM;
+    kn_run run[3];
+    values v = i % 8 == 2 ? SPECIAL : i % 8 == 3 ? FINITE : NORMAL;
+    for (int k = 0; k < 3; k++) {
+        run[k].dtype = case_float(c);
+        run[k].count = k == 0 ? length(c, i) : case_size(c, 1000);
+        run[k].data = case_vector(c, run[k].dtype, v, run[k].count).data;
     }
-    case_report(KN_K_SQSUM);
+    kn_array max = case_vector(c, KN_F32, UNSET, 1), limbs = case_vector(c, KN_I64, UNSET, 4);
+    kn_array first = case_vector(c, KN_I64, UNSET, 1);
+    kn_absmax_args find = { run, 3, max.data, i % 4 == 2 ? first.data : NULL };
+    if (find.first)
+        case_exact(c, &first);
+    kn_sqsum_args sum = { run, 3, max.data, limbs.data };
+    case_close(c, i % 2 ? &limbs : &max, 0);
+    c->rel[0] = 0;
+    c->abs[0] = i % 2 ? 0 : 1e-300; /* absmax: exact but for the bits of NaN */
+    if (i % 2)
+        case_prepare(KN_K_ABSMAX, &find);
+    case_run(c, i % 2 ? (const void *)&sum : (const void *)&find);
 }
 
-KN_TEST(overlay_optim, clip)
+OVERLAY(overlay_optim, clip, CLIP, 0, overlay_cases(60))
 {
-    for (int i = 0; i < overlay_cases(60); i++) {
-        overlay_case *c = case_begin(KN_K_CLIP, (uint64_t)i);
-        kn_array limbs = case_vector(c, KN_I64, UNSET, 4), max = case_vector(c, KN_F32, NORMAL, 1);
-        kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F64, UNSET, 1);
-        for (int k = 0; k < 4; k++)
-            case_set(&limbs, k, (double)case_pick(c, i % 2 ? 1LL << 40 : 1LL << 50));
-        case_set(&max, 0, i % 10 == 9 ? INFINITY : ldexp(fabs(case_get(&max, 0)), i - 20));
-        case_close(c, &norm, 0);
-        case_close(c, &coef, 0);
-        kn_clip_args a = { limbs.data, max.data, i % 3 ? 1 : 0.25, i % 4, norm.data, coef.data };
-        kn_array limit = case_vector(c, KN_F64, UNSET, 1);
-        if (i % 2) {
-            case_close(c, &limit, 0);
-            a.value = 0.5;
-            a.limit = limit.data;
-        }
-        if (i % 5 == 3) {
-            kn_array carried = case_vector(c, KN_F32, POSITIVE, 1);
-            a.loss_scale = carried.data;
-        }
-        case_run(c, &a);
+    kn_array limbs = case_vector(c, KN_I64, UNSET, 4), max = case_vector(c, KN_F32, NORMAL, 1);
+    kn_array norm = case_vector(c, KN_F32, UNSET, 1), coef = case_vector(c, KN_F64, UNSET, 1);
+    for (int k = 0; k < 4; k++)
+        case_set(&limbs, k, (double)case_pick(c, i % 2 ? 1LL << 40 : 1LL << 50));
+    case_set(&max, 0, i % 10 == 9 ? INFINITY : ldexp(fabs(case_get(&max, 0)), i - 20));
+    case_close(c, &norm, 0);
+    case_close(c, &coef, 0);
+    kn_clip_args a = { limbs.data, max.data, i % 3 ? 1 : 0.25, i % 4, norm.data, coef.data };
+    kn_array limit = case_vector(c, KN_F64, UNSET, 1);
+    if (i % 2) {
+        case_close(c, &limit, 0);
+        a.value = 0.5;
+        a.limit = limit.data;
     }
-    case_report(KN_K_CLIP);
+    if (i % 5 == 3) {
+        kn_array carried = case_vector(c, KN_F32, POSITIVE, 1);
+        a.loss_scale = carried.data;
+    }
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_optim, loss_scale)
+OVERLAY(overlay_optim, loss_scale, LOSS_SCALE, 0, overlay_cases(60))
 {
-    for (int i = 0; i < overlay_cases(60); i++) {
-        overlay_case *c = case_begin(KN_K_LOSS_SCALE, (uint64_t)i);
-        kn_array max = case_vector(c, KN_F32, POSITIVE, 1),
-                 carried = case_vector(c, KN_F32, POSITIVE, 1);
-        kn_array words = case_vector(c, KN_I64, NORMAL, 5),
-                 step = case_vector(c, KN_F32, NORMAL, 5);
-        kn_loss_scale_state *state = words.data;
-        state->scale = 1 + (double)case_pick(c, 1000) / 7;
-        state->good = case_pick(c, 4);
-        state->found = case_pick(c, 2);
-        if (i % 3 == 2)
-            case_set(&max, 0, i % 2 ? NAN : INFINITY);
-        case_exact(c, &step);
-        kn_loss_scale_args a = { state,     i % 5 == 4 ? NULL : step.data,
-                                 max.data,  i % 4 ? carried.data : NULL,
-                                 0.25,      2,
-                                 0.5,       i % 6 == 2 ? 100 : 0x1p-20,
-                                 0x1p20,    3,
-                                 i % 7 == 3 };
-        case_run(c, &a);
-    }
-    case_report(KN_K_LOSS_SCALE);
+    kn_array max = case_vector(c, KN_F32, POSITIVE, 1),
+             carried = case_vector(c, KN_F32, POSITIVE, 1);
+    kn_array words = case_vector(c, KN_I64, NORMAL, 5), step = case_vector(c, KN_F32, NORMAL, 5);
+    kn_loss_scale_state *state = words.data;
+    state->scale = 1 + (double)case_pick(c, 1000) / 7;
+    state->good = case_pick(c, 4);
+    state->found = case_pick(c, 2);
+    if (i % 3 == 2)
+        case_set(&max, 0, i % 2 ? NAN : INFINITY);
+    case_exact(c, &step);
+    kn_loss_scale_args a = { state,     i % 5 == 4 ? NULL : step.data,
+                             max.data,  i % 4 ? carried.data : NULL,
+                             0.25,      2,
+                             0.5,       i % 6 == 2 ? 100 : 0x1p-20,
+                             0x1p20,    3,
+                             i % 7 == 3 };
+    case_run(c, &a);
 }
 
 /* ---- pieces -------------------------------------------------------------------------------- */

@@ -2,16 +2,6 @@
  * products, softmax, cross-entropy, attention, rope. */
 #include "tests/kernels/overlay.h"
 
-static layout input_layout(overlay_case *c)
-{
-    return case_layout(c, LAYOUTS);
-}
-
-static layout output_layout(overlay_case *c)
-{
-    return case_layout(c, OUTPUT_LAYOUTS);
-}
-
 /* ---- matmul -------------------------------------------------------------------------------- */
 
 /* Most cases are small and odd, some as large as a small model's layer. */
@@ -23,82 +13,63 @@ static void matmul_sizes(overlay_case *c, int number, int64_t *m, int64_t *n, in
     *k = number % 15 == 8 ? 1000 : case_size(c, max);
 }
 
-KN_TEST(overlay_rows, matmul)
+OVERLAY(overlay_rows, matmul, MATMUL, 0, overlay_cases(260))
 {
-    for (int i = 0; i < overlay_cases(260); i++) {
-        overlay_case *c = case_begin(KN_K_MATMUL, (uint64_t)i);
-        int64_t m, n, k;
-        matmul_sizes(c, i, &m, &n, &k);
-        int batch = (int)case_pick(c, 3); /* leading dims */
-        int64_t as[4] = { 2, 3 }, bs[4] = { 2, 3 }, ds[4] = { 2, 3 };
-        if (batch == 1)
-            as[0] = bs[0] = ds[0] = 3;
-        as[batch] = ds[batch] = m;
-        as[batch + 1] = bs[batch] = k;
-        bs[batch + 1] = ds[batch + 1] = n;
-        kn_dtype t = case_float(c);
-        kn_dtype to = (t == KN_BF16 || t == KN_F16) && case_pick(c, 2) ? KN_F32 : t;
-        layout lb = batch && case_pick(c, 4) == 0 ? ONE_ROW : output_layout(c);
-        kn_array a = case_array(c, t, output_layout(c), NORMAL, batch + 2, as);
-        kn_array b = case_array(c, t, lb, NORMAL, batch + 2, bs);
-        const bool add = case_pick(c, 4) == 0;
-        kn_array dst = case_array(c, to, output_layout(c), add ? NORMAL : UNSET, batch + 2, ds);
-        kn_matmul_args args = { .dst = dst, .a = a, .b = b, .add = add };
-        case_note(c, " add %d", add);
-        if (case_pick(c, 2))
-            args.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, n);
-        case_close(c, &args.dst, 4e-7 * (double)(k + 1) * 4);
-        case_run(c, &args);
-    }
-    case_report(KN_K_MATMUL);
+    int64_t m, n, k;
+    matmul_sizes(c, i, &m, &n, &k);
+    int batch = (int)case_pick(c, 3); /* leading dims */
+    int64_t as[4] = { 2, 3 }, bs[4] = { 2, 3 }, ds[4] = { 2, 3 };
+    if (batch == 1)
+        as[0] = bs[0] = ds[0] = 3;
+    as[batch] = ds[batch] = m;
+    as[batch + 1] = bs[batch] = k;
+    bs[batch + 1] = ds[batch + 1] = n;
+    kn_dtype t = case_float(c);
+    kn_dtype to = (t == KN_BF16 || t == KN_F16) && case_pick(c, 2) ? KN_F32 : t;
+    layout lb = batch && case_pick(c, 4) == 0 ? ONE_ROW : case_layout(c, OUTPUT_LAYOUTS);
+    kn_array a = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), NORMAL, batch + 2, as);
+    kn_array b = case_array(c, t, lb, NORMAL, batch + 2, bs);
+    const bool add = case_pick(c, 4) == 0;
+    kn_array dst =
+        case_array(c, to, case_layout(c, OUTPUT_LAYOUTS), add ? NORMAL : UNSET, batch + 2, ds);
+    kn_matmul_args args = { .dst = dst, .a = a, .b = b, .add = add };
+    case_note(c, " add %d", add);
+    if (case_pick(c, 2))
+        args.bias = case_vector(c, case_pick(c, 2) ? t : KN_F32, NORMAL, n);
+    case_close(c, &args.dst, 4e-7 * (double)(k + 1) * 4);
+    case_run(c, &args);
 }
 
 /* ---- softmax ------------------------------------------------------------------------------- */
 
-KN_TEST(overlay_rows, softmax)
+OVERLAY(overlay_rows, softmax, SOFTMAX, 0, overlay_cases(240))
 {
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_SOFTMAX, (uint64_t)i);
-        int64_t shape[KN_MAX_DIMS];
-        int ndim = case_row_shape(c, i, shape);
-        kn_dtype t = case_float(c);
-        layout l = input_layout(c);
-        kn_array x = case_array(c, t, l, NORMAL, ndim, shape);
-        for (int64_t j = 0; i % 9 == 0 && l == DENSE && j < kn_array_numel(&x); j += 5)
-            case_set(&x, j, j % 2 && shape[ndim - 1] > 10 ? -INFINITY : 80);
-        kn_array y = l < OUTPUT_LAYOUTS && case_pick(c, 3) == 0
-                         ? x
-                         : case_array(c, t, output_layout(c), UNSET, ndim, shape);
-        case_close(c, &y, i % 2 ? 1e-5 : 1e-7);
-        case_note(c, "%s", i % 2 ? " log" : "");
-        kn_softmax_args args = { y, x, i % 2 };
-        case_run(c, &args);
-    }
-    case_report(KN_K_SOFTMAX);
+    case_row_shape(c, i);
+    kn_dtype t = case_float(c);
+    layout l = case_layout(c, LAYOUTS);
+    kn_array x = case_array(c, t, l, NORMAL, c->ndim, c->shape);
+    for (int64_t j = 0; i % 9 == 0 && l == DENSE && j < kn_array_numel(&x); j += 5)
+        case_set(&x, j, j % 2 && c->shape[c->ndim - 1] > 10 ? -INFINITY : 80);
+    kn_array y = case_result(c, &x, t);
+    case_close(c, &y, i % 2 ? 1e-5 : 1e-7);
+    case_note(c, "%s", i % 2 ? " log" : "");
+    kn_softmax_args args = { y, x, i % 2 };
+    case_run(c, &args);
 }
 
-KN_TEST(overlay_rows, softmax_grad)
+OVERLAY(overlay_rows, softmax_grad, SOFTMAX_GRAD, 0, overlay_cases(240))
 {
-    for (int i = 0; i < overlay_cases(240); i++) {
-        overlay_case *c = case_begin(KN_K_SOFTMAX_GRAD, (uint64_t)i);
-        int64_t shape[KN_MAX_DIMS];
-        int ndim = case_row_shape(c, i, shape);
-        kn_dtype t = case_float(c);
-        kn_array x = case_array(c, t, DENSE, NORMAL, ndim, shape);
-        kn_array y = case_array(c, t, output_layout(c), UNSET, ndim, shape);
-        kn_softmax_args forward = { y, x, i % 2 };
-        case_prepare(KN_K_SOFTMAX, &forward);
-        layout l = input_layout(c);
-        kn_array dy = case_array(c, t, l, NORMAL, ndim, shape);
-        kn_array dx = l < OUTPUT_LAYOUTS && case_pick(c, 3) == 0
-                          ? dy
-                          : case_array(c, t, output_layout(c), UNSET, ndim, shape);
-        case_close(c, &dx, i % 2 ? 2e-5 : 1e-6);
-        case_note(c, "%s", i % 2 ? " log" : "");
-        kn_softmax_grad_args args = { dx, dy, y, i % 2 };
-        case_run(c, &args);
-    }
-    case_report(KN_K_SOFTMAX_GRAD);
+    case_row_shape(c, i);
+    kn_dtype t = case_float(c);
+    kn_array x = case_array(c, t, DENSE, NORMAL, c->ndim, c->shape);
+    kn_array y = case_output(c, t, UNSET);
+    kn_softmax_args forward = { y, x, i % 2 };
+    case_prepare(KN_K_SOFTMAX, &forward);
+    kn_array dy = case_input(c, t, NORMAL), dx = case_result(c, &dy, t);
+    case_close(c, &dx, i % 2 ? 2e-5 : 1e-6);
+    case_note(c, "%s", i % 2 ? " log" : "");
+    kn_softmax_grad_args args = { dx, dy, y, i % 2 };
+    case_run(c, &args);
 }
 
 /* ---- cross-entropy ------------------------------------------------------------------------- */
@@ -111,7 +82,7 @@ static kn_cross_entropy_args cross_entropy_case(overlay_case *c, int i)
     kn_dtype t = case_float(c), f = t == KN_F64 ? KN_F64 : KN_F32;
     int64_t shape[2] = { N, V };
     kn_cross_entropy_args a = { .ignore_index = -1, .smoothing = i % 3 == 0 ? 0.1 : 0 };
-    a.logits = case_array(c, t, output_layout(c), NORMAL, 2, shape);
+    a.logits = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), NORMAL, 2, shape);
     a.targets = case_vector(c, i % 2 ? KN_I64 : KN_I32, NORMAL, N);
     for (int64_t n = 0; n < N; n++)
         case_set(&a.targets, n, i % 7 == 6 || case_pick(c, 5) == 0 ? -1 : (double)case_pick(c, V));
@@ -123,54 +94,43 @@ static kn_cross_entropy_args cross_entropy_case(overlay_case *c, int i)
 }
 
 /* Rows of a larger loss, whose gradient is made beside it: in place, or elsewhere. */
-KN_TEST(overlay_rows, cross_entropy_of_a_part)
+OVERLAY(overlay_rows, cross_entropy_of_a_part, CROSS_ENTROPY, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_CROSS_ENTROPY, (uint64_t)i);
-        kn_cross_entropy_args args = cross_entropy_case(c, i);
-        args.part = true;
-        if (i % 4)
-            args.dlogits = i % 4 == 1 ? args.logits
-                                      : case_array(c, args.logits.dtype, output_layout(c), UNSET, 2,
-                                                   args.logits.shape);
-        case_close(c, &args.loss, 1e-5);
-        case_close(c, &args.count, 0);
-        case_close(c, &args.lse, 1e-6);
-        if (args.dlogits.data)
-            case_close(c, &args.dlogits, 1e-6);
-        case_run(c, &args);
-    }
+    kn_cross_entropy_args args = cross_entropy_case(c, i);
+    args.part = true;
+    if (i % 4)
+        args.dlogits = i % 4 == 1 ? args.logits
+                                  : case_array(c, args.logits.dtype, case_layout(c, OUTPUT_LAYOUTS),
+                                               UNSET, 2, args.logits.shape);
+    case_close(c, &args.loss, 1e-5);
+    case_close(c, &args.count, 0);
+    case_close(c, &args.lse, 1e-6);
+    if (args.dlogits.data)
+        case_close(c, &args.dlogits, 1e-6);
+    case_run(c, &args);
 }
 
-KN_TEST(overlay_rows, cross_entropy)
+OVERLAY(overlay_rows, cross_entropy, CROSS_ENTROPY, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_CROSS_ENTROPY, (uint64_t)i);
-        kn_cross_entropy_args args = cross_entropy_case(c, i);
-        case_close(c, &args.loss, 1e-5);
-        case_close(c, &args.count, 0);
-        case_close(c, &args.lse, 1e-6);
-        case_run(c, &args);
-    }
-    case_report(KN_K_CROSS_ENTROPY);
+    kn_cross_entropy_args args = cross_entropy_case(c, i);
+    case_close(c, &args.loss, 1e-5);
+    case_close(c, &args.count, 0);
+    case_close(c, &args.lse, 1e-6);
+    case_run(c, &args);
 }
 
-KN_TEST(overlay_rows, cross_entropy_grad)
+OVERLAY(overlay_rows, cross_entropy_grad, CROSS_ENTROPY_GRAD, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_CROSS_ENTROPY_GRAD, (uint64_t)i);
-        kn_cross_entropy_args f = cross_entropy_case(c, i);
-        case_prepare(KN_K_CROSS_ENTROPY, &f);
-        kn_array dloss = case_vector(c, f.loss.dtype, NORMAL, 1);
-        kn_array dx =
-            i % 4 == 0 ? f.logits
-                       : case_array(c, f.logits.dtype, output_layout(c), UNSET, 2, f.logits.shape);
-        case_close(c, &dx, 1e-6);
-        kn_cross_entropy_grad_args args = { dx,      f.logits, f.targets,      f.lse,
-                                            f.count, dloss,    f.ignore_index, f.smoothing };
-        case_run(c, &args);
-    }
-    case_report(KN_K_CROSS_ENTROPY_GRAD);
+    kn_cross_entropy_args f = cross_entropy_case(c, i);
+    case_prepare(KN_K_CROSS_ENTROPY, &f);
+    kn_array dloss = case_vector(c, f.loss.dtype, NORMAL, 1);
+    kn_array dx = i % 4 == 0 ? f.logits
+                             : case_array(c, f.logits.dtype, case_layout(c, OUTPUT_LAYOUTS), UNSET,
+                                          2, f.logits.shape);
+    case_close(c, &dx, 1e-6);
+    kn_cross_entropy_grad_args args = { dx,      f.logits, f.targets,      f.lse,
+                                        f.count, dloss,    f.ignore_index, f.smoothing };
+    case_run(c, &args);
 }
 
 KN_TEST(overlay_rows, bad_target)
@@ -249,41 +209,33 @@ static kn_attention_args attention_case(overlay_case *c, int i)
     return a;
 }
 
-KN_TEST(overlay_rows, attention)
+OVERLAY(overlay_rows, attention, ATTENTION, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_ATTENTION, (uint64_t)i);
-        kn_attention_args args = attention_case(c, i);
-        case_close(c, &args.o, 1e-5);
-        case_close(c, &args.lse, 1e-5);
-        case_run(c, &args);
-    }
-    case_report(KN_K_ATTENTION);
+    kn_attention_args args = attention_case(c, i);
+    case_close(c, &args.o, 1e-5);
+    case_close(c, &args.lse, 1e-5);
+    case_run(c, &args);
 }
 
-KN_TEST(overlay_rows, attention_grad)
+OVERLAY(overlay_rows, attention_grad, ATTENTION_GRAD, 0, overlay_cases(160))
 {
-    for (int i = 0; i < overlay_cases(160); i++) {
-        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
-        kn_attention_args f = attention_case(c, i);
-        case_prepare(KN_K_ATTENTION, &f);
-        kn_attention_grad_args a = case_attention_grad(&f);
-        kn_array *part[] = { &a.dq, &a.dk, &a.dv, &a.dout };
-        const kn_array *like[] = { &f.q, &f.k, &f.v, &f.o };
-        for (int p = 0; p < 4; p++) {
-            *part[p] = case_array(c, f.q.dtype, DENSE, p == 3 ? NORMAL : UNSET, 4, like[p]->shape);
-            memcpy(part[p]->stride, like[p]->stride, sizeof like[p]->stride);
-        }
-        /* o as stored carries its rounding into delta = dout . o: in bf16 by 2^-9 of it */
-        double scale = f.q.dtype == KN_BF16 ? 1e-3 : 5e-5;
-        double rows = (double)(f.q.shape[1] * f.q.shape[2]); /* that dk and dv add at most */
-        case_close(c, &a.dq, scale);
-        case_close(c, &a.dk, scale + 1e-6 * rows);
-        case_close(c, &a.dv, scale + 1e-6 * rows);
-        case_dmask(c, &a, scale);
-        case_run(c, &a);
+    kn_attention_args f = attention_case(c, i);
+    case_prepare(KN_K_ATTENTION, &f);
+    kn_attention_grad_args a = case_attention_grad(&f);
+    kn_array *part[] = { &a.dq, &a.dk, &a.dv, &a.dout };
+    const kn_array *like[] = { &f.q, &f.k, &f.v, &f.o };
+    for (int p = 0; p < 4; p++) {
+        *part[p] = case_array(c, f.q.dtype, DENSE, p == 3 ? NORMAL : UNSET, 4, like[p]->shape);
+        memcpy(part[p]->stride, like[p]->stride, sizeof like[p]->stride);
     }
-    case_report(KN_K_ATTENTION_GRAD);
+    /* o as stored carries its rounding into delta = dout . o: in bf16 by 2^-9 of it */
+    double scale = f.q.dtype == KN_BF16 ? 1e-3 : 5e-5;
+    double rows = (double)(f.q.shape[1] * f.q.shape[2]); /* that dk and dv add at most */
+    case_close(c, &a.dq, scale);
+    case_close(c, &a.dk, scale + 1e-6 * rows);
+    case_close(c, &a.dv, scale + 1e-6 * rows);
+    case_dmask(c, &a, scale);
+    case_run(c, &a);
 }
 
 /* `heads` heads from `first` on of x [B, T, heads x D]. */
@@ -298,7 +250,7 @@ static kn_array heads_of(const kn_array *x, int64_t first, int64_t heads, int64_
 
 /* Queries, keys and values side by side in one array, their gradients in another: what lies between
  * and behind them stays as it was. */
-KN_TEST(overlay_rows, attention_grad_into_parts)
+OVERLAY(overlay_rows, attention_grad_into_parts, ATTENTION_GRAD, 9000, 16)
 {
     static const struct {
         int64_t B, H, G, T, D;
@@ -306,33 +258,30 @@ KN_TEST(overlay_rows, attention_grad_into_parts)
         { 2, 3, 1, 37, 20 }, { 1, 4, 2, 65, 33 }, { 2, 2, 2, 16, 64 }, { 1, 2, 1, 1, 7 }
     };
     static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16, KN_F64 };
-    for (int i = 0; i < 16; i++) {
-        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, 9000 + (uint64_t)i);
-        const int64_t H = sizes[i % 4].H, G = sizes[i % 4].G, D = sizes[i % 4].D;
-        const int64_t T = sizes[i % 4].T, B = sizes[i % 4].B, gap = i / 4 % 2;
-        const int64_t all[3] = { B, T, (H + 2 * G + gap) * D }, qs[4] = { B, H, T, D };
-        const kn_dtype t = types[(i + i / 4) % 4];
-        kn_array x = case_array(c, t, DENSE, NORMAL, 3, all);
-        kn_array dx = case_array(c, t, i % 3 ? DENSE : PITCHED, NORMAL, 3, all);
-        kn_attention_args f = { .o = case_array(c, t, DENSE, UNSET, 4, qs),
-                                .lse = case_array(c, t == KN_F64 ? t : KN_F32, DENSE, UNSET, 3, qs),
-                                .q = heads_of(&x, 0, H, D),
-                                .k = heads_of(&x, H, G, D),
-                                .v = heads_of(&x, H + G, G, D),
-                                .scale = 0.2,
-                                .causal = i % 2 };
-        case_prepare(KN_K_ATTENTION, &f);
-        kn_attention_grad_args a = case_attention_grad(&f);
-        a.dout = case_array(c, t, DENSE, NORMAL, 4, qs);
-        a.dq = heads_of(&dx, 0, H, D);
-        a.dk = heads_of(&dx, H, G, D);
-        a.dv = heads_of(&dx, H + G, G, D);
-        const double scale = t == KN_BF16 ? 4e-3 : t == KN_F16 ? 5e-4 : 1e-4;
-        case_close(c, &a.dq, scale);
-        case_close(c, &a.dk, 2 * scale);
-        case_close(c, &a.dv, scale);
-        case_run(c, &a);
-    }
+    const int64_t H = sizes[i % 4].H, G = sizes[i % 4].G, D = sizes[i % 4].D;
+    const int64_t T = sizes[i % 4].T, B = sizes[i % 4].B, gap = i / 4 % 2;
+    const int64_t all[3] = { B, T, (H + 2 * G + gap) * D }, qs[4] = { B, H, T, D };
+    const kn_dtype t = types[(i + i / 4) % 4];
+    kn_array x = case_array(c, t, DENSE, NORMAL, 3, all);
+    kn_array dx = case_array(c, t, i % 3 ? DENSE : PITCHED, NORMAL, 3, all);
+    kn_attention_args f = { .o = case_array(c, t, DENSE, UNSET, 4, qs),
+                            .lse = case_array(c, t == KN_F64 ? t : KN_F32, DENSE, UNSET, 3, qs),
+                            .q = heads_of(&x, 0, H, D),
+                            .k = heads_of(&x, H, G, D),
+                            .v = heads_of(&x, H + G, G, D),
+                            .scale = 0.2,
+                            .causal = i % 2 };
+    case_prepare(KN_K_ATTENTION, &f);
+    kn_attention_grad_args a = case_attention_grad(&f);
+    a.dout = case_array(c, t, DENSE, NORMAL, 4, qs);
+    a.dq = heads_of(&dx, 0, H, D);
+    a.dk = heads_of(&dx, H, G, D);
+    a.dv = heads_of(&dx, H + G, G, D);
+    const double scale = t == KN_BF16 ? 4e-3 : t == KN_F16 ? 5e-4 : 1e-4;
+    case_close(c, &a.dq, scale);
+    case_close(c, &a.dk, 2 * scale);
+    case_close(c, &a.dv, scale);
+    case_run(c, &a);
 }
 
 /* Gradients by the scores where one key has nearly all of a row's weight: small ones to their
@@ -371,64 +320,54 @@ KN_TEST(overlay_rows, attention_grad_of_one_key)
 
 /* Rows in which a mask adds -1e9 (or less) to every score: f32's lse is the maximum alone. Weights
  * of a row add up to 1 all the same: values get gradients as large as those of the result. */
-KN_TEST(overlay_rows, attention_grad_of_masked_rows)
+OVERLAY(overlay_rows, attention_grad_of_masked_rows, ATTENTION_GRAD, 0, 4)
 {
     enum { T = 37, D = 24 };
     static const double masks[] = { 0, -300, -3e4, -1e9, -3e38, 5e6 };
-    for (int i = 0; i < 4; i++) {
-        overlay_case *c = case_begin(KN_K_ATTENTION_GRAD, (uint64_t)i);
-        const int64_t S = i % 2 ? T : 150, qs[4] = { 2, 2, T, D }, ks[4] = { 2, 1, S, D };
-        const int64_t ms[4] = { 2, 2, T, S };
-        const kn_dtype t = i == 2 ? KN_F64 : KN_F32;
-        kn_attention_args f = { .o = case_array(c, t, DENSE, UNSET, 4, qs),
-                                .lse = case_array(c, t, DENSE, UNSET, 3, qs),
-                                .q = case_array(c, t, DENSE, NORMAL, 4, qs),
-                                .k = case_array(c, t, DENSE, NORMAL, 4, ks),
-                                .v = case_array(c, t, DENSE, NORMAL, 4, ks),
-                                .mask = case_array(c, t, DENSE, NORMAL, 4, ms),
-                                .scale = 0.25,
-                                .causal = i % 2 };
-        for (int64_t j = 0; j < 2 * 2 * T * S; j++) /* the keys of a row are masked alike ... */
-            case_set(&f.mask, j, masks[j / S % 6]);
-        for (int64_t j = D; j < 2 * S * D; j++) /* ... and alike: so is f32's rounding of scores */
-            case_set(&f.k, j, case_get(&f.k, j % D));
-        case_prepare(KN_K_ATTENTION, &f);
-        kn_attention_grad_args a = case_attention_grad(&f);
-        a.dout = case_array(c, t, DENSE, NORMAL, 4, qs);
-        a.dq = case_array(c, t, DENSE, UNSET, 4, qs);
-        a.dk = case_array(c, t, DENSE, UNSET, 4, ks);
-        a.dv = case_array(c, t, DENSE, UNSET, 4, ks);
-        case_dmask(c, &a, 1e-5);
-        case_close(c, &a.dq, 1e-3);
-        case_close(c, &a.dk, 1e-3);
-        case_close(c, &a.dv, 1e-4);
-        case_prepare(KN_K_ATTENTION_GRAD, &a);
-        double given = 0, got = 0;
-        for (int64_t j = 0; j < 2 * 2 * T * D; j++)
-            given += case_get(&a.dout, j);
-        for (int64_t j = 0; j < 2 * S * D; j++)
-            got += case_get(&a.dv, j);
-        KN_CHECK(fabs(got - given) < 1e-3, "values got %g of %g", got, given);
-        case_run(c, &a);
-    }
+    const int64_t S = i % 2 ? T : 150, qs[4] = { 2, 2, T, D }, ks[4] = { 2, 1, S, D };
+    const int64_t ms[4] = { 2, 2, T, S };
+    const kn_dtype t = i == 2 ? KN_F64 : KN_F32;
+    kn_attention_args f = { .o = case_array(c, t, DENSE, UNSET, 4, qs),
+                            .lse = case_array(c, t, DENSE, UNSET, 3, qs),
+                            .q = case_array(c, t, DENSE, NORMAL, 4, qs),
+                            .k = case_array(c, t, DENSE, NORMAL, 4, ks),
+                            .v = case_array(c, t, DENSE, NORMAL, 4, ks),
+                            .mask = case_array(c, t, DENSE, NORMAL, 4, ms),
+                            .scale = 0.25,
+                            .causal = i % 2 };
+    for (int64_t j = 0; j < 2 * 2 * T * S; j++) /* the keys of a row are masked alike ... */
+        case_set(&f.mask, j, masks[j / S % 6]);
+    for (int64_t j = D; j < 2 * S * D; j++) /* ... and alike: so is f32's rounding of scores */
+        case_set(&f.k, j, case_get(&f.k, j % D));
+    case_prepare(KN_K_ATTENTION, &f);
+    kn_attention_grad_args a = case_attention_grad(&f);
+    a.dout = case_array(c, t, DENSE, NORMAL, 4, qs);
+    a.dq = case_array(c, t, DENSE, UNSET, 4, qs);
+    a.dk = case_array(c, t, DENSE, UNSET, 4, ks);
+    a.dv = case_array(c, t, DENSE, UNSET, 4, ks);
+    case_dmask(c, &a, 1e-5);
+    case_close(c, &a.dq, 1e-3);
+    case_close(c, &a.dk, 1e-3);
+    case_close(c, &a.dv, 1e-4);
+    case_prepare(KN_K_ATTENTION_GRAD, &a);
+    double given = 0, got = 0;
+    for (int64_t j = 0; j < 2 * 2 * T * D; j++)
+        given += case_get(&a.dout, j);
+    for (int64_t j = 0; j < 2 * S * D; j++)
+        got += case_get(&a.dv, j);
+    KN_CHECK(fabs(got - given) < 1e-3, "values got %g of %g", got, given);
+    case_run(c, &a);
 }
 
-KN_TEST(overlay_rows, rope)
+OVERLAY(overlay_rows, rope, ROPE, 0, overlay_cases(120))
 {
-    for (int i = 0; i < overlay_cases(120); i++) {
-        overlay_case *c = case_begin(KN_K_ROPE, (uint64_t)i);
-        int64_t shape[4] = { 1 + case_pick(c, 2), 1 + case_pick(c, 3), case_size(c, 100),
-                             2 * case_size(c, 33) };
-        kn_dtype t = case_float(c);
-        layout l = input_layout(c);
-        kn_array x = case_array(c, t, l, NORMAL, 4, shape);
-        kn_array y = l < OUTPUT_LAYOUTS && i % 3 == 0
-                         ? x
-                         : case_array(c, t, output_layout(c), UNSET, 4, shape);
-        case_close(c, &y, 1e-5);
-        kn_rope_scaling scaling = { i % 5 < 2 ? 8 : 0, 1, 4, i % 5 ? 100 : 8192 };
-        kn_rope_args args = { y, x, 10000, i % 4 ? 0 : 1000, i % 2, scaling };
-        case_run(c, &args);
-    }
-    case_report(KN_K_ROPE);
+    int64_t shape[4] = { 1 + case_pick(c, 2), 1 + case_pick(c, 3), case_size(c, 100),
+                         2 * case_size(c, 33) };
+    kn_dtype t = case_float(c);
+    kn_array x = case_array(c, t, case_layout(c, LAYOUTS), NORMAL, 4, shape);
+    kn_array y = case_result(c, &x, t);
+    case_close(c, &y, 1e-5);
+    kn_rope_scaling scaling = { i % 5 < 2 ? 8 : 0, 1, 4, i % 5 ? 100 : 8192 };
+    kn_rope_args args = { y, x, 10000, i % 4 ? 0 : 1000, i % 2, scaling };
+    case_run(c, &args);
 }

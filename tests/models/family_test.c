@@ -1,9 +1,9 @@
 /* tests/models/family_test.c: the tables of the families: presets, names and shapes of tensors,
  * ranges, configurations in a checkpoint and as others write them; and what every model does alike:
  * it learns, it recomputes to the same bits, its memory may end anywhere. */
-#include "kernels/faults.h"
 #include "nn/nn_internal.h"
 #include "optim/optim.h"
+#include "tests/failing.h"
 #include "tests/models/small_models.h"
 
 /* ---- presets --------------------------------------------------------------------------------- */
@@ -204,25 +204,19 @@ KN_TEST(family, recompute_gives_the_same_gradients)
     }
 }
 
-/* With every allocation failing in turn: a standing error, nothing leaked. */
+static bool declares(void *kind)
+{
+    kn_module m;
+    const bool done = declare_small(&m, *(int *)kind, KN_F32);
+    if (done)
+        kn_module_free(&m);
+    return done;
+}
+
 KN_TEST(family, out_of_memory_anywhere)
 {
-    for (int kind = 0; kind < SMALL_MODELS; kind++) {
-        int64_t live = kn_live_tensors(), k = 1;
-        for (bool done = false; !done; k++) {
-            kn_module m;
-            kn_fail_alloc(k);
-            done = declare_small(&m, kind, KN_F32);
-            kn_fail_alloc(0);
-            KN_CHECK(done == kn_ok(), "model %d, allocation %lld: %s", kind, (long long)k,
-                     kn_ok() ? "none" : kn_error());
-            kn_clear_error();
-            if (done)
-                kn_module_free(&m);
-            KN_CHECK(kn_live_tensors() == live, "allocation %lld leaks", (long long)k);
-        }
-        KN_CHECK(k > 30, "only %lld allocations", (long long)k);
-    }
+    for (int kind = 0; kind < SMALL_MODELS; kind++)
+        each_allocation_fails(declares, NULL, &kind, 30);
 }
 
 /* ---- what is refused ------------------------------------------------------------------------- */

@@ -1,10 +1,9 @@
 /* tests/models/options_test.c: the table of options: values accepted and refused, messages,
  * records. */
 #include "kernels/error.h"
-#include "kernels/faults.h"
 #include "kernels/memory.h"
 #include "models/options.h"
-#include "tests/kn_test.h"
+#include "tests/failing.h"
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -414,25 +413,21 @@ KN_TEST(options, all_ranks_have_the_same)
         KN_CHECK(kn_spawn_threads(3, agrees, &i) == 0, "%s", others[i].word);
 }
 
+static bool makes_options(void *c)
+{
+    kn_options *o = kn_options_create(table, c);
+    const bool ok = o && parse(o, "--steps=9", "--note", "text", NULL) &&
+                    kn_options_restore(o, "data", "cats", KN_VALUE_RESTORED) &&
+                    kn_options_derive(o, "lr", 2);
+    char *text = ok ? kn_options_command(o) : NULL;
+    const bool done = text != NULL;
+    kn_host_free(text);
+    kn_options_free(o);
+    return done;
+}
+
 KN_TEST(options, every_allocation_failing)
 {
     config c;
-    for (int64_t n = 1;; n++) {
-        kn_fail_alloc(n);
-        kn_options *o = kn_options_create(table, &c);
-        bool ok = o && parse(o, "--steps=9", "--note", "text", NULL) &&
-                  kn_options_restore(o, "data", "cats", KN_VALUE_RESTORED) &&
-                  kn_options_derive(o, "lr", 2);
-        char *text = ok ? kn_options_command(o) : NULL;
-        ok = text != NULL;
-        kn_host_free(text);
-        bool hit = !kn_ok();
-        kn_fail_alloc(0);
-        KN_CHECK(ok == !hit, "allocation %d", (int)n);
-        kn_options_free(o);
-        kn_clear_error();
-        if (!hit)
-            break;
-        KN_CHECK(n < 100);
-    }
+    each_allocation_fails(makes_options, NULL, &c, 3);
 }

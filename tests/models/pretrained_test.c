@@ -1,9 +1,9 @@
 /* tests/models/pretrained_test.c: image models in folders for torchvision and timm: the files, on
  * any number of ranks, in any dtype; scripts/peers vision-folders compares logits with theirs. */
-#include "kernels/faults.h"
 #include "knap.h"
 #include "models/pretrained_internal.h"
 #include "tests/comm/comm_test.h"
+#include "tests/failing.h"
 #include "tests/models/temp.h"
 
 #include <sys/wait.h>
@@ -454,28 +454,26 @@ KN_TEST(pretrained, an_export_that_was_cut_off_is_refused_and_replaced)
     remove_temp();
 }
 
-/* With every allocation failing in turn: a standing error, nothing leaked. */
+static bool writes(void *net)
+{
+    return save(temp_path("memory"), net, 3, KN_BF16, NULL);
+}
+
+static bool reads(void *net)
+{
+    kn_pretrained *p = kn_pretrained_open(temp_path("memory"));
+    const bool done = p && kn_pretrained_load(p, net);
+    kn_pretrained_free(p);
+    return done;
+}
+
 KN_TEST(pretrained, out_of_memory_anywhere)
 {
     any_net n;
-    const char *dir = temp_path("memory");
-    KN_CHECK(init(&n, 3, 0) && kn_materialize(&n, KN_CPU, 1) && save(dir, &n, 3, KN_F32, NULL));
-    for (int reads = 0; reads < 2; reads++) {
-        int64_t live = kn_live_tensors(), k = 1;
-        for (bool done = false; !done; k++) {
-            kn_pretrained *p = NULL;
-            kn_fail_alloc(k);
-            done = reads ? (p = kn_pretrained_open(dir)) && kn_pretrained_load(p, &n)
-                         : save(dir, &n, 3, KN_BF16, NULL);
-            kn_fail_alloc(0);
-            KN_CHECK(done == kn_ok(), "%d, allocation %lld: %s", reads, (long long)k,
-                     kn_ok() ? "none" : kn_error());
-            kn_clear_error();
-            kn_pretrained_free(p);
-            KN_CHECK(kn_live_tensors() == live, "%d: allocation %lld leaks", reads, (long long)k);
-        }
-        KN_CHECK(k > 30, "only %lld allocations", (long long)k);
-    }
+    KN_CHECK(init(&n, 3, 0) && kn_materialize(&n, KN_CPU, 1) &&
+             save(temp_path("memory"), &n, 3, KN_F32, NULL));
+    each_allocation_fails(writes, NULL, &n, 30);
+    each_allocation_fails(reads, NULL, &n, 30);
     kn_module_free(&n);
     remove_temp();
 }
