@@ -130,6 +130,7 @@ typedef struct kn_hook_entry {
     int out_index;
     kn_tensor_hook hook;
     kn_node_hook pre, post;
+    kn_leaf_hook accumulated;
     void *arg;
 } kn_hook_entry;
 
@@ -220,13 +221,7 @@ struct kn_leaf {
     kn_group *group;  /* borrowed; the group that waits for this leaf, or NULL */
     kn_passes passes; /* whose gradients are summed in grad (dest: where it leads counts them) */
     int64_t consumed; /* the newest backward when a step last consumed the gradient */
-    kn_hook_entry *hooks; /* tensor hooks on the complete fresh gradient */
-    struct kn_leaf_hook_entry {
-        struct kn_leaf_hook_entry *next;
-        kn_hook id; /* 0: taken off while a backward ran */
-        kn_leaf_hook hook;
-        void *arg;
-    } * post;
+    kn_hook_entry *hooks; /* on the complete fresh gradient, and after it was accumulated */
 };
 
 /* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs

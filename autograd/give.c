@@ -132,7 +132,10 @@ static bool run_leaf_hooks(kn_leaf *leaf)
 {
     kn_tensor *whole =
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
-    if (!leaf->hooks || !whole)
+    const kn_hook_entry *first = leaf->hooks;
+    while (first && !first->hook)
+        first = first->next;
+    if (!first || !whole)
         return true;
     kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
     kn_tensor *g = seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;

@@ -97,35 +97,29 @@ kn_hook kn_on_accumulated(kn_tensor *t, kn_leaf_hook hook, void *arg)
         return kn_fail("kn_on_accumulated: the hook is NULL");
     if (t->node || !t->requires_grad)
         return kn_fail("kn_on_accumulated: only leaves that require grad accumulate one");
-    kn_leaf *leaf = kn_leaf_of(t);
-    struct kn_leaf_hook_entry *h = leaf ? kn_host_calloc(1, sizeof *h) : NULL;
+    kn_hook_entry *h = add_hook(t, "kn_on_accumulated", true);
     if (!h)
         return 0;
-    h->id = kn_hook_next();
-    h->hook = hook;
+    h->accumulated = hook;
     h->arg = arg;
-    struct kn_leaf_hook_entry **at = &leaf->post;
-    while (*at)
-        at = &(*at)->next;
-    *at = h;
     return h->id;
 }
 
 /* ---- taking off ------------------------------------------------------------------------------ */
 
+void kn_hooks_free(kn_hook_entry *list)
+{
+    while (list) {
+        kn_hook_entry *next = list->next;
+        kn_host_free(list);
+        list = next;
+    }
+}
+
 void kn_leaf_sweep(kn_leaf *leaf)
 {
     for (kn_hook_entry **at = &leaf->hooks; *at;) {
         kn_hook_entry *h = *at;
-        if (h->id) {
-            at = &h->next;
-            continue;
-        }
-        *at = h->next;
-        kn_host_free(h);
-    }
-    for (struct kn_leaf_hook_entry **at = &leaf->post; *at;) {
-        struct kn_leaf_hook_entry *h = *at;
         if (h->id) {
             at = &h->next;
             continue;
@@ -152,12 +146,7 @@ bool kn_off_grad(kn_tensor *t, kn_hook hook)
         return take_off(t->node->hooks, hook);
     if (!t->leaf)
         return false;
-    struct kn_leaf_hook_entry *h = t->leaf->post;
-    while (h && h->id != hook)
-        h = h->next;
-    if (h)
-        h->id = 0;
-    bool found = h || take_off(t->leaf->hooks, hook);
+    const bool found = take_off(t->leaf->hooks, hook);
     if (!kn_in_backward())
         kn_leaf_sweep(t->leaf);
     return found;
@@ -202,11 +191,11 @@ kn_tensor *kn_run_grad_hooks(kn_hook_entry *h, int out_index, kn_tensor *g, cons
 
 bool kn_run_leaf_hooks(kn_leaf *leaf)
 {
-    for (struct kn_leaf_hook_entry *h = leaf->post; h; h = h->next) {
+    for (kn_hook_entry *h = leaf->hooks; h; h = h->next) {
         kn_hook_run run;
         kn_hook_begin(&run, "hook after the gradient of '%s'", kn_name(leaf->tensor));
-        if (h->id)
-            h->hook(leaf->tensor, h->arg);
+        if (h->id && h->accumulated)
+            h->accumulated(leaf->tensor, h->arg);
         kn_hook_end(&run);
     }
     return kn_ok();

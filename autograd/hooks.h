@@ -19,6 +19,7 @@ typedef struct kn_hook_run {
 } kn_hook_run;
 void kn_hook_begin(kn_hook_run *h, const char *fmt, ...) KN_PRINTF(2, 3);
 void kn_hook_end(kn_hook_run *h);
+void kn_hooks_free(kn_hook_entry *list);
 void kn_leaf_sweep(kn_leaf *leaf); /* frees the hooks that were taken off */
 
 /* The gradient that the hooks on output out_index leave, g or another one; NULL with an

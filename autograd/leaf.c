@@ -1,19 +1,11 @@
 /* autograd/leaf.c: leaves (tensors that collect a gradient), grad mode, detaching, and the hooks
  * through which tensor/ and kernels/ reach up to autograd. */
+#include "autograd/hooks.h"
 #include "autograd/record.h"
 
 static void leaf_free(kn_leaf *leaf)
 {
-    while (leaf->hooks) {
-        kn_hook_entry *next = leaf->hooks->next;
-        kn_host_free(leaf->hooks);
-        leaf->hooks = next;
-    }
-    while (leaf->post) {
-        struct kn_leaf_hook_entry *next = leaf->post->next;
-        kn_host_free(leaf->post);
-        leaf->post = next;
-    }
+    kn_hooks_free(leaf->hooks);
     kn_tensor_free(leaf->grad);
     kn_tensor_free(leaf->fresh);
     kn_passes_free(&leaf->passes);

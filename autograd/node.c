@@ -112,11 +112,7 @@ static void destroy(kn_node *n, kn_node **list)
     kn_tensor_free(n->scale);
     for (int i = 0; i < n->nout; i++)
         kn_tensor_free(n->dout[i]);
-    while (n->hooks) {
-        kn_hook_entry *next = n->hooks->next;
-        kn_host_free(n->hooks);
-        n->hooks = next;
-    }
+    kn_hooks_free(n->hooks);
     if (n->free_attr)
         n->free_attr(n->attr);
     if (n->frame && n->frame->grads && n->frame->grads->results == n)

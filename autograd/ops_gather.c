@@ -121,23 +121,15 @@ static bool scatter_forward(kn_op_call *c)
  * there, in the same order, and finds its own again. */
 static kn_tensor *stayed(kn_tensor *index, const kn_tensor *y, int dim)
 {
-    const kn_device device = kn_device_of(index);
-    kn_tensor *at = kn_arange(KN_I64, device, index->shape[dim]);
-    kn_tensor *last = kn_zeros(KN_I64, device, y->ndim, y->shape);
-    kn_tensor *found = kn_empty(KN_I64, device, index->ndim, index->shape);
-    kn_tensor *own = kn_empty(KN_BOOL, device, index->ndim, index->shape);
-    if (!at || !last || !found || !own)
-        return NULL;
-    kn_array position = kn_array_of(found);
-    position.data = kn_array_of(at).data;
+    int64_t line[KN_MAX_DIMS];
     for (int d = 0; d < index->ndim; d++)
-        position.stride[d] = d == dim;
-    return scatter_run(last, position, index, (scatter_attr){ dim, false }) &&
-                   gather_run(found, last, index, dim) &&
-                   KN_RUN(
-                       own, KN_K_BINARY,
-                       ((kn_binary_args){ kn_array_of(own), kn_array_of(found), position, KN_EQ }))
-               ? own
+        line[d] = d == dim ? index->shape[d] : 1;
+    kn_tensor *at = kn_view(kn_arange(KN_I64, kn_device_of(index), line[dim]), index->ndim, line);
+    kn_tensor *position = kn_expand(at, index->ndim, index->shape);
+    kn_tensor *last = kn_zeros(KN_I64, kn_device_of(index), y->ndim, y->shape);
+    return position && last &&
+                   scatter_run(last, kn_array_of(position), index, (scatter_attr){ dim, false })
+               ? kn_eq(kn_gather(last, dim, index), position)
                : NULL;
 }
 
@@ -167,12 +159,8 @@ static bool scatter_backward(kn_op_grad *g)
     g->din[2] = d;
     if (!gather_run(d, dy, index, a->dim) || a->add)
         return kn_ok();
-    kn_tensor *own = stayed(index, dy, a->dim),
-              *zero = kn_zeros(dy->dtype, kn_device_of(dy), KN_SCALAR);
-    return own && zero &&
-           KN_RUN(d, KN_K_WHERE,
-                  ((kn_where_args){ kn_array_of(d), kn_array_of(own), kn_array_of(d),
-                                    kn_array_expand(kn_array_of(zero), d->ndim, d->shape) }));
+    g->din[2] = kn_where(stayed(index, dy, a->dim), d, kn_number_like(dy, 0));
+    return g->din[2] != NULL;
 }
 
 KN_OP(kn_op_scatter, .name = "scatter", .attr_size = sizeof(scatter_attr), .save_in = 2,

@@ -194,24 +194,26 @@ kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
 
 /* ---- any, all, argmin ------------------------------------------------------------------------ */
 
-kn_tensor *kn_any(kn_tensor *x, int n, const int64_t *dims, bool keep)
+/* Compares the number of elements that hold, or that don't, with 0. */
+static kn_tensor *counted_as(const char *op, kn_tensor *x, int n, const int64_t *dims, bool keep,
+                             kn_tensor *(*compare)(kn_tensor *, kn_tensor *))
 {
     uint32_t set;
-    if (!checked("any", x, n, dims, false, &set))
+    if (!checked(op, x, n, dims, false, &set))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *count = kn_sum(kn_ne(x, kn_number_like(x, 0)), n, dims, keep);
-    return ended(s, kn_ne(count, kn_number_like(count, 0)), KN_BOOL);
+    kn_tensor *count = kn_sum(compare(x, kn_number_like(x, 0)), n, dims, keep);
+    return ended(s, compare(count, kn_number_like(count, 0)), KN_BOOL);
+}
+
+kn_tensor *kn_any(kn_tensor *x, int n, const int64_t *dims, bool keep)
+{
+    return counted_as("any", x, n, dims, keep, kn_ne);
 }
 
 kn_tensor *kn_all(kn_tensor *x, int n, const int64_t *dims, bool keep)
 {
-    uint32_t set;
-    if (!checked("all", x, n, dims, false, &set))
-        return NULL;
-    kn_scope s = kn_scope_begin();
-    kn_tensor *count = kn_sum(kn_eq(x, kn_number_like(x, 0)), n, dims, keep);
-    return ended(s, kn_eq(count, kn_number_like(count, 0)), KN_BOOL);
+    return counted_as("all", x, n, dims, keep, kn_eq);
 }
 
 /* Of integers, whose smallest has no negative: the first that equals the minimum. */

@@ -237,6 +237,32 @@ static kn_tensor *keeps(kn_tensor *g, void *arg)
     return NULL;
 }
 
+static kn_hook second;
+static int second_ran;
+
+static void take_second_off(kn_tensor *leaf, void *arg)
+{
+    (void)arg;
+    KN_CHECK(kn_off_grad(leaf, second));
+}
+
+static void count_second(kn_tensor *leaf, void *arg)
+{
+    (void)leaf, (void)arg;
+    second_ran++;
+}
+
+KN_TEST(engine, a_leaf_hook_that_another_took_off_runs_no_more)
+{
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(2)), true);
+    second_ran = 0;
+    kn_on_accumulated(x, take_second_off, NULL);
+    second = kn_on_accumulated(x, count_second, NULL);
+    kn_backward(kn_sum(kn_mul(x, x), 0, NULL, false));
+    KN_CHECK(second_ran == 0 && !kn_off_grad(x, second));
+    KN_CHECK_OK();
+}
+
 KN_TEST(engine, a_gradient_that_a_hook_of_a_leaf_kept_stays)
 {
     kn_tensor *kept[2] = { NULL, NULL }, *x = leaf_of(1, (double[]){ 4 });

@@ -189,7 +189,5 @@ extern "C" kn_status kn_cuda_batch_norm(const void *args)
     if ((a->y.data && a->y.dtype != t) || (a->add.data && a->add.dtype != t) ||
         !channel_stat_takes(&a->x, &a->mean) || !channel_stat_takes(&a->x, &a->rstd))
         return KN_DECLINED;
-#define CASE(T) return batch_norm_run<T>(a)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, batch_norm_run, a);
 }

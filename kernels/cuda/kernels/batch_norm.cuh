@@ -134,7 +134,7 @@ static __device__ inline double channel_get(const channel_vector &v, int64_t c, 
 static __device__ inline void channel_put(const channel_vector &v, int64_t c, double x)
 {
     if (v.data)
-        norm_vector_store(v.data, v.dtype, c * v.stride, x);
+        kn_put_as(v.data, v.dtype, c * v.stride, x);
 }
 
 /* ---- on the host ----------------------------------------------------------------------------- */

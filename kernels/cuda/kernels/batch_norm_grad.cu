@@ -289,7 +289,5 @@ extern "C" kn_status kn_cuda_batch_norm_grad(const void *args)
         (a->dadd.data && a->dadd.dtype != t) || !channel_stat_takes(&a->x, &a->mean) ||
         !channel_stat_takes(&a->x, &a->rstd))
         return KN_DECLINED;
-#define CASE(T) return batch_norm_grad_whole<T>(a)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, batch_norm_grad_whole, a);
 }

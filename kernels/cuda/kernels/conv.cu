@@ -251,9 +251,7 @@ extern "C" kn_status kn_cuda_conv(const void *args)
         (bias->data && (bias->ndim != 1 || bias->shape[0] != a->y.shape[1] ||
                         (bias->dtype != t && bias->dtype != KN_F32))))
         return KN_DECLINED;
-#define CASE(T) return conv_forward<T>(v, bias)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, conv_forward, v, bias);
 }
 
 extern "C" kn_status kn_cuda_conv_grad_x(const void *args)
@@ -265,7 +263,5 @@ extern "C" kn_status kn_cuda_conv_grad_x(const void *args)
         return KN_FAILED;
     if (a->dx.dtype != t || a->w.dtype != t)
         return KN_DECLINED;
-#define CASE(T) return conv_backward<T>(v)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, conv_backward, v);
 }

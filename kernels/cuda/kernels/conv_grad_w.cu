@@ -168,14 +168,7 @@ template <typename A> KN_KERNEL(THREADS, grad_w_total_kernel, grad_w_total t, co
         int64_t o = e / t.taps;
         conv_tap k = conv_tap_at(t.d, t.from, e - o * t.taps);
         int64_t at = o * t.so + k.c * t.sc + k.r * t.sr + k.s * t.ss;
-        if (t.dtype == KN_F64)
-            ((double *)t.dw)[at] = sum;
-        else if (t.dtype == KN_F32)
-            ((float *)t.dw)[at] = (float)sum;
-        else if (t.dtype == KN_BF16)
-            kn_put((kn_bf16 *)t.dw + at, (float)sum);
-        else
-            kn_put((kn_f16 *)t.dw + at, (float)sum);
+        kn_put_as(t.dw, t.dtype, at, sum);
     }
 }
 
@@ -254,7 +247,5 @@ extern "C" kn_status kn_cuda_conv_grad_w(const void *args)
         return KN_FAILED;
     if (a->dy.dtype != t || (a->dw.dtype != t && (a->dw.dtype != KN_F32 || t == KN_F64)))
         return KN_DECLINED;
-#define CASE(T) return grad_w_run<T>(v)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, grad_w_run, v);
 }

@@ -105,28 +105,6 @@ static __device__ double get_double(const void *p, kn_dtype t, int64_t at, bool 
     }
 }
 
-static __device__ void set_double(void *p, kn_dtype t, int64_t at, double x)
-{
-    switch (t) {
-    case KN_F32:
-        return kn_store(((float *)p)[at], x);
-    case KN_BF16:
-        return kn_store(((kn_bf16 *)p)[at], x);
-    case KN_F16:
-        return kn_store(((kn_f16 *)p)[at], x);
-    case KN_F64:
-        return kn_store(((double *)p)[at], x);
-    case KN_I64:
-        return kn_store(((int64_t *)p)[at], x);
-    case KN_I32:
-        return kn_store(((int32_t *)p)[at], x);
-    case KN_U8:
-        return kn_store(((uint8_t *)p)[at], x);
-    default:
-        return kn_store(((kn_bool *)p)[at], x);
-    }
-}
-
 struct any_op {
     void *dst;
     const void *src;
@@ -145,7 +123,7 @@ struct any_op {
         if (is_int(from) && is_int(to))
             set_int(dst, to, at[0], get_int(src, from, x.from));
         else
-            set_double(dst, to, at[0], get_double(src, from, x.from, to == KN_F64));
+            kn_store_as(dst, to, at[0], get_double(src, from, x.from, to == KN_F64));
     }
 };
 
@@ -271,10 +249,8 @@ extern "C" kn_status kn_cuda_copy(const void *args)
     const kn_copy_args *a = (const kn_copy_args *)args;
     kn_dtype to = a->dst.dtype, from = a->src.dtype;
     const kn_array *const arrays[] = { &a->dst, &a->src };
-#define CASE(T) return move<T>(a)
     if (to == from)
-        KN_SIZES(to, CASE);
-#undef CASE
+        KN_SIZES(to, move, a);
     if (to == KN_BF16 && from == KN_F32)
         return convert<kn_bf16, float>(a);
     if (to == KN_F32 && from == KN_BF16)

@@ -192,9 +192,7 @@ extern "C" kn_status kn_cuda_cross_entropy(const void *args)
     if (!ce_takes(&a->logits, &a->lse) || a->loss.dtype != a->lse.dtype ||
         a->count.dtype != a->lse.dtype || (a->dlogits.data && a->dlogits.dtype != a->logits.dtype))
         return KN_DECLINED;
-#define CASE(T) return ce_run<T>(a)
-    KN_FLOATS(a->logits.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->logits.dtype, ce_run, a);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -251,7 +249,5 @@ extern "C" kn_status kn_cuda_cross_entropy_grad(const void *args)
     if (!ce_takes(&a->logits, &a->lse) || a->dlogits.dtype != a->logits.dtype ||
         a->count.dtype != a->lse.dtype || a->dloss.dtype != a->lse.dtype)
         return KN_DECLINED;
-#define CASE(T) return ce_grad_run<T>(a)
-    KN_FLOATS(a->logits.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->logits.dtype, ce_grad_run, a);
 }

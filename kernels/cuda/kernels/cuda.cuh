@@ -151,23 +151,26 @@ template <> inline KN_HD void kn_put<kn_f16>(kn_f16 *p, float x)
 #endif
 }
 
-#define KN_FLOAT_CASES(CASE)                                                                       \
-    case KN_F32:                                                                                   \
-        CASE(float);                                                                               \
-    case KN_BF16:                                                                                  \
-        CASE(kn_bf16);                                                                             \
-    case KN_F16:                                                                                   \
-        CASE(kn_f16);                                                                              \
-    case KN_F64:                                                                                   \
-        CASE(double);
+/* Element at of p, of a float dtype t, = x, which narrow ones take as a float. */
+static inline __device__ void kn_put_as(void *p, kn_dtype t, int64_t at, double x)
+{
+    switch (t) {
+    case KN_F32: return kn_put((float *)p + at, (float)x);
+    case KN_BF16: return kn_put((kn_bf16 *)p + at, (float)x);
+    case KN_F16: return kn_put((kn_f16 *)p + at, (float)x);
+    default: return kn_put((double *)p + at, x);
+    }
+}
 
-/* Calls a macro with the storage type of a float dtype; declines others. */
-#define KN_FLOATS(dtype, CASE)                                                                     \
+/* Returns what f<T>(...) gives for the storage type of a float dtype; declines others. */
+#define KN_FLOATS(dtype, f, ...)                                                                   \
     do {                                                                                           \
         switch (dtype) {                                                                           \
-            KN_FLOAT_CASES(CASE)                                                                   \
-        default:                                                                                   \
-            return KN_DECLINED;                                                                    \
+        case KN_F32: return f<float>(__VA_ARGS__);                                                 \
+        case KN_BF16: return f<kn_bf16>(__VA_ARGS__);                                              \
+        case KN_F16: return f<kn_f16>(__VA_ARGS__);                                                \
+        case KN_F64: return f<double>(__VA_ARGS__);                                                \
+        default: return KN_DECLINED;                                                               \
         }                                                                                          \
     } while (0)
 

@@ -43,7 +43,5 @@ template <typename E> kn_status gather(const kn_gather_args *a)
 extern "C" kn_status kn_cuda_gather(const void *args)
 {
     const kn_gather_args *a = (const kn_gather_args *)args;
-#define CASE(T) return gather<T>(a)
-    KN_SIZES(a->src.dtype, CASE);
-#undef CASE
+    KN_SIZES(a->src.dtype, gather, a);
 }

@@ -61,7 +61,5 @@ template <typename E> kn_status select(const kn_index_select_args *a)
 extern "C" kn_status kn_cuda_index_select(const void *args)
 {
     const kn_index_select_args *a = (const kn_index_select_args *)args;
-#define CASE(T) return select<T>(a)
-    KN_SIZES(a->src.dtype, CASE);
-#undef CASE
+    KN_SIZES(a->src.dtype, select, a);
 }

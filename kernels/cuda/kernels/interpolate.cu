@@ -140,9 +140,7 @@ extern "C" kn_status kn_cuda_interpolate(const void *args)
     const kn_interpolate_args *a = (const kn_interpolate_args *)args;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
-#define CASE(T) return interpolate_run<T>(a)
-    KN_FLOATS(a->x.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->x.dtype, interpolate_run, a);
 }
 
 extern "C" kn_status kn_cuda_interpolate_grad(const void *args)
@@ -150,7 +148,5 @@ extern "C" kn_status kn_cuda_interpolate_grad(const void *args)
     const kn_interpolate_grad_args *a = (const kn_interpolate_grad_args *)args;
     if (a->dx.dtype != a->dy.dtype)
         return KN_DECLINED;
-#define CASE(T) return interpolate_grad_run<T>(a)
-    KN_FLOATS(a->dx.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->dx.dtype, interpolate_grad_run, a);
 }

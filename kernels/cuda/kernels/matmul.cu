@@ -146,7 +146,5 @@ extern "C" kn_status kn_cuda_matmul(const void *args)
     if (p->b.dtype != t || (to != t && (to != KN_F32 || t == KN_F64)) ||
         (p->bias.data && bias != t && bias != KN_F32))
         return KN_DECLINED;
-#define CASE(T) return matmul_run<T>(p)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, matmul_run, p);
 }

@@ -153,7 +153,5 @@ extern "C" kn_status kn_cuda_norm(const void *args)
     if (a->y.dtype != t || !norm_vector_takes(&a->w, t) || !norm_vector_takes(&a->b, t) ||
         (!a->rms && !norm_stat_takes(&a->mean, t)) || !norm_stat_takes(&a->rstd, t))
         return KN_DECLINED;
-#define CASE(T) return norm_run<T>(a)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, norm_run, a);
 }

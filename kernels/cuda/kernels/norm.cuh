@@ -50,22 +50,4 @@ static __device__ inline void norm_vector_load(const norm_vector &v, int64_t u, 
     }
 }
 
-static __device__ inline void norm_vector_store(void *data, kn_dtype t, int64_t at, double x)
-{
-    switch (t) {
-    case KN_F32:
-        ((float *)data)[at] = (float)x;
-        break;
-    case KN_BF16:
-        kn_put((kn_bf16 *)data + at, (float)x);
-        break;
-    case KN_F16:
-        kn_put((kn_f16 *)data + at, (float)x);
-        break;
-    default:
-        ((double *)data)[at] = x;
-        break;
-    }
-}
-
 #endif

@@ -173,9 +173,9 @@ template <typename A> KN_KERNEL(STRIP *DEEP, norm_grad_total_kernel, norm_sums s
     for (int k = 1; k < DEEP; k++)
         total += sum[k][threadIdx.x];
     if (weight && s.dw)
-        norm_vector_store(s.dw, s.dw_dtype, j * s.dw_stride, total);
+        kn_put_as(s.dw, s.dw_dtype, j * s.dw_stride, total);
     if (!weight && s.db)
-        norm_vector_store(s.db, s.db_dtype, j * s.db_stride, total);
+        kn_put_as(s.db, s.db_dtype, j * s.db_stride, total);
 }
 
 /* ---- on the host ----------------------------------------------------------------------------- */
@@ -284,7 +284,5 @@ extern "C" kn_status kn_cuda_norm_grad(const void *args)
         !norm_vector_takes(&a->dw, t) || !norm_vector_takes(&a->db, t) ||
         (!a->rms && !norm_stat_takes(&a->mean, t)) || !norm_stat_takes(&a->rstd, t))
         return KN_DECLINED;
-#define CASE(T) return norm_grad_run<T>(a)
-    KN_FLOATS(t, CASE);
-#undef CASE
+    KN_FLOATS(t, norm_grad_run, a);
 }

@@ -335,9 +335,7 @@ extern "C" kn_status kn_cuda_pool(const void *args)
     const kn_pool_args *a = (const kn_pool_args *)args;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
-#define CASE(T) return pool_run<T>(a)
-    KN_FLOATS(a->x.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->x.dtype, pool_run, a);
 }
 
 extern "C" kn_status kn_cuda_pool_grad(const void *args)
@@ -345,7 +343,5 @@ extern "C" kn_status kn_cuda_pool_grad(const void *args)
     const kn_pool_grad_args *a = (const kn_pool_grad_args *)args;
     if (a->dx.dtype != a->dy.dtype)
         return KN_DECLINED;
-#define CASE(T) return pool_grad_run<T>(a)
-    KN_FLOATS(a->dx.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->dx.dtype, pool_grad_run, a);
 }

@@ -175,9 +175,7 @@ template <typename T> dropout_op<T> dropout_of(const kn_dropout_args *a)
 extern "C" kn_status kn_cuda_random(const void *args)
 {
     const kn_random_args *a = (const kn_random_args *)args;
-#define CASE(T) return run_random<T>(a)
-    KN_FLOATS(a->dst.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->dst.dtype, run_random, a);
 }
 
 extern "C" kn_status kn_cuda_dropout(const void *args)
@@ -189,12 +187,9 @@ extern "C" kn_status kn_cuda_dropout(const void *args)
 #define CASE(T)                                                                                    \
     return kn_each<16 / sizeof(T)>(arrays, dropout_of<T>(a), dropout_of<kn_any<float>>(a))
     switch (a->y.dtype) {
-    case KN_F32:
-        CASE(float);
-    case KN_BF16:
-        CASE(kn_bf16);
-    case KN_F16:
-        CASE(kn_f16);
+    case KN_F32: CASE(float);
+    case KN_BF16: CASE(kn_bf16);
+    case KN_F16: CASE(kn_f16);
     case KN_F64:
         return kn_each(arrays, dropout_of<double>(a));
     default:
@@ -206,9 +201,7 @@ extern "C" kn_status kn_cuda_dropout(const void *args)
 extern "C" kn_status kn_cuda_round(const void *args)
 {
     const kn_round_args *a = (const kn_round_args *)args;
-#define CASE(T) return run_round<T>(a)
-    KN_FLOATS(a->src.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->src.dtype, run_round, a);
 }
 
 /* ---- the key of another generator's draw ----------------------------------------------------- */

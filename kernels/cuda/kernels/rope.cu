@@ -82,7 +82,5 @@ extern "C" kn_status kn_cuda_rope(const void *args)
     const kn_rope_args *a = (const kn_rope_args *)args;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
-#define CASE(T) return run_rope<T>(a)
-    KN_FLOATS(a->x.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->x.dtype, run_rope, a);
 }

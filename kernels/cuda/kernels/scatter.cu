@@ -107,13 +107,10 @@ kn_status add_any(const kn_scatter_args *a, const scatter_call &c)
     return a->dst.dtype == KN_F64 || a->src.dtype == KN_F64 ? add<double>(a, c) : add<float>(a, c);
 }
 
-kn_status put(const kn_scatter_args *a, const scatter_call &c)
+template <typename T> kn_status put(const kn_scatter_args *a, const scatter_call &c)
 {
-#define CASE(T)                                                                                    \
-    return KN_RUN_FLAT(put_kernel<T>, kn_blocks(c.count, 128, 1), 128, (T *)a->dst.data,           \
-                       (const T *)a->src.data, c)
-    KN_SIZES(a->dst.dtype, CASE);
-#undef CASE
+    return KN_RUN_FLAT(put_kernel<T>, kn_blocks(c.count, 128, 1), 128, (T *)a->dst.data,
+                       (const T *)a->src.data, c);
 }
 
 bool scatter_fits(const kn_scatter_args *a)
@@ -138,5 +135,7 @@ extern "C" kn_status kn_cuda_scatter(const void *args)
     c.order = sorted(a);
     if (!c.order)
         return KN_FAILED;
-    return a->add ? add_any(a, c) : put(a, c);
+    if (a->add)
+        return add_any(a, c);
+    KN_SIZES(a->dst.dtype, put, a, c);
 }

@@ -74,9 +74,7 @@ extern "C" kn_status kn_cuda_softmax(const void *args)
     const kn_softmax_args *a = (const kn_softmax_args *)args;
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
-#define CASE(T) return softmax_run<T>(a)
-    KN_FLOATS(a->x.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->x.dtype, softmax_run, a);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -149,7 +147,5 @@ extern "C" kn_status kn_cuda_softmax_grad(const void *args)
     const kn_softmax_grad_args *a = (const kn_softmax_grad_args *)args;
     if (a->dx.dtype != a->dy.dtype || a->dx.dtype != a->y.dtype)
         return KN_DECLINED;
-#define CASE(T) return softmax_grad_run<T>(a)
-    KN_FLOATS(a->dx.dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->dx.dtype, softmax_grad_run, a);
 }

@@ -98,6 +98,12 @@ bool sort_fits(const kn_sort_args *a)
            kn_fail("sort: %lld elements; up to 2^31 - 1 are supported",
                    (long long)kn_array_numel(&a->src));
 }
+
+template <typename T> kn_status store(const kn_sort_args *a, const pair *order, const sort_call &c)
+{
+    return KN_RUN_FLAT(store_kernel<T>, kn_blocks(c.lines.count * c.k, 256, 1), 256,
+                       (T *)a->values.data, (int64_t *)a->indices.data, order, c);
+}
 } // namespace
 
 extern "C" kn_status kn_cuda_sort(const void *args)
@@ -122,9 +128,5 @@ extern "C" kn_status kn_cuda_sort(const void *args)
     const pair *order = sorted(c);
     if (!order)
         return KN_FAILED;
-#define CASE(T)                                                                                    \
-    return KN_RUN_FLAT(store_kernel<T>, kn_blocks(c.lines.count * c.k, 256, 1), 256,               \
-                       (T *)a->values.data, (int64_t *)a->indices.data, order, c)
-    KN_SIZES(a->src.dtype, CASE);
-#undef CASE
+    KN_SIZES(a->src.dtype, store, a, order, c);
 }

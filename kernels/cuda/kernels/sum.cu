@@ -90,7 +90,5 @@ extern "C" kn_status kn_cuda_sum_n(const void *args)
     const kn_sum_n_args *a = (const kn_sum_n_args *)args;
     if (a->count == 0)
         return KN_DONE;
-#define CASE(T) return sum_into<T>(a)
-    KN_FLOATS(a->dst_dtype, CASE);
-#undef CASE
+    KN_FLOATS(a->dst_dtype, sum_into, a);
 }

@@ -128,39 +128,31 @@ static inline KN_HD void kn_store(kn_bool &to, double x)
     to.bits = x != 0;
 }
 
-/* Calls a macro with the storage type of an arithmetic dtype; declines others. */
-#define KN_ARITHMETIC(dtype, CASE)                                                                 \
+/* The same for moves that don't look inside: a type of the dtype's size. */
+#define KN_SIZES(dtype, f, ...)                                                                    \
     do {                                                                                           \
-        switch (dtype) {                                                                           \
-            KN_FLOAT_CASES(CASE)                                                                   \
-        case KN_I64:                                                                               \
-            CASE(int64_t);                                                                         \
-        case KN_I32:                                                                               \
-            CASE(int32_t);                                                                         \
-        case KN_U8:                                                                                \
-            CASE(uint8_t);                                                                         \
-        case KN_BOOL:                                                                              \
-            CASE(kn_bool);                                                                         \
-        default:                                                                                   \
-            return KN_DECLINED;                                                                    \
+        switch (kn_dtype_size(dtype)) {                                                            \
+        case 1: return f<uint8_t>(__VA_ARGS__);                                                    \
+        case 2: return f<uint16_t>(__VA_ARGS__);                                                   \
+        case 4: return f<uint32_t>(__VA_ARGS__);                                                   \
+        case 8: return f<uint64_t>(__VA_ARGS__);                                                   \
+        default: return KN_DECLINED;                                                               \
         }                                                                                          \
     } while (0)
 
-/* The same for moves that don't look inside: a type of the dtype's size. */
-#define KN_SIZES(dtype, CASE)                                                                      \
-    do {                                                                                           \
-        switch (kn_dtype_size(dtype)) {                                                            \
-        case 1:                                                                                    \
-            CASE(uint8_t);                                                                         \
-        case 2:                                                                                    \
-            CASE(uint16_t);                                                                        \
-        case 4:                                                                                    \
-            CASE(uint32_t);                                                                        \
-        case 8:                                                                                    \
-            CASE(uint64_t);                                                                        \
-        default:                                                                                   \
-            return KN_DECLINED;                                                                    \
-        }                                                                                          \
-    } while (0)
+/* Element at of p, of dtype t, = x rounded once. */
+static inline KN_HD void kn_store_as(void *p, kn_dtype t, int64_t at, double x)
+{
+    switch (t) {
+    case KN_F32: return kn_store(((float *)p)[at], x);
+    case KN_BF16: return kn_store(((kn_bf16 *)p)[at], x);
+    case KN_F16: return kn_store(((kn_f16 *)p)[at], x);
+    case KN_F64: return kn_store(((double *)p)[at], x);
+    case KN_I64: return kn_store(((int64_t *)p)[at], x);
+    case KN_I32: return kn_store(((int32_t *)p)[at], x);
+    case KN_U8: return kn_store(((uint8_t *)p)[at], x);
+    default: return kn_store(((kn_bool *)p)[at], x);
+    }
+}
 
 #endif
