@@ -10,7 +10,6 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -139,11 +138,7 @@ static char *text_of(const kn_checkpoint *c, const char *key)
     if (!json_is_object(object))
         return kn_fail_null("%s/%s: \"%s\" is missing or no object; the checkpoint is damaged",
                             c->dir, KN_STATE_FILE, key);
-    char *text = kn_json_text(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail_memory("%s/%s could not be read", c->dir, KN_STATE_FILE);
-    return copy;
+    return kn_json_text(object, 0, key);
 }
 
 static bool read_state(kn_checkpoint *c)

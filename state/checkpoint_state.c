@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -173,7 +172,7 @@ static json_t *own_json(const kn_checkpoint_save_options *o, kn_comm *comm)
         json_t *own = got && size > 0 ? kn_json_parse(got, size, 0, ".own", &error) : json_null();
         ok = ok && got && own && json_array_append_new(all, own) == 0;
         kn_host_free(got);
-        free(text);
+        kn_host_free(text);
     }
     if (!ok && kn_ok())
         kn_fail_memory("the checkpoint's .own");

@@ -145,7 +145,7 @@ bool kn_optim_values_unstepped(const kn_state *s, const char *prefix, const char
 kn_state *kn_state_header(const kn_state *s, kn_comm *comm, int root);
 /* The values of s as a JSON object, NULL with an error; and back into s. */
 json_t *kn_state_values_json(const kn_state *s);
-char *kn_state_values_text(const kn_state *s); /* to be freed with free */
+char *kn_state_values_text(const kn_state *s); /* the caller frees it */
 bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where);
 /* The same of an object that was parsed. */
 bool kn_state_values_add(kn_state *s, json_t *object, const char *where);

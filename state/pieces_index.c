@@ -35,19 +35,6 @@ typedef struct reading {
     int64_t room;
 } reading;
 
-static bool read_list(const json_t *list, int n, int64_t *out)
-{
-    if (!json_is_array(list) || json_array_size(list) != (size_t)n)
-        return false;
-    for (int d = 0; d < n; d++) {
-        const json_t *x = json_array_get(list, (size_t)d);
-        if (!json_is_integer(x) || json_integer_value(x) < 0)
-            return false;
-        out[d] = json_integer_value(x);
-    }
-    return true;
-}
-
 /* The metadata of key is itself the text of a JSON object. */
 static bool read_text(const reading *r, const char *key, json_t **object)
 {
@@ -68,11 +55,12 @@ static bool read_part(const reading *r, told *t)
     const json_t *shape = json_object_get(info, "global_shape");
     if (!r->info)
         return true;
-    if (!read_list(json_object_get(info, "saved_offsets"), t->ndim, t->part.r.offset))
+    if (!kn_json_read_sizes(json_object_get(info, "saved_offsets"), (size_t)t->ndim,
+                            t->part.r.offset))
         return kn_fail("%s: tensor \"%.200s\": %s has no list of %d saved_offsets >= 0 for it",
                        r->path, t->name, KN_SHARD_INFO, t->ndim);
     t->has_shape = shape != NULL;
-    return !shape || read_list(shape, t->ndim, t->shape) ||
+    return !shape || kn_json_read_sizes(shape, (size_t)t->ndim, t->shape) ||
            kn_fail("%s: tensor \"%.200s\": its global_shape is no list of %d sizes >= 0", r->path,
                    t->name, t->ndim);
 }

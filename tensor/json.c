@@ -137,26 +137,25 @@ json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *w
     return j;
 }
 
-char *kn_json_text(const json_t *j, size_t flags)
+char *kn_json_text(const json_t *j, size_t flags, const char *what)
 {
     const size_t size = j ? json_dumpb(j, NULL, 0, flags) : 0;
-    char *text = size > 0 ? malloc(size + 1) : NULL;
-    if (!text || json_dumpb(j, text, size, flags) != size) {
-        free(text);
-        return NULL;
+    char *text = size > 0 ? kn_host_alloc(size + 1) : NULL;
+    if (text && json_dumpb(j, text, size, flags) == size) {
+        text[size] = 0;
+        return text;
     }
-    text[size] = 0;
-    return text;
+    kn_host_free(text);
+    if (kn_ok())
+        kn_fail_memory("the text of %s", what);
+    return NULL;
 }
 
 char *kn_json_copy(json_t *j, size_t flags, const char *what)
 {
-    char *text = j ? kn_json_text(j, flags) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
+    char *text = kn_json_text(j, flags, what);
     json_decref(j);
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail("no memory for the text of %s", what);
-    return copy;
+    return text;
 }
 
 json_t *kn_json_sizes(const int64_t *size, int count)
@@ -168,4 +167,15 @@ json_t *kn_json_sizes(const int64_t *size, int count)
             list = NULL;
         }
     return list;
+}
+
+bool kn_json_read_sizes(const json_t *list, size_t count, int64_t *size)
+{
+    bool ok = json_is_array(list) && json_array_size(list) == count;
+    for (size_t i = 0; ok && i < count; i++) {
+        const json_t *x = json_array_get(list, i);
+        size[i] = json_integer_value(x);
+        ok = json_is_integer(x) && size[i] >= 0;
+    }
+    return ok;
 }

@@ -3,6 +3,7 @@
 #include "tensor/safetensors_format.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "tensor/json.h"
 #include "tensor/whole_file.h"
 #include <jansson.h>
 #include <string.h>
@@ -57,16 +58,9 @@ static bool add_entry(json_t *header, const char *path, const kn_safetensors_ent
         __builtin_add_overflow(*at, bytes, &end))
         return kn_fail("%s: tensor \"%.200s\": a negative size or too many elements", path,
                        e->name);
-    json_t *shape = json_array();
-    bool ok = shape != NULL;
-    for (int d = 0; d < e->ndim && ok; d++)
-        ok = json_array_append_new(shape, json_integer(e->shape[d])) == 0;
-    if (!ok) {
-        json_decref(shape);
-        return kn_fail("%s: out of memory for the header", path);
-    }
-    json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape, "data_offsets",
-                             (json_int_t)*at, (json_int_t)end);
+    json_t *info =
+        json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", kn_json_sizes(e->shape, e->ndim),
+                  "data_offsets", (json_int_t)*at, (json_int_t)end);
     if (!info || json_object_set_new(header, e->name, info) != 0)
         return kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", path, e->name);
     *at = end;
@@ -76,22 +70,16 @@ static bool add_entry(json_t *header, const char *path, const kn_safetensors_ent
 static bool add_metadata(json_t *header, const char *path, const kn_safetensors_pair *meta, int n)
 {
     json_t *object = n > 0 ? json_object() : NULL;
-    if (n <= 0)
-        return true;
-    for (int i = 0; i < n && object; i++) {
-        if (!meta[i].key || !meta[i].value || json_object_get(object, meta[i].key)) {
-            json_decref(object);
+    if (n > 0 && json_object_set_new(header, SAFETENSORS_METADATA, object) != 0)
+        return kn_fail("%s: out of memory for the metadata", path);
+    for (int i = 0; i < n; i++) {
+        if (!meta[i].key || !meta[i].value || json_object_get(object, meta[i].key))
             return kn_fail("%s: metadata %d (%.200s) lacks key or value, or comes twice", path, i,
                            meta[i].key ? meta[i].key : "no key");
-        }
-        if (json_object_set_new(object, meta[i].key, json_string(meta[i].value)) != 0) {
-            json_decref(object);
+        if (json_object_set_new(object, meta[i].key, json_string(meta[i].value)) != 0)
             return kn_fail("%s: metadata \"%.200s\" is not UTF-8, or memory is out", path,
                            meta[i].key);
-        }
     }
-    if (!object || json_object_set_new(header, SAFETENSORS_METADATA, object) != 0)
-        return kn_fail("%s: out of memory for the metadata", path);
     return true;
 }
 
