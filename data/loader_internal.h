@@ -5,6 +5,7 @@
 #define KNAP_DATA_LOADER_INTERNAL_H
 
 #include "data/loader.h"
+#include "kernels/convert.h"
 #include "tensor/tensor_internal.h"
 
 #define KN_LOADER_ERROR 1024 /* bytes of an error's text */
@@ -101,7 +102,15 @@ void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int6
                     kn_filled *out);
 
 /* Element i of to, an array of floats, becomes v. */
-void kn_put_float(kn_dtype dtype, void *to, int64_t i, double v);
+static inline void kn_put_float(kn_dtype dtype, void *to, int64_t i, double v)
+{
+    if (dtype == KN_F32)
+        ((float *)to)[i] = (float)v;
+    else if (dtype == KN_F64)
+        ((double *)to)[i] = v;
+    else
+        ((uint16_t *)to)[i] = dtype == KN_BF16 ? kn_f32_to_bf16((float)v) : kn_f32_to_f16((float)v);
+}
 /* The stream of a sample's random numbers. */
 uint64_t kn_sample_stream(int64_t epoch, int64_t index);
 

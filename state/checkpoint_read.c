@@ -16,12 +16,10 @@
 bool kn_checkpoint_file_name(const char *name)
 {
     static const char *const taken[] = { KN_STATE_FILE, "model", "optimizer", "values" };
-    size_t n = strlen(name);
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (strcmp(name, taken[i]) == 0)
             return false;
-    return n > 0 && n < 100 && name[0] != '.' &&
-           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == n;
+    return name[0] != '.' && kn_checkpoint_is_plain(name, 99);
 }
 
 /* ---- the tensors ----------------------------------------------------------------------------- */

@@ -78,21 +78,28 @@ static bool read_sum(const reading *r, told *t)
                                       r->path, t->name, KN_SHARD_SUMS);
 }
 
+/* Adds a tensor's rectangle of that shape, at a place in a file; NULL with an error. */
+static told *tell(reading *r, const char *name, kn_dtype dtype, int ndim, const int64_t *shape,
+                  kn_indexed_part part)
+{
+    char *copy = kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told)
+                     ? kn_host_strdup(name)
+                     : NULL;
+    if (!copy)
+        return NULL;
+    told *t = &r->told[r->count++];
+    *t = (told){ .name = copy, .dtype = dtype, .ndim = ndim, .part = part };
+    memcpy(t->part.r.size, shape, (size_t)ndim * sizeof *shape);
+    return t;
+}
+
 static bool read_tensor(reading *r, int file, int i)
 {
     kn_array a;
-    if (!kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told))
-        return false;
-    told *t = &r->told[r->count];
-    *t = (told){ .part.file = file };
-    t->part.at = kn_safetensors_place(r->header, i, &a);
-    t->dtype = a.dtype;
-    t->ndim = a.ndim;
-    memcpy(t->part.r.size, a.shape, (size_t)a.ndim * sizeof *a.shape);
-    if (!(t->name = kn_host_strdup(kn_safetensors_name(r->header, i))))
-        return false;
-    r->count++;
-    return read_part(r, t) && read_sum(r, t);
+    const int64_t at = kn_safetensors_place(r->header, i, &a);
+    told *t = tell(r, kn_safetensors_name(r->header, i), a.dtype, a.ndim, a.shape,
+                   (kn_indexed_part){ .file = file, .at = at });
+    return t && read_part(r, t) && read_sum(r, t);
 }
 
 /* All files of a checkpoint carry the same id. */
@@ -293,21 +300,15 @@ kn_pieces *kn_pieces_open(const char *path)
 static bool take_foreign(reading *r, const kn_foreign_piece *f)
 {
     int64_t bytes, end;
-    if (!kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told))
+    const kn_piece *p = &f->piece;
+    if (!tell(r, p->name, p->dtype, p->ndim, p->shape,
+              (kn_indexed_part){ .at = f->at, .form = f->form }))
         return false;
-    told *t = &r->told[r->count];
-    *t = (told){ .dtype = f->piece.dtype, .ndim = f->piece.ndim };
-    t->part.at = f->at;
-    t->part.form = f->form;
-    memcpy(t->part.r.size, f->piece.shape, sizeof t->part.r.size);
-    if (!(t->name = kn_host_strdup(f->piece.name)))
-        return false;
-    r->count++;
     return (kn_foreign_bytes(f, &bytes) && f->at >= 0 &&
             !__builtin_add_overflow(f->at, bytes, &end) && end <= r->p->file->info.bytes) ||
            kn_fail("%s: the tensor '%.200s' ends behind the end of the file, which was cut, or is "
                    "damaged; fetch it again",
-                   r->path, f->piece.name);
+                   r->path, p->name);
 }
 
 kn_pieces *kn_pieces_of(const char *path, const struct stat *seen, const kn_foreign_piece *list,
