@@ -86,8 +86,6 @@ kn_loader *kn_loader_make(const char *caller, kn_fill_fn fill, void *arg,
 /* The number of a row among all rows of all ranks and rounds. */
 int64_t kn_loader_place(const kn_loader *l, int64_t round, int64_t row);
 kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row);
-/* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
-int64_t kn_loader_places(const kn_loader *l);
 bool kn_loader_check_samples(const kn_loader *l);
 /* Fails: .batch lies outside 1 to samples. */
 bool kn_loader_batch_fails(const char *caller, int64_t samples, int64_t batch);

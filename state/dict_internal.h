@@ -126,8 +126,6 @@ typedef struct kn_optim_values {
     double constant[KN_OPTIM_CONSTANTS];
     bool has[KN_OPTIM_CONSTANTS];
 } kn_optim_values;
-/* Takes the groups' numbers from o, which has n parameters. */
-bool kn_optim_values_own(kn_optim_values *v, const kn_optim *o, int n);
 /* Reads them; what isn't there of a trainable parameter comes into missing. False with an error
  * where they contradict each other. keep: only the steps, where all parameters have as many. */
 bool kn_optim_values_read(kn_optim_values *v, const kn_state *s, const kn_optim *o,

@@ -150,8 +150,7 @@ static bool check_free(const merging *m)
 static bool remove_one(const merging *m, const char *name)
 {
     char *path = kn_path_join(m->dir, name);
-    bool ok = path && (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-                       kn_fail_system("cannot remove %s: %m", path));
+    const bool ok = path && kn_remove_file(path);
     kn_host_free(path);
     return ok;
 }

@@ -71,25 +71,14 @@ enum {
     PER_VALUE = 320, /* bytes: an object with a member in jansson 2.14; of as many as characters */
 };
 
-/* left: characters that may be parsed after memory ran out. */
-static bool watch_over(const char *text, size_t size, size_t left, const char *where)
+bool kn_json_watch(const char *text, size_t size, const char *where)
 {
-    /* the buffer doubles from 16 bytes on */
-    parse.size = 4 * longest(text, size) + PER_VALUE * left + 1024;
+    /* the buffer doubles from 16 bytes on; CHUNK characters may come after memory ran out */
+    parse.size = 4 * longest(text, size) + PER_VALUE * CHUNK + 1024;
     parse.used = 0;
     parse.ran_out = false;
     parse.room = malloc(parse.size);
     return parse.room || kn_fail_memory("%s could not be read", where);
-}
-
-bool kn_json_watch(const char *text, size_t size, const char *where)
-{
-    return watch_over(text, size, size, where);
-}
-
-bool kn_json_watch_next(const char *text, size_t size, const char *where)
-{
-    return watch_over(text, size, CHUNK, where);
 }
 
 bool kn_json_watched(const char *where)
@@ -130,7 +119,7 @@ json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *wh
 json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
                       json_error_t *e)
 {
-    if (!kn_json_watch_next(text, size, where))
+    if (!kn_json_watch(text, size, where))
         return NULL;
     json_t *j = kn_json_next(text, size, flags, where, e);
     kn_json_watched(where);

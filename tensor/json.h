@@ -12,13 +12,10 @@
 json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
                       json_error_t *e);
 
-/* The same for others' calls that parse text, drop the value and free nothing that jansson made
- * with free: watch comes before them, watched after them. False with an error where memory ran
- * out. */
+/* The same of a text's parts: watch comes before the first, watched after the last. False with an
+ * error where memory ran out. */
 bool kn_json_watch(const char *text, size_t size, const char *where);
 bool kn_json_watched(const char *where);
-/* kn_json_parse in parts: kn_json_watch_next, this for each part of the text, kn_json_watched. */
-bool kn_json_watch_next(const char *text, size_t size, const char *where);
 json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *where,
                      json_error_t *e);
 

@@ -289,7 +289,7 @@ static bool read_members(reader *r)
 static bool read_entries(kn_safetensors *f)
 {
     reader r = { .f = f, .length = f->data_at - 8 };
-    if (!kn_json_watch_next(f->header, r.length, f->path))
+    if (!kn_json_watch(f->header, r.length, f->path))
         return false;
     bool ok = read_members(&r);
     if (!kn_json_watched(f->path) || !ok)

@@ -16,39 +16,16 @@ struct kn_safetensors_writer {
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-static int compare_strings(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Names are unique, and none is the reserved one. */
-static bool check_names(const char *path, const kn_safetensors_entry *entry, int entries)
-{
-    bool ok = true;
-    const char **name = kn_host_calloc((size_t)entries, sizeof *name);
-    if (!name)
-        return false;
-    for (int i = 0; i < entries && ok; i++) {
-        name[i] = entry[i].name;
-        if (!name[i])
-            ok = kn_fail("%s: tensor %d has no name", path, i);
-        else if (strcmp(name[i], SAFETENSORS_METADATA) == 0)
-            ok = kn_fail("%s: the name %s is reserved", path, SAFETENSORS_METADATA);
-    }
-    if (ok)
-        qsort(name, (size_t)entries, sizeof *name, compare_strings);
-    for (int i = 1; i < entries && ok; i++)
-        if (strcmp(name[i - 1], name[i]) == 0)
-            ok = kn_fail("%s: two tensors are named \"%.200s\"", path, name[i]);
-    kn_host_free(name);
-    return ok;
-}
-
-/* Adds "name": { dtype, shape, data_offsets } and moves *at behind the tensor. */
+/* Adds "name": { dtype, shape, data_offsets } and moves *at behind the tensor. The name is unique,
+ * and not the reserved one. */
 static bool add_entry(json_t *header, const char *path, const kn_safetensors_entry *e, int64_t *at)
 {
     const char *dtype = kn_safetensors_dtype_name(e->dtype);
     int64_t bytes, end;
+    if (strcmp(e->name, SAFETENSORS_METADATA) == 0)
+        return kn_fail("%s: the name %s is reserved", path, SAFETENSORS_METADATA);
+    if (json_object_get(header, e->name))
+        return kn_fail("%s: two tensors are named \"%.200s\"", path, e->name);
     if (!dtype)
         return kn_fail("%s: tensor \"%.200s\": %d is not a dtype", path, e->name, (int)e->dtype);
     if (e->ndim < 0 || e->ndim > KN_MAX_DIMS)
@@ -110,13 +87,12 @@ char *kn_safetensors_header(const char *path, const kn_safetensors_entry *entry,
                             const kn_safetensors_pair *meta, int metas, size_t *size, int64_t *data)
 {
     *data = 0;
-    if (!check_names(path, entry, entries))
-        return NULL;
     json_t *header = json_object();
     bool ok = header || kn_fail("%s: out of memory for the header", path);
     ok = ok && add_metadata(header, path, meta, metas);
     for (int i = 0; i < entries && ok; i++)
-        ok = add_entry(header, path, &entry[i], data);
+        ok = entry[i].name ? add_entry(header, path, &entry[i], data)
+                           : kn_fail("%s: tensor %d has no name", path, i);
     char *bytes = ok ? pad_header(path, header, size) : NULL;
     json_decref(header);
     return bytes;
