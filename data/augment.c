@@ -21,7 +21,8 @@ kn_pixels kn_pixels_planar(const uint8_t *pixel, int64_t height, int64_t width, 
     return (kn_pixels){ pixel, height, width, channels, width, 1, height * width };
 }
 
-kn_pixels kn_pixels_part(kn_pixels p, int64_t top, int64_t left, int64_t height, int64_t width)
+/* The part of height x width pixels at (top, left), which lies inside. */
+static kn_pixels part_of(kn_pixels p, int64_t top, int64_t left, int64_t height, int64_t width)
 {
     p.pixel += top * p.row + left * p.col;
     p.height = height;
@@ -148,7 +149,7 @@ static kn_pixels middle(kn_pixels p, const double *ratio)
         width = (int64_t)nearbyint((double)height * ratio[1]);
     height = height < 1 ? 1 : height > p.height ? p.height : height;
     width = width < 1 ? 1 : width > p.width ? p.width : width;
-    return kn_pixels_part(p, (p.height - height) / 2, (p.width - width) / 2, height, width);
+    return part_of(p, (p.height - height) / 2, (p.width - width) / 2, height, width);
 }
 
 static bool random_resized_crop(const kn_augment_plan *plan, kn_pixels *p, kn_data_sample *s,
@@ -165,7 +166,7 @@ static bool random_resized_crop(const kn_augment_plan *plan, kn_pixels *p, kn_da
         if (width < 1 || width > p->width || height < 1 || height > p->height)
             continue;
         int64_t top = kn_draw_below(s, p->height - height + 1);
-        part = kn_pixels_part(*p, top, kn_draw_below(s, p->width - width + 1), height, width);
+        part = part_of(*p, top, kn_draw_below(s, p->width - width + 1), height, width);
     }
     if (!part.pixel)
         part = middle(*p, ratio);
@@ -192,7 +193,7 @@ static bool random_crop(const kn_augment_plan *plan, kn_pixels *p, kn_data_sampl
         return false;
     draws_of(s, CROP);
     int64_t top = kn_draw_below(s, p->height - size[0] + 1);
-    *p = kn_pixels_part(*p, top, kn_draw_below(s, p->width - size[1] + 1), size[0], size[1]);
+    *p = part_of(*p, top, kn_draw_below(s, p->width - size[1] + 1), size[0], size[1]);
     return true;
 }
 
@@ -205,22 +206,19 @@ static bool center_crop(const kn_augment_plan *plan, kn_pixels *p, kn_image_room
         (!fits(plan, high, wide) ||
          !pad(p, (high - p->height) / 2, (wide - p->width) / 2, high, wide, false, room)))
         return false;
-    *p = kn_pixels_part(*p, (int64_t)nearbyint((double)(p->height - height) / 2),
-                        (int64_t)nearbyint((double)(p->width - width) / 2), height, width);
+    *p = part_of(*p, (int64_t)nearbyint((double)(p->height - height) / 2),
+                 (int64_t)nearbyint((double)(p->width - width) / 2), height, width);
     return true;
 }
 
-static void flip(const kn_augment_plan *plan, kn_pixels *p, kn_data_sample *s)
+/* With a chance: a dim of so many pixels, step apart, is read backwards. */
+static void flip(kn_pixels *p, int64_t pixels, int64_t *step, double chance, int kind,
+                 kn_data_sample *s)
 {
-    draws_of(s, HORIZONTAL);
-    if (plan->a.random_horizontal_flip > 0 && kn_draw_uniform(s) < plan->a.random_horizontal_flip) {
-        p->pixel += (p->width - 1) * p->col;
-        p->col = -p->col;
-    }
-    draws_of(s, VERTICAL);
-    if (plan->a.random_vertical_flip > 0 && kn_draw_uniform(s) < plan->a.random_vertical_flip) {
-        p->pixel += (p->height - 1) * p->row;
-        p->row = -p->row;
+    draws_of(s, kind);
+    if (chance > 0 && kn_draw_uniform(s) < chance) {
+        p->pixel += (pixels - 1) * *step;
+        *step = -*step;
     }
 }
 
@@ -237,7 +235,8 @@ bool kn_augment_pixels(const kn_augment_plan *plan, kn_pixels *p, kn_data_sample
         ok = center_crop(plan, p, room);
     if (!ok)
         return false;
-    flip(plan, p, s);
+    flip(p, p->width, &p->col, a->random_horizontal_flip, HORIZONTAL, s);
+    flip(p, p->height, &p->row, a->random_vertical_flip, VERTICAL, s);
     if (a->color_jitter.brightness > 0 || a->color_jitter.contrast > 0 ||
         a->color_jitter.saturation > 0 || a->color_jitter.hue > 0) {
         uint8_t *pixels = kn_pixels_gather(*p, room, KN_ROOM_COLOURED);

@@ -1,21 +1,10 @@
 /* data/fill.c: fills rows of a batch by the user's function. */
 #include "data/data.h"
 #include "data/loader_internal.h"
-#include "kernels/convert.h"
 
 #include <string.h>
 
 #define MOST_SKIPPED 1000 /* in a row: beyond, the data or the function is at fault */
-
-void kn_put_float(kn_dtype dtype, void *to, int64_t i, double v)
-{
-    if (dtype == KN_F32)
-        ((float *)to)[i] = (float)v;
-    else if (dtype == KN_F64)
-        ((double *)to)[i] = v;
-    else
-        ((uint16_t *)to)[i] = dtype == KN_BF16 ? kn_f32_to_bf16((float)v) : kn_f32_to_f16((float)v);
-}
 
 static kn_data_sample sample_of(const kn_loader *l, const kn_slot *slot, int64_t row, int worker)
 {

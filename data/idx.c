@@ -23,10 +23,9 @@ typedef struct idx_file {
     const unsigned char *at; /* the next of them, and so many are left */
     size_t left;
     uint64_t limit; /* bytes it can hold at most, from its size and deflate's best ratio, 1032 */
-    bool packed;
+    bool packed, ended; /* packed data has, and the checksum behind it holds */
 #ifdef KN_HAVE_ZLIB
     z_stream z;
-    bool ended; /* and the checksum behind the data holds */
 #endif
 } idx_file;
 
@@ -64,11 +63,6 @@ static int64_t unpack(idx_file *f, unsigned char *to, size_t size)
     return (int64_t)done;
 }
 
-static bool is_complete(const idx_file *f)
-{
-    return !f->packed || f->ended;
-}
-
 static void end(idx_file *f)
 {
     if (f->packed)
@@ -87,12 +81,6 @@ static int64_t unpack(idx_file *f, unsigned char *to, size_t size)
 {
     (void)f, (void)to, (void)size;
     return 0;
-}
-
-static bool is_complete(const idx_file *f)
-{
-    (void)f;
-    return true;
 }
 
 static void end(idx_file *f)
@@ -144,7 +132,7 @@ static bool idx_end(idx_file *f)
     const int64_t n = read_some(f, &extra, 1);
     if (n > 0)
         return kn_fail("%s holds more bytes than its header says", f->path);
-    return n == 0 && (is_complete(f) ||
+    return n == 0 && (!f->packed || f->ended ||
                       kn_fail("%s is damaged at its end: cut short; download it again", f->path));
 }
 

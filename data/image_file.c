@@ -33,9 +33,19 @@ int kn_image_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_ima
     static const uint8_t png[] = { 0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n' };
     static const uint8_t jpeg[] = { 0xff, 0xd8, 0xff };
     if (size >= sizeof png && memcmp(file, png, sizeof png) == 0)
+#ifdef KN_HAVE_PNG
         return kn_png_decode(file, size, max_pixels, room, out);
+#else
+        return unusable(room, "it is a PNG file, but libpng wasn't found when Knap was built "
+                              "(libpng-dev on Debian)");
+#endif
     if (size >= sizeof jpeg && memcmp(file, jpeg, sizeof jpeg) == 0)
+#ifdef KN_HAVE_JPEG
         return kn_jpeg_decode(file, size, max_pixels, room, out);
+#else
+        return unusable(room, "it is a JPEG file, but libjpeg wasn't found when Knap was built "
+                              "(libjpeg-dev on Debian)");
+#endif
     return unusable(room, size == 0 ? "the file is empty" : "it is neither a JPEG nor a PNG file");
 }
 

@@ -24,8 +24,6 @@ typedef struct kn_pixels {
 kn_pixels kn_pixels_interleaved(const uint8_t *pixel, int64_t height, int64_t width,
                                 int64_t channels);
 kn_pixels kn_pixels_planar(const uint8_t *pixel, int64_t height, int64_t width, int64_t channels);
-/* The part of height x width pixels at (top, left), which lies inside. */
-kn_pixels kn_pixels_part(kn_pixels p, int64_t top, int64_t left, int64_t height, int64_t width);
 
 /* ---- memory of a thread -----------------------------------------------------------------------
  */

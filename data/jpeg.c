@@ -126,14 +126,4 @@ int kn_jpeg_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_imag
     jpeg_destroy_decompress(&r.info);
     return ok ? true : r.no_memory ? false : KN_SAMPLE_SKIP;
 }
-#else
-int kn_jpeg_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_image_room *room,
-                   kn_pixels *out)
-{
-    (void)file, (void)size, (void)max_pixels, (void)out;
-    snprintf(room->problem, sizeof room->problem,
-             "it is a JPEG file, but libjpeg wasn't found when Knap was built (libjpeg-dev on "
-             "Debian)");
-    return KN_SAMPLE_SKIP;
-}
 #endif

@@ -5,6 +5,7 @@
 #define KNAP_DATA_LOADER_INTERNAL_H
 
 #include "data/loader.h"
+#include "kernels/convert.h"
 #include "tensor/tensor_internal.h"
 
 #define KN_LOADER_ERROR 1024 /* bytes of an error's text */
@@ -85,8 +86,6 @@ kn_loader *kn_loader_make(const char *caller, kn_fill_fn fill, void *arg,
 /* The number of a row among all rows of all ranks and rounds. */
 int64_t kn_loader_place(const kn_loader *l, int64_t round, int64_t row);
 kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row);
-/* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
-int64_t kn_loader_places(const kn_loader *l);
 bool kn_loader_check_samples(const kn_loader *l);
 /* Fails: .batch lies outside 1 to samples. */
 bool kn_loader_batch_fails(const char *caller, int64_t samples, int64_t batch);
@@ -101,7 +100,15 @@ void kn_loader_fill(const kn_loader *l, const kn_slot *slot, int64_t begin, int6
                     kn_filled *out);
 
 /* Element i of to, an array of floats, becomes v. */
-void kn_put_float(kn_dtype dtype, void *to, int64_t i, double v);
+static inline void kn_put_float(kn_dtype dtype, void *to, int64_t i, double v)
+{
+    if (dtype == KN_F32)
+        ((float *)to)[i] = (float)v;
+    else if (dtype == KN_F64)
+        ((double *)to)[i] = v;
+    else
+        ((uint16_t *)to)[i] = dtype == KN_BF16 ? kn_f32_to_bf16((float)v) : kn_f32_to_f16((float)v);
+}
 /* The stream of a sample's random numbers. */
 uint64_t kn_sample_stream(int64_t epoch, int64_t index);
 

@@ -39,7 +39,8 @@ bool kn_loader_check_samples(const kn_loader *l)
     return true;
 }
 
-int64_t kn_loader_places(const kn_loader *l)
+/* Places for samples in an epoch, repetitions included; INT64_MAX while unknown. */
+static int64_t places_of(const kn_loader *l)
 {
     int64_t n = l->samples, step = step_size(l);
     if (n == 0)
@@ -63,7 +64,7 @@ int64_t kn_loader_place(const kn_loader *l, int64_t round, int64_t row)
 
 kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row)
 {
-    int64_t place = kn_loader_place(l, round, row), places = kn_loader_places(l);
+    int64_t place = kn_loader_place(l, round, row), places = places_of(l);
     int64_t epoch = place / places, i = place % places;
     bool counts = l->samples == 0 || i < l->samples;
     if (!counts)
@@ -75,7 +76,7 @@ kn_row kn_loader_row(const kn_loader *l, int64_t round, int64_t row)
 
 int64_t kn_loader_counting(const kn_loader *l, int64_t round)
 {
-    int64_t place = kn_loader_place(l, round, 0), places = kn_loader_places(l);
+    int64_t place = kn_loader_place(l, round, 0), places = places_of(l);
     if (l->samples == 0 || l->tail == KN_TAIL_NEXT)
         return l->batch;
     int64_t left = l->samples - place % places;
@@ -122,7 +123,7 @@ int64_t kn_loader_rounds(const kn_loader *l)
 {
     if (!kn_given(l, "kn_loader_rounds", "the loader"))
         return 0;
-    int64_t rounds = l->rounds ? l->rounds : kn_loader_places(l) / round_size(l);
+    int64_t rounds = l->rounds ? l->rounds : places_of(l) / round_size(l);
     if (l->samples == 0)
         return 0;
     return rounds > 0 ? rounds : 1;
@@ -132,7 +133,7 @@ kn_position kn_loader_position(const kn_loader *l)
 {
     if (!kn_given(l, "kn_loader_position", "the loader"))
         return (kn_position){ 0 };
-    int64_t place = l->origin + l->round * round_size(l), places = kn_loader_places(l);
+    int64_t place = l->origin + l->round * round_size(l), places = places_of(l);
     return (kn_position){ .epoch = place / places,
                           .sample = place % places,
                           .step = step_size(l),
@@ -162,7 +163,7 @@ static bool check_position(const kn_loader *l, const kn_position *p)
 /* The place of p in the line, where a round can begin. */
 static bool find_place(const kn_loader *l, const kn_position *p, int64_t *place)
 {
-    int64_t places = kn_loader_places(l);
+    int64_t places = places_of(l);
     if (p->epoch < 0 || p->sample < 0 || p->sample >= places ||
         __builtin_mul_overflow(p->epoch, places, place) ||
         __builtin_add_overflow(*place, p->sample, place) ||

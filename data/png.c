@@ -92,14 +92,4 @@ int kn_png_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_image
     png_destroy_read_struct(&r.png, &r.info, NULL);
     return ok ? true : r.no_memory ? false : KN_SAMPLE_SKIP;
 }
-#else
-int kn_png_decode(const uint8_t *file, size_t size, int64_t max_pixels, kn_image_room *room,
-                  kn_pixels *out)
-{
-    (void)file, (void)size, (void)max_pixels, (void)out;
-    snprintf(
-        room->problem, sizeof room->problem,
-        "it is a PNG file, but libpng wasn't found when Knap was built (libpng-dev on Debian)");
-    return KN_SAMPLE_SKIP;
-}
 #endif

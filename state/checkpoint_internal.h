@@ -48,6 +48,8 @@ bool kn_checkpoint_state(kn_saving *s, const kn_checkpoint_save_options *o, cons
 json_t *kn_checkpoint_object(const char *text, const char *field);
 /* True where averages of module, or none, go with an optimizer; else an error. */
 bool kn_checkpoint_ema(const kn_ema *ema, void *module, bool optim, const char *what);
+/* Whether name is one to most letters, digits, '_', '-' and '.'. */
+bool kn_checkpoint_is_plain(const char *name, size_t most);
 /* Whether name may be that of a program's own file: nothing that leaves the folder, or stands for
  * something else there. */
 bool kn_checkpoint_file_name(const char *name);

@@ -10,19 +10,16 @@
 
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 bool kn_checkpoint_file_name(const char *name)
 {
     static const char *const taken[] = { KN_STATE_FILE, "model", "optimizer", "values" };
-    size_t n = strlen(name);
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (strcmp(name, taken[i]) == 0)
             return false;
-    return n > 0 && n < 100 && name[0] != '.' &&
-           strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == n;
+    return name[0] != '.' && kn_checkpoint_is_plain(name, 99);
 }
 
 /* ---- the tensors ----------------------------------------------------------------------------- */
@@ -139,11 +136,7 @@ static char *text_of(const kn_checkpoint *c, const char *key)
     if (!json_is_object(object))
         return kn_fail_null("%s/%s: \"%s\" is missing or no object; the checkpoint is damaged",
                             c->dir, KN_STATE_FILE, key);
-    char *text = kn_json_text(object, 0), *copy = text ? kn_host_strdup(text) : NULL;
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail_memory("%s/%s could not be read", c->dir, KN_STATE_FILE);
-    return copy;
+    return kn_json_text(object, 0, key);
 }
 
 static bool read_state(kn_checkpoint *c)

@@ -8,7 +8,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -53,11 +52,11 @@ static bool holds(const kn_optim *optim, void *module)
                           shown(of), kn_module_class(of), shown(module), kn_module_class(module)));
 }
 
-static bool is_name(const char *name)
+bool kn_checkpoint_is_plain(const char *name, size_t most)
 {
     static const char allowed[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
-    return name && *name && strlen(name) <= 64 && name[strspn(name, allowed)] == 0;
+    return name && *name && strlen(name) <= most && name[strspn(name, allowed)] == 0;
 }
 
 bool kn_checkpoint_optims(const kn_optim *optim, const kn_named_optim *optims, int count,
@@ -67,7 +66,7 @@ bool kn_checkpoint_optims(const kn_optim *optim, const kn_named_optim *optims, i
         return kn_fail("checkpoint: .optim_count is %d%s; 0 to %d are supported", count,
                        count > 0 && !optims ? ", but .optims is NULL" : "", KN_MOST_SOURCES - 2);
     for (int k = 0; k < count; k++) {
-        if (!is_name(optims[k].name) || !optims[k].optim)
+        if (!kn_checkpoint_is_plain(optims[k].name, 64) || !optims[k].optim)
             return kn_fail("checkpoint: .optims[%d] is '%s'%s; give a name of 1 to 64 letters, "
                            "digits, '_', '-' and '.', and the optimizer",
                            k, optims[k].name ? optims[k].name : "NULL",
@@ -173,7 +172,7 @@ static json_t *own_json(const kn_checkpoint_save_options *o, kn_comm *comm)
         json_t *own = got && size > 0 ? kn_json_parse(got, size, 0, ".own", &error) : json_null();
         ok = ok && got && own && json_array_append_new(all, own) == 0;
         kn_host_free(got);
-        free(text);
+        kn_host_free(text);
     }
     if (!ok && kn_ok())
         kn_fail_memory("the checkpoint's .own");

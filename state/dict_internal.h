@@ -126,8 +126,6 @@ typedef struct kn_optim_values {
     double constant[KN_OPTIM_CONSTANTS];
     bool has[KN_OPTIM_CONSTANTS];
 } kn_optim_values;
-/* Takes the groups' numbers from o, which has n parameters. */
-bool kn_optim_values_own(kn_optim_values *v, const kn_optim *o, int n);
 /* Reads them; what isn't there of a trainable parameter comes into missing. False with an error
  * where they contradict each other. keep: only the steps, where all parameters have as many. */
 bool kn_optim_values_read(kn_optim_values *v, const kn_state *s, const kn_optim *o,
@@ -145,7 +143,7 @@ bool kn_optim_values_unstepped(const kn_state *s, const char *prefix, const char
 kn_state *kn_state_header(const kn_state *s, kn_comm *comm, int root);
 /* The values of s as a JSON object, NULL with an error; and back into s. */
 json_t *kn_state_values_json(const kn_state *s);
-char *kn_state_values_text(const kn_state *s); /* to be freed with free */
+char *kn_state_values_text(const kn_state *s); /* the caller frees it */
 bool kn_state_values_parse(kn_state *s, const char *text, size_t size, const char *where);
 /* The same of an object that was parsed. */
 bool kn_state_values_add(kn_state *s, json_t *object, const char *where);

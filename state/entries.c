@@ -173,14 +173,17 @@ static bool is_of(const kn_entries *all, const kn_ema *ema)
            (kn_ok() && kn_fail("state: .ema was made for another module"));
 }
 
-static bool add_params(kn_entries *e, const kn_ema *ema)
+/* trained: of those with an average what trains beside it, as "name.trained". */
+static bool add_params(kn_entries *e, const kn_ema *ema, bool trained)
 {
     const kn_param *p;
     int n = kn_params(e->module, &p);
+    const kn_entry entry = { .kind = trained ? KN_ENTRY_TRAINED : KN_ENTRY_PARAM };
     bool ok = is_of(e, ema);
     for (int i = 0; ok && i < n; i++)
-        ok = add_param(e, &p[i], values_of(&p[i], i, ema, true),
-                       (kn_entry){ .kind = KN_ENTRY_PARAM }, p[i].name, NULL);
+        if (!trained || kn_ema_value(ema, i))
+            ok = add_param(e, &p[i], values_of(&p[i], i, ema, !trained), entry, p[i].name,
+                           trained ? "trained" : NULL);
     return ok && kn_ok();
 }
 
@@ -209,7 +212,7 @@ static bool has_buffer(const kn_entries *all, const kn_tensor *handle)
 typedef struct adding {
     kn_entries *all;
     const kn_ema *ema;
-    bool trained; /* what trains beside averages, as "name.trained" */
+    bool trained;
 } adding;
 
 /* The values of a buffer that are wanted, as of a parameter. */
@@ -243,17 +246,20 @@ static bool add_buffers_of(kn_module *m, void *arg)
     return ok && kn_ok();
 }
 
+static bool add_all(kn_entries *e, const kn_ema *ema, bool trained)
+{
+    return add_params(e, ema, trained) &&
+           kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, trained }) && kn_ok();
+}
+
+bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
+{
+    return add_all(e, ema, false);
+}
+
 bool kn_entries_add_trained(kn_entries *e, const kn_ema *ema)
 {
-    const kn_param *p;
-    int n = kn_params(e->module, &p);
-    bool ok = is_of(e, ema);
-    for (int i = 0; ok && ema && i < n; i++)
-        ok = !kn_ema_value(ema, i) ||
-             add_param(e, &p[i], values_of(&p[i], i, ema, false),
-                       (kn_entry){ .kind = KN_ENTRY_TRAINED }, p[i].name, "trained");
-    return ok && kn_ok() &&
-           (!ema || kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, true }));
+    return ema ? add_all(e, ema, true) : kn_ok();
 }
 
 static bool add_optim(kn_entries *e, kn_optim *optim, bool all)
@@ -284,12 +290,6 @@ bool kn_entries_add_optim(kn_entries *e, const kn_optim *optim)
 bool kn_entries_add_optim_all(kn_entries *e, kn_optim *optim)
 {
     return add_optim(e, optim, true);
-}
-
-bool kn_entries_add_model(kn_entries *e, const kn_ema *ema)
-{
-    return add_params(e, ema) &&
-           kn_apply_modules(e->module, add_buffers_of, &(adding){ e, ema, false }) && kn_ok();
 }
 
 /* ---- buffers of other ranks ------------------------------------------------------------------ */

@@ -23,12 +23,6 @@ bool kn_folder_remove_empty(const char *path)
            kn_fail_system("checkpoint: cannot remove the folder %s: %m", path);
 }
 
-static bool remove_file(const char *path)
-{
-    return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-           kn_fail_system("checkpoint: cannot remove %s: %m", path);
-}
-
 /* Ends an attempt at something on which no checkpoint depends: an error is told. */
 static void tell(kn_attempt *a)
 {
@@ -282,7 +276,7 @@ void kn_folder_abandon(const kn_folder_save *s)
     kn_attempt a;
     kn_attempt_begin(&a);
     /* Without state.json the others are nothing; with it, what stays of them would count. */
-    if (*s->path.text && remove_file(kn_path_of(s->path.text, KN_STATE_FILE, "").text) &&
+    if (*s->path.text && kn_remove_file(kn_path_of(s->path.text, KN_STATE_FILE, "").text) &&
         kn_sync_folder(s->path.text))
         kn_folder_remove(s->path.text);
     kn_attempt_end(&a, error); /* the next claim removes what stays */

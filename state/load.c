@@ -284,7 +284,8 @@ static bool is_averaged(kn_module *m, void *arg)
     return true;
 }
 
-bool kn_loading_holds_own(kn_module_impl *m, const char *what)
+/* A load must write into the tensors that the module trains. */
+static bool holds_own(kn_module_impl *m, const char *what)
 {
     bool averaged = false;
     kn_apply_modules(m->self, is_averaged, &averaged);
@@ -335,8 +336,7 @@ bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_opt
         return false;
     kn_source source = { 0 };
     kn_loading l = { .what = what, .source = &source, .o = &o };
-    bool ok =
-        (o.ema || kn_loading_holds_own(m, what)) && begin(&l, module, s, &o) && list_module(&l);
+    bool ok = (o.ema || holds_own(m, what)) && begin(&l, module, s, &o) && list_module(&l);
     return kn_loading_end(&l, run(&l, ok));
 }
 

@@ -77,7 +77,5 @@ bool kn_loading_check(kn_loading *l);
 bool kn_loading_write(kn_loading *l);
 /* Ends the entries, too; where the load failed the states that it made go. */
 bool kn_loading_end(kn_loading *l, bool ok);
-/* A load must write into the tensors that the module trains. */
-bool kn_loading_holds_own(kn_module_impl *m, const char *what);
 
 #endif

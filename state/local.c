@@ -4,6 +4,7 @@
 #include "kernels/kernels.h"
 #include "kernels/memory_internal.h"
 #include "state/dict_internal.h"
+#include "tensor/checksum.h"
 #include "tensor/tensor_internal.h"
 
 #include <stdio.h>
@@ -11,49 +12,38 @@
 
 /* ---- hashes ---------------------------------------------------------------------------------- */
 
-static uint64_t mix(uint64_t h, const void *data, size_t bytes)
+static void add_part(kn_checksum *c, kn_interval part)
 {
-    for (size_t i = 0; i < bytes; i++)
-        h = (h ^ ((const unsigned char *)data)[i]) * 0x100000001b3u;
-    return h;
+    const int64_t n[] = { part.start, part.count, part.blocks, part.stride };
+    kn_checksum_add(c, n, sizeof n);
 }
-
-static uint64_t mix_number(uint64_t h, int64_t n)
-{
-    return mix(h, &n, sizeof n);
-}
-
-static uint64_t mix_part(uint64_t h, kn_interval part)
-{
-    h = mix_number(mix_number(h, part.start), part.count);
-    return mix_number(mix_number(h, part.blocks), part.stride);
-}
-
-#define FIRST 0xcbf29ce484222325u
 
 /* How b lies in memory on this rank. */
-static uint64_t layout_hash(const kn_bucket *b)
+static void add_layout(kn_checksum *c, const kn_bucket *b)
 {
     const kn_layout *l = &b->layout;
-    uint64_t h = mix_number(mix_number(FIRST, l->kind), b->shard);
-    h = mix_number(mix_number(h, l->shards), l->shard);
+    const int64_t n[] = { l->kind, b->shard, l->shards, l->shard };
+    kn_checksum_add(c, n, sizeof n);
     for (int i = 0; i < l->params; i++) {
         const kn_bucket_param *p = &b->param[i];
-        h = mix(h, p->name, strlen(p->name) + 1);
-        h = mix(h, p->shape, (size_t)p->ndim * sizeof *p->shape);
-        h = mix_number(mix_part(h, p->part), p->part.at);
+        kn_checksum_add(c, p->name, strlen(p->name) + 1);
+        kn_checksum_add(c, p->shape, (size_t)p->ndim * sizeof *p->shape);
+        add_part(c, p->part);
+        kn_checksum_add(c, &p->part.at, sizeof p->part.at);
     }
-    return h;
 }
 
 uint64_t kn_entry_split(const kn_entry *e)
 {
+    const int64_t numel = kn_entry_numel(e);
+    kn_checksum c;
+    kn_checksum_begin(&c);
+    kn_checksum_add(&c, &numel, sizeof numel);
     if (e->kind == KN_ENTRY_FLAT)
-        return layout_hash(e->bucket);
-    uint64_t h = mix_number(FIRST, kn_entry_numel(e));
-    for (int s = 0; e->bucket && s < e->bucket->shards; s++)
-        h = mix_part(h, kn_layout_part(&e->bucket->layout, e->index, s));
-    return h;
+        add_layout(&c, e->bucket);
+    for (int s = 0; e->kind != KN_ENTRY_FLAT && e->bucket && s < e->bucket->shards; s++)
+        add_part(&c, kn_layout_part(&e->bucket->layout, e->index, s));
+    return kn_checksum_end(&c);
 }
 
 /* ---- entries --------------------------------------------------------------------------------- */

@@ -116,12 +116,8 @@ static char *index_text(const merging *m)
     json_t *index = ok ? json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
                                    (json_int_t)kn_pieces_bytes(m->p), "weight_map", map)
                        : NULL;
-    char *text = kn_json_text(index, JSON_INDENT(2));
-    json_decref(index);
     json_decref(map);
-    if (!text)
-        kn_fail_memory("%s/" INDEX, m->dir);
-    return text;
+    return kn_json_copy(index, JSON_INDENT(2), INDEX);
 }
 
 static bool write_index(const merging *m)
@@ -129,7 +125,7 @@ static bool write_index(const merging *m)
     char *path = kn_path_join(m->dir, INDEX), *text = path ? index_text(m) : NULL;
     bool ok = text && kn_file_write(path, (const void *const[]){ text },
                                     (const size_t[]){ strlen(text) }, 1);
-    free(text);
+    kn_host_free(text);
     kn_host_free(path);
     return ok;
 }
@@ -154,8 +150,7 @@ static bool check_free(const merging *m)
 static bool remove_one(const merging *m, const char *name)
 {
     char *path = kn_path_join(m->dir, name);
-    bool ok = path && (KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-                       kn_fail_system("cannot remove %s: %m", path));
+    const bool ok = path && kn_remove_file(path);
     kn_host_free(path);
     return ok;
 }

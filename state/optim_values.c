@@ -181,7 +181,8 @@ static bool read_param(kn_optim_values *v, reading *r, const kn_optim *o, int i,
            read_constants(v, r, o) && r->ok;
 }
 
-bool kn_optim_values_own(kn_optim_values *v, const kn_optim *o, int n)
+/* Takes the groups' numbers from o, which has n parameters. */
+static bool take_groups(kn_optim_values *v, const kn_optim *o, int n)
 {
     v->lr_mul = kn_host_calloc((size_t)n + 1, sizeof *v->lr_mul);
     v->weight_decay = kn_host_calloc((size_t)n + 1, sizeof *v->weight_decay);
@@ -198,7 +199,7 @@ bool kn_optim_values_read(kn_optim_values *v, const kn_state *s, const kn_optim 
     const kn_param *p;
     const int n = kn_params(o->live.module->self, &p);
     *v = (kn_optim_values){ .steps = -1, .lr = -1 };
-    bool ok = kn_optim_values_own(v, o, n);
+    bool ok = take_groups(v, o, n);
     for (int i = 0; ok && i < n; i++) {
         reading r = { s, prefix, p[i].name + all->below, p[i].trainable ? missing : NULL, true };
         ok = !has_param(o, &p[i], i, all) || read_param(v, &r, o, i, keep);

@@ -42,8 +42,8 @@ typedef struct kn_pieces_writer kn_pieces_writer;
 /* Begins this rank's files in dir, which exists; a file that is there already is an error. Pieces
  * are borrowed for this call, their names until w is freed. Empty parts take no bytes and appear in
  * no file; a tensor without elements appears: give it to one rank. id: of the checkpoint, the same
- * on all ranks, borrowed like names. values: the same, of a kn_state (JSON); NULL: none. Nothing here is
- * collective; all calls of a writer may come from one other thread. NULL with an error. */
+ * on all ranks. values: of a kn_state (JSON); NULL: none. Both are borrowed like names. Nothing
+ * here is collective; all calls of a writer may come from one other thread. NULL with an error. */
 kn_pieces_writer *kn_pieces_create(const char *dir, int rank, const char *id, const char *values,
                                    const kn_piece *piece, int pieces);
 /* Begins one file of whole tensors, as other programs have them: dir/name. The rest is the same. */

@@ -35,19 +35,6 @@ typedef struct reading {
     int64_t room;
 } reading;
 
-static bool read_list(const json_t *list, int n, int64_t *out)
-{
-    if (!json_is_array(list) || json_array_size(list) != (size_t)n)
-        return false;
-    for (int d = 0; d < n; d++) {
-        const json_t *x = json_array_get(list, (size_t)d);
-        if (!json_is_integer(x) || json_integer_value(x) < 0)
-            return false;
-        out[d] = json_integer_value(x);
-    }
-    return true;
-}
-
 /* The metadata of key is itself the text of a JSON object. */
 static bool read_text(const reading *r, const char *key, json_t **object)
 {
@@ -68,11 +55,12 @@ static bool read_part(const reading *r, told *t)
     const json_t *shape = json_object_get(info, "global_shape");
     if (!r->info)
         return true;
-    if (!read_list(json_object_get(info, "saved_offsets"), t->ndim, t->part.r.offset))
+    if (!kn_json_read_sizes(json_object_get(info, "saved_offsets"), (size_t)t->ndim,
+                            t->part.r.offset))
         return kn_fail("%s: tensor \"%.200s\": %s has no list of %d saved_offsets >= 0 for it",
                        r->path, t->name, KN_SHARD_INFO, t->ndim);
     t->has_shape = shape != NULL;
-    return !shape || read_list(shape, t->ndim, t->shape) ||
+    return !shape || kn_json_read_sizes(shape, (size_t)t->ndim, t->shape) ||
            kn_fail("%s: tensor \"%.200s\": its global_shape is no list of %d sizes >= 0", r->path,
                    t->name, t->ndim);
 }
@@ -90,21 +78,28 @@ static bool read_sum(const reading *r, told *t)
                                       r->path, t->name, KN_SHARD_SUMS);
 }
 
+/* Adds a tensor's rectangle of that shape, at a place in a file; NULL with an error. */
+static told *tell(reading *r, const char *name, kn_dtype dtype, int ndim, const int64_t *shape,
+                  kn_indexed_part part)
+{
+    char *copy = kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told)
+                     ? kn_host_strdup(name)
+                     : NULL;
+    if (!copy)
+        return NULL;
+    told *t = &r->told[r->count++];
+    *t = (told){ .name = copy, .dtype = dtype, .ndim = ndim, .part = part };
+    memcpy(t->part.r.size, shape, (size_t)ndim * sizeof *shape);
+    return t;
+}
+
 static bool read_tensor(reading *r, int file, int i)
 {
     kn_array a;
-    if (!kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told))
-        return false;
-    told *t = &r->told[r->count];
-    *t = (told){ .part.file = file };
-    t->part.at = kn_safetensors_place(r->header, i, &a);
-    t->dtype = a.dtype;
-    t->ndim = a.ndim;
-    memcpy(t->part.r.size, a.shape, (size_t)a.ndim * sizeof *a.shape);
-    if (!(t->name = kn_host_strdup(kn_safetensors_name(r->header, i))))
-        return false;
-    r->count++;
-    return read_part(r, t) && read_sum(r, t);
+    const int64_t at = kn_safetensors_place(r->header, i, &a);
+    told *t = tell(r, kn_safetensors_name(r->header, i), a.dtype, a.ndim, a.shape,
+                   (kn_indexed_part){ .file = file, .at = at });
+    return t && read_part(r, t) && read_sum(r, t);
 }
 
 /* All files of a checkpoint carry the same id. */
@@ -305,21 +300,15 @@ kn_pieces *kn_pieces_open(const char *path)
 static bool take_foreign(reading *r, const kn_foreign_piece *f)
 {
     int64_t bytes, end;
-    if (!kn_host_grow(&r->told, &r->room, r->count + 1, sizeof *r->told))
+    const kn_piece *p = &f->piece;
+    if (!tell(r, p->name, p->dtype, p->ndim, p->shape,
+              (kn_indexed_part){ .at = f->at, .form = f->form }))
         return false;
-    told *t = &r->told[r->count];
-    *t = (told){ .dtype = f->piece.dtype, .ndim = f->piece.ndim };
-    t->part.at = f->at;
-    t->part.form = f->form;
-    memcpy(t->part.r.size, f->piece.shape, sizeof t->part.r.size);
-    if (!(t->name = kn_host_strdup(f->piece.name)))
-        return false;
-    r->count++;
     return (kn_foreign_bytes(f, &bytes) && f->at >= 0 &&
             !__builtin_add_overflow(f->at, bytes, &end) && end <= r->p->file->info.bytes) ||
            kn_fail("%s: the tensor '%.200s' ends behind the end of the file, which was cut, or is "
                    "damaged; fetch it again",
-                   r->path, f->piece.name);
+                   r->path, p->name);
 }
 
 kn_pieces *kn_pieces_of(const char *path, const struct stat *seen, const kn_foreign_piece *list,

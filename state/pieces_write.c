@@ -11,7 +11,6 @@
 #include "tensor/safetensors_format.h"
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -82,8 +81,8 @@ static char *make_header(const kn_pieces_writer *w, int k, size_t *size, int64_t
         ok = describe(s, info, sums) ||
              kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", path, s->of.name);
     }
-    char *parts = ok ? kn_json_text(info, JSON_COMPACT) : NULL,
-         *sum = ok ? kn_json_text(sums, JSON_COMPACT) : NULL, *header = NULL;
+    char *parts = ok ? kn_json_text(info, JSON_COMPACT, path) : NULL,
+         *sum = parts ? kn_json_text(sums, JSON_COMPACT, path) : NULL, *header = NULL;
     kn_safetensors_pair pair[6] = { { "format", "pt" } };
     if (!w->whole) {
         pair[pairs++] = (kn_safetensors_pair){ "DCP_VERSION", "1.0" };
@@ -94,12 +93,10 @@ static char *make_header(const kn_pieces_writer *w, int k, size_t *size, int64_t
         pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_ID, w->id };
     if (w->values)
         pair[pairs++] = (kn_safetensors_pair){ KN_SHARD_VALUES, w->values };
-    if (parts && sum)
+    if (sum)
         header = kn_safetensors_header(path, entry, n, pair, pairs, size, data);
-    else if (ok)
-        kn_fail_memory("%s: its header", path);
-    free(parts);
-    free(sum);
+    kn_host_free(parts);
+    kn_host_free(sum);
     json_decref(info);
     json_decref(sums);
     kn_host_free(entry);

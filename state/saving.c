@@ -270,12 +270,12 @@ bool kn_saving_commit(kn_saving *s)
     for (int k = 0; k < KN_PARTS; k++)
         kn_pieces_close(part[k]);
     char *text = files && json_object_set_new(s->state, "files", files) == 0
-                     ? kn_json_text(s->state, JSON_INDENT(1))
+                     ? kn_json_text(s->state, JSON_INDENT(1), "a checkpoint's " KN_STATE_FILE)
                      : NULL;
-    if (files && !text)
+    if (files && !text && kn_ok())
         kn_fail_memory("the checkpoint's %s", KN_STATE_FILE);
     ok = text && kn_folder_commit(s->folder, &s->place, text);
-    free(text);
+    kn_host_free(text);
     return ok;
 }
 

@@ -65,11 +65,7 @@ json_t *kn_state_values_json(const kn_state *s)
 char *kn_state_values_text(const kn_state *s)
 {
     json_t *all = kn_state_values_json(s);
-    char *text = all ? kn_json_text(all, JSON_COMPACT) : NULL;
-    json_decref(all);
-    if (all && !text)
-        kn_fail_memory("the state's values");
-    return text;
+    return all ? kn_json_copy(all, JSON_COMPACT, "the state's values") : NULL;
 }
 
 bool kn_state_values_add(kn_state *s, json_t *object, const char *where)
@@ -115,10 +111,8 @@ static char *header_text(const kn_state *s)
         const kn_state_item *item = &s->list[i];
         ok = json_array_append_new(all, header_of(item)) == 0 || no_json(item);
     }
-    char *text = ok ? kn_json_text(all, JSON_COMPACT) : NULL;
+    char *text = ok ? kn_json_text(all, JSON_COMPACT, "the state's names") : NULL;
     json_decref(all);
-    if (ok && !text)
-        kn_fail_memory("the state's names");
     return text;
 }
 
@@ -160,7 +154,7 @@ kn_state *kn_state_header(const kn_state *s, kn_comm *comm, int root)
     char *text = kn_rank(comm) == root ? header_text(s) : NULL;
     size_t size = text ? strlen(text) : 0;
     char *all = kn_ok() ? kn_broadcast_bytes(comm, text, &size, root) : NULL;
-    free(text);
+    kn_host_free(text);
     kn_state *header = all ? parse_header(all, size) : NULL;
     kn_host_free(all);
     return header;

@@ -11,7 +11,6 @@
 #include "tensor/whole_file.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- a full state ---------------------------------------------------------------------------- */
@@ -125,7 +124,7 @@ bool kn_state_save(const kn_state *s, const char *path)
     char *values = find_rank(s, &rank) ? kn_state_values_text(s) : NULL;
     const bool ok =
         values && (rank < 0 ? save_whole(s, path, values) : save_part(s, rank, path, values));
-    free(values);
+    kn_host_free(values);
     return ok;
 }
 

@@ -155,6 +155,12 @@ bool kn_read_whole(int fd, const char *path, void *to, size_t bytes, int64_t at)
                                          path, (long long)(at + n));
 }
 
+bool kn_remove_file(const char *path)
+{
+    return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
+           kn_fail_system("cannot remove %s: %m", path);
+}
+
 /* ---- folders --------------------------------------------------------------------------------- */
 
 typedef struct kn_folder_name folder_name;

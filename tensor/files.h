@@ -61,6 +61,9 @@ int kn_open_regular(const char *path, struct stat *st);
 /* Exactly so many bytes of an open file, which path names in errors: also where it was cut. */
 bool kn_read_whole(int fd, const char *path, void *to, size_t bytes, int64_t at);
 
+/* Removes a file, if it is there. */
+bool kn_remove_file(const char *path);
+
 /* The names in a folder. */
 typedef struct kn_folder_names {
     struct kn_folder_name {

@@ -71,25 +71,14 @@ enum {
     PER_VALUE = 320, /* bytes: an object with a member in jansson 2.14; of as many as characters */
 };
 
-/* left: characters that may be parsed after memory ran out. */
-static bool watch_over(const char *text, size_t size, size_t left, const char *where)
+bool kn_json_watch(const char *text, size_t size, const char *where)
 {
-    /* the buffer doubles from 16 bytes on */
-    parse.size = 4 * longest(text, size) + PER_VALUE * left + 1024;
+    /* the buffer doubles from 16 bytes on; CHUNK characters may come after memory ran out */
+    parse.size = 4 * longest(text, size) + PER_VALUE * CHUNK + 1024;
     parse.used = 0;
     parse.ran_out = false;
     parse.room = malloc(parse.size);
     return parse.room || kn_fail_memory("%s could not be read", where);
-}
-
-bool kn_json_watch(const char *text, size_t size, const char *where)
-{
-    return watch_over(text, size, size, where);
-}
-
-bool kn_json_watch_next(const char *text, size_t size, const char *where)
-{
-    return watch_over(text, size, CHUNK, where);
 }
 
 bool kn_json_watched(const char *where)
@@ -130,33 +119,32 @@ json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *wh
 json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
                       json_error_t *e)
 {
-    if (!kn_json_watch_next(text, size, where))
+    if (!kn_json_watch(text, size, where))
         return NULL;
     json_t *j = kn_json_next(text, size, flags, where, e);
     kn_json_watched(where);
     return j;
 }
 
-char *kn_json_text(const json_t *j, size_t flags)
+char *kn_json_text(const json_t *j, size_t flags, const char *what)
 {
     const size_t size = j ? json_dumpb(j, NULL, 0, flags) : 0;
-    char *text = size > 0 ? malloc(size + 1) : NULL;
-    if (!text || json_dumpb(j, text, size, flags) != size) {
-        free(text);
-        return NULL;
+    char *text = size > 0 ? kn_host_alloc(size + 1) : NULL;
+    if (text && json_dumpb(j, text, size, flags) == size) {
+        text[size] = 0;
+        return text;
     }
-    text[size] = 0;
-    return text;
+    kn_host_free(text);
+    if (kn_ok())
+        kn_fail_memory("the text of %s", what);
+    return NULL;
 }
 
 char *kn_json_copy(json_t *j, size_t flags, const char *what)
 {
-    char *text = j ? kn_json_text(j, flags) : NULL, *copy = text ? kn_host_strdup(text) : NULL;
+    char *text = kn_json_text(j, flags, what);
     json_decref(j);
-    free(text);
-    if (!copy && kn_ok())
-        kn_fail("no memory for the text of %s", what);
-    return copy;
+    return text;
 }
 
 json_t *kn_json_sizes(const int64_t *size, int count)
@@ -168,4 +156,15 @@ json_t *kn_json_sizes(const int64_t *size, int count)
             list = NULL;
         }
     return list;
+}
+
+bool kn_json_read_sizes(const json_t *list, size_t count, int64_t *size)
+{
+    bool ok = json_is_array(list) && json_array_size(list) == count;
+    for (size_t i = 0; ok && i < count; i++) {
+        const json_t *x = json_array_get(list, i);
+        size[i] = json_integer_value(x);
+        ok = json_is_integer(x) && size[i] >= 0;
+    }
+    return ok;
 }

@@ -12,24 +12,23 @@
 json_t *kn_json_parse(const char *text, size_t size, size_t flags, const char *where,
                       json_error_t *e);
 
-/* The same for others' calls that parse text, drop the value and free nothing that jansson made
- * with free: watch comes before them, watched after them. False with an error where memory ran
- * out. */
+/* The same of a text's parts: watch comes before the first, watched after the last. False with an
+ * error where memory ran out. */
 bool kn_json_watch(const char *text, size_t size, const char *where);
 bool kn_json_watched(const char *where);
-/* kn_json_parse in parts: kn_json_watch_next, this for each part of the text, kn_json_watched. */
-bool kn_json_watch_next(const char *text, size_t size, const char *where);
 json_t *kn_json_next(const char *text, size_t size, size_t flags, const char *where,
                      json_error_t *e);
 
 /* json_dumps, which in jansson 2.14 goes on without an object's key where its buffer can't grow:
- * here the text is measured first. The caller frees it with free. NULL without an error: no memory,
- * or j is NULL. */
-char *kn_json_text(const json_t *j, size_t flags);
-/* The same of j, which is dropped, for kn_host_free. NULL with an error, which names what. */
+ * here the text is measured first. The caller frees it (kn_host_free). NULL with an error, which
+ * names what; j may be NULL where memory ran out. */
+char *kn_json_text(const json_t *j, size_t flags, const char *what);
+/* The same of j, which is dropped. */
 char *kn_json_copy(json_t *j, size_t flags, const char *what);
 
 /* A list of whole numbers; NULL without an error: no memory. */
 json_t *kn_json_sizes(const int64_t *size, int count);
+/* Whether list is one of exactly count whole numbers of at least 0, which go to size. */
+bool kn_json_read_sizes(const json_t *list, size_t count, int64_t *size);
 
 #endif

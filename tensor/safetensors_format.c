@@ -1,5 +1,6 @@
 /* tensor/safetensors_format.c: names of dtypes and checked sizes for .safetensors files. */
 #include "tensor/safetensors_format.h"
+#include "tensor/tensor_internal.h"
 #include <string.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -27,16 +28,7 @@ kn_dtype kn_safetensors_dtype_parse(const char *name)
     return KN_DTYPE_DEFAULT;
 }
 
-/* Sizes of 0 count as 1 in the overflow check: strides of an empty tensor must fit too. */
 bool kn_safetensors_bytes(kn_dtype t, int ndim, const int64_t *shape, int64_t *bytes)
 {
-    int64_t n = (int64_t)kn_dtype_size(t);
-    bool empty = false;
-    for (int d = 0; d < ndim; d++) {
-        empty |= shape[d] == 0;
-        if (shape[d] < 0 || __builtin_mul_overflow(n, shape[d] > 0 ? shape[d] : 1, &n))
-            return false;
-    }
-    *bytes = empty ? 0 : n;
-    return true;
+    return kn_shape_count(ndim, shape, (int64_t)kn_dtype_size(t), bytes);
 }

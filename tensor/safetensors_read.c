@@ -103,20 +103,6 @@ static bool read_metadata(const kn_safetensors *f)
     return true;
 }
 
-/* A list of exactly n integers >= 0. */
-static bool read_sizes(const json_t *list, size_t n, int64_t *out)
-{
-    if (!json_is_array(list) || json_array_size(list) != n)
-        return false;
-    for (size_t i = 0; i < n; i++) {
-        const json_t *x = json_array_get(list, i);
-        if (!json_is_integer(x) || json_integer_value(x) < 0)
-            return false;
-        out[i] = json_integer_value(x);
-    }
-    return true;
-}
-
 static bool read_entry(const kn_safetensors *f, entry *e, const json_t *info)
 {
     const char *dtype = json_string_value(json_object_get(info, "dtype"));
@@ -134,9 +120,10 @@ static bool read_entry(const kn_safetensors *f, entry *e, const json_t *info)
         return kn_fail("%s: tensor \"%.200s\": %zu dims; at most %d are supported", f->path,
                        e->name, ndim, KN_MAX_DIMS);
     e->ndim = (int)ndim;
-    if (!read_sizes(shape, ndim, e->shape))
+    if (!kn_json_read_sizes(shape, ndim, e->shape))
         return kn_fail("%s: tensor \"%.200s\": sizes must be integers >= 0", f->path, e->name);
-    if (!read_sizes(json_object_get(info, "data_offsets"), 2, offset) || offset[1] < offset[0])
+    if (!kn_json_read_sizes(json_object_get(info, "data_offsets"), 2, offset) ||
+        offset[1] < offset[0])
         return kn_fail(
             "%s: tensor \"%.200s\": data_offsets must be two integers, 0 <= begin <= end", f->path,
             e->name);
@@ -302,7 +289,7 @@ static bool read_members(reader *r)
 static bool read_entries(kn_safetensors *f)
 {
     reader r = { .f = f, .length = f->data_at - 8 };
-    if (!kn_json_watch_next(f->header, r.length, f->path))
+    if (!kn_json_watch(f->header, r.length, f->path))
         return false;
     bool ok = read_members(&r);
     if (!kn_json_watched(f->path) || !ok)

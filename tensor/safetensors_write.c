@@ -3,6 +3,7 @@
 #include "tensor/safetensors_format.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "tensor/json.h"
 #include "tensor/whole_file.h"
 #include <jansson.h>
 #include <string.h>
@@ -15,39 +16,16 @@ struct kn_safetensors_writer {
 
 /* ---- the header ---------------------------------------------------------------------------- */
 
-static int compare_strings(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Names are unique, and none is the reserved one. */
-static bool check_names(const char *path, const kn_safetensors_entry *entry, int entries)
-{
-    bool ok = true;
-    const char **name = kn_host_calloc((size_t)entries, sizeof *name);
-    if (!name)
-        return false;
-    for (int i = 0; i < entries && ok; i++) {
-        name[i] = entry[i].name;
-        if (!name[i])
-            ok = kn_fail("%s: tensor %d has no name", path, i);
-        else if (strcmp(name[i], SAFETENSORS_METADATA) == 0)
-            ok = kn_fail("%s: the name %s is reserved", path, SAFETENSORS_METADATA);
-    }
-    if (ok)
-        qsort(name, (size_t)entries, sizeof *name, compare_strings);
-    for (int i = 1; i < entries && ok; i++)
-        if (strcmp(name[i - 1], name[i]) == 0)
-            ok = kn_fail("%s: two tensors are named \"%.200s\"", path, name[i]);
-    kn_host_free(name);
-    return ok;
-}
-
-/* Adds "name": { dtype, shape, data_offsets } and moves *at behind the tensor. */
+/* Adds "name": { dtype, shape, data_offsets } and moves *at behind the tensor. The name is unique,
+ * and not the reserved one. */
 static bool add_entry(json_t *header, const char *path, const kn_safetensors_entry *e, int64_t *at)
 {
     const char *dtype = kn_safetensors_dtype_name(e->dtype);
     int64_t bytes, end;
+    if (strcmp(e->name, SAFETENSORS_METADATA) == 0)
+        return kn_fail("%s: the name %s is reserved", path, SAFETENSORS_METADATA);
+    if (json_object_get(header, e->name))
+        return kn_fail("%s: two tensors are named \"%.200s\"", path, e->name);
     if (!dtype)
         return kn_fail("%s: tensor \"%.200s\": %d is not a dtype", path, e->name, (int)e->dtype);
     if (e->ndim < 0 || e->ndim > KN_MAX_DIMS)
@@ -57,16 +35,9 @@ static bool add_entry(json_t *header, const char *path, const kn_safetensors_ent
         __builtin_add_overflow(*at, bytes, &end))
         return kn_fail("%s: tensor \"%.200s\": a negative size or too many elements", path,
                        e->name);
-    json_t *shape = json_array();
-    bool ok = shape != NULL;
-    for (int d = 0; d < e->ndim && ok; d++)
-        ok = json_array_append_new(shape, json_integer(e->shape[d])) == 0;
-    if (!ok) {
-        json_decref(shape);
-        return kn_fail("%s: out of memory for the header", path);
-    }
-    json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", shape, "data_offsets",
-                             (json_int_t)*at, (json_int_t)end);
+    json_t *info =
+        json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype, "shape", kn_json_sizes(e->shape, e->ndim),
+                  "data_offsets", (json_int_t)*at, (json_int_t)end);
     if (!info || json_object_set_new(header, e->name, info) != 0)
         return kn_fail("%s: the name \"%.200s\" is not UTF-8, or memory is out", path, e->name);
     *at = end;
@@ -76,22 +47,16 @@ static bool add_entry(json_t *header, const char *path, const kn_safetensors_ent
 static bool add_metadata(json_t *header, const char *path, const kn_safetensors_pair *meta, int n)
 {
     json_t *object = n > 0 ? json_object() : NULL;
-    if (n <= 0)
-        return true;
-    for (int i = 0; i < n && object; i++) {
-        if (!meta[i].key || !meta[i].value || json_object_get(object, meta[i].key)) {
-            json_decref(object);
+    if (n > 0 && json_object_set_new(header, SAFETENSORS_METADATA, object) != 0)
+        return kn_fail("%s: out of memory for the metadata", path);
+    for (int i = 0; i < n; i++) {
+        if (!meta[i].key || !meta[i].value || json_object_get(object, meta[i].key))
             return kn_fail("%s: metadata %d (%.200s) lacks key or value, or comes twice", path, i,
                            meta[i].key ? meta[i].key : "no key");
-        }
-        if (json_object_set_new(object, meta[i].key, json_string(meta[i].value)) != 0) {
-            json_decref(object);
+        if (json_object_set_new(object, meta[i].key, json_string(meta[i].value)) != 0)
             return kn_fail("%s: metadata \"%.200s\" is not UTF-8, or memory is out", path,
                            meta[i].key);
-        }
     }
-    if (!object || json_object_set_new(header, SAFETENSORS_METADATA, object) != 0)
-        return kn_fail("%s: out of memory for the metadata", path);
     return true;
 }
 
@@ -122,13 +87,12 @@ char *kn_safetensors_header(const char *path, const kn_safetensors_entry *entry,
                             const kn_safetensors_pair *meta, int metas, size_t *size, int64_t *data)
 {
     *data = 0;
-    if (!check_names(path, entry, entries))
-        return NULL;
     json_t *header = json_object();
     bool ok = header || kn_fail("%s: out of memory for the header", path);
     ok = ok && add_metadata(header, path, meta, metas);
     for (int i = 0; i < entries && ok; i++)
-        ok = add_entry(header, path, &entry[i], data);
+        ok = entry[i].name ? add_entry(header, path, &entry[i], data)
+                           : kn_fail("%s: tensor %d has no name", path, i);
     char *bytes = ok ? pad_header(path, header, size) : NULL;
     json_decref(header);
     return bytes;

@@ -2,6 +2,18 @@
  * views. */
 #include "tensor/tensor_internal.h"
 
+bool kn_shape_count(int ndim, const int64_t *shape, int64_t each, int64_t *count)
+{
+    bool empty = false;
+    for (int d = 0; d < ndim; d++) {
+        empty |= shape[d] == 0;
+        if (shape[d] < 0 || __builtin_mul_overflow(each, shape[d] > 0 ? shape[d] : 1, &each))
+            return false;
+    }
+    *count = empty ? 0 : each;
+    return true;
+}
+
 /* stride[d] = shape[d+1] * ... * shape[ndim-1]; sizes of 0 count as 1 so that strides stay
  * useful. */
 void kn_row_major(int ndim, const int64_t *shape, int64_t *stride)
@@ -45,14 +57,8 @@ kn_array kn_array_expand(kn_array a, int ndim, const int64_t *shape)
  * dim must lie inside one run; walking both shapes from the end, a run is used up exactly. */
 bool kn_view_strides(const kn_tensor *t, int ndim, const int64_t *shape, int64_t *stride)
 {
-    int64_t old_count = kn_numel(t), nonzero = 1;
-    bool empty = false;
-    for (int d = 0; d < ndim; d++) {
-        empty |= shape[d] == 0;
-        if (shape[d] < 0 || __builtin_mul_overflow(nonzero, shape[d] > 0 ? shape[d] : 1, &nonzero))
-            return false;
-    }
-    if (old_count != (empty ? 0 : nonzero))
+    int64_t old_count = kn_numel(t), count;
+    if (!kn_shape_count(ndim, shape, 1, &count) || count != old_count)
         return false;
     kn_row_major(ndim, shape, stride);
     if (old_count == 0 || t->ndim == 0)

@@ -167,6 +167,9 @@ kn_tensor *kn_quarantine_swap(kn_tensor *p);
 /* One element at p as a double, for any dtype (i64 and u64 round beyond 2^53). */
 double kn_element(kn_dtype dtype, const void *p);
 
+/* *count = each * the product of the shape; false without an error where a size is negative or that
+ * is too large. Sizes of 0 count as 1 for that: strides of an empty tensor must fit too. */
+bool kn_shape_count(int ndim, const int64_t *shape, int64_t each, int64_t *count);
 /* Strides of a row-major array of this shape. */
 void kn_row_major(int ndim, const int64_t *shape, int64_t *stride);
 /* Broadcast shape of a and b by the usual rule; false without an error if they disagree. */

@@ -340,7 +340,7 @@ static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_w
     char key[128];
     const kn_family *f = c->family;
     json_t *own = kn_config_json(c), *j = kn_config_json_theirs(c);
-    char *text = own && j ? kn_json_text(own, JSON_COMPACT) : NULL;
+    char *text = own && j ? kn_json_text(own, JSON_COMPACT, "a configuration") : NULL;
     if (text) {
         snprintf(arch, 64, "%s", json_string_value(json_object_get(j, "model_type")));
         if (strcmp(arch, "mistral") == 0)
@@ -363,7 +363,7 @@ static bool put_values(kn_gguf_out *o, const kn_model_config *c, const kn_file_w
         put_tokens(o, e);
     } else if (kn_ok())
         kn_fail_memory("the header of a GGUF");
-    free(text);
+    kn_host_free(text);
     json_decref(j);
     json_decref(own);
     return kn_ok() && !o->failed;

@@ -6,7 +6,6 @@
 #include "models/tokens/tokens.h"
 #include "tensor/json.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 void kn_tokenizer_free(kn_tokenizer *t)
@@ -128,11 +127,9 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
 
 kn_tokenizer *kn_tokenizer_of_made(json_t *root, const char *where)
 {
-    char *text = root && kn_ok() ? kn_json_text(root, JSON_INDENT(1)) : NULL;
+    char *text = root && kn_ok() ? kn_json_text(root, JSON_INDENT(1), where) : NULL;
     kn_tokenizer *t = text ? kn_tokenizer_of_json(root, text, strlen(text), where) : NULL;
-    if (!text && kn_ok())
-        kn_fail_memory("%s", where);
-    free(text);
+    kn_host_free(text);
     json_decref(root);
     return t;
 }
