@@ -236,16 +236,11 @@ bool kn_buffer_show(kn_tensor *t, bool full)
 }
 
 /* All are counted, also after an error. */
-static bool show_own(kn_module *m, void *full)
-{
-    for (int i = 0; i < m->impl->buffers; i++)
-        kn_buffer_show(m->impl->buffer[i].tensor, *(bool *)full);
-    return true;
-}
-
 bool kn_module_full_buffers(void *module, bool full)
 {
-    bool found =
-        kn_impl(module, "kn_module_full_buffers") && kn_apply_modules(module, show_own, &full);
-    return found && kn_ok();
+    kn_module_impl *top = kn_impl(module, "kn_module_full_buffers");
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->buffers; i++)
+            kn_buffer_show(m->buffer[i].tensor, full);
+    return top && kn_ok();
 }

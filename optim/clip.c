@@ -261,37 +261,27 @@ double kn_clipped_value(const kn_module_impl *at)
     return clipping_of(at)->value;
 }
 
-static bool clipped_below(const kn_module_impl *m, const kn_module_impl **found)
-{
-    bool yes = false;
-    for (int i = 0; i < m->children && !yes; i++) {
-        const kn_module_impl *c = m->child[i]->impl;
-        if (!holds(c, c, &yes) || (!yes && !clipped_below(c, found)))
-            return false;
-        *found = yes ? c : *found;
-        yes = *found != NULL;
-    }
-    return true;
-}
-
 bool kn_clipped_whole(const kn_module_impl *m, const char *what)
 {
-    const kn_module_impl *part = NULL, *whole;
-    if (!kn_clipped(m, &whole) || whole || !clipped_below(m, &part))
+    const kn_module_impl *part = kn_impl_next(m, m), *whole;
+    bool yes = false;
+    if (!kn_clipped(m, &whole) || whole)
         return kn_ok();
-    return !part ||
-           kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
-                   "step; clip the module that the optimizer was made for",
-                   what, kn_module_shown(part), kn_module_shown(m));
+    while (part && holds(part, part, &yes) && !yes)
+        part = kn_impl_next(part, m);
+    return kn_ok() &&
+           (!part ||
+            kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
+                    "step; clip the module that the optimizer was made for",
+                    what, kn_module_shown(part), kn_module_shown(m)));
 }
 
-/* Factors of m and of modules below it end. */
-static void unclip(kn_module_impl *m)
+/* Factors of top and of modules below it end. */
+static void unclip(kn_module_impl *top)
 {
-    if (m->clipping)
-        clipping_of(m)->at = 0;
-    for (int i = 0; i < m->children; i++)
-        unclip(m->child[i]->impl);
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        if (m->clipping)
+            clipping_of(m)->at = 0;
 }
 
 /* No module above m was clipped with it; else an error of what. */
