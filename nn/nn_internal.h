@@ -158,7 +158,7 @@ kn_module_impl *kn_impl_next(const kn_module_impl *m, const kn_module_impl *top)
  *     for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top)) */
 kn_module_impl *kn_impl_lowest(kn_module_impl *top);
 kn_module_impl *kn_impl_next_up(const kn_module_impl *m, const kn_module_impl *top);
-kn_root *kn_root_of(const kn_module_impl *m);         /* of m's tree; never NULL */
+kn_root *kn_root_of(const kn_module_impl *m); /* of m's tree; never NULL */
 /* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
  * added to. */
 bool kn_root_begin(kn_module_impl *m);
