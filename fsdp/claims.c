@@ -1,6 +1,7 @@
 /* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed,
  * without what the options ignore and what modules outside share. */
 #include "fsdp/build.h"
+#include "kernels/memory_internal.h"
 #include <string.h>
 
 bool kn_listed(const char *list, const char *name)
@@ -67,13 +68,11 @@ static bool used_outside(const wrapped *w, const kn_tensor *t)
     return false;
 }
 
-static bool append(kn_claim **list, int *count, kn_module_impl *m, int index)
+static bool append(kn_claim **list, int64_t *room, int *count, kn_module_impl *m, int index)
 {
-    kn_claim *more = kn_host_realloc(*list, (size_t)(*count + 1) * sizeof *more);
-    if (!more)
+    if (!kn_host_grow(list, room, *count + 1, sizeof **list))
         return false;
-    *list = more;
-    more[(*count)++] = (kn_claim){ .module = m, .index = index };
+    (*list)[(*count)++] = (kn_claim){ .module = m, .index = index };
     return true;
 }
 
@@ -95,11 +94,11 @@ static bool claim_module(kn_claims *c, kn_module_impl *m, const wrapped *w)
         if (!e->owner || e->source)
             continue;
         bool ignored = !e->ignored && ignores_param(w->o, m, e);
-        if (!kn_ok() || (ignored && !append(&c->ignored, &c->ignores, m, i)))
+        if (!kn_ok() || (ignored && !append(&c->ignored, &c->ignored_room, &c->ignores, m, i)))
             return false;
         if (ignored || e->ignored || used_outside(w, e->tensor))
             continue;
-        if (!append(&c->list, &c->count, m, i))
+        if (!append(&c->list, &c->room, &c->count, m, i))
             return false;
         c->elements += kn_numel(e->tensor);
         if (!has_beginning(w, m, e))

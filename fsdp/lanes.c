@@ -26,7 +26,6 @@ static kn_lanes *new_lanes(const kn_unit *root, kn_stream_kind kind)
     l->gather = kn_stream_create(l->device, "gather", kind);
     l->reduce = kn_stream_create(l->device, "reduce", kind);
     l->groups.comm = root->comm;
-    l->groups.slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
     return l;
 }
 
@@ -49,7 +48,7 @@ bool kn_lanes_join(kn_schedule_state *s, bool away)
     if (!l)
         return false;
     l->trees++;
-    if (!l->gather || !l->reduce || !l->groups.slice || (away && !make_transfer_streams(l, kind)))
+    if (!l->gather || !l->reduce || (away && !make_transfer_streams(l, kind)))
         return false;
     s->gather = l->gather;
     s->reduce = l->reduce;

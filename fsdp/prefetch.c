@@ -28,11 +28,19 @@ void kn_prefetch_free(kn_unit *u)
     }
 }
 
+static bool is_unsharded(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        if (u->bucket[i]->residency != KN_UNSHARDED)
+            return false;
+    return true;
+}
+
 static bool ahead(kn_unit *u)
 {
     kn_schedule_state *s = u->schedule;
     int most = s->root->options.max_gathers;
-    if (u->ahead || kn_unit_is_unsharded(u) || s->ahead >= most)
+    if (u->ahead || is_unsharded(u) || s->ahead >= most)
         return true;
     if (!kn_unit_unshard(u))
         return false;

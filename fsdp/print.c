@@ -7,11 +7,6 @@
 #include "fsdp/kinds.h"
 #include "fsdp/unit.h"
 
-static const char *const strategy_name[KN_STRATEGY_COUNT] = {
-#define ROW(id, name, ...) [KN_##id] = name,
-    KN_STRATEGIES(ROW)
-#undef ROW
-};
 static const char *const layout_name[KN_LAYOUT_COUNT] = {
 #define ROW(id, name, shown, make) [KN_LAYOUT_##id] = shown,
     KN_LAYOUTS(ROW)
@@ -124,7 +119,7 @@ static void print_unit(FILE *out, const kn_unit *u, const kn_module_impl *m, int
         return;
     }
     const kn_mesh mesh = u->options.mesh;
-    fprintf(out, "unit, %s over ", strategy_name[u->options.strategy]);
+    fprintf(out, "unit, %s over ", kn_strategies[u->options.strategy].name);
     if (mesh.replicas > 1 && mesh.shards > 1)
         fprintf(out, "%d x %d ranks", mesh.replicas, mesh.shards);
     else

@@ -7,6 +7,7 @@
  * resharded first, so both never meet. */
 #include "fsdp/schedule.h"
 #include "fsdp/whole.h"
+#include "kernels/memory_internal.h"
 
 /* A bucket whose parameters are whole. */
 typedef struct opened {
@@ -18,6 +19,7 @@ typedef struct kn_summoned {
     kn_unit_list units;
     opened *bucket;
     int buckets;
+    int64_t room;
     kn_summon_options o;
     struct kn_summoned *next; /* in the list of open scopes */
 } summoned;
@@ -129,11 +131,9 @@ static bool open_unit(summoned *s, kn_unit *u)
     u->summoned = s;
     if (!kn_unit_show_buffers(u, true))
         return false;
-    opened *list = kn_host_realloc(s->bucket, (size_t)(s->buckets + u->buckets + 1) * sizeof *list);
-    if (!list)
-        return false;
-    s->bucket = list;
     for (int i = 0; i < u->buckets; i++) {
+        if (!kn_host_grow(&s->bucket, &s->room, s->buckets + 1, sizeof *s->bucket))
+            return false;
         opened *o = &s->bucket[s->buckets++];
         *o = (opened){ .whole = { .bucket = u->bucket[i],
                                   .place = s->o.offload_to_cpu ? KN_CPU : u->options.device,

@@ -59,14 +59,6 @@ bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, co
                           kn_module_shown(top), top->class_name));
 }
 
-bool kn_unit_is_unsharded(const kn_unit *u)
-{
-    for (int i = 0; i < u->buckets; i++)
-        if (u->bucket[i]->residency != KN_UNSHARDED)
-            return false;
-    return true;
-}
-
 bool kn_unit_holds(const kn_unit *u, unsigned where)
 {
     bool any = false;
@@ -77,12 +69,7 @@ bool kn_unit_holds(const kn_unit *u, unsigned where)
 
 bool kn_unit_keeps(const kn_unit *u)
 {
-    static const bool keeps[KN_STRATEGY_COUNT] = {
-#define ROW(id, name, mesh, keeps) [KN_##id] = keeps,
-        KN_STRATEGIES(ROW)
-#undef ROW
-    };
-    return keeps[u->options.strategy];
+    return kn_strategies[u->options.strategy].keeps;
 }
 
 kn_unit *kn_unit_outermost(kn_unit *u)

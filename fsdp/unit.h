@@ -118,7 +118,6 @@ bool kn_unit_finish_reduce(kn_unit *u); /* waits for it, if it runs, and release
 /* offload: waits until they are in host memory; NULL is fine. */
 bool kn_unit_end_download(kn_unit *u);
 
-bool kn_unit_is_unsharded(const kn_unit *u);
 /* Whether u has gradients, of any rank, that are held in one of `where` (kn_held). */
 bool kn_unit_holds(const kn_unit *u, unsigned where);
 /* agree.c: the running backward came to u: ranks have to agree on it later where gradients wait. */

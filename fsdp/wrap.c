@@ -410,11 +410,10 @@ bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsd
                  list[0]->class_name));
     for (int i = 0; i < n && ok; i++)
         for (int k = 0; k < n && ok; k++)
-            for (kn_module_impl *up = list[k]; up && ok; up = k != i ? up->parent : NULL)
-                if (k != i && up == list[i])
-                    ok = kn_fail("kn_fsdp_wrap_group: '%s' lies in '%s', which is in the group as "
-                                 "well; name each module once, and none inside another",
-                                 kn_module_shown(list[k]), kn_module_shown(list[i]));
+            ok = k == i || !kn_module_inside(list[k], &list[i], 1) ||
+                 kn_fail("kn_fsdp_wrap_group: '%s' lies in '%s', which is in the group as "
+                         "well; name each module once, and none inside another",
+                         kn_module_shown(list[k]), kn_module_shown(list[i]));
     ok = ok && wrap(list, n, comm, &o);
     kn_host_free(list);
     return ok;

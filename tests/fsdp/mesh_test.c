@@ -213,19 +213,24 @@ KN_TEST(mesh, groups_of_ranks)
     }
 }
 
-static int split_unevenly(kn_comm *world, void *arg)
+static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    kn_rank_groups s = { .comm = world };
-    bool right = !kn_ranks_of(&s, 2) && !kn_ok() && strstr(kn_error(), "groups of 2");
-    kn_clear_error();
-    right = right && !kn_slice_comm(&s, 2) && !kn_ok() && strstr(kn_error(), "= 2");
-    kn_clear_error();
-    return right && !s.ranks ? 0 : 1;
+    return ndim > 1;
 }
 
-KN_TEST(mesh, groups_that_do_not_divide)
+KN_TEST(mesh, what_does_not_divide)
 {
-    KN_CHECK(kn_spawn_threads(3, split_unevenly, NULL) == 0);
+    kn_linear l;
+    kn_comm *three = kn_comm_simulated(3, 0, 0);
+    KN_CHECK(three && kn_linear_init(&l, NULL, "l", 4, 4, .device = KN_META), "%s", kn_error());
+    KN_CHECK(!kn_fsdp_wrap(&l, three, .device = KN_META, .reshard_after_forward = 2));
+    KN_CHECK_ERROR(".reshard_after_forward = 2 must divide the 3 shards");
+    KN_CHECK(!kn_fsdp_wrap(&l, three, .device = KN_META, .layout = KN_LAYOUT_PER_PARAM,
+                           .placement = second_dim));
+    KN_CHECK_ERROR("'weight' along dim 1, which must be one of its 2 dims and, other than 0, "
+                   "divide by the 3 shards");
+    kn_module_free(&l);
+    kn_comm_simulated_free(three);
 }
 
 /* ---- a part of the ranks --------------------------------------------------------------------- */
