@@ -125,17 +125,14 @@ static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, co
         return false;
     size_t size = kn_dtype_size(shard->dtype), bytes = (size_t)kn_interval_numel(part) * size;
     kn_device d = kn_device_of(shard);
-    if (d == KN_CPU || d == KN_META) {
-        kn_interval_cut(part, a.data, host, size);
-    } else {
-        void *room = kn_host_alloc(bytes);
-        if (room)
-            kn_interval_cut(part, room, host, size);
-        bool ok =
-            room && kn_transfer(kn_compute_stream(d), a.data, room, bytes, KN_TO_DEVICE, false);
-        kn_host_free(room);
-        if (!ok)
-            return false;
+    const bool apart = d != KN_CPU && d != KN_META;
+    void *to = apart ? kn_host_alloc(bytes) : a.data;
+    if (!to)
+        return false;
+    kn_interval_cut(part, to, host, size);
+    if (apart) {
+        kn_transfer(kn_compute_stream(d), a.data, to, bytes, KN_TO_DEVICE, false);
+        kn_host_free(to);
     }
     kn_written(shard);
     return kn_ok() && (!master || kn_bucket_drop_gathered(b, p->index));

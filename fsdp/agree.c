@@ -107,16 +107,16 @@ static bool must_look(const kn_bucket *b)
     return b->flags_came && lacks && !kn_bucket_holds(b, KN_HELD_IN_GROUP);
 }
 
-/* The running backward brought p a gradient, on this rank or another. */
-static bool note(kn_bucket_param *p)
+/* The running backward joins passes. */
+static bool note(kn_passes *passes)
 {
     int64_t number = kn_backward_number();
-    return kn_passes_add(&p->mine, number, number, kn_backward_scale());
+    return kn_passes_add(passes, number, number, kn_backward_scale());
 }
 
 bool kn_bucket_note_grad(kn_bucket *b, int i)
 {
-    return note(&b->param[i]);
+    return note(&b->param[i].mine);
 }
 
 /* The answers that came with the reduction, which the compute stream is past. */
@@ -132,7 +132,7 @@ static bool look(kn_bucket *b)
         sums = copy;
     }
     for (int i = 0; ok && i < b->params; i++)
-        ok = sums[i] <= 0 || note(&b->param[i]);
+        ok = sums[i] <= 0 || note(&b->param[i].mine);
     kn_host_free(copy);
     return ok;
 }
@@ -141,9 +141,7 @@ static bool look(kn_bucket *b)
 
 bool kn_unit_note_backward(kn_unit *u)
 {
-    int64_t number = kn_backward_number();
-    return !kn_unit_holds(u, KN_HELD_ANYWHERE) ||
-           kn_passes_add(&u->open, number, number, kn_backward_scale());
+    return !kn_unit_holds(u, KN_HELD_ANYWHERE) || note(&u->open);
 }
 
 /* The hosts tell each other what u's buckets got. The same on all ranks. */

@@ -306,38 +306,25 @@ static bool begin_buffer(const kn_unit *u, kn_buffer_entry *b, const char *name)
            (!o->buffer_dtype || kn_buffer_cast(b->tensor, o->buffer_dtype));
 }
 
-static bool begin_below(const kn_unit *u, kn_module_impl *m)
+static bool begin_buffers(const kn_unit *u, kn_module_impl *m)
 {
-    for (int i = 0; i < m->buffers && !kn_ignores_module(&u->options, m); i++) {
+    bool ok = true;
+    for (int i = 0; ok && i < m->buffers && !kn_ignores_module(&u->options, m); i++) {
         char *name = kn_param_path(m, &(kn_param_entry){ .name = m->buffer[i].name });
-        bool ok =
-            name && (kn_matched(u->options.ignore, name) || begin_buffer(u, &m->buffer[i], name));
+        ok = name &&
+             (kn_matched(u->options.ignore, name) || begin_buffer(u, &m->buffer[i], name)) &&
+             kn_ok();
         kn_host_free(name);
-        if (!ok || !kn_ok())
-            return false;
     }
-    for (int i = 0; i < m->children; i++)
-        if (!m->child[i]->impl->unit && !begin_below(u, m->child[i]->impl))
-            return false;
-    return true;
+    return ok;
 }
 
 bool kn_unit_begin_buffers(kn_unit *u)
 {
-    for (int i = 0; i < u->modules; i++)
-        if (!begin_below(u, u->module[i]))
-            return false;
-    return true;
-}
-
-static bool show_below(kn_module_impl *m, bool full)
-{
     bool ok = true;
-    for (int i = 0; i < m->buffers; i++)
-        ok = kn_buffer_show(m->buffer[i].tensor, full) && ok;
-    for (int i = 0; i < m->children; i++)
-        if (!m->child[i]->impl->unit)
-            ok = show_below(m->child[i]->impl, full) && ok;
+    for (int i = 0; i < u->modules; i++)
+        for (kn_module_impl *m = u->module[i]; ok && m; m = kn_impl_next(m, u->module[i]))
+            ok = kn_unit_around(m) || begin_buffers(u, m); /* u isn't there yet */
     return ok;
 }
 
@@ -345,6 +332,8 @@ bool kn_unit_show_buffers(kn_unit *u, bool full)
 {
     bool ok = true;
     for (int i = 0; i < u->modules; i++)
-        ok = show_below(u->module[i], full) && ok;
+        for (kn_module_impl *m = u->module[i]; m; m = kn_impl_next(m, u->module[i]))
+            for (int k = 0; k < m->buffers && kn_unit_around(m) == u; k++)
+                ok = kn_buffer_show(m->buffer[k].tensor, full) && ok;
     return ok;
 }

@@ -150,10 +150,10 @@ static inline int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
 {
     return b->full != b->master ? (int64_t)b->full->bytes : 0;
 }
-/* Bytes of each buffer as the ledger counts them. */
 /* A backward may bring it a gradient; one of b's. */
 bool kn_bucket_param_trains(const kn_bucket_param *p);
 bool kn_bucket_trains(const kn_bucket *b);
+/* Of a buffer, as the ledger counts them. */
 int64_t kn_bucket_bytes(int64_t numel, kn_dtype t);
 
 /* ---- gather.c -------------------------------------------------------------------------------- */
@@ -224,6 +224,8 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e);
 void kn_bucket_free_param(kn_bucket_param *p);
 /* It has no gradient any more, nor the prospect of one. */
 void kn_bucket_param_forget(kn_bucket_param *p);
+/* None of b's has: no bytes of gradients count. */
+void kn_bucket_drop_grads(kn_bucket *b);
 /* The bucket that holds p, or NULL for a parameter of its own. */
 kn_bucket *kn_bucket_of(const kn_param *p);
 /* Zeroes, on s, gradients of b that a step consumed while others of b stayed: before more are

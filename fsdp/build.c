@@ -182,20 +182,12 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
 
 /* ---- a unit ---------------------------------------------------------------------------------- */
 
-/* Stops (false) at a unit that has a schedule, and tells which. */
-static bool find_schedule(kn_module *m, void *arg)
+/* Schedules of the trees that now lie inside top go. */
+static void drop_schedules(kn_module_impl *top)
 {
-    kn_unit *u = kn_unit_of(m->impl);
-    if (u && u->schedule)
-        *(kn_schedule_state **)arg = u->schedule;
-    return !u || !u->schedule;
-}
-
-/* Schedules of the trees that now lie inside m go. */
-static void drop_schedules(kn_module_impl *m)
-{
-    for (kn_schedule_state *s = NULL; !kn_apply_modules(m->self, find_schedule, &s) && s; s = NULL)
-        kn_schedule_free(s);
+    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top))
+        if (m->unit)
+            kn_schedule_free(kn_unit_of(m)->schedule);
 }
 
 static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *comm,
@@ -248,11 +240,6 @@ bool kn_unit_same_place(const kn_unit *u, const kn_unit *root)
 
 /* ---- scalars over the ranks of a tree -------------------------------------------------------- */
 
-typedef struct ranks {
-    kn_comm *comm;
-    const kn_unit *one, *odd; /* two units whose ranks are not in one communicator */
-} ranks;
-
 /* Ranks that no other shares, as of kn_comm_self. A group of one that was split off has its place
  * among the others, where ranks must agree on which communicator is around all. */
 static bool is_alone(const kn_comm *c)
@@ -260,27 +247,32 @@ static bool is_alone(const kn_comm *c)
     return !c || (kn_comm_size(c) == 1 && !c->parent);
 }
 
-/* Stops (false) at a unit whose communicator and the others' come from none. */
-static bool join_ranks(kn_module *m, void *arg)
+/* *all: the communicator around those of all units at and below top; *one: one of the units. False
+ * where there is none. */
+static bool join_ranks(kn_module_impl *top, kn_comm **all, const kn_unit **one)
 {
-    ranks *r = arg;
-    kn_unit *u = kn_unit_of(m->impl);
-    if (!u || is_alone(u->comm))
-        return true;
-    kn_comm *both = r->comm ? kn_comm_around(r->comm, u->comm) : u->comm;
-    r->odd = both ? NULL : u;
-    r->one = r->one ? r->one : u;
-    r->comm = both ? both : r->comm;
-    return both != NULL;
+    *all = NULL;
+    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top)) {
+        const kn_unit *u = kn_unit_of(m);
+        if (!u || is_alone(u->comm))
+            continue;
+        kn_comm *both = *all ? kn_comm_around(*all, u->comm) : u->comm;
+        *one = *all ? *one : u;
+        *all = both ? both : *all;
+        if (!both)
+            return false;
+    }
+    return true;
 }
 
 /* Over them norms of the tree go. Each part of a gradient is counted by one rank of its own unit,
  * so groups that hold different parameters add up, and all ranks have one factor. */
 kn_comm *kn_ranks_around(kn_module_impl *m)
 {
-    ranks r = { 0 };
-    kn_apply_modules(m->self, join_ranks, &r);
-    return r.comm;
+    kn_comm *all;
+    const kn_unit *one;
+    join_ranks(m, &all, &one);
+    return all;
 }
 
 static bool reduce_scalars(kn_module_impl *top, kn_device d, int64_t *sum, int sums, float *max)
@@ -301,14 +293,15 @@ static bool is_first(kn_module_impl *top)
 
 bool kn_ranks_join(kn_module_impl *m, kn_comm *comm)
 {
-    ranks r = { 0 };
-    bool ok = kn_apply_modules(kn_impl_root(m)->self, join_ranks, &r);
-    if (ok && (!r.comm || is_alone(comm) || kn_comm_around(r.comm, comm)))
+    kn_comm *all;
+    const kn_unit *one = NULL;
+    bool ok = join_ranks(kn_impl_root(m), &all, &one);
+    if (ok && (!all || is_alone(comm) || kn_comm_around(all, comm)))
         return true;
     return kn_fail("fsdp: '%s' is to be wrapped on a communicator that has no common origin with "
                    "that of unit '%s' in its tree, so norms can't go over the ranks of both; make "
                    "both by kn_comm_split from one",
-                   kn_module_shown(m), kn_unit_name(r.one));
+                   kn_module_shown(m), kn_unit_name(one));
 }
 
 /* The options' strings and lists are the caller's. */

@@ -15,6 +15,7 @@ typedef struct kn_claim {
 typedef struct kn_claims {
     kn_claim *list, *ignored; /* ignored: named by the options; marked once the unit is complete */
     int count, ignores;
+    int64_t room, ignored_room;
     int64_t elements;
 } kn_claims;
 

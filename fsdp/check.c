@@ -116,8 +116,6 @@ static bool add_buffers(kn_alike *list, const kn_module_impl *m, const kn_fsdp_w
               (kn_ok() && add_tensor(list, m->buffer[i].tensor, "the next buffer", name, false)));
         kn_host_free(name);
     }
-    for (int i = 0; ok && i < m->children; i++)
-        ok = m->child[i]->impl->unit || add_buffers(list, m->child[i]->impl, o);
     return ok;
 }
 
@@ -134,8 +132,9 @@ bool kn_wrap_agrees(kn_module_impl *const *module, int n, const kn_fsdp_wrap_opt
         return kn_ok();
     bool ok = kn_alike_options(&list[OPTIONS], o, comm) && kn_claims_collect(&c, module, n, o) &&
               add_claims(list, &c, o);
-    for (int i = 0; ok && i < n && o->sync_from_rank0; i++)
-        ok = add_buffers(&list[TENSORS], module[i], o);
+    for (int i = 0; i < n && o->sync_from_rank0; i++)
+        for (kn_module_impl *m = module[i]; ok && m; m = kn_impl_next(m, module[i]))
+            ok = kn_unit_around(m) || add_buffers(&list[TENSORS], m, o);
     ok = ok && kn_alike_agree(list, LISTS, comm, "kn_fsdp_wrap");
     kn_claims_free(&c);
     for (int i = 0; i < LISTS; i++)
@@ -177,9 +176,8 @@ static kn_alike *copies_of(checking *c, kn_comm *comm, int shards)
 /* The ranks of the nearest unit at or around m. */
 static kn_alike *whole_at(checking *c, const kn_module_impl *m)
 {
-    while (m && !m->unit)
-        m = m->parent;
-    return copies_of(c, m ? kn_unit_of(m)->comm : c->comm, 1);
+    const kn_unit *u = kn_unit_around(m);
+    return copies_of(c, u ? u->comm : c->comm, 1);
 }
 
 static bool left_out(const checking *c, const char *name)
@@ -218,14 +216,13 @@ static bool check_params(checking *c, void *root)
     return ok && kn_ok();
 }
 
-static bool check_buffers(kn_module *m, void *arg)
+static bool check_buffers(checking *c, const kn_module_impl *m)
 {
-    checking *c = arg;
-    kn_alike *a = whole_at(c, m->impl);
+    kn_alike *a = whole_at(c, m);
     bool ok = a != NULL;
-    for (int i = 0; ok && i < m->impl->buffers && !kn_buffers_are_own(m->impl); i++) {
-        const kn_tensor *t = m->impl->buffer[i].tensor;
-        char *name = kn_param_path(m->impl, &(kn_param_entry){ .name = m->impl->buffer[i].name });
+    for (int i = 0; ok && i < m->buffers && !kn_buffers_are_own(m); i++) {
+        const kn_tensor *t = m->buffer[i].tensor;
+        char *name = kn_param_path(m, &(kn_param_entry){ .name = m->buffer[i].name });
         ok = name && (left_out(c, name) ||
                       (kn_ok() && add_tensor(a, t, "the next buffer", name, false) &&
                        (kn_device_of(t) == KN_META || add_hash(a, t, "buffer ", name))));
@@ -283,13 +280,16 @@ static bool check_ema(checking *c, const kn_ema *e)
     return kn_ok();
 }
 
-/* The ranks of the units at and below a module: the most. */
-static bool find_ranks(kn_unit *u, void *arg)
+/* The ranks of the units at and below top: the most. NULL: there are no units. */
+static kn_comm *find_ranks(kn_module_impl *top)
 {
-    checking *c = arg;
-    if (!c->comm || u->size > kn_comm_size(c->comm))
-        c->comm = u->comm;
-    return true;
+    kn_comm *most = NULL;
+    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top)) {
+        const kn_unit *u = kn_unit_of(m);
+        if (u && (!most || u->size > kn_comm_size(most)))
+            most = u->comm;
+    }
+    return most;
 }
 
 bool kn_fsdp_check_(void *root, kn_fsdp_check_options o)
@@ -299,11 +299,12 @@ bool kn_fsdp_check_(void *root, kn_fsdp_check_options o)
     kn_module_impl *m = kn_ok() ? kn_impl(root, what) : NULL;
     if (!m)
         return false;
-    kn_apply_units(kn_impl_root(m)->self, find_ranks, &c, NULL);
+    c.comm = find_ranks(kn_impl_root(m));
     if (!c.comm && !kn_comm_default(&c.comm, what))
         return false;
-    bool ok = kn_module_full_buffers(root, true) && check_params(&c, root) &&
-              kn_apply_modules(root, check_buffers, &c);
+    bool ok = kn_module_full_buffers(root, true) && check_params(&c, root);
+    for (kn_module_impl *at = m; ok && at; at = kn_impl_next(at, m))
+        ok = check_buffers(&c, at);
     ok = kn_module_full_buffers(root, false) && ok;
     ok = ok && (!o.optim || check_optim(&c, o.optim)) && (!o.ema || check_ema(&c, o.ema));
     for (int i = 0; ok && i < c.count; i++)

@@ -1,6 +1,7 @@
 /* fsdp/claims.c: which parameters a unit claims: what its modules hold and no unit below claimed,
  * without what the options ignore and what modules outside share. */
 #include "fsdp/build.h"
+#include "kernels/memory_internal.h"
 #include <string.h>
 
 bool kn_listed(const char *list, const char *name)
@@ -22,13 +23,14 @@ bool kn_ignores_module(const kn_fsdp_wrap_options *o, const kn_module_impl *m)
     return false;
 }
 
-/* Stops (false) at a module that holds the tensor. */
-static bool not_held(kn_module *m, void *tensor)
+/* A module at or below top holds t. */
+static bool is_held(const kn_module_impl *top, const kn_tensor *t)
 {
-    for (int i = 0; i < m->impl->params; i++)
-        if (m->impl->param[i].tensor == tensor)
-            return false;
-    return true;
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->params; i++)
+            if (m->param[i].tensor == t)
+                return true;
+    return false;
 }
 
 /* Whether a list or a pattern of o names e of m, or a listed module shares it. */
@@ -39,7 +41,7 @@ static bool ignores_param(const kn_fsdp_wrap_options *o, const kn_module_impl *m
         if (o->ignored_params[i] == e->tensor)
             return true;
     for (int i = 0; o->ignored_modules && o->ignored_modules[i]; i++)
-        if (!kn_apply_modules(o->ignored_modules[i], not_held, e->tensor))
+        if (is_held(o->ignored_modules[i]->impl, e->tensor))
             return true;
     char *name = o->ignore ? kn_param_path(m, e) : NULL;
     bool yes = name && kn_matched(o->ignore, name);
@@ -47,39 +49,37 @@ static bool ignores_param(const kn_fsdp_wrap_options *o, const kn_module_impl *m
     return yes;
 }
 
-typedef struct collecting {
-    kn_claims *claims;
+/* The modules, and the options of the unit that they become. */
+typedef struct wrapped {
     kn_module_impl *const *module;
     int modules;
     const kn_fsdp_wrap_options *o;
-    const kn_tensor *tensor; /* looked for by used_outside */
-} collecting;
+} wrapped;
 
-/* Stops (false) at a module outside that shares the tensor. */
-static bool not_used_outside(kn_module *self, void *arg)
+/* A module of the tree outside of the wrapped ones shares t. */
+static bool used_outside(const wrapped *w, const kn_tensor *t)
 {
-    const collecting *c = arg;
-    kn_module_impl *m = self->impl;
-    for (int i = 0; i < m->params; i++)
-        if (!m->param[i].owner && m->param[i].tensor == c->tensor)
-            return kn_module_inside(m, c->module, c->modules);
-    return true;
+    const kn_module_impl *top = kn_impl_root(w->module[0]);
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->params; i++)
+            if (!m->param[i].owner && m->param[i].tensor == t &&
+                !kn_module_inside(m, w->module, w->modules))
+                return true;
+    return false;
 }
 
-static bool append(kn_claim **list, int *count, kn_module_impl *m, int index)
+static bool append(kn_claim **list, int64_t *room, int *count, kn_module_impl *m, int index)
 {
-    kn_claim *more = kn_host_realloc(*list, (size_t)(*count + 1) * sizeof *more);
-    if (!more)
+    if (!kn_host_grow(list, room, *count + 1, sizeof **list))
         return false;
-    *list = more;
-    more[(*count)++] = (kn_claim){ .module = m, .index = index };
+    (*list)[(*count)++] = (kn_claim){ .module = m, .index = index };
     return true;
 }
 
 /* e has values, or a rule for them: a module of another tree may have both. */
-static bool has_beginning(const collecting *c, const kn_module_impl *m, const kn_param_entry *e)
+static bool has_beginning(const wrapped *w, const kn_module_impl *m, const kn_param_entry *e)
 {
-    if (e->declared || e->has_init || c->o->device == KN_META)
+    if (e->declared || e->has_init || w->o->device == KN_META)
         return true;
     return (kn_device_of(e->tensor) != KN_META && kn_storage_settle(e->tensor->storage)) ||
            (kn_ok() && kn_fail("kn_fsdp_wrap: '%s' of '%s' lies on meta, and a module of another "
@@ -87,24 +87,21 @@ static bool has_beginning(const collecting *c, const kn_module_impl *m, const kn
                                e->name, kn_module_shown(m)));
 }
 
-static bool claim_module(kn_module *self, void *arg)
+static bool claim_module(kn_claims *c, kn_module_impl *m, const wrapped *w)
 {
-    collecting *c = arg;
-    kn_module_impl *m = self->impl;
     for (int i = 0; i < m->params; i++) {
         kn_param_entry *e = &m->param[i];
         if (!e->owner || e->source)
             continue;
-        bool ignored = !e->ignored && ignores_param(c->o, m, e);
-        if (!kn_ok() || (ignored && !append(&c->claims->ignored, &c->claims->ignores, m, i)))
+        bool ignored = !e->ignored && ignores_param(w->o, m, e);
+        if (!kn_ok() || (ignored && !append(&c->ignored, &c->ignored_room, &c->ignores, m, i)))
             return false;
-        c->tensor = e->tensor;
-        if (ignored || e->ignored || !kn_apply_modules(kn_impl_root(m)->self, not_used_outside, c))
+        if (ignored || e->ignored || used_outside(w, e->tensor))
             continue;
-        if (!append(&c->claims->list, &c->claims->count, m, i))
+        if (!append(&c->list, &c->room, &c->count, m, i))
             return false;
-        c->claims->elements += kn_numel(e->tensor);
-        if (!has_beginning(c, m, e))
+        c->elements += kn_numel(e->tensor);
+        if (!has_beginning(w, m, e))
             return false;
     }
     return true;
@@ -113,11 +110,13 @@ static bool claim_module(kn_module *self, void *arg)
 bool kn_claims_collect(kn_claims *claims, kn_module_impl *const *module, int modules,
                        const kn_fsdp_wrap_options *o)
 {
-    collecting c = { claims, module, modules, o, NULL };
+    const wrapped w = { module, modules, o };
+    bool ok = true;
     for (int i = 0; i < modules; i++)
-        if (!kn_apply_modules(module[i]->self, claim_module, &c))
-            return false;
-    return kn_ok();
+        for (kn_module_impl *m = kn_impl_lowest(module[i]); ok && m;
+             m = kn_impl_next_up(m, module[i]))
+            ok = claim_module(claims, m, &w);
+    return ok && kn_ok();
 }
 
 void kn_claims_free(kn_claims *c)

@@ -4,32 +4,17 @@
 #include "kernels/error_internal.h"
 #include <string.h>
 
-typedef struct search {
-    const char *name;
-    size_t length;
-    bool found;
-    char classes[2048]; /* of all modules, with '|' between them, as far as they fit */
-    size_t used;
-} search;
-
-static bool look_at(kn_module *self, void *arg)
+static bool fail_unknown(const char *name, const char *option, const kn_module_impl *top)
 {
-    search *s = arg;
-    const char *class = self->impl->class_name;
-    s->found |= strlen(class) == s->length && strncmp(class, s->name, s->length) == 0;
-    int n = snprintf(s->classes + s->used, sizeof s->classes - s->used, "%s%s", s->used ? "|" : "",
-                     class);
-    if (s->used + (size_t)n < sizeof s->classes)
-        s->used += (size_t)n;
-    s->classes[s->used] = '\0';
-    return true;
-}
-
-static bool fail_unknown(const search *s, const char *option, const kn_module_impl *top)
-{
-    char name[64], near[64];
-    snprintf(name, sizeof name, "%.*s", (int)s->length, s->name);
-    bool meant = kn_nearest(name, s->classes, near, sizeof near) != NULL;
+    char near[64], classes[2048] = ""; /* with '|' between them, as far as they fit */
+    size_t used = 0;
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        int n =
+            snprintf(classes + used, sizeof classes - used, "%s%s", used ? "|" : "", m->class_name);
+        used += used + (size_t)n < sizeof classes ? (size_t)n : 0;
+        classes[used] = '\0';
+    }
+    bool meant = kn_nearest(name, classes, near, sizeof near) != NULL;
     return kn_fail("fsdp: .%s names '%s', but no module of '%s' is of that class; %s%s%s"
                    "kn_module_print shows the classes",
                    option, name, top->class_name, meant ? "did you mean '" : "", meant ? near : "",
@@ -38,13 +23,16 @@ static bool fail_unknown(const search *s, const char *option, const kn_module_im
 
 static bool known(const char *list, const char *option, kn_module_impl *top)
 {
-    search s = { .length = 0 };
-    while (kn_next_name(&list, &s.name, &s.length)) {
-        s.found = s.length == 0;
-        s.used = 0;
-        kn_apply_modules(top->self, look_at, &s);
-        if (!s.found)
-            return fail_unknown(&s, option, top);
+    const char *one;
+    size_t length;
+    while (kn_next_name(&list, &one, &length)) {
+        char name[64];
+        bool found = length == 0;
+        snprintf(name, sizeof name, "%.*s", (int)length, one);
+        for (const kn_module_impl *m = top; m && !found; m = kn_impl_next(m, top))
+            found = strlen(m->class_name) == length && strncmp(m->class_name, one, length) == 0;
+        if (!found)
+            return fail_unknown(name, option, top);
     }
     return true;
 }
@@ -57,17 +45,13 @@ bool kn_classes_known(const kn_fsdp_wrap_options *o, kn_module_impl *m)
            known(o->full_precision_class, "full_precision_class", top);
 }
 
-static bool choose(kn_module *self, void *arg)
+bool kn_choose_recompute(const kn_fsdp_wrap_options *o, kn_module_impl *top)
 {
-    const kn_fsdp_wrap_options *o = arg;
-    kn_module_impl *m = self->impl;
-    m->recompute = m->recompute || kn_listed(o->recompute_class, m->class_name) ||
-                   (o->recompute_policy && o->recompute_policy(self, o->recompute_policy_arg));
+    if (!o->recompute_class && !o->recompute_policy)
+        return true;
+    for (kn_module_impl *m = kn_impl_lowest(top); m && kn_ok(); m = kn_impl_next_up(m, top))
+        m->recompute =
+            m->recompute || kn_listed(o->recompute_class, m->class_name) ||
+            (o->recompute_policy && o->recompute_policy(m->self, o->recompute_policy_arg));
     return kn_ok();
-}
-
-bool kn_choose_recompute(const kn_fsdp_wrap_options *o, kn_module_impl *m)
-{
-    return (!o->recompute_class && !o->recompute_policy) ||
-           kn_apply_modules(m->self, choose, (void *)o);
 }

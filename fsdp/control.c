@@ -162,40 +162,34 @@ static kn_unit *listed(const kn_unit *u, void *module, const char *what)
         kn_unit_name(next), next->module[0]->class_name, kn_unit_name(u));
 }
 
-static bool set_list(const kn_unit *u, kn_unit ***to, int *count, kn_module *const *list, int n,
-                     const char *what)
+static bool set_list(kn_unit *u, kn_unit_list *to, kn_module *const *list, int n, const char *what)
 {
     if (n < 0 || (n > 0 && !list))
         return kn_fail(
             "%s: the list of modules is NULL or has %d entries; pass the units to gather, "
             "or 0 entries for the schedule's own choice",
             what, n);
-    kn_unit **units = n > 0 ? kn_host_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
-    bool ok = n == 0 || units;
-    for (int i = 0; i < n && ok; i++)
-        ok = (units[i] = listed(u, list[i], what)) != NULL;
-    if (!ok) {
-        kn_host_free(units);
-        return false;
+    kn_unit_list units = { 0 }, before = *to;
+    bool ok = true;
+    for (int i = 0; i < n && ok; i++) {
+        kn_unit *next = listed(u, list[i], what);
+        ok = next && kn_units_add(&units, next);
     }
-    kn_host_free(*to);
-    *to = units;
-    *count = n;
-    return true;
+    *to = ok ? units : before;
+    kn_host_free(ok ? before.list : units.list);
+    return ok;
 }
 
 bool kn_fsdp_prefetch_forward(void *module, kn_module *const *list, int n)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_prefetch_forward");
-    return u &&
-           set_list(u, &u->next_forward, &u->nexts_forward, list, n, "kn_fsdp_prefetch_forward");
+    return u && set_list(u, &u->next_forward, list, n, "kn_fsdp_prefetch_forward");
 }
 
 bool kn_fsdp_prefetch_backward(void *module, kn_module *const *list, int n)
 {
     kn_unit *u = unit_at(module, "kn_fsdp_prefetch_backward");
-    return u &&
-           set_list(u, &u->next_backward, &u->nexts_backward, list, n, "kn_fsdp_prefetch_backward");
+    return u && set_list(u, &u->next_backward, list, n, "kn_fsdp_prefetch_backward");
 }
 
 kn_unshard_handle kn_fsdp_unshard(void *module)

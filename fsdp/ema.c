@@ -5,57 +5,66 @@
 #include "nn/marks.h"
 #include <math.h>
 
-typedef struct buffer_slot {
+/* A parameter (buffer NULL) or a buffer. */
+typedef struct slot {
     kn_tensor *buffer; /* the module's, borrowed */
-    kn_tensor *value;  /* as of a parameter */
-} buffer_slot;
+    kn_tensor *value;  /* the average, or while swapped the training's; NULL: frozen */
+} slot;
 
 struct kn_ema {
     kn_live live;
     kn_ema_options o;
-    kn_tensor **value; /* of each: the average, or while swapped the training's; NULL: frozen */
-    int slots;
-    kn_marks marks;      /* of the parameters */
-    buffer_slot *buffer; /* each buffer once */
-    int64_t buffers, room;
+    slot *slot; /* of each parameter, then of each buffer once */
+    int64_t slots, room;
+    int params;
+    kn_marks marks; /* of the parameters */
     int64_t updates;
     bool swapped;
 };
 
 /* ---- making one ------------------------------------------------------------------------------ */
 
-static bool make_slots(kn_ema *e, const kn_param *p)
+static bool add_slot(kn_ema *e, kn_tensor *buffer, kn_tensor *value)
 {
-    for (int i = 0; i < e->slots; i++) {
-        if (!p[i].trainable)
-            continue;
-        e->value[i] = kn_param_state_new(&p[i]);
-        if (!e->value[i] || !kn_copy_(e->value[i], p[i].master))
+    if (!kn_host_grow(&e->slot, &e->room, e->slots + 1, sizeof *e->slot))
+        return false;
+    e->slot[e->slots++] = (slot){ buffer, value };
+    return true;
+}
+
+static bool make_params(kn_ema *e, const kn_param *p)
+{
+    for (int i = 0; i < e->params; i++) {
+        kn_tensor *value = p[i].trainable ? kn_param_state_new(&p[i]) : NULL;
+        if (!kn_ok() || !add_slot(e, NULL, value)) {
+            kn_tensor_free(value);
+            return false;
+        }
+        if (value && !kn_copy_(value, p[i].master))
             return false;
     }
     return true;
 }
 
-static buffer_slot *find_buffer(const kn_ema *e, const kn_tensor *t)
+/* The slot of a buffer; NULL: none. */
+static const slot *slot_of(const kn_ema *e, const kn_tensor *buffer)
 {
-    for (int64_t i = 0; i < e->buffers; i++)
-        if (e->buffer[i].buffer == t)
-            return &e->buffer[i];
+    for (int64_t i = e->params; i < e->slots; i++)
+        if (e->slot[i].buffer == buffer)
+            return &e->slot[i];
     return NULL;
 }
 
-static bool make_buffers_of(kn_module *m, void *arg)
+static bool make_buffers_of(kn_ema *e, const kn_module_impl *m)
 {
-    kn_ema *e = arg;
-    for (int i = 0; i < kn_module_buffers(m); i++) {
-        kn_tensor *t = kn_module_buffer_at(m, i, NULL);
-        if (!t || find_buffer(e, t))
+    for (int i = 0; i < m->buffers; i++) {
+        kn_tensor *t = m->buffer[i].tensor;
+        if (slot_of(e, t))
             continue;
         kn_tensor *value = kn_empty(t->dtype, kn_device_of(t), t->ndim, t->shape);
-        if (!value || !kn_copy_(value, t) ||
-            !kn_host_grow(&e->buffer, &e->room, e->buffers + 1, sizeof *e->buffer))
+        if (!value || !kn_copy_(value, t) || !add_slot(e, t, NULL))
             return false;
-        e->buffer[e->buffers++] = (buffer_slot){ t, kn_keep(value) };
+        e->slot[e->slots - 1].value = kn_keep(value);
     }
     return kn_ok();
 }
@@ -64,10 +73,12 @@ static bool make_buffers(kn_ema *e)
 {
     if (!e->o.use_buffers)
         return true;
-    kn_module *m = e->live.module->self;
+    kn_module_impl *top = e->live.module;
     kn_scope scope = kn_scope_begin();
-    bool ok = kn_module_full_buffers(m, true) && kn_apply_modules(m, make_buffers_of, e);
-    ok = kn_module_full_buffers(m, false) && ok;
+    bool ok = kn_module_full_buffers(top->self, true);
+    for (kn_module_impl *m = top; ok && m; m = kn_impl_next(m, top))
+        ok = make_buffers_of(e, m);
+    ok = kn_module_full_buffers(top->self, false) && ok;
     kn_scope_end(scope);
     return ok;
 }
@@ -88,11 +99,10 @@ kn_ema *kn_ema_new_(void *module, kn_ema_options o)
     kn_ema *e = kn_host_calloc(1, sizeof *e);
     if (!e)
         return NULL;
-    *e = (kn_ema){ .o = o, .slots = n };
+    *e = (kn_ema){ .o = o, .params = n };
     kn_live_begin(&e->live, m);
-    e->value = kn_host_calloc((size_t)n + 1, sizeof *e->value);
     bool mode = kn_set_grad_mode(false);
-    bool ok = e->value && kn_marks_begin(&e->marks, p, n) && make_slots(e, p) && make_buffers(e);
+    bool ok = kn_marks_begin(&e->marks, p, n) && make_params(e, p) && make_buffers(e);
     kn_set_grad_mode(mode);
     if (ok)
         return e;
@@ -111,41 +121,28 @@ void kn_ema_free(kn_ema *e)
         return;
     if (e->swapped && e->live.module) /* it keeps what it holds */
         e->live.module->averaged = false;
-    for (int i = 0; e->value && i < e->slots; i++)
-        kn_tensor_free(e->value[i]);
-    for (int64_t i = 0; i < e->buffers; i++)
-        kn_tensor_free(e->buffer[i].value);
-    kn_host_free(e->buffer);
+    for (int64_t i = 0; i < e->slots; i++)
+        kn_tensor_free(e->slot[i].value);
     kn_marks_end(&e->marks);
-    kn_host_free(e->value);
+    kn_host_free(e->slot);
     kn_host_free(e);
 }
 
 /* ---- use ------------------------------------------------------------------------------------- */
 
-typedef struct seen {
-    const kn_ema *e;
-    int64_t found; /* of the slots */
-    bool other;    /* a buffer without one */
-} seen;
-
-static bool see_buffers_of(kn_module *m, void *arg)
-{
-    seen *s = arg;
-    for (int i = 0; i < kn_module_buffers(m); i++) {
-        const buffer_slot *b = find_buffer(s->e, kn_module_buffer_at(m, i, NULL));
-        s->other |= !b;
-        s->found += b && b - s->e->buffer == s->found; /* shared ones were found before */
-    }
-    return true;
-}
-
+/* The module's buffers are those of the slots, in their order. */
 static bool same_buffers(const kn_ema *e, const char *what)
 {
-    seen s = { .e = e };
-    return !e->o.use_buffers ||
-           (kn_apply_modules(e->live.module->self, see_buffers_of, &s) && !s.other &&
-            s.found == e->buffers) ||
+    int64_t found = e->params;
+    bool same = true;
+    const kn_module_impl *top = e->live.module;
+    for (const kn_module_impl *m = top; e->o.use_buffers && m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->buffers; i++) {
+            const slot *of = slot_of(e, m->buffer[i].tensor);
+            same = same && of;
+            found += of && of - e->slot == found; /* shared ones were found before */
+        }
+    return !e->o.use_buffers || (same && found == e->slots) ||
            kn_fail("%s: the module has other buffers than at kn_ema_new; make the averages anew",
                    what);
 }
@@ -162,13 +159,23 @@ static const kn_param *params_of(const kn_ema *e, const char *what)
                : NULL;
 }
 
-/* The host may read and write the master where it is offloaded. */
-static bool settle(const kn_param *p, const char *what)
+/* The host may read and write the masters where they are offloaded. */
+static bool settle(const kn_ema *e, const kn_param *p, const char *what)
 {
-    kn_bucket *b = kn_bucket_of(p);
-    if (b && b->unit->summoned)
-        return kn_fail("%s: '%s' is summoned; end the scope first", what, p->name);
-    return !b || kn_bucket_sync_transfers(b);
+    bool ok = true;
+    for (int i = 0; ok && i < e->params; i++) {
+        kn_bucket *b = kn_bucket_of(&p[i]);
+        if (b && b->unit->summoned)
+            return kn_fail("%s: '%s' is summoned; end the scope first", what, p[i].name);
+        ok = !b || kn_bucket_sync_transfers(b);
+    }
+    return ok;
+}
+
+/* What slot i averages. */
+static kn_tensor *averaged(const kn_ema *e, const kn_param *p, int64_t i)
+{
+    return i < e->params ? p[i].master : e->slot[i].buffer;
 }
 
 /* The weight of what is there already, of update number n. */
@@ -193,7 +200,7 @@ static bool average(kn_tensor *value, kn_tensor *of, double decay)
 /* Shows the buffers' own values, or hides them again. */
 static bool show_buffers(const kn_ema *e, bool full)
 {
-    return e->buffers == 0 || kn_module_full_buffers(e->live.module->self, full);
+    return e->slots == e->params || kn_module_full_buffers(e->live.module->self, full);
 }
 
 bool kn_ema_update(kn_ema *e)
@@ -204,17 +211,11 @@ bool kn_ema_update(kn_ema *e)
     if (e->swapped)
         return kn_fail("kn_ema_update: the module holds the averages; call kn_ema_swap before");
     double decay = decay_of(e, e->updates);
-    for (int i = 0; i < e->slots; i++) {
-        if (!e->value[i] || kn_numel(p[i].master) == 0)
-            continue;
-        if (!settle(&p[i], "kn_ema_update"))
-            return false;
-        if (!average(e->value[i], p[i].master, decay))
-            return false;
-    }
+    if (!settle(e, p, "kn_ema_update"))
+        return false;
     bool ok = show_buffers(e, true);
-    for (int64_t i = 0; ok && i < e->buffers; i++)
-        ok = average(e->buffer[i].value, e->buffer[i].buffer, decay);
+    for (int64_t i = 0; ok && i < e->slots; i++)
+        ok = !e->slot[i].value || average(e->slot[i].value, averaged(e, p, i), decay);
     ok = show_buffers(e, false) && ok;
     e->updates++;
     return ok && kn_ok();
@@ -245,16 +246,11 @@ static bool make_room(const kn_ema *e, const kn_param *p, kn_tensor *room[KN_MAX
 {
     int64_t most[KN_MAX_DEVICES] = { 0 };
     bool ok = true;
-    for (int i = 0; i < e->slots; i++) {
-        int64_t bytes = kn_numel(p[i].master) * (int64_t)kn_dtype_size(p[i].master->dtype);
-        int64_t *of = &most[kn_device_of(p[i].master)];
-        *of = e->value[i] && bytes > *of ? bytes : *of;
-    }
-    for (int64_t i = 0; i < e->buffers; i++) {
-        const kn_tensor *t = e->buffer[i].value;
-        int64_t bytes = kn_numel(t) * (int64_t)kn_dtype_size(t->dtype),
-                *of = &most[kn_device_of(t)];
-        *of = bytes > *of ? bytes : *of;
+    for (int64_t i = 0; i < e->slots; i++) {
+        const kn_tensor *t = averaged(e, p, i);
+        int64_t bytes = kn_numel(t) * (int64_t)kn_dtype_size(t->dtype);
+        int64_t *of = &most[kn_device_of(t)];
+        *of = e->slot[i].value && bytes > *of ? bytes : *of;
     }
     for (int d = 0; ok && d < KN_MAX_DEVICES; d++)
         if (most[d] > 0)
@@ -266,23 +262,17 @@ bool kn_ema_swap(kn_ema *e)
 {
     const kn_param *p = params_of(e, "kn_ema_swap");
     kn_tensor *room[KN_MAX_DEVICES] = { 0 };
-    bool ok = p != NULL;
     kn_scope scope = kn_scope_begin();
-    for (int i = 0; ok && i < e->slots; i++)
-        ok = settle(&p[i], "kn_ema_swap");
-    ok = ok && make_room(e, p, room);
-    for (int i = 0; ok && i < e->slots; i++) {
-        kn_bucket *b = kn_bucket_of(&p[i]);
-        if (e->value[i])
-            ok = exchange(p[i].master, e->value[i], room[kn_device_of(p[i].master)]) &&
+    const bool shows = p && settle(e, p, "kn_ema_swap");
+    bool ok = shows && show_buffers(e, true) && make_room(e, p, room);
+    for (int64_t i = 0; ok && i < e->slots; i++) {
+        kn_tensor *t = averaged(e, p, i);
+        kn_bucket *b = i < e->params ? kn_bucket_of(&p[i]) : NULL;
+        if (e->slot[i].value)
+            ok = exchange(t, e->slot[i].value, room[kn_device_of(t)]) &&
                  (!b || kn_bucket_drop_gathered(b, p[i].index));
     }
-    bool shown = ok && show_buffers(e, true);
-    ok = ok && shown;
-    for (int64_t i = 0; ok && i < e->buffers; i++)
-        ok = exchange(e->buffer[i].buffer, e->buffer[i].value,
-                      room[kn_device_of(e->buffer[i].value)]);
-    ok = (!shown || show_buffers(e, false)) && ok;
+    ok = (!shows || show_buffers(e, false)) && ok;
     kn_scope_end(scope);
     if (ok)
         e->live.module->averaged = e->swapped = !e->swapped;
@@ -303,16 +293,16 @@ kn_tensor *kn_ema_value(const kn_ema *e, int param)
 {
     if (!lives(e, "kn_ema_value"))
         return NULL;
-    if (param >= 0 && param < e->slots)
-        return e->value[param];
+    if (param >= 0 && param < e->params)
+        return e->slot[param].value;
     return kn_fail_null("kn_ema_value: parameter number %d doesn't exist; the module had %d", param,
-                        e->slots);
+                        e->params);
 }
 
 kn_tensor *kn_ema_buffer(const kn_ema *e, const kn_tensor *buffer)
 {
-    const buffer_slot *b = lives(e, "kn_ema_buffer") ? find_buffer(e, buffer) : NULL;
-    return b ? b->value : NULL;
+    const slot *of = lives(e, "kn_ema_buffer") ? slot_of(e, buffer) : NULL;
+    return of ? of->value : NULL;
 }
 
 kn_module *kn_ema_module(const kn_ema *e)

@@ -83,20 +83,22 @@ static bool to_nearest(const kn_grad_reduction *r, void *dst, const void *src, i
 
 /* ---- the hooks ------------------------------------------------------------------------------- */
 
+static bool send_as(const kn_grad_reduction *r, kn_dtype dtype, const char *what)
+{
+    return kn_given(r, what, "the reduction") &&
+           kn_reduce_in_stages(r, 1, &(kn_sending){ .dtype = dtype, .convert = to_nearest });
+}
+
 bool kn_hook_bf16(const kn_grad_reduction *r, void *arg)
 {
-    if (!kn_given(r, "kn_hook_bf16", "the reduction"))
-        return false;
     (void)arg;
-    return kn_reduce_in_stages(r, 1, &(kn_sending){ .dtype = KN_BF16, .convert = to_nearest });
+    return send_as(r, KN_BF16, "kn_hook_bf16");
 }
 
 bool kn_hook_f16(const kn_grad_reduction *r, void *arg)
 {
-    if (!kn_given(r, "kn_hook_f16", "the reduction"))
-        return false;
     (void)arg;
-    return kn_reduce_in_stages(r, 1, &(kn_sending){ .dtype = KN_F16, .convert = to_nearest });
+    return send_as(r, KN_F16, "kn_hook_f16");
 }
 
 /* The bits depend on (seed, step, micro-batch, stage, parameter, element): not on the rank, the

@@ -4,6 +4,8 @@
 #ifndef KNAP_FSDP_KINDS_H
 #define KNAP_FSDP_KINDS_H
 
+#include "fsdp/fsdp.h"
+
 /* The mesh that a strategy asks for: one shard group of all ranks; a group of each machine's ranks,
  * unless .mesh says how many; each rank alone. */
 typedef enum kn_mesh_of { KN_MESH_OF_ALL, KN_MESH_OF_MACHINES, KN_MESH_OF_ONE } kn_mesh_of;
@@ -25,5 +27,12 @@ typedef enum kn_mesh_of { KN_MESH_OF_ALL, KN_MESH_OF_MACHINES, KN_MESH_OF_ONE } 
 /* "a|b|c" of the rows' names. */
 #define KN_KIND_CHOICE(id, name, ...) "|" name
 #define KN_KIND_CHOICES(rows)         (&(rows(KN_KIND_CHOICE))[1])
+
+typedef struct kn_strategy_row {
+    const char *name;
+    kn_mesh_of mesh;
+    bool keeps;
+} kn_strategy_row;
+extern const kn_strategy_row kn_strategies[KN_STRATEGY_COUNT]; /* mesh.c */
 
 #endif

@@ -4,20 +4,17 @@
  * all that runs on it, and a GPU has one set of them, not one a tree. */
 #include "fsdp/schedule.h"
 
-typedef struct search {
-    const kn_unit *root;
-    kn_lanes *found;
-} search;
-
-/* Stops (false) at a tree of the same ranks and device. */
-static bool runs_elsewhere(kn_module *m, void *arg)
+/* Those of another tree of the same ranks and device, beside that of root; NULL: there are none. */
+static kn_lanes *found_beside(const kn_unit *root)
 {
-    search *s = arg;
-    const kn_unit *u = kn_unit_of(m->impl);
-    if (u && u->schedule && u->schedule->lanes && u->comm == s->root->comm &&
-        u->options.device == s->root->options.device)
-        s->found = u->schedule->lanes;
-    return !s->found;
+    kn_module_impl *top = kn_impl_root(root->module[0]);
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        const kn_unit *u = kn_unit_of(m);
+        if (u && u->schedule && u->schedule->lanes && u->comm == root->comm &&
+            u->options.device == root->options.device)
+            return u->schedule->lanes;
+    }
+    return NULL;
 }
 
 static kn_lanes *new_lanes(const kn_unit *root, kn_stream_kind kind)
@@ -29,7 +26,6 @@ static kn_lanes *new_lanes(const kn_unit *root, kn_stream_kind kind)
     l->gather = kn_stream_create(l->device, "gather", kind);
     l->reduce = kn_stream_create(l->device, "reduce", kind);
     l->groups.comm = root->comm;
-    l->groups.slice = kn_host_calloc((size_t)root->size + 1, sizeof(kn_comm *));
     return l;
 }
 
@@ -46,14 +42,13 @@ static bool make_transfer_streams(kn_lanes *l, kn_stream_kind kind)
 
 bool kn_lanes_join(kn_schedule_state *s, bool away)
 {
-    search other = { .root = s->root };
     kn_stream_kind kind = s->root->size > 1 ? KN_STREAM_AUTO : KN_STREAM_INLINE;
-    kn_apply_modules(kn_impl_root(s->root->module[0])->self, runs_elsewhere, &other);
-    kn_lanes *l = s->lanes = other.found ? other.found : new_lanes(s->root, kind);
+    kn_lanes *beside = found_beside(s->root);
+    kn_lanes *l = s->lanes = beside ? beside : new_lanes(s->root, kind);
     if (!l)
         return false;
     l->trees++;
-    if (!l->gather || !l->reduce || !l->groups.slice || (away && !make_transfer_streams(l, kind)))
+    if (!l->gather || !l->reduce || (away && !make_transfer_streams(l, kind)))
         return false;
     s->gather = l->gather;
     s->reduce = l->reduce;

@@ -239,19 +239,9 @@ static bool make_per_param(kn_layout *l, const kn_layout_param *param)
 {
     int64_t full = 0;
     for (int i = 0; i < l->params; i++) {
-        const kn_layout_param *p = &param[i];
-        if (p->dim < 0 || (p->dim > 0 && p->dim >= p->ndim))
-            return kn_fail(
-                "layout: parameter %d of the unit has %d dims, it can't be cut along dim %d", i,
-                p->ndim, p->dim);
-        if (p->dim > 0 && p->shape[p->dim] % l->shards)
-            return kn_fail(
-                "layout: dim %d of parameter %d of the unit is %lld, which doesn't divide "
-                "by %d shards; only dim 0 may be uneven",
-                p->dim, i, (long long)p->shape[p->dim], l->shards);
         int64_t room = 0; /* the first rank's part is the largest */
         for (int r = 0; r < l->shards; r++) {
-            kn_interval part = cut_param(p, l->numel[i], l->shards, r);
+            kn_interval part = cut_param(&param[i], l->numel[i], l->shards, r);
             if (r == 0)
                 room = kn_interval_numel(part);
             part.at = part.blocks ? l->shard : 0;
@@ -280,11 +270,6 @@ bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *pa
     *l = (kn_layout){ .kind = kind == KN_LAYOUT_DEFAULT ? KN_LAYOUT_FLAT : kind,
                       .params = params,
                       .shards = shards };
-    if (kind < 0 || kind >= KN_LAYOUT_COUNT || params < 0 || shards < 1)
-        return kn_fail(
-            "layout: kind %d of %d parameters in %d shards; there are kinds 0 to %d, and "
-            "at least one shard",
-            (int)kind, params, shards, KN_LAYOUT_COUNT - 1);
     l->numel = kn_host_calloc((size_t)params + 1, sizeof *l->numel);
     l->offset = kn_host_calloc((size_t)params + 1, sizeof *l->offset);
     l->part = kn_host_calloc((size_t)params * (size_t)shards + 1, sizeof *l->part);

@@ -43,10 +43,9 @@ int64_t kn_shape_numel(int ndim, const int64_t *shape); /* 1 for no dims */
 
 /* Flat (FSDP1): one after another, aligned, padded at the end, cut into equal chunks. Zero-copy.
  * Per parameter (FSDP2): ceil(rows / shards) rows of each parameter a rank, trailing ranks fewer or
- * none; dims other than 0 must divide by shards (an error that names parameter `i` by name(i,
- * arg)). Ragged: as flat, but no row (dim 0) is split between ranks: parameters are placed, and the
- * chunk size is chosen, so that every cut falls between rows; zero-copy. numel 0 parameters are
- * fine. */
+ * none; a dim other than 0 divides by shards (build.c sees to it). Ragged: as flat, but no row (dim
+ * 0) is split between ranks: parameters are placed, and the chunk size is chosen, so that every cut
+ * falls between rows; zero-copy. numel 0 parameters are fine. */
 bool kn_layout_make(kn_layout *l, kn_layout_kind kind, const kn_layout_param *param, int params,
                     int shards);
 void kn_layout_free(kn_layout *l);

@@ -7,8 +7,8 @@
 #include "kernels/kernels.h"
 #include "kernels/memory_internal.h"
 
-static const kn_mesh_of mesh_of[KN_STRATEGY_COUNT] = {
-#define ROW(id, name, mesh, keeps) [KN_##id] = mesh,
+const kn_strategy_row kn_strategies[KN_STRATEGY_COUNT] = {
+#define ROW(id, ...) [KN_##id] = { __VA_ARGS__ },
     KN_STRATEGIES(ROW)
 #undef ROW
 };
@@ -28,8 +28,8 @@ bool kn_fsdp_mesh(kn_mesh *mesh, kn_strategy strategy, kn_comm *comm)
     if ((unsigned)strategy >= KN_STRATEGY_COUNT)
         return kn_fail("fsdp: .strategy = %u is none of its values; see fsdp/fsdp.h",
                        (unsigned)strategy);
-    bool hybrid = mesh_of[strategy] == KN_MESH_OF_MACHINES;
-    bool alone = mesh_of[strategy] == KN_MESH_OF_ONE;
+    bool hybrid = kn_strategies[strategy].mesh == KN_MESH_OF_MACHINES;
+    bool alone = kn_strategies[strategy].mesh == KN_MESH_OF_ONE;
     if (r < 0 || s < 0)
         return kn_fail("fsdp: a mesh of %d replicas of %d shards: neither may be negative", r, s);
     if (hybrid && !r && !s) /* machines are replicas */
@@ -78,8 +78,6 @@ kn_ranks *kn_ranks_of(kn_rank_groups *g, int shards)
         if (r->shards == shards)
             return r;
     int n = kn_comm_size(g->comm), rank = kn_rank(g->comm);
-    if (shards < 1 || n % shards)
-        return kn_fail_null("fsdp: %d ranks can't be split into groups of %d", n, shards);
     kn_ranks *r = kn_host_calloc(1, sizeof *r);
     if (!r)
         return NULL;
@@ -124,12 +122,8 @@ bool kn_ranks_connect(kn_ranks *r, kn_device d, kn_dtype t, kn_dtype sums)
 
 kn_comm *kn_slice_comm(kn_rank_groups *g, int k)
 {
-    int n = kn_comm_size(g->comm);
-    if (k <= 1)
-        return NULL;
-    if (k > n || n % k)
-        return kn_fail_null("fsdp: reshard_after_forward = %d doesn't divide %d ranks", k, n);
-    if (!g->slice && !(g->slice = kn_host_calloc((size_t)n + 1, sizeof *g->slice)))
+    size_t places = (size_t)kn_comm_size(g->comm) + 1;
+    if (k <= 1 || (!g->slice && !(g->slice = kn_host_calloc(places, sizeof *g->slice))))
         return NULL;
     if (!g->slice[k] && !group(g->comm, k, kn_rank(g->comm) / k, "slice", &g->slice[k]))
         return NULL;

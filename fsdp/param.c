@@ -127,6 +127,15 @@ static bool sync_host(const kn_param *p)
 
 /* ---- gradients that go without a step -------------------------------------------------------- */
 
+void kn_bucket_drop_grads(kn_bucket *b)
+{
+    b->has_grad = false;
+    b->accum = KN_ACCUM_SETTLED;
+    kn_storage_release(b->unsynced);
+    if (b->partial)
+        kn_storage_release(b->partial);
+}
+
 static bool blank(kn_storage *s, int64_t at, kn_dtype t, int64_t n)
 {
     if (!s || s->released || n == 0)
@@ -164,13 +173,8 @@ static bool clear_grad(void *bucket, kn_tensor *leaf)
             !blank(b->unsynced, b->layout.offset[i], b->reduce_dtype, b->layout.numel[i]))
             return false;
     }
-    if (others)
-        return had;
-    b->has_grad = false;
-    b->accum = KN_ACCUM_SETTLED;
-    kn_storage_release(b->unsynced);
-    if (b->partial)
-        kn_storage_release(b->partial);
+    if (!others)
+        kn_bucket_drop_grads(b);
     return had;
 }
 

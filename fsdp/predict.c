@@ -75,13 +75,13 @@ static void add_optim(kn_fsdp_memory *sum, kn_module_impl *root, const kn_optim 
     }
 }
 
-static void add_units(kn_fsdp_memory *sum, const kn_module_impl *m)
+static void add_units(kn_fsdp_memory *sum, const kn_module_impl *top)
 {
-    const kn_unit *u = kn_unit_of(m);
-    for (int i = 0; u && u->module[0] == m && i < u->buckets; i++)
-        add_bucket(sum, u->bucket[i]);
-    for (int i = 0; i < m->children; i++)
-        add_units(sum, m->child[i]->impl);
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        const kn_unit *u = kn_unit_of(m);
+        for (int i = 0; u && u->module[0] == m && i < u->buckets; i++)
+            add_bucket(sum, u->bucket[i]);
+    }
 }
 
 static kn_fsdp_memory predict(void *root, const kn_optim *o)

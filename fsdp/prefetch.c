@@ -3,15 +3,6 @@
  * before, where evaluations follow evaluations: a wrong guess there costs memory until the
  * forward's end, never correctness. At most .max_gathers units are gathered ahead of their use. */
 #include "fsdp/schedule.h"
-#include "kernels/memory_internal.h"
-
-static bool append(kn_unit_list *l, kn_unit *u)
-{
-    if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof(kn_unit *)))
-        return false;
-    l->list[l->count++] = u;
-    return true;
-}
 
 void kn_prefetch_begin(kn_unit *u)
 {
@@ -37,11 +28,19 @@ void kn_prefetch_free(kn_unit *u)
     }
 }
 
+static bool is_unsharded(const kn_unit *u)
+{
+    for (int i = 0; i < u->buckets; i++)
+        if (u->bucket[i]->residency != KN_UNSHARDED)
+            return false;
+    return true;
+}
+
 static bool ahead(kn_unit *u)
 {
     kn_schedule_state *s = u->schedule;
     int most = s->root->options.max_gathers;
-    if (u->ahead || kn_unit_is_unsharded(u) || s->ahead >= most)
+    if (u->ahead || is_unsharded(u) || s->ahead >= most)
         return true;
     if (!kn_unit_unshard(u))
         return false;
@@ -51,11 +50,11 @@ static bool ahead(kn_unit *u)
 }
 
 /* backward: only those that it needs. */
-static bool ahead_of_list(const kn_unit *u, kn_unit *const *list, int n, bool backward)
+static bool ahead_of_list(const kn_unit *u, const kn_unit_list *l, bool backward)
 {
-    for (int i = 0; i < n; i++)
-        if (list[i]->schedule == u->schedule &&
-            (!backward || kn_unit_needed_in_backward(list[i])) && !ahead(list[i]))
+    for (int i = 0; i < l->count; i++)
+        if (l->list[i]->schedule == u->schedule &&
+            (!backward || kn_unit_needed_in_backward(l->list[i])) && !ahead(l->list[i]))
             return false;
     return true;
 }
@@ -77,19 +76,18 @@ static kn_unit *next_in_forward(const kn_unit *u)
 
 bool kn_prefetch_forward(kn_unit *u)
 {
-    if (!append(&u->schedule->outermost->begun[u->schedule->recording], u))
+    if (!kn_units_add(&u->schedule->outermost->begun[u->schedule->recording], u))
         return false;
-    if (u->nexts_forward)
-        return ahead_of_list(u, u->next_forward, u->nexts_forward, false);
+    if (u->next_forward.count)
+        return ahead_of_list(u, &u->next_forward, false);
     kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;
     return !next || ahead(next);
 }
 
 bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when)
 {
-    if (u->nexts_backward)
-        return when != KN_PREFETCH_PRE ||
-               ahead_of_list(u, u->next_backward, u->nexts_backward, true);
+    if (u->next_backward.count)
+        return when != KN_PREFETCH_PRE || ahead_of_list(u, &u->next_backward, true);
     kn_unit *next =
         u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
     return !next || ahead(next);

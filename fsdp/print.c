@@ -7,11 +7,6 @@
 #include "fsdp/kinds.h"
 #include "fsdp/unit.h"
 
-static const char *const strategy_name[KN_STRATEGY_COUNT] = {
-#define ROW(id, name, ...) [KN_##id] = name,
-    KN_STRATEGIES(ROW)
-#undef ROW
-};
 static const char *const layout_name[KN_LAYOUT_COUNT] = {
 #define ROW(id, name, shown, make) [KN_LAYOUT_##id] = shown,
     KN_LAYOUTS(ROW)
@@ -33,50 +28,34 @@ bool kn_fsdp_is_unit(const void *module)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
-typedef struct unit_list {
-    kn_module **list;
-    int count, max;
-    bool roots; /* only */
-} unit_list;
-
-/* The unit at or around m; NULL: none. */
-static const kn_unit *unit_around(const kn_module_impl *m)
+static int list_units(kn_module_impl *top, kn_module **list, int max, bool roots)
 {
-    while (m && !m->unit)
-        m = m->parent;
-    return kn_unit_of(m);
-}
-
-static bool list_unit(kn_module *m, void *arg)
-{
-    unit_list *l = arg;
-    const kn_unit *u = kn_unit_of(m->impl);
-    if (!u || u->module[0] != m->impl || (l->roots && unit_around(m->impl->parent)))
-        return true;
-    if (l->count < l->max && l->list)
-        l->list[l->count] = m;
-    l->count++;
-    return true;
+    int count = 0;
+    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top)) {
+        const kn_unit *u = kn_unit_of(m);
+        if (!u || u->module[0] != m || (roots && kn_unit_around(m->parent)))
+            continue;
+        if (count < max && list)
+            list[count] = m->self;
+        count++;
+    }
+    return count;
 }
 
 int kn_fsdp_units(void *root, kn_module **list, int max)
 {
-    unit_list l = { .list = list, .max = max };
-    kn_apply_modules(root, list_unit, &l);
-    return l.count;
+    return list_units(kn_impl(root, "kn_fsdp_units"), list, max, false);
 }
 
 int kn_fsdp_roots(void *module, kn_module **list, int max)
 {
-    unit_list l = { .list = list, .max = max, .roots = true };
-    kn_apply_modules(module, list_unit, &l);
-    return l.count;
+    return list_units(kn_impl(module, "kn_fsdp_roots"), list, max, true);
 }
 
 kn_device kn_fsdp_device(const void *module)
 {
     const kn_module_impl *m = kn_impl(module, "kn_fsdp_device");
-    const kn_unit *u = unit_around(m);
+    const kn_unit *u = kn_unit_around(m);
     if (m && !u)
         kn_fail("kn_fsdp_device: '%s' (%s) lies in no unit of fsdp; wrap it first",
                 kn_module_shown(m), m->class_name);
@@ -140,7 +119,7 @@ static void print_unit(FILE *out, const kn_unit *u, const kn_module_impl *m, int
         return;
     }
     const kn_mesh mesh = u->options.mesh;
-    fprintf(out, "unit, %s over ", strategy_name[u->options.strategy]);
+    fprintf(out, "unit, %s over ", kn_strategies[u->options.strategy].name);
     if (mesh.replicas > 1 && mesh.shards > 1)
         fprintf(out, "%d x %d ranks", mesh.replicas, mesh.shards);
     else

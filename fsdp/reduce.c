@@ -330,11 +330,8 @@ void kn_bucket_recover(kn_bucket *b)
         return;
     for (int i = 0; i < b->params; i++)
         kn_bucket_param_forget(&b->param[i]);
-    kn_storage_release(b->unsynced);
-    if (b->partial)
-        kn_storage_release(b->partial);
-    b->has_grad = b->flags_came = false;
-    b->accum = KN_ACCUM_SETTLED;
+    b->flags_came = false;
+    kn_bucket_drop_grads(b);
 }
 
 /* The gradient becomes the accumulated shard without a copy on the device. */

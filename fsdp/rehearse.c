@@ -261,15 +261,14 @@ static bool build_unit(rehearsal *r, unit_copy *c)
     return ok;
 }
 
-static bool same_list(const rehearsal *r, kn_unit ***to, int *count, kn_unit *const *list, int n)
+static bool same_list(const rehearsal *r, kn_unit_list *to, const kn_unit_list *real)
 {
-    *to = n ? kn_host_calloc((size_t)n, sizeof(kn_unit *)) : NULL;
-    for (int i = 0; *to && i < n; i++) {
-        int at = unit_at(r, list[i]);
-        if (at >= 0)
-            (*to)[(*count)++] = r->unit[at].unit;
+    bool ok = true;
+    for (int i = 0; ok && i < real->count; i++) {
+        int at = unit_at(r, real->list[i]);
+        ok = at < 0 || kn_units_add(to, r->unit[at].unit);
     }
-    return n == 0 || *to;
+    return ok;
 }
 
 static bool make_units(rehearsal *r)
@@ -286,10 +285,8 @@ static bool make_units(rehearsal *r)
         u->set.unshard_in_backward = real->set.unshard_in_backward;
         u->set.reduce_unused = real->set.reduce_unused;
         u->set.is_last_backward = real->set.is_last_backward;
-        if (!same_list(r, &u->next_forward, &u->nexts_forward, real->next_forward,
-                       real->nexts_forward) ||
-            !same_list(r, &u->next_backward, &u->nexts_backward, real->next_backward,
-                       real->nexts_backward))
+        if (!same_list(r, &u->next_forward, &real->next_forward) ||
+            !same_list(r, &u->next_backward, &real->next_backward))
             return false;
     }
     for (int i = 0; i < r->params; i++)

@@ -13,6 +13,7 @@
 #include "fsdp/replay.h"
 #include "fsdp/unit.h"
 #include "kernels/graph_internal.h"
+#include "kernels/memory_internal.h"
 #include <string.h>
 
 /* A buffer that the recorded step wrote, or, while it runs, one that it may write. */
@@ -30,6 +31,7 @@ struct kn_replay {
     bool quiet;         /* the step draws with grad mode off, outside of training's calls */
     written *written;   /* by the graph */
     int writes;
+    int64_t room;
     kn_step_fn fn;
     void *arg;
     char why[600];
@@ -64,17 +66,16 @@ static void add_unit(uint64_t *h, const kn_unit *u)
     double divisor = kn_unit_divisor(u);
     add_bytes(h, &divisor, sizeof divisor);
     add_pointer(h, u->summoned);
-    for (int i = 0; i < u->nexts_forward; i++)
-        add_pointer(h, u->next_forward[i]);
-    for (int i = 0; i < u->nexts_backward; i++)
-        add_pointer(h, u->next_backward[i]);
+    for (int i = 0; i < u->next_forward.count; i++)
+        add_pointer(h, u->next_forward.list[i]);
+    for (int i = 0; i < u->next_backward.count; i++)
+        add_pointer(h, u->next_backward.list[i]);
     for (int i = 0; i < u->buckets; i++)
         add_pointer(h, u->bucket[i]->master->data);
 }
 
-static bool add_module(kn_module *self, void *hash)
+static void add_module(uint64_t *hash, const kn_module_impl *m)
 {
-    const kn_module_impl *m = self->impl;
     add_pointer(hash, m);
     add(hash, (uint64_t)(m->training | m->recompute << 1 | m->hooks << 2));
     for (int i = 0; i < m->params; i++) {
@@ -88,7 +89,6 @@ static bool add_module(kn_module *self, void *hash)
         add_pointer(hash, m->buffer[i].tensor->storage->data);
     if (m->unit)
         add_unit(hash, m->unit->unit);
-    return true;
 }
 
 static uint64_t signature(const kn_replay *r)
@@ -99,7 +99,8 @@ static uint64_t signature(const kn_replay *r)
     add(&h, c->rng.calls);
     if (r->quiet)
         add(&h, c->rng.quiet - c->rng.quiet_before);
-    kn_apply_modules(r->module->self, add_module, &h);
+    for (const kn_module_impl *m = r->module; m; m = kn_impl_next(m, r->module))
+        add_module(&h, m);
     return h;
 }
 
@@ -113,17 +114,12 @@ static bool reshard(kn_unit *u, void *arg)
     return !u->schedule || kn_unit_reshard(u);
 }
 
-static bool find_unit(kn_unit *u, void *found)
-{
-    *(kn_unit **)found = u;
-    return false;
-}
-
 static kn_unit *some_unit(const kn_replay *r)
 {
-    kn_unit *u = NULL;
-    kn_apply_units(r->module->self, find_unit, &u, NULL);
-    return u;
+    kn_module_impl *m = kn_impl_lowest(r->module);
+    while (m && !m->unit)
+        m = kn_impl_next_up(m, r->module);
+    return kn_unit_of(m);
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -166,21 +162,18 @@ static void forget_written(kn_replay *r)
         kn_tensor_free(r->written[--r->writes].buffer);
     kn_host_free(r->written);
     r->written = NULL;
+    r->room = 0;
 }
 
-static bool note_buffers(kn_module *self, void *replay)
+static bool note_buffers(kn_replay *r)
 {
-    kn_replay *r = replay;
-    const kn_module_impl *m = self->impl;
-    written *list =
-        kn_host_realloc(r->written, (size_t)(r->writes + m->buffers + 1) * sizeof *list);
-    if (!list)
-        return false;
-    r->written = list;
-    for (int i = 0; i < m->buffers; i++) {
-        kn_tensor *t = m->buffer[i].tensor;
-        list[r->writes++] = (written){ kn_tensor_ref(t), t->storage->version };
-    }
+    for (const kn_module_impl *m = r->module; m; m = kn_impl_next(m, r->module))
+        for (int i = 0; i < m->buffers; i++) {
+            kn_tensor *t = m->buffer[i].tensor;
+            if (!kn_host_grow(&r->written, &r->room, r->writes + 1, sizeof *r->written))
+                return false;
+            r->written[r->writes++] = (written){ kn_tensor_ref(t), t->storage->version };
+        }
     return true;
 }
 
@@ -270,8 +263,8 @@ static bool run_eagerly(kn_replay *r)
 static bool record(kn_replay *r)
 {
     kn_rng_key before = kn_context_get()->rng;
-    if (!kn_apply_units(r->module->self, reshard, NULL, NULL) ||
-        !kn_apply_modules(r->module->self, note_buffers, r) || !kn_graph_begin(r->device))
+    if (!kn_apply_units(r->module->self, reshard, NULL, NULL) || !note_buffers(r) ||
+        !kn_graph_begin(r->device))
         return false;
     if (run(r) && open_end(&before))
         kn_fail("kn_replay_step: %s", open_end(&before));

@@ -62,6 +62,7 @@ struct kn_schedule_state {
     bool recording;     /* the running forward is one that a backward follows */
     kn_unit **unit;     /* all units of the tree, children first */
     int units;
+    int64_t unit_room;
     int64_t changes; /* of the tree's modules when it was last looked through */
     kn_order order;
     kn_phase phase;

@@ -7,6 +7,7 @@
  * resharded first, so both never meet. */
 #include "fsdp/schedule.h"
 #include "fsdp/whole.h"
+#include "kernels/memory_internal.h"
 
 /* A bucket whose parameters are whole. */
 typedef struct opened {
@@ -15,10 +16,10 @@ typedef struct opened {
 } opened;
 
 typedef struct kn_summoned {
-    kn_unit **unit;
-    int units;
+    kn_unit_list units;
     opened *bucket;
     int buckets;
+    int64_t room;
     kn_summon_options o;
     struct kn_summoned *next; /* in the list of open scopes */
 } summoned;
@@ -29,15 +30,10 @@ static _Thread_local summoned *open_scopes; /* so that a scope that ended is kno
 
 static bool add_unit(summoned *s, kn_unit *u)
 {
-    for (int i = 0; i < s->units; i++) /* a group is met once for each of its modules */
-        if (s->unit[i] == u)
+    for (int i = 0; i < s->units.count; i++) /* a group is met once for each of its modules */
+        if (s->units.list[i] == u)
             return true;
-    kn_unit **list = kn_host_realloc(s->unit, (size_t)(s->units + 1) * sizeof *list);
-    if (!list)
-        return false;
-    s->unit = list;
-    s->unit[s->units++] = u;
-    return true;
+    return kn_units_add(&s->units, u);
 }
 
 /* The units that hold m's own parameters: its own, one around it, or for tied ones another; and
@@ -50,11 +46,9 @@ static bool add_holders(summoned *s, const kn_module_impl *m)
         if (b && !add_unit(s, b->unit))
             return false;
     }
-    const kn_module_impl *around = m;
-    while (around && !around->unit)
-        around = around->parent;
+    kn_unit *around = kn_unit_around(m);
     for (int i = 0; i < m->buffers && around; i++)
-        if (m->buffer[i].tensor->dtypes && !add_unit(s, kn_unit_of(around)))
+        if (m->buffer[i].tensor->dtypes && !add_unit(s, around))
             return false;
     return true;
 }
@@ -137,11 +131,9 @@ static bool open_unit(summoned *s, kn_unit *u)
     u->summoned = s;
     if (!kn_unit_show_buffers(u, true))
         return false;
-    opened *list = kn_host_realloc(s->bucket, (size_t)(s->buckets + u->buckets + 1) * sizeof *list);
-    if (!list)
-        return false;
-    s->bucket = list;
     for (int i = 0; i < u->buckets; i++) {
+        if (!kn_host_grow(&s->bucket, &s->room, s->buckets + 1, sizeof *s->bucket))
+            return false;
         opened *o = &s->bucket[s->buckets++];
         *o = (opened){ .whole = { .bucket = u->bucket[i],
                                   .place = s->o.offload_to_cpu ? KN_CPU : u->options.device,
@@ -178,13 +170,13 @@ static bool end(summoned *s)
             ok = kn_whole_write_back(&s->bucket[i].whole);
         return_handles(&s->bucket[i]);
     }
-    for (int i = 0; i < s->units; i++)
-        if (s->unit[i]->summoned == s) {
-            ok = kn_unit_show_buffers(s->unit[i], false) && ok;
-            s->unit[i]->summoned = NULL;
+    for (int i = 0; i < s->units.count; i++)
+        if (s->units.list[i]->summoned == s) {
+            ok = kn_unit_show_buffers(s->units.list[i], false) && ok;
+            s->units.list[i]->summoned = NULL;
         }
     kn_host_free(s->bucket);
-    kn_host_free(s->unit);
+    kn_host_free(s->units.list);
     kn_host_free(s);
     return ok && kn_ok();
 }
@@ -202,18 +194,14 @@ void kn_summon_forget(kn_unit *u)
             s->bucket[left++] = s->bucket[i];
     }
     s->buckets = left;
-    left = 0;
-    for (int i = 0; i < s->units; i++)
-        if (s->unit[i] != u)
-            s->unit[left++] = s->unit[i];
-    s->units = left;
+    kn_units_remove(&s->units, u);
     u->summoned = NULL;
 }
 
 static bool begin(summoned *s)
 {
-    for (int i = 0; i < s->units; i++)
-        if (!open_unit(s, s->unit[i]))
+    for (int i = 0; i < s->units.count; i++)
+        if (!open_unit(s, s->units.list[i]))
             return false;
     return true;
 }
@@ -260,8 +248,8 @@ typedef struct application {
 
 static bool covers(const summoned *s, const summoned *needed)
 {
-    for (int i = 0; i < needed->units; i++)
-        if (needed->unit[i]->summoned != s || !s)
+    for (int i = 0; i < needed->units.count; i++)
+        if (needed->units.list[i]->summoned != s || !s)
             return false;
     return true;
 }
@@ -280,7 +268,7 @@ static bool apply_one(kn_module *m, void *arg)
         ok = ok && begin(a->s);
     }
     if (needed) {
-        kn_host_free(needed->unit);
+        kn_host_free(needed->units.list);
         kn_host_free(needed);
     }
     if (ok && !a->fn(m, a->arg) && kn_ok())

@@ -3,6 +3,7 @@
  * freed. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
+#include "kernels/memory_internal.h"
 
 static bool check_claimed(kn_module_impl *m)
 {
@@ -16,28 +17,18 @@ static bool check_claimed(kn_module_impl *m)
 }
 
 /* Finds the units of the tree and what belongs to no unit though it should. */
-static bool collect(kn_module *module, void *arg)
+static bool collect(kn_schedule_state *s, kn_module_impl *m)
 {
-    kn_schedule_state *s = arg;
-    kn_unit *u = kn_unit_of(module->impl);
-    if (!check_claimed(module->impl))
+    kn_unit *u = kn_unit_of(m);
+    if (!check_claimed(m))
         return false;
-    if (!u || u->module[0] != module->impl)
+    if (!u || u->module[0] != m)
         return true;
-    kn_unit **list = kn_unit_same_place(u, s->root)
-                         ? kn_host_realloc(s->unit, (size_t)(s->units + 1) * sizeof(kn_unit *))
-                         : NULL;
-    if (!list)
+    if (!kn_unit_same_place(u, s->root) ||
+        !kn_host_grow(&s->unit, &s->unit_room, s->units + 1, sizeof(kn_unit *)))
         return false;
-    s->unit = list;
     s->unit[s->units++] = u;
     return true;
-}
-
-static bool is_claimed(kn_module *module, void *arg)
-{
-    (void)arg;
-    return check_claimed(module->impl);
 }
 
 static int64_t changes_of(const kn_unit *root)
@@ -54,8 +45,11 @@ static bool still_claimed(kn_schedule_state *s)
     bool ok = true;
     if (s->changes == changes_of(s->root))
         return true;
-    for (int i = 0; ok && i < s->root->modules; i++)
-        ok = kn_apply_modules(s->root->module[i]->self, is_claimed, NULL);
+    for (int i = 0; i < s->root->modules; i++) {
+        kn_module_impl *top = s->root->module[i];
+        for (kn_module_impl *m = kn_impl_lowest(top); ok && m; m = kn_impl_next_up(m, top))
+            ok = check_claimed(m);
+    }
     s->changes = ok ? changes_of(s->root) : s->changes;
     return ok;
 }
@@ -100,8 +94,11 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
     s->comm = root->comm;
     s->changes = changes_of(root);
     bool ok = true;
-    for (int i = 0; ok && i < root->modules; i++)
-        ok = kn_apply_modules(root->module[i]->self, collect, s);
+    for (int i = 0; i < root->modules; i++) {
+        kn_module_impl *top = root->module[i];
+        for (kn_module_impl *m = kn_impl_lowest(top); ok && m; m = kn_impl_next_up(m, top))
+            ok = collect(s, m);
+    }
     if (ok && kn_lanes_join(s, any_away(s)) && join(s))
         return s;
     kn_schedule_free(s);

@@ -22,8 +22,8 @@ struct kn_undo {
     noted *list;
     int count;
     int64_t room;
-    bool *recompute; /* of all modules, in the order of kn_apply_modules */
-    int below, at;
+    bool *recompute; /* of all modules, in the order of kn_impl_next */
+    int below;
     int64_t below_room;
 };
 
@@ -45,10 +45,8 @@ static bool note(kn_undo *u, kn_tensor *t, kn_param_entry *e)
     return true;
 }
 
-static bool note_module(kn_module *self, void *undo)
+static bool note_module(kn_undo *u, kn_module_impl *m)
 {
-    kn_undo *u = undo;
-    kn_module_impl *m = self->impl;
     bool ok = kn_host_grow(&u->recompute, &u->below_room, u->below + 1, sizeof *u->recompute);
     if (ok)
         u->recompute[u->below++] = m->recompute;
@@ -67,8 +65,9 @@ kn_undo *kn_undo_begin(kn_module_impl *const *module, int modules)
     u->module = module;
     u->modules = modules;
     bool ok = true;
-    for (int i = 0; ok && i < modules; i++)
-        ok = kn_apply_modules(module[i]->self, note_module, u);
+    for (int i = 0; i < modules; i++)
+        for (kn_module_impl *m = module[i]; ok && m; m = kn_impl_next(m, module[i]))
+            ok = note_module(u, m);
     if (ok)
         return u;
     kn_undo_end(u, true);
@@ -93,35 +92,34 @@ static void turn_back(noted *n)
     memcpy(t->stride, n->stride, sizeof n->stride);
 }
 
-static bool leave(kn_module *self, void *undo)
+/* A fresh unit stays, or m leaves it. */
+static void settle(kn_module_impl *m, bool stays)
 {
-    kn_undo *u = undo;
-    kn_module_impl *m = self->impl;
     kn_unit *unit = kn_unit_of(m);
-    m->recompute = u->recompute[u->at++];
     if (!unit || !unit->fresh)
-        return true;
+        return;
+    if (stays) {
+        unit->fresh = false;
+        return;
+    }
     kn_host_free(m->unit);
     m->unit = NULL;
     kn_unit_leave(unit, m);
-    return true;
-}
-
-static bool stay(kn_module *self, void *undo)
-{
-    kn_unit *unit = kn_unit_of(self->impl);
-    (void)undo;
-    if (unit)
-        unit->fresh = false;
-    return true;
 }
 
 static void turn_all_back(kn_undo *u)
 {
+    int at = 0;
     for (int i = 0; i < u->count; i++)
         turn_back(&u->list[i]);
+    for (int i = 0; i < u->modules; i++)
+        for (kn_module_impl *m = u->module[i]; m && at < u->below;
+             m = kn_impl_next(m, u->module[i]))
+            m->recompute = u->recompute[at++];
     for (int i = 0; i < u->modules; i++) {
-        kn_apply_modules(u->module[i]->self, leave, u);
+        for (kn_module_impl *m = kn_impl_lowest(u->module[i]); m;
+             m = kn_impl_next_up(m, u->module[i]))
+            settle(m, false);
         kn_params_changed(u->module[i]);
     }
     for (int i = 0; i < u->count; i++)
@@ -136,7 +134,8 @@ void kn_undo_end(kn_undo *u, bool done)
     if (!done)
         turn_all_back(u);
     for (int i = 0; i < u->modules && done; i++)
-        kn_apply_modules(u->module[i]->self, stay, NULL);
+        for (kn_module_impl *m = u->module[i]; m; m = kn_impl_next(m, u->module[i]))
+            settle(m, true);
     for (int i = 0; i < u->count; i++) {
         kn_storage_unref(u->list[i].view.storage);
         kn_tensor_free(u->list[i].tensor);

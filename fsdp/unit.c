@@ -1,6 +1,7 @@
 /* fsdp/unit.c: facts about a unit. */
 #include "fsdp/kinds.h"
 #include "fsdp/unit.h"
+#include "kernels/memory_internal.h"
 
 bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules)
 {
@@ -11,12 +12,29 @@ bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, in
     return false;
 }
 
-typedef struct each {
-    kn_module_impl *root;
-    bool (*fn)(kn_unit *u, void *arg);
-    void *arg;
-    bool any;
-} each;
+bool kn_units_add(kn_unit_list *l, kn_unit *u)
+{
+    if (!kn_host_grow(&l->list, &l->room, l->count + 1, sizeof(kn_unit *)))
+        return false;
+    l->list[l->count++] = u;
+    return true;
+}
+
+void kn_units_remove(kn_unit_list *l, const kn_unit *u)
+{
+    int left = 0;
+    for (int i = 0; i < l->count; i++)
+        if (l->list[i] != u)
+            l->list[left++] = l->list[i];
+    l->count = left;
+}
+
+kn_unit *kn_unit_around(const kn_module_impl *m)
+{
+    while (m && !m->unit)
+        m = m->parent;
+    return kn_unit_of(m);
+}
 
 /* A group is met once for each of its modules. */
 static bool is_first_below(const kn_unit *u, const kn_module_impl *m, kn_module_impl *root)
@@ -27,30 +45,18 @@ static bool is_first_below(const kn_unit *u, const kn_module_impl *m, kn_module_
     return u->module[i] == m;
 }
 
-static bool apply_unit(kn_module *m, void *arg)
-{
-    each *e = arg;
-    kn_unit *u = kn_unit_of(m->impl);
-    e->any |= u != NULL;
-    return !u || !is_first_below(u, m->impl, e->root) || e->fn(u, e->arg);
-}
-
 bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, const char *what)
 {
-    kn_module_impl *m = kn_impl(root, what ? what : "fsdp");
-    each e = { m, fn, arg, false };
-    return m && kn_apply_modules(root, apply_unit, &e) &&
-           (e.any || !what ||
-            kn_fail("%s: there is no unit of fsdp at or below '%s' (%s); wrap it first", what,
-                    kn_module_shown(m), m->class_name));
-}
-
-bool kn_unit_is_unsharded(const kn_unit *u)
-{
-    for (int i = 0; i < u->buckets; i++)
-        if (u->bucket[i]->residency != KN_UNSHARDED)
-            return false;
-    return true;
+    kn_module_impl *top = kn_impl(root, what ? what : "fsdp");
+    bool any = false, ok = top != NULL;
+    for (kn_module_impl *m = kn_impl_lowest(top); ok && m; m = kn_impl_next_up(m, top)) {
+        kn_unit *u = kn_unit_of(m);
+        any |= u != NULL;
+        ok = !u || !is_first_below(u, m, top) || fn(u, arg);
+    }
+    return ok && (any || !what ||
+                  kn_fail("%s: there is no unit of fsdp at or below '%s' (%s); wrap it first", what,
+                          kn_module_shown(top), top->class_name));
 }
 
 bool kn_unit_holds(const kn_unit *u, unsigned where)
@@ -63,12 +69,7 @@ bool kn_unit_holds(const kn_unit *u, unsigned where)
 
 bool kn_unit_keeps(const kn_unit *u)
 {
-    static const bool keeps[KN_STRATEGY_COUNT] = {
-#define ROW(id, name, mesh, keeps) [KN_##id] = keeps,
-        KN_STRATEGIES(ROW)
-#undef ROW
-    };
-    return keeps[u->options.strategy];
+    return kn_strategies[u->options.strategy].keeps;
 }
 
 kn_unit *kn_unit_outermost(kn_unit *u)

@@ -63,8 +63,7 @@ struct kn_unit {
     bool fresh; /* made by a kn_fsdp_wrap that may still be refused (undo.c) */
     kn_fsdp_observer observer;
     void *observer_arg;
-    kn_unit **next_forward, **next_backward; /* explicit prefetch lists */
-    int nexts_forward, nexts_backward;
+    kn_unit_list next_forward, next_backward; /* explicit prefetch lists */
     /* Units as their forwards began in the last outermost call of this one, and in the call
      * before: of calls that no backward follows, and of the others (prefetch.c). */
     kn_unit_list begun[2], last[2];
@@ -84,6 +83,11 @@ static inline const char *kn_unit_name(const kn_unit *u)
     return kn_module_shown(u->module[0]);
 }
 
+/* False with an error. */
+bool kn_units_add(kn_unit_list *l, kn_unit *u);
+void kn_units_remove(kn_unit_list *l, const kn_unit *u); /* wherever it is in l */
+/* The unit at or around m; NULL: none. */
+kn_unit *kn_unit_around(const kn_module_impl *m);
 /* Whether m lies in the subtree of one of the modules. */
 bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, int modules);
 /* fn for each unit at and below root once, children first, until one gives false. what: for the
@@ -114,7 +118,6 @@ bool kn_unit_finish_reduce(kn_unit *u); /* waits for it, if it runs, and release
 /* offload: waits until they are in host memory; NULL is fine. */
 bool kn_unit_end_download(kn_unit *u);
 
-bool kn_unit_is_unsharded(const kn_unit *u);
 /* Whether u has gradients, of any rank, that are held in one of `where` (kn_held). */
 bool kn_unit_holds(const kn_unit *u, unsigned where);
 /* agree.c: the running backward came to u: ranks have to agree on it later where gradients wait. */

@@ -204,29 +204,21 @@ void kn_unit_free(void *unit)
     kn_group_end(u->group);
     kn_host_free(u->bucket);
     kn_host_free(u->module);
-    kn_host_free(u->next_forward);
-    kn_host_free(u->next_backward);
+    kn_host_free(u->next_forward.list);
+    kn_host_free(u->next_backward.list);
     kn_host_free(u);
 }
 
-static void unlist(kn_unit **list, int *count, const kn_unit *gone)
+/* Units of the tree gather the one that goes ahead of its use no more. */
+static void forget_unit(kn_module_impl *top, const kn_unit *gone)
 {
-    int left = 0;
-    for (int i = 0; i < *count; i++)
-        if (list[i] != gone)
-            list[left++] = list[i];
-    *count = left;
-}
-
-/* m's unit gathers the unit that goes ahead of its use no more. */
-static bool forget_unit(kn_module *m, void *gone)
-{
-    kn_unit *u = kn_unit_of(m->impl);
-    if (u) {
-        unlist(u->next_forward, &u->nexts_forward, gone);
-        unlist(u->next_backward, &u->nexts_backward, gone);
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        kn_unit *u = kn_unit_of(m);
+        if (!u)
+            continue;
+        kn_units_remove(&u->next_forward, gone);
+        kn_units_remove(&u->next_backward, gone);
     }
-    return true;
 }
 
 void kn_unit_leave(void *unit, kn_module_impl *m)
@@ -241,6 +233,6 @@ void kn_unit_leave(void *unit, kn_module_impl *m)
     u->modules = left;
     if (left > 0)
         return;
-    kn_apply_modules(kn_impl_root(m)->self, forget_unit, u);
+    forget_unit(kn_impl_root(m), u);
     kn_unit_free(u);
 }

@@ -33,31 +33,11 @@ static bool move(const kn_whole *w, void *dst, kn_device to, const void *src, kn
     return kn_transfer(s, dst, src, bytes, way, false) && (w->place != KN_CPU || kn_stream_sync(s));
 }
 
-static bool clear(const kn_whole *w, void *p, kn_dtype t, int64_t count)
-{
-    kn_fill_args args = { kn_array_make(p, t, 1, &count), 0, 0 };
-    return count == 0 || KN_LAUNCH(stream_of(w), KN_K_FILL, args);
-}
-
 /* ---- chunks: one rank's shard of a bucket ---------------------------------------------------- */
 
 static size_t chunk_bytes(const kn_bucket *b, kn_dtype t)
 {
     return (size_t)b->layout.shard * kn_dtype_size(t);
-}
-
-/* Where shard s lies in a whole buffer; NULL where the layout isn't zero-copy. */
-static char *chunk_in(const kn_bucket *b, const kn_storage *full, kn_dtype t, int s)
-{
-    if (!b->layout.zero_copy || full->released)
-        return NULL;
-    return (char *)full->data + (size_t)s * chunk_bytes(b, t);
-}
-
-static bool cut_chunk(const kn_whole *w, const kn_storage *full, kn_dtype t, int s, char *chunk)
-{
-    return clear(w, chunk, t, w->bucket->layout.shard) /* padding */ &&
-           kn_bucket_move_chunk(w->bucket, stream_of(w), s, chunk, full->data, t, false);
 }
 
 static bool send(const kn_whole *w, char *chunk, kn_dtype t, int root)
@@ -69,21 +49,21 @@ static bool send(const kn_whole *w, char *chunk, kn_dtype t, int root)
 
 /* ---- gathering ------------------------------------------------------------------------------- */
 
-/* full = every shard in its place, where it has bytes. Of the ranks that hold shard s, rank s
- * answers. */
+/* full = every shard in its place, where it has bytes; room: for one. Of the ranks that hold shard
+ * s, rank s answers. */
 static bool gather_chunks(const kn_whole *w, kn_storage *full, const kn_storage *shard, kn_dtype t,
                           char *room)
 {
     const kn_bucket *b = w->bucket;
     for (int s = 0; s < b->shards; s++) {
-        char *chunk = chunk_in(b, full, t, s);
-        chunk = chunk ? chunk : room;
+        const bool there = b->layout.zero_copy && !full->released;
+        char *chunk = there ? (char *)full->data + (size_t)s * chunk_bytes(b, t) : room;
         if (b->shard == s &&
             !move(w, chunk, w->place, shard->data, shard->device, chunk_bytes(b, t)))
             return false;
         if (b->shards > 1 && !send(w, chunk, t, s))
             return false;
-        if (!b->layout.zero_copy && !full->released &&
+        if (!there && !full->released &&
             !kn_bucket_move_chunk(b, stream_of(w), s, chunk, full->data, t, true))
             return false;
     }
@@ -107,9 +87,7 @@ static kn_storage *gather(const kn_whole *w, const kn_storage *shard, kn_dtype t
                            kn_unit_name(u));
     } else if (ok) {
         char *room = kn_take(pool, chunk, KN_MEM_GATHERED);
-        ok = room &&
-             (!here || b->layout.zero_copy || clear(w, full->data, t, b->layout.full_numel)) &&
-             gather_chunks(w, full, shard, t, room);
+        ok = room && gather_chunks(w, full, shard, t, room);
         if (room)
             kn_give(pool, room, chunk, KN_MEM_GATHERED);
     }
@@ -178,34 +156,26 @@ static bool take_chunk(const kn_whole *w, const sides *s, char *chunk, float *ch
     return ok;
 }
 
-static bool write_chunks(const kn_whole *w, const sides *p, char *room, float *changed)
+/* Chunk by chunk, by way of room for one: of all shards where rank 0 has them. */
+static bool write_side(const kn_whole *w, sides p, float *changed)
 {
     const kn_bucket *b = w->bucket;
-    for (int s = 0; s < b->shards; s++) {
-        char *chunk = chunk_in(b, p->full, p->dtype, s);
-        bool wanted = w->rank0_only ? !p->full->released : b->shard == s;
-        if (!chunk) {
-            chunk = room;
-            if (wanted && !cut_chunk(w, p->full, p->dtype, s, chunk))
-                return false;
-        }
-        if (w->rank0_only && !send(w, chunk, p->dtype, 0))
-            return false;
-        if (b->shard == s && !take_chunk(w, p, chunk, changed))
-            return false;
-    }
-    return true;
-}
-
-static bool write_side(const kn_whole *w, sides s, float *changed)
-{
     kn_memory *pool = kn_device_memory(w->place);
-    size_t bytes = chunk_bytes(w->bucket, s.dtype);
+    size_t bytes = chunk_bytes(b, p.dtype);
     char *room = kn_take(pool, bytes, KN_MEM_GATHERED);
-    bool ok = room && write_chunks(w, &s, room, changed);
+    bool ok = room != NULL;
+    for (int s = 0; ok && s < b->shards; s++) {
+        const bool mine = b->shard == s;
+        if (!mine && !w->rank0_only)
+            continue;
+        ok = (p.full->released ||
+              kn_bucket_move_chunk(b, stream_of(w), s, room, p.full->data, p.dtype, false)) &&
+             (!w->rank0_only || send(w, room, p.dtype, 0)) &&
+             (!mine || take_chunk(w, &p, room, changed));
+    }
     if (room)
         kn_give(pool, room, bytes, KN_MEM_GATHERED);
-    done_with(w->bucket, s.shard);
+    done_with(b, p.shard);
     return ok && kn_ok();
 }
 

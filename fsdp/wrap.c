@@ -37,49 +37,32 @@ static bool not_negative(double value, const char *what)
            kn_fail("fsdp: .%s = %g must be finite and not negative", what, value);
 }
 
-typedef struct search {
-    const kn_tensor *tensor;
-    const kn_module_impl *holder;
-    const kn_param_entry *entry;
-} search;
-
-/* Stops (false) at the module that declared the tensor. */
-static bool not_declared_by(kn_module *self, void *arg)
+/* An ignored tensor is a parameter of top's tree that no unit holds. */
+static bool check_ignored(kn_tensor *t, kn_module_impl *top)
 {
-    search *s = arg;
-    for (int i = 0; i < self->impl->params; i++)
-        if (self->impl->param[i].owner && self->impl->param[i].tensor == s->tensor) {
-            s->holder = self->impl;
-            s->entry = &self->impl->param[i];
-        }
-    return !s->entry;
-}
-
-/* An ignored tensor is a parameter of m's tree that no unit holds. */
-static bool check_ignored(kn_tensor *t, kn_module_impl *m)
-{
-    search s = { .tensor = t };
+    char text[128];
     if (!kn_check(t, "fsdp: .ignored_params"))
         return false;
-    kn_apply_modules(kn_impl_root(m)->self, not_declared_by, &s);
-    if (!s.entry) {
-        char text[128];
-        return kn_fail("fsdp: .ignored_params lists %s%s%s, which is no parameter of the tree of "
-                       "'%s'; buffers are named by .ignore",
-                       kn_describe(t, text, sizeof text), *kn_name(t) ? " " : "", kn_name(t),
-                       kn_impl_root(m)->class_name);
-    }
-    const kn_bucket *b = s.entry->unit;
-    return !b || kn_fail("fsdp: .ignored_params lists '%s' of '%s', which unit '%s' holds already; "
-                         "list it where that unit is wrapped",
-                         s.entry->name, kn_module_shown(s.holder), kn_unit_name(b->unit));
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->params; i++) {
+            const kn_bucket *b = m->param[i].unit;
+            if (!m->param[i].owner || m->param[i].tensor != t)
+                continue;
+            return !b || kn_fail("fsdp: .ignored_params lists '%s' of '%s', which unit '%s' holds "
+                                 "already; list it where that unit is wrapped",
+                                 m->param[i].name, kn_module_shown(m), kn_unit_name(b->unit));
+        }
+    return kn_fail("fsdp: .ignored_params lists %s%s%s, which is no parameter of the tree of "
+                   "'%s'; buffers are named by .ignore",
+                   kn_describe(t, text, sizeof text), *kn_name(t) ? " " : "", kn_name(t),
+                   top->class_name);
 }
 
 /* Lists of modules and parameters end with NULL. */
 static bool check_lists(const kn_fsdp_wrap_options *o, kn_module_impl *m)
 {
     for (int i = 0; o->ignored_params && o->ignored_params[i]; i++)
-        if (!check_ignored(o->ignored_params[i], m))
+        if (!check_ignored(o->ignored_params[i], kn_impl_root(m)))
             return false;
     for (int i = 0; o->ignored_modules && o->ignored_modules[i]; i++)
         if (!kn_impl(o->ignored_modules[i], "fsdp: .ignored_modules"))
@@ -148,16 +131,16 @@ static bool check_place(kn_module_impl *m, const kn_fsdp_wrap_options *o)
     return true;
 }
 
-/* Stops (false) at the first parameter that has a device to compute on, which becomes o's. */
-static bool find_device(kn_module *self, void *arg)
+/* That of the first parameter that has one to compute on. */
+static kn_device find_device(kn_module_impl *top)
 {
-    kn_fsdp_wrap_options *o = arg;
-    const kn_module_impl *m = self->impl;
-    for (int i = 0; i < m->params && !o->device; i++) {
-        kn_device d = kn_device_of(m->param[i].tensor);
-        o->device = d == KN_META ? KN_DEVICE_DEFAULT : d;
-    }
-    return !o->device;
+    kn_device d = KN_DEVICE_DEFAULT;
+    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top))
+        for (int i = 0; i < m->params && !d; i++) {
+            d = kn_device_of(m->param[i].tensor);
+            d = d == KN_META ? KN_DEVICE_DEFAULT : d;
+        }
+    return d;
 }
 
 static void set_defaults(kn_fsdp_wrap_options *o)
@@ -325,14 +308,11 @@ static bool wrap_below(kn_module_impl *m, wrapping *w)
     return true;
 }
 
-/* Stops (false) at a unit that the policy may have meant. */
-static bool not_meant(kn_module *self, void *arg)
+/* The policy may have meant m, a unit. */
+static bool is_meant(const kn_module_impl *m, const kn_fsdp_wrap_options *o)
 {
-    const kn_fsdp_wrap_options *o = arg;
-    const kn_module_impl *m = self->impl;
-    if (o->wrap_class || o->wrap_like)
-        return !(kn_listed(o->wrap_class, m->class_name) || alike(m, o)) || !m->unit;
-    return !m->unit || full_precision(m, o);
+    return o->wrap_class || o->wrap_like ? kn_listed(o->wrap_class, m->class_name) || alike(m, o)
+                                         : !full_precision(m, o);
 }
 
 /* A policy that matches nothing is a slip, unless what it names was wrapped by hand before. */
@@ -341,8 +321,9 @@ static bool check_wrapped(kn_module_impl *const *module, int n, const wrapping *
     const kn_fsdp_wrap_options *o = w->o;
     bool meant =
         w->wrapped > 0 || !(o->wrap_class || o->wrap_like || o->min_params > 0 || o->policy);
-    for (int i = 0; i < n && !meant; i++)
-        meant = !kn_apply_modules(module[i]->self, not_meant, (void *)o);
+    for (int i = 0; i < n; i++)
+        for (kn_module_impl *m = module[i]; m && !meant; m = kn_impl_next(m, module[i]))
+            meant = m->unit && is_meant(m, o);
     return meant ||
            kn_fail("fsdp: the policy wraps nothing below '%s'%s%s%s%s%s%s; kn_module_print "
                    "shows the classes",
@@ -372,7 +353,7 @@ static bool wrap(kn_module_impl **module, int n, kn_comm *comm, kn_fsdp_wrap_opt
     set_defaults(o);
     kn_mesh asked = o->mesh;
     for (int i = 0; i < n && !o->device; i++)
-        kn_apply_modules(module[i]->self, find_device, o);
+        o->device = find_device(module[i]);
     if (!kn_wrap_agrees(module, n, o, comm))
         return false;
     if (o->sync_from_rank0 && kn_comm_size(comm) > 1 && /* the others may have declared on meta */
@@ -429,11 +410,10 @@ bool kn_fsdp_wrap_group_(kn_module *const *modules, int n, kn_comm *comm, kn_fsd
                  list[0]->class_name));
     for (int i = 0; i < n && ok; i++)
         for (int k = 0; k < n && ok; k++)
-            for (kn_module_impl *up = list[k]; up && ok; up = k != i ? up->parent : NULL)
-                if (k != i && up == list[i])
-                    ok = kn_fail("kn_fsdp_wrap_group: '%s' lies in '%s', which is in the group as "
-                                 "well; name each module once, and none inside another",
-                                 kn_module_shown(list[k]), kn_module_shown(list[i]));
+            ok = k == i || !kn_module_inside(list[k], &list[i], 1) ||
+                 kn_fail("kn_fsdp_wrap_group: '%s' lies in '%s', which is in the group as "
+                         "well; name each module once, and none inside another",
+                         kn_module_shown(list[k]), kn_module_shown(list[i]));
     ok = ok && wrap(list, n, comm, &o);
     kn_host_free(list);
     return ok;

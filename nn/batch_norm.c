@@ -126,20 +126,18 @@ bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, 
 
 /* ---- over ranks ------------------------------------------------------------------------------ */
 
-typedef struct synced {
-    kn_comm *comm;
-    int count;
-} synced;
-
-static bool sync_one(kn_module *m, void *arg)
+/* All batch norms at and below top take comm, unless it is NULL; gives their number. */
+static int sync_all(const kn_module_impl *top, kn_comm *comm)
 {
-    synced *all = arg;
-    if (m->impl->forward.f1 != batch_norm_forward)
-        return true;
-    if (all->comm)
-        ((batch_norm_state *)kn_module_data(m))->sync = all->comm;
-    all->count++;
-    return true;
+    int count = 0;
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        if (m->forward.f1 != batch_norm_forward)
+            continue;
+        if (comm)
+            ((batch_norm_state *)m->data)->sync = comm;
+        count++;
+    }
+    return count;
 }
 
 bool kn_buffers_are_own(const kn_module_impl *m)
@@ -151,10 +149,9 @@ int kn_sync_batch_norm(void *module, kn_comm *comm)
 {
     static const char what[] = "kn_sync_batch_norm";
     const kn_module_impl *m = kn_impl(module, what);
-    synced all = { 0 };
-    if (!m || !kn_ok() || !kn_apply_modules(module, sync_one, &all))
+    if (!m || !kn_ok())
         return 0;
-    if (all.count == 0)
+    if (sync_all(m, NULL) == 0)
         kn_fail("%s: there is no batch norm at or below '%s'; kn_module_print shows the classes",
                 what, kn_module_shown(m));
     if (!kn_ok() || (!comm && !kn_comm_default(&comm, what)))
@@ -162,8 +159,8 @@ int kn_sync_batch_norm(void *module, kn_comm *comm)
     comm = comm ? comm : kn_comm_self();
     /* Lent and given back at once, it is the same one for all batch norms of these ranks: they run
      * one after another, on the compute stream. */
-    all = (synced){ .comm = comm ? kn_comm_lend(comm, kn_comm_size(comm), 0, "batch norm") : NULL };
-    kn_comm_give_back(all.comm);
+    comm = comm ? kn_comm_lend(comm, kn_comm_size(comm), 0, "batch norm") : NULL;
+    kn_comm_give_back(comm);
     kn_changed(); /* steps recorded so far gather nothing */
-    return all.comm && kn_apply_modules(module, sync_one, &all) ? all.count : 0;
+    return comm ? sync_all(m, comm) : 0;
 }

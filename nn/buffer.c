@@ -43,18 +43,25 @@ kn_tensor *kn_declare_buffer(void *module, const char *name, kn_dtype dtype, kn_
     return kn_init_fill(&init, 0, name, t, 0) ? t : NULL;
 }
 
+/* That of m with the name of so many characters; NULL: none. */
+static kn_buffer_entry *find(const kn_module_impl *m, const char *name, size_t length)
+{
+    for (int i = 0; m && i < m->buffers; i++)
+        if (strlen(m->buffer[i].name) == length && strncmp(m->buffer[i].name, name, length) == 0)
+            return &m->buffer[i];
+    return NULL;
+}
+
 kn_tensor *kn_module_buffer(const void *module, const char *name)
 {
     if (!kn_given(name, "kn_module_buffer", "the name"))
         return NULL;
     kn_module_impl *m = kn_module_holding(module, &name, "kn_module_buffer");
-    for (int i = 0; m && i < m->buffers; i++)
-        if (strcmp(m->buffer[i].name, name) == 0)
-            return m->buffer[i].tensor;
-    if (m)
+    const kn_buffer_entry *b = find(m, name, strlen(name));
+    if (m && !b)
         kn_fail("kn_module_buffer: '%s' (%s) has no buffer '%s'", kn_module_shown(m), m->class_name,
                 name);
-    return NULL;
+    return b ? b->tensor : NULL;
 }
 
 bool kn_set_buffer_saved(void *module, const char *name, bool saved)
@@ -62,13 +69,12 @@ bool kn_set_buffer_saved(void *module, const char *name, bool saved)
     kn_module_impl *m = kn_ok() ? kn_impl(module, "kn_set_buffer_saved") : NULL;
     if (!m || !kn_given(name, "kn_set_buffer_saved", "the name"))
         return false;
-    for (int i = 0; i < m->buffers; i++)
-        if (strcmp(m->buffer[i].name, name) == 0) {
-            m->buffer[i].not_saved = !saved;
-            return true;
-        }
-    return kn_fail("kn_set_buffer_saved: '%s' (%s) has no buffer '%s' of its own",
-                   kn_module_shown(m), m->class_name, name);
+    kn_buffer_entry *b = find(m, name, strlen(name));
+    if (!b)
+        return kn_fail("kn_set_buffer_saved: '%s' (%s) has no buffer '%s' of its own",
+                       kn_module_shown(m), m->class_name, name);
+    b->not_saved = !saved;
+    return true;
 }
 
 bool kn_module_buffer_saved(const void *module, int i)
@@ -85,12 +91,8 @@ bool kn_is_unsaved_buffer(kn_module_impl *m, const char *name)
         dot = name[i] == '.' ? name + i : dot;
     kn_module_impl *at = dot ? kn_module_at(m, name, (size_t)(dot - name)) : m;
     const char *own = dot ? dot + 1 : name;
-    length -= (size_t)(own - name);
-    for (int i = 0; at && i < at->buffers; i++)
-        if (at->buffer[i].not_saved && strlen(at->buffer[i].name) == length &&
-            strncmp(at->buffer[i].name, own, length) == 0)
-            return true;
-    return false;
+    const kn_buffer_entry *b = find(at, own, length - (size_t)(own - name));
+    return b && b->not_saved;
 }
 
 int kn_module_buffers(const void *module)
@@ -236,16 +238,11 @@ bool kn_buffer_show(kn_tensor *t, bool full)
 }
 
 /* All are counted, also after an error. */
-static bool show_own(kn_module *m, void *full)
-{
-    for (int i = 0; i < m->impl->buffers; i++)
-        kn_buffer_show(m->impl->buffer[i].tensor, *(bool *)full);
-    return true;
-}
-
 bool kn_module_full_buffers(void *module, bool full)
 {
-    bool found =
-        kn_impl(module, "kn_module_full_buffers") && kn_apply_modules(module, show_own, &full);
-    return found && kn_ok();
+    kn_module_impl *top = kn_impl(module, "kn_module_full_buffers");
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->buffers; i++)
+            kn_buffer_show(m->buffer[i].tensor, full);
+    return top && kn_ok();
 }

@@ -3,11 +3,6 @@
 #include "comm/comm_internal.h"
 #include "nn/nn_internal.h"
 
-typedef struct sharing {
-    kn_comm *comm;
-    int root; /* whose buffers count; -1: floats become their mean */
-} sharing;
-
 /* t, row-major, becomes the mean over ranks, added in their order in f64. */
 static bool take_mean(kn_comm *c, kn_tensor *t, kn_stream *s, const char *label)
 {
@@ -28,37 +23,36 @@ static bool take_from(kn_comm *c, int root, kn_tensor *t, kn_stream *s, const ch
            (whole == t || kn_copy_(t, whole));
 }
 
-static bool share(kn_module *m, void *arg)
+/* root: whose buffer counts; -1: floats become their mean. */
+static bool share(kn_comm *comm, int root, const kn_buffer_entry *b)
 {
-    const sharing *all = arg;
-    for (int i = 0; i < m->impl->buffers && kn_ok(); i++) {
-        kn_tensor *t = m->impl->buffer[i].tensor;
-        if (kn_numel(t) == 0 || kn_device_of(t) == KN_META)
-            continue;
-        kn_scope scope = kn_scope_begin();
-        kn_stream *s = kn_compute_stream(kn_device_of(t));
-        const char *name = m->impl->buffer[i].name;
-        if (all->root < 0 && kn_dtype_is_float(t->dtype))
-            take_mean(all->comm, t, s, name);
-        else
-            take_from(all->comm, all->root < 0 ? 0 : all->root, t, s, name);
-        kn_scope_end(scope);
-    }
-    return kn_ok();
+    kn_tensor *t = b->tensor;
+    if (kn_numel(t) == 0 || kn_device_of(t) == KN_META)
+        return true;
+    kn_scope scope = kn_scope_begin();
+    kn_stream *s = kn_compute_stream(kn_device_of(t));
+    bool ok = root < 0 && kn_dtype_is_float(t->dtype)
+                  ? take_mean(comm, t, s, b->name)
+                  : take_from(comm, root < 0 ? 0 : root, t, s, b->name);
+    kn_scope_end(scope);
+    return ok;
 }
 
 static bool share_all(void *module, kn_comm *comm, int root, const char *what)
 {
-    if (!kn_impl(module, what) || !kn_ok() || (!comm && !kn_comm_default(&comm, what)))
+    kn_module_impl *top = kn_impl(module, what);
+    if (!top || !kn_ok() || (!comm && !kn_comm_default(&comm, what)))
         return false;
     const int ranks = kn_comm_size(comm);
     if (root >= ranks)
         return kn_fail("%s: root is %d, must be a rank from 0 to %d", what, root, ranks - 1);
     if (ranks == 1)
         return true;
-    sharing all = { comm, root };
     const bool mode = kn_set_grad_mode(false);
-    bool ok = kn_module_full_buffers(module, true) && kn_apply_modules(module, share, &all);
+    bool ok = kn_module_full_buffers(module, true);
+    for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top))
+        for (int i = 0; ok && i < m->buffers; i++)
+            ok = share(comm, root, &m->buffer[i]) && kn_ok();
     ok = kn_module_full_buffers(module, false) && ok;
     kn_set_grad_mode(mode);
     return ok;

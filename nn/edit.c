@@ -72,17 +72,15 @@ int kn_freeze_matching(void *root, const char *patterns, bool frozen)
 
 /* ---- changing the tree ----------------------------------------------------------------------- */
 
-static bool is_sharded(const kn_module_impl *m)
+static bool is_sharded(const kn_module_impl *top)
 {
-    if (m->unit)
-        return true;
-    for (int i = 0; i < m->params; i++)
-        if (m->param[i].source)
-            return true;
-    for (int i = 0; i < m->children; i++)
-        if (is_sharded(m->child[i]->impl))
-            return true;
-    return false;
+    bool yes = false;
+    for (const kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        yes = yes || m->unit;
+        for (int i = 0; i < m->params; i++)
+            yes = yes || m->param[i].source;
+    }
+    return yes;
 }
 
 /* c lies in the data of its parent, whose forward calls it there: a layer of the library. */
@@ -114,30 +112,24 @@ static kn_module_impl *leaving(void *m, const char *path, const char *what)
 }
 
 /* Cuts the first n characters off the paths of a subtree. */
-static void shorten_paths(kn_module_impl *m, size_t n)
+static void shorten_paths(kn_module_impl *top, size_t n)
 {
-    const size_t length = strlen(m->path), cut = n < length ? n : length;
-    memmove(m->path, m->path + cut, length - cut + 1);
-    for (int i = 0; i < m->children; i++)
-        shorten_paths(m->child[i]->impl, n);
-}
-
-static int place_of(const kn_module_impl *c)
-{
-    int at = 0;
-    while (at < c->parent->children && c->parent->child[at] != c->self)
-        at++;
-    return at;
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        const size_t length = strlen(m->path), cut = n < length ? n : length;
+        memmove(m->path, m->path + cut, length - cut + 1);
+    }
 }
 
 void kn_module_unlist(kn_module_impl *c)
 {
     kn_module_impl *p = c->parent;
-    const int at = p ? place_of(c) : 0;
-    if (!p || at == p->children)
+    if (!p || c->at >= p->children || p->child[c->at] != c->self)
         return;
     p->children--;
-    memmove(p->child + at, p->child + at + 1, (size_t)(p->children - at) * sizeof *p->child);
+    for (int i = c->at; i < p->children; i++) {
+        p->child[i] = p->child[i + 1];
+        p->child[i]->impl->at = i;
+    }
     kn_params_changed(p);
     kn_owners_settle(p);
 }
@@ -192,12 +184,12 @@ static bool runs(const kn_module_impl *m)
 }
 
 /* The module of m's subtree that came to the place of the freed one in a struct. */
-static kn_module_impl *with_place(kn_module_impl *m, const void *place)
+static kn_module_impl *with_place(kn_module_impl *top, const void *place)
 {
-    kn_module_impl *found = m->place == place ? m : NULL;
-    for (int i = 0; i < m->children && !found; i++)
-        found = with_place(m->child[i]->impl, place);
-    return found;
+    kn_module_impl *m = top;
+    while (m && m->place != place)
+        m = kn_impl_next(m, top);
+    return m;
 }
 
 static kn_module_impl *after_freed(const kn_module *m)
@@ -238,6 +230,7 @@ static bool name_as(kn_module_impl *m, const kn_module_impl *c)
     kn_host_free(m->name);
     m->name = name;
     m->parent = c->parent;
+    m->at = c->at;
     if (kn_module_set_paths(m))
         return true;
     m->parent = NULL;
@@ -279,7 +272,7 @@ kn_module *kn_module_replace(void *module, const char *path, void *child)
             kn_module_free(m->self);
         return NULL;
     }
-    c->parent->child[place_of(c)] = m->self;
+    c->parent->child[c->at] = m->self;
     become_root(c, root);
     kn_root_merge(m);
     kn_params_changed(m);

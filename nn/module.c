@@ -98,9 +98,9 @@ bool kn_module_init_(kn_module *m, kn_forward1 f1, kn_forward_n fn, const char *
     return false;
 }
 
-bool kn_module_set_paths(kn_module_impl *m)
+bool kn_module_set_paths(kn_module_impl *top)
 {
-    if (m->parent) {
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
         const char *p = m->parent->path;
         size_t n = strlen(p) + strlen(m->name) + 2;
         char *path = kn_host_alloc(n);
@@ -110,9 +110,6 @@ bool kn_module_set_paths(kn_module_impl *m)
         kn_host_free(m->path);
         m->path = path;
     }
-    for (int i = 0; i < m->children; i++)
-        if (!kn_module_set_paths(m->child[i]->impl))
-            return false;
     return true;
 }
 
@@ -136,6 +133,7 @@ static bool may_be_added(kn_module_impl *p, const char *name, kn_module_impl *c)
     kn_host_free(c->name);
     c->name = copy;
     c->parent = p;
+    c->at = p->children;
     return kn_module_set_paths(c);
 }
 
@@ -316,15 +314,11 @@ bool kn_apply_modules(void *m, bool (*fn)(kn_module *m, void *arg), void *arg)
     return fn(i->self, arg);
 }
 
-static bool set_training(kn_module *m, void *on)
+void kn_train(void *module, bool on)
 {
-    m->impl->training = *(bool *)on;
-    return true;
-}
-
-void kn_train(void *m, bool on)
-{
-    kn_apply_modules(m, set_training, &on);
+    kn_module_impl *top = kn_impl(module, "kn_train");
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        m->training = on;
 }
 
 bool kn_training(const void *m)
@@ -333,17 +327,13 @@ bool kn_training(const void *m)
     return i && i->training;
 }
 
-static bool set_frozen(kn_module *m, void *frozen)
+void kn_freeze(void *module, bool frozen)
 {
-    for (int i = 0; i < m->impl->params; i++)
-        if (!kn_require_grad(m->impl->param[i].tensor, !*(bool *)frozen))
-            return false;
-    return true;
-}
-
-void kn_freeze(void *m, bool frozen)
-{
-    kn_apply_modules(m, set_frozen, &frozen);
+    kn_module_impl *top = kn_impl(module, "kn_freeze");
+    bool ok = true;
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; ok && i < m->params; i++)
+            ok = kn_require_grad(m->param[i].tensor, !frozen) != NULL;
 }
 
 bool kn_recompute(void *m, bool on)

@@ -113,6 +113,7 @@ struct kn_module_impl {
     kn_module *self;
     kn_life *life; /* of this record, for its calls on the tape */
     kn_module_impl *parent;
+    int at; /* its number among the parent's children */
     char *name, *path, *class_name;
     kn_method forward;
     kn_module **child;
@@ -149,7 +150,15 @@ struct kn_module_impl {
 kn_module_impl *kn_impl(const void *m, const char *what); /* m begins with kn_module, or an error */
 const char *kn_module_shown(const kn_module_impl *m); /* in messages: its path, else its class */
 kn_module_impl *kn_impl_root(kn_module_impl *m);      /* the module on top of m's tree */
-kn_root *kn_root_of(const kn_module_impl *m);         /* of m's tree; never NULL */
+/* A walk over top and what is below it, modules before those below them; the tree must not change
+ * meanwhile:
+ *     for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) */
+kn_module_impl *kn_impl_next(const kn_module_impl *m, const kn_module_impl *top);
+/* The same, modules after those below them, as kn_apply_modules comes to them:
+ *     for (kn_module_impl *m = kn_impl_lowest(top); m; m = kn_impl_next_up(m, top)) */
+kn_module_impl *kn_impl_lowest(kn_module_impl *top);
+kn_module_impl *kn_impl_next_up(const kn_module_impl *m, const kn_module_impl *top);
+kn_root *kn_root_of(const kn_module_impl *m); /* of m's tree; never NULL */
 /* Makes the record of m's own tree; frees it; merges it into the record of the tree that m was
  * added to. */
 bool kn_root_begin(kn_module_impl *m);
@@ -158,7 +167,7 @@ void kn_root_merge(kn_module_impl *m);
 /* False with an error (of what) where one step couldn't treat the gradients of m and to's tree. */
 bool kn_root_may_merge(kn_module_impl *to, kn_module_impl *m, const char *what);
 /* Sets the paths of m's subtree by its parent and its name. */
-bool kn_module_set_paths(kn_module_impl *m);
+bool kn_module_set_paths(kn_module_impl *top);
 /* Walks over a comma-separated list of names: *name[*length] without blanks around it; false at the
  * end. */
 bool kn_next_name(const char **list, const char **name, size_t *length);

@@ -13,16 +13,10 @@ char *kn_param_path(const kn_module_impl *m, const kn_param_entry *p)
     return s;
 }
 
-static void invalidate_below(kn_module_impl *m)
-{
-    m->list_valid = false;
-    for (int i = 0; i < m->children; i++)
-        invalidate_below(m->child[i]->impl);
-}
-
 void kn_params_changed(kn_module_impl *m)
 {
-    invalidate_below(m);
+    for (kn_module_impl *below = m; below; below = kn_impl_next(below, m))
+        below->list_valid = false;
     for (; m; m = m->parent) {
         m->list_valid = false;
         m->changes++;
@@ -209,11 +203,6 @@ kn_tensor *kn_module_param(const void *module, const char *name)
 
 /* ---- filling --------------------------------------------------------------------------------- */
 
-typedef struct materialize_args {
-    kn_device device;
-    uint64_t seed;
-} materialize_args;
-
 /* m's parameter i was declared in another tree, whose it is to give it its values. */
 static bool filled_elsewhere(const kn_module_impl *m, int i, kn_device d)
 {
@@ -226,43 +215,44 @@ static bool filled_elsewhere(const kn_module_impl *m, int i, kn_device d)
                     kn_device_name(d)));
 }
 
-static bool materialize(kn_module *self, void *arg)
+static bool materialize(kn_module_impl *m, kn_device device, uint64_t seed)
 {
-    const materialize_args *a = arg;
-    kn_module_impl *m = self->impl;
     for (int i = 0; i < m->params; i++) {
         kn_param_entry *p = &m->param[i];
         if (!p->owner || p->source)
             continue;
         kn_tensor *t = p->tensor;
         if (!p->declared && !p->has_init) {
-            if (!filled_elsewhere(m, i, a->device))
+            if (!filled_elsewhere(m, i, device))
                 return false;
             continue;
         }
-        if (kn_device_of(t) != a->device) {
-            kn_storage *s = kn_storage_create(kn_device_memory(a->device), t->storage->bytes,
-                                              KN_MEM_PARAM, NULL);
+        if (kn_device_of(t) != device) {
+            kn_storage *s =
+                kn_storage_create(kn_device_memory(device), t->storage->bytes, KN_MEM_PARAM, NULL);
             if (!s)
                 return false;
             kn_storage_unref(t->storage);
             t->storage = s;
             kn_params_changed(m); /* masters in the list are views of the old storage */
         }
-        if (!kn_param_fill_whole(m, i, a->seed))
+        if (!kn_param_fill_whole(m, i, seed))
             return false;
         t->storage->version++;
     }
     for (int i = 0; i < m->buffers; i++)
-        if (m->buffer[i].declared && !kn_buffer_settle(&m->buffer[i], a->device, a->seed, true))
+        if (m->buffer[i].declared && !kn_buffer_settle(&m->buffer[i], device, seed, true))
             return false;
     return true;
 }
 
 bool kn_materialize(void *root, kn_device device, uint64_t seed)
 {
-    materialize_args a = { device ? device : KN_CPU, seed };
-    return kn_ok() && kn_apply_modules(root, materialize, &a);
+    kn_module_impl *top = kn_ok() ? kn_impl(root, "kn_materialize") : NULL;
+    bool ok = top != NULL;
+    for (kn_module_impl *m = kn_impl_lowest(top); ok && m; m = kn_impl_next_up(m, top))
+        ok = materialize(m, device ? device : KN_CPU, seed);
+    return ok;
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */

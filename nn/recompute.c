@@ -15,8 +15,8 @@ typedef struct call {
     kn_life *life; /* of the module; a reference */
     kn_method method;
     void *arg;    /* a copy */
-    below *below; /* the module and those below it, in the order of kn_apply_modules */
-    int64_t belows, room, at;
+    below *below; /* the module and those below it, in the order of kn_impl_next */
+    int64_t belows, room;
 } call;
 
 static void drop(void *arg)
@@ -30,30 +30,27 @@ static void drop(void *arg)
     kn_host_free(c);
 }
 
-static bool list(kn_module *m, void *arg)
+static bool list(call *c, kn_module_impl *top)
 {
-    call *c = arg;
-    if (!kn_host_grow(&c->below, &c->room, c->belows + 1, sizeof *c->below))
-        return false;
-    c->below[c->belows++] =
-        (below){ kn_life_ref(m->impl->life), m->impl->training, m->impl->recompute };
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
+        if (!kn_host_grow(&c->below, &c->room, c->belows + 1, sizeof *c->below))
+            return false;
+        c->below[c->belows++] = (below){ kn_life_ref(m->life), m->training, m->recompute };
+    }
     return true;
 }
 
-static bool is_next(kn_module *m, void *arg)
+static bool same_tree(const call *c, const kn_module_impl *top)
 {
-    call *c = arg;
-    return c->at < c->belows && c->below[c->at++].life == m->impl->life;
-}
-
-static bool same_tree(call *c, kn_module_impl *m)
-{
-    c->at = 0;
-    return (kn_apply_modules(m->self, is_next, c) && c->at == c->belows) ||
+    int64_t at = 0;
+    const kn_module_impl *m = top;
+    for (; m && at < c->belows && c->below[at].life == m->life; m = kn_impl_next(m, top))
+        at++;
+    return (!m && at == c->belows) ||
            kn_fail("backward of a call of '%s' that recomputes: the modules below it changed "
                    "between forward and backward (kn_module_add, kn_module_remove, "
                    "kn_module_replace, kn_module_free); run the forward again",
-                   kn_module_shown(m));
+                   kn_module_shown(top));
 }
 
 /* A second call undoes it. */
@@ -97,7 +94,7 @@ static call *make_call(kn_module_impl *m, kn_method method, const void *arg, siz
     c->arg = size ? kn_host_alloc(size) : NULL;
     if (c->arg)
         memcpy(c->arg, arg, size);
-    if ((!size || c->arg) && kn_apply_modules(m->self, list, c))
+    if ((!size || c->arg) && list(c, m))
         return c;
     drop(c);
     return NULL;

@@ -11,25 +11,18 @@
 /* ---- which gradients there are --------------------------------------------------------------- */
 
 /* Lists no parameters: a tree that is being built asks for each module that is added. */
-static bool waits(const kn_module_impl *m)
-{
-    bool any = false;
-    for (int i = 0; i < m->params && !any; i++) {
-        const kn_module_impl *holds;
-        const kn_param_entry *e = kn_owner_of(m, &m->param[i], &holds);
-        const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
-        const kn_leaf *leaf = e->tensor->leaf;
-        any = e->source ? e->source->waits(&p) : leaf && leaf->grad;
-    }
-    for (int i = 0; i < m->children && !any; i++)
-        any = waits(m->child[i]->impl);
-    return any;
-}
-
 bool kn_grads_wait(void *module)
 {
-    const kn_module_impl *m = kn_impl(module, "gradients");
-    return m && waits(m);
+    const kn_module_impl *top = kn_impl(module, "gradients"), *holds;
+    bool any = false;
+    for (const kn_module_impl *m = top; m && !any; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->params && !any; i++) {
+            const kn_param_entry *e = kn_owner_of(m, &m->param[i], &holds);
+            const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
+            const kn_leaf *leaf = e->tensor->leaf;
+            any = e->source ? e->source->waits(&p) : leaf && leaf->grad;
+        }
+    return any;
 }
 
 bool kn_grads_passes(void *module, kn_passes *all)

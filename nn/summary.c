@@ -45,14 +45,6 @@ typedef struct run {
 
 /* ---- the list of modules --------------------------------------------------------------------- */
 
-static int count_modules(const kn_module_impl *m)
-{
-    int n = 1;
-    for (int i = 0; i < m->children; i++)
-        n += count_modules(m->child[i]->impl);
-    return n;
-}
-
 /* Its owner isn't below the module that lists it. */
 static bool is_anothers(const kn_param *p)
 {
@@ -62,13 +54,15 @@ static bool is_anothers(const kn_param *p)
     return !owned;
 }
 
-static bool list_modules(run *r, kn_module_impl *m, int depth)
+static void list_module(run *r, kn_module_impl *m)
 {
     const kn_param *p;
     const int at = r->table->rows++;
     kn_summary_row *row = &r->table->row[at];
     r->place[at] = (place){ .m = m, .run = r, .row = at };
-    *row = (kn_summary_row){ .module = m->self, .depth = depth };
+    row->module = m->self;
+    for (const kn_module_impl *up = m; up != r->m; up = up->parent)
+        row->depth++;
     for (int i = 0, n = kn_params(m->self, &p); i < n; i++) {
         if (is_anothers(&p[i]))
             continue;
@@ -77,9 +71,6 @@ static bool list_modules(run *r, kn_module_impl *m, int depth)
         row->trainable += p[i].trainable ? p[i].numel : 0;
         row->param_bytes += p[i].numel * (int64_t)kn_dtype_size(dtype);
     }
-    for (int i = 0; i < m->children && kn_ok(); i++)
-        list_modules(r, m->child[i]->impl, depth + 1);
-    return kn_ok();
 }
 
 /* ---- twins ----------------------------------------------------------------------------------- */
@@ -337,12 +328,16 @@ kn_summary_table *kn_summary_new_(void *module, kn_values in, kn_summary_options
     if (o.depth < 0)
         return kn_fail_null("kn_summary: .depth is %d; it is at least 1, or 0 for all", o.depth);
     run r = { .m = m, .in = in, .o = o };
-    const size_t n = (size_t)count_modules(m);
+    size_t n = 0;
+    for (const kn_module_impl *at = m; at; at = kn_impl_next(at, m))
+        n++;
     r.table = kn_host_calloc(1, sizeof *r.table);
     r.place = kn_host_calloc(n, sizeof *r.place);
     if (r.table)
         r.table->row = kn_host_calloc(n, sizeof *r.table->row);
-    bool ok = kn_ok() && list_modules(&r, m, 0) && on_a_thread(&r);
+    for (kn_module_impl *at = m; at && kn_ok(); at = kn_impl_next(at, m))
+        list_module(&r, at);
+    bool ok = kn_ok() && on_a_thread(&r);
     kn_host_free(r.place);
     kn_host_free(r.twin);
     kn_host_free((void *)r.seen);

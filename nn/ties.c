@@ -26,67 +26,42 @@ static bool is_rather(const kn_param_entry *e, const kn_param_entry *than)
     return e->declared && !than->declared;
 }
 
-/* The best owner of t in m's subtree, without the subtree of leaving. */
-static void find_best(kn_module_impl *m, const kn_tensor *t, const kn_module_impl *leaving,
-                      holder *best)
+/* The next entry of t in the tree, behind that one; the first for { top }. NULL: there is none. */
+static bool next_holder(holder *at, kn_module_impl *top, const kn_tensor *t)
 {
-    if (m == leaving)
-        return;
-    for (int i = 0; i < m->params; i++)
-        if (m->param[i].tensor == t && is_rather(&m->param[i], best->entry))
-            *best = (holder){ m, &m->param[i] };
-    for (int i = 0; i < m->children; i++)
-        find_best(m->child[i]->impl, t, leaving, best);
+    int i = at->entry ? (int)(at->entry - at->module->param) + 1 : 0;
+    for (; at->module; at->module = kn_impl_next(at->module, top), i = 0)
+        for (; i < at->module->params; i++)
+            if (at->module->param[i].tensor == t) {
+                at->entry = &at->module->param[i];
+                return true;
+            }
+    return false;
 }
 
-/* Every entry of t in m's subtree knows its initial values, and whether it is the owner. */
-static void tell(kn_module_impl *m, const kn_tensor *t, const kn_param_entry *owner,
-                 const kn_param_entry *like)
+/* The best owner of t in the tree, without the subtree of leaving. */
+static holder best_of(kn_module_impl *top, const kn_tensor *t, const kn_module_impl *leaving)
 {
-    for (int i = 0; i < m->params; i++) {
-        kn_param_entry *e = &m->param[i];
-        if (e->tensor != t)
-            continue;
-        e->owner = e == owner;
-        if (like && !e->declared) {
-            e->init = like->init;
-            e->has_init = true;
+    holder best = { 0 };
+    for (holder h = { top, NULL }; next_holder(&h, top, t);)
+        if (is_rather(h.entry, best.entry) && !(leaving && is_below(h.module, leaving)))
+            best = h;
+    return best;
+}
+
+/* Every entry of t in the tree knows its initial values, and whether it is the owner. */
+static void settle(kn_module_impl *top, const kn_tensor *t)
+{
+    const kn_param_entry *owner = best_of(top, t, NULL).entry, *like = NULL;
+    for (holder h = { top, NULL }; !like && next_holder(&h, top, t);)
+        like = h.entry->declared ? h.entry : NULL;
+    for (holder h = { top, NULL }; next_holder(&h, top, t);) {
+        h.entry->owner = h.entry == owner;
+        if (like && !h.entry->declared) {
+            h.entry->init = like->init;
+            h.entry->has_init = true;
         }
     }
-    for (int i = 0; i < m->children; i++)
-        tell(m->child[i]->impl, t, owner, like);
-}
-
-static const kn_param_entry *declared_in(const kn_module_impl *m, const kn_tensor *t)
-{
-    const kn_param_entry *found = NULL;
-    for (int i = 0; i < m->params && !found; i++)
-        found = m->param[i].declared && m->param[i].tensor == t ? &m->param[i] : NULL;
-    for (int i = 0; i < m->children && !found; i++)
-        found = declared_in(m->child[i]->impl, t);
-    return found;
-}
-
-static void each_declared_owns(kn_module_impl *m)
-{
-    for (int i = 0; i < m->params; i++)
-        m->param[i].owner = m->param[i].owner || m->param[i].declared;
-    for (int i = 0; i < m->children; i++)
-        each_declared_owns(m->child[i]->impl);
-}
-
-static void settle_shared(kn_module_impl *m, kn_module_impl *top)
-{
-    for (int i = 0; i < m->params; i++) {
-        const kn_tensor *t = m->param[i].tensor;
-        holder best = { 0 };
-        if (m->param[i].declared)
-            continue;
-        find_best(top, t, NULL, &best);
-        tell(top, t, best.entry, declared_in(top, t));
-    }
-    for (int i = 0; i < m->children; i++)
-        settle_shared(m->child[i]->impl, top);
 }
 
 void kn_owners_settle(kn_module_impl *m)
@@ -94,8 +69,13 @@ void kn_owners_settle(kn_module_impl *m)
     kn_module_impl *top = kn_impl_root(m);
     if (!top->root->ties)
         return;
-    each_declared_owns(top);
-    settle_shared(top, top);
+    for (m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->params; i++)
+            m->param[i].owner |= m->param[i].declared;
+    for (m = top; m; m = kn_impl_next(m, top))
+        for (int i = 0; i < m->params; i++)
+            if (!m->param[i].declared)
+                settle(top, m->param[i].tensor);
     kn_params_changed(top);
 }
 
@@ -104,7 +84,7 @@ const kn_param_entry *kn_owner_of(const kn_module_impl *m, const kn_param_entry 
 {
     holder best = { (kn_module_impl *)m, (kn_param_entry *)e };
     if (!e->owner)
-        find_best(kn_impl_root((kn_module_impl *)m), e->tensor, NULL, &best);
+        best = best_of(kn_impl_root((kn_module_impl *)m), e->tensor, NULL);
     *holds = best.module;
     return best.entry;
 }
@@ -116,25 +96,18 @@ bool kn_stands_in(const kn_module_impl *m, const kn_param_entry *e, const kn_mod
     return e->owner || !is_below(holds, root);
 }
 
-/* The next entry takes over the unit of a freed module's entry. */
-static void hand_on(kn_module_impl *m, kn_module_impl *leaving, kn_module_impl *top)
+/* The next entry, outside of leaving, takes over what e knows, of its unit too. */
+static void hand_on(const kn_param_entry *e, kn_module_impl *leaving, kn_module_impl *top)
 {
-    for (int i = 0; i < m->params; i++) {
-        kn_param_entry *e = &m->param[i];
-        holder next = { 0 };
-        if (e->owner)
-            find_best(top, e->tensor, leaving, &next);
-        if (!next.entry)
-            continue;
-        char *name = next.entry->name;
-        const bool declared = next.entry->declared;
-        *next.entry = *e;
-        next.entry->name = name;
-        next.entry->declared = declared;
-        next.entry->has_init = e->has_init || e->declared;
-    }
-    for (int i = 0; i < m->children; i++)
-        hand_on(m->child[i]->impl, leaving, top);
+    kn_param_entry *next = best_of(top, e->tensor, leaving).entry;
+    if (!next)
+        return;
+    char *name = next->name;
+    const bool declared = next->declared;
+    *next = *e;
+    next->name = name;
+    next->declared = declared;
+    next->has_init = e->has_init || e->declared;
 }
 
 void kn_owners_leave(kn_module_impl *m)
@@ -142,6 +115,10 @@ void kn_owners_leave(kn_module_impl *m)
     kn_module_impl *top = kn_impl_root(m);
     if (top == m && top->root) /* nothing stays */
         top->root->ties = false;
-    if (top->root && top->root->ties)
-        hand_on(m, m, top);
+    if (!top->root || !top->root->ties)
+        return;
+    for (kn_module_impl *at = m; at; at = kn_impl_next(at, m))
+        for (int i = 0; i < at->params; i++)
+            if (at->param[i].owner)
+                hand_on(&at->param[i], m, top);
 }

@@ -12,19 +12,27 @@ kn_walk kn_walk_begin(void *m)
     return w;
 }
 
-/* The module after m in a walk over root; NULL at the end. */
-static kn_module_impl *after(const kn_module_impl *m, const kn_module_impl *root)
+kn_module_impl *kn_impl_next(const kn_module_impl *m, const kn_module_impl *top)
 {
     if (m->children > 0)
         return m->child[0]->impl;
-    for (; m != root; m = m->parent) {
-        int at = 0;
-        while (m->parent->child[at] != m->self)
-            at++;
-        if (at + 1 < m->parent->children)
-            return m->parent->child[at + 1]->impl;
-    }
-    return NULL;
+    while (m != top && m->at + 1 == m->parent->children)
+        m = m->parent;
+    return m != top ? m->parent->child[m->at + 1]->impl : NULL;
+}
+
+kn_module_impl *kn_impl_lowest(kn_module_impl *top)
+{
+    while (top && top->children > 0)
+        top = top->child[0]->impl;
+    return top;
+}
+
+kn_module_impl *kn_impl_next_up(const kn_module_impl *m, const kn_module_impl *top)
+{
+    if (m == top || m->at + 1 == m->parent->children)
+        return m != top ? m->parent : NULL;
+    return kn_impl_lowest(m->parent->child[m->at + 1]->impl);
 }
 
 /* Names what w has come to: its module, or with last a tensor of it. */
@@ -45,7 +53,7 @@ bool kn_next_module(kn_walk *w)
     if (!kn_given(w, "kn_next_module", "the walk") || !w->_root || !kn_ok())
         return false;
     const kn_module_impl *root = w->_root->impl;
-    const kn_module_impl *m = w->module ? after(w->module->impl, root) : root;
+    const kn_module_impl *m = w->module ? kn_impl_next(w->module->impl, root) : root;
     if (!m) {
         w->_root = NULL;
         return false;
@@ -71,7 +79,7 @@ static bool had(const kn_walk *w, const kn_module_impl *at, int end, const kn_te
                 bool buffers)
 {
     const kn_module_impl *root = w->_root->impl;
-    for (const kn_module_impl *m = root; m; m = after(m, root)) {
+    for (const kn_module_impl *m = root; m; m = kn_impl_next(m, root)) {
         for (int i = 0; (m != at || i < end) && entry_of(m, i, buffers).tensor; i++)
             if (entry_of(m, i, buffers).tensor == t)
                 return true;
@@ -88,7 +96,7 @@ static bool next_tensor(kn_walk *w, bool buffers, const char *what)
     const kn_module_impl *root = w->_root->impl;
     const kn_module_impl *m = w->module ? w->module->impl : root;
     int i = w->_next;
-    for (; m; m = after(m, root), i = 0)
+    for (; m; m = kn_impl_next(m, root), i = 0)
         for (entry e; (e = entry_of(m, i, buffers)).tensor; i++) {
             if (had(w, m, i, e.tensor, buffers))
                 continue;

@@ -65,41 +65,18 @@ kn_device kn_norms_device(const kn_param *p)
     return d == KN_META ? KN_CPU : d; /* meta's memory can't be read */
 }
 
-/* Kept with a module whose gradients were measured. A step reads the norms that it was clipped by
- * where they lie, so later measurements have a room of their own. */
-typedef struct clipping {
-    kn_module_extra extra;
-    kn_tensor *norms[2]; /* kn_norms where the gradients lie, [1]: it was clipped by them; owned */
-    bool clipped_last;
-    int64_t at;     /* the newest backward when it was clipped; 0: it isn't */
-    kn_means means; /* of that time: the factor goes with its base */
-    int params;     /* whose gradients it has divisors for */
-    double value;   /* gradients are clamped to it, too; 0: they aren't */
-} clipping;
-
-static clipping *clipping_of(const kn_module_impl *m)
+static kn_clipping *clipping_of(const kn_module_impl *m)
 {
-    return (clipping *)m->clipping;
+    return (kn_clipping *)m->clipping;
 }
 
 static void clipping_free(kn_module_extra *self)
 {
-    clipping *c = (clipping *)self;
+    kn_clipping *c = (kn_clipping *)self;
     kn_tensor_free(c->norms[0]);
     kn_tensor_free(c->norms[1]);
     kn_means_end(&c->means);
     kn_host_free(c);
-}
-
-kn_tensor *kn_norms_tensor(const kn_module_impl *m, bool clipped)
-{
-    return m->clipping ? clipping_of(m)->norms[clipped] : NULL;
-}
-
-kn_norms *kn_norms_of(const kn_module_impl *m, bool clipped)
-{
-    kn_tensor *norms = kn_norms_tensor(m, clipped);
-    return norms ? kn_array_of(norms).data : NULL;
 }
 
 static kn_tensor *norms_new(const kn_param *p)
@@ -117,7 +94,7 @@ static kn_tensor *norms_new(const kn_param *p)
  * without the host, and a recorded step needs them at a fixed address. */
 static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p, bool clipped)
 {
-    clipping *c = clipping_of(m);
+    kn_clipping *c = clipping_of(m);
     if (!c) {
         c = kn_host_calloc(1, sizeof *c);
         if (!c)
@@ -131,7 +108,7 @@ static kn_norms *norms_begin(kn_module_impl *m, const kn_param *p, bool clipped)
         *norms = norms_new(p);
     }
     c->clipped_last = clipped;
-    return kn_norms_of(m, clipped);
+    return kn_norms_of(c, clipped);
 }
 
 static kn_stream *stream_of(const kn_param *p)
@@ -153,10 +130,11 @@ static bool find_absmax(const grads *x, float *absmax, int64_t *first)
     return ok && kn_reduce_over_ranks(x->m, x->p, NULL, absmax);
 }
 
-bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n)
+bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n, const float **at)
 {
-    kn_norms *at = norms_begin(m, p, false);
-    return at && find_absmax(&(grads){ m, p, n, NULL, 0 }, &at->absmax, &at->first);
+    kn_norms *norms = norms_begin(m, p, false);
+    *at = norms ? &norms->absmax : NULL;
+    return norms && find_absmax(&(grads){ m, p, n, NULL, 0 }, &norms->absmax, &norms->first);
 }
 
 /* limbs = sum over all ranks of (|g| / M)^p; order 0 means 2, by the kernel for squares. */
@@ -187,14 +165,11 @@ bool kn_loss_scale_at(const kn_means *means, kn_device d, double *scale, const f
     return kn_ok();
 }
 
-/* Launches both passes and doesn't wait; *norm: f32 on at's device. */
-static bool find_norm(const grads *x, double max_norm, double order, kn_norms *at, float *norm)
+/* The next step's factor and limit, of what lies in at; *norm: f32 on at's device. */
+static bool set_factor(const grads *x, double max_norm, double order, kn_norms *at, float *norm)
 {
     double scale;
     const float *loss_scale;
-    if (!at || !find_absmax(x, &at->absmax, &at->first) ||
-        (isfinite(order) && !sum_powers(x, order, at)))
-        return false;
     kn_device d = kn_norms_device(x->p);
     if (!kn_loss_scale_at(x->means, d, &scale, &loss_scale))
         return false;
@@ -203,12 +178,20 @@ static bool find_norm(const grads *x, double max_norm, double order, kn_norms *a
     return KN_LAUNCH(kn_compute_stream(d), KN_K_CLIP, args);
 }
 
+/* Launches both passes and doesn't wait. */
+static bool find_norm(const grads *x, double max_norm, double order, kn_norms *at, float *norm)
+{
+    return at && find_absmax(x, &at->absmax, &at->first) &&
+           (!isfinite(order) || sum_powers(x, order, at)) &&
+           set_factor(x, max_norm, order, at, norm);
+}
+
 /* ---- clipping -------------------------------------------------------------------------------- */
 
 /* The gradients that at was clipped by, or those left of them, have the divisors of then. */
 static bool same_means(kn_module_impl *at)
 {
-    const clipping *c = clipping_of(at);
+    const kn_clipping *c = clipping_of(at);
     const kn_param *p;
     int n = kn_params(at->self, &p);
     kn_means now;
@@ -242,56 +225,38 @@ static bool holds(const kn_module_impl *at, const kn_module_impl *m, bool *yes)
     return ok && !mixed;
 }
 
-bool kn_clipped(const kn_module_impl *m, const kn_module_impl **at)
+bool kn_clipped(const kn_module_impl *m, const kn_clipping **by)
 {
+    const kn_module_impl *at = m;
     bool yes = false;
-    for (*at = m; *at; *at = (*at)->parent)
-        if (!holds(*at, m, &yes) || yes)
-            break;
+    while (at && holds(at, m, &yes) && !yes)
+        at = at->parent;
+    *by = yes ? clipping_of(at) : NULL;
     return kn_ok();
-}
-
-double kn_clipped_base(const kn_module_impl *at)
-{
-    return clipping_of(at)->means.base;
-}
-
-double kn_clipped_value(const kn_module_impl *at)
-{
-    return clipping_of(at)->value;
-}
-
-static bool clipped_below(const kn_module_impl *m, const kn_module_impl **found)
-{
-    bool yes = false;
-    for (int i = 0; i < m->children && !yes; i++) {
-        const kn_module_impl *c = m->child[i]->impl;
-        if (!holds(c, c, &yes) || (!yes && !clipped_below(c, found)))
-            return false;
-        *found = yes ? c : *found;
-        yes = *found != NULL;
-    }
-    return true;
 }
 
 bool kn_clipped_whole(const kn_module_impl *m, const char *what)
 {
-    const kn_module_impl *part = NULL, *whole;
-    if (!kn_clipped(m, &whole) || whole || !clipped_below(m, &part))
+    const kn_module_impl *part = kn_impl_next(m, m);
+    const kn_clipping *whole;
+    bool yes = false;
+    if (!kn_clipped(m, &whole) || whole)
         return kn_ok();
-    return !part ||
-           kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
-                   "step; clip the module that the optimizer was made for",
-                   what, kn_module_shown(part), kn_module_shown(m));
+    while (part && holds(part, part, &yes) && !yes)
+        part = kn_impl_next(part, m);
+    return kn_ok() &&
+           (!part ||
+            kn_fail("%s: only the gradients of '%s' were clipped, but '%s' has others in this "
+                    "step; clip the module that the optimizer was made for",
+                    what, kn_module_shown(part), kn_module_shown(m)));
 }
 
-/* Factors of m and of modules below it end. */
-static void unclip(kn_module_impl *m)
+/* Factors of top and of modules below it end. */
+static void unclip(kn_module_impl *top)
 {
-    if (m->clipping)
-        clipping_of(m)->at = 0;
-    for (int i = 0; i < m->children; i++)
-        unclip(m->child[i]->impl);
+    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top))
+        if (m->clipping)
+            clipping_of(m)->at = 0;
 }
 
 /* No module above m was clipped with it; else an error of what. */
@@ -317,7 +282,7 @@ bool kn_unclip_grads(void *module)
 /* m's gradients, as they are now, are clipped by what lies in its norms; means goes over to it. */
 static void clipped_now(kn_module_impl *m, int n, kn_means *means, double value)
 {
-    clipping *c = clipping_of(m);
+    kn_clipping *c = clipping_of(m);
     unclip(m);
     kn_means before = c->means;
     c->at = kn_newest_backward();
@@ -335,7 +300,7 @@ static bool clamps(const kn_module_impl *m, double *value)
     bool yes = false;
     *value = 0;
     for (const kn_module_impl *at = m; at && !yes; at = at->parent) {
-        const clipping *c = clipping_of(at);
+        const kn_clipping *c = clipping_of(at);
         if (c && c->at > 0 && c->value > 0 && !holds(at, m, &yes))
             return false;
         *value = yes ? c->value : 0;
@@ -364,20 +329,12 @@ static bool clip(kn_module_impl *m, const kn_param *p, int n, double max_norm, d
 static bool clamp_means(kn_module_impl *m, const kn_param *p, int n, double value)
 {
     kn_means means = { 0 };
-    kn_device d = kn_norms_device(p);
-    double scale;
-    const float *loss_scale;
     kn_scope scope = kn_scope_begin();
-    kn_tensor *norm = kn_empty(KN_F32, d, KN_SCALAR);
+    kn_tensor *norm = kn_empty(KN_F32, kn_norms_device(p), KN_SCALAR);
     kn_norms *at = norm ? norms_begin(m, p, true) : NULL;
     bool ok = at && kn_fill_(clipping_of(m)->norms[true], 0) &&
               kn_means_begin(&means, m, "kn_clip_grad_value") &&
-              kn_loss_scale_at(&means, d, &scale, &loss_scale);
-    if (ok) {
-        kn_clip_args args = { at->limbs, &at->absmax, scale,      0,     kn_array_of(norm).data,
-                              &at->coef, 0,           loss_scale, value, &at->limit };
-        ok = KN_LAUNCH(kn_compute_stream(d), KN_K_CLIP, args);
-    }
+              set_factor(&(grads){ m, p, n, &means, value }, 0, 0, at, kn_array_of(norm).data);
     if (ok)
         clipped_now(m, n, &means, value);
     kn_means_end(&means);
@@ -388,9 +345,9 @@ static bool clamp_means(kn_module_impl *m, const kn_param *p, int n, double valu
 /* The factor that clipped m stays, and elements are clamped after it. */
 static bool clamp_clipped(kn_module_impl *m, double value)
 {
-    clipping *c = clipping_of(m);
-    kn_array limit = kn_array_make(&kn_norms_of(m, true)->limit, KN_F64, 0, NULL);
-    kn_stream *s = kn_compute_stream(kn_device_of(kn_norms_tensor(m, true)));
+    kn_clipping *c = clipping_of(m);
+    kn_array limit = kn_array_make(&kn_norms_of(c, true)->limit, KN_F64, 0, NULL);
+    kn_stream *s = kn_compute_stream(kn_device_of(c->norms[true]));
     bool ok = c->value > 0
                   ? KN_LAUNCH(s, KN_K_UNARY,
                               ((kn_unary_args){ limit, limit, KN_CLAMP, -INFINITY, value }))
@@ -450,14 +407,14 @@ kn_tensor *kn_first_nonfinite_grad(void *module)
     if (!m->clipping)
         return kn_fail_null("kn_first_nonfinite_grad: the gradients were never measured; call "
                             "kn_clip_grad_norm for the same module first");
-    bool last = clipping_of(m)->clipped_last;
-    kn_tensor *first = kn_empty(KN_I64, kn_device_of(kn_norms_tensor(m, last)), KN_SCALAR);
-    int64_t one = 1;
-    kn_copy_args args = { .dst = kn_array_make(first ? kn_array_of(first).data : NULL, KN_I64, 1,
-                                               &one),
-                          .src = kn_array_make(&kn_norms_of(m, last)->first, KN_I64, 1, &one) };
-    bool ok = first && KN_LAUNCH(kn_compute_stream(kn_device_of(first)), KN_K_COPY, args);
-    return ok ? first : NULL;
+    const kn_clipping *c = clipping_of(m);
+    kn_tensor *first = kn_empty(KN_I64, kn_device_of(c->norms[c->clipped_last]), KN_SCALAR);
+    if (!first)
+        return NULL;
+    kn_copy_args args = { .dst = kn_array_of(first),
+                          .src = kn_array_make(&kn_norms_of(c, c->clipped_last)->first, KN_I64, 0,
+                                               NULL) };
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(first)), KN_K_COPY, args) ? first : NULL;
 }
 
 /* *first = the lowest number of a parameter whose gradient isn't finite on some rank, -1 if all are

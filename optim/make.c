@@ -49,18 +49,15 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     int64_t scalars = sizeof(kn_step_scalars) / sizeof(double);
     o->scalars = kn_tensor_new(KN_F64, kn_device_of(p[0].master), NULL, KN_MEM_OPTIM, 1, &scalars,
                                NULL, false);
-    if (!o->options || !o->slot || !o->piece || !o->param || !o->scalars ||
-        !kn_fill_(o->scalars, 0) || !kn_marks_begin(&o->marks, p, n)) {
+    bool ok = o->options && o->slot && o->piece && o->param && o->scalars &&
+              kn_fill_(o->scalars, 0) && kn_marks_begin(&o->marks, p, n);
+    for (int i = 0; ok && i < n; i++)
+        ok = kn_optim_group_of(&o->slot[i].group, &groups, &p[i], m);
+    if (!ok) {
         kn_optim_free(o);
         return NULL;
     }
     memcpy(o->options, options, size);
-    for (int i = 0; i < n; i++) {
-        if (!kn_optim_group_of(&o->slot[i].group, &groups, &p[i], m)) {
-            kn_optim_free(o);
-            return NULL;
-        }
-    }
     kn_changed();
     return o;
 }

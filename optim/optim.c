@@ -84,21 +84,21 @@ static bool update_all(kn_optim *o, int others, int pieces)
 
 /* The factor of clipped gradients, and their limit: read in place if they lie on the step's device,
  * else (on meta, where nothing is computed) the factor comes through the host. */
-static bool find_coef(kn_optim *o, const kn_module_impl *clipped, double *scale)
+static bool find_coef(kn_optim *o, const kn_clipping *clipped, double *scale)
 {
-    if (kn_device_of(kn_norms_tensor(clipped, true)) == kn_device_of(o->scalars)) {
+    if (kn_device_of(clipped->norms[true]) == kn_device_of(o->scalars)) {
         o->update.grad_scale = &kn_norms_of(clipped, true)->coef;
-        if (kn_clipped_value(clipped) > 0)
+        if (clipped->value > 0)
             o->update.limit = &kn_norms_of(clipped, true)->limit;
         return true;
     }
     kn_norms host = { 0 };
-    bool ok = kn_to_host(kn_norms_tensor(clipped, true), &host, sizeof host);
+    bool ok = kn_to_host(clipped->norms[true], &host, sizeof host);
     *scale = host.coef;
     return ok;
 }
 
-static bool launch(kn_optim *o, int others, int pieces, const kn_module_impl *clipped,
+static bool launch(kn_optim *o, int others, int pieces, const kn_clipping *clipped,
                    const kn_loss_scale_args *scaling)
 {
     kn_step_scalars *at = kn_data_of(o->scalars);
@@ -157,12 +157,12 @@ static bool is_carried(const kn_optim *o, const scaling *by)
 /* Updates what has gradients; false without an error where nothing has. */
 static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
 {
-    const kn_module_impl *clipped;
+    const kn_clipping *clipped;
     kn_scope scope = kn_scope_begin();
     bool ok = kn_clipped(o->live.module, &clipped) &&
               kn_means_begin(&o->means, o->live.module, "kn_step");
     if (ok && clipped)
-        o->means.base = kn_clipped_base(clipped);
+        o->means.base = clipped->means.base;
     int others = ok ? collect(o, p, n, false, 0) : -1,
         pieces = others >= 0 ? collect(o, p, n, true, others) : -1;
     ok = pieces > 0 && is_carried(o, by) &&

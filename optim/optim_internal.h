@@ -12,7 +12,7 @@
  * sharding. */
 bool kn_reduce_over_ranks(kn_module_impl *m, const kn_param *p, int64_t *limbs, float *absmax);
 /* Measurements of a module's raw gradients, in memory of the gradients' device (meta: of the host),
- * inside kn_norms_tensor. */
+ * inside kn_clipping.norms. */
 typedef struct kn_norms {
     double coef;   /* the next step's factor of gradients */
     double limit;  /* and the magnitude to which it clamps them then, where it does */
@@ -20,12 +20,24 @@ typedef struct kn_norms {
     int64_t first; /* this rank's first parameter with a value that isn't finite, or -1 */
     int64_t limbs[KN_SQSUM_LIMBS];
 } kn_norms;
-/* Those that m was clipped by, or those that were only measured; NULL: none were. The tensor holds
- * them; borrowed. */
-kn_norms *kn_norms_of(const kn_module_impl *m, bool clipped);
-kn_tensor *kn_norms_tensor(const kn_module_impl *m, bool clipped);
-/* Launches the search for m's absmax and first. Collective. */
-bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n);
+/* Kept with a module whose gradients were measured (clip.c). A step reads the norms that it was
+ * clipped by where they lie, so later measurements have a room of their own. */
+typedef struct kn_clipping {
+    kn_module_extra extra;
+    kn_tensor *norms[2]; /* kn_norms where the gradients lie, [1]: it was clipped by them; owned */
+    bool clipped_last;
+    int64_t at;     /* the newest backward when it was clipped; 0: it isn't */
+    kn_means means; /* of that time: the factor goes with its base */
+    int params;     /* whose gradients it has divisors for */
+    double value;   /* gradients are clamped to it, too; 0: they aren't */
+} kn_clipping;
+/* Those that it was clipped by, or those that were only measured last; borrowed. */
+static inline kn_norms *kn_norms_of(const kn_clipping *c, bool clipped)
+{
+    return c->norms[clipped] ? kn_array_of(c->norms[clipped]).data : NULL;
+}
+/* Launches the search for m's absmax, which will lie in *at, and first. Collective. */
+bool kn_find_absmax(kn_module_impl *m, const kn_param *p, int n, const float **at);
 /* True if the masters of all p[n] lie on one device; else an error whose message begins with
  * what. */
 bool kn_one_place(const kn_param *p, int n, const char *what);
@@ -39,11 +51,9 @@ bool kn_loss_scale_at(const kn_means *means, kn_device d, double *scale, const f
  * m may use them. */
 bool kn_grads_there(const kn_param *p, int n, const char *what);
 bool kn_may_step(const kn_module_impl *m, const kn_param *p, int n, const char *what);
-/* *at: the nearest module from m up whose gradients were clipped; NULL: none. False with an error
- * where gradients came to m since. */
-bool kn_clipped(const kn_module_impl *m, const kn_module_impl **at);
-double kn_clipped_base(const kn_module_impl *at);  /* kn_means.base that its factor is for */
-double kn_clipped_value(const kn_module_impl *at); /* 0: its gradients aren't clamped */
+/* *by: the clipping of the nearest module from m up whose gradients were clipped; NULL: none. False
+ * with an error where gradients came to m since. */
+bool kn_clipped(const kn_module_impl *m, const kn_clipping **by);
 /* True unless only a part of m was clipped; then an error. */
 bool kn_clipped_whole(const kn_module_impl *m, const char *what);
 /* Ends a step, taken or skipped: drops the gradients. */

@@ -12,21 +12,14 @@ bool kn_grads_there(const kn_param *p, int n, const char *what)
     return true;
 }
 
-/* The first module from m down whose parameters hold averages; NULL: none. */
-static const kn_module_impl *averaged_below(const kn_module_impl *m)
-{
-    const kn_module_impl *found = m->averaged ? m : NULL;
-    for (int i = 0; !found && i < m->children; i++)
-        found = averaged_below(m->child[i]->impl);
-    return found;
-}
-
 /* A step on averages would be lost with the next kn_ema_swap. */
 static bool none_averaged(const kn_module_impl *m, const char *what)
 {
-    const kn_module_impl *found = averaged_below(m);
-    for (const kn_module_impl *p = m->parent; !found && p; p = p->parent)
-        found = p->averaged ? p : NULL;
+    const kn_module_impl *found = m, *up = m->parent;
+    while (found && !found->averaged)
+        found = kn_impl_next(found, m);
+    for (; !found && up; up = up->parent)
+        found = up->averaged ? up : NULL;
     return !found || kn_fail("%s: '%s' holds the averages of its weights; call kn_ema_swap before",
                              what, kn_module_shown(found));
 }

@@ -230,15 +230,16 @@ bool kn_scaler_step(kn_scaler *s, kn_optim *o)
         return kn_fail("kn_scaler_step: scaler and optimizer belong to different modules");
     const kn_param *p;
     int n = kn_params(m->self, &p);
-    const kn_module_impl *clipped;
+    const kn_clipping *clipped;
     if (n == 0 || !has_turn(s, o) || !kn_may_step(m, p, n, "kn_scaler_step") || !state_begin(s) ||
         !kn_clipped(m, &clipped))
         return false;
-    bool known = clipped && kn_clipped_value(clipped) == 0; /* by a norm, of all ranks' raw sums */
-    if ((!known && !kn_find_absmax(m, p, n)) || !lie_together(s, p))
-        return false;
+    bool known = clipped && clipped->value == 0; /* by a norm, of all ranks' raw sums */
     kn_loss_scale_args args = args_of(s);
-    args.absmax = &kn_norms_of(known ? clipped : m, known)->absmax;
+    if ((!known && !kn_find_absmax(m, p, n, &args.absmax)) || !lie_together(s, p))
+        return false;
+    if (known)
+        args.absmax = &kn_norms_of(clipped, true)->absmax;
     args.later = s->options.several;
     if (!kn_step_scaled(o, args, s->carried))
         return false;

@@ -185,8 +185,8 @@ static void forward(walk *w, int at)
     kn_unit *u = s->unit;
     w->visit[w->visits++] = (visit){ at, BEGINS };
     wait_for(w, s);
-    if (u->nexts_forward)
-        gather_list(w, u->next_forward, u->nexts_forward, each);
+    if (u->next_forward.count)
+        gather_list(w, u->next_forward.list, u->next_forward.count, each);
     else if (u->options.forward_prefetch && at + 1 < w->stops)
         gather_ahead(w, s + 1);
     for (int i = at + 1; i < s->end; i = w->stop[i].end)
@@ -205,9 +205,9 @@ static void forward(walk *w, int at)
 /* Prefetches the next unit that is entered from turn `at` on. */
 static void prefetch(walk *w, const kn_unit *u, kn_backward_prefetch when, int at)
 {
-    if (u->nexts_backward && when == KN_PREFETCH_PRE)
-        gather_list(w, u->next_backward, u->nexts_backward, needed);
-    if (u->nexts_backward || u->options.backward_prefetch != when)
+    if (u->next_backward.count && when == KN_PREFETCH_PRE)
+        gather_list(w, u->next_backward.list, u->next_backward.count, needed);
+    if (u->next_backward.count || u->options.backward_prefetch != when)
         return;
     while (at < w->turns && !(w->turn[at].kind == ENTERED && needed(&w->stop[w->turn[at].stop])))
         at++;

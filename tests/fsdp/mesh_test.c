@@ -185,12 +185,24 @@ RANK_TEST(mesh, groups_of_ranks, .processes = "1234")
     kn_ranks_free(&s);
 }
 
-RANK_TEST(mesh, groups_that_do_not_divide, .threads = "3")
+static int second_dim(const char *name, int ndim, const int64_t *shape, void *arg)
 {
-    kn_rank_groups s = { .comm = world };
-    REFUSED(kn_ranks_of(&s, 2), "groups of 2");
-    REFUSED(kn_slice_comm(&s, 2), "= 2");
-    KN_CHECK(!s.ranks);
+    return ndim > 1;
+}
+
+KN_TEST(mesh, what_does_not_divide)
+{
+    kn_linear l;
+    kn_comm *three = kn_comm_simulated(3, 0, 0);
+    KN_CHECK(three && kn_linear_init(&l, NULL, "l", 4, 4, .device = KN_META));
+    REFUSED(kn_fsdp_wrap(&l, three, .device = KN_META, .reshard_after_forward = 2),
+            ".reshard_after_forward = 2 must divide the 3 shards");
+    REFUSED(kn_fsdp_wrap(&l, three, .device = KN_META, .layout = KN_LAYOUT_PER_PARAM,
+                         .placement = second_dim),
+            "'weight' along dim 1, which must be one of its 2 dims and, other than 0, "
+            "divide by the 3 shards");
+    kn_module_free(&l);
+    kn_comm_simulated_free(three);
 }
 
 /* ---- a part of the ranks --------------------------------------------------------------------- */
