@@ -6,6 +6,7 @@
 #include "models/model_tensors.h"
 #include "nn/walk.h"
 #include "state/load_internal.h"
+#include "tensor/safetensors_format.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
@@ -215,19 +216,18 @@ bool kn_model_load(const kn_model_config *c, void *module, kn_pieces *f, const c
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static size_t elements(const kn_safetensors_entry *e)
+static size_t bytes_of(const kn_safetensors_entry *e)
 {
-    size_t n = 1;
-    for (int d = 0; d < e->ndim; d++)
-        n *= (size_t)e->shape[d];
-    return n;
+    int64_t bytes = 0; /* a tensor that is there has as many as can be counted */
+    kn_safetensors_bytes(e->dtype, e->ndim, e->shape, &bytes);
+    return (size_t)bytes;
 }
 
 /* The whole tensor, on every rank. */
 static bool read_one(const kn_model_tensors *t, int i, void *module, const kn_ema *ema,
                      kn_comm *comm, void *host)
 {
-    const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
+    const size_t bytes = bytes_of(&t->entry[i]);
     if (!t->buffer[i]) {
         kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_value(ema, i) : NULL;
         return average ? kn_shard_read(module, i, average, host) : kn_param_read(module, i, host);
@@ -257,10 +257,8 @@ bool kn_model_each(const kn_model_tensors *t, void *module, const kn_ema *ema, k
                    const kn_dtype *as, const int *order, kn_model_put put, void *to)
 {
     size_t most = 0;
-    for (int i = 0; i < t->count; i++) {
-        const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
-        most = bytes > most ? bytes : most;
-    }
+    for (int i = 0; i < t->count; i++)
+        most = bytes_of(&t->entry[i]) > most ? bytes_of(&t->entry[i]) : most;
     void *host = kn_host_alloc(most + 1);
     bool ok = host != NULL, mode = kn_set_grad_mode(false);
     for (int k = 0; ok && k < t->count; k++) {
