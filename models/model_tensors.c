@@ -10,39 +10,33 @@
 
 #include <fnmatch.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- of a module ----------------------------------------------------------------------------- */
 
-static bool add(kn_model_tensors *t, const char *name, kn_dtype dtype, const kn_tensor *whole,
-                kn_tensor *buffer)
+static bool add(kn_model_tensors *t, const char *name, kn_dtype dtype, int ndim,
+                const int64_t *shape)
 {
-    kn_safetensors_entry *e = &t->entry[t->count];
-    *e = (kn_safetensors_entry){ .name = kn_host_strdup(name),
-                                 .dtype = dtype,
-                                 .ndim = kn_ndim(whole) };
-    memcpy(e->shape, kn_shape(whole), (size_t)e->ndim * sizeof *e->shape);
-    t->buffer[t->count++] = buffer ? kn_keep(buffer) : NULL;
+    if (!kn_host_grow(&t->entry, &t->room, t->count + 1, sizeof *t->entry))
+        return false;
+    kn_safetensors_entry *e = &t->entry[t->count++];
+    *e = (kn_safetensors_entry){ .name = kn_host_strdup(name), .dtype = dtype, .ndim = ndim };
+    memcpy(e->shape, shape, (size_t)ndim * sizeof *shape);
     return e->name != NULL;
 }
 
 bool kn_model_tensors_make(kn_model_tensors *t, void *module)
 {
-    const kn_param *p;
-    const int params = kn_params(module, &p);
-    int count = params;
+    kn_entries all;
     *t = (kn_model_tensors){ 0 };
-    for (kn_walk w = kn_walk_begin(module); kn_next_buffer(&w);)
-        count++;
-    bool ok = kn_ok() && kn_host_grow(&t->entry, &t->entry_room, count + 1, sizeof *t->entry) &&
-              kn_host_grow(&t->buffer, &t->buffer_room, count + 1, sizeof *t->buffer);
-    for (int i = 0; ok && i < params; i++)
-        ok = add(t, p[i].name, p[i].master ? kn_dtype_of(p[i].master) : kn_dtype_of(p[i].tensor),
-                 p[i].tensor, NULL);
-    for (kn_walk w = kn_walk_begin(module); ok && kn_next_buffer(&w);)
-        ok = add(t, w.name, kn_dtype_of(w.tensor), w.tensor, w.tensor);
-    return ok && kn_ok();
+    bool ok = kn_entries_begin(&all, module, NULL);
+    all.declared = true;
+    ok = ok && kn_entries_add_model(&all, NULL);
+    for (int i = 0; ok && i < all.count; i++) {
+        const kn_entry *e = &all.list[i];
+        ok = add(t, e->name + all.below, e->dtype, e->ndim, e->shape);
+    }
+    return kn_entries_end(&all) && ok;
 }
 
 bool kn_model_tensors_of(kn_model_tensors *t, const kn_model_config *c)
@@ -56,23 +50,14 @@ bool kn_model_tensors_of(kn_model_tensors *t, const kn_model_config *c)
 
 bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size)
 {
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *zeros = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(size));
-    bool ok = zeros && kn_host_grow(&t->entry, &t->entry_room, t->count + 1, sizeof *t->entry) &&
-              kn_host_grow(&t->buffer, &t->buffer_room, t->count + 1, sizeof *t->buffer) &&
-              add(t, name, KN_F32, zeros, zeros);
-    kn_scope_end(scope);
-    return ok;
+    return add(t, name, KN_F32, 1, &size);
 }
 
 void kn_model_tensors_free(kn_model_tensors *t)
 {
-    for (int i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->count; i++)
         kn_host_free((void *)t->entry[i].name);
-        kn_tensor_free(t->buffer[i]);
-    }
     kn_host_free(t->entry);
-    kn_host_free(t->buffer);
     *t = (kn_model_tensors){ 0 };
 }
 
@@ -223,21 +208,6 @@ static size_t bytes_of(const kn_safetensors_entry *e)
     return (size_t)bytes;
 }
 
-/* The whole tensor, on every rank. */
-static bool read_one(const kn_model_tensors *t, int i, void *module, const kn_ema *ema,
-                     kn_comm *comm, void *host)
-{
-    const size_t bytes = bytes_of(&t->entry[i]);
-    if (!t->buffer[i]) {
-        kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_value(ema, i) : NULL;
-        return average ? kn_shard_read(module, i, average, host) : kn_param_read(module, i, host);
-    }
-    kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_buffer(ema, t->buffer[i]) : NULL;
-    return (kn_rank(comm) != 0 || kn_to_host(average ? average : t->buffer[i], host, bytes)) &&
-           (kn_comm_size(comm) < 2 || kn_broadcast(comm, host, (int64_t)bytes, 0,
-                                                   kn_compute_stream(KN_CPU), "buffer of a model"));
-}
-
 static bool put_one(const kn_model_tensors *t, int i, const void *host, kn_dtype dtype,
                     kn_model_put put, void *to)
 {
@@ -256,20 +226,25 @@ static bool put_one(const kn_model_tensors *t, int i, const void *host, kn_dtype
 bool kn_model_each(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
                    const kn_dtype *as, const int *order, kn_model_put put, void *to)
 {
+    kn_entries all;
     size_t most = 0;
     for (int i = 0; i < t->count; i++)
         most = bytes_of(&t->entry[i]) > most ? bytes_of(&t->entry[i]) : most;
     void *host = kn_host_alloc(most + 1);
-    bool ok = host != NULL, mode = kn_set_grad_mode(false);
+    bool ok = kn_entries_begin(&all, module, comm) && kn_entries_add_model(&all, ema) && host,
+         mode = kn_set_grad_mode(false);
     for (int k = 0; ok && k < t->count; k++) {
         const int i = order ? order[k] : k;
         kn_scope scope = kn_scope_begin();
-        ok = read_one(t, i, module, ema, comm, host) && put_one(t, i, host, as[i], put, to);
+        if (i >= all.count)
+            memset(host, 0, bytes_of(&t->entry[i]));
+        ok = (i >= all.count || kn_entry_gather(&all.list[i], &all, host)) &&
+             put_one(t, i, host, as[i], put, to);
         kn_scope_end(scope);
     }
     kn_set_grad_mode(mode);
     kn_host_free(host);
-    return ok && kn_ok();
+    return kn_entries_end(&all) && ok;
 }
 
 static bool put_safetensors(void *to, int i, kn_tensor *x)

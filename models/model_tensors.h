@@ -10,9 +10,8 @@
 /* Parameters and buffers of a module as they are in a file. */
 typedef struct kn_model_tensors {
     kn_safetensors_entry *entry; /* [count]: names (owned), dtypes of this module, shapes */
-    kn_tensor **buffer;          /* [count]: kept; NULL: parameter number i of kn_params */
     int count;
-    int64_t entry_room, buffer_room;
+    int64_t room;
 } kn_model_tensors;
 bool kn_model_tensors_make(kn_model_tensors *t, void *module);
 /* Those of a model that isn't made. */

@@ -148,9 +148,7 @@ bool kn_model_save(const char *dir, void *module, const kn_model_config *c, cons
     if (!kn_agree(o.comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
-    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, config, file, &o);
-    ok = kn_module_full_buffers(module, false) && ok;
-    ok = kn_agree(o.comm, ok);
+    bool ok = kn_agree(o.comm, save(dir, module, c, config, file, &o));
     kn_comm_resume_timeout(o.comm);
     return ok;
 }
