@@ -61,28 +61,18 @@ static bool batch(evaluation *e, int64_t w)
 static bool run(evaluation *e, kn_text_score *out)
 {
     kn_comm *comm = e->o.comm;
-    const int ranks = kn_comm_size(comm);
-    const int64_t round = e->o.batch * ranks; /* windows of a call on every rank */
-    double *all = kn_host_calloc((size_t)ranks * 2, sizeof *all);
-    bool ok = all != NULL;
+    const int64_t round = e->o.batch * kn_comm_size(comm); /* windows of a call on every rank */
+    bool ok = true;
     for (int64_t w = 0; ok && w < e->windows; w += round) {
         ok = batch(e, w + kn_rank(comm) * e->o.batch);
         if (ok && e->o.tell)
             e->o.tell(fmin(1, (double)(w + round) / (double)e->windows), e->o.tell_arg);
     }
-    if (ok && ranks > 1)
-        ok = kn_all_gather(comm, all, e->sums, 2, KN_F64, kn_compute_stream(KN_CPU), "losses");
-    else if (ok)
-        memcpy(all, e->sums, sizeof e->sums);
-    e->sums[0] = e->sums[1] = 0;
-    for (int r = 0; ok && r < ranks; r++) {
-        e->sums[0] += all[2 * r];
-        e->sums[1] += all[2 * r + 1];
-    }
-    kn_host_free(all);
+    for (int i = 0; ok && i < 2; i++)
+        e->sums[i] = kn_sum_over_ranks(comm, e->sums[i]);
     out->loss = e->sums[0] / e->sums[1];
     out->tokens = (int64_t)e->sums[1];
-    return ok;
+    return ok && kn_ok();
 }
 
 /* The bytes that the predicted tokens stand for. */

@@ -43,7 +43,7 @@ static bool saved(const kn_checkpoint *c, kn_family_kind kind, const kn_family *
     kn_model_config read = { .family = family_in(j, kind, want, file) };
     bool ok = read.family && kn_config_read(j, file, &read) &&
               (c->part[KN_PART_MODEL]
-                   ? kn_model_check(&read, c->part[KN_PART_MODEL], c->dir, than, KN_MODEL_EXACT)
+                   ? kn_model_check(&read, c->part[KN_PART_MODEL], false, c->dir, than)
                    : kn_fail("%s holds no tensors; the checkpoint is damaged", c->dir));
     if (ok)
         *config = read;

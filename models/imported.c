@@ -26,7 +26,6 @@ struct kn_imported {
     kn_checkpoint *checkpoint;    /* NULL: the files are another program's */
     const kn_file_format *format; /* of one file; NULL: a folder */
     kn_pieces *files;             /* their tensors; a reference */
-    kn_state *state;
     kn_model_config config;
     int64_t end[MOST_ENDS];
     int ends;
@@ -100,8 +99,7 @@ static bool open_folder(kn_imported *x, const char *dir)
                                : "");
     }
     x->files = kn_pieces_open(dir);
-    return x->files &&
-           kn_model_check(&x->config, x->files, dir, "its config.json gives", KN_MODEL_OTHERS);
+    return x->files != NULL;
 }
 
 static bool open_file(kn_imported *x)
@@ -112,7 +110,7 @@ static bool open_file(kn_imported *x)
     x->files = f.tensors;
     memcpy(x->end, f.end, sizeof f.end);
     x->ends = f.ends;
-    return ok && kn_model_check(&x->config, x->files, x->dir, "its header gives", KN_MODEL_OTHERS);
+    return ok;
 }
 
 /* ---- heads ----------------------------------------------------------------------------------- */
@@ -145,7 +143,9 @@ static bool settle_head(kn_imported *x)
 {
     const kn_family *f = x->config.family;
     const int head = kn_pieces_find(x->files, "lm_head.weight"),
-              embedding = kn_model_find(f, x->files, f->embedding);
+              found = kn_pieces_find(x->files, f->embedding);
+    const char *bare = f->embedding + (f->optional_prefix ? strlen(f->optional_prefix) : 0);
+    const int embedding = found < 0 ? kn_pieces_find(x->files, bare) : found;
     int32_t differs = 0;
     if (head < 0 || embedding < 0 || kn_config_get(&x->config, "tied", 1) == 0)
         return true;
@@ -172,11 +172,6 @@ static bool settle_head(kn_imported *x)
              "transformers does",
              x->dir);
     return true;
-}
-
-static bool name_tensors(kn_imported *x)
-{
-    return settle_head(x) && (x->state = kn_state_new()) && kn_state_add_pieces(x->state, x->files);
 }
 
 static bool open_checkpoint(kn_imported *x, const char *dir)
@@ -224,7 +219,10 @@ kn_imported *kn_import_open_(const char *path, kn_import_open_options o)
                               : saved     ? open_checkpoint(x, path)
                               : x->format ? open_file(x)
                                           : open_folder(x, path));
-    ok = ok && (saved || kn_agree(comm, name_tensors(x)));
+    ok = ok && (saved || kn_agree(comm, settle_head(x) &&
+                                            kn_model_check(&x->config, x->files, true, x->dir,
+                                                           x->format ? "its header gives"
+                                                                     : "its config.json gives")));
     if (ok)
         return x;
     kn_import_free(x);
@@ -236,7 +234,6 @@ void kn_import_free(kn_imported *x)
     if (!x)
         return;
     kn_checkpoint_free(x->checkpoint);
-    kn_state_free(x->state);
     kn_pieces_close(x->files);
     kn_host_free(x);
 }
@@ -316,18 +313,6 @@ bool kn_import_load(const kn_imported *x, void *module)
     if (!kn_given(x, "kn_import_load", "the model") ||
         !kn_given(module, "kn_import_load", "the module"))
         return false;
-    if (x->checkpoint)
-        return kn_checkpoint_load(x->checkpoint, module);
-    const kn_family *f = x->config.family;
-    int count = 0;
-    while (f->renames && f->renames[count].from)
-        count++;
-    /* The head of a model that has none is the token embedding once more. */
-    const bool tied =
-        !kn_state_has(x->state, "lm_head.weight") || kn_config_get(&x->config, "tied", 1) != 0;
-    kn_rename renames[8] = { { "lm_head.weight", tied ? NULL : "lm_head.weight" } };
-    for (int i = 0; i < count && i < 7; i++)
-        renames[i + 1] = f->renames[i];
-    return kn_load_state_dict(module, x->state, .renames = renames, .rename_count = count + 1,
-                              .comm = x->comm);
+    return x->checkpoint ? kn_checkpoint_load(x->checkpoint, module)
+                         : kn_model_load(&x->config, module, x->files, x->dir, false, x->comm);
 }

@@ -5,42 +5,38 @@
 #include "kernels/memory_internal.h"
 #include "models/model_tensors.h"
 #include "nn/walk.h"
+#include "state/load_internal.h"
+#include "tensor/safetensors_format.h"
 
 #include <fnmatch.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- of a module ----------------------------------------------------------------------------- */
 
-static bool add(kn_model_tensors *t, const char *name, kn_dtype dtype, const kn_tensor *whole,
-                kn_tensor *buffer)
+static bool add(kn_model_tensors *t, const char *name, kn_dtype dtype, int ndim,
+                const int64_t *shape)
 {
-    kn_safetensors_entry *e = &t->entry[t->count];
-    *e = (kn_safetensors_entry){ .name = kn_host_strdup(name),
-                                 .dtype = dtype,
-                                 .ndim = kn_ndim(whole) };
-    memcpy(e->shape, kn_shape(whole), (size_t)e->ndim * sizeof *e->shape);
-    t->buffer[t->count++] = buffer ? kn_keep(buffer) : NULL;
+    if (!kn_host_grow(&t->entry, &t->room, t->count + 1, sizeof *t->entry))
+        return false;
+    kn_safetensors_entry *e = &t->entry[t->count++];
+    *e = (kn_safetensors_entry){ .name = kn_host_strdup(name), .dtype = dtype, .ndim = ndim };
+    memcpy(e->shape, shape, (size_t)ndim * sizeof *shape);
     return e->name != NULL;
 }
 
 bool kn_model_tensors_make(kn_model_tensors *t, void *module)
 {
-    const kn_param *p;
-    const int params = kn_params(module, &p);
-    int count = params;
+    kn_entries all;
     *t = (kn_model_tensors){ 0 };
-    for (kn_walk w = kn_walk_begin(module); kn_next_buffer(&w);)
-        count++;
-    bool ok = kn_ok() && kn_host_grow(&t->entry, &t->entry_room, count + 1, sizeof *t->entry) &&
-              kn_host_grow(&t->buffer, &t->buffer_room, count + 1, sizeof *t->buffer);
-    for (int i = 0; ok && i < params; i++)
-        ok = add(t, p[i].name, p[i].master ? kn_dtype_of(p[i].master) : kn_dtype_of(p[i].tensor),
-                 p[i].tensor, NULL);
-    for (kn_walk w = kn_walk_begin(module); ok && kn_next_buffer(&w);)
-        ok = add(t, w.name, kn_dtype_of(w.tensor), w.tensor, w.tensor);
-    return ok && kn_ok();
+    bool ok = kn_entries_begin(&all, module, NULL);
+    all.declared = true;
+    ok = ok && kn_entries_add_model(&all, NULL);
+    for (int i = 0; ok && i < all.count; i++) {
+        const kn_entry *e = &all.list[i];
+        ok = add(t, e->name + all.below, e->dtype, e->ndim, e->shape);
+    }
+    return kn_entries_end(&all) && ok;
 }
 
 bool kn_model_tensors_of(kn_model_tensors *t, const kn_model_config *c)
@@ -54,156 +50,105 @@ bool kn_model_tensors_of(kn_model_tensors *t, const kn_model_config *c)
 
 bool kn_model_tensors_add_zeros(kn_model_tensors *t, const char *name, int64_t size)
 {
-    kn_scope scope = kn_scope_begin();
-    kn_tensor *zeros = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(size));
-    bool ok = zeros && kn_host_grow(&t->entry, &t->entry_room, t->count + 1, sizeof *t->entry) &&
-              kn_host_grow(&t->buffer, &t->buffer_room, t->count + 1, sizeof *t->buffer) &&
-              add(t, name, KN_F32, zeros, zeros);
-    kn_scope_end(scope);
-    return ok;
+    return add(t, name, KN_F32, 1, &size);
 }
 
 void kn_model_tensors_free(kn_model_tensors *t)
 {
-    for (int i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->count; i++)
         kn_host_free((void *)t->entry[i].name);
-        kn_tensor_free(t->buffer[i]);
-    }
     kn_host_free(t->entry);
-    kn_host_free(t->buffer);
     *t = (kn_model_tensors){ 0 };
 }
 
-/* ---- comparing ------------------------------------------------------------------------------- */
+/* ---- in files -------------------------------------------------------------------------------- */
 
-/* Names in a sentence: the first three, and the number of the others. */
-typedef struct word_list {
-    char text[600];
-    int count;
-} word_list;
+/* How the tensors of s are loaded into a model. */
+typedef struct names {
+    kn_load_state_dict_options o;
+    kn_rename rename[8];
+    char except[128];
+} names;
 
-static void list_add(word_list *l, const char *word)
+/* theirs: s has the names of the other program. head: a classifier that stays as it is; NULL: none
+ * does. */
+static void names_of(names *n, const kn_model_config *c, const kn_state *s, bool theirs,
+                     const char *head)
 {
-    enum { SHOWN = 3 };
-    const size_t n = strlen(l->text);
-    if (l->count++ < SHOWN)
-        snprintf(l->text + n, sizeof l->text - n, "%s'%.64s'", n ? ", " : "", word);
+    const kn_family *f = c->family;
+    bool lacks = f->optional;
+    *n = (names){ .o.renames = n->rename };
+    if (theirs && kn_config_get(c, "tied", 1) != 0) /* the token embedding once more */
+        n->rename[n->o.rename_count++] = (kn_rename){ "lm_head.weight", NULL };
+    for (const kn_rename *r = theirs ? f->renames : NULL; r && r->from && n->o.rename_count < 8;
+         r++)
+        n->rename[n->o.rename_count++] = *r;
+    for (int i = 0; lacks && i < kn_state_count(s); i++)
+        lacks = fnmatch(f->optional, kn_state_name(s, i), 0) != 0;
+    if (lacks || head)
+        n->o.except = n->except;
+    snprintf(n->except, sizeof n->except, "%s%s%s%s", lacks ? f->optional : "",
+             lacks && head ? ", " : "", head ? head : "", head ? ".*" : "");
 }
 
-static const char *list_end(word_list *l, const char *before, char *buf, size_t size)
+static bool fits(void *module, const kn_state *s, const names *n, const char *path,
+                 const char *than)
 {
-    char more[32] = "";
-    if (l->count > 3)
-        snprintf(more, sizeof more, " and %d more", l->count - 3);
-    snprintf(buf, size, "%s%s%s", l->count ? before : "", l->text, more);
-    return buf;
+    char text[KN_LOADING_TEXT];
+    return kn_state_fits(module, s, &n->o, text) &&
+           (!*text || kn_fail("%s holds a model of other sizes than %s: %s", path, than, text));
 }
 
-static bool in_head(const char *name, const char *head)
+/* The same for a model that isn't made. */
+static bool fits_declared(const kn_model_config *c, const kn_state *s, bool theirs,
+                          const char *path, const char *than)
 {
-    const size_t n = head ? strlen(head) : 0;
-    return n > 0 && strncmp(name, head, n) == 0 && name[n] == '.';
+    kn_module m = { 0 };
+    names n;
+    names_of(&n, c, s, theirs, NULL);
+    const bool ok =
+        kn_config_init(&m, c, KN_F32, KN_META) /* takes no bytes */ && fits(&m, s, &n, path, than);
+    kn_module_free(&m);
+    return ok;
 }
 
-/* The same kind of numbers and shape; of a head's tensor the first size may differ. */
-static bool same(const kn_safetensors_entry *e, const kn_piece *a, bool head)
+/* The caller frees it. */
+static kn_state *state_of(kn_pieces *f)
 {
-    if (a->ndim != e->ndim || kn_dtype_is_float(a->dtype) != kn_dtype_is_float(e->dtype))
-        return false;
-    if (!kn_dtype_is_float(e->dtype) && a->dtype != e->dtype)
-        return false;
-    const int first = head ? 1 : 0;
-    return memcmp(a->shape + first, e->shape + first,
-                  (size_t)(e->ndim > first ? e->ndim - first : 0) * sizeof *e->shape) == 0;
+    kn_state *s = kn_state_new();
+    if (s && kn_state_add_pieces(s, f))
+        return s;
+    kn_state_free(s);
+    return NULL;
 }
 
-static void describe(word_list *l, const kn_safetensors_entry *e, const kn_piece *a)
+bool kn_model_check(const kn_model_config *c, kn_pieces *f, bool theirs, const char *path,
+                    const char *than)
 {
-    char got[96], want[96];
-    kn_array ours = kn_array_make(NULL, e->dtype, e->ndim, e->shape),
-             theirs = kn_array_make(NULL, a->dtype, a->ndim, a->shape);
-    const size_t n = strlen(l->text);
-    if (l->count++ == 0)
-        snprintf(l->text + n, sizeof l->text - n, "'%.100s' is %s, should be %s", e->name,
-                 kn_array_describe(&theirs, got, sizeof got),
-                 kn_array_describe(&ours, want, sizeof want));
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* The files' tensors that aren't in t, where found of t's are in them. */
-static bool list_others(const kn_model_tensors *t, const kn_pieces *f, int found, word_list *other)
-{
-    const int count = kn_pieces_count(f);
-    if (found == count)
-        return true;
-    const char **name = kn_host_calloc((size_t)t->count + 1, sizeof *name);
-    for (int i = 0; name && i < t->count; i++)
-        name[i] = t->entry[i].name;
-    if (name)
-        qsort(name, (size_t)t->count, sizeof *name, by_name);
-    for (int i = 0; name && i < count; i++) {
-        const char *theirs = kn_pieces_tensor(f, i)->name;
-        if (!bsearch(&theirs, name, (size_t)t->count, sizeof *name, by_name))
-            list_add(other, theirs);
-    }
-    kn_host_free(name);
-    return name != NULL;
-}
-
-int kn_model_find(const kn_family *family, const kn_pieces *f, const char *name)
-{
-    const char *prefix = family->optional_prefix;
-    const size_t n = prefix ? strlen(prefix) : 0;
-    const int i = kn_pieces_find(f, name);
-    return i < 0 && n > 0 && strncmp(name, prefix, n) == 0 ? kn_pieces_find(f, name + n) : i;
-}
-
-bool kn_model_match(const kn_model_tensors *t, const kn_family *family, const kn_pieces *f,
-                    const char *path, const char *than, kn_model_lax lax)
-{
-    const char *head = lax == KN_MODEL_NEW_HEAD ? family->classifier : NULL;
-    word_list missing = { 0 }, other = { 0 }, differs = { 0 };
-    char a[700], b[700];
-    int found = 0;
-    for (int i = 0; i < t->count; i++) {
-        const kn_safetensors_entry *e = &t->entry[i];
-        const int at = kn_model_find(family, f, e->name);
-        found += at >= 0;
-        if (at < 0 && (!family->optional || fnmatch(family->optional, e->name, 0) != 0))
-            list_add(&missing, e->name);
-        if (at >= 0 && !same(e, kn_pieces_tensor(f, at), in_head(e->name, head)))
-            describe(&differs, e, kn_pieces_tensor(f, at));
-    }
-    if (lax != KN_MODEL_OTHERS && !list_others(t, f, found, &other))
-        return false;
-    if (missing.count + other.count + differs.count == 0)
-        return true;
-    return kn_fail("%s holds a model of other sizes than %s%s%s%s%s", path, than,
-                   differs.count ? ": " : "", differs.text,
-                   list_end(&missing, "; it lacks ", a, sizeof a),
-                   list_end(&other, "; not of the model: ", b, sizeof b));
-}
-
-bool kn_model_check(const kn_model_config *c, const kn_pieces *f, const char *path,
-                    const char *than, kn_model_lax lax)
-{
-    kn_model_tensors t = { 0 };
     const int count = kn_pieces_count(f);
     const int64_t fewest = c->family->fewest_tensors(c->of);
     if (fewest > count)
         return kn_fail("%s holds a model of other sizes than %s: that one has at least %lld "
                        "tensors, the file %d",
                        path, than, (long long)fewest, count);
-    bool ok = kn_model_tensors_of(&t, c) && kn_model_match(&t, c->family, f, path, than, lax);
-    kn_model_tensors_free(&t);
+    kn_state *s = state_of(f);
+    const bool ok = s && fits_declared(c, s, theirs, path, than);
+    kn_state_free(s);
     return ok;
 }
 
-/* ---- values ---------------------------------------------------------------------------------- */
+bool kn_model_is(const kn_model_tensors *t, const kn_model_config *c, const char *than)
+{
+    kn_state *s = kn_state_new();
+    bool ok = s != NULL;
+    for (int i = 0; ok && i < t->count; i++) {
+        const kn_safetensors_entry *e = &t->entry[i];
+        ok = kn_state_add_tensor(s, NULL, e->name, e->dtype, e->ndim, e->shape, NULL);
+    }
+    ok = ok && fits_declared(c, s, false, "the module", than);
+    kn_state_free(s);
+    return ok;
+}
 
 static bool is_finite(kn_tensor *t)
 {
@@ -211,60 +156,56 @@ static bool is_finite(kn_tensor *t)
            kn_item(kn_all(kn_isfinite(t), 0, NULL, false)) != 0;
 }
 
-/* From tensor number at of f. */
-static bool fill_one(const kn_model_tensors *t, int i, void *module, kn_pieces *f, int at,
-                     const char *path)
-{
-    const kn_safetensors_entry *e = &t->entry[i];
-    kn_tensor *x = kn_pieces_get(f, at);
-    if (!x || (!is_finite(x) && kn_ok()))
-        return x && kn_fail("%s: '%s' holds a value that isn't finite; the model is damaged", path,
-                            e->name);
-    x = kn_dtype_of(x) == e->dtype ? x : kn_cast(x, e->dtype);
-    if (t->buffer[i])
-        return x && kn_copy_(t->buffer[i], x);
-    return x && kn_param_write(module, i, kn_data(x));
-}
-
-bool kn_model_fill(const kn_model_tensors *t, void *module, kn_pieces *f, const char *path,
-                   const char *head)
+static bool all_finite(kn_pieces *f, const char *path)
 {
     bool ok = true, mode = kn_set_grad_mode(false);
-    for (int i = 0; ok && i < t->count; i++) {
-        const kn_safetensors_entry *e = &t->entry[i];
-        const int at = kn_pieces_find(f, e->name);
-        if (at < 0) /* an optional one */
-            continue;
+    for (int i = 0; ok && i < kn_pieces_count(f); i++) {
         kn_scope scope = kn_scope_begin();
-        ok = (in_head(e->name, head) && !same(e, kn_pieces_tensor(f, at), false)) ||
-             fill_one(t, i, module, f, at, path);
+        kn_tensor *x = kn_pieces_get(f, i);
+        ok = x && (is_finite(x) || !kn_ok() ||
+                   kn_fail("%s: '%s' holds a value that isn't finite; the model is damaged", path,
+                           kn_pieces_tensor(f, i)->name));
         kn_scope_end(scope);
     }
     kn_set_grad_mode(mode);
     return ok && kn_ok();
 }
 
-static size_t elements(const kn_safetensors_entry *e)
+/* Whether module's classifier is of another number of classes than that of s. */
+static bool other_head(void *module, const kn_state *s, const char *head)
 {
-    size_t n = 1;
-    for (int d = 0; d < e->ndim; d++)
-        n *= (size_t)e->shape[d];
-    return n;
+    char name[64];
+    snprintf(name, sizeof name, "%s.weight", head);
+    const kn_state_item *there = kn_state_find(s, name);
+    const kn_tensor *here = kn_look_param(module, name);
+    return there && here && there->shape[0] != kn_size(here, 0);
 }
 
-/* The whole tensor, on every rank. */
-static bool read_one(const kn_model_tensors *t, int i, void *module, const kn_ema *ema,
-                     kn_comm *comm, void *host)
+bool kn_model_load(const kn_model_config *c, void *module, kn_pieces *f, const char *path,
+                   bool new_head, kn_comm *comm)
 {
-    const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
-    if (!t->buffer[i]) {
-        kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_value(ema, i) : NULL;
-        return average ? kn_shard_read(module, i, average, host) : kn_param_read(module, i, host);
+    const char *head = c->family->classifier;
+    names n;
+    kn_state *s = state_of(f);
+    bool ok = s != NULL;
+    if (ok) {
+        const bool theirs = c->family->kind == KN_LANGUAGE_MODELS;
+        names_of(&n, c, s, theirs, new_head && other_head(module, s, head) ? head : NULL);
+        n.o.comm = comm;
+        ok = fits(module, s, &n, path, "the module has") && (theirs || all_finite(f, path));
     }
-    kn_tensor *average = ema && !kn_ema_swapped(ema) ? kn_ema_buffer(ema, t->buffer[i]) : NULL;
-    return (kn_rank(comm) != 0 || kn_to_host(average ? average : t->buffer[i], host, bytes)) &&
-           (kn_comm_size(comm) < 2 || kn_broadcast(comm, host, (int64_t)bytes, 0,
-                                                   kn_compute_stream(KN_CPU), "buffer of a model"));
+    ok = kn_agree(comm, ok) && kn_load_state_dict_(module, s, n.o);
+    kn_state_free(s);
+    return ok;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static size_t bytes_of(const kn_safetensors_entry *e)
+{
+    int64_t bytes = 0; /* a tensor that is there has as many as can be counted */
+    kn_safetensors_bytes(e->dtype, e->ndim, e->shape, &bytes);
+    return (size_t)bytes;
 }
 
 static bool put_one(const kn_model_tensors *t, int i, const void *host, kn_dtype dtype,
@@ -285,22 +226,25 @@ static bool put_one(const kn_model_tensors *t, int i, const void *host, kn_dtype
 bool kn_model_each(const kn_model_tensors *t, void *module, const kn_ema *ema, kn_comm *comm,
                    const kn_dtype *as, const int *order, kn_model_put put, void *to)
 {
+    kn_entries all;
     size_t most = 0;
-    for (int i = 0; i < t->count; i++) {
-        const size_t bytes = elements(&t->entry[i]) * kn_dtype_size(t->entry[i].dtype);
-        most = bytes > most ? bytes : most;
-    }
+    for (int i = 0; i < t->count; i++)
+        most = bytes_of(&t->entry[i]) > most ? bytes_of(&t->entry[i]) : most;
     void *host = kn_host_alloc(most + 1);
-    bool ok = host != NULL, mode = kn_set_grad_mode(false);
+    bool ok = kn_entries_begin(&all, module, comm) && kn_entries_add_model(&all, ema) && host,
+         mode = kn_set_grad_mode(false);
     for (int k = 0; ok && k < t->count; k++) {
         const int i = order ? order[k] : k;
         kn_scope scope = kn_scope_begin();
-        ok = read_one(t, i, module, ema, comm, host) && put_one(t, i, host, as[i], put, to);
+        if (i >= all.count)
+            memset(host, 0, bytes_of(&t->entry[i]));
+        ok = (i >= all.count || kn_entry_gather(&all.list[i], &all, host)) &&
+             put_one(t, i, host, as[i], put, to);
         kn_scope_end(scope);
     }
     kn_set_grad_mode(mode);
     kn_host_free(host);
-    return ok && kn_ok();
+    return kn_entries_end(&all) && ok;
 }
 
 static bool put_safetensors(void *to, int i, kn_tensor *x)

@@ -105,33 +105,6 @@ static bool write_config(const char *dir, const char *text)
                          (const size_t[]){ strlen(text), 1 }, 2);
 }
 
-/* The tensors t of a module are those of want, a model of c. */
-static bool same_tensors(const kn_model_tensors *t, const kn_model_tensors *want,
-                         const kn_model_config *c)
-{
-    if (t->count != want->count)
-        return kn_fail("kn_pretrained_save: the module has %d tensors, a %s of these sizes %d",
-                       t->count, c->family->type, want->count);
-    for (int i = 0; i < want->count; i++) {
-        const kn_safetensors_entry *a = &want->entry[i], *b = &t->entry[i];
-        if (strcmp(a->name, b->name) != 0 || a->ndim != b->ndim ||
-            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
-            return kn_fail("kn_pretrained_save: the module's '%s' isn't the %s's '%s' of these "
-                           "sizes",
-                           b->name, c->family->type, a->name);
-    }
-    return true;
-}
-
-/* The module has the tensors of c. */
-static bool is_model(const kn_model_tensors *t, const kn_model_config *c)
-{
-    kn_model_tensors want = { 0 };
-    bool ok = kn_model_tensors_of(&want, c) && same_tensors(t, &want, c);
-    kn_model_tensors_free(&want);
-    return ok;
-}
-
 static bool save_both(const char *dir, void *module, const kn_model_tensors *t, const char *config,
                       const kn_pretrained_save_options *o)
 {
@@ -153,7 +126,7 @@ static bool save(const char *dir, void *module, const kn_model_config *c, const 
 {
     kn_model_tensors t = { 0 };
     bool ok =
-        kn_model_tensors_make(&t, module) && is_model(&t, c) &&
+        kn_model_tensors_make(&t, module) && kn_model_is(&t, c, "the configuration gives") &&
         (!c->family->export_more || c->family->export_more(&t, c->of)) &&
         (file ? file->save(file, dir, module, &t, o->comm) : save_both(dir, module, &t, config, o));
     kn_model_tensors_free(&t);
@@ -175,9 +148,7 @@ bool kn_model_save(const char *dir, void *module, const kn_model_config *c, cons
     if (!kn_agree(o.comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(o.comm); /* while rank 0 writes */
-    bool ok = kn_module_full_buffers(module, true) && save(dir, module, c, config, file, &o);
-    ok = kn_module_full_buffers(module, false) && ok;
-    ok = kn_agree(o.comm, ok);
+    bool ok = kn_agree(o.comm, save(dir, module, c, config, file, &o));
     kn_comm_resume_timeout(o.comm);
     return ok;
 }
@@ -439,20 +410,6 @@ const kn_vision_input *kn_pretrained_input(const kn_pretrained *p)
 
 /* ---- loading --------------------------------------------------------------------------------- */
 
-static bool load(kn_pretrained *p, void *module, bool new_head)
-{
-    const kn_family *f = p->config.family;
-    kn_model_tensors t = { 0 };
-    bool ok = kn_module_full_buffers(module, true) && kn_model_tensors_make(&t, module) &&
-              kn_model_match(&t, f, p->file, p->path, "the module has",
-                             new_head ? KN_MODEL_NEW_HEAD : KN_MODEL_EXACT);
-    ok = kn_agree(p->comm, ok) &&
-         kn_model_fill(&t, module, p->file, p->path, new_head ? f->classifier : NULL);
-    ok = kn_module_full_buffers(module, false) && ok;
-    kn_model_tensors_free(&t);
-    return ok;
-}
-
 bool kn_pretrained_load_(kn_pretrained *p, void *module, kn_pretrained_load_options o)
 {
     if (!kn_given(p, "kn_pretrained_load", "the model") ||
@@ -461,7 +418,7 @@ bool kn_pretrained_load_(kn_pretrained *p, void *module, kn_pretrained_load_opti
     if (!kn_agree(p->comm, kn_ok()))
         return false;
     kn_comm_suspend_timeout(p->comm); /* a rank may read from a slower disk than the others */
-    bool ok = kn_agree(p->comm, load(p, module, o.new_head));
+    bool ok = kn_model_load(&p->config, module, p->file, p->path, o.new_head, p->comm);
     kn_comm_resume_timeout(p->comm);
     return ok;
 }

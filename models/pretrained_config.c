@@ -273,14 +273,14 @@ static bool from_config(const kn_json_source s, const char *given, const kn_piec
 }
 
 bool kn_pretrained_config_model(const json_t *json, const char *config_path, const char *name,
-                                const kn_pieces *f, const char *path, kn_model_config *c,
+                                kn_pieces *f, const char *path, kn_model_config *c,
                                 kn_vision_input *in)
 {
     char than[4096 + 32];
     const kn_json_source s = { json, config_path }, none = { NULL, path };
     snprintf(than, sizeof than, json ? "%s gives" : "a %s has", json ? config_path : name);
     if (!(json ? from_config(s, name, f, path, c) : from_tensors(name, none, f, path, c)) ||
-        !kn_model_check(c, f, path, than, KN_MODEL_EXACT))
+        !kn_model_check(c, f, false, path, than))
         return false;
     if (json)
         return kn_vision_input_read(s, c, false, in);

@@ -42,7 +42,7 @@ char *kn_pretrained_config_text(const kn_model_config *c, const kn_vision_input 
  * All tensors are checked. json may be NULL; in->label is the caller's to free, after an error,
  * too. */
 bool kn_pretrained_config_model(const json_t *json, const char *config_path, const char *name,
-                                const kn_pieces *f, const char *path, kn_model_config *c,
+                                kn_pieces *f, const char *path, kn_model_config *c,
                                 kn_vision_input *in);
 
 #endif

@@ -120,8 +120,8 @@ bool kn_vision_input_check(const kn_vision_input *in, const kn_model_config *c, 
         return kn_fail("%s: the model's images have %lld channels; 1 and 3 are known", where,
                        (long long)s.channels);
     if (in->side < 1 || in->side > KN_MOST_SIDE)
-        return kn_fail("%s: images with a side of %lld; 1 to %d are known", where,
-                       (long long)in->side, KN_MOST_SIDE);
+        return kn_fail("%s: side is %lld, should lie between 1 and %d", where, (long long)in->side,
+                       KN_MOST_SIDE);
     if (in->channels != s.channels || in->side != side)
         return kn_fail(
             "%s: the images are %lld x %lld x %lld, but the model takes images of %lld x "

@@ -155,21 +155,13 @@ static bool step_round(writing *w, text *const *active, int n)
 
 static bool print_text(const kn_tokenizer *t, const int64_t *ids, int64_t n, FILE *out)
 {
-    char small[64], *buf = small;
-    int64_t length = kn_tokenizer_decode(t, ids, n, small, sizeof small);
-    if (length < 0)
-        return false;
-    if (length >= (int64_t)sizeof small) {
-        buf = kn_host_alloc((size_t)length + 1);
-        if (!buf || kn_tokenizer_decode(t, ids, n, buf, (size_t)length + 1) < 0) {
-            kn_host_free(buf);
-            return false;
-        }
-    }
-    fwrite(buf, 1, (size_t)length, out);
-    if (buf != small)
-        kn_host_free(buf);
-    return true;
+    const int64_t length = kn_tokenizer_decode(t, ids, n, (char[1]){ 0 }, 1);
+    char *buf = length < 0 ? NULL : kn_host_alloc((size_t)length + 1);
+    const bool ok = buf && kn_tokenizer_decode(t, ids, n, buf, (size_t)length + 1) >= 0;
+    if (ok)
+        fwrite(buf, 1, (size_t)length, out);
+    kn_host_free(buf);
+    return ok;
 }
 
 /* Writes what isn't shown yet of a text: the prompt, then one token after another. */

@@ -148,7 +148,7 @@ static bool add_param(kn_entries *all, const kn_param *p, kn_tensor *tensor, kn_
         return kn_fail("state: '%s' is summoned, and its whole values may be others than those of "
                        "the shards; end the scope first",
                        p->name);
-    e.dtype = kn_dtype_of(tensor ? tensor : p->master);
+    e.dtype = kn_dtype_of(tensor ? tensor : all->declared && !p->master ? p->tensor : p->master);
     e.bucket = b;
     e.ndim = kn_ndim(p->tensor);
     memcpy(e.shape, kn_shape(p->tensor), (size_t)e.ndim * sizeof *e.shape);

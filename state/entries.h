@@ -59,6 +59,7 @@ typedef struct kn_entries {
      * their names below; NULL: all, none. */
     const char *only, *except;
     const char *label; /* before the names of what is added next, with a '/'; NULL: nothing */
+    bool declared;     /* the model needn't be made: names, shapes and dtypes alone count */
     bool outside;      /* parameters of units are left out: they are listed as they lie in memory */
 } kn_entries;
 

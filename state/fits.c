@@ -17,9 +17,10 @@ void kn_loading_report(kn_loading *l)
     kn_names_free(&l->mismatched);
 }
 
-/* "2 missing (a, b)" behind what text[size] has. */
-static void tell(char *text, size_t size, const kn_names *n, const char *how)
+/* "2 missing (a, b)" behind what text[KN_LOADING_TEXT] has. */
+static void tell_names(char *text, const kn_names *n, const char *how)
 {
+    const size_t size = KN_LOADING_TEXT - sizeof((kn_loading *)0)->first;
     size_t at = strlen(text);
     if (n->count == 0)
         return;
@@ -47,20 +48,28 @@ static bool some_fit(const kn_loading *l)
                            names, *l->prefix ? " with and without the prefix" : "");
 }
 
-bool kn_loading_fits(const kn_loading *l)
+const char *kn_loading_tell(const kn_loading *l, char text[KN_LOADING_TEXT])
 {
-    char text[1200] = "";
+    *text = 0;
     if (!l->o->not_strict) {
-        tell(text, sizeof text, &l->missing, "missing");
-        tell(text, sizeof text, &l->unexpected, "unexpected");
+        tell_names(text, &l->missing, "missing");
+        tell_names(text, &l->unexpected, "unexpected");
     }
     if (!l->o->skip_mismatched)
-        tell(text, sizeof text, &l->mismatched, "mismatched");
-    if (*text)
+        tell_names(text, &l->mismatched, "mismatched");
+    if (*text && l->mismatched.count)
+        strcat(text, l->first);
+    return text;
+}
+
+bool kn_loading_fits(const kn_loading *l)
+{
+    char text[KN_LOADING_TEXT];
+    if (*kn_loading_tell(l, text))
         return kn_fail(
-            "%s: names don't fit: %s%s; it is of another model or optimizer: give "
+            "%s: names don't fit: %s; it is of another model or optimizer: give "
             ".not_strict to load the names that fit, .skip_mismatched to leave out other "
             "shapes, .prefix or .renames where names differ",
-            l->what, text, l->mismatched.count ? l->first : "");
+            l->what, text);
     return kn_ok() && (!l->o->not_strict || some_fit(l));
 }

@@ -326,6 +326,20 @@ static bool list_module(kn_loading *l)
            (!l->all.outside || kn_entries_add_flat(&l->all));
 }
 
+bool kn_state_fits(void *module, const kn_state *s, const kn_load_state_dict_options *o,
+                   char text[KN_LOADING_TEXT])
+{
+    kn_source source = { 0 };
+    kn_loading l = { .what = "kn_state_fits", .source = &source, .o = o };
+    bool ok = begin(&l, module, s, o);
+    l.all.declared = true;
+    ok = ok && kn_entries_add_model(&l.all, NULL);
+    source.end = l.all.count;
+    ok = ok && kn_loading_match(&l);
+    kn_loading_tell(&l, text);
+    return kn_loading_end(&l, ok);
+}
+
 bool kn_load_state_dict_(void *module, const kn_state *s, kn_load_state_dict_options o)
 {
     static const char what[] = "kn_load_state_dict";

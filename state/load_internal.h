@@ -62,6 +62,10 @@ bool kn_loading_match(kn_loading *l);
 
 /* ---- fits.c ---------------------------------------------------------------------------------- */
 
+/* What doesn't fit, in words: "2 missing (a, b), 1 mismatched (c): it is f32[2], not f32[3]"; "":
+ * all fits or needn't. */
+enum { KN_LOADING_TEXT = 1500 };
+const char *kn_loading_tell(const kn_loading *l, char text[KN_LOADING_TEXT]);
 /* True where names fit or needn't; else an error that tells some of them. */
 bool kn_loading_fits(const kn_loading *l);
 /* Hands the lists to the caller's report, or frees them. */
@@ -69,6 +73,10 @@ void kn_loading_report(kn_loading *l);
 
 /* ---- load.c ---------------------------------------------------------------------------------- */
 
+/* What of s, in words, kn_load_state_dict wouldn't load into module, which needn't be made; false
+ * with another error. Nothing is written or sent. */
+bool kn_state_fits(void *module, const kn_state *s, const kn_load_state_dict_options *o,
+                   char text[KN_LOADING_TEXT]);
 /* The options that are wrong by themselves. */
 bool kn_loading_options(const kn_load_state_dict_options *o, const char *what);
 /* All that can fail is done here, but reading files and sending: matches, makes states and takes
