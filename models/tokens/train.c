@@ -25,10 +25,12 @@ static bool count_word(kn_strings *s, const char *text, size_t length, int64_t t
     return entry || length == 0;
 }
 
-static bool visit_word(void *arg, int part, const kn_word *word, int times)
+static bool visit_word(void *arg, int part, const kn_word *word)
 {
     counting *c = arg;
-    return word->id >= 0 || count_word(&c->part[part], word->text, word->length, times);
+    if (!word)
+        kn_strings_free(&c->part[part]);
+    return !word || word->id >= 0 || count_word(&c->part[part], word->text, word->length, 1);
 }
 
 /* All in s, with what it holds. */
@@ -63,7 +65,7 @@ static bool count_lines(kn_strings *s, const kn_tokenizer *t, const char *text, 
         kn_word word;
         ok = kn_words_begin(&w, t, text + at, end - at, 0);
         while (ok && kn_words_next(&w, &word))
-            ok = visit_word(&c, 0, &word, 1);
+            ok = visit_word(&c, 0, &word);
         kn_words_end(&w);
     }
     return join(s, &c) && ok && kn_ok();
