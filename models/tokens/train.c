@@ -350,30 +350,26 @@ kn_tokenizer *kn_tokenizer_train_(const char *const *text, const size_t *len, in
     if (!pattern &&
         strspn(given, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
             strlen(given)) { /* as a pattern it would find itself */
-        kn_fail(
+        return kn_fail_null(
             "kn_tokenizer_train: there is no pattern called '%.60s'; there are gpt2, llama3 and "
             "qwen, or give a regular expression",
             given);
-        return NULL;
     }
     int64_t specials = 0, least;
     for (; special[specials]; specials++)
-        if (strlen(special[specials]) - 1 > 254) {
-            kn_fail("kn_tokenizer_train: a special token of %zu bytes; 1 to 255 are supported",
-                    strlen(special[specials]));
-            return NULL;
-        }
-    if (o.least < 0) {
-        kn_fail("kn_tokenizer_train: .least is %lld; it must be at least 0", (long long)o.least);
-        return NULL;
-    }
+        if (strlen(special[specials]) - 1 > 254)
+            return kn_fail_null(
+                "kn_tokenizer_train: a special token of %zu bytes; 1 to 255 are supported",
+                strlen(special[specials]));
+    if (o.least < 0)
+        return kn_fail_null("kn_tokenizer_train: .least is %lld; it must be at least 0",
+                            (long long)o.least);
     least = 256 + specials;
-    if (o.vocab < least || o.vocab > KN_MOST_IDS) {
-        kn_fail("kn_tokenizer_train: .vocab is %lld; it takes %lld (256 bytes and the special "
-                "tokens) to %d",
-                (long long)o.vocab, (long long)least, KN_MOST_IDS);
-        return NULL;
-    }
+    if (o.vocab < least || o.vocab > KN_MOST_IDS)
+        return kn_fail_null(
+            "kn_tokenizer_train: .vocab is %lld; it takes %lld (256 bytes and the special "
+            "tokens) to %d",
+            (long long)o.vocab, (long long)least, KN_MOST_IDS);
     training t = { 0 };
     /* The texts are cut by the tokenizer that is to come, which has no merges yet. */
     const bool is_gpt2 = strcmp(given, "gpt2") == 0;
