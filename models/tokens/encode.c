@@ -11,7 +11,6 @@ typedef struct part_ids {
     kn_bpe *bpe;
     uint32_t *id;
     int64_t count, room;
-    int64_t dropped; /* of them the first so many don't count */
     const char *bad; /* a character without an id */
 } part_ids;
 
@@ -21,10 +20,14 @@ typedef struct encoding {
     bool cached;
 } encoding;
 
-static bool encode_word(void *arg, int number, const kn_word *word, int times)
+static bool encode_word(void *arg, int number, const kn_word *word)
 {
     encoding *e = arg;
     part_ids *p = &e->part[number];
+    if (!word) {
+        p->count = 0;
+        return true;
+    }
     const uint32_t one = (uint32_t)word->id, *id = &one;
     int64_t bad = -1, n = 1;
     if (word->id < 0) {
@@ -36,10 +39,6 @@ static bool encode_word(void *arg, int number, const kn_word *word, int times)
         p->bad = word->text + bad;
     if (n < 0)
         return false;
-    if (times < 0) {
-        p->dropped += n;
-        return true;
-    }
     if (!kn_host_grow(&p->id, &p->room, p->count + n, sizeof *p->id))
         return false;
     memcpy(p->id + p->count, id, (size_t)n * sizeof *id);
@@ -99,7 +98,7 @@ static bool encode_words(const kn_tokenizer *t, const char *text, size_t size, b
     const char *bad = NULL;
     for (int i = 0; i < KN_WORD_PARTS; i++) {
         part_ids *p = &e.part[i];
-        ok = ok && put(to, p->id + p->dropped, p->count - p->dropped);
+        ok = ok && put(to, p->id, p->count);
         bad = bad ? bad : p->bad;
         kn_bpe_end(p->bpe);
         kn_host_free(p->id);

@@ -101,7 +101,7 @@ static kn_tokenizer *load_folder(const char *folder)
         for (int k = 0; k < 2 && name[i][k]; k++) {
             if (snprintf(path[k], sizeof path[k], "%s/%s", folder, name[i][k]) >=
                 (int)sizeof path[k])
-                return kn_fail("%.100s...: the path is too long", folder) ? NULL : NULL;
+                return kn_fail_null("%.100s...: the path is too long", folder);
             there = there && kn_is_there(path[k]);
         }
         if (!there)
@@ -110,12 +110,11 @@ static kn_tokenizer *load_folder(const char *folder)
                : i == 0   ? load_json(path[0])
                           : kn_sentences_load(path[0]);
     }
-    if (kn_ok())
-        kn_fail(
-            "%s holds no tokenizer: neither tokenizer.json, nor vocab.json with merges.txt, nor "
-            "encoder.json with vocab.bpe, nor tokenizer.model",
-            folder);
-    return NULL;
+    return !kn_ok() ? NULL
+                    : kn_fail_null("%s holds no tokenizer: neither tokenizer.json, nor vocab.json "
+                                   "with merges.txt, nor "
+                                   "encoder.json with vocab.bpe, nor tokenizer.model",
+                                   folder);
 }
 
 kn_tokenizer *kn_tokenizer_load(const char *path)

@@ -141,23 +141,17 @@ static kn_change *add_change(kn_json_reader *r, enum kn_change_kind kind, int64_
                              const char *to)
 {
     kn_tokenizer *t = r->t;
-    if (t->changes == KN_MOST_STEPS) {
-        kn_fail("%s: its normalizer has more than %d steps", r->where, KN_MOST_STEPS);
-        return NULL;
-    }
-    if (to && strlen(to) > 64) {
-        kn_fail("%s: its normalizer puts %zu bytes into a text at a time; 64 are read", r->where,
-                strlen(to));
-        return NULL;
-    }
+    if (t->changes == KN_MOST_STEPS)
+        return kn_fail_null("%s: its normalizer has more than %d steps", r->where, KN_MOST_STEPS);
+    if (to && strlen(to) > 64)
+        return kn_fail_null("%s: its normalizer puts %zu bytes into a text at a time; 64 are read",
+                            r->where, strlen(to));
     int64_t all = grows;
     for (int i = 0; i < t->changes; i++)
         all *= t->change[i].grows;
-    if (all > 4096) {
-        kn_fail("%s: its normalizer makes texts up to %lld times as long", r->where,
-                (long long)all);
-        return NULL;
-    }
+    if (all > 4096)
+        return kn_fail_null("%s: its normalizer makes texts up to %lld times as long", r->where,
+                            (long long)all);
     kn_change *c = &t->change[t->changes++];
     *c = (kn_change){ .kind = kind, .grows = grows };
     return !to || (c->to = kn_host_strdup(to)) ? c : NULL;
@@ -319,49 +313,41 @@ static bool halves(const json_t *merge, const char *half[2], size_t length[2])
     return length[0] > 0 && length[1] > 0 && (!both || !strchr(half[1], ' '));
 }
 
-static bool read_merges(kn_json_reader *r, const json_t *list)
+/* Merge i; both: memory for its text. */
+static bool read_merge(kn_json_reader *r, size_t i, const json_t *merge, kn_bytes *both)
 {
     kn_tokenizer *t = r->t;
-    size_t i;
-    json_t *merge;
-    char *both = NULL;
-    int64_t room = 0;
+    const char *half[2];
+    size_t length[2];
+    both->size = 0;
+    if (!halves(merge, half, length))
+        return kn_fail("%s: merge %zu isn't of two tokens", r->where, i);
+    if (!kn_bytes_append(both, half[0], length[0]) || !kn_bytes_append(both, half[1], length[1]))
+        return false;
+    const int64_t a = kn_strings_find(&t->names, half[0], length[0]),
+                  b = kn_strings_find(&t->names, half[1], length[1]),
+                  c = kn_strings_find(&t->names, both->at, length[0] + length[1]);
+    if (a < 0 || b < 0 || c < 0)
+        return kn_fail("%s: merge %zu makes \"%s\" of \"%.*s\" and \"%.*s\", and the vocabulary "
+                       "lacks one of the three",
+                       r->where, i, both->at, (int)length[0], half[0], (int)length[1], half[1]);
+    uint64_t *value = kn_pairs_at(&t->merge, (uint64_t)t->names.list[a].value << 32 |
+                                                 (uint64_t)t->names.list[b].value);
+    if (value)
+        *value = (uint64_t)i << 32 | (uint64_t)t->names.list[c].value;
+    return value != NULL;
+}
+
+static bool read_merges(kn_json_reader *r, const json_t *list)
+{
+    kn_bytes both = { 0 };
     bool ok = true;
     if (!json_is_array(list) || json_array_size(list) >= KN_MOST_IDS)
         return kn_fail("%s: its model has no \"merges\", a list of at most %d", r->where,
                        KN_MOST_IDS - 1);
-    json_array_foreach(list, i, merge)
-    {
-        const char *half[2];
-        size_t length[2];
-        if (!halves(merge, half, length)) {
-            ok = kn_fail("%s: merge %zu isn't of two tokens", r->where, i);
-            break;
-        }
-        if (!kn_host_grow(&both, &room, (int64_t)(length[0] + length[1]), 1)) {
-            ok = false;
-            break;
-        }
-        memcpy(both, half[0], length[0]);
-        memcpy(both + length[0], half[1], length[1]);
-        const int64_t a = kn_strings_find(&t->names, half[0], length[0]),
-                      b = kn_strings_find(&t->names, half[1], length[1]),
-                      c = kn_strings_find(&t->names, both, length[0] + length[1]);
-        if (a < 0 || b < 0 || c < 0) {
-            ok =
-                kn_fail("%s: merge %zu makes \"%.*s\" of \"%.*s\" and \"%.*s\", and the vocabulary "
-                        "lacks one of the three",
-                        r->where, i, (int)(length[0] + length[1]), both, (int)length[0], half[0],
-                        (int)length[1], half[1]);
-            break;
-        }
-        uint64_t *value = kn_pairs_at(&t->merge, (uint64_t)t->names.list[a].value << 32 |
-                                                     (uint64_t)t->names.list[b].value);
-        if (!(ok = value != NULL))
-            break;
-        *value = (uint64_t)i << 32 | (uint64_t)t->names.list[c].value;
-    }
-    kn_host_free(both);
+    for (size_t i = 0; ok && i < json_array_size(list); i++)
+        ok = read_merge(r, i, json_array_get(list, i), &both);
+    kn_host_free(both.at);
     return ok;
 }
 

@@ -114,10 +114,8 @@ kn_tokenizer *kn_tokenizer_parse(const char *json, size_t len, const char *where
         return NULL;
     where = where ? where : "a tokenizer";
     json_t *root = kn_json_parse(json, len, JSON_REJECT_DUPLICATES, where, &error);
-    if (!root) {
-        kn_fail("%s is no tokenizer.json: line %d: %s", where, error.line, error.text);
-        return NULL;
-    }
+    if (!root)
+        return kn_fail_null("%s is no tokenizer.json: line %d: %s", where, error.line, error.text);
     kn_tokenizer *t = kn_tokenizer_of_json(root, json, len, where);
     json_decref(root);
     return t;
@@ -247,8 +245,7 @@ kn_tokenizer *kn_tokenizer_create(const char *kind, const char *text, size_t len
         return create_byte();
     if (strcmp(kind, "char") == 0)
         return create_char(text, len);
-    kn_fail("no tokenizer of kind '%s'; kinds are char and byte, and files are read by "
-            "kn_tokenizer_load",
-            kind);
-    return NULL;
+    return kn_fail_null("no tokenizer of kind '%s'; kinds are char and byte, and files are read by "
+                        "kn_tokenizer_load",
+                        kind);
 }

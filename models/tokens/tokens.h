@@ -299,11 +299,11 @@ void kn_words_end(kn_words *w);
 const char *kn_cut_named(const char *name);
 
 /* Calls visit for every word of text[size], on several threads where that pays: part, less than
- * KN_WORD_PARTS, numbers the stretches of the text in order, each on one thread at a time. times is
- * 1; -1 takes the first of a part's words back, one after another: they were cut otherwise by the
- * part before. False with an error, or where visit returned it. */
+ * KN_WORD_PARTS, numbers the stretches of the text in order, each on one thread at a time. NULL as
+ * a word takes back all words of a part, which follow once more: they were cut otherwise. False
+ * with an error, or where visit returned it. */
 #define KN_WORD_PARTS 64
-typedef bool (*kn_visit_fn)(void *arg, int part, const kn_word *word, int times);
+typedef bool (*kn_visit_fn)(void *arg, int part, const kn_word *word);
 bool kn_words_each(const kn_tokenizer *t, const char *text, size_t size, bool early, bool late,
                    kn_visit_fn visit, void *arg);
 

@@ -25,10 +25,12 @@ static bool count_word(kn_strings *s, const char *text, size_t length, int64_t t
     return entry || length == 0;
 }
 
-static bool visit_word(void *arg, int part, const kn_word *word, int times)
+static bool visit_word(void *arg, int part, const kn_word *word)
 {
     counting *c = arg;
-    return word->id >= 0 || count_word(&c->part[part], word->text, word->length, times);
+    if (!word)
+        kn_strings_free(&c->part[part]);
+    return !word || word->id >= 0 || count_word(&c->part[part], word->text, word->length, 1);
 }
 
 /* All in s, with what it holds. */
@@ -63,7 +65,7 @@ static bool count_lines(kn_strings *s, const kn_tokenizer *t, const char *text, 
         kn_word word;
         ok = kn_words_begin(&w, t, text + at, end - at, 0);
         while (ok && kn_words_next(&w, &word))
-            ok = visit_word(&c, 0, &word, 1);
+            ok = visit_word(&c, 0, &word);
         kn_words_end(&w);
     }
     return join(s, &c) && ok && kn_ok();
@@ -348,30 +350,26 @@ kn_tokenizer *kn_tokenizer_train_(const char *const *text, const size_t *len, in
     if (!pattern &&
         strspn(given, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") ==
             strlen(given)) { /* as a pattern it would find itself */
-        kn_fail(
+        return kn_fail_null(
             "kn_tokenizer_train: there is no pattern called '%.60s'; there are gpt2, llama3 and "
             "qwen, or give a regular expression",
             given);
-        return NULL;
     }
     int64_t specials = 0, least;
     for (; special[specials]; specials++)
-        if (strlen(special[specials]) - 1 > 254) {
-            kn_fail("kn_tokenizer_train: a special token of %zu bytes; 1 to 255 are supported",
-                    strlen(special[specials]));
-            return NULL;
-        }
-    if (o.least < 0) {
-        kn_fail("kn_tokenizer_train: .least is %lld; it must be at least 0", (long long)o.least);
-        return NULL;
-    }
+        if (strlen(special[specials]) - 1 > 254)
+            return kn_fail_null(
+                "kn_tokenizer_train: a special token of %zu bytes; 1 to 255 are supported",
+                strlen(special[specials]));
+    if (o.least < 0)
+        return kn_fail_null("kn_tokenizer_train: .least is %lld; it must be at least 0",
+                            (long long)o.least);
     least = 256 + specials;
-    if (o.vocab < least || o.vocab > KN_MOST_IDS) {
-        kn_fail("kn_tokenizer_train: .vocab is %lld; it takes %lld (256 bytes and the special "
-                "tokens) to %d",
-                (long long)o.vocab, (long long)least, KN_MOST_IDS);
-        return NULL;
-    }
+    if (o.vocab < least || o.vocab > KN_MOST_IDS)
+        return kn_fail_null(
+            "kn_tokenizer_train: .vocab is %lld; it takes %lld (256 bytes and the special "
+            "tokens) to %d",
+            (long long)o.vocab, (long long)least, KN_MOST_IDS);
     training t = { 0 };
     /* The texts are cut by the tokenizer that is to come, which has no merges yet. */
     const bool is_gpt2 = strcmp(given, "gpt2") == 0;

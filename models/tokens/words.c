@@ -16,6 +16,17 @@ static const char MARK[] =
 
 /* ---- stretches ------------------------------------------------------------------------------- */
 
+/* The first from low to high whose byte at depth is c or more. */
+static const kn_added *first_from(const kn_added *low, const kn_added *high, size_t depth, int c)
+{
+    for (int64_t n = high - low; n > 0;)
+        if ((unsigned char)low[n / 2].text[depth] < c)
+            low += n / 2 + 1, n -= n / 2 + 1;
+        else
+            n /= 2;
+    return low;
+}
+
 const kn_added *kn_added_at(const kn_tokenizer *t, const char *text, size_t size, bool early,
                             bool late)
 {
@@ -31,19 +42,9 @@ const kn_added *kn_added_at(const kn_tokenizer *t, const char *text, size_t size
         }
         if (low == high || depth >= size)
             break;
-        const unsigned char c = (unsigned char)text[depth];
-        for (int64_t n = high - low; n > 0;) /* the first with c or more */
-            if ((unsigned char)low[n / 2].text[depth] < c)
-                low += n / 2 + 1, n -= n / 2 + 1;
-            else
-                n /= 2;
-        const kn_added *end = low;
-        for (int64_t n = high - low; n > 0;)
-            if ((unsigned char)end[n / 2].text[depth] <= c)
-                end += n / 2 + 1, n -= n / 2 + 1;
-            else
-                n /= 2;
-        high = end;
+        const int c = (unsigned char)text[depth];
+        low = first_from(low, high, depth, c);
+        high = first_from(low, high, depth, c + 1);
     }
     return best;
 }

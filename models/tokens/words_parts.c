@@ -1,6 +1,8 @@
-/* models/tokens/words_parts.c: a walk over the words of a long text on several threads. Each begins
- * where it likes and cuts its part; then, part by part, the one before goes on past its end until
- * it meets the beginning of a word of the next, whose words before that are taken back. */
+/* models/tokens/words_parts.c: a walk over the words of a long text on several threads. A part is
+ * from the first word that begins at its place or behind it to the first that does at the next
+ * part's. Its thread begins some bytes before that, where perhaps no word begins: after a few words
+ * it cuts as a walk over the whole text does. A part that began elsewhere than the one before ended
+ * is walked over again. */
 #include "kernels/error_internal.h"
 #include "kernels/kernels.h"
 #include "kernels/team.h"
@@ -9,13 +11,11 @@
 #include <pthread.h>
 #include <string.h>
 
-#define MARKS      64          /* beginnings of words that a part remembers: two parts soon agree */
-#define PART_LEAST (256 << 10) /* bytes */
+enum { PART_LEAST = 256 << 10, BEFORE = 1024 }; /* bytes: of a part, and to cut as the others do */
 
 typedef struct part {
+    size_t place;
     size_t begin, end; /* of its words */
-    size_t mark[MARKS];
-    int marks;
     bool ok;
 } part;
 
@@ -55,10 +55,9 @@ static void tell(size_t *from, size_t at, bool last)
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-/* Visits the words from *at to until, or to the first that begins behind it; with stop, to the
- * first beginning that stop remembers. *at: where that is. */
-static bool visit(const job *j, int number, size_t *at, size_t until, int times, part *marks,
-                  const part *stop)
+/* Walks from *at to the first word that begins at until or behind it, and visits the words before
+ * that; *at: where it is. */
+static bool walk(const job *j, int number, size_t *at, size_t until, bool visits)
 {
     kn_words w;
     kn_word word;
@@ -68,50 +67,53 @@ static bool visit(const job *j, int number, size_t *at, size_t until, int times,
     while (more) {
         if (kn_words_between(&w)) {
             *at = w.at;
-            if (marks)
+            if (visits)
                 tell(&told, *at, false);
-            bool met = false;
-            for (int i = 0; stop && i < stop->marks; i++)
-                met = met || stop->mark[i] == w.at;
-            if (w.at >= until || met)
+            if (w.at >= until)
                 break;
-            if (marks && marks->marks < MARKS)
-                marks->mark[marks->marks++] = w.at;
         }
         more = kn_words_next(&w, &word);
-        ok = more ? (more = j->visit(j->arg, number, &word, times)) : kn_ok() && w.at >= w.size;
+        if (!more)
+            ok = kn_ok() && w.at >= w.size;
+        else if (visits)
+            ok = more = j->visit(j->arg, number, &word);
         if (ok && !more)
             *at = w.size;
     }
-    if (marks)
+    if (visits)
         tell(&told, *at, true);
     kn_words_end(&w);
     return ok;
 }
 
-static void visit_part(const void *ctx, int64_t i)
+/* The place where the next part begins. */
+static size_t place_behind(const job *j, int64_t i)
+{
+    return i + 1 < j->parts ? j->part[i + 1].place : j->size;
+}
+
+static void walk_part(const void *ctx, int64_t i)
 {
     job *j = *(job *const *)ctx;
     part *p = &j->part[i];
-    size_t until = i + 1 < j->parts ? j->part[i + 1].begin : j->size;
-    p->end = p->begin;
-    p->ok = visit(j, (int)i, &p->end, until, 1, p, NULL);
+    size_t at = p->place > BEFORE ? p->place - BEFORE : 0;
+    while (at < j->size && ((unsigned char)j->text[at] & 0xc0) == 0x80)
+        at++;
+    p->ok = walk(j, (int)i, &at, p->place, false);
+    p->begin = p->end = at;
+    p->ok = p->ok && walk(j, (int)i, &p->end, place_behind(j, i), true);
 }
 
-/* Lets the parts agree. */
+/* Every part begins where the one before ends. */
 static bool join(job *j)
 {
-    for (int i = 0; i + 1 < j->parts; i++) {
-        part *now = &j->part[i], *next = now + 1;
-        size_t at = now->end, from = next->begin;
-        /* up to a common beginning, or, where there is none, over the whole of the next part */
-        if (!visit(j, i, &at, next->end, 1, NULL, next))
+    for (int i = 1; i < j->parts; i++) {
+        part *p = &j->part[i];
+        if (p->begin == p[-1].end)
+            continue;
+        p->begin = p->end = p[-1].end;
+        if (!j->visit(j->arg, i, NULL) || !walk(j, i, &p->end, place_behind(j, i), true))
             return false;
-        size_t met = at < next->end ? at : next->end;
-        if (!visit(j, i + 1, &from, met, -1, NULL, NULL))
-            return false;
-        if (at > next->end) /* it swallowed the next: what follows goes on from there */
-            next->end = at;
     }
     return true;
 }
@@ -132,19 +134,13 @@ bool kn_words_each(const kn_tokenizer *t, const char *text, size_t size, bool ea
     parts = parts < KN_WORD_PARTS ? parts : KN_WORD_PARTS;
     if (parts > 1 && (t->cuts == 0 || (t->cut[0].kind == KN_CUT_ISOLATED && !t->cut[0].looks_back)))
         j.parts = (int)parts;
-    for (int i = 1; i < j.parts; i++) {
-        size_t at = size / (size_t)j.parts * (size_t)i;
-        const char *line = memchr(text + at, '\n', 4096);
-        at = line ? (size_t)(line - text) + 1 : at;
-        while (at < size && ((unsigned char)text[at] & 0xc0) == 0x80)
-            at++;
-        j.part[i].begin = at;
-    }
+    for (int i = 1; i < j.parts; i++)
+        j.part[i].place = size / (size_t)j.parts * (size_t)i;
     job *all = &j;
     if (j.parts > 1)
-        kn_each_part(j.parts, visit_part, &all);
+        kn_each_part(j.parts, walk_part, &all);
     else
-        visit_part(&all, 0);
+        walk_part(&all, 0);
     for (int i = 0; i < j.parts; i++)
         if (!j.part[i].ok)
             return false;
