@@ -325,12 +325,23 @@ static bool weight_meets_nothing(const kn_conv_key *k)
     return false;
 }
 
+/* Weights of 1 x 1 with a stride, of images whose channels lie together and fill no vector: oneDNN
+ * 2.6 gathers the positions that count into scratch as if there were 8 channels, with AVX2, and asks
+ * for scratch of as many as there are. */
+static bool outgrows_scratch(const kn_conv_key *k)
+{
+    return k->kind == KN_CONV_WEIGHTS && k->x_last && k->w[2] == 1 && k->w[3] == 1 &&
+           (k->stride[0] > 1 || k->stride[1] > 1) && k->w[1] % 8 != 0;
+}
+
 static kn_status run(kn_conv_key k, const kn_array *x, const kn_array *w, const kn_array *y,
                      const kn_array *bias)
 {
     const kn_array *array[PARTS] = { x, w, y };
     if (!kn_onednn_engine() || !dtypes_fit(array, bias, k.kind) || !key_make(&k, array, bias))
         return KN_DECLINED;
+    if (outgrows_scratch(&k))
+        k.x_last = k.y_last = false; /* row-major, which it reorders into blocks of channels */
     const kn_dtype t = array[k.kind == KN_CONV_WEIGHTS ? X : W]->dtype;
     kn_status status = KN_DECLINED;
     const bool wide = k.kind == KN_CONV_WEIGHTS && weight_meets_nothing(&k);
