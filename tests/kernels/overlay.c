@@ -1,6 +1,7 @@
 /* tests/kernels/overlay.c: arenas, random cases, running and comparing; see overlay.h. */
 #include "kernels/memory.h"
 #include "tests/kernels/overlay.h"
+#include "tests/kernels/fences.h"
 #include "kernels/convert.h"
 
 #include <stdarg.h>
@@ -383,9 +384,15 @@ int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS])
 #endif
 
 #ifndef KN_TEST_CUDA
+/* Scratch has fences: what a provider, or its library, writes outside of it is seen. */
 static kn_status run_kernel(const kn_provider *provider, kn_kernel k, const void *args)
 {
-    return provider->run[k](args);
+    fences_put();
+    const kn_status s = provider->run[k](args);
+    const long broken = fences_broken();
+    KN_CHECK(broken == 0, "%s %s: wrote %ld bytes around its scratch", kn_kernel_name(k),
+             provider->name, broken);
+    return s;
 }
 #endif
 

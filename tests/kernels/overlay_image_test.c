@@ -134,6 +134,21 @@ OVERLAY(overlay_image, conv_grad_w_of_the_pad, CONV_GRAD_W, 5000, 16)
     case_run(c, &a);
 }
 
+/* 1 x 1 with a stride, of channels that fill no vector: libraries gather what they meet. */
+OVERLAY(overlay_image, conv_grad_w_of_few_channels, CONV_GRAD_W, 5100, overlay_cases(48))
+{
+    const int64_t C = 2 + i % 6, O = 1 + case_pick(c, 16), N = 1 + case_pick(c, 2);
+    const int64_t H = 8 + 2 * case_pick(c, 14), stride = 2 + case_pick(c, 2);
+    const int64_t P = positions(H, 1, 0, stride, 1);
+    const kn_dtype t = case_float(c);
+    kn_conv_grad_w_args a = { .groups = 1, .stride = { stride, stride }, .dilation = { 1, 1 } };
+    a.dy = image(c, t, NORMAL, (int64_t[]){ N, O, P, P });
+    a.x = image(c, t, NORMAL, (int64_t[]){ N, C, H, H });
+    a.dw = image(c, t, UNSET, (int64_t[]){ O, C, 1, 1 });
+    case_close(c, &a.dw, sum_error(N * P * P));
+    case_run(c, &a);
+}
+
 /* Few positions and many channels: pieces of channels. 1 x 1: a product, also with a stride. */
 OVERLAY(overlay_image, conv_grad_w_of_many_channels, CONV_GRAD_W, 6000, overlay_cases(40))
 {
