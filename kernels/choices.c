@@ -1,5 +1,5 @@
-/* kernels/choices.c: the file of choices (choices.h): in memory, a tree of the lines that count, one
- * for each key. */
+/* kernels/choices.c: the file of choices (choices.h): in memory, a tree of the lines that count,
+ * one for each key. */
 #include "kernels/choices.h"
 #include "kernels/environment.h"
 #include "kernels/error_internal.h"

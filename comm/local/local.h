@@ -91,8 +91,8 @@ static inline kn_local_slot *kn_local_slot_at(kn_local_head *h, int channel, int
 /* kn_comm_ops.run of this back end (local.c). */
 bool kn_local_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 
-/* Makes the mapping for n ranks with these cores; *fd is its memfd, or pass NULL for an anonymous one (fork,
- * threads). NULL with an error if that fails. */
+/* Makes the mapping for n ranks with these cores; *fd is its memfd, or pass NULL for an anonymous
+ * one (fork, threads). NULL with an error if that fails. */
 kn_local_head *kn_local_create(int n, kn_local_cores cores, int *fd, size_t *bytes);
 /* Maps the memfd of another process and checks its contents. */
 kn_local_head *kn_local_map(int fd, size_t *bytes);
