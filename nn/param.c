@@ -1,5 +1,6 @@
 /* nn/param.c: parameters of modules, their initial values, and the list for optimizers and
  * files. */
+#include "kernels/kernels_internal.h"
 #include "nn/edit.h"
 #include <math.h>
 #include <string.h>
@@ -85,7 +86,7 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given)
 {
     for (; !given && m; m = m->parent)
         given = m->device;
-    return given ? given : KN_CPU;
+    return given ? given : kn_default_device;
 }
 
 /* ---- declaring ------------------------------------------------------------------------------- */
@@ -261,7 +262,7 @@ static bool materialize(kn_module *self, void *arg)
 
 bool kn_materialize(void *root, kn_device device, uint64_t seed)
 {
-    materialize_args a = { device ? device : KN_CPU, seed };
+    materialize_args a = { device ? device : kn_default_device, seed };
     return kn_ok() && kn_apply_modules(root, materialize, &a);
 }
 
