@@ -1,6 +1,7 @@
 /* autograd/ops_layout.c: the same values in another dtype, another order of memory, on another
  * device. */
 #include "autograd/ops.h"
+#include "kernels/kernels_internal.h"
 
 static const int channels_last[4] = { 0, 2, 3, 1 };
 
@@ -148,7 +149,7 @@ KN_OP(kn_op_to_device, .name = "to_device", .attr_size = sizeof(kn_device),
 
 kn_tensor *kn_to_device(kn_tensor *x, kn_device device)
 {
-    device = device ? device : KN_CPU;
+    device = device ? device : kn_default_device;
     if (x && kn_ok() && kn_check(x, "to_device") && kn_device_of(x) == device)
         return x;
     return kn_apply1(&kn_op_to_device, 1, &x, 0, &device);

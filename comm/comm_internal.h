@@ -262,6 +262,8 @@ bool kn_comm_is_forked(const kn_comm_world *w);
 bool kn_comm_holds(const kn_comm *c, int world_rank);
 /* c hasn't ended, and is this process's; else false with an error in the name of what. */
 bool kn_comm_usable(const kn_comm *c, const char *what);
+/* This process may have so many open files; false with an error in the name of who needs them. */
+bool kn_comm_allow_files(const char *who, int files);
 /* A world without communicators; NULL with an error where memory runs out. */
 kn_comm_world *kn_comm_world_make(void);
 double kn_comm_timeout(const kn_comm *c);

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <sys/resource.h>
 
 /* ---- which communicators live ---------------------------------------------------------------- */
 
@@ -225,6 +226,18 @@ double kn_comm_timeout(const kn_comm *c)
     for (const kn_comm *of = c; of && !(seconds > 0); of = of->parent)
         __atomic_load(&of->timeout, &seconds, __ATOMIC_RELAXED);
     return seconds > 0 ? seconds : c->world->timeout;
+}
+
+bool kn_comm_allow_files(const char *who, int files)
+{
+    struct rlimit most;
+    const rlim_t need = (rlim_t)files;
+    if (getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur >= need)
+        return true;
+    most.rlim_cur = need < most.rlim_max ? need : most.rlim_max;
+    return (setrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur >= need) ||
+           kn_fail("%s needs %d open files, and the limit is %d (see ulimit -Hn)", who, files,
+                   (int)most.rlim_max);
 }
 
 void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s)

@@ -4,6 +4,7 @@
  * casts are operations on the tape, so gradients flow back to the device and in the dtype that came
  * in. */
 #include "fsdp/schedule.h"
+#include "kernels/kernels_internal.h"
 
 /* The dtype of u's outputs; the default: as they come, also where u evaluates in full precision. */
 static kn_dtype output_dtype(const kn_unit *u)
@@ -26,7 +27,7 @@ static kn_dtype input_dtype(const kn_unit *u)
 
 static kn_device device_of(const kn_unit *u)
 {
-    return u->options.device ? u->options.device : KN_CPU;
+    return u->options.device ? u->options.device : kn_default_device;
 }
 
 /* x where u computes. On meta only its shape matters, so a gradient that arrives there stays

@@ -3,6 +3,7 @@
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include "kernels/choices.h"
+#include "kernels/kernels_internal.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -169,7 +170,7 @@ static bool gathers_early(const kn_fsdp_wrap_options *o)
 static bool complete(kn_fsdp_wrap_options *o, kn_comm *comm)
 {
     set_defaults(o);
-    o->device = o->device ? o->device : KN_CPU;
+    o->device = o->device ? o->device : kn_default_device;
     o->forward_prefetch |= gathers_early(o);
     return kn_fsdp_mesh(&o->mesh, o->strategy, comm) && check_options(o);
 }

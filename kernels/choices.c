@@ -1,5 +1,5 @@
-/* kernels/choices.c: the file of choices (choices.h): in memory, a sorted list of the lines that
- * count, one for each key. */
+/* kernels/choices.c: the file of choices (choices.h): in memory, a tree of the lines that count,
+ * one for each key. */
 #include "kernels/choices.h"
 #include "kernels/environment.h"
 #include "kernels/error_internal.h"
@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +19,9 @@
 static struct {
     pthread_mutex_t lock;
     bool read, tuning;
-    char path[4096]; /* empty: no file */
-    bool there;      /* the file was there */
-    char **line;     /* "key = value", in strcmp's order, no key twice */
-    size_t count, room;
+    char path[4096];  /* empty: no file */
+    bool there;       /* the file was there */
+    void *lines;      /* a tree of tsearch: "key = value" by key */
     int64_t damaged;  /* lines that were left out */
     char unread[256]; /* why the file isn't used, or is not to be written; else empty */
     char unwritten[256];
@@ -65,63 +65,32 @@ static bool is_choice(const char *line, size_t n)
     return memcmp(line, sum, SUM) == 0 && key_of(line + SUM + 1, n - SUM - 1) > 0;
 }
 
-/* 0: the line is for this key of n letters; else where it stands, before or behind. */
-static int order(const char *line, const char *key, size_t n)
+static int by_key(const void *a, const void *b)
 {
-    const int before = strncmp(line, key, n);
-    return before ? before : strncmp(line + n, " = ", 3);
-}
-
-/* Where the key's line is, or would be. */
-static size_t place(const char *key, size_t n)
-{
-    size_t low = 0, high = all.count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        if (order(all.line[middle], key, n) < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static bool grow(void)
-{
-    const size_t room = 2 * all.room + 64;
-    char **grown = realloc(all.line, room * sizeof *grown);
-    if (!grown)
-        return false;
-    all.line = grown;
-    all.room = room;
-    return true;
+    const size_t m = (size_t)(strstr(a, " = ") - (const char *)a);
+    const size_t n = (size_t)(strstr(b, " = ") - (const char *)b);
+    const int order = memcmp(a, b, m < n ? m : n);
+    return order ? order : (m > n) - (m < n);
 }
 
 /* Puts a line into memory, in the place of one with its key; false: there is none. */
 static bool enter(const char *line, size_t n)
 {
-    const size_t key = key_of(line, n), at = place(line, key);
-    const bool again = at < all.count && order(all.line[at], line, key) == 0;
-    char *copy = again || all.count < all.room || grow() ? strndup(line, n) : NULL;
-    if (!copy)
+    char *copy = strndup(line, n), **at = copy ? tsearch(copy, &all.lines, by_key) : NULL;
+    if (!at) {
+        free(copy);
         return false;
-    if (again) {
-        free(all.line[at]);
-    } else {
-        memmove(all.line + at + 1, all.line + at, (all.count - at) * sizeof *all.line);
-        all.count++;
     }
-    all.line[at] = copy;
+    if (*at != copy)
+        free(*at);
+    *at = copy;
     return true;
 }
 
 static void drop_lines(void)
 {
-    for (size_t i = 0; i < all.count; i++)
-        free(all.line[i]);
-    free(all.line);
-    all.line = NULL;
-    all.count = all.room = 0;
+    tdestroy(all.lines, free);
+    all.lines = NULL;
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -174,7 +143,7 @@ static void take_lines(const char *text, size_t size)
         all.damaged += n > 0 && !whole;
         at += n + 1;
     }
-    if (all.damaged > 0 && all.count == 0)
+    if (all.damaged > 0 && !all.lines)
         unread("it isn't one of Knap's files of choices");
 }
 
@@ -250,15 +219,15 @@ static void read_once(void)
 
 bool kn_choice_find(const char *key, char value[KN_CHOICE_KEY])
 {
-    const size_t n = strlen(key);
+    char line[KN_CHOICE_KEY + 4];
+    const size_t n = (size_t)snprintf(line, sizeof line, "%s = ", key);
     pthread_mutex_lock(&all.lock);
     read_once();
-    const size_t at = place(key, n);
-    const bool found = at < all.count && order(all.line[at], key, n) == 0;
-    if (found)
-        snprintf(value, KN_CHOICE_KEY, "%s", all.line[at] + n + 3);
+    char **at = n < sizeof line ? tfind(line, &all.lines, by_key) : NULL;
+    if (at)
+        snprintf(value, KN_CHOICE_KEY, "%s", *at + n);
     pthread_mutex_unlock(&all.lock);
-    return found;
+    return at != NULL;
 }
 
 /* A line feed before and behind: a line that another process could write in part only doesn't join
@@ -296,26 +265,40 @@ void kn_choice_keep(const char *key, const char *value)
     pthread_mutex_unlock(&all.lock);
 }
 
-int64_t kn_choices_of(const char *machine)
+typedef struct tally {
+    const char *begin; /* of the lines that count */
+    int64_t count;
+    uint64_t hash; /* of all */
+} tally;
+
+static void count_line(const void *node, VISIT visit, void *arg)
 {
-    int64_t count = 0;
+    const char *line = *(char *const *)node;
+    tally *t = arg;
+    if (visit != postorder && visit != leaf)
+        return; /* a node with others below it is visited three times */
+    t->count += strncmp(line, t->begin, strlen(t->begin)) == 0;
+    t->hash += sum_of(line, strlen(line));
+}
+
+static tally count_lines(const char *begin)
+{
+    tally t = { .begin = begin };
     pthread_mutex_lock(&all.lock);
     read_once();
-    for (size_t i = 0; i < all.count; i++)
-        count += strncmp(all.line[i], machine, strlen(machine)) == 0;
+    twalk_r(all.lines, count_line, &t);
     pthread_mutex_unlock(&all.lock);
-    return count;
+    return t;
+}
+
+int64_t kn_choices_of(const char *machine)
+{
+    return count_lines(machine).count;
 }
 
 uint64_t kn_choices_hash(void)
 {
-    uint64_t hash = 0;
-    pthread_mutex_lock(&all.lock);
-    read_once();
-    for (size_t i = 0; i < all.count; i++)
-        hash += sum_of(all.line[i], strlen(all.line[i]));
-    pthread_mutex_unlock(&all.lock);
-    return hash;
+    return count_lines("").hash;
 }
 
 const char *kn_choices_tell(char *text, size_t size)

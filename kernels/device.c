@@ -18,6 +18,8 @@ static const kn_device_table *devices[KN_MAX_DEVICES] = {
 #endif
 };
 
+kn_device kn_default_device = KN_CPU;
+
 kn_device kn_device_register(const kn_device_table *t)
 {
     for (int d = KN_OTHER_DEVICE; d < KN_MAX_DEVICES; d++) {
@@ -40,7 +42,7 @@ void kn_device_unregister(kn_device d)
 const kn_device_table *kn_device_table_of(kn_device d)
 {
     if (d == KN_DEVICE_DEFAULT)
-        d = KN_CPU;
+        d = kn_default_device;
     return (unsigned)d < KN_MAX_DEVICES ? devices[d] : NULL;
 }
 
@@ -110,7 +112,7 @@ kn_stream *kn_compute_stream(kn_device d)
 {
     kn_context *c = kn_context_get();
     if (d == KN_DEVICE_DEFAULT)
-        d = KN_CPU;
+        d = kn_default_device;
     if ((unsigned)d >= KN_MAX_DEVICES || kn_context_is_worker())
         return kn_fail_null("kn_compute_stream: %s",
                             kn_context_is_worker()

@@ -70,6 +70,8 @@ extern const kn_device_table kn_cuda_device_table;
  * kernels run. */
 KN_API kn_device kn_device_register(const kn_device_table *t);
 KN_API void kn_device_unregister(kn_device d); /* its streams, events and memory are gone by now */
+/* That of KN_DEVICE_DEFAULT: the CPU, or what a test puts in its place before the first use. */
+extern KN_API kn_device kn_default_device;
 /* NULL for a device that this build does not have. */
 const kn_device_table *kn_device_table_of(kn_device d);
 /* Its memory lies apart from the host's: bytes cross by kn_transfer. */

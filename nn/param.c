@@ -1,5 +1,6 @@
 /* nn/param.c: parameters of modules, their initial values, and the list for optimizers and
  * files. */
+#include "kernels/kernels_internal.h"
 #include "nn/edit.h"
 #include <math.h>
 #include <string.h>
@@ -79,7 +80,7 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given)
 {
     for (; !given && m; m = m->parent)
         given = m->device;
-    return given ? given : KN_CPU;
+    return given ? given : kn_default_device;
 }
 
 /* ---- declaring ------------------------------------------------------------------------------- */
@@ -251,7 +252,7 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
     kn_module_impl *top = kn_ok() ? kn_impl(root, "kn_materialize") : NULL;
     bool ok = top != NULL;
     for (kn_module_impl *m = kn_impl_lowest(top); ok && m; m = kn_impl_next_up(m, top))
-        ok = materialize(m, device ? device : KN_CPU, seed);
+        ok = materialize(m, device ? device : kn_default_device, seed);
     return ok;
 }
 

@@ -1,6 +1,7 @@
 /* tensor/tensor.c: tensors on storages: making handles, views of the same bytes, looking at
  * them. */
 #include "tensor/tensor_internal.h"
+#include "kernels/kernels_internal.h"
 #include <string.h>
 
 bool (*kn_tensor_before_write)(kn_tensor *t, const char *what);
@@ -111,7 +112,7 @@ kn_tensor *kn_tensor_new(kn_dtype dtype, kn_device device, kn_memory *memory,
     if (dtype == KN_DTYPE_DEFAULT)
         dtype = KN_F32;
     if (device == KN_DEVICE_DEFAULT)
-        device = memory ? memory->device : KN_CPU;
+        device = memory ? memory->device : kn_default_device;
     if (!kn_ok() || !check_shape(dtype, ndim, shape, &bytes) ||
         !ordered_strides(ndim, shape, stride_order, stride))
         return NULL;

@@ -23,6 +23,9 @@ static _Thread_local jmp_buf *leave_rank; /* of the rank that this thread is */
 static bool forked;
 enum { PASSED = 0, FAILED = 1, SKIPPED = 77, CASE_SECONDS = 600, WORDS = 256 };
 
+/* A program may say why a case can't run in it; NULL: it can. */
+__attribute__((weak)) const char *kn_test_cannot(const char *name);
+
 void kn_test_register(kn_test_case *t)
 {
     *last = t;
@@ -207,6 +210,12 @@ int main(int argc, char **argv)
             continue;
         if (list) {
             puts(name);
+            continue;
+        }
+        const char *why = kn_test_cannot ? kn_test_cannot(name) : NULL;
+        if (why) {
+            printf("skipped: %s: %s\n", name, why);
+            skipped++;
             continue;
         }
         double begin = seconds(), worked = processor_seconds();

@@ -250,9 +250,7 @@ static kn_comm *join_supervisor(const options *o)
         return NULL;
     }
     kn_comm_device_place(rank, size, true);
-    kn_set_threads(head->threads);
-    kn_set_free_cores(head->free_cores);
-    kn_comm *world = kn_comm_local(head, bytes, rank, true, head->enough_cores);
+    kn_comm *world = kn_comm_local(head, bytes, rank, true);
     if (!world)
         kn_local_unmap(head, bytes);
     return world;

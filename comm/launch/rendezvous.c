@@ -264,15 +264,11 @@ static bool gather_ranks(const char *job, lobby *l, double seconds)
 static kn_local_head *lead(const char *job, int size, int threads, int *fd, size_t *bytes)
 {
     lobby l = { .size = size };
-    kn_local_head *head = kn_local_create(size, fd, bytes);
+    kn_local_head *head = kn_local_create(size, kn_local_share_cores(size, threads), fd, bytes);
     if (!head)
         return NULL;
     for (int r = 0; r < size; r++)
         l.link[r] = -1;
-    kn_local_cores cores = kn_local_share_cores(size, threads);
-    head->threads = cores.threads;
-    head->free_cores = cores.free;
-    head->enough_cores = cores.enough;
     l.memory = *fd;
     bool ok = take_lock(*fd, 0) && gather_ranks(job, &l, kn_comm_default_timeout());
     for (int r = 1; r < size; r++)
@@ -364,7 +360,7 @@ kn_comm *kn_rendezvous(const char *job, int rank, int size, int threads)
         rank == 0 ? lead(job, size, threads, &fd, &bytes) : follow(job, rank, size, &fd, &bytes);
     if (!head)
         return NULL;
-    kn_comm *world = kn_comm_local(head, bytes, rank, true, head->enough_cores);
+    kn_comm *world = kn_comm_local(head, bytes, rank, true);
     if (!world) {
         kn_local_unmap(head, bytes);
         close(fd);

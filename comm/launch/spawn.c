@@ -20,13 +20,19 @@ static bool check_count(const char *what, int n)
     return true;
 }
 
+/* Tests say when a stream has a worker. */
+static kn_local_cores cores_of(int ranks, int threads)
+{
+    kn_local_cores cores = kn_local_share_cores(ranks, threads);
+    cores.free = 0;
+    return cores;
+}
+
 /* Runs fn as one rank over the mapping, from entering the world to leaving it. */
 static int run_rank(kn_local_head *head, size_t bytes, int rank, kn_rank_fn fn, void *arg)
 {
     int failed = 1;
-    kn_set_threads(head->threads);
-    kn_set_free_cores(head->free_cores);
-    kn_comm *world = kn_comm_local(head, bytes, rank, false, head->enough_cores);
+    kn_comm *world = kn_comm_local(head, bytes, rank, false);
     if (kn_rank_enter(world))
         failed = fn(world, arg) != 0;
     if (failed)
@@ -127,12 +133,9 @@ int kn_spawn(int n, kn_rank_fn fn, void *arg)
             threads);
         return n;
     }
-    kn_local_head *head = kn_local_create(n, NULL, &bytes);
+    kn_local_head *head = kn_local_create(n, cores_of(n, 0), NULL, &bytes);
     if (!head)
         return n;
-    kn_local_cores cores = kn_local_share_cores(n, 0);
-    head->threads = cores.threads;
-    head->enough_cores = cores.enough;
     fflush(NULL);
     for (; started < n; started++) {
         pid[started] = fork();
@@ -185,13 +188,11 @@ int kn_spawn_threads(int n, kn_rank_fn fn, void *arg)
     if (!check_count("kn_spawn_threads", n))
         return n;
     rank_thread *t = kn_host_calloc((size_t)n, sizeof *t);
-    kn_local_head *head = t ? kn_local_create(n, NULL, &bytes) : NULL;
+    kn_local_head *head = t ? kn_local_create(n, cores_of(n, 1), NULL, &bytes) : NULL;
     if (!head) {
         kn_host_free(t);
         return n;
     }
-    head->threads = 1;
-    head->enough_cores = kn_local_share_cores(n, 1).enough;
     for (; started < n; started++) {
         t[started] =
             (rank_thread){ .head = head, .bytes = bytes, .rank = started, .fn = fn, .arg = arg };

@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -248,12 +247,12 @@ static _Noreturn void exec_rank(const kn_local_head *head, int fd, int r, const 
     set_number("KNAP_RANK", r);
     set_number("KNAP_WORLD", head->size);
     set_number("KNAP_LOCAL_FD", fd);
-    set_number("KNAP_THREADS", head->threads);
-    set_number("OMP_NUM_THREADS", head->threads);
+    set_number("KNAP_THREADS", head->cores.threads);
+    set_number("OMP_NUM_THREADS", head->cores.threads);
     unsetenv("KNAP_RANKS");
-    if (!head->enough_cores)
+    if (!head->cores.enough)
         setenv("OMP_WAIT_POLICY", "passive", 1); /* spinning would take the others' cores */
-    kn_local_pin(r, head->size, head->threads);
+    kn_local_pin(r, head->size, head->cores.threads);
     execv(program, argv);
     dprintf(STDERR_FILENO, "knap: rank %d: cannot run %s: %s\n", r, program, strerror(errno));
     _exit(127);
@@ -299,17 +298,7 @@ static int report(kn_local_head *head, int culprit, const int *status, int forwa
 }
 
 /* Ranks open their libraries, their shared memory, data and checkpoints. */
-static bool allow_files(void)
-{
-    enum { LEAST = 32 };
-    struct rlimit most;
-    if (getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur >= LEAST)
-        return true;
-    most.rlim_cur = LEAST < most.rlim_max ? LEAST : most.rlim_max;
-    return (setrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur >= LEAST) ||
-           kn_fail("--ranks: each rank needs %d open files, and the limit is %d (see ulimit -Hn)",
-                   LEAST, (int)most.rlim_max);
-}
+enum { FILES = 32 };
 
 void kn_supervise(int n, const kn_local_cores *cores, char **argv)
 {
@@ -320,12 +309,11 @@ void kn_supervise(int n, const kn_local_cores *cores, char **argv)
     sigset_t before;
     signal(SIGXFSZ,
            SIG_IGN); /* a limit of the file size is an error of a write, also of the ranks' */
-    kn_local_head *head = allow_files() ? kn_local_create(n, &fd, &bytes) : NULL;
+    kn_local_head *head = kn_comm_allow_files("--ranks: each rank", FILES)
+                              ? kn_local_create(n, *cores, &fd, &bytes)
+                              : NULL;
     if (!head)
         return;
-    head->threads = cores->threads;
-    head->free_cores = cores->free;
-    head->enough_cores = cores->enough;
     const char *program = own_program(path, sizeof path);
     int signals = catch_signals(&before);
     pid_t self = getpid();

@@ -38,11 +38,18 @@ typedef struct kn_local_slot {
     _Alignas(64) kn_call_log log; /* of the first communicator of a family */
 } kn_local_slot;
 
+/* How the cores this process may use (its affinity mask) are shared among ranks: threads 0
+ * takes the default, max(1, cores / ranks). */
+typedef struct kn_local_cores {
+    int threads; /* of each rank */
+    int free;    /* cores left over for each rank's stream workers */
+    bool enough; /* every rank has cores of its own */
+} kn_local_cores;
+
 typedef struct kn_local_head {
     uint64_t magic, control_bytes, region_bytes;
-    int32_t size;                /* ranks */
-    int32_t threads, free_cores; /* of each rank, and whether there is a core for each thread */
-    int32_t enough_cores;
+    int32_t size; /* ranks */
+    kn_local_cores cores;
     _Alignas(64) kn_poison poison;
     int32_t died;       /* the supervisor's: that was no error, its rank ended */
     _Atomic int spoken; /* a rank has printed (or is about to) why the job failed */
@@ -58,7 +65,6 @@ typedef struct kn_local {
     size_t bytes;  /* of the mapping */
     int rank;      /* -1 for the supervisor */
     bool owns_map; /* unmap at the end */
-    bool spin;     /* cores suffice: look a while before sleeping */
     int lock;      /* ranks without a supervisor: a file of which each rank holds a byte; else -1 */
     kn_memory memory;
 } kn_local;
@@ -85,15 +91,16 @@ static inline kn_local_slot *kn_local_slot_at(kn_local_head *h, int channel, int
 /* kn_comm_ops.run of this back end (local.c). */
 bool kn_local_run(kn_comm *c, const kn_comm_call *call, kn_stream *s);
 
-/* Makes the mapping for n ranks; *fd is its memfd, or pass NULL for an anonymous one (fork,
- * threads). NULL with an error if that fails. */
-kn_local_head *kn_local_create(int n, int *fd, size_t *bytes);
+/* Makes the mapping for n ranks with these cores; *fd is its memfd, or pass NULL for an anonymous
+ * one (fork, threads). NULL with an error if that fails. */
+kn_local_head *kn_local_create(int n, kn_local_cores cores, int *fd, size_t *bytes);
 /* Maps the memfd of another process and checks its contents. */
 kn_local_head *kn_local_map(int fd, size_t *bytes);
 void kn_local_unmap(kn_local_head *head, size_t bytes);
 
-/* The world communicator of one rank over the mapping; owns_map as in kn_local. */
-kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin);
+/* The world communicator of one rank over the mapping, which gets the cores that it says; owns_map
+ * as in kn_local. */
+kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map);
 
 /* rank takes no further part: peers that wait for it get an error instead of waiting for ever. */
 void kn_local_left(kn_local_head *head, int rank);
@@ -124,14 +131,7 @@ int kn_local_watch(kn_local_head *head, int n, const pid_t *pid, bool strict, in
 /* "was killed by signal 9 (Killed)" or "exited with status 3". */
 char *kn_local_describe_exit(int status, char *buf, size_t size);
 
-/* cores.c. How the cores this process may use (its affinity mask) are shared among ranks: threads 0
- * takes the default, max(1, cores / ranks). */
-typedef struct kn_local_cores {
-    int threads; /* of each rank */
-    int free;    /* cores left over for each rank's stream workers */
-    bool enough; /* every rank has cores of its own */
-} kn_local_cores;
-
+/* cores.c */
 kn_local_cores kn_local_share_cores(int ranks, int threads);
 /* supervisor.c: runs this program as n ranks; returns only with an error set. */
 void kn_supervise(int n, const kn_local_cores *cores, char **argv);

@@ -67,18 +67,18 @@ static const kn_comm_ops local_ops = {
     .close = close_world,
 };
 
-kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map, bool spin)
+kn_comm *kn_comm_local(kn_local_head *head, size_t bytes, int rank, bool owns_map)
 {
     kn_comm_world *world = kn_comm_world_make();
     kn_local *l = kn_host_calloc(1, sizeof *l);
     kn_comm *c = NULL;
+    kn_set_threads(head->cores.threads);
+    kn_set_free_cores(head->cores.free);
     if (!world || !l)
         goto fail;
     world->backend = l;
     world->poison = &head->poison;
-    *l = (kn_local){
-        .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .spin = spin, .lock = -1
-    };
+    *l = (kn_local){ .head = head, .bytes = bytes, .rank = rank, .owns_map = owns_map, .lock = -1 };
     char *region = (char *)head + head->control_bytes + (size_t)rank * head->region_bytes;
     if (!kn_shared_pool_open(&l->memory, region, head->region_bytes) ||
         !(c = kn_comm_make(world, &local_ops, head->size)))

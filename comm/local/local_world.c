@@ -61,7 +61,7 @@ static bool set_size(int file, size_t bytes)
 /* The size of the file stays as it is, so that no rank can end another by cutting off its pages. */
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW };
 
-kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
+kn_local_head *kn_local_create(int n, kn_local_cores cores, int *fd, size_t *bytes)
 {
     size_t control = control_bytes(n), region = REGION_MAX;
     int file = -1;
@@ -90,6 +90,7 @@ kn_local_head *kn_local_create(int n, int *fd, size_t *bytes)
     head->control_bytes = control;
     head->region_bytes = region;
     head->size = n;
+    head->cores = cores;
     if (fd)
         *fd = file;
     return head;
@@ -321,7 +322,7 @@ bool kn_local_wait(kn_local_comm *c, int peer, uint32_t target, const kn_comm_ca
                    bool may_spin)
 {
     kn_local_slot *slot = kn_local_slot_at(c->local->head, c->base.id, c->base.member[peer]);
-    for (int i = may_spin && c->local->spin ? SPINS : 1; i > 0; i--)
+    for (int i = may_spin && c->local->head->cores.enough ? SPINS : 1; i > 0; i--)
         if (reached(atomic_load_explicit(&slot->phase, memory_order_acquire), target))
             return true;
     double waited = 0, now = kn_now(), limit = kn_comm_timeout(&c->base);

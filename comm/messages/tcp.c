@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -106,19 +105,6 @@ static const kn_comm_ops tcp_ops = {
     KN_MESSAGE_OPS,
 };
 
-/* Two sockets for each other rank. */
-static bool allow_files(int size)
-{
-    struct rlimit most;
-    rlim_t need = 2 * (rlim_t)size + 64;
-    if (getrlimit(RLIMIT_NOFILE, &most) != 0 || most.rlim_cur >= need)
-        return true;
-    most.rlim_cur = need < most.rlim_max ? need : most.rlim_max;
-    return (setrlimit(RLIMIT_NOFILE, &most) == 0 && most.rlim_cur >= need) ||
-           kn_fail("tcp: %d ranks need %d open files each, and the limit is %d (see ulimit -Hn)",
-                   size, (int)need, (int)most.rlim_max);
-}
-
 kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
 {
     int local_rank = 0, local_size = 1;
@@ -127,7 +113,8 @@ kn_comm *kn_comm_tcp(const kn_tcp_place *place, int rank, int size)
     kn_comm_world *world = kn_comm_world_make();
     kn_tcp_world *w = kn_host_calloc(1, sizeof *w);
     kn_comm *c = NULL;
-    if (!world || !w || !allow_files(size))
+    if (!world || !w ||
+        !kn_comm_allow_files("tcp: each rank", 2 * size + 64)) /* two sockets for each other rank */
         goto fail;
     world->backend = w;
     pthread_mutex_init(&w->out_lock, NULL);

@@ -130,7 +130,7 @@ KN_TEST(rendezvous, shared_memory_is_sealed_and_checked)
 {
     size_t bytes, again;
     int fd = -1;
-    kn_local_head *head = kn_local_create(2, &fd, &bytes);
+    kn_local_head *head = kn_local_create(2, (kn_local_cores){ 0 }, &fd, &bytes);
     KN_CHECK_OK();
     KN_CHECK(ftruncate(fd, 4096) != 0 && errno == EPERM && ftruncate(fd, (off_t)bytes * 2) != 0);
     kn_local_head *other = kn_local_map(fd, &again);

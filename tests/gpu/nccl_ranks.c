@@ -6,7 +6,25 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#undef KN_CPU /* on_cuda.h puts CUDA in its place */
+
 /* ---- the machine ----------------------------------------------------------------------------- */
+
+bool on_cpu_kernels;
+
+/* As the fake GPU computes: this GPU's memory is the host's. */
+static kn_status compute(int k, const void *args)
+{
+    const kn_provider *cpu[KN_MAX_PROVIDERS];
+    kn_status status = KN_DECLINED;
+    if (!on_cpu_kernels)
+        return kn_emulated_kernels.run[k](args);
+    if (k == KN_K_MATMUL && kn_matmul_has_epilogue(args))
+        return KN_DECLINED; /* in parts */
+    for (int i = 0, n = kn_providers(KN_CPU, cpu); i < n && status == KN_DECLINED; i++)
+        status = cpu[i]->run[k] ? cpu[i]->run[k](args) : KN_DECLINED;
+    return status;
+}
 
 /* A kernel waits for the work of its stream. */
 #define KERNELS(x)                                                                                 \
@@ -19,7 +37,7 @@ _Static_assert(KN_K_COUNT <= 48, "more kernels: lengthen KERNELS");
     static kn_status run_##k(const void *args)                                                     \
     {                                                                                              \
         fake_wait(kn_gpu_current()->handle);                                                       \
-        return kn_emulated_kernels.run[k](args);                                                   \
+        return compute(k, args);                                                                   \
     }
 KERNELS(RUN)
 static kn_provider provider;

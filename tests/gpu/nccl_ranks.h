@@ -14,6 +14,8 @@ extern fake_nccl *nccl;
 /* Takes the library of that file name, beside the program; before ranks begin. */
 void library(const char *name);
 extern _Thread_local int naps; /* sleeps of this thread */
+/* The CPU's kernels compute in place of the emulated ones: fast. */
+extern bool on_cpu_kernels;
 
 /* Memory shared by all ranks of a test. */
 typedef struct board {

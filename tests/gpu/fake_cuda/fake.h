@@ -19,7 +19,7 @@ typedef struct cuda_fake {
     bool backwards;      /* replays run independent work from the last to the first */
     bool lost;           /* from now on kernels fail */
     bool reads_pageable; /* the device reads host memory itself, later; set before it is opened */
-    size_t live;         /* bytes of cudaMalloc in use */
+    _Atomic size_t live; /* bytes of cudaMalloc in use */
     int mallocs, frees, events, streams, graphs, launches;
     /* Calls in which the host waits for the device: synchronising, taking and giving memory. */
     int waits;
