@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST = 16 /* arrays */, LETTERS = 6 };
+enum { MOST = 16 /* arrays */, LETTERS = 6 /* of an array */, SIZES = 12 /* of a kernel */ };
 
 /* What an array's dtype has to be. */
 typedef enum kind {
@@ -26,7 +26,8 @@ typedef struct rule {
     kind kind;
     int which; /* ONE: the dtype; ALIKE: the number of the array */
     int letters, star;
-    char letter[LETTERS]; /* of each dim; star: where any number of further dims stands, or -1 */
+    int size[LETTERS]; /* of each dim: the number of its letter; star: where any number of further
+                        * dims stands, or -1 */
 } rule;
 
 #define KERNEL(entry, name, arrays, ...)                                                           \
@@ -59,28 +60,44 @@ static void read_dtype(kn_kernel k, rule *r, const char *text, size_t n)
             *r = (rule){ .name = r->name, .length = r->length, .kind = ALIKE, .which = i };
 }
 
+/* The number of a letter among those of its kernel. */
+static int number_of(char letter, char letters[SIZES])
+{
+    int i = 0;
+    while (letters[i] && letters[i] != letter)
+        i++;
+    letters[i] = letter;
+    return i;
+}
+
+static void read_signature(int k)
+{
+    char letters[SIZES] = "";
+    for (const char *at = kernels[k].signature; *at; at += *at == ' ') {
+        rule *r = &kernels[k].rule[kernels[k].arrays];
+        *r = (rule){ .name = at, .length = (int)strcspn(at, "?:[ "), .star = -1 };
+        at += r->length;
+        const bool optional = *at == '?';
+        at += optional;
+        const size_t n = *at == ':' ? strcspn(at, "[ ") : 0;
+        read_dtype((kn_kernel)k, r, at + 1, n ? n - 1 : 0);
+        at += n;
+        r->optional = optional;
+        r->star = -1;
+        r->shaped = *at == '[';
+        for (; *at && *at != ' '; at++)
+            if (*at == '*')
+                r->star = r->letters;
+            else if (*at != '[' && *at != ',' && *at != ']')
+                r->size[r->letters++] = number_of(*at, letters);
+        kernels[k].arrays++;
+    }
+}
+
 static void read_signatures(void)
 {
     for (int k = 0; k < KN_K_COUNT; k++)
-        for (const char *at = kernels[k].signature; *at; at += *at == ' ') {
-            rule *r = &kernels[k].rule[kernels[k].arrays];
-            *r = (rule){ .name = at, .length = (int)strcspn(at, "?:[ "), .star = -1 };
-            at += r->length;
-            const bool optional = *at == '?';
-            at += optional;
-            const size_t n = *at == ':' ? strcspn(at, "[ ") : 0;
-            read_dtype((kn_kernel)k, r, at + 1, n ? n - 1 : 0);
-            at += n;
-            r->optional = optional;
-            r->star = -1;
-            r->shaped = *at == '[';
-            for (; *at && *at != ' '; at++)
-                if (*at == '*')
-                    r->star = r->letters;
-                else if (*at != '[' && *at != ',' && *at != ']')
-                    r->letter[r->letters++] = *at;
-            kernels[k].arrays++;
-        }
+        read_signature(k);
 }
 
 static const rule *rules_of(kn_kernel k)
@@ -153,7 +170,7 @@ static bool dtype_fits(const rule *r, const kn_array *a, const kn_array *all)
 
 /* The sizes that letters stand for, and those of the star, once an array has had them. */
 typedef struct sizes {
-    int64_t of['z' + 1], star[KN_MAX_DIMS]; /* -1: not yet */
+    int64_t of[SIZES], star[KN_MAX_DIMS]; /* -1: not yet */
     int stars;
 } sizes;
 
@@ -170,7 +187,7 @@ static bool shape_fits(const rule *r, const kn_array *a, sizes *s)
     s->stars = r->star < 0 || !fits ? s->stars : stars;
     for (int d = 0, l = 0; fits && d < a->ndim; d++) {
         const bool star = r->star >= 0 && d >= r->star && d < r->star + stars;
-        fits = size_fits(star ? &s->star[d - r->star] : &s->of[(int)r->letter[l++]], a->shape[d]);
+        fits = size_fits(star ? &s->star[d - r->star] : &s->of[r->size[l++]], a->shape[d]);
     }
     return fits;
 }
