@@ -18,7 +18,9 @@
 kn_path kn_path_of(const char *dir, const char *name, const char *suffix)
 {
     kn_path p;
-    (void)!snprintf(p.text, sizeof p.text, "%s/%s%s", dir, name, suffix);
+    /* kn_folder_fits was asked before; a path that is cut would be another file's. */
+    if (snprintf(p.text, sizeof p.text, "%s/%s%s", dir, name, suffix) >= (int)sizeof p.text)
+        p.text[0] = 0;
     return p;
 }
 

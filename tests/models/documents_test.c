@@ -90,7 +90,8 @@ KN_TEST(documents, bad_ones_are_named)
     KN_CHECK_ERROR("docs:1: this line isn't JSON");
     KN_CHECK(!kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--"));
     KN_CHECK_ERROR("the tokenizer has no <|endoftext|>; say which of its tokens");
-    KN_CHECK(!kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"));
+    KN_CHECK(
+        !kn_text_read(write_temp("docs", "a\n--\n", 5), &tok, .separator = "--", .end = "x<>"));
     KN_CHECK_ERROR("the tokenizer has no token 'x<>', which is to end a document");
     kn_tokenizer_free(tok);
     remove_temp();
