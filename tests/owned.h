@@ -41,9 +41,9 @@ static inline void owned_mode(bool *mode)
 
 /* From here to the end of the block: a scope of tensors; grad mode is off. */
 #define IN_SCOPE                                                                                   \
-    kn_scope OWNED_NAME(__LINE__) __attribute__((cleanup(owned_scope))) = kn_scope_begin()
+    kn_scope OWNED_NAME(__LINE__) __attribute__((cleanup(owned_scope), unused)) = kn_scope_begin()
 #define WITHOUT_GRAD                                                                               \
-    bool OWNED_NAME(__LINE__) __attribute__((cleanup(owned_mode))) = kn_set_grad_mode(false)
+    bool OWNED_NAME(__LINE__) __attribute__((cleanup(owned_mode), unused)) = kn_set_grad_mode(false)
 #define OWNED_NAME(line)  OWNED_PASTE(line)
 #define OWNED_PASTE(line) owned_##line
 
