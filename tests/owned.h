@@ -34,10 +34,10 @@ static inline void owned_mode(bool *mode)
 }
 
 /* Before a declaration: OWNED_MODULE net m; OWNED_OPTIM kn_optim *o = kn_sgd(&m); */
-#define OWNED_MODULE __attribute__((cleanup(kn_module_free)))
-#define OWNED_OPTIM  __attribute__((cleanup(owned_optim)))
-#define OWNED_SCALER __attribute__((cleanup(owned_scaler)))
-#define OWNED_EMA    __attribute__((cleanup(owned_ema)))
+#define OWNED_MODULE __attribute__((cleanup(kn_module_free), unused))
+#define OWNED_OPTIM  __attribute__((cleanup(owned_optim), unused))
+#define OWNED_SCALER __attribute__((cleanup(owned_scaler), unused))
+#define OWNED_EMA    __attribute__((cleanup(owned_ema), unused))
 
 /* From here to the end of the block: a scope of tensors; grad mode is off. */
 #define IN_SCOPE                                                                                   \

@@ -50,10 +50,7 @@ static socklen_t address_of(const char *job, int name, struct sockaddr_un *a)
 
 /* A message that carries a descriptor has one byte. */
 typedef struct parcel {
-    union {
-        struct cmsghdr head;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control;
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     char byte;
     struct iovec io;
     struct msghdr message;
@@ -65,7 +62,7 @@ static struct cmsghdr *begin_parcel(parcel *p)
     p->io = (struct iovec){ &p->byte, 1 };
     p->message = (struct msghdr){ .msg_iov = &p->io,
                                   .msg_iovlen = 1,
-                                  .msg_control = &p->control,
+                                  .msg_control = p->control,
                                   .msg_controllen = sizeof p->control };
     return CMSG_FIRSTHDR(&p->message);
 }

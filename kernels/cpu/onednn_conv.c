@@ -325,8 +325,8 @@ static bool weight_meets_nothing(const kn_conv_key *k)
     return false;
 }
 
-/* Weights of 1 x 1 with a stride, of images whose channels lie together and fill no vector: oneDNN
- * 2.6 gathers the positions that count into scratch as if there were 8 channels, with AVX2, and asks
+/* Weights of 1 x 1 with a stride, of images whose channels lie together and fill no vector. oneDNN
+ * 2.6 with AVX2 gathers the positions that count into scratch as if there were 8 channels, and asks
  * for scratch of as many as there are. */
 static bool outgrows_scratch(const kn_conv_key *k)
 {
