@@ -245,6 +245,7 @@ void *kn_file_read(const char *path, size_t most, size_t *size)
     if (to && !kn_read_whole(fd, path, to, *size, 0)) {
         kn_host_free(to);
         to = NULL;
+        *size = 0;
     }
     close(fd);
     return to;

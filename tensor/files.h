@@ -78,8 +78,8 @@ bool kn_folder_names_read(kn_folder_names *n, const char *path, bool *there);
 void kn_folder_names_free(kn_folder_names *n);
 
 /* The bytes of a regular file, which may be empty, and a 0, in memory of the host that the
- * caller frees. NULL with an error, also where the file has more than `most` bytes, or is cut
- * meanwhile. */
+ * caller frees. NULL with an error, and *size 0, also where the file has more than `most` bytes, or
+ * is cut meanwhile. */
 void *kn_file_read(const char *path, size_t most, size_t *size);
 /* Makes the folder where it isn't there. option: stands before the path in errors, as "--out "; may
  * be "". */
