@@ -374,22 +374,22 @@ static bool issue(job *j, kn_comm *c)
 {
     kn_nccl_comm *n = j->n;
     bool tracing = kn_tracing();
-    cudaEvent_t begun = NULL;
+    kn_nccl_pending *pending = NULL;
     char what[96];
     if (!kn_event_wait(n->last, j->s) || !find_scratch(j) ||
-        !kn_nccl_watch_begin(n, j->handle, &begun))
+        !kn_nccl_watch_begin(n, j->handle, j->call, &pending))
         return false;
     if (tracing)
         kn_gpu_trace_begin(j->s);
     pthread_mutex_lock(
         &n->calls); /* kept while NCCL is called, so that no thread frees the handle */
-    bool done = !atomic_load(&n->aborted) && run(j);
+    bool done = kn_nccl_open(n, kn_comm_kind_name(j->call->kind), j->call->label) && run(j);
     pthread_mutex_unlock(&n->calls);
     snprintf(what, sizeof what, "%s%s%s", kn_comm_kind_name(j->call->kind),
              j->call->label ? " " : "", j->call->label ? j->call->label : "");
     if (tracing)
         kn_gpu_trace_end(j->s, what, "nccl", 0, kn_comm_bytes(c, j->call));
-    bool watched = kn_nccl_watch_end(n, j->handle, begun, j->call);
+    bool watched = kn_nccl_watch_end(j->handle, pending);
     return kn_event_record(n->last, j->s) && watched && done && kn_ok();
 }
 
@@ -397,12 +397,8 @@ bool kn_nccl_launch(kn_comm *c, const kn_comm_call *given, kn_stream *s)
 {
     kn_comm_call call = *given;
     kn_nccl_comm *n = c->nccl ? c->nccl : kn_nccl_make(c);
-    if (!n)
+    if (!n || !kn_nccl_open(n, kn_comm_kind_name(call.kind), call.label))
         return false;
-    if (atomic_load(&n->aborted))
-        return kn_nccl_healthy(c) &&
-               kn_fail("%s %s: the NCCL communicator %s was aborted", kn_comm_kind_name(call.kind),
-                       call.label ? call.label : "-", c->name);
     if (!kn_comm_meeting(c->world)) /* the hook of tests */
         return false;
     job j = { .n = n, .f = kn_nccl(), .call = &call, .s = s };
