@@ -391,6 +391,50 @@ KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
     fails("is told by NCCL", 3, "all_reduce_i64 block.3", "remote process exited");
 }
 
+/* NCCL lets no call follow one that is in progress and that nobody waits for any longer. */
+static int given_up_rank(kn_comm *w)
+{
+    EXPECT(kn_comm_memory_on(w, KN_CUDA) && sum_of(w, 1, kn_comm_size(w)));
+    kn_memory *m = kn_comm_memory_on(w, KN_CUDA);
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    int64_t *x = gpu(m, &(int64_t){ 1 }, 8);
+    nccl->polls = INT_MAX;
+    b->ready++;
+    while (b->ready < kn_comm_size(w))
+        usleep(1000);
+    int before = nccl->calls;
+    if (kn_rank(w) != 1)
+        kn_all_reduce_i64(w, x, 1, s, "block.3");
+    else if (usleep(100000) == 0)
+        kn_fail("data: file is empty");
+    bool begun = nccl->calls > before; /* before rank 1 failed */
+    b->left += begun;
+    for (int again = 0; again < 4; again++) {
+        EXPECT(strstr(kn_error(), "data: file is empty"), "%d: %s", again, kn_error());
+        kn_clear_error();
+        int calls = nccl->calls, enrolled = nccl->enrolled;
+        bool done = again == 0   ? kn_all_reduce_i64(w, x, 1, s, "block.4")
+                    : again == 1 ? kn_barrier(w, s, "end")
+                                 : kn_comm_dup(w, "copy") != NULL;
+        EXPECT(!done && nccl->calls == calls, "%d", again);
+        char *large = gpu(m, NULL, (size_t)8 << 20);
+        EXPECT(!begun || nccl->enrolled == enrolled);
+        if (large) /* the segment stays: the call may use it */
+            kn_give(m, large, ((size_t)8 << 20) + 1, KN_MEM_DATA);
+    }
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(cuda_nccl, a_call_that_is_given_up_is_the_last)
+{
+    int tries = 0;
+    do
+        KN_CHECK(on(3, given_up_rank) == 0);
+    while (b->left == 0 && ++tries < 20);
+    KN_CHECK(b->left > 0, "no rank was in a call");
+}
+
 /* Many communicators: all of them end, not only those with calls in progress. */
 static int many_rank(kn_comm *w)
 {
