@@ -70,10 +70,8 @@ static void misbehave(kn_comm *w, const char *what, int who, int status)
         for (;;)
             pause();
     }
-    if (strcmp(what, "halt") == 0 && kn_rank(w) == who) {
-        kn_agree(w, true); /* tells the others */
-        raise(SIGSTOP);
-    }
+    if (strcmp(what, "halt") == 0 && kn_rank(w) == who)
+        raise(SIGSTOP); /* without another call */
     wait_for_all(w);
 }
 
