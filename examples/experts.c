@@ -12,7 +12,6 @@ enum { PARTS = 4, TOKENS = 64, EXPERTS = 8, EMBD = 16, HIDDEN = 32 };
 typedef struct expert {
     kn_module base;
     kn_linear up, down;
-    int number; /* of all */
 } expert;
 
 static kn_tensor *expert_forward(kn_module *self, kn_tensor *x)
@@ -24,7 +23,7 @@ static kn_tensor *expert_forward(kn_module *self, kn_tensor *x)
 typedef struct experts { /* of a rank */
     kn_module base;
     expert expert[EXPERTS];
-    int count;
+    int first, count; /* of all */
 } experts;
 
 /* Tokens (T, EMBD) and the numbers of their experts (T) -> the experts' results (T, EMBD) */
@@ -34,21 +33,20 @@ static kn_values experts_forward(kn_module *self, kn_values in, const void *arg)
     kn_tensor *x = in.v[0], *y = kn_zeros_like(x);
     (void)arg;
     for (int i = 0; i < m->count; i++) {
-        kn_tensor *number = kn_full(KN_I64, KN_CPU, m->expert[i].number, KN_SCALAR);
+        kn_tensor *number = kn_full(KN_I64, KN_CPU, m->first + i, KN_SCALAR);
         kn_tensor *at = kn_reshape(kn_nonzero(kn_eq(in.v[1], number)), KN_SHAPE(-1));
         y = kn_index_add(y, 0, at, kn_call(&m->expert[i], kn_index_select(x, 0, at)));
     }
     return KN_VALUES(y);
 }
 
-static void experts_init(experts *m, int first, int count)
+static void experts_init(experts *m)
 {
     kn_module_init_n(&m->base, experts_forward);
-    m->count = count;
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < m->count; i++) {
         expert *e = &m->expert[i];
         char name[16];
-        snprintf(name, sizeof name, "expert%d", e->number = first + i);
+        snprintf(name, sizeof name, "expert%d", m->first + i);
         kn_module_init(&e->base, expert_forward);
         kn_module_add(&m->base, name, &e->base);
         kn_linear_init(&e->up, &e->base, "up", EMBD, HIDDEN);
@@ -110,8 +108,7 @@ static kn_tensor *learn(experts *own, kn_comm *world, part *p, int n)
     kn_backward(kn_scale(kn_sum(all, 0, NULL, false), 1.0 / PARTS));
     for (int i = 0; i < n && kn_ok(); i++) /* a step takes the mean over parts */
         kn_backward(p[i].features, .grad = kn_scale(kn_grad(p[i].leaf), PARTS));
-    all = kn_all_gather_tensor(world, kn_reshape(kn_detach(all), KN_SHAPE(n, 1)), 1);
-    return kn_mean(all, 0, NULL, false);
+    return kn_mean(kn_all_gather_tensor(world, kn_unsqueeze(kn_detach(all), 1), 1), 0, NULL, false);
 }
 
 int main(int argc, char **argv)
@@ -125,11 +122,11 @@ int main(int argc, char **argv)
     if (!options || (PARTS % ranks && !kn_fail("%d parts for %d ranks", PARTS, ranks)))
         return kn_finish();
     shared net = { 0 };
-    experts own = { 0 };
+    experts own = { .first = EXPERTS / ranks * rank, .count = EXPERTS / ranks };
     kn_module_init(&net.base, shared_forward);
     kn_linear_init(&net.embed, &net.base, "embed", EMBD, EMBD);
     kn_linear_init(&net.router, &net.base, "router", EMBD, EXPERTS);
-    experts_init(&own, EXPERTS / ranks * rank, EXPERTS / ranks);
+    experts_init(&own);
     kn_fsdp_wrap(&net, world, .wrap_class = "linear", .seed = 42);
     kn_fsdp_wrap(&own, kn_comm_self(), .wrap_class = "expert", .seed = 42);
     kn_optim *opt[] = { kn_adamw(&net, .lr = 3e-3), kn_adamw(&own, .lr = 3e-3) };

@@ -29,4 +29,10 @@ for ranks in 1 2 4; do
 done
 run timeout 60 "$BUILD/examples/clip" --ranks 3
 check "clip: ranks that the parts don't divide among are refused" says "8 parts for 3 ranks"
+
+learns experts
+check "experts: the loss falls" loss_falls 10 20 3
+for ranks in 2 4; do
+    check "experts: $ranks ranks have the bits of one" cmp "$TMP/experts.1" "$TMP/experts.$ranks"
+done
 finish

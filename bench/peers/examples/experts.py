@@ -58,7 +58,8 @@ class Part:
         rows = torch.bincount(number * ranks // EXPERTS, minlength=ranks)
         received = torch.empty_like(rows)
         dist.all_to_all_single(received, rows)
-        self.rows, self.received = rows.tolist(), received.tolist()
+        self.rows = rows.tolist()
+        self.received = received.tolist()
         self.order = number.argsort(stable=True)
         x = self.leaf[:, :EMBD][self.order]
         self.there = over_ranks.all_to_all_single(x.new_empty(sum(self.received), EMBD), x, self.received, self.rows)
@@ -75,7 +76,8 @@ class Part:
 def learn(own, parts):
     for part in parts:
         part.send()
-    y = own(torch.cat([part.there for part in parts]), torch.cat([part.number for part in parts]))
+    there = torch.cat([part.there for part in parts])
+    y = own(there, torch.cat([part.number for part in parts]))
     losses = [part.loss(there) for part, there in zip(parts, y.split([len(part.there) for part in parts]))]
     (torch.stack(losses).sum() / PARTS).backward()
     for part in parts:
@@ -101,7 +103,8 @@ def main():
     opts = [torch.optim.AdamW(m.parameters(), lr=3e-3) for m in (net, own)]
     for step in range(steps):
         torch.manual_seed(0)
-        teacher, parts = torch.randn(EMBD, EMBD), []
+        teacher = torch.randn(EMBD, EMBD)
+        parts = []
         for i in range(PARTS // ranks):
             torch.manual_seed(1 + step * PARTS + i * ranks + rank)
             x = torch.randn(TOKENS, EMBD)
