@@ -188,28 +188,16 @@ static void stage(kn_local_comm *c, const kn_comm_call *call, const trip *t, con
         copy(to + j * bytes, from + (size_t)(j * p->piece->count) * esize, bytes);
 }
 
-/* dst[size * count] = every rank's count elements. */
-static void gather(kn_local_comm *c, const trip *t, const part *p)
+/* dst[size * count] = every rank's count elements; each: those that it has for this rank. */
+static void gather(kn_local_comm *c, const trip *t, const part *p, bool each)
 {
     size_t esize = kn_dtype_size(p->piece->dst_dtype);
+    int64_t block = each ? c->base.rank : 0, first = block * p->piece->count + p->begin;
     for (int i = 0; i < c->base.size; i++) {
         int peer = (c->base.rank + i) % c->base.size; /* not all from the same one at once */
         char *to = (char *)p->piece->dst + (size_t)(peer * p->piece->count + p->begin) * esize;
-        const char *own = (const char *)p->piece->src + (size_t)p->begin * esize;
-        copy(to, i == 0 ? own : given(c, peer, t, p, p->begin, 0), p->count * (int64_t)esize);
-    }
-}
-
-/* dst[size * count] = every rank's elements rank * count ... */
-static void exchange(kn_local_comm *c, const trip *t, const part *p)
-{
-    const kn_comm_piece *q = p->piece;
-    int me = c->base.rank;
-    size_t esize = kn_dtype_size(q->dst_dtype);
-    for (int i = 0; i < c->base.size; i++) {
-        int peer = (me + i) % c->base.size;
-        char *to = (char *)q->dst + (size_t)(peer * q->count + p->begin) * esize;
-        copy(to, given(c, peer, t, p, me * q->count + p->begin, me * p->count),
+        const char *own = (const char *)p->piece->src + (size_t)first * esize;
+        copy(to, i == 0 ? own : given(c, peer, t, p, first, block * p->count),
              p->count * (int64_t)esize);
     }
 }
@@ -283,10 +271,8 @@ static bool run_trip(kn_local_comm *c, const kn_comm_call *call, const trip *t, 
         return false;
     for (int i = 0; ok && i < t->of.parts; i++) {
         const part *p = &t->of.part[i];
-        if (call->kind == KN_CALL_ALL_GATHER)
-            gather(c, t, p);
-        else if (call->kind == KN_CALL_ALL_TO_ALL)
-            exchange(c, t, p);
+        if (call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_ALL_TO_ALL)
+            gather(c, t, p, call->kind == KN_CALL_ALL_TO_ALL);
         else if (call->kind == KN_CALL_REDUCE_SCATTER)
             ok = reduce_scatter(c, t, p, s);
         else if (call->kind == KN_CALL_ALL_REDUCE)

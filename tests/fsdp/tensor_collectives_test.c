@@ -5,6 +5,7 @@
 #include "tests/fsdp/apart.h"
 #include "autograd/autograd.h"
 #include "autograd/collectives.h"
+#include "autograd/function.h"
 #include "kernels/device.h"
 
 enum { MOST_RANKS = 4, MOST = 4096 };
@@ -194,6 +195,42 @@ RANK_TEST(tensor_collectives, send_any_number_of_rows, .threads = "1234", .cases
         for (int64_t i = 0; i < rows[q]; i++, all++)
             KN_CHECK(y[2 * all] == v[2 * all] * (q + 2) && y[MOST / 2 + 2 * all] == q + 2,
                      "row %lld", (long long)all);
+}
+
+/* ---- inside an operation of one's own -------------------------------------------------------- */
+
+static kn_tensor *centred(kn_comm *ranks, kn_tensor *x)
+{
+    return kn_sub(x, kn_mean_tensor(ranks, kn_mean(x, 1, (int64_t[]){ 0 }, false)));
+}
+
+static kn_values centre_forward(kn_function_run *run, kn_values in)
+{
+    return KN_VALUES(centred(*(kn_comm *const *)run->arg, in.v[0]));
+}
+
+static kn_values centre_backward(kn_function_run *run, kn_values dout)
+{
+    return KN_VALUES(centred(*(kn_comm *const *)run->arg, dout.v[0]));
+}
+
+static const kn_function centre = { .name = "centre",
+                                    .forward = centre_forward,
+                                    .backward = centre_backward };
+
+/* As docs/own-operation.md has it: the same gradient as that of its parts. */
+RANK_TEST(tensor_collectives, inside_an_operation_of_ones_own, .threads = "23")
+{
+    double dx[2][6];
+    for (int own = 0; own < 2; own++) {
+        kn_tensor *x = kn_randn(KN_F64, KN_CPU, 3, (uint64_t)kn_rank(world), KN_SHAPE(2, 3)), *y;
+        kn_require_grad(x, true);
+        y = own ? kn_function_call_n(&centre, KN_VALUES(x), &world, sizeof world).v[0]
+                : centred(world, x);
+        KN_CHECK(kn_backward(loss_of(kn_mul(y, y), kn_rank(world))) &&
+                 values_of(kn_grad(x), dx[own]));
+    }
+    KN_CHECK(apart(dx[0], dx[1], 6) < 1e-14, "%g apart", apart(dx[0], dx[1], 6));
 }
 
 /* ---- without values -------------------------------------------------------------------------- */
