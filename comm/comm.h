@@ -70,6 +70,11 @@ KN_API bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void
 KN_API bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
                           kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label);
 
+/* dst[size * count]: block r is the block of count elements that rank r has for this one, its
+ * src[rank_of_caller * count ...]. dst and src don't overlap. */
+KN_API bool kn_all_to_all(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,
+                          kn_stream *s, const char *label);
+
 /* One of several buffers that a collective moves together: fields as the arguments of the functions
  * above; a gather has no acc, and dst_dtype is src_dtype. */
 typedef struct kn_comm_piece {

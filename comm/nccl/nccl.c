@@ -204,6 +204,12 @@ static int gather(const job *j, const kn_comm_piece *p, char *unused)
                             j->handle);
 }
 
+static int swap(const job *j, const kn_comm_piece *p, char *unused)
+{
+    (void)unused;
+    return exchange(j, p, p->dst, p->count, p->count * j->n->comm->size);
+}
+
 /* ---- a reduce-scatter: the parts, or NCCL's sum, in scratch, unless that is the result */
 
 static size_t room_to_scatter(const job *j, const kn_comm_piece *p)
@@ -342,6 +348,8 @@ static bool run(job *j)
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
         return move_all(j, gather, NULL);
+    case KN_CALL_ALL_TO_ALL:
+        return move_all(j, swap, NULL);
     case KN_CALL_REDUCE_SCATTER:
         return reduce_scatter(j);
     case KN_CALL_ALL_REDUCE:

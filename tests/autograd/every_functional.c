@@ -1,5 +1,6 @@
-/* tests/autograd/every_functional.c: the rows of autograd/functional.h (every.h). */
-#include "comm/comm.h"
+/* tests/autograd/every_functional.c: the rows of autograd/functional.h and, for one
+ * rank, of autograd/collectives.h (every.h). */
+#include "autograd/collectives.h"
 #include "tests/autograd/every.h"
 
 /* ---- neural networks ------------------------------------------------------------------------- */
@@ -188,3 +189,13 @@ EVERY(kn_interpolate, "1 2 4 5s",
       kn_interpolate(x, .sizes = { 7, 2 }, .mode = KN_BILINEAR, .align_corners = true));
 EVERY(kn_pixel_shuffle, "1 4 2 2", kn_pixel_shuffle(x, 2));
 EVERY(kn_pixel_unshuffle, "1 1 4 2", kn_pixel_unshuffle(x, 2));
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+EVERY(kn_all_gather_tensor, "2 3 | 3 4t | 0 3", kn_all_gather_tensor(kn_comm_self(), x, 1));
+EVERY(kn_reduce_scatter_tensor, "2 3s | 2 1 3t", kn_reduce_scatter_tensor(kn_comm_self(), x, -1));
+EVERY(kn_all_reduce_tensor, "2 3t | .", kn_all_reduce_tensor(kn_comm_self(), x));
+EVERY(kn_mean_tensor, "2 3t | .", kn_mean_tensor(kn_comm_self(), x));
+EVERY(kn_broadcast_tensor, "2 3e | .", kn_broadcast_tensor(kn_comm_self(), x, 0));
+EVERY(kn_all_to_all_tensor, "4 3t", kn_all_to_all_tensor(kn_comm_self(), x, NULL, NULL));
+EVERY(kn_all_to_all_tensor, "4 3", kn_all_to_all_tensor(kn_comm_self(), x, (int64_t[]){ 4 }, NULL));

@@ -108,10 +108,12 @@ static int others_rank(kn_comm *w)
     char *all = gpu(m, NULL, (size_t)n * N);
     memset(all + (size_t)rank * N, rank + 1, N);
     EXPECT(kn_all_gather(w, all, all + (size_t)rank * N, N, KN_U8, s, "g"));
+    char *mine = gpu(m, NULL, (size_t)n * N);
+    EXPECT(kn_all_to_all(w, mine, all, N, KN_U8, s, "x"));
     EXPECT(kn_all_reduce_i64(w, i, 2, s, "i") && kn_all_reduce_max(w, f, 3, s, "m"));
     EXPECT(kn_stream_sync(s));
     for (int k = 0; k < n * N; k++)
-        EXPECT(all[k] == k / N + 1, "byte %d is %d", k, all[k]);
+        EXPECT(all[k] == k / N + 1 && mine[k] == rank + 1, "byte %d is %d", k, all[k]);
     EXPECT(i[0] == n * (n - 1) / 2 && i[1] == 5 * n);
     EXPECT(f[0] == (float)(n - 1) && f[1] == 0 && isnan(f[2]), "%g %g", (double)f[0], (double)f[1]);
     i[0] = rank == n - 1 ? 99 : 0;
