@@ -148,37 +148,43 @@ VEC_INLINE void join_run_as(float *to, const float *from, int64_t w, kn_join by)
     int64_t k = 0;
     for (; k + KN_VW <= w; k += KN_VW) {
         const vf a = v_load(to + k), b = v_load(from + k);
-        v_store(to + k, by == KN_JOIN_SUM       ? a + b
-                        : by == KN_JOIN_PRODUCT ? a * b
-                                                : v_sel(v_ne(a, a), a,
-                                                        by == KN_JOIN_MAX ? v_max(a, b) : v_min(a, b)));
+        v_store(to + k, by == KN_JOIN_SUM ? a + b
+                        : by == KN_JOIN_PRODUCT
+                            ? a * b
+                            : v_sel(v_ne(a, a), a, by == KN_JOIN_MAX ? v_max(a, b) : v_min(a, b)));
     }
     for (; k < w; k++)
         to[k] = joined(by, to[k], from[k]);
 }
 
-static void join_run(float *to, const float *from, int64_t w, kn_join by)
+/* w columns from j of slices i of outer o, whose index is one. */
+VEC_INLINE void join_slices_as(const plan *p, int64_t o, int64_t j, int64_t w, bool wide,
+                               kn_join by)
 {
-    if (by == KN_JOIN_SUM)
-        join_run_as(to, from, w, KN_JOIN_SUM);
-    else if (by == KN_JOIN_PRODUCT)
-        join_run_as(to, from, w, KN_JOIN_PRODUCT);
-    else if (by == KN_JOIN_MAX)
-        join_run_as(to, from, w, KN_JOIN_MAX);
-    else
-        join_run_as(to, from, w, KN_JOIN_MIN);
+    float *full = (float *)p->full + o * p->n * p->inner + j;
+    const float *picked = (const float *)p->picked + o * p->count * p->inner + j;
+    for (int64_t i = 0; i < p->count; i++, picked += p->inner)
+        join_run_as(full + index_at(p->index, i * p->step, wide) * p->inner, picked, w, by);
 }
 
-/* w columns from j of slices i of outer o, whose index is one. */
-VEC_INLINE void scatter_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool wide)
+VEC_INLINE void join_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool wide)
+{
+    if (p->by == KN_JOIN_SUM)
+        join_slices_as(p, o, j, w, wide, KN_JOIN_SUM);
+    else if (p->by == KN_JOIN_PRODUCT)
+        join_slices_as(p, o, j, w, wide, KN_JOIN_PRODUCT);
+    else if (p->by == KN_JOIN_MAX)
+        join_slices_as(p, o, j, w, wide, KN_JOIN_MAX);
+    else
+        join_slices_as(p, o, j, w, wide, KN_JOIN_MIN);
+}
+
+VEC_INLINE void put_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool wide)
 {
     for (int64_t i = 0; i < p->count; i++) {
         const int64_t to = (o * p->n + index_at(p->index, i * p->step, wide)) * p->inner + j;
         const int64_t from = (o * p->count + i) * p->inner + j;
-        if (p->join)
-            join_run((float *)p->full + to, (const float *)p->picked + from, w, p->by);
-        else
-            memcpy(p->full + to * p->size, p->picked + from * p->size, (size_t)(w * p->size));
+        memcpy(p->full + to * p->size, p->picked + from * p->size, (size_t)(w * p->size));
     }
 }
 
@@ -188,8 +194,10 @@ VEC_INLINE void scatter_as(const plan *p, int64_t begin, int64_t end, int64_t si
     while (begin < end) {
         const int64_t o = begin / p->inner, j = begin % p->inner;
         const int64_t w = v_min_i64(end - begin, p->inner - j);
-        if (p->slices)
-            scatter_slices(p, o, j, w, wide);
+        if (p->slices && p->join)
+            join_slices(p, o, j, w, wide);
+        else if (p->slices)
+            put_slices(p, o, j, w, wide);
         for (int64_t i = 0; i < p->count && !p->slices; i++) {
             const int64_t row = (o * p->count + i) * p->inner + j;
             for (int64_t k = 0; k < w; k++) {
