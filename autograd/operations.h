@@ -201,6 +201,37 @@ KN_API kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_ten
 /* A copy y of x to whose slice index[i] along dim slice i of src is added, in the order of the 1-d
  * index. src has x's dtype and, but in dim, its shape. */
 KN_API kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* How values that go to one place are joined. Integers wrap; their mean is rounded down. */
+typedef enum kn_reduce_by {
+    KN_BY_SUM = 0,
+    KN_BY_MEAN,
+    KN_BY_PROD,
+    KN_BY_AMAX, /* equal extrema share the gradient in equal parts */
+    KN_BY_AMIN
+} kn_reduce_by;
+typedef struct kn_scatter_reduce_options {
+    KN_BEGIN_OPTIONS;
+    bool exclude_self; /* x's elements count only where nothing goes (include_self = False) */
+} kn_scatter_reduce_options;
+/* A copy y of x with y[i, index[i, j, k], k] joined with src[i, j, k] for dim 1 (sizes as for
+ * kn_scatter_add), and with x's own element there. They are joined in row-major order, floats in
+ * f32 or f64, and rounded once; the gradient of a product is right where factors are 0. */
+KN_API kn_tensor *kn_scatter_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                                     kn_reduce_by by, kn_scatter_reduce_options o);
+#define kn_scatter_reduce(x, dim, index, src, by, ...)                                             \
+    kn_scatter_reduce_(x, dim, index, src, by, KN_OPTIONS(kn_scatter_reduce_options, __VA_ARGS__))
+/* The same of slices along dim: slice i of src is joined with slice index[i] of x, for a 1-d index
+ * (sizes as for kn_index_add). */
+KN_API kn_tensor *kn_index_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                                   kn_reduce_by by, kn_scatter_reduce_options o);
+#define kn_index_reduce(x, dim, index, src, by, ...)                                               \
+    kn_index_reduce_(x, dim, index, src, by, KN_OPTIONS(kn_scatter_reduce_options, __VA_ARGS__))
+/* Rows of x[E, ...] with one index[E], joined: [n, ...]. A segment without rows is 0, a product of
+ * none 1. Edges of a graph by the node at which they end, points by their cloud. */
+KN_API kn_tensor *kn_segment_reduce(kn_tensor *x, kn_tensor *index, int64_t n, kn_reduce_by by);
+/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in f32
+ * or f64. */
+KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
 /* kn_nonzero: the places of the elements of x that aren't 0, NaN among them, in row-major order:
  * i64 [n, dims of x], without gradient. kn_masked_select: the elements of x where mask, a bool
  * tensor, holds: [n]; x and mask broadcast. n depends on values, for which the host waits: neither

@@ -112,6 +112,26 @@ EVERY(kn_scatter_add, "3 5s; 3 2", kn_scatter_add(x, 0, WHOLE(x, (3, 2), 2, 0, 2
 EVERY(kn_scatter_add, "2 2 3; 3 1 4",
       kn_scatter_add(x, 2, WHOLE(x, (2, 1, 4), 2, 0, 2, 1, 1, 2, 0, 0), y));
 EVERY(kn_index_add, "2 3; 2 4t | 2 3 2s; 2 4 2", kn_index_add(x, 1, WHOLE(x, (4), 2, 0, 2, 1), y));
+/* so many places that some take several, some one, some none */
+#define BY_ELEMENT(by, ...)                                                                        \
+    kn_scatter_reduce(x, 0, WHOLE(x, (3, 2), 2, 0, 2, 1, 0, 2), y, by, __VA_ARGS__)
+#define BY_SLICE(by, ...) kn_index_reduce(x, 1, WHOLE(x, (4), 2, 0, 2, 1), y, by, __VA_ARGS__)
+EVERY(kn_scatter_reduce, "4 3s; 3 2", BY_ELEMENT(KN_BY_SUM, .exclude_self = true));
+EVERY(kn_scatter_reduce, "4 3; 3 4t", BY_ELEMENT(KN_BY_MEAN, .exclude_self = false));
+EVERY(kn_scatter_reduce, "4 3; 3 2e", BY_ELEMENT(KN_BY_MEAN, .exclude_self = true));
+EVERY(kn_scatter_reduce, "4 3; 3 2", BY_ELEMENT(KN_BY_PROD, .exclude_self = false));
+EVERY(kn_scatter_reduce, "4 3t; 3 2", BY_ELEMENT(KN_BY_PROD, .exclude_self = true));
+EVERY(kn_scatter_reduce, "4 3; 3 2", BY_ELEMENT(KN_BY_AMAX, .exclude_self = false));
+EVERY(kn_scatter_reduce, "4 3e; 3 2s", BY_ELEMENT(KN_BY_AMIN, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4; 2 4t | 2 3 2s; 2 4 2", BY_SLICE(KN_BY_SUM, .exclude_self = false));
+EVERY(kn_index_reduce, "2 4; 2 4t | 2 3 2s; 2 4 2", BY_SLICE(KN_BY_MEAN, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4; 2 4 | 2 3 2; 2 4 2e", BY_SLICE(KN_BY_PROD, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4; 2 4", BY_SLICE(KN_BY_AMAX, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4s; 2 4", BY_SLICE(KN_BY_AMIN, .exclude_self = false));
+#define EDGES WHOLE(x, (4), 2, 0, 2, 1)
+EVERY(kn_segment_reduce, "4 3 | 4 | 4 2 2t", kn_segment_reduce(x, EDGES, 4, KN_BY_AMAX));
+EVERY(kn_segment_reduce, "4 3s", kn_segment_reduce(x, EDGES, 3, KN_BY_MEAN));
+EVERY(kn_segment_softmax, "4 3 | 4 | 4 2 2t", kn_segment_softmax(x, EDGES, 4));
 EVERY_FLAT(kn_one_hot, "3", kn_one_hot(WHOLE(x, (3), 1, 0, 1), 2));
 EVERY(kn_sort, "3 5t | 0 4", kn_sort(x, -1));
 EVERY(kn_sort, "6 2s", kn_sort(x, 0, .descending = true));
