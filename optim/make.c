@@ -111,9 +111,14 @@ const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k)
     return k >= 0 && k < KN_OPTIM_STATES ? o->method->state[k] : NULL;
 }
 
+int64_t kn_optim_state_row(const kn_optim *o, const kn_param *p)
+{
+    return o->method->one_a_row ? kn_param_row(p) : 0;
+}
+
 static kn_tensor *state_new(const kn_optim *o, const kn_param *p)
 {
-    const int64_t row = o->method->one_a_row ? kn_param_row(p) : 0;
+    const int64_t row = kn_optim_state_row(o, p);
     const int64_t rows = row ? kn_numel(p->master) / row : 0;
     return row ? kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->state_memory,
                                KN_MEM_OPTIM, 1, &rows, NULL, false)

@@ -190,6 +190,8 @@ double kn_newton_schulz_flops(int64_t rows, int64_t cols); /* of one of its step
 
 /* make.c. Name of the k-th state of the slot's parameter, or NULL. */
 const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k);
+/* Elements of p for each of its states'; 0: one. */
+int64_t kn_optim_state_row(const kn_optim *o, const kn_param *p);
 /* Makes the states of p, parameter i of o, where missing. */
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i);
 /* Of parameter i: its state of that name; NULL, without an error, where it wasn't made yet. */
