@@ -44,8 +44,8 @@ static bool number_bags(bags *x)
     const int64_t more = x->n + 1, all = at ? kn_numel(at) : 0;
     kn_device d = kn_device_of(x->index);
     x->count = all;
-    kn_tensor *begun = kn_scatter_add(kn_zeros(KN_I64, d, 1, &more), 0, at,
-                                      kn_ones(KN_I64, d, 1, &all));
+    kn_tensor *begun =
+        kn_scatter_add(kn_zeros(KN_I64, d, 1, &more), 0, at, kn_ones(KN_I64, d, 1, &all));
     begun = kn_cumsum(begun, 0);
     x->of = begun ? kn_add_scalar(kn_slice(begun, 0, 0, x->n), -1) : NULL;
     return x->of != NULL;

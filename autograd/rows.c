@@ -55,8 +55,9 @@ kn_tensor *kn_keep_rows(kn_tensor *w)
     if (!kn_ok() || !kn_check(w, "kn_keep_rows"))
         return NULL;
     if (w->node || w->ndim != 2 || !kn_dtype_is_float(w->dtype))
-        return kn_fail_null("kn_keep_rows: %s%s is no table: it takes a leaf of two dims, of floats",
-                            KN_SHOWN(w), w->node ? ", which an operation made," : "");
+        return kn_fail_null(
+            "kn_keep_rows: %s%s is no table: it takes a leaf of two dims, of floats", KN_SHOWN(w),
+            w->node ? ", which an operation made," : "");
     kn_leaf *leaf = kn_leaf_of(w);
     if (leaf && (leaf->dest || leaf->grad))
         return kn_fail_null("kn_keep_rows: '%s' %s; call it right after the table was made",
@@ -147,7 +148,8 @@ static bool add_up(kn_row_list from, int64_t none, kn_dtype dtype, kn_row_list *
     if (!kn_distinct_of(from.ids, none, &d))
         return false;
     const int64_t c = from.values->shape[1], with = kn_numel(d.ids) + (none >= 0);
-    kn_tensor *sum = kn_tensor_new(dtype, kn_device_of(from.ids), NULL, KN_MEM_GRAD, KN_SHAPE(with, c), NULL, true);
+    kn_tensor *sum = kn_tensor_new(dtype, kn_device_of(from.ids), NULL, KN_MEM_GRAD,
+                                   KN_SHAPE(with, c), NULL, true);
     if (!sum || !kn_fill_(sum, 0) ||
         !KN_RUN(sum, KN_K_INDEX_ADD,
                 ((kn_index_add_args){ kn_array_of(sum), kn_array_of(from.values), kn_array_of(d.at),
@@ -175,8 +177,8 @@ static bool join(const kn_row_list *list, int n, kn_dtype dtype, kn_row_list *to
     for (int i = 0; ok && i < n; i++) {
         const int64_t k = kn_numel(list[i].ids);
         kn_tensor *ids = kn_tensor_alias(to->ids, at, 1, &k, &one);
-        kn_tensor *values = kn_tensor_alias(to->values, at * c, KN_SHAPE(k, c),
-                                            (int64_t[]){ c, 1 });
+        kn_tensor *values =
+            kn_tensor_alias(to->values, at * c, KN_SHAPE(k, c), (int64_t[]){ c, 1 });
         ok = ids && values && kn_copy_(ids, list[i].ids) && kn_copy_(values, list[i].values);
         at += k;
     }
@@ -195,9 +197,8 @@ static kn_array whole_rows(const kn_tensor *w)
 
 bool kn_pick(kn_tensor *to, kn_array from, kn_tensor *ids)
 {
-    kn_tensor *same = to->dtype == from.dtype
-                          ? to
-                          : kn_empty(from.dtype, kn_device_of(to), to->ndim, to->shape);
+    kn_tensor *same =
+        to->dtype == from.dtype ? to : kn_empty(from.dtype, kn_device_of(to), to->ndim, to->shape);
     return same && kn_ok() &&
            KN_RUN(to, KN_K_INDEX_SELECT,
                   ((kn_index_select_args){ kn_rows_of(same), from, kn_flat(ids), 0 })) &&

@@ -15,7 +15,7 @@ typedef struct kn_row_list {
 
 /* Of a leaf that keeps rows (kn_leaf.rows). */
 typedef struct kn_rows {
-    kn_row_list sum; /* of all backwards; numbers rise, each once; owned; NULL: nothing came */
+    kn_row_list sum;  /* of all backwards; numbers rise, each once; owned; NULL: nothing came */
     kn_row_list *use; /* of the running backward, in their order; owned */
     int uses;
     int64_t room;
@@ -24,15 +24,15 @@ typedef struct kn_rows {
      * them, the last ones fewer. NULL: the leaf itself is whole. */
     kn_tensor *shard;
     int64_t first, each, all; /* all: rows of the table */
-    int ranks;     /* that share the table */
-    kn_comm *comm; /* theirs; NULL where there is one, or none yet */
+    int ranks;                /* that share the table */
+    kn_comm *comm;            /* theirs; NULL where there is one, or none yet */
 } kn_rows;
 
 kn_rows *kn_table_of(const kn_tensor *w); /* NULL: w isn't a leaf that keeps rows */
 /* ops_index.c. *padding: the row that .padding_idx = given means, or -1; false with an error. */
 bool kn_padding_row(const char *op, const kn_tensor *w, int64_t given, int64_t *padding);
-bool kn_rows_any(const kn_leaf *leaf);   /* it keeps rows, and some came */
-void kn_rows_drop(kn_leaf *leaf);        /* what came */
+bool kn_rows_any(const kn_leaf *leaf); /* it keeps rows, and some came */
+void kn_rows_drop(kn_leaf *leaf);      /* what came */
 void kn_rows_free(kn_leaf *leaf);
 /* y[n, C] = rows of w at ids[n]. Collective where w lies on several ranks. */
 bool kn_rows_pick(kn_tensor *w, kn_tensor *ids, kn_tensor *y);

@@ -45,8 +45,8 @@ bool kn_routes_find(kn_routes *x, const kn_rows *rows, kn_tensor *ids, int64_t c
         sent[r] = x->bound[r + 1] - x->bound[r];
     for (int r = 0; ok && meta && r < n; r++)
         memcpy(&all[r * n], sent, (size_t)n * sizeof *sent);
-    ok = ok && (meta || kn_all_gather(rows->comm, all, sent, n, KN_I64, kn_compute_stream(KN_CPU),
-                                      label));
+    ok = ok && (meta ||
+                kn_all_gather(rows->comm, all, sent, n, KN_I64, kn_compute_stream(KN_CPU), label));
     for (int s = 0; ok && s < n; s++) {
         x->asked[s] = all[s * n + me];
         x->come += x->asked[s];
@@ -88,11 +88,11 @@ static kn_tensor *exchange(const kn_routes *x, kn_tensor *list, const int64_t *c
     kn_tensor *result = kn_empty(list->dtype, d, list->ndim, shape);
     bool ok = out && in && result && kn_fill_(out, 0);
     for (int64_t r = 0, at = 0; ok && r < n; at += counts[r++])
-        ok = counts[r] == 0 || kn_copy_(run(out, r * x->most, counts[r], width),
-                                        run(list, at, counts[r], width));
-    ok = ok && (block == 0 || kn_all_gather(x->rows->comm, kn_array_of(in).data,
-                                            kn_array_of(out).data, n * block, list->dtype,
-                                            kn_compute_stream(d), label));
+        ok = counts[r] == 0 ||
+             kn_copy_(run(out, r * x->most, counts[r], width), run(list, at, counts[r], width));
+    ok = ok &&
+         (block == 0 || kn_all_gather(x->rows->comm, kn_array_of(in).data, kn_array_of(out).data,
+                                      n * block, list->dtype, kn_compute_stream(d), label));
     for (int64_t s = 0, at = 0; ok && s < n; at += come[s++])
         ok = come[s] == 0 || kn_copy_(run(result, at, come[s], width),
                                       run(in, (s * n + me) * x->most, come[s], width));

@@ -74,7 +74,8 @@ static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
                         "and, other than 0, divide by the %d shards",
                         b->param[i].name, p[i].dim, t->ndim, b->shards);
     }
-    ok = ok && kn_layout_make(&b->layout, b->rows ? KN_LAYOUT_PER_PARAM : o->layout, p, b->params, b->shards);
+    ok = ok && kn_layout_make(&b->layout, b->rows ? KN_LAYOUT_PER_PARAM : o->layout, p, b->params,
+                              b->shards);
     kn_host_free(p);
     return ok;
 }

@@ -71,11 +71,10 @@ static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)
 static kn_values embedding_bag_forward(kn_module *self, kn_values in, const void *arg)
 {
     const kn_embedding_bag_init_options *o = kn_module_data(self);
-    kn_tensor *y = kn_embedding_bag(kn_layer_param(self, 0), in.v[0],
-                                    .offsets = in.n > 1 ? in.v[1] : NULL,
-                                    .per_sample_weights = in.n > 2 ? in.v[2] : NULL,
-                                    .mode = o->mode, .padding_idx = o->padding_idx,
-                                    .include_last_offset = o->include_last_offset);
+    kn_tensor *y = kn_embedding_bag(
+        kn_layer_param(self, 0), in.v[0], .offsets = in.n > 1 ? in.v[1] : NULL,
+        .per_sample_weights = in.n > 2 ? in.v[2] : NULL, .mode = o->mode,
+        .padding_idx = o->padding_idx, .include_last_offset = o->include_last_offset);
     (void)arg;
     return KN_VALUES(y);
 }

@@ -27,9 +27,10 @@ static bool rows_round(const kn_optim_groups *g, const kn_param *p, int n)
 {
     for (int i = 0; i < n && g->stochastic_rounding; i++)
         if (kn_param_row(&p[i]) && (p[i].master->dtype == KN_BF16 || p[i].master->dtype == KN_F16))
-            return kn_fail("optimizer: .stochastic_rounding doesn't know '%s', whose gradient stays "
-                           "rows; keep that table in f32 (.dtype), or leave .sparse out",
-                           p[i].name);
+            return kn_fail(
+                "optimizer: .stochastic_rounding doesn't know '%s', whose gradient stays "
+                "rows; keep that table in f32 (.dtype), or leave .sparse out",
+                p[i].name);
     return true;
 }
 

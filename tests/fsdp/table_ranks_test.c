@@ -182,8 +182,8 @@ RANK_TEST(table_ranks, with_replicas, .threads = "4")
     static _Thread_local float one[BYTES / sizeof(float)], two[BYTES / sizeof(float)];
     OWNED_MODULE net a, b;
     KN_CHECK(begin(world, &a, 3) && net_init(&b) &&
-             kn_fsdp_wrap(&b, world, .wrap_class = "part", .seed = 3,
-                          .strategy = KN_HYBRID_SHARD, .mesh.shards = 2));
+             kn_fsdp_wrap(&b, world, .wrap_class = "part", .seed = 3, .strategy = KN_HYBRID_SHARD,
+                          .mesh.shards = 2));
     OWNED_OPTIM kn_optim *x = make(1, &a), *y = make(1, &b);
     KN_CHECK(train(world, &a, x, 0, 3) && train(world, &b, y, 0, 3) && whole(&a, one) &&
              whole(&b, two));
@@ -198,16 +198,21 @@ RANK_TEST(table_ranks, with_replicas, .threads = "4")
 RANK_TEST(table_ranks, wrong_use, .threads = "2")
 {
     OWNED_MODULE net n;
-    KN_CHECK(net_init(&n));
-    REFUSED(kn_fsdp_wrap(&n, world, .wrap_class = "part", .offload_dir = temp_path("away")),
-            "has a table whose gradient stays rows");
-    KN_CHECK(kn_fsdp_wrap(&n, world, .wrap_class = "part", .seed = 3));
+    KN_CHECK(begin(world, &n, 3));
     kn_tensor *w = kn_module_param(&n.word, "weight"), *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
     REFUSED(kn_embedding(w, ids), "lies on 2 ranks; use it in a forward of its module");
     KN_CHECK(kn_backward(loss(&n, 0, 0)));
     REFUSED(kn_keep_rows(w), "is sharded");
     kn_zero_grad(&n);
     KN_CHECK(!kn_grad_rows(w) && kn_ok());
+}
+
+RANK_TEST(table_ranks, offload_is_refused, .threads = "2")
+{
+    OWNED_MODULE net n;
+    KN_CHECK(net_init(&n));
+    REFUSED(kn_fsdp_wrap(&n, world, .wrap_class = "part", .offload_dir = temp_path("")),
+            "has a table whose gradient stays rows");
 }
 
 /* A number that no row has is an error that ends all ranks. */

@@ -98,8 +98,10 @@ KN_TEST(tables, rows_are_those_of_the_whole_gradient)
                  memcmp(host, padding ? without : want, (size_t)n * sizeof *host) == 0);
         KN_CHECK(kn_dtype_of(kn_grad_values(weight(&a))) == (t == KN_F64 ? KN_F64 : KN_F32));
         const double off = apart(whole_grad(weight(&a)), kn_grad(weight(&b)));
-        KN_CHECK(off <= (t == KN_F64 ? 1e-15 : t == KN_F32 ? 1e-7 : 0.02), "%s: %g",
-                 kn_dtype_name(t), off);
+        KN_CHECK(off <= (t == KN_F64   ? 1e-15
+                         : t == KN_F32 ? 1e-7
+                                       : 0.02),
+                 "%s: %g", kn_dtype_name(t), off);
         kn_zero_grad(&a);
         KN_CHECK(!kn_grad_rows(weight(&a)) && !kn_grad_values(weight(&a)));
         KN_CHECK_OK();
@@ -220,8 +222,9 @@ KN_TEST(tables, adagrad_by_rows)
                 for (int k = 0; k < DIM; k++) {
                     if (square > 0)
                         w[r][k] -= 0.1 * g[r][k] / (sqrt(sum[r]) + 1e-10);
-                    KN_CHECK(fabs(now[r][k] - w[r][k]) <
-                                 (i == 0 ? 1e-12 : i == 1 ? 1e-5 : 2e-2 * (1 + fabs(w[r][k]))),
+                    KN_CHECK(fabs(now[r][k] - w[r][k]) < (i == 0   ? 1e-12
+                                                          : i == 1 ? 1e-5
+                                                                   : 2e-2 * (1 + fabs(w[r][k]))),
                              "%s, step %d, row %d: %g, %g", kn_dtype_name(types[i]), step, r,
                              now[r][k], w[r][k]);
                 }
@@ -262,9 +265,9 @@ KN_TEST(tables, frozen_ones_stay)
     KN_CHECK(kn_to_host(weight(&m), before, sizeof before));
     const kn_optim_group group = { .pattern = "table.*", .frozen = true };
     for (int freeze = 0; freeze < 2; freeze++) {
-        OWNED_OPTIM kn_optim *o = freeze ? kn_adamw(&m, .lr = 0.1)
-                                         : kn_adamw(&m, .lr = 0.1, .groups = &group,
-                                                    .group_count = 1);
+        OWNED_OPTIM kn_optim *o = freeze
+                                      ? kn_adamw(&m, .lr = 0.1)
+                                      : kn_adamw(&m, .lr = 0.1, .groups = &group, .group_count = 1);
         if (freeze)
             kn_freeze(&m.table, true);
         KN_CHECK(backward(&m, 0, NULL) && kn_step(o));
@@ -316,11 +319,13 @@ KN_TEST(tables, wrong_use)
     REFUSED(kn_grad_rows(ids), "keeps no rows");
     REFUSED(kn_grad(w), "stays rows; read kn_grad_rows");
     x = kn_zeros(KN_BF16, KN_CPU, KN_SHAPE(2, DIM));
-    REFUSED(kn_backward(sum_of(kn_linear(x, w, NULL, false))), "stays rows (kn_keep_rows, .sparse)");
+    REFUSED(kn_backward(sum_of(kn_linear(x, w, NULL, false))),
+            "stays rows (kn_keep_rows, .sparse)");
     REFUSED(kn_backward(sum_of(kn_tanh(kn_scale(w, 2)))), "stays rows (kn_keep_rows, .sparse)");
     REFUSED(kn_grad_of(sum_of(kn_embedding(w, ids)), &w, 1, got), "kn_grad_of can't return");
     REFUSED(kn_adamw(&m, .lr = 1, .stochastic_rounding = true), "doesn't know 'table.weight'");
-    REFUSED(kn_muon(&m, .lr = 1, .groups = &(kn_optim_group){ .muon = KN_MUON_MATRIX, .min_ndim = 2 },
+    REFUSED(kn_muon(&m, .lr = 1,
+                    .groups = &(kn_optim_group){ .muon = KN_MUON_MATRIX, .min_ndim = 2 },
                     .group_count = 1),
             "whose gradient stays rows");
     REFUSED(kn_embedding(w, ids, .padding_idx = ROWS), ".padding_idx is 9");
