@@ -32,9 +32,34 @@ KN_API kn_tensor *kn_add_layer_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, 
                                     double eps, kn_tensor **sum);
 KN_API kn_tensor *kn_add_rms_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, double eps,
                                   kn_tensor **sum);
+typedef struct kn_embedding_options {
+    KN_BEGIN_OPTIONS;
+    /* A row that gets no gradient; negative ones count from the end. 0: none; KN_ZERO: row 0 */
+    int64_t padding_idx;
+} kn_embedding_options;
 /* Rows of w[V, C] picked by index[...] -> [..., C]. */
-KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index);
-#define kn_embedding(w, index) kn_embedding_((w), (index))
+KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index, kn_embedding_options o);
+#define kn_embedding(w, index, ...)                                                                \
+    kn_embedding_(w, index, KN_OPTIONS(kn_embedding_options, __VA_ARGS__))
+typedef enum kn_bag_mode {
+    KN_BAG_DEFAULT = 0, /* KN_BAG_MEAN */
+    KN_BAG_SUM,
+    KN_BAG_MEAN,
+    KN_BAG_MAX /* the gradient of an element goes to the first maximum */
+} kn_bag_mode;
+typedef struct kn_embedding_bag_options {
+    KN_BEGIN_OPTIONS;
+    kn_tensor *offsets; /* i64 or i32 [B], rising from 0: where bags begin; with a 1-d index only */
+    kn_tensor *per_sample_weights; /* of index's shape and w's dtype; only with KN_BAG_SUM */
+    kn_bag_mode mode;              /* 0: KN_BAG_MEAN */
+    bool include_last_offset;      /* .offsets has one more, the end of the last bag */
+    int64_t padding_idx; /* as kn_embedding's; positions with this row don't count in a bag */
+} kn_embedding_bag_options;
+/* Sums, means or maxima over bags of rows of w[V, C]: index[B, L], a bag of L each, or index[n] with
+ * .offsets -> [B, C]. An empty bag gives zeros. bf16 and f16 are added in f32 and rounded once. */
+KN_API kn_tensor *kn_embedding_bag_(kn_tensor *w, kn_tensor *index, kn_embedding_bag_options o);
+#define kn_embedding_bag(w, index, ...)                                                            \
+    kn_embedding_bag_(w, index, KN_OPTIONS(kn_embedding_bag_options, __VA_ARGS__))
 /* Slices of x along dim picked by the 1-d index. */
 KN_API kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index);
 /* Zeroes with probability p and scales the rest by 1/(1-p). The draw depends on the random key. */

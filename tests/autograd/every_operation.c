@@ -144,6 +144,25 @@ EVERY(kn_cumsum, "2 4 3s | 3 5t | 3 0", kn_cumsum(x, 1));
 EVERY(kn_index_select, "3 3 | 2 3 3t", kn_index_select(x, -1, WHOLE(x, (4), 2, 0, 2, 1)));
 EVERY(kn_embedding, "5 3 | 4 1t",
       kn_embedding(x, kn_cast(WHOLE(x, (2, 3), 1, 0, 1, 3, 1, 3), KN_I32)));
+/* The second bag is empty, as is the last. */
+EVERY(kn_embedding_bag, "5 3 | 4 1t",
+      kn_embedding_bag(x, WHOLE(x, (5), 1, 0, 1, 3, 2), .offsets = WHOLE(x, (4), 0, 2, 2, 5)));
+EVERY(kn_embedding_bag, "5 3t; 2 3",
+      kn_embedding_bag(x, WHOLE(x, (2, 3), 1, 0, 1, 3, 2, 3), .mode = KN_BAG_SUM,
+                       .per_sample_weights = y));
+EVERY(kn_embedding_bag, "5 3; 5",
+      kn_embedding_bag(x, WHOLE(x, (5), 1, 0, 1, 3, 2), .mode = KN_BAG_SUM, .per_sample_weights = y,
+                       .offsets = WHOLE(x, (3), 0, 3, 5), .include_last_offset = true));
+EVERY(kn_embedding_bag, "5 3 | 4 1",
+      kn_embedding_bag(x, WHOLE(x, (2, 2), 1, 0, 3, 1), .padding_idx = KN_ZERO));
+EVERY(kn_embedding_bag, "5 3 | 4 1t",
+      kn_embedding_bag(x, WHOLE(x, (6), 1, 0, 1, 3, 2, 1), .mode = KN_BAG_MAX, .padding_idx = 1,
+                       .offsets = WHOLE(x, (4), 0, 3, 3, 5)));
+EVERY(kn_embedding_bag, "5 3",
+      kn_embedding_bag(x, WHOLE(x, (2, 2), 4, 0, 3, 1), .mode = KN_BAG_MAX));
+EVERY(kn_embedding_bag, "5 3",
+      kn_embedding_bag(x, kn_zeros(KN_I64, kn_device_of(x), KN_SHAPE(0)), .mode = KN_BAG_MAX,
+                       .offsets = WHOLE(x, (2), 0, 0)));
 
 /* ---- shape ----------------------------------------------------------------------------------- */
 
