@@ -16,6 +16,7 @@
 #include "autograd/check.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
+#include "autograd/second.h"
 #include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -195,7 +196,7 @@ static bool compute(const kn_engine *e, kn_node *n)
                      .attr = n->attr,
                      .nin = n->nin,
                      .nout = n->nout,
-                     .alone = n->hooks || kn_checking(),
+                     .alone = n->hooks || e->graph || kn_checking(),
                      .in_spec = n->in_spec,
                      .out_spec = n->out_spec };
     if (n->passed && n->hooks) /* it would see the gradient of n's input */
@@ -205,11 +206,14 @@ static bool compute(const kn_engine *e, kn_node *n)
     if (!take_dout(e, n, g.dout) || !n->leads)
         return kn_ok();
     for (int i = 0; i < n->nout; i++)
-        if (!unpack(n, &n->saved_out[i], &g.out[i], "output", i))
+        if (!unpack(n, &n->saved_out[i], &g.out[i], "output", i) ||
+            (e->graph && !kn_with_graph(&g.out[i], n, i, NULL)))
             return false;
     for (int i = 0; i < n->nin; i++) {
         g.want[i] = kn_engine_wants(e, n, i);
-        if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i))
+        if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i) ||
+            (e->graph &&
+             !kn_with_graph(&g.in[i], n->edge[i].node, n->edge[i].out_index, n->edge[i].leaf)))
             return false;
     }
     for (int i = 0; i < KN_MAX_OUT; i++)
@@ -219,7 +223,7 @@ static bool compute(const kn_engine *e, kn_node *n)
     const bool check = kn_check_pause(n);
     if (n->passed)
         g.din[0] = g.dout[0];
-    const bool ok = n->passed || n->op->backward(&g);
+    const bool ok = n->passed || (e->graph ? n->op->on_tape : n->op->backward)(&g);
     kn_check_resume(check);
     if (!ok)
         return kn_fail("backward of '%s' failed", n->op->name);
@@ -330,7 +334,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
                    int roots)
 {
     kn_context *c = kn_context_get();
-    bool mode = kn_set_grad_mode(false), ok = kn_ok();
+    bool mode = kn_set_grad_mode(e->graph), ok = kn_ok();
     e->outer = c->engine;
     e->pass = ++marks;
     if (e->outer && e->outer->number)

@@ -36,6 +36,8 @@ struct kn_engine {
     int64_t number;   /* kn_backward_number */
     kn_tensor *scale; /* kn_backward_scale; a reference */
     bool retain;
+    bool graph;     /* gradients are made of operations that are recorded */
+    uint64_t after; /* nodes up to this seq are no further than the pass goes */
     /* Not NULL: the pass computes only what leads to these, catches their gradients, and adds
      * nothing to any leaf's. */
     kn_catch *caught;

@@ -22,6 +22,18 @@ bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
     return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
+/* In a pass with a graph: the sum grows by g. */
+static bool add_on_tape(kn_tensor **sum, kn_tensor *g)
+{
+    kn_tensor *grown = *sum ? kn_add(*sum, g) : g;
+    if (!grown)
+        return false;
+    kn_tensor_ref(grown);
+    kn_tensor_free(*sum);
+    *sum = grown;
+    return true;
+}
+
 /* The gradient of node->out[i] grows by g. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 {
@@ -31,6 +43,8 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
             return false;
         n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
     }
+    if (kn_grad_mode())
+        return add_on_tape(&n->dout[i], g);
     if (!n->dout[i]) {
         n->dout[i] = kn_tensor_ref(g);
         n->dout_owned[i] = false;
@@ -55,6 +69,8 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
 {
     kn_leaf *leaf = t->leaf;
+    if (kn_grad_mode())
+        return (g = kn_cast(g, t->dtype)) && add_on_tape(&leaf->fresh, g);
     if (leaf->dest) {
         kn_tensor *dest = leaf->dest(leaf->dest_arg, t);
         if (!dest)
@@ -137,6 +153,12 @@ static bool run_leaf_hooks(kn_leaf *leaf)
         first = first->next;
     if (!first || !whole)
         return true;
+    if (kn_grad_mode()) {
+        kn_tensor *on_tape = kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor));
+        leaf->fresh = on_tape ? kn_tensor_ref(on_tape) : NULL;
+        kn_tensor_free(whole);
+        return on_tape;
+    }
     kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
     kn_tensor *g = seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
     bool ok = g && (g == seen || kn_grad_copy(whole, g));

@@ -1,5 +1,6 @@
 /* autograd/ops_index.c: picking slices by index, and embedding (rows of a table). */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* ---- embedding: y[..., :] = w[index[...], :] ------------------------------------------------- */
@@ -35,7 +36,7 @@ static bool embedding_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_embedding, .name = "embedding", .save_in = 2, .const_in = 2, .shape = embedding_shape,
-      .forward = embedding_forward, .backward = embedding_backward);
+      .forward = embedding_forward, .backward = embedding_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index)
 {
@@ -77,7 +78,8 @@ static bool index_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_index, .name = "index", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
-      .shape = index_shape, .forward = index_forward, .backward = index_backward);
+      .shape = index_shape, .forward = index_forward, .backward = index_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index)
 {

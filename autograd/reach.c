@@ -95,6 +95,27 @@ static void prune(kn_engine *e)
     e->nodes = left;
 }
 
+/* Gradients with a graph: of operations that have them, in calls whose values are there. */
+static bool all_on_tape(const kn_engine *e)
+{
+    for (int64_t i = 0; i < e->nodes; i++) {
+        const kn_node *n = e->node[i];
+        const char *name = n->op->name;
+        if (n->leads && !n->op->on_tape)
+            return kn_fail(
+                "grad_of: '%s' has a first derivative only; with .create_graph make that "
+                "part of other operations, or take its result by kn_detach",
+                name);
+        for (const kn_frame *f = n->leads ? n->frame : NULL; f; f = f->parent)
+            if (f->record)
+                return kn_fail("grad_of: .create_graph comes to '%s' in a call of '%s' that "
+                               "recomputes, whose values aren't kept; switch that off for it "
+                               "(kn_recompute)",
+                               name, f->path);
+    }
+    return true;
+}
+
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
 {
     for (int i = 0; i < roots; i++)
@@ -102,7 +123,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
             return false;
     for (int64_t i = 0; i < e->nodes; i++) { /* the list is its own queue */
         kn_node *n = e->node[i];
-        for (int k = 0; k < n->nin; k++)
+        for (int k = 0; k < n->nin && n->seq > e->after; k++)
             if (!reach(e, n->edge[k].node))
                 return false;
     }
@@ -115,7 +136,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
                 "backward: the saved tensors of '%s' were freed by an earlier backward through "
                 "this graph; run the forward again, or pass .retain_graph = true the first time",
                 e->node[i]->op->name);
-    return kn_engine_find_scale(e, root, roots);
+    return (!e->graph || all_on_tape(e)) && kn_engine_find_scale(e, root, roots);
 }
 
 /* ---- 2. counting ----------------------------------------------------------------------------- */
