@@ -154,12 +154,14 @@ static bool take_dout(const kn_engine *e, kn_node *n, kn_tensor **dout)
     return true;
 }
 
-static bool give(const kn_edge *to, kn_tensor *g, bool own)
+static bool give(const kn_engine *e, const kn_edge *to, kn_tensor *g, bool own)
 {
+    if (e->graph)
+        return kn_give_on_tape(to, g);
     return to->node ? kn_give_node(to->node, to->out_index, g) : kn_give_leaf(to->leaf, g, own);
 }
 
-static bool pass_on(kn_node *n, const kn_op_grad *g)
+static bool pass_on(const kn_engine *e, kn_node *n, const kn_op_grad *g)
 {
     char want[128];
     for (int i = 0; i < n->nin; i++) {
@@ -169,14 +171,14 @@ static bool pass_on(kn_node *n, const kn_op_grad *g)
             return kn_fail("backward of '%s': the gradient of input %d is %s, the input was %s",
                            n->op->name, i + 1, KN_SHOWN(g->din[i]),
                            kn_spec_describe(&n->in_spec[i], want, sizeof want));
-        if (!give(&n->edge[i], g->din[i], owns(g, i)))
+        if (!give(e, &n->edge[i], g->din[i], owns(g, i)))
             return false;
     }
     return kn_ok();
 }
 
 /* Output i of a node apart stands for its input i. */
-static bool pass_parts(kn_node *n, const kn_op_grad *g)
+static bool pass_parts(const kn_engine *e, kn_node *n, const kn_op_grad *g)
 {
     bool replaced[KN_MAX_OUT] = { false };
     for (int64_t k = 0; k < n->parts && kn_ok(); k++) {
@@ -184,7 +186,7 @@ static bool pass_parts(kn_node *n, const kn_op_grad *g)
         if (!g->want[i] || replaced[i])
             continue;
         replaced[i] = g->din[i] != n->dout[i];
-        if (g->din[i] && !give(&n->edge[i], replaced[i] ? g->din[i] : n->part[k].grad, false))
+        if (g->din[i] && !give(e, &n->edge[i], replaced[i] ? g->din[i] : n->part[k].grad, false))
             return false;
     }
     return kn_ok();
@@ -230,7 +232,7 @@ static bool compute(const kn_engine *e, kn_node *n)
     if (check && !kn_check_gradients(n, &g))
         return false;
     kn_run_node_hooks(n, g.din, g.nin, true);
-    return n->apart ? pass_parts(n, &g) : pass_on(n, &g);
+    return n->apart ? pass_parts(e, n, &g) : pass_on(e, n, &g);
 }
 
 static bool run_node(kn_engine *e, kn_node *n)
@@ -344,7 +346,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     c->engine = e;
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e);
     for (int i = 0; i < roots && ok; i++)
-        ok = root[i]->mark != e->pass || kn_give_node(root[i], out_index[i], grad[i]);
+        ok = root[i]->mark != e->pass ||
+             give(e, &(kn_edge){ .node = root[i], .out_index = out_index[i] }, grad[i], false);
     for (int64_t i = 0; i < e->nodes && ok; i++)
         ok = run_node(e, e->node[i]);
     if (!e->outer) {

@@ -70,6 +70,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
  * g, so the leaf may keep it and add into it. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g);
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own);
+/* The same in a pass with a graph: sums are operations. */
+bool kn_give_on_tape(const kn_edge *to, kn_tensor *g);
 /* All contributions of this pass have come: hooks run, and kn_grad grows. */
 bool kn_leaf_complete(kn_leaf *leaf);
 /* parts.c. While edges are counted: n uses an output. */

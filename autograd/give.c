@@ -22,15 +22,11 @@ bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
     return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
-/* In a pass with a graph: the sum grows by g. */
-static bool add_on_tape(kn_tensor **sum, kn_tensor *g)
+static bool add_part(kn_node *n, int i, kn_tensor *g)
 {
-    kn_tensor *grown = *sum ? kn_add(*sum, g) : g;
-    if (!grown)
+    if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
         return false;
-    kn_tensor_ref(grown);
-    kn_tensor_free(*sum);
-    *sum = grown;
+    n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
     return true;
 }
 
@@ -38,13 +34,8 @@ static bool add_on_tape(kn_tensor **sum, kn_tensor *g)
 bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 {
     n->has_grad = true;
-    if (n->apart) {
-        if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
-            return false;
-        n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
-    }
-    if (kn_grad_mode())
-        return add_on_tape(&n->dout[i], g);
+    if (n->apart && !add_part(n, i, g))
+        return false;
     if (!n->dout[i]) {
         n->dout[i] = kn_tensor_ref(g);
         n->dout_owned[i] = false;
@@ -69,8 +60,6 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
 {
     kn_leaf *leaf = t->leaf;
-    if (kn_grad_mode())
-        return (g = kn_cast(g, t->dtype)) && add_on_tape(&leaf->fresh, g);
     if (leaf->dest) {
         kn_tensor *dest = leaf->dest(leaf->dest_arg, t);
         if (!dest)
@@ -99,6 +88,24 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
     leaf->fresh =
         kn_tensor_new(t->dtype, kn_device_of(t), NULL, KN_MEM_GRAD, t->ndim, t->shape, NULL, false);
     return leaf->fresh && kn_grad_copy(leaf->fresh, g);
+}
+
+bool kn_give_on_tape(const kn_edge *to, kn_tensor *g)
+{
+    kn_node *n = to->node;
+    kn_tensor **sum = n ? &n->dout[to->out_index] : &to->leaf->leaf->fresh;
+    if (n)
+        n->has_grad = true;
+    if (n && n->apart && !add_part(n, to->out_index, g))
+        return false;
+    g = n ? g : kn_cast(g, to->leaf->dtype);
+    kn_tensor *grown = *sum && g ? kn_add(*sum, g) : g;
+    if (!grown)
+        return false;
+    kn_tensor_ref(grown);
+    kn_tensor_free(*sum);
+    *sum = grown;
+    return true;
 }
 
 kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
@@ -144,7 +151,7 @@ static kn_tensor *copy_of(const kn_tensor *t)
 
 /* The whole gradient that this pass brought, seen and perhaps replaced by hooks. A hook may keep
  * it: later gradients are added elsewhere. */
-static bool run_leaf_hooks(kn_leaf *leaf)
+static bool run_leaf_hooks(const kn_engine *e, kn_leaf *leaf)
 {
     kn_tensor *whole =
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
@@ -153,7 +160,7 @@ static bool run_leaf_hooks(kn_leaf *leaf)
         first = first->next;
     if (!first || !whole)
         return true;
-    if (kn_grad_mode()) {
+    if (e->graph) {
         kn_tensor *on_tape = kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor));
         leaf->fresh = on_tape ? kn_tensor_ref(on_tape) : NULL;
         kn_tensor_free(whole);
@@ -179,7 +186,7 @@ bool kn_leaf_complete(kn_leaf *leaf)
     kn_catch *caught = catches ? kn_engine_catch(e, t, NULL, 0) : NULL;
     if (catches && !caught) /* counted, but nothing came */
         return true;
-    if (!run_leaf_hooks(leaf))
+    if (!run_leaf_hooks(e, leaf))
         return false;
     if (caught) {
         caught->grad = leaf->fresh;
