@@ -50,7 +50,7 @@ bool kn_in_backward(void)
 
 static bool group_event(kn_group *g)
 {
-    if (!g || --g->pending > 0)
+    if (!g || !g->active || --g->pending > 0)
         return true;
     g->active = false;
     if (g->complete)
@@ -344,6 +344,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     else if (!e->caught)
         e->number = ++backwards;
     c->engine = e;
+    e->running = e->caught && !e->outer ? c->frame : NULL;
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e);
     for (int i = 0; i < roots && ok; i++)
         ok = root[i]->mark != e->pass ||

@@ -42,6 +42,8 @@ struct kn_engine {
      * nothing to any leaf's. */
     kn_catch *caught;
     int catches;
+    const kn_frame
+        *running; /* of those, the innermost call that runs around it, outside of others */
 };
 
 kn_engine *kn_engine_outermost(kn_engine *e);

@@ -141,9 +141,26 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
 
 /* ---- 2. counting ----------------------------------------------------------------------------- */
 
+/* Calls that still run around kn_grad_of: their parameters are there, and they haven't ended. */
+static bool runs(const kn_engine *e, const kn_frame *f)
+{
+    const kn_frame *r = e->running;
+    while (r && r != f)
+        r = r->parent;
+    return r != NULL;
+}
+
+static bool group_runs(const kn_engine *e, const kn_group *g)
+{
+    const kn_frame *r = e->running;
+    while (r && r->group != g)
+        r = r->parent;
+    return r != NULL;
+}
+
 static bool see_group(kn_engine *e, kn_group *g)
 {
-    if (!g)
+    if (!g || group_runs(e, g))
         return true;
     if (!g->active) {
         if (!kn_host_grow(&e->group, &e->group_room, e->groups + 1, sizeof *e->group))
@@ -203,7 +220,7 @@ bool kn_engine_count(kn_engine *e)
             if (!see_leaf(e, to->leaf))
                 return false;
         }
-        for (kn_frame *f = n->frame; f && !outer_counts(e, f); f = f->parent) {
+        for (kn_frame *f = n->frame; f && !outer_counts(e, f) && !runs(e, f); f = f->parent) {
             if (f->mark != e->pass && !begin_frame(e, f))
                 return false;
             f->pending++;
