@@ -2,6 +2,7 @@
  * first two are the rows of kernels/kinds.h: one operation and, where the row says PLAIN, one
  * function kn_<name>() is made of each. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include "kernels/convert.h"
 #include <math.h>
 #include <string.h>
@@ -71,6 +72,13 @@ static bool unary_backward(kn_op_grad *g)
                                kn_array_or_none(g->out[0]), a->kind, a->p0, a->p1 }));
 }
 
+static bool unary_on_tape(kn_op_grad *g)
+{
+    const unary_attr *a = g->attr;
+    g->din[0] = kn_slope_on_tape(a->kind, g->dout[0], g->in[0], g->out[0], a->p0, a->p1);
+    return g->din[0] != NULL;
+}
+
 /* The operation of a kind: what its derivative reads is saved. */
 #define UNARY_OP(id, text, function, reads, ...)                                                   \
     [KN_##id] = { .name = #text,                                                                   \
@@ -79,13 +87,19 @@ static bool unary_backward(kn_op_grad *g)
                   .save_out = KN_READS_##reads & KN_READS_Y ? 1 : 0,                               \
                   .shape = unary_shape,                                                            \
                   .forward = unary_forward,                                                        \
-                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : unary_backward },
+                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : unary_backward,        \
+                  .on_tape = unary_on_tape },
 KN_OPS(unary_ops, KN_UNARY_KINDS(UNARY_OP));
 
 static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
 {
     unary_attr a = { kind, p0, p1 };
     return kn_apply1(&unary_ops[kind], 1, &x, 0, &a);
+}
+
+kn_tensor *kn_unary_of(kn_tensor *x, kn_unary kind)
+{
+    return unary(x, kind, 0, 0);
 }
 
 bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind)
@@ -292,7 +306,8 @@ static bool power_backward(kn_op_grad *g)
     }
     if (g->want[1]) {
         kn_tensor *none = kn_logical_and(kn_eq(a, zero), kn_ge(b, zero));
-        kn_tensor *db = kn_mul(kn_mul(dy, g->out[0]), kn_log(a));
+        kn_tensor *safe = kn_grad_mode() ? kn_where(none, kn_number_like(dy, 1), a) : a;
+        kn_tensor *db = kn_mul(kn_mul(dy, g->out[0]), kn_log(safe));
         g->din[1] = kn_grad_unbroadcast(g, 1, kn_where(none, zero, db));
     }
     return kn_ok();
@@ -331,7 +346,8 @@ static bool binary_grad(kn_op_grad *g)
                   .save_out = KN_READS_##reads & KN_READS_OUT ? 1 : 0,                             \
                   .shape = binary_shape,                                                           \
                   .forward = binary_forward,                                                       \
-                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : binary_grad },
+                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : binary_grad,           \
+                  .on_tape = binary_grad },
 KN_OPS(binary_ops, KN_BINARY_KINDS(BINARY_OP));
 
 static kn_tensor *binary(kn_tensor *a, kn_tensor *b, kn_binary kind, double p0)
@@ -401,7 +417,7 @@ static bool where_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_where, .name = "where", .save_in = 1, .const_in = 1, .shape = where_shape,
-      .forward = where_forward, .backward = where_backward);
+      .forward = where_forward, .backward = where_backward, .on_tape = where_backward);
 
 kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b)
 {

@@ -1,5 +1,6 @@
 /* autograd/ops_pool.c: max and average pooling over windows of images and sequences. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 
 typedef struct pool_attr {
     kn_pool kind;
@@ -84,10 +85,23 @@ static bool pool_backward(kn_op_grad *g)
                                         kn_array_or_none(g->out[1]), a->kind, a->window }));
 }
 
+/* The elements at the positions that were found. */
+static bool max_composed(kn_op_grad *g, kn_tensor **y)
+{
+    kn_tensor *x = g->in[0], *at = g->out[1];
+    const int64_t N = x->shape[0], C = x->shape[1];
+    kn_tensor *planes = kn_reshape(x, KN_SHAPE(N, C, x->shape[2] * x->shape[3]));
+    at = kn_reshape(at, KN_SHAPE(N, C, at->shape[2] * at->shape[3]));
+    kn_tensor *found = kn_gather(planes, 2, at);
+    y[0] = found ? kn_reshape(found, 4, g->out_spec[0].shape) : NULL;
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_max_pool2d, .name = "max_pool2d", .attr_size = sizeof(pool_attr), .save_out = 2,
-      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward);
+      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward,
+      .on_tape = kn_composed_on_tape, .composed = max_composed);
 KN_OP(kn_op_avg_pool2d, .name = "avg_pool2d", .attr_size = sizeof(pool_attr), .shape = pool_shape,
-      .forward = pool_forward, .backward = pool_backward);
+      .forward = pool_forward, .backward = pool_backward, .on_tape = kn_linear_on_tape);
 
 static pool_attr attr_of(kn_pool kind, const kn_pool2d_options *o)
 {

@@ -1,6 +1,7 @@
 /* autograd/ops_view.c: views with other dims: squeezed, moved, diagonals, sliding windows. Their
  * backward copies into the same view of a gradient of zeros. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* ---- other shapes of the same elements ------------------------------------------------------- */
@@ -172,7 +173,7 @@ static bool diagonal_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_diagonal, .name = "diagonal", .attr_size = sizeof(diagonal_attr), .view = true,
-      .shape = diagonal_shape, .backward = diagonal_backward);
+      .shape = diagonal_shape, .backward = diagonal_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1)
 {
@@ -288,7 +289,7 @@ static bool unfold_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = true,
-      .shape = unfold_shape, .backward = unfold_backward);
+      .shape = unfold_shape, .backward = unfold_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation)
