@@ -27,7 +27,7 @@ KN_API kn_tensor *kn_div(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b); /* where equal, half the gradient each */
 KN_API kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_add_scaled(kn_tensor *a, kn_tensor *b, double factor); /* a + factor b */
-/* a + weight (b - a): a at 0, b at 1, exactly. Floats, as kn_add_scaled. */
+/* a + weight (b - a): a at 0, b at 1, exactly. Floats. */
 KN_API kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight);
 /* a^b. The gradient of a is 0 where b is 0, that of b where a is 0 and b >= 0; below 0 that of b is
  * NaN. */
@@ -39,7 +39,14 @@ KN_API kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_le(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b);
-/* Of bool tensors, into bool, without gradient. */
+/* The same of x and a number, which x's dtype must hold: kn_gt_scalar(x, 0.5). */
+KN_API kn_tensor *kn_eq_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_ne_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_lt_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_le_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_gt_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_ge_scalar(kn_tensor *x, double value);
+/* Of bool tensors, or of numbers, which are true where they aren't 0, into bool, without gradient. */
 KN_API kn_tensor *kn_logical_and(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_or(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_xor(kn_tensor *a, kn_tensor *b);
@@ -190,7 +197,7 @@ KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_optio
  * y[i, j, k] = x[i, index[i, j, k], k] for dim 1: y has index's shape, which has x's number of dims
  * and is no larger than x but in dim. The gradient adds up where an index repeats. */
 KN_API kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index);
-/* As kn_gather, where x and index broadcast in the other dims. */
+/* As kn_gather, where x and index broadcast in the other dims; indices below 0 count from the end. */
 KN_API kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim);
 /* A copy y of x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and += for scatter_add. src,
  * of x's dtype, is at least as large as index in each dim. Where an index repeats, the last element
@@ -238,7 +245,8 @@ KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
  * works on meta or in a recorded step. */
 KN_API kn_tensor *kn_nonzero(kn_tensor *x);
 KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
-/* i64 [..., classes] of zeros, with a one at index[...]. */
+/* i64 [..., classes] of zeros, with a one at index[...]. classes -1: one more than the largest index,
+ * for which the host waits. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
 
 typedef struct kn_sort_options {
@@ -273,6 +281,11 @@ KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);              /* a view */
 KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);       /* a view */
 KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
+/* Every step-th element of these, step above 0: x[begin:end:step]. A view. */
+KN_API kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int64_t step);
+/* x without dim, where it is at index, which counts from the end where it is below 0: x[:, t] is
+ * kn_select(x, 1, t). A view. */
+KN_API kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index);
 /* Repeats dims of size 1 without a copy; new dims come in front; -1 keeps a dim's size. */
 KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_contiguous(kn_tensor *x); /* row-major: a copy, or x itself */

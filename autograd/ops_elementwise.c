@@ -11,13 +11,9 @@
 static bool kind_takes(const kn_op_call *c, const kn_kind_row *row)
 {
     const kn_dtype t = c->in[0]->dtype;
-    if (kn_kind_takes(row, t) || row->dtypes == KN_NUMBERS)
-        return true;
-    return row->dtypes == KN_BOOLS
-               ? kn_fail("%s: needs bool tensors, got %s; compare it first (kn_ne with 0)",
-                         row->name, kn_dtype_name(t))
-               : kn_fail("%s: needs a float tensor, got %s; kn_cast it first", row->name,
-                         kn_dtype_name(t));
+    return kn_kind_takes(row, t) || row->dtypes == KN_NUMBERS ||
+           kn_fail("%s: needs a float tensor, got %s; kn_cast it first", row->name,
+                   kn_dtype_name(t));
 }
 
 /* Bools are no numbers where a result would be neither 0 nor 1. */
@@ -192,14 +188,14 @@ kn_tensor *kn_hardtanh_(kn_tensor *x, kn_hardtanh_options o)
     const double low = kn_value_or(o.low, -1), high = kn_value_or(o.high, 1);
     if (kn_ok() && !(low <= high))
         kn_fail("hardtanh: .low %g is above .high %g", low, high);
+    if (!takes_number("hardtanh", x, low, true) || !takes_number("hardtanh", x, high, true))
+        return NULL;
     return finite_unary(x, KN_HARDTANH, in_dtype(low, x), "low", in_dtype(high, x), "high");
 }
 
 kn_tensor *kn_relu6(kn_tensor *x)
 {
-    if (kn_ok() && kn_check(x, "relu6") && !kn_dtype_is_float(x->dtype))
-        kn_fail("relu6: needs a float tensor, got %s; kn_cast it first", kn_dtype_name(x->dtype));
-    return kn_ok() ? unary(x, KN_HARDTANH, 0, 6) : NULL;
+    return kn_ok() && kn_check(x, "relu6") ? unary(x, KN_HARDTANH, 0, 6) : NULL;
 }
 
 /* ---- binary: y = a op b, broadcast ----------------------------------------------------------- */
@@ -369,6 +365,8 @@ kn_tensor *kn_add_scaled(kn_tensor *a, kn_tensor *b, double factor)
 {
     if (kn_ok() && !isfinite(factor))
         kn_fail("add_scaled: the factor %g should be finite", factor);
+    if (kn_ok() && b && kn_dtype_is_int(b->dtype))
+        return kn_add(a, kn_scale(b, factor));
     return kn_ok() ? binary(a, b, KN_ADD_SCALED, factor) : NULL;
 }
 
@@ -378,6 +376,44 @@ kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight)
         kn_fail("lerp: the weight %g should be finite", weight);
     return kn_ok() ? binary(a, b, KN_LERP, weight) : NULL;
 }
+
+/* Which elements aren't 0. */
+static kn_tensor *truth(kn_tensor *x)
+{
+    return !kn_ok() || !x || x->dtype == KN_BOOL ? x : kn_ne(x, kn_number_like(x, 0));
+}
+
+kn_tensor *kn_logical_and(kn_tensor *a, kn_tensor *b)
+{
+    return binary(truth(a), truth(b), KN_AND, 0);
+}
+kn_tensor *kn_logical_or(kn_tensor *a, kn_tensor *b)
+{
+    return binary(truth(a), truth(b), KN_OR, 0);
+}
+kn_tensor *kn_logical_xor(kn_tensor *a, kn_tensor *b)
+{
+    return binary(truth(a), truth(b), KN_XOR, 0);
+}
+kn_tensor *kn_logical_not(kn_tensor *x)
+{
+    return unary(truth(x), KN_NOT, 0, 0);
+}
+
+/* A comparison with a number that x can hold. */
+#define WITH_NUMBER(name)                                                                          \
+    kn_tensor *kn_##name##_scalar(kn_tensor *x, double value)                                      \
+    {                                                                                              \
+        return takes_number(#name "_scalar", x, value, true)                                       \
+                   ? kn_##name(x, kn_number_like(x, value))                                        \
+                   : NULL;                                                                         \
+    }
+WITH_NUMBER(eq)
+WITH_NUMBER(ne)
+WITH_NUMBER(lt)
+WITH_NUMBER(le)
+WITH_NUMBER(gt)
+WITH_NUMBER(ge)
 
 /* ---- where: y = cond ? a : b ----------------------------------------------------------------- */
 

@@ -127,6 +127,9 @@ kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index)
 {
     if (!kn_ok() || !kn_check(x, "index"))
         return NULL;
+    if (x->ndim == 0)
+        return kn_number_of(kn_index_select(kn_row_of(x), dim, kn_row_of(index)));
+    index = kn_row_of(index);
     int d = kn_dim("index", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_index, 2, (kn_tensor *[]){ x, index }, 0, &d);
 }

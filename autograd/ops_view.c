@@ -313,6 +313,35 @@ kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64
     return kn_apply1(&kn_op_unfold, 1, &x, 0, &a);
 }
 
+kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int64_t step)
+{
+    if (kn_ok() && step < 1)
+        return kn_fail_null("slice_step: the step is %lld, should be at least 1", (long long)step);
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_slice(x, dim, begin, end);
+    if (y && step > 1 && end > begin)
+        y = kn_squeeze(kn_windows("slice_step", y, dim, 1, step, 1), 1, (int64_t[]){ -1 });
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index)
+{
+    if (!kn_ok() || !kn_check(x, "select"))
+        return NULL;
+    const int d = kn_dim("select", x, dim);
+    if (d < 0)
+        return NULL;
+    const int64_t n = x->shape[d], i = index < 0 ? index + n : index;
+    if (i < 0 || i >= n)
+        return kn_fail_null("select: index %lld is outside of dim %d of %s", (long long)index, dim,
+                            KN_SHOWN(x));
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_squeeze(kn_slice(x, d, i, i + 1), 1, (int64_t[]){ d });
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
 kn_tensor *kn_unfold(kn_tensor *x, int dim, int64_t size, int64_t step)
 {
     return kn_windows("unfold", x, dim, size, step, 1);
