@@ -14,6 +14,7 @@
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "autograd/functional.h"
+#include "autograd/distances.h"
 #include "autograd/function.h"
 #include "autograd/gradcheck.h"
 #include "data/loader.h"

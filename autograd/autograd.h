@@ -7,6 +7,7 @@
 #ifndef KNAP_AUTOGRAD_AUTOGRAD_H
 #define KNAP_AUTOGRAD_AUTOGRAD_H
 
+#include "autograd/distances.h"
 #include "autograd/functional.h"
 #include "autograd/operations.h"
 #include "tensor/tensor.h"

@@ -262,6 +262,33 @@ KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tenso
                                             kn_cosine_embedding_loss_options o);
 #define kn_cosine_embedding_loss(x, y, sign, ...)                                                  \
     kn_cosine_embedding_loss_(x, y, sign, KN_OPTIONS(kn_cosine_embedding_loss_options, __VA_ARGS__))
+
+typedef struct kn_gaussian_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool full;  /* with the constant log(2 pi) / 2 */
+    double eps; /* the least variance, above 0; 0: 1e-6 */
+} kn_gaussian_nll_loss_options;
+/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, broadcasts to x. The
+ * bound doesn't stop var's gradient. */
+KN_API kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
+                                        kn_gaussian_nll_loss_options o);
+#define kn_gaussian_nll_loss(x, target, var, ...)                                                  \
+    kn_gaussian_nll_loss_(x, target, var, KN_OPTIONS(kn_gaussian_nll_loss_options, __VA_ARGS__))
+
+typedef struct kn_poisson_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool no_log_input; /* x is the rate itself, not its logarithm */
+    bool full;         /* with Stirling's log(target!) for targets above 1 */
+    double eps;        /* added to a rate before its logarithm; 0: 1e-8; KN_ZERO: 0 */
+} kn_poisson_nll_loss_options;
+/* e^x - target x, or x - target log(x + eps) */
+KN_API kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target,
+                                       kn_poisson_nll_loss_options o);
+#define kn_poisson_nll_loss(x, target, ...)                                                        \
+    kn_poisson_nll_loss_(x, target, KN_OPTIONS(kn_poisson_nll_loss_options, __VA_ARGS__))
+
 typedef enum kn_pad_mode {
     KN_PAD_CONSTANT = 0, /* the value */
     KN_PAD_REFLECT,      /* mirrored at the edge's element, which isn't repeated; size < dim */
@@ -429,6 +456,8 @@ KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
  * dtype. kn_pixel_unshuffle takes y back to x; r divides its rows and columns. */
 KN_API kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r);
 KN_API kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r);
+/* Channels of x[N,C,...] from the groups in turn: channel c of group g becomes c groups + g. */
+KN_API kn_tensor *kn_channel_shuffle(kn_tensor *x, int64_t groups);
 
 #ifdef __cplusplus
 }

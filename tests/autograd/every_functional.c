@@ -57,6 +57,17 @@ EVERY(kn_binary_cross_entropy, "%2 3; %2 3; +3", kn_binary_cross_entropy(x, y, .
 EVERY(kn_binary_cross_entropy_with_logits, "2 3; %2 3",
       kn_binary_cross_entropy_with_logits(x, y, .pos_weight = kn_full_like(x, 2)));
 EVERY(kn_kl_div, "2 3; %2 3", kn_kl_div(x, y));
+EVERY(kn_margin_ranking_loss, "2 3; 2 3t; 2 3", kn_margin_ranking_loss(x, y, z, .margin = 0.3));
+EVERY(kn_hinge_embedding_loss, "2 3", kn_hinge_embedding_loss(x, kn_sign(kn_detach(x))));
+EVERY(kn_triplet_margin_loss, "2 3; 2 3; 2 3t", kn_triplet_margin_loss(x, y, z, .swap = true));
+EVERY(kn_triplet_margin_loss, "4; 4; 4", kn_triplet_margin_loss(x, y, z, .p = 3, .margin = 3));
+EVERY(kn_pairwise_distance, "2 3t; 3 | 4; 4", kn_pairwise_distance(x, y, .keep = true));
+EVERY(kn_gaussian_nll_loss, "2 3; 2 3; +2 1 | 2 3t; 2 3; +3",
+      kn_gaussian_nll_loss(x, y, z, .full = true));
+EVERY(kn_poisson_nll_loss, "2 3; +2 3t", kn_poisson_nll_loss(x, y, .full = true));
+EVERY(kn_poisson_nll_loss, "+2 3; 2 3",
+      kn_poisson_nll_loss(x, y, .no_log_input = true, .reduction = KN_REDUCTION_NONE));
+EVERY(kn_channel_shuffle, "2 4 3 | 1 6 2 2t", kn_channel_shuffle(x, 2));
 EVERY(kn_nll_loss, "3 4", kn_nll_loss(x, WHOLE(x, (3), 3, 0, 1)));
 EVERY(kn_cross_entropy, "3 4", kn_cross_entropy(x, WHOLE(x, (3), 3, 0, 1), .smoothing = 0.1));
 EVERY(kn_cross_entropy, "5 3 | 2 3 4t | 4", kn_cross_entropy(x, targets(x, 3)));
