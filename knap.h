@@ -15,6 +15,8 @@
 #include "autograd/operations.h"
 #include "autograd/functional.h"
 #include "autograd/distances.h"
+#include "autograd/volumes.h"
+#include "autograd/spectral.h"
 #include "autograd/function.h"
 #include "autograd/gradcheck.h"
 #include "data/loader.h"

@@ -10,6 +10,8 @@
 #include "autograd/distances.h"
 #include "autograd/functional.h"
 #include "autograd/operations.h"
+#include "autograd/spectral.h"
+#include "autograd/volumes.h"
 #include "tensor/tensor.h"
 
 #ifdef __cplusplus

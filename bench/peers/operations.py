@@ -54,13 +54,6 @@ simple('neg abs square sign floor ceil round exp expm1 sin cos atan erf tanh sig
        'mish hardswish')
 simple('hardsigmoid', bounds=(1e-5, 1e-7), why='the gradient has a sixth, which is of f32 in torch')
 simple('tan asin acos atanh erfinv', 'sides')
-simple('trunc frac exp2 sinh cosh asinh erfc selu softsign tanhshrink')
-simple('acosh', 'above')
-simple('lgamma digamma log10', 'positive')
-simple('atan2 logaddexp', count=2)
-simple('floor_divide', 'positive', count=2, grad=False)
-
-
 simple('log log1p log2 sqrt rsqrt reciprocal', 'positive')
 simple('isnan isinf isfinite', grad=False)
 

@@ -2,7 +2,14 @@
 import torch
 import torch.nn.functional as F
 
-from operations import row
+from operations import row, simple
+
+simple('trunc frac exp2 sinh cosh asinh erfc selu softsign tanhshrink')
+simple('acosh', 'above')
+simple('lgamma log10', 'positive')
+simple('digamma', 'positive', bounds=(1e-5, 1e-8), why='torch ends the series of the gradient early')
+simple('atan2 logaddexp', count=2)
+simple('floor_divide', 'positive', count=2, grad=False)
 
 
 for word in ('remainder', 'fmod'):

@@ -448,17 +448,22 @@ def _(d):
 
 @row('kn_interpolate', 'interpolate')
 def _(d):
-    mode = d.choice(['nearest', 'bilinear'])
-    corners = mode == 'bilinear' and d.choice([True, False])
+    mode, n = d.choice(['nearest', 'bilinear', 'bicubic', 'nearest-exact', 'area']), d.choice([1, 2, 2, 2, 3])
+    n = 2 if mode == 'bicubic' else n
+    corners = mode in ('bilinear', 'bicubic') and d.choice([True, False])
+    smooth = n == 2 and mode in ('bilinear', 'bicubic') and not corners and d.choice([True, False])
     if d.int(0, 1):
-        size = [d.int(1, 13), d.int(1, 13)]
+        size = [d.int(1, 13) for _ in range(n)]
         own, judge = {'sizes': size}, {'size': size}
     else:
-        scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(2)]
+        scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(n)]
         own, judge = {'scales': scale}, {'scale_factor': scale}
-    return [image(d)], \
-        lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper()], align_corners=corners, **own), \
-        lambda x: F.interpolate(x, mode=mode, align_corners=corners if mode == 'bilinear' else None, **judge)
+    in_torch = {1: 'linear', 2: 'bilinear', 3: 'trilinear'}[n] if mode == 'bilinear' else mode
+    return [d.input([d.int(1, 3), d.int(1, 4)] + [d.int(5, 9) for _ in range(n)])], \
+        lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper().replace('-', '_')], align_corners=corners,
+                                   antialias=smooth, **own), \
+        lambda x: F.interpolate(x, mode=in_torch, align_corners=corners if mode in ('bilinear', 'bicubic') else None,
+                                antialias=smooth, **judge)
 
 
 for word in ('pixel_shuffle', 'pixel_unshuffle'):

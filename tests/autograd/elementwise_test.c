@@ -325,6 +325,9 @@ KN_TEST(elementwise, bends_and_slopes_of_channels)
     CHECK_VALUES(kn_softshrink(x, .lambda = KN_ZERO), -2, -0.5, 0, 0.5, 2, NAN);
     CHECK_VALUES(gradient(x, kn_softshrink(x)), 1, 0, 0, 0, 1, 1);
     CHECK_VALUES(gradient(x, kn_prelu(x, w)), 0.25, 0.25, 0.25, 1, 1, 0.25);
+    kn_tensor *one = VECTOR(KN_F64, 1);
+    kn_require_grad(one, true);
+    KN_CHECK(fabs(kn_item(gradient(one, kn_digamma(one))) - 1.6449340668482264) < 4e-15, "pi^2/6");
     CHECK_VALUES(kn_frac(VECTOR(KN_F64, -1.5, 2, 2.25)), -0.5, 0, 0.25);
     CHECK_VALUES(kn_floor_divide(VECTOR(KN_F64, -7, 7, 1, -1, 0), VECTOR(KN_F64, 2, -2, 0, 0, -1)),
                  -4, -4, INFINITY, -INFINITY, -0.0);

@@ -78,7 +78,7 @@ typedef enum layout {
 
 typedef struct input_spec {
     int ndim;
-    int64_t shape[4];
+    int64_t shape[5];
     layout how;
     double low, high; /* range of the values */
 } input_spec;
