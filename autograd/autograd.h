@@ -7,8 +7,11 @@
 #ifndef KNAP_AUTOGRAD_AUTOGRAD_H
 #define KNAP_AUTOGRAD_AUTOGRAD_H
 
+#include "autograd/distances.h"
 #include "autograd/functional.h"
 #include "autograd/operations.h"
+#include "autograd/spectral.h"
+#include "autograd/volumes.h"
 #include "tensor/tensor.h"
 
 #ifdef __cplusplus

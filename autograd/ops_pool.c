@@ -158,12 +158,22 @@ static kn_tensor *pooled(const kn_op *op, kn_tensor *x, const pool_attr *a, int 
     return y;
 }
 
+/* The second output holds the positions of the maxima, for backward. */
+static kn_tensor *maxima(kn_tensor *x, const pool_attr *a)
+{
+    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
+    return pooled(&kn_op_max_pool2d, x, a, keep ? 2 : 1);
+}
+
 kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
-    pool_attr a = attr_of(KN_POOL_MAX, &o);
-    /* The second output holds the positions of the maxima. */
-    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
-    return pooled(&kn_op_max_pool2d, x, &a, keep ? 2 : 1);
+    const pool_attr a = attr_of(KN_POOL_MAX, &o);
+    return maxima(x, &a);
+}
+
+kn_tensor *kn_adaptive_max_pool2d(kn_tensor *x, int64_t P, int64_t Q)
+{
+    return maxima(x, &(pool_attr){ KN_POOL_MAX, .window.adaptive = true, .size = { P, Q } });
 }
 
 kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
@@ -239,17 +249,26 @@ kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o)
     return pool_sequence("avg_pool1d", x, &o, false);
 }
 
-kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+static kn_tensor *adaptive_sequence(const char *op, kn_tensor *x, int64_t P, bool max)
 {
-    const char *op = "adaptive_avg_pool1d";
     kn_scope s = kn_scope_begin();
     kn_tensor *image = as_image(op, x, false), *y = NULL;
     if (image && (P < 1 || x->shape[x->ndim - 1] < 1))
         kn_fail("%s: %lld windows of %lld elements; both must be at least 1", op, (long long)P,
                 (long long)x->shape[x->ndim - 1]);
     else if (image)
-        y = kn_adaptive_avg_pool2d(image, 1, P);
+        y = (max ? kn_adaptive_max_pool2d : kn_adaptive_avg_pool2d)(image, 1, P);
     y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
     kn_scope_end_except(s, &y, 1);
     return y;
+}
+
+kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+{
+    return adaptive_sequence("adaptive_avg_pool1d", x, P, false);
+}
+
+kn_tensor *kn_adaptive_max_pool1d(kn_tensor *x, int64_t P)
+{
+    return adaptive_sequence("adaptive_max_pool1d", x, P, true);
 }

@@ -53,7 +53,7 @@ simple('eq ne lt le gt ge', 'whole', count=2, grad=False)
 simple('neg abs square sign floor ceil round exp expm1 sin cos atan erf tanh sigmoid logsigmoid relu relu6 gelu silu '
        'mish hardswish')
 simple('hardsigmoid', bounds=(1e-5, 1e-7), why='the gradient has a sixth, which is of f32 in torch')
-simple('tan', 'sides')
+simple('tan asin acos atanh erfinv', 'sides')
 simple('log log1p log2 sqrt rsqrt reciprocal', 'positive')
 simple('isnan isinf isfinite', grad=False)
 
@@ -73,9 +73,9 @@ with_number('add_scalar', 'add', torch.add)
 with_number('pow', 'pow', torch.pow, 'positive', numbers=[-2.0, -0.5, 0.0, 0.5, 1.0, 1.7, 2.0, 3.0])
 
 
-def optional(name, in_torch, judge=None, **options):
+def optional(name, in_torch, judge=None, bounds=None, why='', **options):
     """A row of x with options, each of which is left out, or drawn from (low, high)."""
-    @row('kn_' + name, judge or name)
+    @row('kn_' + name, judge or name, bounds, why)
     def _(d):
         o = {n: d.rng.uniform(*of) for n, of in options.items() if d.int(0, 1)}
         return [d.input(d.shape())], lambda k, x: getattr(k, name)(x, **o), lambda x: in_torch(x, **o)
@@ -83,6 +83,9 @@ def optional(name, in_torch, judge=None, **options):
 
 optional('leaky_relu', lambda x, slope=0.01: F.leaky_relu(x, slope), slope=(0.1, 0.9))
 optional('elu', F.elu, alpha=(0.2, 2))
+optional('celu', F.celu, alpha=(0.2, 2), bounds=(1e-5, 1e-7), why='the gradient divides by an alpha that is of f32 in torch')
+for word in ('hardshrink', 'softshrink'):
+    optional(word, lambda x, f=getattr(F, word), **o: f(x, *o.values()), **{'lambda': (0.1, 2)})
 optional('softplus', F.softplus, beta=(0.5, 3), threshold=(1, 5))
 optional('hardtanh', lambda x, low=-1.0, high=1.0: F.hardtanh(x, low, high), low=(-2, -0.1), high=(0.1, 2))
 optional('gelu_tanh', lambda x: F.gelu(x, approximate='tanh'), 'gelu(approximate=tanh)')

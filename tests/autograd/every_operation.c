@@ -14,6 +14,8 @@
 #define RANGE_LINE      ""
 #define RANGE_POSITIVE  "+"
 #define RANGE_NONZERO   "*"
+#define RANGE_UNIT      "%"
+#define RANGE_ABOVE     "^"
 #define IF_NOTHING(...) __VA_ARGS__
 #define IF_X(...)       __VA_ARGS__
 #define IF_Y(...)       __VA_ARGS__
@@ -39,6 +41,11 @@ EVERY(kn_hardtanh, LAYOUTS(""), kn_hardtanh(x, .low = -0.6, .high = 0.7));
 EVERY(kn_relu6, "2 3", kn_relu6(x));
 EVERY(kn_leaky_relu, LAYOUTS(""), kn_leaky_relu(x, .slope = 0.3));
 EVERY(kn_elu, LAYOUTS(""), kn_elu(x, .alpha = 1.4));
+EVERY(kn_celu, LAYOUTS(""), kn_celu(x, .alpha = 1.4));
+EVERY(kn_hardshrink, LAYOUTS(""), kn_hardshrink(x, .lambda = 0.7));
+EVERY(kn_softshrink, LAYOUTS(""), kn_softshrink(x));
+EVERY(kn_prelu, "2 3; 3 | 4; 1 | 2 3 4t; 3 | 3 2 2e; 1", kn_prelu(x, y));
+EVERY(kn_nan_to_num, "2 3t", kn_nan_to_num(x));
 EVERY(kn_softplus, LAYOUTS(""), kn_softplus(x, .beta = 3, .threshold = 1.25));
 EVERY(kn_add_scaled, BROADCASTS(""), kn_add_scaled(x, y, -1.5));
 EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
@@ -46,6 +53,7 @@ EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
 EVERY(kn_mul, "3 4t | 5", kn_mul(x, x));
 EVERY(kn_add, "5", kn_add(x, x));
 
+EVERY_FLAT(kn_floor_divide, BROADCASTS("*"), kn_floor_divide(x, y));
 EVERY_FLAT(kn_eq, "2 3; 3", kn_eq(x, y));
 EVERY_FLAT(kn_ne, "2 3; 3", kn_ne(x, y));
 EVERY_FLAT(kn_lt, "2 3; 3", kn_lt(x, y));
@@ -196,6 +204,12 @@ static kn_tensor *parts(kn_tensor *x)
     return ok ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
 }
 
+static kn_tensor *meshed(kn_tensor *x, kn_tensor *y, bool xy)
+{
+    kn_tensor *p[2];
+    return kn_meshgrid((kn_tensor *[]){ x, y }, 2, xy, p) ? kn_mul(p[0], p[1]) : NULL;
+}
+
 EVERY(kn_reshape, "3 2 4", kn_reshape(x, DIMS(-1, 2)));
 EVERY(kn_reshape, "3 4t | 3 4e | 0 4", kn_reshape(x, DIMS(kn_numel(x))));
 EVERY(kn_view, "2 3", kn_view(kn_contiguous(x), DIMS(6)));
@@ -223,6 +237,10 @@ static kn_tensor *chain_of_views(kn_tensor *x)
 EVERY(kn_unflatten, "2 6", chain_of_views(x));
 EVERY(kn_movedim, "2 3 2", kn_movedim(x, 0, 2));
 EVERY(kn_diagonal, "3 2 4 | 4 3t | 0 3", kn_diagonal(x, -1, 0, -1));
+EVERY(kn_diag_embed, "3 2 | 2 3t | 0 3", kn_diag_embed(x, 1, 0, -1));
+EVERY(kn_diag_embed, "3", kn_diag_embed(x, -2, 1, 0));
+EVERY(kn_meshgrid, "2; 3 | .; 2", meshed(x, y, true));
+EVERY(kn_meshgrid, "2; 3s", meshed(x, y, false));
 EVERY(kn_unfold, "2 7s | 2 6 3t | 0 4", kn_unfold(x, 1, 3, 2)); /* windows overlap */
 EVERY(kn_unfold, "5 3t", kn_unfold(x, 0, 2, 2));
 EVERY(kn_chunk, "2 9 | 2 3 4t", chunks(x));
@@ -254,6 +272,9 @@ EVERY(kn_matmul,
       kn_matmul(x, y));
 EVERY(kn_matmul, "3 4", kn_matmul(x, kn_transpose(x, -1, -2)));
 EVERY(kn_einsum, "2 3; 3 2", kn_einsum("ij,jk->ki", 2, (kn_tensor *[]){ x, y }));
+EVERY(kn_cdist, "2 3 4; 2 2 4t | 3 2; 5 2", kn_cdist(x, y));
+EVERY(kn_cdist, "26 2; 3 2t | 2 2 3; 2 27 3", kn_cdist(x, y));
+EVERY(kn_cdist, "3 4; 2 4", kn_cdist(x, y, .p = 1));
 EVERY(kn_linear, "3 5; 4 5; 4 | 2 3 5t; 4 5t; 4 | 5; 1 5", kn_linear(x, y, z, false));
 EVERY(kn_linear, "2 1 5; 5 3; 3 | 0 5; 5 3", kn_linear(x, y, z, true));
 
