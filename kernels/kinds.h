@@ -38,7 +38,7 @@ KN_API bool kn_dtype_is_int(kn_dtype t);        /* i64, i32, u8, bool */
 KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
 
 /* How long a kind computes. */
-typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
+typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_kind_work;
 
 /* The columns of a unary kind:
  *   function  how autograd/operations.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0
@@ -48,8 +48,9 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
  *   domain    where tests draw inputs: LINE, all numbers; POSITIVE; NONZERO, where the last operand
  *             divides
  *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread;
- *             LONG: many instructions, so a GPU's loop over them stays a loop; RARE: the same, and
- *             the CPU's vector provider leaves it to the reference
+ *             LONG: many instructions, so a GPU's loop over them stays a loop; LIBM: the same, and
+ *             the CPU's vector provider takes it by libmvec, where there is one; RARE: the same, and
+ *             it leaves it to the reference
  *   formula   y = f(x), with p0 and p1, in words that every provider defines for its numbers
  *             (kernels/formulas.h)
  *   gradient  dx = d f'(x), where d is dy. A slope that is chosen to be 0 lets nothing pass, also
@@ -81,7 +82,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* log(1 + x) */                                                                               \
     ROW(LOG1P, log1p, PLAIN, X, FLOATS, POSITIVE, LONG,                                            \
         v_log1p(x),                      v_ratio(d, v_set1(1), v_set1(1) + x))                     \
-    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, RARE,                                              \
+    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, LIBM,                                              \
         v_log2(x),                       v_ratio(d, v_set1(1.44269504088896340736), x))            \
     ROW(SQRT, sqrt, PLAIN, Y, FLOATS, POSITIVE, LIGHT,                                             \
         v_sqrt(x),                       v_ratio(d, v_set1(0.5), y))                               \
@@ -89,13 +90,13 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
         v_set1(1) / v_sqrt(x),           d * (v_set1(-0.5) * y * y * y))                           \
     ROW(RECIP, reciprocal, PLAIN, Y, FLOATS, NONZERO, LIGHT,                                       \
         v_set1(1) / x,                   d * (-y * y))                                             \
-    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, LIBM,                                                    \
         v_sin(x),                        d * v_cos(x))                                             \
-    ROW(COS, cos, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+    ROW(COS, cos, PLAIN, X, FLOATS, LINE, LIBM,                                                    \
         v_cos(x),                        d * -v_sin(x))                                            \
-    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, RARE,                                                    \
+    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, LIBM,                                                    \
         v_tan(x),                        d * v_fma(y, y, v_set1(1)))                               \
-    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_atan(x),                       v_ratio(d, v_set1(1), v_fma(x, x, v_set1(1))))            \
     ROW(ERF, erf, PLAIN, X, FLOATS, LINE, LONG,                                                    \
         v_erf(x),                        d * (v_set1(1.12837916709551257390) * v_exp(-x * x)))     \
@@ -139,7 +140,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     ROW(AFFINE, affine, PARAMS, NOTHING, NUMBERS, LINE, LIGHT,                                     \
         v_fma(p0, x, p1),                d * p0)                                                   \
     /* vector loops take p0 = 2 as SQUARE */                                                       \
-    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, RARE,                                               \
+    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, LIBM,                                               \
         v_pow(x, p0),                                                                              \
         d * v_sel(v_eq(p0, v_zero()), v_zero(), p0 * v_pow(x, p0 - v_set1(1))))                    \
     /* min(max(x, p0), p1) */                                                                      \
@@ -163,7 +164,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* NaN with anything gives NaN */                                                             \
     ROW(MAXIMUM,    maximum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_maximum(a, b))       \
     ROW(MINIMUM,    minimum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_minimum(a, b))       \
-    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, RARE,  v_pow(a, b))           \
+    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, LIBM,  v_pow(a, b))           \
     ROW(ADD_SCALED, add_scaled, PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_fma(p0, b, a))       \
     /* a + p0 (b - a), from the nearer end, so that both ends are exact */                        \
     ROW(LERP,       lerp,       PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_lerp(p0, a, b))

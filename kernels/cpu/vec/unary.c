@@ -202,7 +202,7 @@ static kn_unary loop_of(kn_unary kind, double p0)
 static bool has_loop(kn_unary kind)
 {
     const kn_kind_row *row = kn_unary_row(kind);
-    return kn_kind_takes(row, KN_F32) && row->work != KN_RARE;
+    return kn_kind_takes(row, KN_F32) && row->work < VEC_RARE;
 }
 
 /* Bytes of memory traffic that take about as long as one element of this kind computes. */
