@@ -44,7 +44,8 @@ class Nothing:
         self._library = library
 
     def __getattr__(self, name):
-        return self._library['kn_grad_mode' if name != 'kn_ok' else name]
+        self.__dict__[name] = self._library['kn_grad_mode' if name != 'kn_ok' else name]
+        return self.__dict__[name]
 
 
 def by_turns(calls, rounds, threads):

@@ -131,6 +131,8 @@ static inline bool vec_iter_dense(const vec_iter *it)
     do {                                                                                           \
         if (ds == 1 && ss == 1)                                                                    \
             VEC_COPY_ROWS(type, 1, 1)                                                              \
+        else if (ds == 1 && ss == 0)                                                               \
+            VEC_COPY_ROWS(type, 1, 0)                                                              \
         else                                                                                       \
             VEC_COPY_ROWS(type, ds, ss)                                                            \
     } while (0)
