@@ -199,7 +199,7 @@ def _(d):
     shape = d.shape(least=1)
     dim = d.dim(len(shape))
     index = [d.int(1, n) for n in shape]
-    index[dim] = d.int(1, 7)
+    index[dim] = d.size(1, 7)
     return [d.input(shape), d.index(index, shape[dim])], lambda k, x, i: k.gather(x, dim, i), \
         lambda x, i: x.gather(dim, i.long())
 
@@ -209,7 +209,7 @@ def _(d):
     shape = d.shape(least=1)
     dim = d.dim(len(shape))
     index = [d.choice([1, n]) for n in shape]
-    index[dim] = d.int(1, 7)
+    index[dim] = d.size(1, 7)
     return [d.input(shape), d.index(index, shape[dim])], lambda k, x, i: k.take_along_dim(x, i, dim), \
         lambda x, i: x.take_along_dim(i.long(), dim)
 
@@ -295,7 +295,7 @@ def _(d):
 
 @row('kn_index_add', 'index_add')
 def _(d):
-    shape, n = d.shape(least=1), d.int(1, 7)
+    shape, n = d.shape(least=1), d.size(1, 7)
     dim = d.dim(len(shape))
     src = list(shape)
     src[dim] = n
@@ -307,7 +307,7 @@ def _(d):
 def _(d):
     shape = d.shape(least=1)
     dim = d.dim(len(shape))
-    return [d.input(shape), d.index([d.int(1, 7)], shape[dim])], lambda k, x, i: k.index_select(x, dim, i), \
+    return [d.input(shape), d.index([d.size(1, 7)], shape[dim])], lambda k, x, i: k.index_select(x, dim, i), \
         lambda x, i: x.index_select(dim, i)
 
 
@@ -332,8 +332,8 @@ def _(d):
 
 @row('kn_embedding', 'embedding')
 def _(d):
-    v = d.int(1, 9)
-    return [d.input([v, d.int(1, 9)]), d.index(d.shape(), v)], lambda k, w, i: k.embedding(w, i), \
+    v = d.size(1, 9)
+    return [d.input([v, d.size(1, 9)]), d.index(d.shape(), v)], lambda k, w, i: k.embedding(w, i), \
         lambda w, i: F.embedding(i, w)
 
 
@@ -525,7 +525,7 @@ def _(d):
 
 @row('kn_matmul', 'matmul')
 def _(d):
-    m, n, k = (d.int(1, 20) for _ in range(3))
+    m, n, k = (d.size(1, 20) for _ in range(3))
     a, b = d.broadcast(2)
     shapes = list(a.values.shape)[-2:] + [m, k], list(b.values.shape)[-2:] + [k, n]
     try:
@@ -542,7 +542,7 @@ EQUATIONS = ['ij,jk->ik', 'bhtd,bhsd->bhts', 'ii->i', 'ii', 'i,j->ij', '...ij,..
 @row('kn_einsum', 'einsum')
 def _(d):
     equation = d.choice(EQUATIONS)
-    size = {letter: d.int(1, 5) for letter in 'abcdhijklst'}
+    size = {letter: d.size(1, 5) for letter in 'abcdhijklst'}
     lead = [d.int(1, 3)]
     shapes = [[n for c in operand.replace('...', '.') for n in (lead if c == '.' else [size[c]])]
               for operand in equation.split('->')[0].split(',')]
@@ -552,7 +552,7 @@ def _(d):
 
 @row('kn_linear', 'linear')
 def _(d):
-    n, k, in_out = d.int(1, 20), d.int(1, 20), d.choice([True, False])
+    n, k, in_out = d.size(1, 20), d.size(1, 20), d.choice([True, False])
     inputs = [d.input(d.shape(least=1, most=3) + [k]), d.input([k, n] if in_out else [n, k])]
     inputs += [d.input([n])] if d.int(0, 1) else []
     return inputs, lambda k, x, w, b=None: k.linear(x, w, b, in_out), \
