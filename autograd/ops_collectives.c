@@ -2,6 +2,7 @@
  * is a row: its function, and the way of its backward. */
 #include "autograd/collectives.h"
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include "comm/comm_internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -232,7 +233,7 @@ static bool backward(kn_op_grad *g, way w)
         return backward(g, way);                                                                   \
     }                                                                                              \
     KN_OP(id, .name = (text), .attr_size = sizeof(collective), .shape = (rule),                    \
-          .forward = id##_forward, .backward = id##_backward)
+          .forward = id##_forward, .backward = id##_backward, .on_tape = kn_linear_on_tape)
 COLLECTIVE(kn_op_all_gather, "all_gather_tensor", GATHER, gather_shape);
 COLLECTIVE(kn_op_reduce_scatter, "reduce_scatter_tensor", SCATTER, scatter_shape);
 COLLECTIVE(kn_op_all_reduce, "all_reduce_tensor", SUM, sum_shape);

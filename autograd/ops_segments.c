@@ -148,11 +148,10 @@ static int checked(const char *op, bool slices, kn_tensor *x, int dim, kn_tensor
 {
     if (!kn_ok() || !kn_check(x, op) || !kn_check(index, op) || !kn_check(src, op))
         return -1;
-    dim = kn_dim(op, x, dim);
-    if (dim < 0 || !kn_indices_are_whole(op, index) || !kn_loss_same_device(op, x, index) ||
-        !kn_loss_same_device(op, x, src))
-        return -1;
     bool fits = src->ndim == x->ndim && index->ndim == (slices ? 1 : x->ndim);
+    if ((fits && (dim = kn_dim(op, x, dim)) < 0) || !kn_indices_are_whole(op, index) ||
+        !kn_loss_same_device(op, x, index) || !kn_loss_same_device(op, x, src))
+        return -1;
     for (int d = 0; fits && d < x->ndim; d++)
         fits = slices ? src->shape[d] == (d == dim ? index->shape[0] : x->shape[d])
                       : index->shape[d] <= src->shape[d] &&
