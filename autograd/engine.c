@@ -47,6 +47,47 @@ bool kn_in_backward(void)
     return kn_context_get()->engine != NULL;
 }
 
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+void kn_collective_watch_on(kn_collective_watch *w)
+{
+    kn_collective_watch **end = &kn_context_get()->collectives;
+    while (*end)
+        end = &(*end)->next;
+    *end = w;
+}
+
+void kn_collective_watch_off(kn_collective_watch *w)
+{
+    kn_collective_watch **at = &kn_context_get()->collectives;
+    while (*at && *at != w)
+        at = &(*at)->next;
+    if (*at)
+        *at = w->next;
+}
+
+bool kn_collective_begins(void)
+{
+    const kn_context *c = kn_context_get();
+    const kn_engine *e = kn_engine_outermost(c->engine);
+    for (kn_collective_watch *w = c->collectives; w && e && e->at < e->nodes; w = w->next)
+        if (!w->fn(w->arg, e->node[e->at]->seq))
+            return false;
+    return kn_ok();
+}
+
+uint64_t kn_collective_next(void)
+{
+    kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
+    if (!e)
+        return 0;
+    e->collective = e->collective < e->at ? e->at : e->collective;
+    while (e->collective < e->nodes &&
+           !(e->node[e->collective]->op->collective && e->node[e->collective]->leads))
+        e->collective++;
+    return e->collective < e->nodes ? e->node[e->collective]->seq : 0;
+}
+
 /* ---- 3. running ------------------------------------------------------------------------------ */
 
 static bool group_event(kn_group *g)
@@ -262,6 +303,7 @@ static bool run_node(kn_engine *e, kn_node *n)
         kn_node_free_saved(n);
     if (!n->lent)
         kn_node_free_again(n);
+    e->at++;
     return finish_node(e, n);
 }
 
@@ -351,8 +393,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     for (int i = 0; i < roots && ok; i++)
         ok = root[i]->mark != e->pass ||
              give(e, &(kn_edge){ .node = root[i], .out_index = out_index[i] }, grad[i], false);
-    for (int64_t i = 0; i < e->nodes && ok; i++)
-        ok = run_node(e, e->node[i]);
+    while (ok && e->at < e->nodes)
+        ok = run_node(e, e->node[e->at]);
     if (!e->outer) {
         kn_engine_call_back(e);
         ok = ok && kn_ok();

@@ -23,6 +23,8 @@ struct kn_engine {
     kn_engine *outer;
     kn_node **node; /* reachable nodes, by falling seq */
     int64_t nodes, room;
+    int64_t at,
+        collective;       /* the first node that isn't done; the first such that is a collective */
     struct kn_lent *lent; /* lend.c */
     int64_t lents, lent_room;
     kn_group **group;
@@ -45,6 +47,19 @@ struct kn_engine {
     const kn_frame
         *running; /* of those, the innermost call that runs around it, outside of others */
 };
+
+/* What has an order with other ranks of its own, which collectives on tensors must keep: in a
+ * backward fn comes before each of them. after: nodes with a higher number have run. */
+typedef struct kn_collective_watch {
+    struct kn_collective_watch *next;
+    bool (*fn)(void *arg, uint64_t after);
+    void *arg;
+} kn_collective_watch;
+void kn_collective_watch_on(kn_collective_watch *w);
+void kn_collective_watch_off(kn_collective_watch *w); /* also where it isn't on */
+bool kn_collective_begins(void); /* to be called before one; false with an error */
+/* The number of the next node of the running backward that is a collective; 0: none will be. */
+uint64_t kn_collective_next(void);
 
 kn_engine *kn_engine_outermost(kn_engine *e);
 void kn_engine_call_back(kn_engine *e); /* the pass is over: runs its callbacks */

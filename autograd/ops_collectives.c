@@ -1,6 +1,7 @@
 /* autograd/ops_collectives.c: collectives on tensors (collectives.h). Each way of moving and adding
  * is a row: its function, and the way of its backward. */
 #include "autograd/collectives.h"
+#include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "autograd/second.h"
 #include "comm/comm_internal.h"
@@ -201,7 +202,7 @@ static bool run(const collective *a, way w, const char *name, const char *how, k
     snprintf(text, sizeof text, "%s of %s, dim %d, %s", name, KN_SHOWN(x), a->dim, how);
     const trip t = { a, kn_contiguous(x), y, kn_compute_stream(d),
                      d == KN_CPU || d == KN_META ? text : how };
-    const bool ok = t.x && t.s && ways[w].run(&t) && kn_ok();
+    const bool ok = t.x && t.s && kn_collective_begins() && ways[w].run(&t) && kn_ok();
     kn_scope_end(scope);
     kn_set_grad_mode(mode);
     return ok;
@@ -232,8 +233,9 @@ static bool backward(kn_op_grad *g, way w)
     {                                                                                              \
         return backward(g, way);                                                                   \
     }                                                                                              \
-    KN_OP(id, .name = (text), .attr_size = sizeof(collective), .shape = (rule),                    \
-          .forward = id##_forward, .backward = id##_backward, .on_tape = kn_linear_on_tape)
+    KN_OP(id, .name = (text), .attr_size = sizeof(collective), .collective = true,                 \
+          .shape = (rule), .forward = id##_forward, .backward = id##_backward,                     \
+          .on_tape = kn_linear_on_tape)
 COLLECTIVE(kn_op_all_gather, "all_gather_tensor", GATHER, gather_shape);
 COLLECTIVE(kn_op_reduce_scatter, "reduce_scatter_tensor", SCATTER, scatter_shape);
 COLLECTIVE(kn_op_all_reduce, "all_reduce_tensor", SUM, sum_shape);

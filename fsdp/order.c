@@ -11,7 +11,8 @@
  * there its gradients are zeros. Where the engine comes to a unit behind one for which gradients
  * are still to come, that one isn't left in turn, but at the end of the backward
  * (kn_order_come_to): a call outside its turn brings them, or a use outside any call, and all ranks
- * must have it alike.
+ * must have it alike. A collective on a tensor (autograd/collectives.h) has a place among the turns,
+ * by its number on the tape: those before it are taken when it comes, those behind it rest.
  *
  * Each call that trains has its turns. Where a call may be reached by no rank (its unit is frozen,
  * or more than one forward waits for a backward), ranks agree first on the calls that any of them
@@ -81,7 +82,7 @@ static void push(kn_order *o, kn_unit *u, kn_visit_kind kind)
 {
     kn_frame *f = frame_of_call();
     f->refs++;
-    o->visit[o->visits++] = (kn_visit){ u, f, kind, o->forward, false };
+    o->visit[o->visits++] = (kn_visit){ u, f, kind, o->forward, kn_context_get()->node_seq, false };
 }
 
 /* Backward brings gradients to what requires them now, also if it is frozen by then. */
@@ -175,21 +176,21 @@ static bool find_reached(kn_schedule_state *s)
     return true;
 }
 
-static void add_enter(kn_order *o, kn_unit *u)
+static void add_enter(kn_order *o, kn_unit *u, uint64_t node)
 {
     if (u->enter_at >= 0)
         return;
     u->enter_at = o->turns;
-    o->turn[o->turns++] = (kn_turn){ u, KN_TURN_ENTER };
+    o->turn[o->turns++] = (kn_turn){ u, KN_TURN_ENTER, node };
 }
 
 /* The last one counts. */
-static void add_leave(kn_order *o, kn_unit *u)
+static void add_leave(kn_order *o, kn_unit *u, uint64_t node)
 {
     if (u->leave_at >= 0)
         o->turn[u->leave_at].kind = KN_TURN_NONE;
     u->leave_at = o->turns;
-    o->turn[o->turns++] = (kn_turn){ u, KN_TURN_LEAVE };
+    o->turn[o->turns++] = (kn_turn){ u, KN_TURN_LEAVE, node };
 }
 
 static void add_visits(kn_order *o, int first, int last)
@@ -200,13 +201,13 @@ static void add_visits(kn_order *o, int first, int last)
             continue;
         o->visit[i].unit->replays = true;
         if (o->visit[i].kind == KN_VISIT_BEGIN)
-            add_enter(o, o->visit[i].unit);
+            add_enter(o, o->visit[i].unit, o->visit[last].node);
     }
     for (int i = last; i >= first; i--) {
         if (o->reached[i] && o->visit[i].kind == KN_VISIT_END)
-            add_enter(o, o->visit[i].unit);
+            add_enter(o, o->visit[i].unit, o->visit[i].node);
         else if (o->reached[i])
-            add_leave(o, o->visit[i].unit);
+            add_leave(o, o->visit[i].unit, o->visit[i].node);
     }
 }
 
@@ -239,26 +240,38 @@ static bool take_turn(kn_order *o)
 
 bool kn_order_go_on(kn_order *o)
 {
-    while (o->at < o->turns && !o->turn[o->at].unit->group->active)
+    while (o->at < o->turns && !o->turn[o->at].unit->group->active &&
+           o->turn[o->at].node >= kn_collective_next())
         if (!take_turn(o))
             return false;
     return kn_ok();
 }
 
+/* A unit whose gradients are still to come is left at the end. */
+static bool take_early(kn_order *o)
+{
+    kn_turn *t = &o->turn[o->at];
+    if (t->kind == KN_TURN_LEAVE && t->unit->group->active) {
+        t->unit->leave_at = -1;
+        t->kind = KN_TURN_NONE;
+    }
+    return take_turn(o);
+}
+
 bool kn_order_come_to(kn_order *o, const kn_unit *u)
 {
-    if (!kn_order_go_on(o))
-        return false;
-    while (o->at <= u->enter_at) {
-        kn_turn *t = &o->turn[o->at];
-        if (t->kind == KN_TURN_LEAVE && t->unit->group->active) { /* it is left at the end */
-            t->unit->leave_at = -1;
-            t->kind = KN_TURN_NONE;
-        }
-        if (!take_turn(o))
-            return false;
-    }
-    return true;
+    bool ok = kn_order_go_on(o);
+    while (ok && o->at <= u->enter_at)
+        ok = take_early(o);
+    return ok;
+}
+
+bool kn_order_pass(kn_order *o, uint64_t node)
+{
+    bool ok = true;
+    while (ok && o->at < o->turns && o->turn[o->at].node >= node)
+        ok = take_early(o);
+    return ok;
 }
 
 kn_unit *kn_order_next(const kn_order *o)

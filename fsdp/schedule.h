@@ -3,6 +3,7 @@
 #ifndef KNAP_FSDP_SCHEDULE_H
 #define KNAP_FSDP_SCHEDULE_H
 
+#include "autograd/engine.h"
 #include "fsdp/unit.h"
 
 /* Where the tree is with a backward. */
@@ -20,12 +21,14 @@ typedef struct kn_visit {
     kn_frame *frame; /* the call, or the outermost one around it that recomputes; a reference */
     kn_visit_kind kind;
     int64_t forward; /* number of the root's */
+    uint64_t node;   /* number of the last node on the tape then */
     bool spent;      /* a backward has come to the call, on any rank */
 } kn_visit;
 typedef enum kn_turn_kind { KN_TURN_NONE, KN_TURN_ENTER, KN_TURN_LEAVE } kn_turn_kind;
 typedef struct kn_turn {
     kn_unit *unit;
     kn_turn_kind kind;
+    uint64_t node; /* it comes after the backward of later ones, and before that of earlier ones */
 } kn_turn;
 typedef struct kn_order {
     kn_visit *visit; /* of the forwards since the last backward (kn_fsdp_set_is_last_backward) */
@@ -73,6 +76,7 @@ struct kn_schedule_state {
     kn_unit *downloading; /* whose gradients may still be on their way to the host */
     int64_t downloads;    /* of gradients, so far */
     int ahead;            /* units gathered ahead of their use */
+    kn_collective_watch watch;
 };
 
 /* schedule.c: hooks of u's modules (nn_internal.h), the two kinds of turns, and the end. */
@@ -120,6 +124,8 @@ void kn_prefetch_free(kn_unit *u);
  * gradient (kn_group). */
 void kn_turns_reach(void *unit);
 bool kn_turns_come_to(kn_unit *u);
+/* A collective on a tensor is about to run, with which the tree's must keep their order. */
+bool kn_turns_before_collective(void *schedule, uint64_t node);
 void kn_turns_complete(void *unit);
 
 /* recover.c: nothing stays of a forward of u that failed; nor, of what a backward that failed left
@@ -147,6 +153,8 @@ bool kn_order_start(kn_schedule_state *s);
 bool kn_order_go_on(kn_order *o);
 /* Takes turns until u has been entered, where it has a turn. */
 bool kn_order_come_to(kn_order *o, const kn_unit *u);
+/* All turns that come before a collective with this number on the tape. */
+bool kn_order_pass(kn_order *o, uint64_t node);
 /* The next unit to be entered that is needed whole there, or NULL. */
 kn_unit *kn_order_next(const kn_order *o);
 void kn_order_free(kn_order *o);

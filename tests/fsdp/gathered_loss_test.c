@@ -90,7 +90,8 @@ typedef struct how {
     bool recompute, around; /* blocks; towers */
     bool frozen;            /* the text's tower */
     bool evaluates;         /* before each step */
-    bool branches;          /* rank 0's loss alone reaches the spare unit */
+    bool branches;          /* rank 0's loss alone reaches the spare unit, */
+    bool late;              /* which runs once more behind the loss */
     kn_dtype dtype;
 } how;
 
@@ -125,6 +126,10 @@ static bool step(pair *p, kn_optim *opt, kn_comm *c, const how *h, int number, d
     }
     kn_values out = kn_call_n(p, in, NULL, 0);
     kn_tensor *own = out.n == 3 ? contrast(out.v[0], out.v[1], c) : NULL;
+    if (h->late) {
+        kn_tensor *more = kn_call(&p->spare, kn_detach(out.v[0]));
+        out.v[2] = kn_add(out.v[2], p->detaches ? kn_detach(more) : more);
+    }
     if (!own || !kn_backward(kn_add(own, kn_cast(mean_square(out.v[2]), KN_F32))) || !kn_step(opt))
         return false;
     *loss = kn_mean_over_ranks(c, kn_item(own));
@@ -152,6 +157,8 @@ static const how others[] = {
     { .frozen = true, .recompute = true, .around = true },
     { .branches = true },
     { .branches = true, .around = true, .strategy = KN_NO_SHARD },
+    { .branches = true, .late = true },
+    { .branches = true, .late = true, .recompute = true },
 };
 
 static void check(kn_comm *world, const how *h, const double *want, double close)
