@@ -60,7 +60,8 @@ static bool recurrent_forward(kn_op_call *c)
     const recurrent_attr *r = c->attr;
     kn_tensor *gates = c->out[GATES], *h = c->out[HN];
     const bool lstm = r->cell == KN_CELL_LSTM, keeps = lstm || r->cell == KN_CELL_GRU;
-    kn_tensor *work = kn_empty(gates->dtype, kn_device_of(gates), 2, gates->shape + 1);
+    kn_tensor *work =
+        kn_empty(kn_wide_dtype(gates->dtype), kn_device_of(gates), 2, gates->shape + 1);
     const kn_matmul_args inputs = { .dst = kn_rows_of(gates),
                                     .a = kn_rows_of(c->in[X]),
                                     .b = kn_transposed(kn_array_of(c->in[W_IH])),

@@ -92,13 +92,14 @@ static void spell(recognizer *r, kn_comm *world)
     kn_tensor *best = kn_argmax(kn_call_with(r, said.v[0], said.v[1]), -1); /* (FRAMES, B) */
     const int64_t *class = kn_data(best), *frames = kn_data(said.v[1]), *word = kn_data(said.v[2]);
     for (int b = 0; b < 3 && kn_ok() && kn_rank(world) == 0; b++, word += WORD) {
-        printf("\nsaid ");
+        printf("said ");
         for (int w = 0; w < WORD; w++)
             putchar((int)('a' - 1 + word[w]));
         printf("  heard ");
         for (int64_t t = 0, last = 0; t < frames[b]; last = class[t++ * BATCH + b])
             if (class[t * BATCH + b] != last && class[t * BATCH + b] != 0)
                 putchar((int)('a' - 1 + class[t * BATCH + b]));
+        putchar('\n');
     }
 }
 

@@ -92,7 +92,7 @@ extern "C" {
     /* a product of the state with w a step; backward as many */                                  \
     ROW(RECURRENT, recurrent,                                                                     \
         "y:float[T,N,H] gates:y[T,N,G] kept?:float[T,N,H] h:y[N,H] c0?:y[N,H] cn?:y[N,H] "        \
-        "w:y[G,H] bias?:float[G] lengths?:i64[N] work?:y[N,G]", VEC,                              \
+        "w:y[G,H] bias?:float[G] lengths?:i64[N] work?:float[N,G]", VEC,                          \
         (2 * dim(&a->y, 0) + 8) * elements(&a->gates), all + dim(&a->y, 2) * bytes_of(&a->w))     \
     ROW(RECURRENT_GRAD, recurrent_grad,                                                           \
         "dgates:float[T,N,G] dq?:dgates[T,N,G] dh:float[N,H] dc?:dh[N,H] work:dgates[N,G] "       \

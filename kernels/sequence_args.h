@@ -23,7 +23,8 @@ typedef bool kn_product_fn(const struct kn_matmul_args *p);
  * and gates[t] becomes the values of the gates. h [N,H] holds the initial state and then the last
  * one. LSTM: kept[t] = c, from c0 (data NULL: zeros) on, whose last is cn; GRU: kept[t] = q of its
  * gate n. Elsewhere kept, c0, cn aren't there. Times past a row's end have y = kept = 0. All arrays
- * are contiguous; h is rounded to T at each step, c isn't. work: scratch. */
+ * are contiguous; h is rounded to T at each step, c isn't. work: scratch of
+ * kept's dtype. */
 typedef struct kn_recurrent_args {
     kn_array y, gates, kept, h, c0, cn, w, bias, lengths, work;
     kn_cell cell;

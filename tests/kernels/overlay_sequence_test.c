@@ -73,7 +73,7 @@ OVERLAY(overlay_sequence, recurrent, RECURRENT, 0, overlay_cases(192))
 {
     const sequence q = draw(c, i);
     kn_recurrent_args a = forward_args(c, &q, case_pick(c, 2));
-    a.work = row(c, &q, q.t, UNSET, q.G);
+    a.work = row(c, &q, q.wide, UNSET, q.G);
     const kn_array *const out[] = { &a.y, &a.gates, &a.h, &a.kept, &a.cn };
     for (int k = 0; k < 5; k++)
         if (out[k]->data)
@@ -87,7 +87,7 @@ OVERLAY(overlay_sequence, recurrent_grad, RECURRENT_GRAD, 0, overlay_cases(192))
     const sequence q = draw(c, i);
     kn_array h0 = q.states ? row(c, &q, q.t, NORMAL, q.H) : q.none;
     kn_recurrent_args f = forward_args(c, &q, case_pick(c, 2));
-    f.work = row(c, &q, q.t, UNSET, q.G);
+    f.work = row(c, &q, q.wide, UNSET, q.G);
     if (q.states)
         memcpy(f.h.data, h0.data, (size_t)(q.N * q.H) * kn_dtype_size(q.t));
     else
@@ -174,12 +174,13 @@ KN_TEST(overlay_sequence, bad_lengths)
         for (int k = 0; k < 2; k++) {
             kn_kernel_fn run = providers[i]->run[k ? KN_K_CTC : KN_K_RECURRENT];
             kn_status s = run ? run(k ? (void *)&c : (void *)&r) : KN_DECLINED;
-            if (s == KN_FAILED)
+            if (s == KN_FAILED && strcmp(providers[i]->name, "cuda") == 0)
+                KN_CHECK_ERROR("at position 0 is outside");
+            else if (s == KN_FAILED)
                 KN_CHECK_ERROR(k ? "label 0 of row 0 is 2; labels lie in [0, 2)"
                                  : "row 0 has length 3; lengths lie in [1, 2]");
             else
-                KN_CHECK(s == KN_DECLINED || strcmp(providers[i]->name, "cuda") == 0, "%s took it",
-                         providers[i]->name);
+                KN_CHECK(s == KN_DECLINED, "%s took it", providers[i]->name);
         }
     }
 }

@@ -21,8 +21,10 @@ VEC_INLINE void units(const call *c, int64_t n, int64_t s, int64_t length, int64
     const int64_t past = (kn_step_time(s - 1, length, a->reverse) * N + n) * H + u;
     const bool lstm = a->cell == KN_CELL_LSTM;
     vf p[RECURRENT_GATES], q[RECURRENT_GATES], before = v_zero(), kept = before, dc = before;
-    for (int64_t g = 0; g < z->gates; g++)
+    for (int64_t g = 0; g < z->gates; g++) {
         p[g] = v_get_n(t, a->gates.data, row * z->G + g * H + u, w);
+        q[g] = v_zero();
+    }
     if (s > 0)
         before = lstm ? v_get_n(KN_F32, a->kept.data, past, w) : v_get_n(t, a->y.data, past, w);
     else if ((lstm ? a->c0 : a->h0).data)

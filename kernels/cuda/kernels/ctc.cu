@@ -31,8 +31,7 @@ static inline __device__ int64_t bounded(const ctc_call<T> &c, int64_t at, int64
 {
     if (x >= 0 && x <= most)
         return x;
-    if (threadIdx.x == 0)
-        kn_index_flag(c.flagged, at, x);
+    kn_index_flag(c.flagged, at, x);
     return x < 0 ? 0 : most;
 }
 
