@@ -235,6 +235,55 @@ static bool rope_fits(kn_kernel k, const void *args)
            REFUSE(k, "%s does not fit: [B, H, T, D] with even D", KN_ARRAY_SHOWN(&a->x));
 }
 
+/* ---- sequences ------------------------------------------------------------------------------- */
+
+/* All arrays, which are the first of the arguments, lie dense. */
+static bool dense(kn_kernel k, const kn_array *a, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (a[i].dtype && !kn_array_contiguous(&a[i]))
+            return REFUSE(k, "%s isn't contiguous", KN_ARRAY_SHOWN(&a[i]));
+    return true;
+}
+
+static bool cell_fits(kn_kernel k, kn_cell cell, const kn_array *y, const kn_array *w,
+                      const kn_array *kept, const kn_array *c)
+{
+    const bool lstm = cell == KN_CELL_LSTM, keeps = lstm || cell == KN_CELL_GRU;
+    const bool empty = kn_array_numel(y) == 0;
+    return (cell >= KN_CELL_LSTM && cell <= KN_CELL_RELU &&
+            w->shape[0] == kn_cell_gates(cell) * w->shape[1] &&
+            (empty || (keeps == !!kept->data && lstm == !!c->data))) ||
+           REFUSE(k,
+                  "w %s of cell %d, with%s kept and with%s c; LSTM has 4 gates and both, GRU 3 "
+                  "and kept, TANH and RELU 1 and neither",
+                  KN_ARRAY_SHOWN(w), (int)cell, kept->data ? "" : "out", c->data ? "" : "out");
+}
+
+static bool recurrent_fits(kn_kernel k, const void *args)
+{
+    const kn_recurrent_args *a = args;
+    return dense(k, &a->y, 10) && cell_fits(k, a->cell, &a->y, &a->w, &a->kept, &a->cn);
+}
+
+static bool recurrent_grad_fits(kn_kernel k, const void *args)
+{
+    const kn_recurrent_grad_args *a = args;
+    return dense(k, &a->dgates, 13) && cell_fits(k, a->cell, &a->y, &a->w, &a->kept, &a->dc);
+}
+
+static bool ctc_fits(kn_kernel k, const void *args)
+{
+    const kn_ctc_args *a = args;
+    const int64_t T = a->log_probs.shape[0], N = a->log_probs.shape[1], S = a->targets.shape[0];
+    return dense(k, &a->loss, 7) &&
+           ((a->blank >= 0 && a->blank < a->log_probs.shape[2] &&
+             a->work.shape[0] >= (T + 1) * (2 * S + N) && (a->width < 0 || a->width * N <= S)) ||
+            REFUSE(k, "blank %lld of log_probs %s, targets %s of width %lld, work %s do not fit",
+                   (long long)a->blank, KN_ARRAY_SHOWN(&a->log_probs), KN_ARRAY_SHOWN(&a->targets),
+                   (long long)a->width, KN_ARRAY_SHOWN(&a->work)));
+}
+
 /* ---- images ---------------------------------------------------------------------------------- */
 
 /* y is made from x by w, whichever of them is the result. */
@@ -399,6 +448,9 @@ static bool (*const more[KN_K_COUNT])(kn_kernel k, const void *args) = {
     [KN_K_ATTENTION] = attention_fits,
     [KN_K_ATTENTION_GRAD] = attention_grad_fits,
     [KN_K_ROPE] = rope_fits,
+    [KN_K_RECURRENT] = recurrent_fits,
+    [KN_K_RECURRENT_GRAD] = recurrent_grad_fits,
+    [KN_K_CTC] = ctc_fits,
     [KN_K_CONV] = conv_fits,
     [KN_K_CONV_GRAD_X] = conv_grad_x_fits,
     [KN_K_CONV_GRAD_W] = conv_grad_w_fits,

@@ -20,6 +20,7 @@
 #include "kernels/image_args.h"
 #include "kernels/kinds.h"
 #include "kernels/optim_args.h"
+#include "kernels/sequence_args.h"
 #include "kernels/stream.h"
 
 #ifdef __cplusplus
@@ -88,6 +89,21 @@ extern "C" {
         "dq[B,H,T,D] dk[B,G,S,D] dv[B,G,S,D] dout[B,H,T,D] o[B,H,T,D] lse:float[B,H,T] "          \
         "q:float[B,H,T,D] k:float[B,G,S,D] v:float[B,G,S,D] mask?[B,H,T,S] dmask?:q[B,H,T,S]",    \
         VEC, pairs(&a->q, &a->k, a->causal, a->window) * (10 * dim(&a->q, 0) + 8), all)           \
+    /* a product of the state with w a step; backward as many */                                  \
+    ROW(RECURRENT, recurrent,                                                                     \
+        "y:float[T,N,H] gates:y[T,N,G] kept?:float[T,N,H] h:y[N,H] c0?:y[N,H] cn?:y[N,H] "        \
+        "w:y[G,H] bias?:float[G] lengths?:i64[N] work?:float[N,G]", VEC,                          \
+        (2 * dim(&a->y, 0) + 8) * elements(&a->gates), all + dim(&a->y, 2) * bytes_of(&a->w))     \
+    ROW(RECURRENT_GRAD, recurrent_grad,                                                           \
+        "dgates:float[T,N,G] dq?:dgates[T,N,G] dh:float[N,H] dc?:dh[N,H] work:dgates[N,G] "       \
+        "dy?:dgates[T,N,H] y:dgates[T,N,H] gates:dgates[T,N,G] kept?:dh[T,N,H] h0?:dgates[N,H] "  \
+        "c0?:dgates[N,H] w:dgates[G,H] lengths?:i64[N]", VEC,                                     \
+        (2 * dim(&a->y, 0) + 16) * elements(&a->gates), all + dim(&a->y, 2) * bytes_of(&a->w))    \
+    /* about 60 for each of three sums of exponentials */                                         \
+    ROW(CTC, ctc,                                                                                 \
+        "loss:float[N] grad?:loss[T,N,C] work:f64[W] log_probs:loss[T,N,C] targets:i64[S] "       \
+        "frames:i64[N] labels:i64[N]", NO_VEC,                                                    \
+        60 * elements(&a->work), all)                                                             \
     ROW(ROPE, rope, "y:float[B,H,T,D] x:float[B,H,T,D]", VEC, 3 * elements(&a->x), all)           \
     ROW(RANDOM, random, "dst:float", VEC, 0, all)                                                 \
     ROW(SUM_N, sum_n, "", VEC,                                                                    \

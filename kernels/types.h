@@ -93,6 +93,9 @@ KN_API char *kn_array_describe(const kn_array *a, char *buf, size_t size);
 
 /* ---- numbers that several floors name -------------------------------------------------------- */
 
+/* The cell of a recurrent layer; the last two are torch.nn.RNN's. */
+typedef enum kn_cell { KN_CELL_LSTM = 0, KN_CELL_GRU, KN_CELL_TANH, KN_CELL_RELU } kn_cell;
+
 /* Llama 3's scaling of rotary embeddings to a longer context (rope_type "llama3" of Hugging Face):
  * a pair that turns r times over the original context
  *   with r > high_freq_factor  turns as it would without scaling,

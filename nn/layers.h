@@ -244,6 +244,53 @@ KN_API bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const
     kn_instance_norm_init_(m, parent, name, channels,                                              \
                            KN_OPTIONS(kn_instance_norm_init_options, __VA_ARGS__))
 
+/* Recurrent layers (torch.nn.LSTM, GRU, RNN; kernels/cells.h has the formulas) of x[T,N,in], or
+ * [N,T,in] with .batch_first:
+ *
+ *     y = kn_call(&lstm, x);                                           // states begin as zeros
+ *     kn_values v = kn_call_n(&lstm, KN_VALUES(x, h0, c0), NULL, 0);   // y, h_n, c_n
+ *     v = kn_call_n(&lstm, KN_VALUES(x, NULL, NULL, lengths), NULL, 0);
+ *     v = kn_call_n(&gru, KN_VALUES(x, h0, lengths), NULL, 0);         // y, h_n; of kn_rnn, too
+ *
+ * y is [T,N,hidden], or with .bidirectional [T,N,2 hidden], forward and backward side by side.
+ * States are [layers ways,N,hidden], ways 2 with .bidirectional, a layer's ways side by side. With
+ * lengths, i64[N] in [1,T] in any order on x's device, row n ends after lengths[n] steps, as in a
+ * packed sequence of torch: h_n and c_n are those of its end, the other way begins there, and y is
+ * 0 behind it.
+ *
+ * Of layer 0: weight_ih_l0 [G,in], weight_hh_l0 [G,hidden], bias_ih_l0 [G], bias_hh_l0 [G], and
+ * those of the other way, weight_ih_l0_reverse, ...; G is 4 hidden for LSTM (i, f, g, o), 3 for GRU
+ * (r, z, n), 1 for RNN; deeper layers have weight_ih [G, ways hidden]. */
+typedef struct kn_lstm {
+    kn_module base;
+} kn_lstm;
+typedef struct kn_gru {
+    kn_module base;
+} kn_gru;
+typedef struct kn_rnn {
+    kn_module base;
+} kn_rnn;
+typedef struct kn_recurrent_init_options {
+    KN_LAYER_OPTIONS;
+    int layers; /* 0: 1 */
+    bool no_bias, batch_first, bidirectional;
+    bool relu;             /* kn_rnn: in place of tanh */
+    double dropout;        /* in training, of what goes from layer to layer */
+    kn_initializer weight; /* biases too; default: uniform(-1/sqrt(hidden), 1/sqrt(hidden)) */
+} kn_recurrent_init_options;
+KN_API bool kn_lstm_init_(kn_lstm *m, kn_module *parent, const char *name, int64_t in,
+                          int64_t hidden, kn_recurrent_init_options o);
+KN_API bool kn_gru_init_(kn_gru *m, kn_module *parent, const char *name, int64_t in, int64_t hidden,
+                         kn_recurrent_init_options o);
+KN_API bool kn_rnn_init_(kn_rnn *m, kn_module *parent, const char *name, int64_t in, int64_t hidden,
+                         kn_recurrent_init_options o);
+#define kn_lstm_init(m, parent, name, in, hidden, ...)                                             \
+    kn_lstm_init_(m, parent, name, in, hidden, KN_OPTIONS(kn_recurrent_init_options, __VA_ARGS__))
+#define kn_gru_init(m, parent, name, in, hidden, ...)                                              \
+    kn_gru_init_(m, parent, name, in, hidden, KN_OPTIONS(kn_recurrent_init_options, __VA_ARGS__))
+#define kn_rnn_init(m, parent, name, in, hidden, ...)                                              \
+    kn_rnn_init_(m, parent, name, in, hidden, KN_OPTIONS(kn_recurrent_init_options, __VA_ARGS__))
+
 /* Dropout: in training each element is 0 with probability p, else divided by 1 - p. */
 typedef struct kn_dropout {
     kn_module base;

@@ -50,7 +50,7 @@ def layer(name, judge, why='', bounds=None):
                 whole = dict(module.named_buffers(), **moved)
                 own = dict(zip(names, t))
                 y = torch.func.functional_call(module, (own, whole), x)
-                return [y, *(whole[n] for n in moved)]
+                return [*listed(y), *(whole[n] for n in moved)]
 
             def in_knap(k, *t):
                 m, x = k.module(), t[len(names):]
@@ -66,19 +66,28 @@ def layer(name, judge, why='', bounds=None):
                     k.copy_(k.module_buffer(m, n), k.tensor(b.to(d.dtype)))
                 k.set_grad_mode(mode)
                 y = call[0](k, m, *x) if call else k.call(m, x[0])
-                return [y, *(k.module_buffer(m, n) for n in state)]
+                return [*listed(y), *(k.module_buffer(m, n) for n in state)]
             return [*drawn, *inputs], in_knap, in_torch
         ROWS.append(Row('kn_' + name, judge, case, bounds, why))
         return make
     return add
 
 
-def several(k, m, *x):
-    """kn_call_n; None stands for NULL."""
+def listed(y):
+    return y if isinstance(y, (list, tuple)) else [y]
+
+
+def all_of(k, m, *x):
+    """All results of kn_call_n; None stands for NULL."""
     given = k.struct('kn_values', n=len(x))
     for i, t in enumerate(x):
         given.v[i] = t.handle if t else None
-    return Tensor(k.call_n(m, given, None, 0).v[0])
+    out = k.call_n(m, given, None, 0)
+    return [Tensor(out.v[i]) for i in range(out.n)]
+
+
+def several(k, m, *x):
+    return all_of(k, m, *x)[0]
 
 
 def simple(name, *arguments):
@@ -185,6 +194,47 @@ def _(d):
     return dense_gradient(getattr(nn, f'InstanceNorm{ndim}d')(c, eps or 1e-5, affine=affine)), \
         simple('instance_norm_init', c)(affine=affine, eps=eps), \
         [d.input([d.int(1, 3), c] + [d.int(3, 5) for _ in range(ndim)], ties=False)]
+
+
+def recurrent(name, judge):
+    @layer(name, judge, bounds=(5e-5, 1e-11), why='states given or not, packed sequences; errors go on from step to step')
+    def _(d):
+        inside, hidden, layers = d.int(1, 9), d.choice([d.int(1, 9), d.int(10, 40)]), d.int(1, 3)
+        ways, bias, first, relu = d.int(1, 2), d.choice([True, False]), d.choice([True, False]), d.choice([True, False])
+        more = {'nonlinearity': 'relu' if relu else 'tanh'} if judge == 'nn.RNN' else {}
+        module = getattr(nn, judge[3:])(inside, hidden, layers, bias=bias, batch_first=first, bidirectional=ways == 2, **more)
+        t, n, states = d.int(1, 6), d.int(1, 9), 2 if judge == 'nn.LSTM' else 1
+        inputs = [d.input([n, t, inside] if first else [t, n, inside])]
+        given, packed = d.choice([True, False]), d.choice([True, False])
+        if given:
+            inputs += [d.input([layers * ways, n, hidden]) for _ in range(states)]
+        if packed:
+            inputs.append(d.given(torch.randint(1, t + 1, [n]), ties=False))
+        forward = module.forward
+
+        def in_torch(x, *rest):
+            lengths, rest = (rest[-1], rest[:-1]) if packed else (None, rest)
+            hx = (tuple(rest) if states == 2 else rest[0]) if given else None
+            if packed:
+                x = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)
+            y, last = forward(x, hx)
+            if packed:
+                y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=first, total_length=t)
+            return [y, *listed(last)] if given or packed else y
+        module.forward = in_torch
+
+        def call(k, m, x, *rest):
+            if not given and not packed:
+                return k.call(m, x)
+            return all_of(k, m, x, *([] if given else [None] * states), *rest)
+        own = {'relu': relu} if more else {}
+        return module, simple(name, inside, hidden)(layers=layers, no_bias=not bias, batch_first=first,
+                                                    bidirectional=ways == 2, **own), inputs, call
+
+
+recurrent('lstm_init', 'nn.LSTM')
+recurrent('gru_init', 'nn.GRU')
+recurrent('rnn_init', 'nn.RNN')
 
 
 class Evaluated(nn.Module):

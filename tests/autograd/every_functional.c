@@ -40,6 +40,41 @@ EVERY(kn_scaled_dot_product_attention, "1 2 4 2; 1 2 4 2; 1 2 4 2",
 EVERY(kn_rope, "2 2 3 4 | 1 2 3 2t", kn_rope(x, 100, 3));
 EVERY(kn_rope, "2 1 3 8", kn_rope(x, 100, 3, .scaling = { .factor = 8, .original_ctx = 40 }));
 
+/* Rows of 3, 1, 3, 1, ... steps. */
+static kn_tensor *lengths_of(kn_tensor *x)
+{
+    return WHOLE(x, (kn_size(x, 1)), 3, 1, 3, 1);
+}
+
+/* y and the last states, each with a weight of its own. */
+static kn_tensor *lstm_all(kn_tensor *x, kn_tensor *w_ih, kn_tensor *w_hh, kn_tensor *h0)
+{
+    kn_tensor *last[2];
+    kn_tensor *y = kn_recurrent(x, w_ih, w_hh, .h0 = h0, .c0 = kn_scale(h0, 0.5), .reverse = true,
+                                .lengths = lengths_of(x), .last = last);
+    return kn_cat((kn_tensor *[]){ y, kn_unsqueeze(kn_scale(last[0], 0.7), 0),
+                                   kn_unsqueeze(kn_scale(last[1], 0.3), 0) },
+                  3, 0);
+}
+
+static kn_tensor *gru_all(kn_tensor *x, kn_tensor *w_ih, kn_tensor *w_hh, kn_tensor *h0)
+{
+    kn_tensor *last;
+    kn_tensor *y = kn_recurrent(x, w_ih, w_hh, .cell = KN_CELL_GRU, .h0 = h0,
+                                .lengths = lengths_of(x), .last = &last);
+    return kn_cat((kn_tensor *[]){ y, kn_unsqueeze(kn_scale(last, 0.7), 0) }, 2, 0);
+}
+
+EVERY(kn_recurrent, "4 2 3; 8 3; 8 2; 8 | 3 1 2t; 12 2s; 12 3t; 12 | 2 0 3; 4 3; 4 1",
+      kn_recurrent(x, y, z, .b_ih = w, .b_hh = w));
+EVERY(kn_recurrent, "3 2 3; 8 3; 8 2; 2 2 | 4 4 2; 12 2; 12 3; 4 3t", lstm_all(x, y, z, w));
+EVERY(kn_recurrent, "3 2 3; 6 3; 6 2; 2 2 | 4 4 2; 9 2; 9 3; 4 3t", gru_all(x, y, z, w));
+EVERY(kn_recurrent, "3 2 2; 6 2; 6 2; 6",
+      kn_recurrent(x, y, z, .cell = KN_CELL_GRU, .reverse = true, .b_ih = w, .b_hh = w));
+EVERY(kn_recurrent, "3 2 3; 2 3; 2 2; 2",
+      kn_recurrent(x, y, z, .cell = KN_CELL_TANH, .reverse = true, .b_hh = w));
+EVERY(kn_recurrent, "3 2 3; +2 3; +2 2", kn_recurrent(kn_exp(x), y, z, .cell = KN_CELL_RELU));
+
 /* ---- losses ---------------------------------------------------------------------------------- */
 
 /* 0, 2, -100 (ignored), 1, 0, 2, ... below classes, for each row of x. */
@@ -77,6 +112,16 @@ EVERY(kn_nll_loss, "3 4", kn_nll_loss(x, WHOLE(x, (3), 3, 0, 1)));
 EVERY(kn_cross_entropy, "3 4", kn_cross_entropy(x, WHOLE(x, (3), 3, 0, 1), .smoothing = 0.1));
 EVERY(kn_cross_entropy, "5 3 | 2 3 4t | 4", kn_cross_entropy(x, targets(x, 3)));
 EVERY(kn_cross_entropy, "6 5s", kn_cross_entropy(x, targets(x, 5), .smoothing = 0.2));
+/* The gradient is that by the logits. */
+EVERY(kn_ctc_loss, "6 2 4 | 5 2 3t",
+      kn_ctc_loss(kn_log_softmax(x), WHOLE(x, (2, 3), 1, 2, 0, 2, 2, 1), WHOLE(x, (2), 5, 4),
+                  WHOLE(x, (2), 2, 2)));
+EVERY(kn_ctc_loss, "6 2 4",
+      kn_ctc_loss(kn_log_softmax(x), WHOLE(x, (4), 0, 2, 2, 1), WHOLE(x, (2), 6, 5),
+                  WHOLE(x, (2), 3, 1), .blank = 3, .reduction = KN_REDUCTION_NONE));
+EVERY(kn_ctc_loss, "3 2 4",
+      kn_ctc_loss(kn_log_softmax(x), WHOLE(x, (2, 2), 1, 1, 2, 3), WHOLE(x, (2), 2, 3),
+                  WHOLE(x, (2), 2, 0), .reduction = KN_REDUCTION_SUM, .zero_infinity = true));
 EVERY(kn_linear_cross_entropy, "2 2 3; 3 4; 4",
       kn_linear_cross_entropy(x, y, WHOLE(x, (2, 2), 3, -100, 1, 0), .bias = z, .in_out = true,
                               .smoothing = 0.1));

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # tests/cli/example_own.sh: an operation and an optimizer of one's own (examples/function.c, examples/optimizer.c)
-# learn on one rank and on two, and are short; adapters of a GPT learn (examples/lora.c); a model of one's own
-# (examples/spiral.c) goes on from its checkpoint; losses made of gradients (examples/pinn.c, examples/maml.c).
+# learn on one rank and on two, and are short; adapters of a GPT learn (examples/lora.c), and so does a recognizer of
+# speech (examples/speech.c); a model of one's own (examples/spiral.c) goes on from its checkpoint; losses made of
+# gradients (examples/pinn.c, examples/maml.c).
 . "$(dirname "$0")/lib.sh"
 
 [ -x "$BUILD/examples/function" ] || skip "the examples are not built"
@@ -26,6 +27,15 @@ learns() {
 
 learns function quantize_forward 40
 learns optimizer adabelief 30
+
+# Speech: the same bits on any number of ranks; most of the letters are heard.
+for ranks in 1 2 4; do
+    run timeout 600 "$BUILD/examples/speech" --ranks $ranks --steps 81
+    check "speech: on $ranks ranks it runs to its end" succeeds
+    check "speech: on $ranks ranks the loss falls" loss_falls 1 20 4
+    cp "$TMP/output" "$TMP/speech$ranks"
+    check "speech: $ranks ranks have the bits of one" cmp "$TMP/speech1" "$TMP/speech$ranks"
+done
 
 # No line of the last run has a loss of NaN or 0; where it failed, it said why.
 prints_no_bad_loss() {

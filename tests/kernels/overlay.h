@@ -103,6 +103,8 @@ double case_get(const kn_array *a, int64_t offset);
  * last place) plus abs (scaled to the dtype's precision). */
 void case_exact(overlay_case *c, const kn_array *a);
 void case_close(overlay_case *c, const kn_array *a, double abs);
+/* Declares an array of which any values may be left. */
+void case_scratch(overlay_case *c, const kn_array *a);
 /* The gradient of a's mask, if it is one that is added: zeros that a writes to. */
 static inline void case_dmask(overlay_case *c, kn_attention_grad_args *a, double abs)
 {

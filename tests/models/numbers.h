@@ -148,6 +148,10 @@ static void wrap(kn_fsdp_wrap_options o)
       LAYER(kn_multi_head_attention, 4, 2, o))                                                     \
     X(kn_mlp_init_options, (.device = KN_META), LAYER(kn_mlp, 4, o))                               \
     X(kn_swiglu_init_options, (), LAYER(kn_swiglu, 4, 4, o))                                       \
+    X(kn_recurrent_init_options, (.layers = 2, .device = KN_META), {                               \
+        LAYER(kn_lstm, 4, 4, o);                                                                   \
+        LAYER(kn_rnn, 4, 4, o);                                                                    \
+    })                                                                                             \
     X(kn_initializer, (), initialize(o))                                                           \
     X(kn_summary_options, (), summarize(o))                                                        \
     X(kn_rope_scaling, (.factor = 2), kn_rope(in.q, 0, 0, .scaling = o))                           \

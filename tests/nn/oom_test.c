@@ -157,9 +157,10 @@ typedef union any_layer {
     kn_multi_head_attention multi_head_attention;
     kn_mlp mlp;
     kn_swiglu swiglu;
+    kn_gru gru;
 } any_layer;
 
-enum { LAYERS = 14 };
+enum { LAYERS = 15 };
 static int layer_kind;
 
 static bool layer_init(any_layer *l)
@@ -191,6 +192,8 @@ static bool layer_init(any_layer *l)
         return kn_multi_head_attention_init(&l->multi_head_attention, NULL, "", 4, 2);
     case 12:
         return kn_mlp_init(&l->mlp, NULL, "", 4);
+    case 13:
+        return kn_gru_init(&l->gru, NULL, "", 4, 2, .bidirectional = true);
     default:
         return kn_swiglu_init(&l->swiglu, NULL, "", 4, 4);
     }

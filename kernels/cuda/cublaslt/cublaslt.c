@@ -291,6 +291,33 @@ bool kn_blas_try(const kn_gemm *g)
     return ok;
 }
 
+/* ---- the steps of recurrent layers: the own kernels', with products of cuBLASLt where it takes
+ * them ---- */
+
+static bool product_of_step(const kn_matmul_args *p)
+{
+    kn_status s = matmul(p);
+    if (s == KN_DECLINED)
+        s = kn_cuda_own_provider->run[KN_K_MATMUL](p);
+    return s == KN_DONE;
+}
+
+static kn_status recurrent(const void *args)
+{
+    kn_recurrent_args a = *(const kn_recurrent_args *)args;
+    a.product = product_of_step;
+    return kn_cuda_own_provider->run[KN_K_RECURRENT](&a);
+}
+
+static kn_status recurrent_grad(const void *args)
+{
+    kn_recurrent_grad_args a = *(const kn_recurrent_grad_args *)args;
+    a.product = product_of_step;
+    return kn_cuda_own_provider->run[KN_K_RECURRENT_GRAD](&a);
+}
+
 const kn_provider kn_cuda_cublaslt = { .name = "cublaslt",
-                                       .run = { [KN_K_MATMUL] = matmul },
+                                       .run = { [KN_K_MATMUL] = matmul,
+                                                [KN_K_RECURRENT] = recurrent,
+                                                [KN_K_RECURRENT_GRAD] = recurrent_grad },
                                        .epilogues = true };
