@@ -29,7 +29,7 @@ TEXT = os.path.join(ROOT, 'docs', 'fsdp.md')    # any text of some length
 # Example: its arguments besides --steps. Each C program lies in examples/, each PyTorch program in bench/peers/examples/.
 EXAMPLES = {
     'mlp': [], 'convnet': [], 'resnet': [], 'vit': [], 'spiral': [], 'gpt': ['--tokens', '1', '--data', TEXT],
-    'llama': ['--data', TEXT], 'lora': [], 'gan': [], 'diffusion': [], 'function': [], 'optimizer': [],
+    'llama': ['--data', TEXT], 'lora': [], 'gan': [], 'gat': [], 'diffusion': [], 'function': [], 'optimizer': [],
 }
 NUMPY = {'f32': 'f4', 'f64': 'f8', 'i64': 'i8', 'i32': 'i4'}
 
