@@ -229,8 +229,8 @@ KN_API kn_tensor *kn_index_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_t
 /* Rows of x[E, ...] with one index[E], joined: [n, ...]. A segment without rows is 0, a product of
  * none 1. Edges of a graph by the node at which they end, points by their cloud. */
 KN_API kn_tensor *kn_segment_reduce(kn_tensor *x, kn_tensor *index, int64_t n, kn_reduce_by by);
-/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in f32
- * or f64. */
+/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in
+ * f32 or f64. */
 KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
 /* kn_nonzero: the places of the elements of x that aren't 0, NaN among them, in row-major order:
  * i64 [n, dims of x], without gradient. kn_masked_select: the elements of x where mask, a bool

@@ -1,6 +1,6 @@
-/* examples/gat.c: graph attention (Velickovic et al., arXiv:1710.10903) tells the group of each node
- * of graphs that differ in size and in edges: gat [--ranks N] [--steps N]. A node's own features say
- * little; those of its neighbours, most of them of its group, say more. */
+/* examples/gat.c: graph attention (Velickovic et al., arXiv:1710.10903) tells the group of each
+ * node of graphs that differ in size and in edges: gat [--ranks N] [--steps N]. A node's own
+ * features say little; those of its neighbours, most of them of its group, say more. */
 #include <knap.h>
 
 enum { CLASSES = 4, HEADS = 4, WIDTH = 8, MICRO = 4 }; /* MICRO graphs a step */

@@ -10,6 +10,7 @@ import torch
 
 import knap
 import layers        # noqa: F401  adds the rows of nn/layers.h
+import operations_index    # noqa: F401  values by an index
 import operations_nn    # noqa: F401  those of autograd/functional.h
 import optimizers    # noqa: F401  those of optim/optim.h
 from covered import HEADERS, WITHOUT, complaints, public, rows_of
