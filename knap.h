@@ -13,6 +13,7 @@
 #include "tensor/safetensors.h"
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
+#include "autograd/distributions.h"
 #include "autograd/functional.h"
 #include "autograd/function.h"
 #include "autograd/gradcheck.h"

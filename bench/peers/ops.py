@@ -8,6 +8,7 @@ import warnings
 
 import torch
 
+import distributions    # noqa: F401  adds the rows of autograd/distributions.h
 import knap
 import layers        # noqa: F401  adds the rows of nn/layers.h
 import operations_index    # noqa: F401  values by an index
