@@ -1,6 +1,9 @@
 """bench/peers/operations_index.py: rows of operations.py: values joined, put and found by an index."""
+import ctypes
+
 import torch
 
+from knap import Tensor
 from operations import row
 
 REDUCTIONS = ['sum', 'mean', 'prod', 'amax', 'amin']
@@ -64,3 +67,33 @@ def _(d):
         parts = [(i == g).nonzero().flatten() for g in range(n)]
         return torch.cat([x[p].softmax(0) for p in parts])[torch.cat(parts).argsort()]
     return [x, d.index([x.values.shape[0]], n)], lambda k, x, i: k.segment_softmax(x, i, n), in_torch
+
+
+def along(name, kinds, in_torch, count=1):
+    """Running operations: x and a dim."""
+    @row('kn_' + name, name)
+    def _(d):
+        x = d.input(d.shape(least=1), d.choice(kinds))
+        dim = d.dim(x.values.dim())
+        return [x], lambda k, x: k_along(k, name, x, dim, count), lambda x: in_torch(x, dim)
+
+
+def k_along(k, name, x, dim, count):
+    if count == 1:
+        return getattr(k, name)(x, dim)
+    at = ctypes.c_void_p()
+    values = getattr(k, name)(x, dim, ctypes.byref(at))
+    return values, Tensor(at.value)
+
+
+along('cumprod', ['normal', 'whole', 'sides'], torch.cumprod)
+along('logcumsumexp', ['normal', 'whole'], torch.logcumsumexp)
+along('cummax', ['normal', 'whole'], torch.cummax, 2)
+along('cummin', ['normal', 'whole'], torch.cummin, 2)
+
+
+@row('kn_diff', 'diff')
+def _(d):
+    x, n = d.input(d.shape(least=1)), d.int(0, 3)
+    dim = d.dim(x.values.dim())
+    return [x], lambda k, x: k.diff(x, n, dim), lambda x: x.diff(n, dim)
