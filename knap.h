@@ -13,6 +13,7 @@
 #include "tensor/safetensors.h"
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
+#include "autograd/distributions.h"
 #include "autograd/functional.h"
 #include "autograd/collectives.h"
 #include "autograd/distances.h"

@@ -291,8 +291,8 @@ KN_API kn_tensor *kn_index_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_t
 /* Rows of x[E, ...] with one index[E], joined: [n, ...]. A segment without rows is 0, a product of
  * none 1. Edges of a graph by the node at which they end, points by their cloud. */
 KN_API kn_tensor *kn_segment_reduce(kn_tensor *x, kn_tensor *index, int64_t n, kn_reduce_by by);
-/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in f32
- * or f64. */
+/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in
+ * f32 or f64. */
 KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
 /* kn_nonzero: the places of the elements of x that aren't 0, NaN among them, in row-major order:
  * i64 [n, dims of x], without gradient. kn_masked_select: the elements of x where mask, a bool
@@ -326,6 +326,16 @@ KN_API kn_tensor *kn_topk_(kn_tensor *x, int64_t k, int dim, kn_topk_options o);
 #define kn_topk(x, k, dim, ...) kn_topk_(x, k, dim, KN_OPTIONS(kn_topk_options, __VA_ARGS__))
 /* Running sums along dim, added in f64; of bool and integers i64. */
 KN_API kn_tensor *kn_cumsum(kn_tensor *x, int dim);
+/* Running products (of integers i64), whose gradient is right where factors are 0, and running
+ * log sum exp(x) of floats. They are joined in f64. */
+KN_API kn_tensor *kn_cumprod(kn_tensor *x, int dim);
+KN_API kn_tensor *kn_logcumsumexp(kn_tensor *x, int dim);
+/* The largest (smallest) element so far along dim, and in *indices, unless that is NULL, its last
+ * place (i64), which gets the gradient. NaN is above (below) all. */
+KN_API kn_tensor *kn_cummax(kn_tensor *x, int dim, kn_tensor **indices);
+KN_API kn_tensor *kn_cummin(kn_tensor *x, int dim, kn_tensor **indices);
+/* x[i + 1] - x[i] along dim, n times over. */
+KN_API kn_tensor *kn_diff(kn_tensor *x, int n, int dim);
 
 /* ---- shape ----------------------------------------------------------------------------------- */
 

@@ -15,6 +15,7 @@ from functions import functions
 HEADERS = {'autograd/operations.h': 'Operations', 'autograd/functional.h': 'Operations of neural networks',
            'autograd/distances.h': 'Distances and their losses', 'autograd/volumes.h': 'Volumes and places',
            'autograd/spectral.h': 'Fourier transforms',
+           'autograd/distributions.h': 'Distributions',
            'nn/layers.h': 'Layers', 'optim/optim.h': 'Optimizers'}
 SUM = 'kn_add and the norm in one step: add_norm.is_kn_add_and_the_norm_in_each_dtype compares them'
 DRAWS, CACHE, STEP, SCALER = ('draws numbers of its own', 'keeps keys and values; no gradient', 'counts and settings of a step',
@@ -22,6 +23,7 @@ DRAWS, CACHE, STEP, SCALER = ('draws numbers of its own', 'keeps keys and values
 WITHOUT = {
     'kn_dropout': DRAWS, 'kn_rand_like': DRAWS, 'kn_randn_like': DRAWS, 'kn_randint': DRAWS, 'kn_randint_like': DRAWS,
     'kn_randperm': DRAWS, 'kn_bernoulli': DRAWS, 'kn_multinomial': DRAWS,
+    'kn_normal_sample': DRAWS, 'kn_normal_rsample': DRAWS, 'kn_categorical_sample': DRAWS, 'kn_bernoulli_sample': DRAWS,
     'kn_is_channels_last': 'tells about memory; no tensor comes out',
     'kn_kv_cache_new': CACHE, 'kn_kv_cache_free': CACHE, 'kn_kv_cache_append': CACHE, 'kn_kv_cache_length': CACHE,
     'kn_kv_cache_truncate': CACHE, 'kn_cache_new': CACHE, 'kn_cache_free': CACHE, 'kn_cache_length': CACHE,

@@ -160,6 +160,11 @@ EVERY_ROW(kn_masked_select, true, false, "2 1; 3", kn_masked_select(x, positive(
 EVERY(kn_cumsum, "2 4 3s | 3 5t | 3 0", kn_cumsum(x, 1));
 EVERY(kn_cumsum, ".", kn_cumsum(x, 0));
 EVERY(kn_sum, ".", kn_sum(x, DIMS(-1), true));
+EVERY(kn_cumprod, "2 4 3s | 3 5t | 3 0", kn_cumprod(x, 1));
+EVERY(kn_logcumsumexp, "2 4 3s | 3 5t | 3 0", kn_logcumsumexp(x, 1));
+EVERY(kn_cummax, "2 4 3s | 3 5t | 3 0", kn_cummax(x, 1, NULL));
+EVERY(kn_cummin, "2 4 3 | 3 5e", kn_cummin(x, -1, NULL));
+EVERY(kn_diff, "2 4 3s | 3 5t | 3 0", kn_diff(x, 2, 1));
 EVERY(kn_index_select, "3 3 | 2 3 3t", kn_index_select(x, -1, WHOLE(x, (4), 2, 0, 2, 1)));
 EVERY(kn_embedding, "5 3 | 4 1t",
       kn_embedding(x, kn_cast(WHOLE(x, (2, 3), 1, 0, 1, 3, 1, 3), KN_I32)));

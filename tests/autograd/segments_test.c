@@ -1,13 +1,13 @@
-/* tests/autograd/segments_test.c: scatter_reduce, index_reduce, segments: values and gradients where
- * several elements, equal ones, zeros or none go to a place; dtypes; threads; errors. Gradients by
- * finite differences are rows of every.h. */
+/* tests/autograd/segments_test.c: scatter_reduce, index_reduce, segments: values and gradients
+ * where several elements, equal ones, zeros or none go to a place; dtypes; threads; errors.
+ * Gradients by finite differences are rows of every.h. */
 #include "kernels/memory.h"
 #include "tests/autograd/every.h"
 
-#define COUNT(...)  (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double))
-#define REAL(...)   tensor_of(KN_F64, (double[]){ __VA_ARGS__ }, 1, (int64_t[]){ COUNT(__VA_ARGS__) })
+#define OF(...)     (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double))
+#define REAL(...)   tensor_of(KN_F64, (double[]){ __VA_ARGS__ }, 1, (int64_t[]){ OF(__VA_ARGS__) })
 #define WHOLES(...) kn_cast(REAL(__VA_ARGS__), KN_I64)
-#define IS(t, ...)  is(__LINE__, t, COUNT(__VA_ARGS__), (double[]){ __VA_ARGS__ })
+#define IS(t, ...)  is(__LINE__, t, OF(__VA_ARGS__), (double[]){ __VA_ARGS__ })
 
 static void is(int line, kn_tensor *t, int64_t n, const double *want)
 {

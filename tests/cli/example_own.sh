@@ -2,7 +2,8 @@
 # tests/cli/example_own.sh: an operation and an optimizer of one's own (examples/function.c, examples/optimizer.c)
 # learn on one rank and on two, and are short; adapters of a GPT learn (examples/lora.c), and so does a recognizer of
 # speech (examples/speech.c); a model of one's own (examples/spiral.c) goes on from its checkpoint; losses made of
-# gradients (examples/pinn.c, examples/maml.c).
+# gradients (examples/pinn.c, examples/maml.c); attention over graphs (examples/gat.c) has the same bits on 1, 2 and 4
+# ranks.
 . "$(dirname "$0")/lib.sh"
 
 [ -x "$BUILD/examples/function" ] || skip "the examples are not built"
@@ -49,6 +50,16 @@ for ranks in 1 2; do
     sed -i '1,/parameters are trained/d' "$TMP/output"
     check "lora: on $ranks ranks the adapters learn" loss_falls 3 20 8
 done
+
+# Graphs of other sizes in each micro-batch, and so on each rank.
+for ranks in 1 2 4; do
+    run timeout 600 "$BUILD/examples/gat" --ranks $ranks
+    check "gat: on $ranks ranks it learns" loss_falls 1.2 1.6 1.4
+    cp "$TMP/output" "$TMP/gat$ranks"
+done
+check "gat: the losses and the result are the same on 1, 2 and 4 ranks" \
+    eval 'cmp "$TMP/gat1" "$TMP/gat2" && cmp "$TMP/gat1" "$TMP/gat4"'
+check "gat: it finds the group of two nodes in three" grep -qE '^(6[6-9]|[7-9].)\.. % of the nodes' "$TMP/gat1"
 
 # spiral NAME OPTIONS...: the program's output in $TMP/NAME.
 spiral() {

@@ -1,6 +1,6 @@
-/* kernels/cuda/kernels/cumsum.cu: running sums (or products, extrema) along dim, in f64. A block a line, which it walks in
- * pieces of its threads: each piece is scanned in shared memory and begins with the sum of those
- * before. The order of joining depends on the line's length alone. */
+/* kernels/cuda/kernels/cumsum.cu: running sums (or products, extrema) along dim, in f64. A
+ * block a line, which it walks in pieces of its threads: each piece is scanned in shared memory and
+ * begins with the sum of those before. The order of joining depends on the line's length alone. */
 #include "kernels/cuda/kernels/index.cuh"
 
 namespace

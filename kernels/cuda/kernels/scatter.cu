@@ -1,8 +1,8 @@
 /* kernels/cuda/kernels/scatter.cu: elements put where an index of their own each says along dim, or
  * joined there. No atomics: positions are sorted by their place in dst (radix.cuh), and one thread
  * does all that go to one place, in their order. So the result depends on nothing else, and the
- * last one stays where they aren't joined. An element of dst that takes r of them costs r loads in a
- * row. */
+ * last one stays where they aren't joined. An element of dst that takes r of them costs r loads in
+ * a row. */
 #include "kernels/cuda/kernels/index.cuh"
 #include "kernels/cuda/kernels/radix.cuh"
 
@@ -105,7 +105,9 @@ kn_status join_any(const kn_scatter_args *a, const scatter_call &c)
 {
     if (kn_dtype_is_int(a->dst.dtype))
         return join<int64_t>(a, c);
-    return a->dst.dtype == KN_F64 || a->src.dtype == KN_F64 ? join<double>(a, c) : join<float>(a, c);
+    if (a->dst.dtype == KN_F64 || a->src.dtype == KN_F64)
+        return join<double>(a, c);
+    return join<float>(a, c);
 }
 
 template <typename T> kn_status put(const kn_scatter_args *a, const scatter_call &c)
