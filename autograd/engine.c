@@ -46,6 +46,11 @@ bool kn_in_backward(void)
     return kn_context_get()->engine != NULL;
 }
 
+bool kn_in_grad_of(void)
+{
+    return kn_in_backward() && kn_engine_catches(kn_context_get()->engine);
+}
+
 /* ---- 3. running ------------------------------------------------------------------------------ */
 
 static bool group_event(kn_group *g)

@@ -199,6 +199,7 @@ bool kn_leaf_complete(kn_leaf *leaf)
         return true; /* nothing came: a branch without gradient */
     }
     int64_t number = kn_backward_number();
-    return ((leaf->dest && !any) || kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
+    return ((leaf->dest && !any) ||
+            kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
            kn_run_leaf_hooks(leaf);
 }

@@ -1,4 +1,4 @@
-/* tests/fsdp/table_ranks_test.c: tables whose gradients stay rows, cut by rows over ranks: the same bits
+/* tests/fsdp/table_ranks_test.c: tables whose gradients stay rows, cut over ranks: the same bits
  * as one process, from files of any number of ranks, and what can't be. */
 #include "tests/fsdp/matrix.h"
 #include "tests/fsdp/ranks.h"
