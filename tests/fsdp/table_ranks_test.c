@@ -199,12 +199,19 @@ RANK_TEST(table_ranks, wrong_use, .threads = "2")
 {
     OWNED_MODULE net n;
     KN_CHECK(begin(world, &n, 3));
-    kn_tensor *w = kn_module_param(&n.word, "weight"), *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
-    REFUSED(kn_embedding(w, ids), "lies on 2 ranks; use it in a forward of its module");
-    KN_CHECK(kn_backward(loss(&n, 0, 0)));
-    REFUSED(kn_keep_rows(w), "is sharded");
+    kn_tensor *w = kn_module_param(&n.word, "weight");
+    KN_CHECK(kn_backward(loss(&n, 0, 0)) && kn_grad_rows(w));
     kn_zero_grad(&n);
     KN_CHECK(!kn_grad_rows(w) && kn_ok());
+    REFUSED(kn_keep_rows(w), "is sharded");
+}
+
+RANK_TEST(table_ranks, outside_of_a_forward, .threads = "2")
+{
+    OWNED_MODULE net n;
+    KN_CHECK(begin(world, &n, 3));
+    kn_tensor *w = kn_module_param(&n.word, "weight"), *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
+    REFUSED(kn_embedding(w, ids), "lies on 2 ranks; use it in a forward of its module");
 }
 
 RANK_TEST(table_ranks, offload_is_refused, .threads = "2")
