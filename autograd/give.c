@@ -23,15 +23,20 @@ bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
     return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
+static bool add_part(kn_node *n, int i, kn_tensor *g)
+{
+    if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
+        return false;
+    n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
+    return true;
+}
+
 /* The gradient of node->out[i] grows by g. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 {
     n->has_grad = true;
-    if (n->apart) {
-        if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
-            return false;
-        n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
-    }
+    if (n->apart && !add_part(n, i, g))
+        return false;
     if (!n->dout[i]) {
         n->dout[i] = kn_tensor_ref(g);
         n->dout_owned[i] = false;
@@ -98,6 +103,24 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
     return leaf->fresh && kn_grad_copy(leaf->fresh, g);
 }
 
+bool kn_give_on_tape(const kn_edge *to, kn_tensor *g)
+{
+    kn_node *n = to->node;
+    kn_tensor **sum = n ? &n->dout[to->out_index] : &to->leaf->leaf->fresh;
+    if (n)
+        n->has_grad = true;
+    if (n && n->apart && !add_part(n, to->out_index, g))
+        return false;
+    g = n ? g : kn_cast(g, to->leaf->dtype);
+    kn_tensor *grown = *sum && g ? kn_add(*sum, g) : g;
+    if (!grown)
+        return false;
+    kn_tensor_ref(grown);
+    kn_tensor_free(*sum);
+    *sum = grown;
+    return true;
+}
+
 kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
 {
     kn_tensor *t = g->want[i] ? g->node->edge[i].leaf : NULL;
@@ -143,7 +166,7 @@ static kn_tensor *copy_of(const kn_tensor *t)
 
 /* The whole gradient that this pass brought, seen and perhaps replaced by hooks. A hook may keep
  * it: later gradients are added elsewhere. */
-static bool run_leaf_hooks(kn_leaf *leaf)
+static bool run_leaf_hooks(const kn_engine *e, kn_leaf *leaf)
 {
     kn_tensor *whole =
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
@@ -152,6 +175,12 @@ static bool run_leaf_hooks(kn_leaf *leaf)
         first = first->next;
     if (!first || !whole)
         return true;
+    if (e->graph) {
+        kn_tensor *on_tape = kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor));
+        leaf->fresh = on_tape ? kn_tensor_ref(on_tape) : NULL;
+        kn_tensor_free(whole);
+        return on_tape;
+    }
     kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
     kn_tensor *g = seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
     bool ok = g && (g == seen || kn_grad_copy(whole, g));
@@ -177,7 +206,7 @@ bool kn_leaf_complete(kn_leaf *leaf)
         return false;
     if (leaf->rows && !any)
         return true;
-    if (!any && !run_leaf_hooks(leaf))
+    if (!any && !run_leaf_hooks(e, leaf))
         return false;
     if (caught) {
         caught->grad = leaf->fresh;

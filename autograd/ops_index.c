@@ -1,6 +1,7 @@
 /* autograd/ops_index.c: picking slices by index, and embedding (rows of a table). */
 #include "autograd/ops.h"
 #include "autograd/rows.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* ---- embedding: y[..., :] = w[index[...], :] ------------------------------------------------- */
@@ -54,9 +55,17 @@ static bool embedding_backward(kn_op_grad *g)
                   ((kn_index_add_args){ kn_array_of(dw), kn_rows_of(dy), kn_flat(g->in[1]), 0 }));
 }
 
+static bool embedding_on_tape(kn_op_grad *g)
+{
+    const int64_t padding = *(const int64_t *)g->attr;
+    return padding < 0 ? kn_linear_on_tape(g)
+                       : kn_fail("embedding: a gradient of a gradient of a table with .padding_idx "
+                                 "isn't there; multiply by a mask instead");
+}
+
 KN_OP(kn_op_embedding, .name = "embedding", .attr_size = sizeof(int64_t), .save_in = 2,
       .const_in = 2, .shape = embedding_shape, .forward = embedding_forward,
-      .backward = embedding_backward);
+      .backward = embedding_backward, .on_tape = embedding_on_tape);
 
 /* *padding: the row that .padding_idx = given means, or -1. */
 bool kn_padding_row(const char *op, const kn_tensor *w, int64_t given, int64_t *padding)
@@ -111,12 +120,16 @@ static bool index_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_index, .name = "index", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
-      .shape = index_shape, .forward = index_forward, .backward = index_backward);
+      .shape = index_shape, .forward = index_forward, .backward = index_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index)
 {
     if (!kn_ok() || !kn_check(x, "index"))
         return NULL;
+    if (x->ndim == 0)
+        return kn_number_of(kn_index_select(kn_row_of(x), dim, kn_row_of(index)));
+    index = kn_row_of(index);
     int d = kn_dim("index", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_index, 2, (kn_tensor *[]){ x, index }, 0, &d);
 }

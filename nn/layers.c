@@ -128,22 +128,42 @@ bool kn_embedding_bag_init_(kn_embedding_bag *e, kn_module *parent, const char *
 
 /* ---- norms ----------------------------------------------------------------------------------- */
 
+typedef struct norm_state {
+    double eps;
+    int64_t dim;
+} norm_state;
+
+/* x has the layer's last dim, also where no weight says so. */
+static bool fits(const kn_module *self, const kn_tensor *x)
+{
+    const norm_state *s = kn_module_data(self);
+    return !x || x->ndim < 1 || x->shape[x->ndim - 1] == s->dim || kn_layer_param(self, 0) ||
+           kn_fail("%s: the layer is for a last dim of %lld, x is %s", kn_module_class(self),
+                   (long long)s->dim, KN_SHOWN(x));
+}
+
 static kn_tensor *layer_norm_forward(kn_module *self, kn_tensor *x)
 {
-    const kn_norm_init_options *o = kn_module_data(self);
+    const norm_state *o = kn_module_data(self);
+    if (!fits(self, x))
+        return NULL;
     return kn_layer_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), o->eps);
 }
 
 static kn_tensor *rms_norm_forward(kn_module *self, kn_tensor *x)
 {
-    const kn_norm_init_options *o = kn_module_data(self);
+    const norm_state *o = kn_module_data(self);
+    if (!fits(self, x))
+        return NULL;
     return kn_rms_norm(x, kn_layer_param(self, 0), o->eps);
 }
 
 /* in: x and what is added to it; the norm, and the sum. */
 static kn_values layer_norm_of_sum(kn_module *self, kn_values in, const void *arg)
 {
-    const kn_norm_init_options *o = kn_module_data(self);
+    const norm_state *o = kn_module_data(self);
+    if (!fits(self, in.v[0]))
+        return (kn_values){ 0 };
     kn_tensor *sum, *y = kn_add_layer_norm(in.v[0], in.v[1], kn_layer_param(self, 0),
                                            kn_layer_param(self, 1), o->eps, &sum);
     (void)arg;
@@ -152,7 +172,9 @@ static kn_values layer_norm_of_sum(kn_module *self, kn_values in, const void *ar
 
 static kn_values rms_norm_of_sum(kn_module *self, kn_values in, const void *arg)
 {
-    const kn_norm_init_options *o = kn_module_data(self);
+    const norm_state *o = kn_module_data(self);
+    if (!fits(self, in.v[0]))
+        return (kn_values){ 0 };
     kn_tensor *sum, *y = kn_add_rms_norm(in.v[0], in.v[1], kn_layer_param(self, 0), o->eps, &sum);
     (void)arg;
     return KN_VALUES(y, sum);
@@ -211,8 +233,9 @@ static bool norm_init(void *m, kn_module *parent, const char *name, int64_t dim,
                       bool bias)
 {
     return kn_norm_fits(class_name, name, dim, o.eps) &&
-           kn_layer_begin(m, parent, name, forward, class_name, &o, sizeof o) &&
-           kn_norm_params(m, dim, o.dtype, o.device, KN_ONES_INIT, bias);
+           kn_layer_begin(m, parent, name, forward, class_name, &(norm_state){ o.eps, dim },
+                          sizeof(norm_state)) &&
+           (o.no_affine || kn_norm_params(m, dim, o.dtype, o.device, KN_ONES_INIT, bias));
 }
 
 bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,

@@ -85,8 +85,9 @@ typedef struct kn_rms_norm {
 } kn_rms_norm;
 typedef struct kn_norm_init_options {
     KN_LAYER_OPTIONS;
-    double eps;   /* 0: 1e-5; KN_ZERO: 0 */
-    bool no_bias; /* layer_norm only */
+    double eps;     /* 0: 1e-5; KN_ZERO: 0 */
+    bool no_bias;   /* layer_norm only */
+    bool no_affine; /* without weight and bias (elementwise_affine=False) */
 } kn_norm_init_options;
 KN_API bool kn_layer_norm_init_(kn_layer_norm *l, kn_module *parent, const char *name, int64_t dim,
                                 kn_norm_init_options o);
@@ -117,7 +118,7 @@ typedef struct kn_conv2d_init_options {
     KN_LAYER_OPTIONS;
     int64_t stride, pad, dilation, groups; /* as in kn_conv2d_options */
     int64_t kernels[2], strides[2], pads[2], dilations[2];
-    bool no_bias;
+    bool no_bias, same;
     kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups R S) */
     kn_initializer bias;   /* default: the same interval */
 } kn_conv2d_init_options;
@@ -135,7 +136,7 @@ typedef struct kn_conv1d {
 typedef struct kn_conv1d_init_options {
     KN_LAYER_OPTIONS;
     int64_t stride, pad, dilation, groups; /* as in kn_conv1d_options */
-    bool no_bias;
+    bool no_bias, same;
     kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups kernel) */
     kn_initializer bias;   /* default: the same interval */
 } kn_conv1d_init_options;
