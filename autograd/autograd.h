@@ -37,7 +37,7 @@ KN_API void kn_clear_grad(kn_tensor *t); /* drops it */
  * backward takes time and memory for the rows that kn_embedding picked, and a step changes those
  * alone. Returns w; see docs/tables.md. */
 KN_API kn_tensor *kn_keep_rows(kn_tensor *w);
-/* The gradient of such a table: numbers of rows that rise, i64 [U], and the sums of their gradients,
+/* The gradient of such a table: numbers of rows, rising, i64 [U], and the sums of their gradients,
  * f32 (f64 of f64) [U, C]. Of a table that kn_fsdp_wrap cut, those of this rank's rows, numbered
  * from its first. Borrowed until the next backward; NULL where none arrived. */
 KN_API kn_tensor *kn_grad_rows(const kn_tensor *w);

@@ -319,6 +319,7 @@ uint64_t kn_backward_pass(void);
 int64_t kn_backward_number(void);
 int64_t kn_newest_backward(void);
 bool kn_in_backward(void);
+bool kn_in_grad_of(void); /* the running pass catches gradients, and leaves get none */
 /* The running backward replays r, whose places are emptied when it ends; the groups inside of f
  * wait for its replay no more (record.h). False with an error. */
 bool kn_engine_fills(struct kn_record *r);

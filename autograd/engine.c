@@ -47,6 +47,11 @@ bool kn_in_backward(void)
     return kn_context_get()->engine != NULL;
 }
 
+bool kn_in_grad_of(void)
+{
+    return kn_in_backward() && kn_engine_catches(kn_context_get()->engine);
+}
+
 /* ---- collectives ----------------------------------------------------------------------------- */
 
 void kn_collective_watch_on(kn_collective_watch *w)

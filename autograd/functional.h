@@ -55,7 +55,7 @@ typedef struct kn_embedding_bag_options {
     bool include_last_offset;      /* .offsets has one more, the end of the last bag */
     int64_t padding_idx; /* as kn_embedding's; positions with this row don't count in a bag */
 } kn_embedding_bag_options;
-/* Sums, means or maxima over bags of rows of w[V, C]: index[B, L], a bag of L each, or index[n] with
+/* Sums, means or maxima over bags of rows of w[V, C]: index[B, L], bags of L each, or index[n] with
  * .offsets -> [B, C]. An empty bag gives zeros. bf16 and f16 are added in f32 and rounded once. */
 KN_API kn_tensor *kn_embedding_bag_(kn_tensor *w, kn_tensor *index, kn_embedding_bag_options o);
 #define kn_embedding_bag(w, index, ...)                                                            \

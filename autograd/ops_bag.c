@@ -4,12 +4,12 @@
 #include "autograd/rows.h"
 #include <math.h>
 
-/* The bags of positions: [B, L] of them, or n of them, each with the number of its bag. */
+/* n positions, each with the number of its bag. */
 typedef struct bags {
     kn_embedding_bag_options o;
-    int64_t padding, n, count; /* count: of bags, with one behind the last offset */
-    kn_tensor *index, *of;     /* of: NULL where positions are [B, L] */
-    kn_tensor *hidden;         /* bool, of index's shape with a 1 behind: the row of padding */
+    int64_t n, count;      /* count: of bags, with one behind the last offset */
+    kn_tensor *index, *of; /* [n] */
+    kn_tensor *hidden;     /* bool [n, 1]: the row of padding; NULL: there is none */
 } bags;
 
 /* ---- arguments ------------------------------------------------------------------------------- */
@@ -37,43 +37,46 @@ static bool good(kn_tensor *w, kn_tensor *index, const kn_embedding_bag_options 
                    KN_SHOWN(by), KN_SHOWN(index), kn_dtype_name(w->dtype));
 }
 
-/* Position p lies in the last bag that begins at or before it. */
-static bool number_bags(bags *x)
+/* Position p lies in the last bag that begins at or before it; of [B, L] in bag p / L. */
+static kn_tensor *numbers(const bags *x, const kn_tensor *index)
 {
-    kn_tensor *at = kn_cast(x->o.offsets, KN_I64);
-    const int64_t more = x->n + 1, all = at ? kn_numel(at) : 0;
-    kn_device d = kn_device_of(x->index);
-    x->count = all;
+    const kn_device d = kn_device_of(index);
+    const int64_t more = x->n + 1;
+    if (!x->o.offsets) {
+        kn_tensor *bag = kn_view(kn_arange(KN_I64, d, x->count), KN_SHAPE(x->count, 1));
+        return kn_reshape(kn_expand(bag, 2, index->shape), 1, &x->n);
+    }
     kn_tensor *begun =
-        kn_scatter_add(kn_zeros(KN_I64, d, 1, &more), 0, at, kn_ones(KN_I64, d, 1, &all));
+        kn_scatter_add(kn_zeros(KN_I64, d, 1, &more), 0, kn_cast(x->o.offsets, KN_I64),
+                       kn_ones(KN_I64, d, 1, &x->count));
     begun = kn_cumsum(begun, 0);
-    x->of = begun ? kn_add_scalar(kn_slice(begun, 0, 0, x->n), -1) : NULL;
-    return x->of != NULL;
+    return begun ? kn_add_scalar(kn_slice(begun, 0, 0, x->n), -1) : NULL;
 }
 
-static bool begin(bags *x, kn_tensor *w)
+static bool begin(bags *x, kn_tensor *w, kn_tensor *index)
 {
-    x->n = kn_numel(x->index);
-    x->count = x->index->shape[0];
-    if (!kn_padding_row("embedding_bag", w, x->o.padding_idx, &x->padding) ||
-        (x->o.offsets && !number_bags(x)))
+    int64_t padding;
+    if (!kn_padding_row("embedding_bag", w, x->o.padding_idx, &padding))
         return false;
-    if (x->padding < 0)
-        return true;
-    int64_t shape[3] = { x->index->shape[0], 1, 1 };
-    shape[1] = x->of ? 1 : x->index->shape[1];
-    x->hidden = kn_eq(x->index, kn_full_like(x->index, (double)x->padding));
-    x->hidden = kn_reshape(x->hidden, x->index->ndim + 1, shape);
-    return x->hidden != NULL;
+    x->n = kn_numel(index);
+    x->count = x->o.offsets ? kn_numel(x->o.offsets) : index->shape[0];
+    x->of = numbers(x, index);
+    x->index = kn_reshape(index, 1, &x->n);
+    if (padding >= 0 && x->index)
+        x->hidden =
+            kn_reshape(kn_eq(x->index, kn_full_like(x->index, (double)padding)), KN_SHAPE(x->n, 1));
+    return kn_ok();
 }
 
 /* ---- sums and means -------------------------------------------------------------------------- */
 
-/* t[..., C] of positions, added up: [count, C]. */
+/* t[n, C] added up by bag: [count, C]. */
 static kn_tensor *sums(const bags *x, kn_tensor *t)
 {
-    if (!t || !x->of)
-        return t ? kn_sum(t, 1, (int64_t[]){ 1 }, false) : NULL;
+    if (x->hidden)
+        t = kn_masked_fill(t, x->hidden, 0);
+    if (!t)
+        return NULL;
     kn_tensor *zero = kn_zeros(t->dtype, kn_device_of(t), KN_SHAPE(x->count, t->shape[1]));
     return kn_index_add(zero, 0, x->of, t);
 }
@@ -81,84 +84,62 @@ static kn_tensor *sums(const bags *x, kn_tensor *t)
 /* Positions that count in each bag, of dtype: [count, 1]. */
 static kn_tensor *sizes(const bags *x, kn_dtype dtype)
 {
-    int64_t shape[3] = { x->index->shape[0], 1, 1 };
-    shape[1] = x->of ? 1 : x->index->shape[1];
-    kn_tensor *one = kn_ones(dtype, kn_device_of(x->index), x->index->ndim + 1, shape);
-    return sums(x, x->hidden ? kn_masked_fill(one, x->hidden, 0) : one);
-}
-
-static kn_tensor *weighted(const bags *x, kn_tensor *rows)
-{
-    kn_tensor *by = x->o.per_sample_weights;
-    if (!by || !rows)
-        return rows;
-    int64_t shape[3] = { by->shape[0], 1, 1 };
-    shape[1] = x->of ? 1 : by->shape[1];
-    return kn_mul(rows, kn_reshape(kn_cast(by, rows->dtype), by->ndim + 1, shape));
+    return sums(x, kn_ones(dtype, kn_device_of(x->index), KN_SHAPE(x->n, 1)));
 }
 
 static kn_tensor *added(const bags *x, kn_tensor *rows)
 {
-    if (x->hidden)
-        rows = kn_masked_fill(rows, x->hidden, 0);
-    kn_tensor *sum = sums(x, weighted(x, rows));
-    if (!sum || x->o.mode == KN_BAG_SUM)
-        return sum;
-    return kn_div(sum, kn_clamp(sizes(x, sum->dtype), 1, INFINITY));
+    kn_tensor *by = x->o.per_sample_weights;
+    if (by)
+        rows = kn_mul(rows, kn_reshape(kn_cast(by, rows->dtype), KN_SHAPE(x->n, 1)));
+    kn_tensor *sum = sums(x, rows);
+    return !sum || x->o.mode == KN_BAG_SUM
+               ? sum
+               : kn_div(sum, kn_clamp(sizes(x, sum->dtype), 1, INFINITY));
 }
 
 /* ---- maxima ---------------------------------------------------------------------------------- */
 
-/* rows[n, C] of bags as [count, L, C], L the size of the largest; *none: bool [count, L, 1]. */
-static kn_tensor *padded(const bags *x, kn_tensor *rows, kn_tensor **none)
+/* rows[n, C] as [count, L, C], L the size of the largest bag, -inf where there is none. */
+static kn_tensor *padded(const bags *x, kn_tensor *rows)
 {
     const kn_device d = kn_device_of(rows);
     const int64_t c = rows->shape[1];
+    if (x->hidden)
+        rows = kn_masked_fill(rows, x->hidden, -INFINITY);
     kn_tensor *size = kn_index_add(kn_zeros(KN_I64, d, KN_SHAPE(x->count)), 0, x->of,
                                    kn_ones(KN_I64, d, KN_SHAPE(x->n)));
     kn_tensor *begin = kn_sub(kn_cumsum(size, 0), size);
     const int64_t most = d == KN_META ? x->n : size ? (int64_t)kn_item(kn_amax(size, 0, false)) : 0;
     kn_tensor *at = kn_view(kn_arange(KN_I64, d, most), KN_SHAPE(1, most));
-    *none = kn_ge(at, kn_view(size, KN_SHAPE(x->count, 1)));
+    kn_tensor *none = kn_ge(at, kn_view(size, KN_SHAPE(x->count, 1)));
     at = kn_add(at, kn_view(begin, KN_SHAPE(x->count, 1)));
     at = kn_minimum(at, kn_full_like(at, (double)(x->n - 1)));
     rows = kn_index_select(rows, 0, kn_reshape(at, KN_SHAPE(x->count * most)));
-    kn_tensor *hidden = x->hidden;
-    if (hidden) {
-        hidden = kn_index_select(kn_cast(hidden, KN_I64), 0, kn_reshape(at, KN_SHAPE(-1)));
-        hidden = kn_view(kn_ne(hidden, kn_zeros_like(hidden)), KN_SHAPE(x->count, most));
-        *none = kn_logical_or(*none, hidden);
-    }
-    *none = kn_view(*none, KN_SHAPE(x->count, most, 1));
-    return kn_view(rows, KN_SHAPE(x->count, most, c));
+    rows = kn_view(rows, KN_SHAPE(x->count, most, c));
+    return kn_masked_fill(rows, kn_view(none, KN_SHAPE(x->count, most, 1)), -INFINITY);
 }
 
 static kn_tensor *largest(const bags *x, kn_tensor *rows)
 {
-    const int64_t c = rows->shape[rows->ndim - 1];
-    kn_tensor *none = x->hidden;
+    const int64_t c = rows->shape[1];
     if (x->n == 0 || x->count == 0)
-        return kn_sum(kn_reshape(rows, KN_SHAPE(1, x->n, c)), 1, (int64_t[]){ 1 }, false);
-    if (x->of)
-        rows = padded(x, rows, &none);
-    if (none)
-        rows = kn_masked_fill(rows, none, -INFINITY);
+        return sums(x, rows);
+    rows = padded(x, rows);
     kn_tensor *at = kn_argmax(kn_detach(rows), 1);
     kn_tensor *y = kn_take_along_dim(rows, kn_reshape(at, KN_SHAPE(x->count, 1, c)), 1);
-    y = kn_reshape(y, KN_SHAPE(x->count, c));
-    kn_tensor *size = sizes(x, KN_F32);
-    return kn_masked_fill(y, kn_expand(kn_eq(size, kn_zeros_like(size)), KN_SHAPE(x->count, c)), 0);
+    kn_tensor *size = sizes(x, KN_F32), *none = kn_eq(size, kn_zeros_like(size));
+    return kn_masked_fill(kn_reshape(y, KN_SHAPE(x->count, c)), none, 0);
 }
 
 /* ---- the operation --------------------------------------------------------------------------- */
 
-static kn_tensor *bag(bags *x, kn_tensor *w)
+static kn_tensor *bag(bags *x, kn_tensor *w, kn_tensor *index)
 {
-    if (!begin(x, w))
+    if (!begin(x, w, index))
         return NULL;
     kn_tensor *rows = kn_embedding(w, x->index, .padding_idx = x->o.padding_idx);
-    if (rows && rows->dtype != KN_F64)
-        rows = kn_cast(rows, KN_F32);
+    rows = rows ? kn_cast(rows, kn_wide_dtype(w->dtype)) : NULL;
     kn_tensor *y = rows ? (x->o.mode == KN_BAG_MAX ? largest : added)(x, rows) : NULL;
     y = y ? kn_cast(y, w->dtype) : NULL;
     return y && x->o.include_last_offset ? kn_slice(y, 0, 0, x->count - 1) : y;
@@ -173,7 +154,7 @@ kn_tensor *kn_embedding_bag_(kn_tensor *w, kn_tensor *index, kn_embedding_bag_op
         return NULL;
     o.mode = o.mode ? o.mode : KN_BAG_MEAN;
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = bag(&(bags){ .o = o, .index = index }, w);
+    kn_tensor *y = bag(&(bags){ .o = o }, w, index);
     kn_scope_end_except(s, &y, 1);
     return y;
 }

@@ -2,7 +2,6 @@
  * grow with the rows that it used, not with the table. All of it is made of kernels that add in the
  * order of positions, so bits depend neither on threads nor on how rows lie on ranks. */
 #include "autograd/rows.h"
-#include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/ops.h"
 #include "kernels/graph_internal.h"
@@ -254,7 +253,7 @@ bool kn_rows_note(kn_leaf *leaf, kn_tensor *ids, kn_tensor *dy, int64_t padding)
     kn_rows *r = leaf->rows;
     kn_tensor *w = leaf->tensor;
     const int64_t n = kn_numel(ids), c = w->shape[1], one = 1;
-    if (kn_engine_catches(kn_context_get()->engine))
+    if (kn_in_grad_of())
         return kn_fail("embedding: '%s' keeps its gradient as rows, which kn_grad_of can't return; "
                        "kn_backward, then kn_grad_rows and kn_grad_values",
                        kn_name(w));

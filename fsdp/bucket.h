@@ -223,8 +223,6 @@ bool kn_bucket_has_peers(const kn_bucket *b);
 
 /* All of taking e over, as parameter i of b, that can fail; the module still has it as it was. */
 bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e);
-/* Tables exchange rows over comm from now on; NULL: no longer. */
-void kn_bucket_give_ranks(kn_bucket *b, kn_comm *comm);
 /* Cannot fail: from here on the parameter is the bucket's. */
 void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e);
 void kn_bucket_free_param(kn_bucket_param *p);

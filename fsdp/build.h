@@ -28,6 +28,11 @@ bool kn_has_values(const kn_tensor *t);
  * Collective with .sync_from_rank0. */
 bool kn_unit_begin_params(kn_unit *u, const kn_claims *c);
 
+/* tables.c, where b->rows is. Behind kn_bucket_take_param's other work: */
+void kn_bucket_take_table(kn_bucket *b);
+void kn_bucket_leave_table(const kn_bucket_param *p);
+/* A table exchanges rows over comm from now on; NULL: no longer. */
+void kn_bucket_give_ranks(kn_bucket *b, kn_comm *comm);
 /* build.c: makes one unit of modules, of what they and the modules below hold and no unit
  * claimed. */
 bool kn_claims_collect(kn_claims *c, kn_module_impl *const *module, int modules,

@@ -2,6 +2,7 @@
  * buckets. What comes and goes is found by a rehearsal of the schedule (rehearse.c). */
 #include "fsdp/rehearse.h"
 #include "fsdp/schedule.h"
+#include "optim/optim_internal.h"
 
 /* Whether the reduce stream is, or would be, a worker: the schedule makes the gather stream
  * first. */
@@ -26,7 +27,7 @@ static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
     int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0;
     if (b->away.cast_master)
         param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
-    if (kn_bucket_trains(b))
+    if (kn_bucket_trains(b) && !b->rows)
         grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);
     *(stored ? &sum->store : &sum->param) += param;
     *(stored ? &sum->store : &sum->grad) += grad;
@@ -42,7 +43,7 @@ static void add_outside(kn_fsdp_memory *sum, kn_module_impl *root)
     for (int i = 0; i < n; i++) {
         int64_t bytes = kn_bucket_of(&p[i]) ? 0 : kn_bucket_bytes(p[i].numel, p[i].tensor->dtype);
         sum->param += bytes;
-        sum->grad += p[i].trainable ? bytes : 0;
+        sum->grad += p[i].trainable && !kn_param_row(&p[i]) ? bytes : 0;
     }
 }
 
@@ -67,7 +68,9 @@ static void add_optim(kn_fsdp_memory *sum, kn_module_impl *root, const kn_optim 
     const kn_param *p;
     int n = kn_params(root->self, &p);
     for (int i = 0; i < n; i++) {
-        int64_t bytes = kn_bucket_bytes(kn_numel(p[i].master), p[i].master->dtype);
+        const int64_t row = o ? kn_optim_state_row(o, &p[i]) : 0;
+        int64_t bytes =
+            kn_bucket_bytes(kn_numel(p[i].master) / (row ? row : 1), p[i].master->dtype);
         bytes *= !gets_state(&p[i]) ? 0 : o ? states_of(o, i) : 2;
         *(kn_memory_is_store(p[i].state_memory) ? &sum->store : &sum->optim) += bytes;
         if (p[i].state_memory && p[i].state_memory->pinned)

@@ -75,6 +75,8 @@ static int64_t unit_elements(const kn_unit *u)
 
 static const char *bucket_state(const kn_bucket *b)
 {
+    if (b->rows)
+        return "rows of a table";
     static const char *const name[] = { [KN_SHARDED] = "sharded",
                                         [KN_GATHERING] = "being gathered",
                                         [KN_UNSHARDED] = "gathered",

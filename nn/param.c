@@ -1,8 +1,9 @@
 /* nn/param.c: parameters of modules, their initial values, and the list for optimizers and
  * files. */
-#include "kernels/kernels_internal.h"
 #include "autograd/rows.h"
+#include "kernels/kernels_internal.h"
 #include "nn/edit.h"
+#include "nn/rounds.h"
 #include <math.h>
 #include <string.h>
 

@@ -19,4 +19,10 @@ void kn_means_end(kn_means *means);
 /* g, the i-th gradient, such that base divides it: g itself where it does. */
 kn_tensor *kn_grad_by_mean(kn_tensor *g, const kn_means *means, int i);
 
+/* Elements of a row of p, a table whose gradient stays rows; 0: it is none. */
+int64_t kn_param_row(const kn_param *p);
+/* The gradient of such a table, in its leaf: for a kn_param_source. */
+kn_tensor *kn_table_grad(const kn_param *p);
+kn_tensor *kn_table_row_ids(const kn_param *p);
+
 #endif

@@ -131,11 +131,11 @@ struct kn_optim {
     kn_taken *taken;        /* of the running step */
     int takes;
     int64_t taken_room;
-    kn_means means;         /* of the running step's gradients */
-    kn_tensor *scalars;     /* kn_step_scalars in device memory */
-    bool at_random;         /* .stochastic_rounding */
-    kn_opt_step update;     /* of the running step: where its scalars lie */
-    int64_t scaled_in;      /* the iteration of a scaler that it last stepped in (scaler.c) */
+    kn_means means;     /* of the running step's gradients */
+    kn_tensor *scalars; /* kn_step_scalars in device memory */
+    bool at_random;     /* .stochastic_rounding */
+    kn_opt_step update; /* of the running step: where its scalars lie */
+    int64_t scaled_in;  /* the iteration of a scaler that it last stepped in (scaler.c) */
     /* numbers.c */
     double lr;
     int64_t steps; /* if scaled: with skipped ones, which only the device counts */

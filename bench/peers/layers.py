@@ -8,6 +8,7 @@ from torch import nn
 
 from knap import ZERO, Tensor
 from operations import Row, ROWS
+from operations_nn import bag_options
 
 
 class Parameter:
@@ -124,6 +125,14 @@ def _(d):
 def _(d):
     v, c = d.int(1, 9), d.int(1, 9)
     return nn.Embedding(v, c), simple('embedding_init', v, c)(), [d.index(d.shape(), v)]
+
+
+@layer('embedding_bag_init', 'nn.EmbeddingBag')
+def _(d):
+    v, c = d.int(1, 9), d.int(1, 9)
+    own, theirs = bag_options(d, v)
+    own['include_last_offset'] = theirs['include_last_offset'] = False
+    return nn.EmbeddingBag(v, c, **theirs), simple('embedding_bag_init', v, c)(**own), [d.index([d.int(1, 4), d.int(1, 5)], v)]
 
 
 @layer('layer_norm_init', 'nn.LayerNorm')

@@ -269,9 +269,11 @@ def _(d):
 
 @row('kn_embedding', 'embedding')
 def _(d):
-    v = d.size(1, 9)
-    return [d.input([v, d.size(1, 9)]), d.index(d.shape(), v)], lambda k, w, i: k.embedding(w, i), \
-        lambda w, i: F.embedding(i, w)
+    v, padding = d.size(1, 9), d.int(-9, 8)
+    padding = padding if -v <= padding < v else None
+    own = {} if padding is None else {'padding_idx': padding or ZERO}
+    return [d.input([v, d.size(1, 9)]), d.index(d.shape(), v)], lambda k, w, i: k.embedding(w, i, **own), \
+        lambda w, i: F.embedding(i, w, padding)
 
 
 @row('kn_sort', 'sort(stable)')

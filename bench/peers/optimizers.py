@@ -114,6 +114,13 @@ def _(d):
         torch_steps(torch.optim.AdamW, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay)
 
 
+@optimizer('adagrad', 'optim.Adagrad')
+def _(d):
+    lr, decay, fade, eps = d.rng.uniform(1e-3, 0.1), maybe(d, 0.3), d.choice([0, 0.1]), d.choice([1e-10, 1e-3])
+    return knap_steps('adagrad', lr=lr, weight_decay=decay, lr_decay=fade, eps=eps), \
+        torch_steps(torch.optim.Adagrad, lr=lr, weight_decay=decay, lr_decay=fade, eps=eps)
+
+
 class Lion:
     """Algorithm 2 of Chen et al., arXiv:2302.06675."""
 

@@ -1,7 +1,9 @@
-/* tests/fsdp/table_ranks_test.c: tables whose gradients stay rows, cut by rows over ranks: the same bits
+/* tests/fsdp/table_ranks_test.c: tables whose gradients stay rows, cut over ranks: the same bits
  * as one process, from files of any number of ranks, and what can't be. */
 #include "tests/fsdp/matrix.h"
+#include "fsdp/bucket.h"
 #include "tests/fsdp/ranks.h"
+#include "tests/fsdp/stand_in.h"
 #include "tests/refused.h"
 #include "tests/models/temp.h"
 
@@ -193,18 +195,73 @@ RANK_TEST(table_ranks, with_replicas, .threads = "4")
     KN_CHECK(kn_params(&b, &p) > 1 && kn_numel(p[0].master) <= (WORDS + 3) / 4 * DIM);
 }
 
+/* Predicted are the shards and states, one number a row where the optimizer says so. */
+RANK_TEST(table_ranks, memory_is_predicted, .threads = "2")
+{
+    OWNED_MODULE net n;
+    KN_CHECK(begin(world, &n, 3));
+    const int64_t rows = (WORDS + 1) / 2 * DIM, items = (ITEMS + 1) / 2 * DIM;
+    const int64_t tables = kn_bucket_bytes((rows + 15) / 16 * 16, KN_F32) +
+                           kn_bucket_bytes((items + 15) / 16 * 16, KN_F32);
+    const kn_fsdp_memory m = kn_fsdp_predict(&n);
+    KN_CHECK(m.param - m.grad == tables, "%lld, %lld", (long long)(m.param - m.grad),
+             (long long)tables);
+    OWNED_OPTIM kn_optim *o = kn_adagrad(&n, .lr = 1, .row_wise = true),
+                         *p = kn_adagrad(&n, .lr = 1);
+    KN_CHECK(kn_fsdp_predict_optim(o).optim < kn_fsdp_predict_optim(p).optim);
+    KN_CHECK(train(world, &n, o, 0, 1));
+}
+
+/* On a device with memory of its own: what the host reads is there by then. */
+static void on_a_device(kn_comm *world, void *arg)
+{
+    run *r = arg;
+    float after[BYTES / sizeof(float)] = { 0 };
+    OWNED_MODULE net n;
+    KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, world, .wrap_class = "part", .seed = 3,
+                                          .device = r->dir[0] ? STAND_IN : KN_CPU));
+    OWNED_OPTIM kn_optim *o = make(r->optim, &n);
+    KN_CHECK(train(world, &n, o, 0, 3) && whole(&n, after));
+    if (r->dir[0])
+        KN_CHECK(memcmp(after, r->after, sizeof after) == 0, "optimizer %d", r->optim);
+    else if (kn_rank(world) == 0)
+        memcpy(r->after, after, sizeof after);
+}
+
+KN_TEST(table_ranks, same_bits_on_a_device)
+{
+    if (THREADS_ONLY)
+        KN_SKIP("the stand-in is a process's");
+    for (int kind = 0; kind < OPTIMS; kind++)
+        for (int ranks = 1; ranks <= 2; ranks++) {
+            run *r = shared_bytes(sizeof *r);
+            r->optim = kind;
+            KN_CHECK(on_stand_in((stand_in){ 0 }, ranks, on_a_device, r) == 0);
+            r->dir[0] = 1;
+            KN_CHECK(on_stand_in((stand_in){ 0 }, ranks, on_a_device, r) == 0, "optimizer %d",
+                     kind);
+        }
+}
+
 /* ---- what can't be --------------------------------------------------------------------------- */
 
 RANK_TEST(table_ranks, wrong_use, .threads = "2")
 {
     OWNED_MODULE net n;
     KN_CHECK(begin(world, &n, 3));
-    kn_tensor *w = kn_module_param(&n.word, "weight"), *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
-    REFUSED(kn_embedding(w, ids), "lies on 2 ranks; use it in a forward of its module");
-    KN_CHECK(kn_backward(loss(&n, 0, 0)));
-    REFUSED(kn_keep_rows(w), "is sharded");
+    kn_tensor *w = kn_module_param(&n.word, "weight");
+    KN_CHECK(kn_backward(loss(&n, 0, 0)) && kn_grad_rows(w));
     kn_zero_grad(&n);
     KN_CHECK(!kn_grad_rows(w) && kn_ok());
+    REFUSED(kn_keep_rows(w), "is sharded");
+}
+
+RANK_TEST(table_ranks, outside_of_a_forward, .threads = "2")
+{
+    OWNED_MODULE net n;
+    KN_CHECK(begin(world, &n, 3));
+    kn_tensor *w = kn_module_param(&n.word, "weight"), *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
+    REFUSED(kn_embedding(w, ids), "lies on 2 ranks; use it in a forward of its module");
 }
 
 RANK_TEST(table_ranks, offload_is_refused, .threads = "2")

@@ -11,6 +11,7 @@
 typedef struct net {
     kn_module base;
     kn_embedding wte;
+    kn_embedding_bag bag;
     kn_layer_norm ln;
     kn_rms_norm rms;
     kn_self_attention attn;
@@ -24,6 +25,7 @@ static kn_tensor *net_forward(kn_module *self, kn_tensor *ids)
 {
     net *m = (net *)self;
     kn_tensor *x = kn_call(&m->wte, ids);
+    x = kn_add(x, kn_unsqueeze(kn_call(&m->bag, ids), 1));
     kn_tensor *h = kn_add_norm(&m->rms, x, kn_call(&m->attn, kn_call(&m->ln, x)), &x);
     x = kn_add(x, kn_call_n(&m->other, KN_VALUES(h, NULL), NULL, 0).v[0]);
     return kn_call(&m->head, kn_add(kn_call(&m->glu, x), kn_call(&m->mlp, x)));
@@ -33,6 +35,8 @@ static bool build(net *m)
 {
     return kn_module_init(&m->base, net_forward) &&
            kn_embedding_init(&m->wte, &m->base, "wte", 5, 8) &&
+           kn_embedding_bag_init(&m->bag, &m->base, "bag", 5, 8, .sparse = true,
+                                 .padding_idx = 1) &&
            kn_layer_norm_init(&m->ln, &m->base, "ln", 8) &&
            kn_rms_norm_init(&m->rms, &m->base, "rms", 8) &&
            kn_self_attention_init(&m->attn, &m->base, "attn", 8, 2, .kv_heads = 1, .rope = true,
@@ -158,9 +162,10 @@ typedef union any_layer {
     kn_mlp mlp;
     kn_swiglu swiglu;
     kn_gru gru;
+    kn_embedding_bag embedding_bag;
 } any_layer;
 
-enum { LAYERS = 15 };
+enum { LAYERS = 16 };
 static int layer_kind;
 
 static bool layer_init(any_layer *l)
@@ -194,6 +199,8 @@ static bool layer_init(any_layer *l)
         return kn_mlp_init(&l->mlp, NULL, "", 4);
     case 13:
         return kn_gru_init(&l->gru, NULL, "", 4, 2, .bidirectional = true);
+    case 14:
+        return kn_embedding_bag_init(&l->embedding_bag, NULL, "", 3, 2, .sparse = true);
     default:
         return kn_swiglu_init(&l->swiglu, NULL, "", 4, 4);
     }
