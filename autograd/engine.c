@@ -16,7 +16,6 @@
 #include "autograd/check.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
-#include "autograd/second.h"
 #include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
