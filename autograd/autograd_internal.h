@@ -194,6 +194,8 @@ bool kn_save(kn_saved *s, const kn_tensor *t);
 void kn_saved_drop(kn_saved *s);
 void kn_node_free_saved(kn_node *n); /* lets go of saved tensors; sets freed */
 void kn_node_free_again(kn_node *n); /* of those that a replay computes again */
+/* *t, which was saved: again the output of node, or the leaf that it was a view of. NULL stays. */
+bool kn_with_graph(kn_tensor **t, kn_node *node, int out, kn_tensor *leaf);
 char *kn_spec_describe(const kn_spec *s, char *text, size_t size); /* "f32[2,3]"; returns text */
 void kn_node_drop_parts(kn_node *n);
 void kn_node_drop_places(kn_node *n);                     /* home and whole, with their counts */

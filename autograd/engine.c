@@ -17,7 +17,6 @@
 #include "autograd/hooks.h"
 #include "autograd/record.h"
 #include "autograd/rows.h"
-#include "autograd/second.h"
 #include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>

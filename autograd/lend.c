@@ -38,3 +38,21 @@ void kn_engine_give_back(kn_engine *e)
     }
     kn_host_free(e->lent);
 }
+
+/* ---- calls around a pass --------------------------------------------------------------------- */
+
+bool kn_engine_call_runs(const kn_engine *e, const kn_frame *f)
+{
+    const kn_frame *r = e->running;
+    while (r && r != f)
+        r = r->parent;
+    return r != NULL;
+}
+
+bool kn_engine_group_runs(const kn_engine *e, const kn_group *g)
+{
+    const kn_frame *r = e->running;
+    while (r && r->group != g)
+        r = r->parent;
+    return r != NULL;
+}

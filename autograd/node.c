@@ -189,3 +189,21 @@ bool kn_node_set_input(kn_node *n, int i, kn_tensor *t)
     n->edge[i].leaf = kn_tensor_ref(t);
     return true;
 }
+
+bool kn_with_graph(kn_tensor **t, kn_node *node, int out, kn_tensor *leaf)
+{
+    if (!*t || (!node && !leaf) || !kn_dtype_is_float((*t)->dtype))
+        return true;
+    if (leaf) {
+        *t = leaf;
+        return true;
+    }
+    *t = kn_tensor_alias(*t, 0, (*t)->ndim, (*t)->shape, (*t)->stride);
+    if (!*t)
+        return false;
+    (*t)->node = node;
+    node->refs++;
+    (*t)->out_index = out;
+    (*t)->requires_grad = true;
+    return true;
+}

@@ -15,24 +15,6 @@ kn_tensor *kn_on_tape_view(kn_tensor *t)
     return view;
 }
 
-bool kn_with_graph(kn_tensor **t, kn_node *node, int out, kn_tensor *leaf)
-{
-    if (!*t || (!node && !leaf) || !kn_dtype_is_float((*t)->dtype))
-        return true;
-    if (leaf) {
-        *t = leaf;
-        return true;
-    }
-    *t = kn_tensor_alias(*t, 0, (*t)->ndim, (*t)->shape, (*t)->stride);
-    if (!*t)
-        return false;
-    (*t)->node = node;
-    node->refs++;
-    (*t)->out_index = out;
-    (*t)->requires_grad = true;
-    return true;
-}
-
 /* ---- the gradients of a node as results of another ------------------------------------------- */
 
 /* Where the node's inputs and outputs hold what; -1: nowhere. */
@@ -225,6 +207,26 @@ static bool adjoint_backward(kn_op_grad *g)
             !(g->din[a->in[i]] = bilinear_grad(a->of, i, g->in[a->dout[0]], p, in)))
             return false;
     return kn_ok();
+}
+
+bool kn_engine_has_graphs(const kn_engine *e)
+{
+    for (int64_t i = 0; i < e->nodes; i++) {
+        const kn_node *n = e->node[i];
+        const char *name = n->op->name;
+        if (n->leads && !n->op->on_tape)
+            return kn_fail(
+                "grad_of: '%s' has a first derivative only; with .create_graph make that "
+                "part of other operations, or take its result by kn_detach",
+                name);
+        for (const kn_frame *f = n->leads ? n->frame : NULL; f; f = f->parent)
+            if (f->record)
+                return kn_fail("grad_of: .create_graph comes to '%s' in a call of '%s' that "
+                               "recomputes, whose values aren't kept; switch that off for it "
+                               "(kn_recompute)",
+                               name, f->path);
+    }
+    return true;
 }
 
 /* ---- a forward made of operations ------------------------------------------------------------ */

@@ -23,7 +23,5 @@ kn_tensor *kn_slope_on_tape(kn_unary kind, kn_tensor *d, kn_tensor *x, kn_tensor
 
 /* A view of t that a node made, where t has a graph or is a leaf that requires grad. */
 kn_tensor *kn_on_tape_view(kn_tensor *t);
-/* *t, which was saved: again the output of node, or the leaf that it was a view of. NULL stays. */
-bool kn_with_graph(kn_tensor **t, kn_node *node, int out, kn_tensor *leaf);
 
 #endif

@@ -8,10 +8,10 @@
 
 enum { POINTS = 10, WIDTH = 40, WEIGHTS = 6, MICRO = 4 }; /* MICRO tasks a step */
 
-typedef struct net {
+typedef struct learner {
     kn_module base;
     kn_tensor *w[WEIGHTS]; /* weight and bias of three layers */
-} net;
+} learner;
 
 static kn_tensor *predict(kn_tensor *const *w, kn_tensor *x) /* (POINTS, 1) -> (POINTS, 1) */
 {
@@ -25,14 +25,14 @@ static kn_tensor *adapt(kn_module *self, kn_tensor *task) /* (4 POINTS, 1) -> ()
     kn_tensor *v[4], *w[WEIGHTS], *g[WEIGHTS];
     kn_chunk(task, 0, 4, v);
     for (int i = 0; i < WEIGHTS; i++) /* results: the gradients of parameters lie in shards */
-        w[i] = kn_scale(((net *)self)->w[i], 1);
+        w[i] = kn_scale(((learner *)self)->w[i], 1);
     kn_grad_of(kn_mse_loss(predict(w, v[0]), v[2]), w, WEIGHTS, g, .create_graph = true);
     for (int i = 0; i < WEIGHTS; i++)
         w[i] = kn_add_scaled(w[i], g[i], -0.01);
     return kn_mse_loss(predict(w, v[1]), v[3]);
 }
 
-static void net_init(net *m)
+static void learner_init(learner *m)
 {
     static const int64_t size[] = { 1, WIDTH, WIDTH, 1 };
     kn_module_init(&m->base, adapt);
@@ -45,7 +45,7 @@ static void net_init(net *m)
 }
 
 /* A wave a sin(x + b), at points in [-5, 5). */
-static kn_tensor *loss_of(net *m, uint64_t micro)
+static kn_tensor *loss_of(learner *m, uint64_t micro)
 {
     kn_tensor *wave = kn_rand(KN_F32, KN_CPU, 1, micro, KN_SHAPE(2, 1));
     kn_tensor *x = kn_rand(KN_F32, KN_CPU, 2, micro, KN_SHAPE(2 * POINTS, 1));
@@ -61,14 +61,13 @@ int main(int argc, char **argv)
     const kn_option table[] = { { "steps", KN_OPTION_INT, 0, "1000", "to train", .max = 1e9 },
                                 { 0 } };
     kn_comm *world = kn_init(&argc, &argv);
-    kn_options *options =
-        kn_options_main(table, &steps, argc, argv, "A net learns to learn waves.");
+    kn_options *options = kn_options_main(table, &steps, argc, argv, "A net learns to learn.");
     if (!options) /* --help, or an error */
         return kn_finish();
     if (MICRO % kn_comm_size(world))
         kn_fail("%d micro-batches don't divide among %d ranks", MICRO, kn_comm_size(world));
-    net m = { 0 };
-    net_init(&m);
+    learner m = { 0 };
+    learner_init(&m);
     kn_fsdp_wrap(&m, world, .seed = 42);
     kn_optim *opt = kn_adamw(&m, .lr = 1e-3, .weight_decay = KN_ZERO);
     for (int64_t step = 0; step < steps && kn_ok(); step++) {

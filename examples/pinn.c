@@ -8,22 +8,23 @@
 
 enum { POINTS = 64, WIDTH = 32, MICRO = 4 }; /* MICRO sets of points a step */
 
-typedef struct net {
+typedef struct solution {
     kn_module base;
     kn_linear in, mid, out;
-} net;
+} solution;
 
-static kn_values net_forward(kn_module *self, kn_values in, const void *arg) /* t, x (N, 1) -> u */
+static kn_values solution_forward(kn_module *self, kn_values in,
+                                  const void *arg) /* t, x (N, 1) -> u */
 {
-    net *m = (net *)self;
+    solution *m = (solution *)self;
     kn_tensor *h = kn_tanh(kn_call(&m->in, kn_cat(in.v, 2, 1)));
     (void)arg;
     return KN_VALUES(kn_call(&m->out, kn_tanh(kn_call(&m->mid, h))));
 }
 
-static void net_init(net *m)
+static void solution_init(solution *m)
 {
-    kn_module_init_n(&m->base, net_forward);
+    kn_module_init_n(&m->base, solution_forward);
     kn_module_defaults(m, .device = KN_META); /* no bytes yet */
     kn_linear_init(&m->in, &m->base, "fc_in", 2, WIDTH);
     kn_linear_init(&m->mid, &m->base, "mid", WIDTH, WIDTH);
@@ -38,7 +39,7 @@ static kn_tensor *slope(kn_tensor *u, kn_tensor *x)
     return g;
 }
 
-static kn_tensor *loss_of(net *m, uint64_t micro)
+static kn_tensor *loss_of(solution *m, uint64_t micro)
 {
     kn_tensor *x = kn_rand(KN_F32, KN_CPU, 2, micro, KN_SHAPE(POINTS, 1));
     kn_tensor *t = kn_require_grad(kn_rand(KN_F32, KN_CPU, 1, micro, KN_SHAPE(POINTS, 1)), true);
@@ -56,14 +57,13 @@ int main(int argc, char **argv)
     const kn_option table[] = { { "steps", KN_OPTION_INT, 0, "500", "to train", .max = 1e9 },
                                 { 0 } };
     kn_comm *world = kn_init(&argc, &argv);
-    kn_options *options =
-        kn_options_main(table, &steps, argc, argv, "A net solves Burgers' equation.");
+    kn_options *options = kn_options_main(table, &steps, argc, argv, "A net solves an equation.");
     if (!options) /* --help, or an error */
         return kn_finish();
     if (MICRO % kn_comm_size(world))
         kn_fail("%d micro-batches don't divide among %d ranks", MICRO, kn_comm_size(world));
-    net m = { 0 };
-    net_init(&m);
+    solution m = { 0 };
+    solution_init(&m);
     kn_fsdp_wrap(&m, world, .wrap_class = "linear", .seed = 42);
     kn_optim *opt = kn_adamw(&m, .lr = 5e-3, .weight_decay = KN_ZERO);
     for (int64_t step = 0; step < steps && kn_ok(); step++) {

@@ -39,7 +39,7 @@ def loss_of(net):
 
 
 def main():
-    parser = argparse.ArgumentParser(description='A net learns to learn waves.')
+    parser = argparse.ArgumentParser(description='A net learns to learn.')
     parser.add_argument('--steps', type=int, default=1000, help='to train')
     steps = parser.parse_args().steps
     dist.init_process_group('gloo')

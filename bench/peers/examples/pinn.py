@@ -39,7 +39,7 @@ def loss_of(net):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="A net solves Burgers' equation.")
+    parser = argparse.ArgumentParser(description="A net solves an equation.")
     parser.add_argument('--steps', type=int, default=500, help='to train')
     steps = parser.parse_args().steps
     dist.init_process_group('gloo')
