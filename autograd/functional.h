@@ -388,8 +388,8 @@ typedef struct kn_pool2d_options {
     bool ceil_mode;   /* a last window that only begins inside counts too */
     bool exclude_pad; /* averages divide by the elements that exist (count_include_pad = False) */
 } kn_pool2d_options;
-/* The largest element of each window, NaN above all, also of integers; its gradient goes to the first of equals. pad
- * is at most half of kernel. */
+/* The largest element of each window, NaN above all, also of integers; its gradient goes to the
+ * first of equals. pad is at most half of kernel. */
 KN_API kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o);
 /* The mean of each window; no dilation. */
 KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);

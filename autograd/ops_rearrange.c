@@ -199,7 +199,8 @@ static kn_tensor *cut(kn_tensor *x, int d, int64_t *before, int64_t *after)
     return from || off ? kn_slice(x, d, from, x->shape[d] - off) : x;
 }
 
-/* Reads sizes, the last dim's first; x becomes what those below 0 leave, but in the constant mode. */
+/* Reads sizes, the last dim's first; x becomes what those below 0 leave, but in the constant
+ * mode. */
 static bool pad_sizes(kn_tensor **of, kn_pad_mode mode, int n, const int64_t *sizes, pad_attr *a)
 {
     kn_tensor *x = *of;

@@ -21,8 +21,10 @@ from torch.testing._internal.opinfo import core
 import knap
 from knap import Tensor
 from ops import Input, Wrong, as_list
-import opinfo_nn    # noqa: F401  fills TABLE
-from opinfo_table import CONVENTIONS, FIRST, SHAPE_ONLY, TABLE, WIDER
+from opinfo_nn import OPTIMIZERS
+import opinfo_shape    # noqa: F401  fills TABLE
+from optimizers import STEPS, knap_steps, loss, torch_steps
+from opinfo_table import CONVENTIONS, FIRST, SHAPE_ONLY, TABLE, WIDER, n, shape
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 LAYOUTS = ('transposed', 'expanded', 'sliced', 'channels_last')
@@ -215,7 +217,8 @@ class Module:
                     continue
                 c, f = given.constructor_input, given.forward_input
                 m = self.info.module_cls(*c.args, **c.kwargs).train(training)
-                if m is not None and any(isinstance(p, torch.nn.UninitializedParameter) for p in m.parameters()):
+                m = m.to(dtype)
+                if any(isinstance(p, torch.nn.UninitializedParameter) for p in m.parameters()):
                     m(*f.args, **f.kwargs)
                 names = [name for name, _ in m.named_parameters()]
                 state = {name: b for name, b in m.named_buffers() if b.is_floating_point()}
@@ -241,6 +244,45 @@ class Module:
             y = TABLE[name](k, *args, **kwargs)
             known.update(zip(map(id, results_of(result)), y if isinstance(y, (list, tuple)) else [y]))
         return [known[id(t)] for t in self.results] + [x for t, x in zip(self.leaves, tensors) if not t.requires_grad]
+
+
+class Optimizer:
+    """An optimizer of torch as an entry: the parameters after ten steps with the samples' options."""
+    supports_autograd = False
+
+    def __init__(self, info):
+        self.info = info
+
+    def supports_dtype(self, dtype, device):
+        return dtype in (torch.float32, torch.float64)
+
+    def sample_inputs(self, device, dtype, requires_grad):
+        for given in self.info.optim_inputs_func(device):
+            drawn = [torch.randn(s, dtype=dtype) for _ in range(STEPS + 1) for s in ([5, 7], [6, 3])]
+            yield core.SampleInput(drawn, args=(given.kwargs,))
+
+    def op(self, drawn, options):
+        p = [x.detach().clone().requires_grad_() for x in drawn[:2]]
+        step = torch_steps(self.info.optim_cls, **options)(p)
+        for i in range(STEPS):
+            step(drawn[2 * i + 2:2 * i + 4])
+        return [x.detach() for x in p]
+
+    def in_knap(self, k, drawn, options):
+        maker, own = OPTIMIZERS[self.info.name](k, **options)
+        m, p = k.module(), []
+        k.module_list_init(m, None, '')
+        for i, x in enumerate(drawn[:2]):
+            p.append(k.parameter(m, f'p{i}', k.dtype_of(x), k.enums['KN_CPU'], k.struct('kn_initializer'), *n(shape(k, x))))
+        k.materialize(m, k.enums['KN_CPU'], 1)
+        mode = k.set_grad_mode(False)
+        for to, x in zip(p, drawn):
+            k.copy_(to, x)
+        k.set_grad_mode(mode)
+        step = knap_steps(maker, **own)(k, m)
+        for i in range(STEPS):
+            step(lambda: loss(k, p, drawn[2 * i + 2:2 * i + 4]))
+        return [k.detach(x) for x in p]
 
 
 def knap_leaves(tree, found):
@@ -305,7 +347,7 @@ def run_entry(k, op, name, first, out, most):
         scope = k.scope_begin()
         signal.alarm(SECONDS)
         try:
-            found = one_sample(k, name, op.op, op.in_knap if isinstance(op, Module) else TABLE[name], tree, layout, elementwise)
+            found = one_sample(k, name, op.op, op.in_knap if isinstance(op, (Module, Optimizer)) else TABLE[name], tree, layout, elementwise)
             kind, text = ('none', '') if found is None else ('compared', found)
         except knap.Failed as why:
             kind, text = 'refused', str(why)
@@ -374,10 +416,10 @@ def main(arguments):
     log = open(o.log, 'w', encoding='utf-8') if o.log else None
     total, missing, reasons = collections.Counter(), [], collections.Counter()
     entries = [(op.name + ('/' + op.variant_test_name if op.variant_test_name else ''), op) for op in op_db]
-    for name, op in entries + [(m.name, Module(m)) for m in module_db]:
+    for name, op in entries + [(m.name, Module(m)) for m in module_db] + [(m.name, Optimizer(m)) for m in optim_db]:
         if o.only and name not in o.only:
             continue
-        if name not in TABLE and not isinstance(op, Module):
+        if name not in TABLE and name not in OPTIMIZERS and not isinstance(op, Module):
             missing.append(name)
             continue
         counts = collections.Counter()
