@@ -280,7 +280,8 @@ typedef enum kn_pad_mode {
 } kn_pad_mode;
 /* x with more elements at its ends, as torch.nn.functional.pad: sizes has {before, after} of the
  * last dim, then of the one before it, ...; n is at most twice the dims: kn_pad(x, KN_PAD_CONSTANT,
- * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut. */
+ * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut the result;
+ * KN_PAD_CIRCULAR goes round what they leave. */
 KN_API kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int64_t *sizes);
 
 /* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */

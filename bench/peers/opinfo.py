@@ -29,7 +29,7 @@ from opinfo_table import CONVENTIONS, FIRST, SHAPE_ONLY, TABLE, WIDER, n, shape
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 LAYOUTS = ('transposed', 'expanded', 'sliced', 'channels_last')
 OWN_BOUNDS = {'nn.functional.hardsigmoid': 1e-7, 'nn.Hardsigmoid': 1e-7}    # torch's sixth is of f32
-BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 4e-3}
 VARIED = 12      # samples of an entry that run in all layouts
 SECONDS = 20     # of a sample
 
@@ -146,12 +146,11 @@ def one_sample(k, name, call, own, tree, layout, elementwise):
     walk(tree, note)
     if layout and not any(i.steps for i in inputs):
         return None
-    torch.manual_seed(1)
-    drawn = []
+    draws, drawn = torch.Generator().manual_seed(1), []
 
     def cotangents(results):
         if not drawn:
-            drawn.extend(torch.randn(r.shape, dtype=torch.float64).to(narrow_of(r)).double() for r in results)
+            drawn.extend(torch.randn(r.shape, dtype=torch.float64, generator=draws).to(narrow_of(r)).double() for r in results)
         return drawn
     dtypes = [i.base.dtype for i in inputs if i.base.is_floating_point()]
     narrow_of = lambda r: r.dtype if r.is_floating_point() else torch.float32
@@ -177,10 +176,12 @@ def one_sample(k, name, call, own, tree, layout, elementwise):
         s = max([size] + [w.abs().max().item() for w in drawn if w.numel()]) if what == 'the gradient' else size
         mine = mine.to(own_torch.dtype)
         if what == 'the gradient' and elementwise:    # at NaN it is no number, in torch maybe 0
-            here = next(i.base for i in inputs if i.grad and i.base.shape == mine.shape)
-            mine, own_torch, exact = (t.masked_fill(here.isnan(), 0) for t in (mine, own_torch, exact))
+            for i in inputs:
+                if i.base.shape == mine.shape:
+                    mine, own_torch, exact = (t.masked_fill(i.base.isnan(), 0) for t in (mine, own_torch, exact))
         bound = max(BOUNDS.get(mine.dtype, 0), OWN_BOUNDS.get(name, 0))
-        found, beside = (error_of(mine, j, elementwise, s) for j in (exact, own_torch))
+        found = error_of(mine, exact, elementwise, s)
+        beside = error_of(mine, own_torch, elementwise, s) if found > bound else 0
         if min(found, beside) > bound and not found <= 4 * error_of(own_torch, exact, elementwise, s) < float('inf'):
             raise Wrong(f'{what} differs by {found:.2g} from torch in f64, by {beside:.2g} from torch in {mine.dtype}: '
                         f'{mine.flatten()[:5].tolist()}, torch {own_torch.flatten()[:5].tolist()}')

@@ -106,6 +106,12 @@ def classes(name):
 def linear_loss(k, x, w, t, *, linear_bias=None, weight=None, reduction='mean', ignore_index=None, label_smoothing=0.0,
                 options=None):
     more, bias = {'weight': weight} if weight is not None else {}, linear_bias
+    s = shape(k, w)
+    if len(s) > 2:    # losses of several dims
+        logits = k.linear(x, k.reshape(w, 2, [-1, s[-1]]), None if bias is None else k.reshape(bias, 1, [-1]), False)
+        logits = k.reshape(logits, *n(shape(k, x)[:-1] + s[:-1]))
+        return classes('cross_entropy')(k, logits, t, weight, None, -100 if ignore_index is None else ignore_index, None, reduction,
+                                        label_smoothing)
     if bias is not None:
         more['bias'] = bias
     return k.linear_cross_entropy(x, w, t, reduction=k.enums['KN_REDUCTION_' + reduction.upper()], smoothing=label_smoothing,

@@ -171,7 +171,7 @@ rows(reshape=reshape, view=reshape, view_copy=reshape, reshape_as=lambda k, x, y
      refuse('kn_movedim moves one dim'), expand=with_shape(lambda k, x, s: k.expand(x, *n(s))),
      broadcast_to=lambda k, x, s: k.expand(x, *n(s)), expand_as=lambda k, x, y: k.expand(x, *n(shape(k, y))),
      diagonal=lambda k, x, offset=0, dim1=0, dim2=1: k.diagonal(x, offset, dim1, dim2),
-     unfold=lambda k, x, dim, size, step: k.unfold(x, dim, size, step), flip=lambda k, x, *d, dims=None: k.flip(
+     unfold=lambda k, x, dim, size, step: k.unfold(x, dim, size, step), flip=lambda k, x, *d, dims=None: x if dims == () else k.flip(
          x, *n(flat(d) if d else dims)), fliplr=lambda k, x: k.flip(x, 1, [1]), flipud=lambda k, x: k.flip(x, 1, [0]),
      roll=lambda k, x, shifts, dims=None: k.roll(x, *n(shifts), ints(dims) if dims is not None and dims != () else []),
      rot90=turned, repeat=with_shape(lambda k, x, s: k.repeat(x, *n(s))), tile=with_shape(lambda k, x, s: k.tile(x, *n(s))),
@@ -253,8 +253,8 @@ rows(randn=lambda k, *s, dtype=None, device=None, requires_grad=False: k.randn(
      eye=lambda k, rows, columns=None, dtype=None, device=None, requires_grad=False: k.eye(
          k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], rows, rows if columns is None else columns),
      linspace=lambda k, a, b, steps, dtype=None, device=None: k.linspace(k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], a, b, steps),
-     arange=lambda k, a, b=None, step=1, dtype=None, device=None: k.arange(
-         k.dtype(dtype or torch.arange(a).dtype), k.enums['KN_CPU'], a if b is None else b, start=0 if b is None else a, step=step),
+     arange=lambda k, a=0, end=None, step=1, dtype=None, device=None: k.arange(
+         k.dtype(dtype or torch.arange(a).dtype), k.enums['KN_CPU'], a if end is None else end, start=0 if end is None else a, step=step),
      scalar_tensor=lambda k, v, dtype=None, device=None, requires_grad=False: k.full(
          k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], v, 0, []))
 

@@ -12,11 +12,12 @@ TABLE = {}
 SHAPE_ONLY = set()    # draws, and memory without values
 FIRST = {'nn.functional.max_pool1d', 'nn.functional.max_pool2d', 'nn.functional.max_pool3d', 'nn.functional.adaptive_max_pool1d',
          'nn.functional.adaptive_max_pool2d', 'nn.functional.adaptive_max_pool3d',    # without torch's positions of maxima
-        'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'}
+        'kthvalue', 'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'}
 # Conventions that differ: (names, dtypes, why). Their samples aren't compared.
 CONVENTIONS = [
     ('true_divide div/no_rounding_mode __rdiv__ square sum_to_size float_power pow nn.functional.softsign', 'int64 bool',
      'integers and bool stay what they are: no promotion to another dtype'),
+    ('arange linspace linspace/tensor_overload', 'int64', 'computed in f64 and then truncated; torch truncates before'),
     ('item', 'int64 bool', 'kn_item is a double'),
     ('topk msort kthvalue', 'bfloat16 float16 int64 bool', 'of equals kn_sort takes the first; torch leaves it open'),
 ]
@@ -77,6 +78,8 @@ def like(k, value, x):
 
 
 def both(k, a, b):
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        refuse('two numbers')
     x = a if isinstance(a, Tensor) else b
     return like(k, a, x), like(k, b, x)
 
@@ -192,8 +195,9 @@ rows(add=add, sub=lambda k, a, b, alpha=1: add(k, a, b, -alpha) if alpha != 1 el
      item=lambda k, x: k.item(x), to=lambda k, x, *a, **o: cast(k, x, next((d for d in [*a, *o.values()] if isinstance(
          d, torch.dtype)), None)))
 TABLE.update({'div/no_rounding_mode': div, 'div/trunc_rounding': div, 'div/floor_rounding': div, 'round': rounded,
-              'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8: k.le(
-                  k.abs(k.sub(a, b)), k.add_scalar(k.scale(k.abs(b), rtol), atol))})
+              'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8, equal_nan=False: refuse(
+                  'NaN equals nothing') if equal_nan else k.logical_or(k.eq(a, b), k.logical_and(k.isfinite(k.sub(a, b)), k.le(
+                      k.abs(k.sub(a, b)), k.add_scalar(k.scale(k.abs(b), rtol), atol))))})
 for word, dtype in (('bfloat16', torch.bfloat16), ('bool', torch.bool), ('byte', torch.uint8), ('double', torch.float64),
                     ('float', torch.float32), ('half', torch.float16), ('int', torch.int32), ('long', torch.int64)):
     TABLE[word] = lambda k, x, dtype=dtype, memory_format=None: cast(k, x, dtype)
@@ -353,6 +357,8 @@ def add_product(sum_first=False):
     def call(k, x, a, b, beta=1, alpha=1):
         y = k.matmul(a, b)
         y = k.sum(y, 1, [0], False) if sum_first else y
+        if beta == 0:    # x isn't read
+            return k.expand(y if alpha == 1 else k.scale(y, alpha), *n(list(torch.broadcast_shapes(shape(k, x), shape(k, y)))))
         return k.add_scaled(y if alpha == 1 else k.scale(y, alpha), x, beta) if k.ndim(y) == k.ndim(x) else k.add(
             k.scale(y, alpha), k.scale(x, beta))
     return call
