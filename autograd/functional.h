@@ -371,7 +371,8 @@ typedef enum kn_pad_mode {
 } kn_pad_mode;
 /* x with more elements at its ends, as torch.nn.functional.pad: sizes has {before, after} of the
  * last dim, then of the one before it, ...; n is at most twice the dims: kn_pad(x, KN_PAD_CONSTANT,
- * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut. */
+ * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut the result;
+ * KN_PAD_CIRCULAR goes round what they leave. */
 KN_API kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int64_t *sizes);
 
 /* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */
@@ -479,8 +480,8 @@ typedef struct kn_pool2d_options {
     bool ceil_mode;   /* a last window that only begins inside counts too */
     bool exclude_pad; /* averages divide by the elements that exist (count_include_pad = False) */
 } kn_pool2d_options;
-/* The largest element of each window, NaN above all, also of integers; its gradient goes to the first of equals. pad
- * is at most half of kernel. */
+/* The largest element of each window, NaN above all, also of integers; its gradient goes to the
+ * first of equals. pad is at most half of kernel. */
 KN_API kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o);
 /* The mean of each window; no dilation. */
 KN_API kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o);

@@ -53,7 +53,8 @@ KN_API kn_tensor *kn_lt_scalar(kn_tensor *x, double value);
 KN_API kn_tensor *kn_le_scalar(kn_tensor *x, double value);
 KN_API kn_tensor *kn_gt_scalar(kn_tensor *x, double value);
 KN_API kn_tensor *kn_ge_scalar(kn_tensor *x, double value);
-/* Of bool tensors, or of numbers, which are true where they aren't 0, into bool, without gradient. */
+/* Of bool tensors, or of numbers, which are true where they aren't 0; into bool, without
+ * gradient. */
 KN_API kn_tensor *kn_logical_and(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_or(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_xor(kn_tensor *a, kn_tensor *b);
@@ -252,7 +253,8 @@ KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_optio
  * y[i, j, k] = x[i, index[i, j, k], k] for dim 1: y has index's shape, which has x's number of dims
  * and is no larger than x but in dim. The gradient adds up where an index repeats. */
 KN_API kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index);
-/* As kn_gather, where x and index broadcast in the other dims; indices below 0 count from the end. */
+/* As kn_gather, where x and index broadcast in the other dims; indices below 0 count from the
+ * end. */
 KN_API kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim);
 /* A copy y of x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and += for scatter_add. src,
  * of x's dtype, is at least as large as index in each dim. Where an index repeats, the last element
@@ -300,8 +302,8 @@ KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
  * works on meta or in a recorded step. */
 KN_API kn_tensor *kn_nonzero(kn_tensor *x);
 KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
-/* i64 [..., classes] of zeros, with a one at index[...]. classes -1: one more than the largest index,
- * for which the host waits. */
+/* i64 [..., classes] of zeros, with a one at index[...]. classes -1: one more than the largest
+ * index, for which the host waits. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
 
 typedef struct kn_sort_options {

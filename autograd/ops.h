@@ -35,8 +35,8 @@ bool kn_grad_in_place(const kn_op_grad *g, int i); /* dout[i] lies in it already
 void kn_grad_came(kn_op_grad *g);
 /* t in the memory order of like, which has as many dims: itself, or a copy. */
 kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like);
-/* x with a batch of one in front where it lacks the first of so many dims (an image without a batch);
- * and the result without that dim again, where alone says so. NULL for NULL. */
+/* x with a batch of one in front where it lacks the first of so many dims (an image without a
+ * batch); and the result without that dim again, where alone says so. NULL for NULL. */
 kn_tensor *kn_as_batch(kn_tensor *x, int dims);
 kn_tensor *kn_of_batch(kn_tensor *y, bool alone);
 /* A number has dims 0 and -1, as in torch: operations along a dim take it as a row [1]. */

@@ -207,18 +207,10 @@ static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t 
                                    (long long)size[0], (long long)size[1], d, KN_SHOWN(x));
 }
 
-/* What sizes below 0 leave of a dim. */
-static kn_tensor *cut(kn_tensor *x, int d, int64_t *before, int64_t *after)
+/* Reads sizes, the last dim's first. */
+static bool pad_sizes(const kn_tensor *x, kn_pad_mode mode, int n, const int64_t *sizes,
+                      pad_attr *a)
 {
-    const int64_t from = *before < 0 ? -*before : 0, off = *after < 0 ? -*after : 0;
-    *before += from, *after += off;
-    return from || off ? kn_slice(x, d, from, x->shape[d] - off) : x;
-}
-
-/* Reads sizes, the last dim's first; x becomes what those below 0 leave, but in the constant mode. */
-static bool pad_sizes(kn_tensor **of, kn_pad_mode mode, int n, const int64_t *sizes, pad_attr *a)
-{
-    kn_tensor *x = *of;
     if (n < 0 || n % 2 || n > 2 * x->ndim)
         return kn_fail("pad: %d sizes for %s; a pair for each dim is possible, the last dim's "
                        "first",
@@ -227,16 +219,11 @@ static bool pad_sizes(kn_tensor **of, kn_pad_mode mode, int n, const int64_t *si
         return false;
     for (int i = 0; i < n; i += 2) {
         const int d = x->ndim - 1 - i / 2;
-        int64_t size[2] = { sizes[i], sizes[i + 1] };
-        if (mode != KN_PAD_CONSTANT && (size[0] < 0 || size[1] < 0) &&
-            (!pad_fits(x, d, KN_PAD_CONSTANT, size) || !(x = cut(x, d, size, size + 1))))
+        if (!pad_fits(x, d, mode, sizes + i))
             return false;
-        if (!pad_fits(x, d, mode, size))
-            return false;
-        a->before[d] = size[0];
-        a->after[d] = size[1];
+        a->before[d] = sizes[i];
+        a->after[d] = sizes[i + 1];
     }
-    *of = x;
     return true;
 }
 
@@ -258,6 +245,19 @@ static kn_tensor *pad_index(const kn_tensor *x, int d, kn_pad_mode mode, int64_t
                : NULL;
 }
 
+/* Sizes below 0 cut the result; the circular mode goes round what they leave, as torch's. */
+static kn_tensor *pad_dim(kn_tensor *x, int d, kn_pad_mode mode, int64_t before, int64_t after)
+{
+    const int64_t from = before < 0 ? -before : 0, off = after < 0 ? -after : 0;
+    const bool first = mode == KN_PAD_CIRCULAR;
+    before += from, after += off;
+    if (first && (from || off))
+        x = kn_slice(x, d, from, x->shape[d] - off);
+    kn_tensor *at = x && (before || after) ? pad_index(x, d, mode, before, after) : NULL;
+    x = at ? kn_index_select(x, d, at) : x;
+    return x && !first && (from || off) ? kn_slice(x, d, from, x->shape[d] - off) : x;
+}
+
 kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int64_t *sizes)
 {
     pad_attr a = { .value = value == KN_ZERO ? 0 : value };
@@ -267,13 +267,12 @@ kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int
         return kn_fail_null("pad: mode %d; KN_PAD_CONSTANT, _REFLECT, _REPLICATE and _CIRCULAR are "
                             "supported",
                             (int)mode);
-    if (!pad_sizes(&x, mode, n, sizes, &a))
+    if (!pad_sizes(x, mode, n, sizes, &a))
         return NULL;
     if (mode == KN_PAD_CONSTANT)
         return kn_apply1(&kn_op_pad, 1, &x, 0, &a);
     for (int d = 0; x && d < x->ndim; d++)
-        if (a.before[d] || a.after[d])
-            x = kn_index_select(x, d, pad_index(x, d, mode, a.before[d], a.after[d]));
+        x = pad_dim(x, d, mode, a.before[d], a.after[d]);
     return x;
 }
 

@@ -139,7 +139,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
     /* log(sigmoid(x)) */                                                                          \
     ROW(LOGSIGMOID, logsigmoid, PLAIN, X, FLOATS, LINE, LONG,                                      \
         -v_softplus(-x),                 d * v_sigmoid(-x))                                        \
-    ROW(RELU, relu, PLAIN, Y, NUMBERS, LINE, LIGHT,                                                 \
+    ROW(RELU, relu, PLAIN, Y, NUMBERS, LINE, LIGHT,                                                \
         v_relu(x),                       v_sel(v_le(y, v_zero()), v_zero(), d))                    \
     /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */                                          \
     ROW(GELU_TANH, gelu_tanh, PLAIN, X, FLOATS, LINE, HEAVY,                                       \
@@ -197,9 +197,9 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
         v_clamp(x, p0, p1),                                                                        \
         v_sel(v_ge(x, p0), v_sel(v_le(x, p1), d, v_zero()), v_zero()))                             \
     /* the same, but its derivative is 0 at p0 and p1 */                                           \
-    ROW(HARDTANH, hardtanh, PARAMS, X, NUMBERS, LINE, LIGHT,                                        \
+    ROW(HARDTANH, hardtanh, PARAMS, X, NUMBERS, LINE, LIGHT,                                       \
         v_clamp(x, p0, p1),              v_inside(x, p0, p1, d))                                   \
-    ROW(NOT, logical_not, PARAMS, NO_GRAD, BOOLS, LINE, RARE,                                       \
+    ROW(NOT, logical_not, PARAMS, NO_GRAD, BOOLS, LINE, RARE,                                      \
         !x,                              v_zero())
 
 /* Of self-normalizing networks (arXiv:1706.02515). */

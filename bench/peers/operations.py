@@ -69,6 +69,8 @@ def with_number(name, judge, in_torch, kind='normal', count=1, numbers=None):
 with_number('add_scaled', 'add', lambda a, b, c: torch.add(a, b, alpha=c), count=2)
 with_number('lerp', 'lerp', torch.lerp, count=2)
 with_number('scale', 'mul', torch.mul)
+for word in ('eq', 'ne', 'lt', 'le', 'gt', 'ge'):
+    with_number(word + '_scalar', word, torch_function(word), 'whole', numbers=[0.0, 1.0, -1.0, 0.5])
 with_number('add_scalar', 'add', torch.add)
 with_number('pow', 'pow', torch.pow, 'positive', numbers=[-2.0, -0.5, 0.0, 0.5, 1.0, 1.7, 2.0, 3.0])
 
@@ -371,6 +373,9 @@ def repeats(d, shape):
 with_dims('transpose', lambda d, s: (d.dim(len(s)), d.dim(len(s))))
 with_dims('permute', lambda d, s: [d.rng.sample(range(len(s)), len(s))])
 with_dims('slice', slices, lambda x, dim, b, e: x.narrow(dim, b, e - b))
+with_dims('slice_step', lambda d, s: (*slices(d, s), d.int(1, 4)), lambda x, dim, b, e, step: x.index_select(
+    dim, torch.arange(b, e, step)))
+with_dims('select', lambda d, s: ((dim := d.dim(len(s))), d.int(-s[dim], s[dim] - 1)))
 with_dims('unsqueeze', lambda d, s: [d.int(-len(s) - 1, len(s))])
 with_dims('flatten', lambda d, s: sorted((d.int(0, len(s) - 1), d.int(0, len(s) - 1))), least=1)
 with_dims('movedim', lambda d, s: (d.dim(len(s)), d.dim(len(s))))

@@ -2,9 +2,9 @@
 import torch
 
 from knap import ZERO, Tensor
-from opinfo_table import SHAPE_ONLY, TABLE, cat, ints, like, n, nn, refuse, rows, shape
+from opinfo_table import SHAPE_ONLY, TABLE, ints, n, nn, refuse, shape
 
-MODULES, OPTIMIZERS = {}, {}
+OPTIMIZERS = {}
 
 
 def pair(value, count=2):
@@ -106,6 +106,12 @@ def classes(name):
 def linear_loss(k, x, w, t, *, linear_bias=None, weight=None, reduction='mean', ignore_index=None, label_smoothing=0.0,
                 options=None):
     more, bias = {'weight': weight} if weight is not None else {}, linear_bias
+    s = shape(k, w)
+    if len(s) > 2:    # losses of several dims
+        logits = k.linear(x, k.reshape(w, 2, [-1, s[-1]]), None if bias is None else k.reshape(bias, 1, [-1]), False)
+        logits = k.reshape(logits, *n(shape(k, x)[:-1] + s[:-1]))
+        return classes('cross_entropy')(k, logits, t, weight, None, -100 if ignore_index is None else ignore_index, None, reduction,
+                                        label_smoothing)
     if bias is not None:
         more['bias'] = bias
     return k.linear_cross_entropy(x, w, t, reduction=k.enums['KN_REDUCTION_' + reduction.upper()], smoothing=label_smoothing,
@@ -187,3 +193,25 @@ nn(linear=lambda k, x, w, b=None: k.linear(x, w, b, False), cross_entropy=classe
 TABLE['nn.functional.linear_cross_entropy/chunked'] = TABLE['nn.functional.linear_cross_entropy/chunked_none'] = linear_loss
 TABLE['nn.functional.batch_norm/without_cudnn'] = batch_norm
 SHAPE_ONLY.add('nn.functional.dropout')
+
+
+# ---- optimizers -----------------------------------------------------------------------------------
+
+def some(**given):
+    """Options of Knap: a real 0 is KN_ZERO."""
+    return {name: ZERO if v == 0 and not isinstance(v, bool) else v for name, v in given.items() if v is not None}
+
+
+def adamw(decay, **more):
+    return lambda k, lr=1e-3, weight_decay=decay, maximize=False, amsgrad=False, **o: ('adamw', some(
+        lr=float(lr), weight_decay=weight_decay, maximize=maximize or None, amsgrad=amsgrad or None, **more))
+
+
+OPTIMIZERS.update(
+    AdamW=adamw(0.01), Adam=adamw(0, l2=True), SGD=lambda k, lr=1e-3, weight_decay=None, maximize=None, **o: (
+        'sgd', some(lr=float(lr), weight_decay=weight_decay, maximize=maximize, **o)),
+    Adagrad=lambda k, lr=1e-2, **o: ('adagrad', some(lr=float(lr), **o)),
+    Muon=lambda k, lr=1e-3, weight_decay=0.1, momentum=0.95, ns_steps=5, ns_coefficients=None, adjust_lr_fn=None: ('muon', some(
+        lr=float(lr), weight_decay=weight_decay, momentum=momentum, ns_steps=ns_steps, ns=ns_coefficients, scale=k.enums[
+            {None: 'KN_MUON_ORIGINAL', 'match_rms_adamw': 'KN_MUON_MATCH_ADAMW', 'spectral_unclamped': 'KN_MUON_SPECTRAL'}[
+                adjust_lr_fn]], ns_dtype=k.enums['KN_F64'])))

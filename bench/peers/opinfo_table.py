@@ -12,11 +12,12 @@ TABLE = {}
 SHAPE_ONLY = set()    # draws, and memory without values
 FIRST = {'nn.functional.max_pool1d', 'nn.functional.max_pool2d', 'nn.functional.max_pool3d', 'nn.functional.adaptive_max_pool1d',
          'nn.functional.adaptive_max_pool2d', 'nn.functional.adaptive_max_pool3d',    # without torch's positions of maxima
-        'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'}
+        'kthvalue', 'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'}
 # Conventions that differ: (names, dtypes, why). Their samples aren't compared.
 CONVENTIONS = [
     ('true_divide div/no_rounding_mode __rdiv__ square sum_to_size float_power pow nn.functional.softsign', 'int64 bool',
      'integers and bool stay what they are: no promotion to another dtype'),
+    ('arange linspace linspace/tensor_overload', 'int64', 'computed in f64 and then truncated; torch truncates before'),
     ('item', 'int64 bool', 'kn_item is a double'),
     ('topk msort kthvalue', 'bfloat16 float16 int64 bool', 'of equals kn_sort takes the first; torch leaves it open'),
 ]
@@ -77,6 +78,8 @@ def like(k, value, x):
 
 
 def both(k, a, b):
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        refuse('two numbers')
     x = a if isinstance(a, Tensor) else b
     return like(k, a, x), like(k, b, x)
 
@@ -192,8 +195,9 @@ rows(add=add, sub=lambda k, a, b, alpha=1: add(k, a, b, -alpha) if alpha != 1 el
      item=lambda k, x: k.item(x), to=lambda k, x, *a, **o: cast(k, x, next((d for d in [*a, *o.values()] if isinstance(
          d, torch.dtype)), None)))
 TABLE.update({'div/no_rounding_mode': div, 'div/trunc_rounding': div, 'div/floor_rounding': div, 'round': rounded,
-              'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8: k.le(
-                  k.abs(k.sub(a, b)), k.add_scalar(k.scale(k.abs(b), rtol), atol))})
+              'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8, equal_nan=False: refuse(
+                  'NaN equals nothing') if equal_nan else k.logical_or(k.eq(a, b), k.logical_and(k.isfinite(k.sub(a, b)), k.le(
+                      k.abs(k.sub(a, b)), k.add_scalar(k.scale(k.abs(b), rtol), atol))))})
 for word, dtype in (('bfloat16', torch.bfloat16), ('bool', torch.bool), ('byte', torch.uint8), ('double', torch.float64),
                     ('float', torch.float32), ('half', torch.float16), ('int', torch.int32), ('long', torch.int64)):
     TABLE[word] = lambda k, x, dtype=dtype, memory_format=None: cast(k, x, dtype)
@@ -344,262 +348,6 @@ masked('normalize', lambda k, x: 0, lambda k, x, ord, dim, eps=1e-12, dtype=None
 masked('norm', lambda k, x: 0, lambda k, x, ord=2, dim=None, keepdim=False, dtype=None: norm(k, x, ord or 2, dim, keepdim, dtype)
        if ord is None or ord > 0 else refuse('a norm of masked elements by another p than above 0'))
 
-# ---- indexing -------------------------------------------------------------------------------------
-
-
-def gathered(k, x, dim, index):
-    return k.gather(x, dim, index)
-
-
-def item(k, x, index):
-    """x[index] for numbers, slices, None, ... and one tensor."""
-    index = list(index) if isinstance(index, (tuple, list)) and not (
-        isinstance(index, list) and all(isinstance(i, int) for i in index)) else [index]
-    used = sum(i is not None and i is not Ellipsis for i in index)
-    if Ellipsis in [i for i in index if not isinstance(i, Tensor)]:
-        at = next(j for j, i in enumerate(index) if i is Ellipsis)
-        index[at:at + 1] = [slice(None)] * (k.ndim(x) - used)
-    tensors = [i for i in index if isinstance(i, (Tensor, list))]
-    if len(tensors) > 1:
-        return several(k, x, index)
-    dim = 0
-    for i in index:
-        if i is None:
-            x = k.unsqueeze(x, dim)
-        elif isinstance(i, bool):
-            refuse('an index of bool')
-        elif isinstance(i, int):
-            i = i + k.size(x, dim) if i < 0 else i
-            x = k.select(x, dim, i) if hasattr(k, 'select') else k.squeeze(k.slice(x, dim, i, i + 1), 1, [dim])
-            continue
-        elif isinstance(i, slice):
-            begin, end, step = i.indices(k.size(x, dim))
-            x = k.slice(x, dim, begin, max(begin, end)) if step == 1 else k.slice_step(x, dim, begin, end, step)
-        else:
-            i = k.tensor(torch.tensor(i)) if isinstance(i, list) else i
-            if k.dtype_of(i) == k.enums['KN_BOOL']:
-                return k.masked_select(x, i) if shape(k, i) == shape(k, x) else refuse('a mask of some dims')
-            ends = shape(k, i)
-            x = k.index_select(x, dim, k.reshape(i, 1, [-1]))
-            now = shape(k, x)
-            x = k.reshape(x, *n(now[:dim] + ends + now[dim + 1:]))
-            dim += len(ends) - 1
-        dim += 1
-    return x
-
-
-def from_end(k, x, dim, i):
-    i = int(k.item(i)) if isinstance(i, Tensor) else i
-    return i + k.size(x, dim) if i < 0 else i
-
-
-def put_slice(k, x, src, dim=0, start=None, end=None, step=1):
-    begin, end, step = slice(start, end, step).indices(k.size(x, dim))
-    if step != 1:
-        refuse('a slice with a step to write to')
-    return cat(k, [k.slice(x, dim, 0, begin), src, k.slice(x, dim, max(begin, end), k.size(x, dim))], dim)
-
-
-def several(k, x, index):
-    if any(not isinstance(i, (Tensor, list)) for i in index):
-        refuse('several index tensors beside slices')
-    index = [k.tensor(torch.tensor(i)) if isinstance(i, list) else i for i in index]
-    return k.index(x, len(index), index)
-
-
-rows(gather=lambda k, x, dim, index, sparse_grad=False: k.gather(x, dim, index), take_along_dim=lambda k, x, i, dim=None:
-     k.take_along_dim(x, i, dim) if dim is not None else k.take_along_dim(k.reshape(x, 1, [-1]), k.reshape(i, 1, [-1]), 0),
-     index_select=lambda k, x, dim, index: k.index_select(x, dim, index),
-     scatter=lambda k, x, dim, index, src, reduce=None: k.scatter(x, dim, index, src if isinstance(src, Tensor) else k.expand(
-         like(k, src, x), *n(shape(k, index)))) if reduce is None else k.scatter_reduce(
-             x, dim, index, src, {'add': 'sum', 'multiply': 'prod'}[reduce]),
-     scatter_add=lambda k, x, dim, index, src: k.scatter_add(x, dim, index, src),
-     index_add=lambda k, x, dim, index, src, alpha=1: k.index_add(x, dim, index, src if alpha == 1 else k.scale(src, alpha)),
-     index_copy=lambda k, x, dim, index, src: k.index_copy(x, dim, index, src),
-     index_fill=lambda k, x, dim, index, value: k.index_fill(x, dim, index, value),
-     index_put=lambda k, x, index, values, accumulate=False: k.index_put(x, len(index), index, values, accumulate=accumulate),
-     masked_scatter=lambda k, x, mask, src: k.masked_scatter(x, mask, src), take=lambda k, x, index: k.reshape(
-         k.take_along_dim(k.reshape(x, 1, [-1]), k.reshape(index, 1, [-1]), 0), *n(shape(k, index))),
-     __getitem__=item, select=lambda k, x, dim, i: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [i]),
-     narrow=lambda k, x, dim, start, length: k.slice(
-         x, dim, from_end(k, x, dim, start), from_end(k, x, dim, start) + length), slice=lambda k, x, dim=0, start=None,
-     end=None, step=1: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [slice(start, end, step)]))
-TABLE['narrow_copy'] = TABLE['narrow']
-nn(one_hot=lambda k, x, num_classes=-1: k.one_hot(x, num_classes), embedding=lambda k, i, w, padding_idx=None, **o: k.embedding(
-    w, i, **({} if padding_idx is None else {'padding_idx': padding_idx or ZERO}), **o))
-
-# ---- shape ----------------------------------------------------------------------------------------
-
-
-def cut(k, x, dim, sizes):
-    return slots(k, len(sizes), lambda s: k.split(x, dim, len(sizes), sizes, s))
-
-
-def split(k, x, size, dim=0):
-    whole = k.size(x, dim)
-    each = [min(size, whole - b) for b in range(0, whole, size)] if isinstance(size, int) else list(size)
-    return cut(k, x, dim, each or [0])
-
-
-def chunk(k, x, count, dim=0):
-    return split(k, x, max(1, -(-k.size(x, dim) // count)), dim)
-
-
-def tensor_split(k, x, at, dim=0):
-    whole = k.size(x, dim)
-    if isinstance(at, Tensor):
-        at = k.values(at).tolist()
-    if isinstance(at, int):
-        sizes = [whole // at + (i < whole % at) for i in range(at)]
-    else:
-        ends = [0] + [min(a if a >= 0 else a + whole, whole) for a in at] + [whole]
-        return [k.slice(x, dim, b, max(b, e)) for b, e in zip(ends, ends[1:])]
-    return cut(k, x, dim, sizes)
-
-
-def cat(k, tensors, dim=0):
-    return k.cat(list(tensors), len(tensors), dim)
-
-
-def least(count):
-    def call(k, x):
-        s = shape(k, x)
-        more = {1: [1], 2: [1] * (2 - len(s)) + s, 3: [[1, 1, 1], [1] + s + [1], s + [1]][len(s)] if len(s) < 3 else s}
-        return x if len(s) >= count else k.reshape(x, *n(more[count]))
-    return lambda k, *t: call(k, t[0]) if len(t) == 1 and isinstance(t[0], Tensor) else [call(k, x) for x in flat(t)]
-
-
-def joined(count, dim):
-    def call(k, tensors):
-        t = [least(count)(k, x) for x in tensors]
-        return cat(k, t, 0 if k.ndim(t[0]) == 1 else dim)
-    return call
-
-
-def grid(k, t):
-    sizes = [k.size(x, 0) if k.ndim(x) else 1 for x in t]
-    return [k.expand(k.reshape(x, *n([1] * i + [-1] + [1] * (len(t) - i - 1))), *n(sizes)) for i, x in enumerate(t)]
-
-
-def shifted(k, x, dim, sign):
-    dims = list(range(k.ndim(x))) if dim is None else ints(dim)
-    return k.roll(x, *n([sign * k.size(x, d) // 2 if sign > 0 else -(k.size(x, d) // 2) for d in dims]), dims)
-
-
-def with_shape(f):
-    return lambda k, x, *s, **o: f(k, x, [v for v in flat(s if s else list(o.values()))])
-
-
-def turned(k, x, times=1, dims=(0, 1)):
-    times %= 4
-    if times == 2:
-        return k.flip(x, 2, list(dims))
-    if times == 0:
-        return x
-    return k.transpose(k.flip(x, 1, [dims[1]]), *dims) if times == 1 else k.flip(k.transpose(x, *dims), 1, [dims[1]])
-
-
-reshape = with_shape(lambda k, x, s: k.reshape(x, *n(s)))
-rows(reshape=reshape, view=reshape, view_copy=reshape, reshape_as=lambda k, x, y: k.reshape(x, *n(shape(k, y))),
-     view_as=lambda k, x, y: k.reshape(x, *n(shape(k, y))), ravel=lambda k, x: k.reshape(x, 1, [-1]),
-     flatten=lambda k, x, start_dim=0, end_dim=-1: k.flatten(x, start_dim, end_dim),
-     unflatten=lambda k, x, dim, sizes: k.unflatten(x, dim, *n(sizes)), transpose=lambda k, x, a, b: k.transpose(x, a, b),
-     permute=with_shape(lambda k, x, s: k.permute(x, *n(s))), squeeze=lambda k, x, dim=None: x if dim == () else k.squeeze(x, *n(dim)),
-     unsqueeze=lambda k, x, dim: k.unsqueeze(x, dim), movedim=lambda k, x, a, b: k.movedim(x, a, b) if isinstance(a, int) else
-     refuse('kn_movedim moves one dim'), expand=with_shape(lambda k, x, s: k.expand(x, *n(s))),
-     broadcast_to=lambda k, x, s: k.expand(x, *n(s)), expand_as=lambda k, x, y: k.expand(x, *n(shape(k, y))),
-     diagonal=lambda k, x, offset=0, dim1=0, dim2=1: k.diagonal(x, offset, dim1, dim2),
-     unfold=lambda k, x, dim, size, step: k.unfold(x, dim, size, step), flip=lambda k, x, *d, dims=None: k.flip(
-         x, *n(flat(d) if d else dims)), fliplr=lambda k, x: k.flip(x, 1, [1]), flipud=lambda k, x: k.flip(x, 1, [0]),
-     roll=lambda k, x, shifts, dims=None: k.roll(x, *n(shifts), ints(dims) if dims is not None and dims != () else []),
-     rot90=turned, repeat=with_shape(lambda k, x, s: k.repeat(x, *n(s))), tile=with_shape(lambda k, x, s: k.tile(x, *n(s))),
-     repeat_interleave=lambda k, x, times=None, dim=None, **o: k.repeat_interleave(
-         x if dim is not None else k.reshape(x, 1, [-1]), dim or 0, *n(k.values(times).reshape(-1).tolist() if isinstance(
-             times, Tensor) else times)), tril=lambda k, x, diagonal=0: k.tril(x, diagonal),
-     triu=lambda k, x, diagonal=0: k.triu(x, diagonal), cat=cat, stack=lambda k, t, dim=0: k.stack(list(t), len(t), dim),
-     split=split, unsafe_split=split, split_with_sizes=split, chunk=chunk, unsafe_chunk=chunk, tensor_split=tensor_split,
-     hsplit=lambda k, x, at: tensor_split(k, x, at, 0 if k.ndim(x) == 1 else 1), vsplit=tensor_split,
-     dsplit=lambda k, x, at: tensor_split(k, x, at, 2), unbind=lambda k, x, dim=0: [
-         k.squeeze(t, *n(dim)) for t in split(k, x, 1, dim)], hstack=joined(1, 1), vstack=joined(2, 0), dstack=joined(3, 2),
-     atleast_1d=least(1), atleast_2d=least(2), atleast_3d=least(3), t=lambda k, x: x if k.ndim(x) < 2 else k.transpose(x, 0, 1),
-     mT=lambda k, x: k.transpose(x, -2, -1), mH=lambda k, x: k.transpose(x, -2, -1), T=lambda k, x: k.permute(
-         x, *n(list(range(k.ndim(x))[::-1]))) if k.ndim(x) else x, column_stack=lambda k, t: cat(k, [
-             x if k.ndim(x) > 1 else k.reshape(x, 2, [-1, 1]) for x in t], 1), broadcast_tensors=lambda k, *t: [
-                 k.expand(x, *n(torch.broadcast_shapes(*(shape(k, y) for y in t)))) for x in t],
-     sum_to_size=lambda k, x, *s: k.reshape(k.sum(x, *n([i for i in range(k.ndim(x)) if i < k.ndim(x) - len(flat(s)) or flat(s)[
-         i - k.ndim(x) + len(flat(s))] == 1 != k.size(x, i)] or 0), True), *n(flat(s))) if list(flat(s)) != shape(k, x) else x,
-     constant_pad_nd=lambda k, x, pad, value=0: k.pad(x, 0, value, *n(pad)), meshgrid=lambda k, *t, indexing='ij': grid(
-         k, flat(t)) if indexing == 'ij' else refuse('indexing ij only'),
-     cartesian_prod=lambda k, *t: t[0] if len(t) == 1 else k.stack(
-         g := [k.reshape(x, 1, [-1]) for x in grid(k, t)], len(g), -1),
-     slice_scatter=lambda k, x, src, dim=0, start=None, end=None, step=1: put_slice(k, x, src, dim, start, end, step),
-     select_scatter=lambda k, x, src, dim, index: put_slice(k, x, k.unsqueeze(src, dim), dim, i := from_end(k, x, dim, index), i + 1),
-     tril_indices=lambda k, r, c, offset=0, **o: k.transpose(k.nonzero(k.tril(k.ones(0, 0, 2, [r, c]), offset)), 0, 1),
-     triu_indices=lambda k, r, c, offset=0, **o: k.transpose(k.nonzero(k.triu(k.ones(0, 0, 2, [r, c]), offset)), 0, 1),
-     fft__fftshift=lambda k, x, dim=None: shifted(k, x, dim, 1), fft__ifftshift=lambda k, x, dim=None: shifted(k, x, dim, -1),
-     diag_embed=lambda k, x, offset=0, dim1=-2, dim2=-1: k.diag_embed(x, offset, dim1, dim2),
-     diag=lambda k, x, diagonal=0: k.diagonal(x, diagonal, 0, 1) if k.ndim(x) > 1 else k.diag_embed(x, diagonal, 0, 1),
-     diff=lambda k, x, n=1, dim=-1, prepend=None, append=None: k.diff(x, n, dim) if prepend is None is append else k.diff(
-         cat(k, [t for t in (prepend, x, append) if t is not None], dim), n, dim))
-for name, copy in (('t', 't_copy'), ('expand', 'expand_copy'), ('diagonal', 'diagonal_copy'), ('permute', 'permute_copy'),
-                   ('transpose', 'transpose_copy'), ('squeeze', 'squeeze_copy'), ('squeeze', 'squeeze/multiple'), ('T', 'H'),
-                   ('unsqueeze', 'unsqueeze_copy'), ('unfold', 'unfold_copy'), ('unbind', 'unbind_copy'), ('split', 'split/list_args'),
-                   ('split', 'split_with_sizes_copy'), ('meshgrid', 'meshgrid/variadic_tensors'),
-                   ('meshgrid', 'meshgrid/list_of_tensors'), ('diagonal', 'linalg.diagonal')):
-    TABLE[copy] = TABLE[name]
-TABLE['linalg.diagonal'] = lambda k, x, offset=0, dim1=-2, dim2=-1: k.diagonal(x, offset, dim1, dim2)
-for mode in ('constant', 'reflect', 'replicate', 'circular'):
-    TABLE['nn.functional.pad/' + mode] = lambda k, x, pad, mode='constant', value=None: k.pad(
-        x, k.enums['KN_PAD_' + mode.upper()], value or 0, *n(pad))
-TABLE['nn.functional.pad/replicate_negative'] = TABLE['nn.functional.pad/replicate']
-
-
-# ---- new tensors ----------------------------------------------------------------------------------
-
-def made(fill):
-    def call(k, *s, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False, memory_format=None, **o):
-        beside = s[0] if s and isinstance(s[0], Tensor) else None
-        s = [v for v in s if not isinstance(v, Tensor)]
-        sizes = o.get('size') or (shape(k, beside) if fill.endswith('_like') else s[0] if s and isinstance(
-            s[0], (list, tuple)) else s)
-        values = [v for v in (s if fill.endswith('_like') else s[1:]) if not isinstance(v, (list, tuple))] + [
-            v for m, v in o.items() if m == 'fill_value']
-        code = k.dtype(dtype) if dtype else k.dtype_of(beside) if beside else 0
-        value = {'zeros': [0], 'ones': [1], 'full': values, 'empty': []}[fill.split('_')[-2 if fill.endswith('_like') else -1]]
-        if fill == 'full' and dtype is None:
-            code = k.dtype(torch.tensor(values[0]).dtype)
-        return getattr(k, 'full' if value else 'empty')(code, k.enums['KN_CPU'], *value[:1], *n(list(sizes)))
-    return call
-
-
-for word in ('zeros', 'ones', 'full', 'empty'):
-    for name in (word, word + '_like', 'new_' + word):
-        TABLE[name] = made(name)
-    SHAPE_ONLY.update({'empty', 'empty_like', 'new_empty'})
-SHAPE_ONLY.update({'normal', 'normal/number_mean', 'normal/in_place', 'cauchy', 'exponential', 'geometric', 'log_normal', 'randn', 'rand_like', 'randn_like', 'randint', 'randint_like', 'bernoulli', 'multinomial', 'uniform'})
-rows(randn=lambda k, *s, dtype=None, device=None, requires_grad=False: k.randn(
-    k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], 1, 1, *n(flat(s))), rand_like=lambda k, x, **o: k.rand_like(x),
-     randn_like=lambda k, x, **o: k.randn_like(x), randint_like=lambda k, x, a, b=None, **o: k.randint_like(
-         x, 0 if b is None else a, a if b is None else b), bernoulli=lambda k, x, **o: k.bernoulli(x),
-     randint=lambda k, a, b, *s, device=None, dtype=torch.int64: k.randint(
-         k.dtype(dtype), k.enums['KN_CPU'], *((a, b) if s else (0, a)), 1, 1, *n(s[0] if s else b)),
-     multinomial=lambda k, p, count, replacement=False: k.multinomial(p, count, replacement),
-     normal=lambda k, a, b, **o: k.add(*both(k, k.mul(k.randn_like(x := a if isinstance(a, Tensor) else b), like(k, b, x)), a)),
-     cauchy=lambda k, x, median=0, sigma=1: k.tan(k.scale(k.rand_like(x), math.pi)), exponential=lambda k, x, rate=1: k.scale(
-         k.log(k.rand_like(x)), -1 / rate), geometric=lambda k, x, p: k.ceil(k.scale(k.log(k.rand_like(x)), 1 / math.log(1 - p))),
-     log_normal=lambda k, x, mean=1, std=2: k.exp(k.add_scalar(k.scale(k.randn_like(x), std), mean)), uniform=lambda k, x, a=0, b=1: k.add_scalar(k.scale(k.rand_like(x), b - a), a),
-     eye=lambda k, rows, columns=None, dtype=None, device=None, requires_grad=False: k.eye(
-         k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], rows, rows if columns is None else columns),
-     linspace=lambda k, a, b, steps, dtype=None, device=None: k.linspace(k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], a, b, steps),
-     arange=lambda k, a, b=None, step=1, dtype=None, device=None: k.arange(
-         k.dtype(dtype or torch.arange(a).dtype), k.enums['KN_CPU'], a if b is None else b, start=0 if b is None else a, step=step),
-     scalar_tensor=lambda k, v, dtype=None, device=None, requires_grad=False: k.full(
-         k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], v, 0, []))
-
-TABLE['normal/number_mean'] = TABLE['normal']
-TABLE['normal/in_place'] = lambda k, x, mean=0, std=1: k.add_scalar(k.scale(k.randn_like(x), std), mean)
-TABLE['linspace/tensor_overload'] = lambda k, a, b, steps, **o: TABLE['linspace'](
-    k, *(k.item(t) if isinstance(t, Tensor) else t for t in (a, b)), steps, **o)
 # ---- products -------------------------------------------------------------------------------------
 
 same('matmul mm:matmul bmm:matmul mv:matmul dot:matmul vdot:matmul')
@@ -609,6 +357,8 @@ def add_product(sum_first=False):
     def call(k, x, a, b, beta=1, alpha=1):
         y = k.matmul(a, b)
         y = k.sum(y, 1, [0], False) if sum_first else y
+        if beta == 0:    # x isn't read
+            return k.expand(y if alpha == 1 else k.scale(y, alpha), *n(list(torch.broadcast_shapes(shape(k, x), shape(k, y)))))
         return k.add_scaled(y if alpha == 1 else k.scale(y, alpha), x, beta) if k.ndim(y) == k.ndim(x) else k.add(
             k.scale(y, alpha), k.scale(x, beta))
     return call

@@ -267,6 +267,7 @@ EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CONSTANT, 9, DIMS(-1, 2, 1, -2, -1, -1))
 EVERY(kn_pad, "2 3 4t", kn_pad(x, KN_PAD_REFLECT, 0, DIMS(1, 0, 2, 2, 1, 1)));
 EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_REPLICATE, 0, DIMS(0, 1, 2, 3, 1, 4)));
 EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_REPLICATE, 0, DIMS(-1, 2, 1, -2)));
+EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CIRCULAR, 0, DIMS(-1, 2, 1, -1)));
 EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CIRCULAR, 0, DIMS(1, 2, 1, 1, 2, 2)));
 
 /* ---- products -------------------------------------------------------------------------------- */
