@@ -457,8 +457,8 @@ typedef struct kn_interpolate_options {
  * With s = 1 / scale, or H / P where a
  * size is given, row p of y is, nearest: row floor(p s); bilinear: between the two rows around
  * (p + 0.5) s - 0.5, or around p (H - 1) / (P - 1) with .align_corners; likewise columns. Places
- * outside count as the edge. They are computed in f64. Cubic and antialiased ones are products with a
- * matrix [P,H] for each dim. */
+ * outside count as the edge. They are computed in f64. Cubic and antialiased ones are products with
+ * a matrix [P,H] for each dim. */
 KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
 #define kn_interpolate(x, ...) kn_interpolate_(x, KN_OPTIONS(kn_interpolate_options, __VA_ARGS__))
 /* x[...,C r r,H,W] -> y[...,C,H r,W r]: y[c, h r + i, w r + j] = x[(c r + i) r + j, h, w]. Any
