@@ -14,6 +14,7 @@
 #include "autograd/autograd.h"
 #include "autograd/operations.h"
 #include "autograd/functional.h"
+#include "autograd/collectives.h"
 #include "autograd/distances.h"
 #include "autograd/volumes.h"
 #include "autograd/spectral.h"

@@ -27,7 +27,7 @@ KN_API kn_tensor *kn_div(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b); /* where equal, half the gradient each */
 KN_API kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_add_scaled(kn_tensor *a, kn_tensor *b, double factor); /* a + factor b */
-/* a + weight (b - a): a at 0, b at 1, exactly. Floats, as kn_add_scaled. */
+/* a + weight (b - a): a at 0, b at 1, exactly. Floats. */
 KN_API kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight);
 /* a^b. The gradient of a is 0 where b is 0, that of b where a is 0 and b >= 0; below 0 that of b is
  * NaN. */
@@ -46,7 +46,14 @@ KN_API kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_le(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b);
-/* Of bool tensors, into bool, without gradient. */
+/* The same of x and a number, which x's dtype must hold: kn_gt_scalar(x, 0.5). */
+KN_API kn_tensor *kn_eq_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_ne_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_lt_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_le_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_gt_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_ge_scalar(kn_tensor *x, double value);
+/* Of bool tensors, or of numbers, which are true where they aren't 0, into bool, without gradient. */
 KN_API kn_tensor *kn_logical_and(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_or(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_xor(kn_tensor *a, kn_tensor *b);
@@ -245,7 +252,7 @@ KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_optio
  * y[i, j, k] = x[i, index[i, j, k], k] for dim 1: y has index's shape, which has x's number of dims
  * and is no larger than x but in dim. The gradient adds up where an index repeats. */
 KN_API kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index);
-/* As kn_gather, where x and index broadcast in the other dims. */
+/* As kn_gather, where x and index broadcast in the other dims; indices below 0 count from the end. */
 KN_API kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim);
 /* A copy y of x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and += for scatter_add. src,
  * of x's dtype, is at least as large as index in each dim. Where an index repeats, the last element
@@ -256,13 +263,45 @@ KN_API kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_ten
 /* A copy y of x to whose slice index[i] along dim slice i of src is added, in the order of the 1-d
  * index. src has x's dtype and, but in dim, its shape. */
 KN_API kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* How values that go to one place are joined. Integers wrap; their mean is rounded down. */
+typedef enum kn_reduce_by {
+    KN_BY_SUM = 0,
+    KN_BY_MEAN,
+    KN_BY_PROD,
+    KN_BY_AMAX, /* equal extrema share the gradient in equal parts */
+    KN_BY_AMIN
+} kn_reduce_by;
+typedef struct kn_scatter_reduce_options {
+    KN_BEGIN_OPTIONS;
+    bool exclude_self; /* x's elements count only where nothing goes (include_self = False) */
+} kn_scatter_reduce_options;
+/* A copy y of x with y[i, index[i, j, k], k] joined with src[i, j, k] for dim 1 (sizes as for
+ * kn_scatter_add), and with x's own element there. They are joined in row-major order, floats in
+ * f32 or f64, and rounded once; the gradient of a product is right where factors are 0. */
+KN_API kn_tensor *kn_scatter_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                                     kn_reduce_by by, kn_scatter_reduce_options o);
+#define kn_scatter_reduce(x, dim, index, src, by, ...)                                             \
+    kn_scatter_reduce_(x, dim, index, src, by, KN_OPTIONS(kn_scatter_reduce_options, __VA_ARGS__))
+/* The same of slices along dim: slice i of src is joined with slice index[i] of x, for a 1-d index
+ * (sizes as for kn_index_add). */
+KN_API kn_tensor *kn_index_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                                   kn_reduce_by by, kn_scatter_reduce_options o);
+#define kn_index_reduce(x, dim, index, src, by, ...)                                               \
+    kn_index_reduce_(x, dim, index, src, by, KN_OPTIONS(kn_scatter_reduce_options, __VA_ARGS__))
+/* Rows of x[E, ...] with one index[E], joined: [n, ...]. A segment without rows is 0, a product of
+ * none 1. Edges of a graph by the node at which they end, points by their cloud. */
+KN_API kn_tensor *kn_segment_reduce(kn_tensor *x, kn_tensor *index, int64_t n, kn_reduce_by by);
+/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in f32
+ * or f64. */
+KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
 /* kn_nonzero: the places of the elements of x that aren't 0, NaN among them, in row-major order:
  * i64 [n, dims of x], without gradient. kn_masked_select: the elements of x where mask, a bool
  * tensor, holds: [n]; x and mask broadcast. n depends on values, for which the host waits: neither
  * works on meta or in a recorded step. */
 KN_API kn_tensor *kn_nonzero(kn_tensor *x);
 KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
-/* i64 [..., classes] of zeros, with a one at index[...]. */
+/* i64 [..., classes] of zeros, with a one at index[...]. classes -1: one more than the largest index,
+ * for which the host waits. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
 
 typedef struct kn_sort_options {
@@ -297,6 +336,11 @@ KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);              /* a view */
 KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);       /* a view */
 KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
+/* Every step-th element of these, step above 0: x[begin:end:step]. A view. */
+KN_API kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int64_t step);
+/* x without dim, where it is at index, which counts from the end where it is below 0: x[:, t] is
+ * kn_select(x, 1, t). A view. */
+KN_API kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index);
 /* Repeats dims of size 1 without a copy; new dims come in front; -1 keeps a dim's size. */
 KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_contiguous(kn_tensor *x); /* row-major: a copy, or x itself */

@@ -1,5 +1,6 @@
 /* autograd/ops_interpolate.c: images of another size: interpolation, and channels as pixels. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
 
 /* ---- interpolation --------------------------------------------------------------------------- */
@@ -41,7 +42,8 @@ static bool interpolate_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_interpolate, .name = "interpolate", .attr_size = sizeof(interpolate_attr),
-      .shape = interpolate_shape, .forward = interpolate_forward, .backward = interpolate_backward);
+      .shape = interpolate_shape, .forward = interpolate_forward, .backward = interpolate_backward,
+      .on_tape = kn_linear_on_tape);
 
 /* x[N,C,H,W] along its last two dims, whose numbers are those of a->grid and a->size. */
 static kn_tensor *by_kernel(kn_tensor *x, const interpolate_attr *a)

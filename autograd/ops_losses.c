@@ -212,7 +212,8 @@ kn_tensor *kn_binary_cross_entropy_(kn_tensor *x, kn_tensor *target,
 {
     static const kn_function bce = { .name = "binary_cross_entropy",
                                      .forward = bce_forward,
-                                     .backward = bce_backward };
+                                     .backward = bce_backward,
+                                     .second_order = true };
     if (!kn_loss_pair(bce.name, x, target) ||
         !kn_loss_reduction_is_one(bce.name, o.reduction, false) ||
         !fits_weight(bce.name, "weight", o.weight, x))
@@ -251,7 +252,8 @@ kn_tensor *kn_binary_cross_entropy_with_logits_(kn_tensor *x, kn_tensor *target,
     static const kn_function bce = { .name = "binary_cross_entropy_with_logits",
                                      .forward = logits_forward,
                                      .backward = logits_backward,
-                                     .optional = 4 };
+                                     .optional = 4,
+                                     .second_order = true };
     if (!kn_loss_pair(bce.name, x, target) ||
         !kn_loss_reduction_is_one(bce.name, o.reduction, false) ||
         !fits_weight(bce.name, "weight", o.weight, x) ||

@@ -54,6 +54,7 @@ static inline KN_HD int64_t kn_int_floor_div(int64_t a, int64_t b)
 #define v_ceil(x)         (x)
 #define v_round(x)        (x)
 #define v_trunc(x)        (x)
+#define v_relu(x)         kn_int_max((int64_t)(x), 0)
 #define v_fma(a, b, c)    ((a) * (b) + (c))
 #define v_clamp(x, l, h)  kn_int_min(kn_int_max((int64_t)(x), (int64_t)(l)), (int64_t)(h))
 #define v_div(a, b)       kn_int_div((int64_t)(a), (int64_t)(b))
@@ -96,6 +97,7 @@ static inline KN_HD int64_t kn_int_arithmetic(kn_binary kind, int64_t first, int
 #undef v_floor
 #undef v_ceil
 #undef v_round
+#undef v_relu
 #undef v_trunc
 #undef v_fma
 #undef v_clamp

@@ -38,7 +38,7 @@ KN_API bool kn_dtype_is_int(kn_dtype t);        /* i64, i32, u8, bool */
 KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
 
 /* How long a kind computes. */
-typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
+typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_kind_work;
 
 /* The columns of a unary kind:
  *   function  how autograd/operations.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0
@@ -48,8 +48,9 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
  *   domain    where tests draw inputs: LINE, all numbers; POSITIVE; NONZERO, where the last operand
  *             divides; UNIT, from 0 to 1; ABOVE, beyond 1
  *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread;
- *             LONG: many instructions, so a GPU's loop over them stays a loop; RARE: the same, and
- *             the CPU's vector provider leaves it to the reference
+ *             LONG: many instructions, so a GPU's loop over them stays a loop; LIBM: the same, and
+ *             the CPU's vector provider takes it by libmvec, where there is one; RARE: the same, and
+ *             it leaves it to the reference
  *   formula   y = f(x), with p0 and p1, in words that every provider defines for its numbers
  *             (kernels/formulas.h)
  *   gradient  dx = d f'(x), where d is dy. A slope that is chosen to be 0 lets nothing pass, also
@@ -88,7 +89,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* log(1 + x) */                                                                               \
     ROW(LOG1P, log1p, PLAIN, X, FLOATS, POSITIVE, LONG,                                            \
         v_log1p(x),                      v_ratio(d, v_set1(1), v_set1(1) + x))                     \
-    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, RARE,                                              \
+    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, LIBM,                                              \
         v_log2(x),                       v_ratio(d, v_set1(1.44269504088896340736), x))            \
     ROW(LOG10, log10, PLAIN, X, FLOATS, POSITIVE, RARE,                                            \
         v_log10(x),                      v_ratio(d, v_set1(0.43429448190325182765), x))            \
@@ -98,13 +99,13 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
         v_set1(1) / v_sqrt(x),           d * (v_set1(-0.5) * y * y * y))                           \
     ROW(RECIP, reciprocal, PLAIN, Y, FLOATS, NONZERO, LIGHT,                                       \
         v_set1(1) / x,                   d * (-y * y))                                             \
-    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, LIBM,                                                    \
         v_sin(x),                        d * v_cos(x))                                             \
-    ROW(COS, cos, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+    ROW(COS, cos, PLAIN, X, FLOATS, LINE, LIBM,                                                    \
         v_cos(x),                        d * -v_sin(x))                                            \
-    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, RARE,                                                    \
+    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, LIBM,                                                    \
         v_tan(x),                        d * v_fma(y, y, v_set1(1)))                               \
-    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_atan(x),                       v_ratio(d, v_set1(1), v_fma(x, x, v_set1(1))))            \
     ROW(ASIN, asin, PLAIN, X, FLOATS, UNIT, RARE,                                                  \
         v_asin(x),                       v_ratio(d, v_set1(1), v_sqrt((1 - x) * (1 + x))))         \
@@ -138,7 +139,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* log(sigmoid(x)) */                                                                          \
     ROW(LOGSIGMOID, logsigmoid, PLAIN, X, FLOATS, LINE, LONG,                                      \
         -v_softplus(-x),                 d * v_sigmoid(-x))                                        \
-    ROW(RELU, relu, PLAIN, Y, FLOATS, LINE, LIGHT,                                                 \
+    ROW(RELU, relu, PLAIN, Y, NUMBERS, LINE, LIGHT,                                                 \
         v_relu(x),                       v_sel(v_le(y, v_zero()), v_zero(), d))                    \
     /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */                                          \
     ROW(GELU_TANH, gelu_tanh, PLAIN, X, FLOATS, LINE, HEAVY,                                       \
@@ -188,7 +189,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     ROW(AFFINE, affine, PARAMS, NOTHING, NUMBERS, LINE, LIGHT,                                     \
         v_fma(p0, x, p1),                d * p0)                                                   \
     /* vector loops take p0 = 2 as SQUARE */                                                       \
-    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, RARE,                                               \
+    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, LIBM,                                               \
         v_pow(x, p0),                                                                              \
         d * v_sel(v_eq(p0, v_zero()), v_zero(), p0 * v_pow(x, p0 - v_set1(1))))                    \
     /* min(max(x, p0), p1) */                                                                      \
@@ -196,9 +197,9 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
         v_clamp(x, p0, p1),                                                                        \
         v_sel(v_ge(x, p0), v_sel(v_le(x, p1), d, v_zero()), v_zero()))                             \
     /* the same, but its derivative is 0 at p0 and p1 */                                           \
-    ROW(HARDTANH, hardtanh, PARAMS, X, FLOATS, LINE, LIGHT,                                        \
+    ROW(HARDTANH, hardtanh, PARAMS, X, NUMBERS, LINE, LIGHT,                                        \
         v_clamp(x, p0, p1),              v_inside(x, p0, p1, d))                                   \
-    ROW(NOT, logical_not, PLAIN, NO_GRAD, BOOLS, LINE, RARE,                                       \
+    ROW(NOT, logical_not, PARAMS, NO_GRAD, BOOLS, LINE, RARE,                                       \
         !x,                              v_zero())
 
 /* Of self-normalizing networks (arXiv:1706.02515). */
@@ -216,7 +217,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* NaN with anything gives NaN */                                                             \
     ROW(MAXIMUM,    maximum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_maximum(a, b))       \
     ROW(MINIMUM,    minimum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_minimum(a, b))       \
-    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, RARE,  v_pow(a, b))           \
+    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, LIBM,  v_pow(a, b))           \
     /* the angle of the point (b, a) */                                                           \
     ROW(ATAN2,      atan2,      PLAIN,  AB,      FLOATS,  LINE,     RARE,  v_atan2(a, b))         \
     /* log(e^a + e^b) */                                                                          \
@@ -237,9 +238,9 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     ROW(LE,         le,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a <= b)                \
     ROW(GT,         gt,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a > b)                 \
     ROW(GE,         ge,          PLAIN, NO_GRAD, NUMBERS, LINE,     LIGHT, a >= b)                \
-    ROW(AND,        logical_and, PLAIN, NO_GRAD, BOOLS,   LINE,     LIGHT, (a != 0) & (b != 0))   \
-    ROW(OR,         logical_or,  PLAIN, NO_GRAD, BOOLS,   LINE,     LIGHT, (a != 0) | (b != 0))   \
-    ROW(XOR,        logical_xor, PLAIN, NO_GRAD, BOOLS,   LINE,     LIGHT, (a != 0) ^ (b != 0))
+    ROW(AND,        logical_and, PARAMS, NO_GRAD, BOOLS,  LINE,     LIGHT, (a != 0) & (b != 0))  \
+    ROW(OR,         logical_or,  PARAMS, NO_GRAD, BOOLS,  LINE,     LIGHT, (a != 0) | (b != 0))  \
+    ROW(XOR,        logical_xor, PARAMS, NO_GRAD, BOOLS,  LINE,     LIGHT, (a != 0) ^ (b != 0))
 
 #define KN_BINARY_KINDS(ROW) KN_ARITHMETIC_KINDS(ROW) KN_COMPARISON_KINDS(ROW)
 /* clang-format on */

@@ -57,8 +57,8 @@ def _(d):
 @row('kn_group_norm', 'group_norm', **NARROW)
 def _(d):
     groups, eps = d.int(1, 3), d.choice([0, 1e-3])
-    c = groups * d.int(2, 3)
-    shape = [d.int(1, 3), c] + d.shape(least=1, most=2, smallest=2)
+    c = groups * d.size(2, 3)
+    shape = [d.size(1, 3), c] + d.shape(least=1, most=2, smallest=2)
     return [d.input(shape, ties=False), *maybe(d, [c], [c])], \
         lambda k, x, *t: k.group_norm(x, groups, *filled(t, 2), eps), \
         lambda x, *t: F.group_norm(x, groups, *filled(t, 2), eps or 1e-5)
@@ -66,7 +66,7 @@ def _(d):
 
 @row('kn_instance_norm', 'instance_norm', **NARROW)
 def _(d):
-    shape = [d.int(1, 3), d.int(1, 4)] + d.shape(least=1, most=2, smallest=2)
+    shape = [d.size(1, 3), d.size(1, 4)] + d.shape(least=1, most=2, smallest=2)
     c = shape[1:2]
     return [d.input(shape, ties=False), *maybe(d, c, c)], lambda k, x, *t: k.instance_norm(x, *filled(t, 2), 0), \
         lambda x, *t: dense(F.instance_norm, x, None, None, *filled(t, 2))
@@ -74,7 +74,7 @@ def _(d):
 
 @row('kn_batch_norm', 'batch_norm', **NARROW)
 def _(d):
-    shape, training = [d.int(2, 4), d.int(1, 4)] + d.shape(least=0, most=2, smallest=2), d.choice([True, False])
+    shape, training = [d.size(2, 4), d.size(1, 4)] + d.shape(least=0, most=2, smallest=2), d.choice([True, False])
     c, momentum = shape[1:2], d.choice([0.1, 0.3])
     running = [d.input(c, 'positive', grad=False, layout=False) for _ in range(2)]
 
@@ -88,8 +88,8 @@ def _(d):
 
 @row('kn_scaled_dot_product_attention', 'scaled_dot_product_attention')
 def _(d):
-    g, t, dim = d.int(1, 2), d.int(1, 6), d.choice([2, 4, 5, 8])
-    b, h, s = d.int(1, 2), g * d.int(1, 2), t + d.int(0, 3)
+    g, t, dim = d.int(1, 2), d.size(1, 6), d.choice([2, 4, 5, 8])
+    b, h, s = d.size(1, 2), g * d.int(1, 2), t + d.int(0, 3)
     causal, scale = d.choice([True, False]), d.choice([None, 0.7])
     window = d.choice([0, 2]) if causal else 0
     inputs = [d.input([b, h, t, dim]), d.input([b, g, s, dim]), d.input([b, g, s, dim])]
@@ -116,7 +116,7 @@ def _(d):
 @row('kn_rope', 'cat, cos, sin')
 def _(d):
     half, start, base = d.int(1, 4), d.int(0, 9), d.choice([0, 500.0])
-    shape = [d.int(1, 2), d.int(1, 3), d.int(1, 6), 2 * half]
+    shape = [d.size(1, 2), d.size(1, 3), d.size(1, 6), 2 * half]
     factor, low, high, ctx = d.choice([0.0, 8.0]), d.choice([1.0, 2.0]), 4.0, d.int(10, 500)
 
     def in_knap(k, x):
@@ -364,8 +364,8 @@ def convolution(name, ndim, transposed):
         ranges = {'stride': (1, 3), 'pad': (0, 2), 'dilation': (1, 2)}
         own, judge = pairs(d, ndim, **ranges)
         own['groups'] = groups = d.int(1, 3)
-        c, o, kernel = groups * d.int(1, 4), groups * d.int(1, 4), [d.int(1, 3) for _ in range(ndim)]
-        x = d.input([d.int(1, 3), c] + [d.int(5, 9) for _ in range(ndim)])
+        c, o, kernel = groups * d.size(1, 4), groups * d.size(1, 4), [d.int(1, 3) for _ in range(ndim)]
+        x = d.input([d.size(1, 3), c] + [d.size(5, 9) for _ in range(ndim)])
         w = d.input([c, o // groups, *kernel] if transposed else [o, c // groups, *kernel])
         bias = [d.input([o])] if d.int(0, 1) else []
         more = {}
@@ -383,7 +383,7 @@ for word in ('conv', 'conv_transpose'):
 
 
 def image(d, **how):
-    return d.input([d.int(1, 3), d.int(1, 4), d.int(5, 9), d.int(5, 9)], **how)
+    return d.input([d.size(1, 3), d.size(1, 4), d.size(5, 9), d.size(5, 9)], **how)
 
 
 for word in ('max_pool2d', 'avg_pool2d'):
@@ -417,21 +417,21 @@ for word in ('max_pool1d', 'avg_pool1d'):
         else:
             own['exclude_pad'] = d.choice([True, False])
             more['count_include_pad'] = not own['exclude_pad']
-        return [d.input([d.int(1, 3), d.int(1, 4), d.int(5, 12)])], lambda k, x: getattr(k, word)(x, **own), \
+        return [d.input([d.size(1, 3), d.size(1, 4), d.size(5, 12)])], lambda k, x: getattr(k, word)(x, **own), \
             lambda x: getattr(F, word)(x, own['kernel'], own['stride'], own['pad'], ceil_mode=own['ceil_mode'], **more)
 
 
 @row('kn_adaptive_avg_pool1d', 'adaptive_avg_pool1d')
 def _(d):
     size = d.int(1, 11)
-    return [d.input([d.int(1, 3), d.int(1, 4), d.int(1, 12)])], lambda k, x: k.adaptive_avg_pool1d(x, size), \
+    return [d.input([d.size(1, 3), d.size(1, 4), d.size(1, 12)])], lambda k, x: k.adaptive_avg_pool1d(x, size), \
         lambda x: F.adaptive_avg_pool1d(x, size)
 
 
 @row('kn_fold2d', 'fold')
 def _(d):
     own, judge = pairs(d, 2, kernel=(1, 3), stride=(1, 3), pad=(0, 2), dilation=(1, 2))
-    size, c = [d.int(5, 9), d.int(5, 9)], d.int(1, 3)
+    size, c = [d.size(5, 9), d.size(5, 9)], d.size(1, 3)
     places = [(n + 2 * p - e * (r - 1) - 1) // s + 1
               for n, p, e, r, s in zip(size, judge['pad'], judge['dilation'], judge['kernel'], judge['stride'])]
     return [d.input([d.int(1, 3), c * judge['kernel'][0] * judge['kernel'][1], places[0] * places[1]])], \
@@ -470,7 +470,7 @@ for word in ('pixel_shuffle', 'pixel_unshuffle'):
     @row('kn_' + word, word)
     def _(d, word=word):
         r = d.int(1, 3)
-        c, h, w = d.int(1, 3), d.int(1, 4), d.int(1, 4)
+        c, h, w = d.size(1, 3), d.size(1, 4), d.size(1, 4)
         shape = d.shape(0, 2) + ([c * r * r, h, w] if word == 'pixel_shuffle' else [c, h * r, w * r])
 
         def in_torch(x):    # of 4 dims: torch refuses some orders of 5

@@ -76,6 +76,10 @@ class Draw:
         self.rng, self.dtype = rng, dtype
         self.choice, self.int = rng.choice, rng.randint
 
+    def size(self, low, high):
+        """Of a dim."""
+        return self.int(low, high)
+
     def shape(self, least=0, most=4, smallest=1, largest=5):
         """Sizes of least to most dims; one of them is large now and then."""
         sizes = [self.int(smallest, largest) for _ in range(self.int(least, most))]
@@ -261,10 +265,13 @@ def parse(arguments):
                '(markdown); the exit status is 1 where a row fails or a public function has none.')
     p.add_argument('--build', default='build', metavar='DIR', help='the folder with libknap.so (build)')
     p.add_argument('--seed', type=int, default=1, help='of all draws (1)')
-    p.add_argument('--cases', type=int, default=20, metavar='N', help='cases an operation and dtype (20)')
+    p.add_argument('--cases', type=int, metavar='N', help='cases an operation and dtype (20; 2 with --times)')
     p.add_argument('--only', action='append', metavar='NAME', help='operations with this in their name; may be given twice')
     p.add_argument('--page', metavar='FILE', help='write the rows that pass into this page')
+    p.add_argument('--times', action='store_true', help='the time of operations in three sizes, beside torch\'s; --cases of each')
+    p.add_argument('--above', type=float, default=1.0, metavar='RATIO', help='with --times: print those slower than this (1)')
     o = p.parse_args(arguments)
+    o.cases = (2 if o.times else 20) if o.cases is None else o.cases
     if o.cases < 1:
         p.error('--cases is at least 1')
     if not os.path.exists(os.path.join(o.build, 'libknap.so')):
@@ -281,6 +288,10 @@ def main(arguments):
     rows = [r for r in ROWS if not options.only or any(o in r.name for o in options.only)]
     if not rows:
         wrong_names.append(f'--only {" ".join(options.only)}: no operation has that in its name')
+    if options.times:
+        import times
+        names = {n for header, of in public().items() if header.startswith('autograd') for n in of}
+        return times.main(k, [r for r in rows if r.name in names], options)
     table, failed = {}, 0
     print(f'torch {torch.__version__}, seed {options.seed}\n\n| Knap | PyTorch | cases | f32 | f64 |\n|---|---|---|---|---|')
     for row in rows:

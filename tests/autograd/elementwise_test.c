@@ -352,12 +352,15 @@ KN_TEST(elementwise, bad_options_and_dtypes)
     REFUSED(kn_nan_to_num(i), "nan_to_num: needs a float tensor, got i64");
     REFUSED(kn_nan_to_num(NULL), "nan_to_num");
     REFUSED(kn_lerp(x, x, NAN), "lerp: the weight nan should be finite");
-    REFUSED(kn_add_scaled(i, i, 2), "add_scaled: needs a float tensor, got i64");
+    REFUSED(kn_add_scaled(i, i, 0.5), "whose integers can't be computed with 0.5");
+    REFUSED(kn_gt_scalar(i, 0.5),
+            "gt_scalar: x is i64[2], whose integers can't be computed with 0.5");
+    REFUSED(kn_eq_scalar(NULL, 0), "eq_scalar");
     REFUSED(kn_pow_tensor(i, i), "pow_tensor: needs a float tensor, got i64");
-    REFUSED(kn_logical_and(i, i), "logical_and: needs bool tensors, got i64");
-    REFUSED(kn_logical_not(x), "logical_not: needs bool tensors, got f32");
+    REFUSED(kn_logical_and(i, NULL), "logical_and");
+    REFUSED(kn_logical_not(NULL), "logical_not");
     REFUSED(kn_isnan(NULL), "isnan");
-    REFUSED(kn_relu6(i), "relu6: needs a float tensor, got i64");
+    REFUSED(kn_hardtanh(i, .low = 0.5), "hardtanh: x is i64[2], whose integers");
     REFUSED(kn_relu6(NULL), "relu6");
     REFUSED(kn_scale(NULL, 2), "scale");
     REFUSED(kn_add_scalar(NULL, 2), "add_scalar");

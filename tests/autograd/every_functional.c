@@ -1,5 +1,6 @@
-/* tests/autograd/every_functional.c: the rows of autograd/functional.h (every.h). */
-#include "comm/comm.h"
+/* tests/autograd/every_functional.c: the rows of autograd/functional.h and, for one
+ * rank, of autograd/collectives.h (every.h). */
+#include "autograd/collectives.h"
 #include "tests/autograd/every.h"
 
 /* ---- neural networks ------------------------------------------------------------------------- */
@@ -18,14 +19,18 @@ static kn_tensor *rms_norm_and_sum(kn_tensor *x, kn_tensor *add, kn_tensor *w)
 }
 
 EVERY(kn_softmax, "3 5t | 2 2 7 | 4 1 | 0 3", kn_softmax(x));
-EVERY(kn_softmax, "2 3", kn_softmax(x, 0));
+EVERY(kn_softmax, "2 3 | .", kn_softmax(x, 0));
 EVERY(kn_log_softmax, "3 5s | 9", kn_log_softmax(x));
 EVERY(kn_layer_norm, "2 3 5; 5; 5 | 3 4t; 4 | 6 | 0 6", kn_layer_norm(x, y, z, 0));
 EVERY(kn_rms_norm, "3 5s; 5 | 2 1 7", kn_rms_norm(x, y, 0));
 EVERY(kn_add_layer_norm, "2 3 5t; 2 3 5; 5; 5 | 6; 6 | 0 6; 0 6", layer_norm_and_sum(x, y, z, w));
 EVERY(kn_add_rms_norm, "3 5s; 3 5e; 5", rms_norm_and_sum(x, y, z));
 EVERY(kn_scaled_dot_product_attention, "1 2 3 2; 1 1 4 2; 1 1 4 2; 3 4",
-      kn_scaled_dot_product_attention(x, y, z, .causal = true, .mask = w));
+      kn_scaled_dot_product_attention(x, y, z, .causal = true, .align = KN_CAUSAL_LAST, .mask = w));
+EVERY(kn_scaled_dot_product_attention,
+      "1 2 3 2; 1 1 4 2; 1 1 4 2; 3 4 | 1 2 4 2; 1 1 3 2; 1 1 3 2; 4 3",
+      kn_scaled_dot_product_attention(x, y, z, .causal = true, .align = KN_CAUSAL_FIRST,
+                                      .mask = w));
 EVERY(kn_scaled_dot_product_attention, "2 2 3 4; 2 2 5 4; 2 2 5 4 | 0 2 3 4; 0 2 3 4; 0 2 3 4",
       kn_scaled_dot_product_attention(x, y, z));
 EVERY(kn_scaled_dot_product_attention, "1 4 5 3s; 1 2 5 3; 1 2 5 3 | 1 3 4 2t; 1 1 4 2t; 1 1 4 2",
@@ -77,6 +82,8 @@ EVERY(kn_linear_cross_entropy, "2 2 3; 3 4; 4",
                               .smoothing = 0.1));
 EVERY(kn_linear_cross_entropy, "5 3; 4 3; 4 | 2 3 4t; 3 4s",
       kn_linear_cross_entropy(x, y, targets(x, 3), .bias = z, .smoothing = 0.2));
+EVERY(kn_linear_cross_entropy, "4 3; 5 3; 5",
+      kn_linear_cross_entropy(x, y, targets(x, 5), .bias = z, .reduction = KN_REDUCTION_NONE));
 EVERY(kn_linear_cross_entropy, "4; 5 4",
       kn_linear_cross_entropy(x, y, targets(x, 5), .reduction = KN_REDUCTION_SUM));
 /* so many rows that there are several chunks */
@@ -130,6 +137,9 @@ EVERY(kn_conv2d, "2 4 5 3; 6 2 3 3; 6",
       kn_conv2d(kn_channels_last(x), y, z, .groups = 2, .dilation = 2, .pads = { 0, 2 }));
 EVERY(kn_conv2d, "1 2 4 3; 2 1 2 2; 2",
       kn_conv2d(x, y, z, .pad = 1, .strides = { 2, 1 }, .groups = 2));
+EVERY(kn_conv2d, "3 4 5; 2 3 3 2; 2 | 2 3 4 5; 4 3 4 1",
+      kn_conv2d(x, y, z, .same = true, .dilations = { 1, 2 }));
+EVERY(kn_conv1d, "3 7; 4 3 4; 4", kn_conv1d(x, y, z, .same = true));
 EVERY(kn_conv1d, "2 3 7; 4 3 3; 4 | 0 3 7; 4 3 3", kn_conv1d(x, y, z));
 EVERY(kn_conv1d, "2 4 5t; 2 2 3s; 2",
       kn_conv1d(x, y, z, .stride = 2, .pad = 2, .dilation = 2, .groups = 2));
@@ -184,7 +194,11 @@ EVERY(kn_avg_pool2d, "2 2 4 5",
 EVERY(kn_avg_pool2d, "1 2 3 4s",
       kn_avg_pool2d(x, .kernels = { 3, 2 }, .stride = 1, .pad = 1, .exclude_pad = true));
 EVERY(kn_adaptive_avg_pool2d, "2 1 5 6 | 1 2 1 2t", kn_adaptive_avg_pool2d(x, 2, 3));
-EVERY(kn_max_pool1d, "1 2 7", kn_max_pool1d(x, .kernel = 3, .stride = 2, .pad = 1));
+EVERY(kn_max_pool2d, "3 4 5", kn_max_pool2d(x, .kernel = 2));
+EVERY(kn_avg_pool2d, "3 4 5", kn_avg_pool2d(x, .kernel = 2));
+EVERY(kn_adaptive_avg_pool2d, "3 4 5", kn_adaptive_avg_pool2d(x, 2, 3));
+EVERY(kn_adaptive_avg_pool1d, "3 5", kn_adaptive_avg_pool1d(x, 2));
+EVERY(kn_max_pool1d, "1 2 7 | 2 7", kn_max_pool1d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_avg_pool1d, "1 2 7", kn_avg_pool1d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_adaptive_avg_pool1d, "1 2 7", kn_adaptive_avg_pool1d(x, 3));
 EVERY(kn_fold2d, "1 8 6", kn_fold2d(x, 3, 4, .kernel = 2, .pad = 1, .stride = 2));
@@ -239,3 +253,13 @@ EVERY(kn_interpolate, "1 2 4 5s",
       kn_interpolate(x, .sizes = { 7, 2 }, .mode = KN_BILINEAR, .align_corners = true));
 EVERY(kn_pixel_shuffle, "1 4 2 2", kn_pixel_shuffle(x, 2));
 EVERY(kn_pixel_unshuffle, "1 1 4 2", kn_pixel_unshuffle(x, 2));
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+EVERY(kn_all_gather_tensor, "2 3 | 3 4t | 0 3", kn_all_gather_tensor(kn_comm_self(), x, 1));
+EVERY(kn_reduce_scatter_tensor, "2 3s | 2 1 3t", kn_reduce_scatter_tensor(kn_comm_self(), x, -1));
+EVERY(kn_all_reduce_tensor, "2 3t | .", kn_all_reduce_tensor(kn_comm_self(), x));
+EVERY(kn_mean_tensor, "2 3t | .", kn_mean_tensor(kn_comm_self(), x));
+EVERY(kn_broadcast_tensor, "2 3e | .", kn_broadcast_tensor(kn_comm_self(), x, 0));
+EVERY(kn_all_to_all_tensor, "4 3t", kn_all_to_all_tensor(kn_comm_self(), x, NULL, NULL));
+EVERY(kn_all_to_all_tensor, "4 3", kn_all_to_all_tensor(kn_comm_self(), x, (int64_t[]){ 4 }, NULL));

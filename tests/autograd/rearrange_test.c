@@ -330,8 +330,9 @@ KN_TEST(rearrange, errors)
             "pad: size 3 for dim 1 of f32[2,3]; in this mode at most 2");
     REFUSED(kn_pad(x, KN_PAD_CIRCULAR, 0, KN_SHAPE(0, 0, 0, 3)),
             "pad: size 3 for dim 0 of f32[2,3]; in this mode at most 2");
-    REFUSED(kn_pad(x, KN_PAD_REPLICATE, 0, KN_SHAPE(-1, 0)),
-            "pad: size -1 for dim 1 of f32[2,3]; below 0");
+    REFUSED(kn_pad(x, KN_PAD_REPLICATE, 0, KN_SHAPE(-4, 0)), "pad: sizes -4 and 0 cut more");
+    REFUSED(kn_pad(x, KN_PAD_REFLECT, 0, KN_SHAPE(-2, 1)), "in this mode at most 0");
+    REFUSED(kn_pad(x, KN_PAD_REFLECT, 0, KN_SHAPE(-3, 1)), "an empty dim");
     REFUSED(kn_pad(x, KN_PAD_CONSTANT, 0, KN_SHAPE(-2, -2)),
             "pad: sizes -2 and -2 cut more than dim 1");
     REFUSED(kn_pad(x, KN_PAD_CONSTANT, 0, KN_SHAPE(INT64_MIN, INT64_MIN)), "cut more than dim 1");
