@@ -19,6 +19,7 @@
 #include "autograd/distances.h"
 #include "autograd/volumes.h"
 #include "autograd/spectral.h"
+#include "autograd/linalg.h"
 #include "autograd/function.h"
 #include "autograd/gradcheck.h"
 #include "data/loader.h"

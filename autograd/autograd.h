@@ -9,6 +9,7 @@
 
 #include "autograd/distances.h"
 #include "autograd/functional.h"
+#include "autograd/linalg.h"
 #include "autograd/operations.h"
 #include "autograd/spectral.h"
 #include "autograd/volumes.h"

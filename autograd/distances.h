@@ -1,5 +1,5 @@
-/* autograd/distances.h: distances between rows, and losses of distances and ranks. They keep to the
- * rules of autograd/functional.h. */
+/* autograd/distances.h: distances between rows, losses of distances and ranks, and of likelihoods.
+ * They keep to the rules of autograd/functional.h. */
 #ifndef KNAP_AUTOGRAD_DISTANCES_H
 #define KNAP_AUTOGRAD_DISTANCES_H
 
@@ -66,6 +66,32 @@ KN_API kn_tensor *kn_triplet_margin_loss_(kn_tensor *anchor, kn_tensor *positive
 #define kn_triplet_margin_loss(anchor, positive, negative, ...)                                    \
     kn_triplet_margin_loss_(anchor, positive, negative,                                            \
                             KN_OPTIONS(kn_triplet_margin_loss_options, __VA_ARGS__))
+
+typedef struct kn_gaussian_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool full;  /* with the constant log(2 pi) / 2 */
+    double eps; /* the least variance, above 0; 0: 1e-6 */
+} kn_gaussian_nll_loss_options;
+/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, broadcasts to x. The
+ * bound doesn't stop var's gradient. */
+KN_API kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
+                                        kn_gaussian_nll_loss_options o);
+#define kn_gaussian_nll_loss(x, target, var, ...)                                                  \
+    kn_gaussian_nll_loss_(x, target, var, KN_OPTIONS(kn_gaussian_nll_loss_options, __VA_ARGS__))
+
+typedef struct kn_poisson_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool no_log_input; /* x is the rate itself, not its logarithm */
+    bool full;         /* with Stirling's log(target!) for targets above 1 */
+    double eps;        /* added to a rate before its logarithm; 0: 1e-8; KN_ZERO: 0 */
+} kn_poisson_nll_loss_options;
+/* e^x - target x, or x - target log(x + eps) */
+KN_API kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target,
+                                       kn_poisson_nll_loss_options o);
+#define kn_poisson_nll_loss(x, target, ...)                                                        \
+    kn_poisson_nll_loss_(x, target, KN_OPTIONS(kn_poisson_nll_loss_options, __VA_ARGS__))
 
 #ifdef __cplusplus
 }

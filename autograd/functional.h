@@ -336,33 +336,6 @@ KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tenso
                                             kn_cosine_embedding_loss_options o);
 #define kn_cosine_embedding_loss(x, y, sign, ...)                                                  \
     kn_cosine_embedding_loss_(x, y, sign, KN_OPTIONS(kn_cosine_embedding_loss_options, __VA_ARGS__))
-
-typedef struct kn_gaussian_nll_loss_options {
-    KN_BEGIN_OPTIONS;
-    kn_loss_reduction reduction;
-    bool full;  /* with the constant log(2 pi) / 2 */
-    double eps; /* the least variance, above 0; 0: 1e-6 */
-} kn_gaussian_nll_loss_options;
-/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, broadcasts to x. The
- * bound doesn't stop var's gradient. */
-KN_API kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
-                                        kn_gaussian_nll_loss_options o);
-#define kn_gaussian_nll_loss(x, target, var, ...)                                                  \
-    kn_gaussian_nll_loss_(x, target, var, KN_OPTIONS(kn_gaussian_nll_loss_options, __VA_ARGS__))
-
-typedef struct kn_poisson_nll_loss_options {
-    KN_BEGIN_OPTIONS;
-    kn_loss_reduction reduction;
-    bool no_log_input; /* x is the rate itself, not its logarithm */
-    bool full;         /* with Stirling's log(target!) for targets above 1 */
-    double eps;        /* added to a rate before its logarithm; 0: 1e-8; KN_ZERO: 0 */
-} kn_poisson_nll_loss_options;
-/* e^x - target x, or x - target log(x + eps) */
-KN_API kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target,
-                                       kn_poisson_nll_loss_options o);
-#define kn_poisson_nll_loss(x, target, ...)                                                        \
-    kn_poisson_nll_loss_(x, target, KN_OPTIONS(kn_poisson_nll_loss_options, __VA_ARGS__))
-
 typedef enum kn_pad_mode {
     KN_PAD_CONSTANT = 0, /* the value */
     KN_PAD_REFLECT,      /* mirrored at the edge's element, which isn't repeated; size < dim */
@@ -536,8 +509,8 @@ typedef struct kn_interpolate_options {
  * With s = 1 / scale, or H / P where a
  * size is given, row p of y is, nearest: row floor(p s); bilinear: between the two rows around
  * (p + 0.5) s - 0.5, or around p (H - 1) / (P - 1) with .align_corners; likewise columns. Places
- * outside count as the edge. They are computed in f64. Cubic and antialiased ones are products with a
- * matrix [P,H] for each dim. */
+ * outside count as the edge. They are computed in f64. Cubic and antialiased ones are products with
+ * a matrix [P,H] for each dim. */
 KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
 #define kn_interpolate(x, ...) kn_interpolate_(x, KN_OPTIONS(kn_interpolate_options, __VA_ARGS__))
 /* x[...,C r r,H,W] -> y[...,C,H r,W r]: y[c, h r + i, w r + j] = x[(c r + i) r + j, h, w]. Any

@@ -1,7 +1,7 @@
 /* autograd/ops_spectral.c: Fourier transforms. A transform of n = n1 n2 elements is one of n1
- * elements, a rotation and one of n2 (Cooley and Tukey), and a short one is a product with a matrix:
- * so all of it is made of matrix products, with gradients, on every device. Complex numbers are a
- * last dim of two, {real, imaginary}. */
+ * elements, a rotation and one of n2 (Cooley and Tukey), and a short one is a product with a
+ * matrix: so all of it is made of matrix products, with gradients, on every device. Complex numbers
+ * are a last dim of two, {real, imaginary}. */
 #include "autograd/losses.h"
 #include <math.h>
 #include <string.h>
@@ -89,9 +89,8 @@ static kn_tensor *rotated(kn_tensor *x, int64_t a, int64_t b, int sign)
     return c && d ? kn_add(kn_mul(x, c), kn_mul(kn_flip(x, 1, (int64_t[]){ -1 }), d)) : NULL;
 }
 
-/* x[rows, n] or [rows, n, 2] -> [rows, n, 2]: y[k] = sum_j x[j] e^(sign 2 pi i j k / n). Element j =
- * j1 n2 + j2 counts in place k = k1 + k2 n1 with the angle of j1 k1 / n1 + j2 k1 / n + j2 k2 / n2.
- */
+/* x[rows, n] or [rows, n, 2] -> [rows, n, 2]: y[k] = sum_j x[j] e^(sign 2 pi i j k / n). Element
+ * j1 n2 + j2 counts in place k1 + k2 n1 with the angle of j1 k1 / n1 + j2 k1 / n + j2 k2 / n2. */
 static kn_tensor *transform(kn_tensor *x, int64_t n, bool real, int sign)
 {
     const int64_t rows = x ? x->shape[0] : 0, n1 = divisor_of(n), n2 = n / n1;

@@ -1,6 +1,6 @@
-/* autograd/ops_volumes.c: convolution and pooling of volumes [N,C,D,H,W], made of those of images: a
- * volume is its planes, and windows over planes are windows over rows of an image whose columns are
- * all places of a plane. */
+/* autograd/ops_volumes.c: convolution and pooling of volumes [N,C,D,H,W], made of those of images:
+ * a volume is its planes, and windows over planes are windows over rows of an image whose columns
+ * are all places of a plane. */
 #include "autograd/ops.h"
 
 static bool is_volume(const char *op, const kn_tensor *x)

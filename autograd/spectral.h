@@ -33,8 +33,8 @@ typedef struct kn_stft_options {
 KN_API kn_tensor *kn_stft_(kn_tensor *x, kn_stft_options o);
 #define kn_stft(x, ...) kn_stft_(x, KN_OPTIONS(kn_stft_options, __VA_ARGS__))
 /* Back: frames times the window, added up where they lie and divided by the sum of the windows'
- * squares (torch.istft), through which no gradient goes to the window. A sum that is 0 is an error on
- * the CPU. */
+ * squares (torch.istft), through which no gradient goes to the window. A sum that is 0 is an error
+ * on the CPU. */
 KN_API kn_tensor *kn_istft_(kn_tensor *x, kn_stft_options o);
 #define kn_istft(x, ...) kn_istft_(x, KN_OPTIONS(kn_stft_options, __VA_ARGS__))
 

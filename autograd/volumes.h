@@ -29,8 +29,8 @@ typedef struct kn_pool3d_options {
         dilations[3]; /* {planes, rows, columns} where not all 0 */
     bool ceil_mode, exclude_pad;
 } kn_pool3d_options;
-/* kn_max_pool2d and kn_avg_pool2d in three dims, and means or maxima of O x P x Q windows that cover
- * x, as kn_adaptive_avg_pool2d. Planes are pooled first, then along D. */
+/* kn_max_pool2d and kn_avg_pool2d in three dims, and means or maxima of O x P x Q windows that
+ * cover x, as kn_adaptive_avg_pool2d. Planes are pooled first, then along D. */
 KN_API kn_tensor *kn_max_pool3d_(kn_tensor *x, kn_pool3d_options o);
 KN_API kn_tensor *kn_avg_pool3d_(kn_tensor *x, kn_pool3d_options o);
 #define kn_max_pool3d(x, ...) kn_max_pool3d_(x, KN_OPTIONS(kn_pool3d_options, __VA_ARGS__))

@@ -17,7 +17,8 @@ jobs_count() { nproc 2>/dev/null || echo 2; }
 # ---- packages ---------------------------------------------------------------------------------
 
 BUILD_PACKAGES="meson ninja-build gcc libc6-dev pkg-config libdnnl-dev libjansson-dev zlib1g-dev
-    libxxhash-dev libpng-dev libjpeg-dev libpcre2-dev libutf8proc-dev"
+    libxxhash-dev libpng-dev libjpeg-dev libpcre2-dev libutf8proc-dev
+    liblapack-dev"
 TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3 libopenmpi-dev openmpi-bin"
 
 # have_header FILE: the C compiler finds it.

@@ -493,10 +493,10 @@ def _(d):
     smooth = n == 2 and mode in ('bilinear', 'bicubic') and not corners and d.choice([True, False])
     if d.int(0, 1):
         size = [d.int(1, 13) for _ in range(n)]
-        own, judge = {'sizes': size}, {'size': size}
+        own, judge = {'sizes': size + [0] * (3 - n)}, {'size': size}
     else:
         scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(n)]
-        own, judge = {'scales': scale}, {'scale_factor': scale}
+        own, judge = {'scales': scale + [0.0] * (3 - n)}, {'scale_factor': scale}
     in_torch = {1: 'linear', 2: 'bilinear', 3: 'trilinear'}[n] if mode == 'bilinear' else mode
     return [d.input([d.int(1, 3), d.int(1, 4)] + [d.int(5, 9) for _ in range(n)])], \
         lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper().replace('-', '_')], align_corners=corners,
