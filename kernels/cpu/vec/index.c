@@ -131,8 +131,8 @@ static void chain(addition *s)
 }
 
 /* Up to `vectors` vectors of a row of o, an index of outer, from column c on: w elements. */
-VEC_INLINE void add_vectors(const addition *s, int64_t o, int64_t row, int64_t c, int64_t w, int vectors,
-                            kn_dtype to, kn_dtype from)
+VEC_INLINE void add_vectors(const addition *s, int64_t o, int64_t row, int64_t c, int64_t w,
+                            int vectors, kn_dtype to, kn_dtype from)
 {
     const int64_t inner = s->p->inner, at = (o * s->p->n + row) * inner + c;
     const int64_t from_at = o * s->p->count * inner + c;
@@ -146,8 +146,8 @@ VEC_INLINE void add_vectors(const addition *s, int64_t o, int64_t row, int64_t c
         v_put_n(to, s->a->dst.data, at + k * KN_VW, sum[k], w - k * KN_VW);
 }
 
-/* dst[o, row, c..end) += src[o, i, c..end) for all i with index[i] = row, in ascending order; rounded
- * once. */
+/* dst[o, row, c..end) += src[o, i, c..end) for all i with index[i] = row, in ascending order;
+ * rounded once. */
 VEC_INLINE void add_row(const addition *s, int64_t o, int64_t row, int64_t c, int64_t end,
                         kn_dtype to, kn_dtype from)
 {
