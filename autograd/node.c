@@ -66,9 +66,13 @@ void kn_node_drop_parts(kn_node *n)
     n->parts = 0;
 }
 
+/* A node and its arrays are one allocation. */
 kn_node *kn_node_new(const kn_op *op, int nin, int nout)
 {
-    kn_node *n = kn_host_calloc(1, sizeof *n);
+    const size_t in = (size_t)nin + 1, out = (size_t)nout;
+    kn_node *n;
+    n = kn_host_calloc(1, sizeof *n + in * (sizeof *n->edge + sizeof *n->in_spec) +
+                              out * sizeof *n->out_spec + (in + out) * sizeof *n->saved_in);
     if (!n)
         return NULL;
     kn_context *c = kn_context_get();
@@ -77,15 +81,11 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
     n->nin = nin;
     n->nout = nout;
     n->seq = ++c->node_seq;
-    n->edge = kn_host_calloc((size_t)nin + 1, sizeof *n->edge);
-    n->in_spec = kn_host_calloc((size_t)nin + 1, sizeof *n->in_spec);
-    n->out_spec = kn_host_calloc((size_t)nout, sizeof *n->out_spec);
-    n->saved_in = kn_host_calloc((size_t)nin + 1, sizeof *n->saved_in);
-    n->saved_out = kn_host_calloc((size_t)nout, sizeof *n->saved_out);
-    if (!n->edge || !n->in_spec || !n->out_spec || !n->saved_in || !n->saved_out) {
-        kn_node_unref(n);
-        return NULL;
-    }
+    n->in_spec = (kn_spec *)(n + 1);
+    n->out_spec = n->in_spec + in;
+    n->saved_in = (kn_saved *)(n->out_spec + out);
+    n->saved_out = n->saved_in + in;
+    n->edge = (kn_edge *)(n->saved_out + out);
     n->place = (kn_place){ c->user_file, c->user_line };
     n->freed = kn_record_replays(); /* what it saves goes to the forward's node */
     n->frame = c->frame;
@@ -98,7 +98,7 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
  * long chain of operations would overflow the stack. */
 static void destroy(kn_node *n, kn_node **list)
 {
-    for (int i = 0; n->edge && i < n->nin; i++) {
+    for (int i = 0; i < n->nin; i++) {
         kn_node *p = n->edge[i].node;
         if (p && --p->refs == 0) {
             p->mark = (uint64_t)(uintptr_t)*list; /* reuse as the list's link */
@@ -122,11 +122,6 @@ static void destroy(kn_node *n, kn_node **list)
     kn_host_free(n->part);
     kn_frame_unref(n->frame);
     kn_host_free(n->attr);
-    kn_host_free(n->edge);
-    kn_host_free(n->in_spec);
-    kn_host_free(n->out_spec);
-    kn_host_free(n->saved_in);
-    kn_host_free(n->saved_out);
     kn_host_free(n);
 }
 

@@ -76,7 +76,7 @@ extern "C" {
         a->join ? elements(&a->index) : 0,                                                        \
         bytes_of(&a->src) + picked(&a->src, a->join ? 2 : 1, &a->index))                          \
     /* about 16 comparisons an element */                                                         \
-    ROW(SORT, sort, "values:number[*] indices:i64[*] src:values", NO_VEC,                         \
+    ROW(SORT, sort, "values:number[*] indices:i64[*] src:values", VEC,                         \
         16 * elements(&a->src), all)                                                              \
     ROW(CUMSUM, cumsum, "y[*] x[*]", VEC, elements(&a->x), all)                                \
     ROW(DROPOUT, dropout, "y:float[*] x[*]", VEC, elements(&a->y), all)                           \

@@ -49,8 +49,8 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
  *             divides; UNIT, from 0 to 1; ABOVE, beyond 1
  *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread;
  *             LONG: many instructions, so a GPU's loop over them stays a loop; LIBM: the same, and
- *             the CPU's vector provider takes it by libmvec, where there is one; RARE: the same, and
- *             it leaves it to the reference
+ *             the CPU's vector provider takes it by libmvec, where there is one; RARE: the same,
+ *             and it leaves it to the reference
  *   formula   y = f(x), with p0 and p1, in words that every provider defines for its numbers
  *             (kernels/formulas.h)
  *   gradient  dx = d f'(x), where d is dy. A slope that is chosen to be 0 lets nothing pass, also

@@ -140,6 +140,17 @@ OVERLAY(overlay, binary, BINARY, 0, overlay_cases(KN_BINARY_COUNT * 50))
     case_run(c, &args);
 }
 
+/* Rows so short that many are walked at once, one of them repeated: threads begin inside of rows. */
+OVERLAY(overlay, binary_of_short_rows, BINARY, 7000, 12)
+{
+    const int64_t shape[2] = { 3000, (int64_t[]){ 7, 17, 33 }[i % 3] };
+    kn_array a = case_array(c, KN_F32, i % 2 ? DENSE : ONE_COLUMN, NORMAL, 2, shape);
+    kn_array b = case_array(c, KN_F32, ONE_ROW, NORMAL, 2, shape);
+    kn_array dst = case_array(c, KN_F32, DENSE, UNSET, 2, shape);
+    case_exact(c, &dst);
+    case_run(c, &(kn_binary_args){ dst, a, b, KN_MUL, 0 });
+}
+
 /* ---- reductions ---------------------------------------------------------------------------- */
 
 OVERLAY(overlay, reduce, REDUCE, 0, overlay_cases(KN_REDUCE_COUNT * 90))

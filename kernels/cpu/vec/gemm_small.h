@@ -1,5 +1,6 @@
-/* kernels/cpu/vec/gemm_small.h (private): products of which many make a batch: packing their operands
- * would take longer than they do. An element is one chain of v_fma over k, as in packed ones. */
+/* kernels/cpu/vec/gemm_small.h (private): products of which many make a batch: packing their
+ * operands would take longer than they do. An element is one chain of v_fma over k, as in packed
+ * ones. */
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_SMALL_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_SMALL_H
 

@@ -12,7 +12,7 @@ static int64_t index_at(const kn_array *index, int64_t i)
 /* full [outer, n, inner] and picked [outer, count, inner], both dense. */
 typedef struct plan {
     int64_t outer, n, count, inner;
-    int64_t *place, bytes; /* [count], the indices; of the scratch */
+    int64_t *place, *run, bytes; /* [count], the indices; how many from one on are neighbours */
 } plan;
 
 static void plan_end(plan *p)
@@ -20,7 +20,7 @@ static void plan_end(plan *p)
     vec_scratch_end(p->place, (size_t)p->bytes);
 }
 
-/* more: int64_t of scratch beside place, count and n of them each. */
+/* more: times count and n elements of scratch follow place and run. */
 static kn_status plan_make(plan *p, const kn_array *full, const kn_array *picked,
                            const kn_array *index, int dim, int more)
 {
@@ -33,7 +33,7 @@ static kn_status plan_make(plan *p, const kn_array *full, const kn_array *picked
         if (i > dim)
             p->inner *= full->shape[i];
     }
-    p->bytes = (1 + p->count + more * (p->count + p->n)) * (int64_t)sizeof *p->place;
+    p->bytes = (1 + 2 * p->count + more * (p->count + p->n)) * (int64_t)sizeof *p->place;
     p->place = vec_scratch((size_t)p->bytes);
     if (!p->place)
         return KN_FAILED;
@@ -43,6 +43,11 @@ static kn_status plan_make(plan *p, const kn_array *full, const kn_array *picked
             plan_end(p);
             return KN_DECLINED;
         }
+    }
+    p->run = p->place + p->count;
+    for (int64_t i = p->count - 1, run = 0; i >= 0; i--) {
+        run = i + 1 < p->count && p->place[i + 1] == p->place[i] + 1 ? run + 1 : 1;
+        p->run[i] = run;
     }
     return KN_DONE;
 }
@@ -60,9 +65,14 @@ VEC_INLINE void select_as(const selection *s, int64_t begin, int64_t end, int64_
     const plan *p = s->p;
     int64_t i = begin % p->count;
     const char *src = s->src + begin / p->count * p->n * bytes;
-    for (int64_t k = begin; k < end; k++) {
-        memcpy(s->dst + k * bytes, src + p->place[i] * bytes, (size_t)bytes);
-        if (++i == p->count) {
+    for (int64_t k = begin, w; k < end; k += w) {
+        const char *from = src + p->place[i] * bytes;
+        w = v_min_i64(p->run[i], end - k);
+        if (w == 1)
+            memcpy(s->dst + k * bytes, from, (size_t)bytes);
+        else
+            memcpy(s->dst + k * bytes, from, (size_t)(w * bytes));
+        if ((i += w) == p->count) {
             i = 0;
             src += p->n * bytes;
         }
@@ -136,8 +146,8 @@ VEC_INLINE void add_vectors(const addition *s, int64_t o, int64_t row, int64_t c
         v_put_n(to, s->a->dst.data, at + k * KN_VW, sum[k], w - k * KN_VW);
 }
 
-/* dst[o, row, c..end) += src[o, i, c..end) for all i with index[i] = row, in ascending order; rounded
- * once. */
+/* dst[o, row, c..end) += src[o, i, c..end) for all i with index[i] = row, in ascending order;
+ * rounded once. */
 VEC_INLINE void add_row(const addition *s, int64_t o, int64_t row, int64_t c, int64_t end,
                         kn_dtype to, kn_dtype from)
 {
@@ -203,7 +213,7 @@ kn_status VEC_FN(vec_index_add)(const void *args)
                                : KN_DECLINED;
     if (made != KN_DONE)
         return made;
-    addition s = { a, &p, p.place + p.count, p.place + p.count + p.n, (p.inner + 63) / 64 };
+    addition s = { a, &p, p.run + p.count, p.run + p.count + p.n, (p.inner + 63) / 64 };
     const int threads = kn_threads_for(12 * p.outer * p.count * p.inner);
     if (p.inner == 1 && f32) {
         kn_each_range(threads, p.outer, add_lines, &s);

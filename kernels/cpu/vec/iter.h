@@ -156,7 +156,10 @@ static inline void vec_copy_rows(char *to, int64_t dr, int64_t ds, const char *f
     }
 }
 
-enum { VEC_SHORT = 64 /* elements of a run so short that many are taken at once */, VEC_PACK = 512 };
+enum {
+    VEC_SHORT = 64 /* elements of a run so short that many are taken at once */,
+    VEC_PACK = 512
+};
 
 static inline bool vec_iter_short(const vec_iter *it)
 {

@@ -312,9 +312,9 @@ VEC_INLINE vec_four vec_sel_four(vec_four_i m, vec_four a, vec_four b)
         const vec_four d = { c[1], c[1], c[1], c[1] }, e = op(c, d);                               \
         return e[0];                                                                               \
     }
-#define VEC_ADD_(a, b) ((a) + (b))
-#define VEC_MAX_(a, b) ((a) > (b) || (a) != (a) ? (a) : (b)) /* keeps NaN */
-#define VEC_MIN_(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+#define VEC_ADD_(a, b)     ((a) + (b))
+#define VEC_MAX_(a, b)     ((a) > (b) || (a) != (a) ? (a) : (b)) /* keeps NaN */
+#define VEC_MIN_(a, b)     ((a) < (b) || (a) != (a) ? (a) : (b))
 #define VEC_MAX_FOUR(a, b) vec_sel_four(((a) > (b)) | ((a) != (a)), a, b)
 #define VEC_MIN_FOUR(a, b) vec_sel_four(((a) < (b)) | ((a) != (a)), a, b)
 VEC_FOLD(v_hsum, VEC_ADD_)

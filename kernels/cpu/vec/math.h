@@ -151,7 +151,7 @@ VEC_INLINE vf v_normal_cdf(vf x)
     return v_sel(v_lt(a, one), near, far);
 }
 
-/* ---- words of LIBM kinds (kernels/kinds.h): functions of vectors of glibc's libmvec --------------- */
+/* ---- words of LIBM kinds (kernels/kinds.h): glibc's libmvec ---------------------------------- */
 
 #ifdef KN_HAVE_MVEC
 #if KN_VW == 16

@@ -208,8 +208,7 @@ static void sum_rows(const void *ctx, int64_t first, int64_t last)
         const int64_t n = p->chunks == 1 ? p->r : v_min_i64(ROW_CHUNK, p->r - begin);
         const int64_t at = a / p->mid * p->sa + a % p->mid * p->sm + begin;
         const char *x = p->src + at * p->size;
-        const double sum =
-            p->sums ? row_sum(p->from, x, n) : row_extremum(p->from, x, n, p->max);
+        const double sum = p->sums ? row_sum(p->from, x, n) : row_extremum(p->from, x, n, p->max);
         if (!p->partial)
             put(p, a, sum);
         else
