@@ -215,6 +215,32 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_elu_options, (), kn_elu_(in.rows, o))                                                     \
     X(kn_softplus_options, (), kn_softplus_(in.rows, o))                                           \
     X(kn_hardtanh_options, (), kn_hardtanh_(in.rows, o))                                           \
+    X(kn_shrink_options, (), kn_softshrink_(in.rows, o))                                           \
+    X(kn_nan_to_num_options, (), kn_nan_to_num_(in.rows, o))                                       \
+    X(kn_pairwise_distance_options, (), kn_pairwise_distance_(in.rows, in.rows, o))                \
+    X(kn_cdist_options, (), kn_cdist_(in.rows, in.rows, o))                                        \
+    X(kn_margin_ranking_loss_options, (), kn_margin_ranking_loss_(in.rows, in.rows, in.rows, o))   \
+    X(kn_hinge_embedding_loss_options, (), kn_hinge_embedding_loss_(in.rows, in.rows, o))          \
+    X(kn_triplet_margin_loss_options, (), kn_triplet_margin_loss_(in.rows, in.rows, in.rows, o))   \
+    X(kn_gaussian_nll_loss_options, (), kn_gaussian_nll_loss_(in.rows, in.rows, in.rows, o))       \
+    X(kn_poisson_nll_loss_options, (), kn_poisson_nll_loss_(in.rows, in.rows, o))                  \
+    X(kn_conv3d_options, (),                                                                       \
+      kn_conv3d_(kn_unsqueeze(in.image, 2), kn_unsqueeze(in.w2, 2), NULL, o))                      \
+    X(kn_pool3d_options, (.kernel = 1), {                                                          \
+        o.kernel = o.kernels[0] ? 0 : o.kernel;                                                    \
+        kn_max_pool3d_(kn_unsqueeze(in.image, 2), o);                                              \
+    })                                                                                             \
+    X(kn_stft_options, (.n_fft = 2), {                                                             \
+        kn_tensor *y = kn_stft_(kn_squeeze(in.line, 1, (int64_t[]){ 0 }), o);                      \
+        (void)(y ? kn_istft_(y, o) : NULL);                                                        \
+    })                                                                                             \
+    X(kn_ctc_loss_options, (),                                                                     \
+      kn_ctc_loss_(kn_log_softmax(in.line), kn_unsqueeze(kn_add_scalar(in.to, 1), 1),              \
+                   kn_add_scalar(in.to, 1), kn_add_scalar(in.to, 1), o))                           \
+    X(kn_recurrent_init_options, (.device = KN_META), {                                            \
+        LAYER(kn_lstm, 2, 2, o);                                                                   \
+        LAYER(kn_gru, 2, 2, o);                                                                    \
+    })                                                                                             \
     X(kn_var_options, (), kn_var_(in.rows, 0, NULL, o))                                            \
     X(kn_mesh, (), WRAP(.mesh = o))                                                                \
     X(kn_fsdp_wrap_options, (), wrap(o))                                                           \
