@@ -7,8 +7,11 @@
 #ifndef KNAP_AUTOGRAD_AUTOGRAD_H
 #define KNAP_AUTOGRAD_AUTOGRAD_H
 
+#include "autograd/distances.h"
 #include "autograd/functional.h"
 #include "autograd/operations.h"
+#include "autograd/spectral.h"
+#include "autograd/volumes.h"
 #include "tensor/tensor.h"
 
 #ifdef __cplusplus
@@ -30,6 +33,15 @@ KN_API bool kn_requires_grad(const kn_tensor *t);
  * gradients lie in shards (kn_param_grad, or kn_summon with .with_grads). */
 KN_API kn_tensor *kn_grad(const kn_tensor *t);
 KN_API void kn_clear_grad(kn_tensor *t); /* drops it */
+/* From now on the gradient of w[N, C], a leaf that has none yet, stays rows (torch: sparse=True): a
+ * backward takes time and memory for the rows that kn_embedding picked, and a step changes those
+ * alone. Returns w; see docs/tables.md. */
+KN_API kn_tensor *kn_keep_rows(kn_tensor *w);
+/* The gradient of such a table: numbers of rows that rise, i64 [U], and the sums of their gradients,
+ * f32 (f64 of f64) [U, C]. Of a table that kn_fsdp_wrap cut, those of this rank's rows, numbered
+ * from its first. Borrowed until the next backward; NULL where none arrived. */
+KN_API kn_tensor *kn_grad_rows(const kn_tensor *w);
+KN_API kn_tensor *kn_grad_values(const kn_tensor *w);
 /* Records nothing while off. Returns the previous state, to be restored. */
 KN_API bool kn_set_grad_mode(bool on);
 KN_API bool kn_grad_mode(void);

@@ -231,6 +231,7 @@ struct kn_leaf {
     kn_passes passes; /* whose gradients are summed in grad (dest: where it leads counts them) */
     int64_t consumed; /* the newest backward when a step last consumed the gradient */
     kn_hook_entry *hooks; /* on the complete fresh gradient, and after it was accumulated */
+    struct kn_rows *rows; /* rows.h: its gradient stays rows there; owned; NULL: it doesn't */
 };
 
 /* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs

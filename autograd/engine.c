@@ -16,6 +16,7 @@
 #include "autograd/check.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
+#include "autograd/rows.h"
 #include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -275,6 +276,7 @@ static void clean_leaf(kn_leaf *leaf, bool ok)
     leaf->pending = 0;
     kn_tensor_free(leaf->fresh);
     leaf->fresh = NULL;
+    kn_rows_failed(leaf);
     if (leaf->accum == KN_ACCUM_BEGUN) {
         kn_tensor_free(leaf->grad);
         leaf->grad = NULL;

@@ -2,6 +2,7 @@
  * places of fsdp. */
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
+#include "autograd/rows.h"
 #include "kernels/memory_internal.h"
 #include <string.h>
 
@@ -55,11 +56,23 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
     return true;
 }
 
+/* A table whose gradient stays rows gets them from kn_embedding alone. */
+static bool takes_whole(const kn_tensor *leaf)
+{
+    return !kn_table_of(leaf) ||
+           kn_fail("backward: the gradient of '%s' stays rows (kn_keep_rows, .sparse), and another "
+                   "operation than kn_embedding brings a whole one; leave .sparse out, or use a "
+                   "table of its own there",
+                   kn_name(leaf));
+}
+
 /* The gradient of a leaf in this pass grows by g. own: nothing else holds on to g (it is no other
  * gradient of the node too), so the leaf may keep it and add into it. */
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
 {
     kn_leaf *leaf = t->leaf;
+    if (!takes_whole(t))
+        return false;
     if (leaf->dest) {
         kn_tensor *dest = leaf->dest(leaf->dest_arg, t);
         if (!dest)
@@ -113,6 +126,8 @@ kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
     kn_tensor *t = g->want[i] ? g->node->edge[i].leaf : NULL;
     const kn_spec *s = &g->in_spec[i];
     *fresh = true;
+    if (t && !takes_whole(t))
+        return NULL;
     for (int k = 0; t && k < i; k++) /* the same leaf twice: one of them writes to its place */
         if (g->node->edge[k].leaf == t)
             return kn_empty(s->dtype, kn_device_of(t), s->ndim, s->shape);
@@ -184,9 +199,14 @@ bool kn_leaf_complete(kn_leaf *leaf)
     const kn_engine *e = kn_context_get()->engine;
     const bool catches = kn_engine_catches(e);
     kn_catch *caught = catches ? kn_engine_catch(e, t, NULL, 0) : NULL;
+    bool any = false;
     if (catches && !caught) /* counted, but nothing came */
         return true;
-    if (!run_leaf_hooks(e, leaf))
+    if (leaf->rows && !caught && !kn_rows_complete(leaf, &any))
+        return false;
+    if (leaf->rows && !any)
+        return true;
+    if (!any && !run_leaf_hooks(e, leaf))
         return false;
     if (caught) {
         caught->grad = leaf->fresh;
@@ -204,10 +224,11 @@ bool kn_leaf_complete(kn_leaf *leaf)
         leaf->fresh = NULL;
         if (!ok)
             return false;
-    } else if (!leaf->filled) {
+    } else if (!leaf->filled && !any) {
         return true; /* nothing came: a branch without gradient */
     }
     int64_t number = kn_backward_number();
-    return (leaf->dest || kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
+    return ((leaf->dest && !any) ||
+            kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
            kn_run_leaf_hooks(leaf);
 }

@@ -27,6 +27,7 @@ typedef struct attention_attr {
     uint64_t seed, stream;
     bool causal;
     int64_t window;
+    bool aligned;
 } attention_attr;
 
 /* The mask of scores [B,H,T,S]: bool, or a float that is added. */
@@ -67,6 +68,11 @@ static bool attention_shape(kn_op_call *c)
                        (long long)a->window);
     if (c->in[3] && !mask_fits(q, k, c->in[3]))
         return false;
+    if (a->causal && !a->aligned && q->shape[2] != k->shape[2])
+        return kn_fail("attention: .causal of q %s and k %s: which keys does a query see? .align = "
+                       "KN_CAUSAL_FIRST: query 0 key 0 (torch's is_causal); KN_CAUSAL_LAST: the "
+                       "last query all of them (behind a cache)",
+                       KN_SHOWN(q), KN_SHOWN(k));
     c->spec[0] = kn_spec_like(q);
     c->spec[0].order = positions_first; /* so that [B,T,H*D] is a view */
     c->spec[1] = kn_spec_like(q);
@@ -204,6 +210,37 @@ KN_OP(kn_op_attention, .name = "attention", .attr_size = sizeof(attention_attr),
       .backward = attention_backward, .on_tape = kn_composed_on_tape,
       .composed = attention_composed);
 
+/* Queries and keys begin together: queries before key S are aligned by their own, keys behind query
+ * T are seen by none. */
+static kn_tensor *from_the_first(kn_tensor *q, kn_tensor *k, kn_tensor *v,
+                                 kn_scaled_dot_product_attention_options o)
+{
+    const int64_t T = q->shape[2], S = k->shape[2];
+    const int last = o.mask ? o.mask->ndim - 1 : 0;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *part[2] = { NULL }, *mask = o.mask, *y = NULL;
+    const bool rows = mask && last > 0 && mask->shape[last - 1] == T;
+    o.align = KN_CAUSAL_LAST;
+    if (T < S) {
+        if (mask && mask->shape[last] == S)
+            o.mask = kn_slice(mask, last, 0, T);
+        y = kn_scaled_dot_product_attention_(q, kn_slice(k, 2, 0, T), kn_slice(v, 2, 0, T), o);
+    } else if (o.window > 0) {
+        kn_fail("attention: .window with more queries, %lld, than keys, %lld, goes with "
+                ".align = KN_CAUSAL_LAST only",
+                (long long)T, (long long)S);
+    } else {
+        o.mask = rows ? kn_slice(mask, last - 1, 0, S) : mask;
+        part[0] = kn_scaled_dot_product_attention_(kn_slice(q, 2, 0, S), k, v, o);
+        o.mask = rows ? kn_slice(mask, last - 1, S, T) : mask;
+        o.causal = false;
+        part[1] = kn_scaled_dot_product_attention_(kn_slice(q, 2, S, T), k, v, o);
+        y = kn_cat(part, 2, 2);
+    }
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
 kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
                                             kn_scaled_dot_product_attention_options o)
 {
@@ -218,9 +255,14 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
         if (in[i]->ndim == 4 && in[i]->shape[3] > 1 && in[i]->stride[3] != 1)
             in[i] = kn_contiguous(in[i]);
     }
+    const bool apart = o.causal && q->ndim == 4 && k->ndim == 4 && v->ndim == 4 &&
+                       k->shape[2] == v->shape[2] && q->shape[2] != k->shape[2];
+    if (apart && o.align == KN_CAUSAL_FIRST)
+        return from_the_first(q, k, v, o);
     double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
     attention_attr a = { kn_value_or(o.scale, 1 / sqrt(depth)), o.dropout, kn_draw_seed(),
-                         o.dropout > 0 ? kn_draw_stream() : 0,  o.causal,  o.window };
+                         o.dropout > 0 ? kn_draw_stream() : 0,  o.causal,  o.window,
+                         o.align != KN_CAUSAL_ALIGN_DEFAULT };
     if (o.causal && k->ndim == 4 && o.window >= k->shape[2])
         a.window = 0; /* it holds all keys */
     return kn_apply(&kn_op_attention, 4, in, 8, &a, 2, out) ? out[0] : NULL;

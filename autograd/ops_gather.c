@@ -56,6 +56,8 @@ kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index)
 {
     if (!kn_ok() || !kn_check(x, "gather"))
         return NULL;
+    if (x->ndim == 0 && kn_is_number(index))
+        return kn_number_of(kn_gather(kn_row_of(x), dim, kn_row_of(index)));
     int d = kn_dim("gather", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_gather, 2, (kn_tensor *[]){ x, index }, 0, &d);
 }
@@ -82,7 +84,9 @@ kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim)
             "but in dim %d",
             KN_SHOWN(x), KN_SHOWN(index), d);
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, index->ndim, to));
+    kn_tensor *below = kn_lt(index, kn_number_like(index, 0)); /* those count from the end */
+    index = kn_where(below, kn_add_scalar(index, (double)x->shape[d]), index);
+    kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, x->ndim, to));
     kn_scope_end_except(s, &y, 1);
     return y;
 }
@@ -179,6 +183,8 @@ static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *ind
     if (!kn_ok() || !kn_check(x, op->name) || !kn_check(index, op->name) ||
         !kn_check(src, op->name))
         return NULL;
+    if (x->ndim == 0 && kn_is_number(index) && kn_is_number(src))
+        return kn_number_of(scatter(op, kn_row_of(x), dim, kn_row_of(index), kn_row_of(src), add));
     scatter_attr a = { kn_dim(op->name, x, dim), add };
     if (a.dim < 0)
         return NULL;
@@ -210,6 +216,13 @@ kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
 {
     if (!kn_ok() || !kn_check(index, "one_hot") || !kn_indices_are_whole("one_hot", index))
         return NULL;
+    if (classes == -1 && kn_numel(index) > 0) {
+        kn_scope s = kn_scope_begin();
+        classes = (int64_t)kn_item(kn_amax(kn_reshape(index, KN_SHAPE(-1)), 0, false)) + 1;
+        kn_scope_end(s);
+        if (!kn_ok())
+            return NULL;
+    }
     if (classes < 1 || index->ndim + 1 > KN_MAX_DIMS)
         return kn_fail_null(
             "one_hot: %lld classes for %s; at least 1 class and at most %d dims of the result",
@@ -283,6 +296,8 @@ kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
     if (!kn_ok() || !kn_check(x, "index_add") || (index && !kn_check(index, "index_add")) ||
         (src && !kn_check(src, "index_add")))
         return NULL;
+    if (x->ndim == 0)
+        return kn_number_of(kn_index_add(kn_row_of(x), dim, kn_row_of(index), kn_row_of(src)));
     kn_operands operands;
     kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, index, src });
     int d = kn_dim("index_add", x, dim);

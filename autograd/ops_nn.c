@@ -62,9 +62,10 @@ static kn_tensor *softmax(const kn_op *op, kn_tensor *x, int dim)
     const bool log = op == &kn_op_log_softmax;
     if (!kn_ok() || !kn_check(x, op->name))
         return NULL;
-    if (x->ndim > 0)
-        dim = kn_dim(op->name, x, dim);
-    if (x->ndim == 0 || dim == x->ndim - 1)
+    if (x->ndim == 0)
+        return kn_number_of(softmax(op, kn_row_of(x), dim));
+    dim = kn_dim(op->name, x, dim);
+    if (dim == x->ndim - 1)
         return kn_apply1(op, 1, &x, 0, &log);
     if (dim < 0)
         return NULL;
@@ -210,10 +211,12 @@ KN_OP(kn_op_dropout, .name = "dropout", .attr_size = sizeof(dropout_attr), .shap
 
 kn_tensor *kn_dropout_(kn_tensor *x, double p)
 {
-    if (!(p >= 0 && p < 1))
-        return kn_fail_null("dropout: p is %g, should lie in [0, 1)", p);
+    if (!(p >= 0 && p <= 1))
+        return kn_fail_null("dropout: p is %g, should lie in [0, 1]", p);
     if (p == 0)
         return x;
+    if (p == 1)
+        return kn_scale(x, 0);
     dropout_attr a = { p, kn_draw_seed(), kn_draw_stream() };
     return kn_apply1(&kn_op_dropout, 1, &x, 0, &a);
 }

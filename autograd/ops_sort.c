@@ -69,6 +69,12 @@ static kn_tensor *sort(const kn_op *op, kn_tensor *x, int dim, const int64_t *k,
         *indices = NULL;
     if (!kn_ok() || !kn_check(x, op->name))
         return NULL;
+    if (x->ndim == 0) {
+        kn_tensor *y = kn_number_of(sort(op, kn_row_of(x), dim, k, descending, indices));
+        if (indices)
+            *indices = kn_number_of(*indices);
+        return y;
+    }
     sort_attr a = { .dim = kn_dim(op->name, x, dim), .descending = descending };
     if (a.dim < 0)
         return NULL;
@@ -87,7 +93,7 @@ kn_tensor *kn_sort_(kn_tensor *x, int dim, kn_sort_options o)
 
 kn_tensor *kn_argsort(kn_tensor *x, int dim, bool descending)
 {
-    if (!kn_ok() || !kn_check(x, "argsort") || kn_dim("argsort", x, dim) < 0)
+    if (!kn_ok() || !kn_check(x, "argsort") || (x->ndim > 0 && kn_dim("argsort", x, dim) < 0))
         return NULL;
     kn_tensor *indices;
     kn_scope s = kn_scope_begin();
@@ -137,6 +143,8 @@ kn_tensor *kn_cumsum(kn_tensor *x, int dim)
 {
     if (!kn_ok() || !kn_check(x, "cumsum"))
         return NULL;
+    if (x->ndim == 0)
+        return kn_number_of(kn_cumsum(kn_row_of(x), dim));
     int d = kn_dim("cumsum", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_cumsum, 1, &x, 0, &d);
 }
