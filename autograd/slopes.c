@@ -17,8 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRADIENT(id, name, function, reads, dtypes, domain, work, formula, gradient)               \
-    [KN_##id] = #gradient,
+#define TEXT(...) #__VA_ARGS__
+#define GRADIENT(id, name, function, reads, dtypes, domain, work, formula, ...)                    \
+    [KN_##id] = TEXT(__VA_ARGS__),
 static const char *const gradients[] = { KN_UNARY_KINDS(GRADIENT) };
 
 /* Words in x. */
@@ -46,7 +47,7 @@ typedef struct value {
 } value;
 
 typedef struct reader {
-    const char *at;
+    const char *at, *kind;
     value x, y, d, p0, p1;
 } reader;
 
@@ -94,8 +95,15 @@ static value over(value a, value b)
     return a.t ? tensor(kn_scale(a.t, 1 / b.n)) : number(a.n / b.n);
 }
 
+static void no_word(const reader *r, const char *word)
+{
+    kn_fail("grad_of: '%s' has a first derivative only: that has the word v_%s, which is no "
+            "operation",
+            r->kind, word);
+}
+
 /* a < b and the like: a tensor of bools, or of numbers 0 or 1. */
-static value compare(const char *word, value a, value b)
+static value compare(const reader *r, const char *word, value a, value b)
 {
     static const struct {
         const char *word;
@@ -115,7 +123,7 @@ static value compare(const char *word, value a, value b)
                       : i == 3 ? !less
                                : (i == 5) == (less || more));
     }
-    kn_fail("no comparison '%s'", word);
+    no_word(r, word);
     return number(0);
 }
 
@@ -187,12 +195,12 @@ static value unary_word(const reader *r, const char *word, value x)
     for (int k = 0; k < KN_UNARY_COUNT; k++)
         if (strcmp(word, kn_unary_row((kn_unary)k)->name) == 0 && x.t)
             return tensor(kn_unary_of(x.t, (kn_unary)k));
-    kn_fail("the formula of a derivative has the word v_%s, which is no operation", word);
+    no_word(r, word);
     return number(0);
 }
 
 /* A word of several values. */
-static value word_of(const char *word, int n, const value *v)
+static value word_of(const reader *r, const char *word, int n, const value *v)
 {
     if (n == 3 && strcmp(word, "ratio") == 0)
         return times(v[0], over(v[1], v[2]));
@@ -202,12 +210,17 @@ static value word_of(const char *word, int n, const value *v)
         return tensor(kn_pow(v[0].t, v[1].n));
     if (n == 2 && strcmp(word, "over") == 0)
         return over(v[0], v[1]);
+    if (n == 2 && strcmp(word, "hypot") == 0)
+        return tensor(kn_sqrt(add(times(v[0], v[0]), times(v[1], v[1])).t));
+    if (n == 4 && strcmp(word, "outside") == 0)
+        return choose(compare(r, "gt", v[0], v[1]), v[2],
+                      choose(compare(r, "lt", v[0], negative(v[1])), v[3], number(0)));
     if (n == 4 && strcmp(word, "inside") == 0)
-        return choose(compare("gt", v[0], v[1]), choose(compare("lt", v[0], v[2]), v[3], number(0)),
-                      number(0));
+        return choose(compare(r, "gt", v[0], v[1]),
+                      choose(compare(r, "lt", v[0], v[2]), v[3], number(0)), number(0));
     if (n == 2)
-        return compare(word, v[0], v[1]);
-    kn_fail("the formula of a derivative has the word v_%s of %d values", word, n);
+        return compare(r, word, v[0], v[1]);
+    no_word(r, word);
     return number(0);
 }
 
@@ -226,7 +239,7 @@ static value word(reader *r, const char *name)
     next(r, ')');
     if (n == 0 || (n == 1 && strcmp(name, "set1") == 0))
         return v[0];
-    return n == 1 ? unary_word(r, name, v[0]) : word_of(name, n, v);
+    return n == 1 ? unary_word(r, name, v[0]) : word_of(r, name, n, v);
 }
 
 static value factor(reader *r)
@@ -249,11 +262,13 @@ static value factor(reader *r)
         kn_fail("the formula of a derivative can't be read at '%.20s'", r->at);
     else if (next(r, '('))
         return word(r, strncmp(name, "v_", 2) == 0 ? name + 2 : name);
-    return name[0] == 'x'   ? r->x
-           : name[0] == 'y' ? r->y
-           : name[0] == 'd' ? r->d
-           : name[1] == '0' ? r->p0
-                            : r->p1;
+    static const char *const names[] = { "x", "y", "d", "p0", "p1" };
+    const value *const values[] = { &r->x, &r->y, &r->d, &r->p0, &r->p1 };
+    for (int i = 0; i < 5; i++)
+        if (strcmp(name, names[i]) == 0)
+            return *values[i];
+    no_word(r, name);
+    return number(0);
 }
 
 static value product(reader *r)
@@ -287,7 +302,11 @@ kn_tensor *kn_slope_on_tape(kn_unary kind, kn_tensor *d, kn_tensor *x, kn_tensor
 {
     const kn_dtype dtype = d->dtype, wide = kn_wide_dtype(dtype);
     d = kn_cast(d, wide);
-    reader r = { .at = gradients[kind], .d = tensor(d), .p0 = number(p0), .p1 = number(p1) };
+    reader r = { .at = gradients[kind],
+                 .kind = kn_unary_row(kind)->name,
+                 .d = tensor(d),
+                 .p0 = number(p0),
+                 .p1 = number(p1) };
     r.x = tensor(x ? kn_cast(x, wide) : NULL);
     r.y = tensor(y ? kn_cast(y, wide) : NULL);
     const value dx = sum(&r);

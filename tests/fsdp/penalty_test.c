@@ -2,6 +2,7 @@
  * of sharded models: its backward goes through forward and the first backward, whose parameters are
  * gathered once more, with the bits of one process. */
 #include "tests/fsdp/matrix.h"
+#include "tests/fsdp/ranks.h"
 #include "tests/owned.h"
 
 enum { STEPS = 3, MICRO = 4, BATCH = 3, IN = 6, HIDDEN = 20 };
@@ -165,4 +166,18 @@ KN_TEST(penalty, a_step_inside_of_forward)
     REFUSED(stepped_loss(&m, 0, 0), "is in forward, so a backward cannot happen now");
     m.through = false;
     KN_CHECK(kn_backward(stepped_loss(&m, 0, 0)));
+}
+
+/* Each rank's loss is S^2, S the sum of all ranks' x: by each x the sum of n losses has 2 n S, and
+ * the sum of n of those 2 n^2. */
+RANK_TEST(penalty, goes_through_collectives, .threads = "124")
+{
+    const double n = kn_comm_size(world), S = n * (n + 1) / 2;
+    kn_tensor *x = kn_require_grad(kn_full(KN_F64, KN_CPU, kn_rank(world) + 1, KN_SCALAR), true);
+    kn_tensor *g, *gg;
+    KN_CHECK(
+        kn_grad_of(kn_square(kn_all_reduce_tensor(world, x)), &x, 1, &g, .create_graph = true));
+    KN_CHECK(kn_grad_of(g, &x, 1, &gg));
+    KN_CHECK(kn_item(g) == 2 * n * S && kn_item(gg) == 2 * n * n, "%g, %g", kn_item(g),
+             kn_item(gg));
 }
