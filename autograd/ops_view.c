@@ -1,6 +1,7 @@
 /* autograd/ops_view.c: views with other dims: squeezed, moved, diagonals, sliding windows. Their
  * backward copies into the same view of a gradient of zeros. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* ---- other shapes of the same elements ------------------------------------------------------- */
@@ -172,7 +173,7 @@ static bool diagonal_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_diagonal, .name = "diagonal", .attr_size = sizeof(diagonal_attr), .view = true,
-      .shape = diagonal_shape, .backward = diagonal_backward);
+      .shape = diagonal_shape, .backward = diagonal_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1)
 {
@@ -274,7 +275,7 @@ static bool unfold_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = true,
-      .shape = unfold_shape, .backward = unfold_backward);
+      .shape = unfold_shape, .backward = unfold_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation)
@@ -296,6 +297,35 @@ kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64
     const int64_t count = (n - 1 - (size - 1) * dilation) / step + 1;
     unfold_attr a = { at, count, size, step, dilation };
     return kn_apply1(&kn_op_unfold, 1, &x, 0, &a);
+}
+
+kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int64_t step)
+{
+    if (kn_ok() && step < 1)
+        return kn_fail_null("slice_step: the step is %lld, should be at least 1", (long long)step);
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_slice(x, dim, begin, end);
+    if (y && step > 1 && end > begin)
+        y = kn_squeeze(kn_windows("slice_step", y, dim, 1, step, 1), 1, (int64_t[]){ -1 });
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index)
+{
+    if (!kn_ok() || !kn_check(x, "select"))
+        return NULL;
+    const int d = kn_dim("select", x, dim);
+    if (d < 0)
+        return NULL;
+    const int64_t n = x->shape[d], i = index < 0 ? index + n : index;
+    if (i < 0 || i >= n)
+        return kn_fail_null("select: index %lld is outside of dim %d of %s", (long long)index, dim,
+                            KN_SHOWN(x));
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_squeeze(kn_slice(x, d, i, i + 1), 1, (int64_t[]){ d });
+    kn_scope_end_except(s, &y, 1);
+    return y;
 }
 
 kn_tensor *kn_unfold(kn_tensor *x, int dim, int64_t size, int64_t step)

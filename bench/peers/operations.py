@@ -53,7 +53,7 @@ simple('eq ne lt le gt ge', 'whole', count=2, grad=False)
 simple('neg abs square sign floor ceil round exp expm1 sin cos atan erf tanh sigmoid logsigmoid relu relu6 gelu silu '
        'mish hardswish')
 simple('hardsigmoid', bounds=(1e-5, 1e-7), why='the gradient has a sixth, which is of f32 in torch')
-simple('tan', 'sides')
+simple('tan asin acos atanh erfinv', 'sides')
 simple('log log1p log2 sqrt rsqrt reciprocal', 'positive')
 simple('isnan isinf isfinite', grad=False)
 
@@ -73,9 +73,9 @@ with_number('add_scalar', 'add', torch.add)
 with_number('pow', 'pow', torch.pow, 'positive', numbers=[-2.0, -0.5, 0.0, 0.5, 1.0, 1.7, 2.0, 3.0])
 
 
-def optional(name, in_torch, judge=None, **options):
+def optional(name, in_torch, judge=None, bounds=None, why='', **options):
     """A row of x with options, each of which is left out, or drawn from (low, high)."""
-    @row('kn_' + name, judge or name)
+    @row('kn_' + name, judge or name, bounds, why)
     def _(d):
         o = {n: d.rng.uniform(*of) for n, of in options.items() if d.int(0, 1)}
         return [d.input(d.shape())], lambda k, x: getattr(k, name)(x, **o), lambda x: in_torch(x, **o)
@@ -83,6 +83,9 @@ def optional(name, in_torch, judge=None, **options):
 
 optional('leaky_relu', lambda x, slope=0.01: F.leaky_relu(x, slope), slope=(0.1, 0.9))
 optional('elu', F.elu, alpha=(0.2, 2))
+optional('celu', F.celu, alpha=(0.2, 2), bounds=(1e-5, 1e-7), why='the gradient divides by an alpha that is of f32 in torch')
+for word in ('hardshrink', 'softshrink'):
+    optional(word, lambda x, f=getattr(F, word), **o: f(x, *o.values()), **{'lambda': (0.1, 2)})
 optional('softplus', F.softplus, beta=(0.5, 3), threshold=(1, 5))
 optional('hardtanh', lambda x, low=-1.0, high=1.0: F.hardtanh(x, low, high), low=(-2, -0.1), high=(0.1, 2))
 optional('gelu_tanh', lambda x: F.gelu(x, approximate='tanh'), 'gelu(approximate=tanh)')
@@ -225,6 +228,69 @@ for word in ('scatter', 'scatter_add'):
         return [d.input(shape), index, d.input([n + d.int(0, 2) for n in size])], \
             lambda k, x, i, s: getattr(k, word)(x, dim, i, s), \
             lambda x, i, s: getattr(x, word)(dim, i.long(), s[tuple(slice(n) for n in size)])    # torch's gradient needs it
+
+
+REDUCTIONS = ['sum', 'mean', 'prod', 'amax', 'amin']
+SELF = 'equal elements of x and src are not drawn with include_self=False: torch counts such an x among the ties'
+
+
+def reduction(d):
+    """A reduction, Knap's number for it, whether x counts, and the values to draw."""
+    by, include = d.int(0, 4), d.int(0, 1) == 1
+    return REDUCTIONS[by], by, include, 'whole' if include and d.int(0, 1) else 'normal'
+
+
+@row('kn_scatter_reduce', 'scatter_reduce', why=SELF)
+def _(d):
+    shape = d.shape(least=1)
+    dim, size, (name, by, include, kind) = d.dim(len(shape)), [d.int(1, n) for n in shape], reduction(d)
+    return [d.input(shape, kind), d.index(size, shape[dim]), d.input([n + d.int(0, 2) for n in size], kind)], \
+        lambda k, x, i, s: k.scatter_reduce(x, dim, i, s, by, exclude_self=not include), \
+        lambda x, i, s: x.scatter_reduce(dim, i.long(), s[tuple(slice(n) for n in size)], name, include_self=include)
+
+
+def rows_by_index(d, kind):
+    """x, an index along dim, src, dim."""
+    shape, n = d.shape(least=1), d.int(1, 7)
+    dim = d.dim(len(shape))
+    src = list(shape)
+    src[dim] = n
+    return [d.input(shape, kind), d.index([n], shape[dim]), d.input(src, kind)], dim
+
+
+@row('kn_index_reduce', 'index_reduce', why=SELF)
+def _(d):
+    name, by, include, kind = reduction(d)
+    inputs, dim = rows_by_index(d, kind)
+
+    def in_torch(x, i, s):
+        at = i.long().view([-1 if n == dim % x.dim() else 1 for n in range(x.dim())]).expand(s.shape)
+        return x.scatter_reduce(dim, at, s, name, include_self=include)
+    return inputs, lambda k, x, i, s: k.index_reduce(x, dim, i, s, by, exclude_self=not include), in_torch
+
+
+def segments(x, index, n, name):
+    at = index.long().view([-1] + [1] * (x.dim() - 1)).expand(x.shape)
+    none = x.new_full([n, *x.shape[1:]], 1.0 if name == 'prod' else 0.0)
+    return none.scatter_reduce(0, at, x, name, include_self=name in ('sum', 'prod'))
+
+
+@row('kn_segment_reduce', 'scatter_reduce')
+def _(d):
+    name, by, _, _ = reduction(d)
+    x, n = d.input(d.shape(least=1)), d.int(1, 6)
+    return [x, d.index([x.values.shape[0]], n)], lambda k, x, i: k.segment_reduce(x, i, n, by), \
+        lambda x, i: segments(x, i, n, name)
+
+
+@row('kn_segment_softmax', 'softmax, group by group')
+def _(d):
+    x, n = d.input(d.shape(least=1)), d.int(1, 6)
+
+    def in_torch(x, i):
+        parts = [(i == g).nonzero().flatten() for g in range(n)]
+        return torch.cat([x[p].softmax(0) for p in parts])[torch.cat(parts).argsort()]
+    return [x, d.index([x.values.shape[0]], n)], lambda k, x, i: k.segment_softmax(x, i, n), in_torch
 
 
 @row('kn_index_add', 'index_add')

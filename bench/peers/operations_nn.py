@@ -150,6 +150,64 @@ def loss(name, x='normal', target='normal', target_grad=True, **numbers):
 
 
 loss('mse_loss')
+
+
+def with_signs(name, count, **numbers):
+    """A row of a loss of count inputs of one shape and of targets of 1 and -1."""
+    @row('kn_' + name, name)
+    def _(d):
+        shape, reduction = d.shape(), d.choice(REDUCTIONS)
+        o = {n: d.rng.uniform(*of) for n, of in numbers.items() if d.int(0, 1)}
+        sign = torch.where(torch.rand(shape) < 0.5, 1.0, -1.0).double()
+        inputs = [d.input(shape) for _ in range(count)]
+        return inputs + [d.given(sign)], \
+            lambda k, *t: getattr(k, name)(*t, reduction=code(k, reduction), **o), \
+            lambda *t: getattr(F, name)(*t, reduction=reduction, **o)
+
+
+with_signs('margin_ranking_loss', 2, margin=(0.1, 2))
+with_signs('hinge_embedding_loss', 1, margin=(0.2, 2))
+
+
+@row('kn_triplet_margin_loss', 'triplet_margin_loss')
+def _(d):
+    shape, reduction = d.shape(least=1), d.choice(REDUCTIONS)
+    o = {'swap': d.choice([True, False]), 'p': d.choice([1.0, 2.0, 3.0]), 'margin': d.rng.uniform(0.2, 3)}
+    return [d.input(shape, ties=False) for _ in range(3)], \
+        lambda k, *t: k.triplet_margin_loss(*t, reduction=code(k, reduction), **o), \
+        lambda *t: F.triplet_margin_loss(*t, reduction=reduction, **o)
+
+
+@row('kn_pairwise_distance', 'pairwise_distance')
+def _(d):
+    shape, keep, p = d.shape(least=1), d.choice([True, False]), d.choice([1.0, 2.0, 3.0])
+    return [d.input(shape), d.input(shape[d.int(0, len(shape) - 1):])], \
+        lambda k, *t: k.pairwise_distance(*t, p=p, keep=keep), lambda *t: F.pairwise_distance(*t, p=p, keepdim=keep)
+
+
+@row('kn_gaussian_nll_loss', 'gaussian_nll_loss')
+def _(d):
+    shape, reduction, full = d.shape(least=1), d.choice(REDUCTIONS), d.choice([True, False])
+    return [d.input(shape), d.input(shape), d.input(shape[:-1] + [d.choice([1, shape[-1]])], 'positive')], \
+        lambda k, *t: k.gaussian_nll_loss(*t, reduction=code(k, reduction), full=full, eps=0.5), \
+        lambda *t: F.gaussian_nll_loss(*t, reduction=reduction, full=full, eps=0.5)
+
+
+@row('kn_poisson_nll_loss', 'poisson_nll_loss', why='PyTorch gives no gradient by the target where full')
+def _(d):
+    shape, reduction, log, full = d.shape(), d.choice(REDUCTIONS), d.choice([True, False]), d.choice([True, False])
+    return [d.input(shape, 'normal' if log else 'positive'), d.input(shape, 'positive', grad=not full)], \
+        lambda k, *t: k.poisson_nll_loss(*t, reduction=code(k, reduction), full=full, no_log_input=not log), \
+        lambda *t: F.poisson_nll_loss(*t, reduction=reduction, full=full, log_input=log)
+
+
+@row('kn_channel_shuffle', 'channel_shuffle')
+def _(d):
+    g, shape = d.int(1, 4), d.shape(least=3)
+    shape[1] = g * d.int(1, 4)
+    return [d.input(shape)], lambda k, x: k.channel_shuffle(x, g), lambda x: x.unflatten(1, (g, -1)).transpose(1, 2).flatten(1, 2)
+
+
 loss('l1_loss')
 loss('huber_loss', delta=(0.3, 3))
 loss('smooth_l1_loss', beta=(0.3, 3))
@@ -390,17 +448,22 @@ def _(d):
 
 @row('kn_interpolate', 'interpolate')
 def _(d):
-    mode = d.choice(['nearest', 'bilinear'])
-    corners = mode == 'bilinear' and d.choice([True, False])
+    mode, n = d.choice(['nearest', 'bilinear', 'bicubic', 'nearest-exact', 'area']), d.choice([1, 2, 2, 2, 3])
+    n = 2 if mode == 'bicubic' else n
+    corners = mode in ('bilinear', 'bicubic') and d.choice([True, False])
+    smooth = n == 2 and mode in ('bilinear', 'bicubic') and not corners and d.choice([True, False])
     if d.int(0, 1):
-        size = [d.int(1, 13), d.int(1, 13)]
+        size = [d.int(1, 13) for _ in range(n)]
         own, judge = {'sizes': size}, {'size': size}
     else:
-        scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(2)]
+        scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(n)]
         own, judge = {'scales': scale}, {'scale_factor': scale}
-    return [image(d)], \
-        lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper()], align_corners=corners, **own), \
-        lambda x: F.interpolate(x, mode=mode, align_corners=corners if mode == 'bilinear' else None, **judge)
+    in_torch = {1: 'linear', 2: 'bilinear', 3: 'trilinear'}[n] if mode == 'bilinear' else mode
+    return [d.input([d.int(1, 3), d.int(1, 4)] + [d.int(5, 9) for _ in range(n)])], \
+        lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper().replace('-', '_')], align_corners=corners,
+                                   antialias=smooth, **own), \
+        lambda x: F.interpolate(x, mode=in_torch, align_corners=corners if mode in ('bilinear', 'bicubic') else None,
+                                antialias=smooth, **judge)
 
 
 for word in ('pixel_shuffle', 'pixel_unshuffle'):

@@ -10,7 +10,9 @@ import torch
 
 import knap
 import layers        # noqa: F401  adds the rows of nn/layers.h
+import operations_composed    # noqa: F401  more of autograd/operations.h
 import operations_nn    # noqa: F401  those of autograd/functional.h
+import operations_volumes    # noqa: F401  those of autograd/volumes.h and autograd/spectral.h
 import optimizers    # noqa: F401  those of optim/optim.h
 from covered import HEADERS, WITHOUT, complaints, public, rows_of
 from operations import ROWS
@@ -85,10 +87,10 @@ class Draw:
         return sizes
 
     def input(self, shape, kind='normal', grad=True, ties=True, layout=True):
-        """Floats of a kind: normal, positive, unit (inside 0 to 1), sides (of -1 to 1), whole (many are equal)."""
+        """Floats of a kind: normal, positive, unit (inside 0 to 1), sides (of -1 to 1), above (1), whole (many are equal)."""
         n, u = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
         v = {'normal': 2 * n, 'positive': 0.2 + 3 * u, 'unit': 0.05 + 0.9 * u, 'sides': 1.8 * u - 0.9,
-             'whole': n.mul(1.5).round()}[kind]
+             'above': 1.1 + 3 * u, 'whole': n.mul(1.5).round()}[kind]
         return Input(v.float().double() if self.dtype == torch.float32 else v, grad, ties, layout)
 
     def index(self, shape, below, ties=True):

@@ -176,6 +176,17 @@ static void add_groups(const void *ctx, int64_t begin, int64_t end)
     }
 }
 
+/* The same bits without chains, where a sum in dst is as wide as one in a register. */
+static kn_status add_in_place(const kn_index_add_args *a)
+{
+    kn_array index = a->src;
+    for (int d = 0; d < index.ndim; d++)
+        index.stride[d] = d == a->dim ? a->index.stride[0] : 0;
+    index.data = a->index.data;
+    index.dtype = a->index.dtype;
+    return VEC_FN(vec_scatter)(&(kn_scatter_args){ a->dst, a->src, index, a->dim, true });
+}
+
 /* Lines [begin, end) of f32 along the last dim. */
 static void add_lines(const void *ctx, int64_t begin, int64_t end)
 {
@@ -193,6 +204,10 @@ kn_status VEC_FN(vec_index_add)(const void *args)
 {
     const kn_index_add_args *a = args;
     plan p;
+    const bool f32 = a->dst.dtype == KN_F32 && a->src.dtype == KN_F32;
+    const kn_status added = f32 && a->dim + 1 < a->dst.ndim ? add_in_place(a) : KN_DECLINED;
+    if (added != KN_DECLINED)
+        return added;
     const kn_status made = vec_float(a->dst.dtype) && vec_float(a->src.dtype)
                                ? plan_make(&p, &a->dst, &a->src, &a->index, a->dim, 1)
                                : KN_DECLINED;
@@ -200,7 +215,7 @@ kn_status VEC_FN(vec_index_add)(const void *args)
         return made;
     addition s = { a, &p, p.run + p.count, p.run + p.count + p.n, (p.inner + 63) / 64 };
     const int threads = kn_threads_for(12 * p.outer * p.count * p.inner);
-    if (p.inner == 1 && a->dst.dtype == KN_F32 && a->src.dtype == KN_F32) {
+    if (p.inner == 1 && f32) {
         kn_each_range(threads, p.outer, add_lines, &s);
     } else {
         chain(&s);
