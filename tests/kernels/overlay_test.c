@@ -140,7 +140,8 @@ OVERLAY(overlay, binary, BINARY, 0, overlay_cases(KN_BINARY_COUNT * 50))
     case_run(c, &args);
 }
 
-/* Rows so short that many are walked at once, one of them repeated: threads begin inside of rows. */
+/* Rows so short that many are walked at once, one of them repeated; threads begin inside of
+ * rows. */
 OVERLAY(overlay, binary_of_short_rows, BINARY, 7000, 12)
 {
     const int64_t shape[2] = { 3000, (int64_t[]){ 7, 17, 33 }[i % 3] };
