@@ -11,6 +11,7 @@ import torch
 import knap
 import layers        # noqa: F401  adds the rows of nn/layers.h
 import operations_composed    # noqa: F401  more of autograd/operations.h
+import operations_sequences    # noqa: F401  those of autograd/sequences.h
 import operations_nn    # noqa: F401  those of autograd/functional.h
 import operations_volumes    # noqa: F401  those of autograd/volumes.h and autograd/spectral.h
 import optimizers    # noqa: F401  those of optim/optim.h
