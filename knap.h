@@ -17,6 +17,7 @@
 #include "autograd/functional.h"
 #include "autograd/collectives.h"
 #include "autograd/distances.h"
+#include "autograd/sequences.h"
 #include "autograd/volumes.h"
 #include "autograd/spectral.h"
 #include "autograd/linalg.h"

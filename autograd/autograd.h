@@ -8,6 +8,7 @@
 #define KNAP_AUTOGRAD_AUTOGRAD_H
 
 #include "autograd/distances.h"
+#include "autograd/sequences.h"
 #include "autograd/functional.h"
 #include "autograd/linalg.h"
 #include "autograd/operations.h"

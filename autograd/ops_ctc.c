@@ -1,6 +1,7 @@
 /* autograd/ops_ctc.c: connectionist temporal classification. The forward makes the gradient too,
  * where one is wanted: it takes less memory than the sums over paths that it is made of. */
 #include "autograd/losses.h"
+#include "autograd/sequences.h"
 #include <math.h>
 
 typedef struct ctc_attr {

@@ -2,6 +2,8 @@
  * through one product with w_ih, into the place of the gates; a kernel runs the steps; backward
  * runs them again the other way, and makes each weight's gradient by one product over all steps. */
 #include "autograd/ops.h"
+#include "autograd/sequences.h"
+#include <stdio.h>
 
 enum { X, W_IH, W_HH, B_IH, B_HH, H0, C0, LENGTHS, INPUTS };
 enum { Y, HN, CN, GATES, KEPT, OUTPUTS };

@@ -445,18 +445,6 @@ typedef struct kn_attention_grad_args {
     int64_t window;
 } kn_attention_grad_args;
 
-/* Rotary embedding on x[B,H,T,D], D even, position = start + t: pairs (i, i + D/2) rotate by
- * position * kn_rope_speed(base, scaling, i, D/2) (kernels/rope.h; the "half" convention of
- * GPT-NeoX and Llama checkpoints). scaling has no zeros but a factor of 0. inverse rotates back
- * (the backward). In place. */
-typedef struct kn_rope_args {
-    kn_array y, x;
-    double base;
-    int64_t start;
-    bool inverse;
-    kn_rope_scaling scaling;
-} kn_rope_args;
-
 /* ---- providers and launching ----------------------------------------------------------------- */
 
 typedef enum kn_status { KN_DONE = 0, KN_DECLINED, KN_FAILED } kn_status;

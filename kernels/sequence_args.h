@@ -1,9 +1,21 @@
-/* kernels/sequence_args.h: arguments of the kernels of sequences in time: recurrent layers, CTC
- * (kernels.h has the rules of all entries). */
+/* kernels/sequence_args.h: arguments of the kernels of sequences in time: rotary embedding,
+ * recurrent layers, CTC (kernels.h has the rules of all entries). */
 #ifndef KNAP_KERNELS_SEQUENCE_ARGS_H
 #define KNAP_KERNELS_SEQUENCE_ARGS_H
 
 #include "kernels/types.h"
+
+/* Rotary embedding on x[B,H,T,D], D even, position = start + t: pairs (i, i + D/2) rotate by
+ * position * kn_rope_speed(base, scaling, i, D/2) (kernels/rope.h; the "half" convention of
+ * GPT-NeoX and Llama checkpoints). scaling has no zeros but a factor of 0. inverse rotates back
+ * (the backward). In place. */
+typedef struct kn_rope_args {
+    kn_array y, x;
+    double base;
+    int64_t start;
+    bool inverse;
+    kn_rope_scaling scaling;
+} kn_rope_args;
 
 /* Gates of a cell: i, f, g, o of LSTM; r, z, n of GRU; of the others h itself. */
 static inline int64_t kn_cell_gates(kn_cell c)

@@ -14,6 +14,7 @@ import layers        # noqa: F401  adds the rows of nn/layers.h
 import operations_composed    # noqa: F401  more of autograd/operations.h
 import operations_index    # noqa: F401  values by an index
 import operations_linalg    # noqa: F401  those of autograd/linalg.h
+import operations_sequences    # noqa: F401  those of autograd/sequences.h
 import operations_nn    # noqa: F401  those of autograd/functional.h
 import operations_volumes    # noqa: F401  those of autograd/volumes.h and autograd/spectral.h
 import optimizers    # noqa: F401  those of optim/optim.h

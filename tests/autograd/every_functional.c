@@ -1,6 +1,7 @@
 /* tests/autograd/every_functional.c: the rows of autograd/functional.h and, for one
  * rank, of autograd/collectives.h (every.h). */
 #include "autograd/collectives.h"
+#include "autograd/sequences.h"
 #include "tests/autograd/every.h"
 
 /* ---- neural networks ------------------------------------------------------------------------- */

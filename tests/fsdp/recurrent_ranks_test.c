@@ -66,8 +66,8 @@ KN_TEST(recurrent_ranks, same_bits)
 KN_TEST(recurrent_ranks, learns_in_units_of_bf16)
 {
     net n;
-    KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, NULL, .wrap_class = "lstm,gru", .seed = 42,
-                                          .param_dtype = KN_BF16));
+    KN_CHECK(net_init(&n) &&
+             kn_fsdp_wrap(&n, NULL, .wrap_class = "lstm,gru", .seed = 42, .param_dtype = KN_BF16));
     matrix_check_learning(&n, loss, kn_adamw(&n, .lr = 0.05), 40, 0.7);
 }
 

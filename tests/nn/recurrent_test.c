@@ -1,6 +1,7 @@
 /* tests/nn/recurrent_test.c: recurrent layers: names and shapes of parameters, rows of different
  * lengths against each row alone, gradients by differences, states, dropout, errors. */
 #include "autograd/gradcheck.h"
+#include "autograd/sequences.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include "tests/owned.h"
