@@ -187,7 +187,7 @@ static value unary_word(const reader *r, const char *word, value x)
     for (int k = 0; k < KN_UNARY_COUNT; k++)
         if (strcmp(word, kn_unary_row((kn_unary)k)->name) == 0 && x.t)
             return tensor(kn_unary_of(x.t, (kn_unary)k));
-    kn_fail("the formula of a derivative has the word v_%s, which is no operation", word);
+    kn_fail("v_%s is no operation: it has a first derivative only", word);
     return number(0);
 }
 
