@@ -116,7 +116,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
     ROW(COSH, cosh, PLAIN, X, FLOATS, LINE, RARE,                                                  \
         v_cosh(x),                       d * v_sinh(x))                                            \
     ROW(ASINH, asinh, PLAIN, X, FLOATS, LINE, RARE,                                                \
-        v_asinh(x),                      v_ratio(d, v_set1(1), v_hypot(x, v_set1(1))))             \
+        v_asinh(x),                      v_ratio(d, v_set1(1), v_sqrt(v_fma(x, x, v_set1(1)))))    \
     ROW(ACOSH, acosh, PLAIN, X, FLOATS, ABOVE, RARE,                                               \
         v_acosh(x),                      v_ratio(d, v_set1(1), v_sqrt(x - 1) * v_sqrt(x + 1)))     \
     ROW(ATANH, atanh, PLAIN, X, FLOATS, UNIT, RARE,                                                \
@@ -180,9 +180,9 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
         v_sel(v_gt(x, v_zero()), d, d * v_exp(x / p0)))                                            \
     /* x without those from -p0 to p0, and the same moved towards 0 by p0 */                       \
     ROW(HARDSHRINK, hardshrink, PARAMS, X, FLOATS, LINE, LIGHT,                                    \
-        v_outside(x, p0, x, x),          v_outside(x, p0, d, d))                                   \
+        v_outside(x, p0, x, x),          v_sel(v_le(v_abs(x), p0), v_zero(), d))                   \
     ROW(SOFTSHRINK, softshrink, PARAMS, X, FLOATS, LINE, LIGHT,                                    \
-        v_outside(x, p0, x - p0, x + p0), v_outside(x, p0, d, d))                                  \
+        v_outside(x, p0, x - p0, x + p0), v_sel(v_le(v_abs(x), p0), v_zero(), d))                  \
     ROW(SOFTPLUS, softplus, PARAMS, X, FLOATS, LINE, LONG,                                         \
         v_sel(v_gt(p0 * x, p1), x, v_softplus(p0 * x) / p0),                                       \
         v_sel(v_gt(p0 * x, p1), d, d * v_sigmoid(p0 * x)))                                         \

@@ -43,7 +43,6 @@
 #define v_asinh          asinh
 #define v_acosh          acosh
 #define v_atanh          atanh
-#define v_hypot          hypot
 #define v_erf            erf
 #define v_erfc           erfc
 #define v_fmod           fmod

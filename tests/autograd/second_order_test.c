@@ -14,6 +14,14 @@ static const struct {
     const char *name, *says;
 } first_only[] = {
     { "kn_batch_norm", "'sync_batch_norm" },
+    { "kn_inv", "'inv'" },
+    { "kn_solve", "'solve'" },
+    { "kn_cholesky", "'cholesky'" },
+    { "kn_det", "'slogdet'" },
+    { "kn_slogdet", "'slogdet'" },
+    { "kn_eigh", "'eigh'" },
+    { "kn_qr", "'qr'" },
+    { "kn_svd", "'svd'" },
     { "kn_linear_cross_entropy", "'linear_cross_entropy" },
     { "kn_scatter_reduce", "'scatter_reduce' has" },
     { "kn_index_reduce", "'index_reduce' has" },
