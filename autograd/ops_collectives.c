@@ -3,6 +3,7 @@
 #include "autograd/collectives.h"
 #include "autograd/engine.h"
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include "comm/comm_internal.h"
 #include <stdio.h>
 #include <string.h>
@@ -233,7 +234,8 @@ static bool backward(kn_op_grad *g, way w)
         return backward(g, way);                                                                   \
     }                                                                                              \
     KN_OP(id, .name = (text), .attr_size = sizeof(collective), .collective = true,                 \
-          .shape = (rule), .forward = id##_forward, .backward = id##_backward)
+          .shape = (rule), .forward = id##_forward, .backward = id##_backward,                     \
+          .on_tape = kn_linear_on_tape)
 COLLECTIVE(kn_op_all_gather, "all_gather_tensor", GATHER, gather_shape);
 COLLECTIVE(kn_op_reduce_scatter, "reduce_scatter_tensor", SCATTER, scatter_shape);
 COLLECTIVE(kn_op_all_reduce, "all_reduce_tensor", SUM, sum_shape);
