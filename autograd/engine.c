@@ -53,31 +53,16 @@ bool kn_in_grad_of(void)
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
-void kn_collective_watch_on(kn_collective_watch *w)
-{
-    kn_collective_watch **end = &kn_context_get()->collectives;
-    while (*end)
-        end = &(*end)->next;
-    *end = w;
-}
-
-void kn_collective_watch_off(kn_collective_watch *w)
-{
-    kn_collective_watch **at = &kn_context_get()->collectives;
-    while (*at && *at != w)
-        at = &(*at)->next;
-    if (*at)
-        *at = w->next;
-}
-
 bool kn_collective_begins(void)
 {
-    const kn_context *c = kn_context_get();
-    const kn_engine *e = kn_engine_outermost(c->engine);
-    for (kn_collective_watch *w = c->collectives; w && e && e->at < e->nodes; w = w->next)
-        if (!w->fn(w->arg, e->node[e->at]->seq))
-            return false;
-    return kn_ok();
+    const kn_engine *e = kn_engine_outermost(kn_context_get()->engine);
+    bool ok = kn_ok();
+    for (int64_t i = 0; e && e->at < e->nodes && i < e->groups && ok; i++) {
+        kn_group *g = e->group[i];
+        ok = !g->complete || !g->before_collective ||
+             g->before_collective(g->arg, e->node[e->at]->seq);
+    }
+    return ok;
 }
 
 uint64_t kn_collective_next(void)

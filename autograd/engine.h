@@ -48,16 +48,9 @@ struct kn_engine {
         *running; /* of those, the innermost call that runs around it, outside of others */
 };
 
-/* What has an order with other ranks of its own, which collectives on tensors must keep: in a
- * backward fn comes before each of them. after: nodes with a higher number have run. */
-typedef struct kn_collective_watch {
-    struct kn_collective_watch *next;
-    bool (*fn)(void *arg, uint64_t after);
-    void *arg;
-} kn_collective_watch;
-void kn_collective_watch_on(kn_collective_watch *w);
-void kn_collective_watch_off(kn_collective_watch *w); /* also where it isn't on */
-bool kn_collective_begins(void); /* to be called before one; false with an error */
+/* To be called before a collective: in a backward the groups that it comes to are told
+ * (kn_group.before_collective). False with an error. */
+bool kn_collective_begins(void);
 /* The number of the next node of the running backward that is a collective; 0: none will be. */
 uint64_t kn_collective_next(void);
 

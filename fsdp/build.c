@@ -221,6 +221,7 @@ static kn_unit *new_unit(kn_module_impl *const *module, int modules, kn_comm *co
     for (int i = 0; i < modules; i++)
         list[i] = module[i];
     kn_live_begin(&u->live, module[0]);
+    group->before_collective = kn_turns_before_collective;
     u->group = group;
     u->module = list;
     u->modules = modules;

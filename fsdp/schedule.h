@@ -76,7 +76,6 @@ struct kn_schedule_state {
     kn_unit *downloading; /* whose gradients may still be on their way to the host */
     int64_t downloads;    /* of gradients, so far */
     int ahead;            /* units gathered ahead of their use */
-    kn_collective_watch watch;
 };
 
 /* schedule.c: hooks of u's modules (nn_internal.h), the two kinds of turns, and the end. */
@@ -125,7 +124,7 @@ void kn_prefetch_free(kn_unit *u);
 void kn_turns_reach(void *unit);
 bool kn_turns_come_to(kn_unit *u);
 /* A collective on a tensor is about to run, with which the tree's must keep their order. */
-bool kn_turns_before_collective(void *schedule, uint64_t node);
+bool kn_turns_before_collective(void *unit, uint64_t node);
 void kn_turns_complete(void *unit);
 
 /* recover.c: nothing stays of a forward of u that failed; nor, of what a backward that failed left

@@ -110,8 +110,6 @@ kn_schedule_state *kn_schedule_of(kn_unit *u)
         for (kn_module_impl *m = kn_impl_lowest(top); ok && m; m = kn_impl_next_up(m, top))
             ok = collect(s, m);
     }
-    s->watch = (kn_collective_watch){ .fn = kn_turns_before_collective, .arg = s };
-    kn_collective_watch_on(&s->watch);
     if (ok && kn_lanes_join(s, any_away(s)) && join(s))
         return s;
     kn_schedule_free(s);
@@ -122,7 +120,6 @@ void kn_schedule_free(kn_schedule_state *s)
 {
     if (!s)
         return;
-    kn_collective_watch_off(&s->watch);
     kn_finish_reductions(s, 0);
     for (int i = 0; i < s->units; i++)
         if (s->unit[i]->schedule == s) {

@@ -36,13 +36,10 @@ bool kn_turns_come_to(kn_unit *u)
     return kn_unit_unshard_in_backward(u);
 }
 
-bool kn_turns_before_collective(void *schedule, uint64_t node)
+bool kn_turns_before_collective(void *unit, uint64_t node)
 {
-    kn_schedule_state *s = schedule;
-    bool reached = s->phase == KN_PHASE_BACKWARD;
-    for (int i = 0; i < s->units && !reached; i++)
-        reached = s->unit[i]->group->active;
-    return !reached || (begin_backward(s) && kn_order_pass(&s->order, node));
+    kn_schedule_state *s = ((kn_unit *)unit)->schedule;
+    return !s || (begin_backward(s) && kn_order_pass(&s->order, node));
 }
 
 static bool may_come(const kn_unit *u)

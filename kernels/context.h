@@ -61,7 +61,6 @@ typedef struct kn_context {
     struct kn_frame *frame;         /* the module call that is running, or NULL */
     int nested;                     /* calls of modules and functions that run in one another */
     struct kn_engine *engine;
-    struct kn_collective_watch *collectives; /* who is asked before one runs in a backward */
     struct kn_function_run *function; /* the user's operation that is running, or NULL */
     struct kn_hook_run *hook;         /* the user's hook that is running, or NULL */
     bool check;                       /* kn_set_check */

@@ -24,7 +24,8 @@ typedef struct pair {
     kn_module base;
     tower image, text;
     kn_linear spare; /* a unit that not every rank's loss reaches */
-    bool detaches;
+    kn_linear last;  /* one that runs behind the loss */
+    bool detaches, behind;
 } pair;
 
 static kn_tensor *block_forward(kn_module *self, kn_tensor *x)
@@ -46,8 +47,9 @@ static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
     (void)arg;
     pair *m = (pair *)self;
     kn_tensor *a = kn_call(&m->image, in.v[0]);
+    kn_tensor *b = m->behind ? kn_call(&m->text, in.v[1]) : NULL;
     kn_tensor *more = kn_call(&m->spare, m->detaches ? kn_detach(a) : a);
-    kn_tensor *b = kn_call(&m->text, in.v[1]);
+    b = b ? b : kn_call(&m->text, in.v[1]);
     return KN_VALUES(a, b, m->detaches ? kn_detach(more) : more);
 }
 
@@ -92,16 +94,18 @@ typedef struct how {
     bool evaluates;         /* before each step */
     bool branches;          /* rank 0's loss alone reaches the spare unit, */
     bool late;              /* which runs once more behind the loss */
+    bool behind;            /* the texts' tower, and another unit runs behind the loss */
     kn_dtype dtype;
 } how;
 
 static bool prepare(pair *p, kn_comm *c, const how *h)
 {
     const bool alone = kn_comm_size(c) == 1;
-    *p = (pair){ .detaches = h->branches && kn_rank(c) > 0 };
+    *p = (pair){ .detaches = h->branches && kn_rank(c) > 0, .behind = h->behind };
     bool ok = kn_module_init_n(&p->base, pair_forward) && tower_init(&p->image, p, "image", c) &&
               tower_init(&p->text, p, "text", c) &&
-              kn_linear_init(&p->spare, &p->base, "spare", OUT, OUT);
+              kn_linear_init(&p->spare, &p->base, "spare", OUT, OUT) &&
+              kn_linear_init(&p->last, &p->base, "last", OUT, OUT);
     if (h->frozen)
         kn_freeze(&p->text, true);
     if (h->recompute)
@@ -126,6 +130,8 @@ static bool step(pair *p, kn_optim *opt, kn_comm *c, const how *h, int number, d
     }
     kn_values out = kn_call_n(p, in, NULL, 0);
     kn_tensor *own = out.n == 3 ? contrast(out.v[0], out.v[1], c) : NULL;
+    if (h->behind)
+        out.v[2] = kn_add(out.v[2], kn_call(&p->last, kn_detach(out.v[0])));
     if (h->late) {
         kn_tensor *more = kn_call(&p->spare, kn_detach(out.v[0]));
         out.v[2] = kn_add(out.v[2], p->detaches ? kn_detach(more) : more);
@@ -158,6 +164,7 @@ static const how others[] = {
     { .branches = true },
     { .branches = true, .around = true, .strategy = KN_NO_SHARD },
     { .branches = true, .late = true },
+    { .branches = true, .behind = true },
     { .branches = true, .late = true, .recompute = true },
 };
 
