@@ -249,8 +249,8 @@ KN_API kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tens
  * dtype, one after another where it does. src has as many at least. */
 KN_API kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src);
 /* Where values x would come in sorted[N], ascending: i64 of x's shape, before equal elements, or
- * after them where right. sorted[..., N] has a line for each of x[..., M]. Takes the time of sorting
- * both. */
+ * after them where right. sorted[..., N] has a line for each of x[..., M]. Takes the time of
+ * sorting both. */
 KN_API kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right);
 KN_API kn_tensor *kn_bucketize(kn_tensor *x, kn_tensor *boundaries, bool right);
 /* Which elements of x are among elements, of the same dtype: bool. */
@@ -263,8 +263,8 @@ KN_API kn_tensor *kn_bincount(kn_tensor *x, kn_tensor *weights, int64_t least);
  * for values. */
 KN_API kn_tensor *kn_unique(kn_tensor *x, kn_tensor **inverse, kn_tensor **counts);
 /* How many elements of a float x lie in each of these bins of equal width from low to high, in x's
- * dtype; others don't count. Where low is high: from the least to the largest element, for which the
- * host waits. */
+ * dtype; others don't count. Where low is high: from the least to the largest element, for
+ * which the host waits. */
 KN_API kn_tensor *kn_histc(kn_tensor *x, int64_t bins, double low, double high);
 /* i64 [..., classes] of zeros, with a one at index[...]. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);

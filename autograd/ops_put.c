@@ -1,10 +1,10 @@
-/* autograd/ops_put.c: elements put and found by indices of several dims, masks, or their order; made
- * of other operations. */
+/* autograd/ops_put.c: elements put and found by indices of several dims, masks, or their order;
+ * made of other operations. */
 #include "autograd/losses.h"
 #include <math.h>
 
 /* The row-major place in the first n dims of x for each element of the indices, which broadcast;
- * negative ones count from the end. Where one is outside, so is the place: the kernel reports it. */
+ * negative ones count from the end. Where one is outside, so is the place, as the kernel says. */
 static kn_tensor *places(const kn_tensor *x, int n, kn_tensor *const *index, int64_t *all)
 {
     kn_tensor *at = NULL, *inside = NULL;
