@@ -32,22 +32,54 @@ KN_API kn_tensor *kn_add_layer_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, 
                                     double eps, kn_tensor **sum);
 KN_API kn_tensor *kn_add_rms_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, double eps,
                                   kn_tensor **sum);
+typedef struct kn_embedding_options {
+    KN_BEGIN_OPTIONS;
+    /* A row that gets no gradient; negative ones count from the end. 0: none; KN_ZERO: row 0 */
+    int64_t padding_idx;
+} kn_embedding_options;
 /* Rows of w[V, C] picked by index[...] -> [..., C]. */
-KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index);
-#define kn_embedding(w, index) kn_embedding_((w), (index))
+KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index, kn_embedding_options o);
+#define kn_embedding(w, index, ...)                                                                \
+    kn_embedding_(w, index, KN_OPTIONS(kn_embedding_options, __VA_ARGS__))
+typedef enum kn_bag_mode {
+    KN_BAG_DEFAULT = 0, /* KN_BAG_MEAN */
+    KN_BAG_SUM,
+    KN_BAG_MEAN,
+    KN_BAG_MAX /* the gradient of an element goes to the first maximum */
+} kn_bag_mode;
+typedef struct kn_embedding_bag_options {
+    KN_BEGIN_OPTIONS;
+    kn_tensor *offsets; /* i64 or i32 [B], rising from 0: where bags begin; with a 1-d index only */
+    kn_tensor *per_sample_weights; /* of index's shape and w's dtype; only with KN_BAG_SUM */
+    kn_bag_mode mode;              /* 0: KN_BAG_MEAN */
+    bool include_last_offset;      /* .offsets has one more, the end of the last bag */
+    int64_t padding_idx; /* as kn_embedding's; positions with this row don't count in a bag */
+} kn_embedding_bag_options;
+/* Sums, means or maxima over bags of rows of w[V, C]: index[B, L], a bag of L each, or index[n] with
+ * .offsets -> [B, C]. An empty bag gives zeros. bf16 and f16 are added in f32 and rounded once. */
+KN_API kn_tensor *kn_embedding_bag_(kn_tensor *w, kn_tensor *index, kn_embedding_bag_options o);
+#define kn_embedding_bag(w, index, ...)                                                            \
+    kn_embedding_bag_(w, index, KN_OPTIONS(kn_embedding_bag_options, __VA_ARGS__))
 /* Slices of x along dim picked by the 1-d index. */
 KN_API kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index);
 /* Zeroes with probability p and scales the rest by 1/(1-p). The draw depends on the random key. */
 KN_API kn_tensor *kn_dropout_(kn_tensor *x, double p);
 #define kn_dropout(x, p) kn_dropout_((x), (p))
 
+/* Which keys a query of causal attention sees where there are S keys for T queries. */
+typedef enum kn_causal_align {
+    KN_CAUSAL_ALIGN_DEFAULT = 0, /* S and T are equal, else it is an error */
+    KN_CAUSAL_FIRST,             /* s <= t: query 0 sees key 0 (torch's is_causal) */
+    KN_CAUSAL_LAST               /* s <= t + (S - T): the last query sees all, as behind a cache */
+} kn_causal_align;
 typedef struct kn_scaled_dot_product_attention_options {
     KN_BEGIN_OPTIONS;
-    double scale;    /* 0: 1/sqrt(D); KN_ZERO: 0 */
-    bool causal;     /* query t sees keys s <= t + (S - T): the last query sees all */
-    double dropout;  /* of the probabilities */
-    int64_t window;  /* of the keys that .causal lets a query see, the last so many; 0: all */
-    kn_tensor *mask; /* or NULL; beside .causal both must let a key be seen */
+    double scale;          /* 0: 1/sqrt(D); KN_ZERO: 0 */
+    bool causal;           /* query t sees keys s <= t; where S isn't T, .align says more */
+    double dropout;        /* of the probabilities */
+    int64_t window;        /* of the keys that .causal lets a query see, the last so many; 0: all */
+    kn_tensor *mask;       /* or NULL; beside .causal both must let a key be seen */
+    kn_causal_align align; /* of .causal; required where S isn't T */
 } kn_scaled_dot_product_attention_options;
 /* softmax(scale q k^T + mask) v for q[B,H,T,D], k and v [B,G,S,D] with G dividing H. Memory linear
  * in T. The mask broadcasts to [B,H,T,S]: bool, where true keys take part, or of q's dtype, added
@@ -64,7 +96,8 @@ KN_API kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, k
  *
  *     kn_tensor *all[2];
  *     kn_kv_cache_append(cache, k, v, all); // k and v [B,G,t,D] of t new positions
- *     y = kn_scaled_dot_product_attention(q, all[0], all[1], .causal = true); */
+ *     y = kn_scaled_dot_product_attention(q, all[0], all[1], .causal = true,
+ *                                         .align = KN_CAUSAL_LAST); */
 typedef struct kn_kv_cache kn_kv_cache;
 /* An empty one for up to capacity positions of k and v [B,G,.,D] of a float dtype (0: f32) on
  * device (0: cpu), whose bytes it takes at once. The caller frees it. NULL with an error. */
@@ -217,13 +250,15 @@ typedef struct kn_linear_cross_entropy_options {
     bool in_out;                 /* w is stored [C, V] */
     int64_t ignore_index;        /* targets with this value don't count; 0: -100; KN_ZERO: 0 */
     double smoothing;            /* label smoothing in [0, 1) */
-    kn_loss_reduction reduction; /* MEAN or SUM */
+    kn_loss_reduction reduction; /* NONE: a value a row */
+    kn_tensor *weight;           /* [V], as kn_cross_entropy's; or NULL */
 } kn_linear_cross_entropy_options;
 /* kn_cross_entropy(kn_linear(x[..., C], w[V, C], bias), targets[...]), but the logits [..., V]
  * never exist as a whole: they are made for max(1024, N / 8) of the N rows at a time, and turned
  * into their gradient in place. Beyond so many rows the gradients of x, w and bias are made in the
  * forward, where w's takes memory in f32 (f64 for f64) until backward, which multiplies them by
- * the gradient that arrives. Without gradients it makes the loss only. */
+ * the gradient that arrives. Without gradients it makes the loss only. With a weight,
+ * KN_REDUCTION_NONE, or targets that are probabilities the logits do exist. */
 KN_API kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targets,
                                            kn_linear_cross_entropy_options o);
 #define kn_linear_cross_entropy(x, w, targets, ...)                                                \
@@ -262,6 +297,33 @@ KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tenso
                                             kn_cosine_embedding_loss_options o);
 #define kn_cosine_embedding_loss(x, y, sign, ...)                                                  \
     kn_cosine_embedding_loss_(x, y, sign, KN_OPTIONS(kn_cosine_embedding_loss_options, __VA_ARGS__))
+
+typedef struct kn_gaussian_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool full;  /* with the constant log(2 pi) / 2 */
+    double eps; /* the least variance, above 0; 0: 1e-6 */
+} kn_gaussian_nll_loss_options;
+/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, broadcasts to x. The
+ * bound doesn't stop var's gradient. */
+KN_API kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
+                                        kn_gaussian_nll_loss_options o);
+#define kn_gaussian_nll_loss(x, target, var, ...)                                                  \
+    kn_gaussian_nll_loss_(x, target, var, KN_OPTIONS(kn_gaussian_nll_loss_options, __VA_ARGS__))
+
+typedef struct kn_poisson_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool no_log_input; /* x is the rate itself, not its logarithm */
+    bool full;         /* with Stirling's log(target!) for targets above 1 */
+    double eps;        /* added to a rate before its logarithm; 0: 1e-8; KN_ZERO: 0 */
+} kn_poisson_nll_loss_options;
+/* e^x - target x, or x - target log(x + eps) */
+KN_API kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target,
+                                       kn_poisson_nll_loss_options o);
+#define kn_poisson_nll_loss(x, target, ...)                                                        \
+    kn_poisson_nll_loss_(x, target, KN_OPTIONS(kn_poisson_nll_loss_options, __VA_ARGS__))
+
 typedef enum kn_pad_mode {
     KN_PAD_CONSTANT = 0, /* the value */
     KN_PAD_REFLECT,      /* mirrored at the edge's element, which isn't repeated; size < dim */
@@ -270,16 +332,19 @@ typedef enum kn_pad_mode {
 } kn_pad_mode;
 /* x with more elements at its ends, as torch.nn.functional.pad: sizes has {before, after} of the
  * last dim, then of the one before it, ...; n is at most twice the dims: kn_pad(x, KN_PAD_CONSTANT,
- * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut; the constant mode only takes them. */
+ * 0, KN_SHAPE(left, right, top, bottom)). Sizes below 0 cut. */
 KN_API kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int64_t *sizes);
 
 /* ---- images: x[N,C,H,W], row-major or channels-last; sequences: x[N,C,L] --------------------- */
+
+/* Convolutions and pools also take one image x[C,H,W] or sequence x[C,L]; so is their result. */
 
 typedef struct kn_conv2d_options {
     KN_BEGIN_OPTIONS;
     int64_t stride, pad, dilation;             /* 0: 1, 0, 1; the same for rows and columns */
     int64_t strides[2], pads[2], dilations[2]; /* {rows, columns} in their place, where not all 0 */
     int64_t groups;                            /* 0: 1; divides C and O */
+    bool same; /* pads so that the size stays (padding="same"); with stride 1 */
 } kn_conv2d_options;
 /* y[N,O,P,Q] = bias[o] + sum over c, r, s of w[o,c,r,s] x[n, c, p stride + r dilation - pad, ...]
  * for w[O,C/groups,R,S] and zeros outside of x (torch.nn.functional.conv2d), with P = (H + 2 pad -
@@ -291,6 +356,7 @@ KN_API kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_con
 typedef struct kn_conv1d_options {
     KN_BEGIN_OPTIONS;
     int64_t stride, pad, dilation, groups; /* 0: 1, 0, 1, 1 */
+    bool same;
 } kn_conv1d_options;
 /* The same of x[N,C,L] and w[O,C/groups,S] (torch.nn.functional.conv1d). */
 KN_API kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o);
@@ -374,7 +440,7 @@ typedef struct kn_pool2d_options {
     bool ceil_mode;   /* a last window that only begins inside counts too */
     bool exclude_pad; /* averages divide by the elements that exist (count_include_pad = False) */
 } kn_pool2d_options;
-/* The largest element of each window, NaN above all; its gradient goes to the first of equals. pad
+/* The largest element of each window, NaN above all, also of integers; its gradient goes to the first of equals. pad
  * is at most half of kernel. */
 KN_API kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o);
 /* The mean of each window; no dilation. */
@@ -411,24 +477,35 @@ KN_API kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o);
 KN_API kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o);
 #define kn_fold2d(y, H, W, ...) kn_fold2d_(y, H, W, KN_OPTIONS(kn_unfold2d_options, __VA_ARGS__))
 
-typedef enum kn_interpolate_mode { KN_NEAREST = 0, KN_BILINEAR } kn_interpolate_mode;
+typedef enum kn_interpolate_mode {
+    KN_NEAREST = 0,
+    KN_BILINEAR,      /* in each dim, so linear of sequences, trilinear of volumes */
+    KN_BICUBIC,       /* Keys' cubic through four rows, with a = -3/4 */
+    KN_NEAREST_EXACT, /* row floor((p + 0.5) s) */
+    KN_AREA           /* means of the windows of kn_adaptive_avg_pool2d */
+} kn_interpolate_mode;
 typedef struct kn_interpolate_options {
     KN_BEGIN_OPTIONS;
-    int64_t size, sizes[2];   /* of the result; the same for both, or {rows, columns} */
-    double scale, scales[2];  /* in its place: its size is floor(H scale) */
+    int64_t size, sizes[3];   /* of the result; the same for all dims, or {rows, columns} */
+    double scale, scales[3];  /* in its place: its size is floor(H scale) */
     kn_interpolate_mode mode; /* KN_NEAREST is the default */
-    bool align_corners;       /* bilinear: the corners of x and y are one */
+    bool align_corners;       /* linear and cubic ones: the corners of x and y are one */
+    bool antialias; /* bilinear, bicubic: where y is smaller, over 1 / scale as many rows */
 } kn_interpolate_options;
-/* An image of another size (torch.nn.functional.interpolate). With s = 1 / scale, or H / P where a
+/* An image x[N,C,H,W] of another size, a sequence or a volume (torch.nn.functional.interpolate).
+ * With s = 1 / scale, or H / P where a
  * size is given, row p of y is, nearest: row floor(p s); bilinear: between the two rows around
  * (p + 0.5) s - 0.5, or around p (H - 1) / (P - 1) with .align_corners; likewise columns. Places
- * outside count as the edge. They are computed in f64. */
+ * outside count as the edge. They are computed in f64. Cubic and antialiased ones are products with a
+ * matrix [P,H] for each dim. */
 KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
 #define kn_interpolate(x, ...) kn_interpolate_(x, KN_OPTIONS(kn_interpolate_options, __VA_ARGS__))
 /* x[...,C r r,H,W] -> y[...,C,H r,W r]: y[c, h r + i, w r + j] = x[(c r + i) r + j, h, w]. Any
  * dtype. kn_pixel_unshuffle takes y back to x; r divides its rows and columns. */
 KN_API kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r);
 KN_API kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r);
+/* Channels of x[N,C,...] from the groups in turn: channel c of group g becomes c groups + g. */
+KN_API kn_tensor *kn_channel_shuffle(kn_tensor *x, int64_t groups);
 
 #ifdef __cplusplus
 }

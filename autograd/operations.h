@@ -27,11 +27,18 @@ KN_API kn_tensor *kn_div(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_maximum(kn_tensor *a, kn_tensor *b); /* where equal, half the gradient each */
 KN_API kn_tensor *kn_minimum(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_add_scaled(kn_tensor *a, kn_tensor *b, double factor); /* a + factor b */
-/* a + weight (b - a): a at 0, b at 1, exactly. Floats, as kn_add_scaled. */
+/* a + weight (b - a): a at 0, b at 1, exactly. Floats. */
 KN_API kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight);
 /* a^b. The gradient of a is 0 where b is 0, that of b where a is 0 and b >= 0; below 0 that of b is
  * NaN. */
 KN_API kn_tensor *kn_pow_tensor(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_atan2(kn_tensor *a, kn_tensor *b);     /* the angle of the point (b, a) */
+KN_API kn_tensor *kn_logaddexp(kn_tensor *a, kn_tensor *b); /* log(e^a + e^b) */
+/* Of numbers; of integers by zero they give 0. floor(a / b), without gradient; a - b floor(a / b),
+ * whose sign is b's; a - b trunc(a / b), whose sign is a's. */
+KN_API kn_tensor *kn_floor_divide(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_remainder(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_fmod(kn_tensor *a, kn_tensor *b);
 /* Comparisons of numbers give bool tensors without gradient. */
 KN_API kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b);
@@ -39,7 +46,14 @@ KN_API kn_tensor *kn_lt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_le(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_gt(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ge(kn_tensor *a, kn_tensor *b);
-/* Of bool tensors, into bool, without gradient. */
+/* The same of x and a number, which x's dtype must hold: kn_gt_scalar(x, 0.5). */
+KN_API kn_tensor *kn_eq_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_ne_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_lt_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_le_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_gt_scalar(kn_tensor *x, double value);
+KN_API kn_tensor *kn_ge_scalar(kn_tensor *x, double value);
+/* Of bool tensors, or of numbers, which are true where they aren't 0, into bool, without gradient. */
 KN_API kn_tensor *kn_logical_and(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_or(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_logical_xor(kn_tensor *a, kn_tensor *b);
@@ -57,17 +71,22 @@ KN_API kn_tensor *kn_abs(kn_tensor *x); /* gradient 0 at 0 */
 KN_API kn_tensor *kn_square(kn_tensor *x);
 /* min(max(x, low), high): the bounds are rounded to x's dtype, and not NaN; gradient 1 at both */
 KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
-/* -1, 0 or 1; then integers below, above, nearest (half to even). Their gradients are 0. */
+/* -1, 0 or 1; then integers below, above, nearest (half to even), towards 0. Their gradients are
+ * 0. */
 KN_API kn_tensor *kn_sign(kn_tensor *x);
 KN_API kn_tensor *kn_floor(kn_tensor *x);
 KN_API kn_tensor *kn_ceil(kn_tensor *x);
 KN_API kn_tensor *kn_round(kn_tensor *x);
+KN_API kn_tensor *kn_trunc(kn_tensor *x);
 
+KN_API kn_tensor *kn_frac(kn_tensor *x); /* x - trunc(x) */
 KN_API kn_tensor *kn_exp(kn_tensor *x);
+KN_API kn_tensor *kn_exp2(kn_tensor *x);
 KN_API kn_tensor *kn_expm1(kn_tensor *x); /* e^x - 1, exact near 0 */
 KN_API kn_tensor *kn_log(kn_tensor *x);
 KN_API kn_tensor *kn_log1p(kn_tensor *x); /* log(1 + x), exact near 0 */
 KN_API kn_tensor *kn_log2(kn_tensor *x);
+KN_API kn_tensor *kn_log10(kn_tensor *x);
 KN_API kn_tensor *kn_sqrt(kn_tensor *x);
 KN_API kn_tensor *kn_rsqrt(kn_tensor *x);
 KN_API kn_tensor *kn_reciprocal(kn_tensor *x);
@@ -76,7 +95,18 @@ KN_API kn_tensor *kn_sin(kn_tensor *x);
 KN_API kn_tensor *kn_cos(kn_tensor *x);
 KN_API kn_tensor *kn_tan(kn_tensor *x);
 KN_API kn_tensor *kn_atan(kn_tensor *x);
+KN_API kn_tensor *kn_asin(kn_tensor *x);
+KN_API kn_tensor *kn_acos(kn_tensor *x);
+KN_API kn_tensor *kn_sinh(kn_tensor *x);
+KN_API kn_tensor *kn_cosh(kn_tensor *x);
+KN_API kn_tensor *kn_asinh(kn_tensor *x);
+KN_API kn_tensor *kn_acosh(kn_tensor *x);
+KN_API kn_tensor *kn_atanh(kn_tensor *x);
 KN_API kn_tensor *kn_erf(kn_tensor *x);
+KN_API kn_tensor *kn_erfc(kn_tensor *x);    /* 1 - erf(x), exact where that is small */
+KN_API kn_tensor *kn_erfinv(kn_tensor *x);  /* y with erf(y) = x */
+KN_API kn_tensor *kn_lgamma(kn_tensor *x);  /* log |gamma(x)| */
+KN_API kn_tensor *kn_digamma(kn_tensor *x); /* its derivative; NaN at whole numbers below 0 */
 
 KN_API kn_tensor *kn_tanh(kn_tensor *x);
 KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
@@ -89,6 +119,13 @@ KN_API kn_tensor *kn_silu(kn_tensor *x);
 KN_API kn_tensor *kn_mish(kn_tensor *x);        /* x tanh(log(1 + e^x)) */
 KN_API kn_tensor *kn_hardsigmoid(kn_tensor *x); /* min(max(x + 3, 0), 6) / 6; gradient 0 at -3, 3 */
 KN_API kn_tensor *kn_hardswish(kn_tensor *x);   /* x hardsigmoid(x); gradient 0 at -3, 1 at 3 */
+/* scale x where x > 0, else scale alpha (e^x - 1), with KN_SELU_SCALE and KN_SELU_ALPHA */
+KN_API kn_tensor *kn_selu(kn_tensor *x);
+KN_API kn_tensor *kn_softsign(kn_tensor *x);   /* x / (1 + |x|) */
+KN_API kn_tensor *kn_tanhshrink(kn_tensor *x); /* x - tanh(x) */
+/* x where x > 0, else w x, of x[N,C,...] with w[C], one a channel, or w[1]; both of one dtype, and
+ * both get gradients. */
+KN_API kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w);
 
 typedef struct kn_leaky_relu_options {
     KN_BEGIN_OPTIONS;
@@ -107,6 +144,31 @@ typedef struct kn_elu_options {
 /* x where x > 0, else alpha (e^x - 1) */
 KN_API kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o);
 #define kn_elu(x, ...) kn_elu_(x, KN_OPTIONS(kn_elu_options, __VA_ARGS__))
+
+/* x where x > 0, else alpha (e^(x / alpha) - 1); alpha isn't 0 */
+KN_API kn_tensor *kn_celu_(kn_tensor *x, kn_elu_options o);
+#define kn_celu(x, ...) kn_celu_(x, KN_OPTIONS(kn_elu_options, __VA_ARGS__))
+
+typedef struct kn_shrink_options {
+    KN_BEGIN_OPTIONS;
+    double lambda; /* at least 0; 0: 0.5; KN_ZERO: 0 */
+} kn_shrink_options;
+
+/* x where |x| > lambda, else 0; kn_softshrink moves x towards 0 by lambda there. */
+KN_API kn_tensor *kn_hardshrink_(kn_tensor *x, kn_shrink_options o);
+KN_API kn_tensor *kn_softshrink_(kn_tensor *x, kn_shrink_options o);
+#define kn_hardshrink(x, ...) kn_hardshrink_(x, KN_OPTIONS(kn_shrink_options, __VA_ARGS__))
+#define kn_softshrink(x, ...) kn_softshrink_(x, KN_OPTIONS(kn_shrink_options, __VA_ARGS__))
+
+typedef struct kn_nan_to_num_options {
+    KN_BEGIN_OPTIONS;
+    double nan;            /* default 0 */
+    double posinf, neginf; /* 0: the largest and the smallest number of the dtype; KN_ZERO: 0 */
+} kn_nan_to_num_options;
+
+/* x with numbers in place of NaN and of both infinities, where its gradient is 0. */
+KN_API kn_tensor *kn_nan_to_num_(kn_tensor *x, kn_nan_to_num_options o);
+#define kn_nan_to_num(x, ...) kn_nan_to_num_(x, KN_OPTIONS(kn_nan_to_num_options, __VA_ARGS__))
 
 typedef struct kn_softplus_options {
     KN_BEGIN_OPTIONS;
@@ -190,7 +252,7 @@ KN_API kn_tensor *kn_std_(kn_tensor *x, int n, const int64_t *dims, kn_var_optio
  * y[i, j, k] = x[i, index[i, j, k], k] for dim 1: y has index's shape, which has x's number of dims
  * and is no larger than x but in dim. The gradient adds up where an index repeats. */
 KN_API kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index);
-/* As kn_gather, where x and index broadcast in the other dims. */
+/* As kn_gather, where x and index broadcast in the other dims; indices below 0 count from the end. */
 KN_API kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim);
 /* A copy y of x with y[i, index[i, j, k], k] = src[i, j, k] for dim 1, and += for scatter_add. src,
  * of x's dtype, is at least as large as index in each dim. Where an index repeats, the last element
@@ -266,7 +328,8 @@ KN_API kn_tensor *kn_unique(kn_tensor *x, kn_tensor **inverse, kn_tensor **count
  * dtype; others don't count. Where low is high: from the least to the largest element, for
  * which the host waits. */
 KN_API kn_tensor *kn_histc(kn_tensor *x, int64_t bins, double low, double high);
-/* i64 [..., classes] of zeros, with a one at index[...]. */
+/* i64 [..., classes] of zeros, with a one at index[...]. classes -1: one more than the largest index,
+ * for which the host waits. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);
 
 typedef struct kn_sort_options {
@@ -311,6 +374,11 @@ KN_API kn_tensor *kn_view(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_transpose(kn_tensor *x, int dim0, int dim1);              /* a view */
 KN_API kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order);       /* a view */
 KN_API kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end); /* [begin, end) */
+/* Every step-th element of these, step above 0: x[begin:end:step]. A view. */
+KN_API kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int64_t step);
+/* x without dim, where it is at index, which counts from the end where it is below 0: x[:, t] is
+ * kn_select(x, 1, t). A view. */
+KN_API kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index);
 /* Repeats dims of size 1 without a copy; new dims come in front; -1 keeps a dim's size. */
 KN_API kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape);
 KN_API kn_tensor *kn_contiguous(kn_tensor *x); /* row-major: a copy, or x itself */
@@ -333,6 +401,12 @@ KN_API kn_tensor *kn_movedim(kn_tensor *x, int from, int to);
 /* Elements [.., i, .., i + offset, ..] of dims dim0 and dim1, which go; i is the last dim of the
  * result. Offsets beyond the corners give size 0. A view. */
 KN_API kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1);
+/* The last dim of x[...] as the diagonal of dims dim0 and dim1 of the result, which has one dim
+ * more: kn_diagonal takes it back. 0 elsewhere. */
+KN_API kn_tensor *kn_diag_embed(kn_tensor *x, int64_t offset, int dim0, int dim1);
+/* n tensors of one dim, expanded over the grid that they span: out[i] varies along dim i; xy: the
+ * first along dim 1 and the second along dim 0. Views. */
+KN_API bool kn_meshgrid(kn_tensor *const *x, int n, bool xy, kn_tensor **out);
 /* Windows of size elements along dim, one each step elements (torch.Tensor.unfold): dim gets size
  * (n - size) / step + 1, and a last dim of size is new. A view, whose elements share bytes where
  * windows overlap; there the gradient is their sum. */

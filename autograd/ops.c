@@ -11,6 +11,31 @@ kn_spec kn_spec_like(const kn_tensor *t)
     return s;
 }
 
+kn_tensor *kn_as_batch(kn_tensor *x, int dims)
+{
+    return x && x->ndim == dims - 1 ? kn_unsqueeze(x, 0) : x;
+}
+
+kn_tensor *kn_of_batch(kn_tensor *y, bool alone)
+{
+    return y && alone ? kn_squeeze(y, 1, (int64_t[]){ 0 }) : y;
+}
+
+kn_tensor *kn_row_of(kn_tensor *x)
+{
+    return x && x->ndim == 0 ? kn_unsqueeze(x, 0) : x;
+}
+
+kn_tensor *kn_number_of(kn_tensor *row)
+{
+    return row ? kn_squeeze(row, 1, (int64_t[]){ 0 }) : NULL;
+}
+
+bool kn_is_number(const kn_tensor *x)
+{
+    return kn_ok() && x && x->ndim == 0;
+}
+
 kn_tensor *kn_number_like(const kn_tensor *t, double value)
 {
     return t ? kn_full(t->dtype, kn_device_of(t), value, KN_SCALAR) : NULL;
@@ -40,12 +65,13 @@ bool kn_dims(const char *op, const kn_tensor *t, int n, const int64_t *list, uin
 {
     if (n < 0 || (n > 0 && !kn_given(list, op, "the list of dims")))
         return kn_fail("%s: %d dims are listed; 0 stands for all", op, n);
+    const int most = t->ndim > 0 ? t->ndim : 1; /* a number has dims 0 and -1 */
     *dims = n > 0 ? 0 : (1u << t->ndim) - 1;
     for (int i = 0; i < n; i++) {
-        if (list[i] < -t->ndim || list[i] >= t->ndim)
+        if (list[i] < -most || list[i] >= most)
             return kn_fail("%s: dim %lld is out of range for %s (use %d to %d)", op,
-                           (long long)list[i], KN_SHOWN(t), -t->ndim, t->ndim - 1);
-        *dims |= 1u << (list[i] < 0 ? list[i] + t->ndim : list[i]);
+                           (long long)list[i], KN_SHOWN(t), -most, most - 1);
+        *dims |= t->ndim > 0 ? 1u << (list[i] < 0 ? list[i] + t->ndim : list[i]) : 0;
     }
     return true;
 }

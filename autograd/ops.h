@@ -35,14 +35,23 @@ bool kn_grad_in_place(const kn_op_grad *g, int i); /* dout[i] lies in it already
 void kn_grad_came(kn_op_grad *g);
 /* t in the memory order of like, which has as many dims: itself, or a copy. */
 kn_tensor *kn_in_order_of(kn_tensor *t, const kn_tensor *like);
+/* x with a batch of one in front where it lacks the first of so many dims (an image without a batch);
+ * and the result without that dim again, where alone says so. NULL for NULL. */
+kn_tensor *kn_as_batch(kn_tensor *x, int dims);
+kn_tensor *kn_of_batch(kn_tensor *y, bool alone);
+/* A number has dims 0 and -1, as in torch: operations along a dim take it as a row [1]. */
+bool kn_is_number(const kn_tensor *x);
+kn_tensor *kn_row_of(kn_tensor *x); /* others as they are */
+kn_tensor *kn_number_of(kn_tensor *row);
 /* Reads an option for rows and columns into out: each if either of its values isn't 0, else both
  * for the two if it isn't 0, else otherwise. */
 void kn_by_dim(int64_t out[2], int64_t both, const int64_t each[2], int64_t otherwise);
 /* A convolution: kn_conv2d, kn_conv1d, or with .transposed kn_conv_transpose2d, _1d. */
 typedef struct kn_conv_attr {
     int dims; /* 2: images; 1: sequences, whose numbers are those of columns */
-    bool transposed;
+    bool transposed, same;
     int64_t stride[2], pad[2], dilation[2], output_pad[2], groups;
+    const kn_tensor *shown; /* x as it was given, for messages; only while the call is made */
 } kn_conv_attr;
 kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_conv_attr *a);
 /* As kn_by_dim; the rows of a sequence have otherwise. */
@@ -53,6 +62,11 @@ void kn_conv_numbers(int64_t out[2], int dims, int64_t both, const int64_t each[
  * but f's backward, then x and f's kind: din[i] has to be the gradient of x, in y's shape and
  * dtype, and f's backward hands it on as it is. NULL: din[i] is the gradient of y. */
 kn_tensor *kn_grad_through(kn_op_grad *g, int i, kn_unary *kind);
+/* y of a kind without numbers. */
+kn_tensor *kn_unary_of(kn_tensor *x, kn_unary kind);
+/* (x - mean) / sqrt(variance + eps) over the n dims, or without the mean, in x's wide dtype, made
+ * of operations. */
+kn_tensor *kn_normed(kn_tensor *x, int n, const int64_t *dims, double eps, bool rms);
 /* Whether op is y = f(x) of a kind whose derivative some provider applies in a product's epilogue:
  * its kind. */
 bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind);

@@ -1,5 +1,6 @@
 /* autograd/ops_attention.c: fused scaled-dot-product attention and rotary embedding. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@ typedef struct attention_attr {
     uint64_t seed, stream;
     bool causal;
     int64_t window;
+    bool aligned;
 } attention_attr;
 
 /* The mask of scores [B,H,T,S]: bool, or a float that is added. */
@@ -66,6 +68,11 @@ static bool attention_shape(kn_op_call *c)
                        (long long)a->window);
     if (c->in[3] && !mask_fits(q, k, c->in[3]))
         return false;
+    if (a->causal && !a->aligned && q->shape[2] != k->shape[2])
+        return kn_fail("attention: .causal of q %s and k %s: which keys does a query see? .align = "
+                       "KN_CAUSAL_FIRST: query 0 key 0 (torch's is_causal); KN_CAUSAL_LAST: the "
+                       "last query all of them (behind a cache)",
+                       KN_SHOWN(q), KN_SHOWN(k));
     c->spec[0] = kn_spec_like(q);
     c->spec[0].order = positions_first; /* so that [B,T,H*D] is a view */
     c->spec[1] = kn_spec_like(q);
@@ -154,9 +161,85 @@ static bool attention_backward(kn_op_grad *g)
     return !dmask || g->din[3];
 }
 
+/* [H, T, S] of positions: the key s that the query t sees, as .causal and .window say. */
+static kn_tensor *causally_seen(const attention_attr *a, kn_device device, int64_t T, int64_t S)
+{
+    kn_tensor *t = kn_view(kn_arange(KN_I64, device, T), KN_SHAPE(T, 1));
+    kn_tensor *s = kn_arange(KN_I64, device, S), *newest = kn_add_scalar(t, (double)(S - T));
+    kn_tensor *seen = kn_le(s, newest);
+    return a->window > 0 ? kn_logical_and(seen, kn_gt(s, kn_add_scalar(newest, -(double)a->window)))
+                         : seen;
+}
+
+/* softmax(scale q k^T + mask) v, with heads in groups: [B,G,H/G,T,S] scores. A key that isn't seen
+ * has a score of almost nothing, then no weight, so that no infinity meets a zero. */
+static bool attention_composed(kn_op_grad *g, kn_tensor **y)
+{
+    const attention_attr *a = g->attr;
+    kn_tensor *q = g->in[0], *k = g->in[1], *v = g->in[2], *mask = g->in[3], *seen = NULL;
+    const int64_t B = q->shape[0], H = q->shape[1], T = q->shape[2], D = q->shape[3];
+    const int64_t G = k->shape[1], S = k->shape[2], each = G ? H / G : 1;
+    if (a->dropout > 0)
+        return kn_fail("attention: with .dropout it has a first derivative only; make it of "
+                       "kn_matmul, kn_softmax and kn_dropout for .create_graph");
+    const kn_dtype wide = kn_wide_dtype(q->dtype);
+    kn_tensor *in[3] = { kn_reshape(q, KN_SHAPE(B, G, each, T, D)), kn_unsqueeze(k, 2),
+                         kn_unsqueeze(v, 2) };
+    for (int i = 0; i < 3; i++)
+        in[i] = in[i] ? kn_cast(in[i], wide) : NULL;
+    kn_tensor *score = kn_scale(kn_matmul(in[0], kn_transpose(in[1], -1, -2)), a->scale);
+    if (a->causal)
+        seen = causally_seen(a, kn_device_of(q), T, S);
+    if (mask) {
+        mask =
+            kn_reshape(kn_expand(mask, 4, (int64_t[]){ B, H, T, S }), KN_SHAPE(B, G, each, T, S));
+        kn_tensor *open =
+            mask && mask->dtype != KN_BOOL ? kn_gt(mask, kn_number_like(mask, -INFINITY)) : mask;
+        score = mask != open ? kn_add(score, kn_cast(mask, wide)) : score;
+        seen = seen ? kn_logical_and(seen, open) : open;
+    }
+    kn_tensor *p = kn_softmax(seen ? kn_where(seen, score, kn_number_like(score, -1e30)) : score);
+    p = seen ? kn_where(seen, p, kn_number_like(p, 0)) : p;
+    kn_tensor *o = kn_matmul(p, in[2]);
+    y[0] = o ? kn_cast(kn_reshape(o, KN_SHAPE(B, H, T, D)), q->dtype) : NULL;
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_attention, .name = "attention", .attr_size = sizeof(attention_attr), .save_in = 15,
       .save_out = 3, .shape = attention_shape, .forward = attention_forward,
-      .backward = attention_backward);
+      .backward = attention_backward, .on_tape = kn_composed_on_tape,
+      .composed = attention_composed);
+
+/* Queries and keys begin together: queries before key S are aligned by their own, keys behind query
+ * T are seen by none. */
+static kn_tensor *from_the_first(kn_tensor *q, kn_tensor *k, kn_tensor *v,
+                                 kn_scaled_dot_product_attention_options o)
+{
+    const int64_t T = q->shape[2], S = k->shape[2];
+    const int last = o.mask ? o.mask->ndim - 1 : 0;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *part[2] = { NULL }, *mask = o.mask, *y = NULL;
+    const bool rows = mask && last > 0 && mask->shape[last - 1] == T;
+    o.align = KN_CAUSAL_LAST;
+    if (T < S) {
+        if (mask && mask->shape[last] == S)
+            o.mask = kn_slice(mask, last, 0, T);
+        y = kn_scaled_dot_product_attention_(q, kn_slice(k, 2, 0, T), kn_slice(v, 2, 0, T), o);
+    } else if (o.window > 0) {
+        kn_fail("attention: .window with more queries, %lld, than keys, %lld, goes with "
+                ".align = KN_CAUSAL_LAST only",
+                (long long)T, (long long)S);
+    } else {
+        o.mask = rows ? kn_slice(mask, last - 1, 0, S) : mask;
+        part[0] = kn_scaled_dot_product_attention_(kn_slice(q, 2, 0, S), k, v, o);
+        o.mask = rows ? kn_slice(mask, last - 1, S, T) : mask;
+        o.causal = false;
+        part[1] = kn_scaled_dot_product_attention_(kn_slice(q, 2, S, T), k, v, o);
+        y = kn_cat(part, 2, 2);
+    }
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
 
 kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,
                                             kn_scaled_dot_product_attention_options o)
@@ -172,9 +255,14 @@ kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tenso
         if (in[i]->ndim == 4 && in[i]->shape[3] > 1 && in[i]->stride[3] != 1)
             in[i] = kn_contiguous(in[i]);
     }
+    const bool apart = o.causal && q->ndim == 4 && k->ndim == 4 && v->ndim == 4 &&
+                       k->shape[2] == v->shape[2] && q->shape[2] != k->shape[2];
+    if (apart && o.align == KN_CAUSAL_FIRST)
+        return from_the_first(q, k, v, o);
     double depth = q->ndim == 4 && q->shape[3] ? (double)q->shape[3] : 1;
     attention_attr a = { kn_value_or(o.scale, 1 / sqrt(depth)), o.dropout, kn_draw_seed(),
-                         o.dropout > 0 ? kn_draw_stream() : 0,  o.causal,  o.window };
+                         o.dropout > 0 ? kn_draw_stream() : 0,  o.causal,  o.window,
+                         o.align != KN_CAUSAL_ALIGN_DEFAULT };
     if (o.causal && k->ndim == 4 && o.window >= k->shape[2])
         a.window = 0; /* it holds all keys */
     return kn_apply(&kn_op_attention, 4, in, 8, &a, 2, out) ? out[0] : NULL;
@@ -218,7 +306,7 @@ static bool rope_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_rope, .name = "rope", .attr_size = sizeof(rope_attr), .shape = rope_shape,
-      .forward = rope_forward, .backward = rope_backward);
+      .forward = rope_forward, .backward = rope_backward, .on_tape = kn_linear_on_tape);
 
 static bool zero(kn_rope_scaling s)
 {

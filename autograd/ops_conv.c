@@ -1,6 +1,7 @@
 /* autograd/ops_conv.c: convolutions of images and sequences, and the transposed ones, which are
  * their gradients by x. A sequence [N,C,L] is an image of one row. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 static const char *const sides[2] = { "rows", "columns" };
@@ -14,10 +15,11 @@ static bool check_ranks(const kn_op_call *c)
     const kn_tensor *x = c->in[0], *w = c->in[1];
     return (x->ndim == a->dims + 2 && w->ndim == a->dims + 2 && kn_dtype_is_float(x->dtype) &&
             x->dtype == w->dtype) ||
-           kn_fail("%s: needs x[N,C,%s] and weight[%s,%s] of the same float dtype: x is %s, "
-                   "weight is %s",
-                   c->op->name, x_dims[a->dims - 1], a->transposed ? "C,O/groups" : "O,C/groups",
-                   w_dims[a->dims - 1], KN_SHOWN(x), KN_SHOWN(w));
+           kn_fail("%s: needs x[N,C,%s] or x[C,%s] and weight[%s,%s] of the same float dtype: x is "
+                   "%s, weight is %s",
+                   c->op->name, x_dims[a->dims - 1], x_dims[a->dims - 1],
+                   a->transposed ? "C,O/groups" : "O,C/groups", w_dims[a->dims - 1],
+                   KN_SHOWN(a->shown), KN_SHOWN(w));
 }
 
 /* Finds the number of channels of the result. */
@@ -29,14 +31,15 @@ static bool check_channels(const kn_op_call *c, int64_t *out)
     const int64_t C = x->shape[1], each = a->groups > 0 ? C / a->groups : 0;
     if (a->groups < 1 || C % a->groups || w->shape[0] % a->groups)
         return kn_fail("%s: %lld groups must divide the channels of x %s and of weight %s",
-                       c->op->name, (long long)a->groups, KN_SHOWN(x), KN_SHOWN(w));
+                       c->op->name, (long long)a->groups, KN_SHOWN(a->shown), KN_SHOWN(w));
     if (a->transposed && w->shape[0] != C)
         return kn_fail("%s: x is %s, its %lld channels need a weight[%lld,O/groups,%s], got %s",
-                       c->op->name, KN_SHOWN(x), (long long)C, (long long)C, taps, KN_SHOWN(w));
+                       c->op->name, KN_SHOWN(a->shown), (long long)C, (long long)C, taps,
+                       KN_SHOWN(w));
     if (!a->transposed && w->shape[1] != each)
         return kn_fail("%s: x is %s, its %lld channels in %lld groups need a weight[O,%lld,%s], "
                        "got %s",
-                       c->op->name, KN_SHOWN(x), (long long)C, (long long)a->groups,
+                       c->op->name, KN_SHOWN(a->shown), (long long)C, (long long)a->groups,
                        (long long)each, taps, KN_SHOWN(w));
     *out = w->shape[0];
     if (a->transposed && __builtin_mul_overflow(w->shape[1], a->groups, out))
@@ -248,7 +251,7 @@ static bool conv_backward(kn_op_grad *g)
 #define CONV_OP(kind)                                                                              \
     {                                                                                              \
         .name = kind, .attr_size = sizeof(kn_conv_attr), .save_in = 3, .shape = conv_shape,        \
-        .forward = conv_forward, .backward = conv_backward                                         \
+        .forward = conv_forward, .backward = conv_backward, .on_tape = kn_bilinear_on_tape         \
     }
 KN_OPS(conv_ops, CONV_OP("conv1d"), CONV_OP("conv2d"), CONV_OP("conv_transpose1d"),
        CONV_OP("conv_transpose2d"));
@@ -267,12 +270,41 @@ void kn_conv_numbers(int64_t out[2], int dims, int64_t both, const int64_t each[
     out[0] = dims == 1 ? otherwise : out[0];
 }
 
+/* The pad that keeps the size; where it isn't the same on both sides, zeros at the end of x. */
+static kn_tensor *padded(const char *op, kn_tensor *x, const kn_tensor *w, kn_conv_attr *a)
+{
+    int64_t more[4] = { 0 };
+    for (int d = 2 - a->dims; d < 2; d++) {
+        if (a->stride[d] != 1 || a->pad[d] != 0)
+            return kn_fail_null("%s: .same goes with stride 1, and without a pad; got %lld, %lld",
+                                op, (long long)a->stride[d], (long long)a->pad[d]);
+        const int64_t room = a->dilation[d] > 0 && a->dilation[d] < INT32_MAX
+                                 ? a->dilation[d] * (w->shape[w->ndim - 2 + d] - 1)
+                                 : 0;
+        a->pad[d] = room / 2;
+        more[2 * (1 - d) + 1] = room % 2;
+    }
+    return more[1] || more[3] ? kn_pad(x, KN_PAD_CONSTANT, 0, 2 * a->dims, more) : x;
+}
+
 kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_conv_attr *a)
 {
     const kn_op *op = &conv_ops[2 * a->transposed + a->dims - 1];
-    if (!kn_ok() || !kn_check(x, op->name) || (x->ndim == a->dims + 2 && !(x = dense(x))))
+    if (!kn_ok() || !kn_check(x, op->name))
         return NULL;
-    return kn_apply1(op, 3, (kn_tensor *[]){ x, w, bias }, 4, a);
+    kn_scope s = kn_scope_begin();
+    const bool alone = x->ndim == a->dims + 1;
+    const kn_tensor *given = x;
+    x = kn_as_batch(x, a->dims + 2);
+    kn_conv_attr own = *a;
+    own.shown = given;
+    if (a->same && x && x->ndim == a->dims + 2 && kn_check(w, op->name) && w->ndim == x->ndim)
+        x = padded(op->name, x, w, &own);
+    x = x && x->ndim == a->dims + 2 ? dense(x) : x;
+    kn_tensor *y = x ? kn_apply1(op, 3, (kn_tensor *[]){ x, w, bias }, 4, &own) : NULL;
+    y = kn_of_batch(y, alone);
+    kn_scope_end_except(s, &y, 1);
+    return y;
 }
 
 /* The numbers that options o of all four kinds have. */
@@ -288,14 +320,14 @@ static const int64_t none[2];
 
 kn_tensor *kn_conv2d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv2d_options o)
 {
-    kn_conv_attr a = { .dims = 2 };
+    kn_conv_attr a = { .dims = 2, .same = o.same };
     CONV_NUMBERS(a, o, o.strides, o.pads, o.dilations);
     return kn_convolve(x, w, bias, &a);
 }
 
 kn_tensor *kn_conv1d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv1d_options o)
 {
-    kn_conv_attr a = { .dims = 1 };
+    kn_conv_attr a = { .dims = 1, .same = o.same };
     CONV_NUMBERS(a, o, none, none, none);
     return kn_convolve(x, w, bias, &a);
 }

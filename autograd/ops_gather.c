@@ -2,6 +2,7 @@
  * added there; slices added by index. */
 #include "autograd/operands.h"
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* index has x's number of dims and is no larger but in dim. */
@@ -48,12 +49,15 @@ static bool gather_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_gather, .name = "gather", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
-      .shape = gather_shape, .forward = gather_forward, .backward = gather_backward);
+      .shape = gather_shape, .forward = gather_forward, .backward = gather_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index)
 {
     if (!kn_ok() || !kn_check(x, "gather"))
         return NULL;
+    if (x->ndim == 0 && kn_is_number(index))
+        return kn_number_of(kn_gather(kn_row_of(x), dim, kn_row_of(index)));
     int d = kn_dim("gather", x, dim);
     return d < 0 ? NULL : kn_apply1(&kn_op_gather, 2, (kn_tensor *[]){ x, index }, 0, &d);
 }
@@ -80,7 +84,9 @@ kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim)
             "but in dim %d",
             KN_SHOWN(x), KN_SHOWN(index), d);
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, index->ndim, to));
+    kn_tensor *below = kn_lt(index, kn_number_like(index, 0)); /* those count from the end */
+    index = kn_where(below, kn_add_scalar(index, (double)x->shape[d]), index);
+    kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, x->ndim, to));
     kn_scope_end_except(s, &y, 1);
     return y;
 }
@@ -165,10 +171,10 @@ static bool scatter_backward(kn_op_grad *g)
 
 KN_OP(kn_op_scatter, .name = "scatter", .attr_size = sizeof(scatter_attr), .save_in = 2,
       .const_in = 2, .shape = scatter_shape, .forward = scatter_forward,
-      .backward = scatter_backward);
+      .backward = scatter_backward, .on_tape = kn_linear_on_tape);
 KN_OP(kn_op_scatter_add, .name = "scatter_add", .attr_size = sizeof(scatter_attr), .save_in = 2,
       .const_in = 2, .shape = scatter_shape, .forward = scatter_forward,
-      .backward = scatter_backward);
+      .backward = scatter_backward, .on_tape = kn_linear_on_tape);
 
 /* The part of src in index's shape goes to x. */
 static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
@@ -177,6 +183,8 @@ static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *ind
     if (!kn_ok() || !kn_check(x, op->name) || !kn_check(index, op->name) ||
         !kn_check(src, op->name))
         return NULL;
+    if (x->ndim == 0 && kn_is_number(index) && kn_is_number(src))
+        return kn_number_of(scatter(op, kn_row_of(x), dim, kn_row_of(index), kn_row_of(src), add));
     scatter_attr a = { kn_dim(op->name, x, dim), add };
     if (a.dim < 0)
         return NULL;
@@ -208,6 +216,13 @@ kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
 {
     if (!kn_ok() || !kn_check(index, "one_hot") || !kn_indices_are_whole("one_hot", index))
         return NULL;
+    if (classes == -1 && kn_numel(index) > 0) {
+        kn_scope s = kn_scope_begin();
+        classes = (int64_t)kn_item(kn_amax(kn_reshape(index, KN_SHAPE(-1)), 0, false)) + 1;
+        kn_scope_end(s);
+        if (!kn_ok())
+            return NULL;
+    }
     if (classes < 1 || index->ndim + 1 > KN_MAX_DIMS)
         return kn_fail_null(
             "one_hot: %lld classes for %s; at least 1 class and at most %d dims of the result",
@@ -273,13 +288,16 @@ static bool index_add_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_index_add, .name = "index_add", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
-      .shape = index_add_shape, .forward = index_add_forward, .backward = index_add_backward);
+      .shape = index_add_shape, .forward = index_add_forward, .backward = index_add_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
 {
     if (!kn_ok() || !kn_check(x, "index_add") || (index && !kn_check(index, "index_add")) ||
         (src && !kn_check(src, "index_add")))
         return NULL;
+    if (x->ndim == 0)
+        return kn_number_of(kn_index_add(kn_row_of(x), dim, kn_row_of(index), kn_row_of(src)));
     kn_operands operands;
     kn_operands_begin(&operands, 3, (kn_tensor *[]){ x, index, src });
     int d = kn_dim("index_add", x, dim);

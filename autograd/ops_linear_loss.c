@@ -337,6 +337,21 @@ KN_OP(kn_op_linear_cross_entropy_chunks, .name = "linear_cross_entropy_chunks",
 
 /* ---- the function ---------------------------------------------------------------------------- */
 
+/* What no chunk computes: of all logits. */
+static kn_tensor *with_logits(const char *op, kn_tensor *x, kn_tensor *w, kn_tensor *targets,
+                              const kn_linear_cross_entropy_options *o)
+{
+    if (!kn_linear_fits(op, x, w, o->bias, o->in_out))
+        return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *logits = kn_linear_(x, w, o->bias, o->in_out);
+    kn_tensor *y =
+        kn_cross_entropy(logits, targets, .ignore_index = o->ignore_index,
+                         .smoothing = o->smoothing, .weight = o->weight, .reduction = o->reduction);
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
 kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targets,
                                     kn_linear_cross_entropy_options o)
 {
@@ -344,9 +359,8 @@ kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targe
     if (!kn_ok() || !kn_check(x, op) || !kn_check(w, op) || !kn_check(targets, op) ||
         !kn_loss_reduction_is_one(op, o.reduction, false))
         return NULL;
-    if (o.reduction == KN_REDUCTION_NONE)
-        return kn_fail_null(
-            "%s: has no loss a row (KN_REDUCTION_NONE); use kn_cross_entropy of kn_linear", op);
+    if (o.weight || o.reduction == KN_REDUCTION_NONE || kn_dtype_is_float(targets->dtype))
+        return with_logits(op, x, w, targets, &o);
     if (!(o.smoothing >= 0 && o.smoothing < 1))
         return kn_fail_null("%s: smoothing is %g, should lie in [0, 1)", op, o.smoothing);
     const bool grad = kn_grad_mode();

@@ -1,5 +1,6 @@
 /* autograd/ops_pool.c: max and average pooling over windows of images and sequences. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 
 typedef struct pool_attr {
     kn_pool kind;
@@ -34,12 +35,34 @@ static bool count_windows(const kn_op_call *c, int d, int64_t H, int64_t *count)
     return true;
 }
 
+/* The largest of each window of integers: of windows as views, where the pad holds the least. */
+static kn_tensor *largest_integers(const kn_op *op, kn_tensor *x, const pool_attr *a)
+{
+    pool_attr attr = *a;
+    const kn_op_call call = { .op = op, .attr = &attr };
+    const double least = x->dtype == KN_I64 ? -0x1p63 : x->dtype == KN_I32 ? -0x1p31 : 0;
+    for (int d = 0; x && d < 2; d++) {
+        const kn_window *w = &a->window;
+        const int64_t H = x->shape[2 + d];
+        int64_t count, sizes[4] = { 0 }, *pad = sizes + (d == 0 ? 2 : 0);
+        if (!count_windows(&call, d, H, &count))
+            return NULL;
+        pad[0] = w->pad[d];
+        pad[1] = (count - 1) * w->stride[d] + w->dilation[d] * (w->kernel[d] - 1) + 1 - H - pad[0];
+        x = kn_pad(x, KN_PAD_CONSTANT, least, 4, sizes);
+        x = kn_windows(op->name, x, 2 + d, w->kernel[d], w->stride[d], w->dilation[d]);
+        x = kn_amax(x, -1, false);
+    }
+    return x;
+}
+
 static bool pool_shape(kn_op_call *c)
 {
     const pool_attr *a = c->attr;
     const kn_tensor *x = c->in[0];
     if (x->ndim != 4 || !kn_dtype_is_float(x->dtype))
-        return kn_fail("%s: needs a float x[N,C,H,W], got %s", c->op->name, KN_SHOWN(x));
+        return kn_fail("%s: needs a float x[N,C,H,W] or x[C,H,W], got %s", c->op->name,
+                       KN_SHOWN(x));
     c->spec[0] = kn_spec_like(x);
     c->spec[0].order = kn_order_of(x);
     for (int d = 0; d < 2; d++) {
@@ -84,10 +107,23 @@ static bool pool_backward(kn_op_grad *g)
                                         kn_array_or_none(g->out[1]), a->kind, a->window }));
 }
 
+/* The elements at the positions that were found. */
+static bool max_composed(kn_op_grad *g, kn_tensor **y)
+{
+    kn_tensor *x = g->in[0], *at = g->out[1];
+    const int64_t N = x->shape[0], C = x->shape[1];
+    kn_tensor *planes = kn_reshape(x, KN_SHAPE(N, C, x->shape[2] * x->shape[3]));
+    at = kn_reshape(at, KN_SHAPE(N, C, at->shape[2] * at->shape[3]));
+    kn_tensor *found = kn_gather(planes, 2, at);
+    y[0] = found ? kn_reshape(found, 4, g->out_spec[0].shape) : NULL;
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_max_pool2d, .name = "max_pool2d", .attr_size = sizeof(pool_attr), .save_out = 2,
-      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward);
+      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward,
+      .on_tape = kn_composed_on_tape, .composed = max_composed);
 KN_OP(kn_op_avg_pool2d, .name = "avg_pool2d", .attr_size = sizeof(pool_attr), .shape = pool_shape,
-      .forward = pool_forward, .backward = pool_backward);
+      .forward = pool_forward, .backward = pool_backward, .on_tape = kn_linear_on_tape);
 
 static pool_attr attr_of(kn_pool kind, const kn_pool2d_options *o)
 {
@@ -104,13 +140,40 @@ static pool_attr attr_of(kn_pool kind, const kn_pool2d_options *o)
     return a;
 }
 
+/* op of x[N,C,H,W] or x[C,H,W]; where there are two outputs the second one is for backward. */
+static kn_tensor *pooled(const kn_op *op, kn_tensor *x, const pool_attr *a, int outputs)
+{
+    if (!kn_ok() || !kn_check(x, op->name))
+        return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *image = kn_as_batch(x, 4), *out[2] = { NULL };
+    kn_tensor *y = NULL;
+    if (image && image->ndim == 4 && a->kind == KN_POOL_MAX && kn_dtype_is_int(x->dtype) &&
+        x->dtype != KN_BOOL)
+        y = largest_integers(op, image, a);
+    else if (image && kn_apply(op, 1, &image, 0, a, outputs, out))
+        y = out[0];
+    y = kn_of_batch(y, x->ndim == 3);
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+/* The second output holds the positions of the maxima, for backward. */
+static kn_tensor *maxima(kn_tensor *x, const pool_attr *a)
+{
+    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
+    return pooled(&kn_op_max_pool2d, x, a, keep ? 2 : 1);
+}
+
 kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
-    pool_attr a = attr_of(KN_POOL_MAX, &o);
-    kn_tensor *out[2];
-    /* The second output holds the positions of the maxima, for backward. */
-    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
-    return kn_apply(&kn_op_max_pool2d, 1, &x, 0, &a, keep ? 2 : 1, out) ? out[0] : NULL;
+    const pool_attr a = attr_of(KN_POOL_MAX, &o);
+    return maxima(x, &a);
+}
+
+kn_tensor *kn_adaptive_max_pool2d(kn_tensor *x, int64_t P, int64_t Q)
+{
+    return maxima(x, &(pool_attr){ KN_POOL_MAX, .window.adaptive = true, .size = { P, Q } });
 }
 
 kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
@@ -118,24 +181,25 @@ kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
     pool_attr a = attr_of(KN_POOL_AVG, &o);
     if (a.window.dilation[0] != 1 || a.window.dilation[1] != 1)
         return kn_fail_null("avg_pool2d: averages have no dilation");
-    return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
+    return pooled(&kn_op_avg_pool2d, x, &a, 1);
 }
 
 kn_tensor *kn_adaptive_avg_pool2d(kn_tensor *x, int64_t P, int64_t Q)
 {
     pool_attr a = { .kind = KN_POOL_AVG, .window.adaptive = true, .size = { P, Q } };
-    return kn_apply1(&kn_op_avg_pool2d, 1, &x, 0, &a);
+    return pooled(&kn_op_avg_pool2d, x, &a, 1);
 }
 
 /* ---- sequences: images of one row ------------------------------------------------------------ */
 
-static kn_tensor *as_image(const char *op, kn_tensor *x)
+static kn_tensor *as_image(const char *op, kn_tensor *x, bool max)
 {
     if (!kn_ok() || !kn_check(x, op))
         return NULL;
-    if (x->ndim != 3 || !kn_dtype_is_float(x->dtype))
-        return kn_fail_null("%s: needs a float x[N,C,L], got %s", op, KN_SHOWN(x));
-    return kn_unsqueeze(x, 2);
+    if ((x->ndim != 3 && x->ndim != 2) || x->dtype == KN_BOOL ||
+        (!max && !kn_dtype_is_float(x->dtype)))
+        return kn_fail_null("%s: needs a float x[N,C,L] or x[C,L], got %s", op, KN_SHOWN(x));
+    return kn_unsqueeze(x, -2);
 }
 
 /* The numbers of o, in the order of its fields, in range; else an error in the words of op. */
@@ -157,8 +221,8 @@ static bool windows_fit(const char *op, const kn_pool1d_options *o, int64_t L)
 static kn_tensor *pool_sequence(const char *op, kn_tensor *x, const kn_pool1d_options *o, bool max)
 {
     kn_scope s = kn_scope_begin();
-    kn_tensor *image = as_image(op, x), *y = NULL;
-    if (image && windows_fit(op, o, x->shape[2])) {
+    kn_tensor *image = as_image(op, x, max), *y = NULL;
+    if (image && windows_fit(op, o, x->shape[x->ndim - 1])) {
         kn_pool2d_options two = { ._size = sizeof two,
                                   .kernels = { 1, o->kernel },
                                   .strides = { 1, o->stride ? o->stride : o->kernel },
@@ -167,7 +231,7 @@ static kn_tensor *pool_sequence(const char *op, kn_tensor *x, const kn_pool1d_op
                                   .ceil_mode = o->ceil_mode,
                                   .exclude_pad = o->exclude_pad };
         y = max ? kn_max_pool2d_(image, two) : kn_avg_pool2d_(image, two);
-        y = y ? kn_squeeze(y, 1, (int64_t[]){ 2 }) : NULL;
+        y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
     }
     kn_scope_end_except(s, &y, 1);
     return y;
@@ -185,17 +249,26 @@ kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o)
     return pool_sequence("avg_pool1d", x, &o, false);
 }
 
-kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+static kn_tensor *adaptive_sequence(const char *op, kn_tensor *x, int64_t P, bool max)
 {
-    const char *op = "adaptive_avg_pool1d";
     kn_scope s = kn_scope_begin();
-    kn_tensor *image = as_image(op, x), *y = NULL;
-    if (image && (P < 1 || x->shape[2] < 1))
+    kn_tensor *image = as_image(op, x, false), *y = NULL;
+    if (image && (P < 1 || x->shape[x->ndim - 1] < 1))
         kn_fail("%s: %lld windows of %lld elements; both must be at least 1", op, (long long)P,
-                (long long)x->shape[2]);
+                (long long)x->shape[x->ndim - 1]);
     else if (image)
-        y = kn_adaptive_avg_pool2d(image, 1, P);
-    y = y ? kn_squeeze(y, 1, (int64_t[]){ 2 }) : NULL;
+        y = (max ? kn_adaptive_max_pool2d : kn_adaptive_avg_pool2d)(image, 1, P);
+    y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
     kn_scope_end_except(s, &y, 1);
     return y;
+}
+
+kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+{
+    return adaptive_sequence("adaptive_avg_pool1d", x, P, false);
+}
+
+kn_tensor *kn_adaptive_max_pool1d(kn_tensor *x, int64_t P)
+{
+    return adaptive_sequence("adaptive_max_pool1d", x, P, true);
 }

@@ -1,6 +1,7 @@
 /* autograd/ops_rearrange.c: elements in other places: flipped, rolled, padded, repeated, stacked,
  * masked to a triangle, gathered to columns. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 static bool has_arithmetic(const char *op, const kn_tensor *x)
@@ -41,7 +42,7 @@ static bool flip_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_flip, .name = "flip", .attr_size = sizeof(int), .shape = like_input,
-      .forward = flip_forward, .backward = flip_backward);
+      .forward = flip_forward, .backward = flip_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_flip(kn_tensor *x, int n, const int64_t *dims)
 {
@@ -83,7 +84,7 @@ static bool roll_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_roll, .name = "roll", .attr_size = sizeof(roll_attr), .shape = like_input,
-      .forward = roll_forward, .backward = roll_backward);
+      .forward = roll_forward, .backward = roll_backward, .on_tape = kn_linear_on_tape);
 
 static kn_tensor *roll_dim(kn_tensor *x, int dim, int64_t shift)
 {
@@ -168,8 +169,23 @@ static bool pad_backward(kn_op_grad *g)
            kn_copied(dx, inside(dx, a, false), inside(g->dout[0], a, true));
 }
 
+static bool pad_on_tape(kn_op_grad *g);
+
 KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr), .shape = pad_shape,
-      .forward = pad_forward, .backward = pad_backward);
+      .forward = pad_forward, .backward = pad_backward, .on_tape = pad_on_tape);
+
+/* What was added is cut off, and zeros stand for what was cut off. */
+static bool pad_on_tape(kn_op_grad *g)
+{
+    pad_attr a = *(const pad_attr *)g->attr;
+    a.value = 0;
+    for (int d = 0; d < KN_MAX_DIMS; d++) {
+        a.before[d] = -a.before[d];
+        a.after[d] = -a.after[d];
+    }
+    g->din[0] = kn_apply1(&kn_op_pad, 1, &g->dout[0], 0, &a);
+    return g->din[0] != NULL;
+}
 
 /* The sizes of one dim: those that the mode can't give are errors. */
 static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t size[2])
@@ -178,9 +194,9 @@ static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t 
     const int64_t most = mode == KN_PAD_REFLECT ? n - 1 : mode == KN_PAD_CIRCULAR ? n : far;
     int64_t cut = 0;
     for (int i = 0; i < 2; i++) {
-        if (mode != KN_PAD_CONSTANT && size[i] != 0 && (size[i] < 0 || n == 0))
-            return kn_fail("pad: size %lld for dim %d of %s; below 0, or for an empty dim, "
-                           "KN_PAD_CONSTANT only can pad",
+        if (mode != KN_PAD_CONSTANT && size[i] > 0 && n == 0)
+            return kn_fail("pad: size %lld for dim %d of %s; an empty dim KN_PAD_CONSTANT only "
+                           "can pad",
                            (long long)size[i], d, KN_SHOWN(x));
         if (size[i] != 0 && size[i] > most)
             return kn_fail("pad: size %lld for dim %d of %s; in this mode at most %lld",
@@ -191,10 +207,18 @@ static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t 
                                    (long long)size[0], (long long)size[1], d, KN_SHOWN(x));
 }
 
-/* Reads sizes, the last dim's first. */
-static bool pad_sizes(const kn_tensor *x, kn_pad_mode mode, int n, const int64_t *sizes,
-                      pad_attr *a)
+/* What sizes below 0 leave of a dim. */
+static kn_tensor *cut(kn_tensor *x, int d, int64_t *before, int64_t *after)
 {
+    const int64_t from = *before < 0 ? -*before : 0, off = *after < 0 ? -*after : 0;
+    *before += from, *after += off;
+    return from || off ? kn_slice(x, d, from, x->shape[d] - off) : x;
+}
+
+/* Reads sizes, the last dim's first; x becomes what those below 0 leave, but in the constant mode. */
+static bool pad_sizes(kn_tensor **of, kn_pad_mode mode, int n, const int64_t *sizes, pad_attr *a)
+{
+    kn_tensor *x = *of;
     if (n < 0 || n % 2 || n > 2 * x->ndim)
         return kn_fail("pad: %d sizes for %s; a pair for each dim is possible, the last dim's "
                        "first",
@@ -203,11 +227,16 @@ static bool pad_sizes(const kn_tensor *x, kn_pad_mode mode, int n, const int64_t
         return false;
     for (int i = 0; i < n; i += 2) {
         const int d = x->ndim - 1 - i / 2;
-        if (!pad_fits(x, d, mode, sizes + i))
+        int64_t size[2] = { sizes[i], sizes[i + 1] };
+        if (mode != KN_PAD_CONSTANT && (size[0] < 0 || size[1] < 0) &&
+            (!pad_fits(x, d, KN_PAD_CONSTANT, size) || !(x = cut(x, d, size, size + 1))))
             return false;
-        a->before[d] = sizes[i];
-        a->after[d] = sizes[i + 1];
+        if (!pad_fits(x, d, mode, size))
+            return false;
+        a->before[d] = size[0];
+        a->after[d] = size[1];
     }
+    *of = x;
     return true;
 }
 
@@ -238,7 +267,7 @@ kn_tensor *kn_pad(kn_tensor *x, kn_pad_mode mode, double value, int n, const int
         return kn_fail_null("pad: mode %d; KN_PAD_CONSTANT, _REFLECT, _REPLICATE and _CIRCULAR are "
                             "supported",
                             (int)mode);
-    if (!pad_sizes(x, mode, n, sizes, &a))
+    if (!pad_sizes(&x, mode, n, sizes, &a))
         return NULL;
     if (mode == KN_PAD_CONSTANT)
         return kn_apply1(&kn_op_pad, 1, &x, 0, &a);

@@ -77,7 +77,7 @@ extern "C" {
     /* about 16 comparisons an element */                                                         \
     ROW(SORT, sort, "values:number[*] indices:i64[*] src:values", NO_VEC,                         \
         16 * elements(&a->src), all)                                                              \
-    ROW(CUMSUM, cumsum, "y[*] x[*]", NO_VEC, elements(&a->x), all)                                \
+    ROW(CUMSUM, cumsum, "y[*] x[*]", VEC, elements(&a->x), all)                                \
     ROW(DROPOUT, dropout, "y:float[*] x[*]", VEC, elements(&a->y), all)                           \
     /* two products of 2 D a pair, 5 for the softmax; backward five products */                   \
     ROW(ATTENTION, attention,                                                                     \

@@ -62,7 +62,8 @@ static kn_tensor *attend(kn_attention_cache *c, int64_t text, const char *name, 
     if (c->of && !extend(c, text, name, &k, &v))
         return NULL;
     return kn_scaled_dot_product_attention(q, k, v, .causal = o->causal, .window = o->window,
-                                           .mask = o->mask, .dropout = o->dropout);
+                                           .align = KN_CAUSAL_LAST, .mask = o->mask,
+                                           .dropout = o->dropout);
 }
 
 /* Texts differ in length, so each is attended to alone; what a batch saves is to read the weights

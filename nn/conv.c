@@ -15,7 +15,7 @@ typedef struct conv_plan {
     int64_t in, out, kernel[2], groups;                    /* kernel[1] only of images */
     int64_t stride[3], pad[3], dilation[3], output_pad[3]; /* as given: of both, rows, columns */
     int dims;
-    bool transposed, no_bias;
+    bool transposed, no_bias, same;
     kn_dtype dtype;
     kn_device device;
     kn_initializer weight, bias;
@@ -59,7 +59,9 @@ static bool make_conv(const conv_plan *p)
 {
     if (!check_plan(p))
         return false;
-    kn_conv_attr a = { .dims = p->dims, .transposed = p->transposed, .groups = p->groups };
+    kn_conv_attr a = {
+        .dims = p->dims, .transposed = p->transposed, .same = p->same, .groups = p->groups
+    };
     kn_conv_numbers(a.stride, p->dims, p->stride[0], p->stride + 1, 1);
     kn_conv_numbers(a.pad, p->dims, p->pad[0], p->pad + 1, 0);
     kn_conv_numbers(a.dilation, p->dims, p->dilation[0], p->dilation + 1, 1);
@@ -93,13 +95,14 @@ static bool make_conv(const conv_plan *p)
 bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
                      int64_t kernel, kn_conv2d_init_options o)
 {
-    return make_conv(&(conv_plan){ CONV_PLAN_2D(c, o, "conv2d") });
+    return make_conv(&(conv_plan){ CONV_PLAN_2D(c, o, "conv2d"), .same = o.same });
 }
 
 bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
                      int64_t kernel, kn_conv1d_init_options o)
 {
-    return make_conv(&(conv_plan){ CONV_PLAN(c, o, "conv1d", 1), .kernel = { kernel } });
+    return make_conv(
+        &(conv_plan){ CONV_PLAN(c, o, "conv1d", 1), .same = o.same, .kernel = { kernel } });
 }
 
 bool kn_conv_transpose2d_init_(kn_conv_transpose2d *c, kn_module *parent, const char *name,

@@ -95,6 +95,8 @@ class Knap:
             plain = [convert(a) for a in arguments]
             if kinds and isinstance(kinds[-1], type) and issubclass(kinds[-1], ctypes.Structure) and len(plain) < len(kinds):
                 given = {n: convert(v) for n, v in options.items()}
+                if given.keys() - dict(kinds[-1]._fields_):
+                    raise Failed(f'{symbol} has no option {", ".join(given.keys() - dict(kinds[-1]._fields_))}')
                 pointers = {n: v if not isinstance(v, ctypes.Array) or issubclass(dict(kinds[-1]._fields_)[n], ctypes.Array)
                             else ctypes.cast(v, ctypes.c_void_p) for n, v in given.items()}
                 plain.append(kinds[-1](_size=ctypes.sizeof(kinds[-1]), **pointers))

@@ -124,8 +124,8 @@ KN_TEST(convolutions, errors_of_sequences)
 {
     kn_tensor *x = noise(1, KN_SHAPE(2, 4, 5)), *w = noise(2, KN_SHAPE(6, 4, 3));
     REFUSED(kn_conv1d(noise(1, KN_SHAPE(2, 4, 5, 5)), w, NULL),
-            "conv1d: needs x[N,C,L] and weight[O,C/groups,S] of the same float dtype: x is "
-            "f64[2,4,5,5], weight is f64[6,4,3]");
+            "conv1d: needs x[N,C,L] or x[C,L] and weight[O,C/groups,S] of the same float dtype: "
+            "x is f64[2,4,5,5], weight is f64[6,4,3]");
     REFUSED(kn_conv1d(x, w, NULL, .groups = 2),
             "conv1d: x is f64[2,4,5], its 4 channels in 2 groups need a weight[O,2,S], got "
             "f64[6,4,3]");
@@ -147,7 +147,7 @@ KN_TEST(convolutions, errors_of_transposed_ones)
 {
     kn_tensor *x = noise(1, KN_SHAPE(2, 4, 2, 2)), *w = noise(2, KN_SHAPE(4, 3, 3, 3));
     REFUSED(kn_conv_transpose2d(x, noise(2, KN_SHAPE(4, 3, 3)), NULL),
-            "conv_transpose2d: needs x[N,C,H,W] and weight[C,O/groups,R,S]");
+            "conv_transpose2d: needs x[N,C,H,W] or x[C,H,W] and weight[C,O/groups,R,S]");
     REFUSED(kn_conv_transpose2d(x, w, NULL, .groups = 3),
             "conv_transpose2d: 3 groups must divide the channels of x f64[2,4,2,2]");
     REFUSED(kn_conv_transpose2d(x, w, noise(3, KN_SHAPE(4))),

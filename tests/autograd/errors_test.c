@@ -40,7 +40,7 @@ KN_TEST(errors, of_dtypes_and_ranges)
     REFUSED(kn_div(yes, yes), "div: bool[2,4] holds bools");
     REFUSED(kn_scale(yes, 2), "scale: bool[2,4] holds bools");
     REFUSED(kn_add_scalar(yes, 1), "add_scalar: bool[2,4] holds bools");
-    REFUSED(kn_softmax(kn_zeros(KN_F32, KN_CPU, KN_SCALAR)), "at least 1 dim");
+    REFUSED(kn_softmax(kn_zeros(KN_F32, KN_CPU, KN_SCALAR), 1), "dim 1 is out of range");
     REFUSED(kn_transpose(a, 0, 2), "dim 2 is out of range");
     REFUSED(kn_chunk(a, 1, 3, p), "doesn't divide by 3");
     REFUSED(kn_view(kn_transpose(a, 0, 1), KN_SHAPE(8)), "use kn_reshape");
@@ -48,7 +48,7 @@ KN_TEST(errors, of_dtypes_and_ranges)
             "permute: the order [0, 0] must name each of the 2 dims of f32[2,4] once");
     REFUSED(kn_expand(a, KN_SHAPE(2, 5)), "only 1 stretches");
     REFUSED(kn_cat((kn_tensor *[]){ a, zeros(2, 3) }, 2, 0), "cat: argument 2 is f32[2,3]");
-    REFUSED(kn_dropout(a, 1), "should lie in [0, 1)");
+    REFUSED(kn_dropout(a, 1.1), "should lie in [0, 1]");
     REFUSED(kn_amax(zeros(0, 3), 0, false), "no extremum");
     REFUSED(kn_where(a, a, a), "bool condition");
     REFUSED(kn_cross_entropy(a, i), "cross_entropy: logits f32[2,4]");
@@ -56,7 +56,9 @@ KN_TEST(errors, of_dtypes_and_ranges)
     REFUSED(kn_linear_cross_entropy(a, zeros(3, 5), i), "its last dim should be 5");
     REFUSED(kn_linear_cross_entropy(a, a, i, .bias = a), "linear_cross_entropy: bias is f32[2,4]");
     REFUSED(kn_linear_cross_entropy(a, a, i, .smoothing = 1), "should lie in [0, 1)");
-    REFUSED(kn_linear_cross_entropy(a, a, i, .reduction = KN_REDUCTION_NONE), "no loss a row");
+    REFUSED(kn_linear_cross_entropy(a, zeros(3, 5), i, .reduction = KN_REDUCTION_NONE),
+            "its last dim should be 5");
+    REFUSED(kn_linear_cross_entropy(a, a, i, .weight = a), "cross_entropy: ");
     REFUSED(kn_linear_cross_entropy(a, a, i, .reduction = 9), "reduction 9 is none of");
     REFUSED(kn_embedding(a, a), "indices must be i64 or i32");
     REFUSED(kn_scaled_dot_product_attention(a, a, a), "needs q[B,H,T,D]");

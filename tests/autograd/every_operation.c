@@ -14,6 +14,8 @@
 #define RANGE_LINE      ""
 #define RANGE_POSITIVE  "+"
 #define RANGE_NONZERO   "*"
+#define RANGE_UNIT      "%"
+#define RANGE_ABOVE     "^"
 #define IF_NOTHING(...) __VA_ARGS__
 #define IF_X(...)       __VA_ARGS__
 #define IF_Y(...)       __VA_ARGS__
@@ -39,6 +41,11 @@ EVERY(kn_hardtanh, LAYOUTS(""), kn_hardtanh(x, .low = -0.6, .high = 0.7));
 EVERY(kn_relu6, "2 3", kn_relu6(x));
 EVERY(kn_leaky_relu, LAYOUTS(""), kn_leaky_relu(x, .slope = 0.3));
 EVERY(kn_elu, LAYOUTS(""), kn_elu(x, .alpha = 1.4));
+EVERY(kn_celu, LAYOUTS(""), kn_celu(x, .alpha = 1.4));
+EVERY(kn_hardshrink, LAYOUTS(""), kn_hardshrink(x, .lambda = 0.7));
+EVERY(kn_softshrink, LAYOUTS(""), kn_softshrink(x));
+EVERY(kn_prelu, "2 3; 3 | 4; 1 | 2 3 4t; 3 | 3 2 2e; 1", kn_prelu(x, y));
+EVERY(kn_nan_to_num, "2 3t", kn_nan_to_num(x));
 EVERY(kn_softplus, LAYOUTS(""), kn_softplus(x, .beta = 3, .threshold = 1.25));
 EVERY(kn_add_scaled, BROADCASTS(""), kn_add_scaled(x, y, -1.5));
 EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
@@ -46,12 +53,20 @@ EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
 EVERY(kn_mul, "3 4t | 5", kn_mul(x, x));
 EVERY(kn_add, "5", kn_add(x, x));
 
+EVERY_FLAT(kn_floor_divide, BROADCASTS("*"), kn_floor_divide(x, y));
 EVERY_FLAT(kn_eq, "2 3; 3", kn_eq(x, y));
 EVERY_FLAT(kn_ne, "2 3; 3", kn_ne(x, y));
 EVERY_FLAT(kn_lt, "2 3; 3", kn_lt(x, y));
 EVERY_FLAT(kn_le, "2 3; 3", kn_le(x, y));
 EVERY_FLAT(kn_gt, "2 3; 3", kn_gt(x, y));
 EVERY_FLAT(kn_ge, "2 3; 3", kn_ge(x, y));
+EVERY_FLAT(kn_eq_scalar, "2 3 | .", kn_eq_scalar(x, 0.5));
+EVERY_FLAT(kn_ne_scalar, "2 3t", kn_ne_scalar(x, 0.5));
+EVERY_FLAT(kn_lt_scalar, "2 3", kn_lt_scalar(x, 0.5));
+EVERY_FLAT(kn_le_scalar, "2 3", kn_le_scalar(x, 0.5));
+EVERY_FLAT(kn_gt_scalar, "2 3", kn_gt_scalar(x, 0.5));
+EVERY_FLAT(kn_ge_scalar, "2 3", kn_ge_scalar(x, 0.5));
+EVERY_FLAT(kn_logical_and, "2 3; 3", kn_logical_and(x, y));
 EVERY_FLAT(kn_logical_and, "2 3; 3", kn_logical_and(kn_gt(x, y), kn_isnan(x)));
 EVERY_FLAT(kn_logical_or, "2 3; 3", kn_logical_or(kn_gt(x, y), kn_isnan(x)));
 EVERY_FLAT(kn_logical_xor, "2 3; 3", kn_logical_xor(kn_gt(x, y), kn_isnan(x)));
@@ -105,8 +120,9 @@ EVERY(kn_std, "2 3", kn_std(x, 1, (int64_t[]){ 1 }));
 EVERY(kn_gather, "3 5 | 3 2t", kn_gather(x, 0, WHOLE(x, (4, 2), 2, 0, 2, 1, 1, 2, 0, 0)));
 EVERY(kn_gather, "2 2 3s | 2 1 3e",
       kn_gather(x, -1, WHOLE(x, (2, 1, 5), 2, 0, 2, 1, 1, 2, 0, 0, 2, 2)));
+EVERY(kn_gather, ".", kn_gather(x, -1, kn_zeros(KN_I64, kn_device_of(x), KN_SCALAR)));
 EVERY(kn_gather, "2 3", kn_gather(x, 1, kn_zeros(KN_I64, kn_device_of(x), KN_SHAPE(0, 3))));
-EVERY(kn_take_along_dim, "3 2", kn_take_along_dim(x, WHOLE(x, (2, 1), 2, 0), 0));
+EVERY(kn_take_along_dim, "3 2", kn_take_along_dim(x, WHOLE(x, (2, 1), 2, -3), 0));
 EVERY(kn_scatter, "3 5; 3 2t | 4 2e; 5 3", kn_scatter(x, 0, WHOLE(x, (3, 2), 2, 0, 2, 1, 1, 2), y));
 EVERY(kn_scatter_add, "3 5s; 3 2", kn_scatter_add(x, 0, WHOLE(x, (3, 2), 2, 0, 2, 1, 1, 2), y));
 EVERY(kn_scatter_add, "2 2 3; 3 1 4",
@@ -148,6 +164,7 @@ EVERY_ROW(kn_unique, false, false, "2 3", kn_unique(x, NULL, NULL));
 EVERY_FLAT(kn_histc, "2 3", kn_histc(x, 4, -1, 1));
 EVERY_FLAT(kn_one_hot, "3", kn_one_hot(WHOLE(x, (3), 1, 0, 1), 2));
 EVERY(kn_sort, "3 5t | 0 4", kn_sort(x, -1));
+EVERY(kn_sort, ".", kn_sort(x, -1));
 EVERY(kn_sort, "6 2s", kn_sort(x, 0, .descending = true));
 EVERY_FLAT(kn_argsort, "3 2", kn_argsort(x, 0, false));
 EVERY(kn_topk, "2 2 5", kn_topk(x, 2, -1));
@@ -155,6 +172,8 @@ EVERY(kn_topk, "3 4t", kn_topk(x, 1, 1, .smallest = true));
 EVERY_ROW(kn_nonzero, false, false, "2 3", kn_nonzero(x));
 EVERY_ROW(kn_masked_select, true, false, "2 1; 3", kn_masked_select(x, positive(y)));
 EVERY(kn_cumsum, "2 4 3s | 3 5t | 3 0", kn_cumsum(x, 1));
+EVERY(kn_cumsum, ".", kn_cumsum(x, 0));
+EVERY(kn_sum, ".", kn_sum(x, DIMS(-1), true));
 EVERY(kn_cumprod, "2 4 3s | 3 5t | 3 0", kn_cumprod(x, 1));
 EVERY(kn_logcumsumexp, "2 4 3s | 3 5t | 3 0", kn_logcumsumexp(x, 1));
 EVERY(kn_cummax, "2 4 3s | 3 5t | 3 0", kn_cummax(x, 1, NULL));
@@ -163,6 +182,25 @@ EVERY(kn_diff, "2 4 3s | 3 5t | 3 0", kn_diff(x, 2, 1));
 EVERY(kn_index_select, "3 3 | 2 3 3t", kn_index_select(x, -1, WHOLE(x, (4), 2, 0, 2, 1)));
 EVERY(kn_embedding, "5 3 | 4 1t",
       kn_embedding(x, kn_cast(WHOLE(x, (2, 3), 1, 0, 1, 3, 1, 3), KN_I32)));
+/* The second bag is empty, as is the last. */
+EVERY(kn_embedding_bag, "5 3 | 4 1t",
+      kn_embedding_bag(x, WHOLE(x, (5), 1, 0, 1, 3, 2), .offsets = WHOLE(x, (4), 0, 2, 2, 5)));
+EVERY(kn_embedding_bag, "5 3t; 2 3",
+      kn_embedding_bag(x, WHOLE(x, (2, 3), 1, 0, 1, 3, 2, 3), .mode = KN_BAG_SUM,
+                       .per_sample_weights = y));
+EVERY(kn_embedding_bag, "5 3; 5",
+      kn_embedding_bag(x, WHOLE(x, (5), 1, 0, 1, 3, 2), .mode = KN_BAG_SUM, .per_sample_weights = y,
+                       .offsets = WHOLE(x, (3), 0, 3, 5), .include_last_offset = true));
+EVERY(kn_embedding_bag, "5 3 | 4 1",
+      kn_embedding_bag(x, WHOLE(x, (2, 2), 1, 0, 3, 1), .padding_idx = KN_ZERO));
+EVERY(kn_embedding_bag, "5 3 | 4 1t",
+      kn_embedding_bag(x, WHOLE(x, (6), 1, 0, 1, 3, 2, 1), .mode = KN_BAG_MAX, .padding_idx = 1,
+                       .offsets = WHOLE(x, (4), 0, 3, 3, 5)));
+EVERY(kn_embedding_bag, "5 3",
+      kn_embedding_bag(x, WHOLE(x, (2, 2), 4, 0, 3, 1), .mode = KN_BAG_MAX));
+EVERY(kn_embedding_bag, "5 3",
+      kn_embedding_bag(x, kn_zeros(KN_I64, kn_device_of(x), KN_SHAPE(0)), .mode = KN_BAG_MAX,
+                       .offsets = WHOLE(x, (2), 0, 0)));
 
 /* ---- shape ----------------------------------------------------------------------------------- */
 
@@ -185,6 +223,12 @@ static kn_tensor *parts(kn_tensor *x)
     return ok ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
 }
 
+static kn_tensor *meshed(kn_tensor *x, kn_tensor *y, bool xy)
+{
+    kn_tensor *p[2];
+    return kn_meshgrid((kn_tensor *[]){ x, y }, 2, xy, p) ? kn_mul(p[0], p[1]) : NULL;
+}
+
 EVERY(kn_reshape, "3 2 4", kn_reshape(x, DIMS(-1, 2)));
 EVERY(kn_reshape, "3 4t | 3 4e | 0 4", kn_reshape(x, DIMS(kn_numel(x))));
 EVERY(kn_view, "2 3", kn_view(kn_contiguous(x), DIMS(6)));
@@ -192,6 +236,9 @@ EVERY(kn_transpose, "2 3", kn_transpose(x, 0, 1));
 EVERY(kn_permute, "3 1 4 | 3 2 4s", kn_permute(x, DIMS(2, 0, 1)));
 EVERY(kn_slice, "2 4 3 | 3 5t", kn_slice(x, 1, 1, 3));
 EVERY(kn_slice, "3 5", kn_slice(x, 0, 1, 1));
+EVERY(kn_slice_step, "7 3t | 6 2", kn_slice_step(x, 0, 1, 6, 2));
+EVERY(kn_slice_step, "3 5", kn_slice_step(x, -1, 2, 2, 3));
+EVERY(kn_select, "3 5t | 1 2 3", kn_select(x, 1, -1));
 EVERY(kn_expand, "4 | 3 1 | .", kn_expand(x, KN_SHAPE(2, 3, 4)));
 EVERY(kn_contiguous, "2 3 | 3 4t | 3 4e", kn_contiguous(x));
 EVERY(kn_channels_last, "1 2 2 3", kn_channels_last(x));
@@ -209,6 +256,10 @@ static kn_tensor *chain_of_views(kn_tensor *x)
 EVERY(kn_unflatten, "2 6", chain_of_views(x));
 EVERY(kn_movedim, "2 3 2", kn_movedim(x, 0, 2));
 EVERY(kn_diagonal, "3 2 4 | 4 3t | 0 3", kn_diagonal(x, -1, 0, -1));
+EVERY(kn_diag_embed, "3 2 | 2 3t | 0 3", kn_diag_embed(x, 1, 0, -1));
+EVERY(kn_diag_embed, "3", kn_diag_embed(x, -2, 1, 0));
+EVERY(kn_meshgrid, "2; 3 | .; 2", meshed(x, y, true));
+EVERY(kn_meshgrid, "2; 3s", meshed(x, y, false));
 EVERY(kn_unfold, "2 7s | 2 6 3t | 0 4", kn_unfold(x, 1, 3, 2)); /* windows overlap */
 EVERY(kn_unfold, "5 3t", kn_unfold(x, 0, 2, 2));
 EVERY(kn_chunk, "2 9 | 2 3 4t", chunks(x));
@@ -229,6 +280,7 @@ EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CONSTANT, 9, DIMS(1, 1, 2, 0, 0, 1)));
 EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CONSTANT, 9, DIMS(-1, 2, 1, -2, -1, -1)));
 EVERY(kn_pad, "2 3 4t", kn_pad(x, KN_PAD_REFLECT, 0, DIMS(1, 0, 2, 2, 1, 1)));
 EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_REPLICATE, 0, DIMS(0, 1, 2, 3, 1, 4)));
+EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_REPLICATE, 0, DIMS(-1, 2, 1, -2)));
 EVERY(kn_pad, "2 3 4", kn_pad(x, KN_PAD_CIRCULAR, 0, DIMS(1, 2, 1, 1, 2, 2)));
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -239,6 +291,9 @@ EVERY(kn_matmul,
       kn_matmul(x, y));
 EVERY(kn_matmul, "3 4", kn_matmul(x, kn_transpose(x, -1, -2)));
 EVERY(kn_einsum, "2 3; 3 2", kn_einsum("ij,jk->ki", 2, (kn_tensor *[]){ x, y }));
+EVERY(kn_cdist, "2 3 4; 2 2 4t | 3 2; 5 2", kn_cdist(x, y));
+EVERY(kn_cdist, "26 2; 3 2t | 2 2 3; 2 27 3", kn_cdist(x, y));
+EVERY(kn_cdist, "3 4; 2 4", kn_cdist(x, y, .p = 1));
 EVERY(kn_linear, "3 5; 4 5; 4 | 2 3 5t; 4 5t; 4 | 5; 1 5", kn_linear(x, y, z, false));
 EVERY(kn_linear, "2 1 5; 5 3; 3 | 0 5; 5 3", kn_linear(x, y, z, true));
 
@@ -252,3 +307,4 @@ EVERY_FLAT(kn_randint_like, "2 3", kn_randint_like(x, -3, 4));
 EVERY_FLAT(kn_randperm, "2 3", kn_randperm(kn_device_of(x), 5, 1, 2));
 EVERY_FLAT(kn_multinomial, "%2 3", kn_multinomial(x, 2, false));
 EVERY(kn_dropout, LAYOUTS(""), kn_dropout(x, 0.4));
+EVERY(kn_dropout, "3", kn_dropout(x, 1));

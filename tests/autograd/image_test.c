@@ -237,7 +237,9 @@ KN_TEST(image, errors_of_convolutions)
             "conv2d: bias is f32[5], should be [6]");
     REFUSED(kn_conv2d(x, kn_cast(w, KN_BF16), NULL),
             "of the same float dtype: x is f32[2,4,5,5], weight is bf16[6,4,3,3]");
-    REFUSED(kn_conv2d(kn_slice(kn_reshape(x, KN_SHAPE(8, 5, 5)), 0, 0, 4), w, NULL), "x[N,C,H,W]");
+    REFUSED(kn_conv2d(kn_reshape(x, KN_SHAPE(8, 25)), w, NULL), "x[N,C,H,W] or x[C,H,W]");
+    REFUSED(kn_conv2d(x, w, NULL, .same = true, .stride = 2), "conv2d: .same goes with stride 1");
+    REFUSED(kn_conv2d(x, w, NULL, .same = true, .pad = 1), "conv2d: .same goes with stride 1");
     REFUSED(kn_channels_last(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 4))),
             "channels_last: needs an image [N,C,H,W], got f32[3,4]");
 }

@@ -104,11 +104,30 @@ KN_TEST(masked_attention, windows)
             kn_tensor *m = kn_from(KN_BOOL, KN_CPU, seen, KN_SHAPE(T, n));
             kn_tensor *want = composed(q, k, v, bias_of(m));
             int64_t blind = more < 0 ? -more * B * H : 0;
-            check_same(kn_scaled_dot_product_attention(q, k, v, .causal = true, .window = window),
+            check_same(kn_scaled_dot_product_attention(q, k, v, .causal = true, .window = window,
+                                                       .align = KN_CAUSAL_LAST),
                        want, blind);
             check_same(kn_scaled_dot_product_attention(q, k, v, .causal = true, .window = window,
-                                                       .mask = m),
+                                                       .align = KN_CAUSAL_LAST, .mask = m),
                        want, blind);
+        }
+    }
+}
+
+/* Query 0 and key 0 together, as torch's is_causal; where keys end, queries see all. */
+KN_TEST(masked_attention, causal_from_the_first)
+{
+    for (int64_t n = T - 2; n <= T + 2; n++) {
+        kn_tensor *q = random_of(KN_F64, 5, H, T), *k = random_of(KN_F64, 6, G, n);
+        kn_tensor *v = random_of(KN_F64, 7, G, n), *some = bool_mask(KN_SHAPE(T, n), 3, true);
+        some = kn_logical_or(some, kn_eq_scalar(kn_arange(KN_F64, KN_CPU, (double)n), 0));
+        kn_tensor *below = kn_cast(kn_tril(kn_ones(KN_F64, KN_CPU, KN_SHAPE(T, n)), 0), KN_BOOL);
+        for (int masked = 0; masked < 2; masked++) {
+            kn_tensor *seen = masked ? kn_logical_and(below, some) : below;
+            check_same(kn_contiguous(kn_scaled_dot_product_attention(q, k, v, .causal = true,
+                                                                     .align = KN_CAUSAL_FIRST,
+                                                                     .mask = masked ? some : NULL)),
+                       composed(q, k, v, bias_of(seen)), 0);
         }
     }
 }
@@ -129,7 +148,7 @@ static kn_values attend(kn_values in, void *arg)
         mask = kn_where(how->seen, mask, kn_full(KN_F64, KN_CPU, -INFINITY, 0, NULL));
     return KN_VALUES(kn_scaled_dot_product_attention(
         in.v[0], in.v[1], in.v[2], .mask = mask, .causal = how->window > 0, .window = how->window,
-        .dropout = how->dropout));
+        .align = KN_CAUSAL_LAST, .dropout = how->dropout));
 }
 
 KN_TEST(masked_attention, gradients)
@@ -170,6 +189,13 @@ KN_TEST(masked_attention, errors)
     REFUSED(kn_scaled_dot_product_attention(q, k, k, .causal = true, .window = -1),
             ".window is -1");
     REFUSED(
+        kn_scaled_dot_product_attention(q, k, k, .causal = true),
+        "attention: .causal of q f32[2,4,5,4] and k f32[2,2,7,4]: which keys does a query see?");
+    kn_tensor *few = kn_slice(k, 2, 0, 3);
+    REFUSED(kn_scaled_dot_product_attention(q, few, few, .causal = true, .window = 2,
+                                            .align = KN_CAUSAL_FIRST),
+            "attention: .window with more queries, 5, than keys, 3");
+    REFUSED(
         kn_scaled_dot_product_attention(q, k, k, .mask = kn_empty(KN_F32, KN_META, KN_SHAPE(T, S))),
         "argument 4 is on meta");
 }
@@ -198,8 +224,9 @@ KN_TEST(masked_attention, cache_steps)
         KN_CHECK(kn_kv_cache_length(c) == end[i] && kn_size(all[0], 2) == end[i]);
         KN_CHECK(i == 0 || kn_array_of(all[0]).data == bytes, "keys were copied");
         bytes = kn_array_of(all[0]).data;
-        kn_tensor *y = kn_scaled_dot_product_attention(rows_of(q, from, end[i]), all[0], all[1],
-                                                       .causal = true, .window = 3);
+        kn_tensor *y =
+            kn_scaled_dot_product_attention(rows_of(q, from, end[i]), all[0], all[1],
+                                            .causal = true, .window = 3, .align = KN_CAUSAL_LAST);
         check_same(kn_contiguous(y), kn_contiguous(rows_of(want, from, end[i])), 0);
     }
     kn_kv_cache_free(c);

@@ -79,6 +79,25 @@ OVERLAY(overlay_index, scatter, SCATTER, 0, overlay_cases(800))
     gather_case(c, i, wider ? KN_F32 : t, t, true, i % 2);
 }
 
+/* Whole rows: an index [count, inner] whose columns are one. */
+OVERLAY(overlay_index, scatter_rows, SCATTER, 0, overlay_cases(60))
+{
+    const int64_t rows = case_size(c, 40), inner = case_size(c, 70), count = case_size(c, 90);
+    const int64_t shape[2] = { rows, inner }, picked[2] = { count, inner };
+    if (rows == 0)
+        return;
+    kn_array index = case_array(c, i % 2 ? KN_I64 : KN_I32, DENSE, NORMAL, 1, &count);
+    fill_index(c, &index, rows);
+    index = kn_array_make(index.data, index.dtype, 2, picked);
+    index.stride[0] = 1;
+    index.stride[1] = 0;
+    const kn_dtype t = arithmetic[i / 2 % 8];
+    kn_array full = case_array(c, t, DENSE, NORMAL, 2, shape);
+    kn_array some = case_array(c, t, i % 3 ? DENSE : case_layout(c, LAYOUTS), NORMAL, 2, picked);
+    case_exact(c, &full);
+    case_run(c, &(kn_scatter_args){ full, some, index, 0, i % 5 == 4 });
+}
+
 OVERLAY(overlay_index, sort, SORT, 0, overlay_cases(160))
 {
     int64_t first[KN_MAX_DIMS];

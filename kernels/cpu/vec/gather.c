@@ -220,11 +220,46 @@ static void scatter_columns(const void *ctx, int64_t begin, int64_t end)
     BY_SIZE(p, scatter_as, p, begin, end);
 }
 
+/* Of rows that one index picks each, bytes [begin, end), in ascending order. */
+static void scatter_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const plan *p = ctx;
+    for (int64_t i = 0; i < p->count; i++) {
+        const int64_t at = index_at(p->index, i, p->wide) * p->size;
+        memcpy(p->full + at + begin, p->picked + i * p->size + begin, (size_t)(end - begin));
+    }
+}
+
+/* The index is [count, inner] with a stride of 0: rows go to rows. */
+static bool plan_rows(plan *p, const kn_scatter_args *a)
+{
+    const kn_array *to = &a->dst, *index = &a->index;
+    if (a->join || a->dim != 0 || index->ndim != 2 || index->stride[0] != 1 ||
+        index->stride[1] != 0 || index->shape[1] != to->shape[1] || to->dtype != a->src.dtype ||
+        !kn_array_contiguous(to) || !kn_array_contiguous(&a->src))
+        return false;
+    *p = (plan){ .outer = 1,
+                 .n = to->shape[0],
+                 .count = index->shape[0],
+                 .inner = 1,
+                 .size = to->shape[1] * (int64_t)kn_dtype_size(to->dtype),
+                 .index = index->data,
+                 .wide = index->dtype == KN_I64,
+                 .full = to->data,
+                 .picked = a->src.data };
+    return p->wide ? inside_as(p, true) : inside_as(p, false);
+}
+
 /* join: f32 only, whose sums need no wider place. */
 kn_status VEC_FN(vec_scatter)(const void *args)
 {
     const kn_scatter_args *a = args;
     plan p;
+    if (plan_rows(&p, a)) {
+        if (p.count * p.size > 0)
+            kn_each_range(kn_threads_for(p.count * p.size), p.size, scatter_rows, &p);
+        return KN_DONE;
+    }
     if ((a->join && a->dst.dtype != KN_F32) || !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
         return KN_DECLINED;
     p.join = a->join;

@@ -1,0 +1,675 @@
+"""bench/peers/opinfo_table.py: PyTorch's operations as calls of Knap, with torch's arguments: TABLE[name](k, *arguments).
+
+A call that takes an argument that its row doesn't name is refused by Python. A row calls kn_ functions alone; some are
+made of two or three. Rows of functions that the headers lack count as without counterpart."""
+import math
+
+import torch
+
+from knap import ZERO, Failed, Tensor
+
+TABLE = {}
+SHAPE_ONLY = set()    # draws, and memory without values
+FIRST = {'nn.functional.max_pool1d', 'nn.functional.max_pool2d', 'nn.functional.max_pool3d', 'nn.functional.adaptive_max_pool1d',
+         'nn.functional.adaptive_max_pool2d', 'nn.functional.adaptive_max_pool3d',    # without torch's positions of maxima
+        'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'}
+# Conventions that differ: (names, dtypes, why). Their samples aren't compared.
+CONVENTIONS = [
+    ('true_divide div/no_rounding_mode __rdiv__ square sum_to_size float_power pow nn.functional.softsign', 'int64 bool',
+     'integers and bool stay what they are: no promotion to another dtype'),
+    ('item', 'int64 bool', 'kn_item is a double'),
+    ('topk msort kthvalue', 'bfloat16 float16 int64 bool', 'of equals kn_sort takes the first; torch leaves it open'),
+]
+WIDER = {'nn.functional.cross_entropy', 'nn.functional.linear_cross_entropy', 'nn.functional.linear_cross_entropy/chunked',
+         'nn.functional.linear_cross_entropy/chunked_none', 'nn.CrossEntropyLoss', 'nn.LinearCrossEntropyLoss',    # f32 of bf16
+         'masked.argmax', 'masked.argmin'}    # i64; torch's are the dtype of x without a dim
+
+
+def same(names):
+    """'a:b': torch's a is kn_b of the same tensors."""
+    for pair in names.split():
+        name, _, own = pair.partition(':')
+        own = own or name.split('.')[-1]
+        TABLE[name] = lambda k, *t, own=own: getattr(k, own)(*t)
+
+
+def rows(**more):
+    TABLE.update({name.replace('__', '.', 1) if not name.startswith('__') else name: f for name, f in more.items()})
+
+
+def nn(**more):
+    TABLE.update({'nn.functional.' + name: f for name, f in more.items()})
+
+
+def refuse(text):
+    raise Failed('this table: ' + text)
+
+
+def shape(k, x):
+    return [k.size(x, i) for i in range(k.ndim(x))]
+
+
+def ints(dims):
+    return [int(d) for d in dims] if isinstance(dims, (list, tuple)) else [int(dims)]
+
+
+def n(dims):
+    """A count and a list; None is all."""
+    dims = [] if dims is None else ints(dims)
+    return len(dims), dims
+
+
+def flat(a):
+    return a[0] if len(a) == 1 and isinstance(a[0], (list, tuple)) else a
+
+
+def like(k, value, x):
+    """A number as a tensor beside x."""
+    if isinstance(value, complex):
+        refuse('no complex numbers')
+    if isinstance(value, Tensor):
+        return value
+    if k.dtype_of(x) == k.enums['KN_BOOL'] and not isinstance(value, bool) and value not in (0, 1):
+        refuse('a number beside bools')
+    if k.dtype_of(x) == k.enums['KN_BOOL'] and value in (0, 1):
+        return k.cast(k.full(k.enums['KN_U8'], k.enums['KN_CPU'], int(value), 0, []), k.enums['KN_BOOL'])
+    return k.full(k.dtype_of(x), k.enums['KN_CPU'], value, 0, [])
+
+
+def both(k, a, b):
+    x = a if isinstance(a, Tensor) else b
+    return like(k, a, x), like(k, b, x)
+
+
+def bits(word):
+    """Of bool only, where they are kn_logical_."""
+    def call(k, *t):
+        t = both(k, *t) if len(t) > 1 else t
+        if any(k.dtype_of(x) != k.enums['KN_BOOL'] for x in t):
+            refuse('no bits of integers')
+        return getattr(k, 'logical_' + word)(*t)
+    return call
+
+
+def cast(k, x, dtype):
+    return x if dtype is None else k.cast(x, k.dtype(dtype))
+
+
+def binary(names):
+    for pair in names.split():
+        name, _, own = pair.partition(':')
+
+        def call(k, a, b, own=own or name):
+            return getattr(k, own)(*both(k, a, b))
+        TABLE[name] = call
+
+
+def over(names):
+    for name in names.split():
+        def call(k, x, dim=None, keepdim=False, dtype=None, name=name):
+            if k.ndim(x) == 0:    # dims 0 and -1 of a number
+                dim = None
+            return getattr(k, name)(cast(k, x, dtype), *n(dim), bool(keepdim))
+        TABLE[name] = call
+
+
+def slots(k, count, call):
+    s = k.slots(count)
+    call(s)
+    return k.filled(s)
+
+
+def with_indices(f):
+    def call(k, *a, **o):
+        s = k.slots(1)
+        y = f(k, *a, indices=s, **o)
+        return [y, *k.filled(s)]
+    return call
+
+
+# ---- elementwise ----------------------------------------------------------------------------------
+
+same('abs neg positive:contiguous sign sgn:sign floor ceil exp expm1 log log1p log2 sqrt rsqrt reciprocal sin cos tan atan erf '
+     'tanh sigmoid nn.functional.logsigmoid isnan isinf isfinite square logical_not logical_and logical_or logical_xor '
+     'clone:contiguous contiguous acos asin sinh cosh asinh acosh atanh log10 trunc erfinv erfc frac exp2 lgamma digamma '
+     'log_sigmoid:logsigmoid masked_select argwhere:nonzero alias_copy:contiguous '
+     'logaddexp logaddexp2 copysign hypot fmax fmin masked.logaddexp:logaddexp')
+binary('mul sub true_divide:div eq ne lt le gt ge maximum minimum max/binary:maximum min/binary:minimum __radd__:add __rmul__:mul '
+       'atan2 floor_divide div/floor_rounding:floor_divide remainder fmod xlogy special.xlog1py:xlog1py')
+
+
+def power(k, a, b):
+    return k.pow(a, b) if isinstance(a, Tensor) and not isinstance(b, Tensor) else k.pow_tensor(*both(k, a, b))
+
+
+def add(k, a, b, alpha=1):
+    a, b = both(k, a, b)
+    return k.add(a, b) if alpha == 1 else k.add_scaled(a, b, alpha)
+
+
+def clamp(k, x, low=None, high=None, **names):
+    low, high = names.get('min', low), names.get('max', high)
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        return k.clamp(x, -math.inf if low is None else low, math.inf if high is None else high)
+    x = x if low is None else k.maximum(x, like(k, low, x))
+    return x if high is None else k.minimum(x, like(k, high, x))
+
+
+def div(k, a, b, rounding_mode=None):
+    return {None: k.div, 'trunc': lambda a, b: k.trunc(k.div(a, b)), 'floor': k.floor_divide}[rounding_mode](*both(k, a, b))
+
+
+def rounded(k, x, decimals=0):
+    return k.round(x) if decimals == 0 else refuse('kn_round has no decimals')
+
+
+def rsub(k, a, b, alpha=1):
+    a, b = both(k, a, b)
+    return k.sub(b, a) if alpha == 1 else k.add_scaled(b, a, -alpha)
+
+
+def fill_where(k, x, mask, value):
+    return k.masked_fill(x, mask, value) if not isinstance(value, Tensor) else k.where(mask, value, x)
+
+
+rows(add=add, sub=lambda k, a, b, alpha=1: add(k, a, b, -alpha) if alpha != 1 else k.sub(*both(k, a, b)),
+     clamp=clamp, clamp_min=lambda k, x, b: clamp(k, x, b), clamp_max=lambda k, x, b: clamp(k, x, None, b), pow=power,
+     __rpow__=lambda k, a, b: power(k, b, a), float_power=lambda k, a, b: power(k, cast(k, a, torch.float64), b),
+     __rdiv__=lambda k, a, b: k.div(*both(k, b, a)), __rsub__=rsub, rsub=rsub, __rmatmul__=lambda k, a, b: k.matmul(b, a),
+     __rmod__=lambda k, a, b: k.remainder(*both(k, b, a)), lerp=lambda k, a, b, w: k.lerp(a, b, w) if not isinstance(w, Tensor)
+     else k.add(a, k.mul(w, k.sub(b, a))), addcmul=lambda k, x, a, b, value=1: k.add_scaled(x, k.mul(a, b), value),
+     addcdiv=lambda k, x, a, b, value=1: k.add_scaled(x, k.div(a, b), value), deg2rad=lambda k, x: k.scale(x, math.pi / 180),
+     rad2deg=lambda k, x: k.scale(x, 180 / math.pi), where=lambda k, x, c, y: k.where(c, *both(k, x, y)), nonzero=lambda k, x, as_tuple=False: [k.select(k.nonzero(x), 1, i) for i in range(k.ndim(x))] if as_tuple and k.ndim(
+         x) else k.nonzero(x if not as_tuple else k.reshape(x, 1, [1])) if not as_tuple else k.select(k.nonzero(k.reshape(x, 1, [1])), 1, 0),
+     masked_fill=fill_where, equal=lambda k, a, b: k.all(k.eq(a, b), 0, None, False),
+     heaviside=lambda k, x, v: k.where(k.eq(x, like(k, 0, x)), v, k.cast(k.gt(x, like(k, 0, x)), k.dtype_of(x))),
+     fill=lambda k, x, v: k.full_like(x, v) if not isinstance(v, Tensor) else k.expand(v, *n(shape(k, x))),
+     zero_=lambda k, x: k.zeros_like(x) if not k.requires_grad(x) else k.scale(x, 0), isposinf=lambda k, x: k.eq(x, like(k, math.inf, x)), isneginf=lambda k, x: k.eq(x, like(k, -math.inf, x)),
+     logit=lambda k, x, eps=None: k.logit(x, eps) if hasattr(k, 'logit') else k.log(k.div(z := clamp(
+         k, x, eps, None if eps is None else 1 - eps), k.sub(like(k, 1, x), z))),
+     nan_to_num=lambda k, x, nan=None, posinf=None, neginf=None: k.nan_to_num(x, **{
+         m: v or ZERO for m, v in (('nan', nan), ('posinf', posinf), ('neginf', neginf)) if v is not None}),
+     item=lambda k, x: k.item(x), to=lambda k, x, *a, **o: cast(k, x, next((d for d in [*a, *o.values()] if isinstance(
+         d, torch.dtype)), None)))
+TABLE.update({'div/no_rounding_mode': div, 'div/trunc_rounding': div, 'div/floor_rounding': div, 'round': rounded,
+              'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8: k.le(
+                  k.abs(k.sub(a, b)), k.add_scalar(k.scale(k.abs(b), rtol), atol))})
+for word, dtype in (('bfloat16', torch.bfloat16), ('bool', torch.bool), ('byte', torch.uint8), ('double', torch.float64),
+                    ('float', torch.float32), ('half', torch.float16), ('int', torch.int32), ('long', torch.int64)):
+    TABLE[word] = lambda k, x, dtype=dtype, memory_format=None: cast(k, x, dtype)
+for name, word in (('bitwise_and', 'and'), ('bitwise_or', 'or'), ('bitwise_xor', 'xor'), ('bitwise_not', 'not'), ('__rand__', 'and'),
+                   ('__ror__', 'or'), ('__rxor__', 'xor')):
+    TABLE[name] = bits(word)
+nn(relu=lambda k, x, inplace=False: k.relu(x), relu6=lambda k, x, inplace=False: k.relu6(x),
+   silu=lambda k, x, inplace=False: k.silu(x), mish=lambda k, x, inplace=False: k.mish(x),
+   hardsigmoid=lambda k, x, inplace=False: k.hardsigmoid(x), hardswish=lambda k, x, inplace=False: k.hardswish(x),
+   gelu=lambda k, x, approximate='none': k.gelu(x) if approximate == 'none' else k.gelu_tanh(x),
+   leaky_relu=lambda k, x, negative_slope=0.01, inplace=False: k.leaky_relu(x, slope=negative_slope or ZERO),
+   elu=lambda k, x, alpha=1.0, inplace=False: k.elu(x, alpha=alpha or ZERO),
+   celu=lambda k, x, alpha=1.0, inplace=False: k.celu(x, alpha=alpha or ZERO), selu=lambda k, x, inplace=False: k.selu(x),
+   softplus=lambda k, x, beta=1.0, threshold=20.0: k.softplus(x, beta=beta, threshold=threshold or ZERO),
+   hardtanh=lambda k, x, min_val=-1.0, max_val=1.0, inplace=False: k.hardtanh(x, low=min_val or ZERO, high=max_val or ZERO),
+   prelu=lambda k, x, w: k.prelu(x, w), glu=lambda k, x, dim=-1: k.mul((p := slots(k, 2, lambda s: k.chunk(x, dim, 2, s)))[0],
+                                                                      k.sigmoid(p[1])),
+   threshold=lambda k, x, threshold, value, inplace=False: k.where(k.gt(x, like(k, threshold, x)), x, like(k, value, x)),
+   softshrink=lambda k, x, lambd=0.5: k.sub(x, k.clamp(x, -lambd, lambd)),
+   hardshrink=lambda k, x, lambd=0.5: k.masked_fill(x, k.le(k.abs(x), like(k, lambd, x)), 0),
+   softsign=lambda k, x: k.div(x, k.add_scalar(k.abs(x), 1)), tanhshrink=lambda k, x: k.sub(x, k.tanh(x)),
+   softmin=lambda k, x, dim=None, dtype=None, _stacklevel=3: k.softmax(k.neg(cast(k, x, dtype)), dim),
+   dropout=lambda k, x, p=0.5, training=True, inplace=False: k.dropout(x, p) if training else x)
+TABLE['nn.functional.softmin/with_dtype'] = TABLE['nn.functional.softmin']
+for word in ('softmax', 'log_softmax'):
+    TABLE[word] = TABLE[word + '/with_dtype'] = lambda k, x, dim=None, dtype=None, _stacklevel=3, word=word: \
+        getattr(k, word)(cast(k, x, dtype), dim)
+
+# ---- reductions and order -------------------------------------------------------------------------
+
+over('sum mean prod logsumexp any all amax amin')
+
+
+def without_nan(mean):
+    def call(k, x, dim=None, keepdim=False, dtype=None):
+        y = TABLE['sum'](k, k.masked_fill(x, k.isnan(x), 0), dim, keepdim, dtype)
+        return k.div(y, k.cast(TABLE['sum'](k, k.logical_not(k.isnan(x)), dim, keepdim), k.dtype_of(y))) if mean else y
+    return call
+
+
+rows(nansum=without_nan(False), nanmean=without_nan(True), count_nonzero=lambda k, x, dim=None: TABLE['sum'](
+    k, k.ne(x, like(k, 0, x)), dim))
+
+
+def extreme(word):
+    def call(k, x, dim=None, keepdim=False):
+        if dim is None:
+            return getattr(k, 'a' + word)(x, 0, None, keepdim)
+        y = with_indices(lambda k, x, indices: k.topk(x, 1, dim, smallest=word == 'min', indices=indices))(k, x)
+        return y if keepdim else [k.squeeze(t, *n(dim)) for t in y]
+    return call
+
+
+def place(word):
+    def call(k, x, dim=None, keepdim=False, dtype=None):
+        y = getattr(k, word)(x if dim is not None else k.reshape(x, 1, [-1]), 0 if dim is None else dim)
+        if not keepdim or k.ndim(x) == 0:
+            return y
+        return k.unsqueeze(y, dim if dim >= 0 else dim - 0) if dim is not None else k.reshape(y, k.ndim(x), [1] * k.ndim(x))
+    return call
+
+
+def spread(word):
+    def call(k, x, dim=None, correction=None, keepdim=False, unbiased=None):
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        c = correction if correction is not None else 0 if unbiased is False else 1
+        return getattr(k, word)(x, *n(dim), correction=c or ZERO, keep=keepdim)
+    return call
+
+
+def moments(word):
+    def call(k, x, *a, **o):
+        o.setdefault('keepdim', False)
+        dim = o.get('dim', a[0] if a and not isinstance(a[0], bool) else None)
+        return [spread(word)(k, x, *a, **o), k.mean(x, *n(dim), o['keepdim'])]
+    return call
+
+
+def norm(k, x, ord=2, dim=None, keepdim=False, dtype=None):
+    return k.norm(cast(k, x, dtype), float(ord), *n(dim), keepdim)
+
+
+def median(k, x, dim=None, keepdim=False):
+    number = k.ndim(x) == 0
+    x, d = (k.reshape(x, 1, [-1]), 0) if dim is None or number else (x, dim)
+    y = with_indices(lambda k, x, indices: k.sort(x, d, indices=indices))(k, x)
+    at = (shape(k, x)[d] - 1) // 2
+    y = [k.slice(t, d, at, at + 1) for t in y]
+    y = y if keepdim and not number else [k.squeeze(t, *n(d)) for t in y]
+    return y[0] if dim is None else y
+
+
+rows(argmax=place('argmax'), argmin=place('argmin'), var=spread('var'), std=spread('std'), var_mean=moments('var'),
+     std_mean=moments('std'), linalg__vector_norm=norm, aminmax=lambda k, x, dim=None, keepdim=False: [
+         k.amin(x, *n(dim), keepdim), k.amax(x, *n(dim), keepdim)], median=median,
+     cumsum=lambda k, x, dim, dtype=None: k.cumsum(cast(k, x, dtype), dim),
+     cumprod=lambda k, x, dim, dtype=None: k.cumprod(cast(k, x, dtype), dim), logcumsumexp=lambda k, x, dim: k.logcumsumexp(x, dim),
+     cummax=with_indices(lambda k, x, dim, **o: k.cummax(x, dim, *o.values())),
+     cummin=with_indices(lambda k, x, dim, **o: k.cummin(x, dim, *o.values())),
+     sort=with_indices(lambda k, x, dim=-1, descending=False, stable=False, indices=None: k.sort(
+         x, dim, descending=descending, indices=indices)), msort=lambda k, x: k.sort(x, 0),
+     argsort=lambda k, x, dim=-1, descending=False, stable=False: k.argsort(x, dim, descending),
+     topk=with_indices(lambda k, x, count, dim=-1, largest=True, sorted=True, indices=None: k.topk(
+         x, count, dim, smallest=not largest, indices=indices)), trace=lambda k, x: k.sum(k.diagonal(x, 0, 0, 1), 0, None, False),
+     kthvalue=with_indices(lambda k, x, at, dim=-1, keepdim=False, indices=None: last_of(k, k.topk(
+         x, at, dim, smallest=True, indices=indices), indices, dim, keepdim)), dist=lambda k, a, b, p=2: k.norm(k.sub(a, b), float(p), 0, None, False))
+for word in ('max', 'min'):
+    TABLE[f'{word}/reduction_with_dim'] = TABLE[f'{word}/reduction_no_dim'] = extreme(word)
+for word in ('var', 'std'):
+    TABLE[word + '/unbiased'], TABLE[word + '_mean/unbiased'] = spread(word), moments(word)
+TABLE.update({'norm': lambda k, x, p=2, dim=None, keepdim=False, dtype=None: norm(
+    k, x, 2 if p in (None, 'fro') else p if not isinstance(p, str) else refuse('no nuclear norm'), dim, keepdim, dtype)})
+TABLE['norm/fro'] = TABLE['norm/inf'] = TABLE['norm']
+
+
+def last_of(k, y, indices, dim, keepdim):
+    found = [k.slice(t, dim, k.size(t, dim) - 1, k.size(t, dim)) for t in (y, *k.filled(indices))]
+    found = found if keepdim else [k.squeeze(t, *n(dim)) for t in found]
+    indices[0] = found[1].handle
+    return found[0]
+
+
+def masked(name, fill, f):
+    """torch.masked's: f of x with fill where the mask doesn't hold."""
+    def call(k, x, *a, mask=None, **o):
+        if mask is not None:
+            x = k.where(mask, x, like(k, fill(k, x), x))
+        return f(k, x, *a, **o)
+    TABLE['masked.' + name] = call
+
+
+def lowest(sign):
+    def value(k, x):
+        ends = {'KN_I64': (1 << 63) - 1, 'KN_I32': (1 << 31) - 1}
+        name = next((c for c in ends if k.enums[c] == k.dtype_of(x)), None)
+        return sign * math.inf if name is None else refuse('no number of an integer is the least of all')
+    return value
+
+
+for word, fill in (('sum', lambda k, x: 0), ('prod', lambda k, x: 1), ('amax', lowest(-1)), ('amin', lowest(1)),
+                   ('softmax', lowest(-1)), ('log_softmax', lowest(-1)), ('logsumexp', lowest(-1)), ('cumsum', lambda k, x: 0),
+                   ('cumprod', lambda k, x: 1), ('argmax', lowest(-1)), ('argmin', lowest(1))):
+    masked(word, fill, TABLE[word])
+masked('softmin', lowest(1), TABLE['nn.functional.softmin'])
+masked('normalize', lambda k, x: 0, lambda k, x, ord, dim, eps=1e-12, dtype=None: k.normalize(
+    cast(k, x, dtype), dim=dim or ZERO, eps=eps) if ord == 2 else refuse('kn_normalize takes the 2-norm only'))
+masked('norm', lambda k, x: 0, lambda k, x, ord=2, dim=None, keepdim=False, dtype=None: norm(k, x, ord or 2, dim, keepdim, dtype)
+       if ord is None or ord > 0 else refuse('a norm of masked elements by another p than above 0'))
+
+# ---- indexing -------------------------------------------------------------------------------------
+
+
+def gathered(k, x, dim, index):
+    return k.gather(x, dim, index)
+
+
+def item(k, x, index):
+    """x[index] for numbers, slices, None, ... and one tensor."""
+    index = list(index) if isinstance(index, (tuple, list)) and not (
+        isinstance(index, list) and all(isinstance(i, int) for i in index)) else [index]
+    used = sum(i is not None and i is not Ellipsis for i in index)
+    if Ellipsis in [i for i in index if not isinstance(i, Tensor)]:
+        at = next(j for j, i in enumerate(index) if i is Ellipsis)
+        index[at:at + 1] = [slice(None)] * (k.ndim(x) - used)
+    tensors = [i for i in index if isinstance(i, (Tensor, list))]
+    if len(tensors) > 1:
+        return several(k, x, index)
+    dim = 0
+    for i in index:
+        if i is None:
+            x = k.unsqueeze(x, dim)
+        elif isinstance(i, bool):
+            refuse('an index of bool')
+        elif isinstance(i, int):
+            i = i + k.size(x, dim) if i < 0 else i
+            x = k.select(x, dim, i) if hasattr(k, 'select') else k.squeeze(k.slice(x, dim, i, i + 1), 1, [dim])
+            continue
+        elif isinstance(i, slice):
+            begin, end, step = i.indices(k.size(x, dim))
+            x = k.slice(x, dim, begin, max(begin, end)) if step == 1 else k.slice_step(x, dim, begin, end, step)
+        else:
+            i = k.tensor(torch.tensor(i)) if isinstance(i, list) else i
+            if k.dtype_of(i) == k.enums['KN_BOOL']:
+                return k.masked_select(x, i) if shape(k, i) == shape(k, x) else refuse('a mask of some dims')
+            ends = shape(k, i)
+            x = k.index_select(x, dim, k.reshape(i, 1, [-1]))
+            now = shape(k, x)
+            x = k.reshape(x, *n(now[:dim] + ends + now[dim + 1:]))
+            dim += len(ends) - 1
+        dim += 1
+    return x
+
+
+def from_end(k, x, dim, i):
+    i = int(k.item(i)) if isinstance(i, Tensor) else i
+    return i + k.size(x, dim) if i < 0 else i
+
+
+def put_slice(k, x, src, dim=0, start=None, end=None, step=1):
+    begin, end, step = slice(start, end, step).indices(k.size(x, dim))
+    if step != 1:
+        refuse('a slice with a step to write to')
+    return cat(k, [k.slice(x, dim, 0, begin), src, k.slice(x, dim, max(begin, end), k.size(x, dim))], dim)
+
+
+def several(k, x, index):
+    if any(not isinstance(i, (Tensor, list)) for i in index):
+        refuse('several index tensors beside slices')
+    index = [k.tensor(torch.tensor(i)) if isinstance(i, list) else i for i in index]
+    return k.index(x, len(index), index)
+
+
+rows(gather=lambda k, x, dim, index, sparse_grad=False: k.gather(x, dim, index), take_along_dim=lambda k, x, i, dim=None:
+     k.take_along_dim(x, i, dim) if dim is not None else k.take_along_dim(k.reshape(x, 1, [-1]), k.reshape(i, 1, [-1]), 0),
+     index_select=lambda k, x, dim, index: k.index_select(x, dim, index),
+     scatter=lambda k, x, dim, index, src, reduce=None: k.scatter(x, dim, index, src if isinstance(src, Tensor) else k.expand(
+         like(k, src, x), *n(shape(k, index)))) if reduce is None else k.scatter_reduce(
+             x, dim, index, src, {'add': 'sum', 'multiply': 'prod'}[reduce]),
+     scatter_add=lambda k, x, dim, index, src: k.scatter_add(x, dim, index, src),
+     index_add=lambda k, x, dim, index, src, alpha=1: k.index_add(x, dim, index, src if alpha == 1 else k.scale(src, alpha)),
+     index_copy=lambda k, x, dim, index, src: k.index_copy(x, dim, index, src),
+     index_fill=lambda k, x, dim, index, value: k.index_fill(x, dim, index, value),
+     index_put=lambda k, x, index, values, accumulate=False: k.index_put(x, len(index), index, values, accumulate=accumulate),
+     masked_scatter=lambda k, x, mask, src: k.masked_scatter(x, mask, src), take=lambda k, x, index: k.reshape(
+         k.take_along_dim(k.reshape(x, 1, [-1]), k.reshape(index, 1, [-1]), 0), *n(shape(k, index))),
+     __getitem__=item, select=lambda k, x, dim, i: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [i]),
+     narrow=lambda k, x, dim, start, length: k.slice(
+         x, dim, from_end(k, x, dim, start), from_end(k, x, dim, start) + length), slice=lambda k, x, dim=0, start=None,
+     end=None, step=1: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [slice(start, end, step)]))
+TABLE['narrow_copy'] = TABLE['narrow']
+nn(one_hot=lambda k, x, num_classes=-1: k.one_hot(x, num_classes), embedding=lambda k, i, w, padding_idx=None, **o: k.embedding(
+    w, i, **({} if padding_idx is None else {'padding_idx': padding_idx or ZERO}), **o))
+
+# ---- shape ----------------------------------------------------------------------------------------
+
+
+def cut(k, x, dim, sizes):
+    return slots(k, len(sizes), lambda s: k.split(x, dim, len(sizes), sizes, s))
+
+
+def split(k, x, size, dim=0):
+    whole = k.size(x, dim)
+    each = [min(size, whole - b) for b in range(0, whole, size)] if isinstance(size, int) else list(size)
+    return cut(k, x, dim, each or [0])
+
+
+def chunk(k, x, count, dim=0):
+    return split(k, x, max(1, -(-k.size(x, dim) // count)), dim)
+
+
+def tensor_split(k, x, at, dim=0):
+    whole = k.size(x, dim)
+    if isinstance(at, Tensor):
+        at = k.values(at).tolist()
+    if isinstance(at, int):
+        sizes = [whole // at + (i < whole % at) for i in range(at)]
+    else:
+        ends = [0] + [min(a if a >= 0 else a + whole, whole) for a in at] + [whole]
+        return [k.slice(x, dim, b, max(b, e)) for b, e in zip(ends, ends[1:])]
+    return cut(k, x, dim, sizes)
+
+
+def cat(k, tensors, dim=0):
+    return k.cat(list(tensors), len(tensors), dim)
+
+
+def least(count):
+    def call(k, x):
+        s = shape(k, x)
+        more = {1: [1], 2: [1] * (2 - len(s)) + s, 3: [[1, 1, 1], [1] + s + [1], s + [1]][len(s)] if len(s) < 3 else s}
+        return x if len(s) >= count else k.reshape(x, *n(more[count]))
+    return lambda k, *t: call(k, t[0]) if len(t) == 1 and isinstance(t[0], Tensor) else [call(k, x) for x in flat(t)]
+
+
+def joined(count, dim):
+    def call(k, tensors):
+        t = [least(count)(k, x) for x in tensors]
+        return cat(k, t, 0 if k.ndim(t[0]) == 1 else dim)
+    return call
+
+
+def grid(k, t):
+    sizes = [k.size(x, 0) if k.ndim(x) else 1 for x in t]
+    return [k.expand(k.reshape(x, *n([1] * i + [-1] + [1] * (len(t) - i - 1))), *n(sizes)) for i, x in enumerate(t)]
+
+
+def shifted(k, x, dim, sign):
+    dims = list(range(k.ndim(x))) if dim is None else ints(dim)
+    return k.roll(x, *n([sign * k.size(x, d) // 2 if sign > 0 else -(k.size(x, d) // 2) for d in dims]), dims)
+
+
+def with_shape(f):
+    return lambda k, x, *s, **o: f(k, x, [v for v in flat(s if s else list(o.values()))])
+
+
+def turned(k, x, times=1, dims=(0, 1)):
+    times %= 4
+    if times == 2:
+        return k.flip(x, 2, list(dims))
+    if times == 0:
+        return x
+    return k.transpose(k.flip(x, 1, [dims[1]]), *dims) if times == 1 else k.flip(k.transpose(x, *dims), 1, [dims[1]])
+
+
+reshape = with_shape(lambda k, x, s: k.reshape(x, *n(s)))
+rows(reshape=reshape, view=reshape, view_copy=reshape, reshape_as=lambda k, x, y: k.reshape(x, *n(shape(k, y))),
+     view_as=lambda k, x, y: k.reshape(x, *n(shape(k, y))), ravel=lambda k, x: k.reshape(x, 1, [-1]),
+     flatten=lambda k, x, start_dim=0, end_dim=-1: k.flatten(x, start_dim, end_dim),
+     unflatten=lambda k, x, dim, sizes: k.unflatten(x, dim, *n(sizes)), transpose=lambda k, x, a, b: k.transpose(x, a, b),
+     permute=with_shape(lambda k, x, s: k.permute(x, *n(s))), squeeze=lambda k, x, dim=None: x if dim == () else k.squeeze(x, *n(dim)),
+     unsqueeze=lambda k, x, dim: k.unsqueeze(x, dim), movedim=lambda k, x, a, b: k.movedim(x, a, b) if isinstance(a, int) else
+     refuse('kn_movedim moves one dim'), expand=with_shape(lambda k, x, s: k.expand(x, *n(s))),
+     broadcast_to=lambda k, x, s: k.expand(x, *n(s)), expand_as=lambda k, x, y: k.expand(x, *n(shape(k, y))),
+     diagonal=lambda k, x, offset=0, dim1=0, dim2=1: k.diagonal(x, offset, dim1, dim2),
+     unfold=lambda k, x, dim, size, step: k.unfold(x, dim, size, step), flip=lambda k, x, *d, dims=None: k.flip(
+         x, *n(flat(d) if d else dims)), fliplr=lambda k, x: k.flip(x, 1, [1]), flipud=lambda k, x: k.flip(x, 1, [0]),
+     roll=lambda k, x, shifts, dims=None: k.roll(x, *n(shifts), ints(dims) if dims is not None and dims != () else []),
+     rot90=turned, repeat=with_shape(lambda k, x, s: k.repeat(x, *n(s))), tile=with_shape(lambda k, x, s: k.tile(x, *n(s))),
+     repeat_interleave=lambda k, x, times=None, dim=None, **o: k.repeat_interleave(
+         x if dim is not None else k.reshape(x, 1, [-1]), dim or 0, *n(k.values(times).reshape(-1).tolist() if isinstance(
+             times, Tensor) else times)), tril=lambda k, x, diagonal=0: k.tril(x, diagonal),
+     triu=lambda k, x, diagonal=0: k.triu(x, diagonal), cat=cat, stack=lambda k, t, dim=0: k.stack(list(t), len(t), dim),
+     split=split, unsafe_split=split, split_with_sizes=split, chunk=chunk, unsafe_chunk=chunk, tensor_split=tensor_split,
+     hsplit=lambda k, x, at: tensor_split(k, x, at, 0 if k.ndim(x) == 1 else 1), vsplit=tensor_split,
+     dsplit=lambda k, x, at: tensor_split(k, x, at, 2), unbind=lambda k, x, dim=0: [
+         k.squeeze(t, *n(dim)) for t in split(k, x, 1, dim)], hstack=joined(1, 1), vstack=joined(2, 0), dstack=joined(3, 2),
+     atleast_1d=least(1), atleast_2d=least(2), atleast_3d=least(3), t=lambda k, x: x if k.ndim(x) < 2 else k.transpose(x, 0, 1),
+     mT=lambda k, x: k.transpose(x, -2, -1), mH=lambda k, x: k.transpose(x, -2, -1), T=lambda k, x: k.permute(
+         x, *n(list(range(k.ndim(x))[::-1]))) if k.ndim(x) else x, column_stack=lambda k, t: cat(k, [
+             x if k.ndim(x) > 1 else k.reshape(x, 2, [-1, 1]) for x in t], 1), broadcast_tensors=lambda k, *t: [
+                 k.expand(x, *n(torch.broadcast_shapes(*(shape(k, y) for y in t)))) for x in t],
+     sum_to_size=lambda k, x, *s: k.reshape(k.sum(x, *n([i for i in range(k.ndim(x)) if i < k.ndim(x) - len(flat(s)) or flat(s)[
+         i - k.ndim(x) + len(flat(s))] == 1 != k.size(x, i)] or 0), True), *n(flat(s))) if list(flat(s)) != shape(k, x) else x,
+     constant_pad_nd=lambda k, x, pad, value=0: k.pad(x, 0, value, *n(pad)), meshgrid=lambda k, *t, indexing='ij': grid(
+         k, flat(t)) if indexing == 'ij' else refuse('indexing ij only'),
+     cartesian_prod=lambda k, *t: t[0] if len(t) == 1 else k.stack(
+         g := [k.reshape(x, 1, [-1]) for x in grid(k, t)], len(g), -1),
+     slice_scatter=lambda k, x, src, dim=0, start=None, end=None, step=1: put_slice(k, x, src, dim, start, end, step),
+     select_scatter=lambda k, x, src, dim, index: put_slice(k, x, k.unsqueeze(src, dim), dim, i := from_end(k, x, dim, index), i + 1),
+     tril_indices=lambda k, r, c, offset=0, **o: k.transpose(k.nonzero(k.tril(k.ones(0, 0, 2, [r, c]), offset)), 0, 1),
+     triu_indices=lambda k, r, c, offset=0, **o: k.transpose(k.nonzero(k.triu(k.ones(0, 0, 2, [r, c]), offset)), 0, 1),
+     fft__fftshift=lambda k, x, dim=None: shifted(k, x, dim, 1), fft__ifftshift=lambda k, x, dim=None: shifted(k, x, dim, -1),
+     diag_embed=lambda k, x, offset=0, dim1=-2, dim2=-1: k.diag_embed(x, offset, dim1, dim2),
+     diag=lambda k, x, diagonal=0: k.diagonal(x, diagonal, 0, 1) if k.ndim(x) > 1 else k.diag_embed(x, diagonal, 0, 1),
+     diff=lambda k, x, n=1, dim=-1, prepend=None, append=None: k.diff(x, n, dim) if prepend is None is append else k.diff(
+         cat(k, [t for t in (prepend, x, append) if t is not None], dim), n, dim))
+for name, copy in (('t', 't_copy'), ('expand', 'expand_copy'), ('diagonal', 'diagonal_copy'), ('permute', 'permute_copy'),
+                   ('transpose', 'transpose_copy'), ('squeeze', 'squeeze_copy'), ('squeeze', 'squeeze/multiple'), ('T', 'H'),
+                   ('unsqueeze', 'unsqueeze_copy'), ('unfold', 'unfold_copy'), ('unbind', 'unbind_copy'), ('split', 'split/list_args'),
+                   ('split', 'split_with_sizes_copy'), ('meshgrid', 'meshgrid/variadic_tensors'),
+                   ('meshgrid', 'meshgrid/list_of_tensors'), ('diagonal', 'linalg.diagonal')):
+    TABLE[copy] = TABLE[name]
+TABLE['linalg.diagonal'] = lambda k, x, offset=0, dim1=-2, dim2=-1: k.diagonal(x, offset, dim1, dim2)
+for mode in ('constant', 'reflect', 'replicate', 'circular'):
+    TABLE['nn.functional.pad/' + mode] = lambda k, x, pad, mode='constant', value=None: k.pad(
+        x, k.enums['KN_PAD_' + mode.upper()], value or 0, *n(pad))
+TABLE['nn.functional.pad/replicate_negative'] = TABLE['nn.functional.pad/replicate']
+
+
+# ---- new tensors ----------------------------------------------------------------------------------
+
+def made(fill):
+    def call(k, *s, dtype=None, device=None, requires_grad=False, layout=None, pin_memory=False, memory_format=None, **o):
+        beside = s[0] if s and isinstance(s[0], Tensor) else None
+        s = [v for v in s if not isinstance(v, Tensor)]
+        sizes = o.get('size') or (shape(k, beside) if fill.endswith('_like') else s[0] if s and isinstance(
+            s[0], (list, tuple)) else s)
+        values = [v for v in (s if fill.endswith('_like') else s[1:]) if not isinstance(v, (list, tuple))] + [
+            v for m, v in o.items() if m == 'fill_value']
+        code = k.dtype(dtype) if dtype else k.dtype_of(beside) if beside else 0
+        value = {'zeros': [0], 'ones': [1], 'full': values, 'empty': []}[fill.split('_')[-2 if fill.endswith('_like') else -1]]
+        if fill == 'full' and dtype is None:
+            code = k.dtype(torch.tensor(values[0]).dtype)
+        return getattr(k, 'full' if value else 'empty')(code, k.enums['KN_CPU'], *value[:1], *n(list(sizes)))
+    return call
+
+
+for word in ('zeros', 'ones', 'full', 'empty'):
+    for name in (word, word + '_like', 'new_' + word):
+        TABLE[name] = made(name)
+    SHAPE_ONLY.update({'empty', 'empty_like', 'new_empty'})
+SHAPE_ONLY.update({'normal', 'normal/number_mean', 'normal/in_place', 'cauchy', 'exponential', 'geometric', 'log_normal', 'randn', 'rand_like', 'randn_like', 'randint', 'randint_like', 'bernoulli', 'multinomial', 'uniform'})
+rows(randn=lambda k, *s, dtype=None, device=None, requires_grad=False: k.randn(
+    k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], 1, 1, *n(flat(s))), rand_like=lambda k, x, **o: k.rand_like(x),
+     randn_like=lambda k, x, **o: k.randn_like(x), randint_like=lambda k, x, a, b=None, **o: k.randint_like(
+         x, 0 if b is None else a, a if b is None else b), bernoulli=lambda k, x, **o: k.bernoulli(x),
+     randint=lambda k, a, b, *s, device=None, dtype=torch.int64: k.randint(
+         k.dtype(dtype), k.enums['KN_CPU'], *((a, b) if s else (0, a)), 1, 1, *n(s[0] if s else b)),
+     multinomial=lambda k, p, count, replacement=False: k.multinomial(p, count, replacement),
+     normal=lambda k, a, b, **o: k.add(*both(k, k.mul(k.randn_like(x := a if isinstance(a, Tensor) else b), like(k, b, x)), a)),
+     cauchy=lambda k, x, median=0, sigma=1: k.tan(k.scale(k.rand_like(x), math.pi)), exponential=lambda k, x, rate=1: k.scale(
+         k.log(k.rand_like(x)), -1 / rate), geometric=lambda k, x, p: k.ceil(k.scale(k.log(k.rand_like(x)), 1 / math.log(1 - p))),
+     log_normal=lambda k, x, mean=1, std=2: k.exp(k.add_scalar(k.scale(k.randn_like(x), std), mean)), uniform=lambda k, x, a=0, b=1: k.add_scalar(k.scale(k.rand_like(x), b - a), a),
+     eye=lambda k, rows, columns=None, dtype=None, device=None, requires_grad=False: k.eye(
+         k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], rows, rows if columns is None else columns),
+     linspace=lambda k, a, b, steps, dtype=None, device=None: k.linspace(k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], a, b, steps),
+     arange=lambda k, a, b=None, step=1, dtype=None, device=None: k.arange(
+         k.dtype(dtype or torch.arange(a).dtype), k.enums['KN_CPU'], a if b is None else b, start=0 if b is None else a, step=step),
+     scalar_tensor=lambda k, v, dtype=None, device=None, requires_grad=False: k.full(
+         k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], v, 0, []))
+
+TABLE['normal/number_mean'] = TABLE['normal']
+TABLE['normal/in_place'] = lambda k, x, mean=0, std=1: k.add_scalar(k.scale(k.randn_like(x), std), mean)
+TABLE['linspace/tensor_overload'] = lambda k, a, b, steps, **o: TABLE['linspace'](
+    k, *(k.item(t) if isinstance(t, Tensor) else t for t in (a, b)), steps, **o)
+# ---- products -------------------------------------------------------------------------------------
+
+same('matmul mm:matmul bmm:matmul mv:matmul dot:matmul vdot:matmul')
+
+
+def add_product(sum_first=False):
+    def call(k, x, a, b, beta=1, alpha=1):
+        y = k.matmul(a, b)
+        y = k.sum(y, 1, [0], False) if sum_first else y
+        return k.add_scaled(y if alpha == 1 else k.scale(y, alpha), x, beta) if k.ndim(y) == k.ndim(x) else k.add(
+            k.scale(y, alpha), k.scale(x, beta))
+    return call
+
+
+rows(addmm=add_product(), addmv=add_product(), baddbmm=add_product(), addbmm=add_product(True),
+     einsum=lambda k, x, *a, **o: refuse('an equation of lists'), outer=lambda k, a, b: k.mul(k.unsqueeze(a, 1), b),
+     addr=lambda k, x, a, b, beta=1, alpha=1: k.add(k.scale(x, beta), k.scale(k.mul(k.unsqueeze(a, 1), b), alpha)),
+     inner=lambda k, a, b: k.matmul(a, b) if k.ndim(b) == 1 else k.mul(a, b) if 0 in (k.ndim(a), k.ndim(b)) else k.matmul(
+         a, k.transpose(b, -1, -2)) if k.ndim(b) == 2 else refuse('b of more dims'),
+     linalg__vecdot=lambda k, a, b, dim=-1: k.sum(k.mul(a, b), 1, [dim], False),
+     linalg__multi_dot=lambda k, t: product(k, t), tensordot=lambda k, a, b, dims=2: contract(k, a, b, dims))
+TABLE.update({'addmm/decomposed': TABLE['addmm'], 'einsum': lambda k, t, equation: k.einsum(equation, len(t), list(t))})
+
+
+def cross(k, a, b, dim=None):
+    shapes = torch.broadcast_shapes(shape(k, a), shape(k, b))
+    a, b = (k.expand(x, *n(list(shapes))) for x in (a, b))
+    dim = shapes.index(3) if dim is None else dim
+    r = lambda x, by: k.roll(x, 1, [by], [dim])
+    return k.sub(k.mul(r(a, -1), r(b, -2)), k.mul(r(a, -2), r(b, -1)))
+
+
+def matrix_norm(k, x, ord='fro', dim=(-2, -1), keepdim=False, dtype=None):
+    x, dim = cast(k, x, dtype), [d % k.ndim(x) for d in dim]
+    if ord in ('fro', None):
+        return k.norm(x, 2.0, *n(dim), keepdim)
+    if ord not in (1, -1, math.inf, -math.inf):
+        refuse('no singular values')
+    first, second = dim if abs(ord) == 1 else dim[::-1]
+    y = (k.amax if ord > 0 else k.amin)(k.sum(k.abs(x), 1, [first], True), 1, [second], True)
+    return y if keepdim else k.squeeze(y, *n(dim))
+
+
+def any_norm(k, x, ord=None, dim=None, keepdim=False, dtype=None):
+    if isinstance(ord, str) or (ord is not None and len(ints(dim) if dim is not None else shape(k, x)) == 2):
+        return matrix_norm(k, x, ord, dim if dim is not None else (-2, -1), keepdim, dtype)
+    return norm(k, x, 2 if ord is None else ord, dim, keepdim, dtype)
+
+
+TABLE.update({'linalg.matrix_norm': matrix_norm, 'linalg.norm': any_norm, 'linalg.norm/subgradients_at_zero': any_norm, 'cross': cross,
+              'linalg.cross': lambda k, a, b, dim=-1: cross(k, a, b, dim),
+              'linalg.matrix_power': lambda k, x, p: product(k, [x] * p) if p > 0 else refuse('powers of at least 1'),
+              'kron': lambda k, a, b: k.reshape(k.einsum(f'{(i := "abcdefgh"[:k.ndim(a)])},{(j := "ijklmnop"[:k.ndim(b)])}->' + ''.join(
+                  x + y for x, y in zip(i.rjust(len(j)), j.rjust(len(i)))).replace(' ', ''), 2, [a, b]), *n([
+                      p * q for p, q in zip([1] * (len(j) - len(i)) + shape(k, a), [1] * (len(i) - len(j)) + shape(k, b))]))})
+
+
+def product(k, t):
+    y = t[0]
+    for x in t[1:]:
+        y = k.matmul(y, x)
+    return y
+
+
+def contract(k, a, b, dims):
+    if isinstance(dims, int):
+        dims = [range(k.ndim(a) - dims, k.ndim(a)), range(dims)]
+    a_dims, b_dims = ([d % k.ndim(x) for d in ds] for x, ds in zip((a, b), dims))
+    of_a, of_b = list('abcdefghij'[:k.ndim(a)]), list('klmnopqrst'[:k.ndim(b)])
+    for i, j in zip(a_dims, b_dims):
+        of_b[j] = of_a[i]
+    rest = [c for i, c in enumerate(of_a) if i not in a_dims] + [c for j, c in enumerate(of_b) if j not in b_dims]
+    return k.einsum(f'{"".join(of_a)},{"".join(of_b)}->{"".join(rest)}', 2, [a, b])
