@@ -302,6 +302,34 @@ KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
  * works on meta or in a recorded step. */
 KN_API kn_tensor *kn_nonzero(kn_tensor *x);
 KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
+/* A copy y of x with y[i[0][..], i[1][..], ...] = values, or += where accumulate, for n indices
+ * into the first n dims of x, which broadcast; values broadcast to x[i[0], i[1], ...]. Negative
+ * indices count from the end. Where a place repeats, the last one in order stays. */
+KN_API kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
+                               bool accumulate);
+/* The same with slice index[i] along dim replaced by slice i of src (sizes as for kn_index_add). */
+KN_API kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* x where mask, a bool tensor that broadcasts to x, doesn't hold; the elements of src, of x's
+ * dtype, one after another where it does. src has as many at least. */
+KN_API kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src);
+/* Where values x would come in sorted[N], ascending: i64 of x's shape, before equal elements, or
+ * after them where right. sorted[..., N] has a line for each of x[..., M]. Takes the time of
+ * sorting both. */
+KN_API kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right);
+KN_API kn_tensor *kn_bucketize(kn_tensor *x, kn_tensor *boundaries, bool right);
+/* Which elements of x are among elements, of the same dtype: bool. */
+KN_API kn_tensor *kn_isin(kn_tensor *x, kn_tensor *elements);
+/* How often each of 0, 1, ..., max(x) occurs in x[N], i64, or the sum of its weights[N] (or NULL);
+ * at least so many of them. The host waits for values, as in kn_nonzero. */
+KN_API kn_tensor *kn_bincount(kn_tensor *x, kn_tensor *weights, int64_t least);
+/* The different elements of x in ascending order, without gradient; in *inverse the place of each
+ * element of x among them, in *counts how often each occurs (i64; NULL: not wanted). The host waits
+ * for values. */
+KN_API kn_tensor *kn_unique(kn_tensor *x, kn_tensor **inverse, kn_tensor **counts);
+/* How many elements of a float x lie in each of these bins of equal width from low to high, in x's
+ * dtype; others don't count. Where low is high: from the least to the largest element, for
+ * which the host waits. */
+KN_API kn_tensor *kn_histc(kn_tensor *x, int64_t bins, double low, double high);
 /* i64 [..., classes] of zeros, with a one at index[...]. classes -1: one more than the largest
  * index, for which the host waits. */
 KN_API kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes);

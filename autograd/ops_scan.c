@@ -1,4 +1,4 @@
-/* autograd/ops_scan.c: running products, extrema and logarithms of sums along a dim; differences. */
+/* autograd/ops_scan.c: running products, extrema, logarithms of sums along a dim; differences. */
 #include "autograd/function.h"
 #include "autograd/losses.h"
 #include <math.h>

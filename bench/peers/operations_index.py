@@ -97,3 +97,87 @@ def _(d):
     x, n = d.input(d.shape(least=1)), d.int(0, 3)
     dim = d.dim(x.values.dim())
     return [x], lambda k, x: k.diff(x, n, dim), lambda x: x.diff(n, dim)
+
+
+# ---- put, found, counted ----------------------------------------------------------------------------
+
+
+@row('kn_index_put', 'index_put')
+def _(d):
+    shape, add = d.shape(least=1), d.int(0, 1) == 1
+    n, size = d.int(1, len(shape)), [d.int(1, 3), d.int(1, 4)]
+    if add:
+        index = [torch.randint(-s, s, [size[0], 1] if d.int(0, 1) else size) for s in shape[:n]]
+    else:    # places differ: torch leaves the order of equal ones open
+        numel = torch.Size(shape[:n]).numel()
+        flat = torch.randperm(numel)[:size[0]]
+        index = [i - s * d.int(0, 1) for i, s in zip(torch.unravel_index(flat, shape[:n]), shape)]
+    at = torch.broadcast_shapes(*(i.shape for i in index))
+    values = d.input([*at, *shape[n:]] if d.int(0, 1) else shape[n:])
+    return [d.input(shape), values, *(d.given(i, ties=False) for i in index)], \
+        lambda k, x, v, *i: k.index_put(x, n, list(i), v, add), lambda x, v, *i: x.index_put(i, v, accumulate=add)
+
+
+@row('kn_index_copy', 'index_copy')
+def _(d):
+    shape = d.shape(least=1)
+    dim = d.dim(len(shape))
+    index = torch.randperm(shape[dim])[:d.int(1, shape[dim])]
+    src = list(shape)
+    src[dim] = len(index)
+    return [d.input(shape), d.given(index, ties=False), d.input(src)], lambda k, x, i, s: k.index_copy(x, dim, i, s), \
+        lambda x, i, s: x.index_copy(dim, i, s)
+
+
+@row('kn_masked_scatter', 'masked_scatter')
+def _(d):
+    shape = d.shape(least=1)
+    mask = d.bools([1 if d.int(0, 3) == 0 else s for s in shape])
+    return [d.input(shape), mask, d.input([torch.Size(shape).numel() + d.int(0, 2)])], \
+        lambda k, x, m, s: k.masked_scatter(x, m, s), torch.masked_scatter
+
+
+@row('kn_searchsorted', 'searchsorted')
+def _(d):
+    shape, right, lines = d.shape(least=1), d.int(0, 1) == 1, d.int(0, 1)
+    ordered = torch.randn([*(shape[:-1] if lines else []), d.int(1, 9)]).mul(1.5).round().sort(-1)[0].double()
+    return [d.given(ordered, ties=False), d.input(shape, 'whole', grad=False)], lambda k, s, x: k.searchsorted(s, x, right), \
+        lambda s, x: torch.searchsorted(s.contiguous(), x.contiguous(), right=right)
+
+
+@row('kn_bucketize', 'bucketize')
+def _(d):
+    right, ordered = d.int(0, 1) == 1, torch.randn([d.int(1, 9)]).mul(1.5).round().sort()[0].double()
+    return [d.input(d.shape(), 'whole', grad=False), d.given(ordered)], lambda k, x, b: k.bucketize(x, b, right), \
+        lambda x, b: torch.bucketize(x, b, right=right)
+
+
+@row('kn_isin', 'isin')
+def _(d):
+    return [d.input(d.shape(), 'whole', grad=False), d.input(d.shape(most=2), 'whole', grad=False)], \
+        lambda k, x, e: k.isin(x, e), lambda x, e: torch.isin(x.contiguous(), e.contiguous())    # torch fails on some strides
+
+
+@row('kn_bincount', 'bincount')
+def _(d):
+    n, least = d.int(1, 20), d.int(0, 9)
+    weights = [d.input([n], grad=False)] * d.int(0, 1)
+    return [d.index([n], 7), *weights], lambda k, x, w=None: k.bincount(x, w, least), \
+        lambda x, w=None: torch.bincount(x, w, least)
+
+
+@row('kn_unique', 'unique')
+def _(d):
+    def in_knap(k, x):
+        inverse, counts = ctypes.c_void_p(), ctypes.c_void_p()
+        values = k.unique(x, ctypes.byref(inverse), ctypes.byref(counts))
+        return values, Tensor(inverse.value), Tensor(counts.value)
+    return [d.input(d.shape(), 'whole', grad=False)], in_knap, \
+        lambda x: x.unique(return_inverse=True, return_counts=True)
+
+
+@row('kn_histc', 'histc')
+def _(d):
+    bins, (low, high) = d.int(1, 9), d.choice([(0.0, 0.0), (-1.0, 2.0), (0.5, 0.5)])
+    return [d.input(d.shape(least=1), grad=False)], lambda k, x: k.histc(x, bins, low, high), \
+        lambda x: x.histc(bins, low, high)

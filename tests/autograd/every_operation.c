@@ -148,6 +148,20 @@ EVERY(kn_index_reduce, "2 4s; 2 4", BY_SLICE(KN_BY_AMIN, .exclude_self = false))
 EVERY(kn_segment_reduce, "4 3 | 4 | 4 2 2t", kn_segment_reduce(x, EDGES, 4, KN_BY_AMAX));
 EVERY(kn_segment_reduce, "4 3s", kn_segment_reduce(x, EDGES, 3, KN_BY_MEAN));
 EVERY(kn_segment_softmax, "4 3 | 4 | 4 2 2t", kn_segment_softmax(x, EDGES, 4));
+EVERY(kn_index_put, "2 3; 2 3 | 2 3 2t; 2",
+      kn_index_put(x, 2, ((kn_tensor *[]){ WHOLE(x, (2, 1), 1, -2), WHOLE(x, (3), 0, 2, -1) }), y,
+                   true));
+EVERY(kn_index_put, "2 4; . | 2 4 2; 2 3 2s",
+      kn_index_put(x, 2, ((kn_tensor *[]){ WHOLE(x, (2, 1), 1, -2), WHOLE(x, (3), 0, 2, -1) }), y,
+                   false));
+EVERY(kn_index_copy, "2 3; 2 2t | 2 3 2s; 2 2 2", kn_index_copy(x, 1, WHOLE(x, (2), 2, 0), y));
+EVERY(kn_masked_scatter, "2 3; 6 | 2 1t; 7", kn_masked_scatter(x, positive(x), y));
+EVERY_FLAT(kn_searchsorted, "2 3; 2 2t", kn_searchsorted(kn_cumsum(kn_exp(x), 1), y, true));
+EVERY_FLAT(kn_bucketize, "2 3; 4", kn_bucketize(x, kn_cumsum(kn_exp(y), 0), false));
+EVERY_FLAT(kn_isin, "2 3; 4", kn_isin(x, y));
+EVERY_ROW(kn_bincount, false, false, "3", kn_bincount(WHOLE(x, (3), 1, 0, 1), NULL, 0));
+EVERY_ROW(kn_unique, false, false, "2 3", kn_unique(x, NULL, NULL));
+EVERY_FLAT(kn_histc, "2 3", kn_histc(x, 4, -1, 1));
 EVERY_FLAT(kn_one_hot, "3", kn_one_hot(WHOLE(x, (3), 1, 0, 1), 2));
 EVERY(kn_sort, "3 5t | 0 4", kn_sort(x, -1));
 EVERY(kn_sort, ".", kn_sort(x, -1));

@@ -82,8 +82,8 @@ kn_status VEC_FN(vec_cumsum)(const void *args)
 {
     const kn_cumsum_args *a = args;
     plan p = { a->x.data, a->y.data, a->x.dtype, .n = a->x.shape[a->dim], .reverse = a->reverse };
-    if (!vec_float(p.t) || a->y.dtype != p.t || !kn_array_contiguous(&a->x) ||
-        !kn_array_contiguous(&a->y))
+    if (a->by != KN_JOIN_SUM || !vec_float(p.t) || a->y.dtype != p.t ||
+        !kn_array_contiguous(&a->x) || !kn_array_contiguous(&a->y))
         return KN_DECLINED;
     const int64_t numel = kn_array_numel(&a->x);
     if (numel == 0)

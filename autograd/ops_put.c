@@ -1,0 +1,175 @@
+/* autograd/ops_put.c: elements put and found by indices of several dims, masks, or their order;
+ * made of other operations. */
+#include "autograd/losses.h"
+#include <math.h>
+
+/* The row-major place in the first n dims of x for each element of the indices, which broadcast;
+ * negative ones count from the end. Where one is outside, so is the place, as the kernel says. */
+static kn_tensor *places(const kn_tensor *x, int n, kn_tensor *const *index, int64_t *all)
+{
+    kn_tensor *at = NULL, *inside = NULL;
+    int64_t step = 1;
+    for (int d = n - 1; d >= 0; step *= x->shape[d--]) {
+        const int64_t size = x->shape[d];
+        kn_tensor *i = kn_cast(index[d], KN_I64), *zero = i ? kn_number_like(i, 0) : NULL;
+        i = kn_where(kn_lt(i, zero), kn_add_scalar(i, (double)size), i);
+        kn_tensor *holds =
+            kn_logical_and(kn_ge(i, zero), kn_lt(i, kn_add_scalar(zero, (double)size)));
+        i = kn_scale(i, (double)step);
+        at = at ? kn_add(at, i) : i;
+        inside = inside ? kn_logical_and(inside, holds) : holds;
+    }
+    *all = step;
+    return at ? kn_where(inside, at, kn_number_like(at, (double)step)) : NULL;
+}
+
+/* index[count] as an index of src's shape, the same for whole slices along dim. */
+static kn_tensor *for_slices(kn_tensor *index, int dim, const kn_tensor *src)
+{
+    int64_t line[KN_MAX_DIMS];
+    for (int d = 0; d < src->ndim; d++)
+        line[d] = d == dim ? src->shape[d] : 1;
+    return kn_expand(kn_reshape(index, src->ndim, line), src->ndim, src->shape);
+}
+
+kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
+                        bool accumulate)
+{
+    const char *op = "index_put";
+    int64_t shape[KN_MAX_DIMS], all = 0, rows[KN_MAX_DIMS];
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(values, op))
+        return NULL;
+    if (n < 1 || n > x->ndim || values->dtype != x->dtype)
+        return kn_fail_null("%s: %d indices and values %s for x %s; needs 1 to as many indices as "
+                            "x has dims, and values of x's dtype",
+                            op, n, KN_SHOWN(values), KN_SHOWN(x));
+    for (int i = 0; i < n; i++)
+        if (!kn_check(index[i], op) || !kn_indices_are_whole(op, index[i]))
+            return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *at = places(x, n, index, &all), *y = NULL;
+    int ndim = at ? at->ndim : 0;
+    if (at && ndim + x->ndim - n <= KN_MAX_DIMS) {
+        rows[0] = all;
+        for (int d = 0; d < ndim; d++)
+            shape[d] = at->shape[d];
+        for (int d = n; d < x->ndim; d++)
+            shape[ndim++] = rows[d - n + 1] = x->shape[d];
+        kn_tensor *into = kn_reshape(x, x->ndim - n + 1, rows);
+        at = kn_reshape(at, 1, (int64_t[]){ kn_numel(at) });
+        rows[0] = at ? at->shape[0] : 0;
+        kn_tensor *from = kn_reshape(kn_expand(values, ndim, shape), x->ndim - n + 1, rows);
+        if (from)
+            y = accumulate ? kn_index_add(into, 0, at, from)
+                           : kn_scatter(into, 0, for_slices(at, 0, from), from);
+        y = y ? kn_reshape(y, x->ndim, x->shape) : NULL;
+    } else if (at) {
+        kn_fail("%s: indices %s for x %s: the result of indexing has more than %d dims", op,
+                KN_SHOWN(at), KN_SHOWN(x), KN_MAX_DIMS);
+    }
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+{
+    const char *op = "index_copy";
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(index, op) || !kn_check(src, op) ||
+        (dim = kn_dim(op, x, dim)) < 0)
+        return NULL;
+    bool fits = index->ndim == 1 && src->ndim == x->ndim;
+    for (int d = 0; fits && d < x->ndim; d++)
+        fits = src->shape[d] == (d == dim ? index->shape[0] : x->shape[d]);
+    if (!fits)
+        return kn_fail_null("%s: x is %s, the index %s, src %s; the index has one dim, src a slice "
+                            "along dim %d for each of its elements",
+                            op, KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim);
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = kn_scatter(x, dim, for_slices(index, dim, src), src);
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
+{
+    const char *op = "masked_scatter";
+    const int64_t all = -1;
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(mask, op) || !kn_check(src, op))
+        return NULL;
+    if (mask->dtype != KN_BOOL || src->dtype != x->dtype)
+        return kn_fail_null(
+            "%s: x is %s, the mask %s, src %s; the mask must be bool and src of x's "
+            "dtype",
+            op, KN_SHOWN(x), KN_SHOWN(mask), KN_SHOWN(src));
+    kn_scope s = kn_scope_begin();
+    mask = kn_expand(mask, x->ndim, x->shape);
+    kn_tensor *flat = kn_reshape(mask, 1, &all), *at = flat ? kn_cumsum(flat, 0) : NULL, *y = NULL;
+    at = at ? kn_where(flat, kn_add_scalar(at, -1), kn_number_like(at, 0)) : NULL;
+    kn_tensor *from = at ? kn_index_select(kn_reshape(src, 1, &all), 0, at) : NULL;
+    y = from ? kn_where(mask, kn_reshape(from, x->ndim, x->shape), x) : NULL;
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+/* ---- among sorted values --------------------------------------------------------------------- */
+
+/* Both are put in one order, stable: those of sorted before a value of x are its place. */
+kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
+{
+    const char *op = "searchsorted";
+    if (!kn_ok() || !kn_check(sorted, op) || !kn_check(x, op) ||
+        !kn_loss_same_device(op, sorted, x))
+        return NULL;
+    const int last = sorted->ndim - 1;
+    bool fits = last == 0 || (last > 0 && kn_has_shape(x, last + 1, x->shape));
+    for (int d = 0; fits && d < last; d++)
+        fits = sorted->shape[d] == x->shape[d];
+    if (!fits || sorted->dtype != x->dtype)
+        return kn_fail_null("%s: sorted is %s, x %s; needs sorted[N], or sorted[..., N] and "
+                            "x[..., M], of one dtype",
+                            op, KN_SHOWN(sorted), KN_SHOWN(x));
+    const int64_t N = sorted->shape[last], M = last ? x->shape[last] : kn_numel(x);
+    int64_t lines = 1;
+    for (int d = 0; d < last; d++)
+        lines *= x->shape[d];
+    kn_scope s = kn_scope_begin();
+    kn_tensor *a = kn_reshape(kn_detach(sorted), KN_SHAPE(lines, N));
+    kn_tensor *v = kn_reshape(kn_detach(x), KN_SHAPE(lines, M)), *y = NULL;
+    kn_tensor *order =
+        kn_argsort(kn_cat((kn_tensor *[]){ right ? a : v, right ? v : a }, 2, 1), 1, false);
+    if (order) {
+        kn_tensor *edge = kn_number_like(order, (double)(right ? N : M));
+        kn_tensor *passed = kn_cumsum(right ? kn_lt(order, edge) : kn_ge(order, edge), 1);
+        y = kn_scatter(kn_zeros_like(order), 1, order, passed);
+        y = kn_slice(y, 1, right ? N : 0, right ? N + M : M);
+        y = kn_reshape(y, x->ndim, x->shape);
+    }
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
+
+kn_tensor *kn_bucketize(kn_tensor *x, kn_tensor *boundaries, bool right)
+{
+    if (kn_ok() && kn_check(boundaries, "bucketize") && boundaries->ndim != 1)
+        return kn_fail_null("bucketize: boundaries are %s, should be 1-d", KN_SHOWN(boundaries));
+    return kn_searchsorted(boundaries, x, right);
+}
+
+kn_tensor *kn_isin(kn_tensor *x, kn_tensor *elements)
+{
+    const int64_t all = -1;
+    if (!kn_ok() || !kn_check(x, "isin") || !kn_check(elements, "isin"))
+        return NULL;
+    const int64_t n = kn_numel(elements);
+    if (n == 0)
+        return kn_zeros(KN_BOOL, kn_device_of(x), x->ndim, x->shape);
+    kn_scope s = kn_scope_begin();
+    kn_tensor *sorted = kn_sort(kn_reshape(kn_detach(elements), 1, &all), 0);
+    kn_tensor *flat = kn_reshape(kn_detach(x), 1, &all);
+    kn_tensor *at = sorted && flat ? kn_searchsorted(sorted, flat, false) : NULL;
+    at = at ? kn_clamp(at, 0, (double)(n - 1)) : NULL;
+    kn_tensor *y = at ? kn_eq(kn_index_select(sorted, 0, at), flat) : NULL;
+    y = y ? kn_reshape(y, x->ndim, x->shape) : NULL;
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}

@@ -1,0 +1,79 @@
+/* tests/autograd/put_test.c: index_put, index_copy, masked_scatter, searchsorted, isin, bincount,
+ * unique, histc: values where places repeat or elements are equal, sizes of 0, errors. Gradients by
+ * finite differences are rows of every.h. */
+#include "tests/autograd/every.h"
+
+#define OF(...)     (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double))
+#define REAL(...)   tensor_of(KN_F64, (double[]){ __VA_ARGS__ }, 1, (int64_t[]){ OF(__VA_ARGS__) })
+#define WHOLES(...) kn_cast(REAL(__VA_ARGS__), KN_I64)
+#define IS(t, ...)  is(__LINE__, t, OF(__VA_ARGS__), (double[]){ __VA_ARGS__ })
+
+static void is(int line, kn_tensor *t, int64_t n, const double *want)
+{
+    double got[32];
+    KN_CHECK(t && kn_numel(t) == n, "line %d: %s", line, kn_error() ? kn_error() : "size");
+    to_doubles(t, got);
+    for (int64_t i = 0; i < n; i++)
+        KN_CHECK(got[i] == want[i], "line %d: element %lld is %g, should be %g", line, (long long)i,
+                 got[i], want[i]);
+}
+
+KN_TEST(put, where_places_repeat)
+{
+    kn_tensor *x = kn_reshape(kn_arange(KN_I32, KN_CPU, 6), KN_SHAPE(2, 3));
+    kn_tensor *at[] = { WHOLES(1, 0, -1), WHOLES(2, -3, 2) }, *v = kn_cast(REAL(7, 8, 9), KN_I32);
+    IS(kn_index_put(x, 2, at, v, false), 8, 1, 2, 3, 4, 9);
+    IS(kn_index_put(x, 2, at, v, true), 8, 1, 2, 3, 4, 21);
+    IS(kn_index_put(x, 1, at, v, true), 7, 9, 11, 17, 20, 23);
+    IS(kn_index_copy(x, 1, WHOLES(2, 0),
+                     kn_cast(kn_reshape(REAL(7, 8, 9, 6), KN_SHAPE(2, 2)), KN_I32)),
+       8, 1, 7, 6, 4, 9);
+    kn_tensor *mask = kn_gt(x, kn_full(KN_I32, KN_CPU, 2, KN_SCALAR));
+    IS(kn_masked_scatter(x, mask, kn_cast(REAL(7, 8, 9, 6), KN_I32)), 0, 1, 2, 7, 8, 9);
+    IS(kn_masked_scatter(x, kn_slice(mask, 0, 1, 2),
+                         kn_cast(kn_neg(REAL(1, 2, 3, 4, 5, 6)), KN_I32)),
+       -1, -2, -3, -4, -5, -6);
+}
+
+KN_TEST(put, among_sorted_values)
+{
+    kn_tensor *a = REAL(1, 3, 3, 5), *x = REAL(0, 3, 5, 9, 1), *inverse, *counts;
+    IS(kn_searchsorted(a, x, false), 0, 1, 3, 4, 0);
+    IS(kn_bucketize(x, a, true), 0, 3, 4, 4, 1);
+    IS(kn_isin(x, a), 0, 1, 1, 0, 1);
+    IS(kn_isin(x, kn_zeros(KN_F64, KN_CPU, KN_SHAPE(0))), 0, 0, 0, 0, 0);
+    IS(kn_bincount(WHOLES(1, 4, 1), NULL, 0), 0, 2, 0, 0, 1);
+    IS(kn_bincount(WHOLES(1, 0, 1), REAL(0.5, 2, 4), 4), 2, 4.5, 0, 0);
+    IS(kn_unique(REAL(5, -1, 5, 0, -0.0), &inverse, &counts), -1, 0, 5);
+    IS(inverse, 2, 0, 2, 1, 1);
+    IS(counts, 1, 2, 2);
+    IS(kn_unique(kn_ones(KN_BOOL, KN_CPU, KN_SHAPE(2, 2)), NULL, &counts), 1);
+    IS(counts, 4);
+    kn_tensor *none = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(0, 3));
+    KN_CHECK(kn_numel(kn_unique(none, &inverse, &counts)) == 0 && kn_numel(counts) == 0);
+    KN_CHECK(kn_numel(kn_bincount(kn_zeros(KN_I64, KN_CPU, KN_SHAPE(0)), NULL, 0)) == 0);
+    IS(kn_histc(REAL(0, 1, 1, 2, 5, NAN, -1), 3, 0, 3), 1, 2, 1);
+    IS(kn_histc(REAL(2, 4, 3, 2), 2, 0, 0), 2, 2);
+}
+
+KN_TEST(put, errors_name_the_operation)
+{
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(2, 3)),
+              *id = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2));
+    kn_tensor *at[] = { id, kn_full(KN_I64, KN_CPU, 3, KN_SHAPE(2)), id }, *odd[] = { x };
+    kn_tensor *one = kn_ones(KN_F32, KN_CPU, KN_SCALAR);
+    REFUSED(kn_index_put(x, 3, at, one, true),
+            "index_put: 3 indices and values f32[] for x f32[2,3]");
+    REFUSED(kn_index_put(x, 2, at, one, true), "index 6 at position 0 is outside [0, 6)");
+    REFUSED(kn_index_put(x, 1, odd, one, true), "index_put: indices must be i64 or i32");
+    REFUSED(kn_index_copy(x, 0, id, id), "index_copy: x is f32[2,3], the index i64[2], src i64[2]");
+    REFUSED(kn_masked_scatter(x, x, x), "masked_scatter: x is f32[2,3], the mask f32[2,3]");
+    REFUSED(kn_masked_scatter(x, kn_gt(x, kn_neg(x)), kn_slice(x, 0, 0, 1)), "is outside [0, 3)");
+    REFUSED(kn_searchsorted(x, one, false), "searchsorted: sorted is f32[2,3], x f32[]");
+    REFUSED(kn_bucketize(x, x, false), "bucketize: boundaries are f32[2,3], should be 1-d");
+    REFUSED(kn_bincount(x, NULL, 0), "bincount: indices must be i64 or i32");
+    REFUSED(kn_bincount(kn_neg(at[1]), NULL, 5), "index -3 at position 0");
+    REFUSED(kn_histc(x, 0, 0, 1), "histc: 0 bins from 0 to 1 of f32[2,3]");
+    REFUSED(kn_histc(kn_full(KN_F32, KN_CPU, INFINITY, KN_SHAPE(1)), 2, 0, 0),
+            "histc: the values of f32[1] aren't finite");
+}
