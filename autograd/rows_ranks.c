@@ -76,7 +76,7 @@ static kn_tensor *run(kn_tensor *t, int64_t from, int64_t n, int64_t width)
 static kn_tensor *exchange(const kn_routes *x, kn_tensor *list, const int64_t *counts,
                            const int64_t *come)
 {
-    const int n = x->rows->ranks, me = kn_rank(x->rows->comm);
+    const int n = x->rows->ranks;
     const int64_t width = list->ndim > 1 ? list->shape[1] : 1, block = x->most * width;
     const kn_device d = kn_device_of(list);
     int64_t total = 0, shape[2] = { 0, width };
@@ -84,26 +84,19 @@ static kn_tensor *exchange(const kn_routes *x, kn_tensor *list, const int64_t *c
         total += come[s];
     shape[0] = total;
     kn_tensor *out = kn_empty(list->dtype, d, KN_SHAPE(n * x->most, width));
-    kn_tensor *in = kn_empty(list->dtype, d, KN_SHAPE((int64_t)n * n * x->most, width));
+    kn_tensor *in = kn_empty(list->dtype, d, KN_SHAPE(n * x->most, width));
     kn_tensor *result = kn_empty(list->dtype, d, list->ndim, shape);
     bool ok = out && in && result && kn_fill_(out, 0);
     for (int64_t r = 0, at = 0; ok && r < n; at += counts[r++])
         ok = counts[r] == 0 ||
              kn_copy_(run(out, r * x->most, counts[r], width), run(list, at, counts[r], width));
     ok = ok &&
-         (block == 0 || kn_all_gather(x->rows->comm, kn_array_of(in).data, kn_array_of(out).data,
-                                      n * block, list->dtype, kn_compute_stream(d), label));
+         (block == 0 || kn_all_to_all(x->rows->comm, kn_array_of(in).data, kn_array_of(out).data,
+                                      block, list->dtype, kn_compute_stream(d), label));
     for (int64_t s = 0, at = 0; ok && s < n; at += come[s++])
-        ok = come[s] == 0 || kn_copy_(run(result, at, come[s], width),
-                                      run(in, (s * n + me) * x->most, come[s], width));
+        ok = come[s] == 0 ||
+             kn_copy_(run(result, at, come[s], width), run(in, s * x->most, come[s], width));
     return ok ? result : NULL;
-}
-
-/* Runs of this rank's list, by owner. */
-static void counts_of(const kn_routes *x, int64_t *count)
-{
-    for (int r = 0; r < x->rows->ranks; r++)
-        count[r] = x->bound[r + 1] - x->bound[r];
 }
 
 static kn_tensor *move(const kn_routes *x, kn_tensor *list, bool send)
@@ -111,7 +104,8 @@ static kn_tensor *move(const kn_routes *x, kn_tensor *list, bool send)
     int64_t *mine = kn_host_calloc((size_t)x->rows->ranks, sizeof *mine);
     if (!mine)
         return NULL;
-    counts_of(x, mine);
+    for (int r = 0; r < x->rows->ranks; r++)
+        mine[r] = x->bound[r + 1] - x->bound[r];
     kn_tensor *came = send ? exchange(x, list, mine, x->asked) : exchange(x, list, x->asked, mine);
     kn_host_free(mine);
     return came;

@@ -8,7 +8,7 @@ from torch import nn
 
 from knap import ZERO, Tensor
 from operations import Row, ROWS
-from operations_nn import bag_options
+from operations_composed import bag_options
 
 
 class Parameter:

@@ -2,6 +2,7 @@
 import torch
 import torch.nn.functional as F
 
+from knap import ZERO
 from operations import row, simple
 
 simple('trunc frac exp2 sinh cosh asinh erfc selu softsign tanhshrink')
@@ -55,3 +56,39 @@ def _(d):
     shape, p, rows = d.shape(least=1, most=3), d.choice([1.0, 2.0, 2.0, 3.0]), d.choice([d.int(1, 5), 27])
     return [d.input(shape[:-1] + [d.int(1, 5), shape[-1]], ties=False), d.input(shape[:-1] + [rows, shape[-1]], ties=False)], \
         lambda k, *t: k.cdist(*t, p=p), lambda *t: torch.cdist(*t, p=p)
+
+
+def bag_options(d, v):
+    """Knap's options of an embedding bag, torch's, and the offsets for n positions, or none."""
+    mode, padding = d.choice(['sum', 'mean', 'max']), d.int(-9, 8)
+    padding = padding if -v <= padding < v else None
+    last = d.choice([True, False])
+    own = {'mode': ['sum', 'mean', 'max'].index(mode) + 1, 'include_last_offset': last}
+    return {**own, **({} if padding is None else {'padding_idx': padding or ZERO})}, \
+        {'mode': mode, 'padding_idx': padding, 'include_last_offset': last}
+
+
+def offsets(d, n, last):
+    begin = sorted(d.int(0, n) for _ in range(d.int(0, 4)))
+    return torch.tensor([0, *begin, *([n] if last else [])])
+
+
+@row('kn_embedding_bag', 'embedding_bag')
+def _(d):
+    v, bags = d.int(1, 9), d.choice([True, False])
+    own, theirs = bag_options(d, v)
+    w, weighted = d.input([v, d.int(1, 9)]), theirs['mode'] == 'sum' and d.choice([True, False])
+    if not bags:
+        own['include_last_offset'] = theirs['include_last_offset'] = False
+    shape = [d.int(1, 12)] if bags else [d.int(1, 4), d.int(1, 5)]
+    at = offsets(d, shape[0], theirs['include_last_offset']) if bags else None
+    more = [d.input(shape)] if weighted else []
+
+    def in_knap(k, w, i, *by):
+        given = {'offsets': k.tensor(at)} if bags else {}
+        return k.embedding_bag(w, i, **own, **given, **({'per_sample_weights': by[0]} if by else {}))
+
+    def in_torch(w, i, *by):
+        by = by[0].contiguous() if by else None
+        return F.embedding_bag(i.long(), w.contiguous(), at, per_sample_weights=by, **theirs)
+    return [w, d.index(shape, v), *more], in_knap, in_torch
