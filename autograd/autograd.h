@@ -7,8 +7,11 @@
 #ifndef KNAP_AUTOGRAD_AUTOGRAD_H
 #define KNAP_AUTOGRAD_AUTOGRAD_H
 
+#include "autograd/distances.h"
 #include "autograd/functional.h"
 #include "autograd/operations.h"
+#include "autograd/spectral.h"
+#include "autograd/volumes.h"
 #include "tensor/tensor.h"
 
 #ifdef __cplusplus
@@ -30,6 +33,15 @@ KN_API bool kn_requires_grad(const kn_tensor *t);
  * gradients lie in shards (kn_param_grad, or kn_summon with .with_grads). */
 KN_API kn_tensor *kn_grad(const kn_tensor *t);
 KN_API void kn_clear_grad(kn_tensor *t); /* drops it */
+/* From now on the gradient of w[N, C], a leaf that has none yet, stays rows (torch: sparse=True): a
+ * backward takes time and memory for the rows that kn_embedding picked, and a step changes those
+ * alone. Returns w; see docs/tables.md. */
+KN_API kn_tensor *kn_keep_rows(kn_tensor *w);
+/* The gradient of such a table: numbers of rows that rise, i64 [U], and the sums of their gradients,
+ * f32 (f64 of f64) [U, C]. Of a table that kn_fsdp_wrap cut, those of this rank's rows, numbered
+ * from its first. Borrowed until the next backward; NULL where none arrived. */
+KN_API kn_tensor *kn_grad_rows(const kn_tensor *w);
+KN_API kn_tensor *kn_grad_values(const kn_tensor *w);
 /* Records nothing while off. Returns the previous state, to be restored. */
 KN_API bool kn_set_grad_mode(bool on);
 KN_API bool kn_grad_mode(void);
@@ -53,6 +65,7 @@ typedef struct kn_grad_of_options {
     KN_BEGIN_OPTIONS;
     kn_tensor *grad;   /* gradient of the result; NULL: ones, result must be a scalar */
     bool retain_graph; /* keep saved tensors for another backward */
+    bool create_graph; /* the gradients have a graph; keeps saved tensors, too */
 } kn_grad_of_options;
 
 /* grads[i] = d result / d inputs[i] (torch.autograd.grad), the scope's; NULL where the result
@@ -62,11 +75,17 @@ typedef struct kn_grad_of_options {
  * No leaf's accumulated gradient changes. Only the operations between are computed and let go of:
  * so one can catch the gradient of a result in the middle and go on with kn_backward from there.
  * Hooks on them and on the inputs run. It is no backward of a micro-batch: random keys and the mean
- * over micro-batches stay. First order only: the gradients have no graph, and an operation that is
+ * over micro-batches stay. A parameter of a unit of fsdp is an error, as its gradient lies in
+ * shards; so is, in a hook, a leaf that the backward that runs comes to as well (take kn_detach of
+ * it).
+ *
+ * With .create_graph the gradients are results like others: a loss may be made of them, and
+ * kn_backward, or kn_grad_of again, goes on through them to all that they depend on, .grad
+ * included. Each backward on the way is then made of operations; hooks run with grad mode on. An
+ * operation that has a first derivative only, and a call that recomputes, is an error that names
+ * it, before anything runs. Without it the gradients have no graph, and an operation that is
  * recorded with one, or with what was computed from one while grad mode was on, is an error; as a
- * constant it goes by kn_detach, kn_require_grad or a copy. A parameter of a unit of fsdp is an
- * error, as its gradient lies in shards; so is, in a hook, a leaf that the backward that runs comes
- * to as well (take kn_detach of it). */
+ * constant it goes by kn_detach, kn_require_grad or a copy. */
 KN_API bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor **grads,
                         kn_grad_of_options o);
 #define kn_grad_of(result, inputs, n, grads, ...)                                                  \

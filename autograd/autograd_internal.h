@@ -68,6 +68,13 @@ struct kn_op {
     bool (*shape)(kn_op_call *c);    /* shape rule and checks: fills spec[] */
     bool (*forward)(kn_op_call *c);  /* computes out[]; NULL for views */
     bool (*backward)(kn_op_grad *g); /* NULL: no gradient */
+    /* The same made of operations, for gradients that are differentiated in turn (.create_graph): g
+     * has tensors with their graphs. NULL: the operation refuses. autograd/second.h has those of
+     * operations that are linear, bilinear or composed. */
+    bool (*on_tape)(kn_op_grad *g);
+    /* Of kn_composed_on_tape: outputs made of operations on g's inputs and saved outputs; those
+     * left NULL have no gradient. */
+    bool (*composed)(kn_op_grad *g, kn_tensor **y);
     /* Of a view that shows no element twice: as shape, for another tensor of input 0's shape, but
      * false without an error where its strides don't allow the view (parts.c). Else NULL. */
     bool (*part)(kn_op_call *c);
@@ -222,6 +229,7 @@ struct kn_leaf {
     kn_passes passes; /* whose gradients are summed in grad (dest: where it leads counts them) */
     int64_t consumed; /* the newest backward when a step last consumed the gradient */
     kn_hook_entry *hooks; /* on the complete fresh gradient, and after it was accumulated */
+    struct kn_rows *rows; /* rows.h: its gradient stays rows there; owned; NULL: it doesn't */
 };
 
 /* A set of leaves and module calls whose backward is done together (a unit of fsdp). complete runs

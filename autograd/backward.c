@@ -1,13 +1,14 @@
 /* autograd/backward.c: where users begin a backward: for all leaves, or for chosen tensors; the
  * functions at its end. */
 #include "autograd/engine.h"
+#include "autograd/second.h"
 
 static bool check_result(const char *what, const kn_tensor *result, const kn_tensor *grad)
 {
     if (result->first_order)
         return kn_fail(
-            "%s: the tensor is made of gradients of kn_grad_of, through which nothing is "
-            "differentiated (first order only)",
+            "%s: the tensor is made of gradients of kn_grad_of without .create_graph, through "
+            "which nothing is differentiated",
             what);
     if (!result->requires_grad)
         return kn_fail("%s: the tensor has no graph: no operation made it from a tensor that "
@@ -27,12 +28,7 @@ static bool check_result(const char *what, const kn_tensor *result, const kn_ten
 /* A result that an operation made: a pass begins at a node, and a leaf has none. */
 static kn_tensor *with_node(kn_tensor *t)
 {
-    if (t->node)
-        return t;
-    const bool mode = kn_set_grad_mode(true);
-    kn_tensor *view = kn_view(t, t->ndim, t->shape);
-    kn_set_grad_mode(mode);
-    return view;
+    return t->node ? t : kn_on_tape_view(t);
 }
 
 /* Runs e from the result; grad as in kn_backward_options. */
@@ -83,15 +79,15 @@ static bool check_inputs(kn_tensor *const *inputs, int n, kn_tensor **grads)
 }
 
 /* Hands a gradient to the caller's scope: that of the first of equal inputs. */
-static kn_tensor *hand_out(const kn_catch *caught, kn_tensor *const *grads, int i)
+static kn_tensor *hand_out(const kn_catch *caught, kn_tensor *const *grads, int i, bool graph)
 {
     int first = 0;
     while (caught[first].input != caught[i].input)
         first++;
     if (first < i || !caught[i].grad)
         return first < i ? grads[first] : NULL;
-    kn_tensor *g = kn_detach(caught[i].grad);
-    if (g)
+    kn_tensor *g = graph ? kn_on_tape_view(caught[i].grad) : kn_detach(caught[i].grad);
+    if (g && !graph)
         g->first_order = kn_grad_mode();
     return g;
 }
@@ -109,10 +105,13 @@ bool kn_grad_of_(kn_tensor *result, kn_tensor *const *inputs, int n, kn_tensor *
         return false;
     for (int i = 0; i < n; i++)
         caught[i].input = inputs[i];
-    kn_engine e = { .retain = o.retain_graph, .caught = caught, .catches = n };
+    kn_engine e = { .retain = o.retain_graph || o.create_graph,
+                    .graph = o.create_graph,
+                    .caught = caught,
+                    .catches = n };
     bool ok = run(&e, result, o.grad);
     for (int i = 0; i < n && ok; i++)
-        grads[i] = hand_out(caught, grads, i);
+        grads[i] = hand_out(caught, grads, i, o.create_graph);
     for (int i = 0; i < n; i++)
         kn_tensor_free(caught[i].grad);
     kn_host_free(caught);

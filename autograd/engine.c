@@ -16,6 +16,8 @@
 #include "autograd/check.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
+#include "autograd/rows.h"
+#include "autograd/second.h"
 #include "kernels/memory_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -49,7 +51,7 @@ bool kn_in_backward(void)
 
 static bool group_event(kn_group *g)
 {
-    if (!g || --g->pending > 0)
+    if (!g || !g->active || --g->pending > 0)
         return true;
     g->active = false;
     if (g->complete)
@@ -153,12 +155,14 @@ static bool take_dout(const kn_engine *e, kn_node *n, kn_tensor **dout)
     return true;
 }
 
-static bool give(const kn_edge *to, kn_tensor *g, bool own)
+static bool give(const kn_engine *e, const kn_edge *to, kn_tensor *g, bool own)
 {
+    if (e->graph)
+        return kn_give_on_tape(to, g);
     return to->node ? kn_give_node(to->node, to->out_index, g) : kn_give_leaf(to->leaf, g, own);
 }
 
-static bool pass_on(kn_node *n, const kn_op_grad *g)
+static bool pass_on(const kn_engine *e, kn_node *n, const kn_op_grad *g)
 {
     char want[128];
     for (int i = 0; i < n->nin; i++) {
@@ -168,14 +172,14 @@ static bool pass_on(kn_node *n, const kn_op_grad *g)
             return kn_fail("backward of '%s': the gradient of input %d is %s, the input was %s",
                            n->op->name, i + 1, KN_SHOWN(g->din[i]),
                            kn_spec_describe(&n->in_spec[i], want, sizeof want));
-        if (!give(&n->edge[i], g->din[i], owns(g, i)))
+        if (!give(e, &n->edge[i], g->din[i], owns(g, i)))
             return false;
     }
     return kn_ok();
 }
 
 /* Output i of a node apart stands for its input i. */
-static bool pass_parts(kn_node *n, const kn_op_grad *g)
+static bool pass_parts(const kn_engine *e, kn_node *n, const kn_op_grad *g)
 {
     bool replaced[KN_MAX_OUT] = { false };
     for (int64_t k = 0; k < n->parts && kn_ok(); k++) {
@@ -183,7 +187,7 @@ static bool pass_parts(kn_node *n, const kn_op_grad *g)
         if (!g->want[i] || replaced[i])
             continue;
         replaced[i] = g->din[i] != n->dout[i];
-        if (g->din[i] && !give(&n->edge[i], replaced[i] ? g->din[i] : n->part[k].grad, false))
+        if (g->din[i] && !give(e, &n->edge[i], replaced[i] ? g->din[i] : n->part[k].grad, false))
             return false;
     }
     return kn_ok();
@@ -195,7 +199,7 @@ static bool compute(const kn_engine *e, kn_node *n)
                      .attr = n->attr,
                      .nin = n->nin,
                      .nout = n->nout,
-                     .alone = n->hooks || kn_checking(),
+                     .alone = n->hooks || e->graph || kn_checking(),
                      .in_spec = n->in_spec,
                      .out_spec = n->out_spec };
     if (n->passed && n->hooks) /* it would see the gradient of n's input */
@@ -205,11 +209,14 @@ static bool compute(const kn_engine *e, kn_node *n)
     if (!take_dout(e, n, g.dout) || !n->leads)
         return kn_ok();
     for (int i = 0; i < n->nout; i++)
-        if (!unpack(n, &n->saved_out[i], &g.out[i], "output", i))
+        if (!unpack(n, &n->saved_out[i], &g.out[i], "output", i) ||
+            (e->graph && !kn_with_graph(&g.out[i], n, i, NULL)))
             return false;
     for (int i = 0; i < n->nin; i++) {
         g.want[i] = kn_engine_wants(e, n, i);
-        if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i))
+        if (!unpack(n, &n->saved_in[i], &g.in[i], "input", i) ||
+            (e->graph &&
+             !kn_with_graph(&g.in[i], n->edge[i].node, n->edge[i].out_index, n->edge[i].leaf)))
             return false;
     }
     for (int i = 0; i < KN_MAX_OUT; i++)
@@ -219,14 +226,14 @@ static bool compute(const kn_engine *e, kn_node *n)
     const bool check = kn_check_pause(n);
     if (n->passed)
         g.din[0] = g.dout[0];
-    const bool ok = n->passed || n->op->backward(&g);
+    const bool ok = n->passed || (e->graph ? n->op->on_tape : n->op->backward)(&g);
     kn_check_resume(check);
     if (!ok)
         return kn_fail("backward of '%s' failed", n->op->name);
     if (check && !kn_check_gradients(n, &g))
         return false;
     kn_run_node_hooks(n, g.din, g.nin, true);
-    return n->apart ? pass_parts(n, &g) : pass_on(n, &g);
+    return n->apart ? pass_parts(e, n, &g) : pass_on(e, n, &g);
 }
 
 static bool run_node(kn_engine *e, kn_node *n)
@@ -270,6 +277,7 @@ static void clean_leaf(kn_leaf *leaf, bool ok)
     leaf->pending = 0;
     kn_tensor_free(leaf->fresh);
     leaf->fresh = NULL;
+    kn_rows_failed(leaf);
     if (leaf->accum == KN_ACCUM_BEGUN) {
         kn_tensor_free(leaf->grad);
         leaf->grad = NULL;
@@ -330,7 +338,7 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
                    int roots)
 {
     kn_context *c = kn_context_get();
-    bool mode = kn_set_grad_mode(false), ok = kn_ok();
+    bool mode = kn_set_grad_mode(e->graph), ok = kn_ok();
     e->outer = c->engine;
     e->pass = ++marks;
     if (e->outer && e->outer->number)
@@ -338,9 +346,11 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
     else if (!e->caught)
         e->number = ++backwards;
     c->engine = e;
+    e->running = e->caught && !e->outer ? c->frame : NULL;
     ok = ok && kn_engine_reach(e, root, roots) && kn_engine_count(e);
     for (int i = 0; i < roots && ok; i++)
-        ok = root[i]->mark != e->pass || kn_give_node(root[i], out_index[i], grad[i]);
+        ok = root[i]->mark != e->pass ||
+             give(e, &(kn_edge){ .node = root[i], .out_index = out_index[i] }, grad[i], false);
     for (int64_t i = 0; i < e->nodes && ok; i++)
         ok = run_node(e, e->node[i]);
     if (!e->outer) {

@@ -36,10 +36,14 @@ struct kn_engine {
     int64_t number;   /* kn_backward_number */
     kn_tensor *scale; /* kn_backward_scale; a reference */
     bool retain;
+    bool graph;     /* gradients are made of operations that are recorded */
+    uint64_t after; /* nodes up to this seq are no further than the pass goes */
     /* Not NULL: the pass computes only what leads to these, catches their gradients, and adds
      * nothing to any leaf's. */
     kn_catch *caught;
     int catches;
+    const kn_frame
+        *running; /* of those, the innermost call that runs around it, outside of others */
 };
 
 kn_engine *kn_engine_outermost(kn_engine *e);
@@ -68,6 +72,8 @@ bool kn_engine_run(kn_engine *e, kn_node *const *root, const int *out_index, kn_
  * g, so the leaf may keep it and add into it. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g);
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own);
+/* The same in a pass with a graph: sums are operations. */
+bool kn_give_on_tape(const kn_edge *to, kn_tensor *g);
 /* All contributions of this pass have come: hooks run, and kn_grad grows. */
 bool kn_leaf_complete(kn_leaf *leaf);
 /* parts.c. While edges are counted: n uses an output. */

@@ -7,6 +7,7 @@
 #include "autograd/check.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
+#include "autograd/second.h"
 #include "kernels/graph_internal.h"
 #include "kernels/trace.h"
 #include <stdarg.h>
@@ -15,16 +16,19 @@
 
 _Static_assert(KN_MAX_VALUES <= KN_MAX_IN && KN_MAX_VALUES <= KN_MAX_OUT, "values fit into a node");
 
+enum { NO_SOURCE = 100 };
+
 typedef struct state {
     kn_function_run run; /* comes first: the context points at it */
     kn_function_run *outer;
     kn_function f;
     kn_op op;
     char name[64];
-    kn_place place; /* of the call */
-    bool backward;  /* is running, not forward */
-    bool ghost;     /* the shape rule stands in: tensors are on meta */
-    kn_values keep; /* forward: references to what is to be saved */
+    kn_place place;                    /* of the call */
+    bool backward;                     /* is running, not forward */
+    bool ghost;                        /* the shape rule stands in: tensors are on meta */
+    kn_values keep;                    /* forward: references to what is to be saved */
+    signed char source[KN_MAX_VALUES]; /* of what was saved: input i, result -1 - i, or NO_SOURCE */
     kn_cost cost;
     _Alignas(max_align_t) char arg[];
 } state;
@@ -140,7 +144,9 @@ static state *make_state(const kn_function *f, kn_values in, const void *arg, si
     s->f = *f;
     s->place = (kn_place){ c->user_file, c->user_line };
     snprintf(s->name, sizeof s->name, "%s", f->name);
-    s->op = (kn_op){ .name = s->name, .backward = backward };
+    s->op = (kn_op){ .name = s->name,
+                     .backward = backward,
+                     .on_tape = f->second_order ? backward : NULL };
     s->run.inputs = in.n;
     if (arg_size)
         s->run.arg = memcpy(s->arg, arg, arg_size);
@@ -228,6 +234,24 @@ static void free_state(state *s) /* NULL is fine */
     kn_host_free(s);
 }
 
+static bool same_place(const kn_tensor *a, const kn_tensor *b)
+{
+    return b && a->storage == b->storage && a->offset == b->offset && a->dtype == b->dtype &&
+           kn_has_shape(a, b->ndim, b->shape);
+}
+
+/* Which input or result the saved tensor t is. */
+static signed char source_of(const kn_tensor *t, kn_values in, kn_values out)
+{
+    for (int i = 0; i < in.n; i++)
+        if (t == in.v[i])
+            return (signed char)i;
+    for (int i = 0; i < out.n; i++)
+        if (same_place(t, out.v[i]))
+            return (signed char)(-1 - i);
+    return NO_SOURCE;
+}
+
 /* The node takes over s. */
 static bool record(state *s, kn_values in, kn_values out)
 {
@@ -241,7 +265,10 @@ static bool record(state *s, kn_values in, kn_values out)
     for (int i = 0; i < in.n && ok; i++)
         ok = kn_node_set_input(n, i, in.v[i]);
     for (int i = 0; i < s->keep.n && ok; i++)
-        ok = !s->keep.v[i] || kn_save(&n->kept[i], s->keep.v[i]);
+        if (s->keep.v[i]) {
+            s->source[i] = source_of(s->keep.v[i], in, out);
+            ok = kn_save(&n->kept[i], s->keep.v[i]);
+        }
     for (int i = 0; i < out.n && ok; i++)
         if (kn_dtype_is_float(out.v[i]->dtype) && !(s->f.no_grad >> i & 1))
             kn_node_set_output(n, i, out.v[i]);
@@ -319,10 +346,10 @@ static bool check_gradient(const state *s, const kn_op_grad *g, int i, const kn_
     if (kn_device_of(dx) != want->device)
         return fail(s, "the gradient of input %d is on %s, the input was on %s", i + 1,
                     kn_device_name(kn_device_of(dx)), kn_device_name(want->device));
-    return !dx->requires_grad ||
+    return !dx->requires_grad || kn_grad_mode() ||
            fail(s,
-                "the gradient of input %d has a graph: there are no second derivatives; "
-                "leave grad mode off, or return kn_detach of it",
+                "the gradient of input %d has a graph, which only .create_graph asks for; leave "
+                "grad mode off, or return kn_detach of it",
                 i + 1);
 }
 
@@ -348,6 +375,28 @@ static kn_values gradients_on_meta(const kn_op_grad *g)
     return din;
 }
 
+/* What was saved, with its graph where the gradients are to have one. */
+static bool saved_of(const state *s, kn_op_grad *g, kn_tensor **saved)
+{
+    kn_node *n = g->node;
+    memcpy(saved, g->kept, sizeof g->kept);
+    for (int i = 0; i < s->run.saved.n && kn_grad_mode(); i++) {
+        const int from = s->source[i];
+        if (saved[i] && from == NO_SOURCE && kn_dtype_is_float(saved[i]->dtype))
+            return fail(s,
+                        "saved tensor %d is neither an input nor a result, so its part of the "
+                        "second derivative would be lost (.second_order)",
+                        i + 1);
+        if (!saved[i] || from == NO_SOURCE)
+            continue;
+        const kn_edge *edge = from >= 0 ? &n->edge[from] : NULL;
+        if (!kn_with_graph(&saved[i], edge ? edge->node : n, edge ? edge->out_index : -1 - from,
+                           edge ? edge->leaf : NULL))
+            return false;
+    }
+    return true;
+}
+
 static kn_values run_backward(state *s, kn_op_grad *g)
 {
     const bool mode = kn_grad_mode();
@@ -356,8 +405,8 @@ static kn_values run_backward(state *s, kn_op_grad *g)
     uint32_t version[KN_MAX_VALUES] = { 0 };
     for (int i = 0; i < dout.n; i++)
         version[i] = dout.v[i] ? kn_version_of(dout.v[i]) : 0;
-    memcpy(s->run.saved.v, g->kept, sizeof s->run.saved.v);
     enter(s, true);
+    saved_of(s, g, s->run.saved.v);
     kn_values din = !kn_ok()   ? (kn_values){ 0 }
                     : s->ghost ? gradients_on_meta(g)
                                : s->f.backward(&s->run, dout);

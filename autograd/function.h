@@ -62,8 +62,8 @@ typedef struct kn_function {
      * device of the input, or NULL, which counts as zero; those of inputs that need none
      * (run->needs) are dropped. dout has zeros where a result got no gradient, and NULL for results
      * without one. It must not write to dout or to what was saved. Runs once each time that
-     * kn_backward comes through, and records nothing: there are no second derivatives. NULL: the
-     * results have no gradient. */
+     * kn_backward comes through, and records nothing, but for .second_order. NULL: the results have
+     * no gradient. */
     kn_values (*backward)(kn_function_run *run, kn_values dout);
     /* Stands in for forward, and for backward, where tensors are on meta and have no values: makes
      * tensors of the results' shapes and dtypes (kn_empty_like). It saves what forward saves, so
@@ -75,6 +75,10 @@ typedef struct kn_function {
     double (*flops)(kn_values in);
     uint32_t optional; /* bit i: input i may be NULL */
     uint32_t no_grad;  /* bit i: result i has no gradient; integers and bool never have one */
+    /* backward is made of operations, and of the floats that it reads of what was saved, each is an
+     * input or a result: so kn_grad_of with .create_graph, which runs it with grad mode on, can go
+     * through it. Without this it is an error there. */
+    bool second_order;
 } kn_function;
 
 /* Applies f. arg[arg_size], or NULL and 0, is copied for backward. Inputs that require grad while

@@ -32,9 +32,34 @@ KN_API kn_tensor *kn_add_layer_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, 
                                     double eps, kn_tensor **sum);
 KN_API kn_tensor *kn_add_rms_norm(kn_tensor *x, kn_tensor *add, kn_tensor *w, double eps,
                                   kn_tensor **sum);
+typedef struct kn_embedding_options {
+    KN_BEGIN_OPTIONS;
+    /* A row that gets no gradient; negative ones count from the end. 0: none; KN_ZERO: row 0 */
+    int64_t padding_idx;
+} kn_embedding_options;
 /* Rows of w[V, C] picked by index[...] -> [..., C]. */
-KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index);
-#define kn_embedding(w, index) kn_embedding_((w), (index))
+KN_API kn_tensor *kn_embedding_(kn_tensor *w, kn_tensor *index, kn_embedding_options o);
+#define kn_embedding(w, index, ...)                                                                \
+    kn_embedding_(w, index, KN_OPTIONS(kn_embedding_options, __VA_ARGS__))
+typedef enum kn_bag_mode {
+    KN_BAG_DEFAULT = 0, /* KN_BAG_MEAN */
+    KN_BAG_SUM,
+    KN_BAG_MEAN,
+    KN_BAG_MAX /* the gradient of an element goes to the first maximum */
+} kn_bag_mode;
+typedef struct kn_embedding_bag_options {
+    KN_BEGIN_OPTIONS;
+    kn_tensor *offsets; /* i64 or i32 [B], rising from 0: where bags begin; with a 1-d index only */
+    kn_tensor *per_sample_weights; /* of index's shape and w's dtype; only with KN_BAG_SUM */
+    kn_bag_mode mode;              /* 0: KN_BAG_MEAN */
+    bool include_last_offset;      /* .offsets has one more, the end of the last bag */
+    int64_t padding_idx; /* as kn_embedding's; positions with this row don't count in a bag */
+} kn_embedding_bag_options;
+/* Sums, means or maxima over bags of rows of w[V, C]: index[B, L], a bag of L each, or index[n] with
+ * .offsets -> [B, C]. An empty bag gives zeros. bf16 and f16 are added in f32 and rounded once. */
+KN_API kn_tensor *kn_embedding_bag_(kn_tensor *w, kn_tensor *index, kn_embedding_bag_options o);
+#define kn_embedding_bag(w, index, ...)                                                            \
+    kn_embedding_bag_(w, index, KN_OPTIONS(kn_embedding_bag_options, __VA_ARGS__))
 /* Slices of x along dim picked by the 1-d index. */
 KN_API kn_tensor *kn_index_select(kn_tensor *x, int dim, kn_tensor *index);
 /* Zeroes with probability p and scales the rest by 1/(1-p). The draw depends on the random key. */
@@ -272,6 +297,33 @@ KN_API kn_tensor *kn_cosine_embedding_loss_(kn_tensor *x, kn_tensor *y, kn_tenso
                                             kn_cosine_embedding_loss_options o);
 #define kn_cosine_embedding_loss(x, y, sign, ...)                                                  \
     kn_cosine_embedding_loss_(x, y, sign, KN_OPTIONS(kn_cosine_embedding_loss_options, __VA_ARGS__))
+
+typedef struct kn_gaussian_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool full;  /* with the constant log(2 pi) / 2 */
+    double eps; /* the least variance, above 0; 0: 1e-6 */
+} kn_gaussian_nll_loss_options;
+/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, broadcasts to x. The
+ * bound doesn't stop var's gradient. */
+KN_API kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
+                                        kn_gaussian_nll_loss_options o);
+#define kn_gaussian_nll_loss(x, target, var, ...)                                                  \
+    kn_gaussian_nll_loss_(x, target, var, KN_OPTIONS(kn_gaussian_nll_loss_options, __VA_ARGS__))
+
+typedef struct kn_poisson_nll_loss_options {
+    KN_BEGIN_OPTIONS;
+    kn_loss_reduction reduction;
+    bool no_log_input; /* x is the rate itself, not its logarithm */
+    bool full;         /* with Stirling's log(target!) for targets above 1 */
+    double eps;        /* added to a rate before its logarithm; 0: 1e-8; KN_ZERO: 0 */
+} kn_poisson_nll_loss_options;
+/* e^x - target x, or x - target log(x + eps) */
+KN_API kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target,
+                                       kn_poisson_nll_loss_options o);
+#define kn_poisson_nll_loss(x, target, ...)                                                        \
+    kn_poisson_nll_loss_(x, target, KN_OPTIONS(kn_poisson_nll_loss_options, __VA_ARGS__))
+
 typedef enum kn_pad_mode {
     KN_PAD_CONSTANT = 0, /* the value */
     KN_PAD_REFLECT,      /* mirrored at the edge's element, which isn't repeated; size < dim */
@@ -426,24 +478,35 @@ KN_API kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o);
 KN_API kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o);
 #define kn_fold2d(y, H, W, ...) kn_fold2d_(y, H, W, KN_OPTIONS(kn_unfold2d_options, __VA_ARGS__))
 
-typedef enum kn_interpolate_mode { KN_NEAREST = 0, KN_BILINEAR } kn_interpolate_mode;
+typedef enum kn_interpolate_mode {
+    KN_NEAREST = 0,
+    KN_BILINEAR,      /* in each dim, so linear of sequences, trilinear of volumes */
+    KN_BICUBIC,       /* Keys' cubic through four rows, with a = -3/4 */
+    KN_NEAREST_EXACT, /* row floor((p + 0.5) s) */
+    KN_AREA           /* means of the windows of kn_adaptive_avg_pool2d */
+} kn_interpolate_mode;
 typedef struct kn_interpolate_options {
     KN_BEGIN_OPTIONS;
-    int64_t size, sizes[2];   /* of the result; the same for both, or {rows, columns} */
-    double scale, scales[2];  /* in its place: its size is floor(H scale) */
+    int64_t size, sizes[3];   /* of the result; the same for all dims, or {rows, columns} */
+    double scale, scales[3];  /* in its place: its size is floor(H scale) */
     kn_interpolate_mode mode; /* KN_NEAREST is the default */
-    bool align_corners;       /* bilinear: the corners of x and y are one */
+    bool align_corners;       /* linear and cubic ones: the corners of x and y are one */
+    bool antialias; /* bilinear, bicubic: where y is smaller, over 1 / scale as many rows */
 } kn_interpolate_options;
-/* An image of another size (torch.nn.functional.interpolate). With s = 1 / scale, or H / P where a
+/* An image x[N,C,H,W] of another size, a sequence or a volume (torch.nn.functional.interpolate).
+ * With s = 1 / scale, or H / P where a
  * size is given, row p of y is, nearest: row floor(p s); bilinear: between the two rows around
  * (p + 0.5) s - 0.5, or around p (H - 1) / (P - 1) with .align_corners; likewise columns. Places
- * outside count as the edge. They are computed in f64. */
+ * outside count as the edge. They are computed in f64. Cubic and antialiased ones are products with a
+ * matrix [P,H] for each dim. */
 KN_API kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o);
 #define kn_interpolate(x, ...) kn_interpolate_(x, KN_OPTIONS(kn_interpolate_options, __VA_ARGS__))
 /* x[...,C r r,H,W] -> y[...,C,H r,W r]: y[c, h r + i, w r + j] = x[(c r + i) r + j, h, w]. Any
  * dtype. kn_pixel_unshuffle takes y back to x; r divides its rows and columns. */
 KN_API kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r);
 KN_API kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r);
+/* Channels of x[N,C,...] from the groups in turn: channel c of group g becomes c groups + g. */
+KN_API kn_tensor *kn_channel_shuffle(kn_tensor *x, int64_t groups);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
  * places of fsdp. */
 #include "autograd/engine.h"
 #include "autograd/hooks.h"
+#include "autograd/rows.h"
 #include "kernels/memory_internal.h"
 #include <string.h>
 
@@ -22,15 +23,20 @@ bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape)
     return t->ndim == ndim && memcmp(t->shape, shape, (size_t)ndim * sizeof *shape) == 0;
 }
 
+static bool add_part(kn_node *n, int i, kn_tensor *g)
+{
+    if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
+        return false;
+    n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
+    return true;
+}
+
 /* The gradient of node->out[i] grows by g. */
 bool kn_give_node(kn_node *n, int i, kn_tensor *g)
 {
     n->has_grad = true;
-    if (n->apart) {
-        if (!kn_host_grow(&n->part, &n->part_room, n->parts + 1, sizeof *n->part))
-            return false;
-        n->part[n->parts++] = (struct kn_part){ kn_tensor_ref(g), i };
-    }
+    if (n->apart && !add_part(n, i, g))
+        return false;
     if (!n->dout[i]) {
         n->dout[i] = kn_tensor_ref(g);
         n->dout_owned[i] = false;
@@ -50,11 +56,23 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
     return true;
 }
 
+/* A table whose gradient stays rows gets them from kn_embedding alone. */
+static bool takes_whole(const kn_tensor *leaf)
+{
+    return !kn_table_of(leaf) ||
+           kn_fail("backward: the gradient of '%s' stays rows (kn_keep_rows, .sparse), and another "
+                   "operation than kn_embedding brings a whole one; leave .sparse out, or use a "
+                   "table of its own there",
+                   kn_name(leaf));
+}
+
 /* The gradient of a leaf in this pass grows by g. own: nothing else holds on to g (it is no other
  * gradient of the node too), so the leaf may keep it and add into it. */
 bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
 {
     kn_leaf *leaf = t->leaf;
+    if (!takes_whole(t))
+        return false;
     if (leaf->dest) {
         kn_tensor *dest = leaf->dest(leaf->dest_arg, t);
         if (!dest)
@@ -85,11 +103,31 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
     return leaf->fresh && kn_grad_copy(leaf->fresh, g);
 }
 
+bool kn_give_on_tape(const kn_edge *to, kn_tensor *g)
+{
+    kn_node *n = to->node;
+    kn_tensor **sum = n ? &n->dout[to->out_index] : &to->leaf->leaf->fresh;
+    if (n)
+        n->has_grad = true;
+    if (n && n->apart && !add_part(n, to->out_index, g))
+        return false;
+    g = n ? g : kn_cast(g, to->leaf->dtype);
+    kn_tensor *grown = *sum && g ? kn_add(*sum, g) : g;
+    if (!grown)
+        return false;
+    kn_tensor_ref(grown);
+    kn_tensor_free(*sum);
+    *sum = grown;
+    return true;
+}
+
 kn_tensor *kn_grad_into(kn_op_grad *g, int i, bool *fresh)
 {
     kn_tensor *t = g->want[i] ? g->node->edge[i].leaf : NULL;
     const kn_spec *s = &g->in_spec[i];
     *fresh = true;
+    if (t && !takes_whole(t))
+        return NULL;
     for (int k = 0; t && k < i; k++) /* the same leaf twice: one of them writes to its place */
         if (g->node->edge[k].leaf == t)
             return kn_empty(s->dtype, kn_device_of(t), s->ndim, s->shape);
@@ -128,7 +166,7 @@ static kn_tensor *copy_of(const kn_tensor *t)
 
 /* The whole gradient that this pass brought, seen and perhaps replaced by hooks. A hook may keep
  * it: later gradients are added elsewhere. */
-static bool run_leaf_hooks(kn_leaf *leaf)
+static bool run_leaf_hooks(const kn_engine *e, kn_leaf *leaf)
 {
     kn_tensor *whole =
         leaf->dest && leaf->filled ? leaf->dest(leaf->dest_arg, leaf->tensor) : leaf->fresh;
@@ -137,6 +175,12 @@ static bool run_leaf_hooks(kn_leaf *leaf)
         first = first->next;
     if (!first || !whole)
         return true;
+    if (e->graph) {
+        kn_tensor *on_tape = kn_run_grad_hooks(leaf->hooks, 0, whole, "", kn_name(leaf->tensor));
+        leaf->fresh = on_tape ? kn_tensor_ref(on_tape) : NULL;
+        kn_tensor_free(whole);
+        return on_tape;
+    }
     kn_tensor *seen = leaf->dest ? copy_of(whole) : kn_tensor_ref(whole), *own = NULL;
     kn_tensor *g = seen ? kn_run_grad_hooks(leaf->hooks, 0, seen, "", kn_name(leaf->tensor)) : NULL;
     bool ok = g && (g == seen || kn_grad_copy(whole, g));
@@ -155,9 +199,14 @@ bool kn_leaf_complete(kn_leaf *leaf)
     const kn_engine *e = kn_context_get()->engine;
     const bool catches = kn_engine_catches(e);
     kn_catch *caught = catches ? kn_engine_catch(e, t, NULL, 0) : NULL;
+    bool any = false;
     if (catches && !caught) /* counted, but nothing came */
         return true;
-    if (!run_leaf_hooks(leaf))
+    if (leaf->rows && !caught && !kn_rows_complete(leaf, &any))
+        return false;
+    if (leaf->rows && !any)
+        return true;
+    if (!any && !run_leaf_hooks(e, leaf))
         return false;
     if (caught) {
         caught->grad = leaf->fresh;
@@ -175,10 +224,11 @@ bool kn_leaf_complete(kn_leaf *leaf)
         leaf->fresh = NULL;
         if (!ok)
             return false;
-    } else if (!leaf->filled) {
+    } else if (!leaf->filled && !any) {
         return true; /* nothing came: a branch without gradient */
     }
     int64_t number = kn_backward_number();
-    return (leaf->dest || kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
+    return ((leaf->dest && !any) ||
+            kn_passes_add(&leaf->passes, number, number, kn_backward_scale())) &&
            kn_run_leaf_hooks(leaf);
 }

@@ -38,6 +38,14 @@ KN_API bool kn_gradcheck_(kn_gradcheck_fn fn, kn_values in, kn_gradcheck_options
 #define kn_gradcheck(fn, in, ...)                                                                  \
     kn_gradcheck_(fn, in, KN_OPTIONS(kn_gradcheck_options, __VA_ARGS__))
 
+/* Whether the gradients of fn's gradients are right (kn_grad_of with .create_graph): kn_gradcheck of
+ * the function whose inputs are those of fn and a random weight of the shape of each result, and
+ * whose results are the gradients of the sum of weights times results. Inputs and results are
+ * KN_MAX_VALUES together at most. */
+KN_API bool kn_gradgradcheck_(kn_gradcheck_fn fn, kn_values in, kn_gradcheck_options o);
+#define kn_gradgradcheck(fn, in, ...)                                                              \
+    kn_gradgradcheck_(fn, in, KN_OPTIONS(kn_gradcheck_options, __VA_ARGS__))
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,6 +2,7 @@
  * through which tensor/ and kernels/ reach up to autograd. */
 #include "autograd/hooks.h"
 #include "autograd/record.h"
+#include "autograd/rows.h"
 
 static void leaf_free(kn_leaf *leaf)
 {
@@ -9,6 +10,7 @@ static void leaf_free(kn_leaf *leaf)
     kn_tensor_free(leaf->grad);
     kn_tensor_free(leaf->fresh);
     kn_passes_free(&leaf->passes);
+    kn_rows_free(leaf);
     kn_host_free(leaf);
 }
 
@@ -155,6 +157,10 @@ kn_tensor *kn_grad(const kn_tensor *t)
     if (t && t->leaf && t->leaf->accum == KN_ACCUM_SPOILED)
         return kn_fail_null("kn_grad: the gradient of '%s' can't be used: " KN_SPOILED_GRAD,
                             kn_name(t));
+    if (kn_table_of(t))
+        return kn_fail_null("kn_grad: the gradient of '%s' stays rows; read kn_grad_rows and "
+                            "kn_grad_values",
+                            kn_name(t));
     return t && t->leaf ? t->leaf->grad : NULL;
 }
 
@@ -165,6 +171,7 @@ void kn_clear_grad(kn_tensor *t)
         return;
     kn_tensor_free(leaf->grad);
     leaf->grad = NULL;
+    kn_rows_drop(leaf);
     kn_passes_clear(&leaf->passes);
     leaf->accum = KN_ACCUM_SETTLED;
     if (leaf->dest && leaf->clear)

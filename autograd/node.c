@@ -172,8 +172,8 @@ bool kn_node_set_input(kn_node *n, int i, kn_tensor *t)
     if (!t)
         return true;
     if (t->first_order && !(n->op->const_in >> i & 1))
-        return kn_fail("%s: argument %d is made of a gradient of kn_grad_of, through which nothing "
-                       "is differentiated (first order only); kn_detach takes it as a constant",
+        return kn_fail("%s: argument %d is made of a gradient of kn_grad_of without .create_graph, "
+                       "through which nothing is differentiated; kn_detach takes it as a constant",
                        n->op->name, i + 1);
     n->in_spec[i] = spec_of(t);
     if (!t->requires_grad)

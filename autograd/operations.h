@@ -32,6 +32,13 @@ KN_API kn_tensor *kn_lerp(kn_tensor *a, kn_tensor *b, double weight);
 /* a^b. The gradient of a is 0 where b is 0, that of b where a is 0 and b >= 0; below 0 that of b is
  * NaN. */
 KN_API kn_tensor *kn_pow_tensor(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_atan2(kn_tensor *a, kn_tensor *b);     /* the angle of the point (b, a) */
+KN_API kn_tensor *kn_logaddexp(kn_tensor *a, kn_tensor *b); /* log(e^a + e^b) */
+/* Of numbers; of integers by zero they give 0. floor(a / b), without gradient; a - b floor(a / b),
+ * whose sign is b's; a - b trunc(a / b), whose sign is a's. */
+KN_API kn_tensor *kn_floor_divide(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_remainder(kn_tensor *a, kn_tensor *b);
+KN_API kn_tensor *kn_fmod(kn_tensor *a, kn_tensor *b);
 /* Comparisons of numbers give bool tensors without gradient. */
 KN_API kn_tensor *kn_eq(kn_tensor *a, kn_tensor *b);
 KN_API kn_tensor *kn_ne(kn_tensor *a, kn_tensor *b);
@@ -65,17 +72,22 @@ KN_API kn_tensor *kn_abs(kn_tensor *x); /* gradient 0 at 0 */
 KN_API kn_tensor *kn_square(kn_tensor *x);
 /* min(max(x, low), high): the bounds are rounded to x's dtype, and not NaN; gradient 1 at both */
 KN_API kn_tensor *kn_clamp(kn_tensor *x, double low, double high);
-/* -1, 0 or 1; then integers below, above, nearest (half to even). Their gradients are 0. */
+/* -1, 0 or 1; then integers below, above, nearest (half to even), towards 0. Their gradients are
+ * 0. */
 KN_API kn_tensor *kn_sign(kn_tensor *x);
 KN_API kn_tensor *kn_floor(kn_tensor *x);
 KN_API kn_tensor *kn_ceil(kn_tensor *x);
 KN_API kn_tensor *kn_round(kn_tensor *x);
+KN_API kn_tensor *kn_trunc(kn_tensor *x);
 
+KN_API kn_tensor *kn_frac(kn_tensor *x); /* x - trunc(x) */
 KN_API kn_tensor *kn_exp(kn_tensor *x);
+KN_API kn_tensor *kn_exp2(kn_tensor *x);
 KN_API kn_tensor *kn_expm1(kn_tensor *x); /* e^x - 1, exact near 0 */
 KN_API kn_tensor *kn_log(kn_tensor *x);
 KN_API kn_tensor *kn_log1p(kn_tensor *x); /* log(1 + x), exact near 0 */
 KN_API kn_tensor *kn_log2(kn_tensor *x);
+KN_API kn_tensor *kn_log10(kn_tensor *x);
 KN_API kn_tensor *kn_sqrt(kn_tensor *x);
 KN_API kn_tensor *kn_rsqrt(kn_tensor *x);
 KN_API kn_tensor *kn_reciprocal(kn_tensor *x);
@@ -84,7 +96,18 @@ KN_API kn_tensor *kn_sin(kn_tensor *x);
 KN_API kn_tensor *kn_cos(kn_tensor *x);
 KN_API kn_tensor *kn_tan(kn_tensor *x);
 KN_API kn_tensor *kn_atan(kn_tensor *x);
+KN_API kn_tensor *kn_asin(kn_tensor *x);
+KN_API kn_tensor *kn_acos(kn_tensor *x);
+KN_API kn_tensor *kn_sinh(kn_tensor *x);
+KN_API kn_tensor *kn_cosh(kn_tensor *x);
+KN_API kn_tensor *kn_asinh(kn_tensor *x);
+KN_API kn_tensor *kn_acosh(kn_tensor *x);
+KN_API kn_tensor *kn_atanh(kn_tensor *x);
 KN_API kn_tensor *kn_erf(kn_tensor *x);
+KN_API kn_tensor *kn_erfc(kn_tensor *x);    /* 1 - erf(x), exact where that is small */
+KN_API kn_tensor *kn_erfinv(kn_tensor *x);  /* y with erf(y) = x */
+KN_API kn_tensor *kn_lgamma(kn_tensor *x);  /* log |gamma(x)| */
+KN_API kn_tensor *kn_digamma(kn_tensor *x); /* its derivative; NaN at whole numbers below 0 */
 
 KN_API kn_tensor *kn_tanh(kn_tensor *x);
 KN_API kn_tensor *kn_sigmoid(kn_tensor *x);
@@ -97,6 +120,13 @@ KN_API kn_tensor *kn_silu(kn_tensor *x);
 KN_API kn_tensor *kn_mish(kn_tensor *x);        /* x tanh(log(1 + e^x)) */
 KN_API kn_tensor *kn_hardsigmoid(kn_tensor *x); /* min(max(x + 3, 0), 6) / 6; gradient 0 at -3, 3 */
 KN_API kn_tensor *kn_hardswish(kn_tensor *x);   /* x hardsigmoid(x); gradient 0 at -3, 1 at 3 */
+/* scale x where x > 0, else scale alpha (e^x - 1), with KN_SELU_SCALE and KN_SELU_ALPHA */
+KN_API kn_tensor *kn_selu(kn_tensor *x);
+KN_API kn_tensor *kn_softsign(kn_tensor *x);   /* x / (1 + |x|) */
+KN_API kn_tensor *kn_tanhshrink(kn_tensor *x); /* x - tanh(x) */
+/* x where x > 0, else w x, of x[N,C,...] with w[C], one a channel, or w[1]; both of one dtype, and
+ * both get gradients. */
+KN_API kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w);
 
 typedef struct kn_leaky_relu_options {
     KN_BEGIN_OPTIONS;
@@ -115,6 +145,31 @@ typedef struct kn_elu_options {
 /* x where x > 0, else alpha (e^x - 1) */
 KN_API kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o);
 #define kn_elu(x, ...) kn_elu_(x, KN_OPTIONS(kn_elu_options, __VA_ARGS__))
+
+/* x where x > 0, else alpha (e^(x / alpha) - 1); alpha isn't 0 */
+KN_API kn_tensor *kn_celu_(kn_tensor *x, kn_elu_options o);
+#define kn_celu(x, ...) kn_celu_(x, KN_OPTIONS(kn_elu_options, __VA_ARGS__))
+
+typedef struct kn_shrink_options {
+    KN_BEGIN_OPTIONS;
+    double lambda; /* at least 0; 0: 0.5; KN_ZERO: 0 */
+} kn_shrink_options;
+
+/* x where |x| > lambda, else 0; kn_softshrink moves x towards 0 by lambda there. */
+KN_API kn_tensor *kn_hardshrink_(kn_tensor *x, kn_shrink_options o);
+KN_API kn_tensor *kn_softshrink_(kn_tensor *x, kn_shrink_options o);
+#define kn_hardshrink(x, ...) kn_hardshrink_(x, KN_OPTIONS(kn_shrink_options, __VA_ARGS__))
+#define kn_softshrink(x, ...) kn_softshrink_(x, KN_OPTIONS(kn_shrink_options, __VA_ARGS__))
+
+typedef struct kn_nan_to_num_options {
+    KN_BEGIN_OPTIONS;
+    double nan;            /* default 0 */
+    double posinf, neginf; /* 0: the largest and the smallest number of the dtype; KN_ZERO: 0 */
+} kn_nan_to_num_options;
+
+/* x with numbers in place of NaN and of both infinities, where its gradient is 0. */
+KN_API kn_tensor *kn_nan_to_num_(kn_tensor *x, kn_nan_to_num_options o);
+#define kn_nan_to_num(x, ...) kn_nan_to_num_(x, KN_OPTIONS(kn_nan_to_num_options, __VA_ARGS__))
 
 typedef struct kn_softplus_options {
     KN_BEGIN_OPTIONS;
@@ -210,6 +265,37 @@ KN_API kn_tensor *kn_scatter_add(kn_tensor *x, int dim, kn_tensor *index, kn_ten
 /* A copy y of x to whose slice index[i] along dim slice i of src is added, in the order of the 1-d
  * index. src has x's dtype and, but in dim, its shape. */
 KN_API kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src);
+/* How values that go to one place are joined. Integers wrap; their mean is rounded down. */
+typedef enum kn_reduce_by {
+    KN_BY_SUM = 0,
+    KN_BY_MEAN,
+    KN_BY_PROD,
+    KN_BY_AMAX, /* equal extrema share the gradient in equal parts */
+    KN_BY_AMIN
+} kn_reduce_by;
+typedef struct kn_scatter_reduce_options {
+    KN_BEGIN_OPTIONS;
+    bool exclude_self; /* x's elements count only where nothing goes (include_self = False) */
+} kn_scatter_reduce_options;
+/* A copy y of x with y[i, index[i, j, k], k] joined with src[i, j, k] for dim 1 (sizes as for
+ * kn_scatter_add), and with x's own element there. They are joined in row-major order, floats in
+ * f32 or f64, and rounded once; the gradient of a product is right where factors are 0. */
+KN_API kn_tensor *kn_scatter_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                                     kn_reduce_by by, kn_scatter_reduce_options o);
+#define kn_scatter_reduce(x, dim, index, src, by, ...)                                             \
+    kn_scatter_reduce_(x, dim, index, src, by, KN_OPTIONS(kn_scatter_reduce_options, __VA_ARGS__))
+/* The same of slices along dim: slice i of src is joined with slice index[i] of x, for a 1-d index
+ * (sizes as for kn_index_add). */
+KN_API kn_tensor *kn_index_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
+                                   kn_reduce_by by, kn_scatter_reduce_options o);
+#define kn_index_reduce(x, dim, index, src, by, ...)                                               \
+    kn_index_reduce_(x, dim, index, src, by, KN_OPTIONS(kn_scatter_reduce_options, __VA_ARGS__))
+/* Rows of x[E, ...] with one index[E], joined: [n, ...]. A segment without rows is 0, a product of
+ * none 1. Edges of a graph by the node at which they end, points by their cloud. */
+KN_API kn_tensor *kn_segment_reduce(kn_tensor *x, kn_tensor *index, int64_t n, kn_reduce_by by);
+/* exp(x) / sum exp(x) over the rows of x[E, ...] with one index[E] in [0, n). Float, computed in f32
+ * or f64. */
+KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
 /* kn_nonzero: the places of the elements of x that aren't 0, NaN among them, in row-major order:
  * i64 [n, dims of x], without gradient. kn_masked_select: the elements of x where mask, a bool
  * tensor, holds: [n]; x and mask broadcast. n depends on values, for which the host waits: neither
@@ -279,6 +365,12 @@ KN_API kn_tensor *kn_movedim(kn_tensor *x, int from, int to);
 /* Elements [.., i, .., i + offset, ..] of dims dim0 and dim1, which go; i is the last dim of the
  * result. Offsets beyond the corners give size 0. A view. */
 KN_API kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1);
+/* The last dim of x[...] as the diagonal of dims dim0 and dim1 of the result, which has one dim
+ * more: kn_diagonal takes it back. 0 elsewhere. */
+KN_API kn_tensor *kn_diag_embed(kn_tensor *x, int64_t offset, int dim0, int dim1);
+/* n tensors of one dim, expanded over the grid that they span: out[i] varies along dim i; xy: the
+ * first along dim 1 and the second along dim 0. Views. */
+KN_API bool kn_meshgrid(kn_tensor *const *x, int n, bool xy, kn_tensor **out);
 /* Windows of size elements along dim, one each step elements (torch.Tensor.unfold): dim gets size
  * (n - size) / step + 1, and a last dim of size is new. A view, whose elements share bytes where
  * windows overlap; there the gradient is their sum. */

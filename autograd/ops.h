@@ -62,6 +62,11 @@ void kn_conv_numbers(int64_t out[2], int dims, int64_t both, const int64_t each[
  * but f's backward, then x and f's kind: din[i] has to be the gradient of x, in y's shape and
  * dtype, and f's backward hands it on as it is. NULL: din[i] is the gradient of y. */
 kn_tensor *kn_grad_through(kn_op_grad *g, int i, kn_unary *kind);
+/* y of a kind without numbers. */
+kn_tensor *kn_unary_of(kn_tensor *x, kn_unary kind);
+/* (x - mean) / sqrt(variance + eps) over the n dims, or without the mean, in x's wide dtype, made
+ * of operations. */
+kn_tensor *kn_normed(kn_tensor *x, int n, const int64_t *dims, double eps, bool rms);
 /* Whether op is y = f(x) of a kind whose derivative some provider applies in a product's epilogue:
  * its kind. */
 bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind);

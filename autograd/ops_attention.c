@@ -1,5 +1,6 @@
 /* autograd/ops_attention.c: fused scaled-dot-product attention and rotary embedding. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
 #include <string.h>
 
@@ -160,9 +161,54 @@ static bool attention_backward(kn_op_grad *g)
     return !dmask || g->din[3];
 }
 
+/* [H, T, S] of positions: the key s that the query t sees, as .causal and .window say. */
+static kn_tensor *causally_seen(const attention_attr *a, kn_device device, int64_t T, int64_t S)
+{
+    kn_tensor *t = kn_view(kn_arange(KN_I64, device, T), KN_SHAPE(T, 1));
+    kn_tensor *s = kn_arange(KN_I64, device, S), *newest = kn_add_scalar(t, (double)(S - T));
+    kn_tensor *seen = kn_le(s, newest);
+    return a->window > 0 ? kn_logical_and(seen, kn_gt(s, kn_add_scalar(newest, -(double)a->window)))
+                         : seen;
+}
+
+/* softmax(scale q k^T + mask) v, with heads in groups: [B,G,H/G,T,S] scores. A key that isn't seen
+ * has a score of almost nothing, then no weight, so that no infinity meets a zero. */
+static bool attention_composed(kn_op_grad *g, kn_tensor **y)
+{
+    const attention_attr *a = g->attr;
+    kn_tensor *q = g->in[0], *k = g->in[1], *v = g->in[2], *mask = g->in[3], *seen = NULL;
+    const int64_t B = q->shape[0], H = q->shape[1], T = q->shape[2], D = q->shape[3];
+    const int64_t G = k->shape[1], S = k->shape[2], each = G ? H / G : 1;
+    if (a->dropout > 0)
+        return kn_fail("attention: with .dropout it has a first derivative only; make it of "
+                       "kn_matmul, kn_softmax and kn_dropout for .create_graph");
+    const kn_dtype wide = kn_wide_dtype(q->dtype);
+    kn_tensor *in[3] = { kn_reshape(q, KN_SHAPE(B, G, each, T, D)), kn_unsqueeze(k, 2),
+                         kn_unsqueeze(v, 2) };
+    for (int i = 0; i < 3; i++)
+        in[i] = in[i] ? kn_cast(in[i], wide) : NULL;
+    kn_tensor *score = kn_scale(kn_matmul(in[0], kn_transpose(in[1], -1, -2)), a->scale);
+    if (a->causal)
+        seen = causally_seen(a, kn_device_of(q), T, S);
+    if (mask) {
+        mask =
+            kn_reshape(kn_expand(mask, 4, (int64_t[]){ B, H, T, S }), KN_SHAPE(B, G, each, T, S));
+        kn_tensor *open =
+            mask && mask->dtype != KN_BOOL ? kn_gt(mask, kn_number_like(mask, -INFINITY)) : mask;
+        score = mask != open ? kn_add(score, kn_cast(mask, wide)) : score;
+        seen = seen ? kn_logical_and(seen, open) : open;
+    }
+    kn_tensor *p = kn_softmax(seen ? kn_where(seen, score, kn_number_like(score, -1e30)) : score);
+    p = seen ? kn_where(seen, p, kn_number_like(p, 0)) : p;
+    kn_tensor *o = kn_matmul(p, in[2]);
+    y[0] = o ? kn_cast(kn_reshape(o, KN_SHAPE(B, H, T, D)), q->dtype) : NULL;
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_attention, .name = "attention", .attr_size = sizeof(attention_attr), .save_in = 15,
       .save_out = 3, .shape = attention_shape, .forward = attention_forward,
-      .backward = attention_backward);
+      .backward = attention_backward, .on_tape = kn_composed_on_tape,
+      .composed = attention_composed);
 
 /* Queries and keys begin together: queries before key S are aligned by their own, keys behind query
  * T are seen by none. */
@@ -260,7 +306,7 @@ static bool rope_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_rope, .name = "rope", .attr_size = sizeof(rope_attr), .shape = rope_shape,
-      .forward = rope_forward, .backward = rope_backward);
+      .forward = rope_forward, .backward = rope_backward, .on_tape = kn_linear_on_tape);
 
 static bool zero(kn_rope_scaling s)
 {

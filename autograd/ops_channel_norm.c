@@ -2,6 +2,7 @@
  * norm. */
 #include "autograd/operands.h"
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
 #include <string.h>
 
@@ -107,11 +108,50 @@ static bool batch_backward(kn_op_grad *g)
     return KN_RUN(dy, KN_K_BATCH_NORM_GRAD, args);
 }
 
+/* v[C] beside an x[N,C,...] of ndim dims. */
+static kn_tensor *by_channel(kn_tensor *v, int ndim)
+{
+    int64_t shape[KN_MAX_DIMS];
+    for (int d = 0; d < ndim; d++)
+        shape[d] = d == 1 ? -1 : 1;
+    return v ? kn_reshape(v, ndim, shape) : NULL;
+}
+
+/* h w + b by channel, in x's dtype; w and b may be NULL. */
+static kn_tensor *affine_of(kn_tensor *h, kn_tensor *w, kn_tensor *b, const kn_tensor *x)
+{
+    const kn_tensor *like = h;
+    h = w ? kn_mul(h, by_channel(kn_cast(w, like->dtype), x->ndim)) : h;
+    h = h && b ? kn_add(h, by_channel(kn_cast(b, like->dtype), x->ndim)) : h;
+    return h ? kn_cast(h, x->dtype) : NULL;
+}
+
+static bool batch_composed(kn_op_grad *g, kn_tensor **y)
+{
+    const batch_attr *a = g->attr;
+    kn_tensor *x = g->in[0], *h;
+    int64_t dims[KN_MAX_DIMS] = { 0 };
+    for (int d = 2; d < x->ndim; d++)
+        dims[d - 1] = d;
+    if (a->training)
+        h = kn_normed(x, x->ndim - 1, dims, a->eps, false);
+    else
+        h = kn_mul(kn_sub(kn_cast(x, g->out[1]->dtype), by_channel(kn_detach(g->out[1]), x->ndim)),
+                   by_channel(kn_detach(g->out[2]), x->ndim));
+    kn_tensor *z = h ? affine_of(h, g->in[1], g->in[2], x) : NULL;
+    z = z && g->in[5] ? kn_add(z, g->in[5]) : z;
+    if (z && a->relu) /* with a residual, which wasn't saved, seen from the result */
+        z = g->out[0] ? kn_where(kn_gt(g->out[0], kn_number_like(z, 0)), z, kn_number_like(z, 0))
+                      : kn_relu(z);
+    y[0] = z;
+    return z != NULL;
+}
+
 /* Where relu gave 0 is seen from x, w and b, or with a residual from y. */
 #define BATCH_NORM_OP(id, text, in, out)                                                           \
     KN_OP(id, .name = (text), .attr_size = sizeof(batch_attr), .save_in = (in), .save_out = (out), \
           .const_in = 8 | 16, .shape = batch_shape, .forward = batch_forward,                      \
-          .backward = batch_backward)
+          .backward = batch_backward, .on_tape = kn_composed_on_tape, .composed = batch_composed)
 BATCH_NORM_OP(kn_op_batch_norm, "batch_norm", 1 | 2, 2 | 4);
 BATCH_NORM_OP(kn_op_batch_norm_relu, "batch_norm_relu", 1 | 2 | 4, 2 | 4);
 BATCH_NORM_OP(kn_op_batch_norm_add_relu, "batch_norm_add_relu", 1 | 2, 1 | 2 | 4);
@@ -321,10 +361,26 @@ static bool group_backward(kn_op_grad *g)
     return ok;
 }
 
+static bool group_composed(kn_op_grad *g, kn_tensor **y)
+{
+    const group_attr *a = g->attr;
+    kn_tensor *x = g->in[0];
+    int64_t size = a->groups > 0 ? x->shape[1] / a->groups : 0;
+    for (int d = 2; d < x->ndim; d++)
+        size *= x->shape[d];
+    kn_tensor *rows = kn_reshape(x, KN_SHAPE(x->shape[0], a->groups, size));
+    kn_tensor *h = rows ? kn_normed(rows, KN_SHAPE(-1), a->eps, false) : NULL;
+    h = h ? kn_reshape(h, x->ndim, x->shape) : NULL;
+    y[0] = h ? affine_of(h, g->in[1], g->in[2], x) : NULL;
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_group_norm, .name = "group_norm", .attr_size = sizeof(group_attr), .save_in = 3,
-      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward);
+      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward,
+      .on_tape = kn_composed_on_tape, .composed = group_composed);
 KN_OP(kn_op_instance_norm, .name = "instance_norm", .attr_size = sizeof(group_attr), .save_in = 3,
-      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward);
+      .save_out = 6, .shape = group_shape, .forward = group_forward, .backward = group_backward,
+      .on_tape = kn_composed_on_tape, .composed = group_composed);
 
 static kn_tensor *norm_groups(const kn_op *op, kn_tensor *x, group_attr a, kn_tensor *w,
                               kn_tensor *b, double eps)

@@ -1,6 +1,7 @@
 /* autograd/ops_conv.c: convolutions of images and sequences, and the transposed ones, which are
  * their gradients by x. A sequence [N,C,L] is an image of one row. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 static const char *const sides[2] = { "rows", "columns" };
@@ -250,7 +251,7 @@ static bool conv_backward(kn_op_grad *g)
 #define CONV_OP(kind)                                                                              \
     {                                                                                              \
         .name = kind, .attr_size = sizeof(kn_conv_attr), .save_in = 3, .shape = conv_shape,        \
-        .forward = conv_forward, .backward = conv_backward                                         \
+        .forward = conv_forward, .backward = conv_backward, .on_tape = kn_bilinear_on_tape         \
     }
 KN_OPS(conv_ops, CONV_OP("conv1d"), CONV_OP("conv2d"), CONV_OP("conv_transpose1d"),
        CONV_OP("conv_transpose2d"));

@@ -2,6 +2,7 @@
  * first two are the rows of kernels/kinds.h: one operation and, where the row says PLAIN, one
  * function kn_<name>() is made of each. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include "kernels/convert.h"
 #include <math.h>
 #include <string.h>
@@ -67,6 +68,13 @@ static bool unary_backward(kn_op_grad *g)
                                kn_array_or_none(g->out[0]), a->kind, a->p0, a->p1 }));
 }
 
+static bool unary_on_tape(kn_op_grad *g)
+{
+    const unary_attr *a = g->attr;
+    g->din[0] = kn_slope_on_tape(a->kind, g->dout[0], g->in[0], g->out[0], a->p0, a->p1);
+    return g->din[0] != NULL;
+}
+
 /* The operation of a kind: what its derivative reads is saved. */
 #define UNARY_OP(id, text, function, reads, ...)                                                   \
     [KN_##id] = { .name = #text,                                                                   \
@@ -75,13 +83,19 @@ static bool unary_backward(kn_op_grad *g)
                   .save_out = KN_READS_##reads & KN_READS_Y ? 1 : 0,                               \
                   .shape = unary_shape,                                                            \
                   .forward = unary_forward,                                                        \
-                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : unary_backward },
+                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : unary_backward,        \
+                  .on_tape = unary_on_tape },
 KN_OPS(unary_ops, KN_UNARY_KINDS(UNARY_OP));
 
 static kn_tensor *unary(kn_tensor *x, kn_unary kind, double p0, double p1)
 {
     unary_attr a = { kind, p0, p1 };
     return kn_apply1(&unary_ops[kind], 1, &x, 0, &a);
+}
+
+kn_tensor *kn_unary_of(kn_tensor *x, kn_unary kind)
+{
+    return unary(x, kind, 0, 0);
 }
 
 bool kn_unary_of_epilogue(const kn_op *op, kn_unary *kind)
@@ -161,6 +175,31 @@ kn_tensor *kn_elu_(kn_tensor *x, kn_elu_options o)
     return finite_unary(x, KN_ELU, kn_value_or(o.alpha, 1), "alpha", 0, NULL);
 }
 
+kn_tensor *kn_celu_(kn_tensor *x, kn_elu_options o)
+{
+    const double alpha = kn_value_or(o.alpha, 1);
+    if (kn_ok() && alpha == 0)
+        kn_fail("celu: .alpha is 0, but x is divided by it");
+    return finite_unary(x, KN_CELU, alpha, "alpha", 0, NULL);
+}
+
+static kn_tensor *shrink(kn_tensor *x, kn_unary kind, double lambda)
+{
+    if (kn_ok() && !(lambda >= 0))
+        kn_fail("%s: .lambda is %g and should be at least 0", kn_unary_row(kind)->name, lambda);
+    return finite_unary(x, kind, in_dtype(lambda, x), "lambda", 0, NULL);
+}
+
+kn_tensor *kn_hardshrink_(kn_tensor *x, kn_shrink_options o)
+{
+    return shrink(x, KN_HARDSHRINK, kn_value_or(o.lambda, 0.5));
+}
+
+kn_tensor *kn_softshrink_(kn_tensor *x, kn_shrink_options o)
+{
+    return shrink(x, KN_SOFTSHRINK, kn_value_or(o.lambda, 0.5));
+}
+
 kn_tensor *kn_softplus_(kn_tensor *x, kn_softplus_options o)
 {
     const double beta = kn_value_or(o.beta, 1);
@@ -206,7 +245,8 @@ static bool binary_shape(kn_op_call *c)
     if (a->dtype != b->dtype)
         return kn_fail("%s: dtypes differ: a is %s, b is %s; kn_cast one of them", c->op->name,
                        KN_SHOWN(a), KN_SHOWN(b));
-    const bool apart = k->kind == KN_SUB || k->kind == KN_DIV;
+    const bool apart = k->kind == KN_SUB || k->kind == KN_DIV || k->kind == KN_FLOOR_DIVIDE ||
+                       k->kind == KN_REMAINDER || k->kind == KN_FMOD;
     if (!kind_takes(c, kn_binary_row(k->kind)) || (apart && !has_numbers(c->op->name, a)))
         return false;
     kn_spec *s = &c->spec[0];
@@ -277,6 +317,42 @@ static bool extremum_backward(kn_op_grad *g)
     return kn_ok();
 }
 
+/* d(angle) = (b da - a db) / (a^2 + b^2) */
+static bool atan2_backward(kn_op_grad *g)
+{
+    kn_tensor *a = g->in[0], *b = g->in[1];
+    kn_tensor *d = kn_div(g->dout[0], kn_add(kn_square(a), kn_square(b)));
+    if (g->want[0])
+        g->din[0] = kn_grad_unbroadcast(g, 0, kn_mul(d, b));
+    if (g->want[1])
+        g->din[1] = kn_grad_unbroadcast(g, 1, kn_mul(d, kn_neg(a)));
+    return kn_ok();
+}
+
+/* Each gets its share of the sum. */
+static bool logaddexp_backward(kn_op_grad *g)
+{
+    kn_tensor *d = kn_sub(g->in[0], g->in[1]);
+    for (int i = 0; i < 2; i++)
+        if (g->want[i])
+            g->din[i] =
+                kn_grad_unbroadcast(g, i, kn_mul(g->dout[0], kn_sigmoid(i == 0 ? d : kn_neg(d))));
+    return kn_ok();
+}
+
+/* d(a - b q) = da - q db, q the whole quotient */
+static bool rest_backward(kn_op_grad *g, bool down)
+{
+    if (g->want[0])
+        g->din[0] = kn_grad_unbroadcast(g, 0, g->dout[0]);
+    if (g->want[1]) {
+        kn_tensor *q =
+            down ? kn_floor_divide(g->in[0], g->in[1]) : kn_trunc(kn_div(g->in[0], g->in[1]));
+        g->din[1] = kn_grad_unbroadcast(g, 1, kn_neg(kn_mul(g->dout[0], q)));
+    }
+    return kn_ok();
+}
+
 /* d(a^b) = b a^(b-1) da + a^b log(a) db; the first is 0 where b is, the second where a is 0 and b
  * isn't below. */
 static bool power_backward(kn_op_grad *g)
@@ -288,7 +364,8 @@ static bool power_backward(kn_op_grad *g)
     }
     if (g->want[1]) {
         kn_tensor *none = kn_logical_and(kn_eq(a, zero), kn_ge(b, zero));
-        kn_tensor *db = kn_mul(kn_mul(dy, g->out[0]), kn_log(a));
+        kn_tensor *safe = kn_grad_mode() ? kn_where(none, kn_number_like(dy, 1), a) : a;
+        kn_tensor *db = kn_mul(kn_mul(dy, g->out[0]), kn_log(safe));
         g->din[1] = kn_grad_unbroadcast(g, 1, kn_where(none, zero, db));
     }
     return kn_ok();
@@ -315,6 +392,13 @@ static bool binary_grad(kn_op_grad *g)
         return extremum_backward(g);
     case KN_POWER:
         return power_backward(g);
+    case KN_ATAN2:
+        return atan2_backward(g);
+    case KN_LOGADDEXP:
+        return logaddexp_backward(g);
+    case KN_REMAINDER:
+    case KN_FMOD:
+        return rest_backward(g, k->kind == KN_REMAINDER);
     default:
         return kn_fail("%s: has no derivative", kn_binary_row(k->kind)->name);
     }
@@ -327,7 +411,8 @@ static bool binary_grad(kn_op_grad *g)
                   .save_out = KN_READS_##reads & KN_READS_OUT ? 1 : 0,                             \
                   .shape = binary_shape,                                                           \
                   .forward = binary_forward,                                                       \
-                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : binary_grad },
+                  .backward = KN_READS_##reads == KN_READS_NO_GRAD ? NULL : binary_grad,           \
+                  .on_tape = binary_grad },
 KN_OPS(binary_ops, KN_BINARY_KINDS(BINARY_OP));
 
 static kn_tensor *binary(kn_tensor *a, kn_tensor *b, kn_binary kind, double p0)
@@ -437,7 +522,7 @@ static bool where_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_where, .name = "where", .save_in = 1, .const_in = 1, .shape = where_shape,
-      .forward = where_forward, .backward = where_backward);
+      .forward = where_forward, .backward = where_backward, .on_tape = where_backward);
 
 kn_tensor *kn_where(kn_tensor *cond, kn_tensor *a, kn_tensor *b)
 {

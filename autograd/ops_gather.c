@@ -2,6 +2,7 @@
  * added there; slices added by index. */
 #include "autograd/operands.h"
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* index has x's number of dims and is no larger but in dim. */
@@ -48,7 +49,8 @@ static bool gather_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_gather, .name = "gather", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
-      .shape = gather_shape, .forward = gather_forward, .backward = gather_backward);
+      .shape = gather_shape, .forward = gather_forward, .backward = gather_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_gather(kn_tensor *x, int dim, kn_tensor *index)
 {
@@ -169,10 +171,10 @@ static bool scatter_backward(kn_op_grad *g)
 
 KN_OP(kn_op_scatter, .name = "scatter", .attr_size = sizeof(scatter_attr), .save_in = 2,
       .const_in = 2, .shape = scatter_shape, .forward = scatter_forward,
-      .backward = scatter_backward);
+      .backward = scatter_backward, .on_tape = kn_linear_on_tape);
 KN_OP(kn_op_scatter_add, .name = "scatter_add", .attr_size = sizeof(scatter_attr), .save_in = 2,
       .const_in = 2, .shape = scatter_shape, .forward = scatter_forward,
-      .backward = scatter_backward);
+      .backward = scatter_backward, .on_tape = kn_linear_on_tape);
 
 /* The part of src in index's shape goes to x. */
 static kn_tensor *scatter(const kn_op *op, kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
@@ -286,7 +288,8 @@ static bool index_add_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_index_add, .name = "index_add", .attr_size = sizeof(int), .save_in = 2, .const_in = 2,
-      .shape = index_add_shape, .forward = index_add_forward, .backward = index_add_backward);
+      .shape = index_add_shape, .forward = index_add_forward, .backward = index_add_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_index_add(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
 {

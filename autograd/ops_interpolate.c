@@ -1,5 +1,6 @@
 /* autograd/ops_interpolate.c: images of another size: interpolation, and channels as pixels. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
 
 /* ---- interpolation --------------------------------------------------------------------------- */
@@ -41,57 +42,203 @@ static bool interpolate_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_interpolate, .name = "interpolate", .attr_size = sizeof(interpolate_attr),
-      .shape = interpolate_shape, .forward = interpolate_forward, .backward = interpolate_backward);
+      .shape = interpolate_shape, .forward = interpolate_forward, .backward = interpolate_backward,
+      .on_tape = kn_linear_on_tape);
+
+/* x[N,C,H,W] along its last two dims, whose numbers are those of a->grid and a->size. */
+static kn_tensor *by_kernel(kn_tensor *x, const interpolate_attr *a)
+{
+    return kn_apply1(&kn_op_interpolate, 1, &x, 0, a);
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+/* Position p of a dim lies at (p + centre) mul / div - centre. */
+typedef struct along {
+    int64_t from, to;
+    double mul, div, centre;
+} along;
+
+static bool mode_is_of(const kn_interpolate_options *o, const kn_tensor *x)
+{
+    if ((int)o->mode < 0 || o->mode > KN_AREA)
+        return kn_fail("interpolate: there is no mode %d; KN_NEAREST to KN_AREA are", (int)o->mode);
+    const bool matrices = o->mode == KN_BICUBIC || o->antialias;
+    if (x->ndim < 3 || x->ndim > 5 || !kn_dtype_is_float(x->dtype) || (matrices && x->ndim != 4))
+        return kn_fail("interpolate: needs a float x[N,C,H,W]%s, got %s",
+                       matrices ? " for KN_BICUBIC and .antialias" : ", x[N,C,L] or x[N,C,D,H,W]",
+                       KN_SHOWN(x));
+    if (o->align_corners && o->mode != KN_BILINEAR && o->mode != KN_BICUBIC)
+        return kn_fail(
+            "interpolate: .align_corners does nothing with KN_NEAREST, KN_NEAREST_EXACT and "
+            "KN_AREA; leave it out or use KN_BILINEAR");
+    return !o->antialias || o->mode == KN_BILINEAR || o->mode == KN_BICUBIC ||
+           kn_fail("interpolate: .antialias is of KN_BILINEAR and KN_BICUBIC only");
+}
 
 static bool check_options(const kn_interpolate_options *o)
 {
-    const bool sized = o->size || o->sizes[0] || o->sizes[1];
-    const bool scaled = o->scale != 0 || o->scales[0] != 0 || o->scales[1] != 0;
-    if (sized == scaled)
-        return kn_fail("interpolate: needs either a size or a scale, %s",
-                       sized ? "both were given" : "neither was given");
-    if (o->mode != KN_NEAREST && o->mode != KN_BILINEAR)
-        return kn_fail("interpolate: there is no mode %d; KN_NEAREST and KN_BILINEAR are",
-                       (int)o->mode);
-    return o->mode == KN_BILINEAR || !o->align_corners ||
-           kn_fail("interpolate: .align_corners does nothing with KN_NEAREST; leave it out or use "
-                   "KN_BILINEAR");
+    const bool sized = o->size || o->sizes[0] || o->sizes[1] || o->sizes[2];
+    const bool scaled =
+        o->scale != 0 || o->scales[0] != 0 || o->scales[1] != 0 || o->scales[2] != 0;
+    return sized != scaled || kn_fail("interpolate: needs either a size or a scale, %s",
+                                      sized ? "both were given" : "neither was given");
 }
 
-/* The size of the result along dim d, and where its positions lie. */
-static bool resolve(const kn_tensor *x, const kn_interpolate_options *o, int d, interpolate_attr *a)
+/* The size of the result along spatial dim d, and where its positions lie. */
+static bool resolve(const kn_tensor *x, const kn_interpolate_options *o, int d, along *a)
 {
-    static const char *const dims[2] = { "rows", "columns" };
+    static const char *const dims[3][3] = { { "elements" },
+                                            { "rows", "columns" },
+                                            { "planes", "rows", "columns" } };
+    const char *dim = dims[x->ndim - 3][d];
     const int64_t H = x->shape[2 + d];
-    const double each = o->scales[0] != 0 || o->scales[1] != 0 ? o->scales[d] : o->scale;
-    int64_t size[2];
-    kn_by_dim(size, o->size, o->sizes, 0);
+    const bool by_dim = o->scales[0] != 0 || o->scales[1] != 0 || o->scales[2] != 0;
+    const double each = by_dim ? o->scales[d] : o->scale;
+    const int64_t size = o->sizes[0] || o->sizes[1] || o->sizes[2] ? o->sizes[d] : o->size;
     if (each != 0 && !(each > 0 && (double)H * each < 9e15))
         return kn_fail("interpolate: a scale of %g makes no size of %lld %s; it should be above 0 "
                        "and not so large",
-                       each, (long long)H, dims[d]);
-    const int64_t P = each != 0 ? (int64_t)floor((double)H * each) : size[d];
+                       each, (long long)H, dim);
+    const int64_t P = each != 0 ? (int64_t)floor((double)H * each) : size;
     if (P < 1 || H < 1)
-        return kn_fail("interpolate: %lld %s would become %lld; at least 1 are needed",
-                       (long long)H, dims[d], (long long)P);
+        return kn_fail("interpolate: %lld %s would become %lld; at least 1 are needed (x is %s)",
+                       (long long)H, dim, (long long)P, KN_SHOWN(x));
     const bool aligned = o->align_corners;
-    a->size[d] = P;
-    a->grid.mul[d] = (double)(aligned ? (P > 1 ? H - 1 : 0) : each != 0 ? 1 : H);
-    a->grid.div[d] = aligned ? (P > 1 ? (double)(P - 1) : 1) : each != 0 ? each : (double)P;
+    a->from = H, a->to = P;
+    a->centre = o->mode == KN_NEAREST || aligned ? 0 : 0.5;
+    a->mul = (double)(aligned ? (P > 1 ? H - 1 : 0) : each != 0 ? 1 : H);
+    a->div = aligned ? (P > 1 ? (double)(P - 1) : 1) : each != 0 ? each : (double)P;
     return true;
+}
+
+/* ---- ways ------------------------------------------------------------------------------------ */
+
+/* The kernel along two dims; NULL: as they are. */
+static kn_tensor *along_two(kn_tensor *x, const along *rows, const along *columns, bool linear)
+{
+    const along *const of[2] = { rows, columns };
+    interpolate_attr a = { .linear = linear, .grid.centre = (rows ? rows : columns)->centre };
+    for (int d = 0; x && d < 2; d++) {
+        a.size[d] = of[d] ? of[d]->to : x->shape[2 + d];
+        a.grid.mul[d] = of[d] ? of[d]->mul : 1;
+        a.grid.div[d] = of[d] ? of[d]->div : 1;
+    }
+    return x ? by_kernel(x, &a) : NULL;
+}
+
+/* A sequence is an image of one row. A volume is many images, then one whose columns are all places
+ * of a plane: nearest and linear ones go by dim. */
+static kn_tensor *by_kernels(kn_tensor *x, const along *a, bool linear)
+{
+    if (x->ndim == 4)
+        return along_two(x, &a[0], &a[1], linear);
+    if (x->ndim == 3) {
+        kn_tensor *y = along_two(kn_unsqueeze(x, 2), NULL, &a[0], linear);
+        return y ? kn_squeeze(y, 1, (int64_t[]){ 2 }) : NULL;
+    }
+    kn_tensor *y = along_two(kn_flatten(x, 1, 2), &a[1], &a[2], linear);
+    y = y ? kn_reshape(y, KN_SHAPE(x->shape[0], x->shape[1], a[0].from, a[1].to * a[2].to)) : NULL;
+    y = along_two(y, &a[0], NULL, linear);
+    return y ? kn_unflatten(y, 3, KN_SHAPE(a[1].to, a[2].to)) : NULL;
+}
+
+/* Rows picked in each dim. */
+static kn_tensor *by_index(kn_tensor *x, const along *a, int n)
+{
+    for (int d = 0; x && d < n; d++) {
+        int64_t *at = kn_host_calloc((size_t)a[d].to, sizeof *at);
+        for (int64_t p = 0; at && p < a[d].to; p++) {
+            const double place = floor(((double)p + 0.5) * a[d].mul / a[d].div);
+            at[p] = (int64_t)fmin(place, (double)(a[d].from - 1));
+        }
+        kn_tensor *index = at ? kn_from(KN_I64, kn_device_of(x), at, KN_SHAPE(a[d].to)) : NULL;
+        kn_host_free(at);
+        x = index ? kn_index_select(x, 2 + d, index) : NULL;
+    }
+    return x;
+}
+
+static kn_tensor *by_area(kn_tensor *x, const along *a)
+{
+    return x->ndim == 3   ? kn_adaptive_avg_pool1d(x, a[0].to)
+           : x->ndim == 4 ? kn_adaptive_avg_pool2d(x, a[0].to, a[1].to)
+                          : kn_adaptive_avg_pool3d(x, a[0].to, a[1].to, a[2].to);
+}
+
+/* The weight of an element at a distance from the place: a triangle, or Keys' cubic. */
+static double weight_at(double t, bool cubic, double k)
+{
+    t = fabs(t);
+    if (!cubic)
+        return t < 1 ? 1 - t : 0;
+    return t <= 1  ? ((k + 2) * t - (k + 3)) * t * t + 1
+           : t < 2 ? ((t - 5) * t + 8) * t * k - 4 * k
+                   : 0;
+}
+
+/* One row of the matrix: the weights of the H elements at position p. */
+static void fill_row(double *row, const along *a, int64_t p, bool cubic, bool antialias)
+{
+    const double scale = a->mul / a->div, wide = antialias && scale > 1 ? scale : 1;
+    const double place = ((double)p + a->centre) * a->mul / a->div - a->centre;
+    const double reach = (cubic ? 2 : 1) * wide, last = (double)(a->from - 1);
+    if (antialias) { /* the elements inside share all weight */
+        const int64_t begin = (int64_t)fmax(place + 0.5 - reach + 0.5, 0);
+        const int64_t end = (int64_t)fmin(place + 0.5 + reach + 0.5, last + 1);
+        double sum = 0;
+        for (int64_t h = begin; h < end; h++)
+            sum += row[h] = weight_at(((double)h - place) / wide, cubic, -0.5);
+        for (int64_t h = begin; h < end; h++)
+            row[h] /= sum;
+        return;
+    }
+    for (int i = -1; i <= 2; i++) { /* those outside count as the edge */
+        const double h = floor(place) + i;
+        row[(int64_t)fmin(fmax(h, 0), last)] += weight_at(h - place, cubic, -0.75);
+    }
+}
+
+static kn_tensor *matrix_of(const kn_tensor *x, const along *a, bool cubic, bool antialias)
+{
+    double *w = a->to < INT64_MAX / 8 / a->from
+                    ? kn_host_calloc((size_t)(a->to * a->from), sizeof *w)
+                    : NULL;
+    for (int64_t p = 0; w && p < a->to; p++)
+        fill_row(w + p * a->from, a, p, cubic, antialias);
+    kn_tensor *m = w ? kn_from(KN_F64, kn_device_of(x), w, KN_SHAPE(a->to, a->from)) : NULL;
+    kn_host_free(w);
+    return m ? kn_cast(m, x->dtype) : NULL;
+}
+
+/* rows x columns^T */
+static kn_tensor *by_matrices(kn_tensor *x, const along *a, bool cubic, bool antialias)
+{
+    const kn_dtype t = x->dtype;
+    kn_tensor *wide = kn_cast(x, kn_wide_dtype(t));
+    kn_tensor *rows = wide ? matrix_of(wide, &a[0], cubic, antialias) : NULL;
+    kn_tensor *columns = rows ? matrix_of(wide, &a[1], cubic, antialias) : NULL;
+    kn_tensor *y = columns ? kn_matmul(wide, kn_transpose(columns, 0, 1)) : NULL;
+    y = y ? kn_matmul(rows, y) : NULL;
+    return y ? kn_cast(y, t) : NULL;
 }
 
 kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o)
 {
-    interpolate_attr a = { .linear = o.mode == KN_BILINEAR };
-    a.grid.centre = a.linear && !o.align_corners ? 0.5 : 0;
-    if (!kn_ok() || !kn_check(x, "interpolate") || !check_options(&o))
+    along a[3];
+    if (!kn_ok() || !kn_check(x, "interpolate") || !check_options(&o) || !mode_is_of(&o, x))
         return NULL;
-    if (x->ndim != 4 || !kn_dtype_is_float(x->dtype))
-        return kn_fail_null("interpolate: needs a float x[N,C,H,W], got %s", KN_SHOWN(x));
-    if (!resolve(x, &o, 0, &a) || !resolve(x, &o, 1, &a))
-        return NULL;
-    return kn_apply1(&kn_op_interpolate, 1, &x, 0, &a);
+    for (int d = 0; d < x->ndim - 2; d++)
+        if (!resolve(x, &o, d, &a[d]))
+            return NULL;
+    kn_scope s = kn_scope_begin();
+    kn_tensor *y = o.mode == KN_NEAREST_EXACT ? by_index(x, a, x->ndim - 2)
+                   : o.mode == KN_AREA        ? by_area(x, a)
+                   : o.mode == KN_BICUBIC || o.antialias
+                       ? by_matrices(x, a, o.mode == KN_BICUBIC, o.antialias)
+                       : by_kernels(x, a, o.mode != KN_NEAREST);
+    kn_scope_end_except(s, &y, 1);
+    return y;
 }
 
 /* ---- channels as pixels ---------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* autograd/ops_layout.c: the same values in another dtype, another order of memory, on another
  * device. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include "kernels/kernels_internal.h"
 
 static const int channels_last[4] = { 0, 2, 3, 1 };
@@ -87,7 +88,7 @@ static bool cast_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_cast, .name = "cast", .attr_size = sizeof(cast_attr), .shape = cast_shape,
-      .forward = cast_forward, .backward = cast_backward);
+      .forward = cast_forward, .backward = cast_backward, .on_tape = kn_linear_on_tape);
 
 static kn_tensor *cast(kn_tensor *x, kn_dtype dtype, order o)
 {
@@ -145,7 +146,8 @@ static bool to_device_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_to_device, .name = "to_device", .attr_size = sizeof(kn_device),
-      .shape = to_device_shape, .forward = to_device_forward, .backward = to_device_backward);
+      .shape = to_device_shape, .forward = to_device_forward, .backward = to_device_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_to_device(kn_tensor *x, kn_device device)
 {

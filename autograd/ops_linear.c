@@ -1,6 +1,7 @@
 /* autograd/ops_linear.c: y = x W + b. Transposes are strides; a gradient is written straight into
  * its leaf's place, in that place's dtype. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 
 static kn_matmul_args product_of(kn_array dst, kn_array a, kn_array b)
 {
@@ -100,7 +101,8 @@ static bool linear_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_linear, .name = "linear", .attr_size = sizeof(linear_attr), .save_in = 3,
-      .shape = linear_shape, .forward = linear_forward, .backward = linear_backward);
+      .shape = linear_shape, .forward = linear_forward, .backward = linear_backward,
+      .on_tape = kn_bilinear_on_tape);
 
 kn_tensor *kn_linear_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, bool in_out)
 {

@@ -126,6 +126,46 @@ kn_tensor *kn_smooth_l1_loss_(kn_tensor *x, kn_tensor *target, kn_smooth_l1_loss
     return kn_loss_reduced(loss, o.reduction);
 }
 
+kn_tensor *kn_margin_ranking_loss_(kn_tensor *a, kn_tensor *b, kn_tensor *sign,
+                                   kn_margin_ranking_loss_options o)
+{
+    if (!kn_loss_pair("margin_ranking_loss", a, b) ||
+        !kn_loss_pair("margin_ranking_loss", a, sign) ||
+        !kn_loss_reduction_is_one("margin_ranking_loss", o.reduction, false))
+        return NULL;
+    kn_tensor *wrong = kn_mul(sign, kn_sub(b, a));
+    return kn_loss_reduced(kn_relu(kn_add_scalar(wrong, o.margin)), o.reduction);
+}
+
+kn_tensor *kn_hinge_embedding_loss_(kn_tensor *x, kn_tensor *sign,
+                                    kn_hinge_embedding_loss_options o)
+{
+    if (!kn_loss_pair("hinge_embedding_loss", x, sign) ||
+        !kn_loss_reduction_is_one("hinge_embedding_loss", o.reduction, false))
+        return NULL;
+    kn_tensor *zero = kn_number_like(x, 0), *one = kn_number_like(x, 1);
+    kn_tensor *far = kn_relu(kn_add_scalar(kn_neg(x), kn_value_or(o.margin, 1)));
+    kn_tensor *loss =
+        kn_add(kn_where(kn_ne(sign, one), far, zero), kn_where(kn_ne(sign, kn_neg(one)), x, zero));
+    return kn_loss_reduced(loss, o.reduction);
+}
+
+kn_tensor *kn_triplet_margin_loss_(kn_tensor *anchor, kn_tensor *positive, kn_tensor *negative,
+                                   kn_triplet_margin_loss_options o)
+{
+    const kn_pairwise_distance_options by = { .p = o.p, .eps = o.eps };
+    if (!kn_loss_pair("triplet_margin_loss", anchor, positive) ||
+        !kn_loss_pair("triplet_margin_loss", anchor, negative) ||
+        !kn_loss_reduction_is_one("triplet_margin_loss", o.reduction, false))
+        return NULL;
+    kn_tensor *near = kn_pairwise_distance_(anchor, positive, by);
+    kn_tensor *far = kn_pairwise_distance_(anchor, negative, by);
+    if (o.swap)
+        far = kn_minimum(far, kn_pairwise_distance_(positive, negative, by));
+    kn_tensor *loss = kn_relu(kn_add_scalar(kn_sub(near, far), kn_value_or(o.margin, 1)));
+    return kn_loss_reduced(loss, o.reduction);
+}
+
 /* ---- of probabilities ------------------------------------------------------------------------ */
 
 /* dy in x's wide dtype times factor, in the dtype of input i. */
@@ -172,7 +212,8 @@ kn_tensor *kn_binary_cross_entropy_(kn_tensor *x, kn_tensor *target,
 {
     static const kn_function bce = { .name = "binary_cross_entropy",
                                      .forward = bce_forward,
-                                     .backward = bce_backward };
+                                     .backward = bce_backward,
+                                     .second_order = true };
     if (!kn_loss_pair(bce.name, x, target) ||
         !kn_loss_reduction_is_one(bce.name, o.reduction, false) ||
         !fits_weight(bce.name, "weight", o.weight, x))
@@ -211,7 +252,8 @@ kn_tensor *kn_binary_cross_entropy_with_logits_(kn_tensor *x, kn_tensor *target,
     static const kn_function bce = { .name = "binary_cross_entropy_with_logits",
                                      .forward = logits_forward,
                                      .backward = logits_backward,
-                                     .optional = 4 };
+                                     .optional = 4,
+                                     .second_order = true };
     if (!kn_loss_pair(bce.name, x, target) ||
         !kn_loss_reduction_is_one(bce.name, o.reduction, false) ||
         !fits_weight(bce.name, "weight", o.weight, x) ||
@@ -239,4 +281,41 @@ kn_tensor *kn_kl_div_(kn_tensor *x, kn_tensor *target, kn_kl_div_options o)
     kn_tensor *loss = kn_mul(t, kn_sub(log_t, x));
     return batch ? kn_scale(kn_sum(loss, 0, NULL, false), 1 / (double)x->shape[0])
                  : kn_loss_reduced(loss, o.reduction);
+}
+
+kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
+                                 kn_gaussian_nll_loss_options o)
+{
+    const char *op = "gaussian_nll_loss";
+    const double eps = o.eps != 0 ? o.eps : 1e-6;
+    if (!kn_loss_pair(op, x, target) || !kn_loss_reduction_is_one(op, o.reduction, false))
+        return NULL;
+    if (!var || !(eps > 0))
+        return kn_fail_null("gaussian_nll_loss: needs a variance and an .eps above 0");
+    if (!fits_weight(op, "var", var, x))
+        return NULL;
+    /* the bound holds for the value; the gradient passes it */
+    kn_tensor *least = kn_sub(kn_clamp(kn_detach(var), eps, INFINITY), kn_detach(var));
+    kn_tensor *v = kn_add(var, least), *d = kn_sub(x, target);
+    kn_tensor *loss = kn_scale(kn_add(kn_log(v), kn_div(kn_square(d), v)), 0.5);
+    return kn_loss_reduced(o.full ? kn_add_scalar(loss, 0.91893853320467274178) : loss,
+                           o.reduction);
+}
+
+kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target, kn_poisson_nll_loss_options o)
+{
+    const double eps = kn_value_or(o.eps, 1e-8);
+    if (!kn_loss_pair("poisson_nll_loss", x, target) ||
+        !kn_loss_reduction_is_one("poisson_nll_loss", o.reduction, false))
+        return NULL;
+    kn_tensor *loss = o.no_log_input ? kn_sub(x, kn_mul(target, kn_log(kn_add_scalar(x, eps))))
+                                     : kn_sub(kn_exp(x), kn_mul(target, x));
+    if (o.full) { /* Stirling's log(target!), of targets above 1 */
+        kn_tensor *one = kn_number_like(x, 1), *some = kn_gt(target, one);
+        kn_tensor *t = kn_where(some, target, one), *log_t = kn_log(t);
+        kn_tensor *all = kn_add(kn_sub(kn_mul(t, log_t), t), kn_scale(log_t, 0.5));
+        all = kn_add_scalar(all, 0.91893853320467274178);
+        loss = kn_add(loss, kn_where(some, all, kn_number_like(x, 0)));
+    }
+    return kn_loss_reduced(loss, o.reduction);
 }

@@ -185,22 +185,29 @@ static kn_values direction_forward(kn_function_run *run, kn_values in)
     kn_tensor *n = kn_sqrt(kn_add_scalar(kn_clamp(sum, a->least, INFINITY), a->more));
     kn_tensor *y = kn_div(x, n);
     kn_save_for_backward(run, y, n, free);
-    return KN_VALUES(y);
+    return KN_VALUES(y, n);
 }
 
-/* dx = (dy - y sum dy y) / n, which is exact where the two cancel; dy / n where n is the least. */
+/* dx = (dy - y sum dy y) / n, which is exact where the two cancel; dy / n where n is the least.
+ * Gradients of n, which only this brings, add y dn. */
 static kn_values direction_backward(kn_function_run *run, kn_values dout)
 {
     const direction_arg *a = run->arg;
     kn_tensor *dy = dout.v[0], *y = run->saved.v[0], *n = run->saved.v[1];
     kn_tensor *along = kn_sum(kn_mul(dy, y), 1, &a->dim, true);
     kn_tensor *lost = along ? kn_where(run->saved.v[2], along, kn_number_like(along, 0)) : NULL;
-    return KN_VALUES(kn_div(kn_sub(dy, kn_mul(y, lost)), n));
+    kn_tensor *dx = kn_div(kn_sub(dy, kn_mul(y, lost)), n), *dn = dout.v[1];
+    if (!dn)
+        return KN_VALUES(dx);
+    dn = kn_where(run->saved.v[2], dn, kn_number_like(dn, 0));
+    return KN_VALUES(kn_add(dx, kn_mul(y, dn)));
 }
 
 static const kn_function direction = { .name = "direction",
                                        .forward = direction_forward,
-                                       .backward = direction_backward };
+                                       .backward = direction_backward,
+                                       .no_grad = 2,
+                                       .second_order = true };
 
 /* x / max(|x|, eps) over dim. */
 static kn_tensor *direction_of(kn_tensor *x, int64_t dim, double eps)

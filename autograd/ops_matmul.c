@@ -1,6 +1,7 @@
 /* autograd/ops_matmul.c: matrix products. Transposes are strides; a gradient is written straight
  * into its leaf's place, in that place's dtype. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 kn_array kn_transposed(kn_array a)
@@ -95,7 +96,7 @@ static bool matmul_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_matmul, .name = "matmul", .save_in = 3, .shape = matmul_shape,
-      .forward = matmul_forward, .backward = matmul_backward);
+      .forward = matmul_forward, .backward = matmul_backward, .on_tape = kn_bilinear_on_tape);
 
 /* A vector is a row on the left, a column on the right; the result lacks that dim. */
 kn_tensor *kn_matmul(kn_tensor *a, kn_tensor *b)

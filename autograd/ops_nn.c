@@ -1,5 +1,6 @@
 /* autograd/ops_nn.c: softmax, cross-entropy, dropout. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
 #include <string.h>
 
@@ -39,9 +40,19 @@ static bool softmax_backward(kn_op_grad *g)
                                            log }));
 }
 
+/* dx = y (dy - sum dy y), or of the logarithm dy - e^y sum dy */
+static bool softmax_on_tape(kn_op_grad *g)
+{
+    const bool log = *(const bool *)g->attr;
+    kn_tensor *dy = g->dout[0], *y = g->out[0];
+    kn_tensor *all = kn_sum(log ? dy : kn_mul(dy, y), KN_SHAPE(-1), true);
+    g->din[0] = log ? kn_sub(dy, kn_mul(kn_exp(y), all)) : kn_mul(y, kn_sub(dy, all));
+    return g->din[0] != NULL;
+}
+
 #define SOFTMAX_OP(id, the_name)                                                                   \
     KN_OP(id, .name = the_name, .attr_size = sizeof(bool), .save_out = 1, .shape = softmax_shape,  \
-          .forward = softmax_forward, .backward = softmax_backward)
+          .forward = softmax_forward, .backward = softmax_backward, .on_tape = softmax_on_tape)
 SOFTMAX_OP(kn_op_softmax, "softmax");
 SOFTMAX_OP(kn_op_log_softmax, "log_softmax");
 
@@ -132,9 +143,25 @@ static bool ce_backward(kn_op_grad *g)
     return KN_RUN(dx, KN_K_CROSS_ENTROPY_GRAD, args);
 }
 
+/* The mean over counted rows of -(1 - s) log p of the target and -s times the mean log p. */
+static bool ce_composed(kn_op_grad *g, kn_tensor **y)
+{
+    const ce_attr *a = g->attr;
+    kn_tensor *x = g->in[0], *t = g->in[1];
+    kn_tensor *log_p = kn_log_softmax(kn_cast(x, kn_wide_dtype(x->dtype)));
+    kn_tensor *counts = kn_ne(t, kn_number_like(t, (double)a->ignore_index));
+    kn_tensor *target = kn_where(counts, t, kn_number_like(t, 0));
+    kn_tensor *row = kn_squeeze(kn_gather(log_p, -1, kn_unsqueeze(target, -1)), KN_SHAPE(-1));
+    if (a->smoothing > 0)
+        row = kn_lerp(row, kn_mean(log_p, KN_SHAPE(-1), false), a->smoothing);
+    kn_tensor *sum = kn_sum(kn_where(counts, row, kn_number_like(row, 0)), 0, NULL, false);
+    y[0] = kn_neg(kn_div(sum, g->out[1]));
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_cross_entropy, .name = "cross_entropy", .attr_size = sizeof(ce_attr), .save_in = 3,
       .save_out = 6, .const_in = 2, .shape = ce_shape, .forward = ce_forward,
-      .backward = ce_backward);
+      .backward = ce_backward, .on_tape = kn_composed_on_tape, .composed = ce_composed);
 
 bool kn_fused_cross_entropy(kn_tensor *logits, kn_tensor *targets, int64_t ignore_index,
                             double smoothing, kn_tensor *out[3])
@@ -180,7 +207,7 @@ static bool dropout_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_dropout, .name = "dropout", .attr_size = sizeof(dropout_attr), .shape = dropout_shape,
-      .forward = dropout_forward, .backward = dropout_backward);
+      .forward = dropout_forward, .backward = dropout_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_dropout_(kn_tensor *x, double p)
 {

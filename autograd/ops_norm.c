@@ -1,6 +1,8 @@
 /* autograd/ops_norm.c: layer_norm and rms_norm over the last dim, of a tensor or the sum of two. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <math.h>
+#include <string.h>
 
 typedef struct norm_attr {
     double eps;
@@ -111,17 +113,59 @@ static bool add_norm_backward(kn_op_grad *g)
     return true;
 }
 
+kn_tensor *kn_normed(kn_tensor *x, int n, const int64_t *dims, double eps, bool rms)
+{
+    x = kn_cast(x, kn_wide_dtype(x->dtype));
+    x = rms ? x : kn_sub(x, kn_mean(x, n, dims, true));
+    return kn_mul(x, kn_rsqrt(kn_add_scalar(kn_mean(kn_square(x), n, dims, true), eps)));
+}
+
+/* v in t's dtype; NULL for NULL. */
+static kn_tensor *as(kn_tensor *v, const kn_tensor *t)
+{
+    return v && t ? kn_cast(v, t->dtype) : NULL;
+}
+
+static bool norm_composed(kn_op_grad *g, kn_tensor **y)
+{
+    const norm_attr *a = g->attr;
+    kn_tensor *x = g->in[X], *h = kn_normed(x, KN_SHAPE(-1), a->eps, a->rms);
+    kn_tensor *w = as(g->in[WEIGHT], h), *b = as(g->in[BIAS], h);
+    h = w ? kn_mul(h, w) : h;
+    y[Y] = as(b ? kn_add(h, b) : h, x);
+    return y[Y] != NULL;
+}
+
+/* The sum stands in for x. */
+static bool add_norm_on_tape(kn_op_grad *g)
+{
+    kn_op_grad of = *g;
+    const bool wants = g->want[X] || g->want[ADD];
+    of.in[X] = g->out[SUM];
+    of.want[X] = wants;
+    of.want[ADD] = false;
+    if (g->dout[Y] && !kn_composed_on_tape(&of))
+        return false;
+    memcpy(g->din, of.din, sizeof g->din);
+    kn_tensor *d = of.din[X], *dsum = g->dout[SUM];
+    d = d && dsum ? kn_add(d, dsum) : d ? d : dsum;
+    g->din[X] = g->want[X] ? d : NULL;
+    g->din[ADD] = g->want[ADD] ? d : NULL;
+    return kn_ok();
+}
+
 #define NORM_OP(id, the_name)                                                                      \
     KN_OP(id, .name = the_name, .attr_size = sizeof(norm_attr), .save_in = 1 << X | 1 << WEIGHT,   \
           .save_out = 1 << MEAN | 1 << RSTD, .shape = norm_shape, .forward = norm_forward,         \
-          .backward = norm_backward)
+          .backward = norm_backward, .on_tape = kn_composed_on_tape, .composed = norm_composed)
 NORM_OP(kn_op_layer_norm, "layer_norm");
 NORM_OP(kn_op_rms_norm, "rms_norm");
 
 #define ADD_NORM_OP(id, the_name)                                                                  \
     KN_OP(id, .name = the_name, .attr_size = sizeof(norm_attr), .save_in = 1 << WEIGHT,            \
           .save_out = 1 << MEAN | 1 << RSTD | 1 << SUM, .shape = norm_shape,                       \
-          .forward = norm_forward, .backward = add_norm_backward)
+          .forward = norm_forward, .backward = add_norm_backward, .on_tape = add_norm_on_tape,     \
+          .composed = norm_composed)
 ADD_NORM_OP(kn_op_add_layer_norm, "add_layer_norm");
 ADD_NORM_OP(kn_op_add_rms_norm, "add_rms_norm");
 

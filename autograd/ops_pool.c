@@ -1,5 +1,6 @@
 /* autograd/ops_pool.c: max and average pooling over windows of images and sequences. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 
 typedef struct pool_attr {
     kn_pool kind;
@@ -106,10 +107,23 @@ static bool pool_backward(kn_op_grad *g)
                                         kn_array_or_none(g->out[1]), a->kind, a->window }));
 }
 
+/* The elements at the positions that were found. */
+static bool max_composed(kn_op_grad *g, kn_tensor **y)
+{
+    kn_tensor *x = g->in[0], *at = g->out[1];
+    const int64_t N = x->shape[0], C = x->shape[1];
+    kn_tensor *planes = kn_reshape(x, KN_SHAPE(N, C, x->shape[2] * x->shape[3]));
+    at = kn_reshape(at, KN_SHAPE(N, C, at->shape[2] * at->shape[3]));
+    kn_tensor *found = kn_gather(planes, 2, at);
+    y[0] = found ? kn_reshape(found, 4, g->out_spec[0].shape) : NULL;
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_max_pool2d, .name = "max_pool2d", .attr_size = sizeof(pool_attr), .save_out = 2,
-      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward);
+      .shape = pool_shape, .forward = pool_forward, .backward = pool_backward,
+      .on_tape = kn_composed_on_tape, .composed = max_composed);
 KN_OP(kn_op_avg_pool2d, .name = "avg_pool2d", .attr_size = sizeof(pool_attr), .shape = pool_shape,
-      .forward = pool_forward, .backward = pool_backward);
+      .forward = pool_forward, .backward = pool_backward, .on_tape = kn_linear_on_tape);
 
 static pool_attr attr_of(kn_pool kind, const kn_pool2d_options *o)
 {
@@ -144,12 +158,22 @@ static kn_tensor *pooled(const kn_op *op, kn_tensor *x, const pool_attr *a, int 
     return y;
 }
 
+/* The second output holds the positions of the maxima, for backward. */
+static kn_tensor *maxima(kn_tensor *x, const pool_attr *a)
+{
+    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
+    return pooled(&kn_op_max_pool2d, x, a, keep ? 2 : 1);
+}
+
 kn_tensor *kn_max_pool2d_(kn_tensor *x, kn_pool2d_options o)
 {
-    pool_attr a = attr_of(KN_POOL_MAX, &o);
-    /* The second output holds the positions of the maxima. */
-    const bool keep = kn_ok() && x && kn_requires_grad(x) && kn_grad_mode();
-    return pooled(&kn_op_max_pool2d, x, &a, keep ? 2 : 1);
+    const pool_attr a = attr_of(KN_POOL_MAX, &o);
+    return maxima(x, &a);
+}
+
+kn_tensor *kn_adaptive_max_pool2d(kn_tensor *x, int64_t P, int64_t Q)
+{
+    return maxima(x, &(pool_attr){ KN_POOL_MAX, .window.adaptive = true, .size = { P, Q } });
 }
 
 kn_tensor *kn_avg_pool2d_(kn_tensor *x, kn_pool2d_options o)
@@ -225,17 +249,26 @@ kn_tensor *kn_avg_pool1d_(kn_tensor *x, kn_pool1d_options o)
     return pool_sequence("avg_pool1d", x, &o, false);
 }
 
-kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+static kn_tensor *adaptive_sequence(const char *op, kn_tensor *x, int64_t P, bool max)
 {
-    const char *op = "adaptive_avg_pool1d";
     kn_scope s = kn_scope_begin();
     kn_tensor *image = as_image(op, x, false), *y = NULL;
     if (image && (P < 1 || x->shape[x->ndim - 1] < 1))
         kn_fail("%s: %lld windows of %lld elements; both must be at least 1", op, (long long)P,
                 (long long)x->shape[x->ndim - 1]);
     else if (image)
-        y = kn_adaptive_avg_pool2d(image, 1, P);
+        y = (max ? kn_adaptive_max_pool2d : kn_adaptive_avg_pool2d)(image, 1, P);
     y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
     kn_scope_end_except(s, &y, 1);
     return y;
+}
+
+kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)
+{
+    return adaptive_sequence("adaptive_avg_pool1d", x, P, false);
+}
+
+kn_tensor *kn_adaptive_max_pool1d(kn_tensor *x, int64_t P)
+{
+    return adaptive_sequence("adaptive_max_pool1d", x, P, true);
 }

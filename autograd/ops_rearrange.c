@@ -1,6 +1,7 @@
 /* autograd/ops_rearrange.c: elements in other places: flipped, rolled, padded, repeated, stacked,
  * masked to a triangle, gathered to columns. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 static bool has_arithmetic(const char *op, const kn_tensor *x)
@@ -41,7 +42,7 @@ static bool flip_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_flip, .name = "flip", .attr_size = sizeof(int), .shape = like_input,
-      .forward = flip_forward, .backward = flip_backward);
+      .forward = flip_forward, .backward = flip_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_flip(kn_tensor *x, int n, const int64_t *dims)
 {
@@ -83,7 +84,7 @@ static bool roll_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_roll, .name = "roll", .attr_size = sizeof(roll_attr), .shape = like_input,
-      .forward = roll_forward, .backward = roll_backward);
+      .forward = roll_forward, .backward = roll_backward, .on_tape = kn_linear_on_tape);
 
 static kn_tensor *roll_dim(kn_tensor *x, int dim, int64_t shift)
 {
@@ -168,8 +169,23 @@ static bool pad_backward(kn_op_grad *g)
            kn_copied(dx, inside(dx, a, false), inside(g->dout[0], a, true));
 }
 
+static bool pad_on_tape(kn_op_grad *g);
+
 KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr), .shape = pad_shape,
-      .forward = pad_forward, .backward = pad_backward);
+      .forward = pad_forward, .backward = pad_backward, .on_tape = pad_on_tape);
+
+/* What was added is cut off, and zeros stand for what was cut off. */
+static bool pad_on_tape(kn_op_grad *g)
+{
+    pad_attr a = *(const pad_attr *)g->attr;
+    a.value = 0;
+    for (int d = 0; d < KN_MAX_DIMS; d++) {
+        a.before[d] = -a.before[d];
+        a.after[d] = -a.after[d];
+    }
+    g->din[0] = kn_apply1(&kn_op_pad, 1, &g->dout[0], 0, &a);
+    return g->din[0] != NULL;
+}
 
 /* The sizes of one dim: those that the mode can't give are errors. */
 static bool pad_fits(const kn_tensor *x, int d, kn_pad_mode mode, const int64_t size[2])

@@ -1,5 +1,6 @@
 /* autograd/ops_reduce.c: sums, means, extrema over dims, and undoing a broadcast. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 typedef struct reduce_attr {
@@ -77,12 +78,12 @@ static bool sum_backward(kn_op_grad *g)
     return KN_RUN(dx, KN_K_UNARY, ((kn_unary_args){ kn_array_of(dx), dy, KN_AFFINE, 1 / n, 0 }));
 }
 
-#define REDUCE_OP(id, SAVE_IN, SAVE_OUT, BACKWARD)                                                 \
+#define REDUCE_OP(id, SAVE_IN, SAVE_OUT, BACKWARD, ON_TAPE)                                        \
     KN_OP(kn_op_##id, .name = #id, .attr_size = sizeof(reduce_attr), .save_in = (SAVE_IN),         \
           .save_out = (SAVE_OUT), .shape = reduce_shape, .forward = reduce_forward,                \
-          .backward = BACKWARD)
-REDUCE_OP(sum, 0, 0, sum_backward);
-REDUCE_OP(mean, 0, 0, sum_backward);
+          .backward = BACKWARD, .on_tape = ON_TAPE)
+REDUCE_OP(sum, 0, 0, sum_backward, kn_linear_on_tape);
+REDUCE_OP(mean, 0, 0, sum_backward, kn_linear_on_tape);
 
 /* t, a result, with a dim of size 1 for each that was reduced. */
 static kn_tensor *with_all_dims(const kn_op_grad *g, kn_tensor *t)
@@ -104,9 +105,9 @@ static bool extremum_backward(kn_op_grad *g)
     return g->din[0] != NULL;
 }
 
-REDUCE_OP(max, 1, 1, extremum_backward);
-REDUCE_OP(min, 1, 1, extremum_backward);
-REDUCE_OP(argmax, 0, 0, NULL);
+REDUCE_OP(max, 1, 1, extremum_backward, extremum_backward);
+REDUCE_OP(min, 1, 1, extremum_backward, extremum_backward);
+REDUCE_OP(argmax, 0, 0, NULL, NULL);
 
 static kn_tensor *reduce(const kn_op *op, kn_tensor *x, kn_reduce_kind kind, int n,
                          const int64_t *dims, bool keep)
@@ -149,6 +150,17 @@ kn_tensor *kn_argmax(kn_tensor *x, int dim)
     return reduce(&kn_op_argmax, x, KN_ARGMAX, 1, (int64_t[]){ dim }, false);
 }
 
+/* t summed to the shape of x, by operations. */
+static kn_tensor *unbroadcast(kn_tensor *t, const kn_spec *x)
+{
+    reduce_attr a = { .kind = KN_SUM, .keep = true };
+    const int lead = t->ndim - x->ndim;
+    for (int d = 0; d < t->ndim; d++)
+        if (d < lead || x->shape[d - lead] != t->shape[d])
+            a.dims |= 1u << d;
+    return kn_reshape(kn_apply1(&kn_op_sum, 1, &t, 0, &a), x->ndim, x->shape);
+}
+
 /* The gradient of a broadcast input: summed over the dims that were stretched. */
 kn_tensor *kn_grad_unbroadcast(kn_op_grad *g, int i, kn_tensor *t)
 {
@@ -159,6 +171,8 @@ kn_tensor *kn_grad_unbroadcast(kn_op_grad *g, int i, kn_tensor *t)
     bool same = lead == 0 && memcmp(t->shape, x->shape, (size_t)t->ndim * sizeof(int64_t)) == 0;
     if (same)
         return t;
+    if (kn_grad_mode())
+        return unbroadcast(t, x);
     kn_tensor *dx = kn_grad_out(g, i);
     if (!dx)
         return NULL;

@@ -2,6 +2,7 @@
  * share the input's storage; their backward is the inverse view or a copy into zeros. */
 #include "autograd/operands.h"
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* ---- reshape --------------------------------------------------------------------------------- */
@@ -62,7 +63,8 @@ static bool reshape_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_reshape, .name = "reshape", .attr_size = sizeof(shape_attr), .view = true,
-      .shape = reshape_shape, .part = reshape_part, .backward = reshape_backward);
+      .shape = reshape_shape, .part = reshape_part, .backward = reshape_backward,
+      .on_tape = kn_linear_on_tape);
 
 /* Fills in a size of -1 and checks the element count. */
 static bool resolve(const char *op, const kn_tensor *x, int n, const int64_t *shape, shape_attr *a)
@@ -152,7 +154,8 @@ static bool permute_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_permute, .name = "permute", .attr_size = sizeof(shape_attr), .view = true,
-      .shape = permute_shape, .part = permute_shape, .backward = permute_backward);
+      .shape = permute_shape, .part = permute_shape, .backward = permute_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_permute(kn_tensor *x, int n, const int64_t *order)
 {
@@ -218,7 +221,8 @@ static bool slice_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_slice, .name = "slice", .attr_size = sizeof(kn_slice_attr), .view = true,
-      .shape = slice_shape, .part = slice_shape, .slice = true, .backward = slice_backward);
+      .shape = slice_shape, .part = slice_shape, .slice = true, .backward = slice_backward,
+      .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_slice(kn_tensor *x, int dim, int64_t begin, int64_t end)
 {
@@ -263,7 +267,8 @@ static bool split_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_split, .name = "split", .attr_size = sizeof(split_attr), .view = true,
-      .shape = split_shape, .part = split_shape, .backward = split_backward);
+      .shape = split_shape, .part = split_shape, .backward = split_backward,
+      .on_tape = kn_linear_on_tape);
 
 int kn_group_of(int n, int most)
 {
@@ -359,7 +364,7 @@ static bool expand_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_expand, .name = "expand", .attr_size = sizeof(shape_attr), .view = true,
-      .shape = expand_shape, .backward = expand_backward);
+      .shape = expand_shape, .backward = expand_backward, .on_tape = expand_backward);
 
 kn_tensor *kn_expand(kn_tensor *x, int ndim, const int64_t *shape)
 {
@@ -430,8 +435,21 @@ static bool cat_backward(kn_op_grad *g)
     return kn_ok();
 }
 
+static bool cat_on_tape(kn_op_grad *g)
+{
+    const int dim = *(const int *)g->attr;
+    int64_t at = 0;
+    for (int i = 0; i < g->nin; i++) {
+        const int64_t end = at + g->in_spec[i].shape[dim];
+        if (g->want[i] && !(g->din[i] = kn_slice(g->dout[0], dim, at, end)))
+            return false;
+        at = end;
+    }
+    return true;
+}
+
 KN_OP(kn_op_cat, .name = "cat", .attr_size = sizeof(int), .shape = cat_shape,
-      .forward = cat_forward, .backward = cat_backward);
+      .forward = cat_forward, .backward = cat_backward, .on_tape = cat_on_tape);
 
 /* More tensors than a call takes are joined in groups first. */
 static kn_tensor *join(kn_tensor *const *x, int n, int dim)

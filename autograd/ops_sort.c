@@ -1,5 +1,6 @@
 /* autograd/ops_sort.c: the order of elements along a dim, and their running sums. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 
 /* ---- sort and topk: outputs values, indices -------------------------------------------------- */
 
@@ -46,10 +47,18 @@ static bool sort_backward(kn_op_grad *g)
                                             kn_array_of(g->out[1]), a->dim, true }));
 }
 
+static bool sort_composed(kn_op_grad *g, kn_tensor **y)
+{
+    y[0] = kn_gather(g->in[0], ((const sort_attr *)g->attr)->dim, g->out[1]);
+    return y[0] != NULL;
+}
+
 KN_OP(kn_op_sort, .name = "sort", .attr_size = sizeof(sort_attr), .save_out = 2,
-      .shape = sort_shape, .forward = sort_forward, .backward = sort_backward);
+      .shape = sort_shape, .forward = sort_forward, .backward = sort_backward,
+      .on_tape = kn_composed_on_tape, .composed = sort_composed);
 KN_OP(kn_op_topk, .name = "topk", .attr_size = sizeof(sort_attr), .save_out = 2,
-      .shape = sort_shape, .forward = sort_forward, .backward = sort_backward);
+      .shape = sort_shape, .forward = sort_forward, .backward = sort_backward,
+      .on_tape = kn_composed_on_tape, .composed = sort_composed);
 
 /* k NULL: all of dim. */
 static kn_tensor *sort(const kn_op *op, kn_tensor *x, int dim, const int64_t *k, bool descending,
@@ -128,7 +137,7 @@ static bool cumsum_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_cumsum, .name = "cumsum", .attr_size = sizeof(int), .shape = cumsum_shape,
-      .forward = cumsum_forward, .backward = cumsum_backward);
+      .forward = cumsum_forward, .backward = cumsum_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_cumsum(kn_tensor *x, int dim)
 {

@@ -72,8 +72,49 @@ kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep)
 
 /* ---- variance -------------------------------------------------------------------------------- */
 
-/* sum (x - mean)^2 / (count - correction), widened. The mean counts as a constant: the gradient
- * through it is sum (x - mean), which is 0. */
+typedef struct far_attr {
+    int n;
+    int64_t dims[KN_MAX_DIMS];
+} far_attr;
+
+static bool far_shape(kn_op_call *c)
+{
+    c->spec[0] = kn_spec_like(c->in[0]);
+    c->spec[0].order = kn_order_of(c->in[0]);
+    return true;
+}
+
+static kn_tensor *mean_of(const far_attr *a, kn_tensor *x)
+{
+    return kn_mean(x, a->n, a->dims, true);
+}
+
+/* x - mean */
+static bool far_forward(kn_op_call *c)
+{
+    kn_scope s = kn_scope_begin();
+    kn_tensor *mean = mean_of(c->attr, kn_detach(c->in[0])), *y = c->out[0];
+    const bool ok =
+        mean &&
+        KN_RUN(y, KN_K_BINARY,
+               ((kn_binary_args){ kn_array_of(y), kn_array_of(c->in[0]),
+                                  kn_array_expand(kn_array_of(mean), y->ndim, y->shape), KN_SUB }));
+    kn_scope_end(s);
+    return ok;
+}
+
+/* dy - mean of dy, which is 0 of a variance's: dy = f (x - mean). Not so its derivative. */
+static bool far_backward(kn_op_grad *g)
+{
+    kn_tensor *dy = g->dout[0];
+    g->din[0] = kn_grad_mode() ? kn_sub(dy, mean_of(g->attr, dy)) : dy;
+    return g->din[0] != NULL;
+}
+
+KN_OP(kn_op_far, .name = "far", .attr_size = sizeof(far_attr), .shape = far_shape,
+      .forward = far_forward, .backward = far_backward, .on_tape = far_backward);
+
+/* sum (x - mean)^2 / (count - correction), widened. */
 static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *dims,
                            const kn_var_options *o)
 {
@@ -85,7 +126,10 @@ static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *d
         return kn_fail_null("%s: correction is %g, should be finite (0: 1; KN_ZERO: 0)", op,
                             correction);
     kn_tensor *wide = widened(x);
-    kn_tensor *far = wide ? kn_sub(wide, kn_mean(kn_detach(wide), n, dims, true)) : NULL;
+    far_attr a = { .n = n };
+    if (n > 0)
+        memcpy(a.dims, dims, (size_t)n * sizeof *dims);
+    kn_tensor *far = kn_apply1(&kn_op_far, 1, &wide, 0, &a);
     return kn_scale(kn_sum(kn_mul(far, far), n, dims, o->keep),
                     1 / fmax(0, count_of(x, set) - correction));
 }

@@ -1,6 +1,7 @@
 /* autograd/ops_view.c: views with other dims: squeezed, moved, diagonals, sliding windows. Their
  * backward copies into the same view of a gradient of zeros. */
 #include "autograd/ops.h"
+#include "autograd/second.h"
 #include <string.h>
 
 /* ---- other shapes of the same elements ------------------------------------------------------- */
@@ -172,7 +173,7 @@ static bool diagonal_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_diagonal, .name = "diagonal", .attr_size = sizeof(diagonal_attr), .view = true,
-      .shape = diagonal_shape, .backward = diagonal_backward);
+      .shape = diagonal_shape, .backward = diagonal_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_diagonal(kn_tensor *x, int64_t offset, int dim0, int dim1)
 {
@@ -237,41 +238,28 @@ static kn_tensor *places_of_windows(const unfold_attr *a, kn_device device)
                : NULL;
 }
 
-/* t with dim behind all others. */
-static kn_array dim_last(kn_array t, int dim)
-{
-    const int64_t size = t.shape[dim], stride = t.stride[dim];
-    for (int d = dim; d < t.ndim - 1; d++) {
-        t.shape[d] = t.shape[d + 1];
-        t.stride[d] = t.stride[d + 1];
-    }
-    t.shape[t.ndim - 1] = size;
-    t.stride[t.ndim - 1] = stride;
-    return t;
-}
-
 /* Windows that share elements: dx += dy at their places, in ascending order. */
 static bool add_windows(kn_op_grad *g, const unfold_attr *a)
 {
     const kn_tensor *dy = g->dout[0];
-    const int n = dy->ndim - 2; /* other dims */
+    const int n = dy->ndim - 1; /* dims of x */
     int64_t order[KN_MAX_DIMS];
     for (int d = 0; d < n; d++)
-        order[d] = d + (d >= a->dim);
-    order[n] = a->dim;
-    order[n + 1] = n + 1;
+        order[d + (d > a->dim)] = d;
+    order[a->dim + 1] = n; /* the elements of a window beside the windows */
     kn_tensor *dx = kn_grad_sum(g, 0);
-    kn_tensor *rows = kn_contiguous(kn_permute(g->dout[0], n + 2, order));
+    kn_tensor *rows = kn_contiguous(kn_permute(g->dout[0], n + 1, order));
     kn_tensor *at = dx ? places_of_windows(a, kn_device_of(dx)) : NULL;
     if (!dx || !rows || !at)
         return false;
-    kn_array src = kn_array_of(rows), index = kn_array_of(at);
-    src.ndim = n + 1;
-    src.shape[n] = index.shape[0] = a->count * a->size;
-    src.stride[n] = index.stride[0] = 1;
-    index.ndim = 1;
+    int64_t shape[KN_MAX_DIMS];
+    for (int d = 0; d < n; d++)
+        shape[d] = dx->shape[d];
+    shape[a->dim] = a->count * a->size;
+    const kn_array src = kn_array_make(kn_array_of(rows).data, rows->dtype, n, shape);
+    const kn_array index = kn_array_make(kn_array_of(at).data, KN_I64, 1, &shape[a->dim]);
     return KN_RUN(dx, KN_K_INDEX_ADD,
-                  ((kn_index_add_args){ dim_last(kn_array_of(dx), a->dim), src, index, n }));
+                  ((kn_index_add_args){ kn_array_of(dx), src, index, a->dim }));
 }
 
 static bool unfold_backward(kn_op_grad *g)
@@ -288,7 +276,7 @@ static bool unfold_backward(kn_op_grad *g)
 }
 
 KN_OP(kn_op_unfold, .name = "unfold", .attr_size = sizeof(unfold_attr), .view = true,
-      .shape = unfold_shape, .backward = unfold_backward);
+      .shape = unfold_shape, .backward = unfold_backward, .on_tape = kn_linear_on_tape);
 
 kn_tensor *kn_windows(const char *op, kn_tensor *x, int dim, int64_t size, int64_t step,
                       int64_t dilation)

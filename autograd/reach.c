@@ -95,6 +95,27 @@ static void prune(kn_engine *e)
     e->nodes = left;
 }
 
+/* Gradients with a graph: of operations that have them, in calls whose values are there. */
+static bool all_on_tape(const kn_engine *e)
+{
+    for (int64_t i = 0; i < e->nodes; i++) {
+        const kn_node *n = e->node[i];
+        const char *name = n->op->name;
+        if (n->leads && !n->op->on_tape)
+            return kn_fail(
+                "grad_of: '%s' has a first derivative only; with .create_graph make that "
+                "part of other operations, or take its result by kn_detach",
+                name);
+        for (const kn_frame *f = n->leads ? n->frame : NULL; f; f = f->parent)
+            if (f->record)
+                return kn_fail("grad_of: .create_graph comes to '%s' in a call of '%s' that "
+                               "recomputes, whose values aren't kept; switch that off for it "
+                               "(kn_recompute)",
+                               name, f->path);
+    }
+    return true;
+}
+
 bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
 {
     for (int i = 0; i < roots; i++)
@@ -102,7 +123,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
             return false;
     for (int64_t i = 0; i < e->nodes; i++) { /* the list is its own queue */
         kn_node *n = e->node[i];
-        for (int k = 0; k < n->nin; k++)
+        for (int k = 0; k < n->nin && n->seq > e->after; k++)
             if (!reach(e, n->edge[k].node))
                 return false;
     }
@@ -115,14 +136,31 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
                 "backward: the saved tensors of '%s' were freed by an earlier backward through "
                 "this graph; run the forward again, or pass .retain_graph = true the first time",
                 e->node[i]->op->name);
-    return kn_engine_find_scale(e, root, roots);
+    return (!e->graph || all_on_tape(e)) && kn_engine_find_scale(e, root, roots);
 }
 
 /* ---- 2. counting ----------------------------------------------------------------------------- */
 
+/* Calls that still run around kn_grad_of: their parameters are there, and they haven't ended. */
+static bool runs(const kn_engine *e, const kn_frame *f)
+{
+    const kn_frame *r = e->running;
+    while (r && r != f)
+        r = r->parent;
+    return r != NULL;
+}
+
+static bool group_runs(const kn_engine *e, const kn_group *g)
+{
+    const kn_frame *r = e->running;
+    while (r && r->group != g)
+        r = r->parent;
+    return r != NULL;
+}
+
 static bool see_group(kn_engine *e, kn_group *g)
 {
-    if (!g)
+    if (!g || group_runs(e, g))
         return true;
     if (!g->active) {
         if (!kn_host_grow(&e->group, &e->group_room, e->groups + 1, sizeof *e->group))
@@ -182,7 +220,7 @@ bool kn_engine_count(kn_engine *e)
             if (!see_leaf(e, to->leaf))
                 return false;
         }
-        for (kn_frame *f = n->frame; f && !outer_counts(e, f); f = f->parent) {
+        for (kn_frame *f = n->frame; f && !outer_counts(e, f) && !runs(e, f); f = f->parent) {
             if (f->mark != e->pass && !begin_frame(e, f))
                 return false;
             f->pending++;

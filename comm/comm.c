@@ -14,6 +14,7 @@ static const char *const kind_names[KN_CALL_COUNT] = {
     [KN_CALL_ALL_GATHER] = "all_gather",
     [KN_CALL_REDUCE_SCATTER] = "reduce_scatter",
     [KN_CALL_ALL_REDUCE] = "all_reduce",
+    [KN_CALL_ALL_TO_ALL] = "all_to_all",
     [KN_CALL_SUM_I64] = "all_reduce_i64",
     [KN_CALL_MAX_F32] = "all_reduce_max",
     [KN_CALL_BROADCAST] = "broadcast",
@@ -36,6 +37,8 @@ static double piece_bytes(const kn_comm *c, kn_comm_kind kind, const kn_comm_pie
     switch (kind) {
     case KN_CALL_ALL_GATHER:
         return 2.0 * dst * (n - (in_place ? 1 : 0));
+    case KN_CALL_ALL_TO_ALL:
+        return 2.0 * dst * n;
     case KN_CALL_REDUCE_SCATTER:
         return src * n + dst * (p->acc ? 2 : 1);
     case KN_CALL_ALL_REDUCE: /* a slice of 1/n summed, the others fetched */
@@ -218,12 +221,13 @@ static bool launch_pieces(kn_comm *c, kn_comm_kind kind, const kn_comm_piece *pi
                           kn_stream *s, const char *label)
 {
     const char *what = kn_comm_kind_name(kind);
+    const bool adds = kind == KN_CALL_REDUCE_SCATTER || kind == KN_CALL_ALL_REDUCE;
     if (!check(what, c, piece, n, label, s, true))
         return false;
     for (int i = 0; i < n; i++) {
-        if (kind != KN_CALL_ALL_GATHER && !check_sum(what, &piece[i], label))
+        if (adds && !check_sum(what, &piece[i], label))
             return false;
-        if (kind == KN_CALL_ALL_GATHER && piece[i].src_dtype != piece[i].dst_dtype)
+        if (!adds && piece[i].src_dtype != piece[i].dst_dtype)
             return kn_fail("%s %s: gathers %s as %s: both dtypes of a piece are the same", what,
                            label ? label : "-", kn_dtype_name(piece[i].src_dtype),
                            kn_dtype_name(piece[i].dst_dtype));
@@ -276,6 +280,13 @@ bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *src, int6
     return launch_pieces(c, KN_CALL_ALL_REDUCE,
                          &(kn_comm_piece){ dst, acc, src, count, dst_dtype, src_dtype }, 1, s,
                          label);
+}
+
+bool kn_all_to_all(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,
+                   kn_stream *s, const char *label)
+{
+    return launch_pieces(c, KN_CALL_ALL_TO_ALL,
+                         &(kn_comm_piece){ dst, NULL, src, count, dtype, dtype }, 1, s, label);
 }
 
 static bool launch_in_place(kn_comm *c, kn_comm_kind kind, int root, void *data, int64_t count,

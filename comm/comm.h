@@ -70,6 +70,11 @@ KN_API bool kn_reduce_scatter(kn_comm *c, void *dst, const void *acc, const void
 KN_API bool kn_all_reduce(kn_comm *c, void *dst, const void *acc, const void *src, int64_t count,
                           kn_dtype dst_dtype, kn_dtype src_dtype, kn_stream *s, const char *label);
 
+/* dst[size * count]: block r is the block of count elements that rank r has for this one, its
+ * src[rank_of_caller * count ...]. dst and src don't overlap. */
+KN_API bool kn_all_to_all(kn_comm *c, void *dst, const void *src, int64_t count, kn_dtype dtype,
+                          kn_stream *s, const char *label);
+
 /* One of several buffers that a collective moves together: fields as the arguments of the functions
  * above; a gather has no acc, and dst_dtype is src_dtype. */
 typedef struct kn_comm_piece {
@@ -157,8 +162,9 @@ KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);
 
 /* A world whose other ranks don't exist, for schedules on meta streams: a collective takes
  * latency_s + bytes / bytes_per_s of virtual time (bytes read and written on a rank). This rank is
- * 0. On other streams collectives do nothing to the bytes. Freed with kn_comm_simulated_free, after
- * the modules that were wrapped with it. */
+ * 0. On the host's streams the others say what this one says: gathers repeat it, sums of i64 are a
+ * multiple of it; reductions of floats do nothing to the bytes. Freed with kn_comm_simulated_free,
+ * after the modules that were wrapped with it. */
 KN_API kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s);
 /* A communicator of size of them (kn_comm_split cannot reach the others). Freed with its world. */
 KN_API kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name);

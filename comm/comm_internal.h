@@ -15,6 +15,7 @@ typedef enum kn_comm_kind {
     KN_CALL_ALL_GATHER,
     KN_CALL_REDUCE_SCATTER,
     KN_CALL_ALL_REDUCE,
+    KN_CALL_ALL_TO_ALL,
     KN_CALL_SUM_I64,
     KN_CALL_MAX_F32,
     KN_CALL_BROADCAST,
@@ -48,8 +49,8 @@ kn_comm_call kn_comm_call_of(kn_comm_kind kind, int root, const kn_comm_piece *p
 /* A call in place over count elements of dtype t at data. piece: where it describes them. */
 kn_comm_call kn_comm_call_in_place(kn_comm_kind kind, int root, void *data, int64_t count,
                                    kn_dtype t, const char *label, kn_comm_piece *piece);
-/* The bytes of a piece that each rank gives, size of which a rank gives in a reduce-scatter; and of
- * its result. */
+/* The bytes of a piece that each rank gives, size of which a rank gives in a reduce-scatter or to
+ * all; and of its result, size of which it gets in a gather or from all. */
 static inline int64_t kn_piece_src_bytes(const kn_comm_piece *p)
 {
     return p->count * (int64_t)kn_dtype_size(p->src_dtype);

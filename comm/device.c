@@ -31,6 +31,8 @@ static extent extent_of(const kn_comm *c, kn_comm_kind kind, const kn_comm_piece
         return (extent){ n * dst, src, 0 };
     case KN_CALL_REDUCE_SCATTER:
         return (extent){ dst, n * src, acc };
+    case KN_CALL_ALL_TO_ALL:
+        return (extent){ n * dst, n * src, 0 };
     case KN_CALL_ALL_REDUCE:
         return (extent){ dst, src, acc };
     case KN_CALL_BARRIER:

@@ -36,13 +36,13 @@ static bool fits(const kn_param *p, kn_interval part, kn_tensor *shard, const vo
 }
 
 /* The ranks that hold the parts answer in turn, those of the first replica: rank s has shard s. */
-bool kn_bucket_gather_param(kn_bucket *b, int index, kn_tensor *shard, void *host)
+bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *shard, void *host)
 {
     size_t size = kn_dtype_size(shard->dtype);
     kn_unit *u = b->unit;
     bool ok = kn_bucket_sync_transfers(b);
     for (int s = 0; s < b->shards && ok; s++) {
-        kn_interval i = kn_layout_part(&b->layout, index, s);
+        kn_interval i = kn_interval_of_rows(kn_layout_part(&b->layout, index, s), row);
         size_t bytes = (size_t)kn_interval_numel(i) * size;
         if (bytes == 0)
             continue;
@@ -68,7 +68,7 @@ static bool read_part(const kn_param *p, kn_tensor *shard, void *host, const cha
     if (!p || !fits(p, own_part(p, b), shard, host, what))
         return false;
     if (b && b->shards > 1)
-        return kn_bucket_gather_param(b, p->index, shard, host);
+        return kn_bucket_gather_param(b, p->index, 1, shard, host);
     return p->numel == 0 || kn_to_host(shard, host, (size_t)p->numel * kn_dtype_size(shard->dtype));
 }
 

@@ -19,6 +19,9 @@
  *   partial       [shard]       the shard group's sum on its way to the replicas (KN_MEM_UNREDUCED)
  *   flags         [params]      which parameters a backward brought a gradient (agree.c)
  *   grad_shard    [shard]       accumulated gradients (KN_MEM_GRAD, or the store), raw sums
+ * A bucket of a table whose gradient stays rows (rows) has that one parameter, cut by rows over all
+ * ranks of the unit, and only its master: it is never gathered, and its gradient lies in its leaf
+ * (autograd/rows.h), where the owners of rows get theirs in each backward.
  * where the bucket is offloaded: masters and gradient shards lie on the host, apart from the device
  * that computes (offload.c):
  *   cast_master   [shard]       the master in param_dtype where that is another (KN_MEM_PARAM, or
@@ -119,6 +122,7 @@ struct kn_bucket {
     kn_memory *memory;
     kn_storage *master, *full, *gather_stage, *slice, *grad, *unsynced, *reduce_stage, *partial,
         *grad_shard;
+    bool rows;      /* a table whose gradient stays rows */
     bool offloaded; /* memory lies apart from the device that computes */
     kn_away away;
     kn_storage *flags; /* NULL until a reduction carries them */
@@ -148,7 +152,7 @@ void kn_bucket_free(kn_bucket *b);
 /* Of its whole parameters while they are gathered; 0 where they are the master. */
 static inline int64_t kn_bucket_gathered_bytes(const kn_bucket *b)
 {
-    return b->full != b->master ? (int64_t)b->full->bytes : 0;
+    return b->full != b->master && !b->rows ? (int64_t)b->full->bytes : 0;
 }
 /* A backward may bring it a gradient; one of b's. */
 bool kn_bucket_param_trains(const kn_bucket_param *p);
@@ -219,6 +223,8 @@ bool kn_bucket_has_peers(const kn_bucket *b);
 
 /* All of taking e over, as parameter i of b, that can fail; the module still has it as it was. */
 bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e);
+/* Tables exchange rows over comm from now on; NULL: no longer. */
+void kn_bucket_give_ranks(kn_bucket *b, kn_comm *comm);
 /* Cannot fail: from here on the parameter is the bucket's. */
 void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e);
 void kn_bucket_free_param(kn_bucket_param *p);

@@ -1,5 +1,6 @@
 /* fsdp/build.c: making one unit: which parameters it claims, how they are dealt to buckets, and the
  * buffers of a bucket. */
+#include "autograd/rows.h"
 #include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
@@ -16,18 +17,21 @@ static kn_param_entry *entry(const kn_claim *c)
 typedef struct kind {
     kn_dtype dtype, param_dtype;
     bool trainable, whole;
+    const kn_tensor *table; /* whose gradient stays rows; it has a bucket of its own */
 } kind;
 
 static kind kind_of(const kn_claim *c, const kn_fsdp_wrap_options *o)
 {
     const kn_tensor *t = entry(c)->tensor;
-    return (kind){ t->dtype, c->param_dtype, t->requires_grad, kn_numel(t) < o->keep_whole_below };
+    const bool table = kn_table_of(t) != NULL;
+    return (kind){ t->dtype, c->param_dtype, t->requires_grad,
+                   kn_numel(t) < o->keep_whole_below && !table, table ? t : NULL };
 }
 
 static bool same_kind(kind a, kind b)
 {
     return a.dtype == b.dtype && a.param_dtype == b.param_dtype && a.trainable == b.trainable &&
-           a.whole == b.whole;
+           a.whole == b.whole && a.table == b.table;
 }
 
 /* The dtype that each claimed parameter computes in. */
@@ -60,7 +64,7 @@ static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
     for (int i = 0; ok && i < b->params; i++) {
         const kn_tensor *t = entry(claim[i])->tensor;
         p[i] = (kn_layout_param){ .ndim = t->ndim, .shape = t->shape };
-        if (o->layout == KN_LAYOUT_PER_PARAM && o->placement)
+        if (o->layout == KN_LAYOUT_PER_PARAM && o->placement && !b->rows)
             p[i].dim = o->placement(b->param[i].name, t->ndim, t->shape, o->placement_arg);
         b->param[i].dim = p[i].dim;
         if (p[i].dim < 0 || (p[i].dim > 0 && p[i].dim >= t->ndim) ||
@@ -70,7 +74,8 @@ static bool make_layout(kn_bucket *b, const kn_claim *const *claim)
                         "and, other than 0, divide by the %d shards",
                         b->param[i].name, p[i].dim, t->ndim, b->shards);
     }
-    ok = ok && kn_layout_make(&b->layout, o->layout, p, b->params, b->shards);
+    ok = ok && kn_layout_make(&b->layout, b->rows ? KN_LAYOUT_PER_PARAM : o->layout, p, b->params,
+                              b->shards);
     kn_host_free(p);
     return ok;
 }
@@ -136,6 +141,16 @@ static bool one_width(const kn_bucket *b)
                kn_dtype_name(b->reduce_dtype));
 }
 
+/* Rows are picked where the unit computes. */
+static bool stays_here(const kn_bucket *b)
+{
+    return !b->rows || !b->unit->options.offload_dir ||
+           kn_fail("fsdp: unit '%s' is offloaded (.offload_dir) and has a table whose gradient "
+                   "stays rows (.sparse), which can't be; name the table in .ignore, or wrap it "
+                   "without .offload_dir",
+                   kn_unit_name(b->unit));
+}
+
 /* One more bucket, of what the claim `first` begins; claims it takes get to know it. */
 static bool add_bucket(kn_unit *u, kn_claims *c, int first)
 {
@@ -164,12 +179,13 @@ static bool add_bucket(kn_unit *u, kn_claims *c, int first)
         b->param_dtype = b->full_dtype = k.param_dtype;
         b->reduce_dtype = o->reduce_dtype ? o->reduce_dtype : b->param_dtype;
         b->grad_dtype = o->keep_low_precision_grads ? b->reduce_dtype : b->master_dtype;
-        b->shards = k.whole ? 1 : o->mesh.shards;
+        b->rows = k.table != NULL;
+        b->shards = k.whole ? 1 : b->rows ? u->size : o->mesh.shards;
         b->replicas = u->size / b->shards;
         b->shard = u->rank % b->shards;
         b->params = count;
         b->param = kn_host_calloc((size_t)count, sizeof *b->param);
-        ok = b->param && one_width(b);
+        ok = b->param && one_width(b) && stays_here(b);
     }
     for (int i = 0; ok && i < count; i++)
         ok = (b->param[i].name = kn_param_path(claim[i]->module, entry(claim[i]))) != NULL;

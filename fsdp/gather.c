@@ -12,7 +12,7 @@ bool kn_bucket_wait_for_compute(kn_bucket *b, kn_stream *s)
 
 static bool gathers(const kn_bucket *b)
 {
-    return b->full != b->master;
+    return b->full != b->master && !b->rows;
 }
 
 static bool copy(kn_stream *s, void *dst, kn_dtype dst_dtype, const void *src, kn_dtype src_dtype,

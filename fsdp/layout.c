@@ -308,6 +308,11 @@ int64_t kn_interval_numel(kn_interval i)
     return i.blocks * i.count;
 }
 
+kn_interval kn_interval_of_rows(kn_interval i, int64_t row)
+{
+    return (kn_interval){ i.start / row, i.count / row, i.blocks, i.stride / row, i.at / row };
+}
+
 void kn_interval_cut(kn_interval i, void *part, const void *whole, size_t bytes)
 {
     size_t run = (size_t)i.count * bytes;

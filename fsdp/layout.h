@@ -53,6 +53,7 @@ void kn_layout_free(kn_layout *l);
 kn_interval kn_layout_part(const kn_layout *l, int param, int shard);
 kn_interval kn_interval_whole(int64_t numel); /* all elements of a parameter */
 int64_t kn_interval_numel(kn_interval i);     /* blocks * count */
+kn_interval kn_interval_of_rows(kn_interval i, int64_t row); /* whole rows: their numbers */
 /* The same elements, as many as given by part, between a whole row-major parameter and its part in
  * a contiguous buffer. bytes: of an element. */
 void kn_interval_cut(kn_interval i, void *part, const void *whole, size_t bytes);

@@ -1,5 +1,6 @@
 /* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes,
  * and the table behind kn_param (kn_param_source) by which optimizers and clipping see it. */
+#include "autograd/rows.h"
 #include "fsdp/build.h"
 #include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
@@ -125,6 +126,73 @@ static bool sync_host(const kn_param *p)
     return kn_bucket_sync_transfers((kn_bucket *)p->source);
 }
 
+/* ---- a table whose gradient stays rows -------------------------------------------------------- */
+
+static kn_tensor *table_grad(const kn_param *p)
+{
+    const kn_unit *u = ((const kn_bucket *)p->source)->unit;
+    if (!u->summoned)
+        return kn_table_grad(p);
+    return kn_fail_null("fsdp: the parameters of unit '%s' are summoned, so they can't be stepped "
+                        "or clipped now; end the scope first",
+                        kn_unit_name(u));
+}
+
+static const char *table_held_back(const kn_param *p)
+{
+    const kn_bucket *b = (const kn_bucket *)p->source;
+    kn_schedule_recover(b->unit->schedule);
+    return b->param[0].tensor->leaf->accum == KN_ACCUM_SPOILED ? KN_SPOILED_GRAD : NULL;
+}
+
+static bool table_waits(const kn_param *p)
+{
+    return kn_rows_any(p->tensor->leaf);
+}
+
+static bool table_passes(const kn_param *p, kn_passes *all)
+{
+    return kn_passes_join(all, &p->tensor->leaf->passes);
+}
+
+/* Rows aren't divided before they are added. */
+static double table_divisor(const kn_param *p)
+{
+    const kn_unit *u = ((const kn_bucket *)p->source)->unit;
+    const double before = u->options.predivide_factor;
+    return kn_unit_divisor(u) * (before > 0 ? before : 1);
+}
+
+static void table_clear(const kn_param *p)
+{
+    kn_clear_grad(p->tensor);
+}
+
+/* Its leaf knows which of the rows this rank has. */
+static void take_table(kn_bucket *b, const kn_bucket_param *p, kn_rows *r)
+{
+    r->shard = kn_tensor_ref(p->master);
+    r->ranks = b->shards;
+    r->each = (p->shape[0] + b->shards - 1) / b->shards;
+    r->first = r->each * b->shard;
+    r->all = p->shape[0];
+}
+
+static void leave_table(kn_rows *r)
+{
+    kn_tensor_free(r->shard);
+    r->shard = NULL;
+    r->comm = NULL;
+    r->ranks = 0;
+}
+
+void kn_bucket_give_ranks(kn_bucket *b, kn_comm *comm)
+{
+    for (int i = 0; b->rows && i < b->params; i++)
+        if (kn_table_of(b->param[i].tensor))
+            kn_table_of(b->param[i].tensor)->comm = comm;
+}
+
 /* ---- gradients that go without a step -------------------------------------------------------- */
 
 void kn_bucket_drop_grads(kn_bucket *b)
@@ -245,6 +313,18 @@ void kn_bucket_take_param(kn_bucket *b, int i, kn_param_entry *e)
                                    .matrices = kn_step_matrices,
                                    .written = written,
                                    .rows = rows };
+    if (b->rows)
+        take_table(b, p, kn_table_of(p->tensor));
+    if (b->rows)
+        b->source = (kn_param_source){ .grad = table_grad,
+                                       .clear = table_clear,
+                                       .held_back = table_held_back,
+                                       .waits = table_waits,
+                                       .passes = table_passes,
+                                       .divisor = table_divisor,
+                                       .step_divisor = step_divisor,
+                                       .row_ids = kn_table_row_ids,
+                                       .written = written };
     e->source = &b->source;
     e->unit = b;
     e->unit_index = i;
@@ -269,6 +349,9 @@ void kn_bucket_param_forget(kn_bucket_param *p)
 
 void kn_bucket_free_param(kn_bucket_param *p)
 {
+    kn_rows *rows = kn_table_of(p->tensor);
+    if (rows)
+        leave_table(rows);
     if (p->tensor && p->tensor->leaf) {
         p->tensor->leaf->dest = NULL;
         p->tensor->leaf->group = NULL;

@@ -352,6 +352,8 @@ static bool pass_on(kn_bucket *b, kn_stream *s)
 
 bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce)
 {
+    if (b->rows) /* its gradient has come to the owners */
+        return false;
     return !b->grad->released || !b->unsynced->released ||
            (all_reduce && kn_bucket_holds(b, KN_HELD_IN_GROUP)) || zeros_count(b);
 }
@@ -359,6 +361,8 @@ bool kn_bucket_has_to_reduce(const kn_bucket *b, bool all_reduce)
 /* The waiting reductions of b join l. */
 static bool reduce(kn_bucket *b, bool sync, bool all_reduce, reductions *l)
 {
+    if (b->rows)
+        return true;
     bool nothing = b->grad->released, zeros = sync && kn_bucket_has_to_reduce(b, all_reduce);
     if (nothing && !zeros) {
         hold_all(b, sync);

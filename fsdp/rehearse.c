@@ -2,6 +2,7 @@
  * tree on meta among simulated ranks, and its ledger says how many bytes came and went. A copy of a
  * module uses its parameters before and after its children, which it calls in order of
  * declaration. It runs on a thread of its own, whose ledger, trace and clocks nobody else sees. */
+#include "autograd/rows.h"
 #include "fsdp/build.h"
 #include "fsdp/rehearse.h"
 #include "fsdp/schedule.h"
@@ -100,7 +101,8 @@ static bool list_module(rehearsal *r, kn_module_impl *real, int parent)
 static kn_tensor *use_params(const kn_module_impl *m, kn_tensor *x)
 {
     for (int i = 0; i < m->params && kn_ok(); i++)
-        x = kn_add(x, kn_cast(kn_sum(m->param[i].tensor, 0, NULL, false), KN_F32));
+        if (!kn_table_of(m->param[i].tensor)) /* nothing is gathered or reduced of those */
+            x = kn_add(x, kn_cast(kn_sum(m->param[i].tensor, 0, NULL, false), KN_F32));
     return x;
 }
 
@@ -160,6 +162,8 @@ static bool make_params(rehearsal *r)
         if (!p->tensor)
             return false;
         m->impl->param[m->impl->params - 1].ignored = !b;
+        if (kn_table_of(t) && !kn_keep_rows(p->tensor))
+            return false;
         p->tensor->requires_grad = b ? b->trainable : t->requires_grad;
         if (!b && !kn_param_fill_whole(m->impl, m->impl->params - 1, 1))
             return false;

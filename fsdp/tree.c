@@ -1,6 +1,7 @@
 /* fsdp/tree.c: the schedule of a tree of units: which units are in it, and their communicators. It
  * is made by the first call of the outermost unit, and goes with the first unit of the tree that is
  * freed. */
+#include "comm/comm_internal.h"
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
 #include "kernels/memory_internal.h"
@@ -54,6 +55,18 @@ static bool still_claimed(kn_schedule_state *s)
     return ok;
 }
 
+/* Tables have a communicator of their own: rows travel while others are gathered. */
+static bool join_bucket(kn_schedule_state *s, kn_bucket *b)
+{
+    if (!b->rows)
+        return (b->ranks = kn_ranks_of(&s->lanes->groups, b->shards)) &&
+               kn_ranks_connect(b->ranks, b->unit->options.device, b->reduce_dtype, b->grad_dtype);
+    if (b->shards > 1 && !s->tables)
+        s->tables = kn_comm_lend(s->comm, b->shards, 0, "tables");
+    kn_bucket_give_ranks(b, s->tables);
+    return b->shards == 1 || s->tables;
+}
+
 /* Every unit joins; its buckets get their communicators (collective, in the same order
  * everywhere). */
 static bool join(kn_schedule_state *s)
@@ -62,9 +75,7 @@ static bool join(kn_schedule_state *s)
         kn_unit *u = s->unit[i];
         u->schedule = s;
         for (int k = 0; k < u->buckets; k++)
-            if (!(u->bucket[k]->ranks = kn_ranks_of(&s->lanes->groups, u->bucket[k]->shards)) ||
-                !kn_ranks_connect(u->bucket[k]->ranks, u->options.device,
-                                  u->bucket[k]->reduce_dtype, u->bucket[k]->grad_dtype))
+            if (!join_bucket(s, u->bucket[k]))
                 return false;
         int keep = u->slice_ranks;
         if (keep > 1 && u->size > 1 && !kn_slice_comm(&s->lanes->groups, keep))
@@ -114,12 +125,15 @@ void kn_schedule_free(kn_schedule_state *s)
         if (s->unit[i]->schedule == s) {
             kn_unit_reshard(s->unit[i]); /* a step may come before the next schedule */
             s->unit[i]->schedule = NULL;
-            for (int k = 0; k < s->unit[i]->buckets; k++)
+            for (int k = 0; k < s->unit[i]->buckets; k++) {
                 s->unit[i]->bucket[k]->ranks = NULL;
+                kn_bucket_give_ranks(s->unit[i]->bucket[k], NULL);
+            }
             s->unit[i]->ahead = s->unit[i]->ran = false;
             kn_prefetch_free(s->unit[i]); /* it speaks of other units */
         }
     kn_lanes_leave(s);
+    kn_comm_give_back(s->tables);
     kn_host_free(s->unit);
     kn_order_free(&s->order);
     kn_host_free(s);

@@ -46,10 +46,12 @@ static bool may_come(const kn_unit *u)
         return kn_fail("fsdp: backward reached unit '%s' while its parameters are summoned; call "
                        "kn_summon_end first",
                        kn_unit_name(u));
-    return u->state != KN_UNIT_FORWARD ||
+    const kn_unit *out = u->schedule->outermost; /* of the forward that runs */
+    out = out && out->calls > 0 ? out : u;
+    return out->state != KN_UNIT_FORWARD ||
            kn_fail("fsdp: unit '%s' is in forward, so a backward cannot happen now; a backward "
                    "begins when all calls of its units are over",
-                   kn_unit_name(u));
+                   kn_unit_name(out));
 }
 
 void kn_turns_reach(void *unit)

@@ -109,6 +109,8 @@ static bool cumsum_fits(kn_kernel k, const void *args)
     const kn_dtype to = a->y.dtype, from = a->x.dtype;
     const bool sums =
         kn_dtype_is_int(from) ? to == KN_I64 : kn_dtype_is_float(to) && kn_dtype_is_float(from);
+    if ((unsigned)a->by >= (unsigned)(KN_JOIN_COUNT - kn_dtype_is_int(from)))
+        return REFUSE(k, "%d is no way to join %s", (int)a->by, kn_dtype_name(from));
     return (a->dim >= 0 && a->dim < a->x.ndim && sums) ||
            REFUSE(k,
                   "%s into %s along dim %d of %d is not supported; float into float, "
@@ -173,12 +175,14 @@ static bool gather_fits(kn_kernel k, const void *args)
 static bool scatter_fits(kn_kernel k, const void *args)
 {
     const kn_scatter_args *a = args;
+    if ((unsigned)a->by >= KN_JOIN_LOG_SUM)
+        return REFUSE(k, "%d is no way to join", (int)a->by);
     const bool numbers =
         kn_dtype_is_arithmetic(a->dst.dtype) && kn_dtype_is_arithmetic(a->src.dtype);
-    if (a->add ? !numbers : a->dst.dtype != a->src.dtype)
+    if (a->join ? !numbers : a->dst.dtype != a->src.dtype)
         return REFUSE(k, "dst is %s, src is %s; they must %s", kn_dtype_name(a->dst.dtype),
-                      kn_dtype_name(a->src.dtype), a->add ? "have arithmetic" : "agree");
-    return (!a->add || adds(k, &a->dst, &a->src)) &&
+                      kn_dtype_name(a->src.dtype), a->join ? "have arithmetic" : "agree");
+    return (!a->join || adds(k, &a->dst, &a->src)) &&
            elements_fit(k, &a->dst, &a->src, &a->index, a->dim);
 }
 

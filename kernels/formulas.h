@@ -14,6 +14,12 @@ KN_FORMULA v_sign(v_num x)
     return v_sel(v_ne(x, x), x, v_sel(v_gt(x, v_zero()), v_set1(1), below));
 }
 
+/* towards 0 */
+KN_FORMULA v_trunc(v_num x)
+{
+    return v_sel(v_lt(x, v_zero()), v_ceil(x), v_floor(x));
+}
+
 /* log(1 + e^x) = max(x, 0) + log(1 + e^-|x|) */
 KN_FORMULA v_softplus(v_num x)
 {
@@ -35,6 +41,13 @@ KN_FORMULA v_hardswish_slope(v_num x)
 KN_FORMULA v_inside(v_num x, v_num low, v_num high, v_num factor)
 {
     return v_sel(v_gt(x, low), v_sel(v_lt(x, high), factor, v_zero()), v_zero());
+}
+
+/* above where x > bound, below where x < -bound, else 0; NaN passes */
+KN_FORMULA v_outside(v_num x, v_num bound, v_num above, v_num below)
+{
+    const v_num rest = v_sel(v_ne(x, x), below, v_zero());
+    return v_sel(v_gt(x, bound), above, v_sel(v_lt(x, -bound), below, rest));
 }
 
 /* The derivative of v_gated(x, x): s + x s (1 - s), s = sigmoid(x). Slopes are 0 or 1 far from 0,

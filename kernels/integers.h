@@ -29,18 +29,40 @@ static inline KN_HD int64_t kn_int_div(int64_t a, int64_t b)
     return b == -1 ? (int64_t)(0 - (uint64_t)a) : b == 0 ? 0 : a / b;
 }
 
+/* What kn_int_div leaves, and the same of a quotient that is rounded down, whose sign is b's */
+static inline KN_HD int64_t kn_int_fmod(int64_t a, int64_t b)
+{
+    return b == -1 || b == 0 ? 0 : a % b;
+}
+
+static inline KN_HD int64_t kn_int_remainder(int64_t a, int64_t b)
+{
+    const int64_t rest = kn_int_fmod(a, b);
+    return rest && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+static inline KN_HD int64_t kn_int_floor_div(int64_t a, int64_t b)
+{
+    const int64_t rest = kn_int_fmod(a, b);
+    return kn_int_div(a, b) - (rest && (rest < 0) != (b < 0));
+}
+
 /* The words of the rows that integers take; undefined below. */
-#define v_abs(x)         ((int64_t)(x) < 0 ? 0 - (x) : (x))
-#define v_sign(x)        (((int64_t)(x) > 0) - ((int64_t)(x) < 0))
-#define v_floor(x)       (x)
-#define v_ceil(x)        (x)
-#define v_round(x)       (x)
-#define v_relu(x)        kn_int_max((int64_t)(x), 0)
-#define v_fma(a, b, c)   ((a) * (b) + (c))
-#define v_clamp(x, l, h) kn_int_min(kn_int_max((int64_t)(x), (int64_t)(l)), (int64_t)(h))
-#define v_div(a, b)      kn_int_div((int64_t)(a), (int64_t)(b))
-#define v_maximum(a, b)  kn_int_max((int64_t)(a), (int64_t)(b))
-#define v_minimum(a, b)  kn_int_min((int64_t)(a), (int64_t)(b))
+#define v_abs(x)          ((int64_t)(x) < 0 ? 0 - (x) : (x))
+#define v_sign(x)         (((int64_t)(x) > 0) - ((int64_t)(x) < 0))
+#define v_floor(x)        (x)
+#define v_ceil(x)         (x)
+#define v_round(x)        (x)
+#define v_trunc(x)        (x)
+#define v_relu(x)         kn_int_max((int64_t)(x), 0)
+#define v_fma(a, b, c)    ((a) * (b) + (c))
+#define v_clamp(x, l, h)  kn_int_min(kn_int_max((int64_t)(x), (int64_t)(l)), (int64_t)(h))
+#define v_div(a, b)       kn_int_div((int64_t)(a), (int64_t)(b))
+#define v_floor_div(a, b) kn_int_floor_div((int64_t)(a), (int64_t)(b))
+#define v_remainder(a, b) kn_int_remainder((int64_t)(a), (int64_t)(b))
+#define v_fmod(a, b)      kn_int_fmod((int64_t)(a), (int64_t)(b))
+#define v_maximum(a, b)   kn_int_max((int64_t)(a), (int64_t)(b))
+#define v_minimum(a, b)   kn_int_min((int64_t)(a), (int64_t)(b))
 
 #define KN_INT_FLOATS(kind, formula)
 #define KN_INT_NUMBERS(kind, formula)                                                              \
@@ -76,9 +98,13 @@ static inline KN_HD int64_t kn_int_arithmetic(kn_binary kind, int64_t first, int
 #undef v_ceil
 #undef v_round
 #undef v_relu
+#undef v_trunc
 #undef v_fma
 #undef v_clamp
 #undef v_div
+#undef v_floor_div
+#undef v_remainder
+#undef v_fmod
 #undef v_maximum
 #undef v_minimum
 

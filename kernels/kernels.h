@@ -72,12 +72,12 @@ extern "C" {
         elements(&a->src), bytes_of(&a->src) + picked(&a->src, 2, &a->index))                     \
     ROW(GATHER, gather, "dst src:dst index:index", VEC, 0, picked(&a->dst, 2, &a->index))         \
     ROW(SCATTER, scatter, "dst src index:index", VEC,                                             \
-        a->add ? elements(&a->index) : 0,                                                         \
-        bytes_of(&a->src) + picked(&a->src, a->add ? 2 : 1, &a->index))                           \
+        a->join ? elements(&a->index) : 0,                                                        \
+        bytes_of(&a->src) + picked(&a->src, a->join ? 2 : 1, &a->index))                          \
     /* about 16 comparisons an element */                                                         \
     ROW(SORT, sort, "values:number[*] indices:i64[*] src:values", NO_VEC,                         \
         16 * elements(&a->src), all)                                                              \
-    ROW(CUMSUM, cumsum, "y[*] x[*]", NO_VEC, elements(&a->x), all)                                \
+    ROW(CUMSUM, cumsum, "y[*] x[*]", VEC, elements(&a->x), all)                                \
     ROW(DROPOUT, dropout, "y:float[*] x[*]", VEC, elements(&a->y), all)                           \
     /* two products of 2 D a pair, 5 for the softmax; backward five products */                   \
     ROW(ATTENTION, attention,                                                                     \
@@ -309,6 +309,16 @@ typedef struct kn_index_add_args {
     int dim;
 } kn_index_add_args;
 
+/* How two numbers become one. MAX and MIN of NaN are NaN; integers wrap. */
+typedef enum kn_join {
+    KN_JOIN_SUM = 0,
+    KN_JOIN_PRODUCT,
+    KN_JOIN_MAX,
+    KN_JOIN_MIN,
+    KN_JOIN_LOG_SUM, /* log(e^a + e^b), floats */
+    KN_JOIN_COUNT
+} kn_join;
+
 /* dst[i..] = src[i.., index[i..] in place of dim, ..i]. dst and index (i64 or i32) have one shape,
  * src as many dims, each but dim at least as large. Any dtype. An index outside [0, n) of dim is an
  * error that names its row-major position and its value. */
@@ -319,13 +329,14 @@ typedef struct kn_gather_args {
 
 /* The other way: dst[i.., index[i..] in place of dim, ..i] = src[i..], for src of index's shape;
  * where several go to one element the last one in row-major order stays (any dtype, the same on
- * both sides). add: they are added to dst, in row-major order, floats in f32 (f64 if either is f64)
- * and rounded once; float into float, integer into integer. */
+ * both sides). join: they are joined with dst, in row-major order, floats in f32 (f64 if either is
+ * f64) and rounded once; float into float, integer into integer. */
 typedef struct kn_scatter_args {
     kn_array dst, src, index;
     int dim;
-    bool add;
+    bool join;
     const char *op; /* for messages about indices */
+    kn_join by;     /* not KN_JOIN_LOG_SUM */
 } kn_scatter_args;
 
 /* The first k of each line of src along dim in ascending (or descending) order, and their positions
@@ -337,12 +348,13 @@ typedef struct kn_sort_args {
     bool descending;
 } kn_sort_args;
 
-/* y[.., j, ..] = sum over i <= j of x[.., i, ..] along dim (reverse: i >= j), any floats, added in
- * f64, or integers and bool into i64. In place. */
+/* y[.., j, ..] = sum (or another joining) over i <= j of x[.., i, ..] along dim (reverse: i >= j),
+ * any floats, joined in f64, or integers and bool into i64. In place. */
 typedef struct kn_cumsum_args {
     kn_array y, x;
     int dim;
     bool reverse;
+    kn_join by;
 } kn_cumsum_args;
 
 /* ---- random --------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* kernels/kinds.c: the rows of kernels/kinds.h as arrays, and the dtypes that compute. */
 #include "kernels/kinds.h"
 
-enum { LINE = 0, NONZERO = 0, POSITIVE = 1 };
+enum { LINE = 0, NONZERO = 0, POSITIVE = 1, UNIT = 0, ABOVE = 0 };
 
 #define KIND_ROW(kind, name, function, reads, dtypes, domain, work, ...)                           \
     [KN_##kind] = { #name, KN_READS_##reads, KN_##dtypes, domain, KN_##work },

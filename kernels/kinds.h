@@ -38,7 +38,7 @@ KN_API bool kn_dtype_is_int(kn_dtype t);        /* i64, i32, u8, bool */
 KN_API bool kn_dtype_is_arithmetic(kn_dtype t); /* one of these or a float */
 
 /* How long a kind computes. */
-typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
+typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_kind_work;
 
 /* The columns of a unary kind:
  *   function  how autograd/operations.h offers it: PLAIN, kn_<name>(x); PARAMS, functions with p0
@@ -46,10 +46,11 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
  *   reads     X, Y or NOTHING: what the derivative reads; NO_GRAD: there is no derivative
  *   dtypes    FLOATS, NUMBERS or BOOLS
  *   domain    where tests draw inputs: LINE, all numbers; POSITIVE; NONZERO, where the last operand
- *             divides
+ *             divides; UNIT, from 0 to 1; ABOVE, beyond 1
  *   work      LIGHT; HEAVY: an exponential or the like, so fewer elements are worth another thread;
- *             LONG: many instructions, so a GPU's loop over them stays a loop; RARE: the same, and
- *             the CPU's vector provider leaves it to the reference
+ *             LONG: many instructions, so a GPU's loop over them stays a loop; LIBM: the same, and
+ *             the CPU's vector provider takes it by libmvec, where there is one; RARE: the same, and
+ *             it leaves it to the reference
  *   formula   y = f(x), with p0 and p1, in words that every provider defines for its numbers
  *             (kernels/formulas.h)
  *   gradient  dx = d f'(x), where d is dy. A slope that is chosen to be 0 lets nothing pass, also
@@ -69,10 +70,17 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* to the nearest integer, from the middle to the even one */                                  \
     ROW(ROUND, round, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                        \
         v_round(x),                      v_zero())                                                 \
+    /* towards 0, and what that leaves */                                                          \
+    ROW(TRUNC, trunc, PLAIN, NOTHING, NUMBERS, LINE, LIGHT,                                        \
+        v_trunc(x),                      v_zero())                                                 \
+    ROW(FRAC, frac, PLAIN, NOTHING, FLOATS, LINE, LIGHT,                                           \
+        x - v_trunc(x),                  d)                                                        \
     ROW(SQUARE, square, PLAIN, X, NUMBERS, LINE, LIGHT,                                            \
         x * x,                           d * (x + x))                                              \
     ROW(EXP, exp, PLAIN, Y, FLOATS, LINE, HEAVY,                                                   \
         v_exp(x),                        d * y)                                                    \
+    ROW(EXP2, exp2, PLAIN, Y, FLOATS, LINE, RARE,                                                  \
+        v_exp2(x),                       d * (y * v_set1(0.69314718055994530942)))                 \
     /* e^x - 1 */                                                                                  \
     ROW(EXPM1, expm1, PLAIN, Y, FLOATS, LINE, LONG,                                                \
         v_expm1(x),                      d * (y + v_set1(1)))                                      \
@@ -81,24 +89,49 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* log(1 + x) */                                                                               \
     ROW(LOG1P, log1p, PLAIN, X, FLOATS, POSITIVE, LONG,                                            \
         v_log1p(x),                      v_ratio(d, v_set1(1), v_set1(1) + x))                     \
-    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, RARE,                                              \
+    ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, LIBM,                                              \
         v_log2(x),                       v_ratio(d, v_set1(1.44269504088896340736), x))            \
+    ROW(LOG10, log10, PLAIN, X, FLOATS, POSITIVE, RARE,                                            \
+        v_log10(x),                      v_ratio(d, v_set1(0.43429448190325182765), x))            \
     ROW(SQRT, sqrt, PLAIN, Y, FLOATS, POSITIVE, LIGHT,                                             \
         v_sqrt(x),                       v_ratio(d, v_set1(0.5), y))                               \
     ROW(RSQRT, rsqrt, PLAIN, Y, FLOATS, POSITIVE, LIGHT,                                           \
         v_set1(1) / v_sqrt(x),           d * (v_set1(-0.5) * y * y * y))                           \
     ROW(RECIP, reciprocal, PLAIN, Y, FLOATS, NONZERO, LIGHT,                                       \
         v_set1(1) / x,                   d * (-y * y))                                             \
-    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+    ROW(SIN, sin, PLAIN, X, FLOATS, LINE, LIBM,                                                    \
         v_sin(x),                        d * v_cos(x))                                             \
-    ROW(COS, cos, PLAIN, X, FLOATS, LINE, RARE,                                                    \
+    ROW(COS, cos, PLAIN, X, FLOATS, LINE, LIBM,                                                    \
         v_cos(x),                        d * -v_sin(x))                                            \
-    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, RARE,                                                    \
+    ROW(TAN, tan, PLAIN, Y, FLOATS, LINE, LIBM,                                                    \
         v_tan(x),                        d * v_fma(y, y, v_set1(1)))                               \
-    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+    ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_atan(x),                       v_ratio(d, v_set1(1), v_fma(x, x, v_set1(1))))            \
+    ROW(ASIN, asin, PLAIN, X, FLOATS, UNIT, RARE,                                                  \
+        v_asin(x),                       v_ratio(d, v_set1(1), v_sqrt((1 - x) * (1 + x))))         \
+    ROW(ACOS, acos, PLAIN, X, FLOATS, UNIT, RARE,                                                  \
+        v_acos(x),                       v_ratio(d, v_set1(-1), v_sqrt((1 - x) * (1 + x))))        \
+    ROW(SINH, sinh, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+        v_sinh(x),                       d * v_cosh(x))                                            \
+    ROW(COSH, cosh, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+        v_cosh(x),                       d * v_sinh(x))                                            \
+    ROW(ASINH, asinh, PLAIN, X, FLOATS, LINE, RARE,                                                \
+        v_asinh(x),                      v_ratio(d, v_set1(1), v_hypot(x, v_set1(1))))             \
+    ROW(ACOSH, acosh, PLAIN, X, FLOATS, ABOVE, RARE,                                               \
+        v_acosh(x),                      v_ratio(d, v_set1(1), v_sqrt(x - 1) * v_sqrt(x + 1)))     \
+    ROW(ATANH, atanh, PLAIN, X, FLOATS, UNIT, RARE,                                                \
+        v_atanh(x),                      v_ratio(d, v_set1(1), (1 - x) * (1 + x)))                 \
     ROW(ERF, erf, PLAIN, X, FLOATS, LINE, LONG,                                                    \
         v_erf(x),                        d * (v_set1(1.12837916709551257390) * v_exp(-x * x)))     \
+    ROW(ERFC, erfc, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+        v_erfc(x),                       d * (v_set1(-1.12837916709551257390) * v_exp(-x * x)))    \
+    ROW(ERFINV, erfinv, PLAIN, Y, FLOATS, UNIT, RARE,                                              \
+        v_erfinv(x),                     d * (v_set1(0.88622692545275801365) * v_exp(y * y)))      \
+    /* log |gamma(x)| and its derivative */                                                        \
+    ROW(LGAMMA, lgamma, PLAIN, X, FLOATS, POSITIVE, RARE,                                          \
+        v_lgamma(x),                     d * v_digamma(x))                                         \
+    ROW(DIGAMMA, digamma, PLAIN, X, FLOATS, POSITIVE, RARE,                                        \
+        v_digamma(x),                    d * v_trigamma(x))                                        \
     ROW(TANH, tanh, PLAIN, Y, FLOATS, LINE, HEAVY,                                                 \
         v_tanh(x),                       d * v_fma(-y, y, v_set1(1)))                              \
     ROW(SIGMOID, sigmoid, PLAIN, Y, FLOATS, LINE, HEAVY,                                           \
@@ -127,19 +160,36 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* x hardsigmoid(x) */                                                                         \
     ROW(HARDSWISH, hardswish, PLAIN, X, FLOATS, LINE, LIGHT,                                       \
         x * v_hardsigmoid(x),            d * v_hardswish_slope(x))                                 \
+    ROW(SELU, selu, PLAIN, X, FLOATS, LINE, LONG,                                                  \
+        v_set1(KN_SELU_SCALE) * v_sel(v_gt(x, v_zero()), x, v_set1(KN_SELU_ALPHA) * v_expm1(x)),   \
+        d * v_sel(v_gt(x, v_zero()), v_set1(KN_SELU_SCALE),                                        \
+                  v_set1(KN_SELU_SCALE * KN_SELU_ALPHA) * v_exp(x)))                               \
+    ROW(SOFTSIGN, softsign, PLAIN, X, FLOATS, LINE, LIGHT,                                         \
+        x / (v_set1(1) + v_abs(x)),                                                                \
+        v_ratio(d, v_set1(1), (v_set1(1) + v_abs(x)) * (v_set1(1) + v_abs(x))))                    \
+    ROW(TANHSHRINK, tanhshrink, PLAIN, X, FLOATS, LINE, HEAVY,                                     \
+        x - v_tanh(x),                   d * (v_tanh(x) * v_tanh(x)))                              \
     ROW(LEAKY_RELU, leaky_relu, PARAMS, X, FLOATS, LINE, LIGHT,                                    \
         v_sel(v_gt(x, v_zero()), x, p0 * x),                                                       \
         v_sel(v_gt(x, v_zero()), d, d * p0))                                                       \
     ROW(ELU, elu, PARAMS, X, FLOATS, LINE, LONG,                                                   \
         v_sel(v_gt(x, v_zero()), x, p0 * v_expm1(x)),                                              \
         v_sel(v_gt(x, v_zero()), d, d * (p0 * v_exp(x))))                                          \
+    ROW(CELU, celu, PARAMS, X, FLOATS, LINE, LONG,                                                 \
+        v_sel(v_gt(x, v_zero()), x, p0 * v_expm1(x / p0)),                                         \
+        v_sel(v_gt(x, v_zero()), d, d * v_exp(x / p0)))                                            \
+    /* x without those from -p0 to p0, and the same moved towards 0 by p0 */                       \
+    ROW(HARDSHRINK, hardshrink, PARAMS, X, FLOATS, LINE, LIGHT,                                    \
+        v_outside(x, p0, x, x),          v_outside(x, p0, d, d))                                   \
+    ROW(SOFTSHRINK, softshrink, PARAMS, X, FLOATS, LINE, LIGHT,                                    \
+        v_outside(x, p0, x - p0, x + p0), v_outside(x, p0, d, d))                                  \
     ROW(SOFTPLUS, softplus, PARAMS, X, FLOATS, LINE, LONG,                                         \
         v_sel(v_gt(p0 * x, p1), x, v_softplus(p0 * x) / p0),                                       \
         v_sel(v_gt(p0 * x, p1), d, d * v_sigmoid(p0 * x)))                                         \
     ROW(AFFINE, affine, PARAMS, NOTHING, NUMBERS, LINE, LIGHT,                                     \
         v_fma(p0, x, p1),                d * p0)                                                   \
     /* vector loops take p0 = 2 as SQUARE */                                                       \
-    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, RARE,                                               \
+    ROW(POW, pow, PARAMS, X, FLOATS, POSITIVE, LIBM,                                               \
         v_pow(x, p0),                                                                              \
         d * v_sel(v_eq(p0, v_zero()), v_zero(), p0 * v_pow(x, p0 - v_set1(1))))                    \
     /* min(max(x, p0), p1) */                                                                      \
@@ -152,6 +202,10 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     ROW(NOT, logical_not, PARAMS, NO_GRAD, BOOLS, LINE, RARE,                                      \
         !x,                              v_zero())
 
+/* Of self-normalizing networks (arXiv:1706.02515). */
+#define KN_SELU_ALPHA 1.6732632423543772848170429916717
+#define KN_SELU_SCALE 1.0507009873554804934193349852946
+
 /* The same columns for a binary kind, but for the gradient, which autograd/ops_elementwise.c makes
  * of kernels. */
 #define KN_ARITHMETIC_KINDS(ROW)                                                                  \
@@ -163,7 +217,15 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_RARE } kn_kind_work;
     /* NaN with anything gives NaN */                                                             \
     ROW(MAXIMUM,    maximum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_maximum(a, b))       \
     ROW(MINIMUM,    minimum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_minimum(a, b))       \
-    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, RARE,  v_pow(a, b))           \
+    ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, LIBM,  v_pow(a, b))           \
+    /* the angle of the point (b, a) */                                                           \
+    ROW(ATAN2,      atan2,      PLAIN,  AB,      FLOATS,  LINE,     RARE,  v_atan2(a, b))         \
+    /* log(e^a + e^b) */                                                                          \
+    ROW(LOGADDEXP,  logaddexp,  PLAIN,  AB,      FLOATS,  LINE,     RARE,  v_logaddexp(a, b))     \
+    /* a / b rounded down, what it leaves, and what a quotient rounded towards 0 leaves */        \
+    ROW(FLOOR_DIVIDE, floor_divide, PLAIN, NO_GRAD, NUMBERS, NONZERO, RARE, v_floor_div(a, b))    \
+    ROW(REMAINDER,  remainder,  PLAIN,  AB,      NUMBERS, NONZERO,  RARE,  v_remainder(a, b))     \
+    ROW(FMOD,       fmod,       PLAIN,  AB,      NUMBERS, NONZERO,  RARE,  v_fmod(a, b))          \
     ROW(ADD_SCALED, add_scaled, PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_fma(p0, b, a))       \
     /* a + p0 (b - a), from the nearer end, so that both ends are exact */                        \
     ROW(LERP,       lerp,       PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_lerp(p0, a, b))

@@ -28,12 +28,26 @@
 #define v_log            log
 #define v_log1p          log1p
 #define v_log2           log2
+#define v_log10          log10
+#define v_exp2           exp2
 #define v_sqrt           sqrt
 #define v_sin            sin
 #define v_cos            cos
 #define v_tan            tan
 #define v_atan           atan
+#define v_atan2          atan2
+#define v_asin           asin
+#define v_acos           acos
+#define v_sinh           sinh
+#define v_cosh           cosh
+#define v_asinh          asinh
+#define v_acosh          acosh
+#define v_atanh          atanh
+#define v_hypot          hypot
 #define v_erf            erf
+#define v_erfc           erfc
+#define v_fmod           fmod
+#define v_lgamma         lgamma
 #define v_tanh           tanh
 #define v_pow            pow
 #define v_sigmoid(x)     v_gated(v_set1(1), x)
@@ -82,6 +96,92 @@ KN_FORMULA v_gelu_tanh_slope(v_num given)
     v_num rest;
     const v_num s = v_sigmoids(x * v_fma(v_set1(c * k), x2, v_set1(c)), &rest);
     return s * v_fma(x * rest, v_fma(v_set1(3 * c * k), x2, v_set1(c)), v_set1(1));
+}
+
+/* log(e^a + e^b), from the larger one */
+KN_FORMULA v_logaddexp(v_num a, v_num b)
+{
+    return a == b ? a + v_set1(0.69314718055994530942) : v_maximum(a, b) + log1p(exp(-fabs(a - b)));
+}
+
+/* fmod(a, b), moved to the side of b */
+KN_FORMULA v_remainder(v_num a, v_num b)
+{
+    const v_num rest = fmod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+/* The whole number floor(a / b), from an exact dividend, so that rounding doesn't reach the next
+ * one. */
+KN_FORMULA v_floor_div(v_num a, v_num b)
+{
+    const v_num rest = fmod(a, b);
+    if (b == 0)
+        return a / b;
+    const v_num q = rint((a - rest) / b);
+    return rest != 0 && (rest < 0) != (b < 0) ? q - 1 : q == 0 ? copysign(v_zero(), a / b) : q;
+}
+
+/* The y with erf(y) = x: a closed form (Winitzki) and Halley's method, whose error is taken of erfc
+ * where erf is near 1. */
+KN_FORMULA v_erfinv(v_num x)
+{
+    const v_num c = v_set1(0.147), one = v_set1(1), at = fabs(x);
+    const v_num l = log1p(-x * x), t = v_set1(2 / (3.14159265358979323846 * 0.147)) + l / 2;
+    if (at >= one || x != x)
+        return at == one ? x / v_zero() : (at - at) / (at <= one ? one : v_zero());
+    v_num y = sqrt(fmax(sqrt(t * t - l / c) - t, v_zero()));
+    for (int i = 0; i < 3; i++) {
+        const v_num off = at > v_set1(0.5) ? (one - at) - erfc(y) : erf(y) - at;
+        const v_num u = off * (v_set1(0.88622692545275801365) * exp(y * y));
+        y -= u / (one + y * u);
+    }
+    return x < 0 ? -y : y;
+}
+
+/* pi times the distance to the nearest whole number, whose sine and tangent are those of pi x but
+ * for a sign */
+KN_FORMULA v_turned(v_num x)
+{
+    return v_set1(3.14159265358979323846) * (x - rint(x));
+}
+
+/* lgamma'(x): below 0 of 1 - x, then up to where the series is exact:
+ * log x - 1 / 2x - 1 / 12x^2 + 1 / 120x^4 - ... */
+KN_FORMULA v_digamma(v_num x)
+{
+    v_num sum = v_zero();
+    if (x == 0)
+        return v_set1(-1) / x;
+    if (x < 0) {
+        sum = v_set1(-3.14159265358979323846) / tan(v_turned(x));
+        if (x == rint(x))
+            return (x - x) / v_zero();
+        x = 1 - x;
+    }
+    for (; x < 10; x += 1)
+        sum -= v_set1(1) / x;
+    const v_num r = v_set1(1) / (x * x);
+    const v_num tail = v_set1(1. / 240) - r * (v_set1(1. / 132) - r * v_set1(691. / 32760));
+    return sum + log(x) - v_set1(0.5) / x -
+           r * (v_set1(1. / 12) - r * (v_set1(1. / 120) - r * (v_set1(1. / 252) - r * tail)));
+}
+
+/* Its derivative, 1 / x + 1 / 2x^2 + 1 / 6x^3 - 1 / 30x^5 + ... */
+KN_FORMULA v_trigamma(v_num x)
+{
+    v_num sum = v_zero(), sign = v_set1(1);
+    if (x < 0) {
+        const v_num s = v_set1(3.14159265358979323846) / sin(v_turned(x));
+        sum = -s * s, sign = v_set1(-1);
+        x = 1 - x;
+    }
+    for (; x < 10; x += 1)
+        sum += v_set1(1) / (x * x);
+    const v_num r = v_set1(1) / (x * x);
+    const v_num tail = v_set1(1. / 30) - r * (v_set1(5. / 66) - r * v_set1(691. / 2730));
+    const v_num series = v_set1(1. / 6) - r * (v_set1(1. / 30) - r * (v_set1(1. / 42) - r * tail));
+    return sign * (sum + (v_set1(1) + r * series) / x + r / 2);
 }
 
 /* x tanh(log(1 + e^x)) */

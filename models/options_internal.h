@@ -50,6 +50,8 @@ static inline bool kn_option_chooses(const kn_option *p)
     return p->kind == KN_OPTION_CHOICE || p->kind == KN_OPTION_NAME;
 }
 
+/* kn_options_command for options of these scopes, a bit each. */
+char *kn_options_words(kn_options *o, unsigned scopes);
 /* The row of that name, of so many characters; -1: none. */
 int kn_options_find(const kn_options *o, const char *name, size_t length);
 /* The error for a name that the table doesn't have; false. */

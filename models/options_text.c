@@ -125,14 +125,19 @@ char *kn_options_end(FILE *out, char **text)
 
 char *kn_options_command(kn_options *o)
 {
+    return kn_given(o, "kn_options_command", "the options' struct")
+               ? kn_options_words(o, 1u << KN_OF_RUN)
+               : NULL;
+}
+
+char *kn_options_words(kn_options *o, unsigned scopes)
+{
     kn_option_record r;
     char *text = NULL;
     size_t size = 0;
-    if (!kn_given(o, "kn_options_command", "the options' struct"))
-        return NULL;
     FILE *out = open_memstream(&text, &size);
     for (int i = 0; out && kn_options_record(o, i, &r); i++) {
-        if (r.row->of != KN_OF_RUN || r.origin != KN_VALUE_GIVEN)
+        if (!(scopes >> r.row->of & 1) || r.origin != KN_VALUE_GIVEN)
             continue;
         if (r.row->kind == KN_OPTION_FLAG) {
             fprintf(out, " --%s%s", strcmp(r.value, "true") == 0 ? "" : "no-", r.name);

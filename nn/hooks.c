@@ -324,8 +324,12 @@ static bool results_backward(kn_op_grad *g)
     return true;
 }
 
-static const kn_op inputs_op = { .name = "inputs of a module", .backward = inputs_backward };
-static const kn_op results_op = { .name = "results of a module", .backward = results_backward };
+static const kn_op inputs_op = { .name = "inputs of a module",
+                                 .backward = inputs_backward,
+                                 .on_tape = inputs_backward };
+static const kn_op results_op = { .name = "results of a module",
+                                  .backward = results_backward,
+                                  .on_tape = results_backward };
 
 static bool same_before(const kn_values *t, int i)
 {

@@ -123,8 +123,8 @@ static bool draw_uniform(kn_tensor *dst, const kn_initializer *init, uint64_t se
     return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_UNARY, args);
 }
 
-bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
-                  int64_t start)
+static bool fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
+                 int64_t start)
 {
     const uint64_t stream = kn_hash_string(name);
     if (init->kind == KN_INIT_NORMAL)
@@ -140,4 +140,18 @@ bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, k
                                                           : 0;
     return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_FILL,
                      ((kn_fill_args){ kn_array_of(dst), value, 0 }));
+}
+
+bool kn_init_fill(const kn_initializer *init, uint64_t seed, const char *name, kn_tensor *dst,
+                  int64_t start)
+{
+    const int64_t end = start + kn_numel(dst), last = init->_blank + init->_blanks;
+    const int64_t from = init->_blank > start ? init->_blank : start, to = last < end ? last : end;
+    const int64_t n = to - from;
+    kn_array all = kn_array_of(dst);
+    if (!fill(init, seed, name, dst, start) || n <= 0)
+        return kn_ok();
+    all.data = (char *)all.data + (size_t)(from - start) * kn_dtype_size(all.dtype);
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(dst)), KN_K_FILL,
+                     ((kn_fill_args){ kn_array_make(all.data, all.dtype, 1, &n), 0, 0 }));
 }

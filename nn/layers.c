@@ -63,18 +63,67 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
 
 static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)
 {
-    return kn_embedding(kn_layer_param(self, 0), ids);
+    const kn_embedding_init_options *o = kn_module_data(self);
+    return kn_embedding(kn_layer_param(self, 0), ids, .padding_idx = o->padding_idx);
+}
+
+/* in: ids, and offsets and weights or NULL. */
+static kn_values embedding_bag_forward(kn_module *self, kn_values in, const void *arg)
+{
+    const kn_embedding_bag_init_options *o = kn_module_data(self);
+    kn_tensor *y = kn_embedding_bag(
+        kn_layer_param(self, 0), in.v[0], .offsets = in.n > 1 ? in.v[1] : NULL,
+        .per_sample_weights = in.n > 2 ? in.v[2] : NULL, .mode = o->mode,
+        .padding_idx = o->padding_idx, .include_last_offset = o->include_last_offset);
+    (void)arg;
+    return KN_VALUES(y);
+}
+
+static bool table_fits(const char *what, const char *name, int64_t count, int64_t dim,
+                       int64_t *padding)
+{
+    int64_t row = *padding == KN_ZERO ? 0 : *padding < 0 ? *padding + count : *padding;
+    if (count < 1 || dim < 1)
+        return kn_fail("%s: '%s' would be [%lld, %lld]; both must be at least 1", what, name,
+                       (long long)count, (long long)dim);
+    if (*padding != 0 && (row < 0 || row >= count))
+        return kn_fail("%s: .padding_idx of '%s' is %lld; the table has %lld rows (KN_ZERO: row 0)",
+                       what, name, (long long)*padding, (long long)count);
+    *padding = *padding == 0 ? -1 : row;
+    return true;
+}
+
+/* The weight of m, an initialised layer; padding: a row of zeros, or -1. */
+static bool add_table(void *m, int64_t count, int64_t dim, kn_dtype dtype, kn_device device,
+                      kn_initializer init, int64_t padding, bool sparse)
+{
+    kn_tensor *w = kn_parameter(m, "weight", dtype, device, kn_init_or(init, KN_NORMAL_INIT(1)),
+                                KN_SHAPE(count, dim));
+    if (!w)
+        return false;
+    kn_initializer *to = &((kn_module *)m)->impl->param[0].init;
+    to->_blank = padding < 0 ? 0 : padding * dim;
+    to->_blanks = padding < 0 ? 0 : dim;
+    return !sparse || kn_keep_rows(w);
 }
 
 bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
                         int64_t dim, kn_embedding_init_options o)
 {
-    if (count < 1 || dim < 1)
-        return kn_fail("kn_embedding_init: '%s' would be [%lld, %lld]; both must be at least 1",
-                       name, (long long)count, (long long)dim);
-    return kn_layer_begin(e, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
-           kn_parameter(e, "weight", o.dtype, o.device, kn_init_or(o.weight, KN_NORMAL_INIT(1)),
-                        KN_SHAPE(count, dim));
+    int64_t padding = o.padding_idx;
+    return table_fits("kn_embedding_init", name, count, dim, &padding) &&
+           kn_layer_begin(e, parent, name, embedding_forward, "embedding", &o, sizeof o) &&
+           add_table(e, count, dim, o.dtype, o.device, o.weight, padding, o.sparse);
+}
+
+bool kn_embedding_bag_init_(kn_embedding_bag *e, kn_module *parent, const char *name, int64_t count,
+                            int64_t dim, kn_embedding_bag_init_options o)
+{
+    int64_t padding = o.padding_idx;
+    return table_fits("kn_embedding_bag_init", name, count, dim, &padding) &&
+           kn_module_init_(&e->base, NULL, embedding_bag_forward, "embedding_bag") &&
+           kn_layer_place(e, parent, name, &o, sizeof o) &&
+           add_table(e, count, dim, o.dtype, o.device, o.weight, padding, o.sparse);
 }
 
 /* ---- norms ----------------------------------------------------------------------------------- */

@@ -42,12 +42,38 @@ typedef struct kn_embedding {
 typedef struct kn_embedding_init_options {
     KN_LAYER_OPTIONS;
     kn_initializer weight; /* default: normal(0, 1) */
+    /* A row that begins as zeros and gets no gradient; negative ones count from the end. 0: none;
+     * KN_ZERO: row 0 */
+    int64_t padding_idx;
+    bool sparse; /* the gradient of weight stays rows (kn_keep_rows, docs/tables.md) */
 } kn_embedding_init_options;
 KN_API bool kn_embedding_init_(kn_embedding *e, kn_module *parent, const char *name, int64_t count,
                                int64_t dim, kn_embedding_init_options o);
 #define kn_embedding_init(e, parent, name, count, dim, ...)                                        \
     kn_embedding_init_(e, parent, name, count, dim,                                                \
                        KN_OPTIONS(kn_embedding_init_options, __VA_ARGS__))
+
+/* kn_embedding_bag of weight [count, dim] (torch.nn.EmbeddingBag):
+ *
+ *     y = kn_call(&bag, ids);                      // [B, L] -> [B, dim]
+ *     y = kn_call_with(&bag, ids, offsets);        // [n], [B]
+ *     y = kn_call_with(&bag, ids, NULL, weights);  // [B, L], [B, L], with .mode = KN_BAG_SUM */
+typedef struct kn_embedding_bag {
+    kn_module base;
+} kn_embedding_bag;
+typedef struct kn_embedding_bag_init_options {
+    KN_LAYER_OPTIONS;
+    kn_initializer weight; /* default: normal(0, 1) */
+    kn_bag_mode mode;      /* 0: KN_BAG_MEAN */
+    bool include_last_offset;
+    int64_t padding_idx; /* as kn_embedding_init's */
+    bool sparse;
+} kn_embedding_bag_init_options;
+KN_API bool kn_embedding_bag_init_(kn_embedding_bag *e, kn_module *parent, const char *name,
+                                   int64_t count, int64_t dim, kn_embedding_bag_init_options o);
+#define kn_embedding_bag_init(e, parent, name, count, dim, ...)                                    \
+    kn_embedding_bag_init_(e, parent, name, count, dim,                                            \
+                           KN_OPTIONS(kn_embedding_bag_init_options, __VA_ARGS__))
 
 /* Norms over the last dimension of x[..., dim], with weight [dim]; kn_layer_norm has a bias [dim]
  * too (torch.nn.LayerNorm, RMSNorm). */

@@ -159,7 +159,8 @@ typedef enum kn_init_kind {
 typedef struct kn_initializer {
     kn_init_kind kind;
     double a, b;
-    int64_t _rows, _cols; /* private */
+    int64_t _rows, _cols;    /* private */
+    int64_t _blank, _blanks; /* private: elements that are 0 instead, from which on, how many */
 } kn_initializer;
 #define KN_INITIALIZER_(k, first, second)                                                          \
     ((kn_initializer){ .kind = (k), .a = (first), .b = (second) })

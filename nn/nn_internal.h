@@ -42,6 +42,9 @@ typedef struct kn_param_source {
     bool (*step)(const kn_step_pieces *s);
     bool (*matrices)(const struct kn_matrix_step *s); /* nn/matrices.h; NULL: whole on the rank */
     void (*written)(const kn_param *p);               /* the master */
+    /* Of a table whose gradient stays rows: their numbers among the master's rows, i64 [U], whose
+     * values grad gives; NULL: there is no gradient, or p is no such table. */
+    kn_tensor *(*row_ids)(const kn_param *p);
     /* The master is rows of *run elements, *step apart in the parameter; NULL: it is one row. */
     void (*rows)(const kn_param *p, int64_t *run, int64_t *step);
 } kn_param_source;
@@ -195,6 +198,11 @@ kn_device kn_device_in(const kn_module_impl *m, kn_device given);
 bool kn_param_unfilled(const kn_tensor *t);
 /* Allocates m's i-th parameter and fills it with its initial values. */
 bool kn_param_fill_whole(const kn_module_impl *m, int i, uint64_t seed);
+/* Elements of a row of p, a table whose gradient stays rows; 0: it is none. */
+int64_t kn_param_row(const kn_param *p);
+/* The gradient of such a table, in its leaf: for a kn_param_source. */
+kn_tensor *kn_table_grad(const kn_param *p);
+kn_tensor *kn_table_row_ids(const kn_param *p);
 /* An optimizer's tensor for p: as many elements as p's master, of its dtype and on its device.
  * Owned by the caller; not filled. NULL with an error. */
 kn_tensor *kn_param_state_new(const kn_param *p);

@@ -1,6 +1,7 @@
 /* nn/param.c: parameters of modules, their initial values, and the list for optimizers and
  * files. */
 #include "kernels/kernels_internal.h"
+#include "autograd/rows.h"
 #include "nn/edit.h"
 #include <math.h>
 #include <string.h>
@@ -258,8 +259,27 @@ bool kn_materialize(void *root, kn_device device, uint64_t seed)
 
 /* ---- the list -------------------------------------------------------------------------------- */
 
+int64_t kn_param_row(const kn_param *p)
+{
+    return kn_table_of(p->tensor) ? p->tensor->shape[1] : 0;
+}
+
+kn_tensor *kn_table_grad(const kn_param *p)
+{
+    kn_tensor *g = kn_grad_values(p->tensor);
+    const int64_t n = g ? kn_numel(g) : 0;
+    return g ? kn_tensor_alias(g, 0, 1, &n, (int64_t[]){ 1 }) : NULL;
+}
+
+kn_tensor *kn_table_row_ids(const kn_param *p)
+{
+    return kn_param_row(p) ? kn_grad_rows(p->tensor) : NULL;
+}
+
 static kn_tensor *leaf_grad(const kn_param *p)
 {
+    if (kn_param_row(p))
+        return kn_table_grad(p);
     kn_tensor *g = kn_grad(p->tensor);
     return g ? kn_tensor_alias(g, 0, 1, &p->numel, (int64_t[]){ 1 }) : NULL;
 }
@@ -276,7 +296,7 @@ static void leaf_written(const kn_param *p)
 
 static bool leaf_waits(const kn_param *p)
 {
-    return p->tensor->leaf && p->tensor->leaf->grad;
+    return p->tensor->leaf && (p->tensor->leaf->grad || kn_rows_any(p->tensor->leaf));
 }
 
 static bool leaf_passes(const kn_param *p, kn_passes *all)
@@ -296,6 +316,7 @@ static const kn_param_source leaf_source = {
     .held_back = leaf_held_back,
     .waits = leaf_waits,
     .passes = leaf_passes,
+    .row_ids = kn_table_row_ids,
     .written = leaf_written,
 };
 

@@ -5,6 +5,7 @@
  * of them didn't reach has a gradient of zero there. Other optimizers' parameters have numbers of
  * their own, also where one call measures all. Nothing else is counted anywhere, so a call that
  * drops, moves or merges gradients keeps the numbers true. */
+#include "autograd/rows.h"
 #include "nn/rounds.h"
 #include "nn/edit.h"
 
@@ -20,7 +21,7 @@ bool kn_grads_wait(void *module)
             const kn_param_entry *e = kn_owner_of(m, &m->param[i], &holds);
             const kn_param p = { .tensor = e->tensor, .index = e->unit_index, .source = e->source };
             const kn_leaf *leaf = e->tensor->leaf;
-            any = e->source ? e->source->waits(&p) : leaf && leaf->grad;
+            any = e->source ? e->source->waits(&p) : (leaf && leaf->grad) || kn_rows_any(leaf);
         }
     return any;
 }

@@ -21,6 +21,19 @@ static bool rounds(const kn_optim_groups *g, const kn_param *p, int n)
                           "the module has none (kn_module_defaults, .dtype)");
 }
 
+/* The place of a draw says where a piece lies in its parameter, which rows that were copied out
+ * don't. */
+static bool rows_round(const kn_optim_groups *g, const kn_param *p, int n)
+{
+    for (int i = 0; i < n && g->stochastic_rounding; i++)
+        if (kn_param_row(&p[i]) && (p[i].master->dtype == KN_BF16 || p[i].master->dtype == KN_F16))
+            return kn_fail(
+                "optimizer: .stochastic_rounding doesn't know '%s', whose gradient stays "
+                "rows; keep that table in f32 (.dtype), or leave .sparse out",
+                p[i].name);
+    return true;
+}
+
 kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *options,
                        size_t size, kn_optim_groups groups)
 {
@@ -30,7 +43,7 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     if (m && n == 0)
         kn_fail("optimizer: the module has no parameters");
     if (!m || n == 0 || !kn_one_place(p, n, "optimizer") || !kn_optim_groups_check(&groups, p, n) ||
-        !muon_is_kn_muons(method, &groups) || !rounds(&groups, p, n))
+        !muon_is_kn_muons(method, &groups) || !rounds(&groups, p, n) || !rows_round(&groups, p, n))
         return NULL;
     kn_optim *o = kn_host_calloc(1, sizeof *o);
     if (!o)
@@ -84,6 +97,7 @@ void kn_optim_free(kn_optim *o)
     kn_host_free(o->slot);
     kn_host_free(o->piece);
     kn_host_free(o->param);
+    kn_host_free(o->taken);
     kn_host_free(o);
 }
 
@@ -98,6 +112,20 @@ const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k)
     return k >= 0 && k < KN_OPTIM_STATES ? o->method->state[k] : NULL;
 }
 
+int64_t kn_optim_state_row(const kn_optim *o, const kn_param *p)
+{
+    return o->method->one_a_row ? kn_param_row(p) : 0;
+}
+
+static kn_tensor *state_new(const kn_optim *o, const kn_param *p)
+{
+    const int64_t row = kn_optim_state_row(o, p);
+    const int64_t rows = row ? kn_numel(p->master) / row : 0;
+    return row ? kn_tensor_new(p->master->dtype, kn_device_of(p->master), p->state_memory,
+                               KN_MEM_OPTIM, 1, &rows, NULL, false)
+               : kn_param_state_new(p);
+}
+
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
 {
     for (int k = 0; k < KN_OPTIM_STATES; k++) {
@@ -109,7 +137,7 @@ bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i)
                 "optimizer: the first step of '%s' is being recorded: run a step with its "
                 "gradient before (.eager_steps)",
                 p->name);
-        *state = kn_param_state_new(p);
+        *state = state_new(o, p);
         if (!*state || !kn_fill_(*state, 0))
             return false;
     }

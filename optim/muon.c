@@ -35,12 +35,12 @@ static int64_t cols_of(const kn_param *p)
 static bool holds_embedding(const kn_module_impl *m, const kn_param *p)
 {
     const kn_module_impl *owner = kn_param_owner(p, m);
-    return owner && strcmp(owner->class_name, "embedding") == 0;
+    return owner && strncmp(owner->class_name, "embedding", 9) == 0; /* embedding_bag, too */
 }
 
 static bool by_rule(const kn_module_impl *m, const kn_param *p)
 {
-    return rows_of(p) > 1 && cols_of(p) > 1 && !holds_embedding(m, p) &&
+    return rows_of(p) > 1 && cols_of(p) > 1 && !kn_param_row(p) && !holds_embedding(m, p) &&
            !kn_matched("head.*, *.head.*, lm_head.*, *.lm_head.*", p->name);
 }
 
@@ -55,6 +55,11 @@ static bool choose(kn_optim *o, double adamw_lr_mul)
             return kn_fail("kn_muon: group .muon is KN_MUON_MATRIX for '%s', which has %d dims; a "
                            "matrix has at least 2",
                            p[i].name, kn_ndim(p[i].tensor));
+        if (use == KN_MUON_MATRIX && kn_param_row(&p[i]))
+            return kn_fail("kn_muon: group .muon is KN_MUON_MATRIX for '%s', whose gradient stays "
+                           "rows; a matrix needs the whole: leave .sparse out, or choose "
+                           "KN_MUON_ADAMW",
+                           p[i].name);
         s->matrix = use == KN_MUON_DEFAULT ? by_rule(o->live.module, &p[i]) : use == KN_MUON_MATRIX;
         if (!s->matrix)
             s->group.lr_mul *= adamw_lr_mul;

@@ -45,7 +45,11 @@ static int collect(kn_optim *o, const kn_param *p, int n, bool matrix, int piece
         if (!g)
             continue;
         o->param[pieces] = &p[i];
-        o->piece[pieces++] = piece_of(o, &o->slot[i], &p[i], g);
+        o->piece[pieces] = piece_of(o, &o->slot[i], &p[i], g);
+        kn_tensor *ids = p[i].source->row_ids ? p[i].source->row_ids(&p[i]) : NULL;
+        if (ids && !kn_rows_take(o, &o->slot[i], &p[i], ids, &o->piece[pieces]))
+            return -1;
+        pieces++;
     }
     return pieces;
 }
@@ -71,7 +75,8 @@ static bool update_all(kn_optim *o, int others, int pieces)
     bool (*in_batches)(const kn_step_pieces *) = NULL;
     for (int i = 0; i < others && !in_batches; i++)
         in_batches = o->param[i]->source->step;
-    bool ok = in_batches ? in_batches(&s) : update_pieces(o, o->piece, others, NULL);
+    bool ok = (in_batches ? in_batches(&s) : update_pieces(o, o->piece, others, NULL)) &&
+              kn_rows_put_back(o);
     written(o, 0, others);
     if (ok && pieces > others)
         ok = o->method->matrices(o->options, &o->update, o->piece + others, o->param + others,
@@ -168,6 +173,7 @@ static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
     ok = pieces > 0 && is_carried(o, by) &&
          launch(o, others, pieces, clipped, by ? &by->args : NULL);
     kn_means_end(&o->means);
+    o->takes = 0;
     kn_scope_end(scope);
     return ok;
 }

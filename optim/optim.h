@@ -91,6 +91,23 @@ typedef struct kn_sgd_options {
 KN_API kn_optim *kn_sgd_(void *module, kn_sgd_options o);
 #define kn_sgd(module, ...) kn_sgd_(module, KN_OPTIONS(kn_sgd_options, __VA_ARGS__))
 
+/* AdaGrad (Duchi et al. 2011), as torch.optim.Adagrad: s += g^2, p -= rate g / (sqrt(s) + eps),
+ * where rate is lr / (1 + (step - 1) lr_decay) and decay adds weight_decay p to g. Tables whose
+ * gradients stay rows (kn_keep_rows) have one s for each row with .row_wise: s += mean of the row's
+ * g^2 (FBGEMM's row-wise AdaGrad), of N numbers where there would be N C. A step waits for the
+ * device and can't be recorded, as those of kn_own_optim. */
+typedef struct kn_adagrad_options {
+    KN_BEGIN_OPTIONS;
+    double lr;       /* required; KN_ZERO: 0, until kn_set_lr */
+    double lr_decay; /* at least 0 */
+    double eps;      /* 0: 1e-10; KN_ZERO: 0 */
+    double weight_decay;
+    bool row_wise;
+    KN_GROUP_OPTIONS;
+} kn_adagrad_options;
+KN_API kn_optim *kn_adagrad_(void *module, kn_adagrad_options o);
+#define kn_adagrad(module, ...) kn_adagrad_(module, KN_OPTIONS(kn_adagrad_options, __VA_ARGS__))
+
 /* Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024), as
  * torch.optim.Muon: the momentum of a matrix, made orthogonal by .ns_steps Newton-Schulz steps, is
  * its step. AdamW updates the other parameters. A matrix is a parameter of 2 dims, or of more (conv
@@ -145,6 +162,8 @@ typedef struct kn_optim_part {
     kn_tensor *state[2];     /* NULL where .state names none; 0 at first, to be written in place */
     double lr, weight_decay; /* those of the parameter's group */
     int64_t step;            /* from 1 */
+    int64_t row; /* of a table whose gradient stays rows: param and grad are whole rows of so many
+                  * elements, those that have a gradient; else 0 */
 } kn_optim_part;
 /* Writes p->param and p->state with kn_copy_ and the like; nothing is recorded on the tape. What a
  * parameter's elements get must depend on themselves alone: parameters may be cut anywhere, over

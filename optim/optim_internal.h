@@ -86,6 +86,7 @@ typedef struct kn_optim_method {
     const char *matrix_state;
     bool (*matrices)(void *options, const kn_opt_step *step, const kn_opt_piece *piece,
                      const kn_param *const *param, int n);
+    bool one_a_row; /* a table whose gradient stays rows has states of one element a row */
     const kn_optim_constant *constant; /* ends with one without a name; NULL: there are none */
 } kn_optim_method;
 
@@ -110,6 +111,14 @@ typedef struct kn_optim_slot {
     bool matrix;          /* method.matrices updates it */
 } kn_optim_slot;
 
+/* Rows of a table in a running step (rows.c), of the parameter and its states: where they lie, and
+ * the copies that the step updates. */
+typedef struct kn_taken {
+    const kn_param *param;
+    kn_tensor *ids;
+    kn_tensor *home[1 + KN_OPTIM_STATES], *copy[1 + KN_OPTIM_STATES]; /* of the current scope */
+} kn_taken;
+
 struct kn_optim {
     kn_live live;
     const kn_optim_method *method;
@@ -119,6 +128,9 @@ struct kn_optim {
     kn_marks marks;         /* of the parameters that have slots */
     kn_opt_piece *piece;    /* scratch of a step */
     const kn_param **param; /* the parameter of piece[i] */
+    kn_taken *taken;        /* of the running step */
+    int takes;
+    int64_t taken_room;
     kn_means means;         /* of the running step's gradients */
     kn_tensor *scalars;     /* kn_step_scalars in device memory */
     bool at_random;         /* .stochastic_rounding */
@@ -161,12 +173,25 @@ kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piec
 bool kn_piece_write(kn_device d, const kn_opt_step *step, const kn_opt_piece *q, int which,
                     kn_tensor *values);
 
+/* own.c. As kn_own_optim, but a copy of the size bytes at o.arg, at most 64, is passed to o.update;
+ * one_a_row: as in kn_optim_method. */
+kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, bool one_a_row);
+
+/* rows.c. q, of parameter p, becomes copies of the rows ids; they are put back; those of q, or NULL
+ * where it is no rows. */
+bool kn_rows_take(kn_optim *o, const kn_optim_slot *s, const kn_param *p, kn_tensor *ids,
+                  kn_opt_piece *q);
+bool kn_rows_put_back(kn_optim *o);
+const kn_taken *kn_rows_taken(const kn_optim *o, const kn_opt_piece *q);
+
 /* newton_schulz.c. x[rows, cols], contiguous, becomes nearly its orthogonal factor. */
 bool kn_newton_schulz(kn_tensor *x, const double *coefficients, int steps, double eps);
 double kn_newton_schulz_flops(int64_t rows, int64_t cols); /* of one of its steps' products */
 
 /* make.c. Name of the k-th state of the slot's parameter, or NULL. */
 const char *kn_slot_state_name(const kn_optim *o, const kn_optim_slot *s, int k);
+/* Elements of p for each of its states'; 0: one. */
+int64_t kn_optim_state_row(const kn_optim *o, const kn_param *p);
 /* Makes the states of p, parameter i of o, where missing. */
 bool kn_optim_make_state(kn_optim *o, const kn_param *p, int i);
 /* Of parameter i: its state of that name; NULL, without an error, where it wasn't made yet. */

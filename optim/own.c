@@ -12,6 +12,7 @@ typedef struct own {
     kn_optim_rule update;
     void *arg;
     char name[64], state[KN_OPTIM_STATES][64];
+    _Alignas(double) char copy[64]; /* of arg, for the library's own */
 } own;
 
 /* The parameter that the piece is a part of. */
@@ -19,6 +20,9 @@ static const kn_param *param_of(const kn_optim *o, const kn_opt_piece *q)
 {
     const kn_param *p;
     int n = kn_params(o->live.module->self, &p);
+    const kn_taken *rows = kn_rows_taken(o, q);
+    if (rows)
+        return rows->param;
     for (int i = 0; i < n; i++) {
         const char *begin = kn_data_of(p[i].master), *at = q->param;
         size_t bytes = (size_t)kn_numel(p[i].master) * kn_dtype_size(p[i].master->dtype);
@@ -39,12 +43,15 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
 {
     kn_device d = kn_device_of(x->optim->scalars);
     const kn_param *p = param_of(x->optim, q);
+    const int64_t row = kn_rows_taken(x->optim, q) ? kn_param_row(p) : 0;
+    const int64_t states = row && x->method.one_a_row ? q->count / row : q->count;
     kn_optim_part part = {
         .name = p ? p->name : "",
         .param = wide(kn_piece_tensor(d, q->param, q->param_dtype, q->count), q),
         .grad = kn_piece_grad(d, step, q),
-        .state = { wide(kn_piece_tensor(d, q->m, q->param_dtype, q->count), q),
-                   wide(kn_piece_tensor(d, q->v, q->param_dtype, q->count), q) },
+        .state = { wide(kn_piece_tensor(d, q->m, q->param_dtype, states), q),
+                   wide(kn_piece_tensor(d, q->v, q->param_dtype, states), q) },
+        .row = row,
         .lr = kn_lr(x->optim) * q->lr_mul,
         .weight_decay = q->weight_decay,
         .step = number,
@@ -53,8 +60,10 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
         return kn_ok() && kn_fail("%s: .update returned false for '%s'", x->name, part.name);
     bool narrow = kn_piece_computes(q) != q->param_dtype, ok = kn_ok();
     kn_tensor *now[] = { part.param, part.state[0], part.state[1] };
+    kn_opt_piece of_states = *q;
+    of_states.count = states;
     for (int k = 0; k < 3 && narrow && ok; k++)
-        ok = !now[k] || kn_piece_write(d, step, q, k, now[k]);
+        ok = !now[k] || kn_piece_write(d, step, k ? &of_states : q, k, now[k]);
     kn_copy_args rounded = { .dst = kn_array_make(q->out, q->out_dtype, 1, &q->count),
                              .src = kn_array_make(q->param, q->param_dtype, 1, &q->count) };
     return ok && (!q->out || KN_LAUNCH(kn_compute_stream(d), KN_K_COPY, rounded));
@@ -91,9 +100,12 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
     return ok && (s == compute || kn_stream_sync(compute));
 }
 
-kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
+kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, bool one_a_row)
 {
-    own x = { .method.update = update, .update = o.update, .arg = o.arg };
+    own x = { .method = { .update = update, .one_a_row = one_a_row },
+              .update = o.update,
+              .arg = o.arg };
+    memcpy(x.copy, size ? o.arg : "", size);
     if (!o.update)
         return kn_fail_null("kn_own_optim: .update is NULL; give the function that updates a part");
     snprintf(x.name, sizeof x.name, "%s", o.name ? o.name : "kn_own_optim");
@@ -114,6 +126,12 @@ kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
     mine->optim = optim;
     for (int k = 0; k < KN_OPTIM_STATES; k++)
         mine->method.state[k] = *mine->state[k] ? mine->state[k] : NULL;
+    mine->arg = size ? mine->copy : o.arg;
     optim->method = &mine->method;
     return optim;
+}
+
+kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
+{
+    return kn_own_optim_with(module, o, 0, false);
 }

@@ -98,10 +98,11 @@ bool kn_entries_add(kn_entries *all, kn_entry e, const char *before, const char 
 /* Part of the entry on a rank of its unit; the whole outside of units. */
 static kn_interval part_of(const kn_entry *e, int shard)
 {
-    kn_interval part = e->bucket ? kn_layout_part(&e->bucket->layout, e->index, shard)
-                                 : kn_interval_whole(kn_entry_numel(e));
+    if (!e->bucket)
+        return kn_interval_whole(kn_entry_numel(e));
+    kn_interval part = kn_layout_part(&e->bucket->layout, e->index, shard);
     part.at = 0;
-    return part;
+    return e->row ? kn_interval_of_rows(part, e->row) : part;
 }
 
 /* The ranks of c among the groups of all that a split made: ".group0of2", with more numbers where
@@ -150,7 +151,7 @@ static bool add_param(kn_entries *all, const kn_param *p, kn_tensor *tensor, kn_
                        p->name);
     e.dtype = kn_dtype_of(tensor ? tensor : all->declared && !p->master ? p->tensor : p->master);
     e.bucket = b;
-    e.ndim = kn_ndim(p->tensor);
+    e.ndim = e.row ? 1 : kn_ndim(p->tensor);
     memcpy(e.shape, kn_shape(p->tensor), (size_t)e.ndim * sizeof *e.shape);
     e.index = p->index;
     e.handle = p->tensor;
@@ -270,9 +271,11 @@ static bool add_optim(kn_entries *e, kn_optim *optim, bool all)
     bool ok = kn_ok() && kn_optim_unchanged(optim, p, n, "state");
     for (int i = 0; ok && i < n; i++)
         for (int k = 0; ok && (state = kn_optim_state_name_of(optim, i, k)); k++) {
-            const kn_entry entry = {
-                .kind = KN_ENTRY_STATE, .optim = optim, .param = i, .state = state
-            };
+            const kn_entry entry = { .kind = KN_ENTRY_STATE,
+                                     .optim = optim,
+                                     .param = i,
+                                     .state = state,
+                                     .row = kn_optim_state_row(optim, &p[i]) };
             if (!kn_entries_want(e, p[i].name))
                 break;
             kn_tensor *t =

@@ -46,6 +46,7 @@ typedef struct kn_entry {
     bool differs;      /* a buffer that isn't the same on all ranks (kn_entries_compare_buffers) */
     kn_bucket *bucket; /* that cuts it; NULL: it is whole on every rank */
     int index;         /* in bucket; below 0: it is all of it */
+    int64_t row; /* not 0: a state of one element for each row of so many of a table */
 } kn_entry;
 
 typedef struct kn_entries {

@@ -48,7 +48,7 @@ bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host)
     const size_t bytes = kn_entry_bytes(e);
     kn_bucket *b = e->bucket;
     if (b && b->shards > 1)
-        return kn_bucket_gather_param(b, e->index, e->tensor, host);
+        return kn_bucket_gather_param(b, e->index, e->row ? e->row : 1, e->tensor, host);
     if (bytes == 0)
         return kn_ok();
     const bool shared = b && (b->unit->size > 1 || e->plain);

@@ -13,6 +13,8 @@ sys.path.insert(0, os.path.join(ROOT, 'scripts'))
 from functions import functions
 
 HEADERS = {'autograd/operations.h': 'Operations', 'autograd/functional.h': 'Operations of neural networks',
+           'autograd/distances.h': 'Distances and their losses', 'autograd/volumes.h': 'Volumes and places',
+           'autograd/spectral.h': 'Fourier transforms',
            'nn/layers.h': 'Layers', 'optim/optim.h': 'Optimizers'}
 SUM = 'kn_add and the norm in one step: add_norm.is_kn_add_and_the_norm_in_each_dtype compares them'
 DRAWS, CACHE, STEP, SCALER = ('draws numbers of its own', 'keeps keys and values; no gradient', 'counts and settings of a step',

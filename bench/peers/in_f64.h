@@ -94,7 +94,8 @@ static inline void peer_train(void *m, bool on)
 
 static inline bool peer_backward(kn_tensor *loss, kn_backward_options o)
 {
-    peer_tape("loss", "loss", loss);
+    if (loss && kn_ndim(loss) == 0) /* else a tensor whose gradient is given */
+        peer_tape("loss", "loss", loss);
     return (kn_backward_)(loss, o);
 }
 

@@ -53,7 +53,7 @@ simple('eq ne lt le gt ge', 'whole', count=2, grad=False)
 simple('neg abs square sign floor ceil round exp expm1 sin cos atan erf tanh sigmoid logsigmoid relu relu6 gelu silu '
        'mish hardswish')
 simple('hardsigmoid', bounds=(1e-5, 1e-7), why='the gradient has a sixth, which is of f32 in torch')
-simple('tan', 'sides')
+simple('tan asin acos atanh erfinv', 'sides')
 simple('log log1p log2 sqrt rsqrt reciprocal', 'positive')
 simple('isnan isinf isfinite', grad=False)
 
@@ -75,9 +75,9 @@ with_number('add_scalar', 'add', torch.add)
 with_number('pow', 'pow', torch.pow, 'positive', numbers=[-2.0, -0.5, 0.0, 0.5, 1.0, 1.7, 2.0, 3.0])
 
 
-def optional(name, in_torch, judge=None, **options):
+def optional(name, in_torch, judge=None, bounds=None, why='', **options):
     """A row of x with options, each of which is left out, or drawn from (low, high)."""
-    @row('kn_' + name, judge or name)
+    @row('kn_' + name, judge or name, bounds, why)
     def _(d):
         o = {n: d.rng.uniform(*of) for n, of in options.items() if d.int(0, 1)}
         return [d.input(d.shape())], lambda k, x: getattr(k, name)(x, **o), lambda x: in_torch(x, **o)
@@ -85,6 +85,9 @@ def optional(name, in_torch, judge=None, **options):
 
 optional('leaky_relu', lambda x, slope=0.01: F.leaky_relu(x, slope), slope=(0.1, 0.9))
 optional('elu', F.elu, alpha=(0.2, 2))
+optional('celu', F.celu, alpha=(0.2, 2), bounds=(1e-5, 1e-7), why='the gradient divides by an alpha that is of f32 in torch')
+for word in ('hardshrink', 'softshrink'):
+    optional(word, lambda x, f=getattr(F, word), **o: f(x, *o.values()), **{'lambda': (0.1, 2)})
 optional('softplus', F.softplus, beta=(0.5, 3), threshold=(1, 5))
 optional('hardtanh', lambda x, low=-1.0, high=1.0: F.hardtanh(x, low, high), low=(-2, -0.1), high=(0.1, 2))
 optional('gelu_tanh', lambda x: F.gelu(x, approximate='tanh'), 'gelu(approximate=tanh)')
@@ -198,7 +201,7 @@ def _(d):
     shape = d.shape(least=1)
     dim = d.dim(len(shape))
     index = [d.int(1, n) for n in shape]
-    index[dim] = d.int(1, 7)
+    index[dim] = d.size(1, 7)
     return [d.input(shape), d.index(index, shape[dim])], lambda k, x, i: k.gather(x, dim, i), \
         lambda x, i: x.gather(dim, i.long())
 
@@ -208,7 +211,7 @@ def _(d):
     shape = d.shape(least=1)
     dim = d.dim(len(shape))
     index = [d.choice([1, n]) for n in shape]
-    index[dim] = d.int(1, 7)
+    index[dim] = d.size(1, 7)
     return [d.input(shape), d.index(index, shape[dim])], lambda k, x, i: k.take_along_dim(x, i, dim), \
         lambda x, i: x.take_along_dim(i.long(), dim)
 
@@ -229,9 +232,72 @@ for word in ('scatter', 'scatter_add'):
             lambda x, i, s: getattr(x, word)(dim, i.long(), s[tuple(slice(n) for n in size)])    # torch's gradient needs it
 
 
+REDUCTIONS = ['sum', 'mean', 'prod', 'amax', 'amin']
+SELF = 'equal elements of x and src are not drawn with include_self=False: torch counts such an x among the ties'
+
+
+def reduction(d):
+    """A reduction, Knap's number for it, whether x counts, and the values to draw."""
+    by, include = d.int(0, 4), d.int(0, 1) == 1
+    return REDUCTIONS[by], by, include, 'whole' if include and d.int(0, 1) else 'normal'
+
+
+@row('kn_scatter_reduce', 'scatter_reduce', why=SELF)
+def _(d):
+    shape = d.shape(least=1)
+    dim, size, (name, by, include, kind) = d.dim(len(shape)), [d.int(1, n) for n in shape], reduction(d)
+    return [d.input(shape, kind), d.index(size, shape[dim]), d.input([n + d.int(0, 2) for n in size], kind)], \
+        lambda k, x, i, s: k.scatter_reduce(x, dim, i, s, by, exclude_self=not include), \
+        lambda x, i, s: x.scatter_reduce(dim, i.long(), s[tuple(slice(n) for n in size)], name, include_self=include)
+
+
+def rows_by_index(d, kind):
+    """x, an index along dim, src, dim."""
+    shape, n = d.shape(least=1), d.int(1, 7)
+    dim = d.dim(len(shape))
+    src = list(shape)
+    src[dim] = n
+    return [d.input(shape, kind), d.index([n], shape[dim]), d.input(src, kind)], dim
+
+
+@row('kn_index_reduce', 'index_reduce', why=SELF)
+def _(d):
+    name, by, include, kind = reduction(d)
+    inputs, dim = rows_by_index(d, kind)
+
+    def in_torch(x, i, s):
+        at = i.long().view([-1 if n == dim % x.dim() else 1 for n in range(x.dim())]).expand(s.shape)
+        return x.scatter_reduce(dim, at, s, name, include_self=include)
+    return inputs, lambda k, x, i, s: k.index_reduce(x, dim, i, s, by, exclude_self=not include), in_torch
+
+
+def segments(x, index, n, name):
+    at = index.long().view([-1] + [1] * (x.dim() - 1)).expand(x.shape)
+    none = x.new_full([n, *x.shape[1:]], 1.0 if name == 'prod' else 0.0)
+    return none.scatter_reduce(0, at, x, name, include_self=name in ('sum', 'prod'))
+
+
+@row('kn_segment_reduce', 'scatter_reduce')
+def _(d):
+    name, by, _, _ = reduction(d)
+    x, n = d.input(d.shape(least=1)), d.int(1, 6)
+    return [x, d.index([x.values.shape[0]], n)], lambda k, x, i: k.segment_reduce(x, i, n, by), \
+        lambda x, i: segments(x, i, n, name)
+
+
+@row('kn_segment_softmax', 'softmax, group by group')
+def _(d):
+    x, n = d.input(d.shape(least=1)), d.int(1, 6)
+
+    def in_torch(x, i):
+        parts = [(i == g).nonzero().flatten() for g in range(n)]
+        return torch.cat([x[p].softmax(0) for p in parts])[torch.cat(parts).argsort()]
+    return [x, d.index([x.values.shape[0]], n)], lambda k, x, i: k.segment_softmax(x, i, n), in_torch
+
+
 @row('kn_index_add', 'index_add')
 def _(d):
-    shape, n = d.shape(least=1), d.int(1, 7)
+    shape, n = d.shape(least=1), d.size(1, 7)
     dim = d.dim(len(shape))
     src = list(shape)
     src[dim] = n
@@ -243,7 +309,7 @@ def _(d):
 def _(d):
     shape = d.shape(least=1)
     dim = d.dim(len(shape))
-    return [d.input(shape), d.index([d.int(1, 7)], shape[dim])], lambda k, x, i: k.index_select(x, dim, i), \
+    return [d.input(shape), d.index([d.size(1, 7)], shape[dim])], lambda k, x, i: k.index_select(x, dim, i), \
         lambda x, i: x.index_select(dim, i)
 
 
@@ -268,8 +334,8 @@ def _(d):
 
 @row('kn_embedding', 'embedding')
 def _(d):
-    v = d.int(1, 9)
-    return [d.input([v, d.int(1, 9)]), d.index(d.shape(), v)], lambda k, w, i: k.embedding(w, i), \
+    v = d.size(1, 9)
+    return [d.input([v, d.size(1, 9)]), d.index(d.shape(), v)], lambda k, w, i: k.embedding(w, i), \
         lambda w, i: F.embedding(i, w)
 
 
@@ -464,7 +530,7 @@ def _(d):
 
 @row('kn_matmul', 'matmul')
 def _(d):
-    m, n, k = (d.int(1, 20) for _ in range(3))
+    m, n, k = (d.size(1, 20) for _ in range(3))
     a, b = d.broadcast(2)
     shapes = list(a.values.shape)[-2:] + [m, k], list(b.values.shape)[-2:] + [k, n]
     try:
@@ -481,7 +547,7 @@ EQUATIONS = ['ij,jk->ik', 'bhtd,bhsd->bhts', 'ii->i', 'ii', 'i,j->ij', '...ij,..
 @row('kn_einsum', 'einsum')
 def _(d):
     equation = d.choice(EQUATIONS)
-    size = {letter: d.int(1, 5) for letter in 'abcdhijklst'}
+    size = {letter: d.size(1, 5) for letter in 'abcdhijklst'}
     lead = [d.int(1, 3)]
     shapes = [[n for c in operand.replace('...', '.') for n in (lead if c == '.' else [size[c]])]
               for operand in equation.split('->')[0].split(',')]
@@ -491,7 +557,7 @@ def _(d):
 
 @row('kn_linear', 'linear')
 def _(d):
-    n, k, in_out = d.int(1, 20), d.int(1, 20), d.choice([True, False])
+    n, k, in_out = d.size(1, 20), d.size(1, 20), d.choice([True, False])
     inputs = [d.input(d.shape(least=1, most=3) + [k]), d.input([k, n] if in_out else [n, k])]
     inputs += [d.input([n])] if d.int(0, 1) else []
     return inputs, lambda k, x, w, b=None: k.linear(x, w, b, in_out), \

@@ -57,8 +57,8 @@ def _(d):
 @row('kn_group_norm', 'group_norm', **NARROW)
 def _(d):
     groups, eps = d.int(1, 3), d.choice([0, 1e-3])
-    c = groups * d.int(2, 3)
-    shape = [d.int(1, 3), c] + d.shape(least=1, most=2, smallest=2)
+    c = groups * d.size(2, 3)
+    shape = [d.size(1, 3), c] + d.shape(least=1, most=2, smallest=2)
     return [d.input(shape, ties=False), *maybe(d, [c], [c])], \
         lambda k, x, *t: k.group_norm(x, groups, *filled(t, 2), eps), \
         lambda x, *t: F.group_norm(x, groups, *filled(t, 2), eps or 1e-5)
@@ -66,7 +66,7 @@ def _(d):
 
 @row('kn_instance_norm', 'instance_norm', **NARROW)
 def _(d):
-    shape = [d.int(1, 3), d.int(1, 4)] + d.shape(least=1, most=2, smallest=2)
+    shape = [d.size(1, 3), d.size(1, 4)] + d.shape(least=1, most=2, smallest=2)
     c = shape[1:2]
     return [d.input(shape, ties=False), *maybe(d, c, c)], lambda k, x, *t: k.instance_norm(x, *filled(t, 2), 0), \
         lambda x, *t: dense(F.instance_norm, x, None, None, *filled(t, 2))
@@ -74,7 +74,7 @@ def _(d):
 
 @row('kn_batch_norm', 'batch_norm', **NARROW)
 def _(d):
-    shape, training = [d.int(2, 4), d.int(1, 4)] + d.shape(least=0, most=2, smallest=2), d.choice([True, False])
+    shape, training = [d.size(2, 4), d.size(1, 4)] + d.shape(least=0, most=2, smallest=2), d.choice([True, False])
     c, momentum = shape[1:2], d.choice([0.1, 0.3])
     running = [d.input(c, 'positive', grad=False, layout=False) for _ in range(2)]
 
@@ -88,8 +88,8 @@ def _(d):
 
 @row('kn_scaled_dot_product_attention', 'scaled_dot_product_attention')
 def _(d):
-    g, t, dim = d.int(1, 2), d.int(1, 6), d.choice([2, 4, 5, 8])
-    b, h, s = d.int(1, 2), g * d.int(1, 2), t + d.int(0, 3)
+    g, t, dim = d.int(1, 2), d.size(1, 6), d.choice([2, 4, 5, 8])
+    b, h, s = d.size(1, 2), g * d.int(1, 2), t + d.int(0, 3)
     causal, scale = d.choice([True, False]), d.choice([None, 0.7])
     window = d.choice([0, 2]) if causal else 0
     inputs = [d.input([b, h, t, dim]), d.input([b, g, s, dim]), d.input([b, g, s, dim])]
@@ -116,7 +116,7 @@ def _(d):
 @row('kn_rope', 'cat, cos, sin')
 def _(d):
     half, start, base = d.int(1, 4), d.int(0, 9), d.choice([0, 500.0])
-    shape = [d.int(1, 2), d.int(1, 3), d.int(1, 6), 2 * half]
+    shape = [d.size(1, 2), d.size(1, 3), d.size(1, 6), 2 * half]
     factor, low, high, ctx = d.choice([0.0, 8.0]), d.choice([1.0, 2.0]), 4.0, d.int(10, 500)
 
     def in_knap(k, x):
@@ -150,6 +150,64 @@ def loss(name, x='normal', target='normal', target_grad=True, **numbers):
 
 
 loss('mse_loss')
+
+
+def with_signs(name, count, **numbers):
+    """A row of a loss of count inputs of one shape and of targets of 1 and -1."""
+    @row('kn_' + name, name)
+    def _(d):
+        shape, reduction = d.shape(), d.choice(REDUCTIONS)
+        o = {n: d.rng.uniform(*of) for n, of in numbers.items() if d.int(0, 1)}
+        sign = torch.where(torch.rand(shape) < 0.5, 1.0, -1.0).double()
+        inputs = [d.input(shape) for _ in range(count)]
+        return inputs + [d.given(sign)], \
+            lambda k, *t: getattr(k, name)(*t, reduction=code(k, reduction), **o), \
+            lambda *t: getattr(F, name)(*t, reduction=reduction, **o)
+
+
+with_signs('margin_ranking_loss', 2, margin=(0.1, 2))
+with_signs('hinge_embedding_loss', 1, margin=(0.2, 2))
+
+
+@row('kn_triplet_margin_loss', 'triplet_margin_loss')
+def _(d):
+    shape, reduction = d.shape(least=1), d.choice(REDUCTIONS)
+    o = {'swap': d.choice([True, False]), 'p': d.choice([1.0, 2.0, 3.0]), 'margin': d.rng.uniform(0.2, 3)}
+    return [d.input(shape, ties=False) for _ in range(3)], \
+        lambda k, *t: k.triplet_margin_loss(*t, reduction=code(k, reduction), **o), \
+        lambda *t: F.triplet_margin_loss(*t, reduction=reduction, **o)
+
+
+@row('kn_pairwise_distance', 'pairwise_distance')
+def _(d):
+    shape, keep, p = d.shape(least=1), d.choice([True, False]), d.choice([1.0, 2.0, 3.0])
+    return [d.input(shape), d.input(shape[d.int(0, len(shape) - 1):])], \
+        lambda k, *t: k.pairwise_distance(*t, p=p, keep=keep), lambda *t: F.pairwise_distance(*t, p=p, keepdim=keep)
+
+
+@row('kn_gaussian_nll_loss', 'gaussian_nll_loss')
+def _(d):
+    shape, reduction, full = d.shape(least=1), d.choice(REDUCTIONS), d.choice([True, False])
+    return [d.input(shape), d.input(shape), d.input(shape[:-1] + [d.choice([1, shape[-1]])], 'positive')], \
+        lambda k, *t: k.gaussian_nll_loss(*t, reduction=code(k, reduction), full=full, eps=0.5), \
+        lambda *t: F.gaussian_nll_loss(*t, reduction=reduction, full=full, eps=0.5)
+
+
+@row('kn_poisson_nll_loss', 'poisson_nll_loss', why='PyTorch gives no gradient by the target where full')
+def _(d):
+    shape, reduction, log, full = d.shape(), d.choice(REDUCTIONS), d.choice([True, False]), d.choice([True, False])
+    return [d.input(shape, 'normal' if log else 'positive'), d.input(shape, 'positive', grad=not full)], \
+        lambda k, *t: k.poisson_nll_loss(*t, reduction=code(k, reduction), full=full, no_log_input=not log), \
+        lambda *t: F.poisson_nll_loss(*t, reduction=reduction, full=full, log_input=log)
+
+
+@row('kn_channel_shuffle', 'channel_shuffle')
+def _(d):
+    g, shape = d.int(1, 4), d.shape(least=3)
+    shape[1] = g * d.int(1, 4)
+    return [d.input(shape)], lambda k, x: k.channel_shuffle(x, g), lambda x: x.unflatten(1, (g, -1)).transpose(1, 2).flatten(1, 2)
+
+
 loss('l1_loss')
 loss('huber_loss', delta=(0.3, 3))
 loss('smooth_l1_loss', beta=(0.3, 3))
@@ -306,8 +364,8 @@ def convolution(name, ndim, transposed):
         ranges = {'stride': (1, 3), 'pad': (0, 2), 'dilation': (1, 2)}
         own, judge = pairs(d, ndim, **ranges)
         own['groups'] = groups = d.int(1, 3)
-        c, o, kernel = groups * d.int(1, 4), groups * d.int(1, 4), [d.int(1, 3) for _ in range(ndim)]
-        x = d.input([d.int(1, 3), c] + [d.int(5, 9) for _ in range(ndim)])
+        c, o, kernel = groups * d.size(1, 4), groups * d.size(1, 4), [d.int(1, 3) for _ in range(ndim)]
+        x = d.input([d.size(1, 3), c] + [d.size(5, 9) for _ in range(ndim)])
         w = d.input([c, o // groups, *kernel] if transposed else [o, c // groups, *kernel])
         bias = [d.input([o])] if d.int(0, 1) else []
         more = {}
@@ -325,7 +383,7 @@ for word in ('conv', 'conv_transpose'):
 
 
 def image(d, **how):
-    return d.input([d.int(1, 3), d.int(1, 4), d.int(5, 9), d.int(5, 9)], **how)
+    return d.input([d.size(1, 3), d.size(1, 4), d.size(5, 9), d.size(5, 9)], **how)
 
 
 for word in ('max_pool2d', 'avg_pool2d'):
@@ -359,21 +417,21 @@ for word in ('max_pool1d', 'avg_pool1d'):
         else:
             own['exclude_pad'] = d.choice([True, False])
             more['count_include_pad'] = not own['exclude_pad']
-        return [d.input([d.int(1, 3), d.int(1, 4), d.int(5, 12)])], lambda k, x: getattr(k, word)(x, **own), \
+        return [d.input([d.size(1, 3), d.size(1, 4), d.size(5, 12)])], lambda k, x: getattr(k, word)(x, **own), \
             lambda x: getattr(F, word)(x, own['kernel'], own['stride'], own['pad'], ceil_mode=own['ceil_mode'], **more)
 
 
 @row('kn_adaptive_avg_pool1d', 'adaptive_avg_pool1d')
 def _(d):
     size = d.int(1, 11)
-    return [d.input([d.int(1, 3), d.int(1, 4), d.int(1, 12)])], lambda k, x: k.adaptive_avg_pool1d(x, size), \
+    return [d.input([d.size(1, 3), d.size(1, 4), d.size(1, 12)])], lambda k, x: k.adaptive_avg_pool1d(x, size), \
         lambda x: F.adaptive_avg_pool1d(x, size)
 
 
 @row('kn_fold2d', 'fold')
 def _(d):
     own, judge = pairs(d, 2, kernel=(1, 3), stride=(1, 3), pad=(0, 2), dilation=(1, 2))
-    size, c = [d.int(5, 9), d.int(5, 9)], d.int(1, 3)
+    size, c = [d.size(5, 9), d.size(5, 9)], d.size(1, 3)
     places = [(n + 2 * p - e * (r - 1) - 1) // s + 1
               for n, p, e, r, s in zip(size, judge['pad'], judge['dilation'], judge['kernel'], judge['stride'])]
     return [d.input([d.int(1, 3), c * judge['kernel'][0] * judge['kernel'][1], places[0] * places[1]])], \
@@ -390,24 +448,29 @@ def _(d):
 
 @row('kn_interpolate', 'interpolate')
 def _(d):
-    mode = d.choice(['nearest', 'bilinear'])
-    corners = mode == 'bilinear' and d.choice([True, False])
+    mode, n = d.choice(['nearest', 'bilinear', 'bicubic', 'nearest-exact', 'area']), d.choice([1, 2, 2, 2, 3])
+    n = 2 if mode == 'bicubic' else n
+    corners = mode in ('bilinear', 'bicubic') and d.choice([True, False])
+    smooth = n == 2 and mode in ('bilinear', 'bicubic') and not corners and d.choice([True, False])
     if d.int(0, 1):
-        size = [d.int(1, 13), d.int(1, 13)]
+        size = [d.int(1, 13) for _ in range(n)]
         own, judge = {'sizes': size}, {'size': size}
     else:
-        scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(2)]
+        scale = [d.choice([0.5, 1.5, 2.0, 1.7, 0.4]) for _ in range(n)]
         own, judge = {'scales': scale}, {'scale_factor': scale}
-    return [image(d)], \
-        lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper()], align_corners=corners, **own), \
-        lambda x: F.interpolate(x, mode=mode, align_corners=corners if mode == 'bilinear' else None, **judge)
+    in_torch = {1: 'linear', 2: 'bilinear', 3: 'trilinear'}[n] if mode == 'bilinear' else mode
+    return [d.input([d.int(1, 3), d.int(1, 4)] + [d.int(5, 9) for _ in range(n)])], \
+        lambda k, x: k.interpolate(x, mode=k.enums['KN_' + mode.upper().replace('-', '_')], align_corners=corners,
+                                   antialias=smooth, **own), \
+        lambda x: F.interpolate(x, mode=in_torch, align_corners=corners if mode in ('bilinear', 'bicubic') else None,
+                                antialias=smooth, **judge)
 
 
 for word in ('pixel_shuffle', 'pixel_unshuffle'):
     @row('kn_' + word, word)
     def _(d, word=word):
         r = d.int(1, 3)
-        c, h, w = d.int(1, 3), d.int(1, 4), d.int(1, 4)
+        c, h, w = d.size(1, 3), d.size(1, 4), d.size(1, 4)
         shape = d.shape(0, 2) + ([c * r * r, h, w] if word == 'pixel_shuffle' else [c, h * r, w * r])
 
         def in_torch(x):    # of 4 dims: torch refuses some orders of 5

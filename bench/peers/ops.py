@@ -10,7 +10,9 @@ import torch
 
 import knap
 import layers        # noqa: F401  adds the rows of nn/layers.h
+import operations_composed    # noqa: F401  more of autograd/operations.h
 import operations_nn    # noqa: F401  those of autograd/functional.h
+import operations_volumes    # noqa: F401  those of autograd/volumes.h and autograd/spectral.h
 import optimizers    # noqa: F401  those of optim/optim.h
 from covered import HEADERS, WITHOUT, complaints, public, rows_of
 from operations import ROWS
@@ -73,6 +75,10 @@ class Draw:
         self.rng, self.dtype = rng, dtype
         self.choice, self.int = rng.choice, rng.randint
 
+    def size(self, low, high):
+        """Of a dim."""
+        return self.int(low, high)
+
     def shape(self, least=0, most=4, smallest=1, largest=5):
         """Sizes of least to most dims; one of them is large now and then."""
         sizes = [self.int(smallest, largest) for _ in range(self.int(least, most))]
@@ -81,10 +87,10 @@ class Draw:
         return sizes
 
     def input(self, shape, kind='normal', grad=True, ties=True, layout=True):
-        """Floats of a kind: normal, positive, unit (inside 0 to 1), sides (of -1 to 1), whole (many are equal)."""
+        """Floats of a kind: normal, positive, unit (inside 0 to 1), sides (of -1 to 1), above (1), whole (many are equal)."""
         n, u = torch.randn(shape, dtype=torch.float64), torch.rand(shape, dtype=torch.float64)
         v = {'normal': 2 * n, 'positive': 0.2 + 3 * u, 'unit': 0.05 + 0.9 * u, 'sides': 1.8 * u - 0.9,
-             'whole': n.mul(1.5).round()}[kind]
+             'above': 1.1 + 3 * u, 'whole': n.mul(1.5).round()}[kind]
         return Input(v.float().double() if self.dtype == torch.float32 else v, grad, ties, layout)
 
     def index(self, shape, below, ties=True):
@@ -258,10 +264,13 @@ def parse(arguments):
                '(markdown); the exit status is 1 where a row fails or a public function has none.')
     p.add_argument('--build', default='build', metavar='DIR', help='the folder with libknap.so (build)')
     p.add_argument('--seed', type=int, default=1, help='of all draws (1)')
-    p.add_argument('--cases', type=int, default=20, metavar='N', help='cases an operation and dtype (20)')
+    p.add_argument('--cases', type=int, metavar='N', help='cases an operation and dtype (20; 2 with --times)')
     p.add_argument('--only', action='append', metavar='NAME', help='operations with this in their name; may be given twice')
     p.add_argument('--page', metavar='FILE', help='write the rows that pass into this page')
+    p.add_argument('--times', action='store_true', help='the time of operations in three sizes, beside torch\'s; --cases of each')
+    p.add_argument('--above', type=float, default=1.0, metavar='RATIO', help='with --times: print those slower than this (1)')
     o = p.parse_args(arguments)
+    o.cases = (2 if o.times else 20) if o.cases is None else o.cases
     if o.cases < 1:
         p.error('--cases is at least 1')
     if not os.path.exists(os.path.join(o.build, 'libknap.so')):
@@ -278,6 +287,10 @@ def main(arguments):
     rows = [r for r in ROWS if not options.only or any(o in r.name for o in options.only)]
     if not rows:
         wrong_names.append(f'--only {" ".join(options.only)}: no operation has that in its name')
+    if options.times:
+        import times
+        names = {n for header, of in public().items() if header.startswith('autograd') for n in of}
+        return times.main(k, [r for r in rows if r.name in names], options)
     table, failed = {}, 0
     print(f'torch {torch.__version__}, seed {options.seed}\n\n| Knap | PyTorch | cases | f32 | f64 |\n|---|---|---|---|---|')
     for row in rows:

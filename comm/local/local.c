@@ -170,7 +170,8 @@ static char *result(kn_local_comm *c, int rank, const trip *t, const part *p)
 /* How many blocks of a piece's elements each rank gives. */
 static int blocks_of(const kn_local_comm *c, const kn_comm_call *call)
 {
-    return call->kind == KN_CALL_REDUCE_SCATTER ? c->base.size : 1;
+    bool each = call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_TO_ALL;
+    return each ? c->base.size : 1;
 }
 
 /* This rank's bytes go to its bounce buffer, unless the others can see it where it is. */
@@ -187,15 +188,17 @@ static void stage(kn_local_comm *c, const kn_comm_call *call, const trip *t, con
         copy(to + j * bytes, from + (size_t)(j * p->piece->count) * esize, bytes);
 }
 
-/* dst[size * count] = every rank's count elements. */
-static void gather(kn_local_comm *c, const trip *t, const part *p)
+/* dst[size * count] = every rank's count elements; each: those that it has for this rank. */
+static void gather(kn_local_comm *c, const trip *t, const part *p, bool each)
 {
     size_t esize = kn_dtype_size(p->piece->dst_dtype);
+    int64_t block = each ? c->base.rank : 0, first = block * p->piece->count + p->begin;
     for (int i = 0; i < c->base.size; i++) {
         int peer = (c->base.rank + i) % c->base.size; /* not all from the same one at once */
         char *to = (char *)p->piece->dst + (size_t)(peer * p->piece->count + p->begin) * esize;
-        const char *own = (const char *)p->piece->src + (size_t)p->begin * esize;
-        copy(to, i == 0 ? own : given(c, peer, t, p, p->begin, 0), p->count * (int64_t)esize);
+        const char *own = (const char *)p->piece->src + (size_t)first * esize;
+        copy(to, i == 0 ? own : given(c, peer, t, p, first, block * p->count),
+             p->count * (int64_t)esize);
     }
 }
 
@@ -268,8 +271,8 @@ static bool run_trip(kn_local_comm *c, const kn_comm_call *call, const trip *t, 
         return false;
     for (int i = 0; ok && i < t->of.parts; i++) {
         const part *p = &t->of.part[i];
-        if (call->kind == KN_CALL_ALL_GATHER)
-            gather(c, t, p);
+        if (call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_ALL_TO_ALL)
+            gather(c, t, p, call->kind == KN_CALL_ALL_TO_ALL);
         else if (call->kind == KN_CALL_REDUCE_SCATTER)
             ok = reduce_scatter(c, t, p, s);
         else if (call->kind == KN_CALL_ALL_REDUCE)
@@ -351,6 +354,12 @@ static bool take_small(kn_local_comm *c, const kn_comm_call *call, const kn_comm
     case KN_CALL_GROUP:
         for (int r = 0; r < n && bytes > 0; r++)
             memcpy((char *)p->dst + (size_t)r * bytes, payload(c, r) + at, bytes);
+        return true;
+    case KN_CALL_ALL_TO_ALL:
+        bytes /= (size_t)n;
+        for (int r = 0; r < n && bytes > 0; r++)
+            memcpy((char *)p->dst + (size_t)r * bytes, payload(c, r) + at + (size_t)me * bytes,
+                   bytes);
         return true;
     case KN_CALL_REDUCE_SCATTER:
     case KN_CALL_ALL_REDUCE:

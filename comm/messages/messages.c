@@ -123,7 +123,8 @@ static bool open_steps(kn_message_comm *c, const kn_comm_call *call)
 
 /* ---- gathers and reductions ------------------------------------------------------------------ */
 
-static bool all_gather(kn_message_comm *c, const kn_comm_call *call)
+/* each: every rank has other bytes for each rank; else the same for all. */
+static bool all_gather(kn_message_comm *c, const kn_comm_call *call, bool each)
 {
     kn_comm_trip t = { 0 };
     while (kn_comm_next_trip(&t, call, 1, CHUNK)) {
@@ -132,10 +133,13 @@ static bool all_gather(kn_message_comm *c, const kn_comm_call *call)
             const kn_comm_piece *q = t.part[i].piece;
             int64_t esize = (int64_t)kn_dtype_size(q->dst_dtype), stride = q->count * esize;
             int64_t at = t.part[i].begin * esize, bytes = t.part[i].count * esize;
+            const char *src = (const char *)q->src + at,
+                       *mine = src + (each ? c->base.rank * stride : 0);
             char *dst = (char *)q->dst + at, *own = dst + c->base.rank * stride;
-            if (own != (const char *)q->src + at)
-                memmove(own, (const char *)q->src + at, (size_t)bytes);
-            part[i] = (kn_message_part){ .send = own,
+            if (own != mine)
+                memmove(own, mine, (size_t)bytes);
+            part[i] = (kn_message_part){ .send = each ? src : own,
+                                         .send_stride = each ? stride : 0,
                                          .send_bytes = bytes,
                                          .receive = dst,
                                          .receive_stride = stride,
@@ -354,13 +358,15 @@ bool kn_message_run(kn_comm *base, const kn_comm_call *call, kn_stream *s)
     kn_message_comm *c = (kn_message_comm *)base;
     c->left_since = 0;
     bool all = call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_GROUP ||
-               call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE;
+               call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE ||
+               call->kind == KN_CALL_ALL_TO_ALL;
     if (!(all ? open_all(c, call) : open_steps(c, call)))
         return false;
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
     case KN_CALL_GROUP:
-        return all_gather(c, call);
+    case KN_CALL_ALL_TO_ALL:
+        return all_gather(c, call, call->kind == KN_CALL_ALL_TO_ALL);
     case KN_CALL_REDUCE_SCATTER:
         return reduce_scatter(c, call, s);
     case KN_CALL_ALL_REDUCE:

@@ -35,6 +35,11 @@ static bool ok(const job *j, int error)
     return kn_nccl_settled(j->n, error, kn_comm_kind_name(j->call->kind), j->call->label);
 }
 
+static bool is_open(const job *j)
+{
+    return kn_nccl_open(j->n, kn_comm_kind_name(j->call->kind), j->call->label);
+}
+
 static int type_of(kn_dtype t)
 {
     return t == KN_F32 ? NCCL_F32 : t == KN_F64 ? NCCL_F64 : t == KN_F16 ? NCCL_F16 : NCCL_BF16;
@@ -151,6 +156,8 @@ typedef size_t (*needs)(const job *j, const kn_comm_piece *p); /* bytes of scrat
 static bool move_all(job *j, moves move, needs need)
 {
     const kn_comm_call *call = j->call;
+    if (!is_open(j)) /* no more, where the kernels of the step before were waited for */
+        return false;
     bool group = call->pieces > 1;
     int error = group ? j->f->group_start() : NCCL_SUCCESS;
     char *at = j->scratch;
@@ -195,6 +202,12 @@ static int gather(const job *j, const kn_comm_piece *p, char *unused)
     (void)unused;
     return j->f->all_gather(p->src, p->dst, (size_t)kn_piece_dst_bytes(p), NCCL_U8, j->n->handle,
                             j->handle);
+}
+
+static int swap(const job *j, const kn_comm_piece *p, char *unused)
+{
+    (void)unused;
+    return exchange(j, p, p->dst, p->count, p->count * j->n->comm->size);
 }
 
 /* ---- a reduce-scatter: the parts, or NCCL's sum, in scratch, unless that is the result */
@@ -335,6 +348,8 @@ static bool run(job *j)
     switch (call->kind) {
     case KN_CALL_ALL_GATHER:
         return move_all(j, gather, NULL);
+    case KN_CALL_ALL_TO_ALL:
+        return move_all(j, swap, NULL);
     case KN_CALL_REDUCE_SCATTER:
         return reduce_scatter(j);
     case KN_CALL_ALL_REDUCE:
@@ -374,22 +389,22 @@ static bool issue(job *j, kn_comm *c)
 {
     kn_nccl_comm *n = j->n;
     bool tracing = kn_tracing();
-    cudaEvent_t begun = NULL;
+    kn_nccl_pending *pending = NULL;
     char what[96];
     if (!kn_event_wait(n->last, j->s) || !find_scratch(j) ||
-        !kn_nccl_watch_begin(n, j->handle, &begun))
+        !kn_nccl_watch_begin(n, j->handle, j->call, &pending))
         return false;
     if (tracing)
         kn_gpu_trace_begin(j->s);
     pthread_mutex_lock(
         &n->calls); /* kept while NCCL is called, so that no thread frees the handle */
-    bool done = !atomic_load(&n->aborted) && run(j);
+    bool done = is_open(j) && run(j);
     pthread_mutex_unlock(&n->calls);
     snprintf(what, sizeof what, "%s%s%s", kn_comm_kind_name(j->call->kind),
              j->call->label ? " " : "", j->call->label ? j->call->label : "");
     if (tracing)
         kn_gpu_trace_end(j->s, what, "nccl", 0, kn_comm_bytes(c, j->call));
-    bool watched = kn_nccl_watch_end(n, j->handle, begun, j->call);
+    bool watched = kn_nccl_watch_end(j->handle, pending);
     return kn_event_record(n->last, j->s) && watched && done && kn_ok();
 }
 
@@ -397,15 +412,9 @@ bool kn_nccl_launch(kn_comm *c, const kn_comm_call *given, kn_stream *s)
 {
     kn_comm_call call = *given;
     kn_nccl_comm *n = c->nccl ? c->nccl : kn_nccl_make(c);
-    if (!n)
-        return false;
-    if (atomic_load(&n->aborted))
-        return kn_nccl_healthy(c) &&
-               kn_fail("%s %s: the NCCL communicator %s was aborted", kn_comm_kind_name(call.kind),
-                       call.label ? call.label : "-", c->name);
-    if (!kn_comm_meeting(c->world)) /* the hook of tests */
-        return false;
     job j = { .n = n, .f = kn_nccl(), .call = &call, .s = s };
+    if (!n || !is_open(&j) || !kn_comm_meeting(c->world)) /* the hook of tests */
+        return false;
     j.handle = ((kn_gpu_stream *)s)->handle;
     kn_comm_note_call(c, &call);
     return issue(&j, c);

@@ -74,6 +74,7 @@ typedef struct kn_nccl_pending {
     kn_comm_call call;
     char label[64]; /* call.label points here */
     cudaEvent_t begun, done;
+    bool issued;  /* done is recorded */
     double since; /* when it was first seen running; 0: not yet */
 } kn_nccl_pending;
 
@@ -91,6 +92,7 @@ typedef struct kn_nccl {
     pthread_mutex_t calls;
     kn_context *context;  /* where errors go */
     _Atomic bool aborted; /* handle is gone */
+    bool given_up;        /* handle is in the midst of a call that nobody waits for any longer */
     bool shared;          /* several ranks share a GPU */
     kn_event *last;       /* after the newest collective */
     void *scratch;
@@ -102,8 +104,8 @@ typedef struct kn_nccl {
     struct kn_nccl *next;
     kn_nccl_pending pending[KN_NCCL_PENDING];
     int first, count;
-    cudaEvent_t replay_begun; /* between the hooks of a launch (nccl_graph.c) */
-    pthread_t aborter;        /* while aborting: ends handle */
+    kn_nccl_pending *replay; /* between the hooks of a launch (nccl_graph.c) */
+    pthread_t aborter;       /* while aborting: ends handle */
     bool aborting;
     double failed; /* when NCCL was first seen to report an error; 0: not yet */
 } kn_nccl_comm;
@@ -116,10 +118,14 @@ bool kn_nccl_failed(const kn_nccl_comm *n, const char *what, const char *label, 
 kn_nccl_comm *kn_nccl_make(kn_comm *c);
 /* n->calls is held; a call of NCCL has returned error. Waits until its work is done, whatever it
  * returned; false with an error if it failed, a rank failed meanwhile, or the others don't come in
- * time. */
+ * time. Then the call is given up, and the world is poisoned. */
 bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label);
 /* false with an error, the first cause, if a rank has failed. */
 bool kn_nccl_healthy(kn_comm *c);
+/* Whether NCCL may be called with n; false with an error that begins with what and label, or names
+ * the rank that failed. After a failure n may be in the midst of a call that was given up: NCCL
+ * lets none follow, and only an abort ends it. */
+bool kn_nccl_open(const kn_nccl_comm *n, const char *what, const char *label);
 /* The values become their sums over the ranks, by way of the hosts. */
 bool kn_nccl_host_sum(kn_comm *c, int64_t *values, int count, const char *label);
 
@@ -140,9 +146,10 @@ bool kn_nccl_watch(kn_nccl_comm *n);
 void kn_nccl_unwatch(kn_nccl_comm *n);
 /* nccl_graph.c: a collective of n is being recorded into a graph. */
 bool kn_nccl_recorded(kn_nccl_comm *n);
-/* Around launches on stream: false with an error. In between, nothing is entered. */
-bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun);
-bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
-                       const kn_comm_call *call);
+/* Around the launches of call on stream, which are watched from the first on: the host may have to
+ * wait for the GPU's queue between two. False with an error; *p: NULL while a step is recorded. */
+bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, const kn_comm_call *call,
+                         kn_nccl_pending **p);
+bool kn_nccl_watch_end(cudaStream_t stream, kn_nccl_pending *p);
 
 #endif

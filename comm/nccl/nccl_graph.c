@@ -16,22 +16,20 @@ static cudaStream_t compute_of(const kn_nccl_comm *n)
 static bool before(void *comm, bool first)
 {
     kn_nccl_comm *n = comm;
+    kn_comm_piece piece;
+    kn_comm_call call =
+        kn_comm_call_in_place(KN_CALL_REPLAY, 0, NULL, 0, KN_U8, "a recorded step", &piece);
     (void)first;
-    if (atomic_load(&n->aborted))
-        return kn_ok() && kn_fail("replaying a recorded step: the NCCL communicator %s was aborted",
-                                  n->comm->name);
-    return kn_nccl_watch_begin(n, compute_of(n), &n->replay_begun);
+    if (!kn_ok() || !kn_nccl_open(n, "replaying", "a recorded step"))
+        return false;
+    kn_comm_note_call(n->comm, &call);
+    return kn_nccl_watch_begin(n, compute_of(n), &call, &n->replay);
 }
 
 static void after(void *comm)
 {
     kn_nccl_comm *n = comm;
-    kn_comm_piece piece;
-    kn_comm_call call =
-        kn_comm_call_in_place(KN_CALL_REPLAY, 0, NULL, 0, KN_U8, "a recorded step", &piece);
-    kn_comm_note_call(n->comm, &call);
-    kn_nccl_watch_end(n, compute_of(n), n->replay_begun, &call);
-    n->replay_begun = NULL;
+    kn_nccl_watch_end(compute_of(n), n->replay);
 }
 
 /* As NCCL's getImplicitOrder has it: with NCCL_LAUNCH_ORDER_IMPLICIT (nccl_place.c) kernels of a

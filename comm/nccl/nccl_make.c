@@ -57,6 +57,13 @@ bool kn_nccl_healthy(kn_comm *c)
     return c->ops->healthy ? c->ops->healthy(c) : kn_unpoisoned(c->world->poison);
 }
 
+bool kn_nccl_open(const kn_nccl_comm *n, const char *what, const char *label)
+{
+    return kn_unpoisoned(n->comm->world->poison) &&
+           (!atomic_load(&n->aborted) || kn_fail("%s %s: the NCCL communicator %s was aborted",
+                                                 what, label ? label : "-", n->comm->name));
+}
+
 /* Lets go of the communicator while this thread sleeps; false if it was aborted meanwhile, or an
  * error stands. */
 static bool nap(kn_nccl_comm *n, int64_t ns)
@@ -84,7 +91,7 @@ static int state_after(kn_nccl_comm *n, int error)
     return asked == NCCL_SUCCESS ? state : asked;
 }
 
-bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label)
+static bool settle(kn_nccl_comm *n, int error, const char *what, const char *label)
 {
     double begin = kn_now(), limit = kn_comm_timeout(n->comm), failed = 0, looked;
     int64_t ns = NAP_NS;
@@ -111,6 +118,16 @@ bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *l
             return false;
         ns = ns * 2 < LONG_NAP_NS ? ns * 2 : LONG_NAP_NS;
     }
+}
+
+bool kn_nccl_settled(kn_nccl_comm *n, int error, const char *what, const char *label)
+{
+    const bool well = settle(n, error, what, label);
+    if (!well) {
+        n->given_up = true;
+        kn_comm_poison(n->comm, kn_error()); /* the error has, unless it doesn't count */
+    }
+    return well;
 }
 
 /* ---- making ---------------------------------------------------------------------------------- */
@@ -170,17 +187,15 @@ bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key)
         return false;
     pthread_mutex_lock(&from->calls);
     from->split = NULL;
-    bool ok = !atomic_load(&from->aborted) &&
+    bool ok = kn_nccl_open(from, "nccl: splitting communicator", parent->name) &&
               kn_nccl_settled(from,
                               f->split(from->handle, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key,
                                        &from->split, NULL),
                               "nccl: splitting communicator", parent->name);
     nccl_comm_t handle = from->split;
     pthread_mutex_unlock(&from->calls);
-    if (!ok)
-        return kn_ok() ? kn_fail("nccl: the communicator %s was aborted", parent->name) : false;
-    if (!made)
-        return true;
+    if (!ok || !made)
+        return ok;
     if (!handle)
         return kn_fail("nccl: splitting communicator %s gave none for %s", parent->name,
                        made->name);
@@ -195,11 +210,13 @@ bool kn_nccl_split(kn_comm *parent, kn_comm *made, int color, int key)
 
 /* ---- ending ---------------------------------------------------------------------------------- */
 
-/* The handle goes: quietly if all is well, by an abort if ranks may be missing. */
+/* The handle goes: quietly if all is well, by an abort if ranks may be missing or a call was given
+ * up. */
 static void end_handle(kn_nccl_comm *n)
 {
     const nccl_functions *f = kn_nccl();
-    bool well = kn_ok() && kn_event_sync(n->last) && kn_ok() && !atomic_load(&n->aborted);
+    bool well = kn_ok() && kn_event_sync(n->last) && kn_ok() &&
+                kn_poisoned(n->comm->world->poison, NULL) < 0;
     pthread_mutex_lock(&n->calls);
     if (!atomic_load(&n->aborted)) {
         if (well)

@@ -84,6 +84,15 @@ static kn_comm *first_of(const kn_nccl_memory *m)
     return m->world ? m->world->first : NULL;
 }
 
+/* A call that was given up may still use memory, and none will follow. */
+static bool is_over(const kn_nccl_memory *m)
+{
+    bool over = false;
+    for (const kn_comm *c = first_of(m); c; c = c->next)
+        over |= c->nccl && c->nccl->given_up;
+    return over;
+}
+
 static void free_segment(kn_nccl_memory *m, segment **at)
 {
     segment *s = *at;
@@ -108,7 +117,7 @@ static void free_segment(kn_nccl_memory *m, segment **at)
 static void free_idle(kn_nccl_memory *m)
 {
     bool waited = false;
-    for (segment **at = &m->segments; *at && !kn_recording();) {
+    for (segment **at = &m->segments; *at && !kn_recording() && !is_over(m);) {
         if (!(*at)->idle) {
             at = &(*at)->next;
             continue;
@@ -132,13 +141,12 @@ static void *get(void *arg, size_t bytes)
     cudaThreadExchangeStreamCaptureMode(&mode);
     bool ok = kn_nccl()->mem_alloc(&s->p, bytes) == NCCL_SUCCESS;
     cudaGetLastError();
-    bool there = ok;
-    for (kn_comm *c = first_of(m); ok && c; c = c->next) {
+    for (kn_comm *c = first_of(m); ok && c && !is_over(m); c = c->next) {
         kn_nccl_comm *n = c->nccl;
-        if (!n || atomic_load(&n->aborted))
+        if (!n)
             continue;
         pthread_mutex_lock(&n->calls);
-        ok = !atomic_load(&n->aborted) && enroll(n, s);
+        ok = atomic_load(&n->aborted) || enroll(n, s);
         pthread_mutex_unlock(&n->calls);
     }
     cudaThreadExchangeStreamCaptureMode(&mode);
@@ -147,8 +155,6 @@ static void *get(void *arg, size_t bytes)
         m->segments = s;
         return s->p;
     }
-    if (there)
-        kn_fail("nccl: %zu bytes could not be registered: a communicator was aborted", bytes);
     free(s); /* its bytes stay: they may be registered with some communicator */
     return NULL;
 }
@@ -212,7 +218,7 @@ static kn_nccl_memory *begin(kn_nccl_comm *n)
     if (!m)
         return NULL;
     pthread_mutex_lock(&n->calls);
-    m->why = atomic_load(&n->aborted) ? "a communicator was aborted" : cannot(n);
+    m->why = n->given_up || atomic_load(&n->aborted) ? "a rank failed" : cannot(n);
     pthread_mutex_unlock(&n->calls);
     int64_t able = !m->why;
     bool agreed = kn_nccl_host_sum(c, &able, 1, "ranks that can register memory");

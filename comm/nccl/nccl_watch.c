@@ -35,7 +35,7 @@ static void pop_done(kn_nccl_comm *n)
 {
     while (n->count > 0) {
         kn_nccl_pending *p = &n->pending[n->first];
-        if (!past(p->done))
+        if (!p->issued || !past(p->done))
             return;
         kn_comm_note_end(n->comm, &p->call);
         kn_gpu_event_give(p->begun, false);
@@ -202,50 +202,52 @@ void kn_nccl_unwatch(kn_nccl_comm *n)
     pthread_mutex_unlock(&lock);
 }
 
-bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t *begun)
+static void enter(kn_nccl_comm *n, kn_nccl_pending *p, const kn_comm_call *call)
 {
-    *begun = NULL;
-    if (kn_cuda_capturing(stream)) /* the watch is over launches of the graph */
-        return kn_nccl_recorded(n);
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        pop_done(n);
-        bool room = n->count < KN_NCCL_PENDING;
-        pthread_mutex_unlock(&lock);
-        if (room)
-            break;
-        if (atomic_load(&n->aborted))
-            return false;
-        nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
-    }
-    cudaEvent_t e = kn_gpu_event_take(false);
-    if (!e || !kn_cuda_check(cudaEventRecord(e, stream), "nccl")) {
-        kn_gpu_event_give(e, false);
-        return false;
-    }
-    *begun = e;
-    return true;
-}
-
-bool kn_nccl_watch_end(kn_nccl_comm *n, cudaStream_t stream, cudaEvent_t begun,
-                       const kn_comm_call *call)
-{
-    if (!begun)
-        return true;
-    cudaEvent_t done = kn_gpu_event_take(false);
-    if (!done || !kn_cuda_check(cudaEventRecord(done, stream), "nccl")) {
-        kn_gpu_event_give(begun, false);
-        kn_gpu_event_give(done, false);
-        return false;
-    }
-    pthread_mutex_lock(&lock);
-    kn_nccl_pending *p = &n->pending[(n->first + n->count++) % KN_NCCL_PENDING];
-    *p = (kn_nccl_pending){ .call = *call, .begun = begun, .done = done };
+    p->call = *call;
     p->call.piece = NULL; /* the caller's */
     if (call->label) {
         snprintf(p->label, sizeof p->label, "%s", call->label);
         p->call.label = p->label;
     }
+    n->count++;
+}
+
+bool kn_nccl_watch_begin(kn_nccl_comm *n, cudaStream_t stream, const kn_comm_call *call,
+                         kn_nccl_pending **p)
+{
+    *p = NULL;
+    if (kn_cuda_capturing(stream)) /* the watch is over launches of the graph */
+        return kn_nccl_recorded(n);
+    cudaEvent_t begun = kn_gpu_event_take(false), done = kn_gpu_event_take(false);
+    bool ok = begun && done && kn_cuda_check(cudaEventRecord(begun, stream), "nccl");
+    while (ok && !*p) {
+        pthread_mutex_lock(&lock);
+        pop_done(n);
+        if (n->count < KN_NCCL_PENDING) {
+            *p = &n->pending[(n->first + n->count) % KN_NCCL_PENDING];
+            **p = (kn_nccl_pending){ .begun = begun, .done = done };
+            enter(n, *p, call);
+        }
+        pthread_mutex_unlock(&lock);
+        ok = *p || !atomic_load(&n->aborted);
+        if (ok && !*p)
+            nanosleep(&(struct timespec){ .tv_nsec = 100000 }, NULL);
+    }
+    if (!ok) {
+        kn_gpu_event_give(begun, false);
+        kn_gpu_event_give(done, false);
+    }
+    return ok;
+}
+
+bool kn_nccl_watch_end(cudaStream_t stream, kn_nccl_pending *p)
+{
+    if (!p)
+        return true;
+    bool ok = kn_cuda_check(cudaEventRecord(p->done, stream), "nccl");
+    pthread_mutex_lock(&lock);
+    p->issued = true; /* an event that was never recorded counts as past */
     pthread_mutex_unlock(&lock);
-    return true;
+    return ok;
 }

@@ -1,6 +1,7 @@
 /* kernels/cpu/reference_gather.c: elements along a dim picked by an index of their own each, and
  * put there. */
 #include "kernels/cpu/reference.h"
+#include "kernels/join.h"
 #include <string.h>
 
 /* full, seen in picked's shape: its first element of dim stands for all, which index replaces. */
@@ -29,7 +30,7 @@ kn_status kn_ref_gather(const void *args)
     return KN_DONE;
 }
 
-/* One after another, in row-major order. add: dst holds sums in the precision of additions. */
+/* One after another, in row-major order. join: dst has the precision of joining. */
 static void put(const kn_array *dst, const kn_scatter_args *a)
 {
     const int64_t size = (int64_t)kn_dtype_size(dst->dtype), step = dst->stride[a->dim];
@@ -37,20 +38,21 @@ static void put(const kn_array *dst, const kn_scatter_args *a)
     kn_ref_walk w = kn_ref_walk_over(&a->src, &lines, &a->index, NULL);
     for (; w.more; kn_ref_walk_next(&w)) {
         const int64_t to = w.off[1] + kn_ref_get_int(&a->index, w.off[2]) * step;
-        if (!a->add)
+        if (!a->join)
             memcpy((char *)dst->data + to * size, (const char *)a->src.data + w.off[0] * size,
                    (size_t)size);
         else if (kn_dtype_is_float(dst->dtype))
-            kn_ref_set_computed(dst, to, kn_ref_get(dst, to) + kn_ref_get(&a->src, w.off[0]));
+            kn_ref_set_computed(
+                dst, to, kn_joined(a->by, kn_ref_get(dst, to), kn_ref_get(&a->src, w.off[0])));
         else
-            kn_ref_set_int(dst, to,
-                           (int64_t)((uint64_t)kn_ref_get_int(dst, to) +
-                                     (uint64_t)kn_ref_get_int(&a->src, w.off[0])));
+            kn_ref_set_int(
+                dst, to,
+                kn_joined_int(a->by, kn_ref_get_int(dst, to), kn_ref_get_int(&a->src, w.off[0])));
     }
 }
 
-/* Sums are kept in f32 or f64 beside a dst that is narrower. */
-static bool add_wide(const kn_scatter_args *a, kn_dtype wide)
+/* They are joined in f32 or f64 beside a dst that is narrower. */
+static bool join_wide(const kn_scatter_args *a, kn_dtype wide)
 {
     const int64_t n = kn_array_numel(&a->dst);
     void *bytes = kn_host_alloc((size_t)(n > 0 ? n : 1) * kn_dtype_size(wide));
@@ -73,8 +75,8 @@ kn_status kn_ref_scatter(const void *args)
     if (!kn_ref_check_index(a->op ? a->op : "scatter", &a->index, &a->dst, a->dim))
         return KN_FAILED;
     const kn_dtype wide = to == KN_F64 || from == KN_F64 ? KN_F64 : KN_F32;
-    if (a->add && kn_dtype_is_float(to) && to != wide)
-        return add_wide(a, wide) ? KN_DONE : KN_FAILED;
+    if (a->join && kn_dtype_is_float(to) && to != wide)
+        return join_wide(a, wide) ? KN_DONE : KN_FAILED;
     put(&a->dst, a);
     return KN_DONE;
 }

@@ -1,5 +1,6 @@
 /* kernels/cpu/reference_sort.c: the order of elements along a dim, and their running sums. */
 #include "kernels/cpu/reference.h"
+#include "kernels/join.h"
 #include <math.h>
 #include <string.h>
 
@@ -124,18 +125,18 @@ kn_status kn_ref_cumsum(const void *args)
     kn_array lines_y = lines_of(&a->y, a->dim), lines_x = lines_of(&a->x, a->dim);
     kn_ref_walk w = kn_ref_walk_over(&lines_x, &lines_y, NULL);
     for (; w.more; kn_ref_walk_next(&w)) {
-        double sum = 0;
-        uint64_t whole = 0;
+        double joined = kn_join_neutral(a->by);
+        int64_t whole = kn_join_neutral_int(a->by);
         for (int64_t j = 0; j < n; j++) {
             const int64_t i = a->reverse ? n - 1 - j : j;
             const int64_t from = w.off[0] + i * a->x.stride[a->dim];
             const int64_t to = w.off[1] + i * a->y.stride[a->dim];
             if (kn_dtype_is_int(a->x.dtype)) {
-                whole += (uint64_t)kn_ref_get_int(&a->x, from);
-                kn_ref_set_int(&a->y, to, (int64_t)whole);
+                whole = kn_joined_int(a->by, whole, kn_ref_get_int(&a->x, from));
+                kn_ref_set_int(&a->y, to, whole);
             } else {
-                sum += kn_ref_get(&a->x, from);
-                kn_ref_set_computed(&a->y, to, sum);
+                joined = kn_joined(a->by, joined, kn_ref_get(&a->x, from));
+                kn_ref_set_computed(&a->y, to, joined);
             }
         }
     }

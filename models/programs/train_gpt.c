@@ -235,6 +235,11 @@ static int64_t size_of(const kn_model_config *c, const char *name, int64_t other
     return (int64_t)kn_config_get(c, name, (double)otherwise);
 }
 
+static bool declare(training *t)
+{
+    return kn_config_init(&t->model, &((gpt_run *)t)->config, KN_F32, KN_META);
+}
+
 static bool make_model(gpt_run *r)
 {
     const gpt_settings *s = &r->s;
@@ -264,8 +269,7 @@ static bool make_model(gpt_run *r)
                        (long long)s->ctx, (long long)(train + rest), (long long)rest,
                        (long long)most - 1, s->val_data ? "" : ", or give --val-data");
     return training_same_model(&r->t, &r->config, &r->saved) && kn_text_check(r->text, s->ctx) &&
-           kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
-           (r->t.config = kn_config_text(&r->config)) != NULL;
+           declare(&r->t) && (r->t.config = kn_config_text(&r->config)) != NULL;
 }
 
 /* Of all ranks, and of the checkpoint. */
@@ -376,6 +380,7 @@ static const trainer of_gpts = {
     .of_tokens = true,
     .table = gpt_settings_begin,
     .open = open_all,
+    .declare = declare,
     .sharded = sharded,
     .free = run_free,
     .example = example,

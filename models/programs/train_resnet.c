@@ -130,11 +130,15 @@ static bool describe_input(image_run *r)
     return in->label != NULL && follow_weights(r);
 }
 
+static bool declare(training *t)
+{
+    return kn_config_init(&t->model, &((image_run *)t)->config, KN_F32, KN_META);
+}
+
 static bool make_model(image_run *r)
 {
     return describe_input(r) && image_settings_model(&r->s, &r->input, &r->config) &&
-           training_same_model(&r->t, &r->config, &r->saved) &&
-           kn_config_init(&r->t.model, &r->config, KN_F32, KN_META) &&
+           training_same_model(&r->t, &r->config, &r->saved) && declare(&r->t) &&
            (r->t.config = kn_vision_config_text(&r->config, &r->input)) != NULL;
 }
 
@@ -428,6 +432,7 @@ static const trainer of_images = {
     .item = "images",
     .table = image_settings_begin,
     .open = open_all,
+    .declare = declare,
     .sharded = sharded,
     .ready = ready,
     .end = end,

@@ -50,11 +50,11 @@ static bool read_options(training *t, int argc, char **argv)
     kn_options *o = t->options;
     if (!o || !kn_options_parse(o, argc, argv) || !settings_check_eval_only(t->s, o, true))
         return false;
-    const bool help = kn_options_help_wanted(o);
+    const bool help = kn_options_help_wanted(o), fit = !help && t->s->fit;
     if ((!help && t->s->config && !kn_options_load(o, t->s->config)) ||
-        !kn_options_agree(o, t->world) || (!help && !know_ranks(t)))
+        !kn_options_agree(o, t->world) || (!help && !fit && !know_ranks(t)))
         return false;
-    return help || (training_open(t) && training_place(t));
+    return help || fit || (training_open(t) && training_place(t));
 }
 
 static bool recompute_block(kn_module *m, void *block_class)
@@ -197,10 +197,10 @@ static char **with_launch(training *t, int *argc, char ***argv, char more[2][32]
     return all;
 }
 
-static bool has_config(int argc, char **argv)
+static bool has_option(int argc, char **argv, const char *name)
 {
     for (int i = 1; i < argc; i++)
-        if (strncmp(argv[i], "--config", 8) == 0)
+        if (strncmp(argv[i], name, strlen(name)) == 0)
             return true;
     return false;
 }
@@ -210,14 +210,20 @@ int training_main(training *t, int argc, char **argv)
     char more[2][32], **all = NULL;
     t->program = argv[0];
     save_listen();
-    if (has_config(argc, argv))
-        all = with_launch(t, &argc, &argv, more);
-    t->world = kn_init(&argc, &argv);
-    if (kn_ok() && read_options(t, argc, argv)) {
-        if (!kn_options_help_wanted(t->options))
-            train(t);
-        else
+    const bool fit = has_option(argc, argv, "--fit");
+    int launched = fit ? 1 : argc; /* --fit starts no ranks */
+    if (!fit && has_option(argc, argv, "--config"))
+        all = with_launch(t, &launched, &argv, more);
+    t->world = kn_init(&launched, &argv);
+    if (kn_ok() && read_options(t, fit ? argc : launched, argv)) {
+        if (kn_options_help_wanted(t->options))
             print_help(t, t->of->name, t->of->about);
+        else if (t->s->fit && !fit)
+            kn_fail("--fit is for the command line: it comes before a training, without ranks");
+        else if (fit)
+            training_fit(t);
+        else
+            train(t);
     }
     training_end(t);
     kn_scaler_free(t->scaler);

@@ -35,6 +35,7 @@ typedef struct trainer {
     /* Options are read, the checkpoint to resume from is open: checks the options, opens the data,
      * declares the model on meta, and fills in the part of t that is the program's. */
     bool (*open)(training *t);
+    bool (*declare)(training *t); /* the model on meta once more, after it was freed */
     bool (*sharded)(training *t); /* the model is, and not loaded yet; may be NULL */
     bool (*ready)(training *t);   /* before the first step; may be NULL */
     bool (*end)(training *t);     /* after the last one; may be NULL */
@@ -183,6 +184,14 @@ bool take_measurements(training *t, int keep);
  * summed in the same order on any number of ranks. Every rank takes part in every forward, which is
  * collective. Skipped after a stop request. */
 bool evaluate(training *t, step_report *p);
+
+/* A step on meta, whose inputs are the trainer's example, without measurements. */
+bool train_step_on_meta(training *t);
+
+/* ---- fit.c ----------------------------------------------------------------------------------- */
+
+/* --fit: rehearses steps on meta, prints a table and a command. The options are read. */
+bool training_fit(training *t);
 
 /* ---- training_table.c: printed output -------------------------------------------------------- */
 

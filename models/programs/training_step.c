@@ -131,6 +131,13 @@ static void set_micro_batch(training *t, bool last)
 static bool read_batch(training *t, int64_t a, kn_device device, batch *b)
 {
     int64_t number = a * kn_comm_size(t->world) + kn_rank(t->world);
+    if (device == KN_META) {
+        const kn_values v = t->of->example(t);
+        b->x = v.v[0];
+        b->y = v.n > 1 ? v.v[1] : kn_empty(KN_I64, KN_META, KN_SHAPE(t->s->batch));
+        b->more = v.n > 2 ? v.v[2] : NULL;
+        return kn_ok();
+    }
     return t->of->batch(t, false, t->step, number, device, b);
 }
 
@@ -161,7 +168,7 @@ static bool feed(training *t)
 
 static kn_tensor *micro_batch_loss(training *t, int64_t a)
 {
-    batch b = t->fixed[a];
+    batch b = t->replay ? t->fixed[a] : (batch){ 0 };
     bool ok = t->replay || read_batch(t, a, t->device, &b);
     return ok ? t->of->loss(t, &b) : NULL;
 }
@@ -175,13 +182,13 @@ static bool run_step(void *arg)
         set_micro_batch(t, a + 1 == t->s->accum);
         kn_tensor *loss = micro_batch_loss(t, a);
         kn_backward(t->scaler ? kn_scale_loss(t->scaler, loss) : loss);
-        if (kn_ok())
+        if (kn_ok() && t->measures)
             measures_loss(t->measures, a, loss);
         kn_scope_end(scope);
     }
     kn_tensor *norm = kn_ok() ? kn_clip_grad_norm_p(&t->model, t->s->clip, t->s->norm_of) : NULL;
     kn_tensor *nonfinite = norm ? kn_first_nonfinite_grad(&t->model) : NULL;
-    return nonfinite && measures_grads(t->measures, norm, nonfinite) &&
+    return nonfinite && (!t->measures || measures_grads(t->measures, norm, nonfinite)) &&
            (t->scaler ? kn_scaler_step(t->scaler, t->optim) : kn_step(t->optim));
 }
 
@@ -205,6 +212,14 @@ static bool launch_step(training *t)
     t->launched = t->step + 1;
     print_why_not_recorded(t);
     return take_measurements(t, t->behind);
+}
+
+bool train_step_on_meta(training *t)
+{
+    kn_scope scope = kn_scope_begin();
+    bool ok = run_step(t) && (!t->ema || kn_ema_update(t->ema));
+    kn_scope_end(scope);
+    return ok && kn_ok();
 }
 
 bool train_step(training *t, int64_t step)

@@ -301,6 +301,39 @@ KN_TEST(elementwise, on_meta_and_of_nothing)
     }
 }
 
+KN_TEST(elementwise, not_a_number_becomes_one)
+{
+    static const double most[] = { 0x1.fffffep127, 0x1.fep127, 65504, 0x1.fffffffffffffp1023 };
+    for (int i = 0; i < 4; i++) {
+        IN_SCOPE;
+        kn_tensor *x = VECTOR(floats[i], NAN, INFINITY, -INFINITY, 2);
+        CHECK_VALUES(kn_nan_to_num(x), 0, most[i], -most[i], 2);
+        kn_require_grad(x, true);
+        kn_tensor *y = kn_nan_to_num(x, .nan = -1, .posinf = KN_ZERO, .neginf = 3);
+        CHECK_VALUES(y, -1, 0, 3, 2);
+        CHECK_VALUES(gradient(x, y), 0, 0, 0, 1);
+    }
+}
+
+KN_TEST(elementwise, bends_and_slopes_of_channels)
+{
+    IN_SCOPE;
+    kn_tensor *x = VECTOR(KN_F32, -2, -0.5, 0, 0.5, 2, NAN), *w = VECTOR(KN_F32, 0.25);
+    kn_require_grad(x, true);
+    kn_require_grad(w, true);
+    CHECK_VALUES(kn_hardshrink(x), -2, 0, 0, 0, 2, NAN);
+    CHECK_VALUES(kn_softshrink(x, .lambda = KN_ZERO), -2, -0.5, 0, 0.5, 2, NAN);
+    CHECK_VALUES(gradient(x, kn_softshrink(x)), 1, 0, 0, 0, 1, 1);
+    CHECK_VALUES(gradient(x, kn_prelu(x, w)), 0.25, 0.25, 0.25, 1, 1, 0.25);
+    kn_tensor *one = VECTOR(KN_F64, 1);
+    kn_require_grad(one, true);
+    KN_CHECK(fabs(kn_item(gradient(one, kn_digamma(one))) - 1.6449340668482264) < 4e-15, "pi^2/6");
+    CHECK_VALUES(kn_frac(VECTOR(KN_F64, -1.5, 2, 2.25)), -0.5, 0, 0.25);
+    CHECK_VALUES(kn_floor_divide(VECTOR(KN_F64, -7, 7, 1, -1, 0), VECTOR(KN_F64, 2, -2, 0, 0, -1)),
+                 -4, -4, INFINITY, -INFINITY, -0.0);
+    CHECK_VALUES(kn_remainder(VECTOR(KN_U8, 7, 200, 7), VECTOR(KN_U8, 2, 150, 0)), 1, 50, 0);
+}
+
 KN_TEST(elementwise, bad_options_and_dtypes)
 {
     kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2)),
@@ -309,6 +342,15 @@ KN_TEST(elementwise, bad_options_and_dtypes)
     REFUSED(kn_softplus(x, .beta = NAN), "softplus: .beta");
     REFUSED(kn_leaky_relu(x, .slope = INFINITY), "leaky_relu: .slope is inf; it should be finite");
     REFUSED(kn_hardtanh(x, .low = 2), "hardtanh: .low 2 is above .high 1");
+    REFUSED(kn_celu(x, .alpha = KN_ZERO), "celu: .alpha is 0, but x is divided by it");
+    REFUSED(kn_hardshrink(x, .lambda = -1), "hardshrink: .lambda is -1 and should be at least 0");
+    REFUSED(kn_remainder(kn_ne(x, x), kn_ne(x, x)), "remainder: bool[2] holds bools, no numbers");
+    REFUSED(
+        kn_prelu(x, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2))),
+        "prelu: needs a float x[N,C,...] and w[C] or w[1] of its dtype; got x f32[2], w f32[2]");
+    REFUSED(kn_prelu(x, NULL), "prelu");
+    REFUSED(kn_nan_to_num(i), "nan_to_num: needs a float tensor, got i64");
+    REFUSED(kn_nan_to_num(NULL), "nan_to_num");
     REFUSED(kn_lerp(x, x, NAN), "lerp: the weight nan should be finite");
     REFUSED(kn_add_scaled(i, i, 0.5), "whose integers can't be computed with 0.5");
     REFUSED(kn_gt_scalar(i, 0.5),

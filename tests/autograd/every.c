@@ -8,9 +8,9 @@ static const char *read_input(const char *p, input_spec *in)
     *in = (input_spec){ .low = -1.5, .high = 1.5 };
     for (; *p && *p != ';' && *p != '|'; p++) {
         char *end;
-        if (*p == '+' || *p == '*' || *p == '%') {
-            in->low = *p == '+' ? 0.3 : *p == '*' ? 0.4 : 0.1;
-            in->high = *p == '%' ? 0.9 : 2;
+        if (*p == '+' || *p == '*' || *p == '%' || *p == '^') {
+            in->low = *p == '+' ? 0.3 : *p == '*' ? 0.4 : *p == '%' ? 0.1 : 1.2;
+            in->high = *p == '%' ? 0.9 : *p == '^' ? 3 : 2;
         } else if (*p == 't' || *p == 's' || *p == 'e') {
             in->how = *p == 't' ? TRANSPOSED : *p == 's' ? SLICED : STRETCHED;
         } else if (*p != ' ' && *p != '.') {

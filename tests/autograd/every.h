@@ -22,7 +22,7 @@ typedef struct every_case {
     bool differentiable, on_meta;
     /* Sets of inputs that may require a gradient: "2 3; +3 | . ; 4 3t" is [2,3] with values in
      * [-1.5, 1.5) and [3] with values in [0.3, 2), then a scalar and [4,3], transposed in memory.
-     * Before the sizes: + as above, * [0.4, 2), % [0.1, 0.9). Behind them: a layout. */
+     * Before the sizes: + as above, * [0.4, 2), % [0.1, 0.9), ^ [1.2, 3). Behind: a layout. */
     const char *inputs;
     kn_tensor *(*call)(kn_tensor *const *in);
 } every_case;
@@ -78,7 +78,7 @@ typedef enum layout {
 
 typedef struct input_spec {
     int ndim;
-    int64_t shape[4];
+    int64_t shape[5];
     layout how;
     double low, high; /* range of the values */
 } input_spec;

@@ -1,5 +1,6 @@
-/* tests/autograd/every_functional.c: the rows of autograd/functional.h (every.h). */
-#include "comm/comm.h"
+/* tests/autograd/every_functional.c: the rows of autograd/functional.h and, for one
+ * rank, of autograd/collectives.h (every.h). */
+#include "autograd/collectives.h"
 #include "tests/autograd/every.h"
 
 /* ---- neural networks ------------------------------------------------------------------------- */
@@ -61,6 +62,17 @@ EVERY(kn_binary_cross_entropy, "%2 3; %2 3; +3", kn_binary_cross_entropy(x, y, .
 EVERY(kn_binary_cross_entropy_with_logits, "2 3; %2 3",
       kn_binary_cross_entropy_with_logits(x, y, .pos_weight = kn_full_like(x, 2)));
 EVERY(kn_kl_div, "2 3; %2 3", kn_kl_div(x, y));
+EVERY(kn_margin_ranking_loss, "2 3; 2 3t; 2 3", kn_margin_ranking_loss(x, y, z, .margin = 0.3));
+EVERY(kn_hinge_embedding_loss, "2 3", kn_hinge_embedding_loss(x, kn_sign(kn_detach(x))));
+EVERY(kn_triplet_margin_loss, "2 3; 2 3; 2 3t", kn_triplet_margin_loss(x, y, z, .swap = true));
+EVERY(kn_triplet_margin_loss, "4; 4; 4", kn_triplet_margin_loss(x, y, z, .p = 3, .margin = 3));
+EVERY(kn_pairwise_distance, "2 3t; 3 | 4; 4", kn_pairwise_distance(x, y, .keep = true));
+EVERY(kn_gaussian_nll_loss, "2 3; 2 3; +2 1 | 2 3t; 2 3; +3",
+      kn_gaussian_nll_loss(x, y, z, .full = true));
+EVERY(kn_poisson_nll_loss, "2 3; +2 3t", kn_poisson_nll_loss(x, y, .full = true));
+EVERY(kn_poisson_nll_loss, "+2 3; 2 3",
+      kn_poisson_nll_loss(x, y, .no_log_input = true, .reduction = KN_REDUCTION_NONE));
+EVERY(kn_channel_shuffle, "2 4 3 | 1 6 2 2t", kn_channel_shuffle(x, 2));
 EVERY(kn_nll_loss, "3 4", kn_nll_loss(x, WHOLE(x, (3), 3, 0, 1)));
 EVERY(kn_cross_entropy, "3 4", kn_cross_entropy(x, WHOLE(x, (3), 3, 0, 1), .smoothing = 0.1));
 EVERY(kn_cross_entropy, "5 3 | 2 3 4t | 4", kn_cross_entropy(x, targets(x, 3)));
@@ -195,9 +207,59 @@ EVERY(kn_unfold2d, "1 2 5 4",
       kn_unfold2d(x, .kernels = { 2, 3 }, .strides = { 1, 2 }, .pads = { 0, 2 },
                   .dilations = { 2, 1 }));
 EVERY(kn_interpolate, "2 2 3 4 | 0 2 3 4", kn_interpolate(x, .sizes = { 5, 3 }));
+EVERY(kn_interpolate, "2 2 5", kn_interpolate(x, .size = 7, .mode = KN_BILINEAR));
+EVERY(kn_interpolate, "1 2 2 3 3", kn_interpolate(x, .scale = 1.7, .mode = KN_BILINEAR));
+EVERY(kn_interpolate, "1 1 2 3 3t", kn_interpolate(x, .sizes = { 3, 2, 5 }));
+EVERY(kn_interpolate, "2 1 4 5t | 1 2 1 2",
+      kn_interpolate(x, .sizes = { 6, 3 }, .mode = KN_BICUBIC));
+EVERY(kn_interpolate, "1 2 5 6",
+      kn_interpolate(x, .sizes = { 3, 8 }, .mode = KN_BICUBIC, .antialias = true));
+EVERY(kn_interpolate, "1 2 5 6t | 1 1 7 2",
+      kn_interpolate(x, .sizes = { 3, 2 }, .mode = KN_BILINEAR, .antialias = true));
+EVERY(kn_interpolate, "1 2 5 3 | 1 2 3", kn_interpolate(x, .size = 4, .mode = KN_NEAREST_EXACT));
+EVERY(kn_interpolate, "1 2 5 3 | 1 2 3 2 2", kn_interpolate(x, .size = 2, .mode = KN_AREA));
+EVERY(kn_grid_sample, "2 2 3 4; 2 2 3 2 | 1 1 2 3t; 1 4 1 2s", kn_grid_sample(x, y));
+EVERY(kn_grid_sample, "1 2 3 4; 1 2 3 2",
+      kn_grid_sample(x, y, .padding = KN_GRID_REFLECTION, .align_corners = true));
+EVERY(kn_grid_sample, "1 2 1 4; 1 2 3 2",
+      kn_grid_sample(x, kn_detach(y), .padding = KN_GRID_BORDER, .nearest = true));
+EVERY(kn_affine_grid, "2 2 3 | 1 2 3t", kn_affine_grid(x, 3, 2, false));
+EVERY(kn_affine_grid, "2 2 3", kn_affine_grid(x, 3, 1, true));
+EVERY(kn_rfft, "2 5 | 6 | 2 3 4t", kn_rfft(x));
+EVERY(kn_rfft, "70", kn_rfft(x));
+EVERY(kn_irfft, "2 4 2", kn_irfft(x, 7));
+EVERY(kn_irfft, "4 2 | 36 2", kn_irfft(x, 0));
+EVERY(kn_stft, "2 9; +4 | 12; +3", kn_stft(x, .n_fft = 5, .hop = 2, .window = y));
+EVERY(kn_stft, "8", kn_stft(x, .n_fft = 4, .no_center = true, .normalized = true));
+EVERY(kn_istft, "2 3 5 2 | 3 5 2",
+      kn_istft(x, .n_fft = 4, .hop = 2, .normalized = true, .length = 7,
+               .window = kn_full(x->dtype, kn_device_of(x), 0.5, KN_SHAPE(3))));
+EVERY(kn_conv3d, "1 2 3 4 4; 3 2 2 3 2; 3 | 2 2 2 2 3t; 1 2 1 1 2",
+      kn_conv3d(x, y, z, .strides = { 1, 2, 1 }, .pads = { 1, 0, 1 }));
+EVERY(kn_conv3d, "1 4 5 2 3; 2 2 2 1 2", kn_conv3d(x, y, z, .groups = 2, .dilations = { 3, 1, 2 }));
+EVERY(kn_max_pool3d, "1 2 4 3 5 | 2 1 3 4 3t",
+      kn_max_pool3d(x, .kernel = 3, .stride = 2, .pad = 1));
+EVERY(kn_avg_pool3d, "1 2 4 3 5", kn_avg_pool3d(x, .kernel = 3, .stride = 2, .pad = 1));
+EVERY(kn_avg_pool3d, "1 2 4 3 5",
+      kn_avg_pool3d(x, .kernels = { 2, 3, 2 }, .pads = { 1, 1, 0 }, .exclude_pad = true,
+                    .ceil_mode = true));
+EVERY(kn_adaptive_avg_pool3d, "1 2 4 3 5", kn_adaptive_avg_pool3d(x, 3, 1, 2));
+EVERY(kn_adaptive_max_pool3d, "1 2 4 3 5", kn_adaptive_max_pool3d(x, 3, 1, 2));
+EVERY(kn_adaptive_max_pool2d, "2 1 5 6 | 1 2 1 2t", kn_adaptive_max_pool2d(x, 2, 3));
+EVERY(kn_adaptive_max_pool1d, "1 2 7", kn_adaptive_max_pool1d(x, 3));
 EVERY(kn_interpolate, "2 3 2 3t",
       kn_interpolate(kn_channels_last(x), .scale = 2, .mode = KN_BILINEAR));
 EVERY(kn_interpolate, "1 2 4 5s",
       kn_interpolate(x, .sizes = { 7, 2 }, .mode = KN_BILINEAR, .align_corners = true));
 EVERY(kn_pixel_shuffle, "1 4 2 2", kn_pixel_shuffle(x, 2));
 EVERY(kn_pixel_unshuffle, "1 1 4 2", kn_pixel_unshuffle(x, 2));
+
+/* ---- collectives ----------------------------------------------------------------------------- */
+
+EVERY(kn_all_gather_tensor, "2 3 | 3 4t | 0 3", kn_all_gather_tensor(kn_comm_self(), x, 1));
+EVERY(kn_reduce_scatter_tensor, "2 3s | 2 1 3t", kn_reduce_scatter_tensor(kn_comm_self(), x, -1));
+EVERY(kn_all_reduce_tensor, "2 3t | .", kn_all_reduce_tensor(kn_comm_self(), x));
+EVERY(kn_mean_tensor, "2 3t | .", kn_mean_tensor(kn_comm_self(), x));
+EVERY(kn_broadcast_tensor, "2 3e | .", kn_broadcast_tensor(kn_comm_self(), x, 0));
+EVERY(kn_all_to_all_tensor, "4 3t", kn_all_to_all_tensor(kn_comm_self(), x, NULL, NULL));
+EVERY(kn_all_to_all_tensor, "4 3", kn_all_to_all_tensor(kn_comm_self(), x, (int64_t[]){ 4 }, NULL));

@@ -14,6 +14,8 @@
 #define RANGE_LINE      ""
 #define RANGE_POSITIVE  "+"
 #define RANGE_NONZERO   "*"
+#define RANGE_UNIT      "%"
+#define RANGE_ABOVE     "^"
 #define IF_NOTHING(...) __VA_ARGS__
 #define IF_X(...)       __VA_ARGS__
 #define IF_Y(...)       __VA_ARGS__
@@ -39,6 +41,11 @@ EVERY(kn_hardtanh, LAYOUTS(""), kn_hardtanh(x, .low = -0.6, .high = 0.7));
 EVERY(kn_relu6, "2 3", kn_relu6(x));
 EVERY(kn_leaky_relu, LAYOUTS(""), kn_leaky_relu(x, .slope = 0.3));
 EVERY(kn_elu, LAYOUTS(""), kn_elu(x, .alpha = 1.4));
+EVERY(kn_celu, LAYOUTS(""), kn_celu(x, .alpha = 1.4));
+EVERY(kn_hardshrink, LAYOUTS(""), kn_hardshrink(x, .lambda = 0.7));
+EVERY(kn_softshrink, LAYOUTS(""), kn_softshrink(x));
+EVERY(kn_prelu, "2 3; 3 | 4; 1 | 2 3 4t; 3 | 3 2 2e; 1", kn_prelu(x, y));
+EVERY(kn_nan_to_num, "2 3t", kn_nan_to_num(x));
 EVERY(kn_softplus, LAYOUTS(""), kn_softplus(x, .beta = 3, .threshold = 1.25));
 EVERY(kn_add_scaled, BROADCASTS(""), kn_add_scaled(x, y, -1.5));
 EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
@@ -46,6 +53,7 @@ EVERY(kn_lerp, BROADCASTS(""), kn_lerp(x, y, 0.3));
 EVERY(kn_mul, "3 4t | 5", kn_mul(x, x));
 EVERY(kn_add, "5", kn_add(x, x));
 
+EVERY_FLAT(kn_floor_divide, BROADCASTS("*"), kn_floor_divide(x, y));
 EVERY_FLAT(kn_eq, "2 3; 3", kn_eq(x, y));
 EVERY_FLAT(kn_ne, "2 3; 3", kn_ne(x, y));
 EVERY_FLAT(kn_lt, "2 3; 3", kn_lt(x, y));
@@ -120,6 +128,26 @@ EVERY(kn_scatter_add, "3 5s; 3 2", kn_scatter_add(x, 0, WHOLE(x, (3, 2), 2, 0, 2
 EVERY(kn_scatter_add, "2 2 3; 3 1 4",
       kn_scatter_add(x, 2, WHOLE(x, (2, 1, 4), 2, 0, 2, 1, 1, 2, 0, 0), y));
 EVERY(kn_index_add, "2 3; 2 4t | 2 3 2s; 2 4 2", kn_index_add(x, 1, WHOLE(x, (4), 2, 0, 2, 1), y));
+/* so many places that some take several, some one, some none */
+#define BY_ELEMENT(by, ...)                                                                        \
+    kn_scatter_reduce(x, 0, WHOLE(x, (3, 2), 2, 0, 2, 1, 0, 2), y, by, __VA_ARGS__)
+#define BY_SLICE(by, ...) kn_index_reduce(x, 1, WHOLE(x, (4), 2, 0, 2, 1), y, by, __VA_ARGS__)
+EVERY(kn_scatter_reduce, "4 3s; 3 2", BY_ELEMENT(KN_BY_SUM, .exclude_self = true));
+EVERY(kn_scatter_reduce, "4 3; 3 4t", BY_ELEMENT(KN_BY_MEAN, .exclude_self = false));
+EVERY(kn_scatter_reduce, "4 3; 3 2e", BY_ELEMENT(KN_BY_MEAN, .exclude_self = true));
+EVERY(kn_scatter_reduce, "4 3; 3 2", BY_ELEMENT(KN_BY_PROD, .exclude_self = false));
+EVERY(kn_scatter_reduce, "4 3t; 3 2", BY_ELEMENT(KN_BY_PROD, .exclude_self = true));
+EVERY(kn_scatter_reduce, "4 3; 3 2", BY_ELEMENT(KN_BY_AMAX, .exclude_self = false));
+EVERY(kn_scatter_reduce, "4 3e; 3 2s", BY_ELEMENT(KN_BY_AMIN, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4; 2 4t | 2 3 2s; 2 4 2", BY_SLICE(KN_BY_SUM, .exclude_self = false));
+EVERY(kn_index_reduce, "2 4; 2 4t | 2 3 2s; 2 4 2", BY_SLICE(KN_BY_MEAN, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4; 2 4 | 2 3 2; 2 4 2e", BY_SLICE(KN_BY_PROD, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4; 2 4", BY_SLICE(KN_BY_AMAX, .exclude_self = true));
+EVERY(kn_index_reduce, "2 4s; 2 4", BY_SLICE(KN_BY_AMIN, .exclude_self = false));
+#define EDGES WHOLE(x, (4), 2, 0, 2, 1)
+EVERY(kn_segment_reduce, "4 3 | 4 | 4 2 2t", kn_segment_reduce(x, EDGES, 4, KN_BY_AMAX));
+EVERY(kn_segment_reduce, "4 3s", kn_segment_reduce(x, EDGES, 3, KN_BY_MEAN));
+EVERY(kn_segment_softmax, "4 3 | 4 | 4 2 2t", kn_segment_softmax(x, EDGES, 4));
 EVERY_FLAT(kn_one_hot, "3", kn_one_hot(WHOLE(x, (3), 1, 0, 1), 2));
 EVERY(kn_sort, "3 5t | 0 4", kn_sort(x, -1));
 EVERY(kn_sort, ".", kn_sort(x, -1));
@@ -135,6 +163,25 @@ EVERY(kn_sum, ".", kn_sum(x, DIMS(-1), true));
 EVERY(kn_index_select, "3 3 | 2 3 3t", kn_index_select(x, -1, WHOLE(x, (4), 2, 0, 2, 1)));
 EVERY(kn_embedding, "5 3 | 4 1t",
       kn_embedding(x, kn_cast(WHOLE(x, (2, 3), 1, 0, 1, 3, 1, 3), KN_I32)));
+/* The second bag is empty, as is the last. */
+EVERY(kn_embedding_bag, "5 3 | 4 1t",
+      kn_embedding_bag(x, WHOLE(x, (5), 1, 0, 1, 3, 2), .offsets = WHOLE(x, (4), 0, 2, 2, 5)));
+EVERY(kn_embedding_bag, "5 3t; 2 3",
+      kn_embedding_bag(x, WHOLE(x, (2, 3), 1, 0, 1, 3, 2, 3), .mode = KN_BAG_SUM,
+                       .per_sample_weights = y));
+EVERY(kn_embedding_bag, "5 3; 5",
+      kn_embedding_bag(x, WHOLE(x, (5), 1, 0, 1, 3, 2), .mode = KN_BAG_SUM, .per_sample_weights = y,
+                       .offsets = WHOLE(x, (3), 0, 3, 5), .include_last_offset = true));
+EVERY(kn_embedding_bag, "5 3 | 4 1",
+      kn_embedding_bag(x, WHOLE(x, (2, 2), 1, 0, 3, 1), .padding_idx = KN_ZERO));
+EVERY(kn_embedding_bag, "5 3 | 4 1t",
+      kn_embedding_bag(x, WHOLE(x, (6), 1, 0, 1, 3, 2, 1), .mode = KN_BAG_MAX, .padding_idx = 1,
+                       .offsets = WHOLE(x, (4), 0, 3, 3, 5)));
+EVERY(kn_embedding_bag, "5 3",
+      kn_embedding_bag(x, WHOLE(x, (2, 2), 4, 0, 3, 1), .mode = KN_BAG_MAX));
+EVERY(kn_embedding_bag, "5 3",
+      kn_embedding_bag(x, kn_zeros(KN_I64, kn_device_of(x), KN_SHAPE(0)), .mode = KN_BAG_MAX,
+                       .offsets = WHOLE(x, (2), 0, 0)));
 
 /* ---- shape ----------------------------------------------------------------------------------- */
 
@@ -155,6 +202,12 @@ static kn_tensor *parts(kn_tensor *x)
     kn_tensor *p[3];
     const bool ok = kn_split(x, 1, 3, (int64_t[]){ 1, 0, kn_size(x, 1) - 1 }, p);
     return ok ? kn_cat((kn_tensor *[]){ p[2], p[0], p[1] }, 3, 1) : NULL;
+}
+
+static kn_tensor *meshed(kn_tensor *x, kn_tensor *y, bool xy)
+{
+    kn_tensor *p[2];
+    return kn_meshgrid((kn_tensor *[]){ x, y }, 2, xy, p) ? kn_mul(p[0], p[1]) : NULL;
 }
 
 EVERY(kn_reshape, "3 2 4", kn_reshape(x, DIMS(-1, 2)));
@@ -184,6 +237,10 @@ static kn_tensor *chain_of_views(kn_tensor *x)
 EVERY(kn_unflatten, "2 6", chain_of_views(x));
 EVERY(kn_movedim, "2 3 2", kn_movedim(x, 0, 2));
 EVERY(kn_diagonal, "3 2 4 | 4 3t | 0 3", kn_diagonal(x, -1, 0, -1));
+EVERY(kn_diag_embed, "3 2 | 2 3t | 0 3", kn_diag_embed(x, 1, 0, -1));
+EVERY(kn_diag_embed, "3", kn_diag_embed(x, -2, 1, 0));
+EVERY(kn_meshgrid, "2; 3 | .; 2", meshed(x, y, true));
+EVERY(kn_meshgrid, "2; 3s", meshed(x, y, false));
 EVERY(kn_unfold, "2 7s | 2 6 3t | 0 4", kn_unfold(x, 1, 3, 2)); /* windows overlap */
 EVERY(kn_unfold, "5 3t", kn_unfold(x, 0, 2, 2));
 EVERY(kn_chunk, "2 9 | 2 3 4t", chunks(x));
@@ -216,6 +273,9 @@ EVERY(kn_matmul,
       kn_matmul(x, y));
 EVERY(kn_matmul, "3 4", kn_matmul(x, kn_transpose(x, -1, -2)));
 EVERY(kn_einsum, "2 3; 3 2", kn_einsum("ij,jk->ki", 2, (kn_tensor *[]){ x, y }));
+EVERY(kn_cdist, "2 3 4; 2 2 4t | 3 2; 5 2", kn_cdist(x, y));
+EVERY(kn_cdist, "26 2; 3 2t | 2 2 3; 2 27 3", kn_cdist(x, y));
+EVERY(kn_cdist, "3 4; 2 4", kn_cdist(x, y, .p = 1));
 EVERY(kn_linear, "3 5; 4 5; 4 | 2 3 5t; 4 5t; 4 | 5; 1 5", kn_linear(x, y, z, false));
 EVERY(kn_linear, "2 1 5; 5 3; 3 | 0 5; 5 3", kn_linear(x, y, z, true));
 

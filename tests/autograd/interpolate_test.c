@@ -121,6 +121,11 @@ KN_TEST(interpolate, errors_and_meta)
     REFUSED(kn_interpolate(x, .size = 3, .align_corners = true),
             ".align_corners does nothing with KN_NEAREST");
     REFUSED(kn_interpolate(x, .size = 3, .mode = (kn_interpolate_mode)7), "there is no mode 7");
+    REFUSED(kn_interpolate(x, .size = 3, .mode = KN_AREA, .align_corners = true),
+            ".align_corners does nothing with KN_NEAREST, KN_NEAREST_EXACT and KN_AREA");
+    REFUSED(kn_interpolate(x, .size = 3, .antialias = true), ".antialias is of KN_BILINEAR");
+    REFUSED(kn_interpolate(kn_reshape(x, KN_SHAPE(3, 20)), .size = 2),
+            "interpolate: needs a float x[N,C,H,W], x[N,C,L] or x[N,C,D,H,W], got f64[3,20]");
     REFUSED(kn_interpolate(x, .sizes = { 3, -1 }),
             "interpolate: 5 columns would become -1; at least 1 are needed");
     REFUSED(kn_interpolate(x, .scale = 0.2), "interpolate: 4 rows would become 0");
@@ -128,8 +133,8 @@ KN_TEST(interpolate, errors_and_meta)
     REFUSED(kn_interpolate(x, .scale = NAN), "a scale of nan");
     REFUSED(kn_interpolate(x, .scale = 1e300), "not so large");
     REFUSED(kn_interpolate(image(1, 1, 0, 3), .size = 2), "interpolate: 0 rows would become 2");
-    REFUSED(kn_interpolate(kn_reshape(x, KN_SHAPE(3, 4, 5)), .size = 2),
-            "interpolate: needs a float x[N,C,H,W], got f64[3,4,5]");
+    REFUSED(kn_interpolate(kn_reshape(x, KN_SHAPE(3, 4, 5)), .size = 2, .mode = KN_BICUBIC),
+            "interpolate: needs a float x[N,C,H,W] for KN_BICUBIC and .antialias, got f64[3,4,5]");
     REFUSED(kn_pixel_shuffle(x, 2),
             "pixel_shuffle: the channels of x f64[1,3,4,5] don't divide by 2 x 2");
     REFUSED(kn_pixel_shuffle(x, 0), "pixel_shuffle: the factor is 0");

@@ -287,5 +287,18 @@ KN_TEST(losses, errors)
     REFUSED(kn_cosine_embedding_loss(x, x, row),
             "cosine_embedding_loss: x and y are f32[3,4], so sign must be");
     REFUSED(kn_cosine_embedding_loss(x, x, to, .margin = 2), "cosine_embedding_loss: .margin is 2");
+    REFUSED(kn_margin_ranking_loss(x, x, row), "margin_ranking_loss: x is f32[3,4] and the target");
+    REFUSED(kn_margin_ranking_loss(x, wide, x), "margin_ranking_loss: x is f32[3,4]");
+    REFUSED(kn_hinge_embedding_loss(x, row), "hinge_embedding_loss: x is f32[3,4]");
+    REFUSED(kn_hinge_embedding_loss(x, x, .reduction = 9), "hinge_embedding_loss: reduction 9");
+    REFUSED(kn_triplet_margin_loss(x, x, row), "triplet_margin_loss: x is f32[3,4]");
+    REFUSED(kn_pairwise_distance(x, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3))),
+            "shapes don't broadcast");
+    REFUSED(kn_pairwise_distance(kn_sum(x, 0, NULL, false), kn_sum(x, 0, NULL, false)),
+            "pairwise_distance: its tensors have no dim");
+    REFUSED(kn_gaussian_nll_loss(x, x, NULL), "gaussian_nll_loss: needs a variance");
+    REFUSED(kn_gaussian_nll_loss(x, x, x, .eps = -1), "and an .eps above 0");
+    REFUSED(kn_gaussian_nll_loss(x, x, wide), "gaussian_nll_loss: .var is f64[3,4]");
+    REFUSED(kn_poisson_nll_loss(x, wide), "poisson_nll_loss: x is f32[3,4]");
     REFUSED(kn_mse_loss(x, kn_empty(KN_F32, KN_META, KN_SHAPE(3, 4))), "on cpu and on meta");
 }

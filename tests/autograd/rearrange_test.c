@@ -368,3 +368,18 @@ KN_TEST(rearrange, errors)
     REFUSED(kn_unfold2d(image, .kernel = 2, .pad = INT64_MAX),
             "a window fits into the padded image");
 }
+
+KN_TEST(rearrange, composed_ones_refuse)
+{
+    kn_tensor *x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 4)), *out[2];
+    REFUSED(kn_diag_embed(x, 0, 1, 1), "diag_embed: x is f32[3,4], so dims 1 and 1 can't be two");
+    REFUSED(kn_diag_embed(x, 0, 0, 3), "dims 0 and 3 can't be two of the 3 dims of the result");
+    REFUSED(kn_diag_embed(x, INT64_MAX, 0, 1), "is too large");
+    REFUSED(kn_diag_embed(NULL, 0, 0, 1), "diag_embed");
+    REFUSED(kn_meshgrid(&x, 1, false, out), "meshgrid: tensor 0 of f32[3,4]");
+    REFUSED(kn_meshgrid(&x, 1, true, out), "meshgrid: 1 tensors; 2 to 8 are possible");
+    REFUSED(kn_channel_shuffle(x, 2), "channel_shuffle: needs x[N,C,...]");
+    REFUSED(kn_channel_shuffle(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(1, 3, 2)), 2), "got f32[1,3,2]");
+    REFUSED(kn_cdist(x, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 5))), "cdist: needs a[...,P,M]");
+    REFUSED(kn_cdist(x, x, .p = -1), ".p -1");
+}

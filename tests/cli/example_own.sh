@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/cli/example_own.sh: an operation and an optimizer of one's own (examples/function.c, examples/optimizer.c)
 # learn on one rank and on two, and are short; adapters of a GPT learn (examples/lora.c); a model of one's own
-# (examples/spiral.c) goes on from its checkpoint.
+# (examples/spiral.c) goes on from its checkpoint; losses made of gradients (examples/pinn.c, examples/maml.c).
 . "$(dirname "$0")/lib.sh"
 
 [ -x "$BUILD/examples/function" ] || skip "the examples are not built"
@@ -46,6 +46,21 @@ spiral() {
     check "spiral: $1: it runs to its end" succeeds
     cp "$TMP/output" "$TMP/$1"
 }
+
+# Losses made of gradients: the same lines on any number of ranks.
+for program in pinn maml; do
+    for ranks in 1 2 4; do
+        run timeout 600 "$BUILD/examples/$program" --threads 1 --ranks $ranks --steps 201
+        check "$program: on $ranks ranks it runs to its end" succeeds
+        cp "$TMP/output" "$TMP/lines$ranks"
+    done
+    check "$program: the losses are the same on 1 and 2 ranks" cmp "$TMP/lines1" "$TMP/lines2"
+    check "$program: and on 4" cmp "$TMP/lines1" "$TMP/lines4"
+    run "$BUILD/examples/$program" --ranks 3
+    check "$program: 3 ranks are refused by a sentence" fails "micro-batches don't divide among 3 ranks"
+done
+run timeout 600 "$BUILD/examples/pinn" --threads 1 --steps 300
+check "pinn: the loss falls" loss_falls 0.1 1 4
 
 # A state that four ranks saved goes on with the same losses on two, in another layout.
 run timeout 600 "$BUILD/examples/state_dict" --ranks 4 --save "$TMP/state.safetensors"

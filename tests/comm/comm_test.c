@@ -5,6 +5,7 @@
 #include "kernels/faults.h"
 #include "kernels/trace.h"
 #include "tests/comm/comm_test.h"
+#include "tests/comm/pieces.h"
 #include <sys/mman.h>
 
 /* ---- collectives ----------------------------------------------------------------------------- */
@@ -56,6 +57,31 @@ KN_TEST(comm, all_gather)
 {
     for (int n = 1; n <= 4; n++)
         on_ranks(n, all_gather_rank, NULL);
+}
+
+static int all_to_all_rank(kn_comm *w, void *arg)
+{
+    (void)arg;
+    static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_U8, KN_I64 };
+    kn_stream *side = kn_stream_create(KN_CPU, "side", KN_STREAM_WORKER);
+    EXPECT(side != NULL);
+    for (int k = 0; k < COUNTS; k++)
+        for (int t = 0; t < 4; t++)
+            for (int form = 0; form < 4; form++) {
+                if (!chosen(counts[k], t * 5 + form))
+                    continue;
+                kn_stream *s = (k + form) % 2 ? side : kn_compute_stream(KN_CPU);
+                if (to_all_once(w, s, counts[k], dtypes[t], (form + kn_rank(w)) % 4))
+                    return 1;
+            }
+    kn_stream_destroy(side);
+    return 0;
+}
+
+KN_TEST(comm, all_to_all)
+{
+    for (int n = 1; n <= 4; n++)
+        on_ranks(n, all_to_all_rank, NULL);
 }
 
 static const struct {

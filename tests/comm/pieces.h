@@ -99,6 +99,27 @@ static inline int pieces_right(pieces *p, kn_comm *w, kn_stream *s)
     return 0;
 }
 
+/* n elements for each rank; form: bits 0, 1: dst, src in memory that ranks share. */
+static inline int to_all_once(kn_comm *w, kn_stream *s, int64_t n, kn_dtype t, int form)
+{
+    const int size = kn_comm_size(w), rank = kn_rank(w);
+    const size_t bytes = (size_t)n * kn_dtype_size(t), all = bytes * (size_t)size;
+    buffer dst = take(w, form & 1, all), src = take(w, form & 2, all);
+    for (size_t i = 0; i < all; i++)
+        ((char *)src.p)[i] = (char)(i * 7 + (size_t)rank * 31);
+    EXPECT(kn_all_to_all(w, dst.p, src.p, n, t, s, "test"));
+    EXPECT(kn_stream_sync(s));
+    for (size_t i = 0; i < all; i++) {
+        const size_t from = i / bytes, at = (size_t)rank * bytes + i % bytes;
+        EXPECT(((char *)dst.p)[i] == (char)(at * 7 + from * 31),
+               "n %lld %s form %d: byte %zu from rank %zu", (long long)n, kn_dtype_name(t), form,
+               i % bytes, from);
+    }
+    give(dst);
+    give(src);
+    return 0;
+}
+
 static inline int pieces_once(kn_comm *w, kn_stream *s, int form)
 {
     static const int counts[] = { 1, 2, 9 };

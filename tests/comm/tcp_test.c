@@ -88,6 +88,22 @@ KN_TEST(tcp, no_rank_can_keep_another_from_its_end)
     }
 }
 
+/* The word goes out when the error comes to stand: the failed rank makes no other call. */
+KN_TEST(tcp, a_rank_that_fails_and_stops_has_told_the_others)
+{
+    static result r[3];
+    int at = port();
+    for (int k = 2; k >= 0; k--)
+        start_rank(&r[k], k, 3, at, "RANK_TIMEOUT=30 halt 1");
+    for (int k = 0; k < 3; k += 2) {
+        finish(&r[k]);
+        KN_CHECK(strstr(r[k].errors, "ends: rank 1 failed: data: file is empty\n"),
+                 "rank %d: status %d, %s", k, r[k].status, r[k].errors);
+    }
+    kill(r[1].pid, SIGKILL);
+    finish(&r[1]);
+}
+
 KN_TEST(tcp, bad_places)
 {
     static const char *const places[] = {

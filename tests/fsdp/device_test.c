@@ -401,11 +401,48 @@ static void collect(kn_comm *world, void *arg)
     KN_CHECK(kn_broadcast(world, pi, 16, n - 1, s, "e") && kn_barrier(world, s, "f"));
 }
 
+/* Each collective of a tensor once: y and dx in f32. */
+static void of_tensors(kn_comm *w, kn_device device, kn_dtype dtype, float *y, float *dx)
+{
+    const int n = kn_comm_size(w), rank = kn_rank(w);
+    int64_t rows[8] = { 0 }, received[8];
+    float v[12];
+    for (int i = 0; i < 12; i++)
+        v[i] = sinf((float)(i + 12 * rank));
+    rows[rank] = 4;
+    rows[n - 1] += 2; /* of 6 */
+    kn_tensor *x = kn_require_grad(kn_from(KN_F32, device, v, KN_SHAPE(6, 2)), true);
+    kn_tensor *t = kn_all_gather_tensor(w, kn_cast(x, dtype), 1);
+    t = kn_reduce_scatter_tensor(w, kn_all_reduce_tensor(w, t), -1);
+    t = kn_add(kn_mean_tensor(w, t), kn_broadcast_tensor(w, kn_mul(t, t), n - 1));
+    t = kn_all_to_all_tensor(w, kn_all_to_all_tensor(w, t, rows, received), received, NULL);
+    t = kn_cast(t, KN_F32);
+    KN_CHECK(kn_backward(kn_sum(kn_mul(t, kn_sin(t)), 0, NULL, false)), "backward");
+    KN_CHECK(kn_to_host(t, y, 12 * sizeof *y) && kn_to_host(kn_grad(x), dx, 12 * sizeof *dx));
+}
+
+static void collect_tensors(kn_comm *world, void *arg)
+{
+    static const kn_dtype dtypes[] = { KN_F32, KN_BF16 };
+    float y[2][12], dx[2][12];
+    for (int k = 0; k < 2; k++) {
+        of_tensors(world, KN_CPU, dtypes[k], y[0], dx[0]);
+        of_tensors(world, DEVICE, dtypes[k], y[1], dx[1]);
+        for (int i = 0; i < 12; i++)
+            KN_CHECK(fabsf(y[0][i] - y[1][i]) <= (ON_GPU ? 1e-5f : 0) &&
+                         fabsf(dx[0][i] - dx[1][i]) <= (ON_GPU ? 1e-5f : 0),
+                     "%s, element %d: %g and %g, %g and %g", kn_dtype_name(dtypes[k]), i,
+                     (double)y[0][i], (double)y[1][i], (double)dx[0][i], (double)dx[1][i]);
+    }
+}
+
 KN_TEST(device, collectives)
 {
     begin();
     int failed =
         THREADS_ONLY ? 0 : spawn_processes(1, collect, NULL) + spawn_processes(2, collect, NULL);
+    for (int n = 1; n <= 3 && !THREADS_ONLY; n++)
+        failed += spawn_processes(n, collect_tensors, NULL);
     end();
     KN_CHECK_OK();
     KN_CHECK(failed == 0, "%d ranks failed", failed);

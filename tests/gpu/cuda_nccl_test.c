@@ -4,12 +4,10 @@
  * device_test.c, which this program has, too. */
 #include "comm/comm_internal.h"
 #include "comm/nccl/nccl.h"
-#include "comm/messages/tcp.h"
 #include "fsdp/mesh.h"
 #include "knap.h"
 #include "tests/comm/comm_test.h"
 #include "tests/gpu/nccl_ranks.h"
-#include "tests/ports.h"
 
 /* ---- collectives ----------------------------------------------------------------------------- */
 
@@ -110,10 +108,12 @@ static int others_rank(kn_comm *w)
     char *all = gpu(m, NULL, (size_t)n * N);
     memset(all + (size_t)rank * N, rank + 1, N);
     EXPECT(kn_all_gather(w, all, all + (size_t)rank * N, N, KN_U8, s, "g"));
+    char *mine = gpu(m, NULL, (size_t)n * N);
+    EXPECT(kn_all_to_all(w, mine, all, N, KN_U8, s, "x"));
     EXPECT(kn_all_reduce_i64(w, i, 2, s, "i") && kn_all_reduce_max(w, f, 3, s, "m"));
     EXPECT(kn_stream_sync(s));
     for (int k = 0; k < n * N; k++)
-        EXPECT(all[k] == k / N + 1, "byte %d is %d", k, all[k]);
+        EXPECT(all[k] == k / N + 1 && mine[k] == rank + 1, "byte %d is %d", k, all[k]);
     EXPECT(i[0] == n * (n - 1) / 2 && i[1] == 5 * n);
     EXPECT(f[0] == (float)(n - 1) && f[1] == 0 && isnan(f[2]), "%g %g", (double)f[0], (double)f[1]);
     i[0] = rank == n - 1 ? 99 : 0;
@@ -217,6 +217,12 @@ KN_TEST(cuda_nccl, an_older_library_makes_each_by_itself)
     KN_CHECK(b->ids == 9 && b->splits == 0, "%d ids", b->ids); /* 2 shards, 2 again, ... */
 }
 
+KN_TEST(cuda_nccl, over_tcp)
+{
+    good(3, over_tcp(others_rank));
+    good(4, over_tcp(mesh_rank));
+}
+
 /* ---- registered memory ----------------------------------------------------------------------- */
 
 static bool expect_registered;
@@ -285,198 +291,6 @@ KN_TEST(cuda_nccl, plain_memory_with_an_older_library)
 {
     library("libfake_nccl_2_17.so");
     good(2, registered_rank);
-}
-
-/* ---- failures -------------------------------------------------------------------------------- */
-
-static const char *how;       /* rank 1's fault while the others are in "block.3" */
-static double patience = 0.5; /* of rank 0 where rank 1 is late */
-
-static void misbehave(kn_comm *w, kn_comm *side)
-{
-    kn_stream *s = kn_compute_stream(KN_CUDA);
-    int64_t *x = gpu(kn_device_memory(KN_CUDA), &(int64_t){ 1 }, 8);
-    if (strcmp(how, "dies") == 0)
-        raise(SIGKILL);
-    else if (strcmp(how, "fails") == 0)
-        kn_fail("data: file is empty");
-    else if (strcmp(how, "is out of step") == 0)
-        kn_all_reduce_i64(side, x, 1, s, "block.4");
-    else {
-        wait_for_a_failure(w);
-        if (kn_all_reduce_i64(w, x, 1, s, "block.3"))
-            kn_all_reduce_i64(w, x, 1, s, "block.5");
-    }
-}
-
-static int failure_rank(kn_comm *w)
-{
-    int rank = kn_rank(w);
-    bool late = strcmp(how, "is late") == 0;
-    kn_comm *side = NULL;
-    kn_comm_set_timeout(w, 100000); /* the runner ends what waits so long */
-    EXPECT(kn_comm_memory_on(w, KN_CUDA) && (side = kn_comm_dup(w, "side")));
-    EXPECT(sum_of(w, 1, kn_comm_size(w)) && sum_of(side, 1, kn_comm_size(w)));
-    kn_stream *s = kn_compute_stream(KN_CUDA);
-    int64_t *x = gpu(kn_device_memory(KN_CUDA), &(int64_t){ 1 }, 8);
-    b->ready++;
-    while (b->ready < kn_comm_size(w)) /* nobody fails before all are there */
-        usleep(1000);
-    if (late && rank == 0) /* alone, so that none but rank 1 is waited for */
-        kn_comm_set_timeout(w, patience);
-    if (rank == 1)
-        misbehave(w, side);
-    else
-        kn_all_reduce_i64(w, x, 1, s, "block.3");
-    if (rank == 0 && strcmp(how, "is told by NCCL") == 0)
-        nccl->async_error = 6;
-    if (kn_ok())
-        kn_stream_sync(s);
-    while (kn_ok())
-        usleep(10000);
-    snprintf(b->error[rank], sizeof b->error[rank], "%s", kn_error() ? kn_error() : "");
-    return kn_ok() ? 1 : 0;
-}
-
-/* Ranks of which rank 1 does that. On a slow machine rank 0 may lose patience with rank 2, too:
- * then again with more. */
-static void misbehaves(const char *what, rank_fn fn)
-{
-    how = what;
-    patience = 0.5;
-    for (on(3, fn); strstr(b->error[0], " s for rank 2 ") && patience < 60; on(3, fn))
-        patience *= 2;
-}
-
-/* Every live rank has an error with these parts, not by a timeout unless one is among them, and has
- * aborted its two communicators. */
-static void fails(const char *what, int live, const char *part, const char *other)
-{
-    nccl->slow_abort_ms = 50;
-    misbehaves(what, failure_rank);
-    for (int r = 0; r < 3; r++) {
-        if (r == 1 && live == 2)
-            continue;
-        KN_CHECK(strstr(b->error[r], part) && strstr(b->error[r], other), "rank %d: %s", r,
-                 b->error[r]);
-    }
-    KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
-}
-
-KN_TEST(cuda_nccl, a_rank_that_dies_is_named)
-{
-    fails("dies", 2, "rank 1 ", "");
-}
-
-KN_TEST(cuda_nccl, a_rank_that_fails_is_repeated)
-{
-    fails("fails", 3, "data: file is empty", "");
-    KN_CHECK(strstr(b->error[0], "rank 1 failed"), "%s", b->error[0]);
-}
-
-KN_TEST(cuda_nccl, a_rank_that_does_not_come_is_named)
-{
-    fails("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3) in communicator world",
-          "waited ");
-}
-
-KN_TEST(cuda_nccl, ranks_out_of_step_are_told)
-{
-    fails("is out of step", 3, "collectives don't match", "(block.3)");
-    KN_CHECK(strstr(b->error[0], "(block.4)"), "%s", b->error[0]);
-}
-
-KN_TEST(cuda_nccl, an_error_of_nccl_names_the_call)
-{
-    fails("is told by NCCL", 3, "all_reduce_i64 block.3", "remote process exited");
-}
-
-/* Many communicators: all of them end, not only those with calls in progress. */
-static int many_rank(kn_comm *w)
-{
-    enum { MANY = 70 };
-    kn_comm_set_timeout(w, 100000);
-    EXPECT(kn_comm_memory_on(w, KN_CUDA));
-    for (int i = 0; i < MANY; i++)
-        EXPECT(kn_comm_dup(w, "one of many"));
-    return failure_rank(w);
-}
-
-KN_TEST(cuda_nccl, many_communicators_end_together)
-{
-    how = "dies";
-    nccl->slow_abort_ms = 50;
-    on(2, many_rank); /* on a slow machine the supervisor may end rank 0 before it aborts any */
-    for (int i = 0; i < 4 && b->aborts == 0; i++)
-        on(2, many_rank);
-    KN_CHECK(strstr(b->error[0], "rank 1 "), "%s", b->error[0]);
-    KN_CHECK(b->aborts == 72, "%d aborts", b->aborts);
-}
-
-/* The same with hosts over TCP: without shared memory the ranks exchange messages. */
-static rank_fn over_tcp;
-static int tcp_port;
-
-static int tcp_rank(kn_comm *w)
-{
-    kn_tcp_place place = { .host = "127.0.0.1", .port = tcp_port, .ports = 1, .job = "nccl" };
-    kn_comm *t = kn_comm_tcp(&place, kn_rank(w), kn_comm_size(w));
-    EXPECT(t && kn_rank_enter(t));
-    return over_tcp(t);
-}
-
-static void fails_over_tcp(const char *what, int live, const char *part)
-{
-    tcp_port = kn_test_ports(20);
-    over_tcp = failure_rank;
-    misbehaves(what, tcp_rank);
-    for (int r = 0; r < 3; r++)
-        KN_CHECK((r == 1 && live == 2) || strstr(b->error[r], part), "rank %d: %s", r, b->error[r]);
-    KN_CHECK(b->aborts == 2 * live, "%s: %d aborts", what, b->aborts);
-}
-
-KN_TEST(cuda_nccl, over_tcp)
-{
-    tcp_port = kn_test_ports(20);
-    over_tcp = others_rank;
-    good(3, tcp_rank);
-    over_tcp = mesh_rank;
-    good(4, tcp_rank);
-    fails_over_tcp("dies", 2, "rank 1 died without an error message");
-    fails_over_tcp("fails", 3, "data: file is empty");
-    fails_over_tcp("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3)");
-    fails_over_tcp("is out of step", 3, "collectives don't match");
-}
-
-/* ---- making communicators with a rank missing ------------------------------------------------ */
-
-static int init_rank(kn_comm *w)
-{
-    kn_comm_set_timeout(w, 100000);
-    EXPECT(how[0] != 's' || kn_comm_memory_on(w, KN_CUDA));
-    if (kn_rank(w) == 0) /* alone, so that none but rank 1 is waited for */
-        kn_comm_set_timeout(w, 0.5);
-    if (kn_rank(w) == 1 && how[2] == 'd')
-        raise(SIGKILL);
-    if (kn_rank(w) == 1 && how[2] == 's')
-        wait_for_a_failure(w);
-    else if (how[0] == 's')
-        kn_comm_dup(w, "side");
-    else
-        sum_of(w, 1, 3);
-    snprintf(b->error[kn_rank(w)], sizeof b->error[0], "%s", kn_error() ? kn_error() : "");
-    return kn_ok() ? 1 : 0;
-}
-
-KN_TEST(cuda_nccl, nobody_waits_for_a_rank_that_does_not_make_communicators)
-{
-    static const char *const ways[] = { "i d", "i s", "s d", "s s" };
-    for (int k = 0; k < 4; k++) {
-        how = ways[k];
-        on(3, init_rank);
-        for (int r = 0; r < 3; r += 2)
-            KN_CHECK(strstr(b->error[r], "rank 1"), "%s: %s", how, b->error[r]);
-    }
 }
 
 /* ---- without a library ----------------------------------------------------------------------- */

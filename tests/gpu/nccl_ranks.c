@@ -1,7 +1,9 @@
 /* tests/gpu/nccl_ranks.c: see nccl_ranks.h. */
 #include "tests/gpu/nccl_ranks.h"
+#include "comm/messages/tcp.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/gpu/emulator/emulated.h"
+#include "tests/ports.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -160,4 +162,22 @@ bool sum_of(kn_comm *c, int64_t mine, int64_t want)
     bool ok = kn_all_reduce_i64(c, x, 1, s, "sum") && kn_stream_sync(s);
     return ok &&
            (*x == want || kn_fail("the sum is %lld, not %lld", (long long)*x, (long long)want));
+}
+
+static rank_fn of_tcp;
+static int tcp_port;
+
+static int tcp_rank(kn_comm *w)
+{
+    kn_tcp_place place = { .host = "127.0.0.1", .port = tcp_port, .ports = 1, .job = "nccl" };
+    kn_comm *t = kn_comm_tcp(&place, kn_rank(w), kn_comm_size(w));
+    EXPECT(t && kn_rank_enter(t));
+    return of_tcp(t);
+}
+
+rank_fn over_tcp(rank_fn fn)
+{
+    tcp_port = kn_test_ports(20);
+    of_tcp = fn;
+    return tcp_rank;
 }

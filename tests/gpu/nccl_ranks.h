@@ -31,6 +31,8 @@ typedef int (*rank_fn)(kn_comm *w);
 int on(int n, rank_fn fn);
 /* The same, where none may fail, abort or leave memory registered. */
 void good(int n, rank_fn fn);
+/* fn with hosts over TCP, for on and good: without shared memory the ranks exchange messages. */
+rank_fn over_tcp(rank_fn fn);
 /* GPU memory with this content. */
 void *gpu(kn_memory *m, const void *from, size_t bytes);
 /* The sum of mine over the ranks of c is want; false with an error. */

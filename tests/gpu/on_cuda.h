@@ -20,7 +20,7 @@ bool fake_settled(void);
 /* Threads can't be ranks of NCCL: their collectives go through the hosts. */
 int fake_threads(int n, kn_rank_fn fn, void *arg);
 #undef kn_spawn_threads
-#define kn_spawn_threads(n, fn, arg) fake_threads(n, fn, arg)
+#define kn_spawn_threads(n, fn, ...) fake_threads(n, fn, __VA_ARGS__)
 /* Tests read what a collective on the compute stream gives at once. */
 #define kn_all_gather(...)     (kn_all_gather(__VA_ARGS__) && fake_settled())
 #define kn_all_reduce_i64(...) (kn_all_reduce_i64(__VA_ARGS__) && fake_settled())

@@ -19,9 +19,23 @@ static void fill_index(overlay_case *c, const kn_array *index, int64_t n)
     }
 }
 
+/* An index of shape that is the same for whole slices along dim. */
+static kn_array slices_index(overlay_case *c, kn_dtype t, int dim, const int64_t *shape, int64_t n)
+{
+    kn_array index = case_array(c, t, case_layout(c, OUTPUT_LAYOUTS), NORMAL, 1, &shape[dim]);
+    fill_index(c, &index, n);
+    const int64_t step = index.stride[0];
+    index.ndim = c->ndim;
+    for (int d = 0; d < c->ndim; d++) {
+        index.shape[d] = shape[d];
+        index.stride[d] = d == dim ? step : 0;
+    }
+    return index;
+}
+
 /* full and, of an index's shape, picked. Every third case is dense and equal but in dim. */
 static void gather_case(overlay_case *c, int number, kn_dtype full_t, kn_dtype picked_t,
-                        bool scatter, bool add)
+                        bool scatter, bool join)
 {
     int64_t picked[KN_MAX_DIMS];
     case_shape_below(c, 3000);
@@ -31,17 +45,24 @@ static void gather_case(overlay_case *c, int number, kn_dtype full_t, kn_dtype p
     for (int d = 0; d < c->ndim; d++)
         picked[d] = d == dim ? (shape[d] ? case_size(c, 100) : 0)
                              : shape[d] - (shape[d] > 1 && !plain ? case_pick(c, 2) : 0);
-    kn_array index =
-        case_array(c, number / 3 % 2 ? KN_I64 : KN_I32,
-                   plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS), NORMAL, c->ndim, picked);
-    fill_index(c, &index, shape[dim]);
+    const kn_dtype t = number / 3 % 2 ? KN_I64 : KN_I32;
+    kn_array index;
+    if (case_pick(c, 3) == 0) {
+        index = slices_index(c, t, dim, picked, shape[dim]);
+    } else {
+        index = case_array(c, t, plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS), NORMAL, c->ndim,
+                           picked);
+        fill_index(c, &index, shape[dim]);
+    }
+    const kn_join by = join ? (kn_join)case_pick(c, KN_JOIN_LOG_SUM) : KN_JOIN_SUM;
+    case_note(c, "by %d", (int)by);
     layout in = plain ? DENSE : case_layout(c, LAYOUTS);
     layout out = plain ? DENSE : case_layout(c, OUTPUT_LAYOUTS);
     kn_array full = case_array(c, full_t, scatter ? out : in, NORMAL, c->ndim, shape);
     kn_array some = case_array(c, picked_t, scatter ? in : out, NORMAL, c->ndim, picked);
     case_exact(c, scatter ? &full : &some);
     if (scatter)
-        case_run(c, &(kn_scatter_args){ full, some, index, dim, add });
+        case_run(c, &(kn_scatter_args){ full, some, index, dim, join, NULL, by });
     else
         case_run(c, &(kn_gather_args){ some, full, index, dim });
 }
@@ -51,11 +72,30 @@ OVERLAY(overlay_index, gather, GATHER, 0, overlay_cases(120))
     gather_case(c, i, arithmetic[i % 8], arithmetic[i % 8], false, false);
 }
 
-OVERLAY(overlay_index, scatter, SCATTER, 0, overlay_cases(160))
+OVERLAY(overlay_index, scatter, SCATTER, 0, overlay_cases(800))
 {
-    kn_dtype t = arithmetic[i / 2 % 8];
+    kn_dtype t = case_pick(c, 2) ? KN_F32 : arithmetic[i / 2 % 8];
     bool wider = i % 2 && (t == KN_BF16 || t == KN_F16) && i % 3 == 0;
     gather_case(c, i, wider ? KN_F32 : t, t, true, i % 2);
+}
+
+/* Whole rows: an index [count, inner] whose columns are one. */
+OVERLAY(overlay_index, scatter_rows, SCATTER, 0, overlay_cases(60))
+{
+    const int64_t rows = case_size(c, 40), inner = case_size(c, 70), count = case_size(c, 90);
+    const int64_t shape[2] = { rows, inner }, picked[2] = { count, inner };
+    if (rows == 0)
+        return;
+    kn_array index = case_array(c, i % 2 ? KN_I64 : KN_I32, DENSE, NORMAL, 1, &count);
+    fill_index(c, &index, rows);
+    index = kn_array_make(index.data, index.dtype, 2, picked);
+    index.stride[0] = 1;
+    index.stride[1] = 0;
+    const kn_dtype t = arithmetic[i / 2 % 8];
+    kn_array full = case_array(c, t, DENSE, NORMAL, 2, shape);
+    kn_array some = case_array(c, t, i % 3 ? DENSE : case_layout(c, LAYOUTS), NORMAL, 2, picked);
+    case_exact(c, &full);
+    case_run(c, &(kn_scatter_args){ full, some, index, 0, i % 5 == 4 });
 }
 
 OVERLAY(overlay_index, sort, SORT, 0, overlay_cases(160))
@@ -85,7 +125,9 @@ OVERLAY(overlay_index, cumsum, CUMSUM, 0, overlay_cases(120))
     kn_array x = case_input(c, t, NORMAL);
     kn_array y = case_output(c, to, UNSET);
     case_close(c, &y, 1e-6);
-    case_run(c, &(kn_cumsum_args){ y, x, dim, case_pick(c, 2) });
+    const kn_join by = (kn_join)case_pick(c, KN_JOIN_COUNT - (to == KN_I64));
+    case_note(c, "by %d", (int)by);
+    case_run(c, &(kn_cumsum_args){ y, x, dim, case_pick(c, 2), by });
 }
 
 /* An index out of range is an error in every provider, or declined. */

@@ -96,6 +96,35 @@ KN_TEST(reference, unary_values)
         { KN_LOG1P, -1, -INFINITY, 0, 0 },
         { KN_LOG2, 8, 3, 0, 0 },
         { KN_TAN, 1, 1.5574077246549, 0, 0 },
+        { KN_TRUNC, -1.5, -1, 0, 0 },
+        { KN_FRAC, -1.25, -0.25, 0, 0 },
+        { KN_EXP2, 3, 8, 0, 0 },
+        { KN_LOG10, 1000, 3, 0, 0 },
+        { KN_ASIN, 0.5, 0.523598775598299, 0, 0 },
+        { KN_ACOS, 0.5, 1.0471975511966, 0, 0 },
+        { KN_SINH, 1, 1.1752011936438, 0, 0 },
+        { KN_COSH, 1, 1.54308063481524, 0, 0 },
+        { KN_ASINH, 1, 0.881373587019543, 0, 0 },
+        { KN_ACOSH, 2, 1.31695789692482, 0, 0 },
+        { KN_ATANH, 0.5, 0.549306144334055, 0, 0 },
+        { KN_ERFC, 3, 2.20904969985854e-05, 0, 0 },
+        { KN_ERFINV, 0.5, 0.476936276204470, 0, 0 },
+        { KN_ERFINV, -0.999999, -3.45891073727550, 0, 0 },
+        { KN_ERFINV, 1e-300, 0.886226925452758e-300, 0, 0 },
+        { KN_ERFINV, 1, INFINITY, 0, 0 },
+        { KN_ERFINV, 1.5, NAN, 0, 0 },
+        { KN_LGAMMA, 0.5, 0.572364942924700, 0, 0 },
+        { KN_DIGAMMA, 1, -0.577215664901533, 0, 0 },
+        { KN_DIGAMMA, -1.5, 0.703156640645243, 0, 0 },
+        { KN_DIGAMMA, -2, NAN, 0, 0 },
+        { KN_SELU, -1, -1.11133073781256, 0, 0 },
+        { KN_SOFTSIGN, -3, -0.75, 0, 0 },
+        { KN_TANHSHRINK, 1, 0.238405844044235, 0, 0 },
+        { KN_CELU, -1, -0.786938680574733, 2, 0 },
+        { KN_HARDSHRINK, -0.5, 0, 0.5, 0 },
+        { KN_HARDSHRINK, -0.75, -0.75, 0.5, 0 },
+        { KN_HARDSHRINK, NAN, NAN, 0.5, 0 },
+        { KN_SOFTSHRINK, -0.75, -0.25, 0.5, 0 },
         { KN_ATAN, 1, 0.785398163397448, 0, 0 },
         { KN_ERF, 1, 0.842700792949715, 0, 0 },
         { KN_LOGSIGMOID, -1000, -1000, 0, 0 },
@@ -127,6 +156,26 @@ KN_TEST(reference, binary_values)
     RUN(KN_K_BINARY,
         (kn_binary_args){ ARRAY(c, KN_I32, 4), ARRAY(a, KN_I32, 4), ARRAY(b, KN_I32, 4), KN_DIV });
     KN_CHECK(c[0] == 3 && c[1] == -3 && c[2] == 0 && c[3] == INT32_MIN, "integer division");
+    static const struct {
+        kn_binary kind;
+        int32_t want[4];
+        double of_floats; /* of -7.5 and 2 */
+    } rests[] = { { KN_FLOOR_DIVIDE, { 3, -4, 0, INT32_MIN }, -4 },
+                  { KN_REMAINDER, { 1, 1, 0, 0 }, 0.5 },
+                  { KN_FMOD, { 1, -1, 0, 0 }, -1.5 },
+                  { KN_ATAN2, { 0 }, -1.31019393504756 },
+                  { KN_LOGADDEXP, { 0 }, 2.00007484902863 } };
+    for (size_t i = 0; i < sizeof rests / sizeof *rests; i++) {
+        double p = -7.5, q = 2, r;
+        RUN(KN_K_BINARY, (kn_binary_args){ F64(&r, 1), F64(&p, 1), F64(&q, 1), rests[i].kind });
+        KN_CHECK(near(r, rests[i].of_floats, 1e-13), "kind %d: %.15g", rests[i].kind, r);
+        if (kn_binary_row(rests[i].kind)->dtypes == KN_FLOATS)
+            continue;
+        RUN(KN_K_BINARY, (kn_binary_args){ ARRAY(c, KN_I32, 4), ARRAY(a, KN_I32, 4),
+                                           ARRAY(b, KN_I32, 4), rests[i].kind });
+        KN_CHECK(memcmp(c, rests[i].want, sizeof c) == 0, "kind %d: %d %d %d %d", rests[i].kind,
+                 c[0], c[1], c[2], c[3]);
+    }
     float x[3] = { 1, NAN, 3 }, y[3] = { 2, 2, NAN }, z[3];
     uint8_t less[3];
     RUN(KN_K_BINARY, (kn_binary_args){ F32(z, 3), F32(x, 3), F32(y, 3), KN_MAXIMUM });

@@ -120,6 +120,7 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_adamw_options, (.lr = 1), OPTIM(kn_adamw_(&in.l, o)))                                     \
     X(kn_lion_options, (.lr = 1), OPTIM(kn_lion_(&in.l, o)))                                       \
     X(kn_sgd_options, (.lr = 1, .momentum = 0.5), OPTIM(kn_sgd_(&in.l, o)))                        \
+    X(kn_adagrad_options, (.lr = 1), OPTIM(kn_adagrad_(&in.l, o)))                                 \
     X(kn_muon_options, (.lr = 1), OPTIM(kn_muon_(&in.l, o)))                                       \
     X(kn_own_optim_options, (.lr = 1, .update = same_update), OPTIM(kn_own_optim_(&in.l, o)))      \
     X(kn_scaler_options, (), kn_scaler_free(kn_scaler_new_(&in.l, o)))                             \
@@ -128,6 +129,8 @@ static void wrap(kn_fsdp_wrap_options o)
         LAYER(kn_layer_norm, 4, o);                                                                \
         LAYER(kn_rms_norm, 4, o);                                                                  \
     })                                                                                             \
+    X(kn_embedding_init_options, (), LAYER(kn_embedding, 4, 2, o))                                 \
+    X(kn_embedding_bag_init_options, (), LAYER(kn_embedding_bag, 4, 2, o))                         \
     X(kn_conv2d_init_options, (.device = KN_META),                                                 \
       LAYER(kn_conv2d, 2, 2, o.kernels[0] ? 0 : 2, o))                                             \
     X(kn_conv1d_init_options, (.device = KN_META), LAYER(kn_conv1d, 2, 2, 2, o))                   \
@@ -178,6 +181,8 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_gradcheck_options, (), (void)kn_gradcheck_(twice, KN_VALUES(in.scalar), o))               \
     X(kn_scaled_dot_product_attention_options, (.causal = true),                                   \
       kn_scaled_dot_product_attention_(in.q, in.q, in.q, o))                                       \
+    X(kn_embedding_options, (), kn_embedding_(in.rows, in.to, o))                                  \
+    X(kn_embedding_bag_options, (), kn_embedding_bag_(in.rows, kn_unsqueeze(in.to, 0), o))         \
     X(kn_huber_loss_options, (), kn_huber_loss_(in.rows, in.rows, o))                              \
     X(kn_smooth_l1_loss_options, (), kn_smooth_l1_loss_(in.rows, in.rows, o))                      \
     X(kn_nll_loss_options, (), kn_nll_loss_(in.rows, in.to, o))                                    \
@@ -252,6 +257,7 @@ static const struct {
     { ".stop_count", NOT_BIG },
     { "attention_options.scale", NEG },
     { ".ignore_index", NEG },
+    { ".padding_idx", NEG },
     { "interpolate_options.size", UNNAMED },
     { "interpolate_options.sizes", UNNAMED },
     { ".slope", NEG },

@@ -36,6 +36,16 @@ static void copy_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
     }
 }
 
+/* Planes of short runs. */
+static void copy_plane(const vec_iter *it, char *const plane[VEC_OPERANDS], int64_t at, int64_t n,
+                       vec_run_fn fn, const void *ctx)
+{
+    const int d = it->ndim - 1;
+    (void)fn, (void)ctx;
+    vec_copy_rows(plane[0], it->stride[0][d - 1], it->stride[0][d], plane[1], it->stride[1][d - 1],
+                  it->stride[1][d], it->size[0], it->shape[d], at, n);
+}
+
 /* dst[0..n) = src[0..n) in another float dtype. */
 static void cast_row(kn_dtype to, void *dst, kn_dtype from, const void *src, int64_t n)
 {
@@ -141,15 +151,21 @@ static void cast_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
 {
     const cast_ctx *c = ctx;
     const int64_t step = vec_iter_inner(it, 1), size = it->size[1];
-    float dense[CAST_BLOCK];
-    if (step == 1) {
+    float dense[CAST_BLOCK], wide[CAST_BLOCK];
+    if (step == 1 && vec_float(c->from)) {
         cast_row(c->to, p[0], c->from, p[1], n);
         return;
     }
     for (int64_t i = 0; i < n; i += CAST_BLOCK) {
         const int64_t w = v_min_i64(CAST_BLOCK, n - i);
         const void *src = vec_dense_run(p[1] + i * step * size, step, size, w, dense);
-        cast_row(c->to, p[0] + i * it->size[0], c->from, src, w);
+        if (vec_float(c->from)) {
+            cast_row(c->to, p[0] + i * it->size[0], c->from, src, w);
+            continue;
+        }
+        for (int64_t j = 0; j < w; j++)
+            wide[j] = ((const uint8_t *)src)[j];
+        cast_row(c->to, p[0] + i * it->size[0], KN_F32, wide, w);
     }
 }
 
@@ -157,7 +173,8 @@ kn_status VEC_FN(vec_copy)(const void *args)
 {
     const kn_copy_args *a = args;
     const bool cast = a->dst.dtype != a->src.dtype;
-    if (cast && !(vec_float(a->dst.dtype) && vec_float(a->src.dtype)))
+    const bool bytes_of_numbers = a->src.dtype == KN_BOOL || a->src.dtype == KN_U8;
+    if (cast && !(vec_float(a->dst.dtype) && (vec_float(a->src.dtype) || bytes_of_numbers)))
         return KN_DECLINED;
     vec_iter it;
     if (!vec_iter_make(&it, 2, (const kn_array *const[]){ &a->dst, &a->src }))
@@ -165,15 +182,17 @@ kn_status VEC_FN(vec_copy)(const void *args)
     if (it.total == 0)
         return KN_DONE;
     const int64_t bytes = it.total * (it.size[0] + it.size[1]);
-    const int row = transposed_dim(&it);
+    const int row = cast && bytes_of_numbers ? -1 : transposed_dim(&it);
     if (cast && vec_iter_inner(&it, 0) != 1)
         return KN_DECLINED;
     if (row >= 0)
         copy_transposed(&it, row, a->dst.dtype, a->src.dtype);
     else if (cast)
         vec_iter_run(&it, bytes, cast_run, &(cast_ctx){ a->dst.dtype, a->src.dtype });
-    else
+    else {
+        it.plane = vec_iter_short(&it) ? copy_plane : NULL;
         vec_iter_run(&it, bytes, copy_run, NULL);
+    }
     return KN_DONE;
 }
 

@@ -1,6 +1,7 @@
 /* kernels/cpu/vec/elementwise.c: binary operations. The loops are f32; bf16 and f16 pass through
  * blocks that stay in the first-level cache. */
 #include "kernels/cpu/vec/iter.h"
+#include "kernels/cpu/vec/math.h"
 
 #define BLOCK 512 /* floats of a conversion buffer */
 
@@ -149,7 +150,7 @@ kn_status VEC_FN(vec_binary)(const void *args)
     const kn_binary_args *a = args;
     const kn_kind_row *row = kn_binary_row(a->kind);
     const bool logic = row->dtypes == KN_BOOLS;
-    if (row->work == KN_RARE || !kn_binary_takes(a->kind, a->a.dtype, a->dst.dtype) ||
+    if (row->work >= VEC_RARE || !kn_binary_takes(a->kind, a->a.dtype, a->dst.dtype) ||
         !(logic || vec_float(a->a.dtype)) || a->a.dtype != a->b.dtype)
         return KN_DECLINED;
     vec_iter it;

@@ -1,15 +1,18 @@
-/* kernels/cpu/vec/gather.c: elements picked along a dim by an index of their own each, and put
- * there, where all arrays are dense and equal but in that dim. Indices are checked first; if one is
- * bad the reference takes the call and reports it. */
+/* kernels/cpu/vec/gather.c: elements picked along a dim by an index of their own each, and put or
+ * joined there, where all arrays are dense and equal but in that dim. An index may be the same for
+ * whole slices. Indices are checked first; if one is bad the reference takes the call and reports
+ * it. */
 #include "kernels/cpu/vec/iter.h"
 
-/* full [outer, n, inner]; picked and index [outer, count, inner]. */
+/* full [outer, n, inner]; picked and index [outer, count, inner], or [count] by step for slices. */
 typedef struct plan {
     int64_t outer, n, count, inner, size; /* size: bytes an element */
     const void *index;
     bool wide; /* i64 */
     char *full, *picked;
-    bool add;
+    bool slices, join;
+    int64_t step;
+    kn_join by;
 } plan;
 
 VEC_INLINE int64_t index_at(const void *index, int64_t i, bool wide)
@@ -20,18 +23,28 @@ VEC_INLINE int64_t index_at(const void *index, int64_t i, bool wide)
 /* Whether every index lies in [0, n). */
 VEC_INLINE bool inside_as(const plan *p, bool wide)
 {
-    const int64_t count = p->outer * p->count * p->inner;
+    const int64_t count = p->slices ? p->count : p->outer * p->count * p->inner;
+    const int64_t step = p->slices ? p->step : 1;
     uint64_t bad = 0;
     for (int64_t i = 0; i < count; i++)
-        bad |= (uint64_t)index_at(p->index, i, wide) >= (uint64_t)p->n;
+        bad |= (uint64_t)index_at(p->index, i * step, wide) >= (uint64_t)p->n;
     return !bad;
+}
+
+/* Whether index is the same for all elements of a slice. */
+static bool by_slice(const kn_array *index, int dim)
+{
+    for (int d = 0; d < index->ndim; d++)
+        if (d != dim && index->shape[d] != 1 && index->stride[d] != 0)
+            return false;
+    return true;
 }
 
 static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, const kn_array *index,
                       int dim)
 {
     if (full->dtype != picked->dtype || !kn_array_contiguous(full) ||
-        !kn_array_contiguous(picked) || !kn_array_contiguous(index))
+        !kn_array_contiguous(picked) || !(by_slice(index, dim) || kn_array_contiguous(index)))
         return false;
     *p = (plan){ .outer = 1,
                  .n = full->shape[dim],
@@ -41,7 +54,9 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
                  .index = index->data,
                  .wide = index->dtype == KN_I64,
                  .full = full->data,
-                 .picked = picked->data };
+                 .picked = picked->data,
+                 .slices = by_slice(index, dim),
+                 .step = index->stride[dim] };
     for (int i = 0; i < full->ndim; i++) {
         if (i != dim && index->shape[i] != full->shape[i])
             return false;
@@ -77,7 +92,11 @@ VEC_INLINE void gather_as(const plan *p, int64_t begin, int64_t end, int64_t siz
 {
     int64_t i = begin % p->count, base = begin / p->count * p->n * p->inner;
     for (int64_t r = begin; r < end; r++) {
-        for (int64_t j = 0; j < p->inner; j++) {
+        if (p->slices)
+            memcpy(p->picked + r * p->inner * size,
+                   p->full + (base + index_at(p->index, i * p->step, wide) * p->inner) * size,
+                   (size_t)(p->inner * size));
+        for (int64_t j = 0; j < p->inner && !p->slices; j++) {
             const int64_t to = r * p->inner + j;
             const int64_t from = base + index_at(p->index, to, wide) * p->inner + j;
             memcpy(p->picked + to * size, p->full + from * size, (size_t)size);
@@ -109,19 +128,84 @@ kn_status VEC_FN(vec_gather)(const void *args)
 
 /* ---- scatter --------------------------------------------------------------------------------- */
 
+VEC_INLINE float joined(kn_join by, float a, float b)
+{
+    switch (by) {
+    case KN_JOIN_PRODUCT:
+        return a * b;
+    case KN_JOIN_MAX:
+        return a != a || a > b ? a : b;
+    case KN_JOIN_MIN:
+        return a != a || a < b ? a : b;
+    default:
+        return a + b;
+    }
+}
+
+/* to[0..w) = to joined with from, w elements beside each other. */
+VEC_INLINE void join_run_as(float *to, const float *from, int64_t w, kn_join by)
+{
+    int64_t k = 0;
+    for (; k + KN_VW <= w; k += KN_VW) {
+        const vf a = v_load(to + k), b = v_load(from + k);
+        v_store(to + k, by == KN_JOIN_SUM ? a + b
+                        : by == KN_JOIN_PRODUCT
+                            ? a * b
+                            : v_sel(v_ne(a, a), a, by == KN_JOIN_MAX ? v_max(a, b) : v_min(a, b)));
+    }
+    for (; k < w; k++)
+        to[k] = joined(by, to[k], from[k]);
+}
+
+/* w columns from j of slices i of outer o, whose index is one. */
+VEC_INLINE void join_slices_as(const plan *p, int64_t o, int64_t j, int64_t w, bool wide,
+                               kn_join by)
+{
+    float *full = (float *)p->full + o * p->n * p->inner + j;
+    const float *picked = (const float *)p->picked + o * p->count * p->inner + j;
+    for (int64_t i = 0; i < p->count; i++, picked += p->inner)
+        join_run_as(full + index_at(p->index, i * p->step, wide) * p->inner, picked, w, by);
+}
+
+VEC_INLINE void join_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool wide)
+{
+    if (p->by == KN_JOIN_SUM)
+        join_slices_as(p, o, j, w, wide, KN_JOIN_SUM);
+    else if (p->by == KN_JOIN_PRODUCT)
+        join_slices_as(p, o, j, w, wide, KN_JOIN_PRODUCT);
+    else if (p->by == KN_JOIN_MAX)
+        join_slices_as(p, o, j, w, wide, KN_JOIN_MAX);
+    else
+        join_slices_as(p, o, j, w, wide, KN_JOIN_MIN);
+}
+
+VEC_INLINE void put_slices(const plan *p, int64_t o, int64_t j, int64_t w, bool wide)
+{
+    for (int64_t i = 0; i < p->count; i++) {
+        const int64_t to = (o * p->n + index_at(p->index, i * p->step, wide)) * p->inner + j;
+        const int64_t from = (o * p->count + i) * p->inner + j;
+        memcpy(p->full + to * p->size, p->picked + from * p->size, (size_t)(w * p->size));
+    }
+}
+
 /* Columns [begin, end) of outer and inner, each by itself in ascending order along dim. */
 VEC_INLINE void scatter_as(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
 {
     while (begin < end) {
         const int64_t o = begin / p->inner, j = begin % p->inner;
         const int64_t w = v_min_i64(end - begin, p->inner - j);
-        for (int64_t i = 0; i < p->count; i++) {
+        if (p->slices && p->join)
+            join_slices(p, o, j, w, wide);
+        else if (p->slices)
+            put_slices(p, o, j, w, wide);
+        for (int64_t i = 0; i < p->count && !p->slices; i++) {
             const int64_t row = (o * p->count + i) * p->inner + j;
             for (int64_t k = 0; k < w; k++) {
                 const int64_t at = index_at(p->index, row + k, wide);
                 const int64_t to = (o * p->n + at) * p->inner + j + k;
-                if (p->add)
-                    ((float *)p->full)[to] += ((const float *)p->picked)[row + k];
+                float *full = (float *)p->full;
+                if (p->join)
+                    full[to] = joined(p->by, full[to], ((const float *)p->picked)[row + k]);
                 else
                     memcpy(p->full + to * size, p->picked + (row + k) * size, (size_t)size);
             }
@@ -136,14 +220,50 @@ static void scatter_columns(const void *ctx, int64_t begin, int64_t end)
     BY_SIZE(p, scatter_as, p, begin, end);
 }
 
-/* add: f32 only, whose sums need no wider place. */
+/* Of rows that one index picks each, bytes [begin, end), in ascending order. */
+static void scatter_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const plan *p = ctx;
+    for (int64_t i = 0; i < p->count; i++) {
+        const int64_t at = index_at(p->index, i, p->wide) * p->size;
+        memcpy(p->full + at + begin, p->picked + i * p->size + begin, (size_t)(end - begin));
+    }
+}
+
+/* The index is [count, inner] with a stride of 0: rows go to rows. */
+static bool plan_rows(plan *p, const kn_scatter_args *a)
+{
+    const kn_array *to = &a->dst, *index = &a->index;
+    if (a->join || a->dim != 0 || index->ndim != 2 || index->stride[0] != 1 ||
+        index->stride[1] != 0 || index->shape[1] != to->shape[1] || to->dtype != a->src.dtype ||
+        !kn_array_contiguous(to) || !kn_array_contiguous(&a->src))
+        return false;
+    *p = (plan){ .outer = 1,
+                 .n = to->shape[0],
+                 .count = index->shape[0],
+                 .inner = 1,
+                 .size = to->shape[1] * (int64_t)kn_dtype_size(to->dtype),
+                 .index = index->data,
+                 .wide = index->dtype == KN_I64,
+                 .full = to->data,
+                 .picked = a->src.data };
+    return p->wide ? inside_as(p, true) : inside_as(p, false);
+}
+
+/* join: f32 only, whose sums need no wider place. */
 kn_status VEC_FN(vec_scatter)(const void *args)
 {
     const kn_scatter_args *a = args;
     plan p;
-    if ((a->add && a->dst.dtype != KN_F32) || !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
+    if (plan_rows(&p, a)) {
+        if (p.count * p.size > 0)
+            kn_each_range(kn_threads_for(p.count * p.size), p.size, scatter_rows, &p);
+        return KN_DONE;
+    }
+    if ((a->join && a->dst.dtype != KN_F32) || !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
         return KN_DECLINED;
-    p.add = a->add;
+    p.join = a->join;
+    p.by = a->by;
     const int64_t columns = p.outer * p.inner;
     if (columns * p.count > 0)
         kn_each_range(kn_threads_for(columns * p.count * 16), columns, scatter_columns, &p);

@@ -12,13 +12,20 @@ static int64_t index_at(const kn_array *index, int64_t i)
 /* full [outer, n, inner] and picked [outer, count, inner], both dense. */
 typedef struct plan {
     int64_t outer, n, count, inner;
+    int64_t *place, bytes; /* [count], the indices; of the scratch */
 } plan;
 
-static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, const kn_array *index,
-                      int dim)
+static void plan_end(plan *p)
+{
+    vec_scratch_end(p->place, (size_t)p->bytes);
+}
+
+/* more: int64_t of scratch beside place, count and n of them each. */
+static kn_status plan_make(plan *p, const kn_array *full, const kn_array *picked,
+                           const kn_array *index, int dim, int more)
 {
     if (!kn_array_contiguous(full) || !kn_array_contiguous(picked))
-        return false;
+        return KN_DECLINED;
     *p = (plan){ .outer = 1, .n = full->shape[dim], .count = index->shape[0], .inner = 1 };
     for (int i = 0; i < full->ndim; i++) {
         if (i < dim)
@@ -26,27 +33,53 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
         if (i > dim)
             p->inner *= full->shape[i];
     }
-    for (int64_t i = 0; i < p->count; i++)
-        if (index_at(index, i) < 0 || index_at(index, i) >= p->n)
-            return false;
-    return true;
+    p->bytes = (1 + p->count + more * (p->count + p->n)) * (int64_t)sizeof *p->place;
+    p->place = vec_scratch((size_t)p->bytes);
+    if (!p->place)
+        return KN_FAILED;
+    for (int64_t i = 0; i < p->count; i++) {
+        p->place[i] = index_at(index, i);
+        if (p->place[i] < 0 || p->place[i] >= p->n) {
+            plan_end(p);
+            return KN_DECLINED;
+        }
+    }
+    return KN_DONE;
 }
 
 typedef struct selection {
-    const kn_index_select_args *a;
+    char *dst;
+    const char *src;
     const plan *p;
     int64_t bytes; /* of a slice */
 } selection;
 
+/* Slices [begin, end) of outer and count, of one size. */
+VEC_INLINE void select_as(const selection *s, int64_t begin, int64_t end, int64_t bytes)
+{
+    const plan *p = s->p;
+    int64_t i = begin % p->count;
+    const char *src = s->src + begin / p->count * p->n * bytes;
+    for (int64_t k = begin; k < end; k++) {
+        memcpy(s->dst + k * bytes, src + p->place[i] * bytes, (size_t)bytes);
+        if (++i == p->count) {
+            i = 0;
+            src += p->n * bytes;
+        }
+    }
+}
+
 static void select_slices(const void *ctx, int64_t begin, int64_t end)
 {
     const selection *s = ctx;
-    const plan *p = s->p;
-    for (int64_t k = begin; k < end; k++) {
-        const int64_t from = k / p->count * p->n + index_at(&s->a->index, k % p->count);
-        memcpy((char *)s->a->dst.data + k * s->bytes,
-               (const char *)s->a->src.data + from * s->bytes, (size_t)s->bytes);
-    }
+    if (s->bytes == 2)
+        select_as(s, begin, end, 2);
+    else if (s->bytes == 4)
+        select_as(s, begin, end, 4);
+    else if (s->bytes == 8)
+        select_as(s, begin, end, 8);
+    else
+        select_as(s, begin, end, s->bytes);
 }
 
 /* dst[o, i, :] = src[o, index[i], :], slice by slice */
@@ -54,11 +87,16 @@ kn_status VEC_FN(vec_index_select)(const void *args)
 {
     const kn_index_select_args *a = args;
     plan p;
-    if (a->dst.dtype != a->src.dtype || !plan_make(&p, &a->src, &a->dst, &a->index, a->dim))
-        return KN_DECLINED;
+    const kn_status made = a->dst.dtype != a->src.dtype
+                               ? KN_DECLINED
+                               : plan_make(&p, &a->src, &a->dst, &a->index, a->dim, 0);
+    if (made != KN_DONE)
+        return made;
     const int64_t bytes = p.inner * (int64_t)kn_dtype_size(a->dst.dtype);
-    const int threads = kn_threads_for(2 * p.outer * p.count * bytes);
-    kn_each_range(threads, p.outer * p.count, select_slices, &(selection){ a, &p, bytes });
+    const int threads = kn_threads_for(2 * p.outer * p.count * v_max_i64(bytes, 8));
+    kn_each_range(threads, p.outer * p.count, select_slices,
+                  &(selection){ a->dst.data, a->src.data, &p, bytes });
+    plan_end(&p);
     return KN_DONE;
 }
 
@@ -67,80 +105,112 @@ kn_status VEC_FN(vec_index_select)(const void *args)
 typedef struct addition {
     const kn_index_add_args *a;
     const plan *p;
-    int64_t *first, *next;
+    int64_t *first, *next, groups; /* groups: of 64 columns */
 } addition;
 
 /* Of the rows that are picked; first's other elements stay as they are. */
 static void chain(addition *s)
 {
-    const kn_array *index = &s->a->index;
     for (int64_t i = 0; i < s->p->count; i++)
-        s->first[index_at(index, i)] = -1;
+        s->first[s->p->place[i]] = -1;
     for (int64_t i = s->p->count - 1; i >= 0; i--) {
-        const int64_t row = index_at(index, i);
+        const int64_t row = s->p->place[i];
         s->next[i] = s->first[row];
         s->first[row] = i;
     }
 }
 
-/* Up to `vectors` vectors of a row from column c on: w elements. */
-VEC_INLINE void add_vectors(const addition *s, int64_t row, int64_t c, int64_t w, int vectors,
-                            kn_dtype to, kn_dtype from)
+/* Up to `vectors` vectors of a row of o, an index of outer, from column c on: w elements. */
+VEC_INLINE void add_vectors(const addition *s, int64_t o, int64_t row, int64_t c, int64_t w,
+                            int vectors, kn_dtype to, kn_dtype from)
 {
-    const int64_t inner = s->p->inner, at = row * inner + c;
+    const int64_t inner = s->p->inner, at = (o * s->p->n + row) * inner + c;
+    const int64_t from_at = o * s->p->count * inner + c;
     vf sum[4];
     for (int k = 0; k < vectors; k++)
         sum[k] = v_get_n(to, s->a->dst.data, at + k * KN_VW, w - k * KN_VW);
     for (int64_t i = s->first[row]; i >= 0; i = s->next[i])
         for (int k = 0; k < vectors; k++)
-            sum[k] += v_get_n(from, s->a->src.data, i * inner + c + k * KN_VW, w - k * KN_VW);
+            sum[k] += v_get_n(from, s->a->src.data, from_at + i * inner + k * KN_VW, w - k * KN_VW);
     for (int k = 0; k < vectors; k++)
         v_put_n(to, s->a->dst.data, at + k * KN_VW, sum[k], w - k * KN_VW);
 }
 
-/* dst[row, c..end) += src[i, c..end) for all i with index[i] = row, in ascending order; rounded
+/* dst[o, row, c..end) += src[o, i, c..end) for all i with index[i] = row, in ascending order; rounded
  * once. */
-VEC_INLINE void add_row(const addition *s, int64_t row, int64_t c, int64_t end, kn_dtype to,
-                        kn_dtype from)
+VEC_INLINE void add_row(const addition *s, int64_t o, int64_t row, int64_t c, int64_t end,
+                        kn_dtype to, kn_dtype from)
 {
     for (; c + 4 * KN_VW <= end; c += 4 * KN_VW)
-        add_vectors(s, row, c, 4 * KN_VW, 4, to, from);
+        add_vectors(s, o, row, c, 4 * KN_VW, 4, to, from);
     for (; c < end; c += KN_VW)
-        add_vectors(s, row, c, end - c, 1, to, from);
+        add_vectors(s, o, row, c, end - c, 1, to, from);
 }
 
-VEC_INLINE void add_row_to(const addition *s, int64_t row, int64_t c, int64_t end, kn_dtype to)
+VEC_INLINE void add_row_to(const addition *s, int64_t o, int64_t row, int64_t c, int64_t end,
+                           kn_dtype to)
 {
-    VEC_BY_DTYPE(s->a->src.dtype, add_row, s, row, c, end, to);
+    VEC_BY_DTYPE(s->a->src.dtype, add_row, s, o, row, c, end, to);
 }
 
-/* Groups [begin, end) of 64 columns of all rows. */
+/* Tasks [begin, end): of outer and groups of columns, the rows that index picks first at i. */
 static void add_groups(const void *ctx, int64_t begin, int64_t end)
 {
     const addition *s = ctx;
-    const int64_t last = v_min_i64(end * 64, s->p->inner);
-    for (int64_t i = 0; i < s->p->count; i++) {
-        const int64_t row = index_at(&s->a->index, i);
+    for (int64_t task = begin; task < end; task++) {
+        const int64_t i = task % s->p->count, g = task / s->p->count % s->groups * 64;
+        const int64_t row = s->p->place[i], last = v_min_i64(g + 64, s->p->inner);
         if (s->first[row] == i)
-            VEC_BY_DTYPE(s->a->dst.dtype, add_row_to, s, row, begin * 64, last);
+            VEC_BY_DTYPE(s->a->dst.dtype, add_row_to, s, task / s->p->count / s->groups, row, g,
+                         last);
     }
 }
 
-/* Tasks are ranges of columns, so each element's additions happen in the order of index. */
+/* The same bits without chains, where a sum in dst is as wide as one in a register. */
+static kn_status add_in_place(const kn_index_add_args *a)
+{
+    kn_array index = a->src;
+    for (int d = 0; d < index.ndim; d++)
+        index.stride[d] = d == a->dim ? a->index.stride[0] : 0;
+    index.data = a->index.data;
+    index.dtype = a->index.dtype;
+    return VEC_FN(vec_scatter)(&(kn_scatter_args){ a->dst, a->src, index, a->dim, true });
+}
+
+/* Lines [begin, end) of f32 along the last dim. */
+static void add_lines(const void *ctx, int64_t begin, int64_t end)
+{
+    const addition *s = ctx;
+    for (int64_t o = begin; o < end; o++) {
+        float *dst = (float *)s->a->dst.data + o * s->p->n;
+        const float *src = (const float *)s->a->src.data + o * s->p->count;
+        for (int64_t i = 0; i < s->p->count; i++)
+            dst[s->p->place[i]] += src[i];
+    }
+}
+
+/* An element belongs to one task, so its additions happen in the order of index. */
 kn_status VEC_FN(vec_index_add)(const void *args)
 {
     const kn_index_add_args *a = args;
     plan p;
-    if (!vec_float(a->dst.dtype) || !vec_float(a->src.dtype) || a->dim != 0 ||
-        !plan_make(&p, &a->dst, &a->src, &a->index, a->dim))
-        return KN_DECLINED;
-    const size_t bytes = (size_t)(p.n + p.count) * sizeof(int64_t);
-    addition s = { .a = a, .p = &p, .first = vec_scratch(bytes) };
-    if (!s.first)
-        return KN_FAILED;
-    s.next = s.first + p.n;
-    chain(&s);
-    kn_each_range(kn_threads_for(12 * p.count * p.inner), (p.inner + 63) / 64, add_groups, &s);
-    vec_scratch_end(s.first, bytes);
+    const bool f32 = a->dst.dtype == KN_F32 && a->src.dtype == KN_F32;
+    const kn_status added = f32 && a->dim + 1 < a->dst.ndim ? add_in_place(a) : KN_DECLINED;
+    if (added != KN_DECLINED)
+        return added;
+    const kn_status made = vec_float(a->dst.dtype) && vec_float(a->src.dtype)
+                               ? plan_make(&p, &a->dst, &a->src, &a->index, a->dim, 1)
+                               : KN_DECLINED;
+    if (made != KN_DONE)
+        return made;
+    addition s = { a, &p, p.place + p.count, p.place + p.count + p.n, (p.inner + 63) / 64 };
+    const int threads = kn_threads_for(12 * p.outer * p.count * p.inner);
+    if (p.inner == 1 && f32) {
+        kn_each_range(threads, p.outer, add_lines, &s);
+    } else {
+        chain(&s);
+        kn_each_range(threads, p.outer * s.groups * p.count, add_groups, &s);
+    }
+    plan_end(&p);
     return KN_DONE;
 }

@@ -8,19 +8,25 @@
 
 #define VEC_OPERANDS 4
 
-typedef struct vec_iter {
+typedef struct vec_iter vec_iter;
+
+/* One run: p[k] points at its first element of array k, n elements, ctx as given. The innermost
+ * strides are those of the iterator. */
+typedef void (*vec_run_fn)(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
+                           const void *ctx);
+/* The elements [at, at + n) of a plane, which is the last two dims. */
+typedef void (*vec_plane_fn)(const vec_iter *it, char *const plane[VEC_OPERANDS], int64_t at,
+                             int64_t n, vec_run_fn fn, const void *ctx);
+
+struct vec_iter {
     int n, ndim;                               /* arrays, dims; ndim >= 1 */
     int64_t shape[KN_MAX_DIMS];                /* shape[ndim - 1] is the run */
     int64_t stride[VEC_OPERANDS][KN_MAX_DIMS]; /* elements */
     char *base[VEC_OPERANDS];
     int64_t size[VEC_OPERANDS]; /* bytes an element */
     int64_t total;              /* elements */
-} vec_iter;
-
-/* One run: p[k] points at its first element of array k, n elements, ctx as given. The innermost
- * strides are those of the iterator. */
-typedef void (*vec_run_fn)(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n,
-                           const void *ctx);
+    vec_plane_fn plane;         /* takes planes of short runs; NULL: vec_iter_range chooses */
+};
 
 /* Whether dim i + 1 continues dim i in every array. */
 static inline bool vec_iter_joins(const vec_iter *it, int i)
@@ -112,30 +118,122 @@ static inline bool vec_iter_dense(const vec_iter *it)
     return true;
 }
 
-/* Elements [begin, end) of the walk, run by run. */
+/* d[r dr + j ds] = s[r sr + j ss] for the elements [at, at + n) of rows of w, counted through. */
+#define VEC_COPY_ROWS(type, ds, ss)                                                                \
+    for (int64_t done = 0, j = at % w, r = at / w, m; done < n; done += m, j = 0, r++) {           \
+        m = v_min_i64(w - j, n - done);                                                            \
+        type *d = (type *)(void *)to + r * dr + j * (ds);                                          \
+        const type *s = (const type *)(const void *)from + r * sr + j * (ss);                      \
+        for (int64_t i = 0; i < m; i++)                                                            \
+            d[i * (ds)] = s[i * (ss)];                                                             \
+    }
+#define VEC_COPY_ROWS_OF(type)                                                                     \
+    do {                                                                                           \
+        if (ds == 1 && ss == 1)                                                                    \
+            VEC_COPY_ROWS(type, 1, 1)                                                              \
+        else if (ds == 1 && ss == 0)                                                               \
+            VEC_COPY_ROWS(type, 1, 0)                                                              \
+        else                                                                                       \
+            VEC_COPY_ROWS(type, ds, ss)                                                            \
+    } while (0)
+
+/* Elements of 1, 2, 4 or 8 bytes; rows too short for a call each. */
+static inline void vec_copy_rows(char *to, int64_t dr, int64_t ds, const char *from, int64_t sr,
+                                 int64_t ss, int64_t size, int64_t w, int64_t at, int64_t n)
+{
+    switch (size) {
+    case 1:
+        VEC_COPY_ROWS_OF(uint8_t);
+        break;
+    case 2:
+        VEC_COPY_ROWS_OF(uint16_t);
+        break;
+    case 4:
+        VEC_COPY_ROWS_OF(uint32_t);
+        break;
+    default:
+        VEC_COPY_ROWS_OF(uint64_t);
+    }
+}
+
+enum { VEC_SHORT = 64 /* elements of a run so short that many are taken at once */, VEC_PACK = 512 };
+
+static inline bool vec_iter_short(const vec_iter *it)
+{
+    return it->ndim > 1 && it->shape[it->ndim - 1] <= VEC_SHORT;
+}
+
+/* Runs are short, and the output is dense over them. */
+static inline bool vec_iter_packs(const vec_iter *it)
+{
+    const int d = it->ndim - 1;
+    return vec_iter_short(it) && it->stride[0][d] == 1 && it->stride[0][d - 1] == it->shape[d];
+}
+
+/* The elements [at, at + n) of a plane of short runs: inputs that aren't dense over it are copied.
+ * One that repeats a row is copied once: held has the row in room[k]. */
+static inline void vec_iter_plane(const vec_iter *it, char *const plane[VEC_OPERANDS], int64_t at,
+                                  int64_t n, vec_run_fn fn, const void *ctx)
+{
+    const int d = it->ndim - 1;
+    const int64_t w = it->shape[d];
+    vec_iter dense = *it;
+    uint64_t room[VEC_OPERANDS][VEC_PACK];
+    bool held[VEC_OPERANDS] = { false };
+    for (int64_t m; n > 0; at += m, n -= m) {
+        m = v_min_i64(n, (VEC_PACK / w - 1) * w + (w - at % w)); /* ends with a row */
+        char *p[VEC_OPERANDS];
+        for (int k = 0; k < it->n; k++) {
+            const int64_t row = it->stride[k][d - 1], step = it->stride[k][d];
+            const char *rows = plane[k] + at / w * row * it->size[k];
+            p[k] = plane[k] + (at / w * row + at % w * step) * it->size[k];
+            if (row == w * step)
+                continue;
+            dense.stride[k][d] = 1;
+            p[k] = (char *)room[k] + at % w * it->size[k];
+            if (!held[k])
+                vec_copy_rows((char *)room[k], w, 1, rows, row, step, it->size[k], w, at % w, m);
+            held[k] = row == 0 && at % w == 0;
+        }
+        fn(&dense, p, m, ctx);
+    }
+}
+
+/* Elements [begin, end) of the walk, run by run, or by planes of short runs. */
 static inline void vec_iter_range(const vec_iter *it, int64_t begin, int64_t end, vec_run_fn fn,
                                   const void *ctx)
 {
-    const int inner = it->ndim - 1;
-    int64_t at[KN_MAX_DIMS], rest = begin;
-    for (int i = inner; i >= 0; i--) {
+    const vec_plane_fn plane = it->plane ? it->plane : vec_iter_packs(it) ? vec_iter_plane : NULL;
+    const int outer = it->ndim - (plane ? 2 : 1);
+    const int64_t size = plane ? it->shape[outer] * it->shape[outer + 1] : it->shape[outer];
+    int64_t at[KN_MAX_DIMS], rest = begin / size, first = begin % size;
+    char *p[VEC_OPERANDS] = { 0 };
+    for (int k = 0; k < it->n; k++)
+        p[k] = it->base[k];
+    for (int i = outer - 1; i >= 0; i--) {
         at[i] = rest % it->shape[i];
         rest /= it->shape[i];
+        for (int k = 0; k < it->n; k++)
+            p[k] += at[i] * it->stride[k][i] * it->size[k];
     }
-    while (begin < end) {
-        char *p[VEC_OPERANDS] = { 0 };
-        for (int k = 0; k < it->n; k++) {
-            int64_t offset = 0;
-            for (int i = 0; i <= inner; i++)
-                offset += at[i] * it->stride[k][i];
-            p[k] = it->base[k] + offset * it->size[k];
+    for (int64_t n; begin < end; begin += n, first = 0) {
+        n = v_min_i64(size - first, end - begin);
+        if (plane) {
+            plane(it, p, first, n, fn, ctx);
+        } else {
+            char *run[VEC_OPERANDS] = { 0 };
+            for (int k = 0; k < it->n; k++)
+                run[k] = p[k] + first * it->stride[k][outer] * it->size[k];
+            fn(it, run, n, ctx);
         }
-        const int64_t n = v_min_i64(it->shape[inner] - at[inner], end - begin);
-        fn(it, p, n, ctx);
-        begin += n;
-        at[inner] = 0;
-        for (int i = inner - 1; i >= 0 && ++at[i] == it->shape[i]; i--)
+        for (int i = outer - 1; i >= 0; i--) {
+            const int64_t back = ++at[i] == it->shape[i] ? it->shape[i] : 0;
+            for (int k = 0; k < it->n; k++)
+                p[k] += (1 - back) * it->stride[k][i] * it->size[k];
+            if (!back)
+                break;
             at[i] = 0;
+        }
     }
 }
 

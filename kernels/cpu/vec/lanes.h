@@ -290,22 +290,36 @@ VEC_INLINE vf v_copysign(vf a, vf b)
 
 /* ---- sums over the lanes of a vector, always in the same tree order ------------------------- */
 
+typedef float vec_four __attribute__((vector_size(16)));
+typedef int32_t vec_four_i __attribute__((vector_size(16)));
+
+/* m ? a : b */
+VEC_INLINE vec_four vec_sel_four(vec_four_i m, vec_four a, vec_four b)
+{
+    return (vec_four)((m & (vec_four_i)a) | (~m & (vec_four_i)b));
+}
+
+/* Folds the upper half onto the lower one, and so on. */
 #define VEC_FOLD(name, op)                                                                         \
     VEC_INLINE float name(vf v)                                                                    \
     {                                                                                              \
-        float t[KN_VW];                                                                            \
-        v_store(t, v);                                                                             \
-        for (int w = KN_VW / 2; w > 0; w /= 2)                                                     \
+        vec_four part[KN_VW / 4];                                                                  \
+        memcpy(part, &v, sizeof v);                                                                \
+        for (int w = KN_VW / 8; w > 0; w /= 2)                                                     \
             for (int i = 0; i < w; i++)                                                            \
-                t[i] = op(t[i], t[i + w]);                                                         \
-        return t[0];                                                                               \
+                part[i] = op(part[i], part[i + w]);                                                \
+        const vec_four a = part[0], b = { a[2], a[3], a[2], a[3] }, c = op(a, b);                  \
+        const vec_four d = { c[1], c[1], c[1], c[1] }, e = op(c, d);                               \
+        return e[0];                                                                               \
     }
 #define VEC_ADD_(a, b) ((a) + (b))
 #define VEC_MAX_(a, b) ((a) > (b) || (a) != (a) ? (a) : (b)) /* keeps NaN */
 #define VEC_MIN_(a, b) ((a) < (b) || (a) != (a) ? (a) : (b))
+#define VEC_MAX_FOUR(a, b) vec_sel_four(((a) > (b)) | ((a) != (a)), a, b)
+#define VEC_MIN_FOUR(a, b) vec_sel_four(((a) < (b)) | ((a) != (a)), a, b)
 VEC_FOLD(v_hsum, VEC_ADD_)
-VEC_FOLD(v_hmax, VEC_MAX_)
-VEC_FOLD(v_hmin, VEC_MIN_)
+VEC_FOLD(v_hmax, VEC_MAX_FOUR)
+VEC_FOLD(v_hmin, VEC_MIN_FOUR)
 
 /* ---- conversions ---------------------------------------------------------------------------- */
 

@@ -151,4 +151,41 @@ VEC_INLINE vf v_normal_cdf(vf x)
     return v_sel(v_lt(a, one), near, far);
 }
 
+/* ---- words of LIBM kinds (kernels/kinds.h): functions of vectors of glibc's libmvec --------------- */
+
+#ifdef KN_HAVE_MVEC
+#if KN_VW == 16
+#define VEC_LIBM(name, args) _ZGVeN16##args##_##name##f
+typedef __m512 vec_libm;
+#elif KN_VW == 8
+#define VEC_LIBM(name, args) _ZGVdN8##args##_##name##f
+typedef __m256 vec_libm;
+#else
+#define VEC_LIBM(name, args) _ZGVbN4##args##_##name##f
+typedef vf vec_libm;
+#endif
+#define VEC_LIBM_WORD(name)                                                                        \
+    vec_libm VEC_LIBM(name, v)(vec_libm);                                                          \
+    VEC_INLINE vf v_##name(vf x)                                                                   \
+    {                                                                                              \
+        return (vf)VEC_LIBM(name, v)((vec_libm)x);                                                 \
+    }
+VEC_LIBM_WORD(log2)
+VEC_LIBM_WORD(sin)
+VEC_LIBM_WORD(cos)
+VEC_LIBM_WORD(tan)
+VEC_LIBM_WORD(atan)
+
+vec_libm VEC_LIBM(pow, vv)(vec_libm, vec_libm);
+VEC_INLINE vf v_pow(vf x, vf y)
+{
+    return (vf)VEC_LIBM(pow, vv)((vec_libm)x, (vec_libm)y);
+}
+#define LOOP_LIBM LOOP_LIGHT
+#define VEC_RARE  KN_RARE /* from this work on, the reference computes a kind */
+#else
+#define LOOP_LIBM LOOP_RARE
+#define VEC_RARE  KN_LIBM
+#endif
+
 #endif

@@ -9,6 +9,7 @@
  * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for,
  * unless rows are few. */
 #include "kernels/cpu/vec/gemm_few.h"
+#include "kernels/cpu/vec/gemm_small.h"
 
 #include <stdatomic.h>
 
@@ -318,6 +319,17 @@ static bool batch_divided(const batch *s, int threads)
     return true;
 }
 
+/* Products [begin, end) of a batch of small ones (gemm_small.h). */
+static void small_products(const void *ctx, int64_t begin, int64_t end)
+{
+    const batch *s = ctx;
+    for (int64_t i = begin; i < end; i++) {
+        const product p = batch_at(s, i);
+        small_product((float *)(void *)p.c, p.cm, (const float *)(const void *)p.a, p.am, p.ak,
+                      (const float *)(const void *)p.b, p.bk, p.bn, p.M, p.N, p.K, p.add);
+    }
+}
+
 /* ---- few rows (gemm_few.h) ------------------------------------------------------------------ */
 
 static bool few_takes(const product *p)
@@ -476,6 +488,11 @@ kn_status VEC_FN(vec_matmul)(const void *args)
     const int threads = kn_threads_for(work < 0x1p60 ? (int64_t)work : (int64_t)1 << 60);
     if (few)
         return batch_few(&s, threads) ? KN_DONE : KN_FAILED;
+    if (s.count > 1 && p->t == KN_F32 && writes_through(p) && !p->bias && p->K > 0 &&
+        p->K * p->N <= SMALL && p->M <= 32) {
+        kn_each_range(threads, s.count, small_products, &s);
+        return KN_DONE;
+    }
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
     return (divided ? batch_divided(&s, threads) : batch_shared(&s, threads)) ? KN_DONE : KN_FAILED;
 }

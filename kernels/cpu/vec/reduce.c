@@ -1,5 +1,5 @@
 /* kernels/cpu/vec/reduce.c: sums, means and extrema over the last or the leading dims. The source
- * is seen as (A, R, C) with R summed: rows where C = 1, columns otherwise. Sums are built from
+ * is seen as (A, R, C) with R reduced: rows where C = 1, columns otherwise. Sums are built from
  * blocks of fixed size, f32 inside a block and f64 across blocks, so that the order of additions
  * depends on the shape alone. */
 #include "kernels/cpu/vec/iter.h"
@@ -20,6 +20,7 @@ typedef struct plan {
     void *dst;       /* dense [a, c] */
     double *partial; /* [a, mid, chunks, c], NULL: sums go to dst */
     double scale;    /* 1, or 1 over the number of terms for a mean */
+    bool sums, max;  /* an extremum, if it doesn't sum: the largest or the smallest */
     /* A is summed, too: dst is [c], or, of channels between (A, mid, R), [mid] */
     bool outer;
     int64_t mid, sm; /* mid is 1 elsewhere */
@@ -107,6 +108,8 @@ static bool plan_in_order(plan *p, const kn_reduce_args *args, bool by_stride)
     p->size = (int64_t)kn_dtype_size(args->src.dtype);
     p->dst = args->dst.data;
     const double terms = (double)(p->outer ? p->a * p->r : p->r);
+    p->sums = args->kind == KN_SUM || args->kind == KN_MEAN;
+    p->max = args->kind == KN_MAX;
     p->scale = args->kind == KN_MEAN ? 1.0 / terms : 1.0;
     return i == m.n;
 }
@@ -118,9 +121,52 @@ static bool plan_make(plan *p, const kn_reduce_args *args)
            (plan_in_order(p, args, false) || plan_in_order(p, args, true));
 }
 
+/* What changes no result. */
+static double neutral(const plan *p)
+{
+    return p->sums ? 0 : p->max ? -(double)__builtin_inff() : (double)__builtin_inff();
+}
+
 static void put(const plan *p, int64_t i, double sum)
 {
     v_put_n(p->to, p->dst, i, v_set1((float)(sum * p->scale)), 1);
+}
+
+/* ---- extrema -------------------------------------------------------------------------------- */
+
+/* The larger (or smaller) of x and best; NaN on either side stays. */
+VEC_INLINE vf better(bool max, vf x, vf best)
+{
+    return v_sel(v_ne(x, x), x, max ? v_max(x, best) : v_min(x, best));
+}
+
+static float row_extremum(kn_dtype t, const void *x, int64_t n, bool max)
+{
+    vf best = v_get1(t, x, 0);
+    int64_t i = 0;
+    for (; i + KN_VW <= n; i += KN_VW)
+        best = better(max, v_get(t, x, i), best);
+    for (; i < n; i++)
+        best = better(max, v_get1(t, x, i), best);
+    return max ? v_hmax(best) : v_hmin(best);
+}
+
+/* best[j] = the extremum of it and x[., j] over some rows, for w <= COL_BLOCK columns */
+VEC_INLINE void best_rows(double *best, bool max, const char *x, int64_t step, int64_t rows,
+                          int64_t w, kn_dtype t)
+{
+    for (int64_t j = 0; j < w; j += KN_VW) {
+        const int64_t n = v_min_i64(KN_VW, w - j);
+        float out[KN_VW];
+        for (int64_t i = 0; i < KN_VW; i++)
+            out[i] = (float)best[j + (i < n ? i : 0)];
+        vf acc = v_load(out);
+        for (int64_t r = 0; r < rows; r++)
+            acc = better(max, v_get_n(t, x + r * step, j, n), acc);
+        v_store(out, acc);
+        for (int64_t i = 0; i < n; i++)
+            best[j + i] = out[i];
+    }
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */
@@ -161,7 +207,9 @@ static void sum_rows(const void *ctx, int64_t first, int64_t last)
         const int64_t a = task / p->chunks, begin = task % p->chunks * ROW_CHUNK;
         const int64_t n = p->chunks == 1 ? p->r : v_min_i64(ROW_CHUNK, p->r - begin);
         const int64_t at = a / p->mid * p->sa + a % p->mid * p->sm + begin;
-        const double sum = row_sum(p->from, p->src + at * p->size, n);
+        const char *x = p->src + at * p->size;
+        const double sum =
+            p->sums ? row_sum(p->from, x, n) : row_extremum(p->from, x, n, p->max);
         if (!p->partial)
             put(p, a, sum);
         else
@@ -214,10 +262,15 @@ static void sum_columns(const void *ctx, int64_t first, int64_t last)
         const int64_t chunk = task / blocks % p->chunks, a = task / blocks / p->chunks;
         const int64_t begin = chunk * COL_CHUNK, end = v_min_i64(begin + COL_CHUNK, p->r);
         const char *x = p->src + (a * p->sa + c) * p->size;
-        double sum[COL_BLOCK] = { 0 };
+        double sum[COL_BLOCK];
+        for (int64_t j = 0; j < w; j++)
+            sum[j] = neutral(p);
         for (int64_t r = begin; r < end; r += COL_ROWS) {
             const int64_t rows = v_min_i64(COL_ROWS, end - r);
-            VEC_BY_DTYPE(p->from, add_rows, sum, x + r * step, step, rows, w);
+            if (p->sums)
+                VEC_BY_DTYPE(p->from, add_rows, sum, x + r * step, step, rows, w);
+            else
+                VEC_BY_DTYPE(p->from, best_rows, sum, p->max, x + r * step, step, rows, w);
         }
         for (int64_t j = 0; j < w; j++) {
             if (!p->partial)
@@ -228,21 +281,23 @@ static void sum_columns(const void *ctx, int64_t first, int64_t last)
     }
 }
 
-/* The chunks of each result, added in order. */
-static void sum_partials(const plan *p)
+/* The chunks of each result, put together in order. */
+static void join_partials(const plan *p)
 {
     const int64_t results = p->outer ? p->mid : p->a, outer = p->outer ? p->a : 1;
     for (int64_t r = 0; r < results; r++)
         for (int64_t c = 0; c < p->c; c++) {
-            double sum = 0;
+            double sum = neutral(p);
             for (int64_t a = 0; a < outer; a++)
-                for (int64_t k = 0; k < p->chunks; k++)
-                    sum += p->partial[((a * p->mid + r) * p->chunks + k) * p->c + c];
+                for (int64_t k = 0; k < p->chunks; k++) {
+                    const double x = p->partial[((a * p->mid + r) * p->chunks + k) * p->c + c];
+                    sum = p->sums ? sum + x : p->max ? VEC_MAX_(sum, x) : VEC_MIN_(sum, x);
+                }
             put(p, r * p->c + c, sum);
         }
 }
 
-static kn_status sum(plan *p, int threads)
+static kn_status run(plan *p, int threads)
 {
     const int64_t chunk = p->c == 1 ? ROW_CHUNK : COL_CHUNK;
     p->chunks = (p->r + chunk - 1) / chunk;
@@ -258,59 +313,19 @@ static kn_status sum(plan *p, int threads)
     else
         kn_each_range(threads, p->a * p->chunks * column_blocks(p), sum_columns, p);
     if (partial)
-        sum_partials(p);
+        join_partials(p);
     vec_scratch_end(p->partial, bytes);
     return KN_DONE;
-}
-
-/* ---- extrema of rows ------------------------------------------------------------------------ */
-
-/* The larger (or smaller) of x and best; NaN on either side stays. */
-VEC_INLINE vf better(bool max, vf x, vf best)
-{
-    return v_sel(v_ne(x, x), x, max ? v_max(x, best) : v_min(x, best));
-}
-
-static float row_extremum(kn_dtype t, const void *x, int64_t n, bool max)
-{
-    vf best = v_get1(t, x, 0);
-    int64_t i = 0;
-    for (; i + KN_VW <= n; i += KN_VW)
-        best = better(max, v_get(t, x, i), best);
-    for (; i < n; i++)
-        best = better(max, v_get1(t, x, i), best);
-    return max ? v_hmax(best) : v_hmin(best);
-}
-
-static void maxima(const void *ctx, int64_t begin, int64_t end)
-{
-    const plan *p = ctx;
-    for (int64_t a = begin; a < end; a++)
-        put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, true));
-}
-
-static void minima(const void *ctx, int64_t begin, int64_t end)
-{
-    const plan *p = ctx;
-    for (int64_t a = begin; a < end; a++)
-        put(p, a, row_extremum(p->from, p->src + a * p->sa * p->size, p->r, false));
 }
 
 kn_status VEC_FN(vec_reduce)(const void *args)
 {
     const kn_reduce_args *a = args;
     plan p;
-    const bool sums = a->kind == KN_SUM || a->kind == KN_MEAN;
-    if ((!sums && a->kind != KN_MAX && a->kind != KN_MIN) || !vec_float(a->src.dtype) ||
+    if (a->kind == KN_ARGMAX || !vec_float(a->src.dtype) ||
         (a->dst.dtype != a->src.dtype && a->dst.dtype != KN_F32))
         return KN_DECLINED;
     if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a))
         return KN_DECLINED;
-    const int threads = kn_threads_for(kn_array_numel(&a->src) * p.size);
-    if (sums)
-        return sum(&p, threads);
-    if (p.c > 1 || p.outer)
-        return KN_DECLINED;
-    kn_each_range(threads, p.a, a->kind == KN_MAX ? maxima : minima, &p);
-    return KN_DONE;
+    return run(&p, kn_threads_for(kn_array_numel(&a->src) * p.size));
 }

@@ -5,6 +5,20 @@
 
 #define BLOCK 1024 /* elements added in f32; 4 KiB, stays in the first-level cache */
 
+/* The first n lanes of v, then those of rest. */
+VEC_INLINE vf first_lanes(vf v, vf rest, int64_t n)
+{
+#if KN_VW == 16
+    return (vf)_mm512_mask_blend_ps((__mmask16)((1u << n) - 1), (__m512)rest, (__m512)v);
+#elif KN_VW == 8
+    return v_sel(v_first(n), v, rest);
+#else
+    for (int64_t i = n; i < KN_VW; i++)
+        v[i] = rest[i];
+    return v;
+#endif
+}
+
 /* max over n >= 1 elements; NaN where there is one */
 VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
 {
@@ -14,13 +28,8 @@ VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
         const vf v = v_get(t, x, i);
         best = v_sel(v_ne(v, v), v, v_max(v, best));
     }
-    if (i < n) { /* missing lanes repeat a value of the row */
-        const int64_t w = n - i;
-        float tail[KN_VW];
-        v_store(tail, v_get_n(t, x, i, w));
-        for (int64_t j = w; j < KN_VW; j++)
-            tail[j] = tail[0];
-        const vf v = v_load(tail);
+    if (i < n) { /* missing lanes repeat values of the row */
+        const vf v = first_lanes(v_get_n(t, x, i, n - i), best, n - i);
         best = v_sel(v_ne(v, v), v, v_max(v, best));
     }
     return v_hmax(best);
@@ -47,15 +56,10 @@ VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, float *y, kn_
         }
         for (; i < end; i += KN_VW) {
             const int64_t w = end - i;
-            vf e = v_exp(v_get_n(t, x, i, w) - m);
+            const vf e = v_exp(v_get_n(t, x, i, w) - m);
             if (y)
                 v_put_n(KN_F32, y, i, e, w);
-            if (w < KN_VW) {
-                float tail[KN_VW] = { 0 };
-                v_store_n(tail, e, w);
-                e = v_load(tail);
-            }
-            s0 += e;
+            s0 += w < KN_VW ? first_lanes(e, v_zero(), w) : e;
         }
         sum += v_hsum(s0 + s1);
     }

@@ -53,6 +53,27 @@ KN_FORMULA v_sigmoids(vf z, vf *rest)
     return s;
 }
 
+#ifdef KN_HAVE_MVEC
+/* x^p; p holds one number. Roots of -0 and -inf are those of pow. */
+KN_FORMULA v_power(vf x, vf p)
+{
+    const vf one = v_set1(1.0f), inf = v_set1(__builtin_inff());
+    const float e = p[0];
+    if (e == 0 || e == 1)
+        return e == 0 ? one : x;
+    if (e == 2 || e == -2)
+        return e == 2 ? x * x : one / (x * x);
+    if (e == 3 || e == -1)
+        return e == 3 ? x * x * x : one / x;
+    if (e == 0.5f || e == -0.5f) {
+        const vf root = v_sqrt(v_sel(v_eq(x, -inf), inf, x + v_zero()));
+        return e == 0.5f ? root : one / root;
+    }
+    return v_pow(x, p);
+}
+#define v_pow v_power
+#endif
+
 #include "kernels/formulas.h"
 
 /* 2 sqrt(2/pi) (x + 0.044715 x^3) */
@@ -202,7 +223,7 @@ static kn_unary loop_of(kn_unary kind, double p0)
 static bool has_loop(kn_unary kind)
 {
     const kn_kind_row *row = kn_unary_row(kind);
-    return kn_kind_takes(row, KN_F32) && row->work != KN_RARE;
+    return kn_kind_takes(row, KN_F32) && row->work < VEC_RARE;
 }
 
 /* Bytes of memory traffic that take about as long as one element of this kind computes. */

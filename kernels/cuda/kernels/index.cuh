@@ -3,6 +3,7 @@
 #define KNAP_KERNELS_CUDA_INDEX_CUH
 
 #include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/join.h"
 
 struct kn_indices {
     const void *data;
@@ -50,6 +51,20 @@ template <typename A> static inline __device__ A kn_added(A sum, A x)
 static inline __device__ int64_t kn_added(int64_t sum, int64_t x)
 {
     return (int64_t)((uint64_t)sum + (uint64_t)x);
+}
+
+/* One of the ways of kn_join: product and sum of two floats in double, rounded, are those of float. */
+static inline __device__ float kn_join_of(kn_join by, float a, float b)
+{
+    return by == KN_JOIN_SUM ? a + b : (float)kn_joined(by, a, b);
+}
+static inline __device__ double kn_join_of(kn_join by, double a, double b)
+{
+    return kn_joined(by, a, b);
+}
+static inline __device__ int64_t kn_join_of(kn_join by, int64_t a, int64_t b)
+{
+    return kn_joined_int(by, a, b);
 }
 
 /* ---- an index for each element --------------------------------------------------------------- */

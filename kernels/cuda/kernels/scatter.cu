@@ -1,7 +1,7 @@
 /* kernels/cuda/kernels/scatter.cu: elements put where an index of their own each says along dim, or
- * added there. No atomics: positions are sorted by their place in dst (radix.cuh), and one thread
+ * joined there. No atomics: positions are sorted by their place in dst (radix.cuh), and one thread
  * does all that go to one place, in their order. So the result depends on nothing else, and the
- * last one stays where they aren't added. An element of dst that takes r of them costs r loads in a
+ * last one stays where they aren't joined. An element of dst that takes r of them costs r loads in a
  * row. */
 #include "kernels/cuda/kernels/index.cuh"
 #include "kernels/cuda/kernels/radix.cuh"
@@ -50,6 +50,7 @@ struct scatter_call {
     kn_walk<1> to, from; /* dst and src */
     int64_t count, n;
     const pair *order;
+    kn_join by;
 };
 
 /* Whether sorted position i is the first of a place in dst. */
@@ -75,7 +76,7 @@ template <typename E> KN_KERNEL(128, put_kernel, E *dst, const E *src, const sca
 }
 
 template <typename A>
-KN_KERNEL(128, add_kernel, const kn_any_at<A> dst, const kn_any_at<A> src, const scatter_call c)
+KN_KERNEL(128, join_kernel, const kn_any_at<A> dst, const kn_any_at<A> src, const scatter_call c)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
             step = (int64_t)gridDim.x * blockDim.x;
@@ -85,26 +86,26 @@ KN_KERNEL(128, add_kernel, const kn_any_at<A> dst, const kn_any_at<A> src, const
         uint32_t key = c.order[i].key;
         int64_t to[1], from[1];
         kn_walk_at(c.to, key, to);
-        A sum = kn_any_get(dst + to[0]);
+        A joined = kn_any_get(dst + to[0]);
         for (int64_t p = i; p < c.count && c.order[p].key == key; p++) {
             kn_walk_at(c.from, c.order[p].position, from);
-            sum = kn_added(sum, kn_any_get(src + from[0]));
+            joined = kn_join_of(c.by, joined, kn_any_get(src + from[0]));
         }
-        kn_any_put(dst + to[0], sum);
+        kn_any_put(dst + to[0], joined);
     }
 }
 
-template <typename A> kn_status add(const kn_scatter_args *a, const scatter_call &c)
+template <typename A> kn_status join(const kn_scatter_args *a, const scatter_call &c)
 {
-    return KN_RUN_FLAT(add_kernel<A>, kn_blocks(c.count, 128, 1), 128,
+    return KN_RUN_FLAT(join_kernel<A>, kn_blocks(c.count, 128, 1), 128,
                        kn_kept<kn_any<A>>::of(&a->dst), kn_kept<kn_any<A>>::of(&a->src), c);
 }
 
-kn_status add_any(const kn_scatter_args *a, const scatter_call &c)
+kn_status join_any(const kn_scatter_args *a, const scatter_call &c)
 {
     if (kn_dtype_is_int(a->dst.dtype))
-        return add<int64_t>(a, c);
-    return a->dst.dtype == KN_F64 || a->src.dtype == KN_F64 ? add<double>(a, c) : add<float>(a, c);
+        return join<int64_t>(a, c);
+    return a->dst.dtype == KN_F64 || a->src.dtype == KN_F64 ? join<double>(a, c) : join<float>(a, c);
 }
 
 template <typename T> kn_status put(const kn_scatter_args *a, const scatter_call &c)
@@ -129,13 +130,13 @@ extern "C" kn_status kn_cuda_scatter(const void *args)
         return KN_FAILED;
     const kn_array *const dst[] = { &a->dst }, *const src[] = { &a->src };
     scatter_call c = { kn_walk_make(dst), kn_walk_make(src), kn_array_numel(&a->index),
-                       kn_array_numel(&a->dst), nullptr };
+                       kn_array_numel(&a->dst), nullptr, a->by };
     if (c.count == 0)
         return KN_DONE;
     c.order = sorted(a);
     if (!c.order)
         return KN_FAILED;
-    if (a->add)
-        return add_any(a, c);
+    if (a->join)
+        return join_any(a, c);
     KN_SIZES(a->dst.dtype, put, a, c);
 }
