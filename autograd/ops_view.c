@@ -258,8 +258,7 @@ static bool add_windows(kn_op_grad *g, const unfold_attr *a)
     shape[a->dim] = a->count * a->size;
     const kn_array src = kn_array_make(kn_array_of(rows).data, rows->dtype, n, shape);
     const kn_array index = kn_array_make(kn_array_of(at).data, KN_I64, 1, &shape[a->dim]);
-    return KN_RUN(dx, KN_K_INDEX_ADD,
-                  ((kn_index_add_args){ kn_array_of(dx), src, index, a->dim }));
+    return KN_RUN(dx, KN_K_INDEX_ADD, ((kn_index_add_args){ kn_array_of(dx), src, index, a->dim }));
 }
 
 static bool unfold_backward(kn_op_grad *g)
