@@ -29,6 +29,9 @@ extern "C" {
     size_t _size;                                                                                  \
     struct kn_guard *_positional
 #define KN_OPTIONS(type, ...) ((type){ ._size = sizeof(type), __VA_ARGS__ })
+#ifdef __clang__ /* -Wpedantic would warn of each call without options */
+#pragma clang diagnostic ignored "-Wgnu-zero-variadic-macro-arguments"
+#endif
 
 /* ---- dtypes and devices ---------------------------------------------------------------------- */
 

@@ -28,7 +28,9 @@ from opinfo_table import CONVENTIONS, FIRST, SHAPE_ONLY, TABLE, WIDER, n, shape
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 LAYOUTS = ('transposed', 'expanded', 'sliced', 'channels_last')
-OWN_BOUNDS = {'nn.functional.hardsigmoid': 1e-7, 'nn.Hardsigmoid': 1e-7}    # torch's sixth is of f32
+OWN_BOUNDS = {'nn.functional.hardsigmoid': 1e-7,    # torch's sixth is of f32
+              'nn.functional.linear_cross_entropy/chunked_none': 0.05}    # logits are of 16 bits
+NAN = {'sign', 'sgn', 'nn.functional.silu'}    # NaN stays NaN, and slopes at infinity are their limits, where torch differs
 BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 4e-3}
 VARIED = 12      # samples of an entry that run in all layouts
 SECONDS = 20     # of a sample
@@ -154,7 +156,7 @@ def one_sample(k, name, call, own, tree, layout, elementwise):
         return drawn
     dtypes = [i.base.dtype for i in inputs if i.base.is_floating_point()]
     narrow_of = lambda r: r.dtype if r.is_floating_point() else torch.float32
-    shape_only = name in SHAPE_ONLY
+    shape_only = name in SHAPE_ONLY or tree[2].get('dropout_p', 0) > 0
     plain, plain_grads, needed = by_torch(call, tree, inputs, None, cotangents, not shape_only)
     needed = [n and not shape_only for n in needed]
     values, grads = by_knap(k, own, tree, inputs, drawn, needed, plain, name in FIRST, name in WIDER)
@@ -175,14 +177,18 @@ def one_sample(k, name, call, own, tree, layout, elementwise):
         count += what == 'the gradient' and any(needed)
         s = max([size] + [w.abs().max().item() for w in drawn if w.numel()]) if what == 'the gradient' else size
         mine = mine.to(own_torch.dtype)
-        if what == 'the gradient' and elementwise:    # at NaN it is no number, in torch maybe 0
+        if elementwise and (what == 'the gradient' or name in NAN):    # at NaN it is no number, in torch maybe 0
             for i in inputs:
-                if i.base.shape == mine.shape:
-                    mine, own_torch, exact = (t.masked_fill(i.base.isnan(), 0) for t in (mine, own_torch, exact))
+                if i.base.shape == mine.shape and i.base.is_floating_point():
+                    odd = ~i.base.isfinite() if name in NAN else i.base.isnan()
+                    mine, own_torch, exact = (t.masked_fill(odd, 0) for t in (mine, own_torch, exact))
         bound = max(BOUNDS.get(mine.dtype, 0), OWN_BOUNDS.get(name, 0))
         found = error_of(mine, exact, elementwise, s)
         beside = error_of(mine, own_torch, elementwise, s) if found > bound else 0
-        if min(found, beside) > bound and not found <= 4 * error_of(own_torch, exact, elementwise, s) < float('inf'):
+        torchs = error_of(own_torch, exact, elementwise, s) if min(found, beside) > bound else 0
+        if torchs == float('inf') and mine.dtype in (torch.bfloat16, torch.float16):
+            continue    # torch overflows in 16 bits, too
+        if min(found, beside) > bound and not found <= 4 * torchs:
             raise Wrong(f'{what} differs by {found:.2g} from torch in f64, by {beside:.2g} from torch in {mine.dtype}: '
                         f'{mine.flatten()[:5].tolist()}, torch {own_torch.flatten()[:5].tolist()}')
     return count

@@ -32,7 +32,7 @@ def item(k, x, index):
             refuse('an index of bool')
         elif isinstance(i, int):
             i = i + k.size(x, dim) if i < 0 else i
-            x = k.select(x, dim, i) if hasattr(k, 'select') else k.squeeze(k.slice(x, dim, i, i + 1), 1, [dim])
+            x = k.select(x, dim, i)
             continue
         elif isinstance(i, slice):
             begin, end, step = i.indices(k.size(x, dim))
@@ -82,7 +82,7 @@ rows(gather=lambda k, x, dim, index, sparse_grad=False: k.gather(x, dim, index),
      index_put=lambda k, x, index, values, accumulate=False: k.index_put(x, len(index), index, values, accumulate=accumulate),
      masked_scatter=lambda k, x, mask, src: k.masked_scatter(x, mask, src), take=lambda k, x, index: k.reshape(
          k.take_along_dim(k.reshape(x, 1, [-1]), k.reshape(index, 1, [-1]), 0), *n(shape(k, index))),
-     __getitem__=item, select=lambda k, x, dim, i: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [i]),
+     __getitem__=item, select=lambda k, x, dim, i: k.select(x, dim, i),
      narrow=lambda k, x, dim, start, length: k.slice(
          x, dim, from_end(k, x, dim, start), from_end(k, x, dim, start) + length), slice=lambda k, x, dim=0, start=None,
      end=None, step=1: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [slice(start, end, step)]))

@@ -192,8 +192,8 @@ rows(add=add, sub=lambda k, a, b, alpha=1: add(k, a, b, -alpha) if alpha != 1 el
          k, x, eps, None if eps is None else 1 - eps), k.sub(like(k, 1, x), z))),
      nan_to_num=lambda k, x, nan=None, posinf=None, neginf=None: k.nan_to_num(x, **{
          m: v or ZERO for m, v in (('nan', nan), ('posinf', posinf), ('neginf', neginf)) if v is not None}),
-     item=lambda k, x: k.item(x), to=lambda k, x, *a, **o: cast(k, x, next((d for d in [*a, *o.values()] if isinstance(
-         d, torch.dtype)), None)))
+     item=lambda k, x: k.item(x), to=lambda k, x, *a, **o: k.cast(x, next((k.dtype_of(d) if isinstance(d, Tensor) else k.dtype(d) for d in [
+         *a, *o.values()] if isinstance(d, (Tensor, torch.dtype))), k.dtype_of(x))))
 TABLE.update({'div/no_rounding_mode': div, 'div/trunc_rounding': div, 'div/floor_rounding': div, 'round': rounded,
               'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8, equal_nan=False: refuse(
                   'NaN equals nothing') if equal_nan else k.logical_or(k.eq(a, b), k.logical_and(k.isfinite(k.sub(a, b)), k.le(

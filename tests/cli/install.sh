@@ -41,7 +41,10 @@ int main(void)
     kn_linear_init(&l, NULL, "", 2, 3, .weight = start[3]);
     kn_tensor *y = kn_call(&l, kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2)));
     kn_backward(kn_cross_entropy(y, kn_zeros(KN_I64, KN_CPU, KN_SHAPE(1)), .smoothing = 0.1));
-    kn_optim *o = kn_adamw(&l, .lr = 0.1);
+    static const kn_adamw_options rates[] = { { ._size = sizeof(kn_adamw_options), .lr = 0.1 },
+                                              { ._size = sizeof(kn_adamw_options), .lr = 0.2, .beta1 = 0.8 } };
+    y = kn_leaky_relu(kn_softmax(y));
+    kn_optim *o = kn_adamw_(&l, rates[0]);
     kn_step(o);
     kn_optim_free(o);
     kn_module_free(&l);
@@ -51,8 +54,14 @@ END
 mkdir "$TMP/outside"
 cd "$TMP/outside" || exit 1
 # shellcheck disable=SC2046
-run cc -std=gnu17 -Wall -Wextra -Werror ../each.c -o each $(knap_flags --cflags --libs)
+run cc -std=gnu17 -Wall -Wextra -Wpedantic -Werror ../each.c -o each $(knap_flags --cflags --libs)
 check "a program that includes knap.h compiles without warnings" succeeds
+for compiler in gcc clang; do
+    command -v "$compiler" >/dev/null || continue
+    # shellcheck disable=SC2046
+    run "$compiler" -std=gnu17 -Wall -Wextra -Wpedantic -Werror -fsyntax-only ../each.c $(knap_flags --cflags)
+    check "with $compiler, too" succeeds
+done
 run env LD_LIBRARY_PATH="$lib" ./each
 check "and runs" succeeds
 

@@ -88,6 +88,9 @@ static kn_tensor *image(int64_t C)
 KN_TEST(layers, of_images_and_sequences)
 {
     CHECK_LAYER(kn_conv2d, image(2), kn_conv2d_init(m, NULL, "", 2, 3, 3, F64, .pad = 1));
+    CHECK_LAYER(kn_conv2d, image(2), kn_conv2d_init(m, NULL, "", 2, 3, 4, F64, .same = true));
+    CHECK_LAYER(kn_conv1d, input(2, 2, 5, 0),
+                kn_conv1d_init(m, NULL, "", 2, 3, 2, F64, .same = true));
     CHECK_LAYER(kn_conv2d, image(4),
                 kn_conv2d_init(m, NULL, "", 4, 2, 0, F64, .kernels = { 1, 2 }, .stride = 2,
                                .groups = 2, .no_bias = true));
@@ -161,6 +164,10 @@ KN_TEST(layers, of_features)
     CHECK_LAYER(kn_layer_norm, input(2, 3, 5, 0),
                 kn_layer_norm_init(m, NULL, "", 5, F64, .no_bias = true, .eps = 0.1));
     CHECK_LAYER(kn_rms_norm, input(3, 2, 3, 5), kn_rms_norm_init(m, NULL, "", 5, F64));
+    CHECK_LAYER(kn_rms_norm, input(3, 2, 3, 5),
+                kn_rms_norm_init(m, NULL, "", 5, F64, .no_affine = true));
+    CHECK_LAYER(kn_layer_norm, input(3, 2, 3, 5),
+                kn_layer_norm_init(m, NULL, "", 5, F64, .no_affine = true));
     CHECK_LAYER(kn_dropout, input(2, 5, 7, 0), kn_dropout_init(m, NULL, "", 0.4));
     CHECK_LAYER(kn_mlp, input(3, 2, 2, 3), kn_mlp_init(m, NULL, "", 3, F64));
     CHECK_LAYER(kn_mlp, input(2, 4, 3, 0),
