@@ -243,9 +243,9 @@ struct kn_group {
     int64_t pending;
     bool active;                 /* seen in the running backward */
     void (*complete)(void *arg); /* NULL: arg is gone */
-    /* Optional: a collective on a tensor is about to run, in the order of whose node on the tape
-     * others of the group's owner must lie. False with an error. */
-    bool (*before_collective)(void *arg, uint64_t node);
+    /* Optional: a collective on a tensor is about to run, behind those of the group's owner that
+     * belong to later nodes. False with an error. */
+    bool (*before_collective)(void *arg);
     void *arg;
 };
 kn_group *kn_group_new(void (*complete)(void *arg), void *arg);

@@ -59,8 +59,7 @@ bool kn_collective_begins(void)
     bool ok = kn_ok();
     for (int64_t i = 0; e && e->at < e->nodes && i < e->groups && ok; i++) {
         kn_group *g = e->group[i];
-        ok = !g->complete || !g->before_collective ||
-             g->before_collective(g->arg, e->node[e->at]->seq);
+        ok = !g->complete || !g->before_collective || g->before_collective(g->arg);
     }
     return ok;
 }

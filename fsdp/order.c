@@ -247,31 +247,20 @@ bool kn_order_go_on(kn_order *o)
     return kn_ok();
 }
 
-/* A unit whose gradients are still to come is left at the end. */
-static bool take_early(kn_order *o)
-{
-    kn_turn *t = &o->turn[o->at];
-    if (t->kind == KN_TURN_LEAVE && t->unit->group->active) {
-        t->unit->leave_at = -1;
-        t->kind = KN_TURN_NONE;
-    }
-    return take_turn(o);
-}
-
 bool kn_order_come_to(kn_order *o, const kn_unit *u)
 {
-    bool ok = kn_order_go_on(o);
-    while (ok && o->at <= u->enter_at)
-        ok = take_early(o);
-    return ok;
-}
-
-bool kn_order_pass(kn_order *o, uint64_t node)
-{
-    bool ok = true;
-    while (ok && o->at < o->turns && o->turn[o->at].node >= node)
-        ok = take_early(o);
-    return ok;
+    if (!kn_order_go_on(o))
+        return false;
+    while (o->at <= u->enter_at) {
+        kn_turn *t = &o->turn[o->at];
+        if (t->kind == KN_TURN_LEAVE && t->unit->group->active) { /* it is left at the end */
+            t->unit->leave_at = -1;
+            t->kind = KN_TURN_NONE;
+        }
+        if (!take_turn(o))
+            return false;
+    }
+    return true;
 }
 
 kn_unit *kn_order_next(const kn_order *o)

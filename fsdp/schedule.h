@@ -124,7 +124,7 @@ void kn_prefetch_free(kn_unit *u);
 void kn_turns_reach(void *unit);
 bool kn_turns_come_to(kn_unit *u);
 /* A collective on a tensor is about to run, with which the tree's must keep their order. */
-bool kn_turns_before_collective(void *unit, uint64_t node);
+bool kn_turns_before_collective(void *unit);
 void kn_turns_complete(void *unit);
 
 /* recover.c: nothing stays of a forward of u that failed; nor, of what a backward that failed left
@@ -152,8 +152,6 @@ bool kn_order_start(kn_schedule_state *s);
 bool kn_order_go_on(kn_order *o);
 /* Takes turns until u has been entered, where it has a turn. */
 bool kn_order_come_to(kn_order *o, const kn_unit *u);
-/* All turns that come before a collective with this number on the tape. */
-bool kn_order_pass(kn_order *o, uint64_t node);
 /* The next unit to be entered that is needed whole there, or NULL. */
 kn_unit *kn_order_next(const kn_order *o);
 void kn_order_free(kn_order *o);

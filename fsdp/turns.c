@@ -36,10 +36,10 @@ bool kn_turns_come_to(kn_unit *u)
     return kn_unit_unshard_in_backward(u);
 }
 
-bool kn_turns_before_collective(void *unit, uint64_t node)
+bool kn_turns_before_collective(void *unit)
 {
     kn_schedule_state *s = ((kn_unit *)unit)->schedule;
-    return !s || (begin_backward(s) && kn_order_pass(&s->order, node));
+    return !s || (begin_backward(s) && kn_order_go_on(&s->order));
 }
 
 static bool may_come(const kn_unit *u)
