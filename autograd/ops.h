@@ -126,4 +126,7 @@ kn_tensor *kn_sync_batch_norm_apply(kn_tensor *const in[6], double eps, double m
  * in *s's defaults. who begins the error. */
 bool kn_rope_check(const char *who, bool rope, double base, kn_rope_scaling *s);
 
+/* ops_elementwise.c: the order of the operand that is as large as the result; NULL: row-major. */
+const int *kn_order_of_both(const kn_spec *s, const kn_tensor *a, const kn_tensor *b);
+
 #endif

@@ -92,3 +92,41 @@ def _(d):
         by = by[0].contiguous() if by else None
         return F.embedding_bag(i.long(), w.contiguous(), at, per_sample_weights=by, **theirs)
     return [w, d.index(shape, v), *more], in_knap, in_torch
+
+
+# ---- products -------------------------------------------------------------------------------------
+
+@row('kn_matmul', 'matmul')
+def _(d):
+    m, n, k = (d.size(1, 20) for _ in range(3))
+    a, b = d.broadcast(2)
+    shapes = list(a.values.shape)[-2:] + [m, k], list(b.values.shape)[-2:] + [k, n]
+    try:
+        torch.broadcast_shapes(shapes[0][:-2], shapes[1][:-2])
+    except RuntimeError:
+        shapes = [m, k], [k, n]
+    return [d.input(s) for s in shapes], lambda k, a, b: k.matmul(a, b), torch.matmul
+
+
+EQUATIONS = ['ij,jk->ik', 'bhtd,bhsd->bhts', 'ii->i', 'ii', 'i,j->ij', '...ij,...jk->...ik', 'ijk->ki', 'ij,ij->',
+             'a,ab,b', 'ba,cb', 'bij,bjk,kl->bil', 'iij,j->i', 'ij,kj->', 'a...,a->...']
+
+
+@row('kn_einsum', 'einsum')
+def _(d):
+    equation = d.choice(EQUATIONS)
+    size = {letter: d.size(1, 5) for letter in 'abcdhijklst'}
+    lead = [d.int(1, 3)]
+    shapes = [[n for c in operand.replace('...', '.') for n in (lead if c == '.' else [size[c]])]
+              for operand in equation.split('->')[0].split(',')]
+    return [d.input(s) for s in shapes], lambda k, *t: k.einsum(equation, len(t), t), \
+        lambda *t: torch.einsum(equation, *t)
+
+
+@row('kn_linear', 'linear')
+def _(d):
+    n, k, in_out = d.size(1, 20), d.size(1, 20), d.choice([True, False])
+    inputs = [d.input(d.shape(least=1, most=3) + [k]), d.input([k, n] if in_out else [n, k])]
+    inputs += [d.input([n])] if d.int(0, 1) else []
+    return inputs, lambda k, x, w, b=None: k.linear(x, w, b, in_out), \
+        lambda x, w, b=None: F.linear(x, w.t() if in_out else w, b)

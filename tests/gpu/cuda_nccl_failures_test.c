@@ -1,5 +1,5 @@
-/* tests/gpu/cuda_nccl_failures_test.c: ranks of NCCL that die, fail, are late or out of step, on the
- * machine of nccl_ranks.h. */
+/* tests/gpu/cuda_nccl_failures_test.c: ranks of NCCL that die, fail, are late or out of step, on
+ * the machine of nccl_ranks.h. */
 #include "comm/comm_internal.h"
 #include "knap.h"
 #include "tests/gpu/nccl_ranks.h"
