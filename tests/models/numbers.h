@@ -237,10 +237,6 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_ctc_loss_options, (),                                                                     \
       kn_ctc_loss_(kn_log_softmax(in.line), kn_unsqueeze(kn_add_scalar(in.to, 1), 1),              \
                    kn_add_scalar(in.to, 1), kn_add_scalar(in.to, 1), o))                           \
-    X(kn_recurrent_init_options, (.device = KN_META), {                                            \
-        LAYER(kn_lstm, 2, 2, o);                                                                   \
-        LAYER(kn_gru, 2, 2, o);                                                                    \
-    })                                                                                             \
     X(kn_var_options, (), kn_var_(in.rows, 0, NULL, o))                                            \
     X(kn_mesh, (), WRAP(.mesh = o))                                                                \
     X(kn_fsdp_wrap_options, (), wrap(o))                                                           \

@@ -31,7 +31,7 @@ typedef struct row {
 /* The number of a field, or the first of its array. */
 #define FIRST_OF(of, field)                                                                        \
     _Generic(&((of *)0)->field, double *: 0.0, double(*)[2]: 0.0, double(*)[3]: 0.0, int *: 0,     \
-             int64_t *: (int64_t)0, int64_t(*)[2]: (int64_t)0)
+             int64_t *: (int64_t)0, int64_t(*)[2]: (int64_t)0, int64_t(*)[3]: (int64_t)0)
 #define ROW(of, field)                                                                             \
     { #of "." #field,                                                                              \
       of##_call,                                                                                   \
