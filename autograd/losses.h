@@ -17,4 +17,7 @@ kn_tensor *kn_loss_reduced(kn_tensor *loss, kn_loss_reduction r);
 /* x in the dtype that sums and logarithms are computed in: f32, or f64 for f64. */
 kn_tensor *kn_loss_wide(kn_tensor *x);
 
+/* Whether a number among op's options is finite, and at least so large; else an error. */
+bool kn_loss_number(const char *op, const char *name, double value, double least);
+
 #endif

@@ -15,7 +15,9 @@ static const char *shape_of(const kn_tensor *t, char *text, size_t size)
 /* " (operands: f32[2,3], f32[4])", unless the text has the shape of each. */
 static void append(char *text, size_t size)
 {
-    const kn_operands *o = listed;
+    const kn_operands *o = listed; /* the outermost: what the program called */
+    while (o && o->outer)
+        o = o->outer;
     char one[128];
     bool known = true;
     for (int i = 0; o && i < o->n; i++)

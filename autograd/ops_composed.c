@@ -43,6 +43,8 @@ kn_tensor *kn_nan_to_num_(kn_tensor *x, kn_nan_to_num_options o)
 bool kn_meshgrid(kn_tensor *const *x, int n, bool xy, kn_tensor **out)
 {
     int64_t shape[KN_MAX_DIMS];
+    if (kn_ok() && (!x || !out))
+        kn_fail("meshgrid: the tensors or their place are NULL");
     if (kn_ok() && (n < 1 || n > KN_MAX_DIMS || (xy && n < 2)))
         kn_fail("meshgrid: %d tensors; %d to %d are possible", n, xy ? 2 : 1, KN_MAX_DIMS);
     for (int i = 0; kn_ok() && i < n; i++)
@@ -165,6 +167,9 @@ kn_tensor *kn_pairwise_distance_(kn_tensor *a, kn_tensor *b, kn_pairwise_distanc
 {
     const double eps = kn_value_or(o.eps, 1e-6), p = kn_value_or(o.p, 2);
     const int64_t last = -1;
+    if (!kn_ok() || !kn_loss_number("pairwise_distance", "eps", eps, 0) ||
+        !kn_loss_number("pairwise_distance", "p", p < INFINITY ? p : 0, 0))
+        return NULL;
     kn_tensor *d = kn_sub(a, b);
     if (d && d->ndim < 1)
         return kn_fail_null(

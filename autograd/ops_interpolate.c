@@ -76,8 +76,12 @@ static bool mode_is_of(const kn_interpolate_options *o, const kn_tensor *x)
            kn_fail("interpolate: .antialias is of KN_BILINEAR and KN_BICUBIC only");
 }
 
-static bool check_options(const kn_interpolate_options *o)
+static bool check_options(const kn_interpolate_options *o, const kn_tensor *x)
 {
+    for (int d = x->ndim - 2; d >= 0 && d < 3; d++)
+        if (o->sizes[d] || o->scales[d] != 0)
+            return kn_fail("interpolate: .%s[%d] is given, and x is %s, of %d spatial dims",
+                           o->sizes[d] ? "sizes" : "scales", d, KN_SHOWN(x), x->ndim - 2);
     const bool sized = o->size || o->sizes[0] || o->sizes[1] || o->sizes[2];
     const bool scaled =
         o->scale != 0 || o->scales[0] != 0 || o->scales[1] != 0 || o->scales[2] != 0;
@@ -226,7 +230,7 @@ static kn_tensor *by_matrices(kn_tensor *x, const along *a, bool cubic, bool ant
 kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o)
 {
     along a[3];
-    if (!kn_ok() || !kn_check(x, "interpolate") || !check_options(&o) || !mode_is_of(&o, x))
+    if (!kn_ok() || !kn_check(x, "interpolate") || !check_options(&o, x) || !mode_is_of(&o, x))
         return NULL;
     for (int d = 0; d < x->ndim - 2; d++)
         if (!resolve(x, &o, d, &a[d]))

@@ -126,12 +126,21 @@ kn_tensor *kn_smooth_l1_loss_(kn_tensor *x, kn_tensor *target, kn_smooth_l1_loss
     return kn_loss_reduced(loss, o.reduction);
 }
 
+bool kn_loss_number(const char *op, const char *name, double value, double least)
+{
+    return (isfinite(value) && value >= least) ||
+           (kn_ok() && kn_fail(least > -INFINITY ? "%s: .%s is %g; should be finite and at least %g"
+                                                 : "%s: .%s is %g; should be finite",
+                               op, name, value, least));
+}
+
 kn_tensor *kn_margin_ranking_loss_(kn_tensor *a, kn_tensor *b, kn_tensor *sign,
                                    kn_margin_ranking_loss_options o)
 {
     if (!kn_loss_pair("margin_ranking_loss", a, b) ||
         !kn_loss_pair("margin_ranking_loss", a, sign) ||
-        !kn_loss_reduction_is_one("margin_ranking_loss", o.reduction, false))
+        !kn_loss_reduction_is_one("margin_ranking_loss", o.reduction, false) ||
+        !kn_loss_number("margin_ranking_loss", "margin", o.margin, -INFINITY))
         return NULL;
     kn_tensor *wrong = kn_mul(sign, kn_sub(b, a));
     return kn_loss_reduced(kn_relu(kn_add_scalar(wrong, o.margin)), o.reduction);
@@ -141,7 +150,8 @@ kn_tensor *kn_hinge_embedding_loss_(kn_tensor *x, kn_tensor *sign,
                                     kn_hinge_embedding_loss_options o)
 {
     if (!kn_loss_pair("hinge_embedding_loss", x, sign) ||
-        !kn_loss_reduction_is_one("hinge_embedding_loss", o.reduction, false))
+        !kn_loss_reduction_is_one("hinge_embedding_loss", o.reduction, false) ||
+        !kn_loss_number("hinge_embedding_loss", "margin", o.margin, -INFINITY))
         return NULL;
     kn_tensor *zero = kn_number_like(x, 0), *one = kn_number_like(x, 1);
     kn_tensor *far = kn_relu(kn_add_scalar(kn_neg(x), kn_value_or(o.margin, 1)));
@@ -156,7 +166,8 @@ kn_tensor *kn_triplet_margin_loss_(kn_tensor *anchor, kn_tensor *positive, kn_te
     const kn_pairwise_distance_options by = { .p = o.p, .eps = o.eps };
     if (!kn_loss_pair("triplet_margin_loss", anchor, positive) ||
         !kn_loss_pair("triplet_margin_loss", anchor, negative) ||
-        !kn_loss_reduction_is_one("triplet_margin_loss", o.reduction, false))
+        !kn_loss_reduction_is_one("triplet_margin_loss", o.reduction, false) ||
+        !kn_loss_number("triplet_margin_loss", "margin", o.margin, -INFINITY))
         return NULL;
     kn_tensor *near = kn_pairwise_distance_(anchor, positive, by);
     kn_tensor *far = kn_pairwise_distance_(anchor, negative, by);
@@ -290,7 +301,7 @@ kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var
     const double eps = o.eps != 0 ? o.eps : 1e-6;
     if (!kn_loss_pair(op, x, target) || !kn_loss_reduction_is_one(op, o.reduction, false))
         return NULL;
-    if (!var || !(eps > 0))
+    if (!var || !(eps > 0 && isfinite(eps)))
         return kn_fail_null("gaussian_nll_loss: needs a variance and an .eps above 0");
     if (!fits_weight(op, "var", var, x))
         return NULL;
@@ -306,7 +317,8 @@ kn_tensor *kn_poisson_nll_loss_(kn_tensor *x, kn_tensor *target, kn_poisson_nll_
 {
     const double eps = kn_value_or(o.eps, 1e-8);
     if (!kn_loss_pair("poisson_nll_loss", x, target) ||
-        !kn_loss_reduction_is_one("poisson_nll_loss", o.reduction, false))
+        !kn_loss_reduction_is_one("poisson_nll_loss", o.reduction, false) ||
+        !kn_loss_number("poisson_nll_loss", "eps", eps, 0))
         return NULL;
     kn_tensor *loss = o.no_log_input ? kn_sub(x, kn_mul(target, kn_log(kn_add_scalar(x, eps))))
                                      : kn_sub(kn_exp(x), kn_mul(target, x));

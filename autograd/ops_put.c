@@ -1,6 +1,7 @@
 /* autograd/ops_put.c: elements put and found by indices of several dims, masks, or their order;
  * made of other operations. */
 #include "autograd/losses.h"
+#include "autograd/operands.h"
 #include <math.h>
 
 /* The row-major place in the first n dims of x for each element of the indices, which broadcast;
@@ -32,13 +33,11 @@ static kn_tensor *for_slices(kn_tensor *index, int dim, const kn_tensor *src)
     return kn_expand(kn_reshape(index, src->ndim, line), src->ndim, src->shape);
 }
 
-kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
-                        bool accumulate)
+static kn_tensor *put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
+                      bool accumulate)
 {
     const char *op = "index_put";
     int64_t shape[KN_MAX_DIMS], all = 0, rows[KN_MAX_DIMS];
-    if (!kn_ok() || !kn_check(x, op) || !kn_check(values, op))
-        return NULL;
     if (n < 1 || n > x->ndim || values->dtype != x->dtype)
         return kn_fail_null("%s: %d indices and values %s for x %s; needs 1 to as many indices as "
                             "x has dims, and values of x's dtype",
@@ -71,11 +70,22 @@ kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor 
     return y;
 }
 
-kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
+                        bool accumulate)
+{
+    kn_operands o;
+    if (!kn_ok() || !kn_check(x, "index_put") || !kn_check(values, "index_put"))
+        return NULL;
+    kn_operands_begin(&o, 2, (kn_tensor *[]){ x, values });
+    kn_tensor *y = put(x, n, index, values, accumulate);
+    kn_operands_end(&o);
+    return y;
+}
+
+static kn_tensor *copy_slices(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
 {
     const char *op = "index_copy";
-    if (!kn_ok() || !kn_check(x, op) || !kn_check(index, op) || !kn_check(src, op) ||
-        (dim = kn_dim(op, x, dim)) < 0)
+    if ((dim = kn_dim(op, x, dim)) < 0)
         return NULL;
     bool fits = index->ndim == 1 && src->ndim == x->ndim;
     for (int d = 0; fits && d < x->ndim; d++)
@@ -90,12 +100,22 @@ kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src
     return y;
 }
 
-kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
+kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+{
+    kn_operands o;
+    if (!kn_ok() || !kn_check(x, "index_copy") || !kn_check(index, "index_copy") ||
+        !kn_check(src, "index_copy"))
+        return NULL;
+    kn_operands_begin(&o, 3, (kn_tensor *[]){ x, index, src });
+    kn_tensor *y = copy_slices(x, dim, index, src);
+    kn_operands_end(&o);
+    return y;
+}
+
+static kn_tensor *scatter_masked(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
 {
     const char *op = "masked_scatter";
     const int64_t all = -1;
-    if (!kn_ok() || !kn_check(x, op) || !kn_check(mask, op) || !kn_check(src, op))
-        return NULL;
     if (mask->dtype != KN_BOOL || src->dtype != x->dtype)
         return kn_fail_null(
             "%s: x is %s, the mask %s, src %s; the mask must be bool and src of x's "
@@ -111,14 +131,25 @@ kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
     return y;
 }
 
+kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
+{
+    kn_operands o;
+    if (!kn_ok() || !kn_check(x, "masked_scatter") || !kn_check(mask, "masked_scatter") ||
+        !kn_check(src, "masked_scatter"))
+        return NULL;
+    kn_operands_begin(&o, 3, (kn_tensor *[]){ x, mask, src });
+    kn_tensor *y = scatter_masked(x, mask, src);
+    kn_operands_end(&o);
+    return y;
+}
+
 /* ---- among sorted values --------------------------------------------------------------------- */
 
 /* Both are put in one order, stable: those of sorted before a value of x are its place. */
-kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
+static kn_tensor *search(kn_tensor *sorted, kn_tensor *x, bool right)
 {
     const char *op = "searchsorted";
-    if (!kn_ok() || !kn_check(sorted, op) || !kn_check(x, op) ||
-        !kn_loss_same_device(op, sorted, x))
+    if (!kn_loss_same_device(op, sorted, x))
         return NULL;
     const int last = sorted->ndim - 1;
     bool fits = last == 0 || (last > 0 && kn_has_shape(x, last + 1, x->shape));
@@ -148,10 +179,22 @@ kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
     return y;
 }
 
+kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
+{
+    kn_operands o;
+    if (!kn_ok() || !kn_check(sorted, "searchsorted") || !kn_check(x, "searchsorted"))
+        return NULL;
+    kn_operands_begin(&o, 2, (kn_tensor *[]){ sorted, x });
+    kn_tensor *y = search(sorted, x, right);
+    kn_operands_end(&o);
+    return y;
+}
+
 kn_tensor *kn_bucketize(kn_tensor *x, kn_tensor *boundaries, bool right)
 {
     if (kn_ok() && kn_check(boundaries, "bucketize") && boundaries->ndim != 1)
-        return kn_fail_null("bucketize: boundaries are %s, should be 1-d", KN_SHOWN(boundaries));
+        return kn_fail_null("bucketize: boundaries are %s, should be 1-d (x is %s)",
+                            KN_SHOWN(boundaries), x ? KN_SHOWN(x) : "none");
     return kn_searchsorted(boundaries, x, right);
 }
 

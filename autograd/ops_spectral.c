@@ -187,6 +187,9 @@ static bool frames_fit(const char *op, const kn_tensor *x, kn_stft_options *o)
 {
     o->hop = o->hop ? o->hop : o->n_fft / 4;
     const kn_tensor *w = o->window;
+    if (o->length < 0)
+        return kn_fail("%s: .length is %lld, should be at least 0 (x is %s, the window %s)", op,
+                       (long long)o->length, KN_SHOWN(x), shown(w));
     const int64_t size = w && w->ndim == 1 ? w->shape[0] : o->n_fft;
     if (o->n_fft < 2 || o->hop < 1 || size < 1 || size > o->n_fft || (w && !kn_check(w, op)))
         return kn_fail(

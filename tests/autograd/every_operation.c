@@ -156,7 +156,7 @@ EVERY(kn_index_put, "2 4; . | 2 4 2; 2 3 2s",
                    false));
 EVERY(kn_index_copy, "2 3; 2 2t | 2 3 2s; 2 2 2", kn_index_copy(x, 1, WHOLE(x, (2), 2, 0), y));
 EVERY(kn_masked_scatter, "2 3; 6 | 2 1t; 7", kn_masked_scatter(x, positive(x), y));
-EVERY_FLAT(kn_searchsorted, "2 3; 2 2t", kn_searchsorted(kn_cumsum(kn_exp(x), 1), y, true));
+EVERY_FLAT(kn_searchsorted, "2 3; 2 2t", kn_searchsorted(kn_cumsum(kn_exp(x), -1), y, true));
 EVERY_FLAT(kn_bucketize, "2 3; 4", kn_bucketize(x, kn_cumsum(kn_exp(y), 0), false));
 EVERY_FLAT(kn_isin, "2 3; 4", kn_isin(x, y));
 EVERY_ROW(kn_bincount, false, false, "3", kn_bincount(WHOLE(x, (3), 1, 0, 1), NULL, 0));

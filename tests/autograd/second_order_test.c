@@ -14,6 +14,14 @@ static const struct {
     const char *name, *says;
 } first_only[] = {
     { "kn_batch_norm", "'sync_batch_norm" },
+    { "kn_ctc_loss", "'ctc_loss'" },
+    { "kn_cummin", "'cummin'" },
+    { "kn_cummax", "'cummax'" },
+    { "kn_cumprod", "'cumprod'" },
+    { "kn_logcumsumexp", "'logcumsumexp'" },
+    { "kn_recurrent", "'rnn'" },
+    { "kn_recurrent", "'lstm'" },
+    { "kn_recurrent", "'gru'" },
     { "kn_inv", "'inv'" },
     { "kn_solve", "'solve'" },
     { "kn_cholesky", "'cholesky'" },

@@ -230,7 +230,7 @@ static void wrap(kn_fsdp_wrap_options o)
         o.kernel = o.kernels[0] ? 0 : o.kernel;                                                    \
         kn_max_pool3d_(kn_unsqueeze(in.image, 2), o);                                              \
     })                                                                                             \
-    X(kn_stft_options, (.n_fft = 2), {                                                             \
+    X(kn_stft_options, (.n_fft = 4), {                                                             \
         kn_tensor *y = kn_stft_(kn_squeeze(in.line, 1, (int64_t[]){ 0 }), o);                      \
         (void)(y ? kn_istft_(y, o) : NULL);                                                        \
     })                                                                                             \
@@ -284,6 +284,15 @@ static const struct {
     { "attention_options.scale", NEG },
     { ".ignore_index", NEG },
     { ".padding_idx", NEG },
+    { "distance_options.p", INF },
+    { "cdist_options.p", INF },
+    { "triplet_margin_loss_options.p", INF },
+    { "nan_to_num_options.nan", NEG | INF | NANS },
+    { "nan_to_num_options.posinf", NEG | INF | NANS },
+    { "nan_to_num_options.neginf", NEG | INF | NANS },
+    { "ranking_loss_options.margin", NEG },
+    { "hinge_embedding_loss_options.margin", NEG },
+    { "triplet_margin_loss_options.margin", NEG },
     { "interpolate_options.size", UNNAMED },
     { "interpolate_options.sizes", UNNAMED },
     { ".slope", NEG },
