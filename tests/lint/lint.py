@@ -334,7 +334,7 @@ def warnings_of(compiler):
     with open(database, encoding='utf-8') as f:
         for entry in json.load(f):
             words = shlex.split(entry['command'])
-            keep = [a for a in words[1:] if re.match(r'-(D|U|I|isystem|m|std=|fopenmp|pthread)', a)]
+            keep = [a for a in words[1:] if re.match(r'-(D|U|I|isystem|m(?!mem)|std=|fopenmp|pthread)', a)]
             path = os.path.normpath(os.path.join(build, entry['file']))
             if not path.startswith(ROOT) or not path.endswith('.c') or not os.path.exists(path):
                 continue
