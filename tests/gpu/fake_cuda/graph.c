@@ -19,22 +19,27 @@ struct CUgraphExec_st {
 };
 
 static cudaStream_t streams;
+static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* ranks may be threads */
 static fake_graph *capturing; /* one at a time in these tests */
 static enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 static long captures;
 
 void fake_stream_begin(cudaStream_t s)
 {
+    pthread_mutex_lock(&streams_lock);
     s->next = streams;
     streams = s;
+    pthread_mutex_unlock(&streams_lock);
 }
 
 void fake_stream_end(cudaStream_t s)
 {
+    pthread_mutex_lock(&streams_lock);
     cudaStream_t *at = &streams;
     while (*at != s)
         at = &(*at)->next;
     *at = s->next;
+    pthread_mutex_unlock(&streams_lock);
 }
 
 /* ---- recording ------------------------------------------------------------------------------- */
