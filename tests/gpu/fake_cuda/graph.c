@@ -20,7 +20,7 @@ struct CUgraphExec_st {
 
 static cudaStream_t streams;
 static pthread_mutex_t streams_lock = PTHREAD_MUTEX_INITIALIZER; /* ranks may be threads */
-static fake_graph *capturing; /* one at a time in these tests */
+static fake_graph *capturing;                                    /* one at a time in these tests */
 static enum cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
 static long captures;
 
