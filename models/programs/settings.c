@@ -94,7 +94,7 @@ const kn_option settings_log[] = {
     { "fit", KN_OPTION_STRING, AT(fit), NULL,
       "print what a rank needs with each strategy, layout, recompute and offload that isn't given, "
       "what fits so much memory (24GiB), with a command, and end; no ranks are started",
-      .clashes = "resume", .of = KN_OF_ONCE, .own = true },
+      .clashes = "resume", .of = KN_OF_ONCE },
     { "check", KN_OPTION_FLAG, AT(check), NULL,
       "stop at the first operation that makes a NaN or an infinity; slow", .of = KN_OF_RUN },
     { "log", KN_OPTION_PATH, AT(log), NULL,

@@ -36,7 +36,8 @@ printf '# scripts/lint: as it is called.\n' >"$house/scripts/lint"
 sed -i 's/kn_sgd/kn_do/' "$house/scripts/functions.py" # the small house has no optimizer
 python3 "$house/scripts/functions.py" >"$house/docs/functions.md"
 mkdir -p "$house/bench/peers"
-sed "s|^HEADERS = .*|HEADERS = {'kernels/types.h': 'T'}|; /^           'nn/d; s|^WITHOUT = {|WITHOUT = {}; OTHERS = {|" \
+sed "/^HEADERS = /,/}\$/c HEADERS = {'kernels/types.h': 'T'}
+    s|^WITHOUT = {|WITHOUT = {}; OTHERS = {|" \
     "$ROOT/bench/peers/covered.py" >"$house/bench/peers/covered.py"
 printf '# Page\n\n| `kn_do` | do |\n' >"$house/docs/operations.md"
 
