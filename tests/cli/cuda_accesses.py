@@ -21,7 +21,8 @@ FLOATS = r"(float|kn_bf16|kn_f16)"
 HALVES = r"(kn_bf16|kn_f16)"
 HOT = [
     # Elementwise; besides, an element that is broadcast along the last dim is loaded once an array.
-    Hot("each_kernel", r"2, (4|8), unary_op<", 1, 1, 4, stack=32),  # sin, cos, tan of large numbers
+    # sin, cos, tan of large numbers, and the reflection of digamma, read the digits of 2 / pi.
+    Hot("each_kernel", r"2, (4|8), unary_op<", 1, 1, 5, stack=32),
     Hot("each_kernel", r"3, (4|8), unary_grad_op<", 2, 1, 8, stack=32),
     Hot("each_kernel", r"3, (4|8), binary_op<", 2, 1, 3),  # results may be bools
     Hot("each_kernel", r"4, (4|8), where_op<", 2, 1, 4),
