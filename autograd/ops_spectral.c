@@ -187,14 +187,17 @@ static bool frames_fit(const char *op, const kn_tensor *x, kn_stft_options *o)
 {
     o->hop = o->hop ? o->hop : o->n_fft / 4;
     const kn_tensor *w = o->window;
-    if (o->length < 0)
-        return kn_fail("%s: .length is %lld, should be at least 0 (x is %s, the window %s)", op,
-                       (long long)o->length, KN_SHOWN(x), shown(w));
+    if (o->length < 0 || o->length > INT64_MAX / 2)
+        return kn_fail(
+            "%s: .length is %lld, should be a number of elements (x is %s, the window %s)", op,
+            (long long)o->length, KN_SHOWN(x), shown(w));
     const int64_t size = w && w->ndim == 1 ? w->shape[0] : o->n_fft;
-    if (o->n_fft < 2 || o->hop < 1 || size < 1 || size > o->n_fft || (w && !kn_check(w, op)))
+    if (o->n_fft < 2 || o->hop < 1 || size < 1 || size > o->n_fft || o->n_fft > INT32_MAX ||
+        o->hop > INT32_MAX || (w && !kn_check(w, op)))
         return kn_fail(
             "%s: .n_fft is %lld, .hop %lld, and the window has %lld elements; they are at least "
-            "2, 1, 1, and a window isn't longer than .n_fft (x is %s, the window %s)",
+            "2, 1, 1, at most 2^31 - 1, and a window isn't longer than .n_fft (x is %s, the window "
+            "%s)",
             op, (long long)o->n_fft, (long long)o->hop, (long long)size, KN_SHOWN(x), shown(w));
     return !w || (w->ndim == 1 && w->dtype == x->dtype) ||
            kn_fail("%s: the window is %s; it should be one dim of x's dtype, x is %s", op,

@@ -121,7 +121,7 @@ bool kn_embedding_bag_init_(kn_embedding_bag *e, kn_module *parent, const char *
 {
     int64_t padding = o.padding_idx;
     return table_fits("kn_embedding_bag_init", name, count, dim, &padding) &&
-           kn_module_init_(&e->base, NULL, embedding_bag_forward, "embedding_bag") &&
+           kn_module_init_((kn_module *)e, NULL, embedding_bag_forward, "embedding_bag") &&
            kn_layer_place(e, parent, name, &o, sizeof o) &&
            add_table(e, count, dim, o.dtype, o.device, o.weight, padding, o.sparse);
 }
