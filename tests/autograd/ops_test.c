@@ -11,6 +11,12 @@
 #endif
 #ifdef CHECKED_FAKE /* over fake CUDA */
 #include "tests/gpu/fake_cuda/fake.h"
+
+/* No NCCL knows the fake device: collectives go through the host. */
+__attribute__((constructor)) static void without_nccl(void)
+{
+    setenv("KNAP_COMM", "local", 1);
+}
 #else
 #define fake_begin() ((void)0)
 #endif
