@@ -392,15 +392,15 @@ static bool open_all(training *t)
     t->item_flops = image_flops(r);
     r->curves = (losses){ .unit = r->set.count, .means = true };
     t->curves = s->pictures && first_rank(t) ? &r->curves : NULL;
-    return kn_ok() && image_eval_init(&r->eval, r->input.classes) &&
-           (!first_rank(t) || !s->pictures ||
-            (kn_folder_outside(s->pictures) && kn_folder_make(s->pictures, "--pictures ")));
+    return kn_ok() && image_eval_init(&r->eval, r->input.classes);
 }
 
 static bool ready(training *t)
 {
-    const char *dir = ((image_run *)t)->s.export;
-    return kn_agree(t->world, !dir || !first_rank(t) || may_export(t, dir));
+    const image_settings *s = &((image_run *)t)->s;
+    bool ok = !first_rank(t) || !s->pictures ||
+              (kn_folder_outside(s->pictures) && kn_folder_make(s->pictures, "--pictures "));
+    return kn_agree(t->world, ok && (!first_rank(t) || !s->export || may_export(t, s->export)));
 }
 
 static bool end(training *t)

@@ -77,6 +77,13 @@ check "no folder is made" test ! -e "$TMP/out"
 eval "$(command_of) --threads 1" >"$TMP/run" 2>&1
 check "the command runs" grep -q "full_shard" "$TMP/run"
 check "and writes its folder" test -e "$TMP/out/config.toml"
+run "${shapes[@]}" --fit 1T --pictures "$TMP/pictures" --strategy full_shard --layout flat --no-recompute
+check "nor one for pictures" test ! -e "$TMP/pictures"
+check "no more rows than --batch takes" test "$(rows full_shard -)" -le 1048576
+run "${small[@]}" --ctx 4 --fit 9T --strategy full_shard --layout flat --no-recompute
+check "of a small model either" test "$(rows full_shard -)" -eq 1048576
+run "${shapes[@]}" --fit 1G --grid "$TMP/grid.png"
+check "--grid ends before" test "$(grep -c full_shard "$TMP/output")" -eq 0
 printf 'fit = "1G"\n' >"$TMP/config.toml"
 run "${text[@]}" --config "$TMP/config.toml"
 check "a file of options has none" fails "fit"
