@@ -282,6 +282,18 @@ RANK_TEST(table_ranks, numbers_out_of_range, .threads = "2")
             "index 21 is out of range: the table has 21 rows");
 }
 
+/* Rows of before would be those of the whole table. */
+RANK_TEST(table_ranks, a_gradient_of_before_is_refused, .threads = "2")
+{
+    OWNED_MODULE net n;
+    const int64_t id = WORDS - 1;
+    KN_CHECK(net_init(&n) && kn_materialize(&n, KN_CPU, 3));
+    KN_CHECK(
+        kn_backward(sum_of(kn_call(&n.word, kn_from(KN_I64, KN_CPU, &id, 1, (int64_t[]){ 1 })))));
+    REFUSED(kn_fsdp_wrap(&n, world, .wrap_class = "part"),
+            "'word.weight' holds a gradient of before it is sharded");
+}
+
 /* What 3 ranks saved goes on with the same bits on any number. */
 KN_TEST(table_ranks, saved_and_loaded_on_other_ranks)
 {
