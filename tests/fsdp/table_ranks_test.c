@@ -294,6 +294,48 @@ RANK_TEST(table_ranks, a_gradient_of_before_is_refused, .threads = "2")
             "'word.weight' holds a gradient of before it is sharded");
 }
 
+/* Two tables alike, in the order of the rank. */
+typedef struct pair {
+    kn_module base;
+    kn_embedding table[2];
+    int first;
+} pair;
+
+static kn_tensor *pair_forward(kn_module *self, kn_tensor *ids)
+{
+    pair *p = (pair *)self;
+    kn_tensor *y = kn_call(&p->table[p->first], ids);
+    return kn_add(y, kn_call(&p->table[1 - p->first], ids));
+}
+
+static bool pair_init(pair *p, kn_comm *world)
+{
+    *p = (pair){ 0 };
+    return kn_module_init(&p->base, pair_forward) &&
+           kn_embedding_init(&p->table[0], &p->base, "one", WORDS, DIM, .sparse = true) &&
+           kn_embedding_init(&p->table[1], &p->base, "two", WORDS, DIM, .sparse = true) &&
+           kn_fsdp_wrap(p, world, .seed = 3);
+}
+
+RANK_TEST(table_ranks, another_order_of_tables, .threads = "2")
+{
+    OWNED_MODULE pair p;
+    KN_CHECK(pair_init(&p, world));
+    p.first = kn_rank(world);
+    REFUSED(kn_call(&p, kn_zeros(KN_I64, KN_CPU, KN_SHAPE(4))), "collectives don't match");
+}
+
+/* A rank looks at rows while the other brings gradients of as many. */
+RANK_TEST(table_ranks, a_forward_beside_a_backward, .threads = "2")
+{
+    OWNED_MODULE pair p;
+    KN_CHECK(pair_init(&p, world));
+    kn_tensor *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(4)), *y = kn_call(&p, ids);
+    KN_CHECK(y);
+    REFUSED(kn_rank(world) ? kn_call(&p.table[1], ids) != NULL : kn_backward(sum_of(y)),
+            "collectives don't match");
+}
+
 /* What 3 ranks saved goes on with the same bits on any number. */
 KN_TEST(table_ranks, saved_and_loaded_on_other_ranks)
 {
