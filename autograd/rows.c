@@ -53,10 +53,10 @@ kn_tensor *kn_keep_rows(kn_tensor *w)
 {
     if (!kn_ok() || !kn_check(w, "kn_keep_rows"))
         return NULL;
-    if (w->node || w->ndim != 2 || !kn_dtype_is_float(w->dtype))
-        return kn_fail_null(
-            "kn_keep_rows: %s%s is no table: it takes a leaf of two dims, of floats", KN_SHOWN(w),
-            w->node ? ", which an operation made," : "");
+    if (w->node || w->ndim != 2 || w->shape[1] < 1 || !kn_dtype_is_float(w->dtype))
+        return kn_fail_null("kn_keep_rows: %s%s is no table: it takes a leaf [rows, columns] of "
+                            "floats, with a column at least",
+                            KN_SHOWN(w), w->node ? ", which an operation made," : "");
     kn_leaf *leaf = kn_leaf_of(w);
     if (leaf && (leaf->dest || leaf->grad))
         return kn_fail_null("kn_keep_rows: '%s' %s; call it right after the table was made",
@@ -190,7 +190,7 @@ static bool join(const kn_row_list *list, int n, kn_dtype dtype, kn_row_list *to
 static kn_array whole_rows(const kn_tensor *w)
 {
     const kn_tensor *t = w->leaf->rows->shard ? w->leaf->rows->shard : w;
-    const int64_t c = w->shape[1], shape[2] = { c ? kn_numel(t) / c : 0, c };
+    const int64_t c = w->shape[1], shape[2] = { kn_numel(t) / c, c };
     return kn_array_make(kn_array_of(t).data, t->dtype, 2, shape);
 }
 

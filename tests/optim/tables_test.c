@@ -316,6 +316,7 @@ KN_TEST(tables, wrong_use)
     kn_tensor *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2)), *got[1];
     REFUSED(kn_keep_rows(x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3))), "is no table");
     REFUSED(kn_keep_rows(ids), "is no table");
+    REFUSED(kn_keep_rows(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0))), "is no table");
     REFUSED(kn_grad_rows(ids), "keeps no rows");
     REFUSED(kn_grad(w), "stays rows; read kn_grad_rows");
     x = kn_zeros(KN_BF16, KN_CPU, KN_SHAPE(2, DIM));
