@@ -189,9 +189,9 @@ static bool join(const kn_row_list *list, int n, kn_dtype dtype, kn_row_list *to
 /* What is there of the table w. */
 static kn_array whole_rows(const kn_tensor *w)
 {
-    const kn_tensor *t = w->leaf->rows->shard ? w->leaf->rows->shard : w;
-    const int64_t c = w->shape[1], shape[2] = { kn_numel(t) / c, c };
-    return kn_array_make(kn_array_of(t).data, t->dtype, 2, shape);
+    const kn_tensor *t = w->leaf->rows->shard;
+    const int64_t c = w->shape[1], shape[2] = { t ? kn_numel(t) / c : 0, c };
+    return t ? kn_array_make(kn_array_of(t).data, t->dtype, 2, shape) : kn_array_of(w);
 }
 
 bool kn_pick(kn_tensor *to, kn_array from, kn_tensor *ids)
