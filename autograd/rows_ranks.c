@@ -1,6 +1,7 @@
 /* autograd/rows_ranks.c: a table that ranks share by rows: numbers go to the owners of their rows,
  * rows come back, and gradients go the way of the numbers. Rising numbers are those of rank 0, then
  * those of rank 1, and so on, so a list is cut at ranks - 1 places. */
+#include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "autograd/rows.h"
 #include <stdio.h>
@@ -49,7 +50,7 @@ bool kn_routes_find(kn_routes *x, const kn_tensor *w, const char *what, kn_tenso
         sent[r] = x->bound[r + 1] - x->bound[r];
     for (int r = 0; ok && meta && r < n; r++)
         memcpy(&all[r * n], sent, (size_t)n * sizeof *sent);
-    ok = ok &&
+    ok = ok && kn_collective_begins() &&
          (meta || kn_all_gather(rows->comm, all, sent, n, KN_I64, kn_compute_stream(KN_CPU), text));
     for (int s = 0; ok && s < n; s++) {
         x->asked[s] = all[s * n + me];

@@ -243,6 +243,54 @@ KN_TEST(table_ranks, same_bits_on_a_device)
         }
 }
 
+/* ---- units that a rank's loss leaves out ----------------------------------------------------- */
+
+typedef struct fork {
+    kn_module base;
+    kn_embedding word;
+    part a, b;
+    bool twice; /* words are used before a and behind it, else behind it alone */
+    bool leaves_out;
+} fork_net;
+
+static kn_tensor *fork_forward(kn_module *self, kn_tensor *ids)
+{
+    fork_net *n = (fork_net *)self;
+    kn_tensor *before = n->twice ? kn_call(&n->word, ids) : NULL;
+    kn_tensor *y = kn_call(&n->a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(BATCH, DIM)));
+    kn_tensor *x = kn_call(&n->word, ids);
+    x = kn_call(&n->b, before ? kn_mul(x, before) : x);
+    return n->leaves_out ? x : kn_add(x, y);
+}
+
+static kn_tensor *fork_loss(fork_net *n, kn_comm *world)
+{
+    const int64_t ids[BATCH] = { 1, 1 + kn_rank(world), WORDS - 1 };
+    return sum_of(kn_call(n, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(BATCH))));
+}
+
+/* Rows go their way at the same place among the reductions of units on all ranks. */
+RANK_TEST(table_ranks, beside_units_left_out, .threads = "23", .processes = "2", .cases = 4)
+{
+    IN_SCOPE;
+    const int how = *(const int *)arg;
+    OWNED_MODULE fork_net n = { .twice = how % 2 };
+    KN_CHECK(kn_module_init(&n.base, fork_forward) &&
+             kn_embedding_init(&n.word, &n.base, "word", WORDS, DIM, .sparse = true) &&
+             part_init(&n.a, &n.base, "a") && part_init(&n.b, &n.base, "b") &&
+             kn_recompute(&n.word, how / 2) &&
+             kn_fsdp_wrap(&n, world, .wrap_class = "part", .seed = 3));
+    kn_tensor *w = kn_module_param(&n.word, "weight");
+    float want[WORDS * DIM];
+    KN_CHECK(kn_backward(fork_loss(&n, world)));
+    const size_t bytes = (size_t)kn_numel(kn_grad_values(w)) * sizeof *want;
+    KN_CHECK(kn_to_host(kn_grad_values(w), want, bytes));
+    kn_zero_grad(&n);
+    n.leaves_out = kn_rank(world) > 0;
+    KN_CHECK(kn_backward(fork_loss(&n, world)));
+    KN_CHECK(memcmp(kn_data(kn_grad_values(w)), want, bytes) == 0);
+}
+
 /* ---- what can't be --------------------------------------------------------------------------- */
 
 RANK_TEST(table_ranks, wrong_use, .threads = "2")
