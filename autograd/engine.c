@@ -106,6 +106,7 @@ static bool finish_node(kn_engine *e, kn_node *n)
     for (int k = 0; k < n->nin; k++)
         if (!leaf_event(n->edge[k].leaf))
             return false;
+    e->at++;
     for (kn_frame *f = n->frame; f && f->mark == e->pass; f = f->parent) {
         void *module = --f->pending == 0 && f->fired ? kn_frame_module(f) : NULL;
         if (module && f->post_backward)
@@ -266,7 +267,6 @@ static bool run_node(kn_engine *e, kn_node *n)
         kn_node_free_saved(n);
     if (!n->lent)
         kn_node_free_again(n);
-    e->at++;
     return finish_node(e, n);
 }
 

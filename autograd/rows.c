@@ -53,10 +53,10 @@ kn_tensor *kn_keep_rows(kn_tensor *w)
 {
     if (!kn_ok() || !kn_check(w, "kn_keep_rows"))
         return NULL;
-    if (w->node || w->ndim != 2 || !kn_dtype_is_float(w->dtype))
-        return kn_fail_null(
-            "kn_keep_rows: %s%s is no table: it takes a leaf of two dims, of floats", KN_SHOWN(w),
-            w->node ? ", which an operation made," : "");
+    if (w->node || w->ndim != 2 || w->shape[1] < 1 || !kn_dtype_is_float(w->dtype))
+        return kn_fail_null("kn_keep_rows: %s%s is no table: it takes a leaf [rows, columns] of "
+                            "floats, with a column at least",
+                            KN_SHOWN(w), w->node ? ", which an operation made," : "");
     kn_leaf *leaf = kn_leaf_of(w);
     if (leaf && (leaf->dest || leaf->grad))
         return kn_fail_null("kn_keep_rows: '%s' %s; call it right after the table was made",
@@ -189,9 +189,9 @@ static bool join(const kn_row_list *list, int n, kn_dtype dtype, kn_row_list *to
 /* What is there of the table w. */
 static kn_array whole_rows(const kn_tensor *w)
 {
-    const kn_tensor *t = w->leaf->rows->shard ? w->leaf->rows->shard : w;
-    const int64_t c = w->shape[1], shape[2] = { c ? kn_numel(t) / c : 0, c };
-    return kn_array_make(kn_array_of(t).data, t->dtype, 2, shape);
+    const kn_tensor *t = w->leaf->rows->shard;
+    const int64_t c = w->shape[1], shape[2] = { t ? kn_numel(t) / c : 0, c };
+    return t ? kn_array_make(kn_array_of(t).data, t->dtype, 2, shape) : kn_array_of(w);
 }
 
 bool kn_pick(kn_tensor *to, kn_array from, kn_tensor *ids)
@@ -216,7 +216,7 @@ static bool pick_over_ranks(const kn_tensor *w, kn_tensor *ids, kn_tensor *y)
     kn_distinct d;
     kn_routes x = { 0 };
     const int64_t c = w->shape[1];
-    bool ok = kn_distinct_of(ids, -1, &d) && kn_routes_find(&x, r, d.ids, d.count);
+    bool ok = kn_distinct_of(ids, -1, &d) && kn_routes_find(&x, w, "rows", d.ids, d.count);
     kn_tensor *asked = ok ? kn_routes_send(&x, d.ids) : NULL;
     kn_tensor *rows = asked ? kn_empty(y->dtype, kn_device_of(y), KN_SHAPE(x.come, c)) : NULL;
     ok = rows && kn_pick(rows, whole_rows(w), kn_add_scalar(asked, -(double)r->first));
@@ -275,14 +275,14 @@ bool kn_rows_note(kn_leaf *leaf, kn_tensor *ids, kn_tensor *dy, int64_t padding)
 
 /* Each rank's sums go to the owners of the rows; *to: those that came, by rank, with the numbers of
  * this rank's rows. */
-static bool to_owners(const kn_rows *r, kn_row_list sums, kn_row_list *to)
+static bool to_owners(const kn_tensor *w, kn_row_list sums, kn_row_list *to)
 {
     kn_routes x = { 0 };
-    bool ok = kn_routes_find(&x, r, sums.ids, kn_numel(sums.ids));
+    bool ok = kn_routes_find(&x, w, "gradients", sums.ids, kn_numel(sums.ids));
     to->ids = ok ? kn_routes_send(&x, sums.ids) : NULL;
     to->values = to->ids ? kn_routes_send(&x, sums.values) : NULL;
     kn_routes_free(&x);
-    to->ids = to->values ? kn_add_scalar(to->ids, -(double)r->first) : NULL;
+    to->ids = to->values ? kn_add_scalar(to->ids, -(double)kn_table_of(w)->first) : NULL;
     return to->ids != NULL;
 }
 
@@ -306,7 +306,7 @@ static bool complete(kn_leaf *leaf, kn_row_list *sum)
                      : !join(r->use, r->uses, r->use[0].values->dtype, &all) ||
                            !add_up(all, r->padded ? w->shape[0] : -1, sums_in(w), sum))
         return false;
-    if (r->ranks > 1 && !to_owners(r, *sum, sum))
+    if (r->ranks > 1 && !to_owners(w, *sum, sum))
         return false;
     if (r->sum.ids)
         list[n++] = r->sum;

@@ -60,7 +60,9 @@ typedef struct kn_routes {
     int64_t most;           /* numbers that any rank has for another */
     int64_t come;           /* to this one */
 } kn_routes;
-bool kn_routes_find(kn_routes *x, const kn_rows *rows, kn_tensor *ids, int64_t count);
+/* what: of the table w is to go, so that ranks that are at something else don't match. */
+bool kn_routes_find(kn_routes *x, const kn_tensor *w, const char *what, kn_tensor *ids,
+                    int64_t count);
 void kn_routes_free(kn_routes *x);
 /* Elements [U, ...] of list go to the owners of their rows; those that came, by rank. And the other
  * way. NULL with an error. Collective. */

@@ -1,9 +1,10 @@
 /* autograd/rows_ranks.c: a table that ranks share by rows: numbers go to the owners of their rows,
  * rows come back, and gradients go the way of the numbers. Rising numbers are those of rank 0, then
  * those of rank 1, and so on, so a list is cut at ranks - 1 places. */
+#include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "autograd/rows.h"
-
+#include <stdio.h>
 #include <string.h>
 
 static const char label[] = "rows of a table";
@@ -31,13 +32,17 @@ static bool cut(kn_routes *x, kn_tensor *ids, int64_t count)
     return ok;
 }
 
-bool kn_routes_find(kn_routes *x, const kn_rows *rows, kn_tensor *ids, int64_t count)
+bool kn_routes_find(kn_routes *x, const kn_tensor *w, const char *what, kn_tensor *ids,
+                    int64_t count)
 {
+    const kn_rows *rows = kn_table_of(w);
     const int n = rows->ranks, me = kn_rank(rows->comm);
+    char text[192];
     const bool meta = kn_device_of(ids) == KN_META;
     *x = (kn_routes){ .rows = rows,
                       .bound = kn_host_calloc((size_t)n + 1, sizeof(int64_t)),
                       .asked = kn_host_calloc((size_t)n, sizeof(int64_t)) };
+    snprintf(text, sizeof text, "%s of '%s'", what, kn_name(w));
     int64_t *sent = kn_host_calloc((size_t)n, sizeof *sent);
     int64_t *all = kn_host_calloc((size_t)n * (size_t)n, sizeof *all);
     bool ok = x->bound && x->asked && sent && all && cut(x, ids, count);
@@ -45,8 +50,8 @@ bool kn_routes_find(kn_routes *x, const kn_rows *rows, kn_tensor *ids, int64_t c
         sent[r] = x->bound[r + 1] - x->bound[r];
     for (int r = 0; ok && meta && r < n; r++)
         memcpy(&all[r * n], sent, (size_t)n * sizeof *sent);
-    ok = ok && (meta ||
-                kn_all_gather(rows->comm, all, sent, n, KN_I64, kn_compute_stream(KN_CPU), label));
+    ok = ok && kn_collective_begins() &&
+         (meta || kn_all_gather(rows->comm, all, sent, n, KN_I64, kn_compute_stream(KN_CPU), text));
     for (int s = 0; ok && s < n; s++) {
         x->asked[s] = all[s * n + me];
         x->come += x->asked[s];

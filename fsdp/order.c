@@ -11,8 +11,9 @@
  * there its gradients are zeros. Where the engine comes to a unit behind one for which gradients
  * are still to come, that one isn't left in turn, but at the end of the backward
  * (kn_order_come_to): a call outside its turn brings them, or a use outside any call, and all ranks
- * must have it alike. A collective on a tensor (autograd/collectives.h) has a place among the
- * turns, by its number on the tape: those before it are taken when it comes, those behind it rest.
+ * must have it alike. A collective on a tensor (autograd/collectives.h), or of a table's rows,
+ * has a place among the turns, by its number on the tape: those before it are taken when it comes,
+ * those behind it rest.
  *
  * Each call that trains has its turns. Where a call may be reached by no rank (its unit is frozen,
  * or more than one forward waits for a backward), ranks agree first on the calls that any of them

@@ -1,5 +1,6 @@
 /* fsdp/param.c: one parameter of a bucket: how the bucket takes it over, where its gradient goes,
  * and the table behind kn_param (kn_param_source) by which optimizers and clipping see it. */
+#include "autograd/rows.h"
 #include "fsdp/build.h"
 #include "fsdp/matrices.h"
 #include "fsdp/schedule.h"
@@ -209,7 +210,7 @@ bool kn_bucket_prepare_param(kn_bucket *b, int i, const kn_param_entry *e)
 {
     kn_bucket_param *p = &b->param[i];
     kn_tensor *t = e->tensor;
-    if (t->leaf && t->leaf->grad)
+    if (t->leaf && (t->leaf->grad || kn_rows_any(t->leaf)))
         return kn_fail("fsdp: '%s' holds a gradient of before it is sharded, which no rank's step "
                        "could count; step or kn_zero_grad before kn_fsdp_wrap",
                        p->name);

@@ -243,6 +243,54 @@ KN_TEST(table_ranks, same_bits_on_a_device)
         }
 }
 
+/* ---- units that a rank's loss leaves out ----------------------------------------------------- */
+
+typedef struct fork {
+    kn_module base;
+    kn_embedding word;
+    part a, b;
+    bool twice; /* words are used before a and behind it, else behind it alone */
+    bool leaves_out;
+} fork_net;
+
+static kn_tensor *fork_forward(kn_module *self, kn_tensor *ids)
+{
+    fork_net *n = (fork_net *)self;
+    kn_tensor *before = n->twice ? kn_call(&n->word, ids) : NULL;
+    kn_tensor *y = kn_call(&n->a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(BATCH, DIM)));
+    kn_tensor *x = kn_call(&n->word, ids);
+    x = kn_call(&n->b, before ? kn_mul(x, before) : x);
+    return n->leaves_out ? x : kn_add(x, y);
+}
+
+static kn_tensor *fork_loss(fork_net *n, kn_comm *world)
+{
+    const int64_t ids[BATCH] = { 1, 1 + kn_rank(world), WORDS - 1 };
+    return sum_of(kn_call(n, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(BATCH))));
+}
+
+/* Rows go their way at the same place among the reductions of units on all ranks. */
+RANK_TEST(table_ranks, beside_units_left_out, .threads = "23", .processes = "2", .cases = 4)
+{
+    IN_SCOPE;
+    const int how = *(const int *)arg;
+    OWNED_MODULE fork_net n = { .twice = how % 2 };
+    KN_CHECK(kn_module_init(&n.base, fork_forward) &&
+             kn_embedding_init(&n.word, &n.base, "word", WORDS, DIM, .sparse = true) &&
+             part_init(&n.a, &n.base, "a") && part_init(&n.b, &n.base, "b") &&
+             kn_recompute(&n.word, how / 2) &&
+             kn_fsdp_wrap(&n, world, .wrap_class = "part", .seed = 3));
+    kn_tensor *w = kn_module_param(&n.word, "weight");
+    float want[WORDS * DIM];
+    KN_CHECK(kn_backward(fork_loss(&n, world)));
+    const size_t bytes = (size_t)kn_numel(kn_grad_values(w)) * sizeof *want;
+    KN_CHECK(kn_to_host(kn_grad_values(w), want, bytes));
+    kn_zero_grad(&n);
+    n.leaves_out = kn_rank(world) > 0;
+    KN_CHECK(kn_backward(fork_loss(&n, world)));
+    KN_CHECK(memcmp(kn_data(kn_grad_values(w)), want, bytes) == 0);
+}
+
 /* ---- what can't be --------------------------------------------------------------------------- */
 
 RANK_TEST(table_ranks, wrong_use, .threads = "2")
@@ -280,6 +328,60 @@ RANK_TEST(table_ranks, numbers_out_of_range, .threads = "2")
     int64_t ids[PER_BAG] = { 0, 1, 2, kn_rank(world) ? WORDS : 3 };
     REFUSED(kn_call(&n, kn_from(KN_I64, KN_CPU, ids, KN_SHAPE(1, PER_BAG))),
             "index 21 is out of range: the table has 21 rows");
+}
+
+/* Rows of before would be those of the whole table. */
+RANK_TEST(table_ranks, a_gradient_of_before_is_refused, .threads = "2")
+{
+    OWNED_MODULE net n;
+    const int64_t id = WORDS - 1;
+    KN_CHECK(net_init(&n) && kn_materialize(&n, KN_CPU, 3));
+    KN_CHECK(
+        kn_backward(sum_of(kn_call(&n.word, kn_from(KN_I64, KN_CPU, &id, 1, (int64_t[]){ 1 })))));
+    REFUSED(kn_fsdp_wrap(&n, world, .wrap_class = "part"),
+            "'word.weight' holds a gradient of before it is sharded");
+}
+
+/* Two tables alike, in the order of the rank. */
+typedef struct pair {
+    kn_module base;
+    kn_embedding table[2];
+    int first;
+} pair;
+
+static kn_tensor *pair_forward(kn_module *self, kn_tensor *ids)
+{
+    pair *p = (pair *)self;
+    kn_tensor *y = kn_call(&p->table[p->first], ids);
+    return kn_add(y, kn_call(&p->table[1 - p->first], ids));
+}
+
+static bool pair_init(pair *p, kn_comm *world)
+{
+    *p = (pair){ 0 };
+    return kn_module_init(&p->base, pair_forward) &&
+           kn_embedding_init(&p->table[0], &p->base, "one", WORDS, DIM, .sparse = true) &&
+           kn_embedding_init(&p->table[1], &p->base, "two", WORDS, DIM, .sparse = true) &&
+           kn_fsdp_wrap(p, world, .seed = 3);
+}
+
+RANK_TEST(table_ranks, another_order_of_tables, .threads = "2")
+{
+    OWNED_MODULE pair p;
+    KN_CHECK(pair_init(&p, world));
+    p.first = kn_rank(world);
+    REFUSED(kn_call(&p, kn_zeros(KN_I64, KN_CPU, KN_SHAPE(4))), "collectives don't match");
+}
+
+/* A rank looks at rows while the other brings gradients of as many. */
+RANK_TEST(table_ranks, a_forward_beside_a_backward, .threads = "2")
+{
+    OWNED_MODULE pair p;
+    KN_CHECK(pair_init(&p, world));
+    kn_tensor *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(4)), *y = kn_call(&p, ids);
+    KN_CHECK(y);
+    REFUSED(kn_rank(world) ? kn_call(&p.table[1], ids) != NULL : kn_backward(sum_of(y)),
+            "collectives don't match");
 }
 
 /* What 3 ranks saved goes on with the same bits on any number. */

@@ -108,6 +108,20 @@ KN_TEST(tables, rows_are_those_of_the_whole_gradient)
     }
 }
 
+/* A table of one's own, in another order of memory. */
+KN_TEST(tables, a_leaf_that_is_turned)
+{
+    IN_SCOPE;
+    const int64_t at[] = { 3, 0, 3 };
+    kn_tensor *ids = kn_from(KN_I64, KN_CPU, at, KN_SHAPE(3));
+    kn_tensor *w = kn_transpose(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(DIM, 5)), 0, 1);
+    kn_tensor *want = kn_index_select(w, 0, ids);
+    KN_CHECK(kn_keep_rows(kn_require_grad(w, true)));
+    kn_tensor *y = kn_embedding(w, ids);
+    KN_CHECK(y && apart(y, want) == 0);
+    KN_CHECK(kn_backward(sum_of(y)) && kn_numel(kn_grad_rows(w)) == 2);
+}
+
 /* A padding row begins as zeros and stays so. */
 KN_TEST(tables, a_padding_row_is_zeros)
 {
@@ -316,6 +330,7 @@ KN_TEST(tables, wrong_use)
     kn_tensor *ids = kn_zeros(KN_I64, KN_CPU, KN_SHAPE(2)), *got[1];
     REFUSED(kn_keep_rows(x = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3))), "is no table");
     REFUSED(kn_keep_rows(ids), "is no table");
+    REFUSED(kn_keep_rows(kn_zeros(KN_F32, KN_CPU, KN_SHAPE(3, 0))), "is no table");
     REFUSED(kn_grad_rows(ids), "keeps no rows");
     REFUSED(kn_grad(w), "stays rows; read kn_grad_rows");
     x = kn_zeros(KN_BF16, KN_CPU, KN_SHAPE(2, DIM));
