@@ -13,10 +13,10 @@ kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w)
         return kn_fail_null("prelu: needs a float x[N,C,...] and w[C] or w[1] of its dtype; got x "
                             "%s, w %s",
                             KN_SHOWN(x), KN_SHOWN(w));
-    int64_t shape[KN_MAX_DIMS] = { [1] = n };
+    int64_t shape[KN_MAX_DIMS];
     for (int d = 0; d < x->ndim; d++)
         shape[d] = d == 1 ? n : 1;
-    kn_tensor *slope = kn_view(w, x->ndim > 1 ? x->ndim : 1, x->ndim > 1 ? shape : &n);
+    kn_tensor *slope = kn_view(w, x->ndim, shape);
     return slope ? kn_where(kn_gt(x, kn_number_like(x, 0)), x, kn_mul(slope, x)) : NULL;
 }
 
@@ -32,10 +32,10 @@ kn_tensor *kn_nan_to_num_(kn_tensor *x, kn_nan_to_num_options o)
                         : x->dtype == KN_BF16 ? 0x1.fep127
                                               : 65504;
     const double by[2] = { kn_value_or(o.posinf, most), kn_value_or(o.neginf, -most) };
-    x = kn_masked_fill(x, kn_isnan(x), kn_value_or(o.nan, 0));
-    for (int i = 0; x && i < 2; i++)
-        x = kn_masked_fill(x, kn_eq(x, kn_number_like(x, i ? -INFINITY : INFINITY)), by[i]);
-    return x;
+    kn_tensor *y = kn_masked_fill(x, kn_isnan(x), kn_value_or(o.nan, 0));
+    for (int i = 0; y && i < 2; i++)
+        y = kn_masked_fill(y, kn_eq(x, kn_number_like(x, i ? -INFINITY : INFINITY)), by[i]);
+    return y;
 }
 
 /* ---- shapes ---------------------------------------------------------------------------------- */

@@ -237,13 +237,19 @@ static kn_values forward(kn_function_run *run, kn_values in)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* 1 / (w_j - w_i) at (i, j), 0 on the diagonal, of w[..., N]. */
-static kn_tensor *apart(kn_tensor *w)
+/* a / b, 0 where a is: no gradient of vectors, as of values alone, stays none where b is 0. */
+static kn_tensor *over(kn_tensor *a, kn_tensor *b)
 {
-    kn_tensor *d = kn_sub(kn_unsqueeze(w, -2), kn_unsqueeze(w, -1));
+    kn_tensor *none = a ? kn_eq(a, kn_number_like(a, 0)) : NULL;
+    return kn_masked_fill(kn_div(a, b), none, 0);
+}
+
+/* x_ij / (w_j - w_i), 0 on the diagonal, of x[..., N, N] and w[..., N]. */
+static kn_tensor *apart(kn_tensor *x, kn_tensor *w)
+{
     const int64_t N = w->shape[w->ndim - 1];
     kn_tensor *own = kn_ne(kn_eye(w->dtype, kn_device_of(w), N, N), kn_number_like(w, 0));
-    return kn_masked_fill(kn_reciprocal(kn_masked_fill(d, own, 1)), own, 0);
+    return over(kn_masked_fill(x, own, 0), kn_sub(kn_unsqueeze(w, -2), kn_unsqueeze(w, -1)));
 }
 
 /* diag(w) of w[..., N] */
@@ -265,7 +271,7 @@ static kn_tensor *product(kn_tensor *a, kn_tensor *b, kn_tensor *c)
 
 static kn_values eigh_backward(kn_tensor *w, kn_tensor *v, kn_tensor *dw, kn_tensor *dv)
 {
-    kn_tensor *inner = kn_mul(kn_matmul(turned(v), dv), apart(w));
+    kn_tensor *inner = apart(kn_matmul(turned(v), dv), w);
     return KN_VALUES(product(v, kn_add(inner, diagonal(dw)), turned(v)));
 }
 
@@ -292,19 +298,19 @@ static kn_tensor *skew(kn_tensor *x)
  * and what of du and dv lies outside of u and v, divided by s. */
 static kn_values svd_backward(kn_tensor *s, kn_tensor *u, kn_tensor *vt, const kn_values *d)
 {
-    kn_tensor *du = d->v[1], *dvt = d->v[2], *e = apart(kn_square(s));
+    kn_tensor *du = d->v[1], *dvt = d->v[2], *e = kn_square(s);
     kn_tensor *rows = kn_unsqueeze(s, -1), *columns = kn_unsqueeze(s, -2);
-    kn_tensor *left = kn_mul(kn_mul(skew(kn_matmul(turned(u), du)), e), columns);
-    kn_tensor *right = kn_mul(kn_mul(skew(kn_matmul(vt, turned(dvt))), e), rows);
+    kn_tensor *left = kn_mul(apart(skew(kn_matmul(turned(u), du)), e), columns);
+    kn_tensor *right = kn_mul(apart(skew(kn_matmul(vt, turned(dvt))), e), rows);
     kn_tensor *inner = kn_add(kn_add(left, right), diagonal(d->v[0]));
     kn_tensor *y = product(u, inner, vt);
     if (u->shape[u->ndim - 2] > s->shape[s->ndim - 1]) {
         kn_tensor *out = kn_sub(du, kn_matmul(u, kn_matmul(turned(u), du)));
-        y = kn_add(y, kn_matmul(kn_div(out, columns), vt));
+        y = kn_add(y, kn_matmul(over(out, columns), vt));
     }
     if (vt->shape[vt->ndim - 1] > s->shape[s->ndim - 1]) {
         kn_tensor *out = kn_sub(dvt, kn_matmul(kn_matmul(dvt, turned(vt)), vt));
-        y = kn_add(y, kn_matmul(u, kn_div(out, rows)));
+        y = kn_add(y, kn_matmul(u, over(out, rows)));
     }
     return KN_VALUES(y);
 }

@@ -45,6 +45,8 @@ static bool norm_shape(kn_op_call *c)
     c->spec[MEAN] = c->spec[RSTD] = (kn_spec){ .dtype = kn_wide_dtype(x->dtype),
                                                .ndim = 1,
                                                .shape = { kn_rows_of(x).shape[0] } };
+    if (((const norm_attr *)c->attr)->rms)
+        c->spec[MEAN].shape[0] = 0;
     return true;
 }
 

@@ -37,6 +37,8 @@ static kn_tensor *put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *v
                       bool accumulate)
 {
     const char *op = "index_put";
+    if (!index)
+        return kn_fail_null("%s: the indices are NULL (x is %s)", op, KN_SHOWN(x));
     int64_t shape[KN_MAX_DIMS], all = 0, rows[KN_MAX_DIMS];
     if (n < 1 || n > x->ndim || values->dtype != x->dtype)
         return kn_fail_null("%s: %d indices and values %s for x %s; needs 1 to as many indices as "
@@ -116,6 +118,7 @@ static kn_tensor *scatter_masked(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
 {
     const char *op = "masked_scatter";
     const int64_t all = -1;
+    const bool empty = kn_numel(src) == 0; /* a mask that takes nothing fits: its places read a 0 */
     if (mask->dtype != KN_BOOL || src->dtype != x->dtype)
         return kn_fail_null(
             "%s: x is %s, the mask %s, src %s; the mask must be bool and src of x's "
@@ -124,8 +127,10 @@ static kn_tensor *scatter_masked(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
     kn_scope s = kn_scope_begin();
     mask = kn_expand(mask, x->ndim, x->shape);
     kn_tensor *flat = kn_reshape(mask, 1, &all), *at = flat ? kn_cumsum(flat, 0) : NULL, *y = NULL;
-    at = at ? kn_where(flat, kn_add_scalar(at, -1), kn_number_like(at, 0)) : NULL;
-    kn_tensor *from = at ? kn_index_select(kn_reshape(src, 1, &all), 0, at) : NULL;
+    at = at ? kn_where(flat, kn_add_scalar(at, empty - 1), kn_number_like(at, 0)) : NULL;
+    src = kn_reshape(src, 1, &all);
+    src = empty ? kn_pad(src, KN_PAD_CONSTANT, 0, 2, (int64_t[]){ 0, 1 }) : src;
+    kn_tensor *from = at ? kn_index_select(src, 0, at) : NULL;
     y = from ? kn_where(mask, kn_reshape(from, x->ndim, x->shape), x) : NULL;
     kn_scope_end_except(s, &y, 1);
     return y;

@@ -203,3 +203,16 @@ KN_TEST(check, operations_in_hooks)
     }
     kn_set_check(false);
 }
+
+/* Nor is memory judged that no kernel writes: what was there before is NaN. */
+KN_TEST(check, rms_norm_has_no_means)
+{
+    kn_scope s = kn_scope_begin();
+    for (int i = 0; i < 8; i++)
+        kn_full(KN_F32, KN_CPU, NAN, KN_SHAPE(4096));
+    kn_scope_end(s);
+    kn_set_check(true);
+    KN_CHECK(kn_rms_norm(kn_ones(KN_F32, KN_CPU, KN_SHAPE(4096, 1)), NULL, 0), "%s",
+             kn_error());
+    kn_set_check(false);
+}

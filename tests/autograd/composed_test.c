@@ -101,3 +101,19 @@ KN_TEST(composed, give_pytorchs_results)
     CHECK_SUM(kn_prelu(a, sines(2, KN_SHAPE(4))), 0.5432913270855777);
     CHECK_SUM(kn_selu(a), 0.8560759991877438);
 }
+
+KN_TEST(composed, keep_the_shape_of_a_number)
+{
+    kn_tensor *x = kn_full(KN_F64, KN_CPU, -2, KN_SCALAR);
+    kn_tensor *y = kn_prelu(x, kn_full(KN_F64, KN_CPU, 0.5, KN_SHAPE(1)));
+    KN_CHECK(y && kn_ndim(y) == 0 && kn_item(y) == -1, "%s", kn_error());
+}
+
+/* What one replacement puts in, no other takes out. */
+KN_TEST(composed, nan_to_num_reads_what_was_there)
+{
+    const double all[] = { NAN, INFINITY, -INFINITY };
+    kn_tensor *x = kn_from(KN_F64, KN_CPU, all, KN_SHAPE(3));
+    const double *v = kn_data(kn_nan_to_num(x, .nan = INFINITY, .posinf = -INFINITY, .neginf = 5));
+    KN_CHECK(v && v[0] == INFINITY && v[1] == -INFINITY && v[2] == 5);
+}

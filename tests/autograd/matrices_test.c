@@ -55,6 +55,19 @@ KN_TEST(matrices, factors_give_the_matrix_back)
     }
 }
 
+/* Values alone have a gradient where they are equal, or 0; vectors have none there. */
+KN_TEST(matrices, equal_values_have_a_gradient)
+{
+    for (int i = 0; i < 4 && there(); i++) {
+        IN_SCOPE;
+        kn_tensor *unit = kn_eye(KN_F64, KN_CPU, i == 2 ? 3 : 2, i == 3 ? 3 : 2), *g;
+        kn_tensor *x = kn_require_grad(i < 2 ? kn_detach(unit) : kn_zeros_like(unit), true);
+        kn_tensor *w = i ? kn_svd(x, NULL, NULL) : kn_eigh(x, NULL);
+        KN_CHECK(kn_grad_of(kn_sum(w, 0, NULL, false), &x, 1, &g), "%s", kn_error());
+        same("gradient", g, unit);
+    }
+}
+
 KN_TEST(matrices, bad_matrices)
 {
     kn_tensor *x = noise(KN_SHAPE(2, 3)), *zero = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2, 2, 2));

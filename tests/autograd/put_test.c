@@ -33,6 +33,8 @@ KN_TEST(put, where_places_repeat)
     IS(kn_masked_scatter(x, kn_slice(mask, 0, 1, 2),
                          kn_cast(kn_neg(REAL(1, 2, 3, 4, 5, 6)), KN_I32)),
        -1, -2, -3, -4, -5, -6);
+    kn_tensor *none = kn_zeros(KN_BOOL, KN_CPU, KN_SHAPE(1, 1));
+    IS(kn_masked_scatter(x, none, kn_zeros(KN_I32, KN_CPU, KN_SHAPE(0))), 0, 1, 2, 3, 4, 5);
 }
 
 KN_TEST(put, among_sorted_values)
@@ -65,10 +67,12 @@ KN_TEST(put, errors_name_the_operation)
     REFUSED(kn_index_put(x, 3, at, one, true),
             "index_put: 3 indices and values f32[] for x f32[2,3]");
     REFUSED(kn_index_put(x, 2, at, one, true), "index 6 at position 0 is outside [0, 6)");
+    REFUSED(kn_index_put(x, 1, NULL, one, true), "index_put: the indices are NULL");
     REFUSED(kn_index_put(x, 1, odd, one, true), "index_put: indices must be i64 or i32");
     REFUSED(kn_index_copy(x, 0, id, id), "index_copy: x is f32[2,3], the index i64[2], src i64[2]");
     REFUSED(kn_masked_scatter(x, x, x), "masked_scatter: x is f32[2,3], the mask f32[2,3]");
     REFUSED(kn_masked_scatter(x, kn_gt(x, kn_neg(x)), kn_slice(x, 0, 0, 1)), "is outside [0, 3)");
+    REFUSED(kn_masked_scatter(x, kn_gt(x, kn_neg(x)), kn_slice(x, 0, 0, 0)), "is outside [0, 1)");
     REFUSED(kn_searchsorted(x, one, false), "searchsorted: sorted is f32[2,3], x f32[]");
     REFUSED(kn_bucketize(x, x, false), "bucketize: boundaries are f32[2,3], should be 1-d");
     REFUSED(kn_bincount(x, NULL, 0), "bincount: indices must be i64 or i32");
