@@ -319,6 +319,33 @@ KN_TEST(matmul, bits_survive_cuts)
     }
 }
 
+/* A product has the bits that it has among many. */
+KN_TEST(matmul, bits_survive_cut_batches)
+{
+    static const int64_t M[] = { 2, 4, 7, 32 }, N[] = { 1, 3, 17 }, K[] = { 1, 60, 257, 600 };
+    for (int i = 0; i < 4 * 3 * 4 * 4; i++) {
+        const lie how[3] = { ROWS, i & 1 ? COLUMNS : ROWS, ROWS };
+        const sizes z = { 1, 3, M[i / 4 % 4], N[i / 16 % 3], K[i / 48] };
+        kn_matmul_args p = build(z, KN_F32, KN_F32, how, 0, 0), q = p;
+        p.add = q.add = i & 2;
+        q.dst = make(KN_F32, q.dst.shape, ROWS, 0);
+        memcpy(q.dst.data, p.dst.data, (size_t)(3 * z.M * z.N) * sizeof(float));
+        launch(&p);
+        q.a.shape[1] = q.b.shape[1] = q.dst.shape[1] = 1;
+        for (int b = 0; b < 3; b++) {
+            launch(&q);
+            q.a.data = (float *)q.a.data + q.a.stride[1];
+            q.b.data = (float *)q.b.data + q.b.stride[1];
+            q.dst.data = (float *)q.dst.data + z.M * z.N;
+        }
+        q.dst.data = (float *)q.dst.data - 3 * z.M * z.N;
+        KN_CHECK(memcmp(q.dst.data, p.dst.data, (size_t)(3 * z.M * z.N) * sizeof(float)) == 0,
+                 "%lldx%lldx%lld of case %d", (long long)z.M, (long long)z.N, (long long)z.K, i);
+        free(q.dst.data);
+        drop(&p);
+    }
+}
+
 /* The same numbers at other addresses give the same bits. */
 KN_TEST(matmul, bits_survive_moves)
 {

@@ -62,6 +62,33 @@ KN_TEST(vec, sums_do_not_depend_on_threads)
     kn_set_threads(1);
 }
 
+/* Rows of a few elements: threads begin within one, and inputs that repeat a row or an element of
+ * each are copied. */
+KN_TEST(vec, short_rows_that_repeat)
+{
+    static const int64_t widths[] = { 3, 7, 48, 63 };
+    for (int i = 0; i < 4; i++) {
+        const int64_t w = widths[i], rows = 200000 / w;
+        float *x = numbers(rows, 1), *row = numbers(w, 2), *y = numbers(rows * w, 3);
+        kn_array column = array(x, rows, w), repeated = array(row, rows, w);
+        column.stride[0] = 1, column.stride[1] = 0, repeated.stride[0] = 0;
+        for (int threads = 1; threads <= 4; threads++) {
+            memset(y, 0, (size_t)(rows * w) * sizeof *y);
+            kn_set_threads(threads);
+            KN_LAUNCH(stream(), KN_K_BINARY,
+                      (kn_binary_args){ array(y, rows, w), column, repeated, KN_SUB });
+            KN_CHECK_OK();
+            for (int64_t k = 0; k < rows * w; k++)
+                KN_CHECK(y[k] == x[k / w] - row[k % w], "element %d of rows of %d on %d threads",
+                         (int)k, (int)w, threads);
+        }
+        free(x);
+        free(row);
+        free(y);
+    }
+    kn_set_threads(1);
+}
+
 /* Large enough for stores that bypass the cache, at an odd address, with a tail. */
 KN_TEST(vec, sum_n_streams)
 {

@@ -489,7 +489,7 @@ kn_status VEC_FN(vec_matmul)(const void *args)
     if (few)
         return batch_few(&s, threads) ? KN_DONE : KN_FAILED;
     if (s.count > 1 && p->t == KN_F32 && writes_through(p) && !p->bias && p->K > 0 &&
-        p->K * p->N <= SMALL && p->M <= 32) {
+        p->K <= DEPTH && p->K * p->N <= SMALL && p->M <= 32) {
         kn_each_range(threads, s.count, small_products, &s);
         return KN_DONE;
     }
