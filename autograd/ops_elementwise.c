@@ -316,11 +316,12 @@ static bool extremum_backward(kn_op_grad *g)
     return kn_ok();
 }
 
-/* d(angle) = (b da - a db) / (a^2 + b^2) */
+/* d(angle) = (b da - a db) / (a^2 + b^2); of the origin, which has none, 0 */
 static bool atan2_backward(kn_op_grad *g)
 {
     kn_tensor *a = g->in[0], *b = g->in[1];
-    kn_tensor *d = kn_div(g->dout[0], kn_add(kn_square(a), kn_square(b)));
+    kn_tensor *far = kn_add(kn_square(a), kn_square(b)), *zero = kn_number_like(a, 0);
+    kn_tensor *d = kn_div(g->dout[0], kn_where(kn_eq(far, zero), kn_number_like(a, INFINITY), far));
     if (g->want[0])
         g->din[0] = kn_grad_unbroadcast(g, 0, kn_mul(d, b));
     if (g->want[1])

@@ -240,6 +240,16 @@ KN_TEST(elementwise, gradients_of_a_power_at_zero)
     CHECK_VALUES(kn_pow_tensor(base, kn_detach(b)), 1, 9, 3, 1, 9, 27);
 }
 
+/* Of the origin, which has no angle, 0 as in PyTorch. */
+KN_TEST(elementwise, gradients_of_an_angle)
+{
+    IN_SCOPE;
+    kn_tensor *a = kn_require_grad(VECTOR(KN_F32, 0, -0.0, 1e30, 0), true);
+    kn_tensor *b = kn_require_grad(VECTOR(KN_F32, 0, 0, 1e30, 2), true);
+    CHECK_VALUES(gradient(a, kn_atan2(a, b)), 0, 0, 0, 0.5);
+    CHECK_VALUES(gradient(b, kn_atan2(a, b)), 0, 0, -0.0, -0.0);
+}
+
 KN_TEST(elementwise, logic_and_masks)
 {
     bool p[4] = { true, true, false, false }, q[4] = { true, false, true, false };
