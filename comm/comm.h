@@ -162,9 +162,9 @@ KN_API void kn_comm_slow(kn_comm *c, double latency_s, double bytes_per_s);
 
 /* A world whose other ranks don't exist, for schedules on meta streams: a collective takes
  * latency_s + bytes / bytes_per_s of virtual time (bytes read and written on a rank). This rank is
- * 0. On the host's streams the others say what this one says: gathers repeat it, sums of i64 are a
- * multiple of it; reductions of floats do nothing to the bytes. Freed with kn_comm_simulated_free,
- * after the modules that were wrapped with it. */
+ * 0. On the host's streams the others say what this one says: what they send is that, and sums of
+ * i64 are a multiple of it; reductions of floats do nothing to the bytes. Freed with
+ * kn_comm_simulated_free, after the modules that were wrapped with it. */
 KN_API kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s);
 /* A communicator of size of them (kn_comm_split cannot reach the others). Freed with its world. */
 KN_API kn_comm *kn_comm_simulated_part(kn_comm *c, int size, const char *name);

@@ -8,10 +8,11 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
     const kn_comm_piece *p = call->piece;
     const bool sums = call->kind == KN_CALL_SUM_I64 || call->kind == KN_CALL_AGREE;
+    const bool come = call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_ALL_TO_ALL;
     (void)s;
     for (int64_t i = 0; sums && i < p->count; i++)
         ((int64_t *)p->dst)[i] *= c->size;
-    for (int i = 0; call->kind == KN_CALL_ALL_GATHER && i < c->size * call->pieces; i++) {
+    for (int i = 0; come && i < c->size * call->pieces; i++) {
         const size_t bytes = (size_t)kn_piece_dst_bytes(&p[i / c->size]);
         memmove((char *)p[i / c->size].dst + (size_t)(i % c->size) * bytes, p[i / c->size].src,
                 bytes);
@@ -60,7 +61,7 @@ kn_comm *kn_comm_simulated(int ranks, double latency_s, double bytes_per_s)
     kn_comm_world *world = kn_ok() ? kn_comm_world_make() : NULL;
     if (!world)
         return NULL;
-    world->memory = kn_device_memory(KN_META);
+    world->memory = kn_device_memory(KN_CPU);
     kn_comm *c = enter(world, ranks, "world", latency_s, bytes_per_s);
     if (!c)
         kn_host_free(world);

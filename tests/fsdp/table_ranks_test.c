@@ -243,6 +243,24 @@ KN_TEST(table_ranks, same_bits_on_a_device)
         }
 }
 
+/* Where the other ranks say what this one says, on the host as on meta. */
+KN_TEST(table_ranks, among_simulated_ranks)
+{
+    for (int meta = 0; meta < 2; meta++) {
+        IN_SCOPE;
+        const kn_device d = meta ? KN_META : KN_CPU;
+        kn_comm *world = kn_comm_simulated(4, 0, 0);
+        net n;
+        KN_CHECK(net_init(&n) && kn_fsdp_wrap(&n, world, .wrap_class = "part", .device = d));
+        kn_optim *o = make(3, &n);
+        kn_tensor *y = kn_call(&n, kn_zeros(KN_I64, d, KN_SHAPE(BATCH, PER_BAG)));
+        KN_CHECK(y && kn_backward(sum_of(y)) && kn_clip_grad_norm(&n, 1) && kn_step(o));
+        kn_optim_free(o);
+        kn_module_free(&n);
+        kn_comm_simulated_free(world);
+    }
+}
+
 /* ---- units that a rank's loss leaves out ----------------------------------------------------- */
 
 typedef struct fork {
