@@ -1,0 +1,514 @@
+/* models/programs/facts.c: what a recording tells, in numbers. */
+#include "models/programs/facts.h"
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
+#include "kernels/memory_internal.h"
+#include "models/programs/report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_ROWS = 12, LONGEST_WORD = 64 };
+
+/* ---- sums by a pair of numbers --------------------------------------------------------------- */
+
+typedef struct sum {
+    int32_t a, b; /* what it is of */
+    double count, time, flops, bytes;
+} sum;
+
+typedef struct sums {
+    names key;
+    sum *sum;
+    int64_t room;
+} sums;
+
+/* That of a and b, valid until the next; NULL with an error. */
+static sum *sums_at(sums *s, int32_t a, int32_t b)
+{
+    char key[32];
+    snprintf(key, sizeof key, "%d %d", a, b);
+    const int64_t before = s->key.count;
+    const int32_t at = names_add(&s->key, key);
+    if (at < 0 || !kn_host_grow(&s->sum, &s->room, s->key.count, sizeof *s->sum))
+        return NULL;
+    if (at == before)
+        s->sum[at] = (sum){ .a = a, .b = b };
+    return &s->sum[at];
+}
+
+static void sums_free(sums *s)
+{
+    names_free(&s->key);
+    kn_host_free(s->sum);
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const sum *s = a, *t = b;
+    return (s->time < t->time) - (s->time > t->time);
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    const sum *s = a, *t = b;
+    return (s->bytes < t->bytes) - (s->bytes > t->bytes);
+}
+
+/* Largest first. The sums can't be looked up any more. */
+static int64_t sums_sort(sums *s, int (*order)(const void *, const void *))
+{
+    if (s->key.count > 0)
+        qsort(s->sum, (size_t)s->key.count, sizeof *s->sum, order);
+    return s->key.count;
+}
+
+static double share(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
+#define COLUMNS(...) (const char *const[]){ __VA_ARGS__, NULL }
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+/* The unit's number; -1: none. The root's calls have the path "". */
+static int unit_number(const recording *r, const char *name)
+{
+    const json_t *units = json_object_get(r->head, "units");
+    size_t i;
+    json_t *unit;
+    json_array_foreach(units, i, unit)
+        if ((i == 0 && *name == 0) ||
+            strcmp(json_string_value(json_object_get(unit, "name")), name) == 0)
+            return (int)i;
+    return -1;
+}
+
+/* The first recorded step of a rank as one line: g gathers, F and B begin, s reduces. */
+static void write_order(sheet *s, const recording *r)
+{
+    char line[2000] = "";
+    size_t used = 0;
+    int32_t rank = -1;
+    int steps = 0;
+    for (int64_t i = 0; i < r->events && used + 20 < sizeof line; i++) {
+        const event *e = &r->event[i];
+        const char *w = name_of(r, e->w);
+        if (rank < 0 && e->k == VERB)
+            rank = e->r;
+        if (e->r != rank && rank >= 0)
+            continue;
+        steps += e->k == STEP && strcmp(w, "end") == 0;
+        const char letter = e->k == VERB && strcmp(w, "gather") == 0   ? 'g'
+                            : e->k == VERB && strcmp(w, "reduce") == 0   ? 's'
+                            : e->k == CALL && strcmp(w, "forward") == 0  ? 'F'
+                            : e->k == CALL && strcmp(w, "backward") == 0 ? 'B'
+                                                                         : 0;
+        const int unit = letter && steps == 0 ? unit_number(r, name_of(r, e->m)) : -1;
+        if (unit >= 0)
+            used += (size_t)snprintf(line + used, sizeof line - used, "%s%c%d", used ? " " : "",
+                                     letter, unit);
+    }
+    if (rank >= 0)
+        sheet_sentence(s, "The order of the first step on rank %d: %s", rank, line);
+}
+
+static bool write_units(sheet *s, const recording *r)
+{
+    const json_t *units = json_object_get(r->head, "units");
+    size_t i, k, n;
+    json_t *unit, *bucket, *param;
+    char bytes[32];
+    sheet_table(s, "Units", COLUMNS("unit", "name", "class", "#shards", "#parameters", "#gathered", "dtypes"));
+    json_array_foreach(units, i, unit) {
+        const json_t *buckets = json_object_get(unit, "buckets");
+        const json_t *first = json_array_get(buckets, 0);
+        double numel = 0, full = 0;
+        json_array_foreach(buckets, k, bucket) {
+            full += json_number_value(json_object_get(bucket, "full_bytes"));
+            json_array_foreach(json_object_get(bucket, "params"), n, param)
+                numel += json_number_value(json_object_get(param, "numel"));
+        }
+        const char *class = json_string_value(json_object_get(unit, "class"));
+        sheet_cell(s, "%zu", i);
+        sheet_cell(s, "%s", json_string_value(json_object_get(unit, "name")));
+        sheet_cell(s, "%s", class ? class : "");
+        sheet_cell(s, "%.0f", json_number_value(json_object_get(unit, "shards")));
+        sheet_cell(s, "%.0f", numel);
+        sheet_cell(s, "%s", report_bytes(full, bytes, sizeof bytes));
+        const char *master = json_string_value(json_object_get(first, "master_dtype"));
+        const char *param_dtype = json_string_value(json_object_get(first, "param_dtype"));
+        sheet_cell(s, "%s, computes in %s", master ? master : "", param_dtype ? param_dtype : "");
+        sheet_row(s, 0);
+    }
+    return sheet_table_end(s, "units");
+}
+
+static bool write_streams(sheet *s, const recording *r, const waiting *w)
+{
+    sums all = { 0 };
+    bool ok = true;
+    double time = 0;
+    char bytes[32];
+    for (int64_t i = 0; i < w->steps; i++)
+        time += w->step[i].rank == 0 ? w->step[i].end - w->step[i].begin : 0;
+    for (int64_t i = 0; ok && i < r->events; i++) {
+        const event *e = &r->event[i];
+        sum *of = e->k == RUN ? sums_at(&all, e->r, e->s) : NULL;
+        ok = of || e->k != RUN;
+        if (of)
+            of->count++, of->time += e->d, of->bytes += e->b;
+    }
+    sheet_table(s, "Streams", COLUMNS("rank", "stream", "#jobs", "#ms", "#bytes"));
+    for (int32_t k = 0; ok && k < r->ranks; k++)
+        for (int64_t i = 0; i < all.key.count; i++) {
+            if (all.sum[i].a != k)
+                continue;
+            sheet_cell(s, "%d", k);
+            sheet_cell(s, "%s", name_of(r, all.sum[i].b));
+            sheet_cell(s, "%.0f", all.sum[i].count);
+            sheet_cell(s, "%.3f", all.sum[i].time / 1e3);
+            sheet_cell(s, "%s", report_bytes(all.sum[i].bytes, bytes, sizeof bytes));
+            sheet_row(s, fmin(1, share(all.sum[i].time, time)));
+        }
+    sums_free(&all);
+    return sheet_table_end(s, "streams") && ok;
+}
+
+/* "all_gather h.0" counts as "all_gather". */
+static int32_t first_word(recording *r, int32_t name)
+{
+    char word[LONGEST_WORD];
+    const char *text = name_of(r, name);
+    const size_t n = strcspn(text, " ");
+    if (text[n] == 0 || n >= sizeof word)
+        return name;
+    memcpy(word, text, n);
+    word[n] = 0;
+    return names_add(&r->names, word);
+}
+
+static bool write_operations(sheet *s, recording *r)
+{
+    sums all = { 0 };
+    bool ok = true;
+    double time = 0;
+    for (int64_t i = 0; ok && i < r->events; i++) {
+        const event *e = &r->event[i];
+        const int32_t word = e->k == RUN && is_collective(r, e) ? first_word(r, e->w) : e->w;
+        sum *of = e->k == RUN && word >= 0 ? sums_at(&all, word, e->p) : NULL;
+        ok = of || e->k != RUN;
+        if (!of)
+            continue;
+        of->count++, of->time += e->d, of->bytes += e->b, of->flops += e->f;
+        time += e->d;
+    }
+    const int64_t count = sums_sort(&all, by_time);
+    sheet_table(s, "Jobs that took longest", COLUMNS("job", "by", "#times", "#ms", "#%", "#GFLOP/s", "#GB/s"));
+    for (int64_t i = 0; ok && i < count && i < MOST_ROWS; i++) {
+        const sum *of = &all.sum[i];
+        sheet_cell(s, "%s", name_of(r, of->a));
+        sheet_cell(s, "%s", name_of(r, of->b));
+        sheet_cell(s, "%.0f", of->count);
+        sheet_cell(s, "%.3f", of->time / 1e3);
+        sheet_cell(s, "%.1f", 100 * share(of->time, time));
+        sheet_cell(s, "%.2f", share(of->flops, of->time) / 1e3);
+        sheet_cell(s, "%.2f", share(of->bytes, of->time) / 1e3);
+        sheet_row(s, share(of->time, time));
+    }
+    sums_free(&all);
+    return sheet_table_end(s, "operations") && ok;
+}
+
+/* ---- the memory ------------------------------------------------------------------------------ */
+
+typedef struct peak {
+    double bytes;
+    int64_t event; /* -1: nothing was recorded */
+    int32_t during;
+} peak;
+
+static bool counts(const recording *r, int32_t category)
+{
+    const char *name = name_of(r, category);
+    return strcmp(name, "host") != 0 && strcmp(name, "offloaded") != 0;
+}
+
+static void find_peaks(const recording *r, peak *of)
+{
+    for (int k = 0; k < r->ranks; k++)
+        of[k] = (peak){ 0, -1, 0 };
+    for (int64_t i = 0; i < r->events; i++) {
+        const event *e = &r->event[i];
+        if (e->k == TAKE && e->l > of[e->r].bytes && counts(r, e->c))
+            of[e->r] = (peak){ e->l, i, e->w };
+    }
+}
+
+/* What lives on a rank after that event, by category and owner. */
+static bool live_at(recording *r, int32_t rank, int64_t last, sums *live)
+{
+    const json_t *start = json_array_get(json_object_get(r->head, "live"), (size_t)rank);
+    const int32_t before = names_add(&r->names, "from before the recording");
+    const char *category;
+    json_t *bytes;
+    json_object_foreach((json_t *)start, category, bytes) {
+        const int32_t name = names_add(&r->names, category);
+        sum *of = name >= 0 && counts(r, name) ? sums_at(live, name, before) : NULL;
+        if (of)
+            of->bytes += json_number_value(bytes);
+    }
+    for (int64_t i = 0; i <= last && kn_ok(); i++) {
+        const event *e = &r->event[i];
+        if (e->r != rank || (e->k != TAKE && e->k != GIVE) || !counts(r, e->c))
+            continue;
+        sum *of = sums_at(live, e->c, e->w);
+        if (of)
+            of->bytes += e->k == TAKE ? e->b : -e->b;
+    }
+    return kn_ok();
+}
+
+static bool write_peaks(sheet *s, const recording *r, const peak *of, double most)
+{
+    sheet_table(s, "Peaks", COLUMNS("rank", "#peak, bytes", "#at, us", "as bytes were taken for"));
+    for (int k = 0; k < r->ranks; k++) {
+        if (of[k].event < 0)
+            continue;
+        sheet_cell(s, "%d", k);
+        sheet_cell(s, "%.0f", of[k].bytes);
+        sheet_cell(s, "%.1f", r->event[of[k].event].t);
+        sheet_cell(s, "%s", name_of(r, of[k].during));
+        sheet_row(s, share(of[k].bytes, most));
+    }
+    return sheet_table_end(s, "peaks");
+}
+
+static bool write_owners(sheet *s, recording *r, int32_t rank, const peak *p)
+{
+    sums live = { 0 }, category = { 0 };
+    double total = 0;
+    char above[64];
+    bool ok = live_at(r, rank, p->event, &live);
+    int64_t count = ok ? sums_sort(&live, by_bytes) : 0;
+    for (int64_t i = 0; ok && i < count; i++) {
+        sum *of = sums_at(&category, live.sum[i].a, 0);
+        if ((ok = of != NULL))
+            of->bytes += live.sum[i].bytes;
+        total += live.sum[i].bytes;
+    }
+    snprintf(above, sizeof above, "The peak of rank %d by category", rank);
+    sheet_table(s, above, COLUMNS("category", "#bytes", "#%"));
+    const int64_t categories = sums_sort(&category, by_bytes);
+    for (int64_t i = 0; ok && i < categories; i++) {
+        if (category.sum[i].bytes == 0)
+            continue;
+        sheet_cell(s, "%s", name_of(r, category.sum[i].a));
+        sheet_cell(s, "%.0f", category.sum[i].bytes);
+        sheet_cell(s, "%.1f", 100 * share(category.sum[i].bytes, total));
+        sheet_row(s, share(category.sum[i].bytes, total));
+    }
+    ok = sheet_table_end(s, "categories") && ok;
+    if (ok && total != p->bytes)
+        sheet_sentence(s, "They sum up to %.0f bytes, not to the peak of %.0f: the recording lacks "
+                          "some of the bytes that were live as it began.",
+                       total, p->bytes);
+    snprintf(above, sizeof above, "Its largest owners");
+    sheet_table(s, above, COLUMNS("owner", "category", "#bytes", "#%"));
+    for (int64_t i = 0; ok && i < count && i < MOST_ROWS && live.sum[i].bytes > 0; i++) {
+        sheet_cell(s, "%s", name_of(r, live.sum[i].b));
+        sheet_cell(s, "%s", name_of(r, live.sum[i].a));
+        sheet_cell(s, "%.0f", live.sum[i].bytes);
+        sheet_cell(s, "%.1f", 100 * share(live.sum[i].bytes, total));
+        sheet_row(s, share(live.sum[i].bytes, total));
+    }
+    sums_free(&live);
+    sums_free(&category);
+    return sheet_table_end(s, "owners") && ok;
+}
+
+static bool write_memory(sheet *s, recording *r)
+{
+    int32_t largest = 0;
+    peak *of = kn_host_calloc((size_t)r->ranks, sizeof *of);
+    if (!of)
+        return false;
+    find_peaks(r, of);
+    for (int32_t k = 0; k < r->ranks; k++)
+        largest = of[k].bytes > of[largest].bytes ? k : largest;
+    if (of[largest].event < 0)
+        sheet_sentence(s, "No bytes were taken while it was recorded.");
+    else if (write_peaks(s, r, of, of[largest].bytes))
+        write_owners(s, r, largest, &of[largest]);
+    kn_host_free(of);
+    return kn_ok();
+}
+
+/* ---- the waiting ----------------------------------------------------------------------------- */
+
+static const char *awaited_name(const recording *r, const idle *i)
+{
+    return i->awaited < 0 ? "" : name_of(r, r->event[i->awaited].w);
+}
+
+/* What each cause cost, and what was awaited longest because of it. */
+static bool write_causes(sheet *s, const recording *r, const waiting *w, double idle_time)
+{
+    sums cause = { 0 }, what = { 0 };
+    bool ok = true;
+    double forward = 0;
+    const double spans = fmax(1, (double)w->steps);
+    for (int64_t i = 0; ok && i < w->idles; i++) {
+        const idle *p = &w->idle[i];
+        sum *of = sums_at(&cause, p->cause, 0);
+        if ((ok = of != NULL))
+            of->time += p->end - p->begin, of->count++;
+        sum *job = ok ? sums_at(&what, p->cause, p->awaited < 0 ? 0 : r->event[p->awaited].w) : NULL;
+        if ((ok = job != NULL))
+            job->time += p->end - p->begin;
+        forward += p->cause == ISSUED_LATE && !p->backward ? p->end - p->begin : 0;
+    }
+    const int64_t causes = sums_sort(&cause, by_time), jobs = sums_sort(&what, by_time);
+    sheet_table(s, "Causes, largest first", COLUMNS("cause", "#idle, us", "#%", "#us a step and rank", "mostly for",
+                           "which", "less of it by"));
+    for (int64_t i = 0; ok && i < causes; i++) {
+        const sum *of = &cause.sum[i];
+        int64_t k = 0;
+        while (k < jobs && what.sum[k].a != of->a)
+            k++;
+        sheet_cell(s, "%s", idle_causes[of->a].name);
+        sheet_cell(s, "%.1f", of->time);
+        sheet_cell(s, "%.1f", 100 * share(of->time, idle_time));
+        sheet_cell(s, "%.1f", of->time / spans);
+        sheet_cell(s, "%s", k < jobs ? name_of(r, what.sum[k].b) : "");
+        sheet_cell(s, "%s", idle_causes[of->a].explained);
+        if (of->a == ISSUED_LATE)
+            sheet_cell(s, "--forward-prefetch: %.1f us a step; --prefetch pre: %.1f us",
+                       forward / spans, (of->time - forward) / spans);
+        else
+            sheet_cell(s, "%s", idle_causes[of->a].remedy);
+        sheet_row(s, share(of->time, idle_time));
+    }
+    sums_free(&cause);
+    sums_free(&what);
+    return sheet_table_end(s, "causes") && ok;
+}
+
+static int by_length(const void *a, const void *b)
+{
+    const idle *i = *(idle *const *)a, *k = *(idle *const *)b;
+    const double s = i->end - i->begin, t = k->end - k->begin;
+    return s != t ? (s < t) - (s > t) : (i > k) - (i < k);
+}
+
+static bool write_gaps(sheet *s, const recording *r, const waiting *w)
+{
+    const idle **gap = kn_host_alloc((size_t)(w->idles + 1) * sizeof *gap);
+    for (int64_t i = 0; gap && i < w->idles; i++)
+        gap[i] = &w->idle[i];
+    if (gap && w->idles > 0)
+        qsort(gap, (size_t)w->idles, sizeof *gap, by_length);
+    sheet_table(s, "The longest pieces", COLUMNS("rank", "#at, us", "#idle, us", "cause", "waits for", "in"));
+    for (int64_t i = 0; gap && i < w->idles && i < MOST_ROWS; i++) {
+        sheet_cell(s, "%d", gap[i]->rank);
+        sheet_cell(s, "%.1f", gap[i]->begin);
+        sheet_cell(s, "%.1f", gap[i]->end - gap[i]->begin);
+        sheet_cell(s, "%s", idle_causes[gap[i]->cause].name);
+        sheet_cell(s, "%s", awaited_name(r, gap[i]));
+        sheet_cell(s, "%s", gap[i]->backward ? "backward" : "");
+        sheet_row(s, share(gap[i]->end - gap[i]->begin, gap[0]->end - gap[0]->begin));
+    }
+    kn_host_free(gap);
+    return sheet_table_end(s, "gaps") && gap;
+}
+
+static bool write_waiting(sheet *s, const recording *r, const waiting *w)
+{
+    double time = 0, busy = 0;
+    for (int64_t i = 0; i < w->steps; i++) {
+        time += w->step[i].end - w->step[i].begin;
+        busy += w->step[i].busy;
+    }
+    sheet_sentence(s, "Compute was idle for %.1f of %.1f us (%.1f %%), over all ranks and steps.",
+                   time - busy, time, 100 * share(time - busy, time));
+    return write_causes(s, r, w, time - busy) && write_gaps(s, r, w);
+}
+
+/* ---- the run --------------------------------------------------------------------------------- */
+
+static int by_number(const void *a, const void *b)
+{
+    const step_span *s = a, *t = b;
+    return s->number != t->number ? (s->number > t->number) - (s->number < t->number)
+                                  : s->rank - t->rank;
+}
+
+static bool write_run(sheet *s, const recording *r, const waiting *w)
+{
+    const char *const command = head_text(r, "command");
+    size_t used = 0;
+    char options[1000] = "";
+    const char *key;
+    json_t *value;
+    json_object_foreach(json_object_get(r->head, "options"), key, value)
+        if (json_is_string(value) && used < sizeof options)
+            used += (size_t)snprintf(options + used, sizeof options - used, ", %s %s", key,
+                                     json_string_value(value));
+    if (*command)
+        sheet_sentence(s, "%s", command);
+    sheet_sentence(s, "%d %s, %s, %s clock%s", r->ranks, r->ranks == 1 ? "rank" : "ranks",
+                   head_text(r, "device"), head_text(r, "clock"), options);
+    step_span *step = kn_host_alloc((size_t)(w->steps + 1) * sizeof *step);
+    if (!step)
+        return false;
+    if (w->steps > 0) {
+        memcpy(step, w->step, (size_t)w->steps * sizeof *step);
+        qsort(step, (size_t)w->steps, sizeof *step, by_number);
+    }
+    sheet_table(s, "Steps", COLUMNS("step", "#ms", "#compute busy, %", "#loss", "#rate", "#norm", "#GFLOP/s",
+                           "#of the roofline, %"));
+    for (int64_t i = 0, k; i < w->steps; i = k) {
+        double longest = 0, time = 0, busy = 0, flops = 0, ideal = 0;
+        const event *end = NULL;
+        for (k = i; k < w->steps && step[k].number == step[i].number; k++) {
+            longest = fmax(longest, step[k].end - step[k].begin);
+            time += step[k].end - step[k].begin;
+            busy += step[k].busy;
+            flops += step[k].flops;
+            ideal += step[k].ideal;
+            if (step[k].event >= 0 && (!end || end->loss == 0))
+                end = &r->event[step[k].event];
+        }
+        sheet_cell(s, "%lld", (long long)step[i].number);
+        sheet_cell(s, "%.3f", longest / 1e3);
+        sheet_cell(s, "%.1f", 100 * share(busy, time));
+        sheet_cell(s, "%.5g", end ? end->loss : 0);
+        sheet_cell(s, "%.4g", end ? end->lr : 0);
+        sheet_cell(s, "%.4g", end ? end->norm : 0);
+        sheet_cell(s, "%.2f", share(flops, longest) / 1e3);
+        sheet_cell(s, ideal > 0 ? "%.1f" : "unknown", 100 * share(ideal, time));
+        sheet_row(s, 0);
+    }
+    kn_host_free(step);
+    return sheet_table_end(s, "steps");
+}
+
+bool facts_write(sheet *s, recording *r, const waiting *w)
+{
+    sheet_part(s, "step", "The step", "What each stream of each rank did, event by event.");
+    write_order(s, r);
+    bool ok = write_units(s, r) && write_streams(s, r, w) && write_operations(s, r);
+    sheet_part_end(s);
+    sheet_part(s, "memory", "The memory", "Bytes that live on a rank, by category.");
+    ok = ok && write_memory(s, r);
+    sheet_part_end(s);
+    sheet_part(s, "waiting", "The waiting", "Every idle microsecond of compute has one cause.");
+    ok = ok && write_waiting(s, r, w);
+    sheet_part_end(s);
+    sheet_part(s, "run", "The run", "Its steps, in numbers.");
+    ok = ok && write_run(s, r, w);
+    sheet_part_end(s);
+    return ok;
+}
