@@ -69,7 +69,11 @@ static double share(double part, double whole)
     return whole > 0 ? part / whole : 0;
 }
 
-#define COLUMNS(...) (const char *const[]){ __VA_ARGS__, NULL }
+#define COLUMNS(...)                                                                               \
+    (const char *const[])                                                                          \
+    {                                                                                              \
+        __VA_ARGS__, NULL                                                                          \
+    }
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
@@ -79,10 +83,9 @@ static int unit_number(const recording *r, const char *name)
     const json_t *units = json_object_get(r->head, "units");
     size_t i;
     json_t *unit;
-    json_array_foreach(units, i, unit)
-        if ((i == 0 && *name == 0) ||
-            strcmp(json_string_value(json_object_get(unit, "name")), name) == 0)
-            return (int)i;
+    json_array_foreach(units, i, unit) if ((i == 0 && *name == 0) ||
+                                           strcmp(json_string_value(json_object_get(unit, "name")),
+                                                  name) == 0) return (int)i;
     return -1;
 }
 
@@ -101,7 +104,7 @@ static void write_order(sheet *s, const recording *r)
         if (e->r != rank && rank >= 0)
             continue;
         steps += e->k == STEP && strcmp(w, "end") == 0;
-        const char letter = e->k == VERB && strcmp(w, "gather") == 0   ? 'g'
+        const char letter = e->k == VERB && strcmp(w, "gather") == 0     ? 'g'
                             : e->k == VERB && strcmp(w, "reduce") == 0   ? 's'
                             : e->k == CALL && strcmp(w, "forward") == 0  ? 'F'
                             : e->k == CALL && strcmp(w, "backward") == 0 ? 'B'
@@ -121,15 +124,18 @@ static bool write_units(sheet *s, const recording *r)
     size_t i, k, n;
     json_t *unit, *bucket, *param;
     char bytes[32];
-    sheet_table(s, "Units", COLUMNS("unit", "name", "class", "#shards", "#parameters", "#gathered", "dtypes"));
-    json_array_foreach(units, i, unit) {
+    sheet_table(s, "Units",
+                COLUMNS("unit", "name", "class", "#shards", "#parameters", "#gathered", "dtypes"));
+    json_array_foreach(units, i, unit)
+    {
         const json_t *buckets = json_object_get(unit, "buckets");
         const json_t *first = json_array_get(buckets, 0);
         double numel = 0, full = 0;
-        json_array_foreach(buckets, k, bucket) {
+        json_array_foreach(buckets, k, bucket)
+        {
             full += json_number_value(json_object_get(bucket, "full_bytes"));
-            json_array_foreach(json_object_get(bucket, "params"), n, param)
-                numel += json_number_value(json_object_get(param, "numel"));
+            json_array_foreach(json_object_get(bucket, "params"), n, param) numel +=
+                json_number_value(json_object_get(param, "numel"));
         }
         const char *class = json_string_value(json_object_get(unit, "class"));
         sheet_cell(s, "%zu", i);
@@ -206,7 +212,8 @@ static bool write_operations(sheet *s, recording *r)
         time += e->d;
     }
     const int64_t count = sums_sort(&all, by_time);
-    sheet_table(s, "Jobs that took longest", COLUMNS("job", "by", "#times", "#ms", "#%", "#GFLOP/s", "#GB/s"));
+    sheet_table(s, "Jobs that took longest",
+                COLUMNS("job", "by", "#times", "#ms", "#%", "#GFLOP/s", "#GB/s"));
     for (int64_t i = 0; ok && i < count && i < MOST_ROWS; i++) {
         const sum *of = &all.sum[i];
         sheet_cell(s, "%s", name_of(r, of->a));
@@ -254,7 +261,8 @@ static bool live_at(recording *r, int32_t rank, int64_t last, sums *live)
     const int32_t before = names_add(&r->names, "from before the recording");
     const char *category;
     json_t *bytes;
-    json_object_foreach((json_t *)start, category, bytes) {
+    json_object_foreach((json_t *)start, category, bytes)
+    {
         const int32_t name = names_add(&r->names, category);
         sum *of = name >= 0 && counts(r, name) ? sums_at(live, name, before) : NULL;
         if (of)
@@ -312,8 +320,9 @@ static bool write_owners(sheet *s, recording *r, int32_t rank, const peak *p)
     }
     ok = sheet_table_end(s, "categories") && ok;
     if (ok && total != p->bytes)
-        sheet_sentence(s, "They sum up to %.0f bytes, not to the peak of %.0f: the recording lacks "
-                          "some of the bytes that were live as it began.",
+        sheet_sentence(s,
+                       "They sum up to %.0f bytes, not to the peak of %.0f: the recording lacks "
+                       "some of the bytes that were live as it began.",
                        total, p->bytes);
     snprintf(above, sizeof above, "Its largest owners");
     sheet_table(s, above, COLUMNS("owner", "category", "#bytes", "#%"));
@@ -365,14 +374,16 @@ static bool write_causes(sheet *s, const recording *r, const waiting *w, double 
         sum *of = sums_at(&cause, p->cause, 0);
         if ((ok = of != NULL))
             of->time += p->end - p->begin, of->count++;
-        sum *job = ok ? sums_at(&what, p->cause, p->awaited < 0 ? 0 : r->event[p->awaited].w) : NULL;
+        sum *job =
+            ok ? sums_at(&what, p->cause, p->awaited < 0 ? 0 : r->event[p->awaited].w) : NULL;
         if ((ok = job != NULL))
             job->time += p->end - p->begin;
         forward += p->cause == ISSUED_LATE && !p->backward ? p->end - p->begin : 0;
     }
     const int64_t causes = sums_sort(&cause, by_time), jobs = sums_sort(&what, by_time);
-    sheet_table(s, "Causes, largest first", COLUMNS("cause", "#idle, us", "#%", "#us a step and rank", "mostly for",
-                           "which", "less of it by"));
+    sheet_table(s, "Causes, largest first",
+                COLUMNS("cause", "#idle, us", "#%", "#us a step and rank", "mostly for", "which",
+                        "less of it by"));
     for (int64_t i = 0; ok && i < causes; i++) {
         const sum *of = &cause.sum[i];
         int64_t k = 0;
@@ -410,7 +421,8 @@ static bool write_gaps(sheet *s, const recording *r, const waiting *w)
         gap[i] = &w->idle[i];
     if (gap && w->idles > 0)
         qsort(gap, (size_t)w->idles, sizeof *gap, by_length);
-    sheet_table(s, "The longest pieces", COLUMNS("rank", "#at, us", "#idle, us", "cause", "waits for", "in"));
+    sheet_table(s, "The longest pieces",
+                COLUMNS("rank", "#at, us", "#idle, us", "cause", "waits for", "in"));
     for (int64_t i = 0; gap && i < w->idles && i < MOST_ROWS; i++) {
         sheet_cell(s, "%d", gap[i]->rank);
         sheet_cell(s, "%.1f", gap[i]->begin);
@@ -452,10 +464,10 @@ static bool write_run(sheet *s, const recording *r, const waiting *w)
     char options[1000] = "";
     const char *key;
     json_t *value;
-    json_object_foreach(json_object_get(r->head, "options"), key, value)
-        if (json_is_string(value) && used < sizeof options)
-            used += (size_t)snprintf(options + used, sizeof options - used, ", %s %s", key,
-                                     json_string_value(value));
+    json_object_foreach(json_object_get(r->head, "options"), key,
+                        value) if (json_is_string(value) && used < sizeof options) used +=
+        (size_t)snprintf(options + used, sizeof options - used, ", %s %s", key,
+                         json_string_value(value));
     if (*command)
         sheet_sentence(s, "%s", command);
     sheet_sentence(s, "%d %s, %s, %s clock%s", r->ranks, r->ranks == 1 ? "rank" : "ranks",
@@ -467,8 +479,9 @@ static bool write_run(sheet *s, const recording *r, const waiting *w)
         memcpy(step, w->step, (size_t)w->steps * sizeof *step);
         qsort(step, (size_t)w->steps, sizeof *step, by_number);
     }
-    sheet_table(s, "Steps", COLUMNS("step", "#ms", "#compute busy, %", "#loss", "#rate", "#norm", "#GFLOP/s",
-                           "#of the roofline, %"));
+    sheet_table(s, "Steps",
+                COLUMNS("step", "#ms", "#compute busy, %", "#loss", "#rate", "#norm", "#GFLOP/s",
+                        "#of the roofline, %"));
     for (int64_t i = 0, k; i < w->steps; i = k) {
         double longest = 0, time = 0, busy = 0, flops = 0, ideal = 0;
         const event *end = NULL;

@@ -101,6 +101,10 @@ static bool put_data(FILE *out, const recording *r, const waiting *w)
     for (int64_t i = 0; i < w->idles; i++)
         fprintf(out, "%s[%d,%.12g,%.12g,%d,%lld]", i ? "," : "", w->idle[i].rank, w->idle[i].begin,
                 w->idle[i].end, w->idle[i].cause, (long long)w->idle[i].awaited);
+    fputs("],\n\"steps\":[", out);
+    for (int64_t i = 0; i < w->steps; i++)
+        fprintf(out, "%s[%d,%.12g,%.12g,%.12g]", i ? "," : "", w->step[i].rank, w->step[i].begin,
+                w->step[i].end, w->step[i].busy);
     fputs("],\n\"events\":{\"k\":[", out);
     for (int64_t i = 0; i < r->events; i++)
         fprintf(out, "%s%d", i ? "," : "", r->event[i].k);

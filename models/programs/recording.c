@@ -12,9 +12,9 @@
 #include <string.h>
 
 enum { MOST_RANKS = 4096, MOST_UNITS = 100000 };
-#define MOST_BYTES ((size_t)4 << 30)
+#define MOST_BYTES  ((size_t)4 << 30)
 #define MOST_EVENTS 50000000
-#define ANY -1e15 /* no number may be farther from 0 than 1e15 a microsecond, nor than 1e30 else */
+#define ANY         -1e15 /* no number may be farther from 0 than 1e15 a microsecond, nor than 1e30 else */
 
 const char *const event_kinds[KINDS] = { "step", "call", "run",   "wait", "verb",
                                          "take", "give", "value", "note" };
@@ -165,9 +165,7 @@ static bool check_bucket(const recording *r, const json_t *bucket, int64_t shard
         return false;
     if (!json_is_array(params))
         return kn_fail("%s, line 1: a bucket must have a list of \"params\"", r->path);
-    json_array_foreach(params, i, param)
-        if (!check_param(r, param, shards))
-            return false;
+    json_array_foreach(params, i, param) if (!check_param(r, param, shards)) return false;
     return true;
 }
 
@@ -179,7 +177,8 @@ static bool check_units(recording *r)
     const json_t *units = json_object_get(r->head, "units");
     if (units && (!json_is_array(units) || json_array_size(units) > MOST_UNITS))
         return kn_fail("%s, line 1: \"units\" must be a list of at most %d", r->path, MOST_UNITS);
-    json_array_foreach(units, i, unit) {
+    json_array_foreach(units, i, unit)
+    {
         const json_t *buckets = json_object_get(unit, "buckets");
         if (!texts(r, unit, "a unit", (const char *const[]){ "name", NULL }) ||
             !whole(r, json_object_get(unit, "shards"), "a unit's shards", 1, r->ranks, &shards) ||
@@ -189,9 +188,7 @@ static bool check_units(recording *r)
         if (!json_is_array(buckets))
             return kn_fail("%s, line 1: a unit must have a list of \"buckets\"", r->path);
         r->shards = (int)shards;
-        json_array_foreach(buckets, k, bucket)
-            if (!check_bucket(r, bucket, shards))
-                return false;
+        json_array_foreach(buckets, k, bucket) if (!check_bucket(r, bucket, shards)) return false;
     }
     return true;
 }
@@ -206,10 +203,12 @@ static bool check_live(const recording *r)
     if (live && (!json_is_array(live) || json_array_size(live) > (size_t)r->ranks))
         return kn_fail("%s, line 1: \"live\" must be a list of at most %d, the ranks", r->path,
                        r->ranks);
-    json_array_foreach(live, i, rank)
-        json_object_foreach(rank, category, bytes)
-            if (!json_is_number(bytes) || json_number_value(bytes) < 0)
-                return kn_fail("%s, line 1: \"live\" must count bytes by category", r->path);
+    json_array_foreach(live, i, rank) json_object_foreach(
+        rank, category,
+        bytes) if (!json_is_number(bytes) ||
+                   json_number_value(bytes) <
+                       0) return kn_fail("%s, line 1: \"live\" must count bytes by category",
+                                         r->path);
     return true;
 }
 
@@ -228,8 +227,8 @@ static bool check_head(recording *r)
     if (!whole(r, json_object_get(r->head, "ranks"), "ranks", 1, MOST_RANKS, &ranks))
         return false;
     r->ranks = r->shards = (int)ranks;
-    r->inlines = strcmp(head_text(r, "device"), "cpu") == 0 &&
-                 strcmp(head_text(r, "clock"), "virtual") != 0;
+    r->inlines =
+        strcmp(head_text(r, "device"), "cpu") == 0 && strcmp(head_text(r, "clock"), "virtual") != 0;
     return check_units(r) && check_live(r);
 }
 
@@ -240,7 +239,8 @@ static bool elements(const json_t *list, char *text, size_t size)
 {
     size_t i, used = 0;
     json_t *number;
-    json_array_foreach(list, i, number) {
+    json_array_foreach(list, i, number)
+    {
         if (i == 8)
             break;
         if (json_is_number(number))

@@ -85,8 +85,9 @@ static const char *column_name(const sheet *s, int k, bool *number)
 static void print_html(sheet *s, const char *id)
 {
     bool number;
-    fprintf(s->out, "<div class=\"wide\"><table data-table=\"%s\">\n<caption>%s</caption>\n<thead><tr>",
-            id, s->above);
+    fprintf(s->out,
+            "<div class=\"wide\"><table data-table=\"%s\">\n<caption>%s</caption>\n<thead><tr>", id,
+            s->above);
     for (int k = 0; k < s->column_count; k++) {
         const char *name = column_name(s, k, &number);
         fprintf(s->out, "<th scope=\"col\"%s>%s</th>", number ? " class=\"number\"" : "", name);
@@ -116,8 +117,11 @@ static void print_line(sheet *s, const int *width, int64_t row)
         char *text = row < 0 ? NULL : s->cell[row * s->column_count + k];
         if (text)
             kn_defuse(text);
-        fprintf(s->out, number ? " %*s" : last ? " %.*s" : " %-*s", last && !number ? LONGEST : width[k],
-                text ? text : name);
+        fprintf(s->out,
+                number ? " %*s"
+                : last ? " %.*s"
+                       : " %-*s",
+                last && !number ? LONGEST : width[k], text ? text : name);
         if (!last)
             fprintf(s->out, " ");
     }

@@ -32,7 +32,7 @@ const cause_words idle_causes[CAUSES] = {
     [SLOWER_RANK] = { "a slower rank", "the same collective began later there",
                       "give ranks equal work and equal cores" },
     [TRANSFER] = { "the transfer itself", "longer than the compute that could hide it",
-                   "--param-dtype bf16, a larger batch, or whole parameters kept after forward" },
+                   "--dtype bf16, --reshard never, or a larger batch" },
     [COPY] = { "a copy", "to or from the host or a file", "do without --offload" },
     [HOST] = { "the host", "nothing was awaited, and nothing issued",
                "larger kernels: more work for each call" },
@@ -426,14 +426,21 @@ static bool find_steps(finder *f)
             continue;
         const bool ends = strcmp(name_of(r, e->w), "end") == 0;
         if (ends && l->step < e->t &&
-            !add_step(f->w, (step_span){ .begin = l->step, .end = e->t, .number = (int64_t)e->n, .event = i, .rank = e->r }))
+            !add_step(f->w, (step_span){ .begin = l->step,
+                                         .end = e->t,
+                                         .number = (int64_t)e->n,
+                                         .event = i,
+                                         .rank = e->r }))
             return false;
         l->stepped |= ends;
         l->step = ends ? INFINITY : e->t;
     }
     for (int k = 0; k < r->ranks; k++)
         if (!f->rank[k].stepped && f->rank[k].first < f->rank[k].last &&
-            !add_step(f->w, (step_span){ .begin = f->rank[k].first, .end = f->rank[k].last, .event = -1, .rank = k }))
+            !add_step(f->w, (step_span){ .begin = f->rank[k].first,
+                                         .end = f->rank[k].last,
+                                         .event = -1,
+                                         .rank = k }))
             return false;
     return true;
 }

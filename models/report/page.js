@@ -61,8 +61,8 @@ function addMemory(section, view) {
 /* By rank a bar: busy, then each cause of idle time. */
 function addWaiting(section, { recording }) {
   const ranks = new Map();
-  for (const lane of recording.lanes.filter(l => l.stream === "compute"))
-    ranks.set(lane.rank, new Map([["busy", lane.end.reduce((sum, end, i) => sum + end - lane.begin[i], 0)]]));
+  for (const { rank, busy } of recording.steps)
+    ranks.set(rank, new Map([["busy", (ranks.get(rank)?.get("busy") || 0) + busy]]));
   for (const piece of recording.idle) {
     const of = ranks.get(piece.rank);
     of?.set(piece.cause, (of.get(piece.cause) || 0) + piece.end - piece.begin);
@@ -73,7 +73,7 @@ function addWaiting(section, { recording }) {
     return [element("b", {}, `rank ${rank}`), element("div", {}, parts.map(([name, time]) => {
       const words = `${name} ${(100 * time / all).toFixed(1)} %`;
       return element("span", { class: name === "busy" ? "busy" : "idle", title: words, style: `flex:${time / all} 1 0` },
-        time / all > .06 ? words : "");
+        time / all > .12 ? words : time / all > .04 ? name : "");
     }))];
   });
   section.querySelector(".lead").after(element("div", { class: "shares" }, bars.flat()));

@@ -81,7 +81,7 @@ class Panel {
   param(recording, cursor) {
     if (this.chosen >= 0)
       return recording.params[this.chosen];
-    const unit = recording.unitOf(recording.text("m", cursor));
+    const unit = recording.unitOfEvent(cursor);
     this.unit = unit >= 0 ? unit : this.unit ?? 0;
     return recording.params.find(param => param.unit === this.unit) || recording.params[0];
   }

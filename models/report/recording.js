@@ -17,6 +17,7 @@ class Recording {
     this.units = this.head.units || [];
     this.idle = data.idle.map(([rank, begin, end, cause, awaited]) =>
       ({ rank, begin, end, cause: this.causes[cause], awaited }));
+    this.steps = data.steps.map(([rank, begin, end, busy]) => ({ rank, begin, end, busy }));
     this.params = this.units.flatMap((unit, u) => unit.buckets.flatMap(bucket =>
       bucket.params.map(param => ({ ...param, unit: u, bucket }))));
     this.findLanes();
@@ -74,6 +75,17 @@ class Recording {
       this.unitNumbers.set("", 0);
     }
     return this.unitNumbers.get(name) ?? -1;
+  }
+
+  /* The unit that an event is about, -1: none. Memory names its owner, a collective its unit last. */
+  unitOfEvent(i) {
+    const w = this.text("w", i), kind = this.kind(i);
+    let path = kind === TAKE || kind === GIVE || kind === VALUE ? w : this.text("m", i) || w.split(" ").at(-1);
+    if (kind === CALL || kind === VERB)
+      path = this.text("m", i);
+    while (path && this.unitOf(path) < 0)
+      path = path.includes(".") ? path.slice(0, path.lastIndexOf(".")) : "";
+    return path || kind === CALL ? this.unitOf(path) : -1;
   }
 
   /* The events of some kinds, as a sorted list of their numbers. */

@@ -1,0 +1,197 @@
+#!/usr/bin/env bash
+# tests/cli/report.sh: a recording made by hand, whose facts follow from its making: every idle microsecond with its
+# cause, the peak with its owners; as text, in the page's tables, and, where Chromium is, in what the page's scripts
+# show as it is stepped, zoomed and searched; damaged recordings are refused with the line.
+. "$(dirname "$0")/lib.sh"
+report=$BUILD/models/knap-report
+[ -x "$report" ] || skip "build/models/knap-report is not built"
+cd "$TMP" || exit 1
+
+cat >make.py <<'END'
+import json
+events, count = [], [0, 0]
+def event(r, t, k, w, **more):
+    events.append({"r": r, "i": count[r], "t": t, "k": k, "w": w, **more})
+    count[r] += 1
+def run(r, s, w, t, d, **more): event(r, t, 'run', w, s=s, d=d, **more)
+def param(name, numel): return {"name": name, "shape": [numel], "offset": 0, "numel": numel, "parts": [[0, numel // 2], [numel // 2, numel]]}
+def unit(name, kind, *params):
+    return {"name": name, "class": kind, "strategy": "full_shard", "shards": 2, "replicas": 1, "buckets": [
+        {"master_dtype": "f32", "param_dtype": "bf16", "reduce_dtype": "f32", "memory": "cpu", "full_bytes": 400, "params": list(params)}]}
+# rank 0: compute is busy for 180 of 380 microseconds
+event(0, 0, 'step', 'begin', n=7)
+event(0, 5, 'call', 'forward', m='', c='gpt')                        # 0 to 10: the host
+run(0, 'compute', 'matmul', 10, 90, p='onednn', m='wte', f=9e4, b=4.5e4)
+event(0, 100, 'verb', 'gather', m='h.0', b=400, c='forward of h.0', o='fsdp/schedule.c:36')
+event(0, 100, 'take', 'h.0', c='gathered', b=400, l=1400)
+run(0, 'gather', 'all_gather h.0', 100, 50, q=100, p='local', b=400)  # 20 until rank 1 comes, 30 issued late
+event(0, 100, 'wait', 'gather', s='compute', d=50)
+event(0, 150, 'verb', 'gathered', m='h.0', b=400)
+event(0, 150, 'call', 'forward', m='h.0', c='gpt_block')
+run(0, 'compute', 'matmul', 150, 50, p='avx2', m='h.0.fc')
+event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2000)       # the peak
+event(0, 150, 'take', 'tensors', c='host', b=5000, l=2000)
+event(0, 200, 'value', 'h.0.weight', m='parameter', x='bf16[200]', h='00000000deadbeef', v=[1, 2, 3, 4, 5, 6, 7, 'nan'], n=200)
+event(0, 200, 'call', 'forward end', m='h.0', c='gpt_block')
+event(0, 200, 'verb', 'release', m='h.0', b=400, o='fsdp/verbs.c:88')
+event(0, 200, 'give', 'h.0', c='gathered', b=400, l=1600)
+run(0, 'gather', 'all_gather h.1', 150, 30, q=150, p='local')
+run(0, 'gather', 'all_gather h.2', 180, 60, q=160, p='local')
+event(0, 200, 'wait', 'gather', s='compute', d=40)                    # 40: the transfer itself
+run(0, 'compute', 'matmul', 240, 10, p='onednn')
+run(0, 'gather', 'all_gather h.3', 250, 30, q=250, p='local')
+run(0, 'gather', 'all_gather h.4', 280, 10, q=252, p='local')
+event(0, 250, 'wait', 'gather', s='compute', d=40)                    # 2 issued late, 28 behind h.3, 10 the transfer
+run(0, 'compute', 'matmul', 290, 10, p='onednn', a='backward')
+run(0, 'reduce', 'reduce_scatter h.0', 300, 25, q=300, p='local')
+event(0, 300, 'wait', 'reduce', s='host', d=25)                       # 25: the limiter
+event(0, 325, 'verb', 'reduced', m='h.0', c='.max_reductions 1', b=400)
+run(0, 'compute', 'matmul', 325, 10, p='onednn', a='backward')
+run(0, 'download', 'copy to host', 335, 15, q=335)
+event(0, 335, 'wait', 'download', s='compute', d=15)                  # 15: a copy
+run(0, 'compute', 'adamw', 350, 10, p='avx2')
+run(0, 'compute', 'all_reduce norm', 360, 10, p='local')              # 10: a transfer on the thread of compute
+event(0, 380, 'step', 'end', n=7, loss=2.5, lr=1e-3, norm=0.75)       # 370 to 380: the host
+# rank 1: compute is never idle
+event(1, 0, 'step', 'begin', n=7)
+run(1, 'compute', 'matmul', 0, 380, p='onednn')
+event(1, 100, 'take', 'h.0', c='gathered', b=400, l=1400)
+for w, t in ('all_gather h.0', 120), ('all_gather h.1', 150), ('all_gather h.2', 170), ('all_gather h.3', 250), ('all_gather h.4', 280):
+    run(1, 'gather', w, t, 5, q=t, p='local')
+run(1, 'reduce', 'reduce_scatter h.0', 290, 5, q=290, p='local')
+run(1, 'host', 'all_reduce norm', 355, 5, q=355, p='local')
+event(1, 380, 'step', 'end', n=7, loss=2.5, lr=1e-3, norm=0.75)
+head = {"knap": "recording", "version": 1, "program": "train_gpt", "command": "train_gpt --ranks 2", "ranks": 2, "device": "cpu",
+        "clock": "real", "options": {"strategy": "full_shard"}, "rates": {"flops": 1e9, "bytes": 1e9},
+        "units": [unit('gpt', 'gpt', param('wte.weight', 100)), unit('h.0', 'gpt_block', param('h.0.weight', 200))],
+        "live": [{"parameters": 1000, "host": 77}, {"parameters": 1000}]}
+events.sort(key=lambda e: e['t'])
+lines = [json.dumps(x) for x in [head] + events]
+open('run.rec', 'w').write('\n'.join(lines) + '\n')
+def damaged(name, edit):
+    copy = [json.loads(line) for line in lines]
+    edit(copy)
+    open(name, 'w').write('\n'.join(x if isinstance(x, str) else json.dumps(x) for x in copy) + '\n')
+def put(line, **keys): return lambda c: c[line - 1].update(keys)
+damaged('rank', put(5, r=2))
+damaged('negative', put(5, d=-1))
+damaged('time', put(5, t='soon'))
+damaged('far', put(5, t=1e16))
+damaged("words", put(5, w=3))
+damaged('kind', lambda c: c[4].pop('k'))
+damaged('version', put(1, version=2))
+damaged('ranks', put(1, ranks=0))
+damaged('many', put(1, ranks=10 ** 9))
+damaged('live', put(1, live=[{"parameters": -1}]))
+damaged('units', put(1, units={"a": 1}))
+damaged('parts', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 100]]))
+damaged('part', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 100], [100, 201]]))
+damaged('shards', lambda c: c[0]['units'][0].update(shards=3))
+damaged('json', lambda c: c.__setitem__(6, '{"r": 0,'))
+damaged('list', lambda c: c.__setitem__(6, '[1, 2]'))
+damaged("nothing", lambda c: c.__delitem__(slice(1, None)))
+damaged('other', lambda c: c.__setitem__(0, '{"step": 1}'))
+damaged('unknown', lambda c: c.append({"r": 0, "t": 400, "k": "a new kind", "news": [1]}))
+damaged('tags', lambda c: (c[3].update(m='</script><b>x'), c[0].update(program='</script><script>alert(1)</script>')))
+open('cut', 'w').write('\n'.join(lines)[:-5])
+open('empty', 'w')
+END
+python3 make.py || exit 1
+
+# has WORDS: a line of the text has these cells, one after the other.
+has() { tr -s ' ' <text | grep -qF -- " $1" || { cat text; return 1; }; }
+# cells CELL...: the page has them as a row.
+cells() {
+    local row
+    row=$(printf '<td>%s</td>' "$@")
+    sed 's/ class="number"//g' run.rec.html | grep -qF -- "$row" || { echo "no $row"; grep '^<tr' run.rec.html; return 1; }
+}
+
+check "the facts as text" eval '"$report" run.rec --text >text && [ ! -e run.rec.html ]'
+check "a page" eval '"$report" run.rec >output && [ "$(cat output)" = run.rec.html ]'
+check "idle time in all" has "Compute was idle for 200.0 of 760.0 us (26.3 %)"
+while IFS='|' read -r cause time share each what; do
+    check "idle: $cause" has "$cause $time $share $each $what"
+    check "idle in the page: $cause" cells "$cause" "$time" "$share" "$each" "$what"
+done <<'END_OF_CAUSES'
+the transfer itself|60.0|30.0|30.0|all_gather h.2
+issued late|32.0|16.0|16.0|all_gather h.0
+behind another collective|28.0|14.0|14.0|all_gather h.4
+the limiter|25.0|12.5|12.5|reduce_scatter h.0
+a slower rank|20.0|10.0|10.0|all_gather h.0
+the host|20.0|10.0|10.0|
+a copy|15.0|7.5|7.5|copy to host
+END_OF_CAUSES
+check "the largest cause comes first" eval "grep -A2 'Causes, largest first' text | tail -n 1 | grep -q '^  the transfer itself'"
+check "an option wins back" has "--forward-prefetch: 15.0 us a step; --prefetch pre: 1.0 us"
+check "the longest piece" has "0 200.0 40.0 the transfer itself all_gather h.2"
+check "peaks" eval 'has "0 2000 150.0 h.0.fc" && has "1 1400 100.0 h.0" && cells 0 2000 150.0 h.0.fc'
+check "the peak by category" eval 'has "parameters 1000 50.0" && has "activations 600 30.0" && has "gathered 400 20.0" && ! grep -q 5000 text'
+check "the peak's owners" eval 'has "h.0.fc activations 600 30.0" && has "from before the recording parameters 1000 50.0" && cells h.0 gathered 400 20.0'
+check "the step" has "7 0.380 73.7 2.5 0.001 0.75 0.24 11.8"
+check "the order" has "The order of the first step on rank 0: F0 g1 F1"
+check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 5 0.180 400 B"'
+check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
+check "kinds of a later version are left out" eval '"$report" unknown --text | tail -n +2 | diff - <(tail -n +2 text)'
+check "a stranger's tags are text" eval '"$report" tags --out tags.html && ! grep -q "<b>x\|<script>alert" tags.html &&
+    [ "$(grep -c "</script>" tags.html)" = "$(grep -c "</script>" run.rec.html)" ]'
+
+# In a browser: report_page.js asks, and its answers come back as the title of the page.
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+# browse PAGE SIZE: the page's title, as it is after all has run.
+browse() {
+    timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$TMP/browser" --window-size="$2" \
+        --virtual-time-budget=5000 --dump-dom "file://$TMP/$1" 2>"$TMP/browser.log" |
+        python3 -c "import html, re, sys; print(html.unescape(re.search('<title>(.*?)</title>', sys.stdin.read(), re.S).group(1)))"
+}
+if [ -n "$browser" ]; then
+    {
+        echo "<script>const problems = []; onerror = words => { problems.push(words); };"
+        echo "console.error = console.warn = (...words) => problems.push(words.join(' '));</script>"
+        cat two.html
+        echo "<script>"
+        cat "$ROOT/tests/cli/report_page.js"
+        echo "</script>"
+    } >asked.html
+    for size in 400,900 1600,900; do
+        browse asked.html $size >answers
+        while read -r result name; do
+            check "in a browser of $size: $name" test "$result" = ok
+        done < <(grep '^ok \|^not ' answers)
+        check "in a browser of $size: to the end" grep -qx "done" answers
+    done
+else
+    echo "# no Chromium: the page's scripts weren't run"
+fi
+
+while IFS='|' read -r words says; do
+    eval "run \"\$report\" $words"
+    check "refused: knap-report $words" fails "$says"
+done <<'END_OF_CASES'
+|give a recording, as --record FILE of a trainer writes it
+none|none
+rank|rank, line 5: "r" must be one of the recording's ranks, 0 to 1
+negative|negative, line 5: "d" must be a number of at least 0
+time|time, line 5: an event must have "k", a text, and "t", a number
+far|far, line 5: "t" must be a number
+words|words, line 5: "w" must be a text
+kind|kind, line 5: an event must have "k"
+version|version is a recording of version 2; this program reads version 1
+ranks|ranks, line 1: ranks must be a whole number from 1 to 4096
+many|many, line 1: ranks must be a whole number from 1 to 4096
+live|live, line 1: "live" must count bytes by category
+units|units, line 1: "units" must be a list
+parts|parts, line 1: parameter h.0.weight must have a "shape" and 2 "parts", one a shard
+part|part, line 1: the end of a part must be a whole number from 100 to 200
+shards|shards, line 1: a unit's shards must be a whole number from 1 to 2
+json|json, line 7 is no JSON
+list|list, line 7 is no object of JSON
+nothing|nothing has no events
+other|other is no recording
+cut|cut ends in the middle of a line
+empty|empty is empty
+run.rec --out page.txt|a page is HTML; give a name that ends in .html
+run.rec --text --out page.html|give one of them
+run.rec --out no/such/page.html|no/such/page.html
+END_OF_CASES
+finish
