@@ -9,9 +9,10 @@
 #include "tensor/json.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 
-enum { MOST_RANKS = 4096, MOST_UNITS = 100000 };
+enum { MOST_RANKS = 4096 };
 #define MOST_BYTES  ((size_t)4 << 30)
 #define MOST_EVENTS 50000000
 #define ANY         -1e15 /* no number may be farther from 0 than 1e15 a microsecond, nor than 1e30 else */
@@ -19,35 +20,17 @@ enum { MOST_RANKS = 4096, MOST_UNITS = 100000 };
 const char *const event_kinds[KINDS] = { "step", "call", "run",   "wait", "verb",
                                          "take", "give", "value", "note" };
 
-#define TEXT_KEY(key)                                                                              \
-    {                                                                                              \
-#key, offsetof(event, key), true                                                           \
-    }
-#define NUMBER_KEY(key, least)                                                                     \
-    {                                                                                              \
-#key, offsetof(event, key), false, least                                                   \
-    }
-const event_key event_keys[] = { TEXT_KEY(w),
-                                 TEXT_KEY(s),
-                                 TEXT_KEY(m),
-                                 TEXT_KEY(c),
-                                 TEXT_KEY(x),
-                                 TEXT_KEY(p),
-                                 TEXT_KEY(a),
-                                 TEXT_KEY(o),
-                                 TEXT_KEY(h),
-                                 TEXT_KEY(v),
-                                 NUMBER_KEY(t, ANY),
-                                 NUMBER_KEY(d, 0),
-                                 NUMBER_KEY(f, 0),
-                                 NUMBER_KEY(b, 0),
-                                 NUMBER_KEY(l, 0),
-                                 NUMBER_KEY(q, ANY),
-                                 NUMBER_KEY(n, 0),
-                                 NUMBER_KEY(loss, -1e30),
-                                 NUMBER_KEY(lr, -1e30),
-                                 NUMBER_KEY(norm, -1e30),
-                                 { 0 } };
+/* clang-format off */
+#define TEXT_KEY(key) { #key, offsetof(event, key), true, 0 }
+#define NUMBER_KEY(key, least) { #key, offsetof(event, key), false, least }
+const event_key event_keys[] = {
+    TEXT_KEY(w), TEXT_KEY(s), TEXT_KEY(m), TEXT_KEY(c), TEXT_KEY(x),
+    TEXT_KEY(p), TEXT_KEY(a), TEXT_KEY(o), TEXT_KEY(h), TEXT_KEY(v),
+    NUMBER_KEY(t, ANY), NUMBER_KEY(d, 0), NUMBER_KEY(f, 0), NUMBER_KEY(b, 0), NUMBER_KEY(l, 0),
+    NUMBER_KEY(q, ANY), NUMBER_KEY(n, 0), NUMBER_KEY(loss, -1e30), NUMBER_KEY(lr, -1e30),
+    NUMBER_KEY(norm, -1e30), { 0 }
+};
+/* clang-format on */
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
@@ -112,85 +95,80 @@ double head_number(const recording *r, const char *object, const char *key)
     return json_number_value(json_object_get(in, key));
 }
 
-/* A whole number from least to most, or false with an error. */
-static bool whole(const recording *r, const json_t *j, const char *what, int64_t least,
-                  int64_t most, int64_t *value)
+/* As json_unpack; false with an error, which says what it was. */
+static bool unpack(const recording *r, const json_t *j, const char *what, const char *form, ...)
 {
-    *value = json_integer_value(j);
-    return (json_is_integer(j) && *value >= least && *value <= most) ||
-           kn_fail("%s, line 1: %.100s must be a whole number from %lld to %lld", r->path, what,
+    json_error_t e;
+    va_list list;
+    va_start(list, form);
+    const bool ok = json_vunpack_ex((json_t *)j, &e, 0, form, list) == 0;
+    va_end(list);
+    return ok || kn_fail("%s, line 1: %s: %.150s", r->path, what, e.text);
+}
+
+static bool lies(const recording *r, const char *what, int64_t value, int64_t least, int64_t most)
+{
+    return (value >= least && value <= most) ||
+           kn_fail("%s, line 1: %s: %lld isn't from %lld to %lld", r->path, what, (long long)value,
                    (long long)least, (long long)most);
 }
 
-static bool texts(const recording *r, const json_t *j, const char *what, const char *const *key)
-{
-    for (; *key; key++)
-        if (!json_is_string(json_object_get(j, *key)))
-            return kn_fail("%s, line 1: %s must have \"%s\", a text", r->path, what, *key);
-    return true;
-}
-
 /* By shard, the elements [begin, end) of the parameter that lie there. */
-static bool check_param(const recording *r, const json_t *param, int64_t shards)
+static bool check_param(const recording *r, const json_t *param, int shards)
 {
-    int64_t numel, begin, end;
-    const json_t *parts = json_object_get(param, "parts");
-    if (!texts(r, param, "a parameter", (const char *const[]){ "name", NULL }) ||
-        !whole(r, json_object_get(param, "numel"), "a parameter's numel", 0, INT64_MAX, &numel))
+    const char *name;
+    json_int_t numel, begin, end;
+    json_t *shape, *parts;
+    if (!unpack(r, param, "a parameter", "{s:s, s:I, s:o, s:o}", "name", &name, "numel", &numel,
+                "shape", &shape, "parts", &parts))
         return false;
-    if (!json_is_array(json_object_get(param, "shape")) || !json_is_array(parts) ||
-        (int64_t)json_array_size(parts) != shards)
-        return kn_fail("%s, line 1: parameter %.100s must have a \"shape\" and %lld \"parts\", one "
+    if (!json_is_array(shape) || (int)json_array_size(parts) != shards)
+        return kn_fail("%s, line 1: parameter %.100s must have a \"shape\" and %d \"parts\", one "
                        "a shard",
-                       r->path, json_string_value(json_object_get(param, "name")),
-                       (long long)shards);
-    for (int64_t i = 0; i < shards; i++) {
-        const json_t *part = json_array_get(parts, (size_t)i);
-        if (!whole(r, json_array_get(part, 0), "the begin of a part", 0, numel, &begin) ||
-            !whole(r, json_array_get(part, 1), "the end of a part", begin, numel, &end))
+                       r->path, name, shards);
+    for (int i = 0; i < shards; i++)
+        if (!unpack(r, json_array_get(parts, (size_t)i), "a part", "[I, I]", &begin, &end) ||
+            !lies(r, "the begin of a part", begin, 0, end) ||
+            !lies(r, "the end of a part", end, begin, numel))
             return false;
-    }
     return true;
 }
 
-static bool check_bucket(const recording *r, const json_t *bucket, int64_t shards)
+static bool check_bucket(const recording *r, const json_t *bucket, int shards)
 {
-    static const char *const dtypes[] = { "master_dtype", "param_dtype", "reduce_dtype", NULL };
-    int64_t bytes;
+    const char *dtype;
+    json_int_t bytes;
+    json_t *params, *param;
     size_t i;
-    json_t *param;
-    const json_t *params = json_object_get(bucket, "params");
-    if (!texts(r, bucket, "a bucket", dtypes) ||
-        !whole(r, json_object_get(bucket, "full_bytes"), "full_bytes", 0, INT64_MAX, &bytes))
+    if (!unpack(r, bucket, "a bucket", "{s:s, s:s, s:s, s:I, s:o}", "master_dtype", &dtype,
+                "param_dtype", &dtype, "reduce_dtype", &dtype, "full_bytes", &bytes, "params",
+                &params) ||
+        !lies(r, "full_bytes", bytes, 0, INT64_MAX))
         return false;
-    if (!json_is_array(params))
-        return kn_fail("%s, line 1: a bucket must have a list of \"params\"", r->path);
     json_array_foreach(params, i, param) if (!check_param(r, param, shards)) return false;
-    return true;
+    return json_is_array(params) || kn_fail("%s, line 1: \"params\" must be a list", r->path);
 }
 
 static bool check_units(recording *r)
 {
-    int64_t shards, replicas;
+    const char *name;
+    int replicas;
+    json_t *unit, *bucket, *buckets;
     size_t i, k;
-    json_t *unit, *bucket;
     const json_t *units = json_object_get(r->head, "units");
-    if (units && (!json_is_array(units) || json_array_size(units) > MOST_UNITS))
-        return kn_fail("%s, line 1: \"units\" must be a list of at most %d", r->path, MOST_UNITS);
     json_array_foreach(units, i, unit)
     {
-        const json_t *buckets = json_object_get(unit, "buckets");
-        if (!texts(r, unit, "a unit", (const char *const[]){ "name", NULL }) ||
-            !whole(r, json_object_get(unit, "shards"), "a unit's shards", 1, r->ranks, &shards) ||
-            !whole(r, json_object_get(unit, "replicas"), "a unit's replicas", 1, r->ranks,
-                   &replicas))
+        if (!unpack(r, unit, "a unit", "{s:s, s:i, s:i, s:o}", "name", &name, "shards", &r->shards,
+                    "replicas", &replicas, "buckets", &buckets) ||
+            !lies(r, "a unit's shards", r->shards, 1, r->ranks))
             return false;
+        json_array_foreach(buckets, k,
+                           bucket) if (!check_bucket(r, bucket, r->shards)) return false;
         if (!json_is_array(buckets))
-            return kn_fail("%s, line 1: a unit must have a list of \"buckets\"", r->path);
-        r->shards = (int)shards;
-        json_array_foreach(buckets, k, bucket) if (!check_bucket(r, bucket, shards)) return false;
+            return kn_fail("%s, line 1: \"buckets\" must be a list", r->path);
     }
-    return true;
+    return !units || json_is_array(units) ||
+           kn_fail("%s, line 1: \"units\" must be a list", r->path);
 }
 
 /* Bytes live at the start, by rank and category. */
@@ -214,22 +192,21 @@ static bool check_live(const recording *r)
 
 static bool check_head(recording *r)
 {
-    int64_t version, ranks;
+    int version;
     const char *kind = json_string_value(json_object_get(r->head, "knap"));
     if (!kind || strcmp(kind, "recording") != 0)
         return kn_fail("%s is no recording: its first line isn't {\"knap\": \"recording\", ...}; "
                        "give a file that --record of a trainer wrote",
                        r->path);
-    version = json_integer_value(json_object_get(r->head, "version"));
-    if (version != 1)
-        return kn_fail("%s is a recording of version %lld; this program reads version 1", r->path,
-                       (long long)version);
-    if (!whole(r, json_object_get(r->head, "ranks"), "ranks", 1, MOST_RANKS, &ranks))
+    if (!unpack(r, r->head, "the head", "{s:i, s:i}", "version", &version, "ranks", &r->ranks))
         return false;
-    r->ranks = r->shards = (int)ranks;
+    if (version != 1)
+        return kn_fail("%s is a recording of version %d; this program reads version 1", r->path,
+                       version);
+    r->shards = r->ranks;
     r->inlines =
         strcmp(head_text(r, "device"), "cpu") == 0 && strcmp(head_text(r, "clock"), "virtual") != 0;
-    return check_units(r) && check_live(r);
+    return lies(r, "ranks", r->ranks, 1, MOST_RANKS) && check_units(r) && check_live(r);
 }
 
 /* ---- the events ------------------------------------------------------------------------------ */

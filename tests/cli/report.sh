@@ -87,6 +87,8 @@ damaged('units', put(1, units={"a": 1}))
 damaged('parts', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 100]]))
 damaged('part', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 100], [100, 201]]))
 damaged('shards', lambda c: c[0]['units'][0].update(shards=3))
+damaged('name', lambda c: c[0]['units'][0].pop('name'))
+damaged('numel', lambda c: c[0]['units'][0]['buckets'][0]['params'][0].update(numel='9'))
 damaged('json', lambda c: c.__setitem__(6, '{"r": 0,'))
 damaged('list', lambda c: c.__setitem__(6, '[1, 2]'))
 damaged("nothing", lambda c: c.__delitem__(slice(1, None)))
@@ -177,13 +179,15 @@ far|far, line 5: "t" must be a number
 words|words, line 5: "w" must be a text
 kind|kind, line 5: an event must have "k"
 version|version is a recording of version 2; this program reads version 1
-ranks|ranks, line 1: ranks must be a whole number from 1 to 4096
-many|many, line 1: ranks must be a whole number from 1 to 4096
+ranks|ranks, line 1: ranks: 0 isn't from 1 to 4096
+many|many, line 1: ranks: 1000000000 isn't from 1 to 4096
 live|live, line 1: "live" must count bytes by category
 units|units, line 1: "units" must be a list
 parts|parts, line 1: parameter h.0.weight must have a "shape" and 2 "parts", one a shard
-part|part, line 1: the end of a part must be a whole number from 100 to 200
-shards|shards, line 1: a unit's shards must be a whole number from 1 to 2
+part|part, line 1: the end of a part: 201 isn't from 100 to 200
+shards|shards, line 1: a unit's shards: 3 isn't from 1 to 2
+name|name, line 1: a unit: Object item not found: name
+numel|numel, line 1: a parameter: Expected integer, got string
 json|json, line 7 is no JSON
 list|list, line 7 is no object of JSON
 nothing|nothing has no events
