@@ -4,65 +4,13 @@
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"
 #include "models/programs/report.h"
+#include "models/programs/sums.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { MOST_ROWS = 12, LONGEST_WORD = 64 };
-
-/* ---- sums by a pair of numbers --------------------------------------------------------------- */
-
-typedef struct sum {
-    int32_t a, b; /* what it is of */
-    double count, time, flops, bytes;
-} sum;
-
-typedef struct sums {
-    names key;
-    sum *sum;
-    int64_t room;
-} sums;
-
-/* That of a and b, valid until the next; NULL with an error. */
-static sum *sums_at(sums *s, int32_t a, int32_t b)
-{
-    char key[32];
-    snprintf(key, sizeof key, "%d %d", a, b);
-    const int64_t before = s->key.count;
-    const int32_t at = names_add(&s->key, key);
-    if (at < 0 || !kn_host_grow(&s->sum, &s->room, s->key.count, sizeof *s->sum))
-        return NULL;
-    if (at == before)
-        s->sum[at] = (sum){ .a = a, .b = b };
-    return &s->sum[at];
-}
-
-static void sums_free(sums *s)
-{
-    names_free(&s->key);
-    kn_host_free(s->sum);
-}
-
-static int by_time(const void *a, const void *b)
-{
-    const sum *s = a, *t = b;
-    return (s->time < t->time) - (s->time > t->time);
-}
-
-static int by_bytes(const void *a, const void *b)
-{
-    const sum *s = a, *t = b;
-    return (s->bytes < t->bytes) - (s->bytes > t->bytes);
-}
-
-/* Largest first. The sums can't be looked up any more. */
-static int64_t sums_sort(sums *s, int (*order)(const void *, const void *))
-{
-    if (s->key.count > 0)
-        qsort(s->sum, (size_t)s->key.count, sizeof *s->sum, order);
-    return s->key.count;
-}
 
 static double share(double part, double whole)
 {
@@ -211,7 +159,7 @@ static bool write_operations(sheet *s, recording *r)
         of->count++, of->time += e->d, of->bytes += e->b, of->flops += e->f;
         time += e->d;
     }
-    const int64_t count = sums_sort(&all, by_time);
+    const int64_t count = sums_sort_by_time(&all);
     sheet_table(s, "Jobs that took longest",
                 COLUMNS("job", "by", "#times", "#ms", "#%", "#GFLOP/s", "#GB/s"));
     for (int64_t i = 0; ok && i < count && i < MOST_ROWS; i++) {
@@ -300,7 +248,7 @@ static bool write_owners(sheet *s, recording *r, int32_t rank, const peak *p)
     double total = 0;
     char above[64];
     bool ok = live_at(r, rank, p->event, &live);
-    int64_t count = ok ? sums_sort(&live, by_bytes) : 0;
+    int64_t count = ok ? sums_sort_by_bytes(&live) : 0;
     for (int64_t i = 0; ok && i < count; i++) {
         sum *of = sums_at(&category, live.sum[i].a, 0);
         if ((ok = of != NULL))
@@ -309,7 +257,7 @@ static bool write_owners(sheet *s, recording *r, int32_t rank, const peak *p)
     }
     snprintf(above, sizeof above, "The peak of rank %d by category", rank);
     sheet_table(s, above, COLUMNS("category", "#bytes", "#%"));
-    const int64_t categories = sums_sort(&category, by_bytes);
+    const int64_t categories = sums_sort_by_bytes(&category);
     for (int64_t i = 0; ok && i < categories; i++) {
         if (category.sum[i].bytes == 0)
             continue;
@@ -380,7 +328,7 @@ static bool write_causes(sheet *s, const recording *r, const waiting *w, double 
             job->time += p->end - p->begin;
         forward += p->cause == ISSUED_LATE && !p->backward ? p->end - p->begin : 0;
     }
-    const int64_t causes = sums_sort(&cause, by_time), jobs = sums_sort(&what, by_time);
+    const int64_t causes = sums_sort_by_time(&cause), jobs = sums_sort_by_time(&what);
     sheet_table(s, "Causes, largest first",
                 COLUMNS("cause", "#idle, us", "#%", "#us a step and rank", "mostly for", "which",
                         "less of it by"));

@@ -163,7 +163,7 @@ static int64_t first_after(const lane *l, double t)
 
 /* ---- the same collective on other ranks ------------------------------------------------------ */
 
-/* Ranks that take part: a shard group, or of an all_reduce over replicas those of the same shard. */
+/* Ranks that take part: a shard group; of an all_reduce over replicas those of the same shard. */
 static int group_of(const recording *r, const event *e)
 {
     const bool replicas = r->shards < r->ranks && begins(name_of(r, e->w), "all_reduce");
