@@ -10,19 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_ROWS = 12, LONGEST_WORD = 64 };
-
-static double share(double part, double whole)
-{
-    return whole > 0 ? part / whole : 0;
-}
-
-#define COLUMNS(...)                                                                               \
-    (const char *const[])                                                                          \
-    {                                                                                              \
-        __VA_ARGS__, NULL                                                                          \
-    }
-
 /* ---- the step -------------------------------------------------------------------------------- */
 
 /* The unit's number; -1: none. The root's calls have the path "". */
@@ -134,7 +121,7 @@ static bool write_streams(sheet *s, const recording *r, const waiting *w)
 /* "all_gather h.0" counts as "all_gather". */
 static int32_t first_word(recording *r, int32_t name)
 {
-    char word[LONGEST_WORD];
+    char word[64];
     const char *text = name_of(r, name);
     const size_t n = strcspn(text, " ");
     if (text[n] == 0 || n >= sizeof word)
@@ -175,132 +162,6 @@ static bool write_operations(sheet *s, recording *r)
     }
     sums_free(&all);
     return sheet_table_end(s, "operations") && ok;
-}
-
-/* ---- the memory ------------------------------------------------------------------------------ */
-
-typedef struct peak {
-    double bytes;
-    int64_t event; /* -1: nothing was recorded */
-    int32_t during;
-} peak;
-
-static bool counts(const recording *r, int32_t category)
-{
-    const char *name = name_of(r, category);
-    return strcmp(name, "host") != 0 && strcmp(name, "offloaded") != 0;
-}
-
-static void find_peaks(const recording *r, peak *of)
-{
-    for (int k = 0; k < r->ranks; k++)
-        of[k] = (peak){ 0, -1, 0 };
-    for (int64_t i = 0; i < r->events; i++) {
-        const event *e = &r->event[i];
-        if (e->k == TAKE && e->l > of[e->r].bytes && counts(r, e->c))
-            of[e->r] = (peak){ e->l, i, e->w };
-    }
-}
-
-/* What lives on a rank after that event, by category and owner. */
-static bool live_at(recording *r, int32_t rank, int64_t last, sums *live)
-{
-    const json_t *start = json_array_get(json_object_get(r->head, "live"), (size_t)rank);
-    const int32_t before = names_add(&r->names, "from before the recording");
-    const char *category;
-    json_t *bytes;
-    json_object_foreach((json_t *)start, category, bytes)
-    {
-        const int32_t name = names_add(&r->names, category);
-        sum *of = name >= 0 && counts(r, name) ? sums_at(live, name, before) : NULL;
-        if (of)
-            of->bytes += json_number_value(bytes);
-    }
-    for (int64_t i = 0; i <= last && kn_ok(); i++) {
-        const event *e = &r->event[i];
-        if (e->r != rank || (e->k != TAKE && e->k != GIVE) || !counts(r, e->c))
-            continue;
-        sum *of = sums_at(live, e->c, e->w);
-        if (of)
-            of->bytes += e->k == TAKE ? e->b : -e->b;
-    }
-    return kn_ok();
-}
-
-static bool write_peaks(sheet *s, const recording *r, const peak *of, double most)
-{
-    sheet_table(s, "Peaks", COLUMNS("rank", "#peak, bytes", "#at, us", "as bytes were taken for"));
-    for (int k = 0; k < r->ranks; k++) {
-        if (of[k].event < 0)
-            continue;
-        sheet_cell(s, "%d", k);
-        sheet_cell(s, "%.0f", of[k].bytes);
-        sheet_cell(s, "%.1f", r->event[of[k].event].t);
-        sheet_cell(s, "%s", name_of(r, of[k].during));
-        sheet_row(s, share(of[k].bytes, most));
-    }
-    return sheet_table_end(s, "peaks");
-}
-
-static bool write_owners(sheet *s, recording *r, int32_t rank, const peak *p)
-{
-    sums live = { 0 }, category = { 0 };
-    double total = 0;
-    char above[64];
-    bool ok = live_at(r, rank, p->event, &live);
-    int64_t count = ok ? sums_sort_by_bytes(&live) : 0;
-    for (int64_t i = 0; ok && i < count; i++) {
-        sum *of = sums_at(&category, live.sum[i].a, 0);
-        if ((ok = of != NULL))
-            of->bytes += live.sum[i].bytes;
-        total += live.sum[i].bytes;
-    }
-    snprintf(above, sizeof above, "The peak of rank %d by category", rank);
-    sheet_table(s, above, COLUMNS("category", "#bytes", "#%"));
-    const int64_t categories = sums_sort_by_bytes(&category);
-    for (int64_t i = 0; ok && i < categories; i++) {
-        if (category.sum[i].bytes == 0)
-            continue;
-        sheet_cell(s, "%s", name_of(r, category.sum[i].a));
-        sheet_cell(s, "%.0f", category.sum[i].bytes);
-        sheet_cell(s, "%.1f", 100 * share(category.sum[i].bytes, total));
-        sheet_row(s, share(category.sum[i].bytes, total));
-    }
-    ok = sheet_table_end(s, "categories") && ok;
-    if (ok && total != p->bytes)
-        sheet_sentence(s,
-                       "They sum up to %.0f bytes, not to the peak of %.0f: the recording lacks "
-                       "some of the bytes that were live as it began.",
-                       total, p->bytes);
-    snprintf(above, sizeof above, "Its largest owners");
-    sheet_table(s, above, COLUMNS("owner", "category", "#bytes", "#%"));
-    for (int64_t i = 0; ok && i < count && i < MOST_ROWS && live.sum[i].bytes > 0; i++) {
-        sheet_cell(s, "%s", name_of(r, live.sum[i].b));
-        sheet_cell(s, "%s", name_of(r, live.sum[i].a));
-        sheet_cell(s, "%.0f", live.sum[i].bytes);
-        sheet_cell(s, "%.1f", 100 * share(live.sum[i].bytes, total));
-        sheet_row(s, share(live.sum[i].bytes, total));
-    }
-    sums_free(&live);
-    sums_free(&category);
-    return sheet_table_end(s, "owners") && ok;
-}
-
-static bool write_memory(sheet *s, recording *r)
-{
-    int32_t largest = 0;
-    peak *of = kn_host_calloc((size_t)r->ranks, sizeof *of);
-    if (!of)
-        return false;
-    find_peaks(r, of);
-    for (int32_t k = 0; k < r->ranks; k++)
-        largest = of[k].bytes > of[largest].bytes ? k : largest;
-    if (of[largest].event < 0)
-        sheet_sentence(s, "No bytes were taken while it was recorded.");
-    else if (write_peaks(s, r, of, of[largest].bytes))
-        write_owners(s, r, largest, &of[largest]);
-    kn_host_free(of);
-    return kn_ok();
 }
 
 /* ---- the waiting ----------------------------------------------------------------------------- */
@@ -405,6 +266,14 @@ static int by_number(const void *a, const void *b)
                                   : s->rank - t->rank;
 }
 
+static void known_cell(sheet *s, double value)
+{
+    if (value == 0)
+        sheet_cell(s, "unknown");
+    else
+        sheet_cell(s, "%.5g", value);
+}
+
 static bool write_run(sheet *s, const recording *r, const waiting *w)
 {
     const char *const command = head_text(r, "command");
@@ -445,9 +314,9 @@ static bool write_run(sheet *s, const recording *r, const waiting *w)
         sheet_cell(s, "%lld", (long long)step[i].number);
         sheet_cell(s, "%.3f", longest / 1e3);
         sheet_cell(s, "%.1f", 100 * share(busy, time));
-        sheet_cell(s, "%.5g", end ? end->loss : 0);
-        sheet_cell(s, "%.4g", end ? end->lr : 0);
-        sheet_cell(s, "%.4g", end ? end->norm : 0);
+        known_cell(s, end ? end->loss : 0);
+        known_cell(s, end ? end->lr : 0);
+        known_cell(s, end ? end->norm : 0);
         sheet_cell(s, "%.2f", share(flops, longest) / 1e3);
         sheet_cell(s, ideal > 0 ? "%.1f" : "unknown", 100 * share(ideal, time));
         sheet_row(s, 0);
@@ -463,7 +332,7 @@ bool facts_write(sheet *s, recording *r, const waiting *w)
     bool ok = write_units(s, r) && write_streams(s, r, w) && write_operations(s, r);
     sheet_part_end(s);
     sheet_part(s, "memory", "The memory", "Bytes that live on a rank, by category.");
-    ok = ok && write_memory(s, r);
+    ok = ok && facts_of_memory(s, r);
     sheet_part_end(s);
     sheet_part(s, "waiting", "The waiting", "Every idle microsecond of compute has one cause.");
     ok = ok && write_waiting(s, r, w);

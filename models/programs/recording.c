@@ -15,7 +15,7 @@
 enum { MOST_RANKS = 4096 };
 #define MOST_BYTES  ((size_t)4 << 30)
 #define MOST_EVENTS 50000000
-#define ANY         -1e15 /* no number may be farther from 0 than 1e15 a microsecond, nor than 1e30 else */
+#define ANY         -1e15 /* of a time, which may be as far on the other side of 0 */
 
 const char *const event_kinds[KINDS] = { "step", "call", "run",   "wait", "verb",
                                          "take", "give", "value", "note" };

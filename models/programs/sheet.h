@@ -8,6 +8,9 @@
 #include <stdio.h>
 
 enum { SHEET_COLUMNS = 12 };
+/* clang-format off */
+#define COLUMNS(...) (const char *const[]){ __VA_ARGS__, NULL }
+/* clang-format on */
 
 typedef struct sheet {
     FILE *out;

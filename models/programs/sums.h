@@ -23,4 +23,9 @@ int64_t sums_sort_by_time(sums *s);
 int64_t sums_sort_by_bytes(sums *s);
 void sums_free(sums *s);
 
+static inline double share(double part, double whole)
+{
+    return whole > 0 ? part / whole : 0;
+}
+
 #endif

@@ -300,8 +300,7 @@ static bool awaited_piece(finder *f, double *from, double end, int64_t job, int6
 {
     const recording *r = f->r;
     const event *e = &r->event[job];
-    const bool copy = is_stream(r, e->s, "upload") || is_stream(r, e->s, "download") ||
-                      begins(name_of(r, e->w), "copy");
+    const bool copy = is_stream(r, e->s, "upload") || is_stream(r, e->s, "download");
     const bool host = is_stream(r, e->s, "host");
     const bool held = wait >= 0 && limited(f, wait);
     const double since = stream_idle_since(f, job);
@@ -409,7 +408,8 @@ static bool add_step(waiting *w, step_span s)
     return true;
 }
 
-/* A rank without events of steps has one, of all that it ran. */
+/* A step begins with its event, else where the one before ended, or with the recording. A rank
+ * without events of steps has one, of all that it ran. */
 static bool find_steps(finder *f)
 {
     const recording *r = f->r;
@@ -418,6 +418,7 @@ static bool find_steps(finder *f)
     for (int64_t i = 0; i < r->events; i++) {
         const event *e = &r->event[i];
         rank_lanes *l = &f->rank[e->r];
+        l->step = fmin(l->step, e->t);
         if (e->k == RUN) {
             l->first = fmin(l->first, e->t);
             l->last = fmax(l->last, end_of(e));
@@ -433,7 +434,7 @@ static bool find_steps(finder *f)
                                          .rank = e->r }))
             return false;
         l->stepped |= ends;
-        l->step = ends ? INFINITY : e->t;
+        l->step = e->t;
     }
     for (int k = 0; k < r->ranks; k++)
         if (!f->rank[k].stepped && f->rank[k].first < f->rank[k].last &&

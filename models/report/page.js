@@ -132,12 +132,16 @@ function showRecording(number) {
   document.querySelectorAll("[role=tab]").forEach((tab, i) => tab.setAttribute("aria-selected", i === number));
   views[number] ??= addArticle(articles[number], JSON.parse(document.getElementById("sources").textContent));
   const { head } = views[number].recording;
-  document.getElementById("title").textContent = `${head.program || "A recording"}, ` +
+  document.getElementById("title").textContent = `${programOf(head)}, ` +
     (head.ranks === 1 ? "1 rank" : `${head.ranks} ranks`);
   for (const link of document.querySelectorAll("nav a"))
     articles[number].querySelector(`[data-part=${link.textContent}]`).id = link.textContent;
   articles.forEach((article, i) => i !== number && article.querySelectorAll("[id]").forEach(e => e.removeAttribute("id")));
   views[number].draw();
+}
+
+function programOf(head) {
+  return head.program || (head.command || "").split(" ")[0].split("/").at(-1) || "A recording";
 }
 
 function repaint() {

@@ -80,7 +80,7 @@ class Recording {
   /* The unit that an event is about, -1: none. Memory names its owner, a collective its unit last. */
   unitOfEvent(i) {
     const w = this.text("w", i), kind = this.kind(i);
-    let path = kind === TAKE || kind === GIVE || kind === VALUE ? w : this.text("m", i) || w.split(" ").at(-1);
+    let path = kind === TAKE || kind === GIVE || kind === VALUE ? w || this.text("m", i) : this.text("m", i) || w.split(" ").at(-1);
     if (kind === CALL || kind === VERB)
       path = this.text("m", i);
     while (path && this.unitOf(path) < 0)

@@ -88,9 +88,9 @@ function sentenceOf(recording, i) {
   case CALL: return `${w} of ${module}`;
   case RUN: return `${s} runs ${w}`;
   case WAIT: return `${s} waits for ${w}, ${timeText(took)}`;
-  case VERB: return `${w} ${module}: ${bytesText(bytes)}` + (c ? `, because of ${c}` : "");
-  case TAKE: return `${w || "something"} takes ${bytesText(bytes)} of ${c}`;
-  case GIVE: return `${w || "something"} gives back ${bytesText(bytes)} of ${c}`;
+  case VERB: return `${w} ${module}, ${bytesText(bytes)}` + (c ? `: ${c}` : "");
+  case TAKE: return `${w || m || "something"} takes ${bytesText(bytes)} of ${c}`;
+  case GIVE: return `${w || m || "something"} gives back ${bytesText(bytes)} of ${c}`;
   case VALUE: return `the values of ${w} (${m})`;
   default: return w;
   }

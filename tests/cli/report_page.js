@@ -19,7 +19,7 @@ function expect(name, got, wanted) {
 }
 
 function ask() {
-  expect("the cursor begins at the first verb", text(".now"), /^gather h\.0: 400.B, because of forward of h\.0$/);
+  expect("the cursor begins at the first verb", text(".now"), /^gather h\.0, 400.B: forward of h\.0$/);
   expect("its source", text(".source h3"), "fsdp/schedule.c:36");
   expect("its line, marked", text("pre .here"), /^36/);
   expect("the line is the file's", text("pre .here").slice(2),
