@@ -30,7 +30,7 @@ static void find_peaks(const recording *r, peak *of)
         of[k] = (peak){ 0, -1, 0 };
     for (int64_t i = 0; i < r->events; i++) {
         const event *e = &r->event[i];
-        if (e->k == TAKE && e->l > of[e->r].bytes && counts(r, e->c))
+        if (e->l > of[e->r].bytes && counts(r, e->c))
             of[e->r] = (peak){ e->l, i, owner_of(e) };
     }
 }

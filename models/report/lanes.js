@@ -128,10 +128,9 @@ function lastBefore(recording, rank, time) {
   return best;
 }
 
-/* An event's words, the longest first: "all_gather h.0", "h.0". */
+/* An event's words, the longest first: "all_gather transformer.h.0", "transformer.h.0", "h.0". */
 function wordsOf(recording, i, stream) {
-  const w = recording.text("w", i);
-  if (stream === "calls")
-    return [`${recording.text("m", i)} ${w}`, recording.text("m", i)];
-  return [w, w.split(" ").at(-1)];
+  const w = recording.text("w", i), m = recording.text("m", i);
+  const all = stream === "calls" ? `${m} ${w}` : w, name = stream === "calls" ? m : w.split(" ").at(-1);
+  return [all, name, name.split(".").slice(-2).join(".")];
 }

@@ -11,7 +11,7 @@ class Recording {
     this.count = data.events.k.length;
     this.columns = {};
     for (const [key, list] of Object.entries(data.events))
-      this.columns[key] = Float64Array.from(list);
+      this.columns[key] = new Float64Array(list);
     this.none = new Float64Array(this.count);
     this.ranks = this.head.ranks;
     this.units = this.head.units || [];

@@ -19,6 +19,7 @@ function expect(name, got, wanted) {
 }
 
 function ask() {
+  expect("all of it is shown", [view().from, view().to], [0, 380]);
   expect("the cursor begins at the first verb", text(".now"), /^gather h\.0, 400.B: forward of h\.0$/);
   expect("its source", text(".source h3"), "fsdp/schedule.c:36");
   expect("its line, marked", text("pre .here"), /^36/);
@@ -93,7 +94,7 @@ function ask() {
   expect("rank 1 is never idle", text(".shares"), /rank 1busy 100\.0 %$/);
   const memory = view().pictures.find(picture => picture instanceof MemoryPicture);
   expect("the peak of the picture is the table's", memory.total[memory.peak], 2000);
-  expect("drawn with its categories", memory.names.slice().sort(), ["activations", "gathered", "parameters"]);
+  expect("drawn with its categories", memory.names.slice().sort(), ["activations", "gathered", "parameters", "workspace"]);
 
   const before = getComputedStyle(document.body).backgroundColor;
   press("t");
