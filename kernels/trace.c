@@ -1,7 +1,7 @@
 /* kernels/trace.c: the stream of events of a context. A ring keeps the last ones, or it grows and
  * keeps all; kn_trace_write turns them into Chrome's trace format (about:tracing, Perfetto). */
 #include "kernels/device.h"
-#include "kernels/trace.h"
+#include "kernels/trace_internal.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/memory_internal.h"
 
@@ -295,7 +295,7 @@ size_t kn_trace_stop(kn_trace_event **events)
 
 /* ---- Chrome's trace format --------------------------------------------------------------- */
 
-static void write_string(FILE *f, const char *s)
+void kn_json_string(FILE *f, const char *s)
 {
     fputc('"', f);
     for (; *s; s++) {
@@ -323,7 +323,7 @@ static void write_row_name(FILE *f, int rank, int64_t row, const char *name)
 {
     fprintf(f, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%lld,\"args\":{\"name\":",
             rank, (long long)row);
-    write_string(f, name);
+    kn_json_string(f, name);
     fputs("}},\n", f);
 }
 
@@ -331,9 +331,9 @@ static void write_row_name(FILE *f, int rank, int64_t row, const char *name)
 static void write_event(FILE *f, int rank, int64_t row, const kn_trace_event *e)
 {
     fputs("{\"name\":", f);
-    write_string(f, e->what);
+    kn_json_string(f, e->what);
     fputs(",\"cat\":", f);
-    write_string(f, e->provider);
+    kn_json_string(f, e->provider);
     fprintf(f,
             ",\"ph\":\"X\",\"pid\":%d,\"tid\":%lld,\"ts\":%.3f,\"dur\":%.3f,"
             "\"args\":{\"flops\":%.17g,\"bytes\":%.17g}}",
