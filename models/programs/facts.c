@@ -266,63 +266,92 @@ static int by_number(const void *a, const void *b)
                                   : s->rank - t->rank;
 }
 
-static void known_cell(sheet *s, double value)
+/* The events that tell numbers of steps. */
+typedef struct numbers {
+    const event **of;
+    int64_t count, room;
+} numbers;
+
+static bool find_numbers(numbers *n, const recording *r)
 {
-    if (value == 0)
-        sheet_cell(s, "unknown");
+    for (int64_t i = 0; i < r->events; i++) {
+        if (r->event[i].k != NUMBER)
+            continue;
+        if (!kn_host_grow(&n->of, &n->room, n->count + 1, sizeof *n->of))
+            return false;
+        n->of[n->count++] = &r->event[i];
+    }
+    return true;
+}
+
+/* Of a step, on the first rank that tells it; NULL where none does. */
+static const event *number_of(const numbers *n, const recording *r, int64_t step, const char *name)
+{
+    for (int64_t i = 0; i < n->count; i++)
+        if (strcmp(name_of(r, n->of[i]->w), name) == 0 && atoll(name_of(r, n->of[i]->c)) == step)
+            return n->of[i];
+    return NULL;
+}
+
+static void number_cell(sheet *s, const recording *r, const event *e)
+{
+    if (!e || e->x)
+        sheet_cell(s, "%s", e ? name_of(r, e->x) : "unknown");
     else
-        sheet_cell(s, "%.5g", value);
+        sheet_cell(s, "%.5g", e->n);
+}
+
+/* One row: the step on all its ranks, from step[0] on. */
+static void write_step(sheet *s, const recording *r, const numbers *n, const step_span *step,
+                       int64_t ranks)
+{
+    double longest = 0, time = 0, busy = 0, flops = 0, ideal = 0;
+    for (int64_t k = 0; k < ranks; k++) {
+        longest = fmax(longest, step[k].end - step[k].begin);
+        time += step[k].end - step[k].begin;
+        busy += step[k].busy;
+        flops += step[k].flops;
+        ideal += step[k].ideal;
+    }
+    const event *items = number_of(n, r, step->number, "items");
+    sheet_cell(s, "%lld", (long long)step->number);
+    sheet_cell(s, "%.3f", longest / 1e3);
+    sheet_cell(s, "%.1f", 100 * share(busy, time));
+    number_cell(s, r, number_of(n, r, step->number, "loss"));
+    number_cell(s, r, number_of(n, r, step->number, "lr"));
+    number_cell(s, r, number_of(n, r, step->number, "norm"));
+    sheet_cell(s, items ? "%.0f" : "unknown", items ? share(items->n, longest / 1e6) : 0);
+    sheet_cell(s, "%.2f", share(flops, longest) / 1e3);
+    sheet_cell(s, ideal > 0 ? "%.1f" : "unknown", 100 * share(ideal, time));
+    sheet_row(s, 0);
 }
 
 static bool write_run(sheet *s, const recording *r, const waiting *w)
 {
-    const char *const command = head_text(r, "command");
-    size_t used = 0;
-    char options[1000] = "";
-    const char *key;
-    json_t *value;
-    json_object_foreach(json_object_get(r->head, "options"), key,
-                        value) if (json_is_string(value) && used < sizeof options) used +=
-        (size_t)snprintf(options + used, sizeof options - used, ", %s %s", key,
-                         json_string_value(value));
-    if (*command)
-        sheet_sentence(s, "%s", command);
-    sheet_sentence(s, "%d %s, %s, %s clock%s", r->ranks, r->ranks == 1 ? "rank" : "ranks",
-                   head_text(r, "device"), head_text(r, "clock"), options);
+    numbers n = { 0 };
+    if (*head_text(r, "command"))
+        sheet_sentence(s, "%s", head_text(r, "command"));
+    sheet_sentence(s, "%d %s, %s, %s clock, %.0f %s each", r->ranks,
+                   r->ranks == 1 ? "rank" : "ranks", head_text(r, "device"), head_text(r, "clock"),
+                   head_number(r, "", "threads"),
+                   head_number(r, "", "threads") == 1 ? "thread" : "threads");
     step_span *step = kn_host_alloc((size_t)(w->steps + 1) * sizeof *step);
-    if (!step)
-        return false;
-    if (w->steps > 0) {
+    bool ok = step && find_numbers(&n, r);
+    if (ok && w->steps > 0) {
         memcpy(step, w->step, (size_t)w->steps * sizeof *step);
         qsort(step, (size_t)w->steps, sizeof *step, by_number);
     }
     sheet_table(s, "Steps",
-                COLUMNS("step", "#ms", "#compute busy, %", "#loss", "#rate", "#norm", "#GFLOP/s",
-                        "#of the roofline, %"));
-    for (int64_t i = 0, k; i < w->steps; i = k) {
-        double longest = 0, time = 0, busy = 0, flops = 0, ideal = 0;
-        const event *end = NULL;
-        for (k = i; k < w->steps && step[k].number == step[i].number; k++) {
-            longest = fmax(longest, step[k].end - step[k].begin);
-            time += step[k].end - step[k].begin;
-            busy += step[k].busy;
-            flops += step[k].flops;
-            ideal += step[k].ideal;
-            if (step[k].event >= 0 && (!end || end->loss == 0))
-                end = &r->event[step[k].event];
-        }
-        sheet_cell(s, "%lld", (long long)step[i].number);
-        sheet_cell(s, "%.3f", longest / 1e3);
-        sheet_cell(s, "%.1f", 100 * share(busy, time));
-        known_cell(s, end ? end->loss : 0);
-        known_cell(s, end ? end->lr : 0);
-        known_cell(s, end ? end->norm : 0);
-        sheet_cell(s, "%.2f", share(flops, longest) / 1e3);
-        sheet_cell(s, ideal > 0 ? "%.1f" : "unknown", 100 * share(ideal, time));
-        sheet_row(s, 0);
+                COLUMNS("step", "#ms", "#compute busy, %", "#loss", "#rate", "#norm", "#items/s",
+                        "#GFLOP/s", "#of the roofline, %"));
+    for (int64_t i = 0, k; ok && i < w->steps; i = k) {
+        for (k = i + 1; k < w->steps && step[k].number == step[i].number; k++)
+            ;
+        write_step(s, r, &n, step + i, k - i);
     }
     kn_host_free(step);
-    return sheet_table_end(s, "steps");
+    kn_host_free(n.of);
+    return sheet_table_end(s, "steps") && ok;
 }
 
 bool facts_write(sheet *s, recording *r, const waiting *w)

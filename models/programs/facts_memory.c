@@ -15,7 +15,8 @@ typedef struct peak {
 static bool counts(const recording *r, int32_t category)
 {
     const char *name = name_of(r, category);
-    return strcmp(name, "host") != 0 && strcmp(name, "offloaded") != 0;
+    return strcmp(name, "host") != 0 && strcmp(name, "offloaded") != 0 &&
+           strcmp(name, "pinned") != 0;
 }
 
 /* The path of the call that took them stands for a tensor without a name. */

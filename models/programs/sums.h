@@ -3,7 +3,7 @@
 #ifndef KNAP_MODELS_PROGRAMS_SUMS_H
 #define KNAP_MODELS_PROGRAMS_SUMS_H
 
-#include "models/programs/recording.h"
+#include "models/programs/recorded.h"
 
 typedef struct sum {
     int32_t a, b; /* what it is of */

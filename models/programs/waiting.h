@@ -3,7 +3,7 @@
 #ifndef KNAP_MODELS_PROGRAMS_WAITING_H
 #define KNAP_MODELS_PROGRAMS_WAITING_H
 
-#include "models/programs/recording.h"
+#include "models/programs/recorded.h"
 
 typedef enum idle_cause {
     ISSUED_LATE, /* what compute waited for could have begun while compute was busy before */

@@ -93,7 +93,8 @@ class Panel {
     const { master_dtype, param_dtype, memory } = param.bucket;
     const places = placesOf(recording, param, state).map(place => {
       const percent = n => `${100 * n / Math.max(param.numel, 1)}%`, whole = place.held === "gathered";
-      const own = element("b", { style: `left:${percent(place.begin)};width:${percent(place.end - place.begin)}` });
+      const own = Array.from({ length: Math.min(place.runs, 64) }, (_, k) => element("b", { style:
+        `left:${percent(place.begin + k * place.every)};width:${percent(place.end - place.begin)}` }));
       return [element("span", {}, `rank ${place.rank}`),
         element("div", { class: "place" + (whole ? " whole" : place.held === "gathering" ? " coming" : "") }, own),
         element("small", {}, placeText(place, param))];
@@ -132,8 +133,9 @@ function unitTable(rows) {
 }
 
 function placeText(place, param) {
-  const count = place.end - place.begin;
-  const part = count ? `elements ${numberText(place.begin)} to ${numberText(place.end - 1)}` : "none of its elements";
+  const count = (place.end - place.begin) * place.runs;
+  const part = !count ? "none of its elements" : `elements ${numberText(place.begin)} to ${numberText(place.end - 1)}` +
+    (place.runs > 1 ? ` and ${place.runs - 1} more runs, every ${numberText(place.every)}` : "");
   const dtype = param.bucket.param_dtype;
   return part + { sharded: "", whole: " (all)", gathering: `; the whole in ${dtype} is on its way`,
     gathered: `; has the whole in ${dtype}` }[place.held] + (place.reducing ? "; its gradient is being reduced" : "");

@@ -1,7 +1,7 @@
 /* models/report/recording.js: a recording as the page has it: columns of numbers, one a key of the
  * events, texts as numbers of names. Nothing here knows of the page. */
 
-const STEP = 0, CALL = 1, RUN = 2, WAIT = 3, VERB = 4, TAKE = 5, GIVE = 6, VALUE = 7;
+const STEP = 0, CALL = 1, RUN = 2, WAIT = 3, VERB = 4, TAKE = 5, GIVE = 6, VALUE = 7, NUMBER = 8;
 const STREAMS = ["calls", "compute", "gather", "reduce", "upload", "download", "host"];
 
 class Recording {
@@ -106,7 +106,7 @@ class Recording {
   memoryOf(rank) {
     const event = this.eventsOf([TAKE, GIVE]).filter(i => this.columns.r[i] === rank);
     const start = (this.head.live || [])[rank] || {};
-    const counts = name => name !== "host" && name !== "offloaded";
+    const counts = name => !["host", "offloaded", "pinned"].includes(name);
     const live = new Map(Object.entries(start).filter(([name]) => counts(name)));
     for (const i of event)
       if (counts(this.text("c", i)) && !live.has(this.text("c", i)))

@@ -55,14 +55,14 @@ function lanesAt(recording, time) {
   });
 }
 
-/* Where a parameter's bytes lie: by rank its part [begin, end), and whether it has the whole. Ranks
- * count replica by replica: rank = replica * shards + shard. */
+/* Where a parameter's bytes lie: by rank its part [begin, end), or several runs as long, and whether
+ * it has the whole. Ranks count replica by replica: rank = replica * shards + shard. */
 function placesOf(recording, param, state) {
   const unit = recording.units[param.unit];
   return Array.from({ length: recording.ranks }, (_, rank) => {
-    const [begin, end] = param.parts[rank % unit.shards];
+    const [begin, end, runs = 1, every = 0] = param.parts[rank % unit.shards];
     const { held, reducing } = state.units[param.unit][rank];
-    return { rank, begin, end, held: unit.shards === 1 ? "whole" : held, reducing };
+    return { rank, begin, end, runs, every, held: unit.shards === 1 ? "whole" : held, reducing };
   });
 }
 
@@ -92,9 +92,13 @@ function sentenceOf(recording, i) {
   case TAKE: return `${w || m || "something"} takes ${bytesText(bytes)} of ${c}`;
   case GIVE: return `${w || m || "something"} gives back ${bytesText(bytes)} of ${c}`;
   case VALUE: return `the values of ${w} (${m})`;
+  case NUMBER: return `${w} of step ${c}: ${numberOf(recording, i)}`;
   default: return w;
   }
 }
+
+/* Of a step; one that isn't finite is a text. */
+function numberOf(recording, i) { return recording.text("x", i) || recording.number("n", i); }
 
 function detailOf(recording, i) {
   const took = recording.number("d", i), flops = recording.number("f", i), bytes = recording.number("b", i);
@@ -111,9 +115,10 @@ function detailOf(recording, i) {
   }
   if (kind === TAKE || kind === GIVE)
     parts.push(`then ${numberText(recording.number("l", i))} bytes are live on the rank`);
-  if (kind === STEP && recording.number("loss", i))
-    parts.push(`loss ${recording.number("loss", i)}`, `rate ${recording.number("lr", i)}`,
-      `norm ${recording.number("norm", i)}`);
+  if (kind === STEP)
+    for (const k of recording.eventsOf([NUMBER]))
+      if (Number(recording.text("c", k)) === recording.number("n", i) && recording.number("r", k) === recording.number("r", i))
+        parts.push(`${recording.text("w", k)} ${numberOf(recording, k)}`);
   if (kind === VALUE)
     parts.push(recording.text("x", i), `digest ${recording.text("h", i)}`, recording.text("v", i));
   return parts.join("; ");

@@ -19,8 +19,7 @@ def unit(name, kind, *params):
     return {"name": name, "class": kind, "strategy": "full_shard", "shards": 2, "replicas": 1, "buckets": [
         {"master_dtype": "f32", "param_dtype": "bf16", "reduce_dtype": "f32", "memory": "cpu", "full_bytes": 400, "params": list(params)}]}
 # rank 0: compute is busy for 180 of 380 microseconds
-event(0, 0, 'step', 'begin', n=7)
-event(0, 5, 'call', 'forward', m='', c='gpt')                        # 0 to 10: the host
+event(0, 0, 'call', 'forward', m='', c='gpt')                        # 0 to 10: the host
 run(0, 'compute', 'matmul', 10, 90, p='onednn', m='wte', f=9e4, b=4.5e4)
 event(0, 100, 'verb', 'gather', m='h.0', b=400, c='forward of h.0', o='fsdp/schedule.c:36')
 event(0, 100, 'take', 'h.0', c='gathered', b=400, l=1400)
@@ -30,7 +29,7 @@ event(0, 150, 'verb', 'gathered', m='h.0', b=400)
 event(0, 150, 'call', 'forward', m='h.0', c='gpt_block')
 run(0, 'compute', 'matmul', 150, 50, p='avx2', m='h.0.fc')
 event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2000)       # the peak
-event(0, 150, 'take', 'tensors', c='host', b=5000, l=2000)
+event(0, 150, 'take', 'tensors', c='host', b=5123, l=2000)
 event(0, 200, 'value', 'h.0.weight', m='parameter', x='bf16[200]', h='00000000deadbeef', v=[1, 2, 3, 4, 5, 6, 7, 'nan'], n=200)
 event(0, 200, 'call', 'forward end', m='h.0', c='gpt_block')
 event(0, 200, 'verb', 'release', m='h.0', b=400, o='fsdp/verbs.c:88')
@@ -53,21 +52,21 @@ run(0, 'download', 'copy to host', 335, 15, q=335)
 event(0, 335, 'wait', 'download', s='compute', d=15)                  # 15: a copy
 run(0, 'compute', 'adamw', 350, 10, p='avx2')
 run(0, 'compute', 'all_reduce norm', 360, 10, p='local')              # 10: a transfer on the thread of compute
-event(0, 380, 'step', 'end', n=7, loss=2.5, lr=1e-3, norm=0.75)       # 370 to 380: the host
+event(0, 380, 'step', 'end', n=7)                                      # 370 to 380: the host
 # rank 1: compute is never idle
-event(1, 0, 'step', 'begin', n=7)
 run(1, 'compute', 'matmul', 0, 380, p='onednn')
 event(1, 100, 'take', 'h.0', c='gathered', b=400, l=1400)
 for w, t in ('all_gather h.0', 120), ('all_gather h.1', 150), ('all_gather h.2', 170), ('all_gather h.3', 250), ('all_gather h.4', 280):
     run(1, 'gather', w, t, 5, q=t, p='local')
 run(1, 'reduce', 'reduce_scatter h.0', 290, 5, q=290, p='local')
 run(1, 'host', 'all_reduce norm', 355, 5, q=355, p='local')
-event(1, 380, 'step', 'end', n=7, loss=2.5, lr=1e-3, norm=0.75)
+event(1, 380, 'step', 'end', n=7)
+for w, n in ('loss', 2.5), ('lr', 1e-3), ('norm', 'nan'), ('items', 19):
+    event(0, 380, 'number', w, c='7', n=n)
 head = {"knap": "recording", "version": 1, "program": "train_gpt", "command": "train_gpt --ranks 2", "ranks": 2, "device": "cpu",
         "clock": "real", "options": {"strategy": "full_shard"}, "rates": {"flops": 1e9, "bytes": 1e9},
         "units": [unit('gpt', 'gpt', param('wte.weight', 100)), unit('h.0', 'gpt_block', param('h.0.weight', 200))],
         "live": [{"parameters": 1000, "host": 77}, {"parameters": 1000}]}
-events.sort(key=lambda e: e['t'])
 lines = [json.dumps(x) for x in [head] + events]
 open('run.rec', 'w').write('\n'.join(lines) + '\n')
 def damaged(name, edit):
@@ -88,6 +87,7 @@ damaged('live', put(1, live=[{"parameters": -1}]))
 damaged('units', put(1, units={"a": 1}))
 damaged('parts', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 100]]))
 damaged('part', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 100], [100, 201]]))
+damaged('runs', lambda c: c[0]['units'][1]['buckets'][0]['params'][0].update(parts=[[0, 10, -1, 20], [10, 20, 10, 20]]))
 damaged('shards', lambda c: c[0]['units'][0].update(shards=3))
 damaged('name', lambda c: c[0]['units'][0].pop('name'))
 damaged('numel', lambda c: c[0]['units'][0]['buckets'][0]['params'][0].update(numel='9'))
@@ -130,9 +130,9 @@ check "the largest cause comes first" eval "grep -A2 'Causes, largest first' tex
 check "an option wins back" has "--forward-prefetch: 15.0 us a step; --prefetch pre: 1.0 us"
 check "the longest piece" has "0 200.0 40.0 the transfer itself all_gather h.2"
 check "peaks" eval 'has "0 2000 150.0 h.0.fc" && has "1 1400 100.0 h.0" && cells 0 2000 150.0 h.0.fc'
-check "the peak by category" eval 'has "parameters 1000 50.0" && has "activations 600 30.0" && has "gathered 400 20.0" && ! grep -q 5000 text'
+check "the peak by category" eval 'has "parameters 1000 50.0" && has "activations 600 30.0" && has "gathered 400 20.0" && ! grep -q 5123 text'
 check "the peak's owners" eval 'has "h.0.fc activations 600 30.0" && has "from before the recording parameters 1000 50.0" && cells h.0 gathered 400 20.0'
-check "the step" has "7 0.380 73.7 2.5 0.001 0.75 0.24 11.8"
+check "the step" has "7 0.380 73.7 2.5 0.001 nan 50000 0.24 11.8"
 check "the order" has "The order of the first step on rank 0: F0 g1 F1"
 check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 5 0.180 400 B"'
 check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
@@ -211,6 +211,7 @@ many|many, line 1: ranks: 1000000000 isn't from 1 to 4096
 live|live, line 1: "live" must count bytes by category
 units|units, line 1: "units" must be a list
 parts|parts, line 1: parameter h.0.weight must have a "shape" and 2 "parts", one a shard
+runs|runs, line 1: the runs of a part: -1 isn't from 0 to 200
 part|part, line 1: the end of a part: 201 isn't from 100 to 200
 shards|shards, line 1: a unit's shards: 3 isn't from 1 to 2
 name|name, line 1: a unit: Object item not found: name

@@ -1,21 +1,22 @@
-/* models/programs/recording.h: a recording that was read and checked. docs/recording.md gives its
+/* models/programs/recorded.h: a recording that was read and checked. docs/recording.md gives its
  * form; the names of fields are the keys of the file. */
-#ifndef KNAP_MODELS_PROGRAMS_RECORDING_H
-#define KNAP_MODELS_PROGRAMS_RECORDING_H
+#ifndef KNAP_MODELS_PROGRAMS_RECORDED_H
+#define KNAP_MODELS_PROGRAMS_RECORDED_H
 
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum event_kind { STEP, CALL, RUN, WAIT, VERB, TAKE, GIVE, VALUE, NOTE, KINDS } event_kind;
+typedef enum event_kind { STEP, CALL, RUN, WAIT, VERB, TAKE, GIVE, VALUE, NUMBER, NOTE, KINDS } event_kind;
 
 /* Texts are numbers of names; 0: missing, "". Of an event on its rank r at t microseconds. */
 typedef struct event {
     event_kind k;
     int32_t r, w, s, m, c, x, p, a, o, h, v;
     bool worker; /* the host's thread didn't run it */
-    double t, d, f, b, l, q, n, loss, lr, norm;
+    double t, d, f, b, l, q, n;
+    int64_t line; /* of the file */
 } event;
 
 /* Where a key of the file lies in event; at least `least`. */
@@ -42,7 +43,7 @@ typedef struct recording {
     json_t *head;     /* the first line: what the page relies on was checked */
     int ranks, shards;
     bool inlines; /* the host's thread runs what has no q: the streams of a CPU without workers */
-    event *event;
+    event *event; /* of all ranks, in order of their times */
     int64_t events, room;
     names names;
 } recording;
