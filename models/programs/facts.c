@@ -24,33 +24,60 @@ static int unit_number(const recording *r, const char *name)
     return -1;
 }
 
-/* The first recorded step of a rank as one line: g gathers, F and B begin, s reduces. */
+static const char *unit_name(const recording *r, int unit)
+{
+    const json_t *units = json_object_get(r->head, "units");
+    return json_string_value(json_object_get(json_array_get(units, (size_t)unit), "name"));
+}
+
+/* As --explain calls it: without what all names with a dot begin with, up to a dot. */
+static const char *short_name(const recording *r, int unit)
+{
+    const char *name = unit_name(r, unit), *dot = strrchr(name, '.');
+    const int units = (int)json_array_size(json_object_get(r->head, "units"));
+    size_t same = dot ? (size_t)(dot - name) + 1 : 0;
+    for (int i = 1; i < units; i++)
+        while (same > 0 && strchr(unit_name(r, i), '.') &&
+               (strncmp(name, unit_name(r, i), same) != 0 || name[same - 1] != '.'))
+            same--;
+    return unit == 0 ? "root" : name + same;
+}
+
+/* g gathers a unit, s reduces it, F and B begin its forward and its backward; 0: another event. */
+static char letter_of(const recording *r, const event *e)
+{
+    const char *w = name_of(r, e->w);
+    if (e->k == VERB)
+        return strcmp(w, "gather") == 0 ? 'g' : strcmp(w, "reduce") == 0 ? 's' : 0;
+    if (e->k == CALL)
+        return strcmp(w, "forward") == 0 ? 'F' : strcmp(w, "backward") == 0 ? 'B' : 0;
+    return 0;
+}
+
+/* The first recorded step of a rank as one line. */
 static void write_order(sheet *s, const recording *r)
 {
     char line[2000] = "";
     size_t used = 0;
-    int32_t rank = -1;
-    int steps = 0;
-    for (int64_t i = 0; i < r->events && used + 20 < sizeof line; i++) {
+    int64_t first = 0;
+    while (first < r->events && r->event[first].k != VERB)
+        first++;
+    if (first == r->events)
+        return;
+    const int32_t rank = r->event[first].r;
+    for (int64_t i = 0; i < r->events && used < sizeof line; i++) {
         const event *e = &r->event[i];
-        const char *w = name_of(r, e->w);
-        if (rank < 0 && e->k == VERB)
-            rank = e->r;
-        if (e->r != rank && rank >= 0)
+        if (e->r != rank)
             continue;
-        steps += e->k == STEP && strcmp(w, "end") == 0;
-        const char letter = e->k == VERB && strcmp(w, "gather") == 0     ? 'g'
-                            : e->k == VERB && strcmp(w, "reduce") == 0   ? 's'
-                            : e->k == CALL && strcmp(w, "forward") == 0  ? 'F'
-                            : e->k == CALL && strcmp(w, "backward") == 0 ? 'B'
-                                                                         : 0;
-        const int unit = letter && steps == 0 ? unit_number(r, name_of(r, e->m)) : -1;
+        if (e->k == STEP && strcmp(name_of(r, e->w), "end") == 0)
+            break;
+        const int unit = letter_of(r, e) ? unit_number(r, name_of(r, e->m)) : -1;
         if (unit >= 0)
-            used += (size_t)snprintf(line + used, sizeof line - used, "%s%c%d", used ? " " : "",
-                                     letter, unit);
+            used += (size_t)snprintf(line + used, sizeof line - used, " %c%s", letter_of(r, e),
+                                     short_name(r, unit));
     }
-    if (rank >= 0)
-        sheet_sentence(s, "The order of the first step on rank %d: %s", rank, line);
+    sheet_sentence(s, "The order of the first step on rank %d:%s%s", rank, line,
+                   used < sizeof line ? "" : " ...");
 }
 
 static bool write_units(sheet *s, const recording *r)

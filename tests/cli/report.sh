@@ -133,7 +133,7 @@ check "peaks" eval 'has "0 2000 150.0 h.0.fc" && has "1 1400 100.0 h.0" && cells
 check "the peak by category" eval 'has "parameters 1000 50.0" && has "activations 600 30.0" && has "gathered 400 20.0" && ! grep -q 5123 text'
 check "the peak's owners" eval 'has "h.0.fc activations 600 30.0" && has "from before the recording parameters 1000 50.0" && cells h.0 gathered 400 20.0'
 check "the step" has "7 0.380 73.7 2.5 0.001 nan 50000 0.24 11.8"
-check "the order" has "The order of the first step on rank 0: F0 g1 F1"
+check "the order" has "The order of the first step on rank 0: Froot g0 F0"
 check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 5 0.180 400 B"'
 check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
 check "kinds of a later version are left out" eval '"$report" unknown --text | tail -n +2 | diff - <(tail -n +2 text)'
@@ -191,6 +191,28 @@ MANY
     done
 else
     echo "# no Chromium: the page's scripts weren't run"
+fi
+
+# A training's own recording agrees with its log, to the byte and the last digit, and with --explain.
+gpt=$BUILD/models/train_gpt
+for _ in $(seq 60); do echo "the quick brown fox jumps over the lazy dog"; done >words.txt
+train() { run "$gpt" --data words.txt --ctx 8 --layers 3 --heads 1 --embd 8 --batch 2 --steps 4 --ranks 2 --threads 1 "$@"; }
+if [ -x "$gpt" ]; then
+    check "a training" eval 'train --record real.rec --log real.jsonl && succeeds'
+    check "its facts" eval '"$report" real.rec --text >text'
+    check "its peak is the ledger's, its steps are the log's" python3 - <<'AGREE'
+import json
+text = [line.split() for line in open('text')]
+log = {l['step']: l for l in map(json.loads, open('real.jsonl')) if l['step'] in (2, 3)}
+at = text.index('rank peak, bytes at, us as bytes were taken for'.split())
+assert text[at + 1][:2] == ['0', str(max(l['peak_bytes']['total'] for l in log.values()))], (text[at + 1], log)
+at = next(i for i, row in enumerate(text) if row[:2] == ['step', 'ms'])
+for row in text[at + 1:at + 3]:
+    l = log[int(row[0])]
+    assert [float(x) for x in row[3:6]] == [float('%.5g' % l[key]) for key in ('loss', 'lr', 'grad_norm')], (row, l)
+AGREE
+    train --explain all
+    check "its order is --explain's" test "$(sed -n 's/^step 2 on rank 0: //p' "$TMP/output")" = "$(sed -n 's/.*first step on rank 0: //p' text)"
 fi
 
 while IFS='|' read -r words says; do
