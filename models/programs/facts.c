@@ -59,12 +59,12 @@ static void write_order(sheet *s, const recording *r)
 {
     char line[2000] = "";
     size_t used = 0;
-    int64_t first = 0;
-    while (first < r->events && r->event[first].k != VERB)
-        first++;
-    if (first == r->events)
+    int32_t rank = r->ranks;
+    for (int64_t i = 0; i < r->events; i++)
+        if (r->event[i].k == VERB && r->event[i].r < rank)
+            rank = r->event[i].r;
+    if (rank == r->ranks)
         return;
-    const int32_t rank = r->event[first].r;
     for (int64_t i = 0; i < r->events && used < sizeof line; i++) {
         const event *e = &r->event[i];
         if (e->r != rank)
@@ -198,12 +198,60 @@ static const char *awaited_name(const recording *r, const idle *i)
     return i->awaited < 0 ? "" : name_of(r, r->event[i->awaited].w);
 }
 
+/* Whether the job is the first gather of its backward: none of that backward could issue it
+ * ahead. */
+static bool begins_backward(const recording *r, int64_t job)
+{
+    const int32_t rank = r->event[job].r;
+    for (int64_t i = job - 1; i >= 0; i--) {
+        const event *e = &r->event[i];
+        if (e->r == rank && e->k == STEP)
+            break;
+        if (e->r == rank && e->k == RUN && e->a && e->s == r->event[job].s && is_collective(r, e))
+            return false;
+    }
+    return true;
+}
+
+/* What issuing gathers ahead would win back: in forward, in backward, and of the unit that forward
+ * ends and backward begins with. */
+typedef struct early {
+    double forward, backward, kept;
+} early;
+
+static void add_early(early *of, const recording *r, const idle *p)
+{
+    const double time = p->end - p->begin;
+    if (p->cause != ISSUED_LATE)
+        return;
+    if (!p->backward)
+        of->forward += time;
+    else if (begins_backward(r, p->awaited))
+        of->kept += time;
+    else
+        of->backward += time;
+}
+
+static void early_cell(sheet *s, const early *of, double spans)
+{
+    char text[3][80] = { "" };
+    if (of->forward > 0)
+        snprintf(text[0], sizeof text[0], "--forward-prefetch: %.1f us a step; ",
+                 of->forward / spans);
+    if (of->backward > 0)
+        snprintf(text[1], sizeof text[1], "--prefetch pre: %.1f us a step; ", of->backward / spans);
+    if (of->kept > 0)
+        snprintf(text[2], sizeof text[2], "the last unit kept after forward: %.1f us a step; ",
+                 of->kept / spans);
+    sheet_cell(s, "%s%s%s", text[0], text[1], text[2]);
+}
+
 /* What each cause cost, and what was awaited longest because of it. */
 static bool write_causes(sheet *s, const recording *r, const waiting *w, double idle_time)
 {
     sums cause = { 0 }, what = { 0 };
     bool ok = true;
-    double forward = 0;
+    early ahead = { 0 };
     const double spans = fmax(1, (double)w->steps);
     for (int64_t i = 0; ok && i < w->idles; i++) {
         const idle *p = &w->idle[i];
@@ -214,7 +262,7 @@ static bool write_causes(sheet *s, const recording *r, const waiting *w, double 
             ok ? sums_at(&what, p->cause, p->awaited < 0 ? 0 : r->event[p->awaited].w) : NULL;
         if ((ok = job != NULL))
             job->time += p->end - p->begin;
-        forward += p->cause == ISSUED_LATE && !p->backward ? p->end - p->begin : 0;
+        add_early(&ahead, r, p);
     }
     const int64_t causes = sums_sort_by_time(&cause), jobs = sums_sort_by_time(&what);
     sheet_table(s, "Causes, largest first",
@@ -232,8 +280,7 @@ static bool write_causes(sheet *s, const recording *r, const waiting *w, double 
         sheet_cell(s, "%s", k < jobs ? name_of(r, what.sum[k].b) : "");
         sheet_cell(s, "%s", idle_causes[of->a].explained);
         if (of->a == ISSUED_LATE)
-            sheet_cell(s, "--forward-prefetch: %.1f us a step; --prefetch pre: %.1f us",
-                       forward / spans, (of->time - forward) / spans);
+            early_cell(s, &ahead, spans);
         else
             sheet_cell(s, "%s", idle_causes[of->a].remedy);
         sheet_row(s, share(of->time, idle_time));

@@ -166,7 +166,7 @@ static bool check_units(recording *r)
     {
         if (!unpack(r, unit, "a unit", "{s:s, s:i, s:i, s:o}", "name", &name, "shards", &r->shards,
                     "replicas", &replicas, "buckets", &buckets) ||
-            !lies(r, "a unit's shards", r->shards, 1, r->ranks))
+            !lies(r, "a unit's shards", r->shards, 1, MOST_RANKS)) /* simulated ranks, too */
             return false;
         json_array_foreach(buckets, k,
                            bucket) if (!check_bucket(r, bucket, r->shards)) return false;

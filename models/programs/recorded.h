@@ -8,7 +8,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum event_kind { STEP, CALL, RUN, WAIT, VERB, TAKE, GIVE, VALUE, NUMBER, NOTE, KINDS } event_kind;
+/* clang-format off */
+typedef enum event_kind {
+    STEP, CALL, RUN, WAIT, VERB, TAKE, GIVE, VALUE, NUMBER, NOTE, KINDS
+} event_kind;
+/* clang-format on */
 
 /* Texts are numbers of names; 0: missing, "". Of an event on its rank r at t microseconds. */
 typedef struct event {

@@ -12,6 +12,8 @@
  *                  would be hidden, had it been issued then: issued late. The rest: the transfer
  *     e ...        the host
  *
+ * Where a limit of the schedule made compute wait, as much as compute was busy until it waited for
+ * that stream again is the limiter's: without it, the wait would have come then.
  * What neither a wait nor a job covers is the host's. */
 #include "models/programs/waiting.h"
 #include "kernels/error_internal.h"
@@ -57,7 +59,7 @@ typedef struct finder {
     rank_lanes *rank;
     double *peers; /* by event: when the last rank of its group began that collective */
     const lane *waits, *others, *compute; /* of the rank in hand */
-    double begin;                         /* of the step in hand */
+    double begin, end;                    /* of the step in hand */
     double flops, bytes;                  /* the processor's rates, a second; 0: unknown */
     bool backward;                        /* of the piece in hand */
 } finder;
@@ -295,6 +297,22 @@ static bool limited(const finder *f, int64_t wait)
     return false;
 }
 
+/* How long compute was busy from then until it waited for that stream again, or the step ended:
+ * so much of a wait could have come later. */
+static double busy_until_next(const finder *f, int64_t wait)
+{
+    const event *e = &f->r->event[wait];
+    double until = f->end;
+    for (int64_t i = first_after(f->waits, end_of(e)); i < f->waits->count; i++) {
+        const event *next = &f->r->event[f->waits->event[i]];
+        if (next->t >= end_of(e) && next->w == e->w && next != e) {
+            until = next->t;
+            break;
+        }
+    }
+    return busy_between(f, end_of(e), until);
+}
+
 /* The piece until end, of an awaited job. */
 static bool awaited_piece(finder *f, double *from, double end, int64_t job, int64_t wait)
 {
@@ -317,12 +335,10 @@ static bool awaited_piece(finder *f, double *from, double end, int64_t job, int6
                    job))
             return false;
     }
-    return piece(f, from, end_of(e), end,
-                 held   ? LIMITER
-                 : copy ? COPY
-                 : host ? HOST
-                        : TRANSFER,
-                 e->r, job);
+    if (held && !piece(f, from, *from + busy_until_next(f, wait), end < end_of(e) ? end : end_of(e),
+                       LIMITER, e->r, job))
+        return false;
+    return piece(f, from, end_of(e), end, copy ? COPY : host ? HOST : TRANSFER, e->r, job);
 }
 
 /* The job that a wait ended with: of those on its stream the last one done by then. */
@@ -382,6 +398,7 @@ static bool cut_step(finder *f, step_span *s)
 {
     double from = s->begin;
     f->begin = s->begin;
+    f->end = s->end;
     for (int64_t i = first_after(f->compute, s->begin); i < f->compute->count; i++) {
         const event *e = &f->r->event[f->compute->event[i]];
         if (e->t >= s->end)

@@ -90,7 +90,7 @@ function ask() {
   articles[current].querySelector("[data-table=gaps] tbody tr").click();
   view().draw();
   expect("a row of the longest pieces sets the cursor", text(".when"), /^200\.00.\u00b5s \u00b7 rank 0/);
-  expect("idle time as a bar", text(".shares"), /^rank 0busy 47\.4 %the transfer itself 15\.8 %/);
+  expect("idle time as a bar", text(".shares"), /^rank 0busy 47\.4 %the transfer itself 17\.1 %/);
   expect("rank 1 is never idle", text(".shares"), /rank 1busy 100\.0 %$/);
   const memory = view().pictures.find(picture => picture instanceof MemoryPicture);
   expect("the peak of the picture is the table's", memory.total[memory.peak], 2000);
