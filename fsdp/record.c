@@ -29,7 +29,8 @@ enum { ROUNDS = 8 }; /* of looking at all clocks */
 static bool clock_ahead(kn_comm *c, double *ahead)
 {
     const int n = kn_comm_size(c), me = kn_rank(c);
-    int64_t *begun = kn_host_calloc((size_t)(2 * n), sizeof *begun), *over = begun ? begun + n : NULL;
+    int64_t *begun = kn_host_calloc((size_t)(2 * n), sizeof *begun),
+            *over = begun ? begun + n : NULL;
     double low = -INFINITY, high = INFINITY;
     bool ok = begun;
     for (int i = 0; i < ROUNDS && ok; i++) {
@@ -89,9 +90,9 @@ static void write_bucket(FILE *f, const kn_bucket *b)
 static void write_unit(FILE *f, const kn_unit *u)
 {
     const kn_fsdp_wrap_options *o = &u->options;
-    static const char *const prefetch[] = { [KN_PREFETCH_PRE] = "pre",
-                                            [KN_PREFETCH_POST] = "post",
-                                            [KN_PREFETCH_NONE] = "none" };
+    static const char *const prefetch[] = {
+        [KN_PREFETCH_PRE] = "pre", [KN_PREFETCH_POST] = "post", [KN_PREFETCH_NONE] = "none"
+    };
     fputs("{\"name\": ", f);
     kn_json_string(f, kn_unit_name(u));
     fputs(", \"path\": ", f);
@@ -222,7 +223,7 @@ bool kn_record_start_(void *module, const char *path, kn_record_options o)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     const kn_module_impl *root = kn_impl(module, "kn_record_start");
     kn_context *c = kn_context_get();
-    kn_comm *comm = o.comm ? o.comm : kn_world();
+    kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
     if (!root || !kn_given_path(path, "kn_record_start", "the path"))
         return false;
     if (c->recording)
@@ -257,10 +258,9 @@ void kn_record_number(int64_t step, const char *name, double value)
     if (!kn_trace_sees(KN_TRACE_NUMBER) || !kn_given(name, "kn_record_number", "the name"))
         return;
     snprintf(text, sizeof text, "%" PRId64, step);
-    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_NUMBER,
-                                         .what = name,
-                                         .detail = text,
-                                         .number = value });
+    kn_trace_put(
+        NULL,
+        (kn_trace_event){ .kind = KN_TRACE_NUMBER, .what = name, .detail = text, .number = value });
 }
 
 /* ---- the events ------------------------------------------------------------------------------ */

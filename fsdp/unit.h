@@ -100,9 +100,9 @@ typedef struct kn_cause {
     const kn_unit *of; /* the words end with its name; NULL: they don't */
 } kn_cause;
 #define KN_WHY_OF(words, unit) ((kn_cause){ (words), __FILE__ ":" KN_TEXT(__LINE__), (unit) })
-#define KN_WHY(words) KN_WHY_OF(words, NULL)
-#define KN_TEXT(x) KN_TEXT_(x)
-#define KN_TEXT_(x) #x
+#define KN_WHY(words)          KN_WHY_OF(words, NULL)
+#define KN_TEXT(x)             KN_TEXT_(x)
+#define KN_TEXT_(x)            #x
 
 /* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
 bool kn_unit_unshard(kn_unit *u, kn_cause why); /* issues the gather, unless that was done */

@@ -196,7 +196,9 @@ void kn_trace_put(const kn_stream *s, kn_trace_event e)
                                 .backward = e.backward,
                                 .what = word_at(w, e.what),
                                 .provider = word_at(w, e.provider),
-                                .stream = word_at(w, e.stream ? e.stream : s ? s->name : "host"),
+                                .stream = word_at(w, e.stream ? e.stream
+                                                     : s      ? s->name
+                                                              : "host"),
                                 .path = word_at(w, e.path),
                                 .detail = word_at(w, e.detail),
                                 .source = word_at(w, e.source),

@@ -34,7 +34,8 @@ typedef struct kn_trace_event {
     double begin, end;    /* seconds (virtual on meta) */
     double flops, bytes;
     kn_trace_kind kind;
-    const char *path;   /* of the module call that launched it; a verb's unit; of bytes: their owner */
+    const char
+        *path; /* of the module call that launched it; a verb's unit; of bytes: their owner */
     const char *detail; /* shapes and dtypes; a verb's cause; the ledger's category of bytes */
     const char *source; /* a verb's: the line that asked for it, "fsdp/schedule.c:52" */
     double issued;      /* a worker's job: when it was put into the queue; 0: at once */
