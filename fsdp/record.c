@@ -1,5 +1,6 @@
-/* fsdp/record.c: a recording of all ranks. Each keeps its events; at the end each writes them as lines
- * of JSON, with times on the clock of rank 0, and rank 0 puts them behind one another into the file. */
+/* fsdp/record.c: a recording of all ranks. Each keeps its events; at the end each writes them as
+ * lines of JSON, with times on the clock of rank 0, and rank 0 puts them behind one another into
+ * the file. */
 #include "fsdp/record.h"
 #include "comm/comm_internal.h"
 #include "fsdp/kinds.h"
@@ -23,9 +24,9 @@ enum { ROUNDS = 8 }; /* of looking at all clocks */
 
 /* ---- one clock ------------------------------------------------------------------------------- */
 
-/* Nanoseconds that this rank's clock is ahead of rank 0's. An exchange of times is over for a rank
- * only after each has begun it: so each gives a bound from both sides. Where 0 lies between, it is the
- * same clock, as on one machine; else the middle is the guess. */
+/* Nanoseconds that this rank's clock is ahead of rank 0's. An exchange of times is over for a
+ * rank only after each has begun it: so each gives a bound from both sides. Where 0 lies
+ * between, it is the same clock, as on one machine; else the middle is the guess. */
 static bool clock_ahead(kn_comm *c, double *ahead)
 {
     const int n = kn_comm_size(c), me = kn_rank(c);

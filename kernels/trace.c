@@ -20,7 +20,8 @@ double kn_now(void)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-/* Each word stands once, in one text; events hold its place there, since they repeat their words. */
+/* Each word stands once, in one text; events hold its place there, since they repeat their
+ * words. */
 typedef struct words {
     char *text; /* begins with the empty word */
     int64_t length, room;
