@@ -170,6 +170,8 @@ prefetch=3 ranks=2|ranks=2|issued late|--prefetch pre
 forward=0|forward=1|issued late|--forward-prefetch
 forward=0 GBs=50|forward=1 GBs=50|issued late|--forward-prefetch
 forward=0 layers=8|forward=1 layers=8|issued late|--forward-prefetch
+prefetch=3 half=1|half=1|issued late|--prefetch pre
+forward=0 half=1|forward=1 half=1|issued late|--forward-prefetch
 GBs=5|GBs=5 half=1|the transfer itself|
 latency=3000|latency=10|the transfer itself|
 launch=200|launch=2|the host|
