@@ -175,16 +175,17 @@ static bool awaited_piece(finder *f, double *from, double end, int64_t job, int6
     const bool held = wait >= 0 && limited(f, wait);
     const idle_cause sooner = held ? LIMITER : ISSUED_LATE;
     const idle_cause rest = copy ? COPY : is_stream(r, e->s, "host") ? HOST : TRANSFER;
+    const int64_t of = b.collective;
     double early = 0;
     if (held)
         early = busy_until_next(f, wait);
     else if (e->worker && is_stream(r, e->s, "gather"))
         early = busy_between(f, since, first->t);
-    return piece(f, from, first->q, end, sooner, job) && piece(f, from, since, end, BEHIND, job) &&
-           piece(f, from, first->t, end, HOST, job) &&
-           work_piece(f, from, c->t, end, &early, sooner, rest, job) &&
-           piece(f, from, fmin(f->lanes.peers[b.collective], end_of(c)), end, SLOWER_RANK, job) &&
-           work_piece(f, from, end_of(e), end, &early, sooner, rest, job);
+    return piece(f, from, first->q, end, sooner, of) && piece(f, from, since, end, BEHIND, of) &&
+           piece(f, from, first->t, end, HOST, of) &&
+           work_piece(f, from, c->t, end, &early, sooner, rest, of) &&
+           piece(f, from, fmin(f->lanes.peers[b.collective], end_of(c)), end, SLOWER_RANK, of) &&
+           work_piece(f, from, end_of(e), end, &early, sooner, rest, of);
 }
 
 /* The job that a wait ended with: of those on its stream the last one done by then. */
