@@ -235,16 +235,19 @@ static void add_early(early *of, const recording *r, const idle *p)
 
 static void early_cell(sheet *s, const early *of, double spans)
 {
-    char text[3][80] = { "" };
-    if (of->forward > 0)
-        snprintf(text[0], sizeof text[0], "--forward-prefetch: %.1f us a step; ",
-                 of->forward / spans);
-    if (of->backward > 0)
-        snprintf(text[1], sizeof text[1], "--prefetch pre: %.1f us a step; ", of->backward / spans);
-    if (of->kept > 0)
-        snprintf(text[2], sizeof text[2], "the last unit kept after forward: %.1f us a step; ",
-                 of->kept / spans);
-    sheet_cell(s, "%s%s%s", text[0], text[1], text[2]);
+    const struct {
+        const char *option;
+        double time;
+    } part[] = { { "--forward-prefetch", of->forward },
+                 { "--prefetch pre", of->backward },
+                 { "the last unit kept after forward", of->kept } };
+    char text[300] = "";
+    size_t used = 0;
+    for (int i = 0; i < 3; i++)
+        if (part[i].time > 0)
+            used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %.1f us a step",
+                                     used ? "; " : "", part[i].option, part[i].time / spans);
+    sheet_cell(s, "%s", text);
 }
 
 /* What each cause cost, and what was awaited longest because of it. */

@@ -132,9 +132,9 @@ function showRecording(number) {
   articles.forEach((article, i) => { article.hidden = i !== number; });
   document.querySelectorAll("[role=tab]").forEach((tab, i) => tab.setAttribute("aria-selected", i === number));
   views[number] ??= addArticle(articles[number], JSON.parse(document.getElementById("sources").textContent));
-  const { head } = views[number].recording;
+  const { head, units } = views[number].recording, all = Math.max(head.ranks, ...units.map(u => u.shards * u.replicas));
   document.getElementById("title").textContent = `${programOf(head)}, ` +
-    (head.ranks === 1 ? "1 rank" : `${head.ranks} ranks`);
+    (all > head.ranks ? `${head.ranks} of ${all} ranks` : all === 1 ? "1 rank" : `${all} ranks`);
   for (const link of document.querySelectorAll("nav a"))
     articles[number].querySelector(`[data-part=${link.textContent}]`).id = link.textContent;
   articles.forEach((article, i) => i !== number && article.querySelectorAll("[id]").forEach(e => e.removeAttribute("id")));

@@ -131,7 +131,7 @@ the host|20.0|10.0|10.0|
 a copy|15.0|7.5|7.5|copy to host
 END_OF_CAUSES
 check "the largest cause comes first" eval "grep -A2 'Causes, largest first' text | tail -n 1 | grep -q '^  the transfer itself'"
-check "an option wins back" has "--forward-prefetch: 15.0 us a step; --prefetch pre: 1.0 us a step; "
+check "an option wins back" has "--forward-prefetch: 15.0 us a step; --prefetch pre: 1.0 us a step"
 check "the longest piece" has "0 200.0 40.0 the transfer itself all_gather h.2"
 check "peaks" eval 'has "0 2064 150.0 h.0.fc" && has "1 1400 100.0 h.0" && cells 0 2064 150.0 h.0.fc'
 check "the peak by category" eval 'has "parameters 1000 48.4" && has "activations 664 32.2" && has "gathered 400 19.4" && ! grep -q 5123 text'
