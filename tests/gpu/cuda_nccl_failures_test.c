@@ -152,6 +152,31 @@ KN_TEST(cuda_nccl_failures, a_call_that_is_given_up_is_the_last)
     KN_CHECK(b->left > 0, "no rank was in a call");
 }
 
+/* Of a sum in rank order: the host waits for the exchange before it launches the addition, and there
+ * the communicator is aborted. No call of NCCL follows. */
+static int between_steps_rank(kn_comm *w)
+{
+    kn_cuda_deterministic(true);
+    EXPECT(kn_comm_memory_on(w, KN_CUDA) && sum_of(w, 1, kn_comm_size(w)));
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    float *x = gpu(kn_device_memory(KN_CUDA), NULL, 4096 * sizeof *x);
+    b->ready++;
+    while (b->ready < kn_comm_size(w))
+        usleep(1000);
+    if (kn_rank(w) != 1)
+        kn_all_reduce(w, x, NULL, x, 4096, KN_F32, KN_F32, s, "block.3");
+    else if (usleep(100000) == 0)
+        kn_fail("data: file is empty");
+    EXPECT(kn_error() && strstr(kn_error(), "data: file is empty"));
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(cuda_nccl_failures, nothing_follows_an_abort_between_the_steps_of_a_call)
+{
+    KN_CHECK(on(3, between_steps_rank) == 0);
+}
+
 /* Many communicators: all of them end, not only those with calls in progress. */
 static int many_rank(kn_comm *w)
 {
