@@ -148,7 +148,7 @@ static void check_stopped(result *r, int nth, double seconds)
  * leave no process behind. says: other text of the line. */
 static void fail_everywhere(const char *how, int status, const char *says)
 {
-    enum { AT_ONCE = 10, MOST = 64 };
+    enum { AT_ONCE = 10, MOST = 128 };
     static result r[AT_ONCE];
     adopt_orphans();
     result whole = run("step --ranks 3");
