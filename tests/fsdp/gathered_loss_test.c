@@ -1,7 +1,8 @@
 /* tests/fsdp/gathered_loss_test.c: collectives on tensors (autograd/collectives.h) in and around
  * sharded modules. Two towers learn by a contrastive loss over the batches of all ranks; their
- * blocks take off the mean over those batches, in each of the ways to speak to other ranks. N ranks equal one process with the whole batch
- * closely, and have the same bits however they shard, recompute, and whatever else they call. */
+ * blocks take off the mean over those batches. Operations speak to other ranks, or functions of the
+ * test's own, or batch norms. N ranks equal one process with the whole batch closely, and have the
+ * same bits however they shard, recompute, and whatever else they call. */
 #include "tests/fsdp/ranks.h"
 #include "autograd/collectives.h"
 #include "fsdp/fsdp.h"
@@ -57,9 +58,17 @@ static kn_values gather_forward(kn_function_run *run, kn_values in)
     return KN_VALUES(kn_all_gather_tensor(*(kn_comm *const *)run->arg, in.v[0], 0));
 }
 
+/* By a call of comm/comm.h. */
 static kn_values gather_backward(kn_function_run *run, kn_values dout)
 {
-    return KN_VALUES(kn_reduce_scatter_tensor(*(kn_comm *const *)run->arg, dout.v[0], 0));
+    kn_tensor *dy = kn_contiguous(dout.v[0]),
+              *dx = kn_empty(run->dtype[0], KN_CPU, run->ndim[0], run->shape[0]);
+    return dy && dx &&
+                   kn_reduce_scatter(*(kn_comm *const *)run->arg, kn_data(dx), NULL, kn_data(dy),
+                                     kn_numel(dx), KN_F32, KN_F32, kn_compute_stream(KN_CPU),
+                                     "gather")
+               ? KN_VALUES(dx)
+               : KN_VALUES(NULL);
 }
 
 static const kn_function gather = { .name = "gather",

@@ -3,8 +3,8 @@
  *
  *   RANK_TEST(step, of_a_part, .threads = "124") { KN_CHECK(kn_comm_size(world) > 0); }
  *
- * .threads, .processes, .hosts (processes that speak over TCP): numbers of ranks. .rows (by ROWS) or .cases: it runs with each row of a
- * table, or each number from 0 on, which arg points to. */
+ * .threads, .processes, .hosts (processes that speak over TCP): numbers of ranks. .rows (by ROWS)
+ * or .cases: it runs with each row of a table, or each number from 0 on, which arg points to. */
 #ifndef KNAP_TESTS_FSDP_RANKS_H
 #define KNAP_TESTS_FSDP_RANKS_H
 

@@ -152,8 +152,8 @@ KN_TEST(cuda_nccl_failures, a_call_that_is_given_up_is_the_last)
     KN_CHECK(b->left > 0, "no rank was in a call");
 }
 
-/* Of a sum in rank order: the host waits for the exchange before it launches the addition, and there
- * the communicator is aborted. No call of NCCL follows. */
+/* Of a sum in rank order: the host waits for the exchange before it launches the addition, and
+ * there the communicator is aborted. No call of NCCL follows. */
 static int between_steps_rank(kn_comm *w)
 {
     kn_cuda_deterministic(true);
