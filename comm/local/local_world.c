@@ -220,6 +220,25 @@ static bool is_alive(const kn_local *l, int rank)
     return l->lock < 0 || fcntl(l->lock, F_GETLK, &f) != 0 || f.l_type != F_UNLCK;
 }
 
+/* An error: the others wait in call for a rank that is no more. */
+static bool is_gone(const kn_local_comm *c, int owner, const kn_comm_call *call)
+{
+    const kn_call_note note = kn_call_note_of(&c->base, call);
+    kn_call_note last;
+    char mine[256], theirs[256] = "none";
+    if (kn_local_last_call(c->local->head, owner, &last, NULL))
+        kn_call_describe(&last, theirs, sizeof theirs);
+    kn_call_describe(&note, mine, sizeof mine);
+    if (!atomic_load(&c->local->head->left[owner]))
+        return kn_fail(
+            "rank %d died without an error message; its last call was %s, and rank %d waited "
+            "for it in %s",
+            owner, theirs, c->local->rank, mine);
+    return kn_fail("rank %d waits in %s, but rank %d has ended after %s: every rank must make "
+                   "the same calls",
+                   c->local->rank, mine, owner, theirs);
+}
+
 static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call)
 {
     kn_local_head *h = c->local->head;
@@ -229,22 +248,9 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     int rank = kn_poisoned(&h->poison, &text);
     if (rank >= 0) /* if the peer came first, the meeting took place: it is right on every rank */
         return reached(atomic_load(&slot->phase), target) || kn_fail_of_rank(rank, text);
-    bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
-    if ((left || !alive) && !reached(atomic_load(&slot->phase), target)) {
-        kn_call_note note = kn_call_note_of(&c->base, call), last;
-        char mine[256], theirs[256] = "none";
-        if (kn_local_last_call(h, owner, &last, NULL))
-            kn_call_describe(&last, theirs, sizeof theirs);
-        kn_call_describe(&note, mine, sizeof mine);
-        if (!alive)
-            return kn_fail(
-                "rank %d died without an error message; its last call was %s, and rank %d waited "
-                "for it in %s",
-                owner, theirs, c->local->rank, mine);
-        return kn_fail("rank %d waits in %s, but rank %d has ended after %s: every rank must make "
-                       "the same calls",
-                       c->local->rank, mine, owner, theirs);
-    }
+    if ((atomic_load(&h->left[owner]) || !is_alive(c->local, owner)) &&
+        !reached(atomic_load(&slot->phase), target))
+        return is_gone(c, owner, call);
     return in_step(c, peer, call);
 }
 
@@ -292,9 +298,17 @@ bool kn_local_healthy(kn_comm *base)
 bool kn_local_in_step(kn_comm *base, const kn_comm_call *call)
 {
     kn_local_comm *c = (kn_local_comm *)base;
-    for (int i = 0; i < base->size; i++)
-        if (c->base.member[i] != c->local->rank && !in_step(c, i, call))
+    for (int i = 0; i < base->size; i++) {
+        const int owner = c->base.member[i];
+        kn_local_head *h = c->local->head;
+        if (owner == c->local->rank)
+            continue;
+        if (atomic_load(&h->left[owner]) && /* with all its calls behind it */
+            atomic_load(&kn_local_slot_at(h, base->family->id, owner)->log.launched) < call->seq)
+            return is_gone(c, owner, call);
+        if (!in_step(c, i, call))
             return false;
+    }
     return true;
 }
 

@@ -41,6 +41,8 @@ static int failure_rank(kn_comm *w)
         usleep(1000);
     if (late && rank == 0) /* alone, so that none but rank 1 is waited for */
         kn_comm_set_timeout(w, patience);
+    if (rank == 1 && strcmp(how, "ends") == 0)
+        return 0;
     if (rank == 1)
         misbehave(w, side);
     else
@@ -83,6 +85,11 @@ static void fails(const char *what, int live, const char *part, const char *othe
 KN_TEST(cuda_nccl_failures, a_rank_that_dies_is_named)
 {
     fails("dies", 2, "rank 1 ", "");
+}
+
+KN_TEST(cuda_nccl_failures, a_rank_that_ends_is_not_waited_for)
+{
+    fails("ends", 2, "(block.3) in communicator world, but rank 1 has ended", "");
 }
 
 KN_TEST(cuda_nccl_failures, a_rank_that_fails_is_repeated)
@@ -210,6 +217,7 @@ static void fails_over_tcp(const char *what, int live, const char *part)
 KN_TEST(cuda_nccl_failures, over_tcp)
 {
     fails_over_tcp("dies", 2, "rank 1 died without an error message");
+    fails_over_tcp("ends", 2, "but rank 1 has ended");
     fails_over_tcp("fails", 3, "data: file is empty");
     fails_over_tcp("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3)");
     fails_over_tcp("is out of step", 3, "collectives don't match");
