@@ -19,6 +19,7 @@
 #define REGION_MAX ((size_t)64 << 30)
 #define REGION_MIN ((size_t)64 << 20)
 #define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */
+#define LEFT_S     1.0               /* for what a rank that ended had launched */
 
 /* Poison is noticed after at most this long by a rank that sleeps. */
 enum { SLEEP_NS = 20 * 1000 * 1000, SPINS = 20000 };
@@ -295,18 +296,26 @@ bool kn_local_healthy(kn_comm *base)
     return kn_unpoisoned(base->world->poison) && all_alive((kn_local_comm *)base);
 }
 
+/* Has the rank ended, with call still ahead? What it launched may be on its way for a while. */
+static bool ended_before(kn_local_comm *c, int owner, const kn_comm_call *call)
+{
+    kn_local_head *h = c->local->head;
+    const kn_call_log *log = &kn_local_slot_at(h, c->base.family->id, owner)->log;
+    if (!atomic_load(&h->left[owner]) || atomic_load(&log->finished) >= call->seq)
+        return false;
+    if (c->left_since == 0)
+        c->left_since = kn_now();
+    return atomic_load(&log->launched) < call->seq || kn_now() - c->left_since > LEFT_S;
+}
+
 bool kn_local_in_step(kn_comm *base, const kn_comm_call *call)
 {
     kn_local_comm *c = (kn_local_comm *)base;
     for (int i = 0; i < base->size; i++) {
-        const int owner = c->base.member[i];
-        kn_local_head *h = c->local->head;
-        if (owner == c->local->rank)
-            continue;
-        if (atomic_load(&h->left[owner]) && /* with all its calls behind it */
-            atomic_load(&kn_local_slot_at(h, base->family->id, owner)->log.launched) < call->seq)
+        const int owner = base->member[i];
+        if (owner != c->local->rank && ended_before(c, owner, call))
             return is_gone(c, owner, call);
-        if (!in_step(c, i, call))
+        if (owner != c->local->rank && !in_step(c, i, call))
             return false;
     }
     return true;
