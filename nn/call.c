@@ -56,7 +56,7 @@ static void end_call(kn_module_impl *m, kn_values in, kn_values *out)
 {
     kn_hooks_post_forward(m, in, out);
     trace(m, "forward end");
-    for (int i = 0; i < out->n && kn_trace_sees(KN_TRACE_VALUE); i++)
+    for (int i = 0; out && kn_trace_sees(KN_TRACE_VALUE) && i < out->n; i++) /* kn_leave has none */
         kn_trace_tensor(kn_module_shown(m), "activation", out->v[i]);
     if (m->unit)
         m->unit->post_forward(m->unit->unit, out);
