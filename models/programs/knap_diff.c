@@ -1,9 +1,9 @@
-/* models/programs/knap_diff.c: where two recordings differ first: in their settings, in the schedule,
- * in operations, in values.
+/* models/programs/knap_diff.c: where two recordings differ first: in their settings, in the
+ * schedule, in operations, in values.
  *
  * Each comparison walks both recordings rank by rank, in the order in which the ranks noted their
- * events, and stops at the first difference. Values are paired by name, kind and count, so that runs
- * of other ranks, layouts or schedules can be compared, too. */
+ * events, and stops at the first difference. Values are paired by name, kind and count, so that
+ * runs of other ranks, layouts or schedules can be compared, too. */
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "models/programs/recorded.h"
