@@ -1,0 +1,194 @@
+/* models/programs/knap_report.c: recordings as one page for browsers, or as text on the terminal.
+ *
+ * The page is models/report/page.html with its styles and scripts, put together while the program
+ * is built (scripts/report_page.py). Each recording becomes an article of it: the facts, which need
+ * no script, and the events as columns of JSON, which the scripts draw. */
+#include "kernels/error_internal.h"
+#include "kernels/memory.h"
+#include "models/programs/chart.h"
+#include "models/programs/facts.h"
+#include "models/programs/tool.h"
+#include "tensor/json.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char about[] =
+    "Shows recordings of training steps, which --record FILE of a trainer writes:\n"
+    "  knap-report RUN.rec... [--out page.html]   as one page for browsers, a tab a recording\n"
+    "  knap-report RUN.rec... --text              the same facts on the terminal\n"
+    "The page needs no network. docs/recording.md explains it, and the form of a recording.";
+
+typedef struct settings {
+    const char *out;
+    bool text;
+} settings;
+
+static settings given;
+static const kn_option table[] = {
+    { "RUN.rec...", KN_OPTION_REST, .help = "one or several, in the order of the tabs" },
+    { "out", KN_OPTION_PATH, offsetof(settings, out), NULL, "the page",
+      .note = "the first recording's name and .html" },
+    { "text", KN_OPTION_FLAG, offsetof(settings, text), NULL, "print the facts, write no page" },
+    { 0 },
+};
+
+extern const char report_page[]; /* made of models/report: the recordings go between its halves */
+extern const char report_page_end[];
+
+/* ---- the events, as the scripts read them ---------------------------------------------------- */
+
+/* JSON inside of a page's script: no "<" may begin a tag there. */
+static void put_json(FILE *out, const char *text)
+{
+    for (; *text; text++)
+        if (*text == '<')
+            fputs("\\u003c", out);
+        else
+            fputc(*text, out);
+}
+
+static bool put_text(FILE *out, const char *text)
+{
+    char *json = kn_json_copy(json_string(text), JSON_ENCODE_ANY, "the page");
+    if (json)
+        put_json(out, json);
+    kn_host_free(json);
+    return json != NULL;
+}
+
+/* The key of all events, unless none has it. */
+static void put_column(FILE *out, const recording *r, const event_key *key)
+{
+    bool any = false;
+    for (int64_t i = 0; i < r->events && !any; i++) {
+        const void *at = (const char *)&r->event[i] + key->at;
+        any = key->text ? *(const int32_t *)at != 0 : *(const double *)at != 0;
+    }
+    if (!any)
+        return;
+    fprintf(out, ",\n\"%s\":[", key->key);
+    for (int64_t i = 0; i < r->events; i++) {
+        const void *at = (const char *)&r->event[i] + key->at;
+        if (key->text)
+            fprintf(out, "%s%d", i ? "," : "", *(const int32_t *)at);
+        else
+            fprintf(out, "%s%.12g", i ? "," : "", *(const double *)at);
+    }
+    fputc(']', out);
+}
+
+static bool put_data(FILE *out, const recording *r, const waiting *w)
+{
+    char *head = kn_json_text(r->head, JSON_COMPACT, "the page");
+    bool ok = head != NULL;
+    fputs("<script type=\"application/json\">{\"head\":", out);
+    if (ok)
+        put_json(out, head);
+    kn_host_free(head);
+    fputs(",\n\"names\":[", out);
+    for (int64_t i = 0; ok && i < r->names.count; i++) {
+        fputs(i ? "," : "", out);
+        ok = put_text(out, r->names.text[i]);
+    }
+    fputs("],\n\"kinds\":[", out);
+    for (int i = 0; i < KINDS; i++)
+        fprintf(out, "%s\"%s\"", i ? "," : "", event_kinds[i]);
+    fputs("],\n\"causes\":[", out);
+    for (int i = 0; i < CAUSES; i++)
+        fprintf(out, "%s\"%s\"", i ? "," : "", idle_causes[i].name);
+    fputs("],\n\"idle\":[", out);
+    for (int64_t i = 0; i < w->idles; i++)
+        fprintf(out, "%s[%d,%.12g,%.12g,%d,%lld]", i ? "," : "", w->idle[i].rank, w->idle[i].begin,
+                w->idle[i].end, w->idle[i].cause, (long long)w->idle[i].awaited);
+    fputs("],\n\"steps\":[", out);
+    for (int64_t i = 0; i < w->steps; i++)
+        fprintf(out, "%s[%d,%.12g,%.12g,%.12g]", i ? "," : "", w->step[i].rank, w->step[i].begin,
+                w->step[i].end, w->step[i].busy);
+    fputs("],\n\"events\":{\"k\":[", out);
+    for (int64_t i = 0; i < r->events; i++)
+        fprintf(out, "%s%d", i ? "," : "", r->event[i].k);
+    fputs("],\n\"r\":[", out);
+    for (int64_t i = 0; i < r->events; i++)
+        fprintf(out, "%s%d", i ? "," : "", r->event[i].r);
+    fputc(']', out);
+    for (const event_key *key = event_keys; key->key; key++)
+        put_column(out, r, key);
+    fputs("}}</script>\n", out);
+    return ok;
+}
+
+/* ---- page and text --------------------------------------------------------------------------- */
+
+static bool put_recording(sheet *s, const char *path)
+{
+    recording r;
+    waiting w = { 0 };
+    bool ok = recording_read(&r, path) && waiting_find(&w, &r);
+    if (ok && s->html) {
+        fputs("<article data-name=\"", s->out);
+        svg_text(s->out, path);
+        fputs("\">\n", s->out);
+    } else if (ok) {
+        sheet_sentence(s, "%s", path);
+    }
+    ok = ok && facts_write(s, &r, &w);
+    if (ok && s->html) {
+        ok = put_data(s->out, &r, &w);
+        fputs("</article>\n", s->out);
+    }
+    waiting_free(&w);
+    recording_free(&r);
+    return ok;
+}
+
+static bool print_facts(char *const *word)
+{
+    sheet s = { .out = stdout };
+    for (; *word; word++)
+        if (!put_recording(&s, *word))
+            return false;
+    return fflush(stdout) == 0 || kn_fail_system("cannot write to standard output: %m");
+}
+
+static bool write_page(char *const *word, const char *path)
+{
+    page t;
+    if (!page_begin(&t))
+        return false;
+    sheet s = { .out = t.out, .html = true };
+    bool ok = true;
+    fputs(report_page, t.out);
+    for (; ok && *word; word++)
+        ok = put_recording(&s, *word);
+    fputs(report_page_end, t.out);
+    if (ok)
+        return page_end(&t, path) && printf("%s\n", path) > 0;
+    fclose(t.out);
+    free(t.data);
+    return false;
+}
+
+static bool run(char *const *word, int words)
+{
+    char path[4096];
+    if (words == 0)
+        return kn_fail("give a recording, as --record FILE of a trainer writes it; --help explains "
+                       "more");
+    if (given.text && given.out)
+        return kn_fail("--text prints the facts and --out writes a page: give one of them");
+    if (given.text)
+        return print_facts(word);
+    snprintf(path, sizeof path, "%s.html", word[0]);
+    const char *out = given.out ? given.out : path;
+    const size_t n = strlen(out);
+    if (n < 6 || strcmp(out + n - 5, ".html") != 0)
+        return kn_fail("--out %s: a page is HTML; give a name that ends in .html", out);
+    return write_page(word, out);
+}
+
+int main(int argc, char **argv)
+{
+    const tool t = { "knap-report", about, table, &given, run };
+    return tool_main(&t, argc, argv);
+}

@@ -1,0 +1,68 @@
+/* models/programs/recorded.h: a recording that was read and checked. docs/recording.md gives its
+ * form; the names of fields are the keys of the file. */
+#ifndef KNAP_MODELS_PROGRAMS_RECORDED_H
+#define KNAP_MODELS_PROGRAMS_RECORDED_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* clang-format off */
+typedef enum event_kind {
+    STEP, CALL, RUN, WAIT, VERB, TAKE, GIVE, VALUE, NUMBER, NOTE, KINDS
+} event_kind;
+/* clang-format on */
+
+/* Texts are numbers of names; 0: missing, "". Of an event on its rank r at t microseconds. */
+typedef struct event {
+    event_kind k;
+    int32_t r, w, s, m, c, x, p, a, o, h, v;
+    bool worker; /* the host's thread didn't run it */
+    double t, d, f, b, l, q, n;
+    int64_t line; /* of the file */
+} event;
+
+/* Where a key of the file lies in event; at least `least`. */
+typedef struct event_key {
+    const char *key;
+    size_t at;
+    bool text;
+    double least;
+} event_key;
+extern const event_key event_keys[]; /* a NULL key ends them */
+extern const char *const event_kinds[KINDS];
+
+/* Different texts, numbered from 0 ("") as they come. */
+typedef struct names {
+    char **text;
+    int32_t *place; /* a hash table of the numbers, -1: free */
+    int64_t count, room, places;
+} names;
+int32_t names_add(names *n, const char *text); /* its number; -1 with an error */
+void names_free(names *n);
+
+typedef struct recording {
+    const char *path; /* borrowed */
+    json_t *head;     /* the first line: what the page relies on was checked */
+    int ranks, shards;
+    bool inlines; /* the host's thread runs what has no q: the streams of a CPU without workers */
+    event *event; /* of all ranks, in order of their times */
+    int64_t events, room;
+    names names;
+} recording;
+
+/* False with an error that names file and line. The caller frees r, after an error too. */
+bool recording_read(recording *r, const char *path);
+void recording_free(recording *r);
+
+static inline const char *name_of(const recording *r, int32_t number)
+{
+    return r->names.text[number];
+}
+/* A text of the head; "" where it is missing. */
+const char *head_text(const recording *r, const char *key);
+/* head.object.key, 0 where it is missing. */
+double head_number(const recording *r, const char *object, const char *key);
+
+#endif
