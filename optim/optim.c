@@ -3,7 +3,10 @@
  * formulas, own.c calls a user's; then whole matrices (muon.c). A sharded parameter is this rank's
  * part (kn_param.master); where gradients arrive one by one (offload), its source launches batches
  * of pieces (kn_param_source.step). make.c makes optimizers and their states. */
+#include "kernels/faults.h"
 #include "optim/optim_internal.h"
+
+#include <string.h>
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
 
@@ -178,6 +181,24 @@ static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
     return ok;
 }
 
+/* A fault of a parameter after this step (kernels/faults.h). */
+static bool flip_bit(const kn_param *p, int n)
+{
+    const char *name = kn_context_get()->fault.parameter;
+    for (int i = 0; *name && i < n; i++) {
+        if (strcmp(p[i].name, name) != 0 || kn_fault_due(KN_AFTER_STEP) != KN_FAULT_FLIP)
+            continue;
+        kn_tensor *t = p[i].master;
+        const int64_t bytes = kn_numel(t) * (int64_t)kn_dtype_size(t->dtype);
+        kn_fault_come(KN_FAULT_FLIP, NULL);
+        if (!kn_fault_flip(kn_compute_stream(kn_device_of(t)), kn_data_of(t), bytes,
+                           "this rank's part of the parameter"))
+            return false;
+        p[i].source->written(&p[i]);
+    }
+    return true;
+}
+
 static bool step(kn_optim *o, const scaling *by)
 {
     const kn_param *p;
@@ -192,6 +213,8 @@ static bool step(kn_optim *o, const scaling *by)
         return kn_ok() ? kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
                                  freezes(o) ? " but those of frozen groups" : "")
                        : false;
+    if (!flip_bit(p, n))
+        return false;
     kn_consume_grads(p, n);
     kn_step_taken(&o->seen);
     o->steps++;
