@@ -14,6 +14,7 @@
 #include "autograd/autograd_internal.h"
 #include "autograd/hooks.h"
 #include "kernels/faults.h"
+#include "kernels/trace.h"
 #include <string.h>
 
 #define MOST_STEPS ((int64_t)1 << 62)
@@ -188,6 +189,9 @@ void kn_step_taken(int64_t *seen)
     if (*seen == c->rng.counted) {
         c->rng.counted++;
         kn_set_step(c->rng.step + 1);
+        kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_STEP,
+                                             .what = "end",
+                                             .number = (double)c->rng.step });
     }
     *seen = c->rng.counted;
 }

@@ -10,7 +10,7 @@ typedef enum kn_fault_place {
     KN_AT_COLLECTIVE, /* a call among several ranks */
     KN_AT_STEP,       /* its begin */
     KN_AFTER_STEP,    /* an optimizer's step over the fault's parameter */
-    KN_AT_SAVE,       /* of a checkpoint */
+    KN_AT_SAVE,       /* of a checkpoint; those before count within a step */
     KN_AT_MEETING,    /* tests: a call has at least one, one more a round where data is staged */
     KN_FAULT_PLACES
 } kn_fault_place;

@@ -195,9 +195,8 @@ void kn_fault_step(int64_t steps)
         return;
     if (before + 1 == f->step)
         f->seen = atomic_load(&f->count[f->place]);
-    for (int p = 0; p < KN_FAULT_PLACES; p++)
-        if (p != KN_AT_SAVE)
-            atomic_store(&f->count[p], 0);
+    for (int p = 0; p < KN_AT_SAVE; p++)
+        atomic_store(&f->count[p], 0);
     kn_fault_pass(KN_AT_STEP);
 }
 
@@ -226,6 +225,7 @@ bool kn_fault_come(kn_fault_kind kind, const char *what)
     kn_fault *f = &kn_context_get()->fault;
     if (f->text) {
         f->came = true;
+        f->disk_full = kind == KN_FAULT_DISK;
         dprintf(STDERR_FILENO, "knap: fault: %s%s%s\n", f->text, what ? ": " : "",
                 what ? what : "");
     }
@@ -244,9 +244,6 @@ bool kn_fault_come(kn_fault_kind kind, const char *what)
     case KN_FAULT_DELAY:
         kn_sleep((double)f->ms / 1000);
         return true;
-    case KN_FAULT_DISK:
-        f->disk_full = true;
-        return true;
     default: /* its place does it */
         return true;
     }
@@ -263,18 +260,16 @@ bool kn_fault_pass(kn_fault_place place)
 bool kn_fault_flip(kn_stream *s, void *at, int64_t bytes, const char *whose)
 {
     const kn_fault *f = &kn_context_get()->fault;
-    unsigned char *byte = (unsigned char *)at + f->byte, here;
+    unsigned char *byte = (unsigned char *)at + f->byte, here = 0,
+                  mask = (unsigned char)(1u << f->bit);
     const bool apart = s && kn_device_is_apart(kn_stream_device(s));
     if (f->byte >= bytes)
         return kn_fail("the fault \"%s\" flips nothing: %s has %lld bytes", f->text, whose,
                        (long long)bytes);
-    if (apart && (!kn_transfer(s, &here, byte, 1, KN_TO_HOST, false) || !kn_stream_sync(s)))
-        return false;
     if (!apart)
-        here = *byte;
-    here ^= (unsigned char)(1u << f->bit);
-    if (apart)
-        return kn_transfer(s, byte, &here, 1, KN_TO_DEVICE, false);
-    *byte = here;
-    return true;
+        *byte ^= mask;
+    else if (!kn_transfer(s, &here, byte, 1, KN_TO_HOST, false) || !kn_stream_sync(s))
+        return false;
+    here ^= mask;
+    return !apart || kn_transfer(s, byte, &here, 1, KN_TO_DEVICE, false);
 }
