@@ -30,7 +30,6 @@ enum {
     ALLOCATION = 1 << KN_AT_ALLOCATION,
     COLLECTIVE = 1 << KN_AT_COLLECTIVE,
     SAVE = 1 << KN_AT_SAVE,
-    AFTER = 1 << KN_AFTER_STEP,
     ANYWHERE = ALLOCATION | COLLECTIVE | SAVE | 1 << KN_AT_STEP,
 };
 
@@ -48,7 +47,7 @@ static const struct {
     { KN_FAULT_MEMORY, "no memory", ALLOCATION },
     { KN_FAULT_SHAPE, "other shape", COLLECTIVE },
     { KN_FAULT_SKIP, "skip", COLLECTIVE },
-    { KN_FAULT_FLIP, "flip bit K of byte B of NAME", AFTER },
+    { KN_FAULT_FLIP, "flip bit K of byte B of NAME", 1 << KN_AFTER_STEP },
     { KN_FAULT_FLIP, "flip bit K of byte B", COLLECTIVE },
     { KN_FAULT_DISK, "disk full", SAVE },
 };
