@@ -3,8 +3,11 @@
  * formulas, own.c calls a user's; then whole matrices (muon.c). A sharded parameter is this rank's
  * part (kn_param.master); where gradients arrive one by one (offload), its source launches batches
  * of pieces (kn_param_source.step). make.c makes optimizers and their states. */
+#include "kernels/faults.h"
 #include "kernels/trace.h"
 #include "optim/optim_internal.h"
+
+#include <string.h>
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
 
@@ -179,6 +182,23 @@ static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
     return ok;
 }
 
+/* A fault of a parameter after this step (kernels/faults.h). */
+static bool flip_bit(const kn_param *p, int n)
+{
+    const char *name = kn_context_get()->fault.parameter;
+    for (int i = 0; *name && i < n; i++) {
+        if (strcmp(p[i].name, name) != 0 || kn_fault_due(KN_AFTER_STEP) != KN_FAULT_FLIP)
+            continue;
+        kn_tensor *t = p[i].master;
+        const int64_t bytes = kn_numel(t) * (int64_t)kn_dtype_size(t->dtype);
+        kn_fault_come(KN_FAULT_FLIP, NULL);
+        if (!kn_fault_flip(kn_compute_stream(kn_device_of(t)), kn_data_of(t), bytes,
+                           "this rank's part of the parameter"))
+            return false;
+    }
+    return true;
+}
+
 /* For a recording with values: this rank's parts, as the step finds or leaves them. */
 static void trace_params(const kn_param *p, int n, bool grads)
 {
@@ -202,6 +222,8 @@ static bool step(kn_optim *o, const scaling *by)
         return kn_ok() ? kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
                                  freezes(o) ? " but those of frozen groups" : "")
                        : false;
+    if (!flip_bit(p, n))
+        return false;
     trace_params(p, n, false);
     kn_consume_grads(p, n);
     kn_step_taken(&o->seen);
