@@ -8,7 +8,7 @@ KN_TEST(matrix, pairs)
 {
     static matrix_spec list[MAX];
     int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
-    for (int i = 0; i < n && i < MAX; i++)
+    for (int i = 0; i < n && i < MAX; i += kn_one_in(3))
         matrix_check(&list[i]);
 }
 
