@@ -87,9 +87,9 @@ done
 covers "$gpt" $cuda fit fault other-data init vocab separator
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
-check "weights to begin with" "$images" "${pictures[@]}" --model resnet18 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
+check "weights to begin with" "$images" "${pictures[@]}" --model resnet20 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
 MORE="--init $TMP/weights --summary" resumes "a residual net" 3 "$images" "${pictures[@]}" --image 16 --pad 2 --no-flip --jitter 0.3 \
-    --erase 0.4 --mixup 0.2 --cutmix 0.3 --smoothing 0.1 --workers 2 --model resnet18 --sync-bn --recompute \
+    --erase 0.4 --mixup 0.2 --cutmix 0.3 --smoothing 0.1 --workers 2 --model resnet20 --sync-bn --recompute \
     --accum 2 --no-sync --epochs 1.5 --lr 0.01 --schedule cosine --min-lr 1e-4 --warmup 2 --momentum 0.8 --no-nesterov \
     --weight-decay 1e-3 --ema 0.8 --no-ema-buffers --clip 0.5 --clip-norm 1 --seed 7 --eval-every 0 --skip-bad --export exported \
     --save-every 1 --keep 3 --dtype bf16 --reduce-dtype bf16 --layout per_param --ranks 2
