@@ -55,6 +55,9 @@ KN_TEST(composed, give_pytorchs_results)
                         .groups = 2, .strides = { 1, 2, 1 }, .pads = { 1, 0, 1 },
                         .dilations = { 2, 1, 3 }),
               5.974899097514311);
+    CHECK_SUM(kn_conv3d(volume, sines(2, KN_SHAPE(3, 2, 2, 3, 4)), NULL, .dilations = { 1, 2, 1 },
+                        .same = true),
+              -0.14508823724631104);
     CHECK_SUM(kn_max_pool3d(volume, .kernels = { 2, 3, 2 }, .strides = { 1, 2, 2 },
                             .pads = { 1, 1, 0 }, .ceil_mode = true),
               -2.096859300498403);

@@ -357,7 +357,7 @@ KN_TEST(elementwise, bad_options_and_dtypes)
     REFUSED(kn_remainder(kn_ne(x, x), kn_ne(x, x)), "remainder: bool[2] holds bools, no numbers");
     REFUSED(
         kn_prelu(x, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2))),
-        "prelu: needs a float x[N,C,...] and w[C] or w[1] of its dtype; got x f32[2], w f32[2]");
+        "prelu: needs a float x[N,C,...] and w[C], w[1] or w[] of its dtype; got x f32[2], w f32[2]");
     REFUSED(kn_prelu(x, NULL), "prelu");
     REFUSED(kn_nan_to_num(i), "nan_to_num: needs a float tensor, got i64");
     REFUSED(kn_nan_to_num(NULL), "nan_to_num");
