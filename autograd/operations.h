@@ -304,9 +304,9 @@ KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
 KN_API kn_tensor *kn_nonzero(kn_tensor *x);
 KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
 /* x[i[0], i[1], ...] for n indices into the first dims of x, which broadcast; negative ones count
- * from the end. NULL is a whole dim: x[:, i] has { NULL, i }. A bool one stands for the places where
- * it holds, in as many dims as it has; the host waits for them, as in kn_nonzero. The indices' dims
- * come in the place of the first one, or in front where a whole dim lies between two of them. */
+ * from the end. NULL is a whole dim: x[:, i] has { NULL, i }. A bool one stands for the places of
+ * its true elements, in as many dims as it has, for which the host waits as in kn_nonzero. The dims
+ * of the indices come in the place of the first, or in front where a whole one is between two. */
 KN_API kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index);
 /* A copy y of x with y[i[0], i[1], ...] = values, or += where accumulate; values broadcast to
  * kn_index(x, n, i). Where a place repeats, the last one in order stays. */

@@ -14,7 +14,7 @@ typedef struct indexed {
     int64_t all;
 } indexed;
 
-/* Negative indices count from the end. Where one is outside, so is the place, as the kernel says. */
+/* Negative indices count from the end. Where one is outside, so is the place, as kernels say. */
 static bool find_places(indexed *r, kn_tensor *const *index)
 {
     kn_tensor *at = NULL, *inside = NULL;

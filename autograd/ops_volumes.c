@@ -28,8 +28,8 @@ typedef struct numbers {
 } numbers;
 
 /* given: x as messages show it. */
-static bool volumes_fit(const kn_tensor *x, const kn_tensor *given, const kn_tensor *w, const kn_tensor *b,
-                        const numbers *a)
+static bool volumes_fit(const kn_tensor *x, const kn_tensor *given, const kn_tensor *w,
+                        const kn_tensor *b, const numbers *a)
 {
     if (!kn_ok() || !kn_check(x, "conv3d") || !kn_check(w, "conv3d") ||
         (b && !kn_check(b, "conv3d")))
@@ -52,8 +52,8 @@ static bool volumes_fit(const kn_tensor *x, const kn_tensor *given, const kn_ten
                 "conv3d: stride %lld, dilation %lld, pad %lld along dim %d of x %s with weight "
                 "%s; stride and dilation must be at least 1, pad at least 0, and the kernel "
                 "must fit in",
-                (long long)a->stride[d], (long long)a->dilation[d], (long long)a->pad[d], given->ndim - 3 + d,
-                KN_SHOWN(given), KN_SHOWN(w));
+                (long long)a->stride[d], (long long)a->dilation[d], (long long)a->pad[d],
+                given->ndim - 3 + d, KN_SHOWN(given), KN_SHOWN(w));
     }
     return true;
 }

@@ -19,7 +19,7 @@ KN_TEST(optim, adamw_follows_the_formula)
         r, KN_F32, 3, 2e-6);
 }
 
-/* L2 and AMSGrad, whose largest square isn't the last one where beta2 is small; f64 and bf16, too. */
+/* L2, and AMSGrad, whose largest square isn't the last one where beta2 is small. */
 KN_TEST(optim, adam_and_amsgrad_follow_the_formula)
 {
     for (int i = 0; i < 8; i++) {
