@@ -23,6 +23,9 @@ CONVENTIONS = [
     ('topk msort kthvalue', 'bfloat16 float16 int64 bool', 'of equals kn_sort takes the first; torch leaves it open'),
     ('remainder __rmod__', ANY, 'torch has no derivative for the divisor of a number', lambda x, a, o: any(
         not isinstance(p, torch.Tensor) and q.requires_grad for p, q in [(x, a[0]), (a[0], x)] if isinstance(q, torch.Tensor))),
+    ('nn.functional.poisson_nll_loss', ANY, "Stirling's term of a target of 0 has no gradient; torch has NaN",
+     lambda x, a, o: o.get('full') and bool((a[0] == 0).any())),
+    ('__rsub__', ANY, 'torch has no such call of a number', lambda x, a, o: not isinstance(x, torch.Tensor)),
     ('nn.CrossEntropyLoss', ANY, 'the mean over targets that are all ignored is 0; torch has NaN',
      lambda x, a, o: bool((a[2][1] == a[0].ignore_index).all()) if not a[2][1].is_floating_point() else False),
 ]
