@@ -356,7 +356,7 @@ def late(*_):
 def run_entry(k, op, name, first, out, most):
     """In a process of its own: a line a sample."""
     signal.signal(signal.SIGALRM, late)
-    elementwise = isinstance(op, (core.UnaryUfuncInfo, core.BinaryUfuncInfo))
+    elementwise, some = isinstance(op, (core.UnaryUfuncInfo, core.BinaryUfuncInfo)), first > 0
     for at, (dtype, layout, sample, tree) in enumerate(jobs_of(op, most)):
         if at < first:
             continue
@@ -385,6 +385,8 @@ def run_entry(k, op, name, first, out, most):
         except Exception as why:
             kind, text = 'table', ''.join(traceback.format_exception(why)[-2:])
         signal.alarm(0)
+        some = some or kind == 'compared'
+        kind = 'refused' if kind == 'missing' and some else kind    # others of the entry have a counterpart
         k.free_modules()
         k.clear_error()
         k.scope_end(scope)

@@ -203,6 +203,7 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_conv_transpose1d_options, (.stride = 2), kn_conv_transpose1d_(in.line, in.w1, NULL, o))   \
     X(kn_batch_norm_options, (.training = true),                                                   \
       kn_batch_norm_(in.rows, NULL, NULL, NULL, NULL, o))                                          \
+    X(kn_instance_norm_options, (), kn_instance_norm_(in.line, NULL, NULL, 0, o))                  \
     X(kn_pool2d_options, (.kernel = 2), {                                                          \
         o.kernel = o.kernels[0] ? 0 : o.kernel;                                                    \
         kn_max_pool2d_(in.image, o);                                                               \
