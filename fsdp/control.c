@@ -1,8 +1,11 @@
 /* fsdp/control.c: what a user changes between steps, and moves by hand. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
+#include "kernels/trace.h"
+
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- what may change between steps ----------------------------------------------------------- */
@@ -148,6 +151,30 @@ bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg)
            apply(module, true, change_unit, CHANGE(observer_arg, arg), what);
 }
 
+/* ---- news of the schedule -------------------------------------------------------------------- */
+
+static void trace(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
+{
+    char cause[160];
+    snprintf(cause, sizeof cause, "%s%s%s", why.why, why.of ? " " : "",
+             why.of ? kn_unit_name(why.of) : "");
+    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_VERB,
+                                         .what = kn_fsdp_event_name(kind),
+                                         .path = kn_unit_name(u),
+                                         .detail = cause,
+                                         .source = strstr(why.source, "fsdp/"),
+                                         .bytes = (double)bytes,
+                                         .backward = kn_in_backward() });
+}
+
+void kn_unit_emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
+{
+    if (bytes > 0 && kn_trace_sees(KN_TRACE_VERB))
+        trace(u, kind, bytes, why);
+    if (bytes > 0 && u->observer)
+        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes }, u->observer_arg);
+}
+
 /* ---- moving by hand -------------------------------------------------------------------------- */
 
 /* Units that may be gathered when u's turn begins: of the same model, so that they live as long.
@@ -199,7 +226,7 @@ kn_unshard_handle kn_fsdp_unshard(void *module)
         kn_fail(
             "kn_fsdp_unshard: the parameters of unit '%s' are summoned; call kn_summon_end first",
             kn_unit_name(u));
-    if (!u || !kn_ok() || !kn_schedule_of(u) || !kn_unit_unshard(u))
+    if (!u || !kn_ok() || !kn_schedule_of(u) || !kn_unit_unshard(u, KN_WHY("kn_fsdp_unshard")))
         return (kn_unshard_handle){ NULL };
     return (kn_unshard_handle){ u };
 }
@@ -211,8 +238,8 @@ bool kn_unshard_wait(kn_unshard_handle h)
                        : false;
     if (!kn_lives(&h.unit->live, "unit", "kn_unshard_wait"))
         return false;
-    return kn_schedule_of(h.unit) && kn_unit_unshard(h.unit) &&
-           kn_unit_wait(h.unit); /* may have been released since */
+    return kn_schedule_of(h.unit) && /* it may have been released since */
+           kn_unit_gather(h.unit, KN_WHY("kn_unshard_wait"));
 }
 
 /* The end of a backward that reached nothing, as if all of s's units had sync, all-reduce and the
@@ -274,5 +301,5 @@ bool kn_fsdp_reshard(void *module)
         return kn_fail("kn_fsdp_reshard: unit '%s' is in a forward or backward and needs its "
                        "parameters",
                        kn_unit_name(u));
-    return kn_unit_reshard(u);
+    return kn_unit_reshard(u, KN_WHY("kn_fsdp_reshard"));
 }
