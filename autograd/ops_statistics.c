@@ -271,6 +271,7 @@ kn_tensor *kn_argmin(kn_tensor *x, int dim)
         return kn_fail_null("argmin: dim %d has size 0, so it has no extremum", dim);
     kn_scope s = kn_scope_begin();
     x = kn_detach(x);
-    kn_tensor *won = x && kn_dtype_is_float(x->dtype) ? kn_neg(x) : kn_eq(x, kn_amin(x, dim, true));
+    kn_tensor *won =
+        x && kn_dtype_is_float(x->dtype) ? kn_neg(x) : kn_eq(x, kn_amin(x, KN_SHAPE(dim), true));
     return ended(s, kn_argmax(won, dim), KN_I64);
 }

@@ -26,6 +26,7 @@ static kn_opt_piece piece_of(const kn_optim *o, const kn_optim_slot *s, const kn
                            .grad = kn_data_of(grad),
                            .m = kn_data_of(s->state[0]),
                            .v = kn_data_of(s->state[1]),
+                           .more = kn_data_of(s->state[2]),
                            .count = kn_numel(p->master),
                            .lr_mul = s->group.lr_mul,
                            .weight_decay = s->group.weight_decay,
@@ -107,6 +108,18 @@ static bool find_coef(kn_optim *o, const kn_clipping *clipped, double *scale)
     return ok;
 }
 
+/* The factor of the gradients, which may be the clipping's, as its negative in o's own place. */
+static bool negate_scale(kn_optim *o)
+{
+    const int64_t one = 1;
+    kn_step_scalars *at = kn_data_of(o->scalars);
+    const kn_array from = kn_array_make((void *)(uintptr_t)o->update.grad_scale, KN_F64, 1, &one);
+    o->update.grad_scale = &at->grad_scale;
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_UNARY,
+                     ((kn_unary_args){ kn_array_make(&at->grad_scale, KN_F64, 1, &one), from,
+                                       KN_AFFINE, -1, 0 }));
+}
+
 static bool launch(kn_optim *o, int others, int pieces, const kn_clipping *clipped,
                    const kn_loss_scale_args *scaling)
 {
@@ -132,7 +145,7 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_clipping *clipp
         if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
             return false;
     }
-    return update_all(o, others, pieces);
+    return (!o->maximize || negate_scale(o)) && update_all(o, others, pieces);
 }
 
 static bool freezes(const kn_optim *o)

@@ -22,7 +22,7 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
     static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
     static const char *const prefetch[] = { "default", "pre", "post", "none" };
     static const char *const optimizer[OPTIMIZER_KINDS] = { "adamw", "sgd", "momentum", "nesterov",
-                                                            "lion",  "own", "muon" };
+                                                            "lion",  "own", "muon",     "amsgrad" };
     const kn_fsdp_wrap_options *o = &s->o;
     snprintf(buf, size,
              "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
