@@ -37,6 +37,7 @@
 #include "optim/optim.h"
 #include "comm/comm.h"
 #include "fsdp/fsdp.h"
+#include "fsdp/record.h"
 #include "fsdp/ema.h"
 #include "fsdp/replay.h"
 #include "state/dict.h"

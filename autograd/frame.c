@@ -13,6 +13,7 @@
  * of no module, with a key of its own. */
 #include "autograd/autograd_internal.h"
 #include "autograd/hooks.h"
+#include "kernels/trace.h"
 #include <string.h>
 
 #define MOST_STEPS ((int64_t)1 << 62)
@@ -187,6 +188,9 @@ void kn_step_taken(int64_t *seen)
     if (*seen == c->rng.counted) {
         c->rng.counted++;
         kn_set_step(c->rng.step + 1);
+        kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_STEP,
+                                             .what = "end",
+                                             .number = (double)c->rng.step });
     }
     *seen = c->rng.counted;
 }

@@ -123,7 +123,7 @@ void kn_forward_end(kn_schedule_state *s)
         if (u->group_calls == 0 && !u->ahead)
             continue;
         u->group_calls = 0;
-        kn_unit_reshard_after_forward(u);
+        kn_unit_reshard_after_forward(u, KN_WHY("the outermost forward ended"));
     }
 }
 

@@ -199,7 +199,7 @@ kn_unshard_handle kn_fsdp_unshard(void *module)
         kn_fail(
             "kn_fsdp_unshard: the parameters of unit '%s' are summoned; call kn_summon_end first",
             kn_unit_name(u));
-    if (!u || !kn_ok() || !kn_schedule_of(u) || !kn_unit_unshard(u))
+    if (!u || !kn_ok() || !kn_schedule_of(u) || !kn_unit_unshard(u, KN_WHY("kn_fsdp_unshard")))
         return (kn_unshard_handle){ NULL };
     return (kn_unshard_handle){ u };
 }
@@ -211,8 +211,8 @@ bool kn_unshard_wait(kn_unshard_handle h)
                        : false;
     if (!kn_lives(&h.unit->live, "unit", "kn_unshard_wait"))
         return false;
-    return kn_schedule_of(h.unit) && kn_unit_unshard(h.unit) &&
-           kn_unit_wait(h.unit); /* may have been released since */
+    return kn_schedule_of(h.unit) && /* it may have been released since */
+           kn_unit_gather(h.unit, KN_WHY("kn_unshard_wait"));
 }
 
 /* The end of a backward that reached nothing, as if all of s's units had sync, all-reduce and the
@@ -274,5 +274,5 @@ bool kn_fsdp_reshard(void *module)
         return kn_fail("kn_fsdp_reshard: unit '%s' is in a forward or backward and needs its "
                        "parameters",
                        kn_unit_name(u));
-    return kn_unit_reshard(u);
+    return kn_unit_reshard(u, KN_WHY("kn_fsdp_reshard"));
 }

@@ -51,7 +51,7 @@ static bool turn(kn_unit *u, void *on)
     const bool full = *(bool *)on;
     if (u->set.full == full)
         return true;
-    if (!kn_unit_reshard(u) || !kn_unit_show_buffers(u, full))
+    if (!kn_unit_reshard(u, KN_WHY("kn_fsdp_set_full_precision")) || !kn_unit_show_buffers(u, full))
         return false;
     for (int i = 0; i < u->buckets; i++)
         set_bucket(u->bucket[i], full);

@@ -12,7 +12,8 @@
 static kn_tensor *grad_dest(void *bucket, kn_tensor *leaf)
 {
     kn_bucket *b = bucket;
-    if (!kn_unit_finish_reduce(b->unit)) /* of a backward before: it still reads the bytes */
+    /* of a backward before: it still reads the bytes */
+    if (!kn_unit_finish_reduce(b->unit, KN_WHY("new gradients take its bytes")))
         return NULL;
     if (b->grad->released && !kn_storage_retake(b->grad))
         return NULL;
@@ -36,7 +37,7 @@ static kn_tensor *grad(const kn_param *p)
             "now; end the scope first",
             kn_unit_name(b->unit));
     if (!b->has_grad || !kn_passes_any(&own->passes) || b->grad_shard->released ||
-        !kn_unit_finish_reduce(b->unit))
+        !kn_unit_finish_reduce(b->unit, KN_WHY("its gradients are read")))
         return NULL;
     return own->grad_part;
 }
@@ -157,7 +158,9 @@ static bool clear_grad(void *bucket, kn_tensor *leaf)
     kn_bucket *b = bucket;
     bool others = false, had = false;
     kn_schedule_recover(b->unit->schedule);
-    if ((b->unit->schedule && !kn_unit_finish_reduce(b->unit)) || !kn_bucket_sync_transfers(b))
+    if ((b->unit->schedule &&
+         !kn_unit_finish_reduce(b->unit, KN_WHY("its gradients are cleared"))) ||
+        !kn_bucket_sync_transfers(b))
         return false;
     for (int i = 0; i < b->params; i++) {
         kn_bucket_param *p = &b->param[i];

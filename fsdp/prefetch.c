@@ -36,13 +36,13 @@ static bool is_unsharded(const kn_unit *u)
     return true;
 }
 
-static bool ahead(kn_unit *u)
+static bool ahead(kn_unit *u, kn_cause why)
 {
     kn_schedule_state *s = u->schedule;
     int most = s->root->options.max_gathers;
     if (u->ahead || is_unsharded(u) || s->ahead >= most)
         return true;
-    if (!kn_unit_unshard(u))
+    if (!kn_unit_unshard(u, why))
         return false;
     u->ahead = true;
     s->ahead++;
@@ -50,11 +50,11 @@ static bool ahead(kn_unit *u)
 }
 
 /* backward: only those that it needs. */
-static bool ahead_of_list(const kn_unit *u, const kn_unit_list *l, bool backward)
+static bool ahead_of_list(const kn_unit *u, const kn_unit_list *l, bool backward, kn_cause why)
 {
     for (int i = 0; i < l->count; i++)
         if (l->list[i]->schedule == u->schedule &&
-            (!backward || kn_unit_needed_in_backward(l->list[i])) && !ahead(l->list[i]))
+            (!backward || kn_unit_needed_in_backward(l->list[i])) && !ahead(l->list[i], why))
             return false;
     return true;
 }
@@ -79,16 +79,18 @@ bool kn_prefetch_forward(kn_unit *u)
     if (!kn_units_add(&u->schedule->outermost->begun[u->schedule->recording], u))
         return false;
     if (u->next_forward.count)
-        return ahead_of_list(u, &u->next_forward, false);
+        return ahead_of_list(u, &u->next_forward, false, KN_WHY_OF("the list of", u));
     kn_unit *next = u->options.forward_prefetch ? next_in_forward(u) : NULL;
-    return !next || ahead(next);
+    return !next || ahead(next, KN_WHY_OF(".forward_prefetch of", u));
 }
 
 bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when)
 {
     if (u->next_backward.count)
-        return when != KN_PREFETCH_PRE || ahead_of_list(u, &u->next_backward, true);
+        return when != KN_PREFETCH_PRE || ahead_of_list(u, &u->next_backward, true, KN_WHY_OF("the list of", u));
     kn_unit *next =
         u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
-    return !next || ahead(next);
+    const kn_cause pre = KN_WHY_OF(".backward_prefetch PRE of", u);
+    const kn_cause post = KN_WHY_OF(".backward_prefetch POST of", u);
+    return !next || ahead(next, when == KN_PREFETCH_PRE ? pre : post);
 }

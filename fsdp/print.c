@@ -7,11 +7,15 @@
 #include "fsdp/kinds.h"
 #include "fsdp/unit.h"
 
-static const char *const layout_name[KN_LAYOUT_COUNT] = {
+const char *kn_layout_name(kn_layout_kind kind)
+{
+    static const char *const name[KN_LAYOUT_COUNT] = {
 #define ROW(id, name, shown, make) [KN_LAYOUT_##id] = shown,
-    KN_LAYOUTS(ROW)
+        KN_LAYOUTS(ROW)
 #undef ROW
-};
+    };
+    return name[kind];
+}
 
 const char *kn_fsdp_event_name(kn_fsdp_event_kind kind)
 {
@@ -101,7 +105,7 @@ static void print_bucket(FILE *out, const kn_bucket *b, int indent)
     for (int i = 0; i < b->params; i++)
         elements += b->layout.numel[i];
     fprintf(out, "%*s%s: %lld elements + %lld padding, %lld a shard (this is %d of %d), %s", indent,
-            "", layout_name[b->layout.kind], (long long)elements,
+            "", kn_layout_name(b->layout.kind), (long long)elements,
             (long long)(b->layout.shard * b->shards - elements), (long long)b->layout.shard,
             b->shard + 1, b->shards, kn_dtype_name(b->master_dtype));
     if (b->param_dtype != b->master_dtype)

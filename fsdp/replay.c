@@ -111,7 +111,7 @@ static uint64_t signature(const kn_replay *r)
 static bool reshard(kn_unit *u, void *arg)
 {
     (void)arg;
-    return !u->schedule || kn_unit_reshard(u);
+    return !u->schedule || kn_unit_reshard(u, KN_WHY("kn_replay_step"));
 }
 
 static kn_unit *some_unit(const kn_replay *r)

@@ -28,7 +28,7 @@ static bool pre_forward(void *unit, kn_module_impl *m, kn_values *in)
     if (!kn_schedule_of(u) || !kn_unit_may_train(u) ||
         !(replay ? kn_turns_come_to(u) : kn_call_begin(u, m)))
         return false;
-    if (kn_unit_gather(u) && !replay)
+    if (kn_unit_gather(u, KN_WHY("its forward begins")) && !replay)
         kn_prefetch_forward(u);
     if (kn_ok())
         kn_unit_cast_inputs(u, in);
@@ -43,7 +43,7 @@ static void post_forward(void *unit, kn_values *out)
     if (kn_in_backward() ||
         !kn_call_end(u)) /* backward needs the parameters now, or another call does */
         return;
-    kn_unit_reshard_after_forward(u);
+    kn_unit_reshard_after_forward(u, KN_WHY("its forward ended"));
     if (u == u->schedule->outermost)
         kn_forward_end(u->schedule);
 }
@@ -51,15 +51,17 @@ static void post_forward(void *unit, kn_values *out)
 bool kn_pre_backward(kn_unit *u)
 {
     u->state = KN_UNIT_PRE_BACKWARD;
-    return kn_unit_unshard_in_backward(u) && kn_prefetch_backward(u, KN_PREFETCH_PRE);
+    return kn_unit_unshard_in_backward(u, KN_WHY("its backward begins")) &&
+           kn_prefetch_backward(u, KN_PREFETCH_PRE);
 }
 
 /* At most .max_reductions run while the next unit computes: memory stays bounded. */
 bool kn_post_backward(kn_unit *u)
 {
     u->state = KN_UNIT_POST_BACKWARD;
-    return kn_unit_reshard_after_backward(u) && kn_prefetch_backward(u, KN_PREFETCH_POST) &&
-           kn_unit_reduce(u);
+    return kn_unit_reshard_after_backward(u, KN_WHY("its backward ended")) &&
+           kn_prefetch_backward(u, KN_PREFETCH_POST) &&
+           kn_unit_reduce(u, KN_WHY("its gradients are whole"));
 }
 
 /* Gradients that came out of turn, or that were held back for a unit that this backward did not
@@ -70,17 +72,18 @@ static bool end_unit(kn_unit *u)
     bool reduced = was == KN_UNIT_POST_BACKWARD || (was == KN_UNIT_IDLE && !u->set.sync);
     if (was == KN_UNIT_LATE)
         u->state = KN_UNIT_POST_BACKWARD;
-    bool ok = (reduced || kn_unit_reduce(u)) && (was == KN_UNIT_IDLE || kn_unit_note_backward(u));
+    bool ok = (reduced || kn_unit_reduce(u, KN_WHY("the whole backward ends"))) &&
+              (was == KN_UNIT_IDLE || kn_unit_note_backward(u));
     u->state = KN_UNIT_IDLE;
     u->group_calls = 0;
     u->ran = u->ran && !u->set.sync;
-    return ok && kn_unit_reshard_after_backward(u);
+    return ok && kn_unit_reshard_after_backward(u, KN_WHY("the whole backward ends"));
 }
 
 /* Of an iteration: nothing runs any more, and ranks agree on what came. */
 static bool end_iteration(kn_schedule_state *s)
 {
-    return kn_finish_reductions(s, 0) && kn_unit_end_download(s->downloading) &&
+    return kn_finish_reductions(s, 0, KN_WHY("the last backward ends")) && kn_unit_end_download(s->downloading) &&
            kn_agree_on_grads(s);
 }
 
@@ -88,7 +91,8 @@ void kn_end_of_backward(void *schedule)
 {
     kn_schedule_state *s = schedule;
     bool last = s->root->set.is_last_backward;
-    if (!kn_order_go_on(&s->order) || (last && !kn_finish_reductions(s, 0)))
+    if (!kn_order_go_on(&s->order) ||
+        (last && !kn_finish_reductions(s, 0, KN_WHY("the last backward ends"))))
         return;
     s->settled = last;
     for (int i = 0; i < s->units; i++)

@@ -85,7 +85,7 @@ bool kn_post_backward(kn_unit *u);
 void kn_end_of_backward(void *schedule);
 
 /* verbs.c: waits for the oldest reductions until at most so many run. */
-bool kn_finish_reductions(kn_schedule_state *s, int running);
+bool kn_finish_reductions(kn_schedule_state *s, int running, kn_cause why);
 
 /* tree.c: the schedule of u's tree, made when first asked for. NULL with an error. */
 kn_schedule_state *kn_schedule_of(kn_unit *u);

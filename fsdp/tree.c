@@ -120,10 +120,11 @@ void kn_schedule_free(kn_schedule_state *s)
 {
     if (!s)
         return;
-    kn_finish_reductions(s, 0);
+    kn_finish_reductions(s, 0, KN_WHY("the schedule ends"));
     for (int i = 0; i < s->units; i++)
         if (s->unit[i]->schedule == s) {
-            kn_unit_reshard(s->unit[i]); /* a step may come before the next schedule */
+            /* a step may come before the next schedule */
+            kn_unit_reshard(s->unit[i], KN_WHY("the schedule ends"));
             s->unit[i]->schedule = NULL;
             for (int k = 0; k < s->unit[i]->buckets; k++) {
                 s->unit[i]->bucket[k]->ranks = NULL;

@@ -33,7 +33,7 @@ bool kn_turns_come_to(kn_unit *u)
     if (u->state != KN_UNIT_PRE_BACKWARD)
         u->leave_at = -1;
     u->state = KN_UNIT_PRE_BACKWARD;
-    return kn_unit_unshard_in_backward(u);
+    return kn_unit_unshard_in_backward(u, KN_WHY("backward came to it"));
 }
 
 bool kn_turns_before_collective(void *unit)

@@ -94,13 +94,25 @@ bool kn_module_inside(const kn_module_impl *m, kn_module_impl *const *module, in
  * error where there is none; NULL: that is none. */
 bool kn_apply_units(void *root, bool (*fn)(kn_unit *u, void *arg), void *arg, const char *what);
 
+/* Why a verb is called, in words, by which line: for its event. */
+typedef struct kn_cause {
+    const char *why, *source;
+    const kn_unit *of; /* the words end with its name; NULL: they don't */
+} kn_cause;
+#define KN_WHY_OF(words, unit) ((kn_cause){ (words), __FILE__ ":" KN_TEXT(__LINE__), (unit) })
+#define KN_WHY(words) KN_WHY_OF(words, NULL)
+#define KN_TEXT(x) KN_TEXT_(x)
+#define KN_TEXT_(x) #x
+
 /* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
-bool kn_unit_unshard(kn_unit *u); /* issues the gather, unless that was done */
-bool kn_unit_wait(kn_unit *u);    /* the compute stream waits for the gather, if one was issued */
-bool kn_unit_gather(kn_unit *u);  /* both */
-bool kn_unit_reshard(kn_unit *u); /* releases whole parameters, slices too */
-bool kn_unit_reshard_after_forward(kn_unit *u);  /* as the strategy and the options say */
-bool kn_unit_reshard_after_backward(kn_unit *u); /* the same */
+bool kn_unit_unshard(kn_unit *u, kn_cause why); /* issues the gather, unless that was done */
+/* The compute stream waits for the gather, if one was issued. */
+bool kn_unit_wait(kn_unit *u, kn_cause why);
+bool kn_unit_gather(kn_unit *u, kn_cause why);  /* both */
+bool kn_unit_reshard(kn_unit *u, kn_cause why); /* releases whole parameters, slices too */
+/* As the strategy and the options say. */
+bool kn_unit_reshard_after_forward(kn_unit *u, kn_cause why);
+bool kn_unit_reshard_after_backward(kn_unit *u, kn_cause why);
 /* access.c. The master of b's parameter number index was written: a graph that used it must not go
  * on, others may. */
 void kn_bucket_written(kn_bucket *b, int index);
@@ -111,10 +123,11 @@ bool kn_bucket_drop_gathered(kn_bucket *b, int index);
  * so many): its whole, into host memory of every rank. Collective. */
 bool kn_bucket_gather_param(kn_bucket *b, int index, int64_t row, kn_tensor *shard, void *host);
 /* The unit is there for its backward; not where its backward needs no parameters. */
-bool kn_unit_unshard_in_backward(kn_unit *u);
+bool kn_unit_unshard_in_backward(kn_unit *u, kn_cause why);
 /* Issues the reduction of the gradients. Where .max_reductions run, the oldest is done first. */
-bool kn_unit_reduce(kn_unit *u);
-bool kn_unit_finish_reduce(kn_unit *u); /* waits for it, if it runs, and releases the gradients */
+bool kn_unit_reduce(kn_unit *u, kn_cause why);
+/* Waits for it, if it runs, and releases the gradients. */
+bool kn_unit_finish_reduce(kn_unit *u, kn_cause why);
 /* offload: waits until they are in host memory; NULL is fine. */
 bool kn_unit_end_download(kn_unit *u);
 

@@ -1,9 +1,29 @@
 /* fsdp/verbs.c: the verbs of the schedule. A unit's buckets move together; each verb that moves
  * bytes emits an event. */
 #include "fsdp/schedule.h"
+#include "kernels/trace.h"
 
-static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes)
+#include <stdio.h>
+#include <string.h>
+
+static void trace(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
 {
+    char cause[160];
+    snprintf(cause, sizeof cause, "%s%s%s", why.why, why.of ? " " : "",
+             why.of ? kn_unit_name(why.of) : "");
+    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_VERB,
+                                         .what = kn_fsdp_event_name(kind),
+                                         .path = kn_unit_name(u),
+                                         .detail = cause,
+                                         .source = strstr(why.source, "fsdp/"),
+                                         .bytes = (double)bytes,
+                                         .backward = kn_in_backward() });
+}
+
+static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
+{
+    if (bytes > 0 && kn_trace_sees(KN_TRACE_VERB))
+        trace(u, kind, bytes, why);
     if (bytes > 0 && u->observer)
         u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes }, u->observer_arg);
 }
@@ -20,11 +40,11 @@ static int64_t away_bytes(const kn_unit *u)
     return bytes;
 }
 
-bool kn_unit_unshard(kn_unit *u)
+bool kn_unit_unshard(kn_unit *u, kn_cause why)
 {
     int64_t away = away_bytes(u);
     kn_buckets_unshard(u->bucket, u->buckets);
-    emit(u, KN_FSDP_GATHER, away - away_bytes(u));
+    emit(u, KN_FSDP_GATHER, away - away_bytes(u), why);
     return kn_ok();
 }
 
@@ -35,7 +55,7 @@ static void not_ahead(kn_unit *u)
     u->ahead = false;
 }
 
-bool kn_unit_wait(kn_unit *u)
+bool kn_unit_wait(kn_unit *u, kn_cause why)
 {
     int64_t gathered = 0;
     for (int i = 0; i < u->buckets; i++) {
@@ -46,25 +66,25 @@ bool kn_unit_wait(kn_unit *u)
             gathered += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u);
-    emit(u, KN_FSDP_GATHERED, gathered);
+    emit(u, KN_FSDP_GATHERED, gathered, why);
     return kn_ok();
 }
 
-bool kn_unit_gather(kn_unit *u)
+bool kn_unit_gather(kn_unit *u, kn_cause why)
 {
-    return kn_unit_unshard(u) && kn_unit_wait(u);
+    return kn_unit_unshard(u, why) && kn_unit_wait(u, why);
 }
 
-bool kn_unit_unshard_in_backward(kn_unit *u)
+bool kn_unit_unshard_in_backward(kn_unit *u, kn_cause why)
 {
-    return !kn_unit_needed_in_backward(u) || (kn_unit_may_train(u) && kn_unit_gather(u));
+    return !kn_unit_needed_in_backward(u) || (kn_unit_may_train(u) && kn_unit_gather(u, why));
 }
 
-static bool reshard(kn_unit *u, int keep)
+static bool reshard(kn_unit *u, int keep, kn_cause why)
 {
     bool ok = true;
     int64_t released = 0;
-    kn_unit_wait(u); /* what was gathered in vain arrives, too */
+    kn_unit_wait(u, why); /* what was gathered in vain arrives, too */
     for (int i = 0; i < u->buckets; i++) {
         kn_residency before = u->bucket[i]->residency;
         ok = kn_bucket_reshard(u->bucket[i], keep) && ok;
@@ -72,33 +92,33 @@ static bool reshard(kn_unit *u, int keep)
             released += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u); /* also where an error kept it from arriving */
-    emit(u, KN_FSDP_RELEASE, released);
+    emit(u, KN_FSDP_RELEASE, released, why);
     return ok;
 }
 
-bool kn_unit_reshard(kn_unit *u)
+bool kn_unit_reshard(kn_unit *u, kn_cause why)
 {
-    bool ok = reshard(u, 1);
+    bool ok = reshard(u, 1, why);
     for (int i = 0; i < u->buckets; i++)
         kn_bucket_drop_slice(u->bucket[i]);
     return ok;
 }
 
-bool kn_unit_reshard_after_forward(kn_unit *u)
+bool kn_unit_reshard_after_forward(kn_unit *u, kn_cause why)
 {
     bool root = u == u->schedule->root;
     int how = u->options.reshard_after_forward;
     if (!u->schedule->recording || u->ahead) /* no backward follows, or it was gathered in vain */
-        return kn_unit_reshard(u);
+        return kn_unit_reshard(u, why);
     if (how == KN_RESHARD_DEFAULT)
         how = root || kn_unit_keeps(u) ? KN_RESHARD_NEVER : KN_RESHARD_ALWAYS;
-    return how == KN_RESHARD_NEVER || reshard(u, how);
+    return how == KN_RESHARD_NEVER || reshard(u, how, why);
 }
 
-bool kn_unit_reshard_after_backward(kn_unit *u)
+bool kn_unit_reshard_after_backward(kn_unit *u, kn_cause why)
 {
     bool keep = !u->set.reshard_after_backward || (!u->set.sync && kn_unit_keeps(u));
-    return (keep && !u->ahead) || kn_unit_reshard(u);
+    return (keep && !u->ahead) || kn_unit_reshard(u, why);
 }
 
 /* Bytes of gradients that are on their way through a reduction. */
@@ -112,7 +132,7 @@ static int64_t reducing_bytes(const kn_unit *u)
 
 /* The oldest reduction. Two units' gradients may be on their way to the host: this one's from now
  * on, and those of the next one. */
-static bool finish_oldest(kn_schedule_state *s)
+static bool finish_oldest(kn_schedule_state *s, kn_cause why)
 {
     kn_unit *u = s->reducing;
     int64_t bytes = reducing_bytes(u);
@@ -124,24 +144,24 @@ static bool finish_oldest(kn_schedule_state *s)
     s->reductions--;
     u->reducing_next = NULL;
     u->reducing = false;
-    emit(u, KN_FSDP_REDUCED, bytes);
+    emit(u, KN_FSDP_REDUCED, bytes, why);
     return ok;
 }
 
-bool kn_finish_reductions(kn_schedule_state *s, int running)
+bool kn_finish_reductions(kn_schedule_state *s, int running, kn_cause why)
 {
     bool ok = true;
     while (s->reductions > running)
-        ok = finish_oldest(s) && ok && kn_ok();
+        ok = finish_oldest(s, why) && ok && kn_ok();
     return ok;
 }
 
 /* They are done in the order in which they were issued. */
-bool kn_unit_finish_reduce(kn_unit *u)
+bool kn_unit_finish_reduce(kn_unit *u, kn_cause why)
 {
     bool ok = true;
     while (u->reducing)
-        ok = finish_oldest(u->schedule) && ok && kn_ok();
+        ok = finish_oldest(u->schedule, why) && ok && kn_ok();
     return ok;
 }
 
@@ -163,21 +183,22 @@ static void begin_reduction(kn_unit *u)
     u->schedule->reductions++;
 }
 
-bool kn_unit_reduce(kn_unit *u)
+bool kn_unit_reduce(kn_unit *u, kn_cause why)
 {
     kn_schedule_state *s = u->schedule;
-    if (!kn_unit_finish_reduce(u))
+    if (!kn_unit_finish_reduce(u, why))
         return false;
     bool reduces = has_to_reduce(u);
-    if (reduces && !kn_finish_reductions(s, s->root->options.max_reductions - 1))
+    if (reduces && !kn_finish_reductions(s, s->root->options.max_reductions - 1,
+                                         KN_WHY_OF(".max_reductions, for", u)))
         return false;
     if (!kn_buckets_reduce(u->bucket, u->buckets, u->set.sync, u->set.all_reduce))
         return false;
     if (!reduces)
         return true;
-    emit(u, KN_FSDP_REDUCE, reducing_bytes(u));
+    emit(u, KN_FSDP_REDUCE, reducing_bytes(u), why);
     begin_reduction(u);
-    return !s->inline_reduce || (kn_unit_finish_reduce(u) && kn_unit_end_download(u));
+    return !s->inline_reduce || (kn_unit_finish_reduce(u, why) && kn_unit_end_download(u));
 }
 
 bool kn_unit_end_download(kn_unit *u)

@@ -24,7 +24,7 @@ struct kn_tensor;
 
 typedef struct kn_context {
     /* errors */
-    pthread_mutex_t lock; /* guards error text and trace: stream workers report here too */
+    pthread_mutex_t lock; /* guards the error's text: stream workers report here too */
     _Atomic bool failed;
     char *error;
     char error_room[2048]; /* so that running out of memory can still be reported */
@@ -47,8 +47,10 @@ typedef struct kn_context {
     int threads, free_cores;
     kn_stream *compute[KN_MAX_DEVICES];
     kn_stream *streams; /* every stream made here, compute streams too; guarded by lock */
-    struct kn_trace *trace;
-    _Atomic bool tracing;
+    struct kn_trace *trace;     /* guarded by trace_lock */
+    pthread_mutex_t trace_lock; /* taken after no other */
+    struct kn_recording *recording; /* fsdp/record.c; NULL: none */
+    _Atomic unsigned tracing;   /* the kinds that are kept, a sum of 1 << kind */
     double meta_host;  /* the host's own virtual time, moved on by waits for meta streams */
     double meta_flops; /* of all that was computed on meta */
     kn_graph_state graph;

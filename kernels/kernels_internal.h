@@ -58,6 +58,9 @@ struct kn_event {
     const kn_device_table *table;
 };
 
+/* Of a worker's: the job that it begins was put into its queue then; 0: nobody looked. */
+void kn_trace_issued(double at);
+
 /* Bytes of category come (go, below 0) that no kn_take took. */
 void kn_ledger_move(kn_context *c, kn_mem_category category, int64_t bytes);
 

@@ -84,14 +84,30 @@ int kn_providers(kn_device d, const kn_provider *providers[KN_MAX_PROVIDERS])
 
 /* ---- running ----------------------------------------------------------------------------- */
 
+void kn_trace_kernel(const char *provider, kn_stream *s, kn_kernel k, const void *args, kn_cost cost,
+                     double begin, double end)
+{
+    char text[512] = "";
+    if (kn_trace_sees(KN_TRACE_CALL)) /* a trace of kernels alone has their names and costs */
+        kn_kernel_describe(k, args, text, sizeof text);
+    kn_trace_put(s, (kn_trace_event){ .what = kn_kernel_name(k),
+                                      .provider = provider,
+                                      .detail = text,
+                                      .begin = begin,
+                                      .end = end,
+                                      .flops = cost.flops,
+                                      .bytes = cost.bytes });
+}
+
 static void trace_run(const kn_provider *provider, kn_stream *s, kn_kernel k, const void *args,
                       double begin)
 {
+    const double end = kn_now();
     kn_cost cost = kn_kernel_cost(k, args);
     if (s->table->trace_end)
         s->table->trace_end(s, kn_kernel_name(k), provider->name, cost.flops, cost.bytes);
     else
-        kn_trace_add(kn_kernel_name(k), provider->name, s, begin, kn_now(), cost.flops, cost.bytes);
+        kn_trace_kernel(provider->name, s, k, args, cost, begin, end);
 }
 
 static bool fail_declined(kn_stream *s, kn_kernel k, const void *args)

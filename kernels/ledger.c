@@ -4,6 +4,7 @@
 #include "kernels/faults.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/memory_internal.h"
+#include "kernels/trace.h"
 
 #include <malloc.h>
 #include <stdatomic.h>
@@ -51,23 +52,27 @@ static bool is_memory(kn_mem_category category)
     return category != KN_MEM_HOST && category != KN_MEM_STORE;
 }
 
-static void enter(kn_context *c, kn_mem_category category, bool pinned, int64_t bytes)
+/* Gives the bytes of all categories of memory that live then. */
+static int64_t enter(kn_context *c, kn_mem_category category, bool pinned, int64_t bytes)
 {
+    int64_t total = 0;
     raise_to(&c->peak[category], atomic_fetch_add(&c->live[category], bytes) + bytes);
     if (pinned)
         raise_to(&c->peak_pinned, atomic_fetch_add(&c->live_pinned, bytes) + bytes);
     else if (is_memory(category))
-        raise_to(&c->peak_total, atomic_fetch_add(&c->live_total, bytes) + bytes);
+        raise_to(&c->peak_total, total = atomic_fetch_add(&c->live_total, bytes) + bytes);
     atomic_fetch_add_explicit(&c->allocations, 1, memory_order_relaxed);
+    return total ? total : atomic_load(&c->live_total);
 }
 
-static void leave(kn_context *c, kn_mem_category category, bool pinned, int64_t bytes)
+static int64_t leave(kn_context *c, kn_mem_category category, bool pinned, int64_t bytes)
 {
     atomic_fetch_sub(&c->live[category], bytes);
     if (pinned)
         atomic_fetch_sub(&c->live_pinned, bytes);
     else if (is_memory(category))
-        atomic_fetch_sub(&c->live_total, bytes);
+        return atomic_fetch_sub(&c->live_total, bytes) - bytes;
+    return atomic_load(&c->live_total);
 }
 
 void kn_ledger_move(kn_context *c, kn_mem_category category, int64_t bytes)
@@ -252,7 +257,19 @@ static int64_t rounded(size_t bytes)
     return (int64_t)((bytes + KN_ALIGN - 1) / KN_ALIGN * KN_ALIGN);
 }
 
-void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category)
+/* Pinned bytes are in no total, so the trace has them as the host's. */
+static void trace_bytes(kn_trace_kind kind, kn_mem_category category, bool pinned, int64_t bytes,
+                        int64_t live, const char *owner)
+{
+    if (kn_trace_sees(kind))
+        kn_trace_put(NULL, (kn_trace_event){ .kind = kind,
+                                             .what = owner ? owner : "",
+                                             .detail = pinned ? "pinned" : kn_mem_name(category),
+                                             .bytes = (double)bytes,
+                                             .number = (double)live });
+}
+
+void *kn_take_for(kn_memory *m, size_t bytes, kn_mem_category category, const char *owner)
 {
     kn_context *c = kn_context_get();
     void *p = NULL;
@@ -267,18 +284,31 @@ void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category)
         fits = atomic_load(&c->live_total) + rounded(bytes) <= c->memory_limit;
     if (fits)
         p = m->take(m, (size_t)rounded(bytes));
-    if (p)
-        enter(c, category, m->pinned, rounded(bytes));
-    else
+    if (p) {
+        const int64_t live = enter(c, category, m->pinned, rounded(bytes));
+        trace_bytes(KN_TRACE_TAKE, category, m->pinned, rounded(bytes), live, owner);
+    } else {
         fail_take(m, c, bytes, category);
+    }
     return p;
 }
 
+void *kn_take(kn_memory *m, size_t bytes, kn_mem_category category)
+{
+    return kn_take_for(m, bytes, category, NULL);
+}
+
 void kn_give(kn_memory *m, void *p, size_t bytes, kn_mem_category category)
+{
+    kn_give_of(m, p, bytes, category, NULL);
+}
+
+void kn_give_of(kn_memory *m, void *p, size_t bytes, kn_mem_category category, const char *owner)
 {
     if (!p || bytes == 0)
         return;
     bool on_host = m->pinned; /* m may end with its last bytes */
     m->give(m, p, (size_t)rounded(bytes));
-    leave(kn_context_get(), category, on_host, rounded(bytes));
+    const int64_t live = leave(kn_context_get(), category, on_host, rounded(bytes));
+    trace_bytes(KN_TRACE_GIVE, category, on_host, rounded(bytes), live, owner);
 }

@@ -47,6 +47,7 @@ static kn_context *context_begin(void)
 {
     memset(&own, 0, sizeof own);
     pthread_mutex_init(&own.lock, NULL);
+    pthread_mutex_init(&own.trace_lock, NULL);
     own.threads = kn_team_default_size();
     own.world = 1;
     own.rng.seed = 1337;
@@ -90,6 +91,7 @@ void kn_context_end(void)
     kn_team_end();
     kn_trace_stop(NULL);
     pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->trace_lock);
     memset(c, 0, sizeof *c);
     current = NULL;
     if (exit_key_made)

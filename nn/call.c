@@ -1,26 +1,39 @@
 /* nn/call.c: calling a module: a frame (who made the nodes), a scope (who owns the temporaries),
  * hooks, and the unit's gather and release around its forward. */
 #include "autograd/record.h"
+#include "kernels/trace.h"
 #include "nn/edit.h"
 #include "nn/hooks_internal.h"
 #include <string.h>
+
+static void trace(const kn_module_impl *m, const char *what)
+{
+    if (kn_trace_sees(KN_TRACE_CALL))
+        kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_CALL,
+                                             .what = what,
+                                             .provider = m->class_name,
+                                             .path = m->path,
+                                             .backward = kn_in_backward() });
+}
 
 static void pre_backward(void *module, kn_frame *f)
 {
     kn_module_impl *m = module;
     if (m->unit)
         m->unit->reach(m->unit->unit);
+    trace(m, "backward");
     kn_hooks_pre_backward(m, f);
 }
 
 static void post_backward(void *module, kn_frame *f)
 {
     kn_hooks_post_backward(module, f);
+    trace(module, "backward end");
 }
 
 static void attach(kn_frame *f, kn_module_impl *m)
 {
-    if (m->unit || m->hooks) {
+    if (m->unit || m->hooks || kn_trace_sees(KN_TRACE_CALL)) {
         f->pre_backward = pre_backward;
         f->post_backward = post_backward;
     }
@@ -34,6 +47,7 @@ static bool begin_call(kn_module_impl *m, kn_values *in)
         return false;
     kn_record_group(m->unit ? m->unit->group : NULL);
     kn_record_use(m->life->id, (uint32_t)kn_hooks_count(m) << 1 | m->training, kn_module_shown(m));
+    trace(m, "forward");
     kn_hooks_pre_forward(m, in);
     return true;
 }
@@ -41,6 +55,9 @@ static bool begin_call(kn_module_impl *m, kn_values *in)
 static void end_call(kn_module_impl *m, kn_values in, kn_values *out)
 {
     kn_hooks_post_forward(m, in, out);
+    trace(m, "forward end");
+    for (int i = 0; out && kn_trace_sees(KN_TRACE_VALUE) && i < out->n; i++) /* kn_leave has none */
+        kn_trace_tensor(kn_module_shown(m), "activation", out->v[i]);
     if (m->unit)
         m->unit->post_forward(m->unit->unit, out);
 }

@@ -3,6 +3,7 @@
  * formulas, own.c calls a user's; then whole matrices (muon.c). A sharded parameter is this rank's
  * part (kn_param.master); where gradients arrive one by one (offload), its source launches batches
  * of pieces (kn_param_source.step). make.c makes optimizers and their states. */
+#include "kernels/trace.h"
 #include "optim/optim_internal.h"
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
@@ -178,6 +179,14 @@ static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
     return ok;
 }
 
+/* For a recording with values: this rank's parts, as the step finds or leaves them. */
+static void trace_params(const kn_param *p, int n, bool grads)
+{
+    for (int i = 0; i < n && kn_trace_sees(KN_TRACE_VALUE); i++)
+        kn_trace_tensor(p[i].name, grads ? "gradient" : "parameter",
+                        grads ? kn_param_grad(&p[i]) : p[i].master);
+}
+
 static bool step(kn_optim *o, const scaling *by)
 {
     const kn_param *p;
@@ -188,10 +197,12 @@ static bool step(kn_optim *o, const scaling *by)
     if (!kn_ok() || !kn_optim_unchanged(o, p, n, "kn_step") ||
         !kn_may_step(o->live.module, p, n, "kn_step") || !kn_streams_look())
         return false;
+    trace_params(p, n, true);
     if (!update(o, p, n, by))
         return kn_ok() ? kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
                                  freezes(o) ? " but those of frozen groups" : "")
                        : false;
+    trace_params(p, n, false);
     kn_consume_grads(p, n);
     kn_step_taken(&o->seen);
     o->steps++;

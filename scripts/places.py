@@ -15,6 +15,7 @@ kn_on_node kn_on_backward_end kn_module_hook kn_fsdp_set_comm_hook kn_fsdp_set_a
 kn_fsdp_set_gather_hook kn_fsdp_on_event kn_fsdp_event_name kn_options_create kn_options_main
 kn_gpt_config_text kn_llama_config_text kn_loader_new_ kn_borrow kn_host_free
 kn_mem_name kn_ledger_read kn_ledger_reset_peaks kn_scope_begin kn_scope_end
+kn_trace_put kn_trace_sees kn_trace_kind_name kn_explain_line kn_explain
 kn_live_tensors kn_threads kn_set_free_cores kn_tracing kn_now kn_finish kn_rank
 kn_comm_size kn_world kn_tensor_free kn_grad kn_requires_grad kn_grad_mode kn_recomputing kn_set_grad_mode
 kn_set_check kn_checking kn_get_step kn_seed""".split())

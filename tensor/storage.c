@@ -1,6 +1,7 @@
 /* tensor/storage.c: reference-counted bytes on a device that can be let go of and taken again while
  * tensors refer to them (docs/architecture.md, idea 3). */
 #include "tensor/tensor_internal.h"
+#include "kernels/memory_internal.h"
 
 static _Atomic uint64_t made;
 
@@ -95,7 +96,7 @@ void kn_storage_release(kn_storage *s)
 {
     if (s->released || !s->memory)
         return;
-    kn_give(s->memory, s->data, s->bytes, s->category);
+    kn_give_of(s->memory, s->data, s->bytes, s->category, s->label);
     s->data = NULL;
     s->released = true;
 }
@@ -104,7 +105,7 @@ bool kn_storage_retake(kn_storage *s)
 {
     if (!s->released)
         return true;
-    s->data = kn_take(s->memory, s->bytes, s->category);
+    s->data = kn_take_for(s->memory, s->bytes, s->category, s->label);
     s->released = s->data == NULL;
     return !s->released;
 }

@@ -17,6 +17,10 @@ typedef struct kn_storage_part {
     uint32_t version;
 } kn_storage_part;
 
+/* digest.c: an event of t's values (KN_TRACE_VALUE), where it has any: name, and what it is of the
+ * model ("activation", "gradient", "parameter"). */
+void kn_trace_tensor(const char *name, const char *kind, const kn_tensor *t);
+
 typedef struct kn_storage kn_storage;
 struct kn_storage {
     int refs;

@@ -25,6 +25,7 @@ typedef struct kn_job {
     uint64_t other_seq;
     const char *file; /* the user's line that launched it */
     int line;
+    double issued; /* while tracing: when it entered */
     _Alignas(max_align_t) char args[KN_JOB_BYTES];
 } kn_job;
 
@@ -58,6 +59,8 @@ void kn_cpu_stream_release(kn_cpu_stream *s);
 uint64_t kn_cpu_stream_seq(kn_cpu_stream *s);
 /* Sleeps until s has done seq jobs. */
 void kn_cpu_stream_await(kn_cpu_stream *s, uint64_t seq);
+/* The same, of the host: a wait of the trace. */
+void kn_cpu_stream_host_waits(kn_cpu_stream *s, uint64_t seq);
 bool kn_cpu_stream_past(kn_cpu_stream *s, uint64_t seq);
 /* s waits for other: as a job on a worker, at once on the caller for an inline stream. */
 void kn_cpu_stream_wait(kn_cpu_stream *s, kn_cpu_stream *other, uint64_t seq);

@@ -81,7 +81,7 @@ bool kn_cpu_event_sync(kn_event *event)
     kn_cpu_stream *other = look((cpu_event *)event, &seq);
     if (!other)
         return true;
-    kn_cpu_stream_await(other, seq);
+    kn_cpu_stream_host_waits(other, seq);
     kn_cpu_stream_release(other);
     return true;
 }

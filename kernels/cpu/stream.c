@@ -74,11 +74,30 @@ static void run_host(kn_stream *s, const char *what, kn_host_fn fn, void *arg)
         kn_trace_add(what, "host", s, begin, kn_now(), 0, 0);
 }
 
+/* s, or the host (NULL), waits for other. */
+static void wait_for(const kn_stream *s, kn_cpu_stream *other, uint64_t seq)
+{
+    const double begin = kn_now();
+    const bool waits = mine != other && !kn_cpu_stream_past(other, seq);
+    kn_cpu_stream_await(other, seq);
+    if (waits)
+        kn_trace_put(s, (kn_trace_event){ .kind = KN_TRACE_WAIT,
+                                          .what = other->base.name,
+                                          .begin = begin,
+                                          .end = kn_now() });
+}
+
+void kn_cpu_stream_host_waits(kn_cpu_stream *other, uint64_t seq)
+{
+    wait_for(NULL, other, seq);
+}
+
 static void run_job(kn_cpu_stream *s, kn_job *job)
 {
     kn_place_set(job->file, job->line);
+    kn_trace_issued(job->issued);
     if (job->kind == KN_JOB_WAIT) {
-        kn_cpu_stream_await(job->other, job->other_seq);
+        wait_for(&s->base, job->other, job->other_seq);
         kn_cpu_stream_release(job->other);
     } else if (job->kind == KN_JOB_KERNEL) {
         kn_run_providers(&s->base, job->kernel, job->args);
@@ -122,6 +141,7 @@ static kn_job *enter_begin(kn_cpu_stream *s)
         s->waiting--;
     }
     kn_job *job = &s->job[s->entered % KN_JOBS];
+    job->issued = kn_tracing() ? kn_now() : 0;
     kn_place_get(&job->file, &job->line);
     return job;
 }
@@ -186,7 +206,7 @@ void kn_cpu_stream_wait(kn_cpu_stream *s, kn_cpu_stream *other, uint64_t seq)
     if (s == other || kn_cpu_stream_past(other, seq))
         return;
     if (at_once(s)) {
-        kn_cpu_stream_await(other, seq);
+        wait_for(&s->base, other, seq);
         return;
     }
     kn_cpu_stream_hold(other);
@@ -201,7 +221,7 @@ bool kn_cpu_stream_sync(kn_stream *stream)
 {
     kn_cpu_stream *s = (kn_cpu_stream *)stream;
     if (!at_once(s))
-        kn_cpu_stream_await(s, kn_cpu_stream_seq(s));
+        kn_cpu_stream_host_waits(s, kn_cpu_stream_seq(s));
     return kn_ok();
 }
 

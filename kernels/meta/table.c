@@ -9,7 +9,7 @@
  * it and the device pass at the link's. */
 #include "kernels/device.h"
 #include "kernels/trace.h"
-#include "kernels/kernels_internal.h"
+#include "kernels/checks.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -25,6 +25,7 @@ typedef struct meta_stream {
 typedef struct meta_event {
     kn_event base;
     double time;
+    char of[sizeof(((kn_stream *)0)->name)]; /* the stream that it was recorded on */
 } meta_event;
 
 /* The rates of one device: round figures of a current data-centre GPU. */
@@ -146,15 +147,26 @@ static bool stream_is_inline(const kn_stream *s)
     return false;
 }
 
-static void host_waits_until(double time)
+/* who: the stream that waits; NULL: the host. */
+static void trace_wait(const kn_stream *who, const char *for_whom, double from, double until)
+{
+    if (until > from)
+        kn_trace_put(who, (kn_trace_event){ .kind = KN_TRACE_WAIT,
+                                            .what = for_whom,
+                                            .begin = from,
+                                            .end = until });
+}
+
+static void host_waits_until(double time, const char *for_whom)
 {
     kn_context *c = kn_context_get();
+    trace_wait(NULL, for_whom, c->meta_host, time);
     c->meta_host = fmax(c->meta_host, time);
 }
 
 static bool stream_sync(kn_stream *s)
 {
-    host_waits_until(clock_of((meta_stream *)s));
+    host_waits_until(clock_of((meta_stream *)s), s->name);
     return kn_ok();
 }
 
@@ -174,12 +186,17 @@ static bool stream_host(kn_stream *s, const char *what, kn_host_fn fn, const voi
     return kn_ok();
 }
 
+static double compute(meta_stream *s, kn_cost cost)
+{
+    kn_context_get()->meta_flops += cost.flops;
+    double seconds = launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
+    return pass(s, s->host ? cost.bytes / host_rate : seconds);
+}
+
 void kn_meta_compute(kn_stream *stream, const char *what, kn_cost cost)
 {
     meta_stream *s = (meta_stream *)stream;
-    kn_context_get()->meta_flops += cost.flops;
-    double seconds = launch_cost + fmax(cost.flops / flops_rate, cost.bytes / bytes_rate);
-    double begin = pass(s, s->host ? cost.bytes / host_rate : seconds);
+    const double begin = compute(s, cost);
     if (kn_tracing())
         kn_trace_add(what, "meta", stream, begin, clock_of(s), cost.flops, cost.bytes);
 }
@@ -187,7 +204,10 @@ void kn_meta_compute(kn_stream *stream, const char *what, kn_cost cost)
 static bool launch(kn_stream *stream, kn_kernel k, const void *args, size_t size)
 {
     (void)size;
-    kn_meta_compute(stream, kn_kernel_name(k), kn_kernel_cost(k, args));
+    const kn_cost cost = kn_kernel_cost(k, args);
+    const double begin = compute((meta_stream *)stream, cost);
+    if (kn_tracing())
+        kn_trace_kernel("meta", stream, k, args, cost, begin, clock_of((meta_stream *)stream));
     return true;
 }
 
@@ -233,22 +253,27 @@ static void event_destroy(kn_event *e)
 
 static bool event_record(kn_event *e, kn_stream *s)
 {
-    ((meta_event *)e)->time = fmax(clock_of((meta_stream *)s), kn_context_get()->meta_host);
+    meta_event *event = (meta_event *)e;
+    event->time = fmax(clock_of((meta_stream *)s), kn_context_get()->meta_host);
+    memcpy(event->of, s->name, sizeof event->of);
     return true;
 }
 
 static bool event_wait(kn_event *e, kn_stream *s)
 {
     meta_stream *stream = (meta_stream *)s;
+    const meta_event *event = (const meta_event *)e;
     if (stream->host)
-        host_waits_until(((meta_event *)e)->time);
-    stream->clock = fmax(stream->clock, ((meta_event *)e)->time);
+        host_waits_until(event->time, event->of);
+    else
+        trace_wait(s, event->of, fmax(stream->clock, kn_context_get()->meta_host), event->time);
+    stream->clock = fmax(stream->clock, event->time);
     return true;
 }
 
 static bool event_sync(kn_event *e)
 {
-    host_waits_until(((meta_event *)e)->time);
+    host_waits_until(((meta_event *)e)->time, ((meta_event *)e)->of);
     return true;
 }
 

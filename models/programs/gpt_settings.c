@@ -172,7 +172,7 @@ static kn_option size_rows[MODEL_OPTIONS + 1];
 
 bool gpt_settings_begin(settings *s)
 {
-    static kn_option room[96];
+    static kn_option room[112];
     static const char *const in_steps[] = { "steps",        "warmup",     "eval-every",
                                             "sample-every", "save-every", NULL };
     const kn_option *const parts[] = { text_rows,      model_rows,         size_rows,

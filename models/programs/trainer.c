@@ -161,7 +161,7 @@ static bool train(training *t)
         return kn_ok();
     if (t->s->eval_only)
         return print_summary(t) && evaluate_only(t);
-    if (!print_summary(t) || !prepare(t) || (of->ready && !of->ready(t)))
+    if (!print_summary(t) || !prepare(t) || !recording_ready(t) || (of->ready && !of->ready(t)))
         return false;
     stop_listen(first_rank(t));
     bool ok = print_table(t) && training_run(t) && (!of->end || of->end(t));

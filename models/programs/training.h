@@ -117,6 +117,7 @@ struct training {
     double least;          /* the best score of all evaluations, kept or not; NAN: none yet */
     int64_t worse;         /* evaluations since then */
     bool early;            /* as many as --patience: save and end */
+    int64_t record_first, record_last; /* of --record and --explain, from 1; 0: no step */
 };
 
 static inline bool first_rank(const training *t)
@@ -131,6 +132,13 @@ int training_main(training *t, int argc, char **argv);
 /* True if steps remain before --steps, --stop-after and the end of --patience, or none are asked
  * for (--eval-only); else an error that asks for a larger --option. */
 bool training_has_steps(const training *t, const char *option);
+
+/* ---- recording.c: --record and --explain ------------------------------------------------------ */
+
+bool recording_ready(training *t); /* which steps; before the first one */
+/* Around each step, which counts from 0. */
+bool recording_begin(training *t, int64_t step);
+bool recording_end(training *t, int64_t step);
 
 /* ---- training.c: the loop -------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
  *
  *   step:  for a in accum: micro-batch a * ranks + rank -> loss -> backward
  *          norm, clip, optimizer */
+#include "fsdp/record.h"
 #include "kernels/error.h"
 #include "kernels/graph.h"
 #include "kernels/trace.h"
@@ -104,6 +105,10 @@ bool take_measurements(training *t, int keep)
         double now = kn_now();
         p->seconds = now - fmax(p->begun, t->taken);
         t->taken = now;
+        kn_record_number(p->step, "loss", p->loss);
+        kn_record_number(p->step, "norm", p->grad_norm);
+        kn_record_number(p->step, "lr", p->lr);
+        kn_record_number(p->step, "items", (double)p->items);
         if (!refuse_nonfinite(t, p, m.nonfinite))
             return false;
         if (step + 1 < t->launched)
@@ -236,6 +241,8 @@ bool train_step(training *t, int64_t step)
     kn_set_step(step); /* a skipped step counts */
     kn_set_lr(t->optim, p->lr);
     kn_ledger_reset_peaks();
+    if (!recording_begin(t, step))
+        return false;
     kn_scope scope = kn_scope_begin();
     launch_step(t);
     kn_scope_end(scope);
@@ -244,5 +251,5 @@ bool train_step(training *t, int64_t step)
     if (t->device != KN_CUDA) /* where its time is that of its launches */
         p->muon = kn_muon_seconds(t->optim);
     p->ledger = kn_ledger_read();
-    return kn_ok();
+    return kn_ok() && recording_end(t, step);
 }

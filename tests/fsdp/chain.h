@@ -23,7 +23,7 @@ typedef struct chain {
     chain_layer layer[CHAIN_MAX];
     int layers, order[CHAIN_MAX]; /* the layers that a forward calls: order[0 .. runs-1] */
     int runs;
-    int gathered;    /* layers whose whole parameters have bytes: the gather may still run */
+    int gathered; /* layers whose whole parameters have bytes: the gather may still run */
     kn_optim *optim; /* NULL: a step doesn't end with the optimizer's */
     bool clip;
     kn_comm *world;
@@ -43,32 +43,6 @@ static kn_tensor *chain_forward(kn_module *self, kn_tensor *x)
     return sum_of(x);
 }
 
-/* ---- what hooks write into the trace --------------------------------------------------------- */
-
-static void chain_event(const kn_fsdp_event *e, void *arg)
-{
-    chain *c = arg;
-    c->gathered += (e->kind == KN_FSDP_GATHER) - (e->kind == KN_FSDP_RELEASE);
-}
-
-static void chain_note(const chain *c, const kn_module *layer, char what)
-{
-    char text[48];
-    snprintf(text, sizeof text, "note %c%s:%d", what, kn_module_path(layer), c->gathered);
-    double now = kn_meta_clock(kn_compute_stream(KN_META));
-    kn_trace_add(text, "test", kn_compute_stream(KN_META), now, now, 0, 0);
-}
-
-static void chain_note_forward(kn_module_event *e, void *arg)
-{
-    chain_note(arg, e->module, 'F');
-}
-
-static void chain_note_backward(kn_module_event *e, void *arg)
-{
-    chain_note(arg, e->module, 'B');
-}
-
 /* ---- making ---------------------------------------------------------------------------------- */
 
 /* layers of dim x dim on meta, for batch rows. */
@@ -84,9 +58,6 @@ static inline void chain_init(chain *c, int layers, int64_t dim, int64_t batch)
         kn_module_add(&c->base, name, &c->layer[i].base);
         kn_linear_init(&c->layer[i].fc, &c->layer[i].base, "fc", dim, dim, .device = KN_META,
                        .no_bias = true);
-        kn_module_hook(&c->layer[i], (kn_module_hooks){ .pre_forward = chain_note_forward,
-                                                        .pre_backward = chain_note_backward,
-                                                        .arg = c });
     }
     KN_CHECK_OK();
 }
@@ -101,7 +72,6 @@ static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_w
     c->world = kn_comm_simulated(ranks, 0, bytes_per_s);
     KN_CHECK(c->world && kn_fsdp_wrap_(&c->base, c->world, o), "%s",
              kn_error() ? kn_error() : "no communicator");
-    KN_CHECK(kn_fsdp_on_event(&c->base, chain_event, c));
 }
 
 static inline void chain_free(chain *c)
@@ -128,6 +98,15 @@ static inline void chain_append(chain_trace *t, char what, const char *name, int
              m ? " " : "", what, name, count);
 }
 
+/* A call of a layer, or a verb that changes how many are gathered. */
+static inline void chain_read_schedule(chain *c, chain_trace *t, const kn_trace_event *e)
+{
+    if (e->kind == KN_TRACE_VERB)
+        c->gathered += (strcmp(e->what, "gather") == 0) - (strcmp(e->what, "release") == 0);
+    else if (strcmp(e->provider, "chain_layer") == 0 && !strchr(e->what, ' '))
+        chain_append(t, *e->what == 'f' ? 'F' : 'B', e->path, c->gathered);
+}
+
 static inline void chain_read(chain_trace *t, const kn_trace_event *e)
 {
     static const struct {
@@ -145,12 +124,6 @@ static inline void chain_read(chain_trace *t, const kn_trace_event *e)
     for (int i = 0; i < 3; i++)
         if (strncmp(e->what, kinds[i].kind, strlen(kinds[i].kind)) == 0)
             chain_append(t, kinds[i].letter, e->what + strlen(kinds[i].kind), -1);
-    if (strncmp(e->what, "note ", 5) == 0) {
-        char name[32];
-        int count = atoi(strchr(e->what, ':') + 1);
-        snprintf(name, sizeof name, "%.*s", (int)strcspn(e->what + 6, ":"), e->what + 6);
-        chain_append(t, e->what[5], name, count);
-    }
 }
 
 /* Runs one forward (and backward) of zeros; returns its record. */
@@ -161,7 +134,7 @@ static inline chain_trace chain_step(chain *c, bool backward)
     kn_stream *s = kn_compute_stream(KN_META);
     kn_stream_sync(s);
     kn_ledger_reset_peaks();
-    kn_trace_start(20000);
+    kn_trace_watch(1u << KN_TRACE_RUN | 1u << KN_TRACE_CALL | 1u << KN_TRACE_VERB, KN_META);
     double begin = fmax(kn_meta_clock(s), kn_context_get()->meta_host);
     kn_scope scope = kn_scope_begin();
     bool mode = kn_set_grad_mode(backward);
@@ -178,7 +151,10 @@ static inline chain_trace chain_step(chain *c, bool backward)
     KN_CHECK_OK();
     double end = kn_meta_clock(s);
     for (size_t i = 0; i < n; i++) {
-        chain_read(&t, &events[i]);
+        if (events[i].kind == KN_TRACE_RUN)
+            chain_read(&t, &events[i]);
+        else
+            chain_read_schedule(c, &t, &events[i]);
         end = fmax(end, events[i].end);
     }
     kn_host_free(events);

@@ -38,7 +38,8 @@ typedef struct kn_gpu_ring {
 
 typedef struct kn_gpu_timed {
     cudaEvent_t begin, end;
-    char what[96], provider[16];
+    char what[96], provider[16], path[96]; /* path, backward: of the call that launched it */
+    bool backward;
     double flops, bytes;
 } kn_gpu_timed;
 

@@ -68,6 +68,9 @@ void kn_gpu_trace_end(kn_stream *stream, const char *what, const char *provider,
     cudaEventRecord(t->end, s->handle);
     snprintf(t->what, sizeof t->what, "%s", what);
     snprintf(t->provider, sizeof t->provider, "%s", provider);
+    snprintf(t->path, sizeof t->path, "%s",
+             kn_context_is_worker() ? "" : kn_context_path(stream->context));
+    t->backward = stream->context->engine != NULL;
     t->flops = flops;
     t->bytes = bytes;
     s->timed_count++;
@@ -82,8 +85,14 @@ void kn_gpu_trace_flush(kn_stream *stream)
         cudaEventSynchronize(s->timed[s->timed_count - 1].end);
     for (int i = 0; i < s->timed_count; i++) {
         kn_gpu_timed *t = &s->timed[i];
-        kn_trace_add(t->what, t->provider, stream, time_of(s, t->begin), time_of(s, t->end),
-                     t->flops, t->bytes);
+        kn_trace_put(stream, (kn_trace_event){ .what = t->what,
+                                               .provider = t->provider,
+                                               .path = t->path,
+                                               .backward = t->backward,
+                                               .begin = time_of(s, t->begin),
+                                               .end = time_of(s, t->end),
+                                               .flops = t->flops,
+                                               .bytes = t->bytes });
     }
     for (int i = 0; i < KN_GPU_TIMED && s->timed[i].begin; i++) {
         kn_gpu_event_give(s->timed[i].begin, true);
