@@ -118,8 +118,14 @@ VEC_INLINE void whole_blocks_as(const plan *p, int64_t begin, int64_t end, kn_jo
         int64_t so_far[BLOCK];
         for (int64_t j = 0; j < w; j++)
             so_far[j] = kn_join_neutral_int(by);
-        for (int64_t i = 0; i < p->n; i++) {
-            const int64_t row = at + (p->reverse ? p->n - 1 - i : i) * p->inner;
+        int64_t row = at + (p->reverse ? p->n - 1 : 0) * p->inner;
+        const int64_t down = p->reverse ? -p->inner : p->inner;
+        for (int64_t i = 0; i < p->n; i++, row += down) {
+            if (w == 1) {
+                *so_far = kn_joined_int(by, *so_far, ((const int64_t *)p->x)[row]);
+                ((int64_t *)p->y)[row] = *so_far;
+                continue;
+            }
             for (int64_t j = 0; j < w; j++) {
                 so_far[j] = kn_joined_int(by, so_far[j], ((const int64_t *)p->x)[row + j]);
                 ((int64_t *)p->y)[row + j] = so_far[j];

@@ -129,11 +129,13 @@ static double neutral(const plan *p)
 
 static void put(const plan *p, int64_t i, double sum)
 {
-    if (p->to == KN_I64) {
+    const float result = (float)(sum * p->scale);
+    if (p->to == KN_I64)
         ((int64_t *)p->dst)[i] = (int64_t)sum;
-        return;
-    }
-    v_put_n(p->to, p->dst, i, v_set1((float)(sum * p->scale)), 1);
+    else if (p->to == KN_F32)
+        ((float *)p->dst)[i] = result;
+    else
+        v_put_n(p->to, p->dst, i, v_set1(result), 1);
 }
 
 /* KN_VW elements, and the first n of them; of bools numbers. */
