@@ -68,18 +68,19 @@ def by_turns(calls, rounds, threads):
 
 
 def sides(k, inputs, in_knap, in_torch, backward):
-    """Calls of Knap and of torch. None: there is no gradient, or torch's is the given one's memory, of which Knap's is a copy."""
+    """Calls of Knap and of torch; None if there is no gradient. A leaf's gradient is its own memory: Knap copies where torch
+    would keep the memory of the given one, so torch's side copies, too."""
     theirs = [i.in_torch(torch.float32) for i in inputs]
     first = as_list(in_torch(*(t for _, t in theirs)))
     graded = next((n for n, r in enumerate(first) if r.requires_grad), None)
     if backward and graded is None:
         return None
     slope = torch.randn_like(first[graded]).contiguous() if backward else None
+    lent = []
     if backward:
         first[graded].backward(slope)
-        grads = [leaf.grad for leaf, _ in theirs if leaf.grad is not None]
-        if any(g.untyped_storage().data_ptr() == slope.untyped_storage().data_ptr() for g in grads):
-            return None
+        memory = slope.untyped_storage().data_ptr()
+        lent = [leaf for leaf, _ in theirs if leaf.grad is not None and leaf.grad.untyped_storage().data_ptr() == memory]
         for leaf, _ in theirs:
             leaf.grad = None
     ours, given = [i.in_knap(k, torch.float32) for i in inputs], k.tensor(slope).handle if backward else None
@@ -98,6 +99,8 @@ def sides(k, inputs, in_knap, in_torch, backward):
         results = as_list(in_torch(*(t for _, t in theirs)))
         if backward:
             results[graded].backward(slope)
+            for leaf in lent:
+                leaf.grad.clone()
             for _, leaf in leaves:
                 leaf.grad = None
     return knaps, torchs
