@@ -101,7 +101,8 @@ bool kn_bucket_drop_gathered(kn_bucket *b, int index)
         b->full->version++;
     else
         b->full->part[index].version++;
-    return b->residency == KN_SHARDED || kn_unit_reshard(b->unit, KN_WHY("a parameter was written"));
+    return b->residency == KN_SHARDED ||
+           kn_unit_reshard(b->unit, KN_WHY("a parameter was written"));
 }
 
 static bool write_part(const kn_param *p, kn_tensor *shard, const void *host, const char *what)

@@ -138,14 +138,15 @@ static void tell(telling *t, const kn_trace_event *e, const char *name)
                   { "reduce", "its gradients are on their way" },
                   { "reduced", "its gradients are reduced, and whole ones given back" } };
     if (e->kind == KN_TRACE_WAIT) {
-        fprintf(t->out, "%11.3f ms %s waits %.3f ms for %s\n", 1e3 * (e->begin - t->zero), e->stream,
-                1e3 * (e->end - e->begin), e->what);
+        fprintf(t->out, "%11.3f ms %s waits %.3f ms for %s\n", 1e3 * (e->begin - t->zero),
+                e->stream, 1e3 * (e->end - e->begin), e->what);
         return;
     }
     fprintf(t->out, "%11.3f ms %s: ", 1e3 * (e->begin - t->zero), name);
     if (e->kind == KN_TRACE_CALL) {
         fprintf(t->out, "%s%s%s\n", e->what, strstr(e->what, " end") ? "s" : " begins",
-                e->backward && strncmp(e->what, "forward", 7) == 0 ? ", once more for backward" : "");
+                e->backward && strncmp(e->what, "forward", 7) == 0 ? ", once more for backward"
+                                                                   : "");
         return;
     }
     for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++)

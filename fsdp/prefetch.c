@@ -87,7 +87,8 @@ bool kn_prefetch_forward(kn_unit *u)
 bool kn_prefetch_backward(kn_unit *u, kn_backward_prefetch when)
 {
     if (u->next_backward.count)
-        return when != KN_PREFETCH_PRE || ahead_of_list(u, &u->next_backward, true, KN_WHY_OF("the list of", u));
+        return when != KN_PREFETCH_PRE ||
+               ahead_of_list(u, &u->next_backward, true, KN_WHY_OF("the list of", u));
     kn_unit *next =
         u->options.backward_prefetch == when ? kn_order_next(&u->schedule->order) : NULL;
     const kn_cause pre = KN_WHY_OF(".backward_prefetch PRE of", u);

@@ -1,5 +1,6 @@
-/* fsdp/record.c: a recording of all ranks. Each keeps its events; at the end each writes them as lines
- * of JSON, with times on the clock of rank 0, and rank 0 puts them behind one another into the file. */
+/* fsdp/record.c: a recording of all ranks. Each keeps its events; at the end each writes them as
+ * lines of JSON, with times on the clock of rank 0, and rank 0 puts them behind one another into
+ * the file. */
 #include "fsdp/record.h"
 #include "comm/comm_internal.h"
 #include "fsdp/kinds.h"
@@ -23,13 +24,14 @@ enum { ROUNDS = 8 }; /* of looking at all clocks */
 
 /* ---- one clock ------------------------------------------------------------------------------- */
 
-/* Nanoseconds that this rank's clock is ahead of rank 0's. An exchange of times is over for a rank
- * only after each has begun it: so each gives a bound from both sides. Where 0 lies between, it is the
- * same clock, as on one machine; else the middle is the guess. */
+/* Nanoseconds that this rank's clock is ahead of rank 0's. An exchange of times is over for a
+ * rank only after each has begun it: so each gives a bound from both sides. Where 0 lies
+ * between, it is the same clock, as on one machine; else the middle is the guess. */
 static bool clock_ahead(kn_comm *c, double *ahead)
 {
     const int n = kn_comm_size(c), me = kn_rank(c);
-    int64_t *begun = kn_host_calloc((size_t)(2 * n), sizeof *begun), *over = begun ? begun + n : NULL;
+    int64_t *begun = kn_host_calloc((size_t)(2 * n), sizeof *begun),
+            *over = begun ? begun + n : NULL;
     double low = -INFINITY, high = INFINITY;
     bool ok = begun;
     for (int i = 0; i < ROUNDS && ok; i++) {
@@ -89,9 +91,9 @@ static void write_bucket(FILE *f, const kn_bucket *b)
 static void write_unit(FILE *f, const kn_unit *u)
 {
     const kn_fsdp_wrap_options *o = &u->options;
-    static const char *const prefetch[] = { [KN_PREFETCH_PRE] = "pre",
-                                            [KN_PREFETCH_POST] = "post",
-                                            [KN_PREFETCH_NONE] = "none" };
+    static const char *const prefetch[] = {
+        [KN_PREFETCH_PRE] = "pre", [KN_PREFETCH_POST] = "post", [KN_PREFETCH_NONE] = "none"
+    };
     fputs("{\"name\": ", f);
     kn_json_string(f, kn_unit_name(u));
     fputs(", \"path\": ", f);
@@ -222,7 +224,7 @@ bool kn_record_start_(void *module, const char *path, kn_record_options o)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     const kn_module_impl *root = kn_impl(module, "kn_record_start");
     kn_context *c = kn_context_get();
-    kn_comm *comm = o.comm ? o.comm : kn_world();
+    kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
     if (!root || !kn_given_path(path, "kn_record_start", "the path"))
         return false;
     if (c->recording)
@@ -257,10 +259,9 @@ void kn_record_number(int64_t step, const char *name, double value)
     if (!kn_trace_sees(KN_TRACE_NUMBER) || !kn_given(name, "kn_record_number", "the name"))
         return;
     snprintf(text, sizeof text, "%" PRId64, step);
-    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_NUMBER,
-                                         .what = name,
-                                         .detail = text,
-                                         .number = value });
+    kn_trace_put(
+        NULL,
+        (kn_trace_event){ .kind = KN_TRACE_NUMBER, .what = name, .detail = text, .number = value });
 }
 
 /* ---- the events ------------------------------------------------------------------------------ */

@@ -1,6 +1,6 @@
-/* fsdp/record.h: a recording: the streams of events of all ranks (kernels/trace.h) on one clock, with
- * what the units hold, in one file of JSON lines (docs/recording.md). knap-report makes a page of it,
- * knap-diff compares two. Recording changes no bit and no order. */
+/* fsdp/record.h: a recording: the streams of events of all ranks (kernels/trace.h) on one clock,
+ * with what the units hold, in one file of JSON lines (docs/recording.md). knap-report makes a
+ * page of it, knap-diff compares two. Recording changes no bit and no order. */
 #ifndef KNAP_FSDP_RECORD_H
 #define KNAP_FSDP_RECORD_H
 
@@ -17,12 +17,13 @@ typedef struct kn_record_options {
     KN_BEGIN_OPTIONS;
     kn_comm *comm;       /* whose ranks are recorded; NULL: kn_world() */
     const char *command; /* for the file's first line; NULL: none */
-    /* Also values: of each call's results, and of gradients and parameters where the optimizer takes
-     * its step: eight elements and a digest. The host reads each tensor whole, which takes time. */
+    /* Also values: of each call's results, and of gradients and parameters where the optimizer
+     * takes its step: eight elements and a digest. The host reads each tensor whole, which takes
+     * time. */
     bool values;
 } kn_record_options;
-/* Records from now on what this context does with module, and writes it to path when it ends. Once a
- * context. Collective, as its end. */
+/* Records from now on what this context does with module, and writes it to path when it ends.
+ * Once a context. Collective, as its end. */
 KN_API bool kn_record_start_(void *module, const char *path, kn_record_options o);
 #define kn_record_start(module, path, ...)                                                         \
     kn_record_start_(module, path, KN_OPTIONS(kn_record_options, __VA_ARGS__))

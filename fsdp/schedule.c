@@ -83,8 +83,8 @@ static bool end_unit(kn_unit *u)
 /* Of an iteration: nothing runs any more, and ranks agree on what came. */
 static bool end_iteration(kn_schedule_state *s)
 {
-    return kn_finish_reductions(s, 0, KN_WHY("the last backward ends")) && kn_unit_end_download(s->downloading) &&
-           kn_agree_on_grads(s);
+    return kn_finish_reductions(s, 0, KN_WHY("the last backward ends")) &&
+           kn_unit_end_download(s->downloading) && kn_agree_on_grads(s);
 }
 
 void kn_end_of_backward(void *schedule)

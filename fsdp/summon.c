@@ -125,7 +125,7 @@ static bool turn_handles(opened *o)
 
 static bool open_unit(summoned *s, kn_unit *u)
 {
-    if (!may_summon(u) || (s->o.with_grads && !grads_are_there(u)) || 
+    if (!may_summon(u) || (s->o.with_grads && !grads_are_there(u)) ||
         !kn_unit_reshard(u, KN_WHY("kn_summon")) ||
         (u->schedule && !kn_unit_finish_reduce(u, KN_WHY("kn_summon"))))
         return false;

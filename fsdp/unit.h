@@ -100,9 +100,12 @@ typedef struct kn_cause {
     const kn_unit *of; /* the words end with its name; NULL: they don't */
 } kn_cause;
 #define KN_WHY_OF(words, unit) ((kn_cause){ (words), __FILE__ ":" KN_TEXT(__LINE__), (unit) })
-#define KN_WHY(words) KN_WHY_OF(words, NULL)
-#define KN_TEXT(x) KN_TEXT_(x)
-#define KN_TEXT_(x) #x
+#define KN_WHY(words)          KN_WHY_OF(words, NULL)
+#define KN_TEXT(x)             KN_TEXT_(x)
+#define KN_TEXT_(x)            #x
+
+/* control.c: a verb moved bytes of u, if there are any. */
+void kn_unit_emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why);
 
 /* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
 bool kn_unit_unshard(kn_unit *u, kn_cause why); /* issues the gather, unless that was done */
@@ -110,8 +113,7 @@ bool kn_unit_unshard(kn_unit *u, kn_cause why); /* issues the gather, unless tha
 bool kn_unit_wait(kn_unit *u, kn_cause why);
 bool kn_unit_gather(kn_unit *u, kn_cause why);  /* both */
 bool kn_unit_reshard(kn_unit *u, kn_cause why); /* releases whole parameters, slices too */
-/* As the strategy and the options say. */
-bool kn_unit_reshard_after_forward(kn_unit *u, kn_cause why);
+bool kn_unit_reshard_after_forward(kn_unit *u, kn_cause why); /* as strategy and options say */
 bool kn_unit_reshard_after_backward(kn_unit *u, kn_cause why);
 /* access.c. The master of b's parameter number index was written: a graph that used it must not go
  * on, others may. */

@@ -1,32 +1,6 @@
 /* fsdp/verbs.c: the verbs of the schedule. A unit's buckets move together; each verb that moves
  * bytes emits an event. */
 #include "fsdp/schedule.h"
-#include "kernels/trace.h"
-
-#include <stdio.h>
-#include <string.h>
-
-static void trace(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
-{
-    char cause[160];
-    snprintf(cause, sizeof cause, "%s%s%s", why.why, why.of ? " " : "",
-             why.of ? kn_unit_name(why.of) : "");
-    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_VERB,
-                                         .what = kn_fsdp_event_name(kind),
-                                         .path = kn_unit_name(u),
-                                         .detail = cause,
-                                         .source = strstr(why.source, "fsdp/"),
-                                         .bytes = (double)bytes,
-                                         .backward = kn_in_backward() });
-}
-
-static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
-{
-    if (bytes > 0 && kn_trace_sees(KN_TRACE_VERB))
-        trace(u, kind, bytes, why);
-    if (bytes > 0 && u->observer)
-        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes }, u->observer_arg);
-}
 
 /* Bytes of whole parameters that no gather was issued for. */
 static int64_t away_bytes(const kn_unit *u)
@@ -44,7 +18,7 @@ bool kn_unit_unshard(kn_unit *u, kn_cause why)
 {
     int64_t away = away_bytes(u);
     kn_buckets_unshard(u->bucket, u->buckets);
-    emit(u, KN_FSDP_GATHER, away - away_bytes(u), why);
+    kn_unit_emit(u, KN_FSDP_GATHER, away - away_bytes(u), why);
     return kn_ok();
 }
 
@@ -66,7 +40,7 @@ bool kn_unit_wait(kn_unit *u, kn_cause why)
             gathered += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u);
-    emit(u, KN_FSDP_GATHERED, gathered, why);
+    kn_unit_emit(u, KN_FSDP_GATHERED, gathered, why);
     return kn_ok();
 }
 
@@ -92,7 +66,7 @@ static bool reshard(kn_unit *u, int keep, kn_cause why)
             released += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u); /* also where an error kept it from arriving */
-    emit(u, KN_FSDP_RELEASE, released, why);
+    kn_unit_emit(u, KN_FSDP_RELEASE, released, why);
     return ok;
 }
 
@@ -144,7 +118,7 @@ static bool finish_oldest(kn_schedule_state *s, kn_cause why)
     s->reductions--;
     u->reducing_next = NULL;
     u->reducing = false;
-    emit(u, KN_FSDP_REDUCED, bytes, why);
+    kn_unit_emit(u, KN_FSDP_REDUCED, bytes, why);
     return ok;
 }
 
@@ -196,7 +170,7 @@ bool kn_unit_reduce(kn_unit *u, kn_cause why)
         return false;
     if (!reduces)
         return true;
-    emit(u, KN_FSDP_REDUCE, reducing_bytes(u), why);
+    kn_unit_emit(u, KN_FSDP_REDUCE, reducing_bytes(u), why);
     begin_reduction(u);
     return !s->inline_reduce || (kn_unit_finish_reduce(u, why) && kn_unit_end_download(u));
 }

@@ -20,7 +20,7 @@ size_t kn_kernel_size(kn_kernel k); /* of its arguments */
 /* "dst f32[2,3], a f32[2,4], b f32[4,3]" */
 char *kn_kernel_describe(kn_kernel k, const void *args, char *text, size_t size);
 /* launch.c: an event of a kernel that ran. */
-void kn_trace_kernel(const char *provider, kn_stream *s, kn_kernel k, const void *args, kn_cost cost,
-                     double begin, double end);
+void kn_trace_kernel(const char *provider, kn_stream *s, kn_kernel k, const void *args,
+                     kn_cost cost, double begin, double end);
 
 #endif

@@ -46,11 +46,11 @@ typedef struct kn_context {
     /* threads, streams, trace (kernels) */
     int threads, free_cores;
     kn_stream *compute[KN_MAX_DEVICES];
-    kn_stream *streams; /* every stream made here, compute streams too; guarded by lock */
+    kn_stream *streams;         /* every stream made here, compute streams too; guarded by lock */
     struct kn_trace *trace;     /* guarded by trace_lock */
     pthread_mutex_t trace_lock; /* taken after no other */
     struct kn_recording *recording; /* fsdp/record.c; NULL: none */
-    _Atomic unsigned tracing;   /* the kinds that are kept, a sum of 1 << kind */
+    _Atomic unsigned tracing;       /* the kinds that are kept, a sum of 1 << kind */
     double meta_host;  /* the host's own virtual time, moved on by waits for meta streams */
     double meta_flops; /* of all that was computed on meta */
     kn_graph_state graph;

@@ -84,8 +84,8 @@ int kn_providers(kn_device d, const kn_provider *providers[KN_MAX_PROVIDERS])
 
 /* ---- running ----------------------------------------------------------------------------- */
 
-void kn_trace_kernel(const char *provider, kn_stream *s, kn_kernel k, const void *args, kn_cost cost,
-                     double begin, double end)
+void kn_trace_kernel(const char *provider, kn_stream *s, kn_kernel k, const void *args,
+                     kn_cost cost, double begin, double end)
 {
     char text[512] = "";
     if (kn_trace_sees(KN_TRACE_CALL)) /* a trace of kernels alone has their names and costs */

@@ -20,7 +20,8 @@ double kn_now(void)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-/* Each word stands once, in one text; events hold its place there, since they repeat their words. */
+/* Each word stands once, in one text; events hold its place there, since they repeat their
+ * words. */
 typedef struct words {
     char *text; /* begins with the empty word */
     int64_t length, room;
@@ -196,7 +197,9 @@ void kn_trace_put(const kn_stream *s, kn_trace_event e)
                                 .backward = e.backward,
                                 .what = word_at(w, e.what),
                                 .provider = word_at(w, e.provider),
-                                .stream = word_at(w, e.stream ? e.stream : s ? s->name : "host"),
+                                .stream = word_at(w, e.stream ? e.stream
+                                                     : s      ? s->name
+                                                              : "host"),
                                 .path = word_at(w, e.path),
                                 .detail = word_at(w, e.detail),
                                 .source = word_at(w, e.source),

@@ -1,7 +1,7 @@
-/* kernels/trace.h: what a context did, as one stream of events: kernels, waits, calls of modules, the
- * verbs of a schedule, bytes that come and go. It is kept for reading (kn_trace_stop), for a Chrome
- * trace file (kn_trace_write), and for a recording of all ranks (fsdp/record.h). Watching changes no
- * bit and no order. */
+/* kernels/trace.h: what a context did, as one stream of events: kernels, waits, calls of
+ * modules, the verbs of a schedule, bytes that come and go. It is kept for reading
+ * (kn_trace_stop), for a Chrome trace file (kn_trace_write), and for a recording of all ranks
+ * (fsdp/record.h). Watching changes no bit and no order. */
 #ifndef KNAP_KERNELS_TRACE_H
 #define KNAP_KERNELS_TRACE_H
 
@@ -34,7 +34,8 @@ typedef struct kn_trace_event {
     double begin, end;    /* seconds (virtual on meta) */
     double flops, bytes;
     kn_trace_kind kind;
-    const char *path;   /* of the module call that launched it; a verb's unit; of bytes: their owner */
+    const char
+        *path; /* of the module call that launched it; a verb's unit; of bytes: their owner */
     const char *detail; /* shapes and dtypes; a verb's cause; the ledger's category of bytes */
     const char *source; /* a verb's: the line that asked for it, "fsdp/schedule.c:52" */
     double issued;      /* a worker's job: when it was put into the queue; 0: at once */
@@ -52,8 +53,9 @@ KN_API void kn_trace_add(const char *what, const char *provider, const kn_stream
                          double end, double flops, double bytes);
 /* Whether events of the kind are kept. */
 KN_API bool kn_trace_sees(kn_trace_kind kind);
-/* An event of any kind, if its kind is kept. Words are copied. s: where it ran; NULL: the host. Where
- * its time is left out, it is now; where its path is, that and backward are the running call's. */
+/* An event of any kind, if its kind is kept. Words are copied. s: where it ran; NULL: the host.
+ * Where its time is left out, it is now; where its path is, that and backward are the running
+ * call's. */
 KN_API void kn_trace_put(const kn_stream *s, kn_trace_event e);
 KN_API bool kn_tracing(void);                 /* events of KN_TRACE_RUN are kept */
 KN_API bool kn_trace_write(const char *path); /* Chrome trace JSON of the events kept so far */

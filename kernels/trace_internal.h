@@ -9,8 +9,8 @@
 /* text in quotes, as JSON has it: with escapes of quotes and control characters. */
 void kn_json_string(FILE *f, const char *text);
 
-/* A collective on a stream of the host runs in a function of the host, whose event says no more than
- * the collective's own. */
+/* A collective on a stream of the host runs in a function of the host, whose event says no more
+ * than the collective's own. */
 static inline bool kn_trace_wraps(const kn_trace_event *e)
 {
     return e->kind == KN_TRACE_RUN && strcmp(e->provider, "host") == 0 &&

@@ -151,10 +151,9 @@ static bool stream_is_inline(const kn_stream *s)
 static void trace_wait(const kn_stream *who, const char *for_whom, double from, double until)
 {
     if (until > from)
-        kn_trace_put(who, (kn_trace_event){ .kind = KN_TRACE_WAIT,
-                                            .what = for_whom,
-                                            .begin = from,
-                                            .end = until });
+        kn_trace_put(who,
+                     (kn_trace_event){
+                         .kind = KN_TRACE_WAIT, .what = for_whom, .begin = from, .end = until });
 }
 
 static void host_waits_until(double time, const char *for_whom)

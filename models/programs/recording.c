@@ -21,11 +21,13 @@ static bool read_steps(const char *text, int64_t begin, int64_t *first, int64_t 
     if (sscanf(text, "%lld%n", &a, &end) == 1 && !text[end])
         b = a;
     else if (sscanf(text, "%lld-%lld%n", &a, &b, &end) != 2 || text[end])
-        return kn_fail("--record-steps %s: give a step, or the first and the last: 5, or 5-7", text);
+        return kn_fail("--record-steps %s: give a step, or the first and the last: 5, or 5-7",
+                       text);
     *first = a;
     *last = b;
     return (a >= 1 && b >= a) ||
-           kn_fail("--record-steps %s: steps count from 1, and the last comes after the first", text);
+           kn_fail("--record-steps %s: steps count from 1, and the last comes after the first",
+                   text);
 }
 
 bool recording_ready(training *t)

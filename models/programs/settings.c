@@ -96,16 +96,17 @@ const kn_option settings_log[] = {
       "what fits so much memory (24GiB), with a command, and end; no ranks are started",
       .clashes = "resume", .of = KN_OF_ONCE },
     { "explain", KN_OPTION_STRING, AT(explain), NULL,
-      "print the schedule of the run's second step (--record-steps): a line, and a sentence an event "
+      "print the schedule of the run's second step (--record-steps): a line, and a sentence an "
+      "event "
       "of this unit, or of all",
-      .clashes = "record", .of = KN_OF_ONCE, .own = true },
+      .clashes = "record", .of = KN_OF_ONCE },
     { "record", KN_OPTION_PATH, AT(record), NULL,
-      "write what all ranks do in two steps into this file, for knap-report", .clashes = "cuda-graph",
-      .of = KN_OF_ONCE, .own = true },
+      "write what all ranks do in two steps into this file, for knap-report",
+      .clashes = "cuda-graph", .of = KN_OF_ONCE },
     { "record-steps", KN_OPTION_STRING, AT(record_steps), NULL, "which steps: 5, or 5-7",
-      .note = "the run's second and third", .of = KN_OF_ONCE, .own = true },
+      .note = "the run's second and third", .of = KN_OF_ONCE },
     { "record-values", KN_OPTION_FLAG, AT(record_values), NULL,
-      "also values of results, gradients and parameters; slow", .of = KN_OF_ONCE, .own = true },
+      "also values of results, gradients and parameters; slow", .of = KN_OF_ONCE },
     { "check", KN_OPTION_FLAG, AT(check), NULL,
       "stop at the first operation that makes a NaN or an infinity; slow", .of = KN_OF_RUN },
     { "log", KN_OPTION_PATH, AT(log), NULL,

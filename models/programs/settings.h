@@ -19,7 +19,8 @@ typedef struct settings {
     int64_t patience, eval_every, eval_steps, sample_every, save_every, keep, stop_after;
     double lr, min_lr, weight_decay, beta1, beta2, momentum, ema, clip, timeout;
     bool tf32, deterministic, cuda_graph;
-    bool plot, eval_only, overwrite, other_data, summary, check, keep_best, async_save, record_values;
+    bool plot, eval_only, overwrite, other_data, summary, check, keep_best, async_save,
+        record_values;
     bool recompute, forward_prefetch, no_sync, keep_gathered, all_reduce_last;
     bool nesterov, ema_buffers;
     /* worked out by settings_check */

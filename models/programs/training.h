@@ -133,7 +133,7 @@ int training_main(training *t, int argc, char **argv);
  * for (--eval-only); else an error that asks for a larger --option. */
 bool training_has_steps(const training *t, const char *option);
 
-/* ---- recording.c: --record and --explain ------------------------------------------------------ */
+/* ---- recording.c: --record and --explain ----------------------------------------------------- */
 
 bool recording_ready(training *t); /* which steps; before the first one */
 /* Around each step, which counts from 0. */

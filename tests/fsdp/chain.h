@@ -23,7 +23,7 @@ typedef struct chain {
     chain_layer layer[CHAIN_MAX];
     int layers, order[CHAIN_MAX]; /* the layers that a forward calls: order[0 .. runs-1] */
     int runs;
-    int gathered; /* layers whose whole parameters have bytes: the gather may still run */
+    int gathered;    /* layers whose whole parameters have bytes: the gather may still run */
     kn_optim *optim; /* NULL: a step doesn't end with the optimizer's */
     bool clip;
     kn_comm *world;

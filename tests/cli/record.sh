@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# tests/cli/record.sh: --record and --explain of the trainers from outside.
+. "$(dirname "$0")/lib.sh"
+train=$BUILD/models/train_gpt
+images=$BUILD/models/train_resnet
+[ -x "$train" ] && [ -x "$images" ] || skip "build/models/train_gpt or train_resnet is not built"
+
+for _ in $(seq 60); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
+text=("$train" --data "$TMP/text" --layers 3 --heads 2 --embd 16 --ctx 8 --batch 2 --warmup 1 --eval-every 0
+    --sample-every 0 --steps 5)
+shapes=("$images" --data shapes --model resnet20 --batch 4 --epochs 0.005 --eval-every 0 --threads 1)
+
+# facts FILE: ranks, steps and their losses, kinds of events of a recording.
+facts() {
+    python3 - "$1" <<'PYTHON'
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+head, events = lines[0], lines[1:]
+print("ranks", head["ranks"], *sorted({e["r"] for e in events}))
+print("steps", *sorted({e["n"] for e in events if e["k"] == "step"}))
+print("losses", *(f'{e["c"]}:{e["n"]:.4f}' for e in events if e["k"] == "number" and e["w"] == "loss" and e["r"] == 0))
+print("kinds", *sorted({e["k"] for e in events}))
+print("units", *(u["path"] or "root" for u in head["units"]))
+for unit in head["units"]:
+    for bucket in unit["buckets"]:
+        for p in bucket["params"]:
+            assert sum(b - a for a, b in p["parts"]) == p["numel"], p
+PYTHON
+}
+
+run "${text[@]}" --ranks 2 --record "$TMP/a.rec" --log "$TMP/log.csv"
+check "two ranks are recorded" succeeds
+check "the end says so" says "recorded steps 2 to 3 of 2 ranks: $TMP/a.rec"
+facts "$TMP/a.rec" >"$TMP/output" 2>&1
+for fact in "ranks 2 0 1" "steps 2 3" "kinds call give number run step take verb" \
+    "units root transformer.h.0 transformer.h.1 transformer.h.2"; do
+    check "the recording has $fact" says "$fact"
+done
+same_losses() { grep -oE 'losses.*' "$TMP/output" | grep -q "2:$(printf %.4f "$(sed -n 3p "$TMP/log.csv" | cut -d, -f3)")" ||
+    { cat "$TMP/output" "$TMP/log.csv"; return 1; }; }
+check "its losses are those of the log" same_losses
+
+run "${text[@]}" --record "$TMP/b.rec" --record-steps 4 --record-values
+facts "$TMP/b.rec" >"$TMP/output" 2>&1
+check "one step, with values" says "kinds call give number run step take value"
+check "the step that was asked for" says "steps 4"
+
+run "${text[@]}" --ranks 2 --explain all
+check "a step is explained" succeeds
+check "its line is the schedule" says \
+    "step 2 on rank 0: groot Froot g0 F0 g1 F1 g2 F2 g2 Broot g1 B2 s2 g0 B1 s1 B0 s0 sroot"
+check "a sentence names cause and line" says ".backward_prefetch PRE of transformer.h.2 (fsdp/prefetch.c:"
+run "${text[@]}" --ranks 2 --explain transformer.h.1 --prefetch none
+check "without prefetch" says "g2 F2 Broot g2 B2 s2 g1 B1 s1 g0 B0 s0"
+check "of one unit" says "transformer.h.1: backward begins"
+of_no_other() { ! says "transformer.h.0: forward"; }
+check "of no other" of_no_other
+
+run "${shapes[@]}" --ranks 2 --record "$TMP/c.rec" --record-steps 2
+facts "$TMP/c.rec" >"$TMP/output" 2>&1
+check "images are recorded, too" says "steps 2"
+
+bad() { # bad TEXT OPTION...
+    local text=$1
+    shift
+    run "${text_run[@]}" "$@"
+    check "$* is refused" fails "$text"
+}
+text_run=("${text[@]}")
+bad "give --record-steps" --record "$TMP/x" --record-steps 9
+bad "give a step, or the first and the last" --record "$TMP/x" --record-steps 2-
+bad "the last comes after the first" --record "$TMP/x" --record-steps 3-2
+bad "No such file or directory" --record "$TMP/nowhere/x"
+bad "No space left on device" --record /dev/full
+bad "record" --record "$TMP/x" --explain all
+finish
