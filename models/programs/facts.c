@@ -3,6 +3,7 @@
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"
+#include "models/programs/lanes.h"
 #include "models/programs/report.h"
 #include "models/programs/sums.h"
 

@@ -12,16 +12,17 @@
  *                  would be hidden, had it been issued then: issued late. The rest: the transfer
  *     e ...        the host
  *
+ * Casts and sums beside a collective are a part of it.
+ *
  * Where a limit of the schedule made compute wait, as much as compute was busy until it waited for
  * that stream again is the limiter's: without it, the wait would have come then.
  * What neither a wait nor a job covers is the host's. */
 #include "models/programs/waiting.h"
-#include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"
+#include "models/programs/lanes.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 const cause_words idle_causes[CAUSES] = {
@@ -40,200 +41,21 @@ const cause_words idle_causes[CAUSES] = {
                "larger kernels: more work for each call" },
 };
 
-/* The numbers of events, in order of their begin. */
-typedef struct lane {
-    int64_t *event, count, room;
-    double *reach; /* the latest end of an event and those before it */
-} lane;
-
-/* All about one rank: its compute, what waited, and what ran on other streams. */
-typedef struct rank_lanes {
-    lane compute, waits, others;
-    double first, last, step; /* of its jobs; the begin of the step that hasn't ended */
-    bool stepped;
-} rank_lanes;
-
 typedef struct finder {
     const recording *r;
     waiting *w;
-    rank_lanes *rank;
-    double *peers; /* by event: when the last rank of its group began that collective */
+    lanes lanes;
     const lane *waits, *others, *compute; /* of the rank in hand */
     double begin, end;                    /* of the step in hand */
     double flops, bytes;                  /* the processor's rates, a second; 0: unknown */
+    int32_t number;                       /* of the rank in hand */
     bool backward;                        /* of the piece in hand */
 } finder;
-
-static double end_of(const event *e)
-{
-    return e->t + e->d;
-}
-
-static bool begins(const char *text, const char *with)
-{
-    return strncmp(text, with, strlen(with)) == 0;
-}
-
-bool is_collective(const recording *r, const event *e)
-{
-    static const char *const begin[] = { "all_gather", "all_reduce", "all_to_all", "reduce_scatter",
-                                         "broadcast",  "barrier",    "agree",      NULL };
-    const char *w = name_of(r, e->w);
-    bool any = false;
-    for (int i = 0; begin[i]; i++)
-        any |= begins(w, begin[i]);
-    return any;
-}
-
-static bool is_stream(const recording *r, int32_t name, const char *stream)
-{
-    return strcmp(name_of(r, name), stream) == 0;
-}
-
-/* ---- lanes ----------------------------------------------------------------------------------- */
-
-static bool lane_add(lane *l, int64_t number)
-{
-    if (!kn_host_grow(&l->event, &l->room, l->count + 1, sizeof *l->event))
-        return false;
-    l->event[l->count++] = number;
-    return true;
-}
-
-static int by_begin(const void *a, const void *b, void *events)
-{
-    const int64_t i = *(const int64_t *)a, k = *(const int64_t *)b;
-    const double s = ((const event *)events)[i].t, t = ((const event *)events)[k].t;
-    return s != t ? (s > t) - (s < t) : (i > k) - (i < k);
-}
-
-static bool lane_sort(lane *l, const recording *r)
-{
-    double reach = -INFINITY;
-    if (l->count == 0)
-        return true;
-    qsort_r(l->event, (size_t)l->count, sizeof *l->event, by_begin, r->event);
-    l->reach = kn_host_alloc((size_t)l->count * sizeof *l->reach);
-    for (int64_t i = 0; l->reach && i < l->count; i++) {
-        const double end = end_of(&r->event[l->event[i]]);
-        l->reach[i] = reach = end > reach ? end : reach;
-    }
-    return l->reach != NULL;
-}
-
-static void lane_free(lane *l)
-{
-    kn_host_free(l->event);
-    kn_host_free(l->reach);
-}
-
-static bool fill_lanes(finder *f)
-{
-    const recording *r = f->r;
-    for (int64_t i = 0; i < r->events; i++) {
-        const event *e = &r->event[i];
-        rank_lanes *l = &f->rank[e->r];
-        const bool compute = is_stream(r, e->s, "compute");
-        if (e->k == WAIT && (compute || is_stream(r, e->s, "host"))) {
-            if (!lane_add(&l->waits, i))
-                return false;
-        } else if (e->k == RUN) {
-            if (!lane_add(compute && !is_collective(r, e) ? &l->compute : &l->others, i))
-                return false;
-        }
-    }
-    for (int k = 0; k < r->ranks; k++)
-        if (!lane_sort(&f->rank[k].compute, r) || !lane_sort(&f->rank[k].waits, r) ||
-            !lane_sort(&f->rank[k].others, r))
-            return false;
-    return true;
-}
-
-/* All before this one of the lane end by t. */
-static int64_t first_after(const lane *l, double t)
-{
-    int64_t low = 0, high = l->count;
-    while (low < high) {
-        const int64_t middle = (low + high) / 2;
-        if (l->reach[middle] <= t)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-/* ---- the same collective on other ranks ------------------------------------------------------ */
-
-/* Ranks that take part: a shard group; of an all_reduce over replicas those of the same shard. */
-static int group_of(const recording *r, const event *e)
-{
-    const bool replicas = r->shards < r->ranks && begins(name_of(r, e->w), "all_reduce");
-    return replicas ? e->r % r->shards : e->r / r->shards;
-}
-
-/* By group, name and rank; those of one rank in their order. */
-static int by_collective(const void *a, const void *b, void *recording_)
-{
-    const recording *r = recording_;
-    const int64_t i = *(const int64_t *)a, k = *(const int64_t *)b;
-    const event *e = &r->event[i], *o = &r->event[k];
-    const int64_t own[] = { group_of(r, e), e->w, e->r, i };
-    const int64_t other[] = { group_of(r, o), o->w, o->r, k };
-    int at = 0;
-    while (at < 3 && own[at] == other[at])
-        at++;
-    return (own[at] > other[at]) - (own[at] < other[at]);
-}
-
-/* The nth of a name on a rank is the nth of that name on each rank of its group. */
-static void join_ranks(finder *f, const int64_t *of, int64_t count, double *latest)
-{
-    const recording *r = f->r;
-    for (int pass = 0; pass < 2; pass++)
-        for (int64_t i = 0, nth = 0; i < count; i++, nth++) {
-            const event *e = &r->event[of[i]];
-            nth = i > 0 && r->event[of[i - 1]].r == e->r ? nth : 0;
-            if (pass)
-                f->peers[of[i]] = latest[nth];
-            else
-                latest[nth] = fmax(latest[nth], e->t);
-        }
-}
-
-static bool find_peers(finder *f)
-{
-    const recording *r = f->r;
-    lane all = { 0 };
-    bool ok = true;
-    for (int64_t i = 0; ok && i < r->events; i++) {
-        f->peers[i] = r->event[i].t;
-        ok = r->event[i].k != RUN || !is_collective(r, &r->event[i]) || lane_add(&all, i);
-    }
-    double *latest = ok ? kn_host_alloc((size_t)(all.count + 1) * sizeof *latest) : NULL;
-    if (latest && all.count > 0)
-        qsort_r(all.event, (size_t)all.count, sizeof *all.event, by_collective, (void *)r);
-    for (int64_t i = 0, k; latest && i < all.count; i = k) {
-        const event *e = &r->event[all.event[i]], *o;
-        for (k = i + 1; k < all.count; k++) {
-            o = &r->event[all.event[k]];
-            if (o->w != e->w || group_of(r, o) != group_of(r, e))
-                break;
-        }
-        for (int64_t m = 0; m < k - i; m++)
-            latest[m] = -INFINITY;
-        join_ranks(f, all.event + i, k - i, latest);
-    }
-    kn_host_free(latest);
-    kn_host_free(all.event);
-    return kn_ok();
-}
 
 /* ---- pieces of idle time --------------------------------------------------------------------- */
 
 /* From *from to the given time, but not past end; *from moves there. */
-static bool piece(finder *f, double *from, double to, double end, idle_cause cause, int32_t rank,
-                  int64_t awaited)
+static bool piece(finder *f, double *from, double to, double end, idle_cause cause, int64_t awaited)
 {
     waiting *w = f->w;
     to = to < end ? to : end;
@@ -241,7 +63,7 @@ static bool piece(finder *f, double *from, double to, double end, idle_cause cau
         return true;
     if (!kn_host_grow(&w->idle, &w->idle_room, w->idles + 1, sizeof *w->idle))
         return false;
-    w->idle[w->idles++] = (idle){ *from, to, awaited, cause, rank, f->backward };
+    w->idle[w->idles++] = (idle){ *from, to, awaited, cause, f->number, f->backward };
     *from = to;
     return true;
 }
@@ -264,20 +86,38 @@ static double busy_between(const finder *f, double begin, double end)
     return busy;
 }
 
-/* The end of the job before this one on its stream, or the step's begin. */
-static double stream_idle_since(const finder *f, int64_t job)
+/* The job before this one on its stream, in the step in hand; -1: none. */
+static int64_t job_before(const finder *f, int64_t job)
 {
     const lane *l = f->others;
-    const event *e = &f->r->event[job];
-    int64_t i = first_after(l, e->t);
+    int64_t i = first_after(l, f->r->event[job].t);
     while (i < l->count && l->event[i] != job)
         i++;
-    for (i--; i >= 0 && l->reach[i] > f->begin; i--) {
-        const event *o = &f->r->event[l->event[i]];
-        if (o->s == e->s)
-            return end_of(o) < e->t ? fmax(end_of(o), f->begin) : e->t;
+    for (i--; i >= 0 && l->reach[i] > f->begin; i--)
+        if (f->r->event[l->event[i]].s == f->r->event[job].s)
+            return l->event[i];
+    return -1;
+}
+
+/* A collective with the casts and sums around it, which were issued as one. */
+typedef struct batch {
+    int64_t first, collective; /* jobs */
+} batch;
+
+static batch batch_of(const finder *f, int64_t job)
+{
+    enum { AT_ONCE = 5 }; /* microseconds */
+    const event *of = f->r->event;
+    bool found = is_collective(f->r, &of[job]);
+    batch b = { job, job };
+    for (int64_t o; (o = job_before(f, b.first)) >= 0; b.first = o) {
+        const bool collective = is_collective(f->r, &of[o]);
+        if (end_of(&of[o]) < of[b.first].t - AT_ONCE || (collective && found))
+            break;
+        b.collective = collective ? o : b.collective;
+        found |= collective;
     }
-    return fmin(f->begin, e->t);
+    return b;
 }
 
 /* Whether the schedule waited because of a limit: the verb after the wait says so. */
@@ -313,32 +153,39 @@ static double busy_until_next(const finder *f, int64_t wait)
     return busy_between(f, end_of(e), until);
 }
 
+/* A piece in which the job ran: *early of it could have been sooner, the rest has its own cause. */
+static bool work_piece(finder *f, double *from, double to, double end, double *early,
+                       idle_cause sooner, idle_cause rest, int64_t job)
+{
+    const double before = *from;
+    const bool ok = piece(f, from, fmin(*from + *early, to), end, sooner, job);
+    *early -= *from - before;
+    return ok && piece(f, from, to, end, rest, job);
+}
+
 /* The piece until end, of an awaited job. */
 static bool awaited_piece(finder *f, double *from, double end, int64_t job, int64_t wait)
 {
     const recording *r = f->r;
-    const event *e = &r->event[job];
+    const batch b = batch_of(f, job);
+    const event *e = &r->event[job], *first = &r->event[b.first], *c = &r->event[b.collective];
+    const int64_t before = job_before(f, b.first);
+    const double since = before < 0 ? f->begin : fmin(end_of(&r->event[before]), first->t);
     const bool copy = is_stream(r, e->s, "upload") || is_stream(r, e->s, "download");
-    const bool host = is_stream(r, e->s, "host");
     const bool held = wait >= 0 && limited(f, wait);
-    const double since = stream_idle_since(f, job);
-    const bool gather = begins(name_of(r, e->w), "all_gather");
-    if (!piece(f, from, e->q, end, held ? LIMITER : ISSUED_LATE, e->r, job) ||
-        !piece(f, from, since, end, BEHIND, e->r, job) ||
-        !piece(f, from, e->t, end, HOST, e->r, job) ||
-        !piece(f, from, f->peers[job] < end_of(e) ? f->peers[job] : end_of(e), end, SLOWER_RANK,
-               e->r, job))
-        return false;
-    if (e->worker && gather && !held) {
-        const double early = busy_between(f, since, e->t);
-        if (!piece(f, from, *from + early, end < end_of(e) ? end : end_of(e), ISSUED_LATE, e->r,
-                   job))
-            return false;
-    }
-    if (held && !piece(f, from, *from + busy_until_next(f, wait), end < end_of(e) ? end : end_of(e),
-                       LIMITER, e->r, job))
-        return false;
-    return piece(f, from, end_of(e), end, copy ? COPY : host ? HOST : TRANSFER, e->r, job);
+    const idle_cause sooner = held ? LIMITER : ISSUED_LATE;
+    const idle_cause rest = copy ? COPY : is_stream(r, e->s, "host") ? HOST : TRANSFER;
+    const int64_t of = b.collective;
+    double early = 0;
+    if (held)
+        early = busy_until_next(f, wait);
+    else if (e->worker && is_stream(r, e->s, "gather"))
+        early = busy_between(f, since, first->t);
+    return piece(f, from, first->q, end, sooner, of) && piece(f, from, since, end, BEHIND, of) &&
+           piece(f, from, first->t, end, HOST, of) &&
+           work_piece(f, from, c->t, end, &early, sooner, rest, of) &&
+           piece(f, from, fmin(f->lanes.peers[b.collective], end_of(c)), end, SLOWER_RANK, of) &&
+           work_piece(f, from, end_of(e), end, &early, sooner, rest, of);
 }
 
 /* The job that a wait ended with: of those on its stream the last one done by then. */
@@ -357,7 +204,7 @@ static int64_t awaited_by(const finder *f, const event *wait)
 }
 
 /* A piece without a wait: jobs that the host ran itself, and the host. */
-static bool host_piece(finder *f, double *from, double end, int32_t rank)
+static bool host_piece(finder *f, double *from, double end)
 {
     for (int64_t i = first_after(f->others, *from); i < f->others->count; i++) {
         const int64_t job = f->others->event[i];
@@ -366,14 +213,14 @@ static bool host_piece(finder *f, double *from, double end, int32_t rank)
             break;
         if (e->worker || end_of(e) <= *from)
             continue;
-        if (!piece(f, from, e->t, end, HOST, rank, -1) ||
+        if (!piece(f, from, e->t, end, HOST, -1) ||
             !awaited_piece(f, from, end < end_of(e) ? end : end_of(e), job, -1))
             return false;
     }
-    return piece(f, from, end, end, HOST, rank, -1);
+    return piece(f, from, end, end, HOST, -1);
 }
 
-static bool idle_between(finder *f, double from, double end, int32_t rank)
+static bool idle_between(finder *f, double from, double end)
 {
     for (int64_t i = first_after(f->waits, from); i < f->waits->count && from < end; i++) {
         const event *wait = &f->r->event[f->waits->event[i]];
@@ -383,12 +230,12 @@ static bool idle_between(finder *f, double from, double end, int32_t rank)
             continue;
         const int64_t job = awaited_by(f, wait);
         const double until = end_of(wait) < end ? end_of(wait) : end;
-        if (!host_piece(f, &from, wait->t > from ? wait->t : from, rank) ||
+        if (!host_piece(f, &from, fmax(wait->t, from)) ||
             (job >= 0 && !awaited_piece(f, &from, until, job, f->waits->event[i])) ||
-            !piece(f, &from, until, end, HOST, rank, -1))
+            !piece(f, &from, until, end, HOST, -1))
             return false;
     }
-    return host_piece(f, &from, end, rank);
+    return host_piece(f, &from, end);
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -399,12 +246,13 @@ static bool cut_step(finder *f, step_span *s)
     double from = s->begin;
     f->begin = s->begin;
     f->end = s->end;
+    f->number = s->rank;
     for (int64_t i = first_after(f->compute, s->begin); i < f->compute->count; i++) {
         const event *e = &f->r->event[f->compute->event[i]];
         if (e->t >= s->end)
             break;
         f->backward = *name_of(f->r, e->a) != 0;
-        if (e->t > from && !idle_between(f, from, e->t, s->rank))
+        if (e->t > from && !idle_between(f, from, e->t))
             return false;
         const double begin = e->t > from ? e->t : from;
         const double end = end_of(e) < s->end ? end_of(e) : s->end;
@@ -414,7 +262,7 @@ static bool cut_step(finder *f, step_span *s)
         from = end > from ? end : from;
     }
     f->backward = false;
-    return from >= s->end || idle_between(f, from, s->end, s->rank);
+    return from >= s->end || idle_between(f, from, s->end);
 }
 
 static bool add_step(waiting *w, step_span s)
@@ -425,40 +273,39 @@ static bool add_step(waiting *w, step_span s)
     return true;
 }
 
+/* What find_steps knows of a rank: the span of its jobs, and where its next step begins. */
+typedef struct rank_span {
+    double first, last, step;
+    bool stepped;
+} rank_span;
+
 /* A step begins with its event, else where the one before ended, or with the recording. A rank
  * without events of steps has one, of all that it ran. */
-static bool find_steps(finder *f)
+static bool find_steps(finder *f, rank_span *span)
 {
     const recording *r = f->r;
     for (int k = 0; k < r->ranks; k++)
-        f->rank[k].first = f->rank[k].step = INFINITY;
+        span[k] = (rank_span){ .first = INFINITY, .step = INFINITY };
     for (int64_t i = 0; i < r->events; i++) {
         const event *e = &r->event[i];
-        rank_lanes *l = &f->rank[e->r];
-        l->step = fmin(l->step, e->t);
+        rank_span *s = &span[e->r];
+        s->step = fmin(s->step, e->t);
         if (e->k == RUN) {
-            l->first = fmin(l->first, e->t);
-            l->last = fmax(l->last, end_of(e));
+            s->first = fmin(s->first, e->t);
+            s->last = fmax(s->last, end_of(e));
         }
         if (e->k != STEP)
             continue;
         const bool ends = strcmp(name_of(r, e->w), "end") == 0;
-        if (ends && l->step < e->t &&
-            !add_step(f->w, (step_span){ .begin = l->step,
-                                         .end = e->t,
-                                         .number = (int64_t)e->n,
-                                         .event = i,
-                                         .rank = e->r }))
+        if (ends && s->step < e->t &&
+            !add_step(f->w, (step_span){ s->step, e->t, .number = (int64_t)e->n, .rank = e->r }))
             return false;
-        l->stepped |= ends;
-        l->step = e->t;
+        s->stepped |= ends;
+        s->step = e->t;
     }
     for (int k = 0; k < r->ranks; k++)
-        if (!f->rank[k].stepped && f->rank[k].first < f->rank[k].last &&
-            !add_step(f->w, (step_span){ .begin = f->rank[k].first,
-                                         .end = f->rank[k].last,
-                                         .event = -1,
-                                         .rank = k }))
+        if (!span[k].stepped && span[k].first < span[k].last &&
+            !add_step(f->w, (step_span){ span[k].first, span[k].last, .rank = k }))
             return false;
     return true;
 }
@@ -470,23 +317,17 @@ bool waiting_find(waiting *w, const recording *r)
                  .w = w,
                  .flops = head_number(r, "rates", "flops"),
                  .bytes = head_number(r, "rates", "bytes") };
-    f.rank = kn_host_calloc((size_t)r->ranks, sizeof *f.rank);
-    f.peers = kn_host_alloc((size_t)(r->events + 1) * sizeof *f.peers);
-    bool ok = f.rank && f.peers && fill_lanes(&f) && find_peers(&f) && find_steps(&f);
+    rank_span *span = kn_host_alloc((size_t)r->ranks * sizeof *span);
+    bool ok = span && lanes_find(&f.lanes, r) && find_steps(&f, span);
     for (int64_t i = 0; ok && i < w->steps; i++) {
-        const rank_lanes *l = &f.rank[w->step[i].rank];
+        const rank_lanes *l = &f.lanes.rank[w->step[i].rank];
         f.compute = &l->compute;
         f.waits = &l->waits;
         f.others = &l->others;
         ok = cut_step(&f, &w->step[i]);
     }
-    for (int k = 0; f.rank && k < r->ranks; k++) {
-        lane_free(&f.rank[k].compute);
-        lane_free(&f.rank[k].waits);
-        lane_free(&f.rank[k].others);
-    }
-    kn_host_free(f.rank);
-    kn_host_free(f.peers);
+    kn_host_free(span);
+    lanes_free(&f.lanes, r);
     return ok;
 }
 

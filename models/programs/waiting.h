@@ -28,7 +28,7 @@ typedef struct idle {
 typedef struct step_span {
     double begin, end, busy; /* busy: of the compute stream, microseconds */
     double flops, ideal;     /* of its kernels; ideal: microseconds at the processor's rates */
-    int64_t number, event;   /* event: of its end, -1: there is none */
+    int64_t number;
     int32_t rank;
 } step_span;
 
@@ -46,7 +46,5 @@ extern const cause_words idle_causes[CAUSES];
 /* The caller frees w, after an error too. */
 bool waiting_find(waiting *w, const recording *r);
 void waiting_free(waiting *w);
-/* Whether the event ran a collective. */
-bool is_collective(const recording *r, const event *e);
 
 #endif

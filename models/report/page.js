@@ -67,26 +67,27 @@ function addWaiting(section, { recording }) {
     const of = ranks.get(piece.rank);
     of?.set(piece.cause, (of.get(piece.cause) || 0) + piece.end - piece.begin);
   }
-  const bars = [...ranks].map(([rank, of]) => {
+  const width = Math.min(section.clientWidth - 70, 1050), fits = (words, share) => words.length * 7 + 12 < share * width;
+  const bars = [...ranks].sort((a, b) => a[0] - b[0]).map(([rank, of]) => {
     const all = [...of.values()].reduce((sum, time) => sum + time, 0);
     const parts = [...of].sort((a, b) => (b[0] === "busy") - (a[0] === "busy") || b[1] - a[1]);
     return [element("b", {}, `rank ${rank}`), element("div", {}, parts.map(([name, time]) => {
       const words = `${name} ${(100 * time / all).toFixed(1)} %`;
       return element("span", { class: name === "busy" ? "busy" : "idle", title: words, style: `flex:${time / all} 1 0` },
-        time / all > .12 ? words : time / all > .04 ? name : "");
+        [words, name, ""].find(text => !text || fits(text, time / all)));
     }))];
   });
   section.querySelector(".lead").after(element("div", { class: "shares" }, bars.flat()));
 }
 
-/* A line a quantity over the steps, where there are several. */
+/* A line a quantity over the steps, where there are some. */
 function addRun(section) {
   const table = section.querySelector("[data-table=steps]"), rows = [...table.tBodies[0].rows];
   const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
   const charts = names.map((name, k) => {
     const values = rows.map(row => Number(row.cells[k].textContent));
     const low = Math.min(...values), high = Math.max(...values);
-    if (k === 0 || rows.length < 2 || values.some(isNaN) || high === 0)
+    if (k === 0 || rows.length < 3 || values.some(isNaN) || high === 0)
       return null;
     const y = value => high > low ? 90 - 80 * (value - low) / (high - low) : 50;
     const path = values.map((value, i) => `${i ? "L" : "M"}${100 * i / (rows.length - 1)} ${y(value)}`).join("");
@@ -141,7 +142,7 @@ function showRecording(number) {
 }
 
 function programOf(head) {
-  return head.program || (head.command || "").split(" ")[0].split("/").at(-1) || "A recording";
+  return head.program || (head.command || "").split(" ")[0].split("/").at(-1) || head.model || "A recording";
 }
 
 function repaint() {

@@ -27,7 +27,7 @@ class Panel {
     this.choice = element("select", { "aria-label": "Parameter", onchange: () => {
       this.chosen = Number(this.choice.value);
       view.changed();
-    } }, element("option", { value: -1 }, "the first one of the event's unit"),
+    } }, element("option", { value: -1 }, "the largest of the event's unit"),
     params.map((param, i) => element("option", { value: i }, param.name)));
     aside.append(this.body);
     view.pictures.push(this);
@@ -47,7 +47,7 @@ class Panel {
   drawEvent(recording, i) {
     const steps = recording.number("r", i);
     return element("div", { class: "event", "aria-live": "polite" },
-      element("p", { class: "when" }, `${timeText(recording.time(i) - recording.begin, 2)} \u00b7 rank ${steps}` +
+      element("p", { class: "when" }, `${timeText(recording.time(i), 2)} \u00b7 rank ${steps}` +
         ` \u00b7 event ${i + 1} of ${recording.count}`),
       element("p", { class: "now" }, element("strong", {}, sentenceOf(recording, i))),
       element("p", { class: "detail" }, detailOf(recording, i)));
@@ -83,7 +83,8 @@ class Panel {
       return recording.params[this.chosen];
     const unit = recording.unitOfEvent(cursor);
     this.unit = unit >= 0 ? unit : this.unit ?? 0;
-    return recording.params.find(param => param.unit === this.unit) || recording.params[0];
+    const own = recording.params.filter(param => param.unit === this.unit);
+    return own.reduce((most, param) => most && most.numel >= param.numel ? most : param, undefined) || recording.params[0];
   }
 
   drawParameter(recording, cursor, state) {

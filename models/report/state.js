@@ -56,12 +56,13 @@ function lanesAt(recording, time) {
 }
 
 /* Where a parameter's bytes lie: by rank its part [begin, end), or several runs as long, and whether
- * it has the whole. Ranks count replica by replica: rank = replica * shards + shard. */
+ * it has the whole. Ranks count replica by replica: rank = replica * shards + shard; simulated ones
+ * do as the last one recorded. */
 function placesOf(recording, param, state) {
-  const unit = recording.units[param.unit];
-  return Array.from({ length: recording.ranks }, (_, rank) => {
+  const unit = recording.units[param.unit], ranks = Math.max(recording.ranks, unit.shards * unit.replicas);
+  return Array.from({ length: Math.min(ranks, 64) }, (_, rank) => {
     const [begin, end, runs = 1, every = 0] = param.parts[rank % unit.shards];
-    const { held, reducing } = state.units[param.unit][rank];
+    const { held, reducing } = state.units[param.unit][Math.min(rank, recording.ranks - 1)];
     return { rank, begin, end, runs, every, held: unit.shards === 1 ? "whole" : held, reducing };
   });
 }

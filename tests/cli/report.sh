@@ -21,27 +21,31 @@ def unit(name, kind, *params):
 # rank 0: compute is busy for 180 of 380 microseconds
 event(0, 0, 'call', 'forward', m='', c='gpt')                        # 0 to 10: the host
 run(0, 'compute', 'matmul', 10, 90, p='onednn', m='wte', f=9e4, b=4.5e4)
+event(0, 20, 'take', 'one', c='activations', b=64, l=1064)            # two of a size: the name tells which one stays
+event(0, 21, 'take', 'two', c='activations', b=64, l=1128)
+event(0, 22, 'give', 'one', c='activations', b=64, l=1064)
 event(0, 100, 'verb', 'gather', m='h.0', b=400, c='forward of h.0', o='fsdp/schedule.c:36')
-event(0, 100, 'take', 'h.0', c='gathered', b=400, l=1400)
+event(0, 100, 'take', 'h.0', c='gathered', b=400, l=1464)
 run(0, 'gather', 'all_gather h.0', 100, 50, q=100, p='local', b=400)  # 20 until rank 1 comes, 30 issued late
 event(0, 100, 'wait', 'gather', s='compute', d=50)
 event(0, 150, 'verb', 'gathered', m='h.0', b=400)
 event(0, 150, 'call', 'forward', m='h.0', c='gpt_block')
 run(0, 'compute', 'matmul', 150, 50, p='avx2', m='h.0.fc')
-event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2000)       # the peak
-event(0, 150, 'take', 'tensors', c='host', b=5123, l=2000)
+event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2064)       # the peak
+event(0, 150, 'take', 'tensors', c='host', b=5123, l=2064)
 event(0, 200, 'value', 'h.0.weight', m='parameter', x='bf16[200]', h='00000000deadbeef', v=[1, 2, 3, 4, 5, 6, 7, 'nan'], n=200)
 event(0, 200, 'call', 'forward end', m='h.0', c='gpt_block')
 event(0, 200, 'verb', 'release', m='h.0', b=400, o='fsdp/verbs.c:88')
-event(0, 200, 'give', 'h.0', m='gpt', c='gathered', b=400, l=1600)
-event(0, 210, 'take', '', m='h.0.fc', c='workspace', b=400, l=2000)    # as much again, no new peak
-event(0, 220, 'give', '', c='workspace', b=400, l=1600)
+event(0, 200, 'give', 'h.0', m='gpt', c='gathered', b=400, l=1664)
+event(0, 210, 'take', '', m='h.0.fc', c='workspace', b=400, l=2064)    # as much again, no new peak
+event(0, 220, 'give', '', c='workspace', b=400, l=1664)
 run(0, 'gather', 'all_gather h.1', 150, 30, q=150, p='local')
 run(0, 'gather', 'all_gather h.2', 180, 60, q=160, p='local')
 event(0, 200, 'wait', 'gather', s='compute', d=40)                    # 40: the transfer itself
 run(0, 'compute', 'matmul', 240, 10, p='onednn')
 run(0, 'gather', 'all_gather h.3', 250, 30, q=250, p='local', a='backward')
-run(0, 'gather', 'all_gather h.4', 280, 10, q=252, p='local', a='backward')
+run(0, 'gather', 'all_gather h.4', 280, 8, q=252, p='local', a='backward')
+run(0, 'gather', 'copy', 288, 2, q=252, p='avx2', a='backward')       # a cast, a part of h.4's
 event(0, 250, 'wait', 'gather', s='compute', d=40)                    # 2 issued late, 28 behind h.3, 10 the transfer
 run(0, 'compute', 'matmul', 290, 10, p='onednn', a='backward')
 run(0, 'reduce', 'reduce_scatter h.0', 300, 25, q=300, p='local')
@@ -65,7 +69,7 @@ for w, n in ('loss', 2.5), ('lr', 1e-3), ('norm', 'nan'), ('items', 19):
     event(0, 380, 'number', w, c='7', n=n)
 head = {"knap": "recording", "version": 1, "program": "train_gpt", "command": "train_gpt --ranks 2", "ranks": 2, "device": "cpu",
         "clock": "real", "options": {"strategy": "full_shard"}, "rates": {"flops": 1e9, "bytes": 1e9},
-        "units": [unit('gpt', 'gpt', param('wte.weight', 100)), unit('h.0', 'gpt_block', param('h.0.weight', 200))],
+        "units": [unit('gpt', 'gpt', param('wte.weight', 100)), unit('h.0', 'gpt_block', param('h.0.weight', 200)), unit('m.1', 'mlp', param('m.1.weight', 8))],
         "live": [{"parameters": 1000, "host": 77}, {"parameters": 1000}]}
 lines = [json.dumps(x) for x in [head] + events]
 open('run.rec', 'w').write('\n'.join(lines) + '\n')
@@ -129,12 +133,13 @@ END_OF_CAUSES
 check "the largest cause comes first" eval "grep -A2 'Causes, largest first' text | tail -n 1 | grep -q '^  the transfer itself'"
 check "an option wins back" has "--forward-prefetch: 15.0 us a step; --prefetch pre: 1.0 us a step; "
 check "the longest piece" has "0 200.0 40.0 the transfer itself all_gather h.2"
-check "peaks" eval 'has "0 2000 150.0 h.0.fc" && has "1 1400 100.0 h.0" && cells 0 2000 150.0 h.0.fc'
-check "the peak by category" eval 'has "parameters 1000 50.0" && has "activations 600 30.0" && has "gathered 400 20.0" && ! grep -q 5123 text'
-check "the peak's owners" eval 'has "h.0.fc activations 600 30.0" && has "from before the recording parameters 1000 50.0" && cells h.0 gathered 400 20.0'
+check "peaks" eval 'has "0 2064 150.0 h.0.fc" && has "1 1400 100.0 h.0" && cells 0 2064 150.0 h.0.fc'
+check "the peak by category" eval 'has "parameters 1000 48.4" && has "activations 664 32.2" && has "gathered 400 19.4" && ! grep -q 5123 text'
+check "the peak's owners" eval 'has "h.0.fc activations 600 29.1" && has "two activations 64 3.1" && ! grep -q "one  *activations" text &&
+    has "from before the recording parameters 1000 48.4" && cells h.0 gathered 400 19.4'
 check "the step" has "7 0.380 73.7 2.5 0.001 nan 50000 0.24 11.8"
-check "the order" has "The order of the first step on rank 0: Froot g0 F0"
-check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 5 0.180 400 B"'
+check "the order" has "The order of the first step on rank 0: Froot gh.0 Fh.0"
+check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 6 0.180 400 B"'
 check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
 check "kinds of a later version are left out" eval '"$report" unknown --text | tail -n +2 | diff - <(tail -n +2 text)'
 check "a stranger's tags are text" eval '"$report" tags --out tags.html && ! grep -q "<b>x\|<script>alert" tags.html &&
@@ -170,6 +175,8 @@ prefetch=3 ranks=2|ranks=2|issued late|--prefetch pre
 forward=0|forward=1|issued late|--forward-prefetch
 forward=0 GBs=50|forward=1 GBs=50|issued late|--forward-prefetch
 forward=0 layers=8|forward=1 layers=8|issued late|--forward-prefetch
+prefetch=3 half=1|half=1|issued late|--prefetch pre
+forward=0 half=1|forward=1 half=1|issued late|--forward-prefetch
 GBs=5|GBs=5 half=1|the transfer itself|
 latency=3000|latency=10|the transfer itself|
 launch=200|launch=2|the host|
