@@ -62,7 +62,7 @@ struct kn_op {
     size_t attr_size;
     bool view;                       /* outputs are views of input 0 */
     bool slice;                      /* it is a kn_slice: attr is a kn_slice_attr */
-    bool collective;                 /* its backward calls the other ranks */
+    bool collective;                 /* its backward calls the other ranks, or may */
     bool may_fill;                   /* outputs may hold a value of attr, which may be infinite */
     uint32_t save_in, save_out;      /* bit i: input / output i is saved for backward */
     uint32_t const_in;               /* bit i: input i never gets a gradient (indices, ...) */

@@ -73,8 +73,8 @@ typedef struct kn_gaussian_nll_loss_options {
     bool full;  /* with the constant log(2 pi) / 2 */
     double eps; /* the least variance, above 0; 0: 1e-6 */
 } kn_gaussian_nll_loss_options;
-/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, broadcasts to x. The
- * bound doesn't stop var's gradient. */
+/* (log v + (x - target)^2 / v) / 2 with v = max(var, eps); var, of x's dtype, has x's shape without
+ * the last dim, or broadcasts to x. The bound doesn't stop var's gradient. */
 KN_API kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var,
                                         kn_gaussian_nll_loss_options o);
 #define kn_gaussian_nll_loss(x, target, var, ...)                                                  \

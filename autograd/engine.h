@@ -65,10 +65,8 @@ bool kn_engine_find_scale(kn_engine *e, kn_node *const *root, int roots);
 /* lend.c: before e marks n; at the end of e, when nodes become what they were for passes around. */
 bool kn_engine_lend(kn_engine *e, kn_node *n);
 void kn_engine_give_back(kn_engine *e);
-/* f, or a call whose unit g is, still runs around the pass: its parameters are there, and its
- * backward hasn't begun. */
+/* f still runs around the pass: its parameters are there, and its backward hasn't begun. */
 bool kn_engine_call_runs(const kn_engine *e, const kn_frame *f);
-bool kn_engine_group_runs(const kn_engine *e, const kn_group *g);
 /* second.c: the operations of a pass with a graph have one, in calls whose values are there. False
  * with an error. */
 bool kn_engine_has_graphs(const kn_engine *e);

@@ -13,6 +13,7 @@
  * of no module, with a key of its own. */
 #include "autograd/autograd_internal.h"
 #include "autograd/hooks.h"
+#include "kernels/faults.h"
 #include "kernels/trace.h"
 #include <string.h>
 
@@ -171,7 +172,7 @@ void kn_set_step(int64_t step)
         kn_fail("kn_set_step: the step is %lld; steps count from 0 to 2^62", (long long)step);
         return;
     }
-    c->rng.step = step;
+    kn_fault_step(step);
     c->rng.micro = c->rank;
     c->rng.calls = 0;
     begin_again(&c->rng);

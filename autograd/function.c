@@ -5,6 +5,7 @@
 #include "autograd/function.h"
 #include "autograd/autograd_internal.h"
 #include "autograd/check.h"
+#include "autograd/engine.h"
 #include "autograd/hooks.h"
 #include "autograd/record.h"
 #include "autograd/second.h"
@@ -145,6 +146,7 @@ static state *make_state(const kn_function *f, kn_values in, const void *arg, si
     s->place = (kn_place){ c->user_file, c->user_line };
     snprintf(s->name, sizeof s->name, "%s", f->name);
     s->op = (kn_op){ .name = s->name,
+                     .collective = true,
                      .backward = backward,
                      .on_tape = f->second_order ? backward : NULL };
     s->run.inputs = in.n;
@@ -406,8 +408,7 @@ static kn_values run_backward(state *s, kn_op_grad *g)
     for (int i = 0; i < dout.n; i++)
         version[i] = dout.v[i] ? kn_version_of(dout.v[i]) : 0;
     enter(s, true);
-    saved_of(s, g, s->run.saved.v);
-    kn_values din = !kn_ok()   ? (kn_values){ 0 }
+    kn_values din = !saved_of(s, g, s->run.saved.v) || !kn_collective_begins() ? (kn_values){ 0 }
                     : s->ghost ? gradients_on_meta(g)
                                : s->f.backward(&s->run, dout);
     leave(s);

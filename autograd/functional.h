@@ -401,10 +401,20 @@ KN_API kn_tensor *kn_batch_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, kn_te
 KN_API kn_tensor *kn_group_norm_(kn_tensor *x, int64_t groups, kn_tensor *w, kn_tensor *b,
                                  double eps);
 #define kn_group_norm(x, groups, w, b, eps) kn_group_norm_((x), (groups), (w), (b), (eps))
-/* The same of each channel by itself, of more than one value (Ulyanov et al., arXiv:1607.08022).
- * There are no running statistics. */
-KN_API kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps);
-#define kn_instance_norm(x, w, b, eps) kn_instance_norm_((x), (w), (b), (eps))
+typedef struct kn_instance_norm_options {
+    KN_BEGIN_OPTIONS;
+    /* [C], f32 or x's dtype: moved by each call to the mean and unbiased variance of a channel in a
+     * sample, averaged over samples; or NULL. */
+    kn_tensor *running_mean, *running_var;
+    double momentum;  /* in [0, 1]; 0: 0.1; KN_ZERO: 0 */
+    bool use_running; /* normalises by them as they are, as kn_batch_norm without .training */
+} kn_instance_norm_options;
+/* The same of each channel by itself, of more than one value (Ulyanov et al.,
+ * arXiv:1607.08022). */
+KN_API kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
+                                    kn_instance_norm_options o);
+#define kn_instance_norm(x, w, b, eps, ...)                                                        \
+    kn_instance_norm_((x), (w), (b), (eps), KN_OPTIONS(kn_instance_norm_options, __VA_ARGS__))
 
 typedef struct kn_pool2d_options {
     KN_BEGIN_OPTIONS;

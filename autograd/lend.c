@@ -48,11 +48,3 @@ bool kn_engine_call_runs(const kn_engine *e, const kn_frame *f)
         r = r->parent;
     return r != NULL;
 }
-
-bool kn_engine_group_runs(const kn_engine *e, const kn_group *g)
-{
-    const kn_frame *r = e->running;
-    while (r && r->group != g)
-        r = r->parent;
-    return r != NULL;
-}

@@ -124,8 +124,8 @@ KN_API kn_tensor *kn_hardswish(kn_tensor *x);   /* x hardsigmoid(x); gradient 0 
 KN_API kn_tensor *kn_selu(kn_tensor *x);
 KN_API kn_tensor *kn_softsign(kn_tensor *x);   /* x / (1 + |x|) */
 KN_API kn_tensor *kn_tanhshrink(kn_tensor *x); /* x - tanh(x) */
-/* x where x > 0, else w x, of x[N,C,...] with w[C], one a channel, or w[1]; both of one dtype, and
- * both get gradients. */
+/* x where x > 0, else w x, of x[N,C,...] with w[C], one a channel, w[1] or w[]; both of one dtype,
+ * and both get gradients. */
 KN_API kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w);
 
 typedef struct kn_leaky_relu_options {
@@ -207,9 +207,10 @@ KN_API kn_tensor *kn_to_device(kn_tensor *x, kn_device device);
  * The sum of bool and integers is i64. */
 KN_API kn_tensor *kn_sum(kn_tensor *x, int n, const int64_t *dims, bool keep);
 KN_API kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep);
-/* Over one dim; the gradient goes to every maximum in equal parts. */
-KN_API kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep);
-KN_API kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep);
+/* The same of an extremum: an error where there is no element. The gradient goes to all equal
+ * extrema in equal parts. */
+KN_API kn_tensor *kn_amax(kn_tensor *x, int n, const int64_t *dims, bool keep);
+KN_API kn_tensor *kn_amin(kn_tensor *x, int n, const int64_t *dims, bool keep);
 /* The position of the first maximum (minimum), NaN above (below) all; i64, no gradient. */
 KN_API kn_tensor *kn_argmax(kn_tensor *x, int dim);
 KN_API kn_tensor *kn_argmin(kn_tensor *x, int dim);
@@ -302,9 +303,13 @@ KN_API kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n);
  * works on meta or in a recorded step. */
 KN_API kn_tensor *kn_nonzero(kn_tensor *x);
 KN_API kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask);
-/* A copy y of x with y[i[0][..], i[1][..], ...] = values, or += where accumulate, for n indices
- * into the first n dims of x, which broadcast; values broadcast to x[i[0], i[1], ...]. Negative
- * indices count from the end. Where a place repeats, the last one in order stays. */
+/* x[i[0], i[1], ...] for n indices into the first dims of x, which broadcast; negative ones count
+ * from the end. NULL is a whole dim: x[:, i] has { NULL, i }. A bool one stands for the places of
+ * its true elements, in as many dims as it has, for which the host waits as in kn_nonzero. The dims
+ * of the indices come in the place of the first, or in front where a whole one is between two. */
+KN_API kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index);
+/* A copy y of x with y[i[0], i[1], ...] = values, or += where accumulate; values broadcast to
+ * kn_index(x, n, i). Where a place repeats, the last one in order stays. */
 KN_API kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
                                bool accumulate);
 /* The same with slice index[i] along dim replaced by slice i of src (sizes as for kn_index_add). */

@@ -110,7 +110,8 @@ static kn_tensor *padded(const bags *x, kn_tensor *rows)
     kn_tensor *size = kn_index_add(kn_zeros(KN_I64, d, KN_SHAPE(x->count)), 0, x->of,
                                    kn_ones(KN_I64, d, KN_SHAPE(x->n)));
     kn_tensor *begin = kn_sub(kn_cumsum(size, 0), size);
-    const int64_t most = d == KN_META ? x->n : size ? (int64_t)kn_item(kn_amax(size, 0, false)) : 0;
+    kn_tensor *largest = d == KN_META ? NULL : kn_amax(size, 0, NULL, false);
+    const int64_t most = d == KN_META ? x->n : largest ? (int64_t)kn_item(largest) : 0;
     kn_tensor *at = kn_view(kn_arange(KN_I64, d, most), KN_SHAPE(1, most));
     kn_tensor *none = kn_ge(at, kn_view(size, KN_SHAPE(x->count, 1)));
     at = kn_add(at, kn_view(begin, KN_SHAPE(x->count, 1)));

@@ -415,7 +415,56 @@ kn_tensor *kn_group_norm_(kn_tensor *x, int64_t groups, kn_tensor *w, kn_tensor 
     return norm_groups(&kn_op_group_norm, x, (group_attr){ .groups = groups }, w, b, eps);
 }
 
-kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps)
+/* running moves to what the channels of x's samples have, n[N,C], averaged. */
+static bool move_to(kn_tensor *running, kn_tensor *n, double momentum)
 {
-    return norm_groups(&kn_op_instance_norm, x, (group_attr){ .instance = true }, w, b, eps);
+    kn_tensor *now = running && n ? kn_cast(kn_mean(n, KN_SHAPE(0), false), running->dtype) : NULL;
+    return !running || (now && kn_copy_(running, kn_lerp(running, now, momentum)));
+}
+
+static bool move_running(kn_tensor *x, const kn_instance_norm_options *o, double momentum)
+{
+    const bool mode = kn_set_grad_mode(false);
+    kn_scope s = kn_scope_begin();
+    int64_t places[KN_MAX_DIMS];
+    for (int d = 2; d < x->ndim; d++)
+        places[d - 2] = d;
+    kn_tensor *wide = kn_cast(x, kn_wide_dtype(x->dtype));
+    const bool ok = move_to(o->running_mean, kn_mean(wide, x->ndim - 2, places, false), momentum) &&
+                    move_to(o->running_var, kn_var(wide, x->ndim - 2, places), momentum);
+    kn_scope_end(s);
+    kn_set_grad_mode(mode);
+    return ok && kn_ok();
+}
+
+static bool running_fit(const kn_tensor *x, const kn_instance_norm_options *o, double momentum)
+{
+    const kn_tensor *running[2] = { o->running_mean, o->running_var };
+    for (int i = 0; i < 2; i++) {
+        const kn_tensor *r = running[i];
+        if (r && !kn_check(r, "instance_norm"))
+            return false;
+        if (r && x->ndim > 1 &&
+            !(kn_has_shape(r, 1, &x->shape[1]) && (r->dtype == x->dtype || r->dtype == KN_F32)))
+            return kn_fail("instance_norm: x is %s, .running_%s is %s; it should be [%lld] in x's "
+                           "dtype or f32",
+                           KN_SHOWN(x), i ? "var" : "mean", KN_SHOWN(r), (long long)x->shape[1]);
+    }
+    return (momentum >= 0 && momentum <= 1) ||
+           kn_fail("instance_norm: .momentum is %g, should lie in [0, 1] (KN_ZERO for 0)",
+                   o->momentum);
+}
+
+kn_tensor *kn_instance_norm_(kn_tensor *x, kn_tensor *w, kn_tensor *b, double eps,
+                             kn_instance_norm_options o)
+{
+    const double momentum = kn_value_or(o.momentum, 0.1);
+    if (!kn_ok() || !kn_check(x, "instance_norm") || !running_fit(x, &o, momentum))
+        return NULL;
+    if (o.use_running)
+        return kn_batch_norm(x, w, b, o.running_mean, o.running_var, .eps = eps);
+    kn_tensor *y =
+        norm_groups(&kn_op_instance_norm, x, (group_attr){ .instance = true }, w, b, eps);
+    const bool moves = o.running_mean || o.running_var;
+    return y && (!moves || move_running(x, &o, momentum)) ? y : NULL;
 }

@@ -8,11 +8,12 @@ kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w)
 {
     if (!kn_ok() || !kn_check(x, "prelu") || !kn_check(w, "prelu"))
         return NULL;
-    const int64_t n = w->ndim == 1 ? w->shape[0] : 0, C = x->ndim > 1 ? x->shape[1] : 1;
+    const int64_t n = w->ndim == 1 ? w->shape[0] : w->ndim == 0, C = x->ndim > 1 ? x->shape[1] : 1;
     if (!kn_dtype_is_float(x->dtype) || w->dtype != x->dtype || (n != 1 && n != C))
-        return kn_fail_null("prelu: needs a float x[N,C,...] and w[C] or w[1] of its dtype; got x "
-                            "%s, w %s",
-                            KN_SHOWN(x), KN_SHOWN(w));
+        return kn_fail_null(
+            "prelu: needs a float x[N,C,...] and w[C], w[1] or w[] of its dtype; got x "
+            "%s, w %s",
+            KN_SHOWN(x), KN_SHOWN(w));
     int64_t shape[KN_MAX_DIMS];
     for (int d = 0; d < x->ndim; d++)
         shape[d] = d == 1 ? n : 1;

@@ -218,7 +218,7 @@ kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
         return NULL;
     if (classes == -1 && kn_numel(index) > 0) {
         kn_scope s = kn_scope_begin();
-        classes = (int64_t)kn_item(kn_amax(kn_reshape(index, KN_SHAPE(-1)), 0, false)) + 1;
+        classes = (int64_t)kn_item(kn_amax(index, 0, NULL, false)) + 1;
         kn_scope_end(s);
         if (!kn_ok())
             return NULL;

@@ -303,7 +303,9 @@ kn_tensor *kn_gaussian_nll_loss_(kn_tensor *x, kn_tensor *target, kn_tensor *var
         return NULL;
     if (!var || !(eps > 0 && isfinite(eps)))
         return kn_fail_null("gaussian_nll_loss: needs a variance and an .eps above 0");
-    if (!fits_weight(op, "var", var, x))
+    if (kn_check(var, op) && x->ndim > 0 && kn_has_shape(var, x->ndim - 1, x->shape))
+        var = kn_unsqueeze(var, -1); /* one a row, as in torch */
+    if (!var || !fits_weight(op, "var", var, x))
         return NULL;
     /* the bound holds for the value; the gradient passes it */
     kn_tensor *least = kn_sub(kn_clamp(kn_detach(var), eps, INFINITY), kn_detach(var));

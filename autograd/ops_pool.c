@@ -51,7 +51,7 @@ static kn_tensor *largest_integers(const kn_op *op, kn_tensor *x, const pool_att
         pad[1] = (count - 1) * w->stride[d] + w->dilation[d] * (w->kernel[d] - 1) + 1 - H - pad[0];
         x = kn_pad(x, KN_PAD_CONSTANT, least, 4, sizes);
         x = kn_windows(op->name, x, 2 + d, w->kernel[d], w->stride[d], w->dilation[d]);
-        x = kn_amax(x, -1, false);
+        x = kn_amax(x, KN_SHAPE(-1), false);
     }
     return x;
 }

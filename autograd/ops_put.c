@@ -4,14 +4,23 @@
 #include "autograd/operands.h"
 #include <math.h>
 
-/* The row-major place in the first n dims of x for each element of the indices, which broadcast;
- * negative ones count from the end. Where one is outside, so is the place, as the kernel says. */
-static kn_tensor *places(const kn_tensor *x, int n, kn_tensor *const *index, int64_t *all)
+/* Indices into adjacent dims of x: for each element of the indices, which broadcast, the row-major
+ * place `at` in those dims, which are one of size `all`. */
+typedef struct indexed {
+    kn_tensor *x; /* with all indexed dims in front, in order, where they aren't adjacent */
+    int order[KN_MAX_DIMS];
+    int dim, dims; /* the first of them, their number */
+    kn_tensor *at;
+    int64_t all;
+} indexed;
+
+/* Negative indices count from the end. Where one is outside, so is the place, as kernels say. */
+static bool find_places(indexed *r, kn_tensor *const *index)
 {
     kn_tensor *at = NULL, *inside = NULL;
     int64_t step = 1;
-    for (int d = n - 1; d >= 0; step *= x->shape[d--]) {
-        const int64_t size = x->shape[d];
+    for (int d = r->dims - 1; d >= 0; step *= r->x->shape[r->dim + d--]) {
+        const int64_t size = r->x->shape[r->dim + d];
         kn_tensor *i = kn_cast(index[d], KN_I64), *zero = i ? kn_number_like(i, 0) : NULL;
         i = kn_where(kn_lt(i, zero), kn_add_scalar(i, (double)size), i);
         kn_tensor *holds =
@@ -20,8 +29,92 @@ static kn_tensor *places(const kn_tensor *x, int n, kn_tensor *const *index, int
         at = at ? kn_add(at, i) : i;
         inside = inside ? kn_logical_and(inside, holds) : holds;
     }
-    *all = step;
-    return at ? kn_where(inside, at, kn_number_like(at, (double)step)) : NULL;
+    r->all = step;
+    r->at = at ? kn_where(inside, at, kn_number_like(at, (double)step)) : NULL;
+    return r->at != NULL;
+}
+
+/* The index of each dim of x, NULL for a whole one; a mask becomes those of its places. */
+static bool by_dim(const char *op, const kn_tensor *x, int n, kn_tensor *const *index,
+                   kn_tensor *out[KN_MAX_DIMS])
+{
+    int dim = 0;
+    if (!index)
+        return kn_fail("%s: the indices are NULL (x is %s)", op, KN_SHOWN(x));
+    for (int i = 0; i < n; i++) {
+        kn_tensor *t = index[i];
+        if (t && !kn_check(t, op))
+            return false;
+        const bool mask = t && t->dtype == KN_BOOL;
+        const int dims = mask ? t->ndim : 1;
+        bool fits = dim + dims <= x->ndim && dims > 0;
+        for (int d = 0; mask && fits && d < dims; d++)
+            fits = t->shape[d] == x->shape[dim + d];
+        if (!fits)
+            return kn_fail(
+                "%s: index %d is %s, for dim %d of x %s; needs at most an index for each "
+                "dim of x, and masks of the sizes of their dims",
+                op, i, t ? KN_SHOWN(t) : "NULL", dim, KN_SHOWN(x));
+        if (t && !mask && !kn_indices_are_whole(op, t))
+            return false;
+        kn_tensor *places = mask ? kn_nonzero(t) : NULL;
+        for (int d = 0; d < dims; d++)
+            out[dim++] = mask ? kn_select(places, 1, d) : t;
+    }
+    return kn_ok();
+}
+
+static bool index_of(const char *op, kn_tensor *x, int n, kn_tensor *const *index, indexed *r)
+{
+    kn_tensor *of[KN_MAX_DIMS] = { NULL }, *given[KN_MAX_DIMS];
+    int64_t order[KN_MAX_DIMS];
+    int count = 0, first = -1, last = -1;
+    if (!by_dim(op, x, n, index, of))
+        return false;
+    for (int pass = 0; pass < 2; pass++)
+        for (int d = 0; d < x->ndim; d++) {
+            if ((of[d] != NULL) == (pass == 1))
+                continue;
+            if (of[d]) {
+                given[r->dims++] = of[d];
+                first = first < 0 ? d : first;
+                last = d;
+            }
+            r->order[d] = count;
+            order[count++] = d;
+        }
+    if (first < 0)
+        return kn_fail("%s: %d indices, none of a dim of x %s; needs one at least", op, n,
+                       KN_SHOWN(x));
+    const bool adjacent = last - first + 1 == r->dims;
+    r->dim = adjacent ? first : 0;
+    r->x = adjacent ? x : kn_permute(x, x->ndim, order);
+    if (!r->x || !find_places(r, given))
+        return false;
+    return r->at->ndim + x->ndim - r->dims <= KN_MAX_DIMS ||
+           kn_fail("%s: indices %s for x %s: the result of indexing has more than %d dims", op,
+                   KN_SHOWN(r->at), KN_SHOWN(x), KN_MAX_DIMS);
+}
+
+/* r's x, or with places in its place such a tensor, where dims[n] stand for the indexed ones. */
+static int with_dims(const indexed *r, int n, const int64_t *dims, int64_t shape[KN_MAX_DIMS])
+{
+    int ndim = 0;
+    for (int d = 0; d < r->dim; d++)
+        shape[ndim++] = r->x->shape[d];
+    for (int d = 0; d < n; d++)
+        shape[ndim++] = dims[d];
+    for (int d = r->dim + r->dims; d < r->x->ndim; d++)
+        shape[ndim++] = r->x->shape[d];
+    return ndim;
+}
+
+/* r's x with the indexed dims as one. */
+static kn_tensor *merged(const indexed *r)
+{
+    int64_t shape[KN_MAX_DIMS];
+    const int ndim = with_dims(r, 1, &r->all, shape);
+    return kn_reshape(r->x, ndim, shape);
 }
 
 /* index[count] as an index of src's shape, the same for whole slices along dim. */
@@ -33,43 +126,47 @@ static kn_tensor *for_slices(kn_tensor *index, int dim, const kn_tensor *src)
     return kn_expand(kn_reshape(index, src->ndim, line), src->ndim, src->shape);
 }
 
-static kn_tensor *put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
-                      bool accumulate)
+kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index)
 {
-    const char *op = "index_put";
-    if (!index)
-        return kn_fail_null("%s: the indices are NULL (x is %s)", op, KN_SHOWN(x));
-    int64_t shape[KN_MAX_DIMS], all = 0, rows[KN_MAX_DIMS];
-    if (n < 1 || n > x->ndim || values->dtype != x->dtype)
-        return kn_fail_null("%s: %d indices and values %s for x %s; needs 1 to as many indices as "
-                            "x has dims, and values of x's dtype",
-                            op, n, KN_SHOWN(values), KN_SHOWN(x));
-    for (int i = 0; i < n; i++)
-        if (!kn_check(index[i], op) || !kn_indices_are_whole(op, index[i]))
-            return NULL;
+    if (!kn_ok() || !kn_check(x, "index"))
+        return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *at = places(x, n, index, &all), *y = NULL;
-    int ndim = at ? at->ndim : 0;
-    if (at && ndim + x->ndim - n <= KN_MAX_DIMS) {
-        rows[0] = all;
-        for (int d = 0; d < ndim; d++)
-            shape[d] = at->shape[d];
-        for (int d = n; d < x->ndim; d++)
-            shape[ndim++] = rows[d - n + 1] = x->shape[d];
-        kn_tensor *into = kn_reshape(x, x->ndim - n + 1, rows);
-        at = kn_reshape(at, 1, (int64_t[]){ kn_numel(at) });
-        rows[0] = at ? at->shape[0] : 0;
-        kn_tensor *from = kn_reshape(kn_expand(values, ndim, shape), x->ndim - n + 1, rows);
-        if (from)
-            y = accumulate ? kn_index_add(into, 0, at, from)
-                           : kn_scatter(into, 0, for_slices(at, 0, from), from);
-        y = y ? kn_reshape(y, x->ndim, x->shape) : NULL;
-    } else if (at) {
-        kn_fail("%s: indices %s for x %s: the result of indexing has more than %d dims", op,
-                KN_SHOWN(at), KN_SHOWN(x), KN_MAX_DIMS);
+    indexed r = { 0 };
+    kn_tensor *y = NULL;
+    if (index_of("index", x, n, index, &r)) {
+        int64_t shape[KN_MAX_DIMS];
+        const int ndim = with_dims(&r, r.at->ndim, r.at->shape, shape);
+        y = kn_index_select(merged(&r), r.dim, kn_reshape(r.at, KN_SHAPE(kn_numel(r.at))));
+        y = y ? kn_reshape(y, ndim, shape) : NULL;
     }
     kn_scope_end_except(s, &y, 1);
     return y;
+}
+
+static kn_tensor *put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
+                      bool accumulate)
+{
+    int64_t shape[KN_MAX_DIMS], back[KN_MAX_DIMS];
+    indexed r = { 0 };
+    if (values->dtype != x->dtype)
+        return kn_fail_null("index_put: values %s for x %s; needs values of x's dtype",
+                            KN_SHOWN(values), KN_SHOWN(x));
+    if (!index_of("index_put", x, n, index, &r))
+        return NULL;
+    int ndim = with_dims(&r, r.at->ndim, r.at->shape, shape);
+    values = kn_expand(values, ndim, shape);
+    const int64_t count = kn_numel(r.at);
+    ndim = with_dims(&r, 1, &count, shape);
+    kn_tensor *into = merged(&r), *from = values ? kn_reshape(values, ndim, shape) : NULL;
+    kn_tensor *at = kn_reshape(r.at, 1, &count);
+    if (!into || !from || !at)
+        return NULL;
+    kn_tensor *y = accumulate ? kn_index_add(into, r.dim, at, from)
+                              : kn_scatter(into, r.dim, for_slices(at, r.dim, from), from);
+    y = y ? kn_reshape(y, x->ndim, r.x->shape) : NULL;
+    for (int d = 0; d < x->ndim; d++)
+        back[d] = r.order[d];
+    return r.x == x || !y ? y : kn_permute(y, x->ndim, back);
 }
 
 kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
@@ -79,7 +176,9 @@ kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor 
     if (!kn_ok() || !kn_check(x, "index_put") || !kn_check(values, "index_put"))
         return NULL;
     kn_operands_begin(&o, 2, (kn_tensor *[]){ x, values });
+    kn_scope s = kn_scope_begin();
     kn_tensor *y = put(x, n, index, values, accumulate);
+    kn_scope_end_except(s, &y, 1);
     kn_operands_end(&o);
     return y;
 }

@@ -192,7 +192,8 @@ static kn_tensor *possible(kn_tensor *w, int64_t choices)
               *least = kn_full(KN_I64, d, (double)choices, KN_SCALAR);
     kn_tensor *enough = kn_ge(kn_sum(kn_gt(w, zero), 1, (int64_t[]){ 1 }, true), least);
     kn_tensor *finite = kn_lt(kn_sum(w, 1, (int64_t[]){ 1 }, true), infinite);
-    return kn_logical_and(kn_logical_and(enough, finite), kn_ge(kn_amin(w, 1, true), zero));
+    return kn_logical_and(kn_logical_and(enough, finite),
+                          kn_ge(kn_amin(w, KN_SHAPE(1), true), zero));
 }
 
 /* On the CPU a row that can't is an error. */

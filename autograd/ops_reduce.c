@@ -128,14 +128,14 @@ kn_tensor *kn_mean(kn_tensor *x, int n, const int64_t *dims, bool keep)
     return reduce(&kn_op_mean, x, KN_MEAN, n, dims, keep);
 }
 
-kn_tensor *kn_amax(kn_tensor *x, int dim, bool keep)
+kn_tensor *kn_amax(kn_tensor *x, int n, const int64_t *dims, bool keep)
 {
-    return reduce(&kn_op_max, x, KN_MAX, 1, (int64_t[]){ dim }, keep);
+    return reduce(&kn_op_max, x, KN_MAX, n, dims, keep);
 }
 
-kn_tensor *kn_amin(kn_tensor *x, int dim, bool keep)
+kn_tensor *kn_amin(kn_tensor *x, int n, const int64_t *dims, bool keep)
 {
-    return reduce(&kn_op_min, x, KN_MIN, 1, (int64_t[]){ dim }, keep);
+    return reduce(&kn_op_min, x, KN_MIN, n, dims, keep);
 }
 
 kn_tensor *kn_extremum(kn_tensor *x, kn_reduce_kind kind, uint32_t dims, bool keep)

@@ -99,7 +99,7 @@ kn_tensor *kn_bincount(kn_tensor *x, kn_tensor *weights, int64_t least)
         return kn_fail_null("%s: x is %s, the weights %s; needs x[N], and weights [N] or none", op,
                             KN_SHOWN(x), weights ? KN_SHOWN(weights) : "none");
     kn_scope s = kn_scope_begin();
-    int64_t n = x->shape[0] ? (int64_t)kn_item(kn_amax(x, 0, false)) + 1 : 0;
+    int64_t n = x->shape[0] ? (int64_t)kn_item(kn_amax(x, 0, NULL, false)) + 1 : 0;
     n = n > least ? n : least;
     weights = weights ? weights : kn_ones(KN_I64, kn_device_of(x), 1, x->shape);
     kn_tensor *none = weights ? kn_zeros(weights->dtype, kn_device_of(x), 1, &n) : NULL;
@@ -156,8 +156,8 @@ kn_tensor *kn_histc(kn_tensor *x, int64_t bins, double low, double high)
     kn_scope s = kn_scope_begin();
     kn_tensor *v = kn_reshape(kn_cast(kn_detach(x), KN_F64), 1, &all), *y = NULL;
     if (v && found && v->shape[0]) {
-        low = kn_item(kn_amin(v, 0, false));
-        high = kn_item(kn_amax(v, 0, false));
+        low = kn_item(kn_amin(v, 0, NULL, false));
+        high = kn_item(kn_amax(v, 0, NULL, false));
     }
     if (low == high)
         low -= 1, high += 1;

@@ -283,7 +283,7 @@ kn_tensor *kn_istft_(kn_tensor *x, kn_stft_options o)
     kn_tensor *whole = overlapped(frames, L, &o), *all = envelope(x, w, T, L, &o);
     if (whole && all) {
         all = kn_slice(all, 1, from, to);
-        if (kn_device_of(x) == KN_CPU && kn_item(kn_amin(all, 1, false)) < 1e-11)
+        if (kn_device_of(x) == KN_CPU && kn_item(kn_amin(all, KN_SHAPE(1), false)) < 1e-11)
             kn_fail("istft: the windows leave a gap among the elements %lld to %lld; take a "
                     "smaller .hop "
                     "or another window (x is %s)",

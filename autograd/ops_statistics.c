@@ -238,7 +238,7 @@ kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
 
 /* ---- any, all, argmin ------------------------------------------------------------------------ */
 
-/* Compares the number of elements that hold, or that don't, with 0. */
+/* Compares the number of elements that hold, or that don't, with 0: compare is kn_ne, or kn_eq. */
 static kn_tensor *counted_as(const char *op, kn_tensor *x, int n, const int64_t *dims, bool keep,
                              kn_tensor *(*compare)(kn_tensor *, kn_tensor *))
 {
@@ -246,7 +246,10 @@ static kn_tensor *counted_as(const char *op, kn_tensor *x, int n, const int64_t 
     if (!checked(op, x, n, dims, false, &set))
         return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *count = kn_sum(compare(x, kn_number_like(x, 0)), n, dims, keep);
+    kn_tensor *counts = x->dtype != KN_BOOL ? compare(x, kn_number_like(x, 0))
+                        : compare == kn_ne  ? x
+                                            : kn_logical_not(x);
+    kn_tensor *count = kn_sum(counts, n, dims, keep);
     return ended(s, compare(count, kn_number_like(count, 0)), KN_BOOL);
 }
 
@@ -271,6 +274,7 @@ kn_tensor *kn_argmin(kn_tensor *x, int dim)
         return kn_fail_null("argmin: dim %d has size 0, so it has no extremum", dim);
     kn_scope s = kn_scope_begin();
     x = kn_detach(x);
-    kn_tensor *won = x && kn_dtype_is_float(x->dtype) ? kn_neg(x) : kn_eq(x, kn_amin(x, dim, true));
+    kn_tensor *won =
+        x && kn_dtype_is_float(x->dtype) ? kn_neg(x) : kn_eq(x, kn_amin(x, KN_SHAPE(dim), true));
     return ended(s, kn_argmax(won, dim), KN_I64);
 }

@@ -4,6 +4,7 @@
  * ranks' own (KN_K_BATCH_NORM_JOIN); so are the sums of backward. Ranks with equal batches of 2^k
  * samples get the bits of one rank with all of them. One gather of 2 C + 1 numbers in forward, one
  * of 2 C in backward, on the compute stream. */
+#include "autograd/engine.h"
 #include "autograd/ops.h"
 #include "comm/comm.h"
 
@@ -117,8 +118,9 @@ static const char *label(const kn_frame *f)
 static bool gather_rows(kn_comm *comm, const kn_tensor *all, int64_t n, const kn_frame *frame)
 {
     return kn_comm_size(comm) == 1 ||
-           kn_all_gather(comm, kn_array_of(all).data, part_of_row(all, kn_rank(comm), 0, 1).data, n,
-                         KN_F64, kn_compute_stream(kn_device_of(all)), label(frame));
+           (kn_collective_begins() &&
+            kn_all_gather(comm, kn_array_of(all).data, part_of_row(all, kn_rank(comm), 0, 1).data,
+                          n, KN_F64, kn_compute_stream(kn_device_of(all)), label(frame)));
 }
 
 /* Mean and variance over all ranks, to the rows of total. */
@@ -317,7 +319,7 @@ static bool sync_backward(kn_op_grad *g)
 
 #define SYNC_OP(id, text, in, out)                                                                 \
     KN_OP(id, .name = (text), .attr_size = sizeof(sync_attr), .save_in = (in), .save_out = (out),  \
-          .const_in = 8 | 16, .shape = sync_shape, .forward = sync_forward,                        \
+          .const_in = 8 | 16, .collective = true, .shape = sync_shape, .forward = sync_forward,    \
           .backward = sync_backward)
 SYNC_OP(kn_op_sync_batch_norm, "sync_batch_norm", 1 | 2, 2 | 4 | 8);
 SYNC_OP(kn_op_sync_batch_norm_relu, "sync_batch_norm_relu", 1 | 2 | 4, 2 | 4 | 8);

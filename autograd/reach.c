@@ -122,7 +122,7 @@ bool kn_engine_reach(kn_engine *e, kn_node *const *root, int roots)
 
 static bool see_group(kn_engine *e, kn_group *g)
 {
-    if (!g || kn_engine_group_runs(e, g))
+    if (!g)
         return true;
     if (!g->active) {
         if (!kn_host_grow(&e->group, &e->group_room, e->groups + 1, sizeof *e->group))

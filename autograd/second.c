@@ -31,9 +31,12 @@ static void drop_adjoint(void *attr)
 }
 
 static bool adjoint_backward(kn_op_grad *g);
-static const kn_op adjoint_op = { .name = "gradient",
-                                  .backward = adjoint_backward,
-                                  .on_tape = adjoint_backward };
+#define ADJOINT(...)                                                                               \
+    {                                                                                              \
+        .name = "gradient", .backward = adjoint_backward, .on_tape = adjoint_backward, __VA_ARGS__ \
+    }
+static const kn_op adjoint_op = ADJOINT(.collective = false),
+                   adjoint_of_ranks = ADJOINT(.collective = true);
 
 /* g->din by the kernels of of's backward, as tensors without graph. */
 static bool compute(kn_node *of, kn_op_grad *g)
@@ -67,6 +70,8 @@ static bool add_input(kn_node *n, signed char *at, kn_tensor *t, bool save)
     *at = -1;
     if (!t)
         return true;
+    if (n->nin == KN_MAX_IN)
+        return kn_fail("gradient: it depends on more than %d tensors", KN_MAX_IN);
     const int i = n->nin++;
     *at = (signed char)i;
     return kn_node_set_input(n, i, t) && (!save || kn_save(&n->saved_in[i], t));
@@ -75,7 +80,8 @@ static bool add_input(kn_node *n, signed char *at, kn_tensor *t, bool save)
 /* The node of the gradients that g has. */
 static bool record(kn_node *of, bool bilinear, kn_op_grad *g)
 {
-    kn_node *n = kn_node_new(&adjoint_op, KN_MAX_IN, KN_MAX_OUT);
+    kn_node *n =
+        kn_node_new(of->op->collective ? &adjoint_of_ranks : &adjoint_op, KN_MAX_IN, KN_MAX_OUT);
     adjoint *a = n ? kn_host_calloc(1, sizeof *a) : NULL;
     if (!a) {
         kn_node_unref(n);

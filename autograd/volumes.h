@@ -14,8 +14,9 @@ typedef struct kn_conv3d_options {
     int64_t stride, pad, dilation;             /* 0: 1, 0, 1; the same for all three dims */
     int64_t strides[3], pads[3], dilations[3]; /* {planes, rows, columns} where not all 0 */
     int64_t groups;                            /* 0: 1; divides C and O */
+    bool same;                                 /* as in kn_conv2d_options */
 } kn_conv3d_options;
-/* kn_conv2d in three dims: of x[N,C,D,H,W] by w[O,C/groups,K,R,S]; bias[O] may be NULL
+/* kn_conv2d in three dims: x[N,C,D,H,W] or x[C,D,H,W] by w[O,C/groups,K,R,S]; bias[O] may be NULL
  * (torch.nn.functional.conv3d). It is one convolution of images, whose channels are the K planes
  * under each window: these take K / stride times the memory of x, until backward. */
 KN_API kn_tensor *kn_conv3d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv3d_options o);
@@ -29,8 +30,8 @@ typedef struct kn_pool3d_options {
         dilations[3]; /* {planes, rows, columns} where not all 0 */
     bool ceil_mode, exclude_pad;
 } kn_pool3d_options;
-/* kn_max_pool2d and kn_avg_pool2d in three dims, and means or maxima of O x P x Q windows that
- * cover x, as kn_adaptive_avg_pool2d. Planes are pooled first, then along D. */
+/* kn_max_pool2d and kn_avg_pool2d of such x, and means or maxima of O x P x Q windows that cover
+ * it, as kn_adaptive_avg_pool2d. Planes are pooled first, then along D. */
 KN_API kn_tensor *kn_max_pool3d_(kn_tensor *x, kn_pool3d_options o);
 KN_API kn_tensor *kn_avg_pool3d_(kn_tensor *x, kn_pool3d_options o);
 #define kn_max_pool3d(x, ...) kn_max_pool3d_(x, KN_OPTIONS(kn_pool3d_options, __VA_ARGS__))

@@ -7,7 +7,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static const char *const kind_names[KN_CALL_COUNT] = {
     [KN_CALL_NONE] = "nothing",
@@ -72,12 +71,12 @@ static size_t job_bytes(int pieces)
     return offsetof(job, piece) + (size_t)pieces * sizeof(kn_comm_piece);
 }
 
-static void sleep_for(double seconds)
+bool kn_comm_flip(const kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
-    struct timespec t = { .tv_sec = (time_t)seconds };
-    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
-    while (nanosleep(&t, &t) != 0)
-        ;
+    const bool all = call->kind == KN_CALL_ALL_GATHER || call->kind == KN_CALL_ALL_TO_ALL ||
+                     call->kind == KN_CALL_GROUP;
+    return kn_fault_flip(s, call->piece->dst, kn_piece_dst_bytes(call->piece) * (all ? c->size : 1),
+                         "the call's first buffer");
 }
 
 /* The call, which is noted, to its end. */
@@ -86,7 +85,7 @@ static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     if (!kn_unpoisoned(c->world->poison) || !c->ops->run(c, call, s))
         return false;
     kn_comm_note_end(c, call);
-    return true;
+    return !call->flips || kn_comm_flip(c, call, s);
 }
 
 static void job_run(void *arg)
@@ -98,7 +97,7 @@ static void job_run(void *arg)
     if (kn_ok() && run(j->c, &j->call, j->s)) {
         double slow = j->slow_latency + (j->slow_rate > 0 ? bytes / j->slow_rate : 0);
         if (slow > 0)
-            sleep_for(slow);
+            kn_sleep(slow);
         if (kn_tracing())
             kn_trace_add(j->what, j->c->ops->backend, j->s, begin, kn_now(), 0, bytes);
     }
@@ -125,7 +124,8 @@ static bool launch_meta(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 
 bool kn_comm_run_now(kn_comm *c, kn_comm_call *call, kn_stream *s)
 {
-    kn_comm_note_call(c, call);
+    if (!kn_comm_note_call(c, call))
+        return kn_ok();
     return run(c, call, s);
 }
 
@@ -144,7 +144,8 @@ static bool launch(kn_comm *c, const kn_comm_call *call, kn_stream *s)
     j.slow_latency = c->slow_latency;
     j.slow_rate = c->slow_rate;
     memcpy(j.piece, call->piece, (size_t)call->pieces * sizeof *j.piece);
-    kn_comm_note_call(c, &j.call);
+    if (!kn_comm_note_call(c, &j.call))
+        return kn_ok();
     snprintf(j.what, sizeof j.what, "%s%s%s", kn_comm_kind_name(call->kind), call->label ? " " : "",
              call->label ? call->label : "");
     if (c->world->inline_only && !kn_stream_is_inline(s)) { /* after all earlier launches */

@@ -8,6 +8,7 @@
 
 #include "comm/comm.h"
 #include "kernels/context.h"
+#include "kernels/faults.h"
 #include "kernels/error_internal.h"
 
 typedef enum kn_comm_kind {
@@ -41,6 +42,7 @@ typedef struct kn_comm_call {
     int64_t count;    /* elements of all pieces; dtypes of the first */
     kn_dtype dst_dtype, src_dtype;
     uint64_t seq, hash; /* kn_comm_note_call: its place in the contract; seq 0: not in order */
+    bool flips;         /* a bit of what comes (kernels/faults.h) */
 } kn_comm_call;
 
 /* A call with these pieces, not noted yet. */
@@ -88,8 +90,9 @@ typedef struct kn_call_log {
     kn_call_note note[KN_NOTES];
 } kn_call_log;
 
-/* Enters call (made on c) into the log of c's family; fills call->seq and call->hash. */
-void kn_comm_note_call(kn_comm *c, kn_comm_call *call);
+/* Enters call (made on c) into the log of c's family; fills call->seq and call->hash. Here a fault
+ * that was asked for comes (kernels/faults.h). False: it isn't made. */
+bool kn_comm_note_call(kn_comm *c, kn_comm_call *call);
 /* The call is over on this rank. */
 void kn_comm_note_end(kn_comm *c, const kn_comm_call *call);
 kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call);
@@ -129,6 +132,8 @@ bool kn_comm_next_trip(kn_comm_trip *t, const kn_comm_call *call, int blocks, in
 /* The maximum, a NaN if there is one: the same bits whichever comes first. */
 float kn_comm_larger(float a, float b);
 
+/* Flips a bit of what came by call, which is over on s, where call->flips. */
+bool kn_comm_flip(const kn_comm *c, const kn_comm_call *call, kn_stream *s);
 /* Runs call at once, on this thread; s as in kn_comm_ops.run. */
 bool kn_comm_run_now(kn_comm *c, kn_comm_call *call, kn_stream *s);
 
@@ -166,29 +171,14 @@ typedef struct kn_comm_world {
     double timeout; /* seconds a collective waits for a rank, where its communicator says none */
     int next_id;    /* of communicators: more than any of this rank has */
     int forks;      /* of this process's line, when the world was made */
-    _Atomic int suspended;   /* kn_comm_suspend_timeout: calls that aren't resumed yet */
-    bool inline_only;        /* the back end runs on the launching thread, never on a worker */
-    _Atomic int64_t fail_in; /* kn_comm_fail_at: meetings until then; 0: off */
-    int fail_how;
+    _Atomic int suspended; /* kn_comm_suspend_timeout: calls that aren't resumed yet */
+    bool inline_only;      /* the back end runs on the launching thread, never on a worker */
 } kn_comm_world;
-
-/* Test hook: the fault of this rank at its nth meeting from now on, over all communicators of c's
- * world (1: the next; a call has at least one, one more a round where data is staged). */
-typedef enum kn_comm_failure {
-    KN_FAIL_EXIT,   /* _exit(7), silently */
-    KN_FAIL_CRASH,  /* a segmentation fault */
-    KN_FAIL_STOP,   /* SIGSTOP */
-    KN_FAIL_MEMORY, /* an allocation fails */
-    KN_FAIL_ERROR,  /* an error comes to stand */
-} kn_comm_failure;
-
-void kn_comm_fail_at(kn_comm *c, int64_t nth, kn_comm_failure how);
-/* Back ends call it at each meeting; false where an error now stands. */
-bool kn_comm_meeting(kn_comm_world *w);
 
 typedef struct kn_comm_ops {
     const char *backend;
-    /* Runs the call; s is the stream it runs on (NULL: no stream, no arithmetic on floats). */
+    /* Runs the call, with kn_fault_pass(KN_AT_MEETING) at each meeting; s is the stream it runs on
+     * (NULL: no stream, no arithmetic on floats). */
     bool (*run)(kn_comm *c, const kn_comm_call *call, kn_stream *s);
     /* Optional: enqueue on the device's stream instead of run as a host function. */
     bool (*launch)(kn_comm *c, const kn_comm_call *call, kn_stream *s);

@@ -2,12 +2,9 @@
  * of calls, the log that other ranks read, and the messages for ranks that are out of step or late
  * (comm_internal.h). */
 #include "comm/comm_internal.h"
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* ---- hashing --------------------------------------------------------------------------------- */
 
@@ -100,21 +97,48 @@ kn_call_note kn_call_note_of(const kn_comm *c, const kn_comm_call *call)
     return n;
 }
 
-void kn_comm_note_call(kn_comm *c, kn_comm_call *call)
+/* Calls of a number of elements. */
+static bool has_count(kn_comm_kind kind)
+{
+    return kind != KN_CALL_BARRIER && kind != KN_CALL_AGREE && kind != KN_CALL_GROUP;
+}
+
+/* A fault that was asked for at this call. Of another shape the others learn before a byte moves,
+ * so that the call differs in what it says. */
+static bool suffer(const kn_comm *c, kn_comm_call *call, kn_fault_kind fault)
+{
+    char what[256];
+    if (fault == KN_FAULT_SHAPE && !has_count(call->kind))
+        return kn_fail(
+            "the fault \"%s\" is at %s, which has no other shape: give another collective",
+            kn_context_get()->fault.text, kn_comm_kind_name(call->kind));
+    if (fault == KN_FAULT_SHAPE)
+        call->content = mix(call->content, (uint64_t)++call->count);
+    call->flips = fault == KN_FAULT_FLIP;
+    kn_call_note note = kn_call_note_of(c, call);
+    return kn_fault_come(fault, kn_call_describe(&note, what, sizeof what));
+}
+
+bool kn_comm_note_call(kn_comm *c, kn_comm_call *call)
 {
     kn_comm *f = c->family;
     call->seq = 0;
     if (!f->log)
-        return;
+        return true;
     if (kn_context_is_worker()) { /* its order among the others' is not the program's */
         call->hash = mix_call(0, c, call);
-        return;
+        return true;
     }
+    const kn_fault_kind fault = c->size > 1 ? kn_fault_due(KN_AT_COLLECTIVE) : KN_NO_FAULT;
+    const bool changes = fault == KN_FAULT_SHAPE || fault == KN_FAULT_SKIP;
+    if (changes && (!suffer(c, call, fault) || fault == KN_FAULT_SKIP))
+        return false;
     call->seq = ++f->seq;
     call->hash = f->hash = mix_call(mix(f->hash, call->seq), c, call);
     kn_call_note note = kn_call_note_of(c, call);
     note_write(&f->log->note[call->seq % KN_NOTES], &note);
     atomic_store_explicit(&f->log->launched, call->seq, memory_order_release);
+    return !fault || changes || suffer(c, call, fault);
 }
 
 void kn_comm_note_end(kn_comm *c, const kn_comm_call *call)
@@ -163,7 +187,7 @@ char *kn_call_describe(const kn_call_note *n, char *buf, size_t size)
         snprintf(more, sizeof more, " from rank %d", (int)n->root);
     if (n->pieces > 1)
         snprintf(more, sizeof more, " and others, %d buffers", (int)n->pieces);
-    if (kind != KN_CALL_BARRIER && kind != KN_CALL_AGREE && kind != KN_CALL_GROUP)
+    if (has_count(kind))
         snprintf(what, sizeof what, " of %lld %s%s%s%s", (long long)n->count, src,
                  n->src_dtype == n->dst_dtype ? "" : " to ",
                  n->src_dtype == n->dst_dtype ? "" : dst, more);
@@ -201,34 +225,4 @@ bool kn_call_timeout(const kn_comm *c, const kn_comm_call *call, int me, int mis
                    me, seconds, missing, mine, missing,
                    kn_call_describe(last, theirs, sizeof theirs),
                    finished ? "finished" : "not finished");
-}
-
-/* ---- test hook ------------------------------------------------------------------------------- */
-
-void kn_comm_fail_at(kn_comm *c, int64_t nth, kn_comm_failure how)
-{
-    c->world->fail_how = (int)how;
-    atomic_store(&c->world->fail_in, nth);
-}
-
-bool kn_comm_meeting(kn_comm_world *w)
-{
-    if (atomic_load_explicit(&w->fail_in, memory_order_relaxed) == 0 ||
-        atomic_fetch_sub(&w->fail_in, 1) != 1)
-        return true;
-    switch ((kn_comm_failure)w->fail_how) {
-    case KN_FAIL_EXIT:
-        _exit(7);
-    case KN_FAIL_CRASH:
-        signal(SIGSEGV, SIG_DFL); /* a sanitizer would write a report first */
-        *(volatile char *)mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) = 1;
-        return true;
-    case KN_FAIL_STOP:
-        raise(SIGSTOP);
-        return true;
-    case KN_FAIL_MEMORY:
-        return kn_take(w->memory, (size_t)1 << 56, KN_MEM_COMM) != NULL;
-    default:
-        return kn_fail("a failure asked for by kn_comm_fail_at");
-    }
 }

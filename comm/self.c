@@ -5,7 +5,8 @@
 
 static bool run(kn_comm *c, const kn_comm_call *call, kn_stream *s)
 {
-    if (!kn_comm_meeting(c->world))
+    (void)c;
+    if (!kn_fault_pass(KN_AT_MEETING))
         return false;
     bool adds = call->kind == KN_CALL_REDUCE_SCATTER || call->kind == KN_CALL_ALL_REDUCE;
     for (int i = 0; i < call->pieces; i++) {

@@ -92,7 +92,7 @@ static kn_tensor *loss_of(part *p, kn_comm *world, kn_tensor *there)
     kn_tensor *home = kn_all_to_all_tensor(world, there, p->received, NULL);
     kn_tensor *gates = kn_softmax(kn_slice(p->leaf, 1, EMBD, EMBD + EXPERTS), 1);
     kn_tensor *y = kn_index_add(kn_zeros_like(p->target), 0, p->order, home);
-    return kn_mse_loss(kn_mul(y, kn_amax(gates, 1, true)), p->target);
+    return kn_mse_loss(kn_mul(y, kn_amax(gates, KN_SHAPE(1), true)), p->target);
 }
 
 /* The loss of the batch; backward has run. */

@@ -28,7 +28,7 @@ static void train(two_layers *m, kn_optim *opt, kn_comm *world, int first)
         for (int i = 0; i < MICRO / ranks; i++) {
             const uint64_t micro = (uint64_t)(step * MICRO + i * ranks + rank);
             kn_tensor *x = kn_randn(KN_F32, KN_CPU, 7, micro, KN_SHAPE(16, 8));
-            kn_tensor *loss = kn_mse_loss(kn_call(m, x), kn_amax(x, 1, true));
+            kn_tensor *loss = kn_mse_loss(kn_call(m, x), kn_amax(x, KN_SHAPE(1), true));
             sum += kn_item(loss);
             kn_backward(loss);
         }

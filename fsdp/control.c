@@ -172,7 +172,35 @@ void kn_unit_emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_c
     if (bytes > 0 && kn_trace_sees(KN_TRACE_VERB))
         trace(u, kind, bytes, why);
     if (bytes > 0 && u->observer)
-        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes }, u->observer_arg);
+        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes, u->rank }, u->observer_arg);
+}
+
+kn_fsdp_state kn_fsdp_unit_state(void *module)
+{
+    static const char *const doing[] = {
+        [KN_UNIT_IDLE] = "idle",
+        [KN_UNIT_FORWARD] = "forward",
+        [KN_UNIT_PRE_BACKWARD] = "backward",
+        [KN_UNIT_LATE] = "backward done",
+        [KN_UNIT_POST_BACKWARD] = "backward done",
+    };
+    const kn_unit *u = unit_at(module, "kn_fsdp_unit_state");
+    kn_fsdp_state now = { 0 };
+    if (!u)
+        return now;
+    now = (kn_fsdp_state){ .doing = doing[u->state], .ahead = u->ahead, .reducing = u->reducing };
+    now.gathered = u->buckets > 0;
+    for (int i = 0; i < u->buckets; i++) {
+        const kn_bucket *b = u->bucket[i];
+        const bool whole = b->full == b->master || b->residency == KN_UNSHARDED;
+        now.gathered &= whole;
+        now.gathering |= b->residency == KN_GATHERING;
+        if (b->full != b->master && !b->full->released)
+            now.gathered_bytes += (int64_t)b->full->bytes;
+        if (!b->grad->released)
+            now.unreduced_bytes += (int64_t)b->grad->bytes;
+    }
+    return now;
 }
 
 /* ---- moving by hand -------------------------------------------------------------------------- */

@@ -306,6 +306,7 @@ typedef struct kn_fsdp_event {
     /* Path of its first module, the root's class for the root; valid during the call. */
     const char *unit;
     int64_t bytes; /* on this rank: of the whole parameters, or of the whole gradients */
+    int rank;      /* this rank, among those of the unit */
 } kn_fsdp_event;
 typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
 /* From now on fn(event, arg) is called on the training thread for each event of the units at and
@@ -315,6 +316,18 @@ typedef void (*kn_fsdp_observer)(const kn_fsdp_event *e, void *arg);
  * for. In a replayed step (kn_replay_step) nothing is issued, so fn isn't called. False where no
  * unit is at or below module. */
 KN_API bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg);
+
+/* Where the unit at module is with its parameters and gradients on this rank, now. */
+typedef struct kn_fsdp_state {
+    const char *doing;                       /* "idle", "forward", "backward", "backward done" */
+    bool gathering;                          /* a gather was issued that nothing waited for yet */
+    bool gathered;                           /* its whole parameters are there */
+    bool ahead;                              /* gathered before their use */
+    bool reducing;                           /* the reduction of its gradients may still run */
+    int64_t gathered_bytes, unreduced_bytes; /* that it holds: whole parameters, whole gradients */
+} kn_fsdp_state;
+/* Looks, and changes nothing. doing is NULL with an error: module is no unit. */
+KN_API kn_fsdp_state kn_fsdp_unit_state(void *module);
 
 /* ---- replacing collectives ------------------------------------------------------------------- */
 

@@ -200,10 +200,10 @@ static int arrays_of(const void *pieces, int i, kn_span *span)
 {
     const kn_opt_piece *q = (const kn_opt_piece *)pieces + i;
     size_t bytes = (size_t)q->count * kn_dtype_size(q->param_dtype);
-    const void *with_master[] = { q->param, q->m, q->v };
+    const void *with_master[] = { q->param, q->m, q->v, q->more };
     int n = 0;
     span[n++] = (kn_span){ q->grad, (size_t)q->count * kn_dtype_size(q->grad_dtype) };
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 4; k++)
         if (with_master[k])
             span[n++] = (kn_span){ with_master[k], bytes };
     return n;

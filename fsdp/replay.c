@@ -146,6 +146,8 @@ kn_replay *kn_replay_new_(void *module, kn_replay_options o)
     if (!kn_graph_supported(r->device))
         snprintf(r->why, sizeof r->why, "device %s records no steps, cuda does",
                  kn_device_name(r->device));
+    else if (kn_context_get()->fault.text)
+        snprintf(r->why, sizeof r->why, "a fault is asked for, and a replay has no places for it");
     return r;
 }
 

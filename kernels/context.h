@@ -4,6 +4,7 @@
 #ifndef KNAP_KERNELS_CONTEXT_H
 #define KNAP_KERNELS_CONTEXT_H
 
+#include "kernels/fault_state.h"
 #include "kernels/graph_state.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
@@ -40,8 +41,6 @@ typedef struct kn_context {
     /* memory; atomic because stream workers allocate too */
     _Atomic int64_t live[KN_MEM_COUNT], peak[KN_MEM_COUNT], live_total, peak_total, live_pinned,
         peak_pinned, allocations;
-    _Atomic int64_t fail_alloc; /* test hook: counts down to the failing allocation */
-    _Atomic int64_t alloc_count;
     int64_t memory_limit; /* KNAP_MEMORY_LIMIT: bytes kn_take may have live at once; 0: no limit */
     /* threads, streams, trace (kernels) */
     int threads, free_cores;
@@ -69,7 +68,8 @@ typedef struct kn_context {
     void (*on_save)(void *arg, const struct kn_tensor *t); /* each tensor saved for backward */
     void *on_save_arg;
     uint64_t node_seq;
-    kn_rng_key rng;
+    kn_rng_key rng; /* .step: written by kn_fault_step */
+    kn_fault fault;
     /* comm/: rank and world as kn_init found them */
     int rank, world;
     void *init_state; /* owned by comm/launch/init.c */

@@ -26,6 +26,37 @@ KN_FORMULA v_softplus(v_num x)
     return v_relu(x) + v_log1p(v_exp(-v_abs(x)));
 }
 
+/* log(e^a + e^b), from the larger one */
+KN_FORMULA v_logaddexp(v_num a, v_num b)
+{
+    const v_num far = v_maximum(a, b) + v_log1p(v_exp(-v_abs(a - b)));
+    return v_sel(v_eq(a, b), a + v_set1(0.69314718055994530942), far);
+}
+
+/* above where rest, a remainder by b, isn't 0 and on the other side of it than b; else other */
+KN_FORMULA v_across(v_num rest, v_num b, v_num above, v_num other)
+{
+    const v_num below = v_sel(v_lt(b, v_zero()), other, above);
+    const v_num beyond = v_sel(v_lt(b, v_zero()), above, other);
+    return v_sel(v_lt(rest, v_zero()), below, v_sel(v_gt(rest, v_zero()), beyond, other));
+}
+
+/* fmod(a, b), moved to the side of b */
+KN_FORMULA v_remainder(v_num a, v_num b)
+{
+    const v_num rest = v_fmod(a, b);
+    return v_across(rest, b, rest + b, rest);
+}
+
+/* The whole number floor(a / b), from an exact dividend, so that rounding doesn't reach the next
+ * one. */
+KN_FORMULA v_floor_div(v_num a, v_num b)
+{
+    const v_num rest = v_fmod(a, b), q = v_round((a - rest) / b);
+    const v_num whole = v_sel(v_eq(q, v_zero()), v_copysign(v_zero(), a / b), q);
+    return v_sel(v_eq(b, v_zero()), a / b, v_across(rest, b, q - v_set1(1), whole));
+}
+
 KN_FORMULA v_hardsigmoid(v_num x)
 {
     return v_over(v_clamp(x + v_set1(3), v_zero(), v_set1(6)), 6);

@@ -1,6 +1,7 @@
 /* kernels/graph.c: recorded steps as every device sees them (graph.h): the recording context,
  * actions that can't be recorded, the host's work around a launch. The device records the work. */
 #include "kernels/graph_internal.h"
+#include "kernels/faults.h"
 #include "kernels/kernels_internal.h"
 #include "kernels/memory_internal.h"
 
@@ -181,7 +182,7 @@ bool kn_graph_launch(kn_graph *g)
         if (g->hook[i].after)
             g->hook[i].after(g->hook[i].arg);
     if (ok && !first && g->steps > 0) {
-        c->rng.step += g->steps;
+        kn_fault_step(c->rng.step + g->steps);
         c->rng.quiet_before = c->rng.quiet - g->quiet;
     }
     g->launched = true;

@@ -80,8 +80,8 @@ const kn_device_table *kn_device_table_of(kn_device d);
 /* Its memory lies apart from the host's: bytes cross by kn_transfer. */
 bool kn_device_is_apart(kn_device d);
 
-/* Whether the n-th allocation is due to fail (kn_fail_alloc); counts it. */
-bool kn_alloc_due(kn_context *c);
+/* This thread waits so long, whatever signals come. */
+void kn_sleep(double seconds);
 
 /* Tries the device's providers in order, records the trace, turns "all declined" into an error. */
 bool kn_run_providers(kn_stream *s, kn_kernel k, const void *args);

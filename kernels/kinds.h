@@ -79,7 +79,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
         x * x,                           d * (x + x))                                              \
     ROW(EXP, exp, PLAIN, Y, FLOATS, LINE, HEAVY,                                                   \
         v_exp(x),                        d * y)                                                    \
-    ROW(EXP2, exp2, PLAIN, Y, FLOATS, LINE, RARE,                                                  \
+    ROW(EXP2, exp2, PLAIN, Y, FLOATS, LINE, LIBM,                                                  \
         v_exp2(x),                       d * (y * v_set1(0.69314718055994530942)))                 \
     /* e^x - 1 */                                                                                  \
     ROW(EXPM1, expm1, PLAIN, Y, FLOATS, LINE, LONG,                                                \
@@ -91,7 +91,7 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
         v_log1p(x),                      v_ratio(d, v_set1(1), v_set1(1) + x))                     \
     ROW(LOG2, log2, PLAIN, X, FLOATS, POSITIVE, LIBM,                                              \
         v_log2(x),                       v_ratio(d, v_set1(1.44269504088896340736), x))            \
-    ROW(LOG10, log10, PLAIN, X, FLOATS, POSITIVE, RARE,                                            \
+    ROW(LOG10, log10, PLAIN, X, FLOATS, POSITIVE, LIBM,                                            \
         v_log10(x),                      v_ratio(d, v_set1(0.43429448190325182765), x))            \
     ROW(SQRT, sqrt, PLAIN, Y, FLOATS, POSITIVE, LIGHT,                                             \
         v_sqrt(x),                       v_ratio(d, v_set1(0.5), y))                               \
@@ -107,30 +107,30 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
         v_tan(x),                        d * v_fma(y, y, v_set1(1)))                               \
     ROW(ATAN, atan, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_atan(x),                       v_ratio(d, v_set1(1), v_fma(x, x, v_set1(1))))            \
-    ROW(ASIN, asin, PLAIN, X, FLOATS, UNIT, RARE,                                                  \
+    ROW(ASIN, asin, PLAIN, X, FLOATS, UNIT, LIBM,                                                  \
         v_asin(x),                       v_ratio(d, v_set1(1), v_sqrt((1 - x) * (1 + x))))         \
-    ROW(ACOS, acos, PLAIN, X, FLOATS, UNIT, RARE,                                                  \
+    ROW(ACOS, acos, PLAIN, X, FLOATS, UNIT, LIBM,                                                  \
         v_acos(x),                       v_ratio(d, v_set1(-1), v_sqrt((1 - x) * (1 + x))))        \
-    ROW(SINH, sinh, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+    ROW(SINH, sinh, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_sinh(x),                       d * v_cosh(x))                                            \
-    ROW(COSH, cosh, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+    ROW(COSH, cosh, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_cosh(x),                       d * v_sinh(x))                                            \
-    ROW(ASINH, asinh, PLAIN, X, FLOATS, LINE, RARE,                                                \
+    ROW(ASINH, asinh, PLAIN, X, FLOATS, LINE, LIBM,                                                \
         v_asinh(x),                      v_ratio(d, v_set1(1), v_sqrt(v_fma(x, x, v_set1(1)))))    \
-    ROW(ACOSH, acosh, PLAIN, X, FLOATS, ABOVE, RARE,                                               \
+    ROW(ACOSH, acosh, PLAIN, X, FLOATS, ABOVE, LIBM,                                               \
         v_acosh(x),                      v_ratio(d, v_set1(1), v_sqrt(x - 1) * v_sqrt(x + 1)))     \
-    ROW(ATANH, atanh, PLAIN, X, FLOATS, UNIT, RARE,                                                \
+    ROW(ATANH, atanh, PLAIN, X, FLOATS, UNIT, LIBM,                                                \
         v_atanh(x),                      v_ratio(d, v_set1(1), (1 - x) * (1 + x)))                 \
     ROW(ERF, erf, PLAIN, X, FLOATS, LINE, LONG,                                                    \
         v_erf(x),                        d * (v_set1(1.12837916709551257390) * v_exp(-x * x)))     \
-    ROW(ERFC, erfc, PLAIN, X, FLOATS, LINE, RARE,                                                  \
+    ROW(ERFC, erfc, PLAIN, X, FLOATS, LINE, LIBM,                                                  \
         v_erfc(x),                       d * (v_set1(-1.12837916709551257390) * v_exp(-x * x)))    \
-    ROW(ERFINV, erfinv, PLAIN, Y, FLOATS, UNIT, RARE,                                              \
+    ROW(ERFINV, erfinv, PLAIN, Y, FLOATS, UNIT, LONG,                                              \
         v_erfinv(x),                     d * (v_set1(0.88622692545275801365) * v_exp(y * y)))      \
     /* log |gamma(x)| and its derivative */                                                        \
-    ROW(LGAMMA, lgamma, PLAIN, X, FLOATS, POSITIVE, RARE,                                          \
+    ROW(LGAMMA, lgamma, PLAIN, X, FLOATS, POSITIVE, LONG,                                          \
         v_lgamma(x),                     d * v_digamma(x))                                         \
-    ROW(DIGAMMA, digamma, PLAIN, X, FLOATS, POSITIVE, RARE,                                        \
+    ROW(DIGAMMA, digamma, PLAIN, X, FLOATS, POSITIVE, LONG,                                        \
         v_digamma(x),                    d * v_trigamma(x))                                        \
     ROW(TANH, tanh, PLAIN, Y, FLOATS, LINE, HEAVY,                                                 \
         v_tanh(x),                       d * v_fma(-y, y, v_set1(1)))                              \
@@ -219,13 +219,13 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
     ROW(MINIMUM,    minimum,    PLAIN,  AB,      NUMBERS, LINE,     LIGHT, v_minimum(a, b))       \
     ROW(POWER,      pow_tensor, PLAIN,  AB_OUT,  FLOATS,  POSITIVE, LIBM,  v_pow(a, b))           \
     /* the angle of the point (b, a) */                                                           \
-    ROW(ATAN2,      atan2,      PLAIN,  AB,      FLOATS,  LINE,     RARE,  v_atan2(a, b))         \
+    ROW(ATAN2,      atan2,      PLAIN,  AB,      FLOATS,  LINE,     LIBM,  v_atan2(a, b))         \
     /* log(e^a + e^b) */                                                                          \
-    ROW(LOGADDEXP,  logaddexp,  PLAIN,  AB,      FLOATS,  LINE,     RARE,  v_logaddexp(a, b))     \
+    ROW(LOGADDEXP,  logaddexp,  PLAIN,  AB,      FLOATS,  LINE,     LONG,  v_logaddexp(a, b))     \
     /* a / b rounded down, what it leaves, and what a quotient rounded towards 0 leaves */        \
-    ROW(FLOOR_DIVIDE, floor_divide, PLAIN, NO_GRAD, NUMBERS, NONZERO, RARE, v_floor_div(a, b))    \
-    ROW(REMAINDER,  remainder,  PLAIN,  AB,      NUMBERS, NONZERO,  RARE,  v_remainder(a, b))     \
-    ROW(FMOD,       fmod,       PLAIN,  AB,      NUMBERS, NONZERO,  RARE,  v_fmod(a, b))          \
+    ROW(FLOOR_DIVIDE, floor_divide, PLAIN, NO_GRAD, NUMBERS, NONZERO, LONG, v_floor_div(a, b))    \
+    ROW(REMAINDER,  remainder,  PLAIN,  AB,      NUMBERS, NONZERO,  LONG,  v_remainder(a, b))     \
+    ROW(FMOD,       fmod,       PLAIN,  AB,      NUMBERS, NONZERO,  LONG,  v_fmod(a, b))          \
     ROW(ADD_SCALED, add_scaled, PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_fma(p0, b, a))       \
     /* a + p0 (b - a), from the nearer end, so that both ends are exact */                        \
     ROW(LERP,       lerp,       PARAMS, NOTHING, FLOATS,  LINE,     LIGHT, v_lerp(p0, a, b))

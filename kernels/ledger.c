@@ -107,21 +107,11 @@ void kn_ledger_reset_peaks(void)
     atomic_store(&c->peak_pinned, atomic_load(&c->live_pinned));
 }
 
-bool kn_alloc_due(kn_context *c)
+/* An allocation; true: it fails. */
+static bool fault_is_due(void)
 {
-    int64_t left = atomic_load_explicit(&c->fail_alloc, memory_order_relaxed);
-    atomic_fetch_add_explicit(&c->alloc_count, 1, memory_order_relaxed);
-    while (left > 0)
-        if (atomic_compare_exchange_weak(&c->fail_alloc, &left, left - 1))
-            return left == 1;
-    return false;
-}
-
-int64_t kn_fail_alloc(int64_t n)
-{
-    kn_context *c = kn_context_get();
-    atomic_store(&c->fail_alloc, n);
-    return atomic_exchange(&c->alloc_count, 0);
+    const kn_fault_kind kind = kn_fault_due(KN_AT_ALLOCATION);
+    return kind && (!kn_fault_come(kind, NULL) || kind == KN_FAULT_MEMORY);
 }
 
 /* ---- metadata ---------------------------------------------------------------------------- */
@@ -142,15 +132,15 @@ static void *entered(kn_context *c, void *p, size_t bytes)
 /* Metadata is small: anything above is a size gone wrong, not worth asking the system for. */
 #define LARGEST ((size_t)1 << 39)
 
-static bool refused(kn_context *c, size_t bytes)
+static bool refused(size_t bytes)
 {
-    return kn_alloc_due(c) || bytes > LARGEST;
+    return fault_is_due() || bytes > LARGEST;
 }
 
 void *kn_host_alloc(size_t bytes)
 {
     kn_context *c = kn_context_get();
-    return entered(c, refused(c, bytes) ? NULL : malloc(bytes ? bytes : 1), bytes);
+    return entered(c, refused(bytes) ? NULL : malloc(bytes ? bytes : 1), bytes);
 }
 
 void *kn_host_calloc(size_t count, size_t size)
@@ -159,14 +149,14 @@ void *kn_host_calloc(size_t count, size_t size)
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes))
         bytes = SIZE_MAX;
-    return entered(c, refused(c, bytes) ? NULL : calloc(1, bytes ? bytes : 1), bytes);
+    return entered(c, refused(bytes) ? NULL : calloc(1, bytes ? bytes : 1), bytes);
 }
 
 void *kn_host_realloc(void *p, size_t bytes)
 {
     kn_context *c = kn_context_get();
     int64_t before = p ? (int64_t)malloc_usable_size(p) : 0;
-    void *q = entered(c, refused(c, bytes) ? NULL : realloc(p, bytes ? bytes : 1), bytes);
+    void *q = entered(c, refused(bytes) ? NULL : realloc(p, bytes ? bytes : 1), bytes);
     if (q)
         leave(c, KN_MEM_HOST, false, before);
     return q;
@@ -277,7 +267,7 @@ void *kn_take_for(kn_memory *m, size_t bytes, kn_mem_category category, const ch
         return kn_fail_null("kn_take: %zu bytes from no memory or for an unknown category", bytes);
     if (bytes == 0)
         return nothing;
-    bool fits = bytes < (size_t)INT64_MAX / 2 && !kn_alloc_due(c);
+    bool fits = bytes < (size_t)INT64_MAX / 2 && !fault_is_due();
     if (fits && !countable(c, category, rounded(bytes)))
         return NULL;
     if (fits && c->memory_limit > 0 && is_memory(category) && !m->pinned)

@@ -36,6 +36,7 @@ typedef struct kn_opt_piece {
     void *param;      /* master values, updated */
     const void *grad; /* raw sum of gradients */
     void *m, *v;      /* state; SGD and Lion use m only, SGD without momentum none: NULL */
+    void *more;       /* a third one, of updates made of operations; NULL: none */
     int64_t count;
     double lr_mul;       /* this group's factor on *lr */
     double weight_decay; /* decoupled for AdamW and Lion, added to the gradient for SGD */

@@ -20,6 +20,7 @@
 #define v_div(a, b)      ((a) / (b)) /* integers have their own */
 #define v_ratio(d, a, b) ((d) * ((a) / (b)))
 #define v_abs            fabs
+#define v_copysign       copysign
 #define v_floor          floor
 #define v_ceil           ceil
 #define v_round          rint
@@ -95,30 +96,6 @@ KN_FORMULA v_gelu_tanh_slope(v_num given)
     v_num rest;
     const v_num s = v_sigmoids(x * v_fma(v_set1(c * k), x2, v_set1(c)), &rest);
     return s * v_fma(x * rest, v_fma(v_set1(3 * c * k), x2, v_set1(c)), v_set1(1));
-}
-
-/* log(e^a + e^b), from the larger one */
-KN_FORMULA v_logaddexp(v_num a, v_num b)
-{
-    return a == b ? a + v_set1(0.69314718055994530942) : v_maximum(a, b) + log1p(exp(-fabs(a - b)));
-}
-
-/* fmod(a, b), moved to the side of b */
-KN_FORMULA v_remainder(v_num a, v_num b)
-{
-    const v_num rest = fmod(a, b);
-    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
-}
-
-/* The whole number floor(a / b), from an exact dividend, so that rounding doesn't reach the next
- * one. */
-KN_FORMULA v_floor_div(v_num a, v_num b)
-{
-    const v_num rest = fmod(a, b);
-    if (b == 0)
-        return a / b;
-    const v_num q = rint((a - rest) / b);
-    return rest != 0 && (rest < 0) != (b < 0) ? q - 1 : q == 0 ? copysign(v_zero(), a / b) : q;
 }
 
 /* The y with erf(y) = x: a closed form (Winitzki) and Halley's method, whose error is taken of erfc

@@ -10,7 +10,7 @@
 
 #include "kernels/memory.h"
 
-#define KN_STORE_SPANS 4
+#define KN_STORE_SPANS 5
 #define KN_STORE_WINDOW                                                                            \
     ((size_t)16 << 20) /* bytes of arrays; an item that is larger is a window of its own */
 

@@ -18,6 +18,14 @@ double kn_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+void kn_sleep(double seconds)
+{
+    struct timespec t = { .tv_sec = (time_t)seconds };
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    while (nanosleep(&t, &t) != 0)
+        ;
+}
+
 /* ---- words ----------------------------------------------------------------------------------- */
 
 /* Each word stands once, in one text; events hold its place there, since they repeat their

@@ -73,6 +73,8 @@ typedef struct kn_option {
     bool fixed;     /* a resumed run can't have another value than the checkpoint's */
     bool own;       /* each rank may have its own value: kn_options_agree compares all others */
     bool several;   /* STRING: given again, it has one value more, behind KN_OPTION_BETWEEN */
+    const char
+        *commands; /* of a program of several, those that take it: "train|encode"; NULL: all */
 } kn_option;
 #define KN_OPTION_BETWEEN "\036" /* between the values of .several, which can't have it */
 

@@ -8,7 +8,7 @@
 
 /* ---- help and banner ------------------------------------------------------------------------- */
 
-/* launched: kn_init took --ranks and --threads before the table was read. */
+/* launched: kn_init took --ranks, --threads and --fault before the table was read. */
 static void print_help(const kn_options *o, FILE *out, const char *program, const char *about,
                        bool launched)
 {
@@ -46,6 +46,8 @@ static void print_help(const kn_options *o, FILE *out, const char *program, cons
         fprintf(out, "  %-22s %s\n", "--ranks N", "processes that share the work (default 1)");
     if (launched && kn_options_find(o, "threads", 7) < 0)
         fprintf(out, "  %-22s %s\n", "--threads N", "threads of each rank");
+    if (launched && kn_options_find(o, "fault", 5) < 0)
+        fprintf(out, "  %-22s %s\n", "--fault TEXT", "a rank fails: \"rank 1: kill at step 3\"");
     fprintf(out, "  %-22s %s\n", "--help", "print this and stop");
     fprintf(out, "  %-22s %s\n", "--version", "print the version of Knap and stop");
 }

@@ -105,23 +105,30 @@ static bool check_options(const char *name, int64_t channels, const kn_batch_nor
     return true;
 }
 
+bool kn_running_stats(void *layer, int64_t channels, kn_dtype dtype, kn_device device)
+{
+    const kn_initializer zeros = KN_ZEROS_INIT, ones = KN_ONES_INIT;
+    const kn_dtype stat =
+        kn_dtype_in(((kn_module *)layer)->impl, dtype) == KN_F64 ? KN_F64 : KN_F32;
+    ((kn_module *)layer)->impl->running_stats = true;
+    return kn_declare_buffer(layer, "running_mean", stat, device, zeros, 1, &channels) &&
+           kn_declare_buffer(layer, "running_var", stat, device, ones, 1, &channels) &&
+           kn_declare_buffer(layer, "num_batches_tracked", KN_I64, device, zeros, KN_SCALAR);
+}
+
 bool kn_batch_norm_init_(kn_batch_norm *b, kn_module *parent, const char *name, int64_t channels,
                          kn_batch_norm_init_options o)
 {
-    const kn_initializer zeros = KN_ZEROS_INIT, ones = KN_ONES_INIT;
+    const kn_initializer ones = KN_ONES_INIT;
     const batch_norm_state s = { o, NULL };
     if (!check_options(name, channels, &o) ||
         !kn_layer_begin(b, parent, name, batch_norm_forward, "batch_norm", &s, sizeof s))
         return false;
     b->base.impl->widens = true;
-    const kn_dtype stat = kn_dtype_in(b->base.impl, o.dtype) == KN_F64 ? KN_F64 : KN_F32;
     if (!o.no_affine &&
         !kn_norm_params(b, channels, o.dtype, o.device, kn_init_or(o.weight, ones), true))
         return false;
-    return o.no_running ||
-           (kn_declare_buffer(b, "running_mean", stat, o.device, zeros, 1, &channels) &&
-            kn_declare_buffer(b, "running_var", stat, o.device, ones, 1, &channels) &&
-            kn_declare_buffer(b, "num_batches_tracked", KN_I64, o.device, zeros, KN_SCALAR));
+    return o.no_running || kn_running_stats(b, channels, o.dtype, o.device);
 }
 
 /* ---- over ranks ------------------------------------------------------------------------------ */
@@ -142,7 +149,9 @@ static int sync_all(const kn_module_impl *top, kn_comm *comm)
 
 bool kn_buffers_are_own(const kn_module_impl *m)
 {
-    return m->forward.f1 == batch_norm_forward && !((const batch_norm_state *)m->data)->sync;
+    const bool synced =
+        m->forward.f1 == batch_norm_forward && ((const batch_norm_state *)m->data)->sync;
+    return m->running_stats && !synced;
 }
 
 int kn_sync_batch_norm(void *module, kn_comm *comm)

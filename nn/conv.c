@@ -1,9 +1,11 @@
 /* nn/conv.c: layers of images and sequences: convolutions, group norm, instance norm. (Batch norm:
  * batch_norm.c.) */
 #include "autograd/ops.h"
+#include "autograd/volumes.h"
 #include "nn/layers.h"
 #include "nn/nn_internal.h"
 #include <math.h>
+#include <string.h>
 
 /* ---- convolutions ---------------------------------------------------------------------------- */
 
@@ -12,8 +14,8 @@ typedef struct conv_plan {
     void *layer;
     kn_module *parent;
     const char *name, *class_name;                         /* of the layer; of its kind: "conv2d" */
-    int64_t in, out, kernel[2], groups;                    /* kernel[1] only of images */
-    int64_t stride[3], pad[3], dilation[3], output_pad[3]; /* as given: of both, rows, columns */
+    int64_t in, out, kernel[3], groups;                    /* as many as there are dims */
+    int64_t stride[4], pad[4], dilation[4], output_pad[4]; /* as given: of all, of each */
     int dims;
     bool transposed, no_bias, same;
     kn_dtype dtype;
@@ -23,7 +25,7 @@ typedef struct conv_plan {
 
 static bool check_given(const conv_plan *p, const char *option, const int64_t *given)
 {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (given[i] < 0)
             return kn_fail(
                 "kn_%s_init: '%s' has .%s%s %lld; it must be at least 0 (0: the default)",
@@ -33,11 +35,15 @@ static bool check_given(const conv_plan *p, const char *option, const int64_t *g
 
 static bool check_plan(const conv_plan *p)
 {
-    const bool image = p->dims == 2;
-    char kernel[64];
-    snprintf(kernel, sizeof kernel, image ? "%lld x %lld" : "%lld", (long long)p->kernel[0],
-             (long long)p->kernel[1]);
-    if (p->in < 1 || p->out < 1 || p->kernel[0] < 1 || (image && p->kernel[1] < 1))
+    char kernel[96] = "";
+    bool whole = true;
+    for (int d = 0; d < p->dims; d++) {
+        const size_t at = strlen(kernel);
+        snprintf(kernel + at, sizeof kernel - at, "%s%lld", d ? " x " : "",
+                 (long long)p->kernel[d]);
+        whole = whole && p->kernel[d] >= 1;
+    }
+    if (p->in < 1 || p->out < 1 || !whole)
         return kn_fail("kn_%s_init: '%s' would be %lld -> %lld with a kernel of %s; all must be at "
                        "least 1",
                        p->class_name, p->name, (long long)p->in, (long long)p->out, kernel);
@@ -55,10 +61,29 @@ static kn_tensor *conv_forward(kn_module *self, kn_tensor *x)
     return kn_convolve(x, kn_layer_param(self, 0), kn_layer_param(self, 1), kn_module_data(self));
 }
 
-static bool make_conv(const conv_plan *p)
+static kn_tensor *conv3d_forward(kn_module *self, kn_tensor *x)
 {
-    if (!check_plan(p))
-        return false;
+    const kn_conv3d_options *o = kn_module_data(self);
+    return kn_conv3d_(x, kn_layer_param(self, 0), kn_layer_param(self, 1), *o);
+}
+
+static bool begin_volumes(const conv_plan *p)
+{
+    kn_conv3d_options o = { ._size = sizeof o,
+                            .stride = p->stride[0],
+                            .pad = p->pad[0],
+                            .dilation = p->dilation[0],
+                            .groups = p->groups,
+                            .same = p->same };
+    memcpy(o.strides, p->stride + 1, sizeof o.strides);
+    memcpy(o.pads, p->pad + 1, sizeof o.pads);
+    memcpy(o.dilations, p->dilation + 1, sizeof o.dilations);
+    return kn_layer_begin(p->layer, p->parent, p->name, conv3d_forward, p->class_name, &o,
+                          sizeof o);
+}
+
+static bool begin_images(const conv_plan *p)
+{
     kn_conv_attr a = {
         .dims = p->dims, .transposed = p->transposed, .same = p->same, .groups = p->groups
     };
@@ -66,21 +91,27 @@ static bool make_conv(const conv_plan *p)
     kn_conv_numbers(a.pad, p->dims, p->pad[0], p->pad + 1, 0);
     kn_conv_numbers(a.dilation, p->dims, p->dilation[0], p->dilation + 1, 1);
     kn_conv_numbers(a.output_pad, p->dims, p->output_pad[0], p->output_pad + 1, 0);
+    return kn_layer_begin(p->layer, p->parent, p->name, conv_forward, p->class_name, &a, sizeof a);
+}
+
+static bool make_conv(const conv_plan *p)
+{
+    if (!check_plan(p))
+        return false;
     const int64_t to = p->transposed ? p->in : p->out, from = p->transposed ? p->out : p->in;
-    const int64_t shape[4] = { to, from / p->groups, p->kernel[0], p->kernel[1] };
+    const int64_t shape[5] = { to, from / p->groups, p->kernel[0], p->kernel[1], p->kernel[2] };
     double terms = 1; /* of a sum, as PyTorch counts them for both kinds */
     for (int d = 1; d < 2 + p->dims; d++)
         terms *= (double)shape[d];
     const kn_initializer d = KN_UNIFORM_INIT(-1 / sqrt(terms), 1 / sqrt(terms));
-    return kn_layer_begin(p->layer, p->parent, p->name, conv_forward, p->class_name, &a,
-                          sizeof a) &&
+    return (p->dims == 3 ? begin_volumes : begin_images)(p) &&
            kn_parameter(p->layer, "weight", p->dtype, p->device, kn_init_or(p->weight, d),
                         2 + p->dims, shape) &&
            (p->no_bias || kn_parameter(p->layer, "bias", p->dtype, p->device,
                                        kn_init_or(p->bias, d), 1, &p->out));
 }
 
-/* The fields of a plan that the options of all four kinds have. */
+/* The fields of a plan that the options of all kinds have. */
 #define CONV_PLAN(m, o, kind, n)                                                                   \
     .layer = (m), .parent = parent, .name = name, .class_name = kind, .in = in, .out = out,        \
     .dims = (n), .groups = (o).groups ? (o).groups : 1, .no_bias = (o).no_bias,                    \
@@ -96,6 +127,19 @@ bool kn_conv2d_init_(kn_conv2d *c, kn_module *parent, const char *name, int64_t 
                      int64_t kernel, kn_conv2d_init_options o)
 {
     return make_conv(&(conv_plan){ CONV_PLAN_2D(c, o, "conv2d"), .same = o.same });
+}
+
+bool kn_conv3d_init_(kn_conv3d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
+                     int64_t kernel, kn_conv3d_init_options o)
+{
+    conv_plan p = { CONV_PLAN(c, o, "conv3d", 3), .same = o.same };
+    for (int d = 0; d < 3; d++) {
+        p.kernel[d] = kernel ? kernel : o.kernels[d];
+        p.stride[1 + d] = o.strides[d];
+        p.pad[1 + d] = o.pads[d];
+        p.dilation[1 + d] = o.dilations[d];
+    }
+    return make_conv(&p);
 }
 
 bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, int64_t in, int64_t out,
@@ -126,7 +170,7 @@ bool kn_conv_transpose1d_init_(kn_conv_transpose1d *c, kn_module *parent, const 
 
 typedef struct group_state {
     int64_t groups, channels;
-    double eps;
+    double eps, momentum; /* of running statistics, where the layer has the buffers */
 } group_state;
 
 /* x has the layer's channels, also where no weight says so; other faults are the operation's. */
@@ -149,15 +193,20 @@ static kn_tensor *group_norm_forward(kn_module *self, kn_tensor *x)
 static kn_tensor *instance_norm_forward(kn_module *self, kn_tensor *x)
 {
     const group_state *s = kn_module_data(self);
-    return fits_norm(self, x)
-               ? kn_instance_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps)
-               : NULL;
+    const kn_module_impl *m = self->impl;
+    const bool tracks = m->buffers > 0;
+    if (!fits_norm(self, x))
+        return NULL;
+    return kn_instance_norm(x, kn_layer_param(self, 0), kn_layer_param(self, 1), s->eps,
+                            .running_mean = tracks ? m->buffer[0].tensor : NULL,
+                            .running_var = tracks ? m->buffer[1].tensor : NULL,
+                            .momentum = s->momentum, .use_running = tracks && !m->training);
 }
 
 bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name, int64_t groups,
                          int64_t channels, kn_group_norm_init_options o)
 {
-    const group_state s = { groups, channels, o.eps };
+    const group_state s = { groups, channels, o.eps, 0 };
     if (!kn_norm_fits("group_norm", name, channels, o.eps))
         return false;
     if (groups < 1 || channels % groups)
@@ -170,8 +219,15 @@ bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char *name, 
 bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
                             int64_t channels, kn_instance_norm_init_options o)
 {
-    const group_state s = { channels, channels, o.eps };
-    return kn_norm_fits("instance_norm", name, channels, o.eps) &&
-           kn_layer_begin(m, parent, name, instance_norm_forward, "instance_norm", &s, sizeof s) &&
-           (!o.affine || kn_norm_params(m, channels, o.dtype, o.device, KN_ONES_INIT, true));
+    const group_state s = { channels, channels, o.eps, o.momentum };
+    if (!kn_norm_fits("instance_norm", name, channels, o.eps))
+        return false;
+    if (!(kn_value_or(o.momentum, 0.1) >= 0 && o.momentum <= 1) ||
+        (o.momentum != 0 && !o.track_running_stats))
+        return kn_fail("kn_instance_norm_init: '%s' has momentum %g, should lie in [0, 1] (KN_ZERO "
+                       "for 0), and goes with .track_running_stats",
+                       name, o.momentum);
+    return kn_layer_begin(m, parent, name, instance_norm_forward, "instance_norm", &s, sizeof s) &&
+           (!o.affine || kn_norm_params(m, channels, o.dtype, o.device, KN_ONES_INIT, true)) &&
+           (!o.track_running_stats || kn_running_stats(m, channels, o.dtype, o.device));
 }

@@ -146,6 +146,25 @@ KN_API bool kn_conv1d_init_(kn_conv1d *c, kn_module *parent, const char *name, i
     kn_conv1d_init_(c, parent, name, in, out, kernel,                                              \
                     KN_OPTIONS(kn_conv1d_init_options, __VA_ARGS__))
 
+/* kn_conv3d of x[N,in,D,H,W]; weight [out, in/groups, K, R, S], bias [out] (torch.nn.Conv3d). */
+typedef struct kn_conv3d {
+    kn_module base;
+} kn_conv3d;
+typedef struct kn_conv3d_init_options {
+    KN_LAYER_OPTIONS;
+    int64_t stride, pad, dilation, groups; /* as in kn_conv3d_options */
+    int64_t kernels[3], strides[3], pads[3], dilations[3];
+    bool no_bias, same;
+    kn_initializer weight; /* default: uniform(-b, b), b = 1/sqrt(in/groups K R S) */
+    kn_initializer bias;   /* default: the same interval */
+} kn_conv3d_init_options;
+/* kernel: planes, rows and columns; 0 where .kernels gives all three. */
+KN_API bool kn_conv3d_init_(kn_conv3d *c, kn_module *parent, const char *name, int64_t in,
+                            int64_t out, int64_t kernel, kn_conv3d_init_options o);
+#define kn_conv3d_init(c, parent, name, in, out, kernel, ...)                                      \
+    kn_conv3d_init_(c, parent, name, in, out, kernel,                                              \
+                    KN_OPTIONS(kn_conv3d_init_options, __VA_ARGS__))
+
 /* kn_conv_transpose2d of x[N,in,H,W]; weight [in, out/groups, R, S], bias [out]
  * (torch.nn.ConvTranspose2d). */
 typedef struct kn_conv_transpose2d {
@@ -228,8 +247,8 @@ KN_API bool kn_group_norm_init_(kn_group_norm *m, kn_module *parent, const char 
     kn_group_norm_init_(m, parent, name, groups, channels,                                         \
                         KN_OPTIONS(kn_group_norm_init_options, __VA_ARGS__))
 
-/* kn_instance_norm of x[N,channels,...], without weight and bias unless .affine, and without
- * running statistics (torch.nn.InstanceNorm1d, 2d, 3d). */
+/* kn_instance_norm of x[N,channels,...], without weight and bias unless .affine
+ * (torch.nn.InstanceNorm1d, 2d, 3d). */
 typedef struct kn_instance_norm {
     kn_module base;
 } kn_instance_norm;
@@ -237,6 +256,10 @@ typedef struct kn_instance_norm_init_options {
     KN_LAYER_OPTIONS;
     double eps;  /* 0: 1e-5; KN_ZERO: 0 */
     bool affine; /* weight and bias [channels] */
+    /* Buffers running_mean and running_var, which training moves and evaluation normalises by, and
+     * num_batches_tracked, which stays 0, as in torch. */
+    bool track_running_stats;
+    double momentum; /* of them; in [0, 1]; 0: 0.1; KN_ZERO: 0 */
 } kn_instance_norm_init_options;
 KN_API bool kn_instance_norm_init_(kn_instance_norm *m, kn_module *parent, const char *name,
                                    int64_t channels, kn_instance_norm_init_options o);

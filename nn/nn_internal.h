@@ -129,11 +129,12 @@ struct kn_module_impl {
     int hooks;
     int hooks_running; /* depth; none is freed meanwhile */
     bool training, recompute;
-    bool averaged;    /* its parameters hold averages (kn_ema_swap), which no step may change */
-    kn_dtype dtype;   /* default of parameters declared here or below; 0: the parent's */
-    kn_device device; /* the same */
-    bool is_list;     /* a list of modules, never called itself */
-    bool widens;      /* computes bf16 and f16 inputs in f32, beside its f32 parameters, and rounds
+    bool averaged;      /* its parameters hold averages (kn_ema_swap), which no step may change */
+    kn_dtype dtype;     /* default of parameters declared here or below; 0: the parent's */
+    kn_device device;   /* the same */
+    bool is_list;       /* a list of modules, never called itself */
+    bool running_stats; /* kn_running_stats declared its buffers */
+    bool widens; /* computes bf16 and f16 inputs in f32, beside its f32 parameters, and rounds
                        * once: casts around a call would change no bit */
     /* kn_module_replace: the module in this one's place, which calls of this one run, and back */
     kn_module_impl *replaced_by, *stands_for;
@@ -222,8 +223,10 @@ bool kn_buffer_uncast(kn_tensor *t);
  * and the last false switches back. Does nothing for a buffer with one dtype. With an error
  * standing it only switches the handle. */
 bool kn_buffer_show(kn_tensor *t, bool full);
-/* batch_norm.c: m's buffers are statistics of this rank's own batches. */
+/* batch_norm.c: m's buffers are statistics of this rank's own batches. Declares them:
+ * running_mean, running_var, and num_batches_tracked. */
 bool kn_buffers_are_own(const kn_module_impl *m);
+bool kn_running_stats(void *layer, int64_t channels, kn_dtype dtype, kn_device device);
 /* Gives an initialised layer a copy of settings[size] and adds it to parent, which may be NULL; on
  * an error frees it. */
 bool kn_layer_place(void *m, kn_module *parent, const char *name, const void *settings,

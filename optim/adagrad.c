@@ -46,6 +46,7 @@ kn_optim *kn_adagrad_(void *module, kn_adagrad_options o)
                                  .group_count = o.group_count,
                                  .group_of = o.group_of,
                                  .group_arg = o.group_arg,
-                                 .stochastic_rounding = o.stochastic_rounding };
+                                 .stochastic_rounding = o.stochastic_rounding,
+                                 .maximize = o.maximize };
     return kn_own_optim_with(module, own, sizeof n, o.row_wise);
 }

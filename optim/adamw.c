@@ -1,4 +1,5 @@
-/* optim/adamw.c: AdamW (Loshchilov and Hutter, arXiv:1711.05101). */
+/* optim/adamw.c: AdamW (Loshchilov and Hutter, arXiv:1711.05101), in one kernel; Adam with L2
+ * regularisation and AMSGrad, made of operations. */
 #include "optim/optim_internal.h"
 #include <math.h>
 
@@ -19,6 +20,51 @@ static const kn_optim_method adamw = { .state = { "exp_avg", "exp_avg_sq" },
                                        .update = update,
                                        .constant = constant };
 
+typedef struct numbers {
+    double beta1, beta2, eps;
+    bool l2, amsgrad;
+} numbers;
+
+/* m and v average g and g^2; with AMSGrad the largest v so far stands in its place:
+ * p -= lr (m / c1 / (sqrt(v / c2) + eps) + wd p), where L2 has wd p in g instead. */
+static bool update_by_operations(const kn_optim_part *p, void *arg)
+{
+    const numbers *o = arg;
+    kn_tensor *g = p->grad, *m = p->state[0], *v = p->state[1];
+    const double wd = p->weight_decay, t = (double)p->step;
+    if (o->l2 && wd != 0)
+        g = kn_add_scaled(g, p->param, wd);
+    if (!kn_copy_(m, kn_lerp(m, g, 1 - o->beta1)) ||
+        !kn_copy_(v, kn_lerp(v, kn_mul(g, g), 1 - o->beta2)))
+        return false;
+    if (o->amsgrad && !kn_copy_(p->state[2], v = kn_maximum(p->state[2], v)))
+        return false;
+    kn_tensor *size = kn_add_scalar(kn_sqrt(kn_scale(v, 1 / (1 - pow(o->beta2, t)))), o->eps);
+    kn_tensor *step = kn_div(kn_scale(m, 1 / (1 - pow(o->beta1, t))), size);
+    if (!o->l2 && wd != 0)
+        step = kn_add_scaled(step, p->param, wd);
+    return kn_copy_(p->param, kn_add_scaled(p->param, step, -p->lr));
+}
+
+static kn_optim *by_operations(void *module, const kn_adamw_options *a)
+{
+    numbers n = { a->beta1, a->beta2, a->eps, a->l2, a->amsgrad };
+    kn_own_optim_options own = { .update = update_by_operations,
+                                 .arg = &n,
+                                 .name = "kn_adamw",
+                                 .state = { "exp_avg", "exp_avg_sq",
+                                            a->amsgrad ? "max_exp_avg_sq" : NULL },
+                                 .lr = a->lr,
+                                 .weight_decay = kn_value_or(a->weight_decay, a->l2 ? 0 : 0.01),
+                                 .groups = a->groups,
+                                 .group_count = a->group_count,
+                                 .group_of = a->group_of,
+                                 .group_arg = a->group_arg,
+                                 .stochastic_rounding = a->stochastic_rounding,
+                                 .maximize = a->maximize };
+    return kn_own_optim_with(module, own, sizeof n, false);
+}
+
 kn_optim *kn_adamw_(void *module, kn_adamw_options a)
 {
     a.beta1 = kn_value_or(a.beta1, 0.9);
@@ -29,5 +75,7 @@ kn_optim *kn_adamw_(void *module, kn_adamw_options a)
     if (!(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1))
         return kn_fail_null("adamw: betas are %g and %g; both must lie in [0, 1)", a.beta1,
                             a.beta2);
+    if (a.l2 || a.amsgrad)
+        return by_operations(module, &a);
     return kn_optim_new(module, &adamw, &a, sizeof a, KN_OPTIM_GROUPS(a, 0.01));
 }

@@ -52,6 +52,7 @@ kn_optim *kn_optim_new(void *module, const kn_optim_method *method, const void *
     m->optims++;
     o->method = method;
     o->at_random = groups.stochastic_rounding;
+    o->maximize = groups.maximize;
     o->lr = kn_value_or(groups.lr, 0);
     o->seen = kn_steps_seen();
     o->slots = n;

@@ -3,8 +3,11 @@
  * formulas, own.c calls a user's; then whole matrices (muon.c). A sharded parameter is this rank's
  * part (kn_param.master); where gradients arrive one by one (offload), its source launches batches
  * of pieces (kn_param_source.step). make.c makes optimizers and their states. */
+#include "kernels/faults.h"
 #include "kernels/trace.h"
 #include "optim/optim_internal.h"
+
+#include <string.h>
 
 /* ---- the pieces of a step -------------------------------------------------------------------- */
 
@@ -23,6 +26,7 @@ static kn_opt_piece piece_of(const kn_optim *o, const kn_optim_slot *s, const kn
                            .grad = kn_data_of(grad),
                            .m = kn_data_of(s->state[0]),
                            .v = kn_data_of(s->state[1]),
+                           .more = kn_data_of(s->state[2]),
                            .count = kn_numel(p->master),
                            .lr_mul = s->group.lr_mul,
                            .weight_decay = s->group.weight_decay,
@@ -104,6 +108,18 @@ static bool find_coef(kn_optim *o, const kn_clipping *clipped, double *scale)
     return ok;
 }
 
+/* The factor of the gradients, which may be the clipping's, as its negative in o's own place. */
+static bool negate_scale(kn_optim *o)
+{
+    const int64_t one = 1;
+    kn_step_scalars *at = kn_data_of(o->scalars);
+    const kn_array from = kn_array_make((void *)(uintptr_t)o->update.grad_scale, KN_F64, 1, &one);
+    o->update.grad_scale = &at->grad_scale;
+    return KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_UNARY,
+                     ((kn_unary_args){ kn_array_make(&at->grad_scale, KN_F64, 1, &one), from,
+                                       KN_AFFINE, -1, 0 }));
+}
+
 static bool launch(kn_optim *o, int others, int pieces, const kn_clipping *clipped,
                    const kn_loss_scale_args *scaling)
 {
@@ -129,7 +145,7 @@ static bool launch(kn_optim *o, int others, int pieces, const kn_clipping *clipp
         if (!KN_LAUNCH(kn_compute_stream(kn_device_of(o->scalars)), KN_K_LOSS_SCALE, args))
             return false;
     }
-    return update_all(o, others, pieces);
+    return (!o->maximize || negate_scale(o)) && update_all(o, others, pieces);
 }
 
 static bool freezes(const kn_optim *o)
@@ -179,6 +195,23 @@ static bool update(kn_optim *o, const kn_param *p, int n, const scaling *by)
     return ok;
 }
 
+/* A fault of a parameter after this step (kernels/faults.h). */
+static bool flip_bit(const kn_param *p, int n)
+{
+    const char *name = kn_context_get()->fault.parameter;
+    for (int i = 0; *name && i < n; i++) {
+        if (strcmp(p[i].name, name) != 0 || kn_fault_due(KN_AFTER_STEP) != KN_FAULT_FLIP)
+            continue;
+        kn_tensor *t = p[i].master;
+        const int64_t bytes = kn_numel(t) * (int64_t)kn_dtype_size(t->dtype);
+        kn_fault_come(KN_FAULT_FLIP, NULL);
+        if (!kn_fault_flip(kn_compute_stream(kn_device_of(t)), kn_data_of(t), bytes,
+                           "this rank's part of the parameter"))
+            return false;
+    }
+    return true;
+}
+
 /* For a recording with values: this rank's parts, as the step finds or leaves them. */
 static void trace_params(const kn_param *p, int n, bool grads)
 {
@@ -202,6 +235,8 @@ static bool step(kn_optim *o, const scaling *by)
         return kn_ok() ? kn_fail("kn_step: no parameter has a gradient%s; call kn_backward first",
                                  freezes(o) ? " but those of frozen groups" : "")
                        : false;
+    if (!flip_bit(p, n))
+        return false;
     trace_params(p, n, false);
     kn_consume_grads(p, n);
     kn_step_taken(&o->seen);

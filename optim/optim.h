@@ -52,13 +52,19 @@ typedef int (*kn_group_fn)(const kn_param *p, kn_module *m, void *arg);
     int group_count;                                                                               \
     kn_group_fn group_of; /* chooses the groups, which then have no patterns */                    \
     void *group_arg;      /* passed to group_of; only with it */                                   \
-    bool stochastic_rounding
+    bool stochastic_rounding;                                                                      \
+    bool maximize /* steps along the gradient, not against it */
 
+/* AdamW; with .l2 Adam (torch.optim.Adam), .amsgrad as Reddi et al., arXiv:1904.09237. A step with
+ * one of these two is made of operations: it waits for the device and can't be recorded, as those
+ * of kn_own_optim. */
 typedef struct kn_adamw_options {
     KN_BEGIN_OPTIONS;
     double lr;                /* required; KN_ZERO: 0, until kn_set_lr */
     double beta1, beta2, eps; /* 0: 0.9, 0.999, 1e-8; KN_ZERO: 0 */
     double weight_decay;      /* 0: 0.01; KN_ZERO: none */
+    bool l2;      /* adds weight_decay p to the gradient, and takes nothing from p; 0: none */
+    bool amsgrad; /* divides by the largest average of squares so far, a third state */
     KN_GROUP_OPTIONS;
 } kn_adamw_options;
 /* Owned by the caller (kn_optim_free). Make it after wrapping with fsdp: kn_step refuses where the
@@ -159,7 +165,7 @@ typedef struct kn_optim_part {
     const char *name;        /* of the parameter, dotted */
     kn_tensor *param;        /* this rank's values, or some of them: to be written in place */
     kn_tensor *grad;         /* the mean over micro-batches, clipped, without a loss scale */
-    kn_tensor *state[2];     /* NULL where .state names none; 0 at first, to be written in place */
+    kn_tensor *state[3];     /* NULL where .state names none; 0 at first, to be written in place */
     double lr, weight_decay; /* those of the parameter's group */
     int64_t step;            /* from 1 */
     int64_t row; /* of a table whose gradient stays rows: param and grad are whole rows of so many
@@ -175,7 +181,7 @@ typedef struct kn_own_optim_options {
     kn_optim_rule update; /* required */
     void *arg;            /* passed to update; borrowed */
     const char *name;     /* for messages; copied */
-    const char *state[2]; /* names of the states in checkpoints; copied */
+    const char *state[3]; /* names of the states in checkpoints; copied */
     double lr;            /* required; KN_ZERO: 0, until kn_set_lr */
     double weight_decay;
     KN_GROUP_OPTIONS;
@@ -204,7 +210,8 @@ KN_API double kn_lr(const kn_optim *o);        /* of the next step */
 KN_API int64_t kn_optim_steps(const kn_optim *o);
 
 /* Name of the k-th tensor that the optimizer keeps for each parameter, for checkpoints: k = 0, 1,
- * and so on; NULL after the last one. AdamW: "exp_avg", "exp_avg_sq"; Lion: "exp_avg";
+ * and so on; NULL after the last one. AdamW: "exp_avg", "exp_avg_sq", with .amsgrad
+ * "max_exp_avg_sq"; Lion: "exp_avg";
  * SGD with momentum: "momentum"; SGD without: nothing. */
 KN_API const char *kn_optim_state_name(const kn_optim *o, int k);
 /* The same of those that it keeps for parameter number param of kn_params(kn_optim_module(o)):

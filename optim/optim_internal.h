@@ -62,7 +62,7 @@ kn_module_impl *kn_optim_impl(const kn_optim *o); /* the module that o was made 
 
 /* ---- kinds of optimizers: adamw.c, lion.c, muon.c, own.c and sgd.c each define one ----------- */
 
-#define KN_OPTIM_STATES 2
+#define KN_OPTIM_STATES 3
 
 /* A constant of a method among its options, as state dicts hold it: real, or whole where low and
  * high are (bools are from 0 to 1). */
@@ -75,7 +75,7 @@ typedef struct kn_optim_constant {
 #define KN_OPTIM_CONSTANTS 10 /* at most */
 
 typedef struct kn_optim_method {
-    /* Names in checkpoints of the states that the update reads as kn_opt_piece.m and .v; NULL:
+    /* Names in checkpoints of the states that the update reads as kn_opt_piece.m, .v, .more; NULL:
      * none. Each has the parameter's dtype and size, and begins as 0. */
     const char *state[KN_OPTIM_STATES];
     /* Updates all pieces, on s, elementwise: a piece is any part of a parameter. */
@@ -100,7 +100,7 @@ typedef struct kn_optim_groups {
     (kn_optim_groups)                                                                              \
     {                                                                                              \
         (o).lr, kn_value_or((o).weight_decay, default_decay), (o).groups, (o).group_count,         \
-            (o).group_of, (o).group_arg, (o).stochastic_rounding                                   \
+            (o).group_of, (o).group_arg, (o).stochastic_rounding, (o).maximize                     \
     }
 
 /* The optimizer's record of one parameter. */
@@ -134,6 +134,7 @@ struct kn_optim {
     kn_means means;     /* of the running step's gradients */
     kn_tensor *scalars; /* kn_step_scalars in device memory */
     bool at_random;     /* .stochastic_rounding */
+    bool maximize;
     kn_opt_step update; /* of the running step: where its scalars lie */
     int64_t scaled_in;  /* the iteration of a scaler that it last stepped in (scaler.c) */
     /* numbers.c */

@@ -50,7 +50,8 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
         .param = wide(kn_piece_tensor(d, q->param, q->param_dtype, q->count), q),
         .grad = kn_piece_grad(d, step, q),
         .state = { wide(kn_piece_tensor(d, q->m, q->param_dtype, states), q),
-                   wide(kn_piece_tensor(d, q->v, q->param_dtype, states), q) },
+                   wide(kn_piece_tensor(d, q->v, q->param_dtype, states), q),
+                   wide(kn_piece_tensor(d, q->more, q->param_dtype, states), q) },
         .row = row,
         .lr = kn_lr(x->optim) * q->lr_mul,
         .weight_decay = q->weight_decay,
@@ -59,10 +60,10 @@ static bool update_piece(const own *x, const kn_opt_step *step, const kn_opt_pie
     if (!kn_ok() || (!x->update(&part, x->arg) && kn_ok()))
         return kn_ok() && kn_fail("%s: .update returned false for '%s'", x->name, part.name);
     bool narrow = kn_piece_computes(q) != q->param_dtype, ok = kn_ok();
-    kn_tensor *now[] = { part.param, part.state[0], part.state[1] };
+    kn_tensor *now[] = { part.param, part.state[0], part.state[1], part.state[2] };
     kn_opt_piece of_states = *q;
     of_states.count = states;
-    for (int k = 0; k < 3 && narrow && ok; k++)
+    for (int k = 0; k <= KN_OPTIM_STATES && narrow && ok; k++)
         ok = !now[k] || kn_piece_write(d, step, k ? &of_states : q, k, now[k]);
     kn_copy_args rounded = { .dst = kn_array_make(q->out, q->out_dtype, 1, &q->count),
                              .src = kn_array_make(q->param, q->param_dtype, 1, &q->count) };
@@ -115,10 +116,11 @@ kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, b
             return kn_fail_null("%s: '%s' can't name a state; use 1 to 63 characters without '/'",
                                 x.name, name);
         snprintf(x.state[k], sizeof x.state[k], "%s", name ? name : "");
+        for (int i = 0; name && i < k; i++)
+            if (strcmp(x.state[i], name) == 0)
+                return kn_fail_null("%s: both states are called '%s'; give each a name of its own",
+                                    x.name, name);
     }
-    if (o.state[0] && o.state[1] && strcmp(o.state[0], o.state[1]) == 0)
-        return kn_fail_null("%s: both states are called '%s'; give each a name of its own", x.name,
-                            o.state[0]);
     kn_optim *optim = kn_optim_new(module, &x.method, &x, sizeof x, KN_OPTIM_GROUPS(o, 0));
     if (!optim)
         return NULL;

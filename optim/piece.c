@@ -34,7 +34,7 @@ kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piec
 bool kn_piece_write(kn_device d, const kn_opt_step *step, const kn_opt_piece *q, int which,
                     kn_tensor *values)
 {
-    void *to = which == 0 ? q->param : which == 1 ? q->m : q->v;
+    void *to = which == 0 ? q->param : which == 1 ? q->m : which == 2 ? q->v : q->more;
     bool narrow = q->param_dtype == KN_BF16 || q->param_dtype == KN_F16;
     if (!values || q->count == 0)
         return kn_ok();

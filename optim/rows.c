@@ -19,11 +19,11 @@ bool kn_rows_take(kn_optim *o, const kn_optim_slot *s, const kn_param *p, kn_ten
 {
     if (!kn_host_grow(&o->taken, &o->taken_room, o->takes + 1, sizeof *o->taken))
         return false;
-    kn_tensor *home[] = { p->master, s->state[0], s->state[1] };
+    kn_tensor *home[] = { p->master, s->state[0], s->state[1], s->state[2] };
     const int64_t rows = kn_numel(p->master) / kn_param_row(p), n = kn_numel(ids);
     kn_taken *t = &o->taken[o->takes];
     *t = (kn_taken){ .param = p, .ids = ids };
-    for (int k = 0; k < 3; k++) {
+    for (int k = 0; k <= KN_OPTIM_STATES; k++) {
         if (!home[k])
             continue;
         t->home[k] = as_rows(home[k], rows);
@@ -37,6 +37,7 @@ bool kn_rows_take(kn_optim *o, const kn_optim_slot *s, const kn_param *p, kn_ten
     q->param = kn_data_of(t->copy[0]);
     q->m = kn_data_of(t->copy[1]);
     q->v = kn_data_of(t->copy[2]);
+    q->more = kn_data_of(t->copy[3]);
     q->count = kn_numel(t->copy[0]);
     return true;
 }
@@ -45,7 +46,7 @@ bool kn_rows_put_back(kn_optim *o)
 {
     bool ok = true;
     for (int i = 0; ok && i < o->takes; i++)
-        for (int k = 0; ok && k < 3; k++) {
+        for (int k = 0; ok && k <= KN_OPTIM_STATES; k++) {
             kn_tensor *from = o->taken[i].copy[k], *to = o->taken[i].home[k];
             if (!from || kn_numel(from) == 0)
                 continue;

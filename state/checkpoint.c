@@ -4,6 +4,7 @@
 #include "autograd/autograd.h"
 #include "data/data.h"
 #include "kernels/error_internal.h"
+#include "kernels/faults.h"
 #include "state/checkpoint_internal.h"
 #include "state/saving.h"
 #include "tensor/json.h"
@@ -258,6 +259,7 @@ static bool save(kn_run_folder *f, void *module, kn_comm *holders,
     if (!s)
         return false;
     s->folder = f;
+    s->disk_full = kn_context_get()->fault.disk_full;
     s->holders = holders;
     f->failed = false;
     s->rank = kn_rank(o->comm);
@@ -280,6 +282,7 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
         kn_fail("kn_checkpoint_save: %d ranks hold the module, and %d claimed .folder; claim it "
                 "with the communicator that kn_fsdp_wrap got",
                 kn_comm_size(holders), kn_comm_size(o.comm));
+    kn_fault_pass(KN_AT_SAVE);
     if (!kn_agree(o.comm, kn_ok())) /* the timeout still holds for reaching the save */
         return false;
     kn_comm_suspend_timeout(o.comm);
@@ -288,6 +291,7 @@ bool kn_checkpoint_save_(const char *dir, void *module, kn_checkpoint_save_optio
     if (!o.folder)
         kn_run_folder_release(f);
     kn_comm_resume_timeout(o.comm);
+    kn_context_get()->fault.disk_full = false;
     return ok;
 }
 

@@ -289,6 +289,7 @@ static void *thread_main(void *arg)
     kn_set_threads(1);
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), getpriority(PRIO_PROCESS, 0) + POLITE);
     kn_attempt_begin(&a);
+    kn_context_get()->fault.disk_full = s->disk_full;
     bool ok = s->run(s);
     ok = kn_attempt_end(&a, s->error) && ok;
     atomic_store(&s->result, ok ? KN_SAVE_WRITTEN : KN_SAVE_FAILED);

@@ -44,6 +44,7 @@ typedef struct kn_saving {
     size_t bytes;
     pthread_t thread;
     bool (*run)(struct kn_saving *s);
+    bool disk_full;    /* a fault that was asked for: the thread's writes fail (kernels/faults.h) */
     bool threaded;     /* the thread wasn't joined yet */
     bool finished;     /* all ranks know of each other's end: it is committed, or given up */
     atomic_bool stop;  /* the thread ends as soon as it can */

@@ -1,5 +1,6 @@
 /* tensor/files.c: system calls on files. */
 #include "tensor/files.h"
+#include "kernels/context.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory_internal.h"
 
@@ -71,6 +72,10 @@ ssize_t kn_read_at(int fd, void *to, size_t bytes, int64_t at)
 int kn_write_at(int fd, const void *data, size_t bytes, int64_t at)
 {
     const char *p = data;
+    if (kn_context_get()->fault.disk_full) { /* as asked for (kernels/faults.h) */
+        errno = ENOSPC;
+        return -1;
+    }
     while (bytes > 0) { /* write(2) takes less when it is interrupted or the disk is full */
         errno = EIO;    /* where nothing is written */
         const ssize_t n = pwrite(fd, p, bytes < PORTION ? bytes : PORTION, (off_t)at);

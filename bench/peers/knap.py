@@ -187,7 +187,7 @@ def convert(value):
     if isinstance(value, (list, tuple)):
         if not value:
             return None
-        if isinstance(value[0], Tensor):
-            return (ctypes.c_void_p * len(value))(*(t.handle for t in value))
+        if any(isinstance(t, Tensor) for t in value):
+            return (ctypes.c_void_p * len(value))(*(t and t.handle for t in value))
         return ((ctypes.c_double if isinstance(value[0], float) else ctypes.c_int64) * len(value))(*value)
     return value

@@ -157,7 +157,7 @@ def convolution(name, judge, ndim, transposed):
         if transposed:
             own['output_pad'] = more['output_padding']
         inside, out, bias = groups * d.int(1, 4), groups * d.int(1, 4), d.choice([True, False])
-        kernel = [d.int(1, 3) for _ in range(ndim)] if ndim == 2 and d.int(0, 1) else d.int(1, 3)
+        kernel = [d.int(1, 3) for _ in range(ndim)] if ndim > 1 and d.int(0, 1) else d.int(1, 3)
         if isinstance(kernel, list):
             own['kernels'] = kernel
         module = getattr(nn, judge[3:])(inside, out, kernel, stride, own['pad'], dilation=dilation, groups=groups, bias=bias,
@@ -168,6 +168,7 @@ def convolution(name, judge, ndim, transposed):
 
 convolution('conv2d_init', 'nn.Conv2d', 2, False)
 convolution('conv1d_init', 'nn.Conv1d', 1, False)
+convolution('conv3d_init', 'nn.Conv3d', 3, False)
 convolution('conv_transpose2d_init', 'nn.ConvTranspose2d', 2, True)
 convolution('conv_transpose1d_init', 'nn.ConvTranspose1d', 1, True)
 
@@ -200,8 +201,9 @@ def _(d):
 @layer('instance_norm_init', 'nn.InstanceNorm1d, 2d, 3d')
 def _(d):
     c, ndim, affine, eps = d.int(1, 5), d.int(1, 3), d.choice([True, False]), d.choice([0, 1e-3])
-    return dense_gradient(getattr(nn, f'InstanceNorm{ndim}d')(c, eps or 1e-5, affine=affine)), \
-        simple('instance_norm_init', c)(affine=affine, eps=eps), \
+    tracks, momentum = d.choice([True, False]), d.choice([0, 0.3])
+    return dense_gradient(getattr(nn, f'InstanceNorm{ndim}d')(c, eps or 1e-5, momentum or 0.1, affine, tracks)), \
+        simple('instance_norm_init', c)(affine=affine, eps=eps, track_running_stats=tracks, momentum=momentum if tracks else 0), \
         [d.input([d.int(1, 3), c] + [d.int(3, 5) for _ in range(ndim)], ties=False)]
 
 

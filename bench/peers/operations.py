@@ -185,13 +185,22 @@ for word in ('var', 'std'):
             lambda x: getattr(torch, word)(x, judge, correction=correction, keepdim=keep)
 
 
-for word in ('amax', 'amin', 'argmax', 'argmin'):
+for word in ('amax', 'amin'):
     @row('kn_' + word, word)
     def _(d, word=word):
-        shape, keep = d.shape(least=1), [d.choice([True, False])] if word[0] == 'a' and word[1] == 'm' else []
+        shape, keep = d.shape(least=1), d.choice([True, False])
+        dims, judge = d.dims(len(shape))
+        return [d.input(shape, d.choice(['normal', 'whole']))], \
+            lambda k, x: getattr(k, word)(x, len(dims), dims, keep), lambda x: getattr(torch, word)(x, judge, keep)
+
+
+for word in ('argmax', 'argmin'):
+    @row('kn_' + word, word)
+    def _(d, word=word):
+        shape = d.shape(least=1)
         dim = d.dim(len(shape))
-        return [d.input(shape, d.choice(['normal', 'whole']), grad=bool(keep))], \
-            lambda k, x: getattr(k, word)(x, dim, *keep), lambda x: getattr(torch, word)(x, dim, *keep)
+        return [d.input(shape, d.choice(['normal', 'whole']), grad=False)], \
+            lambda k, x: getattr(k, word)(x, dim), lambda x: getattr(torch, word)(x, dim)
 
 
 # ---- indexing and order ---------------------------------------------------------------------------

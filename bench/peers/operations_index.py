@@ -102,6 +102,21 @@ def _(d):
 # ---- put, found, counted ----------------------------------------------------------------------------
 
 
+@row('kn_index', 'x[i, :, j]')
+def _(d):
+    shape = d.shape(least=1)
+    size = [[3, 1], [1, 2], [3, 2], [2]][d.int(0, 3)]
+    index = [torch.randint(-s, s, size) if d.int(0, 1) else None for s in shape]
+    if not any(i is not None for i in index):
+        index[-1] = torch.randint(-shape[-1], shape[-1], size)
+
+    def of(t):
+        t = iter(t)
+        return [i if i is None else next(t) for i in index]
+    return [d.input(shape), *(d.given(i, ties=False) for i in index if i is not None)], \
+        lambda k, x, *i: k.index(x, len(shape), of(i)), lambda x, *i: x[tuple(slice(None) if t is None else t for t in of(i))]
+
+
 @row('kn_index_put', 'index_put')
 def _(d):
     shape, add = d.shape(least=1), d.int(0, 1) == 1

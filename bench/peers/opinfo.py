@@ -24,13 +24,12 @@ from ops import Input, Wrong, as_list
 from opinfo_nn import OPTIMIZERS
 import opinfo_shape    # noqa: F401  fills TABLE
 from optimizers import STEPS, knap_steps, loss, torch_steps
-from opinfo_table import CONVENTIONS, FIRST, SHAPE_ONLY, TABLE, WIDER, n, shape
+from opinfo_table import CONVENTIONS, ELEMENTS, FIRST, NAN_STAYS, NO_SLOPE, OUTSIDE, SHAPE_ONLY, TABLE, WHOLE, WIDER, n, shape
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 LAYOUTS = ('transposed', 'expanded', 'sliced', 'channels_last')
 OWN_BOUNDS = {'nn.functional.hardsigmoid': 1e-7,    # torch's sixth is of f32
               'nn.functional.linear_cross_entropy/chunked_none': 0.05}    # logits are of 16 bits
-NAN = {'sign', 'sgn', 'nn.functional.silu'}    # NaN stays NaN, and slopes at infinity are their limits, where torch differs
 BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 4e-3}
 VARIED = 12      # samples of an entry that run in all layouts
 SECONDS = 20     # of a sample
@@ -102,7 +101,8 @@ def by_torch(call, tree, inputs, dtype, cotangents, grads):
                      for i, leaf in zip(inputs, drawn)], [r.requires_grad for r in results]
 
 
-def by_knap(k, call, tree, inputs, cotangents, needed, torch_results, first, wider):
+def by_knap(k, call, tree, inputs, cotangents, needed, torch_results, name):
+    first, wider = name in FIRST, name in WIDER
     at, drawn = iter(inputs), []
 
     def give(t):
@@ -121,12 +121,29 @@ def by_knap(k, call, tree, inputs, cotangents, needed, torch_results, first, wid
         if (v.dtype != t.dtype and not wider) or v.shape != t.shape:
             raise Wrong(f'a result is {v.dtype}{list(v.shape)}, in torch {t.dtype}{list(t.shape)}')
     for r, v, w, need in zip(results, values, cotangents, needed):
-        if need and not k.requires_grad(r):
+        if need and not k.requires_grad(r) and name not in NO_SLOPE:
             raise Wrong('a result has no gradient, in torch it has')
-        if need:
+        if need and k.requires_grad(r):
             k.backward(r, grad=k.tensor(w.to(v.dtype).expand(v.shape)).handle, retain_graph=True)
     grads = [k.grad(leaf) if i.grad else None for i, leaf in zip(inputs, drawn)]
     return values, [k.values(g) if g else torch.zeros(i.base.shape) if i.grad else None for i, g in zip(inputs, grads)]
+
+
+def left_out(name, call, tree, inputs, what, mine):
+    """Masks of the elements that aren't compared."""
+    for i in inputs:
+        x = i.base if what == 'the gradient' else i.in_torch(i.base.dtype)[1].detach()
+        if x.shape != mine.shape or not x.is_floating_point():
+            continue
+        if name in NAN_STAYS:
+            yield ~x.isfinite()
+        elif what == 'the gradient':    # at NaN it is no number, in torch maybe 0
+            yield x.isnan()
+        if name in OUTSIDE and what == 'the gradient':
+            yield ~call(x, *tree[1], **tree[2]).isfinite()
+        if name in WHOLE:
+            ends = torch.iinfo(mine.dtype)
+            yield ~((x.double() > ends.min - 1.0) & (x.double() < ends.max + 1.0))
 
 
 def in_knap(self, k, dtype):
@@ -159,7 +176,7 @@ def one_sample(k, name, call, own, tree, layout, elementwise):
     shape_only = name in SHAPE_ONLY or tree[2].get('dropout_p', 0) > 0
     plain, plain_grads, needed = by_torch(call, tree, inputs, None, cotangents, not shape_only)
     needed = [n and not shape_only for n in needed]
-    values, grads = by_knap(k, own, tree, inputs, drawn, needed, plain, name in FIRST, name in WIDER)
+    values, grads = by_knap(k, own, tree, inputs, drawn, needed, plain, name)
     if shape_only:
         return 0
     judge, judge_grads = plain, plain_grads
@@ -177,11 +194,8 @@ def one_sample(k, name, call, own, tree, layout, elementwise):
         count += what == 'the gradient' and any(needed)
         s = max([size] + [w.abs().max().item() for w in drawn if w.numel()]) if what == 'the gradient' else size
         mine = mine.to(own_torch.dtype)
-        if elementwise and (what == 'the gradient' or name in NAN):    # at NaN it is no number, in torch maybe 0
-            for i in inputs:
-                if i.base.shape == mine.shape and i.base.is_floating_point():
-                    odd = ~i.base.isfinite() if name in NAN else i.base.isnan()
-                    mine, own_torch, exact = (t.masked_fill(odd, 0) for t in (mine, own_torch, exact))
+        for odd in left_out(name, call, tree, inputs, what, mine) if elementwise or name in WHOLE else []:
+            mine, own_torch, exact = (t.masked_fill(odd, 0) for t in (mine, own_torch, exact))
         bound = max(BOUNDS.get(mine.dtype, 0), OWN_BOUNDS.get(name, 0))
         found = error_of(mine, exact, elementwise, s)
         beside = error_of(mine, own_torch, elementwise, s) if found > bound else 0
@@ -276,6 +290,7 @@ class Optimizer:
         return [x.detach() for x in p]
 
     def in_knap(self, k, drawn, options):
+        options = {name: k.item(v) if isinstance(v, Tensor) else v for name, v in options.items()}
         maker, own = OPTIMIZERS[self.info.name](k, **options)
         m, p = k.module(), []
         k.module_list_init(m, None, '')
@@ -341,13 +356,14 @@ def late(*_):
 def run_entry(k, op, name, first, out, most):
     """In a process of its own: a line a sample."""
     signal.signal(signal.SIGALRM, late)
-    elementwise = isinstance(op, (core.UnaryUfuncInfo, core.BinaryUfuncInfo))
+    elementwise, some = isinstance(op, (core.UnaryUfuncInfo, core.BinaryUfuncInfo)), first > 0
     for at, (dtype, layout, sample, tree) in enumerate(jobs_of(op, most)):
         if at < first:
             continue
         where = f'{name} {str(dtype)[6:]} {layout or "plain"} sample {sample}: {line_of(tree)}'
         print(json.dumps(['begin', where]), file=out, flush=True)
-        why = next((w for names, kinds, w in CONVENTIONS if name in names.split() and str(dtype)[6:] in kinds.split()), None)
+        why = next((c[2] for c in CONVENTIONS if name in c[0].split() and str(dtype)[6:] in c[1].split() and all(
+            holds(*tree) for holds in c[3:])), None)
         if why:
             print(json.dumps(['convention', why]), file=out, flush=True)
             continue
@@ -369,6 +385,8 @@ def run_entry(k, op, name, first, out, most):
         except Exception as why:
             kind, text = 'table', ''.join(traceback.format_exception(why)[-2:])
         signal.alarm(0)
+        some = some or kind == 'compared'
+        kind = 'refused' if kind == 'missing' and some else kind    # others of the entry have a counterpart
         k.free_modules()
         k.clear_error()
         k.scope_end(scope)
@@ -421,7 +439,7 @@ def main(arguments):
     k = knap.Knap(o.build)
     k.clear_error()
     log = open(o.log, 'w', encoding='utf-8') if o.log else None
-    total, missing, reasons = collections.Counter(), [], collections.Counter()
+    total, missing, reasons, conventions = collections.Counter(), [], collections.Counter(), collections.Counter()
     entries = [(op.name + ('/' + op.variant_test_name if op.variant_test_name else ''), op) for op in op_db]
     for name, op in entries + [(m.name, Module(m)) for m in module_db] + [(m.name, Optimizer(m)) for m in optim_db]:
         if o.only and name not in o.only:
@@ -436,6 +454,8 @@ def main(arguments):
             if kind == 'compared':
                 counts['gradients'] += text
             elif kind != 'none':
+                if kind == 'convention':
+                    conventions[text] += 1
                 if kind == 'refused':
                     reasons[name + ': ' + re.sub(r'[-\d.]+', '0', text.splitlines()[0])[:110]] += 1
                 if log:
@@ -450,4 +470,9 @@ def main(arguments):
     print('without:', *missing)
     for text, count in reasons.most_common(70):
         print(count, text)
+    print('conventions that differ:')
+    for text, count in conventions.most_common():
+        print(f'{count} samples: {text}')
+    for names, text in ELEMENTS:
+        print('some elements of', ', '.join(sorted(names)) + ':', text)
     return 0

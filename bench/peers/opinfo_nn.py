@@ -1,5 +1,5 @@
 """bench/peers/opinfo_nn.py: torch.nn's functions, modules and optimizers as calls of Knap, for opinfo_table.TABLE."""
-import torch
+import math
 
 from knap import ZERO, Tensor
 from opinfo_table import SHAPE_ONLY, TABLE, ints, n, nn, refuse, shape
@@ -61,8 +61,7 @@ def adaptive(word, count):
 
 
 def interpolate(k, x, size=None, scale_factor=None, mode='nearest', align_corners=None, recompute_scale_factor=None, antialias=False):
-    count = k.ndim(x) - 2
-    word = 'KN_' + mode.upper().replace('-', '_')
+    word = 'KN_' + {'linear': 'bilinear', 'trilinear': 'bilinear'}.get(mode, mode).upper().replace('-', '_')
     if word not in k.enums:
         raise AttributeError(f'the headers have no {word}')
     own = {'mode': k.enums[word], 'align_corners': bool(align_corners)}
@@ -70,12 +69,13 @@ def interpolate(k, x, size=None, scale_factor=None, mode='nearest', align_corner
         own['antialias'] = True
     name, v = ('size', size) if size is not None else ('scale', scale_factor)
     v = list(v) if isinstance(v, (list, tuple)) else [v]
-    if recompute_scale_factor:
-        refuse('no scales that are computed again')
-    return k.interpolate(x, **{**own, **({name: v[0]} if len(v) == 1 else {name + 's': v if len(v) < 3 or count > 2 else v})})
+    if recompute_scale_factor and size is None:    # of the size that they give
+        name, v = 'size', [math.floor(n * f) for n, f in zip(shape(k, x)[2:], v * (k.ndim(x) - 2 if len(v) == 1 else 1))]
+    zero = 0 if name == 'size' else 0.0
+    return k.interpolate(x, **own, **({name: v[0]} if len(v) == 1 else {name + 's': v + [zero] * (3 - len(v))}))
 
 
-def reduction(k, word):
+def k_reduction(k, word):
     return k.enums['KN_REDUCTION_' + word.upper()]
 
 
@@ -119,6 +119,10 @@ def linear_loss(k, x, w, t, *, linear_bias=None, weight=None, reduction='mean', 
 
 
 def attention(k, q, key, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    if k.ndim(q) == 3:    # of one head
+        q, key, v = (k.unsqueeze(x, 1) for x in (q, key, v))
+        mask = attn_mask if attn_mask is None or k.ndim(attn_mask) < 3 else k.unsqueeze(attn_mask, 1)
+        return k.squeeze(attention(k, q, key, v, mask, dropout_p, is_causal, scale), 1, [1])
     more = {'mask': attn_mask} if attn_mask is not None else {}
     if is_causal:
         more.update(causal=True, align=k.enums['KN_CAUSAL_FIRST'])
@@ -144,10 +148,9 @@ def batch_norm(k, x, mean, var, weight=None, bias=None, training=False, momentum
     return k.batch_norm(x, weight, bias, mean, var, training=training, momentum=ZERO if momentum == 0 else momentum or 0, eps=eps or ZERO)
 
 
-def instance_norm(k, x, mean=None, var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
-    if mean is not None or var is not None:
-        refuse('running statistics')
-    return k.instance_norm(x, weight, bias, eps)
+def instance_norm(k, x, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    more = {n: t for n, t in (('running_mean', running_mean), ('running_var', running_var)) if t is not None}
+    return k.instance_norm(x, weight, bias, eps or ZERO, use_running=not use_input_stats, momentum=momentum or ZERO, **more)
 
 
 for count in (1, 2, 3):
@@ -165,26 +168,31 @@ loss('binary_cross_entropy', 'weight')
 loss('binary_cross_entropy_with_logits', 'weight')
 loss('kl_div')
 loss('hinge_embedding_loss')
-loss('gaussian_nll_loss')
-loss('poisson_nll_loss')
+TABLE['nn.functional.gaussian_nll_loss'] = lambda k, x, t, var, full=False, eps=1e-6, reduction='mean': k.gaussian_nll_loss(
+    x, t, var if isinstance(var, Tensor) else k.full_like(x, var), full=full, eps=eps, reduction=k_reduction(k, reduction))
+TABLE['nn.functional.poisson_nll_loss'] = lambda k, x, t, log_input=True, full=False, size_average=None, eps=1e-8, reduce=None, \
+    reduction='mean': k.poisson_nll_loss(x, t, no_log_input=not log_input, full=full, eps=eps or ZERO,
+                                         reduction=k_reduction(k, reduction))
 for word in (1, 2, 3):    # of whole channels
     TABLE[f'nn.functional.dropout{word}d'] = lambda k, x, p=0.5, training=True, inplace=False: k.mul(x, k.dropout(k.ones(
         k.dtype_of(x), 0, *n([s if i < k.ndim(x) - 2 else 1 for i, s in enumerate(shape(k, x))])), p)) if training else x
     SHAPE_ONLY.add(f'nn.functional.dropout{word}d')
 TABLE['torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'] = lambda k, q, key, v, dropout_p=0.0, is_causal=False, \
     return_debug_mask=False, attn_mask=None, scale=None: attention(k, q, key, v, attn_mask, dropout_p, is_causal, scale)
-nn(linear=lambda k, x, w, b=None: k.linear(x, w, b, False), cross_entropy=classes('cross_entropy'), nll_loss=classes('nll_loss'),
+nn(linear=lambda k, x, w, b=None: k.linear(x, w, b, False) if k.ndim(w) > 1 else k.matmul(x, w), cross_entropy=classes('cross_entropy'), nll_loss=classes('nll_loss'),
    linear_cross_entropy=linear_loss, scaled_dot_product_attention=attention, batch_norm=batch_norm, instance_norm=instance_norm,
    upsample_bilinear=lambda k, x, size=None, scale_factor=None: interpolate(k, x, size, scale_factor, 'bilinear', True),
    upsample_nearest=lambda k, x, size=None, scale_factor=None: interpolate(k, x, size, scale_factor),
    layer_norm=normal_dims(lambda k, x, t, eps: k.layer_norm(x, *(t + [None] * 2)[:2], eps or 0)),
    rms_norm=normal_dims(lambda k, x, t, eps: k.rms_norm(x, *(t + [None])[:1], eps or 1.1920928955078125e-07)),
    group_norm=lambda k, x, groups, weight=None, bias=None, eps=1e-5: k.group_norm(x, groups, weight, bias, eps),
-   normalize=lambda k, x, p=2.0, dim=1, eps=1e-12: k.normalize(x, dim=dim or ZERO, eps=eps) if p == 2 else refuse('the 2-norm only'),
+   normalize=lambda k, x, p=2.0, dim=1, eps=1e-12: k.normalize(x, dim=dim or ZERO, eps=eps) if p == 2 else k.div(
+       x, k.clamp(k.norm(x, float(p), 1, [dim], True), eps, math.inf)),
    cosine_similarity=lambda k, x, y, dim=1, eps=1e-8: k.cosine_similarity(x, y, dim=dim or ZERO, eps=eps),
    cosine_embedding_loss=lambda k, x, y, t, margin=0.0, size_average=None, reduce=None, reduction='mean': k.cosine_embedding_loss(
        x, y, t, margin=margin, reduction=k.enums['KN_REDUCTION_' + reduction.upper()]),
-   pixel_shuffle=lambda k, x, r: k.pixel_shuffle(x, r), pixel_unshuffle=lambda k, x, r: k.pixel_unshuffle(x, r),
+   pixel_shuffle=lambda k, x, upscale_factor: k.pixel_shuffle(x, upscale_factor),
+   pixel_unshuffle=lambda k, x, downscale_factor: k.pixel_unshuffle(x, downscale_factor),
    channel_shuffle=lambda k, x, groups: k.channel_shuffle(x, groups),
    unfold=lambda k, x, kernel_size, dilation=1, padding=0, stride=1: k.unfold2d(x, **windows(
        2, kernel=kernel_size, dilation=dilation, pad=padding, stride=stride)),

@@ -4,7 +4,7 @@ import math
 import torch
 
 from knap import ZERO, Tensor
-from opinfo_table import SHAPE_ONLY, TABLE, both, flat, ints, like, n, nn, refuse, rows, shape, slots
+from opinfo_table import SHAPE_ONLY, TABLE, both, cast, flat, ints, like, n, nn, refuse, rows, shape, slots
 
 # ---- indexing -------------------------------------------------------------------------------------
 
@@ -21,9 +21,11 @@ def item(k, x, index):
     if Ellipsis in [i for i in index if not isinstance(i, Tensor)]:
         at = next(j for j, i in enumerate(index) if i is Ellipsis)
         index[at:at + 1] = [slice(None)] * (k.ndim(x) - used)
-    tensors = [i for i in index if isinstance(i, (Tensor, list))]
-    if len(tensors) > 1:
-        return several(k, x, index)
+    index = [k.tensor(torch.tensor(i)) if isinstance(i, list) else i for i in index]
+    if all(isinstance(i, Tensor) or i == slice(None) for i in index) and any(isinstance(i, Tensor) for i in index):
+        return k.index(x, len(index), [i if isinstance(i, Tensor) else None for i in index])
+    if sum(isinstance(i, Tensor) for i in index) > 1:
+        refuse('several index tensors beside slices of a part')
     dim = 0
     for i in index:
         if i is None:
@@ -38,14 +40,10 @@ def item(k, x, index):
             begin, end, step = i.indices(k.size(x, dim))
             x = k.slice(x, dim, begin, max(begin, end)) if step == 1 else k.slice_step(x, dim, begin, end, step)
         else:
-            i = k.tensor(torch.tensor(i)) if isinstance(i, list) else i
-            if k.dtype_of(i) == k.enums['KN_BOOL']:
-                return k.masked_select(x, i) if shape(k, i) == shape(k, x) else refuse('a mask of some dims')
-            ends = shape(k, i)
-            x = k.index_select(x, dim, k.reshape(i, 1, [-1]))
-            now = shape(k, x)
-            x = k.reshape(x, *n(now[:dim] + ends + now[dim + 1:]))
-            dim += len(ends) - 1
+            before = k.ndim(x)
+            taken = k.ndim(i) if k.dtype_of(i) == k.enums['KN_BOOL'] else 1
+            x = k.index(x, dim + 1, [None] * dim + [i])
+            dim += k.ndim(x) - before + taken - 1
         dim += 1
     return x
 
@@ -58,15 +56,9 @@ def from_end(k, x, dim, i):
 def put_slice(k, x, src, dim=0, start=None, end=None, step=1):
     begin, end, step = slice(start, end, step).indices(k.size(x, dim))
     if step != 1:
-        refuse('a slice with a step to write to')
+        at = k.tensor(torch.arange(begin, max(begin, end), step))
+        return k.index_put(x, dim % k.ndim(x) + 1, [None] * (dim % k.ndim(x)) + [at], src, False)
     return cat(k, [k.slice(x, dim, 0, begin), src, k.slice(x, dim, max(begin, end), k.size(x, dim))], dim)
-
-
-def several(k, x, index):
-    if any(not isinstance(i, (Tensor, list)) for i in index):
-        refuse('several index tensors beside slices')
-    index = [k.tensor(torch.tensor(i)) if isinstance(i, list) else i for i in index]
-    return k.index(x, len(index), index)
 
 
 rows(gather=lambda k, x, dim, index, sparse_grad=False: k.gather(x, dim, index), take_along_dim=lambda k, x, i, dim=None:
@@ -74,12 +66,13 @@ rows(gather=lambda k, x, dim, index, sparse_grad=False: k.gather(x, dim, index),
      index_select=lambda k, x, dim, index: k.index_select(x, dim, index),
      scatter=lambda k, x, dim, index, src, reduce=None: k.scatter(x, dim, index, src if isinstance(src, Tensor) else k.expand(
          like(k, src, x), *n(shape(k, index)))) if reduce is None else k.scatter_reduce(
-             x, dim, index, src, {'add': 'sum', 'multiply': 'prod'}[reduce]),
+             x, dim, index, src if isinstance(src, Tensor) else k.expand(like(k, src, x), *n(shape(k, index))),
+             k.enums[{'add': 'KN_BY_SUM', 'multiply': 'KN_BY_PROD'}[reduce]]),
      scatter_add=lambda k, x, dim, index, src: k.scatter_add(x, dim, index, src),
      index_add=lambda k, x, dim, index, src, alpha=1: k.index_add(x, dim, index, src if alpha == 1 else k.scale(src, alpha)),
      index_copy=lambda k, x, dim, index, src: k.index_copy(x, dim, index, src),
      index_fill=lambda k, x, dim, index, value: k.index_fill(x, dim, index, value),
-     index_put=lambda k, x, index, values, accumulate=False: k.index_put(x, len(index), index, values, accumulate=accumulate),
+     index_put=lambda k, x, index, values, accumulate=False: k.index_put(x, len(index), list(index), values, accumulate),
      masked_scatter=lambda k, x, mask, src: k.masked_scatter(x, mask, src), take=lambda k, x, index: k.reshape(
          k.take_along_dim(k.reshape(x, 1, [-1]), k.reshape(index, 1, [-1]), 0), *n(shape(k, index))),
      __getitem__=item, select=lambda k, x, dim, i: k.select(x, dim, i),
@@ -87,8 +80,11 @@ rows(gather=lambda k, x, dim, index, sparse_grad=False: k.gather(x, dim, index),
          x, dim, from_end(k, x, dim, start), from_end(k, x, dim, start) + length), slice=lambda k, x, dim=0, start=None,
      end=None, step=1: item(k, x, [slice(None)] * (dim % k.ndim(x)) + [slice(start, end, step)]))
 TABLE['narrow_copy'] = TABLE['narrow']
-nn(one_hot=lambda k, x, num_classes=-1: k.one_hot(x, num_classes), embedding=lambda k, i, w, padding_idx=None, **o: k.embedding(
-    w, i, **({} if padding_idx is None else {'padding_idx': padding_idx or ZERO}), **o))
+nn(one_hot=lambda k, x, num_classes=-1: k.one_hot(x, num_classes), embedding=lambda k, i, w, padding_idx=None, max_norm=None,
+   norm_type=2.0, scale_grad_by_freq=False, sparse=False: refuse('the norms of rows aren\'t bounded, nor gradients scaled')
+   if max_norm is not None or scale_grad_by_freq else k.embedding(
+       *((w, i) if k.dtype_of(i) in (k.enums['KN_I64'], k.enums['KN_I32']) else (i, w)),    # op_db has the table first
+       **({} if padding_idx is None else {'padding_idx': padding_idx or ZERO})))
 
 # ---- shape ----------------------------------------------------------------------------------------
 
@@ -152,6 +148,26 @@ def with_shape(f):
     return lambda k, x, *s, **o: f(k, x, [v for v in flat(s if s else list(o.values()))])
 
 
+def moved(k, x, a, b):
+    a, b = ([d % k.ndim(x) for d in ints(dims)] for dims in (a, b))
+    order = [d for d in range(k.ndim(x)) if d not in a]
+    for to, of in sorted(zip(b, a)):
+        order.insert(to, of)
+    return k.permute(x, *n(order)) if len(a) != 1 else k.movedim(x, a[0], b[0])
+
+
+def differences(k, x, n=1, dim=-1, prepend=None, append=None):
+    if n == 0:    # torch gives x without what is put before and behind
+        return x
+    if prepend is not None or append is not None:
+        x = cat(k, [t for t in (prepend, x, append) if t is not None], dim)
+    if k.dtype_of(x) != k.enums['KN_BOOL']:
+        return k.diff(x, n, dim)
+    for _ in range(min(n, k.size(x, dim))):
+        x = k.logical_xor(k.slice(x, dim, min(1, k.size(x, dim)), k.size(x, dim)), k.slice(x, dim, 0, max(0, k.size(x, dim) - 1)))
+    return x
+
+
 def turned(k, x, times=1, dims=(0, 1)):
     times %= 4
     if times == 2:
@@ -167,17 +183,16 @@ rows(reshape=reshape, view=reshape, view_copy=reshape, reshape_as=lambda k, x, y
      flatten=lambda k, x, start_dim=0, end_dim=-1: k.flatten(x, start_dim, end_dim),
      unflatten=lambda k, x, dim, sizes: k.unflatten(x, dim, *n(sizes)), transpose=lambda k, x, a, b: k.transpose(x, a, b),
      permute=with_shape(lambda k, x, s: k.permute(x, *n(s))), squeeze=lambda k, x, dim=None: x if dim == () else k.squeeze(x, *n(dim)),
-     unsqueeze=lambda k, x, dim: k.unsqueeze(x, dim), movedim=lambda k, x, a, b: k.movedim(x, a, b) if isinstance(a, int) else
-     refuse('kn_movedim moves one dim'), expand=with_shape(lambda k, x, s: k.expand(x, *n(s))),
+     unsqueeze=lambda k, x, dim: k.unsqueeze(x, dim), movedim=moved, expand=with_shape(lambda k, x, s: k.expand(x, *n(s))),
      broadcast_to=lambda k, x, s: k.expand(x, *n(s)), expand_as=lambda k, x, y: k.expand(x, *n(shape(k, y))),
      diagonal=lambda k, x, offset=0, dim1=0, dim2=1: k.diagonal(x, offset, dim1, dim2),
      unfold=lambda k, x, dim, size, step: k.unfold(x, dim, size, step), flip=lambda k, x, *d, dims=None: x if dims == () else k.flip(
          x, *n(flat(d) if d else dims)), fliplr=lambda k, x: k.flip(x, 1, [1]), flipud=lambda k, x: k.flip(x, 1, [0]),
      roll=lambda k, x, shifts, dims=None: k.roll(x, *n(shifts), ints(dims) if dims is not None and dims != () else []),
      rot90=turned, repeat=with_shape(lambda k, x, s: k.repeat(x, *n(s))), tile=with_shape(lambda k, x, s: k.tile(x, *n(s))),
-     repeat_interleave=lambda k, x, times=None, dim=None, **o: k.repeat_interleave(
-         x if dim is not None else k.reshape(x, 1, [-1]), dim or 0, *n(k.values(times).reshape(-1).tolist() if isinstance(
-             times, Tensor) else times)), tril=lambda k, x, diagonal=0: k.tril(x, diagonal),
+     repeat_interleave=lambda k, x, repeats, dim=None, output_size=None: k.repeat_interleave(
+         x if dim is not None else k.reshape(x, 1, [-1]), dim or 0, *n(k.values(repeats).reshape(-1).tolist() if isinstance(
+             repeats, Tensor) else repeats)), tril=lambda k, x, diagonal=0: k.tril(x, diagonal),
      triu=lambda k, x, diagonal=0: k.triu(x, diagonal), cat=cat, stack=lambda k, t, dim=0: k.stack(list(t), len(t), dim),
      split=split, unsafe_split=split, split_with_sizes=split, chunk=chunk, unsafe_chunk=chunk, tensor_split=tensor_split,
      hsplit=lambda k, x, at: tensor_split(k, x, at, 0 if k.ndim(x) == 1 else 1), vsplit=tensor_split,
@@ -190,8 +205,8 @@ rows(reshape=reshape, view=reshape, view_copy=reshape, reshape_as=lambda k, x, y
                  k.expand(x, *n(torch.broadcast_shapes(*(shape(k, y) for y in t)))) for x in t],
      sum_to_size=lambda k, x, *s: k.reshape(k.sum(x, *n([i for i in range(k.ndim(x)) if i < k.ndim(x) - len(flat(s)) or flat(s)[
          i - k.ndim(x) + len(flat(s))] == 1 != k.size(x, i)] or 0), True), *n(flat(s))) if list(flat(s)) != shape(k, x) else x,
-     constant_pad_nd=lambda k, x, pad, value=0: k.pad(x, 0, value, *n(pad)), meshgrid=lambda k, *t, indexing='ij': grid(
-         k, flat(t)) if indexing == 'ij' else refuse('indexing ij only'),
+     constant_pad_nd=lambda k, x, pad, value=0: k.pad(x, 0, value, *n(pad)), meshgrid=lambda k, *t, indexing='ij': [
+         k.transpose(x, 0, 1) if indexing == 'xy' and k.ndim(x) > 1 else x for x in grid(k, flat(t))],
      cartesian_prod=lambda k, *t: t[0] if len(t) == 1 else k.stack(
          g := [k.reshape(x, 1, [-1]) for x in grid(k, t)], len(g), -1),
      slice_scatter=lambda k, x, src, dim=0, start=None, end=None, step=1: put_slice(k, x, src, dim, start, end, step),
@@ -201,8 +216,7 @@ rows(reshape=reshape, view=reshape, view_copy=reshape, reshape_as=lambda k, x, y
      fft__fftshift=lambda k, x, dim=None: shifted(k, x, dim, 1), fft__ifftshift=lambda k, x, dim=None: shifted(k, x, dim, -1),
      diag_embed=lambda k, x, offset=0, dim1=-2, dim2=-1: k.diag_embed(x, offset, dim1, dim2),
      diag=lambda k, x, diagonal=0: k.diagonal(x, diagonal, 0, 1) if k.ndim(x) > 1 else k.diag_embed(x, diagonal, 0, 1),
-     diff=lambda k, x, n=1, dim=-1, prepend=None, append=None: k.diff(x, n, dim) if prepend is None is append else k.diff(
-         cat(k, [t for t in (prepend, x, append) if t is not None], dim), n, dim))
+     diff=differences)
 for name, copy in (('t', 't_copy'), ('expand', 'expand_copy'), ('diagonal', 'diagonal_copy'), ('permute', 'permute_copy'),
                    ('transpose', 'transpose_copy'), ('squeeze', 'squeeze_copy'), ('squeeze', 'squeeze/multiple'), ('T', 'H'),
                    ('unsqueeze', 'unsqueeze_copy'), ('unfold', 'unfold_copy'), ('unbind', 'unbind_copy'), ('split', 'split/list_args'),
@@ -240,9 +254,9 @@ for word in ('zeros', 'ones', 'full', 'empty'):
     SHAPE_ONLY.update({'empty', 'empty_like', 'new_empty'})
 SHAPE_ONLY.update({'normal', 'normal/number_mean', 'normal/in_place', 'cauchy', 'exponential', 'geometric', 'log_normal', 'randn', 'rand_like', 'randn_like', 'randint', 'randint_like', 'bernoulli', 'multinomial', 'uniform'})
 rows(randn=lambda k, *s, dtype=None, device=None, requires_grad=False: k.randn(
-    k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], 1, 1, *n(flat(s))), rand_like=lambda k, x, **o: k.rand_like(x),
-     randn_like=lambda k, x, **o: k.randn_like(x), randint_like=lambda k, x, a, b=None, **o: k.randint_like(
-         x, 0 if b is None else a, a if b is None else b), bernoulli=lambda k, x, **o: k.bernoulli(x),
+    k.dtype(dtype) if dtype else 0, k.enums['KN_CPU'], 1, 1, *n(flat(s))), rand_like=lambda k, x, dtype=None, **o: k.rand_like(cast(k, x, dtype)),
+     randn_like=lambda k, x, dtype=None, **o: k.randn_like(cast(k, x, dtype)), randint_like=lambda k, x, a, b=None, dtype=None, **o: k.randint_like(
+         cast(k, x, dtype), 0 if b is None else a, a if b is None else b), bernoulli=lambda k, x, **o: k.bernoulli(x),
      randint=lambda k, a, b, *s, device=None, dtype=torch.int64: k.randint(
          k.dtype(dtype), k.enums['KN_CPU'], *((a, b) if s else (0, a)), 1, 1, *n(s[0] if s else b)),
      multinomial=lambda k, p, count, replacement=False: k.multinomial(p, count, replacement),

@@ -13,14 +13,31 @@ SHAPE_ONLY = set()    # draws, and memory without values
 FIRST = {'nn.functional.max_pool1d', 'nn.functional.max_pool2d', 'nn.functional.max_pool3d', 'nn.functional.adaptive_max_pool1d',
          'nn.functional.adaptive_max_pool2d', 'nn.functional.adaptive_max_pool3d',    # without torch's positions of maxima
         'kthvalue', 'torch.ops.aten._scaled_dot_product_flash_attention_for_cpu'}
-# Conventions that differ: (names, dtypes, why). Their samples aren't compared.
+ANY = 'float64 float32 bfloat16 float16 int64 bool'
+# Conventions that differ: (names, dtypes, why), or with a condition on a sample behind. Such samples aren't compared.
 CONVENTIONS = [
     ('true_divide div/no_rounding_mode __rdiv__ square sum_to_size float_power pow nn.functional.softsign', 'int64 bool',
      'integers and bool stay what they are: no promotion to another dtype'),
     ('arange linspace linspace/tensor_overload', 'int64', 'computed in f64 and then truncated; torch truncates before'),
     ('item', 'int64 bool', 'kn_item is a double'),
     ('topk msort kthvalue', 'bfloat16 float16 int64 bool', 'of equals kn_sort takes the first; torch leaves it open'),
+    ('remainder __rmod__', ANY, 'torch has no derivative for the divisor of a number', lambda x, a, o: any(
+        not isinstance(p, torch.Tensor) and q.requires_grad for p, q in [(x, a[0]), (a[0], x)] if isinstance(q, torch.Tensor))),
+    ('nn.functional.poisson_nll_loss', ANY, "Stirling's term of a target of 0 has no gradient; torch has NaN",
+     lambda x, a, o: o.get('full') and bool((a[0] == 0).any())),
+    ('__rsub__', ANY, 'torch has no such call of a number', lambda x, a, o: not isinstance(x, torch.Tensor)),
+    ('nn.CrossEntropyLoss', ANY, 'the mean over targets that are all ignored is 0; torch has NaN',
+     lambda x, a, o: bool((a[2][1] == a[0].ignore_index).all()) if not a[2][1].is_floating_point() else False),
 ]
+# The same of single elements, which are left out: {names: why}.
+NAN_STAYS = {'sign', 'sgn', 'nn.functional.silu', 'nn.functional.mish'}
+OUTSIDE = {'acosh', 'logit', 'digamma'}
+WHOLE = {'byte', 'int', 'long'}
+NO_SLOPE = {'div/floor_rounding', 'div/trunc_rounding', 'floor_divide', 'fill'}
+ELEMENTS = [(NAN_STAYS, 'NaN stays NaN, and slopes at infinity are their limits, where torch differs'),
+            (OUTSIDE, 'where the result is NaN or infinite, its gradient is not compared: torch has finite numbers there, or NaN'),
+            (WHOLE, 'a float outside of the integers is their nearest, NaN 0; torch has what the CPU makes of it'),
+            (NO_SLOPE, 'steps and constants have no gradient; torch has zeros, and a missing gradient is compared as zeros')]
 WIDER = {'nn.functional.cross_entropy', 'nn.functional.linear_cross_entropy', 'nn.functional.linear_cross_entropy/chunked',
          'nn.functional.linear_cross_entropy/chunked_none', 'nn.CrossEntropyLoss', 'nn.LinearCrossEntropyLoss',    # f32 of bf16
          'masked.argmax', 'masked.argmin'}    # i64; torch's are the dtype of x without a dim
@@ -70,6 +87,8 @@ def like(k, value, x):
         refuse('no complex numbers')
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, torch.Tensor):
+        return k.tensor(value)
     if k.dtype_of(x) == k.enums['KN_BOOL'] and not isinstance(value, bool) and value not in (0, 1):
         refuse('a number beside bools')
     if k.dtype_of(x) == k.enums['KN_BOOL'] and value in (0, 1):
@@ -112,7 +131,7 @@ def over(names):
         def call(k, x, dim=None, keepdim=False, dtype=None, name=name):
             if k.ndim(x) == 0:    # dims 0 and -1 of a number
                 dim = None
-            return getattr(k, name)(cast(k, x, dtype), *n(dim), bool(keepdim))
+            return cast(k, getattr(k, name)(cast(k, x, dtype), *n(dim), bool(keepdim)), dtype)
         TABLE[name] = call
 
 
@@ -141,6 +160,11 @@ binary('mul sub true_divide:div eq ne lt le gt ge maximum minimum max/binary:max
        'atan2 floor_divide div/floor_rounding:floor_divide remainder fmod xlogy special.xlog1py:xlog1py')
 
 
+def float_power(k, a, b):
+    a, b = (cast(k, x, torch.float64) if isinstance(x, Tensor) else x for x in (a, b))
+    return power(k, a, b)
+
+
 def power(k, a, b):
     return k.pow(a, b) if isinstance(a, Tensor) and not isinstance(b, Tensor) else k.pow_tensor(*both(k, a, b))
 
@@ -159,16 +183,31 @@ def clamp(k, x, low=None, high=None, **names):
 
 
 def div(k, a, b, rounding_mode=None):
-    return {None: k.div, 'trunc': lambda a, b: k.trunc(k.div(a, b)), 'floor': k.floor_divide}[rounding_mode](*both(k, a, b))
+    return {None: k.div, 'trunc': lambda a, b: k.trunc(k.div(k.detach(a), k.detach(b))), 'floor': k.floor_divide}[rounding_mode](*both(k, a, b))
 
 
 def rounded(k, x, decimals=0):
     return k.round(x) if decimals == 0 else refuse('kn_round has no decimals')
 
 
+def logit(k, x, eps=None):
+    if eps is not None:    # the lower bound first, also where it is above the upper one
+        low, high = like(k, eps, x), like(k, 1 - eps, x)
+        x = k.where(k.lt(x, low), low, k.where(k.gt(x, high), high, x))
+    return k.log(k.div(x, k.sub(like(k, 1, x), x)))
+
+
 def rsub(k, a, b, alpha=1):
     a, b = both(k, a, b)
     return k.sub(b, a) if alpha == 1 else k.add_scaled(b, a, -alpha)
+
+
+def isclose(k, a, b, rtol=1e-5, atol=1e-8, equal_nan=False):
+    if k.dtype_of(a) == k.enums['KN_BOOL']:
+        return k.eq(a, b)
+    away = k.abs(k.sub(a, b))
+    y = k.logical_or(k.eq(a, b), k.logical_and(k.isfinite(away), k.le(away, k.add_scalar(k.scale(k.abs(b), rtol), atol))))
+    return k.logical_or(y, k.logical_and(k.isnan(a), k.isnan(b))) if equal_nan else y
 
 
 def fill_where(k, x, mask, value):
@@ -177,27 +216,23 @@ def fill_where(k, x, mask, value):
 
 rows(add=add, sub=lambda k, a, b, alpha=1: add(k, a, b, -alpha) if alpha != 1 else k.sub(*both(k, a, b)),
      clamp=clamp, clamp_min=lambda k, x, b: clamp(k, x, b), clamp_max=lambda k, x, b: clamp(k, x, None, b), pow=power,
-     __rpow__=lambda k, a, b: power(k, b, a), float_power=lambda k, a, b: power(k, cast(k, a, torch.float64), b),
+     __rpow__=lambda k, a, b: power(k, b, a), float_power=float_power,
      __rdiv__=lambda k, a, b: k.div(*both(k, b, a)), __rsub__=rsub, rsub=rsub, __rmatmul__=lambda k, a, b: k.matmul(b, a),
      __rmod__=lambda k, a, b: k.remainder(*both(k, b, a)), lerp=lambda k, a, b, w: k.lerp(a, b, w) if not isinstance(w, Tensor)
      else k.add(a, k.mul(w, k.sub(b, a))), addcmul=lambda k, x, a, b, value=1: k.add_scaled(x, k.mul(a, b), value),
      addcdiv=lambda k, x, a, b, value=1: k.add_scaled(x, k.div(a, b), value), deg2rad=lambda k, x: k.scale(x, math.pi / 180),
      rad2deg=lambda k, x: k.scale(x, 180 / math.pi), where=lambda k, x, c, y: k.where(c, *both(k, x, y)), nonzero=lambda k, x, as_tuple=False: [k.select(k.nonzero(x), 1, i) for i in range(k.ndim(x))] if as_tuple and k.ndim(
          x) else k.nonzero(x if not as_tuple else k.reshape(x, 1, [1])) if not as_tuple else k.select(k.nonzero(k.reshape(x, 1, [1])), 1, 0),
-     masked_fill=fill_where, equal=lambda k, a, b: k.all(k.eq(a, b), 0, None, False),
+     masked_fill=fill_where, logit=logit, equal=lambda k, a, b: k.all(k.eq(a, b), 0, None, False),
      heaviside=lambda k, x, v: k.where(k.eq(x, like(k, 0, x)), v, k.cast(k.gt(x, like(k, 0, x)), k.dtype_of(x))),
-     fill=lambda k, x, v: k.full_like(x, v) if not isinstance(v, Tensor) else k.expand(v, *n(shape(k, x))),
+     fill=lambda k, x, value: k.full_like(x, value) if not isinstance(value, Tensor) else k.expand(value, *n(shape(k, x))),
      zero_=lambda k, x: k.zeros_like(x) if not k.requires_grad(x) else k.scale(x, 0), isposinf=lambda k, x: k.eq(x, like(k, math.inf, x)), isneginf=lambda k, x: k.eq(x, like(k, -math.inf, x)),
-     logit=lambda k, x, eps=None: k.logit(x, eps) if hasattr(k, 'logit') else k.log(k.div(z := clamp(
-         k, x, eps, None if eps is None else 1 - eps), k.sub(like(k, 1, x), z))),
      nan_to_num=lambda k, x, nan=None, posinf=None, neginf=None: k.nan_to_num(x, **{
          m: v or ZERO for m, v in (('nan', nan), ('posinf', posinf), ('neginf', neginf)) if v is not None}),
      item=lambda k, x: k.item(x), to=lambda k, x, *a, **o: k.cast(x, next((k.dtype_of(d) if isinstance(d, Tensor) else k.dtype(d) for d in [
          *a, *o.values()] if isinstance(d, (Tensor, torch.dtype))), k.dtype_of(x))))
 TABLE.update({'div/no_rounding_mode': div, 'div/trunc_rounding': div, 'div/floor_rounding': div, 'round': rounded,
-              'round/decimals_0': rounded, 'isclose': lambda k, a, b, rtol=1e-5, atol=1e-8, equal_nan=False: refuse(
-                  'NaN equals nothing') if equal_nan else k.logical_or(k.eq(a, b), k.logical_and(k.isfinite(k.sub(a, b)), k.le(
-                      k.abs(k.sub(a, b)), k.add_scalar(k.scale(k.abs(b), rtol), atol))))})
+              'round/decimals_0': rounded, 'isclose': isclose})
 for word, dtype in (('bfloat16', torch.bfloat16), ('bool', torch.bool), ('byte', torch.uint8), ('double', torch.float64),
                     ('float', torch.float32), ('half', torch.float16), ('int', torch.int32), ('long', torch.int64)):
     TABLE[word] = lambda k, x, dtype=dtype, memory_format=None: cast(k, x, dtype)
@@ -213,9 +248,9 @@ nn(relu=lambda k, x, inplace=False: k.relu(x), relu6=lambda k, x, inplace=False:
    celu=lambda k, x, alpha=1.0, inplace=False: k.celu(x, alpha=alpha or ZERO), selu=lambda k, x, inplace=False: k.selu(x),
    softplus=lambda k, x, beta=1.0, threshold=20.0: k.softplus(x, beta=beta, threshold=threshold or ZERO),
    hardtanh=lambda k, x, min_val=-1.0, max_val=1.0, inplace=False: k.hardtanh(x, low=min_val or ZERO, high=max_val or ZERO),
-   prelu=lambda k, x, w: k.prelu(x, w), glu=lambda k, x, dim=-1: k.mul((p := slots(k, 2, lambda s: k.chunk(x, dim, 2, s)))[0],
+   prelu=lambda k, x, weight: k.prelu(x, weight), glu=lambda k, x, dim=-1: k.mul((p := slots(k, 2, lambda s: k.chunk(x, dim, 2, s)))[0],
                                                                       k.sigmoid(p[1])),
-   threshold=lambda k, x, threshold, value, inplace=False: k.where(k.gt(x, like(k, threshold, x)), x, like(k, value, x)),
+   threshold=lambda k, x, threshold, value, inplace=False: k.where(k.le(x, like(k, threshold, x)), like(k, value, x), x),
    softshrink=lambda k, x, lambd=0.5: k.sub(x, k.clamp(x, -lambd, lambd)),
    hardshrink=lambda k, x, lambd=0.5: k.masked_fill(x, k.le(k.abs(x), like(k, lambd, x)), 0),
    softsign=lambda k, x: k.div(x, k.add_scalar(k.abs(x), 1)), tanhshrink=lambda k, x: k.sub(x, k.tanh(x)),
@@ -293,7 +328,7 @@ def median(k, x, dim=None, keepdim=False):
 
 rows(argmax=place('argmax'), argmin=place('argmin'), var=spread('var'), std=spread('std'), var_mean=moments('var'),
      std_mean=moments('std'), linalg__vector_norm=norm, aminmax=lambda k, x, dim=None, keepdim=False: [
-         k.amin(x, *n(dim), keepdim), k.amax(x, *n(dim), keepdim)], median=median,
+         TABLE['amin'](k, x, dim, keepdim), TABLE['amax'](k, x, dim, keepdim)], median=median,
      cumsum=lambda k, x, dim, dtype=None: k.cumsum(cast(k, x, dtype), dim),
      cumprod=lambda k, x, dim, dtype=None: k.cumprod(cast(k, x, dtype), dim), logcumsumexp=lambda k, x, dim: k.logcumsumexp(x, dim),
      cummax=with_indices(lambda k, x, dim, **o: k.cummax(x, dim, *o.values())),
@@ -332,9 +367,10 @@ def masked(name, fill, f):
 
 def lowest(sign):
     def value(k, x):
-        ends = {'KN_I64': (1 << 63) - 1, 'KN_I32': (1 << 31) - 1}
-        name = next((c for c in ends if k.enums[c] == k.dtype_of(x)), None)
-        return sign * math.inf if name is None else refuse('no number of an integer is the least of all')
+        dtype = next((d for d in (torch.int64, torch.int32, torch.uint8) if k.dtype(d) == k.dtype_of(x)), None)
+        if dtype is None:
+            return sign * math.inf
+        return torch.tensor(torch.iinfo(dtype).min if sign < 0 else torch.iinfo(dtype).max, dtype=dtype)
     return value
 
 
@@ -343,10 +379,23 @@ for word, fill in (('sum', lambda k, x: 0), ('prod', lambda k, x: 1), ('amax', l
                    ('cumprod', lambda k, x: 1), ('argmax', lowest(-1)), ('argmin', lowest(1))):
     masked(word, fill, TABLE[word])
 masked('softmin', lowest(1), TABLE['nn.functional.softmin'])
-masked('normalize', lambda k, x: 0, lambda k, x, ord, dim, eps=1e-12, dtype=None: k.normalize(
-    cast(k, x, dtype), dim=dim or ZERO, eps=eps) if ord == 2 else refuse('kn_normalize takes the 2-norm only'))
-masked('norm', lambda k, x: 0, lambda k, x, ord=2, dim=None, keepdim=False, dtype=None: norm(k, x, ord or 2, dim, keepdim, dtype)
-       if ord is None or ord > 0 else refuse('a norm of masked elements by another p than above 0'))
+masked('normalize', lambda k, x: 0, lambda k, x, ord, dim, eps=1e-12, dtype=None: TABLE['nn.functional.normalize'](
+    k, cast(k, x, dtype), ord, dim, eps))
+
+
+def masked_norm(k, x, ord=2, dim=None, keepdim=False, dtype=None, mask=None):
+    ord = 2 if ord is None else ord
+    if mask is not None:    # what doesn't count
+        x = k.where(mask, x, like(k, 0 if ord >= 0 else math.inf, x))
+    return norm(k, x, ord, dim, keepdim, dtype)
+
+
+def masked_logaddexp(k, a, b, input_mask=None, other_mask=None):
+    a, b = (x if m is None else k.where(m, x, like(k, -math.inf, x)) for x, m in ((a, input_mask), (b, other_mask)))
+    return k.logaddexp(a, b)
+
+
+TABLE['masked.norm'], TABLE['masked.logaddexp'] = masked_norm, masked_logaddexp
 
 # ---- products -------------------------------------------------------------------------------------
 
@@ -386,8 +435,11 @@ def matrix_norm(k, x, ord='fro', dim=(-2, -1), keepdim=False, dtype=None):
     x, dim = cast(k, x, dtype), [d % k.ndim(x) for d in dim]
     if ord in ('fro', None):
         return k.norm(x, 2.0, *n(dim), keepdim)
-    if ord not in (1, -1, math.inf, -math.inf):
-        refuse('no singular values')
+    if ord not in (1, -1, math.inf, -math.inf):    # of the singular values
+        rest = [d for d in range(k.ndim(x)) if d not in dim]
+        s = k.svd(k.permute(x, *n(rest + dim)), k.slots(1), k.slots(1))
+        y = k.sum(s, 1, [-1], False) if ord == 'nuc' else (k.amax if ord > 0 else k.amin)(s, 1, [-1], False)
+        return k.reshape(y, *n([1 if d in dim else k.size(x, d) for d in range(k.ndim(x))])) if keepdim else y
     first, second = dim if abs(ord) == 1 else dim[::-1]
     y = (k.amax if ord > 0 else k.amin)(k.sum(k.abs(x), 1, [first], True), 1, [second], True)
     return y if keepdim else k.squeeze(y, *n(dim))
@@ -401,7 +453,8 @@ def any_norm(k, x, ord=None, dim=None, keepdim=False, dtype=None):
 
 TABLE.update({'linalg.matrix_norm': matrix_norm, 'linalg.norm': any_norm, 'linalg.norm/subgradients_at_zero': any_norm, 'cross': cross,
               'linalg.cross': lambda k, a, b, dim=-1: cross(k, a, b, dim),
-              'linalg.matrix_power': lambda k, x, p: product(k, [x] * p) if p > 0 else refuse('powers of at least 1'),
+              'linalg.matrix_power': lambda k, x, p: product(k, [x] * p) if p > 0 else k.add(k.scale(x, 0), k.eye(
+                  k.dtype_of(x), k.enums['KN_CPU'], k.size(x, -1), k.size(x, -1))) if p == 0 else product(k, [k.inv(x)] * -p),
               'kron': lambda k, a, b: k.reshape(k.einsum(f'{(i := "abcdefgh"[:k.ndim(a)])},{(j := "ijklmnop"[:k.ndim(b)])}->' + ''.join(
                   x + y for x, y in zip(i.rjust(len(j)), j.rjust(len(i)))).replace(' ', ''), 2, [a, b]), *n([
                       p * q for p, q in zip([1] * (len(j) - len(i)) + shape(k, a), [1] * (len(i) - len(j)) + shape(k, b))]))})

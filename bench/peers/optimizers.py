@@ -103,15 +103,13 @@ def _(d):
     return knap_steps('sgd', **o), torch_steps(torch.optim.SGD, **o)
 
 
-@optimizer('adamw', 'optim.AdamW; optim.Adam where weight_decay is 0')
+@optimizer('adamw', 'optim.AdamW, optim.Adam')
 def _(d):
-    lr, decay, plain = d.rng.uniform(1e-3, 0.1), d.choice([0.01, 0.3]), d.int(0, 2) == 0
+    lr, decay, l2 = d.rng.uniform(1e-3, 0.1), d.choice([0, 0.01, 0.3]), d.int(0, 2) == 0
     beta1, beta2, eps = d.choice([0.9, 0.5, 0.0]), d.choice([0.999, 0.8]), d.choice([1e-8, 1e-3])
-    own = {'lr': lr, 'beta1': zero(beta1), 'beta2': beta2, 'eps': eps, 'weight_decay': ZERO if plain else decay}
-    if plain:
-        return knap_steps('adamw', **own), torch_steps(torch.optim.Adam, lr=lr, betas=(beta1, beta2), eps=eps)
-    return knap_steps('adamw', **own), \
-        torch_steps(torch.optim.AdamW, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay)
+    both = {'amsgrad': d.int(0, 2) == 0, 'maximize': d.int(0, 2) == 0}
+    return knap_steps('adamw', lr=lr, beta1=zero(beta1), beta2=beta2, eps=eps, weight_decay=zero(decay), l2=l2, **both), torch_steps(
+        torch.optim.Adam if l2 else torch.optim.AdamW, lr=lr, betas=(beta1, beta2), eps=eps, weight_decay=decay, **both)
 
 
 @optimizer('adagrad', 'optim.Adagrad')

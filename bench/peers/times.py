@@ -6,6 +6,7 @@ them, by calls that do nothing, and taken off; torch's own is part of its time."
 import math
 import os
 import random
+import sys
 import time
 
 import torch
@@ -14,7 +15,7 @@ import knap
 from ops import Draw, as_list
 
 SIZES = {'small': 256, 'medium': 1 << 17, 'large': 1 << 22}    # elements; large: 16 MiB
-SLOW = 0.25    # seconds of a call from which a case is drawn smaller
+SLOW = 0.02    # seconds of a call from which a case is drawn smaller
 
 
 class Sized(Draw):
@@ -67,13 +68,21 @@ def by_turns(calls, rounds, threads):
 
 
 def sides(k, inputs, in_knap, in_torch, backward):
-    """Calls of Knap and of torch."""
+    """Calls of Knap and of torch; None if there is no gradient. A leaf's gradient is its own memory: Knap copies where torch
+    would keep the memory of the given one, so torch's side copies, too."""
     theirs = [i.in_torch(torch.float32) for i in inputs]
     first = as_list(in_torch(*(t for _, t in theirs)))
     graded = next((n for n, r in enumerate(first) if r.requires_grad), None)
     if backward and graded is None:
         return None
     slope = torch.randn_like(first[graded]).contiguous() if backward else None
+    lent = []
+    if backward:
+        first[graded].backward(slope)
+        memory = slope.untyped_storage().data_ptr()
+        lent = [leaf for leaf, _ in theirs if leaf.grad is not None and leaf.grad.untyped_storage().data_ptr() == memory]
+        for leaf, _ in theirs:
+            leaf.grad = None
     ours, given = [i.in_knap(k, torch.float32) for i in inputs], k.tensor(slope).handle if backward else None
     leaves = [(mine, leaf) for (mine, _), (leaf, _) in zip(ours, theirs) if leaf.requires_grad]
 
@@ -90,6 +99,8 @@ def sides(k, inputs, in_knap, in_torch, backward):
         results = as_list(in_torch(*(t for _, t in theirs)))
         if backward:
             results[graded].backward(slope)
+            for leaf in lent:
+                leaf.grad.clone()
             for _, leaf in leaves:
                 leaf.grad = None
     return knaps, torchs
@@ -132,6 +143,10 @@ def machine():
     return f'{model}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}'
 
 
+def line_of(ratio, what, ours, theirs):
+    return f'{ratio:6.2f}  {what}: {ours * 1e6:.1f} us, PyTorch {theirs * 1e6:.1f}'
+
+
 def main(k, rows, options):
     idle = knap.Knap(options.build)
     idle._library = Nothing(k._library)
@@ -150,14 +165,16 @@ def main(k, rows, options):
                             if seconds:
                                 what = f'{row.name} {size} {shapes}: {"both ways" if backward else "forward"}, threads {threads}'
                                 found.append((seconds[0] / seconds[1], what, *seconds))
+                                if seconds[0] > options.above * seconds[1]:
+                                    print(line_of(*found[-1]), file=sys.stderr, flush=True)
                 except (knap.Failed, RuntimeError, IndexError, ValueError, TypeError) as why:
                     print(f'{row.name} {size}: not timed: {str(why).splitlines()[0]}', flush=True)
                 k.free_modules()
                 k.scope_end(scope)
     print(f'{machine()}\n{len(found)} times of {len(rows)} operations; those above {options.above:g} of PyTorch\'s:')
-    for ratio, what, ours, theirs in sorted(found, reverse=True):
-        count += ratio > 1.2
-        if ratio > options.above:
-            print(f'{ratio:6.2f}  {what}: {ours * 1e6:.1f} us, PyTorch {theirs * 1e6:.1f}')
+    for one in sorted(found, reverse=True):
+        count += one[0] > 1.2
+        if one[0] > options.above:
+            print(line_of(*one))
     print(f'{count} above 1.2')
     return 0

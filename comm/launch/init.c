@@ -141,7 +141,20 @@ static int match(char **argv, int argc, int i, const char *name, const char **va
     return *value ? 2 : 1;
 }
 
-/* Takes --ranks and --threads out of argv, up to a lone "--". */
+/* The ranks that are started here read the variable. */
+static bool take_fault(const char *text)
+{
+    const char *given = getenv("KNAP_FAULT");
+    if (!text || !*text)
+        return kn_fail("--fault needs a text, for example --fault \"rank 1: kill at collective 17 "
+                       "of step 3\"");
+    if (given && *given && strcmp(given, text) != 0)
+        return kn_fail("--fault \"%s\" contradicts another one or KNAP_FAULT, \"%s\": give one",
+                       text, given);
+    return setenv("KNAP_FAULT", text, 1) == 0 || kn_fail_memory("--fault");
+}
+
+/* Takes --ranks, --threads and --fault out of argv, up to a lone "--". */
 static bool parse_options(int *argc, char **argv, options *o)
 {
     bool ok = true;
@@ -153,6 +166,8 @@ static bool parse_options(int *argc, char **argv, options *o)
             ok = parse_count("--ranks", value, KN_LOCAL_MAX_RANKS, &o->ranks) && ok;
         else if ((taken = match(argv, *argc, i, "--threads", &value)))
             ok = parse_count("--threads", value, MAX_THREADS, &o->threads) && ok;
+        else if ((taken = match(argv, *argc, i, "--fault", &value)))
+            ok = take_fault(value) && ok;
         else
             argv[kept++] = argv[i];
         i += taken ? taken : 1;
@@ -178,6 +193,13 @@ static bool read_environment(options *o)
                        o->ranks, n);
     o->ranks = n;
     return true;
+}
+
+/* The fault that is asked for, for this rank of so many, if it is one. */
+static bool read_fault(int rank, int ranks)
+{
+    const char *text = getenv("KNAP_FAULT");
+    return !text || !*text || kn_fault_read(text, rank, ranks);
 }
 
 static double given_timeout; /* to kn_init; 0: none */
@@ -270,7 +292,7 @@ static kn_comm *join_launcher(const kn_launch *l, const options *o)
 static kn_comm *start_alone(const options *o, char **argv)
 {
     kn_local_cores cores = kn_local_share_cores(o->ranks > 1 ? o->ranks : 1, o->threads);
-    if (o->ranks > 1) {
+    if (o->ranks > 1 && read_fault(-1, o->ranks)) { /* else no rank is started */
         kn_supervise(o->ranks, &cores, argv);
         return NULL;
     }
@@ -360,6 +382,8 @@ kn_comm *kn_init_(int *argc, char ***argv, kn_init_options o)
     if (!world)
         world = kn_comm_alone();
     kn_rank_enter(world);
+    if (world && kn_ok())
+        read_fault(world->rank, world->size);
     if (world && strcmp(world->ops->backend, "local") == 0) /* all on this host */
         kn_comm_device_place(world->rank, world->size, false);
     return world;
@@ -370,6 +394,7 @@ int kn_finish(void)
     if (fflush(stdout) != 0 ||
         ferror(stdout)) /* an exit status of 0 would mean that all was written */
         kn_fail("cannot write to standard output: %s", errno ? strerror(errno) : "a write failed");
+    kn_fault_missed();
     bool failed = !kn_ok();
     if (failed)
         kn_say_error(kn_context_get(), false);

@@ -81,6 +81,7 @@ typedef struct kn_local_comm {
     unsigned half;          /* of the bounce buffer, next to use */
     char *bounce;           /* NULL until a call needs it */
     const void **source;    /* [size] scratch */
+    double left_since;      /* a rank was first seen to have ended, on a GPU's call; 0: not yet */
 } kn_local_comm;
 
 static inline kn_local_slot *kn_local_slot_at(kn_local_head *h, int channel, int rank)

@@ -19,6 +19,7 @@
 #define REGION_MAX ((size_t)64 << 30)
 #define REGION_MIN ((size_t)64 << 20)
 #define HUGE_PAGE  ((size_t)2 << 20) /* regions start on a huge page's boundary */
+#define LEFT_S     1.0               /* for what a rank that ended had launched */
 
 /* Poison is noticed after at most this long by a rank that sleeps. */
 enum { SLEEP_NS = 20 * 1000 * 1000, SPINS = 20000 };
@@ -220,6 +221,25 @@ static bool is_alive(const kn_local *l, int rank)
     return l->lock < 0 || fcntl(l->lock, F_GETLK, &f) != 0 || f.l_type != F_UNLCK;
 }
 
+/* An error: the others wait in call for a rank that is no more. */
+static bool is_gone(const kn_local_comm *c, int owner, const kn_comm_call *call)
+{
+    const kn_call_note note = kn_call_note_of(&c->base, call);
+    kn_call_note last;
+    char mine[256], theirs[256] = "none";
+    if (kn_local_last_call(c->local->head, owner, &last, NULL))
+        kn_call_describe(&last, theirs, sizeof theirs);
+    kn_call_describe(&note, mine, sizeof mine);
+    if (!atomic_load(&c->local->head->left[owner]))
+        return kn_fail(
+            "rank %d died without an error message; its last call was %s, and rank %d waited "
+            "for it in %s",
+            owner, theirs, c->local->rank, mine);
+    return kn_fail("rank %d waits in %s, but rank %d has ended after %s: every rank must make "
+                   "the same calls",
+                   c->local->rank, mine, owner, theirs);
+}
+
 static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_comm_call *call)
 {
     kn_local_head *h = c->local->head;
@@ -229,22 +249,9 @@ static bool still_hopeful(kn_local_comm *c, int peer, uint32_t target, const kn_
     int rank = kn_poisoned(&h->poison, &text);
     if (rank >= 0) /* if the peer came first, the meeting took place: it is right on every rank */
         return reached(atomic_load(&slot->phase), target) || kn_fail_of_rank(rank, text);
-    bool left = atomic_load(&h->left[owner]), alive = left || is_alive(c->local, owner);
-    if ((left || !alive) && !reached(atomic_load(&slot->phase), target)) {
-        kn_call_note note = kn_call_note_of(&c->base, call), last;
-        char mine[256], theirs[256] = "none";
-        if (kn_local_last_call(h, owner, &last, NULL))
-            kn_call_describe(&last, theirs, sizeof theirs);
-        kn_call_describe(&note, mine, sizeof mine);
-        if (!alive)
-            return kn_fail(
-                "rank %d died without an error message; its last call was %s, and rank %d waited "
-                "for it in %s",
-                owner, theirs, c->local->rank, mine);
-        return kn_fail("rank %d waits in %s, but rank %d has ended after %s: every rank must make "
-                       "the same calls",
-                       c->local->rank, mine, owner, theirs);
-    }
+    if ((atomic_load(&h->left[owner]) || !is_alive(c->local, owner)) &&
+        !reached(atomic_load(&slot->phase), target))
+        return is_gone(c, owner, call);
     return in_step(c, peer, call);
 }
 
@@ -289,12 +296,28 @@ bool kn_local_healthy(kn_comm *base)
     return kn_unpoisoned(base->world->poison) && all_alive((kn_local_comm *)base);
 }
 
+/* Has the rank ended, with call still ahead? What it launched may be on its way for a while. */
+static bool ended_before(kn_local_comm *c, int owner, const kn_comm_call *call)
+{
+    kn_local_head *h = c->local->head;
+    const kn_call_log *log = &kn_local_slot_at(h, c->base.family->id, owner)->log;
+    if (!atomic_load(&h->left[owner]) || atomic_load(&log->finished) >= call->seq)
+        return false;
+    if (c->left_since == 0)
+        c->left_since = kn_now();
+    return atomic_load(&log->launched) < call->seq || kn_now() - c->left_since > LEFT_S;
+}
+
 bool kn_local_in_step(kn_comm *base, const kn_comm_call *call)
 {
     kn_local_comm *c = (kn_local_comm *)base;
-    for (int i = 0; i < base->size; i++)
-        if (c->base.member[i] != c->local->rank && !in_step(c, i, call))
+    for (int i = 0; i < base->size; i++) {
+        const int owner = base->member[i];
+        if (owner != c->local->rank && ended_before(c, owner, call))
+            return is_gone(c, owner, call);
+        if (owner != c->local->rank && !in_step(c, i, call))
             return false;
+    }
     return true;
 }
 

@@ -293,6 +293,9 @@ bool kn_message_ops_in_step(kn_comm *base, const kn_comm_call *call)
         c->w->asked = now;
         ask_all(c, call);
     }
+    for (int i = 0; i < base->size; i++)
+        if (i != base->rank && c->w->by->may(c->w) && !kn_message_hopeful(c, call, i))
+            return false;
     return kn_message_ops_healthy(base);
 }
 

@@ -176,7 +176,7 @@ static bool exchange(kn_message_comm *base, const kn_comm_call *call, const kn_m
     if (tag == KN_TAG_HEADER)
         kn_mpi_forget_sent((kn_mpi_world *)base->w);
     int n = c->base.base.size, me = c->base.base.rank, ok = MPI_SUCCESS;
-    if (!kn_comm_meeting(c->base.base.world))
+    if (!kn_fault_pass(KN_AT_MEETING))
         return false;
     for (int i = 0; i < 2 * n; i++)
         c->req[i] = MPI_REQUEST_NULL;

@@ -65,6 +65,10 @@ static inline int kn_ref_leading(const kn_array *a)
 
 /* ---- the entries ---------------------------------------------------------------------------- */
 
+/* The derivative of log |gamma(x)|, and its own. */
+double kn_ref_digamma(double x);
+double kn_ref_trigamma(double x);
+
 #define KN_REF_ENTRY(entry, name, ...) kn_status kn_ref_##name(const void *args);
 KN_KERNELS(KN_REF_ENTRY)
 

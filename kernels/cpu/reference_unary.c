@@ -2,6 +2,16 @@
 #include "kernels/cpu/reference.h"
 #include "kernels/cpu/reference_words.h"
 
+double kn_ref_digamma(double x)
+{
+    return v_digamma(x);
+}
+
+double kn_ref_trigamma(double x)
+{
+    return v_trigamma(x);
+}
+
 /* f(x). NaN in gives NaN out for every kind. */
 static double unary(kn_unary kind, double x, double p0, double p1)
 {

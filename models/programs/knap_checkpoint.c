@@ -30,10 +30,11 @@ static const kn_option table[] = {
     { "inspect|verify|merge", KN_OPTION_REST, .help = "and DIR, as above" },
     { "part", KN_OPTION_STRING, AT(part), NULL, "of a checkpoint: model, optimizer, ...",
       .note = "inspect, verify: all; merge: model" },
-    { "out", KN_OPTION_PATH, AT(out), NULL,
-      "merge: the folder for the files; made if it's missing" },
+    { "out", KN_OPTION_PATH, AT(out), NULL, "merge: the folder for the files; made if it's missing",
+      .commands = "merge" },
     { "shard-size", KN_OPTION_STRING, AT(shard_size), NULL,
-      "merge: bytes of tensors a file (5GB, 500MB), with an index", .note = "one file" },
+      "merge: bytes of tensors a file (5GB, 500MB), with an index", .note = "one file",
+      .commands = "merge" },
     { 0 },
 };
 
@@ -294,8 +295,6 @@ static bool run(char *const *word, int words)
     if (!merges && strcmp(word[0], "inspect") != 0 && strcmp(word[0], "verify") != 0)
         return kn_fail("the command \"%.100s\" is unknown; there are inspect, verify and merge",
                        word[0]);
-    if (!merges && (s->out || s->shard_size))
-        return kn_fail("--%s is only for merge", s->out ? "out" : "shard-size");
     bool ok = open_parts(&f, word[1], s->part);
     ok = ok && (merges ? merge(&f, s) : word[0][0] == 'i' ? inspect(&f) : verify(&f));
     close_parts(&f);

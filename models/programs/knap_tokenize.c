@@ -28,33 +28,37 @@ static const kn_option table[] = {
     { "train|encode|decode|info", KN_OPTION_REST, .help = "and files, as above" },
     { "train", KN_OPTION_HEADING },
     { "vocab", KN_OPTION_INT, AT(vocab), NULL, "ids in all", .min = 256, .max = KN_MOST_IDS,
-      .note = "must be given" },
+      .note = "must be given", .commands = "train" },
     { "pattern", KN_OPTION_STRING, AT(pattern), "gpt2",
-      "cuts texts into words: gpt2, llama3, qwen, or a regular expression" },
+      "cuts texts into words: gpt2, llama3, qwen, or a regular expression", .commands = "train" },
     { "special", KN_OPTION_STRING, AT(special), "<|endoftext|>",
       "tokens that are found in texts as they are, with blanks between them, or each by an option "
       "of its own",
-      .several = true },
+      .several = true, .commands = "train" },
     { "least", KN_OPTION_INT, AT(least), "1", "merge only pairs that occur so often", .min = 1,
-      .max = 1e15 },
-    { "by-line", KN_OPTION_FLAG, AT(by_line), NULL, "no token goes over the end of a line" },
+      .max = 1e15, .commands = "train" },
+    { "by-line", KN_OPTION_FLAG, AT(by_line), NULL, "no token goes over the end of a line",
+      .commands = "train" },
     { "encode, decode, info", KN_OPTION_HEADING },
     { "tokenizer", KN_OPTION_PATH, AT(tokenizer), NULL,
       "tokenizer.json, tokenizer.model, or a folder with one, or with vocab.json and merges.txt",
-      .note = "must be given" },
+      .note = "must be given", .commands = "encode|decode|info" },
     { "behind", KN_OPTION_STRING, AT(behind), NULL, "encode: a token behind each file or document",
-      .note = "none; of documents <|endoftext|>, <|end_of_text|> or </s>" },
+      .note = "none; of documents <|endoftext|>, <|end_of_text|> or </s>", .commands = "encode" },
     { "field", KN_OPTION_STRING, AT(field), NULL,
       "encode: the files are lines of JSON, with a document in this field of each",
-      .clashes = "separator" },
+      .clashes = "separator", .commands = "encode" },
     { "separator", KN_OPTION_STRING, AT(separator), NULL,
-      "encode: the files are documents with lines like this one between them" },
-    { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "encode: the ids, not a token file" },
+      "encode: the files are documents with lines like this one between them",
+      .commands = "encode" },
+    { "print-ids", KN_OPTION_FLAG, AT(print_ids), NULL, "encode: the ids, not a token file",
+      .commands = "encode" },
     { "output", KN_OPTION_HEADING },
     { "out", KN_OPTION_PATH, AT(out), NULL,
-      "train: the folder or file for tokenizer.json; encode: the token file" },
+      "train: the folder or file for tokenizer.json; encode: the token file",
+      .commands = "train|encode" },
     { "overwrite", KN_OPTION_FLAG, AT(overwrite), NULL,
-      "train: in place of the tokenizer that is there" },
+      "train: in place of the tokenizer that is there", .commands = "train" },
     { 0 },
 };
 
@@ -344,13 +348,6 @@ static bool decode_words(const kn_tokenizer *t, char *const *word, int words)
 static bool decode(const kn_tokenizer *t, char *const *word, int words)
 {
     struct stat st;
-    if (given.out || given.behind || given.print_ids || given.field || given.separator)
-        return kn_fail("decode writes text to standard output; leave --%s out",
-                       given.out         ? "out"
-                       : given.behind    ? "behind"
-                       : given.print_ids ? "print-ids"
-                       : given.field     ? "field"
-                                         : "separator");
     if (words == 0)
         return kn_fail("decode: give a token file, or ids");
     if (words > 1 || kn_look(word[0], &st) != 1)

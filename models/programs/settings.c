@@ -32,6 +32,11 @@ const kn_option settings_ranks[] = {
       .note = "cores / ranks", .of = KN_OF_RUN, .own = true },
     { "timeout", KN_OPTION_FLOAT, AT(timeout), NULL, "longest wait for another rank, in seconds",
       .min = 0.001, .max = 1e6, .note = "KNAP_TIMEOUT, or 60", .of = KN_OF_RUN, .own = true },
+    { "fault", KN_OPTION_STRING, AT(fault), NULL,
+      "a rank fails in a way and at a place, to see what follows: \"rank 1: kill at collective 17 "
+      "of "
+      "step 3\" (docs/failures.md)",
+      .clashes = "fit", .of = KN_OF_ONCE, .own = true },
     { "device", KN_OPTION_CHOICE, AT(device), "cpu", "where to compute", .choices = "cpu|cuda" },
     { "tf32", KN_OPTION_FLAG, AT(tf32), NULL,
       "cuda: f32 products in TF32, faster, 10 bits of mantissa" },

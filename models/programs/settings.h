@@ -12,7 +12,7 @@ typedef struct settings {
     const char *const *in_steps; /* names of the options that count steps, ended by NULL */
     const kn_option *table;      /* the program's whole, by settings_join */
     const char *log, *tensorboard, *config, *out, *resume, *offload, *reshard, *clip_order,
-        *optimizer, *fit, *record, *record_steps, *explain;
+        *optimizer, *fit, *record, *record_steps, *explain, *fault; /* the last: kn_init takes it */
     int dtype, reduce_dtype, strategy, layout, prefetch, wrap, hook, device;
     int64_t batch, accum, steps, warmup, seed, ranks, threads;
     int64_t replicas, shards, max_gathers, max_reductions, keep_whole_below, wrap_size;

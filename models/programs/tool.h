@@ -7,8 +7,8 @@
 
 typedef struct tool {
     const char *name, *about;
-    const kn_option *table;
-    void *settings; /* that the table's options fill */
+    const kn_option *table; /* begins with KN_OPTION_REST, named after the commands */
+    void *settings;         /* that the table's options fill */
     /* The words among the arguments: a command and what it is about. */
     bool (*run)(char *const *word, int words);
 } tool;

@@ -168,22 +168,22 @@ static bool train(training *t)
     return end_output(t) && ok;
 }
 
-/* kn_init makes the ranks before the options are read, so --ranks and --threads of --config join
- * the command line first. NULL: there are none; else the caller frees it. An error waits for the
- * ranks, which read the same again. */
-static char **with_launch(training *t, int *argc, char ***argv, char more[2][32])
+/* kn_init makes the ranks before the options are read, so --ranks, --threads and --fault of
+ * --config join the command line first. NULL: there are none; else the caller frees it. An error
+ * waits for the ranks, which read the same again. */
+static char **with_launch(training *t, int *argc, char ***argv, char more[3][300])
 {
-    static const char *const names[] = { "ranks", "threads" };
+    static const char *const names[] = { "ranks", "threads", "fault" };
     kn_options *o = t->of->table(t->s) ? kn_options_create(t->s->table, t->s) : NULL;
     char **all = NULL;
     int n = 0;
     if (o && kn_options_parse(o, *argc, *argv) && t->s->config && kn_options_load(o, t->s->config))
-        all = kn_host_alloc(((size_t)*argc + 3) * sizeof *all);
+        all = kn_host_alloc(((size_t)*argc + 4) * sizeof *all);
     for (int i = 0; all && i <= *argc; i++) {
         all[n++] = (*argv)[i]; /* and the NULL behind them */
-        for (int k = 0; i == 0 && k < 2; k++)
+        for (int k = 0; i == 0 && k < 3; k++)
             if (kn_options_given(o, names[k])) {
-                snprintf(more[k], sizeof more[k], "--%s=%.20s", names[k],
+                snprintf(more[k], sizeof more[k], "--%s=%.280s", names[k],
                          kn_options_value(o, names[k]));
                 all[n++] = more[k];
             }
@@ -207,7 +207,7 @@ static bool has_option(int argc, char **argv, const char *name)
 
 int training_main(training *t, int argc, char **argv)
 {
-    char more[2][32], **all = NULL;
+    char more[3][300], **all = NULL;
     t->program = argv[0];
     save_listen();
     const bool fit = has_option(argc, argv, "--fit");

@@ -69,7 +69,7 @@ KN_TEST(channel_norm, narrow_images_with_f32_weights)
     KN_CHECK(y && kn_dtype_of(y) == KN_BF16);
     kn_tensor *wide = kn_group_norm(kn_cast(x, KN_F32), 2, kn_detach(w), NULL, 0);
     kn_tensor *d = kn_abs(kn_sub(kn_cast(y, KN_F32), wide));
-    KN_CHECK(kn_item(kn_amax(kn_reshape(d, KN_SHAPE(-1)), 0, false)) < 3e-2);
+    KN_CHECK(kn_item(kn_amax(d, 0, NULL, false)) < 3e-2);
     KN_CHECK(kn_backward(sum_of(kn_cast(y, KN_F32))));
     KN_CHECK(kn_dtype_of(kn_grad(w)) == KN_F32);
 }
@@ -80,7 +80,7 @@ KN_TEST(channel_norm, order_empty_and_meta)
     kn_tensor *y = kn_group_norm(last, 2, NULL, NULL, 0);
     KN_CHECK(y && kn_is_channels_last(y));
     kn_tensor *d = kn_abs(kn_sub(y, kn_group_norm(x, 2, NULL, NULL, 0)));
-    KN_CHECK(kn_item(kn_amax(kn_reshape(d, KN_SHAPE(-1)), 0, false)) == 0);
+    KN_CHECK(kn_item(kn_amax(d, 0, NULL, false)) == 0);
     static const int64_t empty[3][3] = { { 0, 4, 3 }, { 2, 4, 0 }, { 2, 0, 3 } };
     for (int i = 0; i < 3; i++) {
         const int64_t C = empty[i][1];
@@ -121,4 +121,12 @@ KN_TEST(channel_norm, errors)
     REFUSED(kn_instance_norm(noise(1, KN_SHAPE(2, 6, 1)), NULL, NULL, 0),
             "instance_norm: x is f64[2,6,1], one value a channel");
     REFUSED(kn_instance_norm(x, NULL, noise(1, KN_SHAPE(5)), NAN), "instance_norm: eps is nan");
+    kn_tensor *five = noise(1, KN_SHAPE(5)), *six = noise(1, KN_SHAPE(6));
+    REFUSED(
+        kn_instance_norm(x, NULL, NULL, 0, .running_mean = five),
+        "instance_norm: x is f64[2,6,3], .running_mean is f64[5]; it should be [6] in x's dtype");
+    REFUSED(kn_instance_norm(x, NULL, NULL, 0, .running_var = six, .momentum = 1.5),
+            "instance_norm: .momentum is 1.5, should lie in [0, 1]");
+    REFUSED(kn_instance_norm(x, NULL, NULL, 0, .running_var = six, .use_running = true),
+            "without training running_mean is needed");
 }

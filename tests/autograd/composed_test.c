@@ -55,6 +55,9 @@ KN_TEST(composed, give_pytorchs_results)
                         .groups = 2, .strides = { 1, 2, 1 }, .pads = { 1, 0, 1 },
                         .dilations = { 2, 1, 3 }),
               5.974899097514311);
+    CHECK_SUM(kn_conv3d(volume, sines(2, KN_SHAPE(3, 2, 2, 3, 4)), NULL, .dilations = { 1, 2, 1 },
+                        .same = true),
+              -0.14508823724631104);
     CHECK_SUM(kn_max_pool3d(volume, .kernels = { 2, 3, 2 }, .strides = { 1, 2, 2 },
                             .pads = { 1, 1, 0 }, .ceil_mode = true),
               -2.096859300498403);
@@ -94,6 +97,10 @@ KN_TEST(composed, give_pytorchs_results)
     CHECK_SUM(kn_hinge_embedding_loss(b, sign), 0.7429838829583035);
     CHECK_SUM(kn_triplet_margin_loss(a, b, c, .swap = true), 0.9951268962398486);
     CHECK_SUM(kn_triplet_margin_loss(a, b, c, .p = 3, .margin = 2), 1.138584277141442);
+    CHECK_SUM(kn_gaussian_nll_loss(sines(1, KN_SHAPE(3, 3)), sines(2, KN_SHAPE(3, 3)),
+                                   kn_exp(sines(3, KN_SHAPE(3))), /* one a row */
+                                   .reduction = KN_REDUCTION_NONE),
+              0.23416565986852753);
     CHECK_SUM(kn_gaussian_nll_loss(a, b, kn_square(c), .full = true, .eps = 0.1),
               0.8237071556102483);
     CHECK_SUM(kn_poisson_nll_loss(a, kn_scale(kn_abs(b), 4), .full = true), 2.524933588593462);

@@ -355,9 +355,9 @@ KN_TEST(elementwise, bad_options_and_dtypes)
     REFUSED(kn_celu(x, .alpha = KN_ZERO), "celu: .alpha is 0, but x is divided by it");
     REFUSED(kn_hardshrink(x, .lambda = -1), "hardshrink: .lambda is -1 and should be at least 0");
     REFUSED(kn_remainder(kn_ne(x, x), kn_ne(x, x)), "remainder: bool[2] holds bools, no numbers");
-    REFUSED(
-        kn_prelu(x, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2))),
-        "prelu: needs a float x[N,C,...] and w[C] or w[1] of its dtype; got x f32[2], w f32[2]");
+    REFUSED(kn_prelu(x, kn_zeros(KN_F32, KN_CPU, KN_SHAPE(2))),
+            "prelu: needs a float x[N,C,...] and w[C], w[1] or w[] of its dtype; got x f32[2], w "
+            "f32[2]");
     REFUSED(kn_prelu(x, NULL), "prelu");
     REFUSED(kn_nan_to_num(i), "nan_to_num: needs a float tensor, got i64");
     REFUSED(kn_nan_to_num(NULL), "nan_to_num");

@@ -359,7 +359,8 @@ KN_TEST(engine, casts_carry_gradients_between_dtypes)
 KN_TEST(engine, maxima_share_equal_gradients)
 {
     kn_tensor *x = leaf_of(4, (double[]){ 1, 7, 7, 7 });
-    KN_CHECK(kn_backward(kn_amax(x, 0, false), .grad = kn_full(KN_F64, KN_CPU, 6, KN_SCALAR)));
+    KN_CHECK(
+        kn_backward(kn_amax(x, 0, NULL, false), .grad = kn_full(KN_F64, KN_CPU, 6, KN_SCALAR)));
     KN_CHECK(at(kn_grad(x), 0) == 0 && at(kn_grad(x), 1) == 2 && at(kn_grad(x), 3) == 2);
     kn_tensor *a = leaf_of(1, (double[]){ 4 }), *b = leaf_of(1, (double[]){ 4 });
     KN_CHECK(kn_backward(sum_of(kn_maximum(a, b))));

@@ -49,7 +49,7 @@ KN_TEST(errors, of_dtypes_and_ranges)
     REFUSED(kn_expand(a, KN_SHAPE(2, 5)), "only 1 stretches");
     REFUSED(kn_cat((kn_tensor *[]){ a, zeros(2, 3) }, 2, 0), "cat: argument 2 is f32[2,3]");
     REFUSED(kn_dropout(a, 1.1), "should lie in [0, 1]");
-    REFUSED(kn_amax(zeros(0, 3), 0, false), "no extremum");
+    REFUSED(kn_amax(zeros(0, 3), 0, NULL, false), "no extremum");
     REFUSED(kn_where(a, a, a), "bool condition");
     REFUSED(kn_cross_entropy(a, i), "cross_entropy: logits f32[2,4]");
     REFUSED(kn_linear_cross_entropy(a, a, i), "linear_cross_entropy: x f32[2,4] needs i64 or i32");

@@ -228,6 +228,9 @@ EVERY(kn_group_norm, "2 4 2 3; 4; 4 | 3 6t; 6 | 0 2 3", kn_group_norm(x, 2, y, z
 EVERY(kn_group_norm, "2 3 2 3s; 3; 3", kn_group_norm(kn_channels_last(x), 1, y, z, 1e-3));
 EVERY(kn_group_norm, "2 4 3; 4", kn_group_norm(x, 2, NULL, y, 1e-3));
 EVERY(kn_instance_norm, "2 3 4t; 3; 3 | 2 2 3 2e", kn_instance_norm(x, y, z, 1e-3));
+EVERY(kn_instance_norm, "2 3 4; 3; 3",
+      kn_instance_norm(x, y, z, 0, .running_mean = kn_zeros_like(kn_detach(y)),
+                       .running_var = kn_full_like(kn_detach(y), 2), .use_running = true));
 
 /* ---- windows and sizes ----------------------------------------------------------------------- */
 
@@ -283,7 +286,8 @@ EVERY(kn_istft, "2 3 5 2 | 3 5 2",
 EVERY(kn_conv3d, "1 2 3 4 4; 3 2 2 3 2; 3 | 2 2 2 2 3t; 1 2 1 1 2",
       kn_conv3d(x, y, z, .strides = { 1, 2, 1 }, .pads = { 1, 0, 1 }));
 EVERY(kn_conv3d, "1 4 5 2 3; 2 2 2 1 2", kn_conv3d(x, y, z, .groups = 2, .dilations = { 3, 1, 2 }));
-EVERY(kn_max_pool3d, "1 2 4 3 5 | 2 1 3 4 3t",
+EVERY(kn_conv3d, "2 3 4 4; 3 2 2 3 2; 3 | 1 2 3 4 3; 2 2 4 1 2", kn_conv3d(x, y, z, .same = true));
+EVERY(kn_max_pool3d, "1 2 4 3 5 | 2 1 3 4 3t | 2 3 4 3",
       kn_max_pool3d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_avg_pool3d, "1 2 4 3 5", kn_avg_pool3d(x, .kernel = 3, .stride = 2, .pad = 1));
 EVERY(kn_avg_pool3d, "1 2 4 3 5",

@@ -107,9 +107,10 @@ EVERY(kn_prod, "2 3 2", kn_prod(x, DIMS(-1, 0), true));
 EVERY(kn_norm, "2 3 2", kn_norm(x, 3, DIMS(0, 2), false));
 EVERY_FLAT(kn_any, "2 3", kn_any(x, DIMS(1), false));
 EVERY_FLAT(kn_all, "2 3", kn_all(x, DIMS(1), false));
-EVERY(kn_amax, "5 3t | 6", kn_amax(x, 0, false));
-EVERY(kn_amax, "2 3 4s", kn_amax(x, -1, true));
-EVERY(kn_amin, "2 3 4 | 4 1", kn_amin(x, -1, false));
+EVERY(kn_amax, "5 3t | 6", kn_amax(x, DIMS(0), false));
+EVERY(kn_amax, "2 3 4s", kn_amax(x, DIMS(-1, 0), true));
+EVERY(kn_amin, "2 3 4 | 4 1", kn_amin(x, 0, NULL, false));
+EVERY(kn_amin, "2 3 4t", kn_amin(x, DIMS(-1), false));
 EVERY_FLAT(kn_argmax, "2 3", kn_argmax(x, 1));
 EVERY_FLAT(kn_argmin, "2 3", kn_argmin(x, 1));
 EVERY(kn_var, "2 3", kn_var(x, 1, (int64_t[]){ 1 }));
@@ -148,12 +149,16 @@ EVERY(kn_index_reduce, "2 4s; 2 4", BY_SLICE(KN_BY_AMIN, .exclude_self = false))
 EVERY(kn_segment_reduce, "4 3 | 4 | 4 2 2t", kn_segment_reduce(x, EDGES, 4, KN_BY_AMAX));
 EVERY(kn_segment_reduce, "4 3s", kn_segment_reduce(x, EDGES, 3, KN_BY_MEAN));
 EVERY(kn_segment_softmax, "4 3 | 4 | 4 2 2t", kn_segment_softmax(x, EDGES, 4));
-EVERY(kn_index_put, "2 3; 2 3 | 2 3 2t; 2",
-      kn_index_put(x, 2, ((kn_tensor *[]){ WHOLE(x, (2, 1), 1, -2), WHOLE(x, (3), 0, 2, -1) }), y,
-                   true));
-EVERY(kn_index_put, "2 4; . | 2 4 2; 2 3 2s",
-      kn_index_put(x, 2, ((kn_tensor *[]){ WHOLE(x, (2, 1), 1, -2), WHOLE(x, (3), 0, 2, -1) }), y,
-                   false));
+#define TWO_INDICES 2, ((kn_tensor *[]){ WHOLE(x, (2, 1), 1, -2), WHOLE(x, (3), 0, 2, -1) })
+#define APART       3, ((kn_tensor *[]){ WHOLE(x, (3), 1, -2, 1), NULL, WHOLE(x, (3), 0, 2, 0) })
+#define LAST        2, ((kn_tensor *[]){ NULL, WHOLE(x, (2, 2), 1, -2, 1, 0) })
+EVERY(kn_index, "2 3 | 2 4 2s", kn_index(x, TWO_INDICES));
+EVERY(kn_index, "2 3 4 | 2 2 4t", kn_index(x, APART));
+EVERY(kn_index, "3 4t | 3 2 2", kn_index(x, LAST));
+EVERY(kn_index_put, "2 3 4t; 3 1 | 2 2 4; 2", kn_index_put(x, APART, y, true));
+EVERY(kn_index_put, "3 4 2; 2 1 2", kn_index_put(x, LAST, y, false));
+EVERY(kn_index_put, "2 3; 2 3 | 2 3 2t; 2", kn_index_put(x, TWO_INDICES, y, true));
+EVERY(kn_index_put, "2 4; . | 2 4 2; 2 3 2s", kn_index_put(x, TWO_INDICES, y, false));
 EVERY(kn_index_copy, "2 3; 2 2t | 2 3 2s; 2 2 2", kn_index_copy(x, 1, WHOLE(x, (2), 2, 0), y));
 EVERY(kn_masked_scatter, "2 3; 6 | 2 1t; 7", kn_masked_scatter(x, positive(x), y));
 EVERY_FLAT(kn_searchsorted, "2 3; 2 2t", kn_searchsorted(kn_cumsum(kn_exp(x), -1), y, true));

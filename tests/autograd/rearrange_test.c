@@ -309,7 +309,7 @@ KN_TEST(rearrange, columns_make_a_convolution)
     kn_tensor *z =
         kn_matmul(kn_flatten(w, 1, -1), kn_unfold2d(x, .kernels = { 3, 2 }, .stride = 2, .pad = 1));
     kn_tensor *d = kn_abs(kn_sub(kn_flatten(y, 2, 3), z));
-    KN_CHECK(d && kn_item(kn_amax(kn_flatten(d, 0, -1), 0, false)) < 1e-12);
+    KN_CHECK(d && kn_item(kn_amax(d, 0, NULL, false)) < 1e-12);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */

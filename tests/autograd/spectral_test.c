@@ -84,12 +84,16 @@ KN_TEST(spectral, places_and_volumes_refuse)
             "grid_sample: there is no padding 3");
     REFUSED(kn_affine_grid(x, 2, 2, false), "affine_grid: needs a float theta[N,2,3]");
     REFUSED(kn_affine_grid(noise(KN_F32, KN_SHAPE(1, 2, 3)), 0, 2, false), "0 x 2");
-    REFUSED(kn_conv3d(v, x, NULL), "conv3d: needs x[N,C,D,H,W] and weight[O,C/groups,K,R,S]");
+    REFUSED(kn_conv3d(v, x, NULL),
+            "conv3d: needs x[N,C,D,H,W] or x[C,D,H,W] and weight[O,C/groups,K,R,S]");
     REFUSED(kn_conv3d(v, v, NULL, .groups = 2), "groups 2");
     REFUSED(kn_conv3d(v, noise(KN_F32, KN_SHAPE(1, 2, 3, 4, 5)), NULL, .dilation = 2),
             "conv3d: stride 1, dilation 2, pad 0 along dim 2 of x f32[1,2,3,4,5]");
-    REFUSED(kn_max_pool3d(x, .kernel = 2),
-            "max_pool3d: needs a float x[N,C,D,H,W], got f32[1,2,3,4]");
+    REFUSED(kn_conv3d(v, v, NULL, .same = true, .pad = 1), "conv3d: .same goes with stride 1");
+    REFUSED(kn_max_pool3d(kn_squeeze(x, 1, (int64_t[]){ 0 }), .kernel = 2),
+            "max_pool3d: needs a float x[N,C,D,H,W] or x[C,D,H,W], got f32[2,3,4]");
+    REFUSED(kn_avg_pool3d(kn_cast(v, KN_I64), .kernel = 2),
+            "avg_pool3d: needs a float x[N,C,D,H,W] or x[C,D,H,W], got i64");
     REFUSED(kn_max_pool3d(v, .kernel = 4),
             "max_pool3d: kernel 4, stride 4, dilation 1, pad 0 along dim 2");
     REFUSED(kn_avg_pool3d(v, .kernel = 2, .dilation = 2), "(averages have no dilation)");

@@ -37,7 +37,7 @@ gpt_run=("$gpt" --data "$TMP/text" --layers 1 --heads 2 --embd 16 --ctx 8 --batc
 net_run=("$net" --data shapes --model resnet20 --batch 4 --threads 1 --epochs 0.002 --eval-every 0)
 
 # Every option that --help lists, with another value on one rank, but those that a rank may have for itself.
-own=" ranks threads timeout summary log tensorboard plot config overwrite workers version help "
+own=" ranks threads fault timeout summary log tensorboard plot config overwrite workers version help "
 other_value() { # other_value NAME PLACEHOLDER HELP
     local choices
     [ "$1" != data ] || { echo mnist; return; }

@@ -46,7 +46,7 @@ check "an error on one rank ends all, and all say so" all_say "knap: rank 1: dat
 mpi 3 "$program" diverge 1
 check "calls in different communicators" one_sentence "collectives don't match: rank"
 check "name the call that is different" says "rank 1 calls all_reduce of 64 f32 (block.1) in communicator reduce"
-for nth in 1 8 21 30; do
+for nth in 1 8 21 30 48 68; do
     mpi 3 "$program" step error 1 $nth
     check "an error at meeting $nth" all_say "knap: rank 1: a failure asked for"
 done

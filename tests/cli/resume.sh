@@ -84,12 +84,12 @@ for how in "" --mask-documents; do
     resumes "conversations $how" 3 "$gpt" --data "$TMP/talks" --tokenizer byte --template llama2 --ctx 60 --batch 2 --accum 2 \
         --layers 1 --heads 1 --embd 8 --steps 11 --eval-every 2 --threads 1 $how
 done
-covers "$gpt" $cuda fit other-data init vocab separator
+covers "$gpt" $cuda fit fault other-data init vocab separator
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
-check "weights to begin with" "$images" "${pictures[@]}" --model resnet18 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
+check "weights to begin with" "$images" "${pictures[@]}" --model resnet20 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
 MORE="--init $TMP/weights --summary" resumes "a residual net" 3 "$images" "${pictures[@]}" --image 16 --pad 2 --no-flip --jitter 0.3 \
-    --erase 0.4 --mixup 0.2 --cutmix 0.3 --smoothing 0.1 --workers 2 --model resnet18 --sync-bn --recompute \
+    --erase 0.4 --mixup 0.2 --cutmix 0.3 --smoothing 0.1 --workers 2 --model resnet20 --sync-bn --recompute \
     --accum 2 --no-sync --epochs 1.5 --lr 0.01 --schedule cosine --min-lr 1e-4 --warmup 2 --momentum 0.8 --no-nesterov \
     --weight-decay 1e-3 --ema 0.8 --no-ema-buffers --clip 0.5 --clip-norm 1 --seed 7 --eval-every 0 --skip-bad --export exported \
     --save-every 1 --keep 3 --dtype bf16 --reduce-dtype bf16 --layout per_param --ranks 2
@@ -101,7 +101,7 @@ for schedule in one_cycle step constant; do
     resumes "a ResNet-20, $schedule, with its rate left open" 4 "$images" "${pictures[@]}" --schedule $schedule --epochs 0.6
 done
 resumes "a ResNet-20 at another rate than that left open" 4 "$images" "${pictures[@]}" --lr 0.01 --stem small --epochs 0.6
-covers "$images" $cuda fit grid other-data hook timeout strategy replicas shards wrap wrap-size keep-whole-below prefetch forward-prefetch \
+covers "$images" $cuda fit fault grid other-data hook timeout strategy replicas shards wrap wrap-size keep-whole-below prefetch forward-prefetch \
     max-gathers max-reductions reshard keep-gathered all-reduce-last offload check # rows of train_gpt's
 
 # ---- other ranks, other batches --------------------------------------------------------------------

@@ -92,6 +92,9 @@ encode --tokenizer own.json --out . bytes|is a folder
 encode --tokenizer own.json --out t text.tokens|is a token file already
 encode --tokenizer own.json --out t --print-ids bytes|leave --out out
 decode --tokenizer own.json --out t text.tokens|leave --out out
+encode --tokenizer own.json --vocab 300 --out t bytes|encode: --vocab is only for train; leave --vocab out
+train --vocab 300 --tokenizer own.json --out t bytes|train: --tokenizer is only for encode|decode|info
+info --tokenizer own.json --print-ids|info: --print-ids is only for encode
 train --vocab 300 --out own.json bytes|own.json is there already
 train --vocab 300 --pattern gpt4 --out t bytes|no pattern called 'gpt4'
 encode --tokenizer own.json --out no/such/t bytes|cannot write

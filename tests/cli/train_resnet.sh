@@ -111,8 +111,10 @@ for more in "--strategy no_shard" "--layout per_param" "--strategy shard_grad_op
 done
 train --epochs 0.2 --model vit_cifar --optimizer adamw --dtype bf16 --recompute --cutmix 1 --schedule cosine
 check "a vision transformer in bf16" succeeds
-train --epochs 0.2 --model resnet18 --optimizer muon --schedule step --sync-bn --ranks 2 --eval-every 0 --accum 2
-check "a ResNet-18 with muon and one batch over ranks" succeeds
+train --epochs 0.2 --model resnet20 --optimizer muon --schedule step --sync-bn --ranks 2 --eval-every 0 --accum 2
+check "a ResNet-20 with muon and one batch over ranks" succeeds
+train --epochs 0.1 --model resnet18 --eval-every 0
+check "a ResNet-18" succeeds
 
 # ---- the best checkpoint -------------------------------------------------------------------------
 

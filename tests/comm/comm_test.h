@@ -5,7 +5,9 @@
 
 #include "tests/kn_test.h"
 #include "comm/comm_internal.h"
+#include "comm/messages/tcp.h"
 #include "kernels/kernels.h"
+#include "tests/ports.h"
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -40,6 +42,35 @@
 static inline int spawn(int n, kn_rank_fn fn, void *arg)
 {
     return THREADS_ONLY ? kn_spawn_threads(n, fn, arg) : kn_spawn(n, fn, arg);
+}
+
+/* A rank that is a host of its own: it speaks to the others over TCP. */
+typedef struct host_job {
+    kn_rank_fn fn;
+    void *arg;
+    kn_tcp_place place;
+} host_job;
+
+static inline host_job hosts_of(kn_rank_fn fn, void *arg)
+{
+    return (host_job){
+        fn, arg, { .host = "127.0.0.1", .port = kn_test_ports(20), .ports = 1, .job = "hosts" }
+    };
+}
+
+static inline int host_main(kn_comm *w, void *arg)
+{
+    const host_job *j = arg;
+    kn_comm *world = kn_comm_tcp(&j->place, kn_rank(w), kn_comm_size(w));
+    EXPECT(world && kn_rank_enter(world));
+    return j->fn(world, j->arg);
+}
+
+/* Without processes, threads. */
+static inline int spawn_hosts(int n, kn_rank_fn fn, void *arg)
+{
+    host_job j = hosts_of(fn, arg);
+    return THREADS_ONLY ? kn_spawn_threads(n, fn, arg) : kn_spawn(n, host_main, &j);
 }
 
 /* Memory of zeros that the processes started from here on share. */
@@ -79,10 +110,10 @@ static inline void wait_for_a_failure(kn_comm *w)
 }
 
 /* Selects combinations of a test to run: a third of the small counts, some of the large ones, few
- * under ThreadSanitizer, which is 20 times slower. */
+ * under sanitizers, which are 7 to 20 times slower. */
 static inline bool chosen(int64_t count, int which)
 {
-    if (THREADS_ONLY)
+    if (THREADS_ONLY || kn_one_in(2) > 1)
         return which % (count > 50000 ? 53 : 7) == 0;
     return which % (count > 100000 ? 17 : count > 50000 ? 7 : 3) == 0;
 }

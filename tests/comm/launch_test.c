@@ -148,7 +148,7 @@ static void check_stopped(result *r, int nth, double seconds)
  * leave no process behind. says: other text of the line. */
 static void fail_everywhere(const char *how, int status, const char *says)
 {
-    enum { AT_ONCE = 10, MOST = 64 };
+    enum { AT_ONCE = 10, MOST = 128 };
     static result r[AT_ONCE];
     adopt_orphans();
     result whole = run("step --ranks 3");
@@ -157,12 +157,13 @@ static void fail_everywhere(const char *how, int status, const char *says)
     double seconds = stops ? 1 : 100000;
     int meetings = in ? atoi(in + 4) : 0;
     KN_CHECK(meetings >= 20 && meetings < MOST, "%s%s", whole.text, whole.errors);
-    for (int first = 1; first <= meetings; first += AT_ONCE) {
-        int last = first + AT_ONCE - 1 < meetings ? first + AT_ONCE - 1 : meetings;
-        for (int nth = first; nth <= last; nth++)
-            start_failing(&r[nth - first], how, nth, seconds);
-        for (int nth = first; nth <= last; nth++) {
-            result *t = &r[nth - first];
+    const int apart = kn_one_in(4);
+    for (int first = 1; first <= meetings; first += AT_ONCE * apart) {
+        for (int k = 0; k < AT_ONCE && first + k * apart <= meetings; k++)
+            start_failing(&r[k], how, first + k * apart, seconds);
+        for (int k = 0; k < AT_ONCE && first + k * apart <= meetings; k++) {
+            const int nth = first + k * apart;
+            result *t = &r[k];
             char who[32];
             if (stops)
                 check_stopped(t, nth, seconds);

@@ -24,13 +24,11 @@ KN_TEST(pieces, the_bits_of_as_many_calls)
 /* Meetings of one call over count pieces of n elements in shared memory. */
 static int64_t meetings(kn_comm *w, pieces_kind kind, int count, int64_t n)
 {
-    const int64_t never = INT64_C(1) << 40;
     pieces p;
     bool ok = pieces_take(&p, w, kind, count, n, true);
-    kn_comm_fail_at(w, never, KN_FAIL_ERROR);
+    kn_fault_at(KN_AT_MEETING, 0, KN_NO_FAULT);
     ok = ok && pieces_move(&p, w, kn_compute_stream(KN_CPU), true) && kn_ok();
-    int64_t met = never - atomic_load(&w->world->fail_in);
-    kn_comm_fail_at(w, 0, KN_FAIL_ERROR);
+    int64_t met = kn_fault_at(KN_AT_MEETING, 0, KN_NO_FAULT);
     pieces_give(&p);
     return ok ? met : -1;
 }
@@ -53,7 +51,6 @@ KN_TEST(pieces, the_meetings_of_one_call)
 /* A buffer of no elements lies nowhere: it costs no staging. */
 static int empty_rank(kn_comm *w, void *arg)
 {
-    const int64_t never = INT64_C(1) << 40;
     kn_stream *s = kn_compute_stream(KN_CPU);
     pieces p;
     EXPECT(pieces_take(&p, w, PIECES_GATHER, 2, 70001, true));
@@ -61,10 +58,9 @@ static int empty_rank(kn_comm *w, void *arg)
     for (int with = 0; with < 2; with++) {
         p.piece[1] =
             with ? (kn_comm_piece){ .dst_dtype = KN_F32, .src_dtype = KN_F32 } : p.piece[1];
-        kn_comm_fail_at(w, never, KN_FAIL_ERROR);
+        kn_fault_at(KN_AT_MEETING, 0, KN_NO_FAULT);
         EXPECT(pieces_move(&p, w, s, true));
-        met[with] = never - atomic_load(&w->world->fail_in);
-        kn_comm_fail_at(w, 0, KN_FAIL_ERROR);
+        met[with] = kn_fault_at(KN_AT_MEETING, 0, KN_NO_FAULT);
     }
     EXPECT(met[0] == met[1], "%d and %d meetings", (int)met[0], (int)met[1]);
     pieces_give(&p);

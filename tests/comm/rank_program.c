@@ -108,16 +108,19 @@ bool rank_step(kn_comm *w, uint64_t *hash);
 
 static void step(kn_comm *w, const char *how, int who, int64_t nth)
 {
-    static const char *const names[] = { "exit", "crash", "stop", "memory", "error" };
-    const int64_t never = INT64_C(1) << 40;
+    static const char *const names[KN_FAULT_KINDS] = { [KN_FAULT_EXIT] = "exit",
+                                                       [KN_FAULT_CRASH] = "crash",
+                                                       [KN_FAULT_STOP] = "stop",
+                                                       [KN_FAULT_MEMORY] = "memory",
+                                                       [KN_FAULT_ERROR] = "error" };
     uint64_t hash;
-    kn_comm_fail_at(w, never, KN_FAIL_ERROR);
-    for (int i = 0; i < 5 && kn_rank(w) == who; i++)
-        if (strcmp(how, names[i]) == 0)
-            kn_comm_fail_at(w, nth, (kn_comm_failure)i);
+    kn_fault_at(KN_AT_MEETING, 0, KN_NO_FAULT);
+    for (int i = 0; i < KN_FAULT_KINDS && kn_rank(w) == who; i++)
+        if (names[i] && strcmp(how, names[i]) == 0)
+            kn_fault_at(KN_AT_MEETING, nth, (kn_fault_kind)i);
     if (rank_step(w, &hash))
         printf("rank %d of %d: %016" PRIx64 " in %d meetings\n", kn_rank(w), kn_comm_size(w), hash,
-               (int)(never - atomic_load(&w->world->fail_in)));
+               (int)kn_fault_at(KN_AT_MEETING, 0, KN_NO_FAULT));
 }
 
 static void diverge(kn_comm *w, int who)

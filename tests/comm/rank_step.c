@@ -1,11 +1,9 @@
 /* tests/comm/rank_step.c: models a step of sharded training: every collective, staged and from
- * shared memory, on worker streams and inline, over several communicators, and a batch norm of all
- * ranks. Its result is one number
- * a rank, equal for every back end, number of threads and launcher. */
-#include "autograd/autograd.h"
-#include "autograd/functional.h"
-#include "autograd/operations.h"
+ * shared memory, on worker streams and inline, over several communicators, a batch norm of all
+ * ranks, each collective on tensors, and a net with a table of rows. Its result is one
+ * number a rank, equal for every back end, number of threads and launcher. */
 #include "comm/comm_internal.h"
+#include "knap.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -131,13 +129,75 @@ static bool batch_norm(step *t)
     return ok;
 }
 
+/* Each collective on tensors, one behind the other, and the gradients through all of them. */
+static bool tensors(step *t)
+{
+    const int n = kn_comm_size(t->w), me = kn_rank(t->w);
+    int64_t rows[256] = { 0 }, received[256];
+    const kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F32, KN_CPU, 2, (uint64_t)me, KN_SHAPE(2 * n, 3));
+    x = kn_require_grad(x, true);
+    kn_tensor *y = kn_all_gather_tensor(t->w, x, 1), *mean = kn_mean_tensor(t->w, x);
+    y = kn_all_to_all_tensor(t->w, kn_reduce_scatter_tensor(t->w, kn_mul(y, y), 1), NULL, NULL);
+    y = kn_mul(kn_all_reduce_tensor(t->w, y), kn_broadcast_tensor(t->w, kn_sub(x, mean), n - 1));
+    rows[(me + 1) % n] = me;
+    rows[me] += 2 * n - me;
+    y = kn_all_to_all_tensor(t->w, y, rows, received);
+    const bool ok = y && kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false));
+    if (ok) {
+        add(t, kn_data(y), (size_t)kn_numel(y) * sizeof(float));
+        add(t, kn_data(kn_grad(x)), (size_t)kn_numel(x) * sizeof(float));
+    }
+    kn_scope_end(scope);
+    return ok;
+}
+
+enum { WORDS = 11, DIM = 3 };
+
+typedef struct words {
+    kn_module base;
+    kn_embedding table;
+    kn_linear fc;
+} words;
+
+/* The table is used twice. */
+static kn_tensor *words_forward(kn_module *self, kn_tensor *ids)
+{
+    words *m = (words *)self;
+    kn_tensor *x = kn_call(&m->table, ids);
+    return kn_mul(kn_call(&m->fc, x), kn_call(&m->table, kn_maximum(ids, kn_ones_like(ids))));
+}
+
+/* A step of a table of rows that lies on all ranks, beside a sharded layer. */
+static bool table(step *t)
+{
+    words m = { 0 };
+    float weight[WORDS * DIM];
+    bool ok = kn_module_init(&m.base, words_forward) && kn_module_defaults(&m, .device = KN_META) &&
+              kn_embedding_init(&m.table, &m.base, "table", WORDS, DIM, .sparse = true) &&
+              kn_linear_init(&m.fc, &m.base, "fc", DIM, DIM) &&
+              kn_fsdp_wrap(&m, t->w, .wrap_class = "linear", .seed = 3);
+    kn_optim *o = ok ? kn_adamw(&m, .lr = 0.1) : NULL;
+    const int64_t id[4] = { 0, 2, kn_rank(t->w), WORDS - 1 };
+    const kn_scope scope = kn_scope_begin();
+    kn_tensor *y = ok ? kn_call(&m, kn_from(KN_I64, KN_CPU, id, KN_SHAPE(4))) : NULL;
+    ok = o && y && kn_backward(kn_sum(kn_mul(y, y), 0, NULL, false)) && kn_clip_grad_norm(&m, 1) &&
+         kn_step(o);
+    kn_scope_end(scope);
+    ok = ok && kn_param_read(&m, 0, weight);
+    add(t, weight, ok ? sizeof weight : 0);
+    kn_optim_free(o);
+    kn_module_free(&m);
+    return ok;
+}
+
 bool rank_step(kn_comm *w, uint64_t *hash);
 
 bool rank_step(kn_comm *w, uint64_t *hash)
 {
     step t;
     size_t n = (size_t)kn_comm_size(w);
-    bool ok = begin(&t, w) && collectives(&t) && batch_norm(&t);
+    bool ok = begin(&t, w) && collectives(&t) && batch_norm(&t) && tensors(&t) && table(&t);
     kn_stream_destroy(t.gathers);
     kn_stream_destroy(t.reduces);
     if (t.all)

@@ -384,12 +384,12 @@ static void fails_half_way(kn_comm *world, void *arg)
     KN_CHECK(kn_params(&m, &p) == 4 && (!last || !f->differ || add_one(p[2].master)));
     if (last) {
         kn_fail_alloc(f->allocation);
-        kn_comm_fail_at(world, f->meeting, KN_FAIL_ERROR);
+        kn_fault_at(KN_AT_MEETING, f->meeting, KN_FAULT_ERROR);
     }
     bool ok = f->checks ? kn_fsdp_check(&m, .optim = o) : kn_fsdp_wrap(&m, world);
     if (last)
         f->made = kn_fail_alloc(0);
-    kn_comm_fail_at(world, 0, KN_FAIL_ERROR);
+    kn_fault_at(KN_AT_MEETING, 0, KN_FAULT_ERROR);
     bool faulty = f->allocation || f->meeting;
     bool either = faulty && !last && !f->checks; /* its unit was made before the other's fault */
     KN_CHECK(ok == kn_ok() && ((either && !f->differ) || ok == !(f->differ || faulty)), "%d", ok);

@@ -12,15 +12,30 @@ typedef struct noisy {
     kn_dropout drop;
 } noisy;
 
-/* y = fc(drop(x)) + noise that is drawn with grad mode off, as a frozen teacher's is */
+/* A draw of each kind, by its number. */
+static kn_tensor *draw_of(int i, kn_tensor *x)
+{
+    kn_tensor *wide = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(4096)), *one = kn_ones_like(x);
+    kn_tensor *at = kn_cast(kn_arange(KN_I64, KN_CPU, 4096), KN_F32);
+    return i == 0   ? kn_rand_like(x)
+           : i == 1 ? kn_normal_sample(x, one)
+           : i == 2 ? kn_normal_rsample(x, one)
+           : i == 3 ? kn_cast(kn_categorical_sample(wide), KN_F32)
+                    : mean_of(kn_mul(kn_bernoulli_sample(wide), at));
+}
+
+/* y = fc(drop(x)) + noise that is drawn with grad mode off, as a frozen teacher's is; of it a draw
+ * that passes gradients on */
 static kn_tensor *noisy_forward(kn_module *self, kn_tensor *x)
 {
     noisy *m = (noisy *)self;
     kn_tensor *y = kn_call(&m->fc, kn_call(&m->drop, x));
     const bool mode = kn_set_grad_mode(false);
     kn_tensor *noise = kn_randn_like(x);
+    for (int i = 0; i < 5 && noise; i++)
+        noise = kn_add(noise, draw_of(i, x));
     kn_set_grad_mode(mode);
-    return y && noise ? kn_add(y, noise) : NULL;
+    return y && noise ? kn_normal_rsample(kn_add(y, noise), kn_ones_like(y)) : NULL;
 }
 
 typedef struct trained {
@@ -117,7 +132,7 @@ static void draw(kn_comm *world, void *arg)
         if (alike)
             place = kn_draws_begin(arg ? me : 3);
         for (int i = 0; i < DRAWS; i++)
-            drawn[alike][me][i] = (float)kn_item(kn_rand_like(x));
+            drawn[alike][me][i] = (float)kn_item(draw_of(i, x));
         kn_draws_end(place);
     }
 }

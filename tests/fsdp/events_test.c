@@ -52,6 +52,42 @@ KN_TEST(events, of_a_step)
     kn_clear_error();
 }
 
+/* The state of layer 1 while layer 0's events come, and between steps. */
+typedef struct seen {
+    chain *c;
+    int wrong, ahead, reducing;
+} seen;
+
+static void look(const kn_fsdp_event *e, void *arg)
+{
+    seen *s = arg;
+    const kn_fsdp_state own = kn_fsdp_unit_state(&s->c->layer[*e->unit - '0']);
+    const bool gathered = e->kind == KN_FSDP_GATHERED, issued = e->kind == KN_FSDP_GATHER;
+    s->wrong += e->rank != 0 || (gathered && (!own.gathered || own.gathered_bytes != e->bytes)) ||
+                (issued && (!own.gathering || own.gathered || own.gathered_bytes != e->bytes)) ||
+                (e->kind == KN_FSDP_RELEASE && (own.gathered || own.gathered_bytes)) ||
+                (e->kind == KN_FSDP_REDUCE && own.unreduced_bytes != e->bytes) ||
+                (e->kind == KN_FSDP_REDUCED && (own.reducing || own.unreduced_bytes));
+    s->ahead += kn_fsdp_unit_state(&s->c->layer[0]).ahead;
+    s->reducing += kn_fsdp_unit_state(&s->c->layer[1]).reducing;
+}
+
+KN_TEST(events, the_state_of_a_unit)
+{
+    CHAIN(c, 2, 2);
+    seen s = { .c = &c };
+    KN_CHECK(kn_fsdp_on_event(&c, look, &s));
+    chain_step(&c, true);
+    KN_CHECK(s.wrong == 0 && s.ahead > 0 && s.reducing > 0, "%d wrong, %d ahead, %d reducing",
+             s.wrong, s.ahead, s.reducing);
+    const kn_fsdp_state idle = kn_fsdp_unit_state(&c.layer[1]);
+    KN_CHECK(strcmp(idle.doing, "idle") == 0 && !idle.gathered && !idle.gathered_bytes);
+    kn_fsdp_unshard(&c.layer[1]);
+    KN_CHECK(kn_fsdp_unit_state(&c.layer[1]).gathering);
+    KN_CHECK(!kn_fsdp_unit_state(&c.layer[0].fc).doing && strstr(kn_error(), "unit"));
+    kn_clear_error();
+}
+
 /* A root with a parameter of its own stays gathered between its forward and its backward, unless it
  * is told otherwise; the units inside it go. */
 KN_TEST(events, the_root_stays)

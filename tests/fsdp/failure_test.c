@@ -10,7 +10,7 @@
 
 typedef struct failing {
     way w;
-    kn_comm_failure how;
+    kn_fault_kind how;
     int64_t at;               /* the number of the failing meeting, on the last rank */
     _Atomic int *got_through; /* ranks */
 } failing;
@@ -22,12 +22,12 @@ static void step(kn_comm *world, void *arg)
     kn_set_threads(1);
     kn_comm_set_timeout(world, 100000); /* the runner ends what waits so long */
     if (kn_rank(world) == kn_comm_size(world) - 1)
-        kn_comm_fail_at(world, f->at, f->how);
+        kn_fault_at(KN_AT_MEETING, f->at, f->how);
     bool ok = net_init(&m, KN_META) && net_wrap(&m, world, &f->w);
     kn_optim *o = ok ? kn_sgd(&m, .lr = 0.1) : NULL;
     ok = o && net_backward(&m, kn_rank(world)) && kn_item(kn_clip_grad_norm(&m, 1)) > 0 &&
          kn_step(o);
-    kn_comm_fail_at(world, 0, f->how);
+    kn_fault_at(KN_AT_MEETING, 0, f->how);
     ok = ok && kn_agree(world, true);
     kn_optim_free(o);
     kn_module_free(&m);
@@ -56,7 +56,7 @@ static int files_and_shared_memory(void)
     return n;
 }
 
-static void at_every_meeting(kn_comm_failure how, way w, int ranks)
+static void at_every_meeting(kn_fault_kind how, way w, int ranks)
 {
     int before = files_and_shared_memory();
     int64_t at = 1;
@@ -82,20 +82,20 @@ static void at_every_meeting(kn_comm_failure how, way w, int ranks)
 
 KN_TEST(failure, a_rank_exits_anywhere_in_a_step)
 {
-    at_every_meeting(KN_FAIL_EXIT, ways[0], 3);
+    at_every_meeting(KN_FAULT_EXIT, ways[0], 3);
 }
 
 KN_TEST(failure, a_rank_crashes_anywhere_in_a_step)
 {
-    at_every_meeting(KN_FAIL_CRASH, ways[1], 2);
+    at_every_meeting(KN_FAULT_CRASH, ways[1], 2);
 }
 
 KN_TEST(failure, a_rank_runs_out_of_memory_anywhere_in_a_step)
 {
-    at_every_meeting(KN_FAIL_MEMORY, ways[2], 3);
+    at_every_meeting(KN_FAULT_MEMORY, ways[2], 3);
 }
 
 KN_TEST(failure, an_error_anywhere_in_a_hybrid_step)
 {
-    at_every_meeting(KN_FAIL_ERROR, ways[8], 4);
+    at_every_meeting(KN_FAULT_ERROR, ways[8], 4);
 }

@@ -1,7 +1,8 @@
 /* tests/fsdp/gathered_loss_test.c: collectives on tensors (autograd/collectives.h) in and around
  * sharded modules. Two towers learn by a contrastive loss over the batches of all ranks; their
- * blocks take off the mean over those batches. N ranks equal one process with the whole batch
- * closely, and have the same bits however they shard, recompute, and whatever else they call. */
+ * blocks take off the mean over those batches. Operations speak to other ranks, or functions of the
+ * test's own, or batch norms. N ranks equal one process with the whole batch closely, and have the
+ * same bits however they shard, recompute, and whatever else they call. */
 #include "tests/fsdp/ranks.h"
 #include "autograd/collectives.h"
 #include "fsdp/fsdp.h"
@@ -9,10 +10,14 @@
 
 enum { ALL = 12, IN = 6, HIDDEN = 8, OUT = 4, STEPS = 4 };
 
+/* Ranks meet in operations, in those of the test's own, or in batch norms. */
+typedef enum meets { BY_PARTS, BY_FUNCTION, BY_NORM } meets;
+
 typedef struct block {
     kn_module base;
     kn_linear fc;
     kn_comm *comm; /* whose batches are one */
+    meets by;
 } block;
 
 typedef struct tower {
@@ -28,11 +33,65 @@ typedef struct pair {
     bool detaches, behind;
 } pair;
 
+static kn_tensor *centred(kn_comm *ranks, kn_tensor *x)
+{
+    kn_tensor *mean = kn_mean(x, 1, (int64_t[]){ 0 }, false);
+    return mean ? kn_sub(x, kn_mean_tensor(ranks, mean)) : NULL;
+}
+
+static kn_values centre_forward(kn_function_run *run, kn_values in)
+{
+    return KN_VALUES(centred(*(kn_comm *const *)run->arg, in.v[0]));
+}
+
+static kn_values centre_backward(kn_function_run *run, kn_values dout)
+{
+    return KN_VALUES(centred(*(kn_comm *const *)run->arg, dout.v[0]));
+}
+
+static const kn_function centre = { .name = "centre",
+                                    .forward = centre_forward,
+                                    .backward = centre_backward };
+
+static kn_values gather_forward(kn_function_run *run, kn_values in)
+{
+    return KN_VALUES(kn_all_gather_tensor(*(kn_comm *const *)run->arg, in.v[0], 0));
+}
+
+/* By a call of comm/comm.h. */
+static kn_values gather_backward(kn_function_run *run, kn_values dout)
+{
+    kn_tensor *dy = kn_contiguous(dout.v[0]),
+              *dx = kn_empty(run->dtype[0], KN_CPU, run->ndim[0], run->shape[0]);
+    return dy && dx &&
+                   kn_reduce_scatter(*(kn_comm *const *)run->arg, kn_data(dx), NULL, kn_data(dy),
+                                     kn_numel(dx), KN_F32, KN_F32, kn_compute_stream(KN_CPU),
+                                     "gather")
+               ? KN_VALUES(dx)
+               : KN_VALUES(NULL);
+}
+
+static const kn_function gather = { .name = "gather",
+                                    .forward = gather_forward,
+                                    .backward = gather_backward };
+
+static kn_tensor *normed(kn_comm *ranks, kn_tensor *x)
+{
+    return kn_batch_norm(x, NULL, NULL, NULL, NULL, .training = true, .sync = ranks);
+}
+
+static kn_tensor *call(const kn_function *f, kn_comm *ranks, kn_tensor *x)
+{
+    return kn_function_call_n(f, KN_VALUES(x), &ranks, sizeof ranks).v[0];
+}
+
 static kn_tensor *block_forward(kn_module *self, kn_tensor *x)
 {
     block *m = (block *)self;
-    kn_tensor *y = kn_call(&m->fc, x), *mean = y ? kn_mean(y, 1, (int64_t[]){ 0 }, false) : NULL;
-    return kn_tanh(kn_sub(y, mean ? kn_mean_tensor(m->comm, mean) : NULL));
+    kn_tensor *y = kn_call(&m->fc, x);
+    return kn_tanh(m->by == BY_NORM       ? normed(m->comm, y)
+                   : m->by == BY_FUNCTION ? call(&centre, m->comm, y)
+                                          : centred(m->comm, y));
 }
 
 static kn_tensor *tower_forward(kn_module *self, kn_tensor *x)
@@ -53,17 +112,18 @@ static kn_values pair_forward(kn_module *self, kn_values in, const void *arg)
     return KN_VALUES(a, b, m->detaches ? kn_detach(more) : more);
 }
 
-static bool block_init(block *m, tower *of, const char *name, int64_t in, int64_t out, kn_comm *c)
+static bool block_init(block *m, tower *of, const char *name, int64_t in, int64_t out)
 {
-    m->comm = c;
     return kn_module_init(&m->base, block_forward) && kn_module_add(&of->base, name, &m->base) &&
            kn_linear_init(&m->fc, &m->base, "fc", in, out);
 }
 
-static bool tower_init(tower *m, pair *of, const char *name, kn_comm *c)
+static bool tower_init(tower *m, pair *of, const char *name, kn_comm *c, meets by)
 {
+    m->a.comm = m->b.comm = c;
+    m->a.by = m->b.by = by;
     return kn_module_init(&m->base, tower_forward) && kn_module_add(&of->base, name, &m->base) &&
-           block_init(&m->a, m, "a", IN, HIDDEN, c) && block_init(&m->b, m, "b", HIDDEN, OUT, c);
+           block_init(&m->a, m, "a", IN, HIDDEN) && block_init(&m->b, m, "b", HIDDEN, OUT);
 }
 
 static kn_tensor *rows(uint64_t seed, int step, kn_comm *c)
@@ -73,13 +133,16 @@ static kn_tensor *rows(uint64_t seed, int step, kn_comm *c)
     return kn_slice(all, 0, first, first + each);
 }
 
-/* This rank's rows against those of all ranks, both ways. */
-static kn_tensor *contrast(kn_tensor *a, kn_tensor *b, kn_comm *c)
+/* This rank's rows against those of all ranks, both ways; or as they vary together. */
+static kn_tensor *contrast(kn_tensor *a, kn_tensor *b, kn_comm *c, meets by)
 {
     const int64_t each = ALL / kn_comm_size(c);
     kn_tensor *at = kn_add_scalar(kn_arange(KN_I64, KN_CPU, each), (double)(each * kn_rank(c)));
     a = kn_cast(a, KN_F32), b = kn_cast(b, KN_F32);
-    kn_tensor *all_a = kn_all_gather_tensor(c, a, 0), *all_b = kn_all_gather_tensor(c, b, 0);
+    if (by == BY_NORM)
+        return kn_neg(mean_of(kn_mul(normed(c, a), normed(c, b))));
+    kn_tensor *all_a = by ? call(&gather, c, a) : kn_all_gather_tensor(c, a, 0),
+              *all_b = by ? call(&gather, c, b) : kn_all_gather_tensor(c, b, 0);
     if (!all_a || !all_b)
         return NULL;
     return kn_add(kn_cross_entropy(kn_matmul(a, kn_transpose(all_b, 0, 1)), at),
@@ -95,6 +158,7 @@ typedef struct how {
     bool branches;          /* rank 0's loss alone reaches the spare unit, */
     bool late;              /* which runs once more behind the loss */
     bool behind;            /* the texts' tower, and another unit runs behind the loss */
+    meets by;
     kn_dtype dtype;
 } how;
 
@@ -102,8 +166,9 @@ static bool prepare(pair *p, kn_comm *c, const how *h)
 {
     const bool alone = kn_comm_size(c) == 1;
     *p = (pair){ .detaches = h->branches && kn_rank(c) > 0, .behind = h->behind };
-    bool ok = kn_module_init_n(&p->base, pair_forward) && tower_init(&p->image, p, "image", c) &&
-              tower_init(&p->text, p, "text", c) &&
+    bool ok = kn_module_init_n(&p->base, pair_forward) &&
+              tower_init(&p->image, p, "image", c, h->by) &&
+              tower_init(&p->text, p, "text", c, h->by) &&
               kn_linear_init(&p->spare, &p->base, "spare", OUT, OUT) &&
               kn_linear_init(&p->last, &p->base, "last", OUT, OUT);
     if (h->frozen)
@@ -125,11 +190,11 @@ static bool step(pair *p, kn_optim *opt, kn_comm *c, const how *h, int number, d
     if (h->evaluates) {
         WITHOUT_GRAD;
         kn_values out = kn_call_n(p, in, NULL, 0);
-        if (out.n != 3 || !contrast(out.v[0], out.v[1], c))
+        if (out.n != 3 || !contrast(out.v[0], out.v[1], c, h->by))
             return false;
     }
     kn_values out = kn_call_n(p, in, NULL, 0);
-    kn_tensor *own = out.n == 3 ? contrast(out.v[0], out.v[1], c) : NULL;
+    kn_tensor *own = out.n == 3 ? contrast(out.v[0], out.v[1], c, h->by) : NULL;
     if (h->behind)
         out.v[2] = kn_add(out.v[2], kn_call(&p->last, kn_detach(out.v[0])));
     if (h->late) {
@@ -191,7 +256,10 @@ RANK_TEST(gathered_loss, is_that_of_the_whole_batch, .threads = "234")
 
 RANK_TEST(gathered_loss, where_parts_are_frozen_or_not_reached, .threads = "24", ROWS(others))
 {
-    double alone[STEPS];
-    train(kn_comm_self(), arg, alone);
-    check(world, arg, alone, ((const how *)arg)->branches ? 1 : 1e-6);
+    how h = *(const how *)arg;
+    for (h.by = BY_PARTS; h.by <= BY_NORM; h.by++) {
+        double alone[STEPS];
+        train(kn_comm_self(), &h, alone);
+        check(world, &h, alone, h.branches ? 1 : h.by == BY_NORM ? 1e-5 : 1e-6);
+    }
 }

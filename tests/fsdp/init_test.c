@@ -307,7 +307,7 @@ KN_TEST(init, what_was_written_first_stays)
     kn_set_grad_mode(mode);
     kn_tensor *kept = kn_keep(kn_module_param(&b, "weight")), *y;
     kn_module_free(&b); /* the tensor is still referenced */
-    KN_CHECK(kn_item(kn_amax(kn_reshape(kn_abs(kept), KN_SHAPE(4)), 0, false)) > 0);
+    KN_CHECK(kn_item(kn_amax(kn_abs(kept), 0, NULL, false)) > 0);
     KN_CHECK(kn_fsdp_wrap(&a, NULL) && (y = kn_call(&a, kn_ones(KN_F32, KN_CPU, KN_SHAPE(1, 2)))));
     kn_tensor *bias = kn_slice(kn_sub(y, kn_full(KN_F32, KN_CPU, 6, KN_SHAPE(1, 2))), 1, 0, 1);
     KN_CHECK(fabs(kn_item(bias)) < 1 && kn_item(bias) != 0, "the weight is 3, the bias drawn");

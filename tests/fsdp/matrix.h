@@ -111,6 +111,7 @@ typedef struct matrix_spec {
     matrix_model model;
     int ranks, rounds, steps; /* 0: 2 ranks, 2 rounds, 3 steps */
     bool threads, workers;    /* ranks are threads; side streams are worker threads */
+    bool hosts;               /* ranks are processes that speak over TCP */
     kn_fsdp_wrap_options o;   /* .wrap_class NULL and no policy: the model's */
     bool whole;               /* no policy at all: one unit */
     bool offload;             /* .offload_dir is the folder for temporary files */

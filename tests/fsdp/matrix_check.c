@@ -19,7 +19,9 @@ static matrix_outcome *run_ranks(const matrix_spec *s, int n, kn_rank_fn fn, boo
     matrix_outcome *o = shared_bytes(bytes);
     KN_CHECK(o != MAP_FAILED, "mmap");
     matrix_job j = { *s, o };
-    int failed = threads || THREADS_ONLY ? kn_spawn_threads(n, fn, &j) : kn_spawn(n, fn, &j);
+    int failed = s->hosts  ? spawn_hosts(n, fn, &j)
+                 : threads ? kn_spawn_threads(n, fn, &j)
+                           : spawn(n, fn, &j);
     KN_CHECK_OK();
     if (failed == 0)
         return o;

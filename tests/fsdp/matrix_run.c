@@ -22,16 +22,20 @@ const char *matrix_describe(const matrix_spec *s, char *buf, size_t size)
     static const char *const layout[] = { "default", "flat", "per_param", "ragged" };
     static const char *const prefetch[] = { "default", "pre", "post", "none" };
     static const char *const optimizer[OPTIMIZER_KINDS] = { "adamw", "sgd", "momentum", "nesterov",
-                                                            "lion",  "own", "muon" };
+                                                            "lion",  "own", "muon",     "amsgrad" };
     const kn_fsdp_wrap_options *o = &s->o;
     snprintf(buf, size,
              "%s x%d%s%s strategy=%s mesh=%dx%d layout=%s prefetch=%s%s gathers=%d reshard=%d "
              "whole_below=%lld%s%s no_sync=%#x no_all_reduce=%#x%s%s%s%s turn=%d rounds=%d "
              "optimizer=%s",
-             model[s->model], s->ranks, s->threads ? " threads" : "", s->workers ? " workers" : "",
-             strategy[o->strategy], o->mesh.replicas, o->mesh.shards, layout[o->layout],
-             prefetch[o->backward_prefetch], o->forward_prefetch ? "+forward" : "", o->max_gathers,
-             o->reshard_after_forward, (long long)o->keep_whole_below, s->offload ? " offload" : "",
+             model[s->model], s->ranks,
+             s->hosts     ? " hosts"
+             : s->threads ? " threads"
+                          : "",
+             s->workers ? " workers" : "", strategy[o->strategy], o->mesh.replicas, o->mesh.shards,
+             layout[o->layout], prefetch[o->backward_prefetch],
+             o->forward_prefetch ? "+forward" : "", o->max_gathers, o->reshard_after_forward,
+             (long long)o->keep_whole_below, s->offload ? " offload" : "",
              s->whole ? " one_unit" : "", s->skip_sync, s->skip_all_reduce,
              s->keep_gathered ? " keep_gathered" : "", s->recompute ? " recompute" : "",
              s->by_data ? " by_data"

@@ -2,13 +2,13 @@
  * plain reference, bit for bit; and the reference against the engine's own sums. */
 #include "tests/fsdp/matrix.h"
 
-enum { MAX = 128, PARTS = 12 };
+enum { MAX = 128 };
 
-static void run_part(int part)
+KN_TEST(matrix, pairs)
 {
     static matrix_spec list[MAX];
     int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
-    for (int i = part; i < n && i < MAX; i += PARTS)
+    for (int i = 0; i < n && i < MAX; i += kn_one_in(3))
         matrix_check(&list[i]);
 }
 
@@ -38,7 +38,7 @@ KN_TEST(matrix, pairs_are_covered)
 KN_TEST(matrix, every_optimizer)
 {
     for (int kind = 0; kind < OPTIMIZER_KINDS; kind++)
-        for (int i = 0; i < 18; i++)
+        for (int i = kind % kn_one_in(7); i < 18; i += kn_one_in(7))
             MATRIX_CHECK(.model = MATRIX_ODD, .ranks = 1 << i % 3, .steps = 2, .rounds = 1,
                          .threads = true, .optimizer = kind, .offload = i / 9,
                          .o.layout = (kn_layout_kind)(KN_LAYOUT_FLAT + i / 3 % 3));
@@ -49,29 +49,10 @@ KN_TEST(matrix, pairs_as_threads)
 {
     static matrix_spec list[MAX];
     int pairs, impossible, n = matrix_all_pairs(list, MAX, &pairs, &impossible);
-    for (int i = 0; i < n; i += 3) {
+    for (int i = 0; i < n; i += 3 * kn_one_in(2)) {
         list[i].threads = true;
         list[i].workers = i % 2;
         list[i].steps = 2;
         matrix_check(&list[i]);
     }
 }
-
-/* Few cases run too long: the list is split over twelve cases. */
-#define PART(i)                                                                                    \
-    KN_TEST(matrix, pairs_##i)                                                                     \
-    {                                                                                              \
-        run_part(i);                                                                               \
-    }
-PART(0)
-PART(1)
-PART(2)
-PART(3)
-PART(4)
-PART(5)
-PART(6)
-PART(7)
-PART(8)
-PART(9)
-PART(10)
-PART(11)

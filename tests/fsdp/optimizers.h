@@ -13,6 +13,7 @@ enum {
     OPTIMIZER_LION,
     OPTIMIZER_OWN,
     OPTIMIZER_MUON,
+    OPTIMIZER_AMSGRAD,
     OPTIMIZER_KINDS
 };
 
@@ -45,6 +46,9 @@ static inline kn_optim *optimizer_make(int kind, void *module, bool at_random)
     case OPTIMIZER_MUON: /* a window holds a matrix or two */
         return kn_muon(module, .lr = 1e-2, .ns_steps = 3, .window = 64,
                        .stochastic_rounding = at_random);
+    case OPTIMIZER_AMSGRAD: /* three states */
+        return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1, .beta2 = 0.5, .l2 = true,
+                        .amsgrad = true, .stochastic_rounding = at_random);
     default:
         return kn_adamw(module, .lr = 1e-2, .weight_decay = 0.1, .stochastic_rounding = at_random);
     }

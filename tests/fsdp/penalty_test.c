@@ -181,3 +181,30 @@ RANK_TEST(penalty, goes_through_collectives, .threads = "124")
     KN_CHECK(kn_item(g) == 2 * n * S && kn_item(gg) == 2 * n * n, "%g, %g", kn_item(g),
              kn_item(gg));
 }
+
+/* Two blocks of which rank 0's loss alone reaches the second. */
+typedef struct branches {
+    kn_module base;
+    block a, b;
+    bool leaves_out;
+} branches;
+
+static kn_tensor *branches_forward(kn_module *self, kn_tensor *x)
+{
+    branches *m = (branches *)self;
+    kn_tensor *y = kn_call(&m->a, x), *more = kn_call(&m->b, kn_detach(x));
+    return kn_add(y, m->leaves_out ? kn_detach(more) : more);
+}
+
+/* The first backward's collective has its place before the units that a rank doesn't reach. */
+RANK_TEST(penalty, collectives_keep_their_place, .threads = "23")
+{
+    OWNED_MODULE branches m = { .leaves_out = kn_rank(world) > 0 };
+    KN_CHECK(kn_module_init(&m.base, branches_forward) && block_init(&m.a, &m.base, "a", IN) &&
+             block_init(&m.b, &m.base, "b", IN) &&
+             kn_fsdp_wrap(&m, world, .wrap_class = "block", .seed = 42));
+    kn_tensor *x = kn_require_grad(kn_ones(KN_F32, KN_CPU, KN_SHAPE(BATCH, IN)), true), *g;
+    kn_tensor *sum = kn_all_reduce_tensor(world, kn_tanh(x)), *y = kn_call(&m, kn_detach(x));
+    KN_CHECK(kn_grad_of(sum, &x, 1, &g, .grad = kn_square(sum), .create_graph = true));
+    KN_CHECK(kn_backward(kn_add(mean_square(y), mean_square(g))));
+}

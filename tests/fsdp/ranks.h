@@ -3,8 +3,8 @@
  *
  *   RANK_TEST(step, of_a_part, .threads = "124") { KN_CHECK(kn_comm_size(world) > 0); }
  *
- * .threads, .processes: numbers of ranks. .rows (by ROWS) or .cases: it runs with each row of a
- * table, or each number from 0 on, which arg points to. */
+ * .threads, .processes, .hosts (processes that speak over TCP): numbers of ranks. .rows (by ROWS)
+ * or .cases: it runs with each row of a table, or each number from 0 on, which arg points to. */
 #ifndef KNAP_TESTS_FSDP_RANKS_H
 #define KNAP_TESTS_FSDP_RANKS_H
 
@@ -16,7 +16,7 @@ typedef void (*rank_body)(kn_comm *world, void *arg);
 int kn_test_rank(rank_body body, kn_comm *world, void *arg);
 
 typedef struct rank_runs {
-    const char *threads, *processes;
+    const char *threads, *processes, *hosts;
     const void *rows;
     size_t size, count; /* of the rows */
     int cases;
@@ -45,6 +45,11 @@ static inline int spawn_threads(int n, rank_body body, void *arg)
 static inline int spawn_processes(int n, rank_body body, void *arg)
 {
     return spawn(n, rank_main, &(rank_job){ body, arg });
+}
+
+static inline int spawn_over_tcp(int n, rank_body body, void *arg)
+{
+    return spawn_hosts(n, rank_main, &(rank_job){ body, arg });
 }
 
 /* On each number of ranks, a digit. */
@@ -84,6 +89,7 @@ static inline void rank_test(rank_body body, rank_runs r)
         void *arg = r.rows ? (char *)(uintptr_t)r.rows + i * r.size : (void *)&number;
         on_each(r.threads, spawn_threads, body, arg, number);
         on_each(r.processes, spawn_processes, body, arg, number);
+        on_each(r.hosts, spawn_over_tcp, body, arg, number);
     }
 }
 

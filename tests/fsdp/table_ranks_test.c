@@ -73,7 +73,7 @@ KN_TEST(table_ranks, same_bits_over_ranks)
                          .optimizer = kind, .o.wrap_class = "part");
 }
 
-/* Whatever units, strategies, layouts and dtypes the rest has. */
+/* Whatever units, strategies, layouts and dtypes the rest has, and however ranks speak. */
 KN_TEST(table_ranks, same_bits_in_every_setting)
 {
     const kn_fsdp_wrap_options o[] = {
@@ -87,7 +87,7 @@ KN_TEST(table_ranks, same_bits_in_every_setting)
     for (size_t i = 0; i < sizeof o / sizeof *o; i++)
         MATRIX_CHECK(.model = MATRIX_OWN, .natural = true, .bytes = sizeof(net),
                      .declare = net_init, .loss = loss, .steps = STEPS, .ranks = 4, .rounds = 1,
-                     .threads = true, .workers = i % 2, .o = o[i]);
+                     .threads = i % 3 == 0, .hosts = i % 3 == 1, .workers = i % 2, .o = o[i]);
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -288,7 +288,8 @@ static kn_tensor *fork_loss(fork_net *n, kn_comm *world)
 }
 
 /* Rows go their way at the same place among the reductions of units on all ranks. */
-RANK_TEST(table_ranks, beside_units_left_out, .threads = "23", .processes = "2", .cases = 4)
+RANK_TEST(table_ranks, beside_units_left_out, .threads = "23", .processes = "2", .hosts = "2",
+          .cases = 4)
 {
     IN_SCOPE;
     const int how = *(const int *)arg;
@@ -339,7 +340,7 @@ RANK_TEST(table_ranks, offload_is_refused, .threads = "2")
 }
 
 /* A number that no row has is an error that ends all ranks. */
-RANK_TEST(table_ranks, numbers_out_of_range, .threads = "2")
+RANK_TEST(table_ranks, numbers_out_of_range, .threads = "2", .processes = "2", .hosts = "2")
 {
     OWNED_MODULE net n;
     KN_CHECK(begin(world, &n, 3));
@@ -383,7 +384,7 @@ static bool pair_init(pair *p, kn_comm *world)
            kn_fsdp_wrap(p, world, .seed = 3);
 }
 
-RANK_TEST(table_ranks, another_order_of_tables, .threads = "2")
+RANK_TEST(table_ranks, another_order_of_tables, .threads = "2", .processes = "2", .hosts = "2")
 {
     OWNED_MODULE pair p;
     KN_CHECK(pair_init(&p, world));
@@ -392,7 +393,7 @@ RANK_TEST(table_ranks, another_order_of_tables, .threads = "2")
 }
 
 /* A rank looks at rows while the other brings gradients of as many. */
-RANK_TEST(table_ranks, a_forward_beside_a_backward, .threads = "2")
+RANK_TEST(table_ranks, a_forward_beside_a_backward, .threads = "2", .processes = "2", .hosts = "2")
 {
     OWNED_MODULE pair p;
     KN_CHECK(pair_init(&p, world));

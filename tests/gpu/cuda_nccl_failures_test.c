@@ -41,6 +41,8 @@ static int failure_rank(kn_comm *w)
         usleep(1000);
     if (late && rank == 0) /* alone, so that none but rank 1 is waited for */
         kn_comm_set_timeout(w, patience);
+    if (rank == 1 && strcmp(how, "ends") == 0)
+        return 0;
     if (rank == 1)
         misbehave(w, side);
     else
@@ -83,6 +85,11 @@ static void fails(const char *what, int live, const char *part, const char *othe
 KN_TEST(cuda_nccl_failures, a_rank_that_dies_is_named)
 {
     fails("dies", 2, "rank 1 ", "");
+}
+
+KN_TEST(cuda_nccl_failures, a_rank_that_ends_is_not_waited_for)
+{
+    fails("ends", 2, "(block.3) in communicator world, but rank 1 has ended", "");
 }
 
 KN_TEST(cuda_nccl_failures, a_rank_that_fails_is_repeated)
@@ -152,6 +159,31 @@ KN_TEST(cuda_nccl_failures, a_call_that_is_given_up_is_the_last)
     KN_CHECK(b->left > 0, "no rank was in a call");
 }
 
+/* Of a sum in rank order: the host waits for the exchange before it launches the addition, and
+ * there the communicator is aborted. No call of NCCL follows. */
+static int between_steps_rank(kn_comm *w)
+{
+    kn_cuda_deterministic(true);
+    EXPECT(kn_comm_memory_on(w, KN_CUDA) && sum_of(w, 1, kn_comm_size(w)));
+    kn_stream *s = kn_compute_stream(KN_CUDA);
+    float *x = gpu(kn_device_memory(KN_CUDA), NULL, 4096 * sizeof *x);
+    b->ready++;
+    while (b->ready < kn_comm_size(w))
+        usleep(1000);
+    if (kn_rank(w) != 1)
+        kn_all_reduce(w, x, NULL, x, 4096, KN_F32, KN_F32, s, "block.3");
+    else if (usleep(100000) == 0)
+        kn_fail("data: file is empty");
+    EXPECT(kn_error() && strstr(kn_error(), "data: file is empty"));
+    kn_clear_error();
+    return 0;
+}
+
+KN_TEST(cuda_nccl_failures, nothing_follows_an_abort_between_the_steps_of_a_call)
+{
+    KN_CHECK(on(3, between_steps_rank) == 0);
+}
+
 /* Many communicators: all of them end, not only those with calls in progress. */
 static int many_rank(kn_comm *w)
 {
@@ -185,6 +217,7 @@ static void fails_over_tcp(const char *what, int live, const char *part)
 KN_TEST(cuda_nccl_failures, over_tcp)
 {
     fails_over_tcp("dies", 2, "rank 1 died without an error message");
+    fails_over_tcp("ends", 2, "but rank 1 has ended");
     fails_over_tcp("fails", 3, "data: file is empty");
     fails_over_tcp("is late", 3, "for rank 1 in all_reduce_i64 of 1 i64 (block.3)");
     fails_over_tcp("is out of step", 3, "collectives don't match");

@@ -89,6 +89,9 @@ static bool notes_fit(const conv *c, bool tf32, bool deterministic, const kn_dnn
            !(deterministic && HAS(found->notes, NONDETERMINISTIC));
 }
 
+/* Plans that the options exclude exist without them: else the checks of notes would be empty. */
+static int cores, varying;
+
 static void plan_convs(const char *json, int arch, bool tf32, bool deterministic)
 {
     char what[160];
@@ -105,7 +108,12 @@ static void plan_convs(const char *json, int arch, bool tf32, bool deterministic
                 continue;
             if (!taken && c->takes[0]) /* not tested by this case */
                 continue;
+            if (!plan_mine(c->dtype == KN_F32))
+                continue;
             bool made = try_conv(json, arch, c, *which, &found);
+            cores += made && tf32 && HAS(found.notes, TENSOR_CORE);
+            varying += made && c->dtype == KN_F32 && !tf32 && !deterministic &&
+                       HAS(found.notes, NONDETERMINISTIC);
             snprintf(what, sizeof what, "sm_%d conv %c %s %s%s%s", arch, *which, c->name,
                      kn_dtype_name(c->dtype), tf32 ? " tf32" : "",
                      deterministic ? " deterministic" : "");
@@ -114,25 +122,6 @@ static void plan_convs(const char *json, int arch, bool tf32, bool deterministic
         }
     kn_cuda_allow_tf32(false);
     kn_cuda_deterministic(false);
-}
-
-/* Plans that the options exclude exist without them: else the checks above would be empty. */
-static void plan_options(const char *json, int arch)
-{
-    int cores = 0, varying = 0;
-    for (size_t i = 0; i < sizeof convs / sizeof *convs; i++)
-        for (const char *which = "yxw"; *which && convs[i].dtype == KN_F32; which++) {
-            kn_dnn_found found = { 0 };
-            kn_cuda_allow_tf32(false);
-            if (try_conv(json, arch, &convs[i], *which, &found))
-                varying += HAS(found.notes, NONDETERMINISTIC);
-            kn_cuda_allow_tf32(true);
-            if (try_conv(json, arch, &convs[i], *which, &found))
-                cores += HAS(found.notes, TENSOR_CORE);
-        }
-    kn_cuda_allow_tf32(false);
-    plan_line(cores > 0, "some f32 on tensor cores where TF32 is allowed", true, NULL);
-    plan_line(varying > 0, "some gradient of varying bits where that is allowed", true, NULL);
 }
 
 typedef struct norm {
@@ -160,6 +149,8 @@ static void plan_norms(const char *json, int arch)
     char what[160];
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         const norm *t = &norms[i];
+        if (!plan_mine(false))
+            continue;
         kn_dnn_found found = { 0 };
         kn_array x = image(t->dtype, t->image, t->n, t->c, t->h, t->h),
                  v = vector(t->vectors, t->c), stat = vector(KN_F32, t->c);
@@ -190,6 +181,9 @@ void plan_images(const char *json, int arch)
     plan_convs(json, arch, false, false);
     plan_convs(json, arch, true, false);
     plan_convs(json, arch, false, true);
-    plan_options(json, arch);
+    if (plan_mine(true)) {
+        plan_line(cores > 0, "some f32 on tensor cores where TF32 is allowed", true, NULL);
+        plan_line(varying > 0, "some gradient of varying bits where that is allowed", true, NULL);
+    }
     plan_norms(json, arch);
 }

@@ -1,9 +1,7 @@
 /* tests/gpu/nccl_ranks.c: see nccl_ranks.h. */
 #include "tests/gpu/nccl_ranks.h"
-#include "comm/messages/tcp.h"
 #include "kernels/cuda/runtime/runtime.h"
 #include "tests/gpu/emulator/emulated.h"
-#include "tests/ports.h"
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -165,19 +163,16 @@ bool sum_of(kn_comm *c, int64_t mine, int64_t want)
 }
 
 static rank_fn of_tcp;
-static int tcp_port;
+static host_job hosts;
 
 static int tcp_rank(kn_comm *w)
 {
-    kn_tcp_place place = { .host = "127.0.0.1", .port = tcp_port, .ports = 1, .job = "nccl" };
-    kn_comm *t = kn_comm_tcp(&place, kn_rank(w), kn_comm_size(w));
-    EXPECT(t && kn_rank_enter(t));
-    return of_tcp(t);
+    return host_main(w, &hosts);
 }
 
 rank_fn over_tcp(rank_fn fn)
 {
-    tcp_port = kn_test_ports(20);
     of_tcp = fn;
+    hosts = hosts_of(one_rank, &of_tcp);
     return tcp_rank;
 }

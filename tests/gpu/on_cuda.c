@@ -36,6 +36,8 @@ static const char *const cannot[][2] = {
     { "memory.worked_example", "its reductions wait, which those of a GPU do not" },
     { "init.four_ranks", "its limit knows no segments of registered memory" },
     { "offload_units.one_", "the CPU offloads to files only" },
+    { "tensor_collectives.a_rank_that_goes_wrong", "labels of a GPU's calls name no shapes" },
+    { "table_ranks.among_simulated", "simulated ranks move bytes of the host" },
     { "acts.programs", "with offload an ignored parameter lies elsewhere than the others" },
     { "random.programs_4", "with offload an ignored parameter lies elsewhere than the others" },
     { "random.programs_2",

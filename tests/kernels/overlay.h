@@ -135,7 +135,8 @@ void case_each(kn_kernel kernel, int first, int count, void (*one)(overlay_case 
 int overlay_providers(const kn_provider *providers[KN_MAX_PROVIDERS]);
 /* The same with the reference at the end. */
 int overlay_all_layers(const kn_provider *providers[KN_MAX_PROVIDERS]);
-/* The number of cases to run: all n, or fewer where kernels are emulated. */
+/* The number of cases to run: all n, or fewer where kernels are emulated or a sanitizer looks on;
+ * KN_TEST_WHOLE=1 (the slow suite): all. */
 int overlay_cases(int n);
 
 /* Calls use for each range of memory that a call of a kernel points at (gpu_provider.c). */

@@ -24,7 +24,7 @@ KN_TEST(reference_optim, adamw)
 {
     float p[2] = { 1, -2 }, m[2] = { 0 }, v[2] = { 0 }, g[2] = { 0.5f, -4 };
     double lr = 0.1f, scale = 0.5, step = 1;
-    kn_opt_piece piece = { p, g, m, v, 2, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
+    kn_opt_piece piece = { p, g, m, v, NULL, 2, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
     kn_adamw_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.999, 1e-8 };
     double P[2] = { 1, -2 }, M[2] = { 0 }, V[2] = { 0 };
     for (int t = 1; t <= 5; t++) {
@@ -47,7 +47,7 @@ KN_TEST(reference_optim, sgd)
     for (int nesterov = 0; nesterov < 2; nesterov++) {
         double p = 1, m = 55, g = 0.5, P = 1, M = 0;
         double lr = 0.25, scale = 1, step = 1;
-        kn_opt_piece piece = { &p, &g, &m, NULL, 1, 1, 0.5f, KN_F64, KN_F64, NULL, KN_F64 };
+        kn_opt_piece piece = { &p, &g, &m, NULL, NULL, 1, 1, 0.5f, KN_F64, KN_F64, NULL, KN_F64 };
         kn_sgd_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.5, 0.25, nesterov };
         for (int t = 1; t <= 3; t++) {
             step = (float)t;
@@ -64,7 +64,7 @@ KN_TEST(reference_optim, lion)
 {
     float p[3] = { 1, -2, 3 }, m[3] = { 0 }, g[3] = { 0.5f, -4, 0 };
     double lr = 0.1f, scale = 0.5, step = 1;
-    kn_opt_piece piece = { p, g, m, NULL, 3, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
+    kn_opt_piece piece = { p, g, m, NULL, NULL, 3, 2.0f, 0.25f, KN_F32, KN_F32, NULL, KN_F32 };
     kn_lion_args a = { { &piece, 1, &lr, &scale, &step, NULL }, 0.9, 0.99 };
     double P[3] = { 1, -2, 3 }, M[3] = { 0 };
     for (int t = 1; t <= 5; t++) {

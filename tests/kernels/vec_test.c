@@ -62,6 +62,48 @@ KN_TEST(vec, sums_do_not_depend_on_threads)
     kn_set_threads(1);
 }
 
+/* What threads find and count of [300, 1000], along either dim: the first of the largest or of NaN,
+ * bools that hold. */
+KN_TEST(vec, places_and_counts)
+{
+    enum { ROWS = 300, COLS = 1000 };
+    float *x = numbers(ROWS * COLS, 1);
+    bool *holds = malloc(ROWS * COLS);
+    KN_CHECK(holds != NULL);
+    for (int i = 0; i < ROWS * COLS; i++) {
+        x[i] = i % 5003 == 5000 ? NAN : floorf(20 * x[i]);
+        holds[i] = x[i] > 3;
+    }
+    for (int threads = 1; threads <= 4; threads += 3)
+        for (int dim = 0; dim < 2; dim++) {
+            int64_t place[COLS], count[COLS];
+            const int64_t lines = dim ? ROWS : COLS, n = dim ? COLS : ROWS;
+            kn_array from = array(x, ROWS, COLS), to = array(place, dim ? ROWS : 1, dim ? 1 : COLS);
+            to.dtype = KN_I64;
+            kn_set_threads(threads);
+            KN_LAUNCH(stream(), KN_K_REDUCE, (kn_reduce_args){ to, from, KN_ARGMAX });
+            from.data = holds, from.dtype = KN_BOOL, to.data = count;
+            KN_LAUNCH(stream(), KN_K_REDUCE, (kn_reduce_args){ to, from, KN_SUM });
+            KN_CHECK_OK();
+            for (int64_t l = 0; l < lines; l++) {
+                int64_t first = 0, held = 0;
+                for (int64_t i = 0; i < n; i++) {
+                    const int64_t at = dim ? l * COLS + i : i * COLS + l;
+                    const float best = x[dim ? l * COLS + first : first * COLS + l];
+                    if (!isnan(best) && (isnan(x[at]) || x[at] > best))
+                        first = i;
+                    held += holds[at];
+                }
+                KN_CHECK(place[l] == first && count[l] == held,
+                         "line %d of dim %d: at %d, not %d; %d, not %d", (int)l, dim, (int)place[l],
+                         (int)first, (int)count[l], (int)held);
+            }
+        }
+    kn_set_threads(1);
+    free(holds);
+    free(x);
+}
+
 /* Rows of a few elements: threads begin within one, and inputs that repeat a row or an element of
  * each are copied. */
 KN_TEST(vec, short_rows_that_repeat)

@@ -133,6 +133,8 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_embedding_bag_init_options, (), LAYER(kn_embedding_bag, 4, 2, o))                         \
     X(kn_conv2d_init_options, (.device = KN_META),                                                 \
       LAYER(kn_conv2d, 2, 2, o.kernels[0] ? 0 : 2, o))                                             \
+    X(kn_conv3d_init_options, (.device = KN_META),                                                 \
+      LAYER(kn_conv3d, 2, 2, o.kernels[0] ? 0 : 2, o))                                             \
     X(kn_conv1d_init_options, (.device = KN_META), LAYER(kn_conv1d, 2, 2, 2, o))                   \
     X(kn_conv_transpose2d_init_options, (.stride = 2, .device = KN_META),                          \
       LAYER(kn_conv_transpose2d, 2, 2, o.kernels[0] ? 0 : 2, o))                                   \
@@ -140,7 +142,7 @@ static void wrap(kn_fsdp_wrap_options o)
       LAYER(kn_conv_transpose1d, 2, 2, 2, o))                                                      \
     X(kn_batch_norm_init_options, (), LAYER(kn_batch_norm, 4, o))                                  \
     X(kn_group_norm_init_options, (), LAYER(kn_group_norm, 2, 4, o))                               \
-    X(kn_instance_norm_init_options, (), LAYER(kn_instance_norm, 4, o))                            \
+    X(kn_instance_norm_init_options, (.track_running_stats = true), LAYER(kn_instance_norm, 4, o)) \
     X(kn_self_attention_init_options, (.rope = true, .qk_norm = true, .device = KN_META),          \
       LAYER(kn_self_attention, 4, 2, o))                                                           \
     X(kn_multi_head_attention_init_options,                                                        \
@@ -201,6 +203,7 @@ static void wrap(kn_fsdp_wrap_options o)
     X(kn_conv_transpose1d_options, (.stride = 2), kn_conv_transpose1d_(in.line, in.w1, NULL, o))   \
     X(kn_batch_norm_options, (.training = true),                                                   \
       kn_batch_norm_(in.rows, NULL, NULL, NULL, NULL, o))                                          \
+    X(kn_instance_norm_options, (), kn_instance_norm_(in.line, NULL, NULL, 0, o))                  \
     X(kn_pool2d_options, (.kernel = 2), {                                                          \
         o.kernel = o.kernels[0] ? 0 : o.kernel;                                                    \
         kn_max_pool2d_(in.image, o);                                                               \

@@ -24,7 +24,7 @@ static void make(kn_module *m, int kind, bool rope, int kv_heads)
 static double differ(kn_tensor *a, kn_tensor *b)
 {
     kn_tensor *d = kn_abs(kn_sub(a, b));
-    return kn_item(kn_amax(kn_reshape(d, KN_SHAPE(kn_numel(d))), 0, false));
+    return kn_item(kn_amax(d, 0, NULL, false));
 }
 
 KN_TEST(cache, pieces_as_the_whole)

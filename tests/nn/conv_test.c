@@ -142,7 +142,7 @@ KN_TEST(conv, without_parameters_and_buffers)
     kn_train(&bn, false); /* the batch's statistics all the same */
     kn_tensor *x = input(1), *y = kn_call(&bn, x);
     kn_tensor *m = kn_mean(y, 3, (int64_t[]){ 0, 2, 3 }, false);
-    KN_CHECK(m && fabs(kn_item(kn_amax(kn_abs(m), 0, false))) < 1e-5);
+    KN_CHECK(m && fabs(kn_item(kn_amax(kn_abs(m), 0, NULL, false))) < 1e-5);
 }
 
 KN_TEST(conv, whole_on_meta)
@@ -196,6 +196,10 @@ KN_TEST(conv, bad_relatives)
     kn_conv_transpose1d up1;
     kn_group_norm gn;
     kn_instance_norm in;
+    kn_conv3d three;
+    REFUSED(kn_conv3d_init(&three, NULL, "c", 3, 8, 0, .kernels = { 3, 1 }),
+            "kn_conv3d_init: 'c' would be 3 -> 8 with a kernel of 3 x 1 x 0; all");
+    REFUSED(kn_conv3d_init(&three, NULL, "c", 3, 8, 1, .pads = { 0, 0, -1 }), "'c' has .pads -1");
     REFUSED(kn_conv1d_init(&one, NULL, "c", 3, 8, 0),
             "kn_conv1d_init: 'c' would be 3 -> 8 with a kernel of 0; all");
     REFUSED(kn_conv_transpose2d_init(&up, NULL, "c", 4, 6, 3, .groups = 4),
@@ -214,6 +218,49 @@ KN_TEST(conv, bad_relatives)
     REFUSED(kn_instance_norm_init(&in, NULL, "in", -1),
             "kn_instance_norm_init: 'in' has -1 channels");
     REFUSED(kn_instance_norm_init(&in, NULL, "in", 3, .eps = NAN), "'in' has eps nan");
+    REFUSED(kn_instance_norm_init(&in, NULL, "in", 3, .momentum = 0.5),
+            "'in' has momentum 0.5, should lie in [0, 1] (KN_ZERO for 0), and goes with");
+    REFUSED(kn_instance_norm_init(&in, NULL, "in", 3, .momentum = 2, .track_running_stats = true),
+            "'in' has momentum 2");
+}
+
+/* Beside sums by hand: of each channel of each sample, averaged over samples. */
+KN_TEST(conv, running_statistics_of_instance_norm)
+{
+    for (int i = 0; i < 3; i++) { /* plain, recomputed, bf16 */
+        IN_SCOPE;
+        OWNED_MODULE kn_instance_norm in;
+        KN_CHECK(kn_instance_norm_init(&in, NULL, "", 4, .track_running_stats = true,
+                                       .momentum = 0.25) &&
+                 kn_recompute(&in, i == 1) && kn_module_buffer(&in, "num_batches_tracked"));
+        kn_tensor *x = kn_require_grad(kn_cast(input(1), i == 2 ? KN_BF16 : KN_F32), true);
+        kn_tensor *wide = kn_cast(kn_detach(x), KN_F32), *y = kn_call(&in, x);
+        KN_CHECK(y && kn_dtype_of(y) == kn_dtype_of(x) && kn_backward(sum_of(kn_square(y))));
+        const float *v = kn_data(wide);
+        double mean[4] = { 0 }, var[4] = { 0 };
+        for (int c = 0; c < 4; c++)
+            for (int n = 0; n < 3; n++) {
+                const float *of = v + (n * 4 + c) * 30;
+                double sum = 0, squares = 0;
+                for (int k = 0; k < 30; k++)
+                    sum += of[k] / 30;
+                for (int k = 0; k < 30; k++)
+                    squares += (of[k] - sum) * (of[k] - sum) / 29;
+                mean[c] += sum / 3, var[c] += squares / 3;
+            }
+        for (int c = 0; c < 4; c++) {
+            mean[c] *= 0.25, var[c] = 0.75 + 0.25 * var[c];
+            KN_CHECK(fabs(buffer(&in, "running_mean", c) - mean[c]) < 1e-6, "%d", i);
+            KN_CHECK(fabs(buffer(&in, "running_var", c) - var[c]) < 1e-6, "%d", i);
+        }
+        kn_train(&in, false);
+        kn_tensor *z = kn_cast(kn_call(&in, x), KN_F32);
+        KN_CHECK(z && buffer(&in, "running_mean", 0) == (float)buffer(&in, "running_mean", 0));
+        for (int c = 0; c < 4; c++)
+            KN_CHECK(fabs(((const float *)kn_data(z))[c * 30] -
+                          (v[c * 30] - mean[c]) / sqrt(var[c] + 1e-5)) < (i == 2 ? 2e-2 : 1e-5));
+        KN_CHECK(fabs(buffer(&in, "running_mean", 0) - mean[0]) < 1e-6);
+    }
 }
 
 /* Without weights no operation sees the layer's number of channels. */

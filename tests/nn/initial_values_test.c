@@ -93,7 +93,8 @@ KN_TEST(initial_values, uniform_stays_below_its_end)
                  kn_parameter(&m, "w", dtype, KN_CPU, KN_UNIFORM_INIT(a, b), KN_SHAPE(1 << 15)) &&
                  kn_materialize(&m, KN_CPU, 5));
         kn_tensor *w = kn_cast(kn_detach(kn_module_param(&m, "w")), KN_F64);
-        const double least = kn_item(kn_amin(w, 0, false)), most = kn_item(kn_amax(w, 0, false));
+        const double least = kn_item(kn_amin(w, 0, NULL, false)),
+                     most = kn_item(kn_amax(w, 0, NULL, false));
         KN_CHECK(least >= a - 0x1p-9 && most < b, "[%g, %g): %g to %.9g", a, b, least, most);
         KN_CHECK(most == before || b == 0, "[%g, %g): %.9g, not %.9g", a, b, most, before);
     }

@@ -12,8 +12,7 @@ static kn_tensor *noise(uint64_t stream, int64_t B, int64_t T, int64_t C)
 static double difference(kn_tensor *a, kn_tensor *b)
 {
     KN_CHECK(a && b, "%s", kn_error() ? kn_error() : "no result");
-    kn_tensor *d = kn_reshape(kn_abs(kn_sub(a, b)), KN_SHAPE(-1));
-    return kn_item(kn_amax(d, 0, false));
+    return kn_item(kn_amax(kn_abs(kn_sub(a, b)), 0, NULL, false));
 }
 
 static kn_tensor *attend(kn_multi_head_attention *a, kn_tensor *x, kn_tensor *context,

@@ -152,6 +152,7 @@ typedef union any_layer {
     kn_layer_norm layer_norm;
     kn_rms_norm rms_norm;
     kn_conv2d conv2d;
+    kn_conv3d conv3d;
     kn_conv_transpose1d conv_transpose1d;
     kn_batch_norm batch_norm;
     kn_group_norm group_norm;
@@ -165,7 +166,7 @@ typedef union any_layer {
     kn_embedding_bag embedding_bag;
 } any_layer;
 
-enum { LAYERS = 16 };
+enum { LAYERS = 17 };
 static int layer_kind;
 
 static bool layer_init(any_layer *l)
@@ -188,7 +189,8 @@ static bool layer_init(any_layer *l)
     case 7:
         return kn_group_norm_init(&l->group_norm, NULL, "", 1, 3);
     case 8:
-        return kn_instance_norm_init(&l->instance_norm, NULL, "", 3, .affine = true);
+        return kn_instance_norm_init(&l->instance_norm, NULL, "", 3, .affine = true,
+                                     .track_running_stats = true);
     case 9:
         return kn_dropout_init(&l->dropout, NULL, "", 0.5);
     case 10:
@@ -201,6 +203,8 @@ static bool layer_init(any_layer *l)
         return kn_gru_init(&l->gru, NULL, "", 4, 2, .bidirectional = true);
     case 14:
         return kn_embedding_bag_init(&l->embedding_bag, NULL, "", 3, 2, .sparse = true);
+    case 15:
+        return kn_conv3d_init(&l->conv3d, NULL, "", 3, 2, 3);
     default:
         return kn_swiglu_init(&l->swiglu, NULL, "", 4, 4);
     }

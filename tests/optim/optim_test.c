@@ -19,6 +19,71 @@ KN_TEST(optim, adamw_follows_the_formula)
         r, KN_F32, 3, 2e-6);
 }
 
+/* L2, and AMSGrad, whose largest square isn't the last one where beta2 is small. */
+KN_TEST(optim, adam_and_amsgrad_follow_the_formula)
+{
+    for (int i = 0; i < 8; i++) {
+        two_layers m;
+        const bool wide = i >= 4, l2 = i % 4 != 1, amsgrad = i % 4 != 0, maximize = i % 4 == 3;
+        rule r = adam_rule(0.02, l2 && !wide ? 0 : 0.25);
+        r.beta1 = 0.5, r.beta2 = 0.25, r.l2 = l2, r.amsgrad = amsgrad, r.maximize = maximize;
+        build(&m, wide ? KN_F64 : KN_F32);
+        kn_optim *o = kn_adamw(&m, .lr = 0.02, .beta1 = 0.5, .beta2 = 0.25, .l2 = l2,
+                               .weight_decay = l2 && !wide ? 0 : 0.25, .amsgrad = amsgrad,
+                               .maximize = maximize);
+        KN_CHECK(o && strcmp(kn_optim_state_name(o, 1), "exp_avg_sq") == 0);
+        const char *third = kn_optim_state_name(o, 2);
+        KN_CHECK(amsgrad ? third && strcmp(third, "max_exp_avg_sq") == 0 : !third);
+        follow(&m, o, r, wide ? KN_F64 : KN_F32, 2, wide ? 1e-14 : 2e-6);
+    }
+}
+
+/* The factor of the gradients lies with the clipping, with the scaler, or with the optimizer. */
+KN_TEST(optim, maximize_steps_along_the_gradient)
+{
+    two_layers m;
+    build(&m, KN_F32);
+    rule r = adam_rule(0.01, 0.01);
+    r.maximize = true;
+    follow(&m, kn_adamw(&m, .lr = 0.01, .maximize = true), r, KN_F32, 2, 2e-6);
+    build(&m, KN_F32);
+    r = sgd_rule(0.1, 0.9, 0, false, 0.05);
+    r.maximize = true;
+    follow(&m, kn_sgd(&m, .lr = 0.1, .momentum = 0.9, .weight_decay = 0.05, .maximize = true), r,
+           KN_F32, 2, 2e-6);
+    build(&m, KN_F64);
+    r = adam_rule(0.01, 0);
+    r.lion = r.maximize = true;
+    r.beta2 = 0.99;
+    follow(&m, kn_lion(&m, .lr = 0.01, .maximize = true), r, KN_F64, 1, 1e-14);
+    build(&m, KN_F64);
+    kn_optim *o = kn_sgd(&m, .lr = 1, .maximize = true);
+    KN_CHECK(o && backward(&m, KN_F64, 1));
+    const double norm = kn_item(kn_clip_grad_norm(&m, 0.125));
+    KN_CHECK(norm > 0.125);
+    step_by(&m, o, -0.125 / (norm + 1e-6), 1e-6);
+    kn_optim_free(o);
+    o = kn_adagrad(&m, .lr = 1, .maximize = true, .eps = 1e9);
+    KN_CHECK(o && backward(&m, KN_F64, 2));
+    step_by(&m, o, -1e-9, 1e-15);
+    kn_optim_free(o);
+    kn_scaler *s = kn_scaler_new(&m, .init_scale = 8);
+    o = kn_sgd(&m, .lr = 1, .maximize = true);
+    kn_scope scope = kn_scope_begin();
+    kn_tensor *x = kn_randn(KN_F64, KN_CPU, 5, 9, KN_SHAPE(6, 3));
+    KN_CHECK(s && o && kn_backward(kn_scale_loss(s, kn_mean(kn_call(&m, x), 0, NULL, false))));
+    kn_scope_end(scope);
+    static double before[PARAMS][MOST], after[PARAMS][MOST];
+    read_params(&m, false, before);
+    KN_CHECK(kn_scaler_step(s, o));
+    read_params(&m, false, after);
+    KN_CHECK(fabs(after[3][0] - before[3][0] - 0.5) < 1e-12, "out.bias moves by %g",
+             after[3][0] - before[3][0]); /* its gradient is 1/2 */
+    kn_scaler_free(s);
+    kn_optim_free(o);
+    kn_module_free(&m);
+}
+
 KN_TEST(optim, adamw_groups)
 {
     two_layers m;

@@ -21,7 +21,7 @@ static double apart(net *a, net *b)
     for (int i = 0; i < n; i++) {
         IN_SCOPE;
         kn_tensor *d = kn_abs(kn_sub(kn_detach(p[i].master), kn_detach(q[i].master)));
-        most = fmax(most, kn_item(kn_amax(d, 0, false)));
+        most = fmax(most, kn_item(kn_amax(d, 0, NULL, false)));
     }
     KN_CHECK_OK();
     return most;
@@ -80,7 +80,7 @@ typedef struct seen {
 static bool look(const kn_optim_part *p, void *arg)
 {
     seen *s = arg;
-    bool state = p->state[0] && p->state[1] && kn_item(kn_amax(p->state[1], 0, false)) == 0;
+    bool state = p->state[0] && p->state[1] && kn_item(kn_amax(p->state[1], 0, NULL, false)) == 0;
     KN_CHECK(state && kn_ndim(p->param) == 1 && kn_numel(p->grad) == kn_numel(p->param));
     KN_CHECK(!strcmp(p->name, "fc.weight") || !strcmp(p->name, "fc.bias"), "%s", p->name);
     s->taped |= kn_grad_mode();

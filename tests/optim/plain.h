@@ -71,7 +71,7 @@ static inline void step_by(two_layers *m, kn_optim *o, double factor, double tol
 
 /* Reference: the step of one element in plain C. */
 typedef struct rule {
-    bool adam, lion, nesterov;
+    bool adam, lion, nesterov, l2, amsgrad, maximize;
     double lr, beta1, beta2, eps, momentum, dampening;
     double decay[PARAMS], lr_mul[PARAMS];
 } rule;
@@ -82,7 +82,7 @@ static inline void plain_step(const rule *r, int step, double scale, double p[PA
 {
     for (int i = 0; i < PARAMS; i++)
         for (int k = 0; k < MOST; k++) {
-            double grad = g[i][k] * scale, lr = r->lr * r->lr_mul[i];
+            double grad = g[i][k] * (r->maximize ? -scale : scale), lr = r->lr * r->lr_mul[i];
             if (r->lion) {
                 double c = r->beta1 * m[i][k] + (1 - r->beta1) * grad;
                 m[i][k] = r->beta2 * m[i][k] + (1 - r->beta2) * grad;
@@ -90,11 +90,14 @@ static inline void plain_step(const rule *r, int step, double scale, double p[PA
                 continue;
             }
             if (r->adam) {
+                static double most[PARAMS][MOST];
+                grad += r->l2 ? r->decay[i] * p[i][k] : 0;
                 m[i][k] = r->beta1 * m[i][k] + (1 - r->beta1) * grad;
                 v[i][k] = r->beta2 * v[i][k] + (1 - r->beta2) * grad * grad;
+                most[i][k] = step == 1 ? v[i][k] : fmax(most[i][k], v[i][k]);
                 double mh = m[i][k] / (1 - pow(r->beta1, step)),
-                       vh = v[i][k] / (1 - pow(r->beta2, step));
-                p[i][k] -= lr * r->decay[i] * p[i][k];
+                       vh = (r->amsgrad ? most[i][k] : v[i][k]) / (1 - pow(r->beta2, step));
+                p[i][k] -= r->l2 ? 0 : lr * r->decay[i] * p[i][k];
                 p[i][k] -= lr * mh / (sqrt(vh) + r->eps);
                 continue;
             }

@@ -56,7 +56,7 @@ static double apart(kn_tensor *a, kn_tensor *b)
 {
     IN_SCOPE;
     kn_tensor *d = kn_abs(kn_sub(kn_cast(kn_detach(a), KN_F64), kn_cast(kn_detach(b), KN_F64)));
-    return kn_item(kn_amax(kn_flatten(d, 0, -1), 0, false));
+    return kn_item(kn_amax(d, 0, NULL, false));
 }
 
 static double apart_nets(net *a, net *b)

@@ -8,7 +8,7 @@ enum { MOST_RANKS = 4, BEFORE = 2 }; /* steps before the one that fails */
 
 typedef struct rescue {
     way w;
-    kn_comm_failure how;
+    kn_fault_kind how;
     int64_t at;                /* which meeting of the step fails on the last rank */
     char want[256], dir[256];  /* files of the last whole step, by the ranks together and apart */
     int64_t steps[MOST_RANKS]; /* that each rank took */
@@ -36,7 +36,7 @@ static bool failing_step(net *m, kn_optim *o, kn_comm *world, const rescue *r)
 {
     const bool last = kn_rank(world) == kn_comm_size(world) - 1;
     if (last && r->at > 0)
-        kn_comm_fail_at(world, r->at, r->how);
+        kn_fault_at(KN_AT_MEETING, r->at, r->how);
     if (r->at > 0)
         return net_step(m, o, world, BEFORE);
     return net_backward(m, kn_rank(world)) && (last ? kn_fail("a failure asked for") : kn_step(o));
@@ -57,7 +57,7 @@ static int lose_a_step(kn_comm *world, void *arg)
     EXPECT(kn_ok() || strstr(kn_error(), "a failure asked for") || strstr(kn_error(), "memory"),
            "%s", kn_error());
     kn_clear_error();
-    kn_comm_fail_at(world, 0, r->how);
+    kn_fault_at(KN_AT_MEETING, 0, r->how);
     const int64_t calls = calls_of(world);
     kn_state *part = take_all(&m, o, place, KN_STATE_SHARDED);
     EXPECT(part && kn_state_save(part, r->dir) && calls_of(world) == calls, "%s", kn_error());
@@ -123,7 +123,7 @@ static void in_way(int i, int ranks)
     const bool shards = ways[i].strategy != KN_NO_SHARD;
     int times = 0;
     for (r.at = 1;; r.at += r.at < 4 ? 1 : 5) {
-        r.how = r.at % 2 ? KN_FAIL_ERROR : KN_FAIL_MEMORY;
+        r.how = r.at % 2 ? KN_FAULT_ERROR : KN_FAULT_MEMORY;
         times += rescued(&r, ranks);
         if (r.failed == 0) /* the step has fewer meetings */
             break;

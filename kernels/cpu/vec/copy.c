@@ -255,17 +255,23 @@ kn_status VEC_FN(vec_fill)(const void *args)
 
 /* ---- where ---------------------------------------------------------------------------------- */
 
-/* The dense loop apart, so that the compiler vectorises it. */
+#define WHERE_BY(sc, sa, sb)                                                                       \
+    for (int64_t i = 0; i < n; i++)                                                                \
+    d[i] = c[i * (sc)] ? a[i * (sa)] : b[i * (sb)]
+
+/* Loops apart where all is dense, or one value stands for all: the compiler vectorises them. */
 #define WHERE_LOOP(type)                                                                           \
     do {                                                                                           \
         type *d = (type *)p[0];                                                                    \
         const type *a = (const type *)p[2], *b = (const type *)p[3];                               \
         if (sc == 1 && sa == 1 && sb == 1)                                                         \
-            for (int64_t i = 0; i < n; i++)                                                        \
-                d[i] = c[i] ? a[i] : b[i];                                                         \
+            WHERE_BY(1, 1, 1);                                                                     \
+        else if (sc == 1 && sa == 1 && sb == 0)                                                    \
+            WHERE_BY(1, 1, 0);                                                                     \
+        else if (sc == 1 && sa == 0 && sb == 1)                                                    \
+            WHERE_BY(1, 0, 1);                                                                     \
         else                                                                                       \
-            for (int64_t i = 0; i < n; i++)                                                        \
-                d[i] = c[i * sc] ? a[i * sa] : b[i * sb];                                          \
+            WHERE_BY(sc, sa, sb);                                                                  \
     } while (0)
 
 static void where_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)

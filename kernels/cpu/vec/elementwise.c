@@ -1,30 +1,9 @@
 /* kernels/cpu/vec/elementwise.c: binary operations. The loops are f32; bf16 and f16 pass through
  * blocks that stay in the first-level cache. */
 #include "kernels/cpu/vec/iter.h"
-#include "kernels/cpu/vec/math.h"
+#include "kernels/cpu/vec/words.h"
 
 #define BLOCK 512 /* floats of a conversion buffer */
-
-#define v_div(a, b) ((a) / (b))
-
-/* NaN on either side passes. */
-VEC_INLINE vf v_maximum(vf a, vf b)
-{
-    return v_sel(v_ne(a, a), a, v_max(a, b));
-}
-
-VEC_INLINE vf v_minimum(vf a, vf b)
-{
-    return v_sel(v_ne(a, a), a, v_min(a, b));
-}
-
-/* From the nearer end; p holds one number. */
-VEC_INLINE vf v_lerp(vf p, vf a, vf b)
-{
-    if (p[0] < 0.5f)
-        return v_fma(p, b - a, a);
-    return v_fnma(v_set1(1.0f) - p, b - a, b);
-}
 
 /* expr is a function of a and b; a step of 0 repeats the first value. */
 #define BINARY_LOOP(expr)                                                                          \
@@ -52,6 +31,7 @@ typedef struct binary_ctx {
     case kind:                                                                                     \
         BINARY_LOOP(formula);                                                                      \
         break;
+#define LOOP_LONG LOOP_LIGHT
 #define LOOP_RARE(kind, formula)
 #define BINARY_CASE(kind, name, function, reads, dtypes, domain, work, formula)                    \
     LOOP_##work(KN_##kind, formula)

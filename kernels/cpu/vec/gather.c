@@ -91,14 +91,15 @@ static bool plan_make(plan *p, const kn_array *full, const kn_array *picked, con
 VEC_INLINE void gather_as(const plan *p, int64_t begin, int64_t end, int64_t size, bool wide)
 {
     int64_t i = begin % p->count, base = begin / p->count * p->n * p->inner;
+    const bool whole = p->slices && p->inner > 1;
     for (int64_t r = begin; r < end; r++) {
-        if (p->slices)
+        if (whole)
             memcpy(p->picked + r * p->inner * size,
                    p->full + (base + index_at(p->index, i * p->step, wide) * p->inner) * size,
                    (size_t)(p->inner * size));
-        for (int64_t j = 0; j < p->inner && !p->slices; j++) {
-            const int64_t to = r * p->inner + j;
-            const int64_t from = base + index_at(p->index, to, wide) * p->inner + j;
+        for (int64_t j = 0; j < p->inner && !whole; j++) {
+            const int64_t to = r * p->inner + j, at = p->slices ? i * p->step : to;
+            const int64_t from = base + index_at(p->index, at, wide) * p->inner + j;
             memcpy(p->picked + to * size, p->full + from * size, (size_t)size);
         }
         if (++i == p->count) {
@@ -163,7 +164,11 @@ VEC_INLINE void join_slices_as(const plan *p, int64_t o, int64_t j, int64_t w, b
 {
     float *full = (float *)p->full + o * p->n * p->inner + j;
     const float *picked = (const float *)p->picked + o * p->count * p->inner + j;
-    for (int64_t i = 0; i < p->count; i++, picked += p->inner)
+    for (int64_t i = 0; i < p->count && w == 1; i++) {
+        float *to = full + index_at(p->index, i * p->step, wide) * p->inner;
+        *to = joined(by, *to, picked[i * p->inner]);
+    }
+    for (int64_t i = 0; i < p->count && w > 1; i++, picked += p->inner)
         join_run_as(full + index_at(p->index, i * p->step, wide) * p->inner, picked, w, by);
 }
 

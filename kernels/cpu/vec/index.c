@@ -9,6 +9,17 @@ static int64_t index_at(const kn_array *index, int64_t i)
                                   : ((const int32_t *)index->data)[at];
 }
 
+/* The index of slices as one of elements of picked. */
+static kn_array of_elements(const kn_array *index, const kn_array *picked, int dim)
+{
+    kn_array r = *picked;
+    for (int d = 0; d < r.ndim; d++)
+        r.stride[d] = d == dim ? index->stride[0] : 0;
+    r.data = index->data;
+    r.dtype = index->dtype;
+    return r;
+}
+
 /* full [outer, n, inner] and picked [outer, count, inner], both dense. */
 typedef struct plan {
     int64_t outer, n, count, inner;
@@ -97,6 +108,9 @@ kn_status VEC_FN(vec_index_select)(const void *args)
 {
     const kn_index_select_args *a = args;
     plan p;
+    if (a->dim + 1 == a->src.ndim && a->dst.dtype == a->src.dtype)
+        return VEC_FN(vec_gather)(
+            &(kn_gather_args){ a->dst, a->src, of_elements(&a->index, &a->dst, a->dim), a->dim });
     const kn_status made = a->dst.dtype != a->src.dtype
                                ? KN_DECLINED
                                : plan_make(&p, &a->src, &a->dst, &a->index, a->dim, 0);
@@ -179,24 +193,8 @@ static void add_groups(const void *ctx, int64_t begin, int64_t end)
 /* The same bits without chains, where a sum in dst is as wide as one in a register. */
 static kn_status add_in_place(const kn_index_add_args *a)
 {
-    kn_array index = a->src;
-    for (int d = 0; d < index.ndim; d++)
-        index.stride[d] = d == a->dim ? a->index.stride[0] : 0;
-    index.data = a->index.data;
-    index.dtype = a->index.dtype;
-    return VEC_FN(vec_scatter)(&(kn_scatter_args){ a->dst, a->src, index, a->dim, true });
-}
-
-/* Lines [begin, end) of f32 along the last dim. */
-static void add_lines(const void *ctx, int64_t begin, int64_t end)
-{
-    const addition *s = ctx;
-    for (int64_t o = begin; o < end; o++) {
-        float *dst = (float *)s->a->dst.data + o * s->p->n;
-        const float *src = (const float *)s->a->src.data + o * s->p->count;
-        for (int64_t i = 0; i < s->p->count; i++)
-            dst[s->p->place[i]] += src[i];
-    }
+    return VEC_FN(vec_scatter)(&(kn_scatter_args){
+        a->dst, a->src, of_elements(&a->index, &a->src, a->dim), a->dim, true });
 }
 
 /* An element belongs to one task, so its additions happen in the order of index. */
@@ -205,7 +203,7 @@ kn_status VEC_FN(vec_index_add)(const void *args)
     const kn_index_add_args *a = args;
     plan p;
     const bool f32 = a->dst.dtype == KN_F32 && a->src.dtype == KN_F32;
-    const kn_status added = f32 && a->dim + 1 < a->dst.ndim ? add_in_place(a) : KN_DECLINED;
+    const kn_status added = f32 ? add_in_place(a) : KN_DECLINED;
     if (added != KN_DECLINED)
         return added;
     const kn_status made = vec_float(a->dst.dtype) && vec_float(a->src.dtype)
@@ -215,12 +213,8 @@ kn_status VEC_FN(vec_index_add)(const void *args)
         return made;
     addition s = { a, &p, p.run + p.count, p.run + p.count + p.n, (p.inner + 63) / 64 };
     const int threads = kn_threads_for(12 * p.outer * p.count * p.inner);
-    if (p.inner == 1 && f32) {
-        kn_each_range(threads, p.outer, add_lines, &s);
-    } else {
-        chain(&s);
-        kn_each_range(threads, p.outer * s.groups * p.count, add_groups, &s);
-    }
+    chain(&s);
+    kn_each_range(threads, p.outer * s.groups * p.count, add_groups, &s);
     plan_end(&p);
     return KN_DONE;
 }

@@ -115,6 +115,78 @@ VEC_INLINE vf v_tanh(vf x)
     return v_copysign(v_sel(v_lt(a, v_set1(0.625f)), near, far), x);
 }
 
+/* erfinv(x) / x is a polynomial of w = -log(1 - x^2) below 5, and of sqrt w beyond. */
+VEC_INLINE vf v_erfinv(vf x)
+{
+    static const float near[] = { 1.501409411f,     0.2466407269f,    -0.004177707713f,
+                                  -0.0012537078f,   0.0002186019701f, -4.396707482e-06f,
+                                  -3.52879897e-06f, 3.437202736e-07f, 2.85297439e-08f };
+    static const float far[] = { 3.001526594f,    1.004294991f,      0.006409479305f,
+                                 -0.00465971604f, 0.00324557256f,    -0.002347250702f,
+                                 0.001262883889f, -0.0001322441822f, -0.0001597161463f };
+    const vf one = v_set1(1.0f), w = -v_log((one - x) * (one + x));
+    const vf beyond = v_poly(v_sqrt(w) - v_set1(3.1680340f), far, 9);
+    const vf slope = v_sel(v_lt(w, v_set1(5.0f)), v_poly(w - v_set1(2.5f), near, 9), beyond);
+    return x * v_sel(v_eq(v_abs(x), one), v_set1(__builtin_inff()), slope);
+}
+
+/* ---- words of LIBM kinds (kernels/kinds.h): glibc's libmvec ---------------------------------- */
+
+#ifdef KN_HAVE_MVEC
+#if KN_VW == 16
+#define VEC_LIBM(name, args) _ZGVeN16##args##_##name##f
+typedef __m512 vec_libm;
+#elif KN_VW == 8
+#define VEC_LIBM(name, args) _ZGVdN8##args##_##name##f
+typedef __m256 vec_libm;
+#else
+#define VEC_LIBM(name, args) _ZGVbN4##args##_##name##f
+typedef vf vec_libm;
+#endif
+#define VEC_LIBM_WORD(name)                                                                        \
+    vec_libm VEC_LIBM(name, v)(vec_libm);                                                          \
+    VEC_INLINE vf v_##name(vf x)                                                                   \
+    {                                                                                              \
+        return (vf)VEC_LIBM(name, v)((vec_libm)x);                                                 \
+    }
+VEC_LIBM_WORD(exp2)
+VEC_LIBM_WORD(log2)
+VEC_LIBM_WORD(log10)
+VEC_LIBM_WORD(sin)
+VEC_LIBM_WORD(cos)
+VEC_LIBM_WORD(tan)
+VEC_LIBM_WORD(asin)
+VEC_LIBM_WORD(acos)
+VEC_LIBM_WORD(atan)
+VEC_LIBM_WORD(sinh)
+VEC_LIBM_WORD(cosh)
+VEC_LIBM_WORD(asinh)
+VEC_LIBM_WORD(acosh)
+VEC_LIBM_WORD(atanh)
+VEC_LIBM_WORD(erfc)
+
+#define VEC_LIBM_WORD_OF_TWO(name)                                                                 \
+    vec_libm VEC_LIBM(name, vv)(vec_libm, vec_libm);                                               \
+    VEC_INLINE vf v_##name(vf x, vf y)                                                             \
+    {                                                                                              \
+        return (vf)VEC_LIBM(name, vv)((vec_libm)x, (vec_libm)y);                                   \
+    }
+VEC_LIBM_WORD_OF_TWO(pow)
+VEC_LIBM_WORD_OF_TWO(atan2)
+VEC_LIBM_WORD(erf)
+
+/* The normal distribution Phi(x) */
+VEC_INLINE vf v_normal_cdf(vf x)
+{
+    return v_set1(0.5f) * v_erfc(x * v_set1(-0.70710678f));
+}
+
+#define LOOP_LIBM LOOP_LIGHT
+#define VEC_RARE  KN_RARE /* from this work on, the reference computes a kind */
+#else
+#define LOOP_LIBM LOOP_RARE
+#define VEC_RARE  KN_LIBM
+
 /* erfc(t) for t >= 0.98 (any smaller t gives garbage): e^(-t^2) R(1 / (1 + 0.4 t)) */
 VEC_INLINE vf v_erfc_far(vf t)
 {
@@ -150,42 +222,6 @@ VEC_INLINE vf v_normal_cdf(vf x)
     const vf near = v_fma(half * z, v_erf_near(z * z), half);
     return v_sel(v_lt(a, one), near, far);
 }
-
-/* ---- words of LIBM kinds (kernels/kinds.h): glibc's libmvec ---------------------------------- */
-
-#ifdef KN_HAVE_MVEC
-#if KN_VW == 16
-#define VEC_LIBM(name, args) _ZGVeN16##args##_##name##f
-typedef __m512 vec_libm;
-#elif KN_VW == 8
-#define VEC_LIBM(name, args) _ZGVdN8##args##_##name##f
-typedef __m256 vec_libm;
-#else
-#define VEC_LIBM(name, args) _ZGVbN4##args##_##name##f
-typedef vf vec_libm;
-#endif
-#define VEC_LIBM_WORD(name)                                                                        \
-    vec_libm VEC_LIBM(name, v)(vec_libm);                                                          \
-    VEC_INLINE vf v_##name(vf x)                                                                   \
-    {                                                                                              \
-        return (vf)VEC_LIBM(name, v)((vec_libm)x);                                                 \
-    }
-VEC_LIBM_WORD(log2)
-VEC_LIBM_WORD(sin)
-VEC_LIBM_WORD(cos)
-VEC_LIBM_WORD(tan)
-VEC_LIBM_WORD(atan)
-
-vec_libm VEC_LIBM(pow, vv)(vec_libm, vec_libm);
-VEC_INLINE vf v_pow(vf x, vf y)
-{
-    return (vf)VEC_LIBM(pow, vv)((vec_libm)x, (vec_libm)y);
-}
-#define LOOP_LIBM LOOP_LIGHT
-#define VEC_RARE  KN_RARE /* from this work on, the reference computes a kind */
-#else
-#define LOOP_LIBM LOOP_RARE
-#define VEC_RARE  KN_LIBM
 #endif
 
 #endif

@@ -192,6 +192,35 @@ VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float
                 scalar_put(t, element(&p->x, size_of(t), n, c + l, h, w), sum[(h * W + w) * k + l]);
 }
 
+/* The same of one channel, whose elements lie in rows. */
+VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_dtype t)
+{
+    const int64_t H = p->x.shape[2], W = p->x.shape[3], P = p->y.shape[2], Q = p->y.shape[3];
+    const bool max = p->kind == KN_POOL_MAX;
+    memset(sum, 0, (size_t)(H * W) * sizeof *sum);
+    for (int64_t i = 0; i < P; i++) {
+        const char *dy = element(&p->y, size_of(t), n, c, i, 0);
+        const int32_t *at = (int32_t *)(void *)(max ? element(&p->index, 4, n, c, i, 0) : NULL);
+        const span r = span_of(p, 0, i);
+        for (int64_t j = 0; j < Q; j++) {
+            const float g = scalar_get(t, dy + j * p->y.stride[3] * size_of(t));
+            const span s = p->columns[j];
+            if (max) {
+                const int32_t to = at[j * p->index.stride[3]];
+                if (to >= 0 && to < H * W)
+                    sum[to] += g;
+                continue;
+            }
+            const float each = g / (float)(r.divide * s.divide);
+            for (int64_t h = r.begin; h < r.end; h++)
+                for (int64_t w = s.begin; w < s.end; w++)
+                    sum[h * W + w] += each;
+        }
+    }
+    for (int64_t h = 0; h < H; h++)
+        vec_cast(element(&p->x, size_of(t), n, c, h, 0), t, sum + h * W, W, KN_F32);
+}
+
 typedef struct grad_call {
     const pools *p;
     int64_t tile; /* channels */
@@ -207,7 +236,10 @@ static void grad_share(const void *ctx, int64_t share)
     float *room = g->room + share * p->x.shape[2] * p->x.shape[3] * g->tile;
     for (int64_t i = share; i < p->x.shape[0] * across; i += g->shares) {
         const int64_t c = i % across * g->tile;
-        VEC_BY_DTYPE(p->x.dtype, grad_tile, p, i / across, c, v_min_i64(g->tile, C - c), room);
+        if (g->tile == 1 && p->x.stride[3] == 1)
+            VEC_BY_DTYPE(p->x.dtype, grad_plane, p, i / across, c, room);
+        else
+            VEC_BY_DTYPE(p->x.dtype, grad_tile, p, i / across, c, v_min_i64(g->tile, C - c), room);
     }
 }
 

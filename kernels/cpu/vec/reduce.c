@@ -1,7 +1,7 @@
-/* kernels/cpu/vec/reduce.c: sums, means and extrema over the last or the leading dims. The source
- * is seen as (A, R, C) with R reduced: rows where C = 1, columns otherwise. Sums are built from
- * blocks of fixed size, f32 inside a block and f64 across blocks, so that the order of additions
- * depends on the shape alone. */
+/* kernels/cpu/vec/reduce.c: sums, means, extrema and their places over the last or the leading
+ * dims. The source is seen as (A, R, C) with R reduced: rows where C = 1, columns otherwise. Sums
+ * are built from blocks of fixed size, f32 inside a block and f64 across blocks, so that the order
+ * of additions depends on the shape alone. */
 #include "kernels/cpu/vec/iter.h"
 
 #define ROW_BLOCK 1024  /* elements added in f32, in 4 KN_VW lanes */
@@ -129,7 +129,33 @@ static double neutral(const plan *p)
 
 static void put(const plan *p, int64_t i, double sum)
 {
-    v_put_n(p->to, p->dst, i, v_set1((float)(sum * p->scale)), 1);
+    const float result = (float)(sum * p->scale);
+    if (p->to == KN_I64)
+        ((int64_t *)p->dst)[i] = (int64_t)sum;
+    else if (p->to == KN_F32)
+        ((float *)p->dst)[i] = result;
+    else
+        v_put_n(p->to, p->dst, i, v_set1(result), 1);
+}
+
+/* KN_VW elements, and the first n of them; of bools numbers. */
+VEC_INLINE vf get(kn_dtype t, const void *p, int64_t i)
+{
+    typedef uint8_t bytes __attribute__((vector_size(KN_VW)));
+    bytes b;
+    if (t != KN_BOOL)
+        return v_get(t, p, i);
+    memcpy(&b, (const char *)p + i, sizeof b);
+    return v_sel(v_ne(v_to_float(__builtin_convertvector(b, vi)), v_zero()), v_set1(1), v_zero());
+}
+
+VEC_INLINE vf get_n(kn_dtype t, const void *p, int64_t i, int64_t n)
+{
+    uint8_t b[KN_VW] = { 0 };
+    if (t != KN_BOOL)
+        return v_get_n(t, p, i, n);
+    memcpy(b, (const char *)p + i, (size_t)v_min_i64(n, KN_VW));
+    return get(t, b, 0);
 }
 
 /* ---- extrema -------------------------------------------------------------------------------- */
@@ -140,15 +166,39 @@ VEC_INLINE vf better(bool max, vf x, vf best)
     return v_sel(v_ne(x, x), x, max ? v_max(x, best) : v_min(x, best));
 }
 
+/* Of n dense elements; the last vector takes some of them again. */
+VEC_INLINE float row_extremum_of(const void *x, int64_t n, bool max, kn_dtype t)
+{
+    vf best[4];
+    vm nan = v_ne(v_zero(), v_zero());
+    const vf first = v_get1(t, x, 0);
+    int64_t i = 0;
+    for (int k = 0; k < 4; k++)
+        best[k] = first;
+    for (; i + 4 * KN_VW <= n; i += 4 * KN_VW)
+        for (int k = 0; k < 4; k++) {
+            const vf v = v_get(t, x, i + k * KN_VW);
+            nan |= v_ne(v, v);
+            best[k] = max ? v_max(v, best[k]) : v_min(v, best[k]);
+        }
+    for (; i < n; i += KN_VW) {
+        const vf v = n < KN_VW ? v_first_lanes(v_get_n(t, x, 0, n), first, n)
+                               : v_get(t, x, v_min_i64(i, n - KN_VW));
+        nan |= v_ne(v, v);
+        best[0] = max ? v_max(v, best[0]) : v_min(v, best[0]);
+    }
+    if (v_any(nan))
+        return __builtin_nanf("");
+    for (int k = 1; k < 4; k++)
+        best[0] = max ? v_max(best[k], best[0]) : v_min(best[k], best[0]);
+    return max ? v_hmax(best[0]) : v_hmin(best[0]);
+}
+
 static float row_extremum(kn_dtype t, const void *x, int64_t n, bool max)
 {
-    vf best = v_get1(t, x, 0);
-    int64_t i = 0;
-    for (; i + KN_VW <= n; i += KN_VW)
-        best = better(max, v_get(t, x, i), best);
-    for (; i < n; i++)
-        best = better(max, v_get1(t, x, i), best);
-    return max ? v_hmax(best) : v_hmin(best);
+    if (t == KN_F32)
+        return row_extremum_of(x, n, max, KN_F32);
+    return t == KN_BF16 ? row_extremum_of(x, n, max, KN_BF16) : row_extremum_of(x, n, max, KN_F16);
 }
 
 /* best[j] = the extremum of it and x[., j] over some rows, for w <= COL_BLOCK columns */
@@ -169,6 +219,60 @@ VEC_INLINE void best_rows(double *best, bool max, const char *x, int64_t step, i
     }
 }
 
+/* ---- the first place of the largest ---------------------------------------------------------- */
+
+/* Of n dense elements, whose largest is found first. */
+VEC_INLINE int64_t row_place(const void *x, int64_t n, kn_dtype t)
+{
+    const vf best = v_set1(row_extremum(t, x, n, true));
+    const bool nan = v_any(v_ne(best, best));
+    int64_t i = 0;
+    for (; i < n; i += KN_VW) {
+        const vf v = v_get_n(t, x, i, n - i);
+        if (v_any(nan ? v_ne(v, v) : v_eq(v, best)))
+            break;
+    }
+    for (; i + 1 < n; i++) {
+        const float v = v_get1(t, x, i)[0];
+        if (nan ? v != v : v == best[0])
+            break;
+    }
+    return i;
+}
+
+/* Of n columns of p, at most KN_VW, from x on. */
+VEC_INLINE void column_places(int64_t *to, const plan *p, const char *x, int64_t n, kn_dtype t)
+{
+    vf best = v_get_n(t, x, 0, n);
+    vi at = v_set1_i(0);
+    for (int64_t r = 1; r < p->r; r++) {
+        const vf v = v_get_n(t, x + r * p->sr * p->size, 0, n);
+        const vm more = v_gt(v, best) | (v_ne(v, v) & v_eq(best, best));
+        best = v_sel(more, v, best);
+        at = v_sel_i(more, v_set1_i((int32_t)r), at);
+    }
+    for (int64_t j = 0; j < n; j++)
+        to[j] = at[j];
+}
+
+/* Tasks [first, last): rows, or vectors of columns. */
+static void find_places(const void *ctx, int64_t first, int64_t last)
+{
+    const plan *p = ctx;
+    const int64_t across = (p->c + KN_VW - 1) / KN_VW;
+    for (int64_t task = first; task < last; task++) {
+        const int64_t a = task / across, c = task % across * KN_VW;
+        const char *x = p->src + (a * p->sa + c) * p->size;
+        int64_t *to = (int64_t *)p->dst + a * p->c + c;
+        if (p->c > 1)
+            VEC_BY_DTYPE(p->from, column_places, to, p, x, v_min_i64(KN_VW, p->c - c));
+        else if (p->from == KN_F32)
+            *to = row_place(x, p->r, KN_F32);
+        else
+            *to = row_place(x, p->r, p->from);
+    }
+}
+
 /* ---- rows ----------------------------------------------------------------------------------- */
 
 /* The sum of n dense elements. */
@@ -180,13 +284,13 @@ VEC_INLINE double row_sum_of(const void *x, int64_t n, kn_dtype t)
         vf s0 = v_zero(), s1 = s0, s2 = s0, s3 = s0;
         int64_t i = b;
         for (; i + 4 * KN_VW <= end; i += 4 * KN_VW) {
-            s0 += v_get(t, x, i);
-            s1 += v_get(t, x, i + KN_VW);
-            s2 += v_get(t, x, i + 2 * KN_VW);
-            s3 += v_get(t, x, i + 3 * KN_VW);
+            s0 += get(t, x, i);
+            s1 += get(t, x, i + KN_VW);
+            s2 += get(t, x, i + 2 * KN_VW);
+            s3 += get(t, x, i + 3 * KN_VW);
         }
         for (; i < end; i += KN_VW)
-            s0 += v_get_n(t, x, i, end - i);
+            s0 += get_n(t, x, i, end - i);
         sum += v_hsum((s0 + s1) + (s2 + s3));
     }
     return sum;
@@ -196,6 +300,8 @@ static double row_sum(kn_dtype t, const void *x, int64_t n)
 {
     if (t == KN_F32)
         return row_sum_of(x, n, KN_F32);
+    if (t == KN_BOOL)
+        return row_sum_of(x, n, KN_BOOL);
     return t == KN_BF16 ? row_sum_of(x, n, KN_BF16) : row_sum_of(x, n, KN_F16);
 }
 
@@ -228,20 +334,20 @@ VEC_INLINE void add_rows(double *sum, const char *x, int64_t step, int64_t rows,
         const char *x0 = x + r * step, *x1 = x0 + step, *x2 = x1 + step, *x3 = x2 + step;
         int64_t j = 0;
         for (; j + KN_VW <= w; j += KN_VW)
-            v_store(acc + j, v_load(acc + j) + ((v_get(t, x0, j) + v_get(t, x1, j)) +
-                                                (v_get(t, x2, j) + v_get(t, x3, j))));
+            v_store(acc + j, v_load(acc + j) + ((get(t, x0, j) + get(t, x1, j)) +
+                                                (get(t, x2, j) + get(t, x3, j))));
         if (j < w) {
             const int64_t n = w - j;
             v_store_n(acc + j,
-                      v_load_n(acc + j, n) + ((v_get_n(t, x0, j, n) + v_get_n(t, x1, j, n)) +
-                                              (v_get_n(t, x2, j, n) + v_get_n(t, x3, j, n))),
+                      v_load_n(acc + j, n) + ((get_n(t, x0, j, n) + get_n(t, x1, j, n)) +
+                                              (get_n(t, x2, j, n) + get_n(t, x3, j, n))),
                       n);
         }
     }
     for (; r < rows; r++)
         for (int64_t j = 0; j < w; j += KN_VW)
-            v_put_n(KN_F32, acc, j,
-                    v_get_n(KN_F32, acc, j, w - j) + v_get_n(t, x + r * step, j, w - j), w - j);
+            v_put_n(KN_F32, acc, j, get_n(KN_F32, acc, j, w - j) + get_n(t, x + r * step, j, w - j),
+                    w - j);
     for (int64_t j = 0; j < w; j++)
         sum[j] += acc[j];
 }
@@ -266,7 +372,9 @@ static void sum_columns(const void *ctx, int64_t first, int64_t last)
             sum[j] = neutral(p);
         for (int64_t r = begin; r < end; r += COL_ROWS) {
             const int64_t rows = v_min_i64(COL_ROWS, end - r);
-            if (p->sums)
+            if (p->from == KN_BOOL)
+                add_rows(sum, x + r * step, step, rows, w, KN_BOOL);
+            else if (p->sums)
                 VEC_BY_DTYPE(p->from, add_rows, sum, x + r * step, step, rows, w);
             else
                 VEC_BY_DTYPE(p->from, best_rows, sum, p->max, x + r * step, step, rows, w);
@@ -321,10 +429,16 @@ kn_status VEC_FN(vec_reduce)(const void *args)
 {
     const kn_reduce_args *a = args;
     plan p;
-    if (a->kind == KN_ARGMAX || !vec_float(a->src.dtype) ||
-        (a->dst.dtype != a->src.dtype && a->dst.dtype != KN_F32))
+    const bool place = a->kind == KN_ARGMAX;
+    const bool count = a->kind == KN_SUM && a->src.dtype == KN_BOOL && a->dst.dtype == KN_I64;
+    const bool same = place || a->dst.dtype == a->src.dtype || a->dst.dtype == KN_F32;
+    if (!count && (!vec_float(a->src.dtype) || !same))
         return KN_DECLINED;
-    if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a))
+    if (kn_array_numel(&a->src) == 0 || !plan_make(&p, a) || (place && p.r > INT32_MAX))
         return KN_DECLINED;
-    return run(&p, kn_threads_for(kn_array_numel(&a->src) * p.size));
+    const int threads = kn_threads_for(kn_array_numel(&a->src) * p.size);
+    if (!place)
+        return run(&p, threads);
+    kn_each_range(threads, p.a * ((p.c + KN_VW - 1) / KN_VW), find_places, &p);
+    return KN_DONE;
 }

@@ -5,20 +5,6 @@
 
 #define BLOCK 1024 /* elements added in f32; 4 KiB, stays in the first-level cache */
 
-/* The first n lanes of v, then those of rest. */
-VEC_INLINE vf first_lanes(vf v, vf rest, int64_t n)
-{
-#if KN_VW == 16
-    return (vf)_mm512_mask_blend_ps((__mmask16)((1u << n) - 1), (__m512)rest, (__m512)v);
-#elif KN_VW == 8
-    return v_sel(v_first(n), v, rest);
-#else
-    for (int64_t i = n; i < KN_VW; i++)
-        v[i] = rest[i];
-    return v;
-#endif
-}
-
 /* max over n >= 1 elements; NaN where there is one */
 VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
 {
@@ -29,7 +15,7 @@ VEC_INLINE float row_max(const void *x, int64_t n, kn_dtype t)
         best = v_sel(v_ne(v, v), v, v_max(v, best));
     }
     if (i < n) { /* missing lanes repeat values of the row */
-        const vf v = first_lanes(v_get_n(t, x, i, n - i), best, n - i);
+        const vf v = v_first_lanes(v_get_n(t, x, i, n - i), best, n - i);
         best = v_sel(v_ne(v, v), v, v_max(v, best));
     }
     return v_hmax(best);
@@ -59,29 +45,27 @@ VEC_INLINE double row_exp_sum(const void *x, int64_t n, float max, float *y, kn_
             const vf e = v_exp(v_get_n(t, x, i, w) - m);
             if (y)
                 v_put_n(KN_F32, y, i, e, w);
-            s0 += w < KN_VW ? first_lanes(e, v_zero(), w) : e;
+            s0 += w < KN_VW ? v_first_lanes(e, v_zero(), w) : e;
         }
         sum += v_hsum(s0 + s1);
     }
     return sum;
 }
 
-/* softmax keeps the exponentials in y where y is f32, else it computes them twice so that y is
- * rounded once. */
-VEC_INLINE void softmax_row(void *y, const void *x, int64_t n, bool log, kn_dtype t)
+/* y = e^(x - max) / sum, or its logarithm (shift: that of sum). softmax keeps the exponentials in y
+ * where y is f32, else it computes them twice so that y is rounded once. */
+VEC_INLINE void softmax_row(void *y, const void *x, int64_t n, float max, double sum, float shift,
+                            bool log, kn_dtype t)
 {
-    const bool keep = t == KN_F32 && !log;
-    const float max = row_max(x, n, t);
-    const double sum = row_exp_sum(x, n, max, keep ? y : NULL, t);
+    const bool kept = t == KN_F32 && !log;
     const vf m = v_set1(max), inverse = v_set1((float)(1.0 / sum));
-    const vf shift = log ? v_log(v_set1((float)sum)) : v_zero();
     for (int64_t i = 0; i < n; i += KN_VW) {
-        if (keep) {
+        if (kept) {
             v_put_n(t, y, i, v_get_n(t, y, i, n - i) * inverse, n - i);
             continue;
         }
         const vf v = v_get_n(t, x, i, n - i) - m;
-        v_put_n(t, y, i, log ? v - shift : v_exp(v) * inverse, n - i);
+        v_put_n(t, y, i, log ? v - v_set1(shift) : v_exp(v) * inverse, n - i);
     }
 }
 
@@ -91,13 +75,32 @@ typedef struct softmax_call {
     bool log;
 } softmax_call;
 
+/* Rows r to r + rows, at most KN_VW, whose logarithms are taken at once. */
+VEC_INLINE void softmax_some(const softmax_call *c, int64_t r, int64_t rows, kn_dtype t)
+{
+    const int64_t size = (int64_t)kn_dtype_size(t), n = c->x.cols;
+    const bool keep = t == KN_F32 && !c->log;
+    float max[KN_VW], sums[KN_VW] = { 0 };
+    double sum[KN_VW];
+    for (int64_t k = 0; k < rows; k++) {
+        const void *x = vec_row(&c->x, r + k, size);
+        max[k] = row_max(x, n, t);
+        sum[k] = row_exp_sum(x, n, max[k], keep ? vec_row(&c->y, r + k, size) : NULL, t);
+        sums[k] = (float)sum[k];
+    }
+    const vf shift = c->log ? v_log(v_load(sums)) : v_zero();
+    for (int64_t k = 0; k < rows; k++)
+        softmax_row(vec_row(&c->y, r + k, size), vec_row(&c->x, r + k, size), n, max[k], sum[k],
+                    shift[k], c->log, t);
+}
+
+/* As many rows at once as stay in the first-level cache. */
 static void softmax_rows(const void *ctx, int64_t begin, int64_t end)
 {
     const softmax_call *c = ctx;
-    const int64_t size = (int64_t)kn_dtype_size(c->t);
-    for (int64_t r = begin; r < end; r++)
-        VEC_BY_DTYPE(c->t, softmax_row, vec_row(&c->y, r, size), vec_row(&c->x, r, size), c->x.cols,
-                     c->log);
+    const int64_t group = c->x.cols < BLOCK / KN_VW ? KN_VW : 1;
+    for (int64_t r = begin; r < end; r += group)
+        VEC_BY_DTYPE(c->t, softmax_some, c, r, v_min_i64(group, end - r));
 }
 
 kn_status VEC_FN(vec_softmax)(const void *args)

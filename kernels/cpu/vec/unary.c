@@ -1,7 +1,7 @@
 /* kernels/cpu/vec/unary.c: unary functions and their derivatives. The loops are f32; bf16 and f16
  * pass through blocks that stay in the first-level cache. */
 #include "kernels/cpu/vec/iter.h"
-#include "kernels/cpu/vec/math.h"
+#include "kernels/cpu/vec/words.h"
 
 #define BLOCK 512 /* floats of a conversion buffer */
 
@@ -13,45 +13,6 @@ typedef struct unary_ctx {
     float p0, p1;
     bool gradient;
 } unary_ctx;
-
-#define v_num      vf
-#define KN_FORMULA VEC_INLINE vf
-
-/* Words of formulas beside those of math.h. */
-#define v_ceil(x)        (-v_floor(-(x)))
-#define v_over(x, c)     ((x)*v_set1(1.0f / (c)))
-#define v_ratio(d, a, b) ((d) * (a) / (b))
-
-KN_FORMULA v_relu(vf x)
-{
-    return v_max(v_zero(), x);
-}
-
-KN_FORMULA v_clamp(vf x, vf low, vf high)
-{
-    return v_min(high, v_max(low, x));
-}
-
-KN_FORMULA v_bounded(vf x)
-{
-    return v_clamp(x, v_set1(-104.0f), v_set1(104.0f));
-}
-
-/* x sigmoid(z) */
-KN_FORMULA v_gated(vf x, vf z)
-{
-    return x / (v_set1(1.0f) + v_exp(-z));
-}
-
-/* sigmoid(z) and 1 - sigmoid(z), without cancellation: with e = e^-z, s = 1 / (1 + e) and
- * 1 - s = e s. */
-KN_FORMULA v_sigmoids(vf z, vf *rest)
-{
-    const vf e = v_exp(v_min(v_set1(87.0f), -z)); /* stays finite */
-    const vf s = v_set1(1.0f) / (v_set1(1.0f) + e);
-    *rest = e * s;
-    return s;
-}
 
 #ifdef KN_HAVE_MVEC
 /* x^p; p holds one number. Roots of -0 and -inf are those of pow. */
@@ -73,52 +34,6 @@ KN_FORMULA v_power(vf x, vf p)
 }
 #define v_pow v_power
 #endif
-
-#include "kernels/formulas.h"
-
-/* 2 sqrt(2/pi) (x + 0.044715 x^3) */
-KN_FORMULA gelu_inner(vf x)
-{
-    const vf x2 = x * x;
-    return v_set1(2.0f) * (x * v_fma(x2, v_set1(0.79788456f * 0.044715f), v_set1(0.79788456f)));
-}
-
-/* (1 + tanh u) / 2 = sigmoid(2u) */
-KN_FORMULA v_gelu_tanh(vf x)
-{
-    return v_gated(x, gelu_inner(x));
-}
-
-/* With s = sigmoid(2u): y = x s, y' = s + x s (1 - s) 2u', u' = sqrt(2/pi) (1 + 0.134145 x^2) */
-KN_FORMULA v_gelu_tanh_slope(vf given)
-{
-    vf rest;
-    const vf x = v_clamp(given, v_set1(-30.0f), v_set1(30.0f));
-    const vf s = v_sigmoids(gelu_inner(x), &rest);
-    const vf du = v_fma(x * x, v_set1(1.59576912f * 0.134145f), v_set1(1.59576912f));
-    return v_fma(x * (s * rest), du, s);
-}
-
-/* tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2) */
-KN_FORMULA mish_n(vf e)
-{
-    return e * (e + v_set1(2.0f));
-}
-
-KN_FORMULA v_mish(vf x)
-{
-    const vf n = mish_n(v_exp(v_min(v_set1(30.0f), x))); /* stays finite */
-    return x * (n / (n + v_set1(2.0f)));
-}
-
-/* With t = n / (n + 2) and s = sigmoid(x): t + x s (1 - t^2), 1 - t = 2 / (n + 2) */
-KN_FORMULA v_mish_slope(vf given)
-{
-    const vf x = v_bounded(given);
-    const vf one = v_set1(1.0f), two = v_set1(2.0f), e = v_exp(v_min(v_set1(30.0f), x));
-    const vf n = mish_n(e), t = n / (n + two);
-    return v_fma(x * (e / (one + e)), (two / (n + two)) * (one + t), t);
-}
 
 /* The loop over one block: expr is a function of the vector x. */
 #define UNARY_LOOP(expr)                                                                           \
@@ -235,9 +150,14 @@ static int64_t unary_weight(kn_unary kind)
 static void not_run(const vec_iter *it, char *const p[VEC_OPERANDS], int64_t n, const void *ctx)
 {
     const int64_t step = vec_iter_inner(it, 1);
+    char room[BLOCK], *y = p[0];
     (void)ctx;
-    for (int64_t i = 0; i < n; i++)
-        p[0][i] = !p[1][i * step];
+    for (int64_t i = 0, w; i < n; i += w) {
+        w = v_min_i64(BLOCK, n - i);
+        const char *x = vec_dense_run(p[1] + i * step, step, 1, w, room);
+        for (int64_t j = 0; j < w; j++)
+            y[i + j] = x[j] == 0;
+    }
 }
 
 kn_status VEC_FN(vec_unary)(const void *args)

@@ -89,6 +89,20 @@ VEC_INLINE void v_put_n(kn_dtype t, void *p, int64_t i, vf v, int64_t n)
         ((uint16_t *)p)[i + j] = h[j];
 }
 
+/* The first n lanes of v, then those of rest. */
+VEC_INLINE vf v_first_lanes(vf v, vf rest, int64_t n)
+{
+#if KN_VW == 16
+    return (vf)_mm512_mask_blend_ps((__mmask16)((1u << n) - 1), (__m512)rest, (__m512)v);
+#elif KN_VW == 8
+    return v_sel(v_first(n), v, rest);
+#else
+    for (int64_t i = n; i < KN_VW; i++)
+        v[i] = rest[i];
+    return v;
+#endif
+}
+
 /* One value, broadcast. */
 VEC_INLINE vf v_get1(kn_dtype t, const void *p, int64_t i)
 {

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# tests/cli/diff.sh: knap-diff from outside: two recordings, or two commands.
+. "$(dirname "$0")/lib.sh"
+train=$BUILD/models/train_gpt
+diff=$BUILD/models/knap-diff
+[ -x "$train" ] && [ -x "$diff" ] || skip "build/models/train_gpt or knap-diff is not built"
+
+for _ in $(seq 60); do echo "the quick brown fox jumps over the lazy dog"; done >"$TMP/text"
+text=("$train" --data "$TMP/text" --layers 2 --heads 2 --embd 16 --ctx 8 --batch 2 --warmup 1 --eval-every 0
+    --sample-every 0 --steps 4 --threads 1)
+record() { # record NAME OPTION...
+    "${text[@]}" --record-values --record "$TMP/$1.rec" "${@:2}" >"$TMP/output" 2>&1 </dev/null
+}
+for run in "a" "b" "seed --seed 2" "half --dtype bf16" "ranks --ranks 2" "ragged --ranks 2 --layout ragged" \
+    "late --ranks 2 --prefetch none" "rate --lr 0.002"; do
+    # shellcheck disable=SC2086 # a name and options
+    check "recording: $run" record $run
+done
+"${text[@]}" --record "$TMP/bare.rec" >/dev/null 2>&1
+
+same() { [ "$status" = 0 ] && says "$1"; }
+other() { [ "$status" = 1 ] && says "$1"; }
+run "$diff" "$TMP/a.rec" "$TMP/b.rec"
+check "the same run twice" same "values: the same"
+run "$diff" "$TMP/a.rec" "$TMP/seed.rec"
+check "another seed: the first activation" other "the first that differs is the activation transformer.wpe of rank 0"
+check "its operation is named" says "index_select of transformer.wpe"
+check "the order is the same" says "calls and verbs of rank 0: the same"
+run "$diff" "$TMP/a.rec" "$TMP/rate.rec"
+check "another rate: step 2's parameters were written by it" other "values: the first that differs"
+run "$diff" "$TMP/a.rec" "$TMP/half.rec"
+check "another dtype is a setting" other "param_dtype: f32 and bf16"
+run "$diff" "$TMP/ranks.rec" "$TMP/ragged.rec"
+check "another layout" says "layout: flat and ragged"
+check "has the same values" says "values: the same"
+check "and the same order" says "calls and verbs of rank 1: the same"
+run "$diff" "$TMP/ranks.rec" "$TMP/late.rec"
+check "another schedule" other "backward_prefetch: pre and none"
+check "differs at a verb, with its cause" says "because: .backward_prefetch PRE of gpt"
+check "and has the same values" says "values: the same"
+run "$diff" "$TMP/a.rec" "$TMP/seed.rec" --tolerance 3
+check "a tolerance of all" says "values: the same"
+run "$diff" "$TMP/a.rec" "$TMP/bare.rec"
+check "without values it says so" says "record them with --record-values"
+run "$diff" "${text[*]} --seed 5" "${text[*]} --seed 5"
+check "two commands, the same" same "values: the same"
+run "$diff" "${text[*]} --seed 5" "${text[*]} --seed 6"
+check "two commands that differ" other "values: the first that differs"
+
+sed 's/"x":"f32\[8,16\]","h":"\(.\)/"x":"f32[8,16]","h":"z\1/' "$TMP/a.rec" >"$TMP/flip.rec"
+run "$diff" "$TMP/a.rec" "$TMP/flip.rec"
+check "behind the elements shown" other "behind the elements shown: the digests are"
+
+run "$diff" "$TMP/a.rec"
+check "one alone" fails "give two recordings"
+run "$diff" "$TMP/a.rec" "$TMP/none.rec"
+check "no file" fails "none.rec"
+echo "{}" >"$TMP/empty.rec"
+run "$diff" "$TMP/a.rec" "$TMP/empty.rec"
+check "no recording" fails "empty.rec is no recording"
+run "$diff" "false now" "false then"
+check "a command that fails" fails "the command failed: false now"
+finish
