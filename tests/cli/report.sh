@@ -242,7 +242,7 @@ train() { run "$gpt" --data words.txt --ctx 8 --layers 3 --heads 1 --embd 8 --ba
 if [ -x "$gpt" ]; then
     check "a training" eval 'train --record real.rec --log real.jsonl && succeeds'
     check "its facts" eval '"$report" real.rec --text >text'
-    check "its peak is the ledger's, its steps are the log's" python3 - <<'AGREE'
+    check "its peak is the ledger's, its steps are the log's, all idle time has a cause" python3 - <<'AGREE'
 import json
 text = [line.split() for line in open('text')]
 log = {l['step']: l for l in map(json.loads, open('real.jsonl')) if l['step'] in (2, 3)}
@@ -252,6 +252,10 @@ at = next(i for i, row in enumerate(text) if row[:2] == ['step', 'ms'])
 for row in text[at + 1:at + 3]:
     l = log[int(row[0])]
     assert [float(x) for x in row[3:6]] == [float('%.5g' % l[key]) for key in ('loss', 'lr', 'grad_norm')], (row, l)
+idle = float(next(row for row in text if row[:3] == ['Compute', 'was', 'idle'])[4])
+at = next(i for i, row in enumerate(text) if row[:2] == ['cause', 'idle,'])
+causes = [next(float(x) for x in row if x[0].isdigit()) for row in text[at + 1:text.index([], at)]]
+assert abs(sum(causes) - idle) <= 0.1 * len(causes), (causes, idle)
 AGREE
     train --explain all
     check "its order is --explain's" test "$(sed -n 's/^step 2 on rank 0: //p' "$TMP/output")" = "$(sed -n 's/.*first step on rank 0: //p' text)"
