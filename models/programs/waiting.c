@@ -101,18 +101,24 @@ static int64_t job_before(const finder *f, int64_t job)
 
 /* A collective with the casts and sums around it, which were issued as one. */
 typedef struct batch {
-    int64_t first, collective; /* jobs */
+    int64_t first, collective; /* jobs; the job itself where there is no collective */
 } batch;
+
+/* Whether two jobs of a stream follow each other at once, or were put into its queue at once. */
+static bool at_once(const event *before, const event *after)
+{
+    enum { GAP = 5, ISSUES = 50 }; /* microseconds */
+    return end_of(before) >= after->t - GAP || fabs(after->q - before->q) <= ISSUES;
+}
 
 static batch batch_of(const finder *f, int64_t job)
 {
-    enum { AT_ONCE = 5 }; /* microseconds */
     const event *of = f->r->event;
     bool found = is_collective(f->r, &of[job]);
     batch b = { job, job };
     for (int64_t o; (o = job_before(f, b.first)) >= 0; b.first = o) {
         const bool collective = is_collective(f->r, &of[o]);
-        if (end_of(&of[o]) < of[b.first].t - AT_ONCE || (collective && found))
+        if (!at_once(&of[o], &of[b.first]) || (collective && found))
             break;
         b.collective = collective ? o : b.collective;
         found |= collective;
@@ -188,17 +194,25 @@ static bool awaited_piece(finder *f, double *from, double end, int64_t job, int6
            work_piece(f, from, end_of(e), end, &early, sooner, rest, of);
 }
 
-/* The job that a wait ended with: of those on its stream the last one done by then. */
+/* The job that a wait ended with: of those on its stream the last one done by then. What prepares
+ * the next collective may be done by then, too: it wasn't awaited. */
 static int64_t awaited_by(const finder *f, const event *wait)
 {
+    const event *of = f->r->event;
     int64_t best = -1;
     for (int64_t i = first_after(f->others, wait->t); i < f->others->count; i++) {
-        const event *e = &f->r->event[f->others->event[i]];
+        const event *e = &of[f->others->event[i]];
         if (e->t > end_of(wait))
             break;
         if (e->s == wait->w && end_of(e) <= end_of(wait) + 1 && end_of(e) > wait->t &&
-            (best < 0 || end_of(e) > end_of(&f->r->event[best])))
+            (best < 0 || end_of(e) > end_of(&of[best])))
             best = f->others->event[i];
+    }
+    while (best >= 0 && !is_collective(f->r, &of[batch_of(f, best).collective])) {
+        const int64_t before = job_before(f, best);
+        if (before < 0 || end_of(&of[before]) <= wait->t)
+            break;
+        best = before;
     }
     return best;
 }
