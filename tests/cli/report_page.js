@@ -25,8 +25,8 @@ function ask() {
   expect("its line, marked", text("pre .here"), /^36/);
   expect("the line is the file's", text("pre .here").slice(2),
     JSON.parse(document.getElementById("sources").textContent)["fsdp/schedule.c"].split("\n")[35]);
-  expect("why compute is idle now", rows(".streams")[0], "0 compute: idle: a slower rank, awaits all_gather h.0");
-  expect("what its gather runs", rows(".streams")[1], "0 gather: all_gather h.0");
+  expect("why compute is idle now", rows(".streams")[0], "0 compute: idle: issued late, awaits all_gather h.0");
+  expect("what its gather runs", rows(".streams")[1], "0 gather: copy");
   expect("the unit on both ranks", rows(".units")[1], "h.0: gathering, sharded");
   expect("where the parameter's bytes lie", text(".held"),
     /rank 0elements 0 to 99; the whole in bf16 is on its wayrank 1elements 100 to 199$/);
@@ -91,7 +91,7 @@ function ask() {
   view().draw();
   expect("a row of the longest pieces sets the cursor", text(".when"), /^200\.00.\u00b5s \u00b7 rank 0/);
   const bars = [...articles[current].querySelectorAll(".shares span")].map(bar => bar.title);
-  expect("idle time as a bar", bars.slice(0, 3), ["busy 47.4 %", "the transfer itself 17.1 %", "issued late 8.4 %"]);
+  expect("idle time as a bar", bars.slice(0, 3), ["busy 47.4 %", "the transfer itself 15.8 %", "issued late 11.6 %"]);
   expect("rank 1 is never idle", bars.at(-1), "busy 100.0 %");
   expect("words stand where they fit", text(".shares"), /^rank 0busy 47\.4 %.*rank 1busy 100\.0 %$/);
   const memory = view().pictures.find(picture => picture instanceof MemoryPicture);
