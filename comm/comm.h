@@ -176,9 +176,8 @@ KN_API void kn_comm_simulated_free(kn_comm *world);
  * default). Removes its own options from argv:
  *   --ranks N      re-execute this program N times under a supervisor, over inherited shared memory
  *   --threads T    OpenMP threads of each rank (default max(1, cores / ranks on this host))
- *   --fault TEXT   a rank fails in a way and at a place of the program: "rank 1: kill at collective
- *                  17 of step 3"; docs/failures.md has all of them. A fault that never comes is an
- *                  error of kn_finish
+ *   --fault TEXT   a rank fails: "rank 1: kill at collective 17 of step 3" (docs/failures.md); a
+ *                  fault that never comes is an error of kn_finish
  * KNAP_RANKS=N does the same as --ranks, KNAP_FAULT as --fault. Pins each rank to its own cores
  * where they suffice. The supervisor process never returns from this call: it watches the ranks
  * through pidfds, ends all within 2 seconds when one dies, prints which and why unless that rank

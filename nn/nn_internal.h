@@ -223,8 +223,7 @@ bool kn_buffer_uncast(kn_tensor *t);
  * and the last false switches back. Does nothing for a buffer with one dtype. With an error
  * standing it only switches the handle. */
 bool kn_buffer_show(kn_tensor *t, bool full);
-/* batch_norm.c: m's buffers are statistics of this rank's own batches. Declares them:
- * running_mean, running_var, and num_batches_tracked. */
+/* batch_norm.c: m's buffers are of this rank's own batches; running_mean and so on are made. */
 bool kn_buffers_are_own(const kn_module_impl *m);
 bool kn_running_stats(void *layer, int64_t channels, kn_dtype dtype, kn_device device);
 /* Gives an initialised layer a copy of settings[size] and adds it to parent, which may be NULL; on

@@ -8,6 +8,7 @@
 #include "kernels/memory.h"
 #include "models/programs/recorded.h"
 #include "models/programs/tool.h"
+#include "tensor/files.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -366,7 +367,7 @@ static bool run(char *const *words, int count)
         return kn_fail_system("%s: %m", folder);
     bool ok = true;
     for (int i = 0; i < 2 && ok; i++) {
-        const bool command = strchr(words[i], ' ') && access(words[i], F_OK) != 0;
+        const bool command = strchr(words[i], ' ') && !kn_is_there(words[i]);
         snprintf(made[i], sizeof made[i], "%s/%c.rec", folder, 'A' + i);
         path[i] = command ? made[i] : words[i];
         ok = !command || run_command(words[i], made[i]);

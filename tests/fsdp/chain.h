@@ -70,8 +70,7 @@ static inline void chain_wrap(chain *c, int ranks, double bytes_per_s, kn_fsdp_w
     if (!o.wrap_class && !o.policy)
         o.wrap_class = "chain_layer";
     c->world = kn_comm_simulated(ranks, 0, bytes_per_s);
-    KN_CHECK(c->world && kn_fsdp_wrap_(&c->base, c->world, o), "%s",
-             kn_error() ? kn_error() : "no communicator");
+    KN_CHECK(c->world && kn_fsdp_wrap_(&c->base, c->world, o));
 }
 
 static inline void chain_free(chain *c)
@@ -98,7 +97,6 @@ static inline void chain_append(chain_trace *t, char what, const char *name, int
              m ? " " : "", what, name, count);
 }
 
-/* A call of a layer, or a verb that changes how many are gathered. */
 static inline void chain_read_schedule(chain *c, chain_trace *t, const kn_trace_event *e)
 {
     if (e->kind == KN_TRACE_VERB)
@@ -164,11 +162,8 @@ static inline chain_trace chain_step(chain *c, bool backward)
     return t;
 }
 
-static inline void chain_check_line(const char *what, const char *got, const char *want)
-{
-    KN_CHECK(strcmp(got, want) == 0, "%s:\n  %s\nand not\n  %s", what, got, want);
-}
-
+#define chain_check_line(what, got, want)                                                          \
+    KN_CHECK(strcmp(got, want) == 0, "%s:\n  %s\nand not\n  %s", what, got, want)
 #define CHAIN_OPTIONS(...) ((kn_fsdp_wrap_options){ __VA_ARGS__ })
 
 /* A wrapped chain c, which goes with its block; CHAIN: DIM x DIM, 4 rows, a link of 1 MB/s. */
