@@ -199,7 +199,7 @@ head, *events = open('run.rec')
 events = [json.loads(line) for line in events]
 with open('many.rec', 'w') as out:
     out.write(head)
-    for n in range(10700):
+    for n in range(8961):
         for e in events:
             moved = {**e, 't': e['t'] + 380 * n}
             if 'q' in e: moved['q'] = e['q'] + 380 * n
