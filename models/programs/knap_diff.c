@@ -330,17 +330,6 @@ static void compare_numbers(const side *a, const side *b)
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
-static bool run_command(const char *command, const char *path)
-{
-    char *text = kn_host_alloc(strlen(command) + strlen(path) + 64);
-    if (!text)
-        return false;
-    sprintf(text, "%s --record-values --record '%s' >&2", command, path);
-    const int status = system(text);
-    kn_host_free(text);
-    return status == 0 || kn_fail("the command failed: %.300s", command);
-}
-
 static bool compare(const char *path[2])
 {
     side s[2] = { 0 };
@@ -370,7 +359,7 @@ static bool run(char *const *words, int count)
         const bool command = strchr(words[i], ' ') && !kn_is_there(words[i]);
         snprintf(made[i], sizeof made[i], "%s/%c.rec", folder, 'A' + i);
         path[i] = command ? made[i] : words[i];
-        ok = !command || run_command(words[i], made[i]);
+        ok = !command || recording_make(words[i], "--record-values", made[i]);
     }
     ok = ok && compare(path);
     for (int i = 0; i < 2; i++)

@@ -8,19 +8,22 @@
 #include "models/programs/chart.h"
 #include "models/programs/facts.h"
 #include "models/programs/tool.h"
+#include "models/programs/what_if.h"
 #include "tensor/json.h"
 
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char about[] =
     "Shows recordings of training steps, which --record FILE of a trainer writes:\n"
     "  knap-report RUN.rec... [--out page.html]   as one page for browsers, a tab a recording\n"
     "  knap-report RUN.rec... --text              the same facts on the terminal\n"
+    "  knap-report RUN.rec --what-if 'train_gpt ... --prefetch none'   beside another way\n"
     "The page needs no network. docs/recording.md explains it, and the form of a recording.";
 
 typedef struct settings {
-    const char *out;
+    const char *out, *what_if;
     bool text;
 } settings;
 
@@ -30,6 +33,8 @@ static const kn_option table[] = {
     { "out", KN_OPTION_PATH, offsetof(settings, out), NULL, "the page",
       .note = "the first recording's name and .html" },
     { "text", KN_OPTION_FLAG, offsetof(settings, text), NULL, "print the facts, write no page" },
+    { "what-if", KN_OPTION_STRING, offsetof(settings, what_if), NULL,
+      "run this command, a trainer's with another option, and show it beside the first recording" },
     { 0 },
 };
 
@@ -120,34 +125,67 @@ static bool put_data(FILE *out, const recording *r, const waiting *w)
 
 /* ---- page and text --------------------------------------------------------------------------- */
 
-static bool put_recording(sheet *s, const char *path)
-{
+typedef struct shown {
     recording r;
-    waiting w = { 0 };
-    bool ok = recording_read(&r, path) && waiting_find(&w, &r);
+    waiting w;
+} shown;
+
+/* before: the recording that this one is put beside; NULL: none. The caller frees now. */
+static bool put_recording(sheet *s, shown *now, const char *path, const char *name,
+                          const shown *before)
+{
+    recording *r = &now->r;
+    bool ok = recording_read(r, path) && waiting_find(&now->w, r);
     if (ok && s->html) {
         fputs("<article data-name=\"", s->out);
-        svg_text(s->out, path);
+        svg_text(s->out, name);
         fputs("\">\n", s->out);
     } else if (ok) {
-        sheet_sentence(s, "%s", path);
+        sheet_sentence(s, "%s", name);
     }
-    ok = ok && facts_write(s, &r, &w);
+    ok = ok && (!before || what_if_write(s, &before->r, &before->w, r, &now->w)) &&
+         facts_write(s, r, &now->w);
     if (ok && s->html) {
-        ok = put_data(s->out, &r, &w);
+        ok = put_data(s->out, r, &now->w);
         fputs("</article>\n", s->out);
     }
-    waiting_free(&w);
-    recording_free(&r);
+    return ok;
+}
+
+static void shown_free(shown *it)
+{
+    waiting_free(&it->w);
+    recording_free(&it->r);
+}
+
+/* The recordings, and that of --what-if behind the first one. */
+static bool put_all(sheet *s, char *const *word)
+{
+    shown first = { 0 }, other = { 0 };
+    char path[] = "/tmp/knap-report-XXXXXX";
+    bool ok = put_recording(s, &first, word[0], word[0], NULL);
+    for (word++; ok && *word; word++) {
+        ok = put_recording(s, &other, *word, *word, NULL);
+        shown_free(&other);
+        other = (shown){ 0 };
+    }
+    if (ok && given.what_if) {
+        const int fd = mkstemp(path);
+        ok = (fd >= 0 && close(fd) == 0) || kn_fail_system("%s: %m", path);
+        ok = ok && recording_make(given.what_if, "", path) &&
+             put_recording(s, &other, path, given.what_if, &first);
+        unlink(path);
+    }
+    shown_free(&other);
+    shown_free(&first);
     return ok;
 }
 
 static bool print_facts(char *const *word)
 {
     sheet s = { .out = stdout };
-    for (; *word; word++)
-        if (!put_recording(&s, *word))
-            return false;
+    if (!put_all(&s, word))
+        return false;
     return fflush(stdout) == 0 || kn_fail_system("cannot write to standard output: %m");
 }
 
@@ -157,10 +195,8 @@ static bool write_page(char *const *word, const char *path)
     if (!page_begin(&t))
         return false;
     sheet s = { .out = t.out, .html = true };
-    bool ok = true;
     fputs(report_page, t.out);
-    for (; ok && *word; word++)
-        ok = put_recording(&s, *word);
+    const bool ok = put_all(&s, word);
     fputs(report_page_end, t.out);
     if (ok)
         return page_end(&t, path) && printf("%s\n", path) > 0;

@@ -349,3 +349,16 @@ void recording_free(recording *r)
     kn_host_free(r->event);
     names_free(&r->names);
 }
+
+bool recording_make(const char *command, const char *more, const char *path)
+{
+    const size_t size = strlen(command) + strlen(more) + strlen(path) + 32;
+    char *text = kn_host_alloc(size);
+    if (!text)
+        return false;
+    snprintf(text, size, "%s %s --record '%s' >&2", command, more, path);
+    fflush(NULL);
+    const int status = system(text);
+    kn_host_free(text);
+    return status == 0 || kn_fail("the command failed: %.300s", command);
+}

@@ -56,6 +56,10 @@ typedef struct recording {
 bool recording_read(recording *r, const char *path);
 void recording_free(recording *r);
 
+/* Runs a trainer's command, with more options and those that record it into path. It prints to
+ * standard error. False with an error where it fails. */
+bool recording_make(const char *command, const char *more, const char *path);
+
 static inline const char *name_of(const recording *r, int32_t number)
 {
     return r->names.text[number];

@@ -259,6 +259,17 @@ at = next(i for i, row in enumerate(text) if row[:2] == ['cause', 'idle,'])
 causes = [next(float(x) for x in row if x[0].isdigit()) for row in text[at + 1:text.index([], at)]]
 assert abs(sum(causes) - idle) <= 0.1 * len(causes), (causes, idle)
 AGREE
+    other="$gpt --data words.txt --ctx 8 --layers 3 --heads 1 --embd 8 --batch 2 --steps 4 --ranks 2 --threads 1"
+    check "what if the strategy were another" eval '"$report" real.rec --what-if "$other --strategy no_shard" --text >if.txt'
+    check "both peaks are those of the recordings" python3 - <<'PEAKS'
+text = [line.split() for line in open('if.txt')]
+row = next(r for r in text if r[:3] == ['peak', 'of', 'memory,'])
+tables = [i for i, r in enumerate(text) if r[:2] == ['rank', 'peak,']]
+peaks = [max(int(text[i + 1][1]), int(text[i + 2][1])) for i in tables]
+assert [int(x) for x in row[4:7]] == peaks + [peaks[1] - peaks[0]] and peaks[0] != peaks[1], (row, peaks)
+PEAKS
+    run "$report" real.rec --what-if "$gpt --steps none" --text
+    check "a command that fails is an error" fails "the command failed: "
     train --explain all
     check "its order is --explain's" test "$(sed -n 's/^step 2 on rank 0: //p' "$TMP/output")" = "$(sed -n 's/.*first step on rank 0: //p' text)"
 fi
