@@ -101,7 +101,7 @@ static bool write_units(sheet *s, const recording *r)
                 json_number_value(json_object_get(param, "numel"));
         }
         const char *class = json_string_value(json_object_get(unit, "class"));
-        sheet_cell(s, "%zu", i);
+        sheet_cell(s, "%s", short_name(r, (int)i));
         sheet_cell(s, "%s", json_string_value(json_object_get(unit, "name")));
         sheet_cell(s, "%s", class ? class : "");
         sheet_cell(s, "%.0f", json_number_value(json_object_get(unit, "shards")));

@@ -272,6 +272,7 @@ PEAKS
     check "a command that fails is an error" fails "the command failed: "
     train --explain all
     check "its order is --explain's" test "$(sed -n 's/^step 2 on rank 0: //p' "$TMP/output")" = "$(sed -n 's/.*first step on rank 0: //p' text)"
+    check "its units have the names of that line" test "$(awk '/^ *unit +name/ { on = 1; next } on && !NF { exit } on { printf "%s ", $1 }' text)" = "root 0 1 2 "
 fi
 
 while IFS='|' read -r words says; do
