@@ -30,6 +30,21 @@ static bool read_steps(const char *text, int64_t begin, int64_t *first, int64_t 
                    text);
 }
 
+/* Whether --explain's unit is one of the model's, a module above or below units, or the root by its
+ * class. */
+static bool names_unit(training *t, const char *unit)
+{
+    kn_module *first = NULL;
+    if (strcmp(unit, "all") == 0 || strcmp(unit, kn_module_class(&t->model)) == 0 ||
+        (*unit && kn_module_has(&t->model, unit)))
+        return true;
+    kn_fsdp_units(&t->model, &first, 1);
+    return kn_fail(
+        "--explain %s: the model has no module of that path; give all, %s (the root), or "
+        "a path such as %s",
+        unit, kn_module_class(&t->model), first ? kn_module_path(first) : "");
+}
+
 bool recording_ready(training *t)
 {
     const settings *s = t->s;
@@ -37,8 +52,11 @@ bool recording_ready(training *t)
         return true;
     if (!read_steps(s->record_steps, t->begin, &t->record_first, &t->record_last))
         return false;
-    if (s->explain)
+    if (s->explain) {
         t->record_last = t->record_first;
+        if (!names_unit(t, s->explain))
+            return false;
+    }
     return (t->record_first > t->begin && t->record_first <= s->steps) ||
            kn_fail("--%s: step %lld is to be recorded, and the run has steps %lld to %lld; give "
                    "--record-steps",

@@ -72,5 +72,6 @@ bad "give a step, or the first and the last" --record "$TMP/x" --record-steps 2-
 bad "the last comes after the first" --record "$TMP/x" --record-steps 3-2
 bad "No such file or directory" --record "$TMP/nowhere/x"
 bad "No space left on device" --record /dev/full
+bad "has no module of that path; give all, gpt (the root), or a path such as transformer.h.0" --explain h.1
 bad "record" --record "$TMP/x" --explain all
 finish
