@@ -182,21 +182,30 @@ static void compare_order(const side *a, const side *b, const char *what,
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static bool is_value(const side *s, const event *e)
+static bool is_value_or_end(const side *s, const event *e)
 {
-    (void)s;
-    return e->k == VALUE;
+    return e->k == VALUE || (e->k == STEP && strcmp(word(s, e->w), "end") == 0);
 }
 
-/* "gradient|h.0.mlp.weight|2": the second of that kind and name on its rank. */
-static int32_t key_of(names *keys, const side *s, const event *e)
+/* The next value of a rank from *at on; counts the steps that end before it. */
+static const event *next_value(const side *s, int rank, int64_t *at, int64_t *step)
+{
+    const event *e;
+    while ((e = next(s, rank, is_value_or_end, at)) && e->k == STEP)
+        ++*step;
+    return e;
+}
+
+/* "gradient|h.0.mlp.weight|1|2": the second of that kind and name in a step of its rank. Steps with
+ * more micro-batches have further ones. */
+static int32_t key_of(names *keys, const side *s, const event *e, int64_t step)
 {
     char text[512];
     int32_t key;
     int64_t count, before;
     for (count = 1;; count++) {
-        snprintf(text, sizeof text, "%d|%s|%s|%lld", e->r, word(s, e->m), word(s, e->w),
-                 (long long)count);
+        snprintf(text, sizeof text, "%d|%s|%s|%lld|%lld", e->r, word(s, e->m), word(s, e->w),
+                 (long long)step, (long long)count);
         before = keys->count;
         key = names_add(keys, text);
         if (key < 0 || key >= before)
@@ -274,17 +283,18 @@ static bool compare_values(const side *a, const side *b)
     names keys_a = { 0 }, keys_b = { 0 };
     const event **of = kn_host_calloc((size_t)b->r.events + 1, sizeof *of), *before = NULL, *e;
     const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
-    int64_t i = 0, compared = 0;
+    int64_t i = 0, step = 0, compared = 0;
     bool found = false;
     for (int rank = 0; of && rank < ranks; rank++)
-        for (i = 0; (e = next(b, rank, is_value, &i));) {
-            const int32_t key = key_of(&keys_b, b, e);
+        for (i = step = 0; (e = next_value(b, rank, &i, &step));) {
+            const int32_t key = key_of(&keys_b, b, e, step);
             if (key >= 0)
                 of[key] = e;
         }
     for (int rank = 0; of && rank < ranks && !found; rank++)
-        for (i = 0, before = NULL; !found && (e = next(a, rank, is_value, &i)); before = e) {
-            const int32_t key = key_of(&keys_a, a, e);
+        for (i = step = 0, before = NULL; !found && (e = next_value(a, rank, &i, &step));
+             before = e) {
+            const int32_t key = key_of(&keys_a, a, e, step);
             const int64_t known = keys_b.count;
             const int32_t pair = key < 0 ? -1 : names_add(&keys_b, keys_a.text[key]);
             double by, largest;
@@ -298,7 +308,7 @@ static bool compare_values(const side *a, const side *b)
     if (!found && compared > 0)
         printf("values: the same %lld\n", (long long)compared);
     else if (!found)
-        printf("values: none on both sides; record them with --record-values\n");
+        printf("values: none that both have; record them with --record-values\n");
     names_free(&keys_a);
     names_free(&keys_b);
     kn_host_free(of);

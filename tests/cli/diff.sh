@@ -12,7 +12,7 @@ record() { # record NAME OPTION...
     "${text[@]}" --record-values --record "$TMP/$1.rec" "${@:2}" >"$TMP/output" 2>&1 </dev/null
 }
 for run in "a" "b" "seed --seed 2" "half --dtype bf16" "ranks --ranks 2" "ragged --ranks 2 --layout ragged" \
-    "late --ranks 2 --prefetch none" "rate --lr 0.002"; do
+    "late --ranks 2 --prefetch none" "accum --accum 2" "rate --lr 0.002"; do
     # shellcheck disable=SC2086 # a name and options
     check "recording: $run" record $run
 done
@@ -38,6 +38,8 @@ run "$diff" "$TMP/ranks.rec" "$TMP/late.rec"
 check "another schedule" other "backward_prefetch: pre and none"
 check "differs at a verb, with its cause" says "because: .backward_prefetch PRE of gpt"
 check "and has the same values" says "values: the same"
+run "$diff" "$TMP/accum.rec" "$TMP/ranks.rec"
+check "two micro-batches of a step: the first is rank 0's, in each step" says "values: the same"
 run "$diff" "$TMP/a.rec" "$TMP/seed.rec" --tolerance 3
 check "a tolerance of all" says "values: the same"
 run "$diff" "$TMP/a.rec" "$TMP/bare.rec"
