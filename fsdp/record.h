@@ -34,9 +34,9 @@ KN_API bool kn_record_stop(void);
 KN_API void kn_record_number(int64_t step, const char *name, double value);
 
 /* The schedule of a step in one line: of events (kn_trace_stop) that have calls, verbs and kernels.
- * "g0 F0 g1 F1 B1 s1": g gathers a unit, F and B begin its forward and its backward, s and a reduce
- * its gradients (reduce-scatter, all-reduce). Units are called by the rest of their path where they
- * differ, the root "root". Into text of size bytes, which it returns. */
+ * "g0 F0 g1 F1 B1 s1": g gathers a unit, F and B begin its forward and its backward, s reduces its
+ * gradients. Units are called by the rest of their path where they differ, the root "root". Into
+ * text of size bytes, which it returns. */
 KN_API char *kn_explain_line(const kn_trace_event *event, size_t events, char *text, size_t size);
 /* The same step as sentences, one an event, with bytes, times and causes; unit: of this one alone
  * (its path); NULL: of all. */
