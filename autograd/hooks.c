@@ -193,7 +193,11 @@ bool kn_run_leaf_hooks(kn_leaf *leaf)
 {
     for (kn_hook_entry *h = leaf->hooks; h; h = h->next) {
         kn_hook_run run;
-        kn_hook_begin(&run, "hook after the gradient of '%s'", kn_name(leaf->tensor));
+        const char *name = kn_name(leaf->tensor);
+        kn_hook_begin(&run,
+                      *name ? "hook after the gradient of '%s'"
+                            : "hook after the gradient of a tensor without a name%s",
+                      name);
         if (h->id && h->accumulated)
             h->accumulated(leaf->tensor, h->arg);
         kn_hook_end(&run);

@@ -18,8 +18,8 @@ static void whole(int leaf)
 {
     if (leaf < 0 || leaf >= LEAVES)
         wrong("whole(%d) was called, and value %d is no leaf.", leaf, leaf);
-    calls[leaf]++;
-    when_whole[leaf] = tape[leaf].grad;
+    if (calls[leaf]++ == 0)
+        when_whole[leaf] = tape[leaf].grad;
     late = late || (leaf == V && tape[X].grad != 0);
 }
 
