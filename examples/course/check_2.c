@@ -18,6 +18,6 @@ int main(void)
     const report *one = reference(t), *r = train(t);
     same(r[1].value, r[0].value, "on rank 1, at first,",
          "ranks must begin with the same values, so let rank 0's become everyone's.");
-    moved_alike(r, one, "the gradient is the mean over ranks.");
+    moved_alike(r, one, "the gradient is the mean over ranks, of weight and bias alike.");
     right("2 ranks have the bits of one process on all batches.");
 }

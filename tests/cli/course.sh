@@ -61,7 +61,7 @@ mistake 2 "no broadcast" "let rank 0's become everyone's" '/kn_broadcast/,/;/d'
 mistake 2 "the sum instead of the mean" "moved 2 times as far" 's/grad\[i\] \/= .*/;/'
 mistake 2 "one rank skips a collective" "the ranks are out of step" 's/^    (kn_all_reduce)/    if (kn_rank(u->ranks) == 0)\n\1/'
 mistake 2 "one rank skips a collective, in a hook" "in hook after the gradient of a tensor without a name, " 's/^    (kn_all_reduce)/    if (kn_rank(u->ranks) == 0)\n\1/'
-mistake 2 "the biases are forgotten" "in the first step element 0 of in.bias moved" '/kn_on_accumulated\(u->bias/d'
+mistake 2 "the biases are forgotten" "of weight and bias alike" '/kn_on_accumulated\(u->bias/d'
 mistake 2 "nothing is reduced" "the gradient is the mean over ranks" '/kn_on_accumulated/d'
 
 mistake 3 "momentum of all elements" "and its shards take 1216" 's/momentum = take_zeros\(u->part/momentum = take_zeros(u->numel/'
