@@ -19,8 +19,9 @@ static const char about[] =
     "Says where two trainings differ first: in the schedule, an operation, a tensor.\n"
     "  knap-diff A.rec B.rec                     two recordings (--record of a trainer)\n"
     "  knap-diff 'train_gpt --ranks 1' 'train_gpt --ranks 2'   two commands, which it runs\n"
+    "One may be a recording, and the other a command.\n"
     "Values are compared where they were recorded (--record-values); commands record them.\n"
-    "The status is 0 where nothing differs, 1 else.";
+    "The status is 0 where nothing differs, 1 else, also after an error.";
 
 typedef struct settings {
     double tolerance;

@@ -101,9 +101,8 @@ const kn_option settings_log[] = {
       "what fits so much memory (24GiB), with a command, and end; no ranks are started",
       .clashes = "resume", .of = KN_OF_ONCE },
     { "explain", KN_OPTION_STRING, AT(explain), NULL,
-      "print the schedule of the run's second step (--record-steps): a line, and a sentence an "
-      "event "
-      "of this unit, or of all",
+      "print the schedule of the run's second step (--record-steps) in a line, and then a sentence "
+      "for each event of this unit, given by its path; all: of every unit",
       .clashes = "record", .of = KN_OF_ONCE },
     { "record", KN_OPTION_PATH, AT(record), NULL,
       "write what all ranks do in two steps into this file, for knap-report",
