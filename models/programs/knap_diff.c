@@ -2,10 +2,11 @@
  * schedule, in operations, in values.
  *
  * Each comparison walks both recordings rank by rank, in the order in which the ranks noted their
- * events, and stops at the first difference. Values are paired by name, kind and count, so that
- * runs of other ranks, layouts or schedules can be compared, too. */
+ * events, and stops at the first difference. Values are paired by name, kind, and count in their
+ * step, so that runs of other ranks, layouts or schedules can be compared, too. */
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 #include "models/programs/recorded.h"
 #include "models/programs/tool.h"
 #include "tensor/files.h"
@@ -182,26 +183,36 @@ static void compare_order(const side *a, const side *b, const char *what,
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
+/* Not of a forward that runs again for backward, and ends of steps. */
 static bool is_value(const side *s, const event *e)
 {
-    (void)s;
-    return e->k == VALUE;
+    return e->k == STEP || (e->k == VALUE && !(e->a && strcmp(word(s, e->m), "activation") == 0));
 }
 
-/* "gradient|h.0.mlp.weight|2": the second of that kind and name on its rank. */
-static int32_t key_of(names *keys, const side *s, const event *e)
+/* Of both sides. */
+typedef struct keys {
+    names values;  /* "0|1|gradient|h.0.mlp.weight": a name and kind, on a rank, in a step */
+    int64_t *seen; /* so many of each, on the side that is read */
+    int64_t room;
+    names all; /* "17|2": the second of those */
+} keys;
+
+static int32_t key_of(keys *k, const side *s, const event *e, int64_t step)
 {
-    char text[512];
-    int32_t key;
-    int64_t count, before;
-    for (count = 1;; count++) {
-        snprintf(text, sizeof text, "%d|%s|%s|%lld", e->r, word(s, e->m), word(s, e->w),
-                 (long long)count);
-        before = keys->count;
-        key = names_add(keys, text);
-        if (key < 0 || key >= before)
-            return key;
-    }
+    const char *kind = word(s, e->m), *name = word(s, e->w);
+    const int64_t before = k->values.count;
+    char count[64], *text = kn_host_alloc(strlen(kind) + strlen(name) + 64);
+    if (!text)
+        return -1;
+    sprintf(text, "%d|%lld|%s|%s", e->r, (long long)step, kind, name);
+    const int32_t value = names_add(&k->values, text);
+    kn_host_free(text);
+    if (value < 0 || !kn_host_grow(&k->seen, &k->room, k->values.count, sizeof *k->seen))
+        return -1;
+    if (value >= before)
+        k->seen[value] = 0;
+    snprintf(count, sizeof count, "%d|%lld", value, (long long)++k->seen[value]);
+    return names_add(&k->all, count);
 }
 
 /* The largest difference of the elements that both show, and the largest magnitude. */
@@ -269,40 +280,55 @@ static bool comparable(const side *a, const event *x, const side *b, const event
            (x->r == 0 && strcmp(word(a, x->m), "activation") != 0);
 }
 
-static bool compare_values(const side *a, const side *b)
+/* The values of b, by key. */
+static const event **values_of(const side *b, int ranks, keys *k)
 {
-    names keys_a = { 0 }, keys_b = { 0 };
-    const event **of = kn_host_calloc((size_t)b->r.events + 1, sizeof *of), *before = NULL, *e;
-    const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
-    int64_t i = 0, compared = 0;
-    bool found = false;
+    const event **of = kn_host_calloc((size_t)b->r.events + 1, sizeof *of), *e;
     for (int rank = 0; of && rank < ranks; rank++)
-        for (i = 0; (e = next(b, rank, is_value, &i));) {
-            const int32_t key = key_of(&keys_b, b, e);
+        for (int64_t i = 0, step = 0; (e = next(b, rank, is_value, &i));) {
+            const int32_t key = e->k == VALUE ? key_of(k, b, e, step) : -1;
             if (key >= 0)
                 of[key] = e;
+            step += e->k == STEP;
         }
-    for (int rank = 0; of && rank < ranks && !found; rank++)
-        for (i = 0, before = NULL; !found && (e = next(a, rank, is_value, &i)); before = e) {
-            const int32_t key = key_of(&keys_a, a, e);
-            const int64_t known = keys_b.count;
-            const int32_t pair = key < 0 ? -1 : names_add(&keys_b, keys_a.text[key]);
-            double by, largest;
-            if (pair < 0 || pair >= known || !of[pair] || !comparable(a, e, b, of[pair]))
+    return of;
+}
+
+static void compare_values(const side *a, const side *b)
+{
+    keys k = { 0 };
+    const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
+    const event **of = values_of(b, ranks, &k), *before, *e;
+    const int64_t known = k.all.count;
+    int64_t compared = 0;
+    bool found = false;
+    for (int64_t i = 0; i < k.values.count; i++)
+        k.seen[i] = 0;
+    for (int rank = 0; of && rank < ranks && !found; rank++) {
+        before = NULL;
+        for (int64_t i = 0, step = 0; !found && (e = next(a, rank, is_value, &i));) {
+            step += e->k == STEP;
+            if (e->k == STEP)
                 continue;
-            compared++;
-            found = value_differs(a, e, b, of[pair], &by, &largest);
+            const int32_t key = key_of(&k, a, e, step);
+            double by, largest;
+            if (key >= 0 && key < known && comparable(a, e, b, of[key])) {
+                compared++;
+                found = value_differs(a, e, b, of[key], &by, &largest);
+            }
             if (found)
-                print_value(a, e, b, of[pair], before, by, largest);
+                print_value(a, e, b, of[key], before, by, largest);
+            before = e;
         }
+    }
     if (!found && compared > 0)
         printf("values: the same %lld\n", (long long)compared);
     else if (!found)
         printf("values: none on both sides; record them with --record-values\n");
-    names_free(&keys_a);
-    names_free(&keys_b);
+    names_free(&k.values);
+    names_free(&k.all);
+    kn_host_free(k.seen);
     kn_host_free(of);
-    return kn_ok();
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -343,7 +369,7 @@ static bool compare(const char *path[2])
     }
     side_free(&s[0]);
     side_free(&s[1]);
-    return ok;
+    return ok && kn_ok();
 }
 
 static bool run(char *const *words, int count)
