@@ -215,7 +215,12 @@ static int32_t key_of(keys *k, const side *s, const event *e, int64_t step)
     return names_add(&k->all, count);
 }
 
-/* The largest difference of the elements that both show, and the largest magnitude. */
+static double size_if_finite(double x)
+{
+    return isfinite(x) ? fabs(x) : 0;
+}
+
+/* The largest difference of the elements that both show, and the largest finite magnitude. */
 static double difference(const char *a, const char *b, double *largest)
 {
     double most = 0;
@@ -225,9 +230,9 @@ static double difference(const char *a, const char *b, double *largest)
         const double x = strtod(a, &a_end), y = strtod(b, &b_end);
         if (a_end == a || b_end == b)
             break;
-        const double by = isnan(x) && isnan(y) ? 0 : fabs(x - y);
+        const double by = x == y || (isnan(x) && isnan(y)) ? 0 : fabs(x - y);
         most = isnan(by) ? INFINITY : fmax(most, by);
-        *largest = fmax(*largest, fmax(fabs(x), fabs(y)));
+        *largest = fmax(*largest, fmax(size_if_finite(x), size_if_finite(y)));
         a = a_end, b = b_end;
     }
     return most;

@@ -54,6 +54,11 @@ check "two commands that differ" other "values: the first that differs"
 sed 's/"x":"f32\[8,16\]","h":"\(.\)/"x":"f32[8,16]","h":"z\1/' "$TMP/a.rec" >"$TMP/flip.rec"
 run "$diff" "$TMP/a.rec" "$TMP/flip.rec"
 check "behind the elements shown" other "behind the elements shown: the digests are"
+sed '0,/"v":\["[^"]*"/s//"v":["inf"/' "$TMP/a.rec" >"$TMP/inf.rec"
+run "$diff" "$TMP/a.rec" "$TMP/inf.rec" --tolerance 0.1
+check "an infinity is beyond any tolerance" other "  B: inf"
+run "$diff" "$TMP/inf.rec" "$TMP/inf.rec" --tolerance 0.1
+check "the same infinity isn't" same "values: the same"
 head -1 "$TMP/a.rec" >"$TMP/long.rec"
 for i in 1 2; do
     printf '{"r":0,"i":%d,"t":%d,"k":"value","w":"%0600d","m":"gradient","h":"%d"}\n' $i $i 0 $i >>"$TMP/long.rec"
