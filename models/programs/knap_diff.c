@@ -343,16 +343,29 @@ static bool is_number(const side *s, const event *e)
     return e->k == NUMBER && strcmp(word(s, e->w), "items") != 0;
 }
 
+static const char *number_text(const side *s, const event *e, char text[32])
+{
+    snprintf(text, 32, "%.9g", e->n);
+    return e->x ? word(s, e->x) : text; /* nan, inf */
+}
+
 static void compare_numbers(const side *a, const side *b)
 {
+    char one[32], other[32];
     int64_t i = 0, k = 0, n = 0;
     for (const event *x, *y; (x = next(a, 0, is_number, &i)) && (y = next(b, 0, is_number, &k));
          n++) {
         const double largest = fmax(fabs(x->n), fabs(y->n));
-        if (fabs(x->n - y->n) <= given.tolerance * largest && same_word(a, x->x, b, y->x))
+        const bool same_place = same_word(a, x->w, b, y->w) && same_word(a, x->c, b, y->c);
+        if (same_place && fabs(x->n - y->n) <= given.tolerance * largest &&
+            same_word(a, x->x, b, y->x))
             continue;
-        printf("numbers: %s of step %s is %.9g and %.9g\n", word(a, x->w), word(a, x->c), x->n,
-               y->n);
+        if (same_place)
+            printf("numbers: %s of step %s is %s and %s\n", word(a, x->w), word(a, x->c),
+                   number_text(a, x, one), number_text(b, y, other));
+        else
+            printf("numbers: A has %s of step %s, B has %s of step %s\n", word(a, x->w),
+                   word(a, x->c), word(b, y->w), word(b, y->c));
         differs = true;
         return;
     }

@@ -12,7 +12,8 @@ record() { # record NAME OPTION...
     "${text[@]}" --record-values --record "$TMP/$1.rec" "${@:2}" >"$TMP/output" 2>&1 </dev/null
 }
 for run in "a" "b" "seed --seed 2" "half --dtype bf16" "ranks --ranks 2" "ragged --ranks 2 --layout ragged" \
-    "late --ranks 2 --prefetch none" "rate --lr 0.002" "again --recompute" "accum --accum 2"; do
+    "late --ranks 2 --prefetch none" "rate --lr 0.002" "again --recompute" "accum --accum 2" \
+    "behind --record-steps 3-4"; do
     # shellcheck disable=SC2086 # a name and options
     check "recording: $run" record $run
 done
@@ -59,6 +60,11 @@ run "$diff" "$TMP/a.rec" "$TMP/inf.rec" --tolerance 0.1
 check "an infinity is beyond any tolerance" other "  B: inf"
 run "$diff" "$TMP/inf.rec" "$TMP/inf.rec" --tolerance 0.1
 check "the same infinity isn't" same "values: the same"
+sed 's/"w":"loss","c":"2","n":[0-9.]*/"w":"loss","c":"2","n":"nan"/' "$TMP/a.rec" >"$TMP/nan.rec"
+run "$diff" "$TMP/a.rec" "$TMP/nan.rec"
+check "a loss that is no number" other " and nan"
+run "$diff" "$TMP/a.rec" "$TMP/behind.rec"
+check "numbers of other steps" other "numbers: A has loss of step 2, B has loss of step 3"
 head -1 "$TMP/a.rec" >"$TMP/long.rec"
 for i in 1 2; do
     printf '{"r":0,"i":%d,"t":%d,"k":"value","w":"%0600d","m":"gradient","h":"%d"}\n' $i $i 0 $i >>"$TMP/long.rec"
