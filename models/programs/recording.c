@@ -88,3 +88,12 @@ bool recording_end(training *t, int64_t step)
                t->s->record);
     return true;
 }
+
+/* It ends with the run, where that has no more steps or was stopped. */
+bool recording_over(training *t, int64_t steps)
+{
+    if (steps < t->record_first || steps >= t->record_last)
+        return true;
+    t->record_last = steps;
+    return recording_end(t, steps - 1);
+}
