@@ -30,15 +30,39 @@ static bool read_steps(const char *text, int64_t begin, int64_t *first, int64_t 
                    text);
 }
 
+/* "all", a unit, or what has units below it. */
+static bool has_unit(training *t, const char *name)
+{
+    enum { MOST = 1024 };
+    kn_module *list[MOST];
+    const int n = kn_fsdp_units(&t->model, list, MOST);
+    const size_t size = strlen(name);
+    bool found = strcmp(name, "all") == 0 || n > MOST;
+    for (int i = 0; i < n && !found; i++) {
+        const char *path = kn_module_path(list[i]);
+        const char *unit = *path ? path : kn_module_class(list[i]);
+        found = strncmp(unit, name, size) == 0 && (unit[size] == 0 || unit[size] == '.');
+    }
+    return found;
+}
+
 bool recording_ready(training *t)
 {
     const settings *s = t->s;
+    if (s->record_steps && !s->record && !s->explain)
+        return kn_fail("--record-steps chooses steps of --record or --explain; give one of them");
+    if (s->record_values && !s->record)
+        return kn_fail("--record-values adds to --record; give that, too");
     if (!s->record && !s->explain)
         return true;
     if (!read_steps(s->record_steps, t->begin, &t->record_first, &t->record_last))
         return false;
     if (s->explain)
         t->record_last = t->record_first;
+    if (s->explain && !has_unit(t, s->explain))
+        return kn_fail("--explain %s: there is no unit '%s'; give \"all\", or a unit's path, as "
+                       "transformer.h.0",
+                       s->explain, s->explain);
     return (t->record_first > t->begin && t->record_first <= s->steps) ||
            kn_fail("--%s: step %lld is to be recorded, and the run has steps %lld to %lld; give "
                    "--record-steps",

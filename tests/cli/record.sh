@@ -80,4 +80,8 @@ bad "the last comes after the first" --record "$TMP/x" --record-steps 3-2
 bad "No such file or directory" --record "$TMP/nowhere/x"
 bad "No space left on device" --record /dev/full
 bad "record" --record "$TMP/x" --explain all
+bad "--record-steps chooses steps of --record or --explain" --record-steps 2
+bad "--record-values adds to --record" --record-values
+bad "--record-values adds to --record" --explain all --record-values
+bad "there is no unit 'transformer.h.9'" --explain transformer.h.9
 finish
