@@ -272,6 +272,28 @@ KN_TEST(record, values_hide_no_work_of_a_worker)
     kn_scope_end(scope);
 }
 
+static void count_backward(kn_module_event *e, void *arg)
+{
+    (void)e;
+    ++*(int *)arg;
+}
+
+/* A hook holds for calls that begin behind it, watched or not. */
+KN_TEST(record, adds_no_hook_to_a_call)
+{
+    int count = 0;
+    TWO_WHOLE(m);
+    kn_scope scope = kn_scope_begin();
+    kn_trace_watch(1u << KN_TRACE_CALL, KN_CPU);
+    kn_tensor *y = kn_call(&m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 4)));
+    kn_module_hooks hooks = { .pre_backward = count_backward,
+                              .post_backward = count_backward,
+                              .arg = &count };
+    KN_CHECK(kn_module_hook(&m.a, hooks) && kn_backward(mean_square(y)) && count == 0, "%d", count);
+    kn_trace_stop(NULL);
+    kn_scope_end(scope);
+}
+
 /* The last one has no stop: the context ends with it. */
 KN_TEST(record, errors)
 {
