@@ -392,7 +392,7 @@ static bool compare(const char *path[2])
 
 static bool run(char *const *words, int count)
 {
-    char folder[] = "/tmp/knap-diff-XXXXXX", made[2][64];
+    char folder[] = "/tmp/knap-diff-XXXXXX", made[2][64] = { "", "" };
     const char *path[2];
     if (count != 2)
         return kn_fail("give two recordings, or two commands in quotes; --help explains them");
