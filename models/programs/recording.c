@@ -104,7 +104,7 @@ bool recording_end(training *t, int64_t step)
         return true;
     if (!t->s->record)
         return !first_rank(t) || explain(t, step);
-    if (!kn_record_stop())
+    if (!take_measurements(t, 0) || !kn_record_stop()) /* a GPU's come a step later */
         return false;
     if (first_rank(t))
         printf("recorded steps %lld to %lld of %d ranks: %s (knap-report makes a page of it)\n",
