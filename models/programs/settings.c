@@ -251,6 +251,9 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
     if (s->check && s->cuda_graph)
         return kn_fail("--check reads every result, which --cuda-graph can't record; leave one of "
                        "them out");
+    if (s->explain && s->cuda_graph)
+        return kn_fail("--explain shows calls and verbs, and a replay of --cuda-graph makes none; "
+                       "leave one of them out");
     if (settings_device(s) == KN_CUDA) {
         kn_cuda_allow_tf32(s->tf32);
         kn_cuda_deterministic(s->deterministic);

@@ -83,5 +83,6 @@ bad "record" --record "$TMP/x" --explain all
 bad "--record-steps chooses steps of --record or --explain" --record-steps 2
 bad "--record-values adds to --record" --record-values
 bad "--record-values adds to --record" --explain all --record-values
+bad "a replay of --cuda-graph makes none" --explain all --cuda-graph
 bad "there is no unit 'transformer.h.9'" --explain transformer.h.9
 finish
