@@ -223,8 +223,9 @@ bool settings_check_rate(const settings *s, const kn_options *o)
 bool settings_check_eval_only(const settings *s, const kn_options *o, bool all)
 {
     static const char *const without[] = {
-        "pictures",   "export", "patience",  "log",        "tensorboard", "plot",
-        "save-every", "keep",   "keep-best", "async-save", "overwrite",   "stop-after"
+        "pictures",   "export",       "patience",      "log",        "tensorboard", "plot",
+        "save-every", "keep",         "keep-best",     "async-save", "overwrite",   "stop-after",
+        "record",     "record-steps", "record-values", "explain"
     };
     const size_t count = all ? sizeof without / sizeof *without : 2;
     for (size_t i = 0; s->eval_only && i < count; i++)
