@@ -280,7 +280,7 @@ struct kn_frame {
     uint32_t draws;           /* draws made inside so far */
     bool drew;                /* it, or a call inside */
     const kn_rng_key *rng;    /* in a replay: seed and step of its forward; borrowed */
-    bool recorded;            /* it recomputes */
+    bool recorded, hooked;    /* it recomputes; its module had hooks when it began */
     struct kn_record *record; /* record.h; borrowed, NULL: nothing of it was saved */
     kn_group **inside;        /* of a call that recomputes: groups of what its forward used */
     int64_t insides, inside_room;

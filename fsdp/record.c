@@ -200,7 +200,7 @@ static void end_with_context(kn_context *c)
         end_before(c);
 }
 
-static void look_for_ends(void)
+__attribute__((constructor)) static void look_for_ends(void)
 {
     end_before = kn_context_on_end;
     kn_context_on_end = end_with_context;
@@ -221,7 +221,6 @@ static kn_device device_of(const kn_module_impl *root)
 
 bool kn_record_start_(void *module, const char *path, kn_record_options o)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     const kn_module_impl *root = kn_impl(module, "kn_record_start");
     kn_context *c = kn_context_get();
     kn_comm *comm = o.comm ? o.comm : kn_world() ? kn_world() : kn_comm_self();
@@ -233,7 +232,6 @@ bool kn_record_start_(void *module, const char *path, kn_record_options o)
     const kn_device d = device_of(root);
     double ahead = 0;
     bool ok = r && (r->path = kn_host_strdup(path)) && (kn_rank(comm) > 0 || can_write(path));
-    pthread_once(&once, look_for_ends);
     if (!kn_agree(comm, ok) || !clock_ahead(comm, &ahead) ||
         !(r->header = make_header(root, comm, o.command, d)) ||
         !kn_barrier(comm, kn_compute_stream(KN_CPU), "the start of a recording")) {

@@ -151,9 +151,21 @@ void kn_trace_watch(unsigned kinds, kn_device clock)
         start(kinds, MOST, 4096, clock);
 }
 
+static _Thread_local bool muted; /* by kn_trace_mute */
+
+void kn_trace_mute(bool mute)
+{
+    muted = mute;
+}
+
+static bool keeps(const kn_context *c, kn_trace_kind kind)
+{
+    return !muted && atomic_load_explicit(&c->tracing, memory_order_relaxed) >> kind & 1;
+}
+
 bool kn_trace_sees(kn_trace_kind kind)
 {
-    return atomic_load_explicit(&kn_context_get()->tracing, memory_order_relaxed) >> kind & 1;
+    return keeps(kn_context_get(), kind);
 }
 
 bool kn_tracing(void)
@@ -187,7 +199,7 @@ void kn_trace_issued(double at)
 void kn_trace_put(const kn_stream *s, kn_trace_event e)
 {
     kn_context *c = s ? s->context : kn_context_get();
-    if (!(atomic_load_explicit(&c->tracing, memory_order_relaxed) >> e.kind & 1))
+    if (!keeps(c, e.kind))
         return;
     if (kn_context_is_worker()) {
         e.issued = issued;
@@ -292,7 +304,7 @@ size_t kn_trace_stop(kn_trace_event **events)
     kn_context *c = kn_context_get();
     if (events)
         flush(c);
-    atomic_store(&c->tracing, false);
+    atomic_store(&c->tracing, 0);
     pthread_mutex_lock(&c->trace_lock);
     struct kn_trace *t = c->trace;
     c->trace = NULL;

@@ -8,12 +8,11 @@
 
 static void trace(const kn_module_impl *m, const char *what)
 {
-    if (kn_trace_sees(KN_TRACE_CALL))
-        kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_CALL,
-                                             .what = what,
-                                             .provider = m->class_name,
-                                             .path = m->path,
-                                             .backward = kn_in_backward() });
+    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_CALL,
+                                         .what = what,
+                                         .provider = m->class_name,
+                                         .path = m->path,
+                                         .backward = kn_in_backward() });
 }
 
 static void pre_backward(void *module, kn_frame *f)
@@ -37,6 +36,7 @@ static void attach(kn_frame *f, kn_module_impl *m)
         f->pre_backward = pre_backward;
         f->post_backward = post_backward;
     }
+    f->hooked = m->hooks > 0; /* those that come later are for later calls */
     f->group = m->unit ? kn_group_ref(m->unit->group) : NULL;
 }
 

@@ -254,7 +254,7 @@ static void run_in(kn_module_impl *m, kn_frame *f, kn_module_event *e)
 
 void kn_hooks_pre_backward(kn_module_impl *m, kn_frame *f)
 {
-    if (m->hooks == 0 || !kn_ok())
+    if (m->hooks == 0 || !f->hooked || !kn_ok())
         return;
     kn_call_grads *grads = f->grads;
     kn_module_event e = { .moment = KN_PRE_BACKWARD };
@@ -295,7 +295,7 @@ static void after_backward(kn_module_impl *m, kn_frame *f, kn_values *in)
 /* Where no gradient goes on to an input, no node of the inputs has run. */
 void kn_hooks_post_backward(kn_module_impl *m, kn_frame *f)
 {
-    if (m->hooks == 0 || !kn_ok() || (f->grads && f->grads->ended))
+    if (m->hooks == 0 || !f->hooked || !kn_ok() || (f->grads && f->grads->ended))
         return;
     kn_scope scope = kn_scope_begin();
     kn_values in = { .n = f->grads ? f->grads->nin : 0 };

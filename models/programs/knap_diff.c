@@ -2,10 +2,11 @@
  * schedule, in operations, in values.
  *
  * Each comparison walks both recordings rank by rank, in the order in which the ranks noted their
- * events, and stops at the first difference. Values are paired by name, kind and count, so that
- * runs of other ranks, layouts or schedules can be compared, too. */
+ * events, and stops at the first difference. Values are paired by name, kind, and count in their
+ * step, so that runs of other ranks, layouts or schedules can be compared, too. */
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "kernels/memory_internal.h"
 #include "models/programs/recorded.h"
 #include "models/programs/tool.h"
 #include "tensor/files.h"
@@ -183,38 +184,44 @@ static void compare_order(const side *a, const side *b, const char *what,
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-static bool is_value_or_end(const side *s, const event *e)
+/* Not of a forward that runs again for backward, and ends of steps. */
+static bool is_value(const side *s, const event *e)
 {
-    return e->k == VALUE || (e->k == STEP && strcmp(word(s, e->w), "end") == 0);
+    return e->k == STEP || (e->k == VALUE && !(e->a && strcmp(word(s, e->m), "activation") == 0));
 }
 
-/* The next value of a rank from *at on; counts the steps that end before it. */
-static const event *next_value(const side *s, int rank, int64_t *at, int64_t *step)
+/* Of both sides. */
+typedef struct keys {
+    names values;  /* "0|1|gradient|h.0.mlp.weight": a name and kind, on a rank, in a step */
+    int64_t *seen; /* so many of each, on the side that is read */
+    int64_t room;
+    names all; /* "17|2": the second of those */
+} keys;
+
+static int32_t key_of(keys *k, const side *s, const event *e, int64_t step)
 {
-    const event *e;
-    while ((e = next(s, rank, is_value_or_end, at)) && e->k == STEP)
-        ++*step;
-    return e;
+    const char *kind = word(s, e->m), *name = word(s, e->w);
+    const int64_t before = k->values.count;
+    char count[64], *text = kn_host_alloc(strlen(kind) + strlen(name) + 64);
+    if (!text)
+        return -1;
+    sprintf(text, "%d|%lld|%s|%s", e->r, (long long)step, kind, name);
+    const int32_t value = names_add(&k->values, text);
+    kn_host_free(text);
+    if (value < 0 || !kn_host_grow(&k->seen, &k->room, k->values.count, sizeof *k->seen))
+        return -1;
+    if (value >= before)
+        k->seen[value] = 0;
+    snprintf(count, sizeof count, "%d|%lld", value, (long long)++k->seen[value]);
+    return names_add(&k->all, count);
 }
 
-/* "gradient|h.0.mlp.weight|1|2": the second of that kind and name in a step of its rank. Steps with
- * more micro-batches have further ones. */
-static int32_t key_of(names *keys, const side *s, const event *e, int64_t step)
+static double size_if_finite(double x)
 {
-    char text[512];
-    int32_t key;
-    int64_t count, before;
-    for (count = 1;; count++) {
-        snprintf(text, sizeof text, "%d|%s|%s|%lld|%lld", e->r, word(s, e->m), word(s, e->w),
-                 (long long)step, (long long)count);
-        before = keys->count;
-        key = names_add(keys, text);
-        if (key < 0 || key >= before)
-            return key;
-    }
+    return isfinite(x) ? fabs(x) : 0;
 }
 
-/* The largest difference of the elements that both show, and the largest magnitude. */
+/* The largest difference of the elements that both show, and the largest finite magnitude. */
 static double difference(const char *a, const char *b, double *largest)
 {
     double most = 0;
@@ -224,9 +231,9 @@ static double difference(const char *a, const char *b, double *largest)
         const double x = strtod(a, &a_end), y = strtod(b, &b_end);
         if (a_end == a || b_end == b)
             break;
-        const double by = isnan(x) && isnan(y) ? 0 : fabs(x - y);
+        const double by = x == y || (isnan(x) && isnan(y)) ? 0 : fabs(x - y);
         most = isnan(by) ? INFINITY : fmax(most, by);
-        *largest = fmax(*largest, fmax(fabs(x), fabs(y)));
+        *largest = fmax(*largest, fmax(size_if_finite(x), size_if_finite(y)));
         a = a_end, b = b_end;
     }
     return most;
@@ -279,41 +286,55 @@ static bool comparable(const side *a, const event *x, const side *b, const event
            (x->r == 0 && strcmp(word(a, x->m), "activation") != 0);
 }
 
-static bool compare_values(const side *a, const side *b)
+/* The values of b, by key. */
+static const event **values_of(const side *b, int ranks, keys *k)
 {
-    names keys_a = { 0 }, keys_b = { 0 };
-    const event **of = kn_host_calloc((size_t)b->r.events + 1, sizeof *of), *before = NULL, *e;
-    const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
-    int64_t i = 0, step = 0, compared = 0;
-    bool found = false;
+    const event **of = kn_host_calloc((size_t)b->r.events + 1, sizeof *of), *e;
     for (int rank = 0; of && rank < ranks; rank++)
-        for (i = step = 0; (e = next_value(b, rank, &i, &step));) {
-            const int32_t key = key_of(&keys_b, b, e, step);
+        for (int64_t i = 0, step = 0; (e = next(b, rank, is_value, &i));) {
+            const int32_t key = e->k == VALUE ? key_of(k, b, e, step) : -1;
             if (key >= 0)
                 of[key] = e;
+            step += e->k == STEP;
         }
-    for (int rank = 0; of && rank < ranks && !found; rank++)
-        for (i = step = 0, before = NULL; !found && (e = next_value(a, rank, &i, &step));
-             before = e) {
-            const int32_t key = key_of(&keys_a, a, e, step);
-            const int64_t known = keys_b.count;
-            const int32_t pair = key < 0 ? -1 : names_add(&keys_b, keys_a.text[key]);
-            double by, largest;
-            if (pair < 0 || pair >= known || !of[pair] || !comparable(a, e, b, of[pair]))
+    return of;
+}
+
+static void compare_values(const side *a, const side *b)
+{
+    keys k = { 0 };
+    const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
+    const event **of = values_of(b, ranks, &k), *before, *e;
+    const int64_t known = k.all.count;
+    int64_t compared = 0;
+    bool found = false;
+    for (int64_t i = 0; i < k.values.count; i++)
+        k.seen[i] = 0;
+    for (int rank = 0; of && rank < ranks && !found; rank++) {
+        before = NULL;
+        for (int64_t i = 0, step = 0; !found && (e = next(a, rank, is_value, &i));) {
+            step += e->k == STEP;
+            if (e->k == STEP)
                 continue;
-            compared++;
-            found = value_differs(a, e, b, of[pair], &by, &largest);
+            const int32_t key = key_of(&k, a, e, step);
+            double by, largest;
+            if (key >= 0 && key < known && comparable(a, e, b, of[key])) {
+                compared++;
+                found = value_differs(a, e, b, of[key], &by, &largest);
+            }
             if (found)
-                print_value(a, e, b, of[pair], before, by, largest);
+                print_value(a, e, b, of[key], before, by, largest);
+            before = e;
         }
+    }
     if (!found && compared > 0)
         printf("values: the same %lld\n", (long long)compared);
     else if (!found)
         printf("values: none that both have; record them with --record-values\n");
-    names_free(&keys_a);
-    names_free(&keys_b);
+    names_free(&k.values);
+    names_free(&k.all);
+    kn_host_free(k.seen);
     kn_host_free(of);
-    return kn_ok();
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -323,16 +344,29 @@ static bool is_number(const side *s, const event *e)
     return e->k == NUMBER && strcmp(word(s, e->w), "items") != 0;
 }
 
+static const char *number_text(const side *s, const event *e, char text[32])
+{
+    snprintf(text, 32, "%.9g", e->n);
+    return e->x ? word(s, e->x) : text; /* nan, inf */
+}
+
 static void compare_numbers(const side *a, const side *b)
 {
+    char one[32], other[32];
     int64_t i = 0, k = 0, n = 0;
     for (const event *x, *y; (x = next(a, 0, is_number, &i)) && (y = next(b, 0, is_number, &k));
          n++) {
         const double largest = fmax(fabs(x->n), fabs(y->n));
-        if (fabs(x->n - y->n) <= given.tolerance * largest && same_word(a, x->x, b, y->x))
+        const bool same_place = same_word(a, x->w, b, y->w) && same_word(a, x->c, b, y->c);
+        if (same_place && fabs(x->n - y->n) <= given.tolerance * largest &&
+            same_word(a, x->x, b, y->x))
             continue;
-        printf("numbers: %s of step %s is %.9g and %.9g\n", word(a, x->w), word(a, x->c), x->n,
-               y->n);
+        if (same_place)
+            printf("numbers: %s of step %s is %s and %s\n", word(a, x->w), word(a, x->c),
+                   number_text(a, x, one), number_text(b, y, other));
+        else
+            printf("numbers: A has %s of step %s, B has %s of step %s\n", word(a, x->w),
+                   word(a, x->c), word(b, y->w), word(b, y->c));
         differs = true;
         return;
     }
@@ -354,12 +388,12 @@ static bool compare(const char *path[2])
     }
     side_free(&s[0]);
     side_free(&s[1]);
-    return ok;
+    return ok && kn_ok();
 }
 
 static bool run(char *const *words, int count)
 {
-    char folder[] = "/tmp/knap-diff-XXXXXX", made[2][64];
+    char folder[] = "/tmp/knap-diff-XXXXXX", made[2][64] = { "", "" };
     const char *path[2];
     if (count != 2)
         return kn_fail("give two recordings, or two commands in quotes; --help explains them");

@@ -243,15 +243,16 @@ static bool take_key(recording *r, event *e, const event_key *key, const json_t 
     const json_t *value = json_object_get(j, key->key);
     if (!value)
         return true;
-    if (e->k == NUMBER && json_is_string(value) && key->at == offsetof(event, n)) {
+    const bool any = e->k == NUMBER && key->at == offsetof(event, n); /* a norm may explode */
+    if (any && json_is_string(value)) {
         e->x = names_add(&r->names, json_string_value(value)); /* "nan", "inf" */
         return e->x >= 0;
     }
     if (!key->text) {
         const double x = json_number_value(value);
+        const bool fits = x >= key->least && fabs(x) <= (key->least == ANY ? -ANY : 1e30);
         *(double *)to = x;
-        return (json_is_number(value) && x >= key->least && fabs(x) <= 1e30 &&
-                (key->least != ANY || x <= -ANY)) ||
+        return (json_is_number(value) && (any || fits)) ||
                kn_fail("%s, line %lld: \"%s\" must be a number%s", r->path, (long long)line,
                        key->key, key->least == 0 ? " of at least 0" : "");
     }

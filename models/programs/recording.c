@@ -48,6 +48,10 @@ static bool names_unit(training *t, const char *unit)
 bool recording_ready(training *t)
 {
     const settings *s = t->s;
+    if (s->record_steps && !s->record && !s->explain)
+        return kn_fail("--record-steps chooses steps of --record or --explain; give one of them");
+    if (s->record_values && !s->record)
+        return kn_fail("--record-values adds to --record; give that, too");
     if (!s->record && !s->explain)
         return true;
     if (!read_steps(s->record_steps, t->begin, &t->record_first, &t->record_last))
@@ -98,11 +102,20 @@ bool recording_end(training *t, int64_t step)
         return true;
     if (!t->s->record)
         return !first_rank(t) || explain(t, step);
-    if (!kn_record_stop())
+    if (!take_measurements(t, 0) || !kn_record_stop()) /* a GPU's come a step later */
         return false;
     if (first_rank(t))
         printf("recorded steps %lld to %lld of %d ranks: %s (knap-report makes a page of it)\n",
                (long long)t->record_first, (long long)t->record_last, kn_comm_size(t->world),
                t->s->record);
     return true;
+}
+
+/* It ends with the run, where that has no more steps or was stopped. */
+bool recording_over(training *t, int64_t steps)
+{
+    if (steps < t->record_first || steps >= t->record_last)
+        return true;
+    t->record_last = steps;
+    return recording_end(t, steps - 1);
 }

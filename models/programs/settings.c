@@ -222,8 +222,9 @@ bool settings_check_rate(const settings *s, const kn_options *o)
 bool settings_check_eval_only(const settings *s, const kn_options *o, bool all)
 {
     static const char *const without[] = {
-        "pictures",   "export", "patience",  "log",        "tensorboard", "plot",
-        "save-every", "keep",   "keep-best", "async-save", "overwrite",   "stop-after"
+        "pictures",   "export",       "patience",      "log",        "tensorboard", "plot",
+        "save-every", "keep",         "keep-best",     "async-save", "overwrite",   "stop-after",
+        "record",     "record-steps", "record-values", "explain"
     };
     const size_t count = all ? sizeof without / sizeof *without : 2;
     for (size_t i = 0; s->eval_only && i < count; i++)
@@ -250,6 +251,9 @@ bool settings_check(settings *s, const kn_options *o, kn_comm *world)
     if (s->check && s->cuda_graph)
         return kn_fail("--check reads every result, which --cuda-graph can't record; leave one of "
                        "them out");
+    if (s->explain && s->cuda_graph)
+        return kn_fail("--explain shows calls and verbs, and a replay of --cuda-graph makes none; "
+                       "leave one of them out");
     if (settings_device(s) == KN_CUDA) {
         kn_cuda_allow_tf32(s->tf32);
         kn_cuda_deterministic(s->deterministic);

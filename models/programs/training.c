@@ -444,9 +444,12 @@ bool training_run(training *t)
             report_peak(kn_cuda_describe(), t->s->dtype != 0, t->s->tf32) * kn_comm_size(t->world);
         t->progress.has_mfu = true;
     }
-    for (int64_t step = begin; step < steps && !t->stop && !t->early; step++)
+    int64_t step = begin;
+    for (; step < steps && !t->stop && !t->early; step++)
         if (!train_step(t, step) || !after_step(t, step + 1))
             return false;
+    if (!recording_over(t, step))
+        return false;
     training_wait_for_save(t);
     if (t->s->keep_best) /* a save in the background may have failed */
         t->best_step = kn_run_folder_best(t->folder, &t->best);

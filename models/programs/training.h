@@ -139,6 +139,7 @@ bool recording_ready(training *t); /* which steps; before the first one */
 /* Around each step, which counts from 0. */
 bool recording_begin(training *t, int64_t step);
 bool recording_end(training *t, int64_t step);
+bool recording_over(training *t, int64_t steps); /* the run ended, after so many */
 
 /* ---- training.c: the loop -------------------------------------------------------------------- */
 

@@ -88,6 +88,17 @@ static bool refuse_nonfinite(training *t, const step_report *p, int64_t nonfinit
                    name ? name : "the loss", t->s->out ? ", or --resume the last checkpoint" : "");
 }
 
+/* On a GPU those of the step before come when a recording has begun. */
+static void record_numbers(const training *t, const step_report *p)
+{
+    if (p->step < t->record_first)
+        return;
+    kn_record_number(p->step, "loss", p->loss);
+    kn_record_number(p->step, "norm", p->grad_norm);
+    kn_record_number(p->step, "lr", p->lr);
+    kn_record_number(p->step, "items", (double)p->items);
+}
+
 bool take_measurements(training *t, int keep)
 {
     while (measures_waiting(t->measures) > keep) {
@@ -105,10 +116,7 @@ bool take_measurements(training *t, int keep)
         double now = kn_now();
         p->seconds = now - fmax(p->begun, t->taken);
         t->taken = now;
-        kn_record_number(p->step, "loss", p->loss);
-        kn_record_number(p->step, "norm", p->grad_norm);
-        kn_record_number(p->step, "lr", p->lr);
-        kn_record_number(p->step, "items", (double)p->items);
+        record_numbers(t, p);
         if (!refuse_nonfinite(t, p, m.nonfinite))
             return false;
         if (step + 1 < t->launched)

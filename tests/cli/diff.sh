@@ -12,7 +12,8 @@ record() { # record NAME OPTION...
     "${text[@]}" --record-values --record "$TMP/$1.rec" "${@:2}" >"$TMP/output" 2>&1 </dev/null
 }
 for run in "a" "b" "seed --seed 2" "half --dtype bf16" "ranks --ranks 2" "ragged --ranks 2 --layout ragged" \
-    "late --ranks 2 --prefetch none" "accum --accum 2" "rate --lr 0.002"; do
+    "late --ranks 2 --prefetch none" "rate --lr 0.002" "again --recompute" "accum --accum 2" \
+    "behind --record-steps 3-4"; do
     # shellcheck disable=SC2086 # a name and options
     check "recording: $run" record $run
 done
@@ -38,8 +39,10 @@ run "$diff" "$TMP/ranks.rec" "$TMP/late.rec"
 check "another schedule" other "backward_prefetch: pre and none"
 check "differs at a verb, with its cause" says "because: .backward_prefetch PRE of gpt"
 check "and has the same values" says "values: the same"
+run "$diff" "$TMP/a.rec" "$TMP/again.rec"
+check "a forward that runs again for backward is no further value" says "values: the same"
 run "$diff" "$TMP/accum.rec" "$TMP/ranks.rec"
-check "two micro-batches of a step: the first is rank 0's, in each step" says "values: the same"
+check "a step's values beside those of the same step" says "values: the same"
 run "$diff" "$TMP/a.rec" "$TMP/seed.rec" --tolerance 3
 check "a tolerance of all" says "values: the same"
 run "$diff" "$TMP/a.rec" "$TMP/bare.rec"
@@ -52,6 +55,22 @@ check "two commands that differ" other "values: the first that differs"
 sed 's/"x":"f32\[8,16\]","h":"\(.\)/"x":"f32[8,16]","h":"z\1/' "$TMP/a.rec" >"$TMP/flip.rec"
 run "$diff" "$TMP/a.rec" "$TMP/flip.rec"
 check "behind the elements shown" other "behind the elements shown: the digests are"
+sed '0,/"v":\["[^"]*"/s//"v":["inf"/' "$TMP/a.rec" >"$TMP/inf.rec"
+run "$diff" "$TMP/a.rec" "$TMP/inf.rec" --tolerance 0.1
+check "an infinity is beyond any tolerance" other "  B: inf"
+run "$diff" "$TMP/inf.rec" "$TMP/inf.rec" --tolerance 0.1
+check "the same infinity isn't" same "values: the same"
+sed 's/"w":"loss","c":"2","n":[0-9.]*/"w":"loss","c":"2","n":"nan"/' "$TMP/a.rec" >"$TMP/nan.rec"
+run "$diff" "$TMP/a.rec" "$TMP/nan.rec"
+check "a loss that is no number" other " and nan"
+run "$diff" "$TMP/a.rec" "$TMP/behind.rec"
+check "numbers of other steps" other "numbers: A has loss of step 2, B has loss of step 3"
+head -1 "$TMP/a.rec" >"$TMP/long.rec"
+for i in 1 2; do
+    printf '{"r":0,"i":%d,"t":%d,"k":"value","w":"%0600d","m":"gradient","h":"%d"}\n' $i $i 0 $i >>"$TMP/long.rec"
+done
+run timeout 20 "$diff" "$TMP/long.rec" "$TMP/long.rec"
+check "names may be long" says "values: the same 2"
 
 run "$diff" "$TMP/a.rec"
 check "one alone" fails "give two recordings"

@@ -56,6 +56,10 @@ check "a line a step" diff <(column "$TMP/gpu" step) <(seq 9)
 run "$train" "${tiny[@]}" --steps 9 --eval-every 4 --log "$TMP/cpu"
 check "as if it hadn't stopped" near loss
 
+run "$gpu" "${tiny[@]}" --device cuda --steps 4 --eval-every 0 --record "$TMP/run.rec"
+check "steps are recorded" says "recorded steps 2 to 3 of 1 ranks"
+check "with their own losses" diff <(sed -nE 's/.*"w":"loss","c":"([0-9]*)".*/\1/p' "$TMP/run.rec") <(seq 2 3)
+
 for how in now beside; do
     run "$gpu" "${tiny[@]}" --device cuda --steps 3 --eval-every 0 --save-every 1 --keep 0 --out "$TMP/$how" \
         $([ $how = now ] || echo --async-save)

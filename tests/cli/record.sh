@@ -45,6 +45,13 @@ facts "$TMP/b.rec" >"$TMP/output" 2>&1
 check "one step, with values" says "kinds call give number run step take value"
 check "the step that was asked for" says "steps 4"
 
+run "${text[@]}" --ranks 2 --record "$TMP/d.rec" --record-steps 4-9
+check "a recording ends with the run" says "recorded steps 4 to 5 of 2 ranks"
+facts "$TMP/d.rec" >"$TMP/output" 2>&1
+check "and is written" says "steps 4 5"
+run "${text[@]}" --record "$TMP/d.rec" --record-steps 3-5 --stop-after 4
+check "also where the run is stopped" says "recorded steps 3 to 4 of 1 ranks"
+
 run "${text[@]}" --ranks 2 --explain all
 check "a step is explained" succeeds
 check "its line is the schedule" says \
@@ -74,4 +81,9 @@ bad "No such file or directory" --record "$TMP/nowhere/x"
 bad "No space left on device" --record /dev/full
 bad "has no module of that path; give all, gpt (the root), or a path such as transformer.h.0" --explain h.1
 bad "record" --record "$TMP/x" --explain all
+bad "--record-steps chooses steps of --record or --explain" --record-steps 2
+bad "--record-values adds to --record" --record-values
+bad "--record-values adds to --record" --explain all --record-values
+bad "a replay of --cuda-graph makes none" --explain all --cuda-graph
+bad "has no module of that path" --explain transformer.h.9
 finish

@@ -101,6 +101,7 @@ damaged('json', lambda c: c.__setitem__(6, '{"r": 0,'))
 damaged('list', lambda c: c.__setitem__(6, '[1, 2]'))
 damaged("nothing", lambda c: c.__delitem__(slice(1, None)))
 damaged('other', lambda c: c.__setitem__(0, '{"step": 1}'))
+damaged('exploded', lambda c: [e.update(n=2.5e20) for e in c if e.get('w') == 'norm'])
 damaged('unknown', lambda c: c.append({"r": 0, "t": 400, "k": "a new kind", "news": [1]}))
 damaged('tags', lambda c: (c[3].update(m='</script><b>x'), c[0].update(program='</script><script>alert(1)</script>')))
 open('cut', 'w').write('\n'.join(lines)[:-5])
@@ -143,6 +144,7 @@ check "the step" has "7 0.380 73.7 2.5 0.001 nan 50000 0.24 11.8"
 check "the order" has "The order of the first step on rank 0: Froot gh.0 Fh.0"
 check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 7 0.174 400 B"'
 check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
+check "a norm may be of any size" eval '"$report" exploded --text | grep -q "2.5e+20"'
 check "kinds of a later version are left out" eval '"$report" unknown --text | tail -n +2 | diff - <(tail -n +2 text)'
 check "a stranger's tags are text" eval '"$report" tags --out tags.html && ! grep -q "<b>x\|<script>alert" tags.html &&
     [ "$(grep -c "</script>" tags.html)" = "$(grep -c "</script>" run.rec.html)" ]'

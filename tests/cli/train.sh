@@ -184,6 +184,8 @@ done <<END_OF_CASES
 |give --resume or --init
 --resume auto --out $TMP/nothing|give --resume or --init
 --resume $TMP/e1 --log $TMP/nothing.log|--log does nothing with --eval-only
+--resume $TMP/e1 --record $TMP/nothing.rec|--record does nothing with --eval-only
+--resume $TMP/e1 --explain all|--explain does nothing with --eval-only
 --resume $TMP/e1 --export x|unknown option --export
 END_OF_CASES
 check "nothing was written" test "$(ls "$TMP/nothing"; find "$TMP" -name nothing.log)" = ""

@@ -5,6 +5,7 @@
 #include "tests/fsdp/two.h"
 
 #include "tensor/files.h"
+#include "tensor/tensor_internal.h"
 #include <jansson.h>
 #include <math.h>
 #include <unistd.h>
@@ -241,6 +242,56 @@ RANK_TEST(record, is_not_noticed, .threads = "12")
     recording_end(&r);
     KN_CHECK(kn_barrier(world, kn_compute_stream(KN_CPU), "end"));
     unlink(path);
+}
+
+/* While the host reads a tensor for its values, work of other threads is recorded on. */
+KN_TEST(record, values_hide_no_work_of_a_worker)
+{
+    enum { JOBS = 2000 };
+    float a[64] = { 1 }, b[64];
+    const int64_t n = 64;
+    kn_copy_args args = { .dst = kn_array_make(b, KN_F32, 1, &n),
+                          .src = kn_array_make(a, KN_F32, 1, &n) };
+    kn_trace_event *events = NULL;
+    kn_scope scope = kn_scope_begin();
+    const kn_tensor *t = kn_zeros(KN_F32, KN_CPU, KN_SHAPE(256, 256));
+    kn_stream *s = kn_stream_create(KN_CPU, "gather", KN_STREAM_WORKER);
+    size_t copies = 0;
+    kn_trace_watch(1u << KN_TRACE_RUN | 1u << KN_TRACE_VALUE, KN_CPU);
+    for (int i = 0; i < JOBS; i++) {
+        KN_CHECK(kn_launch(s, KN_K_COPY, &args, sizeof args));
+        if (i % 10 == 0)
+            kn_trace_tensor("t", "activation", t);
+    }
+    kn_stream_destroy(s);
+    const size_t count = kn_trace_stop(&events);
+    for (size_t i = 0; i < count; i++)
+        copies += strcmp(events[i].stream, "gather") == 0;
+    KN_CHECK(copies == JOBS && count == JOBS + JOBS / 10, "%zu copies, %zu events", copies, count);
+    kn_host_free(events);
+    kn_scope_end(scope);
+}
+
+static void count_backward(kn_module_event *e, void *arg)
+{
+    (void)e;
+    ++*(int *)arg;
+}
+
+/* A hook holds for calls that begin behind it, watched or not. */
+KN_TEST(record, adds_no_hook_to_a_call)
+{
+    int count = 0;
+    TWO_WHOLE(m);
+    kn_scope scope = kn_scope_begin();
+    kn_trace_watch(1u << KN_TRACE_CALL, KN_CPU);
+    kn_tensor *y = kn_call(&m, kn_randn(KN_F32, KN_CPU, 5, 1, KN_SHAPE(2, 4)));
+    kn_module_hooks hooks = { .pre_backward = count_backward,
+                              .post_backward = count_backward,
+                              .arg = &count };
+    KN_CHECK(kn_module_hook(&m.a, hooks) && kn_backward(mean_square(y)) && count == 0, "%d", count);
+    kn_trace_stop(NULL);
+    kn_scope_end(scope);
 }
 
 /* The last one has no stop: the context ends with it. */
