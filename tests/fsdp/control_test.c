@@ -53,7 +53,7 @@ static int traced(chain *c, int ahead, chain_trace *t)
     kn_tensor *loss[MICROS];
     kn_trace_event *events = NULL;
     int asked = 0;
-    kn_trace_start(20000);
+    kn_trace_watch(1u << KN_TRACE_RUN | 1u << KN_TRACE_CALL, KN_META);
     kn_scope scope = kn_scope_begin();
     for (int forward = 0, i = 0; i < MICROS; i++) {
         for (; forward < MICROS && forward <= i + ahead; forward++)
@@ -63,7 +63,10 @@ static int traced(chain *c, int ahead, chain_trace *t)
     kn_scope_end(scope);
     size_t n = kn_trace_stop(&events);
     for (size_t i = 0; i < n; i++) {
-        chain_read(t, &events[i]);
+        if (events[i].kind == KN_TRACE_CALL)
+            chain_read_schedule(c, t, &events[i]);
+        else
+            chain_read(t, &events[i]);
         asked += strstr(events[i].what, "which units backward reaches") != NULL;
     }
     kn_host_free(events);
