@@ -1,6 +1,7 @@
 /* fsdp/explain.c: the schedule of a step as text, read from its events: one line of letters, or a
  * sentence an event. */
 #include "fsdp/record.h"
+#include "kernels/error.h"
 #include "kernels/trace_internal.h"
 
 #include <stdio.h>
@@ -76,6 +77,10 @@ static char letter_of(const names *n, const kn_trace_event *e)
 
 char *kn_explain_line(const kn_trace_event *event, size_t events, char *text, size_t size)
 {
+    if (!text || (!event && events > 0)) {
+        kn_fail("kn_explain_line: the %s is NULL", text ? "list of events" : "text");
+        return text;
+    }
     const names n = names_of(event, events);
     size_t used = 0;
     if (size > 0)
@@ -164,6 +169,10 @@ static bool belongs(const char *path, const char *unit)
 
 void kn_explain(FILE *out, const kn_trace_event *event, size_t events, const char *unit)
 {
+    if (!out || (!event && events > 0)) {
+        kn_fail("kn_explain: the %s is NULL", out ? "list of events" : "file");
+        return;
+    }
     const names n = names_of(event, events);
     telling t = { .out = out, .zero = events ? event[0].begin : 0 };
     for (size_t i = 0; i < events; i++) {

@@ -84,12 +84,14 @@ VEC_EACH(digamma, kn_ref_digamma)
 VEC_EACH(trigamma, kn_ref_trigamma)
 
 /* a - n b with n = a / b rounded towards 0: exact while n is below 2^23, where the rounded quotient
- * is n or the next one; else element by element. */
+ * is n or the next one, by instructions that don't round n b; else element by element. */
 KN_FORMULA v_fmod(vf a, vf b)
 {
+#ifdef __FMA__
     const vf n = v_abs(a / b), size = v_abs(b), rest = v_fnma(v_floor(n), size, v_abs(a));
     if (!v_any(v_ge(n, v_set1(0x1p23f)) | v_eq(size, v_set1(__builtin_inff()))))
         return v_copysign(v_sel(v_lt(rest, v_zero()), rest + size, rest), a);
+#endif
     for (int i = 0; i < KN_VW; i++)
         a[i] = fmodf(a[i], b[i]);
     return a;
