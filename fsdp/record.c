@@ -208,7 +208,7 @@ __attribute__((constructor)) static void look_for_ends(void)
 
 static bool can_write(const char *path)
 {
-    FILE *f = fopen(path, "w");
+    FILE *f = fopen(path, "a"); /* what is there stays until there is another recording */
     return (f && fclose(f) == 0) ||
            kn_fail_system("kn_record_start: %s: %m; choose a file that can be written", path);
 }
@@ -245,9 +245,9 @@ bool kn_record_start_(void *module, const char *path, kn_record_options o)
         return false;
     }
     r->zero = d == KN_META ? 0 : 1e-9 * ((double)zero + ahead);
-    c->recording = r;
     const unsigned all = (1u << KN_TRACE_KINDS) - 1, values = 1u << KN_TRACE_VALUE;
     kn_trace_watch(o.values ? all : all & ~values, d);
+    c->recording = r;
     return kn_ok();
 }
 

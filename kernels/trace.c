@@ -116,6 +116,10 @@ static void trace_free(struct kn_trace *t)
 static void start(unsigned kinds, int64_t capacity, int64_t room, kn_device clock)
 {
     kn_context *c = kn_context_get();
+    if (c->recording) {
+        kn_fail("kn_trace_start: a recording has the events; end it first (kn_record_stop)");
+        return;
+    }
     kn_trace_stop(NULL);
     struct kn_trace *t = kn_host_calloc(1, sizeof *t);
     if (!t || !kn_host_grow(&t->ring, &t->room, room, sizeof *t->ring)) {

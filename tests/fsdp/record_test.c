@@ -314,4 +314,7 @@ KN_TEST(record, errors)
     KN_CHECK(kn_record_start(&m, "/dev/null"));
     KN_CHECK(!kn_record_start(&m, "/dev/null") && strstr(kn_error(), "runs already"));
     kn_clear_error();
+    kn_trace_start(10);
+    KN_CHECK(kn_error() && strstr(kn_error(), "a recording has the events"));
+    kn_clear_error();
 }
