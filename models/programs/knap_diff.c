@@ -239,15 +239,26 @@ static double difference(const char *a, const char *b, double *largest)
     return most;
 }
 
-/* Operations of A since its value before; they made the one that differs. */
+enum { MOST_OPERATIONS = 12 };
+
+/* The last operations of A since its value before; they made the one that differs. */
 static void print_operations(const side *a, const event *since, const event *until)
 {
     const int64_t from = since ? since->line : 0;
-    for (int64_t i = 0; i < a->r.events; i++) {
-        const event *e = a->in_order[i];
-        if (e->r == until->r && e->line > from && e->line < until->line && is_operation(a, e))
-            printf("    %s of %s: %s, by %s\n", word(a, e->w), e->m ? word(a, e->m) : "the root",
-                   word(a, e->x), word(a, e->p));
+    int64_t count = 0;
+    for (int print = 0; print < 2; print++) {
+        const int64_t skip = count - MOST_OPERATIONS;
+        int64_t n = 0;
+        if (print && skip > 0)
+            printf("    %lld before, then\n", (long long)skip);
+        for (int64_t i = 0; i < a->r.events; i++) {
+            const event *e = a->in_order[i];
+            if (e->r == until->r && e->line > from && e->line < until->line && is_operation(a, e) &&
+                n++ >= skip && print)
+                printf("    %s of %s: %s, by %s\n", word(a, e->w),
+                       e->m ? word(a, e->m) : "the root", word(a, e->x), word(a, e->p));
+        }
+        count = n;
     }
 }
 
