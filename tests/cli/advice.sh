@@ -73,7 +73,7 @@ for folder in 'kernels comm tensor autograd data nn optim fsdp state models'.spl
     for path in sorted((root / folder).rglob('*.[ch]')):
         source = re.sub(r'/\*.*?\*/', '', path.read_text(), flags=re.S)
         texts = re.findall(r'"(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*', source)
-        for text in (re.sub(r'"\s*"', '', t) for t in texts):
+        for text in (re.sub(r'"\s*"', '', t) for t in texts if 'style=' not in t): # of CSS
             names = [n for n in re.findall(r'(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])(?![\w-])', text) if n not in flags]
             names += [n for n in re.findall(r'knap-checkpoint ([a-z]+)', text) if not re.search(rf'\b{n}\b', shown)]
             names += [n for n in re.findall(r'\bKNAP_[A-Z_]+', text) if ' ' in text and n not in docs]

@@ -84,7 +84,7 @@ for how in "" --mask-documents; do
     resumes "conversations $how" 3 "$gpt" --data "$TMP/talks" --tokenizer byte --template llama2 --ctx 60 --batch 2 --accum 2 \
         --layers 1 --heads 1 --embd 8 --steps 11 --eval-every 2 --threads 1 $how
 done
-covers "$gpt" $cuda fit fault other-data init vocab separator
+covers "$gpt" $cuda fit fault explain record record-steps record-values other-data init vocab separator
 
 pictures=(--data "$TMP/set" --batch 4 --threads 1)
 check "weights to begin with" "$images" "${pictures[@]}" --model resnet20 --epochs 0.1 --eval-every 0 --export "$TMP/weights"
@@ -101,7 +101,7 @@ for schedule in one_cycle step constant; do
     resumes "a ResNet-20, $schedule, with its rate left open" 4 "$images" "${pictures[@]}" --schedule $schedule --epochs 0.6
 done
 resumes "a ResNet-20 at another rate than that left open" 4 "$images" "${pictures[@]}" --lr 0.01 --stem small --epochs 0.6
-covers "$images" $cuda fit fault grid other-data hook timeout strategy replicas shards wrap wrap-size keep-whole-below prefetch forward-prefetch \
+covers "$images" $cuda fit fault explain record record-steps record-values grid other-data hook timeout strategy replicas shards wrap wrap-size keep-whole-below prefetch forward-prefetch \
     max-gathers max-reductions reshard keep-gathered all-reduce-last offload check # rows of train_gpt's
 
 # ---- other ranks, other batches --------------------------------------------------------------------
