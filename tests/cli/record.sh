@@ -67,6 +67,28 @@ run "${shapes[@]}" --ranks 2 --record "$TMP/c.rec" --record-steps 2
 facts "$TMP/c.rec" >"$TMP/output" 2>&1
 check "images are recorded, too" says "steps 2"
 
+# Ranks whose clocks are 5,000 s apart, as on two machines: what one gathers is on the way for the other, too.
+rank() { # rank R COMMAND...
+    env RANK="$1" WORLD_SIZE=2 KNAP_JOB="record $$" KNAP_RENDEZVOUS="file:$TMP/meet" timeout 120 "${@:2}"
+}
+apart() {
+    rank 0 "${text[@]}" --record "$TMP/apart.rec" &
+    rank 1 unshare --time --monotonic 5000 --fork "${text[@]}" --record "$TMP/apart.rec" && wait $!
+}
+if unshare --time --monotonic 5000 --fork true 2>/dev/null; then
+    check "ranks with clocks of their own" apart
+    check "their gathers are side by side" python3 - "$TMP/apart.rec" <<'PYTHON'
+import json, sys
+events = [json.loads(line) for line in open(sys.argv[1])][1:]
+spans = [[(e["t"], e["t"] + e.get("d", 0)) for e in events if e["r"] == r and e.get("w", "").startswith("all_gather")]
+         for r in (0, 1)]
+assert len(spans[0]) == len(spans[1]) > 5
+assert all(max(a[0], b[0]) < min(a[1], b[1]) + 1e5 for a, b in zip(*spans)), spans  # microseconds
+PYTHON
+else
+    echo "# no clocks of one's own here (unshare --time): they weren't tried"
+fi
+
 bad() { # bad TEXT OPTION...
     local text=$1
     shift
