@@ -27,11 +27,12 @@ for unit in head["units"]:
             assert sum(b - a for a, b in p["parts"]) == p["numel"], p
 PYTHON
 }
+facts_of() { facts "$TMP/$1.rec" >"$TMP/output" 2>&1; }
 
 run "${text[@]}" --ranks 2 --record "$TMP/a.rec" --log "$TMP/log.csv"
 check "two ranks are recorded" succeeds
 check "the end says so" says "recorded steps 2 to 3 of 2 ranks: $TMP/a.rec"
-facts "$TMP/a.rec" >"$TMP/output" 2>&1
+check "shards of its parameters are whole" facts_of a
 for fact in "ranks 2 0 1" "steps 2 3" "kinds call give number run step take verb" \
     "units root transformer.h.0 transformer.h.1 transformer.h.2"; do
     check "the recording has $fact" says "$fact"
@@ -41,7 +42,7 @@ same_losses() { grep -oE 'losses.*' "$TMP/output" | grep -q "2:$(printf %.4f "$(
 check "its losses are those of the log" same_losses
 
 run "${text[@]}" --record "$TMP/b.rec" --record-steps 4 --record-values
-facts "$TMP/b.rec" >"$TMP/output" 2>&1
+facts_of b
 check "one step, with values" says "kinds call give number run step take value"
 check "the step that was asked for" says "steps 4"
 
@@ -64,7 +65,7 @@ of_no_other() { ! says "transformer.h.0: forward"; }
 check "of no other" of_no_other
 
 run "${shapes[@]}" --ranks 2 --record "$TMP/c.rec" --record-steps 2
-facts "$TMP/c.rec" >"$TMP/output" 2>&1
+facts_of c
 check "images are recorded, too" says "steps 2"
 
 # Ranks whose clocks are 5,000 s apart, as on two machines: what one gathers is on the way for the other, too.
