@@ -172,7 +172,9 @@ void kn_set_step(int64_t step)
         kn_fail("kn_set_step: the step is %lld; steps count from 0 to 2^62", (long long)step);
         return;
     }
-    kn_fault_step(step);
+    const int64_t before = c->rng.step;
+    c->rng.step = step;
+    kn_fault_step(before);
     c->rng.micro = c->rank;
     c->rng.calls = 0;
     begin_again(&c->rng);

@@ -68,7 +68,7 @@ typedef struct kn_context {
     void (*on_save)(void *arg, const struct kn_tensor *t); /* each tensor saved for backward */
     void *on_save_arg;
     uint64_t node_seq;
-    kn_rng_key rng; /* .step: written by kn_fault_step */
+    kn_rng_key rng;
     kn_fault fault;
     /* comm/: rank and world as kn_init found them */
     int rank, world;

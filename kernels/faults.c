@@ -184,13 +184,11 @@ kn_fault_kind kn_fault_due(kn_fault_place place)
     return f->step && c->rng.step + 1 != f->step ? KN_NO_FAULT : f->kind;
 }
 
-void kn_fault_step(int64_t steps)
+void kn_fault_step(int64_t before)
 {
     kn_context *c = kn_context_get();
     kn_fault *f = &c->fault;
-    const int64_t before = c->rng.step;
-    c->rng.step = steps;
-    if (!f->text || steps == before)
+    if (!f->text || c->rng.step == before)
         return;
     if (before + 1 == f->step)
         f->seen = atomic_load(&f->count[f->place]);
@@ -259,12 +257,12 @@ bool kn_fault_pass(kn_fault_place place)
 bool kn_fault_flip(kn_stream *s, void *at, int64_t bytes, const char *whose)
 {
     const kn_fault *f = &kn_context_get()->fault;
-    unsigned char *byte = (unsigned char *)at + f->byte, here = 0,
-                  mask = (unsigned char)(1u << f->bit);
     const bool apart = s && kn_device_is_apart(kn_stream_device(s));
     if (f->byte >= bytes)
         return kn_fail("the fault \"%s\" flips nothing: %s has %lld bytes", f->text, whose,
                        (long long)bytes);
+    unsigned char *byte = (unsigned char *)at + f->byte, here = 0,
+                  mask = (unsigned char)(1u << f->bit);
     if (!apart)
         *byte ^= mask;
     else if (!kn_transfer(s, &here, byte, 1, KN_TO_HOST, false) || !kn_stream_sync(s))

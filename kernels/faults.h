@@ -29,8 +29,9 @@ kn_fault_kind kn_fault_due(kn_fault_place place);
 bool kn_fault_come(kn_fault_kind kind, const char *what);
 /* Both. */
 bool kn_fault_pass(kn_fault_place place);
-/* The number of steps done becomes this: counts of the step begin anew. */
-void kn_fault_step(int64_t steps);
+/* The number of steps done (kn_context.rng) was this: where it is another now, counts of the step
+ * begin anew. */
+void kn_fault_step(int64_t before);
 /* Flips the fault's bit in its byte of those at at, of s's device (NULL: the host). False with an
  * error where there are fewer; whose names them. */
 bool kn_fault_flip(kn_stream *s, void *at, int64_t bytes, const char *whose);

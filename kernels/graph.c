@@ -182,7 +182,8 @@ bool kn_graph_launch(kn_graph *g)
         if (g->hook[i].after)
             g->hook[i].after(g->hook[i].arg);
     if (ok && !first && g->steps > 0) {
-        kn_fault_step(c->rng.step + g->steps);
+        c->rng.step += g->steps;
+        kn_fault_step(c->rng.step - g->steps);
         c->rng.quiet_before = c->rng.quiet - g->quiet;
     }
     g->launched = true;
