@@ -139,8 +139,7 @@ kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index)
         y = kn_index_select(merged(&r), r.dim, kn_reshape(r.at, KN_SHAPE(kn_numel(r.at))));
         y = y ? kn_reshape(y, ndim, shape) : NULL;
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 static kn_tensor *put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
@@ -196,9 +195,7 @@ static kn_tensor *copy_slices(kn_tensor *x, int dim, kn_tensor *index, kn_tensor
                             "along dim %d for each of its elements",
                             op, KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim);
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_scatter(x, dim, for_slices(index, dim, src), src);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, kn_scatter(x, dim, for_slices(index, dim, src), src));
 }
 
 kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
@@ -231,8 +228,7 @@ static kn_tensor *scatter_masked(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
     src = empty ? kn_pad(src, KN_PAD_CONSTANT, 0, 2, (int64_t[]){ 0, 1 }) : src;
     kn_tensor *from = at ? kn_index_select(src, 0, at) : NULL;
     y = from ? kn_where(mask, kn_reshape(from, x->ndim, x->shape), x) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
@@ -279,8 +275,7 @@ static kn_tensor *search(kn_tensor *sorted, kn_tensor *x, bool right)
         y = kn_slice(y, 1, right ? N : 0, right ? N + M : M);
         y = kn_reshape(y, x->ndim, x->shape);
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
@@ -316,7 +311,5 @@ kn_tensor *kn_isin(kn_tensor *x, kn_tensor *elements)
     kn_tensor *at = sorted && flat ? kn_searchsorted(sorted, flat, false) : NULL;
     at = at ? kn_clamp(at, 0, (double)(n - 1)) : NULL;
     kn_tensor *y = at ? kn_eq(kn_index_select(sorted, 0, at), flat) : NULL;
-    y = y ? kn_reshape(y, x->ndim, x->shape) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_reshape(y, x->ndim, x->shape) : NULL);
 }

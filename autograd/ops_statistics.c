@@ -33,9 +33,7 @@ static kn_tensor *widened(kn_tensor *x)
 /* Ends the scope of a composition: y goes on, in dtype. */
 static kn_tensor *ended(kn_scope s, kn_tensor *y, kn_dtype dtype)
 {
-    y = y ? kn_cast(y, dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, dtype) : NULL);
 }
 
 /* x^exponent for x >= 0, with gradient 0 where x is 0 (torch's choice for norms). */
