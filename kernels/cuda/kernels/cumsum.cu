@@ -66,3 +66,47 @@ extern "C" kn_status kn_cuda_cumsum(const void *args)
     return kn_dtype_is_int(a->x.dtype) ? cumsum<int64_t>(a, kn_join_neutral_int(a->by))
                                       : cumsum<double>(a, kn_join_neutral(a->by));
 }
+
+/* ---- hadamard: a thread an element ----------------------------------------------------------- */
+
+namespace
+{
+template <typename T>
+KN_KERNEL(256, hadamard_kernel, T *y, const T *x, const kn_walk<2> lines, int64_t n, int64_t sy, int64_t sx)
+{
+    typedef typename kn_compute<T>::type A;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < lines.count * n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t at[2], j = i % n;
+        kn_walk_at(lines, i / n, at);
+        A sum = 0;
+        for (int64_t k = 0; k < n; k++) {
+            uint64_t both = (uint64_t)(j & k), odd = 0;
+            for (; both; both &= both - 1)
+                odd ^= 1;
+            A v = kn_get(x + at[1] + k * sx);
+            sum += odd ? -v : v;
+        }
+        kn_put(y + at[0] + j * sy, sum);
+    }
+}
+
+template <typename T> kn_status hadamard(const kn_hadamard_args *a)
+{
+    const int last = a->x.ndim - 1;
+    kn_array y = kn_without_dim(&a->y, last), x = kn_without_dim(&a->x, last);
+    const kn_array *const arrays[] = { &y, &x };
+    const kn_walk<2> lines = kn_walk_make(arrays);
+    const int64_t n = a->x.shape[last];
+    if (lines.count * n == 0)
+        return KN_DONE;
+    return KN_RUN_FLAT(hadamard_kernel<T>, kn_blocks(lines.count * n, 256, 1), 256, (T *)a->y.data,
+                       (const T *)a->x.data, lines, n, a->y.stride[last], a->x.stride[last]);
+}
+} // namespace
+
+extern "C" kn_status kn_cuda_hadamard(const void *args)
+{
+    const kn_hadamard_args *a = (const kn_hadamard_args *)args;
+    KN_FLOATS(a->x.dtype, hadamard, a);
+}
