@@ -6,56 +6,21 @@
  * of neighbouring channels where those are neighbours in memory; windows that overlap meet in the
  * cache. The gradient adds the windows of an element in their order: no atomics. */
 #include "kernels/cuda/kernels/cuda_internal.h"
-#include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/cuda/kernels/images.cuh"
 #include "kernels/windows.h"
-
-struct pool_image {
-    int64_t n, c, h, w;
-};
 
 /* x and y with their gradients in backward; index NULL: not wanted. */
 template <typename T> struct pool_call {
     T *out;
     const T *in;
     int32_t *index;
-    pool_image so, si, sn; /* strides of out, in, index */
+    kn_image so, si, sn; /* strides of out, in, index */
     kn_window_dim d[2];
     int64_t images, channels; /* channels: vectors of V */
     kn_pool kind;
     bool last;  /* channels come before positions */
     bool small; /* all counts fit 32 bits */
 };
-
-struct pool_place {
-    int64_t n, c, h, w;
-};
-
-static __device__ inline int64_t pool_divide(int64_t a, int64_t b, bool small)
-{
-    return small ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
-}
-
-/* The i-th output of a plane of H x W. */
-static __device__ inline pool_place pool_place_at(int64_t i, int64_t channels, int64_t H, int64_t W,
-                                                  bool last, bool small)
-{
-    pool_place p;
-    int64_t q = i;
-    if (last) {
-        q = pool_divide(i, channels, small);
-        p.c = i - q * channels;
-    }
-    int64_t row = pool_divide(q, W, small);
-    p.w = q - row * W;
-    q = pool_divide(row, H, small);
-    p.h = row - q * H;
-    p.n = q;
-    if (!last) {
-        p.n = pool_divide(q, channels, small);
-        p.c = q - p.n * channels;
-    }
-    return p;
-}
 
 /* kn_save_wide by 16 bytes: behind loops over windows nvcc would store element by element. */
 template <int V, typename T> static __device__ inline void pool_save(T *p, const kn_pack<T, V> &r)
@@ -137,7 +102,7 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_kernel, pool_call<T> c)
     int64_t H = c.d[0].made, W = c.d[1].made, count = c.images * c.channels * H * W;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x) {
-        pool_place p = pool_place_at(i, c.channels, H, W, c.last, c.small);
+        kn_image p = kn_image_place(i, c.channels, H, W, c.last, c.small);
         kn_window_span rows = kn_window_span_of(&c.d[0], p.h), columns = kn_window_span_of(&c.d[1], p.w);
         const T *plane = c.in + p.n * c.si.n + p.c * V * c.si.c;
         A r[V] = {};
@@ -157,7 +122,7 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_kernel, pool_call<T> c)
 
 /* Adds the share of window (h, w) of y in the element `at` = h W + w of x. */
 template <typename T, int V>
-static __device__ inline void pool_grad_add(const pool_call<T> &c, const pool_place &from,
+static __device__ inline void pool_grad_add(const pool_call<T> &c, const kn_image &from,
                                             int64_t at, int64_t divide,
                                             typename kn_compute<T>::type (&sum)[V])
 {
@@ -187,7 +152,7 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_grad_kernel, pool_call<T> c
     int64_t H = c.d[0].size, W = c.d[1].size, count = c.images * c.channels * H * W;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x) {
-        pool_place p = pool_place_at(i, c.channels, H, W, c.last, c.small), from = p;
+        kn_image p = kn_image_place(i, c.channels, H, W, c.last, c.small), from = p;
         int64_t p0, p1, q0, q1;
         kn_windows_of(&c.d[0], p.h, &p0, &p1);
         kn_windows_of(&c.d[1], p.w, &q0, &q1);
@@ -215,11 +180,6 @@ static bool pool_whole(const kn_array *a, int V)
     return whole;
 }
 
-static pool_image pool_image_of(const kn_array *a)
-{
-    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
-}
-
 /* Fills a call whose larger image is x; the result: channels a thread takes. */
 template <typename T>
 static int pool_plan(pool_call<T> &c, const kn_array *x, const kn_array *y, const kn_array *out,
@@ -232,9 +192,9 @@ static int pool_plan(pool_call<T> &c, const kn_array *x, const kn_array *y, cons
     c.out = (T *)out->data;
     c.in = (const T *)in->data;
     c.index = (int32_t *)index->data;
-    c.so = pool_image_of(out);
-    c.si = pool_image_of(in);
-    c.sn = index->data ? pool_image_of(index) : pool_image();
+    c.so = kn_image_of(out);
+    c.si = kn_image_of(in);
+    c.sn = index->data ? kn_image_of(index) : kn_image();
     for (int d = 0; d < 2; d++)
         c.d[d] = kn_window_dim_of(w, d, x, y);
     c.images = x->shape[0];
