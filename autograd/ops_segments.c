@@ -15,14 +15,7 @@ typedef struct places {
 static bool put(const places *p, kn_tensor *y, kn_tensor *index, kn_array src, bool join)
 {
     kn_array at = kn_array_of(index);
-    if (p->slices) {
-        const int64_t step = at.stride[0];
-        at.ndim = src.ndim;
-        for (int d = 0; d < src.ndim; d++) {
-            at.shape[d] = src.shape[d];
-            at.stride[d] = d == p->dim ? step : 0;
-        }
-    }
+    at = p->slices ? kn_index_of_elements(&at, &src, p->dim) : at;
     return y && KN_RUN(y, KN_K_SCATTER,
                        ((kn_scatter_args){ kn_array_of(y), src, at, p->dim, join,
                                            p->slices ? "index_reduce" : "scatter_reduce", p->by }));

@@ -73,6 +73,18 @@ typedef struct kn_cumsum_args {
     kn_join by;
 } kn_cumsum_args;
 
+/* An index of slices along dim as one of elements of picked: each has that of its slice. So picking
+ * slices is kn_gather_args, and adding into them kn_scatter_args with join. */
+static inline kn_array kn_index_of_elements(const kn_array *index, const kn_array *picked, int dim)
+{
+    kn_array r = *picked;
+    for (int d = 0; d < r.ndim; d++)
+        r.stride[d] = d == dim ? index->stride[0] : 0;
+    r.data = index->data;
+    r.dtype = index->dtype;
+    return r;
+}
+
 #ifdef __cplusplus
 }
 #endif
