@@ -20,8 +20,6 @@ KN_API kn_tensor *kn_log_softmax_(kn_tensor *x, int dim);
 #define KN_DIM_OR_LAST(x, dim, ...) (x), (dim)
 #define kn_softmax(...)             kn_softmax_(KN_DIM_OR_LAST(__VA_ARGS__, -1, 0))
 #define kn_log_softmax(...)         kn_log_softmax_(KN_DIM_OR_LAST(__VA_ARGS__, -1, 0))
-/* The Walsh-Hadamard transform of the last dim, whose size is a power of two. */
-KN_API kn_tensor *kn_hadamard(kn_tensor *x);
 
 /* (x - mean) / sqrt(var + eps) * w + b over the last dim of x[..., C]. w and b [C] may be NULL;
  * they may be f32 while x is bf16 or f16. eps 0: 1e-5; KN_ZERO: 0. */

@@ -56,41 +56,6 @@ static bool softmax_on_tape(kn_op_grad *g)
 SOFTMAX_OP(kn_op_softmax, "softmax");
 SOFTMAX_OP(kn_op_log_softmax, "log_softmax");
 
-/* ---- hadamard: its own transpose ------------------------------------------------------------- */
-
-static bool hadamard_shape(kn_op_call *c)
-{
-    const kn_tensor *x = c->in[0];
-    const int64_t n = x->ndim ? x->shape[x->ndim - 1] : 0;
-    c->spec[0] = kn_spec_like(x);
-    return (kn_dtype_is_float(x->dtype) && n > 0 && (n & (n - 1)) == 0) ||
-           kn_fail("hadamard: needs a float x[...,N], N a power of two, got %s", KN_SHOWN(x));
-}
-
-static bool transform(kn_tensor *y, const kn_tensor *x)
-{
-    return y && KN_RUN(y, KN_K_HADAMARD, ((kn_hadamard_args){ kn_array_of(y), kn_array_of(x) }));
-}
-
-static bool hadamard_forward(kn_op_call *c)
-{
-    return transform(c->out[0], c->in[0]);
-}
-
-static bool hadamard_backward(kn_op_grad *g)
-{
-    g->din[0] = kn_grad_out(g, 0);
-    return transform(g->din[0], g->dout[0]);
-}
-
-KN_OP(kn_op_hadamard, .name = "hadamard", .shape = hadamard_shape, .forward = hadamard_forward,
-      .backward = hadamard_backward, .on_tape = kn_linear_on_tape);
-
-kn_tensor *kn_hadamard(kn_tensor *x)
-{
-    return kn_apply1(&kn_op_hadamard, 1, &x, 0, NULL);
-}
-
 /* Along another dim: x's memory is brought in the order that has it last, y is a view. */
 static kn_tensor *softmax(const kn_op *op, kn_tensor *x, int dim)
 {

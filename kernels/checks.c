@@ -95,14 +95,6 @@ static bool reduce_fits(kn_kernel k, const void *args)
                   kn_dtype_name(dst->dtype));
 }
 
-static bool hadamard_fits(kn_kernel k, const void *args)
-{
-    const kn_hadamard_args *a = args;
-    const int64_t n = a->x.shape[a->x.ndim - 1];
-    return (n & (n - 1)) == 0 ||
-           REFUSE(k, "%s: the last dim has no power of two", KN_ARRAY_SHOWN(&a->x));
-}
-
 static bool norm_fits(kn_kernel k, const void *args)
 {
     const kn_norm_args *a = args;
@@ -446,7 +438,6 @@ static bool (*const more[KN_K_COUNT])(kn_kernel k, const void *args) = {
     [KN_K_RANDOM] = random_fits,
     [KN_K_ROUND] = round_fits,
     [KN_K_REDUCE] = reduce_fits,
-    [KN_K_HADAMARD] = hadamard_fits,
     [KN_K_NORM] = norm_fits,
     [KN_K_CUMSUM] = cumsum_fits,
     [KN_K_INDEX_SELECT] = index_select_fits,

@@ -54,7 +54,6 @@ extern "C" {
         2 * elements(&a->dst) * dim(&a->a, 0), all + (a->add ? bytes_of(&a->dst) : 0))            \
     ROW(SOFTMAX, softmax, "y:float[*] x:float[*]", VEC, 4 * elements(&a->x), all)                 \
     ROW(SOFTMAX_GRAD, softmax_grad, "dx:float[*] dy[*] y[*]", VEC, 4 * elements(&a->y), all)      \
-    ROW(HADAMARD, hadamard, "y:float[*,N] x:y[*,N]", NO_VEC, elements(&a->y) * dim(&a->y, 0), all)\
     ROW(CROSS_ENTROPY, cross_entropy,                                                             \
         "loss count lse:float[N] logits:float[N,V] targets:index[N] dlogits?[N,V]", VEC,          \
         (a->dlogits.data ? 8 : 4) * elements(&a->logits), all)                                    \
@@ -259,11 +258,6 @@ typedef struct kn_softmax_args {
     kn_array y, x;
     bool log;
 } kn_softmax_args;
-
-/* y_j = sum_k (-1)^(bits that j and k share) x_k over the last dim, of 2^m elements. */
-typedef struct kn_hadamard_args {
-    kn_array y, x;
-} kn_hadamard_args;
 
 /* dx from dy and y: y * (dy - sum(dy * y)), or for log: dy - exp(y) * sum(dy). In place on dy. */
 typedef struct kn_softmax_grad_args {

@@ -59,25 +59,6 @@ kn_status kn_ref_softmax_grad(const void *args)
     return KN_DONE;
 }
 
-/* y_j = sum_k (-1)^popcount(j and k) x_k */
-kn_status kn_ref_hadamard(const void *args)
-{
-    const kn_hadamard_args *a = args;
-    const kn_array *y = &a->y, *x = &a->x, *arrays[] = { y, x };
-    const int64_t n = kn_ref_last_dim(x), sy = kn_ref_last_stride(y), sx = kn_ref_last_stride(x);
-    kn_ref_walk w = kn_ref_walk_shape(kn_ref_leading(x), x->shape, 2, arrays);
-    for (; w.more; kn_ref_walk_next(&w))
-        for (int64_t j = 0; j < n; j++) {
-            double sum = 0;
-            for (int64_t k = 0; k < n; k++) {
-                const double v = kn_ref_get(x, w.off[1] + k * sx);
-                sum += __builtin_parityll((unsigned long long)(j & k)) ? -v : v;
-            }
-            kn_ref_set_computed(y, w.off[0] + j * sy, sum);
-        }
-    return KN_DONE;
-}
-
 /* ---- cross-entropy --------------------------------------------------------------------------- */
 
 /* The target of row n, checked: false with an error if it is neither a class nor ignored. */

@@ -20,7 +20,6 @@ static kn_tensor *rms_norm_and_sum(kn_tensor *x, kn_tensor *add, kn_tensor *w)
 }
 
 EVERY(kn_softmax, "3 5t | 2 2 7 | 4 1 | 0 3", kn_softmax(x));
-EVERY(kn_hadamard, "3 4t | 2 2 8 | 1", kn_hadamard(x));
 EVERY(kn_softmax, "2 3 | .", kn_softmax(x, 0));
 EVERY(kn_log_softmax, "3 5s | 9", kn_log_softmax(x));
 EVERY(kn_layer_norm, "2 3 5; 5; 5 | 3 4t; 4 | 6 | 0 6", kn_layer_norm(x, y, z, 0));

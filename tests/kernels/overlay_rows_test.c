@@ -359,16 +359,6 @@ OVERLAY(overlay_rows, attention_grad_of_masked_rows, ATTENTION_GRAD, 0, 4)
     case_run(c, &a);
 }
 
-OVERLAY(overlay_rows, hadamard, HADAMARD, 0, overlay_cases(40))
-{
-    int64_t shape[2] = { case_size(c, 30), (int64_t)1 << case_pick(c, 6) };
-    kn_dtype t = case_float(c);
-    kn_array x = case_array(c, t, case_layout(c, LAYOUTS), NORMAL, 2, shape);
-    kn_array y = case_result(c, &x, t);
-    case_close(c, &y, 4e-6);
-    case_run(c, &(kn_hadamard_args){ y, x });
-}
-
 OVERLAY(overlay_rows, rope, ROPE, 0, overlay_cases(120))
 {
     int64_t shape[4] = { 1 + case_pick(c, 2), 1 + case_pick(c, 3), case_size(c, 100),
