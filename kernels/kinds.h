@@ -150,11 +150,6 @@ typedef enum kn_kind_work { KN_LIGHT, KN_HEAVY, KN_LONG, KN_LIBM, KN_RARE } kn_k
     /* x sigmoid(x) */                                                                             \
     ROW(SILU, silu, PLAIN, X, FLOATS, LINE, HEAVY,                                                 \
         v_gated(x, x),                   d * v_gated_slope(x))                                     \
-    /* x sigmoid(1.702 x) */                                                                       \
-    ROW(QUICK_GELU, quick_gelu, PLAIN, X, FLOATS, LINE, HEAVY,                                     \
-        v_gated(x, v_set1(1.702) * x),                                                             \
-        d * (v_sigmoid(v_set1(1.702) * x) *                                                        \
-             v_fma(v_set1(1.702) * x, v_set1(1) - v_sigmoid(v_set1(1.702) * x), v_set1(1))))       \
     /* x tanh(log(1 + e^x)) */                                                                     \
     ROW(MISH, mish, PLAIN, X, FLOATS, LINE, LONG,                                                  \
         v_mish(x),                       d * v_mish_slope(x))                                      \
