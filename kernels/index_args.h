@@ -85,6 +85,18 @@ static inline kn_array kn_index_of_elements(const kn_array *index, const kn_arra
     return r;
 }
 
+/* a's first element along dim for each of its lines: a without dim. */
+static inline kn_array kn_without_dim(const kn_array *a, int dim)
+{
+    kn_array b = *a;
+    b.ndim--;
+    for (int d = dim; d < b.ndim; d++) {
+        b.shape[d] = a->shape[d + 1];
+        b.stride[d] = a->stride[d + 1];
+    }
+    return b;
+}
+
 #ifdef __cplusplus
 }
 #endif
