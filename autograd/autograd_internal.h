@@ -332,6 +332,12 @@ bool kn_engine_release(kn_frame *f);
 bool kn_grad_copy(kn_tensor *dst, const kn_tensor *src);
 kn_hook kn_hook_next(void); /* a number that no hook has had */
 bool kn_has_shape(const kn_tensor *t, int ndim, const int64_t *shape);
+/* Ends the scope of a composition: y, its result, goes on. */
+static inline kn_tensor *kn_scope_result(kn_scope s, kn_tensor *y)
+{
+    kn_scope_end_except(s, &y, 1);
+    return y;
+}
 /* In a backward: once it is over, ended(arg) runs, or, if it failed or one of these did,
  * failed(arg), which must not use devices: an error stands. Either may be NULL. */
 bool kn_on_backward(void (*ended)(void *arg), void (*failed)(void *arg), void *arg);

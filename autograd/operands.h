@@ -15,4 +15,10 @@ typedef struct kn_operands {
 void kn_operands_begin(kn_operands *o, int n, kn_tensor *const *in);
 void kn_operands_end(const kn_operands *o);
 
+/* Those of a composition, which stand until the block ends. */
+#define KN_OPERANDS(...)                                                                           \
+    __attribute__((cleanup(kn_operands_end))) kn_operands operands_;                               \
+    kn_operands_begin(&operands_, sizeof((kn_tensor *[]){ __VA_ARGS__ }) / sizeof(kn_tensor *),    \
+                      (kn_tensor *[]){ __VA_ARGS__ })
+
 #endif

@@ -91,6 +91,14 @@ bool kn_filled(const kn_tensor *on, kn_array to, double value, double step);
  * din[i], too. */
 kn_tensor *kn_grad_sum(kn_op_grad *g, int i);
 kn_tensor *kn_grad_zeros(kn_op_grad *g, int i);
+/* The product of the sizes of dims, a set (bit d: dim d). */
+static inline double kn_count_of(int ndim, const int64_t *shape, uint32_t dims)
+{
+    double n = 1;
+    for (int d = 0; d < ndim; d++)
+        n *= dims >> d & 1 ? (double)shape[d] : 1;
+    return n;
+}
 /* Indices are i64 or i32; false with an error of op. */
 bool kn_indices_are_whole(const char *op, const kn_tensor *index);
 /* All elements of t, which is contiguous, in one dim. */

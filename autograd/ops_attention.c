@@ -237,8 +237,7 @@ static kn_tensor *from_the_first(kn_tensor *q, kn_tensor *k, kn_tensor *v,
         part[1] = kn_scaled_dot_product_attention_(kn_slice(q, 2, S, T), k, v, o);
         y = kn_cat(part, 2, 2);
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_scaled_dot_product_attention_(kn_tensor *q, kn_tensor *k, kn_tensor *v,

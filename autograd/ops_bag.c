@@ -155,7 +155,5 @@ kn_tensor *kn_embedding_bag_(kn_tensor *w, kn_tensor *index, kn_embedding_bag_op
         return NULL;
     o.mode = o.mode ? o.mode : KN_BAG_MEAN;
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = bag(&(bags){ .o = o }, w, index);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, bag(&(bags){ .o = o }, w, index));
 }

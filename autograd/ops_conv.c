@@ -303,8 +303,7 @@ kn_tensor *kn_convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const kn_con
     x = x && x->ndim == a->dims + 2 ? dense(x) : x;
     kn_tensor *y = x ? kn_apply1(op, 3, (kn_tensor *[]){ x, w, bias }, 4, &own) : NULL;
     y = kn_of_batch(y, alone);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* The numbers that options o of all four kinds have. */

@@ -86,9 +86,8 @@ kn_tensor *kn_take_along_dim(kn_tensor *x, kn_tensor *index, int dim)
     kn_scope s = kn_scope_begin();
     kn_tensor *below = kn_lt(index, kn_number_like(index, 0)); /* those count from the end */
     index = kn_where(below, kn_add_scalar(index, (double)x->shape[d]), index);
-    kn_tensor *y = kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, x->ndim, to));
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s,
+                           kn_gather(kn_expand(x, x->ndim, of), d, kn_expand(index, x->ndim, to)));
 }
 
 /* ---- scatter: y = x, then y[index[i, j], j] = src[i, j] (or +=) for dim 0 -------------------- */
@@ -242,8 +241,7 @@ kn_tensor *kn_one_hot(kn_tensor *index, int64_t classes)
                 ((kn_scatter_args){ kn_array_of(y), kn_array_of(ones), kn_array_of(at), n - 1,
                                     false, "one_hot" })))
         y = NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* ---- index_add: y = x, then y[index[i], :] += src[i, :] for dim 0 ---------------------------- */

@@ -236,13 +236,11 @@ kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o)
         if (!resolve(x, &o, d, &a[d]))
             return NULL;
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = o.mode == KN_NEAREST_EXACT ? by_index(x, a, x->ndim - 2)
-                   : o.mode == KN_AREA        ? by_area(x, a)
-                   : o.mode == KN_BICUBIC || o.antialias
-                       ? by_matrices(x, a, o.mode == KN_BICUBIC, o.antialias)
-                       : by_kernels(x, a, o.mode != KN_NEAREST);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, o.mode == KN_NEAREST_EXACT ? by_index(x, a, x->ndim - 2)
+                              : o.mode == KN_AREA        ? by_area(x, a)
+                              : o.mode == KN_BICUBIC || o.antialias
+                                  ? by_matrices(x, a, o.mode == KN_BICUBIC, o.antialias)
+                                  : by_kernels(x, a, o.mode != KN_NEAREST));
 }
 
 /* ---- channels as pixels ---------------------------------------------------------------------- */

@@ -345,11 +345,9 @@ static kn_tensor *with_logits(const char *op, kn_tensor *x, kn_tensor *w, kn_ten
         return NULL;
     kn_scope s = kn_scope_begin();
     kn_tensor *logits = kn_linear_(x, w, o->bias, o->in_out);
-    kn_tensor *y =
-        kn_cross_entropy(logits, targets, .ignore_index = o->ignore_index,
-                         .smoothing = o->smoothing, .weight = o->weight, .reduction = o->reduction);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, kn_cross_entropy(logits, targets, .ignore_index = o->ignore_index,
+                                               .smoothing = o->smoothing, .weight = o->weight,
+                                               .reduction = o->reduction));
 }
 
 kn_tensor *kn_linear_cross_entropy_(kn_tensor *x, kn_tensor *w, kn_tensor *targets,

@@ -71,9 +71,7 @@ static kn_tensor *softmax(const kn_op *op, kn_tensor *x, int dim)
         return NULL;
     kn_scope s = kn_scope_begin();
     kn_tensor *last = kn_contiguous(kn_transpose(x, dim, -1));
-    kn_tensor *y = kn_transpose(kn_apply1(op, 1, &last, 0, &log), dim, -1);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, kn_transpose(kn_apply1(op, 1, &last, 0, &log), dim, -1));
 }
 
 kn_tensor *kn_softmax_(kn_tensor *x, int dim)

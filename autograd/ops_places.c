@@ -90,8 +90,7 @@ kn_tensor *kn_grid_sample_(kn_tensor *x, kn_tensor *grid, kn_grid_sample_options
                 ? picked(flat, kn_round(kn_detach(at[0])), kn_round(kn_detach(at[1])), size, NULL)
                 : between(flat, at, size);
     y = y ? kn_cast(kn_reshape(y, KN_SHAPE(N, C, P, Q)), x->dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_affine_grid(kn_tensor *theta, int64_t H, int64_t W, bool align_corners)

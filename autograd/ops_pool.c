@@ -154,8 +154,7 @@ static kn_tensor *pooled(const kn_op *op, kn_tensor *x, const pool_attr *a, int 
     else if (image && kn_apply(op, 1, &image, 0, a, outputs, out))
         y = out[0];
     y = kn_of_batch(y, x->ndim == 3);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* The second output holds the positions of the maxima, for backward. */
@@ -233,8 +232,7 @@ static kn_tensor *pool_sequence(const char *op, kn_tensor *x, const kn_pool1d_op
         y = max ? kn_max_pool2d_(image, two) : kn_avg_pool2d_(image, two);
         y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_max_pool1d_(kn_tensor *x, kn_pool1d_options o)
@@ -258,9 +256,7 @@ static kn_tensor *adaptive_sequence(const char *op, kn_tensor *x, int64_t P, boo
                 (long long)x->shape[x->ndim - 1]);
     else if (image)
         y = (max ? kn_adaptive_max_pool2d : kn_adaptive_avg_pool2d)(image, 1, P);
-    y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL);
 }
 
 kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)

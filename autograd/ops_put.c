@@ -139,53 +139,50 @@ kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index)
         y = kn_index_select(merged(&r), r.dim, kn_reshape(r.at, KN_SHAPE(kn_numel(r.at))));
         y = y ? kn_reshape(y, ndim, shape) : NULL;
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
-static kn_tensor *put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
-                      bool accumulate)
+/* r's x with values at its places, in the shape of x. */
+static kn_tensor *put(const indexed *r, const kn_tensor *x, kn_tensor *values, bool accumulate)
 {
     int64_t shape[KN_MAX_DIMS], back[KN_MAX_DIMS];
-    indexed r = { 0 };
-    if (values->dtype != x->dtype)
-        return kn_fail_null("index_put: values %s for x %s; needs values of x's dtype",
-                            KN_SHOWN(values), KN_SHOWN(x));
-    if (!index_of("index_put", x, n, index, &r))
-        return NULL;
-    int ndim = with_dims(&r, r.at->ndim, r.at->shape, shape);
+    int ndim = with_dims(r, r->at->ndim, r->at->shape, shape);
     values = kn_expand(values, ndim, shape);
-    const int64_t count = kn_numel(r.at);
-    ndim = with_dims(&r, 1, &count, shape);
-    kn_tensor *into = merged(&r), *from = values ? kn_reshape(values, ndim, shape) : NULL;
-    kn_tensor *at = kn_reshape(r.at, 1, &count);
+    const int64_t count = kn_numel(r->at);
+    ndim = with_dims(r, 1, &count, shape);
+    kn_tensor *into = merged(r), *from = values ? kn_reshape(values, ndim, shape) : NULL;
+    kn_tensor *at = kn_reshape(r->at, 1, &count);
     if (!into || !from || !at)
         return NULL;
-    kn_tensor *y = accumulate ? kn_index_add(into, r.dim, at, from)
-                              : kn_scatter(into, r.dim, for_slices(at, r.dim, from), from);
-    y = y ? kn_reshape(y, x->ndim, r.x->shape) : NULL;
+    kn_tensor *y = accumulate ? kn_index_add(into, r->dim, at, from)
+                              : kn_scatter(into, r->dim, for_slices(at, r->dim, from), from);
+    y = y ? kn_reshape(y, x->ndim, r->x->shape) : NULL;
     for (int d = 0; d < x->ndim; d++)
-        back[d] = r.order[d];
-    return r.x == x || !y ? y : kn_permute(y, x->ndim, back);
+        back[d] = r->order[d];
+    return r->x == x || !y ? y : kn_permute(y, x->ndim, back);
 }
 
 kn_tensor *kn_index_put(kn_tensor *x, int n, kn_tensor *const *index, kn_tensor *values,
                         bool accumulate)
 {
-    kn_operands o;
+    indexed r = { 0 };
     if (!kn_ok() || !kn_check(x, "index_put") || !kn_check(values, "index_put"))
         return NULL;
-    kn_operands_begin(&o, 2, (kn_tensor *[]){ x, values });
+    KN_OPERANDS(x, values);
+    if (values->dtype != x->dtype)
+        return kn_fail_null("index_put: values %s for x %s; needs values of x's dtype",
+                            KN_SHOWN(values), KN_SHOWN(x));
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = put(x, n, index, values, accumulate);
-    kn_scope_end_except(s, &y, 1);
-    kn_operands_end(&o);
-    return y;
+    const bool good = index_of("index_put", x, n, index, &r);
+    return kn_scope_result(s, good ? put(&r, x, values, accumulate) : NULL);
 }
 
-static kn_tensor *copy_slices(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
+kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
 {
     const char *op = "index_copy";
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(index, op) || !kn_check(src, op))
+        return NULL;
+    KN_OPERANDS(x, index, src);
     if ((dim = kn_dim(op, x, dim)) < 0)
         return NULL;
     bool fits = index->ndim == 1 && src->ndim == x->ndim;
@@ -196,26 +193,15 @@ static kn_tensor *copy_slices(kn_tensor *x, int dim, kn_tensor *index, kn_tensor
                             "along dim %d for each of its elements",
                             op, KN_SHOWN(x), KN_SHOWN(index), KN_SHOWN(src), dim);
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_scatter(x, dim, for_slices(index, dim, src), src);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, kn_scatter(x, dim, for_slices(index, dim, src), src));
 }
 
-kn_tensor *kn_index_copy(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src)
-{
-    kn_operands o;
-    if (!kn_ok() || !kn_check(x, "index_copy") || !kn_check(index, "index_copy") ||
-        !kn_check(src, "index_copy"))
-        return NULL;
-    kn_operands_begin(&o, 3, (kn_tensor *[]){ x, index, src });
-    kn_tensor *y = copy_slices(x, dim, index, src);
-    kn_operands_end(&o);
-    return y;
-}
-
-static kn_tensor *scatter_masked(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
+kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
 {
     const char *op = "masked_scatter";
+    if (!kn_ok() || !kn_check(x, op) || !kn_check(mask, op) || !kn_check(src, op))
+        return NULL;
+    KN_OPERANDS(x, mask, src);
     const int64_t all = -1;
     const bool empty = kn_numel(src) == 0; /* a mask that takes nothing fits: its places read a 0 */
     if (mask->dtype != KN_BOOL || src->dtype != x->dtype)
@@ -231,28 +217,18 @@ static kn_tensor *scatter_masked(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
     src = empty ? kn_pad(src, KN_PAD_CONSTANT, 0, 2, (int64_t[]){ 0, 1 }) : src;
     kn_tensor *from = at ? kn_index_select(src, 0, at) : NULL;
     y = from ? kn_where(mask, kn_reshape(from, x->ndim, x->shape), x) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
-}
-
-kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
-{
-    kn_operands o;
-    if (!kn_ok() || !kn_check(x, "masked_scatter") || !kn_check(mask, "masked_scatter") ||
-        !kn_check(src, "masked_scatter"))
-        return NULL;
-    kn_operands_begin(&o, 3, (kn_tensor *[]){ x, mask, src });
-    kn_tensor *y = scatter_masked(x, mask, src);
-    kn_operands_end(&o);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* ---- among sorted values --------------------------------------------------------------------- */
 
 /* Both are put in one order, stable: those of sorted before a value of x are its place. */
-static kn_tensor *search(kn_tensor *sorted, kn_tensor *x, bool right)
+kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
 {
     const char *op = "searchsorted";
+    if (!kn_ok() || !kn_check(sorted, op) || !kn_check(x, op))
+        return NULL;
+    KN_OPERANDS(sorted, x);
     if (!kn_loss_same_device(op, sorted, x))
         return NULL;
     const int last = sorted->ndim - 1;
@@ -279,19 +255,7 @@ static kn_tensor *search(kn_tensor *sorted, kn_tensor *x, bool right)
         y = kn_slice(y, 1, right ? N : 0, right ? N + M : M);
         y = kn_reshape(y, x->ndim, x->shape);
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
-}
-
-kn_tensor *kn_searchsorted(kn_tensor *sorted, kn_tensor *x, bool right)
-{
-    kn_operands o;
-    if (!kn_ok() || !kn_check(sorted, "searchsorted") || !kn_check(x, "searchsorted"))
-        return NULL;
-    kn_operands_begin(&o, 2, (kn_tensor *[]){ sorted, x });
-    kn_tensor *y = search(sorted, x, right);
-    kn_operands_end(&o);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_bucketize(kn_tensor *x, kn_tensor *boundaries, bool right)
@@ -316,7 +280,5 @@ kn_tensor *kn_isin(kn_tensor *x, kn_tensor *elements)
     kn_tensor *at = sorted && flat ? kn_searchsorted(sorted, flat, false) : NULL;
     at = at ? kn_clamp(at, 0, (double)(n - 1)) : NULL;
     kn_tensor *y = at ? kn_eq(kn_index_select(sorted, 0, at), flat) : NULL;
-    y = y ? kn_reshape(y, x->ndim, x->shape) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_reshape(y, x->ndim, x->shape) : NULL);
 }

@@ -54,14 +54,6 @@ static bool reduce_forward(kn_op_call *c)
     return KN_RUN(x, KN_K_REDUCE, ((kn_reduce_args){ y, kn_array_of(x), a->kind }));
 }
 
-static double count_of(const kn_spec *x, uint32_t dims)
-{
-    double n = 1;
-    for (int d = 0; d < x->ndim; d++)
-        n *= dims >> d & 1 ? (double)x->shape[d] : 1;
-    return n;
-}
-
 static bool sum_backward(kn_op_grad *g)
 {
     const reduce_attr *a = g->attr;
@@ -72,7 +64,7 @@ static bool sum_backward(kn_op_grad *g)
     kn_array dy = with_reduced_dims(g->dout[0], x->shape, x->ndim, a->dims, a->keep);
     dy = kn_array_expand(dy, x->ndim, x->shape);
     g->din[0] = dx;
-    double n = count_of(x, a->dims);
+    double n = kn_count_of(x->ndim, x->shape, a->dims);
     if (a->kind == KN_SUM || n == 0 || kn_dtype_size(dx->dtype) != kn_dtype_size(g->dout[0]->dtype))
         return KN_RUN(dx, KN_K_COPY, ((kn_copy_args){ kn_array_of(dx), dy }));
     return KN_RUN(dx, KN_K_UNARY, ((kn_unary_args){ kn_array_of(dx), dy, KN_AFFINE, 1 / n, 0 }));

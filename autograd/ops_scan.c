@@ -65,8 +65,7 @@ kn_tensor *kn_cumprod(kn_tensor *x, int dim)
     const scan a = { dim, KN_JOIN_PRODUCT };
     kn_tensor *y = wide ? kn_function_call_n(&product, KN_VALUES(wide), &a, sizeof a).v[0] : NULL;
     y = y && kn_dtype_is_float(x->dtype) ? kn_cast(y, x->dtype) : y;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* ---- logarithms of sums ---------------------------------------------------------------------- */
@@ -94,9 +93,7 @@ kn_tensor *kn_logcumsumexp(kn_tensor *x, int dim)
     kn_tensor *wide = checked(log_sum.name, x, &dim, true);
     const scan a = { dim, KN_JOIN_LOG_SUM };
     kn_tensor *y = wide ? kn_function_call_n(&log_sum, KN_VALUES(wide), &a, sizeof a).v[0] : NULL;
-    y = y ? kn_cast(y, x->dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
 }
 
 /* ---- extrema --------------------------------------------------------------------------------- */
@@ -169,6 +166,5 @@ kn_tensor *kn_diff(kn_tensor *x, int n, int dim)
         const int64_t size = x->shape[dim], first = size > 0, last = size - first;
         x = kn_sub(kn_slice(x, dim, first, size), kn_slice(x, dim, 0, last));
     }
-    kn_scope_end_except(s, &x, 1);
-    return x;
+    return kn_scope_result(s, x);
 }

@@ -15,14 +15,7 @@ typedef struct places {
 static bool put(const places *p, kn_tensor *y, kn_tensor *index, kn_array src, bool join)
 {
     kn_array at = kn_array_of(index);
-    if (p->slices) {
-        const int64_t step = at.stride[0];
-        at.ndim = src.ndim;
-        for (int d = 0; d < src.ndim; d++) {
-            at.shape[d] = src.shape[d];
-            at.stride[d] = d == p->dim ? step : 0;
-        }
-    }
+    at = p->slices ? kn_index_of_elements(&at, &src, p->dim) : at;
     return y && KN_RUN(y, KN_K_SCATTER,
                        ((kn_scatter_args){ kn_array_of(y), src, at, p->dim, join,
                                            p->slices ? "index_reduce" : "scatter_reduce", p->by }));
@@ -199,9 +192,7 @@ static kn_tensor *reduce(const char *op, bool slices, kn_tensor *x, int dim, kn_
         return NULL;
     kn_scope s = kn_scope_begin();
     const places p = { dim, slices, exclude, KN_JOIN_SUM };
-    kn_tensor *y = reduced(op, p, x, index, src, by);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, reduced(op, p, x, index, src, by));
 }
 
 kn_tensor *kn_scatter_reduce_(kn_tensor *x, int dim, kn_tensor *index, kn_tensor *src,
@@ -242,9 +233,7 @@ kn_tensor *kn_segment_reduce(kn_tensor *x, kn_tensor *index, int64_t n, kn_reduc
     kn_scope s = kn_scope_begin();
     const bool whole = by == KN_BY_SUM || by == KN_BY_PROD;
     kn_tensor *none = kn_full(x->dtype, kn_device_of(x), by == KN_BY_PROD, x->ndim, shape);
-    kn_tensor *y = none ? reduce(op, true, none, 0, index, x, by, !whole) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, none ? reduce(op, true, none, 0, index, x, by, !whole) : NULL);
 }
 
 static kn_values softmax_forward(kn_function_run *run, kn_values in)
@@ -289,7 +278,5 @@ kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n)
     kn_tensor *wide = kn_cast(x, kn_wide_dtype(x->dtype));
     kn_tensor *y =
         wide ? kn_function_call_n(&softmax, KN_VALUES(wide, index), &n, sizeof n).v[0] : NULL;
-    y = y ? kn_cast(y, x->dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
 }

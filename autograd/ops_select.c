@@ -57,9 +57,7 @@ kn_tensor *kn_nonzero(kn_tensor *x)
                           ? x
                           : kn_ne(kn_detach(x), kn_zeros(x->dtype, kn_device_of(x), KN_SCALAR));
     kn_tensor *t = mask ? places_that_hold(mask) : NULL;
-    t = t ? kn_to_device(t, kn_device_of(x)) : NULL;
-    kn_scope_end_except(s, &t, 1);
-    return t;
+    return kn_scope_result(s, t ? kn_to_device(t, kn_device_of(x)) : NULL);
 }
 
 kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask)
@@ -83,8 +81,7 @@ kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask)
     at = at ? kn_to_device(at, kn_device_of(x)) : NULL;
     if (at)
         y = kn_index_select(kn_reshape(kn_expand(x, ndim, shape), 1, &all), 0, at);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* ---- counts and different values ------------------------------------------------------------- */
@@ -103,9 +100,7 @@ kn_tensor *kn_bincount(kn_tensor *x, kn_tensor *weights, int64_t least)
     n = n > least ? n : least;
     weights = weights ? weights : kn_ones(KN_I64, kn_device_of(x), 1, x->shape);
     kn_tensor *none = weights ? kn_zeros(weights->dtype, kn_device_of(x), 1, &n) : NULL;
-    kn_tensor *y = none ? kn_index_add(none, 0, x, weights) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, none ? kn_index_add(none, 0, x, weights) : NULL);
 }
 
 /* A value begins where a sorted one differs from the one before. */
@@ -173,8 +168,7 @@ kn_tensor *kn_histc(kn_tensor *x, int64_t bins, double low, double high)
     } else if (v) {
         kn_fail("%s: the values of %s aren't finite; give low and high", op, KN_SHOWN(x));
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* ---- columns of windows back into images ----------------------------------------------------- */
@@ -250,6 +244,5 @@ kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o)
     x = x ? kn_slice(x, 2, f.pad[0], f.pad[0] + H) : NULL;
     x = x ? kn_slice(x, 3, f.pad[1], f.pad[1] + W) : NULL;
     x = x ? kn_contiguous(x) : NULL;
-    kn_scope_end_except(s, &x, 1);
-    return x;
+    return kn_scope_result(s, x);
 }

@@ -98,8 +98,7 @@ kn_tensor *kn_argsort(kn_tensor *x, int dim, bool descending)
     kn_tensor *indices;
     kn_scope s = kn_scope_begin();
     sort(&kn_op_sort, kn_detach(x), dim, NULL, descending, &indices);
-    kn_scope_end_except(s, &indices, 1);
-    return indices;
+    return kn_scope_result(s, indices);
 }
 
 kn_tensor *kn_topk_(kn_tensor *x, int64_t k, int dim, kn_topk_options o)

@@ -135,9 +135,7 @@ kn_tensor *kn_rfft(kn_tensor *x)
     kn_tensor *y =
         transform(kn_loss_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / n, n))), n, true, -1);
     y = with_lead(y ? kn_slice(y, 1, 0, n / 2 + 1) : NULL, x, 1);
-    y = y ? kn_cast(y, x->dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
 }
 
 /* The real part of the inverse transform of twice the numbers, but for those that are their own
@@ -172,9 +170,7 @@ kn_tensor *kn_irfft(kn_tensor *x, int64_t n)
     kn_scope s = kn_scope_begin();
     kn_tensor *flat = kn_loss_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / (2 * m), m, 2)));
     kn_tensor *y = with_lead(flat ? inverse(flat, n) : NULL, x, 2);
-    y = y ? kn_cast(y, x->dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
 }
 
 /* ---- in frames ------------------------------------------------------------------------------- */
@@ -234,9 +230,7 @@ kn_tensor *kn_stft_(kn_tensor *x, kn_stft_options o)
     y = kn_rfft(w ? kn_mul(y, w) : y);
     y = y ? kn_transpose(y, -2, -3) : NULL;
     y = y && o.normalized ? kn_scale(y, 1 / sqrt((double)o.n_fft)) : y;
-    y = y ? kn_cast(y, x->dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
 }
 
 /* Frames [N,T,n_fft] added up where they lie, [N,L]. */
@@ -293,6 +287,5 @@ kn_tensor *kn_istft_(kn_tensor *x, kn_stft_options o)
         y = y && n == 3 ? kn_squeeze(y, 1, (int64_t[]){ 0 }) : y;
         y = y ? kn_cast(y, x->dtype) : NULL;
     }
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }

@@ -17,14 +17,6 @@ static bool checked(const char *op, const kn_tensor *x, int n, const int64_t *li
                    floats ? "float tensor" : "dtype with arithmetic", KN_SHOWN(x));
 }
 
-static double count_of(const kn_tensor *x, uint32_t dims)
-{
-    double n = 1;
-    for (int d = 0; d < x->ndim; d++)
-        n *= dims >> d & 1 ? (double)x->shape[d] : 1;
-    return n;
-}
-
 static kn_tensor *widened(kn_tensor *x)
 {
     return x->dtype == KN_BF16 || x->dtype == KN_F16 ? kn_cast(x, KN_F32) : x;
@@ -33,9 +25,7 @@ static kn_tensor *widened(kn_tensor *x)
 /* Ends the scope of a composition: y goes on, in dtype. */
 static kn_tensor *ended(kn_scope s, kn_tensor *y, kn_dtype dtype)
 {
-    y = y ? kn_cast(y, dtype) : NULL;
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y ? kn_cast(y, dtype) : NULL);
 }
 
 /* x^exponent for x >= 0, with gradient 0 where x is 0 (torch's choice for norms). */
@@ -58,7 +48,7 @@ kn_tensor *kn_logsumexp(kn_tensor *x, int n, const int64_t *dims, bool keep)
         return NULL;
     kn_scope s = kn_scope_begin();
     kn_tensor *wide = widened(x), *y = NULL;
-    if (wide && count_of(x, set) == 0) {
+    if (wide && kn_count_of(x->ndim, x->shape, set) == 0) {
         y = kn_log(kn_sum(wide, n, dims, keep));
     } else if (wide) {
         kn_tensor *top = kn_extremum(kn_detach(wide), KN_MAX, set, true);
@@ -131,7 +121,7 @@ static kn_tensor *variance(const char *op, kn_tensor *x, int n, const int64_t *d
         memcpy(a.dims, dims, (size_t)n * sizeof *dims);
     kn_tensor *far = kn_apply1(&kn_op_far, 1, &wide, 0, &a);
     return kn_scale(kn_sum(kn_mul(far, far), n, dims, o->keep),
-                    1 / fmax(0, count_of(x, set) - correction));
+                    1 / fmax(0, kn_count_of(x->ndim, x->shape, set) - correction));
 }
 
 kn_tensor *kn_var_(kn_tensor *x, int n, const int64_t *dims, kn_var_options o)
@@ -177,7 +167,7 @@ kn_tensor *kn_norm(kn_tensor *x, double p, int n, const int64_t *dims, bool keep
         return NULL;
     if (isnan(p))
         return kn_fail_null("norm: p is NaN; use 2, 1, INFINITY or another number");
-    if ((p < 0 || isinf(p)) && count_of(x, set) == 0)
+    if ((p < 0 || isinf(p)) && kn_count_of(x->ndim, x->shape, set) == 0)
         return kn_fail_null(
             "norm: there are no elements to reduce, so the norm for p = %g has no value", p);
     kn_scope s = kn_scope_begin();
@@ -226,7 +216,7 @@ kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
             left[ndim++] = set >> d & 1 ? 1 : x->shape[d];
     kn_scope s = kn_scope_begin();
     kn_tensor *y = floats ? widened(x) : kn_cast(x, KN_I64);
-    if (y && count_of(x, set) == 0) {
+    if (y && kn_count_of(x->ndim, x->shape, set) == 0) {
         y = kn_add_scalar(kn_sum(y, n, dims, keep), 1);
     } else if (y) {
         for (int d = 0; d < x->ndim; d++)

@@ -307,8 +307,7 @@ kn_tensor *kn_slice_step(kn_tensor *x, int dim, int64_t begin, int64_t end, int6
     kn_tensor *y = kn_slice(x, dim, begin, end);
     if (y && step > 1 && end > begin)
         y = kn_squeeze(kn_windows("slice_step", y, dim, 1, step, 1), 1, (int64_t[]){ -1 });
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index)
@@ -323,9 +322,7 @@ kn_tensor *kn_select(kn_tensor *x, int dim, int64_t index)
         return kn_fail_null("select: index %lld is outside of dim %d of %s", (long long)index, dim,
                             KN_SHOWN(x));
     kn_scope s = kn_scope_begin();
-    kn_tensor *y = kn_squeeze(kn_slice(x, d, i, i + 1), 1, (int64_t[]){ d });
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, kn_squeeze(kn_slice(x, d, i, i + 1), 1, (int64_t[]){ d }));
 }
 
 kn_tensor *kn_unfold(kn_tensor *x, int dim, int64_t size, int64_t step)

@@ -112,8 +112,7 @@ kn_tensor *kn_conv3d_(kn_tensor *x, kn_tensor *w, kn_tensor *bias, kn_conv3d_opt
         batch = padded(batch, w, &a);
     if (batch && volumes_fit(batch, x, w, bias, &a))
         y = kn_of_batch(convolve(batch, w, bias, &a), x->ndim == 4);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 /* ---- pooling --------------------------------------------------------------------------------- */
@@ -133,8 +132,7 @@ static kn_tensor *pooled(kn_tensor *x, pool planes, pool depth, const void *with
     const int64_t P = y ? y->shape[3] : 0, Q = y ? y->shape[4] : 0;
     y = y ? depth(kn_flatten(y, 3, 4), with) : NULL;
     y = kn_of_batch(y ? kn_unflatten(y, 3, KN_SHAPE(P, Q)) : NULL, alone);
-    kn_scope_end_except(s, &y, 1);
-    return y;
+    return kn_scope_result(s, y);
 }
 
 typedef struct windows {

@@ -109,6 +109,16 @@ static inline KN_HD float kn_f64_to_f32_odd(double x)
     return kn_f32_from_bits((too_far ? u - 1 : u) | 1); /* toward zero, then odd */
 }
 
+/* i64 to a double that rounds like it to f32 or less: beyond 2^53 the low bits become one sticky
+ * bit, so that the later rounding is the only one. */
+static inline KN_HD double kn_i64_to_f64_sticky(int64_t x)
+{
+    if (x > -(1LL << 53) && x < 1LL << 53)
+        return (double)x;
+    const int64_t low = x & 1023;
+    return (double)((x - low) | (low ? 1024 : 0));
+}
+
 static inline KN_HD uint16_t kn_f64_to_bf16(double x)
 {
     return kn_f32_to_bf16(kn_f64_to_f32_odd(x));

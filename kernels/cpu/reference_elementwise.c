@@ -13,16 +13,6 @@ static void move_element(const kn_array *dst, int64_t to, const kn_array *src, i
             size);
 }
 
-/* An i64 as a double that rounds like it: beyond 2^53 the low bits become one sticky bit, so that
- * the later rounding to f32 or less is the only one. */
-static double sticky_double(int64_t x)
-{
-    if (x > -(1LL << 53) && x < 1LL << 53)
-        return (double)x;
-    int64_t low = x & 1023;
-    return (double)((x - low) | (low ? 1024 : 0));
-}
-
 kn_status kn_ref_copy(const void *args)
 {
     const kn_copy_args *a = args;
@@ -35,7 +25,7 @@ kn_status kn_ref_copy(const void *args)
         else if (from_int && to_int)
             kn_ref_set_int(dst, w.off[0], kn_ref_get_int(src, w.off[1]));
         else if (src->dtype == KN_I64 && dst->dtype != KN_F64)
-            kn_ref_set(dst, w.off[0], sticky_double(kn_ref_get_int(src, w.off[1])));
+            kn_ref_set(dst, w.off[0], kn_i64_to_f64_sticky(kn_ref_get_int(src, w.off[1])));
         else
             kn_ref_set(dst, w.off[0], kn_ref_get(src, w.off[1]));
     }

@@ -1,5 +1,5 @@
-/* kernels/cpu/reference_gather.c: elements along a dim picked by an index of their own each, and
- * put there. */
+/* kernels/cpu/reference_gather.c: elements along a dim picked by an index of their own each, put or
+ * added there; slices, whose elements have one index. */
 #include "kernels/cpu/reference.h"
 #include "kernels/join.h"
 #include <string.h>
@@ -13,20 +13,34 @@ static kn_array lines_of(const kn_array *full, const kn_array *picked, int dim)
     return a;
 }
 
+static void pick(const kn_array *dst, const kn_array *src, const kn_array *index, int dim)
+{
+    const int64_t size = (int64_t)kn_dtype_size(dst->dtype), step = src->stride[dim];
+    kn_array lines = lines_of(src, dst, dim);
+    kn_ref_walk w = kn_ref_walk_over(dst, &lines, index, NULL);
+    for (; w.more; kn_ref_walk_next(&w)) {
+        const int64_t from = w.off[1] + kn_ref_get_int(index, w.off[2]) * step;
+        memcpy((char *)dst->data + w.off[0] * size, (const char *)src->data + from * size,
+               (size_t)size);
+    }
+}
+
 kn_status kn_ref_gather(const void *args)
 {
     const kn_gather_args *a = args;
     if (!kn_ref_check_index("gather", &a->index, &a->src, a->dim))
         return KN_FAILED;
-    const size_t size = kn_dtype_size(a->dst.dtype);
-    const int64_t step = a->src.stride[a->dim];
-    kn_array lines = lines_of(&a->src, &a->dst, a->dim);
-    kn_ref_walk w = kn_ref_walk_over(&a->dst, &lines, &a->index, NULL);
-    for (; w.more; kn_ref_walk_next(&w)) {
-        const int64_t from = w.off[1] + kn_ref_get_int(&a->index, w.off[2]) * step;
-        memcpy((char *)a->dst.data + w.off[0] * (int64_t)size,
-               (const char *)a->src.data + from * (int64_t)size, size);
-    }
+    pick(&a->dst, &a->src, &a->index, a->dim);
+    return KN_DONE;
+}
+
+kn_status kn_ref_index_select(const void *args)
+{
+    const kn_index_select_args *a = args;
+    const kn_array index = kn_index_of_elements(&a->index, &a->dst, a->dim);
+    if (!kn_ref_check_index("index_select", &a->index, &a->src, a->dim))
+        return KN_FAILED;
+    pick(&a->dst, &a->src, &index, a->dim);
     return KN_DONE;
 }
 
@@ -68,15 +82,28 @@ static bool join_wide(const kn_scatter_args *a, kn_dtype wide)
     return ok;
 }
 
-kn_status kn_ref_scatter(const void *args)
+static kn_status scatter(const kn_scatter_args *a)
 {
-    const kn_scatter_args *a = args;
-    const kn_dtype to = a->dst.dtype, from = a->src.dtype;
-    if (!kn_ref_check_index(a->op ? a->op : "scatter", &a->index, &a->dst, a->dim))
-        return KN_FAILED;
-    const kn_dtype wide = to == KN_F64 || from == KN_F64 ? KN_F64 : KN_F32;
+    const kn_dtype to = a->dst.dtype;
+    const kn_dtype wide = to == KN_F64 || a->src.dtype == KN_F64 ? KN_F64 : KN_F32;
     if (a->join && kn_dtype_is_float(to) && to != wide)
         return join_wide(a, wide) ? KN_DONE : KN_FAILED;
     put(&a->dst, a);
     return KN_DONE;
+}
+
+kn_status kn_ref_scatter(const void *args)
+{
+    const kn_scatter_args *a = args;
+    return kn_ref_check_index(a->op ? a->op : "scatter", &a->index, &a->dst, a->dim) ? scatter(a)
+                                                                                     : KN_FAILED;
+}
+
+kn_status kn_ref_index_add(const void *args)
+{
+    const kn_index_add_args *a = args;
+    const kn_array index = kn_index_of_elements(&a->index, &a->src, a->dim);
+    return kn_ref_check_index("index_add", &a->index, &a->dst, a->dim)
+               ? scatter(&(kn_scatter_args){ a->dst, a->src, index, a->dim, true })
+               : KN_FAILED;
 }

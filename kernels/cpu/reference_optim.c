@@ -1,6 +1,7 @@
 /* kernels/cpu/reference_optim.c: the sum over ranks and the optimizers' steps. */
 #include "kernels/cpu/reference.h"
 #include "kernels/philox.h"
+#include "kernels/step_numbers.h"
 #include <math.h>
 
 /* x rounded to f32 unless the sum or step is in f64: every operation of f32 arithmetic is the f64
@@ -146,46 +147,6 @@ kn_status kn_ref_sgd(const void *args)
     return KN_DONE;
 }
 
-/* ---- loss scaling ---------------------------------------------------------------------------- */
-
-static void decide(const kn_loss_scale_args *a)
-{
-    kn_step_scalars *x = a->step;
-    bool found = !isfinite(*a->absmax);
-    x->grad_scale = a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale;
-    x->step -= x->skipped;
-    x->skip = found;
-    x->skipped += found;
-    a->state->skipped += found;
-    a->state->found += found;
-}
-
-static void end_iteration(const kn_loss_scale_args *a)
-{
-    kn_loss_scale_state *s = a->state;
-    bool found = s->found > 0;
-    s->good = found ? 0 : s->good + 1;
-    s->found = 0;
-    if (found && s->scale * a->backoff < a->smallest) {
-        s->stuck++;
-    } else if (found) {
-        s->scale *= a->backoff;
-    } else if (s->good >= a->interval) {
-        s->good = 0;
-        s->scale = fmin(a->largest, s->scale * a->growth);
-    }
-}
-
-kn_status kn_ref_loss_scale(const void *args)
-{
-    const kn_loss_scale_args *a = args;
-    if (a->step)
-        decide(a);
-    if (!a->later)
-        end_iteration(a);
-    return KN_DONE;
-}
-
 static void lion_piece(const kn_lion_args *a, const kn_opt_piece *o)
 {
     bool f64 = o->param_dtype == KN_F64;
@@ -208,5 +169,11 @@ kn_status kn_ref_lion(const void *args)
         return KN_DONE;
     for (int i = 0; i < a->s.pieces; i++)
         lion_piece(a, &a->s.piece[i]);
+    return KN_DONE;
+}
+
+kn_status kn_ref_loss_scale(const void *args)
+{
+    kn_loss_scale_numbers(args);
     return KN_DONE;
 }

@@ -1,41 +1,16 @@
 /* kernels/cpu/reference_pool.c: the largest and the mean of windows, and their gradients. */
 #include "kernels/cpu/reference.h"
+#include "kernels/windows.h"
 
 #include <math.h>
-
-/* One window along one dim: begin, begin + step, ..., before end; divide: how many positions it
- * counts for. */
-typedef struct span {
-    int64_t begin, end, step, divide;
-} span;
-
-static span span_of(const kn_window *w, int d, const kn_array *x, const kn_array *y, int64_t p)
-{
-    const int64_t H = x->shape[2 + d], P = y->shape[2 + d];
-    span s = { .step = 1 };
-    if (w->adaptive) {
-        s.begin = p * H / P, s.end = ((p + 1) * H + P - 1) / P;
-        s.divide = s.end - s.begin;
-        return s;
-    }
-    s.step = w->dilation[d];
-    s.begin = p * w->stride[d] - w->pad[d];
-    s.end = s.begin + (w->kernel[d] - 1) * s.step + 1;
-    s.divide = (s.end < H + w->pad[d] ? s.end : H + w->pad[d]) - s.begin;
-    if (s.begin < 0)
-        s.begin += (-s.begin + s.step - 1) / s.step * s.step;
-    s.end = s.end < H ? s.end : H;
-    if (!w->count_include_pad)
-        s.divide = s.end > s.begin ? s.end - s.begin : 0;
-    return s;
-}
 
 static int64_t plane_of(const kn_array *a, const kn_ref_walk *at)
 {
     return at->at[0] * a->stride[0] + at->at[1] * a->stride[1];
 }
 
-static double largest(const kn_array *x, int64_t plane, span rows, span columns, int32_t *index)
+static double largest(const kn_array *x, int64_t plane, kn_window_span rows, kn_window_span columns,
+                      int32_t *index)
 {
     double best = -INFINITY;
     *index = -1;
@@ -51,7 +26,7 @@ static double largest(const kn_array *x, int64_t plane, span rows, span columns,
     return best;
 }
 
-static double average(const kn_array *x, int64_t plane, span rows, span columns)
+static double average(const kn_array *x, int64_t plane, kn_window_span rows, kn_window_span columns)
 {
     double sum = 0;
     for (int64_t h = rows.begin; h < rows.end; h++)
@@ -65,9 +40,11 @@ kn_status kn_ref_pool(const void *args)
 {
     const kn_pool_args *a = args;
     const kn_array *index = a->index.data ? &a->index : &a->y;
+    const kn_window_dim down = kn_window_dim_of(&a->window, 0, &a->x, &a->y);
+    const kn_window_dim across = kn_window_dim_of(&a->window, 1, &a->x, &a->y);
     for (kn_ref_walk i = kn_ref_walk_over(&a->y, index, NULL); i.more; kn_ref_walk_next(&i)) {
-        span rows = span_of(&a->window, 0, &a->x, &a->y, i.at[2]);
-        span columns = span_of(&a->window, 1, &a->x, &a->y, i.at[3]);
+        kn_window_span rows = kn_window_span_of(&down, i.at[2]),
+                       columns = kn_window_span_of(&across, i.at[3]);
         int64_t plane = plane_of(&a->x, &i);
         int32_t at = -1;
         double v = a->kind == KN_POOL_MAX ? largest(&a->x, plane, rows, columns, &at)
@@ -80,8 +57,8 @@ kn_status kn_ref_pool(const void *args)
 }
 
 /* The share of window (p, q) in the element at (h, w). */
-static double share(const kn_pool_grad_args *a, const kn_ref_walk *i, int64_t p, int64_t q,
-                    int64_t h, int64_t w)
+static double share(const kn_pool_grad_args *a, const kn_window_dim d[2], const kn_ref_walk *i,
+                    int64_t p, int64_t q, int64_t h, int64_t w)
 {
     const kn_array *dy = &a->dy, *index = &a->index;
     double g = kn_ref_get(dy, plane_of(dy, i) + p * dy->stride[2] + q * dy->stride[3]);
@@ -90,38 +67,23 @@ static double share(const kn_pool_grad_args *a, const kn_ref_walk *i, int64_t p,
                                          q * index->stride[3]) == h * a->dx.shape[3] + w
                    ? g
                    : 0;
-    span rows = span_of(&a->window, 0, &a->dx, dy, p),
-         columns = span_of(&a->window, 1, &a->dx, dy, q);
-    bool in = h >= rows.begin && h < rows.end && w >= columns.begin && w < columns.end;
-    return in ? g / (double)(rows.divide * columns.divide) : 0;
-}
-
-/* The windows along dim d that may reach h: from, up to and not including, to. */
-static void windows_of(const kn_window *w, int d, const kn_array *x, const kn_array *y, int64_t h,
-                       int64_t *from, int64_t *to)
-{
-    const int64_t H = x->shape[2 + d], P = y->shape[2 + d];
-    if (w->adaptive) {
-        *from = h * P / H, *to = ((h + 1) * P + H - 1) / H;
-        return;
-    }
-    const int64_t reach = (w->kernel[d] - 1) * w->dilation[d], t = h + w->pad[d];
-    *from = t > reach ? (t - reach + w->stride[d] - 1) / w->stride[d] : 0;
-    *to = t / w->stride[d] + 1;
-    *to = *to < P ? *to : P;
+    const int64_t divide = kn_window_share(&d[0], p, h) * kn_window_share(&d[1], q, w);
+    return divide > 0 ? g / (double)divide : 0;
 }
 
 kn_status kn_ref_pool_grad(const void *args)
 {
     const kn_pool_grad_args *a = args;
+    const kn_window_dim d[2] = { kn_window_dim_of(&a->window, 0, &a->dx, &a->dy),
+                                 kn_window_dim_of(&a->window, 1, &a->dx, &a->dy) };
     for (kn_ref_walk i = kn_ref_walk_over(&a->dx, NULL); i.more; kn_ref_walk_next(&i)) {
         int64_t h = i.at[2], w = i.at[3], p0, p1, q0, q1;
-        windows_of(&a->window, 0, &a->dx, &a->dy, h, &p0, &p1);
-        windows_of(&a->window, 1, &a->dx, &a->dy, w, &q0, &q1);
+        kn_windows_of(&d[0], h, &p0, &p1);
+        kn_windows_of(&d[1], w, &q0, &q1);
         double sum = 0;
         for (int64_t p = p0; p < p1; p++)
             for (int64_t q = q0; q < q1; q++)
-                sum += share(a, &i, p, q, h, w);
+                sum += share(a, d, &i, p, q, h, w);
         kn_ref_set_computed(&a->dx, i.off[0], sum);
     }
     return KN_DONE;

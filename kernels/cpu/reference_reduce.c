@@ -1,6 +1,7 @@
 /* kernels/cpu/reference_reduce.c: sums, means, extremes over dims; the fixed-point norm that does
  * not depend on how its values are divided among ranks. */
 #include "kernels/cpu/reference.h"
+#include "kernels/step_numbers.h"
 #include <math.h>
 
 /* ---- reductions over dims ------------------------------------------------------------------ */
@@ -176,43 +177,8 @@ kn_status kn_ref_powsum(const void *args)
     return KN_DONE;
 }
 
-/* Limbs that ranks have added may exceed 40 bits: carries first, so that the same integer gives the
- * same double however it was divided. */
-static double limbs_value(const int64_t *limbs)
-{
-    int64_t limb[KN_SQSUM_LIMBS], carry = 0;
-    for (int k = 0; k < KN_SQSUM_LIMBS; k++) {
-        int64_t v = limbs[k] + carry;
-        bool top = k == KN_SQSUM_LIMBS - 1;
-        limb[k] = top ? v : v & ((1LL << 40) - 1);
-        carry = v >> 40;
-    }
-    double value = 0;
-    for (int k = KN_SQSUM_LIMBS - 1; k >= 0; k--)
-        value = value * 0x1p40 + (double)limb[k];
-    return value;
-}
-
-/* norm = scale sqrt(limbs 2^(2e - 60)), or scale absmax (limbs 2^-60)^(1/p); coef = scale
- * min(1, max_norm / (norm + 1e-6)), and limit = value times that. */
 kn_status kn_ref_clip(const void *args)
 {
-    const kn_clip_args *a = args;
-    double scale = a->loss_scale ? a->scale / (double)*a->loss_scale : a->scale;
-    double absmax = *a->absmax, norm = absmax * scale;
-    if (a->p != 0 && isfinite(a->p) && isfinite(absmax) && absmax > 0) {
-        norm *= pow(limbs_value(a->limbs) * 0x1p-60, 1 / a->p);
-    } else if (a->p == 0 && isfinite(absmax) && absmax > 0) {
-        int e;
-        frexp(absmax, &e);
-        norm = scale * ldexp(sqrt(limbs_value(a->limbs)), e - 30);
-    }
-    double clip = 1;
-    if (a->max_norm > 0 && !(norm + 1e-6 <= a->max_norm)) /* NaN takes this branch and stays NaN */
-        clip = a->max_norm / (norm + 1e-6);
-    *a->norm = (float)norm;
-    *a->coef = scale * clip;
-    if (a->limit)
-        *a->limit = a->value * clip;
+    kn_clip_numbers(args);
     return KN_DONE;
 }

@@ -4,18 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-/* a without dim. */
-static kn_array lines_of(const kn_array *a, int dim)
-{
-    kn_array b = *a;
-    b.ndim--;
-    for (int d = dim; d < b.ndim; d++) {
-        b.shape[d] = a->shape[d + 1];
-        b.stride[d] = a->stride[d + 1];
-    }
-    return b;
-}
-
 /* ---- sorting --------------------------------------------------------------------------------- */
 
 typedef struct item {
@@ -109,8 +97,8 @@ kn_status kn_ref_sort(const void *args)
     item *items = kn_host_alloc((size_t)(n > 0 ? n : 1) * 2 * sizeof *items);
     if (!items)
         return KN_FAILED;
-    kn_array v = lines_of(&a->values, a->dim), p = lines_of(&a->indices, a->dim),
-             x = lines_of(&a->src, a->dim);
+    kn_array v = kn_without_dim(&a->values, a->dim), p = kn_without_dim(&a->indices, a->dim),
+             x = kn_without_dim(&a->src, a->dim);
     kn_ref_walk w = kn_ref_walk_over(&x, &v, &p, NULL);
     for (; w.more; kn_ref_walk_next(&w))
         sort_line(a, w.off[1], w.off[2], w.off[0], items);
@@ -122,7 +110,7 @@ kn_status kn_ref_cumsum(const void *args)
 {
     const kn_cumsum_args *a = args;
     const int64_t n = a->x.shape[a->dim];
-    kn_array lines_y = lines_of(&a->y, a->dim), lines_x = lines_of(&a->x, a->dim);
+    kn_array lines_y = kn_without_dim(&a->y, a->dim), lines_x = kn_without_dim(&a->x, a->dim);
     kn_ref_walk w = kn_ref_walk_over(&lines_x, &lines_y, NULL);
     for (; w.more; kn_ref_walk_next(&w)) {
         double joined = kn_join_neutral(a->by);

@@ -9,17 +9,6 @@ static int64_t index_at(const kn_array *index, int64_t i)
                                   : ((const int32_t *)index->data)[at];
 }
 
-/* The index of slices as one of elements of picked. */
-static kn_array of_elements(const kn_array *index, const kn_array *picked, int dim)
-{
-    kn_array r = *picked;
-    for (int d = 0; d < r.ndim; d++)
-        r.stride[d] = d == dim ? index->stride[0] : 0;
-    r.data = index->data;
-    r.dtype = index->dtype;
-    return r;
-}
-
 /* full [outer, n, inner] and picked [outer, count, inner], both dense. */
 typedef struct plan {
     int64_t outer, n, count, inner;
@@ -109,8 +98,8 @@ kn_status VEC_FN(vec_index_select)(const void *args)
     const kn_index_select_args *a = args;
     plan p;
     if (a->dim + 1 == a->src.ndim && a->dst.dtype == a->src.dtype)
-        return VEC_FN(vec_gather)(
-            &(kn_gather_args){ a->dst, a->src, of_elements(&a->index, &a->dst, a->dim), a->dim });
+        return VEC_FN(vec_gather)(&(kn_gather_args){
+            a->dst, a->src, kn_index_of_elements(&a->index, &a->dst, a->dim), a->dim });
     const kn_status made = a->dst.dtype != a->src.dtype
                                ? KN_DECLINED
                                : plan_make(&p, &a->src, &a->dst, &a->index, a->dim, 0);
@@ -194,7 +183,7 @@ static void add_groups(const void *ctx, int64_t begin, int64_t end)
 static kn_status add_in_place(const kn_index_add_args *a)
 {
     return VEC_FN(vec_scatter)(&(kn_scatter_args){
-        a->dst, a->src, of_elements(&a->index, &a->src, a->dim), a->dim, true });
+        a->dst, a->src, kn_index_of_elements(&a->index, &a->src, a->dim), a->dim, true });
 }
 
 /* An element belongs to one task, so its additions happen in the order of index. */

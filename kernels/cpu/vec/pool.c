@@ -2,43 +2,17 @@
  * of a vector; else elements go one by one. A gradient is added up in f32 for the planes of some
  * channels at a time: in ascending order of the windows, as each element would meet them. */
 #include "kernels/cpu/vec/iter.h"
+#include "kernels/windows.h"
 
 enum { LANES = KN_VW, TILE = 16 }; /* channels at a time of a gradient */
 
 typedef struct pools {
     kn_array x, y, index; /* x or dx; y or dy; index.data NULL: none */
-    kn_window w;
+    kn_window_dim rows;
     kn_pool kind;
-    bool last;            /* channels side by side in all arrays */
-    struct span *columns; /* of each column of y */
+    bool last;               /* channels side by side in all arrays */
+    kn_window_span *columns; /* of each column of y */
 } pools;
-
-/* A window along one dim: begin, begin + step, ..., before end; divide: positions it counts for. */
-typedef struct span {
-    int64_t begin, end, step, divide;
-} span;
-
-static span span_of(const pools *p, int d, int64_t at)
-{
-    const kn_window *w = &p->w;
-    const int64_t H = p->x.shape[2 + d], P = p->y.shape[2 + d];
-    span s = { .step = 1 };
-    if (w->adaptive) {
-        s.begin = at * H / P, s.end = ((at + 1) * H + P - 1) / P;
-        s.divide = s.end - s.begin;
-        return s;
-    }
-    s.step = w->dilation[d];
-    s.begin = at * w->stride[d] - w->pad[d];
-    s.end = s.begin + (w->kernel[d] - 1) * s.step + 1;
-    s.divide = v_min_i64(s.end, H + w->pad[d]) - s.begin;
-    if (s.begin < 0)
-        s.begin += (-s.begin + s.step - 1) / s.step * s.step;
-    s.end = v_min_i64(s.end, H);
-    if (!w->count_include_pad)
-        s.divide = v_max_i64(s.end - s.begin, 0);
-    return s;
-}
 
 VEC_INLINE char *element(const kn_array *a, int64_t size, int64_t n, int64_t c, int64_t h,
                          int64_t w)
@@ -61,8 +35,8 @@ VEC_INLINE void put_index(int32_t *to, vi v, int64_t lanes)
     memcpy(to, t, (size_t)lanes * sizeof *t);
 }
 
-VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j, span r, span s,
-                         int64_t lanes, kn_dtype t)
+VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j,
+                         kn_window_span r, kn_window_span s, int64_t lanes, kn_dtype t)
 {
     vf best = v_set1(-__builtin_inff());
     vi at = v_set1_i(-1);
@@ -81,8 +55,8 @@ VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_
         put_index((int32_t *)(void *)element(&p->index, 4, n, c, i, j), at, lanes);
 }
 
-VEC_INLINE void pool_avg(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j, span r, span s,
-                         int64_t lanes, kn_dtype t)
+VEC_INLINE void pool_avg(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j,
+                         kn_window_span r, kn_window_span s, int64_t lanes, kn_dtype t)
 {
     vf sum = v_zero();
     for (int64_t h = r.begin; h < r.end; h++)
@@ -109,8 +83,8 @@ VEC_INLINE void scalar_put(kn_dtype t, void *p, float v)
         *(uint16_t *)p = t == KN_BF16 ? kn_f32_to_bf16(v) : kn_f32_to_f16(v);
 }
 
-VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j, span r, span s,
-                         kn_dtype t)
+VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j,
+                         kn_window_span r, kn_window_span s, kn_dtype t)
 {
     const bool max = p->kind == KN_POOL_MAX;
     const char *x = element(&p->x, size_of(t), n, c, 0, 0);
@@ -136,9 +110,9 @@ VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_
 VEC_INLINE void pool_row(const pools *p, int64_t n, int64_t i, kn_dtype t)
 {
     const int64_t C = p->x.shape[1], Q = p->y.shape[3];
-    const span r = span_of(p, 0, i);
+    const kn_window_span r = kn_window_span_of(&p->rows, i);
     for (int64_t j = 0; p->last && j < Q; j++) {
-        const span s = p->columns[j];
+        const kn_window_span s = p->columns[j];
         for (int64_t c = 0; c < C; c += LANES) {
             const int64_t lanes = v_min_i64(C - c, LANES);
             if (p->kind == KN_POOL_MAX)
@@ -176,7 +150,7 @@ VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float
             }
             if (p->kind == KN_POOL_MAX)
                 continue;
-            const span r = span_of(p, 0, i), s = p->columns[j];
+            const kn_window_span r = kn_window_span_of(&p->rows, i), s = p->columns[j];
             float each[TILE];
             for (int64_t l = 0; l < k; l++)
                 each[l] = scalar_get(t, element(&p->y, size_of(t), n, c + l, i, j)) /
@@ -201,10 +175,10 @@ VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_
     for (int64_t i = 0; i < P; i++) {
         const char *dy = element(&p->y, size_of(t), n, c, i, 0);
         const int32_t *at = (int32_t *)(void *)(max ? element(&p->index, 4, n, c, i, 0) : NULL);
-        const span r = span_of(p, 0, i);
+        const kn_window_span r = kn_window_span_of(&p->rows, i);
         for (int64_t j = 0; j < Q; j++) {
             const float g = scalar_get(t, dy + j * p->y.stride[3] * size_of(t));
-            const span s = p->columns[j];
+            const kn_window_span s = p->columns[j];
             if (max) {
                 const int32_t to = at[j * p->index.stride[3]];
                 if (to >= 0 && to < H * W)
@@ -245,39 +219,41 @@ static void grad_share(const void *ctx, int64_t share)
 
 /* ---- the entries ----------------------------------------------------------------------------- */
 
-static bool pools_ok(pools *p)
+static bool pools_ok(pools *p, const kn_window *w)
 {
     const kn_array *x = &p->x, *y = &p->y, *index = &p->index;
     if (!vec_float(x->dtype) || y->dtype != x->dtype || kn_array_numel(x) == 0 ||
         kn_array_numel(y) == 0)
         return false;
-    for (int d = 0; d < 2 && !p->w.adaptive; d++)
-        if (p->kind == KN_POOL_AVG && p->w.dilation[d] != 1)
+    for (int d = 0; d < 2 && !w->adaptive; d++)
+        if (p->kind == KN_POOL_AVG && w->dilation[d] != 1)
             return false;
+    p->rows = kn_window_dim_of(w, 0, x, y);
     p->last = x->shape[1] > 1 && x->stride[1] == 1 && y->stride[1] == 1 &&
               (!index->data || index->stride[1] == 1);
     return true;
 }
 
 /* Spans of the columns, and bytes of other room after them, which is returned. */
-static void *room_take(pools *p, size_t *bytes)
+static void *room_take(pools *p, const kn_window *w, size_t *bytes)
 {
+    const kn_window_dim columns = kn_window_dim_of(w, 1, &p->x, &p->y);
     const int64_t Q = p->y.shape[3];
     *bytes += (size_t)Q * sizeof *p->columns;
     p->columns = vec_scratch(*bytes);
     for (int64_t j = 0; p->columns && j < Q; j++)
-        p->columns[j] = span_of(p, 1, j);
+        p->columns[j] = kn_window_span_of(&columns, j);
     return p->columns ? p->columns + Q : NULL;
 }
 
 kn_status VEC_FN(vec_pool)(const void *args)
 {
     const kn_pool_args *a = args;
-    pools p = { .x = a->x, .y = a->y, .index = a->index, .w = a->window, .kind = a->kind };
+    pools p = { .x = a->x, .y = a->y, .index = a->index, .kind = a->kind };
     size_t bytes = 0;
-    if (!pools_ok(&p))
+    if (!pools_ok(&p, &a->window))
         return KN_DECLINED;
-    if (!room_take(&p, &bytes))
+    if (!room_take(&p, &a->window, &bytes))
         return KN_FAILED;
     kn_each_range(kn_threads_for(kn_array_numel(&p.x) * 8), p.y.shape[0] * p.y.shape[2], pool_rows,
                   &p);
@@ -288,14 +264,14 @@ kn_status VEC_FN(vec_pool)(const void *args)
 kn_status VEC_FN(vec_pool_grad)(const void *args)
 {
     const kn_pool_grad_args *a = args;
-    pools p = { .x = a->dx, .y = a->dy, .index = a->index, .w = a->window, .kind = a->kind };
-    if (!pools_ok(&p) || (p.kind == KN_POOL_MAX && !p.index.data))
+    pools p = { .x = a->dx, .y = a->dy, .index = a->index, .kind = a->kind };
+    if (!pools_ok(&p, &a->window) || (p.kind == KN_POOL_MAX && !p.index.data))
         return KN_DECLINED;
     const int64_t tile = p.last ? TILE : 1, C = p.x.shape[1];
     const int64_t tiles = p.x.shape[0] * ((C + tile - 1) / tile);
     const int threads = (int)v_min_i64(kn_threads_for(kn_array_numel(&p.x) * 8), tiles);
     size_t bytes = (size_t)(p.x.shape[2] * p.x.shape[3] * tile * threads) * sizeof(float);
-    float *room = room_take(&p, &bytes);
+    float *room = room_take(&p, &a->window, &bytes);
     if (!room)
         return KN_FAILED;
     kn_each_part(threads, grad_share, &(grad_call){ &p, tile, room, threads });

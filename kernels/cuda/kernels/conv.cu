@@ -24,7 +24,7 @@ template <typename T> struct conv_call {
     bool bias_f32;
     int64_t bias_stride;
     conv_dim d[2];
-    conv_image so, si;
+    kn_image so, si;
     int64_t pixels, from, to, taps, groups; /* from: channels that are read; to: that are made */
     int64_t w_from, w_to, w_group, wr, ws;  /* strides of w */
     int64_t tiles;                          /* of channels */
@@ -190,7 +190,7 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, conv_each_kernel, conv_call<T> c
 template <typename T> static kn_status conv_run(conv_call<T> &c, const kn_array *out)
 {
     c.out = (T *)out->data;
-    c.so = conv_image_of(out);
+    c.so = kn_image_of(out);
     c.pixels = out->shape[0] * out->shape[2] * out->shape[3];
     c.taps = (int64_t)c.d[0].weights * c.d[1].weights * c.from;
     if (c.pixels == 0 || c.to == 0)
@@ -216,7 +216,7 @@ template <typename T> static kn_status conv_forward(const conv_case &v, const kn
     c.bias_stride = bias->data ? bias->stride[0] : 0;
     for (int d = 0; d < 2; d++)
         c.d[d] = conv_dim_forward(v, d);
-    c.si = conv_image_of(v.x);
+    c.si = kn_image_of(v.x);
     c.groups = v.groups;
     c.from = v.w->shape[1], c.to = v.w->shape[0] / v.groups;
     c.w_from = v.w->stride[1], c.w_to = v.w->stride[0], c.w_group = c.to * c.w_to;
@@ -231,7 +231,7 @@ template <typename T> static kn_status conv_backward(const conv_case &v)
     c.w = (const T *)v.w->data;
     for (int d = 0; d < 2; d++)
         c.d[d] = conv_dim_backward(v, d);
-    c.si = conv_image_of(v.y);
+    c.si = kn_image_of(v.y);
     c.groups = v.groups;
     c.from = v.w->shape[0] / v.groups, c.to = v.w->shape[1];
     c.w_from = v.w->stride[0], c.w_to = v.w->stride[1], c.w_group = c.from * c.w_from;

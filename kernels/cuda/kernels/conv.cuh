@@ -9,18 +9,13 @@
 #define KNAP_KERNELS_CUDA_CONV_CUH
 
 #include "kernels/cuda/kernels/cuda_internal.h"
-#include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/cuda/kernels/images.cuh"
 
 /* ---- on the device --------------------------------------------------------------------------- */
 
 struct conv_dim {
     int made, read, weights; /* sizes */
     int mul, add, step, div;
-};
-
-/* Strides of an image's n, c, h, w. */
-struct conv_image {
-    int64_t n, c, h, w;
 };
 
 struct conv_pixel {
@@ -73,11 +68,6 @@ struct conv_case {
     const int64_t *stride, *pad, *dilation;
     int64_t groups;
 };
-
-static inline conv_image conv_image_of(const kn_array *a)
-{
-    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
-}
 
 /* Positions are counted in 32 bits; false with an error beyond. */
 static inline bool conv_small(kn_kernel k, const conv_case &v)

@@ -22,7 +22,7 @@ template <typename T> struct grad_w_call {
     const T *dy, *x;
     A *partial; /* [parts][O][taps] */
     conv_dim d[2];
-    conv_image sy, sx;
+    kn_image sy, sx;
     int64_t pixels, from, to, taps, groups; /* from, to: channels of a group of x and dy */
     int64_t parts, each;                    /* pixels of a part */
     int64_t tiles;                          /* of taps */
@@ -217,8 +217,8 @@ template <typename T> static kn_status grad_w_run(const conv_case &v)
     c.x = (const T *)v.x->data;
     for (int d = 0; d < 2; d++)
         c.d[d] = conv_dim_forward(v, d);
-    c.sy = conv_image_of(v.y);
-    c.sx = conv_image_of(v.x);
+    c.sy = kn_image_of(v.y);
+    c.sx = kn_image_of(v.x);
     c.pixels = v.y->shape[0] * v.y->shape[2] * v.y->shape[3];
     c.groups = v.groups;
     c.from = dw->shape[1], c.to = dw->shape[0] / v.groups;

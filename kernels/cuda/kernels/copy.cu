@@ -77,16 +77,6 @@ static __device__ void set_int(void *p, kn_dtype t, int64_t at, int64_t x)
     }
 }
 
-/* An i64 as a double that rounds like it to f32 or less: beyond 2^53 the low bits become one sticky
- * bit. */
-static __device__ double sticky_double(int64_t x)
-{
-    if (x > -(1LL << 53) && x < 1LL << 53)
-        return (double)x;
-    int64_t low = x & 1023;
-    return (double)((x - low) | (low ? 1024 : 0));
-}
-
 static __device__ double get_double(const void *p, kn_dtype t, int64_t at, bool to_f64)
 {
     switch (t) {
@@ -99,7 +89,7 @@ static __device__ double get_double(const void *p, kn_dtype t, int64_t at, bool 
     case KN_F64:
         return ((const double *)p)[at];
     case KN_I64:
-        return to_f64 ? (double)get_int(p, t, at) : sticky_double(get_int(p, t, at));
+        return to_f64 ? (double)get_int(p, t, at) : kn_i64_to_f64_sticky(get_int(p, t, at));
     default:
         return (double)get_int(p, t, at);
     }

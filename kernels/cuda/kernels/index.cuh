@@ -32,17 +32,6 @@ static inline __device__ void kn_index_flag(const kn_indices &x, int64_t positio
     }
 }
 
-static inline kn_array kn_without_dim(const kn_array *a, int dim)
-{
-    kn_array b = *a;
-    b.ndim--;
-    for (int d = dim; d < b.ndim; d++) {
-        b.shape[d] = a->shape[d + 1];
-        b.stride[d] = a->stride[d + 1];
-    }
-    return b;
-}
-
 /* Unrounded; integers wrap around. */
 template <typename A> static inline __device__ A kn_added(A sum, A x)
 {

@@ -4,48 +4,19 @@
  * made by neighbouring threads, and elements that several of them read meet in the cache. The
  * gradient adds the positions of an element in their order: no atomics. */
 #include "kernels/cuda/kernels/cuda_internal.h"
-#include "kernels/cuda/kernels/elements.cuh"
+#include "kernels/cuda/kernels/images.cuh"
 #include "kernels/grid.h"
 
 #include <float.h>
 
-struct grid_image {
-    int64_t n, c, h, w; /* strides */
-};
-
 template <typename T> struct grid_call {
     T *out;
     const T *in;
-    grid_image so, si; /* of out, in */
+    kn_image so, si; /* of out, in */
     kn_grid_dim d[2];
     int64_t count, channels, H, W; /* of out */
     bool last;                     /* its channels come before positions */
 };
-
-struct grid_pixel {
-    int64_t n, c, h, w;
-};
-
-template <typename T>
-static __device__ inline grid_pixel grid_pixel_at(const grid_call<T> &c, int64_t i)
-{
-    grid_pixel p;
-    int64_t q = i;
-    if (c.last) {
-        q = i / c.channels;
-        p.c = i - q * c.channels;
-    }
-    int64_t row = q / c.W;
-    p.w = q - row * c.W;
-    q = row / c.H;
-    p.h = row - q * c.H;
-    p.n = q;
-    if (!c.last) {
-        p.n = q / c.channels;
-        p.c = q - p.n * c.channels;
-    }
-    return p;
-}
 
 /* Between two neighbours of a row. */
 template <typename T>
@@ -62,7 +33,7 @@ template <typename T> KN_KERNEL(256, interpolate_kernel, grid_call<T> c)
     typedef typename kn_compute<T>::type A;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.count;
          i += (int64_t)gridDim.x * blockDim.x) {
-        grid_pixel p = grid_pixel_at(c, i);
+        kn_image p = kn_image_place(i, c.channels, c.H, c.W, c.last, false);
         kn_grid_place h = kn_grid_at(&c.d[0], p.h), w = kn_grid_at(&c.d[1], p.w);
         const T *row = c.in + p.n * c.si.n + p.c * c.si.c + h.first * c.si.h;
         A v = grid_along(c, row, w), part = (A)h.part;
@@ -77,7 +48,7 @@ template <typename T> KN_KERNEL(256, interpolate_grad_kernel, grid_call<T> c)
     typedef typename kn_compute<T>::type A;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < c.count;
          i += (int64_t)gridDim.x * blockDim.x) {
-        grid_pixel at = grid_pixel_at(c, i);
+        kn_image at = kn_image_place(i, c.channels, c.H, c.W, c.last, false);
         int64_t p0 = kn_grid_from(&c.d[0], at.h), p1 = kn_grid_to(&c.d[0], at.h);
         int64_t q0 = kn_grid_from(&c.d[1], at.w), q1 = kn_grid_to(&c.d[1], at.w);
         const T *plane = c.in + at.n * c.si.n + at.c * c.si.c;
@@ -94,11 +65,6 @@ template <typename T> KN_KERNEL(256, interpolate_grad_kernel, grid_call<T> c)
     }
 }
 
-static grid_image grid_image_of(const kn_array *a)
-{
-    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
-}
-
 /* x is the image that is read in forward, y the one that is made. */
 template <typename T>
 static grid_call<T> grid_call_of(const kn_array *x, const kn_array *y, const kn_array *out,
@@ -107,8 +73,8 @@ static grid_call<T> grid_call_of(const kn_array *x, const kn_array *y, const kn_
     grid_call<T> c = {};
     c.out = (T *)out->data;
     c.in = (const T *)in->data;
-    c.so = grid_image_of(out);
-    c.si = grid_image_of(in);
+    c.so = kn_image_of(out);
+    c.si = kn_image_of(in);
     for (int d = 0; d < 2; d++)
         c.d[d] = { g->mul[d], g->div[d], g->centre, x->shape[2 + d], y->shape[2 + d], linear };
     c.count = kn_array_numel(out);

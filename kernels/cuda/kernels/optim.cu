@@ -7,6 +7,7 @@
  * bisection in the table of pieces. */
 #include "kernels/memory.h"
 #include "kernels/philox.h"
+#include "kernels/step_numbers.h"
 #include "kernels/cuda/kernels/elements.cuh"
 
 #include <math.h>
@@ -377,74 +378,16 @@ template <typename A> struct lion_step {
     }
 };
 
-/* ---- clipping -------------------------------------------------------------------------------- */
-
-/* Carries first, so that the same integer gives the same double however ranks divided it. */
-static __device__ double limbs_value(const int64_t *limbs)
-{
-    int64_t limb[KN_SQSUM_LIMBS], carry = 0;
-    for (int k = 0; k < KN_SQSUM_LIMBS; k++) {
-        int64_t v = limbs[k] + carry;
-        limb[k] = k == KN_SQSUM_LIMBS - 1 ? v : v & ((1LL << 40) - 1);
-        carry = v >> 40;
-    }
-    double value = 0;
-    for (int k = KN_SQSUM_LIMBS - 1; k >= 0; k--)
-        value = kn_add_rn(kn_mul_rn(value, 0x1p40), (double)limb[k]);
-    return value;
-}
+/* ---- clipping, loss scaling ------------------------------------------------------------------ */
 
 KN_KERNEL(1, clip_kernel, const kn_clip_args a)
 {
-    double scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
-    double absmax = *a.absmax, norm = kn_mul_rn(absmax, scale);
-    bool usual = isfinite(absmax) && absmax > 0;
-    if (usual && a.p != 0 && isfinite(a.p)) {
-        norm = kn_mul_rn(norm, pow(kn_mul_rn(limbs_value(a.limbs), 0x1p-60), 1 / a.p));
-    } else if (usual && a.p == 0) {
-        int e;
-        frexp(absmax, &e);
-        norm = kn_mul_rn(scale, ldexp(sqrt(limbs_value(a.limbs)), e - 30));
-    }
-    double clip = 1, above = kn_add_rn(norm, 1e-6);
-    if (a.max_norm > 0 && !(above <= a.max_norm)) /* NaN takes this branch and stays NaN */
-        clip = a.max_norm / above;
-    *a.norm = (float)norm;
-    *a.coef = kn_mul_rn(scale, clip);
-    if (a.limit)
-        *a.limit = kn_mul_rn(a.value, clip);
+    kn_clip_numbers(&a);
 }
-
-/* ---- loss scaling ---------------------------------------------------------------------------- */
 
 KN_KERNEL(1, loss_scale_kernel, const kn_loss_scale_args a)
 {
-    kn_loss_scale_state s = *a.state;
-    if (a.step) {
-        kn_step_scalars x = *a.step;
-        bool found = !isfinite(*a.absmax);
-        x.grad_scale = a.loss_scale ? a.scale / (double)*a.loss_scale : a.scale;
-        x.step -= x.skipped;
-        x.skip = found;
-        x.skipped += found;
-        s.skipped += found;
-        s.found += found;
-        *a.step = x;
-    }
-    if (!a.later) { /* the iteration ends */
-        bool found = s.found > 0;
-        s.good = found ? 0 : s.good + 1;
-        s.found = 0;
-        if (found && s.scale * a.backoff < a.smallest) {
-            s.stuck++;
-        } else if (found) {
-            s.scale *= a.backoff;
-        } else if (s.good >= a.interval) {
-            s.good = 0;
-            s.scale = fmin(a.largest, s.scale * a.growth);
-        }
-    }
-    *a.state = s;
+    kn_loss_scale_numbers(&a);
 }
 } // namespace
 

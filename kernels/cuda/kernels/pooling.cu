@@ -6,89 +6,21 @@
  * of neighbouring channels where those are neighbours in memory; windows that overlap meet in the
  * cache. The gradient adds the windows of an element in their order: no atomics. */
 #include "kernels/cuda/kernels/cuda_internal.h"
-#include "kernels/cuda/kernels/elements.cuh"
-
-/* One dim of a window; made: positions. */
-struct pool_dim {
-    int64_t size, made, kernel, stride, pad, dilation;
-};
-
-/* begin, begin + step, ..., before end; divide: how many positions it counts for. */
-struct pool_span {
-    int64_t begin, end, step, divide;
-};
-
-struct pool_image {
-    int64_t n, c, h, w;
-};
+#include "kernels/cuda/kernels/images.cuh"
+#include "kernels/windows.h"
 
 /* x and y with their gradients in backward; index NULL: not wanted. */
 template <typename T> struct pool_call {
     T *out;
     const T *in;
     int32_t *index;
-    pool_image so, si, sn; /* strides of out, in, index */
-    pool_dim d[2];
+    kn_image so, si, sn; /* strides of out, in, index */
+    kn_window_dim d[2];
     int64_t images, channels; /* channels: vectors of V */
     kn_pool kind;
-    bool adaptive, with_pad;
     bool last;  /* channels come before positions */
     bool small; /* all counts fit 32 bits */
 };
-
-struct pool_place {
-    int64_t n, c, h, w;
-};
-
-static __device__ inline int64_t pool_divide(int64_t a, int64_t b, bool small)
-{
-    return small ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
-}
-
-/* The i-th output of a plane of H x W. */
-static __device__ inline pool_place pool_place_at(int64_t i, int64_t channels, int64_t H, int64_t W,
-                                                  bool last, bool small)
-{
-    pool_place p;
-    int64_t q = i;
-    if (last) {
-        q = pool_divide(i, channels, small);
-        p.c = i - q * channels;
-    }
-    int64_t row = pool_divide(q, W, small);
-    p.w = q - row * W;
-    q = pool_divide(row, H, small);
-    p.h = row - q * H;
-    p.n = q;
-    if (!last) {
-        p.n = pool_divide(q, channels, small);
-        p.c = q - p.n * channels;
-    }
-    return p;
-}
-
-static __device__ inline pool_span pool_span_of(const pool_dim &d, bool adaptive, bool with_pad,
-                                                int64_t p)
-{
-    pool_span s;
-    s.step = 1;
-    if (adaptive) {
-        s.begin = p * d.size / d.made;
-        s.end = ((p + 1) * d.size + d.made - 1) / d.made;
-        s.divide = s.end - s.begin;
-        return s;
-    }
-    s.step = d.dilation;
-    s.begin = p * d.stride - d.pad;
-    s.end = s.begin + (d.kernel - 1) * s.step + 1;
-    s.divide = (s.end < d.size + d.pad ? s.end : d.size + d.pad) - s.begin;
-    if (s.begin < 0)
-        s.begin += (-s.begin + s.step - 1) / s.step * s.step;
-    s.end = s.end < d.size ? s.end : d.size;
-    if (!with_pad)
-        s.divide = s.end > s.begin ? s.end - s.begin : 0;
-    return s;
-}
 
 /* kn_save_wide by 16 bytes: behind loops over windows nvcc would store element by element. */
 template <int V, typename T> static __device__ inline void pool_save(T *p, const kn_pack<T, V> &r)
@@ -118,7 +50,7 @@ static __device__ inline void pool_save_wide(T *p, const typename kn_wide<T>::ty
 
 template <typename T, int V>
 static __device__ inline void
-pool_largest(const pool_call<T> &c, const T *plane, const pool_span &rows, const pool_span &columns,
+pool_largest(const pool_call<T> &c, const T *plane, const kn_window_span &rows, const kn_window_span &columns,
              typename kn_compute<T>::type (&best)[V], kn_pack<int32_t, V> &where)
 {
     typedef typename kn_compute<T>::type A;
@@ -144,7 +76,7 @@ pool_largest(const pool_call<T> &c, const T *plane, const pool_span &rows, const
 
 template <typename T, int V>
 static __device__ inline void pool_mean(const pool_call<T> &c, const T *plane,
-                                        const pool_span &rows, const pool_span &columns,
+                                        const kn_window_span &rows, const kn_window_span &columns,
                                         typename kn_compute<T>::type (&sum)[V])
 {
     typedef typename kn_compute<T>::type A;
@@ -170,9 +102,8 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_kernel, pool_call<T> c)
     int64_t H = c.d[0].made, W = c.d[1].made, count = c.images * c.channels * H * W;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x) {
-        pool_place p = pool_place_at(i, c.channels, H, W, c.last, c.small);
-        pool_span rows = pool_span_of(c.d[0], c.adaptive, c.with_pad, p.h),
-                  columns = pool_span_of(c.d[1], c.adaptive, c.with_pad, p.w);
+        kn_image p = kn_image_place(i, c.channels, H, W, c.last, c.small);
+        kn_window_span rows = kn_window_span_of(&c.d[0], p.h), columns = kn_window_span_of(&c.d[1], p.w);
         const T *plane = c.in + p.n * c.si.n + p.c * V * c.si.c;
         A r[V] = {};
         kn_pack<int32_t, V> where;
@@ -189,31 +120,9 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_kernel, pool_call<T> c)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The windows along a dim that may reach h: from, up to and not including, to. */
-static __device__ inline void pool_windows(const pool_dim &d, bool adaptive, int64_t h,
-                                           int64_t &from, int64_t &to)
-{
-    if (adaptive) {
-        from = h * d.made / d.size, to = ((h + 1) * d.made + d.size - 1) / d.size;
-        return;
-    }
-    int64_t reach = (d.kernel - 1) * d.dilation, t = h + d.pad;
-    from = t > reach ? (t - reach + d.stride - 1) / d.stride : 0;
-    to = t / d.stride + 1;
-    to = to < d.made ? to : d.made;
-}
-
-/* How many positions the window p of a dim counts for if it has h, else 0. */
-static __device__ inline int64_t pool_share(const pool_dim &d, bool adaptive, bool with_pad,
-                                            int64_t p, int64_t h)
-{
-    pool_span s = pool_span_of(d, adaptive, with_pad, p);
-    return h >= s.begin && h < s.end ? s.divide : 0;
-}
-
 /* Adds the share of window (h, w) of y in the element `at` = h W + w of x. */
 template <typename T, int V>
-static __device__ inline void pool_grad_add(const pool_call<T> &c, const pool_place &from,
+static __device__ inline void pool_grad_add(const pool_call<T> &c, const kn_image &from,
                                             int64_t at, int64_t divide,
                                             typename kn_compute<T>::type (&sum)[V])
 {
@@ -243,17 +152,17 @@ KN_KERNEL_RESIDENT(256, sizeof(T) == 8 ? 1 : 0, pool_grad_kernel, pool_call<T> c
     int64_t H = c.d[0].size, W = c.d[1].size, count = c.images * c.channels * H * W;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
          i += (int64_t)gridDim.x * blockDim.x) {
-        pool_place p = pool_place_at(i, c.channels, H, W, c.last, c.small), from = p;
+        kn_image p = kn_image_place(i, c.channels, H, W, c.last, c.small), from = p;
         int64_t p0, p1, q0, q1;
-        pool_windows(c.d[0], c.adaptive, p.h, p0, p1);
-        pool_windows(c.d[1], c.adaptive, p.w, q0, q1);
+        kn_windows_of(&c.d[0], p.h, &p0, &p1);
+        kn_windows_of(&c.d[1], p.w, &q0, &q1);
         A sum[V] = {};
         for (from.h = p0; from.h < p1; from.h++)
             for (from.w = q0; from.w < q1; from.w++) {
                 int64_t divide = 1;
                 if (c.kind == KN_POOL_AVG)
-                    divide = pool_share(c.d[0], c.adaptive, c.with_pad, from.h, p.h) *
-                             pool_share(c.d[1], c.adaptive, c.with_pad, from.w, p.w);
+                    divide = kn_window_share(&c.d[0], from.h, p.h) *
+                             kn_window_share(&c.d[1], from.w, p.w);
                 if (divide > 0)
                     pool_grad_add<T, V>(c, from, p.h * W + p.w, divide, sum);
             }
@@ -271,11 +180,6 @@ static bool pool_whole(const kn_array *a, int V)
     return whole;
 }
 
-static pool_image pool_image_of(const kn_array *a)
-{
-    return { a->stride[0], a->stride[1], a->stride[2], a->stride[3] };
-}
-
 /* Fills a call whose larger image is x; the result: channels a thread takes. */
 template <typename T>
 static int pool_plan(pool_call<T> &c, const kn_array *x, const kn_array *y, const kn_array *out,
@@ -288,16 +192,13 @@ static int pool_plan(pool_call<T> &c, const kn_array *x, const kn_array *y, cons
     c.out = (T *)out->data;
     c.in = (const T *)in->data;
     c.index = (int32_t *)index->data;
-    c.so = pool_image_of(out);
-    c.si = pool_image_of(in);
-    c.sn = index->data ? pool_image_of(index) : pool_image();
+    c.so = kn_image_of(out);
+    c.si = kn_image_of(in);
+    c.sn = index->data ? kn_image_of(index) : kn_image();
     for (int d = 0; d < 2; d++)
-        c.d[d] = { x->shape[2 + d], y->shape[2 + d], w->kernel[d],
-                   w->stride[d],    w->pad[d],       w->dilation[d] };
+        c.d[d] = kn_window_dim_of(w, d, x, y);
     c.images = x->shape[0];
     c.channels = x->shape[1] / V;
-    c.adaptive = w->adaptive;
-    c.with_pad = w->count_include_pad;
     c.last = V > 1 || out->stride[1] == 1;
     c.small = kn_array_numel(out) < INT32_MAX;
     return V;
