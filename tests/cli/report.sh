@@ -142,6 +142,7 @@ check "the peak's owners" eval 'has "h.0.fc activations 600 29.1" && has "two ac
     has "from before the recording parameters 1000 48.4" && cells h.0 gathered 400 19.4'
 check "the step" has "7 0.380 73.7 2.5 0.001 nan 50000 0.24 11.8"
 check "the order" has "The order of the first step on rank 0: Froot gh.0 Fh.0"
+check "jobs: collectives by their first word" has "all_gather local 10 0.191 23.5"
 check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 7 0.174 400 B"'
 check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
 check "a norm may be of any size" eval '"$report" exploded --text | grep -q "2.5e+20"'
