@@ -32,8 +32,8 @@ event(0, 100, 'wait', 'gather', s='compute', d=50)
 event(0, 150, 'verb', 'gathered', m='h.0', b=400)
 event(0, 150, 'call', 'forward', m='h.0', c='gpt_block')
 run(0, 'compute', 'matmul', 150, 50, p='avx2', m='h.0.fc')
-event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2064)       # the peak
 event(0, 150, 'take', 'tensors', c='host', b=5123, l=2064)
+event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2064)       # the peak
 event(0, 200, 'value', 'h.0.weight', m='parameter', x='bf16[200]', h='00000000deadbeef', v=[1, 2, 3, 4, 5, 6, 7, 'nan'], n=200)
 event(0, 200, 'call', 'forward end', m='h.0', c='gpt_block')
 event(0, 200, 'verb', 'release', m='h.0', b=400, o='fsdp/verbs.c:88')
