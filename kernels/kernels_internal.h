@@ -99,10 +99,7 @@ KN_API int kn_kernel_arrays(kn_kernel k);
 /* The CPU's providers. kn_cpu_reference takes everything; the others may decline. Each overlay file
  * of kernels/cpu is compiled once an instruction set; accessors say whether this CPU runs it. */
 extern const kn_provider kn_cpu_reference;
-extern const kn_provider kn_cpu_vec_base;
-#ifdef KN_HAVE_X86
-extern const kn_provider kn_cpu_vec_avx2, kn_cpu_vec_avx512;
-#endif
+extern const kn_provider kn_cpu_vec_base, kn_cpu_vec_avx2, kn_cpu_vec_avx512;
 #ifdef KN_HAVE_ONEDNN
 extern const kn_provider kn_cpu_onednn;
 /* Whether oneDNN takes this product and has instructions of this CPU made for its dtype: the vector

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef KN_HAVE_X86
+#if defined KN_VEC_AVX2 || defined KN_VEC_AVX512
 #include <cpuid.h>
 #endif
 #ifdef KN_HAVE_ONEDNN
@@ -15,62 +15,72 @@
 
 /* ---- instruction set --------------------------------------------------------------------- */
 
+#ifdef KN_VEC_BASE
+static bool runs_base(void)
+{
+    return true;
+}
+#endif
+
+/* clang 14's __builtin_cpu_supports lacks f16c. */
+#if defined KN_VEC_AVX2 || defined KN_VEC_AVX512
+static bool runs_avx2(void)
+{
+    unsigned a, b, c, d;
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
+#ifdef KN_VEC_AVX512
+static bool runs_avx512(void)
+{
+    return runs_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
 typedef struct isa {
     const char *name;
     const kn_provider *provider;
+    bool (*runs)(void);
 } isa;
 
+/* Those of this build (-Disas), the best last. */
 static const isa isas[] = {
-    { "base", &kn_cpu_vec_base },
-#ifdef KN_HAVE_X86
-    { "avx2", &kn_cpu_vec_avx2 },
-    { "avx512", &kn_cpu_vec_avx512 },
+#ifdef KN_VEC_BASE
+    { "base", &kn_cpu_vec_base, runs_base },
+#endif
+#ifdef KN_VEC_AVX2
+    { "avx2", &kn_cpu_vec_avx2, runs_avx2 },
+#endif
+#ifdef KN_VEC_AVX512
+    { "avx512", &kn_cpu_vec_avx512, runs_avx512 },
 #endif
 };
 enum { ISAS = sizeof isas / sizeof *isas };
 
-#ifdef KN_HAVE_X86
-/* clang 14's __builtin_cpu_supports lacks f16c. */
-static bool has_f16c(void)
-{
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-#endif
-
-/* Index of the last entry of isas that this machine runs. */
-static int best_isa(void)
-{
-#ifdef KN_HAVE_X86
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c())
-        return 0;
-    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    return avx512 ? 2 : 1;
-#else
-    return 0;
-#endif
-}
-
 static int chosen;
-static const char *bad_isa; /* KNAP_ISA, if it names none that runs here */
+static bool refused;   /* none of isas runs, or not the one that KNAP_ISA names */
+static char names[32]; /* of those that run */
 static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
 
 static void choose(void)
 {
-    const char *name = getenv("KNAP_ISA");
-    int best = best_isa();
-    chosen = best;
-    if (!name || !*name)
-        return;
-    for (int i = 0; i <= best; i++) {
-        if (strcmp(name, isas[i].name) == 0) {
+    const char *wanted = getenv("KNAP_ISA");
+    refused = true;
+    for (int i = 0; i < ISAS; i++) {
+        if (!isas[i].runs())
+            continue;
+        const size_t n = strlen(names);
+        snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", isas[i].name);
+        const bool fits = !wanted || !*wanted || strcmp(wanted, isas[i].name) == 0;
+        if (fits || refused)
             chosen = i;
-            return;
-        }
+        if (fits)
+            refused = false;
     }
-    bad_isa = name;
 }
 
 const char *kn_cpu_isa(void)
@@ -95,9 +105,15 @@ const char *kn_cpu_libraries(void)
 
 static bool cpu_open(void)
 {
-    const char *isa_name = kn_cpu_isa();
-    if (bad_isa)
-        return kn_fail("KNAP_ISA=%s: this machine and build run at most %s", bad_isa, isa_name);
+    const char *wanted = getenv("KNAP_ISA");
+    kn_cpu_isa();
+    if (refused && !*names)
+        return kn_fail("this build has kernels for %s only, which this CPU doesn't run: configure "
+                       "it here, with "
+                       "-Disas=all for any CPU",
+                       isas[ISAS - 1].name);
+    if (refused)
+        return kn_fail("KNAP_ISA=%s: this machine and build run %s", wanted ? wanted : "", names);
     return true;
 }
 

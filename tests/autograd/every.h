@@ -12,7 +12,9 @@
 enum { EVERY_MAX_IN = 4 };
 
 /* The device of the operations. */
-#ifndef CHECKED_DEVICE
+#ifdef CHECKED_DEVICE
+#define CHECKED_ELSEWHERE
+#else
 #define CHECKED_DEVICE KN_CPU
 #endif
 

@@ -7,6 +7,7 @@
 #include "kernels/memory_internal.h"
 #include "kernels/philox.h"
 #include "kernels/trace.h"
+#include "tests/failing.h"
 #include "tests/owned.h"
 #include <math.h>
 #include <string.h>
@@ -273,29 +274,17 @@ KN_TEST(parts, of_a_failed_backward_are_freed)
     KN_CHECK(kn_ledger_read().live_total == before);
 }
 
-static bool whole_run(cutting how)
+static bool whole_run(void *how)
 {
     IN_SCOPE;
-    net n = make(KN_F32, how, 2, true, false);
+    net n = make(KN_F32, *(cutting *)how, 2, true, false);
     return n.loss && kn_backward(n.loss);
 }
 
 KN_TEST(parts, every_allocation_may_fail)
 {
-    for (int how = SPLIT; how <= SLICES; how++) {
-        const int64_t live = kn_live_tensors();
-        int64_t n = 1;
-        for (bool done = false; !done; n++) {
-            kn_fail_alloc(n);
-            done = whole_run((cutting)how);
-            kn_fail_alloc(0);
-            KN_CHECK(done == kn_ok() && kn_grad_mode(), "allocation %lld: %s", (long long)n,
-                     kn_error() ? kn_error() : "no error");
-            kn_clear_error();
-            KN_CHECK(kn_live_tensors() == live, "allocation %lld leaks", (long long)n);
-        }
-        KN_CHECK(n > 30 && n < 2000, "%lld allocations", (long long)n);
-    }
+    for (cutting how = SPLIT; how <= SLICES; how++)
+        each_allocation_fails(whole_run, NULL, &how, 30);
 }
 
 /* ---- graphs of views at random --------------------------------------------------------------- */

@@ -8,9 +8,9 @@ convnet=$BUILD/examples/convnet
 found=no
 IFS=: read -r -a folders <<<"${KNAP_DATA:-}:${HOME:-}/.cache/knap"
 for folder in "${folders[@]}"; do
-    [ ! -f "$folder/mnist/train-images-idx3-ubyte.gz" ] || found=yes
+    [ ! -f "$folder/mnist/train-images-idx3-ubyte.gz" ] || { found=$folder/mnist && break; }
 done
-[ $found = yes ] || skip "MNIST is not on this machine (KNAP_DATA)"
+[ $found != no ] || skip "MNIST is not on this machine (KNAP_DATA)"
 
 right() {
     awk '/of the test images$/ { right = $1 } END { exit !(right > 97.5) }' "$TMP/output" ||
@@ -20,6 +20,17 @@ right() {
 run timeout 600 "$convnet" --threads 1 --steps 300
 check "it runs to its end" succeeds
 check "and knows more than 97.5 % of the test images" right
+
+# From here on 1,000 of its images, of which an evaluation takes no time.
+mkdir "$TMP/mnist"
+python3 - "$found" "$TMP/mnist" <<'END'
+import gzip, sys
+for part in 'train', 't10k':
+    for name, head, size in (f'{part}-images-idx3-ubyte.gz', 16, 784), (f'{part}-labels-idx1-ubyte.gz', 8, 1):
+        data = gzip.open(f'{sys.argv[1]}/{name}').read(head + 1000 * size)
+        gzip.open(f'{sys.argv[2]}/{name}', 'w').write(data[:4] + (1000).to_bytes(4, 'big') + data[8:])
+END
+export KNAP_DATA=$TMP
 run timeout 600 "$convnet" --ranks 2 --steps 3
 check "on 2 ranks as well" succeeds
 

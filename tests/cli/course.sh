@@ -9,6 +9,29 @@ export KNAP_BUILD=$BUILD
 export COURSE_4=$ROOT/tests/course/4_gather.c # what the later exercises stand on
 cd "$TMP" || exit 1
 
+# A compiler that makes one object of files that are the same: most of the files beside a mistake are.
+cat >"$TMP/cc" <<'END'
+#!/usr/bin/env bash
+files=() flags=() libraries=() objects=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    -o) program=$2 && shift ;;
+    *.c) files+=("$1") ;;
+    -l* | -L* | -Wl,*) libraries+=("$1") ;;
+    *) flags+=("$1") ;;
+    esac
+    shift
+done
+for file in "${files[@]}"; do
+    object=${0%/*}/$(cksum <"$file" | tr ' ' -).o
+    [ -f "$object" ] || cc "${flags[@]}" -c -o "$object" "$file" || exit
+    objects+=("$object")
+done
+exec cc -o "$program" "${objects[@]}" "${libraries[@]}"
+END
+chmod +x "$TMP/cc"
+export CC=$TMP/cc
+
 judge() { run timeout 120 "$ROOT/examples/course/check" "$@"; }
 
 # solved N: the solution passes; outside of the part to write it is the starting file.

@@ -58,4 +58,36 @@ check "accesses of unknown memory" fails "${lost}1 accesses whose memory the com
 check "local memory" fails "${lost}8 bytes of local memory, 0 expected"
 check "a kernel without a row" fails "strange_kernel<float> (softmax.cu): stores 16 bytes at a time"
 check "and a row without a kernel" fails "norm_kernel<(float|kn_bf16|kn_f16), true: no kernel fits"
+
+# nvcc.sh with a compiler that counts: results serve again, until a file that the compiler read changes.
+mkdir "$TMP/compiled"
+cd "$TMP/compiled" || exit 1
+cat >nvcc <<'END'
+#!/usr/bin/env bash
+[ "$1" != --version ] || { echo 1 && exit; }
+echo >>runs
+echo ptx >"${*: -1}/a.ptx"
+cat a.cu a.cuh >a.o
+printf 'a.o: a.cu \\\n a.cuh\n' >a.d
+echo "a.cu: a warning" >&2
+END
+chmod +x nvcc
+compiled() {
+    rm -f a.o a.d a.ptx a.res
+    run env NVCC_CACHE="$TMP/kept" "$ROOT/kernels/cuda/nvcc.sh" a.res a.ptx ./nvcc "$@" -MF a.d -o a.o a.cu
+    cat a.cu a.cuh | cmp - a.o && cmp a.ptx <(echo ptx) && [ -s a.d ] && [ -s a.res ] && says "a warning" >/dev/null &&
+        [ "$(wc -l <runs)" = "$runs" ]
+}
+echo 1 >a.cu
+echo 2 >a.cuh
+runs=1
+check "nvcc.sh compiles" compiled
+check "the same result serves again" compiled
+echo 3 >a.cuh
+runs=2
+check "not for another header" compiled
+runs=3
+check "nor for another option" compiled -O0
+echo 2 >a.cuh
+check "the first one is still there" compiled
 finish

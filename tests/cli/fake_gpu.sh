@@ -43,7 +43,7 @@ for options in "" "--dtype f16" "--dtype bf16 --accum 2 --recompute"; do
     FAKE_LATE=2
     export FAKE_LATE
     # shellcheck disable=SC2086
-    check "20 steps wait as often as 10 ($options)" test "$(waits 10 $options)" = "$(waits 20 $options)"
+    check "10 steps wait as often as 6 ($options)" test "$(waits 6 $options)" = "$(waits 10 $options)"
     check "and it counted" test -n "$(cat "$TMP/waits")"
 done
 unset FAKE_LATE

@@ -78,17 +78,17 @@ loss_falls() {
         { cat "$TMP/output"; return 1; }
 }
 
+# state_of NAME STATE.JSON...: that whole number of each, with its path behind it.
+state_of() { grep -m 1 -HoE "^ \"$1\": [0-9]+" "${@:2}" | sed -E 's/(.*):[^:]*: ([0-9]+)$/\2 \1/'; }
+
 # newest RUN: the folder of its newest checkpoint; of a checkpoint: itself.
 newest() {
     [ ! -s "$1/state.json" ] || { echo "$1" && return; }
-    python3 -c "
-import glob, json, sys
-found = [(json.load(open(path))['number'], path) for path in glob.glob(sys.argv[1] + '/step-*/state.json')]
-print(max(found)[1].rsplit('/', 1)[0])" "$1"
+    state_of number "$1"/step-*/state.json | sort -n | tail -n 1 | sed 's/^[0-9]* //; s/.state\.json$//'
 }
 
 # step_of RUN: the step of its newest checkpoint, or of a checkpoint.
-step_of() { python3 -c 'import json, sys; print(json.load(open(sys.argv[1] + "/state.json"))["step"])' "$(newest "$1")"; }
+step_of() { state_of step "$(newest "$1")/state.json" | cut -d' ' -f1; }
 
 # edit_state CHECKPOINT PYTHON: changes its state.json, s, by that Python, and gives it a checksum that fits; sum(bytes) is
 # the checksum of bytes.

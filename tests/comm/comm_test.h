@@ -114,7 +114,7 @@ static inline void wait_for_a_failure(kn_comm *w)
 static inline bool chosen(int64_t count, int which)
 {
     if (THREADS_ONLY || kn_one_in(2) > 1)
-        return which % (count > 50000 ? 53 : 7) == 0;
+        return count > 50000 ? which % 53 == 0 : (which + count) % 19 == 0;
     return which % (count > 100000 ? 17 : count > 50000 ? 7 : 3) == 0;
 }
 

@@ -157,8 +157,8 @@ static void fail_everywhere(const char *how, int status, const char *says)
     double seconds = stops ? 1 : 100000;
     int meetings = in ? atoi(in + 4) : 0;
     KN_CHECK(meetings >= 20 && meetings < MOST, "%s%s", whole.text, whole.errors);
-    const int apart = kn_one_in(4);
-    for (int first = 1; first <= meetings; first += AT_ONCE * apart) {
+    const int apart = kn_one_in(10);
+    for (int first = 1 + how[1] % apart; first <= meetings; first += AT_ONCE * apart) {
         for (int k = 0; k < AT_ONCE && first + k * apart <= meetings; k++)
             start_failing(&r[k], how, first + k * apart, seconds);
         for (int k = 0; k < AT_ONCE && first + k * apart <= meetings; k++) {

@@ -1,6 +1,7 @@
 /* tests/fsdp/offload_test.c: states in a file: models whose states don't fit in memory, bad
  * folders, allocations that fail (feature_test.c has the bits). Rank functions return a status. */
 #include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/net.h"
 #include "tests/owned.h"
 #include "kernels/context.h"
@@ -132,7 +133,7 @@ KN_TEST(offload, an_optimizer_made_before_wrapping_is_refused)
     REFUSED(kn_step(o), "make the optimizer after kn_fsdp_wrap");
 }
 
-static bool whole_run(const char *dir)
+static bool whole_run(void *dir)
 {
     OWNED_MODULE net m;
     OWNED_OPTIM kn_optim *o = NULL;
@@ -152,20 +153,6 @@ KN_TEST(offload, every_allocation_failing_is_an_error)
     char *dir = folder();
     kn_set_threads(1);
     KN_CHECK(whole_run(dir));
-    kn_fail_alloc(0);
-    KN_CHECK(whole_run(dir));
-    int64_t made = kn_fail_alloc(0), tensors = kn_live_tensors();
-    KN_CHECK(made > 200, "only %lld allocations", (long long)made);
-    for (int64_t n = 1; n <= made; n++) {
-        kn_scope scope = kn_scope_begin();
-        kn_fail_alloc(n);
-        bool ok = whole_run(dir);
-        kn_fail_alloc(0);
-        kn_scope_end(scope);
-        KN_CHECK(!ok && !kn_ok(), "allocation %lld of %lld", (long long)n, (long long)made);
-        kn_clear_error();
-        KN_CHECK(kn_live_tensors() == tensors && kn_ledger_read().live[KN_MEM_STORE] == 0,
-                 "allocation %lld leaks", (long long)n);
-    }
+    each_allocation_fails(whole_run, NULL, dir, 200);
     KN_CHECK(rmdir(dir) == 0);
 }

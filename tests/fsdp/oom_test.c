@@ -3,6 +3,7 @@
  * paths of several ranks; and on one rank's CPU. */
 #include "kernels/faults.h"
 #include "knap.h"
+#include "tests/failing.h"
 #include "tests/owned.h"
 
 typedef struct setting {
@@ -41,8 +42,9 @@ static bool lists(kn_gpt *g, const setting *s)
                          kn_fsdp_prefetch_backward(g, &last, 1));
 }
 
-static bool whole_run(const setting *s)
+static bool whole_run(void *arg)
 {
+    const setting *s = arg;
     kn_gpt g = { 0 };
     kn_gpt_config c = { .layers = 2, .heads = 1, .embd = 4, .ctx = 4, .vocab = 5, .dropout = 0.1 };
     kn_optim *opt = NULL;
@@ -59,36 +61,11 @@ static bool whole_run(const setting *s)
     return ok && kn_ok();
 }
 
-/* Each of the allocations fails in turn. */
-static void attack(const setting *s)
-{
-    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total;
-    for (int64_t n = 1;; n++) {
-        kn_scope scope = kn_scope_begin();
-        kn_fail_alloc(n);
-        bool ok = whole_run(s);
-        int64_t made = kn_fail_alloc(0);
-        kn_scope_end(scope);
-        if (ok) {
-            KN_CHECK(made < n && n > 500, "%s: allocation %lld of %lld failed without an error",
-                     s->name, (long long)n, (long long)made);
-            return;
-        }
-        KN_CHECK(!kn_ok(), "%s: allocation %lld: a failure without a sentence", s->name,
-                 (long long)n);
-        kn_clear_error();
-        KN_CHECK(kn_live_tensors() == live, "%s: allocation %lld: %lld tensors leak", s->name,
-                 (long long)n, (long long)(kn_live_tensors() - live));
-        KN_CHECK(kn_ledger_read().live_total == bytes, "%s: allocation %lld: %lld bytes leak",
-                 s->name, (long long)n, (long long)(kn_ledger_read().live_total - bytes));
-    }
-}
-
 #define ATTACK(...)                                                                                \
     do {                                                                                           \
         setting s_ = { __VA_ARGS__ };                                                              \
         KN_CHECK(whole_run(&s_), "%s", s_.name);                                                   \
-        attack(&s_);                                                                               \
+        each_allocation_fails(whole_run, NULL, &s_, 500);                                          \
     } while (0)
 
 KN_TEST(oom, layouts)
@@ -175,7 +152,7 @@ KN_TEST(oom, one_rank_on_the_cpu)
     KN_CHECK(run_on_the_cpu());
     int64_t live = kn_live_tensors();
     int failures = 0;
-    for (int64_t n = 1;; n++) {
+    for (int64_t n = 1;; n += kn_one_in(3)) {
         kn_scope scope = kn_scope_begin();
         kn_fail_alloc(n);
         bool ok = run_on_the_cpu();
@@ -191,5 +168,5 @@ KN_TEST(oom, one_rank_on_the_cpu)
         KN_CHECK(kn_live_tensors() == live, "allocation %lld: %lld tensors leak", (long long)n,
                  (long long)(kn_live_tensors() - live));
     }
-    KN_CHECK(failures > 500, "only %d allocations were tried", failures);
+    KN_CHECK(failures > 500 / kn_one_in(3), "only %d allocations were tried", failures);
 }

@@ -1,7 +1,7 @@
 /* tests/fsdp/overlap_test.c: overlap is real: on virtual clocks (meta streams, simulated ranks; no
  * wall time is involved) a step takes max(compute, communication) with prefetch, and their sum
  * without. The same on real streams: bench/overlap.c. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/chain.h"
 #include "tests/owned.h"
 
@@ -332,8 +332,9 @@ KN_TEST(overlap, offloaded_memory_stays_flat)
 }
 
 /* One step of an offloaded layer, and all of it freed; false where it failed. */
-static bool offloaded_layer(void)
+static bool offloaded_layer(void *arg)
 {
+    (void)arg;
     OWNED_MODULE kn_linear net = { 0 };
     bool ok = kn_linear_init(&net, NULL, NULL, 8, 8, .device = KN_META) &&
               kn_fsdp_wrap(&net, NULL, .device = KN_META, .param_dtype = KN_BF16,
@@ -346,20 +347,14 @@ static bool offloaded_layer(void)
     return ok;
 }
 
+static void nothing_is_pinned(void *arg)
+{
+    (void)arg;
+    KN_CHECK(kn_ledger_read().live_pinned == 0);
+}
+
 KN_TEST(overlap, offloaded_every_allocation_failing_is_an_error)
 {
-    KN_CHECK(offloaded_layer());
-    kn_ledger before = kn_ledger_read();
-    int64_t n = 0;
-    for (bool ok = false; !ok && n < 2000; kn_clear_error()) {
-        kn_fail_alloc(++n);
-        ok = offloaded_layer();
-        kn_fail_alloc(0);
-        KN_CHECK(ok == kn_ok(), "allocation %lld failed without a word", (long long)n);
-        kn_ledger l = kn_ledger_read();
-        KN_CHECK(l.live_total == before.live_total && l.live_pinned == 0,
-                 "allocation %lld failed: %lld bytes stay, %lld pinned", (long long)n,
-                 (long long)(l.live_total - before.live_total), (long long)l.live_pinned);
-    }
-    KN_CHECK(n > 50 && n < 2000, "%lld allocations", (long long)n);
+    KN_CHECK(offloaded_layer(NULL));
+    each_allocation_fails(offloaded_layer, nothing_is_pinned, NULL, 50);
 }

@@ -52,9 +52,11 @@ static inline int spawn_over_tcp(int n, rank_body body, void *arg)
     return spawn_hosts(n, rank_main, &(rank_job){ body, arg });
 }
 
+typedef int (*rank_spawn)(int n, rank_body body, void *arg);
+static int rank_case; /* another number for each case of a file */
+
 /* On each number of ranks, a digit. */
-static inline void on_each(const char *ranks, int (*run)(int n, rank_body body, void *arg),
-                           rank_body body, void *arg, int row)
+static inline void on_each(const char *ranks, rank_spawn run, rank_body body, void *arg, int row)
 {
     for (; ranks && *ranks; ranks++) {
         const int n = *ranks - '0', failed = run(n, body, arg);
@@ -79,8 +81,9 @@ static inline void by_both(const char *ranks, rank_body body, void *arg)
     by_threads(ranks, body, arg);
 }
 
-static inline void rank_test(rank_body body, rank_runs r)
+static inline void rank_test(rank_body body, int line, rank_runs r)
 {
+    rank_case = line;
     if (r.by)
         r.by(body);
     const size_t n = r.by ? 0 : r.rows ? r.count : (size_t)(r.cases > 0 ? r.cases : 1);
@@ -97,7 +100,7 @@ static inline void rank_test(rank_body body, rank_runs r)
     static void suite##_##name##_on(kn_comm *world, void *arg);                                    \
     KN_TEST(suite, name)                                                                           \
     {                                                                                              \
-        rank_test(suite##_##name##_on, (rank_runs){ __VA_ARGS__ });                                \
+        rank_test(suite##_##name##_on, __LINE__, (rank_runs){ __VA_ARGS__ });                      \
     }                                                                                              \
     static void suite##_##name##_on(kn_comm *world, void *arg)
 

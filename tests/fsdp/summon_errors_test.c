@@ -1,6 +1,6 @@
 /* tests/fsdp/summon_errors_test.c: kn_summon and kn_fsdp_apply where they can't work: wrong use,
  * functions and allocations that fail. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/net.h"
 
 /* Tells that it was called. */
@@ -101,28 +101,27 @@ RANK_TEST(summon_errors, an_apply_that_fails_silently_stops_all_ranks, .processe
     kn_clear_error();
 }
 
-/* Each allocation of a summon fails in turn: an error, and unchanged handles. */
+static bool summons(void *m)
+{
+    kn_summon_scope s = kn_summon(m, .with_grads = true);
+    return kn_summon_end(s) && s.s;
+}
+
+static kn_storage *handle;
+
+static void handle_is_unchanged(void *m)
+{
+    KN_CHECK(kn_module_param(&((net *)m)->wte, "weight")->storage == handle);
+}
+
 KN_TEST(summon_errors, every_allocation_failing_is_an_error)
 {
     OWNED_MODULE net m = { 0 }, ref = { 0 };
     way per_param = { .layout = KN_LAYOUT_PER_PARAM };
     KN_CHECK(net_init(&m, KN_META) && net_wrap(&m, NULL, &per_param) && net_reference(&ref) &&
              net_backward(&m, 0));
-    kn_storage *wte = kn_module_param(&m.wte, "weight")->storage;
-    int64_t live = kn_live_tensors(), bytes = kn_ledger_read().live_total, n = 1;
-    for (;; n++) {
-        kn_fail_alloc(n);
-        kn_summon_scope s = kn_summon(&m, .with_grads = true);
-        bool ok = kn_summon_end(s) && s.s;
-        kn_fail_alloc(0);
-        KN_CHECK(kn_module_param(&m.wte, "weight")->storage == wte, "allocation %d", (int)n);
-        if (ok)
-            break;
-        KN_CHECK(!kn_ok(), "allocation %d failed without a sentence", (int)n);
-        kn_clear_error();
-        KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,
-                 "allocation %d leaks", (int)n);
-    }
-    KN_CHECK(n > 20, "only %d allocations were tried", (int)n);
+    handle = kn_module_param(&m.wte, "weight")->storage;
+    each_allocation_fails(summons, handle_is_unchanged, &m, 20);
+    handle_is_unchanged(&m);
     KN_CHECK(all_read_as(&m, &ref));
 }

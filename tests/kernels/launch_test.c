@@ -193,7 +193,7 @@ KN_TEST(launch, forced_isa)
     setenv("KNAP_ISA", "base", 1); /* read once: each test has a process of its own */
     kn_stream *s = kn_compute_stream(KN_CPU);
     if (strcmp(kn_cpu_isa(), "base") != 0)
-        KN_SKIP("chosen by an earlier test of this process");
+        KN_SKIP("chosen by an earlier test of this process, or the build has no other");
     KN_CHECK(s);
 }
 
@@ -204,7 +204,7 @@ KN_TEST(launch, unknown_isa)
     unsetenv("KNAP_ISA");
     if (s)
         KN_SKIP("chosen by an earlier test of this process");
-    KN_CHECK_ERROR("KNAP_ISA=sse9: this machine and build run at most");
+    KN_CHECK_ERROR("KNAP_ISA=sse9: this machine and build run ");
 }
 
 KN_TEST(launch, unknown_layers_in_the_environment)

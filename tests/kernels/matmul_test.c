@@ -190,7 +190,7 @@ KN_TEST(matmul, large_products_are_right)
                                    { 1, 1, 50, 70, 1300 },
                                    { 1, 1, 64, 50, 1500 } };
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
-        for (int form = 0; form < 4; form++) {
+        for (int form = (int)i % kn_one_in(4); form < 4; form += kn_one_in(4)) {
             const lie how[3] = { ROWS, form & 1 ? COLUMNS : ROWS, form & 2 ? COLUMNS : ROWS };
             const kn_dtype t = form == 3 ? KN_BF16 : KN_F32;
             char text[160];
@@ -261,14 +261,14 @@ static void repeats(int64_t most16)
         { 1, 1, 16, 16, 4096 },  { 1, 12, 64, 64, 64 },   { 1, 3, 100, 500, 333 },
     };
     const int before = kn_threads();
-    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
-        for (int form = 0; form < 4; form++) {
-            const sizes z = list[i];
-            if (form == 3 && z.B0 * z.B1 * z.M * z.N * z.K > most16)
-                continue;
-            check_repeats(list[i], form == 3 ? KN_BF16 : KN_F32, form & 1 ? COLUMNS : ROWS,
-                          form & 2 ? COLUMNS : ROWS);
-        }
+    for (int i = 0; i < 4 * (int)(sizeof list / sizeof *list); i += kn_one_in(3)) {
+        const sizes z = list[i / 4];
+        const int form = i % 4;
+        if (form == 3 && z.B0 * z.B1 * z.M * z.N * z.K > most16)
+            continue;
+        check_repeats(z, form == 3 ? KN_BF16 : KN_F32, form & 1 ? COLUMNS : ROWS,
+                      form & 2 ? COLUMNS : ROWS);
+    }
     kn_set_threads(before);
 }
 
@@ -382,7 +382,7 @@ KN_TEST(matmul, hot_shapes_run_fast)
 {
     static const kn_dtype types[] = { KN_F32, KN_BF16, KN_F16 };
     const lie how[][3] = { { ROWS, ROWS, ROWS }, { ROWS, ROWS, COLUMNS }, { ROWS, COLUMNS, ROWS } };
-    for (int i = 0; i < 3 * 3 * 3 * 2; i++) {
+    for (int i = 0; i < 3 * 3 * 3 * 2; i += kn_one_in(5)) {
         const kn_dtype t = types[i % 3], ct = i / 27 ? KN_F32 : t;
         const int form = i / 3 % 3, bias = i / 9 % 3;
         char text[160];

@@ -7,7 +7,7 @@
 
 KN_TEST(any_state, from_any_sharding_into_any_other)
 {
-    any_check(1, 60);
+    any_check(1, 60 / kn_one_in(3));
 }
 
 /* KN_ANY_SEED=... repeats the case that a failure names. */

@@ -78,14 +78,16 @@ typedef struct trials {
 static inline void try_all(int (*run)(trial *t), trials s)
 {
     const int each[] = { 1, 2, 4, 0 }, *ranks = s.ranks[0] ? s.ranks : each;
+    int number = 0; /* under AddressSanitizer one in 3 */
     for (int k = 0; ranks[k]; k++)
         for (int n = 0; n < WAYS * (s.hows ? s.hows : 1) * (1 + s.folders); n++) {
             const int i = n % WAYS, how = n / WAYS / (1 + s.folders);
             const bool folder = n / WAYS % (1 + s.folders);
             trial t = { .run = run, .w = &ways[i], .how = how };
-            t.dir = folder ? temp_path("run") : NULL;
-            if ((s.ways && !(s.ways >> i & 1)) || (t.w->ranks && t.w->ranks != ranks[k]))
+            if ((s.ways && !(s.ways >> i & 1)) || (t.w->ranks && t.w->ranks != ranks[k]) ||
+                number++ % kn_one_in(3))
                 continue;
+            t.dir = folder ? temp_path("run") : NULL;
             int failed = kn_spawn_threads(ranks[k], one_trial, &t);
             KN_CHECK_OK();
             KN_CHECK(failed == 0, "%d ranks, way %d, how %d%s", ranks[k], i, how,

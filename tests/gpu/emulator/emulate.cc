@@ -288,15 +288,18 @@ bool launches(dim3 grid, dim3 block, size_t dynamic, const void *kernel)
                kernel_name, grid.x, grid.y, grid.z, block.x, block.y, block.z, dynamic, most);
 }
 
-/* The launching thread's stack, which holds the kernel's arguments. */
+/* The launching thread's stack, which holds the kernel's arguments. To find it the system lists the
+ * program's memory. */
 void find_stack()
 {
-    pthread_attr_t attr;
-    void *begin = nullptr;
-    size_t bytes = 0;
-    pthread_getattr_np(pthread_self(), &attr);
-    pthread_attr_getstack(&attr, &begin, &bytes);
-    pthread_attr_destroy(&attr);
+    static thread_local void *begin;
+    static thread_local size_t bytes;
+    if (!begin) {
+        pthread_attr_t attr;
+        pthread_getattr_np(pthread_self(), &attr);
+        pthread_attr_getstack(&attr, &begin, &bytes);
+        pthread_attr_destroy(&attr);
+    }
     kn_emulated_now.stack[1] = { (const char *)begin, (const char *)begin + bytes };
 }
 
@@ -399,8 +402,9 @@ void kn_emulated_run(dim3 grid, dim3 block, size_t dynamic, bool use_fibers, con
     kn_emulated_now.dynamic = dynamic;
     lane_order = order_make(32, number);
     warp_order = order_make((uint64_t)(threads + 31) / 32, number);
-    find_stack();
     kn_emulated_begin();
+    if (kn_emulated_now.watched)
+        find_stack();
     run_grid(use_fibers, kernel, order_make((uint64_t)grid.x * grid.y * grid.z, number),
              order_make((uint64_t)threads, number));
 }

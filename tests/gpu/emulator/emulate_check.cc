@@ -265,11 +265,12 @@ void look_closely(const char *p, size_t bytes, bool writes, const void *pc)
     }
 }
 
-inline void access(const void *at, size_t bytes, size_t aligned, bool writes, const void *pc)
+__attribute__((noinline)) void watch(const void *at, size_t bytes, size_t aligned, bool writes,
+                                     const void *pc)
 {
     const char *p = (const char *)at;
     const kn_emulated_thread &t = kn_emulated_now;
-    if (!t.runs || !t.watched || (p >= t.stack[0].begin && p < t.stack[0].end) ||
+    if ((p >= t.stack[0].begin && p < t.stack[0].end) ||
         (p >= (char *)kn_emulated_index && p < (char *)(kn_emulated_index + 4)))
         return;
     if (left <= 0 && inside(shared, p, bytes))
@@ -281,13 +282,20 @@ inline void access(const void *at, size_t bytes, size_t aligned, bool writes, co
                          writes ? "writes" : "reads", bytes, at);
     look_closely(p, bytes, writes, pc);
 }
+
+inline void access(const void *at, size_t bytes, size_t aligned, bool writes, const void *pc)
+{
+    if (kn_emulated_now.runs && kn_emulated_now.watched)
+        watch(at, bytes, aligned, writes, pc);
+}
 } // namespace
 
 void kn_emulated_begin(void)
 {
-    dl_iterate_phdr(find_shared, nullptr);
     left = LOOKED_AT;
     kn_emulated_now.watched = allowed_count > 0;
+    if (kn_emulated_now.watched)
+        dl_iterate_phdr(find_shared, nullptr);
 }
 
 void kn_emulated_memory(int slot, const void *p, size_t bytes, bool unwritten)
