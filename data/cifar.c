@@ -49,14 +49,13 @@ static bool check_labels(const kn_image_set *s, const char *folder)
 
 static bool read_all(kn_image_set *s, const char *folder, const char *const *name, int files)
 {
-    char path[6][4096];
+    kn_path path[6];
     int fd[6] = { -1, -1, -1, -1, -1, -1 };
     int64_t size[6], total = 0, at = 0;
     bool ok = true;
     for (int i = 0; ok && i < files; i++) {
-        ok = snprintf(path[i], sizeof path[i], "%s/%s", folder, name[i]) < (int)sizeof path[i] ||
-             kn_fail("the path %s is too long", folder);
-        ok = ok && (fd[i] = open_batch(path[i], s->record, &size[i])) >= 0;
+        path[i] = kn_path_of(folder, name[i], "");
+        ok = (fd[i] = open_batch(path[i].text, s->record, &size[i])) >= 0;
         total += ok ? size[i] : 0;
     }
     if (ok) {
@@ -65,7 +64,7 @@ static bool read_all(kn_image_set *s, const char *folder, const char *const *nam
         ok = s->bytes != NULL;
     }
     for (int i = 0; ok && i < files; at += size[i++])
-        ok = kn_read_whole(fd[i], path[i], (uint8_t *)kn_array_of(s->bytes).data + at,
+        ok = kn_read_whole(fd[i], path[i].text, (uint8_t *)kn_array_of(s->bytes).data + at,
                            (size_t)size[i], 0);
     for (int i = 0; i < files; i++)
         if (fd[i] >= 0)
@@ -79,9 +78,9 @@ static bool name_classes(kn_image_set *s, const char *folder, const char *file)
     char made[32];
     struct stat st;
     size_t size;
-    char *path = kn_path_join(folder, file);
-    const int there = path ? kn_look(path, &st) : -1;
-    char *text = there > 0 ? kn_file_read(path, MOST_NAMES, &size) : NULL, *line = text;
+    const kn_path path = kn_path_of(folder, file, "");
+    const int there = kn_look(path.text, &st);
+    char *text = there > 0 ? kn_file_read(path.text, MOST_NAMES, &size) : NULL, *line = text;
     bool ok = there == 0 || text; /* else made-up names would be the wrong ones */
     for (int64_t c = 0; ok && c < s->info.classes; c++) {
         char *end = line ? strchr(line, '\n') : NULL;
@@ -96,8 +95,7 @@ static bool name_classes(kn_image_set *s, const char *folder, const char *file)
         line = end ? end + 1 : NULL;
     }
     kn_host_free(text);
-    kn_host_free(path);
-    return ok;
+    return ok && kn_ok();
 }
 
 bool kn_cifar_read(kn_image_set *s, const char *folder, const char *split, bool hundred)

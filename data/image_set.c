@@ -15,9 +15,7 @@
 
 static bool has(const char *folder, const char *name)
 {
-    char path[4096];
-    return snprintf(path, sizeof path, "%s/%s", folder, name) < (int)sizeof path &&
-           kn_is_there(path);
+    return kn_is_there(kn_path_of(folder, name, "").text);
 }
 
 static bool has_idx(const char *folder)

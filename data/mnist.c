@@ -16,32 +16,21 @@ static const char *const endings[] = { ".gz", "" };
 static const char *const endings[] = { "", ".gz" };
 #endif
 
-/* folder/prefix-kind-ubyte.gz, or the same without .gz; the caller frees it. */
-static char *find(const char *folder, const char *prefix, const char *kind)
-{
-    size_t size = strlen(folder) + strlen(prefix) + strlen(kind) + 16;
-    char *path = kn_host_alloc(size);
-    for (int i = 0; path && i < 2; i++) {
-        snprintf(path, size, "%s/%s-%s-ubyte%s", folder, prefix, kind, endings[i]);
-        if (kn_is_there(path))
-            return path;
-    }
-    if (path && kn_ok())
-        kn_fail(
-            "there is no %s/%s-%s-ubyte.gz (nor %s-%s-ubyte); scripts/get-data fetches mnist and "
-            "fashion-mnist",
-            folder, prefix, kind, prefix, kind);
-    kn_host_free(path);
-    return NULL;
-}
-
+/* The tensor of folder/prefix-kind-ubyte.gz, or of the same without .gz. */
 static kn_tensor *read_part(const char *folder, const char *prefix, const char *kind,
                             uint32_t magic, const char *what, int64_t count)
 {
-    char *path = find(folder, prefix, kind);
-    kn_tensor *t = path ? kn_idx_read_as(path, magic, what, count) : NULL;
-    kn_host_free(path);
-    return t;
+    char name[64];
+    snprintf(name, sizeof name, "%s-%s-ubyte", prefix, kind);
+    for (int i = 0; i < 2 && kn_ok(); i++) {
+        const kn_path path = kn_path_of(folder, name, endings[i]);
+        if (kn_is_there(path.text))
+            return kn_idx_read_as(path.text, magic, what, count);
+    }
+    return !kn_ok() ? NULL
+                    : kn_fail_null("there is no %s/%s.gz (nor %s); scripts/get-data fetches mnist "
+                                   "and fashion-mnist",
+                                   folder, name, name);
 }
 
 static bool check(const kn_images *im, const char *folder)

@@ -101,22 +101,21 @@ const kn_chat *kn_chat_known(const char *jinja, const char *path)
 
 const kn_chat *kn_chat_of_folder(const char *dir)
 {
-    char path[4096];
+    const kn_path jinja = kn_path_of(dir, "chat_template.jinja", ""),
+                  config = kn_path_of(dir, "tokenizer_config.json", "");
     size_t size;
-    if (!kn_pretrained_path(path, dir, "chat_template.jinja"))
-        return NULL;
-    if (kn_is_there(path)) {
-        char *text = kn_file_read(path, 1 << 20, &size);
-        const kn_chat *c = text ? kn_chat_known(text, path) : NULL;
+    if (kn_is_there(jinja.text)) {
+        char *text = kn_file_read(jinja.text, 1 << 20, &size);
+        const kn_chat *c = text ? kn_chat_known(text, jinja.text) : NULL;
         kn_host_free(text);
         return c;
     }
-    if (!kn_ok() || !kn_pretrained_path(path, dir, "tokenizer_config.json") || !kn_is_there(path))
+    if (!kn_ok() || !kn_is_there(config.text))
         return NULL;
-    json_t *j = kn_pretrained_config_read(path), *t = json_object_get(j, "chat_template");
+    json_t *j = kn_pretrained_config_read(config.text), *t = json_object_get(j, "chat_template");
     if (json_is_array(t)) /* several by name; the first is the usual one */
         t = json_object_get(json_array_get(t, 0), "template");
-    const kn_chat *c = json_is_string(t) ? kn_chat_known(json_string_value(t), path) : NULL;
+    const kn_chat *c = json_is_string(t) ? kn_chat_known(json_string_value(t), config.text) : NULL;
     json_decref(j);
     return c;
 }

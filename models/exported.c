@@ -82,7 +82,6 @@ static char *config_text(const kn_model_config *c, const kn_export_options *o, k
 /* Its own file, and what makes transformers take it as it is. */
 static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t ctx)
 {
-    char path[4096];
     json_t *j = json_pack("{s:s, s:I}", "tokenizer_class", "PreTrainedTokenizerFast",
                           "model_max_length", (json_int_t)ctx);
     const kn_tokenizer *t = o->tokenizer;
@@ -91,11 +90,10 @@ static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t
     if (o->chat)
         json_object_set_new(j, "chat_template", json_string(kn_chat_named(o->chat)->jinja));
     char *text = kn_json_copy(j, JSON_INDENT(2), "tokenizer_config.json");
-    bool ok = text && kn_pretrained_path(path, dir, "tokenizer.json") &&
-              kn_tokenizer_save(t, path) &&
-              kn_pretrained_path(path, dir, "tokenizer_config.json") &&
-              kn_file_write(path, (const void *const[]){ text, "\n" },
-                            (const size_t[]){ strlen(text), 1 }, 2);
+    bool ok =
+        text && kn_tokenizer_save(t, kn_path_of(dir, "tokenizer.json", "").text) &&
+        kn_file_write(kn_path_of(dir, "tokenizer_config.json", "").text,
+                      (const void *const[]){ text, "\n" }, (const size_t[]){ strlen(text), 1 }, 2);
     kn_host_free(text);
     return ok;
 }
@@ -103,12 +101,10 @@ static bool write_tokenizer(const char *dir, const kn_export_options *o, int64_t
 /* A folder holds one export: a file of another format there would be read in its place. */
 static bool holds_no_other(const char *dir, const kn_file_format *own)
 {
-    char path[4096];
     const kn_file_format *f = NULL;
     for (int i = -1; i < 0 || (f = kn_file_format_at(i)); i++) {
         const char *file = i < 0 ? "model.safetensors" : f->file;
-        if ((i < 0 ? own != NULL : f != own) && kn_pretrained_path(path, dir, file) &&
-            kn_is_there(path))
+        if ((i < 0 ? own != NULL : f != own) && kn_is_there(kn_path_of(dir, file, "").text))
             return kn_fail("%s holds a %s, an export of another format; choose another folder", dir,
                            file);
     }

@@ -32,16 +32,16 @@ static const kn_family *family_in(const json_t *j, kn_family_kind kind, const kn
 static bool saved(const kn_checkpoint *c, kn_family_kind kind, const kn_family *want,
                   kn_model_config *config, json_t **json)
 {
-    char file[4096 + 32], than[4096 + 64];
+    char than[4096 + 64];
     json_error_t error;
     const char *text = kn_checkpoint_config(c);
     json_t *j = text ? kn_json_parse(text, strlen(text), 0, "a configuration", &error) : NULL;
     if (!j)
         return kn_ok() && kn_fail("a model's configuration: no memory");
-    snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
-    snprintf(than, sizeof than, "%s gives", file);
-    kn_model_config read = { .family = family_in(j, kind, want, file) };
-    bool ok = read.family && kn_config_read(j, file, &read) &&
+    const kn_path file = kn_path_of(kn_checkpoint_folder(c), "state.json", "");
+    snprintf(than, sizeof than, "%s gives", file.text);
+    kn_model_config read = { .family = family_in(j, kind, want, file.text) };
+    bool ok = read.family && kn_config_read(j, file.text, &read) &&
               (c->part[KN_PART_MODEL]
                    ? kn_model_check(&read, c->part[KN_PART_MODEL], false, c->dir, than)
                    : kn_fail("%s holds no tensors; the checkpoint is damaged", c->dir));

@@ -36,9 +36,9 @@ struct kn_imported {
 
 static bool read_config(const char *dir, kn_model_config *c)
 {
-    char path[4096];
-    json_t *j =
-        kn_pretrained_path(path, dir, "config.json") ? kn_pretrained_config_read(path) : NULL;
+    const kn_path at = kn_path_of(dir, "config.json", "");
+    const char *path = at.text;
+    json_t *j = kn_pretrained_config_read(path);
     const char *type = json_string_value(json_object_get(j, "model_type"));
     if (!j)
         return false;
@@ -62,10 +62,10 @@ static bool read_config(const char *dir, kn_model_config *c)
 /* "eos_token_id" of a file: a number or a list of them; a file that isn't there says nothing. */
 static bool read_ends(kn_imported *x, const char *dir, const char *name)
 {
-    char path[4096];
-    if (x->ends > 0 || !kn_pretrained_path(path, dir, name) || !kn_is_there(path))
+    const kn_path path = kn_path_of(dir, name, "");
+    if (x->ends > 0 || !kn_is_there(path.text))
         return kn_ok();
-    json_t *j = kn_pretrained_config_read(path), *end = json_object_get(j, "eos_token_id");
+    json_t *j = kn_pretrained_config_read(path.text), *end = json_object_get(j, "eos_token_id");
     const int64_t vocab = (int64_t)kn_config_get(&x->config, "vocab", 0);
     for (size_t i = 0; i < (json_is_array(end) ? json_array_size(end) : 1); i++) {
         const json_t *one = json_is_array(end) ? json_array_get(end, i) : end;
@@ -79,10 +79,9 @@ static bool read_ends(kn_imported *x, const char *dir, const char *name)
 
 static bool open_folder(kn_imported *x, const char *dir)
 {
-    char path[4096];
     if (!kn_is_there(dir))
         return kn_ok() && kn_fail("there is no folder or file %s", dir);
-    if (kn_pretrained_path(path, dir, "config.json") && !kn_is_there(path))
+    if (!kn_is_there(kn_path_of(dir, "config.json", "").text))
         return kn_ok() && kn_fail("%s holds no model: it is neither a run's folder nor one with a "
                                   "config.json, as transformers and --export write it",
                                   dir);
@@ -90,8 +89,7 @@ static bool open_folder(kn_imported *x, const char *dir)
         !read_ends(x, dir, "config.json"))
         return false;
     if (!kn_pieces_are_there(dir)) {
-        const bool pickled =
-            kn_pretrained_path(path, dir, "pytorch_model.bin") && kn_is_there(path);
+        const bool pickled = kn_is_there(kn_path_of(dir, "pytorch_model.bin", "").text);
         return kn_ok() &&
                kn_fail("%s holds no .safetensors%s", dir,
                        pickled ? ": write its pytorch_model.bin again by save_pretrained(dir, "

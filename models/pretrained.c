@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH_SIZE = 4096 };
 static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json",
                   CONFIG_NEW[] = "config.json.new";
 
@@ -22,17 +21,14 @@ static const char MODEL[] = "model.safetensors", CONFIG[] = "config.json",
 
 static bool is_there(const char *dir, const char *name)
 {
-    char path[PATH_SIZE];
-    return kn_pretrained_path(path, dir, name) && kn_is_there(path);
+    return kn_is_there(kn_path_of(dir, name, "").text);
 }
 
 /* Is dir/name the configuration of an export? */
 static bool is_own(const char *dir, const char *name)
 {
-    char path[PATH_SIZE];
-    json_t *j = is_there(dir, name) && kn_pretrained_path(path, dir, name)
-                    ? kn_pretrained_config_read(path)
-                    : NULL;
+    json_t *j =
+        is_there(dir, name) ? kn_pretrained_config_read(kn_path_of(dir, name, "").text) : NULL;
     const bool own = json_object_get(j, "knap") != NULL;
     json_decref(j);
     if (!kn_error_number()) /* else it can't be read just now */
@@ -64,19 +60,14 @@ bool kn_pretrained_may_save(const char *dir)
 /* dir/name.new becomes dir/name. */
 static bool rename_new(const char *dir, const char *name)
 {
-    char from[PATH_SIZE], to[PATH_SIZE], with[64];
-    snprintf(with, sizeof with, "%s.new", name);
-    if (!kn_pretrained_path(from, dir, with) || !kn_pretrained_path(to, dir, name))
-        return false;
-    return KN_AGAIN(rename(from, to)) == 0 || kn_fail_system("cannot rename %s: %m", from);
+    const kn_path from = kn_path_of(dir, name, ".new"), to = kn_path_of(dir, name, "");
+    return KN_AGAIN(rename(from.text, to.text)) == 0 ||
+           kn_fail_system("cannot rename %s: %m", from.text);
 }
 
 static void remove_new(const char *dir, const char *name)
 {
-    char path[PATH_SIZE], with[64];
-    snprintf(with, sizeof with, "%s.new", name);
-    if (kn_pretrained_path(path, dir, with))
-        (void)KN_AGAIN(unlink(path));
+    (void)KN_AGAIN(unlink(kn_path_of(dir, name, ".new").text));
 }
 
 /* A reader never finds a model with the configuration of another: the old one goes first, the new
@@ -84,11 +75,9 @@ static void remove_new(const char *dir, const char *name)
  * export that it may replace it. */
 static bool remove_config(const char *dir)
 {
-    char path[PATH_SIZE];
-    if (!kn_pretrained_path(path, dir, CONFIG))
-        return false;
-    return KN_AGAIN(unlink(path)) == 0 || errno == ENOENT ||
-           kn_fail_system("cannot remove %s: %m", path);
+    const kn_path path = kn_path_of(dir, CONFIG, "");
+    return KN_AGAIN(unlink(path.text)) == 0 || errno == ENOENT ||
+           kn_fail_system("cannot remove %s: %m", path.text);
 }
 
 static bool rename_both(const char *dir)
@@ -99,19 +88,17 @@ static bool rename_both(const char *dir)
 
 static bool write_config(const char *dir, const char *text)
 {
-    char path[PATH_SIZE];
-    return text && kn_pretrained_path(path, dir, CONFIG_NEW) &&
-           kn_file_write(path, (const void *const[]){ text, "\n" },
+    return text &&
+           kn_file_write(kn_path_of(dir, CONFIG_NEW, "").text, (const void *const[]){ text, "\n" },
                          (const size_t[]){ strlen(text), 1 }, 2);
 }
 
 static bool save_both(const char *dir, void *module, const kn_model_tensors *t, const char *config,
                       const kn_pretrained_save_options *o)
 {
-    char path[PATH_SIZE];
     const bool first = kn_rank(o->comm) == 0;
-    bool ok = kn_pretrained_path(path, dir, "model.safetensors.new") &&
-              kn_model_write(t, module, o->ema, o->comm, o->dtype, path);
+    bool ok =
+        kn_model_write(t, module, o->ema, o->comm, o->dtype, kn_path_of(dir, MODEL, ".new").text);
     const bool begun = ok && first && write_config(dir, config) && remove_config(dir);
     ok = ok && (!first || (begun && rename_both(dir)));
     if (!ok && first)
@@ -208,10 +195,10 @@ bool kn_pretrained_save_(const char *dir, void *module, kn_pretrained_save_optio
 /* ---- opening --------------------------------------------------------------------------------- */
 
 struct kn_pretrained {
-    char path[PATH_SIZE];      /* of the tensors, for errors */
-    kn_comm *comm;             /* borrowed */
-    kn_checkpoint *checkpoint; /* NULL: none */
-    kn_pieces *own, *file;     /* file: own, or the checkpoint's */
+    char path[sizeof(kn_path)]; /* of the tensors, for errors */
+    kn_comm *comm;              /* borrowed */
+    kn_checkpoint *checkpoint;  /* NULL: none */
+    kn_pieces *own, *file;      /* file: own, or the checkpoint's */
     kn_model_config config;
     kn_vision_input input;
 };
@@ -251,18 +238,18 @@ static bool open_file(kn_pretrained *p, const char *path, const char *model)
  * if the configuration is still the file that it was before. */
 static bool open_folder(kn_pretrained *p, const char *dir, const char *model)
 {
-    char path[PATH_SIZE], config[PATH_SIZE];
+    const kn_path config = kn_path_of(dir, CONFIG, "");
     struct stat before, now;
-    if (!kn_pretrained_path(path, dir, MODEL) || !kn_pretrained_path(config, dir, CONFIG) ||
-        kn_look(config, &before) < 0)
+    if (kn_look(config.text, &before) < 0)
         return false;
-    json_t *j = kn_pretrained_config_read(config);
-    bool ok = j && open_tensors(p, path) &&
-              kn_pretrained_config_model(j, config, model, p->file, p->path, &p->config, &p->input);
+    json_t *j = kn_pretrained_config_read(config.text);
+    bool ok =
+        j && open_tensors(p, kn_path_of(dir, MODEL, "").text) &&
+        kn_pretrained_config_model(j, config.text, model, p->file, p->path, &p->config, &p->input);
     json_decref(j);
     if (!ok)
         return false;
-    const int there = kn_look(config, &now);
+    const int there = kn_look(config.text, &now);
     return there >= 0 &&
            ((there > 0 && now.st_ino == before.st_ino &&
              now.st_mtim.tv_sec == before.st_mtim.tv_sec &&
@@ -327,17 +314,15 @@ static kind kind_of(const char *path)
 /* Rank 0 says what path is, since a run may change it meanwhile. */
 static bool open_any(kn_pretrained *p, const char *path, const char *model)
 {
-    char tensors[PATH_SIZE];
     int32_t is = kn_rank(p->comm) == 0 ? (int32_t)kind_of(path) : 0;
     if (!kn_agree(p->comm, kn_ok()) ||
         (kn_comm_size(p->comm) > 1 &&
          !kn_broadcast(p->comm, &is, sizeof is, 0, kn_compute_stream(KN_CPU), "the model's kind")))
         return false;
-    return is == CHECKPOINT ? open_checkpoint(p, path, model)
-           : is == FOLDER   ? open_folder(p, path, model)
-           : is == BARE_TENSORS
-               ? kn_pretrained_path(tensors, path, MODEL) && open_file(p, tensors, model)
-               : open_file(p, path, model);
+    return is == CHECKPOINT     ? open_checkpoint(p, path, model)
+           : is == FOLDER       ? open_folder(p, path, model)
+           : is == BARE_TENSORS ? open_file(p, kn_path_of(path, MODEL, "").text, model)
+                                : open_file(p, path, model);
 }
 
 kn_pretrained *kn_pretrained_open_(const char *path, kn_pretrained_open_options o)

@@ -15,12 +15,6 @@
 #define MOST_VALUES (1 << 18) /* numbers, texts, lists and objects in it */
 #define OWN         "knap"    /* the key of Knap's sizes; names that timm lacks begin so */
 
-bool kn_pretrained_path(char *path, const char *dir, const char *name)
-{
-    int n = snprintf(path, 4096, "%s/%s", dir, name);
-    return (n > 0 && n < 4096) || kn_fail("the path %.200s... is too long", dir);
-}
-
 /* ---- the file -------------------------------------------------------------------------------- */
 
 /* An upper bound of the values of a JSON text, so that it can't take much more memory than its own

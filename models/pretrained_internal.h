@@ -32,8 +32,6 @@ bool kn_vision_save(const char *dir, void *module, const kn_model_config *c,
 
 /* ---- config.json: pretrained_config.c -------------------------------------------------------- */
 
-/* dir/name into path[4096]; false with an error where it is too long. */
-bool kn_pretrained_path(char *path, const char *dir, const char *name);
 /* A JSON object of a stranger, within a limit of values; NULL with an error. The caller decrefs. */
 json_t *kn_pretrained_config_read(const char *path);
 /* The text of a config.json, for kn_host_free; NULL with an error. */

@@ -6,6 +6,7 @@
 #include "models/options_internal.h"
 #include "models/tokens/tokens.h"
 #include "tensor/json.h"
+#include "tensor/files.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +103,6 @@ kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
 {
     if (!kn_given(c, "kn_checkpoint_tokenizer", "the checkpoint"))
         return NULL;
-    char path[4200];
     size_t size;
     const char *text = kn_checkpoint_file_data(c, KN_TOKENIZER_FILE, &size);
     if (!text) {
@@ -110,6 +110,6 @@ kn_tokenizer *kn_checkpoint_tokenizer(const kn_checkpoint *c)
             kn_fail("%s: the checkpoint was saved without a tokenizer", kn_checkpoint_folder(c));
         return NULL;
     }
-    snprintf(path, sizeof path, "%s/%s", kn_checkpoint_folder(c), KN_TOKENIZER_FILE);
-    return kn_tokenizer_parse(text, size, path);
+    return kn_tokenizer_parse(text, size,
+                              kn_path_of(kn_checkpoint_folder(c), KN_TOKENIZER_FILE, "").text);
 }

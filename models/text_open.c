@@ -51,13 +51,11 @@ static bool add_folder(paths *p, const char *folder, const char *pattern)
     for (int64_t i = 0; ok && i < n.count; i++) {
         if (!is_text_name(n.list[i].name, pattern))
             continue;
-        char *path = kn_path_join(folder, n.list[i].name);
-        const int there = path ? kn_look(path, &st) : -1;
-        ok = there >= 0;
+        const kn_path path = kn_path_of(folder, n.list[i].name, "");
+        const int there = kn_look(path.text, &st);
+        ok = there >= 0 && kn_ok();
         if (ok && there > 0 && !S_ISDIR(st.st_mode))
-            ok = add_path(p, path);
-        else
-            kn_host_free(path);
+            ok = add_path(p, kn_host_strdup(path.text));
     }
     kn_folder_names_free(&n);
     return ok;

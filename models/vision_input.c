@@ -5,6 +5,7 @@
 #include "models/tokens/tokens.h"
 #include "models/vision.h"
 #include "tensor/json.h"
+#include "tensor/files.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -317,12 +318,11 @@ bool kn_vision_input_read(kn_json_source s, const kn_model_config *c, bool own, 
 
 bool kn_vision_config_saved(const kn_checkpoint *c, kn_model_config *config, kn_vision_input *in)
 {
-    char file[4096 + 16];
     json_t *j = NULL;
     if (!kn_config_saved(c, KN_IMAGE_MODELS, config, &j))
         return false;
-    snprintf(file, sizeof file, "%s/state.json", kn_checkpoint_folder(c));
-    bool ok = !in || kn_vision_input_read((kn_json_source){ j, file }, config, true, in);
+    const kn_path file = kn_path_of(kn_checkpoint_folder(c), "state.json", "");
+    bool ok = !in || kn_vision_input_read((kn_json_source){ j, file.text }, config, true, in);
     json_decref(j);
     return ok;
 }

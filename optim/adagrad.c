@@ -36,17 +36,8 @@ kn_optim *kn_adagrad_(void *module, kn_adagrad_options o)
     if (!(n.lr_decay >= 0) || !isfinite(n.lr_decay) || !(n.eps >= 0) || !isfinite(n.eps))
         return kn_fail_null("adagrad: .lr_decay is %g and .eps %g; neither may be below 0",
                             n.lr_decay, n.eps);
-    kn_own_optim_options own = { .update = update,
-                                 .arg = &n,
-                                 .name = "kn_adagrad",
-                                 .state = { "sum" },
-                                 .lr = o.lr,
-                                 .weight_decay = o.weight_decay,
-                                 .groups = o.groups,
-                                 .group_count = o.group_count,
-                                 .group_of = o.group_of,
-                                 .group_arg = o.group_arg,
-                                 .stochastic_rounding = o.stochastic_rounding,
-                                 .maximize = o.maximize };
-    return kn_own_optim_with(module, own, sizeof n, o.row_wise);
+    kn_own_optim_options own = {
+        .update = update, .arg = &n, .name = "kn_adagrad", .state = { "sum" }
+    };
+    return kn_own_optim_with(module, own, KN_OPTIM_GROUPS(o, 0), sizeof n, o.row_wise);
 }

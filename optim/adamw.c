@@ -53,16 +53,8 @@ static kn_optim *by_operations(void *module, const kn_adamw_options *a)
                                  .arg = &n,
                                  .name = "kn_adamw",
                                  .state = { "exp_avg", "exp_avg_sq",
-                                            a->amsgrad ? "max_exp_avg_sq" : NULL },
-                                 .lr = a->lr,
-                                 .weight_decay = kn_value_or(a->weight_decay, a->l2 ? 0 : 0.01),
-                                 .groups = a->groups,
-                                 .group_count = a->group_count,
-                                 .group_of = a->group_of,
-                                 .group_arg = a->group_arg,
-                                 .stochastic_rounding = a->stochastic_rounding,
-                                 .maximize = a->maximize };
-    return kn_own_optim_with(module, own, sizeof n, false);
+                                            a->amsgrad ? "max_exp_avg_sq" : NULL } };
+    return kn_own_optim_with(module, own, KN_OPTIM_GROUPS(*a, a->l2 ? 0 : 0.01), sizeof n, false);
 }
 
 kn_optim *kn_adamw_(void *module, kn_adamw_options a)

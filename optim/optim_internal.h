@@ -174,9 +174,10 @@ kn_tensor *kn_piece_grad(kn_device d, const kn_opt_step *step, const kn_opt_piec
 bool kn_piece_write(kn_device d, const kn_opt_step *step, const kn_opt_piece *q, int which,
                     kn_tensor *values);
 
-/* own.c. As kn_own_optim, but a copy of the size bytes at o.arg, at most 64, is passed to o.update;
- * one_a_row: as in kn_optim_method. */
-kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, bool one_a_row);
+/* own.c. As kn_own_optim, but the groups and rates are those of groups, and a copy of the size
+ * bytes at o.arg, at most 64, is passed to o.update; one_a_row: as in kn_optim_method. */
+kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, kn_optim_groups groups,
+                            size_t size, bool one_a_row);
 
 /* rows.c. q, of parameter p, becomes copies of the rows ids; they are put back; those of q, or NULL
  * where it is no rows. */

@@ -101,7 +101,8 @@ static bool update(const void *options, const kn_opt_step *step, kn_stream *s)
     return ok && (s == compute || kn_stream_sync(compute));
 }
 
-kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, bool one_a_row)
+kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, kn_optim_groups groups,
+                            size_t size, bool one_a_row)
 {
     own x = { .method = { .update = update, .one_a_row = one_a_row },
               .update = o.update,
@@ -121,7 +122,7 @@ kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, b
                 return kn_fail_null("%s: both states are called '%s'; give each a name of its own",
                                     x.name, name);
     }
-    kn_optim *optim = kn_optim_new(module, &x.method, &x, sizeof x, KN_OPTIM_GROUPS(o, 0));
+    kn_optim *optim = kn_optim_new(module, &x.method, &x, sizeof x, groups);
     if (!optim)
         return NULL;
     own *mine = optim->options;
@@ -135,5 +136,5 @@ kn_optim *kn_own_optim_with(void *module, kn_own_optim_options o, size_t size, b
 
 kn_optim *kn_own_optim_(void *module, kn_own_optim_options o)
 {
-    return kn_own_optim_with(module, o, 0, false);
+    return kn_own_optim_with(module, o, KN_OPTIM_GROUPS(o, 0), 0, false);
 }

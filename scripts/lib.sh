@@ -18,7 +18,7 @@ jobs_count() { nproc 2>/dev/null || echo 2; }
 
 BUILD_PACKAGES="meson ninja-build gcc libc6-dev pkg-config libdnnl-dev libjansson-dev zlib1g-dev
     libxxhash-dev libpng-dev libjpeg-dev libpcre2-dev libutf8proc-dev
-    liblapack-dev"
+    liblapack-dev libsqlite3-dev"
 TEST_PACKAGES="libcriterion-dev clang-format clang valgrind python3 libopenmpi-dev openmpi-bin"
 
 # have_header FILE: the C compiler finds it.
@@ -41,6 +41,7 @@ have() {
     libjpeg-dev) pkg-config --exists libjpeg ;;
     libpcre2-dev) pkg-config --exists libpcre2-8 ;;
     libutf8proc-dev) pkg-config --exists libutf8proc ;;
+    libsqlite3-dev) pkg-config --exists sqlite3 ;;
     libopenmpi-dev) command -v mpicc ;;
     openmpi-bin) command -v mpirun ;;
     libcriterion-dev) pkg-config --exists criterion ;;

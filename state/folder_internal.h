@@ -4,20 +4,16 @@
 #define KNAP_STATE_FOLDER_INTERNAL_H
 
 #include "state/folder.h"
+#include "tensor/files.h"
 #include <jansson.h>
 
-#define KN_FOLDER_PATH 4096
+#define KN_FOLDER_PATH 4096 /* of a kn_path */
 #define KN_FOLDER_NAME 48
 #define KN_DAMAGED     ".damaged"
 #define KN_FOLDER_ID   40
 #define KN_STATE_FILE  "state.json"
 #define KN_LOCK_FILE   ".lock"
 
-/* dir/name and the suffix, for a dir that fits. */
-typedef struct kn_path {
-    char text[KN_FOLDER_PATH];
-} kn_path;
-kn_path kn_path_of(const char *dir, const char *name, const char *suffix);
 /* The folder that path lies in. */
 kn_path kn_path_above(const char *path);
 /* Whether the paths of all files of a checkpoint in dir, a run's or a checkpoint's, have room; else

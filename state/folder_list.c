@@ -15,15 +15,6 @@
 
 #define MOST_BELOW 256 /* characters of a file's path below the folder of its run */
 
-kn_path kn_path_of(const char *dir, const char *name, const char *suffix)
-{
-    kn_path p;
-    /* kn_folder_fits was asked before; a path that is cut would be another file's. */
-    if (snprintf(p.text, sizeof p.text, "%s/%s%s", dir, name, suffix) >= (int)sizeof p.text)
-        p.text[0] = 0;
-    return p;
-}
-
 kn_path kn_path_above(const char *path)
 {
     kn_path p;

@@ -122,11 +122,11 @@ static char *index_text(const merging *m)
 
 static bool write_index(const merging *m)
 {
-    char *path = kn_path_join(m->dir, INDEX), *text = path ? index_text(m) : NULL;
-    bool ok = text && kn_file_write(path, (const void *const[]){ text },
-                                    (const size_t[]){ strlen(text) }, 1);
+    char *text = index_text(m);
+    bool ok =
+        text && kn_file_write(kn_path_of(m->dir, INDEX, "").text, (const void *const[]){ text },
+                              (const size_t[]){ strlen(text) }, 1);
     kn_host_free(text);
-    kn_host_free(path);
     return ok;
 }
 
@@ -149,10 +149,8 @@ static bool check_free(const merging *m)
 
 static bool remove_one(const merging *m, const char *name)
 {
-    char *path = kn_path_join(m->dir, name);
-    const bool ok = path && kn_remove_file(path);
-    kn_host_free(path);
-    return ok;
+    const kn_path path = kn_path_of(m->dir, name, "");
+    return *path.text && kn_remove_file(path.text);
 }
 
 /* Removes the index and the first `made` files of a merge into so many. */
@@ -192,26 +190,25 @@ static bool remove_dead(const merging *m)
 /* Makes this process the only one that merges into the folder. */
 static bool claim(merging *m)
 {
-    char *path = kn_path_join(m->dir, UNFINISHED);
+    const kn_path path = kn_path_of(m->dir, UNFINISHED, "");
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     struct stat st = { 0 };
-    bool ok = path != NULL, fresh = false;
-    m->lock = ok ? kn_open(path, flags, 0) : -1;
+    bool ok = *path.text, fresh = false;
+    m->lock = ok ? kn_open(path.text, flags, 0) : -1;
     if (ok && m->lock < 0 && errno == ENOENT) {
         fresh = true;
         ok = check_free(m); /* before there is a mark: the files there are no dead merge's */
-        m->lock = ok ? kn_open(path, flags | O_CREAT | O_EXCL, 0666) : -1;
+        m->lock = ok ? kn_open(path.text, flags | O_CREAT | O_EXCL, 0666) : -1;
     }
     if (ok && m->lock < 0 && errno != EEXIST)
-        ok = kn_fail_system("cannot make %s: %m", path);
+        ok = kn_fail_system("cannot make %s: %m", path.text);
     if (ok &&
         (m->lock < 0 || (KN_AGAIN(flock(m->lock, LOCK_EX | LOCK_NB)) != 0 && errno == EWOULDBLOCK)))
         ok = kn_fail("%s: another merge writes there; wait for its end, or choose another folder",
                      m->dir);
     if (ok && (KN_AGAIN(fstat(m->lock, &st)) != 0 || !S_ISREG(st.st_mode) || st.st_nlink != 1))
         ok = kn_fail("%s is no mark of a merge: it was removed meanwhile, or is no file of its own",
-                     path);
-    kn_host_free(path);
+                     path.text);
     if (!ok && m->lock >= 0) {
         close(m->lock);
         m->lock = -1;

@@ -178,8 +178,5 @@ bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map)
     if (!S_ISDIR(st.st_mode))
         return ends_in(path, INDEX_ENDING) ? list_index(p, path, map)
                                            : kn_indexed_add(p, NULL, path);
-    char *index = kn_path_join(path, "model" INDEX_ENDING);
-    bool ok = index && list_in(p, path, index, map);
-    kn_host_free(index);
-    return ok;
+    return list_in(p, path, kn_path_of(path, "model" INDEX_ENDING, "").text, map);
 }

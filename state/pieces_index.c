@@ -257,7 +257,7 @@ bool kn_indexed_add(kn_pieces *p, const char *dir, const char *name)
         return false;
     kn_indexed_file *f = &p->file[p->files];
     *f = (kn_indexed_file){ .fd = -1 };
-    if (!(f->path = dir ? kn_path_join(dir, name) : kn_host_strdup(name)))
+    if (!(f->path = kn_host_strdup(dir ? kn_path_of(dir, name, "").text : name)))
         return false;
     p->files++;
     const char *slash = strrchr(name, '/');

@@ -190,9 +190,9 @@ static bool list_piece(kn_pieces_writer *w, const kn_piece *p)
 static bool create_file(kn_pieces_writer *w, int k, const char *dir, const char *name)
 {
     shard_file *f = &w->file[k];
-    f->path = kn_path_join(dir, name);
+    f->path = kn_host_strdup(kn_path_of(dir, name, "").text);
     f->buffer = kn_host_alloc(PORTION);
-    char *header = f->path && f->buffer ? make_header(w, k, &f->header, &f->all) : NULL;
+    char *header = f->path && f->buffer && kn_ok() ? make_header(w, k, &f->header, &f->all) : NULL;
     kn_host_free(header);
     if (!header)
         return false;

@@ -267,11 +267,12 @@ bool kn_folder_make(const char *path, const char *option)
            (kn_ok() && kn_fail("%s%s: a file that is no folder lies there", option, path));
 }
 
-char *kn_path_join(const char *dir, const char *name)
+kn_path kn_path_of(const char *dir, const char *name, const char *suffix)
 {
-    const size_t room = strlen(dir) + strlen(name) + 2;
-    char *path = kn_host_alloc(room);
-    if (path)
-        snprintf(path, room, "%s/%s", dir, name);
-    return path;
+    kn_path p;
+    if (snprintf(p.text, sizeof p.text, "%s/%s%s", dir, name, suffix) >= (int)sizeof p.text) {
+        p.text[0] = 0; /* cut, it would be another file's */
+        kn_fail("the path %.200s... is too long", dir);
+    }
+    return p;
 }

@@ -84,7 +84,10 @@ void *kn_file_read(const char *path, size_t most, size_t *size);
 /* Makes the folder where it isn't there. option: stands before the path in errors, as "--out "; may
  * be "". */
 bool kn_folder_make(const char *path, const char *option);
-/* dir/name in memory of the host that the caller frees; NULL with an error. */
-char *kn_path_join(const char *dir, const char *name);
+/* dir/name and the suffix; "" with an error where that is too long. */
+typedef struct kn_path {
+    char text[4096];
+} kn_path;
+kn_path kn_path_of(const char *dir, const char *name, const char *suffix);
 
 #endif

@@ -35,15 +35,17 @@ static ssize_t peek(const char *path, void *to, size_t bytes, int64_t at)
 const kn_file_format *kn_file_format_of(char *path)
 {
     struct stat st;
-    char magic[4], file[4096];
+    char magic[4];
     const kn_file_format *f;
     if (kn_look(path, &st) <= 0)
         return NULL;
-    for (int i = 0; S_ISDIR(st.st_mode) && (f = kn_file_format_at(i)); i++)
-        if (kn_pretrained_path(file, path, f->file) && kn_is_there(file)) {
-            memcpy(path, file, sizeof file);
+    for (int i = 0; S_ISDIR(st.st_mode) && (f = kn_file_format_at(i)); i++) {
+        const kn_path file = kn_path_of(path, f->file, "");
+        if (kn_is_there(file.text)) {
+            memcpy(path, file.text, sizeof file.text);
             return f;
         }
+    }
     if (S_ISDIR(st.st_mode) || !kn_ok())
         return NULL;
     if (!S_ISREG(st.st_mode))
@@ -94,11 +96,12 @@ const kn_tensor_name *kn_tensor_name_of(const kn_family *f, const char *name, ch
 static bool may_save(const kn_model_file *file, const char *dir)
 {
     const kn_file_format *format = ((const kn_file_writer *)file)->format;
-    char path[4096], mark[64];
+    const kn_path path = kn_path_of(dir, format->file, "");
+    char mark[64];
     const size_t n = strlen(format->mark);
-    if (!kn_pretrained_path(path, dir, format->file) || !kn_is_there(path))
+    if (!kn_is_there(path.text))
         return kn_ok();
-    return (peek(path, mark, n, format->mark_at) == (ssize_t)n &&
+    return (peek(path.text, mark, n, format->mark_at) == (ssize_t)n &&
             memcmp(mark, format->mark, n) == 0) ||
            (kn_ok() && kn_fail("%s holds a %s that Knap didn't export; choose another folder", dir,
                                format->file));
@@ -177,10 +180,10 @@ static bool save(const kn_model_file *file, const char *dir, void *module,
                  const kn_model_tensors *t, kn_comm *comm)
 {
     const kn_file_writer *w = (const kn_file_writer *)file;
-    char path[4096];
     kn_file_plan plan = { 0 };
-    bool ok = kn_pretrained_path(path, dir, w->format->file) && w->format->plan(&plan, w, t) &&
-              write_planned(&plan, path, module, t, w->ema, comm);
+    bool ok =
+        w->format->plan(&plan, w, t) &&
+        write_planned(&plan, kn_path_of(dir, w->format->file, "").text, module, t, w->ema, comm);
     kn_host_free(plan.header);
     kn_host_free(plan.tensor);
     kn_host_free(plan.order);

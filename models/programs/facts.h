@@ -3,12 +3,11 @@
 #define KNAP_MODELS_PROGRAMS_FACTS_H
 
 #include "models/programs/sheet.h"
-#include "models/programs/waiting.h"
 
-enum { MOST_ROWS = 12 }; /* of a table of the largest */
-
-/* Writes the four parts of the page: step, memory, waiting, run. It may add names to r. */
-bool facts_write(sheet *s, recording *r, const waiting *w);
-bool facts_of_memory(sheet *s, recording *r);
+/* Writes the four parts of the page: step, memory, waiting, run. r is "main" of s's database. */
+bool facts_write(sheet *s, const recording *r);
+/* A part of the page: times of a step, idle time by cause and peaks of memory of the recordings
+ * "before" and "main", and by how much they differ. */
+bool facts_what_if(sheet *s);
 
 #endif

@@ -87,11 +87,9 @@ static bool open_folders(found *f, const char *dir, const char *only)
     bool ok = kn_folder_names_read(&n, dir, NULL);
     for (int64_t i = 0; ok && f->parts < MOST_PARTS && i < n.count; i++) {
         const char *name = n.list[i].name;
-        char *path = kn_path_join(dir, name);
-        if (path && name[0] != '.' && (!only || strcmp(only, name) == 0) &&
-            kn_pieces_are_there(path))
-            add_part(f, name, kn_pieces_open(path));
-        kn_host_free(path);
+        const kn_path path = kn_path_of(dir, name, "");
+        if (name[0] != '.' && (!only || strcmp(only, name) == 0) && kn_pieces_are_there(path.text))
+            add_part(f, name, kn_pieces_open(path.text));
         ok = kn_ok();
     }
     kn_folder_names_free(&n);

@@ -1,13 +1,11 @@
 /* models/programs/knap_diff.c: where two recordings differ first: in their settings, in the
  * schedule, in operations, in values.
  *
- * Each comparison walks both recordings rank by rank, in the order in which the ranks noted their
- * events, and stops at the first difference. Values are paired by name, kind, and count in their
- * step, so that runs of other ranks, layouts or schedules can be compared, too. */
+ * Each comparison is a query of both, rank by rank, in the order in which the ranks noted their
+ * events, for the first difference. Values are paired by name, kind, and count in their step, so
+ * that runs of other ranks, layouts or schedules can be compared, too. */
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
-#include "kernels/memory_internal.h"
-#include "models/programs/recorded.h"
+#include "models/programs/database.h"
 #include "models/programs/tool.h"
 #include "tensor/files.h"
 
@@ -38,182 +36,97 @@ static const kn_option table[] = {
 
 static bool differs; /* something was found */
 
-/* ---- the two sides --------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
-typedef struct side {
-    recording r;
-    event **in_order; /* of r's events, by line */
-} side;
-
-static int by_line(const void *a, const void *b)
-{
-    const event *x = *(event *const *)a, *y = *(event *const *)b;
-    return (x->line > y->line) - (x->line < y->line);
-}
-
-static bool side_read(side *s, const char *path)
-{
-    if (!recording_read(&s->r, path) ||
-        !(s->in_order = kn_host_alloc((size_t)s->r.events * sizeof *s->in_order)))
-        return false;
-    for (int64_t i = 0; i < s->r.events; i++)
-        s->in_order[i] = &s->r.event[i];
-    qsort(s->in_order, (size_t)s->r.events, sizeof *s->in_order, by_line);
-    return true;
-}
-
-static void side_free(side *s)
-{
-    kn_host_free(s->in_order);
-    recording_free(&s->r);
-}
-
-static const char *word(const side *s, int32_t number)
-{
-    return name_of(&s->r, number);
-}
-
-static bool same_word(const side *a, int32_t x, const side *b, int32_t y)
-{
-    return strcmp(word(a, x), word(b, y)) == 0;
-}
-
-/* The next event from *at on that wanted chooses of a rank; NULL: there is none. */
-static const event *next(const side *s, int rank, bool (*wanted)(const side *s, const event *e),
-                         int64_t *at)
-{
-    while (*at < s->r.events) {
-        const event *e = s->in_order[(*at)++];
-        if (e->r == rank && wanted(s, e))
-            return e;
-    }
-    return NULL;
-}
-
-/* ---- settings -------------------------------------------------------------------------------- */
-
-static void compare_text(const char *what, const char *a, const char *b)
-{
-    if (strcmp(a, b) != 0)
-        printf("%s: %s and %s\n", what, *a ? a : "none", *b ? b : "none");
-}
-
-static void compare_number(const char *what, double a, double b)
-{
-    if (a != b)
-        printf("%s: %.17g and %.17g\n", what, a, b);
-}
-
+/* clang-format off */
 /* Of the first unit and its first bucket: a run has one setting for all, as a rule. */
-static const char *unit_text(const side *s, const char *key, bool of_bucket)
+static const char settings_differ[] = SQL(
+    with setting(place, what, path) as (values
+        (1, 'ranks', '$.ranks'), (2, 'threads', '$.threads'), (3, 'first step', '$.first_step'),
+        (4, 'model', '$.model'), (5, 'device', '$.device'), (6, 'clock', '$.clock'),
+        (7, 'strategy', '$.units[0].strategy'),
+        (8, 'backward_prefetch', '$.units[0].backward_prefetch'),
+        (9, 'layout', '$.units[0].buckets[0].layout'),
+        (10, 'param_dtype', '$.units[0].buckets[0].param_dtype'),
+        (11, 'reduce_dtype', '$.units[0].buckets[0].reduce_dtype'))
+    select format('%s: %s and %s', what, coalesce(a.j ->> path, 'none'),
+        coalesce(b.j ->> path, 'none'))
+    from setting, main.head a, other.head b where a.j ->> path is not b.j ->> path order by place);
+
+/* Of rank ?1, operations (?2) or the schedule: how many A has, the first place at which both
+ * differ, and what stands there. */
+static const char order_differs[] = SQL(
+    with
+    here as (select *, row_number() over (order by line) place, iif(k = 'run', p, null) by
+        from main.noted
+        where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
+    there as (select *, row_number() over (order by line) place, iif(k = 'run', p, null) by
+        from other.noted
+        where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
+    first as (select place, a.said a, b.said b from here a full join there b using (place)
+        where (a.k, a.w, a.m, a.x, a.by) is not (b.k, b.w, b.m, b.x, b.by)
+        order by place limit 1)
+    select (select count(*) from here), place, coalesce(a, 'nothing more'),
+        coalesce(b, 'nothing more')
+    from (select 1) left join first);
+
+/* Of the same shape, in any dtype; shards of other sizes begin with the same elements on rank 0. */
+static const char values[] = SQL(
+    select a.r, a.m, a.w, a.x, b.x, a.v, b.v, a.h, b.h, a.line, coalesce(a.since, 0),
+        ', ' || a.before
+    from main.valued a join other.valued b
+        on a.r = b.r and a.step = b.step and a.m = b.m and a.w is b.w and a.nth = b.nth
+    where (instr(a.x, '[') > 0 and instr(b.x, '[') > 0
+        and substr(a.x, instr(a.x, '[')) = substr(b.x, instr(b.x, '[')))
+    or (a.r = 0 and a.m <> 'activation') order by a.r, a.line);
+
+/* The last operations of A since its value before; they made the one that differs. */
+static const char operations[] = SQL(
+    select said, n from (select said, line, count(*) over () n from main.noted
+        where k = 'run' and s = 'compute' and r = ? and line > ? and line < ?
+        order by line desc limit 12)
+    order by line);
+
+static const char numbers[] = SQL(
+    select iif(a.w = b.w and a.c = b.c,
+        format('%s of step %s is %s and %s', a.w, a.c, a.text, b.text),
+        format('A has %s of step %s, B has %s of step %s', a.w, a.c, b.w, b.c)),
+        a.w = b.w and a.c = b.c and a.x is b.x
+        and abs(a.n - b.n) <= ? * max(abs(a.n), abs(b.n))
+    from main.numbered a join other.numbered b using (place) order by place);
+/* clang-format on */
+
+/* ---- comparisons ----------------------------------------------------------------------------- */
+
+static sqlite3 *db; /* A is "main", B "other" */
+
+static void compare_settings(void)
 {
-    const json_t *u = json_array_get(json_object_get(s->r.head, "units"), 0);
-    const json_t *b = json_array_get(json_object_get(u, "buckets"), 0);
-    const char *text = json_string_value(json_object_get(of_bucket ? b : u, key));
-    return text ? text : "";
+    sqlite3_stmt *q = database_ask(db, settings_differ);
+    while (database_next(q))
+        printf("%s\n", text_of(q, 0));
+    sqlite3_finalize(q);
 }
 
-static void compare_settings(const side *a, const side *b)
+static void compare_order(int ranks, const char *what, bool of_operations)
 {
-    static const char *const text[] = { "model", "device", "clock" },
-                             *const of_unit[] = { "strategy", "backward_prefetch" },
-                             *const of_bucket[] = { "layout", "param_dtype", "reduce_dtype" };
-    compare_number("ranks", a->r.ranks, b->r.ranks);
-    compare_number("threads", head_number(&a->r, "", "threads"), head_number(&b->r, "", "threads"));
-    compare_number("first step", head_number(&a->r, "", "first_step"),
-                   head_number(&b->r, "", "first_step"));
-    for (int i = 0; i < 3; i++)
-        compare_text(text[i], head_text(&a->r, text[i]), head_text(&b->r, text[i]));
-    for (int i = 0; i < 2; i++)
-        compare_text(of_unit[i], unit_text(a, of_unit[i], false), unit_text(b, of_unit[i], false));
-    for (int i = 0; i < 3; i++)
-        compare_text(of_bucket[i], unit_text(a, of_bucket[i], true),
-                     unit_text(b, of_bucket[i], true));
-}
-
-/* ---- order ----------------------------------------------------------------------------------- */
-
-static bool is_schedule(const side *s, const event *e)
-{
-    (void)s;
-    return e->k == VERB || e->k == CALL;
-}
-
-static bool is_operation(const side *s, const event *e)
-{
-    return e->k == RUN && strcmp(word(s, e->s), "compute") == 0;
-}
-
-static void print_event(const char *which, const side *s, const event *e)
-{
-    if (!e)
-        printf("  %s: nothing more\n", which);
-    else
-        printf("  %s: %s of %s%s%s%s%s%s%s\n", which, word(s, e->w),
-               e->m ? word(s, e->m) : "the root", e->x ? ": " : "", word(s, e->x),
-               e->p ? ", by " : "", word(s, e->p), e->k == VERB ? ", because: " : "",
-               e->k == VERB ? word(s, e->c) : "");
-}
-
-/* what: for the sentence. x: shapes count, too. */
-static void compare_order(const side *a, const side *b, const char *what,
-                          bool (*wanted)(const side *s, const event *e))
-{
-    const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
-    for (int rank = 0; rank < ranks; rank++) {
-        int64_t i = 0, k = 0, n = 0;
-        const event *x, *y;
-        do {
-            x = next(a, rank, wanted, &i);
-            y = next(b, rank, wanted, &k);
-            n++;
-        } while (x && y && x->k == y->k && same_word(a, x->w, b, y->w) &&
-                 same_word(a, x->m, b, y->m) && same_word(a, x->x, b, y->x) &&
-                 (x->k != RUN || same_word(a, x->p, b, y->p)));
-        if (!x && !y) {
-            printf("%s of rank %d: the same %lld\n", what, rank, (long long)n - 1);
-            continue;
-        }
-        printf("%s of rank %d: number %lld differs\n", what, rank, (long long)n);
-        print_event("A", a, x);
-        print_event("B", b, y);
-        differs = true;
-        return;
+    sqlite3_stmt *q = database_ask(db, order_differs);
+    bool found = false;
+    for (int rank = 0; q && rank < ranks && !found && kn_ok(); rank++) {
+        sqlite3_reset(q);
+        sqlite3_bind_int(q, 1, rank);
+        sqlite3_bind_int(q, 2, of_operations);
+        if (!database_next(q))
+            break;
+        found = sqlite3_column_type(q, 1) != SQLITE_NULL;
+        if (found)
+            printf("%s of rank %d: number %s differs\n  A: %s\n  B: %s\n", what, rank,
+                   text_of(q, 1), text_of(q, 2), text_of(q, 3));
+        else
+            printf("%s of rank %d: the same %s\n", what, rank, text_of(q, 0));
     }
-}
-
-/* ---- values ---------------------------------------------------------------------------------- */
-
-/* Not of a forward that runs again for backward, and ends of steps. */
-static bool is_value(const side *s, const event *e)
-{
-    return e->k == STEP || (e->k == VALUE && !(e->a && strcmp(word(s, e->m), "activation") == 0));
-}
-
-/* Of both sides. */
-typedef struct keys {
-    names values;  /* "0|1|gradient|h.0.mlp.weight": a name and kind, on a rank, in a step */
-    int64_t *seen; /* so many of each, on the side that is read */
-    int64_t room;
-    names all; /* "17|2": the second of those */
-} keys;
-
-static int32_t key_of(keys *k, const side *s, const event *e, int64_t step)
-{
-    const char *kind = word(s, e->m), *name = word(s, e->w);
-    const int64_t before = k->values.count;
-    char count[64], *text = kn_host_alloc(strlen(kind) + strlen(name) + 64);
-    if (!text)
-        return -1;
-    sprintf(text, "%d|%lld|%s|%s", e->r, (long long)step, kind, name);
-    const int32_t value = names_add(&k->values, text);
-    kn_host_free(text);
-    if (value < 0 || !kn_host_grow(&k->seen, &k->room, k->values.count, sizeof *k->seen))
-        return -1;
-    if (value >= before)
-        k->seen[value] = 0;
-    snprintf(count, sizeof count, "%d|%lld", value, (long long)++k->seen[value]);
-    return names_add(&k->all, count);
+    sqlite3_finalize(q);
+    differs |= found;
 }
 
 static double size_if_finite(double x)
@@ -239,166 +152,96 @@ static double difference(const char *a, const char *b, double *largest)
     return most;
 }
 
-enum { MOST_OPERATIONS = 12 };
-
-/* The last operations of A since its value before; they made the one that differs. */
-static void print_operations(const side *a, const event *since, const event *until)
+static void print_operations(sqlite3_stmt *value)
 {
-    const int64_t from = since ? since->line : 0;
-    int64_t count = 0;
-    for (int print = 0; print < 2; print++) {
-        const int64_t skip = count - MOST_OPERATIONS;
-        int64_t n = 0;
-        if (print && skip > 0)
-            printf("    %lld before, then\n", (long long)skip);
-        for (int64_t i = 0; i < a->r.events; i++) {
-            const event *e = a->in_order[i];
-            if (e->r == until->r && e->line > from && e->line < until->line && is_operation(a, e) &&
-                n++ >= skip && print)
-                printf("    %s of %s: %s, by %s\n", word(a, e->w),
-                       e->m ? word(a, e->m) : "the root", word(a, e->x), word(a, e->p));
-        }
-        count = n;
+    sqlite3_stmt *q = database_ask(db, operations);
+    if (q) {
+        sqlite3_bind_int64(q, 1, sqlite3_column_int64(value, 0));
+        sqlite3_bind_int64(q, 2, sqlite3_column_int64(value, 10));
+        sqlite3_bind_int64(q, 3, sqlite3_column_int64(value, 9));
     }
+    for (bool first = true; database_next(q); first = false) {
+        if (first && sqlite3_column_int64(q, 1) > 12)
+            printf("    %lld before, then\n", sqlite3_column_int64(q, 1) - 12);
+        printf("    %s\n", text_of(q, 0));
+    }
+    sqlite3_finalize(q);
 }
 
-static bool value_differs(const side *a, const event *x, const side *b, const event *y, double *by,
-                          double *largest)
+/* Of other shapes, or with a tolerance, the elements shown count; else the digests of all. */
+static bool value_differs(sqlite3_stmt *q, double *by, double *largest)
 {
-    *by = difference(word(a, x->v), word(b, y->v), largest);
-    if (given.tolerance > 0 ||
-        !same_word(a, x->x, b, y->x)) /* of other shapes, the first elements */
+    *by = difference(text_of(q, 5), text_of(q, 6), largest);
+    if (given.tolerance > 0 || strcmp(text_of(q, 3), text_of(q, 4)) != 0)
         return *by > given.tolerance * *largest;
-    return !same_word(a, x->h, b, y->h);
+    return strcmp(text_of(q, 7), text_of(q, 8)) != 0;
 }
 
-static void print_value(const side *a, const event *x, const side *b, const event *y,
-                        const event *before, double by, double largest)
+static void print_value(sqlite3_stmt *q, double by, double largest)
 {
-    printf("values: the first that differs is the %s %s of rank %d, %s\n", word(a, x->m),
-           word(a, x->w), x->r, word(a, x->x));
-    printf("  A: %s\n  B: %s\n", word(a, x->v), word(b, y->v));
+    printf("values: the first that differs is the %s %s of rank %s, %s\n  A: %s\n  B: %s\n",
+           text_of(q, 1), text_of(q, 2), text_of(q, 0), text_of(q, 3), text_of(q, 5),
+           text_of(q, 6));
     if (by > 0)
         printf("  by up to %.3g of %.3g in the elements shown\n", by, largest);
     else
-        printf("  behind the elements shown: the digests are %s and %s\n", word(a, x->h),
-               word(b, y->h));
-    printf("  made since the value before%s%s by\n", before ? ", " : "",
-           before ? word(a, before->w) : "");
-    print_operations(a, before, x);
-    differs = true;
+        printf("  behind the elements shown: the digests are %s and %s\n", text_of(q, 7),
+               text_of(q, 8));
+    printf("  made since the value before%s by\n", text_of(q, 11));
+    print_operations(q);
 }
 
-/* Of the same shape, in any dtype. Shards of other sizes begin with the same elements on rank 0. */
-static bool comparable(const side *a, const event *x, const side *b, const event *y)
+static void compare_values(void)
 {
-    const char *one = strchr(word(a, x->x), '['), *other = strchr(word(b, y->x), '[');
-    return (one && other && strcmp(one, other) == 0) ||
-           (x->r == 0 && strcmp(word(a, x->m), "activation") != 0);
-}
-
-/* The values of b, by key. */
-static const event **values_of(const side *b, int ranks, keys *k)
-{
-    const event **of = kn_host_calloc((size_t)b->r.events + 1, sizeof *of), *e;
-    for (int rank = 0; of && rank < ranks; rank++)
-        for (int64_t i = 0, step = 0; (e = next(b, rank, is_value, &i));) {
-            const int32_t key = e->k == VALUE ? key_of(k, b, e, step) : -1;
-            if (key >= 0)
-                of[key] = e;
-            step += e->k == STEP;
-        }
-    return of;
-}
-
-static void compare_values(const side *a, const side *b)
-{
-    keys k = { 0 };
-    const int ranks = a->r.ranks < b->r.ranks ? a->r.ranks : b->r.ranks;
-    const event **of = values_of(b, ranks, &k), *before, *e;
-    const int64_t known = k.all.count;
+    sqlite3_stmt *q = database_ask(db, values);
+    double by, largest;
     int64_t compared = 0;
     bool found = false;
-    for (int64_t i = 0; i < k.values.count; i++)
-        k.seen[i] = 0;
-    for (int rank = 0; of && rank < ranks && !found; rank++) {
-        before = NULL;
-        for (int64_t i = 0, step = 0; !found && (e = next(a, rank, is_value, &i));) {
-            step += e->k == STEP;
-            if (e->k == STEP)
-                continue;
-            const int32_t key = key_of(&k, a, e, step);
-            double by, largest;
-            if (key >= 0 && key < known && comparable(a, e, b, of[key])) {
-                compared++;
-                found = value_differs(a, e, b, of[key], &by, &largest);
-            }
-            if (found)
-                print_value(a, e, b, of[key], before, by, largest);
-            before = e;
-        }
-    }
+    for (; !found && database_next(q); compared++)
+        if ((found = value_differs(q, &by, &largest)))
+            print_value(q, by, largest);
     if (!found && compared > 0)
         printf("values: the same %lld\n", (long long)compared);
     else if (!found)
         printf("values: none that both have; record them with --record-values\n");
-    names_free(&k.values);
-    names_free(&k.all);
-    kn_host_free(k.seen);
-    kn_host_free(of);
+    sqlite3_finalize(q);
+    differs |= found;
 }
 
-/* ---- numbers --------------------------------------------------------------------------------- */
-
-static bool is_number(const side *s, const event *e)
+static void compare_numbers(void)
 {
-    return e->k == NUMBER && strcmp(word(s, e->w), "items") != 0;
-}
-
-static const char *number_text(const side *s, const event *e, char text[32])
-{
-    snprintf(text, 32, "%.9g", e->n);
-    return e->x ? word(s, e->x) : text; /* nan, inf */
-}
-
-static void compare_numbers(const side *a, const side *b)
-{
-    char one[32], other[32];
-    int64_t i = 0, k = 0, n = 0;
-    for (const event *x, *y; (x = next(a, 0, is_number, &i)) && (y = next(b, 0, is_number, &k));
-         n++) {
-        const double largest = fmax(fabs(x->n), fabs(y->n));
-        const bool same_place = same_word(a, x->w, b, y->w) && same_word(a, x->c, b, y->c);
-        if (same_place && fabs(x->n - y->n) <= given.tolerance * largest &&
-            same_word(a, x->x, b, y->x))
-            continue;
-        if (same_place)
-            printf("numbers: %s of step %s is %s and %s\n", word(a, x->w), word(a, x->c),
-                   number_text(a, x, one), number_text(b, y, other));
-        else
-            printf("numbers: A has %s of step %s, B has %s of step %s\n", word(a, x->w),
-                   word(a, x->c), word(b, y->w), word(b, y->c));
-        differs = true;
-        return;
-    }
-    printf("numbers: the same %lld\n", (long long)n);
+    sqlite3_stmt *q = database_ask(db, numbers);
+    int64_t n = 0;
+    bool found = false;
+    sqlite3_bind_double(q, 1, given.tolerance);
+    for (; !found && database_next(q); n++)
+        if ((found = !sqlite3_column_int(q, 1)))
+            printf("numbers: %s\n", text_of(q, 0));
+    if (!found)
+        printf("numbers: the same %lld\n", (long long)n);
+    sqlite3_finalize(q);
+    differs |= found;
 }
 
 /* ---- the program ----------------------------------------------------------------------------- */
 
 static bool compare(const char *path[2])
 {
-    side s[2] = { 0 };
-    const bool ok = side_read(&s[0], path[0]) && side_read(&s[1], path[1]);
+    recording r[2] = { 0 };
+    bool ok = recording_read(&r[0], path[0]) && recording_read(&r[1], path[1]) &&
+              (db = database_open()) != NULL && database_add(db, "main", &r[0]) &&
+              database_add(db, "other", &r[1]);
     if (ok) {
-        compare_settings(&s[0], &s[1]);
-        compare_order(&s[0], &s[1], "calls and verbs", is_schedule);
-        compare_order(&s[0], &s[1], "operations", is_operation);
-        compare_values(&s[0], &s[1]);
-        compare_numbers(&s[0], &s[1]);
+        const int ranks = r[0].ranks < r[1].ranks ? r[0].ranks : r[1].ranks;
+        compare_settings();
+        compare_order(ranks, "calls and verbs", false);
+        compare_order(ranks, "operations", true);
+        compare_values();
+        compare_numbers();
     }
-    side_free(&s[0]);
-    side_free(&s[1]);
+    sqlite3_close(db);
+    recording_free(&r[0]);
+    recording_free(&r[1]);
     return ok && kn_ok();
 }
 

@@ -8,7 +8,7 @@
 #include "models/programs/chart.h"
 #include "models/programs/facts.h"
 #include "models/programs/tool.h"
-#include "models/programs/what_if.h"
+#include "models/programs/waiting.h"
 #include "tensor/json.h"
 
 #include <math.h>
@@ -92,7 +92,7 @@ static bool put_data(FILE *out, const recording *r, const waiting *w)
         put_json(out, head);
     kn_host_free(head);
     fputs(",\n\"names\":[", out);
-    for (int64_t i = 0; ok && i < r->names.count; i++) {
+    for (int i = 0; ok && i < r->names.count; i++) {
         fputs(i ? "," : "", out);
         ok = put_text(out, r->names.text[i]);
     }
@@ -135,16 +135,21 @@ static bool put_recording(sheet *s, shown *now, const char *path, const char *na
                           const shown *before)
 {
     recording *r = &now->r;
-    bool ok = recording_read(r, path) && waiting_find(&now->w, r);
+    s->db = recording_read(r, path) ? database_open() : NULL;
+    bool ok = s->db && database_add(s->db, "main", r) && waiting_find(&now->w, r, s->db) &&
+              waiting_add(&now->w, s->db, "main");
     if (ok && s->html) {
         fputs("<article data-name=\"", s->out);
         svg_text(s->out, name);
         fputs("\">\n", s->out);
     } else if (ok) {
-        sheet_sentence(s, "%s", name);
+        sheet_sentence(s, name);
     }
-    ok = ok && (!before || what_if_write(s, &before->r, &before->w, r, &now->w)) &&
-         facts_write(s, r, &now->w);
+    ok = ok &&
+         (!before || (database_add(s->db, "before", &before->r) &&
+                      waiting_add(&before->w, s->db, "before") && facts_what_if(s))) &&
+         facts_write(s, r);
+    sqlite3_close(s->db);
     if (ok && s->html) {
         ok = put_data(s->out, r, &now->w);
         fputs("</article>\n", s->out);

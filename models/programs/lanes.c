@@ -3,26 +3,11 @@
 #include "kernels/error.h"
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"
+#include "models/programs/database.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static bool begins(const char *text, const char *with)
-{
-    return strncmp(text, with, strlen(with)) == 0;
-}
-
-bool is_collective(const recording *r, const event *e)
-{
-    static const char *const begin[] = { "all_gather", "all_reduce", "all_to_all", "reduce_scatter",
-                                         "broadcast",  "barrier",    "agree",      NULL };
-    const char *w = name_of(r, e->w);
-    bool any = false;
-    for (int i = 0; begin[i]; i++)
-        any |= begins(w, begin[i]);
-    return any;
-}
 
 bool is_stream(const recording *r, int32_t name, const char *stream)
 {
@@ -100,74 +85,36 @@ int64_t first_after(const lane *l, double t)
 
 /* ---- the same collective on other ranks ------------------------------------------------------ */
 
-/* Ranks that take part: a shard group; of an all_reduce over replicas those of the same shard. */
-static int group_of(const recording *r, const event *e)
-{
-    const bool replicas = r->shards < r->ranks && begins(name_of(r, e->w), "all_reduce");
-    return replicas ? e->r % r->shards : e->r / r->shards;
-}
+/* clang-format off */
+/* The nth of a name on a rank is the nth of that name on each rank that takes part: of its shard
+ * group; of an all_reduce over replicas on those of the same shard. */
+static const char peers[] = SQL(
+    select i, max(t) over (partition by part, w, nth)
+    from (select *, row_number() over (partition by part, w, r order by i) nth
+        from (select *, iif(?1 and w like 'all_reduce%', r % ?2, r / ?2) part
+            from main.event where k = 'run' and collective)));
+/* clang-format on */
 
-/* By group, name and rank; those of one rank in their order. */
-static int by_collective(const void *a, const void *b, void *recording_)
+static bool find_peers(lanes *l, const recording *r, sqlite3 *db)
 {
-    const recording *r = recording_;
-    const int64_t i = *(const int64_t *)a, k = *(const int64_t *)b;
-    const event *e = &r->event[i], *o = &r->event[k];
-    const int64_t own[] = { group_of(r, e), e->w, e->r, i };
-    const int64_t other[] = { group_of(r, o), o->w, o->r, k };
-    int at = 0;
-    while (at < 3 && own[at] == other[at])
-        at++;
-    return (own[at] > other[at]) - (own[at] < other[at]);
-}
-
-/* The nth of a name on a rank is the nth of that name on each rank of its group. */
-static void join_ranks(lanes *l, const recording *r, const int64_t *of, int64_t count,
-                       double *latest)
-{
-    for (int pass = 0; pass < 2; pass++)
-        for (int64_t i = 0, nth = 0; i < count; i++, nth++) {
-            const event *e = &r->event[of[i]];
-            nth = i > 0 && r->event[of[i - 1]].r == e->r ? nth : 0;
-            if (pass)
-                l->peers[of[i]] = latest[nth];
-            else
-                latest[nth] = fmax(latest[nth], e->t);
-        }
-}
-
-static bool find_peers(lanes *l, const recording *r)
-{
-    lane all = { 0 };
-    bool ok = true;
-    for (int64_t i = 0; ok && i < r->events; i++) {
+    sqlite3_stmt *q = database_ask(db, peers);
+    for (int64_t i = 0; i < r->events; i++)
         l->peers[i] = r->event[i].t;
-        ok = r->event[i].k != RUN || !is_collective(r, &r->event[i]) || lane_add(&all, i);
+    if (q) {
+        sqlite3_bind_int(q, 1, r->shards < r->ranks);
+        sqlite3_bind_int(q, 2, r->shards);
     }
-    double *latest = ok ? kn_host_alloc((size_t)(all.count + 1) * sizeof *latest) : NULL;
-    if (latest && all.count > 0)
-        qsort_r(all.event, (size_t)all.count, sizeof *all.event, by_collective, (void *)r);
-    for (int64_t i = 0, k; latest && i < all.count; i = k) {
-        const event *e = &r->event[all.event[i]], *o;
-        for (k = i + 1; k < all.count; k++) {
-            o = &r->event[all.event[k]];
-            if (o->w != e->w || group_of(r, o) != group_of(r, e))
-                break;
-        }
-        for (int64_t m = 0; m < k - i; m++)
-            latest[m] = -INFINITY;
-        join_ranks(l, r, all.event + i, k - i, latest);
-    }
-    kn_host_free(latest);
-    kn_host_free(all.event);
+    while (database_next(q))
+        l->peers[sqlite3_column_int64(q, 0)] = sqlite3_column_double(q, 1);
+    sqlite3_finalize(q);
     return kn_ok();
 }
 
-bool lanes_find(lanes *l, const recording *r)
+bool lanes_find(lanes *l, const recording *r, sqlite3 *db)
 {
     *l = (lanes){ .rank = kn_host_calloc((size_t)r->ranks, sizeof *l->rank),
                   .peers = kn_host_alloc((size_t)(r->events + 1) * sizeof *l->peers) };
-    return l->rank && l->peers && fill_lanes(l, r) && find_peers(l, r);
+    return l->rank && l->peers && fill_lanes(l, r) && find_peers(l, r, db);
 }
 
 void lanes_free(lanes *l, const recording *r)

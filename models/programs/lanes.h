@@ -5,6 +5,8 @@
 
 #include "models/programs/recorded.h"
 
+#include <sqlite3.h>
+
 /* The numbers of events, in order of their begin. */
 typedef struct lane {
     int64_t *event, count, room;
@@ -21,14 +23,12 @@ typedef struct lanes {
     double *peers; /* by event: when the last rank of its group began that collective */
 } lanes;
 
-/* The caller frees l, after an error too. */
-bool lanes_find(lanes *l, const recording *r);
+/* r is "main" of the database. The caller frees l, after an error too. */
+bool lanes_find(lanes *l, const recording *r, sqlite3 *db);
 void lanes_free(lanes *l, const recording *r);
 
 /* All before this place of the lane end by t. */
 int64_t first_after(const lane *l, double t);
-/* Whether the event ran a collective. */
-bool is_collective(const recording *r, const event *e);
 bool is_stream(const recording *r, int32_t name, const char *stream);
 
 static inline double end_of(const event *e)

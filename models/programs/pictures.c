@@ -155,18 +155,11 @@ static bool captions(const char *path, const char *png, const image_eval *e,
     return svg_end(&t, path);
 }
 
-/* DIR/mistakes and an ending. */
-static const char *mistakes_at(const char *dir, const char *ending, char path[4096])
-{
-    snprintf(path, 4096, "%s/mistakes.%s", dir, ending);
-    return path;
-}
-
 bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *set,
                       const kn_vision_input *in, kn_augment augment)
 {
     kn_tensor *image[WORST];
-    char path[4096], png[4096];
+    const kn_path png = kn_path_of(dir, "mistakes.png", "");
     page t;
     memset(&augment.normalize, 0, sizeof augment.normalize);
     if (e->mistakes == 0)
@@ -185,9 +178,10 @@ bool picture_mistakes(const char *dir, const image_eval *e, const kn_image_set *
                 in->label[m->guess], m->loss);
     }
     kn_tensor *all = kn_ok() ? enlarged(kn_cat(image, e->mistakes, 0)) : NULL;
-    bool ok = all && kn_image_save(mistakes_at(dir, "png", png), all, .columns = ACROSS) &&
-              captions(mistakes_at(dir, "svg", path), png, e, in, kn_size(all, 3), kn_size(all, 2));
+    bool ok = all && kn_image_save(png.text, all, .columns = ACROSS) &&
+              captions(kn_path_of(dir, "mistakes.svg", "").text, png.text, e, in, kn_size(all, 3),
+                       kn_size(all, 2));
     kn_loader_free(one);
     kn_scope_end(scope);
-    return page_end(&t, mistakes_at(dir, "tsv", path)) && ok;
+    return page_end(&t, kn_path_of(dir, "mistakes.tsv", "").text) && ok;
 }

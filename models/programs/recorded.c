@@ -1,7 +1,6 @@
 /* models/programs/recorded.c: reads a recording. Everything in the file is a stranger's: the page
  * and the facts rely on what is checked here, and on nothing else. */
 #include "models/programs/recorded.h"
-#include "kernels/context.h"
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"
@@ -34,51 +33,17 @@ const event_key event_keys[] = {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static int32_t *place_of(const names *n, const char *text)
+static int32_t names_add(names *n, const char *text)
 {
-    int64_t at = (int64_t)(kn_hash_string(text) % (uint64_t)n->places);
-    while (n->place[at] >= 0 && strcmp(n->text[n->place[at]], text) != 0)
-        at = (at + 1) % n->places;
-    return &n->place[at];
-}
-
-/* At most half of the table is taken. */
-static bool names_grow(names *n)
-{
-    const int64_t places = n->places ? 2 * n->places : 1024;
-    int32_t *place = kn_host_alloc((size_t)places * sizeof *place);
-    if (!place)
-        return false;
-    kn_host_free(n->place);
-    n->place = place;
-    n->places = places;
-    for (int64_t i = 0; i < places; i++)
-        place[i] = -1;
-    for (int64_t i = 0; i < n->count; i++)
-        *place_of(n, n->text[i]) = (int32_t)i;
-    return true;
-}
-
-int32_t names_add(names *n, const char *text)
-{
-    if (2 * n->count >= n->places && !names_grow(n))
-        return -1;
-    int32_t *place = place_of(n, text);
-    if (*place >= 0)
-        return *place;
-    if (!kn_host_grow(&n->text, &n->room, n->count + 1, sizeof *n->text) ||
+    const int at = kn_name_table_find(&n->table, n->text, sizeof *n->text, text);
+    if (at >= 0)
+        return at;
+    if (!kn_name_table_grow(&n->table, n->text, sizeof *n->text, n->count, n->count + 1) ||
+        !kn_host_grow(&n->text, &n->room, n->count + 1, sizeof *n->text) ||
         !(n->text[n->count] = kn_host_strdup(text)))
         return -1;
-    return *place = (int32_t)n->count++;
-}
-
-void names_free(names *n)
-{
-    for (int64_t i = 0; i < n->count; i++)
-        kn_host_free(n->text[i]);
-    kn_host_free(n->text);
-    kn_host_free(n->place);
-    *n = (names){ 0 };
+    kn_name_table_add(&n->table, n->text, sizeof *n->text, n->count);
+    return n->count++;
 }
 
 /* ---- the first line -------------------------------------------------------------------------- */
@@ -348,7 +313,20 @@ void recording_free(recording *r)
 {
     json_decref(r->head);
     kn_host_free(r->event);
-    names_free(&r->names);
+    for (int i = 0; i < r->names.count; i++)
+        kn_host_free(r->names.text[i]);
+    kn_host_free(r->names.text);
+    kn_host_free(r->names.table.slot);
+}
+
+bool is_collective(const recording *r, const event *e)
+{
+    static const char *const begin[] = { "all_gather", "all_reduce", "all_to_all", "reduce_scatter",
+                                         "broadcast",  "barrier",    "agree",      NULL };
+    bool any = false;
+    for (int i = 0; begin[i]; i++)
+        any |= strncmp(name_of(r, e->w), begin[i], strlen(begin[i])) == 0;
+    return any;
 }
 
 bool recording_make(const char *command, const char *more, const char *path)

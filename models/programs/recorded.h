@@ -3,6 +3,8 @@
 #ifndef KNAP_MODELS_PROGRAMS_RECORDED_H
 #define KNAP_MODELS_PROGRAMS_RECORDED_H
 
+#include "tensor/names.h"
+
 #include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,11 +38,10 @@ extern const char *const event_kinds[KINDS];
 /* Different texts, numbered from 0 ("") as they come. */
 typedef struct names {
     char **text;
-    int32_t *place; /* a hash table of the numbers, -1: free */
-    int64_t count, room, places;
+    kn_name_table table; /* of text */
+    int count;
+    int64_t room;
 } names;
-int32_t names_add(names *n, const char *text); /* its number; -1 with an error */
-void names_free(names *n);
 
 typedef struct recording {
     const char *path; /* borrowed */
@@ -64,6 +65,8 @@ static inline const char *name_of(const recording *r, int32_t number)
 {
     return r->names.text[number];
 }
+/* Whether the event ran a collective. */
+bool is_collective(const recording *r, const event *e);
 /* A text of the head; "" where it is missing. */
 const char *head_text(const recording *r, const char *key);
 /* head.object.key, 0 where it is missing. */

@@ -1,15 +1,11 @@
-/* models/programs/sheet.c: a table is kept until it ends, since its columns are as wide as their
- * longest texts. Cells may hold a stranger's texts. */
+/* models/programs/sheet.c: prints what a query answers. Cells may hold a stranger's texts. */
 #include "models/programs/sheet.h"
 #include "kernels/error_internal.h"
-#include "kernels/memory.h"
-#include "kernels/memory_internal.h"
 #include "models/programs/chart.h"
 
-#include <stdarg.h>
 #include <string.h>
 
-enum { LONGEST = 400, WIDEST = 48 };
+enum { LONGEST = 400, WIDEST = 48, MOST_COLUMNS = 12 };
 
 void sheet_part(sheet *s, const char *id, const char *title, const char *explained)
 {
@@ -26,80 +22,72 @@ void sheet_part_end(sheet *s)
         fprintf(s->out, "</section>\n");
 }
 
-static void print_text(sheet *s, char *text)
+void sheet_sentence(sheet *s, const char *words)
 {
+    char text[4096];
+    snprintf(text, sizeof text, "%s", words);
     kn_defuse(text);
+    fputs(s->html ? "<p class=\"fact\">" : "  ", s->out);
     if (s->html)
         svg_text(s->out, text);
     else
         fputs(text, s->out);
+    fputs(s->html ? "</p>\n" : "\n", s->out);
 }
 
-void sheet_sentence(sheet *s, const char *fmt, ...)
+bool sheet_sentences(sheet *s, const char *sql)
 {
-    char text[4096];
-    va_list list;
-    va_start(list, fmt);
-    vsnprintf(text, sizeof text, fmt, list);
-    va_end(list);
-    fprintf(s->out, s->html ? "<p class=\"fact\">" : "  ");
-    print_text(s, text);
-    fprintf(s->out, s->html ? "</p>\n" : "\n");
+    sqlite3_stmt *q = database_ask(s->db, sql);
+    while (database_next(q))
+        sheet_sentence(s, text_of(q, 0));
+    sqlite3_finalize(q);
+    return kn_ok();
 }
 
-void sheet_table(sheet *s, const char *above, const char *const *columns)
-{
-    snprintf(s->above, sizeof s->above, "%s", above);
-    s->cells = s->rows = s->column_count = 0;
-    while (columns[s->column_count]) {
-        s->columns[s->column_count] = columns[s->column_count];
-        s->column_count++;
-    }
-}
+/* ---- tables ---------------------------------------------------------------------------------- */
 
-void sheet_cell(sheet *s, const char *fmt, ...)
+static int columns_of(sqlite3_stmt *q)
 {
-    char text[LONGEST];
-    va_list list;
-    va_start(list, fmt);
-    vsnprintf(text, sizeof text, fmt, list);
-    va_end(list);
-    if (kn_host_grow(&s->cell, &s->cell_room, s->cells + 1, sizeof *s->cell) &&
-        (s->cell[s->cells] = kn_host_strdup(text)))
-        s->cells++;
-}
-
-void sheet_row(sheet *s, double bar)
-{
-    if (kn_host_grow(&s->bar, &s->row_room, s->rows + 1, sizeof *s->bar))
-        s->bar[s->rows++] = bar;
+    const int n = sqlite3_column_count(q);
+    return n - (strcmp(sqlite3_column_name(q, n - 1), "bar") == 0);
 }
 
 /* Without the mark of a column of numbers. */
-static const char *column_name(const sheet *s, int k, bool *number)
+static const char *column_name(sqlite3_stmt *q, int k, bool *number)
 {
-    *number = s->columns[k][0] == '#';
-    return s->columns[k] + *number;
+    const char *name = sqlite3_column_name(q, k);
+    *number = name[0] == '#';
+    return name + *number;
 }
 
-static void print_html(sheet *s, const char *id)
+static const char *cell(sqlite3_stmt *q, int k, char text[LONGEST])
 {
+    snprintf(text, LONGEST, "%s", text_of(q, k));
+    kn_defuse(text);
+    return text;
+}
+
+static void print_html(sheet *s, const char *id, const char *above, sqlite3_stmt *q)
+{
+    const int n = columns_of(q);
+    char text[LONGEST];
     bool number;
     fprintf(s->out,
             "<div class=\"wide\"><table data-table=\"%s\">\n<caption>%s</caption>\n<thead><tr>", id,
-            s->above);
-    for (int k = 0; k < s->column_count; k++) {
-        const char *name = column_name(s, k, &number);
+            above);
+    for (int k = 0; k < n; k++) {
+        const char *name = column_name(q, k, &number);
         fprintf(s->out, "<th scope=\"col\"%s>%s</th>", number ? " class=\"number\"" : "", name);
     }
     fprintf(s->out, "</tr></thead>\n<tbody>\n");
-    for (int64_t i = 0; i < s->rows; i++) {
-        fprintf(s->out, s->bar[i] > 0 ? "<tr class=\"bar\" style=\"--share:%.2f%%\">" : "<tr>",
-                100 * s->bar[i]);
-        for (int k = 0; k < s->column_count; k++) {
-            column_name(s, k, &number);
+    while (database_next(q)) {
+        const double bar = n < sqlite3_column_count(q) ? sqlite3_column_double(q, n) : 0;
+        fprintf(s->out, bar > 0 ? "<tr class=\"bar\" style=\"--share:%.2f%%\">" : "<tr>",
+                100 * bar);
+        for (int k = 0; k < n; k++) {
+            column_name(q, k, &number);
             fprintf(s->out, number ? "<td class=\"number\">" : "<td>");
-            print_text(s, s->cell[i * s->column_count + k]);
+            svg_text(s->out, cell(q, k, text));
             fprintf(s->out, "</td>");
         }
         fprintf(s->out, "</tr>\n");
@@ -107,54 +95,56 @@ static void print_html(sheet *s, const char *id)
     fprintf(s->out, "</tbody></table></div>\n");
 }
 
-static void print_line(sheet *s, const int *width, int64_t row)
+/* The names of columns, or the cells of the row. */
+static void print_line(sheet *s, sqlite3_stmt *q, const int *width, bool head)
 {
+    const int n = columns_of(q);
+    char text[LONGEST];
     bool number;
-    fprintf(s->out, " ");
-    for (int k = 0; k < s->column_count; k++) {
-        const char *name = column_name(s, k, &number);
-        const bool last = k == s->column_count - 1;
-        char *text = row < 0 ? NULL : s->cell[row * s->column_count + k];
-        if (text)
-            kn_defuse(text);
+    for (int k = 0; k < n; k++) {
+        const char *name = column_name(q, k, &number), *shown = head ? name : cell(q, k, text);
+        const bool last = k == n - 1;
         fprintf(s->out,
                 number ? " %*s"
                 : last ? " %.*s"
                        : " %-*s",
-                last && !number ? LONGEST : width[k], text ? text : name);
-        if (!last)
-            fprintf(s->out, " ");
+                last && !number ? LONGEST : width[k], shown);
+        fputs(last ? "\n" : " ", s->out);
     }
-    fprintf(s->out, "\n");
 }
 
-static void print_plain(sheet *s)
+/* Columns are as wide as their longest texts: the query is asked twice. */
+static void print_plain(sheet *s, const char *above, sqlite3_stmt *q)
 {
-    int width[SHEET_COLUMNS];
+    const int n = columns_of(q);
+    int width[MOST_COLUMNS], rows = 0;
+    char text[LONGEST];
     bool number;
-    for (int k = 0; k < s->column_count; k++) {
-        width[k] = (int)strlen(column_name(s, k, &number));
-        for (int64_t i = 0; i < s->rows; i++) {
-            const int n = (int)strnlen(s->cell[i * s->column_count + k], WIDEST);
-            width[k] = n > width[k] ? n : width[k];
+    for (int k = 0; k < n; k++)
+        width[k] = (int)strlen(column_name(q, k, &number));
+    for (; database_next(q); rows++)
+        for (int k = 0; k < n; k++) {
+            const int length = (int)strnlen(cell(q, k, text), WIDEST);
+            width[k] = length > width[k] ? length : width[k];
         }
+    sqlite3_reset(q);
+    if (rows == 0)
+        return;
+    fprintf(s->out, "\n  %s:\n ", above);
+    print_line(s, q, width, true);
+    while (database_next(q)) {
+        fputs(" ", s->out);
+        print_line(s, q, width, false);
     }
-    fprintf(s->out, "\n  %s:\n", s->above);
-    for (int64_t i = -1; i < s->rows; i++)
-        print_line(s, width, i);
 }
 
-bool sheet_table_end(sheet *s, const char *id)
+bool sheet_table(sheet *s, const char *id, const char *above, const char *sql)
 {
-    const bool whole = kn_ok() && s->cells == s->rows * s->column_count;
-    if (whole && s->html)
-        print_html(s, id);
-    else if (whole && s->rows > 0)
-        print_plain(s);
-    for (int64_t i = 0; i < s->cells; i++)
-        kn_host_free(s->cell[i]);
-    kn_host_free(s->cell);
-    kn_host_free(s->bar);
-    *s = (sheet){ .out = s->out, .html = s->html };
+    sqlite3_stmt *q = database_ask(s->db, sql);
+    if (q && s->html)
+        print_html(s, id, above, q);
+    else if (q)
+        print_plain(s, above, q);
+    sqlite3_finalize(q);
     return kn_ok();
 }

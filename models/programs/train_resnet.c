@@ -280,27 +280,19 @@ static void print_end(image_run *r)
 
 /* ---- pictures -------------------------------------------------------------------------------- */
 
-static const char *in_folder(const char *folder, const char *name, char *path, size_t size)
-{
-    snprintf(path, size, "%s/%s", folder, name);
-    return path;
-}
-
 /* --pictures: of the last evaluation. */
 static bool write_pictures(image_run *r)
 {
     const char *dir = r->s.pictures;
-    char path[4096];
     if (!dir || !first_rank(&r->t) || r->curves.line[VALIDATED].count == 0)
         return true;
     const kn_image_set_info test = kn_image_set_read_info(r->test);
-    if (!picture_curves(in_folder(dir, "curves.svg", path, sizeof path), &r->curves))
+    if (!picture_curves(kn_path_of(dir, "curves.svg", "").text, &r->curves))
         return false;
     if (r->eval.images == 0) /* a stop request cut it short */
         return true;
     return (!r->eval.confusion ||
-            picture_confusion(in_folder(dir, "confusion.svg", path, sizeof path), &r->eval,
-                              &r->input)) &&
+            picture_confusion(kn_path_of(dir, "confusion.svg", "").text, &r->eval, &r->input)) &&
            picture_mistakes(dir, &r->eval, r->test, &r->input,
                             image_settings_augment(&r->s, &test, &r->input, false));
 }
@@ -343,9 +335,7 @@ static bool may_export(const training *t, const char *dir)
 
 static bool load_best(training *t)
 {
-    char dir[FOLDER + 8];
-    snprintf(dir, sizeof dir, "%s/best", t->s->out);
-    kn_checkpoint *c = kn_checkpoint_open(dir, t->world);
+    kn_checkpoint *c = kn_checkpoint_open(kn_path_of(t->s->out, "best", "").text, t->world);
     bool ok = c && kn_checkpoint_load(c, &t->model);
     kn_checkpoint_free(c);
     return ok;

@@ -28,10 +28,7 @@ bool same_folder(const char *a, const char *b)
 /* Whether path, which is called name, is a checkpoint of a run, and no run of that name. */
 static bool is_checkpoint(const char *path, const char *name)
 {
-    char state[FOLDER];
-    return kn_folder_checkpoint(name) >= 0 &&
-           snprintf(state, sizeof state, "%s/%s", path, KN_STATE_FILE) < (int)sizeof state &&
-           kn_is_there(state);
+    return kn_folder_checkpoint(name) >= 0 && kn_is_there(kn_path_of(path, KN_STATE_FILE, "").text);
 }
 
 /* The folder of the run whose checkpoint lies in path: the folder around path/., where path is a
@@ -160,20 +157,20 @@ static bool claim_empty(training *t)
 /* RUN/config.toml, with which the run begins: one that goes on in its folder has it already. */
 static bool write_config(const training *t)
 {
-    char *path = kn_path_join(t->s->out, "config.toml"), *options = NULL, *text = NULL;
-    const bool there = path && t->from && kn_is_there(path);
-    if (path && !there && kn_ok() && (options = kn_options_toml(t->options)) &&
+    const kn_path path = kn_path_of(t->s->out, "config.toml", "");
+    char *options = NULL, *text = NULL;
+    const bool there = t->from && kn_is_there(path.text);
+    if (!there && kn_ok() && (options = kn_options_toml(t->options)) &&
         (text = kn_host_alloc(strlen(options) + 512))) {
         const int n =
             sprintf(text,
                     "# Options with which this run of %s began; %s --config config.toml\n"
                     "# --out OTHER repeats it. Behind # stand values that nobody chose.\n%s",
                     t->of->name, t->of->name, options);
-        kn_file_write(path, (const void *[]){ text }, (size_t[]){ (size_t)n }, 1);
+        kn_file_write(path.text, (const void *[]){ text }, (size_t[]){ (size_t)n }, 1);
     }
     kn_host_free(text);
     kn_host_free(options);
-    kn_host_free(path);
     return kn_ok();
 }
 

@@ -20,6 +20,7 @@
 #include "models/programs/waiting.h"
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"
+#include "models/programs/database.h"
 #include "models/programs/lanes.h"
 
 #include <math.h>
@@ -324,7 +325,7 @@ static bool find_steps(finder *f, rank_span *span)
     return true;
 }
 
-bool waiting_find(waiting *w, const recording *r)
+bool waiting_find(waiting *w, const recording *r, sqlite3 *db)
 {
     *w = (waiting){ 0 };
     finder f = { .r = r,
@@ -332,7 +333,7 @@ bool waiting_find(waiting *w, const recording *r)
                  .flops = head_number(r, "rates", "flops"),
                  .bytes = head_number(r, "rates", "bytes") };
     rank_span *span = kn_host_alloc((size_t)r->ranks * sizeof *span);
-    bool ok = span && lanes_find(&f.lanes, r) && find_steps(&f, span);
+    bool ok = span && lanes_find(&f.lanes, r, db) && find_steps(&f, span);
     for (int64_t i = 0; ok && i < w->steps; i++) {
         const rank_lanes *l = &f.lanes.rank[w->step[i].rank];
         f.compute = &l->compute;
@@ -342,6 +343,31 @@ bool waiting_find(waiting *w, const recording *r)
     }
     kn_host_free(span);
     lanes_free(&f.lanes, r);
+    return ok;
+}
+
+bool waiting_add(const waiting *w, sqlite3 *db, const char *schema)
+{
+    sqlite3_stmt *steps = database_into(db, schema, "step", 7),
+                 *pieces = database_into(db, schema, "idle", 6),
+                 *causes = database_into(db, schema, "cause", 3);
+    bool ok = steps && pieces && causes;
+    for (int64_t i = 0; ok && i < w->steps; i++) {
+        const step_span *s = &w->step[i];
+        ok = database_put(steps, "iiddddd", (int64_t)s->rank, s->number, s->begin,
+                          s->end - s->begin, s->busy, s->flops, s->ideal);
+    }
+    for (int64_t i = 0; ok && i < w->idles; i++) {
+        const idle *p = &w->idle[i];
+        ok = database_put(pieces, "iddsii", (int64_t)p->rank, p->begin, p->end - p->begin,
+                          idle_causes[p->cause].name, p->awaited, (int64_t)p->backward);
+    }
+    for (int i = 0; ok && i < CAUSES; i++)
+        ok = database_put(causes, "sss", idle_causes[i].name, idle_causes[i].explained,
+                          idle_causes[i].remedy);
+    sqlite3_finalize(steps);
+    sqlite3_finalize(pieces);
+    sqlite3_finalize(causes);
     return ok;
 }
 

@@ -5,6 +5,8 @@
 
 #include "models/programs/recorded.h"
 
+#include <sqlite3.h>
+
 typedef enum idle_cause {
     ISSUED_LATE, /* what compute waited for could have begun while compute was busy before */
     LIMITER,     /* .max_gathers or .max_reductions held it back */
@@ -43,8 +45,10 @@ typedef struct cause_words {
 } cause_words;
 extern const cause_words idle_causes[CAUSES];
 
-/* The caller frees w, after an error too. */
-bool waiting_find(waiting *w, const recording *r);
+/* r is "main" of the database. The caller frees w, after an error too. */
+bool waiting_find(waiting *w, const recording *r, sqlite3 *db);
+/* Adds steps, pieces and causes to a schema of the database. */
+bool waiting_add(const waiting *w, sqlite3 *db, const char *schema);
 void waiting_free(waiting *w);
 
 #endif

@@ -96,19 +96,17 @@ static kn_tokenizer *load_folder(const char *folder)
                                            { "encoder.json", "vocab.bpe" },
                                            { "tokenizer.model" } };
     for (size_t i = 0; i < sizeof name / sizeof *name; i++) {
-        char path[2][4096];
+        kn_path path[2];
         bool there = true;
         for (int k = 0; k < 2 && name[i][k]; k++) {
-            if (snprintf(path[k], sizeof path[k], "%s/%s", folder, name[i][k]) >=
-                (int)sizeof path[k])
-                return kn_fail_null("%.100s...: the path is too long", folder);
-            there = there && kn_is_there(path[k]);
+            path[k] = kn_path_of(folder, name[i][k], "");
+            there = there && kn_is_there(path[k].text);
         }
         if (!there)
             continue;
-        return name[i][1] ? load_pair(path[0], path[1])
-               : i == 0   ? load_json(path[0])
-                          : kn_sentences_load(path[0]);
+        return name[i][1] ? load_pair(path[0].text, path[1].text)
+               : i == 0   ? load_json(path[0].text)
+                          : kn_sentences_load(path[0].text);
     }
     return !kn_ok() ? NULL
                     : kn_fail_null("%s holds no tokenizer: neither tokenizer.json, nor vocab.json "

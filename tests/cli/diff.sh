@@ -13,7 +13,7 @@ record() { # record NAME OPTION...
 }
 for run in "a" "b" "seed --seed 2" "half --dtype bf16" "ranks --ranks 2" "ragged --ranks 2 --layout ragged" \
     "late --ranks 2 --prefetch none" "rate --lr 0.002" "again --recompute" "accum --accum 2" \
-    "behind --record-steps 3-4"; do
+    "both --accum 2 --recompute" "behind --record-steps 3-4"; do
     # shellcheck disable=SC2086 # a name and options
     check "recording: $run" record $run
 done
@@ -43,6 +43,8 @@ run "$diff" "$TMP/a.rec" "$TMP/again.rec"
 check "a forward that runs again for backward is no further value" says "values: the same"
 run "$diff" "$TMP/accum.rec" "$TMP/ranks.rec"
 check "a step's values beside those of the same step" says "values: the same"
+run "$diff" "$TMP/accum.rec" "$TMP/both.rec"
+check "run again for each micro-batch" says "values: the same"
 run "$diff" "$TMP/a.rec" "$TMP/seed.rec" --tolerance 3
 check "a tolerance of all" says "values: the same"
 run "$diff" "$TMP/a.rec" "$TMP/bare.rec"
@@ -55,6 +57,20 @@ check "two commands that differ" other "values: the first that differs"
 sed 's/"x":"f32\[8,16\]","h":"\(.\)/"x":"f32[8,16]","h":"z\1/' "$TMP/a.rec" >"$TMP/flip.rec"
 run "$diff" "$TMP/a.rec" "$TMP/flip.rec"
 check "behind the elements shown" other "behind the elements shown: the digests are"
+flip_last() { # flip_last NAME WORDS: the digest of NAME's last event with these words is another one.
+    tac "$TMP/$1.rec" | sed "0,/$2/{/$2/s/\"h\":\"/\"h\":\"z/}" | tac >"$TMP/flip.rec"
+}
+flip_last ranks '"r":0.*"m":"activation"'
+run "$diff" "$TMP/accum.rec" "$TMP/flip.rec"
+check "the last step's values, too" other "the first that differs is the activation gpt of rank 0"
+check "with the operations since the value before" says "made since the value before, transformer.ln_f by"
+flip_last a '"m":"parameter"'
+run "$diff" "$TMP/a.rec" "$TMP/flip.rec"
+check "a parameter" other "the first that differs is the parameter"
+check "no operation stands between it and the one before" eval '! says "before, then"'
+head -n -100 "$TMP/a.rec" >"$TMP/short.rec"
+run "$diff" "$TMP/a.rec" "$TMP/short.rec"
+check "one ends before the other" other "  B: nothing more"
 sed '0,/"v":\["[^"]*"/s//"v":["inf"/' "$TMP/a.rec" >"$TMP/inf.rec"
 run "$diff" "$TMP/a.rec" "$TMP/inf.rec" --tolerance 0.1
 check "an infinity is beyond any tolerance" other "  B: inf"

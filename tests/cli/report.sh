@@ -32,8 +32,8 @@ event(0, 100, 'wait', 'gather', s='compute', d=50)
 event(0, 150, 'verb', 'gathered', m='h.0', b=400)
 event(0, 150, 'call', 'forward', m='h.0', c='gpt_block')
 run(0, 'compute', 'matmul', 150, 50, p='avx2', m='h.0.fc')
-event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2064)       # the peak
 event(0, 150, 'take', 'tensors', c='host', b=5123, l=2064)
+event(0, 150, 'take', 'h.0.fc', c='activations', b=600, l=2064)       # the peak
 event(0, 200, 'value', 'h.0.weight', m='parameter', x='bf16[200]', h='00000000deadbeef', v=[1, 2, 3, 4, 5, 6, 7, 'nan'], n=200)
 event(0, 200, 'call', 'forward end', m='h.0', c='gpt_block')
 event(0, 200, 'verb', 'release', m='h.0', b=400, o='fsdp/verbs.c:88')
@@ -142,6 +142,7 @@ check "the peak's owners" eval 'has "h.0.fc activations 600 29.1" && has "two ac
     has "from before the recording parameters 1000 48.4" && cells h.0 gathered 400 19.4'
 check "the step" has "7 0.380 73.7 2.5 0.001 nan 50000 0.24 11.8"
 check "the order" has "The order of the first step on rank 0: Froot gh.0 Fh.0"
+check "jobs: collectives by their first word" has "all_gather local 10 0.191 23.5"
 check "streams" eval 'has "0 compute 7 0.190 45.0 kB" && has "0 gather 7 0.174 400 B"'
 check "several as one page" eval '"$report" run.rec run.rec --out two.html && [ "$(grep -c "<article" two.html)" = 2 ]'
 check "a norm may be of any size" eval '"$report" exploded --text | grep -q "2.5e+20"'
