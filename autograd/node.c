@@ -144,18 +144,20 @@ char *kn_spec_describe(const kn_spec *s, char *text, size_t size)
     return kn_array_describe(&a, text, size);
 }
 
-static kn_spec spec_of(const kn_tensor *t)
+/* s is zero before. In place: a struct that is returned by value is written word by word and copied
+ * by vectors, whose loads wait for the words. */
+static void set_spec(kn_spec *s, const kn_tensor *t)
 {
-    kn_spec s = {
-        .dtype = t->dtype, .ndim = t->ndim, .device = kn_device_of(t), .order = kn_order_of(t)
-    };
-    memcpy(s.shape, t->shape, sizeof s.shape);
-    return s;
+    s->dtype = t->dtype;
+    s->ndim = t->ndim;
+    s->device = kn_device_of(t);
+    s->order = kn_order_of(t);
+    memcpy(s->shape, t->shape, sizeof s->shape);
 }
 
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t)
 {
-    n->out_spec[i] = spec_of(t);
+    set_spec(&n->out_spec[i], t);
     t->node = n;
     n->refs++;
     t->out_index = i;
@@ -170,7 +172,7 @@ bool kn_node_set_input(kn_node *n, int i, kn_tensor *t)
         return kn_fail("%s: argument %d is made of a gradient of kn_grad_of without .create_graph, "
                        "through which nothing is differentiated; kn_detach takes it as a constant",
                        n->op->name, i + 1);
-    n->in_spec[i] = spec_of(t);
+    set_spec(&n->in_spec[i], t);
     if (!t->requires_grad)
         return true;
     if (t->node) {

@@ -25,7 +25,7 @@ typedef struct forward {
 /* One thread's block of queries. */
 typedef struct block {
     int64_t b, h, t; /* first query */
-    float *q;        /* panels [D, GEMM_MR], scaled */
+    float *q;        /* [QB, width], scaled */
     float *p;        /* [QB, SB]: scores, then probabilities */
     float *o;        /* [QB, width] */
     float m[QB], l[QB];
@@ -33,7 +33,7 @@ typedef struct block {
 
 static int64_t block_floats(const attn *a)
 {
-    return QB * a->D + QB * SB + QB * a->width;
+    return 2 * QB * a->width + QB * SB;
 }
 
 static void forward_pack(const forward *f, int64_t i)
@@ -48,14 +48,10 @@ static void forward_pack(const forward *f, int64_t i)
 static void block_begin(const forward *f, block *c)
 {
     const attn *a = &f->a;
-    const kn_array *q = &f->x->q;
-    for (int64_t i = 0; i < QB; i += GEMM_MR)
-        gemm_pack_left(c->q + i * a->D, attn_row(q, c->b, c->h, c->t + i), q->dtype, q->stride[2],
-                       1, v_max_i64(0, v_min_i64(GEMM_MR, a->T - c->t - i)), a->D);
-    for (int64_t i = 0; i < QB * a->D; i++)
-        c->q[i] *= a->scale;
-    memset(c->o, 0, (size_t)(QB * a->width) * sizeof *c->o);
-    for (int i = 0; i < QB; i++) {
+    const int64_t n = v_min_i64(QB, a->T - c->t), rows = attn_round_up(n, GEMM_MR);
+    attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->scale);
+    memset(c->o, 0, (size_t)(rows * a->width) * sizeof *c->o);
+    for (int64_t i = 0; i < rows; i++) {
         c->m[i] = -INFINITY;
         c->l[i] = 0;
     }
@@ -92,8 +88,8 @@ static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, 
         if (a->dropout) {
             float factor[SB];
             attn_factors(a, factor, (c->b * a->H + c->h) * a->T + c->t + i, s, n);
-            for (int64_t j = 0; j < n; j++)
-                p[j] *= factor[j];
+            for (int64_t j = 0; j < n; j += KN_VW)
+                v_store(p + j, v_load(p + j) * v_load(factor + j));
         }
     }
     for (int64_t j = n; j < end; j++)
@@ -105,14 +101,14 @@ static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const f
                        const float *v, int64_t vs)
 {
     const attn *a = &f->a;
-    for (int64_t i = 0; i < QB; i += GEMM_MR) {
+    for (int64_t i = 0; i < QB && c->t + i < a->T; i += GEMM_MR) {
         const int64_t seen = attn_meets(a, c->t + i, c->t + i + GEMM_MR, s, n)
                                  ? attn_panel_visible(a, c->t + i, s, n)
                                  : 0;
         float *p = c->p + i * SB;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
-            gemm_tile(a->D, c->q + i * a->D, 1, GEMM_MR, panels + (s + j) * a->D, GEMM_NR, p + j,
-                      SB, false, NULL);
+            gemm_tile(a->D, c->q + i * a->width, a->width, 1, panels + (s + j) * a->D, GEMM_NR,
+                      p + j, SB, false, NULL);
         for (int64_t r = i; seen > 0 && r < i + GEMM_MR; r++)
             block_row(a, c, r, s, attn_visible(a, c->t + r, s, n), seen);
         for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
@@ -142,7 +138,7 @@ static void forward_item(const forward *f, int64_t item, float *room)
     block c = { .b = group / a->G, .h = g * a->heads + item % a->heads };
     c.t = a->queries - QB * (1 + item / each);
     c.q = room;
-    c.p = c.q + QB * a->D;
+    c.p = c.q + QB * a->width;
     c.o = c.p + QB * SB;
     const kn_array *v = &f->x->v;
     const float *panels = f->panels + i * attn_panels_floats(a);
