@@ -52,13 +52,10 @@ static inline kernel_row *kernel_rows_of(kernel_rows *t, const char *name)
     return r;
 }
 
-static inline void kernel_rows_add(kernel_rows *t, const kn_trace_event *e, double seconds)
+/* Adds e to the row of that name. */
+static inline void kernel_rows_add_as(kernel_rows *t, const char *name, const kn_trace_event *e,
+                                      double seconds)
 {
-    char name[64];
-    if (is_attention(e->what) || is_product(e->what))
-        snprintf(name, sizeof name, "%.40s, %.4g GFLOP", e->what, e->flops / 1e9);
-    else
-        snprintf(name, sizeof name, "%.40s", e->what);
     kernel_row *r = kernel_rows_of(t, name);
     if (r->calls == 0)
         snprintf(r->provider, sizeof r->provider, "%s", e->provider);
@@ -68,6 +65,16 @@ static inline void kernel_rows_add(kernel_rows *t, const kn_trace_event *e, doub
     r->flops += e->flops;
     r->bytes += e->bytes;
     r->seconds += seconds;
+}
+
+static inline void kernel_rows_add(kernel_rows *t, const kn_trace_event *e, double seconds)
+{
+    char name[64];
+    if (is_attention(e->what) || is_product(e->what))
+        snprintf(name, sizeof name, "%.40s, %.4g GFLOP", e->what, e->flops / 1e9);
+    else
+        snprintf(name, sizeof name, "%.40s", e->what);
+    kernel_rows_add_as(t, name, e, seconds);
 }
 
 /* A measured row as a line, and back; the rows read are those of one step. */

@@ -1,9 +1,12 @@
 /* kernels/cpu/vec/matmul.c: KN_K_MATMUL on packed panels, for f32, bf16 and f16 (packed as f32).
  *
- * The product is cut into blocks of ROWS x COLUMNS x depth(K). All threads pack a block's operands
- * into a shared workspace, meet, take tiles of TILE x TILE panels in any order, and meet again. An
- * element's value is the sum over blocks of k, in order, of chains of v_fma: a function of K and
- * the operands alone, for every provider.
+ * The product is cut into blocks of rows(M) x COLUMNS x depth(K). All threads pack a block's left
+ * operand into a shared workspace, where it stays in the L2 cache, and meet. Then each takes panels
+ * of the right operand one by one: it packs a panel into a place of its own, where it stays in the L1
+ * cache, and multiplies it by all left panels; between these it asks the memory for the source of
+ * the panel that it takes next. So the packed right operand never leaves the L1 cache, and its
+ * reading is hidden. An element's value is the sum over blocks of k, in order, of chains of v_fma:
+ * a function of K and the operands alone, for every provider.
  *
  * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
  * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for,
@@ -14,10 +17,10 @@
 #include <stdatomic.h>
 
 enum {
-    ROWS = 88 * 12, /* a multiple of every GEMM_MR */
-    COLUMNS = 2048, /* a multiple of every GEMM_NR */
+    ROWS = 22 * 12, /* a multiple of every GEMM_MR: ROWS x DEPTH floats stay in the L2 cache */
+    COLUMNS = 2048, /* a multiple of every GEMM_NR: results that the next block of k adds to */
     DEPTH = 256,    /* GEMM_NR x DEPTH floats stay in the L1 cache */
-    TILE = 8,       /* panels a side: the tile's left panels stay in the L2 cache */
+    FEWEST = 8,     /* left panels for which a thread packs a right panel */
     ROOM = 4096,    /* floats of workspace that a small product has on the stack */
 };
 
@@ -32,18 +35,13 @@ typedef struct product {
     bool add;
 } product;
 
-/* Packed operands of one block. */
-typedef struct room {
-    float *left, *right, *bias;
-} room;
-
-/* Shared by the threads that work on one product. Blocks use the rooms in turn. */
+/* Shared by the threads that work on one product. Blocks use the two places of left in turn. */
 typedef struct team {
     int size;
-    int64_t depth; /* of a block */
-    room room[2];
-    float *c;             /* sums of a block whose dst is not written directly */
-    _Atomic int64_t next; /* the tile to take */
+    int64_t rows, depth;    /* of a block */
+    float *left[2], *right; /* packed: a block's left operand; a panel of each thread */
+    float *c;               /* sums of a block whose dst is not written directly */
+    _Atomic int64_t next;   /* the task to take */
 } team;
 
 /* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
@@ -69,11 +67,17 @@ static int64_t block_depth(int64_t K)
     return K <= DEPTH ? K : ceil_div(ceil_div(K, ceil_div(K, DEPTH)), 4) * 4;
 }
 
+/* The rows of the blocks: M in equal parts. */
+static int64_t block_rows(int64_t M)
+{
+    return M <= ROWS ? M : ceil_div(ceil_div(M, ceil_div(M, ROWS)), GEMM_MR) * GEMM_MR;
+}
+
 /* ---- workspace ------------------------------------------------------------------------------ */
 
 static int64_t rows_padded(const product *p)
 {
-    return ceil_div(v_min_i64(p->M, ROWS), GEMM_MR) * GEMM_MR;
+    return ceil_div(block_rows(p->M), GEMM_MR) * GEMM_MR;
 }
 
 static int64_t columns_padded(const product *p)
@@ -88,65 +92,74 @@ static int64_t left_floats(const product *p)
 
 static int64_t right_floats(const product *p)
 {
-    return ceil_div(columns_padded(p) * block_depth(p->K), 16) * 16;
+    return GEMM_NR * block_depth(p->K);
 }
 
-/* A product of one block needs one room. */
-static int rooms(const product *p)
+/* A product of one block needs one place. */
+static int places(const product *p)
 {
     return p->M <= ROWS && p->N <= COLUMNS && p->K <= DEPTH ? 1 : 2;
 }
 
-static int64_t room_floats(const product *p)
-{
-    return left_floats(p) + right_floats(p) + ceil_div(columns_padded(p), 16) * 16;
-}
-
-static int64_t workspace_floats(const product *p)
+static int64_t workspace_floats(const product *p, int threads)
 {
     const int64_t c = writes_through(p) ? 0 : ceil_div(rows_padded(p) * columns_padded(p), 16) * 16;
-    return rooms(p) * room_floats(p) + c;
+    return places(p) * left_floats(p) + threads * right_floats(p) + c;
 }
 
 /* Lays out the workspace from base on. */
 static void team_place(team *t, const product *p, float *base)
 {
+    t->rows = block_rows(p->M);
     t->depth = block_depth(p->K);
-    for (int i = 0; i < 2; i++) {
-        float *at = base + (i < rooms(p) ? i : 0) * room_floats(p);
-        t->room[i].left = at;
-        t->room[i].right = at + left_floats(p);
-        t->room[i].bias = at + left_floats(p) + right_floats(p);
-    }
-    t->c = base + rooms(p) * room_floats(p);
+    t->left[0] = base;
+    t->left[1] = base + (places(p) - 1) * left_floats(p);
+    t->right = t->left[1] + left_floats(p);
+    t->c = t->right + t->size * right_floats(p);
 }
 
 /* ---- one block ------------------------------------------------------------------------------ */
 
-static void pack_right_panel(const product *p, const room *r, const block *b, int64_t j)
+/* This thread's share of the left panels. */
+static void pack_left(const product *p, float *left, const block *b, int thread, int threads)
 {
-    const int64_t n = b->n + j * GEMM_NR, width = v_min_i64(GEMM_NR, b->n + b->nb - n);
-    gemm_pack_right(r->right + j * GEMM_NR * b->kb, gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
-                    p->t, p->bn, p->bk, width, b->kb);
-    if (p->bias && b->k + b->kb == p->K)
-        for (int64_t i = 0; i < GEMM_NR; i++)
-            r->bias[j * GEMM_NR + i] =
-                i < width ? gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n) : 0.0f;
+    const int64_t end = b->left * (thread + 1) / threads;
+    for (int64_t i = b->left * thread / threads; i < end; i++) {
+        const int64_t m = b->m + i * GEMM_MR;
+        gemm_pack_left(left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
+                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->m + b->mb - m), b->kb);
+    }
 }
 
-/* This thread's share of the panels. */
-static void pack_block(const product *p, const room *r, const block *b, int thread, int threads)
+/* The source of right panel j of a block: `lines` runs of the memory, `apart` elements from each
+ * other, that hold `width` columns by `depth` terms. */
+typedef struct panel {
+    const char *at;
+    int64_t width, lines, apart, run; /* run: elements of a line */
+} panel;
+
+static panel panel_of(const product *p, const block *b, int64_t j)
 {
-    const int64_t panels = b->left + b->right;
-    const int64_t end = panels * (thread + 1) / threads;
-    for (int64_t i = panels * thread / threads; i < end; i++) {
-        if (i >= b->left) {
-            pack_right_panel(p, r, b, i - b->left);
-            continue;
-        }
-        const int64_t m = b->m + i * GEMM_MR;
-        gemm_pack_left(r->left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
-                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->m + b->mb - m), b->kb);
+    const int64_t n = b->n + j * GEMM_NR;
+    panel s = { .at = gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
+                .width = v_min_i64(GEMM_NR, b->n + b->nb - n) };
+    const bool rows = p->bn == 1;
+    s.lines = rows ? b->kb : s.width;
+    s.run = rows ? s.width : b->kb;
+    s.apart = rows ? p->bk : p->bn;
+    return s;
+}
+
+/* Asks for part i of n of a panel's source. */
+VEC_INLINE void panel_prefetch(const product *p, const panel *s, int64_t i, int64_t n)
+{
+    const int64_t step = 64 / (p->t == KN_F32 ? 4 : 2), across = ceil_div(s->run, step);
+    const int64_t end = s->lines * across * (i + 1) / n;
+    int64_t at = s->lines * across * i / n, line = at / across, run = at % across;
+    for (; at < end; at++) {
+        __builtin_prefetch(gemm_at(s->at, p->t, line * s->apart + run * step));
+        if (++run == across)
+            run = 0, line++;
     }
 }
 
@@ -166,35 +179,54 @@ VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int6
     }
 }
 
-/* The micro tile of left panel i and right panel j. */
-static void panel_product(const product *p, const team *t, const room *r, const block *b, int64_t i,
-                          int64_t j)
+/* The micro tile of left panel i and right panel j, which is packed at right. */
+static void panel_product(const product *p, const team *t, const float *left, const float *right,
+                          const float *bias, const block *b, int64_t i, int64_t j)
 {
     const int64_t m0 = b->m + i * GEMM_MR, n0 = b->n + j * GEMM_NR;
     const int64_t m = v_min_i64(GEMM_MR, b->m + b->mb - m0);
     const int64_t n = v_min_i64(GEMM_NR, b->n + b->nb - n0);
-    const bool last = b->k + b->kb == p->K, through = writes_through(p);
+    const bool through = writes_through(p);
     const int64_t ldc = through ? p->cm : columns_padded(p);
     float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
-    gemm_micro(b->kb, r->left + i * GEMM_MR * b->kb, r->right + j * GEMM_NR * b->kb, c, ldc, m, n,
-               b->k > 0 || p->add, last && p->bias ? r->bias + j * GEMM_NR : NULL);
-    if (last && !through)
+    gemm_micro(b->kb, left + i * GEMM_MR * b->kb, right, c, ldc, m, n, b->k > 0 || p->add, bias);
+    if (!through && b->k + b->kb == p->K)
         VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
 }
 
-/* Tiles of TILE x TILE panels, one after the other to free threads. */
-static void multiply_block(const product *p, const team *t, const room *r, const block *b,
-                           _Atomic int64_t *next)
+/* Into how many groups the left panels of a block are cut so that its tasks, a right panel by a
+ * group each, keep all threads busy. */
+static int64_t groups(const team *t, const block *b)
 {
-    const int64_t down = ceil_div(b->left, TILE), across = ceil_div(b->right, TILE);
-    for (;;) {
-        const int64_t tile = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
-        if (tile >= down * across)
-            return;
-        const int64_t i0 = tile % down * TILE, j0 = tile / down * TILE;
-        for (int64_t j = j0; j < v_min_i64(j0 + TILE, b->right); j++)
-            for (int64_t i = i0; i < v_min_i64(i0 + TILE, b->left); i++)
-                panel_product(p, t, r, b, i, j);
+    int64_t n = 1;
+    while (t->size > 1 && n * b->right < 4 * t->size && b->left / (2 * n) >= FEWEST)
+        n *= 2;
+    return n;
+}
+
+/* Tasks, one after the other to free threads. */
+static void multiply_block(const product *p, team *t, const float *left, const block *b, int thread)
+{
+    float *right = t->right + thread * GEMM_NR * t->depth;
+    float bias[GEMM_NR] = { 0 };
+    const int64_t cut = groups(t, b), tasks = cut * b->right;
+    const bool biased = p->bias && b->k + b->kb == p->K;
+    int64_t task = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+    while (task < tasks) {
+        const int64_t then = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+        const int64_t j = task / cut, group = task % cut;
+        const int64_t first = b->left * group / cut, end = b->left * (group + 1) / cut;
+        const panel here = panel_of(p, b, j),
+                    there = panel_of(p, b, v_min_i64(then, tasks - 1) / cut);
+        gemm_pack_right(right, here.at, p->t, p->bn, p->bk, here.width, b->kb);
+        for (int64_t i = 0; biased && i < here.width; i++)
+            bias[i] = gemm_get(p->bias, p->bias_t, (b->n + j * GEMM_NR + i) * p->bias_n);
+        for (int64_t i = first; i < end; i++) {
+            if (then < tasks)
+                panel_prefetch(p, &there, i - first, end - first);
+            panel_product(p, t, left, right, biased ? bias : NULL, b, i, j);
+        }
+        task = then;
     }
 }
 
@@ -203,11 +235,11 @@ static void multiply_block(const product *p, const team *t, const room *r, const
 static bool block_at(const product *p, const team *t, int64_t i, block *b)
 {
     const int64_t depths = v_max_i64(1, t->depth ? ceil_div(p->K, t->depth) : 1);
-    const int64_t downs = ceil_div(p->M, ROWS);
+    const int64_t downs = ceil_div(p->M, v_max_i64(t->rows, 1));
     b->k = i % depths * t->depth;
-    b->m = i / depths % downs * ROWS;
+    b->m = i / depths % downs * t->rows;
     b->n = i / depths / downs * COLUMNS;
-    b->mb = v_min_i64(ROWS, p->M - b->m);
+    b->mb = v_min_i64(t->rows, p->M - b->m);
     b->nb = v_min_i64(COLUMNS, p->N - b->n);
     b->kb = v_min_i64(t->depth, p->K - b->k);
     b->left = ceil_div(b->mb, GEMM_MR);
@@ -215,7 +247,7 @@ static bool block_at(const product *p, const team *t, int64_t i, block *b)
     return b->n < p->N;
 }
 
-/* Block i is multiplied while block i + 1 is packed into the other room. */
+/* Block i is multiplied while the left operand of block i + 1 is packed into the other place. */
 typedef struct stage {
     const product *p;
     team *t;
@@ -229,9 +261,9 @@ static void stage_part(const void *ctx, int64_t part)
     team *t = s->t;
     block b;
     if (s->i >= 0 && block_at(s->p, t, s->i, &b))
-        multiply_block(s->p, t, &t->room[s->i % 2], &b, &t->next);
+        multiply_block(s->p, t, t->left[s->i % 2], &b, (int)part);
     if (block_at(s->p, t, s->i + 1, &b))
-        pack_block(s->p, &t->room[(s->i + 1) % 2], &b, (int)part, t->size);
+        pack_left(s->p, t->left[(s->i + 1) % 2], &b, (int)part, t->size);
 }
 
 /* By all threads of the team, stage by stage. */
@@ -270,7 +302,7 @@ static product batch_at(const batch *s, int64_t i)
 /* All threads on one product after the other. */
 static bool batch_shared(const batch *s, int threads)
 {
-    const int64_t floats = workspace_floats(&s->p);
+    const int64_t floats = workspace_floats(&s->p, threads);
     float small[ROOM] __attribute__((aligned(64)));
     float *base = small;
     if (floats > ROOM)
@@ -309,7 +341,7 @@ static void divided_part(const void *ctx, int64_t part)
 /* Every thread computes products of its own. */
 static bool batch_divided(const batch *s, int threads)
 {
-    const int64_t floats = workspace_floats(&s->p);
+    const int64_t floats = workspace_floats(&s->p, 1);
     const size_t bytes = (size_t)(floats * threads) * sizeof(float);
     float *base = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!base)
