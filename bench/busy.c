@@ -8,9 +8,10 @@
  * half of the cores, so twice the time. Exit status 1 if a row exceeds GOAL times the time
  * alone.
  *
- * --small: a node is an addition of 4 elements, one of a chain. Its forward is shape rule, dispatch,
- * allocation and tape; its end is the scope's. Exit status 1 if a node that records costs more than
- * NODE seconds, forward and end together, or a wider MLP takes less time than a narrower one. */
+ * --small: a node is an addition of 4 elements, one of a chain. Its forward is shape rule,
+ * dispatch, allocation and tape; its end is the scope's. Exit status 1 if a node that records costs
+ * more than NODE seconds, forward and end together, or a wider MLP takes less time than a narrower
+ * one. */
 #include "bench/args.h"
 #include "knap.h"
 
@@ -95,7 +96,7 @@ static double seconds(work_fn fn, work *w, int busy)
     return ok && started == busy ? end - begin : -1;
 }
 
-/* ---- small work ------------------------------------------------------------------------------- */
+/* ---- small work ------------------------------------------------------------------------------ */
 
 enum { NODES = 100, CHAINS = 2000, LAYERS = 3, MLP_ROWS = 32, MLP_STEPS = 301 };
 
