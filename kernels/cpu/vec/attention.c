@@ -58,8 +58,8 @@ static void block_begin(const forward *f, block *c)
 }
 
 /* Row i of the block, in its row of p: n visible scores, some of which may be hidden, become
- * probabilities relative to the new maximum; p is zero from there to end. Where an earlier block had
- * another maximum, its sums shrink. */
+ * probabilities relative to the new maximum; p is zero from there to end. Where keys before had
+ * another maximum, their sums shrink. */
 static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, int64_t end)
 {
     float *p = c->p + i % GEMM_MR * SB, *o = c->o + i * a->width;
