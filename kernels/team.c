@@ -18,7 +18,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifdef KN_HAVE_X86
@@ -27,9 +26,8 @@
 
 #define SPIN_SHARED 5e-6 /* seconds of spinning before a sleep if others want the cores */
 #define SPIN_ALONE  2e-3 /* if none do: no longer than a program's pause between two kernels */
-#define LOOK        1e-2 /* between looks whether others do */
-#define LOST        0.2  /* of that time without a core: then others do */
-#define MEMORY      0.2  /* for so long the result holds */
+#define LOOK        1e-4 /* between looks whether others do */
+#define MEMORY      0.1  /* for so long the result holds */
 
 typedef struct claim {
     _Alignas(64) _Atomic uint32_t round;
@@ -40,8 +38,7 @@ typedef struct member {
     pthread_t thread;
     int number;       /* from 1 on; 0 is the caller */
     int64_t switches; /* how often it had lost its core when it looked last */
-    double looked;    /* when that was; 0: it hasn't since it slept */
-    double computed;  /* for how long it had had a core by then */
+    double looked;
 } member;
 
 typedef struct kn_team {
@@ -86,23 +83,16 @@ static int64_t lost_core(void)
     return getrusage(RUSAGE_THREAD, &use) == 0 ? use.ru_nivcsw : 0;
 }
 
-/* Notices, now and then, whether others want the cores: a thread that spins loses its core for a
- * good part of the time only to others of its priority. What the system's own threads and programs
- * of low priority take is less, and they would take more from threads that sleep. */
+/* Notices, now and then, whether others want the cores. */
 static void look(member *m, double now)
 {
     if (now < m->looked + LOOK)
         return;
-    struct timespec had;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &had);
     const int64_t switches = lost_core();
-    const double computed = (double)had.tv_sec + 1e-9 * (double)had.tv_nsec;
-    const double lost = now - m->looked - (computed - m->computed);
-    if (m->looked > 0 && switches != m->switches && lost > LOST * (now - m->looked))
+    if (switches != m->switches && m->looked > 0)
         atomic_store_explicit(&m->team->shared_until, now + MEMORY, memory_order_relaxed);
     m->switches = switches;
     m->looked = now;
-    m->computed = computed;
 }
 
 /* Spins until *word isn't seen any more; false if that takes too long to spin. */
@@ -160,7 +150,6 @@ static void *member_main(void *arg)
             while (atomic_load(&t->round) == seen)
                 futex(&t->round, FUTEX_WAIT, seen);
             atomic_fetch_sub(&t->sleepers, 1);
-            m->looked = 0; /* what it slept, nobody took */
         }
         seen = atomic_load(&t->round);
         if (atomic_load(&t->ending))
@@ -178,7 +167,6 @@ static void await_parts(kn_team *t)
         if (atomic_load(&t->left) == left)
             futex(&t->left, FUTEX_WAIT, left);
         atomic_store(&t->caller_sleeps, false);
-        t->member[0].looked = 0;
     }
 }
 
