@@ -60,12 +60,8 @@ static bool record(kn_op_call *c)
     kn_node *n = kn_node_new(op, c->nin, c->nout);
     if (!n)
         return false;
-    if (op->attr_size) {
-        n->attr = kn_host_alloc(op->attr_size);
-        if (!n->attr)
-            goto fail;
+    if (op->attr_size)
         memcpy(n->attr, c->attr, op->attr_size);
-    }
     for (int i = 0; i < c->nin; i++) {
         if (!kn_node_set_input(n, i, c->in[i]))
             goto fail;

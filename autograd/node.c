@@ -66,13 +66,14 @@ void kn_node_drop_parts(kn_node *n)
     n->parts = 0;
 }
 
-/* A node and its arrays are one allocation. */
+/* A node, its arrays and the attributes of an operation that has some are one allocation. */
 kn_node *kn_node_new(const kn_op *op, int nin, int nout)
 {
     const size_t in = (size_t)nin + 1, out = (size_t)nout;
     kn_node *n;
     n = kn_host_calloc(1, sizeof *n + in * (sizeof *n->edge + sizeof *n->in_spec) +
-                              out * sizeof *n->out_spec + (in + out) * sizeof *n->saved_in);
+                              out * sizeof *n->out_spec + (in + out) * sizeof *n->saved_in +
+                              op->attr_size);
     if (!n)
         return NULL;
     kn_context *c = kn_context_get();
@@ -86,6 +87,7 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
     n->saved_in = (kn_saved *)(n->out_spec + out);
     n->saved_out = n->saved_in + in;
     n->edge = (kn_edge *)(n->saved_out + out);
+    n->attr = op->attr_size ? n->edge + in : NULL;
     n->place = (kn_place){ c->user_file, c->user_line };
     n->freed = kn_record_replays(); /* what it saves goes to the forward's node */
     n->frame = c->frame;
@@ -121,7 +123,8 @@ static void destroy(kn_node *n, kn_node **list)
     kn_node_drop_places(n);
     kn_host_free(n->part);
     kn_frame_unref(n->frame);
-    kn_host_free(n->attr);
+    if (!n->op->attr_size)
+        kn_host_free(n->attr);
     kn_host_free(n);
 }
 
@@ -144,18 +147,20 @@ char *kn_spec_describe(const kn_spec *s, char *text, size_t size)
     return kn_array_describe(&a, text, size);
 }
 
-static kn_spec spec_of(const kn_tensor *t)
+/* s is zero before. In place: a struct that is returned by value is written word by word and copied
+ * by vectors, whose loads wait for the words. */
+static void set_spec(kn_spec *s, const kn_tensor *t)
 {
-    kn_spec s = {
-        .dtype = t->dtype, .ndim = t->ndim, .device = kn_device_of(t), .order = kn_order_of(t)
-    };
-    memcpy(s.shape, t->shape, sizeof s.shape);
-    return s;
+    s->dtype = t->dtype;
+    s->ndim = t->ndim;
+    s->device = kn_device_of(t);
+    s->order = kn_order_of(t);
+    memcpy(s->shape, t->shape, sizeof s->shape);
 }
 
 void kn_node_set_output(kn_node *n, int i, kn_tensor *t)
 {
-    n->out_spec[i] = spec_of(t);
+    set_spec(&n->out_spec[i], t);
     t->node = n;
     n->refs++;
     t->out_index = i;
@@ -170,7 +175,7 @@ bool kn_node_set_input(kn_node *n, int i, kn_tensor *t)
         return kn_fail("%s: argument %d is made of a gradient of kn_grad_of without .create_graph, "
                        "through which nothing is differentiated; kn_detach takes it as a constant",
                        n->op->name, i + 1);
-    n->in_spec[i] = spec_of(t);
+    set_spec(&n->in_spec[i], t);
     if (!t->requires_grad)
         return true;
     if (t->node) {

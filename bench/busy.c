@@ -1,11 +1,17 @@
 /* bench/busy.c: how much slower a small GPT generates and trains while other threads load the same
- * cores.
+ * cores; and what small work costs beside its arithmetic.
  *
  *   bench_busy [--times 7] [--busy N]      N threads that always compute (default: one a core)
+ *   bench_busy --small                     alone: nodes of the tape, MLPs of width 8 to 512
  *
  * Runs alone and runs beside the busy threads alternate; the table has medians. The fair share is
  * half of the cores, so twice the time. Exit status 1 if a row exceeds GOAL times the time
- * alone. */
+ * alone.
+ *
+ * --small: a node is an addition of 4 elements, one of a chain. Its forward is shape rule,
+ * dispatch, allocation and tape; its end is the scope's. Exit status 1 if a node that records costs
+ * more than NODE seconds, forward and end together, or a wider MLP takes less time than a narrower
+ * one. */
 #include "bench/args.h"
 #include "knap.h"
 
@@ -18,6 +24,7 @@
 #include <string.h>
 
 #define GOAL 2.5
+#define NODE 1e-6
 
 enum { TIMES = 100, THREADS = 256, TOKENS = 100, STEPS = 10, ROWS = 12 };
 
@@ -89,13 +96,93 @@ static double seconds(work_fn fn, work *w, int busy)
     return ok && started == busy ? end - begin : -1;
 }
 
-/* ---- measuring ------------------------------------------------------------------------------- */
+/* ---- small work ------------------------------------------------------------------------------ */
+
+enum { NODES = 100, CHAINS = 2000, LAYERS = 3, MLP_ROWS = 32, MLP_STEPS = 301 };
 
 static int by_value(const void *a, const void *b)
 {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
+
+static double median(double *seconds, size_t n)
+{
+    qsort(seconds, n, sizeof *seconds, by_value);
+    return seconds[n / 2];
+}
+
+/* False if a node costs too much. */
+static bool nodes(bool grad)
+{
+    static double forward[CHAINS], backward[CHAINS], end[CHAINS];
+    kn_scope all = kn_scope_begin();
+    kn_tensor *x = kn_ones(KN_F32, KN_CPU, KN_SHAPE(4)), *one = kn_ones_like(x);
+    kn_require_grad(x, grad);
+    for (int i = 0; i < CHAINS; i++) {
+        kn_scope scope = kn_scope_begin();
+        const double t = kn_now();
+        kn_tensor *y = x;
+        for (int n = 0; n < NODES; n++)
+            y = kn_add(y, one);
+        const double made = kn_now();
+        if (grad)
+            kn_backward(y, .grad = one);
+        const double back = kn_now();
+        kn_scope_end(scope);
+        forward[i] = made - t, backward[i] = back - made, end[i] = kn_now() - back;
+        kn_clear_grad(x);
+    }
+    kn_scope_end(all);
+    const double f = median(forward, CHAINS) / NODES, b = median(backward, CHAINS) / NODES,
+                 e = median(end, CHAINS) / NODES;
+    const bool good = !grad || f + e <= NODE;
+    printf("node, %s grad: forward %.0f ns, backward %.0f, end %.0f: %s\n", grad ? "with" : "no",
+           1e9 * f, 1e9 * b, 1e9 * e, good ? "ok" : "MORE THAN A NODE MAY");
+    return good;
+}
+
+/* Seconds of a forward and backward of LAYERS layers of so many channels. */
+static double mlp(int64_t width)
+{
+    static double seconds[MLP_STEPS];
+    kn_scope all = kn_scope_begin();
+    kn_tensor *w[LAYERS], *x = kn_randn(KN_F32, KN_CPU, 1, 1, KN_SHAPE(MLP_ROWS, width));
+    for (int l = 0; l < LAYERS; l++)
+        w[l] = kn_require_grad(kn_randn(KN_F32, KN_CPU, 1, 2, KN_SHAPE(width, width)), true);
+    for (int i = 0; i < MLP_STEPS; i++) {
+        const double t = kn_now();
+        kn_scope scope = kn_scope_begin();
+        kn_tensor *y = x;
+        for (int l = 0; l < LAYERS; l++)
+            y = kn_relu(kn_linear(y, w[l], NULL, false));
+        kn_backward(kn_mean(y, 0, NULL, false));
+        for (int l = 0; l < LAYERS; l++)
+            kn_clear_grad(w[l]);
+        kn_scope_end(scope);
+        seconds[i] = kn_now() - t;
+    }
+    kn_scope_end(all);
+    return median(seconds, MLP_STEPS);
+}
+
+static bool small(void)
+{
+    const bool cheap = nodes(false) & nodes(true);
+    double before = 0;
+    bool rises = true;
+    for (int64_t width = 8; width <= 512; width += width < 64 ? 8 : width < 192 ? 32 : 64) {
+        const double t = mlp(width);
+        const bool good = t > 0.95 * before; /* the rest is noise */
+        printf("MLP of %d x %lld, %d rows: %.1f us%s\n", LAYERS, (long long)width, MLP_ROWS,
+               1e6 * t, good ? "" : ", LESS THAN A NARROWER ONE");
+        rises = rises && good;
+        before = t;
+    }
+    return kn_ok() && cheap && rises;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 static bool row(const char *what, work_fn fn, work *w, int busy, int times)
 {
@@ -108,9 +195,7 @@ static bool row(const char *what, work_fn fn, work *w, int busy, int times)
     }
     if (!ok)
         return false;
-    qsort(alone, (size_t)times, sizeof *alone, by_value);
-    qsort(beside, (size_t)times, sizeof *beside, by_value);
-    const double a = alone[times / 2], b = beside[times / 2];
+    const double a = median(alone, (size_t)times), b = median(beside, (size_t)times);
     printf("%-8s %8.1f ms alone %8.1f ms beside %d busy threads: %.2f times, %s\n", what, 1e3 * a,
            1e3 * b, busy, b / a, b / a <= GOAL ? "ok" : "MORE THAN ITS SHARE");
     fflush(stdout);
@@ -128,9 +213,14 @@ int main(int argc, char **argv)
 {
     args_begin(argc, argv,
                "How much slower a small GPT generates and trains beside busy threads.\n"
-               "  bench_busy [--times N] [--busy N] [--threads N]",
+               "  bench_busy [--times N] [--busy N] [--threads N]\n"
+               "  bench_busy [--small] [--threads N]: what small work costs",
                0);
     kn_init(&argc, &argv);
+    if (flag(argc, argv, "--small")) {
+        const bool good = small();
+        return kn_finish() || !good;
+    }
     work w = { .config = { .layers = 4, .heads = 4, .embd = 128, .ctx = 64, .vocab = 256 } };
     const int times = count(argc, argv, "--times", 7, TIMES);
     const int busy = count(argc, argv, "--busy", kn_threads(), THREADS);

@@ -174,8 +174,8 @@ int64_t kn_fault_at(kn_fault_place place, int64_t nth, kn_fault_kind kind)
 
 kn_fault_kind kn_fault_due(kn_fault_place place)
 {
-    const kn_context *c = kn_context_get();
-    kn_fault *f = &kn_context_get()->fault;
+    kn_context *c = kn_context_get();
+    kn_fault *f = &c->fault;
     if (f->text && kn_context_is_worker())
         return KN_NO_FAULT;
     int64_t n = atomic_fetch_add_explicit(&f->count[place], 1, memory_order_relaxed) + 1;

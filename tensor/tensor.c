@@ -12,7 +12,7 @@ void (*kn_tensor_before_read)(const kn_tensor *t);
 /* Checks dtype and shape; elements = the product of the sizes, and must fit with their bytes. */
 static bool check_shape(kn_dtype dtype, int ndim, const int64_t *shape, int64_t *bytes)
 {
-    char text[128] = "";
+    char text[128];
     int64_t nonzero = (int64_t)kn_dtype_size(dtype);
     bool empty = false;
     if (nonzero == 0)
@@ -22,16 +22,16 @@ static bool check_shape(kn_dtype dtype, int ndim, const int64_t *shape, int64_t 
     if (ndim > 0 && !shape)
         return kn_fail("tensor: %d dims but no shape", ndim);
     for (int d = 0; d < ndim; d++) {
+        empty |= shape[d] == 0;
+        if (shape[d] >= 0 &&
+            !__builtin_mul_overflow(nonzero, shape[d] > 0 ? shape[d] : 1, &nonzero) &&
+            nonzero <= INT64_MAX / 2)
+            continue;
         kn_array a = { .dtype = dtype, .ndim = ndim };
         memcpy(a.shape, shape, (size_t)ndim * sizeof *shape);
-        if (shape[d] < 0)
-            return kn_fail("tensor: size of dim %d is negative in %s", d,
-                           kn_array_describe(&a, text, sizeof text));
-        empty |= shape[d] == 0;
-        if (__builtin_mul_overflow(nonzero, shape[d] > 0 ? shape[d] : 1, &nonzero) ||
-            nonzero > INT64_MAX / 2)
-            return kn_fail("tensor: %s has more bytes than a machine can address",
-                           kn_array_describe(&a, text, sizeof text));
+        kn_array_describe(&a, text, sizeof text);
+        return shape[d] < 0 ? kn_fail("tensor: size of dim %d is negative in %s", d, text)
+                            : kn_fail("tensor: %s has more bytes than a machine can address", text);
     }
     *bytes = empty ? 0 : nonzero;
     return true;
@@ -145,19 +145,19 @@ kn_tensor *kn_tensor_alias(const kn_tensor *t, int64_t offset, int ndim, const i
 /* ---- looking ------------------------------------------------------------------------------- */
 
 /* Dtype, shape and strides without the address: doesn't touch the storage. */
-static kn_array layout_of(const kn_tensor *t)
+static void put_layout(kn_array *a, const kn_tensor *t)
 {
-    kn_array a = { .dtype = t->dtype, .ndim = t->ndim };
-    memcpy(a.shape, t->shape, sizeof a.shape);
-    memcpy(a.stride, t->stride, sizeof a.stride);
-    return a;
+    *a = (kn_array){ .dtype = t->dtype, .ndim = t->ndim };
+    memcpy(a->shape, t->shape, sizeof a->shape);
+    memcpy(a->stride, t->stride, sizeof a->stride);
 }
 
 kn_array kn_array_of(const kn_tensor *t)
 {
+    kn_array a = { 0 };
     if (!kn_check(t, "array"))
-        return (kn_array){ 0 };
-    kn_array a = layout_of(t);
+        return a;
+    put_layout(&a, t);
     if (!kn_storage_settle(t->storage))
         return a;
     if (t->storage->released) {
@@ -219,7 +219,8 @@ bool kn_is_contiguous(const kn_tensor *t)
 {
     if (!kn_check(t, "is_contiguous"))
         return false;
-    kn_array a = layout_of(t);
+    kn_array a;
+    put_layout(&a, t);
     return kn_array_contiguous(&a);
 }
 
@@ -231,7 +232,8 @@ char *kn_describe(const kn_tensor *t, char *buf, size_t size)
         snprintf(buf, size, "%s", t ? "freed tensor" : "NULL");
         return buf;
     }
-    kn_array a = layout_of(t);
+    kn_array a;
+    put_layout(&a, t);
     return kn_array_describe(&a, buf, size);
 }
 

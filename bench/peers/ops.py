@@ -272,6 +272,8 @@ def parse(arguments):
     p.add_argument('--only', action='append', metavar='NAME', help='operations with this in their name; may be given twice')
     p.add_argument('--page', metavar='FILE', help='write the rows that pass into this page')
     p.add_argument('--times', action='store_true', help='the time of operations in three sizes, beside torch\'s; --cases of each')
+    p.add_argument('--attention', action='store_true', help='with --times: attention instead, over lengths, dtypes, dropout and threads; '
+                   '--only takes lines that have all of the given words')
     p.add_argument('--above', type=float, default=1.0, metavar='RATIO', help='with --times: print those slower than this (1)')
     o = p.parse_args(arguments)
     o.cases = (2 if o.times else 20) if o.cases is None else o.cases
@@ -289,7 +291,7 @@ def main(arguments):
     k = knap.Knap(options.build)
     wrong_names = list(complaints([row.name for row in ROWS], 'bench/peers'))
     rows = [r for r in ROWS if not options.only or any(o in r.name for o in options.only)]
-    if not rows:
+    if not rows and not options.attention:
         wrong_names.append(f'--only {" ".join(options.only)}: no operation has that in its name')
     if options.times:
         import times

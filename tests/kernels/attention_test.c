@@ -283,6 +283,7 @@ static const shape shapes[] = {
     { 1, 2, 1, 13, 33, 5, false, true, 0.5 },
     { 1, 2, 1, 200, 230, 8, true, true, 0, .window = 40 },
     { 1, 1, 1, 120, 60, 16, true, false, 0.2, .window = 1 },
+    { 1, 2, 1, 70, 60, 100, false, true, 0.2 },
     { 2, 2, 1, 70, 130, 8, false, true, 0, .mask = KN_BOOL },
     { 2, 2, 2, 60, 101, 16, false, false, 0.2, .mask = KN_F32 },
     { 1, 2, 1, 150, 150, 8, true, true, 0, .window = 97, .mask = KN_F32 },

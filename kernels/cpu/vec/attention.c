@@ -25,15 +25,15 @@ typedef struct forward {
 /* One thread's block of queries. */
 typedef struct block {
     int64_t b, h, t; /* first query */
-    float *q;        /* panels [D, GEMM_MR], scaled */
-    float *p;        /* [QB, SB]: scores, then probabilities */
+    float *q;        /* [QB, width], scaled */
+    float *p;        /* [GEMM_MR, SB]: a panel's scores, then probabilities */
     float *o;        /* [QB, width] */
     float m[QB], l[QB];
 } block;
 
 static int64_t block_floats(const attn *a)
 {
-    return QB * a->D + QB * SB + QB * a->width;
+    return 2 * QB * a->width + GEMM_MR * SB;
 }
 
 static void forward_pack(const forward *f, int64_t i)
@@ -48,24 +48,21 @@ static void forward_pack(const forward *f, int64_t i)
 static void block_begin(const forward *f, block *c)
 {
     const attn *a = &f->a;
-    const kn_array *q = &f->x->q;
-    for (int64_t i = 0; i < QB; i += GEMM_MR)
-        gemm_pack_left(c->q + i * a->D, attn_row(q, c->b, c->h, c->t + i), q->dtype, q->stride[2],
-                       1, v_max_i64(0, v_min_i64(GEMM_MR, a->T - c->t - i)), a->D);
-    for (int64_t i = 0; i < QB * a->D; i++)
-        c->q[i] *= a->scale;
-    memset(c->o, 0, (size_t)(QB * a->width) * sizeof *c->o);
-    for (int i = 0; i < QB; i++) {
+    const int64_t n = v_min_i64(QB, a->T - c->t), rows = attn_round_up(n, GEMM_MR);
+    attn_load(a, c->q, rows, &f->x->q, c->b, c->h, c->t, n, a->scale);
+    memset(c->o, 0, (size_t)(rows * a->width) * sizeof *c->o);
+    for (int64_t i = 0; i < rows; i++) {
         c->m[i] = -INFINITY;
         c->l[i] = 0;
     }
 }
 
-/* Row i of p: n visible scores, some of which may be hidden, become probabilities relative to the
- * new maximum; p is zero from there to end. */
+/* Row i of the block, in its row of p: n visible scores, some of which may be hidden, become
+ * probabilities relative to the new maximum; p is zero from there to end. Where keys before had
+ * another maximum, their sums shrink. */
 static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, int64_t end)
 {
-    float *p = c->p + i * SB, *o = c->o + i * a->width;
+    float *p = c->p + i % GEMM_MR * SB, *o = c->o + i * a->width;
     if (n > 0) {
         attn_scores(a, p, c->b, c->h, c->t + i, s, n);
         for (int64_t j = n; j < attn_round_up(n, KN_VW); j++)
@@ -78,22 +75,24 @@ static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, 
             memset(p, 0, (size_t)end * sizeof *p);
             return;
         }
-        const float shrink = v_exp(v_set1(c->m[i] - m))[0];
+        if (m != c->m[i] && c->m[i] > -INFINITY) {
+            const vf shrink = v_exp(v_set1(c->m[i] - m));
+            c->l[i] *= shrink[0];
+            for (int64_t d = 0; d < a->width; d += KN_VW)
+                v_store(o + d, v_load(o + d) * shrink);
+        }
         for (int64_t j = 0; j < n; j += KN_VW) {
             const vf e = attn_exp(v_load(p + j) - v_set1(m));
             v_store(p + j, e);
             sum = sum + e;
         }
-        c->l[i] = c->l[i] * shrink + v_hsum(sum);
-        if (m != c->m[i])
-            for (int64_t d = 0; d < a->width; d += KN_VW)
-                v_store(o + d, v_load(o + d) * v_set1(shrink));
+        c->l[i] += v_hsum(sum);
         c->m[i] = m;
         if (a->dropout) {
             float factor[SB];
             attn_factors(a, factor, (c->b * a->H + c->h) * a->T + c->t + i, s, n);
-            for (int64_t j = 0; j < n; j++)
-                p[j] *= factor[j];
+            for (int64_t j = 0; j < n; j += KN_VW)
+                v_store(p + j, v_load(p + j) * v_load(factor + j));
         }
     }
     for (int64_t j = n; j < end; j++)
@@ -105,19 +104,18 @@ static void block_meet(const forward *f, block *c, int64_t s, int64_t n, const f
                        const float *v, int64_t vs)
 {
     const attn *a = &f->a;
-    for (int64_t i = 0; i < QB; i += GEMM_MR) {
+    for (int64_t i = 0; i < QB && c->t + i < a->T; i += GEMM_MR) {
         const int64_t seen = attn_meets(a, c->t + i, c->t + i + GEMM_MR, s, n)
                                  ? attn_panel_visible(a, c->t + i, s, n)
                                  : 0;
-        float *p = c->p + i * SB;
         for (int64_t j = 0; j < seen; j += GEMM_NR)
-            gemm_tile(a->D, c->q + i * a->D, 1, GEMM_MR, panels + (s + j) * a->D, GEMM_NR, p + j,
-                      SB, false, NULL);
+            gemm_tile(a->D, c->q + i * a->width, a->width, 1, panels + (s + j) * a->D, GEMM_NR,
+                      c->p + j, SB, false, NULL);
         for (int64_t r = i; seen > 0 && r < i + GEMM_MR; r++)
             block_row(a, c, r, s, attn_visible(a, c->t + r, s, n), seen);
         for (int64_t d = 0; seen > 0 && d < a->width; d += GEMM_NR)
-            gemm_tile(seen, p, SB, 1, v + s * vs + d, vs, c->o + i * a->width + d, a->width, true,
-                      NULL);
+            gemm_tile(seen, c->p, SB, 1, v + s * vs + d, vs, c->o + i * a->width + d, a->width,
+                      true, NULL);
     }
 }
 
@@ -142,8 +140,8 @@ static void forward_item(const forward *f, int64_t item, float *room)
     block c = { .b = group / a->G, .h = g * a->heads + item % a->heads };
     c.t = a->queries - QB * (1 + item / each);
     c.q = room;
-    c.p = c.q + QB * a->D;
-    c.o = c.p + QB * SB;
+    c.p = c.q + QB * a->width;
+    c.o = c.p + GEMM_MR * SB;
     const kn_array *v = &f->x->v;
     const float *panels = f->panels + i * attn_panels_floats(a);
     const float *values = f->copies ? f->values + i * a->S * a->width : attn_row(v, c.b, g, 0);

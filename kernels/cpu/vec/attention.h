@@ -183,7 +183,8 @@ static inline void attn_scores(const attn *a, float *p, int64_t b, int64_t h, in
  * and makes products a hundred times as slow. */
 VEC_INLINE vf attn_exp(vf x)
 {
-    return v_sel(v_lt(x, v_set1(-87.0f)), v_zero(), v_exp(x));
+    const vf low = v_set1(-87.0f), high = v_set1(89.0f);
+    return v_sel(v_lt(x, low), v_zero(), v_exp_normal(v_max(low, v_min(high, x))));
 }
 
 /* The floats of a head's keys as right operand of q k^T. */
@@ -192,26 +193,46 @@ static inline int64_t attn_panels_floats(const attn *a)
     return a->keys * a->D;
 }
 
-/* dst = the panels of x[b, g]^T: panel j holds [D, GEMM_NR] of keys j GEMM_NR and on. */
-static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int64_t b, int64_t g)
+/* dst[D, GEMM_NR] = the transpose of n rows of bf16 or f16 from src on. */
+VEC_INLINE void attn_panel_as(float *dst, const kn_array *x, const char *src, int64_t n, int64_t D,
+                              kn_dtype t)
 {
-    for (int64_t s = 0; s < a->S; s += GEMM_NR)
-        gemm_pack_right(dst + s * a->D, attn_row(x, b, g, s), x->dtype, x->stride[2], 1,
-                        v_min_i64(GEMM_NR, a->S - s), a->D);
+    enum { STEP = 64 };
+    float wide[GEMM_NR * STEP];
+    for (int64_t d = 0; d < D; d += STEP) {
+        const int64_t w = v_min_i64(STEP, D - d);
+        for (int64_t i = 0; i < n; i++)
+            vec_cast(wide + i * STEP, KN_F32, gemm_at(src, t, i * x->stride[2] + d), w, t);
+        gemm_pack_right(dst + d * GEMM_NR, wide, KN_F32, STEP, 1, n, w);
+    }
 }
 
-/* f[0..n) = the factors of dropout, 0 or kept, of keys s and on of row (b H + h) T + t. */
+/* dst = the panels of x[b, g]^T: panel j holds [D, GEMM_NR] of keys j GEMM_NR and on. bf16 and f16
+ * are widened before they are turned. */
+static inline void attn_panels(const attn *a, float *dst, const kn_array *x, int64_t b, int64_t g)
+{
+    for (int64_t s = 0; s < a->S; s += GEMM_NR) {
+        const int64_t n = v_min_i64(GEMM_NR, a->S - s);
+        if (x->dtype == KN_F32)
+            gemm_pack_right(dst + s * a->D, attn_row(x, b, g, s), KN_F32, x->stride[2], 1, n, a->D);
+        else
+            VEC_BY_DTYPE(x->dtype, attn_panel_as, dst + s * a->D, x, attn_row(x, b, g, s), n, a->D);
+    }
+}
+
+/* f[0..n) = the factors of dropout, 0 or kept, of keys s and on of row (b H + h) T + t; the vector
+ * that holds the last one is filled. */
 static inline void attn_factors(const attn *a, float *f, int64_t row, int64_t s, int64_t n)
 {
-    const uint64_t first = (uint64_t)(row * a->S + s);
-    const int64_t skip = (int64_t)(first % 4);
-    uint32_t words[SB + 8];
-    for (int64_t i = 0; i < n + skip; i += 4) {
-        const kn_philox4 w = kn_philox(a->seed, a->stream, first / 4 + (uint64_t)i / 4);
-        memcpy(words + i, w.word, sizeof w.word);
+    const vf threshold = v_set1((float)a->threshold), kept = v_set1(a->kept);
+    uint32_t word[SB];
+    vec_words(a->seed, a->stream, (uint64_t)(row * a->S + s), attn_round_up(n, KN_VW), word);
+    for (int64_t j = 0; j < n; j += KN_VW) {
+        vi w;
+        memcpy(&w, word + j, sizeof w);
+        const vf drawn = v_to_float((vi)((vu)w >> 8)); /* exact, as the threshold is */
+        v_store(f + j, v_sel(v_ge(drawn, threshold), kept, v_zero()));
     }
-    for (int64_t i = 0; i < n; i++)
-        f[i] = kn_dropout_keeps(words[i + skip], a->threshold) ? a->kept : 0.0f;
 }
 
 #endif
