@@ -301,8 +301,11 @@ void kn_nest_end(void);
 kn_frame *kn_frame_enter(kn_life *life, const char *path, const char *name);
 /* As enter, with the key of an earlier call (recompute). */
 kn_frame *kn_frame_reenter(kn_life *life, const char *path, uint64_t key);
-void *kn_frame_module(const kn_frame *f); /* NULL: there is none (any more) */
-void kn_frame_leave(kn_frame *f);         /* drops the caller's reference */
+static inline void *kn_frame_module(const kn_frame *f) /* NULL: there is none (any more) */
+{
+    return f && f->life ? f->life->of : NULL;
+}
+void kn_frame_leave(kn_frame *f); /* drops the caller's reference */
 void kn_frame_unref(kn_frame *f);
 /* A step of the optimizer whose *seen is given was taken: counts the step on (kn_get_step) unless
  * another one did since this one's last. */
@@ -323,7 +326,10 @@ uint64_t kn_backward_pass(void);
  * of any before; 0: none runs. The number of the newest one so far. */
 int64_t kn_backward_number(void);
 int64_t kn_newest_backward(void);
-bool kn_in_backward(void);
+static inline bool kn_in_backward(void)
+{
+    return kn_context_get()->engine != NULL;
+}
 bool kn_in_grad_of(void); /* the running pass catches gradients, and leaves get none */
 /* The running backward replays r, whose places are emptied when it ends; the groups inside of f
  * wait for its replay no more (record.h). False with an error. */

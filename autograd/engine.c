@@ -41,11 +41,6 @@ int64_t kn_newest_backward(void)
     return backwards;
 }
 
-bool kn_in_backward(void)
-{
-    return kn_context_get()->engine != NULL;
-}
-
 bool kn_in_grad_of(void)
 {
     return kn_in_backward() && kn_engine_catches(kn_context_get()->engine);

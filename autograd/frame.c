@@ -94,11 +94,6 @@ kn_frame *kn_frame_reenter(kn_life *life, const char *path, uint64_t key)
     return enter(life, path, key);
 }
 
-void *kn_frame_module(const kn_frame *f)
-{
-    return f && f->life ? f->life->of : NULL;
-}
-
 void kn_frame_leave(kn_frame *f)
 {
     if (!f)

@@ -92,7 +92,7 @@ void kn_bucket_free(kn_bucket *b)
     kn_event_destroy(b->away.uploaded);
     kn_event_destroy(b->away.downloaded);
     kn_layout_free(&b->layout);
-    if (b->memory && kn_memory_is_store(b->memory))
+    if (b->memory && b->stored)
         kn_store_close(b->memory);
     kn_host_free(b->param);
     kn_host_free(b);

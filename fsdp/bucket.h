@@ -124,6 +124,7 @@ struct kn_bucket {
         *grad_shard;
     bool rows;      /* a table whose gradient stays rows */
     bool offloaded; /* memory lies apart from the device that computes */
+    bool stored;    /* memory is a store's, in a file */
     kn_away away;
     kn_storage *flags; /* NULL until a reduction carries them */
     bool flags_came;   /* with a reduction, and nobody looked at them yet */

@@ -93,10 +93,9 @@ static bool make_buffers(kn_bucket *b)
         return false;
     if (!kn_bucket_choose_memory(b, shared))
         return false;
-    bool stored = kn_memory_is_store(b->memory);
     int64_t n = l->shard, all = l->full_numel, chunks = l->shard * b->shards;
     size_t master = (size_t)n * kn_dtype_size(b->master_dtype);
-    b->master = kn_storage_create(b->memory, master, stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
+    b->master = kn_storage_create(b->memory, master, b->stored ? KN_MEM_STORE : KN_MEM_PARAM, name);
     if (!b->master)
         return false;
     kn_fill_args blank = { kn_array_make(b->master->data, b->master_dtype, 1, &n), 0, 0 };
@@ -104,13 +103,13 @@ static bool make_buffers(kn_bucket *b)
         return false;
     size_t p = kn_dtype_size(b->param_dtype), r = kn_dtype_size(b->reduce_dtype),
            g = kn_dtype_size(b->grad_dtype);
-    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !stored && !b->offloaded;
+    bool same = b->shards == 1 && b->param_dtype == b->master_dtype && !b->stored && !b->offloaded;
 #define RELEASED(count, size, memory, category)                                                    \
     kn_storage_create_released((memory), (size_t)(count) * (size), (category), name)
     b->full = same ? b->master : RELEASED(all, p, shared, KN_MEM_GATHERED);
     b->grad = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
     b->unsynced = RELEASED(all, r, shared, KN_MEM_UNREDUCED);
-    b->grad_shard = RELEASED(n, g, b->memory, stored ? KN_MEM_STORE : KN_MEM_GRAD);
+    b->grad_shard = RELEASED(n, g, b->memory, b->stored ? KN_MEM_STORE : KN_MEM_GRAD);
     bool ok = b->full && kn_storage_divide(b->full, l->offset, l->params) && b->grad &&
               b->unsynced && b->grad_shard;
     if (ok && !l->zero_copy)

@@ -1,11 +1,9 @@
 /* fsdp/control.c: what a user changes between steps, and moves by hand. */
 #include "fsdp/build.h"
 #include "fsdp/schedule.h"
-#include "kernels/trace.h"
 
 #include <math.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 /* ---- what may change between steps ----------------------------------------------------------- */
@@ -152,28 +150,6 @@ bool kn_fsdp_on_event(void *module, kn_fsdp_observer fn, void *arg)
 }
 
 /* ---- news of the schedule -------------------------------------------------------------------- */
-
-static void trace(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
-{
-    char cause[160];
-    snprintf(cause, sizeof cause, "%s%s%s", why.why, why.of ? " " : "",
-             why.of ? kn_unit_name(why.of) : "");
-    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_VERB,
-                                         .what = kn_fsdp_event_name(kind),
-                                         .path = kn_unit_name(u),
-                                         .detail = cause,
-                                         .source = strstr(why.source, "fsdp/"),
-                                         .bytes = (double)bytes,
-                                         .backward = kn_in_backward() });
-}
-
-void kn_unit_emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
-{
-    if (bytes > 0 && kn_trace_sees(KN_TRACE_VERB))
-        trace(u, kind, bytes, why);
-    if (bytes > 0 && u->observer)
-        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes, u->rank }, u->observer_arg);
-}
 
 kn_fsdp_state kn_fsdp_unit_state(void *module)
 {

@@ -50,7 +50,7 @@ static bool from_shard(kn_bucket *b, kn_stream *s, gather *g)
 {
     const kn_layout *l = &b->layout;
     kn_storage *whole = l->zero_copy ? b->full : b->gather_stage;
-    if (kn_memory_is_store(b->memory))
+    if (b->stored)
         kn_store_ahead(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
     if (!kn_storage_retake(b->full) || !kn_storage_retake(whole) ||
         !kn_bucket_wait_for_compute(b, s))
@@ -175,7 +175,7 @@ bool kn_bucket_wait(kn_bucket *b)
     kn_bucket_drop_slice(b);
     if (b->gather_stage)
         kn_storage_release(b->gather_stage);
-    if (kn_memory_is_store(b->memory))
+    if (b->stored)
         kn_store_done(kn_bucket_gather_source(b)->data, kn_bucket_gather_source(b)->bytes);
     return kn_ok();
 }

@@ -30,6 +30,7 @@ bool kn_bucket_choose_memory(kn_bucket *b, kn_memory *shared)
     b->memory = host             ? (pinned ? kn_pinned_memory(o->device) : kn_device_memory(KN_CPU))
                 : o->offload_dir ? kn_store_open(o->offload_dir)
                                  : shared;
+    b->stored = o->offload_dir && !host;
     if (b->memory && b->offloaded) {
         b->away.uploaded = kn_event_create(o->device);
         b->away.downloaded = kn_event_create(o->device);

@@ -34,7 +34,7 @@ static kn_device device_of(const kn_unit *u)
  * there. */
 static kn_tensor *moved(const kn_unit *u, kn_tensor *x)
 {
-    kn_device have = kn_device_of(x), want = device_of(u);
+    kn_device have = x->storage->device, want = device_of(u);
     if (have == want)
         return x;
     if (have == KN_META) {
@@ -65,8 +65,8 @@ static kn_dtype stays(const kn_unit *u)
 /* Whether x becomes dtype (default: it stays). Floats do, but those that have the dtype `as_is`. */
 static bool to_cast(const kn_tensor *x, kn_dtype dtype, kn_dtype as_is)
 {
-    const kn_dtype have = kn_dtype_of(x);
-    return dtype && kn_dtype_is_float(have) && have != dtype && !(as_is && have == as_is);
+    return dtype && kn_dtype_is_float(x->dtype) && x->dtype != dtype &&
+           !(as_is && x->dtype == as_is);
 }
 
 /* Runs inside the scope of the module's call, which then owns what was cast. */
@@ -88,6 +88,9 @@ bool kn_unit_cast_inputs(kn_unit *u, kn_values *in)
 
 bool kn_unit_cast_outputs(kn_unit *u, kn_values *out)
 {
+    for (int i = 0; out && i < out->n; i++)
+        if (out->v[i] && !kn_check(out->v[i], "the result of a unit"))
+            return false;
     return !out || cast_floats(out, output_dtype(u), KN_DTYPE_DEFAULT);
 }
 

@@ -23,14 +23,13 @@ static bool overlaps(const kn_unit *root)
 
 static void add_bucket(kn_fsdp_memory *sum, const kn_bucket *b)
 {
-    bool stored = kn_memory_is_store(b->memory);
     int64_t param = kn_bucket_bytes(b->layout.shard, b->master_dtype), grad = 0;
     if (b->away.cast_master)
         param += kn_bucket_bytes(b->layout.shard, b->param_dtype);
     if (kn_bucket_trains(b) && !b->rows)
         grad = kn_bucket_bytes(b->layout.shard, b->grad_dtype);
-    *(stored ? &sum->store : &sum->param) += param;
-    *(stored ? &sum->store : &sum->grad) += grad;
+    *(b->stored ? &sum->store : &sum->param) += param;
+    *(b->stored ? &sum->store : &sum->grad) += grad;
     if (b->memory->pinned)
         sum->pinned += param + grad;
 }

@@ -17,13 +17,6 @@ const char *kn_layout_name(kn_layout_kind kind)
     return name[kind];
 }
 
-const char *kn_fsdp_event_name(kn_fsdp_event_kind kind)
-{
-    static const char *const name[KN_FSDP_EVENT_COUNT] = { "gather", "gathered", "release",
-                                                           "reduce", "reduced" };
-    return (unsigned)kind < KN_FSDP_EVENT_COUNT ? name[kind] : "unknown";
-}
-
 bool kn_fsdp_is_unit(const void *module)
 {
     kn_module_impl *m = kn_impl(module, "kn_fsdp_is_unit");

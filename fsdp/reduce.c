@@ -413,7 +413,7 @@ bool kn_bucket_finish_reduce(kn_bucket *b)
     if (b->partial && !kn_bucket_holds(b, KN_HELD_IN_GROUP))
         kn_storage_release(b->partial);
     kn_reduction_free_scratch(b);
-    if (kn_memory_is_store(b->memory) && !b->grad_shard->released)
+    if (b->stored && !b->grad_shard->released)
         kn_store_done(b->grad_shard->data, b->grad_shard->bytes);
     return ok && kn_ok();
 }

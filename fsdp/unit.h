@@ -104,9 +104,6 @@ typedef struct kn_cause {
 #define KN_TEXT(x)             KN_TEXT_(x)
 #define KN_TEXT_(x)            #x
 
-/* control.c: a verb moved bytes of u, if there are any. */
-void kn_unit_emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why);
-
 /* The verbs of the schedule. Each emits its event (fsdp.h) where it moved bytes. */
 bool kn_unit_unshard(kn_unit *u, kn_cause why); /* issues the gather, unless that was done */
 /* The compute stream waits for the gather, if one was issued. */

@@ -1,6 +1,44 @@
 /* fsdp/verbs.c: the verbs of the schedule. A unit's buckets move together; each verb that moves
  * bytes emits an event. */
 #include "fsdp/schedule.h"
+#include "kernels/trace.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+const char *kn_fsdp_event_name(kn_fsdp_event_kind kind)
+{
+    static const char *const name[KN_FSDP_EVENT_COUNT] = { "gather", "gathered", "release",
+                                                           "reduce", "reduced" };
+    return (unsigned)kind < KN_FSDP_EVENT_COUNT ? name[kind] : "unknown";
+}
+
+static void trace(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
+{
+    char cause[160];
+    snprintf(cause, sizeof cause, "%s%s%s", why.why, why.of ? " " : "",
+             why.of ? kn_unit_name(why.of) : "");
+    kn_trace_put(NULL, (kn_trace_event){ .kind = KN_TRACE_VERB,
+                                         .what = kn_fsdp_event_name(kind),
+                                         .path = kn_unit_name(u),
+                                         .detail = cause,
+                                         .source = strstr(why.source, "fsdp/"),
+                                         .bytes = (double)bytes,
+                                         .backward = kn_in_backward() });
+}
+
+/* A verb moved bytes of u, if there are any. */
+static void emit(const kn_unit *u, kn_fsdp_event_kind kind, int64_t bytes, kn_cause why)
+{
+    if (bytes > 0 && kn_trace_sees(KN_TRACE_VERB))
+        trace(u, kind, bytes, why);
+    if (bytes > 0 && u->observer)
+        u->observer(&(kn_fsdp_event){ kind, kn_unit_name(u), bytes, u->rank }, u->observer_arg);
+}
+
+/* ---- verbs ----------------------------------------------------------------------------------- */
 
 /* Bytes of whole parameters that no gather was issued for. */
 static int64_t away_bytes(const kn_unit *u)
@@ -18,7 +56,7 @@ bool kn_unit_unshard(kn_unit *u, kn_cause why)
 {
     int64_t away = away_bytes(u);
     kn_buckets_unshard(u->bucket, u->buckets);
-    kn_unit_emit(u, KN_FSDP_GATHER, away - away_bytes(u), why);
+    emit(u, KN_FSDP_GATHER, away - away_bytes(u), why);
     return kn_ok();
 }
 
@@ -40,7 +78,7 @@ bool kn_unit_wait(kn_unit *u, kn_cause why)
             gathered += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u);
-    kn_unit_emit(u, KN_FSDP_GATHERED, gathered, why);
+    emit(u, KN_FSDP_GATHERED, gathered, why);
     return kn_ok();
 }
 
@@ -66,7 +104,7 @@ static bool reshard(kn_unit *u, int keep, kn_cause why)
             released += kn_bucket_gathered_bytes(u->bucket[i]);
     }
     not_ahead(u); /* also where an error kept it from arriving */
-    kn_unit_emit(u, KN_FSDP_RELEASE, released, why);
+    emit(u, KN_FSDP_RELEASE, released, why);
     return ok;
 }
 
@@ -118,7 +156,7 @@ static bool finish_oldest(kn_schedule_state *s, kn_cause why)
     s->reductions--;
     u->reducing_next = NULL;
     u->reducing = false;
-    kn_unit_emit(u, KN_FSDP_REDUCED, bytes, why);
+    emit(u, KN_FSDP_REDUCED, bytes, why);
     return ok;
 }
 
@@ -170,7 +208,7 @@ bool kn_unit_reduce(kn_unit *u, kn_cause why)
         return false;
     if (!reduces)
         return true;
-    kn_unit_emit(u, KN_FSDP_REDUCE, reducing_bytes(u), why);
+    emit(u, KN_FSDP_REDUCE, reducing_bytes(u), why);
     begin_reduction(u);
     return !s->inline_reduce || (kn_unit_finish_reduce(u, why) && kn_unit_end_download(u));
 }
@@ -183,51 +221,4 @@ bool kn_unit_end_download(kn_unit *u)
     if (u && u->schedule->downloading == u)
         u->schedule->downloading = NULL;
     return ok;
-}
-
-void kn_unit_free(void *unit)
-{
-    kn_unit *u = unit;
-    if (!u)
-        return;
-    kn_live_end(&u->live, "unit", "kn_module_free");
-    kn_summon_forget(u);
-    kn_schedule_free(u->schedule); /* which speaks of all its units */
-    for (int i = 0; i < u->buckets; i++)
-        kn_bucket_free(u->bucket[i]);
-    kn_passes_free(&u->open);
-    kn_group_end(u->group);
-    kn_host_free(u->bucket);
-    kn_host_free(u->module);
-    kn_host_free(u->next_forward.list);
-    kn_host_free(u->next_backward.list);
-    kn_host_free(u);
-}
-
-/* Units of the tree gather the one that goes ahead of its use no more. */
-static void forget_unit(kn_module_impl *top, const kn_unit *gone)
-{
-    for (kn_module_impl *m = top; m; m = kn_impl_next(m, top)) {
-        kn_unit *u = kn_unit_of(m);
-        if (!u)
-            continue;
-        kn_units_remove(&u->next_forward, gone);
-        kn_units_remove(&u->next_backward, gone);
-    }
-}
-
-void kn_unit_leave(void *unit, kn_module_impl *m)
-{
-    kn_unit *u = unit;
-    int left = 0;
-    if (u->schedule) /* what runs still reads the unit's bytes and m's path */
-        kn_lanes_sync(u->schedule->lanes);
-    for (int i = 0; i < u->modules; i++)
-        if (u->module[i] != m)
-            u->module[left++] = u->module[i];
-    u->modules = left;
-    if (left > 0)
-        return;
-    forget_unit(kn_impl_root(m), u);
-    kn_unit_free(u);
 }

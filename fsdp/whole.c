@@ -8,7 +8,7 @@
 /* An offloaded shard was read or written and isn't needed for a while. */
 static void done_with(const kn_bucket *b, const kn_storage *shard)
 {
-    if (kn_memory_is_store(b->memory))
+    if (b->stored)
         kn_store_done(shard->data, shard->bytes);
 }
 
