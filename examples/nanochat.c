@@ -51,15 +51,16 @@ static kn_tensor *attention(block *b, kn_tensor *x, kn_tensor *ve)
 {
     int64_t B = kn_size(x, 0), T = kn_size(x, 1), D = kn_size(x, 2) / b->heads;
     const int64_t shape[] = { B, T, b->heads, D };
-    kn_tensor *q = kn_transpose(kn_view(kn_call(&b->q, x), 4, shape), 1, 2);
-    kn_tensor *k = kn_transpose(kn_view(kn_call(&b->k, x), 4, shape), 1, 2);
+    kn_tensor *q = norm(kn_view(kn_call(&b->q, x), 4, shape));
+    kn_tensor *k = norm(kn_view(kn_call(&b->k, x), 4, shape));
     kn_tensor *v = kn_view(kn_call(&b->v, x), 4, shape);
     if (ve) {
         kn_tensor *gate = kn_sigmoid(kn_call(&b->gate, kn_slice(x, 2, 0, GATE)));
         gate = kn_unsqueeze(kn_scale(gate, 3), 3);
         v = kn_add(v, kn_mul(gate, kn_view(ve, 4, shape)));
     }
-    q = norm(kn_rope(q, 100000, 0)), k = norm(kn_rope(k, 100000, 0));
+    q = kn_rope(kn_transpose(q, 1, 2), 100000, 0); /* nanochat norms behind it: the same lengths */
+    k = kn_rope(kn_transpose(k, 1, 2), 100000, 0);
     kn_tensor *y = kn_scaled_dot_product_attention(
         q, k, kn_transpose(v, 1, 2), .causal = true, .window = b->window < T ? b->window : 0,
         .scale = 1.2 * 1.2 / sqrt((double)D)); /* nanochat scales both q and k by 1.2 */
@@ -202,7 +203,8 @@ static kn_tensor *orthogonal(kn_tensor *x)
 }
 
 /* The update of one whole matrix: NorMuon (Li et al., arXiv:2510.05491) with decay only where it
- * pulls the way of the step. The second state has a number for each of the longer side, in front. */
+ * pulls the way of the step. The second state has a number for each row, or column where there are
+ * more of these, in front. */
 static bool muon(const kn_optim_part *p, void *arg)
 {
     const muon_state *o = arg;

@@ -25,7 +25,7 @@ import side_by_side
 
 BOUND = 1e-9
 # Two micro-batches a step, rows longer than the short window, and a vocabulary that is padded.
-SMALL = ['--depth', '3', '--head-dim', '32', '--ctx', '160', '--batch', '1', '--total-batch', '320', '--windows', 'SSL',
+SMALL = ['--depth', '2', '--head-dim', '32', '--ctx', '160', '--batch', '1', '--total-batch', '320', '--windows', 'SL',
          '--warmup', '2', '--eval-every', '0', '--data', side_by_side.TEXT]
 EPS = 2.0 ** -23
 
