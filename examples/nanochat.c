@@ -328,7 +328,7 @@ static void train(gpt *g, const kn_text *text, const int64_t *bytes, kn_comm *wo
     kn_loader_free(data), kn_loader_free(valid);
 }
 
-/* Of each id, for bits a byte. Owned by the caller (kn_host_free). */
+/* Of each id; without a tokenizer 1, so that bits are those of a token. Owned by the caller. */
 static int64_t *bytes_of(const kn_tokenizer *t, int64_t vocab)
 {
     int64_t *bytes = kn_host_alloc((size_t)vocab * sizeof *bytes);

@@ -2,7 +2,7 @@
 
     scripts/peers nanochat --original DIR         the losses of both in f64, from the same weights and batches
     scripts/peers nanochat --original DIR --minutes 13 --data TEXT.tokens --depth 4 --steps 400
-                                                      both train side by side, so many minutes at most
+                                                  both train side by side, so many minutes at most
 
 DIR is a checkout of nanochat, whose model, optimizer and evaluation run as they are; the loop here has the formulas of
 its scripts/base_train.py. Both see the same windows (kn_text_batch) of the same tokens. The time of each begins after its
@@ -141,7 +141,6 @@ def compare(a):
     s = settings([*SMALL, '--steps', str(side_by_side.STEPS)])
     feeds = iter([value for kind, _, value in rows if kind == 'batch'])
     expected = [float(value) for kind, _, value in rows if kind == 'loss']
-    vocab = max(int(value.max()) for kind, _, value in rows if kind == 'batch') + 1
     with open(side_by_side.TEXT, encoding='utf8') as f:
         vocab = len(set(f.read()))
     model = model_of(gpt, s, vocab)
@@ -154,9 +153,10 @@ def compare(a):
     train(gpt, model, s, vocab, lambda: (next(feeds), next(feeds)), lambda step, losses, _: found.extend(losses or []))
     if len(found) != len(expected):
         raise side_by_side.Wrong(f'{len(found)} losses in PyTorch, {len(expected)} in the C program')
+    error = max(abs(x - y) / y for x, y in zip(found, expected))
     print(f'losses of {s.steps} steps of {s.total_batch // (s.batch * s.ctx)} micro-batches in f64: from {expected[0]:.6f} to '
-          f'{expected[-1]:.6f}, largest relative difference {max(abs(x - y) / y for x, y in zip(found, expected)):.1e}')
-    return max(abs(x - y) / y for x, y in zip(found, expected))
+          f'{expected[-1]:.6f}, largest relative difference {error:.1e}')
+    return error
 
 
 # ---- training side by side ----------------------------------------------------------------------
@@ -276,6 +276,8 @@ def main(arguments):
     p.add_argument('--data', help='tokens of knap-tokenize, with its tokenizer beside them')
     p.add_argument('--steps', type=int, default=5000)
     a, program = p.parse_known_args(arguments)
+    if a.minutes and not a.data:
+        p.error('--minutes needs --data, a token file')
     try:
         if a.minutes:
             race(a, program)
