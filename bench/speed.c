@@ -1,24 +1,24 @@
 /* bench/speed.c: a training step of a model (forward, backward, update; one rank, masters in f32)
- * beside the ceilings of this machine, its product and its copy, which are measured in the same run.
+ * beside the ceilings of this machine, its product and its copy, measured in the same run.
  *
- *   bench_speed [--model NAME] [--batch N] [--ctx N] [--size N] [--layers N] [--dtype f32|bf16|f16]
- *               [--device cpu|cuda] [--steps N] [--threads N] [--trace FILE] [--serve]
+ *   bench_speed [--model NAME] [--batch N] [--ctx N] [--size N] [--layers N] [--steps N]
+ *               [--dtype f32|bf16|f16] [--device cpu|cuda] [--threads N] [--trace FILE] [--serve]
  *
- * NAME: gpt2 (the default, 4 x 64 tokens), stories110m, both with AdamW and clipping; char, nanoGPT's
- * CPU setting (4 layers of 128 channels, 12 x 64 characters); vit_small_patch16_224 and the other
- * names of models/vit.h, with AdamW and clipping; resnet50 (8 x 224 x 224), resnet18, resnet20 (64 x
- * 32 x 32) and the other names of models/resnet.h, with momentum, channels-last.
+ * NAME: gpt2 (the default, 4 x 64 tokens), stories110m, both with AdamW and clipping; char,
+ * nanoGPT's CPU setting (4 layers of 128 channels, 12 x 64 characters); vit_small_patch16_224 and
+ * the other names of models/vit.h, with AdamW and clipping; resnet50 (8 x 224 x 224), resnet18,
+ * resnet20 (64 x 32 x 32) and the other names of models/resnet.h, with momentum, channels-last.
  *
  * Prints the step's median, a line a kernel of one more, traced step, and the floor: the operations
- * of its products and attention at the product's rate, and at the copy's rate the bytes that an
- * update must move, 28 a parameter with AdamW (it reads and writes the parameter and two states and
- * reads the gradient), 20 with momentum. Exit status 1 if a kind of kernel of the reference takes
- * more than 0.5 % of a step of 20 ms or more.
+ * of its products, convolutions and attention at the product's rate, and at the copy's rate the
+ * bytes that an update must move: with AdamW 28 a parameter (it reads and writes the parameter and
+ * two states and reads the gradient), with momentum 20. Exit status 1 if a kind of kernel of the
+ * reference takes more than 0.5 % of a step of 20 ms or more.
  *
- * --serve: takes --steps steps at each line "steps" of stdin and measures the rates at each "rates";
- * answers by a line, "SECONDS PROCESSOR-SECONDS" (the median step) or "PRODUCT COPY" (a second); at
- * "end" by "OPERATIONS BYTES PEAK": of the floor, and the most memory in bytes. So scripts/peers
- * speed makes it take turns with PyTorch. */
+ * --serve: takes --steps steps at each line "steps" of stdin and measures the rates at each
+ * "rates"; answers by a line, "SECONDS PROCESSOR-SECONDS" (the median step) or "PRODUCT COPY" (a
+ * second); at "end" by "OPERATIONS BYTES PEAK": of the floor, and the most memory in bytes. So
+ * scripts/peers speed makes it take turns with PyTorch. */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
 #include "knap.h"
@@ -31,9 +31,8 @@
 
 enum { WARM = 2, TRACE_EVENTS = 200000 };
 
-#define LIMIT 0.005 /* of a step: a kind of kernel of the reference */
-#define LONG_STEPS                                                                                 \
-    0.02 /* seconds from which LIMIT counts: below, host work of constant size shows */
+#define LIMIT      0.005 /* of a step: a kind of kernel of the reference */
+#define LONG_STEPS 0.02  /* seconds from which LIMIT counts */
 
 typedef struct work {
     kn_dtype dtype;
@@ -207,8 +206,8 @@ static bool measure(work *w, double *median, double *best, double *processors)
 
 /* ---- ceilings -------------------------------------------------------------------------------- */
 
-/* Operations a second of the faster one of two square products, and bytes a second that a copy of 256
- * MiB reads and writes. */
+/* Operations a second of the faster one of two square products, and bytes a second that a copy of
+ * 256 MiB reads and writes. */
 static void rates(const work *w, double *product, double *copy)
 {
     *product = *copy = 0;

@@ -110,8 +110,10 @@ VEC_INLINE void gemm_tile(int64_t kc, const float *a, int64_t ai, int64_t ak, co
                           int64_t bk, float *c, int64_t ldc, bool add, const float *bias)
 {
     vf s[GEMM_MR][2];
-    for (int i = 0; i < GEMM_MR; i++)
+    for (int i = 0; i < GEMM_MR; i++) {
+        __builtin_prefetch(c + i * ldc, 1);
         s[i][0] = s[i][1] = v_zero();
+    }
     for (int64_t k = 0; k < kc; k++) {
         const vf b0 = v_load(b + k * bk), b1 = v_load(b + k * bk + KN_VW);
 #pragma GCC unroll 12

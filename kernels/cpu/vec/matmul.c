@@ -1,249 +1,15 @@
-/* kernels/cpu/vec/matmul.c: KN_K_MATMUL on packed panels, for f32, bf16 and f16 (packed as f32).
- *
- * The product is cut into blocks of ROWS x COLUMNS x depth(K). All threads pack a block's operands
- * into a shared workspace, meet, take tiles of TILE x TILE panels in any order, and meet again. An
- * element's value is the sum over blocks of k, in order, of chains of v_fma: a function of K and
- * the operands alone, for every provider.
+/* kernels/cpu/vec/matmul.c: KN_K_MATMUL for f32, bf16 and f16: batches of products, each by the way
+ * that suits its size: blocks of packed panels (gemm_blocks.h), few rows (gemm_few.h), small ones
+ * (gemm_small.h).
  *
  * oneDNN's f32 product is no faster on AVX2 (docs/results.md), and there a different number of
  * threads cuts K differently; it gets the products of bf16 and f16 that it has instructions for,
  * unless rows are few. */
+#include "kernels/cpu/vec/gemm_blocks.h"
 #include "kernels/cpu/vec/gemm_few.h"
 #include "kernels/cpu/vec/gemm_small.h"
 
-#include <stdatomic.h>
-
-enum {
-    ROWS = 88 * 12, /* a multiple of every GEMM_MR */
-    COLUMNS = 2048, /* a multiple of every GEMM_NR */
-    DEPTH = 256,    /* GEMM_NR x DEPTH floats stay in the L1 cache */
-    TILE = 8,       /* panels a side: the tile's left panels stay in the L2 cache */
-    ROOM = 4096,    /* floats of workspace that a small product has on the stack */
-};
-
-/* c[m, n] = a[m, k] b[k, n] + bias[n], or c += that, with strides in elements. */
-typedef struct product {
-    int64_t M, N, K;
-    char *c;
-    const char *a, *b;
-    const void *bias; /* NULL: none */
-    kn_dtype t, ct, bias_t;
-    int64_t cm, cn, am, ak, bk, bn, bias_n;
-    bool add;
-} product;
-
-/* Packed operands of one block. */
-typedef struct room {
-    float *left, *right, *bias;
-} room;
-
-/* Shared by the threads that work on one product. Blocks use the rooms in turn. */
-typedef struct team {
-    int size;
-    int64_t depth; /* of a block */
-    room room[2];
-    float *c;             /* sums of a block whose dst is not written directly */
-    _Atomic int64_t next; /* the tile to take */
-} team;
-
-/* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
-typedef struct block {
-    int64_t m, n, k, mb, nb, kb;
-    int64_t left, right; /* panels */
-} block;
-
-static int64_t ceil_div(int64_t a, int64_t b)
-{
-    return (a + b - 1) / b;
-}
-
-/* Whether tiles can write dst itself; else they go through the workspace. */
-static bool writes_through(const product *p)
-{
-    return p->ct == KN_F32 && p->cn == 1;
-}
-
-/* The depth of the blocks: K in equal parts. */
-static int64_t block_depth(int64_t K)
-{
-    return K <= DEPTH ? K : ceil_div(ceil_div(K, ceil_div(K, DEPTH)), 4) * 4;
-}
-
-/* ---- workspace ------------------------------------------------------------------------------ */
-
-static int64_t rows_padded(const product *p)
-{
-    return ceil_div(v_min_i64(p->M, ROWS), GEMM_MR) * GEMM_MR;
-}
-
-static int64_t columns_padded(const product *p)
-{
-    return ceil_div(v_min_i64(p->N, COLUMNS), GEMM_NR) * GEMM_NR;
-}
-
-static int64_t left_floats(const product *p)
-{
-    return ceil_div(rows_padded(p) * block_depth(p->K), 16) * 16;
-}
-
-static int64_t right_floats(const product *p)
-{
-    return ceil_div(columns_padded(p) * block_depth(p->K), 16) * 16;
-}
-
-/* A product of one block needs one room. */
-static int rooms(const product *p)
-{
-    return p->M <= ROWS && p->N <= COLUMNS && p->K <= DEPTH ? 1 : 2;
-}
-
-static int64_t room_floats(const product *p)
-{
-    return left_floats(p) + right_floats(p) + ceil_div(columns_padded(p), 16) * 16;
-}
-
-static int64_t workspace_floats(const product *p)
-{
-    const int64_t c = writes_through(p) ? 0 : ceil_div(rows_padded(p) * columns_padded(p), 16) * 16;
-    return rooms(p) * room_floats(p) + c;
-}
-
-/* Lays out the workspace from base on. */
-static void team_place(team *t, const product *p, float *base)
-{
-    t->depth = block_depth(p->K);
-    for (int i = 0; i < 2; i++) {
-        float *at = base + (i < rooms(p) ? i : 0) * room_floats(p);
-        t->room[i].left = at;
-        t->room[i].right = at + left_floats(p);
-        t->room[i].bias = at + left_floats(p) + right_floats(p);
-    }
-    t->c = base + rooms(p) * room_floats(p);
-}
-
-/* ---- one block ------------------------------------------------------------------------------ */
-
-static void pack_right_panel(const product *p, const room *r, const block *b, int64_t j)
-{
-    const int64_t n = b->n + j * GEMM_NR, width = v_min_i64(GEMM_NR, b->n + b->nb - n);
-    gemm_pack_right(r->right + j * GEMM_NR * b->kb, gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
-                    p->t, p->bn, p->bk, width, b->kb);
-    if (p->bias && b->k + b->kb == p->K)
-        for (int64_t i = 0; i < GEMM_NR; i++)
-            r->bias[j * GEMM_NR + i] =
-                i < width ? gemm_get(p->bias, p->bias_t, (n + i) * p->bias_n) : 0.0f;
-}
-
-/* This thread's share of the panels. */
-static void pack_block(const product *p, const room *r, const block *b, int thread, int threads)
-{
-    const int64_t panels = b->left + b->right;
-    const int64_t end = panels * (thread + 1) / threads;
-    for (int64_t i = panels * thread / threads; i < end; i++) {
-        if (i >= b->left) {
-            pack_right_panel(p, r, b, i - b->left);
-            continue;
-        }
-        const int64_t m = b->m + i * GEMM_MR;
-        gemm_pack_left(r->left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
-                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->m + b->mb - m), b->kb);
-    }
-}
-
-/* Rounds m x n finished sums of the workspace to dst. */
-VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int64_t m0, int64_t n0,
-                             int64_t m, int64_t n, kn_dtype ct)
-{
-    for (int64_t i = 0; i < m; i++) {
-        void *row = gemm_at(p->c, ct, (m0 + i) * p->cm + n0 * p->cn);
-        if (p->cn == 1) {
-            for (int64_t j = 0; j < n; j += KN_VW)
-                v_put_n(ct, row, j, v_load(c + i * ldc + j), n - j);
-            continue;
-        }
-        for (int64_t j = 0; j < n; j++)
-            v_put_n(ct, row, j * p->cn, v_set1(c[i * ldc + j]), 1);
-    }
-}
-
-/* The micro tile of left panel i and right panel j. */
-static void panel_product(const product *p, const team *t, const room *r, const block *b, int64_t i,
-                          int64_t j)
-{
-    const int64_t m0 = b->m + i * GEMM_MR, n0 = b->n + j * GEMM_NR;
-    const int64_t m = v_min_i64(GEMM_MR, b->m + b->mb - m0);
-    const int64_t n = v_min_i64(GEMM_NR, b->n + b->nb - n0);
-    const bool last = b->k + b->kb == p->K, through = writes_through(p);
-    const int64_t ldc = through ? p->cm : columns_padded(p);
-    float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
-    gemm_micro(b->kb, r->left + i * GEMM_MR * b->kb, r->right + j * GEMM_NR * b->kb, c, ldc, m, n,
-               b->k > 0 || p->add, last && p->bias ? r->bias + j * GEMM_NR : NULL);
-    if (last && !through)
-        VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
-}
-
-/* Tiles of TILE x TILE panels, one after the other to free threads. */
-static void multiply_block(const product *p, const team *t, const room *r, const block *b,
-                           _Atomic int64_t *next)
-{
-    const int64_t down = ceil_div(b->left, TILE), across = ceil_div(b->right, TILE);
-    for (;;) {
-        const int64_t tile = atomic_fetch_add_explicit(next, 1, memory_order_relaxed);
-        if (tile >= down * across)
-            return;
-        const int64_t i0 = tile % down * TILE, j0 = tile / down * TILE;
-        for (int64_t j = j0; j < v_min_i64(j0 + TILE, b->right); j++)
-            for (int64_t i = i0; i < v_min_i64(i0 + TILE, b->left); i++)
-                panel_product(p, t, r, b, i, j);
-    }
-}
-
-/* Block i of the product in the order n, m, k; false past the last one. K == 0 has empty blocks,
- * so that bias or zeros are stored. */
-static bool block_at(const product *p, const team *t, int64_t i, block *b)
-{
-    const int64_t depths = v_max_i64(1, t->depth ? ceil_div(p->K, t->depth) : 1);
-    const int64_t downs = ceil_div(p->M, ROWS);
-    b->k = i % depths * t->depth;
-    b->m = i / depths % downs * ROWS;
-    b->n = i / depths / downs * COLUMNS;
-    b->mb = v_min_i64(ROWS, p->M - b->m);
-    b->nb = v_min_i64(COLUMNS, p->N - b->n);
-    b->kb = v_min_i64(t->depth, p->K - b->k);
-    b->left = ceil_div(b->mb, GEMM_MR);
-    b->right = ceil_div(b->nb, GEMM_NR);
-    return b->n < p->N;
-}
-
-/* Block i is multiplied while block i + 1 is packed into the other room. */
-typedef struct stage {
-    const product *p;
-    team *t;
-    int64_t i; /* -1: nothing to multiply yet */
-} stage;
-
-/* One thread's part of a stage. */
-static void stage_part(const void *ctx, int64_t part)
-{
-    const stage *s = ctx;
-    team *t = s->t;
-    block b;
-    if (s->i >= 0 && block_at(s->p, t, s->i, &b))
-        multiply_block(s->p, t, &t->room[s->i % 2], &b, &t->next);
-    if (block_at(s->p, t, s->i + 1, &b))
-        pack_block(s->p, &t->room[(s->i + 1) % 2], &b, (int)part, t->size);
-}
-
-/* By all threads of the team, stage by stage. */
-static void product_run(const product *p, team *t)
-{
-    block b;
-    stage s = { p, t, -1 };
-    for (; block_at(p, t, s.i < 0 ? 0 : s.i, &b); s.i++) {
-        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
-        kn_each_part(t->size, stage_part, &s);
-    }
-}
+enum { ROOM = 4096 }; /* floats of workspace that a small product has on the stack */
 
 /* ---- the batch ------------------------------------------------------------------------------ */
 
@@ -270,7 +36,7 @@ static product batch_at(const batch *s, int64_t i)
 /* All threads on one product after the other. */
 static bool batch_shared(const batch *s, int threads)
 {
-    const int64_t floats = workspace_floats(&s->p);
+    const int64_t floats = workspace_floats(&s->p, threads);
     float small[ROOM] __attribute__((aligned(64)));
     float *base = small;
     if (floats > ROOM)
@@ -309,7 +75,7 @@ static void divided_part(const void *ctx, int64_t part)
 /* Every thread computes products of its own. */
 static bool batch_divided(const batch *s, int threads)
 {
-    const int64_t floats = workspace_floats(&s->p);
+    const int64_t floats = workspace_floats(&s->p, 1);
     const size_t bytes = (size_t)(floats * threads) * sizeof(float);
     float *base = kn_take(kn_device_memory(KN_CPU), bytes, KN_MEM_WORKSPACE);
     if (!base)

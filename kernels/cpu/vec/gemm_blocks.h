@@ -1,0 +1,278 @@
+/* kernels/cpu/vec/gemm_blocks.h (private): one product of any size on packed panels, for f32, bf16
+ * and f16 (packed as f32).
+ *
+ * The product is cut into blocks of rows(M) x COLUMNS x depth(K). All threads pack a block's left
+ * operand into a shared workspace, where it stays in the L2 cache, and meet. Then each takes panels
+ * of the right operand one by one: it packs a panel into a place of its own, where it stays in the
+ * L1 cache, and multiplies it by all left panels; between these it asks the memory for the source
+ * of the panel that it takes next. So the packed right operand never leaves the L1 cache, and its
+ * reading is hidden. An element's value is the sum over blocks of k, in order, of chains of v_fma:
+ * a function of K and the operands alone, for every provider. */
+#ifndef KNAP_KERNELS_CPU_VEC_GEMM_BLOCKS_H
+#define KNAP_KERNELS_CPU_VEC_GEMM_BLOCKS_H
+
+#include "kernels/cpu/vec/gemm.h"
+
+#include <stdatomic.h>
+
+enum {
+    ROWS = 22 * 12, /* a multiple of every GEMM_MR: ROWS x DEPTH floats stay in the L2 cache */
+    COLUMNS = 2048, /* a multiple of every GEMM_NR: results that the next block of k adds to */
+    DEPTH = 256,    /* GEMM_NR x DEPTH floats stay in the L1 cache */
+    FEWEST = 8,     /* left panels for which a thread packs a right panel */
+};
+
+/* c[m, n] = a[m, k] b[k, n] + bias[n], or c += that, with strides in elements. */
+typedef struct product {
+    int64_t M, N, K;
+    char *c;
+    const char *a, *b;
+    const void *bias; /* NULL: none */
+    kn_dtype t, ct, bias_t;
+    int64_t cm, cn, am, ak, bk, bn, bias_n;
+    bool add;
+} product;
+
+/* Shared by the threads that work on one product. Blocks use the two places of left in turn. */
+typedef struct team {
+    int size;
+    int64_t rows, depth;    /* of a block */
+    float *left[2], *right; /* packed: a block's left operand; a panel of each thread */
+    float *c;               /* sums of a block whose dst is not written directly */
+    _Atomic int64_t next;   /* the task to take */
+} team;
+
+/* A block: rows [m, m + mb), columns [n, n + nb), the terms [k, k + kb) of their sums. */
+typedef struct block {
+    int64_t m, n, k, mb, nb, kb;
+    int64_t left, right; /* panels */
+} block;
+
+static int64_t ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Whether tiles can write dst itself; else they go through the workspace. */
+static bool writes_through(const product *p)
+{
+    return p->ct == KN_F32 && p->cn == 1;
+}
+
+/* The depth of the blocks: K in equal parts. */
+static int64_t block_depth(int64_t K)
+{
+    return K <= DEPTH ? K : ceil_div(ceil_div(K, ceil_div(K, DEPTH)), 4) * 4;
+}
+
+/* The rows of the blocks: M in equal parts. */
+static int64_t block_rows(int64_t M)
+{
+    return M <= ROWS ? M : ceil_div(ceil_div(M, ceil_div(M, ROWS)), GEMM_MR) * GEMM_MR;
+}
+
+/* ---- workspace ------------------------------------------------------------------------------ */
+
+static int64_t rows_padded(const product *p)
+{
+    return ceil_div(block_rows(p->M), GEMM_MR) * GEMM_MR;
+}
+
+static int64_t columns_padded(const product *p)
+{
+    return ceil_div(v_min_i64(p->N, COLUMNS), GEMM_NR) * GEMM_NR;
+}
+
+static int64_t left_floats(const product *p)
+{
+    return ceil_div(rows_padded(p) * block_depth(p->K), 16) * 16;
+}
+
+static int64_t right_floats(const product *p)
+{
+    return GEMM_NR * block_depth(p->K);
+}
+
+/* A product of one block needs one place. */
+static int places(const product *p)
+{
+    return p->M <= ROWS && p->N <= COLUMNS && p->K <= DEPTH ? 1 : 2;
+}
+
+static int64_t workspace_floats(const product *p, int threads)
+{
+    const int64_t c = writes_through(p) ? 0 : ceil_div(rows_padded(p) * columns_padded(p), 16) * 16;
+    return places(p) * left_floats(p) + threads * right_floats(p) + c;
+}
+
+/* Lays out the workspace from base on. */
+static void team_place(team *t, const product *p, float *base)
+{
+    t->rows = block_rows(p->M);
+    t->depth = block_depth(p->K);
+    t->left[0] = base;
+    t->left[1] = base + (places(p) - 1) * left_floats(p);
+    t->right = t->left[1] + left_floats(p);
+    t->c = t->right + t->size * right_floats(p);
+}
+
+/* ---- one block ------------------------------------------------------------------------------ */
+
+/* This thread's share of the left panels. */
+static void pack_left(const product *p, float *left, const block *b, int thread, int threads)
+{
+    const int64_t end = b->left * (thread + 1) / threads;
+    for (int64_t i = b->left * thread / threads; i < end; i++) {
+        const int64_t m = b->m + i * GEMM_MR;
+        gemm_pack_left(left + i * GEMM_MR * b->kb, gemm_at(p->a, p->t, m * p->am + b->k * p->ak),
+                       p->t, p->am, p->ak, v_min_i64(GEMM_MR, b->m + b->mb - m), b->kb);
+    }
+}
+
+/* The source of right panel j of a block: `lines` runs of the memory, `apart` elements from each
+ * other, that hold `width` columns by `depth` terms. */
+typedef struct panel {
+    const char *at;
+    int64_t width, lines, apart, run; /* run: elements of a line */
+} panel;
+
+static panel panel_of(const product *p, const block *b, int64_t j)
+{
+    const int64_t n = b->n + j * GEMM_NR;
+    panel s = { .at = gemm_at(p->b, p->t, n * p->bn + b->k * p->bk),
+                .width = v_min_i64(GEMM_NR, b->n + b->nb - n) };
+    const bool rows = p->bn == 1;
+    s.lines = rows ? b->kb : s.width;
+    s.run = rows ? s.width : b->kb;
+    s.apart = rows ? p->bk : p->bn;
+    return s;
+}
+
+/* Asks for part i of n of a panel's source. */
+VEC_INLINE void panel_prefetch(const product *p, const panel *s, int64_t i, int64_t n)
+{
+    const int64_t step = 64 / (p->t == KN_F32 ? 4 : 2), across = ceil_div(s->run, step);
+    const int64_t end = s->lines * across * (i + 1) / n;
+    int64_t at = s->lines * across * i / n, line = at / across, run = at % across;
+    for (; at < end; at++) {
+        __builtin_prefetch(gemm_at(s->at, p->t, line * s->apart + run * step));
+        if (++run == across)
+            run = 0, line++;
+    }
+}
+
+/* Rounds m x n finished sums of the workspace to dst. */
+VEC_INLINE void store_corner(const product *p, const float *c, int64_t ldc, int64_t m0, int64_t n0,
+                             int64_t m, int64_t n, kn_dtype ct)
+{
+    for (int64_t i = 0; i < m; i++) {
+        void *row = gemm_at(p->c, ct, (m0 + i) * p->cm + n0 * p->cn);
+        if (p->cn == 1) {
+            for (int64_t j = 0; j < n; j += KN_VW)
+                v_put_n(ct, row, j, v_load(c + i * ldc + j), n - j);
+            continue;
+        }
+        for (int64_t j = 0; j < n; j++)
+            v_put_n(ct, row, j * p->cn, v_set1(c[i * ldc + j]), 1);
+    }
+}
+
+/* The micro tile of left panel i and right panel j, which is packed at right. */
+static void panel_product(const product *p, const team *t, const float *left, const float *right,
+                          const float *bias, const block *b, int64_t i, int64_t j)
+{
+    const int64_t m0 = b->m + i * GEMM_MR, n0 = b->n + j * GEMM_NR;
+    const int64_t m = v_min_i64(GEMM_MR, b->m + b->mb - m0);
+    const int64_t n = v_min_i64(GEMM_NR, b->n + b->nb - n0);
+    const bool through = writes_through(p);
+    const int64_t ldc = through ? p->cm : columns_padded(p);
+    float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
+    gemm_micro(b->kb, left + i * GEMM_MR * b->kb, right, c, ldc, m, n, b->k > 0 || p->add, bias);
+    if (!through && b->k + b->kb == p->K)
+        VEC_BY_DTYPE(p->ct, store_corner, p, c, ldc, m0, n0, m, n);
+}
+
+/* Into how many groups the left panels of a block are cut so that its tasks, a right panel by a
+ * group each, keep all threads busy. */
+static int64_t groups(const team *t, const block *b)
+{
+    int64_t n = 1;
+    while (t->size > 1 && n * b->right < 4 * t->size && b->left / (2 * n) >= FEWEST)
+        n *= 2;
+    return n;
+}
+
+/* Tasks, one after the other to free threads. */
+static void multiply_block(const product *p, team *t, const float *left, const block *b, int thread)
+{
+    float *right = t->right + thread * GEMM_NR * t->depth;
+    float bias[GEMM_NR] = { 0 };
+    const int64_t cut = groups(t, b), tasks = cut * b->right;
+    const bool biased = p->bias && b->k + b->kb == p->K;
+    int64_t task = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+    while (task < tasks) {
+        const int64_t then = atomic_fetch_add_explicit(&t->next, 1, memory_order_relaxed);
+        const int64_t j = task / cut, group = task % cut;
+        const int64_t first = b->left * group / cut, end = b->left * (group + 1) / cut;
+        const panel here = panel_of(p, b, j),
+                    there = panel_of(p, b, v_min_i64(then, tasks - 1) / cut);
+        gemm_pack_right(right, here.at, p->t, p->bn, p->bk, here.width, b->kb);
+        for (int64_t i = 0; biased && i < here.width; i++)
+            bias[i] = gemm_get(p->bias, p->bias_t, (b->n + j * GEMM_NR + i) * p->bias_n);
+        for (int64_t i = first; i < end; i++) {
+            if (then < tasks)
+                panel_prefetch(p, &there, i - first, end - first);
+            panel_product(p, t, left, right, biased ? bias : NULL, b, i, j);
+        }
+        task = then;
+    }
+}
+
+/* Block i of the product in the order n, m, k; false past the last one. K == 0 has empty blocks,
+ * so that bias or zeros are stored. */
+static bool block_at(const product *p, const team *t, int64_t i, block *b)
+{
+    const int64_t depths = v_max_i64(1, t->depth ? ceil_div(p->K, t->depth) : 1);
+    const int64_t downs = ceil_div(p->M, v_max_i64(t->rows, 1));
+    b->k = i % depths * t->depth;
+    b->m = i / depths % downs * t->rows;
+    b->n = i / depths / downs * COLUMNS;
+    b->mb = v_min_i64(t->rows, p->M - b->m);
+    b->nb = v_min_i64(COLUMNS, p->N - b->n);
+    b->kb = v_min_i64(t->depth, p->K - b->k);
+    b->left = ceil_div(b->mb, GEMM_MR);
+    b->right = ceil_div(b->nb, GEMM_NR);
+    return b->n < p->N;
+}
+
+/* Block i is multiplied while the left operand of block i + 1 is packed into the other place. */
+typedef struct stage {
+    const product *p;
+    team *t;
+    int64_t i; /* -1: nothing to multiply yet */
+} stage;
+
+/* One thread's part of a stage. */
+static void stage_part(const void *ctx, int64_t part)
+{
+    const stage *s = ctx;
+    team *t = s->t;
+    block b;
+    if (s->i >= 0 && block_at(s->p, t, s->i, &b))
+        multiply_block(s->p, t, t->left[s->i % 2], &b, (int)part);
+    if (block_at(s->p, t, s->i + 1, &b))
+        pack_left(s->p, t->left[(s->i + 1) % 2], &b, (int)part, t->size);
+}
+
+/* By all threads of the team, stage by stage. */
+static void product_run(const product *p, team *t)
+{
+    block b;
+    stage s = { p, t, -1 };
+    for (; block_at(p, t, s.i < 0 ? 0 : s.i, &b); s.i++) {
+        atomic_store_explicit(&t->next, 0, memory_order_relaxed);
+        kn_each_part(t->size, stage_part, &s);
+    }
+}
+
+#endif
