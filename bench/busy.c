@@ -168,7 +168,7 @@ static double mlp(int64_t width)
 
 static bool small(void)
 {
-    const bool cheap = nodes(false) & nodes(true);
+    const bool plain = nodes(false), taped = nodes(true), cheap = plain && taped;
     double before = 0;
     bool rises = true;
     for (int64_t width = 8; width <= 512; width += width < 64 ? 8 : width < 192 ? 32 : 64) {
