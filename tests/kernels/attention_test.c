@@ -206,8 +206,9 @@ static void head_truth(const call *c, int64_t b, int64_t h, truth *w)
                 dp += keep[j] * dout * get(&f->v, at(&f->v, b, g, j, d));
                 w->dv[j * D + d] += keep[j] * P * dout;
             }
-            const double dz = f->scale * P * (dp - delta);
-            w->dmask[t * s->S + j] = P * (dp - delta);
+            const double dscore = sum == 1 ? 0 : P * (dp - delta); /* 1: it sees one key */
+            const double dz = f->scale * dscore;
+            w->dmask[t * s->S + j] = dscore;
             for (int64_t d = 0; d < D; d++) {
                 w->dq[t * D + d] += dz * get(&f->k, at(&f->k, b, g, j, d));
                 w->dk[j * D + d] += dz * get(&f->q, at(&f->q, b, h, t, d));
