@@ -65,7 +65,7 @@ static void put(const kn_array *dst, const kn_scatter_args *a)
     }
 }
 
-/* They are joined in f32 or f64 beside a dst that is narrower. */
+/* They are joined in a wider dtype beside dst. */
 static bool join_wide(const kn_scatter_args *a, kn_dtype wide)
 {
     const int64_t n = kn_array_numel(&a->dst);
@@ -103,7 +103,10 @@ kn_status kn_ref_index_add(const void *args)
 {
     const kn_index_add_args *a = args;
     const kn_array index = kn_index_of_elements(&a->index, &a->src, a->dim);
-    return kn_ref_check_index("index_add", &a->index, &a->dst, a->dim)
-               ? scatter(&(kn_scatter_args){ a->dst, a->src, index, a->dim, true })
-               : KN_FAILED;
+    const kn_scatter_args s = { a->dst, a->src, index, a->dim, true };
+    if (!kn_ref_check_index("index_add", &a->index, &a->dst, a->dim))
+        return KN_FAILED;
+    if (a->dst.dtype == KN_BOOL) /* whether the whole sum is 0, not one on the way to it */
+        return join_wide(&s, KN_I64) ? KN_DONE : KN_FAILED;
+    return scatter(&s);
 }
