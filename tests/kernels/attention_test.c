@@ -399,6 +399,26 @@ KN_TEST(attention, gradients_of_one_key_among_two_are_right)
     check_two_keys(KN_F16);
 }
 
+/* NaN isn't taken for hidden scores: few queries, and many, that see all, some, or a window. */
+KN_TEST(attention, a_query_of_nan_gives_nan)
+{
+    static const shape seen[] = {
+        { 1, 1, 1, 1, 40, 16, false, false, 0 },
+        { 1, 1, 1, 1, 40, 16, true, false, 0, .window = 9 },
+        { 1, 1, 1, 66, 66, 16, true, false, 0 },
+        { 1, 1, 1, 66, 66, 16, true, false, 0, .window = 9 },
+        { 1, 1, 1, 66, 66, 16, false, false, 0, .mask = KN_F32 },
+    };
+    for (size_t i = 0; i < sizeof seen / sizeof *seen; i++) {
+        call c = build(seen[i], KN_F32);
+        for (int64_t d = 0; d < 16; d++)
+            set(&c.f.q, d, NAN);
+        run(&c);
+        KN_CHECK(isnan(get(&c.f.o, 0)), "shape %zu: o is %g", i, get(&c.f.o, 0));
+        drop(&c);
+    }
+}
+
 static void check_scores_have_no_gradient(const call *c, const char *what)
 {
     run(c);

@@ -211,6 +211,11 @@ KN_TEST(matmul, empty_sums_and_sizes)
         check_all(&p, "K = 0");
         drop(&p);
     }
+    const lie turned[3] = { ROWS, ROWS, COLUMNS };
+    kn_matmul_args q = build((sizes){ 1, 2, 9, 131, 0 }, KN_F32, KN_F32, turned, 0, 0);
+    launch(&q);
+    check_all(&q, "K = 0, turned");
+    drop(&q);
     kn_matmul_args p = build((sizes){ 1, 1, 0, 8, 8 }, KN_F32, KN_F32, how, 0, 0);
     launch(&p);
     drop(&p);

@@ -57,6 +57,15 @@ static void block_begin(const forward *f, block *c)
     }
 }
 
+/* Whether all n scores are hidden: v_max passes over NaN. */
+static bool all_hidden(const float *p, int64_t n)
+{
+    int64_t j = 0;
+    while (j < n && p[j] == -INFINITY)
+        j++;
+    return j == n;
+}
+
 /* Row i of the block, in its row of p: n visible scores, some of which may be hidden, become
  * probabilities relative to the new maximum; p is zero from there to end. Where keys before had
  * another maximum, their sums shrink. */
@@ -71,7 +80,7 @@ static void block_row(const attn *a, block *c, int64_t i, int64_t s, int64_t n, 
         for (int64_t j = 0; j < n; j += KN_VW)
             top = v_max(v_load(p + j), top);
         const float m = v_hmax(top);
-        if (m == -INFINITY && (a->mask || a->window)) { /* all are hidden so far */
+        if (m == -INFINITY && (a->mask || a->window) && all_hidden(p, n)) {
             memset(p, 0, (size_t)end * sizeof *p);
             return;
         }
@@ -238,7 +247,7 @@ static void attn_few_query(const attn_few *f, float *part, int64_t b, int64_t g,
     for (int64_t j = 0; j < n; j += KN_VW)
         top = v_max(v_load(p + j), top);
     *m = v_hmax(top);
-    if (*m == -INFINITY) /* all are hidden */
+    if (*m == -INFINITY && all_hidden(p, n))
         return;
     for (int64_t j = 0; j < n; j += KN_VW) {
         const vf e = attn_exp(v_load(p + j) - v_set1(*m));
@@ -272,9 +281,12 @@ static void attn_few_join(const attn_few *f, int64_t group, int64_t j)
     const int64_t step = f->queries * (a->width + KN_VW);
     float *o = f->parts + group * f->chunks * step + j * (a->width + KN_VW);
     float m = -INFINITY, l = 0;
-    for (int64_t c = 0; c < f->chunks; c++)
+    bool blind = true;
+    for (int64_t c = 0; c < f->chunks; c++) {
         m = fmaxf(m, o[c * step + a->width]);
-    for (int64_t c = 0; c < f->chunks && m > -INFINITY; c++) {
+        blind = blind && o[c * step + a->width + 1] == 0;
+    }
+    for (int64_t c = 0; c < f->chunks && !blind; c++) {
         const float *part = o + c * step;
         const float w = v_exp(v_set1(part[a->width] - m))[0];
         l += part[a->width + 1] * w;
@@ -283,8 +295,8 @@ static void attn_few_join(const attn_few *f, int64_t group, int64_t j)
             v_store(o + d, c ? v_load(o + d) + x : x);
         }
     }
-    attn_store(a, &f->x->o, b, h, t, o, m > -INFINITY ? 1.0f / l : 0.0f);
-    ((float *)f->x->lse.data)[(b * a->H + h) * a->T + t] = m > -INFINITY ? m + logf(l) : m;
+    attn_store(a, &f->x->o, b, h, t, o, blind ? 0.0f : 1.0f / l);
+    ((float *)f->x->lse.data)[(b * a->H + h) * a->T + t] = blind ? m : m + logf(l);
 }
 
 static kn_status attn_few_run(const attn *a, const kn_attention_args *x)

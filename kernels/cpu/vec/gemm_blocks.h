@@ -220,7 +220,7 @@ static void multiply_block(const product *p, team *t, const float *left, const b
         for (int64_t i = 0; biased && i < here.width; i++)
             bias[i] = gemm_get(p->bias, p->bias_t, (b->n + j * GEMM_NR + i) * p->bias_n);
         for (int64_t i = first; i < end; i++) {
-            if (then < tasks)
+            if (then < tasks && b->kb > 0)
                 panel_prefetch(p, &there, i - first, end - first);
             panel_product(p, t, left, right, biased ? bias : NULL, b, i, j);
         }
