@@ -315,24 +315,31 @@ static bool print(work *w, const char *trace)
     return good;
 }
 
+static double most_memory(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return 1024.0 * (double)usage.ru_maxrss;
+}
+
 static bool serve(work *w)
 {
     char line[16];
+    double peak = 0; /* without the arrays of the rates */
     while (kn_ok() && fgets(line, sizeof line, stdin)) {
         double a = 0, b = 0, best;
         if (strcmp(line, "steps\n") == 0) {
             measure(w, &a, &best, &b);
             printf("%.9f %.9f\n", a, b);
         } else if (strcmp(line, "rates\n") == 0) {
+            peak = peak > 0 ? peak : most_memory();
             rates(w, &a, &b);
             printf("%.6g %.6g\n", a, b);
         } else if (strcmp(line, "end\n") == 0) {
-            struct rusage usage;
             kernel_rows rows = { .count = 0 };
-            getrusage(RUSAGE_SELF, &usage);
+            peak = peak > 0 ? peak : most_memory();
             traced(w, &rows, NULL);
-            printf("%.9g %.9g %.9g\n", operations(&rows), w->bytes,
-                   1024.0 * (double)usage.ru_maxrss);
+            printf("%.9g %.9g %.9g\n", operations(&rows), w->bytes, peak);
             return kn_ok();
         } else {
             fprintf(stderr, "bench_speed: a line of stdin is \"steps\", \"rates\" or \"end\".\n");

@@ -329,11 +329,14 @@ static void train(gpt *g, const kn_text *text, const int64_t *bytes, kn_comm *wo
 }
 
 /* Of each id; without a tokenizer 1, so that bits are those of a token. Owned by the caller. */
+/* Of a token inside a text: some tokenizers drop the first one's space. */
 static int64_t *bytes_of(const kn_tokenizer *t, int64_t vocab)
 {
     int64_t *bytes = kn_host_alloc((size_t)vocab * sizeof *bytes);
     for (int64_t id = 0; bytes && id < vocab; id++)
-        bytes[id] = t ? kn_tokenizer_decode(t, &id, 1, NULL, 0) : 1;
+        bytes[id] = t ? kn_tokenizer_decode(t, (int64_t[]){ id, id }, 2, NULL, 0) -
+                            kn_tokenizer_decode(t, &id, 1, NULL, 0)
+                      : 1;
     return bytes;
 }
 

@@ -41,7 +41,7 @@ have() {
     libjpeg-dev) pkg-config --exists libjpeg ;;
     libpcre2-dev) pkg-config --exists libpcre2-8 ;;
     libutf8proc-dev) pkg-config --exists libutf8proc ;;
-    libsqlite3-dev) pkg-config --exists sqlite3 ;;
+    libsqlite3-dev) pkg-config --exists 'sqlite3 >= 3.38' ;;
     libopenmpi-dev) command -v mpicc ;;
     openmpi-bin) command -v mpirun ;;
     libcriterion-dev) pkg-config --exists criterion ;;

@@ -154,8 +154,18 @@ def image_model(model, options):
 def serve(pipe, model, options, dtype, threads, steps, compiled, linear_loss):
     """The other side of Torch, in a process of its own, so that its memory is its own."""
     import resource
+    import threading
+    from multiprocessing import connection
 
     import torch
+
+    def end_with_parent():
+        connection.wait([multiprocessing.parent_process().sentinel])
+        os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+    def most_memory():
+        return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     if linear_loss and not hasattr(torch.nn.functional, 'linear_cross_entropy'):
@@ -201,13 +211,15 @@ def serve(pipe, model, options, dtype, threads, steps, compiled, linear_loss):
         pipe.send(None)
         return
     pipe.send(True)
+    peak = 0    # without the arrays of the rates
     while (what := pipe.recv()) != 'end':
         if what == 'steps':
             taken = sorted(step() for _ in range(steps))
             pipe.send((taken[steps // 2][0], sum(t[1] for t in taken) / steps))
         else:
+            peak = peak or most_memory()
             pipe.send(rates())
-    pipe.send(1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    pipe.send(peak or most_memory())
 
 
 class Torch:
@@ -238,6 +250,8 @@ def measure(row, options, say):
             side = Torch(model, sizes, dtype, threads, steps, compiled, linear_loss)
             if side.works:
                 sides[('compiled' if compiled else 'eager') + (', linear_cross_entropy' if linear_loss else '')] = side
+    if not sides:
+        sys.exit(f'scripts/peers speed: PyTorch takes no step of {row} here.')
     mine = Knap(options.build, model, sizes, dtype, threads, steps)
     times = {name: [] for name in ['Knap', *sides]}
     busy, product, copy = {name: [] for name in times}, 0, 0

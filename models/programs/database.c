@@ -27,7 +27,7 @@ static const struct {
         units as (select key i, value j, value ->> 'name' name from head, json_each(j, '$.units')),
         dotted as (select min(name) low, max(name) high from units
             where i > 0 and instr(name, '.')),
-        same(n) as (select 1 union all select n + 1 from same, dotted where n < length(low)),
+        same(n) as (select 1 union all select n + 1 from same, dotted where n < min(length(low), 1000)),
         shared as (select coalesce(max(n), 0) end from same, dotted
             where substr(low, n, 1) = '.' and substr(low, 1, n) = substr(high, 1, n))
         select i, j, name, case when i = 0 then 'root'
@@ -35,7 +35,7 @@ static const struct {
         from units, shared) },
 
     { "view", "start", SQL(as /* bytes that lived as it began */
-        select ranks.key r, bytes.key c, bytes.value b
+        select ranks.key r, bytes.key c, cast(bytes.value as real) b
         from head, json_each(j, '$.live') ranks, json_each(ranks.value) bytes
         where c not in ('host', 'offloaded', 'pinned')) },
 
@@ -63,7 +63,7 @@ static const struct {
 
     { "view", "noted", SQL(as /* in words */
         select *, format('%s of %s%s%s%s', w, coalesce(m, 'the root'), ': ' || x, ', by ' || p,
-            iif(k = 'verb', ', because: ' || c, null)) said
+            iif(k = 'verb' and c <> '', ', because: ' || c, null)) said
         from event) },
 
     /* Not of a forward that runs again for backward. nth: of that name and kind in its step;
@@ -201,5 +201,6 @@ bool database_add(sqlite3 *db, const char *schema, const recording *r)
     ok = ok && run(db, "begin");
     for (size_t i = 0; ok && i < sizeof tables / sizeof *tables; i++)
         ok = run(db, "create %s %s.%s %s", tables[i].kind, schema, tables[i].name, tables[i].is);
-    return ok && add_head(db, schema, r) && add_events(db, schema, r) && run(db, "commit");
+    return ok && add_head(db, schema, r) && add_events(db, schema, r) &&
+           run(db, "create index %s.by_rank on event(r, line)", schema) && run(db, "commit");
 }

@@ -28,10 +28,10 @@ static const char order[] = SQL(
 
 static const char units[] = SQL(
     select short unit, name, j ->> 'class' class, j ->> 'shards' [#shards],
-        (select format('%.0f', sum(param.value ->> 'numel'))
+        (select format('%.0f', total(param.value ->> 'numel'))
             from json_each(j, '$.buckets') bucket, json_each(bucket.value, '$.params') param)
             [#parameters],
-        bytes((select sum(value ->> 'full_bytes') from json_each(j, '$.buckets'))) [#gathered],
+        bytes((select total(value ->> 'full_bytes') from json_each(j, '$.buckets'))) [#gathered],
         format('%s, computes in %s', j ->> '$.buckets[0].master_dtype',
             j ->> '$.buckets[0].param_dtype') dtypes
     from unit);
@@ -86,13 +86,13 @@ static const char idle_time[] = SQL(
  * issues the first gather of a backward ahead, which begins it. */
 static const char causes[] = SQL(
     with
-    pieces as (select idle.*, w, awaited >= 0 and backward and not exists (
-            select 1 from event e
-            where e.r = idle.r and e.i < awaited and e.i > coalesce((
-                select i from event o where o.i < awaited and o.r = idle.r and o.k = 'step'
-                order by i desc limit 1), -1)
-            and e.k = 'run' and e.a is not null and e.s = job.s and e.collective) begins
-        from idle left join event job on awaited = job.i),
+    placed as (select *, sum(k = 'step') over (partition by r order by i) place from event),
+    first as (select r, s, place, min(i) i from placed
+        where k = 'run' and a is not null and collective group by 1, 2, 3),
+    pieces as (select idle.*, w, awaited >= 0 and backward and awaited <= coalesce(first.i, awaited)
+            begins
+        from idle left join placed job on awaited = job.i
+        left join first on first.r = job.r and first.s = job.s and first.place = job.place),
     spans as (select max(1, count(*)) n, sum(d) - sum(busy) whole from step),
     early as (select backward + begins place, sum(d) d
         from pieces where cause = 'issued late' group by 1 order by 1),

@@ -57,14 +57,17 @@ static const char settings_differ[] = SQL(
  * differ, and what stands there. */
 static const char order_differs[] = SQL(
     with
-    here as (select *, row_number() over (order by line) place, iif(k = 'run', p, null) by
+    here as (select row_number() over (order by line) place, said,
+            json_array(k, w, m, x, iif(k = 'run', p, null)) what
         from main.noted
         where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
-    there as (select *, row_number() over (order by line) place, iif(k = 'run', p, null) by
+    there as (select row_number() over (order by line) place, said,
+            json_array(k, w, m, x, iif(k = 'run', p, null)) what
         from other.noted
         where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
-    first as (select place, a.said a, b.said b from here a full join there b using (place)
-        where (a.k, a.w, a.m, a.x, a.by) is not (b.k, b.w, b.m, b.x, b.by)
+    first as (select place, max(iif(side = 0, said, null)) a, max(iif(side = 1, said, null)) b
+        from (select 0 side, * from here union all select 1, * from there)
+        group by place having count(*) < 2 or min(what) <> max(what)
         order by place limit 1)
     select (select count(*) from here), place, coalesce(a, 'nothing more'),
         coalesce(b, 'nothing more')
@@ -200,9 +203,9 @@ static void compare_values(void)
     for (; !found && database_next(q); compared++)
         if ((found = value_differs(q, &by, &largest)))
             print_value(q, by, largest);
-    if (!found && compared > 0)
+    if (kn_ok() && !found && compared > 0)
         printf("values: the same %lld\n", (long long)compared);
-    else if (!found)
+    else if (kn_ok() && !found)
         printf("values: none that both have; record them with --record-values\n");
     sqlite3_finalize(q);
     differs |= found;
@@ -217,7 +220,7 @@ static void compare_numbers(void)
     for (; !found && database_next(q); n++)
         if ((found = !sqlite3_column_int(q, 1)))
             printf("numbers: %s\n", text_of(q, 0));
-    if (!found)
+    if (kn_ok() && !found)
         printf("numbers: the same %lld\n", (long long)n);
     sqlite3_finalize(q);
     differs |= found;

@@ -46,8 +46,9 @@ static bool read_run(losses *l, const char *word)
         return false;
     if (there == 0)
         return kn_fail("%s isn't there; give a run's folder or its log", word);
-    const kn_path file = kn_path_of(word, LOG_FILE, "");
-    const char *path = S_ISDIR(st.st_mode) ? file.text : word;
+    const bool folder = S_ISDIR(st.st_mode);
+    const kn_path file = folder ? kn_path_of(word, LOG_FILE, "") : (kn_path){ .text = "" };
+    const char *path = folder ? file.text : word;
     bool ok = kn_ok() && losses_read(l, path, -1, false);
     if (ok && l->line[TRAINED].count == 0)
         ok = kn_fail("%s has no line of a step, as --log of a trainer writes them in JSON", path);
