@@ -56,8 +56,8 @@ show
 if [ $status -eq 0 ] && [ -n "$same_command" ]; then
     sed "s|$root|@ROOT@|g" "$depends" >"$same_command.$$" && mv "$same_command.$$" "$same_command"
     kept=$same_command-$(files_read | hash)
-    ! changed && mkdir -p "$kept.$$" && cp "$object" "$kept.$$/o" && cp "$resources" "$kept.$$/res" &&
-        cp "$ptx" "$kept.$$/ptx" &&
+    ! changed && mkdir -p "$kept.$$" && cp "$object" "$kept.$$/o" &&
+        cp "$resources" "$kept.$$/res" && cp "$ptx" "$kept.$$/ptx" &&
         mv -T "$kept.$$" "$kept" 2>/dev/null || rm -rf "$kept.$$"
     # what wasn't used for a month
     find "$NVCC_CACHE" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf {} +

@@ -27,7 +27,8 @@ static const struct {
         units as (select key i, value j, value ->> 'name' name from head, json_each(j, '$.units')),
         dotted as (select min(name) low, max(name) high from units
             where i > 0 and instr(name, '.')),
-        same(n) as (select 1 union all select n + 1 from same, dotted where n < min(length(low), 1000)),
+        same(n) as (select 1 union all select n + 1 from same, dotted
+            where n < min(length(low), 1000)),
         shared as (select coalesce(max(n), 0) end from same, dotted
             where substr(low, n, 1) = '.' and substr(low, 1, n) = substr(high, 1, n))
         select i, j, name, case when i = 0 then 'root'
