@@ -64,7 +64,7 @@ static const struct {
 
     { "view", "noted", SQL(as /* in words */
         select *, format('%s of %s%s%s%s', w, coalesce(m, 'the root'), ': ' || x, ', by ' || p,
-            iif(k = 'verb' and c <> '', ', because: ' || c, null)) said
+            iif(k = 'verb' and length(c) > 0, ', because: ' || c, null)) said
         from event) },
 
     /* Not of a forward that runs again for backward. nth: of that name and kind in its step;
