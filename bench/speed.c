@@ -365,6 +365,12 @@ int main(int argc, char **argv)
                    strcmp(word(argc, argv, "--device", "cpu"), "cuda") == 0 ? KN_CUDA : KN_CPU,
                .steps = number(argc, argv, "--steps", 5) };
     const char *trace = word(argc, argv, "--trace", NULL);
+    const char *device = word(argc, argv, "--device", "cpu");
+    if ((w.dtype != KN_F32 && w.dtype != KN_BF16 && w.dtype != KN_F16) ||
+        (strcmp(device, "cpu") != 0 && strcmp(device, "cuda") != 0)) {
+        fprintf(stderr, "--dtype is f32, bf16 or f16, --device cpu or cuda\n");
+        return 1;
+    }
     if (w.steps < 1 || number(argc, argv, "--batch", 1) < 1 ||
         number(argc, argv, "--ctx", 64) < 1 || number(argc, argv, "--size", 32) < 1 ||
         number(argc, argv, "--layers", 1) < 1) {

@@ -288,7 +288,7 @@ def main(args):
     o = p.parse_args(args)
     rows = [row for row in ROWS if not o.rows or any(part in row for part in o.rows)]
     if not rows or o.rounds < 1:
-        p.error('no row has such a name' if not rows else '--rounds is at least 1')
+        p.error('no row has such a name; --help lists them' if not rows else '--rounds is at least 1')
     if not os.path.exists(os.path.join(o.build, 'bench', 'bench_speed')):
         sys.exit(f'scripts/peers speed: {o.build}/bench/bench_speed is missing: ninja -C {o.build} bench/bench_speed')
     lines = []

@@ -109,8 +109,7 @@ static bool cpu_open(void)
     kn_cpu_isa();
     if (refused && !*names)
         return kn_fail("this build has kernels for %s only, which this CPU doesn't run: configure "
-                       "it here, with "
-                       "-Disas=all for any CPU",
+                       "the build on this machine, or with -Disas=all, which suits any CPU",
                        isas[ISAS - 1].name);
     if (refused)
         return kn_fail("KNAP_ISA=%s: this machine and build run %s", wanted ? wanted : "", names);

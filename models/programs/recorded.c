@@ -161,14 +161,18 @@ static bool check_live(const recording *r)
     return true;
 }
 
+static bool is_no_recording(const recording *r, const char *why)
+{
+    return kn_fail("%s %s; give a file that --record of a trainer wrote", r->path, why);
+}
+
 static bool check_head(recording *r)
 {
     int version;
     const char *kind = json_string_value(json_object_get(r->head, "knap"));
     if (!kind || strcmp(kind, "recording") != 0)
-        return kn_fail("%s is no recording: its first line isn't {\"knap\": \"recording\", ...}; "
-                       "give a file that --record of a trainer wrote",
-                       r->path);
+        return is_no_recording(r,
+                               "is no recording: its first line isn't {\"knap\": \"recording\"}");
     if (!unpack(r, r->head, "the head", "{s:i, s:i}", "version", &version, "ranks", &r->ranks))
         return false;
     if (version != 1)
@@ -263,6 +267,8 @@ static bool read_line(recording *r, const char *text, size_t size, int64_t line)
 {
     json_error_t error;
     json_t *j = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, r->path, &error);
+    if (!j && kn_ok() && line == 1)
+        is_no_recording(r, "is no recording: its first line isn't JSON");
     if (!j && kn_ok())
         kn_fail("%s, line %lld is no JSON: %.150s", r->path, (long long)line, error.text);
     if (j && !json_is_object(j))
@@ -288,8 +294,11 @@ bool recording_read(recording *r, const char *path)
 {
     size_t size;
     *r = (recording){ .path = path };
+    struct stat st;
     if (names_add(&r->names, "") < 0)
         return false;
+    if (kn_look(path, &st) == 0)
+        return is_no_recording(r, "isn't there");
     char *text = kn_file_read(path, MOST_BYTES, &size);
     bool ok = text != NULL;
     int64_t line = 1;

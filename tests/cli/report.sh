@@ -101,6 +101,7 @@ damaged('json', lambda c: c.__setitem__(6, '{"r": 0,'))
 damaged('list', lambda c: c.__setitem__(6, '[1, 2]'))
 damaged("nothing", lambda c: c.__delitem__(slice(1, None)))
 damaged('other', lambda c: c.__setitem__(0, '{"step": 1}'))
+damaged('written', lambda c: c.__setitem__(0, '# Words'))
 damaged('exploded', lambda c: [e.update(n=2.5e20) for e in c if e.get('w') == 'norm'])
 damaged('unknown', lambda c: c.append({"r": 0, "t": 400, "k": "a new kind", "news": [1]}))
 damaged('tags', lambda c: (c[3].update(m='</script><b>x'), c[0].update(program='</script><script>alert(1)</script>')))
@@ -283,7 +284,7 @@ while IFS='|' read -r words says; do
     check "refused: knap-report $words" fails "$says"
 done <<'END_OF_CASES'
 |give a recording, as --record FILE of a trainer writes it
-none|none
+none|none isn't there; give a file that --record of a trainer wrote
 rank|rank, line 5: "r" must be one of the recording's ranks, 0 to 1
 negative|negative, line 5: "d" must be a number of at least 0
 time|time, line 5: an event must have "k", a text, and "t", a number
@@ -305,6 +306,7 @@ json|json, line 7 is no JSON
 list|list, line 7 is no object of JSON
 nothing|nothing has no events
 other|other is no recording
+written|written is no recording: its first line isn't JSON; give a file that --record
 cut|cut ends in the middle of a line
 empty|empty is empty
 run.rec --out page.txt|a page is HTML; give a name that ends in .html
