@@ -328,8 +328,8 @@ static void train(gpt *g, const kn_text *text, const int64_t *bytes, kn_comm *wo
     kn_loader_free(data), kn_loader_free(valid);
 }
 
-/* Of each id; without a tokenizer 1, so that bits are those of a token. Owned by the caller. */
-/* Of a token inside a text: some tokenizers drop the first one's space. */
+/* Of each id inside a text, as some tokenizers drop the first one's space; without a tokenizer 1,
+ * so that bits are those of a token. Owned by the caller. */
 static int64_t *bytes_of(const kn_tokenizer *t, int64_t vocab)
 {
     int64_t *bytes = kn_host_alloc((size_t)vocab * sizeof *bytes);
@@ -363,7 +363,9 @@ int main(int argc, char **argv)
         name, KN_OPTION_INT, offsetof(settings, field), value, help, .min = 1, __VA_ARGS__         \
     }
     static const kn_option table[] = {
-        INT("depth", depth, "6", "layers; the width is 64 times as much", .max = MOST_LAYERS),
+        INT("depth", depth, "6",
+            "layers; the width is 64 times that, up to a multiple of --head-dim",
+            .max = MOST_LAYERS),
         INT("head-dim", head_dim, "64", "channels of a head", .max = 1024),
         { "ctx", KN_OPTION_INT, offsetof(settings, ctx), "512", "tokens of a row", .min = 2,
           .max = 1 << 20 },
