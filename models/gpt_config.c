@@ -3,6 +3,7 @@
 #include "kernels/error.h"
 #include "models/gpt.h"
 #include "models/model_tensors.h"
+#include "tensor/files.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -105,7 +106,6 @@ static bool export(json_t *object, const void *config)
 static bool export_more(kn_model_tensors *t, const void *config)
 {
     const kn_gpt_config *c = config;
-    static const char *const without[] = { ".wte.weight", ".wpe.weight" };
     const int count = t->count;
     bool ok = true;
     for (int i = 0; c->no_bias && ok && i < count; i++) {
@@ -113,8 +113,7 @@ static bool export_more(kn_model_tensors *t, const void *config)
         char name[256];
         const size_t n = strlen(e->name);
         const int64_t size = e->shape[e->ndim - 1]; /* of products [in, out], and of norms */
-        if (strcmp(e->name + n - strlen(without[0]), without[0]) == 0 ||
-            strcmp(e->name + n - strlen(without[1]), without[1]) == 0)
+        if (kn_ends_in(e->name, ".wte.weight") || kn_ends_in(e->name, ".wpe.weight"))
             continue;
         snprintf(name, sizeof name, "%.*sbias", (int)(n - strlen("weight")), e->name);
         ok = kn_model_tensors_add_zeros(t, name, size);

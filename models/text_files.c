@@ -1,6 +1,7 @@
 /* models/text_files.c: token files: Knap's, llm.c's, and those without a header. */
 #include "kernels/error_internal.h"
 #include "models/text_internal.h"
+#include "tensor/files.h"
 
 #include <string.h>
 
@@ -73,8 +74,7 @@ bool kn_text_is_plain(const char *path)
     kn_mapped map;
     if (!kn_given_path(path, "kn_text_is_plain", "the path"))
         return false;
-    const size_t n = strlen(path);
-    if (n < 4 || strcmp(path + n - 4, ".bin") != 0 || !kn_file_map(path, "token file", &map))
+    if (!kn_ends_in(path, ".bin") || !kn_file_map(path, "token file", &map))
         return false;
     const bool plain = !kn_text_has_header(&map);
     kn_file_unmap(&map);

@@ -37,9 +37,8 @@ static bool add_path(paths *p, char *path)
 /* In a folder lie texts or tokens, beside tokenizers (*.json) and what is hidden. */
 static bool is_text_name(const char *name, const char *pattern)
 {
-    const size_t n = strlen(name);
     return pattern ? fnmatch(pattern, name, FNM_PERIOD) == 0
-                   : name[0] != '.' && (n < 5 || strcmp(name + n - 5, ".json") != 0);
+                   : name[0] != '.' && !kn_ends_in(name, ".json");
 }
 
 /* The files of a folder in order of their names; NULL as pattern: of any name. */
@@ -228,8 +227,7 @@ static bool check_sort(const char *path, const kn_text_read_options *o, bool pla
     const char *name = o->field ? "field" : o->chat ? "template" : "separator";
     if (tokens && (o->field || o->separator || o->chat))
         return kn_fail("--%s is for texts, and %s holds tokens; leave it out", name, path);
-    const size_t n = strlen(path);
-    if (n > 6 && strcmp(path + n - 6, ".jsonl") == 0 && !o->field && !o->chat)
+    if (kn_ends_in(path, ".jsonl") && !o->field && !o->chat)
         return kn_fail("%s holds an object of JSON in each line: name the field that is the text "
                        "(--field text), or the template of conversations (--template auto)",
                        path);

@@ -136,12 +136,6 @@ static bool list_in(kn_pieces *p, const char *dir, const char *path, json_t **ma
     return ok && (*map || check_numbers(p, dir));
 }
 
-static bool ends_in(const char *name, const char *ending)
-{
-    const size_t n = strlen(name), end = strlen(ending);
-    return n > end && strcmp(name + n - end, ending) == 0;
-}
-
 static bool list_index(kn_pieces *p, const char *path, json_t **map)
 {
     char *dir = kn_host_strdup(path), *slash = dir ? strrchr(dir, '/') : NULL;
@@ -159,10 +153,10 @@ bool kn_pieces_are_there(const char *path)
     if (kn_look(path, &st) <= 0)
         return false;
     if (!S_ISDIR(st.st_mode))
-        return ends_in(path, INDEX_ENDING) || ends_in(path, "." ENDING);
+        return kn_ends_in(path, INDEX_ENDING) || kn_ends_in(path, "." ENDING);
     bool there = false, ok = kn_folder_names_read(&n, path, NULL);
     for (int64_t i = 0; ok && i < n.count; i++)
-        there = there || ends_in(n.list[i].name, "." ENDING);
+        there = there || kn_ends_in(n.list[i].name, "." ENDING);
     kn_folder_names_free(&n);
     return there;
 }
@@ -176,7 +170,7 @@ bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map)
     if (there < 0)
         return false;
     if (!S_ISDIR(st.st_mode))
-        return ends_in(path, INDEX_ENDING) ? list_index(p, path, map)
+        return kn_ends_in(path, INDEX_ENDING) ? list_index(p, path, map)
                                            : kn_indexed_add(p, NULL, path);
     return list_in(p, path, kn_path_of(path, "model" INDEX_ENDING, "").text, map);
 }

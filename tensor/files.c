@@ -267,6 +267,12 @@ bool kn_folder_make(const char *path, const char *option)
            (kn_ok() && kn_fail("%s%s: a file that is no folder lies there", option, path));
 }
 
+bool kn_ends_in(const char *name, const char *ending)
+{
+    const size_t n = strlen(name), end = strlen(ending);
+    return n > end && strcmp(name + n - end, ending) == 0;
+}
+
 kn_path kn_path_of(const char *dir, const char *name, const char *suffix)
 {
     kn_path p;

@@ -61,6 +61,8 @@ int kn_open_regular(const char *path, struct stat *st);
 /* Exactly so many bytes of an open file, which path names in errors: also where it was cut. */
 bool kn_read_whole(int fd, const char *path, void *to, size_t bytes, int64_t at);
 
+/* Whether the name has that ending, and something before it. */
+bool kn_ends_in(const char *name, const char *ending);
 /* Removes a file, if it is there. */
 bool kn_remove_file(const char *path);
 

@@ -97,6 +97,30 @@ sqlite3_stmt *database_ask(sqlite3 *db, const char *sql)
     return q;
 }
 
+static bool bind(sqlite3_stmt *q, const char *form, va_list list)
+{
+    bool ok = q && sqlite3_reset(q) == SQLITE_OK;
+    for (int at = 1; *form && ok; form++, at++)
+        if (*form == 'i')
+            ok = sqlite3_bind_int64(q, at, va_arg(list, int64_t)) == SQLITE_OK;
+        else if (*form == 'd')
+            ok = sqlite3_bind_double(q, at, va_arg(list, double)) == SQLITE_OK;
+        else {
+            const char *text = va_arg(list, const char *);
+            ok = sqlite3_bind_text(q, at, *text ? text : NULL, -1, SQLITE_STATIC) == SQLITE_OK;
+        }
+    return ok || (q && fail(sqlite3_db_handle(q)));
+}
+
+bool database_bind(sqlite3_stmt *q, const char *form, ...)
+{
+    va_list list;
+    va_start(list, form);
+    const bool ok = bind(q, form, list);
+    va_end(list);
+    return ok;
+}
+
 bool database_next(sqlite3_stmt *q)
 {
     const int result = q ? sqlite3_step(q) : SQLITE_DONE;
@@ -151,18 +175,9 @@ bool database_put(sqlite3_stmt *q, const char *form, ...)
 {
     va_list list;
     va_start(list, form);
-    for (int at = 1; *form; form++, at++)
-        if (*form == 'i')
-            sqlite3_bind_int64(q, at, va_arg(list, int64_t));
-        else if (*form == 'd')
-            sqlite3_bind_double(q, at, va_arg(list, double));
-        else {
-            const char *text = va_arg(list, const char *);
-            sqlite3_bind_text(q, at, *text ? text : NULL, -1, SQLITE_STATIC);
-        }
+    if (bind(q, form, list))
+        database_next(q);
     va_end(list);
-    database_next(q);
-    sqlite3_reset(q);
     return kn_ok();
 }
 

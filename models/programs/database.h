@@ -19,12 +19,14 @@
 sqlite3 *database_open(void); /* empty; sqlite3_close ends it; NULL with an error */
 /* Adds r as a schema: "main", or a further one, without steps, idle pieces and causes. */
 bool database_add(sqlite3 *db, const char *schema, const recording *r);
-/* Begins to add rows. database_put adds one, by the letter of each column: i an integer (int64_t),
- * d a number, s a text, of which "" is missing. */
-sqlite3_stmt *database_into(sqlite3 *db, const char *schema, const char *table, int columns);
-bool database_put(sqlite3_stmt *q, const char *form, ...);
 /* Begins a statement; sqlite3_finalize ends it. NULL with an error. */
 sqlite3_stmt *database_ask(sqlite3 *db, const char *sql);
+/* Begins q anew with these values of its parameters, by a letter each: i an integer (int64_t), d a
+ * number, s a text, of which "" is missing. False where q is NULL, and with an error. */
+bool database_bind(sqlite3_stmt *q, const char *form, ...);
+/* Begins to add rows; database_put adds one, as database_bind has its columns. */
+sqlite3_stmt *database_into(sqlite3 *db, const char *schema, const char *table, int columns);
+bool database_put(sqlite3_stmt *q, const char *form, ...);
 /* Goes to its next row. False behind the last one, and with an error. */
 bool database_next(sqlite3_stmt *q);
 

@@ -171,14 +171,6 @@ static int64_t taken_by(const recording *r, const int64_t *take, int64_t takes, 
     return i;
 }
 
-static bool add_live(sqlite3_stmt *add, int64_t number)
-{
-    sqlite3_bind_int64(add, 1, number);
-    database_next(add);
-    sqlite3_reset(add);
-    return kn_ok();
-}
-
 /* Fills live(c, owner, b) with what lives on a rank after the event: takes that nothing gave back,
  * and what lived before, less what was given back of it. */
 static bool find_live(sheet *s, const recording *r, int32_t rank, int64_t last)
@@ -193,7 +185,7 @@ static bool find_live(sheet *s, const recording *r, int32_t rank, int64_t last)
         s->db, SQL(insert into live select c,
                    iif(k = 'take', owner, 'from before the recording'),
                    iif(k = 'take', b, -b) from event where i = ? and counts));
-    bool ok = take && made && before && add && add_live(before, rank);
+    bool ok = take && made && before && add && database_put(before, "i", (int64_t)rank);
     for (int64_t i = 0; ok && i <= last; i++) {
         const event *e = &r->event[i];
         if (e->r == rank && e->k == TAKE)
@@ -201,12 +193,12 @@ static bool find_live(sheet *s, const recording *r, int32_t rank, int64_t last)
         if (e->r != rank || e->k != GIVE)
             continue;
         if ((at = taken_by(r, take, takes, e)) < 0)
-            ok = add_live(add, i);
+            ok = database_put(add, "i", i);
         else
             memmove(take + at, take + at + 1, (size_t)(--takes - at) * sizeof *take);
     }
     for (int64_t i = 0; ok && i < takes; i++)
-        ok = add_live(add, take[i]);
+        ok = database_put(add, "i", take[i]);
     sqlite3_finalize(before);
     sqlite3_finalize(add);
     kn_host_free(take);

@@ -41,7 +41,6 @@ static bool two_steps(const fit *f)
 {
     training *t = f->t;
     settings *s = t->s;
-    kn_comm_hook hook = settings_hook(s);
     if (!kn_fsdp_mesh(&s->mesh, (kn_strategy)(KN_FULL_SHARD + s->strategy), t->world) ||
         !t->of->declare(t))
         return false;
@@ -49,14 +48,8 @@ static bool two_steps(const fit *f)
     o.device = KN_META;
     o.forward_prefetch |= f->gpu && o.backward_prefetch == KN_PREFETCH_PRE &&
                           !kn_options_given(t->options, "forward-prefetch");
-    if (!kn_fsdp_wrap_(&t->model, t->world, o) ||
-        (hook && !kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) ||
-        !(t->optim = settings_optim(s, &t->model)) ||
-        (settings_scaled(s) && !(t->scaler = kn_scaler_new(&t->model))) ||
-        (s->ema > 0 &&
-         !(t->ema = kn_ema_new(&t->model, .decay = s->ema, .use_buffers = s->ema_buffers))))
-        return false;
-    return train_step_on_meta(t) && train_step_on_meta(t);
+    return training_shard(t, o) && training_make_optim(t) && train_step_on_meta(t) &&
+           train_step_on_meta(t);
 }
 
 /* The peaks of w's steps with so many rows; false where w is refused, for the reason in error. */
@@ -80,13 +73,7 @@ static bool rehearse(const fit *f, const way *w, int64_t rows, kn_ledger *of, ch
         of->peak[i] -= before.live[i];
     of->peak_total -= before.live_total;
     of->peak_pinned -= before.live_pinned;
-    kn_scaler_free(t->scaler);
-    kn_ema_free(t->ema);
-    kn_optim_free(t->optim);
-    kn_module_free(&t->model);
-    t->scaler = NULL;
-    t->ema = NULL;
-    t->optim = NULL;
+    training_free_model(t);
     *t->s = given;
     return kn_attempt_end(&attempt, error) && ok;
 }

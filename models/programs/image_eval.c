@@ -143,10 +143,8 @@ static bool gather_mistakes(image_eval *e, kn_comm *world)
 bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows)
 {
     const int ranks = kn_comm_size(t->world), rank = kn_rank(t->world);
-    const bool mode = kn_set_grad_mode(false);
     bool ok = true;
     begin(e);
-    kn_train(&t->model, false);
     kn_loader_seek(test, 0);
     for (int64_t k = 0; ok && !t->stop && k < kn_loader_rounds(test); k++) {
         kn_scope scope = kn_scope_begin();
@@ -155,8 +153,6 @@ bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows)
         training_stop_requested(t);
         kn_scope_end(scope);
     }
-    kn_train(&t->model, true);
-    kn_set_grad_mode(mode);
     if (t->stop) /* what was counted is a part of the set */
         begin(e);
     return ok && (t->stop || ranks == 1 || gather_mistakes(e, t->world)) &&

@@ -57,19 +57,15 @@ static const char settings_differ[] = SQL(
  * differ, and what stands there. */
 static const char order_differs[] = SQL(
     with
-    here as (select row_number() over (order by line) place, said,
-            json_array(k, w, m, x, iif(k = 'run', p, null)) what
-        from main.noted
-        where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
-    there as (select row_number() over (order by line) place, said,
-            json_array(k, w, m, x, iif(k = 'run', p, null)) what
-        from other.noted
+    both as (select 0 side, * from main.noted union all select 1, * from other.noted),
+    placed as materialized (select side, said, json_array(k, w, m, x, iif(k = 'run', p, null)) what,
+            row_number() over (partition by side order by line) place
+        from both
         where r = ?1 and iif(?2, k = 'run' and s = 'compute', k in ('verb', 'call'))),
     first as (select place, max(iif(side = 0, said, null)) a, max(iif(side = 1, said, null)) b
-        from (select 0 side, * from here union all select 1, * from there)
-        group by place having count(*) < 2 or min(what) <> max(what)
+        from placed group by place having count(*) < 2 or min(what) <> max(what)
         order by place limit 1)
-    select (select count(*) from here), place, coalesce(a, 'nothing more'),
+    select (select coalesce(sum(side = 0), 0) from placed), place, coalesce(a, 'nothing more'),
         coalesce(b, 'nothing more')
     from (select 1) left join first);
 
@@ -116,10 +112,7 @@ static void compare_order(int ranks, const char *what, bool of_operations)
     sqlite3_stmt *q = database_ask(db, order_differs);
     bool found = false;
     for (int rank = 0; q && rank < ranks && !found && kn_ok(); rank++) {
-        sqlite3_reset(q);
-        sqlite3_bind_int(q, 1, rank);
-        sqlite3_bind_int(q, 2, of_operations);
-        if (!database_next(q))
+        if (!database_bind(q, "ii", (int64_t)rank, (int64_t)of_operations) || !database_next(q))
             break;
         found = sqlite3_column_type(q, 1) != SQLITE_NULL;
         if (found)
@@ -158,11 +151,8 @@ static double difference(const char *a, const char *b, double *largest)
 static void print_operations(sqlite3_stmt *value)
 {
     sqlite3_stmt *q = database_ask(db, operations);
-    if (q) {
-        sqlite3_bind_int64(q, 1, sqlite3_column_int64(value, 0));
-        sqlite3_bind_int64(q, 2, sqlite3_column_int64(value, 10));
-        sqlite3_bind_int64(q, 3, sqlite3_column_int64(value, 9));
-    }
+    database_bind(q, "iii", sqlite3_column_int64(value, 0), sqlite3_column_int64(value, 10),
+                  sqlite3_column_int64(value, 9));
     for (bool first = true; database_next(q); first = false) {
         if (first && sqlite3_column_int64(q, 1) > 12)
             printf("    %lld before, then\n", sqlite3_column_int64(q, 1) - 12);
@@ -216,7 +206,7 @@ static void compare_numbers(void)
     sqlite3_stmt *q = database_ask(db, numbers);
     int64_t n = 0;
     bool found = false;
-    sqlite3_bind_double(q, 1, given.tolerance);
+    database_bind(q, "d", given.tolerance);
     for (; !found && database_next(q); n++)
         if ((found = !sqlite3_column_int(q, 1)))
             printf("numbers: %s\n", text_of(q, 0));

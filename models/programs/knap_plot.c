@@ -90,8 +90,7 @@ static bool run(char *const *word, int words)
     bool ok = true;
     if (words == 0)
         return kn_fail("give the folder of a run, or its log; --help explains more");
-    const size_t n = given.out ? strlen(given.out) : 0;
-    if (given.out && (n < 5 || strcmp(given.out + n - 4, ".svg") != 0))
+    if (given.out && !kn_ends_in(given.out, ".svg"))
         return kn_fail("--out %s: a picture is an SVG; give a name that ends in .svg", given.out);
     if (words > MOST_RUNS)
         return kn_fail("%d runs are more than the %d that one picture takes", words, MOST_RUNS);

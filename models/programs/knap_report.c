@@ -9,6 +9,7 @@
 #include "models/programs/facts.h"
 #include "models/programs/tool.h"
 #include "models/programs/waiting.h"
+#include "tensor/files.h"
 #include "tensor/json.h"
 
 #include <math.h>
@@ -222,8 +223,7 @@ static bool run(char *const *word, int words)
         return print_facts(word);
     snprintf(path, sizeof path, "%s.html", word[0]);
     const char *out = given.out ? given.out : path;
-    const size_t n = strlen(out);
-    if (n < 6 || strcmp(out + n - 5, ".html") != 0)
+    if (!kn_ends_in(out, ".html"))
         return kn_fail("--out %s: a page is HTML; give a name that ends in .html", out);
     return write_page(word, out);
 }

@@ -149,24 +149,17 @@ static bool merging(double done, void *arg)
     return false;
 }
 
-/* FOLDER/tokenizer.json for a folder, or what is to be one. */
-static bool is_file(const char *out)
-{
-    const size_t n = strlen(out);
-    return n > 5 && strcmp(out + n - 5, ".json") == 0;
-}
-
-/* Where the tokenizer goes; one that is there stays. */
+/* Where the tokenizer goes: in FOLDER/tokenizer.json, or the file. One that is there stays. */
 static bool find_place(const char *out, char *path, size_t size)
 {
-    snprintf(path, size, is_file(out) ? "%s" : "%s/tokenizer.json", out);
+    snprintf(path, size, kn_ends_in(out, ".json") ? "%s" : "%s/tokenizer.json", out);
     return !kn_is_there(path) || given.overwrite ||
            kn_fail("%s is there already; give another folder, or --overwrite", path);
 }
 
 static bool save(const kn_tokenizer *t, const char *out, const char *path)
 {
-    return (is_file(out) || kn_folder_make(out, "--out ")) && kn_tokenizer_save(t, path);
+    return (kn_ends_in(out, ".json") || kn_folder_make(out, "--out ")) && kn_tokenizer_save(t, path);
 }
 
 static bool train(char *const *path, int count)

@@ -100,10 +100,7 @@ static bool find_peers(lanes *l, const recording *r, sqlite3 *db)
     sqlite3_stmt *q = database_ask(db, peers);
     for (int64_t i = 0; i < r->events; i++)
         l->peers[i] = r->event[i].t;
-    if (q) {
-        sqlite3_bind_int(q, 1, r->shards < r->ranks);
-        sqlite3_bind_int(q, 2, r->shards);
-    }
+    database_bind(q, "ii", (int64_t)(r->shards < r->ranks), (int64_t)r->shards);
     while (database_next(q))
         l->peers[sqlite3_column_int64(q, 0)] = sqlite3_column_double(q, 1);
     sqlite3_finalize(q);

@@ -157,12 +157,6 @@ static bool cut_later(log_file *f, const log_options *o, const char *header)
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static bool ends_in(const char *text, const char *end)
-{
-    const size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* Two names of one regular file. */
 static bool is_same(const log_file *a, const log_file *b)
 {
@@ -188,7 +182,7 @@ static bool open_file(log_file *f, const log_options *o)
 
 const char *log_of_json(const char *file, const char *out, char *path, size_t size)
 {
-    if (file && !ends_in(file, ".csv"))
+    if (file && !kn_ends_in(file, ".csv"))
         return file;
     if (!out || snprintf(path, size, "%s/" LOG_FILE, out) >= (int)size)
         return NULL;
@@ -199,7 +193,7 @@ static bool name_file(log_file *f, const char *folder, const char *name)
 {
     const int n =
         snprintf(f->path, sizeof f->path, "%s%s%s", folder ? folder : "", folder ? "/" : "", name);
-    f->table = ends_in(name, ".csv");
+    f->table = kn_ends_in(name, ".csv");
     return n < (int)sizeof f->path || kn_fail("the log's path %s is too long", name);
 }
 

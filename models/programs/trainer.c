@@ -83,14 +83,37 @@ static bool load(training *t)
                                           .scaler = t->scaler, .ema = t->ema, .keep_options = true);
 }
 
-/* Shards the model, which has no values of a checkpoint yet. */
-static bool shard(training *t)
+bool training_shard(training *t, kn_fsdp_wrap_options o)
+{
+    const kn_comm_hook hook = settings_hook(t->s);
+    return kn_fsdp_wrap_(&t->model, t->world, o) &&
+           (!hook || kn_fsdp_set_comm_hook(&t->model, hook, NULL, true));
+}
+
+bool training_make_optim(training *t)
 {
     const settings *s = t->s;
-    kn_comm_hook hook = settings_hook(s);
-    t->device = settings_device(s);
-    return kn_fsdp_wrap_(&t->model, t->world, settings_fsdp(s, t->block_class)) &&
-           (!hook || kn_fsdp_set_comm_hook(&t->model, hook, NULL, true)) &&
+    return (t->optim = settings_optim(s, &t->model)) &&
+           (!settings_scaled(s) || (t->scaler = kn_scaler_new(&t->model))) &&
+           (s->ema == 0 ||
+            (t->ema = kn_ema_new(&t->model, .decay = s->ema, .use_buffers = s->ema_buffers)));
+}
+
+void training_free_model(training *t)
+{
+    kn_scaler_free(t->scaler);
+    kn_ema_free(t->ema);
+    kn_optim_free(t->optim);
+    kn_module_free(&t->model);
+    t->scaler = NULL;
+    t->ema = NULL;
+    t->optim = NULL;
+}
+
+static bool shard(training *t)
+{
+    t->device = settings_device(t->s);
+    return training_shard(t, settings_fsdp(t->s, t->block_class)) &&
            (!t->of->sharded || t->of->sharded(t));
 }
 
@@ -106,13 +129,7 @@ static void set_up(training *t)
 static bool prepare(training *t)
 {
     const settings *s = t->s;
-    if (!shard(t))
-        return false;
-    t->optim = settings_optim(s, &t->model);
-    if ((settings_scaled(s) && !(t->scaler = kn_scaler_new(&t->model))) ||
-        (s->ema > 0 &&
-         !(t->ema = kn_ema_new(&t->model, .decay = s->ema, .use_buffers = s->ema_buffers))) ||
-        !t->optim || !load(t))
+    if (!shard(t) || !training_make_optim(t) || !load(t))
         return false;
     set_up(t);
     if (!t->lr.kind)
@@ -226,10 +243,7 @@ int training_main(training *t, int argc, char **argv)
             train(t);
     }
     training_end(t);
-    kn_scaler_free(t->scaler);
-    kn_ema_free(t->ema);
-    kn_optim_free(t->optim);
-    kn_module_free(&t->model);
+    training_free_model(t);
     kn_host_free(t->config);
     t->of->free(t);
     kn_options_free(t->options);

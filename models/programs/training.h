@@ -132,6 +132,12 @@ int training_main(training *t, int argc, char **argv);
 /* True if steps remain before --steps, --stop-after and the end of --patience, or none are asked
  * for (--eval-only); else an error that asks for a larger --option. */
 bool training_has_steps(const training *t, const char *option);
+/* Shards the model, which has no values yet. */
+bool training_shard(training *t, kn_fsdp_wrap_options o);
+/* Makes the optimizer, and what goes with it. */
+bool training_make_optim(training *t);
+/* Frees these and the model; none of them need be there. */
+void training_free_model(training *t);
 
 /* ---- recording.c: --record and --explain ----------------------------------------------------- */
 

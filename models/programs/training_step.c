@@ -44,8 +44,7 @@ static bool evaluate_loss(training *t, step_report *p)
     int64_t count = t->s->eval_steps;
     double sum = 0, bytes = 0, mine[EVALUATED];
     double *all = kn_host_alloc((size_t)ranks * sizeof mine);
-    bool mode = kn_set_grad_mode(false), ok = all != NULL;
-    kn_train(&t->model, false);
+    bool ok = all != NULL;
     for (int64_t first = 0; ok && !t->stop && first < count; first += ranks) {
         kn_scope scope = kn_scope_begin();
         ok = validate(t, (first + rank) % count, mine) &&
@@ -59,8 +58,6 @@ static bool evaluate_loss(training *t, step_report *p)
         }
         kn_scope_end(scope);
     }
-    kn_train(&t->model, true);
-    kn_set_grad_mode(mode);
     kn_host_free(all);
     set_loss(t, p, sum, bytes);
     return ok && kn_ok();
@@ -68,7 +65,12 @@ static bool evaluate_loss(training *t, step_report *p)
 
 bool evaluate(training *t, step_report *p)
 {
-    return t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
+    const bool mode = kn_set_grad_mode(false);
+    kn_train(&t->model, false);
+    const bool ok = t->of->evaluate ? t->of->evaluate(t, p) : evaluate_loss(t, p);
+    kn_train(&t->model, true);
+    kn_set_grad_mode(mode);
+    return ok;
 }
 
 /* ---- measurements of a step ------------------------------------------------------------------ */

@@ -59,8 +59,7 @@ static json_t *special_of(const json_t *vocab)
     const char *text;
     json_object_foreach((json_t *)vocab, text, id)
     {
-        const size_t n = strlen(text);
-        if (n > 4 && strncmp(text, "<|", 2) == 0 && strcmp(text + n - 2, "|>") == 0)
+        if (strncmp(text, "<|", 2) == 0 && kn_ends_in(text + 2, "|>"))
             json_array_append_new(added, kn_tokenizer_special(json_integer_value(id), text));
     }
     return added;
@@ -120,11 +119,10 @@ kn_tokenizer *kn_tokenizer_load(const char *path)
     struct stat st;
     if (!kn_given_path(path, "kn_tokenizer_load", "the path"))
         return NULL;
-    const size_t n = strlen(path);
     const int there = kn_look(path, &st);
     if (there < 0)
         return NULL;
     if (there > 0 && S_ISDIR(st.st_mode))
         return load_folder(path);
-    return n > 6 && strcmp(path + n - 6, ".model") == 0 ? kn_sentences_load(path) : load_json(path);
+    return kn_ends_in(path, ".model") ? kn_sentences_load(path) : load_json(path);
 }
