@@ -1,4 +1,4 @@
-/* tests/failing.h: a call in which each allocation fails in its turn. */
+/* tests/failing.h: calls in which each allocation fails in its turn. */
 #ifndef KNAP_TESTS_FAILING_H
 #define KNAP_TESTS_FAILING_H
 
@@ -6,6 +6,18 @@
 #include "kernels/memory.h"
 #include "autograd/autograd.h"
 #include "tests/kn_test.h"
+
+/* Makes the call, which is true if all went well, with its allocation n failing, and says how it
+ * went: well where it has fewer. What fails is an error, which is cleared. */
+#define WITH_FAILING(n, ...)                                                                       \
+    ({                                                                                             \
+        kn_fail_alloc(n);                                                                          \
+        const bool ok_ = (__VA_ARGS__);                                                            \
+        kn_fail_alloc(0);                                                                          \
+        KN_CHECK(ok_ == kn_ok(), "allocation %d: %s", (int)(n), ok_ ? kn_error() : "no error");    \
+        kn_clear_error();                                                                          \
+        ok_;                                                                                       \
+    })
 
 /* Runs it with the first allocation failing, then the second, until none fails; under
  * AddressSanitizer one in 3. Each failure must be an error that leaves no tensor and no byte

@@ -2,9 +2,9 @@
  * values and gradients, of one chunk of rows and of several; memory; narrow dtypes; frozen inputs;
  * the same bits by any number of threads. */
 #include "autograd/gradcheck.h"
-#include "kernels/faults.h"
 #include "kernels/memory.h"
 #include "kernels/stream.h"
+#include "tests/failing.h"
 #include "tests/owned.h"
 #include <math.h>
 
@@ -254,29 +254,21 @@ KN_TEST(linear_loss, a_bad_target_has_its_row)
     REFUSED(kn_linear_cross_entropy(x, w, t), "target 11 in row 1090");
 }
 
+static bool forward_and_backward(void *arg)
+{
+    kn_tensor **in = arg;
+    return kn_backward(kn_linear_cross_entropy(in[0], in[1], in[INPUTS], .bias = in[2]));
+}
+
 /* Each allocation of a forward and a backward fails once: an error, and nothing stays. */
 KN_TEST(linear_loss, every_allocation_fails_once)
 {
     for (int i = 0; i < 2; i++) {
+        IN_SCOPE;
         const setting s = { .rows = i ? MORE : 9, .dtype = KN_BF16, .bias = true };
-        int64_t n = 0;
-        for (bool done = false; !done;) {
-            IN_SCOPE;
-            kn_tensor *in[INPUTS] = { input(&s, 0, KN_SHAPE(s.rows, C)),
-                                      input(&s, 1, KN_SHAPE(V, C)), input(&s, 2, KN_SHAPE(V)) };
-            kn_tensor *t = targets(s.rows);
-            const int64_t live = kn_ledger_read().live_total;
-            kn_fail_alloc(++n);
-            kn_scope inner = kn_scope_begin();
-            done = kn_backward(kn_linear_cross_entropy(in[0], in[1], t, .bias = in[2]));
-            kn_scope_end(inner);
-            kn_fail_alloc(0);
-            KN_CHECK(done || !kn_ok(), "allocation %d failed without an error", (int)n);
-            kn_clear_error();
-            KN_CHECK(done || kn_ledger_read().live_total == live, "allocation %d: bytes stay",
-                     (int)n);
-        }
-        KN_CHECK(n > 20, "%d allocations", (int)n);
+        kn_tensor *in[] = { input(&s, 0, KN_SHAPE(s.rows, C)), input(&s, 1, KN_SHAPE(V, C)),
+                            input(&s, 2, KN_SHAPE(V)), targets(s.rows) };
+        each_allocation_fails(forward_and_backward, NULL, in, 20);
     }
 }
 

@@ -4,9 +4,7 @@
 #define KNAP_TESTS_DATA_ALLOCATIONS_H
 
 #include "data/images.h"
-#include "kernels/faults.h"
-#include "kernels/memory.h"
-#include "tests/kn_test.h"
+#include "tests/failing.h"
 
 /* make gives a loader or NULL, and leaves a set of images that it opened in *set. An allocation
  * that fails is an error, gives no batch, and leaves nothing behind. most: there are fewer. */
@@ -16,20 +14,15 @@ static inline void fail_each_allocation(kn_loader *(*make)(const char *folder, k
     for (int64_t n = 1; n <= most; n++) {
         const kn_ledger before = kn_ledger_read();
         kn_image_set *set = NULL;
-        kn_fail_alloc(n);
+        kn_loader *l = NULL;
         kn_scope scope = kn_scope_begin();
-        kn_loader *l = make(folder, &set);
-        const kn_batch b = l ? kn_next(l) : (kn_batch){ 0 };
-        const bool hit = !kn_ok();
-        kn_fail_alloc(0);
-        KN_CHECK((b.x != NULL) == !hit, "allocation %d", (int)n);
+        const bool ok = WITH_FAILING(n, (l = make(folder, &set)) && kn_next(l).x);
         kn_scope_end(scope);
         kn_loader_free(l);
         kn_image_set_free(set);
-        kn_clear_error();
         KN_CHECK(kn_ledger_read().live[KN_MEM_DATA] == before.live[KN_MEM_DATA], "allocation %d",
                  (int)n);
-        if (!hit)
+        if (ok)
             return;
     }
     KN_CHECK(false, "more than %d allocations", (int)most);

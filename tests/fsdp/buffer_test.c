@@ -1,6 +1,6 @@
 /* tests/fsdp/buffer_test.c: buffers that compute in another dtype than their own: in several
  * modules, between forward and backward, and after a wrap that failed. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/ranks.h"
 #include "tests/fsdp/pair.h"
 
@@ -47,10 +47,7 @@ KN_TEST(buffer, a_wrap_that_fails_casts_no_buffer)
     for (int64_t n = 1; !ok && n < 2000; n++) { /* each allocation fails in turn */
         pair m;
         KN_CHECK(pair_init(&m, false));
-        kn_fail_alloc(n);
-        ok = kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16);
-        kn_fail_alloc(0);
-        kn_clear_error();
+        ok = WITH_FAILING(n, kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16));
         KN_CHECK(ok || (shows(&m, KN_F32, 1, 1.0001f, 300.7f) &&
                         kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_F16) &&
                         shows(&m, KN_F16, 1, 1, 300.75f)),

@@ -1,7 +1,7 @@
 /* tests/fsdp/fill_test.c: initial values by a function on whole modules (.fill_module): orthogonal
  * matrices, the same on any number of ranks; each module is whole only during its own call. Rank
  * functions return a status and never assert. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/net.h"
 
 typedef struct filling {
@@ -239,14 +239,11 @@ KN_TEST(fill, every_allocation_failing_is_an_error)
         kn_module *modules[] = { &m.fc1.base, NULL };
         kn_tensor *params[] = { kn_module_param(&m.fc2, "bias"), NULL };
         KN_CHECK(kn_materialize(&m.fc1, KN_CPU, 1) && kn_materialize(&m.fc2, KN_CPU, 1));
-        kn_fail_alloc(n);
-        ok = kn_fsdp_wrap(&m, NULL, .wrap_class = "layer_norm", .ignored_modules = modules,
-                          .ignored_params = params, .param_dtype = KN_BF16,
-                          .param_dtype_of = norms_in_f32, .buffer_dtype = KN_BF16,
-                          .fill_module = orthogonal, .fill_module_arg = &f);
-        kn_fail_alloc(0);
-        KN_CHECK(ok == kn_ok(), "allocation %lld", (long long)n);
-        kn_clear_error();
+        ok = WITH_FAILING(n, kn_fsdp_wrap(&m, NULL, .wrap_class = "layer_norm",
+                                          .ignored_modules = modules, .ignored_params = params,
+                                          .param_dtype = KN_BF16, .param_dtype_of = norms_in_f32,
+                                          .buffer_dtype = KN_BF16, .fill_module = orthogonal,
+                                          .fill_module_arg = &f));
         KN_CHECK(ok || !kn_fsdp_is_unit(&m), "allocation %lld leaves a unit", (long long)n);
         kn_module_free(&m);
         KN_CHECK(kn_live_tensors() == live && kn_ledger_read().live_total == bytes,

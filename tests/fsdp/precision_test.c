@@ -1,7 +1,7 @@
 /* tests/fsdp/precision_test.c: the dtypes that the modules of a unit see: inputs, outputs, buffers,
  * classes that compute in full precision. */
 #include "kernels/convert.h"
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/pair.h"
 #include "tests/fsdp/two.h"
 
@@ -222,15 +222,9 @@ KN_TEST(precision, buffers_are_shown_in_full)
     bool ok = false;
     KN_CHECK(pair_init(&m, false) && kn_fsdp_wrap(&m, NULL, .buffer_dtype = KN_BF16));
     for (int64_t n = 1; !ok && n < 500; n++) { /* each allocation fails in turn */
-        kn_fail_alloc(n);
-        ok = put(m.buffer, 2, 3, 4.001f) && kn_module_full_buffers(&m, true) &&
-             kn_module_full_buffers(&m, false);
-        kn_summon_scope s = kn_summon(&m);
-        ok = kn_summon_end(s) && ok;
-        kn_fail_alloc(0);
-        KN_CHECK(ok == kn_ok() && (!ok || kn_dtype_of(m.buffer) == KN_BF16), "allocation %d",
-                 (int)n);
-        kn_clear_error();
+        ok = WITH_FAILING(n, put(m.buffer, 2, 3, 4.001f) && kn_module_full_buffers(&m, true) &&
+                                 kn_module_full_buffers(&m, false) && kn_summon_end(kn_summon(&m)));
+        KN_CHECK(!ok || kn_dtype_of(m.buffer) == KN_BF16, "allocation %d", (int)n);
         KN_CHECK(kn_module_full_buffers(&m, false) && kn_dtype_of(m.buffer) == KN_BF16);
     }
     KN_CHECK(ok && shows(&m, KN_BF16, 2, 3, 4));

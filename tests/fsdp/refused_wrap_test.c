@@ -1,6 +1,6 @@
 /* tests/fsdp/refused_wrap_test.c: a kn_fsdp_wrap that fails, wherever it does, leaves the tree as
  * it was, and one with better options goes on to the bits of one that never failed. */
-#include "kernels/faults.h"
+#include "tests/failing.h"
 #include "tests/fsdp/two.h"
 
 /* ---- the ways to fail ------------------------------------------------------------------------ */
@@ -215,14 +215,11 @@ KN_TEST(refused_wrap, leaves_the_tree_where_memory_runs_out)
             look before = { 0 };
             KN_CHECK(tree(&m, where));
             kn_apply_modules(&m, look_at, &before);
-            kn_fail_alloc(n);
-            ok = wrap(
-                &m, kn_comm_self(),
-                (kn_fsdp_wrap_options){
-                    .buffer_dtype = KN_BF16, .param_dtype = KN_BF16, .ignore = "ln.*", .seed = 5 });
-            kn_fail_alloc(0);
-            KN_CHECK(ok || !kn_ok(), "allocation %lld", (long long)n);
-            kn_clear_error();
+            ok = WITH_FAILING(n, wrap(&m, kn_comm_self(),
+                                      (kn_fsdp_wrap_options){ .buffer_dtype = KN_BF16,
+                                                              .param_dtype = KN_BF16,
+                                                              .ignore = "ln.*",
+                                                              .seed = 5 }));
             KN_CHECK(ok || same_look(&m, &before), "%d, allocation %lld", where, (long long)n);
             if (!ok && n % 10 == 0)
                 goes_on(&m, where, false, kn_comm_self());

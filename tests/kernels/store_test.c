@@ -1,9 +1,9 @@
 /* tests/kernels/store_test.c: memory in a file: content, reuse, holes, the ledger, lifetime, full
  * disks and other errors. */
-#include "kernels/faults.h"
 #include "kernels/context.h"
 #include "kernels/store.h"
 #include "tensor/tensor_internal.h"
+#include "tests/failing.h"
 #include "tests/kn_test.h"
 
 #include <dirent.h>
@@ -222,28 +222,30 @@ KN_TEST(store, errors_are_sentences)
     KN_CHECK(empty_folder(dir));
 }
 
+static bool take_and_give(kn_memory *m, size_t bytes)
+{
+    void *p = kn_take(m, bytes, KN_MEM_STORE);
+    if (p)
+        kn_give(m, p, bytes, KN_MEM_STORE);
+    return p != NULL;
+}
+
+static bool use_a_store(const char *dir)
+{
+    kn_memory *m = kn_store_open(dir);
+    const bool ok = m && take_and_give(m, 3 * MIB) && take_and_give(m, MIB);
+    kn_store_close(m);
+    return ok;
+}
+
 KN_TEST(store, every_allocation_failing_is_an_error)
 {
     char *dir = folder();
     int64_t live = kn_ledger_read().live[KN_MEM_HOST];
-    for (int64_t n = 1; n < 20; n++) {
-        kn_fail_alloc(n);
-        kn_memory *m = kn_store_open(dir);
-        void *a = m ? kn_take(m, 3 * MIB, KN_MEM_STORE) : NULL;
-        if (a)
-            kn_give(m, a, 3 * MIB, KN_MEM_STORE);
-        void *b = a ? kn_take(m, MIB, KN_MEM_STORE) : NULL;
-        if (b)
-            kn_give(m, b, MIB, KN_MEM_STORE);
-        kn_store_close(m);
-        kn_fail_alloc(0);
-        KN_CHECK(kn_ok() == (b != NULL), "allocation %lld", (long long)n);
-        kn_clear_error();
+    for (int64_t n = 1, done = 0; !done; n++) {
+        done = WITH_FAILING(n, use_a_store(dir));
         KN_CHECK(kn_ledger_read().live[KN_MEM_HOST] == live, "allocation %lld leaks", (long long)n);
-        KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0);
-        if (b)
-            break;
-        KN_CHECK(n < 19, "never done");
+        KN_CHECK(kn_ledger_read().live[KN_MEM_STORE] == 0 && n < 20);
     }
     KN_CHECK(empty_folder(dir));
 }
