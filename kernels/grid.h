@@ -4,6 +4,7 @@
 #define KNAP_KERNELS_GRID_H
 
 #include "kernels/convert.h"
+#include "kernels/image_args.h"
 
 /* One dim: `read` elements of x, `made` positions of y. */
 typedef struct kn_grid_dim {
@@ -11,6 +12,15 @@ typedef struct kn_grid_dim {
     int64_t read, made;
     bool linear;
 } kn_grid_dim;
+
+/* x is the image that is read in forward, y the one that is made; d: 0 for rows, 1 for columns. */
+static inline kn_grid_dim kn_grid_dim_of(const kn_grid *g, bool linear, int d, const kn_array *x,
+                                         const kn_array *y)
+{
+    const kn_grid_dim r = { g->mul[d],       g->div[d],       g->centre,
+                            x->shape[2 + d], y->shape[2 + d], linear };
+    return r;
+}
 
 /* A position: between element first and the next one; part: the weight of the next one, in [0, 1).
  * Where it is 0, the next one may not exist. */

@@ -49,6 +49,13 @@ static inline KN_HD uint32_t kn_philox_at(uint64_t seed, uint64_t stream, uint64
     return kn_philox(seed, stream, i / 4).word[i % 4];
 }
 
+/* The word of element i, one of a block's; without an index into registers. */
+static inline KN_HD uint32_t kn_philox_word(kn_philox4 w, int64_t i)
+{
+    const uint32_t low = i & 1 ? w.word[1] : w.word[0], high = i & 1 ? w.word[3] : w.word[2];
+    return i & 2 ? high : low;
+}
+
 /* The seed of a call that was given a value, or its address in device memory. */
 static inline KN_HD uint64_t kn_seed_of(uint64_t seed, const uint64_t *at)
 {

@@ -4,13 +4,6 @@
 
 #include <math.h>
 
-static kn_grid_dim dim_of(const kn_grid *g, bool linear, int d, const kn_array *x,
-                          const kn_array *y)
-{
-    return (
-        kn_grid_dim){ g->mul[d], g->div[d], g->centre, x->shape[2 + d], y->shape[2 + d], linear };
-}
-
 static int64_t plane_of(const kn_array *a, const kn_ref_walk *at)
 {
     return at->at[0] * a->stride[0] + at->at[1] * a->stride[1];
@@ -29,8 +22,8 @@ kn_status kn_ref_interpolate(const void *args)
 {
     const kn_interpolate_args *a = args;
     const kn_array *x = &a->x;
-    const kn_grid_dim rows = dim_of(&a->grid, a->linear, 0, x, &a->y);
-    const kn_grid_dim columns = dim_of(&a->grid, a->linear, 1, x, &a->y);
+    const kn_grid_dim rows = kn_grid_dim_of(&a->grid, a->linear, 0, x, &a->y);
+    const kn_grid_dim columns = kn_grid_dim_of(&a->grid, a->linear, 1, x, &a->y);
     for (kn_ref_walk i = kn_ref_walk_over(&a->y, NULL); i.more; kn_ref_walk_next(&i)) {
         const kn_grid_place h = kn_grid_at(&rows, i.at[2]), w = kn_grid_at(&columns, i.at[3]);
         const int64_t row = plane_of(x, &i) + h.first * x->stride[2];
@@ -46,8 +39,8 @@ kn_status kn_ref_interpolate_grad(const void *args)
 {
     const kn_interpolate_grad_args *a = args;
     const kn_array *dy = &a->dy;
-    const kn_grid_dim rows = dim_of(&a->grid, a->linear, 0, &a->dx, dy);
-    const kn_grid_dim columns = dim_of(&a->grid, a->linear, 1, &a->dx, dy);
+    const kn_grid_dim rows = kn_grid_dim_of(&a->grid, a->linear, 0, &a->dx, dy);
+    const kn_grid_dim columns = kn_grid_dim_of(&a->grid, a->linear, 1, &a->dx, dy);
     for (kn_ref_walk i = kn_ref_walk_over(&a->dx, NULL); i.more; kn_ref_walk_next(&i)) {
         const int64_t h = i.at[2], w = i.at[3], plane = plane_of(dy, &i);
         double sum = 0;

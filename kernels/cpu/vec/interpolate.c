@@ -16,13 +16,6 @@ static bool takes(const kn_array *x, const kn_array *y, const kn_grid *g)
            isfinite(g->centre);
 }
 
-static kn_grid_dim dim_of(const kn_grid *g, bool linear, int d, const kn_array *x,
-                          const kn_array *y)
-{
-    return (
-        kn_grid_dim){ g->mul[d], g->div[d], g->centre, x->shape[2 + d], y->shape[2 + d], linear };
-}
-
 /* ---- forward --------------------------------------------------------------------------------- */
 
 typedef struct forward {
@@ -63,8 +56,8 @@ kn_status VEC_FN(vec_interpolate)(const void *args)
         return KN_DECLINED;
     forward f = { .x = a->x.data,
                   .y = a->y.data,
-                  .rows = dim_of(&a->grid, a->linear, 0, &a->x, &a->y),
-                  .columns = dim_of(&a->grid, a->linear, 1, &a->x, &a->y) };
+                  .rows = kn_grid_dim_of(&a->grid, a->linear, 0, &a->x, &a->y),
+                  .columns = kn_grid_dim_of(&a->grid, a->linear, 1, &a->x, &a->y) };
     const int64_t Q = f.columns.made, rows = a->y.shape[0] * a->y.shape[1] * f.rows.made;
     kn_grid_place *column = kn_host_alloc((size_t)Q * sizeof *column);
     if (!column)
@@ -154,8 +147,8 @@ kn_status VEC_FN(vec_interpolate_grad)(const void *args)
         return KN_DECLINED;
     backward b = { .dx = a->dx.data,
                    .dy = a->dy.data,
-                   .rows = dim_of(&a->grid, a->linear, 0, &a->dx, &a->dy),
-                   .columns = dim_of(&a->grid, a->linear, 1, &a->dx, &a->dy) };
+                   .rows = kn_grid_dim_of(&a->grid, a->linear, 0, &a->dx, &a->dy),
+                   .columns = kn_grid_dim_of(&a->grid, a->linear, 1, &a->dx, &a->dy) };
     const int64_t rows = a->dx.shape[0] * a->dx.shape[1] * b.rows.read;
     const int64_t work = a->dx.shape[0] * a->dx.shape[1] *
                          (b.rows.read * b.columns.read + b.rows.made * b.columns.made);

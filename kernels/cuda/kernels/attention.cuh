@@ -93,12 +93,9 @@ static __device__ inline A attention_factor(const attention_sizes &a, int64_t ro
 {
     if (!a.dropout)
         return 1;
-    uint64_t at = (uint64_t)(row * a.S + s);
-    kn_philox4 w = kn_philox(kn_seed_of(a.seed, a.seed_at), a.stream,
-                             at / 4); /* without an index into registers */
-    uint32_t low = at & 1 ? w.word[1] : w.word[0], high = at & 1 ? w.word[3] : w.word[2];
-    uint32_t word = at & 2 ? high : low;
-    return kn_dropout_keeps(word, a.threshold) ? (A)a.kept : (A)0;
+    int64_t at = row * a.S + s;
+    kn_philox4 w = kn_philox(kn_seed_of(a.seed, a.seed_at), a.stream, (uint64_t)at / 4);
+    return kn_dropout_keeps(kn_philox_word(w, at), a.threshold) ? (A)a.kept : (A)0;
 }
 
 /* How many keys query t sees. */

@@ -54,6 +54,11 @@ template <typename T> struct binary_op {
     kn_binary kind;
     A p0;
 
+    static binary_op of(const kn_binary_args *p)
+    {
+        return { p->dst.data,           kn_kept<T>::of(&p->dst), kn_kept<T>::of(&p->a),
+                 kn_kept<T>::of(&p->b), p->kind,                 (A)p->p0 };
+    }
     template <int V> struct in {
         kn_pack<T, V> x, y;
     };
@@ -109,35 +114,14 @@ template <typename T> where_op<T> where_of(const kn_where_args *a)
     return { (T *)a->dst.data, (const kn_bool *)a->cond.data, (const T *)a->a.data, (const T *)a->b.data };
 }
 
-template <typename T> binary_op<T> binary_of(const kn_binary_args *p)
-{
-    return { p->dst.data,           kn_kept<T>::of(&p->dst), kn_kept<T>::of(&p->a),
-             kn_kept<T>::of(&p->b), p->kind,                 (typename kn_wide<T>::type)p->p0 };
-}
-
-kn_status run_binary(const kn_binary_args *p)
-{
-    const kn_array *const arrays[] = { &p->dst, &p->a, &p->b };
-    switch (p->a.dtype) {
-    case KN_F32:
-        return kn_each<4>(arrays, binary_of<float>(p), binary_of<kn_any<float>>(p));
-    case KN_BF16:
-        return kn_each<8>(arrays, binary_of<kn_bf16>(p), binary_of<kn_any<float>>(p));
-    case KN_F16:
-        return kn_each<8>(arrays, binary_of<kn_f16>(p), binary_of<kn_any<float>>(p));
-    case KN_F64:
-        return kn_each(arrays, binary_of<double>(p));
-    default:
-        return kn_each(arrays, binary_of<kn_any<int64_t>>(p));
-    }
-}
-
 } // namespace
 
 extern "C" kn_status kn_cuda_binary(const void *args)
 {
     const kn_binary_args *p = (const kn_binary_args *)args;
-    return run_binary(p);
+    const kn_array *const arrays[] = { &p->dst, &p->a, &p->b };
+    return kn_dtype_is_float(p->a.dtype) ? kn_each_float<binary_op>(p->a.dtype, arrays, p)
+                                         : kn_each(arrays, binary_op<kn_any<int64_t>>::of(p));
 }
 
 extern "C" kn_status kn_cuda_where(const void *args)

@@ -11,11 +11,6 @@
  * visits s^2 times as many taps as meet something. */
 #include "kernels/cuda/kernels/conv.cuh"
 
-#define TILE 64
-#define DEEP 16
-#define EACH 4
-#define FEW  8 /* channels of a group below which tiles don't pay */
-
 /* out = the image that is made, in = the one that is read; channels are those of a group. */
 template <typename T> struct conv_call {
     T *out;
@@ -69,39 +64,6 @@ static __device__ inline conv_column conv_column_at(const conv_call<T> &c, int64
 }
 
 template <typename T>
-static __device__ inline typename kn_compute<T>::type
-conv_read(const conv_call<T> &c, const T *in, const conv_row &p, const conv_column &t)
-{
-    int h, w;
-    if (!conv_meet(c.d[0], p.h + t.h, h) || !conv_meet(c.d[1], p.w + t.s, w))
-        return 0;
-    return kn_get(in + p.base + t.base + h * c.si.h + w * c.si.w);
-}
-
-/* Adds one slice to a thread's outputs; only the first `wide` in a row count. */
-template <typename A>
-static __device__ inline void conv_multiply(const A (*left)[TILE + 1], const A (*right)[TILE + 1],
-                                            int tx, int ty, int wide, A (&sum)[EACH][EACH])
-{
-#pragma unroll
-    for (int k = 0; k < DEEP; k++) {
-        A x[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            x[i] = left[k][ty + i * (TILE / EACH)];
-#pragma unroll
-        for (int j = 0; j < EACH; j++) {
-            if (j >= wide)
-                continue;
-            A y = right[k][tx + j * (TILE / EACH)];
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-                sum[i][j] = kn_fma_rn(x[i], y, sum[i][j]);
-        }
-    }
-}
-
-template <typename T>
 KN_KERNEL_RESIDENT((TILE / EACH) * (TILE / EACH), sizeof(T) == 8 ? 1 : 3, conv_tile_kernel,
                    conv_call<T> c)
 {
@@ -124,8 +86,11 @@ KN_KERNEL_RESIDENT((TILE / EACH) * (TILE / EACH), sizeof(T) == 8 ? 1 : 3, conv_t
         __syncthreads();
         for (int e = id; e < TILE * DEEP; e += (int)blockDim.x) {
             int k = along ? e % DEEP : e / TILE, i = along ? e / DEEP : e % TILE;
-            bool live = k0 + k < c.taps;
-            left[k][i] = live && m0 + i < c.pixels ? conv_read(c, in, row[i], column[k]) : (A)0;
+            const conv_row &p = row[i];
+            const conv_column &t = column[k];
+            bool live = k0 + k < c.taps && m0 + i < c.pixels;
+            left[k][i] =
+                live ? conv_read(c.d, c.si, in + p.base + t.base, p.h + t.h, p.w + t.s) : (A)0;
         }
         for (int e = id; e < TILE * DEEP; e += (int)blockDim.x) {
             int k = e % DEEP, j = e / DEEP;
@@ -206,37 +171,28 @@ template <typename T> static kn_status conv_run(conv_call<T> &c, const kn_array 
                   (TILE / EACH) * (TILE / EACH), 0, c);
 }
 
-template <typename T> static kn_status conv_forward(const conv_case &v, const kn_array *bias)
+/* y from x, or (back) x from y. */
+template <typename T>
+static kn_status conv_make(const conv_case &v, const kn_array *bias, bool back)
 {
+    const kn_array *in = back ? v.y : v.x, *w = v.w;
+    const int64_t of_y = w->shape[0] / v.groups; /* channels of a group */
     conv_call<T> c = {};
-    c.in = (const T *)v.x->data;
-    c.w = (const T *)v.w->data;
-    c.bias = bias->data;
-    c.bias_f32 = bias->dtype == KN_F32;
-    c.bias_stride = bias->data ? bias->stride[0] : 0;
+    c.in = (const T *)in->data;
+    c.w = (const T *)w->data;
+    if (bias && bias->data) {
+        c.bias = bias->data;
+        c.bias_f32 = bias->dtype == KN_F32;
+        c.bias_stride = bias->stride[0];
+    }
     for (int d = 0; d < 2; d++)
-        c.d[d] = conv_dim_forward(v, d);
-    c.si = kn_image_of(v.x);
+        c.d[d] = back ? conv_dim_backward(v, d) : conv_dim_forward(v, d);
+    c.si = kn_image_of(in);
     c.groups = v.groups;
-    c.from = v.w->shape[1], c.to = v.w->shape[0] / v.groups;
-    c.w_from = v.w->stride[1], c.w_to = v.w->stride[0], c.w_group = c.to * c.w_to;
-    c.wr = v.w->stride[2], c.ws = v.w->stride[3];
-    return conv_run(c, v.y);
-}
-
-template <typename T> static kn_status conv_backward(const conv_case &v)
-{
-    conv_call<T> c = {};
-    c.in = (const T *)v.y->data;
-    c.w = (const T *)v.w->data;
-    for (int d = 0; d < 2; d++)
-        c.d[d] = conv_dim_backward(v, d);
-    c.si = kn_image_of(v.y);
-    c.groups = v.groups;
-    c.from = v.w->shape[0] / v.groups, c.to = v.w->shape[1];
-    c.w_from = v.w->stride[0], c.w_to = v.w->stride[1], c.w_group = c.from * c.w_from;
-    c.wr = v.w->stride[2], c.ws = v.w->stride[3];
-    return conv_run(c, v.x);
+    c.from = back ? of_y : w->shape[1], c.to = back ? w->shape[1] : of_y;
+    c.w_from = w->stride[!back], c.w_to = w->stride[back], c.w_group = of_y * w->stride[0];
+    c.wr = w->stride[2], c.ws = w->stride[3];
+    return conv_run(c, back ? v.x : v.y);
 }
 
 extern "C" kn_status kn_cuda_conv(const void *args)
@@ -251,7 +207,7 @@ extern "C" kn_status kn_cuda_conv(const void *args)
         (bias->data && (bias->ndim != 1 || bias->shape[0] != a->y.shape[1] ||
                         (bias->dtype != t && bias->dtype != KN_F32))))
         return KN_DECLINED;
-    KN_FLOATS(t, conv_forward, v, bias);
+    KN_FLOATS(t, conv_make, v, bias, false);
 }
 
 extern "C" kn_status kn_cuda_conv_grad_x(const void *args)
@@ -263,5 +219,5 @@ extern "C" kn_status kn_cuda_conv_grad_x(const void *args)
         return KN_FAILED;
     if (a->dx.dtype != t || a->w.dtype != t)
         return KN_DECLINED;
-    KN_FLOATS(t, conv_backward, v);
+    KN_FLOATS(t, conv_make, v, nullptr, true);
 }

@@ -60,6 +60,47 @@ static inline __device__ bool conv_meet(const conv_dim &d, int at, int &where)
     return where >= 0 && where < d.read;
 }
 
+/* The element of the image in, with strides s, at which a pixel and a tap meet; 0 outside of it. */
+template <typename T>
+static inline __device__ typename kn_compute<T>::type
+conv_read(const conv_dim (&d)[2], const kn_image &s, const T *in, int h, int w)
+{
+    int y, x;
+    if (!conv_meet(d[0], h, y) || !conv_meet(d[1], w, x))
+        return 0;
+    return kn_get(in + y * s.h + x * s.w);
+}
+
+/* ---- tiles ----------------------------------------------------------------------------------- */
+
+#define TILE 64 /* rows and columns of a block's results */
+#define DEEP 16 /* terms that pass through shared memory at once */
+#define EACH 4  /* rows and columns of a thread's results */
+#define FEW  8  /* channels of a group below which tiles don't pay */
+
+/* Adds one slice to a thread's results; only the first `wide` in a row count. */
+template <typename A>
+static __device__ inline void conv_multiply(const A (*left)[TILE + 1], const A (*right)[TILE + 1],
+                                            int tx, int ty, int wide, A (&sum)[EACH][EACH])
+{
+#pragma unroll
+    for (int k = 0; k < DEEP; k++) {
+        A x[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            x[i] = left[k][ty + i * (TILE / EACH)];
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            if (j >= wide)
+                continue;
+            A y = right[k][tx + j * (TILE / EACH)];
+#pragma unroll
+            for (int i = 0; i < EACH; i++)
+                sum[i][j] = kn_fma_rn(x[i], y, sum[i][j]);
+        }
+    }
+}
+
 /* ---- on the host ----------------------------------------------------------------------------- */
 
 /* A convolution whichever of its arrays is the result. */

@@ -10,10 +10,6 @@
  * Floor: as of conv.cu. */
 #include "kernels/cuda/kernels/conv.cuh"
 
-#define TILE    64
-#define DEEP    16
-#define EACH    4
-#define FEW     8    /* channels of a group below which tiles don't pay */
 #define THREADS 256  /* of a block */
 #define BLOCKS  1024 /* as many as keep a GPU busy */
 
@@ -59,10 +55,7 @@ template <typename T>
 static __device__ inline typename kn_compute<T>::type
 grad_w_read(const grad_w_call<T> &c, const T *x, const grad_w_row &p, const grad_w_column &t)
 {
-    int h, w;
-    if (!conv_meet(c.d[0], p.h + t.h, h) || !conv_meet(c.d[1], p.w + t.w, w))
-        return 0;
-    return kn_get(x + p.x + t.c + h * c.sx.h + w * c.sx.w);
+    return conv_read(c.d, c.sx, x + p.x + t.c, p.h + t.h, p.w + t.w);
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
@@ -98,14 +91,7 @@ KN_KERNEL_RESIDENT(THREADS, sizeof(T) == 8 ? 1 : 2, grad_w_tile_kernel, grad_w_c
             right[k][j] = live ? grad_w_read(c, x, row[k], column[j]) : (A)0;
         }
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < DEEP; k++)
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-#pragma unroll
-                for (int j = 0; j < EACH; j++)
-                    sum[i][j] = kn_fma_rn(left[k][ty + i * (TILE / EACH)],
-                                          right[k][tx + j * (TILE / EACH)], sum[i][j]);
+        conv_multiply(left, right, tx, ty, EACH, sum);
         __syncthreads();
     }
     A *out = c.partial + (part * c.groups + group) * c.to * c.taps;

@@ -8,31 +8,21 @@
 
 namespace
 {
-template <typename T> struct move_op {
+template <typename T> struct move_op : kn_of_one<T> {
     T *dst;
-    const T *src;
 
-    template <int V> using in = kn_pack<T, V>;
-    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
-    {
-        x = kn_load<V>(src + at[1], repeat[1]);
-    }
-    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &x, int64_t) const
+    template <int V>
+    __device__ void finish(const int64_t (&at)[2], const kn_pack<T, V> &x, int64_t) const
     {
         kn_save<V>(dst + at[0], x);
     }
 };
 
-template <typename To, typename From> struct convert_op {
+template <typename To, typename From> struct convert_op : kn_of_one<From> {
     To *dst;
-    const From *src;
 
-    template <int V> using in = kn_pack<From, V>;
-    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
-    {
-        x = kn_load<V>(src + at[1], repeat[1]);
-    }
-    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &x, int64_t) const
+    template <int V>
+    __device__ void finish(const int64_t (&at)[2], const kn_pack<From, V> &x, int64_t) const
     {
         kn_pack<To, V> y;
 #pragma unroll
@@ -219,7 +209,7 @@ template <typename T> kn_status move(const kn_copy_args *a)
     transpose t;
     if (transpose_make(t, a))
         return run_transpose<T, T>(a, t);
-    const move_op<T> op = { (T *)a->dst.data, (const T *)a->src.data };
+    const move_op<T> op = { { (T *)a->src.data }, (T *)a->dst.data };
     return kn_each<16 / sizeof(T)>(arrays, op, op);
 }
 
@@ -229,7 +219,7 @@ template <typename To, typename From> kn_status convert(const kn_copy_args *a)
     transpose t;
     if (transpose_make(t, a))
         return run_transpose<To, From>(a, t);
-    const convert_op<To, From> op = { (To *)a->dst.data, (const From *)a->src.data };
+    const convert_op<To, From> op = { { (From *)a->src.data }, (To *)a->dst.data };
     return kn_each<8>(arrays, op, op);
 }
 } // namespace

@@ -208,6 +208,18 @@ static inline __device__ void kn_rolled(A (&x)[V], A (&y)[V], F f)
     }
 }
 
+/* What operations of one input have in common; src is array 1. */
+template <typename T> struct kn_of_one {
+    typename kn_kept<T>::type src;
+
+    template <int V> using in = kn_pack<T, V>;
+    template <int V>
+    __device__ void load(const int64_t (&at)[2], const bool *repeat, kn_pack<T, V> &x) const
+    {
+        x = kn_load<V>(src + at[1], repeat[1]);
+    }
+};
+
 /* ---- walking in steps of V ------------------------------------------------------------------- */
 
 /* A walk whose last dim is counted in vectors. */
@@ -343,6 +355,19 @@ static kn_status kn_each(const kn_array *const (&a)[N], const Any &any)
     if (s.count == 0)
         return KN_DONE;
     return KN_RUN_FLAT((each_kernel<N, 1, Any>), kn_blocks(s.vectors, 256, 2), 256, s, any);
+}
+
+/* Runs the operation Op<T>::of(args) on floats of dtype t. */
+template <template <typename> class Op, int N, typename... Args>
+static kn_status kn_each_float(kn_dtype t, const kn_array *const (&a)[N], Args... args)
+{
+    switch (t) {
+    case KN_F32: return kn_each<4>(a, Op<float>::of(args...), Op<kn_any<float>>::of(args...));
+    case KN_BF16: return kn_each<8>(a, Op<kn_bf16>::of(args...), Op<kn_any<float>>::of(args...));
+    case KN_F16: return kn_each<8>(a, Op<kn_f16>::of(args...), Op<kn_any<float>>::of(args...));
+    case KN_F64: return kn_each(a, Op<double>::of(args...));
+    default: return KN_DECLINED;
+    }
 }
 
 #endif

@@ -76,7 +76,7 @@ static grid_call<T> grid_call_of(const kn_array *x, const kn_array *y, const kn_
     c.so = kn_image_of(out);
     c.si = kn_image_of(in);
     for (int d = 0; d < 2; d++)
-        c.d[d] = { g->mul[d], g->div[d], g->centre, x->shape[2 + d], y->shape[2 + d], linear };
+        c.d[d] = kn_grid_dim_of(g, linear, d, x, y);
     c.count = kn_array_numel(out);
     c.channels = out->shape[1];
     c.H = out->shape[2];

@@ -159,12 +159,7 @@ __device__ void round_to(const kn_opt_piece &o, const piece_numbers<A> &c, int w
             have = (uint64_t)e / 4;
             words = kn_philox(c.key, stream, have);
         }
-        int w = (int)(e % 4);
-        uint32_t word = w == 0   ? words.word[0]
-                        : w == 1 ? words.word[1]
-                        : w == 2 ? words.word[2]
-                                 : words.word[3];
-        x[v] = (A)kn_rounded_at_random(t, (float)x[v], word);
+        x[v] = (A)kn_rounded_at_random(t, (float)x[v], kn_philox_word(words, e));
     }
 }
 

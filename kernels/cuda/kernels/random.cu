@@ -123,22 +123,26 @@ template <typename T> kn_status run_round(const kn_round_args *a)
 
 /* ---- dropout --------------------------------------------------------------------------------- */
 
-template <typename T> struct dropout_op {
+template <typename T> struct dropout_op : kn_of_one<T> {
     typedef typename kn_compute<T>::type A;
-    typename kn_kept<T>::type y, x;
+    typename kn_kept<T>::type y;
     uint64_t seed, stream;
     const uint64_t *seed_at;
     uint32_t threshold;
     A scale;
 
-    template <int V> using in = kn_pack<T, V>;
-    template <int V>
-    __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &r) const
+    static dropout_op of(const kn_dropout_args *a)
     {
-        r = kn_load<V>(x + at[1], repeat[1]);
+        return { { kn_kept<T>::of(&a->x) },
+                 kn_kept<T>::of(&a->y),
+                 a->seed,
+                 a->stream,
+                 a->seed_at,
+                 kn_dropout_threshold(a->p),
+                 (A)kn_dropout_scale(a->p) };
     }
     template <int V>
-    __device__ void finish(const int64_t (&at)[2], const in<V> &r, int64_t first) const
+    __device__ void finish(const int64_t (&at)[2], const kn_pack<T, V> &r, int64_t first) const
     {
         A z[V];
         kn_widen(r, z);
@@ -148,28 +152,12 @@ template <typename T> struct dropout_op {
         for (int v = 0; v < V; v++) {
             if (v % 4 == 0)
                 words = kn_philox(key, stream, (uint64_t)(first + v) / 4);
-            uint32_t word = V < 4 ? pick(words, (int)((first + v) % 4)) : words.word[v % 4];
+            uint32_t word = V < 4 ? kn_philox_word(words, first + v) : words.word[v % 4];
             z[v] = kn_dropout_keeps(word, threshold) ? kn_mul_rn(z[v], scale) : 0;
         }
         kn_save_wide<V>(y + at[0], z);
     }
-    /* Without an index into registers. */
-    static __device__ uint32_t pick(const kn_philox4 &w, int i)
-    {
-        return i == 0 ? w.word[0] : i == 1 ? w.word[1] : i == 2 ? w.word[2] : w.word[3];
-    }
 };
-
-template <typename T> dropout_op<T> dropout_of(const kn_dropout_args *a)
-{
-    return { kn_kept<T>::of(&a->y),
-             kn_kept<T>::of(&a->x),
-             a->seed,
-             a->stream,
-             a->seed_at,
-             kn_dropout_threshold(a->p),
-             (typename kn_compute<T>::type)kn_dropout_scale(a->p) };
-}
 } // namespace
 
 extern "C" kn_status kn_cuda_random(const void *args)
@@ -184,18 +172,7 @@ extern "C" kn_status kn_cuda_dropout(const void *args)
     const kn_array *const arrays[] = { &a->y, &a->x };
     if (a->y.dtype != a->x.dtype)
         return KN_DECLINED;
-#define CASE(T)                                                                                    \
-    return kn_each<16 / sizeof(T)>(arrays, dropout_of<T>(a), dropout_of<kn_any<float>>(a))
-    switch (a->y.dtype) {
-    case KN_F32: CASE(float);
-    case KN_BF16: CASE(kn_bf16);
-    case KN_F16: CASE(kn_f16);
-    case KN_F64:
-        return kn_each(arrays, dropout_of<double>(a));
-    default:
-        return KN_DECLINED;
-    }
-#undef CASE
+    return kn_each_float<dropout_op>(a->y.dtype, arrays, a);
 }
 
 extern "C" kn_status kn_cuda_round(const void *args)

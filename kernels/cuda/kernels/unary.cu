@@ -15,12 +15,16 @@ namespace
     KN_UNROLLED_##work(KN_##kind, const A d = g[v]; const A x = u[v]; const A y = x;               \
                        (void)d; (void)y; g[v] = (gradient))
 
-template <typename T> struct unary_op {
+template <typename T> struct unary_op : kn_of_one<T> {
     typedef typename kn_wide<T>::type A;
-    typename kn_kept<T>::type dst, src;
+    typename kn_kept<T>::type dst;
     kn_unary kind;
     A p0, p1;
 
+    static unary_op of(const kn_unary_args *a)
+    {
+        return { { kn_kept<T>::of(&a->src) }, kn_kept<T>::of(&a->dst), a->kind, (A)a->p0, (A)a->p1 };
+    }
     __device__ A of_long(A x) const
     {
         switch (kind) {
@@ -29,13 +33,9 @@ template <typename T> struct unary_op {
             return x;
         }
     }
-    template <int V> using in = kn_pack<T, V>;
-    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
-    {
-        x = kn_load<V>(src + at[1], repeat[1]);
-    }
     /* The kind is looked at once a vector. */
-    template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &from, int64_t) const
+    template <int V>
+    __device__ void finish(const int64_t (&at)[2], const kn_pack<T, V> &from, int64_t) const
     {
         A u[V];
         kn_widen(from, u);
@@ -49,16 +49,11 @@ template <typename T> struct unary_op {
 };
 
 /* Integers wrap around. */
-struct unary_int_op {
-    kn_any_at<int64_t> dst, src;
+struct unary_int_op : kn_of_one<kn_any<int64_t>> {
+    kn_any_at<int64_t> dst;
     kn_unary kind;
     int64_t p0, p1;
 
-    template <int V> using in = kn_pack<kn_any<int64_t>, V>;
-    template <int V> __device__ void load(const int64_t (&at)[2], const bool *repeat, in<V> &x) const
-    {
-        x = kn_load<V>(src + at[1], repeat[1]);
-    }
     template <int V> __device__ void finish(const int64_t (&at)[2], const in<V> &from, int64_t) const
     {
         int64_t x[V] = { kn_int_unary(kind, kn_read(from.x[0]), p0, p1) };
@@ -66,42 +61,18 @@ struct unary_int_op {
     }
 };
 
-template <typename T> unary_op<T> unary_of(const kn_unary_args *a)
-{
-    typedef typename kn_wide<T>::type A;
-    return { kn_kept<T>::of(&a->dst), kn_kept<T>::of(&a->src), a->kind, (A)a->p0, (A)a->p1 };
-}
-
-template <typename T> kn_status floats(const kn_unary_args *a)
-{
-    const kn_array *const arrays[] = { &a->dst, &a->src };
-    return kn_each<16 / sizeof(T)>(arrays, unary_of<T>(a), unary_of<kn_any<float>>(a));
-}
 } // namespace
 
 extern "C" kn_status kn_cuda_unary(const void *args)
 {
     const kn_unary_args *a = (const kn_unary_args *)args;
     const kn_array *const arrays[] = { &a->dst, &a->src };
-    switch (a->src.dtype) {
-    case KN_F32:
-        return floats<float>(a);
-    case KN_BF16:
-        return floats<kn_bf16>(a);
-    case KN_F16:
-        return floats<kn_f16>(a);
-    case KN_F64:
-        return kn_each(arrays, unary_of<double>(a));
-    case KN_I64:
-    case KN_I32:
-    case KN_U8:
-    case KN_BOOL:
-        return kn_each(arrays, unary_int_op{ kn_kept<kn_any<int64_t>>::of(&a->dst),
-                                             kn_kept<kn_any<int64_t>>::of(&a->src), a->kind,
-                                             kn_int_param(a->p0), kn_int_param(a->p1) });
-    default:
-        return KN_DECLINED;
-    }
+    const kn_dtype t = a->src.dtype;
+    if (t != KN_I64 && t != KN_I32 && t != KN_U8 && t != KN_BOOL)
+        return kn_each_float<unary_op>(t, arrays, a);
+    return kn_each(arrays, unary_int_op{ { kn_kept<kn_any<int64_t>>::of(&a->src) },
+                                         kn_kept<kn_any<int64_t>>::of(&a->dst), a->kind,
+                                         kn_int_param(a->p0), kn_int_param(a->p1) });
 }
 
 /* ---- derivatives ---- */
@@ -115,6 +86,11 @@ template <typename T> struct unary_grad_op {
     bool reads;
     A p0, p1;
 
+    static unary_grad_op of(const kn_unary_grad_args *a, const kn_array *in)
+    {
+        return { kn_kept<T>::of(&a->dx), kn_kept<T>::of(&a->dy), kn_kept<T>::of(in), a->kind,
+                 in != &a->dy,           (A)a->p0,               (A)a->p1 };
+    }
     __device__ A of_long(A d, A x) const
     {
         const A y = x;
@@ -146,13 +122,6 @@ template <typename T> struct unary_grad_op {
         kn_save_wide<V>(dx + at[0], g);
     }
 };
-
-template <typename T> unary_grad_op<T> grad_of(const kn_unary_grad_args *a, const kn_array *in)
-{
-    typedef typename kn_wide<T>::type A;
-    return { kn_kept<T>::of(&a->dx), kn_kept<T>::of(&a->dy), kn_kept<T>::of(in), a->kind,
-             in != &a->dy,           (A)a->p0,               (A)a->p1 };
-}
 } // namespace
 
 extern "C" kn_status kn_cuda_unary_grad(const void *args)
@@ -160,13 +129,5 @@ extern "C" kn_status kn_cuda_unary_grad(const void *args)
     const kn_unary_grad_args *a = (const kn_unary_grad_args *)args;
     const kn_array *in = kn_unary_grad_input(a);
     const kn_array *const arrays[] = { &a->dx, &a->dy, in };
-#define CASE(T)                                                                                    \
-    return kn_each<16 / sizeof(T)>(arrays, grad_of<T>(a, in), grad_of<kn_any<float>>(a, in))
-    switch (a->dx.dtype) {
-    case KN_F32: CASE(float);
-    case KN_BF16: CASE(kn_bf16);
-    case KN_F16: CASE(kn_f16);
-    default: return kn_each(arrays, grad_of<double>(a, in));
-    }
-#undef CASE
+    return kn_each_float<unary_grad_op>(a->dx.dtype, arrays, a, in);
 }
