@@ -13,6 +13,7 @@
  * more than NODE seconds, forward and end together, or a wider MLP takes less time than a narrower
  * one. */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "knap.h"
 
 #include "kernels/kernels_internal.h"
@@ -100,18 +101,6 @@ static double seconds(work_fn fn, work *w, int busy)
 
 enum { NODES = 100, CHAINS = 2000, LAYERS = 3, MLP_ROWS = 32, MLP_STEPS = 301 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *seconds, size_t n)
-{
-    qsort(seconds, n, sizeof *seconds, by_value);
-    return seconds[n / 2];
-}
-
 /* False if a node costs too much. */
 static bool nodes(bool grad)
 {
@@ -134,8 +123,8 @@ static bool nodes(bool grad)
         kn_clear_grad(x);
     }
     kn_scope_end(all);
-    const double f = median(forward, CHAINS) / NODES, b = median(backward, CHAINS) / NODES,
-                 e = median(end, CHAINS) / NODES;
+    const double f = median_of(forward, CHAINS) / NODES, b = median_of(backward, CHAINS) / NODES,
+                 e = median_of(end, CHAINS) / NODES;
     const bool good = !grad || f + e <= NODE;
     printf("node, %s grad: forward %.0f ns, backward %.0f, end %.0f: %s\n", grad ? "with" : "no",
            1e9 * f, 1e9 * b, 1e9 * e, good ? "ok" : "MORE THAN A NODE MAY");
@@ -163,7 +152,7 @@ static double mlp(int64_t width)
         seconds[i] = kn_now() - t;
     }
     kn_scope_end(all);
-    return median(seconds, MLP_STEPS);
+    return median_of(seconds, MLP_STEPS);
 }
 
 static bool small(void)
@@ -195,7 +184,7 @@ static bool row(const char *what, work_fn fn, work *w, int busy, int times)
     }
     if (!ok)
         return false;
-    const double a = median(alone, (size_t)times), b = median(beside, (size_t)times);
+    const double a = median_of(alone, times), b = median_of(beside, times);
     printf("%-8s %8.1f ms alone %8.1f ms beside %d busy threads: %.2f times, %s\n", what, 1e3 * a,
            1e3 * b, busy, b / a, b / a <= GOAL ? "ok" : "MORE THAN ITS SHARE");
     fflush(stdout);

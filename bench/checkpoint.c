@@ -8,6 +8,7 @@
  *       The shards of a small model on so many ranks, into DIR; element i of a tensor holds i.
  *       scripts/peers dcp reads them with PyTorch. */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "kernels/error.h"
 #include "state/pieces.h"
 
@@ -218,18 +219,6 @@ static double seconds(bool (*f)(load *), load *l)
     return now() - begun;
 }
 
-static int compare(const void *x, const void *y)
-{
-    double a = *(const double *)x, b = *(const double *)y;
-    return (a > b) - (a < b);
-}
-
-static double middle(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, compare);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 /* Of this process and its children. */
 static double processors(void)
 {
@@ -264,10 +253,10 @@ static void measure(load *l, int rounds)
     double mb = (double)l->bytes / 1e6;
     for (int k = 0; k < 4; k++)
         printf("%-14s %8.1f MB/s (median of %d), %.3f s of processors\n", what[k],
-               mb / middle(t[k], rounds), rounds, busy[k] / rounds);
+               mb / median_of(t[k], rounds), rounds, busy[k] / rounds);
     for (int k = 0; k < 4; k += 2)
         printf("%s: %.0f %% of dd\n", what[k],
-               100 * middle(t[k + 1], rounds) / middle(t[k], rounds));
+               100 * median_of(t[k + 1], rounds) / median_of(t[k], rounds));
 }
 
 int main(int argc, char **argv)

@@ -18,6 +18,7 @@
  * The last line is the cost of the contract, which compares the collectives of all ranks. Goal: at
  * most 1 % of a step of 100 ms with 100 calls, so 10 us a call. */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "kernels/trace.h"
 #include "comm/comm_internal.h"
 #include "kernels/kernels_internal.h"
@@ -110,19 +111,13 @@ static float timed(bench *b, call_fn call, int64_t bytes)
     return t;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
 static void row(bench *b, const char *what, call_fn call, double shards, bool goal)
 {
     enum { MOST = 1000 };
-    float op[MOST], floor[MOST];
+    double op[MOST], floor[MOST];
     int64_t bytes = (int64_t)(shards * (double)b->count * 4);
     for (int i = -3; i < b->times; i++) {
-        float a = timed(b, call, 0), c = timed(b, NULL, bytes);
+        double a = timed(b, call, 0), c = timed(b, NULL, bytes);
         if (i >= 0) {
             op[i] = a;
             floor[i] = c;
@@ -130,9 +125,7 @@ static void row(bench *b, const char *what, call_fn call, double shards, bool go
     }
     if (!kn_ok() || b->rank != 0)
         return;
-    qsort(op, (size_t)b->times, sizeof *op, by_value);
-    qsort(floor, (size_t)b->times, sizeof *floor, by_value);
-    double t = op[b->times / 2], f = floor[b->times / 2];
+    double t = median_of(op, b->times), f = median_of(floor, b->times);
     printf("%-34s %8.3f ms  best %7.3f   copies %6.1f MiB %8.3f ms  best %7.3f   ratio %.2f%s\n",
            what, t * 1e3, op[0] * 1e3, (double)bytes / (1 << 20), f * 1e3, floor[0] * 1e3, t / f,
            !goal           ? ""

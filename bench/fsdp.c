@@ -18,11 +18,11 @@
  * of NO_SHARD (rank 0, medians would need more steps: noise shows here too). */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
+#include "bench/times.h"
 #include "knap.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
-#include <time.h>
 
 #define GOAL        0.97
 #define MAX_REPEATS 100
@@ -100,14 +100,6 @@ static void run_end(run *r)
     kn_tensor_free(r->y);
     kn_memory_trim(KN_CPU);
     *r = (run){ 0 };
-}
-
-/* Seconds that this process's threads computed so far. */
-static double busy(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Seconds of a step of so many, between two barriers. */
@@ -198,19 +190,6 @@ static double copy_rate(kn_comm *world)
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Sorts v. */
-static double median(double *v, int n)
-{
-    qsort(v, (size_t)n, sizeof *v, by_size);
-    return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
 static void print_row(const contender *c, run *r, run *base, int n, double rate)
 {
     double ratio[MAX_REPEATS], of_busy[MAX_REPEATS];
@@ -218,15 +197,15 @@ static void print_row(const contender *c, run *r, run *base, int n, double rate)
         ratio[i] = base->seconds[i] / r->seconds[i];
         of_busy[i] = base->busy[i] / r->busy[i];
     }
-    const double mid = median(ratio, n), mine = median(r->seconds, n),
-                 other = median(base->seconds, n);
+    const double mid = median_of(ratio, n), mine = median_of(r->seconds, n),
+                 other = median_of(base->seconds, n);
     printf("%-21s %8.1f ms a step, no_shard %8.1f (%.1f to %.1f %%): ratio %5.1f %% (%.1f to "
            "%.1f), floor %.1f %%",
            c->name, 1e3 * mine, 1e3 * other, 100 * base->seconds[0] / other,
            100 * base->seconds[n - 1] / other, 100 * mid, 100 * ratio[0], 100 * ratio[n - 1],
            100 * other / (other + more(&r->rows, &base->rows, true) / rate));
-    printf("; processor %.1f ms, %.1f: ratio %.1f %%", 1e3 * median(r->busy, n),
-           1e3 * median(base->busy, n), 100 * median(of_busy, n));
+    printf("; processor %.1f ms, %.1f: ratio %.1f %%", 1e3 * median_of(r->busy, n),
+           1e3 * median_of(base->busy, n), 100 * median_of(of_busy, n));
     if (c->strategy == KN_FULL_SHARD)
         printf("; goal %.0f %%: %s", 100 * GOAL, mid >= GOAL ? "met" : "missed");
     printf("\n");
@@ -239,10 +218,11 @@ static bool compare(const contender *c, const sizes *s, kn_comm *world, bool whe
     for (int i = -1; ok && i < s->repeats; i++)
         for (int k = 0; ok && k < 2; k++) {
             run *one = (i & 1) == k ? &base : &r;
-            const double before = busy(), seconds = step(one, s, world, i < 0 ? 1 : s->steps);
+            const double before = processor_seconds(),
+                         seconds = step(one, s, world, i < 0 ? 1 : s->steps);
             ok = kn_ok();
             one->seconds[i < 0 ? 0 : i] = seconds;
-            one->busy[i < 0 ? 0 : i] = (busy() - before) / s->steps;
+            one->busy[i < 0 ? 0 : i] = (processor_seconds() - before) / s->steps;
         }
     for (int i = 0; ok && i < TRACED; i++)
         ok = trace(&base, s, world) && trace(&r, s, world);

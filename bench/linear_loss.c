@@ -8,6 +8,7 @@
  * --rows: default 256, 1024 and 4096, a line each. Times by the clock and, on the CPU, by the
  * processor (the sum over all threads, where other programs of the machine count less). */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "kernels/stream.h"
 #include "kernels/trace.h"
 #include "knap.h"
@@ -16,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { ROUNDS = 9 };
 
@@ -29,13 +29,6 @@ typedef struct taken {
     int64_t peak;                            /* bytes */
     double loss;
 } taken;
-
-static double processor_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static bool once(const head *h, bool fused, int round, taken *t)
 {
@@ -57,18 +50,6 @@ static bool once(const head *h, bool fused, int round, taken *t)
     return kn_ok();
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *t)
-{
-    qsort(t, ROUNDS, sizeof *t, by_size);
-    return t[ROUNDS / 2];
-}
-
 static bool line(kn_device device, kn_dtype dtype, int64_t rows, int64_t embd, int64_t vocab)
 {
     taken apart = { 0 }, fused = { 0 };
@@ -86,12 +67,12 @@ static bool line(kn_device device, kn_dtype dtype, int64_t rows, int64_t embd, i
     for (int i = 0; i < ROUNDS && ok; i++)
         ok = once(&h, i % 2, i, i % 2 ? &fused : &apart) &&
              once(&h, !(i % 2), i, i % 2 ? &apart : &fused);
-    const double a = median(apart.clock), f = median(fused.clock);
+    const double a = median_of(apart.clock, ROUNDS), f = median_of(fused.clock, ROUNDS);
     printf("%6lld x %lld -> %lld %-4s  apart %8.1f ms %6.0f MB   fused %8.1f ms %6.0f MB   "
            "time x%.3f (processor x%.3f), memory x%.2f, losses differ by %.1e\n",
            (long long)rows, (long long)embd, (long long)vocab, kn_dtype_name(dtype), 1e3 * a,
            1e-6 * (double)apart.peak, 1e3 * f, 1e-6 * (double)fused.peak, f / a,
-           median(fused.processor) / median(apart.processor),
+           median_of(fused.processor, ROUNDS) / median_of(apart.processor, ROUNDS),
            (double)fused.peak / (double)apart.peak, fabs(fused.loss / apart.loss - 1));
     fflush(stdout);
     kn_scope_end(s);

@@ -6,6 +6,7 @@
  *
  * N of steps: measured steps of the GPT, default 4. */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "kernels/trace.h"
 #include "knap.h"
 #include "optim/optim_internal.h"
@@ -14,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { NS = 5, REPEATS = 7 };
 
@@ -38,20 +38,12 @@ static void orthogonal(kn_tensor *x)
     kn_newton_schulz(x, quintic, NS, 1e-7);
 }
 
-/* Of all threads, so that others on the machine count less. */
-static double cpu_seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static double seconds_of(void (*fn)(kn_tensor *x), kn_tensor *x)
 {
     kn_scope s = kn_scope_begin();
-    double begin = cpu_seconds();
+    double begin = processor_seconds();
     fn(x);
-    double took = cpu_seconds() - begin;
+    double took = processor_seconds() - begin;
     kn_scope_end(s);
     return took;
 }

@@ -15,6 +15,7 @@
  * --compute_us, a layer's compute is a wait too, of --compute_us (default 1500) forward and twice
  * that backward; else it is a real product. */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "fsdp/schedule.h"
 #include "knap.h"
 #include <stdio.h>
@@ -110,12 +111,6 @@ static bool step(chain *c, const settings *s)
     return ok;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Median seconds of a step of the slowest rank, with every gather and reduction slowed by
  * latency. */
 static double measure(kn_comm *world, settings *s, bool prefetch, double latency, double *units)
@@ -141,8 +136,7 @@ static double measure(kn_comm *world, settings *s, bool prefetch, double latency
     }
     *units = (double)kn_ledger_read().peak[KN_MEM_GATHERED] / (4.0 * s->dim * s->dim);
     kn_module_free(&c);
-    qsort(seconds, (size_t)s->times, sizeof *seconds, by_size);
-    return seconds[s->times / 2];
+    return median_of(seconds, s->times);
 }
 
 /* ---- the comparison -------------------------------------------------------------------------- */

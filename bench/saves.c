@@ -10,6 +10,7 @@
  * The first dd copies bytes of a checkpoint, as disks may tell zeros from others; the second reads
  * the checkpoint's files. --layers: 12 are GPT-2's; fewer for a short run. */
 #include "bench/args.h"
+#include "bench/times.h"
 #include "knap.h"
 
 #include <dirent.h>
@@ -208,25 +209,13 @@ static bool one_round(bench *b, int r)
     return ok && kn_checkpoint_wait(b->folder) && kn_ok();
 }
 
-static int by_value(const void *x, const void *y)
-{
-    const double a = *(const double *)x, b = *(const double *)y;
-    return (a > b) - (a < b);
-}
-
-static double middle(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 static void print(bench *b, int rounds)
 {
     static const char *const what[TIMES] = { "save", "dd conv=fsync", "load",
                                              "dd",   "async",         "memcpy" };
     double m[TIMES];
     for (int k = 0; k < TIMES; k++)
-        m[k] = middle(b->time[k], rounds);
+        m[k] = median_of(b->time[k], rounds);
     printf("%d rank%s, %.0f MB, medians of %d:\n", kn_comm_size(b->world),
            kn_comm_size(b->world) == 1 ? "" : "s", b->all / 1e6, rounds);
     for (int k = 0; k < TIMES; k++)

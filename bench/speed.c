@@ -21,13 +21,13 @@
  * scripts/peers speed makes it take turns with PyTorch. */
 #include "bench/args.h"
 #include "bench/kernel_rows.h"
+#include "bench/times.h"
 #include "knap.h"
 #include "kernels/kernels.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 
 enum { WARM = 2, TRACE_EVENTS = 200000 };
 
@@ -157,14 +157,6 @@ static void work_end(work *w)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Seconds that this process's threads computed so far. */
-static double busy(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* Returns its seconds. */
 static double step(work *w)
 {
@@ -179,26 +171,19 @@ static double step(work *w)
     return kn_now() - begin;
 }
 
-static int by_size(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* The median of w->steps steps, the fastest, and the processors' seconds of a step. */
 static bool measure(work *w, double *median, double *best, double *processors)
 {
     double *seconds = kn_host_alloc((size_t)w->steps * sizeof *seconds);
-    const double before = busy();
+    const double before = processor_seconds();
     for (int64_t i = 0; seconds && i < w->steps && kn_ok(); i++)
         seconds[i] = step(w);
     if (!seconds || !kn_ok()) {
         kn_host_free(seconds);
         return false;
     }
-    *processors = (busy() - before) / (double)w->steps;
-    qsort(seconds, (size_t)w->steps, sizeof *seconds, by_size);
-    *median = seconds[w->steps / 2];
+    *processors = (processor_seconds() - before) / (double)w->steps;
+    *median = median_of(seconds, w->steps);
     *best = seconds[0];
     kn_host_free(seconds);
     return true;
