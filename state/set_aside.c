@@ -5,14 +5,11 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* Whether c is a checkpoint of the run that saves in dir; false also with an error. */
 static bool is_of(const kn_checkpoint *c, const char *dir)
 {
-    struct stat a, b;
-    return kn_look(kn_path_above(c->dir).text, &a) > 0 && kn_look(dir, &b) > 0 &&
-           a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    return kn_are_same(kn_path_above(c->dir).text, dir);
 }
 
 /* A name in dir that nothing has, RUN/step-N.damaged if that is one. */

@@ -123,6 +123,12 @@ bool kn_is_there(const char *path)
     return kn_look(path, &st) > 0;
 }
 
+bool kn_are_same(const char *a, const char *b)
+{
+    struct stat x, y;
+    return kn_look(a, &x) > 0 && kn_look(b, &y) > 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 char *kn_real_path(const char *path)
 {
     char *real;

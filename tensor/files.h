@@ -51,8 +51,9 @@ int kn_write_at(int fd, const void *data, size_t bytes, int64_t at);
 int kn_look(const char *path, struct stat *st);
 /* The same; a link tells about itself. */
 int kn_look_at_link(const char *path, struct stat *st);
-/* False also with an error. */
+/* False also with an error: whether there is one; whether both are there, and are the same one. */
 bool kn_is_there(const char *path);
+bool kn_are_same(const char *a, const char *b);
 /* realpath(3), to be freed with free; NULL with an error. */
 char *kn_real_path(const char *path);
 

@@ -63,9 +63,10 @@ static bool take(kn_gguf *g, void *to, size_t size)
     return true;
 }
 
-/* A name of a key or a tensor: text of most bytes. Valid until the next read. */
-static bool read_name(kn_gguf *g, uint64_t most, const char *what, const char **text,
-                      size_t *length)
+/* The name of a key or a tensor, of most bytes, joins those there are; list has room for what it
+ * names, which is of size bytes. */
+static bool read_name(kn_gguf *g, uint64_t most, const char *what, kn_strings *names, void *list,
+                      int64_t *room, size_t size)
 {
     uint64_t n;
     if (!take(g, &n, sizeof n))
@@ -75,9 +76,17 @@ static bool read_name(kn_gguf *g, uint64_t most, const char *what, const char **
                        (unsigned long long)n, (unsigned long long)most);
     if (!skip(g, n, 1))
         return false;
-    *text = g->bytes + g->at - n;
-    *length = (size_t)n;
-    return !memchr(*text, 0, n) || kn_fail("%s: the name of a %s has a 0", g->path, what);
+    const char *text = g->bytes + g->at - n;
+    if (memchr(text, 0, n))
+        return kn_fail("%s: the name of a %s has a 0", g->path, what);
+    struct kn_string *s = kn_strings_add(names, text, n);
+    if (!s || !kn_host_grow(list, room, names->count, size))
+        return false;
+    if (s->value >= 0)
+        return kn_fail("%s: the %s '%.100s' is there twice", g->path, what,
+                       kn_strings_text(names, s->value));
+    s->value = names->count - 1;
+    return true;
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -93,20 +102,11 @@ static bool read_strings(kn_gguf *g, uint64_t count)
 
 static bool read_value(kn_gguf *g)
 {
-    const char *key;
-    size_t length;
     uint32_t type;
     uint64_t count = 1;
-    if (!read_name(g, MOST_KEY, "key", &key, &length))
+    if (!read_name(g, MOST_KEY, "key", &g->keys, &g->value, &g->value_room, sizeof *g->value))
         return false;
-    struct kn_string *s = kn_strings_add(&g->keys, key, length);
-    if (!s || !kn_host_grow(&g->value, &g->value_room, g->keys.count, sizeof *g->value))
-        return false;
-    if (s->value >= 0)
-        return kn_fail("%s: the key '%.100s' is there twice", g->path,
-                       kn_strings_text(&g->keys, s->value));
-    s->value = g->keys.count - 1;
-    kn_gguf_value *v = &g->value[s->value];
+    kn_gguf_value *v = &g->value[g->keys.count - 1];
     if (!take(g, &type, sizeof type))
         return false;
     const bool array = type == KN_GGUF_ARRAY;
@@ -202,19 +202,11 @@ json_t *kn_gguf_json(const kn_gguf *g, const kn_gguf_value *v)
 
 static bool read_tensor(kn_gguf *g, int64_t alignment)
 {
-    const char *name;
-    size_t length;
     uint32_t ndim;
     uint64_t size, offset;
-    if (!read_name(g, MOST_NAME, "tensor", &name, &length))
+    if (!read_name(g, MOST_NAME, "tensor", &g->names, &g->tensor, &g->tensor_room,
+                   sizeof *g->tensor))
         return false;
-    struct kn_string *s = kn_strings_add(&g->names, name, length);
-    if (!s || !kn_host_grow(&g->tensor, &g->tensor_room, g->names.count, sizeof *g->tensor))
-        return false;
-    if (s->value >= 0)
-        return kn_fail("%s: the tensor '%.100s' is there twice", g->path,
-                       kn_strings_text(&g->names, s->value));
-    s->value = g->names.count - 1;
     kn_gguf_tensor *t = &g->tensor[g->tensors++];
     *t = (kn_gguf_tensor){ 0 };
     if (!take(g, &ndim, sizeof ndim))

@@ -159,7 +159,8 @@ static bool find_place(const char *out, char *path, size_t size)
 
 static bool save(const kn_tokenizer *t, const char *out, const char *path)
 {
-    return (kn_ends_in(out, ".json") || kn_folder_make(out, "--out ")) && kn_tokenizer_save(t, path);
+    return (kn_ends_in(out, ".json") || kn_folder_make(out, "--out ")) &&
+           kn_tokenizer_save(t, path);
 }
 
 static bool train(char *const *path, int count)
@@ -234,10 +235,10 @@ static bool write_tokens(const kn_tokenizer *t, const void *ids, int64_t count, 
 /* The file for the tokens is none of the texts, nor any other file than one of tokens. */
 static bool may_write(char *const *path, int count)
 {
-    struct stat out, in;
+    struct stat out;
     const int there = kn_look(given.out, &out);
     for (int i = 0; there > 0 && i < count; i++)
-        if (kn_look(path[i], &in) > 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+        if (kn_are_same(path[i], given.out))
             return kn_fail("--out %s is one of the texts; give another file", given.out);
     if (there > 0 && S_ISDIR(out.st_mode))
         return kn_fail("--out %s is a folder; give a file for the tokens", given.out);

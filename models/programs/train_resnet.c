@@ -327,7 +327,7 @@ static bool write_grid(image_run *r)
 /* Before the training: the folder of --export may be written, and is none of the run's own. */
 static bool may_export(const training *t, const char *dir)
 {
-    return t->s->out && same_folder(dir, t->s->out)
+    return t->s->out && kn_are_same(dir, t->s->out)
                ? kn_fail("--export %s: the run saves its checkpoints there; choose another folder",
                          dir)
                : kn_pretrained_may_save(dir);

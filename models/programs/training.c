@@ -18,13 +18,6 @@
 
 /* ---- the folder ------------------------------------------------------------------------------ */
 
-/* False also with an error. */
-bool same_folder(const char *a, const char *b)
-{
-    struct stat x, y;
-    return kn_look(a, &x) > 0 && kn_look(b, &y) > 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* Whether path, which is called name, is a checkpoint of a run, and no run of that name. */
 static bool is_checkpoint(const char *path, const char *name)
 {
@@ -45,7 +38,7 @@ static bool run_of(const char *path, char run[FOLDER])
             run[--n] = 0;
         char *slash = strrchr(run, '/');
         snprintf(slash ? slash : run, 2, "%s", slash == run ? "/" : slash ? "" : ".");
-        if (!same_folder(run, real)) /* a link from elsewhere */
+        if (!kn_are_same(run, real)) /* a link from elsewhere */
             n = snprintf(run, FOLDER, "%s", real);
     }
     free(real);
@@ -93,7 +86,7 @@ static bool may_save(const finding *f, bool overwrite)
         return kn_ok();
     if (f->resume[0] && !run_of(f->resume, run))
         return false;
-    const bool same = f->resume[0] && same_folder(f->out, run);
+    const bool same = f->resume[0] && kn_are_same(f->out, run);
     if (same && overwrite)
         return kn_fail(
             "--resume %s goes on in %s, --overwrite replaces what is there; leave one of "

@@ -29,7 +29,7 @@ typedef struct training training;
  * whose first member is a settings. On failure functions set an error. */
 typedef struct trainer {
     const char *name, *about;   /* of --help */
-    const char *item;           /* what steps are counted in: "tokens" */
+    const char *item;           /* the unit of the counts: "tokens" */
     bool of_tokens;             /* the loss is one of tokens, which has a perplexity */
     bool (*table)(settings *s); /* makes the table of options */
     /* Options are read, the checkpoint to resume from is open: checks the options, opens the data,
@@ -149,8 +149,6 @@ bool recording_over(training *t, int64_t steps); /* the run ended, after so many
 
 /* ---- training.c: the loop -------------------------------------------------------------------- */
 
-/* Two paths of one folder that is there. */
-bool same_folder(const char *a, const char *b);
 /* Claims --out, or the folder of --resume where that is not given, if a checkpoint is there; opens
  * the one to resume from and sets the options that it recorded, and "out" where it was not given.
  * --resume is a folder, or latest or auto, which stand for --out. */
