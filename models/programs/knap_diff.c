@@ -10,6 +10,7 @@
 #include "tensor/files.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -99,11 +100,24 @@ static const char numbers[] = SQL(
 
 static sqlite3 *db; /* A is "main", B "other" */
 
+/* Texts of recordings may hold characters that control a terminal. */
+static void say(const char *form, ...)
+{
+    va_list list;
+    va_start(list, form);
+    char *line = sqlite3_vmprintf(form, list);
+    va_end(list);
+    if (line)
+        kn_defuse(line);
+    puts(line ? line : "");
+    sqlite3_free(line);
+}
+
 static void compare_settings(void)
 {
     sqlite3_stmt *q = database_ask(db, settings_differ);
     while (database_next(q))
-        printf("%s\n", text_of(q, 0));
+        say("%s", text_of(q, 0));
     sqlite3_finalize(q);
 }
 
@@ -115,11 +129,13 @@ static void compare_order(int ranks, const char *what, bool of_operations)
         if (!database_bind(q, "ii", (int64_t)rank, (int64_t)of_operations) || !database_next(q))
             break;
         found = sqlite3_column_type(q, 1) != SQLITE_NULL;
-        if (found)
-            printf("%s of rank %d: number %s differs\n  A: %s\n  B: %s\n", what, rank,
-                   text_of(q, 1), text_of(q, 2), text_of(q, 3));
-        else
+        if (!found) {
             printf("%s of rank %d: the same %s\n", what, rank, text_of(q, 0));
+            continue;
+        }
+        printf("%s of rank %d: number %s differs\n", what, rank, text_of(q, 1));
+        say("  A: %s", text_of(q, 2));
+        say("  B: %s", text_of(q, 3));
     }
     sqlite3_finalize(q);
     differs |= found;
@@ -156,7 +172,7 @@ static void print_operations(sqlite3_stmt *value)
     for (bool first = true; database_next(q); first = false) {
         if (first && sqlite3_column_int64(q, 1) > 12)
             printf("    %lld before, then\n", sqlite3_column_int64(q, 1) - 12);
-        printf("    %s\n", text_of(q, 0));
+        say("    %s", text_of(q, 0));
     }
     sqlite3_finalize(q);
 }
@@ -172,15 +188,15 @@ static bool value_differs(sqlite3_stmt *q, double *by, double *largest)
 
 static void print_value(sqlite3_stmt *q, double by, double largest)
 {
-    printf("values: the first that differs is the %s %s of rank %s, %s\n  A: %s\n  B: %s\n",
-           text_of(q, 1), text_of(q, 2), text_of(q, 0), text_of(q, 3), text_of(q, 5),
-           text_of(q, 6));
+    say("values: the first that differs is the %s %s of rank %s, %s", text_of(q, 1), text_of(q, 2),
+        text_of(q, 0), text_of(q, 3));
+    say("  A: %s", text_of(q, 5));
+    say("  B: %s", text_of(q, 6));
     if (by > 0)
         printf("  by up to %.3g of %.3g in the elements shown\n", by, largest);
     else
-        printf("  behind the elements shown: the digests are %s and %s\n", text_of(q, 7),
-               text_of(q, 8));
-    printf("  made since the value before%s by\n", text_of(q, 11));
+        say("  behind the elements shown: the digests are %s and %s", text_of(q, 7), text_of(q, 8));
+    say("  made since the value before%s by", text_of(q, 11));
     print_operations(q);
 }
 
@@ -209,7 +225,7 @@ static void compare_numbers(void)
     database_bind(q, "d", given.tolerance);
     for (; !found && database_next(q); n++)
         if ((found = !sqlite3_column_int(q, 1)))
-            printf("numbers: %s\n", text_of(q, 0));
+            say("numbers: %s", text_of(q, 0));
     if (kn_ok() && !found)
         printf("numbers: the same %lld\n", (long long)n);
     sqlite3_finalize(q);

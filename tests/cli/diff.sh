@@ -88,6 +88,10 @@ done
 run timeout 20 "$diff" "$TMP/long.rec" "$TMP/long.rec"
 check "names may be long" says "values: the same 2"
 
+sed 's/\("clock": *"[a-z]*\)"/\1\\u001b[31m"/' "$TMP/a.rec" >"$TMP/coloured.rec"
+run "$diff" "$TMP/a.rec" "$TMP/coloured.rec"
+check "a text's control characters aren't printed" says "?[31m"
+
 run "$diff" "$TMP/a.rec"
 check "one alone" fails "give two recordings"
 run "$diff" "$TMP/a.rec" "$TMP/none.rec"
