@@ -1,22 +1,7 @@
 /* tests/autograd/put_test.c: index_put, index_copy, masked_scatter, searchsorted, isin, bincount,
  * unique, histc: values where places repeat or elements are equal, sizes of 0, errors. Gradients by
  * finite differences are rows of every.h. */
-#include "tests/autograd/every.h"
-
-#define OF(...)     (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double))
-#define REAL(...)   tensor_of(KN_F64, (double[]){ __VA_ARGS__ }, 1, (int64_t[]){ OF(__VA_ARGS__) })
-#define WHOLES(...) kn_cast(REAL(__VA_ARGS__), KN_I64)
-#define IS(t, ...)  is(__LINE__, t, OF(__VA_ARGS__), (double[]){ __VA_ARGS__ })
-
-static void is(int line, kn_tensor *t, int64_t n, const double *want)
-{
-    double got[32];
-    KN_CHECK(t && kn_numel(t) == n, "line %d: %s", line, kn_error() ? kn_error() : "size");
-    to_doubles(t, got);
-    for (int64_t i = 0; i < n; i++)
-        KN_CHECK(got[i] == want[i], "line %d: element %lld is %g, should be %g", line, (long long)i,
-                 got[i], want[i]);
-}
+#include "tests/autograd/lists.h"
 
 KN_TEST(put, where_places_repeat)
 {

@@ -63,6 +63,19 @@ static kn_values called(kn_values in, void *arg)
     return KN_VALUES(r->row->call(x));
 }
 
+/* As compare. */
+static void compare_tensors(const char *op, const char *what, kn_tensor *x, kn_tensor *y,
+                            double tol)
+{
+    const int64_t n = kn_numel(x);
+    double *a = calloc((size_t)n + 1, sizeof *a), *b = calloc((size_t)n + 1, sizeof *b);
+    to_doubles(x, a);
+    to_doubles(y, b);
+    compare(op, what, a, b, n, tol);
+    free(a);
+    free(b);
+}
+
 /* Gradients with a graph are those without: gradgradcheck sees only that they agree with
  * themselves. */
 static void check_first(const every_case *c, const every_set *s, kn_tensor *const *leaf)
@@ -77,13 +90,7 @@ static void check_first(const every_case *c, const every_set *s, kn_tensor *cons
         KN_CHECK(!plain[i] == !graph[i], "%s (line %d): gradient %d", c->name, c->line, i);
         if (!plain[i])
             continue;
-        const int64_t n = kn_numel(plain[i]);
-        double *a = calloc((size_t)n + 1, sizeof *a), *b = calloc((size_t)n + 1, sizeof *b);
-        to_doubles(graph[i], a);
-        to_doubles(plain[i], b);
-        compare(c->name, "gradient with a graph", a, b, n, 1e-10);
-        free(a);
-        free(b);
+        compare_tensors(c->name, "gradient with a graph", graph[i], plain[i], 1e-10);
     }
 }
 
@@ -157,13 +164,7 @@ KN_TEST(second_order, other_dtypes_and_meta)
         for (int i = 0; i < s.n; i++) {
             if (!gg[i])
                 continue;
-            const int64_t n = kn_numel(gg[i]);
-            double *a = calloc((size_t)n + 1, sizeof *a), *b = calloc((size_t)n + 1, sizeof *b);
-            to_doubles(gg[i], a);
-            to_doubles(dd[i], b);
-            compare(c->name, "second gradient", a, b, n, 2e-3);
-            free(a);
-            free(b);
+            compare_tensors(c->name, "second gradient", gg[i], dd[i], 2e-3);
         }
     }
 }

@@ -2,23 +2,7 @@
  * where several elements, equal ones, zeros or none go to a place; dtypes; threads; errors.
  * Gradients by finite differences are rows of every.h. */
 #include "kernels/memory.h"
-#include "tests/autograd/every.h"
-
-#define OF(...)     (int64_t)(sizeof((double[]){ __VA_ARGS__ }) / sizeof(double))
-#define REAL(...)   tensor_of(KN_F64, (double[]){ __VA_ARGS__ }, 1, (int64_t[]){ OF(__VA_ARGS__) })
-#define WHOLES(...) kn_cast(REAL(__VA_ARGS__), KN_I64)
-#define IS(t, ...)  is(__LINE__, t, OF(__VA_ARGS__), (double[]){ __VA_ARGS__ })
-
-static void is(int line, kn_tensor *t, int64_t n, const double *want)
-{
-    double got[32];
-    KN_CHECK(t && kn_numel(t) == n && n <= 32, "line %d: %s", line,
-             kn_error() ? kn_error() : "size");
-    to_doubles(t, got);
-    for (int64_t i = 0; i < n; i++)
-        KN_CHECK(got[i] == want[i] || (got[i] != got[i] && want[i] != want[i]),
-                 "line %d: element %lld is %g, should be %g", line, (long long)i, got[i], want[i]);
-}
+#include "tests/autograd/lists.h"
 
 /* Places 0, 2, 2, 0, 3 of 4: two, none, two, one. */
 KN_TEST(segments, values_by_each_reduction)
@@ -92,8 +76,8 @@ KN_TEST(segments, gradients_of_ties_and_zeros)
                 slices ? kn_index_reduce(x, 0, index, src, rows[i].by, .exclude_self = exclude)
                        : kn_scatter_reduce(x, 0, index, src, rows[i].by, .exclude_self = exclude);
             KN_CHECK(kn_backward(y, .grad = REAL(8, 16, 32)));
-            is((int)i, kn_grad(x), 3, rows[i].dx);
-            is((int)i, kn_grad(src), 4, rows[i].ds);
+            is((int)i, kn_grad(x), 0, 3, rows[i].dx);
+            is((int)i, kn_grad(src), 0, 4, rows[i].ds);
         }
     }
 }

@@ -34,19 +34,27 @@ static int gather_once(kn_comm *w, kn_stream *s, int64_t n, kn_dtype t, int form
     return 0;
 }
 
-static int all_gather_rank(kn_comm *w, void *arg)
+/* A collective that moves bytes, in one of so many forms. */
+typedef struct mover {
+    int (*once)(kn_comm *w, kn_stream *s, int64_t n, kn_dtype t, int form);
+    int forms, step;
+    bool by_rank; /* each rank has another form */
+} mover;
+
+static int moves(kn_comm *w, void *arg)
 {
-    (void)arg;
+    const mover *m = arg;
     static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_U8, KN_I64 };
     kn_stream *side = kn_stream_create(KN_CPU, "side", KN_STREAM_WORKER);
     EXPECT(side != NULL);
     for (int k = 0; k < COUNTS; k++)
         for (int t = 0; t < 4; t++)
-            for (int form = 0; form < 8; form++) {
-                if (!chosen(counts[k], t * 11 + form))
+            for (int form = 0; form < m->forms; form++) {
+                if (!chosen(counts[k], t * m->step + form))
                     continue;
                 kn_stream *s = (k + form) % 2 ? side : kn_compute_stream(KN_CPU);
-                if (gather_once(w, s, counts[k], dtypes[t], form))
+                const int own = m->by_rank ? (form + kn_rank(w)) % m->forms : form;
+                if (m->once(w, s, counts[k], dtypes[t], own))
                     return 1;
             }
     kn_stream_destroy(side);
@@ -56,32 +64,13 @@ static int all_gather_rank(kn_comm *w, void *arg)
 KN_TEST(comm, all_gather)
 {
     for (int n = 1; n <= 4; n++)
-        on_ranks(n, all_gather_rank, NULL);
-}
-
-static int all_to_all_rank(kn_comm *w, void *arg)
-{
-    (void)arg;
-    static const kn_dtype dtypes[] = { KN_F32, KN_BF16, KN_U8, KN_I64 };
-    kn_stream *side = kn_stream_create(KN_CPU, "side", KN_STREAM_WORKER);
-    EXPECT(side != NULL);
-    for (int k = 0; k < COUNTS; k++)
-        for (int t = 0; t < 4; t++)
-            for (int form = 0; form < 4; form++) {
-                if (!chosen(counts[k], t * 5 + form))
-                    continue;
-                kn_stream *s = (k + form) % 2 ? side : kn_compute_stream(KN_CPU);
-                if (to_all_once(w, s, counts[k], dtypes[t], (form + kn_rank(w)) % 4))
-                    return 1;
-            }
-    kn_stream_destroy(side);
-    return 0;
+        on_ranks(n, moves, &(mover){ gather_once, 8, 11, false });
 }
 
 KN_TEST(comm, all_to_all)
 {
     for (int n = 1; n <= 4; n++)
-        on_ranks(n, all_to_all_rank, NULL);
+        on_ranks(n, moves, &(mover){ to_all_once, 4, 5, true });
 }
 
 static const struct {

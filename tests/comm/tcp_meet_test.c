@@ -330,6 +330,28 @@ KN_TEST(tcp_meet, a_full_door_waits_for_a_knock)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
+/* A world in which rank 0 hears of rank 1 by a pair of sockets. */
+typedef struct half_world {
+    int pair[2];
+    kn_tcp_link link[2];
+    kn_comm_world all;
+    kn_comm first;
+    kn_tcp_world w;
+} half_world;
+
+static void half_world_begin(half_world *h)
+{
+    *h = (half_world){ .link = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } },
+                       .all = { .poison = &h->all.own },
+                       .first = { .rank = 0, .size = 2, .world = &h->all },
+                       .w = { .base = { .first = &h->first }, .link = h->link } };
+    KN_CHECK(kn_message_world_begin(&h->w.base, &kn_tcp_transport, 2));
+    pthread_mutex_init(&h->w.out_lock, NULL);
+    pthread_mutex_init(&h->w.ear, NULL);
+    KN_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, h->pair) == 0);
+    h->link[1].control = h->pair[0];
+}
+
 typedef struct listener {
     kn_tcp_world *w;
     pthread_barrier_t *start;
@@ -353,30 +375,22 @@ KN_TEST(tcp_meet, two_threads_listen)
 {
     static kn_message_word word = { .what = KN_WORD_POISON, .text = "the true cause" };
     for (int i = 0; i < 4000; i++) {
-        int pair[2];
-        kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
-        kn_comm_world all = { .poison = &all.own };
-        kn_comm first = { .rank = 0, .size = 2, .world = &all };
-        kn_tcp_world w = { .base = { .first = &first }, .link = link };
+        half_world h;
         pthread_t thread[2];
         pthread_barrier_t start;
-        listener l[2] = { { &w, &start, "" }, { &w, &start, "" } };
-        KN_CHECK(kn_message_world_begin(&w.base, &kn_tcp_transport, 2));
-        pthread_mutex_init(&w.out_lock, NULL);
-        pthread_mutex_init(&w.ear, NULL);
+        listener l[2] = { { &h.w, &start, "" }, { &h.w, &start, "" } };
+        half_world_begin(&h);
         pthread_barrier_init(&start, NULL, 3);
-        KN_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-        link[1].control = pair[0];
         for (int k = 0; k < 2; k++)
             pthread_create(&thread[k], NULL, listen_on, &l[k]);
         pthread_barrier_wait(&start);
-        KN_CHECK(send(pair[1], &word, sizeof word, 0) == (ssize_t)sizeof word);
-        close(pair[1]);
+        KN_CHECK(send(h.pair[1], &word, sizeof word, 0) == (ssize_t)sizeof word);
+        close(h.pair[1]);
         for (int k = 0; k < 2; k++)
             pthread_join(thread[k], NULL);
         KN_CHECK(!l[0].error[0] && !l[1].error[0], "%d: %s%s", i, l[0].error, l[1].error);
-        close(pair[0]);
-        kn_message_world_end(&w.base);
+        close(h.pair[0]);
+        kn_message_world_end(&h.w.base);
         pthread_barrier_destroy(&start);
     }
 }
@@ -392,22 +406,14 @@ static void *flood(void *arg)
 
 KN_TEST(tcp_meet, a_flood_of_words_has_pauses)
 {
-    int pair[2];
-    kn_tcp_link link[2] = { { .data = -1, .control = -1 }, { .data = -1, .control = -1 } };
-    kn_comm_world all = { .poison = &all.own };
-    kn_comm first = { .rank = 0, .size = 2, .world = &all };
-    kn_tcp_world w = { .base = { .first = &first }, .link = link };
+    half_world h;
     pthread_t thread;
-    KN_CHECK(kn_message_world_begin(&w.base, &kn_tcp_transport, 2));
-    pthread_mutex_init(&w.out_lock, NULL);
-    pthread_mutex_init(&w.ear, NULL);
-    KN_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
-    link[1].control = pair[0];
-    pthread_create(&thread, NULL, flood, &pair[1]);
+    half_world_begin(&h);
+    pthread_create(&thread, NULL, flood, &h.pair[1]);
     for (int i = 0; i < 100; i++)
-        KN_CHECK(kn_tcp_transport.listen(&w.base), "%s", kn_error());
-    close(pair[0]);
+        KN_CHECK(kn_tcp_transport.listen(&h.w.base), "%s", kn_error());
+    close(h.pair[0]);
     pthread_join(thread, NULL);
-    close(pair[1]);
-    kn_message_world_end(&w.base);
+    close(h.pair[1]);
+    kn_message_world_end(&h.w.base);
 }
