@@ -35,7 +35,7 @@ static call begin(const char *op, int n, kn_tensor **in)
 
 static kn_tensor *end(call c, kn_tensor *y)
 {
-    y = y ? kn_cast(y, c.dtype) : NULL;
+    y = kn_cast(y, c.dtype);
     kn_scope_end_except(c.scope, &y, 1);
     return y;
 }
@@ -63,7 +63,7 @@ static kn_tensor *drawn(const char *op, kn_tensor *mean, kn_tensor *std)
 kn_tensor *kn_normal_sample(kn_tensor *mean, kn_tensor *std)
 {
     kn_tensor *y = drawn("normal_sample", mean, std);
-    return y ? kn_detach(y) : NULL;
+    return kn_detach(y);
 }
 
 kn_tensor *kn_normal_rsample(kn_tensor *mean, kn_tensor *std)
@@ -92,7 +92,7 @@ kn_tensor *kn_normal_kl(kn_tensor *p_mean, kn_tensor *p_std, kn_tensor *q_mean, 
 /* The sum of p times term over the categories; where p is 0, 0. */
 static kn_tensor *expected(kn_tensor *logits, kn_tensor *term)
 {
-    kn_tensor *p = kn_softmax(logits), *none = p ? kn_eq(p, kn_number_like(p, 0)) : NULL;
+    kn_tensor *p = kn_softmax(logits), *none = kn_eq(p, kn_number_like(p, 0));
     return kn_sum(kn_mul(p, kn_masked_fill(term, none, 0)), 1, (int64_t[]){ -1 }, false);
 }
 

@@ -28,7 +28,7 @@ kn_tensor *kn_row_of(kn_tensor *x)
 
 kn_tensor *kn_number_of(kn_tensor *row)
 {
-    return row ? kn_squeeze(row, 1, (int64_t[]){ 0 }) : NULL;
+    return kn_squeeze(row, 1, (int64_t[]){ 0 });
 }
 
 bool kn_is_number(const kn_tensor *x)

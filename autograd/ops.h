@@ -1,4 +1,8 @@
-/* autograd/ops.h (private): helpers that the files of operations share. */
+/* autograd/ops.h (private): helpers that the files of operations share.
+ *
+ * Once an error stands, operations take NULL and give NULL without a word. So what is made of
+ * operations hands on their results as they are, and looks for NULL only before it reads a shape,
+ * and where a tensor may be absent. */
 #ifndef KNAP_AUTOGRAD_OPS_H
 #define KNAP_AUTOGRAD_OPS_H
 

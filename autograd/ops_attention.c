@@ -201,7 +201,7 @@ static bool attention_composed(kn_op_grad *g, kn_tensor **y)
     kn_tensor *p = kn_softmax(seen ? kn_where(seen, score, kn_number_like(score, -1e30)) : score);
     p = seen ? kn_where(seen, p, kn_number_like(p, 0)) : p;
     kn_tensor *o = kn_matmul(p, in[2]);
-    y[0] = o ? kn_cast(kn_reshape(o, KN_SHAPE(B, H, T, D)), q->dtype) : NULL;
+    y[0] = kn_cast(kn_reshape(o, KN_SHAPE(B, H, T, D)), q->dtype);
     return y[0] != NULL;
 }
 

@@ -50,7 +50,7 @@ static kn_tensor *numbers(const bags *x, const kn_tensor *index)
         kn_scatter_add(kn_zeros(KN_I64, d, 1, &more), 0, kn_cast(x->o.offsets, KN_I64),
                        kn_ones(KN_I64, d, 1, &x->count));
     begun = kn_cumsum(begun, 0);
-    return begun ? kn_add_scalar(kn_slice(begun, 0, 0, x->n), -1) : NULL;
+    return kn_add_scalar(kn_slice(begun, 0, 0, x->n), -1);
 }
 
 static bool begin(bags *x, kn_tensor *w, kn_tensor *index)
@@ -140,9 +140,9 @@ static kn_tensor *bag(bags *x, kn_tensor *w, kn_tensor *index)
     if (!begin(x, w, index))
         return NULL;
     kn_tensor *rows = kn_embedding(w, x->index, .padding_idx = x->o.padding_idx);
-    rows = rows ? kn_cast(rows, kn_wide_dtype(w->dtype)) : NULL;
+    rows = kn_cast(rows, kn_wide_dtype(w->dtype));
     kn_tensor *y = rows ? (x->o.mode == KN_BAG_MAX ? largest : added)(x, rows) : NULL;
-    y = y ? kn_cast(y, w->dtype) : NULL;
+    y = kn_cast(y, w->dtype);
     return y && x->o.include_last_offset ? kn_slice(y, 0, 0, x->count - 1) : y;
 }
 

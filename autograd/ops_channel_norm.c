@@ -114,7 +114,7 @@ static kn_tensor *by_channel(kn_tensor *v, int ndim)
     int64_t shape[KN_MAX_DIMS];
     for (int d = 0; d < ndim; d++)
         shape[d] = d == 1 ? -1 : 1;
-    return v ? kn_reshape(v, ndim, shape) : NULL;
+    return kn_reshape(v, ndim, shape);
 }
 
 /* h w + b by channel, in x's dtype; w and b may be NULL. */
@@ -123,7 +123,7 @@ static kn_tensor *affine_of(kn_tensor *h, kn_tensor *w, kn_tensor *b, const kn_t
     const kn_tensor *like = h;
     h = w ? kn_mul(h, by_channel(kn_cast(w, like->dtype), x->ndim)) : h;
     h = h && b ? kn_add(h, by_channel(kn_cast(b, like->dtype), x->ndim)) : h;
-    return h ? kn_cast(h, x->dtype) : NULL;
+    return kn_cast(h, x->dtype);
 }
 
 static bool batch_composed(kn_op_grad *g, kn_tensor **y)
@@ -370,7 +370,7 @@ static bool group_composed(kn_op_grad *g, kn_tensor **y)
         size *= x->shape[d];
     kn_tensor *rows = kn_reshape(x, KN_SHAPE(x->shape[0], a->groups, size));
     kn_tensor *h = rows ? kn_normed(rows, KN_SHAPE(-1), a->eps, false) : NULL;
-    h = h ? kn_reshape(h, x->ndim, x->shape) : NULL;
+    h = kn_reshape(h, x->ndim, x->shape);
     y[0] = h ? affine_of(h, g->in[1], g->in[2], x) : NULL;
     return y[0] != NULL;
 }

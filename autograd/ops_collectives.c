@@ -302,7 +302,7 @@ static kn_tensor *rows_at(kn_tensor *x, const int64_t *at, int64_t n)
 {
     kn_tensor *index = kn_device_of(x) == KN_META ? kn_empty(KN_I64, KN_META, 1, &n)
                                                   : kn_from(KN_I64, kn_device_of(x), at, 1, &n);
-    return index ? kn_index_select(x, 0, index) : NULL;
+    return kn_index_select(x, 0, index);
 }
 
 /* Part r of x gets most rows: zeros behind its own. */

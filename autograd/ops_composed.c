@@ -18,7 +18,7 @@ kn_tensor *kn_prelu(kn_tensor *x, kn_tensor *w)
     for (int d = 0; d < x->ndim; d++)
         shape[d] = d == 1 ? n : 1;
     kn_tensor *slope = kn_view(w, x->ndim, shape);
-    return slope ? kn_where(kn_gt(x, kn_number_like(x, 0)), x, kn_mul(slope, x)) : NULL;
+    return kn_where(kn_gt(x, kn_number_like(x, 0)), x, kn_mul(slope, x));
 }
 
 kn_tensor *kn_nan_to_num_(kn_tensor *x, kn_nan_to_num_options o)
@@ -59,8 +59,7 @@ bool kn_meshgrid(kn_tensor *const *x, int n, bool xy, kn_tensor **out)
         const int dim = xy && i < 2 ? 1 - i : i;
         for (int d = 0; d < n; d++)
             one[d] = d == dim ? shape[d] : 1;
-        kn_tensor *wide = kn_reshape(x[i], n, one);
-        out[i] = wide ? kn_expand(wide, n, shape) : NULL;
+        out[i] = kn_expand(kn_reshape(x[i], n, one), n, shape);
     }
     return kn_ok();
 }
@@ -88,7 +87,7 @@ kn_tensor *kn_diag_embed(kn_tensor *x, int64_t offset, int dim0, int dim1)
     int64_t order[KN_MAX_DIMS + 1];
     for (int d = 0, other = 0; d < n; d++)
         order[d] = d == first ? n - 2 : d == last ? n - 1 : other++;
-    return y ? kn_permute(y, n, order) : NULL;
+    return kn_permute(y, n, order);
 }
 
 kn_tensor *kn_channel_shuffle(kn_tensor *x, int64_t groups)
@@ -102,8 +101,7 @@ kn_tensor *kn_channel_shuffle(kn_tensor *x, int64_t groups)
             "got %s",
             (long long)groups, KN_SHOWN(x));
     kn_tensor *y = kn_unflatten(x, 1, KN_SHAPE(groups, C / groups));
-    y = y ? kn_contiguous(kn_transpose(y, 1, 2)) : NULL;
-    return y ? kn_flatten(y, 1, 2) : NULL;
+    return kn_flatten(kn_contiguous(kn_transpose(y, 1, 2)), 1, 2);
 }
 
 /* ---- distances ------------------------------------------------------------------------------- */
@@ -161,7 +159,7 @@ kn_tensor *kn_cdist_(kn_tensor *a, kn_tensor *b, kn_cdist_options o)
     const int64_t last = -1;
     kn_tensor *d = n == KN_MAX_DIMS ? kn_fail_null("cdist: at most %d dims", KN_MAX_DIMS - 1)
                                     : kn_sub(kn_unsqueeze(a, -2), kn_unsqueeze(b, n - 2));
-    return d ? kn_norm(d, p, 1, &last, false) : NULL;
+    return kn_norm(d, p, 1, &last, false);
 }
 
 kn_tensor *kn_pairwise_distance_(kn_tensor *a, kn_tensor *b, kn_pairwise_distance_options o)

@@ -108,7 +108,7 @@ kn_tensor *kn_ctc_loss_(kn_tensor *log_probs, kn_tensor *targets, kn_tensor *inp
     if (loss && o.reduction != KN_REDUCTION_NONE && o.reduction != KN_REDUCTION_SUM)
         loss = kn_div(loss, kn_clamp(kn_cast(in[LABELS], loss->dtype), 1, INFINITY));
     loss = loss ? kn_loss_reduced(loss, o.reduction) : NULL;
-    loss = loss ? kn_cast(loss, log_probs->dtype) : NULL;
+    loss = kn_cast(loss, log_probs->dtype);
     kn_scope_end_except(s, &loss, 1);
     return kn_ok() ? loss : NULL;
 }

@@ -286,7 +286,7 @@ static kn_tensor *matrices(labelled a, const term *batch, const term *rows, cons
             shape[m++] = size;
     }
     kn_tensor *p = kn_permute(a.t, n, order);
-    return p ? kn_reshape(p, m, shape) : NULL;
+    return kn_reshape(p, m, shape);
 }
 
 /* a with a dim for each label of t, 1 where it has none. */
@@ -303,7 +303,7 @@ static kn_tensor *aligned(labelled a, const term *t)
             order[n++] = d;
     }
     kn_tensor *p = kn_permute(a.t, n, order);
-    return p ? kn_reshape(p, t->n, shape) : NULL;
+    return kn_reshape(p, t->n, shape);
 }
 
 static term joined(const term *a, const term *b, const term *c)
@@ -353,7 +353,7 @@ static labelled product(const equation *e, labelled a, labelled b, uint64_t need
     if (summed.n == 0)
         return (labelled){ kn_mul(aligned(a, &result), aligned(b, &result)), result };
     kn_tensor *x = matrices(a, &batch, &rows, &summed), *y = matrices(b, &batch, &summed, &columns);
-    kn_tensor *z = x && y ? kn_matmul(x, y) : NULL;
+    kn_tensor *z = kn_matmul(x, y);
     if (!z)
         return (labelled){ 0 };
     int64_t shape[KN_MAX_DIMS];

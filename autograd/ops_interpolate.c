@@ -137,14 +137,12 @@ static kn_tensor *by_kernels(kn_tensor *x, const along *a, bool linear)
 {
     if (x->ndim == 4)
         return along_two(x, &a[0], &a[1], linear);
-    if (x->ndim == 3) {
-        kn_tensor *y = along_two(kn_unsqueeze(x, 2), NULL, &a[0], linear);
-        return y ? kn_squeeze(y, 1, (int64_t[]){ 2 }) : NULL;
-    }
+    if (x->ndim == 3)
+        return kn_squeeze(along_two(kn_unsqueeze(x, 2), NULL, &a[0], linear), 1, (int64_t[]){ 2 });
     kn_tensor *y = along_two(kn_flatten(x, 1, 2), &a[1], &a[2], linear);
-    y = y ? kn_reshape(y, KN_SHAPE(x->shape[0], x->shape[1], a[0].from, a[1].to * a[2].to)) : NULL;
+    y = kn_reshape(y, KN_SHAPE(x->shape[0], x->shape[1], a[0].from, a[1].to * a[2].to));
     y = along_two(y, &a[0], NULL, linear);
-    return y ? kn_unflatten(y, 3, KN_SHAPE(a[1].to, a[2].to)) : NULL;
+    return kn_unflatten(y, 3, KN_SHAPE(a[1].to, a[2].to));
 }
 
 /* Rows picked in each dim. */
@@ -158,7 +156,7 @@ static kn_tensor *by_index(kn_tensor *x, const along *a, int n)
         }
         kn_tensor *index = at ? kn_from(KN_I64, kn_device_of(x), at, KN_SHAPE(a[d].to)) : NULL;
         kn_host_free(at);
-        x = index ? kn_index_select(x, 2 + d, index) : NULL;
+        x = kn_index_select(x, 2 + d, index);
     }
     return x;
 }
@@ -212,7 +210,7 @@ static kn_tensor *matrix_of(const kn_tensor *x, const along *a, bool cubic, bool
         fill_row(w + p * a->from, a, p, cubic, antialias);
     kn_tensor *m = w ? kn_from(KN_F64, kn_device_of(x), w, KN_SHAPE(a->to, a->from)) : NULL;
     kn_host_free(w);
-    return m ? kn_cast(m, x->dtype) : NULL;
+    return kn_cast(m, x->dtype);
 }
 
 /* rows x columns^T */
@@ -222,9 +220,7 @@ static kn_tensor *by_matrices(kn_tensor *x, const along *a, bool cubic, bool ant
     kn_tensor *wide = kn_cast(x, kn_wide_dtype(t));
     kn_tensor *rows = wide ? matrix_of(wide, &a[0], cubic, antialias) : NULL;
     kn_tensor *columns = rows ? matrix_of(wide, &a[1], cubic, antialias) : NULL;
-    kn_tensor *y = columns ? kn_matmul(wide, kn_transpose(columns, 0, 1)) : NULL;
-    y = y ? kn_matmul(rows, y) : NULL;
-    return y ? kn_cast(y, t) : NULL;
+    return kn_cast(kn_matmul(rows, kn_matmul(wide, kn_transpose(columns, 0, 1))), t);
 }
 
 kn_tensor *kn_interpolate_(kn_tensor *x, kn_interpolate_options o)
@@ -280,8 +276,8 @@ kn_tensor *kn_pixel_shuffle(kn_tensor *x, int64_t r)
         return kn_fail_null("pixel_shuffle: the channels of x %s don't divide by %lld x %lld",
                             KN_SHOWN(x), (long long)r, (long long)r);
     kn_tensor *y = kn_reshape(x, KN_SHAPE(lead, C, r, r, H, W));
-    y = y ? kn_permute(y, 6, (int64_t[]){ 0, 1, 4, 2, 5, 3 }) : NULL;
-    return y ? with_sizes(y, x, C, H * r, W * r) : NULL;
+    y = kn_permute(y, 6, (int64_t[]){ 0, 1, 4, 2, 5, 3 });
+    return with_sizes(y, x, C, H * r, W * r);
 }
 
 kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r)
@@ -294,6 +290,6 @@ kn_tensor *kn_pixel_unshuffle(kn_tensor *x, int64_t r)
         return kn_fail_null("pixel_unshuffle: rows and columns of x %s don't divide by %lld",
                             KN_SHOWN(x), (long long)r);
     kn_tensor *y = kn_reshape(x, KN_SHAPE(lead, C, H, r, W, r));
-    y = y ? kn_permute(y, 6, (int64_t[]){ 0, 1, 3, 5, 2, 4 }) : NULL;
-    return y ? with_sizes(y, x, C * r * r, H, W) : NULL;
+    y = kn_permute(y, 6, (int64_t[]){ 0, 1, 3, 5, 2, 4 });
+    return with_sizes(y, x, C * r * r, H, W);
 }

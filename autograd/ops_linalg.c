@@ -176,13 +176,13 @@ static kn_tensor *result_of(const kn_tensor *x, int n, int64_t a, int64_t b)
 /* In the dtype and on the device of x. */
 static kn_tensor *like(kn_tensor *y, const kn_tensor *x)
 {
-    kn_tensor *t = y ? kn_cast(y, x->dtype) : NULL;
+    kn_tensor *t = kn_cast(y, x->dtype);
     return t && kn_device_of(t) != kn_device_of(x) ? kn_to_device(t, kn_device_of(x)) : t;
 }
 
 static kn_tensor *turned(kn_tensor *x)
 {
-    return x ? kn_transpose(x, -2, -1) : NULL;
+    return kn_transpose(x, -2, -1);
 }
 
 /* A forward: one kn_function for each job, whose arg is the job. */
@@ -240,7 +240,7 @@ static kn_values forward(kn_function_run *run, kn_values in)
 /* a / b, 0 where a is: no gradient of vectors, as of values alone, stays none where b is 0. */
 static kn_tensor *over(kn_tensor *a, kn_tensor *b)
 {
-    kn_tensor *none = a ? kn_eq(a, kn_number_like(a, 0)) : NULL;
+    kn_tensor *none = kn_eq(a, kn_number_like(a, 0));
     return kn_masked_fill(kn_div(a, b), none, 0);
 }
 
@@ -323,14 +323,14 @@ static kn_values backward(kn_function_run *run, kn_values d)
         return KN_VALUES(kn_neg(product(turned(y), dy, turned(y))));
     case SOLVE:
         t = kn_solve(turned(s[0]), dy);
-        return KN_VALUES(t ? kn_neg(kn_matmul(t, turned(y))) : NULL, t);
+        return KN_VALUES(kn_neg(kn_matmul(t, turned(y))), t);
     case CHOLESKY: /* l^-T lower(l^T dl) l^-1, made symmetric */
         t = lower(kn_matmul(turned(y), dy));
         t = kn_solve(turned(y), turned(kn_solve(turned(y), turned(t))));
-        return KN_VALUES(t ? kn_scale(kn_add(t, turned(t)), 0.5) : NULL);
+        return KN_VALUES(kn_scale(kn_add(t, turned(t)), 0.5));
     case SLOGDET:
         t = kn_inv(s[0]);
-        return KN_VALUES(t ? kn_mul(turned(t), kn_unsqueeze(kn_unsqueeze(dy, -1), -1)) : NULL);
+        return KN_VALUES(kn_mul(turned(t), kn_unsqueeze(kn_unsqueeze(dy, -1), -1)));
     case EIGH:
         return eigh_backward(y, s[2], dy, d.v[1]);
     case QR:
@@ -408,7 +408,7 @@ kn_tensor *kn_slogdet(kn_tensor *x, kn_tensor **sign)
 kn_tensor *kn_det(kn_tensor *x)
 {
     kn_tensor *sign, *log = are_matrices("det", x, true) ? kn_slogdet(x, &sign) : NULL;
-    return log ? kn_mul(sign, kn_exp(log)) : NULL;
+    return kn_mul(sign, kn_exp(log));
 }
 
 kn_tensor *kn_eigh(kn_tensor *x, kn_tensor **vectors)

@@ -181,7 +181,7 @@ static kn_values direction_forward(kn_function_run *run, kn_values in)
     const direction_arg *a = run->arg;
     kn_tensor *x = in.v[0];
     kn_tensor *sum = kn_sum(kn_mul(x, x), 1, &a->dim, true);
-    kn_tensor *free = sum ? kn_ge(sum, kn_number_like(sum, a->least)) : NULL;
+    kn_tensor *free = kn_ge(sum, kn_number_like(sum, a->least));
     kn_tensor *n = kn_sqrt(kn_add_scalar(kn_clamp(sum, a->least, INFINITY), a->more));
     kn_tensor *y = kn_div(x, n);
     kn_save_for_backward(run, y, n, free);
@@ -195,7 +195,7 @@ static kn_values direction_backward(kn_function_run *run, kn_values dout)
     const direction_arg *a = run->arg;
     kn_tensor *dy = dout.v[0], *y = run->saved.v[0], *n = run->saved.v[1];
     kn_tensor *along = kn_sum(kn_mul(dy, y), 1, &a->dim, true);
-    kn_tensor *lost = along ? kn_where(run->saved.v[2], along, kn_number_like(along, 0)) : NULL;
+    kn_tensor *lost = kn_where(run->saved.v[2], along, kn_number_like(along, 0));
     kn_tensor *dx = kn_div(kn_sub(dy, kn_mul(y, lost)), n), *dn = dout.v[1];
     if (!dn)
         return KN_VALUES(dx);
@@ -229,7 +229,7 @@ kn_tensor *kn_normalize_(kn_tensor *x, kn_normalize_options o)
     if (dim < 0)
         return NULL;
     kn_tensor *y = direction_of(kn_loss_wide(x), dim, eps);
-    return y ? kn_cast(y, x->dtype) : NULL;
+    return kn_cast(y, x->dtype);
 }
 
 kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarity_options o)
@@ -255,7 +255,7 @@ kn_tensor *kn_cosine_similarity_(kn_tensor *x, kn_tensor *y, kn_cosine_similarit
         return NULL;
     int64_t over = dim;
     kn_tensor *both = kn_mul(direction_of(x, dim, eps), direction_of(y, dim, eps));
-    return both ? kn_cast(kn_sum(both, 1, &over, false), dtype) : NULL;
+    return kn_cast(kn_sum(both, 1, &over, false), dtype);
 }
 
 /* Whether each element of sign is v, which every number dtype holds. */

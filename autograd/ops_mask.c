@@ -59,5 +59,5 @@ kn_tensor *kn_masked_fill(kn_tensor *x, kn_tensor *mask, double value)
         return kn_fail_null("masked_fill: x is %s, which can't hold %g; kn_cast it first",
                             KN_SHOWN(x), value);
     kn_tensor *filling = kn_full(x->dtype, kn_device_of(x), value, KN_SCALAR);
-    return filling ? kn_where(mask, filling, x) : NULL;
+    return kn_where(mask, filling, x);
 }

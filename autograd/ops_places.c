@@ -36,9 +36,8 @@ static kn_tensor *picked(kn_tensor *x, kn_tensor *rows, kn_tensor *columns, cons
     kn_tensor *h = kn_cast(kn_clamp(rows, 0, (double)(size[0] - 1)), KN_I64);
     kn_tensor *w = kn_cast(kn_clamp(columns, 0, (double)(size[1] - 1)), KN_I64);
     kn_tensor *index = kn_add(kn_scale(h, (double)size[1]), w);
-    index = index ? kn_expand(index, KN_SHAPE(-1, x->shape[1], -1)) : NULL;
-    kn_tensor *v = index ? kn_gather(x, 2, index) : NULL;
-    return kn_where(in, factor ? kn_mul(v, factor) : v, v ? kn_number_like(v, 0) : NULL);
+    kn_tensor *v = kn_gather(x, 2, kn_expand(index, KN_SHAPE(-1, x->shape[1], -1)));
+    return kn_where(in, factor ? kn_mul(v, factor) : v, kn_number_like(v, 0));
 }
 
 static kn_tensor *between(kn_tensor *x, kn_tensor *at[2], const int64_t size[2])
@@ -89,7 +88,7 @@ kn_tensor *kn_grid_sample_(kn_tensor *x, kn_tensor *grid, kn_grid_sample_options
         y = o.nearest
                 ? picked(flat, kn_round(kn_detach(at[0])), kn_round(kn_detach(at[1])), size, NULL)
                 : between(flat, at, size);
-    y = y ? kn_cast(kn_reshape(y, KN_SHAPE(N, C, P, Q)), x->dtype) : NULL;
+    y = kn_cast(kn_reshape(y, KN_SHAPE(N, C, P, Q)), x->dtype);
     return kn_scope_result(s, y);
 }
 
@@ -114,7 +113,6 @@ kn_tensor *kn_affine_grid(kn_tensor *theta, int64_t H, int64_t W, bool align_cor
     }
     kn_tensor *from = base ? kn_from(KN_F64, kn_device_of(theta), base, KN_SHAPE(H * W, 3)) : NULL;
     kn_host_free(base);
-    from = from ? kn_cast(from, theta->dtype) : NULL;
-    kn_tensor *y = from ? kn_matmul(from, kn_transpose(theta, 1, 2)) : NULL;
-    return y ? kn_reshape(y, KN_SHAPE(theta->shape[0], H, W, 2)) : NULL;
+    kn_tensor *y = kn_matmul(kn_cast(from, theta->dtype), kn_transpose(theta, 1, 2));
+    return kn_reshape(y, KN_SHAPE(theta->shape[0], H, W, 2));
 }

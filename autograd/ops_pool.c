@@ -115,7 +115,7 @@ static bool max_composed(kn_op_grad *g, kn_tensor **y)
     kn_tensor *planes = kn_reshape(x, KN_SHAPE(N, C, x->shape[2] * x->shape[3]));
     at = kn_reshape(at, KN_SHAPE(N, C, at->shape[2] * at->shape[3]));
     kn_tensor *found = kn_gather(planes, 2, at);
-    y[0] = found ? kn_reshape(found, 4, g->out_spec[0].shape) : NULL;
+    y[0] = kn_reshape(found, 4, g->out_spec[0].shape);
     return y[0] != NULL;
 }
 
@@ -229,8 +229,8 @@ static kn_tensor *pool_sequence(const char *op, kn_tensor *x, const kn_pool1d_op
                                   .dilations = { 1, o->dilation ? o->dilation : 1 },
                                   .ceil_mode = o->ceil_mode,
                                   .exclude_pad = o->exclude_pad };
-        y = max ? kn_max_pool2d_(image, two) : kn_avg_pool2d_(image, two);
-        y = y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL;
+        y = kn_squeeze(max ? kn_max_pool2d_(image, two) : kn_avg_pool2d_(image, two), 1,
+                       (int64_t[]){ -2 });
     }
     return kn_scope_result(s, y);
 }
@@ -256,7 +256,7 @@ static kn_tensor *adaptive_sequence(const char *op, kn_tensor *x, int64_t P, boo
                 (long long)x->shape[x->ndim - 1]);
     else if (image)
         y = (max ? kn_adaptive_max_pool2d : kn_adaptive_avg_pool2d)(image, 1, P);
-    return kn_scope_result(s, y ? kn_squeeze(y, 1, (int64_t[]){ -2 }) : NULL);
+    return kn_scope_result(s, kn_squeeze(y, 1, (int64_t[]){ -2 }));
 }
 
 kn_tensor *kn_adaptive_avg_pool1d(kn_tensor *x, int64_t P)

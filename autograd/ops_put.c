@@ -21,7 +21,7 @@ static bool find_places(indexed *r, kn_tensor *const *index)
     int64_t step = 1;
     for (int d = r->dims - 1; d >= 0; step *= r->x->shape[r->dim + d--]) {
         const int64_t size = r->x->shape[r->dim + d];
-        kn_tensor *i = kn_cast(index[d], KN_I64), *zero = i ? kn_number_like(i, 0) : NULL;
+        kn_tensor *i = kn_cast(index[d], KN_I64), *zero = kn_number_like(i, 0);
         i = kn_where(kn_lt(i, zero), kn_add_scalar(i, (double)size), i);
         kn_tensor *holds =
             kn_logical_and(kn_ge(i, zero), kn_lt(i, kn_add_scalar(zero, (double)size)));
@@ -30,7 +30,7 @@ static bool find_places(indexed *r, kn_tensor *const *index)
         inside = inside ? kn_logical_and(inside, holds) : holds;
     }
     r->all = step;
-    r->at = at ? kn_where(inside, at, kn_number_like(at, (double)step)) : NULL;
+    r->at = kn_where(inside, at, kn_number_like(at, (double)step));
     return r->at != NULL;
 }
 
@@ -137,7 +137,7 @@ kn_tensor *kn_index(kn_tensor *x, int n, kn_tensor *const *index)
         int64_t shape[KN_MAX_DIMS];
         const int ndim = with_dims(&r, r.at->ndim, r.at->shape, shape);
         y = kn_index_select(merged(&r), r.dim, kn_reshape(r.at, KN_SHAPE(kn_numel(r.at))));
-        y = y ? kn_reshape(y, ndim, shape) : NULL;
+        y = kn_reshape(y, ndim, shape);
     }
     return kn_scope_result(s, y);
 }
@@ -150,13 +150,13 @@ static kn_tensor *put(const indexed *r, const kn_tensor *x, kn_tensor *values, b
     values = kn_expand(values, ndim, shape);
     const int64_t count = kn_numel(r->at);
     ndim = with_dims(r, 1, &count, shape);
-    kn_tensor *into = merged(r), *from = values ? kn_reshape(values, ndim, shape) : NULL;
+    kn_tensor *into = merged(r), *from = kn_reshape(values, ndim, shape);
     kn_tensor *at = kn_reshape(r->at, 1, &count);
     if (!into || !from || !at)
         return NULL;
     kn_tensor *y = accumulate ? kn_index_add(into, r->dim, at, from)
                               : kn_scatter(into, r->dim, for_slices(at, r->dim, from), from);
-    y = y ? kn_reshape(y, x->ndim, r->x->shape) : NULL;
+    y = kn_reshape(y, x->ndim, r->x->shape);
     for (int d = 0; d < x->ndim; d++)
         back[d] = r->order[d];
     return r->x == x || !y ? y : kn_permute(y, x->ndim, back);
@@ -211,13 +211,12 @@ kn_tensor *kn_masked_scatter(kn_tensor *x, kn_tensor *mask, kn_tensor *src)
             op, KN_SHOWN(x), KN_SHOWN(mask), KN_SHOWN(src));
     kn_scope s = kn_scope_begin();
     mask = kn_expand(mask, x->ndim, x->shape);
-    kn_tensor *flat = kn_reshape(mask, 1, &all), *at = flat ? kn_cumsum(flat, 0) : NULL, *y = NULL;
-    at = at ? kn_where(flat, kn_add_scalar(at, empty - 1), kn_number_like(at, 0)) : NULL;
+    kn_tensor *flat = kn_reshape(mask, 1, &all), *at = kn_cumsum(flat, 0);
+    at = kn_where(flat, kn_add_scalar(at, empty - 1), kn_number_like(at, 0));
     src = kn_reshape(src, 1, &all);
     src = empty ? kn_pad(src, KN_PAD_CONSTANT, 0, 2, (int64_t[]){ 0, 1 }) : src;
-    kn_tensor *from = at ? kn_index_select(src, 0, at) : NULL;
-    y = from ? kn_where(mask, kn_reshape(from, x->ndim, x->shape), x) : NULL;
-    return kn_scope_result(s, y);
+    kn_tensor *from = kn_index_select(src, 0, at);
+    return kn_scope_result(s, kn_where(mask, kn_reshape(from, x->ndim, x->shape), x));
 }
 
 /* ---- among sorted values --------------------------------------------------------------------- */
@@ -277,8 +276,7 @@ kn_tensor *kn_isin(kn_tensor *x, kn_tensor *elements)
     kn_scope s = kn_scope_begin();
     kn_tensor *sorted = kn_sort(kn_reshape(kn_detach(elements), 1, &all), 0);
     kn_tensor *flat = kn_reshape(kn_detach(x), 1, &all);
-    kn_tensor *at = sorted && flat ? kn_searchsorted(sorted, flat, false) : NULL;
-    at = at ? kn_clamp(at, 0, (double)(n - 1)) : NULL;
-    kn_tensor *y = at ? kn_eq(kn_index_select(sorted, 0, at), flat) : NULL;
-    return kn_scope_result(s, y ? kn_reshape(y, x->ndim, x->shape) : NULL);
+    kn_tensor *at = kn_clamp(kn_searchsorted(sorted, flat, false), 0, (double)(n - 1));
+    kn_tensor *y = kn_eq(kn_index_select(sorted, 0, at), flat);
+    return kn_scope_result(s, kn_reshape(y, x->ndim, x->shape));
 }

@@ -39,7 +39,7 @@ static kn_tensor *fine_uniform(key k, kn_device device, int ndim, const int64_t 
     kn_tensor *high = draw(k, KN_UNIFORM, 1, KN_F64, device, ndim, shape);
     k.stream = kn_hash64(k.stream, 0x6c6f77u);
     kn_tensor *low = draw(k, KN_UNIFORM, 0x1p-24, KN_F64, device, ndim, shape);
-    return high && low ? kn_add(high, low) : NULL;
+    return kn_add(high, low);
 }
 
 /* ---- uniform and normal, as x ---------------------------------------------------------------- */
@@ -109,9 +109,9 @@ static kn_tensor *integers(key k, kn_dtype dtype, kn_device device, int64_t low,
                            int ndim, const int64_t *shape)
 {
     kn_tensor *u = fine_uniform(k, device, ndim, shape);
-    kn_tensor *count = u ? kn_cast(kn_scale(u, (double)(high - low)), KN_I64) : NULL;
+    kn_tensor *count = kn_cast(kn_scale(u, (double)(high - low)), KN_I64);
     kn_tensor *first = count ? kn_full(KN_I64, kn_device_of(count), (double)low, KN_SCALAR) : NULL;
-    return first ? kn_cast(kn_add(count, first), dtype) : NULL;
+    return kn_cast(kn_add(count, first), dtype);
 }
 
 kn_tensor *kn_randint(kn_dtype dtype, kn_device device, int64_t low, int64_t high, uint64_t seed,
@@ -178,7 +178,7 @@ kn_tensor *kn_bernoulli(kn_tensor *p)
     kn_tensor *u = wide ? fine_uniform(k, d, p->ndim, p->shape)
                         : draw(k, KN_UNIFORM, 1, KN_F32, d, p->ndim, p->shape);
     kn_tensor *bound = u ? kn_cast(kn_detach(p), wide ? KN_F64 : KN_F32) : NULL;
-    return bound ? kn_cast(kn_lt(u, bound), p->dtype) : NULL;
+    return kn_cast(kn_lt(u, bound), p->dtype);
 }
 
 /* ---- multinomial ----------------------------------------------------------------------------- */
@@ -199,8 +199,7 @@ static kn_tensor *possible(kn_tensor *w, int64_t choices)
 /* On the CPU a row that can't is an error. */
 static bool check_rows(const kn_tensor *p, kn_tensor *ok, int64_t choices)
 {
-    kn_tensor *bad = ok ? kn_logical_not(ok) : NULL;
-    kn_tensor *any = bad ? kn_sum(bad, 0, NULL, false) : NULL;
+    kn_tensor *bad = kn_logical_not(ok), *any = kn_sum(bad, 0, NULL, false);
     if (!any || kn_device_of(any) != KN_CPU || kn_item(any) == 0)
         return kn_ok();
     kn_tensor *first = kn_argmax(kn_cast(bad, KN_I32), 0);
@@ -216,8 +215,8 @@ static kn_tensor *without_replacement(kn_tensor *w, int64_t n)
 {
     kn_tensor *index = NULL;
     kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), w->ndim, w->shape);
-    kn_tensor *e = u ? kn_neg(kn_log(kn_add_scalar(u, 0x1p-49))) : NULL;
-    kn_tensor *place = e ? kn_sub(kn_log(w), kn_log(e)) : NULL;
+    kn_tensor *e = kn_neg(kn_log(kn_add_scalar(u, 0x1p-49)));
+    kn_tensor *place = kn_sub(kn_log(w), kn_log(e));
     return place && kn_topk(place, n, 1, .indices = &index) ? index : NULL;
 }
 
@@ -225,9 +224,8 @@ static kn_tensor *without_replacement(kn_tensor *w, int64_t n)
 static kn_tensor *well_above_zero(kn_tensor *w)
 {
     kn_tensor *sum = kn_sum(w, 1, (int64_t[]){ 1 }, true);
-    kn_tensor *tiny =
-        sum ? kn_lt(sum, kn_full(KN_F64, kn_device_of(w), 0x1p-900, KN_SCALAR)) : NULL;
-    return tiny ? kn_where(tiny, kn_scale(w, 0x1p600), w) : NULL;
+    kn_tensor *tiny = kn_lt(sum, kn_full(KN_F64, kn_device_of(w), 0x1p-900, KN_SCALAR));
+    return kn_where(tiny, kn_scale(w, 0x1p600), w);
 }
 
 /* The first k with w_0 + ... + w_k > u sum w. All u are sorted in among the running sums, which
@@ -237,9 +235,9 @@ static kn_tensor *with_replacement(kn_tensor *w, int64_t n)
     const int64_t rows = w->shape[0], K = w->shape[1];
     kn_tensor *u = fine_uniform(next_key(), kn_device_of(w), 2, (int64_t[]){ rows, n });
     kn_tensor *sums = u ? kn_cumsum(well_above_zero(w), 1) : NULL;
-    kn_tensor *at = sums ? kn_mul(u, kn_slice(sums, 1, K - 1, K)) : NULL;
+    kn_tensor *at = kn_mul(u, kn_slice(sums, 1, K - 1, K));
     kn_tensor *all = at ? kn_cat((kn_tensor *[]){ sums, at }, 2, 1) : NULL;
-    kn_tensor *order = all ? kn_argsort(all, 1, false) : NULL;
+    kn_tensor *order = kn_argsort(all, 1, false);
     if (!order)
         return NULL;
     kn_tensor *count = kn_full(KN_I64, kn_device_of(w), (double)K, KN_SCALAR);
@@ -268,5 +266,5 @@ kn_tensor *kn_multinomial(kn_tensor *p, int64_t n, bool replacement)
         return NULL;
     kn_tensor *y = replacement ? with_replacement(w, n) : without_replacement(w, n);
     kn_tensor *none = kn_full(KN_I64, kn_device_of(p), -1, KN_SCALAR);
-    return y && none ? kn_reshape(kn_where(ok, y, none), p->ndim, shape) : NULL;
+    return kn_reshape(kn_where(ok, y, none), p->ndim, shape);
 }

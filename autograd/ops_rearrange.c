@@ -113,7 +113,7 @@ kn_tensor *kn_roll(kn_tensor *x, int n, const int64_t *shifts, const int64_t *di
         memcpy(shape, x->shape, sizeof shape);
         x = kn_reshape(x, 1, (int64_t[]){ kn_numel(x) });
         x = x ? roll_dim(x, 0, shifts[0]) : NULL;
-        return x ? kn_reshape(x, ndim, shape) : NULL;
+        return kn_reshape(x, ndim, shape);
     }
     for (int i = 0; x && i < n; i++)
         x = roll_dim(x, kn_dim("roll", x, (int)dims[i]), shifts[i]);
@@ -174,7 +174,7 @@ static bool pad_on_tape(kn_op_grad *g);
 KN_OP(kn_op_pad, .name = "pad", .may_fill = true, .attr_size = sizeof(pad_attr), .shape = pad_shape,
       .forward = pad_forward, .backward = pad_backward, .on_tape = pad_on_tape);
 
-/* What was added is cut off, and zeros stand for what was cut off. */
+/* Elements that were added are cut off, and zeros stand for those that were cut off. */
 static bool pad_on_tape(kn_op_grad *g)
 {
     pad_attr a = *(const pad_attr *)g->attr;
@@ -478,12 +478,12 @@ kn_tensor *kn_unfold2d_(kn_tensor *x, kn_unfold2d_options o)
     }
     if (pad[0] || pad[1])
         x = kn_pad(x, KN_PAD_CONSTANT, 0, KN_SHAPE(pad[1], pad[1], pad[0], pad[0]));
-    kn_tensor *w = x ? kn_windows("unfold2d", x, 2, kernel[0], stride[0], dilation[0]) : NULL;
-    w = w ? kn_windows("unfold2d", w, 3, kernel[1], stride[1], dilation[1]) : NULL;
+    kn_tensor *w = kn_windows("unfold2d", x, 2, kernel[0], stride[0], dilation[0]);
+    w = kn_windows("unfold2d", w, 3, kernel[1], stride[1], dilation[1]);
     if (!w) /* [N,C,P,Q,R,S] */
         return NULL;
     const int64_t rows = w->shape[1] * kernel[0] * kernel[1], columns = w->shape[2] * w->shape[3],
                   images = w->shape[0];
     w = kn_permute(w, 6, (int64_t[]){ 0, 1, 4, 5, 2, 3 });
-    return w ? kn_reshape(w, KN_SHAPE(images, rows, columns)) : NULL;
+    return kn_reshape(w, KN_SHAPE(images, rows, columns));
 }

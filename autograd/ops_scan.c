@@ -46,7 +46,7 @@ static kn_values product_backward(kn_function_run *run, kn_values dout)
     const int dim = ((const scan *)run->arg)->dim;
     kn_tensor *x = run->saved.v[0], *y = run->saved.v[1], *dy = dout.v[0];
     kn_tensor *zero = kn_number_like(x, 0), *one = kn_number_like(x, 1), *is_zero = kn_eq(x, zero);
-    kn_tensor *zeros = is_zero ? kn_cumsum(kn_cast(is_zero, x->dtype), dim) : NULL;
+    kn_tensor *zeros = kn_cumsum(kn_cast(is_zero, x->dtype), dim);
     kn_tensor *first = kn_logical_and(is_zero, kn_eq(zeros, one));
     kn_tensor *others = run_scan(kn_where(first, one, x), dim, KN_JOIN_PRODUCT, false);
     kn_tensor *at = run_scan(kn_mul(dy, others), dim, KN_JOIN_SUM, true);
@@ -63,7 +63,7 @@ kn_tensor *kn_cumprod(kn_tensor *x, int dim)
     kn_scope s = kn_scope_begin();
     kn_tensor *wide = checked(product.name, x, &dim, false);
     const scan a = { dim, KN_JOIN_PRODUCT };
-    kn_tensor *y = wide ? kn_function_call_n(&product, KN_VALUES(wide), &a, sizeof a).v[0] : NULL;
+    kn_tensor *y = kn_function_call_n(&product, KN_VALUES(wide), &a, sizeof a).v[0];
     y = y && kn_dtype_is_float(x->dtype) ? kn_cast(y, x->dtype) : y;
     return kn_scope_result(s, y);
 }
@@ -92,7 +92,7 @@ kn_tensor *kn_logcumsumexp(kn_tensor *x, int dim)
     kn_scope s = kn_scope_begin();
     kn_tensor *wide = checked(log_sum.name, x, &dim, true);
     const scan a = { dim, KN_JOIN_LOG_SUM };
-    kn_tensor *y = wide ? kn_function_call_n(&log_sum, KN_VALUES(wide), &a, sizeof a).v[0] : NULL;
+    kn_tensor *y = kn_function_call_n(&log_sum, KN_VALUES(wide), &a, sizeof a).v[0];
     return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
 }
 
@@ -107,7 +107,7 @@ static kn_values extremum_forward(kn_function_run *run, kn_values in)
     for (int d = 0; d < x->ndim; d++)
         line[d] = d == s->dim ? x->shape[d] : 1;
     kn_tensor *place = kn_arange(KN_I64, kn_device_of(x), line[s->dim]);
-    kn_tensor *won = y ? kn_logical_or(kn_eq(x, y), kn_isnan(x)) : NULL;
+    kn_tensor *won = kn_logical_or(kn_eq(x, y), kn_isnan(x));
     kn_tensor *at = won && place
                         ? kn_where(won, kn_view(place, x->ndim, line), kn_number_like(place, 0))
                         : NULL;

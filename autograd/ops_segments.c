@@ -104,7 +104,7 @@ static kn_tensor *counts(const places *p, kn_tensor *x, kn_tensor *index)
     if (!p->slices)
         return kn_scatter_add(kn_zeros(t, on, x->ndim, x->shape), p->dim, index, ones);
     kn_tensor *n = kn_index_add(kn_zeros(t, on, 1, &x->shape[p->dim]), 0, index, ones);
-    return n ? kn_view(n, x->ndim, line) : NULL;
+    return kn_view(n, x->ndim, line);
 }
 
 /* Of integers rounded down. */
@@ -177,7 +177,7 @@ static kn_tensor *reduced(const char *op, places p, kn_tensor *x, kn_tensor *ind
     p.by = by == KN_BY_PROD ? KN_JOIN_PRODUCT : by == KN_BY_AMAX ? KN_JOIN_MAX : KN_JOIN_MIN;
     if (p.exclude && by == KN_BY_PROD) {
         kn_tensor *n = counts(&p, x, index);
-        x = n ? kn_where(kn_gt(n, kn_number_like(n, 0)), kn_number_like(x, 1), x) : NULL;
+        x = kn_where(kn_gt(n, kn_number_like(n, 0)), kn_number_like(x, 1), x);
         p.exclude = false;
     }
     return kn_function_call_n(&join, KN_VALUES(x, index, src), &p, sizeof p).v[0];
@@ -259,8 +259,8 @@ static kn_values softmax_backward(kn_function_run *run, kn_values dout)
 {
     const int64_t n = *(const int64_t *)run->arg;
     kn_tensor *y = run->saved.v[0], *index = run->saved.v[1], *t = kn_mul(y, dout.v[0]);
-    kn_tensor *sum = t ? kn_segment_reduce(t, index, n, KN_BY_SUM) : NULL;
-    return KN_VALUES(sum ? kn_sub(t, kn_mul(y, kn_index_select(sum, 0, index))) : NULL, NULL);
+    kn_tensor *sum = kn_segment_reduce(t, index, n, KN_BY_SUM);
+    return KN_VALUES(kn_sub(t, kn_mul(y, kn_index_select(sum, 0, index))), NULL);
 }
 
 kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n)
@@ -278,5 +278,5 @@ kn_tensor *kn_segment_softmax(kn_tensor *x, kn_tensor *index, int64_t n)
     kn_tensor *wide = kn_cast(x, kn_wide_dtype(x->dtype));
     kn_tensor *y =
         wide ? kn_function_call_n(&softmax, KN_VALUES(wide, index), &n, sizeof n).v[0] : NULL;
-    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
+    return kn_scope_result(s, kn_cast(y, x->dtype));
 }

@@ -57,7 +57,7 @@ kn_tensor *kn_nonzero(kn_tensor *x)
                           ? x
                           : kn_ne(kn_detach(x), kn_zeros(x->dtype, kn_device_of(x), KN_SCALAR));
     kn_tensor *t = mask ? places_that_hold(mask) : NULL;
-    return kn_scope_result(s, t ? kn_to_device(t, kn_device_of(x)) : NULL);
+    return kn_scope_result(s, kn_to_device(t, kn_device_of(x)));
 }
 
 kn_tensor *kn_masked_select(kn_tensor *x, kn_tensor *mask)
@@ -100,7 +100,7 @@ kn_tensor *kn_bincount(kn_tensor *x, kn_tensor *weights, int64_t least)
     n = n > least ? n : least;
     weights = weights ? weights : kn_ones(KN_I64, kn_device_of(x), 1, x->shape);
     kn_tensor *none = weights ? kn_zeros(weights->dtype, kn_device_of(x), 1, &n) : NULL;
-    return kn_scope_result(s, none ? kn_index_add(none, 0, x, weights) : NULL);
+    return kn_scope_result(s, kn_index_add(none, 0, x, weights));
 }
 
 /* A value begins where a sorted one differs from the one before. */
@@ -118,7 +118,7 @@ kn_tensor *kn_unique(kn_tensor *x, kn_tensor **inverse, kn_tensor **counts)
     if (n > 1 && v)
         begins = kn_cat(
             (kn_tensor *[]){ begins, kn_ne(kn_slice(v, 0, 1, n), kn_slice(v, 0, 0, n - 1)) }, 2, 0);
-    kn_tensor *at = begins ? kn_reshape(kn_nonzero(begins), 1, &all) : NULL;
+    kn_tensor *at = kn_reshape(kn_nonzero(begins), 1, &all);
     if (v && at) {
         kn_tensor *end = kn_full(KN_I64, kn_device_of(x), (double)n, 1, &one);
         kn_tensor *group = kn_add_scalar(kn_cumsum(begins, 0), -1);
@@ -164,7 +164,7 @@ kn_tensor *kn_histc(kn_tensor *x, int64_t bins, double low, double high)
             kn_logical_and(kn_ge(v, kn_number_like(v, low)), kn_le(v, kn_number_like(v, high)));
         y = kn_index_add(kn_zeros(KN_F64, kn_device_of(x), 1, &bins), 0, bin,
                          kn_cast(inside, KN_F64));
-        y = y ? kn_cast(y, x->dtype) : NULL;
+        y = kn_cast(y, x->dtype);
     } else if (v) {
         kn_fail("%s: the values of %s aren't finite; give low and high", op, KN_SHOWN(x));
     }
@@ -217,7 +217,7 @@ static kn_tensor *positions(const fold *f, int d, kn_device device)
     kn_tensor *of = kn_scale(kn_arange(KN_I64, device, I), (double)f->stride[d]);
     kn_tensor *k = kn_reshape(in, 4, d ? (int64_t[]){ 1, K, 1, 1 } : (int64_t[]){ K, 1, 1, 1 });
     kn_tensor *i = kn_reshape(of, 4, d ? (int64_t[]){ 1, 1, 1, I } : (int64_t[]){ 1, 1, I, 1 });
-    return k && i ? kn_add(k, i) : NULL;
+    return kn_add(k, i);
 }
 
 kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o)
@@ -235,14 +235,11 @@ kn_tensor *kn_fold2d_(kn_tensor *y, int64_t H, int64_t W, kn_unfold2d_options o)
                   columns = f.padded[1];
     kn_scope s = kn_scope_begin();
     kn_tensor *row = positions(&f, 0, kn_device_of(y)), *column = positions(&f, 1, kn_device_of(y));
-    kn_tensor *at = row && column ? kn_add(kn_scale(row, (double)columns), column) : NULL;
+    kn_tensor *at = kn_add(kn_scale(row, (double)columns), column);
     kn_tensor *sum = kn_zeros(y->dtype, kn_device_of(y), KN_SHAPE(N, C, rows * columns));
-    kn_tensor *x = at && sum ? kn_index_add(sum, 2, kn_reshape(at, 1, &places),
-                                            kn_reshape(y, KN_SHAPE(N, C, places)))
-                             : NULL;
-    x = x ? kn_reshape(x, KN_SHAPE(N, C, rows, columns)) : NULL;
-    x = x ? kn_slice(x, 2, f.pad[0], f.pad[0] + H) : NULL;
-    x = x ? kn_slice(x, 3, f.pad[1], f.pad[1] + W) : NULL;
-    x = x ? kn_contiguous(x) : NULL;
-    return kn_scope_result(s, x);
+    kn_tensor *x =
+        kn_index_add(sum, 2, kn_reshape(at, 1, &places), kn_reshape(y, KN_SHAPE(N, C, places)));
+    x = kn_reshape(x, KN_SHAPE(N, C, rows, columns));
+    x = kn_slice(kn_slice(x, 2, f.pad[0], f.pad[0] + H), 3, f.pad[1], f.pad[1] + W);
+    return kn_scope_result(s, kn_contiguous(x));
 }

@@ -52,7 +52,7 @@ static kn_tensor *constant(const kn_tensor *x, double *v, int ndim, const int64_
 {
     kn_tensor *t = v ? kn_from(KN_F64, kn_device_of(x), v, ndim, shape) : NULL;
     kn_host_free(v);
-    return t ? kn_cast(t, x->dtype) : NULL;
+    return kn_cast(t, x->dtype);
 }
 
 /* x[..., n] of reals, or [..., n, 2], times the matrix of the transform: [..., n, 2]. */
@@ -69,8 +69,8 @@ static kn_tensor *by_matrix(kn_tensor *x, int64_t n, bool real, int sign)
                 to[2 * n] = -w[1], to[2 * n + 1] = w[0];
         }
     kn_tensor *matrix = constant(x, m, KN_SHAPE(rows, 2 * n));
-    kn_tensor *y = matrix ? kn_matmul(real ? x : kn_flatten(x, -2, -1), matrix) : NULL;
-    return y ? kn_unflatten(y, -1, KN_SHAPE(n, 2)) : NULL;
+    kn_tensor *y = kn_matmul(real ? x : kn_flatten(x, -2, -1), matrix);
+    return kn_unflatten(y, -1, KN_SHAPE(n, 2));
 }
 
 /* x[rows, a, b, 2] times e^(2 pi i j k / (a b)) at (j, k). */
@@ -86,7 +86,7 @@ static kn_tensor *rotated(kn_tensor *x, int64_t a, int64_t b, int sign)
     }
     kn_tensor *c = constant(x, real, KN_SHAPE(a, b, 2));
     kn_tensor *d = constant(x, imaginary, KN_SHAPE(a, b, 2));
-    return c && d ? kn_add(kn_mul(x, c), kn_mul(kn_flip(x, 1, (int64_t[]){ -1 }), d)) : NULL;
+    return kn_add(kn_mul(x, c), kn_mul(kn_flip(x, 1, (int64_t[]){ -1 }), d));
 }
 
 /* x[rows, n] or [rows, n, 2] -> [rows, n, 2]: y[k] = sum_j x[j] e^(sign 2 pi i j k / n). Element
@@ -103,10 +103,10 @@ static kn_tensor *transform(kn_tensor *x, int64_t n, bool real, int sign)
     x = real ? kn_reshape(x, KN_SHAPE(rows * n2, n1)) : kn_reshape(x, KN_SHAPE(rows * n2, n1, 2));
     x = transform(x, n1, real, sign);
     x = x ? rotated(kn_reshape(x, KN_SHAPE(rows, n2, n1, 2)), n2, n1, sign) : NULL;
-    x = x ? kn_reshape(kn_transpose(x, 1, 2), KN_SHAPE(rows * n1, n2, 2)) : NULL;
+    x = kn_reshape(kn_transpose(x, 1, 2), KN_SHAPE(rows * n1, n2, 2));
     x = transform(x, n2, false, sign);
-    x = x ? kn_transpose(kn_reshape(x, KN_SHAPE(rows, n1, n2, 2)), 1, 2) : NULL;
-    return x ? kn_reshape(x, KN_SHAPE(rows, n, 2)) : NULL;
+    return kn_reshape(kn_transpose(kn_reshape(x, KN_SHAPE(rows, n1, n2, 2)), 1, 2),
+                      KN_SHAPE(rows, n, 2));
 }
 
 /* y[rows, ...] with the leading dims of x, all but its last n. */
@@ -118,7 +118,7 @@ static kn_tensor *with_lead(kn_tensor *y, const kn_tensor *x, int n)
         shape[ndim++] = x->shape[d];
     for (int d = 1; y && d < y->ndim; d++)
         shape[ndim++] = y->shape[d];
-    return y ? kn_reshape(y, ndim, shape) : NULL;
+    return kn_reshape(y, ndim, shape);
 }
 
 kn_tensor *kn_rfft(kn_tensor *x)
@@ -134,8 +134,8 @@ kn_tensor *kn_rfft(kn_tensor *x)
     kn_scope s = kn_scope_begin();
     kn_tensor *y =
         transform(kn_loss_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / n, n))), n, true, -1);
-    y = with_lead(y ? kn_slice(y, 1, 0, n / 2 + 1) : NULL, x, 1);
-    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
+    y = with_lead(kn_slice(y, 1, 0, n / 2 + 1), x, 1);
+    return kn_scope_result(s, kn_cast(y, x->dtype));
 }
 
 /* The real part of the inverse transform of twice the numbers, but for those that are their own
@@ -147,10 +147,9 @@ static kn_tensor *inverse(kn_tensor *x, int64_t n)
     for (int64_t k = 0; twice && k < m; k++)
         twice[k] = (k == 0 || 2 * k == n ? 1 : 2) / (double)n;
     kn_tensor *f = constant(x, twice, KN_SHAPE(m, 1));
-    kn_tensor *y =
-        f ? kn_pad(kn_mul(x, f), KN_PAD_CONSTANT, 0, 4, (int64_t[]){ 0, 0, 0, n - m }) : NULL;
+    kn_tensor *y = kn_pad(kn_mul(x, f), KN_PAD_CONSTANT, 0, 4, (int64_t[]){ 0, 0, 0, n - m });
     y = transform(y, n, false, 1);
-    return y ? kn_squeeze(kn_slice(y, 2, 0, 1), 1, (int64_t[]){ 2 }) : NULL;
+    return kn_squeeze(kn_slice(y, 2, 0, 1), 1, (int64_t[]){ 2 });
 }
 
 kn_tensor *kn_irfft(kn_tensor *x, int64_t n)
@@ -170,7 +169,7 @@ kn_tensor *kn_irfft(kn_tensor *x, int64_t n)
     kn_scope s = kn_scope_begin();
     kn_tensor *flat = kn_loss_wide(kn_reshape(x, KN_SHAPE(kn_numel(x) / (2 * m), m, 2)));
     kn_tensor *y = with_lead(flat ? inverse(flat, n) : NULL, x, 2);
-    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
+    return kn_scope_result(s, kn_cast(y, x->dtype));
 }
 
 /* ---- in frames ------------------------------------------------------------------------------- */
@@ -226,19 +225,18 @@ kn_tensor *kn_stft_(kn_tensor *x, kn_stft_options o)
     kn_scope s = kn_scope_begin();
     kn_tensor *w = window_of(&o), *y = kn_loss_wide(x);
     y = half ? kn_pad(y, KN_PAD_REFLECT, 0, 2, (int64_t[]){ half, half }) : y;
-    y = y ? kn_unfold(y, -1, o.n_fft, o.hop) : NULL;
+    y = kn_unfold(y, -1, o.n_fft, o.hop);
     y = kn_rfft(w ? kn_mul(y, w) : y);
-    y = y ? kn_transpose(y, -2, -3) : NULL;
+    y = kn_transpose(y, -2, -3);
     y = y && o.normalized ? kn_scale(y, 1 / sqrt((double)o.n_fft)) : y;
-    return kn_scope_result(s, y ? kn_cast(y, x->dtype) : NULL);
+    return kn_scope_result(s, kn_cast(y, x->dtype));
 }
 
 /* Frames [N,T,n_fft] added up where they lie, [N,L]. */
 static kn_tensor *overlapped(kn_tensor *frames, int64_t L, const kn_stft_options *o)
 {
-    kn_tensor *y = frames ? kn_fold2d(kn_transpose(frames, 1, 2), 1, L, .kernels = { 1, o->n_fft },
-                                      .strides = { 1, o->hop })
-                          : NULL;
+    kn_tensor *y = kn_fold2d(kn_transpose(frames, 1, 2), 1, L, .kernels = { 1, o->n_fft },
+                             .strides = { 1, o->hop });
     return y ? kn_reshape(y, KN_SHAPE(frames->shape[0], L)) : NULL;
 }
 
@@ -248,7 +246,7 @@ static kn_tensor *envelope(const kn_tensor *x, kn_tensor *w, int64_t T, int64_t 
 {
     kn_tensor *ones = w ? kn_square(kn_detach(w))
                         : kn_ones(kn_wide_dtype(x->dtype), kn_device_of(x), KN_SHAPE(o->n_fft));
-    ones = ones ? kn_expand(ones, KN_SHAPE(1, T, o->n_fft)) : NULL;
+    ones = kn_expand(ones, KN_SHAPE(1, T, o->n_fft));
     return overlapped(ones, L, o);
 }
 
@@ -272,7 +270,7 @@ kn_tensor *kn_istft_(kn_tensor *x, kn_stft_options o)
     kn_scope s = kn_scope_begin();
     kn_tensor *w = window_of(&o), *wide = kn_loss_wide(x), *y = NULL;
     wide = wide && n == 3 ? kn_unsqueeze(wide, 0) : wide;
-    kn_tensor *frames = wide ? kn_irfft(kn_transpose(wide, 1, 2), o.n_fft) : NULL;
+    kn_tensor *frames = kn_irfft(kn_transpose(wide, 1, 2), o.n_fft);
     frames = frames && w ? kn_mul(frames, w) : frames;
     kn_tensor *whole = overlapped(frames, L, &o), *all = envelope(x, w, T, L, &o);
     if (whole && all) {
@@ -285,7 +283,7 @@ kn_tensor *kn_istft_(kn_tensor *x, kn_stft_options o)
         y = kn_div(kn_slice(whole, 1, from, to), all);
         y = y && o.normalized ? kn_scale(y, sqrt((double)o.n_fft)) : y;
         y = y && n == 3 ? kn_squeeze(y, 1, (int64_t[]){ 0 }) : y;
-        y = y ? kn_cast(y, x->dtype) : NULL;
+        y = kn_cast(y, x->dtype);
     }
     return kn_scope_result(s, y);
 }

@@ -25,7 +25,7 @@ static kn_tensor *widened(kn_tensor *x)
 /* Ends the scope of a composition: y goes on, in dtype. */
 static kn_tensor *ended(kn_scope s, kn_tensor *y, kn_dtype dtype)
 {
-    return kn_scope_result(s, y ? kn_cast(y, dtype) : NULL);
+    return kn_scope_result(s, kn_cast(y, dtype));
 }
 
 /* x^exponent for x >= 0, with gradient 0 where x is 0 (torch's choice for norms). */
@@ -221,7 +221,7 @@ kn_tensor *kn_prod(kn_tensor *x, int n, const int64_t *dims, bool keep)
     } else if (y) {
         for (int d = 0; d < x->ndim; d++)
             y = set >> d & 1 ? halved(y, d) : y;
-        y = y ? kn_reshape(y, ndim, left) : NULL;
+        y = kn_reshape(y, ndim, left);
     }
     return ended(s, y, floats ? x->dtype : KN_I64);
 }

@@ -297,7 +297,7 @@ static bool backward(kn_op_grad *g)
 {
     const sync_attr *a = g->attr;
     kn_tensor *masked = before_relu(g);
-    const kn_tensor *x = kn_contiguous(g->in[0]), *dy = masked ? kn_contiguous(masked) : NULL;
+    const kn_tensor *x = kn_contiguous(g->in[0]), *dy = kn_contiguous(masked);
     kn_tensor *all = dy ? room(KN_F64, x, kn_comm_size(a->comm), 2 * x->shape[1]) : NULL;
     return all && own_sums(g, x, dy, all, kn_rank(a->comm)) &&
            give_own(g, all, kn_rank(a->comm), x->shape[1]) &&

@@ -70,14 +70,14 @@ static kn_tensor *convolve(kn_tensor *x, kn_tensor *w, kn_tensor *bias, const nu
     if (a->pad[0])
         x = kn_pad(x, KN_PAD_CONSTANT, 0, 6, (int64_t[]){ 0, 0, 0, 0, a->pad[0], a->pad[0] });
     x = kn_windows("conv3d", x, 2, K, a->stride[0], a->dilation[0]); /* [N,C,P,H,W,K] */
-    x = x ? kn_contiguous(kn_permute(x, 6, (int64_t[]){ 0, 2, 1, 5, 3, 4 })) : NULL;
+    x = kn_contiguous(kn_permute(x, 6, (int64_t[]){ 0, 2, 1, 5, 3, 4 }));
     if (!x)
         return NULL;
     const int64_t *s = x->shape, P = s[1];
     kn_tensor *y = kn_conv2d_(kn_reshape(x, KN_SHAPE(N * P, s[2] * K, s[4], s[5])),
                               kn_flatten(w, 1, 2), bias, o);
     y = y ? kn_reshape(y, KN_SHAPE(N, P, O, y->shape[2], y->shape[3])) : NULL;
-    return y ? kn_contiguous(kn_transpose(y, 1, 2)) : NULL;
+    return kn_contiguous(kn_transpose(y, 1, 2));
 }
 
 /* The pad that keeps the size; where it isn't the same on both sides, zeros at the end of x. */
@@ -131,7 +131,7 @@ static kn_tensor *pooled(kn_tensor *x, pool planes, pool depth, const void *with
     y = y ? kn_reshape(y, KN_SHAPE(x->shape[0], C, D, y->shape[2], y->shape[3])) : NULL;
     const int64_t P = y ? y->shape[3] : 0, Q = y ? y->shape[4] : 0;
     y = y ? depth(kn_flatten(y, 3, 4), with) : NULL;
-    y = kn_of_batch(y ? kn_unflatten(y, 3, KN_SHAPE(P, Q)) : NULL, alone);
+    y = kn_of_batch(kn_unflatten(y, 3, KN_SHAPE(P, Q)), alone);
     return kn_scope_result(s, y);
 }
 

@@ -160,7 +160,7 @@ static int64_t next_token(talk *k)
     kn_scope scope = kn_scope_begin();
     kn_tensor *x = kn_from(KN_I64, k->device, k->ids.id + from, KN_SHAPE(1, count)),
               *y = x ? kn_language_next_logits(k->model, x) : NULL;
-    y = y ? kn_cast(y, KN_F32) : NULL;
+    y = kn_cast(y, KN_F32);
     if (y && kn_to_host(y, k->logits, (size_t)vocab * sizeof *k->logits))
         id = kn_sample(k->logits, vocab, &k->o->draw, k->drawn++);
     kn_scope_end(scope);
