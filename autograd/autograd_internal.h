@@ -164,7 +164,7 @@ struct kn_node {
     bool apart;
     /* during a backward; a nested one sets it aside (lend.c) */
     uint64_t mark;
-    bool passed; /* what comes is the gradient of its input already (kn_grad_through) */
+    bool passed; /* the gradient that comes is its input's already (kn_grad_through) */
     kn_tensor *dout[KN_MAX_OUT];
     bool dout_owned[KN_MAX_OUT]; /* the engine made it alone and may add in place */
     struct kn_home {             /* where the gradient of an output is to lie (parts.c) */

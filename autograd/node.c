@@ -89,7 +89,7 @@ kn_node *kn_node_new(const kn_op *op, int nin, int nout)
     n->edge = (kn_edge *)(n->saved_out + out);
     n->attr = op->attr_size ? n->edge + in : NULL;
     n->place = (kn_place){ c->user_file, c->user_line };
-    n->freed = kn_record_replays(); /* what it saves goes to the forward's node */
+    n->freed = kn_record_replays(); /* its tensors go to the forward's node */
     n->frame = c->frame;
     if (n->frame)
         n->frame->refs++;

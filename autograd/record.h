@@ -2,8 +2,8 @@
  *
  * Such a call runs its forward on the tape like any other, but its nodes save nothing: each saved
  * tensor is a place in the call's record. When backward comes to the call, the forward runs again
- * (a replay); what its operations save then goes, in the same order, to those places, and the
- * replay's own nodes are dropped. So hooks, counts and gradients are those of the tape that the
+ * (a replay); the tensors that its operations save go, in the same order, to those places, and
+ * the replay's own nodes are dropped. So hooks, counts and gradients are those of the tape that the
  * forward made, and a replay only computes values.
  *
  * The values are the forward's because the record holds all that it saw: its inputs, the key, seed
@@ -49,8 +49,8 @@ KN_API bool kn_recomputing(void);   /* nn/nn.h */
 bool kn_record_replays(void);       /* the innermost call that recomputes is replayed */
 kn_record *kn_record_running(void); /* of the innermost one; NULL: none */
 
-/* A place in the running forward's record for what s saves; what a replay saves goes to its place.
- * False with an error. There must be a running one. */
+/* A place in the running forward's record for the tensor that s saves; of a replay, the tensor goes
+ * to its place. False with an error. There must be a running one. */
 bool kn_record_save(kn_saved *s, const kn_tensor *t);
 void kn_record_forget(kn_saved *s); /* s, which has a place, goes */
 /* In a backward: replays r if s has no tensor. False with an error. */

@@ -1,5 +1,5 @@
-/* fsdp/predict.c: memory as a formula (docs/fsdp.md, "Memory"). What is always there is a sum over
- * buckets. What comes and goes is found by a rehearsal of the schedule (rehearse.c). */
+/* fsdp/predict.c: memory as a formula (docs/fsdp.md, "Memory"). Bytes that are always there are a
+ * sum over buckets; a rehearsal of the schedule (rehearse.c) finds those that come and go. */
 #include "fsdp/rehearse.h"
 #include "fsdp/schedule.h"
 #include "optim/optim_internal.h"

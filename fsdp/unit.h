@@ -116,7 +116,7 @@ bool kn_unit_reshard_after_backward(kn_unit *u, kn_cause why);
  * on, others may. */
 void kn_bucket_written(kn_bucket *b, int index);
 /* access.c. The master of b's parameter number index was written (-1: all were), past the schedule:
- * what is gathered is out of date, and a graph that used it must not go on. */
+ * gathered values are out of date, and a graph that used them must not go on. */
 bool kn_bucket_drop_gathered(kn_bucket *b, int index);
 /* access.c. shard, cut as b's parameter number index (row above 1: with an element for each row of
  * so many): its whole, into host memory of every rank. Collective. */

@@ -15,7 +15,7 @@ typedef struct kn_whole {
 /* values = the masters of all ranks; grads, where asked for and there are any. Collective. */
 bool kn_whole_gather(kn_whole *w, bool with_grads);
 /* Each rank's master becomes its part of values, and its gradients that of grads, rank 0's with
- * rank0_only; what was gathered before is out of date where values changed. Collective. */
+ * rank0_only; parameters gathered before are out of date where values changed. Collective. */
 bool kn_whole_write_back(const kn_whole *w);
 
 #endif

@@ -1,6 +1,6 @@
-/* state/cover.c: whether rectangles cover a shape, each element once. What they leave of it is kept
- * as boxes, from which one rectangle after the other is taken: one that isn't all there overlaps an
- * earlier one, and what is left in the end no rectangle holds. */
+/* state/cover.c: whether rectangles cover a shape, each element once. The part that is left of it
+ * is kept as boxes, from which one rectangle after the other is taken: one that isn't all there
+ * overlaps an earlier one, and no rectangle holds the part that is left in the end. */
 #include "kernels/error.h"
 #include "kernels/memory_internal.h"
 #include "state/rectangles.h"

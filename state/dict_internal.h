@@ -126,8 +126,9 @@ typedef struct kn_optim_values {
     double constant[KN_OPTIM_CONSTANTS];
     bool has[KN_OPTIM_CONSTANTS];
 } kn_optim_values;
-/* Reads them; what isn't there of a trainable parameter comes into missing. False with an error
- * where they contradict each other. keep: only the steps, where all parameters have as many. */
+/* Reads them; names that aren't there of a trainable parameter come into missing. False with an
+ * error where they contradict each other. keep: only the steps, where all parameters have as
+ * many. */
 bool kn_optim_values_read(kn_optim_values *v, const kn_state *s, const kn_optim *o,
                           const char *prefix, const kn_entries *all, bool keep, kn_names *missing);
 bool kn_optim_values_set(const kn_optim_values *v, kn_optim *o);

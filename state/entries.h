@@ -115,7 +115,7 @@ bool kn_entry_gather(const kn_entry *e, const kn_entries *all, void *host);
 /* True if all entries may be written: nothing is summoned, nothing records. */
 bool kn_entries_may_write(const kn_entries *e, const char *what);
 /* This rank's part becomes host's kn_entry_part_bytes, in e's dtype; host may be kn_entry_data,
- * which then holds the new values. What was gathered of a parameter is dropped, so ranks with an
+ * which then holds the new values. The gathered values of a parameter are dropped, so ranks with an
  * empty part call it too. Fails only where the device does. */
 bool kn_entry_write(const kn_entry *e, const void *host);
 

@@ -1,5 +1,5 @@
-/* state/folder_outside.c: which folders are a run's own. What lies in one of them is taken for a
- * part of a checkpoint, and goes with it; one that somebody else makes is taken for a damaged
+/* state/folder_outside.c: which folders are a run's own. A file in one of them is taken for a part
+ * of a checkpoint, and goes with it; one that somebody else makes is taken for a damaged
  * one. */
 #include "kernels/error.h"
 #include "state/folder_internal.h"

@@ -153,7 +153,7 @@ bool image_eval_run(image_eval *e, training *t, kn_loader *test, int64_t rows)
         training_stop_requested(t);
         kn_scope_end(scope);
     }
-    if (t->stop) /* what was counted is a part of the set */
+    if (t->stop) /* the images so far are only a part of the set */
         begin(e);
     return ok && (t->stop || ranks == 1 || gather_mistakes(e, t->world)) &&
            (t->stop || sum_counts(e, t->world));

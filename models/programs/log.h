@@ -10,7 +10,7 @@ typedef struct run_log run_log;
 #define LOG_FILE "log.jsonl" /* in a run's folder */
 
 typedef struct log_options {
-    const char *item;   /* what steps are counted in: "tokens" */
+    const char *item;   /* the unit of the counts: "tokens" */
     const char *out;    /* OUT/log.jsonl; NULL: none */
     const char *file;   /* a table where its name ends in .csv, else JSON; NULL: none */
     const char *folder; /* for TensorBoard; NULL: none */

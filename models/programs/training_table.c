@@ -42,7 +42,7 @@ static void print_memory(const training *t, const kn_fsdp_memory *m)
                    report_bytes((double)m->store, a, sizeof a), states, t->s->offload);
 }
 
-/* What an asynchronous save takes while it is written. */
+/* The bytes that an asynchronous save takes while it is written. */
 static bool print_copy(training *t)
 {
     char a[32];

@@ -16,7 +16,7 @@
  *
  * Where a limit of the schedule made compute wait, as much as compute was busy until it waited for
  * that stream again is the limiter's: without it, the wait would have come then.
- * What neither a wait nor a job covers is the host's. */
+ * Time that neither a wait nor a job covers is the host's. */
 #include "models/programs/waiting.h"
 #include "kernels/memory.h"
 #include "kernels/memory_internal.h"

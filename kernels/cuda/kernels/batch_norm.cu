@@ -105,7 +105,7 @@ template <typename T> struct batch_norm_op {
         if (more)
             i.more = kn_load<V>(more + at[2], false);
     }
-    /* What belongs to channels is near, and isn't held while x is on its way. */
+    /* The numbers of channels are near, and aren't held while x is on its way. */
     template <int V> __device__ void finish(const int64_t (&at)[6], const in<V> &i, int64_t) const
     {
         kn_pack<A, V> m = kn_load<V>(mean + at[3], !last), k = kn_load<V>(scale + at[4], !last),

@@ -92,7 +92,7 @@ template <typename T> struct batch_norm_grad_op {
         if (training)
             i.x = kn_load<V>(x + at[2], false);
     }
-    /* What belongs to channels is near, and isn't held while dy and x are on their way. */
+    /* The numbers of channels are near, and aren't held while dy and x are on their way. */
     template <int V> __device__ void finish(const int64_t (&at)[7], const in<V> &i, int64_t) const
     {
         A r[V];

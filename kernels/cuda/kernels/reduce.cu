@@ -219,7 +219,7 @@ KN_KERNEL_RESIDENT(256, 1, reduce_columns_any_kernel, reduce_call a)
 #define PARTS_AHEAD 8  /* loads of a thread that are on their way at once */
 
 /* Joins the parts of each output: thread y of `deep` takes the parts y, y + deep, ... in order, and
- * what the threads have is joined in order of y. deep depends on the number of parts only, and that
+ * their results are joined in order of y. deep depends on the number of parts only, and that
  * on the shape. Six blocks that add 340 parts of a bias' gradient one after the other would wait for
  * memory longer than the sums over the rows take. */
 template <typename F> KN_KERNEL(WIDE_BLOCK *PARTS_DEEP, reduce_parts_kernel, reduce_call a)

@@ -29,8 +29,8 @@ void kn_gpu_memory_settle(kn_gpu_memory *m);
 kn_gpu_arena *kn_gpu_arena_begin(kn_gpu_memory *m);
 /* The recording is over: blocks come from the pool again. */
 void kn_gpu_arena_recorded(kn_gpu_arena *a);
-/* The graph is gone. What is still out of the arena stays valid; its last block ends it. NULL is
- * fine. */
+/* The graph is gone. Blocks that are still out of the arena stay valid; the last one ends it. NULL
+ * is fine. */
 void kn_gpu_arena_free(kn_gpu_arena *a);
 /* m->lock is held: */
 void *kn_gpu_arena_take(kn_gpu_arena *a, size_t bytes);

@@ -241,7 +241,7 @@ static block *segment_get(kn_gpu_pool *p, size_t bytes)
     if (!b)
         goto fail;
     s->base = p->source.get(p->source.arg, size);
-    if (!s->base) { /* what lies idle in other segments may be what is missing */
+    if (!s->base) { /* idle blocks of other segments may have the bytes that are missing */
         trim(p);
         s->base = p->source.get(p->source.arg, size);
     }

@@ -256,7 +256,7 @@ static bool find_memory(kn_gpu_stream *s, kn_context *c)
     return s->memory != NULL;
 }
 
-/* What is launched on a stream that is made while a step is recorded is recorded as well. */
+/* A stream that is made while a step is recorded: its launches are recorded as well. */
 static bool join_recording(kn_gpu_stream *s)
 {
     return !kn_gpu_recording(&s->base) ||
