@@ -61,12 +61,11 @@ kn_device kn_fsdp_device(const void *module)
 
 /* ---- the tree -------------------------------------------------------------------------------- */
 
-static int64_t unit_elements(const kn_unit *u)
+static int64_t bucket_elements(const kn_bucket *b)
 {
     int64_t n = 0;
-    for (int b = 0; b < u->buckets; b++)
-        for (int i = 0; i < u->bucket[b]->params; i++)
-            n += u->bucket[b]->layout.numel[i];
+    for (int i = 0; i < b->params; i++)
+        n += b->layout.numel[i];
     return n;
 }
 
@@ -94,9 +93,7 @@ static void print_param(FILE *out, const kn_bucket *b, int i, int indent)
 static void print_bucket(FILE *out, const kn_bucket *b, int indent)
 {
     const bool trains = kn_bucket_trains(b);
-    int64_t elements = 0;
-    for (int i = 0; i < b->params; i++)
-        elements += b->layout.numel[i];
+    const int64_t elements = bucket_elements(b);
     fprintf(out, "%*s%s: %lld elements + %lld padding, %lld a shard (this is %d of %d), %s", indent,
             "", kn_layout_name(b->layout.kind), (long long)elements,
             (long long)(b->layout.shard * b->shards - elements), (long long)b->layout.shard,
@@ -118,13 +115,15 @@ static void print_unit(FILE *out, const kn_unit *u, const kn_module_impl *m, int
         return;
     }
     const kn_mesh mesh = u->options.mesh;
+    int64_t elements = 0;
+    for (int i = 0; i < u->buckets; i++)
+        elements += bucket_elements(u->bucket[i]);
     fprintf(out, "unit, %s over ", kn_strategies[u->options.strategy].name);
     if (mesh.replicas > 1 && mesh.shards > 1)
         fprintf(out, "%d x %d ranks", mesh.replicas, mesh.shards);
     else
         fprintf(out, "%d rank%s", u->size, u->size == 1 ? "" : "s");
-    fprintf(out, ", %lld elements%s\n", (long long)unit_elements(u),
-            u->summoned ? ", summoned" : "");
+    fprintf(out, ", %lld elements%s\n", (long long)elements, u->summoned ? ", summoned" : "");
     for (int i = 1; i < u->modules; i++)
         fprintf(out, "%*swith %s\n", indent + 4, "", kn_module_shown(u->module[i]));
     for (int i = 0; i < u->buckets; i++)

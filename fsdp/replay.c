@@ -158,15 +158,6 @@ kn_replay *kn_replay_new_(void *module, kn_replay_options o)
  * values from before. Only those that the step wrote count as written: a table in bf16 that no step
  * writes keeps its values in full precision. */
 
-static void forget_written(kn_replay *r)
-{
-    while (r->writes > 0)
-        kn_tensor_free(r->written[--r->writes].buffer);
-    kn_host_free(r->written);
-    r->written = NULL;
-    r->room = 0;
-}
-
 static bool note_buffers(kn_replay *r)
 {
     for (const kn_module_impl *m = r->module; m; m = kn_impl_next(m, r->module))
@@ -194,7 +185,11 @@ static void drop_unwritten(kn_replay *r)
 
 static void forget(kn_replay *r)
 {
-    forget_written(r);
+    while (r->writes > 0)
+        kn_tensor_free(r->written[--r->writes].buffer);
+    kn_host_free(r->written);
+    r->written = NULL;
+    r->room = 0;
     kn_graph_free(r->graph);
     r->graph = NULL;
     r->eager = 0;
@@ -202,10 +197,8 @@ static void forget(kn_replay *r)
 
 void kn_replay_free(kn_replay *r)
 {
-    if (!r)
-        return;
-    forget_written(r);
-    kn_graph_free(r->graph);
+    if (r)
+        forget(r);
     kn_host_free(r);
 }
 
@@ -312,17 +305,15 @@ bool kn_replay_step(kn_replay *r, kn_step_fn fn, void *arg)
         return kn_ok() && kn_fail("kn_replay_step: %s is NULL", r ? "the step" : "the replay");
     if (kn_recording())
         return kn_fail("kn_replay_step: a step is being recorded already; replays don't nest");
-    if (!kn_graph_supported(r->device)) {
-        r->fn = fn;
-        r->arg = arg;
-        return run_eagerly(r);
-    }
-    if (!r->graph && (fn != r->fn || arg != r->arg || r->signature != signature(r)))
-        r->eager = 0; /* what is recorded has run before, as it is */
-    bool same = fn == r->fn && arg == r->arg && r->graph && r->signature == signature(r);
-    int64_t may[2] = { same, !same && !r->graph && !r->why[0] && r->eager >= r->eager_steps };
+    const bool again = fn == r->fn && arg == r->arg;
     r->fn = fn;
     r->arg = arg;
+    if (!kn_graph_supported(r->device))
+        return run_eagerly(r);
+    const bool same = again && r->signature == signature(r);
+    if (!r->graph && !same)
+        r->eager = 0; /* a step is recorded only after it has run as it is */
+    int64_t may[2] = { r->graph && same, !r->graph && !r->why[0] && r->eager >= r->eager_steps };
     if (!vote(r, may))
         return false;
     if (may[0])

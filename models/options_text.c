@@ -2,6 +2,7 @@
 #include "comm/comm.h"
 #include "models/options_internal.h"
 #include "kernels/error_internal.h"
+#include "tensor/files.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -66,10 +67,8 @@ kn_options *kn_options_main(const kn_option *table, void *fields, int argc, char
     bool parsed = o && kn_options_parse(o, argc, argv) && kn_options_agree(o, NULL);
     if (parsed && !kn_options_help_wanted(o))
         return o;
-    if (parsed && kn_rank(kn_world()) == 0) {
-        const char *name = strrchr(argv[0], '/');
-        print_help(o, stdout, name ? name + 1 : argv[0], about, true);
-    }
+    if (parsed && kn_rank(kn_world()) == 0)
+        print_help(o, stdout, kn_path_last(argv[0]), about, true);
     kn_options_free(o);
     return NULL;
 }

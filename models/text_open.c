@@ -60,21 +60,9 @@ static bool add_folder(paths *p, const char *folder, const char *pattern)
     return ok;
 }
 
-static bool find_pattern(paths *p, const char *path)
-{
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    char *folder = slash == path ? kn_host_strdup("/") : kn_host_strdup(slash ? path : ".");
-    if (folder && slash > path)
-        folder[slash - path] = 0;
-    bool ok = folder && add_folder(p, folder, name);
-    kn_host_free(folder);
-    return ok && (p->count > 0 || kn_fail("no file matches %s", path));
-}
-
 bool kn_text_is_pattern(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    return strpbrk(slash ? slash + 1 : path, "*?[") != NULL;
+    return strpbrk(kn_path_last(path), "*?[") != NULL;
 }
 
 /* What path stands for: a file, a folder's files, or those that match the pattern in its last part
@@ -85,11 +73,12 @@ static bool find_paths(paths *p, const char *path)
     const int there = kn_look(path, &st);
     if (there < 0)
         return false;
-    if (there == 0 && kn_text_is_pattern(path))
-        return (p->several = true) && find_pattern(p, path);
-    if (there == 0 || !S_ISDIR(st.st_mode))
+    p->several = there == 0 ? kn_text_is_pattern(path) : S_ISDIR(st.st_mode);
+    if (!p->several)
         return add_path(p, kn_host_strdup(path));
-    p->several = true;
+    if (there == 0)
+        return add_folder(p, kn_path_above(path).text, kn_path_last(path)) &&
+               (p->count > 0 || kn_fail("no file matches %s", path));
     return add_folder(p, path, NULL) &&
            (p->count > 0 || kn_fail("the folder %s holds no texts or token files", path));
 }
@@ -109,8 +98,7 @@ bool kn_text_holds_tokens(const char *path)
  * several. NULL without an error where there is none. */
 static bool open_sidecar(const char *path, bool several, kn_tokenizer **tokenizer)
 {
-    const char *slash = strrchr(path, '/');
-    const int folder = slash ? (int)(slash - path) + 1 : 0;
+    const int folder = (int)(kn_path_last(path) - path);
     size_t size = strlen(path) + sizeof "tokenizer.json";
     char *json = kn_host_alloc(size);
     if (!json)

@@ -14,8 +14,6 @@
 #define KN_STATE_FILE  "state.json"
 #define KN_LOCK_FILE   ".lock"
 
-/* The folder that path lies in. */
-kn_path kn_path_above(const char *path);
 /* Whether the paths of all files of a checkpoint in dir, a run's or a checkpoint's, have room; else
  * an error. */
 bool kn_folder_fits(const char *dir);

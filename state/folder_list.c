@@ -15,15 +15,6 @@
 
 #define MOST_BELOW 256 /* characters of a file's path below the folder of its run */
 
-kn_path kn_path_above(const char *path)
-{
-    kn_path p;
-    const char *slash = strrchr(path, '/');
-    snprintf(p.text, sizeof p.text, "%.*s", slash > path ? (int)(slash - path) : 1,
-             slash ? path : ".");
-    return p;
-}
-
 bool kn_folder_fits(const char *dir)
 {
     return strlen(dir) + MOST_BELOW < KN_FOLDER_PATH ||

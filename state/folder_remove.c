@@ -62,13 +62,12 @@ static bool remove_at(int above, const char *name, const char *path, int depth)
 
 bool kn_folder_remove(const char *path)
 {
-    const char *slash = strrchr(path, '/');
     const kn_path above = kn_path_above(path);
     int fd = open_folder_at(AT_FDCWD, above.text, 0);
     if (fd < 0)
         return errno == ENOENT ||
                kn_fail_system("checkpoint: cannot remove %s: cannot open %s: %m", path, above.text);
-    bool ok = remove_at(fd, slash ? slash + 1 : path, path, DEPTH);
+    bool ok = remove_at(fd, kn_path_last(path), path, DEPTH);
     close(fd);
     return ok;
 }

@@ -136,8 +136,8 @@ static bool check_free(const merging *m)
     kn_folder_names n;
     bool there, ok = kn_folder_names_read(&n, m->dir, &there);
     for (int64_t i = 0; i < n.count && ok; i++) {
-        const char *name = n.list[i].name, *dot = strrchr(name, '.');
-        if (strcmp(name, INDEX) == 0 || (dot && strcmp(dot, ".safetensors") == 0))
+        const char *name = n.list[i].name;
+        if (strcmp(name, INDEX) == 0 || kn_ends_in(name, ".safetensors"))
             ok =
                 kn_fail("%s/%s is there already: remove it or choose another folder", m->dir, name);
     }

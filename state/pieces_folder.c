@@ -27,9 +27,8 @@ static bool list_folder(kn_pieces *p, const char *dir)
     kn_folder_names n;
     bool ok = kn_folder_names_read(&n, dir, NULL);
     for (int64_t i = 0; ok && i < n.count; i++) {
-        const char *name = n.list[i].name, *dot = strrchr(name, '.');
-        if (dot && dot != name && strcmp(dot + 1, ENDING) == 0)
-            ok = kn_indexed_add(p, dir, name);
+        if (kn_ends_in(n.list[i].name, "." ENDING))
+            ok = kn_indexed_add(p, dir, n.list[i].name);
     }
     kn_folder_names_free(&n);
     if (ok && p->files == 0)
@@ -99,7 +98,7 @@ bool kn_indexed_check(const kn_pieces *p, const char *path, json_t *map)
     json_object_foreach(map, name, file)
     {
         int i = kn_pieces_find(p, name);
-        if (i < 0 || strcmp(strrchr(p->file[p->tensor[i].part->file].path, '/') + 1,
+        if (i < 0 || strcmp(kn_path_last(p->file[p->tensor[i].part->file].path),
                             json_string_value(file)) != 0)
             return kn_fail("%s: tensor \"%.200s\" isn't in the file %.200s that it names", path,
                            name, json_string_value(file));
@@ -111,10 +110,9 @@ bool kn_indexed_check(const kn_pieces *p, const char *path, json_t *map)
 static json_t *read_map(const char *path)
 {
     json_error_t e;
-    struct stat st;
     size_t size;
     json_t *map = NULL, *index = NULL;
-    char *text = kn_look(path, &st) > 0 ? kn_file_read(path, SAFETENSORS_MAX_HEADER, &size) : NULL;
+    char *text = kn_is_there(path) ? kn_file_read(path, SAFETENSORS_MAX_HEADER, &size) : NULL;
     if (!text)
         return NULL;
     if (!(index = kn_json_parse(text, size, JSON_REJECT_DUPLICATES, path, &e)))
@@ -134,16 +132,6 @@ static bool list_in(kn_pieces *p, const char *dir, const char *path, json_t **ma
     if (p->files > 0)
         qsort(p->file, (size_t)p->files, sizeof *p->file, compare_files);
     return ok && (*map || check_numbers(p, dir));
-}
-
-static bool list_index(kn_pieces *p, const char *path, json_t **map)
-{
-    char *dir = kn_host_strdup(path), *slash = dir ? strrchr(dir, '/') : NULL;
-    if (slash)
-        slash[slash == dir] = 0;
-    bool ok = dir && list_in(p, slash ? dir : ".", path, map);
-    kn_host_free(dir);
-    return ok;
 }
 
 bool kn_pieces_are_there(const char *path)
@@ -170,7 +158,7 @@ bool kn_indexed_list(kn_pieces *p, const char *path, json_t **map)
     if (there < 0)
         return false;
     if (!S_ISDIR(st.st_mode))
-        return kn_ends_in(path, INDEX_ENDING) ? list_index(p, path, map)
-                                           : kn_indexed_add(p, NULL, path);
+        return kn_ends_in(path, INDEX_ENDING) ? list_in(p, kn_path_above(path).text, path, map)
+                                              : kn_indexed_add(p, NULL, path);
     return list_in(p, path, kn_path_of(path, "model" INDEX_ENDING, "").text, map);
 }

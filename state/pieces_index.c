@@ -260,8 +260,7 @@ bool kn_indexed_add(kn_pieces *p, const char *dir, const char *name)
     if (!(f->path = kn_host_strdup(dir ? kn_path_of(dir, name, "").text : name)))
         return false;
     p->files++;
-    const char *slash = strrchr(name, '/');
-    snprintf(f->info.name, sizeof f->info.name, "%s", slash ? slash + 1 : name);
+    snprintf(f->info.name, sizeof f->info.name, "%s", kn_path_last(name));
     return true;
 }
 

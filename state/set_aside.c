@@ -6,12 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Whether c is a checkpoint of the run that saves in dir; false also with an error. */
-static bool is_of(const kn_checkpoint *c, const char *dir)
-{
-    return kn_are_same(kn_path_above(c->dir).text, dir);
-}
-
 /* A name in dir that nothing has, RUN/step-N.damaged if that is one. */
 static bool free_path(kn_path *path, const char *dir, int64_t step)
 {
@@ -70,7 +64,8 @@ bool kn_run_folder_set_aside(kn_run_folder *f, const kn_checkpoint *c)
         return kn_fail("kn_run_folder_set_aside: a save runs in the background; call this before "
                        "the first one, or after kn_checkpoint_wait");
     kn_comm_suspend_timeout(f->comm);
-    const bool some = kn_rank(f->comm) == 0 && c->passed.count > 0 && is_of(c, f->dir);
+    const bool some = kn_rank(f->comm) == 0 && c->passed.count > 0 &&
+                      kn_are_same(kn_path_above(c->dir).text, f->dir); /* of this run */
     bool ok = kn_agree(f->comm, some ? set_all_aside(f->dir, &c->passed) && set_links(f) : kn_ok());
     kn_comm_resume_timeout(f->comm);
     return ok;

@@ -288,3 +288,18 @@ kn_path kn_path_of(const char *dir, const char *name, const char *suffix)
     }
     return p;
 }
+
+const char *kn_path_last(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+kn_path kn_path_above(const char *path)
+{
+    kn_path p;
+    const char *slash = strrchr(path, '/');
+    snprintf(p.text, sizeof p.text, "%.*s", slash > path ? (int)(slash - path) : 1,
+             slash ? path : ".");
+    return p;
+}

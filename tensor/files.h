@@ -92,5 +92,8 @@ typedef struct kn_path {
     char text[4096];
 } kn_path;
 kn_path kn_path_of(const char *dir, const char *name, const char *suffix);
+/* The last part of a path, and the folder that it is in. */
+const char *kn_path_last(const char *path);
+kn_path kn_path_above(const char *path);
 
 #endif

@@ -1,6 +1,7 @@
 /* tensor/whole_file.c: files that are there whole or not at all. */
 #include "kernels/error_internal.h"
 #include "kernels/memory.h"
+#include "tensor/files.h"
 #include "tensor/whole_file.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -119,19 +120,6 @@ bool kn_sync_folder(const char *dir)
     return true;
 }
 
-static bool sync_folder_of(char *path)
-{
-    char *slash = strrchr(path, '/');
-    if (!slash)
-        return kn_sync_folder(".");
-    char after = slash[1];
-    slash[slash == path ? 1 : 0] = '\0';
-    bool ok = kn_sync_folder(path);
-    *slash = '/';
-    slash[1] = after;
-    return ok;
-}
-
 bool kn_whole_file_commit(kn_whole_file *f)
 {
     bool ok = kn_ok();
@@ -148,7 +136,7 @@ bool kn_whole_file_commit(kn_whole_file *f)
     if (ok) {
         kn_host_free(f->temp); /* renamed: nothing to remove */
         f->temp = NULL;
-        ok = sync_folder_of(f->path);
+        ok = kn_sync_folder(kn_path_above(f->path).text);
     }
     kn_whole_file_abandon(f);
     return ok;

@@ -341,10 +341,9 @@ static bool decode_words(const kn_tokenizer *t, char *const *word, int words)
 
 static bool decode(const kn_tokenizer *t, char *const *word, int words)
 {
-    struct stat st;
     if (words == 0)
         return kn_fail("decode: give a token file, or ids");
-    if (words > 1 || kn_look(word[0], &st) != 1)
+    if (words > 1 || !kn_is_there(word[0]))
         return kn_ok() && decode_words(t, word, words);
     kn_text *text = kn_text_map(word[0]);
     if (!text)

@@ -28,18 +28,16 @@ static bool is_checkpoint(const char *path, const char *name)
  * checkpoint or a link to one (RUN/step-N, RUN/best), else path itself. Into run. */
 static bool run_of(const char *path, char run[FOLDER])
 {
-    struct stat st;
-    char *real = kn_look(path, &st) > 0 ? kn_real_path(path) : NULL;
+    char *real = kn_is_there(path) ? kn_real_path(path) : NULL;
     char *last = real ? strrchr(real, '/') : NULL;
     int n = snprintf(run, FOLDER, "%s", path);
     if (last && last > real && is_checkpoint(real, last + 1)) {
         *last = 0;
         while (n > 1 && n < FOLDER && run[n - 1] == '/')
             run[--n] = 0;
-        char *slash = strrchr(run, '/');
-        snprintf(slash ? slash : run, 2, "%s", slash == run ? "/" : slash ? "" : ".");
-        if (!kn_are_same(run, real)) /* a link from elsewhere */
-            n = snprintf(run, FOLDER, "%s", real);
+        const kn_path above = kn_path_above(run);
+        const bool link = !kn_are_same(above.text, real); /* from elsewhere */
+        n = snprintf(run, FOLDER, "%s", link ? real : above.text);
     }
     free(real);
     return (n < FOLDER && kn_ok()) || kn_fail("--resume: the path %s is too long", path);
