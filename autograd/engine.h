@@ -93,6 +93,5 @@ bool kn_leaf_complete(kn_leaf *leaf);
 void kn_engine_uses(kn_node *n, struct kn_home *h);
 /* Before n runs: gives it the gradients that its slices wrote to one place. */
 bool kn_engine_settle(kn_node *n);
-bool kn_grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b);
 
 #endif

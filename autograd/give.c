@@ -6,7 +6,7 @@
 #include "kernels/memory_internal.h"
 #include <string.h>
 
-bool kn_grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b)
+static bool grad_add(kn_tensor *sum, const kn_tensor *a, const kn_tensor *b)
 {
     kn_binary_args args = { kn_array_of(sum), kn_array_of(a), kn_array_of(b), KN_ADD };
     return KN_LAUNCH(kn_compute_stream(kn_device_of(sum)), KN_K_BINARY, args);
@@ -43,10 +43,10 @@ bool kn_give_node(kn_node *n, int i, kn_tensor *g)
         return true;
     }
     if (n->dout_owned[i])
-        return kn_grad_add(n->dout[i], n->dout[i], g);
+        return grad_add(n->dout[i], n->dout[i], g);
     kn_tensor *sum = kn_tensor_new(g->dtype, kn_device_of(g), NULL, KN_MEM_ACTIVATION, g->ndim,
                                    g->shape, kn_order_of(g), false);
-    if (!sum || !kn_grad_add(sum, n->dout[i], g)) {
+    if (!sum || !grad_add(sum, n->dout[i], g)) {
         kn_tensor_free(sum);
         return false;
     }
@@ -84,14 +84,14 @@ bool kn_give_leaf(kn_tensor *t, kn_tensor *g, bool own)
         if (first)
             return kn_grad_copy(dest, g);
         if (dest->dtype == g->dtype)
-            return kn_grad_add(dest, dest, g);
+            return grad_add(dest, dest, g);
         kn_tensor *wide = kn_empty_like(dest);
-        return wide && kn_grad_copy(wide, g) && kn_grad_add(dest, dest, wide);
+        return wide && kn_grad_copy(wide, g) && grad_add(dest, dest, wide);
     }
     if (leaf->fresh == g && own) /* kn_grad_into gave it out */
         return true;
     if (leaf->fresh)
-        return kn_grad_add(leaf->fresh, leaf->fresh, g);
+        return grad_add(leaf->fresh, leaf->fresh, g);
     bool mine = own && g->storage->refs == 1 && g->storage->category == KN_MEM_GRAD &&
                 g->refs == 1 && kn_is_contiguous(g) && g->dtype == t->dtype;
     if (mine) {
@@ -219,7 +219,7 @@ bool kn_leaf_complete(kn_leaf *leaf)
         leaf->grad = leaf->fresh;
         leaf->fresh = NULL;
     } else if (leaf->fresh) {
-        bool ok = kn_grad_add(leaf->grad, leaf->grad, leaf->fresh);
+        bool ok = grad_add(leaf->grad, leaf->grad, leaf->fresh);
         kn_tensor_free(leaf->fresh);
         leaf->fresh = NULL;
         if (!ok)

@@ -107,8 +107,15 @@ static int64_t number_at(kn_tensor *t, int64_t i)
     return (int64_t)kn_item(kn_tensor_alias(t, i, 0, NULL, NULL));
 }
 
+/* The distinct numbers among ids[n] that aren't `none`, rising, and for each of ids where it is
+ * among them (none: behind them). */
+typedef struct distinct {
+    kn_tensor *ids, *at; /* [count], [n] */
+    int64_t count;
+} distinct;
+
 /* A number begins where it isn't the one before; the beginnings so far number the distinct ones. */
-bool kn_distinct_of(kn_tensor *ids, int64_t none, kn_distinct *d)
+static bool distinct_of(kn_tensor *ids, int64_t none, distinct *d)
 {
     const int64_t n = kn_numel(ids), one = 1, rest = n - 1;
     const kn_device device = kn_device_of(ids);
@@ -140,11 +147,11 @@ bool kn_distinct_of(kn_tensor *ids, int64_t none, kn_distinct *d)
 }
 
 /* *to gets the sums of values[n, C] at equal numbers, each in the order of positions; none: as
- * kn_distinct_of. */
+ * distinct_of. */
 static bool add_up(kn_row_list from, int64_t none, kn_dtype dtype, kn_row_list *to)
 {
-    kn_distinct d;
-    if (!kn_distinct_of(from.ids, none, &d))
+    distinct d;
+    if (!distinct_of(from.ids, none, &d))
         return false;
     const int64_t c = from.values->shape[1], with = kn_numel(d.ids) + (none >= 0);
     kn_tensor *sum = kn_tensor_new(dtype, kn_device_of(from.ids), NULL, KN_MEM_GRAD,
@@ -213,10 +220,10 @@ static kn_dtype sums_in(const kn_tensor *w)
 static bool pick_over_ranks(const kn_tensor *w, kn_tensor *ids, kn_tensor *y)
 {
     const kn_rows *r = w->leaf->rows;
-    kn_distinct d;
+    distinct d;
     kn_routes x = { 0 };
     const int64_t c = w->shape[1];
-    bool ok = kn_distinct_of(ids, -1, &d) && kn_routes_find(&x, w, "rows", d.ids, d.count);
+    bool ok = distinct_of(ids, -1, &d) && kn_routes_find(&x, w, "rows", d.ids, d.count);
     kn_tensor *asked = ok ? kn_routes_send(&x, d.ids) : NULL;
     kn_tensor *rows = asked ? kn_empty(y->dtype, kn_device_of(y), KN_SHAPE(x.come, c)) : NULL;
     ok = rows && kn_pick(rows, whole_rows(w), kn_add_scalar(asked, -(double)r->first));

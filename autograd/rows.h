@@ -42,13 +42,6 @@ bool kn_rows_note(kn_leaf *leaf, kn_tensor *ids, kn_tensor *dy, int64_t padding)
 bool kn_rows_complete(kn_leaf *leaf, bool *any);
 void kn_rows_failed(kn_leaf *leaf); /* the backward failed */
 
-/* The distinct numbers among ids[n] that aren't `none`, rising, and for each of ids where it is
- * among them (none: behind them). */
-typedef struct kn_distinct {
-    kn_tensor *ids, *at; /* [count], [n] */
-    int64_t count;
-} kn_distinct;
-bool kn_distinct_of(kn_tensor *ids, int64_t none, kn_distinct *d);
 /* to[n, C] = from[N, C] at ids[n], of any dtypes. */
 bool kn_pick(kn_tensor *to, kn_array from, kn_tensor *ids);
 

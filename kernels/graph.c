@@ -147,11 +147,13 @@ bool kn_graph_host_part(kn_graph_hook hook)
 {
     if (kn_recording())
         return kn_graph_on_launch(hook);
-    kn_device rehearsing = kn_rehearse_for(KN_DEVICE_DEFAULT);
+    kn_graph_state *g = &kn_context_get()->graph;
+    const kn_device rehearsing = g->rehearsing;
+    g->rehearsing = KN_DEVICE_DEFAULT; /* a graph has the hook in place of this */
     bool ok = !hook.before || hook.before(hook.arg, true);
     if (ok && hook.after)
         hook.after(hook.arg);
-    kn_rehearse_for(rehearsing);
+    g->rehearsing = rehearsing;
     return ok && kn_ok();
 }
 
@@ -218,14 +220,6 @@ bool kn_unrecordable(kn_device d, const char *fmt, ...)
     else
         snprintf(c->graph.refused, sizeof c->graph.refused, "%s", what);
     return false;
-}
-
-kn_device kn_rehearse_for(kn_device d)
-{
-    kn_context *c = kn_context_get();
-    kn_device before = c->graph.rehearsing;
-    c->graph.rehearsing = d;
-    return before;
 }
 
 const char *kn_graph_rehearse(kn_device d, bool on)

@@ -45,9 +45,6 @@ void kn_graphs_end(struct kn_context *c);
  * records for d: an error that begins with the given text, and true. While it rehearses for d:
  * remembers the first text, and false. Else false. */
 KN_API bool kn_unrecordable(kn_device d, const char *fmt, ...) KN_PRINTF(2, 3);
-/* Turns the rehearsal for d on (KN_DEVICE_DEFAULT: off) and returns the previous setting. Use it
- * around code that a graph replaces by a hook. */
-kn_device kn_rehearse_for(kn_device d);
 /* Reports a change that steps depend on and that a walk over the modules doesn't show: an optimizer
  * was made or freed, units were made, a switch of the device was turned. Steps are recorded anew
  * then. */

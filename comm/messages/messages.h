@@ -118,18 +118,13 @@ bool kn_message_world_begin(kn_message_world *w, const kn_transport *by, int siz
 void kn_message_world_end(kn_message_world *w);
 bool kn_message_comm_begin(kn_message_comm *c, int size);
 void kn_message_comm_end(kn_message_comm *c);
-/* To rank r of the world, -1: to all others. */
-void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word);
 /* Word of rank r; false if an error now stands. */
 bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word);
-/* Sends the error that stands here to the others, once, if this thread may. */
-void kn_message_tell_poison(kn_message_world *w);
 /* Tells the others of this rank's end, so that they don't take it for a death. */
 void kn_message_say_goodbye(kn_message_world *w);
 /* True while no known reason keeps rank peer of c from coming to call; false with an error. */
 bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer);
 void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer);
-bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit);
 /* The exchange has waited for so many seconds. False with an error once that is more than limit and
  * the missing rank is found: a rank that doesn't answer where it is. One that answers waits itself,
  * for a rank that it will name, and is waited for as long again. */

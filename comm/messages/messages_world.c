@@ -61,7 +61,8 @@ void kn_message_comm_end(kn_message_comm *c)
 
 /* ---- words ----------------------------------------------------------------------------------- */
 
-void kn_message_tell(kn_message_world *w, int r, const kn_message_word *word)
+/* To rank r of the world, -1: to all others. */
+static void tell(kn_message_world *w, int r, const kn_message_word *word)
 {
     if (r >= 0)
         w->by->tell(w, r, word);
@@ -75,7 +76,8 @@ static kn_poison *poison_of(const kn_message_world *w)
     return w->first->world->poison;
 }
 
-void kn_message_tell_poison(kn_message_world *w)
+/* Sends the error that stands here to the others, once, if this thread may. */
+static void tell_poison(kn_message_world *w)
 {
     const char *text = "";
     kn_message_word word = { .what = KN_WORD_POISON };
@@ -83,13 +85,13 @@ void kn_message_tell_poison(kn_message_world *w)
         atomic_exchange(&w->told, true))
         return;
     snprintf(word.text, sizeof word.text, "%s", text);
-    kn_message_tell(w, -1, &word);
+    tell(w, -1, &word);
 }
 
 void kn_message_say_goodbye(kn_message_world *w)
 {
-    kn_message_tell_poison(w);
-    kn_message_tell(w, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
+    tell_poison(w);
+    tell(w, -1, &(kn_message_word){ .what = KN_WORD_LEFT });
 }
 
 static kn_comm *family_of(kn_message_world *w, int64_t id)
@@ -129,7 +131,7 @@ static void answer(kn_message_world *w, int r, int family)
     if (!w->by->may(w))
         return;
     word.launched = f && f->log ? (int64_t)atomic_load(&f->log->launched) : 0;
-    kn_message_tell(w, r, &word);
+    tell(w, r, &word);
 }
 
 bool kn_message_heard(kn_message_world *w, int r, kn_message_word *word)
@@ -176,7 +178,7 @@ void kn_message_ask_where(kn_message_comm *c, const kn_comm_call *call, int peer
             word.at[n++].launched = (int64_t)atomic_load(&f->log->launched);
         }
     word.families = n;
-    kn_message_tell(c->w, c->base.member[peer], &word);
+    tell(c->w, c->base.member[peer], &word);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -185,7 +187,7 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
 {
     char mine[256];
     int owner = c->base.member[peer];
-    kn_message_tell_poison(c->w);
+    tell_poison(c->w);
     kn_poison *poison = poison_of(c->w);
     if (!kn_unpoisoned(poison) || !c->w->by->listen(c->w) || !kn_unpoisoned(poison))
         return false;
@@ -201,7 +203,7 @@ bool kn_message_hopeful(kn_message_comm *c, const kn_comm_call *call, int peer)
         c->w->first->rank, kn_call_describe(&note, mine, sizeof mine), owner);
 }
 
-bool kn_message_late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit)
+static bool late(kn_message_comm *c, const kn_comm_call *call, int peer, double limit)
 {
     kn_call_note last;
     int owner = c->base.member[peer];
@@ -246,7 +248,7 @@ bool kn_message_in_time(kn_message_comm *c, const kn_comm_call *call, double wai
         ask_open(c, call, waited);
         return true;
     }
-    return kn_message_late(c, call, missing, limit);
+    return late(c, call, missing, limit);
 }
 
 static void pause_for(double seconds)
@@ -258,7 +260,7 @@ bool kn_message_ops_speaks(kn_comm *base)
 {
     kn_message_world *w = ((kn_message_comm *)base)->w;
     int me = w->first->rank, first;
-    kn_message_tell_poison(w);
+    tell_poison(w);
     for (double end = kn_now() + ROUND_S; kn_now() < end;) {
         w->by->listen(w);
         pause_for(0.001);
@@ -272,7 +274,7 @@ bool kn_message_ops_speaks(kn_comm *base)
 bool kn_message_ops_healthy(kn_comm *base)
 {
     kn_message_world *w = ((kn_message_comm *)base)->w;
-    kn_message_tell_poison(w);
+    tell_poison(w);
     return kn_unpoisoned(poison_of(w)) && (!w->by->may(w) || w->by->listen(w)) &&
            kn_unpoisoned(poison_of(w));
 }
@@ -325,10 +327,10 @@ void kn_message_ops_late(kn_comm *base, const kn_comm_call *call, double limit)
     }
     pthread_mutex_unlock(&w->lock);
     if (missing >= 0)
-        kn_message_late(c, call, missing, limit);
+        late(c, call, missing, limit);
 }
 
 void kn_message_ops_tell(kn_comm *base)
 {
-    kn_message_tell_poison(((kn_message_comm *)base)->w);
+    tell_poison(((kn_message_comm *)base)->w);
 }

@@ -90,8 +90,6 @@ typedef struct kn_tcp_seat {
     int32_t port, count;
 } kn_tcp_seat;
 
-/* The host and network of this process. */
-void kn_tcp_here(uint64_t *host, uint64_t *net);
 /* This process listens at port: by that address alone, NULL: by all of its own. */
 void kn_tcp_seat_begin(kn_tcp_seat *s, int port, const uint8_t *address);
 /* The address to listen at where rank 0's place is host: only a numeric one and localhost say it.

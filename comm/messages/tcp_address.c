@@ -18,7 +18,8 @@ static uint64_t hash(uint64_t h, const char *text)
     return h;
 }
 
-void kn_tcp_here(uint64_t *host, uint64_t *net)
+/* The host and network of this process. */
+static void find_here(uint64_t *host, uint64_t *net)
 {
     char boot[128] = "", space[128] = "", name[256] = "";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
@@ -151,7 +152,7 @@ void kn_tcp_seat_begin(kn_tcp_seat *s, int port, const uint8_t *address)
     struct ifaddrs *all = NULL;
     uint8_t a[16];
     *s = (kn_tcp_seat){ .port = port, .count = address != NULL };
-    kn_tcp_here(&s->host, &s->net);
+    find_here(&s->host, &s->net);
     if (address)
         memcpy(s->address[0], address, 16);
     if (address || getifaddrs(&all) != 0)

@@ -57,9 +57,7 @@ void kn_cpu_stream_hold(kn_cpu_stream *s);
 void kn_cpu_stream_release(kn_cpu_stream *s);
 /* The number of the last job that entered; on the stream's own worker, of the one that runs. */
 uint64_t kn_cpu_stream_seq(kn_cpu_stream *s);
-/* Sleeps until s has done seq jobs. */
-void kn_cpu_stream_await(kn_cpu_stream *s, uint64_t seq);
-/* The same, of the host: a wait of the trace. */
+/* The host sleeps until s has done seq jobs: a wait of the trace. */
 void kn_cpu_stream_host_waits(kn_cpu_stream *s, uint64_t seq);
 bool kn_cpu_stream_past(kn_cpu_stream *s, uint64_t seq);
 /* s waits for other: as a job on a worker, at once on the caller for an inline stream. */

@@ -47,7 +47,8 @@ static void await_locked(kn_cpu_stream *s, uint64_t seq)
     s->waiting--;
 }
 
-void kn_cpu_stream_await(kn_cpu_stream *s, uint64_t seq)
+/* Sleeps until s has done seq jobs. */
+static void await(kn_cpu_stream *s, uint64_t seq)
 {
     if (mine == s) /* a job cannot wait for itself; earlier jobs are done */
         return;
@@ -79,7 +80,7 @@ static void wait_for(const kn_stream *s, kn_cpu_stream *other, uint64_t seq)
 {
     const double begin = kn_now();
     const bool waits = mine != other && !kn_cpu_stream_past(other, seq);
-    kn_cpu_stream_await(other, seq);
+    await(other, seq);
     if (waits)
         kn_trace_put(s, (kn_trace_event){ .kind = KN_TRACE_WAIT,
                                           .what = other->base.name,

@@ -112,13 +112,11 @@ void kn_gguf_bytes(kn_gguf_out *o, const void *bytes, size_t size);
 void kn_gguf_string(kn_gguf_out *o, const char *text, size_t length);
 void kn_gguf_u32(kn_gguf_out *o, uint32_t x);
 void kn_gguf_u64(kn_gguf_out *o, uint64_t x);
-/* A key with a value of this type, which the caller appends; an array's type and count. */
+/* A key with a value of this type, which the caller appends. */
 void kn_gguf_key(kn_gguf_out *o, const char *key, kn_gguf_type type);
-void kn_gguf_array(kn_gguf_out *o, const char *key, kn_gguf_type type, int64_t count);
 /* Whole values. */
 void kn_gguf_put_text(kn_gguf_out *o, const char *key, const char *text);
 void kn_gguf_put_u32(kn_gguf_out *o, const char *key, int64_t x);
-void kn_gguf_put_bool(kn_gguf_out *o, const char *key, bool x);
 /* A tokenizer: llama.cpp's lists, and its whole tokenizer.json. */
 bool kn_gguf_put_tokenizer(kn_gguf_out *o, const kn_tokenizer *t);
 

@@ -42,7 +42,7 @@ void kn_gguf_key(kn_gguf_out *o, const char *key, kn_gguf_type type)
     o->values++;
 }
 
-void kn_gguf_array(kn_gguf_out *o, const char *key, kn_gguf_type type, int64_t count)
+static void put_array(kn_gguf_out *o, const char *key, kn_gguf_type type, int64_t count)
 {
     kn_gguf_key(o, key, KN_GGUF_ARRAY);
     kn_gguf_u32(o, type);
@@ -61,7 +61,7 @@ void kn_gguf_put_u32(kn_gguf_out *o, const char *key, int64_t x)
     kn_gguf_u32(o, (uint32_t)x);
 }
 
-void kn_gguf_put_bool(kn_gguf_out *o, const char *key, bool x)
+static void put_bool(kn_gguf_out *o, const char *key, bool x)
 {
     kn_gguf_key(o, key, KN_GGUF_BOOL);
     kn_gguf_bytes(o, &x, 1);
@@ -138,7 +138,7 @@ static void list_scores(const kn_tokenizer *t, float *score)
 static void put_tokens(kn_gguf_out *o, const kn_tokenizer *t, const int64_t *at)
 {
     char unused[32];
-    kn_gguf_array(o, "tokenizer.ggml.tokens", KN_GGUF_STRING, t->vocab);
+    put_array(o, "tokenizer.ggml.tokens", KN_GGUF_STRING, t->vocab);
     for (int64_t i = 0; i < t->vocab; i++) {
         snprintf(unused, sizeof unused, "[PAD%lld]", (long long)i);
         const char *text = at[i] < 0 ? unused : kn_strings_text(&t->names, at[i]);
@@ -152,7 +152,7 @@ static void put_merges(kn_gguf_out *o, const json_t *merges)
 {
     size_t i;
     const json_t *merge;
-    kn_gguf_array(o, "tokenizer.ggml.merges", KN_GGUF_STRING, (int64_t)json_array_size(merges));
+    put_array(o, "tokenizer.ggml.merges", KN_GGUF_STRING, (int64_t)json_array_size(merges));
     json_array_foreach(merges, i, merge)
     {
         const char *both = json_string_value(merge),
@@ -183,16 +183,16 @@ bool kn_gguf_put_tokenizer(kn_gguf_out *o, const kn_tokenizer *t)
         kn_gguf_put_text(o, "tokenizer.ggml.model", t->by_bytes ? "gpt2" : "llama");
         kn_gguf_put_text(o, "tokenizer.ggml.pre", t->by_bytes ? cut_name(root, t) : "default");
         put_tokens(o, t, at);
-        kn_gguf_array(o, "tokenizer.ggml.token_type", KN_GGUF_I32, t->vocab);
+        put_array(o, "tokenizer.ggml.token_type", KN_GGUF_I32, t->vocab);
         kn_gguf_bytes(o, types, vocab * sizeof *types);
         if (t->by_bytes)
             put_merges(o, json_object_get(json_object_get(root, "model"), "merges"));
         else {
-            kn_gguf_array(o, "tokenizer.ggml.scores", KN_GGUF_F32, t->vocab);
+            put_array(o, "tokenizer.ggml.scores", KN_GGUF_F32, t->vocab);
             kn_gguf_bytes(o, score, vocab * sizeof *score);
-            kn_gguf_put_bool(o, "tokenizer.ggml.add_space_prefix", t->drops_space);
+            put_bool(o, "tokenizer.ggml.add_space_prefix", t->drops_space);
         }
-        kn_gguf_put_bool(o, "tokenizer.ggml.add_bos_token", t->prefixes > 0);
+        put_bool(o, "tokenizer.ggml.add_bos_token", t->prefixes > 0);
         kn_gguf_key(o, "tokenizer.huggingface.json", KN_GGUF_STRING);
         kn_gguf_string(o, t->json, t->json_size);
     }

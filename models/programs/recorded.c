@@ -48,7 +48,8 @@ static int32_t names_add(names *n, const char *text)
 
 /* ---- the first line -------------------------------------------------------------------------- */
 
-const char *head_text(const recording *r, const char *key)
+/* A text of the head; "" where it is missing. */
+static const char *head_text(const recording *r, const char *key)
 {
     const char *text = json_string_value(json_object_get(r->head, key));
     return text ? text : "";

@@ -67,8 +67,6 @@ static inline const char *name_of(const recording *r, int32_t number)
 }
 /* Whether the event ran a collective. */
 bool is_collective(const recording *r, const event *e);
-/* A text of the head; "" where it is missing. */
-const char *head_text(const recording *r, const char *key);
 /* head.object.key, 0 where it is missing. */
 double head_number(const recording *r, const char *object, const char *key);
 

@@ -107,17 +107,6 @@ static inline int64_t vec_iter_inner(const vec_iter *it, int k)
     return it->stride[k][it->ndim - 1];
 }
 
-/* The output's runs are dense and each input's dense or constant. */
-static inline bool vec_iter_dense(const vec_iter *it)
-{
-    if (vec_iter_inner(it, 0) != 1)
-        return false;
-    for (int k = 1; k < it->n; k++)
-        if (vec_iter_inner(it, k) != 1 && vec_iter_inner(it, k) != 0)
-            return false;
-    return true;
-}
-
 /* d[r dr + j ds] = s[r sr + j ss] for the elements [at, at + n) of rows of w, counted through. */
 #define VEC_COPY_ROWS(type, ds, ss)                                                                \
     for (int64_t done = 0, j = at % w, r = at / w, m; done < n; done += m, j = 0, r++) {           \

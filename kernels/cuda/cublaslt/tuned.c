@@ -48,7 +48,8 @@ static bool machine_key(char *text, size_t size)
     return n > 0 && (size_t)n < size;
 }
 
-bool kn_tuned_key(const kn_gemm *g, char key[])
+/* The key of g on this GPU; false where there is no GPU. */
+static bool key_of(const kn_gemm *g, char key[])
 {
     size_t used = 0;
     if (!machine_key(key, KN_CHOICE_KEY))
@@ -99,13 +100,13 @@ bool kn_tuned_read(const char *value, kn_tuned *t)
 bool kn_tuned_find(const kn_gemm *g, kn_tuned *t)
 {
     char key[KN_CHOICE_KEY], value[KN_CHOICE_KEY];
-    return kn_tuned_key(g, key) && kn_choice_find(key, value) && kn_tuned_read(value, t);
+    return key_of(g, key) && kn_choice_find(key, value) && kn_tuned_read(value, t);
 }
 
 void kn_tuned_keep(const kn_gemm *g, const kn_tuned *t)
 {
     char key[KN_CHOICE_KEY], value[KN_CHOICE_KEY];
-    if (kn_tuned_key(g, key)) {
+    if (key_of(g, key)) {
         kn_tuned_write(t, value);
         kn_choice_keep(key, value);
     }

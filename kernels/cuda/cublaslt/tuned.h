@@ -13,8 +13,6 @@ typedef struct kn_tuned {
     double first_us, best_us;    /* the heuristics' first choice, and this one, when timed */
 } kn_tuned;
 
-/* The key of g on this GPU; false where there is no GPU. */
-bool kn_tuned_key(const kn_gemm *g, char key[]);
 /* "algorithm 12ab.., first 40.1 us, best 38.0 us", or "parts, ..". */
 void kn_tuned_write(const kn_tuned *t, char value[]);
 bool kn_tuned_read(const char *value, kn_tuned *t);
