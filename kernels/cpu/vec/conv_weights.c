@@ -53,7 +53,7 @@ static windows windows_of(const kn_conv_grad_w_args *a)
     return w;
 }
 
-/* ---- pieces: products of some images each, whose sums are added in order ---------------------- */
+/* ---- pieces: products of some images each, added in order ------------------------------------ */
 
 enum { SMALL_RESULT = 160 * 1024, LONG = 512, PIECES = 16, ADD = 1024 };
 
