@@ -8,6 +8,7 @@ typedef struct rope_call {
     int64_t half;
     const double *speed;  /* [half] */
     float *cosine, *sine; /* [T, half] */
+    vec_rows y, x;
 } rope_call;
 
 /* Positions [begin, end). */
@@ -38,16 +39,11 @@ VEC_INLINE void rotate_row(const rope_call *c, int64_t t, void *y, const void *x
 static void rotate(const void *ctx, int64_t begin, int64_t end)
 {
     const rope_call *c = ctx;
-    const kn_array *y = &c->a->y, *x = &c->a->x;
-    const int64_t H = x->shape[1], T = x->shape[2], size = (int64_t)kn_dtype_size(x->dtype);
-    for (int64_t row = begin; row < end; row++) {
-        const int64_t t = row % T, h = row / T % H, b = row / T / H;
-        void *to =
-            (char *)y->data + (b * y->stride[0] + h * y->stride[1] + t * y->stride[2]) * size;
-        const void *from =
-            (const char *)x->data + (b * x->stride[0] + h * x->stride[1] + t * x->stride[2]) * size;
-        VEC_BY_DTYPE(x->dtype, rotate_row, c, t, to, from);
-    }
+    const kn_dtype dtype = c->a->x.dtype;
+    const int64_t size = (int64_t)kn_dtype_size(dtype);
+    for (int64_t r = begin; r < end; r++)
+        VEC_BY_DTYPE(dtype, rotate_row, c, r % c->a->x.shape[2], vec_row(&c->y, r, size),
+                     vec_row(&c->x, r, size));
 }
 
 kn_status VEC_FN(vec_rope)(const void *args)
@@ -59,7 +55,8 @@ kn_status VEC_FN(vec_rope)(const void *args)
     const int64_t n = kn_array_numel(x), half = x->shape[3] / 2, T = x->shape[2];
     if (n == 0)
         return KN_DONE;
-    if (x->stride[3] != 1 || a->y.stride[3] != 1)
+    rope_call c = { .a = a, .half = half };
+    if (!vec_rows_of(x, &c.x) || !vec_rows_of(&a->y, &c.y))
         return KN_DECLINED;
     const size_t bytes = (size_t)half * (sizeof(double) + 2 * (size_t)T * sizeof(float));
     double *speed = vec_scratch(bytes);
@@ -67,8 +64,9 @@ kn_status VEC_FN(vec_rope)(const void *args)
         return KN_FAILED;
     for (int64_t i = 0; i < half; i++)
         speed[i] = kn_rope_speed(a->base, a->scaling, i, half);
-    float *cosine = (float *)(void *)(speed + half);
-    const rope_call c = { a, half, speed, cosine, cosine + T * half };
+    c.speed = speed;
+    c.cosine = (float *)(void *)(speed + half);
+    c.sine = c.cosine + T * half;
     kn_each_range(kn_threads_for(T * half * 64), T, angles, &c);
     kn_each_range(kn_threads_for(n * 8), n / x->shape[3], rotate, &c);
     vec_scratch_end(speed, bytes);
