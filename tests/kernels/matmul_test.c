@@ -327,8 +327,8 @@ KN_TEST(matmul, bits_survive_cuts)
 /* A matrix by its own transpose has the bits of its product with a copy of that. */
 KN_TEST(matmul, bits_of_gram_matrices)
 {
-    static const int64_t size[][2] = { { 1, 5 },    { 7, 3 },    { 64, 300 }, { 100, 64 },
-                                       { 270, 33 }, { 301, 600 } };
+    static const int64_t size[][2] = { { 1, 5 },    { 7, 3 },    { 64, 300 },
+                                       { 100, 64 }, { 270, 33 }, { 301, 600 } };
     const int before = kn_threads();
     for (int i = 0; i < 6 * 2 * 2 * 3; i++) {
         const int64_t M = size[i % 6][0], K = size[i % 6][1];
