@@ -195,7 +195,8 @@ static kn_tensor *orthogonal(kn_tensor *x)
     for (int i = 0; i < 5; i++) { /* x = a x + (b A + c A A) x, A = x x'; where x is tall, x' x */
         kn_tensor *turned = kn_transpose(x, 0, 1);
         kn_tensor *A = rows > cols ? kn_matmul(turned, x) : kn_matmul(x, turned);
-        kn_tensor *P = kn_add_scaled(kn_scale(A, polar[i][1]), kn_matmul(A, A), polar[i][2]);
+        kn_tensor *square = kn_matmul(A, kn_transpose(A, 0, 1)); /* A is its own transpose */
+        kn_tensor *P = kn_add_scaled(kn_scale(A, polar[i][1]), square, polar[i][2]);
         kn_tensor *y = rows > cols ? kn_matmul(x, P) : kn_matmul(P, x);
         x = kn_add_scaled(y, x, polar[i][0]);
     }
@@ -248,10 +249,13 @@ static double bits_per_byte(gpt *g, kn_loader *data, const int64_t *bytes, const
     for (int64_t i = 0; i < s->eval_tokens / (s->batch * s->ctx) && kn_ok(); i++) {
         kn_scope scope = kn_scope_begin();
         kn_batch b = kn_next(data);
-        const int64_t *y = kn_data(b.y), n = s->batch * s->ctx;
-        nats += kn_item(kn_cross_entropy(kn_call(g, b.x), b.y)) * (double)n;
-        for (int64_t k = 0; y && k < n; k++)
-            length_of_all += (double)bytes[y[k]];
+        int64_t *y = kn_data(b.y), counted = 0;
+        for (int64_t k = 0; y && k < s->batch * s->ctx; k++) {
+            const int64_t length = bytes[y[k]];
+            counted += length > 0, length_of_all += (double)length;
+            y[k] = length > 0 ? y[k] : -100; /* of no text: not in the mean */
+        }
+        nats += kn_item(kn_cross_entropy(kn_call(g, b.x), b.y)) * (double)counted;
         kn_scope_end(scope);
     }
     kn_train(g, true), kn_set_grad_mode(true);
@@ -328,15 +332,19 @@ static void train(gpt *g, const kn_text *text, const int64_t *bytes, kn_comm *wo
     kn_loader_free(data), kn_loader_free(valid);
 }
 
-/* Of each id inside a text, as some tokenizers drop the first one's space; without a tokenizer 1,
- * so that bits are those of a token. Owned by the caller. */
+/* Of each id inside a text, as some tokenizers drop the first one's space: 0 of special tokens;
+ * without a tokenizer 1, so that bits are those of a token. Owned by the caller. */
 static int64_t *bytes_of(const kn_tokenizer *t, int64_t vocab)
 {
     int64_t *bytes = kn_host_alloc((size_t)vocab * sizeof *bytes);
-    for (int64_t id = 0; bytes && id < vocab; id++)
-        bytes[id] = t ? kn_tokenizer_decode(t, (int64_t[]){ id, id }, 2, NULL, 0) -
-                            kn_tokenizer_decode(t, &id, 1, NULL, 0)
-                      : 1;
+    for (int64_t id = 0; bytes && id < vocab; id++) {
+        bytes[id] = 1;
+        if (t)
+            bytes[id] = kn_tokenizer_decode(t, (int64_t[]){ id, id }, 2, NULL, 0) -
+                        kn_tokenizer_decode(t, &id, 1, NULL, 0);
+        if (t && kn_tokenizer_is_special(t, id))
+            bytes[id] = 0;
+    }
     return bytes;
 }
 

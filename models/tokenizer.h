@@ -25,6 +25,8 @@ KN_API const char *kn_tokenizer_kind(const kn_tokenizer *t); /* "byte", "char" o
 KN_API int64_t kn_tokenizer_vocab(const kn_tokenizer *t);    /* ids are 0 .. vocab-1 */
 /* The id of a token by its spelling in the file ("<|endoftext|>"); -1 without an error: none. */
 KN_API int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token);
+/* Whether its file calls the id's token special ("<|endoftext|>"): it stands for no text. */
+KN_API bool kn_tokenizer_is_special(const kn_tokenizer *t, int64_t id);
 
 /* The ids that its file puts before every text, as Llama's <s>, which kn_tokenizer_encode doesn't:
  * their number. *ids is borrowed. */

@@ -4,7 +4,8 @@
  * X of norm 1 becomes, some times, a X + (b A + c A A) X with A = X X': a polynomial that moves
  * each singular value towards 1. Where X is tall, A = X' X stands on the right: the smaller of the
  * two squares. Products take their operands in X's dtype; sums between products are f32 (f64 for
- * f64), and each operand is rounded once. */
+ * f64), and each operand is rounded once. A is symmetric, so A A' is its square too: half the work
+ * where a provider sees that both operands are one matrix. */
 #include "kernels/kernels.h"
 #include "kernels/stream.h"
 #include "optim/optim_internal.h"
@@ -57,7 +58,7 @@ static kn_tensor *iterate(kn_tensor *x, const double *ns, bool first, double eps
         gram = kn_mul(kn_mul(gram, inverse), inverse);
     gram = kn_cast(gram, t); /* for both terms: b and c have two signs, its rounding cancels */
     kn_tensor *p = kn_scale(kn_cast(gram, wide(x)), ns[1]);
-    p = kn_add_scaled(p, product(NULL, gram, gram), ns[2]);
+    p = kn_add_scaled(p, product(NULL, gram, kn_transpose(gram, 0, 1)), ns[2]);
     kn_tensor *sum = kn_scale(kn_cast(x, wide(x)), ns[0]);
     if (first) {
         p = kn_mul(p, inverse);

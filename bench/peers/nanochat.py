@@ -173,10 +173,11 @@ def child(folder, build, weights, arguments):
     tokens = library.kn_text_map(s.data.encode())
     with open(s.data + '.json', encoding='utf8') as f:
         ids = json.load(f)
+    special = {t['id'] for t in ids.get('added_tokens', []) if t.get('special')}    # they stand for no text
     ids = {**ids['model']['vocab'], **{t['content']: t['id'] for t in ids.get('added_tokens', [])}}
     token_bytes = torch.zeros(len(ids), dtype=torch.int64)
     for token, i in ids.items():
-        token_bytes[i] = len(token)    # byte-level: a character for each byte
+        token_bytes[i] = 0 if i in special else len(token)    # byte-level: a character for each byte
 
     def windows(split):
         first = 0

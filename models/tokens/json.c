@@ -73,6 +73,7 @@ static bool read_added(kn_json_reader *r, const json_t *list)
     {
         const char *text = text_in(token, "content");
         const bool as_is = true_in(token, "user_defined", false);
+        const bool special = true_in(token, "special", false);
         if (!*text)
             return kn_fail("%s: added token %zu has no \"content\"", r->where, i);
         if (true_in(token, "single_word", false))
@@ -84,8 +85,8 @@ static bool read_added(kn_json_reader *r, const json_t *list)
         t->added[t->addeds++] =
             (kn_added){ .length = strlen(text),
                         .id = json_integer_value(json_object_get(token, "id")),
-                        .early = !as_is &&
-                                 !true_in(token, "normalized", !true_in(token, "special", false)),
+                        .special = special,
+                        .early = !as_is && !true_in(token, "normalized", !special),
                         .as_is = as_is,
                         .left = true_in(token, "lstrip", false),
                         .right = true_in(token, "rstrip", false) };

@@ -55,6 +55,16 @@ int64_t kn_tokenizer_id(const kn_tokenizer *t, const char *token)
     return name < 0 ? -1 : t->names.list[name].value;
 }
 
+bool kn_tokenizer_is_special(const kn_tokenizer *t, int64_t id)
+{
+    if (!kn_given(t, "kn_tokenizer_is_special", "the tokenizer"))
+        return false;
+    for (int64_t i = 0; i < t->addeds; i++)
+        if (t->added[i].id == id && t->added[i].special)
+            return true;
+    return false;
+}
+
 int64_t kn_tokenizer_prefix(const kn_tokenizer *t, const int64_t **ids)
 {
     if (!kn_given(t, "kn_tokenizer_prefix", "the tokenizer") ||

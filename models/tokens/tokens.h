@@ -126,6 +126,7 @@ typedef struct kn_added {
     char *own;
     size_t length;
     int64_t id;
+    bool special;     /* stands for no text */
     bool early;       /* found before the text is changed */
     bool as_is;       /* found as it is behind the changes, which leave it alone */
     bool left, right; /* takes the spaces beside it */

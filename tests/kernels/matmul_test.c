@@ -324,6 +324,44 @@ KN_TEST(matmul, bits_survive_cuts)
     }
 }
 
+/* A matrix by its own transpose has the bits of its product with a copy of that. */
+KN_TEST(matmul, bits_of_gram_matrices)
+{
+    static const int64_t size[][2] = { { 1, 5 },    { 7, 3 },    { 64, 300 },
+                                       { 100, 64 }, { 270, 33 }, { 301, 600 } };
+    const int before = kn_threads();
+    for (int i = 0; i < 6 * 2 * 2 * 3; i++) {
+        const int64_t M = size[i % 6][0], K = size[i % 6][1];
+        const kn_dtype t = i / 6 % 2 ? KN_BF16 : KN_F32;
+        const lie how[3] = { i / 12 % 2 ? PADDED : ROWS, i / 24 % 2 ? COLUMNS : ROWS, COLUMNS };
+        kn_matmul_args p = build((sizes){ 1, 2, M, M, K }, t, KN_F32, how, 0, 0), q = p;
+        kn_set_threads(1 + i / 24);
+        for (int64_t b = 0; b < 2; b++)
+            for (int64_t m = 0; m < M; m++)
+                for (int64_t k = 0; k < K; k++)
+                    set(&p.b, offset(&p.b, (int64_t[]){ 0, b, k, m }),
+                        (float)get(&p.a, offset(&p.a, (int64_t[]){ 0, b, m, k })));
+        launch(&p);
+        q.b = q.a;
+        q.b.shape[2] = K, q.b.shape[3] = M;
+        q.b.stride[2] = q.a.stride[3], q.b.stride[3] = q.a.stride[2];
+        q.dst = make(KN_F32, p.dst.shape, how[0], 0);
+        launch(&q);
+        for (int64_t b = 0; b < 2; b++)
+            for (int64_t m = 0; m < M; m++)
+                for (int64_t n = 0; n < M; n++) {
+                    const int64_t at = offset(&p.dst, (int64_t[]){ 0, b, m, n });
+                    KN_CHECK(memcmp((float *)q.dst.data + at, (float *)p.dst.data + at,
+                                    sizeof(float)) == 0,
+                             "case %d: element %lld,%lld of %lld, K %lld", i, (long long)m,
+                             (long long)n, (long long)M, (long long)K);
+                }
+        free(q.dst.data);
+        drop(&p);
+    }
+    kn_set_threads(before);
+}
+
 /* A product has the bits that it has among many. */
 KN_TEST(matmul, bits_survive_cut_batches)
 {

@@ -7,7 +7,10 @@
  * L1 cache, and multiplies it by all left panels; between these it asks the memory for the source
  * of the panel that it takes next. So the packed right operand never leaves the L1 cache, and its
  * reading is hidden. An element's value is the sum over blocks of k, in order, of chains of v_fma:
- * a function of K and the operands alone, for every provider. */
+ * a function of K and the operands alone, for every provider.
+ *
+ * Of a matrix by its own transpose (a Gram matrix) the tiles below the diagonal are left out, and
+ * copied from above: their chains have the same factors. */
 #ifndef KNAP_KERNELS_CPU_VEC_GEMM_BLOCKS_H
 #define KNAP_KERNELS_CPU_VEC_GEMM_BLOCKS_H
 
@@ -30,7 +33,7 @@ typedef struct product {
     const void *bias; /* NULL: none */
     kn_dtype t, ct, bias_t;
     int64_t cm, cn, am, ak, bk, bn, bias_n;
-    bool add;
+    bool add, gram; /* gram: b is a transposed; its mirror is still to be made (gram_mirror) */
     const windows *windows; /* NULL, or b[k, n]: those of the images at b */
 } product;
 
@@ -200,6 +203,8 @@ static void panel_product(const product *p, const team *t, const float *left, co
     const int64_t n = v_min_i64(GEMM_NR, b->n + b->nb - n0);
     const bool through = writes_through(p);
     const int64_t ldc = through ? p->cm : columns_padded(p);
+    if (p->gram && m0 >= n0 + n)
+        return;
     float *c = through ? (float *)p->c + m0 * ldc + n0 : t->c + i * GEMM_MR * ldc + j * GEMM_NR;
     gemm_micro(b->kb, left + i * GEMM_MR * b->kb, right, c, ldc, m, n, b->k > 0 || p->add, bias);
     if (!through && b->k + b->kb == p->K)
@@ -276,6 +281,21 @@ typedef struct stage {
     int64_t i; /* -1: nothing to multiply yet */
 } stage;
 
+/* Rows [begin, end) of 4 of c take what lies before their diagonal from its columns. */
+static void gram_mirror(const void *ctx, int64_t begin, int64_t end)
+{
+    const product *p = ctx;
+    float *c = (float *)(void *)p->c;
+    for (int64_t i = begin * 4; i < v_min_i64(end * 4, p->M); i += 4) {
+        int64_t j = 0;
+        for (; j + 4 <= i && i + 4 <= p->M; j += 4)
+            gemm_transpose4(c + i * p->cm + j, p->cm, c + j * p->cm + i, p->cm);
+        for (int64_t r = i; r < v_min_i64(i + 4, p->M); r++)
+            for (int64_t k = j; k < r; k++)
+                c[r * p->cm + k] = c[k * p->cm + r];
+    }
+}
+
 /* One thread's part of a stage. */
 static void stage_part(const void *ctx, int64_t part)
 {
@@ -298,6 +318,8 @@ static void product_run(const product *p, team *t)
         atomic_store_explicit(&t->next, 0, memory_order_relaxed);
         kn_each_part(t->size, stage_part, &s);
     }
+    if (p->gram)
+        kn_each_range(t->size, ceil_div(p->M, 4), gram_mirror, p);
 }
 
 #endif

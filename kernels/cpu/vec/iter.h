@@ -281,35 +281,44 @@ static inline const void *vec_dense_run(const void *p, int64_t stride, int64_t s
     return buf;
 }
 
-/* An array seen as rows of its last dim. */
+/* An array seen as rows of its last dim; leading dims that continue each other are one. */
 typedef struct vec_rows {
     char *data;
-    int64_t rows, cols, stride; /* stride in elements, from row to row */
+    int64_t rows, cols, shape[KN_MAX_DIMS], stride[KN_MAX_DIMS]; /* strides in elements */
+    int ndim;                                                    /* leading dims, at least 1 */
 } vec_rows;
 
-/* false where the last dim isn't dense or the leading dims have no common stride. */
+/* false where the last dim isn't dense. */
 static inline bool vec_rows_of(const kn_array *a, vec_rows *r)
 {
     const int last = a->ndim - 1;
     if (last < 0 || (a->stride[last] != 1 && a->shape[last] != 1))
         return false;
-    *r = (vec_rows){ .data = a->data, .rows = 1, .cols = a->shape[last], .stride = 0 };
-    for (int i = last - 1; i >= 0; i--) {
-        if (a->shape[i] == 1)
+    *r = (vec_rows){ .data = a->data, .rows = 1, .cols = a->shape[last], .shape = { 1 } };
+    for (int i = 0; i < last; i++) {
+        const int64_t n = a->shape[i], stride = a->stride[i];
+        r->rows *= n;
+        if (n == 1)
             continue;
-        if (r->rows == 1)
-            r->stride = a->stride[i];
-        else if (a->stride[i] != r->stride * r->rows)
-            return false;
-        r->rows *= a->shape[i];
+        if (r->ndim > 0 && r->stride[r->ndim - 1] == stride * n) {
+            r->shape[r->ndim - 1] *= n;
+            r->stride[r->ndim - 1] = stride;
+            continue;
+        }
+        r->shape[r->ndim] = n;
+        r->stride[r->ndim++] = stride;
     }
+    r->ndim = r->ndim > 0 ? r->ndim : 1;
     return true;
 }
 
 /* Row n of an array of elements of size bytes. */
 static inline void *vec_row(const vec_rows *r, int64_t n, int64_t size)
 {
-    return r->data + n * r->stride * size;
+    int64_t at = 0;
+    for (int i = r->ndim - 1; i > 0; n /= r->shape[i--])
+        at += n % r->shape[i] * r->stride[i];
+    return r->data + (at + n * r->stride[0]) * size;
 }
 
 /* Scratch of a kernel, from the device's pool; NULL with an error if there is none. */

@@ -130,6 +130,16 @@ static void batch_fold(batch *s, const kn_matmul_args *x)
     }
 }
 
+/* Whether every product is of a matrix by its own transpose. */
+static bool batch_gram(const batch *s)
+{
+    const product *p = &s->p;
+    bool same = p->a == p->b && p->am == p->bn && p->ak == p->bk && p->M == p->N;
+    for (int d = 0; d < s->ndim; d++)
+        same = same && s->a[d] == s->b[d];
+    return same && writes_through(p) && !p->bias && !p->add;
+}
+
 /* dst^T = b^T a^T, where dst is a transposed view. */
 static void batch_swap(batch *s)
 {
@@ -183,6 +193,7 @@ kn_status VEC_FN(vec_matmul)(const void *args)
         kn_each_range(threads, s.count, small_products, &s);
         return KN_DONE;
     }
+    p->gram = batch_gram(&s);
     const bool divided = threads > 1 && s.count >= threads && each < 8e6;
     return (divided ? batch_divided(&s, threads) : batch_shared(&s, threads)) ? KN_DONE : KN_FAILED;
 }
