@@ -2,12 +2,13 @@
 #include "kernels/cpu/vec/images.h"
 
 enum {
-    RUN = 1024,
-    ROWS = 1024,
-    SHORT = 64,
-    STRIP = KN_VW == 16 ? 4 : 2,
-    WIDTH = STRIP * KN_VW
-}; /* elements of a plane; rows of a block; of a sum in f32; vectors added side by side; lanes */
+    RUN = 1024,                 /* elements of a plane */
+    ROWS = 1024,                /* of a block */
+    PIECE = 256,                /* channels of a block whose sums stay in the first cache */
+    SHORT = 64,                 /* rows of a sum in f32 */
+    FEW = 4,                    /* rows that are read together */
+    STRIP = KN_VW == 16 ? 4 : 2 /* vectors of them */
+};
 
 /* ---- how the arrays lie ---------------------------------------------------------------------- */
 
@@ -71,31 +72,38 @@ bool images_of(images *m, int count, const kn_array *const a[])
 
 /* ---- moments --------------------------------------------------------------------------------- */
 
-/* Sums of the values less `from`, and of their squares, over `count` values. */
+/* Sums of `count` values less `from`, and of their squares, of each of some channels. */
 typedef struct sums_around {
-    double from, sum, squares;
+    double *from, *sum, *squares;
     int64_t count;
 } sums_around;
 
-/* Adds `count` values whose sums less `shift` are sum and squares. */
-VEC_INLINE void add_run(sums_around *s, double shift, double sum, double squares, int64_t count)
+/* Adds `count` values a channel, whose sums less shift are sum and squares. */
+VEC_INLINE void add_run(sums_around *s, int64_t channels, const float *shift, const float *sum,
+                        const float *squares, int64_t count)
 {
-    const double by = shift - s->from;
-    s->sum += sum + (double)count * by;
-    s->squares += squares + by * (2 * sum + (double)count * by);
+    const double n = (double)count;
+    for (int64_t j = 0; j < channels; j++) {
+        const double by = (double)shift[j] - s->from[j], a = (double)sum[j];
+        s->sum[j] += a + n * by;
+        s->squares[j] += (double)squares[j] + by * (2 * a + n * by);
+    }
     s->count += count;
 }
 
-VEC_INLINE void put_moments(const sums_around *s, double *mean, double *squares)
+VEC_INLINE void put_moments(const sums_around *s, int64_t channels, double *mean, double *squares)
 {
-    const double M = (double)s->count, more = s->squares - s->sum * s->sum / M;
-    *mean = s->from + s->sum / M;
-    *squares = more < 0 ? 0 : more;
+    const double M = (double)s->count;
+    for (int64_t j = 0; j < channels; j++) {
+        const double more = s->squares[j] - s->sum[j] * s->sum[j] / M;
+        mean[j] = s->from[j] + s->sum[j] / M;
+        squares[j] = more < 0 ? 0 : more;
+    }
 }
 
 /* Of n values from x on, less shift. */
-VEC_INLINE void run_sums(kn_dtype t, const char *x, int64_t n, float shift, double *sum,
-                         double *squares)
+VEC_INLINE void run_sums(kn_dtype t, const char *x, int64_t n, float shift, float *sum,
+                         float *squares)
 {
     const vf less = v_set1(shift);
     vf a = v_zero(), b = v_zero();
@@ -120,78 +128,80 @@ VEC_INLINE void run_sums(kn_dtype t, const char *x, int64_t n, float shift, doub
  * that counts in the sum of squares of all, so no digits are lost that would matter there. */
 VEC_INLINE void plane_moments(const images *m, int64_t c, double *out, kn_dtype t)
 {
-    sums_around s = { 0 };
-    double a, b;
+    double from, sum = 0, squares = 0;
+    sums_around s = { &from, &sum, &squares, 0 };
+    float a, b;
     run_sums(t, image_plane(m, 0, 0, c, t), v_min_i64(RUN, m->S), 0, &a, &b);
-    float shift = (float)(a / (double)v_min_i64(RUN, m->S));
-    s.from = shift;
+    float shift = (float)((double)a / (double)v_min_i64(RUN, m->S));
+    from = (double)shift;
     for (int64_t n = 0; n < m->N; n++) {
         const char *x = image_plane(m, 0, n, c, t);
         for (int64_t r = 0; r < m->S; r += RUN) {
             const int64_t count = v_min_i64(RUN, m->S - r);
             run_sums(t, x + r * image_size(t), count, shift, &a, &b);
-            add_run(&s, shift, a, b, count);
-            shift += (float)(a / (double)count);
+            add_run(&s, 1, &shift, &a, &b, count);
+            shift += (float)((double)a / (double)count);
         }
     }
-    put_moments(&s, &out[c], &out[m->C + c]);
+    put_moments(&s, 1, &out[c], &out[m->C + c]);
 }
 
-/* Of rows [begin, end) and n vectors of channels from c on, the last one of w lanes: moments to
- * part[2][C]. n and w should be constants. */
-VEC_INLINE void strip_moments(const images *m, int64_t begin, int64_t end, int64_t c, int n,
-                              int64_t w, double *part, kn_dtype t)
+/* Adds `rows` rows of n vectors of channels, the last one of w lanes, less `less`, to sum, and
+ * their squares. n should be a constant. */
+VEC_INLINE void add_rows(image_rows x, int64_t rows, int64_t c, int n, int64_t w, const float *less,
+                         float *sum, float *squares, kn_dtype t)
 {
-    sums_around s[WIDTH] = { 0 };
-    float shift[WIDTH] = { 0 }, sum[WIDTH] = { 0 }, squares[WIDTH] = { 0 };
-    vf less[STRIP], a[STRIP], b[STRIP];
-    const int64_t lanes = (n - 1) * KN_VW + w;
-    for (int i = 0; i < STRIP; i++)
-        less[i] = v_zero();
+    vf l[STRIP], a[STRIP], b[STRIP];
+    for (int i = 0; i < n; i++) {
+        l[i] = v_load(less + i * KN_VW);
+        a[i] = v_load(sum + i * KN_VW);
+        b[i] = v_load(squares + i * KN_VW);
+    }
+    for (int64_t k = 0; k < rows; k++)
+        for (int i = 0; i < n; i++) {
+            const vf d = v_get_n(t, x.p + k * x.step, c + i * KN_VW, i == n - 1 ? w : KN_VW) - l[i];
+            a[i] += d;
+            b[i] = v_fma(d, d, b[i]);
+        }
+    for (int i = 0; i < n; i++) {
+        v_store(sum + i * KN_VW, a[i]);
+        v_store(squares + i * KN_VW, b[i]);
+    }
+}
+
+/* Of rows [begin, end) and `channels` channels from c on: moments to part[2][C]. */
+VEC_INLINE void piece_moments(const images *m, int64_t begin, int64_t end, int64_t c,
+                              int64_t channels, double *part, kn_dtype t)
+{
+    double from[PIECE], all[PIECE] = { 0 }, all_squares[PIECE] = { 0 };
+    sums_around s = { from, all, all_squares, 0 };
+    float less[PIECE] = { 0 }, sum[PIECE], squares[PIECE];
     for (int64_t first = 1, r = begin; r < end;) {
         const int64_t stop = v_min_i64(r + SHORT, end);
-        for (int i = 0; i < n; i++)
-            a[i] = b[i] = v_zero();
-        for (int64_t k = r; k < stop; k++) {
-            const void *x = image_row(m, 0, k, t);
-            for (int i = 0; i < n; i++) {
-                const vf d = v_get_n(t, x, c + i * KN_VW, i == n - 1 ? w : KN_VW) - less[i];
-                a[i] += d;
-                b[i] = v_fma(d, d, b[i]);
-            }
+        memset(sum, 0, sizeof sum);
+        memset(squares, 0, sizeof squares);
+        for (int64_t k = r; k < stop; k += FEW) {
+            const image_rows x = image_rows_of(m, AT_X, k, t);
+            const int64_t rows = v_min_i64(FEW, stop - k);
+            int64_t j = 0;
+            for (; j + STRIP * KN_VW <= channels; j += STRIP * KN_VW)
+                add_rows(x, rows, c + j, STRIP, KN_VW, less + j, sum + j, squares + j, t);
+            for (; j + KN_VW <= channels; j += KN_VW)
+                add_rows(x, rows, c + j, 1, KN_VW, less + j, sum + j, squares + j, t);
+            if (j < channels)
+                add_rows(x, rows, c + j, 1, channels - j, less + j, sum + j, squares + j, t);
         }
+        if (!first)
+            add_run(&s, channels, less, sum, squares, stop - r);
         const vf share = v_set1(1.0f / (float)(stop - r));
-        for (int i = 0; i < n; i++) {
-            v_store(shift + i * KN_VW, less[i]);
-            v_store(sum + i * KN_VW, a[i]);
-            v_store(squares + i * KN_VW, b[i]);
-            less[i] = v_fma(a[i], share, less[i]);
-        }
-        if (first) { /* less 0 so far: once more, from its own mean */
-            for (int64_t j = 0; j < lanes; j++)
-                s[j].from = less[j / KN_VW][j % KN_VW];
-            first = 0;
-            continue;
-        }
-        for (int64_t j = 0; j < lanes; j++)
-            add_run(&s[j], shift[j], sum[j], squares[j], stop - r);
-        r = stop;
+        for (int64_t j = 0; j < channels; j += KN_VW)
+            v_store(less + j, v_fma(v_load(sum + j), share, v_load(less + j)));
+        for (int64_t j = 0; j < channels && first; j++)
+            from[j] = (double)less[j];
+        r = first ? r : stop; /* the first run less 0 gives its mean: once more, less that */
+        first = 0;
     }
-    for (int64_t j = 0; j < lanes; j++)
-        put_moments(&s[j], &part[c + j], &part[m->C + c + j]);
-}
-
-VEC_INLINE void block_moments(const images *m, int64_t block, double *sum, kn_dtype t)
-{
-    const int64_t begin = block * ROWS, end = v_min_i64(begin + ROWS, m->M);
-    double *part = sum + block * 2 * m->C;
-    int64_t c = 0;
-    for (; c + WIDTH <= m->C; c += WIDTH)
-        strip_moments(m, begin, end, c, STRIP, KN_VW, part, t);
-    for (; c + KN_VW <= m->C; c += KN_VW)
-        strip_moments(m, begin, end, c, 1, KN_VW, part, t);
-    if (c < m->C)
-        strip_moments(m, begin, end, c, 1, m->C - c, part, t);
+    put_moments(&s, channels, part + c, part + m->C + c);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -202,94 +212,104 @@ typedef struct places {
     void *dadd;
 } places;
 
+/* Of a channel, or of some. */
+typedef struct product {
+    vf mean, rstd, w, b, dw, db;
+} product;
+
 VEC_INLINE void add_products(image_mask mask, kn_dtype t, const places *p, int64_t i, int64_t w,
-                             vf mean, vf rstd, vf k, vf b, vf *dw, vf *db)
+                             product *s)
 {
-    const vf h = (v_get_n(t, p->x, i, w) - mean) * rstd;
-    const vf g = image_masked(mask, t, p->dy, p->y, i, w, h, k, b);
+    const vf h = (v_get_n(t, p->x, i, w) - s->mean) * s->rstd;
+    const vf g = image_masked(mask, t, p->dy, p->y, i, w, h, s->w, s->b);
     if (p->dadd)
         v_put_n(t, p->dadd, i, g, w);
-    *dw = v_fma(g, h, *dw);
-    *db += g;
+    s->dw = v_fma(g, h, s->dw);
+    s->db += g;
 }
 
 VEC_INLINE void plane_products(const images *m, image_mask mask, int64_t c, const factors *f,
                                double *sum, kn_dtype t)
 {
-    const vf mean = v_set1(f->mean[c]), rstd = v_set1(f->rstd[c]), k = v_set1(f->w[c]),
-             b = v_set1(f->b[c]);
+    product s = { v_set1(f->mean[c]), v_set1(f->rstd[c]), v_set1(f->w[c]), v_set1(f->b[c]) };
     double first = 0, second = 0;
     for (int64_t n = 0; n < m->N; n++) {
         const places p = { image_plane(m, AT_X, n, c, t), image_plane(m, AT_DY, n, c, t),
                            image_plane(m, AT_Y, n, c, t), image_plane(m, AT_DADD, n, c, t) };
         for (int64_t r = 0; r < m->S; r += RUN) {
             const int64_t end = v_min_i64(r + RUN, m->S);
-            vf dw = v_zero(), db = v_zero();
-            for (int64_t i = r; i < end; i += KN_VW)
-                add_products(mask, t, &p, i, v_min_i64(end - i, KN_VW), mean, rstd, k, b, &dw, &db);
-            first += v_hsum(dw);
-            second += v_hsum(db);
+            int64_t i = r;
+            s.dw = s.db = v_zero();
+            for (; i + KN_VW <= end; i += KN_VW)
+                add_products(mask, t, &p, i, KN_VW, &s);
+            if (i < end)
+                add_products(mask, t, &p, i, end - i, &s);
+            first += (double)v_hsum(s.dw);
+            second += (double)v_hsum(s.db);
         }
     }
     sum[c] = first;
     sum[m->C + c] = second;
 }
 
-/* As strip_moments, of products. */
-VEC_INLINE void strip_products(const images *m, image_mask mask, int64_t begin, int64_t end,
-                               int64_t c, int n, int64_t w, const factors *f, double *part,
-                               kn_dtype t)
+/* As add_rows, of products: to dw and db of n vectors from channel c on. */
+VEC_INLINE void add_product_rows(const images *m, image_mask mask, int64_t r, int64_t rows,
+                                 int64_t c, int n, int64_t w, const factors *f, float *dw,
+                                 float *db, kn_dtype t)
 {
-    vf mean[STRIP], rstd[STRIP], k[STRIP], b[STRIP], dw[STRIP], db[STRIP];
-    double first[WIDTH] = { 0 }, second[WIDTH] = { 0 };
+    const image_rows x = image_rows_of(m, AT_X, r, t), dy = image_rows_of(m, AT_DY, r, t),
+                     y = image_rows_of(m, AT_Y, r, t), dadd = image_rows_of(m, AT_DADD, r, t);
+    product s[STRIP];
     for (int i = 0; i < n; i++) {
         const int64_t lanes = i == n - 1 ? w : KN_VW, at = c + i * KN_VW;
-        mean[i] = v_get_n(KN_F32, f->mean, at, lanes);
-        rstd[i] = v_get_n(KN_F32, f->rstd, at, lanes);
-        k[i] = v_get_n(KN_F32, f->w, at, lanes);
-        b[i] = v_get_n(KN_F32, f->b, at, lanes);
+        s[i] = (product){ v_get_n(KN_F32, f->mean, at, lanes),
+                          v_get_n(KN_F32, f->rstd, at, lanes),
+                          v_get_n(KN_F32, f->w, at, lanes),
+                          v_get_n(KN_F32, f->b, at, lanes),
+                          v_load(dw + i * KN_VW),
+                          v_load(db + i * KN_VW) };
     }
-    for (int64_t r = begin; r < end; r += SHORT) {
-        float one[WIDTH], two[WIDTH];
+    for (int64_t k = 0; k < rows; k++) {
+        const places p = { x.p + k * x.step, dy.p + k * dy.step, y.p ? y.p + k * y.step : NULL,
+                           dadd.p ? dadd.p + k * dadd.step : NULL };
         for (int i = 0; i < n; i++)
-            dw[i] = db[i] = v_zero();
-        for (int64_t row = r; row < v_min_i64(r + SHORT, end); row++) {
-            const places p = { image_row(m, AT_X, row, t), image_row(m, AT_DY, row, t),
-                               image_row(m, AT_Y, row, t), image_row(m, AT_DADD, row, t) };
-            for (int i = 0; i < n; i++)
-                add_products(mask, t, &p, c + i * KN_VW, i == n - 1 ? w : KN_VW, mean[i], rstd[i],
-                             k[i], b[i], &dw[i], &db[i]);
-        }
-        for (int i = 0; i < n; i++) {
-            v_store(one + i * KN_VW, dw[i]);
-            v_store(two + i * KN_VW, db[i]);
-        }
-        for (int j = 0; j < n * KN_VW; j++) {
-            first[j] += (double)one[j];
-            second[j] += (double)two[j];
-        }
+            add_products(mask, t, &p, c + i * KN_VW, i == n - 1 ? w : KN_VW, &s[i]);
     }
-    for (int64_t j = 0; j < (n - 1) * KN_VW + w; j++) {
-        part[c + j] = first[j];
-        part[m->C + c + j] = second[j];
+    for (int i = 0; i < n; i++) {
+        v_store(dw + i * KN_VW, s[i].dw);
+        v_store(db + i * KN_VW, s[i].db);
     }
 }
 
-VEC_INLINE void block_products(const images *m, image_mask mask, int64_t block, const factors *f,
-                               double *sum, kn_dtype t)
+/* As piece_moments, of products. */
+VEC_INLINE void piece_products(const images *m, image_mask mask, int64_t begin, int64_t end,
+                               int64_t c, int64_t channels, const factors *f, double *part,
+                               kn_dtype t)
 {
-    const int64_t begin = block * ROWS, end = v_min_i64(begin + ROWS, m->M);
-    double *part = sum + block * 2 * m->C;
-    int64_t c = 0;
-    for (; c + WIDTH <= m->C; c += WIDTH)
-        strip_products(m, mask, begin, end, c, STRIP, KN_VW, f, part, t);
-    for (; c + KN_VW <= m->C; c += KN_VW)
-        strip_products(m, mask, begin, end, c, 1, KN_VW, f, part, t);
-    if (c < m->C)
-        strip_products(m, mask, begin, end, c, 1, m->C - c, f, part, t);
+    double *first = part + c, *second = part + m->C + c;
+    memset(first, 0, (size_t)channels * sizeof *first);
+    memset(second, 0, (size_t)channels * sizeof *second);
+    for (int64_t r = begin; r < end; r += SHORT) {
+        float dw[PIECE] = { 0 }, db[PIECE] = { 0 };
+        const int64_t stop = v_min_i64(r + SHORT, end);
+        for (int64_t k = r; k < stop; k += FEW) {
+            const int64_t rows = v_min_i64(FEW, stop - k);
+            int64_t j = 0;
+            for (; j + STRIP * KN_VW <= channels; j += STRIP * KN_VW)
+                add_product_rows(m, mask, k, rows, c + j, STRIP, KN_VW, f, dw + j, db + j, t);
+            for (; j + KN_VW <= channels; j += KN_VW)
+                add_product_rows(m, mask, k, rows, c + j, 1, KN_VW, f, dw + j, db + j, t);
+            if (j < channels)
+                add_product_rows(m, mask, k, rows, c + j, 1, channels - j, f, dw + j, db + j, t);
+        }
+        for (int64_t j = 0; j < channels; j++) {
+            first[j] += (double)dw[j];
+            second[j] += (double)db[j];
+        }
+    }
 }
 
-/* ---- channels or blocks of rows, shared by threads ------------------------------------------- */
+/* ---- channels, or pieces of blocks of rows, shared by threads -------------------------------- */
 
 typedef struct sums_call {
     const images *m;
@@ -298,26 +318,41 @@ typedef struct sums_call {
     double *sum;
 } sums_call;
 
-VEC_INLINE void products_of(const sums_call *s, image_mask mask, int64_t i, kn_dtype t)
+static int64_t row_blocks(const images *m)
 {
-    if (s->m->last)
-        block_products(s->m, mask, i, s->f, s->sum, t);
+    return m->last ? (m->M + ROWS - 1) / ROWS : 1;
+}
+
+static int64_t pieces(const images *m)
+{
+    return m->last ? (m->C + PIECE - 1) / PIECE : m->C;
+}
+
+/* Piece i: of the channels of a block, or the plane of a channel. */
+VEC_INLINE void sums_in(const sums_call *s, image_mask mask, int64_t i, kn_dtype t)
+{
+    const images *m = s->m;
+    const int64_t begin = i / pieces(m) * ROWS, end = v_min_i64(begin + ROWS, m->M),
+                  c = i % pieces(m) * PIECE, channels = v_min_i64(PIECE, m->C - c);
+    double *part = s->sum + i / pieces(m) * 2 * m->C;
+    if (!s->f && m->last)
+        piece_moments(m, begin, end, c, channels, part, t);
+    else if (!s->f)
+        plane_moments(m, i, s->sum, t);
+    else if (m->last)
+        piece_products(m, mask, begin, end, c, channels, s->f, part, t);
     else
-        plane_products(s->m, mask, i, s->f, s->sum, t);
+        plane_products(m, mask, i, s->f, s->sum, t);
 }
 
 VEC_INLINE void sums_of(const sums_call *s, int64_t i, kn_dtype t)
 {
-    if (!s->f && s->m->last)
-        block_moments(s->m, i, s->sum, t);
-    else if (!s->f)
-        plane_moments(s->m, i, s->sum, t);
-    else if (s->mask == MASK_NONE)
-        products_of(s, MASK_NONE, i, t);
+    if (s->mask == MASK_NONE)
+        sums_in(s, MASK_NONE, i, t);
     else if (s->mask == MASK_FROM_X)
-        products_of(s, MASK_FROM_X, i, t);
+        sums_in(s, MASK_FROM_X, i, t);
     else
-        products_of(s, MASK_FROM_Y, i, t);
+        sums_in(s, MASK_FROM_Y, i, t);
 }
 
 static void some_sums(const void *ctx, int64_t begin, int64_t end)
@@ -327,15 +362,10 @@ static void some_sums(const void *ctx, int64_t begin, int64_t end)
         VEC_BY_DTYPE(s->m->t, sums_of, s, i);
 }
 
-static int64_t row_blocks(const images *m)
-{
-    return m->last ? (m->M + ROWS - 1) / ROWS : 1;
-}
-
 static void run_sums_of(const sums_call *s)
 {
     const images *m = s->m;
-    kn_each_range(image_threads(m), m->last ? row_blocks(m) : m->C, some_sums, s);
+    kn_each_range(image_threads(m), row_blocks(m) * pieces(m), some_sums, s);
 }
 
 int64_t image_sum_room(const images *m)

@@ -68,6 +68,17 @@ VEC_INLINE void *image_row(const images *m, int i, int64_t r, kn_dtype t)
     return m->p[i] ? m->p[i] + r * m->n[i] * image_size(t) : NULL;
 }
 
+/* Rows of an array: row k from the first on lies at p + k * step. p NULL: the array isn't there. */
+typedef struct image_rows {
+    char *p;
+    int64_t step;
+} image_rows;
+
+VEC_INLINE image_rows image_rows_of(const images *m, int i, int64_t r, kn_dtype t)
+{
+    return (image_rows){ image_row(m, i, r, t), m->n[i] * image_size(t) };
+}
+
 /* w lanes of dy at i, 0 where the mask says so. mask should be a constant. */
 VEC_INLINE vf image_masked(image_mask mask, kn_dtype t, const void *dy, const void *y, int64_t i,
                            int64_t w, vf h, vf k, vf b)

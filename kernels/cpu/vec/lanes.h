@@ -201,6 +201,15 @@ VEC_COMPARE(v_ge, _CMP_GE_OQ, >=)
 VEC_COMPARE(v_eq, _CMP_EQ_OQ, ==)
 VEC_COMPARE(v_ne, _CMP_NEQ_UQ, !=) /* true for NaN */
 
+VEC_INLINE vm v_eq_i(vi a, vi b)
+{
+#if KN_VW == 16
+    return _mm512_cmpeq_epi32_mask((__m512i)a, (__m512i)b);
+#else
+    return (vm)(a == b);
+#endif
+}
+
 /* m ? a : b, lane by lane */
 VEC_INLINE vf v_sel(vm m, vf a, vf b)
 {

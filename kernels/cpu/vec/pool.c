@@ -1,17 +1,25 @@
 /* kernels/cpu/vec/pool.c: pools and their gradients. Channels that lie side by side are the lanes
- * of a vector; else elements go one by one. A gradient is added up in f32 for the planes of some
- * channels at a time: in ascending order of the windows, as each element would meet them. */
+ * of a vector, and an element's gradient is a sum over the windows that have it. Else elements go
+ * one by one, and a gradient is added up in f32 for a plane at a time. Both add in ascending order
+ * of the windows. */
 #include "kernels/cpu/vec/iter.h"
 #include "kernels/windows.h"
 
-enum { LANES = KN_VW, TILE = 16 }; /* channels at a time of a gradient */
+enum { LANES = KN_VW };
+
+/* Windows [from, to) that may have a row or a column of x. */
+typedef struct reach {
+    int64_t from, to;
+} reach;
 
 typedef struct pools {
     kn_array x, y, index; /* x or dx; y or dy; index.data NULL: none */
-    kn_window_dim rows;
     kn_pool kind;
-    bool last;               /* channels side by side in all arrays */
-    kn_window_span *columns; /* of each column of y */
+    bool last;                      /* channels side by side in all arrays */
+    kn_window_span *rows, *columns; /* of y */
+    reach *down, *right;            /* of the rows and columns of x */
+    float *room;                    /* of a gradient of planes: one a part */
+    int parts;
 } pools;
 
 VEC_INLINE char *element(const kn_array *a, int64_t size, int64_t n, int64_t c, int64_t h,
@@ -33,6 +41,16 @@ VEC_INLINE void put_index(int32_t *to, vi v, int64_t lanes)
     int32_t t[KN_VW];
     memcpy(t, &v, sizeof t);
     memcpy(to, t, (size_t)lanes * sizeof *t);
+}
+
+VEC_INLINE vi get_index(const char *from, int64_t lanes)
+{
+    vi v = { 0 };
+    if (lanes == KN_VW)
+        __builtin_memcpy(&v, from, sizeof v);
+    else
+        memcpy(&v, from, (size_t)lanes * sizeof(int32_t));
+    return v;
 }
 
 VEC_INLINE void pool_max(const pools *p, int64_t n, int64_t c, int64_t i, int64_t j,
@@ -110,7 +128,7 @@ VEC_INLINE void pool_one(const pools *p, int64_t n, int64_t c, int64_t i, int64_
 VEC_INLINE void pool_row(const pools *p, int64_t n, int64_t i, kn_dtype t)
 {
     const int64_t C = p->x.shape[1], Q = p->y.shape[3];
-    const kn_window_span r = kn_window_span_of(&p->rows, i);
+    const kn_window_span r = p->rows[i];
     for (int64_t j = 0; p->last && j < Q; j++) {
         const kn_window_span s = p->columns[j];
         for (int64_t c = 0; c < C; c += LANES) {
@@ -136,37 +154,61 @@ static void pool_rows(const void *ctx, int64_t begin, int64_t end)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Channels [c, c + k) of sample n: each window adds its share to sum[H W][k]. */
-VEC_INLINE void grad_tile(const pools *p, int64_t n, int64_t c, int64_t k, float *sum, kn_dtype t)
+/* How many positions a window counts for if it has element h of a dim, else 0. */
+VEC_INLINE int64_t share_of(const kn_window_span *s, int64_t h)
 {
-    const int64_t H = p->x.shape[2], W = p->x.shape[3], P = p->y.shape[2], Q = p->y.shape[3];
-    memset(sum, 0, (size_t)(H * W * k) * sizeof *sum);
-    for (int64_t i = 0; i < P; i++)
-        for (int64_t j = 0; j < Q; j++) {
-            for (int64_t l = 0; l < k && p->kind == KN_POOL_MAX; l++) {
-                const int32_t at = *(int32_t *)(void *)element(&p->index, 4, n, c + l, i, j);
-                if (at >= 0 && at < H * W)
-                    sum[at * k + l] += scalar_get(t, element(&p->y, size_of(t), n, c + l, i, j));
-            }
-            if (p->kind == KN_POOL_MAX)
-                continue;
-            const kn_window_span r = kn_window_span_of(&p->rows, i), s = p->columns[j];
-            float each[TILE];
-            for (int64_t l = 0; l < k; l++)
-                each[l] = scalar_get(t, element(&p->y, size_of(t), n, c + l, i, j)) /
-                          (float)(r.divide * s.divide);
-            for (int64_t h = r.begin; h < r.end; h++)
-                for (int64_t w = s.begin; w < s.end; w++)
-                    for (int64_t l = 0; l < k; l++)
-                        sum[(h * W + w) * k + l] += each[l];
-        }
-    for (int64_t h = 0; h < H; h++)
-        for (int64_t w = 0; w < W; w++)
-            for (int64_t l = 0; l < k; l++)
-                scalar_put(t, element(&p->x, size_of(t), n, c + l, h, w), sum[(h * W + w) * k + l]);
+    return h >= s->begin && h < s->end ? s->divide : 0;
 }
 
-/* The same of one channel, whose elements lie in rows. */
+/* dx of `lanes` channels from c on at (h, w). */
+VEC_INLINE vf grad_lanes(const pools *p, int64_t n, int64_t c, int64_t lanes, int64_t h, int64_t w,
+                         kn_dtype t)
+{
+    const vi here = v_set1_i((int32_t)(h * p->x.shape[3] + w));
+    const reach down = p->down[h], right = p->right[w];
+    vf sum = v_zero();
+    for (int64_t i = down.from; i < down.to; i++) {
+        const char *dy = element(&p->y, size_of(t), n, c, i, right.from),
+                   *index =
+                       p->kind == KN_POOL_MAX ? element(&p->index, 4, n, c, i, right.from) : dy;
+        for (int64_t j = right.from; j < right.to; j++) {
+            const vf g = v_get_n(t, dy, 0, lanes);
+            dy += p->y.stride[3] * size_of(t);
+            if (p->kind == KN_POOL_MAX) {
+                sum = v_sel(v_eq_i(get_index(index, lanes), here), sum + g, sum);
+                index += p->index.stride[3] * 4;
+                continue;
+            }
+            const int64_t each = share_of(&p->rows[i], h) * share_of(&p->columns[j], w);
+            sum = each ? sum + g / v_set1((float)each) : sum;
+        }
+    }
+    return sum;
+}
+
+/* Row h of sample n of dx. */
+VEC_INLINE void grad_row(const pools *p, int64_t n, int64_t h, kn_dtype t)
+{
+    const int64_t C = p->x.shape[1];
+    for (int64_t w = 0; w < p->x.shape[3]; w++) {
+        char *dx = element(&p->x, size_of(t), n, 0, h, w);
+        int64_t c = 0;
+        for (; c + LANES <= C; c += LANES)
+            v_put(t, dx, c, grad_lanes(p, n, c, LANES, h, w, t));
+        if (c < C)
+            v_put_n(t, dx, c, grad_lanes(p, n, c, C - c, h, w, t), C - c);
+    }
+}
+
+static void grad_rows(const void *ctx, int64_t begin, int64_t end)
+{
+    const pools *p = ctx;
+    const int64_t H = p->x.shape[2];
+    for (int64_t i = begin; i < end; i++)
+        VEC_BY_DTYPE(p->x.dtype, grad_row, p, i / H, i % H);
+}
+
+/* Channel c of sample n: each window adds its share to sum[H W]. */
 VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_dtype t)
 {
     const int64_t H = p->x.shape[2], W = p->x.shape[3], P = p->y.shape[2], Q = p->y.shape[3];
@@ -175,7 +217,7 @@ VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_
     for (int64_t i = 0; i < P; i++) {
         const char *dy = element(&p->y, size_of(t), n, c, i, 0);
         const int32_t *at = (int32_t *)(void *)(max ? element(&p->index, 4, n, c, i, 0) : NULL);
-        const kn_window_span r = kn_window_span_of(&p->rows, i);
+        const kn_window_span r = p->rows[i];
         for (int64_t j = 0; j < Q; j++) {
             const float g = scalar_get(t, dy + j * p->y.stride[3] * size_of(t));
             const kn_window_span s = p->columns[j];
@@ -191,30 +233,21 @@ VEC_INLINE void grad_plane(const pools *p, int64_t n, int64_t c, float *sum, kn_
                     sum[h * W + w] += each;
         }
     }
-    for (int64_t h = 0; h < H; h++)
-        vec_cast(element(&p->x, size_of(t), n, c, h, 0), t, sum + h * W, W, KN_F32);
+    for (int64_t h = 0; h < H; h++) {
+        if (p->x.stride[3] == 1)
+            vec_cast(element(&p->x, size_of(t), n, c, h, 0), t, sum + h * W, W, KN_F32);
+        for (int64_t w = 0; w < W && p->x.stride[3] != 1; w++)
+            scalar_put(t, element(&p->x, size_of(t), n, c, h, w), sum[h * W + w]);
+    }
 }
 
-typedef struct grad_call {
-    const pools *p;
-    int64_t tile; /* channels */
-    float *room;
-    int shares;
-} grad_call;
-
-static void grad_share(const void *ctx, int64_t share)
+static void grad_planes(const void *ctx, int64_t part)
 {
-    const grad_call *g = ctx;
-    const pools *p = g->p;
-    const int64_t C = p->x.shape[1], across = (C + g->tile - 1) / g->tile;
-    float *room = g->room + share * p->x.shape[2] * p->x.shape[3] * g->tile;
-    for (int64_t i = share; i < p->x.shape[0] * across; i += g->shares) {
-        const int64_t c = i % across * g->tile;
-        if (g->tile == 1 && p->x.stride[3] == 1)
-            VEC_BY_DTYPE(p->x.dtype, grad_plane, p, i / across, c, room);
-        else
-            VEC_BY_DTYPE(p->x.dtype, grad_tile, p, i / across, c, v_min_i64(g->tile, C - c), room);
-    }
+    const pools *p = ctx;
+    const int64_t C = p->x.shape[1];
+    float *room = p->room + part * p->x.shape[2] * p->x.shape[3];
+    for (int64_t i = part; i < p->x.shape[0] * C; i += p->parts)
+        VEC_BY_DTYPE(p->x.dtype, grad_plane, p, i / C, i % C, room);
 }
 
 /* ---- the entries ----------------------------------------------------------------------------- */
@@ -228,22 +261,35 @@ static bool pools_ok(pools *p, const kn_window *w)
     for (int d = 0; d < 2 && !w->adaptive; d++)
         if (p->kind == KN_POOL_AVG && w->dilation[d] != 1)
             return false;
-    p->rows = kn_window_dim_of(w, 0, x, y);
     p->last = x->shape[1] > 1 && x->stride[1] == 1 && y->stride[1] == 1 &&
               (!index->data || index->stride[1] == 1);
     return true;
 }
 
-/* Spans of the columns, and bytes of other room after them, which is returned. */
-static void *room_take(pools *p, const kn_window *w, size_t *bytes)
+static void windows_of(const kn_window *w, const pools *p, int d, kn_window_span *span, reach *to)
 {
-    const kn_window_dim columns = kn_window_dim_of(w, 1, &p->x, &p->y);
-    const int64_t Q = p->y.shape[3];
-    *bytes += (size_t)Q * sizeof *p->columns;
-    p->columns = vec_scratch(*bytes);
-    for (int64_t j = 0; p->columns && j < Q; j++)
-        p->columns[j] = kn_window_span_of(&columns, j);
-    return p->columns ? p->columns + Q : NULL;
+    const kn_window_dim dim = kn_window_dim_of(w, d, &p->x, &p->y);
+    for (int64_t i = 0; i < dim.made; i++)
+        span[i] = kn_window_span_of(&dim, i);
+    for (int64_t i = 0; i < dim.size; i++)
+        kn_windows_of(&dim, i, &to[i].from, &to[i].to);
+}
+
+/* Scratch of *bytes, which become more: room, and the windows. */
+static bool room_take(pools *p, const kn_window *w, size_t *bytes)
+{
+    const int64_t H = p->x.shape[2], W = p->x.shape[3], P = p->y.shape[2], Q = p->y.shape[3];
+    *bytes += (size_t)(P + Q) * sizeof *p->rows + (size_t)(H + W) * sizeof *p->down;
+    p->rows = vec_scratch(*bytes);
+    if (!p->rows)
+        return false;
+    p->columns = p->rows + P;
+    p->down = (reach *)(void *)(p->columns + Q);
+    p->right = p->down + H;
+    p->room = (float *)(void *)(p->right + W);
+    windows_of(w, p, 0, p->rows, p->down);
+    windows_of(w, p, 1, p->columns, p->right);
+    return true;
 }
 
 kn_status VEC_FN(vec_pool)(const void *args)
@@ -257,7 +303,7 @@ kn_status VEC_FN(vec_pool)(const void *args)
         return KN_FAILED;
     kn_each_range(kn_threads_for(kn_array_numel(&p.x) * 8), p.y.shape[0] * p.y.shape[2], pool_rows,
                   &p);
-    vec_scratch_end(p.columns, bytes);
+    vec_scratch_end(p.rows, bytes);
     return KN_DONE;
 }
 
@@ -267,14 +313,16 @@ kn_status VEC_FN(vec_pool_grad)(const void *args)
     pools p = { .x = a->dx, .y = a->dy, .index = a->index, .kind = a->kind };
     if (!pools_ok(&p, &a->window) || (p.kind == KN_POOL_MAX && !p.index.data))
         return KN_DECLINED;
-    const int64_t tile = p.last ? TILE : 1, C = p.x.shape[1];
-    const int64_t tiles = p.x.shape[0] * ((C + tile - 1) / tile);
-    const int threads = (int)v_min_i64(kn_threads_for(kn_array_numel(&p.x) * 8), tiles);
-    size_t bytes = (size_t)(p.x.shape[2] * p.x.shape[3] * tile * threads) * sizeof(float);
-    float *room = room_take(&p, &a->window, &bytes);
-    if (!room)
+    const int threads = kn_threads_for(kn_array_numel(&p.x) * 8);
+    const int64_t H = p.x.shape[2], planes = p.x.shape[0] * p.x.shape[1];
+    p.parts = p.last ? 0 : (int)v_min_i64(threads, planes);
+    size_t bytes = (size_t)(H * p.x.shape[3] * p.parts) * sizeof(float);
+    if (!room_take(&p, &a->window, &bytes))
         return KN_FAILED;
-    kn_each_part(threads, grad_share, &(grad_call){ &p, tile, room, threads });
-    vec_scratch_end(p.columns, bytes);
+    if (p.last)
+        kn_each_range(threads, p.x.shape[0] * H, grad_rows, &p);
+    else
+        kn_each_part(p.parts, grad_planes, &p);
+    vec_scratch_end(p.rows, bytes);
     return KN_DONE;
 }
