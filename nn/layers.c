@@ -59,36 +59,6 @@ bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, int64_t 
             kn_parameter(l, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));
 }
 
-/* ---- bilinear -------------------------------------------------------------------------------- */
-
-/* in: a and b. */
-static kn_values bilinear_forward(kn_module *self, kn_values in, const void *arg)
-{
-    kn_tensor *w = kn_layer_param(self, 0), *bias = kn_layer_param(self, 1);
-    (void)arg;
-    if (in.n != 2)
-        return kn_fail_null("bilinear: the layer takes two inputs, not %d", in.n), (kn_values){ 0 };
-    kn_tensor *y = kn_einsum("...i,oij,...j->...o", 3, (kn_tensor *[]){ in.v[0], w, in.v[1] });
-    return KN_VALUES(bias ? kn_add(y, bias) : y);
-}
-
-bool kn_bilinear_init_(kn_bilinear *m, kn_module *parent, const char *name, int64_t in1,
-                       int64_t in2, int64_t out, kn_bilinear_init_options o)
-{
-    if (in1 < 1 || in2 < 1 || out < 1)
-        return kn_fail("kn_bilinear_init: '%s' would be %lld x %lld -> %lld; each must be at least "
-                       "1",
-                       name, (long long)in1, (long long)in2, (long long)out);
-    const double bound = 1 / sqrt((double)in1);
-    const kn_initializer d = KN_UNIFORM_INIT(-bound, bound);
-    return kn_module_init_((kn_module *)m, NULL, bilinear_forward, "bilinear") &&
-           kn_layer_place(m, parent, name, &o, sizeof o) &&
-           kn_parameter(m, "weight", o.dtype, o.device, kn_init_or(o.weight, d),
-                        KN_SHAPE(out, in1, in2)) &&
-           (o.no_bias ||
-            kn_parameter(m, "bias", o.dtype, o.device, kn_init_or(o.bias, d), 1, &out));
-}
-
 /* ---- embedding ------------------------------------------------------------------------------- */
 
 static kn_tensor *embedding_forward(kn_module *self, kn_tensor *ids)

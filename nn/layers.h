@@ -35,25 +35,6 @@ KN_API bool kn_linear_init_(kn_linear *l, kn_module *parent, const char *name, i
 #define kn_linear_init(l, parent, name, in, out, ...)                                              \
     kn_linear_init_(l, parent, name, in, out, KN_OPTIONS(kn_linear_init_options, __VA_ARGS__))
 
-/* y[..., o] = sum over i and j of a[..., in1] weight[o, i, j] b[..., in2] + bias[out]; weight
- * [out, in1, in2] (torch.nn.Bilinear). a and b have the same dims but the last:
- *
- *     y = kn_call_n(&m, KN_VALUES(a, b), NULL, 0).v[0]; */
-typedef struct kn_bilinear {
-    kn_module base;
-} kn_bilinear;
-typedef struct kn_bilinear_init_options {
-    KN_LAYER_OPTIONS;
-    bool no_bias;
-    kn_initializer weight; /* default: uniform(-1/sqrt(in1), 1/sqrt(in1)) */
-    kn_initializer bias;   /* default: the same interval */
-} kn_bilinear_init_options;
-KN_API bool kn_bilinear_init_(kn_bilinear *m, kn_module *parent, const char *name, int64_t in1,
-                              int64_t in2, int64_t out, kn_bilinear_init_options o);
-#define kn_bilinear_init(m, parent, name, in1, in2, out, ...)                                      \
-    kn_bilinear_init_(m, parent, name, in1, in2, out,                                              \
-                      KN_OPTIONS(kn_bilinear_init_options, __VA_ARGS__))
-
 /* y[..., dim] = rows of weight [count, dim] at the integers x[...] (torch.nn.Embedding). */
 typedef struct kn_embedding {
     kn_module base;

@@ -121,14 +121,6 @@ def _(d):
         [d.input(d.shape(1, 3) + [inside])]
 
 
-@layer('bilinear_init', 'nn.Bilinear')
-def _(d):
-    in1, in2, out, bias = d.int(1, 9), d.int(1, 9), d.int(1, 9), d.choice([True, False])
-    shape = d.shape(0, 3)
-    return nn.Bilinear(in1, in2, out, bias), simple('bilinear_init', in1, in2, out)(no_bias=not bias), \
-        [d.input(shape + [in1]), d.input(shape + [in2])], all_of
-
-
 @layer('embedding_init', 'nn.Embedding')
 def _(d):
     v, c = d.int(1, 9), d.int(1, 9)

@@ -215,33 +215,6 @@ KN_TEST(layers, of_features)
     CHECK_INIT(kn_embedding_bag, kn_embedding_bag_init(m, NULL, "", 3, 2, .sparse = true));
 }
 
-/* As a layer of one input: of x and tanh(x), of which the second has another last dim. */
-typedef struct pair {
-    kn_module base;
-    kn_bilinear of;
-} pair;
-
-static kn_tensor *pair_forward(kn_module *self, kn_tensor *x)
-{
-    kn_tensor *b = kn_slice(kn_tanh(x), -1, 0, 2);
-    return kn_call_n(&((pair *)self)->of, KN_VALUES(x, b), NULL, 0).v[0];
-}
-
-#define PAIR(...)                                                                                  \
-    kn_module_init(&m->base, pair_forward) &&                                                      \
-        kn_bilinear_init(&m->of, &m->base, "of", 3, 2, 4, F64, __VA_ARGS__)
-
-KN_TEST(layers, of_two_inputs)
-{
-    CHECK_LAYER(pair, input(2, 5, 3, 0), PAIR(.no_bias = false));
-    CHECK_LAYER(pair, input(3, 2, 2, 3), PAIR(.no_bias = true) && kn_param_count(m) == 24);
-    CHECK_LAYER(pair, input(1, 3, 0, 0), PAIR(.weight = KN_ONES_INIT));
-    OWNED_MODULE kn_bilinear b = { 0 };
-    REFUSED(kn_bilinear_init(&b, NULL, "of", 3, 0, 4), "'of' would be 3 x 0 -> 4");
-    KN_CHECK(kn_bilinear_init(&b, NULL, "of", 3, 2, 4));
-    REFUSED(kn_call(&b, input(2, 5, 3, 0)), "takes two inputs, not 1");
-}
-
 KN_TEST(layers, of_attention)
 {
     CHECK_LAYER(kn_self_attention, input(3, 2, 3, 4),
