@@ -12,9 +12,7 @@
 #include "tests/models/ids.h"
 #include "tests/models/temp.h"
 
-extern const kn_family kn_seed_oss_family;
-
-enum { GPT, LLAMA, OWN_HEAD, SEED_OSS, RESNET, BOTTLENECKS, CIFAR, VIT, SMALL_MODELS };
+enum { GPT, LLAMA, OWN_HEAD, RESNET, BOTTLENECKS, CIFAR, VIT, SMALL_MODELS };
 
 /* Language models have 11 tokens and a context of 6, image models 5 classes. */
 static const struct small_model {
@@ -26,7 +24,6 @@ static const struct small_model {
     { &kn_llama_family,
       &(const kn_llama_config){
           2, 4, 2, 16, 0, 6, 11, 1e-6, 5e5, { 32 }, .dropout = 0.125, .untied = true } },
-    { &kn_seed_oss_family, &(const kn_llama_config){ 2, 4, 2, 16, 0, 6, 11, .head_dim = 8 } },
     { &kn_resnet_family, &(const kn_resnet_config){ { 1, 2 }, 5, .width = 4 } },
     { &kn_resnet_family, &(const kn_resnet_config){ { 1, 1 }, 5, .width = 2, .bottleneck = true } },
     { &kn_resnet_family, &(const kn_resnet_config){ { 1, 1, 1 }, 5, .width = 2, .cifar = true } },
