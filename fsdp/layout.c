@@ -1,11 +1,10 @@
-/* fsdp/layout.c: the four layouts as maps of intervals.
+/* fsdp/layout.c: the three layouts as maps of intervals.
  *
  *   flat           | p0 ....... | p1 .. | p2 .......... | pad |     cut anywhere
  *                  |<-- rank 0 -->|<-- rank 1 -->|<-- rank 2 -->|
  *   ragged         the same, but parameters move a little so that every cut falls between two rows
  *   per parameter  each parameter is cut on its own, into ceil(rows / shards) rows a rank; a rank's
- *                  shard is its part of p0, then its part of p1, ...
- *   whole          each parameter is one rank's */
+ *                  shard is its part of p0, then its part of p1, ... */
 #include "kernels/error.h"
 #include "fsdp/kinds.h"
 #include "fsdp/layout.h"
@@ -255,57 +254,6 @@ static bool make_per_param(kn_layout *l, const kn_layout_param *param)
     l->full_numel = round_up(full, l->shards);
     l->zero_copy = l->shards == 1;
     return true;
-}
-
-/* ---- whole ----------------------------------------------------------------------------------- */
-
-/* Each parameter's rank: the longest that has none goes to the one with the fewest elements. */
-static void choose_owners(const kn_layout *l, int *owner, int64_t *used)
-{
-    for (int n = 0; n < l->params; n++) {
-        int longest = -1, least = 0;
-        for (int i = 0; i < l->params; i++)
-            if (owner[i] < 0 && (longest < 0 || l->numel[i] > l->numel[longest]))
-                longest = i;
-        for (int r = 1; r < l->shards; r++)
-            least = used[r] < used[least] ? r : least;
-        owner[longest] = least;
-        used[least] += align_up(l->numel[longest]);
-    }
-}
-
-static bool make_whole(kn_layout *l, const kn_layout_param *param)
-{
-    int64_t *used = kn_host_calloc((size_t)l->shards, sizeof *used), full = 0;
-    int *owner = kn_host_alloc(((size_t)l->params + 1) * sizeof *owner);
-    const bool ok = used && owner;
-    (void)param;
-    for (int i = 0; ok && i < l->params; i++)
-        owner[i] = -1;
-    if (ok)
-        choose_owners(l, owner, used);
-    for (int r = 0; ok && r < l->shards; r++) {
-        int64_t at = 0;
-        for (int i = 0; i < l->params; i++) {
-            kn_interval *part = &l->part[(int64_t)r * l->params + i];
-            *part = (kn_interval){ .start = r > owner[i] ? l->numel[i] : 0 };
-            if (owner[i] != r || l->numel[i] == 0)
-                continue;
-            *part = kn_interval_whole(l->numel[i]);
-            part->at = at;
-            at += align_up(l->numel[i]);
-        }
-        l->shard = at > l->shard ? at : l->shard;
-    }
-    for (int i = 0; i < l->params; i++) {
-        l->offset[i] = full;
-        full += align_up(l->numel[i]);
-    }
-    l->full_numel = round_up(full, l->shards);
-    l->zero_copy = l->shards == 1;
-    kn_host_free(used);
-    kn_host_free(owner);
-    return ok;
 }
 
 /* ---- the interface --------------------------------------------------------------------------- */

@@ -197,30 +197,6 @@ KN_TEST(layout, per_param_gives_trailing_ranks_less)
     kn_layout_free(&l);
 }
 
-KN_TEST(layout, whole_parameters_in_even_shares)
-{
-    for (uint64_t seed = 0; seed < 120; seed++)
-        for (int shards = 1; shards <= MAX_SHARDS; shards++) {
-            shapes s;
-            kn_layout l;
-            int64_t longest = 0;
-            generate(&s, seed + 3000);
-            KN_CHECK(kn_layout_make(&l, KN_LAYOUT_WHOLE, s.param, s.params, shards));
-            check_partition(&l, &s);
-            check_full(&l);
-            for (int i = 0; i < s.params; i++) {
-                int owners = 0;
-                for (int r = 0; r < shards; r++)
-                    owners += kn_interval_numel(kn_layout_part(&l, i, r)) == l.numel[i];
-                KN_CHECK(l.numel[i] == 0 || owners == 1, "parameter %d has %d owners", i, owners);
-                longest = l.numel[i] > longest ? l.numel[i] : longest;
-            }
-            KN_CHECK(l.shard <= sum_aligned(&s) / shards + aligned(longest), "shard %lld",
-                     (long long)l.shard);
-            kn_layout_free(&l);
-        }
-}
-
 /* ---- ragged ---------------------------------------------------------------------------------- */
 
 /* True if the parameters fit into chunks of this size, by trying every start. */
