@@ -106,8 +106,7 @@ static bool read_master(kn_launch *l)
     return true;
 }
 
-/* KNAP_RENDEZVOUS=tcp:host:port or file:/path: ranks of any launcher meet there, over TCP;
- * folder:/path: there they exchange files. */
+/* KNAP_RENDEZVOUS=tcp:host:port or file:/path: ranks of any launcher meet there, over TCP. */
 static bool read_rendezvous(kn_launch *l, const char *text)
 {
     const char *job = getenv("KNAP_JOB"), *slurm = getenv("SLURM_JOB_ID"),
@@ -115,10 +114,6 @@ static bool read_rendezvous(kn_launch *l, const char *text)
     kn_tcp_place *p = &l->place;
     int64_t port = 0;
     bool file = strncmp(text, "file:/", 6) == 0;
-    if (strncmp(text, "folder:/", 8) == 0) {
-        l->folder = text + 7;
-        return true;
-    }
     bool tcp = strncmp(text, "tcp:", 4) == 0 && colon > text + 4 &&
                kn_parse_number(colon + 1, 1, 65535, &port);
     const char *from = text + (file ? 5 : 4);
@@ -128,8 +123,8 @@ static bool read_rendezvous(kn_launch *l, const char *text)
         length -= 2;
     }
     if ((!file && !tcp) || length >= (int)sizeof p->host - 16)
-        return kn_fail("KNAP_RENDEZVOUS=%s: must be tcp:HOST:PORT, of rank 0, or file:/PATH or "
-                       "folder:/PATH, which all ranks see",
+        return kn_fail("KNAP_RENDEZVOUS=%s: must be tcp:HOST:PORT, of rank 0, or file:/PATH, which "
+                       "all ranks see",
                        text);
     snprintf(p->host, sizeof p->host, "%.*s", length, from);
     p->port = tcp ? port : 0;
@@ -212,8 +207,6 @@ kn_comm *kn_launch_join(const kn_launch *l, int threads)
     kn_set_free_cores(cores.free);
     if (l->size == 1)
         return NULL;
-    if (l->folder)
-        return kn_comm_folder(l->folder, l->rank, l->size);
     if (l->tcp)
         return kn_comm_tcp(&l->place, l->rank, l->size);
 #ifdef KN_HAVE_MPI

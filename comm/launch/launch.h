@@ -16,7 +16,6 @@ typedef struct kn_launch {
     char job[256];              /* distinguishes this job from others of the user */
     kn_tcp_place place;         /* where ranks of several hosts meet; no host: not set */
     bool tcp;                   /* by KNAP_RENDEZVOUS */
-    const char *folder;         /* the same: ranks exchange files in it */
 } kn_launch;
 
 /* Reads the environment. False with an error if it is contradictory or incomplete. */
@@ -35,9 +34,6 @@ void kn_say_nothing(const struct kn_context *c);
  * memory and hands it to the others over a Unix socket in the abstract namespace, named after job
  * and user. NULL with an error. */
 kn_comm *kn_rendezvous(const char *job, int rank, int size, int threads);
-
-/* folder.c: ranks that see this folder; NULL with an error. */
-kn_comm *kn_comm_folder(const char *path, int rank, int size);
 
 /* mpi.c: the world of MPI_COMM_WORLD; NULL with an error. Built with -Dmpi. */
 kn_comm *kn_comm_mpi(int rank, int size);

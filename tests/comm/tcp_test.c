@@ -104,32 +104,6 @@ KN_TEST(tcp, a_rank_that_fails_and_stops_has_told_the_others)
     finish(&r[1]);
 }
 
-/* The same program over files of a folder; a rank's failure reaches the others there. */
-KN_TEST(tcp, ranks_exchange_files_of_a_folder)
-{
-    static result r[3];
-    char place[128];
-    snprintf(place, sizeof place, "folder:/tmp/knap-folder-%d", (int)getpid());
-    for (int k = 2; k >= 0; k--)
-        start_meeting(&r[k], k, 3, place, "step");
-    check_step(r, 3, "a folder");
-    KN_CHECK(access(place + 7, F_OK) != 0, "the folder stays");
-    for (int k = 2; k >= 0; k--)
-        start_meeting(&r[k], k, 3, place, "pieces");
-    for (int k = 0; k < 3; k++) {
-        finish(&r[k]);
-        KN_CHECK(r[k].status == 0 && strstr(r[k].text, "good"), "rank %d: %s%s", k, r[k].text,
-                 r[k].errors);
-    }
-    for (int k = 2; k >= 0; k--)
-        start_meeting(&r[k], k, 3, place, "fail 1");
-    for (int k = 0; k < 3; k++) {
-        finish(&r[k]);
-        KN_CHECK(r[k].status == 1 && strstr(r[k].errors, "data: file is empty"), "rank %d: %s", k,
-                 r[k].errors);
-    }
-}
-
 KN_TEST(tcp, bad_places)
 {
     static const char *const places[] = {
